@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-
 )
 
 // Stray is something that carries our mark and belongs to no sandbox.
@@ -98,4 +97,3 @@ func (s *Sandboxes) sweep() {
 		}
 	}
 }
-
