@@ -184,5 +184,14 @@ func (c *creation) startPause() error {
 		f.Timeline = c.timeline
 		f.ReadyAt = time.Now()
 	})
-	return c.owner.facts.Write(c.ID, *facts)
+	if err := c.owner.facts.Write(c.ID, *facts); err != nil {
+		return err
+	}
+	// Pause runs; that the shim is on its way out need not hold up anybody.
+	c.owner.work.Go(func() {
+		if err := c.starter.abort(); err != nil {
+			c.owner.options.Logger.Warn("the shim that started pause", "sandbox", c.ID, "err", err)
+		}
+	})
+	return nil
 }
