@@ -111,13 +111,28 @@ func (s *Store) Mount(ctx context.Context, key, target string) error {
 // that is not mounted or not there is unmounted already. A busy mount is
 // detached: its last user ends it.
 func (s *Store) Unmount(target string) error {
-	if err := mount.UnmountAll(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+	if err := unmountAll(target); err != nil {
 		return fmt.Errorf("unmount %s: %w", target, err)
 	}
 	if err := os.Remove(target); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("unmount %s: %w", target, err)
 	}
 	return nil
+}
+
+func unmountAll(target string) error {
+	for {
+		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EBUSY) {
+			err = unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+		}
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 // RemoveSnapshot removes a prepared snapshot; its files go in the background.
