@@ -1,0 +1,89 @@
+# minicri: `make demo` shows it, `make test` proves it. Both do all the set-up.
+
+PREFIX  ?= /usr/local
+DESTDIR ?=
+
+bindir   = $(DESTDIR)$(PREFIX)/bin
+confdir  = $(DESTDIR)/etc/minicri
+unitdir  = $(DESTDIR)/etc/systemd/system
+cnidir   = $(DESTDIR)/opt/cni/bin
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+
+# The version is stamped by -X. -buildvcs would stop the build in a clone that
+# belongs to another user than the one who builds.
+goflags  = -trimpath -buildvcs=false
+gobuild  = go build $(goflags) -ldflags "-s -w -X main.version=$(VERSION)"
+
+.PHONY: help
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: setup build ## Bring up pods, kill the daemon, take all down, count what is left (root)
+	bin/minicri demo
+
+.PHONY: test
+test: setup build ## Run every test (root)
+	hack/test
+
+.PHONY: setup
+setup: packages bin/cni/.built ## Debian packages that are missing, and the CNI plugins
+
+.PHONY: packages
+packages:
+	@hack/setup
+
+# go.mod and go.sum say all there is to know about the plugins.
+bin/cni/.built: hack/plugins/go.mod hack/plugins/go.sum
+	CGO_ENABLED=0 go build -C hack/plugins $(goflags) -ldflags "-s -w" -o $(CURDIR)/bin/cni/ tool
+	@touch $@
+
+.PHONY: build
+build: ## bin/minicri and bin/minicri-shim
+	sh oci/pause/build.sh
+	CGO_ENABLED=0 $(gobuild) -o bin/minicri ./cmd/minicri
+	CGO_ENABLED=1 $(gobuild) -tags seccomp -o bin/minicri-shim ./cmd/minicri-shim
+
+# Compiled first, outside: the namespace has no network to fetch a module.
+bench-%: setup build ## Measure and print: sandbox, image, container or stream (root)
+	go build $(goflags) -o bin/bench/$* ./test/bench/$*
+	hack/in-netns bin/bench/$*
+
+bin/tools/.built: hack/tools/go.mod hack/tools/go.sum
+	go build -C hack/tools $(goflags) -o $(CURDIR)/bin/tools/ tool
+	@touch $@
+
+.PHONY: lint
+lint: packages bin/tools/.built ## gofumpt, go vet, staticcheck
+	@unformatted=$$(bin/tools/gofumpt -l .); \
+	if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
+	go vet -tags seccomp ./...
+	bin/tools/staticcheck -tags seccomp ./...
+
+.PHONY: fmt
+fmt: bin/tools/.built ## Format the Go files
+	bin/tools/gofumpt -w .
+
+# What a node's owner may have changed or may have from elsewhere is never
+# overwritten: configurations, and a directory of plugins that is not empty
+# (two versions of plugins side by side lose STATUS without a word).
+.PHONY: install
+install: setup build ## Binaries, plugins, configuration, systemd unit, crictl.yaml (root)
+	install -D -m 0755 -t $(bindir) bin/minicri bin/minicri-shim
+	install -d -m 0755 $(confdir)
+	[ -e $(confdir)/config.toml ] || { bin/minicri config default > bin/config.toml && \
+		install -m 0644 bin/config.toml $(confdir)/config.toml; }
+	[ -e $(DESTDIR)/etc/crictl.yaml ] || install -D -m 0644 hack/crictl.yaml $(DESTDIR)/etc/crictl.yaml
+	install -d -m 0755 $(unitdir)
+	sed 's|@BINDIR@|$(PREFIX)/bin|' hack/minicri.service > $(unitdir)/minicri.service
+	[ -n "$$(ls -A $(cnidir) 2>/dev/null)" ] || install -D -m 0755 -t $(cnidir) bin/cni/*
+	@echo 'Start it with: systemctl daemon-reload && systemctl enable --now minicri'
+
+.PHONY: uninstall
+uninstall: ## Take binaries and unit away; state, configuration and plugins stay
+	rm -f $(bindir)/minicri $(bindir)/minicri-shim $(unitdir)/minicri.service
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf bin oci/pause/pause.elf

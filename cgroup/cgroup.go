@@ -1,0 +1,187 @@
+// Package cgroup finds, empties and removes the cgroups of pods.
+//
+// It owns no cgroup and keeps no state: the shim makes them (through
+// libcontainer), and the path of each follows from the id of its pod or
+// container, so what is left of one can be found in every hierarchy without
+// asking anybody. Both versions are covered: on v1 (cgroups(7)) a path stands
+// once in each mounted hierarchy, on v2 once in all.
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"github.com/opencontainers/cgroups"
+	"golang.org/x/sys/unix"
+)
+
+// Hierarchies are the mount points of all cgroup hierarchies of the machine.
+type Hierarchies []string
+
+// FindHierarchies reads them from the mount table.
+func FindHierarchies() (Hierarchies, error) {
+	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
+	if err != nil {
+		return nil, fmt.Errorf("find the cgroup hierarchies: %w", err)
+	}
+	var found Hierarchies
+	seen := make(map[string]bool)
+	for _, m := range mounts {
+		hierarchy := m.Major<<20 | m.Minor
+		key := fmt.Sprint(hierarchy, m.Root)
+		if !seen[key] {
+			seen[key] = true
+			found = append(found, m.Mountpoint)
+		}
+	}
+	if len(found) == 0 {
+		return nil, errors.New("no cgroup hierarchy is mounted: mount cgroup2 on /sys/fs/cgroup")
+	}
+	return found, nil
+}
+
+// Unified tells whether the machine has version 2 alone.
+func Unified() bool { return cgroups.IsCgroup2UnifiedMode() }
+
+// Path turns the path of runtime-spec into the path below a hierarchy:
+// slice:prefix:name is where systemd puts the scope prefix-name.scope.
+func Path(cgroupsPath string) string {
+	parts := strings.Split(cgroupsPath, ":")
+	if len(parts) != 3 {
+		return cgroupsPath
+	}
+	return filepath.Join(expandSlice(parts[0]), parts[1]+"-"+parts[2]+".scope")
+}
+
+// expandSlice: the slice a-b.slice lives in a.slice (systemd.slice(5)).
+func expandSlice(slice string) string {
+	name := strings.TrimSuffix(slice, ".slice")
+	if name == "-" || name == "" {
+		return "/"
+	}
+	path, prefix := "/", ""
+	for _, part := range strings.Split(name, "-") {
+		path = filepath.Join(path, prefix+part+".slice")
+		prefix += part + "-"
+	}
+	return path
+}
+
+// Processes are the processes in the cgroup and below it, in any hierarchy.
+func (h Hierarchies) Processes(path string) ([]int, error) {
+	found := make(map[int]bool)
+	for _, hierarchy := range h {
+		err := filepath.WalkDir(filepath.Join(hierarchy, path), func(directory string, entry fs.DirEntry, err error) error {
+			if err != nil {
+				return ignoreGone(err)
+			}
+			if !entry.IsDir() {
+				return nil
+			}
+			pids, err := cgroups.GetPids(directory)
+			for _, pid := range pids {
+				found[pid] = true
+			}
+			return ignoreGone(err)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list the processes of cgroup %s: %w", path, err)
+		}
+	}
+	pids := make([]int, 0, len(found))
+	for pid := range found {
+		pids = append(pids, pid)
+	}
+	return pids, nil
+}
+
+func ignoreGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return err
+}
+
+// ErrBusy: processes in the cgroup did not go when they were killed. They are
+// in an uninterruptible sleep; the cgroup can be removed when they wake.
+var ErrBusy = errors.New("processes remain in the cgroup after SIGKILL")
+
+// Remove kills what runs in the cgroup, waits until it has gone, for no longer
+// than the limit, and removes the cgroup from every hierarchy. One that is not
+// there is no error.
+func (h Hierarchies) Remove(path string, limit time.Duration) error {
+	if filepath.Clean("/"+path) == "/" {
+		return fmt.Errorf("remove cgroup %q: that is the root", path)
+	}
+	if err := h.kill(path, limit); err != nil {
+		return err
+	}
+	var errs []error
+	for _, hierarchy := range h {
+		if err := cgroups.RemovePath(filepath.Join(hierarchy, path)); err != nil {
+			errs = append(errs, fmt.Errorf("remove cgroup %s: %w", path, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (h Hierarchies) kill(path string, limit time.Duration) error {
+	deadline := time.Now().Add(limit)
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		pids, err := h.Processes(path)
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%w %s: %v", ErrBusy, path, pids)
+		}
+		for _, pid := range pids {
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("kill process %d of cgroup %s: %w", pid, path, err)
+			}
+		}
+		time.Sleep(pause)
+	}
+}
+
+// Exists tells whether any hierarchy has the cgroup.
+func (h Hierarchies) Exists(path string) bool {
+	for _, hierarchy := range h {
+		if _, err := os.Stat(filepath.Join(hierarchy, path)); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Find lists the cgroups, of any hierarchy, whose name starts with the prefix,
+// as paths below the hierarchy.
+func (h Hierarchies) Find(prefix string) ([]string, error) {
+	found := make(map[string]bool)
+	for _, hierarchy := range h {
+		err := filepath.WalkDir(hierarchy, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil {
+				return ignoreGone(err)
+			}
+			if entry.IsDir() && strings.HasPrefix(entry.Name(), prefix) {
+				found[strings.TrimPrefix(path, hierarchy)] = true
+				return fs.SkipDir
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("search the cgroups: %w", err)
+		}
+	}
+	paths := make([]string, 0, len(found))
+	for path := range found {
+		paths = append(paths, path)
+	}
+	return paths, nil
+}

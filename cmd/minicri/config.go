@@ -1,0 +1,29 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/minicri/minicri/config"
+)
+
+// configCommand is "minicri config".
+func configCommand(arguments []string, output io.Writer) error {
+	switch {
+	case len(arguments) == 1 && arguments[0] == "default":
+		return config.Default().Write(output)
+	case len(arguments) == 2 && arguments[0] == "check":
+		c := config.Default()
+		if err := c.ReadFile(arguments[1]); err != nil {
+			return err
+		}
+		if err := c.Check(); err != nil {
+			return fmt.Errorf("%s: %w", arguments[1], err)
+		}
+		_, err := fmt.Fprintln(output, arguments[1], "is good")
+		return err
+	default:
+		return errors.New("say 'minicri config default' or 'minicri config check FILE'")
+	}
+}

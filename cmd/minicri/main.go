@@ -1,0 +1,59 @@
+// Command minicri is a Kubernetes container runtime: it serves the CRI on a
+// unix socket. Without a command it is the daemon, in the foreground.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+)
+
+// version is set when the program is linked.
+var version = "0.0.0-dev"
+
+const usage = `minicri runs pods for a kubelet (Kubernetes CRI v1).
+
+  minicri [flags]            serve the CRI in the foreground; see minicri --help
+  minicri config default     print the configuration with all its keys
+  minicri config check FILE  check a configuration file
+  minicri demo               show a pod's life on this machine, in a network of its own
+  minicri version            print the version
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	err := command(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "minicri:", err)
+		os.Exit(1)
+	}
+}
+
+// command runs the command that the arguments begin with; the daemon if they
+// begin with a flag.
+func command(ctx context.Context, arguments []string, output io.Writer) error {
+	if len(arguments) == 0 || strings.HasPrefix(arguments[0], "-") {
+		return serve(ctx, arguments)
+	}
+	switch rest := arguments[1:]; arguments[0] {
+	case "config":
+		return configCommand(rest, output)
+	case "demo":
+		return demo(ctx, rest, output)
+	case "version":
+		_, err := fmt.Fprintln(output, "minicri", version)
+		return err
+	case "help":
+		_, err := fmt.Fprint(output, usage)
+		return err
+	default:
+		return fmt.Errorf("unknown command %q\n\n%s", arguments[0], usage)
+	}
+}

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	"github.com/minicri/minicri/config"
+	"github.com/minicri/minicri/process"
+	"github.com/minicri/minicri/server"
+)
+
+// serve is the daemon: it restores what an earlier one left, serves until the
+// context ends, and leaves the pods running.
+func serve(ctx context.Context, arguments []string) error {
+	c, err := config.Load(arguments, os.Stderr)
+	if err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("the daemon needs to be root: it makes namespaces, mounts and cgroups")
+	}
+	logger, err := newLogger(c)
+	if err != nil {
+		return err
+	}
+	unlock, err := lockDirectories(c)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := process.Adopt(); err != nil {
+		return err
+	}
+	return run(ctx, c, logger)
+}
+
+func run(ctx context.Context, c *config.Config, logger *slog.Logger) error {
+	// What belongs to the daemon ends after the last call has: its context is
+	// not that of the signal.
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var wait sync.WaitGroup
+	defer wait.Wait()
+	defer stop()
+	wait.Go(func() { process.ReapOrphans(background) })
+
+	runtime, err := wire(background, c, logger)
+	if err != nil {
+		return err
+	}
+	defer runtime.Sandboxes.Close()
+	wait.Go(func() { runtime.Networks.Run(background) })
+
+	listener, err := listen(c.Socket)
+	if err != nil {
+		return err
+	}
+	served := make(chan error, 1)
+	grpcServer := server.New(runtime, logger)
+	go func() { served <- grpcServer.Serve(listener) }()
+	notify(logger, daemon.SdNotifyReady)
+	logger.Info("serving", "socket", c.Socket, "version", version, "pods", len(runtime.Sandboxes.List()))
+
+	select {
+	case err := <-served:
+		return fmt.Errorf("serve %s: %w", c.Socket, err)
+	case <-ctx.Done():
+	}
+	notify(logger, daemon.SdNotifyStopping)
+	logger.Info("shutting down; pods keep running")
+	shutdown(grpcServer, runtime, time.Duration(c.Limits.Shutdown))
+	return nil
+}
+
+// shutdown lets the calls under way finish, for no longer than the limit; then
+// it cancels them, and what they were making is taken back.
+func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Duration) {
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		grpcServer.GracefulStop()
+	}()
+	select {
+	case <-finished:
+	case <-time.After(limit):
+		runtime.Sandboxes.Close()
+		grpcServer.Stop()
+		<-finished
+	}
+}
+
+func newLogger(c *config.Config) (*slog.Logger, error) {
+	level, err := c.Level()
+	if err != nil {
+		return nil, err
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), nil
+}
+
+// lockDirectories keeps a second daemon away from the directories of this one;
+// the kernel releases the locks with the process (flock(2)).
+func lockDirectories(c *config.Config) (unlock func(), err error) {
+	var locks []*os.File
+	unlock = func() {
+		for _, lock := range locks {
+			_ = lock.Close()
+		}
+	}
+	for _, directory := range []string{c.Root, c.State} {
+		lock, err := lockDirectory(directory)
+		if err != nil {
+			unlock()
+			return nil, err
+		}
+		locks = append(locks, lock)
+	}
+	return unlock, nil
+}
+
+func lockDirectory(directory string) (*os.File, error) {
+	// Processes of user namespaces have to get through, to what is open to them.
+	if err := os.MkdirAll(directory, 0o711); err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(directory, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("%s is in use by another minicri: stop it, or give this one --root and --state of its own", directory)
+	}
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return lock, nil
+}
+
+// listen makes the socket, for root alone from its first moment on. A socket
+// that is there is of a daemon that has ended: the directories were locked.
+func listen(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
+		return nil, err
+	}
+	if err := removeStale(path); err != nil {
+		return nil, err
+	}
+	mask := syscall.Umask(0o177)
+	defer syscall.Umask(mask)
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	return listener, nil
+}
+
+// removeStale removes a socket that nobody listens on, and nothing else.
+func removeStale(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != os.ModeSocket {
+		return fmt.Errorf("%s is there and is not a socket: remove it, or give another --socket", path)
+	}
+	if connection, err := net.Dial("unix", path); err == nil {
+		_ = connection.Close()
+		return fmt.Errorf("another program serves %s: stop it, or give another --socket", path)
+	}
+	return os.Remove(path)
+}
+
+func notify(logger *slog.Logger, state string) {
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		logger.Warn("tell systemd", "state", state, "err", err)
+	}
+}

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/moby/profiles/apparmor"
+
+	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/config"
+	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/sandbox"
+	"github.com/minicri/minicri/server"
+)
+
+// wire puts the packages together.
+func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*server.Runtime, error) {
+	machine, err := readMachine(logger)
+	if err != nil {
+		return nil, err
+	}
+	hierarchies, err := cgroup.FindHierarchies()
+	if err != nil {
+		return nil, err
+	}
+	shim, err := findShim(c.Shim)
+	if err != nil {
+		return nil, err
+	}
+	mark := markOf(c.Root)
+	netns, err := network.OpenNamespaces(c.NetnsDir, mark)
+	if err != nil {
+		return nil, err
+	}
+	userns, err := network.OpenNamespaces(filepath.Join(c.State, "userns"), mark)
+	if err != nil {
+		return nil, err
+	}
+	networks, err := openNetworks(ctx, c, netns, logger)
+	if err != nil {
+		return nil, err
+	}
+	systemd := systemdCgroup(c)
+	sandboxes, err := sandbox.Open(ctx, sandbox.Options{
+		Root: c.Root, State: c.State, Mark: mark, Shim: shim, Handlers: c.Handlers,
+		SystemdCgroup: systemd, CgroupParent: cgroupParent(c, systemd),
+		Machine: machine, Hierarchies: hierarchies, Networks: networks, Netns: netns, Userns: userns,
+		Limits: sandbox.Limits{
+			Run:     time.Duration(c.Limits.Run),
+			Destroy: time.Duration(c.Limits.Destroy),
+			Kill:    time.Duration(c.Limits.Kill),
+		},
+		Logger: logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &server.Runtime{
+		Sandboxes: sandboxes,
+		Networks:  networks,
+		Info:      server.Info{Version: version, SystemdCgroup: systemd, Handlers: c.Handlers, Config: c},
+	}, nil
+}
+
+func openNetworks(ctx context.Context, c *config.Config, netns *network.Namespaces, logger *slog.Logger) (*network.Networks, error) {
+	const name = "MINICRI_ROOT"
+	// Plugins inherit the environment; by this variable those of this daemon
+	// are known, also after it was killed.
+	if err := os.Setenv(name, c.Root); err != nil {
+		return nil, err
+	}
+	l := c.Limits
+	return network.Open(ctx, network.Options{
+		ConfDir: c.CNIConf, BinDirs: c.BinDirs(), Root: c.Root, Mark: name + "=" + c.Root, Namespaces: netns,
+		Default: network.DefaultNetwork(c.DefaultNetwork),
+		Limits: network.Limits{
+			Add: time.Duration(l.CNIAdd), Del: time.Duration(l.CNIDel), Check: time.Duration(l.CNICheck),
+			Status: time.Duration(l.CNIStatus), GC: time.Duration(l.CNIGC),
+			DetachTries: l.DetachTries, DetachTime: time.Duration(l.DetachTime),
+			RetryFirst: time.Duration(l.RetryFirst), RetryMost: time.Duration(l.RetryMost),
+			Reload: time.Duration(l.Reload), StatusPeriod: time.Duration(l.Status), GCPeriod: time.Duration(l.GC),
+		},
+		Logger: logger,
+	})
+}
+
+// readMachine says once what this machine cannot give.
+func readMachine(logger *slog.Logger) (oci.Machine, error) {
+	machine, err := oci.ReadMachine()
+	if err != nil {
+		return machine, err
+	}
+	if !machine.CanLowerOOMAdj {
+		logger.Warn("no CAP_SYS_RESOURCE: processes get no lower oom_score_adj than the daemon has", "oom_score_adj", machine.OOMScoreAdj)
+	}
+	if machine.AppArmor {
+		if err := apparmor.InstallDefault(oci.DefaultAppArmorProfile); err != nil {
+			return machine, fmt.Errorf("load the AppArmor profile %s (is apparmor_parser installed?): %w", oci.DefaultAppArmorProfile, err)
+		}
+	}
+	return machine, nil
+}
+
+// markOf is what the names of cgroups and namespace files of this daemon begin
+// with. It follows from the root directory, so that the daemon that comes next
+// knows them, and another one on the machine does not take them for its own.
+func markOf(root string) string {
+	sum := sha256.Sum256([]byte(filepath.Clean(root)))
+	return "minicri-" + hex.EncodeToString(sum[:4]) + "-"
+}
+
+func findShim(path string) (string, error) {
+	if path == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return "", err
+		}
+		path = filepath.Join(filepath.Dir(self), "minicri-shim")
+	}
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("the shim: %w: run 'make build', or give --shim", err)
+	}
+	return path, nil
+}
+
+// systemdCgroup: the driver that was chosen, or the one that fits the machine.
+func systemdCgroup(c *config.Config) bool {
+	if c.CgroupDriver != "" {
+		return c.CgroupDriver == "systemd"
+	}
+	_, err := os.Stat("/run/systemd/system") // sd_booted(3)
+	return err == nil && cgroup.Unified()
+}
+
+func cgroupParent(c *config.Config, systemd bool) string {
+	switch {
+	case c.CgroupParent != "":
+		return c.CgroupParent
+	case systemd:
+		return "system.slice"
+	default:
+		return "/minicri"
+	}
+}

@@ -1,0 +1,145 @@
+// Package config reads what the daemon is to do: defaults, then a TOML file,
+// then the drop-ins beside it, then the flags; what comes later counts. It owns
+// nothing and keeps no state.
+package config
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Config is the whole configuration. The names of its keys are those of the
+// flags, with underscores.
+type Config struct {
+	Socket   string   `toml:"socket" comment:"where the CRI is served, mode 0600"`
+	Root     string   `toml:"root" comment:"what has to survive a reboot"`
+	State    string   `toml:"state" comment:"what ends with the machine"`
+	NetnsDir string   `toml:"netns_dir" comment:"where network namespaces are pinned"`
+	CNIConf  string   `toml:"cni_conf_dir" comment:"network configurations; the first good one by name counts"`
+	CNIBin   string   `toml:"cni_bin_dir" comment:"network plugins; several directories with ':' between them"`
+	Shim     string   `toml:"shim" comment:"'' is minicri-shim beside the daemon"`
+	LogLevel string   `toml:"log_level" comment:"debug, info, warn or error"`
+	Handlers []string `toml:"runtime_handlers" comment:"names that RuntimeClasses may use besides the default"`
+
+	CgroupDriver string `toml:"cgroup_driver" comment:"cgroupfs or systemd; '' is systemd where it runs the machine with cgroup v2"`
+	CgroupParent string `toml:"cgroup_parent" comment:"for pods that name none; '' is /minicri, or system.slice for systemd"`
+
+	DefaultNetwork DefaultNetwork `toml:"default_network" comment:"a bridge network, used while cni_conf_dir has none"`
+	Limits         Limits         `toml:"limits" comment:"how long things may take"`
+}
+
+// DefaultNetwork is the embedded network.
+type DefaultNetwork struct {
+	Enabled bool   `toml:"enabled"`
+	Name    string `toml:"name"`
+	Bridge  string `toml:"bridge"`
+	Subnet  string `toml:"subnet" comment:"one, or an IPv4 and an IPv6 one with ',' between them; '' is the pod CIDR that the kubelet sends"`
+	DataDir string `toml:"data_dir" comment:"where addresses are kept; '' is the plugin's own default"`
+}
+
+// Limits are how long things may take, and how often they are tried.
+type Limits struct {
+	Run         Duration `toml:"run" comment:"RunPodSandbox, all steps together"`
+	Destroy     Duration `toml:"destroy" comment:"taking a sandbox back"`
+	Kill        Duration `toml:"kill" comment:"a process that got SIGKILL"`
+	CNIAdd      Duration `toml:"cni_add" comment:"the plugins of one network, per verb; then their processes are killed"`
+	CNIDel      Duration `toml:"cni_del"`
+	CNICheck    Duration `toml:"cni_check"`
+	CNIStatus   Duration `toml:"cni_status"`
+	CNIGC       Duration `toml:"cni_gc"`
+	DetachTries int      `toml:"detach_tries" comment:"a DEL that failed so often, or for so long, blocks a pod's deletion no longer"`
+	DetachTime  Duration `toml:"detach_time"`
+	RetryFirst  Duration `toml:"retry_first" comment:"pause before a failed DEL is repeated in the background; it doubles"`
+	RetryMost   Duration `toml:"retry_most"`
+	Reload      Duration `toml:"reload" comment:"how often cni_conf_dir is looked at"`
+	Status      Duration `toml:"status_period" comment:"how often the plugins are asked for their STATUS"`
+	GC          Duration `toml:"gc_period" comment:"how often CNI GC runs; '0s' turns it off"`
+	Shutdown    Duration `toml:"shutdown" comment:"how long calls may go on after SIGTERM"`
+}
+
+// Duration is a time.Duration that is written as text: "1m30s".
+type Duration time.Duration
+
+// UnmarshalText reads a duration as time.ParseDuration does.
+func (d *Duration) UnmarshalText(text []byte) error {
+	parsed, err := time.ParseDuration(string(text))
+	*d = Duration(parsed)
+	return err
+}
+
+// MarshalText writes it so.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+
+// Default is the configuration of a machine where nothing is configured.
+func Default() *Config {
+	second := func(n int) Duration { return Duration(time.Duration(n) * time.Second) }
+	return &Config{
+		Socket:   "/run/minicri/minicri.sock",
+		Root:     "/var/lib/minicri",
+		State:    "/run/minicri",
+		NetnsDir: "/run/netns",
+		CNIConf:  "/etc/cni/net.d",
+		CNIBin:   "/opt/cni/bin",
+		LogLevel: "info",
+		Handlers: []string{"runc"},
+		DefaultNetwork: DefaultNetwork{
+			Name:   "minicri",
+			Bridge: "minicri0",
+		},
+		Limits: Limits{
+			Run: second(230), Destroy: second(100), Kill: second(10),
+			CNIAdd: second(180), CNIDel: second(60), CNICheck: second(20), CNIStatus: second(5), CNIGC: second(60),
+			DetachTries: 5, DetachTime: second(300),
+			RetryFirst: second(1), RetryMost: second(300),
+			Reload: second(1), Status: second(5), GC: second(600), Shutdown: second(10),
+		},
+	}
+}
+
+// BinDirs are the directories of the network plugins.
+func (c *Config) BinDirs() []string { return filepath.SplitList(c.CNIBin) }
+
+// Check tells what cannot be used, each with its key.
+func (c *Config) Check() error {
+	for key, path := range map[string]string{
+		"socket": c.Socket, "root": c.Root, "state": c.State, "netns_dir": c.NetnsDir, "cni_conf_dir": c.CNIConf,
+	} {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("%s: %q is not an absolute path", key, path)
+		}
+	}
+	// sockaddr_un (unix(7)) holds 107 characters and a NUL.
+	if len(c.Socket) > 107 {
+		return fmt.Errorf("socket: %q is longer than the 107 characters that a unix socket can have", c.Socket)
+	}
+	switch c.CgroupDriver {
+	case "", "cgroupfs", "systemd":
+	default:
+		return fmt.Errorf("cgroup_driver: %q is neither cgroupfs nor systemd", c.CgroupDriver)
+	}
+	if c.CgroupDriver == "systemd" && c.CgroupParent != "" && !strings.HasSuffix(c.CgroupParent, ".slice") {
+		return fmt.Errorf("cgroup_parent: %q is not a slice, but cgroup_driver is systemd", c.CgroupParent)
+	}
+	if _, err := c.Level(); err != nil {
+		return fmt.Errorf("log_level: %w", err)
+	}
+	return c.Limits.check()
+}
+
+func (l *Limits) check() error {
+	for key, limit := range map[string]Duration{
+		"run": l.Run, "destroy": l.Destroy, "kill": l.Kill, "cni_add": l.CNIAdd, "cni_del": l.CNIDel, "cni_check": l.CNICheck,
+		"cni_status": l.CNIStatus, "cni_gc": l.CNIGC, "retry_first": l.RetryFirst, "retry_most": l.RetryMost,
+		"reload": l.Reload, "status_period": l.Status, "shutdown": l.Shutdown,
+	} {
+		if limit <= 0 {
+			return fmt.Errorf("limits.%s: %v is not a positive duration", key, time.Duration(limit))
+		}
+	}
+	if l.DetachTries < 1 {
+		return fmt.Errorf("limits.detach_tries: %d is less than 1", l.DetachTries)
+	}
+	return nil
+}

@@ -1,0 +1,7 @@
+// Package failpoint lets tests make a named point of the program fail, hang or
+// die. The names are those of the steps of a pod's life, so one call in the
+// step runner covers them all. In a normal build the package is an empty
+// function that the compiler removes; with the build tag "failpoints" the file
+// named by the environment variable MINICRI_FAILPOINTS is read at each point.
+// The package keeps no state.
+package failpoint

@@ -1,0 +1,241 @@
+package leak
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// program copies sleep under a name of its own, so that nothing else on the
+// machine can be meant.
+func program(t *testing.T) (path, name string) {
+	t.Helper()
+	name = fmt.Sprintf("lk%d", os.Getpid())
+	path = filepath.Join(t.TempDir(), name)
+	sleep, err := exec.LookPath("sleep")
+	must(t, err)
+	data, err := os.ReadFile(sleep)
+	must(t, err)
+	must(t, os.WriteFile(path, data, 0o700))
+	return path, name
+}
+
+func start(t *testing.T, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	must(t, cmd.Start())
+	return cmd
+}
+
+func end(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	must(t, cmd.Process.Kill())
+	cmd.Wait() // its error is the kill
+}
+
+func TestProcess(t *testing.T) {
+	path, name := program(t)
+	var cmd *exec.Cmd
+	expectLeak(t, Scope{Executables: []string{name}}, Process, name,
+		func() { cmd = start(t, path, "600") },
+		func() { end(t, cmd) })
+}
+
+// An upgrade replaces the executable of a process that runs on.
+func TestProcessOfDeletedExecutable(t *testing.T) {
+	path, name := program(t)
+	scope := Scope{Executables: []string{name}}
+	alias := filepath.Join(t.TempDir(), "alias") // becomes the command's name
+	must(t, os.Symlink(path, alias))
+	cmd := start(t, alias, "600")
+	defer end(t, cmd)
+	must(t, os.Remove(path))
+	if n := take(t, scope).Count(Process); n != 1 {
+		t.Errorf("want 1 process, got %d", n)
+	}
+}
+
+func TestZombie(t *testing.T) {
+	path, name := program(t)
+	var cmd *exec.Cmd
+	expectLeak(t, Scope{Executables: []string{name}}, Process, name,
+		func() {
+			cmd = start(t, path, "600")
+			must(t, cmd.Process.Kill())
+			waitForState(t, cmd.Process.Pid, "Z")
+		},
+		func() { cmd.Wait() })
+}
+
+func waitForState(t *testing.T, pid int, state string) {
+	t.Helper()
+	for range 500 {
+		all, err := processes()
+		must(t, err)
+		if all[pid].state == state {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("process %d never reached state %s", pid, state)
+}
+
+// A grandchild counts, the ancestor itself does not.
+func TestDescendant(t *testing.T) {
+	shell := exec.Command("sh", "-c", `read go; sleep 600 & read end; kill $!; wait; read exit`)
+	stdin, err := shell.StdinPipe()
+	must(t, err)
+	must(t, shell.Start())
+	defer end(t, shell)
+
+	say := func() {
+		_, err := io.WriteString(stdin, "\n")
+		must(t, err)
+	}
+	scope := Scope{Ancestors: []int{shell.Process.Pid}}
+	expectLeak(t, scope, Process, "sleep",
+		func() { say(); waitForCount(t, scope, Process, "sleep") },
+		say)
+}
+
+// waitForCount waits until exactly one thing of the kind has the name: a
+// process that was forked bears its parent's name until it executes.
+func waitForCount(t *testing.T, scope Scope, kind Kind, name string) {
+	t.Helper()
+	for range 500 {
+		leaks := Diff(Snapshot{}, take(t, scope))
+		if len(leaks) == 1 && leaks[0].Kind == kind && strings.Contains(leaks[0].Name, name) {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("no %s %s came", kind, name)
+}
+
+func TestParseStat(t *testing.T) {
+	fields := strings.Repeat("0 ", 17)
+	p, err := parseStat(7, []byte("7 (a) b (c) Z 3 "+fields+"4711 0"))
+	want := process{pid: 7, parent: 3, started: "4711", state: "Z", command: "a) b (c"}
+	if err != nil || p != want {
+		t.Errorf("got %+v, error %v", p, err)
+	}
+	for _, bad := range []string{"", "7 (a) Z 3", "7 (a) Z x " + fields + "1"} {
+		if _, err := parseStat(7, []byte(bad)); err == nil {
+			t.Errorf("no error for %q", bad)
+		}
+	}
+}
+
+func TestNamespaceOfProcess(t *testing.T) {
+	for _, kind := range []string{"net", "user"} {
+		cmd := start(t, "unshare", "--"+kind, "sleep", "600")
+		namespace := waitForNamespace(t, cmd.Process.Pid, kind)
+		expectNamespace(t, kind, namespace, true)
+		end(t, cmd)
+		expectNamespace(t, kind, namespace, false)
+	}
+}
+
+// The daemon is a Go program: what it leaks is held by one of its threads.
+func TestNamespaceOfThread(t *testing.T) {
+	entered, leave, left := make(chan string), make(chan bool), make(chan bool)
+	go func() {
+		defer close(left)
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			t.Error(err)
+		}
+		name, err := os.Readlink("/proc/thread-self/ns/net")
+		if err != nil {
+			t.Error(err)
+		}
+		entered <- name
+		<-leave
+	}()
+	namespace := <-entered
+	expectNamespace(t, "net", namespace, true)
+	close(leave)
+	<-left
+	expectNamespace(t, "net", namespace, false)
+}
+
+func TestNamespaceOfDescriptor(t *testing.T) {
+	cmd := start(t, "unshare", "--net", "sleep", "600")
+	namespace := waitForNamespace(t, cmd.Process.Pid, "net")
+	held, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid))
+	must(t, err)
+	end(t, cmd)
+	expectNamespace(t, "net", namespace, true)
+	held.Close()
+	expectNamespace(t, "net", namespace, false)
+}
+
+// waitForNamespace returns the namespace of a process that unshare makes into
+// sleep. Comparing with our own would not do: each of our threads may be in
+// another, and which one forks is the scheduler's choice.
+func waitForNamespace(t *testing.T, pid int, kind string) string {
+	t.Helper()
+	for range 500 {
+		if command(pid) == "sleep" {
+			namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
+			must(t, err)
+			return namespace
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("process %d never became sleep", pid)
+	return ""
+}
+
+// expectNamespace looks for one namespace only: other work on the machine has
+// namespaces that come and go.
+func expectNamespace(t *testing.T, kind, name string, want bool) {
+	t.Helper()
+	for range 500 {
+		after := take(t, Scope{Namespaces: []string{kind}})
+		if found := contains(Diff(Snapshot{}, after), name); found == want {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Errorf("namespace %s: want found to become %t", name, want)
+}
+
+func contains(leaks []Leak, name string) bool {
+	for _, l := range leaks {
+		if l.Kind == Namespace && l.Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+func TestDescriptor(t *testing.T) {
+	scope := Scope{Descriptors: []int{os.Getpid()}}
+	path := filepath.Join(t.TempDir(), "file")
+	var file *os.File
+	expectLeak(t, scope, Descriptor, path,
+		func() {
+			var err error
+			file, err = os.Create(path)
+			must(t, err)
+		},
+		func() { file.Close() })
+
+	var socket int
+	expectLeak(t, scope, Descriptor, "socket",
+		func() {
+			var err error
+			socket, err = unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			must(t, err)
+		},
+		func() { unix.Close(socket) })
+}

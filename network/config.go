@@ -1,0 +1,122 @@
+package network
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+)
+
+// Configuration is one network configuration list as it was read. It is never
+// changed; what is read later is another Configuration.
+type Configuration struct {
+	Name       string
+	CNIVersion string
+	// File is where it was read, "" for the embedded default network.
+	File string
+	// Bytes is the whole list as one JSON document, plugins included even
+	// where the file took them from a folder of their own.
+	Bytes   []byte
+	Plugins []string
+}
+
+// readDirectory reads the first good configuration of a directory, by file
+// name, as the CNI conventions have it. Files that cannot be used are passed
+// over; they come back as problems and hide nothing.
+func readDirectory(directory string) (*Configuration, []error) {
+	files, err := libcni.ConfFiles(directory, []string{".conf", ".conflist", ".json"})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, []error{fmt.Errorf("list the CNI configuration directory: %w", err)}
+	}
+	slices.Sort(files)
+	var first *Configuration
+	var problems []error
+	for _, file := range files {
+		configuration, err := readFile(file)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("CNI configuration %s: %w", file, err))
+			continue
+		}
+		if first == nil {
+			first = configuration
+		}
+	}
+	return first, problems
+}
+
+func readFile(file string) (*Configuration, error) {
+	list, err := readList(file)
+	if err != nil {
+		return nil, err
+	}
+	return newConfiguration(list, file)
+}
+
+func readList(file string) (*libcni.NetworkConfigList, error) {
+	if filepath.Ext(file) == ".conflist" {
+		return libcni.NetworkConfFromFile(file)
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	plugin, err := libcni.NetworkPluginConfFromBytes(data)
+	if err != nil {
+		return nil, err
+	}
+	return libcni.ConfListFromConf(plugin)
+}
+
+func newConfiguration(list *libcni.NetworkConfigList, file string) (*Configuration, error) {
+	if len(list.Plugins) == 0 {
+		return nil, errors.New("the list has no plugins")
+	}
+	bytes, err := inlinePlugins(list)
+	if err != nil {
+		return nil, err
+	}
+	c := &Configuration{Name: list.Name, CNIVersion: list.CNIVersion, File: file, Bytes: bytes}
+	for _, plugin := range list.Plugins {
+		c.Plugins = append(c.Plugins, plugin.Network.Type)
+	}
+	return c, nil
+}
+
+// inlinePlugins writes the list as one document. A list may take plugins from
+// files beside it (CNI SPEC, loadOnlyInlinedPlugins); the journal must not
+// depend on those files.
+func inlinePlugins(list *libcni.NetworkConfigList) ([]byte, error) {
+	document := make(map[string]json.RawMessage)
+	if err := json.Unmarshal(list.Bytes, &document); err != nil {
+		return nil, err
+	}
+	plugins := make([]json.RawMessage, 0, len(list.Plugins))
+	for _, plugin := range list.Plugins {
+		plugins = append(plugins, plugin.Bytes)
+	}
+	inlined, err := json.Marshal(plugins)
+	if err != nil {
+		return nil, err
+	}
+	document["plugins"] = inlined
+	document["loadOnlyInlinedPlugins"] = json.RawMessage("true")
+	return json.Marshal(document)
+}
+
+// missingPlugins names the plugins of the list that have no program, as an
+// error that says where they were looked for.
+func missingPlugins(c *Configuration, directories []string) error {
+	var missing []error
+	for _, plugin := range c.Plugins {
+		if _, err := invoke.FindInPath(plugin, directories); err != nil {
+			missing = append(missing, fmt.Errorf("network %q: %w: install the plugin or set cni_bin_dirs", c.Name, err))
+		}
+	}
+	return errors.Join(missing...)
+}

@@ -1,0 +1,123 @@
+package network
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/minicri/minicri/state"
+)
+
+// journalVersion is the schema of the journal's files.
+const journalVersion = 1
+
+// Attachment is one line of the journal: what ADD was, or will be, called
+// with, and how its undoing stands. Everything that DEL and CHECK need is in
+// it, because the configuration directory may say something else by then
+// (CNI SPEC: DEL takes the configuration of ADD).
+type Attachment struct {
+	ID      string `json:"id"`
+	Network string `json:"network"`
+	// Config is the configuration list, as one document.
+	Config json.RawMessage `json:"config"`
+	// Args are CNI_ARGS, Capabilities the values for plugins that declare the
+	// capability of that name (CNI CONVENTIONS).
+	Args         map[string]string          `json:"args,omitempty"`
+	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
+
+	// Releasing is set once the attachment has to go.
+	Releasing bool `json:"releasing,omitempty"`
+	// Tries counts the DELs that failed, FirstFailure and LastError tell of
+	// the first and the last of them.
+	Tries        int       `json:"tries,omitempty"`
+	FirstFailure time.Time `json:"first_failure,omitzero"`
+	LastError    string    `json:"last_error,omitempty"`
+}
+
+// attachment is an Attachment in memory with its lock. Whoever holds the lock
+// may run plugins for it and change the record; a channel, so that waiting for
+// it ends with the waiter's context.
+type attachment struct {
+	lock   chan struct{}
+	record Attachment
+	// struck is set when the record is gone from the journal.
+	struck bool
+}
+
+func newAttachment(record Attachment) *attachment {
+	return &attachment{lock: make(chan struct{}, 1), record: record}
+}
+
+func (n *Networks) openJournal() error {
+	journal, err := state.Open[Attachment](n.journalDir(), journalVersion, true)
+	if err != nil {
+		return err
+	}
+	records, bad, err := journal.Load()
+	if err != nil {
+		return err
+	}
+	for _, b := range bad {
+		n.options.Logger.Error("attachment set aside: its addresses may have to be freed by hand", "sandbox", b.ID, "file", b.Path, "err", b.Reason)
+	}
+	for id, record := range records {
+		n.attachments[id] = newAttachment(record)
+	}
+	n.journal = journal
+	return nil
+}
+
+// Journal writes the attachment to the disk. ADD runs only after that.
+func (n *Networks) Journal(a Attachment) error {
+	if err := n.journal.Write(a.ID, a); err != nil {
+		return fmt.Errorf("journal the attachment: %w", err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.attachments[a.ID] = newAttachment(a)
+	return nil
+}
+
+// strike takes the attachment out of the journal; its lock is held.
+func (n *Networks) strike(a *attachment) error {
+	if err := n.journal.Remove(a.record.ID); err != nil {
+		return fmt.Errorf("strike out the attachment: %w", err)
+	}
+	a.struck = true
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.attachments, a.record.ID)
+	return nil
+}
+
+func (n *Networks) find(id string) *attachment {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.attachments[id]
+}
+
+// Pending are the attachments whose DEL has failed and is being repeated, by
+// id: what is left of pods that may be long gone.
+func (n *Networks) Pending() []Attachment {
+	n.mu.Lock()
+	all := make([]*attachment, 0, len(n.attachments))
+	for _, a := range n.attachments {
+		all = append(all, a)
+	}
+	n.mu.Unlock()
+	var pending []Attachment
+	for _, a := range all {
+		select {
+		case a.lock <- struct{}{}:
+			if a.record.Releasing && !a.struck {
+				pending = append(pending, a.record)
+			}
+			<-a.lock
+		default: // a plugin runs for it right now
+		}
+	}
+	slices.SortFunc(pending, func(a, b Attachment) int { return strings.Compare(a.ID, b.ID) })
+	return pending
+}

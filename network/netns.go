@@ -1,0 +1,137 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Namespaces are the namespaces that are pinned in one directory: a bind mount
+// of the kernel's namespace file keeps a namespace alive without a process in
+// it (namespaces(7)). The path follows from the id, so an id is all that is
+// needed to find a namespace again or to take it back.
+type Namespaces struct {
+	directory string
+	mark      string
+}
+
+// OpenNamespaces makes the directory ready. The mark is the start of every
+// file name made here: it tells ours from those of others in the directory.
+//
+// The directory becomes a shared mount of its own, as ip-netns(8) makes it:
+// otherwise a process with a mount namespace of its own would keep a copy of
+// each pin, and the namespace would outlive its removal.
+func OpenNamespaces(directory, mark string) (*Namespaces, error) {
+	if err := os.MkdirAll(directory, 0o755); err != nil {
+		return nil, fmt.Errorf("make the directory for namespaces: %w", err)
+	}
+	if err := makeShared(directory); err != nil {
+		return nil, fmt.Errorf("make %s a shared mount: %w", directory, err)
+	}
+	return &Namespaces{directory: directory, mark: mark}, nil
+}
+
+func makeShared(directory string) error {
+	err := unix.Mount("", directory, "none", unix.MS_SHARED|unix.MS_REC, "")
+	if !errors.Is(err, unix.EINVAL) { // EINVAL: not a mount point
+		return err
+	}
+	if err := unix.Mount(directory, directory, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return err
+	}
+	return unix.Mount("", directory, "none", unix.MS_SHARED|unix.MS_REC, "")
+}
+
+// Path is where the namespace of id is, or would be, pinned.
+func (n *Namespaces) Path(id string) string {
+	return filepath.Join(n.directory, n.mark+id)
+}
+
+// Create makes a network namespace and pins it.
+func (n *Namespaces) Create(id string) error {
+	done := make(chan error, 1)
+	go func() {
+		// Never unlocked: the thread stays in the new namespace, and the Go
+		// runtime ends it with this goroutine.
+		runtime.LockOSThread()
+		done <- n.unshareAndPin(id)
+	}()
+	return <-done
+}
+
+func (n *Namespaces) unshareAndPin(id string) error {
+	handle, err := netns.New()
+	if err != nil {
+		return fmt.Errorf("unshare the network namespace: %w", err)
+	}
+	defer handle.Close()
+	return n.Pin(id, "/proc/thread-self/ns/net")
+}
+
+// Pin binds the namespace file at source to the path of id.
+func (n *Namespaces) Pin(id, source string) error {
+	path := n.Path(id)
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
+	if err != nil {
+		return fmt.Errorf("make the file of the namespace: %w", err)
+	}
+	if err := file.Close(); err != nil {
+		return err
+	}
+	if err := unix.Mount(source, path, "none", unix.MS_BIND, ""); err != nil {
+		return errors.Join(fmt.Errorf("bind %s to %s: %w", source, path, err), os.Remove(path))
+	}
+	return nil
+}
+
+// Alive tells whether the path of id is a namespace now: it may have been
+// unmounted, removed or replaced by hand, or be gone with a reboot.
+func (n *Namespaces) Alive(id string) bool {
+	var stat unix.Statfs_t
+	return unix.Statfs(n.Path(id), &stat) == nil && stat.Type == unix.NSFS_MAGIC
+}
+
+// Remove unmounts and deletes the pin of id, as often as one was put over
+// another; what is gone already is no error. The kernel frees the namespace
+// when the last process has left it.
+func (n *Namespaces) Remove(id string) error {
+	path := n.Path(id)
+	for {
+		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("unmount the namespace %s: %w", path, err)
+		}
+	}
+	if err := os.RemoveAll(path); err != nil {
+		return fmt.Errorf("remove the namespace file: %w", err)
+	}
+	return nil
+}
+
+// IDs lists whose namespaces are pinned here under our mark.
+func (n *Namespaces) IDs() ([]string, error) {
+	entries, err := os.ReadDir(n.directory)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the namespaces: %w", err)
+	}
+	var ids []string
+	for _, entry := range entries {
+		if id, ours := strings.CutPrefix(entry.Name(), n.mark); ours {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}

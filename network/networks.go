@@ -1,0 +1,111 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/minicri/minicri/state"
+)
+
+// Options say where the network lives and how long things may take.
+type Options struct {
+	// ConfDir is the CNI configuration directory, BinDirs where plugins are
+	// looked for, in that order.
+	ConfDir string
+	BinDirs []string
+	// Root is the durable directory of this package: the journal and the pod
+	// CIDR of the default network.
+	Root string
+	// Mark is in the environment of every plugin, as NAME=VALUE, and tells the
+	// plugins of this daemon from those of others. The caller puts it into the
+	// environment of the process.
+	Mark string
+	// Namespaces are the pinned network namespaces of the attachments.
+	Namespaces *Namespaces
+	// Default is the embedded network for a machine that has none.
+	Default DefaultNetwork
+	Limits  Limits
+	Logger  *slog.Logger
+}
+
+// Limits bound what waits for plugins.
+type Limits struct {
+	// Add, Del, Check, Status and GC are the longest that one run of the verb,
+	// over all plugins of a chain, may take.
+	Add, Del, Check, Status, GC time.Duration
+	// DetachTries and DetachTime end the blocking of a pod's deletion by a DEL
+	// that fails: after so many tries, or so long after the first.
+	DetachTries int
+	DetachTime  time.Duration
+	// RetryFirst and RetryMost are the first and the longest pause between
+	// the background tries of a DEL; the pause doubles.
+	RetryFirst, RetryMost time.Duration
+	// Reload and StatusPeriod are how often the configuration directory is
+	// looked at, and how often the plugins are asked for their STATUS.
+	Reload, StatusPeriod time.Duration
+	// GCPeriod is how often CNI GC runs; 0 turns it off.
+	GCPeriod time.Duration
+}
+
+// Networks are the networks of this node.
+type Networks struct {
+	options Options
+	plugins *plugins
+	journal *state.Records[Attachment]
+	// current is what was read last from the configuration directory.
+	current atomic.Pointer[snapshot]
+	status  atomic.Pointer[status]
+	changed chan struct{}
+
+	// mu guards the two fields below, and nothing is run or written under it.
+	mu          sync.Mutex
+	attachments map[string]*attachment
+	podCIDR     string
+
+	gate  gate
+	retry chan struct{}
+}
+
+// Open reads the journal and the configuration directory. Run has to be
+// called to follow changes and to retry; what was left by plugins of an
+// earlier daemon is ended here, before anything new runs.
+func Open(ctx context.Context, options Options) (*Networks, error) {
+	n := &Networks{
+		options:     options,
+		plugins:     &plugins{directories: options.BinDirs, mark: options.Mark},
+		attachments: make(map[string]*attachment),
+		changed:     make(chan struct{}, 1),
+		retry:       make(chan struct{}, 1),
+	}
+	if err := n.plugins.endAll(ctx); err != nil {
+		return nil, fmt.Errorf("end the plugins of an earlier daemon: %w", err)
+	}
+	if err := n.openJournal(); err != nil {
+		return nil, err
+	}
+	if err := n.loadPodCIDR(); err != nil {
+		return nil, err
+	}
+	n.Reload()
+	n.refreshStatus(ctx)
+	return n, nil
+}
+
+// Run follows the configuration directory, the STATUS of the plugins and the
+// attachments that wait for their DEL, and collects garbage, until the
+// context ends.
+func (n *Networks) Run(ctx context.Context) {
+	var wait sync.WaitGroup
+	wait.Go(func() { n.watch(ctx) })
+	wait.Go(func() { n.followStatus(ctx) })
+	wait.Go(func() { n.retryDetach(ctx) })
+	wait.Go(func() { n.collectPeriodically(ctx) })
+	wait.Wait()
+}
+
+func (n *Networks) journalDir() string { return filepath.Join(n.options.Root, "attachments") }

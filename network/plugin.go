@@ -1,0 +1,160 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	gocni "github.com/containerd/go-cni"
+	"golang.org/x/sys/unix"
+)
+
+// plugins runs CNI plugins through go-cni, each run with a time limit.
+type plugins struct {
+	directories []string
+	// mark is in the environment of every plugin of this daemon.
+	mark string
+}
+
+// run is one run of a verb over the plugins of one configuration.
+type run struct {
+	verb  string
+	limit time.Duration
+	// config is the configuration list, id the sandbox that it is for; "" for
+	// the verbs that are for none (STATUS, GC).
+	config []byte
+	id     string
+}
+
+// run calls do with a go-cni instance of its own for the configuration, so
+// that go-cni's lock couples nothing to anything. After the limit, or when the
+// context ends, the plugins of this run are killed, whatever they started
+// included, and only then does run return.
+func (p *plugins) run(ctx context.Context, r run, do func(context.Context, gocni.CNI) error) error {
+	cni, err := gocni.New(
+		gocni.WithPluginDir(p.directories),
+		gocni.WithMinNetworkCount(1),
+		gocni.WithInterfacePrefix("eth"),
+		gocni.WithConfListBytes(r.config),
+	)
+	if err != nil {
+		return fmt.Errorf("CNI %s: load the configuration: %w", r.verb, err)
+	}
+	return p.limited(ctx, r, func(ctx context.Context) error { return do(ctx, cni) })
+}
+
+func (p *plugins) limited(ctx context.Context, r run, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, r.limit, fmt.Errorf("not done after %v, the plugins were killed", r.limit))
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- do(ctx) }()
+	select {
+	case err := <-done:
+		return p.describe(ctx, r, err)
+	case <-ctx.Done():
+	}
+	for {
+		killErr := p.kill(r)
+		select {
+		case err := <-done:
+			return p.describe(ctx, r, errors.Join(err, killErr, context.Cause(ctx)))
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func (p *plugins) describe(ctx context.Context, r run, err error) error {
+	if err == nil {
+		return nil
+	}
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		err = errors.Join(err, cause)
+	}
+	return fmt.Errorf("CNI %s: %w", r.verb, explain(err))
+}
+
+// kill ends the processes of a run. go-cni ends the plugin that it started but
+// waits for whoever holds its pipes, such as an IPAM plugin that hangs; that
+// one is found by its environment, which plugins hand on to each other.
+func (p *plugins) kill(r run) error {
+	_, err := p.killMatching(func(environment [][]byte) bool {
+		return has(environment, p.mark) && has(environment, "CNI_COMMAND="+r.verb) &&
+			(r.id == "" || has(environment, "CNI_CONTAINERID="+r.id))
+	})
+	return err
+}
+
+// endAll ends every plugin that carries our mark and waits until they are
+// gone: a daemon that was killed leaves its plugins running, and an ADD must
+// not run beside the DEL that undoes it.
+func (p *plugins) endAll(ctx context.Context) error {
+	for {
+		count, err := p.killMatching(func(environment [][]byte) bool {
+			return has(environment, p.mark) && hasPrefix(environment, "CNI_COMMAND=")
+		})
+		if err != nil || count == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func (p *plugins) killMatching(match func(environment [][]byte) bool) (int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return 0, err
+	}
+	killed := 0
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if killIf(pid, match) {
+			killed++
+		}
+	}
+	return killed, nil
+}
+
+// killIf opens the process before it reads its environment, so that the signal
+// cannot go to another one that got the pid meanwhile.
+func killIf(pid int, match func([][]byte) bool) bool {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	environment, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	if err != nil || !match(bytes.Split(environment, []byte{0})) {
+		return false
+	}
+	return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) == nil
+}
+
+func has(environment [][]byte, variable string) bool {
+	for _, v := range environment {
+		if string(v) == variable {
+			return true
+		}
+	}
+	return false
+}
+
+func hasPrefix(environment [][]byte, prefix string) bool {
+	for _, v := range environment {
+		if strings.HasPrefix(string(v), prefix) {
+			return true
+		}
+	}
+	return false
+}

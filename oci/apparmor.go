@@ -1,0 +1,62 @@
+package oci
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// DefaultAppArmorProfile is the profile of processes that ask for the
+// runtime's default; the daemon loads it at its start.
+const DefaultAppArmorProfile = "minicri-default"
+
+func sandboxAppArmor(s *Sandbox, spec *specs.Spec) error {
+	if s.security().GetPrivileged() {
+		return nil
+	}
+	spec.Process.ApparmorProfile = appArmorProfile(s.security().GetApparmor(), s.Machine)
+	return nil
+}
+
+// appArmorProfile: the default degrades to none where the machine has no
+// AppArmor; a profile asked for by name was refused by CheckAppArmor there.
+func appArmorProfile(profile *runtimeapi.SecurityProfile, machine Machine) string {
+	if profile == nil || !machine.AppArmor {
+		return ""
+	}
+	switch profile.GetProfileType() {
+	case runtimeapi.SecurityProfile_Localhost:
+		return strings.TrimPrefix(profile.GetLocalhostRef(), "localhost/")
+	case runtimeapi.SecurityProfile_Unconfined:
+		return "unconfined"
+	default:
+		return DefaultAppArmorProfile
+	}
+}
+
+// CheckAppArmor tells why an AppArmor profile cannot be used.
+func CheckAppArmor(profile *runtimeapi.SecurityProfile, machine Machine) error {
+	if profile.GetProfileType() != runtimeapi.SecurityProfile_Localhost {
+		return nil
+	}
+	if !machine.AppArmor {
+		return fmt.Errorf("profile %q: %w", profile.GetLocalhostRef(), ErrNoAppArmor)
+	}
+	return checkLoaded(strings.TrimPrefix(profile.GetLocalhostRef(), "localhost/"))
+}
+
+func checkLoaded(name string) error {
+	loaded, err := os.ReadFile("/sys/kernel/security/apparmor/profiles")
+	if err != nil {
+		return fmt.Errorf("list the loaded AppArmor profiles: %w", err)
+	}
+	for line := range strings.Lines(string(loaded)) {
+		if strings.HasPrefix(line, name+" (") {
+			return nil
+		}
+	}
+	return fmt.Errorf("AppArmor profile %q is not loaded: load it with apparmor_parser", name)
+}

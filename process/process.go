@@ -1,0 +1,150 @@
+// Package process watches and ends processes that may not be children of the
+// daemon: those that an earlier daemon started, and those whose parent ended.
+//
+// A Process is a pidfd (pidfd_open(2)) and the facts that name a process for
+// good, its pid and its start time: a pid alone is given to another process
+// one day. The package keeps no state; a Process has one owner, who closes it.
+package process
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrGone: there is no such process, or the pid is another one's by now.
+var ErrGone = errors.New("the process is gone")
+
+// Facts name a process for as long as the machine runs.
+type Facts struct {
+	PID int `json:"pid"`
+	// StartTime is in clock ticks since boot (proc_pid_stat(5), field 22).
+	StartTime uint64 `json:"start_time"`
+}
+
+// Process is a process that runs, or has just ended.
+type Process struct {
+	Facts
+	// pidfd polls readable when the process has ended.
+	pidfd *os.File
+}
+
+// Open finds the process that the facts name. It must be closed.
+func Open(facts Facts) (*Process, error) {
+	fd, err := unix.PidfdOpen(facts.PID, unix.PIDFD_NONBLOCK)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
+		return nil, fmt.Errorf("process %d: %w", facts.PID, ErrGone)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open process %d: %w", facts.PID, err)
+	}
+	p := &Process{Facts: facts, pidfd: os.NewFile(uintptr(fd), "pidfd:"+strconv.Itoa(facts.PID))}
+	// Read after the pidfd was opened: now the pid cannot change its owner
+	// without the start time telling so.
+	stat, err := ReadStat(facts.PID)
+	if err == nil && (stat.StartTime != facts.StartTime || stat.Dead()) {
+		err = fmt.Errorf("process %d: %w", facts.PID, ErrGone)
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
+// Close gives the pidfd back; a Wait that is under way ends.
+func (p *Process) Close() error { return p.pidfd.Close() }
+
+// Wait returns when the process has ended, and nil; or an error when the
+// Process was closed meanwhile. It parks the goroutine and no thread.
+func (p *Process) Wait() error {
+	connection, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return connection.Read(func(fd uintptr) bool { return ended(int(fd), 0) })
+}
+
+// ended polls the pidfd for as long as the limit says.
+func ended(fd int, limit time.Duration) bool {
+	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(poll, int(limit.Milliseconds()))
+	return err == nil && n > 0
+}
+
+// Kill sends SIGKILL and waits for the end, no longer than the limit. If the
+// process is our child, also by adoption, it is reaped.
+func (p *Process) Kill(limit time.Duration) error {
+	connection, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var killErr error
+	err = connection.Control(func(fd uintptr) {
+		killErr = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0)
+		if errors.Is(killErr, unix.ESRCH) {
+			killErr = nil
+		}
+		if killErr == nil && !ended(int(fd), limit) {
+			killErr = fmt.Errorf("process %d still runs %v after SIGKILL", p.PID, limit)
+		}
+	})
+	if err = errors.Join(err, killErr); err != nil {
+		return err
+	}
+	p.Reap()
+	return nil
+}
+
+// Reap takes the exit status of an ended process if it is our child; if not,
+// somebody else does.
+func (p *Process) Reap() {
+	connection, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = connection.Control(func(fd uintptr) {
+		_ = unix.Waitid(unix.P_PIDFD, int(fd), nil, unix.WEXITED|unix.WNOHANG, nil)
+	})
+}
+
+// Stat is what proc_pid_stat(5) says of a process.
+type Stat struct {
+	State     byte
+	Parent    int
+	StartTime uint64
+}
+
+// Dead tells whether the process has ended and only waits to be reaped.
+func (s Stat) Dead() bool { return s.State == 'Z' || s.State == 'X' }
+
+// ReadStat reads the facts of a process; ErrGone if there is none.
+func ReadStat(pid int) (Stat, error) {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return Stat{}, fmt.Errorf("process %d: %w", pid, ErrGone)
+	}
+	if err != nil {
+		return Stat{}, err
+	}
+	// The second field is a name in parentheses that may hold anything.
+	fields := bytes.Fields(data[bytes.LastIndexByte(data, ')')+1:])
+	const state, parent, startTime = 3 - 3, 4 - 3, 22 - 3
+	if len(fields) <= startTime {
+		return Stat{}, fmt.Errorf("process %d: unexpected form of its stat file", pid)
+	}
+	var stat Stat
+	stat.State = fields[state][0]
+	if stat.Parent, err = strconv.Atoi(string(fields[parent])); err != nil {
+		return Stat{}, fmt.Errorf("process %d: %w", pid, err)
+	}
+	if stat.StartTime, err = strconv.ParseUint(string(fields[startTime]), 10, 64); err != nil {
+		return Stat{}, fmt.Errorf("process %d: %w", pid, err)
+	}
+	return stat, nil
+}

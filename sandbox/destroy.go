@@ -1,0 +1,173 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/cgroup"
+)
+
+// Stop ends everything that runs in the sandbox and takes its network back.
+// Calling it again, or beside another call, or for an id that is unknown, is
+// success. While CNI DEL fails it reports so and keeps the namespace, until
+// the tries of the network's limits are used up.
+func (s *Sandboxes) Stop(ctx context.Context, id string) error {
+	sb, err := s.Find(id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	release, err := sb.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := s.stop(s.outlive(ctx), sb); err != nil {
+		return fmt.Errorf("stop sandbox %s: %w", sb.ID, err)
+	}
+	return nil
+}
+
+// outlive is the context of work that goes on when the caller is gone: half a
+// stop helps nobody. It keeps the caller's values and none of its limits.
+func (s *Sandboxes) outlive(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
+
+// stop is Stop under the sandbox's lock.
+func (s *Sandboxes) stop(ctx context.Context, sb *Sandbox) error {
+	if !sb.Facts().StoppedAt.IsZero() {
+		return nil
+	}
+	ctx, cancel := s.bound(ctx, s.options.Limits.Destroy)
+	defer cancel()
+	if err := s.release(ctx, sb, keepNamespace); err != nil {
+		return err
+	}
+	return s.recordStopped(sb)
+}
+
+func (s *Sandboxes) recordStopped(sb *Sandbox) error {
+	return around(context.Background(), "record stopped", func() error {
+		facts := sb.update(func(f *Facts) {
+			f.BootID = s.bootID
+			f.StoppedAt = time.Now()
+		})
+		return s.facts.Write(sb.ID, *facts)
+	})
+}
+
+// Remove stops the sandbox if need be and removes all of it, the name last.
+// Calling it again, or for an id that is unknown, is success.
+func (s *Sandboxes) Remove(ctx context.Context, id string) error {
+	sb, err := s.Find(id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	release, err := sb.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if !s.exists(sb.ID) { // another Remove was faster
+		return nil
+	}
+	err = s.stop(s.outlive(ctx), sb)
+	if err == nil {
+		err = s.destroy(s.outlive(ctx), sb, keepNamespace)
+	}
+	if err != nil {
+		return fmt.Errorf("remove sandbox %s: %w", sb.ID, err)
+	}
+	return nil
+}
+
+// onFailedDetach says what becomes of the namespace when DEL fails.
+type onFailedDetach bool
+
+const (
+	// keepNamespace, and fail: somebody will ask again, and DEL wants it.
+	keepNamespace onFailedDetach = false
+	// leaveToJournal: nobody will ask again; the network's journal goes on
+	// with an empty CNI_NETNS.
+	leaveToJournal onFailedDetach = true
+)
+
+// destroy is the only undo. It takes back every part that a sandbox may have,
+// whichever of them exist, and goes on where one fails. The record goes last
+// and only when nothing else is left, so destroy can be called again, by a
+// daemon that comes later too. The sandbox's lock is held.
+func (s *Sandboxes) destroy(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
+	err := errors.Join(
+		s.release(ctx, sb, policy),
+		around(ctx, "remove files", func() error { return s.removeFiles(sb.ID) }),
+	)
+	if err == nil {
+		err = around(ctx, "remove record", func() error {
+			return errors.Join(s.facts.Remove(sb.ID), s.records.Remove(sb.ID))
+		})
+	}
+	if err == nil {
+		s.forget(sb)
+	}
+	return err
+}
+
+// release takes back what the kernel and the network hold for the sandbox:
+// pause, attachment, namespaces. Pause gets its SIGKILL first; while it goes,
+// and its cgroups with it, DEL runs.
+func (s *Sandboxes) release(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
+	gone := s.endPause(ctx, sb)
+	detached := around(ctx, "cni del", func() error { return s.detach(ctx, sb, policy) })
+	err := errors.Join(<-gone, detached)
+	if detached == nil {
+		err = errors.Join(err, around(ctx, "remove netns", func() error { return s.options.Netns.Remove(sb.ID) }))
+	}
+	return errors.Join(err, around(ctx, "remove userns", func() error { return s.options.Userns.Remove(sb.ID) }))
+}
+
+// endPause kills pause at once and sees to the rest beside the caller.
+func (s *Sandboxes) endPause(ctx context.Context, sb *Sandbox) (gone <-chan error) {
+	done := make(chan error, 1)
+	pause := sb.pause
+	sb.pause = nil
+	go func() {
+		done <- around(ctx, "end pause", func() error {
+			var err error
+			if pause != nil {
+				err = errors.Join(pause.Kill(s.options.Limits.Kill), pause.Close())
+			}
+			return errors.Join(err, s.removeProcesses(sb.ID, sb.CgroupsPath))
+		})
+	}()
+	return done
+}
+
+// removeProcesses ends whatever is left of a pause process, prepared or
+// running: all that runs in its cgroup, the cgroup, and the runtime's state.
+func (s *Sandboxes) removeProcesses(id, cgroupsPath string) error {
+	return errors.Join(
+		s.options.Hierarchies.Remove(cgroup.Path(cgroupsPath), s.options.Limits.Kill),
+		os.RemoveAll(filepath.Join(s.runtimeRoot(), id)),
+	)
+}
+
+func (s *Sandboxes) detach(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
+	networks := s.options.Networks
+	err := networks.Detach(ctx, sb.ID, networks.NamespacePath(sb.ID))
+	if err != nil && policy == leaveToJournal {
+		s.options.Logger.Warn("a sandbox goes before its attachment, which is released in the background", "sandbox", sb.ID, "err", err)
+		networks.Release(sb.ID)
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,49 @@
+// Package sandbox makes pod sandboxes, keeps them and takes them back.
+//
+// # The life of a sandbox
+//
+// RunPodSandbox goes through these steps, by these names, in this order
+// (run.go). The names are also the prefixes of errors, the failpoints and the
+// rows of the timeline:
+//
+//	 1 check       the request; nothing has a side effect before it is complete
+//	 2 reserve     the name; a second request for it waits and gets the same id
+//	 3 record      the sandbox and its attachment, durable before ADD can run
+//	 4 files       log directory, shm, resolv.conf, hostname, hosts
+//	 5 userns      if asked for: it must own the network namespace
+//	 6 netns       pinned at a path that follows from the id
+//	 7 loopback    up
+//	 8 prepare     pause, beside step 9: its init waits at the exec barrier
+//	 9 cni add     through go-cni, with the configuration of step 3
+//	10 addresses   of eth0, from the result
+//	11 start       pause is released; the sandbox is Ready
+//
+// On any error the sandbox is destroyed (destroy.go). Destroy is the only
+// undo: it tries every part, joins the errors, and leaves the record until all
+// parts are gone, so that it can be called again. Its callers are a failed
+// Run, Stop and Remove, recovery after a crash (restore.go), and the sweep of
+// what has no record (sweep.go).
+//
+// # States
+//
+//	            Run                    Stop, or pause died
+//	(nothing) ------> building ------> Ready ------> NotReady ------> (nothing)
+//	                     |  failed                      ^      Remove
+//	                     +------------------------------+
+//	                       only if it could not be destroyed at once
+//
+// A state is never stored. It follows from facts: what was recorded (when pause
+// was started, as which process) and what the kernel says (that this process
+// lives). A sandbox that is building is not listed.
+//
+// On disk there are two files for each sandbox: the durable Record, written
+// once, and the volatile Facts, gone with a reboot as the things are that they
+// tell of.
+//
+// # Locks
+//
+// Sandboxes.mu guards the two maps and is never held while anything runs or is
+// written. Each sandbox has a lock of its own, held by whoever changes it (Run,
+// Stop, Remove, recovery), so one pod never waits for another. Readers (Status,
+// List) take neither: what they see of a sandbox is replaced, not changed.
+package sandbox

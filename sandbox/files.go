@@ -1,0 +1,147 @@
+package sandbox
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/oci"
+)
+
+// shmSize is the size of a pod's /dev/shm, as in Docker and containerd.
+const shmSize = 64 << 20
+
+// The files that the containers of a pod share, in Sandboxes.Dir.
+const (
+	hostnameFile = "hostname"
+	hostsFile    = "hosts"
+	resolvFile   = "resolv.conf"
+	shmDir       = "shm"
+)
+
+// makeFiles makes what the containers of the pod will find at their paths.
+func (c *creation) makeFiles() error {
+	dir := c.owner.Dir(c.ID)
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return err
+	}
+	if logs := c.config.GetLogDirectory(); logs != "" {
+		if err := os.MkdirAll(logs, 0o755); err != nil {
+			return fmt.Errorf("make log_directory: %w", err)
+		}
+	}
+	return errors.Join(
+		writeHostname(filepath.Join(dir, hostnameFile), c.config),
+		writeHosts(filepath.Join(dir, hostsFile)),
+		writeResolvConf(filepath.Join(dir, resolvFile), c.config.GetDnsConfig()),
+		c.makeShm(filepath.Join(dir, shmDir)),
+	)
+}
+
+func writeHostname(path string, config *runtimeapi.PodSandboxConfig) error {
+	name := config.GetHostname()
+	if name == "" || oci.HostNetwork(config) {
+		host, err := os.Hostname()
+		if err != nil {
+			return err
+		}
+		name = host
+	}
+	return os.WriteFile(path, []byte(name+"\n"), 0o644)
+}
+
+// writeHosts copies the node's /etc/hosts; the kubelet mounts its own over it.
+func writeHosts(path string) error {
+	hosts, err := os.ReadFile("/etc/hosts")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.WriteFile(path, hosts, 0o644)
+}
+
+// writeResolvConf writes what the CRI says, in its order; without a DNSConfig
+// the pod resolves as the node does, with an empty one it does not resolve.
+func writeResolvConf(path string, dns *runtimeapi.DNSConfig) error {
+	if dns == nil {
+		node, err := os.ReadFile("/etc/resolv.conf")
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return os.WriteFile(path, node, 0o644)
+	}
+	return os.WriteFile(path, resolvConf(dns), 0o644)
+}
+
+// resolvConf is in the form of resolv.conf(5).
+func resolvConf(dns *runtimeapi.DNSConfig) []byte {
+	var b bytes.Buffer
+	if len(dns.GetSearches()) > 0 {
+		fmt.Fprintln(&b, "search", strings.Join(dns.GetSearches(), " "))
+	}
+	for _, server := range dns.GetServers() {
+		fmt.Fprintln(&b, "nameserver", server)
+	}
+	if len(dns.GetOptions()) > 0 {
+		fmt.Fprintln(&b, "options", strings.Join(dns.GetOptions(), " "))
+	}
+	return b.Bytes()
+}
+
+// makeShm mounts the /dev/shm that the containers of the pod share. In the IPC
+// namespace of the node they get the node's.
+func (c *creation) makeShm(path string) error {
+	if c.config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetIpc() == runtimeapi.NamespaceMode_NODE {
+		return nil
+	}
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return err
+	}
+	options := fmt.Sprintf("mode=1777,size=%d", shmSize)
+	if root, mapped := rootOf(oci.UserNamespace(c.config)); mapped {
+		options += fmt.Sprintf(",uid=%d,gid=%d", root.uid, root.gid)
+	}
+	if err := unix.Mount("shm", path, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return fmt.Errorf("mount the pod's /dev/shm: %w", err)
+	}
+	return nil
+}
+
+type owner struct{ uid, gid uint32 }
+
+// rootOf is who on the host is root in the pod's user namespace.
+func rootOf(userns *runtimeapi.UserNamespace) (root owner, mapped bool) {
+	uid, hasUID := hostID(userns.GetUids())
+	gid, hasGID := hostID(userns.GetGids())
+	return owner{uid, gid}, hasUID && hasGID
+}
+
+func hostID(mappings []*runtimeapi.IDMapping) (uint32, bool) {
+	for _, m := range mappings {
+		if m.GetContainerId() == 0 {
+			return m.GetHostId(), true
+		}
+	}
+	return 0, false
+}
+
+// removeFiles takes back what makeFiles made. The log directory belongs to the
+// kubelet.
+func (s *Sandboxes) removeFiles(id string) error {
+	dir := s.Dir(id)
+	shm := filepath.Join(dir, shmDir)
+	err := unix.Unmount(shm, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unmount %s: %w", shm, err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove the files of sandbox %s: %w", id, err)
+	}
+	return nil
+}

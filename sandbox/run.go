@@ -1,0 +1,188 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/oci"
+)
+
+// Run makes the sandbox of a pod and returns its id. A second call for the
+// same pod and attempt waits for the first and gets the same id. The context
+// limits the waiting, not the work.
+func (s *Sandboxes) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
+	if err := around(ctx, "check", func() error { return s.Check(config, handler) }); err != nil {
+		return "", err
+	}
+	sb, mine, err := s.reserve(config, handler)
+	if err != nil {
+		return "", err
+	}
+	if mine {
+		s.work.Go(func() { s.create(context.WithoutCancel(ctx), sb) })
+	}
+	return sb.await(ctx)
+}
+
+// create is Run after the name is reserved.
+func (s *Sandboxes) create(ctx context.Context, sb *Sandbox) {
+	defer close(sb.built)
+	sb.lock <- struct{}{}
+	defer func() { <-sb.lock }()
+
+	ctx, cancel := s.bound(ctx, s.options.Limits.Run)
+	defer cancel()
+	c := &creation{Sandbox: sb, owner: s, ctx: ctx}
+	c.run()
+	if c.err == nil {
+		sb.listed.Store(true)
+		s.watch(sb)
+		return
+	}
+	sb.runErr = s.undo(c)
+}
+
+// bound gives a context that ends with the daemon and after the limit.
+func (s *Sandboxes) bound(ctx context.Context, limit time.Duration) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(s.base, func() { cancel(context.Cause(s.base)) })
+	ctx, release := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not done within %v: %w", limit, context.DeadlineExceeded))
+	return ctx, func() {
+		release()
+		stop()
+		cancel(nil)
+	}
+}
+
+// run goes through the steps 3 to 11.
+func (c *creation) run() {
+	c.step("record", c.writeRecord)
+	c.step("files", c.makeFiles)
+	if oci.UserNamespace(c.config) != nil {
+		c.step("userns", c.makeUserns)
+	}
+	if c.hostNetwork() {
+		c.step("prepare", c.preparePause)
+		c.step("start", c.startPause)
+		return
+	}
+	c.step("netns", c.makeNetns)
+	c.step("loopback", c.loopbackUp)
+	if needsInterfaces(c.config) {
+		c.step("cni add", c.attach)
+		c.step("addresses", c.checkAddresses)
+		c.step("prepare", c.preparePause)
+	} else {
+		prepared := c.beside("prepare", c.preparePause)
+		c.step("cni add", c.attach)
+		c.step("addresses", c.checkAddresses)
+		// Waited for even when ADD failed: what is undone must have ended.
+		c.err = errors.Join(c.err, prepared())
+	}
+	c.step("start", c.startPause)
+}
+
+// undo destroys what a failed Run made. The attachment, if its DEL fails too,
+// goes on by itself in the network's journal; anything else that could not be
+// taken back keeps the sandbox, listed as NotReady, for Stop and Remove.
+func (s *Sandboxes) undo(c *creation) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), s.options.Limits.Destroy)
+	defer cancel()
+	undoErr := errors.Join(c.starter.abort(), c.holder.end(), s.destroy(ctx, c.Sandbox, leaveToJournal))
+	err := fmt.Errorf("run sandbox %s: %w", c.ID, c.err)
+	if undoErr == nil {
+		return err
+	}
+	s.options.Logger.Error("a sandbox that failed could not be taken back: stop and remove it", "sandbox", c.ID, "err", undoErr)
+	c.listed.Store(true)
+	return errors.Join(err, fmt.Errorf("take sandbox %s back: %w", c.ID, undoErr))
+}
+
+// writeRecord makes the sandbox known to a daemon that comes after a crash,
+// and chooses the network configuration for the whole life of the pod. The two
+// files are written side by side: each waits for the disk.
+func (c *creation) writeRecord() error {
+	journalled := make(chan error, 1)
+	go func() { journalled <- c.journal() }()
+	err := c.owner.records.Write(c.ID, c.Record)
+	return errors.Join(err, <-journalled)
+}
+
+func (c *creation) journal() error {
+	if c.hostNetwork() {
+		return nil
+	}
+	configuration, err := c.owner.options.Networks.Configuration()
+	if err != nil {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
+	}
+	attachment, err := newAttachment(c.Sandbox, configuration)
+	if err != nil {
+		return err
+	}
+	return c.owner.options.Networks.Journal(attachment)
+}
+
+func (c *creation) makeNetns() error {
+	if c.holder.running() {
+		return errors.Join(c.holder.Pin(c.owner.options.Netns, c.ID, "net"), c.holder.end())
+	}
+	return c.owner.options.Netns.Create(c.ID)
+}
+
+func (c *creation) loopbackUp() error {
+	return network.LoopbackUp(c.owner.options.Netns.Path(c.ID))
+}
+
+func (c *creation) attach() error {
+	result, err := c.owner.options.Networks.Attach(c.ctx, c.ID, c.owner.options.Netns.Path(c.ID))
+	if err != nil {
+		return err
+	}
+	raw, err := json.Marshal(result.Raw)
+	if err != nil {
+		return err
+	}
+	c.update(func(f *Facts) { f.Addresses, f.CNIResult = result.Addresses, raw })
+	return nil
+}
+
+func (c *creation) checkAddresses() error {
+	if len(c.Addresses()) == 0 {
+		return network.ErrNoAddress
+	}
+	return nil
+}
+
+func (c *creation) preparePause() error {
+	spec, err := c.spec()
+	if err != nil {
+		return err
+	}
+	c.starter, err = c.owner.preparePause(c.ctx, c.ID, spec)
+	return err
+}
+
+// startPause releases pause and makes the sandbox Ready: the facts are written
+// first, so that a Ready sandbox is Ready for a daemon that comes after, too.
+func (c *creation) startPause() error {
+	pause, err := c.starter.release()
+	if err != nil {
+		return err
+	}
+	c.pause = pause
+	facts := c.update(func(f *Facts) {
+		f.BootID = c.owner.bootID
+		f.Pause = pause.Facts
+		f.Timeline = c.timeline
+		f.ReadyAt = time.Now()
+	})
+	return c.owner.facts.Write(c.ID, *facts)
+}

@@ -1,0 +1,78 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/process"
+)
+
+// Sandbox is one pod sandbox.
+type Sandbox struct {
+	Record
+	config *runtimeapi.PodSandboxConfig
+
+	// facts are replaced, never changed, by whoever holds the lock.
+	facts atomic.Pointer[Facts]
+	// stage is the step that is under way, "" when none is.
+	stage atomic.Pointer[StepTime]
+	// listed is set once the sandbox is to be seen: after Run succeeded, or
+	// when what Run left could not be taken back.
+	listed atomic.Bool
+
+	// built is closed when Run has ended, with runErr set before.
+	built  chan struct{}
+	runErr error
+
+	// lock is held by whoever changes the sandbox; a channel, so that waiting
+	// for it ends with the waiter's context.
+	lock chan struct{}
+	// pause is the running pause process; only under the lock.
+	pause *process.Process
+}
+
+func newSandbox(record Record, config *runtimeapi.PodSandboxConfig) *Sandbox {
+	sb := &Sandbox{Record: record, config: config, built: make(chan struct{}), lock: make(chan struct{}, 1)}
+	sb.facts.Store(&Facts{})
+	return sb
+}
+
+// acquire takes the sandbox's lock, or gives up with the context.
+func (sb *Sandbox) acquire(ctx context.Context) (release func(), err error) {
+	select {
+	case sb.lock <- struct{}{}:
+		return func() { <-sb.lock }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for another operation on sandbox %s: %w", sb.ID, context.Cause(ctx))
+	}
+}
+
+func (sb *Sandbox) hostNetwork() bool { return oci.HostNetwork(sb.config) }
+
+// Config is what the sandbox was made from. It must not be changed.
+func (sb *Sandbox) Config() *runtimeapi.PodSandboxConfig { return sb.config }
+
+// Facts are what is known of the sandbox now. They must not be changed.
+func (sb *Sandbox) Facts() *Facts { return sb.facts.Load() }
+
+// Ready tells whether the sandbox can run containers.
+func (sb *Sandbox) Ready() bool { return sb.Facts().Ready() }
+
+// Stage is the step of Run that is under way and since when, nil if none is.
+func (sb *Sandbox) Stage() *StepTime { return sb.stage.Load() }
+
+// Addresses are those of eth0, none for the host network.
+func (sb *Sandbox) Addresses() []netip.Addr { return sb.Facts().Addresses }
+
+// update replaces the facts; the lock is held.
+func (sb *Sandbox) update(change func(*Facts)) *Facts {
+	next := *sb.facts.Load()
+	change(&next)
+	sb.facts.Store(&next)
+	return &next
+}

@@ -1,0 +1,159 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/state"
+)
+
+// Options say what sandboxes are made with.
+type Options struct {
+	// Root is the durable directory, State the volatile one.
+	Root, State string
+	// Mark starts the name of every cgroup and namespace file made here, and
+	// tells ours from those of others, of another daemon of this program too.
+	Mark string
+	// Shim is the program that starts pause.
+	Shim string
+	// Handlers are the runtime handlers besides "".
+	Handlers []string
+	// SystemdCgroup chooses the cgroup driver; CgroupParent is for pods that
+	// name none.
+	SystemdCgroup bool
+	CgroupParent  string
+	Machine       oci.Machine
+	Hierarchies   cgroup.Hierarchies
+	Networks      *network.Networks
+	Netns, Userns *network.Namespaces
+	Limits        Limits
+	Logger        *slog.Logger
+}
+
+// Limits bound what a sandbox may wait for.
+type Limits struct {
+	// Run is the longest that all steps together may take, Destroy the
+	// longest for taking a sandbox back.
+	Run, Destroy time.Duration
+	// Kill is how long a process may take to go after SIGKILL.
+	Kill time.Duration
+}
+
+// Sandboxes are all pod sandboxes of this node.
+type Sandboxes struct {
+	options Options
+	records *state.Records[Record]
+	facts   *state.Records[Facts]
+	bootID  string
+	// rebooted: the machine has booted since the last daemon ran.
+	rebooted bool
+
+	// base ends when the daemon does; work are the goroutines that it ends.
+	base   context.Context
+	cancel context.CancelCauseFunc
+	work   sync.WaitGroup
+
+	// mu guards the maps and lastCreated, and is never held while anything
+	// runs or is written.
+	mu          sync.RWMutex
+	byID        map[string]*Sandbox
+	byName      map[string]*Sandbox
+	lastCreated int64
+}
+
+// Find returns the sandbox with the id, or the only one whose id starts so;
+// errdefs.ErrNotFound if there is none.
+func (s *Sandboxes) Find(id string) (*Sandbox, error) {
+	if id == "" {
+		return nil, fmt.Errorf("pod sandbox id is empty: %w", errdefs.ErrInvalidArgument)
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if sb := s.byID[id]; sb != nil && sb.listed.Load() {
+		return sb, nil
+	}
+	var found *Sandbox
+	for full, sb := range s.byID {
+		if !sb.listed.Load() || !strings.HasPrefix(full, id) {
+			continue
+		}
+		if found != nil {
+			return nil, fmt.Errorf("pod sandbox id %q is the start of several: %w", id, errdefs.ErrInvalidArgument)
+		}
+		found = sb
+	}
+	if found == nil {
+		return nil, fmt.Errorf("pod sandbox %q: %w", id, errdefs.ErrNotFound)
+	}
+	return found, nil
+}
+
+// List returns the sandboxes that are to be seen, the newest first.
+func (s *Sandboxes) List() []*Sandbox {
+	return s.all(func(sb *Sandbox) bool { return sb.listed.Load() })
+}
+
+// Building returns the sandboxes that Run is working on, or that are being
+// taken back after it failed.
+func (s *Sandboxes) Building() []*Sandbox {
+	return s.all(func(sb *Sandbox) bool { return !sb.listed.Load() })
+}
+
+func (s *Sandboxes) all(match func(*Sandbox) bool) []*Sandbox {
+	s.mu.RLock()
+	list := make([]*Sandbox, 0, len(s.byID))
+	for _, sb := range s.byID {
+		if match(sb) {
+			list = append(list, sb)
+		}
+	}
+	s.mu.RUnlock()
+	slices.SortFunc(list, func(a, b *Sandbox) int { return int(b.CreatedAt - a.CreatedAt) })
+	return list
+}
+
+// Quarantined are the files of records that could not be read.
+func (s *Sandboxes) Quarantined() []string { return s.records.Quarantined() }
+
+// exists tells whether the id has a sandbox, listed or not.
+func (s *Sandboxes) exists(id string) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.byID[id] != nil
+}
+
+// forget drops the sandbox and its name.
+func (s *Sandboxes) forget(sb *Sandbox) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.byID, sb.ID)
+	if name := nameOf(sb.config.GetMetadata()); s.byName[name] == sb {
+		delete(s.byName, name)
+	}
+}
+
+// Close cancels what is under way, waits until it has been taken back, and
+// lets go of the pause processes, which live on.
+func (s *Sandboxes) Close() {
+	s.cancel(errShutdown)
+	s.work.Wait()
+}
+
+// errShutdown is the cause of work that a shutdown cut short.
+var errShutdown = fmt.Errorf("minicri is shutting down: %w", errdefs.ErrUnavailable)
+
+// Dir is the volatile directory of a sandbox.
+func (s *Sandboxes) Dir(id string) string { return filepath.Join(s.options.State, "sandboxes", id) }
+
+func (s *Sandboxes) runtimeRoot() string { return filepath.Join(s.options.State, "libcontainer") }

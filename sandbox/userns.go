@@ -1,0 +1,45 @@
+package sandbox
+
+import (
+	"errors"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/oci"
+)
+
+// holder is the process that holds a new user namespace, if there is one.
+type holder struct{ *network.Holder }
+
+func (h *holder) running() bool { return h.Holder != nil }
+
+func (h *holder) end() error {
+	ending := h.Holder
+	h.Holder = nil
+	return ending.End()
+}
+
+// makeUserns makes the pod's user namespace and, in the same breath, the
+// network namespace that it owns; the step netns pins that one.
+func (c *creation) makeUserns() error {
+	userns := oci.UserNamespace(c.config)
+	held, err := network.StartHolder(c.owner.pauseProgram(), idMappings(userns.GetUids()), idMappings(userns.GetGids()))
+	if err != nil {
+		return err
+	}
+	c.holder.Holder = held
+	err = held.Pin(c.owner.options.Userns, c.ID, "user")
+	if err == nil && !c.hostNetwork() {
+		return nil
+	}
+	return errors.Join(err, c.holder.end())
+}
+
+func idMappings(from []*runtimeapi.IDMapping) []network.IDMapping {
+	var to []network.IDMapping
+	for _, m := range from {
+		to = append(to, network.IDMapping{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Length: m.GetLength()})
+	}
+	return to
+}

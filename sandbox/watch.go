@@ -1,0 +1,35 @@
+package sandbox
+
+import (
+	"context"
+	"time"
+)
+
+// watch notices when pause ends. The goroutine ends when pause does, or when
+// the pause process is let go of: by destroy, or by Close.
+func (s *Sandboxes) watch(sb *Sandbox) {
+	pause := sb.pause
+	s.work.Go(func() {
+		// Closing is what makes Wait return; destroy may have done it already.
+		stop := context.AfterFunc(s.base, func() { _ = pause.Close() })
+		defer stop()
+		if err := pause.Wait(); err != nil {
+			return
+		}
+		pause.Reap()
+		s.noteExit(sb)
+	})
+}
+
+func (s *Sandboxes) noteExit(sb *Sandbox) {
+	sb.lock <- struct{}{}
+	defer func() { <-sb.lock }()
+	if !sb.Ready() {
+		return
+	}
+	s.options.Logger.Warn("the pause process ended by itself: the sandbox is not ready any more", "sandbox", sb.ID)
+	facts := sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
+	if err := s.facts.Write(sb.ID, *facts); err != nil {
+		s.options.Logger.Error("the end of pause is not on disk; a restart notices it again", "sandbox", sb.ID, "err", err)
+	}
+}

@@ -1,0 +1,8 @@
+// Package server is the CRI surface of minicri: one file for each noun of the
+// API. A method checks what is about the form of the request, calls the
+// package that does the work, and turns the result into the API's messages.
+// Nothing here mounts, starts a process or writes a file, and no state is kept.
+//
+// Errors of the domain are turned into gRPC codes in one place, by the
+// interceptors, with the one table of errors.go.
+package server

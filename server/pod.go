@@ -1,0 +1,146 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/sandbox"
+)
+
+// RunPodSandbox makes a pod's sandbox.
+func (r *Runtime) RunPodSandbox(ctx context.Context, request *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
+	id, err := r.Sandboxes.Run(ctx, request.GetConfig(), request.GetRuntimeHandler())
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
+}
+
+// StopPodSandbox ends what runs in the sandbox and takes its network back.
+func (r *Runtime) StopPodSandbox(ctx context.Context, request *runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
+	if err := r.Sandboxes.Stop(ctx, request.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.StopPodSandboxResponse{}, nil
+}
+
+// RemovePodSandbox removes the sandbox, running or not.
+func (r *Runtime) RemovePodSandbox(ctx context.Context, request *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
+	if err := r.Sandboxes.Remove(ctx, request.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.RemovePodSandboxResponse{}, nil
+}
+
+// PodSandboxStatus answers from memory; NotFound when there is no such sandbox.
+func (r *Runtime) PodSandboxStatus(_ context.Context, request *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
+	sb, err := r.Sandboxes.Find(request.GetPodSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	response := &runtimeapi.PodSandboxStatusResponse{Status: r.podStatus(sb)}
+	if request.GetVerbose() {
+		response.Info, err = r.verbosePodStatus(sb)
+	}
+	return response, err
+}
+
+func (r *Runtime) podStatus(sb *sandbox.Sandbox) *runtimeapi.PodSandboxStatus {
+	config := sb.Config()
+	options := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	if options == nil {
+		options = &runtimeapi.NamespaceOption{}
+	}
+	return &runtimeapi.PodSandboxStatus{
+		Id:             sb.ID,
+		Metadata:       config.GetMetadata(),
+		State:          podState(sb),
+		CreatedAt:      sb.CreatedAt,
+		Network:        r.podNetwork(sb),
+		Linux:          &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{Options: options}},
+		Labels:         config.GetLabels(),
+		Annotations:    config.GetAnnotations(),
+		RuntimeHandler: sb.RuntimeHandler,
+	}
+}
+
+// podNetwork has no addresses when the namespace that they were in is gone.
+func (r *Runtime) podNetwork(sb *sandbox.Sandbox) *runtimeapi.PodSandboxNetworkStatus {
+	status := &runtimeapi.PodSandboxNetworkStatus{}
+	for i, address := range r.Sandboxes.LiveAddresses(sb) {
+		if i == 0 {
+			status.Ip = address.String()
+			continue
+		}
+		status.AdditionalIps = append(status.AdditionalIps, &runtimeapi.PodIP{Ip: address.String()})
+	}
+	return status
+}
+
+func podState(sb *sandbox.Sandbox) runtimeapi.PodSandboxState {
+	if sb.Ready() {
+		return runtimeapi.PodSandboxState_SANDBOX_READY
+	}
+	return runtimeapi.PodSandboxState_SANDBOX_NOTREADY
+}
+
+func (r *Runtime) verbosePodStatus(sb *sandbox.Sandbox) (map[string]string, error) {
+	facts := sb.Facts()
+	details := r.Sandboxes.Details(sb)
+	return encodeInfo(map[string]any{
+		"info": map[string]any{
+			"pid":                facts.Pause.PID,
+			"netNamespace":       details.NetnsPath,
+			"netNamespaceClosed": details.NetnsClosed,
+			"runtimeHandler":     sb.RuntimeHandler,
+			"cgroupsPath":        sb.CgroupsPath,
+			"config":             sb.Record.Config,
+			"cniResult":          facts.CNIResult,
+			"runtimeSpec":        json.RawMessage(details.RuntimeSpec),
+			"timeline":           facts.Timeline,
+		},
+	})
+}
+
+// ListPodSandbox lists the sandboxes that match every field of the filter.
+func (r *Runtime) ListPodSandbox(_ context.Context, request *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+	return &runtimeapi.ListPodSandboxResponse{Items: r.pods(request.GetFilter())}, nil
+}
+
+// podsPerMessage keeps each message of a stream far below the limit of gRPC.
+const podsPerMessage = 100
+
+// StreamPodSandboxes sends the same list in pieces.
+func (r *Runtime) StreamPodSandboxes(request *runtimeapi.StreamPodSandboxesRequest, stream runtimeapi.RuntimeService_StreamPodSandboxesServer) error {
+	pods := r.pods(request.GetFilter())
+	for len(pods) > 0 {
+		n := min(podsPerMessage, len(pods))
+		if err := stream.Send(&runtimeapi.StreamPodSandboxesResponse{PodSandboxes: pods[:n]}); err != nil {
+			return err
+		}
+		pods = pods[n:]
+	}
+	return nil
+}
+
+func (r *Runtime) pods(filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
+	pods := []*runtimeapi.PodSandbox{}
+	for _, sb := range r.Sandboxes.List() {
+		if !matches(sb, filter) {
+			continue
+		}
+		config := sb.Config()
+		pods = append(pods, &runtimeapi.PodSandbox{
+			Id:             sb.ID,
+			Metadata:       config.GetMetadata(),
+			State:          podState(sb),
+			CreatedAt:      sb.CreatedAt,
+			Labels:         config.GetLabels(),
+			Annotations:    config.GetAnnotations(),
+			RuntimeHandler: sb.RuntimeHandler,
+		})
+	}
+	return pods
+}

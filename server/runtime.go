@@ -1,0 +1,148 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"runtime"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/network"
+)
+
+// The versions that the kubelet asks for: its own API version and ours.
+const (
+	kubeletAPIVersion = "0.1.0"
+	runtimeName       = "minicri"
+	runtimeAPIVersion = "v1"
+)
+
+// Version tells who we are.
+func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
+	return &runtimeapi.VersionResponse{
+		Version:           kubeletAPIVersion,
+		RuntimeName:       runtimeName,
+		RuntimeVersion:    r.Info.Version,
+		RuntimeApiVersion: runtimeAPIVersion,
+	}, nil
+}
+
+// Status tells whether pods can be run. It answers from memory.
+func (r *Runtime) Status(_ context.Context, request *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+	response := &runtimeapi.StatusResponse{
+		Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
+			{Type: runtimeapi.RuntimeReady, Status: true},
+			r.networkCondition(),
+		}},
+		RuntimeHandlers: r.handlers(),
+		Features:        &runtimeapi.RuntimeFeatures{},
+	}
+	if !request.GetVerbose() {
+		return response, nil
+	}
+	var err error
+	response.Info, err = r.verboseStatus()
+	return response, err
+}
+
+func (r *Runtime) networkCondition() *runtimeapi.RuntimeCondition {
+	condition := &runtimeapi.RuntimeCondition{Type: runtimeapi.NetworkReady, Status: true}
+	if err := r.Networks.Ready(); err != nil {
+		condition.Status = false
+		condition.Reason = "NetworkPluginNotReady"
+		condition.Message = err.Error()
+	}
+	return condition
+}
+
+// handlers lists "", which is the default handler, and the named ones. What
+// their features say is about containers.
+func (r *Runtime) handlers() []*runtimeapi.RuntimeHandler {
+	var handlers []*runtimeapi.RuntimeHandler
+	for _, name := range append([]string{""}, r.Info.Handlers...) {
+		handlers = append(handlers, &runtimeapi.RuntimeHandler{Name: name, Features: &runtimeapi.RuntimeHandlerFeatures{}})
+	}
+	return handlers
+}
+
+// verboseStatus shows what a person needs to see when pods do not start or do
+// not go: the configuration, the network, what is being made and what is left.
+func (r *Runtime) verboseStatus() (map[string]string, error) {
+	type building struct {
+		ID    string `json:"id"`
+		Name  string `json:"name"`
+		Stage any    `json:"stage"`
+	}
+	info := map[string]any{
+		"config":             r.Info.Config,
+		"golang":             runtime.Version(),
+		"networkProblems":    texts(r.Networks.Problems()),
+		"pendingAttachments": pending(r.Networks.Pending()),
+		"quarantinedRecords": r.Sandboxes.Quarantined(),
+	}
+	if configuration, err := r.Networks.Configuration(); err == nil {
+		info["cniconfig"] = map[string]any{"name": configuration.Name, "file": configuration.File, "config": json.RawMessage(configuration.Bytes)}
+	}
+	under := []building{}
+	for _, sb := range r.Sandboxes.Building() {
+		m := sb.Config().GetMetadata()
+		under = append(under, building{ID: sb.ID, Name: m.GetNamespace() + "/" + m.GetName(), Stage: sb.Stage()})
+	}
+	info["building"] = under
+	return encodeInfo(info)
+}
+
+func pending(attachments []network.Attachment) []map[string]any {
+	list := []map[string]any{}
+	for _, a := range attachments {
+		list = append(list, map[string]any{"sandbox": a.ID, "network": a.Network, "tries": a.Tries, "since": a.FirstFailure, "error": a.LastError})
+	}
+	return list
+}
+
+func texts(errs []error) []string {
+	list := []string{}
+	for _, err := range errs {
+		list = append(list, err.Error())
+	}
+	return list
+}
+
+// encodeInfo turns the values of verbose answers into JSON, as crictl wants.
+func encodeInfo(values map[string]any) (map[string]string, error) {
+	info := make(map[string]string, len(values))
+	for key, value := range values {
+		encoded, err := json.Marshal(value)
+		if err != nil {
+			return nil, fmt.Errorf("encode %s for the verbose answer: %w", key, err)
+		}
+		info[key] = string(encoded)
+	}
+	return info, nil
+}
+
+// RuntimeConfig tells the kubelet which cgroup driver to use.
+func (r *Runtime) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigRequest) (*runtimeapi.RuntimeConfigResponse, error) {
+	driver := runtimeapi.CgroupDriver_CGROUPFS
+	if r.Info.SystemdCgroup {
+		driver = runtimeapi.CgroupDriver_SYSTEMD
+	}
+	return &runtimeapi.RuntimeConfigResponse{Linux: &runtimeapi.LinuxRuntimeConfiguration{CgroupDriver: driver}}, nil
+}
+
+// UpdateRuntimeConfig takes the node's pod CIDR for the default network.
+func (r *Runtime) UpdateRuntimeConfig(_ context.Context, request *runtimeapi.UpdateRuntimeConfigRequest) (*runtimeapi.UpdateRuntimeConfigResponse, error) {
+	cidr := request.GetRuntimeConfig().GetNetworkConfig().GetPodCidr()
+	if cidr == "" {
+		return &runtimeapi.UpdateRuntimeConfigResponse{}, nil
+	}
+	if _, err := network.ParseSubnets(cidr); err != nil {
+		return nil, fmt.Errorf("runtime_config.network_config.pod_cidr: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	if err := r.Networks.SetPodCIDR(cidr); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.UpdateRuntimeConfigResponse{}, nil
+}

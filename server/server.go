@@ -1,0 +1,80 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/sandbox"
+)
+
+// Runtime implements runtime.v1.RuntimeService. What this build cannot do yet
+// answers Unimplemented, by the embedded type.
+type Runtime struct {
+	runtimeapi.UnimplementedRuntimeServiceServer
+	Sandboxes *sandbox.Sandboxes
+	Networks  *network.Networks
+	Info      Info
+}
+
+// Info is what the runtime says of itself.
+type Info struct {
+	Version       string
+	SystemdCgroup bool
+	Handlers      []string
+	// Config is the configuration in effect, for the verbose status.
+	Config any
+}
+
+// largestMessage is what the kubelet accepts from a runtime.
+const largestMessage = 16 << 20
+
+// New makes a gRPC server that serves the runtime.
+func New(runtime *Runtime, logger *slog.Logger) *grpc.Server {
+	calls := calls{logger: logger}
+	server := grpc.NewServer(
+		grpc.MaxRecvMsgSize(largestMessage),
+		grpc.MaxSendMsgSize(largestMessage),
+		grpc.UnaryInterceptor(calls.unary),
+		grpc.StreamInterceptor(calls.stream),
+	)
+	runtimeapi.RegisterRuntimeServiceServer(server, runtime)
+	return server
+}
+
+// calls are what every call goes through: its error gets a code, a panic
+// becomes an error of this call alone, and both are logged.
+type calls struct{ logger *slog.Logger }
+
+func (c calls) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
+	defer c.end(info.FullMethod, time.Now(), &err)
+	return handler(ctx, request)
+}
+
+func (c calls) stream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
+	defer c.end(info.FullMethod, time.Now(), &err)
+	return handler(server, stream)
+}
+
+func (c calls) end(method string, began time.Time, err *error) {
+	if reason := recover(); reason != nil {
+		c.logger.Error("panic in a call", "method", method, "reason", reason, "stack", string(debug.Stack()))
+		*err = status.Error(codes.Internal, fmt.Sprintf("%s: panic: %v", method, reason))
+		return
+	}
+	*err = grpcError(*err)
+	switch status.Code(*err) {
+	case codes.OK, codes.NotFound:
+		c.logger.Debug("call", "method", method, "took", time.Since(began), "err", *err)
+	default:
+		c.logger.Warn("call failed", "method", method, "took", time.Since(began), "err", *err)
+	}
+}

@@ -1,0 +1,51 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// WriteFile replaces the file at path with data in one step. With durable it
+// returns only when the data and the name are on the disk (fsync(2) of the
+// file and of its directory).
+func WriteFile(path string, data []byte, durable bool) error {
+	temporary, err := writeTemporary(path, data, durable)
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(temporary, path); err != nil {
+		return errors.Join(err, os.Remove(temporary))
+	}
+	if !durable {
+		return nil
+	}
+	return syncDirectory(filepath.Dir(path))
+}
+
+func writeTemporary(path string, data []byte, durable bool) (string, error) {
+	file, err := os.CreateTemp(filepath.Dir(path), temporaryPrefix+filepath.Base(path)+"-*")
+	if err != nil {
+		return "", err
+	}
+	_, err = file.Write(data)
+	if err == nil && durable {
+		err = file.Sync()
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		return "", errors.Join(err, os.Remove(file.Name()))
+	}
+	return file.Name(), nil
+}
+
+func syncDirectory(path string) error {
+	directory, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(directory.Sync(), directory.Close()); err != nil {
+		return fmt.Errorf("sync %s: %w", path, err)
+	}
+	return nil
+}
