@@ -26,14 +26,21 @@ type Progress struct {
 	Total  int64 // bytes
 }
 
-// reportEvery bounds how often a download reports.
+// reportEvery bounds how often one stage of one blob is reported.
 const reportEvery = 100 * time.Millisecond
 
 // watchers are the callers that follow one pull.
 type watchers struct {
-	mu   sync.Mutex // guards all; held while they are told, so news stay in order
+	mu   sync.Mutex // guards what follows; held while they are told, so news stay in order
 	next int
 	all  map[int]func(Progress)
+	last map[string]told // by digest
+}
+
+// told is the last news of a blob.
+type told struct {
+	stage Stage
+	time  time.Time
 }
 
 // add returns the function that takes the watcher away again; after it returned,
@@ -45,7 +52,7 @@ func (w *watchers) add(progress func(Progress)) (forget func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.all == nil {
-		w.all = map[int]func(Progress){}
+		w.all, w.last = map[int]func(Progress){}, map[string]told{}
 	}
 	w.next++
 	key := w.next
@@ -60,9 +67,22 @@ func (w *watchers) add(progress func(Progress)) (forget func()) {
 func (w *watchers) report(p Progress) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if len(w.all) == 0 || !w.isNews(p) {
+		return
+	}
 	for _, tell := range w.all {
 		tell(p)
 	}
+}
+
+func (w *watchers) isNews(p Progress) bool {
+	last, now := w.last[p.Digest], time.Now()
+	again := last.stage == p.Stage
+	if again && (p.Stage == StageDone || p.Done < p.Total && now.Sub(last.time) < reportEvery) {
+		return false
+	}
+	w.last[p.Digest] = told{stage: p.Stage, time: now}
+	return true
 }
 
 // countedBody reports a download as it is read. It passes Seek on, which the
@@ -70,15 +90,13 @@ func (w *watchers) report(p Progress) {
 type countedBody struct {
 	io.ReadCloser
 	at     Progress
-	last   time.Time
 	report func(Progress)
 }
 
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.at.Done += int64(n)
-	if now := time.Now(); n > 0 && now.Sub(b.last) >= reportEvery {
-		b.last = now
+	if n > 0 {
 		b.report(b.at)
 	}
 	return n, err
