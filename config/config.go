@@ -27,6 +27,7 @@ type Config struct {
 	CgroupParent string `toml:"cgroup_parent" comment:"for pods that name none; '' is /minicri, or system.slice for systemd"`
 
 	DefaultNetwork DefaultNetwork `toml:"default_network" comment:"a bridge network, used while cni_conf_dir has none"`
+	Images         Images         `toml:"images" comment:"pulling and keeping images"`
 	Limits         Limits         `toml:"limits" comment:"how long things may take"`
 }
 
@@ -37,6 +38,18 @@ type DefaultNetwork struct {
 	Bridge  string `toml:"bridge"`
 	Subnet  string `toml:"subnet" comment:"one, or an IPv4 and an IPv6 one with ',' between them; '' is the pod CIDR that the kubelet sends"`
 	DataDir string `toml:"data_dir" comment:"where addresses are kept; '' is the plugin's own default"`
+}
+
+// Images say how images are pulled and kept.
+type Images struct {
+	CertsDirs       []string `toml:"certs_dirs" comment:"searched in order for HOST/hosts.toml, at each pull"`
+	DockerConfig    string   `toml:"docker_config" comment:"a docker config.json with credentials, for pulls that bring none"`
+	VerifierDir     string   `toml:"verifier_dir" comment:"programs that all have to accept an image before it is fetched"`
+	Pinned          []string `toml:"pinned" comment:"images that the kubelet must not collect"`
+	Sync            bool     `toml:"sync" comment:"whether a pulled image survives a power cut"`
+	ProgressTimeout Duration `toml:"progress_timeout" comment:"ends a pull whose registry sends no byte for so long"`
+	MaxDownloads    int      `toml:"max_downloads" comment:"blobs that one pull fetches at once"`
+	MaxUnpacks      int      `toml:"max_unpacks" comment:"layers that one pull unpacks at once"`
 }
 
 // Limits are how long things may take, and how often they are tried.
@@ -87,6 +100,10 @@ func Default() *Config {
 		DefaultNetwork: DefaultNetwork{
 			Name:   "minicri",
 			Bridge: "minicri0",
+		},
+		Images: Images{
+			CertsDirs: []string{"/etc/minicri/certs.d", "/etc/containerd/certs.d"},
+			Pinned:    []string{}, Sync: true, ProgressTimeout: second(60), MaxDownloads: 4, MaxUnpacks: 4,
 		},
 		Limits: Limits{
 			Run: second(230), Destroy: second(100), Kill: second(10),

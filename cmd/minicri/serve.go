@@ -46,7 +46,7 @@ func serve(ctx context.Context, arguments []string) error {
 	return run(ctx, c, logger)
 }
 
-func run(ctx context.Context, c *config.Config, logger *slog.Logger) error {
+func run(ctx context.Context, c *config.Config, logger *slog.Logger) (err error) {
 	// What belongs to the daemon ends after the last call has: its context is
 	// not that of the signal.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -55,22 +55,22 @@ func run(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 	defer stop()
 	wait.Go(func() { process.ReapOrphans(background) })
 
-	runtime, err := wire(background, c, logger)
+	node, err := wire(background, c, logger)
 	if err != nil {
 		return err
 	}
-	defer runtime.Sandboxes.Close()
-	wait.Go(func() { runtime.Networks.Run(background) })
+	defer func() { err = errors.Join(err, node.close()) }()
+	wait.Go(func() { node.runtime.Networks.Run(background) })
 
 	listener, err := listen(c.Socket)
 	if err != nil {
 		return err
 	}
 	served := make(chan error, 1)
-	grpcServer := server.New(runtime, logger)
+	grpcServer := server.New(node.runtime, node.images, logger)
 	go func() { served <- grpcServer.Serve(listener) }()
 	notify(logger, daemon.SdNotifyReady)
-	logger.Info("serving", "socket", c.Socket, "version", version, "pods", len(runtime.Sandboxes.List()))
+	logger.Info("serving", "socket", c.Socket, "version", version, "pods", len(node.runtime.Sandboxes.List()))
 
 	select {
 	case err := <-served:
@@ -79,7 +79,7 @@ func run(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 	}
 	notify(logger, daemon.SdNotifyStopping)
 	logger.Info("shutting down; pods keep running")
-	shutdown(grpcServer, runtime, time.Duration(c.Limits.Shutdown))
+	shutdown(grpcServer, node.runtime, time.Duration(c.Limits.Shutdown))
 	return nil
 }
 
