@@ -21,6 +21,7 @@ type Config struct {
 	CNIBin   string   `toml:"cni_bin_dir" comment:"network plugins; several directories with ':' between them"`
 	Shim     string   `toml:"shim" comment:"'' is minicri-shim beside the daemon"`
 	LogLevel string   `toml:"log_level" comment:"debug, info, warn or error"`
+	Metrics  string   `toml:"metrics_address" comment:"where Prometheus finds /metrics, such as 127.0.0.1:9440; '' is nowhere"`
 	Handlers []string `toml:"runtime_handlers" comment:"names that RuntimeClasses may use besides the default"`
 
 	CgroupDriver string `toml:"cgroup_driver" comment:"cgroupfs or systemd; '' is systemd where it runs the machine with cgroup v2"`
@@ -69,6 +70,7 @@ type Limits struct {
 	Reload      Duration `toml:"reload" comment:"how often cni_conf_dir is looked at"`
 	Status      Duration `toml:"status_period" comment:"how often the plugins are asked for their STATUS"`
 	GC          Duration `toml:"gc_period" comment:"how often CNI GC runs; '0s' turns it off"`
+	Check       Duration `toml:"check_period" comment:"how often CNI CHECK runs for all pods; '0s' is only at SIGUSR1"`
 	Shutdown    Duration `toml:"shutdown" comment:"how long calls may go on after SIGTERM"`
 }
 

@@ -38,7 +38,9 @@ type Options struct {
 	Networks      *network.Networks
 	Netns, Userns *network.Namespaces
 	Limits        Limits
-	Logger        *slog.Logger
+	// Observe is told of each step that has ended.
+	Observe func(step string, took time.Duration, err error)
+	Logger  *slog.Logger
 }
 
 // Limits bound what a sandbox may wait for.

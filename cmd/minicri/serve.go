@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/minicri/minicri/config"
+	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/process"
 	"github.com/minicri/minicri/server"
 )
@@ -61,6 +63,14 @@ func run(ctx context.Context, c *config.Config, logger *slog.Logger) (err error)
 	}
 	defer func() { err = errors.Join(err, node.close()) }()
 	wait.Go(func() { node.runtime.Networks.Run(background) })
+	wait.Go(func() { checkAtSignal(background, node.runtime.Networks) })
+	if c.Metrics != "" {
+		wait.Go(func() {
+			if err := node.metrics.Serve(background, c.Metrics, logger); err != nil {
+				logger.Error("no metrics", "err", err)
+			}
+		})
+	}
 
 	listener, err := listen(c.Socket)
 	if err != nil {
@@ -81,6 +91,21 @@ func run(ctx context.Context, c *config.Config, logger *slog.Logger) (err error)
 	logger.Info("shutting down; pods keep running")
 	shutdown(grpcServer, node.runtime, time.Duration(c.Limits.Shutdown))
 	return nil
+}
+
+// checkAtSignal has all attachments checked when SIGUSR1 comes.
+func checkAtSignal(ctx context.Context, networks *network.Networks) {
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGUSR1)
+	defer signal.Stop(asked)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-asked:
+			networks.RequestCheck()
+		}
+	}
 }
 
 // shutdown lets the calls under way finish, for no longer than the limit; then

@@ -16,6 +16,7 @@ import (
 	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/config"
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/metrics"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
@@ -28,17 +29,19 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*node, er
 	if err != nil {
 		return nil, err
 	}
-	runtime, err := wireRuntime(ctx, c, logger)
+	measured := metrics.New()
+	runtime, err := wireRuntime(ctx, c, measured, logger)
 	if err != nil {
 		return nil, errors.Join(err, images.Close())
 	}
-	return &node{runtime: runtime, images: images}, nil
+	return &node{runtime: runtime, images: images, metrics: measured}, nil
 }
 
 // node is all that the daemon serves.
 type node struct {
 	runtime *server.Runtime
 	images  *image.Store
+	metrics *metrics.Metrics
 }
 
 // close ends what is under way; pods and images stay.
@@ -56,7 +59,7 @@ func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
 	}
 }
 
-func wireRuntime(ctx context.Context, c *config.Config, logger *slog.Logger) (*server.Runtime, error) {
+func wireRuntime(ctx context.Context, c *config.Config, measured *metrics.Metrics, logger *slog.Logger) (*server.Runtime, error) {
 	machine, err := readMachine(logger)
 	if err != nil {
 		return nil, err
@@ -92,11 +95,13 @@ func wireRuntime(ctx context.Context, c *config.Config, logger *slog.Logger) (*s
 			Destroy: time.Duration(c.Limits.Destroy),
 			Kill:    time.Duration(c.Limits.Kill),
 		},
-		Logger: logger,
+		Observe: measured.Observe,
+		Logger:  logger,
 	})
 	if err != nil {
 		return nil, err
 	}
+	measured.Watch(sandboxes, networks)
 	return &server.Runtime{
 		Sandboxes: sandboxes,
 		Networks:  networks,
@@ -120,7 +125,7 @@ func openNetworks(ctx context.Context, c *config.Config, netns *network.Namespac
 			Status: time.Duration(l.CNIStatus), GC: time.Duration(l.CNIGC),
 			DetachTries: l.DetachTries, DetachTime: time.Duration(l.DetachTime),
 			RetryFirst: time.Duration(l.RetryFirst), RetryMost: time.Duration(l.RetryMost),
-			Reload: time.Duration(l.Reload), StatusPeriod: time.Duration(l.Status), GCPeriod: time.Duration(l.GC),
+			Reload: time.Duration(l.Reload), StatusPeriod: time.Duration(l.Status), GCPeriod: time.Duration(l.GC), CheckPeriod: time.Duration(l.Check),
 		},
 		Logger: logger,
 	})
