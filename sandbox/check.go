@@ -233,8 +233,14 @@ func (c *check) id(field string, id *runtimeapi.Int64Value) {
 }
 
 func (c *check) sysctls() {
-	for name, value := range c.config.GetLinux().GetSysctls() {
+	sysctls := c.config.GetLinux().GetSysctls()
+	for name, value := range sysctls {
 		field := fmt.Sprintf("config.linux.sysctls[%s]", name)
+		if dotted := oci.SysctlName(name); dotted != name {
+			if _, twice := sysctls[dotted]; twice {
+				c.bad(field, "is there as %s, too", dotted)
+			}
+		}
 		if err := oci.CheckSysctl(c.config, name); err != nil {
 			c.bad(field, "%w", err)
 		}
