@@ -147,14 +147,23 @@ func (c *Config) Check() error {
 	return c.Limits.check()
 }
 
+// shortest is less than any limit can be meant: a number without a unit, which
+// TOML lets through as nanoseconds, is an error.
+const shortest = Duration(time.Millisecond)
+
 func (l *Limits) check() error {
 	for key, limit := range map[string]Duration{
 		"run": l.Run, "destroy": l.Destroy, "kill": l.Kill, "cni_add": l.CNIAdd, "cni_del": l.CNIDel, "cni_check": l.CNICheck,
 		"cni_status": l.CNIStatus, "cni_gc": l.CNIGC, "retry_first": l.RetryFirst, "retry_most": l.RetryMost,
 		"reload": l.Reload, "status_period": l.Status, "shutdown": l.Shutdown,
 	} {
-		if limit <= 0 {
-			return fmt.Errorf("limits.%s: %v is not a positive duration", key, time.Duration(limit))
+		if limit < shortest {
+			return fmt.Errorf("limits.%s: %v is too short: write a duration with its unit, as in '5s'", key, time.Duration(limit))
+		}
+	}
+	for key, limit := range map[string]Duration{"detach_time": l.DetachTime, "gc_period": l.GC} {
+		if limit != 0 && limit < shortest {
+			return fmt.Errorf("limits.%s: %v is too short: write '0s', or a duration with its unit, as in '5s'", key, time.Duration(limit))
 		}
 	}
 	if l.DetachTries < 1 {

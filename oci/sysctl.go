@@ -44,7 +44,7 @@ func SysctlName(name string) string {
 func CheckSysctl(config *runtimeapi.PodSandboxConfig, name string) error {
 	dotted := SysctlName(name)
 	switch {
-	case dotted == "" || strings.ContainsAny(dotted, "\x00 ") || strings.Contains(dotted, ".."):
+	case dotted == "" || strings.ContainsAny(dotted, "\x00 ") || strings.Contains(name, "..") || strings.Contains(dotted, ".."):
 		return errors.New("not a name of a kernel parameter")
 	case strings.HasPrefix(dotted, "net."):
 		if HostNetwork(config) {
