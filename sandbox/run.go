@@ -181,7 +181,7 @@ func (c *creation) startPause() error {
 	facts := c.update(func(f *Facts) {
 		f.BootID = c.owner.bootID
 		f.Pause = pause.Facts
-		f.Timeline = c.timeline
+		f.Timeline = append(c.timeline, c.underWay())
 		f.ReadyAt = time.Now()
 	})
 	if err := c.owner.facts.Write(c.ID, *facts); err != nil {

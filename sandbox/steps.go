@@ -43,6 +43,13 @@ func (c *creation) step(name string, do func() error) {
 	c.err = err
 }
 
+// underWay is the row of the step that calls it, as far as it has come.
+func (c *creation) underWay() StepTime {
+	row := *c.stage.Load()
+	row.Took = time.Since(row.Began)
+	return row
+}
+
 // beside starts a step that runs along with those after it. The function that
 // it returns waits for it and gives its error, as often as it is called.
 func (c *creation) beside(name string, do func() error) (wait func() error) {
