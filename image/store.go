@@ -66,7 +66,7 @@ type Store struct {
 }
 
 // Open opens or makes the store below config.Root. What a killed predecessor
-// left half done is collected in the background. A store that another process
+// left half done is forgotten now and deleted in the background. A store that another process
 // holds is an ErrUnavailable.
 func Open(ctx context.Context, config Config) (*Store, error) {
 	config.setDefaults()
@@ -122,12 +122,16 @@ func newStore(config Config, dir string, engine *engine) *Store {
 	return s
 }
 
-// recover drops the leases of a predecessor, whose pulls ended with it, and
-// reads the records.
+// recover drops the leases of a predecessor, whose pulls ended with it, with what
+// they held, and reads the records. It must be complete before the first pull:
+// what a killed pull unpacked may not have reached the disk.
 func (s *Store) recover(ctx context.Context) error {
 	ctx = scope(ctx)
 	if err := s.dropLeases(ctx); err != nil {
 		return err
+	}
+	if err := s.engine.mark(ctx); err != nil {
+		return fmt.Errorf("drop unfinished pulls: %w", err)
 	}
 	return s.loadCatalog(ctx)
 }

@@ -88,10 +88,7 @@ func (s *Store) newUnpacker(ctx context.Context, report func(Progress)) (*unpack
 		SnapshotterKey: snapshotterKey,
 		Snapshotter:    s.snapshots,
 		Applier:        inPlace{apply.NewFileSystemApplier(s.engine.content)},
-		ApplyOpts: []diff.ApplyOpt{
-			diff.WithSyncFs(!s.config.NoSync),
-			diff.WithProgress(unpackReport(report)),
-		},
+		ApplyOpts:      []diff.ApplyOpt{diff.WithProgress(unpackReport(report))},
 	}
 	options := []unpack.UnpackerOpt{
 		unpack.WithLimiter(semaphore.NewWeighted(int64(s.config.MaxDownloads))),
