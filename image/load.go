@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -12,7 +11,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sys/unix"
 )
 
 // List returns the node's images, sorted by id.
@@ -89,15 +87,10 @@ func (s *Store) chainSize(ctx context.Context, chain string) (size int64, err er
 }
 
 // record makes an image exist: from here on it is listed and kept, also over a
-// power cut. Snapshots were committed before their files were on the disk; that
-// is sound because Open removes all that no record holds before anyone can
-// build on it.
+// power cut.
 func (s *Store) record(ctx context.Context, target ocispec.Descriptor, names ...string) (Image, error) {
 	b, err := s.readBody(ctx, target)
 	if err != nil {
-		return Image{}, err
-	}
-	if err := s.flush(); err != nil {
 		return Image{}, err
 	}
 	for _, name := range names {
@@ -107,23 +100,6 @@ func (s *Store) record(ctx context.Context, target ocispec.Descriptor, names ...
 	}
 	s.catalog.put(target.Digest, b, time.Now(), names...)
 	return s.catalog.find(b.id)
-}
-
-// flush writes the store's filesystem to the disk. The kernel has a call for one
-// file and for all, none for a tree.
-func (s *Store) flush() error {
-	if s.config.NoSync {
-		return nil
-	}
-	dir, err := os.Open(s.dir)
-	if err != nil {
-		return fmt.Errorf("flush: %w", err)
-	}
-	defer dir.Close()
-	if err := unix.Syncfs(int(dir.Fd())); err != nil {
-		return fmt.Errorf("flush %s: %w", s.dir, err)
-	}
-	return nil
 }
 
 func (s *Store) writeRecord(ctx context.Context, name string, target ocispec.Descriptor) error {

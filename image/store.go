@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -36,9 +37,10 @@ type Config struct {
 	// ProgressTimeout ends a pull whose registry sends no byte for so long.
 	// Default 1 minute.
 	ProgressTimeout time.Duration
-	// MaxDownloads is how many blobs one pull fetches at once. Default 4.
+	// MaxDownloads is how many blobs one pull fetches at once. Default 3.
 	MaxDownloads int
-	// MaxUnpacks is how many layers one pull unpacks at once. Default 4.
+	// MaxUnpacks is how many layers one pull unpacks at once. Default 4, or the
+	// number of processors if there are fewer.
 	MaxUnpacks int
 	// CollectDelay is how long the store must be quiet before garbage is
 	// collected. Default 2 seconds.
@@ -91,10 +93,10 @@ func (c *Config) setDefaults() {
 		c.ProgressTimeout = time.Minute
 	}
 	if c.MaxDownloads <= 0 {
-		c.MaxDownloads = 4
+		c.MaxDownloads = 3
 	}
 	if c.MaxUnpacks <= 0 {
-		c.MaxUnpacks = 4
+		c.MaxUnpacks = min(4, runtime.NumCPU())
 	}
 	if c.CollectDelay <= 0 {
 		c.CollectDelay = 2 * time.Second
@@ -123,8 +125,8 @@ func newStore(config Config, dir string, engine *engine) *Store {
 }
 
 // recover drops the leases of a predecessor, whose pulls ended with it, with what
-// they held, and reads the records. It must be complete before the first pull:
-// what a killed pull unpacked may not have reached the disk.
+// they held, and reads the records. It is complete before the first pull, which
+// therefore builds on nothing that a killed one left.
 func (s *Store) recover(ctx context.Context) error {
 	ctx = scope(ctx)
 	if err := s.dropLeases(ctx); err != nil {

@@ -88,7 +88,12 @@ func (s *Store) newUnpacker(ctx context.Context, report func(Progress)) (*unpack
 		SnapshotterKey: snapshotterKey,
 		Snapshotter:    s.snapshots,
 		Applier:        inPlace{apply.NewFileSystemApplier(s.engine.content)},
-		ApplyOpts:      []diff.ApplyOpt{diff.WithProgress(unpackReport(report))},
+		ApplyOpts: []diff.ApplyOpt{
+			// Each layer by itself, before its snapshot is committed: it goes on
+			// beside the unpacking of other layers.
+			diff.WithSyncFs(!s.config.NoSync),
+			diff.WithProgress(unpackReport(report)),
+		},
 	}
 	options := []unpack.UnpackerOpt{
 		unpack.WithLimiter(semaphore.NewWeighted(int64(s.config.MaxDownloads))),
