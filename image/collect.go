@@ -12,8 +12,12 @@ import (
 // marking only. The store calls it by itself; it is exported for those who
 // cannot wait.
 func (s *Store) Collect(ctx context.Context) error {
-	if _, err := s.engine.db.GarbageCollect(scope(ctx)); err != nil {
+	ctx = scope(ctx)
+	if err := s.engine.mark(ctx); err != nil {
 		return fmt.Errorf("collect images: %w", err)
+	}
+	if err := s.engine.sweep(ctx); err != nil {
+		return fmt.Errorf("delete layers: %w", err)
 	}
 	return nil
 }
@@ -50,7 +54,7 @@ func (c *collector) soon() {
 	}
 }
 
-// start also asks for the first pass, for what a predecessor left.
+// start also asks for the first pass, for directories that a predecessor left.
 func (c *collector) start() {
 	c.soon()
 	go c.run()

@@ -55,7 +55,7 @@ func openEngine(ctx context.Context, dir string) (_ *engine, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open snapshots: %w", err)
 	}
-	db := metadata.NewDB(file, blobs, map[string]snapshots.Snapshotter{snapshotterKey: layers})
+	db := metadata.NewDB(file, blobs, map[string]snapshots.Snapshotter{snapshotterKey: noCleaner{layers}})
 	if err := db.Init(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare meta.db: %w", err), layers.Close())
 	}
@@ -86,6 +86,21 @@ func boltOptions() *bolt.Options {
 		FreelistType:   bolt.FreelistMapType,
 		NoStatistics:   true,
 	}
+}
+
+// noCleaner hides that directories can be deleted: the database would do it
+// within each collection, also within that of Open, which serving waits for.
+type noCleaner struct{ snapshots.Snapshotter }
+
+// mark removes what no record, lease or container holds, but for directories.
+func (e *engine) mark(ctx context.Context) error {
+	_, err := e.db.GarbageCollect(ctx)
+	return err
+}
+
+// sweep deletes the directories of removed snapshots.
+func (e *engine) sweep(ctx context.Context) error {
+	return e.overlay.(snapshots.Cleaner).Cleanup(ctx)
 }
 
 func (e *engine) close() error {

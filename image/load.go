@@ -86,7 +86,8 @@ func (s *Store) chainSize(ctx context.Context, chain string) (size int64, err er
 	return size, nil
 }
 
-// record makes an image exist: from here on it is listed and kept.
+// record makes an image exist: from here on it is listed and kept, also over a
+// power cut.
 func (s *Store) record(ctx context.Context, target ocispec.Descriptor, names ...string) (Image, error) {
 	b, err := s.readBody(ctx, target)
 	if err != nil {

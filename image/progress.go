@@ -85,27 +85,18 @@ func (w *watchers) isNews(p Progress) bool {
 	return true
 }
 
-// countedBody reports a download as it is read. It passes Seek on, which the
-// fetcher needs to resume.
+// countedBody reports a download as it is read.
 type countedBody struct {
-	io.ReadCloser
+	io.Reader
 	at     Progress
 	report func(Progress)
 }
 
 func (b *countedBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
+	n, err := b.Reader.Read(p)
 	b.at.Done += int64(n)
 	if n > 0 {
 		b.report(b.at)
 	}
 	return n, err
-}
-
-func (b *countedBody) Seek(offset int64, whence int) (int64, error) {
-	at, err := b.ReadCloser.(io.Seeker).Seek(offset, whence)
-	if err == nil {
-		b.at.Done = at
-	}
-	return at, err
 }

@@ -76,5 +76,20 @@ func (s *Store) fetchAndUnpack(ctx context.Context, resolver remotes.Resolver, r
 		return err
 	}
 	f := fetcher{content: s.engine.content, remote: remote, report: report}
-	return s.unpackTree(ctx, target, f.handle, report)
+	if err := s.unpackTree(ctx, target, f.handle, report); err != nil {
+		return err
+	}
+	return s.reportDone(ctx, target, report)
+}
+
+// reportDone names the layers that were there before, too.
+func (s *Store) reportDone(ctx context.Context, target ocispec.Descriptor, report func(Progress)) error {
+	manifest, err := images.Manifest(ctx, s.engine.content, target, nodePlatform())
+	if err != nil {
+		return fmt.Errorf("read manifest of %s: %w", target.Digest, err)
+	}
+	for _, blob := range append(manifest.Layers, manifest.Config) {
+		report(Progress{Digest: blob.Digest.String(), Stage: StageDone, Done: blob.Size, Total: blob.Size})
+	}
+	return nil
 }

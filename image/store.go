@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -36,9 +37,10 @@ type Config struct {
 	// ProgressTimeout ends a pull whose registry sends no byte for so long.
 	// Default 1 minute.
 	ProgressTimeout time.Duration
-	// MaxDownloads is how many blobs one pull fetches at once. Default 4.
+	// MaxDownloads is how many blobs one pull fetches at once. Default 3.
 	MaxDownloads int
-	// MaxUnpacks is how many layers one pull unpacks at once. Default 4.
+	// MaxUnpacks is how many layers one pull unpacks at once. Default 4, or the
+	// number of processors if there are fewer.
 	MaxUnpacks int
 	// CollectDelay is how long the store must be quiet before garbage is
 	// collected. Default 2 seconds.
@@ -66,7 +68,7 @@ type Store struct {
 }
 
 // Open opens or makes the store below config.Root. What a killed predecessor
-// left half done is collected in the background. A store that another process
+// left half done is forgotten now and deleted in the background. A store that another process
 // holds is an ErrUnavailable.
 func Open(ctx context.Context, config Config) (*Store, error) {
 	config.setDefaults()
@@ -91,10 +93,10 @@ func (c *Config) setDefaults() {
 		c.ProgressTimeout = time.Minute
 	}
 	if c.MaxDownloads <= 0 {
-		c.MaxDownloads = 4
+		c.MaxDownloads = 3
 	}
 	if c.MaxUnpacks <= 0 {
-		c.MaxUnpacks = 4
+		c.MaxUnpacks = min(4, runtime.NumCPU())
 	}
 	if c.CollectDelay <= 0 {
 		c.CollectDelay = 2 * time.Second
@@ -122,12 +124,16 @@ func newStore(config Config, dir string, engine *engine) *Store {
 	return s
 }
 
-// recover drops the leases of a predecessor, whose pulls ended with it, and
-// reads the records.
+// recover drops the leases of a predecessor, whose pulls ended with it, with what
+// they held, and reads the records. It is complete before the first pull, which
+// therefore builds on nothing that a killed one left.
 func (s *Store) recover(ctx context.Context) error {
 	ctx = scope(ctx)
 	if err := s.dropLeases(ctx); err != nil {
 		return err
+	}
+	if err := s.engine.mark(ctx); err != nil {
+		return fmt.Errorf("drop unfinished pulls: %w", err)
 	}
 	return s.loadCatalog(ctx)
 }

@@ -89,6 +89,8 @@ func (s *Store) newUnpacker(ctx context.Context, report func(Progress)) (*unpack
 		Snapshotter:    s.snapshots,
 		Applier:        inPlace{apply.NewFileSystemApplier(s.engine.content)},
 		ApplyOpts: []diff.ApplyOpt{
+			// Each layer by itself, before its snapshot is committed: it goes on
+			// beside the unpacking of other layers.
 			diff.WithSyncFs(!s.config.NoSync),
 			diff.WithProgress(unpackReport(report)),
 		},

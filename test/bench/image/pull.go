@@ -2,14 +2,17 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"syscall"
 	"text/tabwriter"
 	"time"
 
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -35,14 +38,15 @@ func pullInTurn(ctx context.Context, dir, reference string, rounds int) (map[str
 	return results, nil
 }
 
-// pullOnce measures a pull by a process just started. Nothing is left for the
-// disk to write when it begins. What was pulled stays until the end: ext4 does
-// not give out an inode for a minute after it was freed and looks at each such
-// one again and again, which would be most of what is measured.
-func pullOnce(ctx context.Context, c contender, dir, reference string) (result, error) {
-	if err := os.Mkdir(dir, 0o700); err != nil {
+// pullOnce measures a pull by a process just started, on a filesystem just made:
+// on a used one, ext4 looks at every inode that was freed within the last
+// minute before it gives one out, which would be most of what is measured.
+func pullOnce(ctx context.Context, c contender, dir, reference string) (_ result, err error) {
+	remove, err := makeDisk(ctx, dir)
+	if err != nil {
 		return result{}, err
 	}
+	defer func() { err = errors.Join(err, remove()) }()
 	process, err := c.start(ctx, dir)
 	if err != nil {
 		return result{}, err
@@ -66,6 +70,29 @@ func pullOnce(ctx context.Context, c contender, dir, reference string) (result, 
 	wall := time.Since(began)
 	after, err := process.cost()
 	return result{wall: wall, cost: cost{cpu: after.cpu - before.cpu, peak: after.peak}}, err
+}
+
+// diskSize is that of the file that holds the filesystem; it is sparse.
+const diskSize = 2 << 30
+
+// makeDisk mounts a new filesystem at dir.
+func makeDisk(ctx context.Context, dir string) (remove func() error, err error) {
+	disk := dir + ".disk"
+	if err := os.WriteFile(disk, nil, 0o600); err != nil {
+		return nil, err
+	}
+	if err := os.Truncate(disk, diskSize); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	for _, command := range [][]string{{"mkfs.ext4", "-q", disk}, {"mount", "-o", "loop", disk, dir}} {
+		if out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("%v: %w: %s", command, err, out)
+		}
+	}
+	return func() error { return errors.Join(unix.Unmount(dir, unix.MNT_DETACH), os.Remove(disk)) }, nil
 }
 
 // printPulls prints medians and their ratios to containerd's.

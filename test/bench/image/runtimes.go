@@ -81,6 +81,9 @@ func startContainerd(ctx context.Context, dir string) (*child, error) {
 
 // connect waits until the CRI answers.
 func connect(ctx context.Context, dir string) (*grpc.ClientConn, error) {
+	if err := waitForSocket(ctx, filepath.Join(dir, socketName)); err != nil {
+		return nil, err
+	}
 	connection, err := grpc.NewClient("unix://"+filepath.Join(dir, socketName), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err
@@ -96,6 +99,21 @@ func connect(ctx context.Context, dir string) (*grpc.ClientConn, error) {
 		}
 		if err := sleep(ctx, 20*time.Millisecond); err != nil {
 			return nil, err
+		}
+	}
+}
+
+// waitForSocket spares the first call gRPC's pause of a second after a failure.
+func waitForSocket(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	for {
+		connection, err := net.Dial("unix", path)
+		if err == nil {
+			return connection.Close()
+		}
+		if ctxErr := sleep(ctx, 2*time.Millisecond); ctxErr != nil {
+			return fmt.Errorf("the runtime does not listen: %w", err)
 		}
 	}
 }
