@@ -34,9 +34,8 @@ var executables = []string{
 
 // machineScope is what there is of the node with and without its daemon.
 func (n *Node) machineScope() leak.Scope {
-	return leak.Scope{
+	scope := leak.Scope{
 		NetnsDirs:   []string{n.Netns},
-		Namespaces:  []string{"net", "user"},
 		Mounts:      []string{n.Dir},
 		Links:       true,
 		Rules:       true,
@@ -44,15 +43,23 @@ func (n *Node) machineScope() leak.Scope {
 		ResultDirs:  []string{resultDir},
 		Networks:    []string{n.Network},
 		Cgroups:     []string{n.CgroupParent},
-		Executables: executables,
 	}
+	if n.options.parallel {
+		scope.Marks = []string{n.Network}
+		return scope
+	}
+	scope.Namespaces = []string{"net", "user"}
+	scope.Executables = slices.Clone(executables)
+	return scope
 }
 
 // idleScope is machineScope, and what only a daemon that runs has.
 func (n *Node) idleScope() leak.Scope {
 	scope := n.machineScope()
-	scope.Executables = slices.DeleteFunc(slices.Clone(executables), func(name string) bool { return name == "minicri" })
+	scope.Except = []int{n.daemon.pid()}
+	scope.Executables = slices.DeleteFunc(scope.Executables, func(name string) bool { return name == "minicri" })
 	scope.Descriptors = []int{n.daemon.pid()}
+	scope.KeptDescriptors = []string{cgroupRoot}
 	scope.StateDirs = []string{n.Root, n.State}
 	return scope
 }
@@ -81,7 +88,7 @@ func closeNodes(t testing.TB, nodes []*Node) {
 		}
 	}
 	for _, n := range nodes {
-		n.report("unmounting the namespaces' directory", n.unmountNetnsDir())
+		n.report("unmounting the directories of namespaces", n.unmountPinDirs())
 		n.expectNothingMore("stopped, compared with before the daemon's start", n.empty, n.machineScope())
 	}
 	for _, n := range nodes {
@@ -103,6 +110,10 @@ func (n *Node) removeAllPods() error {
 	}
 	return n.removePods()
 }
+
+// cgroupRoot is opened once by the library that reads cgroups, with the first
+// pod, and kept.
+const cgroupRoot = "/sys/fs/cgroup"
 
 func (n *Node) expectNothingMore(when string, before leak.Snapshot, scope leak.Scope) {
 	ctx, cancel := context.WithTimeout(context.Background(), settleTime)
@@ -138,14 +149,19 @@ func (n *Node) expectNothingLost(when string, before leak.Snapshot, scope leak.S
 	}))
 }
 
-// unmountNetnsDir undoes what a daemon does once for all pods: it makes the
-// directory a mount of its own, so that no other mount namespace copies a pod's.
-func (n *Node) unmountNetnsDir() error {
-	mounted, err := mountinfo.Mounted(n.Netns)
-	if err != nil || !mounted {
-		return err
+// unmountPinDirs undoes what a daemon does once for all pods: it makes the
+// directories of namespaces mounts of their own, so that no other mount
+// namespace copies a pod's.
+func (n *Node) unmountPinDirs() error {
+	var errs []error
+	for _, dir := range []string{n.Netns, filepath.Join(n.State, "userns")} {
+		mounted, err := mountinfo.Mounted(dir)
+		if mounted {
+			err = unix.Unmount(dir, unix.MNT_DETACH)
+		}
+		errs = append(errs, ignoreMissing(err))
 	}
-	return unix.Unmount(n.Netns, unix.MNT_DETACH)
+	return errors.Join(errs...)
 }
 
 // removeAll takes away by force what is left of the node after the checks.

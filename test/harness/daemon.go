@@ -28,6 +28,29 @@ func (n *Node) Start() {
 	n.must("starting the daemon", n.start())
 }
 
+// TryStart is Start, but gives the error back: that of the daemon, if it ended.
+func (n *Node) TryStart() error {
+	n.t.Helper()
+	if n.Running() {
+		n.t.Fatalf("node %s: its daemon runs already", n.Network)
+	}
+	return n.start()
+}
+
+// RunDaemon runs a daemon with the node's flags and then these, in the node's
+// network namespace, until it ends, and gives back what it wrote. It is for
+// daemons that refuse to start.
+func (n *Node) RunDaemon(flags ...string) (output string, err error) {
+	cmd := n.command()
+	cmd.Args = append(cmd.Args, flags...)
+	err = n.inNetns(func() error {
+		text, err := cmd.CombinedOutput()
+		output = string(text)
+		return err
+	})
+	return output, err
+}
+
 func (n *Node) start() error {
 	err := n.inNetns(func() (err error) {
 		n.daemon, err = startChild(n.command(), n.logFile())
@@ -89,6 +112,7 @@ func (n *Node) Log() string {
 
 func (n *Node) logFile() string { return filepath.Join(n.Dir, "daemon.log") }
 
+// command is the daemon's. Flags given twice count the last time.
 func (n *Node) command() *exec.Cmd {
 	args := []string{
 		"--config", n.configFile(),
@@ -97,7 +121,7 @@ func (n *Node) command() *exec.Cmd {
 		"--state", n.State,
 		"--netns-dir", n.Netns,
 		"--cni-conf-dir", n.CNIConf,
-		"--cni-bin-dir", n.CNIBin,
+		"--cni-bin-dir", n.Plugins + ":" + n.CNIBin,
 		"--shim", filepath.Join(n.binaries, "minicri-shim"),
 		"--log-level", "debug",
 	}

@@ -133,11 +133,12 @@ func TestNetworkIsInScope(t *testing.T) {
 		return err
 	})
 
-	tally := leak.Tally(leak.Diff(empty, n.look(n.machineScope())))
+	more := leak.Diff(empty, n.look(n.machineScope()))
+	tally := leak.Tally(more)
 	want := map[leak.Kind]int{leak.Address: 2, leak.Link: 1, leak.Result: 1, leak.Namespace: 1}
 	for kind, count := range want {
 		if tally[kind] != count {
-			t.Errorf("want %d of kind %s, got %d", count, kind, tally[kind])
+			t.Errorf("want %d of kind %s, got %d: %v", count, kind, tally[kind], more)
 		}
 	}
 	if tally[leak.Rule] < 4 {

@@ -15,14 +15,14 @@ const (
 	subnet6 = "fd00:88::/64"
 )
 
-// object is a JSON object.
-type object = map[string]any
+// Object is a JSON object.
+type Object = map[string]any
 
 // configure writes the CNI configuration and that of the daemon.
 func (n *Node) configure() {
 	n.t.Helper()
+	n.makeBridge()
 	if !n.options.noNetwork {
-		n.makeBridge()
 		n.WriteNetwork()
 	}
 	toml := fmt.Sprintf("cgroup_driver = \"cgroupfs\"\ncgroup_parent = %q\n%s", n.CgroupParent, n.options.config)
@@ -43,33 +43,38 @@ func (n *Node) makeBridge() {
 // file comes by rename, as from a careful installer.
 func (n *Node) WriteNetwork() string {
 	n.t.Helper()
-	data, err := json.MarshalIndent(n.networkConfig(), "", "  ")
+	plugins := []Object{n.BridgePlugin()}
+	if n.options.portMap {
+		plugins = append(plugins, Object{"type": "portmap", "capabilities": Object{"portMappings": true}, "snat": true})
+	}
+	return n.WriteConflist("10-test.conflist", plugins...)
+}
+
+// WriteConflist writes a CNI configuration with these plugins and the name of
+// the node's network, by rename, and returns its path.
+func (n *Node) WriteConflist(file string, plugins ...Object) string {
+	n.t.Helper()
+	data, err := json.MarshalIndent(Object{"cniVersion": "1.1.0", "name": n.Network, "plugins": plugins}, "", "  ")
 	n.must("encoding the CNI configuration", err)
-	half, path := filepath.Join(n.Dir, "half.conflist"), filepath.Join(n.CNIConf, "10-test.conflist")
+	half, path := filepath.Join(n.Dir, "half.conflist"), filepath.Join(n.CNIConf, file)
 	n.must("writing the CNI configuration", os.WriteFile(half, data, 0o644))
 	n.must("moving the CNI configuration in", os.Rename(half, path))
 	return path
 }
 
-func (n *Node) networkConfig() object {
-	plugins := []object{n.bridgePlugin()}
-	if n.options.portMap {
-		plugins = append(plugins, object{"type": "portmap", "capabilities": object{"portMappings": true}})
-	}
-	return object{"cniVersion": "1.1.0", "name": n.Network, "plugins": plugins}
-}
-
-func (n *Node) bridgePlugin() object {
-	ranges := [][]object{{{"subnet": subnet4}}}
-	routes := []object{{"dst": "0.0.0.0/0"}}
+// BridgePlugin is the configuration of the bridge plugin with host-local
+// addresses, as [Node.WriteNetwork] uses it.
+func (n *Node) BridgePlugin() Object {
+	ranges := [][]Object{{{"subnet": subnet4}}}
+	routes := []Object{{"dst": "0.0.0.0/0"}}
 	if n.options.dualStack {
-		ranges = append(ranges, []object{{"subnet": subnet6}})
-		routes = append(routes, object{"dst": "::/0"})
+		ranges = append(ranges, []Object{{"subnet": subnet6}})
+		routes = append(routes, Object{"dst": "::/0"})
 	}
-	return object{
+	return Object{
 		"type": "bridge", "bridge": n.Bridge,
 		"isGateway": true, "ipMasq": true, "hairpinMode": true,
-		"ipam": object{
+		"ipam": Object{
 			"type": "host-local", "dataDir": filepath.Dir(n.Addresses),
 			"ranges": ranges, "routes": routes,
 		},

@@ -19,7 +19,8 @@ type Node struct {
 	State   string // --state
 	Netns   string // --netns-dir
 	CNIConf string // --cni-conf-dir
-	CNIBin  string // --cni-bin-dir
+	CNIBin  string // --cni-bin-dir, after Plugins
+	Plugins string // --cni-bin-dir, empty: for plugins of the test
 	Logs    string // where PodConfig puts log directories
 	Socket  string // --socket
 
@@ -44,7 +45,8 @@ type Node struct {
 }
 
 // NewNode makes a node and starts its daemon, and checks it when the test ends.
-// It fails the test when that is not possible, and panics in a parallel test.
+// It fails the test when that is not possible, and panics in a parallel test
+// unless the option [Parallel] makes it one.
 func NewNode(t testing.TB, opts ...Option) *Node {
 	t.Helper()
 	return NewNodes(t, 1, opts...)[0]
@@ -54,7 +56,7 @@ func NewNode(t testing.TB, opts ...Option) *Node {
 // processes of one are in sight of the others.
 func NewNodes(t testing.TB, count int, opts ...Option) []*Node {
 	t.Helper()
-	t.Setenv("MINICRI_TEST", "1") // panics in a parallel test, which would see the pods of others as leaks
+	runBesideOthers(t, opts)
 	binaries := binDir(t)
 	if err := checkRequirements(os.Getuid(), binaries); err != nil {
 		t.Fatal(err)
@@ -74,6 +76,20 @@ func NewNodes(t testing.TB, count int, opts ...Option) []*Node {
 	return nodes
 }
 
+func runBesideOthers(t testing.TB, opts []Option) {
+	var o options
+	for _, option := range opts {
+		option(&o)
+	}
+	test, ok := t.(*testing.T)
+	switch {
+	case o.parallel && ok:
+		test.Parallel()
+	default:
+		t.Setenv("MINICRI_TEST", "1") // panics in a parallel test, which would see the pods of others as leaks
+	}
+}
+
 // prepare makes all that a daemon needs to start.
 func prepare(t testing.TB, binaries string, opts []Option) *Node {
 	t.Helper()
@@ -90,6 +106,7 @@ func prepare(t testing.TB, binaries string, opts []Option) *Node {
 		Netns:   filepath.Join(dir, "netns"),
 		CNIConf: filepath.Join(dir, "net.d"),
 		CNIBin:  filepath.Join(binaries, "cni"),
+		Plugins: filepath.Join(dir, "plugins"),
 		Logs:    filepath.Join(dir, "logs"),
 		Socket:  filepath.Join(dir, "cri.sock"),
 
@@ -115,7 +132,7 @@ func prepare(t testing.TB, binaries string, opts []Option) *Node {
 
 func (n *Node) makeDirectories() {
 	n.t.Helper()
-	for _, dir := range []string{n.Root, n.State, n.Netns, n.CNIConf, n.Logs} {
+	for _, dir := range []string{n.Root, n.State, n.Netns, n.CNIConf, n.Plugins, n.Logs} {
 		n.must("making a directory", os.Mkdir(dir, 0o755))
 	}
 }

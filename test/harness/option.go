@@ -7,6 +7,7 @@ type options struct {
 	dualStack bool
 	portMap   bool
 	noNetwork bool
+	parallel  bool
 	config    string
 	env       []string
 	flags     []string
@@ -25,6 +26,13 @@ func PortMap() Option {
 // NoNetwork leaves the directory of CNI configurations empty.
 func NoNetwork() Option {
 	return func(o *options) { o.noNetwork = true }
+}
+
+// Parallel lets the test run beside others that have this option too. Leaks of
+// processes are then looked for among those that carry the node's name, and
+// those of namespaces only by [Main], when all tests have ended.
+func Parallel() Option {
+	return func(o *options) { o.parallel = true }
 }
 
 // Config adds TOML to the daemon's configuration file: keys, then tables.
