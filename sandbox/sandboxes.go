@@ -38,7 +38,7 @@ type Options struct {
 	Networks      *network.Networks
 	Netns, Userns *network.Namespaces
 	Limits        Limits
-	// Observe is told of each step that has ended.
+	// Observe is told of each step that has ended; nil if nobody asks.
 	Observe func(step string, took time.Duration, err error)
 	Logger  *slog.Logger
 }

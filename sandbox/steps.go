@@ -89,7 +89,9 @@ func (s *Sandboxes) around(ctx context.Context, name string, do func() error) er
 	if err == nil {
 		err = failpoint.Hit(name + " after")
 	}
-	s.options.Observe(name, time.Since(began), err)
+	if s.options.Observe != nil {
+		s.options.Observe(name, time.Since(began), err)
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
