@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/pelletier/go-toml/v2"
 )
@@ -48,6 +49,8 @@ func parse(c *Config, file *string, arguments []string, output io.Writer) error 
 	set.StringVar(&c.CNIBin, "cni-bin-dir", c.CNIBin, "directories of network plugins, with ':' between them")
 	set.StringVar(&c.Shim, "shim", c.Shim, "the shim (default minicri-shim beside the daemon)")
 	set.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
+	certs := directories{&c.Images.CertsDirs, false}
+	set.Var(&certs, "certs-dir", "directory with HOST/hosts.toml for registries; may be given several times")
 	if err := set.Parse(arguments); err != nil {
 		return err
 	}
@@ -126,4 +129,26 @@ func (c *Config) Level() (slog.Level, error) {
 	var level slog.Level
 	err := level.UnmarshalText([]byte(c.LogLevel))
 	return level, err
+}
+
+// directories is a flag that may be given several times; the first one takes
+// the place of what was there.
+type directories struct {
+	list  *[]string
+	given bool
+}
+
+func (d *directories) String() string {
+	if d.list == nil {
+		return ""
+	}
+	return strings.Join(*d.list, ":")
+}
+
+func (d *directories) Set(directory string) error {
+	if !d.given {
+		*d.list, d.given = nil, true
+	}
+	*d.list = append(*d.list, directory)
+	return nil
 }

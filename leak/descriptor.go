@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
 // addDescriptors adds the open descriptors of processes by their targets, not
 // by their numbers, and by command, not by pid: so a daemon can be compared
 // with what it was before a restart.
-func (s Snapshot) addDescriptors(pids []int) error {
+func (s Snapshot) addDescriptors(pids []int, kept []string) error {
 	for _, pid := range pids {
 		dir := fmt.Sprintf("/proc/%d/fd", pid)
 		// A process that is gone holds nothing.
@@ -22,7 +23,7 @@ func (s Snapshot) addDescriptors(pids []int) error {
 		for _, entry := range entries {
 			target, err := os.Readlink(filepath.Join(dir, entry.Name()))
 			// The descriptor by which ReadDir read our own directory is closed.
-			if err == nil {
+			if err == nil && !slices.Contains(kept, target) {
 				s.add(Descriptor, targetName(target), name, fmt.Sprintf("pid %d", pid))
 			}
 		}

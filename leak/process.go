@@ -18,10 +18,10 @@ type process struct {
 	command     string // at most 15 bytes
 }
 
-// addProcesses adds the processes that run one of the executables, and those
-// that descend from one of the ancestors.
-func (s Snapshot) addProcesses(executables []string, ancestors []int) error {
-	if len(executables) == 0 && len(ancestors) == 0 {
+// addProcesses adds the processes that run one of the executables, that
+// descend from one of the ancestors, or that carry one of the marks.
+func (s Snapshot) addProcesses(scope Scope) error {
+	if len(scope.Executables) == 0 && len(scope.Ancestors) == 0 && len(scope.Marks) == 0 {
 		return nil
 	}
 	all, err := processes()
@@ -29,7 +29,10 @@ func (s Snapshot) addProcesses(executables []string, ancestors []int) error {
 		return err
 	}
 	for _, p := range all {
-		if p.runs(executables) || p.descends(ancestors, all) {
+		if slices.Contains(scope.Except, p.pid) {
+			continue
+		}
+		if p.runs(scope.Executables) || p.descends(scope.Ancestors, all) || p.carries(scope.Marks) {
 			name := fmt.Sprintf("%s pid %d started %s", p.command, p.pid, p.started)
 			s.add(Process, name, "", fmt.Sprintf("state %s, parent %d", p.state, p.parent))
 		}
@@ -44,6 +47,21 @@ func (p process) runs(executables []string) bool {
 	// A deleted executable keeps its path, with a remark behind it.
 	path, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
 	return slices.Contains(executables, filepath.Base(strings.TrimSuffix(path, " (deleted)")))
+}
+
+func (p process) carries(marks []string) bool {
+	if len(marks) == 0 {
+		return false
+	}
+	for _, name := range []string{"cmdline", "environ", "cgroup"} {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/%s", p.pid, name))
+		for _, mark := range marks {
+			if bytes.Contains(text, []byte(mark)) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (p process) descends(ancestors []int, all map[int]process) bool {

@@ -51,9 +51,22 @@ type Scope struct {
 	// Ancestors are process ids whose descendants count, they themselves not.
 	Ancestors []int
 
+	// Marks are texts that are in nothing else. A process counts when its
+	// arguments, its environment or its cgroups have one of them: so it can be
+	// told from those of others that run the same programs. Arguments and
+	// environment of a zombie are empty.
+	Marks []string
+
+	// Except are the ids of processes that never count.
+	Except []int
+
 	// Descriptors are the ids of processes whose open descriptors count.
 	// Sockets and pipes count by number: theirs have no lasting names.
 	Descriptors []int
+
+	// KeptDescriptors are targets that do not count, such as a file that a
+	// library opens when it is first used, and keeps.
+	KeptDescriptors []string
 
 	// StateDirs are directories whose files and directories count.
 	StateDirs []string
@@ -73,8 +86,8 @@ func Take(ctx context.Context, scope Scope) (Snapshot, error) {
 		Address:    func() error { return s.addAddresses(scope.AddressDirs) },
 		Result:     func() error { return s.addResults(scope.ResultDirs, scope.Networks) },
 		Cgroup:     func() error { return s.addCgroups(scope.Cgroups) },
-		Process:    func() error { return s.addProcesses(scope.Executables, scope.Ancestors) },
-		Descriptor: func() error { return s.addDescriptors(scope.Descriptors) },
+		Process:    func() error { return s.addProcesses(scope) },
+		Descriptor: func() error { return s.addDescriptors(scope.Descriptors, scope.KeptDescriptors) },
 		File:       func() error { return s.addFiles(scope.StateDirs) },
 	}
 	for _, kind := range Kinds() {

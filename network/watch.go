@@ -131,4 +131,3 @@ func (n *Networks) noConfiguration(s *snapshot) error {
 // Problems are the files of the configuration directory that were passed
 // over, each with its reason.
 func (n *Networks) Problems() []error { return n.current.Load().problems }
-

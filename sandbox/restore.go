@@ -52,7 +52,22 @@ func (s *Sandboxes) openFiles() error {
 	if s.facts, err = state.Open[Facts](filepath.Join(s.options.State, "facts"), factsVersion, false); err != nil {
 		return err
 	}
+	if err := s.makeDirectories(); err != nil {
+		return err
+	}
 	return s.installPause()
+}
+
+// makeDirectories makes those that all sandboxes share, so that none of them
+// leaves a directory behind.
+func (s *Sandboxes) makeDirectories() error {
+	for _, dir := range []string{s.Dir(""), s.runtimeRoot()} {
+		// Processes of user namespaces have to get through.
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // readBootMarker finds out whether the machine has booted since the last

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/minicri/minicri/config"
 	"github.com/minicri/minicri/image"
 )
 
@@ -198,4 +199,17 @@ func humanSize(bytes int64) string {
 		size, names = size/unit, names[1:]
 	}
 	return fmt.Sprintf("%.4g %s", size, names[0])
+}
+
+// imageCommand runs `minicri image` with the configuration of the daemon.
+func imageCommand(ctx context.Context, arguments []string, output io.Writer) error {
+	c, err := config.Load(nil, os.Stderr)
+	if err != nil {
+		return err
+	}
+	logger, err := newLogger(c)
+	if err != nil {
+		return err
+	}
+	return runImage(ctx, arguments, imageOptions{Socket: c.Socket, Store: imageConfig(c, logger), Input: os.Stdin, Output: output})
 }

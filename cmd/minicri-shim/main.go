@@ -1,0 +1,78 @@
+// Command minicri-shim starts every process of a pod. It is one binary in
+// three roles: libcontainer's init (re-executed inside the new namespaces),
+// the one-shot start of a pod's pause process, and the resident supervisor of
+// a pod's containers.
+
+// GOMAXPROCS by cgroup quota costs a parse of mountinfo in every process.
+//
+//go:debug containermaxprocs=0
+//go:debug updatemaxprocs=0
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/minicri/minicri/shim/supervisor"
+	"github.com/opencontainers/runc/libcontainer"
+	_ "github.com/opencontainers/runc/libcontainer/nsenter" // joins namespaces in C, before the Go runtime starts
+)
+
+const usage = `usage: minicri-shim COMMAND [flags]
+  init     libcontainer's init, never called by hand
+  pause    prepare a pod's pause process, start it at the word on stdin
+  version  print the version`
+
+// libcontainer's init must run on the process's main thread, which Go promises
+// only before main. It never returns.
+func init() {
+	if len(os.Args) > 1 && os.Args[1] == "init" {
+		libcontainer.Init()
+	}
+}
+
+func main() {
+	if len(os.Args) < 2 {
+		fail(usage)
+	}
+	switch command, args := os.Args[1], os.Args[2:]; command {
+	case "pause":
+		os.Exit(pause(args))
+	case "version":
+		printVersion()
+	default:
+		fail(fmt.Sprintf("minicri-shim: unknown command %q\n%s", command, usage))
+	}
+}
+
+func pause(args []string) int {
+	var p supervisor.Pause
+	flags := flag.NewFlagSet("minicri-shim pause", flag.ExitOnError)
+	flags.StringVar(&p.Root, "root", "", "directory of container states, made if absent")
+	flags.StringVar(&p.ID, "id", "", "id of the container, unique below root")
+	flags.StringVar(&p.Bundle, "bundle", "", "directory with config.json, an OCI runtime specification")
+	flags.BoolVar(&p.SystemdCgroup, "systemd-cgroup", false, "let systemd make the cgroup: cgroupsPath is slice:prefix:name")
+	_ = flags.Parse(args) // ExitOnError
+
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	return p.Run(ctx, os.Stdin, os.Stdout)
+}
+
+func printVersion() {
+	version := "unknown"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		version = info.Main.Version
+	}
+	fmt.Println("minicri-shim", version)
+}
+
+func fail(message string) {
+	fmt.Fprintln(os.Stderr, message)
+	os.Exit(2)
+}

@@ -1,0 +1,51 @@
+package supervisor
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	_ "github.com/opencontainers/cgroups/devices" // without it libcontainer cannot apply device rules
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runc/libcontainer/specconv"
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// readSpec reads the OCI runtime specification of a bundle. Paths in it are
+// made absolute: nothing here depends on the working directory.
+func readSpec(bundle string) (*specs.Spec, error) {
+	path := filepath.Join(bundle, "config.json")
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the bundle: %w", err)
+	}
+	spec := new(specs.Spec)
+	if err := json.Unmarshal(content, spec); err != nil {
+		return nil, fmt.Errorf("parse %s: %w", path, err)
+	}
+	if spec.Root == nil || spec.Process == nil || spec.Linux == nil {
+		return nil, fmt.Errorf("parse %s: root, process and linux are needed", path)
+	}
+	if !filepath.IsAbs(spec.Root.Path) {
+		spec.Root.Path = filepath.Join(bundle, spec.Root.Path)
+	}
+	return spec, nil
+}
+
+// toConfig translates a specification to libcontainer's terms.
+func toConfig(spec *specs.Spec, id string, systemdCgroup, noNewKeyring bool) (*configs.Config, error) {
+	if err := clampOOMScoreAdj(spec.Process); err != nil {
+		return nil, err
+	}
+	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{
+		CgroupName:       id,
+		UseSystemdCgroup: systemdCgroup,
+		NoNewKeyring:     noNewKeyring,
+		Spec:             spec,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("translate the specification: %w", err)
+	}
+	return config, nil
+}

@@ -1,0 +1,79 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+)
+
+// child is a process that the test started. A goroutine waits for it, so it
+// never stays as a zombie.
+type child struct {
+	cmd  *exec.Cmd
+	done chan struct{} // closed when the process has ended
+	err  error         // of its end, valid after done
+}
+
+// startChild starts a process on the calling thread, whose namespaces it gets.
+// It writes to the end of the log file.
+func startChild(cmd *exec.Cmd, log string) (*child, error) {
+	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	cmd.Stdout, cmd.Stderr = file, file
+	// A group of its own: Ctrl-C is for the test, which then takes down in order.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	c := &child{cmd: cmd, done: make(chan struct{})}
+	go func() {
+		c.err = cmd.Wait()
+		close(c.done)
+	}()
+	return c, nil
+}
+
+func (c *child) pid() int { return c.cmd.Process.Pid }
+
+func (c *child) running() bool {
+	select {
+	case <-c.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// kill ends the process with SIGKILL, unless it has ended.
+func (c *child) kill() error {
+	err := c.cmd.Process.Kill()
+	if errors.Is(err, os.ErrProcessDone) {
+		err = nil
+	}
+	<-c.done
+	return err
+}
+
+// terminate ends the process with SIGTERM. It has to exit with code 0 before
+// ctx ends.
+func (c *child) terminate(ctx context.Context) error {
+	if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		<-c.done // the only reason why it cannot be told
+		return fmt.Errorf("it ended before SIGTERM: %w", errors.Join(err, c.err))
+	}
+	select {
+	case <-c.done:
+	case <-ctx.Done():
+		return errors.Join(errors.New("still runs after SIGTERM"), c.kill())
+	}
+	if c.err != nil {
+		return fmt.Errorf("want exit code 0 after SIGTERM: %w", c.err)
+	}
+	return nil
+}

@@ -1,0 +1,210 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/leak"
+)
+
+const (
+	// settleTime is what the kernel may take for zombies, veth pairs and
+	// namespaces: some inits reap every two seconds only.
+	settleTime = 10 * time.Second
+
+	// resultDir is libcni's, and it has no other.
+	resultDir = "/var/lib/cni/results"
+)
+
+// executables are all that a node starts: the daemon, its shim, libcontainer's
+// init, pause, and the plugins that it may lose.
+var executables = []string{
+	"minicri", "minicri-shim", "runc:[1:CHILD]", "runc:[2:INIT]", "pause",
+	"bridge", "host-local", "portmap", "loopback",
+}
+
+// machineScope is what there is of the node with and without its daemon.
+func (n *Node) machineScope() leak.Scope {
+	scope := leak.Scope{
+		NetnsDirs:   []string{n.Netns},
+		Mounts:      []string{n.Dir},
+		Links:       true,
+		Rules:       true,
+		AddressDirs: []string{n.Addresses},
+		ResultDirs:  []string{resultDir},
+		Networks:    []string{n.Network},
+		Cgroups:     []string{n.CgroupParent},
+	}
+	if n.options.parallel {
+		scope.Marks = []string{n.Network}
+		return scope
+	}
+	scope.Namespaces = []string{"net", "user"}
+	scope.Executables = slices.Clone(executables)
+	return scope
+}
+
+// idleScope is machineScope, and what only a daemon that runs has.
+func (n *Node) idleScope() leak.Scope {
+	scope := n.machineScope()
+	scope.Except = []int{n.daemon.pid()}
+	scope.Executables = slices.DeleteFunc(scope.Executables, func(name string) bool { return name == "minicri" })
+	scope.Descriptors = []int{n.daemon.pid()}
+	scope.KeptDescriptors = []string{cgroupRoot}
+	scope.StateDirs = []string{n.Root, n.State}
+	return scope
+}
+
+// look takes a snapshot in the node's network namespace.
+func (n *Node) look(scope leak.Scope) leak.Snapshot {
+	n.t.Helper()
+	var seen leak.Snapshot
+	n.must("looking", n.inNetns(func() (err error) {
+		seen, err = leak.Take(context.Background(), scope)
+		return err
+	}))
+	return seen
+}
+
+// closeNodes takes the nodes of one test down together and says what they
+// left. It goes on after an error: every node ends.
+func closeNodes(t testing.TB, nodes []*Node) {
+	for _, n := range nodes {
+		n.report("removing the pods that the test left", n.removeAllPods())
+		n.report("removing the cgroups of pods", n.removePodCgroups())
+	}
+	for _, n := range nodes {
+		if n.Running() {
+			n.expectNothingMore("idle, compared with before the first pod", n.idle, n.idleScope())
+			n.report("stopping the daemon", n.stop())
+		}
+	}
+	for _, n := range nodes {
+		n.report("unmounting the directories of namespaces", n.unmountPinDirs())
+		n.expectNothingMore("stopped, compared with before the daemon's start", n.empty, n.machineScope())
+	}
+	for _, n := range nodes {
+		if t.Failed() {
+			t.Logf("node %s: its daemon's log:\n%s", n.Network, n.Log())
+		}
+	}
+}
+
+// removeAllPods needs a daemon: a test may end with it stopped or killed.
+func (n *Node) removeAllPods() error {
+	if n.daemon == nil {
+		return nil // it never started, and the test failed for that
+	}
+	if !n.Running() {
+		if err := n.start(); err != nil {
+			return err
+		}
+	}
+	return n.removePods()
+}
+
+// cgroupRoot is opened once by the library that reads cgroups, with the first
+// pod, and kept.
+const cgroupRoot = "/sys/fs/cgroup"
+
+func (n *Node) expectNothingMore(when string, before leak.Snapshot, scope leak.Scope) {
+	ctx, cancel := context.WithTimeout(context.Background(), settleTime)
+	defer cancel()
+	n.report("looking for leaks", n.inNetns(func() error {
+		leaks, err := leak.Settle(ctx, before, scope)
+		for _, l := range leaks {
+			n.t.Errorf("node %s: %s: left behind: %s", n.Network, when, l)
+		}
+		return err
+	}))
+	n.expectNothingLost(when, before, scope)
+}
+
+// othersMayEnd are kinds of which less is no loss: other namespaces and
+// processes in sight end when they like, and a daemon that was started again
+// has not opened yet what an idle one keeps.
+var othersMayEnd = []leak.Kind{leak.Namespace, leak.Process, leak.Descriptor}
+
+// expectNothingLost finds what was taken down though it was no pod's.
+func (n *Node) expectNothingLost(when string, before leak.Snapshot, scope leak.Scope) {
+	n.report("looking for losses", n.inNetns(func() error {
+		after, err := leak.Take(context.Background(), scope)
+		if err != nil {
+			return err
+		}
+		for _, l := range leak.Diff(after, before) {
+			if !slices.Contains(othersMayEnd, l.Kind) {
+				n.t.Errorf("node %s: %s: lost: %s", n.Network, when, l)
+			}
+		}
+		return nil
+	}))
+}
+
+// unmountPinDirs undoes what a daemon does once for all pods: it makes the
+// directories of namespaces mounts of their own, so that no other mount
+// namespace copies a pod's.
+func (n *Node) unmountPinDirs() error {
+	var errs []error
+	for _, dir := range []string{n.Netns, filepath.Join(n.State, "userns")} {
+		mounted, err := mountinfo.Mounted(dir)
+		if mounted {
+			err = unix.Unmount(dir, unix.MNT_DETACH)
+		}
+		errs = append(errs, ignoreMissing(err))
+	}
+	return errors.Join(errs...)
+}
+
+// removeAll takes away by force what is left of the node after the checks.
+func (n *Node) removeAll() {
+	n.hangUp()
+	if n.Running() {
+		n.report("killing the daemon", n.daemon.kill())
+	}
+	n.report("removing cgroups", n.removeCgroups())
+	n.report("unmounting", n.unmountAll())
+	n.report("removing results", n.removeResults())
+	n.report("removing files", os.RemoveAll(n.Dir))
+	if n.netns != nil {
+		n.netns.Close()
+	}
+}
+
+func (n *Node) unmountAll() error {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(n.Dir))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, m := range slices.Backward(mounts) {
+		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", m.Mountpoint, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (n *Node) removeResults() error {
+	left, err := filepath.Glob(filepath.Join(resultDir, n.Network+"-*"))
+	for _, file := range left {
+		err = errors.Join(err, os.Remove(file))
+	}
+	return err
+}
+
+// report fails the test without ending it.
+func (n *Node) report(what string, err error) {
+	if err != nil {
+		n.t.Errorf("node %s: %s: %v", n.Network, what, err)
+	}
+}

@@ -1,0 +1,68 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// makeNetns makes the node's network namespace, loopback up. It has no name, so
+// it ends with the test's process: an open descriptor holds it.
+func (n *Node) makeNetns() {
+	n.t.Helper()
+	err := onThreadOfItsOwn(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		var err error
+		if n.netns, err = os.Open("/proc/thread-self/ns/net"); err != nil {
+			return err
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(lo)
+	})
+	n.must("making the network namespace", err)
+}
+
+// RunInNetns calls do on a thread that is in the node's network namespace.
+// Programs that do starts are in there too, goroutines that it starts are not.
+// An error of do fails the test; do itself must not, as it runs on another
+// goroutine.
+func (n *Node) RunInNetns(do func() error) {
+	n.t.Helper()
+	if err := n.inNetns(do); err != nil {
+		n.t.Fatalf("node %s: in its network namespace: %v", n.Network, err)
+	}
+}
+
+func (n *Node) inNetns(do func() error) error {
+	return onThreadOfItsOwn(func() error {
+		if err := unix.Setns(int(n.netns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("setns: %w", err)
+		}
+		return do()
+	})
+}
+
+// onThreadOfItsOwn calls do on a thread that ends afterwards, with all that do
+// changed about it. The main thread of a process never ends: a goroutine that
+// got it holds it while another one, on another thread then, does the work.
+func onThreadOfItsOwn(do func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread()
+			done <- onThreadOfItsOwn(do)
+			return
+		}
+		done <- do()
+	}()
+	return <-done
+}

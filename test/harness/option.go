@@ -1,0 +1,52 @@
+package harness
+
+// Option changes how a node is made.
+type Option func(*options)
+
+type options struct {
+	dualStack bool
+	portMap   bool
+	noNetwork bool
+	parallel  bool
+	config    string
+	env       []string
+	flags     []string
+}
+
+// DualStack gives pods an IPv6 address beside the IPv4 one.
+func DualStack() Option {
+	return func(o *options) { o.dualStack = true }
+}
+
+// PortMap adds the portmap plugin, so that pods may have host ports.
+func PortMap() Option {
+	return func(o *options) { o.portMap = true }
+}
+
+// NoNetwork leaves the directory of CNI configurations empty.
+func NoNetwork() Option {
+	return func(o *options) { o.noNetwork = true }
+}
+
+// Parallel lets the test run beside others that have this option too. Leaks of
+// processes are then looked for among those that carry the node's name, and
+// those of namespaces only by [Main], when all tests have ended.
+func Parallel() Option {
+	return func(o *options) { o.parallel = true }
+}
+
+// Config adds TOML to the daemon's configuration file: keys, then tables.
+// cgroup_driver and cgroup_parent are there already.
+func Config(toml string) Option {
+	return func(o *options) { o.config += toml + "\n" }
+}
+
+// Env adds KEY=VALUE pairs to the daemon's environment.
+func Env(pairs ...string) Option {
+	return func(o *options) { o.env = append(o.env, pairs...) }
+}
+
+// Flags adds arguments to the daemon's command line.
+func Flags(flags ...string) Option {
+	return func(o *options) { o.flags = append(o.flags, flags...) }
+}
