@@ -98,9 +98,14 @@ func (e *engine) mark(ctx context.Context) error {
 	return err
 }
 
-// sweep deletes the directories of removed snapshots.
+// sweep deletes the directories of removed snapshots. Before the first snapshot
+// was ever made the library finds no list of them.
 func (e *engine) sweep(ctx context.Context) error {
-	return e.overlay.(snapshots.Cleaner).Cleanup(ctx)
+	err := e.overlay.(snapshots.Cleaner).Cleanup(ctx)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 func (e *engine) close() error {

@@ -35,10 +35,22 @@ func registryError(ctx context.Context, err error) error {
 	if errors.Is(err, docker.ErrInvalidAuthorization) {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrUnauthenticated)
 	}
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
+	}
 	if unreachable(err) {
-		return fmt.Errorf("%w: %w", ErrRegistryUnavailable, err)
+		return fmt.Errorf("%w: %s", ErrRegistryUnavailable, withoutQueries(err))
 	}
 	return err
+}
+
+// withoutQueries is an error's text less the queries of addresses in it.
+func withoutQueries(err error) string {
+	text := err.Error()
+	if request, ok := errors.AsType[*url.Error](err); ok {
+		text = strings.ReplaceAll(text, request.URL, withoutQuery(request.URL))
+	}
+	return text
 }
 
 // unreachable looks for the errors of the HTTP client and of connections. Asking

@@ -215,17 +215,27 @@ func TestRedirectsAreFollowed(t *testing.T) {
 	}))
 	defer store.Close()
 	elsewhere := strings.Replace(store.URL, "127.0.0.1", "localhost", 1) // another host by name
-	registry.breakWith(func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
+	followed := func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
 		return demandBasic(w, r) || onBlob(layer, func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
 			http.Redirect(w, r, elsewhere+r.URL.Path+"?signature="+url.QueryEscape("very secret"), http.StatusTemporaryRedirect)
 			return true
 		})(w, r, origin)
-	})
+	}
+	registry.breakWith(followed)
 	broken.Store(true)
 	_, err := s.Pull(t.Context(), reference, Auth{Username: "user", Password: "pass"}, nil)
 	if !errdefs.IsPermissionDenied(err) || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "expired") {
 		t.Errorf("error: %v", err)
 	}
+	away := freeAddress(t)
+	registry.breakWith(onBlob(layer, func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+		http.Redirect(w, r, "http://"+away+"/?signature=secret", http.StatusTemporaryRedirect)
+		return true
+	}))
+	if _, err := s.Pull(t.Context(), reference, Auth{}, nil); !errors.Is(err, ErrRegistryUnavailable) || strings.Contains(err.Error(), "secret") {
+		t.Errorf("error: %v", err)
+	}
+	registry.breakWith(followed)
 	broken.Store(false)
 	if _, err := s.Pull(t.Context(), reference, Auth{Username: "user", Password: "pass"}, nil); err != nil {
 		t.Error(err)

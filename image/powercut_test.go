@@ -1,6 +1,7 @@
 package image
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
 )
@@ -22,7 +24,7 @@ func TestPulledImageSurvivesAPowerCut(t *testing.T) {
 	reference := registry.push(t, "power:1", img)
 	for title, noSync := range map[string]bool{"sync": false, "nosync": true} {
 		t.Run(title, func(t *testing.T) {
-			root, disk := newDisk(t)
+			root, disk := newDisk(t, "96M")
 			s := openStoreAt(t, root, func(c *Config) { c.NoSync = noSync })
 			pull(t, s, reference)
 			after := remountCopy(t, disk)
@@ -34,12 +36,30 @@ func TestPulledImageSurvivesAPowerCut(t *testing.T) {
 	}
 }
 
+// TestFullDiskIsToldAndRecoveredFrom pulls more than the disk holds, and after
+// that what it does hold.
+func TestFullDiskIsToldAndRecoveredFrom(t *testing.T) {
+	registry := newTestRegistry(t)
+	large := registry.push(t, "large:1", imageOf(t, v1.Config{}, layerOf(t, noise("a", 12<<20, 1)), layerOf(t, noise("b", 12<<20, 2))))
+	small := registry.push(t, "small:1", smallImage(t))
+	root, _ := newDisk(t, "20M")
+	s := openStoreAt(t, root)
+	_, err := s.Pull(t.Context(), large, Auth{}, nil)
+	if !errors.Is(err, unix.ENOSPC) || !errdefs.IsResourceExhausted(err) {
+		t.Errorf("error: %v", err)
+	}
+	if l := collected(t, s); l != (leftovers{}) {
+		t.Errorf("left: %+v", l)
+	}
+	pull(t, s, small)
+}
+
 // newDisk makes a filesystem in a file and mounts it. Its journal is not written
 // until someone asks, so that only what was asked for is on the disk.
-func newDisk(t *testing.T) (root, disk string) {
+func newDisk(t *testing.T, size string) (root, disk string) {
 	t.Helper()
 	disk = filepath.Join(t.TempDir(), "disk")
-	run(t, "truncate", "-s", "96M", disk)
+	run(t, "truncate", "-s", size, disk)
 	run(t, "mkfs.ext4", "-q", disk)
 	root = filepath.Join(t.TempDir(), "root")
 	mountDisk(t, disk, root, "loop,commit=300")

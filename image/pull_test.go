@@ -228,3 +228,20 @@ func TestPullByDigestIsHeldToIt(t *testing.T) {
 		t.Errorf("tag and digest: %s, want %s", both.ID, image.ID)
 	}
 }
+
+// TestMovedTag: a tag that points elsewhere leaves the old image under its
+// digest, for the containers that run from it and the kubelet to remove.
+func TestMovedTag(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	reference := registry.push(t, "moved:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "old"))))
+	before := pull(t, s, reference)
+	registry.push(t, "moved:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "new"))))
+	after := pull(t, s, reference)
+	old, err := s.Get(before.ID)
+	if err != nil || len(old.RepoTags) != 0 || len(old.RepoDigests) != 1 {
+		t.Errorf("the old image: %+v, %v", old, err)
+	}
+	if got, err := s.Get(reference); err != nil || got.ID != after.ID || after.ID == before.ID {
+		t.Errorf("the tag: %s, %v", got.ID, err)
+	}
+}

@@ -146,6 +146,12 @@ func TestSecondOpenOfAStoreFailsWithAReason(t *testing.T) {
 	openStore(t) // another root is no trouble
 }
 
+func TestCollectionOfANewStore(t *testing.T) {
+	if l := collected(t, openStore(t)); l != (leftovers{}) {
+		t.Errorf("left: %+v", l)
+	}
+}
+
 func TestStoreWritesNothingOutsideItsDirectory(t *testing.T) {
 	root := t.TempDir()
 	openStoreAt(t, root)
