@@ -4,4 +4,8 @@
 // function that the compiler removes; with the build tag "failpoints" the file
 // named by the environment variable MINICRI_FAILPOINTS is read at each point.
 // The package keeps no state.
+//
+// The points are "STEP before" and "STEP after" for each step of a pod's life
+// (see package sandbox), and "rename DIRECTORY" between the writing of a record
+// and its renaming, where DIRECTORY is sandboxes, attachments or facts.
 package failpoint

@@ -43,6 +43,10 @@ type Attachment struct {
 type attachment struct {
 	lock   chan struct{}
 	record Attachment
+	// attached is set once ADD has succeeded.
+	attached bool
+	// drift is what the last CHECK found, nil if nothing.
+	drift atomic.Pointer[Drift]
 	// struck is set when the record is gone from the journal.
 	struck bool
 	// waiting is a copy of the record while the attachment has to go, for
@@ -80,7 +84,11 @@ func (n *Networks) openJournal() error {
 		n.options.Logger.Error("attachment set aside: its addresses may have to be freed by hand", "sandbox", b.ID, "file", b.Path, "err", b.Reason)
 	}
 	for id, record := range records {
-		n.attachments[id] = newAttachment(record)
+		a := newAttachment(record)
+		// Whoever was attaching has ended with the earlier daemon: what is not
+		// attached is taken back by its sandbox.
+		a.attached = !record.Releasing
+		n.attachments[id] = a
 	}
 	n.journal = journal
 	return nil

@@ -35,7 +35,12 @@ func OpenNamespaces(directory, mark string) (*Namespaces, error) {
 	if err := makeShared(directory); err != nil {
 		return nil, fmt.Errorf("make %s a shared mount: %w", directory, err)
 	}
-	return &Namespaces{directory: directory, mark: mark}, nil
+	return FindNamespaces(directory, mark), nil
+}
+
+// FindNamespaces is for a look at a directory that another process made ready.
+func FindNamespaces(directory, mark string) *Namespaces {
+	return &Namespaces{directory: directory, mark: mark}
 }
 
 func makeShared(directory string) error {
@@ -56,12 +61,24 @@ func (n *Namespaces) Path(id string) string {
 
 // Create makes a network namespace and pins it.
 func (n *Namespaces) Create(id string) error {
+	return onThreadThatEnds(func() error { return n.unshareAndPin(id) })
+}
+
+// onThreadThatEnds calls do on a thread that ends afterwards, because do leaves
+// it in another namespace.
+func onThreadThatEnds(do func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		// Never unlocked: the thread stays in the new namespace, and the Go
-		// runtime ends it with this goroutine.
 		runtime.LockOSThread()
-		done <- n.unshareAndPin(id)
+		if unix.Gettid() == unix.Getpid() {
+			// The main thread never ends. While it is held here, the next
+			// goroutine gets another one.
+			done <- onThreadThatEnds(do)
+			runtime.UnlockOSThread()
+			return
+		}
+		// Never unlocked: the Go runtime ends the thread with the goroutine.
+		done <- do()
 	}()
 	return <-done
 }

@@ -199,9 +199,9 @@ func (p *pauseStarter) said() string {
 	return " (" + text[max(0, len(text)-most):] + ")"
 }
 
-// release lets pause run, and returns it once it does.
+// release lets pause run, and returns it once it does. The shim still has to
+// be waited for, with abort.
 func (p *pauseStarter) release() (*process.Process, error) {
-	defer p.stop()
 	// Opened before it is released: from here on it cannot end unseen.
 	running, err := process.Open(p.facts)
 	if err != nil {
@@ -214,17 +214,15 @@ func (p *pauseStarter) release() (*process.Process, error) {
 	if err == nil && !last.Started {
 		err = errors.New("the shim did not start pause")
 	}
-	if err == nil {
-		err = p.command.Wait()
-	}
 	if err != nil {
 		return nil, errors.Join(err, running.Close())
 	}
 	return running, nil
 }
 
-// abort makes the shim take back what it prepared and waits for its end; if it
-// has ended, or never was, there is nothing to do.
+// abort waits for the end of the shim and, unless it has released pause, makes
+// it take back what it prepared. On a starter that never was, or has ended,
+// there is nothing to do.
 func (p *pauseStarter) abort() error {
 	if p == nil || p.command.ProcessState != nil {
 		return nil

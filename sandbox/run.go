@@ -18,7 +18,7 @@ import (
 // same pod and attempt waits for the first and gets the same id. The context
 // limits the waiting, not the work.
 func (s *Sandboxes) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
-	if err := around(ctx, "check", func() error { return s.Check(config, handler) }); err != nil {
+	if err := s.around(ctx, "check", func() error { return s.Check(config, handler) }); err != nil {
 		return "", err
 	}
 	sb, mine, err := s.reserve(config, handler)
@@ -184,5 +184,14 @@ func (c *creation) startPause() error {
 		f.Timeline = append(c.timeline, c.underWay())
 		f.ReadyAt = time.Now()
 	})
-	return c.owner.facts.Write(c.ID, *facts)
+	if err := c.owner.facts.Write(c.ID, *facts); err != nil {
+		return err
+	}
+	// Pause runs; that the shim is on its way out need not hold up anybody.
+	c.owner.work.Go(func() {
+		if err := c.starter.abort(); err != nil {
+			c.owner.options.Logger.Warn("the shim that started pause", "sandbox", c.ID, "err", err)
+		}
+	})
+	return nil
 }

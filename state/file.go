@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/minicri/minicri/failpoint"
 )
 
 // WriteFile replaces the file at path with data in one step. With durable it
@@ -14,6 +16,9 @@ func WriteFile(path string, data []byte, durable bool) error {
 	temporary, err := writeTemporary(path, data, durable)
 	if err != nil {
 		return err
+	}
+	if err := failpoint.Hit("rename " + filepath.Base(filepath.Dir(path))); err != nil {
+		return errors.Join(err, os.Remove(temporary))
 	}
 	if err := os.Rename(temporary, path); err != nil {
 		return errors.Join(err, os.Remove(temporary))

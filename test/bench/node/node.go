@@ -1,0 +1,170 @@
+// Package node runs minicri for the benchmarks: a daemon with directories, a
+// network and a cgroup of its own, in the namespaces of the caller. A Node has
+// one owner, who closes it; it holds no state besides the daemon.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/config"
+)
+
+// Network is the name of the node's network, and Bridge that of its bridge.
+const (
+	Network = "bench"
+	Bridge  = "bench0"
+)
+
+// Node is a running daemon and a client of it.
+type Node struct {
+	Dir        string
+	Config     *config.Config
+	Client     runtimeapi.RuntimeServiceClient
+	daemon     *exec.Cmd
+	connection *grpc.ClientConn
+}
+
+// Start starts the daemon of the binaries' directory and waits until it serves.
+func Start(ctx context.Context, binaries string) (*Node, error) {
+	dir, err := os.MkdirTemp("", "minicri-bench-")
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{Dir: dir, Config: config.Default()}
+	if err := n.configure(binaries); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	if err := n.start(ctx, filepath.Join(binaries, "minicri")); err != nil {
+		log, _ := os.ReadFile(n.path("log"))
+		return nil, errors.Join(fmt.Errorf("%w\n%s", err, log), n.Close())
+	}
+	return n, nil
+}
+
+func (n *Node) path(name string) string { return filepath.Join(n.Dir, name) }
+
+func (n *Node) configure(binaries string) error {
+	c := n.Config
+	c.Socket, c.Root, c.State = n.path("sock"), n.path("root"), n.path("state")
+	c.NetnsDir, c.CNIConf, c.CNIBin = n.path("netns"), n.path("net.d"), filepath.Join(binaries, "cni")
+	c.CgroupDriver, c.CgroupParent = "cgroupfs", "/"+filepath.Base(n.Dir)
+	if err := os.Mkdir(c.CNIConf, 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(c.CNIConf, "10-bench.conflist"), n.ConfList(), 0o644); err != nil {
+		return err
+	}
+	file, err := os.Create(n.path("config.toml"))
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.Write(file), file.Close())
+}
+
+// ConfList is the network configuration that the daemon and the floor use.
+func (n *Node) ConfList() []byte {
+	return fmt.Appendf(nil, `{
+  "cniVersion": "1.1.0", "name": %q,
+  "plugins": [
+    {"type": "bridge", "bridge": %q, "isGateway": true, "ipMasq": true, "hairpinMode": true,
+     "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.243.0.0/16"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+    {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true}
+  ]
+}`, Network, Bridge, n.path("addresses"))
+}
+
+func (n *Node) start(ctx context.Context, program string) error {
+	log, err := os.Create(n.path("log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	n.daemon = exec.Command(program, "--config", n.path("config.toml"))
+	n.daemon.Stderr = log
+	if err := n.daemon.Start(); err != nil {
+		return err
+	}
+	n.connection, err = grpc.NewClient("unix://"+n.Config.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	n.Client = runtimeapi.NewRuntimeServiceClient(n.connection)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for {
+		status, err := n.Client.Status(ctx, &runtimeapi.StatusRequest{})
+		if err == nil && status.GetStatus().GetConditions()[1].GetStatus() {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("the daemon is not ready: %w", errors.Join(err, ctx.Err()))
+		}
+		n.connection.ResetConnectBackoff()
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// PID is the daemon's.
+func (n *Node) PID() int { return n.daemon.Process.Pid }
+
+// Pod is the config of a pod with the name.
+func (n *Node) Pod(name string, network runtimeapi.NamespaceMode) *runtimeapi.PodSandboxConfig {
+	return &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "bench", Uid: name},
+		Hostname:     name,
+		LogDirectory: n.path("logs/" + name),
+		DnsConfig:    &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10"}},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
+			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+				NamespaceOptions: &runtimeapi.NamespaceOption{Network: network, Pid: runtimeapi.NamespaceMode_CONTAINER},
+				Seccomp:          &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+			},
+		},
+	}
+}
+
+// Close stops the daemon and removes what belongs to the node.
+func (n *Node) Close() error {
+	var errs []error
+	if n.connection != nil {
+		errs = append(errs, n.connection.Close())
+	}
+	if n.daemon != nil && n.daemon.Process != nil {
+		errs = append(errs, n.daemon.Process.Signal(syscall.SIGTERM), n.daemon.Wait())
+	}
+	for _, directory := range []string{"netns", "state/userns"} {
+		_ = unix.Unmount(n.path(directory), unix.MNT_DETACH)
+	}
+	if hierarchies, err := cgroup.FindHierarchies(); err == nil {
+		errs = append(errs, hierarchies.Remove(n.Config.CgroupParent, time.Second))
+	}
+	return errors.Join(append(errs, os.RemoveAll(n.Dir))...)
+}
+
+// PSS is the proportional set size of a process in KiB (proc_pid_smaps(5)).
+func PSS(pid int) (kib int, err error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(data)) {
+		if _, err := fmt.Sscanf(line, "Pss: %d kB", &kib); err == nil {
+			return kib, nil
+		}
+	}
+	return 0, fmt.Errorf("process %d: no Pss in its smaps_rollup", pid)
+}

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/bench/node"
+)
+
+// density is what held pods cost.
+type density struct {
+	runAll, endAll time.Duration
+	pssPerPod      float64 // KiB
+	processes      int
+	daemon         int // KiB
+}
+
+// hold runs many pods, several at a time, weighs them, and ends them.
+func (m *measurement) hold(ctx context.Context) (density, error) {
+	var d density
+	ids := make([]string, held)
+	began := time.Now()
+	err := parallel(held, func(i int) (err error) {
+		ids[i], err = m.run(ctx, m.node.Pod(fmt.Sprintf("held-%d", i), runtimeapi.NamespaceMode_POD))
+		return err
+	})
+	d.runAll = time.Since(began)
+	if err != nil {
+		return d, err
+	}
+	if err := m.weigh(ctx, ids, &d); err != nil {
+		return d, err
+	}
+	began = time.Now()
+	err = parallel(held, func(i int) error {
+		_, err := m.node.Client.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: ids[i]})
+		return err
+	})
+	d.endAll = time.Since(began)
+	return d, err
+}
+
+// weigh adds up all processes that are there because of the pods: everything
+// that descends from the daemon, and what runs in the pods' cgroups.
+func (m *measurement) weigh(ctx context.Context, ids []string, d *density) error {
+	var err error
+	if d.daemon, err = node.PSS(m.node.PID()); err != nil {
+		return err
+	}
+	processes, err := descendants(m.node.PID())
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		pid, err := m.pausePID(ctx, id)
+		if err != nil {
+			return err
+		}
+		processes[pid] = true
+	}
+	total := 0
+	for pid := range processes {
+		kib, err := node.PSS(pid)
+		if err != nil {
+			return err
+		}
+		total += kib
+	}
+	d.processes = len(processes)
+	d.pssPerPod = float64(total) / float64(len(ids))
+	return nil
+}
+
+func (m *measurement) pausePID(ctx context.Context, id string) (int, error) {
+	response, err := m.node.Client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	if err != nil {
+		return 0, err
+	}
+	var info struct{ PID int }
+	err = json.Unmarshal([]byte(response.GetInfo()["info"]), &info)
+	return info.PID, err
+}
+
+func descendants(of int) (map[int]bool, error) {
+	found := make(map[int]bool)
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", of))
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			continue // the thread has ended
+		}
+		for _, field := range strings.Fields(string(data)) {
+			pid, err := strconv.Atoi(field)
+			if err != nil {
+				return nil, err
+			}
+			found[pid] = true
+			below, err := descendants(pid)
+			if err != nil {
+				return nil, err
+			}
+			for pid := range below {
+				found[pid] = true
+			}
+		}
+	}
+	return found, nil
+}
+
+// parallel calls do for 0 to n-1, several at a time, and returns the first
+// error.
+func parallel(n int, do func(int) error) error {
+	slots := make(chan struct{}, inFlight)
+	errs := make([]error, n)
+	var wait sync.WaitGroup
+	for i := range n {
+		slots <- struct{}{}
+		wait.Go(func() {
+			defer func() { <-slots }()
+			errs[i] = do(i)
+		})
+	}
+	wait.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,150 @@
+// Command sandbox measures what a pod sandbox costs beyond its CNI plugins: in
+// one run and alternately, bare libcni ADD and DEL (the floor), and minicri's
+// Run, Status, Stop and Remove over its socket.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/bench/node"
+)
+
+const (
+	oneByOne = 40
+	warmUp   = 4
+	held     = 100
+	inFlight = 10
+)
+
+func main() {
+	if err := run(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "bench-sandbox:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) (err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	n, err := node.Start(ctx, filepath.Dir(filepath.Dir(self)))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closeErr := n.Close(); err == nil {
+			err = closeErr
+		}
+	}()
+	idle, err := node.PSS(n.PID())
+	if err != nil {
+		return err
+	}
+	m := &measurement{node: n, floor: newFloor(n), took: make(map[string][]time.Duration)}
+	if err := m.alternate(ctx); err != nil {
+		return err
+	}
+	density, err := m.hold(ctx)
+	if err != nil {
+		return err
+	}
+	m.report(idle, density)
+	return nil
+}
+
+// measurement collects durations by the name of what took them.
+type measurement struct {
+	node  *node.Node
+	floor *floor
+	took  map[string][]time.Duration
+}
+
+func (m *measurement) time(name string, do func() error) error {
+	began := time.Now()
+	err := do()
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	m.took[name] = append(m.took[name], time.Since(began))
+	return nil
+}
+
+// alternate takes turns between the floor, pods of their own network and pods
+// of the host network, one at a time.
+func (m *measurement) alternate(ctx context.Context) error {
+	for i := range warmUp + oneByOne {
+		if i == warmUp {
+			clear(m.took)
+		}
+		if err := m.bare(ctx, fmt.Sprintf("floor-%d", i)); err != nil {
+			return err
+		}
+		if err := m.pod(ctx, "", m.node.Pod(fmt.Sprintf("pod-%d", i), runtimeapi.NamespaceMode_POD)); err != nil {
+			return err
+		}
+		if err := m.pod(ctx, "host-network ", m.node.Pod(fmt.Sprintf("host-%d", i), runtimeapi.NamespaceMode_NODE)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *measurement) bare(ctx context.Context, id string) error {
+	if err := m.floor.namespaces.Create(id); err != nil {
+		return err
+	}
+	if err := m.time("bare ADD", func() error { return m.floor.add(ctx, id) }); err != nil {
+		return err
+	}
+	if err := m.time("bare DEL", func() error { return m.floor.del(ctx, id) }); err != nil {
+		return err
+	}
+	return m.floor.namespaces.Remove(id)
+}
+
+func (m *measurement) pod(ctx context.Context, kind string, config *runtimeapi.PodSandboxConfig) error {
+	var id string
+	err := m.time(kind+"Run", func() (err error) {
+		id, err = m.run(ctx, config)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for range 5 {
+		err = m.time(kind+"Status", func() error {
+			_, err := m.node.Client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return m.end(ctx, kind, id)
+}
+
+func (m *measurement) run(ctx context.Context, config *runtimeapi.PodSandboxConfig) (string, error) {
+	response, err := m.node.Client.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
+	return response.GetPodSandboxId(), err
+}
+
+func (m *measurement) end(ctx context.Context, kind, id string) error {
+	err := m.time(kind+"Stop", func() error {
+		_, err := m.node.Client.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return m.time(kind+"Remove", func() error {
+		_, err := m.node.Client.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
+		return err
+	})
+}
