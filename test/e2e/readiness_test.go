@@ -118,8 +118,12 @@ func TestProperty20_BadFileHidesNoGoodOne(t *testing.T) {
 }
 
 func TestNetworkIsNotReadyWithoutItsPlugins(t *testing.T) {
-	n := newNode(t, harness.NoNetwork())
-	n.WriteConflist("10-test.conflist", harness.Object{"type": "no-such-plugin"})
+	n := newNode(t, harness.NoNetwork(), harness.Config(fast))
+	r := newRecorder(t, n)
+	config := r.plugin("no-such-plugin", nil)
+	program := filepath.Join(n.Plugins, "no-such-plugin")
+	check(t, os.Rename(program, program+".off"))
+	n.WriteConflist("10-test.conflist", config)
 	eventually(t, "the message names the plugin", readyTime, func() bool {
 		isReady, message := networkReady(t, n)
 		return !isReady && strings.Contains(message, "no-such-plugin")
@@ -127,6 +131,9 @@ func TestNetworkIsNotReadyWithoutItsPlugins(t *testing.T) {
 	if _, err := run(t, n, n.PodConfig("web")); err == nil {
 		t.Error("a pod ran")
 	}
+	// What ADD may have begun is taken back once the plugin is there.
+	check(t, os.Rename(program+".off", program))
+	eventually(t, "nothing waits for its DEL", patience, func() bool { return len(pending(t, n)) == 0 })
 }
 
 func TestProperty21_STATUSThatFails(t *testing.T) {
