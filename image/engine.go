@@ -51,7 +51,7 @@ func openEngine(ctx context.Context, dir string) (_ *engine, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open content: %w", err)
 	}
-	layers, err := openOverlay(filepath.Join(dir, snapshotterKey))
+	layers, err := openOverlay(ctx, filepath.Join(dir, snapshotterKey))
 	if err != nil {
 		return nil, fmt.Errorf("open snapshots: %w", err)
 	}
@@ -63,7 +63,7 @@ func openEngine(ctx context.Context, dir string) (_ *engine, err error) {
 }
 
 // openOverlay makes removals cheap: directories are deleted by the collection.
-func openOverlay(dir string) (snapshots.Snapshotter, error) {
+func openOverlay(ctx context.Context, dir string) (snapshots.Snapshotter, error) {
 	meta, err := storage.NewMetaStore(filepath.Join(dir, "metadata.db"), func(o *bolt.Options) error {
 		*o = *boltOptions()
 		return nil
@@ -75,7 +75,16 @@ func openOverlay(dir string) (snapshots.Snapshotter, error) {
 	if ok, err := overlayutils.SupportsIDMappedMounts(); err == nil && ok {
 		options = append(options, overlay.WithRemapIDs)
 	}
-	return overlay.NewSnapshotter(dir, options...)
+	snapshotter, err := overlay.NewSnapshotter(dir, options...)
+	if err != nil {
+		return nil, err
+	}
+	// The library would open the database at its first use: better to hear at
+	// the start that it cannot be opened.
+	if err := meta.WithTransaction(ctx, false, func(context.Context) error { return nil }); err != nil {
+		return nil, errors.Join(err, snapshotter.Close())
+	}
+	return snapshotter, nil
 }
 
 // boltOptions never has NoSync: the records are what makes an image exist.

@@ -142,7 +142,7 @@ func missingPlugins(c *Configuration, directories []string) error {
 	var missing []error
 	for _, plugin := range c.Plugins {
 		if _, err := invoke.FindInPath(plugin, directories); err != nil {
-			missing = append(missing, fmt.Errorf("network %q: %w: install the plugin or set cni_bin_dirs", c.Name, err))
+			missing = append(missing, fmt.Errorf("network %q: %w: install the plugin or set cni_bin_dir", c.Name, err))
 		}
 	}
 	return errors.Join(missing...)

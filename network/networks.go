@@ -95,7 +95,7 @@ func Open(ctx context.Context, options Options) (*Networks, error) {
 		return nil, err
 	}
 	n.Reload()
-	n.refreshStatus(ctx)
+	n.refreshStatus(ctx, min(options.Limits.Status, firstStatus))
 	return n, nil
 }
 

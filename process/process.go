@@ -70,11 +70,17 @@ func (p *Process) Wait() error {
 	return connection.Read(func(fd uintptr) bool { return ended(int(fd), 0) })
 }
 
-// ended polls the pidfd for as long as the limit says.
+// ended polls the pidfd for as long as the limit says. A signal cuts poll(2)
+// short, whatever SA_RESTART says, and this process gets many: SIGCHLD, and
+// those by which the Go runtime preempts its threads.
 func ended(fd int, limit time.Duration) bool {
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	n, err := unix.Poll(poll, int(limit.Milliseconds()))
-	return err == nil && n > 0
+	for deadline := time.Now().Add(limit); ; {
+		n, err := unix.Poll(poll, int(max(0, time.Until(deadline)).Milliseconds()))
+		if !errors.Is(err, unix.EINTR) {
+			return err == nil && n > 0
+		}
+	}
 }
 
 // Kill sends SIGKILL and waits for the end, no longer than the limit. If the

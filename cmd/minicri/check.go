@@ -18,15 +18,11 @@ var errNotClean = errors.New("this node has problems, see above")
 
 // checkCommand is `minicri check`: what this node lacks, and what was left.
 func checkCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	set := flag.NewFlagSet("minicri check", flag.ContinueOnError)
-	set.SetOutput(os.Stderr)
-	fix := set.Bool("fix", false, "remove what carries our mark and belongs to no sandbox")
-	asJSON := set.Bool("json", false, "print JSON")
-	file := set.String("config", "", "the daemon's configuration file")
-	if err := set.Parse(arguments); err != nil {
-		return err
-	}
-	c, err := config.Load(configFlag(*file), os.Stderr)
+	var fix, asJSON bool
+	c, err := config.Load(arguments, os.Stderr, func(set *flag.FlagSet) {
+		set.BoolVar(&fix, "fix", false, "remove what carries our mark and belongs to no sandbox")
+		set.BoolVar(&asJSON, "json", false, "print JSON")
+	})
 	if err != nil {
 		return err
 	}
@@ -35,23 +31,16 @@ func checkCommand(ctx context.Context, arguments []string, output io.Writer) err
 		shim = c.Shim
 	}
 	findings := check.Run(ctx, check.Options{Config: c, Shim: shim, Mark: markOf(c.Root)})
-	if *fix {
+	if fix {
 		findings = check.Fix(findings)
 	}
-	if err := printFindings(output, findings, *asJSON); err != nil {
+	if err := printFindings(output, findings, asJSON); err != nil {
 		return err
 	}
 	if !check.Clean(findings) {
 		return errNotClean
 	}
 	return nil
-}
-
-func configFlag(file string) []string {
-	if file == "" {
-		return nil
-	}
-	return []string{"--config", file}
 }
 
 func printFindings(output io.Writer, findings []check.Finding, asJSON bool) error {

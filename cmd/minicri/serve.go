@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/containerd/log"
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -130,7 +131,11 @@ func newLogger(c *config.Config) (*slog.Logger, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), nil
+	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	// Libraries log to the default: one stream, one form.
+	slog.SetDefault(logger)
+	log.UseSlog()
+	return logger, nil
 }
 
 // lockDirectories keeps a second daemon away from the directories of this one;

@@ -140,10 +140,12 @@ func readMachine(logger *slog.Logger) (oci.Machine, error) {
 	if !machine.CanLowerOOMAdj {
 		logger.Warn("no CAP_SYS_RESOURCE: processes get no lower oom_score_adj than the daemon has", "oom_score_adj", machine.OOMScoreAdj)
 	}
-	if machine.AppArmor {
-		if err := apparmor.InstallDefault(oci.DefaultAppArmorProfile); err != nil {
-			return machine, fmt.Errorf("load the AppArmor profile %s (is apparmor_parser installed?): %w", oci.DefaultAppArmorProfile, err)
-		}
+	if !machine.AppArmor {
+		logger.Info("no AppArmor: profiles of the kind RuntimeDefault confine nothing here")
+		return machine, nil
+	}
+	if err := apparmor.InstallDefault(oci.DefaultAppArmorProfile); err != nil {
+		return machine, fmt.Errorf("load the AppArmor profile %s (is apparmor_parser installed?): %w", oci.DefaultAppArmorProfile, err)
 	}
 	return machine, nil
 }
