@@ -8,6 +8,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -63,7 +64,7 @@ func run(ctx context.Context, registry string, o options) error {
 	return bench(ctx, o)
 }
 
-func bench(ctx context.Context, o options) error {
+func bench(ctx context.Context, o options) (err error) {
 	for _, program := range []string{theirs, o.minicri} {
 		if _, err := exec.LookPath(program); err != nil {
 			return fmt.Errorf("%w: run make setup build", err)
@@ -73,7 +74,7 @@ func bench(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	registry, err := startRegistry(ctx, filepath.Join(dir, "registry"))
 	if err != nil {
 		return err

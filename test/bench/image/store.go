@@ -11,6 +11,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
@@ -109,7 +110,10 @@ func benchList(ctx context.Context, node, minicri string) error {
 	if err != nil {
 		return err
 	}
-	defer process.stop()
+	defer func() {
+		process.stop()
+		_ = unix.Unmount(filepath.Join(node, "netns"), unix.MNT_DETACH) // the daemon leaves it for the next
+	}()
 	connection, err := connect(ctx, node)
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, process.output)
