@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -104,7 +106,7 @@ func benchSnapshots(ctx context.Context, root string) error {
 	return nil
 }
 
-func benchList(ctx context.Context, node, minicri string) error {
+func benchList(ctx context.Context, node, minicri string) (err error) {
 	began := time.Now()
 	process, err := startMinicri(ctx, minicri, node, "")
 	if err != nil {
@@ -112,7 +114,7 @@ func benchList(ctx context.Context, node, minicri string) error {
 	}
 	defer func() {
 		process.stop()
-		_ = unix.Unmount(filepath.Join(node, "netns"), unix.MNT_DETACH) // the daemon leaves it for the next
+		err = errors.Join(err, unmountBelow(node))
 	}()
 	connection, err := connect(ctx, node)
 	if err != nil {
@@ -133,6 +135,15 @@ func benchList(ctx context.Context, node, minicri string) error {
 	printTime(fmt.Sprintf("ListImages of %d, p50", count), took, 5*time.Millisecond)
 	fmt.Printf("%-28s %8.2f ms\n", "daemon started, serving in", milliseconds(opened))
 	return nil
+}
+
+// unmountBelow takes away the mounts that a daemon leaves for the next one.
+func unmountBelow(dir string) error {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	for _, m := range mounts {
+		err = errors.Join(err, unix.Unmount(m.Mountpoint, unix.MNT_DETACH))
+	}
+	return err
 }
 
 func printTime(title string, took []time.Duration, goal time.Duration) {
