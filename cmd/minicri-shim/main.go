@@ -1,12 +1,12 @@
-// Command minicri-shim starts every process of a pod. It is one binary in
-// three roles: libcontainer's init (re-executed inside the new namespaces),
-// the one-shot start of a pod's pause process, and the resident supervisor of
-// a pod's containers.
-
 // GOMAXPROCS by cgroup quota costs a parse of mountinfo in every process.
 //
 //go:debug containermaxprocs=0
 //go:debug updatemaxprocs=0
+
+// Command minicri-shim starts every process of a pod. It is one binary in
+// three roles: libcontainer's init (re-executed inside the new namespaces),
+// the one-shot start of a pod's pause process, and the resident supervisor of
+// a pod's containers.
 package main
 
 import (

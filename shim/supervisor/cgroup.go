@@ -11,13 +11,11 @@ import (
 	"github.com/opencontainers/cgroups"
 )
 
-// trackers are the v1 controllers whose cgroup can stand for "all processes",
-// in the order of preference; "" is the unified hierarchy of v2.
-var trackers = [...]string{"", "pids", "freezer", "devices", "memory", "cpu"}
-
-// tracker is the controller and path by which a container's processes are found.
+// tracker is the hierarchy whose cgroup stands for "all processes" of a
+// container: the unified one of v2, else a v1 controller's. (On a hybrid
+// machine "" is there too, but libcontainer does not put execs apart in it.)
 func tracker(paths map[string]string) (controller, path string, ok bool) {
-	for _, controller := range trackers {
+	for _, controller := range [...]string{"pids", "freezer", "devices", "memory", "cpu", ""} {
 		if path, ok := paths[controller]; ok {
 			return controller, path, true
 		}
@@ -63,14 +61,16 @@ func thaw(paths map[string]string) {
 	}
 }
 
-// removeCgroup removes an empty cgroup; one that is busy for longer than its
-// processes take to go is left, for the delete of the container.
-func removeCgroup(path string) {
-	for range 10 {
-		if err := os.Remove(path); err == nil || errors.Is(err, os.ErrNotExist) || hasProcesses(path) {
-			return
+// removeCgroup removes a cgroup and tells whether it is gone. One with
+// processes is left, unless they were killed: then they are waited for.
+func removeCgroup(path string, killed bool) bool {
+	for deadline := time.Now().Add(deletePatience); ; time.Sleep(time.Millisecond) {
+		if err := os.Remove(path); err == nil || errors.Is(err, os.ErrNotExist) {
+			return true
 		}
-		time.Sleep(time.Millisecond)
+		if !killed && hasProcesses(path) || time.Now().After(deadline) {
+			return false
+		}
 	}
 }
 

@@ -29,14 +29,15 @@ type container struct {
 
 	op sync.Mutex // one change at a time; may be held for long
 
-	mu      sync.Mutex // guards what follows
-	record  record
-	paused  bool
-	deleted bool
-	killed  bool // we sent SIGKILL: not the kernel for lack of memory
-	oom     oomCount
-	exit    *api.ExitRecord
-	execs   map[string]*exec
+	mu       sync.Mutex // guards what follows
+	record   record
+	paused   bool
+	deleted  bool
+	killed   bool // we sent SIGKILL: not the kernel for lack of memory
+	oom      oomCount
+	exit     *api.ExitRecord
+	execs    map[string]*exec
+	leftover []string // cgroups of ended execs with background children
 }
 
 // create makes a container whose init waits at the exec barrier. On an error

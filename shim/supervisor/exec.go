@@ -25,7 +25,8 @@ type exec struct {
 	container *container
 	process   *libcontainer.Process
 	pid       int
-	sub       string // name of the cgroup, "" if none could be made
+	sub       string      // name of the cgroup, "" if none could be made
+	killed    atomic.Bool // with all that it started
 	exited    chan struct{}
 	code      int32       // set before exited is closed
 	expire    *time.Timer // ends an exec that nobody waits for; nil for execSync
@@ -198,14 +199,35 @@ func (e *exec) makeCgroup() {
 	e.sub, e.process.SubCgroupPaths = sub, map[string]string{controller: sub}
 }
 
+// removeCgroup removes the exec's cgroup, and those of earlier execs whose
+// background children have ended since.
 func (e *exec) removeCgroup() {
-	if _, path, ok := tracker(e.container.snapshot().Cgroups); ok && e.sub != "" {
-		removeCgroup(filepath.Join(path, e.sub))
+	_, path, ok := tracker(e.container.snapshot().Cgroups)
+	if !ok || e.sub == "" {
+		return
 	}
+	c := e.container
+	c.mu.Lock()
+	earlier := c.leftover
+	c.leftover = nil
+	c.mu.Unlock()
+	var left []string
+	for _, sub := range earlier {
+		if !removeCgroup(filepath.Join(path, sub), false) {
+			left = append(left, sub)
+		}
+	}
+	if !removeCgroup(filepath.Join(path, e.sub), e.killed.Load()) {
+		left = append(left, e.sub)
+	}
+	c.mu.Lock()
+	c.leftover = append(c.leftover, left...)
+	c.mu.Unlock()
 }
 
 // killTree ends the process and everything that it started.
 func (e *exec) killTree() error {
+	e.killed.Store(true)
 	err := e.process.Signal(syscall.SIGKILL)
 	if errors.Is(err, os.ErrProcessDone) {
 		err = nil

@@ -14,10 +14,12 @@ const execChunk = pumpBuffer
 
 // capture sends a process's output, up to a cap per stream.
 type capture struct {
+	ctx  context.Context // of the client's connection
 	send func(*api.ExecSyncResponse) error
 	cap  uint64
 
 	mu        sync.Mutex
+	gone      bool // the client
 	sent      map[string]uint64
 	truncated bool
 }
@@ -25,8 +27,8 @@ type capture struct {
 func (k *capture) stdout(p []byte) { k.pass(api.Stdout, p) }
 func (k *capture) stderr(p []byte) { k.pass(api.Stderr, p) }
 
-// pass drops what is over the cap: the process must not block on it. A client
-// that is gone is noticed by its context.
+// pass drops what is over the cap, or for nobody: the process must not block on
+// it.
 func (k *capture) pass(stream string, p []byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -35,14 +37,15 @@ func (k *capture) pass(stream string, p []byte) {
 		p, k.truncated = p[:room], true
 	}
 	k.sent[stream] += uint64(len(p))
-	if len(p) == 0 {
+	k.gone = k.gone || k.ctx.Err() != nil
+	if len(p) == 0 || k.gone {
 		return
 	}
 	message := &api.ExecSyncResponse{Stdout: p}
 	if stream == api.Stderr {
 		message = &api.ExecSyncResponse{Stderr: p}
 	}
-	_ = k.send(message)
+	k.gone = k.send(message) != nil
 }
 
 // execSync runs a process to its end, its time-out or the client's going away;
@@ -53,7 +56,7 @@ func (c *container) execSync(ctx context.Context, request *api.ExecSyncRequest, 
 		return err
 	}
 	defer e.release()
-	k := &capture{send: send, cap: request.OutputCap, sent: map[string]uint64{}}
+	k := &capture{ctx: ctx, send: send, cap: request.OutputCap, sent: map[string]uint64{}}
 	for stream, emit := range map[string]func([]byte){api.Stdout: k.stdout, api.Stderr: k.stderr} {
 		if _, err := e.take(stream, emit); err != nil {
 			return err
@@ -66,6 +69,9 @@ func (c *container) execSync(ctx context.Context, request *api.ExecSyncRequest, 
 	e.awaitOutput()
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
 	return send(&api.ExecSyncResponse{Exit: &api.ExecExit{Code: e.code, TimedOut: timedOut, Truncated: k.truncated}})
 }
 

@@ -60,9 +60,9 @@ func (c *container) killedByOOM() bool {
 // readOOMKills reads oom_kill of memory.events (v2) or memory.oom_control (v1,
 // Linux 4.13).
 func readOOMKills(cgroups map[string]string) int {
-	path := filepath.Join(cgroups["memory"], "memory.oom_control")
-	if unified, ok := cgroups[""]; ok {
-		path = filepath.Join(unified, "memory.events")
+	path := filepath.Join(cgroups[""], "memory.events")
+	if v1, ok := cgroups["memory"]; ok {
+		path = filepath.Join(v1, "memory.oom_control")
 	}
 	content, _ := os.ReadFile(path) // no memory controller: no kills
 	for line := range strings.Lines(string(content)) {

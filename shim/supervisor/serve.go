@@ -129,7 +129,8 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 	}
 	go s.serveStreams(streams)
 	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(ctx, control) }()
+	// Calls that are under way are answered, so they do not end with ctx.
+	go func() { failed <- server.Serve(context.WithoutCancel(ctx), control) }()
 	select {
 	case err := <-failed:
 		return fmt.Errorf("serve: %w", err)
