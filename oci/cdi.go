@@ -28,20 +28,15 @@ func containerCDI(c *Container, spec *specs.Spec) error {
 // cdiDevices are those of the CRI's field and those of annotations, the older
 // way, which the kubelet sends beside it.
 func cdiDevices(c *Container) ([]string, error) {
-	var devices []string
-	for _, device := range c.Config.GetCDIDevices() {
-		devices = append(devices, device.GetName())
-	}
 	_, annotated, err := cdi.ParseAnnotations(c.Config.GetAnnotations())
 	if err != nil {
 		return nil, fmt.Errorf("CDI annotations: %w", err)
 	}
-	for _, device := range annotated {
-		if !slices.Contains(devices, device) {
-			devices = append(devices, device)
-		}
+	var devices []string
+	for _, device := range c.Config.GetCDIDevices() {
+		devices = append(devices, device.GetName())
 	}
-	return devices, nil
+	return slices.Compact(slices.Sorted(slices.Values(append(devices, annotated...)))), nil
 }
 
 // cdiErrors tells of files that could not be read: the device may be in one.

@@ -16,6 +16,7 @@ import (
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/state"
+	"github.com/minicri/minicri/step"
 )
 
 // Options say what sandboxes are made with.
@@ -39,7 +40,7 @@ type Options struct {
 	Netns, Userns *network.Namespaces
 	Limits        Limits
 	// Observe is told of each step that has ended; nil if nobody asks.
-	Observe func(step string, took time.Duration, err error)
+	Observe step.Observer
 	Logger  *slog.Logger
 }
 
