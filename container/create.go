@@ -70,6 +70,15 @@ func (c *creation) run() {
 	c.step("spec", c.writeSpec)
 	c.step("shim", c.ensureShim)
 	c.step("create", c.create)
+	c.step("recheck", c.recheck)
+}
+
+// recheck: a sandbox that was stopped meanwhile has not stopped this container.
+func (c *creation) recheck() error {
+	if !c.sandbox.Ready() {
+		return fmt.Errorf("sandbox %s was stopped meanwhile: %w", c.SandboxID, errdefs.ErrFailedPrecondition)
+	}
+	return nil
 }
 
 func (s *Containers) undo(c *creation) error {

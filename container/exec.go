@@ -140,3 +140,6 @@ func (c *Container) User() *runtimeapi.ContainerUser {
 	}
 	return user
 }
+
+// StopSignalName is the signal that Stop sends, by the CRI's name.
+func (c *Container) StopSignalName() runtimeapi.Signal { return signalEnum(c.StopSignal) }
