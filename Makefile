@@ -53,7 +53,7 @@ bin/cni/.built: hack/plugins/go.mod hack/plugins/go.sum
 .PHONY: build
 build: ## bin/minicri and bin/minicri-shim
 	sh oci/pause/build.sh
-	CGO_ENABLED=0 $(gobuild) -o bin/minicri ./cmd/minicri
+	CGO_ENABLED=0 $(gobuild) -tags grpcnotrace -o bin/minicri ./cmd/minicri
 	CGO_ENABLED=1 $(gobuild) -tags seccomp -o bin/minicri-shim ./cmd/minicri-shim
 
 # For tests that make the daemon fail or die at a named point.

@@ -116,7 +116,9 @@ var ErrBusy = errors.New("processes remain in the cgroup after SIGKILL")
 // than the limit, and removes the cgroup from every hierarchy. One that is not
 // there is no error.
 func (h Hierarchies) Remove(path string, limit time.Duration) error {
-	if filepath.Clean("/"+path) == "/" {
+	// Cleaned as a rooted path: it never leads out of a hierarchy.
+	path = filepath.Clean("/" + path)
+	if path == "/" {
 		return fmt.Errorf("remove cgroup %q: that is the root", path)
 	}
 	if err := h.kill(path, limit); err != nil {

@@ -21,12 +21,14 @@ type Config struct {
 	CNIBin   string   `toml:"cni_bin_dir" comment:"network plugins; several directories with ':' between them"`
 	Shim     string   `toml:"shim" comment:"'' is minicri-shim beside the daemon"`
 	LogLevel string   `toml:"log_level" comment:"debug, info, warn or error"`
+	Metrics  string   `toml:"metrics_address" comment:"where Prometheus finds /metrics, such as 127.0.0.1:9440; '' is nowhere"`
 	Handlers []string `toml:"runtime_handlers" comment:"names that RuntimeClasses may use besides the default"`
 
 	CgroupDriver string `toml:"cgroup_driver" comment:"cgroupfs or systemd; '' is systemd where it runs the machine with cgroup v2"`
 	CgroupParent string `toml:"cgroup_parent" comment:"for pods that name none; '' is /minicri, or system.slice for systemd"`
 
 	DefaultNetwork DefaultNetwork `toml:"default_network" comment:"a bridge network, used while cni_conf_dir has none"`
+	Images         Images         `toml:"images" comment:"pulling and keeping images"`
 	Limits         Limits         `toml:"limits" comment:"how long things may take"`
 }
 
@@ -37,6 +39,18 @@ type DefaultNetwork struct {
 	Bridge  string `toml:"bridge"`
 	Subnet  string `toml:"subnet" comment:"one, or an IPv4 and an IPv6 one with ',' between them; '' is the pod CIDR that the kubelet sends"`
 	DataDir string `toml:"data_dir" comment:"where addresses are kept; '' is the plugin's own default"`
+}
+
+// Images say how images are pulled and kept.
+type Images struct {
+	CertsDirs       []string `toml:"certs_dirs" comment:"searched in order for HOST/hosts.toml, at each pull"`
+	DockerConfig    string   `toml:"docker_config" comment:"a docker config.json with credentials, for pulls that bring none"`
+	VerifierDir     string   `toml:"verifier_dir" comment:"programs that all have to accept an image before it is fetched"`
+	Pinned          []string `toml:"pinned" comment:"images that the kubelet must not collect"`
+	Sync            bool     `toml:"sync" comment:"whether a pulled image survives a power cut"`
+	ProgressTimeout Duration `toml:"progress_timeout" comment:"ends a pull whose registry sends no byte for so long"`
+	MaxDownloads    int      `toml:"max_downloads" comment:"blobs that one pull fetches at once"`
+	MaxUnpacks      int      `toml:"max_unpacks" comment:"layers that one pull unpacks at once"`
 }
 
 // Limits are how long things may take, and how often they are tried.
@@ -56,6 +70,7 @@ type Limits struct {
 	Reload      Duration `toml:"reload" comment:"how often cni_conf_dir is looked at"`
 	Status      Duration `toml:"status_period" comment:"how often the plugins are asked for their STATUS"`
 	GC          Duration `toml:"gc_period" comment:"how often CNI GC runs; '0s' turns it off"`
+	Check       Duration `toml:"check_period" comment:"how often CNI CHECK runs for all pods; '0s' is only at SIGUSR1"`
 	Shutdown    Duration `toml:"shutdown" comment:"how long calls may go on after SIGTERM"`
 }
 
@@ -87,6 +102,10 @@ func Default() *Config {
 		DefaultNetwork: DefaultNetwork{
 			Name:   "minicri",
 			Bridge: "minicri0",
+		},
+		Images: Images{
+			CertsDirs: []string{"/etc/minicri/certs.d", "/etc/containerd/certs.d"},
+			Pinned:    []string{}, Sync: true, ProgressTimeout: second(60), MaxDownloads: 4, MaxUnpacks: 4,
 		},
 		Limits: Limits{
 			Run: second(230), Destroy: second(100), Kill: second(10),
@@ -128,14 +147,23 @@ func (c *Config) Check() error {
 	return c.Limits.check()
 }
 
+// shortest is less than any limit can be meant: a number without a unit, which
+// TOML lets through as nanoseconds, is an error.
+const shortest = Duration(time.Millisecond)
+
 func (l *Limits) check() error {
 	for key, limit := range map[string]Duration{
 		"run": l.Run, "destroy": l.Destroy, "kill": l.Kill, "cni_add": l.CNIAdd, "cni_del": l.CNIDel, "cni_check": l.CNICheck,
 		"cni_status": l.CNIStatus, "cni_gc": l.CNIGC, "retry_first": l.RetryFirst, "retry_most": l.RetryMost,
 		"reload": l.Reload, "status_period": l.Status, "shutdown": l.Shutdown,
 	} {
-		if limit <= 0 {
-			return fmt.Errorf("limits.%s: %v is not a positive duration", key, time.Duration(limit))
+		if limit < shortest {
+			return fmt.Errorf("limits.%s: %v is too short: write a duration with its unit, as in '5s'", key, time.Duration(limit))
+		}
+	}
+	for key, limit := range map[string]Duration{"detach_time": l.DetachTime, "gc_period": l.GC} {
+		if limit != 0 && limit < shortest {
+			return fmt.Errorf("limits.%s: %v is too short: write '0s', or a duration with its unit, as in '5s'", key, time.Duration(limit))
 		}
 	}
 	if l.DetachTries < 1 {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/pelletier/go-toml/v2"
 )
@@ -20,23 +21,24 @@ const DefaultFile = "/etc/minicri/config.toml"
 
 // Load reads the configuration for the given flags. A file that is named has
 // to be there. Help, and what is wrong with a flag, is written to the output.
-func Load(arguments []string, output io.Writer) (*Config, error) {
+// Commands that have flags of their own beside the daemon's add them with more.
+func Load(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (*Config, error) {
 	// Once to find the file, and again over what it says.
 	var file string
-	if err := parse(Default(), &file, arguments, output); err != nil {
+	if err := parse(Default(), &file, arguments, output, more); err != nil {
 		return nil, err
 	}
 	c := Default()
 	if err := c.readAll(file); err != nil {
 		return nil, err
 	}
-	if err := parse(c, &file, arguments, io.Discard); err != nil {
+	if err := parse(c, &file, arguments, io.Discard, more); err != nil {
 		return nil, err
 	}
 	return c, c.Check()
 }
 
-func parse(c *Config, file *string, arguments []string, output io.Writer) error {
+func parse(c *Config, file *string, arguments []string, output io.Writer, more []func(*flag.FlagSet)) error {
 	set := flag.NewFlagSet("minicri", flag.ContinueOnError)
 	set.SetOutput(output)
 	set.StringVar(file, "config", "", "TOML file to read (default "+DefaultFile+" if it is there), and the drop-ins FILE.d/*.toml")
@@ -48,6 +50,11 @@ func parse(c *Config, file *string, arguments []string, output io.Writer) error 
 	set.StringVar(&c.CNIBin, "cni-bin-dir", c.CNIBin, "directories of network plugins, with ':' between them")
 	set.StringVar(&c.Shim, "shim", c.Shim, "the shim (default minicri-shim beside the daemon)")
 	set.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
+	certs := directories{&c.Images.CertsDirs, false}
+	set.Var(&certs, "certs-dir", "directory with HOST/hosts.toml for registries; may be given several times")
+	for _, add := range more {
+		add(set)
+	}
 	if err := set.Parse(arguments); err != nil {
 		return err
 	}
@@ -126,4 +133,26 @@ func (c *Config) Level() (slog.Level, error) {
 	var level slog.Level
 	err := level.UnmarshalText([]byte(c.LogLevel))
 	return level, err
+}
+
+// directories is a flag that may be given several times; the first one takes
+// the place of what was there.
+type directories struct {
+	list  *[]string
+	given bool
+}
+
+func (d *directories) String() string {
+	if d.list == nil {
+		return ""
+	}
+	return strings.Join(*d.list, ":")
+}
+
+func (d *directories) Set(directory string) error {
+	if !d.given {
+		*d.list, d.given = nil, true
+	}
+	*d.list = append(*d.list, directory)
+	return nil
 }

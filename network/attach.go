@@ -51,6 +51,7 @@ func (n *Networks) Attach(ctx context.Context, id, path string) (*Result, error)
 	if err != nil {
 		return nil, err
 	}
+	a.attached = true
 	return &Result{Addresses: addresses(result), Raw: result.Raw()}, nil
 }
 

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -50,12 +51,38 @@ func readDirectory(directory string) (*Configuration, []error) {
 	return first, problems
 }
 
+// Survey reads a configuration directory as the daemon does, for people who
+// want to know what it would use. The problems are the files that would be
+// passed over, and the plugins that are missing.
+func Survey(directory string, binDirs []string) (*Configuration, []error) {
+	configuration, problems := readDirectory(directory)
+	if configuration != nil {
+		if err := missingPlugins(configuration, binDirs); err != nil {
+			problems = append(problems, err)
+		}
+	}
+	return configuration, problems
+}
+
 func readFile(file string) (*Configuration, error) {
 	list, err := readList(file)
 	if err != nil {
-		return nil, err
+		return nil, locate(file, err)
 	}
 	return newConfiguration(list, file)
+}
+
+// locate adds the line to an error about the form of a JSON file.
+func locate(file string, err error) error {
+	var syntax *json.SyntaxError
+	data, readErr := os.ReadFile(file)
+	if readErr != nil {
+		return err
+	}
+	if !errors.As(json.Unmarshal(data, &json.RawMessage{}), &syntax) {
+		return err
+	}
+	return fmt.Errorf("line %d: %w", 1+bytes.Count(data[:min(int(syntax.Offset), len(data))], []byte{'\n'}), err)
 }
 
 func readList(file string) (*libcni.NetworkConfigList, error) {
@@ -115,7 +142,7 @@ func missingPlugins(c *Configuration, directories []string) error {
 	var missing []error
 	for _, plugin := range c.Plugins {
 		if _, err := invoke.FindInPath(plugin, directories); err != nil {
-			missing = append(missing, fmt.Errorf("network %q: %w: install the plugin or set cni_bin_dirs", c.Name, err))
+			missing = append(missing, fmt.Errorf("network %q: %w: install the plugin or set cni_bin_dir", c.Name, err))
 		}
 	}
 	return errors.Join(missing...)

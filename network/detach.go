@@ -61,6 +61,7 @@ func (n *Networks) noteFailure(a *attachment, err error) error {
 	a.record.Releasing = true
 	a.record.Tries++
 	a.record.LastError = err.Error()
+	a.show()
 	if writeErr := n.journal.Write(a.record.ID, a.record); writeErr != nil {
 		n.options.Logger.Error("the journal does not show a failed DEL", "sandbox", a.record.ID, "err", writeErr)
 	}
@@ -77,6 +78,7 @@ func (n *Networks) Release(id string) {
 	}
 	a.lock <- struct{}{}
 	a.record.Releasing = true
+	a.show()
 	<-a.lock
 	n.wakeRetry()
 }

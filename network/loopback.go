@@ -5,6 +5,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // LoopbackUp sets lo up in the namespace at path; the kernel then gives it
@@ -15,7 +16,7 @@ func LoopbackUp(path string) error {
 		return fmt.Errorf("open the network namespace %s: %w", path, err)
 	}
 	defer namespace.Close()
-	handle, err := netlink.NewHandleAt(namespace, netlink.FAMILY_V4)
+	handle, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("open a netlink socket in %s: %w", path, err)
 	}

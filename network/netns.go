@@ -35,7 +35,12 @@ func OpenNamespaces(directory, mark string) (*Namespaces, error) {
 	if err := makeShared(directory); err != nil {
 		return nil, fmt.Errorf("make %s a shared mount: %w", directory, err)
 	}
-	return &Namespaces{directory: directory, mark: mark}, nil
+	return FindNamespaces(directory, mark), nil
+}
+
+// FindNamespaces is for a look at a directory that another process made ready.
+func FindNamespaces(directory, mark string) *Namespaces {
+	return &Namespaces{directory: directory, mark: mark}
 }
 
 func makeShared(directory string) error {

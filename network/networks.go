@@ -48,8 +48,9 @@ type Limits struct {
 	// Reload and StatusPeriod are how often the configuration directory is
 	// looked at, and how often the plugins are asked for their STATUS.
 	Reload, StatusPeriod time.Duration
-	// GCPeriod is how often CNI GC runs; 0 turns it off.
-	GCPeriod time.Duration
+	// GCPeriod and CheckPeriod are how often CNI GC, and CHECK of all
+	// attachments, run; 0 turns them off.
+	GCPeriod, CheckPeriod time.Duration
 }
 
 // Networks are the networks of this node.
@@ -67,8 +68,9 @@ type Networks struct {
 	attachments map[string]*attachment
 	podCIDR     string
 
-	gate  gate
-	retry chan struct{}
+	gate     gate
+	retry    chan struct{}
+	checkNow chan struct{}
 }
 
 // Open reads the journal and the configuration directory. Run has to be
@@ -81,6 +83,7 @@ func Open(ctx context.Context, options Options) (*Networks, error) {
 		attachments: make(map[string]*attachment),
 		changed:     make(chan struct{}, 1),
 		retry:       make(chan struct{}, 1),
+		checkNow:    make(chan struct{}, 1),
 	}
 	if err := n.plugins.endAll(ctx); err != nil {
 		return nil, fmt.Errorf("end the plugins of an earlier daemon: %w", err)
@@ -92,7 +95,7 @@ func Open(ctx context.Context, options Options) (*Networks, error) {
 		return nil, err
 	}
 	n.Reload()
-	n.refreshStatus(ctx)
+	n.refreshStatus(ctx, min(options.Limits.Status, firstStatus))
 	return n, nil
 }
 
@@ -105,6 +108,7 @@ func (n *Networks) Run(ctx context.Context) {
 	wait.Go(func() { n.followStatus(ctx) })
 	wait.Go(func() { n.retryDetach(ctx) })
 	wait.Go(func() { n.collectPeriodically(ctx) })
+	wait.Go(func() { n.checkPeriodically(ctx) })
 	wait.Wait()
 }
 

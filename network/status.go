@@ -18,6 +18,10 @@ type status struct {
 // ready, so that a node becomes ready soon after its network does.
 const notReadyPeriod = time.Second
 
+// firstStatus bounds the first question, which the start of the daemon waits
+// for; one that hangs is asked again with its full limit.
+const firstStatus = time.Second
+
 // Ready tells why no pod can be attached now, or nil. It answers from the
 // cache and never waits: STATUS runs beside, and a hanging plugin only makes
 // the answer older than it should be, which counts as not ready.
@@ -45,19 +49,19 @@ func (n *Networks) followStatus(ctx context.Context) {
 		case <-n.changed:
 		case <-time.After(period):
 		}
-		n.refreshStatus(ctx)
+		n.refreshStatus(ctx, n.options.Limits.Status)
 	}
 }
 
 // refreshStatus asks the plugins of the configuration of now. Plugins before
 // CNI 1.1 have no STATUS; that their programs are there is all one can ask.
-func (n *Networks) refreshStatus(ctx context.Context) {
+func (n *Networks) refreshStatus(ctx context.Context, limit time.Duration) {
 	configuration, err := n.Configuration()
 	if err == nil {
 		err = missingPlugins(configuration, n.options.BinDirs)
 	}
 	if err == nil {
-		err = n.plugins.run(ctx, run{verb: "STATUS", limit: n.options.Limits.Status, config: configuration.Bytes},
+		err = n.plugins.run(ctx, run{verb: "STATUS", limit: limit, config: configuration.Bytes},
 			func(_ context.Context, cni gocni.CNI) error { return cni.Status() })
 	}
 	if last := n.status.Load(); last == nil || (last.err == nil) != (err == nil) {

@@ -8,7 +8,8 @@ import (
 // sandboxNamespaces makes the namespaces that live and die with pause, and
 // joins those that were made before it. A pod in the node's network also lives
 // with the node's host name. With the pid mode CONTAINER each container gets a
-// pid namespace, and so does pause.
+// pid namespace, and so does pause. The mappings of a user namespace that is
+// joined are the namespace's own: the runtime reads them there.
 func sandboxNamespaces(s *Sandbox, spec *specs.Spec) error {
 	options := namespaceOptions(s.Config)
 	spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.MountNamespace}}
@@ -17,7 +18,6 @@ func sandboxNamespaces(s *Sandbox, spec *specs.Spec) error {
 	}
 	if s.UserNS != "" {
 		add(specs.UserNamespace, s.UserNS)
-		addMappings(UserNamespace(s.Config), spec)
 	}
 	if s.NetNS != "" {
 		add(specs.NetworkNamespace, s.NetNS)
@@ -33,17 +33,4 @@ func sandboxNamespaces(s *Sandbox, spec *specs.Spec) error {
 		add(specs.PIDNamespace, "")
 	}
 	return nil
-}
-
-func addMappings(userns *runtimeapi.UserNamespace, spec *specs.Spec) {
-	spec.Linux.UIDMappings = mappings(userns.GetUids())
-	spec.Linux.GIDMappings = mappings(userns.GetGids())
-}
-
-func mappings(from []*runtimeapi.IDMapping) []specs.LinuxIDMapping {
-	var to []specs.LinuxIDMapping
-	for _, m := range from {
-		to = append(to, specs.LinuxIDMapping{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Size: m.GetLength()})
-	}
-	return to
 }

@@ -3,6 +3,7 @@ package oci
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -44,7 +45,7 @@ func SysctlName(name string) string {
 func CheckSysctl(config *runtimeapi.PodSandboxConfig, name string) error {
 	dotted := SysctlName(name)
 	switch {
-	case dotted == "" || strings.ContainsAny(dotted, "\x00 ") || strings.Contains(dotted, ".."):
+	case strings.ContainsAny(dotted, "\x00 ") || slices.ContainsFunc(strings.Split(dotted, "."), isNoElement):
 		return errors.New("not a name of a kernel parameter")
 	case strings.HasPrefix(dotted, "net."):
 		if HostNetwork(config) {
@@ -59,6 +60,10 @@ func CheckSysctl(config *runtimeapi.PodSandboxConfig, name string) error {
 	}
 	return nil
 }
+
+// isNoElement: an element with dots alone (here slashes, see SysctlName) would
+// lead out of the directory of the namespace's parameters.
+func isNoElement(element string) bool { return strings.Trim(element, "/") == "" }
 
 // isIPC: the kernel parameters of the IPC namespace (ipc_namespaces(7)).
 func isIPC(name string) bool {

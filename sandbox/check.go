@@ -233,8 +233,14 @@ func (c *check) id(field string, id *runtimeapi.Int64Value) {
 }
 
 func (c *check) sysctls() {
-	for name, value := range c.config.GetLinux().GetSysctls() {
+	sysctls := c.config.GetLinux().GetSysctls()
+	for name, value := range sysctls {
 		field := fmt.Sprintf("config.linux.sysctls[%s]", name)
+		if dotted := oci.SysctlName(name); dotted != name {
+			if _, twice := sysctls[dotted]; twice {
+				c.bad(field, "is there as %s, too", dotted)
+			}
+		}
 		if err := oci.CheckSysctl(c.config, name); err != nil {
 			c.bad(field, "%w", err)
 		}
@@ -272,7 +278,7 @@ func bitsPerSecond(text string) (uint64, error) {
 		"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50,
 	}[text[len(digits):]]
 	number, err := strconv.ParseFloat(digits, 64)
-	if err != nil || !known || number < 0 || math.IsInf(number, 0) || number*factor > math.MaxInt64 {
+	if err != nil || !known || number < 0 || math.IsInf(number, 0) || math.IsNaN(number) || number*factor > math.MaxInt64 {
 		return 0, fmt.Errorf("%q is not a quantity", text)
 	}
 	return uint64(number * factor), nil

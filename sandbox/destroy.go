@@ -54,7 +54,7 @@ func (s *Sandboxes) stop(ctx context.Context, sb *Sandbox) error {
 }
 
 func (s *Sandboxes) recordStopped(sb *Sandbox) error {
-	return around(context.Background(), "record stopped", func() error {
+	return s.around(context.Background(), "record stopped", func() error {
 		facts := sb.update(func(f *Facts) {
 			f.BootID = s.bootID
 			f.StoppedAt = time.Now()
@@ -109,10 +109,10 @@ const (
 func (s *Sandboxes) destroy(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
 	err := errors.Join(
 		s.release(ctx, sb, policy),
-		around(ctx, "remove files", func() error { return s.removeFiles(sb.ID) }),
+		s.around(ctx, "remove files", func() error { return s.removeFiles(sb.ID) }),
 	)
 	if err == nil {
-		err = around(ctx, "remove record", func() error {
+		err = s.around(ctx, "remove record", func() error {
 			return errors.Join(s.facts.Remove(sb.ID), s.records.Remove(sb.ID))
 		})
 	}
@@ -127,21 +127,25 @@ func (s *Sandboxes) destroy(ctx context.Context, sb *Sandbox, policy onFailedDet
 // and its cgroups with it, DEL runs.
 func (s *Sandboxes) release(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
 	gone := s.endPause(ctx, sb)
-	detached := around(ctx, "cni del", func() error { return s.detach(ctx, sb, policy) })
+	detached := s.around(ctx, "cni del", func() error { return s.detach(ctx, sb, policy) })
 	err := errors.Join(<-gone, detached)
 	if detached == nil {
-		err = errors.Join(err, around(ctx, "remove netns", func() error { return s.options.Netns.Remove(sb.ID) }))
+		err = errors.Join(err, s.around(ctx, "remove netns", func() error { return s.options.Netns.Remove(sb.ID) }))
 	}
-	return errors.Join(err, around(ctx, "remove userns", func() error { return s.options.Userns.Remove(sb.ID) }))
+	return errors.Join(err, s.around(ctx, "remove userns", func() error { return s.options.Userns.Remove(sb.ID) }))
 }
 
-// endPause kills pause at once and sees to the rest beside the caller.
+// endPause kills pause at once and sees to the rest beside the caller. From
+// here on the sandbox is not Ready, whatever becomes of the rest.
 func (s *Sandboxes) endPause(ctx context.Context, sb *Sandbox) (gone <-chan error) {
 	done := make(chan error, 1)
 	pause := sb.pause
 	sb.pause = nil
+	if sb.Ready() {
+		sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
+	}
 	go func() {
-		done <- around(ctx, "end pause", func() error {
+		done <- s.around(ctx, "end pause", func() error {
 			var err error
 			if pause != nil {
 				err = errors.Join(pause.Kill(s.options.Limits.Kill), pause.Close())

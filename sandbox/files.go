@@ -133,15 +133,16 @@ func hostID(mappings []*runtimeapi.IDMapping) (uint32, bool) {
 
 // removeFiles takes back what makeFiles made. The log directory belongs to the
 // kubelet.
-func (s *Sandboxes) removeFiles(id string) error {
-	dir := s.Dir(id)
+func (s *Sandboxes) removeFiles(id string) error { return removeDir(s.Dir(id)) }
+
+func removeDir(dir string) error {
 	shm := filepath.Join(dir, shmDir)
 	err := unix.Unmount(shm, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount %s: %w", shm, err)
 	}
 	if err := os.RemoveAll(dir); err != nil {
-		return fmt.Errorf("remove the files of sandbox %s: %w", id, err)
+		return fmt.Errorf("remove the files of a sandbox: %w", err)
 	}
 	return nil
 }

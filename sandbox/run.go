@@ -18,7 +18,7 @@ import (
 // same pod and attempt waits for the first and gets the same id. The context
 // limits the waiting, not the work.
 func (s *Sandboxes) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
-	if err := around(ctx, "check", func() error { return s.Check(config, handler) }); err != nil {
+	if err := s.around(ctx, "check", func() error { return s.Check(config, handler) }); err != nil {
 		return "", err
 	}
 	sb, mine, err := s.reserve(config, handler)
@@ -182,7 +182,7 @@ func (c *creation) startPause() error {
 	facts := c.update(func(f *Facts) {
 		f.BootID = c.owner.bootID
 		f.Pause = pause.Facts
-		f.Timeline = c.timeline
+		f.Timeline = append(c.timeline, c.underWay())
 		f.ReadyAt = time.Now()
 	})
 	return c.owner.facts.Write(c.ID, *facts)

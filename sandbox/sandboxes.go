@@ -38,7 +38,9 @@ type Options struct {
 	Networks      *network.Networks
 	Netns, Userns *network.Namespaces
 	Limits        Limits
-	Logger        *slog.Logger
+	// Observe is told of each step that has ended; nil if nobody asks.
+	Observe func(step string, took time.Duration, err error)
+	Logger  *slog.Logger
 }
 
 // Limits bound what a sandbox may wait for.
@@ -154,6 +156,10 @@ func (s *Sandboxes) Close() {
 var errShutdown = fmt.Errorf("minicri is shutting down: %w", errdefs.ErrUnavailable)
 
 // Dir is the volatile directory of a sandbox.
-func (s *Sandboxes) Dir(id string) string { return filepath.Join(s.options.State, "sandboxes", id) }
+func (s *Sandboxes) Dir(id string) string { return filepath.Join(sandboxesDir(s.options.State), id) }
 
-func (s *Sandboxes) runtimeRoot() string { return filepath.Join(s.options.State, "libcontainer") }
+func (s *Sandboxes) runtimeRoot() string { return runtimeDir(s.options.State) }
+
+// The directories below the volatile one that have something for each sandbox.
+func sandboxesDir(state string) string { return filepath.Join(state, "sandboxes") }
+func runtimeDir(state string) string   { return filepath.Join(state, "libcontainer") }

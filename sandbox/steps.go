@@ -36,11 +36,18 @@ func (c *creation) step(name string, do func() error) {
 	}
 	row := StepTime{Step: name, Began: time.Now()}
 	c.stage.Store(&row)
-	err := around(c.ctx, name, do)
+	err := c.owner.around(c.ctx, name, do)
 	row.Took = time.Since(row.Began)
 	c.stage.Store(nil)
 	c.timeline = append(c.timeline, row)
 	c.err = err
+}
+
+// underWay is the row of the step that calls it, as far as it has come.
+func (c *creation) underWay() StepTime {
+	row := *c.stage.Load()
+	row.Took = time.Since(row.Began)
+	return row
 }
 
 // beside starts a step that runs along with those after it. The function that
@@ -54,7 +61,7 @@ func (c *creation) beside(name string, do func() error) (wait func() error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		err = around(c.ctx, name, do)
+		err = c.owner.around(c.ctx, name, do)
 		row.Took = time.Since(row.Began)
 	}()
 	waited := false
@@ -70,7 +77,8 @@ func (c *creation) beside(name string, do func() error) (wait func() error) {
 
 // around puts the name of the step into its error, its failpoints around it,
 // and a context that has ended before it.
-func around(ctx context.Context, name string, do func() error) error {
+func (s *Sandboxes) around(ctx context.Context, name string, do func() error) error {
+	began := time.Now()
 	err := context.Cause(ctx)
 	if err == nil {
 		err = failpoint.Hit(name + " before")
@@ -80,6 +88,9 @@ func around(ctx context.Context, name string, do func() error) error {
 	}
 	if err == nil {
 		err = failpoint.Hit(name + " after")
+	}
+	if s.options.Observe != nil {
+		s.options.Observe(name, time.Since(began), err)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)

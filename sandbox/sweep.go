@@ -2,10 +2,25 @@ package sandbox
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
+
+	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/network"
 )
+
+// Remains are the places where a sandbox leaves things that carry our mark.
+type Remains struct {
+	Netns, Userns *network.Namespaces
+	Hierarchies   cgroup.Hierarchies
+	// Mark is what our names begin with, State the volatile directory.
+	Mark, State string
+	// Kill is how long a process may take to go after SIGKILL.
+	Kill time.Duration
+}
 
 // Stray is something that carries our mark and belongs to no sandbox.
 type Stray struct {
@@ -16,84 +31,93 @@ type Stray struct {
 	id   string
 }
 
-// Strays looks for what no record explains. An id is known before anything of
+// Find looks for what no sandbox explains. An id is known before anything of
 // its sandbox is made and until all of it is gone, so what is listed first and
 // unknown then is nobody's.
-func (s *Sandboxes) Strays() ([]Stray, error) {
+func (r *Remains) Find(exists func(id string) bool) ([]Stray, error) {
 	var strays []Stray
-	add := func(kind, id, name string) {
-		strays = append(strays, Stray{Kind: kind, Name: name, id: id})
-	}
-	netns, err := s.options.Netns.IDs()
-	for _, id := range netns {
-		add("netns", id, s.options.Netns.Path(id))
-	}
-	userns, usernsErr := s.options.Userns.IDs()
-	for _, id := range userns {
-		add("userns", id, s.options.Userns.Path(id))
-	}
-	cgroups, cgroupErr := s.options.Hierarchies.Find(s.options.Mark)
-	for _, path := range cgroups {
-		id := strings.TrimPrefix(filepath.Base(path), s.options.Mark)
-		add("cgroup", strings.TrimSuffix(id, ".scope"), path)
-	}
-	files, filesErr := s.fileIDs()
-	for _, id := range files {
-		add("files", id, s.Dir(id))
-	}
-	unknown := strays[:0]
-	for _, stray := range strays {
-		if !s.exists(stray.id) {
-			unknown = append(unknown, stray)
+	var errs []error
+	for _, look := range []func() ([]Stray, error){r.cgroups, r.netns, r.userns, r.files} {
+		found, err := look()
+		errs = append(errs, err)
+		for _, stray := range found {
+			if !exists(stray.id) {
+				strays = append(strays, stray)
+			}
 		}
 	}
-	return unknown, errors.Join(err, usernsErr, cgroupErr, filesErr)
+	if err := errors.Join(errs...); err != nil {
+		return strays, fmt.Errorf("look for what has no record: %w", err)
+	}
+	return strays, nil
 }
 
-// fileIDs are the ids that have files in the volatile directory.
-func (s *Sandboxes) fileIDs() ([]string, error) {
-	var ids []string
-	for _, dir := range []string{s.Dir(""), s.runtimeRoot()} {
+func (r *Remains) cgroups() ([]Stray, error) {
+	paths, err := r.Hierarchies.Find(r.Mark)
+	var strays []Stray
+	for _, path := range paths {
+		id := strings.TrimPrefix(filepath.Base(path), r.Mark)
+		strays = append(strays, Stray{"cgroup", path, strings.TrimSuffix(id, ".scope")})
+	}
+	return strays, err
+}
+
+func (r *Remains) netns() ([]Stray, error)  { return pinned("netns", r.Netns) }
+func (r *Remains) userns() ([]Stray, error) { return pinned("userns", r.Userns) }
+
+func pinned(kind string, namespaces *network.Namespaces) ([]Stray, error) {
+	ids, err := namespaces.IDs()
+	var strays []Stray
+	for _, id := range ids {
+		strays = append(strays, Stray{kind, namespaces.Path(id), id})
+	}
+	return strays, err
+}
+
+func (r *Remains) files() ([]Stray, error) {
+	var strays []Stray
+	for _, dir := range []string{sandboxesDir(r.State), runtimeDir(r.State)} {
 		entries, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, err
+			return strays, err
 		}
 		for _, entry := range entries {
-			ids = append(ids, entry.Name())
+			strays = append(strays, Stray{"files", filepath.Join(dir, entry.Name()), entry.Name()})
 		}
 	}
-	return ids, nil
+	return strays, nil
 }
 
-// RemoveStray takes one stray thing back.
-func (s *Sandboxes) RemoveStray(stray Stray) error {
+// Remove takes one stray thing back.
+func (r *Remains) Remove(stray Stray) error {
 	switch stray.Kind {
-	case "netns":
-		return s.options.Netns.Remove(stray.id)
-	case "userns":
-		return s.options.Userns.Remove(stray.id)
 	case "cgroup":
-		return s.options.Hierarchies.Remove(stray.Name, s.options.Limits.Kill)
+		return r.Hierarchies.Remove(stray.Name, r.Kill)
+	case "netns":
+		return r.Netns.Remove(stray.id)
+	case "userns":
+		return r.Userns.Remove(stray.id)
 	default:
-		return errors.Join(s.removeFiles(stray.id), os.RemoveAll(filepath.Join(s.runtimeRoot(), stray.id)))
+		return removeDir(stray.Name)
 	}
+}
+
+func (s *Sandboxes) remains() *Remains {
+	o := s.options
+	return &Remains{Netns: o.Netns, Userns: o.Userns, Hierarchies: o.Hierarchies, Mark: o.Mark, State: o.State, Kill: o.Limits.Kill}
 }
 
 // sweep removes what carries our mark and has no record: what is left of a
-// sandbox whose record was lost or set aside. Cgroups come first: the
+// sandbox whose record was lost or set aside. Find lists cgroups first: the
 // processes in them hold the rest.
 func (s *Sandboxes) sweep() {
-	strays, err := s.Strays()
+	remains := s.remains()
+	strays, err := remains.Find(s.exists)
 	if err != nil {
-		s.options.Logger.Error("search for what has no record", "err", err)
+		s.options.Logger.Error("sweep", "err", err)
 	}
-	for _, cgroupsFirst := range []bool{true, false} {
-		for _, stray := range strays {
-			if (stray.Kind == "cgroup") != cgroupsFirst {
-				continue
-			}
-			err := s.RemoveStray(stray)
-			s.options.Logger.Warn("removed what had no record", "kind", stray.Kind, "name", stray.Name, "err", err)
-		}
+	for _, stray := range strays {
+		err := remains.Remove(stray)
+		s.options.Logger.Warn("removed what had no record", "kind", stray.Kind, "name", stray.Name, "err", err)
 	}
 }

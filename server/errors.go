@@ -7,6 +7,9 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	crierrors "k8s.io/cri-api/pkg/errors"
+
+	"github.com/minicri/minicri/image"
 )
 
 // grpcError gives an error of the domain its gRPC code. This is the only such
@@ -18,7 +21,23 @@ func grpcError(err error) error {
 	if _, ok := status.FromError(err); ok {
 		return err
 	}
+	if name := kubeletName(err); name != "" {
+		return status.Error(codes.Unknown, name+": "+err.Error())
+	}
 	return status.Error(codeOf(err), err.Error())
+}
+
+// kubeletName is the word by which the kubelet knows an error and shows it as a
+// pod's reason. It looks for it at the beginning of the message, and only in
+// errors of the code Unknown (pkg/kubelet/cri/remote, pkg/kubelet/images).
+func kubeletName(err error) string {
+	switch {
+	case errors.Is(err, image.ErrVerification):
+		return crierrors.ErrSignatureValidationFailed.Error()
+	case errors.Is(err, image.ErrRegistryUnavailable):
+		return crierrors.ErrRegistryUnavailable.Error()
+	}
+	return ""
 }
 
 func codeOf(err error) codes.Code {
@@ -37,6 +56,7 @@ func codeOf(err error) codes.Code {
 		{func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }, codes.DeadlineExceeded},
 		{func(err error) bool { return errors.Is(err, context.Canceled) }, codes.Canceled},
 		{errdefs.IsUnavailable, codes.Unavailable},
+		{errdefs.IsDataLoss, codes.DataLoss},
 	} {
 		if row.is(err) {
 			return row.code

@@ -80,6 +80,7 @@ func (r *Runtime) verboseStatus() (map[string]string, error) {
 		"golang":             runtime.Version(),
 		"networkProblems":    texts(r.Networks.Problems()),
 		"pendingAttachments": pending(r.Networks.Pending()),
+		"driftedAttachments": r.Networks.Drifted(),
 		"quarantinedRecords": r.Sandboxes.Quarantined(),
 	}
 	if configuration, err := r.Networks.Configuration(); err == nil {

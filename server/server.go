@@ -37,8 +37,14 @@ type Info struct {
 // largestMessage is what the kubelet accepts from a runtime.
 const largestMessage = 16 << 20
 
-// New makes a gRPC server that serves the runtime.
-func New(runtime *Runtime, logger *slog.Logger) *grpc.Server {
+// Store is what the server asks of the image store.
+type Store interface {
+	Images
+	Transfers
+}
+
+// New makes a gRPC server that serves the runtime and the images.
+func New(runtime *Runtime, images Store, logger *slog.Logger) *grpc.Server {
 	calls := calls{logger: logger}
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(largestMessage),
@@ -47,6 +53,8 @@ func New(runtime *Runtime, logger *slog.Logger) *grpc.Server {
 		grpc.StreamInterceptor(calls.stream),
 	)
 	runtimeapi.RegisterRuntimeServiceServer(server, runtime)
+	runtimeapi.RegisterImageServiceServer(server, NewImageServer(images))
+	RegisterImageTransfer(server, images)
 	return server
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -141,4 +142,26 @@ func (r *Records[T]) Quarantined() []string {
 		return nil
 	}
 	return paths
+}
+
+// IDs lists whose records stand in a directory, without reading them; none if
+// there is no such directory. It changes nothing, so it may be asked beside
+// the process that writes them.
+func IDs(directory string) ([]string, error) {
+	entries, err := os.ReadDir(directory)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list records: %w", err)
+	}
+	var ids []string
+	for _, entry := range entries {
+		if id, isRecord := strings.CutSuffix(entry.Name(), suffix); isRecord && !entry.IsDir() && !strings.HasPrefix(id, temporaryPrefix) {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+// Peek reads one record of a directory that another process writes.
+func Peek[T any](directory, id string) (T, error) {
+	return (&Records[T]{directory: directory, version: math.MaxInt}).read(id)
 }

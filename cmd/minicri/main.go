@@ -22,6 +22,8 @@ const usage = `minicri runs pods for a kubelet (Kubernetes CRI v1).
   minicri [flags]            serve the CRI in the foreground; see minicri --help
   minicri config default     print the configuration with all its keys
   minicri config check FILE  check a configuration file
+  minicri check              what this node lacks, and what was left behind (--fix, --json)
+  minicri image VERB         import, pull, list or remove images
   minicri demo               show a pod's life on this machine, in a network of its own
   minicri version            print the version
 `
@@ -45,6 +47,10 @@ func command(ctx context.Context, arguments []string, output io.Writer) error {
 	switch rest := arguments[1:]; arguments[0] {
 	case "config":
 		return configCommand(rest, output)
+	case "check":
+		return checkCommand(ctx, rest, output)
+	case "image":
+		return imageCommand(ctx, rest, output)
 	case "demo":
 		return demo(ctx, rest, output)
 	case "version":

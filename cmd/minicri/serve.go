@@ -7,16 +7,19 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/containerd/log"
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"github.com/minicri/minicri/config"
+	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/process"
 	"github.com/minicri/minicri/server"
 )
@@ -46,7 +49,7 @@ func serve(ctx context.Context, arguments []string) error {
 	return run(ctx, c, logger)
 }
 
-func run(ctx context.Context, c *config.Config, logger *slog.Logger) error {
+func run(ctx context.Context, c *config.Config, logger *slog.Logger) (err error) {
 	// What belongs to the daemon ends after the last call has: its context is
 	// not that of the signal.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -55,22 +58,30 @@ func run(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 	defer stop()
 	wait.Go(func() { process.ReapOrphans(background) })
 
-	runtime, err := wire(background, c, logger)
+	node, err := wire(background, c, logger)
 	if err != nil {
 		return err
 	}
-	defer runtime.Sandboxes.Close()
-	wait.Go(func() { runtime.Networks.Run(background) })
+	defer func() { err = errors.Join(err, node.close()) }()
+	wait.Go(func() { node.runtime.Networks.Run(background) })
+	wait.Go(func() { checkAtSignal(background, node.runtime.Networks) })
+	if c.Metrics != "" {
+		wait.Go(func() {
+			if err := node.metrics.Serve(background, c.Metrics, logger); err != nil {
+				logger.Error("no metrics", "err", err)
+			}
+		})
+	}
 
 	listener, err := listen(c.Socket)
 	if err != nil {
 		return err
 	}
 	served := make(chan error, 1)
-	grpcServer := server.New(runtime, logger)
+	grpcServer := server.New(node.runtime, node.images, logger)
 	go func() { served <- grpcServer.Serve(listener) }()
 	notify(logger, daemon.SdNotifyReady)
-	logger.Info("serving", "socket", c.Socket, "version", version, "pods", len(runtime.Sandboxes.List()))
+	logger.Info("serving", "socket", c.Socket, "version", version, "pods", len(node.runtime.Sandboxes.List()))
 
 	select {
 	case err := <-served:
@@ -79,8 +90,23 @@ func run(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 	}
 	notify(logger, daemon.SdNotifyStopping)
 	logger.Info("shutting down; pods keep running")
-	shutdown(grpcServer, runtime, time.Duration(c.Limits.Shutdown))
+	shutdown(grpcServer, node.runtime, time.Duration(c.Limits.Shutdown))
 	return nil
+}
+
+// checkAtSignal has all attachments checked when SIGUSR1 comes.
+func checkAtSignal(ctx context.Context, networks *network.Networks) {
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGUSR1)
+	defer signal.Stop(asked)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-asked:
+			networks.RequestCheck()
+		}
+	}
 }
 
 // shutdown lets the calls under way finish, for no longer than the limit; then
@@ -105,7 +131,11 @@ func newLogger(c *config.Config) (*slog.Logger, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), nil
+	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	// Libraries log to the default: one stream, one form.
+	slog.SetDefault(logger)
+	log.UseSlog()
+	return logger, nil
 }
 
 // lockDirectories keeps a second daemon away from the directories of this one;

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/config"
+	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/metrics"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
@@ -21,7 +24,42 @@ import (
 )
 
 // wire puts the packages together.
-func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*server.Runtime, error) {
+func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*node, error) {
+	images, err := image.Open(ctx, imageConfig(c, logger))
+	if err != nil {
+		return nil, err
+	}
+	measured := metrics.New()
+	runtime, err := wireRuntime(ctx, c, measured, logger)
+	if err != nil {
+		return nil, errors.Join(err, images.Close())
+	}
+	return &node{runtime: runtime, images: images, metrics: measured}, nil
+}
+
+// node is all that the daemon serves.
+type node struct {
+	runtime *server.Runtime
+	images  *image.Store
+	metrics *metrics.Metrics
+}
+
+// close ends what is under way; pods and images stay.
+func (n *node) close() error {
+	n.runtime.Sandboxes.Close()
+	return n.images.Close()
+}
+
+func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
+	i := c.Images
+	return image.Config{
+		Root: c.Root, CertsDirs: i.CertsDirs, DockerConfig: i.DockerConfig, VerifierDir: i.VerifierDir, Pinned: i.Pinned,
+		NoSync: !i.Sync, ProgressTimeout: time.Duration(i.ProgressTimeout), MaxDownloads: i.MaxDownloads, MaxUnpacks: i.MaxUnpacks,
+		Logger: logger,
+	}
+}
+
+func wireRuntime(ctx context.Context, c *config.Config, measured *metrics.Metrics, logger *slog.Logger) (*server.Runtime, error) {
 	machine, err := readMachine(logger)
 	if err != nil {
 		return nil, err
@@ -57,11 +95,13 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*server.R
 			Destroy: time.Duration(c.Limits.Destroy),
 			Kill:    time.Duration(c.Limits.Kill),
 		},
-		Logger: logger,
+		Observe: measured.Observe,
+		Logger:  logger,
 	})
 	if err != nil {
 		return nil, err
 	}
+	measured.Watch(sandboxes, networks)
 	return &server.Runtime{
 		Sandboxes: sandboxes,
 		Networks:  networks,
@@ -85,7 +125,7 @@ func openNetworks(ctx context.Context, c *config.Config, netns *network.Namespac
 			Status: time.Duration(l.CNIStatus), GC: time.Duration(l.CNIGC),
 			DetachTries: l.DetachTries, DetachTime: time.Duration(l.DetachTime),
 			RetryFirst: time.Duration(l.RetryFirst), RetryMost: time.Duration(l.RetryMost),
-			Reload: time.Duration(l.Reload), StatusPeriod: time.Duration(l.Status), GCPeriod: time.Duration(l.GC),
+			Reload: time.Duration(l.Reload), StatusPeriod: time.Duration(l.Status), GCPeriod: time.Duration(l.GC), CheckPeriod: time.Duration(l.Check),
 		},
 		Logger: logger,
 	})
@@ -100,10 +140,12 @@ func readMachine(logger *slog.Logger) (oci.Machine, error) {
 	if !machine.CanLowerOOMAdj {
 		logger.Warn("no CAP_SYS_RESOURCE: processes get no lower oom_score_adj than the daemon has", "oom_score_adj", machine.OOMScoreAdj)
 	}
-	if machine.AppArmor {
-		if err := apparmor.InstallDefault(oci.DefaultAppArmorProfile); err != nil {
-			return machine, fmt.Errorf("load the AppArmor profile %s (is apparmor_parser installed?): %w", oci.DefaultAppArmorProfile, err)
-		}
+	if !machine.AppArmor {
+		logger.Info("no AppArmor: profiles of the kind RuntimeDefault confine nothing here")
+		return machine, nil
+	}
+	if err := apparmor.InstallDefault(oci.DefaultAppArmorProfile); err != nil {
+		return machine, fmt.Errorf("load the AppArmor profile %s (is apparmor_parser installed?): %w", oci.DefaultAppArmorProfile, err)
 	}
 	return machine, nil
 }

@@ -47,6 +47,7 @@ func (p Pause) Run(ctx context.Context, stdin io.Reader, stdout io.Writer) int {
 }
 
 func (p Pause) run(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
+	go warmCgroupLock() // ends by itself, at the latest with the process
 	container, process, err := p.create()
 	if err != nil {
 		return err

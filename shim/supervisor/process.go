@@ -9,6 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// initLogLevel silences the debug lines that init pipes to us: logrus.WarnLevel.
+const initLogLevel = "3"
+
 // newProcess translates a process of a specification to libcontainer's terms.
 // Standard streams and Init are the caller's to set; streams left nil are
 // /dev/null.
@@ -36,6 +39,7 @@ func newProcess(p *specs.Process) (*libcontainer.Process, error) {
 		Scheduler:        p.Scheduler,
 		IOPriority:       p.IOPriority,
 		CPUAffinity:      affinity,
+		LogLevel:         initLogLevel,
 	}
 	if p.ConsoleSize != nil {
 		process.ConsoleWidth = uint16(p.ConsoleSize.Width)

@@ -19,11 +19,38 @@ import (
 // its pods.
 func (n *Node) makeCgroups() {
 	n.t.Helper()
+	n.makeCgroup(n.CgroupParent)
+}
+
+func (n *Node) makeCgroup(path string) {
+	n.t.Helper()
 	for _, hierarchy := range n.hierarchies() {
-		dir := filepath.Join(hierarchy, n.CgroupParent)
+		dir := filepath.Join(hierarchy, path)
 		n.must("making a cgroup", os.Mkdir(dir, 0o755))
 		n.must("filling a cpuset", fillCpuset(dir))
 	}
+}
+
+// MakeCgroup makes a cgroup below the node's parent in every hierarchy, as a
+// kubelet does for one pod, and returns its path. It is removed before the
+// node is checked, when it has to be empty.
+func (n *Node) MakeCgroup(name string) string {
+	n.t.Helper()
+	path := filepath.Join(n.CgroupParent, name)
+	n.makeCgroup(path)
+	n.podCgroups = append(n.podCgroups, path)
+	return path
+}
+
+// removePodCgroups does not force anything: what is left below them is a leak.
+func (n *Node) removePodCgroups() error {
+	var errs []error
+	for _, path := range n.podCgroups {
+		for _, hierarchy := range n.hierarchies() {
+			errs = append(errs, ignoreMissing(os.Remove(filepath.Join(hierarchy, path))))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (n *Node) hierarchies() []string {

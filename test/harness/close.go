@@ -80,6 +80,7 @@ func (n *Node) look(scope leak.Scope) leak.Snapshot {
 func closeNodes(t testing.TB, nodes []*Node) {
 	for _, n := range nodes {
 		n.report("removing the pods that the test left", n.removeAllPods())
+		n.report("removing the cgroups of pods", n.removePodCgroups())
 	}
 	for _, n := range nodes {
 		if n.Running() {

@@ -40,6 +40,8 @@ type Node struct {
 	daemon   *child // nil before the first start
 	hangUp   func() // closes the clients' connection
 
+	podCgroups []string // of MakeCgroup
+
 	empty leak.Snapshot // before the daemon's first start
 	idle  leak.Snapshot // after it, before any pod
 }
@@ -95,6 +97,9 @@ func prepare(t testing.TB, binaries string, opts []Option) *Node {
 	t.Helper()
 	// Not t.TempDir: a socket's path has to be short, see unix(7).
 	dir, err := os.MkdirTemp("", "mcr")
+	if err == nil {
+		err = os.Chmod(dir, 0o711) // processes of user namespaces have to get through
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

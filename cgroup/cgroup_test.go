@@ -1,0 +1,240 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// within is far more than the end of a killed process takes.
+const within = 10 * time.Second
+
+// parent is the cgroup that everything here is made below.
+var parent = fmt.Sprintf("/minicri-unit-%d", os.Getpid())
+
+func TestPath(t *testing.T) {
+	for _, test := range []struct{ cgroupsPath, want string }{
+		{"/kubepods/pod1/m-abc", "/kubepods/pod1/m-abc"},
+		{"kubepods.slice:m:abc", "/kubepods.slice/m-abc.scope"},
+		{
+			"kubepods-burstable-pod1.slice:minicri-0a:abc",
+			"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/minicri-0a-abc.scope",
+		},
+		{"system.slice:m:abc", "/system.slice/m-abc.scope"},
+		{"-.slice:m:abc", "/m-abc.scope"},
+		{":m:abc", "/m-abc.scope"},
+	} {
+		if got := Path(test.cgroupsPath); got != test.want {
+			t.Errorf("Path(%q) = %q, want %q", test.cgroupsPath, got, test.want)
+		}
+	}
+}
+
+func TestRemoveKillsWhatRunsInAnyHierarchy(t *testing.T) {
+	hierarchies := find(t)
+	path := parent + "/pod"
+	for i, hierarchy := range hierarchies {
+		inner := filepath.Join(path, "container")
+		makeCgroup(t, hierarchy, inner)
+		// One process in each hierarchy that takes one, in turn above and below.
+		where := path
+		if i%2 == 1 {
+			where = inner
+		}
+		pid := startIn(t, hierarchy, where)
+		if pids, err := hierarchies.Processes(path); pid != 0 && (err != nil || !slices.Contains(pids, pid)) {
+			t.Errorf("process %d in %s of %s is not among %v (%v)", pid, where, hierarchy, pids, err)
+		}
+	}
+	pids, err := hierarchies.Processes(path)
+	if err != nil || len(pids) == 0 {
+		t.Fatalf("Processes = %v, %v", pids, err)
+	}
+	if err := hierarchies.Remove(path, within); err != nil {
+		t.Fatal(err)
+	}
+	if hierarchies.Exists(path) {
+		t.Error("the cgroup is still there")
+	}
+	for _, pid := range pids {
+		if alive(pid) {
+			t.Errorf("process %d is still there", pid)
+		}
+	}
+	if !hierarchies.Exists(parent) {
+		t.Error("the parent is gone, too")
+	}
+}
+
+func TestRemoveOfWhatIsNotThere(t *testing.T) {
+	hierarchies := find(t)
+	path := parent + "/never"
+	if pids, err := hierarchies.Processes(path); err != nil || len(pids) != 0 {
+		t.Errorf("Processes = %v, %v", pids, err)
+	}
+	if err := hierarchies.Remove(path, 0); err != nil {
+		t.Error(err)
+	}
+	if hierarchies.Exists(path) {
+		t.Error("Exists")
+	}
+}
+
+func TestRemoveRefusesTheRoot(t *testing.T) {
+	// None of these is a hierarchy: a mistake here must not cost the machine.
+	hierarchies := Hierarchies{t.TempDir()}
+	inside := filepath.Join(hierarchies[0], "inside")
+	if err := os.Mkdir(inside, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"", "/", "//", ".", "..", "/..", "/a/..", "a/../..", "/a/../../"} {
+		if err := hierarchies.Remove(path, within); err == nil || !strings.Contains(err.Error(), "root") {
+			t.Errorf("Remove(%q) = %v, want a refusal", path, err)
+		}
+	}
+	if _, err := os.Stat(inside); err != nil {
+		t.Error(err)
+	}
+}
+
+// A path does not lead out of the hierarchies.
+func TestRemoveStaysInside(t *testing.T) {
+	dir := t.TempDir()
+	outside := filepath.Join(dir, "outside")
+	for _, path := range []string{outside, filepath.Join(dir, "hierarchy")} {
+		if err := os.Mkdir(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := (Hierarchies{filepath.Join(dir, "hierarchy")}).Remove("../outside", within); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(outside); err != nil {
+		t.Errorf("a directory beside the hierarchy is gone: %v", err)
+	}
+}
+
+func TestRemoveOfABusyCgroup(t *testing.T) {
+	hierarchies := find(t)
+	path := parent + "/busy"
+	for _, hierarchy := range hierarchies {
+		makeCgroup(t, hierarchy, path)
+		startIn(t, hierarchy, path)
+	}
+	// No process goes within a time that is over.
+	if err := hierarchies.Remove(path, -time.Second); !errors.Is(err, ErrBusy) {
+		t.Errorf("Remove = %v, want ErrBusy", err)
+	}
+	if err := hierarchies.Remove(path, within); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFind(t *testing.T) {
+	hierarchies := find(t)
+	mark := fmt.Sprintf("unit-%d-", os.Getpid())
+	want := []string{parent + "/" + mark + "a", parent + "/deep/er/" + mark + "b"}
+	for i, path := range want {
+		// Each in one hierarchy alone: what is left of a pod may be so.
+		makeCgroup(t, hierarchies[i%len(hierarchies)], path)
+	}
+	makeCgroup(t, hierarchies[0], want[0]+"/"+mark+"inner") // is found with the outer one
+	makeCgroup(t, hierarchies[0], parent+"/other-"+mark)
+	got, err := hierarchies.Find(mark)
+	slices.Sort(want)
+	slices.Sort(got)
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("Find = %q, %v, want %q", got, err, want)
+	}
+	if got, err := hierarchies.Find(mark + "nobody"); err != nil || len(got) != 0 {
+		t.Errorf("Find of nothing = %q, %v", got, err)
+	}
+}
+
+func TestFindHierarchies(t *testing.T) {
+	hierarchies := find(t)
+	seen := map[string]bool{}
+	for _, hierarchy := range hierarchies {
+		if seen[hierarchy] {
+			t.Errorf("%s twice", hierarchy)
+		}
+		seen[hierarchy] = true
+		if _, err := os.Stat(filepath.Join(hierarchy, "cgroup.procs")); err != nil {
+			t.Errorf("%s is no hierarchy: %v", hierarchy, err)
+		}
+	}
+	if Unified() && len(hierarchies) != 1 {
+		t.Errorf("unified, but the hierarchies are %q", hierarchies)
+	}
+}
+
+// find finds the hierarchies, and takes everything below parent back when the
+// test ends.
+func find(t *testing.T) Hierarchies {
+	t.Helper()
+	hierarchies, err := FindHierarchies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := hierarchies.Remove(parent, within); err != nil {
+			t.Error(err)
+		}
+		if hierarchies.Exists(parent) {
+			t.Errorf("%s is left behind", parent)
+		}
+	})
+	return hierarchies
+}
+
+func makeCgroup(t *testing.T, hierarchy, path string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Join(hierarchy, path), 0o755); err != nil {
+		t.Fatalf("make a cgroup (needs root): %v", err)
+	}
+}
+
+// startIn starts a process in a cgroup of one hierarchy; 0 where the hierarchy
+// takes none: cpuset does not before it is told which processors.
+func startIn(t *testing.T, hierarchy, path string) int {
+	t.Helper()
+	command := exec.Command("sleep", "60")
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// Reaped at once, as the daemon does.
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = command.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		<-ended
+	})
+	pid := command.Process.Pid
+	err := os.WriteFile(filepath.Join(hierarchy, path, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+	if err != nil && strings.Contains(hierarchy, "cpuset") {
+		return 0
+	}
+	if err != nil {
+		t.Fatalf("put process %d into %s of %s: %v", pid, path, hierarchy, err)
+	}
+	return pid
+}
+
+func alive(pid int) bool {
+	for deadline := time.Now().Add(within); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); errors.Is(err, os.ErrNotExist) {
+			return false
+		}
+	}
+	return true
+}

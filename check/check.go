@@ -1,0 +1,102 @@
+// Package check looks at a node for people: what it lacks to run pods, and
+// where the kernel holds something else than the runtime believes. It works
+// beside a running daemon and without one, reads only, and changes things in
+// Fix alone. It keeps no state.
+package check
+
+import (
+	"context"
+
+	"github.com/minicri/minicri/config"
+)
+
+// Grade says how bad a finding is.
+type Grade string
+
+const (
+	// Good: nothing to do.
+	Good Grade = "ok"
+	// Warning: pods run, something of them does not.
+	Warning Grade = "warning"
+	// Problem: pods do not run, or something is left behind.
+	Problem Grade = "problem"
+)
+
+// Finding is one thing that was looked at.
+type Finding struct {
+	Subject string `json:"subject"`
+	Grade   Grade  `json:"grade"`
+	// Message says what was found, Advice what to do about it.
+	Message string `json:"message"`
+	Advice  string `json:"advice,omitempty"`
+	// fix takes a leak back; nil where a person has to.
+	fix func() error
+}
+
+// Options say which node is looked at.
+type Options struct {
+	Config *config.Config
+	// Shim is the shim that the daemon would use, Mark what its names in the
+	// kernel begin with.
+	Shim, Mark string
+}
+
+// Run looks at everything, in the order in which a report shows it.
+func Run(ctx context.Context, options Options) []Finding {
+	c := &checker{Options: options}
+	c.kernel()
+	c.cgroups()
+	c.programs(ctx)
+	c.networks()
+	c.leaks()
+	c.sandboxes()
+	return c.findings
+}
+
+// Clean tells whether there is no problem among the findings.
+func Clean(findings []Finding) bool {
+	for _, f := range findings {
+		if f.Grade == Problem {
+			return false
+		}
+	}
+	return true
+}
+
+// Fix takes back what can be taken back, and says with each finding what came
+// of it.
+func Fix(findings []Finding) []Finding {
+	fixed := make([]Finding, len(findings))
+	for i, f := range findings {
+		fixed[i] = f
+		if f.fix == nil {
+			continue
+		}
+		if err := f.fix(); err != nil {
+			fixed[i].Message += ": could not be removed: " + err.Error()
+			continue
+		}
+		fixed[i].Grade, fixed[i].Advice, fixed[i].fix = Good, "", nil
+		fixed[i].Message += ": removed"
+	}
+	return fixed
+}
+
+type checker struct {
+	Options
+	findings []Finding
+}
+
+func (c *checker) add(subject string, grade Grade, message, advice string) *Finding {
+	c.findings = append(c.findings, Finding{Subject: subject, Grade: grade, Message: message, Advice: advice})
+	return &c.findings[len(c.findings)-1]
+}
+
+// when adds a finding that is good if the condition holds.
+func (c *checker) when(holds bool, grade Grade, subject, good, bad, advice string) {
+	if holds {
+		c.add(subject, Good, good, "")
+		return
+	}
+	c.add(subject, grade, bad, advice)
+}

@@ -1,0 +1,99 @@
+package check
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/oci"
+)
+
+func (c *checker) kernel() {
+	major, minor, release := kernelVersion()
+	c.when(major > 5 || major == 5 && minor >= 10, Problem, "kernel", "Linux "+release,
+		"Linux "+release+" is older than 5.10", "run a newer kernel: pidfds and mount calls are missing in this one")
+	for _, namespace := range []string{"net", "mnt", "pid", "ipc", "uts", "user"} {
+		if _, err := os.Stat("/proc/self/ns/" + namespace); err != nil {
+			c.add("kernel", Problem, "no "+namespace+" namespaces", "the kernel is built without them")
+		}
+	}
+	most := number("/proc/sys/user/max_user_namespaces")
+	c.when(most > 0, Warning, "user namespaces", fmt.Sprintf("up to %d", most), "none are allowed", "sysctl -w user.max_user_namespaces=15000")
+	filesystems, _ := os.ReadFile("/proc/filesystems")
+	c.when(strings.Contains(string(filesystems), "\toverlay\n"), Problem, "overlayfs", "there", "not there", "modprobe overlay")
+	status, _ := os.ReadFile("/proc/self/status")
+	c.when(strings.Contains(string(status), "\nSeccomp:"), Warning, "seccomp", "there", "the kernel is built without it", "pods that ask for a profile will not start")
+	c.when(number("/proc/sys/net/ipv4/ip_forward") == 1, Warning, "forwarding", "on",
+		"off in this network namespace", "sysctl -w net.ipv4.ip_forward=1, unless the network plugin does so")
+	c.capabilities()
+}
+
+func (c *checker) capabilities() {
+	c.when(os.Geteuid() == 0, Problem, "user", "root", "not root", "the daemon has to be root")
+	machine, err := oci.ReadMachine()
+	if err != nil {
+		c.add("capabilities", Problem, err.Error(), "")
+		return
+	}
+	c.when(machine.CanLowerOOMAdj, Warning, "CAP_SYS_RESOURCE", "there",
+		fmt.Sprintf("not there: no process gets an oom_score_adj below %d", machine.OOMScoreAdj), "pods run, less protected from the OOM killer")
+}
+
+func (c *checker) cgroups() {
+	hierarchies, err := cgroup.FindHierarchies()
+	if err != nil {
+		c.add("cgroups", Problem, err.Error(), "")
+		return
+	}
+	version := "v1"
+	if cgroup.Unified() {
+		version = "v2"
+	}
+	c.add("cgroups", Good, fmt.Sprintf("%s, %d hierarchies", version, len(hierarchies)), "")
+	for _, controller := range []string{"cpu", "memory", "pids", "cpuset"} {
+		if !hasController(hierarchies, controller) {
+			c.add("cgroups", Warning, "no controller "+controller, "limits of that kind are not enforced: enable it at boot")
+		}
+	}
+}
+
+func hasController(hierarchies cgroup.Hierarchies, controller string) bool {
+	for _, hierarchy := range hierarchies {
+		if strings.Contains(","+filepath.Base(hierarchy)+",", ","+controller+",") {
+			return true
+		}
+		enabled, err := os.ReadFile(filepath.Join(hierarchy, "cgroup.controllers"))
+		if err == nil && strings.Contains(" "+strings.TrimSpace(string(enabled))+" ", " "+controller+" ") {
+			return true
+		}
+	}
+	return false
+}
+
+func kernelVersion() (major, minor int, release string) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return 0, 0, err.Error()
+	}
+	release = unix.ByteSliceToString(name.Release[:])
+	_, _ = fmt.Sscanf(release, "%d.%d", &major, &minor) // 0.0 when it has another form
+	return major, minor, release
+}
+
+// number reads a file with one number; 0 when there is none.
+func number(file string) int {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return 0
+	}
+	return n
+}

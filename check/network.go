@@ -1,0 +1,53 @@
+package check
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"time"
+
+	"github.com/minicri/minicri/network"
+)
+
+// programs looks for what is executed, and for the daemon.
+func (c *checker) programs(ctx context.Context) {
+	_, err := os.Stat(c.Shim)
+	c.when(err == nil, Problem, "shim", c.Shim, fmt.Sprint(err), "run 'make install', or give --shim")
+	dialer := net.Dialer{Timeout: time.Second}
+	connection, err := dialer.DialContext(ctx, "unix", c.Config.Socket)
+	if err == nil {
+		err = connection.Close()
+	}
+	c.when(err == nil, Warning, "daemon", "serves "+c.Config.Socket, fmt.Sprintf("does not serve %s", c.Config.Socket), "start it: systemctl start minicri")
+}
+
+// networks reads the configuration directory as the daemon does.
+func (c *checker) networks() {
+	configuration, problems := network.Survey(c.Config.CNIConf, c.Config.BinDirs())
+	for _, problem := range problems {
+		c.add("network", Problem, problem.Error(), "mend or remove it")
+	}
+	switch {
+	case configuration != nil:
+		c.add("network", Good, fmt.Sprintf("%q from %s, plugins %v", configuration.Name, configuration.File, configuration.Plugins), "")
+		c.packetFilter(configuration.Plugins)
+	case c.Config.DefaultNetwork.Enabled:
+		c.add("network", Good, "the default network", "")
+		c.packetFilter([]string{"portmap"})
+	default:
+		c.add("network", Problem, "no configuration in "+c.Config.CNIConf, "install a network, or set default_network.enabled")
+	}
+}
+
+// packetFilter: masquerading and host ports are done by these programs.
+func (c *checker) packetFilter(plugins []string) {
+	if !slices.Contains(plugins, "portmap") && !slices.Contains(plugins, "firewall") {
+		return
+	}
+	_, iptables := exec.LookPath("iptables")
+	_, nft := exec.LookPath("nft")
+	c.when(iptables == nil || nft == nil, Problem, "packet filter", "iptables or nft is there", "neither iptables nor nft is there", "apt-get install nftables iptables")
+}

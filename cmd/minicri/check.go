@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/minicri/minicri/check"
+	"github.com/minicri/minicri/config"
+)
+
+// errNotClean is how `minicri check` ends when there is a problem.
+var errNotClean = errors.New("this node has problems, see above")
+
+// checkCommand is `minicri check`: what this node lacks, and what was left.
+func checkCommand(ctx context.Context, arguments []string, output io.Writer) error {
+	var fix, asJSON bool
+	c, err := config.Load(arguments, os.Stderr, func(set *flag.FlagSet) {
+		set.BoolVar(&fix, "fix", false, "remove what carries our mark and belongs to no sandbox")
+		set.BoolVar(&asJSON, "json", false, "print JSON")
+	})
+	if err != nil {
+		return err
+	}
+	shim, err := findShim(c.Shim)
+	if err != nil {
+		shim = c.Shim
+	}
+	findings := check.Run(ctx, check.Options{Config: c, Shim: shim, Mark: markOf(c.Root)})
+	if fix {
+		findings = check.Fix(findings)
+	}
+	if err := printFindings(output, findings, asJSON); err != nil {
+		return err
+	}
+	if !check.Clean(findings) {
+		return errNotClean
+	}
+	return nil
+}
+
+func printFindings(output io.Writer, findings []check.Finding, asJSON bool) error {
+	if asJSON {
+		encoder := json.NewEncoder(output)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(findings)
+	}
+	marks := map[check.Grade]string{check.Good: "✓", check.Warning: "!", check.Problem: "✗"}
+	for _, f := range findings {
+		line := fmt.Sprintf("%s %-17s %s", marks[f.Grade], f.Subject, f.Message)
+		if f.Advice != "" {
+			line += "\n  " + fmt.Sprintf("%-17s → %s", "", f.Advice)
+		}
+		if _, err := fmt.Fprintln(output, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}

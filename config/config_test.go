@@ -1,0 +1,224 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestWhatIsWrittenIsReadBack(t *testing.T) {
+	changed := Default()
+	changed.CNIBin, changed.CgroupDriver, changed.Handlers = "/a:/b", "systemd", []string{"x", "y"}
+	changed.DefaultNetwork = DefaultNetwork{Enabled: true, Name: "n", Bridge: "b", Subnet: "10.0.0.0/24,fd00::/64", DataDir: "/d"}
+	changed.Limits.GC, changed.Limits.RetryFirst = 0, Duration(1500*time.Millisecond)
+	for name, config := range map[string]*Config{"the defaults": Default(), "others": changed} {
+		var text bytes.Buffer
+		if err := config.Write(&text); err != nil {
+			t.Fatal(err)
+		}
+		got := &Config{}
+		if err := got.ReadFile(file(t, text.String())); err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, text.String())
+		}
+		if !reflect.DeepEqual(got, config) {
+			t.Errorf("%s: wrote\n%+v\nread\n%+v", name, config, got)
+		}
+	}
+}
+
+// A person finds every key, with a comment, in what "config default" prints.
+func TestEveryKeyHasAComment(t *testing.T) {
+	var text bytes.Buffer
+	if err := Default().Write(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []reflect.Type{reflect.TypeFor[Config](), reflect.TypeFor[Limits](), reflect.TypeFor[DefaultNetwork]()} {
+		for i := range kind.NumField() {
+			tag := kind.Field(i).Tag
+			if !strings.Contains(text.String(), tag.Get("toml")) || !strings.Contains(text.String(), tag.Get("comment")) {
+				t.Errorf("%s.%s is not in the printed defaults", kind.Name(), kind.Field(i).Name)
+			}
+		}
+	}
+}
+
+func TestDefaultsAreGood(t *testing.T) {
+	if err := Default().Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReadFileSaysWhere(t *testing.T) {
+	for _, test := range []struct{ name, text, says string }{
+		{"unknown key", "socket = '/a'\n\nsockt = '/b'\n", ":3: unknown key \"sockt\""},
+		{"unknown key of a table", "[limits]\nrun = '1s'\nrum = '1s'\n", ":3: unknown key \"limits.rum\""},
+		{"unknown table", "[limit]\nrun = '1s'\n", "unknown key \"limit\""},
+		{"number for text", "root = '/r'\nsocket = 7\n", ":2:"},
+		{"text for a number", "[limits]\ndetach_tries = 'five'\n", ":2:"},
+		{"no duration", "[limits]\nrun = '5 minutes'\n", ":2:"},
+		{"text for a list", "runtime_handlers = 'runc'\n", ":1:"},
+		{"no TOML", "socket = '/a'\nroot /b\n", ":2:"},
+		{"key twice", "root = '/a'\nroot = '/b'\n", ""},
+	} {
+		path := file(t, test.text)
+		err := Default().ReadFile(path)
+		if err == nil || !strings.HasPrefix(err.Error(), path+":") || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: %v, want %s%s", test.name, err, path, test.says)
+		}
+	}
+	if err := Default().ReadFile(filepath.Join(t.TempDir(), "missing")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a file that is not there: %v", err)
+	}
+}
+
+// Defaults, file, drop-ins by name, flags: what comes later counts, and what
+// it does not name stays.
+func TestOrder(t *testing.T) {
+	path := file(t, "root = '/file'\nstate = '/file'\nnetns_dir = '/file'\nlog_level = 'warn'\n[limits]\nrun = '11s'\nkill = '12s'\n")
+	dropIns := path + ".d"
+	if err := os.Mkdir(dropIns, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(dropIns, "20-later.toml"), "state = '/20'\nnetns_dir = '/20'\n")
+	put(t, filepath.Join(dropIns, "10-first.toml"), "state = '/10'\nnetns_dir = '/10'\n[limits]\nkill = '13s'\n")
+	put(t, filepath.Join(dropIns, "30-not.toml.bak"), "no TOML")
+	got, err := Load([]string{"--config", path, "--netns-dir", "/flag", "--log-level=debug"}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	want.Root, want.State, want.NetnsDir, want.LogLevel = "/file", "/20", "/flag", "debug"
+	want.Limits.Run, want.Limits.Kill = Duration(11*time.Second), Duration(13*time.Second)
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%+v\nwant\n%+v", got, want)
+	}
+	put(t, filepath.Join(dropIns, "15-bad.toml"), "\n\nrooot = '/x'\n")
+	if _, err := Load([]string{"--config", path}, io.Discard); err == nil || !strings.Contains(err.Error(), "15-bad.toml:3:") {
+		t.Errorf("a bad drop-in: %v", err)
+	}
+}
+
+func TestEveryFlagIsAKey(t *testing.T) {
+	arguments := []string{"--config", file(t, "")}
+	for _, flag := range []string{"socket", "root", "state", "netns-dir", "cni-conf-dir", "cni-bin-dir", "shim"} {
+		arguments = append(arguments, "--"+flag, "/"+flag)
+	}
+	got, err := Load(append(arguments, "--log-level", "error"), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	want.Socket, want.Root, want.State, want.NetnsDir = "/socket", "/root", "/state", "/netns-dir"
+	want.CNIConf, want.CNIBin, want.Shim, want.LogLevel = "/cni-conf-dir", "/cni-bin-dir", "/shim", "error"
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%+v\nwant\n%+v", got, want)
+	}
+}
+
+func TestLoadThatFails(t *testing.T) {
+	empty := file(t, "")
+	for _, test := range []struct {
+		arguments []string
+		says      string
+	}{
+		{[]string{"--config", "/nowhere/config.toml"}, "/nowhere/config.toml"},
+		{[]string{"--config", empty, "--sockt", "/a"}, "sockt"},
+		{[]string{"--config", empty, "--root"}, "root"},
+		{[]string{"--config", empty, "serve"}, `"serve"`},
+		{[]string{"--config", empty, "--root", "relative"}, "root:"},
+	} {
+		if _, err := Load(test.arguments, io.Discard); err == nil || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("Load(%q) = %v, want an error that says %q", test.arguments, err, test.says)
+		}
+	}
+	var help bytes.Buffer
+	if _, err := Load([]string{"--help"}, &help); !errors.Is(err, flag.ErrHelp) {
+		t.Errorf("--help: %v", err)
+	}
+	if n := strings.Count(help.String(), "-cni-conf-dir"); n != 1 {
+		t.Errorf("--help is printed %d times:\n%s", n, help.String())
+	}
+}
+
+func TestCheck(t *testing.T) {
+	for says, change := range map[string]func(*Config){
+		"socket: \"a.sock\"":           func(c *Config) { c.Socket = "a.sock" },
+		"socket: \"/aaa":               func(c *Config) { c.Socket = "/" + strings.Repeat("a", 107) },
+		"root: \"\"":                   func(c *Config) { c.Root = "" },
+		"state: \"./x\"":               func(c *Config) { c.State = "./x" },
+		"netns_dir: \"x\"":             func(c *Config) { c.NetnsDir = "x" },
+		"cni_conf_dir: \"x\"":          func(c *Config) { c.CNIConf = "x" },
+		"cgroup_driver: \"v2\"":        func(c *Config) { c.CgroupDriver = "v2" },
+		"cgroup_parent: \"/kubepods\"": func(c *Config) { c.CgroupDriver, c.CgroupParent = "systemd", "/kubepods" },
+		"log_level:":                   func(c *Config) { c.LogLevel = "loud" },
+		"limits.run: 0s":               func(c *Config) { c.Limits.Run = 0 },
+		"limits.cni_add: -1s":          func(c *Config) { c.Limits.CNIAdd = Duration(-time.Second) },
+		"limits.reload: 0s":            func(c *Config) { c.Limits.Reload = 0 },
+		"limits.detach_tries: 0":       func(c *Config) { c.Limits.DetachTries = 0 },
+	} {
+		c := Default()
+		change(c)
+		if err := c.Check(); err == nil || !strings.HasPrefix(err.Error(), says) {
+			t.Errorf("Check = %v, want an error that begins with %q", err, says)
+		}
+	}
+	for name, change := range map[string]func(*Config){
+		"the longest socket":     func(c *Config) { c.Socket = "/" + strings.Repeat("a", 106) },
+		"no garbage collection":  func(c *Config) { c.Limits.GC = 0 },
+		"a slice":                func(c *Config) { c.CgroupDriver, c.CgroupParent = "systemd", "pods.slice" },
+		"a path for cgroupfs":    func(c *Config) { c.CgroupDriver, c.CgroupParent = "cgroupfs", "/pods" },
+		"a level in other case":  func(c *Config) { c.LogLevel = "WARN" },
+		"a shim beside minicri":  func(c *Config) { c.Shim = "" },
+		"no handler but default": func(c *Config) { c.Handlers = nil },
+	} {
+		c := Default()
+		change(c)
+		if err := c.Check(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TOML lets a number through where a duration is meant, as nanoseconds.
+func TestADurationNeedsAUnit(t *testing.T) {
+	for _, key := range []string{"run", "cni_del", "gc_period", "detach_time"} {
+		_, err := Load([]string{"--config", file(t, "[limits]\n"+key+" = 5\n")}, io.Discard)
+		if err == nil || !strings.HasPrefix(err.Error(), "limits."+key+": 5ns is too short") {
+			t.Errorf("%s = 5: %v", key, err)
+		}
+	}
+}
+
+func TestLevelAndBinDirs(t *testing.T) {
+	c := Default()
+	c.LogLevel, c.CNIBin = "debug", "/a:/b"
+	if level, err := c.Level(); err != nil || level != slog.LevelDebug {
+		t.Errorf("Level = %v, %v", level, err)
+	}
+	if dirs := c.BinDirs(); len(dirs) != 2 || dirs[0] != "/a" || dirs[1] != "/b" {
+		t.Errorf("BinDirs = %q", dirs)
+	}
+}
+
+func file(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.toml")
+	put(t, path, text)
+	return path
+}
+
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

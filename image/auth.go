@@ -1,0 +1,133 @@
+package image
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/containerd/errdefs"
+)
+
+// Auth is what a pull may show a registry. It is used for the pull and not kept.
+// The first form that is set counts: registry token, identity token, Auth,
+// username and password.
+type Auth struct {
+	Username string
+	Password string
+	// Auth is username:password in base64.
+	Auth string
+	// ServerAddress limits the credentials to that host. Empty: the registry of
+	// the image and its mirrors.
+	ServerAddress string
+	// IdentityToken is an OAuth refresh token, changed for an access token at
+	// the registry's token service.
+	IdentityToken string
+	// RegistryToken is a bearer token, sent as it is.
+	RegistryToken string
+}
+
+// String keeps secrets out of logs and errors.
+func (a Auth) String() string { return "credentials" }
+
+// GoString does so for %#v.
+func (a Auth) GoString() string { return "image.Auth{...}" }
+
+// login is what the token protocol asks for; an empty user makes secret a
+// refresh token.
+type login struct{ user, secret string }
+
+// login reads the form in use. Auth that is not base64 of user:password is an
+// ErrInvalidArgument.
+func (a Auth) login() (login, error) {
+	switch {
+	case a.IdentityToken != "":
+		return login{secret: a.IdentityToken}, nil
+	case a.Auth != "":
+		return decodeAuth(a.Auth)
+	}
+	return login{user: a.Username, secret: a.Password}, nil
+}
+
+func decodeAuth(text string) (login, error) {
+	data, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		// The decoder's error is left out: it quotes the secret's position.
+		return login{}, fmt.Errorf("auth is not base64: %w", errdefs.ErrInvalidArgument)
+	}
+	user, secret, ok := strings.Cut(string(data), ":")
+	if !ok {
+		return login{}, fmt.Errorf("auth is not user:password: %w", errdefs.ErrInvalidArgument)
+	}
+	return login{user: user, secret: strings.Trim(secret, "\x00")}, nil
+}
+
+// credentials decide what each host is shown during one pull.
+type credentials struct {
+	registry string // of the reference
+	request  Auth
+	config   dockerConfig
+}
+
+// forHost returns the credentials for host. A mirror that the node's config.json
+// knows gets those; the pull's are for the registry, and for mirrors which the
+// node's administrator set without credentials of their own.
+func (c credentials) forHost(host string) Auth {
+	configured, known := c.config.lookup(host)
+	if known && !sameHost(host, c.registry) {
+		return configured
+	}
+	if c.request != (Auth{}) && c.request.allows(host) {
+		return c.request
+	}
+	return configured
+}
+
+func (c credentials) login(host string) (user, secret string, err error) {
+	l, err := c.forHost(host).login()
+	return l.user, l.secret, err
+}
+
+// allows applies ServerAddress.
+func (a Auth) allows(host string) bool {
+	return a.ServerAddress == "" || sameHost(hostOf(a.ServerAddress), host)
+}
+
+// hostOf takes the host out of what config.json and the kubelet call a server:
+// https://index.docker.io/v1/, registry:5000, registry.
+func hostOf(server string) string {
+	if strings.Contains(server, "://") {
+		if u, err := url.Parse(server); err == nil {
+			return u.Host
+		}
+	}
+	host, _, _ := strings.Cut(server, "/")
+	return host
+}
+
+// sameHost knows that Docker Hub has three names.
+func sameHost(a, b string) bool { return strings.EqualFold(canonicalHost(a), canonicalHost(b)) }
+
+func canonicalHost(host string) string {
+	switch host {
+	case "registry-1.docker.io", "index.docker.io":
+		return "docker.io"
+	}
+	return host
+}
+
+// tokenAuthorizer sends a registry token as it is.
+type tokenAuthorizer struct{ token string }
+
+func (t tokenAuthorizer) Authorize(_ context.Context, req *http.Request) error {
+	req.Header.Set("Authorization", "Bearer "+t.token)
+	return nil
+}
+
+func (t tokenAuthorizer) AddResponses(_ context.Context, responses []*http.Response) error {
+	host := responses[len(responses)-1].Request.URL.Host
+	return fmt.Errorf("registry %s refused the registry token: %w", host, docker.ErrInvalidAuthorization)
+}

@@ -1,0 +1,187 @@
+package image
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+func smallImage(t testing.TB) v1.Image { return imageOf(t, v1.Config{}, layerOf(t, file("a", "1"))) }
+
+// demandBasic refuses requests without the login user:pass.
+func demandBasic(w http.ResponseWriter, r *http.Request) bool {
+	if user, pass, _ := r.BasicAuth(); user == "user" && pass == "pass" {
+		return false
+	}
+	w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+	refuse(w, http.StatusUnauthorized, "who are you")
+	return true
+}
+
+func refuse(w http.ResponseWriter, code int, words string) {
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(map[string]any{"errors": []any{map[string]string{"code": "UNAUTHORIZED", "message": words}}})
+}
+
+func encoded(login string) string { return base64.StdEncoding.EncodeToString([]byte(login)) }
+
+func TestBasicCredentials(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	reference := registry.push(t, "basic:1", smallImage(t))
+	registry.breakWith(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool { return demandBasic(w, r) })
+	for name, test := range map[string]struct {
+		auth Auth
+		want func(error) bool
+	}{
+		"none":            {Auth{}, errdefs.IsUnauthorized},
+		"password":        {Auth{Username: "user", Password: "pass"}, nil},
+		"auth":            {Auth{Auth: encoded("user:pass")}, nil},
+		"wrong":           {Auth{Username: "user", Password: "no"}, errdefs.IsUnauthorized},
+		"server matches":  {Auth{Username: "user", Password: "pass", ServerAddress: "http://" + registry.host() + "/v2/"}, nil},
+		"server differs":  {Auth{Username: "user", Password: "pass", ServerAddress: "elsewhere.example"}, errdefs.IsUnauthorized},
+		"auth not base64": {Auth{Auth: "%%%secret"}, errdefs.IsInvalidArgument},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := s.Pull(t.Context(), reference, test.auth, nil)
+			if test.want == nil && err != nil || test.want != nil && !test.want(err) {
+				t.Errorf("error: %v", err)
+			}
+			if err != nil && strings.Contains(err.Error(), "secret") {
+				t.Errorf("the error shows the secret: %v", err)
+			}
+		})
+	}
+}
+
+func TestDockerConfigIsTheFallback(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.json")
+	s, registry := openStore(t, func(c *Config) { c.DockerConfig = path }), newTestRegistry(t)
+	reference := registry.push(t, "config:1", smallImage(t))
+	registry.breakWith(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool { return demandBasic(w, r) })
+	if _, err := s.Pull(t.Context(), reference, Auth{}, nil); !errdefs.IsUnauthorized(err) {
+		t.Errorf("without the file: %v", err)
+	}
+	text := `{"auths": {"http://` + registry.host() + `/v2/": {"auth": "` + encoded("user:pass") + `"}}}`
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pull(t, s, reference)
+	if _, err := s.Pull(t.Context(), reference, Auth{Username: "user", Password: "no"}, nil); !errdefs.IsUnauthorized(err) {
+		t.Errorf("the request's credentials do not go before the file's: %v", err)
+	}
+}
+
+// tokenService gives "good" to who shows user:pass or the refresh token, and
+// "weak", which the registry refuses, to anyone else.
+func tokenService(t *testing.T) *httptest.Server {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		user, pass, _ := r.BasicAuth()
+		byRefresh := r.PostFormValue("grant_type") == "refresh_token" && r.PostFormValue("refresh_token") == "refresh"
+		byPassword := r.PostFormValue("username") == "user" && r.PostFormValue("password") == "pass"
+		token := "weak"
+		if byRefresh || byPassword || user == "user" && pass == "pass" {
+			token = "good"
+		}
+		_ = json.NewEncoder(w).Encode(map[string]string{"token": token, "access_token": token})
+	}))
+	t.Cleanup(server.Close)
+	return server
+}
+
+func TestTokens(t *testing.T) {
+	s, registry, service := openStore(t), newTestRegistry(t), tokenService(t)
+	reference := registry.push(t, "token:1", smallImage(t))
+	registry.breakWith(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+		if r.Header.Get("Authorization") == "Bearer good" {
+			return false
+		}
+		w.Header().Set("WWW-Authenticate", `Bearer realm="`+service.URL+`/token",service="test"`)
+		refuse(w, http.StatusUnauthorized, "bring a better token")
+		return true
+	})
+	for name, test := range map[string]struct {
+		auth Auth
+		good bool
+	}{
+		"anonymous":            {Auth{}, false},
+		"password":             {Auth{Username: "user", Password: "pass"}, true},
+		"identity token":       {Auth{IdentityToken: "refresh"}, true},
+		"wrong identity token": {Auth{IdentityToken: "stolen"}, false},
+		"registry token":       {Auth{RegistryToken: "good"}, true},
+		"wrong registry token": {Auth{RegistryToken: "bad"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := s.Pull(t.Context(), reference, test.auth, nil)
+			if test.good && err != nil || !test.good && !errdefs.IsUnauthorized(err) {
+				t.Errorf("error: %v", err)
+			}
+		})
+	}
+}
+
+func TestForbiddenIsToldApart(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	reference := registry.push(t, "forbidden:1", smallImage(t))
+	registry.breakWith(func(w http.ResponseWriter, _ *http.Request, _ http.Handler) bool {
+		refuse(w, http.StatusForbidden, "not from your country")
+		return true
+	})
+	_, err := s.Pull(t.Context(), reference, Auth{}, nil)
+	if !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), "not from your country") {
+		t.Errorf("error: %v", err)
+	}
+}
+
+func TestHostsFileIsReadAtEachPull(t *testing.T) {
+	first, second := t.TempDir(), t.TempDir()
+	s := openStore(t, func(c *Config) { c.CertsDirs = []string{first, second} })
+	registry := newTestRegistry(t)
+	registry.push(t, "library/mirrored:1", smallImage(t))
+	mirror := `server = "http://127.0.0.1:1"
+[host."http://` + registry.host() + `"]
+  capabilities = ["pull", "resolve"]
+`
+	writeHosts(t, second, "docker.io", mirror)
+	image := pull(t, s, "mirrored:1") // unqualified: docker.io/library
+	if got := image.RepoTags; len(got) != 1 || got[0] != "docker.io/library/mirrored:1" {
+		t.Errorf("tags %v", got)
+	}
+	writeHosts(t, first, "docker.io", `server = "http://127.0.0.1:1"`)
+	if _, err := s.Pull(t.Context(), "mirrored:1", Auth{}, nil); err == nil {
+		t.Error("the first directory's file does not count")
+	}
+	writeHosts(t, first, "docker.io", `server = [`)
+	if _, err := s.Pull(t.Context(), "mirrored:1", Auth{}, nil); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "hosts.toml") {
+		t.Errorf("broken hosts.toml: %v", err)
+	}
+}
+
+// TestMirrorsGetTheirOwnCredentials: what config.json has for a mirror goes
+// before what the pod brought for the registry.
+func TestMirrorsGetTheirOwnCredentials(t *testing.T) {
+	path, certs := filepath.Join(t.TempDir(), "config.json"), t.TempDir()
+	s := openStore(t, func(c *Config) { c.CertsDirs, c.DockerConfig = []string{certs}, path })
+	registry := newTestRegistry(t)
+	registry.push(t, "team/app:1", smallImage(t))
+	registry.breakWith(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool { return demandBasic(w, r) })
+	writeHosts(t, certs, "registry.example", `[host."http://`+registry.host()+`"]`)
+	text := `{"auths": {"` + registry.host() + `": {"username": "user", "password": "pass"}}}`
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Pull(t.Context(), "registry.example/team/app:1", Auth{Username: "pod", Password: "secret"}, nil); err != nil {
+		t.Error(err)
+	}
+	shown := registry.seen(func(r seenRequest) bool { return r.authorization == "Basic "+encoded("pod:secret") })
+	if len(shown) != 0 {
+		t.Errorf("the mirror was shown the pod's credentials: %v", shown)
+	}
+}

@@ -1,0 +1,95 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// Collect removes what no record, lease or container holds: blobs, unfinished
+// downloads, snapshots and their directories. The database is locked for the
+// marking only. The store calls it by itself; it is exported for those who
+// cannot wait.
+func (s *Store) Collect(ctx context.Context) error {
+	ctx = scope(ctx)
+	if err := s.engine.mark(ctx); err != nil {
+		return fmt.Errorf("collect images: %w", err)
+	}
+	if err := s.engine.sweep(ctx); err != nil {
+		return fmt.Errorf("delete layers: %w", err)
+	}
+	return nil
+}
+
+// collector runs a collection when it was asked for and then left in peace for a
+// while, so that a burst of removals costs one pass.
+type collector struct {
+	delay   time.Duration
+	collect func(context.Context) error
+	log     *slog.Logger
+
+	asked chan struct{} // of one place
+	ctx   context.Context
+	end   context.CancelFunc
+	done  chan struct{}
+}
+
+// patience bounds how often the delay is renewed before a pass runs all the same.
+const patience = 10
+
+func newCollector(delay time.Duration, collect func(context.Context) error, log *slog.Logger) *collector {
+	ctx, end := context.WithCancel(context.Background())
+	return &collector{
+		delay: delay, collect: collect, log: log,
+		asked: make(chan struct{}, 1), ctx: ctx, end: end, done: make(chan struct{}),
+	}
+}
+
+// soon asks for a pass and does not wait.
+func (c *collector) soon() {
+	select {
+	case c.asked <- struct{}{}:
+	default:
+	}
+}
+
+// start also asks for the first pass, for directories that a predecessor left.
+func (c *collector) start() {
+	c.soon()
+	go c.run()
+}
+
+func (c *collector) run() {
+	defer close(c.done)
+	for c.wait() {
+		if err := c.collect(c.ctx); err != nil && c.ctx.Err() == nil {
+			c.log.Error("collection failed; it is tried again after the next removal", "error", err)
+		}
+	}
+}
+
+// wait returns when a pass is due, and false when the store is closing.
+func (c *collector) wait() bool {
+	select {
+	case <-c.asked:
+	case <-c.ctx.Done():
+		return false
+	}
+	for range patience {
+		select {
+		case <-c.asked:
+		case <-time.After(c.delay):
+			return true
+		case <-c.ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// stop ends a running pass and waits for it.
+func (c *collector) stop() {
+	c.end()
+	<-c.done
+}

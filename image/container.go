@@ -1,0 +1,162 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// Mount is one mount(2) of a root filesystem.
+type Mount struct {
+	Type    string
+	Source  string
+	Options []string
+}
+
+// IDMap maps Size ids from ContainerID on to HostID on.
+type IDMap struct{ ContainerID, HostID, Size uint32 }
+
+// PrepareOptions says what a snapshot is for.
+type PrepareOptions struct {
+	// ReadOnly makes a snapshot without a writable layer, as for a volume that
+	// is an image.
+	ReadOnly bool
+	// UIDs and GIDs shift the owners of files for a user namespace, by
+	// id-mapped mounts. Nil: none.
+	UIDs, GIDs *IDMap
+}
+
+const (
+	// labelRoot keeps a snapshot whatever becomes of its image.
+	labelRoot = "containerd.io/gc.root"
+	// labelContainer marks the snapshots that Prepare made.
+	labelContainer = "minicri/container"
+)
+
+// Prepare makes the snapshot named key (a container's id, or one for an image
+// volume) on top of an image and returns its mounts. A snapshot of that name
+// that is there already is an ErrAlreadyExists; an image that is not is an
+// ErrNotFound.
+func (s *Store) Prepare(ctx context.Context, key, imageID string, options PrepareOptions) ([]Mount, Image, error) {
+	image, err := s.Get(imageID)
+	if err != nil {
+		return nil, Image{}, err
+	}
+	prepare := s.snapshots.Prepare
+	if options.ReadOnly {
+		prepare = s.snapshots.View
+	}
+	mounts, err := prepare(scope(ctx), key, image.ChainID, snapshots.WithLabels(options.labels()))
+	if err != nil {
+		return nil, Image{}, fmt.Errorf("prepare snapshot %s of image %s: %w", key, image.ID, err)
+	}
+	return plainMounts(mounts), image, nil
+}
+
+func (o PrepareOptions) labels() map[string]string {
+	labels := map[string]string{labelRoot: "1", labelContainer: "1"}
+	if o.UIDs != nil {
+		labels[snapshots.LabelSnapshotUIDMapping] = o.UIDs.String()
+	}
+	if o.GIDs != nil {
+		labels[snapshots.LabelSnapshotGIDMapping] = o.GIDs.String()
+	}
+	return labels
+}
+
+// String is the form of /proc/PID/uid_map, with colons.
+func (m IDMap) String() string {
+	return fmt.Sprintf("%d:%d:%d", m.ContainerID, m.HostID, m.Size)
+}
+
+// Mounts returns the mounts of a prepared snapshot again.
+func (s *Store) Mounts(ctx context.Context, key string) ([]Mount, error) {
+	mounts, err := s.snapshots.Mounts(scope(ctx), key)
+	if err != nil {
+		return nil, fmt.Errorf("mounts of snapshot %s: %w", key, err)
+	}
+	return plainMounts(mounts), nil
+}
+
+func plainMounts(mounts []mount.Mount) []Mount {
+	plain := make([]Mount, len(mounts))
+	for i, m := range mounts {
+		plain[i] = Mount{Type: m.Type, Source: m.Source, Options: m.Options}
+	}
+	return plain
+}
+
+// Mount mounts a prepared snapshot at target, which it makes.
+func (s *Store) Mount(ctx context.Context, key, target string) error {
+	mounts, err := s.snapshots.Mounts(scope(ctx), key)
+	if err != nil {
+		return fmt.Errorf("mounts of snapshot %s: %w", key, err)
+	}
+	if err := os.MkdirAll(target, 0o711); err != nil {
+		return fmt.Errorf("mount snapshot %s: %w", key, err)
+	}
+	if err := mount.All(mounts, target); err != nil {
+		return fmt.Errorf("mount snapshot %s at %s: %w", key, target, err)
+	}
+	return nil
+}
+
+// Unmount takes all mounts at target away and the directory with them; a target
+// that is not mounted or not there is unmounted already. A busy mount is
+// detached: its last user ends it.
+func (s *Store) Unmount(target string) error {
+	if err := unmountAll(target); err != nil {
+		return fmt.Errorf("unmount %s: %w", target, err)
+	}
+	if err := os.Remove(target); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("unmount %s: %w", target, err)
+	}
+	return nil
+}
+
+func unmountAll(target string) error {
+	for {
+		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EBUSY) {
+			err = unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+		}
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// RemoveSnapshot removes a prepared snapshot; its files go in the background.
+// One that is not there is removed already.
+func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
+	err := s.snapshots.Remove(scope(ctx), key)
+	if err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("remove snapshot %s: %w", key, err)
+	}
+	s.usage.forget(key)
+	s.collector.soon()
+	return nil
+}
+
+// Snapshots returns the keys of all prepared snapshots, for those who look for
+// ones that no container owns.
+func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
+	var keys []string
+	err := s.snapshots.Walk(scope(ctx), func(_ context.Context, info snapshots.Info) error {
+		keys = append(keys, info.Name)
+		return nil
+	}, `labels."`+labelContainer+`"==1`)
+	if err != nil {
+		return nil, fmt.Errorf("list snapshots: %w", err)
+	}
+	return keys, nil
+}

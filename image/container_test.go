@@ -1,0 +1,142 @@
+package image
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+func TestContainerKeepsItsFilesWhenItsImageGoes(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	image := pull(t, s, registry.push(t, "used:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")), layerOf(t, file("b", "2")))))
+	root := mountImage(t, s, image)
+	remove(t, s, image.ID)
+	if l := collected(t, s); l.snapshots != 3 || l.blobs != 0 {
+		t.Errorf("left: %+v, want two layers and the container's", l)
+	}
+	if data, err := os.ReadFile(filepath.Join(root, "b")); string(data) != "2" {
+		t.Errorf("b holds %q: %v", data, err)
+	}
+	pull(t, s, registry.host()+"/used:1") // again, beside the container
+}
+
+func TestSnapshotOfAContainer(t *testing.T) {
+	root, registry := t.TempDir(), newTestRegistry(t)
+	reference := registry.push(t, "snap:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1"))))
+	s, err := Open(t.Context(), Config{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := pull(t, s, reference)
+	if _, _, err := s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("prepared twice: %v", err)
+	}
+	if _, _, err := s.Prepare(t.Context(), "c2", "sha256:0123456789", PrepareOptions{}); !errdefs.IsNotFound(err) {
+		t.Errorf("prepared without an image: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = openStoreAt(t, root)
+	if keys, err := s.Snapshots(t.Context()); err != nil || !slices.Equal(keys, []string{"c1"}) {
+		t.Errorf("snapshots after a restart: %v, %v", keys, err)
+	}
+	target := filepath.Join(t.TempDir(), "rootfs")
+	if err := s.Mount(t.Context(), "c1", target); err != nil {
+		t.Fatal(err)
+	}
+	checkUsage(t, s, target)
+	for range 2 { // both are idempotent
+		if err := s.Unmount(target); err != nil {
+			t.Error(err)
+		}
+		if err := s.RemoveSnapshot(t.Context(), "c1"); err != nil {
+			t.Error(err)
+		}
+	}
+	if l := collected(t, s); l.snapshots != 1 {
+		t.Errorf("left: %+v", l)
+	}
+}
+
+// checkUsage writes 1 MiB and ten files and demands to find them.
+func checkUsage(t *testing.T, s *Store, target string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(target, "big"), make([]byte, 1<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 10 {
+		if err := os.WriteFile(filepath.Join(target, fmt.Sprint(i)), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	own, err := s.SnapshotUsage(t.Context(), "c1")
+	if err != nil || own.Bytes < 1<<20 || own.Bytes > 2<<20 || own.Inodes < 11 || own.Inodes > 14 || own.Time.IsZero() {
+		t.Errorf("container: %+v, %v", own, err)
+	}
+	all, err := s.ContainerUsage(t.Context())
+	if err != nil || all.Bytes != own.Bytes || all.Inodes != own.Inodes || all.Mountpoint != s.Dir() {
+		t.Errorf("containers: %+v, %v", all, err)
+	}
+	images, err := s.ImageUsage(t.Context())
+	if err != nil || images.Bytes == 0 || images.Bytes >= 1<<20 || images.Inodes == 0 {
+		t.Errorf("images: %+v, %v", images, err)
+	}
+}
+
+func TestReadOnlySnapshot(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	image := pull(t, s, registry.push(t, "volume:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))))
+	if _, _, err := s.Prepare(t.Context(), "volume", image.ID, PrepareOptions{ReadOnly: true}); err != nil {
+		t.Fatal(err)
+	}
+	target := filepath.Join(t.TempDir(), "volume")
+	if err := s.Mount(t.Context(), "volume", target); err != nil {
+		t.Fatal(err)
+	}
+	defer s.Unmount(target)
+	if err := os.WriteFile(filepath.Join(target, "a"), nil, 0o644); err == nil {
+		t.Error("a volume that is an image was written to")
+	}
+	if data, err := os.ReadFile(filepath.Join(target, "a")); string(data) != "1" {
+		t.Errorf("a holds %q: %v", data, err)
+	}
+}
+
+func TestSnapshotForAUserNamespace(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	image := pull(t, s, registry.push(t, "userns:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))))
+	shift := &IDMap{HostID: 100000, Size: 65536}
+	if _, _, err := s.Prepare(t.Context(), "shifted", image.ID, PrepareOptions{UIDs: shift, GIDs: shift}); err != nil {
+		t.Fatal(err)
+	}
+	target := filepath.Join(t.TempDir(), "rootfs")
+	if err := s.Mount(t.Context(), "shifted", target); err != nil {
+		t.Fatal(err)
+	}
+	defer s.Unmount(target)
+	info, err := os.Stat(filepath.Join(target, "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st := info.Sys().(*syscall.Stat_t); st.Uid != 100000 || st.Gid != 100000 {
+		t.Errorf("a belongs to %d:%d, want 100000", st.Uid, st.Gid)
+	}
+}
+
+func TestImageWithoutLayers(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	image := pull(t, s, registry.push(t, "empty:1", imageOf(t, v1.Config{Cmd: []string{"/x"}})))
+	if n := entries(t, mountImage(t, s, image)); n != 0 {
+		t.Errorf("%d files in an empty image", n)
+	}
+}

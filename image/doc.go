@@ -1,0 +1,46 @@
+// Package image owns the node's images and the snapshots made from them:
+// pulling, verifying, unpacking, naming, mounting, measuring and collecting.
+//
+// It runs containerd's content store, metadata database, overlay snapshotter,
+// resolver and unpacker as libraries in this process and is the only package
+// that knows them; callers see plain types.
+//
+// # Terms
+//
+//   - reference: a normalised name with a tag or a digest,
+//     docker.io/library/busybox:latest (see ParseReference).
+//   - record: a reference kept in the database, pointing at a target.
+//   - target: the digest of the manifest or index that a registry resolved a
+//     reference to.
+//   - id: the digest of the image's configuration. Several records, and several
+//     targets, may share one id; an image is the same under each of them.
+//   - snapshot: one unpacked layer (committed), or a container's writable layer
+//     on top of them (active).
+//
+// # The life of an image
+//
+//	absent --Pull, Import--> fetching --> unpacking --> recorded --Remove--> garbage --collect--> absent
+//
+// Everything before "recorded" is held by a lease of the pull. Leases do not
+// outlive the process: Open deletes those that a killed predecessor left, so an
+// image is either recorded, and then complete, or garbage. Compressed layers are
+// garbage as soon as they are unpacked: only manifests, configurations and
+// unpacked layers are kept.
+//
+// # On disk
+//
+// Everything lies below <Root>/image and one process holds it at a time (the
+// database is locked):
+//
+//	meta.db      records, leases, labels, snapshot names (bbolt)
+//	content/     manifests, configurations, layers under way
+//	overlayfs/   metadata.db and snapshots/<n>/{fs,work}
+//
+// # Locks
+//
+// The database orders its own writers. catalog.mu guards the index in memory and
+// is never held across disk or network. pulls.mu guards the table of running
+// pulls and is never held across a pull. keyLock orders pulls that share a blob
+// or a layer; a pull takes blobs and layers in the order of the image, so that
+// waiting is never circular.
+package image

@@ -1,0 +1,122 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/core/snapshots/storage"
+	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/containerd/containerd/v2/plugins/snapshots/overlay"
+	"github.com/containerd/containerd/v2/plugins/snapshots/overlay/overlayutils"
+	"github.com/containerd/errdefs"
+	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+)
+
+// snapshotterKey must be this very word: the unpacker converts whiteouts of
+// layers unpacked side by side only for a snapshotter of this name.
+const snapshotterKey = "overlayfs"
+
+// lockTimeout is how long Open waits for a store that is just being closed.
+const lockTimeout = 2 * time.Second
+
+// engine is containerd's stores, put together. It is the only place that sees
+// containerd's plugins, which its release notes do not promise to keep stable.
+type engine struct {
+	db      *metadata.DB
+	content content.Store         // through db: leased and labelled
+	overlay snapshots.Snapshotter // below db: keys are internal names
+}
+
+func openEngine(ctx context.Context, dir string) (_ *engine, err error) {
+	file, err := bolt.Open(filepath.Join(dir, "meta.db"), 0o600, boltOptions())
+	if errors.Is(err, bolterrors.ErrTimeout) {
+		return nil, fmt.Errorf("held by another process, is a daemon running? %w", errdefs.ErrUnavailable)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open meta.db: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, file.Close())
+		}
+	}()
+	blobs, err := local.NewStore(filepath.Join(dir, "content"))
+	if err != nil {
+		return nil, fmt.Errorf("open content: %w", err)
+	}
+	layers, err := openOverlay(ctx, filepath.Join(dir, snapshotterKey))
+	if err != nil {
+		return nil, fmt.Errorf("open snapshots: %w", err)
+	}
+	db := metadata.NewDB(file, blobs, map[string]snapshots.Snapshotter{snapshotterKey: noCleaner{layers}})
+	if err := db.Init(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("prepare meta.db: %w", err), layers.Close())
+	}
+	return &engine{db: db, content: db.ContentStore(), overlay: layers}, nil
+}
+
+// openOverlay makes removals cheap: directories are deleted by the collection.
+func openOverlay(ctx context.Context, dir string) (snapshots.Snapshotter, error) {
+	meta, err := storage.NewMetaStore(filepath.Join(dir, "metadata.db"), func(o *bolt.Options) error {
+		*o = *boltOptions()
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	options := []overlay.Opt{overlay.AsynchronousRemove, overlay.WithMetaStore(meta)}
+	if ok, err := overlayutils.SupportsIDMappedMounts(); err == nil && ok {
+		options = append(options, overlay.WithRemapIDs)
+	}
+	snapshotter, err := overlay.NewSnapshotter(dir, options...)
+	if err != nil {
+		return nil, err
+	}
+	// The library would open the database at its first use: better to hear at
+	// the start that it cannot be opened.
+	if err := meta.WithTransaction(ctx, false, func(context.Context) error { return nil }); err != nil {
+		return nil, errors.Join(err, snapshotter.Close())
+	}
+	return snapshotter, nil
+}
+
+// boltOptions never has NoSync: the records are what makes an image exist.
+func boltOptions() *bolt.Options {
+	return &bolt.Options{
+		Timeout:        lockTimeout,
+		NoFreelistSync: true,
+		FreelistType:   bolt.FreelistMapType,
+		NoStatistics:   true,
+	}
+}
+
+// noCleaner hides that directories can be deleted: the database would do it
+// within each collection, also within that of Open, which serving waits for.
+type noCleaner struct{ snapshots.Snapshotter }
+
+// mark removes what no record, lease or container holds, but for directories.
+func (e *engine) mark(ctx context.Context) error {
+	_, err := e.db.GarbageCollect(ctx)
+	return err
+}
+
+// sweep deletes the directories of removed snapshots. Before the first snapshot
+// was ever made the library finds no list of them.
+func (e *engine) sweep(ctx context.Context) error {
+	err := e.overlay.(snapshots.Cleaner).Cleanup(ctx)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+func (e *engine) close() error {
+	return errors.Join(e.overlay.Close(), e.db.Close())
+}

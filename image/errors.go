@@ -1,0 +1,115 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"strings"
+	"syscall"
+
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
+	"github.com/containerd/errdefs"
+)
+
+// ErrRegistryUnavailable: the registry could not be reached, stopped answering or
+// reported a failure of its own. It is an errdefs.ErrUnavailable.
+var ErrRegistryUnavailable = fmt.Errorf("registry unavailable: %w", errdefs.ErrUnavailable)
+
+// ErrVerification: a configured verifier did not accept the image. It is an
+// errdefs.ErrPermissionDenied.
+var ErrVerification = fmt.Errorf("image verification failed: %w", errdefs.ErrPermissionDenied)
+
+// registryError gives what went wrong with a registry its kind and keeps the
+// registry's own words.
+func registryError(ctx context.Context, err error) error {
+	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err); ok {
+		return statusError(status)
+	}
+	if errors.Is(err, docker.ErrInvalidAuthorization) {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrUnauthenticated)
+	}
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
+	}
+	if unreachable(err) {
+		return fmt.Errorf("%w: %s", ErrRegistryUnavailable, withoutQueries(err))
+	}
+	return err
+}
+
+// withoutQueries is an error's text less the queries of addresses in it.
+func withoutQueries(err error) string {
+	text := err.Error()
+	if request, ok := errors.AsType[*url.Error](err); ok {
+		text = strings.ReplaceAll(text, request.URL, withoutQuery(request.URL))
+	}
+	return text
+}
+
+// unreachable looks for the errors of the HTTP client and of connections. Asking
+// for net.Error would take every error of a system call, of the disk's too.
+func unreachable(err error) bool {
+	_, stalled := errors.AsType[stalledError](err)
+	_, request := errors.AsType[*url.Error](err)
+	_, connection := errors.AsType[*net.OpError](err)
+	return stalled || request || connection || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+}
+
+// statusError is written anew: the library's text has the whole address, whose
+// query holds signatures where registries redirect to signed addresses, and
+// leaves out words that are not in the registry's error format.
+func statusError(e remoteerrors.ErrUnexpectedStatus) error {
+	kind := kindOfStatus(e.StatusCode)
+	text := fmt.Sprintf("%s %s: %s", e.RequestMethod, withoutQuery(e.RequestURL), e.Status)
+	if words := registryWords(e.Body); words != "" {
+		text += ": " + words
+	}
+	return fmt.Errorf("%s: %w", text, kind)
+}
+
+func kindOfStatus(code int) error {
+	switch code {
+	case 401:
+		return errdefs.ErrUnauthenticated
+	case 403:
+		return errdefs.ErrPermissionDenied
+	case 404:
+		return errdefs.ErrNotFound
+	case 429:
+		return errdefs.ErrResourceExhausted
+	}
+	if code >= 500 {
+		return ErrRegistryUnavailable
+	}
+	return errdefs.ErrUnknown
+}
+
+// maxWords bounds how much of an answer goes into an error.
+const maxWords = 300
+
+func registryWords(body []byte) string {
+	var registry docker.Errors
+	if err := registry.UnmarshalJSON(body); err == nil && registry.Len() > 0 {
+		return registry.Error()
+	}
+	words := strings.Join(strings.Fields(string(body)), " ")
+	if len(words) > maxWords {
+		words = words[:maxWords] + "..."
+	}
+	return words
+}
+
+func withoutQuery(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return "registry"
+	}
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
+}

@@ -1,0 +1,270 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+// bigImage has one layer that does not compress, of 2 MiB.
+func bigImage(t *testing.T) (img v1.Image, layer string) {
+	l := layerOf(t, noise("big", 2<<20, 7))
+	return imageOf(t, v1.Config{}, l), digestOf(t, l)
+}
+
+// cutAfter sends half of what is asked for, times times, and then breaks the
+// connection: politely, or with a reset.
+func cutAfter(times int32, reset bool) faultFunc {
+	var left atomic.Int32
+	left.Store(times)
+	return func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
+		if left.Add(-1) < 0 {
+			return false
+		}
+		answer := httptest.NewRecorder()
+		origin.ServeHTTP(answer, r)
+		for key, values := range answer.Header() {
+			w.Header()[key] = values
+		}
+		w.WriteHeader(answer.Code)
+		_, _ = w.Write(answer.Body.Bytes()[:answer.Body.Len()/2])
+		w.(http.Flusher).Flush()
+		if reset {
+			hijackAndReset(w)
+		}
+		panic(http.ErrAbortHandler)
+	}
+}
+
+func hijackAndReset(w http.ResponseWriter) {
+	conn, _, err := w.(http.Hijacker).Hijack()
+	if err != nil {
+		return
+	}
+	if tcp, ok := conn.(interface{ SetLinger(int) error }); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = conn.Close()
+}
+
+func TestBrokenDownloadIsResumedByRange(t *testing.T) {
+	for name, reset := range map[string]bool{"closed": false, "reset": true} {
+		t.Run(name, func(t *testing.T) {
+			s, registry := openStore(t), newTestRegistry(t)
+			img, layer := bigImage(t)
+			reference := registry.push(t, "cut:1", img)
+			registry.breakWith(onBlob(layer, cutAfter(7, reset)))
+			pull(t, s, reference)
+			gets := registry.blobGets(layer)
+			if len(gets) != 8 {
+				t.Errorf("%d requests, want 8", len(gets))
+			}
+			for _, get := range gets[1:] {
+				if !strings.HasPrefix(get.byteRange, "bytes=") || get.byteRange == "bytes=0-" {
+					t.Errorf("request after a cut has range %q", get.byteRange)
+				}
+			}
+		})
+	}
+}
+
+func TestStalledRegistryEndsThePull(t *testing.T) {
+	s, registry := openStore(t, func(c *Config) { c.ProgressTimeout = 300 * time.Millisecond }), newTestRegistry(t)
+	img, layer := bigImage(t)
+	reference := registry.push(t, "stall:1", img)
+	registry.breakWith(onBlob(layer, func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
+		_, _ = w.Write(wholeBody(origin, r)[:1000])
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		return true
+	}))
+	began := time.Now()
+	_, err := s.Pull(t.Context(), reference, Auth{}, nil)
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("the pull took %s", took)
+	}
+	if !errors.Is(err, ErrRegistryUnavailable) || !strings.Contains(err.Error(), layer) || !strings.Contains(err.Error(), "sent nothing for 300ms") {
+		t.Errorf("error: %v", err)
+	}
+	if l := collected(t, s); l != (leftovers{}) {
+		t.Errorf("left: %+v", l)
+	}
+}
+
+func TestSlowRegistryIsWaitedFor(t *testing.T) {
+	s, registry := openStore(t, func(c *Config) { c.ProgressTimeout = 300 * time.Millisecond }), newTestRegistry(t)
+	img, layer := bigImage(t)
+	reference := registry.push(t, "slow:1", img)
+	registry.breakWith(onBlob(layer, func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
+		body := wholeBody(origin, r)
+		for range 10 {
+			_, _ = w.Write(body[:len(body)/10])
+			body = body[len(body)/10:]
+			w.(http.Flusher).Flush()
+			time.Sleep(100 * time.Millisecond)
+		}
+		_, _ = w.Write(body)
+		return true
+	}))
+	pull(t, s, reference)
+}
+
+func TestWrongBytesAreRefusedByNameAndForgotten(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	img, layer := bigImage(t)
+	reference := registry.push(t, "wrong:1", img)
+	manifest, config := digestOf(t, img), idOf(t, img)
+	flip := func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
+		body := wholeBody(origin, r)
+		body[len(body)/2] ^= 1
+		_, _ = w.Write(body)
+		return true
+	}
+	for kind, digest := range map[string]string{"layer": layer, "configuration": config} {
+		registry.breakWith(onBlob(digest, flip))
+		_, err := s.Pull(t.Context(), reference, Auth{}, nil)
+		if !errdefs.IsDataLoss(err) || !strings.Contains(err.Error(), kind+" "+digest) {
+			t.Errorf("wrong %s: %v", kind, err)
+		}
+		collected(t, s)
+	}
+	registry.breakWith(func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
+		return r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/manifests/") && flip(w, r, origin)
+	})
+	_, err := s.Pull(t.Context(), registry.host()+"/wrong@"+manifest, Auth{}, nil)
+	if !errdefs.IsDataLoss(err) || !strings.Contains(err.Error(), "manifest "+manifest) {
+		t.Errorf("wrong manifest: %v", err)
+	}
+	registry.breakWith(nil)
+	pull(t, s, reference)
+}
+
+func TestBusyRegistryIsAskedAgain(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	img, layer := bigImage(t)
+	reference := registry.push(t, "busy:1", img)
+	var asked atomic.Int32
+	registry.breakWith(onBlob(layer, func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+		if asked.Add(1) > 1 {
+			return false
+		}
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "slow down", http.StatusTooManyRequests)
+		return true
+	}))
+	began := time.Now()
+	pull(t, s, reference)
+	if waited := time.Since(began); waited < time.Second {
+		t.Errorf("Retry-After: 1 was not honoured: %s", waited)
+	}
+}
+
+func TestFailingRegistryIsUnavailableInItsOwnWords(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	img, _ := bigImage(t)
+	reference := registry.push(t, "fail:1", img)
+	registry.breakWith(onBlob("", func(w http.ResponseWriter, _ *http.Request, _ http.Handler) bool {
+		http.Error(w, "the disk is on fire", http.StatusInternalServerError)
+		return true
+	}))
+	_, err := s.Pull(t.Context(), reference, Auth{}, nil)
+	if !errors.Is(err, ErrRegistryUnavailable) || !strings.Contains(err.Error(), "the disk is on fire") {
+		t.Errorf("error: %v", err)
+	}
+	registry.proxy.CloseClientConnections()
+	registry.proxy.Close()
+	if _, err := s.Pull(t.Context(), reference, Auth{}, nil); !errors.Is(err, ErrRegistryUnavailable) {
+		t.Errorf("registry gone: %v", err)
+	}
+}
+
+func TestMissingImageIsNotFound(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	if _, err := s.Pull(t.Context(), registry.host()+"/no/such:1", Auth{}, nil); !errdefs.IsNotFound(err) {
+		t.Errorf("error: %v", err)
+	}
+	if _, err := s.Pull(t.Context(), "Not A Reference", Auth{}, nil); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("error: %v", err)
+	}
+}
+
+// TestRedirectsAreFollowed: blobs of large registries live elsewhere, at signed
+// addresses that must not be shown, and where the credentials must not go.
+func TestRedirectsAreFollowed(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	img, layer := bigImage(t)
+	reference := registry.push(t, "redirect:1", img)
+	var leaked atomic.Bool
+	var broken atomic.Bool
+	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		leaked.Store(leaked.Load() || r.Header.Get("Authorization") != "")
+		if broken.Load() {
+			http.Error(w, "expired", http.StatusForbidden)
+			return
+		}
+		_, _ = w.Write(wholeBody(registry.origin.Config.Handler, r))
+	}))
+	defer store.Close()
+	elsewhere := strings.Replace(store.URL, "127.0.0.1", "localhost", 1) // another host by name
+	followed := func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
+		return demandBasic(w, r) || onBlob(layer, func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+			http.Redirect(w, r, elsewhere+r.URL.Path+"?signature="+url.QueryEscape("very secret"), http.StatusTemporaryRedirect)
+			return true
+		})(w, r, origin)
+	}
+	registry.breakWith(followed)
+	broken.Store(true)
+	_, err := s.Pull(t.Context(), reference, Auth{Username: "user", Password: "pass"}, nil)
+	if !errdefs.IsPermissionDenied(err) || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "expired") {
+		t.Errorf("error: %v", err)
+	}
+	away := freeAddress(t)
+	registry.breakWith(onBlob(layer, func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+		http.Redirect(w, r, "http://"+away+"/?signature=secret", http.StatusTemporaryRedirect)
+		return true
+	}))
+	if _, err := s.Pull(t.Context(), reference, Auth{}, nil); !errors.Is(err, ErrRegistryUnavailable) || strings.Contains(err.Error(), "secret") {
+		t.Errorf("error: %v", err)
+	}
+	registry.breakWith(followed)
+	broken.Store(false)
+	if _, err := s.Pull(t.Context(), reference, Auth{Username: "user", Password: "pass"}, nil); err != nil {
+		t.Error(err)
+	}
+	if leaked.Load() {
+		t.Error("the registry's credentials went to the redirect's host")
+	}
+}
+
+func TestCancelledPullLeavesNothing(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	img, layer := bigImage(t)
+	reference := registry.push(t, "cancel:1", img)
+	ctx, cancel := context.WithCancel(t.Context())
+	registry.breakWith(onBlob(layer, func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
+		body := wholeBody(origin, r)
+		_, _ = w.Write(body[:len(body)/2])
+		w.(http.Flusher).Flush()
+		cancel()
+		<-r.Context().Done()
+		return true
+	}))
+	if _, err := s.Pull(ctx, reference, Auth{}, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("error: %v", err)
+	}
+	s.pulls.work.Wait()
+	if l := collected(t, s); l != (leftovers{}) {
+		t.Errorf("left: %+v", l)
+	}
+	registry.breakWith(nil)
+	pull(t, s, reference)
+}

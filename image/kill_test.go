@@ -1,0 +1,160 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+const (
+	childRoot      = "MINICRI_TEST_PULL_ROOT"
+	childReference = "MINICRI_TEST_PULL_REFERENCE"
+)
+
+// pullAsChild is the process that TestKilledPulls kills.
+func pullAsChild() int {
+	s, err := Open(context.Background(), Config{Root: os.Getenv(childRoot), CollectDelay: time.Millisecond})
+	if err == nil {
+		_, err = s.Pull(context.Background(), os.Getenv(childReference), Auth{}, nil)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// killer counts the bytes that a registry sends and kills the child when it has
+// sent so many.
+type killer struct {
+	http.ResponseWriter
+	left  *atomic.Int64
+	child *atomic.Pointer[os.Process]
+}
+
+func (k killer) Write(p []byte) (int, error) {
+	if left := k.left.Add(-int64(len(p))); left < 0 {
+		send := max(0, len(p)+int(left))
+		n, _ := k.ResponseWriter.Write(p[:send])
+		k.ResponseWriter.(http.Flusher).Flush()
+		k.kill()
+		return n, syscall.EPIPE
+	}
+	return k.ResponseWriter.Write(p)
+}
+
+func (k killer) kill() {
+	if child := k.child.Load(); child != nil {
+		_ = child.Signal(syscall.SIGKILL)
+	}
+}
+
+// TestKilledPulls kills a pull at bytes spread over the whole transfer and at
+// moments spread over the unpacking after the last byte, on one store. After
+// each kill the image is complete or not there; at the end a pull succeeds and
+// nothing is left but the image.
+func TestKilledPulls(t *testing.T) {
+	registry, root := newTestRegistry(t), t.TempDir()
+	img := imageOf(t, v1.Config{}, layerOf(t, noise("a", 1<<20, 1), file("x", "1")), layerOf(t, noise("b", 1<<20, 2)), layerOf(t, manyFiles(400)...))
+	reference := registry.push(t, "kill:1", img)
+	want := 3<<20 - 1<<20 // bytes of the two layers that do not compress
+	for i := range 14 {
+		killOne(t, registry, root, reference, int64(want*i/12), 0)
+		checkAfterKill(t, root, reference)
+	}
+	for i := range 8 {
+		killOne(t, registry, root, reference, 1<<40, time.Duration(20+12*i)*time.Millisecond)
+		checkAfterKill(t, root, reference)
+	}
+	s := openStoreAt(t, root)
+	image := pull(t, s, reference)
+	checkContent(t, mountImage(t, s, image))
+	if l := collected(t, s); l != (leftovers{blobs: 2, snapshots: 4, records: 1}) { // three layers and the mounted one
+		t.Errorf("left: %+v", l)
+	}
+}
+
+func manyFiles(n int) (all []entry) {
+	for i := range n {
+		all = append(all, file(fmt.Sprintf("many/%d", i), strings.Repeat("x", 100)))
+	}
+	return all
+}
+
+// killOne ends a child after so many bytes, or after so much time.
+func killOne(t *testing.T, registry *testRegistry, root, reference string, bytes int64, after time.Duration) {
+	t.Helper()
+	var left atomic.Int64
+	var process atomic.Pointer[os.Process]
+	left.Store(bytes)
+	registry.breakWith(func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
+		origin.ServeHTTP(killer{w, &left, &process}, r)
+		return true
+	})
+	defer registry.breakWith(nil)
+	child := exec.Command(os.Args[0])
+	child.Env = append(os.Environ(), childRoot+"="+root, childReference+"="+reference)
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	process.Store(child.Process)
+	if after > 0 {
+		timer := time.AfterFunc(after, func() { _ = child.Process.Signal(syscall.SIGKILL) })
+		defer timer.Stop()
+	}
+	_ = child.Wait() // killed, or done before the kill came
+}
+
+// checkAfterKill opens the store as a new daemon does. What is listed must be
+// whole. It closes at once, most often before the collection, so that the next
+// child meets what this one left.
+func checkAfterKill(t *testing.T, root, reference string) {
+	t.Helper()
+	s, err := Open(t.Context(), Config{Root: root, CollectDelay: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, image := range s.List() {
+		target := filepath.Join(t.TempDir(), "r")
+		if _, _, err := s.Prepare(t.Context(), "check", image.ID, PrepareOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Mount(t.Context(), "check", target); err != nil {
+			t.Fatal(err)
+		}
+		checkContent(t, target)
+		if err := s.Unmount(target); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.RemoveSnapshot(t.Context(), "check"); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Remove(t.Context(), reference); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func checkContent(t *testing.T, root string) {
+	t.Helper()
+	for name, want := range map[string][]byte{"a": noise("a", 1<<20, 1).data, "b": noise("b", 1<<20, 2).data} {
+		data, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil || string(data) != string(want) {
+			t.Errorf("%s: %d bytes differ from what was pushed (%v)", name, len(data), err)
+		}
+	}
+	if n := entries(t, filepath.Join(root, "many")); n != 400 {
+		t.Errorf("%d files in many, want 400", n)
+	}
+}

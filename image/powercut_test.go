@@ -1,0 +1,132 @@
+package image
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"golang.org/x/sys/unix"
+)
+
+// TestPulledImageSurvivesAPowerCut keeps the store on a filesystem of its own in
+// a file and, the moment Pull returned, copies that file: the copy is what a
+// machine without power would find on its disk. With NoSync the files must be
+// found damaged, or the test would prove nothing.
+func TestPulledImageSurvivesAPowerCut(t *testing.T) {
+	registry := newTestRegistry(t)
+	img := imageOf(t, v1.Config{}, layerOf(t, noise("a", 1<<20, 1)), layerOf(t, noise("b", 1<<20, 2)), layerOf(t, manyFiles(400)...))
+	reference := registry.push(t, "power:1", img)
+	for title, noSync := range map[string]bool{"sync": false, "nosync": true} {
+		t.Run(title, func(t *testing.T) {
+			root, disk := newDisk(t, "96M")
+			s := openStoreAt(t, root, func(c *Config) { c.NoSync = noSync })
+			pull(t, s, reference)
+			after := remountCopy(t, disk)
+			whole := isWhole(t, after, reference)
+			if whole == noSync {
+				t.Errorf("after the cut the image is whole: %v", whole)
+			}
+		})
+	}
+}
+
+// TestFullDiskIsToldAndRecoveredFrom pulls more than the disk holds, and after
+// that what it does hold.
+func TestFullDiskIsToldAndRecoveredFrom(t *testing.T) {
+	registry := newTestRegistry(t)
+	large := registry.push(t, "large:1", imageOf(t, v1.Config{}, layerOf(t, noise("a", 12<<20, 1)), layerOf(t, noise("b", 12<<20, 2))))
+	small := registry.push(t, "small:1", smallImage(t))
+	root, _ := newDisk(t, "20M")
+	s := openStoreAt(t, root)
+	_, err := s.Pull(t.Context(), large, Auth{}, nil)
+	if !errors.Is(err, unix.ENOSPC) || !errdefs.IsResourceExhausted(err) {
+		t.Errorf("error: %v", err)
+	}
+	if l := collected(t, s); l != (leftovers{}) {
+		t.Errorf("left: %+v", l)
+	}
+	pull(t, s, small)
+}
+
+// newDisk makes a filesystem in a file and mounts it. Its journal is not written
+// until someone asks, so that only what was asked for is on the disk.
+func newDisk(t *testing.T, size string) (root, disk string) {
+	t.Helper()
+	disk = filepath.Join(t.TempDir(), "disk")
+	run(t, "truncate", "-s", size, disk)
+	run(t, "mkfs.ext4", "-q", disk)
+	root = filepath.Join(t.TempDir(), "root")
+	mountDisk(t, disk, root, "loop,commit=300")
+	return root, disk
+}
+
+func remountCopy(t *testing.T, disk string) (root string) {
+	t.Helper()
+	copied := filepath.Join(t.TempDir(), "copy")
+	run(t, "cp", "--sparse=always", disk, copied)
+	root = filepath.Join(t.TempDir(), "after")
+	mountDisk(t, copied, root, "loop")
+	return root
+}
+
+func mountDisk(t *testing.T, disk, root, options string) {
+	t.Helper()
+	if err := os.Mkdir(root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "mount", "-o", options, disk, root)
+	t.Cleanup(func() { unmountDisk(t, root) })
+}
+
+// unmountDisk collects Go's garbage first: containerd's check for fs-verity
+// leaves a file open until then.
+func unmountDisk(t *testing.T, root string) {
+	t.Helper()
+	for range 100 {
+		runtime.GC()
+		if unix.Unmount(root, 0) == nil {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	run(t, "umount", root)
+}
+
+func run(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v: %s", name, args, err, out)
+	}
+}
+
+// isWhole opens the store that the cut left.
+func isWhole(t *testing.T, root, reference string) bool {
+	t.Helper()
+	s, err := Open(t.Context(), Config{Root: root})
+	if err != nil {
+		t.Fatalf("open after the cut: %v", err)
+	}
+	defer s.Close()
+	image, err := s.Get(reference)
+	if err != nil {
+		return false
+	}
+	if _, _, err := s.Prepare(t.Context(), "check", image.ID, PrepareOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	target := filepath.Join(t.TempDir(), "r")
+	if err := s.Mount(t.Context(), "check", target); err != nil {
+		t.Fatal(err)
+	}
+	defer s.Unmount(target)
+	a, _ := os.ReadFile(filepath.Join(target, "a"))
+	b, _ := os.ReadFile(filepath.Join(target, "b"))
+	many, _ := os.ReadFile(filepath.Join(target, "many", "399"))
+	return string(a) == string(noise("a", 1<<20, 1).data) && string(b) == string(noise("b", 1<<20, 2).data) && len(many) == 100
+}

@@ -1,0 +1,247 @@
+package image
+
+import (
+	"archive/tar"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"golang.org/x/sys/unix"
+)
+
+// everything is an image with each kind of layer and of file.
+func everything(t *testing.T) v1.Image {
+	bottom := tarOf(t,
+		dir("etc/"), file("etc/kept", "kept"), file("etc/gone", "gone"), dir("opaque/"), file("opaque/old", "old"),
+		entry{tar.Header{Name: "setuid", Typeflag: tar.TypeReg, Mode: 0o4755, Uid: 12, Gid: 34}, []byte("x")},
+		entry{tar.Header{Name: "xattr", Typeflag: tar.TypeReg, Mode: 0o644, PAXRecords: map[string]string{"SCHILY.xattr.user.colour": "blue"}}, nil},
+		entry{tar.Header{Name: "null", Typeflag: tar.TypeChar, Mode: 0o666, Devmajor: 1, Devminor: 3}, nil},
+		entry{tar.Header{Name: "fifo", Typeflag: tar.TypeFifo, Mode: 0o600}, nil},
+	)
+	middle := tarOf(t,
+		file("etc/.wh.gone", ""), dir("opaque/"), file("opaque/.wh..wh..opq", ""), file("opaque/new", "new"),
+		file("first", "linked"), hardlink("second", "first"),
+	)
+	top := tarOf(t, file("etc/kept", "changed"),
+		entry{tar.Header{Name: "soft", Typeflag: tar.TypeSymlink, Linkname: "/etc/kept"}, nil},
+		file("odd \n näme/…", "odd"), file(strings.Repeat("d/", 120)+"deep", "deep"))
+	config := v1.Config{
+		User: "web:www", Env: []string{"A=b"}, Entrypoint: []string{"/bin/e"}, Cmd: []string{"c"}, WorkingDir: "/w",
+		StopSignal: "SIGQUIT", Volumes: map[string]struct{}{"/v": {}}, Labels: map[string]string{"l": "m"},
+	}
+	return imageOf(t, config, gzipLayer(t, bottom, types.OCILayer), zstdLayer(t, middle), plainLayer(top))
+}
+
+func TestPullUnpacksEveryKindOfLayerAndFile(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	img := everything(t)
+	image := pull(t, s, registry.push(t, "every/thing:1", img))
+	if image.ID != idOf(t, img) {
+		t.Errorf("id %s, want %s", image.ID, idOf(t, img))
+	}
+	root := mountImage(t, s, image)
+	for name, want := range map[string]string{
+		"etc/kept": "changed", "opaque/new": "new", "first": "linked", "second": "linked",
+		"odd \n näme/…": "odd", strings.Repeat("d/", 120) + "deep": "deep", "setuid": "x",
+	} {
+		if data, err := os.ReadFile(filepath.Join(root, name)); err != nil || string(data) != want {
+			t.Errorf("%q holds %q (%v), want %q", name, data, err, want)
+		}
+	}
+	for _, name := range []string{"etc/gone", "opaque/old"} {
+		if _, err := os.Lstat(filepath.Join(root, name)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is there, though a whiteout removed it: %v", name, err)
+		}
+	}
+	checkSpecialFiles(t, root)
+	checkConfig(t, image)
+}
+
+func checkSpecialFiles(t *testing.T, root string) {
+	t.Helper()
+	stat := func(name string) *syscall.Stat_t {
+		info, err := os.Lstat(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Sys().(*syscall.Stat_t)
+	}
+	if st := stat("setuid"); st.Mode != syscall.S_IFREG|0o4755 || st.Uid != 12 || st.Gid != 34 {
+		t.Errorf("setuid: mode %o, owner %d:%d", st.Mode, st.Uid, st.Gid)
+	}
+	if st := stat("null"); st.Mode&syscall.S_IFMT != syscall.S_IFCHR || st.Rdev != unix.Mkdev(1, 3) {
+		t.Errorf("null: mode %o, device %x", st.Mode, st.Rdev)
+	}
+	if st := stat("fifo"); st.Mode&syscall.S_IFMT != syscall.S_IFIFO {
+		t.Errorf("fifo: mode %o", st.Mode)
+	}
+	if a, b := stat("first"), stat("second"); a.Ino != b.Ino {
+		t.Errorf("first and second are not one file: %d, %d", a.Ino, b.Ino)
+	}
+	value := make([]byte, 16)
+	n, err := unix.Getxattr(filepath.Join(root, "xattr"), "user.colour", value)
+	if err != nil || string(value[:n]) != "blue" {
+		t.Errorf("xattr: %q, %v", value[:max(n, 0)], err)
+	}
+}
+
+func checkConfig(t *testing.T, image Image) {
+	t.Helper()
+	c := image.Spec.Config
+	if c.StopSignal != "SIGQUIT" || c.WorkingDir != "/w" || !slices.Equal(c.Env, []string{"A=b"}) || c.Labels["l"] != "m" ||
+		!slices.Equal(c.Entrypoint, []string{"/bin/e"}) || !slices.Equal(c.Cmd, []string{"c"}) || len(c.Volumes) != 1 {
+		t.Errorf("configuration: %+v", c)
+	}
+	if uid, name := image.User(); uid != nil || name != "web" {
+		t.Errorf("user %v %q, want web", uid, name)
+	}
+	if image.Size <= 0 {
+		t.Errorf("size %d", image.Size)
+	}
+}
+
+func TestPullOfDockerSchema2(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	img := dockerImageOf(t, v1.Config{User: "1000"}, gzipLayer(t, tarOf(t, file("a", "1")), types.DockerLayer))
+	image := pull(t, s, registry.push(t, "docker:2", img))
+	if uid, name := image.User(); uid == nil || *uid != 1000 || name != "" {
+		t.Errorf("user %v %q, want 1000", uid, name)
+	}
+	if data, err := os.ReadFile(filepath.Join(mountImage(t, s, image), "a")); string(data) != "1" {
+		t.Errorf("a holds %q: %v", data, err)
+	}
+}
+
+func TestPullPicksTheNodesPlatform(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	foreign := imageFor(t, v1.Platform{OS: "linux", Architecture: "s390x"}, v1.Config{}, layerOf(t, file("a", "foreign")))
+	own := imageOf(t, v1.Config{}, layerOf(t, file("a", "own")))
+	index := mutate.AppendManifests(empty.Index,
+		mutate.IndexAddendum{Add: foreign, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "s390x"}}},
+		mutate.IndexAddendum{Add: own, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: nodePlatformArch()}}})
+	image := pull(t, s, registry.push(t, "multi:1", index))
+	if image.ID != idOf(t, own) || image.Target.String() != digestOf(t, index) {
+		t.Errorf("id %s target %s", image.ID, image.Target)
+	}
+	layers, err := foreign.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gets := registry.blobGets(digestOf(t, layers[0])); len(gets) != 0 {
+		t.Errorf("the foreign platform's layer was fetched: %v", gets)
+	}
+	_, err = s.Pull(t.Context(), registry.push(t, "foreign:1", foreign), Auth{}, nil)
+	if !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "linux/s390x") {
+		t.Errorf("pull of a foreign image: %v", err)
+	}
+}
+
+func TestImageIsTheSameUnderEachOfItsNames(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	img := imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))
+	one, two := registry.push(t, "lib/name:one", img), registry.push(t, "lib/name:two", img)
+	pull(t, s, one)
+	image := pull(t, s, two)
+	pinned := registry.host() + "/lib/name@" + digestOf(t, img)
+	if !slices.Equal(image.RepoTags, []string{one, two}) || !slices.Equal(image.RepoDigests, []string{pinned}) {
+		t.Errorf("names %v %v", image.RepoTags, image.RepoDigests)
+	}
+	for _, name := range []string{one, two, pinned, image.ID, strings.TrimPrefix(image.ID, "sha256:"), image.ID[7:20]} {
+		if got, err := s.Get(name); err != nil || got.ID != image.ID {
+			t.Errorf("get %s: %s, %v", name, got.ID, err)
+		}
+	}
+	remove(t, s, one)
+	if _, err := s.Get(one); !errdefs.IsNotFound(err) {
+		t.Errorf("removed tag: %v", err)
+	}
+	if left, err := s.Get(pinned); err != nil || !slices.Equal(left.RepoTags, []string{two}) {
+		t.Errorf("after removing one tag: %v, %v", left.RepoTags, err)
+	}
+	remove(t, s, two)
+	if all := s.List(); len(all) != 0 {
+		t.Errorf("the digest outlived the last tag: %+v", all)
+	}
+	remove(t, s, two) // again: no error
+}
+
+func TestRemoveByIDRemovesAllNames(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	img := imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))
+	pull(t, s, registry.push(t, "one:1", img))
+	image := pull(t, s, registry.push(t, "two:2", img))
+	if l := collected(t, s); l.snapshots != 1 || l.blobs != 2 {
+		t.Errorf("an image of one layer leaves %+v, want a manifest, a configuration and a snapshot", l)
+	}
+	remove(t, s, image.ID)
+	if l := collected(t, s); l != (leftovers{}) {
+		t.Errorf("left: %+v", l)
+	}
+}
+
+func remove(t *testing.T, s *Store, refOrID string) {
+	t.Helper()
+	if err := s.Remove(t.Context(), refOrID); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRecordsOutliveTheProcess(t *testing.T) {
+	root, registry := t.TempDir(), newTestRegistry(t)
+	reference := registry.push(t, "kept:1", imageOf(t, v1.Config{User: "7"}, layerOf(t, file("a", "1"))))
+	s, err := Open(t.Context(), Config{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := pull(t, s, reference)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = openStoreAt(t, root, func(c *Config) { c.Pinned = []string{reference} })
+	after, err := s.Get(reference)
+	if err != nil || after.ID != before.ID || after.Size != before.Size || !after.Pinned || before.Pinned {
+		t.Errorf("before %+v, after %+v: %v", before, after, err)
+	}
+}
+
+func TestPullByDigestIsHeldToIt(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	img := imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))
+	tagged := registry.push(t, "pin:1", img)
+	pinned := registry.host() + "/pin@" + digestOf(t, img)
+	image := pull(t, s, pinned)
+	if len(image.RepoTags) != 0 || !slices.Equal(image.RepoDigests, []string{pinned}) {
+		t.Errorf("names %v %v", image.RepoTags, image.RepoDigests)
+	}
+	both := pull(t, s, tagged+"@"+digestOf(t, img))
+	if both.ID != image.ID {
+		t.Errorf("tag and digest: %s, want %s", both.ID, image.ID)
+	}
+}
+
+// TestMovedTag: a tag that points elsewhere leaves the old image under its
+// digest, for the containers that run from it and the kubelet to remove.
+func TestMovedTag(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	reference := registry.push(t, "moved:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "old"))))
+	before := pull(t, s, reference)
+	registry.push(t, "moved:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "new"))))
+	after := pull(t, s, reference)
+	old, err := s.Get(before.ID)
+	if err != nil || len(old.RepoTags) != 0 || len(old.RepoDigests) != 1 {
+		t.Errorf("the old image: %+v, %v", old, err)
+	}
+	if got, err := s.Get(reference); err != nil || got.ID != after.ID || after.ID == before.ID {
+		t.Errorf("the tag: %s, %v", got.ID, err)
+	}
+}

@@ -1,0 +1,86 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/containerd/containerd/v2/core/remotes/docker/config"
+	"github.com/containerd/errdefs"
+	"github.com/pelletier/go-toml/v2"
+)
+
+// resolver makes what one pull uses to reach the registry and its mirrors. The
+// files that say how are read now, so that a change counts at the next pull.
+func (s *Store) resolver(ctx context.Context, ref Reference, auth Auth) (remotes.Resolver, func(), error) {
+	stored, err := readDockerConfig(s.config.DockerConfig)
+	if err != nil {
+		return nil, nil, err
+	}
+	shown := credentials{registry: ref.Host(), request: auth, config: stored}
+	if _, err := auth.login(); err != nil {
+		return nil, nil, err
+	}
+	link := &link{timeout: s.config.ProgressTimeout}
+	hosts := config.ConfigureHosts(ctx, config.HostOptions{
+		HostDir:      s.hostDir,
+		Credentials:  shown.login,
+		UpdateClient: link.wrap,
+	})
+	return docker.NewResolver(docker.ResolverOptions{
+		Hosts:   withRegistryTokens(hosts, shown),
+		Headers: http.Header{"User-Agent": []string{"minicri"}},
+	}), link.close, nil
+}
+
+// withRegistryTokens replaces the token protocol where a ready token is given.
+func withRegistryTokens(hosts docker.RegistryHosts, shown credentials) docker.RegistryHosts {
+	return func(name string) ([]docker.RegistryHost, error) {
+		all, err := hosts(name)
+		for i := range all {
+			if token := shown.forHost(all[i].Host).RegistryToken; token != "" {
+				all[i].Authorizer = tokenAuthorizer{token}
+			}
+		}
+		return all, err
+	}
+}
+
+// hostDir finds the first certs directory that knows host.
+func (s *Store) hostDir(host string) (string, error) {
+	for _, root := range s.config.CertsDirs {
+		dir, err := config.HostDirFromRoot(root)(host)
+		if errdefs.IsNotFound(err) {
+			continue
+		}
+		if err == nil {
+			err = checkHostsFile(filepath.Join(dir, "hosts.toml"))
+		}
+		return dir, err
+	}
+	return "", fmt.Errorf("registry configuration of %s: %w", host, errdefs.ErrNotFound)
+}
+
+// checkHostsFile refuses a broken file. The library would ignore it and go past
+// the mirrors to the registry itself, which is what the file may be there to
+// prevent.
+func checkHostsFile(path string) error {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		var any map[string]any
+		err = toml.Unmarshal(data, &any)
+	}
+	if err != nil {
+		return fmt.Errorf("registry configuration %s: %w: %w", path, err, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}

@@ -1,0 +1,188 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+// sharing pushes images that have most of their layers in common.
+func sharing(t *testing.T, registry *testRegistry, count int) (references, layers []string) {
+	common := []v1.Layer{layerOf(t, noise("base", 1<<20, 1)), layerOf(t, noise("lib", 1<<19, 2)), layerOf(t, file("etc/x", "x"))}
+	for _, l := range common {
+		layers = append(layers, digestOf(t, l))
+	}
+	for i := range count {
+		own := layerOf(t, file("app", fmt.Sprint("app ", i)))
+		layers = append(layers, digestOf(t, own))
+		img := imageOf(t, v1.Config{}, append(append([]v1.Layer{}, common...), own)...)
+		references = append(references, registry.push(t, fmt.Sprintf("share/%d:1", i), img))
+	}
+	return references, layers
+}
+
+// slowly makes blobs take long enough for pulls to meet.
+func slowly(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
+	time.Sleep(20 * time.Millisecond)
+	return false
+}
+
+func TestTwentyPullsFetchEachLayerOnce(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	references, layers := sharing(t, registry, 5)
+	registry.breakWith(onBlob("", slowly))
+	var work sync.WaitGroup
+	for i := range 20 {
+		work.Go(func() {
+			if _, err := s.Pull(t.Context(), references[i%5], Auth{}, nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	work.Wait()
+	for _, layer := range layers {
+		if gets := registry.blobGets(layer); len(gets) != 1 {
+			t.Errorf("layer %s was fetched %d times", layer, len(gets))
+		}
+	}
+	if l := collected(t, s); l.snapshots != 8 || l.records != 5 || l.ingests != 0 {
+		t.Errorf("left: %+v", l)
+	}
+	for i, image := range s.List() {
+		if _, _, err := s.Prepare(t.Context(), fmt.Sprint(i), image.ID, PrepareOptions{}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestOneCancelledPullDoesNotEndOthers cancels the one pull that fetches the
+// shared layer while equal pulls and pulls of other images wait for it.
+func TestOneCancelledPullDoesNotEndOthers(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	references, layers := sharing(t, registry, 3)
+	reached, heal := make(chan struct{}, 20), make(chan struct{})
+	registry.breakWith(onBlob(layers[0], func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
+		reached <- struct{}{}
+		select {
+		case <-heal:
+		case <-r.Context().Done():
+		}
+		return false
+	}))
+	ctx, cancel := context.WithCancel(t.Context())
+	var first, others sync.WaitGroup
+	first.Go(func() {
+		if _, err := s.Pull(ctx, references[0], Auth{}, nil); !errors.Is(err, context.Canceled) {
+			t.Errorf("the cancelled pull: %v", err)
+		}
+	})
+	<-reached
+	for i := range 6 {
+		others.Go(func() {
+			if _, err := s.Pull(t.Context(), references[i%3], Auth{}, nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for waiting(s) != 7 {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	first.Wait()
+	close(heal)
+	others.Wait()
+	if l := collected(t, s); l.records != 3 || l.snapshots != 6 {
+		t.Errorf("left: %+v", l)
+	}
+}
+
+func waiting(s *Store) (n int) {
+	s.pulls.mu.Lock()
+	defer s.pulls.mu.Unlock()
+	for _, job := range s.pulls.running {
+		n += job.waiting
+	}
+	return n
+}
+
+// TestPullsWithOtherCredentialsAreNotJoined: who may not see an image does not
+// get it because someone else, who may, is just pulling it.
+func TestPullsWithOtherCredentialsAreNotJoined(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	reference := registry.push(t, "private:1", smallImage(t))
+	registry.breakWith(func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
+		return demandBasic(w, r) || onBlob("", slowly)(w, r, origin)
+	})
+	var work sync.WaitGroup
+	work.Go(func() {
+		if _, err := s.Pull(t.Context(), reference, Auth{Username: "user", Password: "pass"}, nil); err != nil {
+			t.Error(err)
+		}
+	})
+	work.Go(func() {
+		if _, err := s.Pull(t.Context(), reference, Auth{Username: "user", Password: "guess"}, nil); err == nil {
+			t.Error("pulled with the wrong password")
+		}
+	})
+	work.Wait()
+}
+
+func TestProgressTellsOfEachLayer(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	references, layers := sharing(t, registry, 1)
+	last := map[string]Progress{}
+	_, err := s.Pull(t.Context(), references[0], Auth{}, func(p Progress) {
+		if before := last[p.Digest]; before.Stage == StageDone && p.Stage != StageDone || before.Stage == p.Stage && before.Done > p.Done {
+			t.Errorf("%+v after %+v", p, before)
+		}
+		last[p.Digest] = p
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, layer := range layers {
+		if p := last[layer]; p.Stage != StageDone || p.Done != p.Total || p.Total == 0 {
+			t.Errorf("layer %s ended with %+v", layer, p)
+		}
+	}
+}
+
+func TestCloseEndsRunningPulls(t *testing.T) {
+	registry := newTestRegistry(t)
+	reference := registry.push(t, "close:1", smallImage(t))
+	reached := make(chan struct{}, 1)
+	registry.breakWith(onBlob("", func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
+		select {
+		case reached <- struct{}{}:
+		default:
+		}
+		<-r.Context().Done()
+		return true
+	}))
+	s, err := Open(t.Context(), Config{Root: filepath.Join(t.TempDir(), "root")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan error)
+	go func() {
+		_, err := s.Pull(t.Context(), reference, Auth{}, nil)
+		failed <- err
+	}()
+	<-reached
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-failed; err == nil {
+		t.Error("the pull succeeded on a closed store")
+	}
+	if _, err := s.Pull(t.Context(), reference, Auth{}, nil); err == nil {
+		t.Error("a closed store pulls")
+	}
+}

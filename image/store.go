@@ -1,0 +1,161 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+)
+
+// Config says where a Store lives and how it pulls. Zero values are replaced by
+// the defaults named at each field.
+type Config struct {
+	// Root is the daemon's durable directory; the store uses Root/image.
+	Root string
+	// CertsDirs are searched in order for <host>/hosts.toml at each pull.
+	CertsDirs []string
+	// DockerConfig is a docker config.json with credentials for hosts that a
+	// pull brings none for. Empty: none.
+	DockerConfig string
+	// VerifierDir holds executables that must all accept an image before it is
+	// fetched. Empty: images are not verified.
+	VerifierDir string
+	// Pinned are references whose images are reported as pinned.
+	Pinned []string
+	// NoSync gives up the promise that a pulled image survives a power cut.
+	NoSync bool
+	// ProgressTimeout ends a pull whose registry sends no byte for so long.
+	// Default 1 minute.
+	ProgressTimeout time.Duration
+	// MaxDownloads is how many blobs one pull fetches at once. Default 3.
+	MaxDownloads int
+	// MaxUnpacks is how many layers one pull unpacks at once. Default 4, or the
+	// number of processors if there are fewer.
+	MaxUnpacks int
+	// CollectDelay is how long the store must be quiet before garbage is
+	// collected. Default 2 seconds.
+	CollectDelay time.Duration
+	// Logger receives what has no caller to return it to. Default slog.Default.
+	Logger *slog.Logger
+}
+
+// Store is the node's images. Its methods may be called from any goroutine.
+type Store struct {
+	config Config
+	dir    string
+	log    *slog.Logger
+
+	engine    *engine
+	images    images.Store
+	leases    leases.Manager
+	snapshots snapshots.Snapshotter
+
+	catalog   *catalog
+	pulls     *pulls
+	locks     *keyLock
+	usage     *usageCache
+	collector *collector
+}
+
+// Open opens or makes the store below config.Root. What a killed predecessor
+// left half done is forgotten now and deleted in the background. A store that another process
+// holds is an ErrUnavailable.
+func Open(ctx context.Context, config Config) (*Store, error) {
+	config.setDefaults()
+	dir := filepath.Join(config.Root, "image")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open image store: %w", err)
+	}
+	engine, err := openEngine(ctx, dir)
+	if err != nil {
+		return nil, fmt.Errorf("open image store %s: %w", dir, err)
+	}
+	s := newStore(config, dir, engine)
+	if err := s.recover(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("open image store %s: %w", dir, err), engine.close())
+	}
+	s.collector.start()
+	return s, nil
+}
+
+func (c *Config) setDefaults() {
+	if c.ProgressTimeout <= 0 {
+		c.ProgressTimeout = time.Minute
+	}
+	if c.MaxDownloads <= 0 {
+		c.MaxDownloads = 3
+	}
+	if c.MaxUnpacks <= 0 {
+		c.MaxUnpacks = min(4, runtime.NumCPU())
+	}
+	if c.CollectDelay <= 0 {
+		c.CollectDelay = 2 * time.Second
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+}
+
+func newStore(config Config, dir string, engine *engine) *Store {
+	s := &Store{
+		config:    config,
+		dir:       dir,
+		log:       config.Logger,
+		engine:    engine,
+		images:    metadata.NewImageStore(engine.db),
+		leases:    metadata.NewLeaseManager(engine.db),
+		snapshots: engine.db.Snapshotter(snapshotterKey),
+		catalog:   newCatalog(config.Pinned),
+		pulls:     newPulls(),
+		locks:     newKeyLock(),
+		usage:     newUsageCache(),
+	}
+	s.collector = newCollector(config.CollectDelay, s.Collect, s.log)
+	return s
+}
+
+// recover drops the leases of a predecessor, whose pulls ended with it, with what
+// they held, and reads the records. It is complete before the first pull, which
+// therefore builds on nothing that a killed one left.
+func (s *Store) recover(ctx context.Context) error {
+	ctx = scope(ctx)
+	if err := s.dropLeases(ctx); err != nil {
+		return err
+	}
+	if err := s.engine.mark(ctx); err != nil {
+		return fmt.Errorf("drop unfinished pulls: %w", err)
+	}
+	return s.loadCatalog(ctx)
+}
+
+// Close ends running pulls and the collection and closes the database. Mounts of
+// containers stay.
+func (s *Store) Close() error {
+	s.pulls.close()
+	s.collector.stop()
+	if err := s.engine.close(); err != nil {
+		return fmt.Errorf("close image store %s: %w", s.dir, err)
+	}
+	return nil
+}
+
+// Dir is the directory that holds all of the store.
+func (s *Store) Dir() string { return s.dir }
+
+// namespace is the one metadata namespace that the store uses.
+const namespace = "minicri"
+
+// scope names the metadata namespace, without which the database refuses calls.
+func scope(ctx context.Context) context.Context {
+	return namespaces.WithNamespace(ctx, namespace)
+}

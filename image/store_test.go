@@ -1,0 +1,165 @@
+package image
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+)
+
+func nodePlatformArch() string { return runtime.GOARCH }
+
+// openStore opens a store in a directory of the test, with a collection that
+// runs only when the test asks.
+func openStore(t testing.TB, change ...func(*Config)) *Store {
+	t.Helper()
+	return openStoreAt(t, t.TempDir(), change...)
+}
+
+func openStoreAt(t testing.TB, root string, change ...func(*Config)) *Store {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("the tests of image mount overlays: run them as root")
+	}
+	config := Config{Root: root, CollectDelay: time.Hour, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	for _, f := range change {
+		f(&config)
+	}
+	s, err := Open(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func pull(t testing.TB, s *Store, reference string) Image {
+	t.Helper()
+	image, err := s.Pull(t.Context(), reference, Auth{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
+}
+
+// mountImage prepares and mounts a snapshot of an image and returns the path.
+func mountImage(t testing.TB, s *Store, image Image) string {
+	t.Helper()
+	key := filepath.Base(t.TempDir()) + image.ID
+	if _, _, err := s.Prepare(t.Context(), key, image.ID, PrepareOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	target := filepath.Join(t.TempDir(), "rootfs")
+	if err := s.Mount(t.Context(), key, target); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Unmount(target); err != nil {
+			t.Error(err)
+		}
+		if err := s.RemoveSnapshot(context.Background(), key); err != nil {
+			t.Error(err)
+		}
+	})
+	return target
+}
+
+// leftovers is what is on the disk of a store: blobs, ingests and snapshot
+// directories.
+type leftovers struct{ blobs, ingests, snapshots, records int }
+
+// collected runs a collection and counts what is left.
+func collected(t testing.TB, s *Store) leftovers {
+	t.Helper()
+	if err := s.Collect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l := leftovers{
+		blobs:     files(t, filepath.Join(s.dir, "content", "blobs")),
+		ingests:   entries(t, filepath.Join(s.dir, "content", "ingest")),
+		snapshots: entries(t, filepath.Join(s.dir, "overlayfs", "snapshots")),
+		records:   len(s.List()),
+	}
+	checkDatabase(t, s, l)
+	return l
+}
+
+// checkDatabase demands that the database knows exactly what is on the disk.
+func checkDatabase(t testing.TB, s *Store, l leftovers) {
+	t.Helper()
+	ctx, known := scope(t.Context()), leftovers{}
+	err := s.engine.content.Walk(ctx, func(content.Info) error { known.blobs++; return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = s.snapshots.Walk(ctx, func(context.Context, snapshots.Info) error { known.snapshots++; return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if known.blobs != l.blobs || known.snapshots != l.snapshots {
+		t.Errorf("database knows %+v, on disk are %+v", known, l)
+	}
+}
+
+func files(t testing.TB, root string) (n int) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			n++
+		}
+		return err
+	})
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func entries(t testing.TB, dir string) int {
+	t.Helper()
+	all, err := os.ReadDir(dir)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
+func TestSecondOpenOfAStoreFailsWithAReason(t *testing.T) {
+	s := openStore(t)
+	_, err := Open(t.Context(), Config{Root: filepath.Dir(s.Dir())})
+	if !errdefs.IsUnavailable(err) {
+		t.Fatalf("second open: %v, want unavailable", err)
+	}
+	openStore(t) // another root is no trouble
+}
+
+func TestCollectionOfANewStore(t *testing.T) {
+	if l := collected(t, openStore(t)); l != (leftovers{}) {
+		t.Errorf("left: %+v", l)
+	}
+}
+
+func TestStoreWritesNothingOutsideItsDirectory(t *testing.T) {
+	root := t.TempDir()
+	openStoreAt(t, root)
+	all, err := os.ReadDir(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) != 1 || all[0].Name() != "image" {
+		t.Fatalf("root holds %v, want image alone", all)
+	}
+}

@@ -1,0 +1,120 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/snapshots"
+)
+
+// Usage is what something takes on the disk.
+type Usage struct {
+	Bytes      uint64
+	Inodes     uint64
+	Mountpoint string    // directory on the filesystem in question
+	Time       time.Time // when it was measured
+}
+
+// ImageUsage measures manifests, configurations, downloads and unpacked layers.
+// The sizes of unpacked layers are known; no directory is walked.
+func (s *Store) ImageUsage(ctx context.Context) (Usage, error) {
+	ctx = scope(ctx)
+	total := Usage{Mountpoint: s.dir, Time: time.Now()}
+	err := s.engine.content.Walk(ctx, func(info content.Info) error {
+		total.add(info.Size, 1)
+		return nil
+	})
+	if err != nil {
+		return Usage{}, fmt.Errorf("measure images: %w", err)
+	}
+	err = s.snapshots.Walk(ctx, func(ctx context.Context, info snapshots.Info) error {
+		if info.Kind != snapshots.KindCommitted {
+			return nil
+		}
+		usage, err := s.snapshots.Usage(ctx, info.Name)
+		total.add(usage.Size, usage.Inodes)
+		return err
+	})
+	if err != nil {
+		return Usage{}, fmt.Errorf("measure unpacked layers: %w", err)
+	}
+	return total, nil
+}
+
+// ContainerUsage measures the writable layers of all containers.
+func (s *Store) ContainerUsage(ctx context.Context) (Usage, error) {
+	keys, err := s.Snapshots(ctx)
+	if err != nil {
+		return Usage{}, err
+	}
+	total := Usage{Mountpoint: s.dir, Time: time.Now()}
+	for _, key := range keys {
+		usage, err := s.SnapshotUsage(ctx, key)
+		if err != nil {
+			s.log.Debug("snapshot not measured", "snapshot", key, "error", err)
+			continue
+		}
+		total.Bytes += usage.Bytes
+		total.Inodes += usage.Inodes
+		if usage.Time.Before(total.Time) {
+			total.Time = usage.Time
+		}
+	}
+	return total, nil
+}
+
+// SnapshotUsage measures the writable layer of one container by walking it. A
+// measurement is good for usageAge.
+func (s *Store) SnapshotUsage(ctx context.Context, key string) (Usage, error) {
+	if usage, ok := s.usage.fresh(key); ok {
+		return usage, nil
+	}
+	at := time.Now()
+	measured, err := s.snapshots.Usage(scope(ctx), key)
+	if err != nil {
+		return Usage{}, fmt.Errorf("measure snapshot %s: %w", key, err)
+	}
+	usage := Usage{Mountpoint: s.dir, Time: at}
+	usage.add(measured.Size, measured.Inodes)
+	s.usage.keep(key, usage)
+	return usage, nil
+}
+
+func (u *Usage) add(bytes, inodes int64) {
+	u.Bytes += uint64(max(bytes, 0))
+	u.Inodes += uint64(max(inodes, 0))
+}
+
+// usageAge is the kubelet's period of housekeeping: asking more often than that
+// for the same thing walks no directory.
+const usageAge = 10 * time.Second
+
+// usageCache keeps the last measurement of each container's layer.
+type usageCache struct {
+	mu   sync.Mutex // guards last
+	last map[string]Usage
+}
+
+func newUsageCache() *usageCache { return &usageCache{last: map[string]Usage{}} }
+
+func (c *usageCache) fresh(key string) (Usage, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	usage, ok := c.last[key]
+	return usage, ok && time.Since(usage.Time) < usageAge
+}
+
+func (c *usageCache) keep(key string, usage Usage) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last[key] = usage
+}
+
+func (c *usageCache) forget(key string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.last, key)
+}

@@ -1,0 +1,56 @@
+package image
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func writeVerifier(t *testing.T, dir, name, script string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestVerifiersDecide(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "verifiers")
+	s, registry := openStore(t, func(c *Config) { c.VerifierDir = dir }), newTestRegistry(t)
+	img := smallImage(t)
+	reference := registry.push(t, "signed:1", img)
+	refused := func(words string) {
+		t.Helper()
+		_, err := s.Pull(t.Context(), reference, Auth{}, nil)
+		if !errors.Is(err, ErrVerification) || !strings.Contains(err.Error(), words) {
+			t.Errorf("error: %v, want %q", err, words)
+		}
+	}
+	refused("no such file") // missing: closed
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	refused("no verifier") // empty: closed
+	writeVerifier(t, dir, "1", `[ "$2" = "`+reference+`" ] && [ "$4" = "`+digestOf(t, img)+`" ] && grep -q digest`)
+	writeVerifier(t, dir, "2", `echo not signed by us; exit 1`)
+	refused("not signed by us")
+	if len(registry.blobGets("")) != 0 || len(s.List()) != 0 {
+		t.Error("a refused image was fetched")
+	}
+	writeVerifier(t, dir, "2", `exit 0`)
+	pull(t, s, reference)
+}
+
+// TestAllVerifiersAreAsked: the library would stop at a number of them.
+func TestAllVerifiersAreAsked(t *testing.T) {
+	dir := t.TempDir()
+	s, registry := openStore(t, func(c *Config) { c.VerifierDir = dir }), newTestRegistry(t)
+	for i := range 20 {
+		writeVerifier(t, dir, string(rune('a'+i)), "exit 0")
+	}
+	writeVerifier(t, dir, "z", "exit 1")
+	if _, err := s.Pull(t.Context(), registry.push(t, "signed:1", smallImage(t)), Auth{}, nil); !errors.Is(err, ErrVerification) {
+		t.Errorf("the last verifier's no was not heard: %v", err)
+	}
+}

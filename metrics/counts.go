@@ -1,0 +1,48 @@
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/sandbox"
+)
+
+// counts reads the owners of things at each scrape.
+type counts struct {
+	sandboxes *sandbox.Sandboxes
+	networks  *network.Networks
+}
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("minicri_"+name, help, labels, nil)
+}
+
+// Describe implements prometheus.Collector; what is collected describes itself.
+func (c *counts) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (c *counts) Collect(out chan<- prometheus.Metric) {
+	ready, notReady := 0, 0
+	for _, sb := range c.sandboxes.List() {
+		if sb.Ready() {
+			ready++
+		} else {
+			notReady++
+		}
+	}
+	gauge := func(desc *prometheus.Desc, value int, labels ...string) {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(value), labels...)
+	}
+	state := describe("sandboxes", "Pod sandboxes by state.", "state")
+	gauge(state, ready, "ready")
+	gauge(state, notReady, "notready")
+	gauge(state, len(c.sandboxes.Building()), "building")
+	gauge(describe("attachments_pending", "Attachments whose CNI DEL has failed and is being repeated."), len(c.networks.Pending()))
+	gauge(describe("attachments_drifted", "Attachments that CNI CHECK found changed."), len(c.networks.Drifted()))
+	gauge(describe("records_quarantined", "Records that could not be read and were set aside."), len(c.sandboxes.Quarantined()))
+	networkReady := 0
+	if c.networks.Ready() == nil {
+		networkReady = 1
+	}
+	gauge(describe("network_ready", "Whether pods can be attached."), networkReady)
+}

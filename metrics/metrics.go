@@ -1,0 +1,74 @@
+// Package metrics shows the runtime to Prometheus. It owns one registry and one
+// listener, off unless an address is configured. What can be counted when it
+// is asked for is read from its owner at each scrape; only what passes (the
+// durations of steps) is kept here.
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/sandbox"
+)
+
+// Metrics are the runtime's metrics.
+type Metrics struct {
+	registry *prometheus.Registry
+	steps    *prometheus.HistogramVec
+}
+
+// New makes the metrics; Observe may be called at once.
+func New() *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(),
+		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "minicri_sandbox_step_seconds",
+			Help:    "How long each step of a sandbox's life took, by step and outcome.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 18),
+		}, []string{"step", "outcome"}),
+	}
+	m.registry.MustRegister(m.steps, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// Observe notes how long a step took, and whether it failed.
+func (m *Metrics) Observe(step string, took time.Duration, err error) {
+	outcome := "ok"
+	if err != nil {
+		outcome = "error"
+	}
+	m.steps.WithLabelValues(step, outcome).Observe(took.Seconds())
+}
+
+// Watch adds what is counted at each scrape.
+func (m *Metrics) Watch(sandboxes *sandbox.Sandboxes, networks *network.Networks) {
+	m.registry.MustRegister(&counts{sandboxes: sandboxes, networks: networks})
+}
+
+// Serve answers /metrics on a TCP address until the context ends.
+func (m *Metrics) Serve(ctx context.Context, address string, logger *slog.Logger) error {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("listen for metrics: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	logger.Info("serving metrics", "address", listener.Addr())
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve metrics: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package network
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	gocni "github.com/containerd/go-cni"
+)
+
+// Drift is what CHECK found of an attachment that is not as ADD left it: an
+// address, a link or a route is gone, say.
+type Drift struct {
+	ID      string    `json:"sandbox"`
+	Network string    `json:"network"`
+	Since   time.Time `json:"since"`
+	Error   string    `json:"error"`
+}
+
+// checkPeriodically runs CHECK over all attachments once in a period, and
+// whenever it is asked for.
+func (n *Networks) checkPeriodically(ctx context.Context) {
+	for {
+		var next <-chan time.Time
+		if period := n.options.Limits.CheckPeriod; period > 0 {
+			next = time.After(period)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-n.checkNow:
+		case <-next:
+		}
+		for _, id := range n.ids() {
+			n.check(ctx, id)
+		}
+	}
+}
+
+// RequestCheck has all attachments checked now, in the background.
+func (n *Networks) RequestCheck() {
+	select {
+	case n.checkNow <- struct{}{}:
+	default: // one is about to begin
+	}
+}
+
+// check runs CHECK for one attachment and keeps what it found. A drift is told
+// and never acted upon: it is for people to decide what becomes of a pod.
+func (n *Networks) check(ctx context.Context, id string) {
+	a := n.find(id)
+	if a == nil {
+		return
+	}
+	unlock, err := n.lock(ctx, a)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	if a.struck || !a.attached || a.record.Releasing {
+		return
+	}
+	err = n.plugins.run(ctx, run{verb: "CHECK", limit: n.options.Limits.Check, config: a.record.Config, id: id},
+		func(ctx context.Context, cni gocni.CNI) error {
+			return cni.Check(ctx, id, n.NamespacePath(id), a.record.options()...)
+		})
+	if ctx.Err() != nil {
+		return
+	}
+	n.noteDrift(a, err)
+}
+
+func (n *Networks) noteDrift(a *attachment, err error) {
+	last := a.drift.Load()
+	switch {
+	case err == nil:
+		a.drift.Store(nil)
+		if last != nil {
+			n.options.Logger.Info("the attachment is as ADD left it again", "sandbox", a.record.ID, "network", a.record.Network)
+		}
+	case last == nil:
+		a.drift.Store(&Drift{ID: a.record.ID, Network: a.record.Network, Since: time.Now(), Error: err.Error()})
+		n.options.Logger.Warn("the attachment is not as ADD left it", "sandbox", a.record.ID, "network", a.record.Network, "err", err)
+	}
+}
+
+// Drifted are the attachments that the last CHECK found changed, by id.
+func (n *Networks) Drifted() []Drift {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	drifted := []Drift{}
+	for _, a := range n.attachments {
+		if drift := a.drift.Load(); drift != nil {
+			drifted = append(drifted, *drift)
+		}
+	}
+	slices.SortFunc(drifted, func(a, b Drift) int { return strings.Compare(a.ID, b.ID) })
+	return drifted
+}

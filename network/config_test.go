@@ -1,0 +1,149 @@
+package network
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+const goodList = `{"cniVersion": "1.1.0", "name": "good", "plugins": [{"type": "bridge"}, {"type": "portmap"}]}`
+
+func TestReadDirectoryTakesTheFirstByName(t *testing.T) {
+	directory := t.TempDir()
+	put(t, filepath.Join(directory, "20-second.conflist"), conflist(t, "second", map[string]any{"type": "bridge"}))
+	put(t, filepath.Join(directory, "10-good.conflist"), goodList)
+	put(t, filepath.Join(directory, "00-notes.txt"), "not a configuration")
+	put(t, filepath.Join(directory, "00-edited.conflist~"), "half a")
+	got, problems := readDirectory(directory)
+	if len(problems) > 0 || got == nil {
+		t.Fatalf("%v, %v", got, problems)
+	}
+	if got.Name != "good" || got.CNIVersion != "1.1.0" || filepath.Base(got.File) != "10-good.conflist" || !slices.Equal(got.Plugins, []string{"bridge", "portmap"}) {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// A file that cannot be used hides none that can, wherever it stands.
+func TestReadDirectoryPassesOverBadFiles(t *testing.T) {
+	for name, content := range map[string]string{
+		"empty":             "",
+		"cut off":           goodList[:40],
+		"garbage":           "\x00\x01",
+		"no name":           `{"cniVersion": "1.1.0", "plugins": [{"type": "bridge"}]}`,
+		"no plugins":        `{"cniVersion": "1.1.0", "name": "x", "plugins": []}`,
+		"plugins of a kind": `{"cniVersion": "1.1.0", "name": "x", "plugins": "bridge"}`,
+		"plugin of no type": `{"cniVersion": "1.1.0", "name": "x", "plugins": [{"bridge": "b"}]}`,
+		"an array":          `[]`,
+		"null":              `null`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			directory := t.TempDir()
+			put(t, filepath.Join(directory, "10-good.conflist"), goodList)
+			for _, bad := range []string{"00-bad.conflist", "20-bad.conflist", "01-bad.conf", "02-bad.json"} {
+				put(t, filepath.Join(directory, bad), content)
+			}
+			if err := os.Symlink("nowhere", filepath.Join(directory, "03-dangling.conflist")); err != nil {
+				t.Fatal(err)
+			}
+			got, problems := readDirectory(directory)
+			if got == nil || got.Name != "good" {
+				t.Errorf("got %+v, %v", got, problems)
+			}
+			if len(problems) != 5 {
+				t.Errorf("%d problems, want one for each of the five: %v", len(problems), problems)
+			}
+			for _, problem := range problems {
+				wantError(t, problem, directory)
+			}
+		})
+	}
+}
+
+func TestReadDirectoryOfNothing(t *testing.T) {
+	for _, directory := range []string{t.TempDir(), filepath.Join(t.TempDir(), "missing")} {
+		if got, problems := readDirectory(directory); got != nil || len(problems) > 0 {
+			t.Errorf("%+v, %v", got, problems)
+		}
+	}
+}
+
+// A single plugin in a file becomes a list of one.
+func TestReadDirectoryTakesSinglePlugins(t *testing.T) {
+	for _, file := range []string{"10-single.conf", "10-single.json"} {
+		directory := t.TempDir()
+		put(t, filepath.Join(directory, file), `{"cniVersion": "1.0.0", "name": "single", "type": "bridge", "bridge": "b0"}`)
+		got, problems := readDirectory(directory)
+		if len(problems) > 0 || got == nil || got.Name != "single" || got.CNIVersion != "1.0.0" || !slices.Equal(got.Plugins, []string{"bridge"}) {
+			t.Fatalf("%s: %+v, %v", file, got, problems)
+		}
+		if plugins := pluginsOf(t, got); len(plugins) != 1 || plugins[0]["bridge"] != "b0" {
+			t.Errorf("%s: plugins %v", file, plugins)
+		}
+	}
+}
+
+// A list may take plugins from files beside it; what is kept stands alone.
+func TestPluginsFromAFolderAreInlined(t *testing.T) {
+	directory := t.TempDir()
+	if err := os.Mkdir(filepath.Join(directory, "split"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(directory, "10-split.conflist"), `{"cniVersion": "1.1.0", "name": "split", "plugins": [{"type": "bridge"}]}`)
+	put(t, filepath.Join(directory, "split", "10-tuning.conf"), `{"cniVersion": "1.1.0", "name": "split", "type": "tuning", "mtu": 1400}`)
+	got, problems := readDirectory(directory)
+	if len(problems) > 0 || got == nil || !slices.Equal(got.Plugins, []string{"bridge", "tuning"}) {
+		t.Fatalf("%+v, %v", got, problems)
+	}
+	if err := os.RemoveAll(directory); err != nil {
+		t.Fatal(err)
+	}
+	if plugins := pluginsOf(t, got); len(plugins) != 2 || plugins[1]["type"] != "tuning" || plugins[1]["mtu"] != 1400.0 {
+		t.Errorf("plugins %v", plugins)
+	}
+	var list map[string]any
+	if err := json.Unmarshal(got.Bytes, &list); err != nil || list["loadOnlyInlinedPlugins"] != true {
+		t.Errorf("the kept list looks for its folder again: %s", got.Bytes)
+	}
+}
+
+// Fields that nobody here knows reach the plugins as they are.
+func TestConfigurationKeepsUnknownFields(t *testing.T) {
+	directory := t.TempDir()
+	put(t, filepath.Join(directory, "10.conflist"), `{"cniVersion": "1.1.0", "name": "x", "disableGC": true, "new": {"a": [1]},
+		"plugins": [{"type": "bridge", "isGateway": true, "deep": {"number": 0.25}}]}`)
+	got, problems := readDirectory(directory)
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	var list map[string]json.RawMessage
+	if err := json.Unmarshal(got.Bytes, &list); err != nil {
+		t.Fatal(err)
+	}
+	if string(list["disableGC"]) != "true" || string(list["new"]) != `{"a":[1]}` {
+		t.Errorf("the list became %s", got.Bytes)
+	}
+	if string(list["plugins"]) != `[{"deep":{"number":0.25},"isGateway":true,"type":"bridge"}]` {
+		t.Errorf("the plugins became %s", list["plugins"])
+	}
+}
+
+func TestMissingPlugins(t *testing.T) {
+	c := &Configuration{Name: "x", Plugins: []string{"bridge", "teleport", "warp"}}
+	err := missingPlugins(c, []string{realPlugins})
+	wantError(t, err, `network "x"`, "teleport", "warp", realPlugins, "cni_bin_dir")
+	c.Plugins = c.Plugins[:1]
+	if err := missingPlugins(c, []string{"/nowhere", realPlugins}); err != nil {
+		t.Error(err)
+	}
+}
+
+func pluginsOf(t *testing.T, c *Configuration) (plugins []map[string]any) {
+	t.Helper()
+	var list struct{ Plugins []map[string]any }
+	if err := json.Unmarshal(c.Bytes, &list); err != nil {
+		t.Fatal(err)
+	}
+	return list.Plugins
+}

@@ -1,0 +1,309 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// inside is set in the test process that has namespaces of its own.
+const inside = "NETWORK_TEST_INSIDE"
+
+// TestMain runs the tests in a network and a mount namespace of their own:
+// they make links, rules and mounts, none of which may reach the machine.
+func TestMain(m *testing.M) {
+	if os.Getenv(inside) == "" {
+		os.Exit(runInside())
+	}
+	if err := prepareInside(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+func runInside() int {
+	command := exec.Command("/proc/self/exe", os.Args[1:]...)
+	command.Env = append(os.Environ(), inside+"=1")
+	command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
+	command.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
+	err := command.Run()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		return max(exit.ExitCode(), 1)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "these tests need root, to make namespaces:", err)
+		return 1
+	}
+	return 0
+}
+
+func prepareInside() error {
+	if err := os.Setenv(markName, strconv.Itoa(os.Getpid())); err != nil {
+		return err
+	}
+	if _, err := os.Stat(filepath.Join(realPlugins, "bridge")); err != nil {
+		return fmt.Errorf("the CNI plugins are not built, run 'make setup': %w", err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(lo)
+}
+
+const (
+	// markName is the environment variable that plugins of this run carry.
+	markName = "NETWORK_TEST_MARK"
+	// realPlugins are those that a node has, testPlugins those of the tests.
+	realPlugins = "../bin/cni"
+	testPlugins = "testdata/plugins"
+	// within is far more than anything takes that has no limit of its own.
+	within = 20 * time.Second
+)
+
+// node is a network of a node, in directories of its own.
+type node struct {
+	*Networks
+	Options
+	// scripted is the folder of the plugin "scripted".
+	scripted string
+	log      *logText
+}
+
+// newNode opens a network over an empty configuration directory. Limits are
+// those of the defaults, in tenths of the time.
+func newNode(t *testing.T, change func(*Options)) *node {
+	t.Helper()
+	n := &node{scripted: t.TempDir(), log: &logText{}}
+	namespaces := newNamespaces(t, "net-")
+	n.Options = Options{
+		ConfDir: t.TempDir(), BinDirs: []string{absolute(t, realPlugins), absolute(t, testPlugins)},
+		Root: t.TempDir(), Mark: markName + "=" + os.Getenv(markName), Namespaces: namespaces,
+		Limits: Limits{
+			Add: within, Del: within, Check: within, Status: 500 * time.Millisecond, GC: within,
+			DetachTries: 5, DetachTime: 30 * time.Second,
+			RetryFirst: 100 * time.Millisecond, RetryMost: time.Second,
+			Reload: 100 * time.Millisecond, StatusPeriod: 500 * time.Millisecond,
+		},
+		Logger: slog.New(slog.NewTextHandler(n.log, nil)),
+	}
+	if change != nil {
+		change(&n.Options)
+	}
+	n.reopen(t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the log:\n%s", n.log)
+		}
+	})
+	return n
+}
+
+// reopen is what a daemon that comes next does.
+func (n *node) reopen(t *testing.T) {
+	t.Helper()
+	networks, err := Open(t.Context(), n.Options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Networks = networks
+}
+
+// runs follows changes, for as long as the test takes or until stopped.
+func (n *node) runs(t *testing.T) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan struct{})
+	networks := n.Networks
+	go func() {
+		defer close(ended)
+		networks.Run(ctx)
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case <-ended:
+		case <-time.After(within):
+			t.Error("Run does not end with its context")
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// configure puts a configuration list into the directory.
+func (n *node) configure(t *testing.T, file, name string, plugins ...map[string]any) {
+	t.Helper()
+	put(t, filepath.Join(n.ConfDir, file), conflist(t, name, plugins...))
+}
+
+func conflist(t *testing.T, name string, plugins ...map[string]any) string {
+	t.Helper()
+	return marshal(t, map[string]any{"cniVersion": "1.1.0", "name": name, "plugins": plugins})
+}
+
+// script is the plugin "scripted" in a configuration.
+func (n *node) script() map[string]any {
+	return map[string]any{"type": "scripted", "dir": n.scripted}
+}
+
+// tell makes the plugin "scripted" fail or hang from now on: "DEL.fail".
+func (n *node) tell(t *testing.T, what string) {
+	t.Helper()
+	put(t, filepath.Join(n.scripted, what), "")
+}
+
+func (n *node) untell(t *testing.T, what string) {
+	t.Helper()
+	if err := os.Remove(filepath.Join(n.scripted, what)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// calls are the calls of a verb that the plugin "scripted" got.
+func (n *node) calls(t *testing.T, verb string) (calls []string) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(n.scripted, "log"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		if strings.HasPrefix(line, verb+" ") {
+			calls = append(calls, strings.TrimSpace(line))
+		}
+	}
+	return calls
+}
+
+// journalled makes a namespace for id and journals its attachment, with the
+// configuration of now.
+func (n *node) journalled(t *testing.T, id string, change func(*Attachment)) {
+	t.Helper()
+	configuration, err := n.Configuration()
+	if err == nil {
+		err = n.Options.Namespaces.Create(id)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := Attachment{ID: id, Network: configuration.Name, Config: configuration.Bytes, Args: map[string]string{"IgnoreUnknown": "1", "K8S_POD_NAME": id}}
+	if change != nil {
+		change(&a)
+	}
+	if err := n.Journal(a); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (n *node) attach(t *testing.T, id string) *Result {
+	t.Helper()
+	result, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result
+}
+
+func (n *node) detach(t *testing.T, id string) {
+	t.Helper()
+	if err := n.Detach(t.Context(), id, n.NamespacePath(id)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newNamespaces(t *testing.T, mark string) *Namespaces {
+	t.Helper()
+	directory := filepath.Join(t.TempDir(), "namespaces")
+	namespaces, err := OpenNamespaces(directory, mark)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ids, err := namespaces.IDs()
+		for _, id := range ids {
+			err = errors.Join(err, namespaces.Remove(id))
+		}
+		if err = errors.Join(err, unix.Unmount(directory, unix.MNT_DETACH)); err != nil {
+			t.Error(err)
+		}
+	})
+	return namespaces
+}
+
+// logText is a log that tests can read while it is written.
+type logText struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func eventually(t *testing.T, limit time.Duration, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", limit, what)
+		}
+	}
+}
+
+func wantError(t *testing.T, err error, says ...string) {
+	t.Helper()
+	for _, s := range says {
+		if err == nil || !strings.Contains(err.Error(), s) {
+			t.Fatalf("got %v, want an error that says %q", err, s)
+		}
+	}
+}
+
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func absolute(t *testing.T, path string) string {
+	t.Helper()
+	result, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result
+}
+
+func marshal(t *testing.T, value any) string {
+	t.Helper()
+	data, err := json.Marshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}

@@ -1,0 +1,279 @@
+package network
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+func TestNamespaceLife(t *testing.T) {
+	n := newNamespaces(t, "m-")
+	if n.Alive("a") {
+		t.Error("alive before it was made")
+	}
+	ours := inodeOf(t, "/proc/thread-self/ns/net")
+	for _, id := range []string{"a", "b"} {
+		if err := n.Create(id); err != nil {
+			t.Fatal(err)
+		}
+		if !n.Alive(id) {
+			t.Errorf("%s is not alive", id)
+		}
+	}
+	if a, b := inodeOf(t, n.Path("a")), inodeOf(t, n.Path("b")); a == b || a == ours || b == ours {
+		t.Errorf("not three namespaces: %d, %d and %d", a, b, ours)
+	}
+	if now := inodeOf(t, "/proc/thread-self/ns/net"); now != ours {
+		t.Error("the caller was moved into a new namespace")
+	}
+	put(t, filepath.Join(filepath.Dir(n.Path("a")), "anothers"), "")
+	if ids, err := n.IDs(); err != nil || !slices.Equal(ids, []string{"a", "b"}) {
+		t.Errorf("IDs = %q, %v", ids, err)
+	}
+	for range 3 { // the second time there is nothing to remove
+		if err := n.Remove("a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantNoPin(t, n, "a")
+	if !n.Alive("b") {
+		t.Error("the other namespace is gone, too")
+	}
+}
+
+// A path that is taken is never pinned over: one of the two would be lost.
+func TestCreateTwiceIsRefused(t *testing.T) {
+	n := newNamespaces(t, "m-")
+	if err := n.Create("a"); err != nil {
+		t.Fatal(err)
+	}
+	before := inodeOf(t, n.Path("a"))
+	if err := n.Create("a"); err == nil {
+		t.Error("made twice")
+	}
+	if inodeOf(t, n.Path("a")) != before {
+		t.Error("the namespace is another one now")
+	}
+}
+
+func TestPinOfWhatIsNotThere(t *testing.T) {
+	n := newNamespaces(t, "m-")
+	if err := n.Pin("a", "/proc/self/ns/nothing"); err == nil {
+		t.Error("pinned nothing")
+	}
+	wantNoPin(t, n, "a")
+}
+
+// What people and reboots do to a pin: Remove takes whatever is there.
+func TestRemoveWhateverIsThere(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, path string){
+		"unmounted": func(t *testing.T, path string) { unmount(t, path) },
+		"replaced by a plain file": func(t *testing.T, path string) {
+			unmount(t, path)
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			put(t, path, "plain")
+		},
+		"replaced by a directory": func(t *testing.T, path string) {
+			unmount(t, path)
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.MkdirAll(filepath.Join(path, "in it"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"replaced by a link": func(t *testing.T, path string) {
+			unmount(t, path)
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Symlink("/proc/self/ns/net", path); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNamespaces(t, "m-")
+			if err := n.Create("a"); err != nil {
+				t.Fatal(err)
+			}
+			spoil(t, n.Path("a"))
+			if name != "replaced by a link" && n.Alive("a") {
+				t.Error("alive")
+			}
+			if err := n.Remove("a"); err != nil {
+				t.Fatal(err)
+			}
+			wantNoPin(t, n, "a")
+		})
+	}
+}
+
+func TestRemoveWhatIsMountedTwice(t *testing.T) {
+	n := newNamespaces(t, "m-")
+	if err := n.Create("a"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := unix.Mount("/proc/self/ns/net", n.Path("a"), "none", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := n.Remove("a"); err != nil {
+		t.Fatal(err)
+	}
+	wantNoPin(t, n, "a")
+}
+
+// The directory stays one shared mount however often it is opened, and a pin
+// that is removed leaves no copy in mount namespaces that were made meanwhile.
+func TestRemoveReachesOtherMountNamespaces(t *testing.T) {
+	directory := filepath.Join(t.TempDir(), "namespaces")
+	var n *Namespaces
+	for range 3 {
+		var err error
+		if n, err = OpenNamespaces(directory, "m-"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer func() { _ = unix.Unmount(directory, unix.MNT_DETACH) }()
+	if mounts := mountsBelow(t, directory); len(mounts) != 1 || !strings.Contains(mounts[0], "shared:") {
+		t.Errorf("mounted as %q, want once and shared", mounts)
+	}
+	if err := n.Create("a"); err != nil {
+		t.Fatal(err)
+	}
+	other := exec.Command("unshare", "--mount", "--propagation", "slave", "sh", "-c", "echo ready; cat >/dev/null; cat /proc/self/mountinfo")
+	stdin, err := other.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := other.StdoutPipe()
+	if err == nil {
+		err = other.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	buffer := make([]byte, 64<<10)
+	if _, err := stdout.Read(buffer); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Remove("a"); err != nil {
+		t.Fatal(err)
+	}
+	if err := stdin.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var seen strings.Builder
+	for {
+		count, err := stdout.Read(buffer)
+		seen.Write(buffer[:count])
+		if err != nil {
+			break
+		}
+	}
+	if err := other.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(seen.String(), directory) || strings.Contains(seen.String(), n.Path("a")) {
+		t.Errorf("another mount namespace keeps the pin, or never saw the directory:\n%s", seen.String())
+	}
+}
+
+func TestLoopbackUp(t *testing.T) {
+	n := newNamespaces(t, "m-")
+	if err := n.Create("a"); err != nil {
+		t.Fatal(err)
+	}
+	if addresses := loopback(t, n.Path("a")); len(addresses) != 0 {
+		t.Fatalf("a new namespace has %v", addresses)
+	}
+	for range 2 {
+		if err := LoopbackUp(n.Path("a")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if addresses := loopback(t, n.Path("a")); !slices.Contains(addresses, "127.0.0.1/8") {
+		t.Errorf("lo has %v", addresses)
+	}
+	wantError(t, LoopbackUp(n.Path("b")), n.Path("b"))
+	put(t, n.Path("plain"), "")
+	wantError(t, LoopbackUp(n.Path("plain")), n.Path("plain"))
+}
+
+// loopback lists the addresses of lo in a namespace.
+func loopback(t *testing.T, path string) (addresses []string) {
+	t.Helper()
+	namespace, err := netns.GetFromPath(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer namespace.Close()
+	handle, err := netlink.NewHandleAt(namespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer handle.Close()
+	lo, err := handle.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := handle.AddrList(lo, netlink.FAMILY_ALL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, address := range list {
+		addresses = append(addresses, address.IPNet.String())
+	}
+	return addresses
+}
+
+func unmount(t *testing.T, path string) {
+	t.Helper()
+	if err := unix.Unmount(path, 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func inodeOf(t *testing.T, path string) uint64 {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return inode(info)
+}
+
+func wantNoPin(t *testing.T, n *Namespaces, id string) {
+	t.Helper()
+	if _, err := os.Lstat(n.Path(id)); !os.IsNotExist(err) {
+		t.Errorf("%s is still there: %v", n.Path(id), err)
+	}
+	if mounts := mountsBelow(t, n.Path(id)); len(mounts) > 0 {
+		t.Errorf("still mounted: %q", mounts)
+	}
+}
+
+func mountsBelow(t *testing.T, path string) (mounts []string) {
+	t.Helper()
+	data, err := os.ReadFile("/proc/thread-self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		if strings.Contains(line, " "+path) {
+			mounts = append(mounts, line)
+		}
+	}
+	return mounts
+}

@@ -1,0 +1,72 @@
+package oci
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func TestSandboxSeccomp(t *testing.T) {
+	golden(t, "seccomp", sandboxSeccomp, func(s *specs.Spec) any { return s.Linux.Seccomp })
+}
+
+// Pause has to be able to live under the default profile, which has to be one
+// that forbids something.
+func TestDefaultSeccompProfileFitsPause(t *testing.T) {
+	profile, err := pauseSeccomp(&runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"execve", "rt_sigaction", "rt_sigprocmask", "rt_sigtimedwait", "wait4", "exit", "exit_group"} {
+		if !allows(profile, name) {
+			t.Errorf("%s is not allowed", name)
+		}
+	}
+	for _, name := range []string{"mount", "setns", "init_module", "reboot", "socket", "unshare", "ptrace", "kill"} {
+		if allows(profile, name) {
+			t.Errorf("%s is allowed without any capability", name)
+		}
+	}
+}
+
+func allows(profile *specs.LinuxSeccomp, name string) bool {
+	return slices.ContainsFunc(profile.Syscalls, func(rule specs.LinuxSyscall) bool {
+		return rule.Action == specs.ActAllow && len(rule.Args) == 0 && slices.Contains(rule.Names, name)
+	})
+}
+
+func TestCheckSeccomp(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "profile.json")
+	if err := os.WriteFile(file, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const localhost = runtimeapi.SecurityProfile_Localhost
+	for _, test := range []struct {
+		profile *runtimeapi.SecurityProfile
+		says    string
+	}{
+		{nil, ""},
+		{&runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}, ""},
+		{&runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined, LocalhostRef: "ignored"}, ""},
+		{&runtimeapi.SecurityProfile{ProfileType: localhost, LocalhostRef: file}, ""},
+		{&runtimeapi.SecurityProfile{ProfileType: localhost}, "not an absolute path"},
+		{&runtimeapi.SecurityProfile{ProfileType: localhost, LocalhostRef: "profile.json"}, "not an absolute path"},
+		{&runtimeapi.SecurityProfile{ProfileType: localhost, LocalhostRef: dir}, "not a file"},
+		{&runtimeapi.SecurityProfile{ProfileType: localhost, LocalhostRef: file + ".missing"}, "no such file"},
+		{&runtimeapi.SecurityProfile{ProfileType: localhost, LocalhostRef: "/a\x00b"}, "invalid argument"},
+	} {
+		err := CheckSeccomp(test.profile)
+		switch {
+		case test.says == "" && err != nil:
+			t.Errorf("CheckSeccomp(%v): %v", test.profile, err)
+		case test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)):
+			t.Errorf("CheckSeccomp(%v) = %v, want an error that says %q", test.profile, err, test.says)
+		}
+	}
+}

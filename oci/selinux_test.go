@@ -1,0 +1,34 @@
+package oci
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func TestSandboxSELinux(t *testing.T) {
+	golden(t, "selinux", sandboxSELinux, func(s *specs.Spec) any {
+		return map[string]string{"process": s.Process.SelinuxLabel, "mount": s.Linux.MountLabel}
+	})
+}
+
+func TestSELinuxOptions(t *testing.T) {
+	for _, test := range []struct {
+		options *runtimeapi.SELinuxOption
+		want    []string
+	}{
+		{nil, nil},
+		{&runtimeapi.SELinuxOption{}, nil},
+		{&runtimeapi.SELinuxOption{Level: "s0:c1,c2"}, []string{"level:s0:c1,c2"}},
+		{
+			&runtimeapi.SELinuxOption{User: "u", Role: "r", Type: "t", Level: "s0"},
+			[]string{"user:u", "role:r", "type:t", "level:s0"},
+		},
+	} {
+		if got := selinuxOptions(test.options); !slices.Equal(got, test.want) {
+			t.Errorf("selinuxOptions(%v) = %q, want %q", test.options, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,102 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+func readPID(t *testing.T, from io.Reader) (pid int) {
+	t.Helper()
+	if _, err := fmt.Fscan(from, &pid); err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// reaping runs the reaper of orphans for as long as the test takes.
+func reaping(t *testing.T) {
+	t.Helper()
+	if err := Adopt(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		ReapOrphans(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case <-ended:
+		case <-time.After(within):
+			t.Error("ReapOrphans does not end with its context")
+		}
+	})
+}
+
+// A grandchild whose parent has gone becomes ours, and when it ends, with
+// nobody to wait for it, it is reaped; one that lives is left alone.
+func TestReapOrphans(t *testing.T) {
+	reaping(t)
+	out, err := exec.Command("sh", "-c", `
+		sleep 0.3 >/dev/null 2>&1 & echo $!
+		sleep 60 >/dev/null 2>&1 & echo $!`).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output := strings.NewReader(string(out))
+	short, long := open(t, factsOf(t, readPID(t, output))), open(t, factsOf(t, readPID(t, output)))
+	t.Cleanup(func() { _ = long.Kill(within) })
+	for _, orphan := range []*Process{short, long} {
+		if stat, err := ReadStat(orphan.PID); err != nil || stat.Parent != os.Getpid() {
+			t.Fatalf("an orphan has not been adopted: %+v, %v", stat, err)
+		}
+	}
+	if err := short.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if !exists(short.PID) {
+		t.Error("reaped at once: somebody else would have had no time to")
+	}
+	eventually(t, "the dead orphan is reaped", func() bool { return !exists(short.PID) })
+	if stat, err := ReadStat(long.PID); err != nil || stat.Dead() {
+		t.Errorf("the orphan that lives: %+v, %v", stat, err)
+	}
+}
+
+// The exit status of a child that somebody waits for is never taken away,
+// however many children end at once and whatever orphans end beside them.
+func TestReapOrphansLeavesChildrenToTheirWaiters(t *testing.T) {
+	reaping(t)
+	began := time.Now()
+	for n := 0; time.Since(began) < reapAfter+500*time.Millisecond; n++ {
+		status := n % 200
+		command := exec.Command("sh", "-c", fmt.Sprintf("sleep 0.01 >/dev/null 2>&1 & exit %d", status))
+		err := command.Run()
+		var exit *exec.ExitError
+		switch {
+		case status == 0 && err != nil:
+			t.Fatalf("run %d: %v", n, err)
+		case status != 0 && (!errors.As(err, &exit) || exit.ExitCode() != status):
+			t.Fatalf("run %d: %v, want exit status %d", n, err, status)
+		}
+	}
+	eventually(t, "every orphan is reaped", func() bool { return len(deadChildren()) == 0 })
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(within); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", within, what)
+		}
+	}
+}

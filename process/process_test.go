@@ -1,0 +1,226 @@
+package process
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+)
+
+// within is far more than anything here takes, also under the race detector
+// on a busy machine.
+const within = 10 * time.Second
+
+func TestFactsNameOneProcess(t *testing.T) {
+	facts := start(t, exec.Command("sleep", "60"))
+	p := open(t, facts)
+	if p.Facts != facts {
+		t.Errorf("opened %+v, want %+v", p.Facts, facts)
+	}
+	stat, err := ReadStat(facts.PID)
+	if err != nil || stat.Parent != os.Getpid() || stat.Dead() {
+		t.Errorf("ReadStat = %+v, %v: want a living child of %d", stat, err, os.Getpid())
+	}
+}
+
+// A pid whose start time is another one belongs to another process by now.
+func TestOpenAnotherStartTimeIsGone(t *testing.T) {
+	facts := start(t, exec.Command("sleep", "60"))
+	facts.StartTime++
+	if _, err := Open(facts); !errors.Is(err, ErrGone) {
+		t.Errorf("Open = %v, want ErrGone", err)
+	}
+	for _, pid := range []int{0, -1, 1 << 30} {
+		if _, err := Open(Facts{PID: pid, StartTime: 1}); !errors.Is(err, ErrGone) {
+			t.Errorf("Open of pid %d = %v, want ErrGone", pid, err)
+		}
+	}
+}
+
+func TestWaitReturnsWithTheEnd(t *testing.T) {
+	command := exec.Command("cat")
+	stdin, err := command.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := open(t, start(t, command))
+	waited := waiting(p)
+	select {
+	case err := <-waited:
+		t.Fatalf("Wait = %v while the process runs", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	if err := stdin.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := result(t, waited); err != nil {
+		t.Errorf("Wait = %v after the process ended", err)
+	}
+	if err := p.Wait(); err != nil {
+		t.Errorf("Wait again = %v", err)
+	}
+}
+
+func TestCloseEndsWait(t *testing.T) {
+	p, err := Open(start(t, exec.Command("sleep", "60")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	waited := waiting(p)
+	time.Sleep(20 * time.Millisecond)
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := result(t, waited); err == nil {
+		t.Error("Wait says that the process ended, but it was only let go of")
+	}
+	if stat, err := ReadStat(p.PID); err != nil || stat.Dead() {
+		t.Errorf("the process did not survive Close: %+v, %v", stat, err)
+	}
+}
+
+// A process that has ended and was not reaped yet is gone, and stays openable
+// by nobody after it was reaped.
+func TestReap(t *testing.T) {
+	command := exec.Command("cat")
+	stdin, err := command.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := open(t, start(t, command))
+	if p.Reap(); !exists(p.PID) {
+		t.Fatal("Reap took a process that runs")
+	}
+	if err := errors.Join(stdin.Close(), p.Wait()); err != nil {
+		t.Fatal(err)
+	}
+	if stat, err := ReadStat(p.PID); err != nil || !stat.Dead() {
+		t.Fatalf("before Reap: %+v, %v, want a zombie", stat, err)
+	}
+	if _, err := Open(p.Facts); !errors.Is(err, ErrGone) {
+		t.Errorf("Open of a zombie = %v, want ErrGone", err)
+	}
+	p.Reap()
+	if exists(p.PID) {
+		t.Error("still there after Reap")
+	}
+	p.Reap()
+	if err := p.Wait(); err != nil {
+		t.Errorf("Wait after Reap = %v", err)
+	}
+}
+
+func TestKill(t *testing.T) {
+	p := open(t, start(t, exec.Command("sh", "-c", "trap '' TERM INT HUP; while :; do sleep 60; done")))
+	for range 2 { // the second time it is gone already
+		if err := p.Kill(within); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if exists(p.PID) {
+		t.Error("still there after Kill")
+	}
+}
+
+// Kill cannot reap what is another one's child, and is done all the same.
+func TestKillAnothersChild(t *testing.T) {
+	parent := exec.Command("sh", "-c", "sleep 60 & echo $!; exec tail -f /dev/null")
+	child := startWithPID(t, parent)
+	p := open(t, child)
+	if err := p.Kill(within); err != nil {
+		t.Fatal(err)
+	}
+	if stat, err := ReadStat(child.PID); err != nil || !stat.Dead() {
+		t.Errorf("%+v, %v: want a zombie that its parent does not reap", stat, err)
+	}
+}
+
+// The name of a process may look like the fields that follow it.
+func TestReadStatOfAnOddName(t *testing.T) {
+	sleep, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	odd := t.TempDir() + "/) Z 1 (x"
+	data, err := os.ReadFile(sleep)
+	if err == nil {
+		err = os.WriteFile(odd, data, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	facts := start(t, exec.Command(odd, "60"))
+	stat, err := ReadStat(facts.PID)
+	if err != nil || stat.Dead() || stat.Parent != os.Getpid() || stat.StartTime == 0 {
+		t.Errorf("ReadStat = %+v, %v", stat, err)
+	}
+	if _, err := ReadStat(1 << 30); !errors.Is(err, ErrGone) {
+		t.Errorf("ReadStat of nobody = %v, want ErrGone", err)
+	}
+}
+
+// start starts a child that ends with the test at the latest.
+func start(t *testing.T, command *exec.Cmd) Facts {
+	t.Helper()
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		_ = command.Wait() // an error where the test has reaped it
+	})
+	return factsOf(t, command.Process.Pid)
+}
+
+// startWithPID starts a command that prints the pid of a child of its own.
+func startWithPID(t *testing.T, command *exec.Cmd) Facts {
+	t.Helper()
+	output, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, command)
+	return factsOf(t, readPID(t, output))
+}
+
+func factsOf(t *testing.T, pid int) Facts {
+	t.Helper()
+	stat, err := ReadStat(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Facts{PID: pid, StartTime: stat.StartTime}
+}
+
+func open(t *testing.T, facts Facts) *Process {
+	t.Helper()
+	p, err := Open(facts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Close() })
+	return p
+}
+
+func waiting(p *Process) <-chan error {
+	waited := make(chan error, 1)
+	go func() { waited <- p.Wait() }()
+	return waited
+}
+
+func result(t *testing.T, waited <-chan error) error {
+	t.Helper()
+	select {
+	case err := <-waited:
+		return err
+	case <-time.After(within):
+		t.Fatal("Wait does not return")
+		return nil
+	}
+}
+
+func exists(pid int) bool {
+	_, err := ReadStat(pid)
+	return err == nil
+}

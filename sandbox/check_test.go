@@ -1,0 +1,279 @@
+package sandbox
+
+import (
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/oci"
+)
+
+const (
+	pod       = runtimeapi.NamespaceMode_POD
+	container = runtimeapi.NamespaceMode_CONTAINER
+	node      = runtimeapi.NamespaceMode_NODE
+	target    = runtimeapi.NamespaceMode_TARGET
+)
+
+// goodConfig asks for all that a pod can ask for at once.
+func goodConfig() *runtimeapi.PodSandboxConfig {
+	return &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "web-0", Namespace: "default", Uid: "3f0c-11", Attempt: 1},
+		Hostname:     "web-0.example",
+		LogDirectory: "/var/log/pods/default_web-0_3f0c-11",
+		DnsConfig:    &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10", "fd00::a"}, Searches: []string{"svc.local"}, Options: []string{"ndots:5"}},
+		PortMappings: []*runtimeapi.PortMapping{
+			{Protocol: runtimeapi.Protocol_TCP, ContainerPort: 80, HostPort: 8080},
+			{Protocol: runtimeapi.Protocol_UDP, ContainerPort: 53, HostPort: 65535, HostIp: "127.0.0.1"},
+			{Protocol: runtimeapi.Protocol_SCTP, ContainerPort: 65535, HostIp: "::1"},
+			{},
+		},
+		Labels:      map[string]string{"app": "web", "": ""},
+		Annotations: map[string]string{ingressBandwidth: "10M", egressBandwidth: "1Gi", "any": "thing\n"},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
+			CgroupParent: "/kubepods/pod3f0c",
+			Sysctls:      map[string]string{"net.core.somaxconn": "512", "kernel.shm_rmid_forced": "1"},
+			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+				RunAsUser: &runtimeapi.Int64Value{Value: 1000}, RunAsGroup: &runtimeapi.Int64Value{Value: 0},
+				SupplementalGroups:       []int64{0, math.MaxUint32 - 1},
+				SupplementalGroupsPolicy: runtimeapi.SupplementalGroupsPolicy_Strict,
+				Seccomp:                  &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+				Apparmor:                 &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+				NamespaceOptions: &runtimeapi.NamespaceOption{Pid: container, UsernsOptions: &runtimeapi.UserNamespace{
+					Mode: pod, Uids: ids(0, 65536, 1000, 2000, 100000, 10), Gids: ids(0, 65536, 65536),
+				}},
+			},
+		},
+	}
+}
+
+// ids makes mappings of container id, host id and length, three by three.
+func ids(numbers ...uint32) (mappings []*runtimeapi.IDMapping) {
+	for of := range slices.Chunk(numbers, 3) {
+		mappings = append(mappings, &runtimeapi.IDMapping{ContainerId: of[0], HostId: of[1], Length: of[2]})
+	}
+	return mappings
+}
+
+func security(c *runtimeapi.PodSandboxConfig) *runtimeapi.LinuxSandboxSecurityContext {
+	return c.Linux.SecurityContext
+}
+
+func options(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
+	return c.Linux.SecurityContext.NamespaceOptions
+}
+
+func checker() *Sandboxes {
+	return &Sandboxes{
+		options: Options{Handlers: []string{"runc"}, Machine: oci.Machine{}},
+		byID:    make(map[string]*Sandbox),
+		byName:  make(map[string]*Sandbox),
+	}
+}
+
+func TestCheckAccepts(t *testing.T) {
+	for name, config := range map[string]*runtimeapi.PodSandboxConfig{
+		"all at once":        goodConfig(),
+		"nothing but a name": {Metadata: &runtimeapi.PodSandboxMetadata{Name: "a"}},
+		"all of the node": {
+			Metadata: &runtimeapi.PodSandboxMetadata{Name: strings.Repeat("n", longestName)},
+			Hostname: strings.Repeat("h", longestHostname),
+			Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+				Privileged:       true,
+				NamespaceOptions: &runtimeapi.NamespaceOption{Network: node, Pid: node, Ipc: node, UsernsOptions: &runtimeapi.UserNamespace{Mode: node}},
+			}},
+		},
+	} {
+		for _, handler := range []string{"", "runc"} {
+			if err := checker().Check(config, handler); err != nil {
+				t.Errorf("%s, handler %q: %v", name, handler, err)
+			}
+		}
+	}
+}
+
+// Every malformed field is refused, by its name, and by no other.
+func TestCheckRefuses(t *testing.T) {
+	const securityField, namespaceField = "config.linux.security_context.", "config.linux.security_context.namespace_options."
+	localhost := func(ref string) *runtimeapi.SecurityProfile {
+		return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: ref}
+	}
+	type config = runtimeapi.PodSandboxConfig
+	for _, test := range []struct {
+		name, field string
+		change      func(*config)
+	}{
+		{"no metadata", "config.metadata", func(c *config) { c.Metadata = nil }},
+		{"no name", "config.metadata.name", func(c *config) { c.Metadata.Name = "" }},
+		{"NUL in the name", "config.metadata.name", func(c *config) { c.Metadata.Name = "a\x00b" }},
+		{"'..' as the name", "config.metadata.name", func(c *config) { c.Metadata.Name = ".." }},
+		{"'.' as the name", "config.metadata.name", func(c *config) { c.Metadata.Name = "." }},
+		{"'..' in the name", "config.metadata.name", func(c *config) { c.Metadata.Name = "a..b" }},
+		{"a path as the name", "config.metadata.name", func(c *config) { c.Metadata.Name = "../../etc" }},
+		{"CNI_ARGS in the name", "config.metadata.name", func(c *config) { c.Metadata.Name = "a;IP=10.0.0.1" }},
+		{"a line break in the name", "config.metadata.name", func(c *config) { c.Metadata.Name = "a\nb" }},
+		{"no UTF-8 in the name", "config.metadata.name", func(c *config) { c.Metadata.Name = "a\xff" }},
+		{"too long a name", "config.metadata.name", func(c *config) { c.Metadata.Name = strings.Repeat("n", longestName+1) }},
+		{"NUL in the namespace", "config.metadata.namespace", func(c *config) { c.Metadata.Namespace = "\x00" }},
+		{"'..' in the namespace", "config.metadata.namespace", func(c *config) { c.Metadata.Namespace = ".." }},
+		{"a slash in the namespace", "config.metadata.namespace", func(c *config) { c.Metadata.Namespace = "a/b" }},
+		{"NUL in the uid", "config.metadata.uid", func(c *config) { c.Metadata.Uid = "u\x00" }},
+		{"'..' in the uid", "config.metadata.uid", func(c *config) { c.Metadata.Uid = "../u" }},
+		{"'=' in the uid", "config.metadata.uid", func(c *config) { c.Metadata.Uid = "u=1" }},
+
+		{"over-long hostname", "config.hostname", func(c *config) { c.Hostname = strings.Repeat("h", longestHostname+1) }},
+		{"NUL in the hostname", "config.hostname", func(c *config) { c.Hostname = "a\x00" }},
+		{"a path as the hostname", "config.hostname", func(c *config) { c.Hostname = "../a" }},
+		{"a line break in the hostname", "config.hostname", func(c *config) { c.Hostname = "a\n127.0.0.1 b" }},
+
+		{"relative log directory", "config.log_directory", func(c *config) { c.LogDirectory = "var/log" }},
+		{"'..' in the log directory", "config.log_directory", func(c *config) { c.LogDirectory = "/var/log/../../etc" }},
+		{"NUL in the log directory", "config.log_directory", func(c *config) { c.LogDirectory = "/var/log\x00" }},
+
+		{"an empty server", "config.dns_config.servers[1]", func(c *config) { c.DnsConfig.Servers[1] = "" }},
+		{"a line break in a server", "config.dns_config.servers[0]", func(c *config) { c.DnsConfig.Servers[0] = "1.1.1.1\nsearch x" }},
+		{"two words as a search", "config.dns_config.searches[0]", func(c *config) { c.DnsConfig.Searches[0] = "a b" }},
+		{"NUL in an option", "config.dns_config.options[0]", func(c *config) { c.DnsConfig.Options[0] = "a\x00" }},
+
+		{"unknown protocol", "config.port_mappings[0].protocol", func(c *config) { c.PortMappings[0].Protocol = 3 }},
+		{"negative host port", "config.port_mappings[0].host_port", func(c *config) { c.PortMappings[0].HostPort = -1 }},
+		{"host port beyond the last", "config.port_mappings[1].host_port", func(c *config) { c.PortMappings[1].HostPort = 65536 }},
+		{"negative container port", "config.port_mappings[2].container_port", func(c *config) { c.PortMappings[2].ContainerPort = -1 }},
+		{"container port beyond the last", "config.port_mappings[2].container_port", func(c *config) { c.PortMappings[2].ContainerPort = 70000 }},
+		{"a host port to no port", "config.port_mappings[0].container_port", func(c *config) { c.PortMappings[0].ContainerPort = 0 }},
+		{"a name as host ip", "config.port_mappings[1].host_ip", func(c *config) { c.PortMappings[1].HostIp = "localhost" }},
+
+		{"a label that is no text", "config.labels", func(c *config) { c.Labels["a"] = "\xff" }},
+		{"a label's key that is no text", "config.labels", func(c *config) { c.Labels["\xff"] = "a" }},
+		{"an annotation that is no text", "config.annotations", func(c *config) { c.Annotations["a"] = "\xff" }},
+		{"a bandwidth that is no quantity", "config.annotations[" + ingressBandwidth + "]", func(c *config) { c.Annotations[ingressBandwidth] = "fast" }},
+		{"too little bandwidth", "config.annotations[" + egressBandwidth + "]", func(c *config) { c.Annotations[egressBandwidth] = "999" }},
+		{"too much bandwidth", "config.annotations[" + egressBandwidth + "]", func(c *config) { c.Annotations[egressBandwidth] = "2P" }},
+
+		{"'..' in the cgroup parent", "config.linux.cgroup_parent", func(c *config) { c.Linux.CgroupParent = "/a/../.." }},
+		{"NUL in the cgroup parent", "config.linux.cgroup_parent", func(c *config) { c.Linux.CgroupParent = "/a\x00" }},
+
+		{"a sysctl of the node", "config.linux.sysctls[kernel.panic]", func(c *config) { c.Linux.Sysctls["kernel.panic"] = "1" }},
+		{"a sysctl that leads elsewhere", "config.linux.sysctls[net/../kernel/panic]", func(c *config) { c.Linux.Sysctls["net/../kernel/panic"] = "1" }},
+		{"a sysctl without a name", "config.linux.sysctls[]", func(c *config) { c.Linux.Sysctls[""] = "1" }},
+		{"NUL in a sysctl's value", "config.linux.sysctls[net.core.somaxconn]", func(c *config) { c.Linux.Sysctls["net.core.somaxconn"] = "1\x00" }},
+		{"a sysctl twice, in both spellings", "config.linux.sysctls[net/core/somaxconn]", func(c *config) { c.Linux.Sysctls["net/core/somaxconn"] = "1" }},
+		{"a sysctl of the node's network", "config.linux.sysctls[net.core.somaxconn]", func(c *config) { options(c).UsernsOptions = nil; options(c).Network = node }},
+		{"a sysctl of the node's IPC", "config.linux.sysctls[kernel.shm_rmid_forced]", func(c *config) { options(c).UsernsOptions = nil; options(c).Ipc = node }},
+
+		{"unknown network mode", namespaceField + "network", func(c *config) { options(c).Network = 9 }},
+		{"network mode of a container", namespaceField + "network", func(c *config) { options(c).Network = container }},
+		{"unknown pid mode", namespaceField + "pid", func(c *config) { options(c).Pid = -1 }},
+		{"pid mode TARGET", namespaceField + "pid", func(c *config) { options(c).Pid = target }},
+		{"unknown ipc mode", namespaceField + "ipc", func(c *config) { options(c).Ipc = 4 }},
+		{"ipc mode of a container", namespaceField + "ipc", func(c *config) { options(c).Ipc = container }},
+		{"a target", namespaceField + "target_id", func(c *config) { options(c).TargetId = "abc" }},
+
+		{"unknown userns mode", namespaceField + "userns_options.mode", func(c *config) { options(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: 7} }},
+		{"userns mode of a container", namespaceField + "userns_options.mode", func(c *config) { options(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: container} }},
+		{"mappings without a user namespace", namespaceField + "userns_options", func(c *config) { options(c).UsernsOptions.Mode = node }},
+		{"no uids", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids = nil }},
+		{"no gids", namespaceField + "userns_options.gids", func(c *config) { options(c).UsernsOptions.Gids = nil }},
+		{"an empty mapping", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids[1].Length = 0 }},
+		{"overlapping container ids", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids = ids(0, 1000, 10, 9, 5000, 10) }},
+		{"overlapping host ids", namespaceField + "userns_options.gids", func(c *config) { options(c).UsernsOptions.Gids = ids(0, 1000, 10, 100, 991, 10) }},
+		{"a mapping beyond the ids", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids = ids(0, math.MaxUint32-5, 10) }},
+		{"a pod without root", namespaceField + "userns_options.gids", func(c *config) { options(c).UsernsOptions.Gids = ids(1, 1000, 10) }},
+		{"too many mappings", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids = manyMappings(mostMappings + 1) }},
+		{"a user namespace in the node's network", namespaceField + "network", func(c *config) { options(c).Network = node; c.Linux.Sysctls = nil }},
+		{"a user namespace with the node's pids", namespaceField + "pid", func(c *config) { options(c).Pid = node }},
+		{"a user namespace with the node's ipc", namespaceField + "ipc", func(c *config) { options(c).Ipc = node; c.Linux.Sysctls = nil }},
+
+		{"negative user", securityField + "run_as_user", func(c *config) { security(c).RunAsUser.Value = -1 }},
+		{"the user that is none", securityField + "run_as_user", func(c *config) { security(c).RunAsUser.Value = math.MaxUint32 }},
+		{"group beyond the ids", securityField + "run_as_group", func(c *config) { security(c).RunAsGroup.Value = 1 << 33 }},
+		{"group without a user", securityField + "run_as_group", func(c *config) { security(c).RunAsUser = nil }},
+		{"negative supplemental group", securityField + "supplemental_groups[1]", func(c *config) { security(c).SupplementalGroups[1] = -5 }},
+		{"unknown policy", securityField + "supplemental_groups_policy", func(c *config) { security(c).SupplementalGroupsPolicy = 2 }},
+
+		{"unknown seccomp profile type", securityField + "seccomp.profile_type", func(c *config) { security(c).Seccomp.ProfileType = 3 }},
+		{"unknown AppArmor profile type", securityField + "apparmor.profile_type", func(c *config) { security(c).Apparmor.ProfileType = -2 }},
+		{"relative seccomp profile", securityField + "seccomp", func(c *config) { security(c).Seccomp = localhost("profile.json") }},
+		{"missing seccomp profile", securityField + "seccomp", func(c *config) { security(c).Seccomp = localhost("/nowhere/profile.json") }},
+		{"missing seccomp profile, in the older form", securityField + "seccomp", func(c *config) {
+			security(c).Seccomp, security(c).SeccompProfilePath = nil, "localhost//nowhere/profile.json"
+		}},
+		{"AppArmor by name where there is none", securityField + "apparmor", func(c *config) { security(c).Apparmor = localhost("web") }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := goodConfig()
+			test.change(c)
+			wantRefusal(t, checker().Check(c, "runc"), test.field)
+		})
+	}
+	t.Run("no config", func(t *testing.T) { wantRefusal(t, checker().Check(nil, ""), "config") })
+	t.Run("unknown handler", func(t *testing.T) { wantRefusal(t, checker().Check(goodConfig(), "kata"), "runtime_handler") })
+	t.Run("no slice for the systemd driver", func(t *testing.T) {
+		s := checker()
+		s.options.SystemdCgroup = true
+		wantRefusal(t, s.Check(goodConfig(), ""), "config.linux.cgroup_parent")
+	})
+}
+
+func manyMappings(n uint32) (mappings []*runtimeapi.IDMapping) {
+	for i := range n {
+		mappings = append(mappings, ids(i, 1000+i, 1)...)
+	}
+	return mappings
+}
+
+// wantRefusal: InvalidArgument for this field and no other.
+func wantRefusal(t *testing.T, err error, field string) {
+	t.Helper()
+	if !errdefs.IsInvalidArgument(err) {
+		t.Fatalf("got %v, want InvalidArgument for %s", err, field)
+	}
+	_, complaints, _ := strings.Cut(err.Error(), ": ")
+	for line := range strings.Lines(complaints) {
+		if !strings.HasPrefix(line, field+": ") {
+			t.Errorf("got %q, want a complaint about %s alone", line, field)
+		}
+	}
+}
+
+// All that is wrong is told at once.
+func TestCheckTellsAll(t *testing.T) {
+	err := checker().Check(&runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{}, LogDirectory: "x", Hostname: "/",
+	}, "kata")
+	for _, field := range []string{"runtime_handler", "config.metadata.name", "config.hostname", "config.log_directory"} {
+		if err == nil || !strings.Contains(err.Error(), field+": ") {
+			t.Errorf("%v does not name %s", err, field)
+		}
+	}
+}
+
+// Run refuses before it does anything: no name is reserved, no file is made.
+func TestRunRefusesBeforeAnySideEffect(t *testing.T) {
+	s := checker()
+	s.options.Root, s.options.State = t.TempDir(), t.TempDir()
+	if _, err := s.Run(t.Context(), &runtimeapi.PodSandboxConfig{}, ""); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("Run = %v, want InvalidArgument", err)
+	}
+	if len(s.byID)+len(s.byName) != 0 {
+		t.Error("a name has been reserved")
+	}
+	wantEmpty(t, s.options.Root, s.options.State)
+}
+
+func wantEmpty(t *testing.T, directories ...string) {
+	t.Helper()
+	for _, directory := range directories {
+		found, err := filepath.Glob(filepath.Join(directory, "*"))
+		if err != nil && !errors.Is(err, os.ErrNotExist) || len(found) > 0 {
+			t.Errorf("%s is not empty: %q, %v", directory, found, err)
+		}
+	}
+}

@@ -1,0 +1,193 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func named(name string, attempt uint32) *runtimeapi.PodSandboxConfig {
+	return &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Attempt: attempt}}
+}
+
+// However often and however fast one pod is asked for, there is one sandbox.
+func TestReserveGivesANameOnce(t *testing.T) {
+	s := checker()
+	var wait sync.WaitGroup
+	sandboxes, mine := make([]*Sandbox, 100), make([]bool, 100)
+	for i := range sandboxes {
+		wait.Go(func() {
+			var err error
+			if sandboxes[i], mine[i], err = s.reserve(named("web", 0), ""); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+	owners := 0
+	for i, sb := range sandboxes {
+		if sb != sandboxes[0] {
+			t.Fatalf("two sandboxes of one name: %s and %s", sb.ID, sandboxes[0].ID)
+		}
+		if mine[i] {
+			owners++
+		}
+	}
+	if owners != 1 {
+		t.Errorf("%d callers were told to make the sandbox", owners)
+	}
+	if other, mine, err := s.reserve(named("web", 1), ""); err != nil || !mine || other == sandboxes[0] {
+		t.Errorf("the next attempt got %v, mine %v, %v", other.ID, mine, err)
+	}
+}
+
+// created_at grows whatever the clock does: here the last one lies a day ahead,
+// as after a clock that was set back, and many come within one tick.
+func TestCreatedAtGrowsUnderClockJumps(t *testing.T) {
+	s := checker()
+	ahead := time.Now().Add(24 * time.Hour).UnixNano()
+	if err := s.restoreOne(storedRecord(t, "old", ahead), Facts{}); err != nil {
+		t.Fatal(err)
+	}
+	last := ahead
+	for i := range 1000 {
+		sb, _, err := s.reserve(named("web", uint32(i)), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sb.CreatedAt <= last {
+			t.Fatalf("sandbox %d is created at %d, the one before at %d", i, sb.CreatedAt, last)
+		}
+		last = sb.CreatedAt
+	}
+	s.lastCreated = time.Now().Add(-24 * time.Hour).UnixNano()
+	before := time.Now().UnixNano()
+	if sb, _, err := s.reserve(named("now", 0), ""); err != nil || sb.CreatedAt < before {
+		t.Errorf("created at %d, before it was asked for at %d, %v", sb.CreatedAt, before, err)
+	}
+}
+
+func storedRecord(t *testing.T, name string, createdAt int64) Record {
+	t.Helper()
+	record, err := newRecord(newID(), named(name, 0), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	record.CreatedAt = createdAt
+	return record
+}
+
+func TestRestoreOneRefusesWhatIsNoSandbox(t *testing.T) {
+	s := checker()
+	if err := s.restoreOne(storedRecord(t, "web", 5), Facts{}); err != nil {
+		t.Fatal(err)
+	}
+	garbage := storedRecord(t, "x", 1)
+	garbage.Config = json.RawMessage(`{"metadata": 7}`)
+	nameless := storedRecord(t, "x", 1)
+	nameless.Config = json.RawMessage(`{}`)
+	for says, record := range map[string]Record{
+		"decode the config": garbage,
+		"no metadata":       nameless,
+		"created at 0":      storedRecord(t, "x", 0),
+		"the same name":     storedRecord(t, "web", 4),
+	} {
+		if err := s.restoreOne(record, Facts{}); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("restoreOne = %v, want an error that says %q", err, says)
+		}
+	}
+	if len(s.byID) != 1 {
+		t.Errorf("%d sandboxes, want 1", len(s.byID))
+	}
+}
+
+// What is listed after a restart follows from the facts and the boot.
+func TestRestoreOneFollowsTheFacts(t *testing.T) {
+	ready := Facts{BootID: "now", ReadyAt: time.Now()}
+	stopped := ready
+	stopped.StoppedAt = time.Now()
+	before := ready
+	before.BootID = "before"
+	for i, test := range []struct {
+		name          string
+		facts         Facts
+		rebooted      bool
+		listed, ready bool
+	}{
+		{"ready", ready, false, true, true},
+		{"stopped", stopped, false, true, false},
+		{"cut off", Facts{}, false, false, false},
+		{"facts of an earlier boot", before, false, true, false},
+		{"no facts after a boot", Facts{}, true, true, false},
+		{"facts that survived a boot", ready, true, true, false},
+	} {
+		s := checker()
+		s.bootID, s.rebooted = "now", test.rebooted
+		record := storedRecord(t, fmt.Sprint("pod", i), int64(i+1))
+		if err := s.restoreOne(record, test.facts); err != nil {
+			t.Fatal(err)
+		}
+		sb := s.byID[record.ID]
+		if sb.listed.Load() != test.listed || sb.Ready() != test.ready {
+			t.Errorf("%s: listed %v, ready %v, want %v and %v", test.name, sb.listed.Load(), sb.Ready(), test.listed, test.ready)
+		}
+	}
+}
+
+// Who waits for a sandbox gets what came of it, or gives up with the context.
+func TestAwait(t *testing.T) {
+	building := newSandbox(Record{ID: "a"}, named("web", 0))
+	cause := errors.New("no patience")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	if _, err := building.await(ctx); !errors.Is(err, cause) {
+		t.Errorf("a caller without patience got %v", err)
+	}
+	close(building.built)
+	if _, err := building.await(t.Context()); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("the name of a sandbox that is not ready: %v, want AlreadyExists", err)
+	}
+	building.update(func(f *Facts) { f.ReadyAt = time.Now() })
+	if id, err := building.await(t.Context()); err != nil || id != "a" {
+		t.Errorf("await = %q, %v", id, err)
+	}
+	failed := newSandbox(Record{ID: "b"}, named("web", 1))
+	failed.runErr = cause
+	close(failed.built)
+	if _, err := failed.await(t.Context()); !errors.Is(err, cause) {
+		t.Errorf("await of a failed Run = %v", err)
+	}
+}
+
+func TestFind(t *testing.T) {
+	s := checker()
+	for _, id := range []string{"aa11", "aa22", "bb33", "bb"} {
+		sb := newSandbox(Record{ID: id}, named(id, 0))
+		sb.listed.Store(true)
+		s.byID[id] = sb
+	}
+	s.byID["cc44"] = newSandbox(Record{ID: "cc44"}, named("cc", 0)) // still building
+	for id, want := range map[string]string{"aa11": "aa11", "aa2": "aa22", "bb": "bb", "bb3": "bb33"} {
+		if sb, err := s.Find(id); err != nil || sb.ID != want {
+			t.Errorf("Find(%q) = %v, %v, want %s", id, sb, err, want)
+		}
+	}
+	for _, id := range []string{"cc44", "cc", "dd", "aa11x", "../aa11", "aa11\x00"} {
+		if _, err := s.Find(id); !errdefs.IsNotFound(err) {
+			t.Errorf("Find(%q) = %v, want NotFound", id, err)
+		}
+	}
+	for _, id := range []string{"", "a", "aa"} {
+		if _, err := s.Find(id); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("Find(%q) = %v, want InvalidArgument", id, err)
+		}
+	}
+}

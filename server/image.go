@@ -1,0 +1,193 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/grpc"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/image"
+)
+
+// Images is what the image service asks of the image store.
+type Images interface {
+	List() []image.Image
+	Get(refOrID string) (image.Image, error)
+	Pull(ctx context.Context, reference string, auth image.Auth, progress func(image.Progress)) (image.Image, error)
+	Remove(ctx context.Context, refOrID string) error
+	ImageUsage(ctx context.Context) (image.Usage, error)
+	ContainerUsage(ctx context.Context) (image.Usage, error)
+}
+
+// ImageServer implements runtime.v1.ImageService.
+type ImageServer struct {
+	runtimeapi.UnimplementedImageServiceServer
+	images Images
+}
+
+// NewImageServer serves the images of a store.
+func NewImageServer(images Images) *ImageServer { return &ImageServer{images: images} }
+
+// ListImages lists all images, or the one that the filter names.
+func (s *ImageServer) ListImages(_ context.Context, request *runtimeapi.ListImagesRequest) (*runtimeapi.ListImagesResponse, error) {
+	images, err := s.list(request.GetFilter())
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.ListImagesResponse{Images: images}, nil
+}
+
+// imagesPerMessage keeps messages of StreamImages far below the limit of gRPC.
+const imagesPerMessage = 200
+
+// StreamImages is ListImages in parts.
+func (s *ImageServer) StreamImages(request *runtimeapi.StreamImagesRequest, stream grpc.ServerStreamingServer[runtimeapi.StreamImagesResponse]) error {
+	images, err := s.list(request.GetFilter())
+	if err != nil {
+		return err
+	}
+	for len(images) > 0 {
+		n := min(imagesPerMessage, len(images))
+		if err := stream.Send(&runtimeapi.StreamImagesResponse{Images: images[:n]}); err != nil {
+			return err
+		}
+		images = images[n:]
+	}
+	return nil
+}
+
+func (s *ImageServer) list(filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error) {
+	if wanted := filter.GetImage().GetImage(); wanted != "" {
+		one, err := s.images.Get(wanted)
+		if errdefs.IsNotFound(err) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		return []*runtimeapi.Image{criImage(one)}, nil
+	}
+	all := s.images.List()
+	images := make([]*runtimeapi.Image, len(all))
+	for i, one := range all {
+		images[i] = criImage(one)
+	}
+	return images, nil
+}
+
+// ImageStatus describes one image. One that is not there is no error but an
+// empty answer.
+func (s *ImageServer) ImageStatus(_ context.Context, request *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
+	wanted, err := imageName(request.GetImage())
+	if err != nil {
+		return nil, err
+	}
+	found, err := s.images.Get(wanted)
+	if errdefs.IsNotFound(err) {
+		return &runtimeapi.ImageStatusResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	response := &runtimeapi.ImageStatusResponse{Image: criImage(found)}
+	if request.GetVerbose() {
+		response.Info, err = imageInfo(found)
+	}
+	return response, err
+}
+
+// imageInfo is what crictl inspecti shows below "info".
+func imageInfo(i image.Image) (map[string]string, error) {
+	info, err := json.Marshal(map[string]any{"chainID": i.ChainID, "target": i.Target, "imageSpec": i.Spec})
+	if err != nil {
+		return nil, fmt.Errorf("describe image %s: %w", i.ID, err)
+	}
+	return map[string]string{"info": string(info)}, nil
+}
+
+// PullImage makes an image complete and durable on this node. The answer is its
+// id, the same as in Image.id.
+func (s *ImageServer) PullImage(ctx context.Context, request *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
+	wanted, err := imageName(request.GetImage())
+	if err != nil {
+		return nil, err
+	}
+	pulled, err := s.images.Pull(ctx, wanted, imageAuth(request.GetAuth()), nil)
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.PullImageResponse{ImageRef: pulled.ID}, nil
+}
+
+func imageAuth(a *runtimeapi.AuthConfig) image.Auth {
+	return image.Auth{
+		Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(), ServerAddress: a.GetServerAddress(),
+		IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken(),
+	}
+}
+
+// RemoveImage removes an image's names: by id all of them, by tag that one. One
+// that is not there is removed already.
+func (s *ImageServer) RemoveImage(ctx context.Context, request *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
+	wanted, err := imageName(request.GetImage())
+	if err != nil {
+		return nil, err
+	}
+	if err := s.images.Remove(ctx, wanted); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.RemoveImageResponse{}, nil
+}
+
+// ImageFsInfo measures images and the writable layers of containers, which are
+// on one filesystem.
+func (s *ImageServer) ImageFsInfo(ctx context.Context, _ *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
+	images, err := s.images.ImageUsage(ctx)
+	if err != nil {
+		return nil, err
+	}
+	containers, err := s.images.ContainerUsage(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.ImageFsInfoResponse{
+		ImageFilesystems:     []*runtimeapi.FilesystemUsage{criUsage(images)},
+		ContainerFilesystems: []*runtimeapi.FilesystemUsage{criUsage(containers)},
+	}, nil
+}
+
+func imageName(spec *runtimeapi.ImageSpec) (string, error) {
+	if spec.GetImage() == "" {
+		return "", fmt.Errorf("no image is named: %w", errdefs.ErrInvalidArgument)
+	}
+	return spec.GetImage(), nil
+}
+
+func criImage(i image.Image) *runtimeapi.Image {
+	out := &runtimeapi.Image{
+		Id:          i.ID,
+		RepoTags:    i.RepoTags,
+		RepoDigests: i.RepoDigests,
+		Size:        uint64(i.Size),
+		Spec:        &runtimeapi.ImageSpec{Image: i.ID},
+		Pinned:      i.Pinned,
+	}
+	uid, name := i.User()
+	out.Username = name
+	if uid != nil {
+		out.Uid = &runtimeapi.Int64Value{Value: *uid}
+	}
+	return out
+}
+
+func criUsage(u image.Usage) *runtimeapi.FilesystemUsage {
+	return &runtimeapi.FilesystemUsage{
+		Timestamp:  u.Time.UnixNano(),
+		FsId:       &runtimeapi.FilesystemIdentifier{Mountpoint: u.Mountpoint},
+		UsedBytes:  &runtimeapi.UInt64Value{Value: u.Bytes},
+		InodesUsed: &runtimeapi.UInt64Value{Value: u.Inodes},
+	}
+}

@@ -1,0 +1,307 @@
+package server
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/image"
+)
+
+// imageNode is an image service over a real store, called over a real socket.
+type imageNode struct {
+	runtimeapi.ImageServiceClient
+	transfer ImageTransferClient
+	registry *httptest.Server
+}
+
+func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("the image store makes overlays: run this test as root")
+	}
+	config := image.Config{Root: t.TempDir(), Logger: slog.New(slog.DiscardHandler)}
+	for _, f := range change {
+		f(&config)
+	}
+	store, err := image.Open(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := calls{logger: slog.New(slog.DiscardHandler)}
+	server := grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
+	runtimeapi.RegisterImageServiceServer(server, NewImageServer(store))
+	RegisterImageTransfer(server, store)
+	connection := serveOnSocket(t, server)
+	node := &imageNode{
+		ImageServiceClient: runtimeapi.NewImageServiceClient(connection),
+		transfer:           ImageTransferClient{connection},
+		registry:           httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0)))),
+	}
+	t.Cleanup(func() {
+		_ = connection.Close()
+		server.Stop()
+		node.registry.Close()
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return node
+}
+
+func serveOnSocket(t testing.TB, server *grpc.Server) *grpc.ClientConn {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = server.Serve(listener) }() // ends with server.Stop
+	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return connection
+}
+
+func (n *imageNode) push(t testing.TB, path string, img v1.Image) string {
+	t.Helper()
+	reference := strings.TrimPrefix(n.registry.URL, "http://") + "/" + path
+	ref, err := name.ParseReference(reference, name.Insecure)
+	if err == nil {
+		err = remote.Write(ref, img)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reference
+}
+
+// oneFile is an image of one file, which makes it differ from others.
+func oneFile(t testing.TB, content string, config v1.Config) v1.Image {
+	t.Helper()
+	var buffer bytes.Buffer
+	w := tar.NewWriter(&buffer)
+	if err := w.WriteHeader(&tar.Header{Name: "file", Mode: 0o644, Size: int64(len(content))}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write([]byte(content)); err != nil {
+		t.Fatal(err)
+	}
+	_ = w.Close()
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(buffer.Bytes())), nil
+	}, tarball.WithCompressionLevel(gzip.BestSpeed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := mutate.AppendLayers(empty.Image, layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec = spec.DeepCopy()
+	spec.OS, spec.Architecture, spec.Config = "linux", runtime.GOARCH, config
+	img, err = mutate.ConfigFile(img, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return img
+}
+
+func named(text string) *runtimeapi.ImageSpec { return &runtimeapi.ImageSpec{Image: text} }
+
+func (n *imageNode) pull(t testing.TB, reference string) string {
+	t.Helper()
+	response, err := n.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: named(reference)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.GetImageRef()
+}
+
+func TestImageLife(t *testing.T) {
+	node := newImageNode(t)
+	reference := node.push(t, "life:1", oneFile(t, "x", v1.Config{User: "1001:5", Env: []string{"A=b"}}))
+	absent, err := node.ImageStatus(t.Context(), &runtimeapi.ImageStatusRequest{Image: named(reference)})
+	if err != nil || absent.GetImage() != nil {
+		t.Fatalf("before the pull: %v, %v", absent, err)
+	}
+	id := node.pull(t, reference)
+	got, err := node.ImageStatus(t.Context(), &runtimeapi.ImageStatusRequest{Image: named(reference), Verbose: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := got.GetImage()
+	if i.GetId() != id || i.GetSize() == 0 || i.GetUid().GetValue() != 1001 || i.GetUsername() != "" ||
+		len(i.GetRepoTags()) != 1 || len(i.GetRepoDigests()) != 1 || !strings.Contains(got.GetInfo()["info"], `"A=b"`) {
+		t.Errorf("status: %v", got)
+	}
+	for filter, want := range map[string]int{"": 1, id: 1, reference: 1, "other": 0} {
+		list, err := node.ListImages(t.Context(), &runtimeapi.ListImagesRequest{Filter: &runtimeapi.ImageFilter{Image: named(filter)}})
+		if err != nil || len(list.GetImages()) != want {
+			t.Errorf("list %q: %d images, %v", filter, len(list.GetImages()), err)
+		}
+	}
+	for range 2 {
+		if _, err := node.RemoveImage(t.Context(), &runtimeapi.RemoveImageRequest{Image: named(id)}); err != nil {
+			t.Error(err)
+		}
+	}
+	if list, err := node.ListImages(t.Context(), &runtimeapi.ListImagesRequest{}); err != nil || len(list.GetImages()) != 0 {
+		t.Errorf("after the removal: %v, %v", list, err)
+	}
+}
+
+func TestStreamImagesSendsEachOnce(t *testing.T) {
+	node := newImageNode(t)
+	for i := range 5 {
+		node.pull(t, node.push(t, fmt.Sprintf("stream/%d:1", i), oneFile(t, fmt.Sprint(i), v1.Config{})))
+	}
+	stream, err := node.StreamImages(t.Context(), &runtimeapi.StreamImagesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for {
+		part, err := stream.Recv()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range part.GetImages() {
+			if seen[i.GetId()] {
+				t.Errorf("%s came twice", i.GetId())
+			}
+			seen[i.GetId()] = true
+		}
+	}
+	if len(seen) != 5 {
+		t.Errorf("%d images, want 5", len(seen))
+	}
+}
+
+func TestImageFsInfo(t *testing.T) {
+	node := newImageNode(t)
+	node.pull(t, node.push(t, "fs:1", oneFile(t, strings.Repeat("x", 100_000), v1.Config{})))
+	info, err := node.ImageFsInfo(t.Context(), &runtimeapi.ImageFsInfoRequest{})
+	if err != nil || len(info.GetImageFilesystems()) != 1 || len(info.GetContainerFilesystems()) != 1 {
+		t.Fatalf("%v, %v", info, err)
+	}
+	images, containers := info.GetImageFilesystems()[0], info.GetContainerFilesystems()[0]
+	if images.GetUsedBytes().GetValue() < 100_000 || images.GetInodesUsed().GetValue() == 0 || images.GetTimestamp() == 0 {
+		t.Errorf("images: %v", images)
+	}
+	if containers.GetTimestamp() == 0 || containers.GetFsId().GetMountpoint() != images.GetFsId().GetMountpoint() {
+		t.Errorf("containers: %v", containers)
+	}
+	if _, err := os.Stat(images.GetFsId().GetMountpoint()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPullErrorsHaveTheNamesAndCodesThatTheKubeletKnows(t *testing.T) {
+	verifiers := filepath.Join(t.TempDir(), "none")
+	open, closed := newImageNode(t), newImageNode(t, func(c *image.Config) { c.VerifierDir = verifiers })
+	private := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("WWW-Authenticate", `Basic realm="private"`)
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	defer private.Close()
+	host := strings.TrimPrefix(open.registry.URL, "http://")
+	for title, test := range map[string]struct {
+		node      *imageNode
+		reference string
+		code      codes.Code
+		begins    string
+	}{
+		"nothing":     {open, "", codes.InvalidArgument, "no image is named"},
+		"not a name":  {open, "A B", codes.InvalidArgument, "image reference"},
+		"not there":   {open, host + "/no/such:1", codes.NotFound, "pull " + host},
+		"no login":    {open, strings.TrimPrefix(private.URL, "http://") + "/x:1", codes.Unauthenticated, "pull "},
+		"unreachable": {open, "127.0.0.1:1/x:1", codes.Unknown, "RegistryUnavailable: "},
+		"unverified":  {closed, closed.push(t, "signed:1", oneFile(t, "x", v1.Config{})), codes.Unknown, "SignatureValidationFailed: "},
+	} {
+		t.Run(title, func(t *testing.T) {
+			_, err := test.node.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: named(test.reference)})
+			if status.Code(err) != test.code || !strings.HasPrefix(status.Convert(err).Message(), test.begins) {
+				t.Errorf("error: %v", err)
+			}
+		})
+	}
+}
+
+func TestPullUsesTheCredentialsOfTheRequest(t *testing.T) {
+	node := newImageNode(t)
+	reference := node.push(t, "login:1", oneFile(t, "x", v1.Config{}))
+	behind := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if user, pass, _ := r.BasicAuth(); user != "u" || pass != "p" {
+			w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		node.registry.Config.Handler.ServeHTTP(w, r)
+	}))
+	defer behind.Close()
+	_, path, _ := strings.Cut(reference, "/")
+	reference = strings.TrimPrefix(behind.URL, "http://") + "/" + path
+	auth := &runtimeapi.AuthConfig{Auth: base64.StdEncoding.EncodeToString([]byte("u:p"))}
+	if _, err := node.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: named(reference), Auth: auth}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTransferImportsAndShowsPulls(t *testing.T) {
+	node := newImageNode(t)
+	tag, err := name.NewTag("docker.io/library/imported:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var archive bytes.Buffer
+	if err := tarball.Write(tag, oneFile(t, strings.Repeat("x", 3<<20), v1.Config{}), &archive); err != nil {
+		t.Fatal(err)
+	}
+	imported, err := node.transfer.Import(t.Context(), &archive)
+	if err != nil || len(imported) != 1 || imported[0].Tags[0] != "docker.io/library/imported:1" {
+		t.Errorf("imported %v: %v", imported, err)
+	}
+	if _, err := node.transfer.Import(t.Context(), strings.NewReader("no archive")); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("import of no archive: %v", err)
+	}
+	reference, stages := node.push(t, "shown:1", oneFile(t, "y", v1.Config{})), map[image.Stage]bool{}
+	pulled, err := node.transfer.Pull(t.Context(), TransferRequest{Reference: reference}, func(p image.Progress) { stages[p.Stage] = true })
+	if err != nil || pulled.Tags[0] != reference || !stages[image.StageDownload] || !stages[image.StageDone] {
+		t.Errorf("pulled %v with %v: %v", pulled, stages, err)
+	}
+}

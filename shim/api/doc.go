@@ -1,0 +1,52 @@
+// Package api is the protocol between minicri and a pod's minicri-shim.
+//
+// Control is ttrpc on DIR/shim.sock (shim.proto). Data is plain bytes on
+// DIR/stream.sock, one connection per stream:
+//
+//	client -> {"container":"ID","exec":"EXEC","stream":"stdin"}\n
+//	shim   -> {}\n or {"error":"..."}\n
+//	then bytes, client to shim for stdin, shim to client for stdout and stderr
+//
+// The shim ends an output stream when its process has ended and what it wrote
+// is delivered, or all its writers have closed it. Half-closing a stdin stream
+// closes the stdin of an exec, and of a container with stdin_once. An empty
+// exec is the container itself: what it writes from then on.
+//
+//go:generate protoc --go_out=. --go_opt=paths=source_relative --go-ttrpc_out=. --go-ttrpc_opt=paths=source_relative shim.proto
+package api
+
+// Files in a shim's directory, known to both sides.
+const (
+	ControlSocket = "shim.sock"
+	StreamSocket  = "stream.sock"
+	ExitDir       = "exits" // ID.json per ended container, see ExitRecord
+)
+
+// Names of streams in a StreamRequest.
+const (
+	Stdin  = "stdin"
+	Stdout = "stdout"
+	Stderr = "stderr"
+)
+
+// StreamRequest opens a stream: the first line on a stream connection.
+type StreamRequest struct {
+	Container string `json:"container"`
+	Exec      string `json:"exec,omitempty"`
+	Stream    string `json:"stream"`
+}
+
+// StreamResponse answers a StreamRequest.
+type StreamResponse struct {
+	Error string `json:"error,omitempty"`
+}
+
+// ExitRecord is the content of ExitDir/ID.json: written before the event goes
+// out, so that the facts outlive daemon and shim.
+type ExitRecord struct {
+	Code       int32 `json:"code"`       // 128 + signal if killed by one
+	CodeKnown  bool  `json:"code_known"` // false if nobody alive could see it
+	OOMKilled  bool  `json:"oom_killed"`
+	FinishedAt int64 `json:"finished_at"` // unix nanoseconds
+	PID        int   `json:"pid"`
+}

@@ -1,0 +1,83 @@
+package crilog
+
+import (
+	"bytes"
+	"time"
+)
+
+// MaxLine is how many bytes of a line one entry holds, the limit that kubelets
+// and log agents know from other runtimes.
+const MaxLine = 16 << 10
+
+// Stream cuts one stream of a container into entries.
+type Stream struct {
+	log  *Log
+	name string // "stdout" or "stderr"
+	line []byte // the beginning of a line whose end is not here yet, at most MaxLine
+	out  []byte // entries of one Write
+}
+
+// Stream returns a writer for "stdout" or "stderr".
+func (l *Log) Stream(name string) *Stream {
+	return &Stream{log: l, name: name}
+}
+
+// Write logs p, except for an unfinished last line, which waits for its end.
+// It never fails: see Log. Entries of one Write have one time.
+func (s *Stream) Write(p []byte) (int, error) {
+	stamp := s.stamp()
+	s.out = s.out[:0]
+	for rest := p; len(rest) > 0; {
+		rest = s.take(stamp, rest)
+	}
+	s.log.write(s.out)
+	return len(p), nil
+}
+
+// take moves one line, or what fits of it, and returns the rest.
+func (s *Stream) take(stamp, p []byte) []byte {
+	room := min(MaxLine-len(s.line), len(p))
+	if end := bytes.IndexByte(p[:room], '\n'); end >= 0 {
+		s.entry(stamp, 'F', p[:end])
+		return p[end+1:]
+	}
+	if len(s.line)+room < MaxLine {
+		s.line = append(s.line, p[:room]...)
+		return nil
+	}
+	if room < len(p) && p[room] == '\n' {
+		s.entry(stamp, 'F', p[:room])
+		return p[room+1:]
+	}
+	s.entry(stamp, 'P', p[:room])
+	return p[room:]
+}
+
+// entry appends the waiting beginning and tail as one entry.
+func (s *Stream) entry(stamp []byte, tag byte, tail []byte) {
+	s.out = append(s.out, stamp...)
+	s.out = append(s.out, tag, ' ')
+	s.out = append(s.out, s.line...)
+	s.out = append(s.out, tail...)
+	s.out = append(s.out, '\n')
+	s.line = s.line[:0]
+}
+
+// Flush logs an unfinished last line: the stream has ended.
+func (s *Stream) Flush() {
+	if len(s.line) == 0 {
+		return
+	}
+	s.out = s.out[:0]
+	s.entry(s.stamp(), 'F', nil)
+	s.log.write(s.out)
+}
+
+// stamp is the beginning of an entry: time, stream and a space each.
+func (s *Stream) stamp() []byte {
+	stamp := make([]byte, 0, 64)
+	stamp = time.Now().UTC().AppendFormat(stamp, time.RFC3339Nano)
+	stamp = append(stamp, ' ')
+	stamp = append(stamp, s.name...)
+	return append(stamp, ' ')
+}

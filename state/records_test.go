@@ -1,0 +1,241 @@
+package state
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// pod is a record as an earlier schema might have it.
+type pod struct {
+	Name  string   `json:"name"`
+	Ports []int    `json:"ports,omitempty"`
+	Inner struct{} `json:"inner"`
+}
+
+func openRecords(t *testing.T, durable bool) *Records[pod] {
+	t.Helper()
+	records, err := Open[pod](filepath.Join(t.TempDir(), "pods"), 2, durable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return records
+}
+
+func TestWriteLoadRemove(t *testing.T) {
+	for _, durable := range []bool{false, true} {
+		records := openRecords(t, durable)
+		for _, write := range []pod{{Name: "old", Ports: []int{1}}, {Name: "new"}} {
+			if err := records.Write("a", write); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := records.Write("b", pod{Name: "b", Ports: []int{80, 443}}); err != nil {
+			t.Fatal(err)
+		}
+		loaded := load(t, records)
+		if len(loaded) != 2 || loaded["a"].Name != "new" || loaded["a"].Ports != nil || !slices.Equal(loaded["b"].Ports, []int{80, 443}) {
+			t.Errorf("durable %v: loaded %v", durable, loaded)
+		}
+		for range 2 { // the second time there is nothing to remove
+			if err := records.Remove("a"); err != nil {
+				t.Errorf("durable %v: %v", durable, err)
+			}
+		}
+		if loaded := load(t, records); len(loaded) != 1 || loaded["b"].Name != "b" {
+			t.Errorf("durable %v: after Remove: %v", durable, loaded)
+		}
+		if names := list(t, records); !slices.Equal(names, []string{"b.json"}) {
+			t.Errorf("durable %v: files %q", durable, names)
+		}
+	}
+}
+
+func TestRecordsAreForRootAlone(t *testing.T) {
+	records := openRecords(t, false)
+	if err := records.Write("a", pod{}); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]fs.FileMode{records.directory: 0o700, records.Path("a"): 0o600} {
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode().Perm() != want {
+			t.Errorf("%s has mode %v, want %v", path, info.Mode().Perm(), want)
+		}
+	}
+}
+
+// What cannot be read is set aside, with its bytes as they were, and hides
+// nothing.
+func TestLoadSetsBadRecordsAside(t *testing.T) {
+	const good = `{"version": 1, "record": {"name": "good"}}`
+	for _, test := range []struct{ name, content, says string }{
+		{"truncated", `{"version": 2, "record": {"na`, "unexpected end"},
+		{"empty", "", "unexpected end"},
+		{"zeroes", "\x00\x00\x00\x00", "invalid character"},
+		{"garbage", "\x7fELF nothing", "invalid character"},
+		{"wrong kind", `{"version": 2, "record": {"name": 7}}`, "cannot unmarshal"},
+		{"more than one", `{"version": 2, "record": {}} {}`, "after top-level value"},
+		{"later version", `{"version": 3, "record": {"name": "later"}}`, "schema version 3"},
+		{"no version", `{"record": {"name": "none"}}`, "schema version 0"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			records := openRecords(t, true)
+			put(t, records.Path("good"), good)
+			put(t, records.Path("bad"), test.content)
+			loaded, bad, err := records.Load()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(loaded) != 1 || loaded["good"].Name != "good" {
+				t.Errorf("loaded %v, want the good one", loaded)
+			}
+			if len(bad) != 1 || bad[0].ID != "bad" || !strings.Contains(bad[0].Reason.Error(), test.says) {
+				t.Fatalf("bad %v, want one that says %q", bad, test.says)
+			}
+			if kept := read(t, bad[0].Path); kept != test.content {
+				t.Errorf("set aside as %q, was %q", kept, test.content)
+			}
+			if got := records.Quarantined(); !slices.Equal(got, []string{bad[0].Path}) {
+				t.Errorf("Quarantined %q, want %q", got, bad[0].Path)
+			}
+			if again, bad, err := records.Load(); err != nil || len(bad) != 0 || len(again) != 1 {
+				t.Errorf("the next Load: %v, %v, %v", again, bad, err)
+			}
+		})
+	}
+}
+
+func TestSetAsideReplacesAnEarlierOne(t *testing.T) {
+	records := openRecords(t, false)
+	for _, content := range []string{"first", "second"} {
+		put(t, records.Path("a"), content)
+		bad := records.SetAside("a", errors.New("no good"))
+		if got := read(t, bad.Path); got != content {
+			t.Errorf("set aside %q, want %q", got, content)
+		}
+	}
+	if got := records.Quarantined(); len(got) != 1 {
+		t.Errorf("Quarantined %q, want one", got)
+	}
+}
+
+// A record that cannot even be moved stays where it is, and Load goes on.
+func TestSetAsideThatFails(t *testing.T) {
+	records := openRecords(t, false)
+	put(t, filepath.Join(records.directory, quarantine), "in the way")
+	put(t, records.Path("bad"), "garbage")
+	if err := records.Write("good", pod{Name: "good"}); err != nil {
+		t.Fatal(err)
+	}
+	loaded, bad, err := records.Load()
+	if err != nil || len(loaded) != 1 || len(bad) != 1 {
+		t.Fatalf("loaded %v, bad %v, err %v", loaded, bad, err)
+	}
+	if bad[0].Path != records.Path("bad") || !strings.Contains(bad[0].Reason.Error(), "not a directory") {
+		t.Errorf("%+v: want the record in its place, and why", bad[0])
+	}
+	if read(t, records.Path("bad")) != "garbage" {
+		t.Error("the record has been changed")
+	}
+}
+
+func TestLoadPassesOverWhatIsNoRecord(t *testing.T) {
+	records := openRecords(t, false)
+	put(t, filepath.Join(records.directory, "README"), "not ours")
+	if err := os.Mkdir(filepath.Join(records.directory, "dir.json"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if loaded := load(t, records); len(loaded) != 0 {
+		t.Errorf("loaded %v", loaded)
+	}
+	if names := list(t, records); !slices.Equal(names, []string{"README", "dir.json"}) {
+		t.Errorf("left %q", names)
+	}
+}
+
+func TestLoadClearsCutOffWrites(t *testing.T) {
+	records := openRecords(t, false)
+	if err := records.Write("a", pod{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(records.directory, temporaryPrefix+"a.json-123"), `{"version": 2, "rec`)
+	if loaded := load(t, records); len(loaded) != 1 || loaded["a"].Name != "a" {
+		t.Errorf("loaded %v", loaded)
+	}
+	if names := list(t, records); !slices.Equal(names, []string{"a.json"}) {
+		t.Errorf("left %q", names)
+	}
+}
+
+// A write that fails says so, leaves the old file and nothing beside it.
+func TestWriteThatFails(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "file")
+	if err := os.MkdirAll(filepath.Join(path, "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteFile(path, []byte("new"), true); err == nil {
+		t.Error("a file was renamed over a directory that is not empty")
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
+		t.Errorf("left %v, %v", entries, err)
+	}
+	if err := WriteFile(filepath.Join(dir, "missing", "file"), nil, false); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("into a directory that is not there: %v", err)
+	}
+	records := openRecords(t, false)
+	if err := os.RemoveAll(records.directory); err != nil {
+		t.Fatal(err)
+	}
+	if err := records.Write("a", pod{}); err == nil || !strings.Contains(err.Error(), "record of a") {
+		t.Errorf("Write = %v, want an error that names the record", err)
+	}
+	if _, _, err := records.Load(); err == nil {
+		t.Error("Load of a directory that is not there succeeds")
+	}
+}
+
+func load(t *testing.T, records *Records[pod]) map[string]pod {
+	t.Helper()
+	loaded, bad, err := records.Load()
+	if err != nil || len(bad) > 0 {
+		t.Fatalf("Load: bad %v, err %v", bad, err)
+	}
+	return loaded
+}
+
+func list(t *testing.T, records *Records[pod]) []string {
+	t.Helper()
+	entries, err := os.ReadDir(records.directory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return names
+}
+
+func put(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}

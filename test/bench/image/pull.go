@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// result is one pull.
+type result struct {
+	wall time.Duration
+	cost
+}
+
+// pullInTurn lets each contender pull once per round.
+func pullInTurn(ctx context.Context, dir, reference string, rounds int) (map[string][]result, error) {
+	results := map[string][]result{}
+	for round := range rounds {
+		for _, c := range contenders() {
+			at := filepath.Join(dir, fmt.Sprintf("%s%d", c.name, round))
+			one, err := pullOnce(ctx, c, at, reference)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", c.name, err)
+			}
+			results[c.name] = append(results[c.name], one)
+		}
+	}
+	return results, nil
+}
+
+// pullOnce measures a pull by a process just started, on a filesystem just made:
+// on a used one, ext4 looks at every inode that was freed within the last
+// minute before it gives one out, which would be most of what is measured.
+func pullOnce(ctx context.Context, c contender, dir, reference string) (_ result, err error) {
+	remove, err := makeDisk(ctx, dir)
+	if err != nil {
+		return result{}, err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	process, err := c.start(ctx, dir)
+	if err != nil {
+		return result{}, err
+	}
+	defer process.stop()
+	connection, err := connect(ctx, dir)
+	if err != nil {
+		return result{}, fmt.Errorf("%w: %s", err, process.output)
+	}
+	defer connection.Close()
+	before, err := process.cost()
+	if err != nil {
+		return result{}, err
+	}
+	syscall.Sync()
+	began := time.Now()
+	request := &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: reference}}
+	if _, err := runtimeapi.NewImageServiceClient(connection).PullImage(ctx, request); err != nil {
+		return result{}, err
+	}
+	wall := time.Since(began)
+	after, err := process.cost()
+	return result{wall: wall, cost: cost{cpu: after.cpu - before.cpu, peak: after.peak}}, err
+}
+
+// diskSize is that of the file that holds the filesystem; it is sparse.
+const diskSize = 2 << 30
+
+// makeDisk mounts a new filesystem at dir.
+func makeDisk(ctx context.Context, dir string) (remove func() error, err error) {
+	disk := dir + ".disk"
+	if err := os.WriteFile(disk, nil, 0o600); err != nil {
+		return nil, err
+	}
+	if err := os.Truncate(disk, diskSize); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	for _, command := range [][]string{{"mkfs.ext4", "-q", disk}, {"mount", "-o", "loop", disk, dir}} {
+		if out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("%v: %w: %s", command, err, out)
+		}
+	}
+	return func() error { return errors.Join(unix.Unmount(dir, unix.MNT_DETACH), os.Remove(disk)) }, nil
+}
+
+// printPulls prints medians and their ratios to containerd's.
+func printPulls(results map[string][]result) {
+	theirs := medianOf(results["containerd"])
+	table := tabwriter.NewWriter(os.Stdout, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(table, "PullImage, median\twall s\tratio\tCPU s\tratio\tpeak MiB\tratio")
+	for _, c := range contenders() {
+		m := medianOf(results[c.name])
+		fmt.Fprintf(table, "%s\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f\t%.2f\n", c.name,
+			m.wall.Seconds(), m.wall.Seconds()/theirs.wall.Seconds(), m.cpu.Seconds(), m.cpu.Seconds()/theirs.cpu.Seconds(),
+			float64(m.peak)/(1<<20), float64(m.peak)/float64(theirs.peak))
+	}
+	fmt.Fprintln(table, "to reach\t\t0.70\t\t0.70\t\t0.50")
+	_ = table.Flush()
+}
+
+func medianOf(all []result) result {
+	return result{
+		wall: median(all, func(r result) time.Duration { return r.wall }),
+		cost: cost{
+			cpu:  median(all, func(r result) time.Duration { return r.cpu }),
+			peak: median(all, func(r result) int64 { return r.peak }),
+		},
+	}
+}
+
+func median[T any, N int64 | time.Duration](all []T, of func(T) N) N {
+	values := make([]N, len(all))
+	for i, one := range all {
+		values[i] = of(one)
+	}
+	slices.Sort(values)
+	return values[len(values)/2]
+}

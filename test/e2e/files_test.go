@@ -1,0 +1,100 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// podFile reads a file that the containers of a pod share.
+func podFile(t *testing.T, n *harness.Node, id, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(n.State, "sandboxes", id, name))
+	check(t, err)
+	return string(data)
+}
+
+func TestHostname(t *testing.T) {
+	n := newNode(t)
+	config := n.PodConfig("web")
+	config.Hostname = "web-0.example"
+	id := n.RunPod(config)
+	var name unix.Utsname
+	inside(t, pausePID(t, n, id), map[string]int{"uts": unix.CLONE_NEWUTS}, func() error { return unix.Uname(&name) })
+	if got := unix.ByteSliceToString(name.Nodename[:]); got != "web-0.example" {
+		t.Errorf("in pause's namespace the host is %q", got)
+	}
+	if got := podFile(t, n, id, "hostname"); got != "web-0.example\n" {
+		t.Errorf("the file says %q", got)
+	}
+}
+
+func TestHostnameOfHostNetwork(t *testing.T) {
+	n := newNode(t)
+	id := n.RunPod(n.PodConfig("web", harness.HostNetwork()))
+	own, err := os.Hostname()
+	check(t, err)
+	if got := podFile(t, n, id, "hostname"); got != own+"\n" {
+		t.Errorf("want the node's name %q, got %q", own, got)
+	}
+}
+
+func TestDNS(t *testing.T) {
+	n := newNode(t)
+	node, err := os.ReadFile("/etc/resolv.conf")
+	check(t, err)
+	for name, c := range map[string]struct {
+		dns  *runtimeapi.DNSConfig
+		want string
+	}{
+		"full": {&runtimeapi.DNSConfig{
+			Servers: []string{"10.96.0.10", "fd00::53"}, Searches: []string{"a.svc", "b.example"}, Options: []string{"ndots:5", "edns0"},
+		}, "search a.svc b.example\nnameserver 10.96.0.10\nnameserver fd00::53\noptions ndots:5 edns0\n"},
+		"empty": {&runtimeapi.DNSConfig{}, ""},
+		"none":  {nil, string(node)},
+	} {
+		config := n.PodConfig(name)
+		config.DnsConfig = c.dns
+		id := n.RunPod(config)
+		if got := podFile(t, n, id, "resolv.conf"); got != c.want {
+			t.Errorf("%s: want %q, got %q", name, c.want, got)
+		}
+	}
+}
+
+func TestHostsAndSharedMemory(t *testing.T) {
+	n := newNode(t)
+	id := n.RunPod(n.PodConfig("web"))
+	hosts, err := os.ReadFile("/etc/hosts")
+	check(t, err)
+	if got := podFile(t, n, id, "hosts"); got != string(hosts) {
+		t.Errorf("want the node's hosts, got %q", got)
+	}
+	var stat unix.Statfs_t
+	check(t, unix.Statfs(filepath.Join(n.State, "sandboxes", id, "shm"), &stat))
+	if stat.Type != unix.TMPFS_MAGIC || stat.Blocks*uint64(stat.Bsize) != 64<<20 {
+		t.Errorf("shm is of type %x with %d bytes", stat.Type, stat.Blocks*uint64(stat.Bsize))
+	}
+}
+
+func TestLogDirectory(t *testing.T) {
+	n := newNode(t)
+	config := n.PodConfig("web")
+	config.LogDirectory = filepath.Join(n.Logs, "deep", "below")
+	id := n.RunPod(config)
+	info, err := os.Stat(config.LogDirectory)
+	check(t, err)
+	if !info.IsDir() || info.Mode().Perm() != 0o755 {
+		t.Errorf("it is %v", info.Mode())
+	}
+	// The kubelet's log of the pod's end is in there.
+	check(t, remove(t, n, id))
+	if _, err := os.Stat(config.LogDirectory); err != nil {
+		t.Errorf("the kubelet's directory went with the pod: %v", err)
+	}
+}

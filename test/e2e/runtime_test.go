@@ -1,0 +1,77 @@
+package e2e
+
+import (
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+func TestVersion(t *testing.T) {
+	n := newNode(t)
+	answer, err := n.Runtime.Version(limited(t), &runtimeapi.VersionRequest{Version: "0.1.0"})
+	check(t, err)
+	if answer.Version != "0.1.0" || answer.RuntimeName != "minicri" || answer.RuntimeApiVersion != "v1" || answer.RuntimeVersion == "" {
+		t.Errorf("got %v", answer)
+	}
+}
+
+func TestStatusHasBothConditions(t *testing.T) {
+	n := newNode(t)
+	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
+	check(t, err)
+	found := map[string]bool{}
+	for _, condition := range answer.Status.Conditions {
+		found[condition.Type] = condition.Status
+	}
+	if !found[runtimeapi.RuntimeReady] || !found[runtimeapi.NetworkReady] {
+		t.Errorf("got %v", answer.Status.Conditions)
+	}
+	if len(answer.RuntimeHandlers) == 0 || answer.RuntimeHandlers[0].Name != "" {
+		t.Errorf("the default handler is not listed: %v", answer.RuntimeHandlers)
+	}
+	if len(answer.Info) != 0 {
+		t.Errorf("info without verbose: %v", answer.Info)
+	}
+}
+
+func TestVerboseStatusShowsTheNetwork(t *testing.T) {
+	n := newNode(t)
+	network := runtimeInfo[struct{ Name, File string }](t, n, "cniconfig")
+	if network.Name != n.Network || network.File == "" {
+		t.Errorf("got %+v", network)
+	}
+	config := runtimeInfo[map[string]any](t, n, "config")
+	if config["Root"] != n.Root {
+		t.Errorf("the configuration in effect is not shown: %v", config)
+	}
+}
+
+func TestRuntimeConfigTellsTheCgroupDriver(t *testing.T) {
+	n := newNode(t)
+	answer, err := n.Runtime.RuntimeConfig(limited(t), &runtimeapi.RuntimeConfigRequest{})
+	check(t, err)
+	if answer.Linux.GetCgroupDriver() != runtimeapi.CgroupDriver_CGROUPFS {
+		t.Errorf("got %v", answer)
+	}
+}
+
+func TestUpdateRuntimeConfigRefusesWhatIsNoCIDR(t *testing.T) {
+	n := newNode(t)
+	_, err := n.Runtime.UpdateRuntimeConfig(limited(t), podCIDR("10.1.0.0"))
+	wantCode(t, err, codes.InvalidArgument)
+}
+
+func podCIDR(cidr string) *runtimeapi.UpdateRuntimeConfigRequest {
+	return &runtimeapi.UpdateRuntimeConfigRequest{RuntimeConfig: &runtimeapi.RuntimeConfig{
+		NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: cidr},
+	}}
+}
+
+func TestWhatIsNotThereYetIsUnimplemented(t *testing.T) {
+	n := harness.NewNode(t, harness.Parallel())
+	_, err := n.Runtime.CheckpointContainer(limited(t), &runtimeapi.CheckpointContainerRequest{})
+	wantCode(t, err, codes.Unimplemented)
+}

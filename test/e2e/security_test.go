@@ -1,0 +1,166 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+func security(change func(*runtimeapi.LinuxSandboxSecurityContext)) harness.PodOption {
+	return func(c *runtimeapi.PodSandboxConfig) { change(c.Linux.SecurityContext) }
+}
+
+func TestRunAs(t *testing.T) {
+	n := newNode(t)
+	pid := pausePID(t, n, n.RunPod(n.PodConfig("web", security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
+		s.RunAsUser = &runtimeapi.Int64Value{Value: 1234}
+		s.RunAsGroup = &runtimeapi.Int64Value{Value: 2345}
+		s.SupplementalGroups = []int64{3456, 4567}
+	}))))
+	for field, want := range map[string]string{
+		"Uid": "1234 1234 1234 1234", "Gid": "2345 2345 2345 2345", "Groups": "3456 4567",
+	} {
+		if got := statusField(t, pid, field); got != want {
+			t.Errorf("%s: want %s, got %s", field, want, got)
+		}
+	}
+	_, err := run(t, n, n.PodConfig("group-only", security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
+		s.RunAsGroup = &runtimeapi.Int64Value{Value: 1}
+	})))
+	wantCode(t, err, codes.InvalidArgument)
+}
+
+func TestRunAsInAUserNamespace(t *testing.T) {
+	n := newNode(t)
+	pid := pausePID(t, n, n.RunPod(n.PodConfig("web", userNamespace(idMap(0, 100000, 65536)), security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
+		s.RunAsUser = &runtimeapi.Int64Value{Value: 1234}
+	}))))
+	if got := statusField(t, pid, "Uid"); got != "101234 101234 101234 101234" {
+		t.Errorf("on the node it is %s", got)
+	}
+}
+
+func TestPauseIsConfined(t *testing.T) {
+	n := newNode(t)
+	pid := pausePID(t, n, n.RunPod(n.PodConfig("web")))
+	for field, want := range map[string]string{
+		"NoNewPrivs": "1", "CapInh": "0000000000000000", "CapPrm": "0000000000000000",
+		"CapEff": "0000000000000000", "CapBnd": "0000000000000000", "CapAmb": "0000000000000000",
+	} {
+		if got := statusField(t, pid, field); got != want {
+			t.Errorf("%s: want %s, got %s", field, want, got)
+		}
+	}
+	if got := procFile(t, pid, "mounts"); !strings.Contains(strings.Split(got, "\n")[0], " / ") || !strings.Contains(strings.Split(got, "\n")[0], " ro,") {
+		t.Errorf("the root is not read-only: %s", strings.Split(got, "\n")[0])
+	}
+	inside(t, pid, map[string]int{"mnt": unix.CLONE_NEWNS}, func() error {
+		err := os.WriteFile("/written", nil, 0o600)
+		if !errors.Is(err, unix.EROFS) {
+			return fmt.Errorf("want EROFS, got %w", err)
+		}
+		return nil
+	})
+}
+
+// The wish is -998; without CAP_SYS_RESOURCE the nearest is the daemon's own.
+func TestOOMScoreAdj(t *testing.T) {
+	n := newNode(t)
+	pid := pausePID(t, n, n.RunPod(n.PodConfig("web")))
+	want := "-998"
+	capabilities, err := strconv.ParseUint(statusField(t, os.Getpid(), "CapEff"), 16, 64)
+	check(t, err)
+	if capabilities&(1<<unix.CAP_SYS_RESOURCE) == 0 {
+		want = procFile(t, n.PID(), "oom_score_adj")
+	}
+	if got := procFile(t, pid, "oom_score_adj"); got != want {
+		t.Errorf("want %s, got %s", want, got)
+	}
+}
+
+func TestPauseHoldsNoDescriptors(t *testing.T) {
+	n := newNode(t)
+	pid := pausePID(t, n, n.RunPod(n.PodConfig("web")))
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	check(t, err)
+	for _, entry := range entries {
+		if target, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, entry.Name())); target != "/dev/null" {
+			t.Errorf("descriptor %s is %s", entry.Name(), target)
+		}
+	}
+}
+
+// Seccomp of /proc/PID/status: 0 is off, 2 is a filter (proc_pid_status(5)).
+func TestSeccomp(t *testing.T) {
+	n := newNode(t)
+	local := filepath.Join(n.Dir, "profile.json")
+	check(t, os.WriteFile(local, []byte(`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir"], "action": "SCMP_ACT_ERRNO"}]}`), 0o600))
+	profile := func(kind runtimeapi.SecurityProfile_ProfileType, ref string) harness.PodOption {
+		return security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
+			s.Seccomp = &runtimeapi.SecurityProfile{ProfileType: kind, LocalhostRef: ref}
+		})
+	}
+	old := func(path string) harness.PodOption {
+		return security(func(s *runtimeapi.LinuxSandboxSecurityContext) { s.SeccompProfilePath = path }) //nolint:staticcheck // the deprecated form is what is tested
+	}
+	for name, c := range map[string]struct {
+		option harness.PodOption
+		want   string
+	}{
+		"runtime-default":     {profile(runtimeapi.SecurityProfile_RuntimeDefault, ""), "2"},
+		"localhost":           {profile(runtimeapi.SecurityProfile_Localhost, local), "2"},
+		"unconfined":          {profile(runtimeapi.SecurityProfile_Unconfined, ""), "0"},
+		"old-runtime-default": {old("runtime/default"), "2"},
+		"old-localhost":       {old("localhost/" + local), "2"},
+		"old-unconfined":      {old("unconfined"), "0"},
+	} {
+		pid := pausePID(t, n, n.RunPod(n.PodConfig(name, c.option)))
+		if got := statusField(t, pid, "Seccomp"); got != c.want {
+			t.Errorf("%s: want %s, got %s", name, c.want, got)
+		}
+	}
+	for _, ref := range []string{"", "relative.json", filepath.Join(n.Dir, "absent.json"), n.Dir} {
+		_, err := run(t, n, n.PodConfig("refused", profile(runtimeapi.SecurityProfile_Localhost, ref)))
+		wantCode(t, err, codes.InvalidArgument)
+	}
+}
+
+func TestAppArmorByNameNeedsAppArmor(t *testing.T) {
+	if _, err := os.Stat("/sys/kernel/security/apparmor/profiles"); !errors.Is(err, fs.ErrNotExist) {
+		t.Log("this machine has AppArmor: an absent profile is refused all the same")
+	}
+	n := newNode(t)
+	profile := func(kind runtimeapi.SecurityProfile_ProfileType, ref string) harness.PodOption {
+		return security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
+			s.Apparmor = &runtimeapi.SecurityProfile{ProfileType: kind, LocalhostRef: ref}
+		})
+	}
+	n.RunPod(n.PodConfig("default", profile(runtimeapi.SecurityProfile_RuntimeDefault, "")))
+	_, err := run(t, n, n.PodConfig("absent", profile(runtimeapi.SecurityProfile_Localhost, "no-such-profile")))
+	wantCode(t, err, codes.InvalidArgument)
+}
+
+func TestPauseEndsAtOnceOnSIGTERM(t *testing.T) {
+	n := newNode(t)
+	for _, option := range []harness.PodOption{
+		modes(modePod, modePod, modePod), modes(modePod, modeNode, modePod),
+	} {
+		id := n.RunPod(n.PodConfig("web", option))
+		pid := pausePID(t, n, id)
+		check(t, unix.Kill(pid, unix.SIGTERM))
+		eventually(t, "pause ends", patience, func() bool { return !alive(pid) })
+		eventually(t, "the pod is NotReady", patience, func() bool { return !ready(t, n, id) })
+		check(t, remove(t, n, id))
+	}
+}
