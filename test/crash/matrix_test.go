@@ -163,4 +163,5 @@ func (r row) test(t *testing.T) {
 			})
 		}
 	}
+	n.fillNetwork()
 }
