@@ -44,7 +44,7 @@ func (g *gate) leave() {
 }
 
 // collect runs f if nothing else runs, under a context that ends when
-// something else wants to; it tells whether f was run.
+// something else wants to; it tells whether f was run to its end.
 func (g *gate) collect(ctx context.Context, f func(context.Context)) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -58,10 +58,11 @@ func (g *gate) collect(ctx context.Context, f func(context.Context)) bool {
 	g.mu.Unlock()
 
 	f(ctx)
+	finished := ctx.Err() == nil
 
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.cancel, g.over = nil, nil
 	close(over)
-	return true
+	return finished
 }

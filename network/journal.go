@@ -49,10 +49,26 @@ type attachment struct {
 	drift atomic.Pointer[Drift]
 	// struck is set when the record is gone from the journal.
 	struck bool
+	// waiting is a copy of the record while the attachment has to go, for
+	// those who look without the lock; nil otherwise.
+	waiting atomic.Pointer[Attachment]
 }
 
 func newAttachment(record Attachment) *attachment {
-	return &attachment{lock: make(chan struct{}, 1), record: record}
+	a := &attachment{lock: make(chan struct{}, 1), record: record}
+	a.show()
+	return a
+}
+
+// show makes visible how the undoing of the attachment stands; whoever changed
+// it calls this.
+func (a *attachment) show() {
+	if a.struck || !a.record.Releasing {
+		a.waiting.Store(nil)
+		return
+	}
+	record := a.record
+	a.waiting.Store(&record)
 }
 
 func (n *Networks) openJournal() error {
@@ -95,6 +111,7 @@ func (n *Networks) strike(a *attachment) error {
 		return fmt.Errorf("strike out the attachment: %w", err)
 	}
 	a.struck = true
+	a.show()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.attachments, a.record.ID)
@@ -110,23 +127,14 @@ func (n *Networks) find(id string) *attachment {
 // Pending are the attachments whose DEL has failed and is being repeated, by
 // id: what is left of pods that may be long gone.
 func (n *Networks) Pending() []Attachment {
-	n.mu.Lock()
-	all := make([]*attachment, 0, len(n.attachments))
-	for _, a := range n.attachments {
-		all = append(all, a)
-	}
-	n.mu.Unlock()
 	var pending []Attachment
-	for _, a := range all {
-		select {
-		case a.lock <- struct{}{}:
-			if a.record.Releasing && !a.struck {
-				pending = append(pending, a.record)
-			}
-			<-a.lock
-		default: // a plugin runs for it right now
+	n.mu.Lock()
+	for _, a := range n.attachments {
+		if waiting := a.waiting.Load(); waiting != nil {
+			pending = append(pending, *waiting)
 		}
 	}
+	n.mu.Unlock()
 	slices.SortFunc(pending, func(a, b Attachment) int { return strings.Compare(a.ID, b.ID) })
 	return pending
 }

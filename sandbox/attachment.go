@@ -1,13 +1,14 @@
 package sandbox
 
 import (
+	"math"
 	"strings"
 
 	"github.com/minicri/minicri/network"
 )
 
 // bandwidthBurst is as much as fits: the limit is the rate, not the burst.
-const bandwidthBurst = 1<<31 - 1
+const bandwidthBurst = math.MaxUint32
 
 // newAttachment is what ADD is called with, as containerd has it: the pod's
 // names as CNI_ARGS and what the pod asks for as capabilities, which libcni

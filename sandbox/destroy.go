@@ -135,11 +135,15 @@ func (s *Sandboxes) release(ctx context.Context, sb *Sandbox, policy onFailedDet
 	return errors.Join(err, s.around(ctx, "remove userns", func() error { return s.options.Userns.Remove(sb.ID) }))
 }
 
-// endPause kills pause at once and sees to the rest beside the caller.
+// endPause kills pause at once and sees to the rest beside the caller. From
+// here on the sandbox is not Ready, whatever becomes of the rest.
 func (s *Sandboxes) endPause(ctx context.Context, sb *Sandbox) (gone <-chan error) {
 	done := make(chan error, 1)
 	pause := sb.pause
 	sb.pause = nil
+	if sb.Ready() {
+		sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
+	}
 	go func() {
 		done <- s.around(ctx, "end pause", func() error {
 			var err error

@@ -14,20 +14,16 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// TestMain is also the main of the plugin that tests put into chains: the
-// plugin is a link to the test binary.
 func TestMain(m *testing.M) {
-	if os.Getenv("CNI_COMMAND") != "" {
-		os.Exit(pluginMain())
-	}
-	os.Exit(harness.Main(m))
+	code := harness.Main(m)
+	os.Remove(recorderPath())
+	os.Exit(code)
 }
 
 // fast are limits with which a test need not wait long.
 const fast = `[limits]
 reload = "20ms"
-status_period = "100ms"
-cni_status = "1s"
+status_period = "500ms"
 retry_first = "50ms"
 retry_most = "200ms"
 `
