@@ -28,13 +28,13 @@ func containerCDI(c *Container, spec *specs.Spec) error {
 // cdiDevices are those of the CRI's field and those of annotations, the older
 // way, which the kubelet sends beside it.
 func cdiDevices(c *Container) ([]string, error) {
-	var devices []string
-	for _, device := range c.Config.GetCDIDevices() {
-		devices = append(devices, device.GetName())
-	}
 	_, annotated, err := cdi.ParseAnnotations(c.Config.GetAnnotations())
 	if err != nil {
 		return nil, fmt.Errorf("CDI annotations: %w", err)
+	}
+	var devices []string
+	for _, device := range c.Config.GetCDIDevices() {
+		devices = append(devices, device.GetName())
 	}
 	for _, device := range annotated {
 		if !slices.Contains(devices, device) {

@@ -80,7 +80,7 @@ func findDevices(hostPath, containerPath string) ([]specs.LinuxDevice, error) {
 		if entry.IsDir() {
 			return skipDir(at, source)
 		}
-		if entry.Type()&fs.ModeDevice == 0 && at != source || at == "/dev/console" {
+		if at != source && (entry.Type()&fs.ModeDevice == 0 || at == "/dev/console") {
 			return nil
 		}
 		device, err := readDevice(at, path.Join(containerPath, strings.TrimPrefix(at, source)))
