@@ -29,7 +29,7 @@ demo: root setup build ## Bring up pods, kill the daemon, take all down, count w
 	bin/minicri demo
 
 .PHONY: test
-test: root setup build failpoints ## Run every test (root)
+test: root setup peers-test build failpoints ## Run every test (root)
 	hack/test
 
 # The binary is run itself: go test would show its numbers only on failure.
@@ -40,6 +40,14 @@ test-crash: root setup failpoints ## Kill the daemon at every step of a pod's li
 
 .PHONY: setup
 setup: packages bin/cni/.built ## Debian packages that are missing, and the CNI plugins
+
+# Programs that run beside minicri: a registry for the tests, containerd for
+# the benchmarks that compare.
+.PHONY: peers-test peers-bench
+peers-test: packages
+	@hack/unpack docker-registry
+peers-bench: packages
+	@hack/unpack containerd runc
 
 .PHONY: packages
 packages:
@@ -65,9 +73,9 @@ failpoints: bin/cni/.built
 	@ln -sfn ../cni bin/failpoints/cni
 
 # Compiled first, outside: the namespace has no network to fetch a module.
-bench-%: root setup build ## Measure and print: sandbox, image, container or stream (root)
+bench-%: root peers-bench setup build ## Measure and print: sandbox, image, container or stream (root)
 	go build $(goflags) -o bin/bench/$* ./test/bench/$*
-	hack/in-netns bin/bench/$*
+	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns bin/bench/$*
 
 bin/tools/.built: hack/tools/go.mod hack/tools/go.sum
 	go build -C hack/tools $(goflags) -o $(CURDIR)/bin/tools/ tool
