@@ -41,6 +41,7 @@ require (
 	google.golang.org/protobuf v1.36.12
 	k8s.io/cri-api v0.37.2
 	k8s.io/cri-client v0.37.2
+	pgregory.net/rapid v1.3.0
 	tags.cncf.io/container-device-interface v1.1.1
 )
 

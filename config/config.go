@@ -108,7 +108,7 @@ func Default() *Config {
 		},
 		Images: Images{
 			CertsDirs: []string{"/etc/minicri/certs.d", "/etc/containerd/certs.d"},
-			Pinned:    []string{}, Sync: true, ProgressTimeout: second(60), MaxDownloads: 4, MaxUnpacks: 4,
+			Pinned:    []string{}, Sync: true, ProgressTimeout: second(60), MaxDownloads: 3, MaxUnpacks: 2,
 		},
 		Limits: Limits{
 			Run: second(230), Destroy: second(100), Create: second(100), Kill: second(10),

@@ -2,6 +2,7 @@ package oci
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"path"
 	"path/filepath"
@@ -69,14 +70,17 @@ func bind(c *Container, m *mount, spec *specs.Spec) (specs.Mount, error) {
 
 // bindSource follows symbolic links on the host, as the CRI says (host_path).
 func bindSource(c *Container, m *mount) (string, error) {
-	if m.GetImage() == nil {
-		return filepath.EvalSymlinks(m.GetHostPath())
-	}
 	source := c.ImageMounts[m.GetContainerPath()]
-	if source == "" {
+	switch {
+	case m.GetImage() == nil && m.GetHostPath() == "":
+		return "", errors.New("it has no source on the host")
+	case m.GetImage() == nil:
+		return filepath.EvalSymlinks(m.GetHostPath())
+	case source == "":
 		return "", fmt.Errorf("image %s is not mounted on the host", m.GetImage().GetImage())
+	default:
+		return source, nil
 	}
-	return source, nil
 }
 
 // bindAccess: images are always mounted read-only.

@@ -36,7 +36,12 @@ func cdiDevices(c *Container) ([]string, error) {
 	for _, device := range c.Config.GetCDIDevices() {
 		devices = append(devices, device.GetName())
 	}
-	return slices.Compact(slices.Sorted(slices.Values(append(devices, annotated...)))), nil
+	for _, device := range annotated {
+		if !slices.Contains(devices, device) {
+			devices = append(devices, device)
+		}
+	}
+	return devices, nil
 }
 
 // cdiErrors tells of files that could not be read: the device may be in one.

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -105,7 +106,7 @@ func ForContainer(c *Container) (*specs.Spec, error) {
 
 // containerAnnotations are those by which tools know a container's spec.
 func containerAnnotations(c *Container) map[string]string {
-	pod := c.Pod.GetMetadata()
+	pod, image := c.Pod.GetMetadata(), c.Config.GetImage()
 	return map[string]string{
 		"io.kubernetes.cri.container-type":    "container",
 		"io.kubernetes.cri.sandbox-id":        c.SandboxID,
@@ -113,7 +114,7 @@ func containerAnnotations(c *Container) map[string]string {
 		"io.kubernetes.cri.sandbox-namespace": pod.GetNamespace(),
 		"io.kubernetes.cri.sandbox-uid":       pod.GetUid(),
 		"io.kubernetes.cri.container-name":    c.Config.GetMetadata().GetName(),
-		"io.kubernetes.cri.image-name":        c.Config.GetImage().GetUserSpecifiedImage(),
+		"io.kubernetes.cri.image-name":        cmp.Or(image.GetUserSpecifiedImage(), image.GetImage()),
 	}
 }
 
