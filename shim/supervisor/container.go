@@ -34,7 +34,6 @@ type container struct {
 	mu       sync.Mutex // guards what follows
 	record   record
 	paused   bool
-	deleted  bool
 	killed   bool // we sent SIGKILL: not the kernel for lack of memory
 	oom      oomCount
 	exit     *api.ExitRecord
