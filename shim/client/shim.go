@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"github.com/containerd/errdefs"
 	"github.com/minicri/minicri/shim/api"
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
@@ -94,5 +95,8 @@ func (s Shim) Resume(ctx context.Context, id string) error {
 // containers.
 func (s Shim) Shutdown(ctx context.Context) error {
 	_, err := s.rpc.Shutdown(ctx, &api.Empty{})
-	return native(err)
+	if err = native(err); errdefs.IsUnavailable(err) {
+		return nil // it ended before it could answer
+	}
+	return err
 }

@@ -27,12 +27,13 @@ type container struct {
 	adopted   bool
 	exited    chan struct{} // closed when exit is set and on disk
 
+	startEvent sync.Once
+
 	op sync.Mutex // one change at a time; may be held for long
 
 	mu       sync.Mutex // guards what follows
 	record   record
 	paused   bool
-	deleted  bool
 	killed   bool // we sent SIGKILL: not the kernel for lack of memory
 	oom      oomCount
 	exit     *api.ExitRecord
@@ -176,8 +177,13 @@ func (c *container) start() error {
 	if err := writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()); err != nil {
 		c.sup.log.Error("the start of a container is not on disk", "container", c.record.ID, "error", err)
 	}
-	c.sup.events.publish(api.EventKind_EVENT_STARTED, c.state())
+	c.announceStart()
 	return nil
+}
+
+// announceStart publishes the start once: before the exit, however quick.
+func (c *container) announceStart() {
+	c.startEvent.Do(func() { c.sup.events.publish(api.EventKind_EVENT_STARTED, c.state()) })
 }
 
 func (c *container) setStarted(at int64) {

@@ -8,10 +8,6 @@ import (
 	"github.com/minicri/minicri/shim/api"
 )
 
-// execChunk is how many bytes of output one message carries at most: far below
-// ttrpc's limit of 4 MiB.
-const execChunk = pumpBuffer
-
 // capture sends a process's output, up to a cap per stream.
 type capture struct {
 	ctx  context.Context // of the client's connection

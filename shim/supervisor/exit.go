@@ -46,6 +46,9 @@ func (c *container) finish(status syscall.WaitStatus, known bool) {
 	c.exit = exit
 	c.mu.Unlock()
 	close(c.exited)
+	if c.snapshot().StartedAt != 0 {
+		c.announceStart()
+	}
 	c.sup.events.publish(api.EventKind_EVENT_EXITED, c.state())
 }
 

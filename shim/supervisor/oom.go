@@ -29,11 +29,22 @@ func (c *container) watchOOM() {
 	}
 	go func() {
 		for range notices {
-			if c.countOOM() {
+			if c.awaitOOM() {
 				c.sup.events.publish(api.EventKind_EVENT_OOM, c.state())
 			}
 		}
 	}()
+}
+
+// awaitOOM waits for the counter to follow a notice: on v1 the notice comes
+// when memory runs out, before the kernel has chosen whom to kill.
+func (c *container) awaitOOM() bool {
+	for deadline := time.Now().Add(oomWindow); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if c.countOOM() {
+			return true
+		}
+	}
+	return false
 }
 
 // countOOM reads the kernel's counter and tells whether it grew.

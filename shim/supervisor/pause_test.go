@@ -301,8 +301,11 @@ func pauseSpec(t testing.TB, id string) *specs.Spec {
 		Linux: &specs.Linux{
 			CgroupsPath: cgroupParent + "/" + id,
 			Namespaces: []specs.LinuxNamespace{
-				{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.IPCNamespace},
-				{Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
+				{Type: specs.PIDNamespace},
+				{Type: specs.NetworkNamespace},
+				{Type: specs.IPCNamespace},
+				{Type: specs.UTSNamespace},
+				{Type: specs.MountNamespace},
 			},
 			Resources: &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: new(uint64(2))}},
 			Seccomp: &specs.LinuxSeccomp{

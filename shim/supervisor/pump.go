@@ -35,20 +35,47 @@ func newPump(source *os.File, emit func([]byte)) *pump {
 func (p *pump) run() {
 	defer close(p.done)
 	defer p.source.Close()
-	buffer := make([]byte, pumpBuffer)
 	for {
-		n, err := p.source.Read(buffer)
-		if n > 0 {
-			p.emit(buffer[:n])
+		n, err := p.pass()
+		if n > 0 && err == nil {
+			continue
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) && p.pending() {
 			_ = p.source.SetReadDeadline(time.Now().Add(drainPause))
 			continue
 		}
-		if err != nil {
-			return // the end, EIO from a terminal without users included
-		}
+		return // the end, EIO from a terminal without users included
 	}
+}
+
+// buffers are shared by all pumps, so that a stream that is silent holds none.
+var buffers = sync.Pool{New: func() any { return new([pumpBuffer]byte) }}
+
+// pass waits for bytes and moves what one read gives.
+func (p *pump) pass() (int, error) {
+	if err := p.await(); err != nil {
+		return 0, err
+	}
+	buffer := buffers.Get().(*[pumpBuffer]byte)
+	defer buffers.Put(buffer)
+	n, err := p.source.Read(buffer[:])
+	if n > 0 {
+		p.emit(buffer[:n])
+	}
+	return n, err
+}
+
+// await returns when the source has bytes or has ended.
+func (p *pump) await() error {
+	raw, err := p.source.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Read(func(fd uintptr) bool {
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(poll, 0)
+		return n > 0 || err != nil
+	})
 }
 
 // finish says that the process has ended: what is in the pipe still counts.

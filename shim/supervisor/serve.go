@@ -29,6 +29,10 @@ type Serve struct {
 // CRI-O do for theirs.
 const ownOOMScore = "-998"
 
+// answerGrace lets the answer out that told the shim to end: ttrpc takes a
+// connection for idle before it has written the last one.
+const answerGrace = 100 * time.Millisecond
+
 // Supervisor serves one directory. See the package for its lock rule.
 type Supervisor struct {
 	dir           string
@@ -137,9 +141,10 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 	case <-ctx.Done():
 	}
 	_ = streams.Close()
+	time.Sleep(answerGrace)
 	grace, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_ = server.Shutdown(grace) // answers what it was asked
+	_ = server.Shutdown(grace)
 	return server.Close()
 }
 
