@@ -44,10 +44,13 @@ func (s *Containers) shimLost(sandboxID string, lost error) {
 	if len(left) == 0 {
 		return
 	}
-	s.options.Logger.Warn("the shim of a pod is gone; another one takes over its containers", "sandbox", sandboxID, "err", lost)
 	for _, c := range left {
 		s.change(c, func(f *Facts) { f.Unknown = true })
 	}
+	if len(s.OfPod(sandboxID)) == 0 {
+		return // the last one was just being removed
+	}
+	s.options.Logger.Warn("the shim of a pod is gone; another one takes over its containers", "sandbox", sandboxID, "err", lost)
 	ctx, cancel := s.outlive(s.base, s.options.Limits.Create)
 	defer cancel()
 	shim, err := s.shimOf(ctx, sandboxID)
@@ -131,6 +134,9 @@ func (s *Containers) noteGone(c *Container) {
 func (s *Containers) change(c *Container, change func(*Facts)) {
 	c.lock <- struct{}{}
 	defer func() { <-c.lock }()
+	if !s.exists(c.ID) {
+		return // removed meanwhile
+	}
 	if err := s.write(c, change); err != nil {
 		s.options.Logger.Error("the facts of a container are not on disk", "container", c.ID, "err", err)
 	}

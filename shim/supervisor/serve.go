@@ -41,6 +41,7 @@ type Supervisor struct {
 	log           *slog.Logger
 	events        *broker
 	reaper        *reaper
+	life          context.Context    // ends with Run
 	stop          context.CancelFunc // ends Run
 
 	mu         sync.Mutex
@@ -62,7 +63,7 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	defer lock.Close()
 	sup := &Supervisor{
 		dir: s.Dir, systemdCgroup: s.SystemdCgroup, noNewKeyring: !canJoinSessionKeyring(), log: log,
-		events: newBroker(), reaper: newReaper(), stop: stop, containers: map[string]*container{},
+		events: newBroker(), reaper: newReaper(), life: ctx, stop: stop, containers: map[string]*container{},
 	}
 	if err := sup.adoptAll(); err != nil {
 		return err
