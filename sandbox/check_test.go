@@ -202,9 +202,10 @@ func TestCheckRefuses(t *testing.T) {
 		{"unknown AppArmor profile type", securityField + "apparmor.profile_type", func(c *config) { security(c).Apparmor.ProfileType = -2 }},
 		{"relative seccomp profile", securityField + "seccomp", func(c *config) { security(c).Seccomp = localhost("profile.json") }},
 		{"missing seccomp profile", securityField + "seccomp", func(c *config) { security(c).Seccomp = localhost("/nowhere/profile.json") }},
-		//lint:ignore SA1019 an older kubelet sends it
 		{"missing seccomp profile, in the older form", securityField + "seccomp", func(c *config) {
-			security(c).Seccomp, security(c).SeccompProfilePath = nil, "localhost//nowhere/profile.json"
+			security(c).Seccomp = nil
+			//lint:ignore SA1019 an older kubelet sends it
+			security(c).SeccompProfilePath = "localhost//nowhere/profile.json"
 		}},
 		{"AppArmor by name where there is none", securityField + "apparmor", func(c *config) { security(c).Apparmor = localhost("web") }},
 	} {
