@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -204,16 +203,13 @@ func in(t *testing.T, path string, do func() error) {
 		t.Fatal(err)
 	}
 	defer namespace.Close()
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
-		err := netns.Set(namespace)
-		if err == nil {
-			err = do()
+	err = onThreadThatEnds(func() error {
+		if err := netns.Set(namespace); err != nil {
+			return err
 		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
+		return do()
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 }
