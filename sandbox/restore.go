@@ -105,6 +105,7 @@ func (s *Sandboxes) restore() (halfMade []*Sandbox, err error) {
 			s.options.Logger.Error("record set aside", "sandbox", b.ID, "file", b.Path, "err", b.Reason)
 		}
 	}
+	s.forgetFactsOfNobody(facts)
 	for _, sb := range s.all(func(*Sandbox) bool { return true }) {
 		close(sb.built)
 		if sb.listed.Load() {
@@ -116,6 +117,18 @@ func (s *Sandboxes) restore() (halfMade []*Sandbox, err error) {
 		halfMade = append(halfMade, sb)
 	}
 	return halfMade, nil
+}
+
+// forgetFactsOfNobody removes the facts of sandboxes that have no record.
+func (s *Sandboxes) forgetFactsOfNobody(facts map[string]Facts) {
+	for id := range facts {
+		if s.exists(id) {
+			continue
+		}
+		if err := s.facts.Remove(id); err != nil {
+			s.options.Logger.Error("facts without a record stay", "sandbox", id, "err", err)
+		}
+	}
 }
 
 // newestFirst: where two records have one name, the newer one keeps it.

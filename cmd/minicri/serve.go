@@ -39,6 +39,10 @@ func serve(ctx context.Context, arguments []string) error {
 	if err != nil {
 		return err
 	}
+	// Before anything is made: who is refused leaves nothing.
+	if err := removeStale(c.Socket); err != nil {
+		return err
+	}
 	unlock, err := lockDirectories(c)
 	if err != nil {
 		return err
