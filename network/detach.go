@@ -90,6 +90,11 @@ func (n *Networks) Release(id string) {
 	n.wakeRetry()
 }
 
+// Attached tells whether DEL is still to run for id. Until then its namespace
+// has to stay: without it, plugins do not find all that they made outside of
+// it (bridge leaves its masquerade rules behind).
+func (n *Networks) Attached(id string) bool { return n.find(id) != nil }
+
 // ReleaseUnknown releases the attachments of sandboxes that do not exist:
 // what a daemon left that was killed between two writes.
 func (n *Networks) ReleaseUnknown(exists func(id string) bool) {
@@ -170,7 +175,8 @@ func (n *Networks) retryOne(ctx context.Context, id string) error {
 		return err
 	}
 	n.options.Logger.Info("CNI DEL succeeded at last", "sandbox", id, "network", a.record.Network)
-	return nil
+	// Kept for this DEL; the sandbox may be gone long since.
+	return n.options.Namespaces.Remove(id)
 }
 
 // NamespacePath is the path of id's network namespace for CNI_NETNS: "" when

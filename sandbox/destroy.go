@@ -113,8 +113,8 @@ type onFailedDetach bool
 const (
 	// keepNamespace, and fail: somebody will ask again, and DEL wants it.
 	keepNamespace onFailedDetach = false
-	// leaveToJournal: nobody will ask again; the network's journal goes on
-	// with an empty CNI_NETNS.
+	// leaveToJournal: nobody will ask again; the network's journal goes on,
+	// and keeps the namespace.
 	leaveToJournal onFailedDetach = true
 )
 
@@ -146,9 +146,18 @@ func (s *Sandboxes) release(ctx context.Context, sb *Sandbox, policy onFailedDet
 	detached := s.around(ctx, "cni del", func() error { return s.detach(ctx, sb, policy) })
 	err := errors.Join(<-gone, detached)
 	if detached == nil {
-		err = errors.Join(err, s.around(ctx, "remove netns", func() error { return s.options.Netns.Remove(sb.ID) }))
+		err = errors.Join(err, s.around(ctx, "remove netns", func() error { return s.removeNetns(sb.ID) }))
 	}
 	return errors.Join(err, s.around(ctx, "remove userns", func() error { return s.options.Userns.Remove(sb.ID) }))
+}
+
+// removeNetns leaves the namespace to the network's journal if that still has
+// to run DEL, which wants it.
+func (s *Sandboxes) removeNetns(id string) error {
+	if s.options.Networks.Attached(id) {
+		return nil
+	}
+	return s.options.Netns.Remove(id)
 }
 
 // endPause kills pause at once and sees to the rest beside the caller. From
