@@ -43,5 +43,5 @@ func hiddenPart(s *specs.Spec) any {
 }
 
 func devicesPart(s *specs.Spec) any {
-	return map[string]any{"nodes": s.Linux.Devices, "rules": s.Linux.Resources.Devices}
+	return map[string]any{"nodes": s.Linux.Devices, "rules": s.Linux.Resources.Devices, "mounts": s.Mounts}
 }

@@ -13,21 +13,21 @@ const unifiedRoot = "/sys/fs/cgroup"
 // readControllers: on version 1 what is mounted counts, not what the kernel
 // could mount; in a hybrid tree that is what containers use.
 func readControllers() ([]string, error) {
+	controllers, err := cgroups.GetAllSubsystems()
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(controllers)
 	if cgroups.IsCgroup2UnifiedMode() {
-		controllers, err := cgroups.GetAllSubsystems()
-		slices.Sort(controllers)
-		return controllers, err
+		return slices.Compact(controllers), nil
 	}
 	mounts, err := cgroups.GetCgroupMounts(true)
 	if err != nil {
 		return nil, err
 	}
-	var controllers []string
-	for _, mount := range mounts {
-		controllers = append(controllers, mount.Subsystems...)
-	}
-	slices.Sort(controllers)
-	return slices.Compact(controllers), nil
+	return slices.DeleteFunc(controllers, func(controller string) bool {
+		return !slices.ContainsFunc(mounts, func(m cgroups.Mount) bool { return slices.Contains(m.Subsystems, controller) })
+	}), nil
 }
 
 // accountsSwap: kernels can be built or booted without accounting of swap.

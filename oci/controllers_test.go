@@ -20,7 +20,7 @@ func TestReadControllers(t *testing.T) {
 			t.Errorf("%s: want %v, controllers %q", controller, want, machine.Controllers)
 		}
 	}
-	if slices.Contains(machine.Controllers, "name=systemd") || slices.Contains(machine.Controllers, "") {
+	if slices.Contains(machine.Controllers, "systemd") || slices.Contains(machine.Controllers, "") {
 		t.Errorf("a hierarchy without a controller is among %q", machine.Controllers)
 	}
 }

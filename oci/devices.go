@@ -23,10 +23,10 @@ func containerDevices(c *Container, spec *specs.Spec) error {
 	allowDevices(spec, specs.LinuxDeviceCgroup{Allow: false, Access: "rwm"})
 	if c.security().GetPrivileged() {
 		allowDevices(spec, specs.LinuxDeviceCgroup{Allow: true, Access: "rwm"})
-		return addDevices(spec, &runtimeapi.Device{HostPath: "/dev", ContainerPath: "/dev"})
+		return c.addDevices(spec, &runtimeapi.Device{HostPath: "/dev", ContainerPath: "/dev"})
 	}
 	for _, device := range c.Config.GetDevices() {
-		if err := addDevices(spec, device); err != nil {
+		if err := c.addDevices(spec, device); err != nil {
 			return fmt.Errorf("device %s: %w", device.GetHostPath(), err)
 		}
 	}
@@ -35,22 +35,40 @@ func containerDevices(c *Container, spec *specs.Spec) error {
 
 // addDevices adds a device, or all below a directory. A rule is needed for
 // each, unless all are allowed: then no permissions are given.
-func addDevices(spec *specs.Spec, device *runtimeapi.Device) error {
-	nodes, err := findDevices(device.GetHostPath(), devicePath(device))
+func (c *Container) addDevices(spec *specs.Spec, device *runtimeapi.Device) error {
+	found, err := findDevices(device.GetHostPath(), devicePath(device))
 	if err != nil {
 		return err
 	}
-	for i := range nodes {
-		node := &nodes[i]
-		spec.Linux.Devices = slices.DeleteFunc(spec.Linux.Devices, func(d specs.LinuxDevice) bool { return d.Path == node.Path })
-		spec.Linux.Devices = append(spec.Linux.Devices, *node)
+	for _, d := range found {
+		c.addDevice(spec, d)
 		if device.GetPermissions() != "" {
 			allowDevices(spec, specs.LinuxDeviceCgroup{
-				Allow: true, Type: node.Type, Major: &node.Major, Minor: &node.Minor, Access: device.GetPermissions(),
+				Allow: true, Type: d.Type, Major: &d.Major, Minor: &d.Minor, Access: device.GetPermissions(),
 			})
 		}
 	}
 	return nil
+}
+
+// addDevice: in a user namespace no node can be made, and libcontainer binds
+// the one with the same path on the host. One that is to be in another place
+// is bound here.
+func (c *Container) addDevice(spec *specs.Spec, d hostDevice) {
+	spec.Linux.Devices = slices.DeleteFunc(spec.Linux.Devices, func(other specs.LinuxDevice) bool { return other.Path == d.Path })
+	if UserNamespace(c.Pod) == nil || d.source == d.Path {
+		spec.Linux.Devices = append(spec.Linux.Devices, d.LinuxDevice)
+		return
+	}
+	spec.Mounts = append(spec.Mounts, specs.Mount{
+		Destination: d.Path, Type: "bind", Source: d.source, Options: []string{"bind", "rprivate", "nosuid", "noexec"},
+	})
+}
+
+// hostDevice is a device of the host in its place in the container.
+type hostDevice struct {
+	specs.LinuxDevice
+	source string
 }
 
 // devicePath: without a path of its own a device is where it is on the host.
@@ -67,12 +85,12 @@ func allowDevices(spec *specs.Spec, rule specs.LinuxDeviceCgroup) {
 
 // findDevices finds what is at a path of the host, symbolic links followed: a
 // device, or a directory with devices, which keep their places in it.
-func findDevices(hostPath, containerPath string) ([]specs.LinuxDevice, error) {
+func findDevices(hostPath, containerPath string) ([]hostDevice, error) {
 	source, err := filepath.EvalSymlinks(hostPath)
 	if err != nil {
 		return nil, err
 	}
-	var found []specs.LinuxDevice
+	var found []hostDevice
 	err = filepath.WalkDir(source, func(at string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return ignoreVanished(at, source, err)
@@ -87,7 +105,7 @@ func findDevices(hostPath, containerPath string) ([]specs.LinuxDevice, error) {
 		if err != nil {
 			return ignoreVanished(at, source, err)
 		}
-		found = append(found, device)
+		found = append(found, hostDevice{device, at})
 		return nil
 	})
 	return found, err
