@@ -38,12 +38,16 @@ func (c *checker) leaks() {
 	c.quarantine()
 }
 
-func (c *checker) hasRecord(id string) bool {
-	_, err := os.Lstat(filepath.Join(c.recordDir(), id+".json"))
+func (c *checker) hasRecord(id string) bool     { return hasFile(c.recordDir(), id) }
+func (c *checker) hasAttachment(id string) bool { return hasFile(c.attachmentDir(), id) }
+
+func hasFile(dir, id string) bool {
+	_, err := os.Lstat(filepath.Join(dir, id+".json"))
 	return err == nil
 }
 
-func (c *checker) recordDir() string { return filepath.Join(c.Config.Root, "sandboxes") }
+func (c *checker) recordDir() string     { return filepath.Join(c.Config.Root, "sandboxes") }
+func (c *checker) attachmentDir() string { return filepath.Join(c.Config.Root, "attachments") }
 
 func (c *checker) remains() (*sandbox.Remains, error) {
 	hierarchies, err := cgroup.FindHierarchies()
@@ -53,13 +57,14 @@ func (c *checker) remains() (*sandbox.Remains, error) {
 	return &sandbox.Remains{
 		Netns:       network.FindNamespaces(c.Config.NetnsDir, c.Mark),
 		Userns:      network.FindNamespaces(filepath.Join(c.Config.State, "userns"), c.Mark),
-		Hierarchies: hierarchies, Mark: c.Mark, State: c.Config.State, Kill: time.Duration(c.Config.Limits.Kill),
+		Hierarchies: hierarchies, Mark: c.Mark, State: c.Config.State,
+		Attached: c.hasAttachment, Kill: time.Duration(c.Config.Limits.Kill),
 	}, nil
 }
 
 // attachments that no sandbox owns any more wait for their DEL to succeed.
 func (c *checker) attachments() {
-	dir := filepath.Join(c.Config.Root, "attachments")
+	dir := c.attachmentDir()
 	ids, err := state.IDs(dir)
 	if err != nil {
 		c.add("attachments", Problem, err.Error(), "")
@@ -82,7 +87,7 @@ func (c *checker) attachments() {
 }
 
 func (c *checker) quarantine() {
-	for _, kind := range []string{c.recordDir(), filepath.Join(c.Config.Root, "attachments"), filepath.Join(c.Config.State, "facts")} {
+	for _, kind := range []string{c.recordDir(), c.attachmentDir(), filepath.Join(c.Config.State, "facts")} {
 		files, err := filepath.Glob(filepath.Join(kind, "quarantine", "*"))
 		if err != nil {
 			continue // the pattern is good

@@ -20,7 +20,8 @@
 //
 // It is in the journal, on disk, before ADD runs, with the configuration and
 // the arguments of that ADD, and it is struck out only after DEL succeeded. A
-// DEL that fails is repeated in the background, over restarts too.
+// DEL that fails is repeated in the background, over restarts too. As long as
+// the attachment lives, so does the namespace: DEL wants it.
 //
 // # Locks
 //

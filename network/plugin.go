@@ -53,16 +53,25 @@ func (p *plugins) limited(ctx context.Context, r run, do func(context.Context) e
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- do(ctx) }()
+	var err error
 	select {
-	case err := <-done:
-		return p.describe(ctx, r, err)
+	case err = <-done:
 	case <-ctx.Done():
+		err = errors.Join(p.killUntil(done, r), context.Cause(ctx))
 	}
+	if ctx.Err() != nil {
+		err = errors.Join(err, p.endRest(ctx, r))
+	}
+	return p.describe(ctx, r, err)
+}
+
+// killUntil kills the processes of a run until it is done.
+func (p *plugins) killUntil(done <-chan error, r run) error {
 	for {
-		killErr := p.kill(r)
+		_, killErr := p.killMatching(p.of(r))
 		select {
 		case err := <-done:
-			return p.describe(ctx, r, errors.Join(err, killErr, context.Cause(ctx)))
+			return errors.Join(err, killErr)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
@@ -78,25 +87,43 @@ func (p *plugins) describe(ctx context.Context, r run, err error) error {
 	return fmt.Errorf("CNI %s: %w", r.verb, explain(err))
 }
 
-// kill ends the processes of a run. go-cni ends the plugin that it started but
+// of tells the processes of a run. go-cni ends the plugin that it started but
 // waits for whoever holds its pipes, such as an IPAM plugin that hangs; that
 // one is found by its environment, which plugins hand on to each other.
-func (p *plugins) kill(r run) error {
-	_, err := p.killMatching(func(environment [][]byte) bool {
+func (p *plugins) of(r run) func(environment [][]byte) bool {
+	return func(environment [][]byte) bool {
 		return has(environment, p.mark) && has(environment, "CNI_COMMAND="+r.verb) &&
 			(r.id == "" || has(environment, "CNI_CONTAINERID="+r.id))
-	})
-	return err
+	}
+}
+
+// restLimit is how long a killed process may take to go.
+const restLimit = 5 * time.Second
+
+// endRest ends what is left of a run when its pipes are closed: a process that
+// was started while the others were killed, and that holds no pipe.
+func (p *plugins) endRest(ctx context.Context, r run) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restLimit)
+	defer cancel()
+	if err := p.end(ctx, p.of(r)); err != nil {
+		return fmt.Errorf("end the rest of the plugins: %w", err)
+	}
+	return nil
 }
 
 // endAll ends every plugin that carries our mark and waits until they are
 // gone: a daemon that was killed leaves its plugins running, and an ADD must
 // not run beside the DEL that undoes it.
 func (p *plugins) endAll(ctx context.Context) error {
+	return p.end(ctx, func(environment [][]byte) bool {
+		return has(environment, p.mark) && hasPrefix(environment, "CNI_COMMAND=")
+	})
+}
+
+// end kills until nothing matches any more.
+func (p *plugins) end(ctx context.Context, match func(environment [][]byte) bool) error {
 	for {
-		count, err := p.killMatching(func(environment [][]byte) bool {
-			return has(environment, p.mark) && hasPrefix(environment, "CNI_COMMAND=")
-		})
+		count, err := p.killMatching(match)
 		if err != nil || count == 0 {
 			return err
 		}

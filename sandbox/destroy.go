@@ -47,6 +47,12 @@ func (s *Sandboxes) stop(ctx context.Context, sb *Sandbox) error {
 	}
 	ctx, cancel := s.bound(ctx, s.options.Limits.Destroy)
 	defer cancel()
+	if s.containers != nil {
+		err := s.around(ctx, "stop containers", func() error { return s.containers.StopPod(ctx, sb.ID) })
+		if err != nil {
+			return err
+		}
+	}
 	if err := s.release(ctx, sb, keepNamespace); err != nil {
 		return err
 	}
@@ -81,14 +87,24 @@ func (s *Sandboxes) Remove(ctx context.Context, id string) error {
 	if !s.exists(sb.ID) { // another Remove was faster
 		return nil
 	}
-	err = s.stop(s.outlive(ctx), sb)
-	if err == nil {
-		err = s.destroy(s.outlive(ctx), sb, keepNamespace)
-	}
-	if err != nil {
+	if err := s.remove(s.outlive(ctx), sb); err != nil {
 		return fmt.Errorf("remove sandbox %s: %w", sb.ID, err)
 	}
 	return nil
+}
+
+// remove is Remove under the sandbox's lock.
+func (s *Sandboxes) remove(ctx context.Context, sb *Sandbox) error {
+	if err := s.stop(ctx, sb); err != nil {
+		return err
+	}
+	if s.containers != nil {
+		err := s.around(ctx, "remove containers", func() error { return s.containers.RemovePod(ctx, sb.ID) })
+		if err != nil {
+			return err
+		}
+	}
+	return s.destroy(ctx, sb, keepNamespace)
 }
 
 // onFailedDetach says what becomes of the namespace when DEL fails.
@@ -97,8 +113,8 @@ type onFailedDetach bool
 const (
 	// keepNamespace, and fail: somebody will ask again, and DEL wants it.
 	keepNamespace onFailedDetach = false
-	// leaveToJournal: nobody will ask again; the network's journal goes on
-	// with an empty CNI_NETNS.
+	// leaveToJournal: nobody will ask again; the network's journal goes on,
+	// and keeps the namespace.
 	leaveToJournal onFailedDetach = true
 )
 
@@ -130,9 +146,18 @@ func (s *Sandboxes) release(ctx context.Context, sb *Sandbox, policy onFailedDet
 	detached := s.around(ctx, "cni del", func() error { return s.detach(ctx, sb, policy) })
 	err := errors.Join(<-gone, detached)
 	if detached == nil {
-		err = errors.Join(err, s.around(ctx, "remove netns", func() error { return s.options.Netns.Remove(sb.ID) }))
+		err = errors.Join(err, s.around(ctx, "remove netns", func() error { return s.removeNetns(sb.ID) }))
 	}
 	return errors.Join(err, s.around(ctx, "remove userns", func() error { return s.options.Userns.Remove(sb.ID) }))
+}
+
+// removeNetns leaves the namespace to the network's journal if that still has
+// to run DEL, which wants it.
+func (s *Sandboxes) removeNetns(id string) error {
+	if s.options.Networks.Attached(id) {
+		return nil
+	}
+	return s.options.Netns.Remove(id)
 }
 
 // endPause kills pause at once and sees to the rest beside the caller. From

@@ -110,13 +110,25 @@ func (s *Sandboxes) restore() (halfMade []*Sandbox, err error) {
 		close(sb.built)
 		if sb.listed.Load() {
 			s.restorePause(sb)
+		} else {
+			halfMade = append(halfMade, sb)
+		}
+	}
+	s.dropFacts(facts)
+	return halfMade, nil
+}
+
+// dropFacts removes those of no sandbox: their record was set aside, or gone
+// before them.
+func (s *Sandboxes) dropFacts(facts map[string]Facts) {
+	for id := range facts {
+		if s.exists(id) {
 			continue
 		}
-		// Its name is free at once: what comes next under it is another sandbox.
-		delete(s.byName, nameOf(sb.config.GetMetadata()))
-		halfMade = append(halfMade, sb)
+		if err := s.facts.Remove(id); err != nil {
+			s.options.Logger.Warn("facts without a record stay", "sandbox", id, "err", err)
+		}
 	}
-	return halfMade, nil
 }
 
 // forgetFactsOfNobody removes the facts of sandboxes that have no record.
@@ -153,10 +165,6 @@ func (s *Sandboxes) restoreOne(record Record, facts Facts) error {
 	if record.CreatedAt <= 0 {
 		return fmt.Errorf("the record says created at %d", record.CreatedAt)
 	}
-	name := nameOf(config.GetMetadata())
-	if other := s.byName[name]; other != nil {
-		return fmt.Errorf("sandbox %s, which is newer, has the same name %s", other.ID, name)
-	}
 	sb := newSandbox(record, config)
 	switch {
 	case s.rebooted || facts.BootID != "" && facts.BootID != s.bootID:
@@ -166,8 +174,21 @@ func (s *Sandboxes) restoreOne(record Record, facts Facts) error {
 		sb.facts.Store(&facts)
 		sb.listed.Store(true)
 	}
-	s.byName[name], s.byID[sb.ID] = sb, sb
 	s.lastCreated = max(s.lastCreated, record.CreatedAt)
+	return s.claim(sb)
+}
+
+// claim gives a restored sandbox its id and, if it is listed, its name. A
+// half-made one has no claim: its name was free at once for what came next.
+func (s *Sandboxes) claim(sb *Sandbox) error {
+	name := nameOf(sb.config.GetMetadata())
+	if other := s.byName[name]; other != nil && sb.listed.Load() {
+		return fmt.Errorf("sandbox %s, which is newer, has the same name %s", other.ID, name)
+	}
+	if sb.listed.Load() {
+		s.byName[name] = sb
+	}
+	s.byID[sb.ID] = sb
 	return nil
 }
 

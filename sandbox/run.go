@@ -44,6 +44,7 @@ func (s *Sandboxes) create(ctx context.Context, sb *Sandbox) {
 	if c.err == nil {
 		sb.listed.Store(true)
 		s.watch(sb)
+		s.letGo(c)
 		return
 	}
 	sb.runErr = s.undo(c)
@@ -184,14 +185,15 @@ func (c *creation) startPause() error {
 		f.Timeline = append(c.timeline, c.underWay())
 		f.ReadyAt = time.Now()
 	})
-	if err := c.owner.facts.Write(c.ID, *facts); err != nil {
-		return err
-	}
-	// Pause runs; that the shim is on its way out need not hold up anybody.
-	c.owner.work.Go(func() {
+	return c.owner.facts.Write(c.ID, *facts)
+}
+
+// letGo waits for the end of the shim: pause runs, and that the shim is on its
+// way out need not hold up anybody.
+func (s *Sandboxes) letGo(c *creation) {
+	s.work.Go(func() {
 		if err := c.starter.abort(); err != nil {
-			c.owner.options.Logger.Warn("the shim that started pause", "sandbox", c.ID, "err", err)
+			s.options.Logger.Warn("the shim that started pause", "sandbox", c.ID, "err", err)
 		}
 	})
-	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +19,9 @@ type Remains struct {
 	Hierarchies   cgroup.Hierarchies
 	// Mark is what our names begin with, State the volatile directory.
 	Mark, State string
+	// Attached tells whether CNI DEL is still to run for an id, which wants
+	// the network namespace.
+	Attached func(id string) bool
 	// Kill is how long a process may take to go after SIGKILL.
 	Kill time.Duration
 }
@@ -62,7 +66,11 @@ func (r *Remains) cgroups() ([]Stray, error) {
 	return strays, err
 }
 
-func (r *Remains) netns() ([]Stray, error)  { return pinned("netns", r.Netns) }
+func (r *Remains) netns() ([]Stray, error) {
+	strays, err := pinned("netns", r.Netns)
+	return slices.DeleteFunc(strays, func(s Stray) bool { return r.Attached(s.id) }), err
+}
+
 func (r *Remains) userns() ([]Stray, error) { return pinned("userns", r.Userns) }
 
 func pinned(kind string, namespaces *network.Namespaces) ([]Stray, error) {
@@ -104,7 +112,10 @@ func (r *Remains) Remove(stray Stray) error {
 
 func (s *Sandboxes) remains() *Remains {
 	o := s.options
-	return &Remains{Netns: o.Netns, Userns: o.Userns, Hierarchies: o.Hierarchies, Mark: o.Mark, State: o.State, Kill: o.Limits.Kill}
+	return &Remains{
+		Netns: o.Netns, Userns: o.Userns, Hierarchies: o.Hierarchies, Mark: o.Mark, State: o.State,
+		Attached: o.Networks.Attached, Kill: o.Limits.Kill,
+	}
 }
 
 // sweep removes what carries our mark and has no record: what is left of a

@@ -1,0 +1,194 @@
+package crash
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// fault is what happens at a point.
+type fault struct {
+	name   string
+	strike func(*testing.T, *trial)
+}
+
+var (
+	fails               = fault{"error", strikeError}
+	daemonKilled        = fault{"daemon killed", strikeKill}
+	shimKilled          = fault{"shim killed", func(t *testing.T, c *trial) { strikeShim(t, c, false) }}
+	shimAndDaemonKilled = fault{"shim and daemon killed", func(t *testing.T, c *trial) { strikeShim(t, c, true) }}
+	cancelled           = fault{"cancelled", strikeCancel}
+	deadlinePassed      = fault{"deadline passed", strikeDeadline}
+	limitPassed         = fault{"limit passed", strikeLimit}
+
+	// shimKilledInTime kills the shim while it makes the container, which
+	// takes it some 10 ms.
+	shimKilledInTime = []fault{
+		shimKilledAfter(0), shimKilledAfter(1), shimKilledAfter(2), shimKilledAfter(3), shimKilledAfter(4),
+		shimKilledAfter(6), shimKilledAfter(8), shimKilledAfter(10), shimKilledAfter(12), shimKilledAfter(15),
+	}
+)
+
+// shortLimit is the daemon's own limit in rows where it passes: longer than
+// any undisturbed operation takes, also on a busy machine.
+const shortLimit = time.Second
+
+func shortLimits() harness.Option {
+	return harness.Config(fmt.Sprintf("run = %q\ndestroy = %[1]q", shortLimit))
+}
+
+// begin arms the point, calls the operation beside the test, and waits until
+// the point is reached. The result of the call comes from the channel.
+func (c *trial) begin(ctx context.Context, t *testing.T, action string) <-chan error {
+	t.Helper()
+	c.arm(t, append([]string{c.point + " " + action}, c.operation.also...)...)
+	done := make(chan error, 1)
+	if c.operation.name == recovery.name { // a node is started by its test's goroutine alone
+		done <- c.operation.call(ctx, c)
+	} else {
+		go func() { done <- c.operation.call(ctx, c) }()
+	}
+	eventually(t, "point "+c.point+" is reached", c.wasHit)
+	return done
+}
+
+func strikeError(t *testing.T, c *trial) {
+	err := <-c.begin(limited(t), t, "error")
+	c.disarm(t)
+	if c.operation.name == recovery.name {
+		check(t, err)
+		return
+	}
+	if err == nil {
+		t.Error("the step failed, and the request succeeded")
+	}
+	if strings.HasSuffix(c.point, " ADD") {
+		wantPluginError(t, err, c.point)
+	}
+}
+
+// wantPluginError: the error names plugin, verb, message and code (P11).
+func wantPluginError(t *testing.T, err error, point string) {
+	t.Helper()
+	for _, part := range []string{`plugin type="trip"`, "CNI ADD", "failpoint " + point, "code 100"} {
+		if !strings.Contains(fmt.Sprint(err), part) {
+			t.Errorf("the error lacks %q: %v", part, err)
+		}
+	}
+}
+
+// strikeKill: the daemon dies at the point, by itself; or, where the point is
+// in a plugin, while the plugin hangs, which the next daemon has to end.
+func strikeKill(t *testing.T, c *trial) {
+	if isPlugin(c.point) {
+		done := c.begin(limited(t), t, "hang")
+		c.Kill()
+		<-done
+		c.Start()
+		return
+	}
+	err := <-c.begin(limited(t), t, "kill")
+	c.waitEnd(t)
+	if err == nil && c.operation.name != recovery.name {
+		t.Error("the daemon was killed, and the request succeeded")
+	}
+	c.disarm(t)
+}
+
+func isPlugin(point string) bool {
+	return strings.HasSuffix(point, " ADD") || strings.HasSuffix(point, " DEL")
+}
+
+func strikeShim(t *testing.T, c *trial, andDaemon bool) {
+	done := c.begin(limited(t), t, "hang")
+	c.killShim(t, 0)
+	if andDaemon {
+		c.Kill()
+		<-done
+		c.Start()
+		return
+	}
+	c.disarm(t)
+	if err := <-done; err == nil {
+		t.Error("the shim was killed, and the request succeeded")
+	}
+}
+
+func shimKilledAfter(milliseconds int) fault {
+	return fault{fmt.Sprintf("shim killed after %d ms", milliseconds), func(t *testing.T, c *trial) {
+		done := c.begin(limited(t), t, "hang")
+		c.disarm(t)
+		c.killShim(t, time.Duration(milliseconds)*time.Millisecond)
+		<-done // it may have succeeded: the shim may have done its work
+	}}
+}
+
+// killShim waits for the shim and kills it.
+func (n *node) killShim(t *testing.T, after time.Duration) {
+	t.Helper()
+	var pid int
+	eventually(t, "a shim runs", func() bool {
+		pid = n.shim()
+		return pid != 0
+	})
+	time.Sleep(after)
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+		t.Fatal(err)
+	}
+}
+
+// shim is the pid of the node's shim, 0 if none runs.
+func (n *node) shim() int {
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range lines {
+		line, _ := os.ReadFile(path)
+		words := strings.Split(string(line), "\x00")
+		if len(words) > 3 && words[1] == "pause" && strings.HasPrefix(words[3], n.State) {
+			pid, _ := strconv.Atoi(strings.Split(path, "/")[2])
+			return pid
+		}
+	}
+	return 0
+}
+
+func strikeCancel(t *testing.T, c *trial) {
+	ctx, cancel := context.WithCancel(limited(t))
+	defer cancel()
+	done := c.begin(ctx, t, "hang")
+	cancel()
+	wantCode(t, <-done, codes.Canceled)
+	c.disarm(t)
+}
+
+func strikeDeadline(t *testing.T, c *trial) {
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	wantCode(t, <-c.begin(ctx, t, "hang"), codes.DeadlineExceeded)
+	c.disarm(t)
+}
+
+// strikeLimit: the daemon's own limit for the operation passes.
+func strikeLimit(t *testing.T, c *trial) {
+	done := c.begin(limited(t), t, "hang")
+	time.Sleep(shortLimit)
+	c.disarm(t)
+	<-done // a step that was the last one succeeds late
+}
+
+func wantCode(t *testing.T, err error, code codes.Code) {
+	t.Helper()
+	if status.Code(err) != code {
+		t.Errorf("want code %v, got %v", code, err)
+	}
+}
