@@ -49,6 +49,8 @@ type attachment struct {
 	drift atomic.Pointer[Drift]
 	// struck is set when the record is gone from the journal.
 	struck bool
+	// released is set by Release, without the lock.
+	released atomic.Bool
 	// waiting is a copy of the record while the attachment has to go, for
 	// those who look without the lock; nil otherwise.
 	waiting atomic.Pointer[Attachment]
@@ -132,6 +134,8 @@ func (n *Networks) Pending() []Attachment {
 	for _, a := range n.attachments {
 		if waiting := a.waiting.Load(); waiting != nil {
 			pending = append(pending, *waiting)
+		} else if a.released.Load() {
+			pending = append(pending, Attachment{ID: a.record.ID, Network: a.record.Network}) // these never change
 		}
 	}
 	n.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
+
 	"time"
 
 	gocni "github.com/containerd/go-cni"
@@ -68,12 +68,32 @@ func (p *plugins) limited(ctx context.Context, r run, do func(context.Context) e
 // killUntil kills the processes of a run until it is done.
 func (p *plugins) killUntil(done <-chan error, r run) error {
 	for {
-		_, killErr := p.killMatching(p.of(r))
+		_, killErr := p.kill(r)
 		select {
 		case err := <-done:
 			return errors.Join(err, killErr)
 		case <-time.After(10 * time.Millisecond):
 		}
+	}
+}
+
+// restLimit is how long a killed process may take to go.
+const restLimit = 5 * time.Second
+
+// endRest ends what is left of a run when its pipes are closed: a process that
+// was started while the others were killed, and that holds no pipe.
+func (p *plugins) endRest(ctx context.Context, r run) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restLimit)
+	defer cancel()
+	for {
+		found, err := p.kill(r)
+		if err == nil && found == 0 {
+			return nil
+		}
+		if err != nil || ctx.Err() != nil {
+			return fmt.Errorf("end the rest of the plugins: %w", errors.Join(err, ctx.Err()))
+		}
+		time.Sleep(5 * time.Millisecond)
 	}
 }
 
@@ -87,99 +107,64 @@ func (p *plugins) describe(ctx context.Context, r run, err error) error {
 	return fmt.Errorf("CNI %s: %w", r.verb, explain(err))
 }
 
-// of tells the processes of a run. go-cni ends the plugin that it started but
-// waits for whoever holds its pipes, such as an IPAM plugin that hangs; that
-// one is found by its environment, which plugins hand on to each other.
-func (p *plugins) of(r run) func(environment [][]byte) bool {
-	return func(environment [][]byte) bool {
-		return has(environment, p.mark) && has(environment, "CNI_COMMAND="+r.verb) &&
-			(r.id == "" || has(environment, "CNI_CONTAINERID="+r.id))
-	}
+// kill ends the processes of a run and tells how many it found. go-cni ends the
+// plugin that it started but waits for whoever holds its pipes, such as an IPAM
+// plugin that hangs; that one is found by its environment, which plugins hand
+// on to each other.
+func (p *plugins) kill(r run) (found int, err error) {
+	err = p.each(func(environment [][]byte) (kill bool) {
+		if !p.ours(r, environment) {
+			return false
+		}
+		found++
+		return true
+	})
+	return found, err
 }
 
-// restLimit is how long a killed process may take to go.
-const restLimit = 5 * time.Second
+// ours tells whether the environment is that of a plugin of the run. There is
+// one run at a time for a sandbox, and in it plugins may run others with
+// another verb: an ADD that fails has its IPAM plugin DEL.
+func (p *plugins) ours(r run, environment [][]byte) bool {
+	if r.id != "" {
+		return has(environment, p.mark) && has(environment, "CNI_CONTAINERID="+r.id)
+	}
+	return has(environment, p.mark) && has(environment, "CNI_COMMAND="+r.verb)
+}
 
-// endRest ends what is left of a run when its pipes are closed: a process that
-// was started while the others were killed, and that holds no pipe.
-func (p *plugins) endRest(ctx context.Context, r run) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restLimit)
-	defer cancel()
-	if err := p.end(ctx, p.of(r)); err != nil {
-		return fmt.Errorf("end the rest of the plugins: %w", err)
+// each shows look the environment of every process, and kills those for which
+// it says so.
+func (p *plugins) each(look func(environment [][]byte) (kill bool)) error {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if pid, err := strconv.Atoi(entry.Name()); err == nil && pid != os.Getpid() {
+			killIf(pid, look)
+		}
 	}
 	return nil
 }
 
-// endAll ends every plugin that carries our mark and waits until they are
-// gone: a daemon that was killed leaves its plugins running, and an ADD must
-// not run beside the DEL that undoes it.
-func (p *plugins) endAll(ctx context.Context) error {
-	return p.end(ctx, func(environment [][]byte) bool {
-		return has(environment, p.mark) && hasPrefix(environment, "CNI_COMMAND=")
-	})
-}
-
-// end kills until nothing matches any more.
-func (p *plugins) end(ctx context.Context, match func(environment [][]byte) bool) error {
-	for {
-		count, err := p.killMatching(match)
-		if err != nil || count == 0 {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-}
-
-func (p *plugins) killMatching(match func(environment [][]byte) bool) (int, error) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return 0, err
-	}
-	killed := 0
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil || pid == os.Getpid() {
-			continue
-		}
-		if killIf(pid, match) {
-			killed++
-		}
-	}
-	return killed, nil
-}
-
 // killIf opens the process before it reads its environment, so that the signal
-// cannot go to another one that got the pid meanwhile.
-func killIf(pid int, match func([][]byte) bool) bool {
+// cannot go to another one that got the pid meanwhile. One that has ended by
+// then needs no signal.
+func killIf(pid int, match func([][]byte) bool) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return false
+		return
 	}
 	defer unix.Close(fd)
 	environment, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
-	if err != nil || !match(bytes.Split(environment, []byte{0})) {
-		return false
+	if err == nil && match(bytes.Split(environment, []byte{0})) {
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 	}
-	return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) == nil
 }
 
 func has(environment [][]byte, variable string) bool {
 	for _, v := range environment {
 		if string(v) == variable {
-			return true
-		}
-	}
-	return false
-}
-
-func hasPrefix(environment [][]byte, prefix string) bool {
-	for _, v := range environment {
-		if strings.HasPrefix(string(v), prefix) {
 			return true
 		}
 	}
