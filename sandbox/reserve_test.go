@@ -87,7 +87,8 @@ func storedRecord(t *testing.T, name string, createdAt int64) Record {
 
 func TestRestoreOneRefusesWhatIsNoSandbox(t *testing.T) {
 	s := checker()
-	if err := s.restoreOne(storedRecord(t, "web", 5), Facts{}); err != nil {
+	finished := Facts{BootID: "earlier"} // listed, so its name is taken
+	if err := s.restoreOne(storedRecord(t, "web", 5), finished); err != nil {
 		t.Fatal(err)
 	}
 	garbage := storedRecord(t, "x", 1)
@@ -100,7 +101,7 @@ func TestRestoreOneRefusesWhatIsNoSandbox(t *testing.T) {
 		"created at 0":      storedRecord(t, "x", 0),
 		"the same name":     storedRecord(t, "web", 4),
 	} {
-		if err := s.restoreOne(record, Facts{}); err == nil || !strings.Contains(err.Error(), says) {
+		if err := s.restoreOne(record, finished); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("restoreOne = %v, want an error that says %q", err, says)
 		}
 	}

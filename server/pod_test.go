@@ -148,7 +148,7 @@ func TestUnknownAndMalformed(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument)
 	_, err = client.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: podConfig("a", nil), RuntimeHandler: "kata"})
 	wantCode(t, err, codes.InvalidArgument)
-	_, err = client.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{})
+	_, err = client.CheckpointPod(t.Context(), &runtimeapi.CheckpointPodRequest{})
 	wantCode(t, err, codes.Unimplemented)
 }
 
