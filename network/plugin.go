@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-
 	"time"
 
 	gocni "github.com/containerd/go-cni"
