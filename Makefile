@@ -38,6 +38,13 @@ test-crash: root setup failpoints ## Kill the daemon at every step of a pod's li
 	go test $(goflags) -tags seccomp -race -c -o bin/test/crash ./test/crash
 	cd test/crash && ../../hack/in-netns ../../bin/test/crash -test.timeout 30m $(TESTFLAGS)
 
+SOAK ?= 5m
+
+.PHONY: soak
+soak: root setup build ## Pods come and go while the daemon is killed at random; SOAK=10m for longer (root)
+	go test $(goflags) -tags seccomp -race -c -o bin/test/soak ./test/soak
+	cd test/soak && SOAK=$(SOAK) ../../hack/in-netns ../../bin/test/soak -test.timeout 0 $(TESTFLAGS)
+
 .PHONY: setup
 setup: packages bin/cni/.built ## Debian packages that are missing, and the CNI plugins
 

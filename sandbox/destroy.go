@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/state"
 )
 
 // Stop ends everything that runs in the sandbox and takes its network back.
@@ -186,7 +186,7 @@ func (s *Sandboxes) endPause(ctx context.Context, sb *Sandbox) (gone <-chan erro
 func (s *Sandboxes) removeProcesses(id, cgroupsPath string) error {
 	return errors.Join(
 		s.options.Hierarchies.Remove(cgroup.Path(cgroupsPath), s.options.Limits.Kill),
-		os.RemoveAll(filepath.Join(s.runtimeRoot(), id)),
+		state.RemoveAll(filepath.Join(s.runtimeRoot(), id)),
 	)
 }
 

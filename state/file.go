@@ -3,6 +3,7 @@ package state
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -42,6 +43,16 @@ func writeTemporary(path string, data []byte, durable bool) (string, error) {
 		return "", errors.Join(err, os.Remove(file.Name()))
 	}
 	return file.Name(), nil
+}
+
+// RemoveAll is os.RemoveAll, save that what is not there is no error on a
+// file system that cannot be written, either: unlink(2) and rmdir(2) say EROFS
+// before they look.
+func RemoveAll(path string) error {
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return os.RemoveAll(path)
 }
 
 func syncDirectory(path string) error {

@@ -57,11 +57,10 @@ func (r *Records[T]) Write(id string, record T) error {
 
 // Remove deletes the record of id; one that is not there is no error.
 func (r *Records[T]) Remove(id string) error {
-	err := os.Remove(r.Path(id))
-	if errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(r.Path(id)); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err != nil {
+	if err := os.Remove(r.Path(id)); err != nil {
 		return fmt.Errorf("remove the record of %s: %w", id, err)
 	}
 	if !r.durable {
