@@ -77,6 +77,8 @@ type Containers struct {
 	mu     sync.RWMutex
 	byID   map[string]*Container
 	byName map[string]*Container
+	// stopping are the sandboxes that StopPod was called for, until RemovePod.
+	stopping map[string]bool
 }
 
 // Find returns the container with the id, or the only one whose id starts so;

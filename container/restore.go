@@ -17,7 +17,7 @@ import (
 // stops it. Sandboxes have to be open.
 func Open(ctx context.Context, options Options) (*Containers, error) {
 	s := &Containers{
-		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container),
+		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container), stopping: make(map[string]bool),
 		shims: newShims(options.State, options.Shim, options.SystemdCgroup),
 	}
 	s.base, s.cancel = context.WithCancelCause(ctx)
@@ -79,12 +79,12 @@ func (s *Containers) restoreOne(record Record, facts Facts) error {
 		return err
 	}
 	c := newContainer(record, config)
-	name := nameOf(record.SandboxID, config.GetMetadata())
-	if other := s.byName[name]; other != nil {
-		return fmt.Errorf("container %s has the same name %s", other.ID, name)
-	}
 	_, err = s.options.Sandboxes.Find(record.SandboxID)
 	if err == nil && facts.Created {
+		name := nameOf(record.SandboxID, config.GetMetadata())
+		if other := s.byName[name]; other != nil {
+			return fmt.Errorf("container %s has the same name %s", other.ID, name)
+		}
 		facts.Unknown = facts.FinishedAt == 0
 		if facts.FinishedAt != 0 {
 			close(c.ended)
@@ -122,13 +122,8 @@ func (s *Containers) findShim(sandboxID string) {
 		}
 		return
 	}
-	shim, started, err := s.shims.ensure(ctx, sandboxID)
-	if err == nil {
-		err = s.reconcile(ctx, sandboxID, shim)
-		s.follow(sandboxID, shim)
-	}
-	if err != nil {
-		s.options.Logger.Error("the containers of a pod have no shim", "sandbox", sandboxID, "started", started, "err", err)
+	if err := s.lookAgain(ctx, sandboxID); err != nil {
+		s.options.Logger.Error("the containers of a pod have no shim", "sandbox", sandboxID, "err", err)
 	}
 }
 
@@ -161,7 +156,7 @@ func (s *Containers) takeBack(ctx context.Context, c *Container) {
 	s.options.Logger.Info("take back a container that was half made", "container", c.ID)
 	if err := s.destroy(ctx, c); err != nil {
 		s.options.Logger.Error("a half-made container could not be taken back: remove it", "container", c.ID, "err", err)
-		c.update(func(f *Facts) { takeExit(f, 0, false, false, 0) })
+		s.change(c, func(f *Facts) { takeExit(f, 0, false, false, 0) })
 		c.listed.Store(true)
 	}
 }
@@ -193,14 +188,14 @@ func (s *Containers) sweepFiles(ctx context.Context) {
 	}
 }
 
-// sweepShims ends the shims of pods that have no container.
+// sweepShims ends the shims of pods that are gone.
 func (s *Containers) sweepShims(ctx context.Context) {
 	pods, err := s.shims.known()
 	if err != nil {
 		s.options.Logger.Error("sweep", "err", err)
 	}
 	for _, sandboxID := range pods {
-		if len(s.OfPod(sandboxID)) > 0 {
+		if _, err := s.options.Sandboxes.Find(sandboxID); err == nil || len(s.OfPod(sandboxID)) > 0 {
 			continue
 		}
 		if err := s.shims.forget(ctx, sandboxID); err != nil {
