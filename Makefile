@@ -62,14 +62,14 @@ bin/cni/.built: hack/plugins/go.mod hack/plugins/go.sum
 build: ## bin/minicri and bin/minicri-shim
 	sh oci/pause/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags grpcnotrace -o bin/minicri ./cmd/minicri
-	CGO_ENABLED=1 $(gobuild) -tags seccomp -o bin/minicri-shim ./cmd/minicri-shim
+	CGO_ENABLED=1 $(gobuild) -tags seccomp,runc_nocriu -o bin/minicri-shim ./cmd/minicri-shim
 
 # For tests that make the daemon fail or die at a named point.
 .PHONY: failpoints
 failpoints: bin/cni/.built
 	sh oci/pause/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags failpoints -o bin/failpoints/ ./cmd/minicri ./test/crash/trip
-	CGO_ENABLED=1 $(gobuild) -tags seccomp -o bin/failpoints/minicri-shim ./cmd/minicri-shim
+	CGO_ENABLED=1 $(gobuild) -tags seccomp,runc_nocriu -o bin/failpoints/minicri-shim ./cmd/minicri-shim
 	@ln -sfn ../cni bin/failpoints/cni
 
 # Compiled first, outside: the namespace has no network to fetch a module.
