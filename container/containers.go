@@ -154,6 +154,11 @@ func (s *Containers) dir(id string) string { return filepath.Join(s.options.Stat
 
 func (s *Containers) rootfs(id string) string { return filepath.Join(s.dir(id), "rootfs") }
 
+// within bounds work of the daemon's own, which ends with it.
+func (s *Containers) within(limit time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(s.base, limit, errors.New("not done within "+limit.String()))
+}
+
 // outlive bounds work that goes on when the caller is gone.
 func (s *Containers) outlive(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(context.WithoutCancel(ctx), limit, errors.New("not done within "+limit.String()))

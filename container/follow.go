@@ -43,7 +43,7 @@ func (s *Containers) shimLost(sandboxID string, lost error) {
 		s.change(c, func(f *Facts) { f.Unknown = f.Created })
 	}
 	s.options.Logger.Warn("the shim of a pod is gone; another one takes over its containers", "sandbox", sandboxID, "err", lost)
-	ctx, cancel := s.outlive(s.base, s.options.Limits.Create)
+	ctx, cancel := s.within(s.options.Limits.Create)
 	defer cancel()
 	if err := s.lookAgain(ctx, sandboxID); err != nil {
 		s.options.Logger.Error("the containers of a pod have no shim", "sandbox", sandboxID, "err", err)
@@ -67,8 +67,6 @@ func (s *Containers) lookAgain(ctx context.Context, sandboxID string) error {
 		select {
 		case <-time.After(lookPause):
 		case <-ctx.Done():
-			return err
-		case <-s.base.Done():
 			return err
 		}
 	}

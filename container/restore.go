@@ -2,6 +2,7 @@ package container
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -40,7 +41,7 @@ func (s *Containers) openFiles() (err error) {
 		return fmt.Errorf("read the boot id: %w", err)
 	}
 	s.bootID = strings.TrimSpace(string(bootID))
-	if err := os.MkdirAll(s.dir(""), 0o711); err != nil {
+	if err := errors.Join(os.MkdirAll(s.dir(""), 0o711), os.MkdirAll(s.shims.dir(""), 0o711)); err != nil {
 		return err
 	}
 	if s.records, err = state.Open[Record](filepath.Join(s.options.Root, "containers"), recordVersion, true); err != nil {
@@ -114,7 +115,7 @@ func (s *Containers) findShims() error {
 }
 
 func (s *Containers) findShim(sandboxID string) {
-	ctx, cancel := s.outlive(s.base, s.options.Limits.Kill)
+	ctx, cancel := s.within(s.options.Limits.Kill)
 	defer cancel()
 	if s.ranBefore(sandboxID) {
 		for _, c := range s.OfPod(sandboxID) {
@@ -134,7 +135,7 @@ func (s *Containers) ranBefore(sandboxID string) bool {
 
 // sweep takes back what was half made, and what has no record any more.
 func (s *Containers) sweep() {
-	ctx, cancel := s.outlive(s.base, s.options.Limits.Create)
+	ctx, cancel := s.within(s.options.Limits.Create)
 	defer cancel()
 	for _, c := range s.all(func(c *Container) bool { return !c.listed.Load() }) {
 		s.takeBack(ctx, c)

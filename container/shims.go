@@ -113,7 +113,12 @@ func (s *shims) ensure(ctx context.Context, sandboxID string, follow func(*clien
 
 // drop lets go of a connection over which nothing comes any more.
 func (s *shims) drop(sandboxID string, shim *client.Client) {
-	pod := s.of(sandboxID)
+	s.mu.Lock()
+	pod := s.pods[sandboxID]
+	s.mu.Unlock()
+	if pod == nil {
+		return // forgotten, with its connection
+	}
 	pod.mu.Lock()
 	defer pod.mu.Unlock()
 	if pod.client == shim {
