@@ -52,9 +52,7 @@ func (s *Containers) forExec(ctx context.Context, id string, command []string, t
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)
 	}
-	process := spec.Process
-	process.Args, process.Terminal, process.ConsoleSize = command, tty, nil
-	return c, shim, process, nil
+	return c, shim, oci.ForExec(spec, command, tty), nil
 }
 
 // running finds a container that runs, and its shim.
@@ -101,6 +99,9 @@ func (s *Containers) Update(ctx context.Context, id string, asked *runtimeapi.Li
 		return err
 	}
 	defer release()
+	if !s.exists(c.ID) { // removed meanwhile
+		return fmt.Errorf("container %s: %w", c.ID, errdefs.ErrNotFound)
+	}
 	if c.State() == runtimeapi.ContainerState_CONTAINER_EXITED {
 		return fmt.Errorf("update container %s: it has ended: %w", c.ID, errdefs.ErrFailedPrecondition)
 	}
