@@ -96,15 +96,24 @@ func (n *Networks) openJournal() error {
 	return nil
 }
 
-// Journal writes the attachment to the disk. ADD runs only after that.
+// Journal writes the attachment down. ADD may run only after SyncJournal.
 func (n *Networks) Journal(a Attachment) error {
-	if err := n.journal.Write(a.ID, a); err != nil {
+	if err := n.journal.Put(a.ID, a); err != nil {
 		return fmt.Errorf("journal the attachment: %w", err)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.attachments[a.ID] = newAttachment(a)
 	return nil
+}
+
+// SyncJournal makes the attachment of id durable; where there is none there is
+// nothing to do.
+func (n *Networks) SyncJournal(id string) error {
+	if n.find(id) == nil {
+		return nil
+	}
+	return n.journal.Sync(id)
 }
 
 // strike takes the attachment out of the journal; its lock is held.

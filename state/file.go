@@ -27,7 +27,7 @@ func WriteFile(path string, data []byte, durable bool) error {
 	if !durable {
 		return nil
 	}
-	return syncDirectory(filepath.Dir(path))
+	return syncFile(filepath.Dir(path))
 }
 
 func writeTemporary(path string, data []byte, durable bool) (string, error) {
@@ -55,12 +55,13 @@ func RemoveAll(path string) error {
 	return os.RemoveAll(path)
 }
 
-func syncDirectory(path string) error {
-	directory, err := os.Open(path)
+// syncFile waits until the file, or the names of a directory, are on the disk.
+func syncFile(path string) error {
+	file, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(directory.Sync(), directory.Close()); err != nil {
+	if err := errors.Join(file.Sync(), file.Close()); err != nil {
 		return fmt.Errorf("sync %s: %w", path, err)
 	}
 	return nil
