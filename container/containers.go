@@ -113,6 +113,11 @@ func (s *Containers) List() []*Container {
 	return s.all(func(c *Container) bool { return c.listed.Load() })
 }
 
+// ListPod returns those of one sandbox that are to be seen, the newest first.
+func (s *Containers) ListPod(sandboxID string) []*Container {
+	return s.all(func(c *Container) bool { return c.SandboxID == sandboxID && c.listed.Load() })
+}
+
 // OfPod returns all containers of a sandbox, listed or not.
 func (s *Containers) OfPod(sandboxID string) []*Container {
 	return s.all(func(c *Container) bool { return c.SandboxID == sandboxID })

@@ -15,6 +15,7 @@ import (
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/sandbox"
+	"github.com/minicri/minicri/stats"
 )
 
 // Runtime implements runtime.v1.RuntimeService. What this build cannot do yet
@@ -24,6 +25,7 @@ type Runtime struct {
 	Sandboxes  *sandbox.Sandboxes
 	Containers *container.Containers
 	Networks   *network.Networks
+	Stats      *stats.Meter
 	Info       Info
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/server"
+	"github.com/minicri/minicri/stats"
 )
 
 // wire puts the packages together.
@@ -49,6 +50,7 @@ type node struct {
 func (n *node) close() error {
 	n.runtime.Sandboxes.Close()
 	n.runtime.Containers.Close()
+	n.runtime.Stats.Close()
 	return n.images.Close()
 }
 
@@ -116,11 +118,16 @@ func wireRuntime(ctx context.Context, c *config.Config, images *image.Store, mea
 		return nil, err
 	}
 	sandboxes.Hold(containers)
+	meter, err := stats.Open(ctx, images, logger)
+	if err != nil {
+		return nil, err
+	}
 	measured.Watch(sandboxes, networks)
 	return &server.Runtime{
 		Sandboxes:  sandboxes,
 		Containers: containers,
 		Networks:   networks,
+		Stats:      meter,
 		Info:       server.Info{Version: version, SystemdCgroup: systemd, Handlers: c.Handlers, Config: c},
 	}, nil
 }

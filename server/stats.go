@@ -1,0 +1,146 @@
+package server
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/sandbox"
+	"github.com/minicri/minicri/stats"
+)
+
+// ContainerStats measures one container; NotFound when there is none.
+func (r *Runtime) ContainerStats(ctx context.Context, request *runtimeapi.ContainerStatsRequest) (*runtimeapi.ContainerStatsResponse, error) {
+	c, err := r.Containers.Find(request.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	measured, err := r.Stats.Container(ctx, measurable(c))
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.ContainerStatsResponse{Stats: measured}, nil
+}
+
+// ListContainerStats measures the running containers that match every field of
+// the filter.
+func (r *Runtime) ListContainerStats(ctx context.Context, request *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
+	return &runtimeapi.ListContainerStatsResponse{Stats: r.containerStats(ctx, request.GetFilter())}, nil
+}
+
+// StreamContainerStats sends the same list in pieces.
+func (r *Runtime) StreamContainerStats(request *runtimeapi.StreamContainerStatsRequest, stream runtimeapi.RuntimeService_StreamContainerStatsServer) error {
+	list := r.containerStats(stream.Context(), request.GetFilter())
+	for piece := range slices.Chunk(list, containersPerMessage) {
+		if err := stream.Send(&runtimeapi.StreamContainerStatsResponse{ContainerStats: piece}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Runtime) containerStats(ctx context.Context, filter *runtimeapi.ContainerStatsFilter) []*runtimeapi.ContainerStats {
+	same := &runtimeapi.ContainerFilter{
+		Id: filter.GetId(), PodSandboxId: filter.GetPodSandboxId(), LabelSelector: filter.GetLabelSelector(),
+		State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
+	}
+	var running []stats.Container
+	for _, c := range r.Containers.List() {
+		if matchesContainer(c, same) {
+			running = append(running, measurable(c))
+		}
+	}
+	return r.Stats.Containers(ctx, running)
+}
+
+func measurable(c *container.Container) stats.Container {
+	config := c.Config()
+	return stats.Container{
+		ID:     c.ID,
+		Cgroup: cgroup.Path(c.CgroupsPath),
+		Attributes: &runtimeapi.ContainerAttributes{
+			Id: c.ID, Metadata: config.GetMetadata(), Labels: config.GetLabels(), Annotations: config.GetAnnotations(),
+		},
+	}
+}
+
+// PodSandboxStats measures one pod; NotFound when there is none.
+func (r *Runtime) PodSandboxStats(ctx context.Context, request *runtimeapi.PodSandboxStatsRequest) (*runtimeapi.PodSandboxStatsResponse, error) {
+	sb, err := r.Sandboxes.Find(request.GetPodSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	measured, err := r.Stats.Pod(ctx, r.measurablePod(sb))
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.PodSandboxStatsResponse{Stats: measured}, nil
+}
+
+// ListPodSandboxStats measures the ready pods that match every field of the
+// filter.
+func (r *Runtime) ListPodSandboxStats(ctx context.Context, request *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
+	return &runtimeapi.ListPodSandboxStatsResponse{Stats: r.podStats(ctx, request.GetFilter())}, nil
+}
+
+// StreamPodSandboxStats sends the same list in pieces.
+func (r *Runtime) StreamPodSandboxStats(request *runtimeapi.StreamPodSandboxStatsRequest, stream runtimeapi.RuntimeService_StreamPodSandboxStatsServer) error {
+	list := r.podStats(stream.Context(), request.GetFilter())
+	for piece := range slices.Chunk(list, podsPerMessage) {
+		if err := stream.Send(&runtimeapi.StreamPodSandboxStatsResponse{PodSandboxStats: piece}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Runtime) podStats(ctx context.Context, filter *runtimeapi.PodSandboxStatsFilter) []*runtimeapi.PodSandboxStats {
+	return r.Stats.Pods(ctx, r.measurablePods(&runtimeapi.PodSandboxFilter{Id: filter.GetId(), LabelSelector: filter.GetLabelSelector()}))
+}
+
+// measurablePods are the ready ones that the filter takes.
+func (r *Runtime) measurablePods(filter *runtimeapi.PodSandboxFilter) []stats.Pod {
+	var pods []stats.Pod
+	for _, sb := range r.Sandboxes.List() {
+		if sb.Ready() && matches(sb, filter) {
+			pods = append(pods, r.measurablePod(sb))
+		}
+	}
+	return pods
+}
+
+func (r *Runtime) measurablePod(sb *sandbox.Sandbox) stats.Pod {
+	config := sb.Config()
+	pod := stats.Pod{
+		ID:    sb.ID,
+		Netns: r.Sandboxes.NetnsPath(sb),
+		Attributes: &runtimeapi.PodSandboxAttributes{
+			Id: sb.ID, Metadata: config.GetMetadata(), Labels: config.GetLabels(), Annotations: config.GetAnnotations(),
+		},
+	}
+	for _, c := range r.Containers.ListPod(sb.ID) {
+		if c.State() == runtimeapi.ContainerState_CONTAINER_RUNNING {
+			pod.Containers = append(pod.Containers, measurable(c))
+		}
+	}
+	pod.Cgroups = podCgroups(sb, pod.Containers)
+	return pod
+}
+
+// podCgroups: the parent that the pod names is its own, as the kubelet makes
+// it; without one, the pod is the sum of its parts.
+func podCgroups(sb *sandbox.Sandbox, containers []stats.Container) []string {
+	pause := cgroup.Path(sb.CgroupsPath)
+	if sb.Config().GetLinux().GetCgroupParent() != "" {
+		return []string{filepath.Dir(pause)}
+	}
+	cgroups := []string{pause}
+	for _, c := range containers {
+		cgroups = append(cgroups, c.Cgroup)
+	}
+	return cgroups
+}

@@ -1,0 +1,172 @@
+package stats
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// cpuNow is what the kernel's file says, in nanoseconds.
+func cpuNow(t *testing.T, h hierarchies, path string) uint64 {
+	t.Helper()
+	if h.cpuacct != "" {
+		return kernel(t, dir(h.cpuacct, path), "cpuacct.usage", "")
+	}
+	return kernel(t, dir(h.unified, path), "cpu.stat", "usage_usec") * 1000
+}
+
+func TestCPU(t *testing.T) {
+	m := newMeter(t, directories(t.TempDir()))
+	path := makeCgroup(t, m.hierarchies, "cpu")
+	start(t, m.hierarchies, path, "burn")
+	began, before := time.Now(), cpuNow(t, m.hierarchies, path)
+	first := measure(t, m, path).GetCpu()
+	between(t, "cpu time", before, first.GetUsageCoreNanoSeconds().GetValue(), cpuNow(t, m.hierarchies, path))
+	if first.GetUsageNanoCores() != nil {
+		t.Errorf("there is a rate of %v after one sample", first.GetUsageNanoCores())
+	}
+
+	time.Sleep(shortestWindow + 200*time.Millisecond)
+	low := cpuNow(t, m.hierarchies, path)
+	second := measure(t, m, path).GetCpu()
+	high := cpuNow(t, m.hierarchies, path)
+	between(t, "cpu time", low, second.GetUsageCoreNanoSeconds().GetValue(), high)
+	seconds := time.Since(began).Seconds()
+	rate := float64(high-before) / seconds
+	got := float64(second.GetUsageNanoCores().GetValue())
+	if got < 0.9*rate || got > 1.1*rate || rate < 1e8 {
+		t.Errorf("usage_nano_cores is %.0f; the kernel's file grew by %.0f a second", got, rate)
+	}
+	if again := measure(t, m, path).GetCpu().GetUsageNanoCores().GetValue(); again != second.GetUsageNanoCores().GetValue() {
+		t.Errorf("who asks at once after another gets the rate %d, and not that of the last window %d", again, second.GetUsageNanoCores().GetValue())
+	}
+}
+
+func measure(t *testing.T, m *Meter, path string) *runtimeapi.ContainerStats {
+	t.Helper()
+	measured, err := m.Container(t.Context(), Container{ID: filepath.Base(path), Cgroup: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, timestamp := range map[string]int64{"cpu": measured.GetCpu().GetTimestamp(), "memory": measured.GetMemory().GetTimestamp()} {
+		if time.Since(time.Unix(0, timestamp)) > time.Minute {
+			t.Errorf("the timestamp of %s is %d", what, timestamp)
+		}
+	}
+	return measured
+}
+
+func TestMemory(t *testing.T) {
+	m := newMeter(t, directories(t.TempDir()))
+	h := m.hierarchies
+	path := makeCgroup(t, h, "memory")
+	directory, limitFile, usageFile, prefix, anon := dir(h.memory, path), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_", "rss"
+	if version2(h.memory) {
+		directory, limitFile, usageFile, prefix, anon = dir(h.unified, path), "memory.max", "memory.current", "", "anon"
+	}
+	if got := measure(t, m, path).GetMemory().GetAvailableBytes(); got != nil {
+		t.Errorf("%v bytes are available below no limit", got)
+	}
+	const limit = 256 << 20
+	if err := os.WriteFile(filepath.Join(directory, limitFile), []byte("268435456"), 0); err != nil {
+		t.Fatal(err)
+	}
+	start(t, h, path, "hold "+filepath.Join(t.TempDir(), "file"))
+
+	row := func(key string) uint64 { return kernel(t, directory, "memory.stat", prefix+key) }
+	const slack = 4 << 20 // the task's Go runtime goes on, and the kernel counts in batches
+	got := measure(t, m, path).GetMemory()
+	usage := kernel(t, directory, usageFile, "")
+	between(t, "usage", usage-slack, got.GetUsageBytes().GetValue(), usage+slack)
+	between(t, "working set", usage-row("inactive_file")-slack, got.GetWorkingSetBytes().GetValue(), usage-row("inactive_file")+slack)
+	between(t, "rss", row(anon)-slack, got.GetRssBytes().GetValue(), row(anon)+slack)
+	between(t, "page faults", row("pgfault")/2, got.GetPageFaults().GetValue(), row("pgfault"))
+	// The race detector holds several bytes for each.
+	between(t, "rss", heldBytes, got.GetRssBytes().GetValue(), 4*heldBytes)
+	between(t, "what the working set leaves out", fileBytes-slack, got.GetUsageBytes().GetValue()-got.GetWorkingSetBytes().GetValue(), fileBytes+16<<20)
+	if sum := got.GetAvailableBytes().GetValue() + got.GetWorkingSetBytes().GetValue(); sum != limit {
+		t.Errorf("available and working set are together %d, not the limit %d", sum, limit)
+	}
+}
+
+func TestSwapIsPresentWhereTheKernelCountsIt(t *testing.T) {
+	m := newMeter(t, directories(t.TempDir()))
+	path := makeCgroup(t, m.hierarchies, "swap")
+	counted := filepath.Join(dir(m.hierarchies.memory, path), "memory.memsw.usage_in_bytes")
+	if version2(m.hierarchies.memory) {
+		counted = filepath.Join(dir(m.hierarchies.unified, path), "memory.swap.current")
+	}
+	_, err := os.Stat(counted)
+	swap := measure(t, m, path).GetSwap()
+	if (err == nil) != (swap != nil) {
+		t.Fatalf("swap is %v; %s: %v", swap, counted, err)
+	}
+	if err == nil && (swap.GetTimestamp() <= 0 || swap.GetSwapUsageBytes().GetValue() != 0 || swap.GetSwapAvailableBytes() != nil) {
+		t.Errorf("swap of an empty cgroup without limits is %v", swap)
+	}
+}
+
+func TestPod(t *testing.T) {
+	m := newMeter(t, directories(t.TempDir()))
+	one, two := makeCgroup(t, m.hierarchies, "one"), makeCgroup(t, m.hierarchies, "two")
+	start(t, m.hierarchies, one, "sit")
+	start(t, m.hierarchies, two, "sit")
+	pod, err := m.Pod(t.Context(), Pod{ID: "pod", Cgroups: []string{one, two}, Containers: []Container{{ID: "one", Cgroup: one}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pids := dir(m.hierarchies.pids, one)
+	if version2(m.hierarchies.pids) {
+		pids = dir(m.hierarchies.unified, one)
+	}
+	single := kernel(t, pids, "pids.current", "")
+	between(t, "processes of two cgroups", single+1, pod.GetLinux().GetProcess().GetProcessCount().GetValue(), 3*single)
+	if n := len(pod.GetLinux().GetContainers()); n != 1 {
+		t.Errorf("the pod has %d containers", n)
+	}
+	container := pod.GetLinux().GetContainers()[0]
+	if whole, part := pod.GetLinux().GetMemory().GetUsageBytes().GetValue(), container.GetMemory().GetUsageBytes().GetValue(); whole <= part {
+		t.Errorf("the pod uses %d bytes and a part of it %d", whole, part)
+	}
+}
+
+func TestPressure(t *testing.T) {
+	m := newMeter(t, directories(t.TempDir()))
+	path := makeCgroup(t, m.hierarchies, "pressure")
+	file := filepath.Join(dir(m.hierarchies.unified, path), "cpu.pressure")
+	_, err := os.Stat(file)
+	if m.hierarchies.unified == "" {
+		err = os.ErrNotExist
+	}
+	if err != nil {
+		if got := measure(t, m, path).GetCpu().GetPsi(); got != nil {
+			t.Errorf("there is pressure %v without %s", got, file)
+		}
+		return
+	}
+	// More that want to run than there are processors, in one cgroup.
+	for range 4 {
+		start(t, m.hierarchies, path, "burn")
+	}
+	time.Sleep(500 * time.Millisecond)
+	low := pressureTotal(t, file)
+	got := measure(t, m, path)
+	between(t, "cpu pressure", low, got.GetCpu().GetPsi().GetSome().GetTotal(), pressureTotal(t, file))
+	if low == 0 || got.GetMemory().GetPsi() == nil || got.GetIo().GetPsi() == nil || got.GetIo().GetTimestamp() <= 0 {
+		t.Errorf("pressure is %v, %v and %v", got.GetCpu().GetPsi(), got.GetMemory().GetPsi(), got.GetIo())
+	}
+}
+
+// pressureTotal is the first line's: "some avg10=.. avg60=.. avg300=.. total=N".
+func pressureTotal(t *testing.T, file string) uint64 {
+	t.Helper()
+	r := &reader{}
+	stats := r.pressure(filepath.Dir(file), filepath.Base(file))
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	return stats.GetSome().GetTotal()
+}

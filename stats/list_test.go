@@ -1,0 +1,203 @@
+package stats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/image"
+)
+
+func TestListLeavesOutWhatCannotBeMeasured(t *testing.T) {
+	layers := t.TempDir()
+	m := newMeter(t, directories(layers))
+	path := makeCgroup(t, m.hierarchies, "listed")
+	if err := os.MkdirAll(filepath.Join(layers, "listed", "sub"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(layers, "listed", "sub", "file"), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	list := m.Containers(t.Context(), []Container{
+		{ID: "vanished", Cgroup: path + "/vanished"},
+		{ID: "broken", Cgroup: path + "/cgroup.procs/not-a-directory"},
+		{ID: "listed", Cgroup: path},
+	})
+	if len(list) != 1 {
+		t.Fatalf("%d are listed, not the one that there is: %v", len(list), list)
+	}
+	layer := list[0].GetWritableLayer()
+	between(t, "bytes of the layer", 1<<20, layer.GetUsedBytes().GetValue(), 1<<20+64<<10)
+	between(t, "inodes of the layer", 3, layer.GetInodesUsed().GetValue(), 3)
+	if layer.GetTimestamp() <= 0 || layer.GetFsId().GetMountpoint() != layers {
+		t.Errorf("the layer is %v", layer)
+	}
+}
+
+func TestContainerThatDoesNotRunHasItsLayer(t *testing.T) {
+	layers := t.TempDir()
+	m := newMeter(t, directories(layers))
+	if err := os.Mkdir(filepath.Join(layers, "ended"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	got, err := m.Container(t.Context(), Container{ID: "ended", Cgroup: "/minicri-stats-no-such-cgroup"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.GetCpu() != nil || got.GetMemory() != nil || got.GetWritableLayer().GetInodesUsed().GetValue() != 1 {
+		t.Errorf("the stats of a container that has ended are %v", got)
+	}
+}
+
+// hung is a layer on a disk that does not answer.
+type hung struct {
+	directories
+	entered chan struct{}
+}
+
+func (h hung) SnapshotUsage(ctx context.Context, id string) (image.Usage, error) {
+	if id != "hung" {
+		return h.directories.SnapshotUsage(ctx, id)
+	}
+	close(h.entered) // twice would panic: one walk at a time
+	<-ctx.Done()
+	return image.Usage{}, ctx.Err()
+}
+
+func TestHungLayerHoldsUpNobody(t *testing.T) {
+	layers := t.TempDir()
+	source := hung{directories(layers), make(chan struct{})}
+	m := newMeter(t, source)
+	path := makeCgroup(t, m.hierarchies, "beside")
+	if err := os.Mkdir(filepath.Join(layers, "beside"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		began := time.Now()
+		list := m.Containers(t.Context(), []Container{{ID: "hung", Cgroup: path}, {ID: "beside", Cgroup: path}})
+		if took := time.Since(began); took > layerWait+50*time.Millisecond {
+			t.Errorf("the list took %v beside a layer that hangs", took)
+		}
+		if len(list) != 2 || list[0].GetWritableLayer() != nil || list[0].GetCpu() == nil || list[1].GetWritableLayer() == nil {
+			t.Errorf("the list is %v", list)
+		}
+	}
+	<-source.entered
+}
+
+// listSize containers have to be listed for less than listLimit of cpu time.
+const (
+	listSize  = 200
+	listLimit = 50 * time.Millisecond
+)
+
+func listed(t testing.TB, m *Meter, layers string) []Container {
+	t.Helper()
+	containers := make([]Container, listSize)
+	for i := range containers {
+		id := fmt.Sprintf("list-%d", i)
+		containers[i] = Container{ID: id, Cgroup: makeCgroup(t, m.hierarchies, id)}
+		if err := os.Mkdir(filepath.Join(layers, id), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return containers
+}
+
+func TestListOf200CostsLittle(t *testing.T) {
+	layers := t.TempDir()
+	m := newMeter(t, directories(layers))
+	containers := listed(t, m, layers)
+	var costs []time.Duration
+	for range 5 {
+		before := cpuTime(t)
+		list := m.Containers(t.Context(), containers)
+		costs = append(costs, cpuTime(t)-before)
+		if len(list) != listSize {
+			t.Fatalf("%d of %d are listed", len(list), listSize)
+		}
+	}
+	t.Logf("listing %d containers cost %v of cpu time; the first time with their layers", listSize, costs)
+	// The least of them: what else the machine does makes caches cold.
+	if cost := slices.Min(costs); cost > listLimit {
+		t.Errorf("listing %d containers cost %v of cpu time", listSize, cost)
+	}
+}
+
+func cpuTime(t *testing.T) time.Duration {
+	t.Helper()
+	var usage unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+func BenchmarkContainers(b *testing.B) {
+	layers := b.TempDir()
+	m, err := Open(b.Context(), directories(layers), nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(m.Close)
+	containers := listed(b, m, layers)
+	for b.Loop() {
+		m.Containers(b.Context(), containers)
+	}
+}
+
+func TestSamplesAreForgotten(t *testing.T) {
+	r := newRates()
+	at := time.Now()
+	r.rate("gone", cpu{at: at})
+	r.rate("stays", cpu{at: at.Add(sampleAge)})
+	r.rate("stays", cpu{at: at.Add(2*sampleAge - time.Second), total: time.Second})
+	if len(r.samples) != 1 {
+		t.Errorf("%d samples are kept, one of them of a cgroup that nobody asked for since %v", len(r.samples), sampleAge)
+	}
+}
+
+func TestRateOfACgroupMadeAgain(t *testing.T) {
+	r := newRates()
+	at := time.Now()
+	r.rate("again", cpu{at: at, total: time.Hour})
+	if rate, known := r.rate("again", cpu{at: at.Add(time.Minute), total: time.Second}); known {
+		t.Errorf("the rate over two lives of a cgroup is %d", rate)
+	}
+	if rate, known := r.rate("again", cpu{at: at.Add(2 * time.Minute), total: 31 * time.Second}); !known || rate != 5e8 {
+		t.Errorf("30 s of cpu time in a minute are a rate of %d (%v)", rate, known)
+	}
+}
+
+var errDisk = errors.New("input/output error")
+
+// failing is a layer that can be measured once.
+type failing struct{ measured map[string]bool }
+
+func (f failing) SnapshotUsage(_ context.Context, id string) (image.Usage, error) {
+	if f.measured[id] {
+		return image.Usage{}, errDisk
+	}
+	f.measured[id] = true
+	return image.Usage{Bytes: 5, Time: time.Now().Add(-layerAge)}, nil
+}
+
+func TestLastMeasurementStays(t *testing.T) {
+	m := newMeter(t, failing{make(map[string]bool)})
+	for range 2 {
+		got, err := m.Container(t.Context(), Container{ID: "one", Cgroup: "/minicri-stats-no-such-cgroup"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.GetWritableLayer().GetUsedBytes().GetValue() != 5 {
+			t.Errorf("the layer is %v", got.GetWritableLayer())
+		}
+	}
+}

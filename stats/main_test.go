@@ -1,0 +1,217 @@
+package stats
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/image"
+)
+
+// The test program is also what is measured: with this variable it does one
+// thing, says "ready" and waits for the end of its stdin.
+const taskVariable = "STATS_TEST_TASK"
+
+func TestMain(m *testing.M) {
+	if task := os.Getenv(taskVariable); task != "" {
+		runTask(task)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+const (
+	heldBytes = 64 << 20
+	fileBytes = 32 << 20
+)
+
+func runTask(task string) {
+	var held []byte
+	switch name, argument, _ := strings.Cut(task, " "); name {
+	case "burn":
+		go func() {
+			for {
+			}
+		}()
+	case "hold":
+		held = bytes.Repeat([]byte{1}, heldBytes)
+		if err := os.WriteFile(argument, held[:fileBytes], 0o600); err != nil {
+			panic(err)
+		}
+	}
+	fmt.Println("ready")
+	_, _ = os.Stdin.Read(make([]byte, 1))
+	_ = held
+}
+
+// directories measures layers as the image store does, by walking a directory.
+type directories string
+
+func (d directories) SnapshotUsage(_ context.Context, id string) (image.Usage, error) {
+	usage := image.Usage{Mountpoint: string(d), Time: time.Now()}
+	err := filepath.WalkDir(filepath.Join(string(d), id), func(_ string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err == nil {
+			usage.Inodes++
+			usage.Bytes += uint64(info.Size())
+		}
+		return err
+	})
+	return usage, err
+}
+
+func newMeter(t *testing.T, source Layers) *Meter {
+	t.Helper()
+	m, err := Open(t.Context(), source, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	return m
+}
+
+// own are the directories of a cgroup, one in each hierarchy.
+func (h hierarchies) own(path string) []string {
+	var dirs []string
+	for _, hierarchy := range []string{h.cpuacct, h.memory, h.pids, h.unified} {
+		if hierarchy != "" {
+			dirs = append(dirs, dir(hierarchy, path))
+		}
+	}
+	slices.Sort(dirs)
+	return slices.Compact(dirs)
+}
+
+// makeCgroup makes a cgroup in every hierarchy, below one of this test run, and
+// returns its path.
+func makeCgroup(t testing.TB, h hierarchies, name string) string {
+	t.Helper()
+	parent := fmt.Sprintf("/minicri-stats-%d", os.Getpid())
+	path := filepath.Join(parent, name)
+	for _, level := range []string{parent, path} {
+		for _, directory := range h.own(level) {
+			enableControllers(t, h, filepath.Dir(directory))
+			if err := os.Mkdir(directory, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Cleanup(func() { removeCgroup(t, h, parent, path) })
+	return path
+}
+
+// enableControllers does so on version 2, for those that are not on version 1.
+func enableControllers(t testing.TB, h hierarchies, directory string) {
+	t.Helper()
+	if h.memory != "" || !strings.HasPrefix(directory, h.unified) {
+		return
+	}
+	if err := os.WriteFile(filepath.Join(directory, "cgroup.subtree_control"), []byte("+cpu +memory +pids"), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func removeCgroup(t testing.TB, h hierarchies, parent, path string) {
+	waitEmpty(t, h, path)
+	for _, directory := range h.own(path) {
+		if err := os.Remove(directory); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Error(err)
+		}
+	}
+	for _, directory := range h.own(parent) {
+		if err := os.Remove(directory); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOTEMPTY) {
+			t.Error(err)
+		}
+	}
+}
+
+// start runs a task in the cgroup, in all hierarchies, and waits until it is
+// ready. It is ended after the test.
+func start(t *testing.T, h hierarchies, path, task string) {
+	t.Helper()
+	var script strings.Builder
+	for _, directory := range h.own(path) {
+		fmt.Fprintf(&script, "echo $$ > %s/cgroup.procs && ", directory)
+	}
+	command := exec.Command("sh", "-c", script.String()+`exec "$0"`, os.Args[0])
+	command.Env = append(os.Environ(), taskVariable+"="+task, "GOMAXPROCS=2")
+	command.Stderr = os.Stderr
+	stdin, err := command.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		_ = stdin.Close()
+		_ = command.Wait()
+	})
+	if _, err := stdout.Read(make([]byte, 5)); err != nil {
+		t.Fatalf("the task %q did not become ready: %v", task, err)
+	}
+}
+
+func waitEmpty(t testing.TB, h hierarchies, path string) {
+	deadline := time.Now().Add(10 * time.Second)
+	for _, directory := range h.own(path) {
+		for {
+			if left, err := os.ReadFile(directory + "/cgroup.procs"); err != nil || len(left) == 0 {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Errorf("%s is not empty", directory)
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+// kernel reads a number from a cgroup file, by other means than the meter. With
+// a key it is that row of a table.
+func kernel(t *testing.T, directory, name, key string) uint64 {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(directory, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := strings.Fields(string(content))
+	if key != "" {
+		fields = fields[slices.Index(fields, key)+1:]
+	}
+	number, err := strconv.ParseUint(fields[0], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return number
+}
+
+// between fails unless low <= got <= high.
+func between(t *testing.T, what string, low, got, high uint64) {
+	t.Helper()
+	if got < low || got > high {
+		t.Errorf("%s: got %d, the kernel says %d to %d", what, got, low, high)
+	}
+}

@@ -1,0 +1,147 @@
+package stats
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// usage is what a cgroup uses. A part that is nil could not be read: the
+// controller is not there.
+type usage struct {
+	cpu       *cpu
+	memory    *memory
+	swap      *swap
+	processes *processes
+	// Pressure Stall Information, where the kernel has it.
+	cpuPressure, memoryPressure, ioPressure *runtimeapi.PsiStats
+}
+
+// cpu is the time that all tasks have run, on all cores together.
+type cpu struct {
+	at    time.Time
+	total time.Duration
+}
+
+// memory is in bytes. limit is unlimited, or more, if there is none.
+type memory struct {
+	at                 time.Time
+	usage, limit       uint64
+	inactiveFile, anon uint64
+	faults, major      uint64
+}
+
+// swap is in bytes; limit is of swap alone.
+type swap struct {
+	at           time.Time
+	usage, limit uint64
+}
+
+type processes struct {
+	at    time.Time
+	count uint64
+}
+
+// unlimited: version 1 says "no limit" with the largest signed number, rounded
+// to pages, and no machine has half of that.
+const unlimited = 1 << 62
+
+// workingSet is what the kubelet evicts by: what cannot easily be given back.
+func (m *memory) workingSet() uint64 { return m.usage - min(m.usage, m.inactiveFile) }
+
+// readUsage measures a cgroup, errdefs.ErrNotFound if there is none.
+func readUsage(h hierarchies, path string, r *reader) (*usage, error) {
+	u := &usage{}
+	u.readCPU(h, path, r)
+	u.readMemory(h, path, r)
+	u.readProcesses(h, path, r)
+	u.readPressure(h, path, r)
+	if r.err != nil {
+		return nil, fmt.Errorf("measure cgroup %s: %w", path, r.err)
+	}
+	if u.cpu == nil && u.memory == nil {
+		return nil, fmt.Errorf("measure cgroup %s: it has no cpu and no memory controller, or is gone: %w", path, errdefs.ErrNotFound)
+	}
+	return u, nil
+}
+
+func (u *usage) readCPU(h hierarchies, path string, r *reader) {
+	if version2(h.cpuacct) {
+		var micros uint64
+		if r.table(dir(h.unified, path), "cpu.stat", map[string]*uint64{"usage_usec": &micros}) {
+			u.cpu = &cpu{at: time.Now(), total: time.Duration(micros) * time.Microsecond}
+		}
+		return
+	}
+	if nanos, found := r.number(dir(h.cpuacct, path), "cpuacct.usage"); found {
+		u.cpu = &cpu{at: time.Now(), total: time.Duration(nanos)}
+	}
+}
+
+func (u *usage) readMemory(h hierarchies, path string, r *reader) {
+	if version2(h.memory) {
+		u.readMemory2(dir(h.unified, path), r)
+		return
+	}
+	u.readMemory1(dir(h.memory, path), r)
+}
+
+// readMemory1: usage and limits are of the cgroup and all below it, so the rows
+// of memory.stat that begin with total_ belong to them.
+func (u *usage) readMemory1(dir string, r *reader) {
+	bytes, found := r.number(dir, "memory.usage_in_bytes")
+	if !found {
+		return
+	}
+	m := &memory{at: time.Now(), usage: bytes, limit: unlimited}
+	s := &swap{at: m.at}
+	both := uint64(unlimited)
+	if !r.table(dir, "memory.stat", map[string]*uint64{
+		"hierarchical_memory_limit": &m.limit, "hierarchical_memsw_limit": &both,
+		"total_inactive_file": &m.inactiveFile, "total_rss": &m.anon,
+		"total_pgfault": &m.faults, "total_pgmajfault": &m.major, "total_swap": &s.usage,
+	}) {
+		return
+	}
+	s.limit = unlimited
+	if both < unlimited {
+		s.limit = both - min(both, m.limit)
+	}
+	u.memory, u.swap = m, s
+}
+
+func (u *usage) readMemory2(dir string, r *reader) {
+	bytes, found := r.number(dir, "memory.current")
+	if !found {
+		return
+	}
+	m := &memory{at: time.Now(), usage: bytes, limit: unlimited}
+	if !r.table(dir, "memory.stat", map[string]*uint64{
+		"inactive_file": &m.inactiveFile, "anon": &m.anon, "pgfault": &m.faults, "pgmajfault": &m.major,
+	}) {
+		return
+	}
+	if limit, found := r.number(dir, "memory.max"); found {
+		m.limit = limit
+	}
+	u.memory = m
+	if bytes, found = r.number(dir, "memory.swap.current"); !found {
+		return // the kernel has no swap accounting
+	}
+	u.swap = &swap{at: m.at, usage: bytes, limit: unlimited}
+	if limit, found := r.number(dir, "memory.swap.max"); found {
+		u.swap.limit = limit
+	}
+}
+
+func (u *usage) readProcesses(h hierarchies, path string, r *reader) {
+	hierarchy := h.pids
+	if version2(hierarchy) {
+		hierarchy = h.unified
+	}
+	if count, found := r.number(dir(hierarchy, path), "pids.current"); found {
+		u.processes = &processes{at: time.Now(), count: count}
+	}
+}

@@ -1,0 +1,55 @@
+package stats
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+)
+
+// The files of a version 2 container as Linux 6.18 writes them, on a machine
+// where version 1 has the controllers: reading them is the same everywhere.
+var version2Files = map[string]string{
+	"cpu.stat":            "usage_usec 1234567\nuser_usec 1000000\nsystem_usec 234567\n",
+	"memory.current":      "209715200\n",
+	"memory.max":          "268435456\n",
+	"memory.stat":         "anon 104857600\nfile 94371840\ninactive_anon 104857600\nactive_anon 0\ninactive_file 73400320\nactive_file 20971520\npgfault 51200\npgmajfault 7\n",
+	"memory.swap.current": "4194304\n",
+	"memory.swap.max":     "max\n",
+	"pids.current":        "3\n",
+	"cpu.pressure":        "some avg10=1.50 avg60=0.25 avg300=0.05 total=7654321\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=12\n",
+}
+
+func TestVersion2Files(t *testing.T) {
+	hierarchy := t.TempDir()
+	for _, name := range slices.Collect(maps.Keys(version2Files)) {
+		if err := os.WriteFile(filepath.Join(hierarchy, name), []byte(version2Files[name]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := readUsage(hierarchies{unified: hierarchy}, "/", &reader{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.cpu.total != 1234567*time.Microsecond {
+		t.Errorf("cpu time is %v", got.cpu.total)
+	}
+	if m := got.memory; m.usage != 200<<20 || m.limit != 256<<20 || m.workingSet() != 130<<20 || m.anon != 100<<20 || m.faults != 51200 || m.major != 7 {
+		t.Errorf("memory is %+v", *m)
+	}
+	if got.swap.usage != 4<<20 || got.swap.limit < unlimited || got.processes.count != 3 {
+		t.Errorf("swap is %+v, processes are %+v", *got.swap, *got.processes)
+	}
+	if p := got.cpuPressure; p.GetSome().GetAvg10() != 1.5 || p.GetSome().GetTotal() != 7654321 || p.GetFull().GetTotal() != 12 || p.GetSome().GetAvg300() != 0.05 {
+		t.Errorf("pressure is %v", p)
+	}
+}
+
+func TestWorkingSetIsNeverNegative(t *testing.T) {
+	m := memory{usage: 10, inactiveFile: 11}
+	if got := m.workingSet(); got != 0 {
+		t.Errorf("the working set is %d", got)
+	}
+}
