@@ -24,6 +24,7 @@ type Runtime struct {
 	Sandboxes  *sandbox.Sandboxes
 	Containers *container.Containers
 	Networks   *network.Networks
+	Streams    Streams
 	Info       Info
 }
 
