@@ -26,6 +26,7 @@ type Runtime struct {
 	Containers *container.Containers
 	Networks   *network.Networks
 	Stats      *stats.Meter
+	Streams    Streams
 	Info       Info
 }
 
