@@ -29,7 +29,7 @@ demo: root setup build ## Bring up pods, kill the daemon, take all down, count w
 	bin/minicri demo
 
 .PHONY: test
-test: root setup build failpoints ## Run every test (root)
+test: root setup peers-test build failpoints ## Run every test (root)
 	hack/test
 
 # The binary is run itself: go test would show its numbers only on failure.
@@ -48,6 +48,14 @@ soak: root setup build ## Pods come and go while the daemon is killed at random;
 .PHONY: setup
 setup: packages bin/cni/.built ## Debian packages that are missing, and the CNI plugins
 
+# Programs that run beside minicri: a registry for the tests, containerd for
+# the benchmarks that compare.
+.PHONY: peers-test peers-bench
+peers-test: packages
+	@hack/unpack docker-registry
+peers-bench: packages
+	@hack/unpack containerd runc
+
 .PHONY: packages
 packages:
 	@hack/setup
@@ -61,20 +69,20 @@ bin/cni/.built: hack/plugins/go.mod hack/plugins/go.sum
 build: ## bin/minicri and bin/minicri-shim
 	sh oci/pause/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags grpcnotrace -o bin/minicri ./cmd/minicri
-	CGO_ENABLED=1 $(gobuild) -tags seccomp -o bin/minicri-shim ./cmd/minicri-shim
+	CGO_ENABLED=1 $(gobuild) -tags seccomp,runc_nocriu -o bin/minicri-shim ./cmd/minicri-shim
 
 # For tests that make the daemon fail or die at a named point.
 .PHONY: failpoints
 failpoints: bin/cni/.built
 	sh oci/pause/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags failpoints -o bin/failpoints/ ./cmd/minicri ./test/crash/trip
-	CGO_ENABLED=1 $(gobuild) -tags seccomp -o bin/failpoints/minicri-shim ./cmd/minicri-shim
+	CGO_ENABLED=1 $(gobuild) -tags seccomp,runc_nocriu -o bin/failpoints/minicri-shim ./cmd/minicri-shim
 	@ln -sfn ../cni bin/failpoints/cni
 
 # Compiled first, outside: the namespace has no network to fetch a module.
-bench-%: root setup build ## Measure and print: sandbox, image, container or stream (root)
+bench-%: root peers-bench setup build ## Measure and print: sandbox, image, container or stream (root)
 	go build $(goflags) -o bin/bench/$* ./test/bench/$*
-	hack/in-netns bin/bench/$*
+	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns bin/bench/$*
 
 bin/tools/.built: hack/tools/go.mod hack/tools/go.sum
 	go build -C hack/tools $(goflags) -o $(CURDIR)/bin/tools/ tool

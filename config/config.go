@@ -27,6 +27,8 @@ type Config struct {
 	CgroupDriver string `toml:"cgroup_driver" comment:"cgroupfs or systemd; '' is systemd where it runs the machine with cgroup v2"`
 	CgroupParent string `toml:"cgroup_parent" comment:"for pods that name none; '' is /minicri, or system.slice for systemd"`
 
+	PidsLimit int64 `toml:"pids_limit" comment:"the most processes of a container; 0 is no limit"`
+
 	DefaultNetwork DefaultNetwork `toml:"default_network" comment:"a bridge network, used while cni_conf_dir has none"`
 	Images         Images         `toml:"images" comment:"pulling and keeping images"`
 	Limits         Limits         `toml:"limits" comment:"how long things may take"`
@@ -57,6 +59,7 @@ type Images struct {
 type Limits struct {
 	Run         Duration `toml:"run" comment:"RunPodSandbox, all steps together"`
 	Destroy     Duration `toml:"destroy" comment:"taking a sandbox back"`
+	Create      Duration `toml:"create" comment:"CreateContainer or StartContainer, all steps together"`
 	Kill        Duration `toml:"kill" comment:"a process that got SIGKILL"`
 	CNIAdd      Duration `toml:"cni_add" comment:"the plugins of one network, per verb; then their processes are killed"`
 	CNIDel      Duration `toml:"cni_del"`
@@ -105,10 +108,10 @@ func Default() *Config {
 		},
 		Images: Images{
 			CertsDirs: []string{"/etc/minicri/certs.d", "/etc/containerd/certs.d"},
-			Pinned:    []string{}, Sync: true, ProgressTimeout: second(60), MaxDownloads: 4, MaxUnpacks: 4,
+			Pinned:    []string{}, Sync: true, ProgressTimeout: second(60), MaxDownloads: 3, MaxUnpacks: 2,
 		},
 		Limits: Limits{
-			Run: second(230), Destroy: second(100), Kill: second(10),
+			Run: second(230), Destroy: second(100), Create: second(100), Kill: second(10),
 			CNIAdd: second(180), CNIDel: second(60), CNICheck: second(20), CNIStatus: second(5), CNIGC: second(60),
 			DetachTries: 5, DetachTime: second(300),
 			RetryFirst: second(1), RetryMost: second(300),
@@ -153,7 +156,7 @@ const shortest = Duration(time.Millisecond)
 
 func (l *Limits) check() error {
 	for key, limit := range map[string]Duration{
-		"run": l.Run, "destroy": l.Destroy, "kill": l.Kill, "cni_add": l.CNIAdd, "cni_del": l.CNIDel, "cni_check": l.CNICheck,
+		"run": l.Run, "destroy": l.Destroy, "create": l.Create, "kill": l.Kill, "cni_add": l.CNIAdd, "cni_del": l.CNIDel, "cni_check": l.CNICheck,
 		"cni_status": l.CNIStatus, "cni_gc": l.CNIGC, "retry_first": l.RetryFirst, "retry_most": l.RetryMost,
 		"reload": l.Reload, "status_period": l.Status, "shutdown": l.Shutdown,
 	} {

@@ -56,10 +56,15 @@ func (c *catalog) put(target digest.Digest, b body, updated time.Time, names ...
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.bodies[target] = b
+	moved := false
 	for _, name := range names {
+		before, known := c.records[name]
+		moved = moved || known && before.target != target
 		c.records[name] = record{target: target, updated: updated}
 	}
-	c.dropBodies()
+	if moved {
+		c.dropBodies()
+	}
 }
 
 func (c *catalog) remove(names ...string) {
@@ -73,9 +78,6 @@ func (c *catalog) remove(names ...string) {
 
 // dropBodies forgets targets without a record. Called with mu held.
 func (c *catalog) dropBodies() {
-	if len(c.bodies) <= len(c.records)/2 {
-		return
-	}
 	used := make(map[digest.Digest]bool, len(c.bodies))
 	for _, r := range c.records {
 		used[r.target] = true

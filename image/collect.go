@@ -12,7 +12,7 @@ import (
 // marking only. The store calls it by itself; it is exported for those who
 // cannot wait.
 func (s *Store) Collect(ctx context.Context) error {
-	ctx = scope(ctx)
+	ctx = s.scope(ctx)
 	if err := s.engine.mark(ctx); err != nil {
 		return fmt.Errorf("collect images: %w", err)
 	}

@@ -52,7 +52,7 @@ func (s *Store) Prepare(ctx context.Context, key, imageID string, options Prepar
 	if options.ReadOnly {
 		prepare = s.snapshots.View
 	}
-	mounts, err := prepare(scope(ctx), key, image.ChainID, snapshots.WithLabels(options.labels()))
+	mounts, err := prepare(s.scope(ctx), key, image.ChainID, snapshots.WithLabels(options.labels()))
 	if err != nil {
 		return nil, Image{}, fmt.Errorf("prepare snapshot %s of image %s: %w", key, image.ID, err)
 	}
@@ -77,7 +77,7 @@ func (m IDMap) String() string {
 
 // Mounts returns the mounts of a prepared snapshot again.
 func (s *Store) Mounts(ctx context.Context, key string) ([]Mount, error) {
-	mounts, err := s.snapshots.Mounts(scope(ctx), key)
+	mounts, err := s.snapshots.Mounts(s.scope(ctx), key)
 	if err != nil {
 		return nil, fmt.Errorf("mounts of snapshot %s: %w", key, err)
 	}
@@ -94,7 +94,7 @@ func plainMounts(mounts []mount.Mount) []Mount {
 
 // Mount mounts a prepared snapshot at target, which it makes.
 func (s *Store) Mount(ctx context.Context, key, target string) error {
-	mounts, err := s.snapshots.Mounts(scope(ctx), key)
+	mounts, err := s.snapshots.Mounts(s.scope(ctx), key)
 	if err != nil {
 		return fmt.Errorf("mounts of snapshot %s: %w", key, err)
 	}
@@ -138,7 +138,7 @@ func unmountAll(target string) error {
 // RemoveSnapshot removes a prepared snapshot; its files go in the background.
 // One that is not there is removed already.
 func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
-	err := s.snapshots.Remove(scope(ctx), key)
+	err := s.snapshots.Remove(s.scope(ctx), key)
 	if err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("remove snapshot %s: %w", key, err)
 	}
@@ -151,7 +151,7 @@ func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
 // ones that no container owns.
 func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 	var keys []string
-	err := s.snapshots.Walk(scope(ctx), func(_ context.Context, info snapshots.Info) error {
+	err := s.snapshots.Walk(s.scope(ctx), func(_ context.Context, info snapshots.Info) error {
 		keys = append(keys, info.Name)
 		return nil
 	}, `labels."`+labelContainer+`"==1`)

@@ -22,6 +22,8 @@ const (
 	fetchTries = 5
 	// firstPause grows twofold with each such try.
 	firstPause = 100 * time.Millisecond
+	// maxParsed bounds what is read into memory: manifests and configurations.
+	maxParsed = 16 << 20
 	// copyBuffer is what one blob is copied with, in bytes.
 	copyBuffer = 64 << 10
 )
@@ -85,8 +87,8 @@ func (f fetcher) offset(ctx context.Context, ref string) int64 {
 // checks it. remotes.Fetch does the same with a buffer of 1 MiB for each blob:
 // most of the memory of a pull.
 func (f fetcher) once(ctx context.Context, ref string, desc ocispec.Descriptor) error {
-	if desc.Size <= 0 {
-		return fmt.Errorf("size %d: %w", desc.Size, errdefs.ErrInvalidArgument)
+	if desc.Size <= 0 || desc.Size > maxParsed && !images.IsLayerType(desc.MediaType) {
+		return fmt.Errorf("a size of %d bytes: %w", desc.Size, errdefs.ErrInvalidArgument)
 	}
 	w, err := content.OpenWriter(ctx, f.content, content.WithRef(ref), content.WithDescriptor(desc))
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 // without a name is known by its id. Verifiers are not asked: an archive is
 // brought by the node's administrator.
 func (s *Store) Import(ctx context.Context, file io.Reader) ([]Image, error) {
-	imported, err := s.importAll(scope(ctx), file)
+	imported, err := s.importAll(s.scope(ctx), file)
 	if err != nil {
 		return nil, fmt.Errorf("import images: %w", err)
 	}

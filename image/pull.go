@@ -26,7 +26,7 @@ func (s *Store) Pull(ctx context.Context, reference string, auth Auth, progress 
 	}
 	key := pullKey{name: ref.String(), auth: auth}
 	return s.pulls.join(ctx, key, progress, func(ctx context.Context, report func(Progress)) (Image, error) {
-		image, err := s.pull(scope(ctx), ref, auth, report)
+		image, err := s.pull(s.scope(ctx), ref, auth, report)
 		if err != nil {
 			return Image{}, fmt.Errorf("pull %s: %w", ref, registryError(ctx, err))
 		}

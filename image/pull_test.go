@@ -245,3 +245,30 @@ func TestMovedTag(t *testing.T) {
 		t.Errorf("the tag: %s, %v", got.ID, err)
 	}
 }
+
+// TestHostileLayersStayInside: names and links that point out of the layer.
+func TestHostileLayersStayInside(t *testing.T) {
+	s, registry, outside := openStore(t), newTestRegistry(t), t.TempDir()
+	symlink := func(name, target string) entry {
+		return entry{tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: target}, nil}
+	}
+	image := pull(t, s, registry.push(t, "hostile:1", imageOf(t, v1.Config{},
+		layerOf(t, symlink("out", outside), symlink("up", "../../../../../../../.."+outside)),
+		layerOf(t, file("out/a", "x"), file("up/b", "x"), file("../../../../../../../.."+outside+"/c", "x"), file(outside+"/d", "x")))))
+	root := mountImage(t, s, image)
+	if n := entries(t, outside); n != 0 {
+		t.Errorf("%d files were written outside", n)
+	}
+	if data, err := os.ReadFile(filepath.Join(root, outside, "d")); string(data) != "x" {
+		t.Errorf("an absolute name is below the root: %q, %v", data, err)
+	}
+}
+
+func TestImageThatIsTooLargeToParseIsRefused(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	config := v1.Config{Labels: map[string]string{"huge": strings.Repeat("x", 17<<20)}}
+	_, err := s.Pull(t.Context(), registry.push(t, "huge:1", imageOf(t, config)), Auth{}, nil)
+	if !errdefs.IsInvalidArgument(err) {
+		t.Errorf("error: %v", err)
+	}
+}

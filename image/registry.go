@@ -76,8 +76,8 @@ func checkHostsFile(path string) error {
 		return nil
 	}
 	if err == nil {
-		var any map[string]any
-		err = toml.Unmarshal(data, &any)
+		var content map[string]any
+		err = toml.Unmarshal(data, &content)
 	}
 	if err != nil {
 		return fmt.Errorf("registry configuration %s: %w: %w", path, err, errdefs.ErrFailedPrecondition)

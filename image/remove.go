@@ -22,7 +22,7 @@ func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	if err != nil {
 		return err
 	}
-	ctx = scope(ctx)
+	ctx = s.scope(ctx)
 	for _, name := range names {
 		if err := s.images.Delete(ctx, name); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("remove image %s: %w", name, err)

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/log"
 )
 
 // Config says where a Store lives and how it pulls. Zero values are replaced by
@@ -54,6 +55,8 @@ type Store struct {
 	config Config
 	dir    string
 	log    *slog.Logger
+	// libraryLog is log for containerd's packages.
+	libraryLog *log.Entry
 
 	engine    *engine
 	images    images.Store
@@ -108,17 +111,18 @@ func (c *Config) setDefaults() {
 
 func newStore(config Config, dir string, engine *engine) *Store {
 	s := &Store{
-		config:    config,
-		dir:       dir,
-		log:       config.Logger,
-		engine:    engine,
-		images:    metadata.NewImageStore(engine.db),
-		leases:    metadata.NewLeaseManager(engine.db),
-		snapshots: engine.db.Snapshotter(snapshotterKey),
-		catalog:   newCatalog(config.Pinned),
-		pulls:     newPulls(),
-		locks:     newKeyLock(),
-		usage:     newUsageCache(),
+		config:     config,
+		dir:        dir,
+		log:        config.Logger,
+		libraryLog: libraryLog(config.Logger),
+		engine:     engine,
+		images:     metadata.NewImageStore(engine.db),
+		leases:     metadata.NewLeaseManager(engine.db),
+		snapshots:  engine.db.Snapshotter(snapshotterKey),
+		catalog:    newCatalog(config.Pinned),
+		pulls:      newPulls(),
+		locks:      newKeyLock(),
+		usage:      newUsageCache(),
 	}
 	s.collector = newCollector(config.CollectDelay, s.Collect, s.log)
 	return s
@@ -128,7 +132,7 @@ func newStore(config Config, dir string, engine *engine) *Store {
 // they held, and reads the records. It is complete before the first pull, which
 // therefore builds on nothing that a killed one left.
 func (s *Store) recover(ctx context.Context) error {
-	ctx = scope(ctx)
+	ctx = s.scope(ctx)
 	if err := s.dropLeases(ctx); err != nil {
 		return err
 	}
@@ -155,7 +159,8 @@ func (s *Store) Dir() string { return s.dir }
 // namespace is the one metadata namespace that the store uses.
 const namespace = "minicri"
 
-// scope names the metadata namespace, without which the database refuses calls.
-func scope(ctx context.Context) context.Context {
-	return namespaces.WithNamespace(ctx, namespace)
+// scope names the metadata namespace, without which the database refuses calls,
+// and where the libraries log to.
+func (s *Store) scope(ctx context.Context) context.Context {
+	return log.WithLogger(namespaces.WithNamespace(ctx, namespace), s.libraryLog)
 }

@@ -100,7 +100,7 @@ func collected(t testing.TB, s *Store) leftovers {
 // checkDatabase demands that the database knows exactly what is on the disk.
 func checkDatabase(t testing.TB, s *Store, l leftovers) {
 	t.Helper()
-	ctx, known := scope(t.Context()), leftovers{}
+	ctx, known := s.scope(t.Context()), leftovers{}
 	err := s.engine.content.Walk(ctx, func(content.Info) error { known.blobs++; return nil })
 	if err != nil {
 		t.Fatal(err)

@@ -21,7 +21,7 @@ type Usage struct {
 // ImageUsage measures manifests, configurations, downloads and unpacked layers.
 // The sizes of unpacked layers are known; no directory is walked.
 func (s *Store) ImageUsage(ctx context.Context) (Usage, error) {
-	ctx = scope(ctx)
+	ctx = s.scope(ctx)
 	total := Usage{Mountpoint: s.dir, Time: time.Now()}
 	err := s.engine.content.Walk(ctx, func(info content.Info) error {
 		total.add(info.Size, 1)
@@ -73,7 +73,7 @@ func (s *Store) SnapshotUsage(ctx context.Context, key string) (Usage, error) {
 		return usage, nil
 	}
 	at := time.Now()
-	measured, err := s.snapshots.Usage(scope(ctx), key)
+	measured, err := s.snapshots.Usage(s.scope(ctx), key)
 	if err != nil {
 		return Usage{}, fmt.Errorf("measure snapshot %s: %w", key, err)
 	}

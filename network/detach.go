@@ -23,12 +23,20 @@ func (n *Networks) Detach(ctx context.Context, id, path string) error {
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	failed := false
+	defer func() {
+		unlock()
+		// Only now: the background passes over what is locked.
+		if failed {
+			n.wakeRetry()
+		}
+	}()
 	if a.struck || n.patienceOver(a.record) {
 		return nil
 	}
 	err = n.delete(ctx, a, path)
-	if err != nil && n.patienceOver(a.record) {
+	failed = err != nil
+	if failed && n.patienceOver(a.record) {
 		n.options.Logger.Error("the pod's deletion goes on without CNI DEL, which is repeated in the background",
 			"sandbox", id, "network", a.record.Network, "tries", a.record.Tries, "err", err)
 		return nil
@@ -65,7 +73,6 @@ func (n *Networks) noteFailure(a *attachment, err error) error {
 	if writeErr := n.journal.Write(a.record.ID, a.record); writeErr != nil {
 		n.options.Logger.Error("the journal does not show a failed DEL", "sandbox", a.record.ID, "err", writeErr)
 	}
-	n.wakeRetry()
 	return fmt.Errorf("%w (try %d; it is repeated in the background)", err, a.record.Tries)
 }
 

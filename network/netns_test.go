@@ -1,11 +1,14 @@
 package network
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -276,4 +279,38 @@ func mountsBelow(t *testing.T, path string) (mounts []string) {
 		}
 	}
 	return mounts
+}
+
+// No thread stays behind in a namespace: it would outlive its removal. The
+// main thread would, because the Go runtime never ends it.
+func TestCreateLeavesNoThreadBehind(t *testing.T) {
+	n := newNamespaces(t, "m-")
+	ours := inodeOf(t, "/proc/thread-self/ns/net")
+	for range 20 {
+		var wait sync.WaitGroup
+		for i := range 10 {
+			wait.Go(func() {
+				id := strconv.Itoa(i)
+				if err := errors.Join(n.Create(id), n.Remove(id)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wait.Wait()
+	}
+	if main := inodeOf(t, "/proc/self/ns/net"); main != ours {
+		t.Error("the main thread is in a namespace of a pod, for ever")
+	}
+	eventually(t, within, "every thread is in the namespace of the node", func() bool {
+		threads, err := filepath.Glob("/proc/self/task/*/ns/net")
+		if err != nil || len(threads) == 0 {
+			t.Fatal(threads, err)
+		}
+		for _, thread := range threads {
+			if info, err := os.Stat(thread); err == nil && inode(info) != ours {
+				return false
+			}
+		}
+		return true
+	})
 }

@@ -52,16 +52,25 @@ func (p *plugins) limited(ctx context.Context, r run, do func(context.Context) e
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- do(ctx) }()
+	var err error
 	select {
-	case err := <-done:
-		return p.describe(ctx, r, err)
+	case err = <-done:
 	case <-ctx.Done():
+		err = errors.Join(p.killUntil(done, r), context.Cause(ctx))
 	}
+	if ctx.Err() != nil {
+		err = errors.Join(err, p.endRest(ctx, r))
+	}
+	return p.describe(ctx, r, err)
+}
+
+// killUntil kills the processes of a run until it is done.
+func (p *plugins) killUntil(done <-chan error, r run) error {
 	for {
-		killErr := p.kill(r)
+		killErr := p.each(p.of(r))
 		select {
 		case err := <-done:
-			return p.describe(ctx, r, errors.Join(err, killErr, context.Cause(ctx)))
+			return errors.Join(err, killErr)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
@@ -77,21 +86,34 @@ func (p *plugins) describe(ctx context.Context, r run, err error) error {
 	return fmt.Errorf("CNI %s: %w", r.verb, explain(err))
 }
 
-// kill ends the processes of a run. go-cni ends the plugin that it started but
+// of tells the processes of a run. go-cni ends the plugin that it started but
 // waits for whoever holds its pipes, such as an IPAM plugin that hangs; that
 // one is found by its environment, which plugins hand on to each other.
-func (p *plugins) kill(r run) error {
-	return p.each(func(environment [][]byte) (kill bool) { return p.ours(r, environment) })
+//
+// There is one run at a time for a sandbox, and in it plugins may run others
+// with another verb: an ADD that fails has its IPAM plugin DEL.
+func (p *plugins) of(r run) func(environment [][]byte) bool {
+	return func(environment [][]byte) bool {
+		if r.id != "" {
+			return has(environment, p.mark) && has(environment, "CNI_CONTAINERID="+r.id)
+		}
+		return has(environment, p.mark) && has(environment, "CNI_COMMAND="+r.verb)
+	}
 }
 
-// ours tells whether the environment is that of a plugin of the run. There is
-// one run at a time for a sandbox, and in it plugins may run others with
-// another verb: an ADD that fails has its IPAM plugin DEL.
-func (p *plugins) ours(r run, environment [][]byte) bool {
-	if r.id != "" {
-		return has(environment, p.mark) && has(environment, "CNI_CONTAINERID="+r.id)
+// restLimit is how long a killed process may take to go.
+const restLimit = 5 * time.Second
+
+// endRest ends what is left of a run when its pipes are closed: a process that
+// was started while the others were killed, and that holds no pipe.
+func (p *plugins) endRest(ctx context.Context, r run) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restLimit)
+	defer cancel()
+	r.limit = 0
+	if err := p.await(ctx, r); err != nil {
+		return fmt.Errorf("end the rest of the plugins: %w", err)
 	}
-	return has(environment, p.mark) && has(environment, "CNI_COMMAND="+r.verb)
+	return nil
 }
 
 // each shows look the environment of every process, and kills those for which

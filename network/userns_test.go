@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -126,19 +127,25 @@ func TestHolderThatCannotStart(t *testing.T) {
 // that is killed.
 func TestHolderEndsWithItsThread(t *testing.T) {
 	program := waiter(t)
-	started := make(chan *Holder)
+	var holder *Holder
+	err := onThreadThatEnds(func() (err error) {
+		holder, err = StartHolder(program, mapped, mapped)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
 	go func() {
-		holder, err := StartHolder(program, mapped, mapped)
+		_, err := holder.command.Process.Wait()
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
 		if err != nil {
 			t.Error(err)
 		}
-		started <- holder // returns without End: its thread ends
-	}()
-	holder := <-started
-	if holder == nil {
-		return
-	}
-	if _, err := holder.command.Process.Wait(); err != nil {
-		t.Fatal(err)
+	case <-time.After(within):
+		t.Errorf("the holder outlives its thread: %v", holder.command.Process.Kill())
 	}
 }

@@ -21,6 +21,28 @@ func sandboxAppArmor(s *Sandbox, spec *specs.Spec) error {
 	return nil
 }
 
+// containerAppArmor: a container that names no profile gets the default one.
+func containerAppArmor(c *Container, spec *specs.Spec) error {
+	if c.security().GetPrivileged() {
+		return nil
+	}
+	profile := ContainerAppArmor(c.security())
+	if profile == nil {
+		profile = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
+	}
+	spec.Process.ApparmorProfile = appArmorProfile(profile, c.Machine)
+	return nil
+}
+
+// ContainerAppArmor is the profile that a container asks for; the older form
+// counts only where the newer one is missing (CRI, apparmor_profile).
+func ContainerAppArmor(security *runtimeapi.LinuxContainerSecurityContext) *runtimeapi.SecurityProfile {
+	if profile := security.GetApparmor(); profile != nil {
+		return profile
+	}
+	return parseProfile(security.GetApparmorProfile())
+}
+
 // appArmorProfile: the default degrades to none where the machine has no
 // AppArmor; a profile asked for by name was refused by CheckAppArmor there.
 func appArmorProfile(profile *runtimeapi.SecurityProfile, machine Machine) string {

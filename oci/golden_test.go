@@ -15,9 +15,8 @@ import (
 
 var update = flag.Bool("update", false, "write what the rules make into testdata, instead of comparing")
 
-// goldenCase is one entry of a golden file: what a rule is given, and the part
-// of the spec, or the error, that it makes of it. -update fills in the last
-// two; the others are written by hand.
+// goldenCase is one entry of a golden file for sandboxes: what a rule is
+// given, written by hand, and what it makes of it.
 type goldenCase struct {
 	Case string `json:"case"`
 	// Config is a PodSandboxConfig in the JSON form of protobuf.
@@ -25,9 +24,17 @@ type goldenCase struct {
 	NetNS   string          `json:"netns,omitempty"`
 	UserNS  string          `json:"userns,omitempty"`
 	Machine Machine         `json:"machine,omitzero"`
-	Spec    json.RawMessage `json:"spec,omitempty"`
-	Error   string          `json:"error,omitempty"`
+	outcome
 }
+
+// outcome is the part of the spec, or the error, that a rule makes; -update
+// fills it in.
+type outcome struct {
+	Spec  json.RawMessage `json:"spec,omitempty"`
+	Error string          `json:"error,omitempty"`
+}
+
+func (o *outcome) made() *outcome { return o }
 
 // golden runs a rule over the cases of testdata/NAME.json, each on a spec in
 // which nothing is set yet, and compares the part that the rule is to set.
@@ -41,34 +48,51 @@ func golden(t *testing.T, name string, rule sandboxRule, part func(*specs.Spec) 
 
 func goldenSpecs(t *testing.T, name string, part func(*specs.Spec) any, makeSpec func(*Sandbox) (*specs.Spec, error)) {
 	t.Helper()
+	goldenFile(t, name, func(c *goldenCase) outcome {
+		spec, err := makeSpec(sandboxOf(t, *c))
+		return outcomeOf(t, spec, err, part)
+	})
+}
+
+func outcomeOf(t *testing.T, spec *specs.Spec, err error, part func(*specs.Spec) any) outcome {
+	t.Helper()
+	if err != nil {
+		return outcome{Error: err.Error()}
+	}
+	return outcome{Spec: compact(t, part(spec))}
+}
+
+// goldenFile compares what is made of each case of testdata/NAME.json with what
+// is written there, or writes it there.
+func goldenFile[C any, P interface {
+	*C
+	made() *outcome
+}](t *testing.T, name string, run func(*C) outcome) {
+	t.Helper()
 	file := filepath.Join("testdata", name+".json")
-	cases := readGolden(t, file)
-	for i, want := range cases {
-		got := want
-		spec, err := makeSpec(sandboxOf(t, want))
-		got.Spec, got.Error = nil, ""
-		if err != nil {
-			got.Error = err.Error()
-		} else {
-			got.Spec = compact(t, part(spec))
-		}
+	cases := readGolden[C, P](t, file)
+	for i := range cases {
+		want, got := P(&cases[i]).made(), run(&cases[i])
 		if !*update && (got.Error != want.Error || !bytes.Equal(got.Spec, want.Spec)) {
-			t.Errorf("%s, case %q:\n got %s %s\nwant %s %s", file, want.Case, got.Spec, got.Error, want.Spec, want.Error)
+			t.Errorf("%s, case %d:\n got %s %s\nwant %s %s", file, i, got.Spec, got.Error, want.Spec, want.Error)
 		}
-		cases[i] = got
+		*want = got
 	}
 	if *update {
 		writeGolden(t, file, cases)
 	}
 }
 
-func readGolden(t *testing.T, file string) []goldenCase {
+func readGolden[C any, P interface {
+	*C
+	made() *outcome
+}](t *testing.T, file string) []C {
 	t.Helper()
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var cases []goldenCase
+	var cases []C
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&cases); err != nil {
@@ -78,14 +102,14 @@ func readGolden(t *testing.T, file string) []goldenCase {
 		t.Fatalf("%s has no cases", file)
 	}
 	for i := range cases {
-		if len(cases[i].Spec) > 0 {
-			cases[i].Spec = compact(t, cases[i].Spec)
+		if made := P(&cases[i]).made(); len(made.Spec) > 0 {
+			made.Spec = compact(t, made.Spec)
 		}
 	}
 	return cases
 }
 
-func writeGolden(t *testing.T, file string, cases []goldenCase) {
+func writeGolden(t *testing.T, file string, cases any) {
 	t.Helper()
 	data, err := json.MarshalIndent(cases, "", "  ")
 	if err == nil {

@@ -1,13 +1,17 @@
 package oci
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/moby/sys/capability"
+	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/selinux/go-selinux"
+	"golang.org/x/sys/unix"
 )
 
 // Machine is what a spec has to know of the machine that it is for.
@@ -18,6 +22,17 @@ type Machine struct {
 	CanLowerOOMAdj bool
 	AppArmor       bool
 	SELinux        bool
+	// Capabilities are the daemon's own, sorted; nothing that it starts can
+	// have others.
+	Capabilities []string `json:",omitempty"`
+	// Controllers of cgroups are those that are there to be set, sorted;
+	// CgroupV2 means version 2 alone, Swap that swap is accounted.
+	Controllers []string `json:",omitempty"`
+	CgroupV2    bool     `json:",omitempty"`
+	Swap        bool     `json:",omitempty"`
+	// RecursiveReadOnly: mounts can be made read-only with all below them
+	// (mount_setattr(2), Linux 5.12).
+	RecursiveReadOnly bool `json:",omitempty"`
 }
 
 // ReadMachine asks the kernel.
@@ -37,11 +52,42 @@ func ReadMachine() (Machine, error) {
 	if err := own.Load(); err != nil {
 		return Machine{}, fmt.Errorf("read our own capabilities: %w", err)
 	}
-	enabled, err := os.ReadFile("/sys/module/apparmor/parameters/enabled")
+	controllers, err := readControllers()
+	if err != nil {
+		return Machine{}, fmt.Errorf("find the controllers of cgroups: %w", err)
+	}
 	return Machine{
-		OOMScoreAdj:    adjust,
-		CanLowerOOMAdj: own.Get(capability.EFFECTIVE, capability.CAP_SYS_RESOURCE),
-		AppArmor:       err == nil && strings.HasPrefix(string(enabled), "Y"),
-		SELinux:        selinux.GetEnabled(),
+		OOMScoreAdj:       adjust,
+		CanLowerOOMAdj:    own.Get(capability.EFFECTIVE, capability.CAP_SYS_RESOURCE),
+		AppArmor:          hasAppArmor(),
+		SELinux:           selinux.GetEnabled(),
+		Capabilities:      held(own),
+		Controllers:       controllers,
+		CgroupV2:          cgroups.IsCgroup2UnifiedMode(),
+		Swap:              accountsSwap(),
+		RecursiveReadOnly: canSetMountAttributes(),
 	}, nil
+}
+
+func hasAppArmor() bool {
+	enabled, err := os.ReadFile("/sys/module/apparmor/parameters/enabled")
+	return err == nil && strings.HasPrefix(string(enabled), "Y")
+}
+
+func held(own capability.Capabilities) []string {
+	var names []string
+	for _, c := range capability.ListKnown() {
+		if own.Get(capability.EFFECTIVE, c) && own.Get(capability.BOUNDING, c) {
+			names = append(names, capabilityName(c.String()))
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// canSetMountAttributes asks with a call that fails in any case, for want of a
+// valid descriptor where the kernel has it.
+func canSetMountAttributes() bool {
+	err := unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+	return errors.Is(err, unix.EBADF)
 }

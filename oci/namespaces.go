@@ -1,6 +1,8 @@
 package oci
 
 import (
+	"fmt"
+
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -31,6 +33,41 @@ func sandboxNamespaces(s *Sandbox, spec *specs.Spec) error {
 	}
 	if options.GetPid() != runtimeapi.NamespaceMode_NODE {
 		add(specs.PIDNamespace, "")
+	}
+	return nil
+}
+
+// containerNamespaces: a mount namespace of its own; network, IPC, UTS and user
+// namespace of the pod; the pid namespace that it asks for. On cgroup v2 a
+// container sees its own cgroup as the root, unless it is privileged.
+func containerNamespaces(c *Container, spec *specs.Spec) error {
+	spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.MountNamespace}}
+	pod, node := namespaceOptions(c.Pod), runtimeapi.NamespaceMode_NODE
+	pid := c.security().GetNamespaceOptions().GetPid()
+	for _, join := range []struct {
+		kind specs.LinuxNamespaceType
+		path string
+		want bool
+	}{
+		{specs.UserNamespace, c.Namespaces.User, UserNamespace(c.Pod) != nil},
+		{specs.NetworkNamespace, c.Namespaces.Net, pod.GetNetwork() != node},
+		{specs.UTSNamespace, c.Namespaces.UTS, pod.GetNetwork() != node},
+		{specs.IPCNamespace, c.Namespaces.IPC, pod.GetIpc() != node},
+		{specs.PIDNamespace, c.Namespaces.PID, pid == runtimeapi.NamespaceMode_POD || pid == runtimeapi.NamespaceMode_TARGET},
+	} {
+		if !join.want {
+			continue
+		}
+		if join.path == "" {
+			return fmt.Errorf("no path of the %s namespace to join", join.kind)
+		}
+		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: join.kind, Path: join.path})
+	}
+	if pid == runtimeapi.NamespaceMode_CONTAINER {
+		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.PIDNamespace})
+	}
+	if c.Machine.CgroupV2 && !c.security().GetPrivileged() {
+		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.CgroupNamespace})
 	}
 	return nil
 }

@@ -2,10 +2,13 @@ package oci
 
 import (
 	"fmt"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // pauseCPUShares is the least weight there is: pause only sleeps.
@@ -15,6 +18,53 @@ func sandboxResources(_ *Sandbox, spec *specs.Spec) error {
 	shares := uint64(pauseCPUShares)
 	spec.Linux.Resources = &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: &shares}}
 	return nil
+}
+
+func containerResources(c *Container, spec *specs.Spec) error {
+	spec.Linux.Resources = Resources(c.Config.GetLinux().GetResources(), c.Machine)
+	if c.PidsLimit > 0 && slices.Contains(c.Machine.Controllers, "pids") {
+		spec.Linux.Resources.Pids = &specs.LinuxPids{Limit: &c.PidsLimit}
+	}
+	return nil
+}
+
+// Resources are the limits of a container, at its creation or for an update:
+// what is zero in the CRI is not specified. What this machine has no
+// controller for is left out.
+func Resources(r *runtimeapi.LinuxContainerResources, machine Machine) *specs.LinuxResources {
+	limits := &specs.LinuxResources{
+		CPU: &specs.LinuxCPU{
+			Shares: specified(uint64(r.GetCpuShares())),
+			Quota:  specified(r.GetCpuQuota()),
+			Period: specified(uint64(r.GetCpuPeriod())),
+			Cpus:   r.GetCpusetCpus(),
+			Mems:   r.GetCpusetMems(),
+		},
+		Memory:  memory(r),
+		Unified: maps.Clone(r.GetUnified()),
+	}
+	for _, limit := range r.GetHugepageLimits() {
+		limits.HugepageLimits = append(limits.HugepageLimits, specs.LinuxHugepageLimit{Pagesize: limit.GetPageSize(), Limit: limit.GetLimit()})
+	}
+	machine.withoutMissing(limits)
+	return limits
+}
+
+// memory: the swap limit counts memory and swap together. Without one of its
+// own a container with a memory limit gets no swap, as in containerd.
+func memory(r *runtimeapi.LinuxContainerResources) *specs.LinuxMemory {
+	m := &specs.LinuxMemory{Limit: specified(r.GetMemoryLimitInBytes()), Swap: specified(r.GetMemorySwapLimitInBytes())}
+	if m.Swap == nil {
+		m.Swap = specified(r.GetMemoryLimitInBytes())
+	}
+	return m
+}
+
+func specified[N int64 | uint64](value N) *N {
+	if value == 0 {
+		return nil
+	}
+	return &value
 }
 
 // CgroupsPath is the cgroup of a container below the pod's parent, in the

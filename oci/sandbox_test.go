@@ -13,7 +13,7 @@ func TestForSandbox(t *testing.T) {
 }
 
 func TestTheSameInputGivesTheSameSpec(t *testing.T) {
-	for _, c := range readGolden(t, "testdata/sandbox.json") {
+	for _, c := range readGolden[goldenCase](t, "testdata/sandbox.json") {
 		first, firstErr := ForSandbox(sandboxOf(t, c))
 		for range 20 {
 			again, err := ForSandbox(sandboxOf(t, c))

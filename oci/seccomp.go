@@ -73,6 +73,43 @@ func pauseDefault() *specs.LinuxSeccomp {
 	}
 }
 
+// containerSeccomp: the default profile allows the system calls that belong to
+// the capabilities of the container, which are set before.
+func containerSeccomp(c *Container, spec *specs.Spec) error {
+	if c.security().GetPrivileged() {
+		return nil
+	}
+	profile, err := applicationSeccomp(ContainerSeccomp(c.security()), spec)
+	if err != nil {
+		return fmt.Errorf("seccomp: %w", err)
+	}
+	spec.Linux.Seccomp = profile
+	return nil
+}
+
+// ContainerSeccomp is the profile that a container asks for (see SeccompOf).
+func ContainerSeccomp(security *runtimeapi.LinuxContainerSecurityContext) *runtimeapi.SecurityProfile {
+	if profile := security.GetSeccomp(); profile != nil {
+		return profile
+	}
+	return parseProfile(security.GetSeccompProfilePath())
+}
+
+func applicationSeccomp(profile *runtimeapi.SecurityProfile, spec *specs.Spec) (*specs.LinuxSeccomp, error) {
+	switch {
+	case profile == nil || profile.GetProfileType() == runtimeapi.SecurityProfile_Unconfined:
+		return nil, nil
+	case profile.GetProfileType() == runtimeapi.SecurityProfile_Localhost:
+		body, err := os.ReadFile(profile.GetLocalhostRef())
+		if err != nil {
+			return nil, err
+		}
+		return seccomp.LoadProfile(string(body), spec)
+	default:
+		return seccomp.GetDefaultProfile(spec)
+	}
+}
+
 // CheckSeccomp tells why a seccomp profile cannot be used.
 func CheckSeccomp(profile *runtimeapi.SecurityProfile) error {
 	if profile.GetProfileType() != runtimeapi.SecurityProfile_Localhost {

@@ -1,6 +1,8 @@
 package oci
 
 import (
+	"strings"
+
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/selinux/go-selinux/label"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -19,6 +21,35 @@ func sandboxSELinux(s *Sandbox, spec *specs.Spec) error {
 	spec.Process.SelinuxLabel = process
 	spec.Linux.MountLabel = mount
 	return nil
+}
+
+// containerSELinux labels the container as it asks, with the level of its pod
+// unless it asks for one: so the containers of a pod can share files, and
+// those of other pods cannot read them.
+func containerSELinux(c *Container, spec *specs.Spec) error {
+	if !c.Machine.SELinux || c.security().GetPrivileged() {
+		return nil
+	}
+	options := selinuxOptions(c.security().GetSelinuxOptions())
+	if level := levelOf(c.SandboxLabel); level != "" && c.security().GetSelinuxOptions().GetLevel() == "" {
+		options = append(options, "level:"+level)
+	}
+	process, mount, err := label.InitLabels(options)
+	if err != nil {
+		return err
+	}
+	spec.Process.SelinuxLabel = process
+	spec.Linux.MountLabel = mount
+	return nil
+}
+
+// levelOf is the last part of user:role:type:level; a level has colons, too.
+func levelOf(label string) string {
+	parts := strings.SplitN(label, ":", 4)
+	if len(parts) < 4 {
+		return ""
+	}
+	return parts[3]
 }
 
 func selinuxOptions(o *runtimeapi.SELinuxOption) []string {

@@ -32,3 +32,16 @@ func TestSELinuxOptions(t *testing.T) {
 		}
 	}
 }
+
+func TestLevelOf(t *testing.T) {
+	for label, want := range map[string]string{
+		"":                                   "",
+		"system_u:system_r:container_t":      "",
+		"system_u:system_r:container_t:s0":   "s0",
+		"system_u:system_r:spc_t:s0:c10,c20": "s0:c10,c20",
+	} {
+		if got := levelOf(label); got != want {
+			t.Errorf("levelOf(%q) = %q, want %q", label, got, want)
+		}
+	}
+}

@@ -70,7 +70,7 @@ func TestNewAttachment(t *testing.T) {
 		"portMappings": [
 			{"HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""},
 			{"HostPort": 65535, "ContainerPort": 53, "Protocol": "udp", "HostIP": "127.0.0.1"}],
-		"bandwidth": {"IngressRate": 10000000, "IngressBurst": 2147483647, "EgressRate": 1073741824, "EgressBurst": 2147483647},
+		"bandwidth": {"IngressRate": 10000000, "IngressBurst": 4294967295, "EgressRate": 1073741824, "EgressBurst": 4294967295},
 		"dns": {"Servers": ["10.96.0.10", "fd00::a"], "Searches": ["svc.local"], "Options": ["ndots:5"]},
 		"cgroupPath": "/kubepods/pod3f0c",
 		"io.kubernetes.cri.pod-annotations": {"any": "thing\n", "kubernetes.io/egress-bandwidth": "1Gi", "kubernetes.io/ingress-bandwidth": "10M"}}`)

@@ -203,7 +203,9 @@ func TestCheckRefuses(t *testing.T) {
 		{"relative seccomp profile", securityField + "seccomp", func(c *config) { security(c).Seccomp = localhost("profile.json") }},
 		{"missing seccomp profile", securityField + "seccomp", func(c *config) { security(c).Seccomp = localhost("/nowhere/profile.json") }},
 		{"missing seccomp profile, in the older form", securityField + "seccomp", func(c *config) {
-			security(c).Seccomp, security(c).SeccompProfilePath = nil, "localhost//nowhere/profile.json"
+			security(c).Seccomp = nil
+			//lint:ignore SA1019 an older kubelet sends it
+			security(c).SeccompProfilePath = "localhost//nowhere/profile.json"
 		}},
 		{"AppArmor by name where there is none", securityField + "apparmor", func(c *config) { security(c).Apparmor = localhost("web") }},
 	} {

@@ -47,6 +47,12 @@ func (s *Sandboxes) stop(ctx context.Context, sb *Sandbox) error {
 	}
 	ctx, cancel := s.bound(ctx, s.options.Limits.Destroy)
 	defer cancel()
+	if s.containers != nil {
+		err := s.around(ctx, "stop containers", func() error { return s.containers.StopPod(ctx, sb.ID) })
+		if err != nil {
+			return err
+		}
+	}
 	if err := s.release(ctx, sb, keepNamespace); err != nil {
 		return err
 	}
@@ -81,14 +87,24 @@ func (s *Sandboxes) Remove(ctx context.Context, id string) error {
 	if !s.exists(sb.ID) { // another Remove was faster
 		return nil
 	}
-	err = s.stop(s.outlive(ctx), sb)
-	if err == nil {
-		err = s.destroy(s.outlive(ctx), sb, keepNamespace)
-	}
-	if err != nil {
+	if err := s.remove(s.outlive(ctx), sb); err != nil {
 		return fmt.Errorf("remove sandbox %s: %w", sb.ID, err)
 	}
 	return nil
+}
+
+// remove is Remove under the sandbox's lock.
+func (s *Sandboxes) remove(ctx context.Context, sb *Sandbox) error {
+	if err := s.stop(ctx, sb); err != nil {
+		return err
+	}
+	if s.containers != nil {
+		err := s.around(ctx, "remove containers", func() error { return s.containers.RemovePod(ctx, sb.ID) })
+		if err != nil {
+			return err
+		}
+	}
+	return s.destroy(ctx, sb, keepNamespace)
 }
 
 // onFailedDetach says what becomes of the namespace when DEL fails.

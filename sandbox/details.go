@@ -4,6 +4,11 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/oci"
 )
 
 // Details are what a person wants to know of a sandbox, beyond its facts.
@@ -35,4 +40,44 @@ func (s *Sandboxes) LiveAddresses(sb *Sandbox) []netip.Addr {
 		return nil
 	}
 	return addresses
+}
+
+// NetnsPath is where the sandbox's network namespace is pinned, "" for that of
+// the node.
+func (s *Sandboxes) NetnsPath(sb *Sandbox) string {
+	if sb.hostNetwork() {
+		return ""
+	}
+	return s.options.Netns.Path(sb.ID)
+}
+
+// UsernsPath is where the sandbox's user namespace is pinned, "" for that of
+// the node.
+func (s *Sandboxes) UsernsPath(sb *Sandbox) string {
+	if oci.UserNamespace(sb.config) == nil {
+		return ""
+	}
+	return s.options.Userns.Path(sb.ID)
+}
+
+// PodFiles are the host paths of what the containers of the sandbox share.
+func (s *Sandboxes) PodFiles(sb *Sandbox) oci.PodFiles {
+	dir := s.Dir(sb.ID)
+	files := oci.PodFiles{
+		Hosts: filepath.Join(dir, hostsFile), Hostname: filepath.Join(dir, hostnameFile), ResolvConf: filepath.Join(dir, resolvFile),
+		Shm: filepath.Join(dir, shmDir),
+	}
+	if sb.config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetIpc() == runtimeapi.NamespaceMode_NODE {
+		files.Shm = "/dev/shm"
+	}
+	return files
+}
+
+// Hostname is what the containers of the sandbox find as their host's name.
+func (s *Sandboxes) Hostname(sb *Sandbox) string {
+	name, err := os.ReadFile(filepath.Join(s.Dir(sb.ID), hostnameFile))
+	if err != nil {
+		return sb.config.GetHostname()
+	}
+	return strings.TrimSpace(string(name))
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/oci"
@@ -229,7 +230,9 @@ func (p *pauseStarter) abort() error {
 	}
 	p.stop()
 	var exit *exec.ExitError
-	if err := p.command.Wait(); err != nil && !errors.As(err, &exit) && !errors.Is(err, context.Canceled) {
+	err := p.command.Wait()
+	// ECHILD: it ended long ago and was reaped as nobody's.
+	if err != nil && !errors.As(err, &exit) && !errors.Is(err, context.Canceled) && !errors.Is(err, unix.ECHILD) {
 		return fmt.Errorf("end the shim: %w", err)
 	}
 	return nil

@@ -110,6 +110,7 @@ func (s *Sandboxes) restore() (halfMade []*Sandbox, err error) {
 			s.setAside(record.ID, err)
 		}
 	}
+	s.forgetFactsOfNobody(facts)
 	for _, sb := range s.all(func(*Sandbox) bool { return true }) {
 		close(sb.built)
 		if sb.listed.Load() {
@@ -118,7 +119,6 @@ func (s *Sandboxes) restore() (halfMade []*Sandbox, err error) {
 			halfMade = append(halfMade, sb)
 		}
 	}
-	s.dropFacts(facts)
 	return halfMade, nil
 }
 
@@ -127,15 +127,14 @@ func (s *Sandboxes) setAside(id string, reason error) {
 	s.options.Logger.Error("record set aside", "sandbox", b.ID, "file", b.Path, "err", b.Reason)
 }
 
-// dropFacts removes those of no sandbox: their record was set aside, or gone
-// before them.
-func (s *Sandboxes) dropFacts(facts map[string]Facts) {
+// forgetFactsOfNobody removes the facts of sandboxes that have no record.
+func (s *Sandboxes) forgetFactsOfNobody(facts map[string]Facts) {
 	for id := range facts {
 		if s.exists(id) {
 			continue
 		}
 		if err := s.facts.Remove(id); err != nil {
-			s.options.Logger.Warn("facts without a record stay", "sandbox", id, "err", err)
+			s.options.Logger.Error("facts without a record stay", "sandbox", id, "err", err)
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/state"
+	"github.com/minicri/minicri/step"
 )
 
 // Options say what sandboxes are made with.
@@ -39,7 +40,7 @@ type Options struct {
 	Netns, Userns *network.Namespaces
 	Limits        Limits
 	// Observe is told of each step that has ended; nil if nobody asks.
-	Observe func(step string, took time.Duration, err error)
+	Observe step.Observer
 	Logger  *slog.Logger
 }
 
@@ -52,6 +53,14 @@ type Limits struct {
 	Kill time.Duration
 }
 
+// Containers are what runs in sandboxes, and has to go before them.
+type Containers interface {
+	// StopPod ends all containers of a sandbox, RemovePod removes them, and
+	// what they shared.
+	StopPod(ctx context.Context, sandboxID string) error
+	RemovePod(ctx context.Context, sandboxID string) error
+}
+
 // Sandboxes are all pod sandboxes of this node.
 type Sandboxes struct {
 	options Options
@@ -60,6 +69,9 @@ type Sandboxes struct {
 	bootID  string
 	// rebooted: the machine has booted since the last daemon ran.
 	rebooted bool
+
+	// containers are what runs in the sandboxes; nil before Hold.
+	containers Containers
 
 	// base ends when the daemon does; work are the goroutines that it ends.
 	base   context.Context
@@ -163,3 +175,7 @@ func (s *Sandboxes) runtimeRoot() string { return runtimeDir(s.options.State) }
 // The directories below the volatile one that have something for each sandbox.
 func sandboxesDir(state string) string { return filepath.Join(state, "sandboxes") }
 func runtimeDir(state string) string   { return filepath.Join(state, "libcontainer") }
+
+// Hold tells the sandboxes of the containers that they hold. It is called once,
+// before Stop and Remove are.
+func (s *Sandboxes) Hold(containers Containers) { s.containers = containers }

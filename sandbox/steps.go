@@ -2,10 +2,7 @@ package sandbox
 
 import (
 	"context"
-	"fmt"
 	"time"
-
-	"github.com/minicri/minicri/failpoint"
 )
 
 // StepTime is one row of a timeline: a step, when it began, how long it took.
@@ -75,25 +72,7 @@ func (c *creation) beside(name string, do func() error) (wait func() error) {
 	}
 }
 
-// around puts the name of the step into its error, its failpoints around it,
-// and a context that has ended before it.
+// around runs do as the step of that name.
 func (s *Sandboxes) around(ctx context.Context, name string, do func() error) error {
-	began := time.Now()
-	err := context.Cause(ctx)
-	if err == nil {
-		err = failpoint.Hit(name + " before")
-	}
-	if err == nil {
-		err = do()
-	}
-	if err == nil {
-		err = failpoint.Hit(name + " after")
-	}
-	if s.options.Observe != nil {
-		s.options.Observe(name, time.Since(began), err)
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
+	return s.options.Observe.Run(ctx, name, do)
 }

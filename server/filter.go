@@ -5,6 +5,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/sandbox"
 )
 
@@ -17,8 +18,22 @@ func matches(sb *sandbox.Sandbox, filter *runtimeapi.PodSandboxFilter) bool {
 	if state := filter.GetState(); state != nil && state.GetState() != podState(sb) {
 		return false
 	}
-	labels := sb.Config().GetLabels()
-	for key, value := range filter.GetLabelSelector() {
+	return hasLabels(sb.Config().GetLabels(), filter.GetLabelSelector())
+}
+
+// matchesContainer is the same for containers.
+func matchesContainer(c *container.Container, filter *runtimeapi.ContainerFilter) bool {
+	if !strings.HasPrefix(c.ID, filter.GetId()) || !strings.HasPrefix(c.SandboxID, filter.GetPodSandboxId()) {
+		return false
+	}
+	if state := filter.GetState(); state != nil && state.GetState() != c.State() {
+		return false
+	}
+	return hasLabels(c.Config().GetLabels(), filter.GetLabelSelector())
+}
+
+func hasLabels(labels, wanted map[string]string) bool {
+	for key, value := range wanted {
 		if got, has := labels[key]; !has || got != value {
 			return false
 		}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/sandbox"
 )
@@ -20,9 +21,10 @@ import (
 // answers Unimplemented, by the embedded type.
 type Runtime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
-	Sandboxes *sandbox.Sandboxes
-	Networks  *network.Networks
-	Info      Info
+	Sandboxes  *sandbox.Sandboxes
+	Containers *container.Containers
+	Networks   *network.Networks
+	Info       Info
 }
 
 // Info is what the runtime says of itself.

@@ -1,18 +1,19 @@
-// Command minicri-shim starts every process of a pod. It is one binary in
-// three roles: libcontainer's init (re-executed inside the new namespaces),
-// the one-shot start of a pod's pause process, and the resident supervisor of
-// a pod's containers.
-
 // GOMAXPROCS by cgroup quota costs a parse of mountinfo in every process.
 //
 //go:debug containermaxprocs=0
 //go:debug updatemaxprocs=0
+
+// Command minicri-shim starts every process of a pod. It is one binary in
+// three roles: libcontainer's init (re-executed inside the new namespaces),
+// the one-shot start of a pod's pause process, and the resident supervisor of
+// a pod's containers.
 package main
 
 import (
 	"context"
 	"flag"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -26,6 +27,7 @@ import (
 const usage = `usage: minicri-shim COMMAND [flags]
   init     libcontainer's init, never called by hand
   pause    prepare a pod's pause process, start it at the word on stdin
+  serve    supervise a pod's containers until told to end
   version  print the version`
 
 // libcontainer's init must run on the process's main thread, which Go promises
@@ -43,6 +45,8 @@ func main() {
 	switch command, args := os.Args[1], os.Args[2:]; command {
 	case "pause":
 		os.Exit(pause(args))
+	case "serve":
+		os.Exit(serve(args))
 	case "version":
 		printVersion()
 	default:
@@ -62,6 +66,31 @@ func pause(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	return p.Run(ctx, os.Stdin, os.Stdout)
+}
+
+func serve(args []string) int {
+	var s supervisor.Serve
+	readyFD := 0
+	flags := flag.NewFlagSet("minicri-shim serve", flag.ExitOnError)
+	flags.StringVar(&s.Dir, "dir", "", "the pod's shim directory, absolute")
+	flags.BoolVar(&s.SystemdCgroup, "systemd-cgroup", false, "let systemd make the cgroups: cgroupsPath is slice:prefix:name")
+	flags.Func("cgroup", "cgroup directory to move into, may be repeated", func(dir string) error {
+		s.Cgroups = append(s.Cgroups, dir)
+		return nil
+	})
+	flags.IntVar(&readyFD, "ready-fd", 0, "descriptor that gets \"ready\" once the sockets serve")
+	_ = flags.Parse(args) // ExitOnError
+	if readyFD > 0 {
+		s.Ready = os.NewFile(uintptr(readyFD), "ready")
+	}
+
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	if err := s.Run(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
+		fmt.Fprintln(os.Stderr, "minicri-shim serve:", err)
+		return 1
+	}
+	return 0
 }
 
 func printVersion() {

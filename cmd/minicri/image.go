@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/minicri/minicri/config"
 	"github.com/minicri/minicri/image"
@@ -74,7 +75,16 @@ func runImage(ctx context.Context, args []string, options imageOptions) error {
 		return err
 	}
 	err = verb(ctx, images, argument, imageCall{options: options, login: *login})
-	return errors.Join(err, images.Close())
+	return errors.Join(withoutCode(err), images.Close())
+}
+
+// withoutCode leaves the daemon's words: the gRPC code says nothing more to a
+// person.
+func withoutCode(err error) error {
+	if answer, ok := status.FromError(err); ok && err != nil {
+		return errors.New(answer.Message())
+	}
+	return err
 }
 
 // imageCall is what the verbs share.

@@ -166,7 +166,12 @@ func TestImageCommandTellsWhatIsWrong(t *testing.T) {
 			t.Errorf("%v: %v, want %q", args, err, want)
 		}
 	}
-	startImageDaemon(t, options.Store.Root) // holds the store, at another socket
+	asked := options
+	asked.Socket = startImageDaemon(t, options.Store.Root)
+	if err := runImage(context.Background(), []string{"pull", "A B"}, asked); err == nil || strings.Contains(err.Error(), "rpc error") {
+		t.Errorf("the daemon's answer: %v", err)
+	}
+	// The daemon holds the store; options has another socket.
 	if err := runImage(context.Background(), []string{"ls"}, options); err == nil || !strings.Contains(err.Error(), "held by another process") {
 		t.Errorf("a store that is held: %v", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -38,6 +39,10 @@ func serve(ctx context.Context, arguments []string) error {
 	if err != nil {
 		return err
 	}
+	// Before anything is made: who is refused leaves nothing.
+	if err := removeStale(c.Socket); err != nil {
+		return err
+	}
 	unlock, err := lockDirectories(c)
 	if err != nil {
 		return err
@@ -49,7 +54,12 @@ func serve(ctx context.Context, arguments []string) error {
 	return run(ctx, c, logger)
 }
 
+// garbagePercent is half of the Go runtime's default: the daemon allocates
+// little, and what it holds is taken from the node's pods.
+const garbagePercent = 50
+
 func run(ctx context.Context, c *config.Config, logger *slog.Logger) (err error) {
+	debug.SetGCPercent(garbagePercent)
 	// What belongs to the daemon ends after the last call has: its context is
 	// not that of the signal.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -135,6 +145,9 @@ func newLogger(c *config.Config) (*slog.Logger, error) {
 	// Libraries log to the default: one stream, one form.
 	slog.SetDefault(logger)
 	log.UseSlog()
+	if err := log.SetLevel("error"); err != nil {
+		return nil, err
+	}
 	return logger, nil
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/config"
+	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/metrics"
 	"github.com/minicri/minicri/network"
@@ -30,7 +31,7 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*node, er
 		return nil, err
 	}
 	measured := metrics.New()
-	runtime, err := wireRuntime(ctx, c, measured, logger)
+	runtime, err := wireRuntime(ctx, c, images, measured, logger)
 	if err != nil {
 		return nil, errors.Join(err, images.Close())
 	}
@@ -47,6 +48,7 @@ type node struct {
 // close ends what is under way; pods and images stay.
 func (n *node) close() error {
 	n.runtime.Sandboxes.Close()
+	n.runtime.Containers.Close()
 	return n.images.Close()
 }
 
@@ -59,7 +61,7 @@ func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
 	}
 }
 
-func wireRuntime(ctx context.Context, c *config.Config, measured *metrics.Metrics, logger *slog.Logger) (*server.Runtime, error) {
+func wireRuntime(ctx context.Context, c *config.Config, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) (*server.Runtime, error) {
 	machine, err := readMachine(logger)
 	if err != nil {
 		return nil, err
@@ -101,11 +103,25 @@ func wireRuntime(ctx context.Context, c *config.Config, measured *metrics.Metric
 	if err != nil {
 		return nil, err
 	}
+	containers, err := container.Open(ctx, container.Options{
+		Root: c.Root, State: c.State, Mark: containerMark(c.Root), Shim: shim,
+		SystemdCgroup: systemd, CgroupParent: cgroupParent(c, systemd), PidsLimit: c.PidsLimit,
+		Machine: machine, Hierarchies: hierarchies, Sandboxes: sandboxes, Images: images,
+		Limits:  container.Limits{Create: time.Duration(c.Limits.Create), Kill: time.Duration(c.Limits.Kill)},
+		Observe: measured.Observe,
+		Logger:  logger,
+	})
+	if err != nil {
+		sandboxes.Close()
+		return nil, err
+	}
+	sandboxes.Hold(containers)
 	measured.Watch(sandboxes, networks)
 	return &server.Runtime{
-		Sandboxes: sandboxes,
-		Networks:  networks,
-		Info:      server.Info{Version: version, SystemdCgroup: systemd, Handlers: c.Handlers, Config: c},
+		Sandboxes:  sandboxes,
+		Containers: containers,
+		Networks:   networks,
+		Info:       server.Info{Version: version, SystemdCgroup: systemd, Handlers: c.Handlers, Config: c},
 	}, nil
 }
 
@@ -153,9 +169,15 @@ func readMachine(logger *slog.Logger) (oci.Machine, error) {
 // markOf is what the names of cgroups and namespace files of this daemon begin
 // with. It follows from the root directory, so that the daemon that comes next
 // knows them, and another one on the machine does not take them for its own.
-func markOf(root string) string {
+func markOf(root string) string { return "minicri-" + rootHash(root) + "-" }
+
+// containerMark is the same for the cgroups of containers: neither mark begins
+// with the other.
+func containerMark(root string) string { return "minicri-c-" + rootHash(root) + "-" }
+
+func rootHash(root string) string {
 	sum := sha256.Sum256([]byte(filepath.Clean(root)))
-	return "minicri-" + hex.EncodeToString(sum[:4]) + "-"
+	return hex.EncodeToString(sum[:4])
 }
 
 func findShim(path string) (string, error) {

@@ -1,5 +1,21 @@
 // Package supervisor starts and watches the processes of a pod: pause by a
-// one-shot (Pause), containers by a resident process. It is the only package
-// that imports libcontainer, and owns the words in which libcontainer is spoken
-// to: everything above it speaks OCI runtime-spec.
+// one-shot (Pause), containers by a resident process (Serve). It is the only
+// package that imports libcontainer, and owns the words in which libcontainer
+// is spoken to: everything above it speaks OCI runtime-spec.
+//
+// A container is created (init waits at the exec barrier), started, exited and
+// deleted; its state follows from the facts startedAt and exit. Its directory:
+//
+//	DIR/lock               held as long as a shim serves DIR
+//	DIR/shim.sock          control, see package api
+//	DIR/stream.sock        data
+//	DIR/containers/ID/     libcontainer's state
+//	DIR/records/ID.json    what a successor needs to adopt the container
+//	DIR/io/ID.stdout       output, a fifo that the container itself holds open
+//	DIR/exits/ID.json      how it ended
+//
+// Locks, in the order in which they are taken: container.op (one change at a
+// time of one container, may be held for long), Supervisor.mu, container.mu,
+// broker.mu. The last three are held for moments only, never across a system
+// call that can block, so that a hung container delays only itself.
 package supervisor

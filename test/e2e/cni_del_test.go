@@ -139,7 +139,7 @@ func stopWithout(t *testing.T, harm func(*testing.T, string), restart bool) {
 func TestProperty22_GarbageCollection(t *testing.T) {
 	n := newNode(t, harness.NoNetwork())
 	r := newRecorder(t, n)
-	n.WriteConflist("10-test.conflist", r.addressesOnly("one"))
+	n.WriteConflist("10-test.conflist", r.bridge("one"))
 	kept, lost := n.RunPod(n.PodConfig("kept")), n.RunPod(n.PodConfig("lost"))
 	pid := pausePID(t, n, lost)
 	n.Kill()

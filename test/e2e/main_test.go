@@ -50,7 +50,7 @@ func wantCode(t testing.TB, err error, code codes.Code) {
 }
 
 // patience is the longest that a test waits for what has no limit of its own.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // limited gives a context that ends with the test's patience.
 func limited(t testing.TB) context.Context {

@@ -19,7 +19,7 @@
 // others, but not during Start.
 //
 // Leaks are looked for in all processes that are in sight. So tests with nodes
-// do not run in parallel, and they run under hack/in-netns, where no other work
-// of the machine is in sight. Nothing is skipped: without root or without the
-// binaries a test fails.
+// do not run in parallel, unless they have the option [Parallel], and they run
+// under hack/in-netns, where no other work of the machine is in sight. Nothing
+// is skipped: without root or without the binaries a test fails.
 package harness

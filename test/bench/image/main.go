@@ -3,13 +3,12 @@
 // loopback, by CRI PullImage, in turn within one run. Each pull is made by a
 // process just started, on a root just made.
 //
-// The registry and this runtime's image service are this program again, as
-// children, so that their time and memory are counted apart from the
-// benchmark's.
+// The registry is this program again, as a child.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -29,40 +28,53 @@ const (
 
 func main() {
 	rounds := flag.Int("rounds", 5, "pulls by each runtime")
-	quick := flag.Bool("quick", false, "leave out the list of 1000 images")
-	role := flag.String("role", "", "used by the benchmark for its children: registry or serve")
-	at := flag.String("at", "", "directory of the child")
-	noSync := flag.Bool("nosync", false, "the child does not flush what it unpacked")
+	quick := flag.Bool("quick", false, "list 10 images instead of 1000")
+	minicri := flag.String("minicri", besideUs(), "the daemon to measure")
+	registry := flag.String("registry", "", "used by the benchmark for its child: serve a registry, address to this directory")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if err := run(ctx, *role, *at, *noSync, *rounds, *quick); err != nil {
+	if err := run(ctx, *registry, options{minicri: *minicri, rounds: *rounds, quick: *quick}); err != nil {
 		fmt.Fprintln(os.Stderr, "bench image:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, role, at string, noSync bool, rounds int, quick bool) error {
-	switch role {
-	case "registry":
-		return serveRegistry(ctx, at)
-	case "serve":
-		return serveImages(ctx, at, noSync)
+type options struct {
+	minicri string
+	rounds  int
+	quick   bool
+}
+
+// besideUs is bin/minicri, as make builds it, seen from bin/bench/image.
+func besideUs() string {
+	self, err := os.Executable()
+	if err != nil {
+		return "minicri"
+	}
+	return filepath.Join(filepath.Dir(self), "..", "minicri")
+}
+
+func run(ctx context.Context, registry string, o options) error {
+	if registry != "" {
+		return serveRegistry(ctx, registry)
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return bench(ctx, rounds, quick)
+	return bench(ctx, o)
 }
 
-func bench(ctx context.Context, rounds int, quick bool) error {
-	if _, err := exec.LookPath("containerd"); err != nil {
-		return fmt.Errorf("containerd, which this compares with, is missing: run make setup")
+func bench(ctx context.Context, o options) (err error) {
+	for _, program := range []string{theirs, o.minicri} {
+		if _, err := exec.LookPath(program); err != nil {
+			return fmt.Errorf("%w: run make setup build", err)
+		}
 	}
 	dir, err := os.MkdirTemp("", "minicri-bench-image-")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	registry, err := startRegistry(ctx, filepath.Join(dir, "registry"))
 	if err != nil {
 		return err
@@ -73,10 +85,10 @@ func bench(ctx context.Context, rounds int, quick bool) error {
 		return err
 	}
 	fmt.Println(shape)
-	results, err := pullInTurn(ctx, dir, reference, rounds)
+	results, err := pullInTurn(ctx, dir, reference, o)
 	if err != nil {
 		return err
 	}
 	printPulls(results)
-	return benchStore(ctx, dir, registry, quick)
+	return benchStore(ctx, dir, registry, o)
 }

@@ -23,10 +23,10 @@ type result struct {
 }
 
 // pullInTurn lets each contender pull once per round.
-func pullInTurn(ctx context.Context, dir, reference string, rounds int) (map[string][]result, error) {
+func pullInTurn(ctx context.Context, dir, reference string, o options) (map[string][]result, error) {
 	results := map[string][]result{}
-	for round := range rounds {
-		for _, c := range contenders() {
+	for round := range o.rounds {
+		for _, c := range contenders(o.minicri) {
 			at := filepath.Join(dir, fmt.Sprintf("%s%d", c.name, round))
 			one, err := pullOnce(ctx, c, at, reference)
 			if err != nil {
@@ -97,14 +97,14 @@ func makeDisk(ctx context.Context, dir string) (remove func() error, err error) 
 
 // printPulls prints medians and their ratios to containerd's.
 func printPulls(results map[string][]result) {
-	theirs := medianOf(results["containerd"])
+	base := medianOf(results[theirs])
 	table := tabwriter.NewWriter(os.Stdout, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "PullImage, median\twall s\tratio\tCPU s\tratio\tpeak MiB\tratio")
-	for _, c := range contenders() {
-		m := medianOf(results[c.name])
-		fmt.Fprintf(table, "%s\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f\t%.2f\n", c.name,
-			m.wall.Seconds(), m.wall.Seconds()/theirs.wall.Seconds(), m.cpu.Seconds(), m.cpu.Seconds()/theirs.cpu.Seconds(),
-			float64(m.peak)/(1<<20), float64(m.peak)/float64(theirs.peak))
+	for _, name := range []string{ours, withoutSync, theirs} {
+		m := medianOf(results[name])
+		fmt.Fprintf(table, "%s\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f\t%.2f\n", name,
+			m.wall.Seconds(), m.wall.Seconds()/base.wall.Seconds(), m.cpu.Seconds(), m.cpu.Seconds()/base.cpu.Seconds(),
+			float64(m.peak)/(1<<20), float64(m.peak)/float64(base.peak))
 	}
 	fmt.Fprintln(table, "to reach\t\t0.70\t\t0.70\t\t0.50")
 	_ = table.Flush()

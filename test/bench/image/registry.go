@@ -53,7 +53,7 @@ func startRegistry(ctx context.Context, dir string) (*benchRegistry, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
 	}
-	c, err := startSelf(ctx, "-role=registry", "-at="+dir)
+	c, err := startSelf(ctx, "-registry="+dir)
 	if err != nil {
 		return nil, err
 	}

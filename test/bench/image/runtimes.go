@@ -11,9 +11,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/minicri/minicri/image"
-	"github.com/minicri/minicri/server"
 )
 
 // contender is a runtime under test.
@@ -22,36 +19,34 @@ type contender struct {
 	start func(ctx context.Context, dir string) (*child, error)
 }
 
-func contenders() []contender {
+// ours, theirs and withoutSync are the rows of the table.
+const (
+	ours        = "minicri"
+	theirs      = "containerd"
+	withoutSync = "minicri-nosync"
+)
+
+func contenders(minicri string) []contender {
 	return []contender{
-		{"minicri", func(ctx context.Context, dir string) (*child, error) {
-			return startSelf(ctx, "-role=serve", "-at="+dir)
-		}},
-		{"containerd", startContainerd},
-		{"minicri-nosync", func(ctx context.Context, dir string) (*child, error) {
-			return startSelf(ctx, "-role=serve", "-at="+dir, "-nosync")
+		{ours, func(ctx context.Context, dir string) (*child, error) { return startMinicri(ctx, minicri, dir, "") }},
+		{theirs, startContainerd},
+		{withoutSync, func(ctx context.Context, dir string) (*child, error) {
+			return startMinicri(ctx, minicri, dir, "[images]\nsync = false\n")
 		}},
 	}
 }
 
 const socketName = "cri.sock"
 
-// serveImages is a child: this runtime's image service, as the daemon has it.
-func serveImages(ctx context.Context, dir string, noSync bool) error {
-	store, err := image.Open(ctx, image.Config{Root: dir, NoSync: noSync})
-	if err != nil {
-		return err
+// startMinicri starts the daemon with nothing of the machine's but the program.
+func startMinicri(ctx context.Context, program, dir, config string) (*child, error) {
+	path := filepath.Join(dir, "config.toml")
+	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
+		return nil, err
 	}
-	defer store.Close()
-	listener, err := net.Listen("unix", filepath.Join(dir, socketName))
-	if err != nil {
-		return err
-	}
-	service := grpc.NewServer()
-	runtimeapi.RegisterImageServiceServer(service, server.NewImageServer(store))
-	stop := context.AfterFunc(ctx, service.Stop)
-	defer stop()
-	return service.Serve(listener)
+	in := func(name string) string { return filepath.Join(dir, name) }
+	return start(ctx, program, "--config", path, "--root", in("root"), "--state", in("state"), "--socket", in(socketName),
+		"--netns-dir", in("netns"), "--cni-conf-dir", in("cni"), "--log-level", "error")
 }
 
 // containerdConfig leaves the CRI plugin and what it needs.

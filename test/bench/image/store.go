@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
@@ -20,10 +23,14 @@ import (
 const snapshotRounds = 300
 
 // benchStore times what containers need of the store, and ListImages.
-func benchStore(ctx context.Context, dir string, registry *benchRegistry, quick bool) error {
-	root := filepath.Join(dir, "store")
+func benchStore(ctx context.Context, dir string, registry *benchRegistry, o options) error {
+	node := filepath.Join(dir, "node")
+	if err := os.Mkdir(node, 0o700); err != nil {
+		return err
+	}
+	root := filepath.Join(node, "root") // as startMinicri has it
 	count := manyImages
-	if quick {
+	if o.quick {
 		count = 10
 	}
 	began := time.Now()
@@ -35,7 +42,7 @@ func benchStore(ctx context.Context, dir string, registry *benchRegistry, quick 
 	if err := benchSnapshots(ctx, root); err != nil {
 		return err
 	}
-	return benchList(ctx, root)
+	return benchList(ctx, node, o.minicri)
 }
 
 // fillStore pulls images that differ in their configuration alone.
@@ -99,14 +106,17 @@ func benchSnapshots(ctx context.Context, root string) error {
 	return nil
 }
 
-func benchList(ctx context.Context, root string) error {
+func benchList(ctx context.Context, node, minicri string) (err error) {
 	began := time.Now()
-	process, err := startSelf(ctx, "-role=serve", "-at="+root)
+	process, err := startMinicri(ctx, minicri, node, "")
 	if err != nil {
 		return err
 	}
-	defer process.stop()
-	connection, err := connect(ctx, root)
+	defer func() {
+		process.stop()
+		err = errors.Join(err, unmountBelow(node))
+	}()
+	connection, err := connect(ctx, node)
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, process.output)
 	}
@@ -123,8 +133,17 @@ func benchList(ctx context.Context, root string) error {
 		took, count = append(took, time.Since(began)), len(list.GetImages())
 	}
 	printTime(fmt.Sprintf("ListImages of %d, p50", count), took, 5*time.Millisecond)
-	fmt.Printf("%-28s %8.2f ms\n", "store opened and serving in", milliseconds(opened))
+	fmt.Printf("%-28s %8.2f ms\n", "daemon started, serving in", milliseconds(opened))
 	return nil
+}
+
+// unmountBelow takes away the mounts that a daemon leaves for the next one.
+func unmountBelow(dir string) error {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	for _, m := range mounts {
+		err = errors.Join(err, unix.Unmount(m.Mountpoint, unix.MNT_DETACH))
+	}
+	return err
 }
 
 func printTime(title string, took []time.Duration, goal time.Duration) {

@@ -1,0 +1,61 @@
+package container
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Container is one application container.
+type Container struct {
+	Record
+	config *runtimeapi.ContainerConfig
+
+	// facts are replaced, never changed, by whoever holds the lock.
+	facts atomic.Pointer[Facts]
+	// listed is set once the container is to be seen.
+	listed atomic.Bool
+	// ended is closed when the container has ended.
+	ended chan struct{}
+	// lock is held by whoever changes the container.
+	lock chan struct{}
+}
+
+func newContainer(record Record, config *runtimeapi.ContainerConfig) *Container {
+	c := &Container{Record: record, config: config, ended: make(chan struct{}), lock: make(chan struct{}, 1)}
+	c.facts.Store(&Facts{})
+	return c
+}
+
+// acquire takes the container's lock, or gives up with the context.
+func (c *Container) acquire(ctx context.Context) (release func(), err error) {
+	select {
+	case c.lock <- struct{}{}:
+		return func() { <-c.lock }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for another operation on container %s: %w", c.ID, context.Cause(ctx))
+	}
+}
+
+// Config is what the container was made from. It must not be changed.
+func (c *Container) Config() *runtimeapi.ContainerConfig { return c.config }
+
+// Facts are what is known of the container now. They must not be changed.
+func (c *Container) Facts() *Facts { return c.facts.Load() }
+
+// State is the CRI's state, now.
+func (c *Container) State() runtimeapi.ContainerState { return c.Facts().State() }
+
+// update replaces the facts; the lock is held.
+func (c *Container) update(change func(*Facts)) *Facts {
+	before := c.facts.Load()
+	next := *before
+	change(&next)
+	c.facts.Store(&next)
+	if before.FinishedAt == 0 && next.FinishedAt != 0 {
+		close(c.ended)
+	}
+	return &next
+}

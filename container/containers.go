@@ -1,0 +1,158 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/sandbox"
+	"github.com/minicri/minicri/state"
+	"github.com/minicri/minicri/step"
+)
+
+// Options say what containers are made with.
+type Options struct {
+	// Root is the durable directory, State the volatile one.
+	Root, State string
+	// Mark starts the name of every cgroup made here.
+	Mark string
+	// Shim is the program that runs containers.
+	Shim          string
+	SystemdCgroup bool
+	CgroupParent  string
+	// PidsLimit is the most processes of a container, 0 for no limit.
+	PidsLimit   int64
+	Machine     oci.Machine
+	Hierarchies cgroup.Hierarchies
+	Sandboxes   *sandbox.Sandboxes
+	Images      Images
+	Limits      Limits
+	// Observe is told of each step that has ended; nil if nobody asks.
+	Observe step.Observer
+	Logger  *slog.Logger
+}
+
+// Limits bound what a container may wait for.
+type Limits struct {
+	// Create is the longest that all steps of create, or start, may take.
+	Create time.Duration
+	// Kill is how long a process may take to go after SIGKILL.
+	Kill time.Duration
+}
+
+// Images is what containers are made from.
+type Images interface {
+	Get(refOrID string) (image.Image, error)
+	Prepare(ctx context.Context, key, imageID string, options image.PrepareOptions) ([]image.Mount, image.Image, error)
+	Mount(ctx context.Context, key, target string) error
+	Unmount(target string) error
+	RemoveSnapshot(ctx context.Context, key string) error
+}
+
+// Containers are all containers of this node.
+type Containers struct {
+	options Options
+	records *state.Records[Record]
+	facts   *state.Records[Facts]
+	shims   *shims
+	bootID  string
+
+	// base ends when the daemon does; work are the goroutines that it ends.
+	base   context.Context
+	cancel context.CancelCauseFunc
+	work   sync.WaitGroup
+
+	// mu guards the maps, and is never held while anything runs or is written.
+	mu     sync.RWMutex
+	byID   map[string]*Container
+	byName map[string]*Container
+}
+
+// Find returns the container with the id, or the only one whose id starts so;
+// errdefs.ErrNotFound if there is none.
+func (s *Containers) Find(id string) (*Container, error) {
+	if id == "" {
+		return nil, fmt.Errorf("container id is empty: %w", errdefs.ErrInvalidArgument)
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if c := s.byID[id]; c != nil && c.listed.Load() {
+		return c, nil
+	}
+	var found *Container
+	for full, c := range s.byID {
+		if !c.listed.Load() || !strings.HasPrefix(full, id) {
+			continue
+		}
+		if found != nil {
+			return nil, fmt.Errorf("container id %q is the start of several: %w", id, errdefs.ErrInvalidArgument)
+		}
+		found = c
+	}
+	if found == nil {
+		return nil, fmt.Errorf("container %q: %w", id, errdefs.ErrNotFound)
+	}
+	return found, nil
+}
+
+// List returns the containers that are to be seen, the newest first.
+func (s *Containers) List() []*Container {
+	return s.all(func(c *Container) bool { return c.listed.Load() })
+}
+
+// OfPod returns all containers of a sandbox, listed or not.
+func (s *Containers) OfPod(sandboxID string) []*Container {
+	return s.all(func(c *Container) bool { return c.SandboxID == sandboxID })
+}
+
+func (s *Containers) all(match func(*Container) bool) []*Container {
+	s.mu.RLock()
+	list := make([]*Container, 0, len(s.byID))
+	for _, c := range s.byID {
+		if match(c) {
+			list = append(list, c)
+		}
+	}
+	s.mu.RUnlock()
+	slices.SortFunc(list, func(a, b *Container) int { return int(b.CreatedAt - a.CreatedAt) })
+	return list
+}
+
+func (s *Containers) forget(c *Container) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.byID, c.ID)
+	if name := nameOf(c.SandboxID, c.config.GetMetadata()); s.byName[name] == c {
+		delete(s.byName, name)
+	}
+}
+
+// Close ends what is under way and lets go of the shims, which live on.
+func (s *Containers) Close() {
+	s.cancel(errShutdown)
+	s.work.Wait()
+	s.shims.close()
+}
+
+var errShutdown = fmt.Errorf("minicri is shutting down: %w", errdefs.ErrUnavailable)
+
+// dir is the volatile directory of a container: its config.json and its rootfs.
+func (s *Containers) dir(id string) string { return filepath.Join(s.options.State, "containers", id) }
+
+func (s *Containers) rootfs(id string) string { return filepath.Join(s.dir(id), "rootfs") }
+
+// outlive bounds work that goes on when the caller is gone.
+func (s *Containers) outlive(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(context.WithoutCancel(ctx), limit, errors.New("not done within "+limit.String()))
+}

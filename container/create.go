@@ -1,0 +1,270 @@
+package container
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/encoding/protojson"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/process"
+	"github.com/minicri/minicri/sandbox"
+	"github.com/minicri/minicri/shim/api"
+)
+
+// creation is one way through the steps of Create. After the first error the
+// steps that follow do nothing.
+type creation struct {
+	*Container
+	owner   *Containers
+	sandbox *sandbox.Sandbox
+	image   image.Image
+	spec    *specs.Spec
+	ctx     context.Context
+	err     error
+}
+
+func (c *creation) step(name string, do func() error) {
+	if c.err == nil {
+		c.err = c.owner.options.Observe.Run(c.ctx, name, do)
+	}
+}
+
+// Create makes a container in a sandbox that is Ready, and returns its id. It
+// is finished or taken back also when the caller goes away meanwhile: nothing
+// is ever left waiting at the exec barrier that nobody knows of.
+func (s *Containers) Create(ctx context.Context, sandboxID string, config *runtimeapi.ContainerConfig) (string, error) {
+	ctx, cancel := s.outlive(ctx, s.options.Limits.Create)
+	defer cancel()
+	c := &creation{owner: s, ctx: ctx}
+	c.step("check", func() error { return c.check(sandboxID, config) })
+	c.step("reserve", func() error { return c.reserve(config) })
+	if c.err != nil {
+		return "", fmt.Errorf("create container in sandbox %s: %w", sandboxID, c.err)
+	}
+	c.lock <- struct{}{}
+	defer func() { <-c.lock }()
+	c.run()
+	if c.err != nil {
+		return "", s.undo(c)
+	}
+	c.listed.Store(true)
+	return c.ID, nil
+}
+
+// run goes through the steps 3 to 7.
+func (c *creation) run() {
+	c.step("record container", func() error { return c.owner.records.Write(c.ID, c.Record) })
+	c.step("rootfs", c.makeRootfs)
+	c.step("spec", c.writeSpec)
+	c.step("shim", c.ensureShim)
+	c.step("create", c.create)
+	c.step("recheck", c.recheck)
+}
+
+// recheck: a sandbox that was stopped meanwhile has not stopped this container.
+func (c *creation) recheck() error {
+	if !c.sandbox.Ready() {
+		return fmt.Errorf("sandbox %s was stopped meanwhile: %w", c.SandboxID, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+func (s *Containers) undo(c *creation) error {
+	ctx, cancel := s.outlive(c.ctx, s.options.Limits.Create)
+	defer cancel()
+	err := fmt.Errorf("create container %s in sandbox %s: %w", c.ID, c.SandboxID, c.err)
+	if undoErr := s.destroy(ctx, c.Container); undoErr != nil {
+		s.options.Logger.Error("a container that failed could not be taken back: remove it", "container", c.ID, "err", undoErr)
+		c.update(func(f *Facts) {
+			f.FinishedAt, f.Reason, f.Message = time.Now().UnixNano(), reasonStartError, c.err.Error()
+		})
+		c.listed.Store(true)
+		return errors.Join(err, undoErr)
+	}
+	return err
+}
+
+func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig) (err error) {
+	if c.sandbox, err = c.owner.options.Sandboxes.Find(sandboxID); err != nil {
+		return err
+	}
+	if !c.sandbox.Ready() {
+		return fmt.Errorf("sandbox %s is not ready: %w", c.sandbox.ID, errdefs.ErrFailedPrecondition)
+	}
+	if err := oci.CheckContainer(config, c.sandbox.Config(), c.owner.options.Machine); err != nil {
+		return err
+	}
+	c.image, err = c.owner.options.Images.Get(config.GetImage().GetImage())
+	return err
+}
+
+// reserve gives the name to the container.
+func (c *creation) reserve(config *runtimeapi.ContainerConfig) error {
+	record, err := c.record(config)
+	if err != nil {
+		return err
+	}
+	c.Container = newContainer(record, config)
+	name := nameOf(c.SandboxID, config.GetMetadata())
+	s := c.owner
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if other := s.byName[name]; other != nil {
+		return fmt.Errorf("container %s has the name %s: remove it, or ask with a higher attempt: %w", other.ID, name, errdefs.ErrAlreadyExists)
+	}
+	s.byName[name], s.byID[c.ID] = c.Container, c.Container
+	return nil
+}
+
+func (c *creation) record(config *runtimeapi.ContainerConfig) (Record, error) {
+	encoded, err := protojson.Marshal(config)
+	if err != nil {
+		return Record{}, fmt.Errorf("encode the config: %w", err)
+	}
+	id := newID()
+	o := c.owner.options
+	parent := c.sandbox.Config().GetLinux().GetCgroupParent()
+	if parent == "" {
+		parent = o.CgroupParent
+	}
+	return Record{
+		ID:          id,
+		SandboxID:   c.sandbox.ID,
+		CreatedAt:   time.Now().UnixNano(),
+		CgroupsPath: oci.CgroupsPath(parent, o.Mark, id, o.SystemdCgroup),
+		ImageID:     c.image.ID,
+		ImageRef:    imageRef(c.image),
+		LogPath:     logPath(c.sandbox.Config().GetLogDirectory(), config, c.owner.dir(id)),
+		StopSignal:  stopSignal(config.GetStopSignal(), c.image.Spec.Config.StopSignal),
+		Config:      encoded,
+	}, nil
+}
+
+func newID() string {
+	var id [32]byte
+	_, _ = rand.Read(id[:]) // never fails (crypto/rand)
+	return hex.EncodeToString(id[:])
+}
+
+// imageRef is what people see of the image: a digest, or else its id.
+func imageRef(i image.Image) string {
+	if len(i.RepoDigests) > 0 {
+		return i.RepoDigests[0]
+	}
+	return i.ID
+}
+
+// logPath is never empty: the kubelet removes whatever begins with it. A
+// container without a log gets a path that nothing has.
+func logPath(directory string, config *runtimeapi.ContainerConfig, dir string) string {
+	if directory == "" || config.GetLogPath() == "" {
+		return filepath.Join(dir, "no-log")
+	}
+	return filepath.Join(directory, config.GetLogPath())
+}
+
+func (c *creation) makeRootfs() error {
+	images := c.owner.options.Images
+	if _, _, err := images.Prepare(c.ctx, c.ID, c.ImageID, prepareOptions(c.sandbox.Config())); err != nil {
+		return err
+	}
+	return images.Mount(c.ctx, c.ID, c.owner.rootfs(c.ID))
+}
+
+// prepareOptions shift the owners of files in a pod with a user namespace.
+func prepareOptions(pod *runtimeapi.PodSandboxConfig) image.PrepareOptions {
+	userns := oci.UserNamespace(pod)
+	if len(userns.GetUids()) == 0 || len(userns.GetGids()) == 0 {
+		return image.PrepareOptions{}
+	}
+	return image.PrepareOptions{UIDs: idMap(userns.GetUids()[0]), GIDs: idMap(userns.GetGids()[0])}
+}
+
+func idMap(m *runtimeapi.IDMapping) *image.IDMap {
+	return &image.IDMap{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Size: m.GetLength()}
+}
+
+// writeSpec makes the runtime-spec and puts it where the shim reads it.
+func (c *creation) writeSpec() error {
+	o := c.owner.options
+	namespaces, err := c.owner.namespaces(c.sandbox, c.config)
+	if err != nil {
+		return err
+	}
+	volumes := filepath.Join(c.owner.dir(c.ID), "volumes")
+	c.spec, err = oci.ForContainer(&oci.Container{
+		ID: c.ID, SandboxID: c.SandboxID, Pod: c.sandbox.Config(), Config: c.config, Image: imageFacts(c.image),
+		Rootfs: c.owner.rootfs(c.ID), Hostname: o.Sandboxes.Hostname(c.sandbox), Files: o.Sandboxes.PodFiles(c.sandbox),
+		Namespaces: namespaces, VolumesDir: volumes, CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, Machine: o.Machine,
+	})
+	if err != nil {
+		return err
+	}
+	encoded, err := json.Marshal(c.spec)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(c.owner.dir(c.ID), "config.json"), encoded, 0o600)
+}
+
+func imageFacts(i image.Image) oci.Image {
+	config := i.Spec.Config
+	facts := oci.Image{
+		Entrypoint: config.Entrypoint, Cmd: config.Cmd, Env: config.Env, WorkingDir: config.WorkingDir,
+		User: config.User, StopSignal: config.StopSignal,
+	}
+	for volume := range config.Volumes {
+		facts.Volumes = append(facts.Volumes, volume)
+	}
+	return facts
+}
+
+func (c *creation) ensureShim() error {
+	if err := os.MkdirAll(filepath.Dir(c.LogPath), 0o755); err != nil {
+		return err
+	}
+	_, err := c.owner.shimOf(c.ctx, c.SandboxID)
+	return err
+}
+
+func (c *creation) create() error {
+	shim, err := c.owner.shimOf(c.ctx, c.SandboxID)
+	if err != nil {
+		return err
+	}
+	answer, err := shim.Create(c.ctx, &api.CreateRequest{
+		Id: c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.shimLog(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
+	})
+	if err != nil {
+		return err
+	}
+	user, err := protojson.Marshal(oci.UserOf(c.spec))
+	if err != nil {
+		return err
+	}
+	facts := c.update(func(f *Facts) {
+		f.BootID, f.Created, f.User = c.owner.bootID, true, user
+		f.Process = process.Facts{PID: int(answer.GetPid()), StartTime: answer.GetStartTime()}
+	})
+	return c.owner.facts.Write(c.ID, *facts)
+}
+
+// shimLog is "" for a container that has no log.
+func (c *creation) shimLog() string {
+	if c.config.GetLogPath() == "" || c.sandbox.Config().GetLogDirectory() == "" {
+		return ""
+	}
+	return c.LogPath
+}

@@ -1,0 +1,148 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/shim/client"
+)
+
+// Remove kills the container if it runs and removes all of it, the name last.
+// Calling it again, or for an id that is unknown, is success.
+func (s *Containers) Remove(ctx context.Context, id string) error {
+	c, err := s.Find(id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ctx, cancel := s.outlive(ctx, s.options.Limits.Create)
+	defer cancel()
+	if err := s.remove(ctx, c); err != nil {
+		return fmt.Errorf("remove container %s: %w", c.ID, err)
+	}
+	return nil
+}
+
+func (s *Containers) remove(ctx context.Context, c *Container) error {
+	if err := s.stop(ctx, c, 0); err != nil {
+		return err
+	}
+	release, err := c.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if !s.exists(c.ID) { // another Remove was faster
+		return nil
+	}
+	return s.destroy(ctx, c)
+}
+
+func (s *Containers) exists(id string) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.byID[id] != nil
+}
+
+// destroy is the only undo. It takes back every part that a container may
+// have, and goes on where one fails; the record goes last and only when
+// nothing else is left. The container's lock is held.
+func (s *Containers) destroy(ctx context.Context, c *Container) error {
+	observe := s.options.Observe
+	err := errors.Join(
+		observe.Run(ctx, "delete", func() error { return s.deleteProcesses(ctx, c) }),
+		observe.Run(ctx, "remove rootfs", func() error { return s.removeRootfs(ctx, c.ID) }),
+	)
+	if err == nil {
+		err = observe.Run(ctx, "remove container record", func() error {
+			return errors.Join(s.facts.Remove(c.ID), s.records.Remove(c.ID))
+		})
+	}
+	if err == nil {
+		s.forget(c)
+	}
+	return err
+}
+
+// deleteProcesses has the shim delete the container; where there is no shim,
+// or it does not know the container, the cgroup is all there may be.
+func (s *Containers) deleteProcesses(ctx context.Context, c *Container) error {
+	shim, err := s.shims.connect(ctx, c.SandboxID)
+	if err == nil {
+		err = s.killAndDelete(ctx, c, shim)
+	}
+	if err != nil && !errdefs.IsUnavailable(err) && !errdefs.IsNotFound(err) {
+		return err
+	}
+	return s.options.Hierarchies.Remove(cgroup.Path(c.CgroupsPath), s.options.Limits.Kill)
+}
+
+// killAndDelete: one that was made and never started still has its init, at
+// the exec barrier.
+func (s *Containers) killAndDelete(ctx context.Context, c *Container, shim *client.Client) error {
+	if c.Facts().FinishedAt == 0 {
+		err := shim.Kill(ctx, c.ID, uint32(unix.SIGKILL), true)
+		if err != nil && !errdefs.IsFailedPrecondition(err) {
+			return err
+		}
+	}
+	last := len(s.OfPod(c.SandboxID)) == 1
+	return shim.Delete(ctx, c.ID, last)
+}
+
+func (s *Containers) removeRootfs(ctx context.Context, id string) error {
+	images := s.options.Images
+	if err := images.Unmount(s.rootfs(id)); err != nil {
+		return err
+	}
+	if err := images.RemoveSnapshot(ctx, id); err != nil {
+		return err
+	}
+	return os.RemoveAll(s.dir(id))
+}
+
+// StopPod stops all containers of a sandbox, side by side, at once.
+func (s *Containers) StopPod(ctx context.Context, sandboxID string) error {
+	return s.each(sandboxID, func(c *Container) error { return s.stop(ctx, c, 0) })
+}
+
+// RemovePod removes all containers of a sandbox, and its shim.
+func (s *Containers) RemovePod(ctx context.Context, sandboxID string) error {
+	if err := s.each(sandboxID, func(c *Container) error { return s.remove(ctx, c) }); err != nil {
+		return err
+	}
+	return s.shims.forget(ctx, sandboxID)
+}
+
+func (s *Containers) each(sandboxID string, do func(*Container) error) error {
+	containers := s.OfPod(sandboxID)
+	errs := make([]error, len(containers))
+	var wait sync.WaitGroup
+	for i, c := range containers {
+		wait.Go(func() { errs[i] = do(c) })
+	}
+	wait.Wait()
+	return errors.Join(errs...)
+}
+
+func readDirNames(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	names := make([]string, 0, len(entries))
+	for _, entry := range entries {
+		names = append(names, filepath.Base(entry.Name()))
+	}
+	return names, nil
+}

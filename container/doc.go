@@ -1,0 +1,46 @@
+// Package container makes application containers in the sandboxes of pods,
+// keeps them and takes them back.
+//
+// # The life of a container
+//
+// CreateContainer goes through these steps, by these names, in this order
+// (create.go):
+//
+//	1 check     the request; nothing has a side effect before it is complete
+//	2 reserve   the name; a pod has one container per name and attempt
+//	3 record    durable, before anything of the container exists
+//	4 rootfs    a snapshot on top of the image, mounted
+//	5 spec      the runtime-spec, from the CRI's config
+//	6 shim      of the pod, started with its first container
+//	7 create    the container's init waits at the exec barrier
+//
+// On any error the container is destroyed (destroy.go). As for sandboxes,
+// destroy is the only undo; its callers are a failed create, RemoveContainer,
+// the removal of the pod, and recovery after a crash (restore.go).
+//
+// # States
+//
+//	          create            start            exit, stop
+//	(nothing) ------> Created ---------> Running -----------> Exited
+//	                      \__________________________________/^
+//	                        start failed, or the pod was stopped
+//
+// A state is never stored. It follows from facts: when the container was
+// started, and when it ended, as its shim has told. While the shim is gone and
+// nobody has looked yet, the state is Unknown.
+//
+// # Who owns what
+//
+// The shim owns the processes: it is their parent, holds their streams, writes
+// their log and keeps their exit on disk. This package owns the record, the
+// facts, the snapshot and its mount, and the connection to each pod's shim
+// (shims.go), whose events it follows.
+//
+// # Locks
+//
+// Containers.mu guards the maps and is never held while anything runs or is
+// written. Each container has a lock of its own, held by whoever changes it.
+// Stop does not hold it while it waits for a container to end, so that a later
+// Stop with a shorter grace counts. Readers take neither: facts are replaced,
+// not changed.
+package container

@@ -1,0 +1,145 @@
+package container
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/shim/client"
+)
+
+// ExecOutputLimit is how much of each output of a command is kept, in bytes.
+const ExecOutputLimit = 16 << 20
+
+// ExecSync runs a command in a running container, to its end or to the time-out
+// (none if 0), and captures its output. errdefs' and the context's kinds tell
+// what went wrong; a command that fails is no error.
+func (s *Containers) ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (*client.Result, error) {
+	c, shim, process, err := s.forExec(ctx, id, command, false)
+	if err != nil {
+		return nil, err
+	}
+	result, err := shim.ExecSync(ctx, c.ID, process, timeout, ExecOutputLimit)
+	if err != nil {
+		return nil, fmt.Errorf("exec %q in container %s: %w", command, c.ID, err)
+	}
+	if result.TimedOut {
+		return nil, fmt.Errorf("exec %q in container %s: not done within %v: %w", command, c.ID, timeout, context.DeadlineExceeded)
+	}
+	return result, nil
+}
+
+// forExec is what a command in a running container needs.
+func (s *Containers) forExec(ctx context.Context, id string, command []string, tty bool) (*Container, *client.Client, *specs.Process, error) {
+	c, shim, err := s.running(ctx, id)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if len(command) == 0 {
+		return nil, nil, nil, fmt.Errorf("cmd: is empty: %w", errdefs.ErrInvalidArgument)
+	}
+	spec, err := s.Spec(c)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)
+	}
+	process := spec.Process
+	process.Args, process.Terminal, process.ConsoleSize = command, tty, nil
+	return c, shim, process, nil
+}
+
+// running finds a container that runs, and its shim.
+func (s *Containers) running(ctx context.Context, id string) (*Container, *client.Client, error) {
+	c, err := s.Find(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	if state := c.State(); state != runtimeapi.ContainerState_CONTAINER_RUNNING {
+		return nil, nil, fmt.Errorf("container %s is %v, it has to run: %w", c.ID, state, errdefs.ErrFailedPrecondition)
+	}
+	shim, err := s.shimOf(ctx, c.SandboxID)
+	return c, shim, err
+}
+
+// Spec is the container's runtime-spec, from the file that the shim reads.
+func (s *Containers) Spec(c *Container) (*specs.Spec, error) {
+	data, err := os.ReadFile(filepath.Join(s.dir(c.ID), "config.json"))
+	if err != nil {
+		return nil, err
+	}
+	spec := &specs.Spec{}
+	return spec, json.Unmarshal(data, spec)
+}
+
+// ReopenLog goes on in a new file at the path of the container's log.
+func (s *Containers) ReopenLog(ctx context.Context, id string) error {
+	c, shim, err := s.running(ctx, id)
+	if err != nil {
+		return err
+	}
+	return shim.ReopenLog(ctx, c.ID)
+}
+
+// Update sets resources of a container that has not ended: all of them or none.
+// What is zero in the request stays as it is.
+func (s *Containers) Update(ctx context.Context, id string, asked *runtimeapi.LinuxContainerResources) error {
+	c, err := s.Find(id)
+	if err != nil {
+		return err
+	}
+	release, err := c.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if c.State() == runtimeapi.ContainerState_CONTAINER_EXITED {
+		return fmt.Errorf("update container %s: it has ended: %w", c.ID, errdefs.ErrFailedPrecondition)
+	}
+	shim, err := s.shimOf(ctx, c.SandboxID)
+	if err != nil {
+		return err
+	}
+	if err := shim.Update(ctx, c.ID, oci.Resources(asked, s.options.Machine)); err != nil {
+		return fmt.Errorf("update container %s: %w", c.ID, err)
+	}
+	inForce := &runtimeapi.LinuxContainerResources{}
+	proto.Merge(inForce, c.Resources())
+	proto.Merge(inForce, asked) // what is zero there stays
+	encoded, err := protojson.Marshal(inForce)
+	if err != nil {
+		return err
+	}
+	return s.write(c, func(f *Facts) { f.Resources = encoded })
+}
+
+// Resources are those in force: what the container was made with, and what has
+// been updated since.
+func (c *Container) Resources() *runtimeapi.LinuxContainerResources {
+	updated := &runtimeapi.LinuxContainerResources{}
+	if encoded := c.Facts().Resources; len(encoded) > 0 && protojson.Unmarshal(encoded, updated) == nil {
+		return updated
+	}
+	return c.config.GetLinux().GetResources()
+}
+
+// User is who the container's first process runs as, nil before it was made.
+func (c *Container) User() *runtimeapi.ContainerUser {
+	encoded := c.Facts().User
+	user := &runtimeapi.ContainerUser{}
+	if len(encoded) == 0 || protojson.Unmarshal(encoded, user) != nil {
+		return nil
+	}
+	return user
+}
+
+// StopSignalName is the signal that Stop sends, by the CRI's name.
+func (c *Container) StopSignalName() runtimeapi.Signal { return signalEnum(c.StopSignal) }

@@ -1,0 +1,143 @@
+package container
+
+import (
+	"context"
+	"time"
+
+	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/client"
+)
+
+// shimOf returns the connection to the pod's shim, and starts a shim if the pod
+// has none. A shim that was started has to be followed.
+func (s *Containers) shimOf(ctx context.Context, sandboxID string) (*client.Client, error) {
+	shim, started, err := s.shims.ensure(ctx, sandboxID)
+	if err != nil {
+		return nil, err
+	}
+	if started {
+		s.follow(sandboxID, shim)
+	}
+	return shim, nil
+}
+
+// follow keeps the facts of a pod's containers up with what its shim tells, in
+// a goroutine that ends with the shim or with the daemon.
+func (s *Containers) follow(sandboxID string, shim *client.Client) {
+	s.work.Go(func() {
+		err := shim.Events(s.base, 0, func(event *api.Event) error {
+			s.note(event.GetContainer())
+			return nil
+		})
+		if s.base.Err() != nil {
+			return
+		}
+		s.shimLost(sandboxID, err)
+	})
+}
+
+// shimLost looks after the containers of a shim that has gone. It ends by
+// itself after the pod's last container; otherwise another one takes over what
+// still runs, and until then nobody knows.
+func (s *Containers) shimLost(sandboxID string, lost error) {
+	left := s.OfPod(sandboxID)
+	if len(left) == 0 {
+		return
+	}
+	for _, c := range left {
+		s.change(c, func(f *Facts) { f.Unknown = true })
+	}
+	if len(s.OfPod(sandboxID)) == 0 {
+		return // the last one was just being removed
+	}
+	s.options.Logger.Warn("the shim of a pod is gone; another one takes over its containers", "sandbox", sandboxID, "err", lost)
+	ctx, cancel := s.outlive(s.base, s.options.Limits.Create)
+	defer cancel()
+	shim, err := s.shimOf(ctx, sandboxID)
+	if err == nil {
+		err = s.reconcile(ctx, sandboxID, shim)
+	}
+	if err != nil {
+		s.options.Logger.Error("the containers of a pod have no shim", "sandbox", sandboxID, "err", err)
+	}
+}
+
+// reconcile takes over what the shim knows of the pod's containers. What it
+// does not know has left its exit on disk, or has never been made.
+func (s *Containers) reconcile(ctx context.Context, sandboxID string, shim *client.Client) error {
+	list, err := shim.List(ctx)
+	if err != nil {
+		return err
+	}
+	known := make(map[string]bool)
+	for _, told := range list {
+		known[told.GetId()] = true
+		s.note(told)
+	}
+	for _, c := range s.OfPod(sandboxID) {
+		if !known[c.ID] {
+			s.noteGone(c)
+		}
+	}
+	return nil
+}
+
+// note takes over what a shim tells of a container.
+func (s *Containers) note(told *api.Container) {
+	s.mu.RLock()
+	c := s.byID[told.GetId()]
+	s.mu.RUnlock()
+	if c == nil {
+		return
+	}
+	s.change(c, func(f *Facts) {
+		f.Unknown = false
+		if f.StartedAt == 0 {
+			f.StartedAt = told.GetStartedAt()
+		}
+		if exit := told.GetExit(); exit != nil && told.GetStatus() == api.Status_STATUS_STOPPED {
+			takeExit(f, exit.GetCode(), exit.GetCodeKnown(), exit.GetOomKilled(), exit.GetFinishedAt())
+		}
+	})
+}
+
+// unknownCode is the exit code of a container whose end nobody saw.
+const unknownCode = 255
+
+func takeExit(f *Facts, code int32, known, oom bool, at int64) {
+	if f.FinishedAt != 0 {
+		return
+	}
+	if at == 0 {
+		at = time.Now().UnixNano()
+	}
+	f.FinishedAt, f.ExitCode, f.OOMKilled, f.Unknown = at, code, oom, false
+	if !known {
+		f.ExitCode, f.Reason, f.Message = unknownCode, reasonUnknown, "the container ended while nobody could see its exit code"
+	}
+}
+
+// noteGone ends a container that no shim has any more.
+func (s *Containers) noteGone(c *Container) {
+	exit := s.shims.exitOf(c.SandboxID, c.ID)
+	s.change(c, func(f *Facts) {
+		if exit != nil {
+			takeExit(f, exit.Code, exit.CodeKnown, exit.OOMKilled, exit.FinishedAt)
+			return
+		}
+		takeExit(f, 0, false, false, 0)
+	})
+}
+
+// change updates the facts from outside of an operation on the container. It
+// waits for the lock, which is never held for long by those who change facts.
+func (s *Containers) change(c *Container, change func(*Facts)) {
+	c.lock <- struct{}{}
+	defer func() { <-c.lock }()
+	if !s.exists(c.ID) {
+		return // removed meanwhile
+	}
+	if err := s.write(c, change); err != nil {
+		s.options.Logger.Error("the facts of a container are not on disk", "container", c.ID, "err", err)
+	}
+}

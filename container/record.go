@@ -1,0 +1,115 @@
+package container
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/process"
+)
+
+// The schema versions of the files on disk.
+const (
+	recordVersion = 1
+	factsVersion  = 1
+)
+
+// Record is what a container was made from. It is written once, durably,
+// before anything else of the container exists.
+type Record struct {
+	ID        string `json:"id"`
+	SandboxID string `json:"sandbox_id"`
+	// CreatedAt is in nanoseconds since 1970.
+	CreatedAt   int64  `json:"created_at"`
+	CgroupsPath string `json:"cgroups_path"`
+	// ImageID is the image's id, ImageRef what the CRI shows of it.
+	ImageID  string `json:"image_id"`
+	ImageRef string `json:"image_ref"`
+	// LogPath is absolute, and never empty.
+	LogPath string `json:"log_path"`
+	// StopSignal is the number of the signal that Stop sends.
+	StopSignal uint32 `json:"stop_signal"`
+	// Config is the CRI's ContainerConfig, as JSON.
+	Config json.RawMessage `json:"config"`
+}
+
+// Facts are what became of a container. They outlive a reboot, for the exit.
+type Facts struct {
+	// BootID tells in which boot the process ran.
+	BootID  string        `json:"boot_id"`
+	Created bool          `json:"created,omitempty"`
+	Process process.Facts `json:"process,omitzero"`
+	// StartedAt and FinishedAt are in nanoseconds since 1970, 0 for not yet.
+	StartedAt  int64 `json:"started_at,omitempty"`
+	FinishedAt int64 `json:"finished_at,omitempty"`
+	ExitCode   int32 `json:"exit_code,omitempty"`
+	OOMKilled  bool  `json:"oom_killed,omitempty"`
+	// Message says why a container did not start, or is not known to have ended.
+	Message string `json:"message,omitempty"`
+	// Reason takes the place of the one that follows from the exit.
+	Reason string `json:"reason,omitempty"`
+	// User is who the first process runs as, Resources what is in force, both
+	// as JSON of the CRI's messages.
+	User      json.RawMessage `json:"user,omitempty"`
+	Resources json.RawMessage `json:"resources,omitempty"`
+	// Unknown is set while the shim is gone.
+	Unknown bool `json:"-"`
+}
+
+// State is the CRI's state.
+func (f *Facts) State() runtimeapi.ContainerState {
+	switch {
+	case f.FinishedAt != 0:
+		return runtimeapi.ContainerState_CONTAINER_EXITED
+	case f.Unknown:
+		return runtimeapi.ContainerState_CONTAINER_UNKNOWN
+	case f.StartedAt != 0:
+		return runtimeapi.ContainerState_CONTAINER_RUNNING
+	default:
+		return runtimeapi.ContainerState_CONTAINER_CREATED
+	}
+}
+
+// The reasons of an exit, as the kubelet and its users know them.
+const (
+	reasonCompleted  = "Completed"
+	reasonError      = "Error"
+	reasonOOMKilled  = "OOMKilled"
+	reasonStartError = "StartError"
+	reasonUnknown    = "Unknown"
+)
+
+// ExitReason says in a word why the container has ended, "" if it has not.
+func (f *Facts) ExitReason() string {
+	switch {
+	case f.FinishedAt == 0:
+		return ""
+	case f.Reason != "":
+		return f.Reason
+	case f.OOMKilled:
+		return reasonOOMKilled
+	case f.ExitCode == 0:
+		return reasonCompleted
+	default:
+		return reasonError
+	}
+}
+
+func (r *Record) decodeConfig() (*runtimeapi.ContainerConfig, error) {
+	config := &runtimeapi.ContainerConfig{}
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(r.Config, config); err != nil {
+		return nil, fmt.Errorf("decode the config: %w", err)
+	}
+	if config.GetMetadata() == nil {
+		return nil, errors.New("decode the config: it has no metadata")
+	}
+	return config, nil
+}
+
+// nameOf is what makes a container unique.
+func nameOf(sandboxID string, m *runtimeapi.ContainerMetadata) string {
+	return fmt.Sprintf("%s_%d_%s", m.GetName(), m.GetAttempt(), sandboxID)
+}

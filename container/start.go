@@ -1,0 +1,78 @@
+package container
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Start lets a created container run, once. A program that cannot be executed
+// leaves the container Exited with the reason StartError.
+func (s *Containers) Start(ctx context.Context, id string) error {
+	c, err := s.Find(id)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := s.outlive(ctx, s.options.Limits.Create)
+	defer cancel()
+	release, err := c.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if state := c.State(); state != runtimeapi.ContainerState_CONTAINER_CREATED {
+		return fmt.Errorf("start container %s: it is %v, only a created one can be started: %w", c.ID, state, errdefs.ErrFailedPrecondition)
+	}
+	if err := s.options.Observe.Run(ctx, "start container", func() error { return s.start(ctx, c) }); err != nil {
+		return fmt.Errorf("start container %s: %w", c.ID, err)
+	}
+	return nil
+}
+
+func (s *Containers) start(ctx context.Context, c *Container) error {
+	shim, err := s.shimOf(ctx, c.SandboxID)
+	if err != nil {
+		return err
+	}
+	if err := shim.Start(ctx, c.ID); err != nil {
+		return s.noteStartError(ctx, c, err)
+	}
+	// The shim's event says the same, later or earlier.
+	return s.write(c, func(f *Facts) {
+		if f.StartedAt == 0 {
+			f.StartedAt = time.Now().UnixNano()
+		}
+	})
+}
+
+// startErrorCode is what shells and other runtimes give to a program that
+// cannot be executed.
+const startErrorCode = 128
+
+// noteStartError ends a container whose program could not be executed. A shim
+// that was lost has said nothing about it; whoever looks for it later finds out.
+func (s *Containers) noteStartError(ctx context.Context, c *Container, startErr error) error {
+	if errdefs.IsUnavailable(startErr) || ctx.Err() != nil {
+		return startErr
+	}
+	err := s.write(c, func(f *Facts) {
+		if f.FinishedAt != 0 {
+			return
+		}
+		f.StartedAt, f.FinishedAt = time.Now().UnixNano(), time.Now().UnixNano()
+		f.ExitCode, f.Reason, f.Message = startErrorCode, reasonStartError, startErr.Error()
+	})
+	if err != nil {
+		s.options.Logger.Error("a failed start is not on disk", "container", c.ID, "err", err)
+	}
+	return startErr
+}
+
+// write changes the facts, in memory and on disk; the lock is held.
+func (s *Containers) write(c *Container, change func(*Facts)) error {
+	facts := c.update(change)
+	return s.facts.Write(c.ID, *facts)
+}

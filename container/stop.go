@@ -1,0 +1,88 @@
+package container
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Stop sends the container's stop signal, waits for the grace, and kills all of
+// it. A container that has ended, or is unknown, is stopped. Several calls may
+// wait side by side, and the shortest grace counts.
+func (s *Containers) Stop(ctx context.Context, id string, grace time.Duration) error {
+	c, err := s.Find(id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := s.stop(ctx, c, grace); err != nil {
+		return fmt.Errorf("stop container %s: %w", c.ID, err)
+	}
+	return nil
+}
+
+func (s *Containers) stop(ctx context.Context, c *Container, grace time.Duration) error {
+	switch c.State() {
+	case runtimeapi.ContainerState_CONTAINER_EXITED:
+		return nil
+	case runtimeapi.ContainerState_CONTAINER_CREATED:
+		grace = 0 // nothing runs in it that could listen
+	}
+	if grace > 0 {
+		done, err := s.stopGently(ctx, c, grace)
+		if done || err != nil {
+			return err
+		}
+	}
+	return s.options.Observe.Run(ctx, "kill container", func() error { return s.kill(ctx, c) })
+}
+
+// stopGently asks the container to end, and tells whether it did.
+func (s *Containers) stopGently(ctx context.Context, c *Container, grace time.Duration) (done bool, err error) {
+	shim, err := s.shimOf(ctx, c.SandboxID)
+	if err != nil {
+		return false, err
+	}
+	if err := shim.Kill(ctx, c.ID, c.StopSignal, false); err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
+		return false, err
+	}
+	select {
+	case <-c.ended:
+		return true, nil
+	case <-time.After(grace):
+		return false, nil
+	case <-ctx.Done():
+		return false, fmt.Errorf("it had %v to end: %w", grace, context.Cause(ctx))
+	}
+}
+
+// kill ends every process of the container and waits until the shim has told
+// of the end.
+func (s *Containers) kill(ctx context.Context, c *Container) error {
+	shim, err := s.shimOf(ctx, c.SandboxID)
+	if err != nil {
+		return err
+	}
+	err = shim.Kill(ctx, c.ID, uint32(unix.SIGKILL), true)
+	if errdefs.IsNotFound(err) {
+		s.noteGone(c)
+		return nil
+	}
+	if err != nil && !errdefs.IsFailedPrecondition(err) {
+		return err
+	}
+	select {
+	case <-c.ended:
+		return nil
+	case <-time.After(s.options.Limits.Kill):
+		return fmt.Errorf("it still runs %v after SIGKILL, in an uninterruptible sleep perhaps: ask again: %w", s.options.Limits.Kill, errdefs.ErrUnavailable)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

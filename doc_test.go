@@ -1,0 +1,352 @@
+// Package minicri_test checks the source itself: what every package has to say
+// of itself, and who may import whom.
+package minicri_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+const module = "github.com/minicri/minicri"
+
+// pkg is a package as go list describes it.
+type pkg struct {
+	ImportPath string
+	Name       string
+	Dir        string
+	GoFiles    []string
+	Imports    []string
+	CgoFiles   []string
+}
+
+// name is the path of the package in this repository: "sandbox".
+func (p pkg) name() string { return strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/") }
+
+// all are the packages of this repository; go list is asked once.
+var all = sync.OnceValues(func() ([]pkg, error) { return list("./...") })
+
+func everyPackage(t *testing.T) []pkg {
+	t.Helper()
+	packages, err := all()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return packages
+}
+
+func list(arguments ...string) (packages []pkg, err error) {
+	command := exec.Command("go", append([]string{"list", "-json", "-tags", "seccomp"}, arguments...)...)
+	out, err := command.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%v: %w", command, err)
+	}
+	for decoder := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+			return packages, nil
+		} else if err != nil {
+			return nil, err
+		}
+		packages = append(packages, p)
+	}
+}
+
+// A package comment tells what the package is for: "Package x ...", or
+// "Command x ..." for a program. More than one would be put together by
+// godoc, in an order that nobody chose.
+func TestEveryPackageHasOneComment(t *testing.T) {
+	for _, p := range everyPackage(t) {
+		comments := packageComments(t, p.Dir)
+		if len(p.GoFiles)+len(p.CgoFiles) == 0 && len(comments) > 0 {
+			continue // tests only
+		}
+		if len(comments) != 1 {
+			t.Errorf("%s has %d package comments", p.ImportPath, len(comments))
+			continue
+		}
+		begin := "Package " + path.Base(p.ImportPath) + " "
+		if p.Name == "main" {
+			begin = "Command " + path.Base(p.ImportPath) + " "
+		}
+		if !strings.HasPrefix(comments[0], begin) {
+			t.Errorf("the comment of %s does not begin with %q: %.40q", p.ImportPath, begin, comments[0])
+		}
+	}
+}
+
+func packageComments(t *testing.T, directory string) (comments []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(directory, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sources := slices.DeleteFunc(slices.Clone(files), func(file string) bool { return strings.HasSuffix(file, "_test.go") })
+	if len(sources) == 0 {
+		sources = files
+	}
+	for _, file := range sources {
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments|parser.PackageClauseOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if parsed.Doc != nil && !ast.IsGenerated(parsed) {
+			comments = append(comments, parsed.Doc.Text())
+		}
+	}
+	return comments
+}
+
+// What a package exports is explained where it is declared.
+func TestEveryExportHasAComment(t *testing.T) {
+	for _, p := range everyPackage(t) {
+		for _, file := range p.GoFiles {
+			files := token.NewFileSet()
+			parsed, err := parser.ParseFile(files, filepath.Join(p.Dir, file), nil, parser.ParseComments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ast.IsGenerated(parsed) || parsed.Name.Name == "main" {
+				continue
+			}
+			for _, name := range uncommented(parsed) {
+				t.Errorf("%s/%s: %s has no comment", p.name(), file, name)
+			}
+		}
+	}
+}
+
+func uncommented(file *ast.File) (names []string) {
+	for _, declaration := range file.Decls {
+		switch d := declaration.(type) {
+		case *ast.FuncDecl:
+			if d.Name.IsExported() && d.Doc == nil && (d.Recv == nil || exportedReceiver(d.Recv)) {
+				names = append(names, d.Name.Name)
+			}
+		case *ast.GenDecl:
+			for _, spec := range d.Specs {
+				if s, ok := spec.(*ast.TypeSpec); ok && s.Name.IsExported() && d.Doc == nil && s.Doc == nil && s.Comment == nil && len(d.Specs) == 1 {
+					names = append(names, s.Name.Name)
+				}
+			}
+		}
+	}
+	return names
+}
+
+func exportedReceiver(receiver *ast.FieldList) bool {
+	kind := receiver.List[0].Type
+	for {
+		switch k := kind.(type) {
+		case *ast.StarExpr:
+			kind = k.X
+		case *ast.IndexExpr:
+			kind = k.X
+		case *ast.Ident:
+			return k.IsExported()
+		default:
+			return false
+		}
+	}
+}
+
+// Names that say nothing of what is inside gather what fits nowhere.
+func TestNoPackageIsCalledUtil(t *testing.T) {
+	for _, p := range everyPackage(t) {
+		for _, name := range []string{"util", "utils", "common", "helper", "helpers", "types", "manager", "misc", "shared"} {
+			if slices.Contains(strings.Split(p.name(), "/"), name) {
+				t.Errorf("%s is called %s", p.ImportPath, name)
+			}
+		}
+	}
+}
+
+// layers are the packages of the daemon from the top down. A package imports
+// those of the layers below its own, so a reader who goes down never has to
+// come up again, and a change has its effects above and nowhere else.
+var layers = [][]string{
+	{"cmd/minicri"},
+	{"server"},
+	{"check", "metrics"},
+	{"container", "sandbox", "image", "stream", "stats", "event"},
+	{"network", "oci", "shim/client"},
+	{"shim/api", "cgroup", "config", "oci/pause", "process", "state"},
+	{"failpoint", "leak"},
+}
+
+func layerOf(name string) int {
+	return slices.IndexFunc(layers, func(layer []string) bool { return slices.Contains(layer, name) })
+}
+
+// besides are edges inside a layer, each with its reason.
+var besides = map[string]string{
+	"container -> sandbox": "a container lives in a pod, and needs its namespaces and files",
+	"container -> image":   "a container's rootfs is made of an image",
+	"container -> event":   "what happens to a container is told",
+	"sandbox -> event":     "what happens to a pod is told",
+	"stats -> sandbox":     "the numbers of a pod",
+	"stats -> container":   "the numbers of a container",
+	"stats -> image":       "the numbers of the image file system",
+	"stream -> container":  "exec and attach go to a container",
+	"stream -> sandbox":    "port-forward goes to a pod",
+}
+
+func TestImportsPointDown(t *testing.T) {
+	for _, p := range everyPackage(t) {
+		from := layerOf(p.name())
+		if from < 0 {
+			continue // not of the daemon: the shim's side, and tests
+		}
+		for _, imported := range p.Imports {
+			to, ours := strings.CutPrefix(imported, module+"/")
+			if !ours {
+				continue
+			}
+			below := layerOf(to)
+			switch _, known := besides[p.name()+" -> "+to]; {
+			case below < 0:
+				t.Errorf("%s imports %s, which is no package of the daemon", p.name(), to)
+			case below < from:
+				t.Errorf("%s imports %s, which stands above it", p.name(), to)
+			case below == from && !known:
+				t.Errorf("%s imports %s, which stands beside it", p.name(), to)
+			}
+		}
+	}
+}
+
+// reserved are the imports that few packages may have. A name ends with "/..."
+// for all packages below it.
+var reserved = []struct {
+	imports string
+	only    []string
+	why     string
+}{
+	{
+		"k8s.io/cri-api/...",
+		[]string{"cmd/minicri", "server", "sandbox", "container", "oci", "event", "stats", "stream", "image", "test/..."},
+		"the CRI is the surface: what is below it has words of its own, and can be read without knowing Kubernetes",
+	},
+	{
+		"google.golang.org/grpc/...",
+		[]string{"cmd/minicri", "server", "stream", "shim/client", "shim/supervisor", "test/..."},
+		"errors have domain kinds inside; their codes are given at the edges: in server, and where ttrpc begins and ends",
+	},
+	{
+		"github.com/opencontainers/runc/...",
+		[]string{"shim/supervisor", "cmd/minicri-shim"},
+		"libcontainer is cgo and re-executes its own binary: it must never be in the daemon",
+	},
+	{
+		"github.com/containerd/containerd/v2/...",
+		[]string{"image"},
+		"its libraries are large; what they are used for is behind one package",
+	},
+	{
+		"github.com/containerd/go-cni/...",
+		[]string{"network", "test/bench/..."},
+		"every run of a plugin has a limit and is found again after a crash, because there is one place that runs them",
+	},
+	{
+		"github.com/containernetworking/...",
+		[]string{"network", "test/bench/..."},
+		"as with go-cni",
+	},
+}
+
+func TestReservedImports(t *testing.T) {
+	for _, p := range everyPackage(t) {
+		for _, rule := range reserved {
+			if slices.ContainsFunc(rule.only, func(pattern string) bool { return matches(pattern, p.name()) }) {
+				continue
+			}
+			for _, imported := range p.Imports {
+				if matches(rule.imports, imported) {
+					t.Errorf("%s imports %s, which is for %q only: %s", p.ImportPath, imported, rule.only, rule.why)
+				}
+			}
+		}
+	}
+}
+
+func matches(pattern, name string) bool {
+	prefix, all := strings.CutSuffix(pattern, "/...")
+	return name == prefix || all && strings.HasPrefix(name, prefix+"/")
+}
+
+// programs are what must not be linked into a program, by whatever way.
+var programs = []struct {
+	program string
+	without []string
+	why     string
+}{
+	{
+		"./cmd/minicri",
+		[]string{"github.com/opencontainers/runc/...", "runtime/cgo", "C"},
+		"the daemon is pure Go: it runs on any machine, and no C code forks in it",
+	},
+	{
+		"./cmd/minicri-shim",
+		[]string{
+			"google.golang.org/grpc", "google.golang.org/grpc/internal/transport", "k8s.io/...", "github.com/containerd/containerd/...", "github.com/containerd/go-cni/...",
+			"github.com/containernetworking/...", "net/http", module + "/server", module + "/sandbox", module + "/network", module + "/config",
+		},
+		"libcontainer seals and re-executes this binary for every start, and one stays for each pod: its size is paid again and again",
+	},
+}
+
+func TestWhatProgramsAreMadeOf(t *testing.T) {
+	for _, rule := range programs {
+		t.Setenv("CGO_ENABLED", map[bool]string{true: "0", false: "1"}[rule.program == "./cmd/minicri"])
+		packages, err := list("-deps", rule.program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range packages {
+			for _, pattern := range rule.without {
+				if matches(pattern, p.ImportPath) {
+					t.Errorf("%s is made of %s, too: %s", rule.program, p.ImportPath, rule.why)
+				}
+			}
+		}
+	}
+}
+
+// inits are the files that may have an init function, each with its reason.
+var inits = map[string]string{
+	"cmd/minicri-shim/main.go": "libcontainer's init has to run on the main thread, before Go may have moved it",
+}
+
+// Code that runs because it was imported cannot be followed with a finger.
+func TestNoInitFunctions(t *testing.T) {
+	err := filepath.WalkDir(".", func(file string, entry fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(file, ".go") {
+			return err
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
+		if err != nil || ast.IsGenerated(parsed) {
+			return err
+		}
+		for _, declaration := range parsed.Decls {
+			if f, ok := declaration.(*ast.FuncDecl); ok && f.Recv == nil && f.Name.Name == "init" && inits[file] == "" {
+				t.Errorf("%s has an init function", file)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

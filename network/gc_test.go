@@ -1,0 +1,213 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+const often = 200 * time.Millisecond
+
+// GC tells the plugins of each network which attachments are valid: all that
+// the journal has of this network, and no other's.
+func TestGCNamesTheValidAttachments(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.GCPeriod = often })
+	n.configure(t, "10.conflist", "before", n.script())
+	n.journalled(t, "old", nil)
+	n.configure(t, "10.conflist", "now", n.script(), map[string]any{"type": "tuning"})
+	n.Reload()
+	for _, id := range []string{"web", "db"} {
+		n.journalled(t, id, nil)
+	}
+	n.runs(t)
+	seen := make(map[string]string)
+	eventually(t, within, "both networks are collected", func() bool {
+		if len(n.calls(t, "GC")) == 0 {
+			return false
+		}
+		var stdin struct {
+			Name  string
+			Valid []types.GCAttachment `json:"cni.dev/valid-attachments"`
+		}
+		data, err := os.ReadFile(filepath.Join(n.scripted, "GC.stdin"))
+		if err != nil || len(data) == 0 || data[len(data)-1] != '\n' {
+			return false // it is being written
+		}
+		n.stdin(t, "GC", &stdin)
+		var ids []string
+		for _, valid := range stdin.Valid {
+			ids = append(ids, valid.ContainerID+"/"+valid.IfName)
+		}
+		slices.Sort(ids)
+		seen[stdin.Name] = strings.Join(ids, " ")
+		return len(seen) == 2
+	})
+	if want := map[string]string{"before": "old/eth0", "now": "db/eth0 web/eth0"}; marshal(t, seen) != marshal(t, want) {
+		t.Errorf("valid %v, want %v", seen, want)
+	}
+	if calls := n.calls(t, "DEL"); len(calls) > 0 {
+		t.Errorf("GC ran DEL: %q", calls)
+	}
+}
+
+func TestGCCanBeTurnedOff(t *testing.T) {
+	for name, configure := range map[string]func(*testing.T, *node){
+		"by the network": func(t *testing.T, n *node) {
+			put(t, filepath.Join(n.ConfDir, "10.conflist"), marshal(t, map[string]any{
+				"cniVersion": "1.1.0", "name": "net", "disableGC": true, "plugins": []any{n.script()},
+			}))
+		},
+		"by its age": func(t *testing.T, n *node) {
+			put(t, filepath.Join(n.ConfDir, "10.conflist"), marshal(t, map[string]any{
+				"cniVersion": "1.0.0", "name": "net", "plugins": []any{n.script()},
+			}))
+		},
+		"by the node": func(t *testing.T, n *node) {
+			n.configure(t, "10.conflist", "net", n.script())
+			n.options.Limits.GCPeriod = 0
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, func(o *Options) { o.Limits.GCPeriod = often })
+			configure(t, n)
+			n.Reload()
+			n.runs(t)
+			time.Sleep(3 * often)
+			if calls := n.calls(t, "GC"); len(calls) > 0 {
+				t.Errorf("collected: %q", calls)
+			}
+		})
+	}
+}
+
+// A pod never waits for a collection: it is cut short, and its plugins ended.
+func TestGCGivesWay(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.GCPeriod = time.Hour })
+	n.configure(t, "10.conflist", "net", n.script())
+	n.Reload()
+	n.journalled(t, "web", nil)
+	n.tell(t, "GC.hang")
+	n.runs(t)
+	eventually(t, within, "GC hangs", func() bool { return len(processesWith(t, n.Mark, "CNI_COMMAND=GC")) >= 4 })
+	began := time.Now()
+	n.attach(t, "web")
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("ADD took %v beside a GC that hangs", took)
+	}
+	if left := processesWith(t, n.Mark, "CNI_COMMAND=GC"); len(left) > 0 {
+		t.Errorf("left running: %q", left)
+	}
+	if strings.Contains(n.log.String(), "CNI GC failed") {
+		t.Error("giving way is told of as a failure")
+	}
+	n.detach(t, "web")
+}
+
+// A collection does not begin beside a plugin that runs.
+func TestGCDoesNotRunBesideAnAdd(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.GCPeriod = often })
+	n.configure(t, "10.conflist", "net", n.script())
+	n.journalled(t, "web", nil)
+	n.tell(t, "ADD.hang")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"))
+		done <- err
+	}()
+	hanging(t, "web")
+	n.runs(t)
+	time.Sleep(3 * often)
+	if calls := n.calls(t, "GC"); len(calls) > 0 {
+		t.Errorf("collected beside ADD: %q", calls)
+	}
+	cancel()
+	<-done
+	n.detach(t, "web")
+}
+
+// A collection that fails is told of and stops nothing.
+func TestGCThatFails(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.GCPeriod = often })
+	n.configure(t, "10.conflist", "net", n.script())
+	n.Reload()
+	n.tell(t, "GC.fail")
+	n.runs(t)
+	eventually(t, within, "it is tried again", func() bool { return len(n.calls(t, "GC")) >= 2 })
+	wantError(t, fmt.Errorf("%s", n.log), "CNI GC failed", "told to fail")
+}
+
+// However runs and collections come together, they never are together.
+func TestGate(t *testing.T) {
+	var g gate
+	var running, collecting, collected atomic.Int32
+	var wait sync.WaitGroup
+	for range 8 {
+		wait.Go(func() {
+			for range 500 {
+				if err := g.enter(t.Context()); err != nil {
+					t.Error(err)
+					return
+				}
+				running.Add(1)
+				if collecting.Load() != 0 {
+					t.Error("a collection runs beside")
+				}
+				running.Add(-1)
+				g.leave()
+				time.Sleep(time.Microsecond)
+			}
+		})
+	}
+	for range 2 {
+		wait.Go(func() {
+			for range 2000 {
+				if g.collect(t.Context(), func(context.Context) {
+					collecting.Add(1)
+					if running.Load() != 0 || collecting.Load() != 1 {
+						t.Error("a collection runs beside others")
+					}
+					collecting.Add(-1)
+				}) {
+					collected.Add(1)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	if collected.Load() == 0 {
+		t.Error("nothing was ever collected: the test shows nothing")
+	}
+}
+
+// Who gives up waiting for a collection to end does not count as running.
+func TestGateThatIsLeftWaiting(t *testing.T) {
+	var g gate
+	inside, end, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		g.collect(t.Context(), func(ctx context.Context) {
+			close(inside)
+			<-ctx.Done()
+			<-end
+		})
+	}()
+	<-inside
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	wantError(t, g.enter(ctx), "wait for CNI GC")
+	close(end)
+	<-over
+	if !g.collect(t.Context(), func(context.Context) {}) {
+		t.Error("the gate is not free")
+	}
+}

@@ -1,0 +1,85 @@
+package oci
+
+import (
+	"fmt"
+	"math"
+	"path"
+	"slices"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func (c *containerCheck) mounts() {
+	for i, m := range c.config.GetMounts() {
+		field := fmt.Sprintf("config.mounts[%d].", i)
+		c.absolute(field+"container_path", m.GetContainerPath())
+		if path.Clean(m.GetContainerPath()) == "/" {
+			c.bad(field+"container_path", "is the root of the container")
+		}
+		c.mountSource(field, m)
+		if _, known := runtimeapi.MountPropagation_name[int32(m.GetPropagation())]; !known {
+			c.bad(field+"propagation", "%d is unknown", m.GetPropagation())
+		}
+		c.recursiveReadOnly(field+"recursive_read_only", m)
+		c.mountOptions(field+"mount_options", m.GetMountOptions())
+		c.mountMappings(field, m)
+	}
+}
+
+// mountSource is a path or an image.
+func (c *containerCheck) mountSource(field string, m *mount) {
+	switch {
+	case m.GetImage() == nil:
+		c.absolute(field+"host_path", m.GetHostPath())
+		if m.GetImageSubPath() != "" {
+			c.bad(field+"image_sub_path", "is set without an image")
+		}
+	case m.GetImage().GetImage() == "":
+		c.bad(field+"image", "has no name")
+	case m.GetHostPath() != "":
+		c.bad(field+"host_path", "is set beside an image")
+	}
+}
+
+func (c *containerCheck) recursiveReadOnly(field string, m *mount) {
+	switch {
+	case !m.GetRecursiveReadOnly():
+	case !m.GetReadonly():
+		c.bad(field, "is set without readonly")
+	case m.GetPropagation() != runtimeapi.MountPropagation_PROPAGATION_PRIVATE:
+		c.bad(field, "is set with the propagation %v, only PRIVATE is possible", m.GetPropagation())
+	case !c.machine.RecursiveReadOnly:
+		c.bad(field, "needs Linux 5.12")
+	}
+}
+
+// mountOptions can only take away: those that would give, or change what other
+// fields say, are refused.
+func (c *containerCheck) mountOptions(field string, options []string) {
+	possible := []string{"noexec", "nodev", "nosuid", "nosymfollow", "noatime", "nodiratime"}
+	for i, option := range options {
+		if !slices.Contains(possible, option) {
+			c.bad(fmt.Sprintf("%s[%d]", field, i), "%q is not one of %q", option, possible)
+		}
+	}
+}
+
+// mountMappings map the ids of the mounted files (mount_setattr(2)).
+func (c *containerCheck) mountMappings(field string, m *mount) {
+	if (len(m.GetUidMappings()) == 0) != (len(m.GetGidMappings()) == 0) {
+		c.bad(field+"uidMappings", "uidMappings and gidMappings go together")
+	}
+	c.mappings(field+"uidMappings", m.GetUidMappings())
+	c.mappings(field+"gidMappings", m.GetGidMappings())
+}
+
+func (c *containerCheck) mappings(field string, mappings []*runtimeapi.IDMapping) {
+	for i, m := range mappings {
+		if m.GetLength() == 0 {
+			c.bad(field, "mapping %d is empty", i)
+		}
+		if uint64(m.GetHostId())+uint64(m.GetLength()) > math.MaxUint32 || uint64(m.GetContainerId())+uint64(m.GetLength()) > math.MaxUint32 {
+			c.bad(field, "mapping %d goes beyond the highest id", i)
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package oci
+
+import (
+	"cmp"
+	"fmt"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+)
+
+// Container is what the spec of an application container is made from. Both
+// configs have passed their checks (see CheckContainer), and the sources of
+// the mounts are there (see MakeSources).
+type Container struct {
+	ID, SandboxID string
+	Pod           *runtimeapi.PodSandboxConfig
+	Config        *runtimeapi.ContainerConfig
+	Image         Image
+	// Rootfs is where the container's root is mounted on the host.
+	Rootfs string
+	// Hostname is what the container's UTS namespace has, the pod's or the
+	// node's.
+	Hostname   string
+	Files      PodFiles
+	Namespaces Namespaces
+	// VolumesDir is a directory of this container for the volumes of its image
+	// (see ImageVolumes).
+	VolumesDir string
+	// ImageMounts are the host directories of mounts of images, by
+	// container_path, the image_sub_path already applied.
+	ImageMounts map[string]string
+	// CgroupsPath is where the container is accounted (see CgroupsPath).
+	CgroupsPath string
+	// PidsLimit is the most processes it may have, 0 for no limit.
+	PidsLimit int64
+	// SandboxLabel is the SELinux label of the pod's pause process, "" if it
+	// has none.
+	SandboxLabel string
+	// CDI knows the devices of vendors, nil where there are none.
+	CDI     *cdi.Cache
+	Machine Machine
+}
+
+// Image is what an image's configuration says of the containers made from it
+// (image-spec, config.md).
+type Image struct {
+	Entrypoint, Cmd, Env []string
+	WorkingDir           string
+	// User is a name or a uid, and perhaps a group after a colon.
+	User string
+	// StopSignal is a name or a number. The spec does not hold it.
+	StopSignal string
+	Volumes    []string
+}
+
+// PodFiles are the host paths of what the containers of a pod share.
+type PodFiles struct {
+	Hosts, Hostname, ResolvConf string
+	// Shm is a mounted tmpfs, /dev/shm of the node in its IPC namespace.
+	Shm string
+}
+
+// Namespaces are the paths of the namespaces that exist before the container:
+// pinned ones, or below /proc/PID/ns of pause or of the target. A path is ""
+// where the container lives in the node's.
+type Namespaces struct{ Net, IPC, UTS, PID, User string }
+
+type containerRule func(*Container, *specs.Spec) error
+
+func containerRules() []containerRule {
+	return []containerRule{
+		containerProcess,
+		containerEnv,
+		containerUser,
+		containerCapabilities,
+		containerNamespaces,
+		containerMounts,
+		containerHiddenPaths,
+		containerResources,
+		containerDevices,
+		containerCDI,
+		containerSeccomp,
+		containerAppArmor,
+		containerSELinux,
+	}
+}
+
+// ForContainer makes the spec of an application container. Values of the
+// environment may be any bytes, which JSON cannot carry.
+func ForContainer(c *Container) (*specs.Spec, error) {
+	spec := &specs.Spec{
+		Version:     specs.Version,
+		Root:        &specs.Root{Path: c.Rootfs, Readonly: c.security().GetReadonlyRootfs()},
+		Process:     &specs.Process{},
+		Linux:       &specs.Linux{CgroupsPath: c.CgroupsPath},
+		Annotations: containerAnnotations(c),
+	}
+	for _, rule := range containerRules() {
+		if err := rule(c, spec); err != nil {
+			return nil, fmt.Errorf("the spec of container %s: %w", c.ID, err)
+		}
+	}
+	return spec, nil
+}
+
+// containerAnnotations are those by which tools know a container's spec.
+func containerAnnotations(c *Container) map[string]string {
+	pod, image := c.Pod.GetMetadata(), c.Config.GetImage()
+	return map[string]string{
+		"io.kubernetes.cri.container-type":    "container",
+		"io.kubernetes.cri.sandbox-id":        c.SandboxID,
+		"io.kubernetes.cri.sandbox-name":      pod.GetName(),
+		"io.kubernetes.cri.sandbox-namespace": pod.GetNamespace(),
+		"io.kubernetes.cri.sandbox-uid":       pod.GetUid(),
+		"io.kubernetes.cri.container-name":    c.Config.GetMetadata().GetName(),
+		"io.kubernetes.cri.image-name":        cmp.Or(image.GetUserSpecifiedImage(), image.GetImage()),
+	}
+}
+
+func (c *Container) security() *runtimeapi.LinuxContainerSecurityContext {
+	return c.Config.GetLinux().GetSecurityContext()
+}

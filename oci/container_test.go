@@ -1,0 +1,47 @@
+package oci
+
+import (
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Containers as the kubelet asks for them, all rules together.
+func TestForContainer(t *testing.T) {
+	goldenContainers(t, "container", func(s *specs.Spec) any {
+		if s.Linux.Seccomp != nil { // see TestContainerSeccomp
+			s.Linux.Seccomp = &specs.LinuxSeccomp{DefaultAction: s.Linux.Seccomp.DefaultAction}
+		}
+		return s
+	}, ForContainer)
+}
+
+func TestContainerRules(t *testing.T) {
+	for _, test := range []struct {
+		golden string
+		rule   containerRule
+		part   func(*specs.Spec) any
+	}{
+		{"container_process", containerProcess, func(s *specs.Spec) any { return s.Process }},
+		{"container_env", containerEnv, func(s *specs.Spec) any { return s.Process.Env }},
+		{"container_user", containerUser, func(s *specs.Spec) any { return s.Process.User }},
+		{"container_capabilities", containerCapabilities, func(s *specs.Spec) any { return s.Process.Capabilities }},
+		{"container_namespaces", containerNamespaces, func(s *specs.Spec) any { return s.Linux.Namespaces }},
+		{"container_mounts", containerMounts, func(s *specs.Spec) any { return s.Mounts }},
+		{"container_hidden", containerHiddenPaths, hiddenPart},
+		{"container_resources", containerResources, func(s *specs.Spec) any { return s.Linux.Resources }},
+		{"container_devices", containerDevices, devicesPart},
+		{"container_cdi", containerCDI, func(s *specs.Spec) any { return s }},
+		{"container_apparmor", containerAppArmor, func(s *specs.Spec) any { return s.Process.ApparmorProfile }},
+	} {
+		t.Run(test.golden, func(t *testing.T) { goldenContainer(t, test.golden, test.rule, test.part) })
+	}
+}
+
+func hiddenPart(s *specs.Spec) any {
+	return map[string][]string{"masked": s.Linux.MaskedPaths, "readonly": s.Linux.ReadonlyPaths}
+}
+
+func devicesPart(s *specs.Spec) any {
+	return map[string]any{"nodes": s.Linux.Devices, "rules": s.Linux.Resources.Devices, "mounts": s.Mounts}
+}

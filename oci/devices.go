@@ -1,0 +1,151 @@
+package oci
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// containerDevices: nothing may be used but what is listed, and the usual
+// devices (null, zero, tty, ...), which libcontainer adds by itself.
+func containerDevices(c *Container, spec *specs.Spec) error {
+	if spec.Linux.Resources == nil {
+		spec.Linux.Resources = &specs.LinuxResources{}
+	}
+	allowDevices(spec, specs.LinuxDeviceCgroup{Allow: false, Access: "rwm"})
+	if c.security().GetPrivileged() {
+		allowDevices(spec, specs.LinuxDeviceCgroup{Allow: true, Access: "rwm"})
+		return c.addDevices(spec, &runtimeapi.Device{HostPath: "/dev", ContainerPath: "/dev"})
+	}
+	for _, device := range c.Config.GetDevices() {
+		if err := c.addDevices(spec, device); err != nil {
+			return fmt.Errorf("device %s: %w", device.GetHostPath(), err)
+		}
+	}
+	return nil
+}
+
+// addDevices adds a device, or all below a directory. A rule is needed for
+// each, unless all are allowed: then no permissions are given.
+func (c *Container) addDevices(spec *specs.Spec, device *runtimeapi.Device) error {
+	found, err := findDevices(device.GetHostPath(), devicePath(device))
+	if err != nil {
+		return err
+	}
+	for _, d := range found {
+		c.addDevice(spec, d)
+		if device.GetPermissions() != "" {
+			allowDevices(spec, specs.LinuxDeviceCgroup{
+				Allow: true, Type: d.Type, Major: &d.Major, Minor: &d.Minor, Access: device.GetPermissions(),
+			})
+		}
+	}
+	return nil
+}
+
+// addDevice: in a user namespace no node can be made, and libcontainer binds
+// the one with the same path on the host. One that is to be in another place
+// is bound here.
+func (c *Container) addDevice(spec *specs.Spec, d hostDevice) {
+	spec.Linux.Devices = slices.DeleteFunc(spec.Linux.Devices, func(other specs.LinuxDevice) bool { return other.Path == d.Path })
+	if UserNamespace(c.Pod) == nil || d.source == d.Path {
+		spec.Linux.Devices = append(spec.Linux.Devices, d.LinuxDevice)
+		return
+	}
+	spec.Mounts = append(spec.Mounts, specs.Mount{
+		Destination: d.Path, Type: "bind", Source: d.source, Options: []string{"bind", "rprivate", "nosuid", "noexec"},
+	})
+}
+
+// hostDevice is a device of the host in its place in the container.
+type hostDevice struct {
+	specs.LinuxDevice
+	source string
+}
+
+// devicePath: without a path of its own a device is where it is on the host.
+func devicePath(device *runtimeapi.Device) string {
+	if device.GetContainerPath() == "" {
+		return path.Clean(device.GetHostPath())
+	}
+	return path.Clean(device.GetContainerPath())
+}
+
+func allowDevices(spec *specs.Spec, rule specs.LinuxDeviceCgroup) {
+	spec.Linux.Resources.Devices = append(spec.Linux.Resources.Devices, rule)
+}
+
+// findDevices finds what is at a path of the host, symbolic links followed: a
+// device, or a directory with devices, which keep their places in it.
+func findDevices(hostPath, containerPath string) ([]hostDevice, error) {
+	source, err := filepath.EvalSymlinks(hostPath)
+	if err != nil {
+		return nil, err
+	}
+	var found []hostDevice
+	err = filepath.WalkDir(source, func(at string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return ignoreVanished(at, source, err)
+		}
+		if entry.IsDir() {
+			return skipDir(at, source)
+		}
+		if at != source && (entry.Type()&fs.ModeDevice == 0 || at == "/dev/console") {
+			return nil
+		}
+		device, err := readDevice(at, path.Join(containerPath, strings.TrimPrefix(at, source)))
+		if err != nil {
+			return ignoreVanished(at, source, err)
+		}
+		found = append(found, hostDevice{device, at})
+		return nil
+	})
+	return found, err
+}
+
+// ignoreVanished: the node makes and removes devices while they are listed.
+func ignoreVanished(at, source string, err error) error {
+	if os.IsNotExist(err) && at != source {
+		return nil
+	}
+	return err
+}
+
+// skipDir: these are filesystems of their own, or no devices of the node; a
+// container has its own console and terminals.
+func skipDir(at, source string) error {
+	if at != source && slices.Contains([]string{"pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev"}, filepath.Base(at)) {
+		return fs.SkipDir
+	}
+	return nil
+}
+
+func readDevice(hostPath, containerPath string) (specs.LinuxDevice, error) {
+	var stat unix.Stat_t
+	if err := unix.Lstat(hostPath, &stat); err != nil {
+		return specs.LinuxDevice{}, &fs.PathError{Op: "lstat", Path: hostPath, Err: err}
+	}
+	kind := ""
+	switch stat.Mode & unix.S_IFMT {
+	case unix.S_IFBLK:
+		kind = "b"
+	case unix.S_IFCHR:
+		kind = "c"
+	default:
+		return specs.LinuxDevice{}, fmt.Errorf("%s is neither a device nor a directory", hostPath)
+	}
+	mode := os.FileMode(stat.Mode &^ unix.S_IFMT)
+	return specs.LinuxDevice{
+		Path: containerPath, Type: kind,
+		Major: int64(unix.Major(stat.Rdev)), Minor: int64(unix.Minor(stat.Rdev)),
+		FileMode: &mode, UID: &stat.Uid, GID: &stat.Gid,
+	}, nil
+}

@@ -1,0 +1,81 @@
+package oci
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A privileged container has every device of the node, of any machine.
+func TestDevicesOfAPrivilegedContainer(t *testing.T) {
+	spec := devicesOf(t, &runtimeapi.ContainerConfig{Linux: &runtimeapi.LinuxContainerConfig{
+		SecurityContext: &runtimeapi.LinuxContainerSecurityContext{Privileged: true},
+	}})
+	paths := make(map[string]bool)
+	for _, device := range spec.Linux.Devices {
+		paths[device.Path] = true
+		if strings.HasPrefix(device.Path, "/dev/pts/") || device.Path == "/dev/console" {
+			t.Errorf("%s belongs to the node alone", device.Path)
+		}
+	}
+	for _, always := range []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/urandom"} {
+		if !paths[always] {
+			t.Errorf("%s is missing", always)
+		}
+	}
+	rules := spec.Linux.Resources.Devices
+	if last := rules[len(rules)-1]; !last.Allow || last.Type != "" || last.Major != nil || last.Access != "rwm" {
+		t.Errorf("the last rule %+v does not allow all", last)
+	}
+}
+
+// All devices below a directory are given, in their places, and nothing else.
+func TestDevicesOfADirectory(t *testing.T) {
+	dir := t.TempDir()
+	for name, number := range map[string]uint32{"a": uint32(unix.Mkdev(1, 3)), "sub/b": uint32(unix.Mkdev(1, 5)), "pts/c": uint32(unix.Mkdev(1, 7))} {
+		makeDevice(t, filepath.Join(dir, name), number)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("a", filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	spec := devicesOf(t, &runtimeapi.ContainerConfig{Devices: []*runtimeapi.Device{
+		{HostPath: dir, ContainerPath: "/dev/vendor/", Permissions: "r"},
+	}})
+	var got []string
+	for _, device := range spec.Linux.Devices {
+		got = append(got, device.Path)
+	}
+	if strings.Join(got, " ") != "/dev/vendor/a /dev/vendor/sub/b" {
+		t.Errorf("the devices are %q", got)
+	}
+	if len(spec.Linux.Resources.Devices) != 3 {
+		t.Errorf("the rules are %+v, want one to deny all and one for each", spec.Linux.Resources.Devices)
+	}
+}
+
+func devicesOf(t *testing.T, config *runtimeapi.ContainerConfig) *specs.Spec {
+	t.Helper()
+	spec := &specs.Spec{Linux: &specs.Linux{}}
+	if err := containerDevices(&Container{Config: config}, spec); err != nil {
+		t.Fatal(err)
+	}
+	return spec
+}
+
+func makeDevice(t *testing.T, path string, number uint32) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(number)); err != nil {
+		t.Fatalf("make a device (this test needs root): %v", err)
+	}
+}

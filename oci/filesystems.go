@@ -1,0 +1,64 @@
+package oci
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// kernelFilesystems are mounted in every container, as in Docker and
+// containerd; where the container mounts something itself, also above one of
+// them, that one is not mounted: who mounts the node's /dev means all of it.
+func kernelFilesystems(c *Container) []specs.Mount {
+	access := "ro"
+	if c.security().GetPrivileged() {
+		access = "rw"
+	}
+	all := []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}},
+		{
+			Destination: "/dev/pts", Type: "devpts", Source: "devpts",
+			Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"},
+		},
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+		{
+			Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup",
+			Options: []string{"nosuid", "noexec", "nodev", "relatime", access},
+		},
+	}
+	return slices.DeleteFunc(all, func(m specs.Mount) bool {
+		return slices.ContainsFunc(c.Config.GetMounts(), func(own *mount) bool { return isAtOrBelow(m.Destination, own.GetContainerPath()) })
+	})
+}
+
+func isAtOrBelow(name, dir string) bool {
+	dir = path.Clean(dir)
+	return name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// podFiles are what the containers of a pod share, unless the container mounts
+// its own in the same place: the kubelet does so with /etc/hosts.
+func podFiles(c *Container) []*mount {
+	readonly := c.security().GetReadonlyRootfs()
+	files := []*mount{
+		{ContainerPath: "/etc/hosts", HostPath: c.Files.Hosts, Readonly: readonly, SelinuxRelabel: true},
+		{ContainerPath: "/etc/hostname", HostPath: c.Files.Hostname, Readonly: readonly, SelinuxRelabel: true},
+		{ContainerPath: "/etc/resolv.conf", HostPath: c.Files.ResolvConf, Readonly: readonly, SelinuxRelabel: true},
+		{ContainerPath: "/dev/shm", HostPath: c.Files.Shm, SelinuxRelabel: c.Files.Shm != nodeShm},
+	}
+	mountsDev := mountsAt(c, "/dev")
+	return slices.DeleteFunc(files, func(f *mount) bool {
+		return mountsAt(c, f.GetContainerPath()) || mountsDev && strings.HasPrefix(f.GetContainerPath(), "/dev/")
+	})
+}
+
+// nodeShm is shared with the processes of the node and keeps its label.
+const nodeShm = "/dev/shm"
+
+func mountsAt(c *Container, place string) bool {
+	return slices.ContainsFunc(c.Config.GetMounts(), func(m *mount) bool { return path.Clean(m.GetContainerPath()) == place })
+}

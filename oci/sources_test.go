@@ -1,0 +1,67 @@
+package oci
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func TestMakeSources(t *testing.T) {
+	host := t.TempDir()
+	file := filepath.Join(host, "file")
+	if err := os.WriteFile(file, []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := &Container{
+		VolumesDir: filepath.Join(host, "volumes"),
+		Image:      Image{Volumes: []string{"/b", "/a"}},
+		Config: &runtimeapi.ContainerConfig{Mounts: []*runtimeapi.Mount{
+			{ContainerPath: "/f", HostPath: file},
+			{ContainerPath: "/d", HostPath: filepath.Join(host, "made", "deep")},
+			{ContainerPath: "/i", Image: &runtimeapi.ImageSpec{Image: "x"}},
+		}},
+	}
+	for range 2 { // a second time changes nothing
+		if err := MakeSources(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, dir := range []string{"made/deep", "volumes/0", "volumes/1"} {
+		if info, err := os.Stat(filepath.Join(host, dir)); err != nil || !info.IsDir() {
+			t.Errorf("%s: %v, %v", dir, info, err)
+		}
+	}
+	if content, err := os.ReadFile(file); err != nil || string(content) != "kept" {
+		t.Errorf("the file is %q, %v", content, err)
+	}
+	if err := Relabel(c, &specs.Spec{Linux: &specs.Linux{}}); err == nil {
+		t.Error("the pod's files are missing, and nobody says so")
+	}
+}
+
+func TestMakeSourcesTellsTheMount(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := &Container{Config: &runtimeapi.ContainerConfig{Mounts: []*runtimeapi.Mount{{ContainerPath: "/f", HostPath: file + "/below"}}}}
+	if err := MakeSources(c); err == nil {
+		t.Error("a directory below a file has been made")
+	}
+}
+
+func TestImageVolumes(t *testing.T) {
+	c := &Container{
+		VolumesDir: "/v",
+		Image:      Image{Volumes: []string{"/z/", "data", "/"}},
+		Config:     &runtimeapi.ContainerConfig{Mounts: []*runtimeapi.Mount{{ContainerPath: "/data/", HostPath: "/d"}}},
+	}
+	want := []Volume{{ContainerPath: "/z", HostPath: "/v/1"}}
+	if got := ImageVolumes(c); !reflect.DeepEqual(got, want) {
+		t.Errorf("ImageVolumes = %v, want %v", got, want)
+	}
+}

@@ -1,0 +1,159 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/container"
+)
+
+// CreateContainer makes a container in a pod, which does not run yet.
+func (r *Runtime) CreateContainer(ctx context.Context, request *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
+	if request.GetConfig() == nil {
+		return nil, fmt.Errorf("config: is missing: %w", errdefs.ErrInvalidArgument)
+	}
+	id, err := r.Containers.Create(ctx, request.GetPodSandboxId(), request.GetConfig())
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.CreateContainerResponse{ContainerId: id}, nil
+}
+
+// StartContainer lets a created container run, once.
+func (r *Runtime) StartContainer(ctx context.Context, request *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
+	if err := r.Containers.Start(ctx, request.GetContainerId()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.StartContainerResponse{}, nil
+}
+
+// StopContainer ends a container, with the grace of its timeout in seconds.
+func (r *Runtime) StopContainer(ctx context.Context, request *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
+	grace := time.Duration(max(0, request.GetTimeout())) * time.Second
+	if err := r.Containers.Stop(ctx, request.GetContainerId(), grace); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.StopContainerResponse{}, nil
+}
+
+// RemoveContainer removes a container, running or not.
+func (r *Runtime) RemoveContainer(ctx context.Context, request *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
+	if err := r.Containers.Remove(ctx, request.GetContainerId()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.RemoveContainerResponse{}, nil
+}
+
+// ContainerStatus answers from memory; NotFound when there is none.
+func (r *Runtime) ContainerStatus(_ context.Context, request *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
+	c, err := r.Containers.Find(request.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	response := &runtimeapi.ContainerStatusResponse{Status: containerStatus(c)}
+	if request.GetVerbose() {
+		response.Info, err = r.verboseContainerStatus(c)
+	}
+	return response, err
+}
+
+func containerStatus(c *container.Container) *runtimeapi.ContainerStatus {
+	config, facts := c.Config(), c.Facts()
+	return &runtimeapi.ContainerStatus{
+		Id:          c.ID,
+		Metadata:    config.GetMetadata(),
+		State:       facts.State(),
+		CreatedAt:   c.CreatedAt,
+		StartedAt:   facts.StartedAt,
+		FinishedAt:  facts.FinishedAt,
+		ExitCode:    facts.ExitCode,
+		Image:       imageOf(config),
+		ImageRef:    c.ImageRef,
+		ImageId:     c.ImageID,
+		Reason:      facts.ExitReason(),
+		Message:     facts.Message,
+		Labels:      config.GetLabels(),
+		Annotations: config.GetAnnotations(),
+		Mounts:      config.GetMounts(),
+		LogPath:     c.LogPath,
+		Resources:   &runtimeapi.ContainerResources{Linux: c.Resources()},
+		User:        c.User(),
+		StopSignal:  c.StopSignalName(),
+	}
+}
+
+// imageOf is the image as the user wrote it, where the kubelet has said so.
+func imageOf(config *runtimeapi.ContainerConfig) *runtimeapi.ImageSpec {
+	spec := config.GetImage()
+	if spec.GetUserSpecifiedImage() == "" {
+		return spec
+	}
+	return &runtimeapi.ImageSpec{Image: spec.GetUserSpecifiedImage(), Annotations: spec.GetAnnotations(), RuntimeHandler: spec.GetRuntimeHandler()}
+}
+
+func (r *Runtime) verboseContainerStatus(c *container.Container) (map[string]string, error) {
+	spec, err := r.Containers.Spec(c)
+	if err != nil {
+		spec = nil // removed meanwhile
+	}
+	if spec != nil {
+		spec.Process.Env = nil // it holds secrets
+	}
+	return encodeInfo(map[string]any{
+		"info": map[string]any{
+			"sandboxID":   c.SandboxID,
+			"pid":         c.Facts().Process.PID,
+			"snapshot":    c.ID,
+			"cgroupsPath": c.CgroupsPath,
+			"runtimeSpec": spec,
+		},
+	})
+}
+
+// ListContainers lists the containers that match every field of the filter.
+func (r *Runtime) ListContainers(_ context.Context, request *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+	return &runtimeapi.ListContainersResponse{Containers: r.containers(request.GetFilter())}, nil
+}
+
+// containersPerMessage keeps each message of a stream far below the limit.
+const containersPerMessage = 100
+
+// StreamContainers sends the same list in pieces.
+func (r *Runtime) StreamContainers(request *runtimeapi.StreamContainersRequest, stream runtimeapi.RuntimeService_StreamContainersServer) error {
+	containers := r.containers(request.GetFilter())
+	for len(containers) > 0 {
+		n := min(containersPerMessage, len(containers))
+		if err := stream.Send(&runtimeapi.StreamContainersResponse{Containers: containers[:n]}); err != nil {
+			return err
+		}
+		containers = containers[n:]
+	}
+	return nil
+}
+
+func (r *Runtime) containers(filter *runtimeapi.ContainerFilter) []*runtimeapi.Container {
+	containers := []*runtimeapi.Container{}
+	for _, c := range r.Containers.List() {
+		if !matchesContainer(c, filter) {
+			continue
+		}
+		config := c.Config()
+		containers = append(containers, &runtimeapi.Container{
+			Id:           c.ID,
+			PodSandboxId: c.SandboxID,
+			Metadata:     config.GetMetadata(),
+			Image:        imageOf(config),
+			ImageRef:     c.ImageRef,
+			ImageId:      c.ImageID,
+			State:        c.State(),
+			CreatedAt:    c.CreatedAt,
+			Labels:       config.GetLabels(),
+			Annotations:  config.GetAnnotations(),
+		})
+	}
+	return containers
+}

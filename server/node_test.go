@@ -1,0 +1,174 @@
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/encoding/protojson"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/process"
+	"github.com/minicri/minicri/sandbox"
+	"github.com/minicri/minicri/state"
+)
+
+// stored is a pod that an earlier daemon left.
+type stored struct {
+	id     string
+	config *runtimeapi.PodSandboxConfig
+	ready  bool
+}
+
+// restored is a runtime that has found these pods on its disk. The pause
+// process of those that are ready is a process of the test.
+func restored(t *testing.T, pods ...stored) *Runtime {
+	t.Helper()
+	options := sandbox.Options{
+		Root: t.TempDir(), State: t.TempDir(), Mark: fmt.Sprintf("server-test-%d-", os.Getpid()),
+		Limits: sandbox.Limits{Run: time.Minute, Destroy: time.Minute, Kill: 10 * time.Second},
+		Logger: slog.New(slog.DiscardHandler),
+	}
+	store(t, options, pods)
+	options.Netns, options.Userns = namespaces(t, options.Mark), namespaces(t, options.Mark)
+	options.Networks = networks(t, options)
+	var err error
+	if options.Hierarchies, err = cgroup.FindHierarchies(); err != nil {
+		t.Fatal(err)
+	}
+	sandboxes, err := sandbox.Open(t.Context(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(sandboxes.Close)
+	return &Runtime{Sandboxes: sandboxes, Networks: options.Networks, Info: Info{Version: "1.2.3", Handlers: []string{"runc"}}}
+}
+
+func store(t *testing.T, options sandbox.Options, pods []stored) {
+	t.Helper()
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bootID := strings.TrimSpace(string(boot))
+	if err := os.WriteFile(filepath.Join(options.State, "boot-id"), []byte(bootID), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	records, err := state.Open[sandbox.Record](filepath.Join(options.Root, "sandboxes"), 1, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	facts, err := state.Open[sandbox.Facts](filepath.Join(options.State, "facts"), 1, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, pod := range pods {
+		config, err := protojson.Marshal(pod.config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		record := sandbox.Record{ID: pod.id, CreatedAt: int64(i + 1), CgroupsPath: "/" + options.Mark + pod.id, Config: json.RawMessage(config)}
+		fact := sandbox.Facts{BootID: bootID, ReadyAt: time.Now(), StoppedAt: time.Now()}
+		if pod.ready {
+			fact.StoppedAt, fact.Pause = time.Time{}, startProcess(t)
+		}
+		if err := records.Write(pod.id, record); err != nil {
+			t.Fatal(err)
+		}
+		if err := facts.Write(pod.id, fact); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func startProcess(t *testing.T) process.Facts {
+	t.Helper()
+	command := exec.Command("sleep", "600")
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+	})
+	stat, err := process.ReadStat(command.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return process.Facts{PID: command.Process.Pid, StartTime: stat.StartTime}
+}
+
+func namespaces(t *testing.T, mark string) *network.Namespaces {
+	t.Helper()
+	directory := filepath.Join(t.TempDir(), "namespaces")
+	opened, err := network.OpenNamespaces(directory, mark)
+	if err != nil {
+		t.Fatalf("needs root: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(directory, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return opened
+}
+
+func networks(t *testing.T, options sandbox.Options) *network.Networks {
+	t.Helper()
+	opened, err := network.Open(t.Context(), network.Options{
+		ConfDir: t.TempDir(), Root: options.Root, Mark: "SERVER_TEST=" + options.Mark, Namespaces: options.Netns,
+		Limits: network.Limits{Status: time.Second, StatusPeriod: time.Second, Reload: time.Second},
+		Logger: options.Logger,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return opened
+}
+
+// dial serves the runtime on a unix socket and connects to it.
+func dial(t *testing.T, runtime *Runtime) runtimeapi.RuntimeServiceClient {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := New(runtime, nil, slog.New(slog.DiscardHandler))
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = connection.Close()
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return runtimeapi.NewRuntimeServiceClient(connection)
+}
+
+func podConfig(name string, labels map[string]string) *runtimeapi.PodSandboxConfig {
+	return &runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "default", Uid: name},
+		Labels:   labels,
+		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+			NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
+		}},
+	}
+}

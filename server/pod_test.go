@@ -1,0 +1,160 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func TestListPodSandboxFilter(t *testing.T) {
+	client := dial(t, restored(t,
+		stored{id: "aa11", config: podConfig("web", map[string]string{"app": "web", "tier": "front"}), ready: true},
+		stored{id: "aa22", config: podConfig("db", map[string]string{"app": "db", "tier": ""})},
+		stored{id: "bb33", config: podConfig("bare", nil)},
+	))
+	ready := &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY}
+	notReady := &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY}
+	type filter = runtimeapi.PodSandboxFilter
+	type labels = map[string]string
+	for _, test := range []struct {
+		name   string
+		filter *filter
+		want   string
+	}{
+		{"none", nil, "bb33 aa22 aa11"},
+		{"an empty one", &filter{}, "bb33 aa22 aa11"},
+		{"an id", &filter{Id: "aa22"}, "aa22"},
+		{"the start of an id", &filter{Id: "aa"}, "aa22 aa11"},
+		{"an id that nobody has", &filter{Id: "aa222"}, ""},
+		{"ready", &filter{State: ready}, "aa11"},
+		{"not ready", &filter{State: notReady}, "bb33 aa22"},
+		{"a label", &filter{LabelSelector: labels{"app": "web"}}, "aa11"},
+		{"a label that is empty is one", &filter{LabelSelector: labels{"tier": ""}}, "aa22"},
+		{"all labels have to match", &filter{LabelSelector: labels{"app": "web", "tier": "back"}}, ""},
+		{"all of it has to match", &filter{Id: "aa", State: notReady, LabelSelector: labels{"app": "db"}}, "aa22"},
+		{"not all of it matches", &filter{Id: "aa", State: ready, LabelSelector: labels{"app": "db"}}, ""},
+	} {
+		response, err := client.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: test.filter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := ids(response.GetItems()); got != test.want {
+			t.Errorf("%s: listed %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
+func ids(pods []*runtimeapi.PodSandbox) string {
+	var ids []string
+	for _, pod := range pods {
+		ids = append(ids, pod.GetId())
+	}
+	return strings.Join(ids, " ")
+}
+
+// A stream has the pods of a list, in its order, in pieces.
+func TestStreamPodSandboxes(t *testing.T) {
+	for _, count := range []int{0, 1, 100, 101, 250} {
+		var pods []stored
+		for i := range count {
+			pods = append(pods, stored{id: fmt.Sprintf("%04d", i), config: podConfig(fmt.Sprint("pod", i), map[string]string{"odd": fmt.Sprint(i % 2)})})
+		}
+		client := dial(t, restored(t, pods...))
+		for _, filter := range []*runtimeapi.PodSandboxFilter{nil, {LabelSelector: map[string]string{"odd": "1"}}} {
+			list, err := client.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: filter})
+			if err != nil {
+				t.Fatal(err)
+			}
+			stream, err := client.StreamPodSandboxes(t.Context(), &runtimeapi.StreamPodSandboxesRequest{Filter: filter})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var streamed []*runtimeapi.PodSandbox
+			messages := 0
+			for {
+				message, err := stream.Recv()
+				if errors.Is(err, io.EOF) {
+					break
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if n := len(message.GetPodSandboxes()); n == 0 || n > podsPerMessage {
+					t.Errorf("a message of %d pods", n)
+				}
+				streamed = append(streamed, message.GetPodSandboxes()...)
+				messages++
+			}
+			same := slices.EqualFunc(streamed, list.GetItems(), func(a, b *runtimeapi.PodSandbox) bool { return proto.Equal(a, b) })
+			if want := (len(list.GetItems()) + podsPerMessage - 1) / podsPerMessage; !same || messages != want {
+				t.Errorf("%d pods, filter %v: %d in %d messages, want %d in %d", count, filter, len(streamed), messages, len(list.GetItems()), want)
+			}
+		}
+	}
+}
+
+func TestPodSandboxStatus(t *testing.T) {
+	config := podConfig("web", map[string]string{"app": "web"})
+	config.Annotations = map[string]string{"note": "kept as it is\n"}
+	config.Metadata.Attempt = 7
+	client := dial(t, restored(t, stored{id: "aa11", config: config, ready: true}))
+	response, err := client.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: "aa11"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &runtimeapi.PodSandboxStatus{
+		Id: "aa11", Metadata: config.Metadata, State: runtimeapi.PodSandboxState_SANDBOX_READY, CreatedAt: 1,
+		Network: &runtimeapi.PodSandboxNetworkStatus{},
+		Linux: &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{
+			Options: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
+		}},
+		Labels: config.Labels, Annotations: config.Annotations,
+	}
+	if !proto.Equal(response.GetStatus(), want) {
+		t.Errorf("status\n got %v\nwant %v", response.GetStatus(), want)
+	}
+	if len(response.GetInfo()) != 0 {
+		t.Error("verbose without being asked")
+	}
+	verbose, err := client.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: "aa11", Verbose: true})
+	if err != nil || !strings.Contains(verbose.GetInfo()["info"], `"pid"`) {
+		t.Errorf("verbose: %v, %v", verbose.GetInfo(), err)
+	}
+}
+
+// What is unknown is not found, is stopped and is removed; what is malformed
+// is told so.
+func TestUnknownAndMalformed(t *testing.T) {
+	client := dial(t, restored(t))
+	for _, id := range []string{"unknown", "../unknown", "a\x00b"} {
+		_, err := client.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
+		wantCode(t, err, codes.NotFound)
+		_, err = client.StopPodSandbox(t.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
+		wantCode(t, err, codes.OK)
+		_, err = client.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
+		wantCode(t, err, codes.OK)
+	}
+	_, err := client.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{})
+	wantCode(t, err, codes.InvalidArgument)
+	_, err = client.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{})
+	wantCode(t, err, codes.InvalidArgument)
+	_, err = client.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: podConfig("a", nil), RuntimeHandler: "kata"})
+	wantCode(t, err, codes.InvalidArgument)
+	_, err = client.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{})
+	wantCode(t, err, codes.Unimplemented)
+}
+
+func wantCode(t *testing.T, err error, code codes.Code) {
+	t.Helper()
+	if status.Code(err) != code {
+		t.Errorf("got %v, want %v", err, code)
+	}
+}

@@ -1,0 +1,84 @@
+package server
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func TestVersion(t *testing.T) {
+	client := dial(t, restored(t))
+	version, err := client.Version(t.Context(), &runtimeapi.VersionRequest{Version: "0.1.0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if version.GetVersion() != "0.1.0" || version.GetRuntimeName() != "minicri" || version.GetRuntimeVersion() != "1.2.3" || version.GetRuntimeApiVersion() != "v1" {
+		t.Errorf("version %v", version)
+	}
+}
+
+// A node without a network says so, with what to do about it.
+func TestStatus(t *testing.T) {
+	client := dial(t, restored(t))
+	response, err := client.Status(t.Context(), &runtimeapi.StatusRequest{Verbose: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conditions := response.GetStatus().GetConditions()
+	if len(conditions) != 2 || conditions[0].GetType() != runtimeapi.RuntimeReady || !conditions[0].GetStatus() {
+		t.Fatalf("conditions %v", conditions)
+	}
+	if n := conditions[1]; n.GetType() != runtimeapi.NetworkReady || n.GetStatus() || n.GetReason() == "" || !strings.Contains(n.GetMessage(), "default_network.enabled") {
+		t.Errorf("network condition %v", n)
+	}
+	if handlers := response.GetRuntimeHandlers(); len(handlers) != 2 || handlers[0].GetName() != "" || handlers[1].GetName() != "runc" {
+		t.Errorf("handlers %v", handlers)
+	}
+	for key, value := range response.GetInfo() {
+		if !json.Valid([]byte(value)) {
+			t.Errorf("info %s is no JSON: %s", key, value)
+		}
+	}
+	for _, key := range []string{"config", "building", "networkProblems", "pendingAttachments", "quarantinedRecords"} {
+		if _, has := response.GetInfo()[key]; !has {
+			t.Errorf("info has no %s", key)
+		}
+	}
+}
+
+func TestRuntimeConfig(t *testing.T) {
+	for driver, systemd := range map[runtimeapi.CgroupDriver]bool{runtimeapi.CgroupDriver_CGROUPFS: false, runtimeapi.CgroupDriver_SYSTEMD: true} {
+		client := dial(t, &Runtime{Info: Info{SystemdCgroup: systemd}})
+		response, err := client.RuntimeConfig(t.Context(), &runtimeapi.RuntimeConfigRequest{})
+		if err != nil || response.GetLinux().GetCgroupDriver() != driver {
+			t.Errorf("systemd %v: %v, %v", systemd, response, err)
+		}
+	}
+}
+
+func TestUpdateRuntimeConfig(t *testing.T) {
+	runtime := restored(t)
+	client := dial(t, runtime)
+	for _, test := range []struct {
+		cidr, then string
+		code       codes.Code
+	}{
+		{"10.91.0.0/24,fd91::/64", "10.91.0.0/24,fd91::/64", codes.OK},
+		{"", "10.91.0.0/24,fd91::/64", codes.OK},
+		{"10.91.0.0", "10.91.0.0/24,fd91::/64", codes.InvalidArgument},
+		{"10.92.0.0/24", "10.92.0.0/24", codes.OK},
+	} {
+		_, err := client.UpdateRuntimeConfig(t.Context(), &runtimeapi.UpdateRuntimeConfigRequest{
+			RuntimeConfig: &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: test.cidr}},
+		})
+		wantCode(t, err, test.code)
+		if got := runtime.Networks.PodCIDR(); got != test.then {
+			t.Errorf("after %q the pod CIDR is %q, want %q", test.cidr, got, test.then)
+		}
+	}
+	_, err := client.UpdateRuntimeConfig(t.Context(), &runtimeapi.UpdateRuntimeConfigRequest{})
+	wantCode(t, err, codes.OK)
+}

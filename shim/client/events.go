@@ -1,0 +1,31 @@
+package client
+
+import (
+	"context"
+
+	"github.com/minicri/minicri/shim/api"
+)
+
+// Events calls each for every event after a sequence number (0: all that are
+// kept), on the caller's goroutine, until ctx ends, each fails or the shim is
+// gone. A gap in the numbers says that events were dropped: List then.
+func (c *Client) Events(ctx context.Context, after uint64, each func(*api.Event) error) error {
+	conn, err := dial(ctx, c.dir)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	stream, err := api.NewShimClient(conn).Events(ctx, &api.EventsRequest{After: after})
+	if err != nil {
+		return native(err)
+	}
+	for {
+		event, err := stream.Recv()
+		if err != nil {
+			return native(err)
+		}
+		if err := each(event); err != nil {
+			return err
+		}
+	}
+}

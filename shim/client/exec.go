@@ -1,0 +1,97 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/minicri/minicri/shim/api"
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Result is what a process that ran to its end has left.
+type Result struct {
+	Stdout, Stderr []byte
+	Code           int32 // 128 + signal if killed by one
+	TimedOut       bool  // its whole process tree was ended
+	Truncated      bool  // there was more output than asked for
+}
+
+// ExecSync runs a process to its end, or to its time-out (none if 0), and
+// captures limit bytes of each output. It does not wait for a background child
+// that keeps an output open. A cancelled ctx ends the process and all that it
+// started.
+func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit uint64) (*Result, error) {
+	encoded, err := json.Marshal(process)
+	if err != nil {
+		return nil, fmt.Errorf("exec in container %s: %w", id, err)
+	}
+	conn, err := dial(ctx, c.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	stream, err := api.NewShimClient(conn).ExecSync(ctx, &api.ExecSyncRequest{
+		Id: id, Process: encoded, Timeout: int64(timeout), OutputCap: limit,
+	})
+	if err != nil {
+		return nil, native(err)
+	}
+	return collect(stream)
+}
+
+func collect(stream api.Shim_ExecSyncClient) (*Result, error) {
+	var stdout, stderr bytes.Buffer
+	for {
+		message, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil, fmt.Errorf("the shim ended an exec without its exit: %w", errdefs.ErrUnavailable)
+		}
+		if err != nil {
+			return nil, native(err)
+		}
+		stdout.Write(message.Stdout)
+		stderr.Write(message.Stderr)
+		if exit := message.Exit; exit != nil {
+			return &Result{
+				Stdout: stdout.Bytes(), Stderr: stderr.Bytes(),
+				Code: exit.Code, TimedOut: exit.TimedOut, Truncated: exit.Truncated,
+			}, nil
+		}
+	}
+}
+
+// ExecStart starts a process, by an id that is unique in the container. Open
+// its streams, then ExecWait: within 30 s, or it is ended.
+func (c *Client) ExecStart(ctx context.Context, id, exec string, process *specs.Process, stdin bool) error {
+	encoded, err := json.Marshal(process)
+	if err != nil {
+		return fmt.Errorf("exec in container %s: %w", id, err)
+	}
+	_, err = c.rpc.ExecStart(ctx, &api.ExecStartRequest{Id: id, ExecId: exec, Process: encoded, Stdin: stdin})
+	return native(err)
+}
+
+// ExecWait returns the exit code when a process has ended and its opened
+// outputs are delivered. A cancelled ctx ends the process and all that it
+// started.
+func (c *Client) ExecWait(ctx context.Context, id, exec string) (int32, error) {
+	conn, err := dial(ctx, c.dir)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	answer, err := api.NewShimClient(conn).ExecWait(ctx, &api.ExecWaitRequest{Id: id, ExecId: exec})
+	return answer.GetCode(), native(err)
+}
+
+// ExecKill signals an exec, or with all everything that it started too.
+func (c *Client) ExecKill(ctx context.Context, id, exec string, signal uint32, all bool) error {
+	_, err := c.rpc.Kill(ctx, &api.KillRequest{Id: id, ExecId: exec, Signal: signal, All: all})
+	return native(err)
+}

@@ -1,0 +1,102 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	"github.com/minicri/minicri/shim/api"
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Shim is the protocol's unary calls.
+type Shim struct{ rpc api.ShimClient }
+
+// Create makes a container whose init waits at the exec barrier.
+func (s Shim) Create(ctx context.Context, r *api.CreateRequest) (*api.CreateResponse, error) {
+	answer, err := s.rpc.Create(ctx, r)
+	return answer, native(err)
+}
+
+// Start lets the container's program run.
+func (s Shim) Start(ctx context.Context, id string) error {
+	_, err := s.rpc.Start(ctx, &api.StartRequest{Id: id})
+	return native(err)
+}
+
+// Kill signals a container's init, or with all every process of it.
+func (s Shim) Kill(ctx context.Context, id string, signal uint32, all bool) error {
+	_, err := s.rpc.Kill(ctx, &api.KillRequest{Id: id, Signal: signal, All: all})
+	return native(err)
+}
+
+// Delete removes a stopped container. errdefs.ErrUnavailable says that
+// processes do not go yet: call again. With shutdownIfLast the shim ends after
+// its last container.
+func (s Shim) Delete(ctx context.Context, id string, shutdownIfLast bool) error {
+	_, err := s.rpc.Delete(ctx, &api.DeleteRequest{Id: id, ShutdownIfLast: shutdownIfLast})
+	return native(err)
+}
+
+// State returns one container.
+func (s Shim) State(ctx context.Context, id string) (*api.Container, error) {
+	answer, err := s.rpc.State(ctx, &api.StateRequest{Id: id})
+	return answer, native(err)
+}
+
+// List returns all containers, in no order.
+func (s Shim) List(ctx context.Context) ([]*api.Container, error) {
+	answer, err := s.rpc.List(ctx, &api.Empty{})
+	return answer.GetContainers(), native(err)
+}
+
+// Resize sets the size of a terminal; an empty exec is the container's.
+func (s Shim) Resize(ctx context.Context, id, exec string, width, height uint32) error {
+	_, err := s.rpc.Resize(ctx, &api.ResizeRequest{Id: id, ExecId: exec, Width: width, Height: height})
+	return native(err)
+}
+
+// CloseStdin closes stdin for good; an empty exec is the container's.
+func (s Shim) CloseStdin(ctx context.Context, id, exec string) error {
+	_, err := s.rpc.CloseStdin(ctx, &api.CloseStdinRequest{Id: id, ExecId: exec})
+	return native(err)
+}
+
+// ReopenLog goes on in a new file at the log's path.
+func (s Shim) ReopenLog(ctx context.Context, id string) error {
+	_, err := s.rpc.ReopenLog(ctx, &api.ReopenLogRequest{Id: id})
+	return native(err)
+}
+
+// Update sets the named resources, or with an error none.
+func (s Shim) Update(ctx context.Context, id string, resources *specs.LinuxResources) error {
+	encoded, err := json.Marshal(resources)
+	if err != nil {
+		return fmt.Errorf("update container %s: %w", id, err)
+	}
+	_, err = s.rpc.Update(ctx, &api.UpdateRequest{Id: id, Resources: encoded})
+	return native(err)
+}
+
+// Pause freezes a container's processes.
+func (s Shim) Pause(ctx context.Context, id string) error {
+	_, err := s.rpc.Pause(ctx, &api.PauseRequest{Id: id})
+	return native(err)
+}
+
+// Resume thaws them.
+func (s Shim) Resume(ctx context.Context, id string) error {
+	_, err := s.rpc.Resume(ctx, &api.ResumeRequest{Id: id})
+	return native(err)
+}
+
+// Shutdown ends the shim. errdefs.ErrFailedPrecondition while it has
+// containers.
+func (s Shim) Shutdown(ctx context.Context) error {
+	_, err := s.rpc.Shutdown(ctx, &api.Empty{})
+	if err = native(err); errdefs.IsUnavailable(err) {
+		return nil // it ended before it could answer
+	}
+	return err
+}

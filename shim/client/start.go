@@ -1,0 +1,96 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// StartOptions says how to start a shim.
+type StartOptions struct {
+	Binary        string   // path of minicri-shim
+	Dir           string   // the pod's shim directory, made if absent
+	SystemdCgroup bool     // cgroupsPath of its containers is slice:prefix:name
+	Cgroups       []string // cgroup directories that the shim moves into; none: the daemon's own
+}
+
+// startPatience is how long a shim may take to serve.
+const startPatience = 10 * time.Second
+
+// Start starts a shim in a session of its own, which outlives the daemon, and
+// connects to it. Its log is DIR/shim.log. While another one serves DIR, Start
+// fails with errdefs.ErrAlreadyExists.
+func Start(ctx context.Context, options StartOptions) (*Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	if err := os.MkdirAll(options.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("start shim: %w", err)
+	}
+	if err := spawn(ctx, options); err != nil {
+		return nil, fmt.Errorf("start shim of %s (its log is shim.log there): %w", options.Dir, err)
+	}
+	return Connect(ctx, options.Dir)
+}
+
+// spawn returns when the shim serves.
+func spawn(ctx context.Context, options StartOptions) error {
+	log, err := os.OpenFile(filepath.Join(options.Dir, "shim.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	ready, inShim, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer ready.Close()
+	cmd := exec.Command(options.Binary, arguments(options)...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = []*os.File{inShim}
+	cmd.Dir = "/"
+	// One processor is enough for a shim and saves 0.3 MiB; libcontainer hands
+	// it on to its inits, which start faster with it.
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GOMAXPROCS=1"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	_ = inShim.Close()
+	if err != nil {
+		return err
+	}
+	go func() { _ = cmd.Wait() }() // reaps the shim; ends with it
+	return awaitReady(ctx, ready, cmd.Process)
+}
+
+func arguments(options StartOptions) []string {
+	args := []string{"serve", "--dir", options.Dir, "--ready-fd", "3"}
+	if options.SystemdCgroup {
+		args = append(args, "--systemd-cgroup")
+	}
+	for _, cgroup := range options.Cgroups {
+		args = append(args, "--cgroup", cgroup)
+	}
+	return args
+}
+
+// awaitReady reads what the shim says; one that ends says nothing.
+func awaitReady(ctx context.Context, ready *os.File, shim *os.Process) error {
+	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Now()) })
+	defer stop()
+	word, err := io.ReadAll(ready)
+	if err != nil {
+		_ = shim.Kill()
+		return fmt.Errorf("it does not serve: %w", errdefs.ErrUnavailable)
+	}
+	if !bytes.Equal(word, []byte("ready\n")) {
+		return fmt.Errorf("it ended, or another one serves: %w", errdefs.ErrAlreadyExists)
+	}
+	return nil
+}

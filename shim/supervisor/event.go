@@ -1,0 +1,67 @@
+package supervisor
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/minicri/minicri/shim/api"
+)
+
+// eventHistory is how many events are kept for a client that comes back.
+const eventHistory = 256
+
+// broker numbers events and keeps the last ones. Readers pull: one that does
+// not read stalls nobody, and sees by the numbers what it missed.
+type broker struct {
+	mu      sync.Mutex
+	last    uint64
+	history []*api.Event
+	news    chan struct{} // closed and replaced at each event
+}
+
+func newBroker() *broker {
+	return &broker{news: make(chan struct{})}
+}
+
+func (b *broker) publish(kind api.EventKind, c *api.Container) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.last++
+	b.history = append(b.history, &api.Event{Seq: b.last, Kind: kind, At: time.Now().UnixNano(), Container: c})
+	if len(b.history) > eventHistory {
+		b.history = append([]*api.Event(nil), b.history[1:]...)
+	}
+	close(b.news)
+	b.news = make(chan struct{})
+}
+
+// since returns the kept events after seq, and what closes at the next one.
+func (b *broker) since(seq uint64) ([]*api.Event, <-chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, e := range b.history {
+		if e.Seq > seq {
+			return append([]*api.Event(nil), b.history[i:]...), b.news
+		}
+	}
+	return nil, b.news
+}
+
+// stream sends events until ctx ends or send fails.
+func (b *broker) stream(ctx context.Context, seq uint64, send func(*api.Event) error) error {
+	for {
+		events, news := b.since(seq)
+		for _, e := range events {
+			if err := send(e); err != nil {
+				return err
+			}
+			seq = e.Seq
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-news:
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package supervisor
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// reaper waits for orphans: processes of containers without a pid namespace of
+// their own, left to the shim as sub-reaper. Children that somebody waits for
+// are not its business: starting guards those whose pid is not known yet.
+type reaper struct {
+	signals  chan os.Signal
+	starting sync.RWMutex // read-held while libcontainer starts, and waits for, helpers
+
+	mu    sync.Mutex
+	owned map[int]bool // somebody else waits for these
+}
+
+func newReaper() *reaper {
+	return &reaper{signals: make(chan os.Signal, 1), owned: map[int]bool{}}
+}
+
+// own runs start, which returns the pid that its caller will wait for.
+func (r *reaper) own(start func() (int, error)) (int, error) {
+	r.starting.RLock()
+	pid, err := start()
+	if err == nil {
+		r.mu.Lock()
+		r.owned[pid] = true
+		r.mu.Unlock()
+	}
+	r.starting.RUnlock()
+	r.poke()
+	return pid, err
+}
+
+// disown is called when the owner has waited.
+func (r *reaper) disown(pid int) {
+	r.mu.Lock()
+	delete(r.owned, pid)
+	r.mu.Unlock()
+}
+
+func (r *reaper) poke() {
+	select {
+	case r.signals <- syscall.SIGCHLD:
+	default:
+	}
+}
+
+func (r *reaper) run(ctx context.Context) {
+	signal.Notify(r.signals, syscall.SIGCHLD)
+	defer signal.Stop(r.signals)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.signals:
+			r.reap()
+		}
+	}
+}
+
+// reap skips a round while something starts; the end of the start pokes.
+func (r *reaper) reap() {
+	if !r.starting.TryLock() {
+		return
+	}
+	defer r.starting.Unlock()
+	for _, pid := range children() {
+		r.mu.Lock()
+		owned := r.owned[pid]
+		r.mu.Unlock()
+		if !owned {
+			_, _ = syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
+		}
+	}
+}
+
+// children lists the children of all our threads, proc_pid_task(5).
+func children() []int {
+	lists, _ := filepath.Glob("/proc/self/task/*/children")
+	var pids []int
+	for _, list := range lists {
+		content, _ := os.ReadFile(list) // the thread may have ended
+		for field := range strings.FieldsSeq(string(content)) {
+			if pid, err := strconv.Atoi(field); err == nil {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}

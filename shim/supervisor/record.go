@@ -1,0 +1,48 @@
+package supervisor
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+)
+
+// record is what DIR/records/ID.json holds: what is needed to adopt a
+// container from a shim that died.
+type record struct {
+	Version   int               `json:"version"`
+	ID        string            `json:"id"`
+	PID       int               `json:"pid"`
+	StartTime uint64            `json:"start_time"` // clock ticks since boot, guards against a reused pid
+	LogPath   string            `json:"log_path"`
+	Terminal  bool              `json:"terminal"`
+	Cgroups   map[string]string `json:"cgroups"` // libcontainer's GetPaths: by controller, "" on v2
+	CreatedAt int64             `json:"created_at"`
+	StartedAt int64             `json:"started_at"`
+}
+
+const recordVersion = 1
+
+// writeJSON replaces a file as a whole: a reader sees the old or the new.
+func writeJSON(path string, value any) error {
+	content, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	temporary := path + ".new"
+	if err := os.WriteFile(temporary, content, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}
+
+func readJSON(path string, value any) error {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(content, value)
+}
+
+func (s *Supervisor) recordPath(id string) string {
+	return filepath.Join(s.dir, "records", id+".json")
+}

@@ -1,0 +1,160 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"github.com/minicri/minicri/shim/api"
+	"golang.org/x/sys/unix"
+)
+
+// Serve is the resident supervisor of one pod's containers.
+type Serve struct {
+	Dir           string   // the pod's shim directory, absolute
+	SystemdCgroup bool     // cgroupsPath is slice:prefix:name, made by systemd
+	Cgroups       []string // cgroup directories to move into first
+	Ready         *os.File // gets "ready\n" once the sockets serve, then is closed; may be nil
+}
+
+// ownOOMScore keeps the shim alive when memory runs out, as containerd and
+// CRI-O do for theirs.
+const ownOOMScore = "-998"
+
+// answerGrace lets the answer out that told the shim to end: ttrpc takes a
+// connection for idle before it has written the last one.
+const answerGrace = 100 * time.Millisecond
+
+// Supervisor serves one directory. See the package for its lock rule.
+type Supervisor struct {
+	dir           string
+	systemdCgroup bool
+	noNewKeyring  bool
+	log           *slog.Logger
+	events        *broker
+	reaper        *reaper
+	life          context.Context    // ends with Run
+	stop          context.CancelFunc // ends Run
+
+	mu         sync.Mutex
+	containers map[string]*container
+}
+
+// Run serves until ctx is cancelled or the shim is told to end. Containers
+// live on: the next Run on the same directory adopts them.
+func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	if err := s.enter(log); err != nil {
+		return err
+	}
+	lock, err := lockDir(s.Dir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	sup := &Supervisor{
+		dir: s.Dir, systemdCgroup: s.SystemdCgroup, noNewKeyring: !canJoinSessionKeyring(), log: log,
+		events: newBroker(), reaper: newReaper(), life: ctx, stop: stop, containers: map[string]*container{},
+	}
+	if err := sup.adoptAll(); err != nil {
+		return err
+	}
+	go sup.reaper.run(ctx)
+	go trimMemory(ctx)
+	return sup.serve(ctx, s.Ready)
+}
+
+// enter makes the process fit to outlive the daemon.
+func (s Serve) enter(log *slog.Logger) error {
+	for _, dir := range []string{"containers", "records", "io", api.ExitDir} {
+		if err := os.MkdirAll(filepath.Join(s.Dir, dir), 0o700); err != nil {
+			return fmt.Errorf("make the shim's directory: %w", err)
+		}
+	}
+	if err := os.Chdir("/"); err != nil {
+		return err
+	}
+	for _, cgroup := range s.Cgroups {
+		if err := os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
+			return fmt.Errorf("move the shim to its cgroup: %w", err)
+		}
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become sub-reaper: %w", err)
+	}
+	if err := os.WriteFile(ownOOMScoreAdj, []byte(ownOOMScore), 0); err != nil {
+		log.Info("oom_score_adj stays as it is", "wanted", ownOOMScore, "error", err)
+	}
+	if _, err := unix.Setsid(); err != nil && !errors.Is(err, unix.EPERM) { // EPERM: leads its session already
+		return fmt.Errorf("setsid: %w", err)
+	}
+	return nil
+}
+
+// lockDir makes sure that one shim serves a directory. The lock ends with the
+// process.
+func lockDir(dir string) (*os.File, error) {
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock: %w", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = lock.Close()
+		return nil, fmt.Errorf("another shim serves %s: %w", dir, err)
+	}
+	return lock, nil
+}
+
+func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
+	control, err := listen(filepath.Join(s.dir, api.ControlSocket))
+	if err != nil {
+		return err
+	}
+	streams, err := listen(filepath.Join(s.dir, api.StreamSocket))
+	if err != nil {
+		return err
+	}
+	server, err := ttrpc.NewServer()
+	if err != nil {
+		return err
+	}
+	api.RegisterShimService(server, &service{s})
+	if ready != nil {
+		_, _ = ready.WriteString("ready\n")
+		_ = ready.Close()
+	}
+	go s.serveStreams(streams)
+	failed := make(chan error, 1)
+	// Calls that are under way are answered, so they do not end with ctx.
+	go func() { failed <- server.Serve(context.WithoutCancel(ctx), control) }()
+	select {
+	case err := <-failed:
+		return fmt.Errorf("serve: %w", err)
+	case <-ctx.Done():
+	}
+	_ = streams.Close()
+	time.Sleep(answerGrace)
+	grace, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = server.Shutdown(grace)
+	return server.Close()
+}
+
+// listen replaces a stale socket: the caller holds the directory's lock.
+func listen(path string) (net.Listener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	old := unix.Umask(0o177)
+	defer unix.Umask(old)
+	return net.Listen("unix", path)
+}

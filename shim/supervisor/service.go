@@ -1,0 +1,216 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/containerd/errdefs"
+	"github.com/minicri/minicri/shim/api"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// service is the control protocol: it finds the object, calls it, and maps the
+// error.
+type service struct{ sup *Supervisor }
+
+var done = &api.Empty{}
+
+// mapped turns an error into a status that the client turns back.
+func mapped(err error) error {
+	kinds := []struct {
+		kind error
+		code codes.Code
+	}{
+		{errdefs.ErrNotFound, codes.NotFound},
+		{errdefs.ErrAlreadyExists, codes.AlreadyExists},
+		{errdefs.ErrInvalidArgument, codes.InvalidArgument},
+		{errdefs.ErrFailedPrecondition, codes.FailedPrecondition},
+		{errdefs.ErrUnavailable, codes.Unavailable},
+		{context.Canceled, codes.Canceled},
+		{context.DeadlineExceeded, codes.DeadlineExceeded},
+	}
+	if err == nil {
+		return nil
+	}
+	for _, k := range kinds {
+		if errors.Is(err, k.kind) {
+			return status.Error(k.code, err.Error())
+		}
+	}
+	return status.Error(codes.Unknown, err.Error())
+}
+
+// on calls what with a container.
+func (s *service) on(id string, what func(*container) error) (*api.Empty, error) {
+	c, err := s.sup.find(id)
+	if err == nil {
+		err = what(c)
+	}
+	return done, mapped(err)
+}
+
+func (s *service) Create(_ context.Context, r *api.CreateRequest) (*api.CreateResponse, error) {
+	c, err := s.sup.create(r)
+	if err != nil {
+		return nil, mapped(err)
+	}
+	record := c.snapshot()
+	return &api.CreateResponse{Pid: int32(record.PID), StartTime: record.StartTime}, nil
+}
+
+func (s *service) Start(_ context.Context, r *api.StartRequest) (*api.Empty, error) {
+	return s.on(r.Id, (*container).start)
+}
+
+func (s *service) Kill(_ context.Context, r *api.KillRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error {
+		if r.ExecId == "" {
+			return c.kill(syscall.Signal(r.Signal), r.All)
+		}
+		e, err := c.findExec(r.ExecId)
+		if err != nil {
+			return err
+		}
+		if r.All {
+			return e.killTree()
+		}
+		return e.process.Signal(syscall.Signal(r.Signal))
+	})
+}
+
+func (s *service) Delete(_ context.Context, r *api.DeleteRequest) (*api.Empty, error) {
+	answer, err := s.on(r.Id, (*container).delete)
+	if err == nil && r.ShutdownIfLast && len(s.sup.all()) == 0 {
+		s.sup.stop()
+	}
+	return answer, err
+}
+
+func (s *service) State(_ context.Context, r *api.StateRequest) (*api.Container, error) {
+	c, err := s.sup.find(r.Id)
+	if err != nil {
+		return nil, mapped(err)
+	}
+	return c.state(), nil
+}
+
+func (s *service) List(context.Context, *api.Empty) (*api.ListResponse, error) {
+	list := new(api.ListResponse)
+	for _, c := range s.sup.all() {
+		list.Containers = append(list.Containers, c.state())
+	}
+	return list, nil
+}
+
+func (s *service) Events(ctx context.Context, r *api.EventsRequest, stream api.Shim_EventsServer) error {
+	// The shim's own end must not wait for those who listen.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.sup.life, cancel)()
+	return mapped(s.sup.events.stream(ctx, r.After, stream.Send))
+}
+
+func (s *service) ExecSync(ctx context.Context, r *api.ExecSyncRequest, stream api.Shim_ExecSyncServer) error {
+	c, err := s.sup.find(r.Id)
+	if err != nil {
+		return mapped(err)
+	}
+	return mapped(c.execSync(ctx, r, stream.Send))
+}
+
+func (s *service) ExecStart(_ context.Context, r *api.ExecStartRequest) (*api.ExecStartResponse, error) {
+	c, err := s.sup.find(r.Id)
+	if err != nil {
+		return nil, mapped(err)
+	}
+	e, err := c.execStart(r)
+	if err != nil {
+		return nil, mapped(err)
+	}
+	return &api.ExecStartResponse{Pid: int32(e.pid)}, nil
+}
+
+func (s *service) ExecWait(ctx context.Context, r *api.ExecWaitRequest) (*api.ExecWaitResponse, error) {
+	c, err := s.sup.find(r.Id)
+	if err != nil {
+		return nil, mapped(err)
+	}
+	code, err := c.execWait(ctx, r.ExecId)
+	return &api.ExecWaitResponse{Code: code}, mapped(err)
+}
+
+func (s *service) Resize(_ context.Context, r *api.ResizeRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error {
+		master, err := c.master(r.ExecId)
+		if err != nil {
+			return err
+		}
+		return resize(master, r.Width, r.Height)
+	})
+}
+
+// master is the terminal of an exec, or of the container itself.
+func (c *container) master(execID string) (master *os.File, err error) {
+	if execID != "" {
+		e, err := c.findExec(execID)
+		if err != nil {
+			return nil, err
+		}
+		master = e.terminal
+	} else if c.io != nil {
+		master = c.io.terminal
+	}
+	if master == nil {
+		return nil, fmt.Errorf("container %s exec %q has no terminal: %w", c.record.ID, execID, errdefs.ErrFailedPrecondition)
+	}
+	return master, nil
+}
+
+func (s *service) CloseStdin(_ context.Context, r *api.CloseStdinRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error {
+		if r.ExecId == "" {
+			if c.io != nil {
+				c.io.closeStdin()
+			}
+			return nil
+		}
+		e, err := c.findExec(r.ExecId)
+		if err == nil {
+			e.closeStdin()
+		}
+		return err
+	})
+}
+
+func (s *service) ReopenLog(_ context.Context, r *api.ReopenLogRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error {
+		if c.io == nil || c.io.log == nil {
+			return nil
+		}
+		return c.io.log.Reopen()
+	})
+}
+
+func (s *service) Update(_ context.Context, r *api.UpdateRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error { return c.update(r.Resources) })
+}
+
+func (s *service) Pause(_ context.Context, r *api.PauseRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error { return c.freeze(true) })
+}
+
+func (s *service) Resume(_ context.Context, r *api.ResumeRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error { return c.freeze(false) })
+}
+
+func (s *service) Shutdown(context.Context, *api.Empty) (*api.Empty, error) {
+	if n := len(s.sup.all()); n > 0 {
+		return nil, mapped(fmt.Errorf("the shim has %d containers: %w", n, errdefs.ErrFailedPrecondition))
+	}
+	s.sup.stop()
+	return done, nil
+}

@@ -1,0 +1,160 @@
+package supervisor
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/minicri/minicri/shim/api"
+)
+
+const (
+	maxStreamRequest  = 4096
+	streamOpenTimeout = 5 * time.Second
+)
+
+// serveStreams accepts data connections until the listener is closed. Each has
+// a goroutine, which ends with its connection.
+func (s *Supervisor) serveStreams(listener net.Listener) {
+	for {
+		conn, err := listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // no descriptors left, for example
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		go s.serveStream(conn.(*net.UnixConn))
+	}
+}
+
+func (s *Supervisor) serveStream(conn *net.UnixConn) {
+	defer conn.Close()
+	move, err := s.openStream(conn)
+	var answer api.StreamResponse
+	if err != nil {
+		answer.Error = err.Error()
+	}
+	if json.NewEncoder(conn).Encode(answer) != nil || err != nil {
+		return
+	}
+	move()
+}
+
+// openStream reads the request. Clients wait for the answer before they send
+// data, so that one read holds the request and nothing else.
+func (s *Supervisor) openStream(conn *net.UnixConn) (move func(), err error) {
+	_ = conn.SetDeadline(time.Now().Add(streamOpenTimeout))
+	defer conn.SetDeadline(time.Time{})
+	buffer := make([]byte, maxStreamRequest)
+	n, err := conn.Read(buffer)
+	if err != nil {
+		return nil, err
+	}
+	var request api.StreamRequest
+	if err := json.Unmarshal(buffer[:n], &request); err != nil {
+		return nil, fmt.Errorf("stream request: %w", err)
+	}
+	c, err := s.find(request.Container)
+	if err != nil {
+		return nil, err
+	}
+	if request.Exec == "" {
+		return c.attach(request.Stream, conn)
+	}
+	e, err := c.findExec(request.Exec)
+	if err != nil {
+		return nil, err
+	}
+	return e.attach(request.Stream, conn)
+}
+
+// attach connects a stream of an exec.
+func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error) {
+	if stream == api.Stdin {
+		e.mu.Lock()
+		stdin := e.stdin
+		e.mu.Unlock()
+		if stdin == nil {
+			return nil, fmt.Errorf("stdin: %w", errdefs.ErrNotFound)
+		}
+		return func() {
+			_, _ = io.Copy(stdin, conn) // an end on either side is the end
+			e.closeStdin()
+		}, nil
+	}
+	e.mu.Lock()
+	known := e.outputs[stream] != nil
+	e.mu.Unlock()
+	if !known {
+		return nil, fmt.Errorf("stream %s: %w", stream, errdefs.ErrNotFound)
+	}
+	return func() { e.deliver(stream, conn) }, nil
+}
+
+// deliver moves an output to the client. One that goes away closes the pipe,
+// as a shell's reader would.
+func (e *exec) deliver(stream string, conn *net.UnixConn) {
+	var p *pump
+	ready := make(chan struct{})
+	p, err := e.take(stream, func(chunk []byte) {
+		if _, err := conn.Write(chunk); err != nil {
+			<-ready
+			_ = p.source.Close()
+		}
+	})
+	close(ready)
+	if err == nil {
+		<-p.done
+	}
+}
+
+// attach connects a stream of the container itself.
+func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err error) {
+	if c.io == nil {
+		return nil, fmt.Errorf("attach to container %s: it has ended: %w", c.record.ID, errdefs.ErrNotFound)
+	}
+	if stream == api.Stdin {
+		c.io.mu.Lock()
+		stdin := c.io.stdin
+		c.io.mu.Unlock()
+		if stdin == nil {
+			return nil, fmt.Errorf("attach to container %s: no stdin: %w", c.record.ID, errdefs.ErrNotFound)
+		}
+		return func() { c.feed(stdin, conn) }, nil
+	}
+	fan := c.io.fans[stream]
+	if fan == nil {
+		return nil, fmt.Errorf("attach to container %s: stream %s: %w", c.record.ID, stream, errdefs.ErrNotFound)
+	}
+	output := fan.attach()
+	return func() { show(fan, output, conn) }, nil
+}
+
+func (c *container) feed(stdin *os.File, conn *net.UnixConn) {
+	_, _ = io.Copy(stdin, conn)
+	if c.stdinOnce {
+		c.io.closeStdin()
+	}
+}
+
+// show writes output to a client until either ends.
+func show(fan *fanout, output chan []byte, conn *net.UnixConn) {
+	go func() {
+		// The client sends nothing: the end of this read is the client's.
+		_, _ = io.Copy(io.Discard, conn)
+		fan.detach(output)
+	}()
+	for chunk := range output {
+		if _, err := conn.Write(chunk); err != nil {
+			fan.detach(output)
+			return
+		}
+	}
+}

@@ -1,0 +1,31 @@
+package supervisor
+
+import (
+	"context"
+	"runtime"
+	"runtime/debug"
+	"time"
+)
+
+// trimEvery is how often an idle shim looks whether it holds memory that it
+// does not need. One exists per pod, so what each keeps counts.
+const trimEvery = 2 * time.Second
+
+// trimMemory gives memory back to the kernel after something has been done.
+func trimMemory(ctx context.Context) {
+	debug.SetGCPercent(50)
+	var stats runtime.MemStats
+	var seen uint64
+	for tick := time.Tick(trimEvery); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick:
+		}
+		if runtime.ReadMemStats(&stats); stats.TotalAlloc-seen > 128<<10 {
+			debug.FreeOSMemory()
+			runtime.ReadMemStats(&stats)
+			seen = stats.TotalAlloc
+		}
+	}
+}

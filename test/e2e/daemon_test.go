@@ -1,0 +1,184 @@
+package e2e
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+func TestSocketIsForRootAlone(t *testing.T) {
+	n := newNode(t)
+	info, err := os.Stat(n.Socket)
+	check(t, err)
+	if info.Mode() != os.ModeSocket|0o600 {
+		t.Errorf("its mode is %v", info.Mode())
+	}
+}
+
+func TestTwoDaemonsSideBySide(t *testing.T) {
+	nodes := harness.NewNodes(t, 2, harness.Parallel())
+	a, b := nodes[0].RunPod(nodes[0].PodConfig("web")), nodes[1].RunPod(nodes[1].PodConfig("web"))
+	for i, n := range nodes {
+		if pods := list(t, n, nil); len(pods) != 1 || pods[0].Id != []string{a, b}[i] {
+			t.Errorf("daemon %d lists %v", i, pods)
+		}
+	}
+	// What is the other's is not swept when one starts.
+	nodes[0].Kill()
+	nodes[0].Start()
+	if !ready(t, nodes[0], a) || !ready(t, nodes[1], b) {
+		t.Error("a pod was lost when one daemon was started again")
+	}
+}
+
+func TestSecondDaemonOnTheSameDirectoriesIsRefused(t *testing.T) {
+	n := newNode(t)
+	id := n.RunPod(n.PodConfig("web"))
+	other := filepath.Join(n.Dir, "other")
+	for name, flags := range map[string][]string{
+		n.Root:   {"--state", other + "-state", "--socket", other + ".sock"},
+		n.State:  {"--root", other + "-root", "--socket", other + ".sock"},
+		n.Socket: {"--root", other + "-root", "--state", other + "-state", "--netns-dir", other + "-netns"},
+	} {
+		output, err := n.RunDaemon(flags...)
+		if err == nil || !strings.Contains(output, name) {
+			t.Errorf("%s: want an error that names it, got %v: %s", name, err, output)
+		}
+	}
+	if !ready(t, n, id) {
+		t.Error("the first daemon's pod is gone")
+	}
+}
+
+// run under way at SIGTERM is finished or taken back; either way exit 0, and
+// the pods that run stay.
+func TestProperty10_SIGTERMWithARunUnderWay(t *testing.T) {
+	n := newNode(t, harness.NoNetwork(), harness.Config(fast+`shutdown = "300ms"`))
+	r := newRecorder(t, n)
+	n.WriteConflist("10-test.conflist", r.bridge("one"))
+	stays := n.RunPod(n.PodConfig("stays"))
+	pid := pausePID(t, n, stays)
+	r.order("one", "ADD", "hang")
+	failed := make(chan error, 1)
+	go func() {
+		_, err := n.Runtime.RunPodSandbox(context.Background(), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("hangs")})
+		failed <- err
+	}()
+	plugin := r.hung()
+	began := time.Now()
+	n.Stop()
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	if err := <-failed; err == nil {
+		t.Error("no error for the call that was cut short")
+	}
+	if alive(plugin[0]) || alive(plugin[1]) || !alive(pid) {
+		t.Error("the plugin lives on, or the pod does not")
+	}
+	r.order("one", "ADD", "")
+	n.Start()
+	if pods := list(t, n, nil); len(pods) != 1 || !ready(t, n, stays) {
+		t.Errorf("listed: %v", pods)
+	}
+	eventually(t, "only one address is held", patience, func() bool { return len(addresses(t, n)) == 1 })
+	n.RunPod(n.PodConfig("hangs"))
+}
+
+func TestSIGTERMLetsCallsFinish(t *testing.T) {
+	n := newNode(t, harness.NoNetwork())
+	r := newRecorder(t, n)
+	n.WriteConflist("10-test.conflist", r.bridge("one"))
+	r.order("one", "ADD", "wait")
+	answered := make(chan error, 1)
+	go func() {
+		_, err := n.Runtime.RunPodSandbox(context.Background(), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web")})
+		answered <- err
+	}()
+	eventually(t, "ADD runs", patience, func() bool { return len(r.calls("ADD")) == 1 })
+	go func() {
+		time.Sleep(200 * time.Millisecond) // SIGTERM is under way
+		r.order("one", "ADD", "")
+	}()
+	n.Stop()
+	check(t, <-answered)
+	n.Start()
+	if pods := list(t, n, nil); len(pods) != 1 || pods[0].State != runtimeapi.PodSandboxState_SANDBOX_READY {
+		t.Errorf("listed: %v", pods)
+	}
+}
+
+func TestBadConfigurationNamesFileAndLine(t *testing.T) {
+	n := newNode(t)
+	file := filepath.Join(n.Dir, "bad.toml")
+	for text, want := range map[string]string{
+		"# one\nno_such_key = 1\n":               file + ":2",
+		"[limits]\n\n\nno_such_limit = \"1s\"\n": file + ":4",
+		"log_level = 7\n":                        file + ":1",
+		"root = \"relative\"\n":                  "root",
+		"a = b = c\n":                            file + ":1",
+		"[limits]\nrun = \"-1s\"\n":              "limits.run",
+		"log_level = \"loud\"\n":                 "log_level",
+		"cgroup_driver = \"openrc\"\n":           "cgroup_driver",
+	} {
+		check(t, os.WriteFile(file, []byte(text), 0o600))
+		output, err := n.RunCommand("config", "check", file)
+		_ = output
+		if err == nil {
+			t.Errorf("config check found nothing wrong with %q", text)
+		}
+		if strings.HasPrefix(text, "root") || strings.HasPrefix(text, "log_level = \"loud") {
+			continue // a flag takes its place
+		}
+		output, err = n.RunDaemon("--config", file, "--root", n.Dir+"/r2", "--state", n.Dir+"/s2", "--socket", n.Dir+"/2.sock")
+		if err == nil || !strings.Contains(output, want) {
+			t.Errorf("%q: want an error with %s, got %v: %s", text, want, err, output)
+		}
+	}
+}
+
+func TestDropInsComeAfterTheFile(t *testing.T) {
+	n := newNode(t)
+	n.Stop()
+	dir := filepath.Join(n.Dir, "config.toml.d")
+	check(t, os.Mkdir(dir, 0o755))
+	check(t, os.WriteFile(filepath.Join(dir, "10.toml"), []byte("runtime_handlers = [\"one\"]\n"), 0o600))
+	check(t, os.WriteFile(filepath.Join(dir, "20.toml"), []byte("runtime_handlers = [\"two\"]\n"), 0o600))
+	n.Start()
+	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
+	check(t, err)
+	if len(answer.RuntimeHandlers) != 2 || answer.RuntimeHandlers[1].Name != "two" {
+		t.Errorf("got %v", answer.RuntimeHandlers)
+	}
+}
+
+// sd_notify(3): a datagram to the socket of NOTIFY_SOCKET.
+func TestReadyIsNotified(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "notify")
+	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	check(t, err)
+	defer socket.Close()
+	n := newNode(t, harness.Env("NOTIFY_SOCKET="+path))
+	wantNotice(t, socket, "READY=1")
+	n.Stop()
+	wantNotice(t, socket, "STOPPING=1")
+}
+
+func wantNotice(t *testing.T, socket *net.UnixConn, want string) {
+	t.Helper()
+	check(t, socket.SetReadDeadline(time.Now().Add(patience)))
+	buffer := make([]byte, 4096)
+	size, err := socket.Read(buffer)
+	check(t, err)
+	if got := string(buffer[:size]); !strings.Contains(got, want) {
+		t.Errorf("want %s, got %q", want, got)
+	}
+}

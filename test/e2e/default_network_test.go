@@ -1,0 +1,101 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// newDefaultNode makes a node with the embedded network. Its bridge and its
+// addresses are those in which the harness looks for leaks, and the node's
+// directory is known only to the daemon's second start.
+func newDefaultNode(t *testing.T, subnet string) *harness.Node {
+	t.Helper()
+	n := newNode(t, harness.NoNetwork())
+	n.Stop()
+	dir := filepath.Join(n.Dir, "config.toml.d")
+	check(t, os.Mkdir(dir, 0o755))
+	text := fmt.Sprintf("[default_network]\nenabled = true\nname = %q\nbridge = %q\nsubnet = %q\ndata_dir = %q\n",
+		n.Network, n.Bridge, subnet, filepath.Dir(n.Addresses))
+	check(t, os.WriteFile(filepath.Join(dir, "network.toml"), []byte(text), 0o600))
+	n.Start()
+	return n
+}
+
+func wantAddressIn(t *testing.T, status *runtimeapi.PodSandboxStatus, subnets ...string) {
+	t.Helper()
+	got := []string{status.Network.Ip}
+	for _, ip := range status.Network.AdditionalIps {
+		got = append(got, ip.Ip)
+	}
+	if len(got) != len(subnets) {
+		t.Fatalf("want addresses of %v, got %v", subnets, got)
+	}
+	for i, subnet := range subnets {
+		address, err := netip.ParseAddr(got[i])
+		if err != nil || !netip.MustParsePrefix(subnet).Contains(address) {
+			t.Errorf("want an address of %s, got %s", subnet, got[i])
+		}
+	}
+}
+
+func TestDefaultNetworkWithASubnetOfTheConfiguration(t *testing.T) {
+	n := newDefaultNode(t, "10.77.0.0/24,fd00:77::/64")
+	if isReady, message := networkReady(t, n); !isReady {
+		t.Fatalf("not ready: %s", message)
+	}
+	id := n.RunPod(n.PodConfig("web", harness.HostPort(8080, 80)))
+	wantAddressIn(t, podStatus(t, n, id), "10.77.0.0/24", "fd00:77::/64")
+	serve(t, n, id, ":80", "default")
+	if got, err := fetch(n, "10.77.0.1:8080"); got != "default" {
+		t.Errorf("the host port: got %q, error %v", got, err)
+	}
+	inNetwork(t, pausePID(t, n, id), func() error {
+		routes, err := netlink.RouteGet(netip.MustParseAddr("192.0.2.1").AsSlice())
+		if err == nil && (len(routes) != 1 || routes[0].Gw.String() != "10.77.0.1") {
+			return fmt.Errorf("the pod's routes are %v", routes)
+		}
+		return err
+	})
+}
+
+func TestDefaultNetworkWaitsForThePodCIDR(t *testing.T) {
+	n := newDefaultNode(t, "")
+	if isReady, message := networkReady(t, n); isReady || message == "" {
+		t.Errorf("ready without a subnet: %q", message)
+	}
+	_, err := n.Runtime.UpdateRuntimeConfig(limited(t), podCIDR("10.66.0.0/24"))
+	check(t, err)
+	becomesReady(t, n, true)
+	first := n.RunPod(n.PodConfig("first"))
+	wantAddressIn(t, podStatus(t, n, first), "10.66.0.0/24")
+	n.Kill()
+	n.Start()
+	becomesReady(t, n, true)
+	wantAddressIn(t, podStatus(t, n, n.RunPod(n.PodConfig("second"))), "10.66.0.0/24")
+	// An empty one, as the kubelet sends at its start, takes nothing away.
+	_, err = n.Runtime.UpdateRuntimeConfig(limited(t), podCIDR(""))
+	check(t, err)
+	if isReady, message := networkReady(t, n); !isReady {
+		t.Errorf("not ready: %s", message)
+	}
+	// It is kept for good; the check for leaks must not find it.
+	check(t, os.Remove(filepath.Join(n.Root, "pod-cidr.json")))
+}
+
+func TestFileTakesThePlaceOfTheDefaultNetwork(t *testing.T) {
+	n := newDefaultNode(t, "10.77.0.0/24")
+	becomesReady(t, n, true)
+	path := n.WriteNetwork()
+	eventually(t, "the file is in effect", readyTime, func() bool {
+		return runtimeInfo[struct{ File string }](t, n, "cniconfig").File == path
+	})
+	wantAddressIn(t, podStatus(t, n, n.RunPod(n.PodConfig("web"))), "10.88.0.0/16")
+}

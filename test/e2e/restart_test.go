@@ -1,0 +1,183 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+func TestProperty23_RestartChangesNothing(t *testing.T) {
+	n := newNode(t, harness.NoNetwork())
+	r := newRecorder(t, n)
+	n.WriteConflist("10-test.conflist", r.bridge("one"))
+	before := map[string]*runtimeapi.PodSandboxStatus{}
+	pids := map[string]int{}
+	for _, config := range []*runtimeapi.PodSandboxConfig{
+		n.PodConfig("a"), n.PodConfig("b", harness.Attempt(2)), n.PodConfig("host", harness.HostNetwork()), n.PodConfig("stopped"),
+	} {
+		id := n.RunPod(config)
+		pids[id] = pausePID(t, n, id)
+		if config.Metadata.Name == "stopped" {
+			check(t, stop(t, n, id))
+		}
+		before[id] = podStatus(t, n, id)
+	}
+	for _, restart := range []func(){n.Kill, n.Stop} {
+		restart()
+		r.forget()
+		n.Start()
+		for id, status := range before {
+			if now := podStatus(t, n, id); !proto.Equal(now, status) {
+				t.Errorf("before: %v\nafter: %v", status, now)
+			}
+			if status.State == runtimeapi.PodSandboxState_SANDBOX_READY && pausePID(t, n, id) != pids[id] {
+				t.Errorf("another pause process: %d", pausePID(t, n, id))
+			}
+		}
+		if calls := r.calls(""); len(calls) != 0 {
+			t.Errorf("plugins ran: %s", sequence(calls))
+		}
+	}
+	if len(list(t, n, nil)) != len(before) {
+		t.Errorf("listed: %v", list(t, n, nil))
+	}
+	// The names are reserved again.
+	for id, status := range before {
+		if status.State != runtimeapi.PodSandboxState_SANDBOX_READY || status.Metadata.Name == "host" {
+			continue
+		}
+		if again := n.RunPod(n.PodConfig(status.Metadata.Name, harness.Attempt(status.Metadata.Attempt))); again != id {
+			t.Errorf("pod %s got a second sandbox %s", id, again)
+		}
+	}
+}
+
+func TestPauseThatDiedWhileTheDaemonWasDown(t *testing.T) {
+	n := newNode(t)
+	dies, lives := n.RunPod(n.PodConfig("dies")), n.RunPod(n.PodConfig("lives"))
+	pid := pausePID(t, n, dies)
+	n.Kill()
+	check(t, unix.Kill(pid, unix.SIGKILL))
+	eventually(t, "pause is gone", patience, func() bool { return !alive(pid) })
+	n.Start()
+	if ready(t, n, dies) || !ready(t, n, lives) {
+		t.Errorf("got %v", list(t, n, nil))
+	}
+	check(t, stop(t, n, dies))
+	if held := addresses(t, n); len(held) != 1 {
+		t.Errorf("held: %v", held)
+	}
+}
+
+func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
+	n := newNode(t)
+	id := n.RunPod(n.PodConfig("web"))
+	for _, restarted := range []bool{false, true} {
+		if restarted {
+			check(t, remove(t, n, id))
+			id = n.RunPod(n.PodConfig("web"))
+			n.Kill()
+			n.Start()
+		}
+		check(t, unix.Kill(pausePID(t, n, id), unix.SIGKILL))
+		eventually(t, "the pod is NotReady", time.Second, func() bool { return !ready(t, n, id) })
+	}
+	if _, err := run(t, n, n.PodConfig("web")); err == nil {
+		t.Error("the attempt that died was handed out again")
+	}
+	n.RunPod(n.PodConfig("web", harness.Attempt(1)))
+}
+
+// reboot ends what a reboot ends: processes, mounts and volatile directories.
+func reboot(t *testing.T, n *harness.Node, pids []int) {
+	t.Helper()
+	n.Kill()
+	for _, pid := range pids {
+		check(t, unix.Kill(pid, unix.SIGKILL))
+		eventually(t, "pause is gone", patience, func() bool { return !alive(pid) })
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(n.Dir))
+	check(t, err)
+	for i := len(mounts) - 1; i >= 0; i-- {
+		check(t, unix.Unmount(mounts[i].Mountpoint, unix.MNT_DETACH))
+	}
+	for _, dir := range []string{n.State, n.Netns} {
+		entries, err := os.ReadDir(dir)
+		check(t, err)
+		for _, entry := range entries {
+			check(t, os.RemoveAll(filepath.Join(dir, entry.Name())))
+		}
+	}
+}
+
+func TestProperty18_Reboot(t *testing.T) {
+	n := newNode(t, harness.NoNetwork(), harness.Config(fast))
+	r := newRecorder(t, n)
+	n.WriteConflist("10-test.conflist", r.addressesOnly("one"))
+	created := map[string]int64{}
+	var pids []int
+	for _, config := range []*runtimeapi.PodSandboxConfig{
+		n.PodConfig("a"), n.PodConfig("b", userNamespace(idMap(0, 100000, 65536))), n.PodConfig("host", harness.HostNetwork()),
+	} {
+		id := n.RunPod(config)
+		created[id] = podStatus(t, n, id).CreatedAt
+		pids = append(pids, pausePID(t, n, id))
+	}
+	reboot(t, n, pids)
+	r.forget()
+	n.Start()
+	if len(list(t, n, nil)) != len(created) {
+		t.Errorf("listed: %v", list(t, n, nil))
+	}
+	for id, when := range created {
+		if status := podStatus(t, n, id); ready(t, n, id) || status.CreatedAt != when || status.Network.GetIp() != "" {
+			t.Errorf("after the reboot: %v", status)
+		}
+	}
+	eventually(t, "all addresses are free", patience, func() bool { return len(addresses(t, n)) == 0 })
+	for _, call := range r.calls("DEL") {
+		if call.Netns != "" {
+			t.Errorf("DEL was called for a namespace that ended: %+v", call)
+		}
+	}
+	for id := range created {
+		check(t, stop(t, n, id))
+		check(t, remove(t, n, id))
+	}
+	n.RunPod(n.PodConfig("a"))
+}
+
+func TestProperty9_RecordsThatCannotBeRead(t *testing.T) {
+	n := newNode(t)
+	good, bad := n.RunPod(n.PodConfig("good")), n.RunPod(n.PodConfig("bad"))
+	address := podStatus(t, n, bad).Network.Ip
+	n.Kill()
+	check(t, os.WriteFile(filepath.Join(n.Root, "sandboxes", bad+".json"), []byte(`{"version": 1, "rec`), 0o600))
+	check(t, os.WriteFile(filepath.Join(n.Root, "sandboxes", "empty.json"), nil, 0o600))
+	n.Start()
+	if pods := list(t, n, nil); len(pods) != 1 || pods[0].Id != good || !ready(t, n, good) {
+		t.Errorf("listed: %v", pods)
+	}
+	quarantined := runtimeInfo[[]string](t, n, "quarantinedRecords")
+	if len(quarantined) != 2 {
+		t.Errorf("the verbose status has %v", quarantined)
+	}
+	eventually(t, "the address of the bad one is free", patience, func() bool { return len(addresses(t, n)) == 1 })
+	if addresses(t, n)[0] == address {
+		t.Error("the wrong address was freed")
+	}
+	// Its name can be used again.
+	n.RunPod(n.PodConfig("bad"))
+	for _, file := range quarantined {
+		check(t, os.Remove(file))
+	}
+	check(t, os.Remove(filepath.Join(n.Root, "sandboxes", "quarantine")))
+}
