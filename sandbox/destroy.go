@@ -15,8 +15,8 @@ import (
 
 // Stop ends everything that runs in the sandbox and takes its network back.
 // Calling it again, or beside another call, or for an id that is unknown, is
-// success. While CNI DEL fails it reports so and keeps the namespace, until
-// the tries of the network's limits are used up.
+// success. While CNI DEL fails it reports so, until the tries of the network's
+// limits are used up; the network namespace stays until DEL has succeeded.
 func (s *Sandboxes) Stop(ctx context.Context, id string) error {
 	sb, err := s.Find(id)
 	if errdefs.IsNotFound(err) {
