@@ -1,8 +1,8 @@
 package network
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -23,27 +23,29 @@ type leftover struct {
 // findLeftovers locks the attachments of leftovers. Plugins that run for no
 // attachment, for STATUS and GC, are ended: nobody waits for their answer.
 func (n *Networks) findLeftovers(ctx context.Context) ([]leftover, error) {
-	var found []leftover
-	var lockErr error
-	locked := make(map[string]bool)
+	runs := make(map[string]run)
 	err := n.plugins.each(func(environment [][]byte) (kill bool) {
 		verb, id := value(environment, "CNI_COMMAND="), value(environment, "CNI_CONTAINERID=")
-		if verb == "" || !has(environment, n.plugins.mark) {
-			return false
-		}
-		a := n.find(id)
-		if a == nil {
-			return true
-		}
-		if !locked[id] && lockErr == nil {
-			locked[id] = true
-			var unlock func()
-			unlock, lockErr = n.lock(ctx, a)
-			found = append(found, leftover{run{verb: verb, id: id, limit: n.limitOf(verb)}, unlock})
+		if verb != "" && has(environment, n.plugins.mark) {
+			runs[cmp.Or(id, verb)] = run{verb: verb, id: id, limit: n.limitOf(verb)}
 		}
 		return false
 	})
-	if err := errors.Join(err, lockErr); err != nil {
+	var found []leftover
+	for _, r := range runs {
+		if err != nil {
+			break
+		}
+		a := n.find(r.id)
+		if a == nil {
+			err = n.plugins.endRest(ctx, r)
+			continue
+		}
+		l := leftover{run: r}
+		l.unlock, err = n.lock(ctx, a)
+		found = append(found, l)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("find the plugins of an earlier daemon: %w", err)
 	}
 	return found, nil
@@ -67,7 +69,8 @@ func (n *Networks) awaitLeftovers(ctx context.Context) {
 	for _, l := range n.leftovers {
 		wait.Go(func() {
 			defer l.unlock()
-			if err := n.plugins.await(ctx, l.run); err != nil {
+			// Where the daemon ends first, the next one finds them again.
+			if err := n.plugins.await(ctx, l.run); err != nil && ctx.Err() == nil {
 				n.options.Logger.Error("plugins of an earlier daemon", "verb", l.run.verb, "sandbox", l.run.id, "err", err)
 			}
 		})
@@ -75,23 +78,25 @@ func (n *Networks) awaitLeftovers(ctx context.Context) {
 	wait.Wait()
 }
 
+// await returns when no process of the run is left. After the run's limit it
+// kills them; with the context it gives up.
 func (p *plugins) await(ctx context.Context, r run) error {
-	end := time.Now().Add(r.limit)
+	end, ofRun := time.Now().Add(r.limit), p.of(r)
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		running := false
 		err := p.each(func(environment [][]byte) (kill bool) {
-			if !p.ours(r, environment) {
+			if !ofRun(environment) {
 				return false
 			}
 			running = true
-			return time.Now().After(end)
+			return !time.Now().Before(end)
 		})
 		if err != nil || !running {
 			return err
 		}
 		select {
 		case <-ctx.Done():
-			return nil // the next daemon finds them
+			return ctx.Err()
 		case <-time.After(pause):
 		}
 	}

@@ -67,32 +67,12 @@ func (p *plugins) limited(ctx context.Context, r run, do func(context.Context) e
 // killUntil kills the processes of a run until it is done.
 func (p *plugins) killUntil(done <-chan error, r run) error {
 	for {
-		_, killErr := p.kill(r)
+		killErr := p.each(p.of(r))
 		select {
 		case err := <-done:
 			return errors.Join(err, killErr)
 		case <-time.After(10 * time.Millisecond):
 		}
-	}
-}
-
-// restLimit is how long a killed process may take to go.
-const restLimit = 5 * time.Second
-
-// endRest ends what is left of a run when its pipes are closed: a process that
-// was started while the others were killed, and that holds no pipe.
-func (p *plugins) endRest(ctx context.Context, r run) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restLimit)
-	defer cancel()
-	for {
-		found, err := p.kill(r)
-		if err == nil && found == 0 {
-			return nil
-		}
-		if err != nil || ctx.Err() != nil {
-			return fmt.Errorf("end the rest of the plugins: %w", errors.Join(err, ctx.Err()))
-		}
-		time.Sleep(5 * time.Millisecond)
 	}
 }
 
@@ -106,29 +86,34 @@ func (p *plugins) describe(ctx context.Context, r run, err error) error {
 	return fmt.Errorf("CNI %s: %w", r.verb, explain(err))
 }
 
-// kill ends the processes of a run and tells how many it found. go-cni ends the
-// plugin that it started but waits for whoever holds its pipes, such as an IPAM
-// plugin that hangs; that one is found by its environment, which plugins hand
-// on to each other.
-func (p *plugins) kill(r run) (found int, err error) {
-	err = p.each(func(environment [][]byte) (kill bool) {
-		if !p.ours(r, environment) {
-			return false
+// of tells the processes of a run. go-cni ends the plugin that it started but
+// waits for whoever holds its pipes, such as an IPAM plugin that hangs; that
+// one is found by its environment, which plugins hand on to each other.
+//
+// There is one run at a time for a sandbox, and in it plugins may run others
+// with another verb: an ADD that fails has its IPAM plugin DEL.
+func (p *plugins) of(r run) func(environment [][]byte) bool {
+	return func(environment [][]byte) bool {
+		if r.id != "" {
+			return has(environment, p.mark) && has(environment, "CNI_CONTAINERID="+r.id)
 		}
-		found++
-		return true
-	})
-	return found, err
+		return has(environment, p.mark) && has(environment, "CNI_COMMAND="+r.verb)
+	}
 }
 
-// ours tells whether the environment is that of a plugin of the run. There is
-// one run at a time for a sandbox, and in it plugins may run others with
-// another verb: an ADD that fails has its IPAM plugin DEL.
-func (p *plugins) ours(r run, environment [][]byte) bool {
-	if r.id != "" {
-		return has(environment, p.mark) && has(environment, "CNI_CONTAINERID="+r.id)
+// restLimit is how long a killed process may take to go.
+const restLimit = 5 * time.Second
+
+// endRest ends what is left of a run when its pipes are closed: a process that
+// was started while the others were killed, and that holds no pipe.
+func (p *plugins) endRest(ctx context.Context, r run) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restLimit)
+	defer cancel()
+	r.limit = 0
+	if err := p.await(ctx, r); err != nil {
+		return fmt.Errorf("end the rest of the plugins: %w", err)
 	}
-	return has(environment, p.mark) && has(environment, "CNI_COMMAND="+r.verb)
+	return nil
 }
 
 // each shows look the environment of every process, and kills those for which

@@ -119,26 +119,12 @@ func (s *Sandboxes) restore() (halfMade []*Sandbox, err error) {
 			halfMade = append(halfMade, sb)
 		}
 	}
-	s.dropFacts(facts)
 	return halfMade, nil
 }
 
 func (s *Sandboxes) setAside(id string, reason error) {
 	b := s.records.SetAside(id, reason)
 	s.options.Logger.Error("record set aside", "sandbox", b.ID, "file", b.Path, "err", b.Reason)
-}
-
-// dropFacts removes those of no sandbox: their record was set aside, or gone
-// before them.
-func (s *Sandboxes) dropFacts(facts map[string]Facts) {
-	for id := range facts {
-		if s.exists(id) {
-			continue
-		}
-		if err := s.facts.Remove(id); err != nil {
-			s.options.Logger.Warn("facts without a record stay", "sandbox", id, "err", err)
-		}
-	}
 }
 
 // forgetFactsOfNobody removes the facts of sandboxes that have no record.
