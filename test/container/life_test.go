@@ -128,7 +128,9 @@ func TestListFilters(t *testing.T) {
 
 func TestVerboseStatus(t *testing.T) {
 	p := newPod(t)
-	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) { c.Envs = []*runtimeapi.KeyValue{{Key: "SECRET", Value: []byte("x")}} })
+	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
+		c.Envs = []*runtimeapi.KeyValue{{Key: "SECRET", Value: []byte("x")}}
+	})
 	i := p.info(id)
 	if i.SandboxID != p.id || i.Snapshot == "" || i.RuntimeSpec.Process.Args[0] != "/bin/sh" || len(i.RuntimeSpec.Process.Env) != 0 {
 		t.Errorf("verbose: %+v", i)
