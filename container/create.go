@@ -60,6 +60,7 @@ func (s *Containers) Create(ctx context.Context, sandboxID string, config *runti
 		return "", s.undo(c)
 	}
 	c.listed.Store(true)
+	s.tell(c.Container, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
 	return c.ID, nil
 }
 
@@ -90,7 +91,7 @@ func (s *Containers) undo(c *creation) error {
 		c.update(func(f *Facts) {
 			f.FinishedAt, f.Reason, f.Message = time.Now().UnixNano(), reasonStartError, c.err.Error()
 		})
-		c.listed.Store(true)
+		s.listEnded(c.Container)
 		return errors.Join(err, undoErr)
 	}
 	return err

@@ -71,8 +71,13 @@ func (s *Containers) noteStartError(ctx context.Context, c *Container, startErr 
 	return startErr
 }
 
-// write changes the facts, in memory and on disk; the lock is held.
+// write changes the facts, in memory and on disk, and tells what has happened;
+// the lock is held.
 func (s *Containers) write(c *Container, change func(*Facts)) error {
+	before := c.Facts()
 	facts := c.update(change)
-	return s.facts.Write(c.ID, *facts)
+	err := s.facts.Write(c.ID, *facts)
+	s.tellChange(c, before, facts)
+	c.wakeWaiters()
+	return err
 }

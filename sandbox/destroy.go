@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/cgroup"
 )
@@ -134,6 +135,7 @@ func (s *Sandboxes) destroy(ctx context.Context, sb *Sandbox, policy onFailedDet
 	}
 	if err == nil {
 		s.forget(sb)
+		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 	}
 	return err
 }
@@ -168,6 +170,7 @@ func (s *Sandboxes) endPause(ctx context.Context, sb *Sandbox) (gone <-chan erro
 	sb.pause = nil
 	if sb.Ready() {
 		sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
+		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 	}
 	go func() {
 		done <- s.around(ctx, "end pause", func() error {
