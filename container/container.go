@@ -54,12 +54,21 @@ func (c *Container) State() runtimeapi.ContainerState { return c.Facts().State()
 
 // update replaces the facts; factsLock is held.
 func (c *Container) update(change func(*Facts)) *Facts {
-	before := c.facts.Load()
-	next := *before
+	next := *c.facts.Load()
 	change(&next)
 	c.facts.Store(&next)
-	if before.FinishedAt == 0 && next.FinishedAt != 0 {
+	return &next
+}
+
+// wakeWaiters lets those go on who wait for the end, if it has come; factsLock
+// is held. It is called last: what they do next comes after all that is told.
+func (c *Container) wakeWaiters() {
+	if c.Facts().FinishedAt == 0 {
+		return
+	}
+	select {
+	case <-c.ended:
+	default:
 		close(c.ended)
 	}
-	return &next
 }

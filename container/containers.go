@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/image"
@@ -40,7 +41,15 @@ type Options struct {
 	Limits      Limits
 	// Observe is told of each step that has ended; nil if nobody asks.
 	Observe step.Observer
-	Logger  *slog.Logger
+	// Events is told what happens to containers; nil if nobody asks.
+	Events Events
+	Logger *slog.Logger
+}
+
+// Events is told what has happened to a container, by who holds its lock. It
+// must not wait for anything.
+type Events interface {
+	ContainerEvent(c *Container, kind runtimeapi.ContainerEventType)
 }
 
 // Limits bound what a container may wait for.

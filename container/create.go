@@ -60,6 +60,7 @@ func (s *Containers) Create(caller context.Context, sandboxID string, config *ru
 		return "", s.undo(c)
 	}
 	c.listed.Store(true)
+	s.tell(c.Container, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
 	return c.ID, nil
 }
 
@@ -94,7 +95,7 @@ func (s *Containers) undo(c *creation) error {
 		writeErr := s.write(c.Container, func(f *Facts) {
 			f.FinishedAt, f.ExitCode, f.Reason, f.Message = time.Now().UnixNano(), startErrorCode, reasonStartError, c.err.Error()
 		})
-		c.listed.Store(true)
+		s.listEnded(c.Container)
 		return errors.Join(err, undoErr, writeErr)
 	}
 	if _, goneErr := s.options.Sandboxes.Find(c.SandboxID); errdefs.IsNotFound(goneErr) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/shim/client"
@@ -71,6 +72,7 @@ func (s *Containers) destroy(ctx context.Context, c *Container) error {
 	}
 	if err == nil {
 		s.forget(c)
+		s.tell(c, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 	}
 	return err
 }

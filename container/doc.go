@@ -42,5 +42,6 @@
 // written. Each container has a lock of its own, held by whoever changes it.
 // Stop does not hold it while it waits for a container to end, so that a later
 // Stop with a shorter grace counts. Readers take neither: facts are replaced,
-// not changed.
+// not changed. Events are told under the container's lock, and before those who
+// wait for its end go on, so they are in order.
 package container

@@ -158,7 +158,7 @@ func (s *Containers) takeBack(ctx context.Context, c *Container) {
 	if err := s.destroy(ctx, c); err != nil {
 		s.options.Logger.Error("a half-made container could not be taken back: remove it", "container", c.ID, "err", err)
 		s.change(c, func(f *Facts) { takeExit(f, 0, false, false, 0) })
-		c.listed.Store(true)
+		s.listEnded(c)
 	}
 }
 

@@ -76,14 +76,20 @@ func (s *Containers) noteStartError(ctx context.Context, c *Container, startErr 
 	return startErr
 }
 
-// write changes the facts, in memory and on disk, unless they were removed.
+// write changes the facts, in memory and on disk, unless they were removed, and
+// tells what has happened.
 func (s *Containers) write(c *Container, change func(*Facts)) error {
 	c.factsLock.Lock()
 	defer c.factsLock.Unlock()
 	if c.removed {
 		return nil
 	}
-	return s.facts.Write(c.ID, *c.update(change))
+	before := c.Facts()
+	after := c.update(change)
+	err := s.facts.Write(c.ID, *after)
+	s.tellChange(c, before, after)
+	c.wakeWaiters()
+	return err
 }
 
 // removeFacts removes them for good: what a shim tells later is not written.

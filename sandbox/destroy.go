@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/state"
@@ -134,6 +135,7 @@ func (s *Sandboxes) destroy(ctx context.Context, sb *Sandbox, policy onFailedDet
 	}
 	if err == nil {
 		s.forget(sb)
+		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 	}
 	return err
 }
@@ -166,6 +168,7 @@ func (s *Sandboxes) endPause(ctx context.Context, sb *Sandbox) (gone <-chan erro
 	done := make(chan error, 1)
 	if sb.Ready() {
 		sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
+		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 	}
 	go func() {
 		done <- s.around(ctx, "end pause", func() error {

@@ -43,6 +43,8 @@ func (s *Sandboxes) create(ctx context.Context, sb *Sandbox) {
 	c.run()
 	if c.err == nil {
 		sb.listed.Store(true)
+		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
+		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
 		s.watch(sb)
 		s.letGo(c)
 		return

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/network"
@@ -41,7 +42,15 @@ type Options struct {
 	Limits        Limits
 	// Observe is told of each step that has ended; nil if nobody asks.
 	Observe step.Observer
-	Logger  *slog.Logger
+	// Events is told what happens to sandboxes; nil if nobody asks.
+	Events Events
+	Logger *slog.Logger
+}
+
+// Events is told what has happened to a sandbox, by who holds its lock. It must
+// not wait for anything.
+type Events interface {
+	SandboxEvent(sb *Sandbox, kind runtimeapi.ContainerEventType)
 }
 
 // Limits bound what a sandbox may wait for.
@@ -179,3 +188,10 @@ func runtimeDir(state string) string   { return filepath.Join(state, "libcontain
 // Hold tells the sandboxes of the containers that they hold. It is called once,
 // before Stop and Remove are.
 func (s *Sandboxes) Hold(containers Containers) { s.containers = containers }
+
+// tell tells of an event; only of a sandbox that is to be seen.
+func (s *Sandboxes) tell(sb *Sandbox, kind runtimeapi.ContainerEventType) {
+	if s.options.Events != nil && sb.listed.Load() {
+		s.options.Events.SandboxEvent(sb, kind)
+	}
+}

@@ -3,6 +3,8 @@ package sandbox
 import (
 	"context"
 	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // watch notices when pause ends. The goroutine ends when pause does, or when
@@ -32,4 +34,5 @@ func (s *Sandboxes) noteExit(sb *Sandbox) {
 	if err := s.facts.Write(sb.ID, *facts); err != nil {
 		s.options.Logger.Error("the end of pause is not on disk; a restart notices it again", "sandbox", sb.ID, "err", err)
 	}
+	s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 }

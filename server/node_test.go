@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -19,10 +21,14 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/event"
+	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/process"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/state"
+	"github.com/minicri/minicri/stats"
 )
 
 // stored is a pod that an earlier daemon left.
@@ -48,12 +54,41 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 	if options.Hierarchies, err = cgroup.FindHierarchies(); err != nil {
 		t.Fatal(err)
 	}
-	sandboxes, err := sandbox.Open(t.Context(), options)
+	runtime := &Runtime{Networks: options.Networks, Events: event.New(), Info: Info{Version: "1.2.3", Handlers: []string{"runc"}}}
+	options.Events = runtime
+	if runtime.Sandboxes, err = sandbox.Open(t.Context(), options); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(runtime.Sandboxes.Close)
+	runtime.Containers = containers(t, options, runtime)
+	if runtime.Stats, err = stats.Open(t.Context(), noLayers{}, options.Logger); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(runtime.Stats.Close)
+	return runtime
+}
+
+// containers are those of pods that have none, in a directory of their own.
+func containers(t *testing.T, options sandbox.Options, runtime *Runtime) *container.Containers {
+	t.Helper()
+	opened, err := container.Open(t.Context(), container.Options{
+		Root: options.Root, State: options.State, Mark: "c-" + options.Mark, Hierarchies: options.Hierarchies,
+		Sandboxes: runtime.Sandboxes, Events: runtime, Logger: options.Logger,
+		Limits: container.Limits{Create: time.Minute, Kill: 10 * time.Second},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(sandboxes.Close)
-	return &Runtime{Sandboxes: sandboxes, Networks: options.Networks, Info: Info{Version: "1.2.3", Handlers: []string{"runc"}}}
+	t.Cleanup(opened.Close)
+	runtime.Sandboxes.Hold(opened)
+	return opened
+}
+
+// noLayers are those of no container.
+type noLayers struct{}
+
+func (noLayers) SnapshotUsage(context.Context, string) (image.Usage, error) {
+	return image.Usage{}, errdefs.ErrNotFound
 }
 
 func store(t *testing.T, options sandbox.Options, pods []stored) {

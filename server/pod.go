@@ -40,7 +40,8 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, request *runtimeapi.PodSan
 	if err != nil {
 		return nil, err
 	}
-	response := &runtimeapi.PodSandboxStatusResponse{Status: r.podStatus(sb)}
+	response := &runtimeapi.PodSandboxStatusResponse{}
+	response.Status, response.ContainersStatuses, response.Timestamp = r.podAndContainers(sb)
 	if request.GetVerbose() {
 		response.Info, err = r.verbosePodStatus(sb)
 	}

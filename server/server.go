@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/event"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/stats"
@@ -27,6 +28,7 @@ type Runtime struct {
 	Networks   *network.Networks
 	Stats      *stats.Meter
 	Streams    Streams
+	Events     *event.Broadcaster
 	Info       Info
 }
 

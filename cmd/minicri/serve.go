@@ -128,6 +128,7 @@ func checkAtSignal(ctx context.Context, networks *network.Networks) {
 // shutdown lets the calls under way finish, for no longer than the limit; then
 // it cancels them, and what they were making is taken back.
 func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Duration) {
+	runtime.Events.Close() // a call that listens has no end of its own
 	finished := make(chan struct{})
 	go func() {
 		defer close(finished)

@@ -16,6 +16,7 @@ import (
 	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/config"
 	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/event"
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/metrics"
 	"github.com/minicri/minicri/network"
@@ -83,73 +84,86 @@ func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
 	}
 }
 
+// kernel is what the machine has and where our things in it are.
+type kernel struct {
+	machine       oci.Machine
+	hierarchies   cgroup.Hierarchies
+	netns, userns *network.Namespaces
+	systemd       bool
+	shim          string
+}
+
 func wireRuntime(ctx context.Context, c *config.Config, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) (*server.Runtime, error) {
-	machine, err := readMachine(logger)
+	k, err := findKernel(c, logger)
 	if err != nil {
 		return nil, err
 	}
-	hierarchies, err := cgroup.FindHierarchies()
-	if err != nil {
+	runtime := &server.Runtime{
+		Events: event.New(),
+		Info:   server.Info{Version: version, SystemdCgroup: k.systemd, Handlers: c.Handlers, Config: c},
+	}
+	if runtime.Networks, err = openNetworks(ctx, c, k.netns, logger); err != nil {
 		return nil, err
 	}
-	shim, err := findShim(c.Shim)
-	if err != nil {
+	if runtime.Stats, err = stats.Open(ctx, images, logger); err != nil {
 		return nil, err
 	}
-	mark := markOf(c.Root)
-	netns, err := network.OpenNamespaces(c.NetnsDir, mark)
-	if err != nil {
+	if runtime.Sandboxes, err = sandbox.Open(ctx, sandboxOptions(c, k, runtime, measured, logger)); err != nil {
 		return nil, err
 	}
-	userns, err := network.OpenNamespaces(filepath.Join(c.State, "userns"), mark)
-	if err != nil {
+	if runtime.Containers, err = container.Open(ctx, containerOptions(c, k, runtime, images, measured, logger)); err != nil {
+		runtime.Sandboxes.Close()
 		return nil, err
 	}
-	networks, err := openNetworks(ctx, c, netns, logger)
-	if err != nil {
-		return nil, err
+	runtime.Sandboxes.Hold(runtime.Containers)
+	measured.Watch(runtime.Sandboxes, runtime.Networks)
+	return runtime, nil
+}
+
+func findKernel(c *config.Config, logger *slog.Logger) (k kernel, err error) {
+	if k.machine, err = readMachine(logger); err != nil {
+		return k, err
 	}
-	systemd := systemdCgroup(c)
-	sandboxes, err := sandbox.Open(ctx, sandbox.Options{
-		Root: c.Root, State: c.State, Mark: mark, Shim: shim, Handlers: c.Handlers,
-		SystemdCgroup: systemd, CgroupParent: cgroupParent(c, systemd),
-		Machine: machine, Hierarchies: hierarchies, Networks: networks, Netns: netns, Userns: userns,
+	if k.hierarchies, err = cgroup.FindHierarchies(); err != nil {
+		return k, err
+	}
+	if k.shim, err = findShim(c.Shim); err != nil {
+		return k, err
+	}
+	if k.netns, err = network.OpenNamespaces(c.NetnsDir, markOf(c.Root)); err != nil {
+		return k, err
+	}
+	k.systemd = systemdCgroup(c)
+	k.userns, err = network.OpenNamespaces(filepath.Join(c.State, "userns"), markOf(c.Root))
+	return k, err
+}
+
+func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measured *metrics.Metrics, logger *slog.Logger) sandbox.Options {
+	return sandbox.Options{
+		Root: c.Root, State: c.State, Mark: markOf(c.Root), Shim: k.shim, Handlers: c.Handlers,
+		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd),
+		Machine: k.machine, Hierarchies: k.hierarchies, Networks: runtime.Networks, Netns: k.netns, Userns: k.userns,
 		Limits: sandbox.Limits{
 			Run:     time.Duration(c.Limits.Run),
 			Destroy: time.Duration(c.Limits.Destroy),
 			Kill:    time.Duration(c.Limits.Kill),
 		},
 		Observe: measured.Observe,
+		Events:  runtime,
 		Logger:  logger,
-	})
-	if err != nil {
-		return nil, err
 	}
-	containers, err := container.Open(ctx, container.Options{
-		Root: c.Root, State: c.State, Mark: containerMark(c.Root), Shim: shim,
-		SystemdCgroup: systemd, CgroupParent: cgroupParent(c, systemd), PidsLimit: c.PidsLimit,
-		Machine: machine, Hierarchies: hierarchies, Sandboxes: sandboxes, Images: images,
+}
+
+func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) container.Options {
+	return container.Options{
+		Root: c.Root, State: c.State, Mark: containerMark(c.Root), Shim: k.shim,
+		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd), PidsLimit: c.PidsLimit,
+		Machine: k.machine, Hierarchies: k.hierarchies, Sandboxes: runtime.Sandboxes, Images: images,
 		Limits:  container.Limits{Create: time.Duration(c.Limits.Create), Kill: time.Duration(c.Limits.Kill)},
 		Observe: measured.Observe,
+		Events:  runtime,
 		Logger:  logger,
-	})
-	if err != nil {
-		sandboxes.Close()
-		return nil, err
 	}
-	sandboxes.Hold(containers)
-	meter, err := stats.Open(ctx, images, logger)
-	if err != nil {
-		return nil, err
-	}
-	measured.Watch(sandboxes, networks)
-	return &server.Runtime{
-		Sandboxes:  sandboxes,
-		Containers: containers,
-		Networks:   networks,
-		Stats:      meter,
-		Info:       server.Info{Version: version, SystemdCgroup: systemd, Handlers: c.Handlers, Config: c},
-	}, nil
 }
 
 func openNetworks(ctx context.Context, c *config.Config, netns *network.Namespaces, logger *slog.Logger) (*network.Networks, error) {
