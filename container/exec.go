@@ -18,8 +18,9 @@ import (
 	"github.com/minicri/minicri/shim/client"
 )
 
-// ExecOutputLimit is how much of each output of a command is kept, in bytes.
-const ExecOutputLimit = 16 << 20
+// ExecOutputLimit is how much of a command's output is kept, in bytes: both
+// outputs together travel in one message, of which clients take 16 MiB.
+const ExecOutputLimit = 16<<20 - 1<<10
 
 // ExecSync runs a command in a running container, to its end or to the time-out
 // (none if 0), and captures its output. errdefs' and the context's kinds tell
@@ -36,6 +37,7 @@ func (s *Containers) ExecSync(ctx context.Context, id string, command []string, 
 	if result.TimedOut {
 		return nil, fmt.Errorf("exec %q in container %s: not done within %v: %w", command, c.ID, timeout, context.DeadlineExceeded)
 	}
+	result.Stderr = result.Stderr[:min(len(result.Stderr), ExecOutputLimit-len(result.Stdout))]
 	return result, nil
 }
 

@@ -86,8 +86,9 @@ func attempt(number uint32) option {
 	return func(c *runtimeapi.ContainerConfig) { c.Metadata.Attempt = number }
 }
 
-// forever is a script that ends at SIGTERM and SIGUSR1 with these codes.
-const forever = "trap 'exit 15' TERM; trap 'exit 10' USR1; while true; do sleep 0.02; done"
+// forever is a script that says when it is ready, and ends at SIGTERM and
+// SIGUSR1 with these codes.
+const forever = "trap 'exit 15' TERM; trap 'exit 10' USR1; echo ready; while true; do sleep 0.02; done"
 
 func (p *pod) tryCreate(config *runtimeapi.ContainerConfig) (string, error) {
 	answer, err := p.Runtime.CreateContainer(limited(p.t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})

@@ -9,14 +9,14 @@ import (
 
 func TestStopSignal(t *testing.T) {
 	p := newPod(t)
-	id := p.run("image", "echo ready; "+forever)
+	id := p.run("image", forever)
 	p.awaitLine(id, "ready")
 	if s := p.status(id).StopSignal; s != runtimeapi.Signal_SIGNAL_SIGUSR1 {
 		t.Errorf("stop signal of the image: %v", s)
 	}
 	check(t, p.stop(id, 10))
 	p.wantExit(id, 10, "Error")
-	id = p.run("request", "echo ready; "+forever, func(c *runtimeapi.ContainerConfig) { c.StopSignal = runtimeapi.Signal_SIGNAL_SIGTERM })
+	id = p.run("request", forever, func(c *runtimeapi.ContainerConfig) { c.StopSignal = runtimeapi.Signal_SIGNAL_SIGTERM })
 	p.awaitLine(id, "ready")
 	check(t, p.stop(id, 10))
 	p.wantExit(id, 15, "Error")
