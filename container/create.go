@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/oci"
@@ -215,16 +216,24 @@ func (c *creation) writeSpec() error {
 	if err != nil {
 		return err
 	}
+	// Read anew each time: there are few files, and nothing has to watch them.
+	devices, err := cdi.NewCache(cdi.WithAutoRefresh(false))
+	if err != nil {
+		return err
+	}
 	made := &oci.Container{
 		ID: c.ID, SandboxID: c.SandboxID, Pod: c.sandbox.Config(), Config: c.config, Image: imageFacts(c.image),
 		Rootfs: c.owner.rootfs(c.ID), Hostname: o.Sandboxes.Hostname(c.sandbox), Files: o.Sandboxes.PodFiles(c.sandbox),
 		Namespaces: namespaces, VolumesDir: filepath.Join(c.owner.dir(c.ID), "volumes"),
-		CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, Machine: o.Machine,
+		CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, CDI: devices, Machine: o.Machine,
 	}
 	if err := oci.MakeSources(made); err != nil {
 		return err
 	}
 	if c.spec, err = oci.ForContainer(made); err != nil {
+		return err
+	}
+	if err := oci.Relabel(made, c.spec); err != nil {
 		return err
 	}
 	encoded, err := json.Marshal(c.spec)

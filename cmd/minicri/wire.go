@@ -100,7 +100,7 @@ func wireRuntime(ctx context.Context, c *config.Config, images *image.Store, mea
 	}
 	runtime := &server.Runtime{
 		Events: event.New(),
-		Info:   server.Info{Version: version, SystemdCgroup: k.systemd, Handlers: c.Handlers, Config: c},
+		Info:   server.Info{Version: version, SystemdCgroup: k.systemd, Handlers: c.Handlers, Machine: k.machine, Config: c},
 	}
 	if runtime.Networks, err = openNetworks(ctx, c, k.netns, logger); err != nil {
 		return nil, err
