@@ -149,7 +149,7 @@ func TestUnknownAndMalformed(t *testing.T) {
 	_, err = client.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: podConfig("a", nil), RuntimeHandler: "kata"})
 	wantCode(t, err, codes.InvalidArgument)
 	_, err = client.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{})
-	wantCode(t, err, codes.Unimplemented)
+	wantCode(t, err, codes.InvalidArgument)
 }
 
 func wantCode(t *testing.T, err error, code codes.Code) {
