@@ -18,6 +18,9 @@ func (r *Runtime) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runt
 	defer subscription.Cancel()
 	for {
 		event, err := subscription.Next(stream.Context())
+		if stream.Context().Err() != nil {
+			return nil // the client has gone, which is how it ends
+		}
 		if err != nil {
 			return err
 		}

@@ -148,8 +148,8 @@ func TestUnknownAndMalformed(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument)
 	_, err = client.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: podConfig("a", nil), RuntimeHandler: "kata"})
 	wantCode(t, err, codes.InvalidArgument)
-	_, err = client.CheckpointPod(t.Context(), &runtimeapi.CheckpointPodRequest{})
-	wantCode(t, err, codes.Unimplemented)
+	_, err = client.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{})
+	wantCode(t, err, codes.InvalidArgument)
 }
 
 func wantCode(t *testing.T, err error, code codes.Code) {
