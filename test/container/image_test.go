@@ -22,7 +22,7 @@ const (
 // applets are the commands that the image has, beside busybox.
 var applets = []string{
 	"cat", "chmod", "dd", "echo", "env", "false", "grep", "head", "hostname", "httpd", "id", "kill", "ls", "mkdir", "mknod", "mount",
-	"nc", "ps", "pwd", "readlink", "rm", "seq", "sh", "sleep", "stat", "stty", "tail", "touch", "true", "umount", "unshare", "wc", "wget", "yes",
+	"nc", "printf", "ps", "pwd", "readlink", "rm", "seq", "sh", "sleep", "stat", "stty", "tail", "touch", "tr", "true", "umount", "unshare", "wc", "wget", "yes",
 }
 
 // importImage builds the image, as docker save writes it, and brings it to the

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -196,7 +197,7 @@ func (p *pod) wantExit(id string, code int32, reason string) {
 }
 
 func (p *pod) tryExec(id string, seconds int64, command ...string) (*runtimeapi.ExecSyncResponse, error) {
-	return p.Runtime.ExecSync(limited(p.t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command, Timeout: seconds})
+	return p.Runtime.ExecSync(limited(p.t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command, Timeout: seconds}, grpc.MaxCallRecvMsgSize(16<<20))
 }
 
 // exec runs a script in a container and returns its output; it fails the test

@@ -61,9 +61,9 @@ func TestReadonlyAndMasked(t *testing.T) {
 func TestDevices(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
-		c.Devices = []*runtimeapi.Device{{HostPath: "/dev/zero", ContainerPath: "/dev/given", Permissions: "r"}}
+		c.Devices = []*runtimeapi.Device{{HostPath: "/dev/kmsg", ContainerPath: "/dev/given", Permissions: "w"}}
 	})
-	p.exec(id, `test "$(head -c 10 /dev/given | wc -c)" = 10 && ! echo x > /dev/given`)
+	p.exec(id, ": > /dev/given && ! : < /dev/given")
 	// One that is made by hand is closed: the cgroup does not have it.
-	p.exec(id, "mknod /tmp/kmsg c 1 11 && ! head -c 1 /tmp/kmsg")
+	p.exec(id, "mknod /tmp/loop c 10 237 && ! : > /tmp/loop")
 }
