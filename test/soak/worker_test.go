@@ -162,7 +162,7 @@ func (w *worker) until(what string, request func(context.Context) error) {
 			return
 		}
 		switch status.Code(last) {
-		case codes.Unavailable, codes.DeadlineExceeded, codes.AlreadyExists:
+		case codes.Unavailable, codes.DeadlineExceeded, codes.AlreadyExists, codes.Canceled: // the last by the harness, which hangs up
 		default:
 			w.t.Errorf("%s: %v", what, last)
 		}
