@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,7 +44,8 @@ func runTask(task string) {
 	switch name, argument, _ := strings.Cut(task, " "); name {
 	case "burn":
 		go func() {
-			for {
+			for n := uint64(0); ; n++ {
+				runtime.KeepAlive(n)
 			}
 		}()
 	case "hold":
