@@ -15,6 +15,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/id"
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
@@ -92,29 +93,10 @@ type Containers struct {
 
 // Find returns the container with the id, or the only one whose id starts so;
 // errdefs.ErrNotFound if there is none.
-func (s *Containers) Find(id string) (*Container, error) {
-	if id == "" {
-		return nil, fmt.Errorf("container id is empty: %w", errdefs.ErrInvalidArgument)
-	}
+func (s *Containers) Find(wanted string) (*Container, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if c := s.byID[id]; c != nil && c.listed.Load() {
-		return c, nil
-	}
-	var found *Container
-	for full, c := range s.byID {
-		if !c.listed.Load() || !strings.HasPrefix(full, id) {
-			continue
-		}
-		if found != nil {
-			return nil, fmt.Errorf("container id %q is the start of several: %w", id, errdefs.ErrInvalidArgument)
-		}
-		found = c
-	}
-	if found == nil {
-		return nil, fmt.Errorf("container %q: %w", id, errdefs.ErrNotFound)
-	}
-	return found, nil
+	return id.Find(s.byID, "container", wanted, func(c *Container) bool { return c.listed.Load() })
 }
 
 // List returns the containers that are to be seen, the newest first.

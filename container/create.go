@@ -2,8 +2,6 @@ package container
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +15,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
+	"github.com/minicri/minicri/id"
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/process"
@@ -146,29 +145,23 @@ func (c *creation) record(config *runtimeapi.ContainerConfig) (Record, error) {
 	if err != nil {
 		return Record{}, fmt.Errorf("encode the config: %w", err)
 	}
-	id := newID()
+	made := id.New()
 	o := c.owner.options
 	parent := c.sandbox.Config().GetLinux().GetCgroupParent()
 	if parent == "" {
 		parent = o.CgroupParent
 	}
 	return Record{
-		ID:          id,
+		ID:          made,
 		SandboxID:   c.sandbox.ID,
 		CreatedAt:   time.Now().UnixNano(),
-		CgroupsPath: oci.CgroupsPath(parent, o.Mark, id, o.SystemdCgroup),
+		CgroupsPath: oci.CgroupsPath(parent, o.Mark, made, o.SystemdCgroup),
 		ImageID:     c.image.ID,
 		ImageRef:    imageRef(c.image),
-		LogPath:     logPath(c.sandbox.Config().GetLogDirectory(), config, c.owner.dir(id)),
+		LogPath:     logPath(c.sandbox.Config().GetLogDirectory(), config, c.owner.dir(made)),
 		StopSignal:  stopSignal(config.GetStopSignal(), c.image.Spec.Config.StopSignal),
 		Config:      encoded,
 	}, nil
-}
-
-func newID() string {
-	var id [32]byte
-	_, _ = rand.Read(id[:]) // never fails (crypto/rand)
-	return hex.EncodeToString(id[:])
 }
 
 // imageRef is what people see of the image: a digest, or else its id.

@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/id"
 	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/client"
 )
@@ -41,7 +42,7 @@ func (s *Containers) Exec(ctx context.Context, id string, command []string, stdi
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{shim: shim, container: c.ID, exec: newID(), Outputs: outputs(tty), Stdin: stdin}
+	p := &Process{shim: shim, container: c.ID, exec: id.New(), Outputs: outputs(tty), Stdin: stdin}
 	// To its end: a process that was started is known, and can be ended.
 	start, cancel := s.outlive(ctx, s.options.Limits.Create)
 	defer cancel()

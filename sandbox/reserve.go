@@ -2,20 +2,20 @@ package sandbox
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
 	"time"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/id"
 )
 
 // reserve gives the name to a new sandbox, or finds the one that has it; mine
 // tells which. Two sandboxes never have one name, so a pod never has two
 // namespaces.
 func (s *Sandboxes) reserve(config *runtimeapi.PodSandboxConfig, handler string) (sb *Sandbox, mine bool, err error) {
-	record, err := newRecord(newID(), config, handler)
+	record, err := newRecord(id.New(), config, handler)
 	if err != nil {
 		return nil, false, err
 	}
@@ -35,12 +35,6 @@ func (s *Sandboxes) reserve(config *runtimeapi.PodSandboxConfig, handler string)
 	s.byName[name] = sb
 	s.byID[sb.ID] = sb
 	return sb, true, nil
-}
-
-func newID() string {
-	var id [32]byte
-	_, _ = rand.Read(id[:]) // never fails (crypto/rand)
-	return hex.EncodeToString(id[:])
 }
 
 // await waits until the Run that makes the sandbox has ended, no longer than

@@ -12,6 +12,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/id"
 )
 
 func named(name string, attempt uint32) *runtimeapi.PodSandboxConfig {
@@ -77,7 +79,7 @@ func TestCreatedAtGrowsUnderClockJumps(t *testing.T) {
 
 func storedRecord(t *testing.T, name string, createdAt int64) Record {
 	t.Helper()
-	record, err := newRecord(newID(), named(name, 0), "")
+	record, err := newRecord(id.New(), named(name, 0), "")
 	if err != nil {
 		t.Fatal(err)
 	}

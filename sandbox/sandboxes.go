@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/id"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/state"
@@ -97,29 +97,10 @@ type Sandboxes struct {
 
 // Find returns the sandbox with the id, or the only one whose id starts so;
 // errdefs.ErrNotFound if there is none.
-func (s *Sandboxes) Find(id string) (*Sandbox, error) {
-	if id == "" {
-		return nil, fmt.Errorf("pod sandbox id is empty: %w", errdefs.ErrInvalidArgument)
-	}
+func (s *Sandboxes) Find(wanted string) (*Sandbox, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if sb := s.byID[id]; sb != nil && sb.listed.Load() {
-		return sb, nil
-	}
-	var found *Sandbox
-	for full, sb := range s.byID {
-		if !sb.listed.Load() || !strings.HasPrefix(full, id) {
-			continue
-		}
-		if found != nil {
-			return nil, fmt.Errorf("pod sandbox id %q is the start of several: %w", id, errdefs.ErrInvalidArgument)
-		}
-		found = sb
-	}
-	if found == nil {
-		return nil, fmt.Errorf("pod sandbox %q: %w", id, errdefs.ErrNotFound)
-	}
-	return found, nil
+	return id.Find(s.byID, "pod sandbox", wanted, func(sb *Sandbox) bool { return sb.listed.Load() })
 }
 
 // List returns the sandboxes that are to be seen, the newest first.
