@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -42,8 +43,10 @@ func runTask(task string) {
 	var held []byte
 	switch name, argument, _ := strings.Cut(task, " "); name {
 	case "burn":
+		var turns atomic.Uint64
 		go func() {
 			for {
+				turns.Add(1)
 			}
 		}()
 	case "hold":
