@@ -10,10 +10,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,10 +43,9 @@ func runTask(task string) {
 	var held []byte
 	switch name, argument, _ := strings.Cut(task, " "); name {
 	case "burn":
-		var turns atomic.Uint64
 		go func() {
-			for {
-				turns.Add(1)
+			for n := uint64(0); ; n++ {
+				runtime.KeepAlive(n)
 			}
 		}()
 	case "hold":
