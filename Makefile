@@ -38,6 +38,13 @@ test-crash: root setup failpoints ## Kill the daemon at every step of a pod's li
 	go test $(goflags) -tags seccomp -race -c -o bin/test/crash ./test/crash
 	cd test/crash && ../../hack/in-netns ../../bin/test/crash -test.timeout 30m $(TESTFLAGS)
 
+SOAK ?= 5m
+
+.PHONY: soak
+soak: root setup build ## Pods come and go while the daemon is killed at random; SOAK=10m for longer (root)
+	go test $(goflags) -tags seccomp -race -c -o bin/test/soak ./test/soak
+	cd test/soak && SOAK=$(SOAK) ../../hack/in-netns ../../bin/test/soak -test.timeout 0 $(TESTFLAGS)
+
 .PHONY: setup
 setup: packages bin/cni/.built ## Debian packages that are missing, and the CNI plugins
 
@@ -62,14 +69,14 @@ bin/cni/.built: hack/plugins/go.mod hack/plugins/go.sum
 build: ## bin/minicri and bin/minicri-shim
 	sh oci/pause/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags grpcnotrace -o bin/minicri ./cmd/minicri
-	CGO_ENABLED=1 $(gobuild) -tags seccomp -o bin/minicri-shim ./cmd/minicri-shim
+	CGO_ENABLED=1 $(gobuild) -tags seccomp,runc_nocriu -o bin/minicri-shim ./cmd/minicri-shim
 
 # For tests that make the daemon fail or die at a named point.
 .PHONY: failpoints
 failpoints: bin/cni/.built
 	sh oci/pause/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags failpoints -o bin/failpoints/ ./cmd/minicri ./test/crash/trip
-	CGO_ENABLED=1 $(gobuild) -tags seccomp -o bin/failpoints/minicri-shim ./cmd/minicri-shim
+	CGO_ENABLED=1 $(gobuild) -tags seccomp,runc_nocriu -o bin/failpoints/minicri-shim ./cmd/minicri-shim
 	@ln -sfn ../cni bin/failpoints/cni
 
 # Compiled first, outside: the namespace has no network to fetch a module.

@@ -182,7 +182,7 @@ var layers = [][]string{
 	{"check", "metrics"},
 	{"container", "sandbox", "image", "stream", "stats", "event"},
 	{"network", "oci", "shim/client"},
-	{"shim/api", "cgroup", "config", "oci/pause", "process", "state"},
+	{"shim/api", "cgroup", "config", "oci/pause", "process", "state", "step"},
 	{"failpoint", "leak"},
 }
 

@@ -4,7 +4,9 @@
 package config
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"path/filepath"
 	"strings"
 	"time"
@@ -31,6 +33,7 @@ type Config struct {
 
 	DefaultNetwork DefaultNetwork `toml:"default_network" comment:"a bridge network, used while cni_conf_dir has none"`
 	Images         Images         `toml:"images" comment:"pulling and keeping images"`
+	Streaming      Streaming      `toml:"streaming" comment:"exec, attach and port-forward"`
 	Limits         Limits         `toml:"limits" comment:"how long things may take"`
 }
 
@@ -53,6 +56,17 @@ type Images struct {
 	ProgressTimeout Duration `toml:"progress_timeout" comment:"ends a pull whose registry sends no byte for so long"`
 	MaxDownloads    int      `toml:"max_downloads" comment:"blobs that one pull fetches at once"`
 	MaxUnpacks      int      `toml:"max_unpacks" comment:"layers that one pull unpacks at once"`
+}
+
+// Streaming says where exec, attach and port-forward are served.
+type Streaming struct {
+	Address    string   `toml:"address" comment:"TCP; the kubelet comes here, so loopback does. Port 0 is any"`
+	TLSCert    string   `toml:"tls_cert" comment:"PEM file, with tls_key; '' is no TLS"`
+	TLSKey     string   `toml:"tls_key"`
+	SelfSigned bool     `toml:"tls_self_signed" comment:"TLS with a certificate that the daemon makes for itself"`
+	Idle       Duration `toml:"idle_timeout" comment:"ends a session that is silent for so long"`
+	Creation   Duration `toml:"creation_timeout" comment:"how long a client may take to open its streams"`
+	MaxOpen    int      `toml:"max_open" comment:"the most sessions at once"`
 }
 
 // Limits are how long things may take, and how often they are tried.
@@ -110,6 +124,7 @@ func Default() *Config {
 			CertsDirs: []string{"/etc/minicri/certs.d", "/etc/containerd/certs.d"},
 			Pinned:    []string{}, Sync: true, ProgressTimeout: second(60), MaxDownloads: 3, MaxUnpacks: 2,
 		},
+		Streaming: Streaming{Address: "127.0.0.1:0", Idle: second(4 * 3600), Creation: second(30), MaxOpen: 1000},
 		Limits: Limits{
 			Run: second(230), Destroy: second(100), Create: second(100), Kill: second(10),
 			CNIAdd: second(180), CNIDel: second(60), CNICheck: second(20), CNIStatus: second(5), CNIGC: second(60),
@@ -147,7 +162,31 @@ func (c *Config) Check() error {
 	if _, err := c.Level(); err != nil {
 		return fmt.Errorf("log_level: %w", err)
 	}
+	if err := c.Streaming.check(); err != nil {
+		return err
+	}
 	return c.Limits.check()
+}
+
+func (s *Streaming) check() error {
+	if _, _, err := net.SplitHostPort(s.Address); err != nil {
+		return fmt.Errorf("streaming.address: %w: write it as in '127.0.0.1:0'", err)
+	}
+	if (s.TLSCert == "") != (s.TLSKey == "") {
+		return errors.New("streaming.tls_cert, streaming.tls_key: one is of no use without the other")
+	}
+	if s.SelfSigned && s.TLSCert != "" {
+		return errors.New("streaming.tls_self_signed: there is a certificate already, that of streaming.tls_cert")
+	}
+	for key, limit := range map[string]Duration{"idle_timeout": s.Idle, "creation_timeout": s.Creation} {
+		if limit < shortest {
+			return fmt.Errorf("streaming.%s: %v is too short: write a duration with its unit, as in '5s'", key, time.Duration(limit))
+		}
+	}
+	if s.MaxOpen < 1 {
+		return fmt.Errorf("streaming.max_open: %d is less than 1", s.MaxOpen)
+	}
+	return nil
 }
 
 // shortest is less than any limit can be meant: a number without a unit, which

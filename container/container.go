@@ -3,6 +3,7 @@ package container
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -13,13 +14,16 @@ type Container struct {
 	Record
 	config *runtimeapi.ContainerConfig
 
-	// facts are replaced, never changed, by whoever holds the lock.
-	facts atomic.Pointer[Facts]
+	// facts are replaced, never changed, under factsLock, which is held while
+	// they are written too; removed tells that they must not be any more.
+	facts     atomic.Pointer[Facts]
+	factsLock sync.Mutex
+	removed   bool
 	// listed is set once the container is to be seen.
 	listed atomic.Bool
 	// ended is closed when the container has ended.
 	ended chan struct{}
-	// lock is held by whoever changes the container.
+	// lock is held by whoever makes, starts, updates or destroys the container.
 	lock chan struct{}
 }
 
@@ -48,7 +52,7 @@ func (c *Container) Facts() *Facts { return c.facts.Load() }
 // State is the CRI's state, now.
 func (c *Container) State() runtimeapi.ContainerState { return c.Facts().State() }
 
-// update replaces the facts; the lock is held.
+// update replaces the facts; factsLock is held.
 func (c *Container) update(change func(*Facts)) *Facts {
 	next := *c.facts.Load()
 	change(&next)
@@ -56,7 +60,7 @@ func (c *Container) update(change func(*Facts)) *Facts {
 	return &next
 }
 
-// wakeWaiters lets those go on who wait for the end, if it has come; the lock
+// wakeWaiters lets those go on who wait for the end, if it has come; factsLock
 // is held. It is called last: what they do next comes after all that is told.
 func (c *Container) wakeWaiters() {
 	if c.Facts().FinishedAt == 0 {

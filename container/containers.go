@@ -86,6 +86,8 @@ type Containers struct {
 	mu     sync.RWMutex
 	byID   map[string]*Container
 	byName map[string]*Container
+	// stopping are the sandboxes that StopPod was called for, until RemovePod.
+	stopping map[string]bool
 }
 
 // Find returns the container with the id, or the only one whose id starts so;
@@ -165,6 +167,11 @@ var errShutdown = fmt.Errorf("minicri is shutting down: %w", errdefs.ErrUnavaila
 func (s *Containers) dir(id string) string { return filepath.Join(s.options.State, "containers", id) }
 
 func (s *Containers) rootfs(id string) string { return filepath.Join(s.dir(id), "rootfs") }
+
+// within bounds work of the daemon's own, which ends with it.
+func (s *Containers) within(limit time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(s.base, limit, errors.New("not done within "+limit.String()))
+}
 
 // outlive bounds work that goes on when the caller is gone.
 func (s *Containers) outlive(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {

@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/oci"
@@ -31,8 +32,9 @@ type creation struct {
 	sandbox *sandbox.Sandbox
 	image   image.Image
 	spec    *specs.Spec
-	ctx     context.Context
-	err     error
+	// ctx outlives the caller's.
+	ctx, caller context.Context
+	err         error
 }
 
 func (c *creation) step(name string, do func() error) {
@@ -42,19 +44,18 @@ func (c *creation) step(name string, do func() error) {
 }
 
 // Create makes a container in a sandbox that is Ready, and returns its id. It
-// is finished or taken back also when the caller goes away meanwhile: nothing
-// is ever left waiting at the exec barrier that nobody knows of.
-func (s *Containers) Create(ctx context.Context, sandboxID string, config *runtimeapi.ContainerConfig) (string, error) {
-	ctx, cancel := s.outlive(ctx, s.options.Limits.Create)
+// is taken back when the caller goes away meanwhile: nothing is ever left
+// waiting at the exec barrier that nobody knows of.
+func (s *Containers) Create(caller context.Context, sandboxID string, config *runtimeapi.ContainerConfig) (string, error) {
+	ctx, cancel := s.outlive(caller, s.options.Limits.Create)
 	defer cancel()
-	c := &creation{owner: s, ctx: ctx}
+	c := &creation{owner: s, ctx: ctx, caller: caller}
 	c.step("check", func() error { return c.check(sandboxID, config) })
 	c.step("reserve", func() error { return c.reserve(config) })
 	if c.err != nil {
 		return "", fmt.Errorf("create container in sandbox %s: %w", sandboxID, c.err)
 	}
-	c.lock <- struct{}{}
-	defer func() { <-c.lock }()
+	defer func() { <-c.lock }() // reserve took it
 	c.run()
 	if c.err != nil {
 		return "", s.undo(c)
@@ -74,8 +75,12 @@ func (c *creation) run() {
 	c.step("recheck", c.recheck)
 }
 
-// recheck: a sandbox that was stopped meanwhile has not stopped this container.
+// recheck: a sandbox that was stopped meanwhile has not stopped this container,
+// and a caller who is gone does not know its id.
 func (c *creation) recheck() error {
+	if c.caller.Err() != nil {
+		return context.Cause(c.caller)
+	}
 	if !c.sandbox.Ready() {
 		return fmt.Errorf("sandbox %s was stopped meanwhile: %w", c.SandboxID, errdefs.ErrFailedPrecondition)
 	}
@@ -88,11 +93,14 @@ func (s *Containers) undo(c *creation) error {
 	err := fmt.Errorf("create container %s in sandbox %s: %w", c.ID, c.SandboxID, c.err)
 	if undoErr := s.destroy(ctx, c.Container); undoErr != nil {
 		s.options.Logger.Error("a container that failed could not be taken back: remove it", "container", c.ID, "err", undoErr)
-		c.update(func(f *Facts) {
-			f.FinishedAt, f.Reason, f.Message = time.Now().UnixNano(), reasonStartError, c.err.Error()
+		writeErr := s.write(c.Container, func(f *Facts) {
+			f.FinishedAt, f.ExitCode, f.Reason, f.Message = time.Now().UnixNano(), startErrorCode, reasonStartError, c.err.Error()
 		})
 		s.listEnded(c.Container)
-		return errors.Join(err, undoErr)
+		return errors.Join(err, undoErr, writeErr)
+	}
+	if _, goneErr := s.options.Sandboxes.Find(c.SandboxID); errdefs.IsNotFound(goneErr) {
+		return errors.Join(err, s.shims.forget(ctx, c.SandboxID)) // nobody else will
 	}
 	return err
 }
@@ -111,7 +119,7 @@ func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig) (
 	return err
 }
 
-// reserve gives the name to the container.
+// reserve gives the name to the container, and takes its lock.
 func (c *creation) reserve(config *runtimeapi.ContainerConfig) error {
 	record, err := c.record(config)
 	if err != nil {
@@ -122,9 +130,13 @@ func (c *creation) reserve(config *runtimeapi.ContainerConfig) error {
 	s := c.owner
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.stopping[c.SandboxID] {
+		return fmt.Errorf("sandbox %s is being stopped: %w", c.SandboxID, errdefs.ErrFailedPrecondition)
+	}
 	if other := s.byName[name]; other != nil {
 		return fmt.Errorf("container %s has the name %s: remove it, or ask with a higher attempt: %w", other.ID, name, errdefs.ErrAlreadyExists)
 	}
+	c.lock <- struct{}{} // nobody else has it yet
 	s.byName[name], s.byID[c.ID] = c.Container, c.Container
 	return nil
 }
@@ -204,13 +216,24 @@ func (c *creation) writeSpec() error {
 	if err != nil {
 		return err
 	}
-	volumes := filepath.Join(c.owner.dir(c.ID), "volumes")
-	c.spec, err = oci.ForContainer(&oci.Container{
+	// Read anew each time: there are few files, and nothing has to watch them.
+	devices, err := cdi.NewCache(cdi.WithAutoRefresh(false))
+	if err != nil {
+		return err
+	}
+	made := &oci.Container{
 		ID: c.ID, SandboxID: c.SandboxID, Pod: c.sandbox.Config(), Config: c.config, Image: imageFacts(c.image),
 		Rootfs: c.owner.rootfs(c.ID), Hostname: o.Sandboxes.Hostname(c.sandbox), Files: o.Sandboxes.PodFiles(c.sandbox),
-		Namespaces: namespaces, VolumesDir: volumes, CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, Machine: o.Machine,
-	})
-	if err != nil {
+		Namespaces: namespaces, VolumesDir: filepath.Join(c.owner.dir(c.ID), "volumes"),
+		CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, CDI: devices, Machine: o.Machine,
+	}
+	if err := oci.MakeSources(made); err != nil {
+		return err
+	}
+	if c.spec, err = oci.ForContainer(made); err != nil {
+		return err
+	}
+	if err := oci.Relabel(made, c.spec); err != nil {
 		return err
 	}
 	encoded, err := json.Marshal(c.spec)
@@ -255,11 +278,10 @@ func (c *creation) create() error {
 	if err != nil {
 		return err
 	}
-	facts := c.update(func(f *Facts) {
+	return c.owner.write(c.Container, func(f *Facts) {
 		f.BootID, f.Created, f.User = c.owner.bootID, true, user
 		f.Process = process.Facts{PID: int(answer.GetPid()), StartTime: answer.GetStartTime()}
 	})
-	return c.owner.facts.Write(c.ID, *facts)
 }
 
 // shimLog is "" for a container that has no log.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -66,7 +67,7 @@ func (s *Containers) destroy(ctx context.Context, c *Container) error {
 	)
 	if err == nil {
 		err = observe.Run(ctx, "remove container record", func() error {
-			return errors.Join(s.facts.Remove(c.ID), s.records.Remove(c.ID))
+			return errors.Join(s.removeFacts(c), s.records.Remove(c.ID))
 		})
 	}
 	if err == nil {
@@ -89,17 +90,26 @@ func (s *Containers) deleteProcesses(ctx context.Context, c *Container) error {
 	return s.options.Hierarchies.Remove(cgroup.Path(c.CgroupsPath), s.options.Limits.Kill)
 }
 
+// deletePause is between two tries to delete what was killed.
+const deletePause = 2 * time.Millisecond
+
 // killAndDelete: one that was made and never started still has its init, at
-// the exec barrier.
+// the exec barrier, and takes a moment to go. The shim stays, for the pod's
+// next container.
 func (s *Containers) killAndDelete(ctx context.Context, c *Container, shim *client.Client) error {
-	if c.Facts().FinishedAt == 0 {
-		err := shim.Kill(ctx, c.ID, uint32(unix.SIGKILL), true)
-		if err != nil && !errdefs.IsFailedPrecondition(err) {
+	for deadline := time.Now().Add(s.options.Limits.Kill); ; time.Sleep(deletePause) {
+		err := shim.Delete(ctx, c.ID, false)
+		if !errdefs.IsFailedPrecondition(err) {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("it still runs %v after SIGKILL: %w: %w", s.options.Limits.Kill, errdefs.ErrUnavailable, err)
+		}
+		err = shim.Kill(ctx, c.ID, uint32(unix.SIGKILL), true)
+		if err != nil && !errdefs.IsNotFound(err) { // not found: it has ended
 			return err
 		}
 	}
-	last := len(s.OfPod(c.SandboxID)) == 1
-	return shim.Delete(ctx, c.ID, last)
 }
 
 func (s *Containers) removeRootfs(ctx context.Context, id string) error {
@@ -113,17 +123,62 @@ func (s *Containers) removeRootfs(ctx context.Context, id string) error {
 	return os.RemoveAll(s.dir(id))
 }
 
-// StopPod stops all containers of a sandbox, side by side, at once.
+// StopPod stops all containers of a sandbox, side by side, at once, and lets no
+// other one be made.
 func (s *Containers) StopPod(ctx context.Context, sandboxID string) error {
-	return s.each(sandboxID, func(c *Container) error { return s.stop(ctx, c, 0) })
+	s.mu.Lock()
+	s.stopping[sandboxID] = true
+	s.mu.Unlock()
+	return s.each(sandboxID, func(c *Container) error {
+		if err := s.awaitMade(ctx, c); err != nil || !c.listed.Load() {
+			return err
+		}
+		return s.stop(ctx, c, 0)
+	})
+}
+
+// awaitMade waits while the container is being made, or taken back.
+func (s *Containers) awaitMade(ctx context.Context, c *Container) error {
+	if c.listed.Load() {
+		return nil
+	}
+	release, err := c.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	release()
+	return nil
 }
 
 // RemovePod removes all containers of a sandbox, and its shim.
 func (s *Containers) RemovePod(ctx context.Context, sandboxID string) error {
-	if err := s.each(sandboxID, func(c *Container) error { return s.remove(ctx, c) }); err != nil {
+	if err := s.each(sandboxID, func(c *Container) error { return s.removeOfPod(ctx, c) }); err != nil {
 		return err
 	}
-	return s.shims.forget(ctx, sandboxID)
+	if err := s.shims.forget(ctx, sandboxID); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.stopping, sandboxID)
+	return nil
+}
+
+// removeOfPod removes a container, also one that was half made and is still to
+// be swept.
+func (s *Containers) removeOfPod(ctx context.Context, c *Container) error {
+	if c.listed.Load() {
+		return s.remove(ctx, c)
+	}
+	release, err := c.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if !s.exists(c.ID) {
+		return nil
+	}
+	return s.destroy(ctx, c)
 }
 
 func (s *Containers) each(sandboxID string, do func(*Container) error) error {

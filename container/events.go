@@ -26,5 +26,4 @@ func (s *Containers) listEnded(c *Container) {
 	c.listed.Store(true)
 	s.tell(c, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
 	s.tell(c, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
-	c.wakeWaiters()
 }

@@ -18,8 +18,9 @@ import (
 	"github.com/minicri/minicri/shim/client"
 )
 
-// ExecOutputLimit is how much of each output of a command is kept, in bytes.
-const ExecOutputLimit = 16 << 20
+// ExecOutputLimit is how much of a command's output is kept, in bytes: both
+// outputs together travel in one message, of which clients take 16 MiB.
+const ExecOutputLimit = 16<<20 - 1<<10
 
 // ExecSync runs a command in a running container, to its end or to the time-out
 // (none if 0), and captures its output. errdefs' and the context's kinds tell
@@ -36,6 +37,7 @@ func (s *Containers) ExecSync(ctx context.Context, id string, command []string, 
 	if result.TimedOut {
 		return nil, fmt.Errorf("exec %q in container %s: not done within %v: %w", command, c.ID, timeout, context.DeadlineExceeded)
 	}
+	result.Stderr = result.Stderr[:min(len(result.Stderr), ExecOutputLimit-len(result.Stdout))]
 	return result, nil
 }
 
@@ -52,9 +54,7 @@ func (s *Containers) forExec(ctx context.Context, id string, command []string, t
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)
 	}
-	process := spec.Process
-	process.Args, process.Terminal, process.ConsoleSize = command, tty, nil
-	return c, shim, process, nil
+	return c, shim, oci.ForExec(spec, command, tty), nil
 }
 
 // running finds a container that runs, and its shim.
@@ -101,6 +101,9 @@ func (s *Containers) Update(ctx context.Context, id string, asked *runtimeapi.Li
 		return err
 	}
 	defer release()
+	if !s.exists(c.ID) { // removed meanwhile
+		return fmt.Errorf("container %s: %w", c.ID, errdefs.ErrNotFound)
+	}
 	if c.State() == runtimeapi.ContainerState_CONTAINER_EXITED {
 		return fmt.Errorf("update container %s: it has ended: %w", c.ID, errdefs.ErrFailedPrecondition)
 	}

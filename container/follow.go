@@ -2,6 +2,7 @@ package container
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/minicri/minicri/shim/api"
@@ -9,16 +10,9 @@ import (
 )
 
 // shimOf returns the connection to the pod's shim, and starts a shim if the pod
-// has none. A shim that was started has to be followed.
+// has none. Each connection is followed, from its beginning to its end.
 func (s *Containers) shimOf(ctx context.Context, sandboxID string) (*client.Client, error) {
-	shim, started, err := s.shims.ensure(ctx, sandboxID)
-	if err != nil {
-		return nil, err
-	}
-	if started {
-		s.follow(sandboxID, shim)
-	}
-	return shim, nil
+	return s.shims.ensure(ctx, sandboxID, func(shim *client.Client) { s.follow(sandboxID, shim) })
 }
 
 // follow keeps the facts of a pod's containers up with what its shim tells, in
@@ -32,39 +26,57 @@ func (s *Containers) follow(sandboxID string, shim *client.Client) {
 		if s.base.Err() != nil {
 			return
 		}
+		s.shims.drop(sandboxID, shim)
 		s.shimLost(sandboxID, err)
 	})
 }
 
-// shimLost looks after the containers of a shim that has gone. It ends by
-// itself after the pod's last container; otherwise another one takes over what
-// still runs, and until then nobody knows.
+// shimLost looks after the containers of a shim that has gone. It is told to
+// end with its pod; otherwise another one takes over what still runs, and until
+// then nobody knows.
 func (s *Containers) shimLost(sandboxID string, lost error) {
 	left := s.OfPod(sandboxID)
 	if len(left) == 0 {
 		return
 	}
 	for _, c := range left {
-		s.change(c, func(f *Facts) { f.Unknown = true })
-	}
-	if len(s.OfPod(sandboxID)) == 0 {
-		return // the last one was just being removed
+		s.change(c, func(f *Facts) { f.Unknown = f.Created })
 	}
 	s.options.Logger.Warn("the shim of a pod is gone; another one takes over its containers", "sandbox", sandboxID, "err", lost)
-	ctx, cancel := s.outlive(s.base, s.options.Limits.Create)
+	ctx, cancel := s.within(s.options.Limits.Create)
 	defer cancel()
-	shim, err := s.shimOf(ctx, sandboxID)
-	if err == nil {
-		err = s.reconcile(ctx, sandboxID, shim)
-	}
-	if err != nil {
+	if err := s.lookAgain(ctx, sandboxID); err != nil {
 		s.options.Logger.Error("the containers of a pod have no shim", "sandbox", sandboxID, "err", err)
 	}
 }
 
+// lookPause is between two looks at a shim that does not serve.
+const lookPause = 20 * time.Millisecond
+
+// lookAgain finds out about the containers of a pod whose shim has just been
+// found, or lost; the one that takes over may be lost as well.
+func (s *Containers) lookAgain(ctx context.Context, sandboxID string) error {
+	for {
+		shim, err := s.shimOf(ctx, sandboxID)
+		if err == nil {
+			err = s.reconcile(ctx, sandboxID, shim)
+		}
+		if err == nil || len(s.OfPod(sandboxID)) == 0 {
+			return nil
+		}
+		select {
+		case <-time.After(lookPause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
 // reconcile takes over what the shim knows of the pod's containers. What it
-// does not know has left its exit on disk, or has never been made.
+// does not know has left its exit on disk, or has never been made; what is
+// being made just now is its maker's.
 func (s *Containers) reconcile(ctx context.Context, sandboxID string, shim *client.Client) error {
+	made := slices.DeleteFunc(s.OfPod(sandboxID), func(c *Container) bool { return !c.Facts().Created })
 	list, err := shim.List(ctx)
 	if err != nil {
 		return err
@@ -74,7 +86,7 @@ func (s *Containers) reconcile(ctx context.Context, sandboxID string, shim *clie
 		known[told.GetId()] = true
 		s.note(told)
 	}
-	for _, c := range s.OfPod(sandboxID) {
+	for _, c := range made {
 		if !known[c.ID] {
 			s.noteGone(c)
 		}
@@ -129,14 +141,9 @@ func (s *Containers) noteGone(c *Container) {
 	})
 }
 
-// change updates the facts from outside of an operation on the container. It
-// waits for the lock, which is never held for long by those who change facts.
+// change updates the facts from outside of an operation on the container, and
+// does not wait for one.
 func (s *Containers) change(c *Container, change func(*Facts)) {
-	c.lock <- struct{}{}
-	defer func() { <-c.lock }()
-	if !s.exists(c.ID) {
-		return // removed meanwhile
-	}
 	if err := s.write(c, change); err != nil {
 		s.options.Logger.Error("the facts of a container are not on disk", "container", c.ID, "err", err)
 	}

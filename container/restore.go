@@ -2,6 +2,7 @@ package container
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,7 +18,7 @@ import (
 // stops it. Sandboxes have to be open.
 func Open(ctx context.Context, options Options) (*Containers, error) {
 	s := &Containers{
-		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container),
+		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container), stopping: make(map[string]bool),
 		shims: newShims(options.State, options.Shim, options.SystemdCgroup),
 	}
 	s.base, s.cancel = context.WithCancelCause(ctx)
@@ -40,7 +41,7 @@ func (s *Containers) openFiles() (err error) {
 		return fmt.Errorf("read the boot id: %w", err)
 	}
 	s.bootID = strings.TrimSpace(string(bootID))
-	if err := os.MkdirAll(s.dir(""), 0o711); err != nil {
+	if err := errors.Join(os.MkdirAll(s.dir(""), 0o711), os.MkdirAll(s.shims.dir(""), 0o711)); err != nil {
 		return err
 	}
 	if s.records, err = state.Open[Record](filepath.Join(s.options.Root, "containers"), recordVersion, true); err != nil {
@@ -79,12 +80,12 @@ func (s *Containers) restoreOne(record Record, facts Facts) error {
 		return err
 	}
 	c := newContainer(record, config)
-	name := nameOf(record.SandboxID, config.GetMetadata())
-	if other := s.byName[name]; other != nil {
-		return fmt.Errorf("container %s has the same name %s", other.ID, name)
-	}
 	_, err = s.options.Sandboxes.Find(record.SandboxID)
 	if err == nil && facts.Created {
+		name := nameOf(record.SandboxID, config.GetMetadata())
+		if other := s.byName[name]; other != nil {
+			return fmt.Errorf("container %s has the same name %s", other.ID, name)
+		}
 		facts.Unknown = facts.FinishedAt == 0
 		if facts.FinishedAt != 0 {
 			close(c.ended)
@@ -114,7 +115,7 @@ func (s *Containers) findShims() error {
 }
 
 func (s *Containers) findShim(sandboxID string) {
-	ctx, cancel := s.outlive(s.base, s.options.Limits.Kill)
+	ctx, cancel := s.within(s.options.Limits.Kill)
 	defer cancel()
 	if s.ranBefore(sandboxID) {
 		for _, c := range s.OfPod(sandboxID) {
@@ -122,13 +123,8 @@ func (s *Containers) findShim(sandboxID string) {
 		}
 		return
 	}
-	shim, started, err := s.shims.ensure(ctx, sandboxID)
-	if err == nil {
-		err = s.reconcile(ctx, sandboxID, shim)
-		s.follow(sandboxID, shim)
-	}
-	if err != nil {
-		s.options.Logger.Error("the containers of a pod have no shim", "sandbox", sandboxID, "started", started, "err", err)
+	if err := s.lookAgain(ctx, sandboxID); err != nil {
+		s.options.Logger.Error("the containers of a pod have no shim", "sandbox", sandboxID, "err", err)
 	}
 }
 
@@ -139,7 +135,7 @@ func (s *Containers) ranBefore(sandboxID string) bool {
 
 // sweep takes back what was half made, and what has no record any more.
 func (s *Containers) sweep() {
-	ctx, cancel := s.outlive(s.base, s.options.Limits.Create)
+	ctx, cancel := s.within(s.options.Limits.Create)
 	defer cancel()
 	for _, c := range s.all(func(c *Container) bool { return !c.listed.Load() }) {
 		s.takeBack(ctx, c)
@@ -161,7 +157,7 @@ func (s *Containers) takeBack(ctx context.Context, c *Container) {
 	s.options.Logger.Info("take back a container that was half made", "container", c.ID)
 	if err := s.destroy(ctx, c); err != nil {
 		s.options.Logger.Error("a half-made container could not be taken back: remove it", "container", c.ID, "err", err)
-		c.update(func(f *Facts) { takeExit(f, 0, false, false, 0) })
+		s.change(c, func(f *Facts) { takeExit(f, 0, false, false, 0) })
 		s.listEnded(c)
 	}
 }
@@ -193,14 +189,14 @@ func (s *Containers) sweepFiles(ctx context.Context) {
 	}
 }
 
-// sweepShims ends the shims of pods that have no container.
+// sweepShims ends the shims of pods that are gone.
 func (s *Containers) sweepShims(ctx context.Context) {
 	pods, err := s.shims.known()
 	if err != nil {
 		s.options.Logger.Error("sweep", "err", err)
 	}
 	for _, sandboxID := range pods {
-		if len(s.OfPod(sandboxID)) > 0 {
+		if _, err := s.options.Sandboxes.Find(sandboxID); err == nil || len(s.OfPod(sandboxID)) > 0 {
 			continue
 		}
 		if err := s.shims.forget(ctx, sandboxID); err != nil {

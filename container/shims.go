@@ -33,11 +33,13 @@ type podShim struct {
 	client *client.Client
 	// lost is closed when the connection is gone.
 	lost <-chan struct{}
+	// followed is set once somebody reads the shim's events.
+	followed bool
 }
 
 // use takes a new connection; mu is held.
 func (p *podShim) use(connected *client.Client) *client.Client {
-	p.client, p.lost = connected, connected.Lost()
+	p.client, p.lost, p.followed = connected, connected.Lost(), false
 	return connected
 }
 
@@ -84,24 +86,45 @@ func (p *podShim) connect(ctx context.Context) (*client.Client, error) {
 	return p.use(connected), nil
 }
 
-// ensure returns the connection to the pod's shim and starts one if need be;
-// started tells whether it did. A shim that is started on the directory of one
-// that died takes over its containers.
-func (s *shims) ensure(ctx context.Context, sandboxID string) (shim *client.Client, started bool, err error) {
+// ensure returns the connection to the pod's shim and starts one if need be. A
+// shim that is started on the directory of one that died takes over its
+// containers. A connection that nobody follows yet is given to follow.
+func (s *shims) ensure(ctx context.Context, sandboxID string, follow func(*client.Client)) (*client.Client, error) {
 	pod := s.of(sandboxID)
 	pod.mu.Lock()
 	defer pod.mu.Unlock()
-	shim, err = pod.connect(ctx)
-	if err == nil || !errdefs.IsUnavailable(err) {
-		return shim, false, err
+	shim, err := pod.connect(ctx)
+	if errdefs.IsUnavailable(err) {
+		options := s.options
+		options.Dir = pod.dir
+		if shim, err = client.Start(ctx, options); err == nil {
+			pod.use(shim)
+		}
 	}
-	options := s.options
-	options.Dir = pod.dir
-	shim, err = client.Start(ctx, options)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
-	return pod.use(shim), true, nil
+	if !pod.followed {
+		pod.followed = true
+		follow(shim)
+	}
+	return shim, nil
+}
+
+// drop lets go of a connection over which nothing comes any more.
+func (s *shims) drop(sandboxID string, shim *client.Client) {
+	s.mu.Lock()
+	pod := s.pods[sandboxID]
+	s.mu.Unlock()
+	if pod == nil {
+		return // forgotten, with its connection
+	}
+	pod.mu.Lock()
+	defer pod.mu.Unlock()
+	if pod.client == shim {
+		_ = shim.Close()
+		pod.client = nil
+	}
 }
 
 // forget drops the connection and the directory of a pod's shim, which has
@@ -112,7 +135,7 @@ func (s *shims) forget(ctx context.Context, sandboxID string) error {
 	defer pod.mu.Unlock()
 	shim, err := pod.connect(ctx)
 	if err == nil {
-		err = errors.Join(ignoreUnavailable(shim.Shutdown(ctx)), shim.Close())
+		err = errors.Join(ignoreUnavailable(empty(ctx, shim)), ignoreUnavailable(shim.Shutdown(ctx)), shim.Close())
 		pod.client = nil
 	} else {
 		err = ignoreUnavailable(err)
@@ -127,6 +150,16 @@ func (s *shims) forget(ctx context.Context, sandboxID string) error {
 	defer s.mu.Unlock()
 	delete(s.pods, sandboxID)
 	return nil
+}
+
+// empty takes from a shim what it adopted of containers that were removed while
+// none served: with them it would not end.
+func empty(ctx context.Context, shim *client.Client) error {
+	left, err := shim.List(ctx)
+	for _, c := range left {
+		err = errors.Join(err, shim.Delete(ctx, c.GetId(), false))
+	}
+	return err
 }
 
 func ignoreUnavailable(err error) error {

@@ -26,6 +26,9 @@ func (s *Containers) Start(ctx context.Context, id string) error {
 	if state := c.State(); state != runtimeapi.ContainerState_CONTAINER_CREATED {
 		return fmt.Errorf("start container %s: it is %v, only a created one can be started: %w", c.ID, state, errdefs.ErrFailedPrecondition)
 	}
+	if !s.exists(c.ID) { // removed meanwhile
+		return fmt.Errorf("container %s: %w", c.ID, errdefs.ErrNotFound)
+	}
 	if err := s.options.Observe.Run(ctx, "start container", func() error { return s.start(ctx, c) }); err != nil {
 		return fmt.Errorf("start container %s: %w", c.ID, err)
 	}
@@ -37,13 +40,14 @@ func (s *Containers) start(ctx context.Context, c *Container) error {
 	if err != nil {
 		return err
 	}
+	before := time.Now().UnixNano() // the container may have ended when the call returns
 	if err := shim.Start(ctx, c.ID); err != nil {
 		return s.noteStartError(ctx, c, err)
 	}
 	// The shim's event says the same, later or earlier.
 	return s.write(c, func(f *Facts) {
 		if f.StartedAt == 0 {
-			f.StartedAt = time.Now().UnixNano()
+			f.StartedAt = before
 		}
 	})
 }
@@ -53,16 +57,17 @@ func (s *Containers) start(ctx context.Context, c *Container) error {
 const startErrorCode = 128
 
 // noteStartError ends a container whose program could not be executed. A shim
-// that was lost has said nothing about it; whoever looks for it later finds out.
+// that was lost has said nothing about it; whoever looks for it later finds
+// out. Its event of the end may have come before, and knows no reason.
 func (s *Containers) noteStartError(ctx context.Context, c *Container, startErr error) error {
 	if errdefs.IsUnavailable(startErr) || ctx.Err() != nil {
 		return startErr
 	}
 	err := s.write(c, func(f *Facts) {
-		if f.FinishedAt != 0 {
-			return
+		if f.FinishedAt == 0 {
+			f.FinishedAt = time.Now().UnixNano()
 		}
-		f.StartedAt, f.FinishedAt = time.Now().UnixNano(), time.Now().UnixNano()
+		f.StartedAt = f.FinishedAt
 		f.ExitCode, f.Reason, f.Message = startErrorCode, reasonStartError, startErr.Error()
 	})
 	if err != nil {
@@ -71,13 +76,26 @@ func (s *Containers) noteStartError(ctx context.Context, c *Container, startErr 
 	return startErr
 }
 
-// write changes the facts, in memory and on disk, and tells what has happened;
-// the lock is held.
+// write changes the facts, in memory and on disk, unless they were removed, and
+// tells what has happened.
 func (s *Containers) write(c *Container, change func(*Facts)) error {
+	c.factsLock.Lock()
+	defer c.factsLock.Unlock()
+	if c.removed {
+		return nil
+	}
 	before := c.Facts()
-	facts := c.update(change)
-	err := s.facts.Write(c.ID, *facts)
-	s.tellChange(c, before, facts)
+	after := c.update(change)
+	err := s.facts.Write(c.ID, *after)
+	s.tellChange(c, before, after)
 	c.wakeWaiters()
 	return err
+}
+
+// removeFacts removes them for good: what a shim tells later is not written.
+func (s *Containers) removeFacts(c *Container) error {
+	c.factsLock.Lock()
+	defer c.factsLock.Unlock()
+	c.removed = true
+	return s.facts.Remove(c.ID)
 }

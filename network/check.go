@@ -58,7 +58,7 @@ func (n *Networks) check(ctx context.Context, id string) {
 		return
 	}
 	defer unlock()
-	if a.struck || !a.attached || a.record.Releasing {
+	if a.struck || !a.attached || a.record.Releasing || a.released.Load() {
 		return
 	}
 	err = n.plugins.run(ctx, run{verb: "CHECK", limit: n.options.Limits.Check, config: a.record.Config, id: id},

@@ -77,16 +77,14 @@ func (n *Networks) noteFailure(a *attachment, err error) error {
 }
 
 // Release hands the attachment of id to the background: its DEL runs there,
-// with an empty CNI_NETNS once the namespace is gone, until it succeeds.
+// with an empty CNI_NETNS once the namespace is gone, until it succeeds. It
+// does not wait for a plugin that runs.
 func (n *Networks) Release(id string) {
 	a := n.find(id)
 	if a == nil {
 		return
 	}
-	a.lock <- struct{}{}
-	a.record.Releasing = true
-	a.show()
-	<-a.lock
+	a.released.Store(true)
 	n.wakeRetry()
 }
 

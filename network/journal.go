@@ -49,6 +49,8 @@ type attachment struct {
 	drift atomic.Pointer[Drift]
 	// struck is set when the record is gone from the journal.
 	struck bool
+	// released is set by Release, without the lock.
+	released atomic.Bool
 	// waiting is a copy of the record while the attachment has to go, for
 	// those who look without the lock; nil otherwise.
 	waiting atomic.Pointer[Attachment]
@@ -94,15 +96,24 @@ func (n *Networks) openJournal() error {
 	return nil
 }
 
-// Journal writes the attachment to the disk. ADD runs only after that.
+// Journal writes the attachment down. ADD may run only after SyncJournal.
 func (n *Networks) Journal(a Attachment) error {
-	if err := n.journal.Write(a.ID, a); err != nil {
+	if err := n.journal.Put(a.ID, a); err != nil {
 		return fmt.Errorf("journal the attachment: %w", err)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.attachments[a.ID] = newAttachment(a)
 	return nil
+}
+
+// SyncJournal makes the attachment of id durable; where there is none there is
+// nothing to do.
+func (n *Networks) SyncJournal(id string) error {
+	if n.find(id) == nil {
+		return nil
+	}
+	return n.journal.Sync(id)
 }
 
 // strike takes the attachment out of the journal; its lock is held.
@@ -132,6 +143,8 @@ func (n *Networks) Pending() []Attachment {
 	for _, a := range n.attachments {
 		if waiting := a.waiting.Load(); waiting != nil {
 			pending = append(pending, *waiting)
+		} else if a.released.Load() {
+			pending = append(pending, Attachment{ID: a.record.ID, Network: a.record.Network}) // these never change
 		}
 	}
 	n.mu.Unlock()

@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/state"
 )
 
 // Namespaces are the namespaces that are pinned in one directory: a bind mount
@@ -129,7 +131,7 @@ func (n *Namespaces) Remove(id string) error {
 			return fmt.Errorf("unmount the namespace %s: %w", path, err)
 		}
 	}
-	if err := os.RemoveAll(path); err != nil {
+	if err := state.RemoveAll(path); err != nil {
 		return fmt.Errorf("remove the namespace file: %w", err)
 	}
 	return nil

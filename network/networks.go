@@ -2,7 +2,6 @@ package network
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"path/filepath"
 	"sync"
@@ -68,14 +67,17 @@ type Networks struct {
 	attachments map[string]*attachment
 	podCIDR     string
 
+	// leftovers are set by Open and awaited by Run.
+	leftovers []leftover
+
 	gate     gate
 	retry    chan struct{}
 	checkNow chan struct{}
 }
 
 // Open reads the journal and the configuration directory. Run has to be
-// called to follow changes and to retry; what was left by plugins of an
-// earlier daemon is ended here, before anything new runs.
+// called to follow changes and to retry. Where plugins of an earlier daemon
+// still run, nothing new does before they have ended.
 func Open(ctx context.Context, options Options) (*Networks, error) {
 	n := &Networks{
 		options:     options,
@@ -85,10 +87,11 @@ func Open(ctx context.Context, options Options) (*Networks, error) {
 		retry:       make(chan struct{}, 1),
 		checkNow:    make(chan struct{}, 1),
 	}
-	if err := n.plugins.endAll(ctx); err != nil {
-		return nil, fmt.Errorf("end the plugins of an earlier daemon: %w", err)
-	}
 	if err := n.openJournal(); err != nil {
+		return nil, err
+	}
+	var err error
+	if n.leftovers, err = n.findLeftovers(ctx); err != nil {
 		return nil, err
 	}
 	if err := n.loadPodCIDR(); err != nil {
@@ -100,10 +103,11 @@ func Open(ctx context.Context, options Options) (*Networks, error) {
 }
 
 // Run follows the configuration directory, the STATUS of the plugins and the
-// attachments that wait for their DEL, and collects garbage, until the
-// context ends.
+// attachments that wait for their DEL or for plugins of an earlier daemon, and
+// collects garbage, until the context ends.
 func (n *Networks) Run(ctx context.Context) {
 	var wait sync.WaitGroup
+	wait.Go(func() { n.awaitLeftovers(ctx) })
 	wait.Go(func() { n.watch(ctx) })
 	wait.Go(func() { n.followStatus(ctx) })
 	wait.Go(func() { n.retryDetach(ctx) })

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	gocni "github.com/containerd/go-cni"
@@ -68,7 +67,7 @@ func (p *plugins) limited(ctx context.Context, r run, do func(context.Context) e
 // killUntil kills the processes of a run until it is done.
 func (p *plugins) killUntil(done <-chan error, r run) error {
 	for {
-		_, killErr := p.killMatching(p.of(r))
+		killErr := p.each(p.of(r))
 		select {
 		case err := <-done:
 			return errors.Join(err, killErr)
@@ -90,10 +89,15 @@ func (p *plugins) describe(ctx context.Context, r run, err error) error {
 // of tells the processes of a run. go-cni ends the plugin that it started but
 // waits for whoever holds its pipes, such as an IPAM plugin that hangs; that
 // one is found by its environment, which plugins hand on to each other.
+//
+// There is one run at a time for a sandbox, and in it plugins may run others
+// with another verb: an ADD that fails has its IPAM plugin DEL.
 func (p *plugins) of(r run) func(environment [][]byte) bool {
 	return func(environment [][]byte) bool {
-		return has(environment, p.mark) && has(environment, "CNI_COMMAND="+r.verb) &&
-			(r.id == "" || has(environment, "CNI_CONTAINERID="+r.id))
+		if r.id != "" {
+			return has(environment, p.mark) && has(environment, "CNI_CONTAINERID="+r.id)
+		}
+		return has(environment, p.mark) && has(environment, "CNI_COMMAND="+r.verb)
 	}
 }
 
@@ -105,81 +109,46 @@ const restLimit = 5 * time.Second
 func (p *plugins) endRest(ctx context.Context, r run) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restLimit)
 	defer cancel()
-	if err := p.end(ctx, p.of(r)); err != nil {
+	r.limit = 0
+	if err := p.await(ctx, r); err != nil {
 		return fmt.Errorf("end the rest of the plugins: %w", err)
 	}
 	return nil
 }
 
-// endAll ends every plugin that carries our mark and waits until they are
-// gone: a daemon that was killed leaves its plugins running, and an ADD must
-// not run beside the DEL that undoes it.
-func (p *plugins) endAll(ctx context.Context) error {
-	return p.end(ctx, func(environment [][]byte) bool {
-		return has(environment, p.mark) && hasPrefix(environment, "CNI_COMMAND=")
-	})
-}
-
-// end kills until nothing matches any more.
-func (p *plugins) end(ctx context.Context, match func(environment [][]byte) bool) error {
-	for {
-		count, err := p.killMatching(match)
-		if err != nil || count == 0 {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-}
-
-func (p *plugins) killMatching(match func(environment [][]byte) bool) (int, error) {
+// each shows look the environment of every process, and kills those for which
+// it says so.
+func (p *plugins) each(look func(environment [][]byte) (kill bool)) error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return 0, err
+		return err
 	}
-	killed := 0
 	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil || pid == os.Getpid() {
-			continue
-		}
-		if killIf(pid, match) {
-			killed++
+		if pid, err := strconv.Atoi(entry.Name()); err == nil && pid != os.Getpid() {
+			killIf(pid, look)
 		}
 	}
-	return killed, nil
+	return nil
 }
 
 // killIf opens the process before it reads its environment, so that the signal
-// cannot go to another one that got the pid meanwhile.
-func killIf(pid int, match func([][]byte) bool) bool {
+// cannot go to another one that got the pid meanwhile. One that has ended by
+// then needs no signal.
+func killIf(pid int, match func([][]byte) bool) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return false
+		return
 	}
 	defer unix.Close(fd)
 	environment, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
-	if err != nil || !match(bytes.Split(environment, []byte{0})) {
-		return false
+	if err == nil && match(bytes.Split(environment, []byte{0})) {
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 	}
-	return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) == nil
 }
 
 func has(environment [][]byte, variable string) bool {
 	for _, v := range environment {
 		if string(v) == variable {
-			return true
-		}
-	}
-	return false
-}
-
-func hasPrefix(environment [][]byte, prefix string) bool {
-	for _, v := range environment {
-		if strings.HasPrefix(string(v), prefix) {
 			return true
 		}
 	}

@@ -161,7 +161,8 @@ func TestPluginThatForksIsEnded(t *testing.T) {
 	n.detach(t, "web")
 }
 
-// A daemon that comes next ends the plugins of the one before, and no others.
+// A daemon that comes next ends the plugins of the one before that run for no
+// attachment, and no others.
 func TestOpenEndsWhatAnEarlierDaemonLeft(t *testing.T) {
 	n := newNode(t, nil)
 	n.tell(t, "ADD.hang")
@@ -180,7 +181,7 @@ func TestOpenEndsWhatAnEarlierDaemonLeft(t *testing.T) {
 		t.Errorf("the plugins of another daemon were ended: %q are left", running)
 	}
 	another := &plugins{mark: markName + "=another"}
-	must(t, another.endAll(t.Context()))
+	must(t, another.endRest(t.Context(), run{id: "others"}))
 	_ = others.Wait()
 }
 

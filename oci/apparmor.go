@@ -40,6 +40,7 @@ func ContainerAppArmor(security *runtimeapi.LinuxContainerSecurityContext) *runt
 	if profile := security.GetApparmor(); profile != nil {
 		return profile
 	}
+	//lint:ignore SA1019 the older form is still sent
 	return parseProfile(security.GetApparmorProfile())
 }
 

@@ -199,10 +199,14 @@ func TestCheckContainerRefuses(t *testing.T) {
 		{"unknown AppArmor type", securityContext + "apparmor.profile_type", func(c *config) { security(c).Apparmor.ProfileType = 9 }},
 		{"missing seccomp profile", securityContext + "seccomp", func(c *config) { security(c).Seccomp = localhost("/nowhere/p.json") }},
 		{"missing seccomp profile, older form", securityContext + "seccomp", func(c *config) {
+			//lint:ignore SA1019 the older form is still sent
 			security(c).Seccomp, security(c).SeccompProfilePath = nil, "localhost//nowhere/p.json"
 		}},
 		{"AppArmor by name where there is none", securityContext + "apparmor", func(c *config) { security(c).Apparmor = localhost("web") }},
-		{"AppArmor by name, older form", securityContext + "apparmor", func(c *config) { security(c).Apparmor, security(c).ApparmorProfile = nil, "localhost/web" }},
+		{"AppArmor by name, older form", securityContext + "apparmor", func(c *config) {
+			//lint:ignore SA1019 the older form is still sent
+			security(c).Apparmor, security(c).ApparmorProfile = nil, "localhost/web"
+		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := goodContainer()

@@ -33,6 +33,9 @@ type Machine struct {
 	// RecursiveReadOnly: mounts can be made read-only with all below them
 	// (mount_setattr(2), Linux 5.12).
 	RecursiveReadOnly bool `json:",omitempty"`
+	// UserNamespaces: pods can have their own, volumes with mapped owners
+	// included (mount_setattr(2) again).
+	UserNamespaces bool `json:",omitempty"`
 }
 
 // ReadMachine asks the kernel.
@@ -66,6 +69,7 @@ func ReadMachine() (Machine, error) {
 		CgroupV2:          cgroups.IsCgroup2UnifiedMode(),
 		Swap:              accountsSwap(),
 		RecursiveReadOnly: canSetMountAttributes(),
+		UserNamespaces:    canSetMountAttributes() && allowsUserNamespaces(),
 	}, nil
 }
 
@@ -83,6 +87,12 @@ func held(own capability.Capabilities) []string {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// allowsUserNamespaces: the limit may be 0 (user_namespaces(7)).
+func allowsUserNamespaces() bool {
+	most, err := os.ReadFile("/proc/sys/user/max_user_namespaces")
+	return err == nil && strings.TrimSpace(string(most)) != "0"
 }
 
 // canSetMountAttributes asks with a call that fails in any case, for want of a

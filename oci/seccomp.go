@@ -30,6 +30,7 @@ func SeccompOf(security *runtimeapi.LinuxSandboxSecurityContext) *runtimeapi.Sec
 	if profile := security.GetSeccomp(); profile != nil {
 		return profile
 	}
+	//lint:ignore SA1019 the older form is still sent
 	return parseProfile(security.GetSeccompProfilePath())
 }
 
@@ -92,6 +93,7 @@ func ContainerSeccomp(security *runtimeapi.LinuxContainerSecurityContext) *runti
 	if profile := security.GetSeccomp(); profile != nil {
 		return profile
 	}
+	//lint:ignore SA1019 the older form is still sent
 	return parseProfile(security.GetSeccompProfilePath())
 }
 

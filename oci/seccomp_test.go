@@ -87,6 +87,7 @@ func TestContainerSeccomp(t *testing.T) {
 	}{
 		{"none", nil, false, false},
 		{"default", profile(runtimeapi.SecurityProfile_RuntimeDefault), true, false},
+		//lint:ignore SA1019 the older form is still sent
 		{"default, the older form", &runtimeapi.LinuxContainerSecurityContext{SeccompProfilePath: "runtime/default"}, true, false},
 		{"unconfined", profile(runtimeapi.SecurityProfile_Unconfined), false, false},
 		{"default with CAP_SYS_ADMIN", strong, true, true},

@@ -140,7 +140,7 @@ func ReadStat(pid int) (Stat, error) {
 	}
 	// The second field is a name in parentheses that may hold anything.
 	fields := bytes.Fields(data[bytes.LastIndexByte(data, ')')+1:])
-	const state, parent, startTime = 3 - 3, 4 - 3, 22 - 3
+	const state, parent, startTime = 0, 1, 19 // fields 3, 4 and 22 of the file
 	if len(fields) <= startTime {
 		return Stat{}, fmt.Errorf("process %d: unexpected form of its stat file", pid)
 	}

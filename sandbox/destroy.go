@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -12,12 +11,13 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/state"
 )
 
 // Stop ends everything that runs in the sandbox and takes its network back.
 // Calling it again, or beside another call, or for an id that is unknown, is
-// success. While CNI DEL fails it reports so and keeps the namespace, until
-// the tries of the network's limits are used up.
+// success. While CNI DEL fails it reports so, until the tries of the network's
+// limits are used up; the network namespace stays until DEL has succeeded.
 func (s *Sandboxes) Stop(ctx context.Context, id string) error {
 	sb, err := s.Find(id)
 	if errdefs.IsNotFound(err) {
@@ -166,22 +166,26 @@ func (s *Sandboxes) removeNetns(id string) error {
 // here on the sandbox is not Ready, whatever becomes of the rest.
 func (s *Sandboxes) endPause(ctx context.Context, sb *Sandbox) (gone <-chan error) {
 	done := make(chan error, 1)
-	pause := sb.pause
-	sb.pause = nil
 	if sb.Ready() {
 		sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
 		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 	}
 	go func() {
 		done <- s.around(ctx, "end pause", func() error {
-			var err error
-			if pause != nil {
-				err = errors.Join(pause.Kill(s.options.Limits.Kill), pause.Close())
-			}
-			return errors.Join(err, s.removeProcesses(sb.ID, sb.CgroupsPath))
+			return errors.Join(s.killPause(sb), s.removeProcesses(sb.ID, sb.CgroupsPath))
 		})
 	}()
 	return done
+}
+
+// killPause is called under the sandbox's lock: whoever holds it waits.
+func (s *Sandboxes) killPause(sb *Sandbox) error {
+	if sb.pause == nil {
+		return nil
+	}
+	err := errors.Join(sb.pause.Kill(s.options.Limits.Kill), sb.pause.Close())
+	sb.pause = nil
+	return err
 }
 
 // removeProcesses ends whatever is left of a pause process, prepared or
@@ -189,7 +193,7 @@ func (s *Sandboxes) endPause(ctx context.Context, sb *Sandbox) (gone <-chan erro
 func (s *Sandboxes) removeProcesses(id, cgroupsPath string) error {
 	return errors.Join(
 		s.options.Hierarchies.Remove(cgroup.Path(cgroupsPath), s.options.Limits.Kill),
-		os.RemoveAll(filepath.Join(s.runtimeRoot(), id)),
+		state.RemoveAll(filepath.Join(s.runtimeRoot(), id)),
 	)
 }
 

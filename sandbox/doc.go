@@ -8,7 +8,8 @@
 //
 //	 1 check       the request; nothing has a side effect before it is complete
 //	 2 reserve     the name; a second request for it waits and gets the same id
-//	 3 record      the sandbox and its attachment, durable before ADD can run
+//	 3 record      the sandbox and its attachment, on the disk (sync) before ADD
+//	               can run
 //	 4 files       log directory, shm, resolv.conf, hostname, hosts
 //	 5 userns      if asked for: it must own the network namespace
 //	 6 netns       pinned at a path that follows from the id

@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/state"
 )
 
 // shmSize is the size of a pod's /dev/shm, as in Docker and containerd.
@@ -141,7 +142,7 @@ func removeDir(dir string) error {
 	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount %s: %w", shm, err)
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	if err := state.RemoveAll(dir); err != nil {
 		return fmt.Errorf("remove the files of a sandbox: %w", err)
 	}
 	return nil

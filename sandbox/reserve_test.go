@@ -87,7 +87,8 @@ func storedRecord(t *testing.T, name string, createdAt int64) Record {
 
 func TestRestoreOneRefusesWhatIsNoSandbox(t *testing.T) {
 	s := checker()
-	if err := s.restoreOne(storedRecord(t, "web", 5), Facts{}); err != nil {
+	listed := Facts{BootID: "before"}
+	if err := s.restoreOne(storedRecord(t, "web", 5), listed); err != nil {
 		t.Fatal(err)
 	}
 	garbage := storedRecord(t, "x", 1)
@@ -100,12 +101,25 @@ func TestRestoreOneRefusesWhatIsNoSandbox(t *testing.T) {
 		"created at 0":      storedRecord(t, "x", 0),
 		"the same name":     storedRecord(t, "web", 4),
 	} {
-		if err := s.restoreOne(record, Facts{}); err == nil || !strings.Contains(err.Error(), says) {
+		if err := s.restoreOne(record, listed); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("restoreOne = %v, want an error that says %q", err, says)
 		}
 	}
 	if len(s.byID) != 1 {
 		t.Errorf("%d sandboxes, want 1", len(s.byID))
+	}
+}
+
+// The name of a half-made sandbox was free at once for the next one.
+func TestRestoreOneGivesNoNameToTheHalfMade(t *testing.T) {
+	s := checker()
+	for _, facts := range []Facts{{}, {BootID: "before"}, {}} {
+		if err := s.restoreOne(storedRecord(t, "web", 5), facts); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(s.byID) != 3 || len(s.byName) != 1 {
+		t.Errorf("%d sandboxes and %d names, want 3 and 1", len(s.byID), len(s.byName))
 	}
 }
 

@@ -99,10 +99,15 @@ func (s *Sandboxes) restore() (halfMade []*Sandbox, err error) {
 	for _, b := range append(bad, badFacts...) {
 		s.options.Logger.Error("record set aside", "sandbox", b.ID, "file", b.Path, "err", b.Reason)
 	}
+	for id, record := range records {
+		if record.ID != id {
+			s.setAside(id, fmt.Errorf("it is a copy of the record of sandbox %q", record.ID))
+			delete(records, id)
+		}
+	}
 	for _, record := range newestFirst(records) {
 		if err := s.restoreOne(record, facts[record.ID]); err != nil {
-			b := s.records.SetAside(record.ID, err)
-			s.options.Logger.Error("record set aside", "sandbox", b.ID, "file", b.Path, "err", b.Reason)
+			s.setAside(record.ID, err)
 		}
 	}
 	s.forgetFactsOfNobody(facts)
@@ -114,21 +119,12 @@ func (s *Sandboxes) restore() (halfMade []*Sandbox, err error) {
 			halfMade = append(halfMade, sb)
 		}
 	}
-	s.dropFacts(facts)
 	return halfMade, nil
 }
 
-// dropFacts removes those of no sandbox: their record was set aside, or gone
-// before them.
-func (s *Sandboxes) dropFacts(facts map[string]Facts) {
-	for id := range facts {
-		if s.exists(id) {
-			continue
-		}
-		if err := s.facts.Remove(id); err != nil {
-			s.options.Logger.Warn("facts without a record stay", "sandbox", id, "err", err)
-		}
-	}
+func (s *Sandboxes) setAside(id string, reason error) {
+	b := s.records.SetAside(id, reason)
+	s.options.Logger.Error("record set aside", "sandbox", b.ID, "file", b.Path, "err", b.Reason)
 }
 
 // forgetFactsOfNobody removes the facts of sandboxes that have no record.
@@ -146,8 +142,7 @@ func (s *Sandboxes) forgetFactsOfNobody(facts map[string]Facts) {
 // newestFirst: where two records have one name, the newer one keeps it.
 func newestFirst(records map[string]Record) []Record {
 	list := make([]Record, 0, len(records))
-	for id, record := range records {
-		record.ID = id
+	for _, record := range records {
 		list = append(list, record)
 	}
 	slices.SortFunc(list, func(a, b Record) int { return cmp.Compare(b.CreatedAt, a.CreatedAt) })

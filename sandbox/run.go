@@ -67,27 +67,30 @@ func (s *Sandboxes) bound(ctx context.Context, limit time.Duration) (context.Con
 // run goes through the steps 3 to 11.
 func (c *creation) run() {
 	c.step("record", c.writeRecord)
+	synced := c.beside("sync", c.syncRecord)
 	c.step("files", c.makeFiles)
 	if oci.UserNamespace(c.config) != nil {
 		c.step("userns", c.makeUserns)
 	}
 	if c.hostNetwork() {
 		c.step("prepare", c.preparePause)
+		c.join(synced)
 		c.step("start", c.startPause)
 		return
 	}
 	c.step("netns", c.makeNetns)
 	c.step("loopback", c.loopbackUp)
 	if needsInterfaces(c.config) {
+		c.join(synced)
 		c.step("cni add", c.attach)
 		c.step("addresses", c.checkAddresses)
 		c.step("prepare", c.preparePause)
 	} else {
 		prepared := c.beside("prepare", c.preparePause)
+		c.join(synced)
 		c.step("cni add", c.attach)
 		c.step("addresses", c.checkAddresses)
-		// Waited for even when ADD failed: what is undone must have ended.
-		c.err = errors.Join(c.err, prepared())
+		c.join(prepared)
 	}
 	c.step("start", c.startPause)
 }
@@ -109,13 +112,21 @@ func (s *Sandboxes) undo(c *creation) error {
 }
 
 // writeRecord makes the sandbox known to a daemon that comes after a crash,
-// and chooses the network configuration for the whole life of the pod. The two
-// files are written side by side: each waits for the disk.
+// and chooses the network configuration for the whole life of the pod.
 func (c *creation) writeRecord() error {
-	journalled := make(chan error, 1)
-	go func() { journalled <- c.journal() }()
-	err := c.owner.records.Write(c.ID, c.Record)
-	return errors.Join(err, <-journalled)
+	if err := c.owner.records.Put(c.ID, c.Record); err != nil {
+		return err
+	}
+	return c.journal()
+}
+
+// syncRecord makes record and attachment durable, side by side: each waits for
+// the disk. What is made meanwhile does not survive a power cut; what ADD
+// makes may, so ADD waits.
+func (c *creation) syncRecord() error {
+	synced := make(chan error, 1)
+	go func() { synced <- c.owner.options.Networks.SyncJournal(c.ID) }()
+	return errors.Join(c.owner.records.Sync(c.ID), <-synced)
 }
 
 func (c *creation) journal() error {

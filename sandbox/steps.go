@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -71,6 +72,10 @@ func (c *creation) beside(name string, do func() error) (wait func() error) {
 		return err
 	}
 }
+
+// join waits for a step that runs beside, even when another one has failed:
+// what is undone must have ended.
+func (c *creation) join(wait func() error) { c.err = errors.Join(c.err, wait()) }
 
 // around runs do as the step of that name.
 func (s *Sandboxes) around(ctx context.Context, name string, do func() error) error {

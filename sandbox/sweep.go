@@ -128,23 +128,7 @@ func (s *Sandboxes) sweep() {
 		s.options.Logger.Error("sweep", "err", err)
 	}
 	for _, stray := range strays {
-		err := s.detachStray(stray)
-		if err != nil {
-			s.options.Logger.Warn("the attachment of a lost sandbox is released in the background", "sandbox", stray.id, "err", err)
-		}
-		err = remains.Remove(stray)
+		err := remains.Remove(stray)
 		s.options.Logger.Warn("removed what had no record", "kind", stray.Kind, "name", stray.Name, "err", err)
 	}
-}
-
-// detachStray runs DEL, if there is an attachment, before its namespace goes:
-// without one plugins cannot take everything back.
-func (s *Sandboxes) detachStray(stray Stray) error {
-	if stray.Kind != "netns" {
-		return nil
-	}
-	ctx, cancel := s.bound(s.base, s.options.Limits.Destroy)
-	defer cancel()
-	networks := s.options.Networks
-	return networks.Detach(ctx, stray.id, networks.NamespacePath(stray.id))
 }

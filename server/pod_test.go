@@ -150,6 +150,8 @@ func TestUnknownAndMalformed(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument)
 	_, err = client.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{})
 	wantCode(t, err, codes.InvalidArgument)
+	_, err = client.CheckpointPod(t.Context(), &runtimeapi.CheckpointPodRequest{})
+	wantCode(t, err, codes.Unimplemented)
 }
 
 func wantCode(t *testing.T, err error, code codes.Code) {

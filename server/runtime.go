@@ -37,7 +37,7 @@ func (r *Runtime) Status(_ context.Context, request *runtimeapi.StatusRequest) (
 			r.networkCondition(),
 		}},
 		RuntimeHandlers: r.handlers(),
-		Features:        &runtimeapi.RuntimeFeatures{},
+		Features:        &runtimeapi.RuntimeFeatures{SupplementalGroupsPolicy: true, MountOptions: true},
 	}
 	if !request.GetVerbose() {
 		return response, nil
@@ -62,7 +62,10 @@ func (r *Runtime) networkCondition() *runtimeapi.RuntimeCondition {
 func (r *Runtime) handlers() []*runtimeapi.RuntimeHandler {
 	var handlers []*runtimeapi.RuntimeHandler
 	for _, name := range append([]string{""}, r.Info.Handlers...) {
-		handlers = append(handlers, &runtimeapi.RuntimeHandler{Name: name, Features: &runtimeapi.RuntimeHandlerFeatures{}})
+		handlers = append(handlers, &runtimeapi.RuntimeHandler{Name: name, Features: &runtimeapi.RuntimeHandlerFeatures{
+			RecursiveReadOnlyMounts: r.Info.Machine.RecursiveReadOnly,
+			UserNamespaces:          r.Info.Machine.UserNamespaces,
+		}})
 	}
 	return handlers
 }

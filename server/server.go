@@ -15,6 +15,7 @@ import (
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/event"
 	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/stats"
 )
@@ -27,6 +28,7 @@ type Runtime struct {
 	Containers *container.Containers
 	Networks   *network.Networks
 	Stats      *stats.Meter
+	Streams    Streams
 	Events     *event.Broadcaster
 	Info       Info
 }
@@ -36,6 +38,7 @@ type Info struct {
 	Version       string
 	SystemdCgroup bool
 	Handlers      []string
+	Machine       oci.Machine
 	// Config is the configuration in effect, for the verbose status.
 	Config any
 }

@@ -3,6 +3,7 @@ package state
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -26,7 +27,7 @@ func WriteFile(path string, data []byte, durable bool) error {
 	if !durable {
 		return nil
 	}
-	return syncDirectory(filepath.Dir(path))
+	return syncFile(filepath.Dir(path))
 }
 
 func writeTemporary(path string, data []byte, durable bool) (string, error) {
@@ -44,12 +45,23 @@ func writeTemporary(path string, data []byte, durable bool) (string, error) {
 	return file.Name(), nil
 }
 
-func syncDirectory(path string) error {
-	directory, err := os.Open(path)
+// RemoveAll is os.RemoveAll, save that what is not there is no error on a
+// file system that cannot be written, either: unlink(2) and rmdir(2) say EROFS
+// before they look.
+func RemoveAll(path string) error {
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return os.RemoveAll(path)
+}
+
+// syncFile waits until the file, or the names of a directory, are on the disk.
+func syncFile(path string) error {
+	file, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(directory.Sync(), directory.Close()); err != nil {
+	if err := errors.Join(file.Sync(), file.Close()); err != nil {
 		return fmt.Errorf("sync %s: %w", path, err)
 	}
 	return nil

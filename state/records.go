@@ -44,12 +44,26 @@ func Open[T any](directory string, version int, durable bool) (*Records[T], erro
 func (r *Records[T]) Path(id string) string { return filepath.Join(r.directory, id+suffix) }
 
 // Write replaces the record of id.
-func (r *Records[T]) Write(id string, record T) error {
+func (r *Records[T]) Write(id string, record T) error { return r.write(id, record, r.durable) }
+
+// Put replaces the record of id for whoever reads it from now on, after a crash
+// of the daemon too; a power cut may still take it back, until Sync returns.
+func (r *Records[T]) Put(id string, record T) error { return r.write(id, record, false) }
+
+// Sync makes what Put has written durable.
+func (r *Records[T]) Sync(id string) error {
+	if err := syncFile(r.Path(id)); err != nil {
+		return fmt.Errorf("sync the record of %s: %w", id, err)
+	}
+	return syncFile(r.directory)
+}
+
+func (r *Records[T]) write(id string, record T, durable bool) error {
 	data, err := json.MarshalIndent(envelope[T]{r.version, record}, "", " ")
 	if err != nil {
 		return fmt.Errorf("encode the record of %s: %w", id, err)
 	}
-	if err := WriteFile(r.Path(id), append(data, '\n'), r.durable); err != nil {
+	if err := WriteFile(r.Path(id), append(data, '\n'), durable); err != nil {
 		return fmt.Errorf("write the record of %s: %w", id, err)
 	}
 	return nil
@@ -57,17 +71,16 @@ func (r *Records[T]) Write(id string, record T) error {
 
 // Remove deletes the record of id; one that is not there is no error.
 func (r *Records[T]) Remove(id string) error {
-	err := os.Remove(r.Path(id))
-	if errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(r.Path(id)); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err != nil {
+	if err := os.Remove(r.Path(id)); err != nil {
 		return fmt.Errorf("remove the record of %s: %w", id, err)
 	}
 	if !r.durable {
 		return nil
 	}
-	return syncDirectory(r.directory)
+	return syncFile(r.directory)
 }
 
 // Bad is a record that could not be read, and where it has been set aside.

@@ -69,7 +69,9 @@ func (n *demoNode) path(name string) string { return filepath.Join(n.dir, name) 
 func (n *demoNode) socket() string          { return n.path("minicri.sock") }
 func (n *demoNode) logFile() string         { return n.path("daemon.log") }
 func (n *demoNode) hasDaemon() bool         { return n.daemon != nil && n.daemon.ProcessState == nil }
-func (n *demoNode) remaining() []string     { return []string{"netns", filepath.Join("state", "userns")} }
+
+func (n *demoNode) remaining() []string { return []string{"netns", filepath.Join("state", "userns")} }
+
 func (n *demoNode) counted() []leak.Kind {
 	return []leak.Kind{leak.NetnsFile, leak.Namespace, leak.Mount, leak.Link, leak.Rule, leak.Address, leak.Result, leak.Cgroup, leak.Process}
 }

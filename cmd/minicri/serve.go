@@ -18,6 +18,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
 
 	"github.com/minicri/minicri/config"
 	"github.com/minicri/minicri/network"
@@ -74,6 +75,11 @@ func run(ctx context.Context, c *config.Config, logger *slog.Logger) (err error)
 	}
 	defer func() { err = errors.Join(err, node.close()) }()
 	wait.Go(func() { node.runtime.Networks.Run(background) })
+	wait.Go(func() {
+		if err := node.streams.Serve(); err != nil {
+			logger.Error("no exec, attach and port-forward", "err", err)
+		}
+	})
 	wait.Go(func() { checkAtSignal(background, node.runtime.Networks) })
 	if c.Metrics != "" {
 		wait.Go(func() {
@@ -145,6 +151,7 @@ func newLogger(c *config.Config) (*slog.Logger, error) {
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	// Libraries log to the default: one stream, one form.
 	slog.SetDefault(logger)
+	klog.SetSlogLogger(logger)
 	log.UseSlog()
 	if err := log.SetLevel("error"); err != nil {
 		return nil, err

@@ -24,6 +24,7 @@ import (
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/server"
 	"github.com/minicri/minicri/stats"
+	"github.com/minicri/minicri/stream"
 )
 
 // wire puts the packages together.
@@ -37,22 +38,41 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*node, er
 	if err != nil {
 		return nil, errors.Join(err, images.Close())
 	}
-	return &node{runtime: runtime, images: images, metrics: measured}, nil
+	streams, err := stream.Listen(ctx, streamOptions(c, runtime, logger))
+	if err != nil {
+		runtime.Sandboxes.Close()
+		runtime.Containers.Close()
+		return nil, errors.Join(err, images.Close())
+	}
+	runtime.Streams = streams
+	return &node{runtime: runtime, images: images, streams: streams, metrics: measured}, nil
 }
 
 // node is all that the daemon serves.
 type node struct {
 	runtime *server.Runtime
 	images  *image.Store
+	streams *stream.Server
 	metrics *metrics.Metrics
 }
 
 // close ends what is under way; pods and images stay.
 func (n *node) close() error {
+	err := n.streams.Close()
 	n.runtime.Sandboxes.Close()
 	n.runtime.Containers.Close()
 	n.runtime.Stats.Close()
-	return n.images.Close()
+	return errors.Join(err, n.images.Close())
+}
+
+func streamOptions(c *config.Config, runtime *server.Runtime, logger *slog.Logger) stream.Options {
+	s := c.Streaming
+	return stream.Options{
+		Address: s.Address, TLS: stream.TLS{Cert: s.TLSCert, Key: s.TLSKey, SelfSigned: s.SelfSigned},
+		Idle: time.Duration(s.Idle), Creation: time.Duration(s.Creation), MaxOpen: s.MaxOpen,
+		Containers: runtime.Containers, Pods: runtime.Sandboxes, Netns: network.FindNamespaces(c.NetnsDir, markOf(c.Root)),
+		Logger: logger,
+	}
 }
 
 func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
@@ -80,7 +100,7 @@ func wireRuntime(ctx context.Context, c *config.Config, images *image.Store, mea
 	}
 	runtime := &server.Runtime{
 		Events: event.New(),
-		Info:   server.Info{Version: version, SystemdCgroup: k.systemd, Handlers: c.Handlers, Config: c},
+		Info:   server.Info{Version: version, SystemdCgroup: k.systemd, Handlers: c.Handlers, Machine: k.machine, Config: c},
 	}
 	if runtime.Networks, err = openNetworks(ctx, c, k.netns, logger); err != nil {
 		return nil, err

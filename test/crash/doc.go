@@ -1,21 +1,25 @@
 // Package crash kills the daemon, its shim and its requests at every step of a
 // pod's life, and asks what is left (matrix_test.go); and it starts the daemon
 // on what a crash, a reboot, a full disk or somebody's hand may leave (the
-// other files). The numbers in the names of tests, as P12, are those of the
-// properties in the table below.
+// other files).
 //
 // The daemon, the shim and the plugins are the real ones, the daemon built with
 // the tag "failpoints" (make failpoints). Every case of the matrix runs on a
 // node where another pod is Ready all the time, in a network with three
-// addresses: an address that is not given back is missed at once.
+// addresses: one that is not given back is missed soon.
 //
-//	P1-P6    a kill at each step of Run, Stop, Remove, between plugins of a chain
-//	P8       the name can be used again, names of listed sandboxes stay reserved
-//	P9       records that cannot be read
-//	P11      a chain that fails in the middle
-//	P15      a cancelled request
-//	P17, P18 a namespace that is gone, a reboot
-//	P23      addresses after a restart
-//	P30      the clock
-//	P48, P49 full and broken disks, no descriptors; many pods
+// The numbers of properties, as P12, are those of the project's list; the tests
+// of TestProperty… bear theirs. Those of the matrix:
+//
+//	P1  a kill around netns: no namespace that no listed sandbox owns
+//	P2  a kill between record and ADD: DEL has run
+//	P3  a kill, or an error, between the plugins of a chain, in ADD and in DEL
+//	P4  a kill between ADD and the result on disk
+//	P5  a kill of daemon, shim or both, from prepare to Ready
+//	P6  a kill, or an error, at each step of Stop, Remove, undo and recovery
+//	P8  the name is free at once
+//	P11 an error of the first, middle, last plugin; what the error says
+//	P15 a cancelled request, a deadline that passed: the work goes on
+//	P16 the retry joins it
+//	P23 other pods stay as they are, byte for byte in their status
 package crash

@@ -1,6 +1,7 @@
 package crash
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,6 +9,10 @@ import (
 
 	"github.com/minicri/minicri/test/harness"
 )
+
+// atOnce is how many nodes are at work, unless -parallel says so: most of the
+// time a case waits.
+const atOnce = "4"
 
 // TestMain chooses the binaries with failpoints.
 func TestMain(m *testing.M) {
@@ -18,8 +23,11 @@ func TestMain(m *testing.M) {
 	if err == nil {
 		_, err = os.Stat(filepath.Join(os.Getenv("MINICRI_BIN"), "trip"))
 	}
+	if err == nil {
+		err = flag.Set("test.parallel", atOnce)
+	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "crash: binaries with failpoints are needed, run 'make failpoints':", err)
+		fmt.Fprintln(os.Stderr, "crash: it needs binaries with failpoints, see 'make failpoints':", err)
 		os.Exit(1)
 	}
 	os.Exit(harness.Main(m))

@@ -79,7 +79,7 @@ var (
 	hostNetwork = pod{
 		name:    "host network",
 		options: []harness.PodOption{harness.HostNetwork()},
-		run: slices.Concat([]string{"check before", "check after", "record before", "rename sandboxes", "record after"},
+		run: slices.Concat([]string{"check before", "check after", "record before", "rename sandboxes", "record after", "sync before", "sync after"},
 			around("files", "prepare"), started),
 		shim: []string{"prepare after", "start before"},
 	}
@@ -95,7 +95,7 @@ var (
 // The points in order, as package failpoint names them.
 var (
 	recorded = []string{
-		"check before", "check after", "record before", "rename sandboxes", "rename attachments", "record after",
+		"check before", "check after", "record before", "rename sandboxes", "rename attachments", "record after", "sync before", "sync after",
 		"files before", "files after",
 	}
 	attached      = []string{"cni add before", "first ADD", "middle ADD", "last ADD", "cni add after"}

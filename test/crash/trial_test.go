@@ -32,6 +32,7 @@ func (c *trial) test(t *testing.T) {
 	check(t, os.WriteFile(c.calls, nil, 0o600))
 	c.before = c.Look()
 
+	t.Cleanup(func() { c.disarm(t) })
 	c.operation.prepare(t, c)
 	c.fault.strike(t, c)
 	if !c.Running() {

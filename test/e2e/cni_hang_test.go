@@ -134,7 +134,7 @@ func TestProperty16_DuplicatesAreJoined(t *testing.T) {
 	n.WriteConflist("10-test.conflist", r.bridge("one"))
 	r.order("one", "ADD", "wait")
 	first, giveUp := context.WithCancel(context.Background())
-	go n.Runtime.RunPodSandbox(first, &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web")}) //nolint:errcheck // its caller gives up
+	go n.Runtime.RunPodSandbox(first, &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web")})
 	eventually(t, "ADD runs", patience, func() bool { return len(r.calls("ADD")) == 1 })
 
 	answers := make([]string, 20)

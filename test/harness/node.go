@@ -128,11 +128,21 @@ func prepare(t testing.TB, binaries string, opts []Option) *Node {
 	for _, option := range opts {
 		option(&n.options)
 	}
+	n.useBinaries(n.options.binaries)
 	n.makeDirectories()
 	n.makeNetns()
 	n.makeCgroups()
 	n.configure()
 	return n
+}
+
+func (n *Node) useBinaries(dir string) {
+	n.t.Helper()
+	if dir == "" {
+		return
+	}
+	n.must("looking for binaries", checkRequirements(os.Getuid(), dir))
+	n.binaries, n.CNIBin = dir, filepath.Join(dir, "cni")
 }
 
 func (n *Node) makeDirectories() {

@@ -11,6 +11,7 @@ type options struct {
 	config    string
 	env       []string
 	flags     []string
+	binaries  string
 }
 
 // DualStack gives pods an IPv6 address beside the IPv4 one.
@@ -44,6 +45,11 @@ func Config(toml string) Option {
 // Env adds KEY=VALUE pairs to the daemon's environment.
 func Env(pairs ...string) Option {
 	return func(o *options) { o.env = append(o.env, pairs...) }
+}
+
+// Binaries takes minicri, its shim and the plugins from another directory.
+func Binaries(dir string) Option {
+	return func(o *options) { o.binaries = dir }
 }
 
 // Flags adds arguments to the daemon's command line.

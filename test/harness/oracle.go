@@ -2,7 +2,6 @@ package harness
 
 import (
 	"context"
-	"slices"
 
 	"github.com/minicri/minicri/leak"
 )
@@ -31,7 +30,7 @@ func (n *Node) Differences(before leak.Snapshot) []string {
 		return err
 	}))
 	for _, l := range leak.Diff(n.look(scope), before) {
-		if !slices.Contains(othersMayEnd, l.Kind) {
+		if !n.mayEnd(l) {
 			lines = append(lines, "lost: "+l.String())
 		}
 	}

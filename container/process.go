@@ -1,0 +1,106 @@
+package container
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/client"
+)
+
+// Process is a process whose streams a client wants: that of an exec, or with
+// an empty exec the container's own.
+type Process struct {
+	shim      *client.Client
+	container string
+	exec      string
+	// Outputs are the names of its outputs (shim/api): a terminal has one.
+	Outputs []string
+	// Stdin tells whether it has one.
+	Stdin bool
+}
+
+// killTime is what ending an exec that nobody wants any more may take.
+const killTime = 10 * time.Second
+
+// CheckExec tells whether Exec can be called now: the container runs.
+func (s *Containers) CheckExec(ctx context.Context, id string, command []string) error {
+	_, _, _, err := s.forExec(ctx, id, command, false)
+	return err
+}
+
+// Exec starts a command in a running container. The caller opens all Outputs,
+// and Stdin if asked for, then calls Wait; or End, if it cannot.
+func (s *Containers) Exec(ctx context.Context, id string, command []string, stdin, tty bool) (*Process, error) {
+	c, shim, spec, err := s.forExec(ctx, id, command, tty)
+	if err != nil {
+		return nil, err
+	}
+	p := &Process{shim: shim, container: c.ID, exec: newID(), Outputs: outputs(tty), Stdin: stdin}
+	// To its end: a process that was started is known, and can be ended.
+	start, cancel := s.outlive(ctx, s.options.Limits.Create)
+	defer cancel()
+	if err := shim.ExecStart(start, p.container, p.exec, spec, stdin); err != nil {
+		return nil, fmt.Errorf("exec %q in container %s: %w", command, c.ID, err)
+	}
+	return p, nil
+}
+
+// CheckAttach tells whether Attach can be called now: the container runs, and
+// has a terminal or not, as the client believes.
+func (s *Containers) CheckAttach(ctx context.Context, id string, tty bool) error {
+	c, _, err := s.running(ctx, id)
+	if err != nil {
+		return err
+	}
+	if has := c.config.GetTty(); has != tty {
+		return fmt.Errorf("tty: is %t, but that of container %s is %t: %w", tty, c.ID, has, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// Attach finds the process of a running container.
+func (s *Containers) Attach(ctx context.Context, id string) (*Process, error) {
+	c, shim, err := s.running(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &Process{shim: shim, container: c.ID, Outputs: outputs(c.config.GetTty()), Stdin: c.config.GetStdin()}, nil
+}
+
+func outputs(tty bool) []string {
+	if tty {
+		return []string{api.Stdout}
+	}
+	return []string{api.Stdout, api.Stderr}
+}
+
+// Stream opens a stream by its name; see client.Client.Stream.
+func (p *Process) Stream(ctx context.Context, name string) (*net.UnixConn, error) {
+	return p.shim.Stream(ctx, p.container, p.exec, name)
+}
+
+// Resize sets the size of its terminal, in characters.
+func (p *Process) Resize(ctx context.Context, width, height uint32) error {
+	return p.shim.Resize(ctx, p.container, p.exec, width, height)
+}
+
+// Wait returns the exit code of an exec, when its outputs are delivered. When
+// ctx ends first, the exec does so with all that it started.
+func (p *Process) Wait(ctx context.Context) (int32, error) {
+	return p.shim.ExecWait(ctx, p.container, p.exec)
+}
+
+// End ends an exec that Wait was not called for, with all that it started.
+func (p *Process) End(ctx context.Context) {
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+	defer cancel()
+	// Fails if the process has ended, or its shim, which ends with its processes.
+	_ = p.shim.ExecKill(end, p.container, p.exec, uint32(unix.SIGKILL), true)
+	_, _ = p.Wait(end)
+}

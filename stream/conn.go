@@ -1,0 +1,170 @@
+package stream
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// lingerTime is how long a client may take to close its end after ours: to
+	// close at once what it still writes to would reset the connection, and
+	// lose what it has not read yet (RFC 1122, 4.2.2.13).
+	lingerTime = time.Second
+	// deliveryTime is how long what a vanished client had sent may take, where
+	// it counts.
+	deliveryTime = 2 * time.Second
+)
+
+// upgrade is a response that becomes the session's connection.
+type upgrade struct {
+	http.ResponseWriter
+	ctx     context.Context
+	lost    func()
+	session *session
+	conn    *clientConn
+}
+
+// Hijack implements http.Hijacker, for the libraries.
+func (u *upgrade) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	hijacker, ok := u.ResponseWriter.(http.Hijacker)
+	if !ok {
+		return nil, nil, fmt.Errorf("a %s connection cannot be upgraded", u.session.request.Proto)
+	}
+	raw, buffer, err := hijacker.Hijack()
+	if err != nil {
+		return nil, nil, err
+	}
+	early, err := buffer.Reader.Peek(buffer.Reader.Buffered())
+	if err != nil {
+		_ = raw.Close()
+		return nil, nil, err
+	}
+	u.conn = &clientConn{Conn: raw, lost: u.lost, patient: u.session.patient, early: bytes.NewReader(bytes.Clone(early))}
+	if err := u.conn.watch(&u.session.work); err != nil {
+		_ = raw.Close()
+		return nil, nil, err
+	}
+	// A write to a client that does not read ends with the session.
+	context.AfterFunc(u.ctx, func() { _ = raw.Close() })
+	return u.conn, bufio.NewReadWriter(bufio.NewReader(u.conn), bufio.NewWriter(u.conn)), nil
+}
+
+// end closes the connection, if there is one.
+func (u *upgrade) end() {
+	if u.conn != nil {
+		u.conn.end()
+	}
+}
+
+// clientConn tells when the client is gone: the libraries do not.
+type clientConn struct {
+	net.Conn
+	lost func()
+	// patient: what was sent before counts.
+	patient bool
+	early   *bytes.Reader // what came with the HTTP request
+	closed  sync.Once
+	late    *time.Timer // set by Close
+	watched *os.File
+}
+
+// Read implements net.Conn.
+func (c *clientConn) Read(p []byte) (int, error) {
+	if c.early.Len() > 0 {
+		return c.early.Read(p)
+	}
+	n, err := c.Conn.Read(p)
+	if err != nil {
+		c.gone()
+	}
+	return n, err
+}
+
+// gone ends the session, at once or when what has arrived had its time.
+func (c *clientConn) gone() {
+	if c.patient {
+		time.AfterFunc(deliveryTime, c.lost)
+		return
+	}
+	c.lost()
+}
+
+// Write implements net.Conn.
+func (c *clientConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if err != nil {
+		c.lost()
+	}
+	return n, err
+}
+
+// Close is called by the libraries when they are done, or the idle time-out has
+// come. What has been written is still to arrive.
+func (c *clientConn) Close() error {
+	c.closed.Do(func() {
+		c.late = time.AfterFunc(lingerTime, c.lost)
+		if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+			_ = half.CloseWrite() // fails if the client is gone
+		}
+	})
+	return nil
+}
+
+// end closes the connection when the client has closed it.
+func (c *clientConn) end() {
+	_ = c.Close()
+	_ = c.SetReadDeadline(time.Now().Add(lingerTime))
+	_, _ = io.Copy(io.Discard, c.Conn)
+	c.late.Stop()
+	_ = c.Conn.Close()
+	_ = c.watched.Close()
+}
+
+// watch finds out that the client has closed its end while nobody reads: a
+// process that does not read its stdin stops the reading of the connection. It
+// needs a descriptor of its own, because the other one's readers exclude each
+// other.
+func (c *clientConn) watch(work *sync.WaitGroup) error {
+	raw, err := descriptor(c.Conn)
+	if err != nil {
+		return err
+	}
+	c.watched = raw
+	events, err := raw.SyscallConn()
+	if err != nil {
+		return err
+	}
+	work.Go(func() {
+		err := events.Read(hungUp)
+		if err != nil {
+			return // closed by end
+		}
+		c.gone()
+	})
+	return nil
+}
+
+func hungUp(fd uintptr) bool {
+	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	n, err := unix.Poll(poll, 0)
+	return n > 0 && err == nil
+}
+
+// descriptor is a second one of the connection.
+func descriptor(conn net.Conn) (*os.File, error) {
+	if secure, ok := conn.(*tls.Conn); ok {
+		conn = secure.NetConn()
+	}
+	return conn.(*net.TCPConn).File()
+}

@@ -1,0 +1,134 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+
+	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+
+	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/shim/api"
+)
+
+// copyBuffer is what a pipe holds, and the most that the shim sends at once.
+const copyBuffer = 64 << 10
+
+// clientStreams are the client's side of a process. Those that were not asked
+// for are nil; size is nil without a terminal.
+type clientStreams struct {
+	stdin          io.Reader
+	stdout, stderr io.WriteCloser
+	size           <-chan remotecommand.TerminalSize
+}
+
+// link is a process and the connections to its streams.
+type link struct {
+	process *container.Process
+	conns   map[string]*net.UnixConn
+	// delivered waits for all outputs.
+	delivered sync.WaitGroup
+}
+
+// connect opens all outputs, also those that nobody asked for: a process whose
+// output is not read stops.
+func connect(ctx context.Context, process *container.Process, stdin bool) (*link, error) {
+	l := &link{process: process, conns: make(map[string]*net.UnixConn)}
+	names := process.Outputs
+	if stdin && process.Stdin {
+		names = append([]string{api.Stdin}, names...)
+	}
+	for _, name := range names {
+		conn, err := process.Stream(ctx, name)
+		if err != nil {
+			l.close()
+			return nil, err
+		}
+		l.conns[name] = conn
+	}
+	return l, nil
+}
+
+func (l *link) close() {
+	for _, conn := range l.conns {
+		_ = conn.Close()
+	}
+}
+
+// run copies until the outputs end or ctx does. The goroutines that read from
+// the client end with its connection; work counts them.
+func (l *link) run(ctx context.Context, streams clientStreams, work *sync.WaitGroup) {
+	stop := context.AfterFunc(ctx, l.close)
+	defer stop()
+	if streams.stdin != nil {
+		work.Go(func() { l.feed(streams.stdin) })
+	}
+	if streams.size != nil {
+		work.Go(func() { l.resize(ctx, streams.size) })
+	}
+	for _, name := range l.process.Outputs {
+		to := streams.stdout
+		if name == api.Stderr {
+			to = streams.stderr
+		}
+		l.delivered.Go(func() { l.deliver(name, to) })
+	}
+	l.delivered.Wait()
+}
+
+// feed copies stdin. A process that reads no more, or has none, must not hold
+// up what else comes over the connection.
+func (l *link) feed(from io.Reader) {
+	if conn := l.conns[api.Stdin]; conn != nil {
+		if err := transfer(conn, from); err == nil {
+			_ = conn.CloseWrite() // fails if the process has ended
+		} else {
+			_ = conn.Close()
+		}
+	}
+	_, _ = io.Copy(io.Discard, from)
+}
+
+func (l *link) deliver(name string, to io.WriteCloser) {
+	conn := l.conns[name]
+	if to == nil {
+		_, _ = io.Copy(io.Discard, conn)
+		return
+	}
+	if err := transfer(to, conn); err != nil {
+		_ = conn.Close() // the process gets SIGPIPE, as from a shell's reader
+		return
+	}
+	_ = to.Close()
+}
+
+// resize passes sizes on. One that comes too late for the process is no error.
+func (l *link) resize(ctx context.Context, sizes <-chan remotecommand.TerminalSize) {
+	for size := range sizes {
+		if size.Width > 0 && size.Height > 0 {
+			_ = l.process.Resize(ctx, uint32(size.Width), uint32(size.Height))
+		}
+	}
+}
+
+// transfer is io.Copy with a buffer of our size: without, it is half of what
+// the other side sends at once.
+func transfer(to io.Writer, from io.Reader) error {
+	buffer := make([]byte, copyBuffer)
+	for {
+		n, err := from.Read(buffer)
+		if n > 0 {
+			if _, err := to.Write(buffer[:n]); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package stream
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/sandbox"
+)
+
+// Options say where and how sessions are served.
+type Options struct {
+	// Address is the TCP address to listen on; port 0 is any.
+	Address string
+	// TLS says how clients find out who serves.
+	TLS TLS
+	// Idle is how long a session may be silent, Creation how long a client may
+	// take to open its streams.
+	Idle, Creation time.Duration
+	// MaxOpen bounds the requests whose client is here or still to come.
+	MaxOpen    int
+	Containers Containers
+	Pods       Pods
+	Netns      Netns
+	Logger     *slog.Logger
+}
+
+// Containers are those to exec in and to attach to.
+type Containers interface {
+	CheckExec(ctx context.Context, id string, command []string) error
+	Exec(ctx context.Context, id string, command []string, stdin, tty bool) (*container.Process, error)
+	CheckAttach(ctx context.Context, id string, tty bool) error
+	Attach(ctx context.Context, id string) (*container.Process, error)
+}
+
+// Pods are those to forward ports of.
+type Pods interface {
+	Find(id string) (*sandbox.Sandbox, error)
+}
+
+// Netns are the pods' network namespaces.
+type Netns interface {
+	Dial(ctx context.Context, id, network, address string) (net.Conn, error)
+}
+
+// Server makes sessions and serves them. It may be used by many goroutines.
+type Server struct {
+	options  Options
+	listener net.Listener
+	address  url.URL
+	requests *requests
+	// base ends when the server is closed, and with it all sessions.
+	base   context.Context
+	cancel context.CancelFunc
+}
+
+// Listen opens the listener; Serve then serves it.
+func Listen(ctx context.Context, options Options) (*Server, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", options.Address)
+	if err != nil {
+		return nil, fmt.Errorf("listen for exec, attach and port-forward (streaming.address): %w", err)
+	}
+	s := &Server{
+		options: options, requests: newRequests(options.MaxOpen),
+		address: url.URL{Scheme: "http", Host: reachable(listener.Addr())},
+	}
+	s.base, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	config, err := options.TLS.config(s.address.Hostname())
+	if err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	if config != nil {
+		s.address.Scheme = "https"
+		listener = tls.NewListener(listener, config)
+	}
+	s.listener = listener
+	return s, nil
+}
+
+// reachable is what clients of this machine, such as the kubelet, dial.
+func reachable(address net.Addr) string {
+	tcp := *address.(*net.TCPAddr)
+	if tcp.IP.IsUnspecified() && tcp.IP.To4() != nil {
+		tcp.IP = net.IPv4(127, 0, 0, 1)
+	} else if tcp.IP.IsUnspecified() {
+		tcp.IP = net.IPv6loopback
+	}
+	return tcp.String()
+}
+
+// headerTime is how long a client may take to say what it wants.
+const headerTime = 10 * time.Second
+
+// Serve serves until Close.
+func (s *Server) Serve() error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/{kind}/{token}", s.serve)
+	server := &http.Server{
+		Handler: mux, ReadHeaderTimeout: headerTime,
+		BaseContext: func(net.Listener) context.Context { return s.base },
+		ErrorLog:    slog.NewLogLogger(s.options.Logger.Handler(), slog.LevelDebug),
+	}
+	stop := context.AfterFunc(s.base, func() { _ = server.Close() })
+	defer stop()
+	err := server.Serve(s.listener)
+	if s.base.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("serve exec, attach and port-forward: %w", err)
+}
+
+// Close ends all sessions, and with them the execs, and returns when they have
+// ended.
+func (s *Server) Close() error {
+	s.cancel()
+	err := s.listener.Close()
+	s.requests.close()
+	if errors.Is(err, net.ErrClosed) { // http.Server was faster
+		return nil
+	}
+	return err
+}
+
+// url makes the URL that stands for a request.
+func (s *Server) url(kind string, handle handler) (string, error) {
+	token, err := s.requests.add(handle)
+	if err != nil {
+		return "", err
+	}
+	return s.address.JoinPath(kind, token).String(), nil
+}
+
+// serve answers nothing without a token.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	handle := s.requests.take(r.PathValue("token"))
+	if handle == nil {
+		http.NotFound(w, r)
+		return
+	}
+	defer s.requests.done()
+	s.session(w, r, handle)
+}

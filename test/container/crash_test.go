@@ -1,0 +1,233 @@
+package container
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/leak"
+	"github.com/minicri/minicri/test/harness"
+)
+
+// crashRow is an operation on a container, with the points that it passes (see
+// packages container and failpoint), and what happens at each.
+type crashRow struct {
+	name   string
+	points []string
+	// prepare brings the container to where the operation begins.
+	prepare func(*trial)
+	call    func(context.Context, *trial) error
+	faults  []string
+}
+
+const (
+	fails     = "error"
+	killed    = "kill"
+	cancelled = "cancel"
+)
+
+var crashRows = []crashRow{
+	{
+		"create",
+		slices.Concat(
+			[]string{"record container before", "rename containers", "record container after"},
+			around("rootfs", "spec", "shim", "create"), []string{"rename container-facts"}, around("recheck"),
+		),
+		func(*trial) {}, callCreate,
+		[]string{fails, killed, cancelled},
+	},
+	{"start", slices.Concat(around("start container"), []string{"rename container-facts"}), makeCreated, callStart, []string{fails, killed}},
+	{"stop", around("kill container"), makeRunning, callStop, []string{fails, killed}},
+	{"remove", slices.Concat(around("kill container"), removal), makeRunning, callRemove, []string{fails, killed}},
+	{"remove created", slices.Concat(around("kill container"), removal), makeCreated, callRemove, []string{fails, killed}},
+	{"remove ended", removal, makeEnded, callRemove, []string{fails, killed}},
+	{"undo", removal, func(c *trial) { c.also = "recheck before error" }, callCreate, []string{fails, killed}},
+}
+
+var removal = around("delete", "remove rootfs", "remove container record")
+
+func around(steps ...string) (points []string) {
+	for _, step := range steps {
+		points = append(points, step+" before", step+" after")
+	}
+	return points
+}
+
+// trial is one case: a fault at a point of an operation on the container "case".
+// In the pod another one, the witness, runs all the time.
+type trial struct {
+	*pod
+	file    string // of failpoints
+	point   string
+	also    string // a second failpoint
+	witness *runtimeapi.ContainerStatus
+	config  *runtimeapi.ContainerConfig
+	id      string
+	before  leak.Snapshot
+}
+
+func TestCrashes(t *testing.T) {
+	binaries, err := filepath.Abs("../../bin/failpoints")
+	check(t, err)
+	count := 0
+	for _, row := range crashRows {
+		count += len(row.points) * len(row.faults)
+		t.Run(row.name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "points")
+			n := newNode(t, harness.Binaries(binaries), harness.Env("MINICRI_FAILPOINTS="+file))
+			p := runPod(t, n, "web")
+			witness := p.run("witness", forever)
+			p.awaitLine(witness, "ready")
+			for _, point := range row.points {
+				for _, fault := range row.faults {
+					t.Run(point+"/"+fault, func(t *testing.T) {
+						p.t = t
+						c := &trial{pod: p, file: file, point: point, witness: p.status(witness)}
+						c.test(row, fault)
+					})
+				}
+			}
+			p.t = t
+		})
+	}
+	fmt.Printf("container crash matrix: %d cases\n", count)
+}
+
+func (c *trial) test(row crashRow, fault string) {
+	c.config = shell("case", forever, func(config *runtimeapi.ContainerConfig) { config.LogPath = "" })
+	c.before = c.Look()
+	row.prepare(c)
+	if fault == cancelled {
+		c.cancel(row.call)
+	} else {
+		c.strike(row.call, fault)
+	}
+	check(c.t, os.Remove(c.file))
+	if !c.Running() {
+		c.Start()
+	}
+	c.checkWitness()
+	c.removeListed()
+	c.runAgain()
+	for _, difference := range c.Differences(c.before) {
+		c.t.Error(difference)
+	}
+}
+
+// arm says what is to happen at which points: "POINT ACTION" each.
+func (c *trial) arm(orders ...string) {
+	c.t.Helper()
+	_ = os.Remove(c.file + ".hit") // of the case before
+	var lines strings.Builder
+	for _, order := range orders {
+		if space := strings.LastIndexByte(order, ' '); space > 0 {
+			fmt.Fprintf(&lines, "%s\t%s\n", order[:space], order[space+1:])
+		}
+	}
+	check(c.t, os.WriteFile(c.file, []byte(lines.String()), 0o600))
+}
+
+func (c *trial) wasHit() bool {
+	_, err := os.Stat(c.file + ".hit")
+	return err == nil
+}
+
+// strike: the step fails, or the daemon dies there.
+func (c *trial) strike(call func(context.Context, *trial) error, fault string) {
+	c.t.Helper()
+	c.arm(c.point+" "+fault, c.also)
+	err := call(limited(c.t), c)
+	if err == nil {
+		c.t.Error("the step failed, and the request succeeded")
+	}
+	if !c.wasHit() {
+		c.t.Error("the point was not reached")
+	}
+	if fault == killed {
+		eventually(c.t, "the daemon ends", func() bool { return !c.Running() })
+	}
+}
+
+// cancel: the caller goes away at the point (P61).
+func (c *trial) cancel(call func(context.Context, *trial) error) {
+	c.t.Helper()
+	c.arm(c.point + " hang")
+	ctx, cancel := context.WithCancel(limited(c.t))
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- call(ctx, c) }()
+	eventually(c.t, "the point is reached", c.wasHit)
+	cancel()
+	wantCode(c.t, <-done, codes.Canceled)
+}
+
+// checkWitness: another container of the pod goes on as it was.
+func (c *trial) checkWitness() {
+	c.t.Helper()
+	if now := c.status(c.witness.Id); now.String() != c.witness.String() {
+		c.t.Errorf("the other container changed:\nwas %v\nis  %v", c.witness, now)
+	}
+	c.exec(c.witness.Id, "true")
+}
+
+// removeListed: what is listed exists, and can be stopped and removed.
+func (c *trial) removeListed() {
+	c.t.Helper()
+	for _, listed := range c.list(nil) {
+		if listed.Id == c.witness.Id {
+			continue
+		}
+		inside := c.inCgroup(c.info(listed.Id).CgroupsPath)
+		if alive := listed.State != exited; alive != (len(inside) > 0) {
+			c.t.Errorf("%v with the processes %v", listed.State, inside)
+		}
+		if err := c.stop(listed.Id, 0); err != nil {
+			c.t.Errorf("stop what is listed: %v", err)
+		}
+		if err := c.remove(listed.Id); err != nil {
+			c.t.Errorf("remove what is listed: %v", err)
+		}
+	}
+}
+
+// runAgain: the name is free, at once or when what was cut off is taken back.
+func (c *trial) runAgain() {
+	c.t.Helper()
+	var id string
+	eventually(c.t, "the name is free", func() (free bool) {
+		var err error
+		id, err = c.tryCreate(c.config)
+		return err == nil
+	})
+	check(c.t, c.start(id))
+	c.exec(id, "true")
+	check(c.t, c.remove(id))
+}
+
+func makeCreated(c *trial) { c.id = c.create(c.config) }
+
+func makeRunning(c *trial) {
+	makeCreated(c)
+	check(c.t, c.start(c.id))
+}
+
+func makeEnded(c *trial) {
+	makeRunning(c)
+	check(c.t, c.stop(c.id, 0))
+}
+
+func callCreate(ctx context.Context, c *trial) error {
+	_, err := c.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: c.pod.id, Config: c.config, SandboxConfig: c.pod.config})
+	return err
+}
+
+func callStart(_ context.Context, c *trial) error  { return c.start(c.id) }
+func callStop(_ context.Context, c *trial) error   { return c.stop(c.id, 0) }
+func callRemove(_ context.Context, c *trial) error { return c.remove(c.id) }

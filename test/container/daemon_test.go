@@ -1,0 +1,123 @@
+package container
+
+import (
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func TestP34_DaemonKilledWhileContainersRun(t *testing.T) {
+	p := newPod(t)
+	lives := p.run("lives", forever)
+	waits := p.create(shell("waits", "exit 5"))
+	dies := p.run("dies", "sleep 1.5; exit 33")
+	oom := p.run("oom", "sleep 1.5; tail /dev/zero", memory(16<<20))
+	ended := p.run("ended", "exit 4")
+	p.wantExit(ended, 4, "Error")
+	before, pid := p.status(ended), p.info(lives).PID
+	p.Kill()
+	killed := time.Now()
+	time.Sleep(2 * time.Second) // meanwhile two containers end
+	p.Start()
+	started := time.Now()
+	for id, state := range map[string]runtimeapi.ContainerState{lives: running, waits: created, dies: exited, oom: exited, ended: exited} {
+		if now := p.status(id); now.State != state {
+			t.Errorf("want %v at once, got %v", state, now)
+		}
+	}
+	p.wantExit(dies, 33, "Error")
+	p.wantExit(oom, 137, "OOMKilled")
+	if at := time.Unix(0, p.status(dies).FinishedAt); at.Before(killed) || at.After(started) {
+		t.Errorf("finished at %v, the daemon was gone from %v to %v", at, killed, started)
+	}
+	if after := p.status(ended); after.String() != before.String() {
+		t.Errorf("was %v, is %v", before, after)
+	}
+	if p.info(lives).PID != pid || p.exec(lives, "echo hi") != "hi" {
+		t.Errorf("process %d, was %d", p.info(lives).PID, pid)
+	}
+	check(t, p.start(waits))
+	p.wantExit(waits, 5, "Error")
+	check(t, p.stop(lives, 10))
+	p.wantExit(lives, 10, "Error")
+}
+
+// A pod whose containers had all ended when the daemon came has a shim too: the
+// end of its next container has to be seen.
+func TestContainerAfterARestart(t *testing.T) {
+	p := newPod(t)
+	p.wantExit(p.run("app", "exit 1"), 1, "Error")
+	p.Kill()
+	p.Start()
+	p.wantExit(p.run("app", "sleep 0.1; exit 2", attempt(1)), 2, "Error")
+	if pids := shims(p.Node); len(pids) != 1 {
+		t.Errorf("shims: %v", pids)
+	}
+}
+
+func (p *pod) killShim() {
+	p.t.Helper()
+	pids := shims(p.Node)
+	if len(pids) != 1 {
+		p.t.Fatalf("shims: %v", pids)
+	}
+	check(p.t, unix.Kill(pids[0], unix.SIGKILL))
+}
+
+func TestKilledShim(t *testing.T) {
+	p := newPod(t)
+	lives, dies := p.run("lives", forever), p.run("dies", "sleep 0.5; exit 3")
+	waits := p.create(shell("waits", "exit 5"))
+	p.killShim()
+	time.Sleep(50 * time.Millisecond)
+	unknown := time.Now()
+	eventually(t, "the container is adopted", func() bool { return p.status(lives).State == running })
+	if took := time.Since(unknown); took > time.Second {
+		t.Errorf("unknown for %v", took)
+	}
+	same(t, "exec", p.exec(lives, "echo hi"), "hi")
+	end := p.awaitExit(dies)
+	known := end.ExitCode == 3 && end.Reason == "Error"
+	if !known && (end.ExitCode != 255 || end.Reason != "Unknown") {
+		t.Errorf("want its exit code, or 255 and Unknown: %v", end)
+	}
+	check(t, p.start(waits))
+	p.awaitExit(waits)
+	check(t, p.stop(lives, 10))
+	for _, id := range []string{lives, dies, waits} {
+		check(t, p.remove(id))
+	}
+	p.wantExit(p.run("lives", "exit 6"), 6, "Error")
+}
+
+func TestKilledShimAndDaemon(t *testing.T) {
+	p := newPod(t)
+	lives, dies := p.run("lives", forever), p.run("dies", forever)
+	pid := p.info(dies).PID
+	p.Kill()
+	p.killShim()
+	check(t, unix.Kill(pid, unix.SIGKILL))
+	p.Start()
+	eventually(t, "the container is adopted", func() bool { return p.status(lives).State == running })
+	if end := p.awaitExit(dies); end.ExitCode != 255 && end.ExitCode != 137 {
+		t.Errorf("got %v", end)
+	}
+	same(t, "exec", p.exec(lives, "echo hi"), "hi")
+	check(t, p.remove(lives))
+}
+
+// What a shim has left of containers that were removed while it was gone does
+// not keep the pod from being removed.
+func TestRemovalWithoutAShim(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", "exit 1")
+	p.wantExit(id, 1, "Error")
+	p.Kill()
+	p.killShim()
+	p.Start()
+	check(t, p.remove(id))
+	p.wantExit(p.run("app", "exit 2"), 2, "Error")
+	p.RemovePod(p.id)
+}

@@ -1,0 +1,80 @@
+package container
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+func TestExecSync(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever)
+	answer, err := p.tryExec(id, 0, "/bin/sh", "-c", "echo out; echo err >&2; exit 42")
+	check(t, err)
+	if string(answer.Stdout) != "out\n" || string(answer.Stderr) != "err\n" || answer.ExitCode != 42 {
+		t.Errorf("got %v", answer)
+	}
+	answer, err = p.tryExec(id, 0, "sh", "-c", "kill -9 $$")
+	check(t, err)
+	if answer.ExitCode != 137 {
+		t.Errorf("killed: got %v", answer)
+	}
+	if answer, err := p.tryExec(id, 0, "/no/such"); err == nil && answer.ExitCode == 0 {
+		t.Errorf("a program that does not exist: %v", answer)
+	}
+	same(t, "environment", p.exec(id, "echo $FROM"), "image")
+}
+
+func TestP58_TimeoutEndsTheCommandOnly(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever)
+	before := p.inCgroup(p.info(id).CgroupsPath + "*")
+	began := time.Now()
+	_, err := p.tryExec(id, 1, "/bin/sh", "-c", "trap '' TERM; tail -f /dev/null & (tail -f /dev/null & tail -f /dev/null); sleep 1000")
+	wantCode(t, err, codes.DeadlineExceeded)
+	if took := time.Since(began); took < time.Second || took > 3*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	eventually(t, "the command's processes are gone", func() bool { return !slices.Contains(p.tree(id), "tail") })
+	if p.status(id).State != running || len(before) == 0 {
+		t.Errorf("the container is %v", p.status(id))
+	}
+	p.exec(id, "true")
+}
+
+// tree are the commands of all processes of a container, as it sees them.
+func (p *pod) tree(id string) []string {
+	p.t.Helper()
+	return strings.Fields(p.exec(id, "ps -o comm"))
+}
+
+func TestP36_BackgroundChildKeepsThePipe(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever)
+	began := time.Now()
+	answer, err := p.tryExec(id, 10, "/bin/sh", "-c", "tail -f /dev/null & echo done")
+	check(t, err)
+	if took := time.Since(began); took > 5*time.Second || string(answer.Stdout) != "done\n" || answer.ExitCode != 0 {
+		t.Errorf("after %v: %v", took, answer)
+	}
+	check(t, p.stop(id, 0))
+}
+
+func TestExecOutputIsCapped(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever)
+	answer, err := p.tryExec(id, 0, "/bin/sh", "-c", "head -c 20000000 /dev/zero")
+	check(t, err)
+	if len(answer.Stdout) > 16<<20 || len(answer.Stdout) < 15<<20 || answer.ExitCode != 0 {
+		t.Errorf("%d bytes, exit code %d", len(answer.Stdout), answer.ExitCode)
+	}
+	if bytes.Count(answer.Stdout, []byte{0}) != len(answer.Stdout) {
+		t.Error("other bytes than those that were written")
+	}
+	_, err = p.tryExec(id, 0, "/bin/sh", "-c", "head -c 20000000 /dev/zero; head -c 20000000 /dev/zero >&2")
+	check(t, err)
+}

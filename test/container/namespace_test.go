@@ -1,0 +1,109 @@
+package container
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func pidMode(mode runtimeapi.NamespaceMode, target string) option {
+	return func(c *runtimeapi.ContainerConfig) {
+		c.Linux.SecurityContext.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: mode, TargetId: target}
+	}
+}
+
+func podPID(mode runtimeapi.NamespaceMode) func(*runtimeapi.PodSandboxConfig) {
+	return func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.Pid = mode }
+}
+
+// wantNamespaces fails the test unless two processes share the namespaces, or
+// do not.
+func wantNamespaces(t *testing.T, one, other int, shared bool, kinds ...string) {
+	t.Helper()
+	for _, kind := range kinds {
+		if (namespace(t, one, kind) == namespace(t, other, kind)) != shared {
+			t.Errorf("processes %d and %d: want %s namespace shared: %v", one, other, kind, shared)
+		}
+	}
+}
+
+func TestTwoContainersOverLocalhost(t *testing.T) {
+	p := newPod(t)
+	p.run("server", "mkdir /tmp/www; echo over localhost > /tmp/www/index.html; httpd -f -p 127.0.0.1:8080 -h /tmp/www")
+	client := p.run("client", "until wget -q -O - http://127.0.0.1:8080/; do sleep 0.05; done 2>/dev/null")
+	p.wantExit(client, 0, "Completed")
+	stdout, _ := p.logs(client)
+	same(t, "what the server said", stdout, "over localhost\n")
+}
+
+func TestCrashedContainerKeepsTheAddress(t *testing.T) {
+	p := newPod(t)
+	before := p.address()
+	for i := range uint32(3) {
+		id := p.run("app", "httpd -p 80; wget -q -O /dev/null http://127.0.0.1/; kill -9 $$", attempt(i))
+		p.awaitExit(id)
+		check(t, p.remove(id))
+	}
+	last := p.run("app", forever, attempt(3))
+	if p.address() == "" || p.address() != before || p.exec(last, "hostname") != "web" {
+		t.Errorf("address %q, before %q", p.address(), before)
+	}
+}
+
+func TestNamespacesOfThePod(t *testing.T) {
+	p := newPod(t)
+	one, other := p.info(p.run("one", forever)).PID, p.info(p.run("other", forever)).PID
+	wantNamespaces(t, one, other, true, "net", "ipc", "uts")
+	wantNamespaces(t, one, other, false, "pid", "mnt")
+	wantNamespaces(t, one, os.Getpid(), false, "net", "ipc", "uts", "pid", "mnt")
+}
+
+func TestPIDModes(t *testing.T) {
+	n := newNode(t)
+	apart, together, node := runPod(t, n, "apart"), runPod(t, n, "together", podPID(runtimeapi.NamespaceMode_POD)), runPod(t, n, "node", podPID(runtimeapi.NamespaceMode_NODE))
+	first := apart.run("first", forever)
+	same(t, "CONTAINER: process 1", apart.exec(first, "readlink /proc/1/exe"), "/bin/busybox")
+	target := apart.run("target", forever, pidMode(runtimeapi.NamespaceMode_TARGET, first))
+	wantNamespaces(t, apart.info(first).PID, apart.info(target).PID, true, "pid", "net")
+	_, err := apart.tryCreate(shell("lost", "true", pidMode(runtimeapi.NamespaceMode_TARGET, "nosuch")))
+	wantCode(t, err, codes.NotFound)
+	pod := together.run("pod", forever, pidMode(runtimeapi.NamespaceMode_POD, ""))
+	second := together.run("second", forever, pidMode(runtimeapi.NamespaceMode_POD, ""))
+	wantNamespaces(t, together.info(pod).PID, together.info(second).PID, true, "pid")
+	same(t, "POD: process 1", together.exec(pod, "cat /proc/1/comm"), "pause")
+	host := node.run("host", forever, pidMode(runtimeapi.NamespaceMode_NODE, ""))
+	wantNamespaces(t, node.info(host).PID, os.Getpid(), true, "pid")
+}
+
+func TestP35_ExecJoinsTheContainer(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever)
+	pid := p.info(id).PID
+	for _, kind := range []string{"net", "ipc", "uts", "pid", "mnt", "user", "cgroup"} {
+		same(t, kind, p.exec(id, "readlink /proc/self/ns/"+kind), namespace(t, pid, kind))
+	}
+}
+
+func TestUserNamespace(t *testing.T) {
+	mapping := []*runtimeapi.IDMapping{{ContainerId: 0, HostId: 300000, Length: 65536}}
+	users := &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mapping, Gids: mapping}
+	p := newPod(t, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users })
+	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
+		c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users
+	})
+	same(t, "who it is", p.exec(id, "id -u"), "0")
+	same(t, "owners of files", strings.Join(strings.Fields(p.exec(id, "stat -c %u:%g /bin/busybox /home")), " "), "0:0 1000:1000")
+	pid := p.info(id).PID
+	same(t, "uid on the node", strings.Fields(procStatus(t, pid, "Uid"))[0], "300000")
+	wantNamespaces(t, pid, os.Getpid(), false, "user")
+	p.exec(id, "echo x > /bin/new && test $(stat -c %u /bin/new) = 0")
+	info, err := os.Stat(fmt.Sprintf("/proc/%d/root/bin/new", pid))
+	check(t, err)
+	if info.Mode().Perm()&0o400 == 0 {
+		t.Error("the new file cannot be read")
+	}
+}

@@ -1,0 +1,331 @@
+package container
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/cri-client/pkg/logs"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+// patience is the longest that a test waits for what has no limit of its own.
+const patience = 20 * time.Second
+
+const (
+	created = runtimeapi.ContainerState_CONTAINER_CREATED
+	running = runtimeapi.ContainerState_CONTAINER_RUNNING
+	exited  = runtimeapi.ContainerState_CONTAINER_EXITED
+)
+
+// pod is a pod of a test, on a node with the image.
+type pod struct {
+	*harness.Node
+	t      testing.TB
+	id     string
+	config *runtimeapi.PodSandboxConfig
+}
+
+// newNode makes a node with the image, for a test that runs beside others.
+func newNode(t testing.TB, opts ...harness.Option) *harness.Node {
+	t.Helper()
+	n := harness.NewNode(t, append(opts, harness.Parallel())...)
+	importImage(t, n)
+	return n
+}
+
+// newPod makes a node and runs a pod on it.
+func newPod(t testing.TB, opts ...harness.PodOption) *pod {
+	t.Helper()
+	return runPod(t, newNode(t), "web", opts...)
+}
+
+func runPod(t testing.TB, n *harness.Node, name string, opts ...harness.PodOption) *pod {
+	t.Helper()
+	config := n.PodConfig(name, opts...)
+	return &pod{Node: n, t: t, id: n.RunPod(config), config: config}
+}
+
+// option changes a container's configuration.
+type option func(*runtimeapi.ContainerConfig)
+
+// shell is the configuration of a container that runs a script.
+func shell(name, script string, opts ...option) *runtimeapi.ContainerConfig {
+	config := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: name},
+		Image:    &runtimeapi.ImageSpec{Image: imageName},
+		Command:  []string{"/bin/sh", "-c", script},
+		LogPath:  name + ".log",
+		Linux: &runtimeapi.LinuxContainerConfig{
+			Resources: &runtimeapi.LinuxContainerResources{},
+			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
+				NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
+			},
+		},
+	}
+	for _, opt := range opts {
+		opt(config)
+	}
+	return config
+}
+
+func attempt(number uint32) option {
+	return func(c *runtimeapi.ContainerConfig) { c.Metadata.Attempt = number }
+}
+
+// forever is a script that says when it is ready, and ends at SIGTERM and
+// SIGUSR1 with these codes.
+const forever = "trap 'exit 15' TERM; trap 'exit 10' USR1; echo ready; while true; do sleep 0.02; done"
+
+func (p *pod) tryCreate(config *runtimeapi.ContainerConfig) (string, error) {
+	answer, err := p.Runtime.CreateContainer(limited(p.t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
+	return answer.GetContainerId(), err
+}
+
+func (p *pod) create(config *runtimeapi.ContainerConfig) string {
+	p.t.Helper()
+	id, err := p.tryCreate(config)
+	check(p.t, err)
+	return id
+}
+
+func (p *pod) start(id string) error {
+	_, err := p.Runtime.StartContainer(limited(p.t), &runtimeapi.StartContainerRequest{ContainerId: id})
+	return err
+}
+
+// run creates and starts a container that runs a script.
+func (p *pod) run(name, script string, opts ...option) string {
+	p.t.Helper()
+	id := p.create(shell(name, script, opts...))
+	check(p.t, p.start(id))
+	return id
+}
+
+// output runs a script to its end and returns what it wrote; it fails the test
+// unless the script succeeds.
+func (p *pod) output(name, script string, opts ...option) string {
+	p.t.Helper()
+	id := p.run(name, script, opts...)
+	end := p.awaitExit(id)
+	stdout, stderr := p.logs(id)
+	if end.ExitCode != 0 {
+		p.t.Errorf("%s: %q ended with %d: %s%s", name, script, end.ExitCode, stdout, stderr)
+	}
+	return strings.TrimSpace(stdout)
+}
+
+func (p *pod) stop(id string, seconds int64) error {
+	_, err := p.Runtime.StopContainer(limited(p.t), &runtimeapi.StopContainerRequest{ContainerId: id, Timeout: seconds})
+	return err
+}
+
+func (p *pod) remove(id string) error {
+	_, err := p.Runtime.RemoveContainer(limited(p.t), &runtimeapi.RemoveContainerRequest{ContainerId: id})
+	return err
+}
+
+func (p *pod) list(filter *runtimeapi.ContainerFilter) []*runtimeapi.Container {
+	p.t.Helper()
+	answer, err := p.Runtime.ListContainers(limited(p.t), &runtimeapi.ListContainersRequest{Filter: filter})
+	check(p.t, err)
+	return answer.Containers
+}
+
+func (p *pod) status(id string) *runtimeapi.ContainerStatus {
+	p.t.Helper()
+	answer, err := p.Runtime.ContainerStatus(limited(p.t), &runtimeapi.ContainerStatusRequest{ContainerId: id})
+	check(p.t, err)
+	return answer.Status
+}
+
+// info is what the verbose status tells, as far as tests use it.
+type info struct {
+	PID         int    `json:"pid"`
+	SandboxID   string `json:"sandboxID"`
+	Snapshot    string `json:"snapshot"`
+	CgroupsPath string `json:"cgroupsPath"`
+	RuntimeSpec struct {
+		Process struct {
+			Args []string `json:"args"`
+			Env  []string `json:"env"`
+		} `json:"process"`
+	} `json:"runtimeSpec"`
+}
+
+func (p *pod) info(id string) (i info) {
+	p.t.Helper()
+	answer, err := p.Runtime.ContainerStatus(limited(p.t), &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
+	check(p.t, err)
+	check(p.t, json.Unmarshal([]byte(answer.Info["info"]), &i))
+	return i
+}
+
+func (p *pod) awaitExit(id string) (end *runtimeapi.ContainerStatus) {
+	p.t.Helper()
+	eventually(p.t, "container "+id+" has ended", func() bool {
+		end = p.status(id)
+		return end.State == exited
+	})
+	return end
+}
+
+// wantExit fails the test unless the container ends, or has ended, so.
+func (p *pod) wantExit(id string, code int32, reason string) {
+	p.t.Helper()
+	end := p.awaitExit(id)
+	if end.ExitCode != code || end.Reason != reason {
+		p.t.Errorf("want exit code %d, reason %s; got %v", code, reason, end)
+	}
+	if end.CreatedAt == 0 || end.StartedAt < end.CreatedAt || end.FinishedAt < end.StartedAt || end.FinishedAt > time.Now().UnixNano() {
+		p.t.Errorf("want created <= started <= finished <= now, got %d, %d, %d", end.CreatedAt, end.StartedAt, end.FinishedAt)
+	}
+}
+
+func (p *pod) tryExec(id string, seconds int64, command ...string) (*runtimeapi.ExecSyncResponse, error) {
+	return p.Runtime.ExecSync(limited(p.t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command, Timeout: seconds}, grpc.MaxCallRecvMsgSize(16<<20))
+}
+
+// exec runs a script in a container and returns its output; it fails the test
+// unless the script succeeds.
+func (p *pod) exec(id, script string) string {
+	p.t.Helper()
+	answer, err := p.tryExec(id, 0, "/bin/sh", "-c", script)
+	check(p.t, err)
+	if answer.ExitCode != 0 {
+		p.t.Errorf("exec %q ended with %d: %s%s", script, answer.ExitCode, answer.Stdout, answer.Stderr)
+	}
+	return strings.TrimSpace(string(answer.Stdout))
+}
+
+// logs reads the container's log with the kubelet's reader.
+func (p *pod) logs(id string) (stdout, stderr string) {
+	p.t.Helper()
+	var out, err bytes.Buffer
+	options := &logs.LogOptions{}
+	readErr := logs.ReadLogs(limited(p.t), p.status(id).LogPath, id, options, nil, &out, &err)
+	check(p.t, readErr)
+	return out.String(), err.String()
+}
+
+// awaitLine waits until the container has written the line.
+func (p *pod) awaitLine(id, line string) {
+	p.t.Helper()
+	eventually(p.t, fmt.Sprintf("%q is in the log", line), func() bool {
+		stdout, _ := p.logs(id)
+		return strings.Contains(stdout, line+"\n")
+	})
+}
+
+// address is the pod's.
+func (p *pod) address() string {
+	p.t.Helper()
+	answer, err := p.Runtime.PodSandboxStatus(limited(p.t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id})
+	check(p.t, err)
+	return answer.Status.Network.GetIp()
+}
+
+// shims are the processes of the node's shims.
+func shims(n *harness.Node) (pids []int) {
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range lines {
+		line, _ := os.ReadFile(path)
+		words := strings.Split(string(line), "\x00")
+		if len(words) > 3 && words[1] == "serve" && strings.HasPrefix(words[3], n.State) {
+			pid, _ := strconv.Atoi(strings.Split(path, "/")[2])
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// inCgroup are the commands of the processes in a container's cgroups.
+func (p *pod) inCgroup(path string) (commands []string) {
+	p.t.Helper()
+	files, err := filepath.Glob("/sys/fs/cgroup/*" + path + "/cgroup.procs")
+	check(p.t, err)
+	unified, err := filepath.Glob("/sys/fs/cgroup" + path + "/cgroup.procs")
+	check(p.t, err)
+	for _, file := range append(files, unified...) {
+		data, _ := os.ReadFile(file)
+		for _, pid := range strings.Fields(string(data)) {
+			command, _ := os.ReadFile("/proc/" + pid + "/comm")
+			commands = append(commands, strings.TrimSpace(string(command)))
+		}
+	}
+	return commands
+}
+
+// procStatus is a field of /proc/PID/status.
+func procStatus(t testing.TB, pid int, field string) string {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	check(t, err)
+	for line := range strings.Lines(string(data)) {
+		if value, found := strings.CutPrefix(line, field+":"); found {
+			return strings.TrimSpace(value)
+		}
+	}
+	t.Fatalf("/proc/%d/status has no %s", pid, field)
+	return ""
+}
+
+func namespace(t testing.TB, pid int, kind string) string {
+	t.Helper()
+	name, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
+	check(t, err)
+	return name
+}
+
+// limited gives a context that ends with the test's patience.
+func limited(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func eventually(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantCode fails the test unless the error has the gRPC code.
+func wantCode(t testing.TB, err error, code codes.Code) {
+	t.Helper()
+	if status.Code(err) != code {
+		t.Errorf("want code %v, got: %v", code, err)
+	}
+}
+
+func same(t testing.TB, what, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: want %q, got %q", what, want, got)
+	}
+}

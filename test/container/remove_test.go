@@ -1,0 +1,116 @@
+package container
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func TestP59_NothingRunsAfterRemove(t *testing.T) {
+	p := newPod(t)
+	for _, script := range []string{deaf, forever, "(while true; do (sleep 1000 &) ; sleep 0.001; done) & sleep 1000"} {
+		id := p.run("app", script, func(c *runtimeapi.ContainerConfig) { c.LogPath = "" })
+		time.Sleep(50 * time.Millisecond)
+		cgroup := p.info(id).CgroupsPath
+		check(t, p.remove(id))
+		if left := p.inCgroup(cgroup); len(left) != 0 {
+			t.Errorf("%q: left: %v", script, left)
+		}
+	}
+	// The shim is the pod's.
+	check(t, p.remove(p.create(shell("app", "true"))))
+	if pids := shims(p.Node); len(pids) != 1 {
+		t.Errorf("shims: %v", pids)
+	}
+	p.RemovePod(p.id)
+	eventually(t, "no shim is left", func() bool { return len(shims(p.Node)) == 0 })
+}
+
+func TestPodStopsItsContainers(t *testing.T) {
+	p := newPod(t)
+	ids := []string{p.run("deaf", deaf), p.run("app", forever), p.create(shell("waits", "true")), p.run("ended", "true")}
+	began := time.Now()
+	_, err := p.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
+	check(t, err)
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	for _, id := range ids {
+		if s := p.status(id); s.State != exited || s.FinishedAt == 0 {
+			t.Errorf("in a pod that was stopped: %v", s)
+		}
+		if left := p.inCgroup(p.info(id).CgroupsPath); len(left) != 0 {
+			t.Errorf("left: %v", left)
+		}
+	}
+	_, err = p.Runtime.RemovePodSandbox(limited(t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
+	check(t, err)
+	if left := p.list(nil); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestPodIsRemovedWithItsContainers(t *testing.T) {
+	p := newPod(t)
+	p.run("deaf", deaf)
+	p.create(shell("waits", "true"))
+	p.RemovePod(p.id)
+	if left := p.list(nil); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// Whoever stops a pod while containers are being made in it leaves none behind.
+func TestPodIsStoppedWhileContainersAreMade(t *testing.T) {
+	n := newNode(t)
+	for round := range 5 {
+		p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Attempt = uint32(round) })
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for i := range 4 {
+				if id, err := p.tryCreate(shell("app", forever, attempt(uint32(i)))); err == nil {
+					_ = p.start(id) // the pod may be stopped by now
+				}
+			}
+		}()
+		time.Sleep(time.Duration(round) * 30 * time.Millisecond)
+		_, err := n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
+		check(t, err)
+		for _, c := range p.list(&runtimeapi.ContainerFilter{PodSandboxId: p.id}) {
+			if c.State != exited {
+				t.Errorf("in a pod that was stopped: %v", c)
+			}
+		}
+		<-done
+		p.RemovePod(p.id)
+	}
+}
+
+func TestP61_ClientThatGoesAway(t *testing.T) {
+	p := newPod(t)
+	p.run("other", forever)
+	before := p.Look()
+	config := shell("app", forever, func(c *runtimeapi.ContainerConfig) { c.LogPath = "" })
+	for i := range 25 {
+		ctx, cancel := context.WithTimeout(limited(t), time.Duration(i)*4*time.Millisecond)
+		answer, err := p.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
+		cancel()
+		if err == nil {
+			check(t, p.remove(answer.ContainerId))
+		}
+	}
+	// One that was finished as its caller left is listed.
+	eventually(t, "what was made is listed, or gone", func() bool {
+		for _, c := range p.list(&runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: created}}) {
+			check(t, p.remove(c.Id))
+		}
+		id, err := p.tryCreate(config)
+		return err == nil && p.remove(id) == nil
+	})
+	for _, left := range p.Differences(before) {
+		t.Error(left)
+	}
+}

@@ -1,0 +1,212 @@
+package crash
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// onSmallDisk starts the node's daemon anew with the directory on a file
+// system of its own, of little more than the daemon needs.
+func (n *node) onSmallDisk(t *testing.T, directory string) {
+	t.Helper()
+	n.Stop()
+	check(t, unix.Mount("small", directory, "tmpfs", 0, "size=256k,mode=755"))
+	t.Cleanup(func() { n.offSmallDisk(t, directory) })
+	n.Start()
+}
+
+// offSmallDisk removes the pods and puts the directory back in its place.
+func (n *node) offSmallDisk(t *testing.T, directory string) {
+	t.Helper()
+	for _, pod := range n.list(t) {
+		n.RemovePod(pod.Id)
+	}
+	n.Stop()
+	check(t, unix.Unmount(directory, unix.MNT_DETACH))
+	n.Start()
+}
+
+// fill takes all space of the directory's file system; free gives it back.
+func fill(t *testing.T, directory string) (free func()) {
+	t.Helper()
+	name := filepath.Join(directory, "filler")
+	file, err := os.Create(name)
+	check(t, err)
+	defer file.Close()
+	for block := make([]byte, 4096); err == nil; {
+		_, err = file.Write(block)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("filling %s: %v", directory, err)
+	}
+	return func() { check(t, os.Remove(name)) }
+}
+
+// On a full disk requests fail and say why, nothing is half there, and what
+// was there stays, over a restart too. With space they work again.
+func TestProperty48_FullDisk(t *testing.T) {
+	for _, directory := range []string{"root", "state"} {
+		for _, option := range []harness.PodOption{harness.HostNetwork(), harness.HostPort(8080, 80), userNamespace} {
+			t.Run(directory, func(t *testing.T) {
+				n := newNode(t)
+				disk := filepath.Join(n.Dir, directory)
+				n.onSmallDisk(t, disk)
+				w := n.runWitness(t)
+				before := n.Look()
+				free := fill(t, disk)
+
+				config := n.PodConfig("late", option)
+				n.wantNoRoom(t, config, "no space left on device")
+				n.wantListed(t, w.Id)
+				n.Kill()
+				n.Start()
+				(&trial{node: n, witness: w}).checkWitness(t)
+				n.wantNoRoom(t, config, "no space left on device")
+				free()
+				n.wantSame(t, before)
+				n.RemovePod(n.RunPod(config))
+				n.wantSame(t, before)
+			})
+		}
+	}
+}
+
+func (n *node) wantNoRoom(t *testing.T, config *runtimeapi.PodSandboxConfig, reason string) {
+	t.Helper()
+	if _, err := n.run(limited(t), config); !strings.Contains(fmt.Sprint(err), reason) {
+		t.Errorf("want an error that says %q, got %v", reason, err)
+	}
+}
+
+// Pods can go while the disk is full, and do not come back with a restart.
+func TestProperty48_StopOnAFullDisk(t *testing.T) {
+	for _, directory := range []string{"root", "state"} {
+		t.Run(directory, func(t *testing.T) {
+			n := newNode(t)
+			disk := filepath.Join(n.Dir, directory)
+			n.onSmallDisk(t, disk)
+			before := n.Look()
+			stopped, removed := n.RunPod(n.PodConfig("stopped")), n.RunPod(n.PodConfig("removed"))
+			free := fill(t, disk)
+
+			firstStop := n.stop(limited(t), stopped)
+			n.wantState(t, stopped, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
+			if firstStop != nil && !strings.Contains(firstStop.Error(), "no space left on device") {
+				t.Error(firstStop)
+			}
+			if err := n.remove(limited(t), removed); err != nil {
+				t.Logf("the first Remove: %v", err)
+				check(t, n.remove(limited(t), removed))
+			}
+			n.Kill()
+			n.Start()
+			n.wantListed(t, stopped)
+			n.wantState(t, stopped, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
+			free()
+			n.RemovePod(stopped)
+			n.wantSame(t, before)
+		})
+	}
+}
+
+// On a disk that went read-only requests fail and say why, and so does a start;
+// when it can be written again they work.
+func TestProperty48_ReadOnlyDisk(t *testing.T) {
+	for _, directory := range []string{"root", "state"} {
+		t.Run(directory, func(t *testing.T) {
+			const reason = "read-only file system"
+			n := newNode(t)
+			before := n.Look()
+			w := n.runWitness(t)
+			writable := readOnly(t, filepath.Join(n.Dir, directory))
+
+			n.wantNoRoom(t, n.PodConfig("late"), reason)
+			n.wantListed(t, w.Id)
+			(&trial{node: n, witness: w}).checkWitness(t)
+			if err := n.stop(limited(t), w.Id); !strings.Contains(fmt.Sprint(err), reason) {
+				t.Errorf("Stop of what cannot be noted: %v", err)
+			}
+			n.wantState(t, w.Id, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
+			n.Kill()
+			if output, err := n.RunDaemon(); err == nil || !strings.Contains(output, reason) {
+				t.Errorf("a start on a disk that cannot be written: %v: %s", err, output)
+			}
+
+			writable()
+			n.Start()
+			n.wantState(t, w.Id, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
+			n.RemovePod(w.Id)
+			n.RemovePod(n.RunPod(n.PodConfig("late")))
+			n.wantSame(t, before)
+		})
+	}
+}
+
+// readOnly mounts the directory over itself, read-only: a daemon that holds a
+// file open for writing would not let it be remounted.
+func readOnly(t *testing.T, directory string) (writable func()) {
+	t.Helper()
+	check(t, unix.Mount(directory, directory, "", unix.MS_BIND, ""))
+	check(t, unix.Mount("", directory, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	return func() { check(t, unix.Unmount(directory, unix.MNT_DETACH)) }
+}
+
+// With no descriptor to spare, at whichever of its steps, a request fails or
+// succeeds, and leaves nothing; with some to spare it works again.
+func TestProperty48_NoDescriptors(t *testing.T) {
+	n := newNode(t)
+	w := n.runWitness(t)
+	before := n.Look()
+	config := n.PodConfig("case", harness.HostPort(8080, 80))
+	failed := 0
+	for spare := range 40 {
+		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.PID()))
+		check(t, err)
+		was := n.limitDescriptors(t, uint64(len(open)+spare))
+		id, err := n.run(limited(t), config)
+		stillThere := n.status(t, w.Id)
+		n.limitDescriptors(t, was)
+		if stillThere.String() != w.String() {
+			t.Errorf("%d to spare: the other pod changed: %v", spare, stillThere)
+		}
+		if err != nil {
+			failed++
+		}
+		for _, pod := range n.list(t) {
+			if pod.Id != w.Id {
+				if err == nil && pod.Id != id {
+					t.Errorf("%d to spare: unexpected sandbox %v", spare, pod)
+				}
+				n.RemovePod(pod.Id)
+			}
+		}
+		for _, difference := range n.Differences(before) {
+			t.Errorf("%d to spare: %s", spare, difference)
+		}
+	}
+	if failed == 0 || failed == 40 {
+		t.Errorf("%d of 40 requests failed: the limits are not where they bite", failed)
+	}
+	t.Logf("%d of 40 requests failed", failed)
+	n.RunPod(config)
+}
+
+// limitDescriptors sets the daemon's soft limit and returns what it was.
+func (n *node) limitDescriptors(t *testing.T, limit uint64) (was uint64) {
+	t.Helper()
+	var old unix.Rlimit
+	check(t, unix.Prlimit(n.PID(), unix.RLIMIT_NOFILE, nil, &old))
+	was = old.Cur
+	old.Cur = limit
+	check(t, unix.Prlimit(n.PID(), unix.RLIMIT_NOFILE, &old, nil))
+	return was
+}

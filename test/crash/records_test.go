@@ -1,0 +1,207 @@
+package crash
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/leak"
+)
+
+// damages are what may become of a file on disk.
+var damages = []struct {
+	name   string
+	damage func(file []byte) []byte
+}{
+	{"truncated", func(file []byte) []byte { return file[:len(file)/2] }},
+	{"empty", func([]byte) []byte { return nil }},
+	{"garbage", func(file []byte) []byte { return bytes.Repeat([]byte{0xff, 0}, len(file)/2) }},
+	{"of a later version", func(file []byte) []byte {
+		return bytes.Replace(file, []byte(`"version": 1`), []byte(`"version": 1000`), 1)
+	}},
+	{"of no version", func([]byte) []byte { return []byte(`{}`) }},
+	{"without a config", func([]byte) []byte { return []byte(`{"version": 1, "record": {"created_at": 1}}`) }},
+	{"of another form", func([]byte) []byte { return []byte(`{"version": 1, "record": [1]}`) }},
+}
+
+// A record that cannot be read is set aside and shown. What it told of is
+// taken back, its name is free, and the other pods do not notice.
+func TestProperty9_RecordThatCannotBeRead(t *testing.T) {
+	n := newNode(t)
+	w := n.runWitness(t)
+	for _, d := range damages {
+		t.Run(d.name, func(t *testing.T) {
+			before := n.Look()
+			id := n.RunPod(n.PodConfig("victim"))
+			n.Kill()
+			damage(t, n.record(id), d.damage)
+			n.Start()
+
+			(&trial{node: n, witness: w}).checkWitness(t)
+			n.wantListed(t, w.Id)
+			shown := info[[]string](t, n, "quarantinedRecords")
+			if len(shown) != 1 || filepath.Base(shown[0]) != id+".json" {
+				t.Errorf("the verbose status shows %v", shown)
+			}
+			if !strings.Contains(n.Log(), `msg="record set aside" sandbox=`+id) {
+				t.Error("the log does not tell of the record")
+			}
+			check(t, os.RemoveAll(filepath.Join(n.Root, "sandboxes", "quarantine")))
+			n.wantSame(t, before)
+			n.RemovePod(n.RunPod(n.PodConfig("victim")))
+		})
+	}
+}
+
+// Facts are volatile. Without them a sandbox counts as half made.
+func TestProperty9_FactsThatCannotBeRead(t *testing.T) {
+	n := newNode(t)
+	w := n.runWitness(t)
+	for _, d := range damages[:5] {
+		t.Run(d.name, func(t *testing.T) {
+			before := n.Look()
+			id := n.RunPod(n.PodConfig("victim"))
+			n.Kill()
+			damage(t, n.facts(id), d.damage)
+			n.Start()
+
+			(&trial{node: n, witness: w}).checkWitness(t)
+			n.wantListed(t, w.Id)
+			check(t, os.RemoveAll(filepath.Join(n.State, "facts", "quarantine")))
+			n.wantSame(t, before)
+		})
+	}
+}
+
+// Without its attachment in the journal a pod stays Ready, keeps its address
+// and can be removed.
+func TestProperty9_AttachmentThatCannotBeRead(t *testing.T) {
+	n := newNode(t)
+	w := n.runWitness(t)
+	for _, d := range damages[:5] {
+		t.Run(d.name, func(t *testing.T) {
+			id := n.RunPod(n.PodConfig("victim"))
+			was := n.status(t, id)
+			n.Kill()
+			whole, err := os.ReadFile(n.attachment(id))
+			check(t, err)
+			damage(t, n.attachment(id), d.damage)
+			n.Start()
+
+			(&trial{node: n, witness: w}).checkWitness(t)
+			if now := n.status(t, id); now.String() != was.String() {
+				t.Errorf("the pod changed:\nwas %v\nis  %v", was, now)
+			}
+			if !strings.Contains(n.Log(), `attachment set aside`) {
+				t.Error("the log does not tell of the attachment")
+			}
+			if _, err := os.Stat(filepath.Join(n.Addresses, was.Network.Ip)); err != nil {
+				t.Errorf("the address of a pod that is Ready was freed: %v", err)
+			}
+			// Somebody brings the file back.
+			n.Kill()
+			check(t, os.WriteFile(n.attachment(id), whole, 0o600))
+			check(t, os.RemoveAll(filepath.Join(n.Root, "attachments", "quarantine")))
+			n.Start()
+			n.RemovePod(id)
+		})
+	}
+	n.fillNetwork()
+}
+
+// Of two records with one name the newer one counts; a copy under another name
+// is nobody's, and what it tells of is not touched.
+func TestProperty9_TwoRecordsOfOneName(t *testing.T) {
+	n := newNode(t)
+	w := n.runWitness(t)
+	twin, double := strings.Repeat("ab", 32), strings.Repeat("cd", 32)
+	n.Kill()
+	record, err := os.ReadFile(n.record(w.Id))
+	check(t, err)
+	older := regexp.MustCompile(`"created_at": \d+`).ReplaceAll(bytes.ReplaceAll(record, []byte(w.Id), []byte(twin)), []byte(`"created_at": 1`))
+	check(t, os.WriteFile(n.record(twin), older, 0o600))
+	facts, err := os.ReadFile(n.facts(w.Id))
+	check(t, err)
+	check(t, os.WriteFile(n.facts(twin), facts, 0o600))
+	check(t, os.WriteFile(n.record(double), record, 0o600))
+	n.Start()
+
+	(&trial{node: n, witness: w}).checkWitness(t)
+	n.wantListed(t, w.Id)
+	var shown []string
+	for _, file := range info[[]string](t, n, "quarantinedRecords") {
+		shown = append(shown, filepath.Base(file))
+	}
+	if slices.Sort(shown); !slices.Equal(shown, []string{twin + ".json", double + ".json"}) {
+		t.Errorf("the verbose status shows %v", shown)
+	}
+	check(t, os.RemoveAll(filepath.Join(n.Root, "sandboxes", "quarantine")))
+}
+
+// Names of all that is listed are reserved after a restart, Ready or not.
+func TestProperty8_NamesAfterARestart(t *testing.T) {
+	n := newNode(t)
+	ready, stopped := n.PodConfig("ready"), n.PodConfig("stopped")
+	readyID, stoppedID := n.RunPod(ready), n.RunPod(stopped)
+	check(t, n.stop(limited(t), stoppedID))
+	n.Kill()
+	n.Start()
+
+	if id := n.RunPod(ready); id != readyID {
+		t.Errorf("want the sandbox %s again, got %s", readyID, id)
+	}
+	_, err := n.run(limited(t), stopped)
+	wantCode(t, err, codes.AlreadyExists)
+	n.wantListed(t, readyID, stoppedID)
+	check(t, n.remove(limited(t), stoppedID))
+	if id := n.RunPod(stopped); id == stoppedID {
+		t.Error("a removed sandbox came back")
+	}
+}
+
+func (n *node) record(id string) string     { return filepath.Join(n.Root, "sandboxes", id+".json") }
+func (n *node) facts(id string) string      { return filepath.Join(n.State, "facts", id+".json") }
+func (n *node) attachment(id string) string { return filepath.Join(n.Root, "attachments", id+".json") }
+
+// damage changes a file.
+func damage(t *testing.T, file string, change func([]byte) []byte) {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	check(t, err)
+	check(t, os.WriteFile(file, change(slices.Clone(data)), 0o600))
+}
+
+// wantListed: these sandboxes are listed, in any order, and no others.
+func (n *node) wantListed(t *testing.T, want ...string) {
+	t.Helper()
+	var got []string
+	for _, pod := range n.list(t) {
+		got = append(got, pod.Id)
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("listed are %v, want %v", got, want)
+	}
+}
+
+func (n *node) wantSame(t *testing.T, before leak.Snapshot) {
+	t.Helper()
+	for _, difference := range n.Differences(before) {
+		t.Error(difference)
+	}
+}
+
+func (n *node) wantState(t *testing.T, id string, want runtimeapi.PodSandboxState) {
+	t.Helper()
+	if got := n.status(t, id).GetState(); got != want {
+		t.Errorf("sandbox %s: state is %v, want %v", id, got, want)
+	}
+}

@@ -1,0 +1,116 @@
+package soak
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+// workers are so many that the machine is busy and the daemon is never idle.
+const workers = 6
+
+// longestLife is the most that the daemon lives between two kills.
+const longestLife = 2 * time.Second
+
+func TestSoak(t *testing.T) {
+	duration, err := time.ParseDuration(cmp.Or(os.Getenv("SOAK"), "20s"))
+	check(t, err)
+	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("SEED"), strconv.FormatUint(rand.Uint64(), 10)), 10, 64)
+	check(t, err)
+	fmt.Printf("soak: %v with %d workers, SEED=%d\n", duration, workers, seed)
+
+	s := newSoak(t)
+	before := s.node.Look()
+	kills := s.run(seed, time.Now().Add(duration))
+	s.wantNothingListed()
+	differences := s.node.Differences(before)
+	fmt.Printf("soak: %d pods came and went, %d requests were repeated, %d kills, slowest start %v, %d leaks\n",
+		s.cycles.Load(), s.repeats.Load(), kills, s.slowest.Round(time.Millisecond), len(differences))
+	for _, difference := range differences {
+		t.Error(difference)
+	}
+}
+
+// newSoak makes a node with pods that have to stay Ready all the time.
+func newSoak(t *testing.T) *soak {
+	s := &soak{t: t, node: harness.NewNode(t, harness.PortMap())}
+	for _, config := range []*runtimeapi.PodSandboxConfig{
+		s.node.PodConfig("stays"), s.node.PodConfig("stays-userns", userNamespace), s.node.PodConfig("stays-host", harness.HostNetwork()),
+	} {
+		id := s.node.RunPod(config)
+		s.witnesses = append(s.witnesses, s.status(id))
+	}
+	return s
+}
+
+// run lets the workers work, and kills the daemon until the time is over. It
+// returns how often.
+func (s *soak) run(seed uint64, end time.Time) (kills int) {
+	var all sync.WaitGroup
+	for i := range workers {
+		w := &worker{soak: s, name: fmt.Sprintf("pod-%d", i), port: int32(8000 + i), random: rand.New(rand.NewPCG(seed, uint64(i)))}
+		all.Go(func() { w.work(end) })
+	}
+	random := rand.New(rand.NewPCG(seed, workers))
+	for time.Now().Before(end) {
+		time.Sleep(time.Duration(random.Int64N(int64(longestLife))))
+		s.node.Kill()
+		kills++
+		s.restart()
+		s.checkWitnesses()
+	}
+	all.Wait()
+	return kills
+}
+
+// restart keeps the workers from asking for a client meanwhile.
+func (s *soak) restart() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	began := time.Now()
+	s.node.Start()
+	s.slowest = max(s.slowest, time.Since(began))
+}
+
+// checkWitnesses: whatever happens, a pod that is Ready stays as it is.
+func (s *soak) checkWitnesses() {
+	for _, was := range s.witnesses {
+		if now := s.status(was.Id); now.String() != was.String() {
+			s.t.Errorf("a pod that nobody touched changed:\nwas %v\nis  %v", was, now)
+		}
+	}
+}
+
+// wantNothingListed: each worker has removed its own, and there are no others.
+func (s *soak) wantNothingListed() {
+	answer, err := s.client().ListPodSandbox(s.limited(), &runtimeapi.ListPodSandboxRequest{})
+	check(s.t, err)
+	if extra := len(answer.Items) - len(s.witnesses); extra != 0 {
+		s.t.Errorf("%d sandboxes are listed that nobody asked for: %v", extra, answer.Items)
+	}
+}
+
+func userNamespace(c *runtimeapi.PodSandboxConfig) {
+	mapping := []*runtimeapi.IDMapping{{ContainerId: 0, HostId: 200000, Length: 65536}}
+	c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{
+		Mode: runtimeapi.NamespaceMode_POD, Uids: mapping, Gids: mapping,
+	}
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
