@@ -65,6 +65,9 @@ func measurable(c *container.Container) stats.Container {
 		Attributes: &runtimeapi.ContainerAttributes{
 			Id: c.ID, Metadata: config.GetMetadata(), Labels: config.GetLabels(), Annotations: config.GetAnnotations(),
 		},
+		Image:     imageOf(config).GetImage(),
+		StartedAt: c.Facts().StartedAt,
+		Resources: c.Resources(),
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 // hierarchies are where the controllers are mounted; "" for one that is not.
 // With version 2 alone only unified is set.
 type hierarchies struct {
-	cpuacct, memory, pids string
-	unified               string
+	cpu, cpuacct, memory, pids, blkio string
+	unified                           string
 }
 
 // findHierarchies reads them from the mount table. Of a hierarchy that is
@@ -40,7 +40,9 @@ func (h *hierarchies) take(m *mountinfo.Info) {
 		return
 	}
 	controllers := strings.Split(m.VFSOptions, ",")
-	for name, where := range map[string]*string{"cpuacct": &h.cpuacct, "memory": &h.memory, "pids": &h.pids} {
+	for name, where := range map[string]*string{
+		"cpu": &h.cpu, "cpuacct": &h.cpuacct, "memory": &h.memory, "pids": &h.pids, "blkio": &h.blkio,
+	} {
 		if slices.Contains(controllers, name) {
 			setFirst(where, m.Mountpoint)
 		}

@@ -14,6 +14,11 @@ type Container struct {
 	// Cgroup is its path below a hierarchy.
 	Cgroup     string
 	Attributes *runtimeapi.ContainerAttributes
+	// Image, StartedAt (nanoseconds since 1970) and Resources, what it was
+	// given, are for the metrics alone.
+	Image     string
+	StartedAt int64
+	Resources *runtimeapi.LinuxContainerResources
 }
 
 // Pod is what is to be measured of one pod.

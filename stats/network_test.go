@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -65,6 +66,16 @@ func addPair(t *testing.T, path string) {
 	must(handle.NeighSet(&netlink.Neigh{
 		LinkIndex: eth0.Attrs().Index, State: unix.NUD_PERMANENT, IP: net.IPv4(10, 1, 1, 2), HardwareAddr: net1.Attrs().HardwareAddr,
 	}))
+	// Until the kernel has seen that both ends are up, it drops what is sent.
+	deadline := time.Now().Add(10 * time.Second)
+	for eth0.Attrs().OperState != netlink.OperUp {
+		if time.Now().After(deadline) {
+			t.Fatalf("eth0 is %v", eth0.Attrs().OperState)
+		}
+		time.Sleep(time.Millisecond)
+		eth0, err = handle.LinkByName("eth0")
+		must(err)
+	}
 }
 
 // device are the counters of /proc/PID/net/dev.

@@ -1,0 +1,89 @@
+package stats
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// optional are the metrics that a container may have none of: it has used no
+// device, has no limit, or the kernel has no pressure information.
+func optional(name string) bool {
+	return strings.HasPrefix(name, "container_pressure_") || strings.HasPrefix(name, "container_blkio_") ||
+		strings.HasPrefix(name, "container_fs_reads_") || strings.HasPrefix(name, "container_fs_writes_") ||
+		name == "container_memory_swap"
+}
+
+func TestEveryMetricIsDescribedAndMeasured(t *testing.T) {
+	layers := t.TempDir()
+	m := newMeter(t, directories(layers))
+	path := makeCgroup(t, m.hierarchies, "metrics")
+	if err := os.Mkdir(filepath.Join(layers, "metrics"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	start(t, m.hierarchies, path, "hold "+filepath.Join(t.TempDir(), "file"))
+	namespace := newNamespace(t)
+	netns := fmt.Sprintf("/proc/%d/ns/net", namespace)
+	addPair(t, netns)
+	answer := m.Metrics(t.Context(), []Pod{{
+		ID: "pod", Cgroups: []string{path}, Netns: netns, Attributes: &runtimeapi.PodSandboxAttributes{},
+		Containers: []Container{
+			{ID: "vanished", Cgroup: path + "/vanished"},
+			{ID: "metrics", Cgroup: path, StartedAt: time.Now().UnixNano(), Resources: &runtimeapi.LinuxContainerResources{CpuQuota: 20000}},
+		},
+	}})
+	if len(answer) != 1 || len(answer[0].GetContainerMetrics()) != 1 {
+		t.Fatalf("the metrics are %v", answer)
+	}
+	found := make(map[string]*runtimeapi.Metric)
+	for _, metric := range append(answer[0].GetMetrics(), answer[0].GetContainerMetrics()[0].GetMetrics()...) {
+		found[metric.GetName()] = metric
+	}
+	for _, d := range Descriptors() {
+		metric := found[d.GetName()]
+		delete(found, d.GetName())
+		switch {
+		case metric == nil && !optional(d.GetName()):
+			t.Errorf("%s is described and not measured", d.GetName())
+		case metric != nil && len(metric.GetLabelValues()) != len(d.GetLabelKeys()):
+			t.Errorf("%s has the labels %v with the values %v", d.GetName(), d.GetLabelKeys(), metric.GetLabelValues())
+		}
+	}
+	for name := range found {
+		t.Errorf("%s is measured and not described", name)
+	}
+}
+
+func TestMetricsAreTheKernels(t *testing.T) {
+	m := newMeter(t, directories(t.TempDir()))
+	h := m.hierarchies
+	path := makeCgroup(t, h, "values")
+	start(t, h, path, "hold "+filepath.Join(t.TempDir(), "file"))
+	to := &metrics{kinds: kindsOfMetrics()}
+	if err := m.containerMetrics(Container{ID: "values", Cgroup: path}, to); err != nil {
+		t.Fatal(err)
+	}
+	values := make(map[string]uint64)
+	for _, metric := range to.list {
+		values[metric.GetName()] = metric.GetValue().GetValue()
+	}
+	procs := dir(h.pids, path)
+	directory, cache, most := dir(h.memory, path), "total_cache", "memory.max_usage_in_bytes"
+	if version2(h.memory) {
+		procs, directory, cache, most = dir(h.unified, path), dir(h.unified, path), "file", "memory.peak"
+	}
+	const slack = 4 << 20
+	between(t, "cache", kernel(t, directory, "memory.stat", cache)-slack, values["container_memory_cache"], kernel(t, directory, "memory.stat", cache)+slack)
+	between(t, "the most memory", heldBytes+fileBytes, values["container_memory_max_usage_bytes"], kernel(t, directory, most, ""))
+	between(t, "processes", 1, values["container_processes"], 1)
+	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", kernel(t, procs, "cgroup.procs", "")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	between(t, "open files", uint64(len(files)), values["container_file_descriptors"], uint64(len(files)))
+}

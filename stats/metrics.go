@@ -1,0 +1,167 @@
+package stats
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Metrics are those of pods and their containers. What has vanished meanwhile,
+// or cannot be read, is left out.
+func (m *Meter) Metrics(ctx context.Context, pods []Pod) []*runtimeapi.PodSandboxMetrics {
+	var containers []Container
+	for _, p := range pods {
+		containers = append(containers, p.Containers...)
+	}
+	m.layers.refresh(ctx, containers)
+	kinds := kindsOfMetrics()
+	list := make([]*runtimeapi.PodSandboxMetrics, 0, len(pods))
+	for _, p := range pods {
+		list = append(list, m.podMetrics(p, kinds))
+	}
+	return list
+}
+
+func (m *Meter) podMetrics(p Pod, kinds map[string]runtimeapi.MetricType) *runtimeapi.PodSandboxMetrics {
+	metadata := p.Attributes.GetMetadata()
+	pod := &metrics{kinds: kinds, base: []string{"", p.Cgroups[0], "", p.ID, metadata.GetNamespace(), metadata.GetName()}}
+	m.networkMetrics(p, pod)
+	answer := &runtimeapi.PodSandboxMetrics{PodSandboxId: p.ID, Metrics: pod.list}
+	for _, c := range p.Containers {
+		container := &metrics{kinds: kinds, base: []string{
+			c.Attributes.GetMetadata().GetName(), c.Cgroup, c.Image, c.ID, metadata.GetNamespace(), metadata.GetName(),
+		}}
+		err := m.containerMetrics(c, container)
+		switch {
+		case err == nil:
+			answer.ContainerMetrics = append(answer.ContainerMetrics, &runtimeapi.ContainerMetrics{ContainerId: c.ID, Metrics: container.list})
+		case !errdefs.IsNotFound(err):
+			m.logger.Warn("a container is left out of the metrics", "container", c.ID, "err", err)
+		}
+	}
+	return answer
+}
+
+func (m *Meter) containerMetrics(c Container, to *metrics) error {
+	r := &reader{}
+	used, err := readUsage(m.hierarchies, c.Cgroup, r)
+	if err != nil {
+		return err
+	}
+	to.addUsage(used)
+	to.addPressure(used)
+	to.addCPU(m.hierarchies, c.Cgroup, r)
+	to.addMemory(m.hierarchies, c.Cgroup, r)
+	to.addDevices(m.hierarchies, c.Cgroup, r)
+	to.addProcesses(m.hierarchies, c.Cgroup, r)
+	m.addLayer(c, to)
+	to.addSpec(c)
+	return r.err
+}
+
+func seconds(d time.Duration) uint64 { return uint64(d / time.Second) }
+
+func (m *metrics) addUsage(used *usage) {
+	if used.cpu != nil {
+		m.add("container_cpu_usage_seconds_total", seconds(used.cpu.total), "total")
+	}
+	if memory := used.memory; memory != nil {
+		m.add("container_memory_usage_bytes", memory.usage)
+		m.add("container_memory_working_set_bytes", memory.workingSet())
+		m.add("container_memory_rss", memory.anon)
+		m.add("container_memory_failures_total", memory.faults, "pgfault", "hierarchy")
+		m.add("container_memory_failures_total", memory.major, "pgmajfault", "hierarchy")
+	}
+	if used.swap != nil {
+		m.add("container_memory_swap", used.swap.usage)
+	}
+	if used.processes != nil {
+		m.add("container_threads", used.processes.count)
+	}
+	m.add("container_last_seen", uint64(time.Now().Unix()))
+}
+
+func (m *metrics) addPressure(used *usage) {
+	for name, pressure := range map[string]*runtimeapi.PsiStats{"cpu": used.cpuPressure, "memory": used.memoryPressure, "io": used.ioPressure} {
+		if pressure == nil {
+			continue
+		}
+		micros := func(data *runtimeapi.PsiData) uint64 {
+			return seconds(time.Duration(data.GetTotal()) * time.Microsecond)
+		}
+		m.add("container_pressure_"+name+"_waiting_seconds_total", micros(pressure.GetSome()))
+		m.add("container_pressure_"+name+"_stalled_seconds_total", micros(pressure.GetFull()))
+	}
+}
+
+// addLayer adds what is known of the writable layer and of its file system.
+func (m *Meter) addLayer(c Container, to *metrics) {
+	used, measured := m.layers.of(c.ID)
+	if !measured {
+		return
+	}
+	to.add("container_fs_usage_bytes", used.Bytes, used.Mountpoint)
+	var fs unix.Statfs_t
+	if err := unix.Statfs(used.Mountpoint, &fs); err != nil {
+		m.logger.Warn("a file system cannot be measured", "path", used.Mountpoint, "err", err)
+		return
+	}
+	to.add("container_fs_limit_bytes", fs.Blocks*uint64(fs.Bsize), used.Mountpoint)
+	to.add("container_fs_inodes_free", fs.Ffree, used.Mountpoint)
+	to.add("container_fs_inodes_total", fs.Files, used.Mountpoint)
+}
+
+// What the kernel takes where nothing is asked for (sched-bwc.rst, cgroups(7)).
+const (
+	defaultPeriod = 100_000
+	defaultShares = 1024
+)
+
+func (m *metrics) addSpec(c Container) {
+	resources := c.Resources
+	m.add("container_start_time_seconds", seconds(time.Duration(c.StartedAt)))
+	m.add("container_spec_cpu_period", positive(resources.GetCpuPeriod(), defaultPeriod))
+	m.add("container_spec_cpu_shares", positive(resources.GetCpuShares(), defaultShares))
+	if quota := resources.GetCpuQuota(); quota > 0 {
+		m.add("container_spec_cpu_quota", uint64(quota))
+	}
+	m.add("container_spec_memory_limit_bytes", positive(resources.GetMemoryLimitInBytes(), 0))
+	m.add("container_spec_memory_swap_limit_bytes", positive(resources.GetMemorySwapLimitInBytes(), 0))
+}
+
+func positive(asked int64, otherwise uint64) uint64 {
+	if asked > 0 {
+		return uint64(asked)
+	}
+	return otherwise
+}
+
+func (m *Meter) networkMetrics(p Pod, to *metrics) {
+	if p.Netns == "" {
+		return
+	}
+	links, err := listLinks(p.Netns)
+	if err != nil {
+		m.logger.Warn("a pod's network is left out of the metrics", "sandbox", p.ID, "err", err)
+		return
+	}
+	for _, link := range links {
+		a := link.Attrs()
+		if a.Flags&net.FlagLoopback != 0 || a.Statistics == nil {
+			continue
+		}
+		s := a.Statistics
+		to.add("container_network_receive_bytes_total", s.RxBytes, a.Name)
+		to.add("container_network_receive_errors_total", s.RxErrors, a.Name)
+		to.add("container_network_receive_packets_total", s.RxPackets, a.Name)
+		to.add("container_network_receive_packets_dropped_total", s.RxDropped, a.Name)
+		to.add("container_network_transmit_bytes_total", s.TxBytes, a.Name)
+		to.add("container_network_transmit_errors_total", s.TxErrors, a.Name)
+		to.add("container_network_transmit_packets_total", s.TxPackets, a.Name)
+		to.add("container_network_transmit_packets_dropped_total", s.TxDropped, a.Name)
+	}
+}
