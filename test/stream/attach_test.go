@@ -1,0 +1,112 @@
+package stream
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"k8s.io/client-go/tools/remotecommand"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// goroutines asks the daemon's metrics.
+func (p *pod) goroutines() (count int) {
+	p.t.Helper()
+	transport := &http.Transport{DisableKeepAlives: true}
+	transport.DialContext = dialer(p)
+	answer, err := (&http.Client{Transport: transport}).Get("http://127.0.0.1:9440/metrics")
+	check(p.t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	check(p.t, err)
+	for line := range strings.Lines(string(text)) {
+		if _, err := fmt.Sscanf(line, "go_goroutines %d", &count); err == nil {
+			return count
+		}
+	}
+	p.t.Fatalf("no go_goroutines in %s", text)
+	return 0
+}
+
+// safe is a buffer for a writer and a reader.
+type safe struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *safe) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *safe) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// Two are attached; one leaves, the other one goes on, and types.
+func TestAttach(t *testing.T) {
+	p := newPod(t, "while read x; do echo out $x; echo err $x >&2; done; echo end", func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, false })
+	r := &runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true}
+	first, leave := context.WithCancel(limited(t))
+	in1, type1 := io.Pipe()
+	in2, type2 := io.Pipe()
+	var out1, err1, out2, err2 safe
+	left := make(chan error, 1)
+	go func() {
+		left <- spdyClient(t, p.attachURL(r)).StreamWithContext(first, remotecommand.StreamOptions{Stdin: in1, Stdout: &out1, Stderr: &err1})
+	}()
+	stayed := make(chan error, 1)
+	go func() {
+		stayed <- v5Client(t, p.attachURL(r)).StreamWithContext(limited(t), remotecommand.StreamOptions{Stdin: in2, Stdout: &out2, Stderr: &err2})
+	}()
+	eventually(t, "both see what one types", func() bool {
+		fmt.Fprintln(type1, "one")
+		return strings.Contains(out1.String(), "out one") && strings.Contains(err1.String(), "err one") && strings.Contains(out2.String(), "out one")
+	})
+	leave()
+	<-left
+	eventually(t, "the other one goes on", func() bool {
+		fmt.Fprintln(type2, "two")
+		return strings.Contains(out2.String(), "out two") && strings.Contains(err2.String(), "err two")
+	})
+	_, err := p.Runtime.StopContainer(limited(t), &runtimeapi.StopContainerRequest{ContainerId: p.container})
+	check(t, err)
+	if err := <-stayed; err != nil {
+		t.Errorf("the container ended: %v", err)
+	}
+	if strings.Contains(out1.String(), "two") {
+		t.Errorf("who left has %q", &out1)
+	}
+}
+
+// A container whose stdin is closed after its first client.
+func TestAttachStdinOnce(t *testing.T) {
+	p := newPod(t, "cat; echo end; exit 3", func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, true })
+	var out safe
+	err := spdyClient(t, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true})).StreamWithContext(limited(t),
+		remotecommand.StreamOptions{Stdin: strings.NewReader("hello\n"), Stdout: &out, Stderr: io.Discard})
+	if err != nil || out.String() != "hello\nend\n" {
+		t.Errorf("%v, %q", err, out.String())
+	}
+}
+
+func TestAttachTerminal(t *testing.T) {
+	p := newPod(t, "until stty size | grep -q '33 77'; do sleep 0.02; done; stty size; read x; echo got $x", func(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true })
+	in, typed := io.Pipe()
+	defer typed.Close()
+	go func() { _, _ = io.WriteString(typed, "typed\n") }()
+	var out safe
+	err := spdyClient(t, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Tty: true})).StreamWithContext(limited(t),
+		remotecommand.StreamOptions{Stdin: in, Stdout: &out, Tty: true, TerminalSizeQueue: &sizes{{Width: 77, Height: 33}}})
+	if err != nil || !strings.Contains(out.String(), "33 77\r\n") || !strings.Contains(out.String(), "got typed\r\n") {
+		t.Errorf("%v, %q", err, out.String())
+	}
+}

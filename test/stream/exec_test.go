@@ -1,0 +1,227 @@
+package stream
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/client-go/tools/remotecommand"
+	utilexec "k8s.io/client-go/util/exec"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+const forever = "while true; do sleep 0.1; done"
+
+func TestExec(t *testing.T) {
+	p := newPod(t, forever, nil)
+	for name, client := range clients {
+		var out, errs bytes.Buffer
+		e := client(t, p.execURL(shell("echo out; echo err >&2; exit 42")))
+		err := e.StreamWithContext(limited(t), remotecommand.StreamOptions{Stdout: &out, Stderr: &errs})
+		var exit utilexec.CodeExitError
+		if !errors.As(err, &exit) || exit.Code != 42 {
+			t.Errorf("%s: %v, want exit code 42", name, err)
+		}
+		if out.String() != "out\n" || errs.String() != "err\n" {
+			t.Errorf("%s: stdout %q, stderr %q", name, &out, &errs)
+		}
+		e = client(t, p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"/no/such"}, Stdout: true}))
+		if err := e.StreamWithContext(limited(t), remotecommand.StreamOptions{Stdout: io.Discard}); err == nil {
+			t.Errorf("%s: a program that does not exist: no error", name)
+		}
+	}
+}
+
+// An output that nobody asked for does not stop the process.
+func TestExecOfOneStream(t *testing.T) {
+	p := newPod(t, forever, nil)
+	for name, client := range clients {
+		var errs bytes.Buffer
+		e := client(t, p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"sh", "-c", "seq 100000; echo err >&2"}, Stderr: true}))
+		err := e.StreamWithContext(limited(t), remotecommand.StreamOptions{Stderr: &errs})
+		if err != nil || errs.String() != "err\n" {
+			t.Errorf("%s: %v, %q", name, err, &errs)
+		}
+	}
+}
+
+const many = 64 << 20
+
+// Bytes go in, their sum comes out; bytes go out and are as they were.
+func TestExecBytes(t *testing.T) {
+	p := newPod(t, forever, nil)
+	data := make([]byte, many)
+	random := rand.NewChaCha8([32]byte{1})
+	_, _ = random.Read(data)
+	for name, client := range map[string]client{"SPDY": spdyClient, "WebSocket v5": v5Client} {
+		began := time.Now()
+		sum := sha256.New()
+		request := shell("cat")
+		request.Stdin = true
+		err := client(t, p.execURL(request)).StreamWithContext(limited(t), remotecommand.StreamOptions{
+			Stdin: bytes.NewReader(data), Stdout: sum, Stderr: io.Discard,
+		})
+		if err != nil || !bytes.Equal(sum.Sum(nil), hash(data)) {
+			t.Errorf("%s: %v, or other bytes", name, err)
+		}
+		t.Logf("%s: %d MiB in and out, half-closed stdin, in %v", name, many>>20, time.Since(began))
+	}
+}
+
+func hash(data []byte) []byte {
+	sum := sha256.Sum256(data)
+	return sum[:]
+}
+
+func TestExecTerminal(t *testing.T) {
+	p := newPod(t, forever, nil)
+	for name, client := range clients {
+		request := &runtimeapi.ExecRequest{
+			Cmd: []string{"sh", "-c", "until stty size | grep -q '33 77'; do sleep 0.02; done; stty size; read x; echo got $x"}, Stdin: true, Stdout: true, Tty: true,
+		}
+		var out bytes.Buffer
+		// Open until the end: a client that closes its stdin is another test.
+		in, typed := io.Pipe()
+		go func() { _, _ = io.WriteString(typed, "typed\n") }()
+		err := client(t, p.execURL(request)).StreamWithContext(limited(t), remotecommand.StreamOptions{
+			Stdin: in, Stdout: &out, Tty: true, TerminalSizeQueue: &sizes{{Width: 80, Height: 24}, {Width: 77, Height: 33}},
+		})
+		typed.Close()
+		if err != nil || !strings.Contains(out.String(), "33 77\r\n") || !strings.Contains(out.String(), "got typed\r\n") {
+			t.Errorf("%s: %v, %q", name, err, &out)
+		}
+	}
+}
+
+type sizes []remotecommand.TerminalSize
+
+func (s *sizes) Next() *remotecommand.TerminalSize {
+	if len(*s) == 0 {
+		return nil
+	}
+	first := (*s)[0]
+	*s = (*s)[1:]
+	return &first
+}
+
+func TestBadRequests(t *testing.T) {
+	p := newPod(t, forever, nil)
+	for field, r := range map[string]*runtimeapi.ExecRequest{
+		"stderr":                {ContainerId: p.container, Cmd: []string{"true"}, Tty: true, Stderr: true},
+		"stdin, stdout, stderr": {ContainerId: p.container, Cmd: []string{"true"}},
+		"cmd":                   {ContainerId: p.container, Stdout: true},
+		"container id":          {Cmd: []string{"true"}, Stdout: true},
+	} {
+		_, err := p.Runtime.Exec(limited(t), r)
+		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	_, err := p.Runtime.Attach(limited(t), &runtimeapi.AttachRequest{ContainerId: p.container, Stdout: true, Tty: true})
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "tty") {
+		t.Errorf("a terminal that is none: %v", err)
+	}
+	_, err = p.Runtime.PortForward(limited(t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: []int32{0}})
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "port") {
+		t.Errorf("port 0: %v", err)
+	}
+}
+
+func TestTokens(t *testing.T) {
+	p := newPod(t, forever, nil, harness.Config("max_open = 3\n"))
+	u := p.execURL(shell("echo once"))
+	var out bytes.Buffer
+	check(t, spdyClient(t, u).StreamWithContext(limited(t), remotecommand.StreamOptions{Stdout: &out, Stderr: io.Discard}))
+	if err := spdyClient(t, u).StreamWithContext(limited(t), remotecommand.StreamOptions{Stdout: &out, Stderr: io.Discard}); err == nil || out.String() != "once\n" {
+		t.Errorf("a token worked twice: %v, %q", err, &out)
+	}
+	for _, path := range []string{"/", "/exec", "/exec/", "/exec/x", "/metrics"} {
+		answer, err := http.Get("http://" + p.relay.Addr().String() + path)
+		check(t, err)
+		answer.Body.Close()
+		if answer.StatusCode != http.StatusNotFound {
+			t.Errorf("%s: %s", path, answer.Status)
+		}
+	}
+	token := u.Path[strings.LastIndex(u.Path, "/")+1:]
+	if len(token) < 20 || strings.Contains(p.Log(), token) {
+		t.Errorf("token %q is short or in the log", token)
+	}
+	var err error
+	for range 4 {
+		r := shell("true")
+		r.ContainerId = p.container
+		_, err = p.Runtime.Exec(limited(t), r)
+	}
+	if status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("the fourth of three requests: %v", err)
+	}
+}
+
+func TestSelfSigned(t *testing.T) {
+	p := newPod(t, forever, nil, harness.Config("tls_self_signed = true\n"))
+	for name, client := range clients {
+		var out bytes.Buffer
+		u := p.execURL(shell("echo secret"))
+		if u.Scheme != "https" && u.Scheme != "wss" {
+			t.Errorf("%s: URL %s", name, u)
+		}
+		err := client(t, u).StreamWithContext(limited(t), remotecommand.StreamOptions{Stdout: &out, Stderr: io.Discard})
+		if err != nil || out.String() != "secret\n" {
+			t.Errorf("%s: %v, %q", name, err, &out)
+		}
+	}
+}
+
+// A client that goes away takes its process along, whatever that is doing.
+func TestAbortedClients(t *testing.T) {
+	p := newPod(t, forever, nil)
+	scripts := []string{"sleep 1000", "yes", "cat", "sleep 1000 & sleep 1000", "cat >/dev/null"}
+	list := []client{spdyClient, v5Client, v4Client}
+	cycle := func(i int) {
+		request := shell(scripts[i%len(scripts)])
+		request.Stdin = true
+		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rand.IntN(40))*time.Millisecond)
+		defer cancel()
+		_ = list[i%len(list)](t, p.execURL(request)).StreamWithContext(ctx, remotecommand.StreamOptions{
+			Stdin: endless{}, Stdout: io.Discard, Stderr: io.Discard,
+		})
+	}
+	for i := range 15 {
+		cycle(i) // what the first ones make stays, such as caches
+	}
+	p.settle()
+	before := p.goroutines()
+	for i := range 200 {
+		cycle(i)
+	}
+	p.settle()
+	eventually(t, "goroutines of the daemon are as many as before", func() bool { return p.goroutines() <= before })
+}
+
+// endless is stdin that never ends, and soon more than its reader takes.
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) { return len(b), nil }
+
+// settle waits until the container has its own processes only.
+func (p *pod) settle() {
+	p.t.Helper()
+	eventually(p.t, "the processes of aborted clients are gone", func() bool {
+		answer, err := p.Runtime.ExecSync(limited(p.t), &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: []string{"ps", "-o", "args"}})
+		check(p.t, err)
+		text := string(answer.Stdout)
+		return !strings.Contains(text, "sleep 1000") && !strings.Contains(text, "cat") && !strings.Contains(text, "yes")
+	})
+}

@@ -1,0 +1,187 @@
+package stream
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+// patience is the longest that a test waits for what has no limit of its own.
+const patience = 20 * time.Second
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func limited(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func eventually(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !holds(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
+// pod is a pod with one container, and a way to the daemon's listener.
+type pod struct {
+	*harness.Node
+	t         testing.TB
+	id        string
+	container string
+	relay     net.Listener
+	server    string // where the daemon listens, in its namespace
+}
+
+// newPod runs a script in a pod.
+func newPod(t testing.TB, script string, change func(*runtimeapi.ContainerConfig), opts ...harness.Option) *pod {
+	t.Helper()
+	const streaming = "metrics_address = '127.0.0.1:9440'\n[streaming]\naddress = '127.0.0.1:10010'\ncreation_timeout = '1s'\n"
+	n := harness.NewNode(t, append([]harness.Option{harness.Config(streaming), harness.Parallel()}, opts...)...)
+	importImage(t, n)
+	return runPod(t, n, script, change)
+}
+
+func runPod(t testing.TB, n *harness.Node, script string, change func(*runtimeapi.ContainerConfig), opts ...harness.PodOption) *pod {
+	t.Helper()
+	sandbox := n.PodConfig("web", opts...)
+	p := &pod{Node: n, t: t, id: n.RunPod(sandbox), server: "127.0.0.1:10010"}
+	config := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "app"},
+		Image:    &runtimeapi.ImageSpec{Image: imageName},
+		Command:  []string{"/bin/sh", "-c", script},
+		LogPath:  "app.log",
+		Linux:    &runtimeapi.LinuxContainerConfig{},
+	}
+	if change != nil {
+		change(config)
+	}
+	created, err := n.Runtime.CreateContainer(limited(t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: sandbox})
+	check(t, err)
+	p.container = created.ContainerId
+	_, err = n.Runtime.StartContainer(limited(t), &runtimeapi.StartContainerRequest{ContainerId: p.container})
+	check(t, err)
+	p.relay, err = net.Listen("tcp", "127.0.0.1:0")
+	check(t, err)
+	t.Cleanup(func() { p.relay.Close() })
+	go p.serveRelay()
+	return p
+}
+
+// serveRelay leads from the test's network namespace to the daemon's.
+func (p *pod) serveRelay() {
+	for {
+		client, err := p.relay.Accept()
+		if err != nil {
+			return // closed
+		}
+		server, err := p.dial(p.server)
+		if err != nil {
+			client.Close()
+			continue
+		}
+		go join(client, server)
+		go join(server, client)
+	}
+}
+
+func join(to, from net.Conn) {
+	_, err := io.Copy(to, from)
+	if err != nil {
+		to.Close()
+		from.Close()
+		return
+	}
+	to.(*net.TCPConn).CloseWrite()
+}
+
+// dial connects from inside the node's network namespace.
+func (p *pod) dial(address string) (conn net.Conn, err error) {
+	p.RunInNetns(func() error {
+		conn, err = net.Dial("tcp", address)
+		return nil
+	})
+	return conn, err
+}
+
+// reach makes a URL of the daemon's one that the test can dial.
+func (p *pod) reach(text string) *url.URL {
+	p.t.Helper()
+	u, err := url.Parse(text)
+	check(p.t, err)
+	u.Host = p.relay.Addr().String()
+	return u
+}
+
+func (p *pod) execURL(r *runtimeapi.ExecRequest) *url.URL {
+	p.t.Helper()
+	r.ContainerId = p.container
+	answer, err := p.Runtime.Exec(limited(p.t), r)
+	check(p.t, err)
+	return p.reach(answer.Url)
+}
+
+func (p *pod) attachURL(r *runtimeapi.AttachRequest) *url.URL {
+	p.t.Helper()
+	r.ContainerId = p.container
+	answer, err := p.Runtime.Attach(limited(p.t), r)
+	check(p.t, err)
+	return p.reach(answer.Url)
+}
+
+// client makes an executor for a URL.
+type client func(t testing.TB, u *url.URL) remotecommand.Executor
+
+func spdyClient(t testing.TB, u *url.URL) remotecommand.Executor {
+	t.Helper()
+	e, err := remotecommand.NewSPDYExecutor(clientConfig(), http.MethodPost, u)
+	check(t, err)
+	return e
+}
+
+func v5Client(t testing.TB, u *url.URL) remotecommand.Executor {
+	t.Helper()
+	e, err := remotecommand.NewWebSocketExecutor(clientConfig(), http.MethodGet, u.String())
+	check(t, err)
+	return e
+}
+
+func v4Client(t testing.TB, u *url.URL) remotecommand.Executor {
+	t.Helper()
+	e, err := remotecommand.NewWebSocketExecutorForProtocols(clientConfig(), http.MethodGet, u.String(), "v4.channel.k8s.io")
+	check(t, err)
+	return e
+}
+
+func clientConfig() *rest.Config {
+	return &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+}
+
+var clients = map[string]client{"SPDY": spdyClient, "WebSocket v5": v5Client, "WebSocket v4": v4Client}
+
+// shell is an exec of a script.
+func shell(script string) *runtimeapi.ExecRequest {
+	return &runtimeapi.ExecRequest{Cmd: []string{"/bin/sh", "-c", script}, Stdout: true, Stderr: true}
+}
