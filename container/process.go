@@ -37,8 +37,8 @@ func (s *Containers) CheckExec(ctx context.Context, id string, command []string)
 
 // Exec starts a command in a running container. The caller opens all Outputs,
 // and Stdin if asked for, then calls Wait; or End, if it cannot.
-func (s *Containers) Exec(ctx context.Context, id string, command []string, stdin, tty bool) (*Process, error) {
-	c, shim, spec, err := s.forExec(ctx, id, command, tty)
+func (s *Containers) Exec(ctx context.Context, containerID string, command []string, stdin, tty bool) (*Process, error) {
+	c, shim, spec, err := s.forExec(ctx, containerID, command, tty)
 	if err != nil {
 		return nil, err
 	}
