@@ -158,6 +158,7 @@ func TestAbortedForwards(t *testing.T) {
 	}
 	eventually(t, "goroutines of the daemon are as many as before", func() bool { return p.goroutines() <= before })
 }
+
 func (endless) WriteTo(w io.Writer) (n int64, err error) {
 	buffer := make([]byte, 4096)
 	for err == nil {
