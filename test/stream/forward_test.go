@@ -143,7 +143,7 @@ func TestAbortedForwards(t *testing.T) {
 			conn, err := net.Dial("tcp", address)
 			check(t, err)
 			defer conn.Close()
-			go func() { _, _ = conn.Write(make([]byte, unread)) }()
+			go func() { _, _ = conn.Write(make([]byte, unread/8)) }()
 		}
 		time.Sleep(time.Duration(rand.IntN(10)) * time.Millisecond)
 		stop()
