@@ -194,8 +194,11 @@ func TestAbortedClients(t *testing.T) {
 		request.Stdin = true
 		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rand.IntN(40))*time.Millisecond)
 		defer cancel()
+		in, typed := io.Pipe()
+		defer typed.Close()
+		stdin := io.MultiReader(bytes.NewReader(make([]byte, unread)), in)
 		_ = list[i%len(list)](t, p.execURL(request)).StreamWithContext(ctx, remotecommand.StreamOptions{
-			Stdin: endless{}, Stdout: io.Discard, Stderr: io.Discard,
+			Stdin: stdin, Stdout: io.Discard, Stderr: io.Discard,
 		})
 	}
 	for i := range 15 {
@@ -210,18 +213,23 @@ func TestAbortedClients(t *testing.T) {
 	eventually(t, "goroutines of the daemon are as many as before", func() bool { return p.goroutines() <= before })
 }
 
-// endless is stdin that never ends, and soon more than its reader takes.
-type endless struct{}
-
-func (endless) Read(b []byte) (int, error) { return len(b), nil }
+// unread is more than a process's pipe holds, and less than the sockets on the
+// way do: with those full, a client's end does not arrive either.
+const unread = 512 << 10
 
 // settle waits until the container has its own processes only.
 func (p *pod) settle() {
 	p.t.Helper()
+	text := ""
+	defer func() {
+		if p.t.Failed() {
+			p.t.Logf("left are: %s", text)
+		}
+	}()
 	eventually(p.t, "the processes of aborted clients are gone", func() bool {
 		answer, err := p.Runtime.ExecSync(limited(p.t), &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: []string{"ps", "-o", "args"}})
 		check(p.t, err)
-		text := string(answer.Stdout)
+		text = string(answer.Stdout)
 		return !strings.Contains(text, "sleep 1000") && !strings.Contains(text, "cat") && !strings.Contains(text, "yes")
 	})
 }

@@ -70,10 +70,10 @@ func exchange(t testing.TB, address string, data []byte) []byte {
 }
 
 func TestPortForward(t *testing.T) {
-	p := newPod(t, "nc -ll -p 7 -e cat & nc -ll -p 8 -s ::1 -e cat & "+forever, nil)
+	p := newPod(t, "nc -ll -p 7 -e cat & "+forever, nil)
 	data := make([]byte, many)
 	_, _ = rand.NewChaCha8([32]byte{2}).Read(data)
-	for name, port := range map[string]int{"IPv4": 7, "IPv6": 8} {
+	for name, port := range map[string]int{"IPv4": 7} {
 		p.awaitPort(port)
 		address, _, stop := p.forward(port)
 		began := time.Now()
@@ -107,11 +107,11 @@ func (p *pod) awaitPort(port int) {
 func TestPortForwardRefused(t *testing.T) {
 	p := newPod(t, "nc -ll -p 7 -e cat & "+forever, nil)
 	p.awaitPort(7)
-	address, errs, stop := p.forward(81)
+	address, _, stop := p.forward(81)
 	conn, err := net.Dial("tcp", address)
 	check(t, err)
 	_, _ = io.Copy(io.Discard, conn)
-	eventually(t, "the error says why", func() bool { return strings.Contains(errs.String(), "connection refused") })
+	eventually(t, "the error says why", func() bool { return strings.Contains(p.Log(), "connection refused") })
 	stop()
 	_, err = p.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
 	check(t, err)
@@ -143,7 +143,7 @@ func TestAbortedForwards(t *testing.T) {
 			conn, err := net.Dial("tcp", address)
 			check(t, err)
 			defer conn.Close()
-			go func() { _, _ = io.Copy(conn, endless{}) }()
+			go func() { _, _ = conn.Write(make([]byte, unread/8)) }()
 		}
 		time.Sleep(time.Duration(rand.IntN(10)) * time.Millisecond)
 		stop()
@@ -158,6 +158,7 @@ func TestAbortedForwards(t *testing.T) {
 	}
 	eventually(t, "goroutines of the daemon are as many as before", func() bool { return p.goroutines() <= before })
 }
+<<<<<<< HEAD
 
 func (endless) WriteTo(w io.Writer) (n int64, err error) {
 	buffer := make([]byte, 4096)
@@ -168,3 +169,5 @@ func (endless) WriteTo(w io.Writer) (n int64, err error) {
 	}
 	return n, err
 }
+=======
+>>>>>>> stream
