@@ -92,10 +92,8 @@ func (s *Containers) undo(c *creation) error {
 	err := fmt.Errorf("create container %s in sandbox %s: %w", c.ID, c.SandboxID, c.err)
 	if undoErr := s.destroy(ctx, c.Container); undoErr != nil {
 		s.options.Logger.Error("a container that failed could not be taken back: remove it", "container", c.ID, "err", undoErr)
-		writeErr := s.write(c.Container, func(f *Facts) {
-			f.FinishedAt, f.ExitCode, f.Reason, f.Message = time.Now().UnixNano(), startErrorCode, reasonStartError, c.err.Error()
-		})
-		s.listEnded(c.Container)
+		writeErr := s.write(c.Container, func(f *Facts) { f.Message = c.err.Error() })
+		c.listed.Store(true) // as Created: its init may still wait
 		return errors.Join(err, undoErr, writeErr)
 	}
 	if _, goneErr := s.options.Sandboxes.Find(c.SandboxID); errdefs.IsNotFound(goneErr) {

@@ -11,7 +11,7 @@
 //	3 record    durable, before anything of the container exists
 //	4 rootfs    a snapshot on top of the image, mounted
 //	5 spec      the runtime-spec, from the CRI's config
-//	6 shim      of the pod, started with its first container
+//	6 shim      of the pod, started with its first container, ended with the pod
 //	7 create    the container's init waits at the exec barrier
 //
 // On any error the container is destroyed (destroy.go). As for sandboxes,
@@ -39,9 +39,12 @@
 // # Locks
 //
 // Containers.mu guards the maps and is never held while anything runs or is
-// written. Each container has a lock of its own, held by whoever changes it.
-// Stop does not hold it while it waits for a container to end, so that a later
-// Stop with a shorter grace counts. Readers take neither: facts are replaced,
-// not changed. Events are told under the container's lock, and before those who
-// wait for its end go on, so they are in order.
+// written. Each container has a lock of its own, held by whoever makes, starts,
+// updates or destroys it; Create takes it before anybody can see the container.
+// The facts have another one, held while they are written only, so that what a
+// shim tells waits for no operation; nothing is written after their removal.
+// Stop holds neither while it waits for a container to end, so that a later
+// Stop with a shorter grace counts. Readers take none: facts are replaced, not
+// changed. Events are told under the facts' lock, and before those who wait for
+// the end go on, so they are in order.
 package container

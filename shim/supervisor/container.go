@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/minicri/minicri/shim/api"
 	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runc/libcontainer/system"
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
@@ -75,7 +76,12 @@ func (c *container) build(request *api.CreateRequest, spec *specs.Spec) error {
 		return err
 	}
 	process.Init = true
-	config, err := toConfig(spec, request.Id, c.sup.systemdCgroup, c.sup.noNewKeyring)
+	var config *configs.Config
+	// A user namespace that is joined is looked at by a helper process.
+	err = c.sup.reaper.during(func() (err error) {
+		config, err = toConfig(spec, request.Id, c.sup.systemdCgroup, c.sup.noNewKeyring)
+		return err
+	})
 	if err != nil {
 		return err
 	}

@@ -40,6 +40,15 @@ func (r *reaper) own(start func() (int, error)) (int, error) {
 	return pid, err
 }
 
+// during keeps from reaping while do runs helpers and waits for them itself.
+func (r *reaper) during(do func() error) error {
+	r.starting.RLock()
+	err := do()
+	r.starting.RUnlock()
+	r.poke()
+	return err
+}
+
 // disown is called when the owner has waited.
 func (r *reaper) disown(pid int) {
 	r.mu.Lock()

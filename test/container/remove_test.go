@@ -91,7 +91,8 @@ func TestPodIsStoppedWhileContainersAreMade(t *testing.T) {
 
 func TestP61_ClientThatGoesAway(t *testing.T) {
 	p := newPod(t)
-	p.run("other", forever)
+	other := p.run("other", quiet)
+	eventually(t, "the other one runs", func() bool { return procStatus(t, p.info(other).PID, "Name") == "sleep" })
 	before := p.Look()
 	config := shell("app", forever, func(c *runtimeapi.ContainerConfig) { c.LogPath = "" })
 	for i := range 25 {

@@ -63,7 +63,7 @@ func TestDevices(t *testing.T) {
 	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
 		c.Devices = []*runtimeapi.Device{{HostPath: "/dev/kmsg", ContainerPath: "/dev/given", Permissions: "w"}}
 	})
-	p.exec(id, ": > /dev/given && ! : < /dev/given")
+	p.exec(id, "(: > /dev/given) && ! (: < /dev/given)")
 	// One that is made by hand is closed: the cgroup does not have it.
-	p.exec(id, "mknod /tmp/loop c 10 237 && ! : > /tmp/loop")
+	p.exec(id, "mknod /tmp/loop c 10 237 && ! (: > /tmp/loop)")
 }
