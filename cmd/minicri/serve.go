@@ -16,7 +16,6 @@ import (
 
 	"github.com/containerd/log"
 	"github.com/coreos/go-systemd/v22/daemon"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 
@@ -41,10 +40,7 @@ func serve(ctx context.Context, arguments []string) error {
 		return err
 	}
 	// Before anything is made: who is refused leaves nothing.
-	if err := removeStale(c.Socket); err != nil {
-		return err
-	}
-	unlock, err := lockDirectories(c)
+	unlock, err := claim(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -159,45 +155,6 @@ func newLogger(c *config.Config) (*slog.Logger, error) {
 	return logger, nil
 }
 
-// lockDirectories keeps a second daemon away from the directories of this one;
-// the kernel releases the locks with the process (flock(2)).
-func lockDirectories(c *config.Config) (unlock func(), err error) {
-	var locks []*os.File
-	unlock = func() {
-		for _, lock := range locks {
-			_ = lock.Close()
-		}
-	}
-	for _, directory := range []string{c.Root, c.State} {
-		lock, err := lockDirectory(directory)
-		if err != nil {
-			unlock()
-			return nil, err
-		}
-		locks = append(locks, lock)
-	}
-	return unlock, nil
-}
-
-func lockDirectory(directory string) (*os.File, error) {
-	// Processes of user namespaces have to get through, to what is open to them.
-	if err := os.MkdirAll(directory, 0o711); err != nil {
-		return nil, err
-	}
-	lock, err := os.OpenFile(filepath.Join(directory, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = fmt.Errorf("%s is in use by another minicri: stop it, or give this one --root and --state of its own", directory)
-	}
-	if err != nil {
-		return nil, errors.Join(err, lock.Close())
-	}
-	return lock, nil
-}
-
 // listen makes the socket, for root alone from its first moment on. A socket
 // that is there is of a daemon that has ended: the directories were locked.
 func listen(path string) (net.Listener, error) {
@@ -214,25 +171,6 @@ func listen(path string) (net.Listener, error) {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	return listener, nil
-}
-
-// removeStale removes a socket that nobody listens on, and nothing else.
-func removeStale(path string) error {
-	info, err := os.Lstat(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if info.Mode().Type() != os.ModeSocket {
-		return fmt.Errorf("%s is there and is not a socket: remove it, or give another --socket", path)
-	}
-	if connection, err := net.Dial("unix", path); err == nil {
-		_ = connection.Close()
-		return fmt.Errorf("another program serves %s: stop it, or give another --socket", path)
-	}
-	return os.Remove(path)
 }
 
 func notify(logger *slog.Logger, state string) {

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/config"
+)
+
+// errInUse: another daemon is at work there.
+var errInUse = errors.New("in use by another daemon")
+
+// handover is how long a daemon that was killed may seem to be there: a process
+// that it was just starting holds its socket and its locks up to the execve(2).
+const handover = 2 * time.Second
+
+// claim makes socket and directories this daemon's own.
+func claim(ctx context.Context, c *config.Config) (unlock func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, handover)
+	defer cancel()
+	for {
+		if err = removeStale(c.Socket); err == nil {
+			unlock, err = lockDirectories(c)
+		}
+		if !errors.Is(err, errInUse) {
+			return unlock, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// lockDirectories keeps a second daemon away from the directories of this one;
+// the kernel releases the locks with the process (flock(2)).
+func lockDirectories(c *config.Config) (unlock func(), err error) {
+	var locks []*os.File
+	unlock = func() {
+		for _, lock := range locks {
+			_ = lock.Close()
+		}
+	}
+	for _, directory := range []string{c.Root, c.State} {
+		lock, err := lockDirectory(directory)
+		if err != nil {
+			unlock()
+			return nil, err
+		}
+		locks = append(locks, lock)
+	}
+	return unlock, nil
+}
+
+func lockDirectory(directory string) (*os.File, error) {
+	// Processes of user namespaces have to get through, to what is open to them.
+	if err := os.MkdirAll(directory, 0o711); err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(directory, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("%s is %w: stop that one, or give this one --root and --state of its own", directory, errInUse)
+	}
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return lock, nil
+}
+
+// removeStale removes a socket that nobody listens on, and nothing else.
+func removeStale(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != os.ModeSocket {
+		return fmt.Errorf("%s is there and is not a socket: remove it, or give another --socket", path)
+	}
+	if connection, err := net.Dial("unix", path); err == nil {
+		_ = connection.Close()
+		return fmt.Errorf("%s is %w: stop that one, or give another --socket", path, errInUse)
+	}
+	return os.Remove(path)
+}
