@@ -58,6 +58,7 @@ func newSoak(t *testing.T) *soak {
 // returns how often.
 func (s *soak) run(seed uint64, end time.Time) (kills int) {
 	var all sync.WaitGroup
+	defer all.Wait()
 	for i := range workers {
 		w := &worker{soak: s, name: fmt.Sprintf("pod-%d", i), port: int32(8000 + i), random: rand.New(rand.NewPCG(seed, uint64(i)))}
 		all.Go(func() { w.work(end) })
@@ -70,7 +71,6 @@ func (s *soak) run(seed uint64, end time.Time) (kills int) {
 		s.restart()
 		s.checkWitnesses()
 	}
-	all.Wait()
 	return kills
 }
 

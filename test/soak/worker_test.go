@@ -157,7 +157,7 @@ func (w *worker) until(what string, request func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var last error
-	for ctx.Err() == nil {
+	for ctx.Err() == nil && !w.t.Failed() {
 		if last = request(ctx); last == nil {
 			return
 		}
