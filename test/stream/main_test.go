@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -145,6 +146,7 @@ func (p *pod) execURL(r *runtimeapi.ExecRequest) *url.URL {
 
 func (p *pod) attachURL(r *runtimeapi.AttachRequest) *url.URL {
 	p.t.Helper()
+	r = proto.CloneOf(r) // several clients ask with one request
 	r.ContainerId = p.container
 	answer, err := p.Runtime.Attach(limited(p.t), r)
 	check(p.t, err)
