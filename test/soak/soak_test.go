@@ -23,6 +23,11 @@ const workers = 6
 // longestLife is the most that the daemon lives between two kills.
 const longestLife = 2 * time.Second
 
+// killsAtOnce is after how many kills pods have to come and go before the next:
+// on a busy machine a pod takes longer than the daemon lives, and what the one
+// daemon leaves half made is all that the next one does.
+const killsAtOnce = 4
+
 func TestSoak(t *testing.T) {
 	duration, err := time.ParseDuration(cmp.Or(os.Getenv("SOAK"), "20s"))
 	check(t, err)
@@ -66,12 +71,22 @@ func (s *soak) run(seed uint64, end time.Time) (kills int) {
 	random := rand.New(rand.NewPCG(seed, workers))
 	for time.Now().Before(end) {
 		time.Sleep(time.Duration(random.Int64N(int64(longestLife))))
+		if kills%killsAtOnce == 0 {
+			s.awaitPods(end)
+		}
 		s.node.Kill()
 		kills++
 		s.restart()
 		s.checkWitnesses()
 	}
 	return kills
+}
+
+// awaitPods waits until as many pods have gone as there are workers.
+func (s *soak) awaitPods(end time.Time) {
+	for enough := s.cycles.Load() + workers; s.cycles.Load() < enough && time.Now().Before(end) && !s.t.Failed(); {
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 // restart keeps the workers from asking for a client meanwhile.
