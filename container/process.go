@@ -94,14 +94,18 @@ func (p *Process) Resize(ctx context.Context, width, height uint32) error {
 // Wait returns the exit code of an exec, when its outputs are delivered. When
 // ctx ends first, the exec does so with all that it started.
 func (p *Process) Wait(ctx context.Context) (int32, error) {
-	return p.shim.ExecWait(ctx, p.container, p.exec)
+	code, err := p.shim.ExecWait(ctx, p.container, p.exec)
+	if err != nil && ctx.Err() != nil {
+		p.End(ctx) // the call may not have reached the shim
+	}
+	return code, err
 }
 
-// End ends an exec that Wait was not called for, with all that it started.
+// End ends an exec that nobody waits for, with all that it started.
 func (p *Process) End(ctx context.Context) {
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
 	defer cancel()
 	// Fails if the process has ended, or its shim, which ends with its processes.
 	_ = p.shim.ExecKill(end, p.container, p.exec, uint32(unix.SIGKILL), true)
-	_, _ = p.Wait(end)
+	_, _ = p.shim.ExecWait(end, p.container, p.exec)
 }
