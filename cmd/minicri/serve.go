@@ -94,6 +94,7 @@ func run(ctx context.Context, c *config.Config, logger *slog.Logger) (err error)
 	go func() { served <- grpcServer.Serve(listener) }()
 	notify(logger, daemon.SdNotifyReady)
 	logger.Info("serving", "socket", c.Socket, "version", version, "pods", len(node.runtime.Sandboxes.List()))
+	debug.FreeOSMemory() // what only the start needed
 
 	select {
 	case err := <-served:
