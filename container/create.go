@@ -254,6 +254,9 @@ func (c *creation) ensureShim() error {
 	return err
 }
 
+// create brings init to the barrier. One that cannot run the program says so
+// here already; other runtimes say it at the start, and so does this one: the
+// container is made, and cannot be started.
 func (c *creation) create() error {
 	shim, err := c.owner.shimOf(c.ctx, c.SandboxID)
 	if err != nil {
@@ -262,6 +265,10 @@ func (c *creation) create() error {
 	answer, err := shim.Create(c.ctx, &api.CreateRequest{
 		Id: c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.shimLog(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
 	})
+	startError := ""
+	if errdefs.IsFailedPrecondition(err) {
+		startError, err = err.Error(), nil
+	}
 	if err != nil {
 		return err
 	}
@@ -270,7 +277,7 @@ func (c *creation) create() error {
 		return err
 	}
 	return c.owner.write(c.Container, func(f *Facts) {
-		f.BootID, f.Created, f.User = c.owner.bootID, true, user
+		f.BootID, f.Created, f.User, f.StartError = c.owner.bootID, true, user, startError
 		f.Process = process.Facts{PID: int(answer.GetPid()), StartTime: answer.GetStartTime()}
 	})
 }

@@ -86,7 +86,7 @@ func (s *Containers) restoreOne(record Record, facts Facts) error {
 		if other := s.byName[name]; other != nil {
 			return fmt.Errorf("container %s has the same name %s", other.ID, name)
 		}
-		facts.Unknown = facts.FinishedAt == 0
+		facts.Unknown = facts.FinishedAt == 0 && facts.inShim()
 		if facts.FinishedAt != 0 {
 			close(c.ended)
 		}
