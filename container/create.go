@@ -202,6 +202,9 @@ func idMap(m *runtimeapi.IDMapping) *image.IDMap {
 
 // writeSpec makes the runtime-spec and puts it where the shim reads it.
 func (c *creation) writeSpec() error {
+	if err := c.owner.awaitHostPaths(c.ctx, c.config.GetMounts()); err != nil {
+		return err
+	}
 	o := c.owner.options
 	namespaces, err := c.owner.namespaces(c.sandbox, c.config)
 	if err != nil {

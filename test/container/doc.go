@@ -7,7 +7,9 @@
 //	P35      whose namespaces an exec joins (namespace_test.go)
 //	P36, P58 what a command may leave behind (exec_test.go)
 //	P39      logs and their rotation (log_test.go)
-//	P40      a later Stop with a shorter grace (stop_test.go)
+//	P40      a later Stop with a shorter grace (stop_test.go), what sleeps
+//	         uninterruptibly (hang_test.go)
+//	P41      a dead mount delays its own container only (hang_test.go)
 //	P42      updates of resources (resource_test.go)
 //	P59      nothing runs after Remove (remove_test.go)
 //	P61      a client that goes away (crash_test.go)
