@@ -1,13 +1,17 @@
 package container
 
 import (
+	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/cri-client/pkg/logs"
 )
 
 func (p *pod) reopen(id string) error {
@@ -35,38 +39,119 @@ func TestLogFormat(t *testing.T) {
 	}
 }
 
+// written makes a file of numbered lines, some of them longer than an entry of
+// the log, and returns its content.
+func written(t *testing.T, file string, size int) []byte {
+	t.Helper()
+	filler := strings.Repeat("x", 40000)
+	text := bytes.NewBuffer(make([]byte, 0, size+2*len(filler)))
+	for line := 0; text.Len() < size; line++ {
+		length := 150 + line%100
+		if line%2000 == 0 {
+			length = len(filler)
+		}
+		fmt.Fprintf(text, "%d %s\n", line, filler[:length])
+	}
+	check(t, os.WriteFile(file, text.Bytes(), 0o644))
+	return text.Bytes()
+}
+
+// readLog reads a file of a log with the kubelet's reader.
+func (p *pod) readLog(path string) (stdout, stderr []byte) {
+	p.t.Helper()
+	var out, err bytes.Buffer
+	check(p.t, logs.ReadLogs(limited(p.t), path, "", &logs.LogOptions{}, nil, &out, &err))
+	return out.Bytes(), err.Bytes()
+}
+
+// The container writes as fast as it can, which is more than 100 MiB/s on a
+// machine that does nothing else, while the log is renamed and reopened.
 func TestP39_RotationLosesNothing(t *testing.T) {
 	p := newPod(t)
-	const lines = 200000
-	id := p.run("app", fmt.Sprintf("seq 1 %d", lines))
+	file := filepath.Join(t.TempDir(), "lines")
+	want := written(t, file, 64<<20)
+	began := time.Now()
+	id := p.run("app", "cat /lines", mounted(file, "/lines", readonly))
 	path := p.status(id).LogPath
-	var files []string
+	files := p.rotate(id, path)
+	p.wantExit(id, 0, "Completed")
+	rate := float64(len(want)>>20) / time.Since(began).Seconds()
+	var got []byte
+	for _, file := range append(files, path) {
+		if _, err := os.Stat(file); os.IsNotExist(err) {
+			continue // the reopen came too late
+		}
+		stdout, _ := p.readLog(file)
+		got = append(got, stdout...)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%d bytes in %d files, want %d; the first that differs is at %d", len(got), len(files)+1, len(want), firstDifference(got, want))
+	}
+	if len(files) < 3 {
+		t.Errorf("only %d rotations: this proves nothing", len(files))
+	}
+	t.Logf("%.0f MiB/s, %d rotations", rate, len(files))
+}
+
+// rotate renames the log and has it reopened, as the kubelet does, until the
+// container has ended. It returns the names of the old files.
+func (p *pod) rotate(id, path string) (files []string) {
+	p.t.Helper()
 	for p.status(id).State == running {
 		old := fmt.Sprintf("%s.%d", path, len(files))
-		check(t, os.Rename(path, old))
+		check(p.t, os.Rename(path, old))
 		files = append(files, old)
 		if p.reopen(id) != nil {
 			break // it has just ended, and went on in the old file
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	p.wantExit(id, 0, "Completed")
-	next := 1
-	for _, file := range append(files, path) {
-		data, err := os.ReadFile(file)
-		if os.IsNotExist(err) {
-			continue // the reopen that came too late
-		}
-		check(t, err)
-		for line := range strings.Lines(string(data)) {
-			if !strings.HasSuffix(line, fmt.Sprintf(" stdout F %d\n", next)) {
-				t.Fatalf("%s: line %d is %q", file, next, line)
-			}
-			next++
+	return files
+}
+
+func firstDifference(a, b []byte) int {
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			return i
 		}
 	}
-	if next != lines+1 || len(files) == 0 {
-		t.Errorf("%d of %d lines, in %d files", next-1, lines, len(files)+1)
+	return min(len(a), len(b))
+}
+
+// A log that the disk has no room for: the container goes on, what is in the log
+// is whole and in order, and what is not is counted there when there is room.
+func TestP39_FullDisk(t *testing.T) {
+	const room, size = 1 << 20, 8 << 20
+	n := newNode(t)
+	small, exchange := t.TempDir(), t.TempDir()
+	check(t, unix.Mount("small", small, "tmpfs", 0, fmt.Sprintf("size=%d", room)))
+	t.Cleanup(func() { check(t, unix.Unmount(small, 0)) })
+	want := written(t, filepath.Join(exchange, "lines"), size)
+	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = filepath.Join(small, "logs") })
+	id := p.run("app", "cat /x/lines; touch /x/written; until test -e /x/room; do sleep 0.02; done; echo after; exit 7", mounted(exchange, "/x"))
+	eventually(t, "the container has written everything", func() bool {
+		_, err := os.Stat(filepath.Join(exchange, "written"))
+		return err == nil
+	})
+	if s := p.status(id); s.State != running {
+		t.Errorf("on a full disk: %v", s)
+	}
+	same(t, "exec", p.exec(id, "echo here"), "here")
+	check(t, unix.Mount("small", small, "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("size=%d", 2*size)))
+	check(t, os.WriteFile(filepath.Join(exchange, "room"), nil, 0o644))
+	p.wantExit(id, 7, "Error")
+	stdout, stderr := p.readLog(p.status(id).LogPath)
+	logged, after := bytes.CutSuffix(stdout, []byte("after\n"))
+	if !after || len(logged) == 0 || !bytes.HasPrefix(want, logged) {
+		t.Errorf("in the log are %d bytes, which differ from what was written at %d", len(stdout), firstDifference(logged, want))
+	}
+	var lines, bytesLost int
+	_, err := fmt.Sscanf(string(stderr), "minicri: %d log lines (%d bytes) were lost:", &lines, &bytesLost)
+	if err != nil || lines < bytes.Count(want[len(logged):], []byte{'\n'}) || bytesLost < len(want)-len(logged) {
+		t.Errorf("lost are %d lines; the log says %q (%v)", bytes.Count(want[len(logged):], []byte{'\n'}), stderr, err)
+	}
+	if !bytes.Contains(stderr, []byte(unix.ENOSPC.Error())) {
+		t.Errorf("the log does not say why: %q", stderr)
 	}
 }
 
