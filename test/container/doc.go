@@ -1,10 +1,10 @@
 // Package container tests containers end to end: the real daemon, shim, CNI
-// plugins and kernel, on nodes of package harness, with an image of busybox
-// that image_test.go builds. Each file is about one feature. The numbers in the
-// names of tests, as P34, are those of the properties below.
+// plugins and kernel, on nodes of package harness, with an image of busybox.
+// Each file is about one feature. The numbers in the names of tests, as P34, are
+// those of the properties below.
 //
-//	P34      exit code, times and reason over a restart (daemon_test.go)
 //	P32      events, and who does not read them (event_test.go)
+//	P34      exit code, times and reason over a restart (daemon_test.go)
 //	P35      whose namespaces an exec joins (namespace_test.go)
 //	P36, P58 what a command may leave behind (exec_test.go)
 //	P39      logs, their rotation and a full disk (log_test.go)

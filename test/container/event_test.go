@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -77,7 +78,9 @@ func TestEventsOfAPodsLife(t *testing.T) {
 	check(t, p.remove(bad))
 	check(t, p.stop(one, 10))
 	check(t, p.remove(one))
-	p.wantExit(p.run("three", "exit 3"), 3, "Error")
+	three := p.run("three", forever)
+	check(t, unix.Kill(p.info(three).PID, unix.SIGKILL))
+	p.wantExit(three, 137, "Error")
 	p.RemovePod(p.id)
 	same(t, "events", "\n"+strings.Join(p.events(stream, "pod DELETED"), "\n"), `
 one CREATED: READY one CREATED

@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 func TestLife(t *testing.T) {
@@ -21,7 +23,7 @@ func TestLife(t *testing.T) {
 	if s.State != created || s.CreatedAt == 0 || s.StartedAt != 0 || s.FinishedAt != 0 || s.Reason != "" {
 		t.Errorf("created: %v", s)
 	}
-	if s.Image.Image != imageName || !strings.HasPrefix(s.ImageId, "sha256:") || s.ImageRef == "" || s.Labels["a"] != "b" || s.Annotations["c"] != "d" {
+	if s.Image.Image != harness.BusyboxImage || !strings.HasPrefix(s.ImageId, "sha256:") || s.ImageRef == "" || s.Labels["a"] != "b" || s.Annotations["c"] != "d" {
 		t.Errorf("what it was made from: %v", s)
 	}
 	same(t, "log path", s.LogPath, p.config.LogDirectory+"/app.log")
@@ -254,7 +256,7 @@ func TestCodes(t *testing.T) {
 func TestImageRemovedWhileInUse(t *testing.T) {
 	p := newPod(t)
 	id, waits := p.run("app", forever), p.create(shell("waits", "ls /bin/busybox"))
-	_, err := p.Image.RemoveImage(limited(t), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: imageName}})
+	_, err := p.Image.RemoveImage(limited(t), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}})
 	check(t, err)
 	time.Sleep(100 * time.Millisecond) // for the collector of what is not used
 	same(t, "exec", p.exec(id, "cat /etc/passwd | head -n 1"), "root:x:0:0::/root:/bin/sh")

@@ -44,7 +44,7 @@ type pod struct {
 func newNode(t testing.TB, opts ...harness.Option) *harness.Node {
 	t.Helper()
 	n := harness.NewNode(t, append(opts, harness.Parallel())...)
-	importImage(t, n)
+	n.ImportBusybox()
 	return n
 }
 
@@ -67,7 +67,7 @@ type option func(*runtimeapi.ContainerConfig)
 func shell(name, script string, opts ...option) *runtimeapi.ContainerConfig {
 	config := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: name},
-		Image:    &runtimeapi.ImageSpec{Image: imageName},
+		Image:    &runtimeapi.ImageSpec{Image: harness.BusyboxImage},
 		Command:  []string{"/bin/sh", "-c", script},
 		LogPath:  name + ".log",
 		Linux: &runtimeapi.LinuxContainerConfig{
