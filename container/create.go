@@ -30,6 +30,8 @@ type creation struct {
 	owner   *Containers
 	sandbox *sandbox.Sandbox
 	image   image.Image
+	// mounted are images that the container mounts.
+	mounted []ImageMount
 	spec    *specs.Spec
 	// ctx outlives the caller's.
 	ctx, caller context.Context
@@ -112,7 +114,10 @@ func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig) (
 	if err := oci.CheckContainer(config, c.sandbox.Config(), c.owner.options.Machine); err != nil {
 		return err
 	}
-	c.image, err = c.owner.options.Images.Get(config.GetImage().GetImage())
+	if c.image, err = c.owner.options.Images.Get(config.GetImage().GetImage()); err != nil {
+		return err
+	}
+	c.mounted, err = c.owner.findImages(config)
 	return err
 }
 
@@ -156,6 +161,7 @@ func (c *creation) record(config *runtimeapi.ContainerConfig) (Record, error) {
 		CgroupsPath: oci.CgroupsPath(parent, o.Mark, made, o.SystemdCgroup),
 		ImageID:     c.image.ID,
 		ImageRef:    imageRef(c.image),
+		ImageMounts: c.mounted,
 		LogPath:     logPath(c.sandbox.Config().GetLogDirectory(), config, c.owner.dir(made)),
 		StopSignal:  stopSignal(config.GetStopSignal(), c.image.Spec.Config.StopSignal),
 		Config:      encoded,
@@ -184,7 +190,10 @@ func (c *creation) makeRootfs() error {
 	if _, _, err := images.Prepare(c.ctx, c.ID, c.ImageID, prepareOptions(c.sandbox.Config())); err != nil {
 		return err
 	}
-	return images.Mount(c.ctx, c.ID, c.owner.rootfs(c.ID))
+	if err := images.Mount(c.ctx, c.ID, c.owner.rootfs(c.ID)); err != nil {
+		return err
+	}
+	return c.mountImages()
 }
 
 // prepareOptions shift the owners of files in a pod with a user namespace.
@@ -210,6 +219,10 @@ func (c *creation) writeSpec() error {
 	if err != nil {
 		return err
 	}
+	sources, err := c.imageSources()
+	if err != nil {
+		return err
+	}
 	// Read anew each time: there are few files, and nothing has to watch them.
 	devices, err := cdi.NewCache(cdi.WithAutoRefresh(false))
 	if err != nil {
@@ -218,10 +231,13 @@ func (c *creation) writeSpec() error {
 	made := &oci.Container{
 		ID: c.ID, SandboxID: c.SandboxID, Pod: c.sandbox.Config(), Config: c.config, Image: imageFacts(c.image),
 		Rootfs: c.owner.rootfs(c.ID), Hostname: o.Sandboxes.Hostname(c.sandbox), Files: o.Sandboxes.PodFiles(c.sandbox),
-		Namespaces: namespaces, VolumesDir: filepath.Join(c.owner.dir(c.ID), "volumes"),
+		Namespaces: namespaces, VolumesDir: c.owner.volumes(c.ID), ImageMounts: sources,
 		CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, CDI: devices, Machine: o.Machine,
 	}
 	if err := oci.MakeSources(made); err != nil {
+		return err
+	}
+	if err := oci.FillVolumes(made); err != nil {
 		return err
 	}
 	if c.spec, err = oci.ForContainer(made); err != nil {

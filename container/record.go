@@ -28,6 +28,8 @@ type Record struct {
 	// ImageID is the image's id, ImageRef what the CRI shows of it.
 	ImageID  string `json:"image_id"`
 	ImageRef string `json:"image_ref"`
+	// ImageMounts are the mounts of images, in the order of the config.
+	ImageMounts []ImageMount `json:"image_mounts,omitempty"`
 	// LogPath is absolute, and never empty.
 	LogPath string `json:"log_path"`
 	// StopSignal is the number of the signal that Stop sends.

@@ -21,10 +21,11 @@ func (n *Node) ImportBusybox() {
 	n.BuildImage(BusyboxImage, Object{
 		"Env": []string{"PATH=/bin", "FROM=image"}, "Entrypoint": []string{"/bin/sh"}, "Cmd": []string{"-c", "exit 9"},
 		"WorkingDir": "/srv", "StopSignal": "SIGUSR1",
-	}, n.addBusybox)
+	}, n.AddBusybox)
 }
 
-func (n *Node) addBusybox(l *Layer) {
+// AddBusybox adds what BusyboxImage has to a layer.
+func (n *Node) AddBusybox(l *Layer) {
 	n.t.Helper()
 	program, err := os.ReadFile(busybox)
 	n.must("reading busybox, which 'make setup' installs", err)
