@@ -123,7 +123,7 @@ func TestPortForwardRefused(t *testing.T) {
 
 func TestPortForwardOfTheHostNetwork(t *testing.T) {
 	n := harness.NewNode(t, harness.Config("[streaming]\naddress = '127.0.0.1:10010'\n"), harness.Parallel())
-	importImage(t, n)
+	n.ImportBusybox()
 	p := runPod(t, n, "nc -ll -p 7 -e cat & "+forever, nil, harness.HostNetwork())
 	p.awaitPort(7)
 	address, _, stop := p.forward(7)

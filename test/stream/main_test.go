@@ -61,7 +61,7 @@ func newPod(t testing.TB, script string, change func(*runtimeapi.ContainerConfig
 	t.Helper()
 	const streaming = "metrics_address = '127.0.0.1:9440'\n[streaming]\naddress = '127.0.0.1:10010'\ncreation_timeout = '1s'\n"
 	n := harness.NewNode(t, append([]harness.Option{harness.Config(streaming), harness.Parallel()}, opts...)...)
-	importImage(t, n)
+	n.ImportBusybox()
 	return runPod(t, n, script, change)
 }
 
@@ -71,7 +71,7 @@ func runPod(t testing.TB, n *harness.Node, script string, change func(*runtimeap
 	p := &pod{Node: n, t: t, id: n.RunPod(sandbox), server: "127.0.0.1:10010"}
 	config := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "app"},
-		Image:    &runtimeapi.ImageSpec{Image: imageName},
+		Image:    &runtimeapi.ImageSpec{Image: harness.BusyboxImage},
 		Command:  []string{"/bin/sh", "-c", script},
 		LogPath:  "app.log",
 		Linux:    &runtimeapi.LinuxContainerConfig{},
