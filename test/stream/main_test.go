@@ -59,7 +59,7 @@ type pod struct {
 // newPod runs a script in a pod.
 func newPod(t testing.TB, script string, change func(*runtimeapi.ContainerConfig), opts ...harness.Option) *pod {
 	t.Helper()
-	const streaming = "metrics_address = '127.0.0.1:9440'\n[streaming]\naddress = '127.0.0.1:10010'\ncreation_timeout = '1s'\n"
+	const streaming = "metrics_address = '127.0.0.1:9440'\n[streaming]\naddress = '127.0.0.1:10010'\n"
 	n := harness.NewNode(t, append([]harness.Option{harness.Config(streaming), harness.Parallel()}, opts...)...)
 	importImage(t, n)
 	return runPod(t, n, script, change)
