@@ -75,6 +75,9 @@ func (l lowered) Enabled(ctx context.Context, _ slog.Level) bool {
 
 // Handle implements slog.Handler.
 func (l lowered) Handle(ctx context.Context, r slog.Record) error {
+	if !l.Handler.Enabled(ctx, slog.LevelDebug) {
+		return nil // logr asks Enabled, except for errors
+	}
 	r.Level = slog.LevelDebug
 	return l.Handler.Handle(ctx, r)
 }
