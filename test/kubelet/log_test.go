@@ -46,9 +46,13 @@ func (k *kubelet) showLog() {
 	}
 }
 
-// checkLog fails the test for every error of the runtime's in the kubelet's log.
+// checkLog fails the test for every error of the runtime's in the kubelet's log,
+// and for settings of the machine that it changed.
 func (k *kubelet) checkLog() {
 	log := k.log()
+	if strings.Contains(log, "Updating kernel flag") {
+		k.t.Error("the kubelet changed a setting of the machine's kernel")
+	}
 	for line := range strings.Lines(log[:k.marks[0]] + log[k.marks[1]:]) {
 		if runtimeError.MatchString(line) && !isHarmless(line) {
 			k.t.Errorf("the kubelet complains: %s", line)

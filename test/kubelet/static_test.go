@@ -23,11 +23,13 @@ func TestStaticPods(t *testing.T) {
 	k.applyProbed()
 	k.applyGraceful()
 	k.applyLoad()
+	k.applyUserns()
 	k.checkPair()
 	k.checkHost()
 	k.checkCrash()
 	k.checkProbes()
 	k.checkExec()
+	k.checkUserns()
 	k.checkSummary()
 
 	k.checkRestartedKubelet()
