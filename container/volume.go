@@ -23,9 +23,7 @@ var ErrImageVolume = errors.New("mount of an image")
 type ImageMount struct {
 	// ContainerPath is where it is mounted, as the config says.
 	ContainerPath string `json:"container_path"`
-	// ImageID is the image's id, ImageRef what the CRI shows of it.
-	ImageID  string `json:"image_id"`
-	ImageRef string `json:"image_ref"`
+	ImageID       string `json:"image_id"`
 }
 
 // findImages finds the images that are mounted in a container.
@@ -38,19 +36,20 @@ func (s *Containers) findImages(config *runtimeapi.ContainerConfig) (mounts []Im
 		if err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", ErrImageVolume, m.GetContainerPath(), err)
 		}
-		mounts = append(mounts, ImageMount{ContainerPath: m.GetContainerPath(), ImageID: image.ID, ImageRef: imageRef(image)})
+		mounts = append(mounts, ImageMount{ContainerPath: m.GetContainerPath(), ImageID: image.ID})
 	}
 	return mounts, nil
 }
 
-// Mounts are those of the config, images with the image_ref that was found.
+// Mounts are those of the config, images with the image_ref that was found: the
+// same as PullImage answered, which the validation suite asks for.
 func (c *Container) Mounts() []*runtimeapi.Mount {
 	if len(c.ImageMounts) == 0 {
 		return c.config.GetMounts()
 	}
 	refs := make(map[string]string)
 	for _, m := range c.ImageMounts {
-		refs[m.ContainerPath] = m.ImageRef
+		refs[m.ContainerPath] = m.ImageID
 	}
 	var shown []*runtimeapi.Mount
 	for _, m := range c.config.GetMounts() {

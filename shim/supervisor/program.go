@@ -44,7 +44,7 @@ func (c *container) listenToInit() {
 // awaitProgram returns when the container's program runs, or has run; with an
 // error when init has ended instead.
 func (c *container) awaitProgram() error {
-	for pause := execPoll; ; pause = min(2*pause, time.Millisecond) {
+	for pause := execPoll; ; pause = min(2*pause, 10*time.Millisecond) {
 		waits, err := beforeExec(c.record.PID)
 		if err != nil { // it has been waited for
 			c.mu.Lock()

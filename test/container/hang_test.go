@@ -33,7 +33,7 @@ func deadMount(t *testing.T) string {
 }
 
 func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
-	n := newNode(t, harness.Config("[limits]\ncreate = '4s'"))
+	n := newNode(t, harness.Config("[limits]\ncreate = '8s'"))
 	p, other := runPod(t, n, "hangs"), runPod(t, n, "other")
 	witness, neighbour := other.run("witness", forever), p.run("neighbour", forever)
 	before := other.slowest(witness, 5)
@@ -65,27 +65,32 @@ func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
 }
 
 // slowest makes the calls of a kubelet's life some times, and tells how long
-// the slowest of all took.
+// that call takes which takes longest, each at its best: a busy machine delays
+// some calls, one that has to wait for another is always late.
 func (p *pod) slowest(witness string, rounds int) (most time.Duration) {
 	p.t.Helper()
-	for range rounds {
-		var id string
-		for _, call := range []func(){
-			func() { p.list(nil) },
-			func() { p.status(witness) },
-			func() { p.address() },
-			func() { p.exec(witness, "true") },
-			func() { id = p.create(shell("short", "true")) },
-			func() { check(p.t, p.start(id)) },
-			func() { check(p.t, p.stop(id, 0)) },
-			func() { check(p.t, p.remove(id)) },
-		} {
+	var id string
+	calls := []func(){
+		func() { p.list(nil) },
+		func() { p.status(witness) },
+		func() { p.address() },
+		func() { p.exec(witness, "true") },
+		func() { id = p.create(shell("short", "true")) },
+		func() { check(p.t, p.start(id)) },
+		func() { check(p.t, p.stop(id, 0)) },
+		func() { check(p.t, p.remove(id)) },
+	}
+	best := make([]time.Duration, len(calls))
+	for round := range rounds {
+		for i, call := range calls {
 			began := time.Now()
 			call()
-			most = max(most, time.Since(began))
+			if took := time.Since(began); round == 0 || took < best[i] {
+				best[i] = took
+			}
 		}
 	}
-	return most
+	return slices.Max(best)
 }
 
 // disk is a filesystem in a file, mounted.
