@@ -25,7 +25,7 @@ func TestExecJoinsTheContainer(t *testing.T) {
 			Seccomp:            &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
 		}
 	})
-	first := p.firstProcess()
+	first := p.process("while true")
 	for name, client := range clients {
 		in, typed := io.Pipe()
 		request := shell("echo here; read x")
@@ -36,39 +36,29 @@ func TestExecJoinsTheContainer(t *testing.T) {
 			ended <- client(t, p.execURL(request)).StreamWithContext(limited(t), remotecommand.StreamOptions{Stdin: in, Stdout: &out, Stderr: io.Discard})
 		}()
 		eventually(t, "the exec runs", func() bool { return out.String() == "here\n" })
-		p.sameAs(name, first, p.execProcess(first))
+		p.sameAs(name, first, p.process("read x"))
 		fmt.Fprintln(typed, "go on")
 		typed.Close()
 		check(t, <-ended)
 	}
 }
 
-// firstProcess is the host's id of the container's first process.
-func (p *pod) firstProcess() int {
+// process is the host's id of a process of the container, by what its command
+// line has. It may be a moment between a start and the program.
+func (p *pod) process(has string) (found int) {
 	p.t.Helper()
-	for _, pid := range pids(p.t) {
-		cgroup, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		if bytes.Contains(cgroup, []byte(p.container)) && strings.Contains(string(line), "while true") {
-			return pid
+	eventually(p.t, "the container runs "+has, func() bool {
+		for _, pid := range pids(p.t) {
+			cgroup, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+			line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+			if bytes.Contains(cgroup, []byte(p.container)) && strings.Contains(string(line), has) {
+				found = pid
+				return true
+			}
 		}
-	}
-	p.t.Fatal("the container has no process")
-	return 0
-}
-
-// execProcess is the one that runs a script of the test.
-func (p *pod) execProcess(first int) int {
-	p.t.Helper()
-	for _, pid := range pids(p.t) {
-		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		cgroup, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-		if pid != first && bytes.Contains(cgroup, []byte(p.container)) && strings.Contains(string(line), "read x") {
-			return pid
-		}
-	}
-	p.t.Fatal("the exec has no process in the container's cgroup")
-	return 0
+		return false
+	})
+	return found
 }
 
 // sameAs compares what the kernel says of two processes.
