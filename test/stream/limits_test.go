@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -34,38 +35,40 @@ import (
 // A session that is silent ends, and its process with it, also when the client
 // has stopped to read.
 func TestIdleTimeout(t *testing.T) {
-	p := newPod(t, forever, nil, harness.Config("idle_timeout = '1s'\n"))
-	for name, client := range clients {
-		for _, script := range []string{"sleep 1000", "yes"} {
-			to := &stalled{stop: make(chan struct{})}
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
-				request := &runtimeapi.ExecRequest{Cmd: strings.Fields(script), Stdout: true, Stderr: true}
-				_ = client(t, p.execURL(request)).StreamWithContext(context.Background(), remotecommand.StreamOptions{Stdout: to, Stderr: io.Discard})
-			}()
-			eventually(t, name+": the process runs: "+script, func() bool { return p.runs(script) })
-			eventually(t, "the silent session has ended", func() bool { return !p.runs(script) })
-			close(to.stop)
-			select {
-			case <-ended:
-			case <-time.After(patience):
-				t.Fatalf("%s, %s: the client is not told", name, script)
-			}
-		}
+	p := newPod(t, forever, nil, harness.Config("idle_timeout = '4s'\n"))
+	for _, client := range clients {
+		p.silent(client, "sleep 1000")
+		p.silent(client, "yes")
 	}
 }
 
-func (p *pod) runs(command string) bool {
+// silent runs a program in a session that becomes silent, and waits for its
+// end.
+func (p *pod) silent(client client, program string) {
 	p.t.Helper()
-	answer, err := p.Runtime.ExecSync(limited(p.t), &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: []string{"ps", "-o", "args"}})
-	check(p.t, err)
-	for line := range strings.Lines(string(answer.Stdout)) {
-		if strings.TrimSpace(line) == command {
-			return true
-		}
+	to := &stalled{stop: make(chan struct{})}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = client(p.t, p.execURL(shell("touch /tmp/begun; exec "+program))).StreamWithContext(context.Background(), remotecommand.StreamOptions{Stdout: to, Stderr: io.Discard})
+	}()
+	eventually(p.t, program+" is begun", func() bool { return p.run("ls", "/tmp") == "begun\n" })
+	eventually(p.t, program+" is ended", func() bool { return !strings.Contains(p.run("ps", "-o", "args"), program+"\n") })
+	close(to.stop)
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		p.t.Fatalf("%s: the client is not told", program)
 	}
-	return false
+	p.run("rm", "/tmp/begun")
+}
+
+// run gives what a command writes.
+func (p *pod) run(command ...string) string {
+	p.t.Helper()
+	answer, err := p.Runtime.ExecSync(limited(p.t), &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: command})
+	check(p.t, err)
+	return string(answer.Stdout)
 }
 
 // stalled is a reader that takes nothing more after the first bytes.
@@ -182,11 +185,11 @@ func TestSlowReaders(t *testing.T) {
 	}
 	const size = 8 << 20
 	for name, client := range clients {
-		var out bytes.Buffer
+		var out safe
 		request := &runtimeapi.ExecRequest{Cmd: []string{"head", "-c", strconv.Itoa(size), "/dev/zero"}, Stdout: true}
 		err := client(t, p.execURL(request)).StreamWithContext(limited(t), remotecommand.StreamOptions{Stdout: &out})
-		if err != nil || !bytes.Equal(out.Bytes(), make([]byte, size)) {
-			t.Errorf("%s beside slow ones: %v, %d bytes", name, err, out.Len())
+		if err != nil || out.String() != strings.Repeat("\x00", size) {
+			t.Errorf("%s beside slow ones: %v, %d bytes", name, err, len(out.String()))
 		}
 	}
 	after := p.memory()
@@ -216,9 +219,28 @@ func (p *pod) memory() (size int) {
 func TestShutdown(t *testing.T) {
 	p := newPod(t, forever, func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
 	p.listen("tcp", "127.0.0.1:7", echo)
-	const sessions = 20
-	ended := make(chan struct{})
-	for i := range sessions {
+	// A busy machine may be slow once. What waits for a limit is so each time.
+	took := time.Hour
+	for try := 0; try < 4 && took > shutdownTime; try++ {
+		took = p.stopWithSessions()
+		p.Start()
+		p.settle()
+	}
+	if took > shutdownTime {
+		t.Errorf("the daemon took %v to end", took)
+	}
+}
+
+const (
+	shutdownTime     = 2 * time.Second
+	shutdownSessions = 20
+)
+
+// stopWithSessions opens sessions of all kinds and ends the daemon.
+func (p *pod) stopWithSessions() (took time.Duration) {
+	p.t.Helper()
+	var sessions sync.WaitGroup
+	for i := range shutdownSessions {
 		request := shell("echo here; sleep 1000")
 		request.Stdin = true
 		in, typed := io.Pipe()
@@ -228,38 +250,32 @@ func TestShutdown(t *testing.T) {
 		if i%4 == 0 {
 			u, want = p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true}), ""
 		}
-		e := []client{spdyClient, v5Client, v4Client}[i%3](t, u)
-		go func() {
+		e := []client{spdyClient, v5Client, v4Client}[i%3](p.t, u)
+		sessions.Go(func() {
 			_ = e.StreamWithContext(context.Background(), remotecommand.StreamOptions{Stdin: in, Stdout: &out, Stderr: io.Discard})
-			ended <- struct{}{}
-		}()
-		eventually(t, "the session has begun", func() bool { return out.String() == want })
+		})
+		eventually(p.t, "the session has begun", func() bool { return out.String() == want })
 	}
 	for _, client := range forwardClients {
-		data, _ := openPair(t, p.rawForward(client), 7, 0)
+		data, _ := openPair(p.t, p.rawForward(client), 7, 0)
 		_, err := data.Write([]byte("x"))
-		check(t, err)
+		check(p.t, err)
 		_, err = io.ReadFull(data, make([]byte, 1))
-		check(t, err)
+		check(p.t, err)
 	}
 	began := time.Now()
 	p.Stop()
-	took := time.Since(began)
-	t.Logf("the daemon ended within %v of SIGTERM, with %d sessions", took, sessions+2)
-	if took > shutdownTime {
-		t.Errorf("the daemon took %v to end", took)
+	took = time.Since(began)
+	p.t.Logf("the daemon ended within %v of SIGTERM, with %d sessions", took, shutdownSessions+len(forwardClients))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		sessions.Wait()
+	}()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		p.t.Fatal("a client does not see the end")
 	}
-	for range sessions {
-		select {
-		case <-ended:
-		case <-time.After(patience):
-			t.Fatal("a client does not see the end")
-		}
-	}
-	p.Start()
-	p.settle()
+	return took
 }
-
-// shutdownTime is 2 s and more on a busy machine; the daemon waits 10 s for
-// what it cannot end.
-const shutdownTime = 8 * time.Second
