@@ -38,6 +38,13 @@ test-crash: root setup failpoints ## Kill the daemon at every step of a pod's li
 	go test $(goflags) -tags seccomp -race -c -o bin/test/crash ./test/crash
 	cd test/crash && ../../hack/in-netns ../../bin/test/crash -test.timeout 30m $(TESTFLAGS)
 
+CYCLES ?= 10000
+
+.PHONY: test-stream
+test-stream: root setup build ## 10000 clients of exec, attach and port-forward that go away at random moments (root)
+	go test $(goflags) -tags seccomp -race -c -o bin/test/stream ./test/stream
+	cd test/stream && STREAM_CYCLES=$(CYCLES) ../../hack/in-netns ../../bin/test/stream -test.v -test.timeout 1h -test.run TestAbortedCycles $(TESTFLAGS)
+
 SOAK ?= 5m
 
 .PHONY: soak

@@ -18,6 +18,8 @@ import (
 
 	"k8s.io/client-go/tools/remotecommand"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 const (
@@ -44,7 +46,8 @@ func cycles(t testing.TB) int {
 // as before they came: goroutines of the daemon, descriptors and processes of
 // daemon, shim and container.
 func TestAbortedCycles(t *testing.T) {
-	p := newPod(t, "while read x; do echo $x; done", func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
+	p := newPod(t, "while read x; do echo $x; done", func(c *runtimeapi.ContainerConfig) { c.Stdin = true },
+		harness.Config(fmt.Sprintf("max_open = %d\n", 10000+cycles(t)))) // who never comes counts for a minute
 	p.listen("tcp", "127.0.0.1:7", echo)
 	p.runCycles(60) // what the first ones make stays, such as caches
 	p.settle()
@@ -143,8 +146,12 @@ func (h holdings) String() string {
 	return fmt.Sprintf("%d goroutines, %d descriptors of the daemon and %d of the shim, %d processes", h.goroutines, h.daemonFiles, h.shimFiles, h.processes)
 }
 
+// asking are goroutines that serve the request for the number of goroutines:
+// how many of them are counted is chance.
+const asking = 2
+
 func (h holdings) within(other holdings) bool {
-	return h.goroutines <= other.goroutines && h.daemonFiles <= other.daemonFiles && h.shimFiles <= other.shimFiles && h.processes <= other.processes
+	return h.goroutines <= other.goroutines+asking && h.daemonFiles <= other.daemonFiles && h.shimFiles <= other.shimFiles && h.processes <= other.processes
 }
 
 func (p *pod) holdings() holdings {

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience is the longest that a test waits for what has no limit of its own.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func check(t testing.TB, err error) {
 	t.Helper()
