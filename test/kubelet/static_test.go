@@ -14,8 +14,8 @@ import (
 
 // Two lives of one kubelet, in the order of the steps: a start takes seconds, a
 // kubelet collects what is dead once a minute, and things take their time side
-// by side. The first has the default gates; the second takes what is measured
-// of pods from the runtime.
+// by side. The first has the default gates. The second has those by which a
+// kubelet leaves more to the runtime: numbers of pods, streamed lists, events.
 func TestStaticPods(t *testing.T) {
 	k := newKubelet(t)
 	k.start(nil)
