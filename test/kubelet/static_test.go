@@ -42,6 +42,7 @@ func TestStaticPods(t *testing.T) {
 	k.checkForward()
 	k.checkSummary()
 	k.checkPodSummary()
+	k.checkMetrics()
 	k.checkRotation()
 	k.checkEverythingGoes()
 	k.stop()
