@@ -10,9 +10,15 @@ import (
 	"github.com/minicri/minicri/shim/api"
 )
 
-// oomWindow is how far before the end of init an OOM kill may lie to be the
-// kill of init itself: the kernel's notice and the exit arrive apart.
-const oomWindow = 500 * time.Millisecond
+const (
+	// oomDelay is how long after its notice a kill may come.
+	oomDelay = 500 * time.Millisecond
+
+	// oomWindow is how far before the end of init an OOM kill may lie to be the
+	// kill of init itself: what is killed has to run once more to end, and on a
+	// busy machine it waits for a processor, as the shim does to see it.
+	oomWindow = 10 * time.Second
+)
 
 // oomCount is how many processes of a container the kernel has killed.
 type oomCount struct {
@@ -39,7 +45,7 @@ func (c *container) watchOOM() {
 // awaitOOM waits for the counter to follow a notice: on v1 the notice comes
 // when memory runs out, before the kernel has chosen whom to kill.
 func (c *container) awaitOOM() bool {
-	for deadline := time.Now().Add(oomWindow); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(oomDelay); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if c.countOOM() {
 			return true
 		}

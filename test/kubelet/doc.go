@@ -12,8 +12,9 @@
 // are in static_test.go; the files beside it hold for each pod its manifest and
 // its check.
 //
-//	pair_test.go      localhost, init container, sidecar, volume, logs; a pod on the host's network
-//	restart_test.go   crashes, probes, exec
+//	pair_test.go      localhost, init container, sidecar, volume, logs, a restricted
+//	                  container; a privileged pod on the host's network
+//	restart_test.go   crashes, out of memory, probes, exec
 //	userns_test.go    a pod in a user namespace
 //	summary_test.go   /stats/summary
 //	rotation_test.go  the kubelet rotates a log

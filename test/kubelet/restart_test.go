@@ -7,23 +7,32 @@ import (
 )
 
 // applyCrash makes a pod with a container that crashes twice and then stays,
-// beside one that just stays.
+// one that uses too much memory once, and one that just stays.
 func (k *kubelet) applyCrash() {
-	const script = `n=$(cat /state/n || echo 0); echo $((n + 1)) >/state/n; echo "run $n at $(hostname -i)"; test $n -ge 2 || exit 3`
-	spec := containers(shell("app", script+forever, mounted("state")), shell("neighbour", "true"+forever))
+	const script = `n=$(cat /state/n || echo 0); echo $((n + 1)) >/state/n; echo "run $n at $(hostname -i)"
+		test $n -ge 2 || { echo "end of run $n" >/dev/termination-log; exit 3; }`
+	spec := containers(
+		shell("app", script+forever, mounted("state")),
+		shell("greedy", "test -e /state/greedy || { touch /state/greedy; exec tail /dev/zero; }"+forever, mounted("state"), limit("1", "32Mi")),
+		shell("neighbour", "true"+forever),
+	)
 	spec.Volumes = []corev1.Volume{emptyDir("state", corev1.StorageMediumDefault)}
 	k.apply("crash", spec)
 }
 
 func (k *kubelet) checkCrash() {
 	var pod *corev1.Pod
-	eventually(k.t, "the container runs after two crashes", func() bool {
+	eventually(k.t, "all run again", func() bool {
 		pod = k.pods()["crash"]
-		return restarts(pod, "app") == 2 && status(pod, "app").State.Running != nil
+		return restarts(pod, "app") == 2 && restarts(pod, "greedy") == 1 && isReady(pod)
 	})
 	last := status(pod, "app").LastTerminationState.Terminated
-	if last == nil || last.ExitCode != 3 || last.Reason != "Error" {
+	if last == nil || last.ExitCode != 3 || last.Reason != "Error" || last.Message != "end of run 1\n" {
 		k.t.Errorf("the end of the last run: %v", last)
+	}
+	last = status(pod, "greedy").LastTerminationState.Terminated
+	if last == nil || last.ExitCode != 137 || last.Reason != "OOMKilled" {
+		k.t.Errorf("the end of one with too much memory: %v", last)
 	}
 	if restarts(pod, "neighbour") != 0 {
 		k.t.Error("the container beside it was restarted")

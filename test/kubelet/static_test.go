@@ -1,7 +1,9 @@
 package kubelet
 
 import (
+	"math/rand/v2"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,8 +14,8 @@ import (
 
 // Two lives of one kubelet, in the order of the steps: a start takes seconds, a
 // kubelet collects what is dead once a minute, and things take their time side
-// by side. The first has the default gates; the second takes what is measured
-// of pods from the runtime.
+// by side. The first has the default gates. The second has those by which a
+// kubelet leaves more to the runtime: numbers of pods, streamed lists, events.
 func TestStaticPods(t *testing.T) {
 	k := newKubelet(t)
 	k.start(nil)
@@ -34,11 +36,13 @@ func TestStaticPods(t *testing.T) {
 
 	k.checkRestartedKubelet()
 	k.applyChatty()
+	k.apply("ending", containers(shell("app", "trap 'sleep 1; exit 0' TERM; while true; do sleep 0.1; done")))
 	k.checkGracefulDeletion()
 	k.checkKilledDaemon()
 	k.checkForward()
 	k.checkSummary()
 	k.checkPodSummary()
+	k.checkMetrics()
 	k.checkRotation()
 	k.checkEverythingGoes()
 	k.stop()
@@ -59,15 +63,20 @@ func (k *kubelet) awaitReady(name string) (pod *corev1.Pod) {
 // several times.
 const downTime = 3 * time.Second
 
-// checkKilledDaemon kills the daemon: pods live on, and the kubelet restarts
-// nothing when there is a daemon again.
+// checkKilledDaemon kills the daemon while one pod is made and another one ends:
+// the other pods live on, the kubelet restarts nothing when there is a daemon
+// again, and finishes what was half done.
 func (k *kubelet) checkKilledDaemon() {
-	before := k.running()
+	before, ending := k.running(), string(k.awaitReady("ending").UID)
 	k.markLog()
+	k.apply("born", containers(shell("app", "true"+forever)))
+	k.delete("ending")
+	time.Sleep(rand.N(500 * time.Millisecond))
 	k.Kill()
 	time.Sleep(downTime)
 	k.Start()
 	k.settle()
+	eventually(k.t, "the pod that was ending has ended", func() bool { return len(k.cgroups(ending)) == 0 })
 	k.markLog()
 	k.untouched("by the daemon's death", before)
 }
@@ -96,10 +105,14 @@ func (k *kubelet) settle() {
 	}
 }
 
+// untouched ignores the pod that was ending.
 func (k *kubelet) untouched(when string, before map[string]string) {
 	k.t.Helper()
 	after := k.running()
 	for name, id := range before {
+		if strings.HasPrefix(name, "ending-") {
+			continue
+		}
 		same(k.t, name+" was touched "+when, after[name], id)
 	}
 }

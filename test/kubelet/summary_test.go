@@ -1,6 +1,12 @@
 package kubelet
 
-import corev1 "k8s.io/api/core/v1"
+import (
+	"net/http"
+	"regexp"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+)
 
 // summary is what tests look at of the answer to /stats/summary.
 type summary struct {
@@ -108,6 +114,23 @@ func (k *kubelet) checkPodSummary() {
 	k.between("received", 1, before.RxBytes, 1<<40)
 	fetch(k.t, relay(k.t, k.Node, k.pods()["pair"].Status.PodIP+":8080"), "/big")
 	k.between("sent for a big file", bigFile, k.stats("pair").Network.TxBytes-before.TxBytes, 2*bigFile)
+}
+
+// holdMemory is a line of Prometheus' form.
+var holdMemory = regexp.MustCompile(`(?m)^container_memory_working_set_bytes\{container="hold",.*pod="load-node".*\} (\S+)$`)
+
+// checkMetrics looks for the runtime's metrics in the kubelet's, which need the
+// same gate.
+func (k *kubelet) checkMetrics() {
+	text, err := k.ask(http.MethodGet, "/metrics/cadvisor")
+	check(k.t, err)
+	found := holdMemory.FindStringSubmatch(text)
+	if found == nil {
+		k.t.Fatalf("no %v in the metrics:\n%s", holdMemory, text)
+	}
+	value, err := strconv.ParseFloat(found[1], 64)
+	check(k.t, err)
+	k.between("working set in the metrics", heldFile, uint64(value), heldFile+24*mega)
 }
 
 func (k *kubelet) between(what string, low, got, high uint64) {
