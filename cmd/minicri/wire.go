@@ -201,10 +201,23 @@ func readMachine(logger *slog.Logger) (oci.Machine, error) {
 		logger.Info("no AppArmor: profiles of the kind RuntimeDefault confine nothing here")
 		return machine, nil
 	}
-	if err := apparmor.InstallDefault(oci.DefaultAppArmorProfile); err != nil {
-		return machine, fmt.Errorf("load the AppArmor profile %s (is apparmor_parser installed?): %w", oci.DefaultAppArmorProfile, err)
-	}
+	machine.AppArmor = loadProfile(logger)
 	return machine, nil
+}
+
+// loadProfile has the kernel know the default profile. A node where that cannot
+// be, for want of apparmor_parser or in a container, confines nothing, as one
+// without AppArmor does; but it runs pods. A profile that is there stays: to
+// compile it takes longer than all the rest of a start.
+func loadProfile(logger *slog.Logger) bool {
+	if loaded, err := apparmor.IsLoaded(oci.DefaultAppArmorProfile); err == nil && loaded {
+		return true
+	}
+	if err := apparmor.InstallDefault(oci.DefaultAppArmorProfile); err != nil {
+		logger.Warn("AppArmor confines nothing here: its default profile cannot be loaded (is the package apparmor installed?)", "err", err)
+		return false
+	}
+	return true
 }
 
 // markOf is what the names of cgroups and namespace files of this daemon begin
