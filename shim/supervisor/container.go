@@ -29,6 +29,7 @@ type container struct {
 	exited    chan struct{} // closed when exit is set and on disk
 
 	startEvent sync.Once
+	oomWatched chan struct{} // closed when no notice of an OOM kill can come any more
 
 	op sync.Mutex // one change at a time; may be held for long
 
