@@ -72,9 +72,9 @@ func TestUnit(t *testing.T) {
 	}
 	p.removeAll()
 	systemctl(t, "stop", unit)
-	if left := systemctl(t, "list-units", "--all", "--plain", "--no-legend", "minicri-*"); left != "" {
-		t.Errorf("left behind: %s", left)
-	}
+	eventually(t, "systemd has forgotten all scopes", func() bool {
+		return systemctl(t, "list-units", "--all", "--plain", "--no-legend", "minicri-*.scope") == ""
+	})
 	left, err := filepath.Glob("/sys/fs/cgroup/kubepods.slice/*/*/*.scope")
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
