@@ -144,21 +144,34 @@ func TestStatsOfSlices(t *testing.T) {
 	}
 }
 
-// What is in a scope's own children, such as those of a nested init, ends with
-// the container.
-func TestCgroupsThatAContainerMakes(t *testing.T) {
+// A container may divide its own cgroup, as a nested init does: then no process
+// can be in the cgroup itself.
+func TestCgroupsInsideOfAScope(t *testing.T) {
+	p, _ := newSlicedPod(t)
+	id := p.run("app", "exec sleep 1000000")
+	path := p.info(id).CgroupsPath
+	dir := filepath.Join("/sys/fs/cgroup", path)
+	check(t, os.Mkdir(filepath.Join(dir, "inner"), 0o755))
+	check(t, os.WriteFile(filepath.Join(dir, "inner/cgroup.procs"), []byte(strconv.Itoa(p.info(id).PID)), 0))
+	check(t, os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+memory"), 0))
+	same(t, "exec", p.exec(id, "echo hi"), "hi")
+	check(t, p.stop(id, 0))
+	check(t, p.remove(id))
+	eventually(t, path+" is gone", func() bool { _, err := os.Stat(dir); return err != nil })
+}
+
+// One that sees the machine's cgroups can leave its own, and ends all the same.
+func TestContainerThatLeavesItsScope(t *testing.T) {
 	p := runPod(t, newNode(t), "web", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true })
-	id := p.run("app", "mkdir /sys/fs/cgroup/inner && echo $$ > /sys/fs/cgroup/inner/cgroup.procs && echo +memory > /sys/fs/cgroup/cgroup.subtree_control; "+forever,
+	outside := "/sys/fs/cgroup/outside-" + p.id[:8]
+	id := p.run("app", "mkdir "+outside+" && echo $$ > "+outside+"/cgroup.procs && "+forever,
 		secure(func(s *runtimeapi.LinuxContainerSecurityContext) { s.Privileged = true }))
 	p.awaitLine(id, "ready")
-	path := p.info(id).CgroupsPath
-	if file(t, path, "inner/cgroup.procs") == "" {
-		t.Fatal("the container has not moved")
+	if processes, err := os.ReadFile(outside + "/cgroup.procs"); err != nil || len(processes) == 0 {
+		t.Fatalf("it has not left: %v", err)
 	}
-	same(t, "exec", p.exec(id, "echo hi"), "hi")
-	check(t, p.stop(id, 10))
+	check(t, p.stop(id, 0))
+	p.wantExit(id, 137, "Error")
 	check(t, p.remove(id))
-	if _, err := os.Stat("/sys/fs/cgroup" + path); err == nil {
-		t.Errorf("%s is left behind", path)
-	}
+	check(t, os.Remove(outside))
 }
