@@ -40,8 +40,8 @@ func Supported() bool {
 // LoadDefault loads the default profile, or replaces the one that an earlier
 // daemon loaded. Processes that it confines already follow the new one.
 func LoadDefault(ctx context.Context) error {
-	// The cache would be written to a directory that may be read-only.
-	command := exec.CommandContext(ctx, parser, "--replace", "--skip-cache", "--write-cache=false")
+	// The cache would be read from, and written to, a directory of the machine.
+	command := exec.CommandContext(ctx, parser, "--replace", "--skip-cache")
 	command.Stdin = strings.NewReader(rendered(ownProfile()))
 	if output, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("load the AppArmor profile %s: %v: %w: %s", Profile, command, err, output)

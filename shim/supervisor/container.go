@@ -29,6 +29,7 @@ type container struct {
 	exited    chan struct{} // closed when exit is set and on disk
 
 	startEvent sync.Once
+	oomWatched chan struct{} // closed when no notice of an OOM kill can come any more
 
 	op sync.Mutex // one change at a time; may be held for long
 
@@ -248,10 +249,17 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 	if stopped {
 		return fmt.Errorf("kill container %s: it has ended: %w", c.record.ID, errdefs.ErrNotFound)
 	}
+	var err error
 	if all {
-		return killCgroup(cgroups, "", sig)
+		err = killCgroup(cgroups, "", sig)
 	}
-	if err := c.init.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	// A privileged init may have moved to a cgroup outside.
+	if !all || sig == syscall.SIGKILL {
+		if killErr := c.init.Signal(sig); !errors.Is(killErr, os.ErrProcessDone) {
+			err = errors.Join(err, killErr)
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("kill container %s: %w", c.record.ID, err)
 	}
 	if sig == syscall.SIGKILL {

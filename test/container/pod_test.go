@@ -18,6 +18,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/cri-client/pkg/logs"
 
+	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -172,6 +173,7 @@ func (p *pod) info(id string) (i info) {
 	answer, err := p.Runtime.ContainerStatus(limited(p.t), &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
 	check(p.t, err)
 	check(p.t, json.Unmarshal([]byte(answer.Info["info"]), &i))
+	i.CgroupsPath = cgroup.Path(i.CgroupsPath)
 	return i
 }
 

@@ -82,6 +82,7 @@ func closeNodes(t testing.TB, nodes []*Node) {
 	for _, n := range nodes {
 		n.report("removing the pods that the test left", n.removeAllPods())
 		n.report("removing the cgroups of pods", n.removePodCgroups())
+		n.report("looking for units of systemd", n.checkUnits())
 	}
 	for _, n := range nodes {
 		if n.Running() {
