@@ -29,7 +29,7 @@ demo: root setup build ## Bring up pods, kill the daemon, take all down, count w
 	bin/minicri demo
 
 .PHONY: test
-test: root setup peers-test build failpoints ## Run every test (root)
+test: root setup peers-test build failpoints kubelet ## Run every test (root)
 	hack/test
 
 # The binary is run itself: go test would show its numbers only on failure.
@@ -63,6 +63,17 @@ packages:
 # go.mod and go.sum say all there is to know about the plugins.
 bin/cni/.built: hack/plugins/go.mod hack/plugins/go.sum
 	CGO_ENABLED=0 go build -C hack/plugins $(goflags) -ldflags "-s -w" -o $(CURDIR)/bin/cni/ tool
+	@touch $@
+
+# A real kubelet for test/kubelet: minutes of compiling, once for each version.
+# Without cgo it shares what is compiled of the standard library with minicri.
+.PHONY: kubelet
+kubelet: bin/kubelet/.built
+
+bin/kubelet/.built: hack/kubelet/go.mod hack/kubelet/go.sum
+	version=$$(go list -C hack/kubelet -m -f '{{.Version}}' k8s.io/kubernetes) && \
+	CGO_ENABLED=0 go build -C hack/kubelet $(goflags) \
+		-ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$$version" -o $(CURDIR)/bin/kubelet/ tool
 	@touch $@
 
 .PHONY: build

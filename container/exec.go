@@ -109,6 +109,9 @@ func (s *Containers) Update(ctx context.Context, id string, asked *runtimeapi.Li
 	if c.State() == runtimeapi.ContainerState_CONTAINER_EXITED {
 		return fmt.Errorf("update container %s: it has ended: %w", c.ID, errdefs.ErrFailedPrecondition)
 	}
+	if !c.Facts().inShim() {
+		return fmt.Errorf("update container %s: it cannot be started: %s: %w", c.ID, c.Facts().StartError, errdefs.ErrFailedPrecondition)
+	}
 	shim, err := s.shimOf(ctx, c.SandboxID)
 	if err != nil {
 		return err

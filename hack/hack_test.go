@@ -16,14 +16,21 @@ import (
 // paths, and the project's own page. Image registries and module proxies are
 // the business of the machine's configuration, never of the set-up.
 var moduleHosts = map[string]bool{
-	"github.com":        true,
-	"golang.org":        true,
-	"google.golang.org": true,
-	"honnef.co":         true,
-	"mvdan.cc":          true,
-	"gopkg.in":          true,
-	"go.uber.org":       true,
-	"sigs.k8s.io":       true,
+	"github.com":          true,
+	"golang.org":          true,
+	"google.golang.org":   true,
+	"honnef.co":           true,
+	"mvdan.cc":            true,
+	"gopkg.in":            true,
+	"go.uber.org":         true,
+	"sigs.k8s.io":         true,
+	"k8s.io":              true,
+	"cel.dev":             true,
+	"cyphar.com":          true,
+	"go.etcd.io":          true,
+	"go.opentelemetry.io": true,
+	"go.yaml.in":          true,
+	"gonum.org":           true,
 }
 
 // host matches a host name that a path follows: the form of registry hosts,

@@ -11,8 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/moby/profiles/apparmor"
-
+	"github.com/minicri/minicri/apparmor"
 	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/config"
 	"github.com/minicri/minicri/container"
@@ -94,7 +93,7 @@ type kernel struct {
 }
 
 func wireRuntime(ctx context.Context, c *config.Config, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) (*server.Runtime, error) {
-	k, err := findKernel(c, logger)
+	k, err := findKernel(ctx, c, logger)
 	if err != nil {
 		return nil, err
 	}
@@ -120,8 +119,8 @@ func wireRuntime(ctx context.Context, c *config.Config, images *image.Store, mea
 	return runtime, nil
 }
 
-func findKernel(c *config.Config, logger *slog.Logger) (k kernel, err error) {
-	if k.machine, err = readMachine(logger); err != nil {
+func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k kernel, err error) {
+	if k.machine, err = readMachine(ctx, logger); err != nil {
 		return k, err
 	}
 	if k.hierarchies, err = cgroup.FindHierarchies(); err != nil {
@@ -189,7 +188,7 @@ func openNetworks(ctx context.Context, c *config.Config, netns *network.Namespac
 }
 
 // readMachine says once what this machine cannot give.
-func readMachine(logger *slog.Logger) (oci.Machine, error) {
+func readMachine(ctx context.Context, logger *slog.Logger) (oci.Machine, error) {
 	machine, err := oci.ReadMachine()
 	if err != nil {
 		return machine, err
@@ -198,13 +197,10 @@ func readMachine(logger *slog.Logger) (oci.Machine, error) {
 		logger.Warn("no CAP_SYS_RESOURCE: processes get no lower oom_score_adj than the daemon has", "oom_score_adj", machine.OOMScoreAdj)
 	}
 	if !machine.AppArmor {
-		logger.Info("no AppArmor: profiles of the kind RuntimeDefault confine nothing here")
+		logger.Info("no AppArmor, or no apparmor_parser: profiles of the kind RuntimeDefault confine nothing here")
 		return machine, nil
 	}
-	if err := apparmor.InstallDefault(oci.DefaultAppArmorProfile); err != nil {
-		return machine, fmt.Errorf("load the AppArmor profile %s (is apparmor_parser installed?): %w", oci.DefaultAppArmorProfile, err)
-	}
-	return machine, nil
+	return machine, apparmor.LoadDefault(ctx)
 }
 
 // markOf is what the names of cgroups and namespace files of this daemon begin

@@ -32,14 +32,16 @@ type container struct {
 
 	op sync.Mutex // one change at a time; may be held for long
 
-	mu       sync.Mutex // guards what follows
-	record   record
-	paused   bool
-	killed   bool // we sent SIGKILL: not the kernel for lack of memory
-	oom      oomCount
-	exit     *api.ExitRecord
-	execs    map[string]*exec
-	leftover []string // cgroups of ended execs with background children
+	mu        sync.Mutex // guards what follows
+	record    record
+	paused    bool
+	killed    bool // we sent SIGKILL: not the kernel for lack of memory
+	oom       oomCount
+	neverRan  bool        // init has ended and never executed the program
+	initWords chan []byte // what init says behind the barrier; nil before
+	exit      *api.ExitRecord
+	execs     map[string]*exec
+	leftover  []string // cgroups of ended execs with background children
 }
 
 // create makes a container whose init waits at the exec barrier. On an error
@@ -105,6 +107,9 @@ func (c *container) launch(request *api.CreateRequest, process *libcontainer.Pro
 	c.io = streams
 	master, err := c.sup.startProcess(c.lib, process, c.record.Terminal)
 	childEnds()
+	if err != nil {
+		err = initError(process, err)
+	}
 	if err == nil && master != nil {
 		streams.takeTerminal(master)
 	}
@@ -175,8 +180,12 @@ func (c *container) start() error {
 		return fmt.Errorf("start container %s: it is %v: %w", c.record.ID, status, errdefs.ErrFailedPrecondition)
 	}
 	c.setStarted(time.Now().UnixNano())
+	c.listenToInit()
 	if err := c.lib.Exec(); err != nil {
 		c.setStarted(0)
+		return fmt.Errorf("start container %s: %w", c.record.ID, err)
+	}
+	if err := c.awaitProgram(); err != nil {
 		return fmt.Errorf("start container %s: %w", c.record.ID, err)
 	}
 	if err := writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()); err != nil {
@@ -214,7 +223,10 @@ func (c *container) state() *api.Container {
 	switch {
 	case c.exit != nil:
 		state.Status = api.Status_STATUS_STOPPED
-		state.Exit = &api.Exit{Code: c.exit.Code, CodeKnown: c.exit.CodeKnown, OomKilled: c.exit.OOMKilled, FinishedAt: c.exit.FinishedAt}
+		state.Exit = &api.Exit{
+			Code: c.exit.Code, CodeKnown: c.exit.CodeKnown, OomKilled: c.exit.OOMKilled,
+			FinishedAt: c.exit.FinishedAt, StartError: c.exit.StartError,
+		}
 	case c.paused:
 		state.Status = api.Status_STATUS_PAUSED
 	case c.record.StartedAt != 0:

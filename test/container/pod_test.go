@@ -44,7 +44,7 @@ type pod struct {
 func newNode(t testing.TB, opts ...harness.Option) *harness.Node {
 	t.Helper()
 	n := harness.NewNode(t, append(opts, harness.Parallel())...)
-	importImage(t, n)
+	n.ImportBusybox()
 	return n
 }
 
@@ -67,7 +67,7 @@ type option func(*runtimeapi.ContainerConfig)
 func shell(name, script string, opts ...option) *runtimeapi.ContainerConfig {
 	config := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: name},
-		Image:    &runtimeapi.ImageSpec{Image: imageName},
+		Image:    &runtimeapi.ImageSpec{Image: harness.BusyboxImage},
 		Command:  []string{"/bin/sh", "-c", script},
 		LogPath:  name + ".log",
 		Linux: &runtimeapi.LinuxContainerConfig{
@@ -256,18 +256,24 @@ func shims(n *harness.Node) (pids []int) {
 // inCgroup are the commands of the processes in a container's cgroups.
 func (p *pod) inCgroup(path string) (commands []string) {
 	p.t.Helper()
+	for _, pid := range p.pidsInCgroup(path) {
+		command, _ := os.ReadFile("/proc/" + pid + "/comm")
+		commands = append(commands, strings.TrimSpace(string(command)))
+	}
+	return commands
+}
+
+func (p *pod) pidsInCgroup(path string) (pids []string) {
+	p.t.Helper()
 	files, err := filepath.Glob("/sys/fs/cgroup/*" + path + "/cgroup.procs")
 	check(p.t, err)
 	unified, err := filepath.Glob("/sys/fs/cgroup" + path + "/cgroup.procs")
 	check(p.t, err)
 	for _, file := range append(files, unified...) {
 		data, _ := os.ReadFile(file)
-		for _, pid := range strings.Fields(string(data)) {
-			command, _ := os.ReadFile("/proc/" + pid + "/comm")
-			commands = append(commands, strings.TrimSpace(string(command)))
-		}
+		pids = append(pids, strings.Fields(string(data))...)
 	}
-	return commands
+	return pids
 }
 
 // procStatus is a field of /proc/PID/status.

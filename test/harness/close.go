@@ -20,7 +20,7 @@ import (
 const (
 	// settleTime is what the kernel may take for zombies, veth pairs and
 	// namespaces: some inits reap every two seconds only.
-	settleTime = 10 * time.Second
+	settleTime = time.Minute
 
 	// resultDir is libcni's, and it has no other.
 	resultDir = "/var/lib/cni/results"

@@ -3,11 +3,14 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -69,6 +72,10 @@ func (m *measurement) weigh(ctx context.Context, ids []string, d *density) error
 	total := 0
 	for pid := range processes {
 		kib, err := contender.PSS(pid)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			delete(processes, pid) // a shim on its way out
+			continue
+		}
 		if err != nil {
 			return err
 		}

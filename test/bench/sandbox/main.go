@@ -119,6 +119,13 @@ func (m *measurement) pod(ctx context.Context, kind string, config *runtimeapi.P
 		return err
 	}
 	for range 5 {
+		err = m.time("bare call", func() error {
+			_, err := m.node.Client.Version(ctx, &runtimeapi.VersionRequest{})
+			return err
+		})
+		if err != nil {
+			return err
+		}
 		err = m.time(kind+"Status", func() error {
 			_, err := m.node.Client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
 			return err

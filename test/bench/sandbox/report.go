@@ -16,7 +16,7 @@ func (m *measurement) report(idle int, d density) {
 	fmt.Printf("\n%d pods, one at a time, in turn with the floor; milliseconds\n\n", oneByOne)
 	fmt.Printf("%-22s %9s %9s\n", "", "p50", "p95")
 	for _, name := range []string{
-		"bare ADD", "Run", "bare DEL", "Stop", "Remove", "Status",
+		"bare ADD", "Run", "bare DEL", "Stop", "Remove", "bare call", "Status",
 		"host-network Run", "host-network Stop", "host-network Remove", "host-network Status",
 	} {
 		fmt.Printf("%-22s %9.3f %9.3f\n", name, m.p50(name), m.quantile(name, 0.95))

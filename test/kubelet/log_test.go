@@ -1,0 +1,75 @@
+package kubelet
+
+import (
+	"os"
+	"regexp"
+	"strings"
+)
+
+// runtimeError is a line of klog's, at the level Error or above, that is about
+// the runtime: what it answered, or what became of a pod that it should run.
+// Others are about the machine, or about what a kubelet without an API server
+// lacks.
+var runtimeError = regexp.MustCompile(`^[EF][0-9]{4} .*(rpc error|[Rr]untime|PLEG|[Ss]andbox|[Ii]mage|pod_workers|prober)`)
+
+// harmless are complaints that are no errors of a runtime, each with its reason.
+var harmless = []struct{ text, why string }{
+	{"container runtime status check may not have completed yet", "the kubelet has just started"},
+	{"PLEG is not healthy: pleg has yet to be successful", "the same, a moment later"},
+	{"no imagefs label for configured runtime", "cAdvisor knows other runtimes by name"},
+	{"CrashLoopBackOff", "a test's container crashes on purpose"},
+	{"code = Canceled desc = context canceled", "the kubelet gives up its own probe when the pod is deleted"},
+	{"code = NotFound", "the kubelet asks again for what it has just removed"},
+}
+
+// down are the complaints of the time without a daemon.
+var down = regexp.MustCompile("code = Unavailable|container runtime is down|PLEG is not healthy")
+
+// markLog remembers where the kubelet's log ends now: it is called twice around
+// the time in which there is no daemon.
+func (k *kubelet) markLog() {
+	k.t.Helper()
+	k.marks = append(k.marks, len(k.log()))
+}
+
+func (k *kubelet) log() string {
+	k.t.Helper()
+	data, err := os.ReadFile(k.path("log"))
+	check(k.t, err)
+	return string(data)
+}
+
+// showLog shows the kubelet's log when the test has failed.
+func (k *kubelet) showLog() {
+	if k.t.Failed() {
+		k.t.Logf("the kubelet's log:\n%s", k.log())
+	}
+}
+
+// checkLog fails the test for every error of the runtime's in the kubelet's log,
+// and for settings of the machine that it changed.
+func (k *kubelet) checkLog() {
+	log := k.log()
+	if strings.Contains(log, "Updating kernel flag") {
+		k.t.Error("the kubelet changed a setting of the machine's kernel")
+	}
+	for line := range strings.Lines(log[:k.marks[0]] + log[k.marks[1]:]) {
+		if runtimeError.MatchString(line) && !isHarmless(line) {
+			k.t.Errorf("the kubelet complains: %s", line)
+		}
+	}
+	for line := range strings.Lines(log[k.marks[0]:k.marks[1]]) {
+		if runtimeError.MatchString(line) && !isHarmless(line) && !down.MatchString(line) {
+			k.t.Errorf("the kubelet complains while there is no daemon: %s", line)
+		}
+	}
+}
+
+func isHarmless(line string) bool {
+	for _, h := range harmless {
+		if strings.Contains(line, h.text) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,87 @@
+package kubelet
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// applyCrash makes a pod with a container that crashes twice and then stays,
+// beside one that just stays.
+func (k *kubelet) applyCrash() {
+	const script = `n=$(cat /state/n || echo 0); echo $((n + 1)) >/state/n; echo "run $n at $(hostname -i)"; test $n -ge 2 || exit 3`
+	spec := containers(shell("app", script+forever, mounted("state")), shell("neighbour", "true"+forever))
+	spec.Volumes = []corev1.Volume{emptyDir("state", corev1.StorageMediumDefault)}
+	k.apply("crash", spec)
+}
+
+func (k *kubelet) checkCrash() {
+	var pod *corev1.Pod
+	eventually(k.t, "the container runs after two crashes", func() bool {
+		pod = k.pods()["crash"]
+		return restarts(pod, "app") == 2 && status(pod, "app").State.Running != nil
+	})
+	last := status(pod, "app").LastTerminationState.Terminated
+	if last == nil || last.ExitCode != 3 || last.Reason != "Error" {
+		k.t.Errorf("the end of the last run: %v", last)
+	}
+	if restarts(pod, "neighbour") != 0 {
+		k.t.Error("the container beside it was restarted")
+	}
+	if list := k.sandboxes("crash"); len(list) != 1 || list[0].Metadata.Attempt != 0 {
+		k.t.Errorf("want the first sandbox alone, got %v", list)
+	}
+	eventually(k.t, "it says that it runs, at the pod's address", func() bool {
+		return k.logs("crash", "app", "") == "run 2 at "+pod.Status.PodIP+"\n"
+	})
+	same(k.t, "log of the run before", k.logs("crash", "app", "previous=true"), "run 1 at "+pod.Status.PodIP+"\n")
+}
+
+// applyProbed makes a pod that the test can make ready and ill.
+func (k *kubelet) applyProbed() {
+	web := shell("web", "mkdir /www && touch /www/healthy && httpd -p 8080 -h /www"+forever, liveness(httpGet("/healthy", 8080)))
+	web.StartupProbe = probe(httpGet("/healthy", 8080))
+	web.StartupProbe.FailureThreshold = 100
+	// A new container is asked before it serves: a kubelet takes it for started.
+	web.LivenessProbe.FailureThreshold = 5
+	k.apply("probed", containers(
+		shell("app", "true"+forever, liveness(command("test", "!", "-e", "/tmp/ill"))),
+		shell("late", "true"+forever, readiness(command("test", "-e", "/tmp/ready"))),
+		web,
+	))
+}
+
+func (k *kubelet) checkProbes() {
+	eventually(k.t, "all is ready but the one that is late", func() bool {
+		pod := k.pods()["probed"]
+		return status(pod, "app").Ready && status(pod, "web").Ready && status(pod, "late").State.Running != nil
+	})
+	pod := k.pods()["probed"]
+	if isReady(pod) || restarts(pod, "app")+restarts(pod, "web") != 0 {
+		k.t.Errorf("before anything is done: %v", pod.Status)
+	}
+	k.run("probed", "late", "touch /tmp/ready")
+	k.awaitReady("probed")
+	k.run("probed", "app", "touch /tmp/ill")
+	k.run("probed", "web", "rm /www/healthy")
+	eventually(k.t, "both that are ill are restarted", func() bool {
+		pod = k.pods()["probed"]
+		return restarts(pod, "app") == 1 && restarts(pod, "web") == 1 && isReady(pod)
+	})
+	if restarts(pod, "late") != 0 {
+		k.t.Error("the one that is well was restarted")
+	}
+	if last := status(pod, "app").LastTerminationState.Terminated; last == nil || last.ExitCode != 0 {
+		k.t.Errorf("want the end at SIGTERM, got %v", last)
+	}
+}
+
+func (k *kubelet) checkExec() {
+	for name, executor := range executors {
+		stdout, stderr, err := k.exec(executor, "pair", "server", "cat; echo oops >&2; exit 5", "some input")
+		if stdout != "some input" || stderr != "oops\n" || err == nil || !strings.Contains(err.Error(), "exit code 5") {
+			k.t.Errorf("%s: got %q, %q and %v", name, stdout, stderr, err)
+		}
+	}
+	same(k.t, "by ExecSync", k.run("pair", "server", "cat /www/page"), "from the sidecar\n")
+}

@@ -1,0 +1,118 @@
+package kubelet
+
+import corev1 "k8s.io/api/core/v1"
+
+// summary is what tests look at of the answer to /stats/summary.
+type summary struct {
+	Pods []podStats `json:"pods"`
+}
+
+type podStats struct {
+	PodRef struct {
+		Name string `json:"name"`
+	} `json:"podRef"`
+	containerStats
+	Containers []containerStats `json:"containers"`
+	Network    struct {
+		Name    string `json:"name"`
+		RxBytes uint64 `json:"rxBytes"`
+		TxBytes uint64 `json:"txBytes"`
+	} `json:"network"`
+	EphemeralStorage used `json:"ephemeral-storage"`
+}
+
+type containerStats struct {
+	Name string `json:"name"`
+	CPU  struct {
+		UsageNanoCores       uint64 `json:"usageNanoCores"`
+		UsageCoreNanoSeconds uint64 `json:"usageCoreNanoSeconds"`
+	} `json:"cpu"`
+	Memory struct {
+		AvailableBytes  uint64 `json:"availableBytes"`
+		WorkingSetBytes uint64 `json:"workingSetBytes"`
+	} `json:"memory"`
+	Rootfs used `json:"rootfs"`
+	Logs   used `json:"logs"`
+}
+
+type used struct {
+	UsedBytes uint64 `json:"usedBytes"`
+}
+
+func (k *kubelet) stats(pod string) (stats podStats) {
+	k.t.Helper()
+	var all summary
+	k.get("/stats/summary", &all)
+	for _, p := range all.Pods {
+		if p.PodRef.Name == pod+"-"+nodeName {
+			return p
+		}
+	}
+	return podStats{}
+}
+
+func (p podStats) container(name string) containerStats {
+	for _, c := range p.Containers {
+		if c.Name == name {
+			return c
+		}
+	}
+	return containerStats{}
+}
+
+const (
+	mega     = 1 << 20
+	heldFile = 32 * mega // in memory
+	diskFile = 8 * mega  // in the writable layer
+)
+
+// applyLoad makes a pod that uses what there are numbers of.
+func (k *kubelet) applyLoad() {
+	const hold = "dd if=/dev/zero of=/memory/file bs=1M count=32; dd if=/dev/zero of=/file bs=1M count=8; touch /ready"
+	spec := containers(
+		shell("burn", "trap 'exit 0' TERM; while true; do :; done", limit("200m", "64Mi")),
+		shell("hold", hold+forever, limit("500m", "128Mi"), mounted("memory"), readiness(command("test", "-e", "/ready"))),
+	)
+	spec.Volumes = []corev1.Volume{emptyDir("memory", corev1.StorageMediumMemory)}
+	k.apply("load", spec)
+}
+
+// checkSummary looks at the numbers of containers. It waits until all is
+// measured, which is done in the background.
+func (k *kubelet) checkSummary() {
+	k.awaitReady("load")
+	var p podStats
+	eventually(k.t, "the load is measured", func() bool {
+		p = k.stats("load")
+		return p.container("burn").CPU.UsageNanoCores > 0 && p.container("hold").Rootfs.UsedBytes >= diskFile && p.EphemeralStorage.UsedBytes >= diskFile
+	})
+	burn, hold := p.container("burn"), p.container("hold")
+	k.between("cpu of a container with a limit of 0.2", 20e6, burn.CPU.UsageNanoCores, 260e6)
+	k.between("working set", heldFile, hold.Memory.WorkingSetBytes, heldFile+24*mega)
+	k.between("available and working set", 128*mega-mega, hold.Memory.AvailableBytes+hold.Memory.WorkingSetBytes, 128*mega+mega)
+	k.between("writable layer", diskFile, hold.Rootfs.UsedBytes, diskFile+mega)
+	k.between("log", 1, hold.Logs.UsedBytes, mega)
+	k.between("ephemeral storage of the pod", diskFile, p.EphemeralStorage.UsedBytes, diskFile+2*mega)
+}
+
+// checkPodSummary looks at the numbers of pods. It needs the feature gate
+// PodAndContainerStatsFromCRI: without it a kubelet has them from cAdvisor, and
+// those of the network only for runtimes that cAdvisor knows by name.
+func (k *kubelet) checkPodSummary() {
+	load := k.stats("load")
+	burn, hold := load.container("burn"), load.container("hold")
+	k.between("cpu time of the pod", burn.CPU.UsageCoreNanoSeconds, load.CPU.UsageCoreNanoSeconds, 3*burn.CPU.UsageCoreNanoSeconds+20e9)
+	k.between("working set of the pod", hold.Memory.WorkingSetBytes-mega, load.Memory.WorkingSetBytes, hold.Memory.WorkingSetBytes+24*mega)
+	before := k.stats("pair").Network
+	same(k.t, "interface", before.Name, "eth0")
+	k.between("received", 1, before.RxBytes, 1<<40)
+	fetch(k.t, relay(k.t, k.Node, k.pods()["pair"].Status.PodIP+":8080"), "/big")
+	k.between("sent for a big file", bigFile, k.stats("pair").Network.TxBytes-before.TxBytes, 2*bigFile)
+}
+
+func (k *kubelet) between(what string, low, got, high uint64) {
+	k.t.Helper()
+	if got < low || got > high {
+		k.t.Errorf("%s: %d is not within %d and %d", what, got, low, high)
+	}
+}
