@@ -23,6 +23,7 @@ type times struct {
 	second [2][]time.Duration // create and start, beside another
 	exec   [2][]time.Duration
 	end    [2][]time.Duration // stop and remove
+	cpu    [2][]time.Duration // CPU time of all that
 }
 
 // lives times containers one by one, in pods of their own.
@@ -40,6 +41,7 @@ func (c *comparison) lives(ctx context.Context) error {
 	c.add(contender.Row{What: "p95 ms"}.Quantiles(took.second, 0.95))
 	c.add(contender.Row{What: "ExecSync of true, p50 ms", AtMost: 0.35}.Medians(took.exec))
 	c.add(contender.Row{What: "stop + remove, p50 ms", AtMost: 0.5}.Medians(took.end))
+	c.add(contender.Row{What: fmt.Sprintf("2 such lives with %d execs, p50 ms of CPU", execs)}.Medians(took.cpu))
 	return nil
 }
 
@@ -49,9 +51,18 @@ func (c *comparison) live(ctx context.Context, rounds int, to *times) error {
 		if err != nil {
 			return err
 		}
+		before, err := pod.Node.CPUWithChildren()
+		if err != nil {
+			return err
+		}
 		if err := to.measure(ctx, i, pod); err != nil {
 			return err
 		}
+		after, err := pod.Node.CPUWithChildren()
+		if err != nil {
+			return err
+		}
+		to.cpu[i] = append(to.cpu[i], after-before)
 		return pod.Node.RemovePod(ctx, pod.ID)
 	})
 }

@@ -9,13 +9,19 @@ import (
 
 // CPU is what the daemon and all its shims have used: not what their
 // containers have.
-func (n *Node) CPU() (sum time.Duration, err error) {
+func (n *Node) CPU() (time.Duration, error) { return n.cpu(CPU) }
+
+// CPUWithChildren is CPU with that of processes which have ended: helpers that
+// set containers up, and the containers.
+func (n *Node) CPUWithChildren() (time.Duration, error) { return n.cpu(CPUWithChildren) }
+
+func (n *Node) cpu(of func(pid int) (time.Duration, error)) (sum time.Duration, err error) {
 	shims, err := named(n.shim)
 	if err != nil {
 		return 0, err
 	}
 	for _, pid := range append(shims, n.PID) {
-		cpu, err := CPU(pid)
+		cpu, err := of(pid)
 		if err != nil {
 			return 0, err
 		}
