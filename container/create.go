@@ -15,6 +15,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
+	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/id"
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/oci"
@@ -68,6 +69,7 @@ func (s *Containers) Create(caller context.Context, sandboxID string, config *ru
 
 // run goes through the steps 3 to 7.
 func (c *creation) run() {
+	go cgroup.WarmLock() // ends by itself
 	c.step("record container", func() error { return c.owner.records.Write(c.ID, c.Record) })
 	c.step("rootfs", c.makeRootfs)
 	c.step("spec", c.writeSpec)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/shim/client"
 )
@@ -50,6 +51,7 @@ func (s *Containers) forExec(ctx context.Context, id string, command []string, t
 	if len(command) == 0 {
 		return nil, nil, nil, fmt.Errorf("cmd: is empty: %w", errdefs.ErrInvalidArgument)
 	}
+	go cgroup.WarmLock() // ends by itself
 	spec, err := s.Spec(c)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)

@@ -48,7 +48,6 @@ type container struct {
 // create makes a container whose init waits at the exec barrier. On an error
 // nothing is left.
 func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
-	go warmCgroupLock() // ends by itself
 	spec, err := readSpec(request.Bundle)
 	if err != nil {
 		return nil, fmt.Errorf("create container %s: %w: %w", request.Id, errdefs.ErrInvalidArgument, err)
