@@ -61,6 +61,7 @@ func spawn(ctx context.Context, options StartOptions) error {
 	}
 	defer ready.Close()
 	cmd := exec.Command(options.Binary, arguments(options)...)
+	cmd.Args[0] = Name
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{inShim}
 	cmd.Dir = "/"
