@@ -125,6 +125,9 @@ func (h Hierarchies) Remove(path string, limit time.Duration) error {
 	if err := h.kill(path, limit); err != nil {
 		return err
 	}
+	if strings.HasSuffix(path, ".scope") && Unified() {
+		h.awaitSystemd(path)
+	}
 	var errs []error
 	for _, hierarchy := range h {
 		if err := cgroups.RemovePath(filepath.Join(hierarchy, path)); err != nil {
@@ -132,6 +135,16 @@ func (h Hierarchies) Remove(path string, limit time.Duration) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// awaitSystemd lets systemd see that a scope is empty: then it removes the
+// cgroup, and its unit. If the cgroup is gone when it comes to look, it takes
+// the scope for running, for ever.
+func (h Hierarchies) awaitSystemd(path string) {
+	const patience = 3 * time.Second // it may be reloading
+	for deadline := time.Now().Add(patience); h.Exists(path) && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
 }
 
 func (h Hierarchies) kill(path string, limit time.Duration) error {

@@ -64,6 +64,14 @@ func TestContainersAreScopesOfThePodsSlice(t *testing.T) {
 	eventually(t, "systemd forgets the scope", func() bool { return property(t, filepath.Base(path), "LoadState") == "not-found" })
 }
 
+// systemd must not keep the scopes of pods that are gone: the harness looks.
+func TestScopesOfPods(t *testing.T) {
+	n := newNode(t)
+	for range 10 {
+		n.RemovePod(n.RunPod(n.PodConfig("web")))
+	}
+}
+
 // An update has to last: systemd sets again what it knows when it is reloaded.
 func TestLimitsStayWhenSystemdIsReloaded(t *testing.T) {
 	p, _ := newSlicedPod(t)
