@@ -38,12 +38,29 @@ test-crash: root setup failpoints ## Kill the daemon at every step of a pod's li
 	go test $(goflags) -tags seccomp -race -c -o bin/test/crash ./test/crash
 	cd test/crash && ../../hack/in-netns ../../bin/test/crash -test.timeout 30m $(TESTFLAGS)
 
+CYCLES ?= 10000
+
+.PHONY: test-stream
+test-stream: root setup build ## 10000 clients of exec, attach and port-forward that go away at random moments (root)
+	go test $(goflags) -tags seccomp -race -c -o bin/test/stream ./test/stream
+	cd test/stream && STREAM_CYCLES=$(CYCLES) ../../hack/in-netns ../../bin/test/stream -test.v -test.timeout 1h -test.run TestAbortedCycles $(TESTFLAGS)
+
 SOAK ?= 5m
 
 .PHONY: soak
 soak: root setup build ## Pods come and go while the daemon is killed at random; SOAK=10m for longer (root)
 	go test $(goflags) -tags seccomp -race -c -o bin/test/soak ./test/soak
 	cd test/soak && SOAK=$(SOAK) ../../hack/in-netns ../../bin/test/soak -test.timeout 0 $(TESTFLAGS)
+
+.PHONY: test-vm
+test-vm: root setup peers-test build failpoints ## The tests in a VM with cgroup v2, systemd and AppArmor (root)
+	@hack/setup hack/vm/packages.txt
+	$(MAKE) bin/vm/root.ext4
+	hack/vm/payload < hack/vm/tests.txt
+	hack/vm/run
+
+bin/vm/root.ext4: hack/packages.txt hack/vm/root $(wildcard hack/vm/guest/*.*)
+	hack/vm/root
 
 .PHONY: setup
 setup: packages bin/cni/.built ## Debian packages that are missing, and the CNI plugins

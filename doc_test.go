@@ -182,7 +182,7 @@ var layers = [][]string{
 	{"check", "metrics"},
 	{"container", "sandbox", "image", "stream", "stats", "event"},
 	{"network", "oci", "shim/client"},
-	{"shim/api", "cgroup", "config", "id", "oci/pause", "process", "state", "step"},
+	{"shim/api", "apparmor", "cgroup", "config", "id", "oci/pause", "process", "state", "step"},
 	{"failpoint", "leak"},
 }
 

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/sys/mountinfo"
 	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
@@ -110,7 +111,7 @@ func ignoreGone(err error) error {
 
 // ErrBusy: processes in the cgroup did not go when they were killed. They are
 // in an uninterruptible sleep; the cgroup can be removed when they wake.
-var ErrBusy = errors.New("processes remain in the cgroup after SIGKILL")
+var ErrBusy = fmt.Errorf("processes remain in the cgroup after SIGKILL: %w", errdefs.ErrUnavailable)
 
 // Remove kills what runs in the cgroup, waits until it has gone, for no longer
 // than the limit, and removes the cgroup from every hierarchy. One that is not
@@ -141,7 +142,7 @@ func (h Hierarchies) kill(path string, limit time.Duration) error {
 			return err
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%w %s: %v", ErrBusy, path, pids)
+			return fmt.Errorf("cgroup %s, processes %v: %w", path, pids, ErrBusy)
 		}
 		for _, pid := range pids {
 			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {

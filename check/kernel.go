@@ -24,13 +24,23 @@ func (c *checker) kernel() {
 	}
 	most := number("/proc/sys/user/max_user_namespaces")
 	c.when(most > 0, Warning, "user namespaces", fmt.Sprintf("up to %d", most), "none are allowed", "sysctl -w user.max_user_namespaces=15000")
-	filesystems, _ := os.ReadFile("/proc/filesystems")
-	c.when(strings.Contains(string(filesystems), "\toverlay\n"), Problem, "overlayfs", "there", "not there", "modprobe overlay")
+	c.when(hasOverlay(), Problem, "overlayfs", "there", "not there", "modprobe overlay")
 	status, _ := os.ReadFile("/proc/self/status")
 	c.when(strings.Contains(string(status), "\nSeccomp:"), Warning, "seccomp", "there", "the kernel is built without it", "pods that ask for a profile will not start")
 	c.when(number("/proc/sys/net/ipv4/ip_forward") == 1, Warning, "forwarding", "on",
 		"off in this network namespace", "sysctl -w net.ipv4.ip_forward=1, unless the network plugin does so")
 	c.capabilities()
+}
+
+// hasOverlay asks as a mount does: that loads the module if it was not needed
+// before (fsopen(2), Linux 5.2).
+func hasOverlay() bool {
+	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return false
+	}
+	_ = unix.Close(fd)
+	return true
 }
 
 func (c *checker) capabilities() {

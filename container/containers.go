@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sync/singleflight"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/cgroup"
@@ -76,6 +77,8 @@ type Containers struct {
 	facts   *state.Records[Facts]
 	shims   *shims
 	bootID  string
+	// hostPaths are the paths of mounts that are being looked at.
+	hostPaths singleflight.Group
 
 	// base ends when the daemon does; work are the goroutines that it ends.
 	base   context.Context

@@ -15,6 +15,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
+	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/id"
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/oci"
@@ -30,6 +31,8 @@ type creation struct {
 	owner   *Containers
 	sandbox *sandbox.Sandbox
 	image   image.Image
+	// mounted are images that the container mounts.
+	mounted []ImageMount
 	spec    *specs.Spec
 	// ctx outlives the caller's.
 	ctx, caller context.Context
@@ -66,6 +69,7 @@ func (s *Containers) Create(caller context.Context, sandboxID string, config *ru
 
 // run goes through the steps 3 to 7.
 func (c *creation) run() {
+	go cgroup.WarmLock() // ends by itself
 	c.step("record container", func() error { return c.owner.records.Write(c.ID, c.Record) })
 	c.step("rootfs", c.makeRootfs)
 	c.step("spec", c.writeSpec)
@@ -112,7 +116,10 @@ func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig) (
 	if err := oci.CheckContainer(config, c.sandbox.Config(), c.owner.options.Machine); err != nil {
 		return err
 	}
-	c.image, err = c.owner.options.Images.Get(config.GetImage().GetImage())
+	if c.image, err = c.owner.options.Images.Get(config.GetImage().GetImage()); err != nil {
+		return err
+	}
+	c.mounted, err = c.owner.findImages(config)
 	return err
 }
 
@@ -156,6 +163,7 @@ func (c *creation) record(config *runtimeapi.ContainerConfig) (Record, error) {
 		CgroupsPath: oci.CgroupsPath(parent, o.Mark, made, o.SystemdCgroup),
 		ImageID:     c.image.ID,
 		ImageRef:    imageRef(c.image),
+		ImageMounts: c.mounted,
 		LogPath:     logPath(c.sandbox.Config().GetLogDirectory(), config, c.owner.dir(made)),
 		StopSignal:  stopSignal(config.GetStopSignal(), c.image.Spec.Config.StopSignal),
 		Config:      encoded,
@@ -184,7 +192,10 @@ func (c *creation) makeRootfs() error {
 	if _, _, err := images.Prepare(c.ctx, c.ID, c.ImageID, prepareOptions(c.sandbox.Config())); err != nil {
 		return err
 	}
-	return images.Mount(c.ctx, c.ID, c.owner.rootfs(c.ID))
+	if err := images.Mount(c.ctx, c.ID, c.owner.rootfs(c.ID)); err != nil {
+		return err
+	}
+	return c.mountImages()
 }
 
 // prepareOptions shift the owners of files in a pod with a user namespace.
@@ -202,8 +213,15 @@ func idMap(m *runtimeapi.IDMapping) *image.IDMap {
 
 // writeSpec makes the runtime-spec and puts it where the shim reads it.
 func (c *creation) writeSpec() error {
+	if err := c.owner.awaitHostPaths(c.ctx, c.config.GetMounts()); err != nil {
+		return err
+	}
 	o := c.owner.options
 	namespaces, err := c.owner.namespaces(c.sandbox, c.config)
+	if err != nil {
+		return err
+	}
+	sources, err := c.imageSources()
 	if err != nil {
 		return err
 	}
@@ -215,10 +233,13 @@ func (c *creation) writeSpec() error {
 	made := &oci.Container{
 		ID: c.ID, SandboxID: c.SandboxID, Pod: c.sandbox.Config(), Config: c.config, Image: imageFacts(c.image),
 		Rootfs: c.owner.rootfs(c.ID), Hostname: o.Sandboxes.Hostname(c.sandbox), Files: o.Sandboxes.PodFiles(c.sandbox),
-		Namespaces: namespaces, VolumesDir: filepath.Join(c.owner.dir(c.ID), "volumes"),
+		Namespaces: namespaces, VolumesDir: c.owner.volumes(c.ID), ImageMounts: sources,
 		CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, CDI: devices, Machine: o.Machine,
 	}
 	if err := oci.MakeSources(made); err != nil {
+		return err
+	}
+	if err := oci.FillVolumes(made); err != nil {
 		return err
 	}
 	if c.spec, err = oci.ForContainer(made); err != nil {
@@ -254,6 +275,9 @@ func (c *creation) ensureShim() error {
 	return err
 }
 
+// create brings init to the barrier. One that cannot run the program says so
+// here already; other runtimes say it at the start, and so does this one: the
+// container is made, and cannot be started.
 func (c *creation) create() error {
 	shim, err := c.owner.shimOf(c.ctx, c.SandboxID)
 	if err != nil {
@@ -262,6 +286,10 @@ func (c *creation) create() error {
 	answer, err := shim.Create(c.ctx, &api.CreateRequest{
 		Id: c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.shimLog(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
 	})
+	startError := ""
+	if errdefs.IsFailedPrecondition(err) {
+		startError, err = err.Error(), nil
+	}
 	if err != nil {
 		return err
 	}
@@ -270,7 +298,7 @@ func (c *creation) create() error {
 		return err
 	}
 	return c.owner.write(c.Container, func(f *Facts) {
-		f.BootID, f.Created, f.User = c.owner.bootID, true, user
+		f.BootID, f.Created, f.User, f.StartError = c.owner.bootID, true, user, startError
 		f.Process = process.Facts{PID: int(answer.GetPid()), StartTime: answer.GetStartTime()}
 	})
 }

@@ -63,7 +63,7 @@ func (s *Containers) destroy(ctx context.Context, c *Container) error {
 	observe := s.options.Observe
 	err := errors.Join(
 		observe.Run(ctx, "delete", func() error { return s.deleteProcesses(ctx, c) }),
-		observe.Run(ctx, "remove rootfs", func() error { return s.removeRootfs(ctx, c.ID) }),
+		observe.Run(ctx, "remove rootfs", func() error { return s.removeRootfs(ctx, c.ID, c.numbers()) }),
 	)
 	if err == nil {
 		err = observe.Run(ctx, "remove container record", func() error {
@@ -112,15 +112,19 @@ func (s *Containers) killAndDelete(ctx context.Context, c *Container, shim *clie
 	}
 }
 
-func (s *Containers) removeRootfs(ctx context.Context, id string) error {
+// removeRootfs removes a container's files, and what is mounted among them.
+func (s *Containers) removeRootfs(ctx context.Context, id string, mounted []string) error {
 	images := s.options.Images
+	if err := s.removeImages(ctx, id, mounted); err != nil {
+		return err
+	}
 	if err := images.Unmount(s.rootfs(id)); err != nil {
 		return err
 	}
 	if err := images.RemoveSnapshot(ctx, id); err != nil {
 		return err
 	}
-	return os.RemoveAll(s.dir(id))
+	return errors.Join(os.RemoveAll(s.volumes(id)), os.RemoveAll(s.dir(id)))
 }
 
 // StopPod stops all containers of a sandbox, side by side, at once, and lets no

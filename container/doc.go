@@ -9,8 +9,8 @@
 //	1 check     the request; nothing has a side effect before it is complete
 //	2 reserve   the name; a pod has one container per name and attempt
 //	3 record    durable, before anything of the container exists
-//	4 rootfs    a snapshot on top of the image, mounted
-//	5 spec      the runtime-spec, from the CRI's config
+//	4 rootfs    a snapshot on top of the image, mounted; images that are volumes too
+//	5 spec      the runtime-spec, from the CRI's config; volumes of the image are filled
 //	6 shim      of the pod, started with its first container, ended with the pod
 //	7 create    the container's init waits at the exec barrier
 //

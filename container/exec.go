@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/shim/client"
 )
@@ -50,6 +51,7 @@ func (s *Containers) forExec(ctx context.Context, id string, command []string, t
 	if len(command) == 0 {
 		return nil, nil, nil, fmt.Errorf("cmd: is empty: %w", errdefs.ErrInvalidArgument)
 	}
+	go cgroup.WarmLock() // ends by itself
 	spec, err := s.Spec(c)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)
@@ -106,6 +108,9 @@ func (s *Containers) Update(ctx context.Context, id string, asked *runtimeapi.Li
 	}
 	if c.State() == runtimeapi.ContainerState_CONTAINER_EXITED {
 		return fmt.Errorf("update container %s: it has ended: %w", c.ID, errdefs.ErrFailedPrecondition)
+	}
+	if !c.Facts().inShim() {
+		return fmt.Errorf("update container %s: it cannot be started: %s: %w", c.ID, c.Facts().StartError, errdefs.ErrFailedPrecondition)
 	}
 	shim, err := s.shimOf(ctx, c.SandboxID)
 	if err != nil {

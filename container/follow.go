@@ -40,7 +40,7 @@ func (s *Containers) shimLost(sandboxID string, lost error) {
 		return
 	}
 	for _, c := range left {
-		s.change(c, func(f *Facts) { f.Unknown = f.Created })
+		s.change(c, func(f *Facts) { f.Unknown = f.inShim() })
 	}
 	s.options.Logger.Warn("the shim of a pod is gone; another one takes over its containers", "sandbox", sandboxID, "err", lost)
 	ctx, cancel := s.within(s.options.Limits.Create)
@@ -76,7 +76,7 @@ func (s *Containers) lookAgain(ctx context.Context, sandboxID string) error {
 // does not know has left its exit on disk, or has never been made; what is
 // being made just now is its maker's.
 func (s *Containers) reconcile(ctx context.Context, sandboxID string, shim *client.Client) error {
-	made := slices.DeleteFunc(s.OfPod(sandboxID), func(c *Container) bool { return !c.Facts().Created })
+	made := slices.DeleteFunc(s.OfPod(sandboxID), func(c *Container) bool { return !c.Facts().inShim() })
 	list, err := shim.List(ctx)
 	if err != nil {
 		return err
@@ -109,6 +109,7 @@ func (s *Containers) note(told *api.Container) {
 		}
 		if exit := told.GetExit(); exit != nil && told.GetStatus() == api.Status_STATUS_STOPPED {
 			takeExit(f, exit.GetCode(), exit.GetCodeKnown(), exit.GetOomKilled(), exit.GetFinishedAt())
+			takeStartError(f, exit.GetStartError())
 		}
 	})
 }
@@ -129,15 +130,27 @@ func takeExit(f *Facts, code int32, known, oom bool, at int64) {
 	}
 }
 
+// takeStartError: the container has ended because its program could not be
+// executed.
+func takeStartError(f *Facts, message string) {
+	if message == "" || f.Reason == reasonStartError {
+		return
+	}
+	f.StartedAt = f.FinishedAt
+	f.ExitCode, f.Reason, f.Message = startErrorCode, reasonStartError, message
+}
+
 // noteGone ends a container that no shim has any more.
 func (s *Containers) noteGone(c *Container) {
 	exit := s.shims.exitOf(c.SandboxID, c.ID)
 	s.change(c, func(f *Facts) {
 		if exit != nil {
 			takeExit(f, exit.Code, exit.CodeKnown, exit.OOMKilled, exit.FinishedAt)
+			takeStartError(f, exit.StartError)
 			return
 		}
-		takeExit(f, 0, false, false, 0)
+		takeExit(f, 0, f.StartError != "", false, 0)
+		takeStartError(f, f.StartError)
 	})
 }
 

@@ -28,6 +28,8 @@ type Record struct {
 	// ImageID is the image's id, ImageRef what the CRI shows of it.
 	ImageID  string `json:"image_id"`
 	ImageRef string `json:"image_ref"`
+	// ImageMounts are the mounts of images, in the order of the config.
+	ImageMounts []ImageMount `json:"image_mounts,omitempty"`
 	// LogPath is absolute, and never empty.
 	LogPath string `json:"log_path"`
 	// StopSignal is the number of the signal that Stop sends.
@@ -47,6 +49,9 @@ type Facts struct {
 	FinishedAt int64 `json:"finished_at,omitempty"`
 	ExitCode   int32 `json:"exit_code,omitempty"`
 	OOMKilled  bool  `json:"oom_killed,omitempty"`
+	// StartError says why the container cannot be started, which shows when it
+	// is made and is told when somebody starts it. No shim has such a container.
+	StartError string `json:"start_error,omitempty"`
 	// Message says why a container did not start, or is not known to have ended.
 	Message string `json:"message,omitempty"`
 	// Reason takes the place of the one that follows from the exit.
@@ -72,6 +77,10 @@ func (f *Facts) State() runtimeapi.ContainerState {
 		return runtimeapi.ContainerState_CONTAINER_CREATED
 	}
 }
+
+// inShim tells whether the container has a process, or has had one, that a shim
+// knows of.
+func (f *Facts) inShim() bool { return f.Created && f.StartError == "" }
 
 // The reasons of an exit, as the kubelet and its users know them.
 const (

@@ -41,7 +41,7 @@ func (s *Containers) openFiles() (err error) {
 		return fmt.Errorf("read the boot id: %w", err)
 	}
 	s.bootID = strings.TrimSpace(string(bootID))
-	if err := errors.Join(os.MkdirAll(s.dir(""), 0o711), os.MkdirAll(s.shims.dir(""), 0o711)); err != nil {
+	if err := errors.Join(os.MkdirAll(s.dir(""), 0o711), os.MkdirAll(s.volumes(""), 0o711), os.MkdirAll(s.shims.dir(""), 0o711)); err != nil {
 		return err
 	}
 	if s.records, err = state.Open[Record](filepath.Join(s.options.Root, "containers"), recordVersion, true); err != nil {
@@ -86,7 +86,7 @@ func (s *Containers) restoreOne(record Record, facts Facts) error {
 		if other := s.byName[name]; other != nil {
 			return fmt.Errorf("container %s has the same name %s", other.ID, name)
 		}
-		facts.Unknown = facts.FinishedAt == 0
+		facts.Unknown = facts.FinishedAt == 0 && facts.inShim()
 		if facts.FinishedAt != 0 {
 			close(c.ended)
 		}
@@ -178,12 +178,14 @@ func (s *Containers) sweepCgroups() {
 
 func (s *Containers) sweepFiles(ctx context.Context) {
 	ids, err := readDirNames(s.dir(""))
-	if err != nil {
+	withVolumes, volumesErr := readDirNames(s.volumes(""))
+	if err := errors.Join(err, volumesErr); err != nil {
 		s.options.Logger.Error("sweep", "err", err)
 	}
-	for _, id := range ids {
+	for _, id := range append(ids, withVolumes...) {
 		if !s.exists(id) {
-			err := s.removeRootfs(ctx, id)
+			mounted, err := readDirNames(s.imagesDir(id))
+			err = errors.Join(err, s.removeRootfs(ctx, id, mounted))
 			s.options.Logger.Warn("removed what had no record", "kind", "files", "name", s.dir(id), "err", err)
 		}
 	}

@@ -36,6 +36,9 @@ func (s *Containers) Start(ctx context.Context, id string) error {
 }
 
 func (s *Containers) start(ctx context.Context, c *Container) error {
+	if reason := c.Facts().StartError; reason != "" {
+		return s.noteStartError(ctx, c, fmt.Errorf("%s: %w", reason, errdefs.ErrFailedPrecondition))
+	}
 	shim, err := s.shimOf(ctx, c.SandboxID)
 	if err != nil {
 		return err
@@ -52,13 +55,12 @@ func (s *Containers) start(ctx context.Context, c *Container) error {
 	})
 }
 
-// startErrorCode is what shells and other runtimes give to a program that
-// cannot be executed.
+// startErrorCode is what containerd gives to a program that cannot be executed.
 const startErrorCode = 128
 
 // noteStartError ends a container whose program could not be executed. A shim
 // that was lost has said nothing about it; whoever looks for it later finds
-// out. Its event of the end may have come before, and knows no reason.
+// out. Its event of the end may have come before.
 func (s *Containers) noteStartError(ctx context.Context, c *Container, startErr error) error {
 	if errdefs.IsUnavailable(startErr) || ctx.Err() != nil {
 		return startErr
@@ -67,8 +69,7 @@ func (s *Containers) noteStartError(ctx context.Context, c *Container, startErr 
 		if f.FinishedAt == 0 {
 			f.FinishedAt = time.Now().UnixNano()
 		}
-		f.StartedAt = f.FinishedAt
-		f.ExitCode, f.Reason, f.Message = startErrorCode, reasonStartError, startErr.Error()
+		takeStartError(f, startErr.Error())
 	})
 	if err != nil {
 		s.options.Logger.Error("a failed start is not on disk", "container", c.ID, "err", err)

@@ -30,7 +30,7 @@ func (s *Containers) Stop(ctx context.Context, id string, grace time.Duration) e
 func (s *Containers) stop(ctx context.Context, c *Container, grace time.Duration) error {
 	switch c.State() {
 	case runtimeapi.ContainerState_CONTAINER_EXITED:
-		return nil
+		return s.awaitTold(ctx, c)
 	case runtimeapi.ContainerState_CONTAINER_CREATED:
 		grace = 0 // nothing runs in it that could listen
 	}
@@ -41,6 +41,17 @@ func (s *Containers) stop(ctx context.Context, c *Container, grace time.Duration
 		}
 	}
 	return s.options.Observe.Run(ctx, "kill container", func() error { return s.kill(ctx, c) })
+}
+
+// awaitTold waits until all is told of a container that has ended: the event of
+// its end comes before those of what its caller does next.
+func (s *Containers) awaitTold(ctx context.Context, c *Container) error {
+	select {
+	case <-c.ended:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // stopGently asks the container to end, and tells whether it did.

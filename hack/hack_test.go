@@ -74,18 +74,20 @@ func foreignHosts(text string) []string {
 }
 
 func TestEveryPackageSaysWhy(t *testing.T) {
-	for line := range strings.Lines(read(t, "packages.txt")) {
-		if strings.HasPrefix(line, "#") {
-			continue
-		}
-		if len(strings.Fields(line)) < 3 {
-			t.Errorf("packages.txt: %q does not say why", strings.TrimSpace(line))
+	for _, list := range []string{"packages.txt", "vm/packages.txt", "vm/guest/packages.txt"} {
+		for line := range strings.Lines(read(t, list)) {
+			if strings.HasPrefix(line, "#") {
+				continue
+			}
+			if len(strings.Fields(line)) < 3 {
+				t.Errorf("%s: %q does not say why", list, strings.TrimSpace(line))
+			}
 		}
 	}
 }
 
 func TestScriptsParse(t *testing.T) {
-	for _, script := range []string{"setup", "in-netns", "test"} {
+	for _, script := range []string{"setup", "in-netns", "test", "unpack", "vm/root", "vm/payload", "vm/run", "vm/guest/suite"} {
 		if out, err := exec.Command("sh", "-n", script).CombinedOutput(); err != nil {
 			t.Errorf("%s: %v: %s", script, err, out)
 		}

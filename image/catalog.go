@@ -169,6 +169,9 @@ func (c *catalog) resolve(refOrID string) (id string, err error) {
 		if id, err := c.byPrefix(prefix); id != "" || err != nil {
 			return id, err
 		}
+		if len(prefix) == idLength {
+			return "", notFound(refOrID) // no name looks so
+		}
 	}
 	ref, err := ParseReference(refOrID)
 	if err != nil {

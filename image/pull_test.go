@@ -189,6 +189,18 @@ func TestRemoveByIDRemovesAllNames(t *testing.T) {
 	}
 }
 
+// An id that no image has is no bad name, with sha256: before it or not.
+func TestUnknownIDIsNotFound(t *testing.T) {
+	s := openStore(t)
+	id := strings.Repeat("0", idLength)
+	for _, text := range []string{id, "sha256:" + id} {
+		remove(t, s, text)
+		if _, err := s.Get(text); !errdefs.IsNotFound(err) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
 func remove(t *testing.T, s *Store, refOrID string) {
 	t.Helper()
 	if err := s.Remove(t.Context(), refOrID); err != nil {

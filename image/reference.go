@@ -62,6 +62,9 @@ func splitRecord(name string) (ref Reference, ok bool) {
 	return ref, err == nil && ref.String() == name
 }
 
+// idLength is the length of an image id in hex.
+const idLength = 64
+
 // isIDPrefix tells whether text can be an image id or the beginning of one:
 // sha256:<hex> or at least 7 digits of hex, which no one types as a name.
 func isIDPrefix(text string) (prefix string, ok bool) {
@@ -69,5 +72,5 @@ func isIDPrefix(text string) (prefix string, ok bool) {
 	if !full && len(prefix) < 7 {
 		return "", false
 	}
-	return prefix, prefix != "" && len(prefix) <= 64 && strings.Trim(prefix, "0123456789abcdef") == ""
+	return prefix, prefix != "" && len(prefix) <= idLength && strings.Trim(prefix, "0123456789abcdef") == ""
 }

@@ -44,9 +44,11 @@ func (p process) runs(executables []string) bool {
 	if slices.Contains(executables, p.command) {
 		return true
 	}
-	// A deleted executable keeps its path, with a remark behind it.
+	// A deleted executable keeps its path, with a remark behind it; one that
+	// was in memory only has a remark in front, too.
 	path, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
-	return slices.Contains(executables, filepath.Base(strings.TrimSuffix(path, " (deleted)")))
+	base := strings.TrimPrefix(filepath.Base(strings.TrimSuffix(path, " (deleted)")), "memfd:")
+	return slices.Contains(executables, base)
 }
 
 func (p process) carries(marks []string) bool {

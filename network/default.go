@@ -1,8 +1,6 @@
 package network
 
 import (
-	"bytes"
-	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"text/template"
 
 	"github.com/containernetworking/cni/libcni"
 
@@ -32,9 +29,6 @@ type DefaultNetwork struct {
 	DataDir string
 }
 
-//go:embed default.conflist.tmpl
-var defaultTemplate string
-
 func (d DefaultNetwork) configuration(podCIDR string) (*Configuration, error) {
 	subnets := d.Subnet
 	if subnets == "" {
@@ -47,19 +41,46 @@ func (d DefaultNetwork) configuration(podCIDR string) (*Configuration, error) {
 	if err != nil {
 		return nil, err
 	}
-	var b bytes.Buffer
-	parsed, err := template.New("default").Parse(defaultTemplate)
+	encoded, err := json.Marshal(d.list(prefixes))
 	if err != nil {
 		return nil, err
 	}
-	if err := parsed.Execute(&b, map[string]any{"Network": d, "Subnets": prefixes}); err != nil {
-		return nil, err
-	}
-	list, err := libcni.NetworkConfFromBytes(b.Bytes())
+	list, err := libcni.NetworkConfFromBytes(encoded)
 	if err != nil {
 		return nil, fmt.Errorf("the default network: %w", err)
 	}
 	return newConfiguration(list, "")
+}
+
+// list is the network as a CNI configuration list, its section 1.
+func (d DefaultNetwork) list(subnets []netip.Prefix) map[string]any {
+	return map[string]any{
+		"cniVersion": "1.1.0",
+		"name":       d.Name,
+		"plugins": []map[string]any{
+			{"type": "bridge", "bridge": d.Bridge, "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": d.ipam(subnets)},
+			{"type": "portmap", "capabilities": map[string]bool{"portMappings": true}, "snat": true},
+		},
+	}
+}
+
+// ipam gives each pod an address of every subnet, and a default route for each.
+func (d DefaultNetwork) ipam(subnets []netip.Prefix) map[string]any {
+	ranges := [][]map[string]string{}
+	routes := []map[string]string{}
+	for _, subnet := range subnets {
+		everything := "::/0"
+		if subnet.Addr().Is4() {
+			everything = "0.0.0.0/0"
+		}
+		ranges = append(ranges, []map[string]string{{"subnet": subnet.String()}})
+		routes = append(routes, map[string]string{"dst": everything})
+	}
+	ipam := map[string]any{"type": "host-local", "ranges": ranges, "routes": routes}
+	if d.DataDir != "" {
+		ipam["dataDir"] = d.DataDir
+	}
+	return ipam
 }
 
 // ParseSubnets reads one subnet or several with commas between them.

@@ -7,11 +7,9 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-)
 
-// DefaultAppArmorProfile is the profile of processes that ask for the
-// runtime's default; the daemon loads it at its start.
-const DefaultAppArmorProfile = "minicri-default"
+	"github.com/minicri/minicri/apparmor"
+)
 
 func sandboxAppArmor(s *Sandbox, spec *specs.Spec) error {
 	if s.security().GetPrivileged() {
@@ -56,7 +54,7 @@ func appArmorProfile(profile *runtimeapi.SecurityProfile, machine Machine) strin
 	case runtimeapi.SecurityProfile_Unconfined:
 		return "unconfined"
 	default:
-		return DefaultAppArmorProfile
+		return apparmor.Profile
 	}
 }
 

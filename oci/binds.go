@@ -63,9 +63,17 @@ func bind(c *Container, m *mount, spec *specs.Spec) (specs.Mount, error) {
 		Type:        "bind",
 		Source:      source,
 		Options:     append([]string{"rbind", propagation, bindAccess(m)}, m.GetMountOptions()...),
-		UIDMappings: linuxIDMappings(m.GetUidMappings()),
-		GIDMappings: linuxIDMappings(m.GetGidMappings()),
+		UIDMappings: linuxIDMappings(bindMappings(m.GetImage(), m.GetUidMappings())),
+		GIDMappings: linuxIDMappings(bindMappings(m.GetImage(), m.GetGidMappings())),
 	}, nil
+}
+
+// bindMappings: an image is mounted with the pod's mappings already.
+func bindMappings(image *runtimeapi.ImageSpec, mappings []*runtimeapi.IDMapping) []*runtimeapi.IDMapping {
+	if image != nil {
+		return nil
+	}
+	return mappings
 }
 
 // bindSource follows symbolic links on the host, as the CRI says (host_path).

@@ -86,8 +86,7 @@ func containerRules() []containerRule {
 	}
 }
 
-// ForContainer makes the spec of an application container. Values of the
-// environment may be any bytes, which JSON cannot carry.
+// ForContainer makes the spec of an application container.
 func ForContainer(c *Container) (*specs.Spec, error) {
 	spec := &specs.Spec{
 		Version:     specs.Version,

@@ -12,6 +12,8 @@ import (
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/selinux/go-selinux"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/apparmor"
 )
 
 // Machine is what a spec has to know of the machine that it is for.
@@ -62,7 +64,7 @@ func ReadMachine() (Machine, error) {
 	return Machine{
 		OOMScoreAdj:       adjust,
 		CanLowerOOMAdj:    own.Get(capability.EFFECTIVE, capability.CAP_SYS_RESOURCE),
-		AppArmor:          hasAppArmor(),
+		AppArmor:          apparmor.Supported(),
 		SELinux:           selinux.GetEnabled(),
 		Capabilities:      held(own),
 		Controllers:       controllers,
@@ -71,11 +73,6 @@ func ReadMachine() (Machine, error) {
 		RecursiveReadOnly: canSetMountAttributes(),
 		UserNamespaces:    canSetMountAttributes() && allowsUserNamespaces(),
 	}, nil
-}
-
-func hasAppArmor() bool {
-	enabled, err := os.ReadFile("/sys/module/apparmor/parameters/enabled")
-	return err == nil && strings.HasPrefix(string(enabled), "Y")
 }
 
 func held(own capability.Capabilities) []string {

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
 )
@@ -66,6 +67,7 @@ func (s *Sandboxes) bound(ctx context.Context, limit time.Duration) (context.Con
 
 // run goes through the steps 3 to 11.
 func (c *creation) run() {
+	go cgroup.WarmLock() // ends by itself
 	c.step("record", c.writeRecord)
 	synced := c.beside("sync", c.syncRecord)
 	c.step("files", c.makeFiles)

@@ -78,7 +78,7 @@ func containerStatus(c *container.Container) *runtimeapi.ContainerStatus {
 		Message:     facts.Message,
 		Labels:      config.GetLabels(),
 		Annotations: config.GetAnnotations(),
-		Mounts:      config.GetMounts(),
+		Mounts:      c.Mounts(),
 		LogPath:     c.LogPath,
 		Resources:   &runtimeapi.ContainerResources{Linux: c.Resources()},
 		User:        c.User(),

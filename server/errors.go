@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 	crierrors "k8s.io/cri-api/pkg/errors"
 
+	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/image"
 )
 
@@ -36,6 +37,8 @@ func kubeletName(err error) string {
 		return crierrors.ErrSignatureValidationFailed.Error()
 	case errors.Is(err, image.ErrRegistryUnavailable):
 		return crierrors.ErrRegistryUnavailable.Error()
+	case errors.Is(err, container.ErrImageVolume):
+		return crierrors.ErrImageVolumeMountFailed.Error()
 	}
 	return ""
 }

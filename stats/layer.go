@@ -12,9 +12,13 @@ import (
 )
 
 const (
-	// layerWait is how long a call waits for layers that are being walked; then
-	// it answers with what was measured before.
+	// layerWait is how long a list waits for layers that are being walked; then
+	// it answers with what was measured before. In a first answer the layers that
+	// take longer are missing: one on a disk that hangs must not delay others.
 	layerWait = 50 * time.Millisecond
+	// aloneWait is how long who asks for a single container or pod waits for a
+	// first measurement.
+	aloneWait = time.Second
 	// layerAge is how long a measurement is good: the kubelet's period.
 	layerAge = 10 * time.Second
 	// layersAtOnce are walked side by side.
@@ -56,10 +60,21 @@ func newLayers(ctx context.Context, source Layers, logger *slog.Logger) *layers 
 	return l
 }
 
+// refreshOne is refresh for who waits for nothing else.
+func (l *layers) refreshOne(ctx context.Context, containers []Container) {
+	wait := layerWait
+	for _, c := range containers {
+		if _, measured := l.of(c.ID); !measured {
+			wait = aloneWait
+		}
+	}
+	l.refresh(ctx, containers, wait)
+}
+
 // refresh has the layers measured whose last measurement is old, and waits for
-// them, for no longer than layerWait.
-func (l *layers) refresh(ctx context.Context, containers []Container) {
-	ctx, cancel := context.WithTimeout(ctx, layerWait)
+// them, for no longer than the limit.
+func (l *layers) refresh(ctx context.Context, containers []Container, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for _, walk := range l.start(containers) {
 		select {

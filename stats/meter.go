@@ -58,7 +58,7 @@ func (m *Meter) Close() { m.layers.close() }
 // Container measures one container. One that does not run has no cgroup, and
 // no more than its attributes and its writable layer.
 func (m *Meter) Container(ctx context.Context, c Container) (*runtimeapi.ContainerStats, error) {
-	m.layers.refresh(ctx, []Container{c})
+	m.layers.refreshOne(ctx, []Container{c})
 	measured, err := m.container(c, &reader{})
 	if errdefs.IsNotFound(err) {
 		return &runtimeapi.ContainerStats{Attributes: c.Attributes, WritableLayer: m.writableLayer(c.ID)}, nil
@@ -69,7 +69,7 @@ func (m *Meter) Container(ctx context.Context, c Container) (*runtimeapi.Contain
 // Containers measures all that have a cgroup. What has vanished meanwhile, or
 // cannot be measured, is left out.
 func (m *Meter) Containers(ctx context.Context, containers []Container) []*runtimeapi.ContainerStats {
-	m.layers.refresh(ctx, containers)
+	m.layers.refresh(ctx, containers, layerWait)
 	return m.containers(containers)
 }
 
@@ -110,7 +110,7 @@ func (m *Meter) container(c Container, r *reader) (*runtimeapi.ContainerStats, e
 // Pod measures one pod. One that does not run has no cgroup, and no more than
 // its attributes.
 func (m *Meter) Pod(ctx context.Context, p Pod) (*runtimeapi.PodSandboxStats, error) {
-	m.layers.refresh(ctx, p.Containers)
+	m.layers.refreshOne(ctx, p.Containers)
 	measured, err := m.pod(p)
 	if errdefs.IsNotFound(err) {
 		return &runtimeapi.PodSandboxStats{Attributes: p.Attributes}, nil
@@ -124,7 +124,7 @@ func (m *Meter) Pods(ctx context.Context, pods []Pod) []*runtimeapi.PodSandboxSt
 	for _, p := range pods {
 		containers = append(containers, p.Containers...)
 	}
-	m.layers.refresh(ctx, containers)
+	m.layers.refresh(ctx, containers, layerWait)
 	list := make([]*runtimeapi.PodSandboxStats, 0, len(pods))
 	for _, p := range pods {
 		measured, err := m.pod(p)

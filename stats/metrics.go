@@ -17,7 +17,7 @@ func (m *Meter) Metrics(ctx context.Context, pods []Pod) []*runtimeapi.PodSandbo
 	for _, p := range pods {
 		containers = append(containers, p.Containers...)
 	}
-	m.layers.refresh(ctx, containers)
+	m.layers.refresh(ctx, containers, layerWait)
 	kinds := kindsOfMetrics()
 	list := make([]*runtimeapi.PodSandboxMetrics, 0, len(pods))
 	for _, p := range pods {

@@ -3,7 +3,6 @@ package stream
 import (
 	"context"
 	"fmt"
-	"net/http"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
@@ -18,31 +17,26 @@ func (s *Server) Attach(ctx context.Context, r *runtimeapi.AttachRequest) (strin
 	if err := s.options.Containers.CheckAttach(ctx, r.GetContainerId(), r.GetTty()); err != nil {
 		return "", err
 	}
-	return s.url("attach", func(one *session, w http.ResponseWriter) {
-		e := &execution{session: one, options: options}
-		if wantsV5(one.request) {
-			one.serveV5(w, options, func(streams clientStreams) error {
-				return e.attach(one.request.Context(), r.GetContainerId(), streams)
-			})
-			return
-		}
-		remotecommand.ServeAttach(w, one.request, e, "", "", r.GetContainerId(), &options,
-			s.options.Idle, s.options.Creation, protocols)
+	return s.url("attach", func(one *session, u *upgrade) {
+		one.command(u, options, func(streams clientStreams) error {
+			return one.attach(r.GetContainerId(), options, streams)
+		})
 	})
 }
 
 // attach shows what a container writes from now on, and gives it input, until
 // it has ended or the client goes away.
-func (e *execution) attach(ctx context.Context, id string, streams clientStreams) error {
-	process, err := e.session.server.options.Containers.Attach(ctx, id)
+func (s *session) attach(id string, o remotecommand.Options, streams clientStreams) error {
+	ctx := s.request.Context()
+	process, err := s.server.options.Containers.Attach(ctx, id)
 	if err != nil {
 		return err
 	}
-	l, err := connect(ctx, process, e.options.Stdin)
+	l, err := connect(ctx, process, o.Stdin)
 	if err != nil {
 		return fmt.Errorf("attach to container %s: %w", id, err)
 	}
 	defer l.close()
-	l.run(ctx, streams, &e.session.work)
+	l.run(ctx, streams, &s.work)
 	return ctx.Err()
 }

@@ -16,21 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	// lingerTime is how long a client may take to close its end after ours: to
-	// close at once what it still writes to would reset the connection, and
-	// lose what it has not read yet (RFC 1122, 4.2.2.13).
-	lingerTime = time.Second
-	// deliveryTime is how long what a vanished client had sent may take, where
-	// it counts.
-	deliveryTime = 2 * time.Second
-)
+// lingerTime is how long a client may take to close its end after ours: to
+// close at once what it still writes to would reset the connection, and lose
+// what it has not read yet (RFC 1122, 4.2.2.13).
+const lingerTime = time.Second
 
 // upgrade is a response that becomes the session's connection.
 type upgrade struct {
 	http.ResponseWriter
-	ctx     context.Context
-	lost    func()
 	session *session
 	conn    *clientConn
 }
@@ -50,14 +43,16 @@ func (u *upgrade) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		_ = raw.Close()
 		return nil, nil, err
 	}
-	u.conn = &clientConn{Conn: raw, lost: u.lost, patient: u.session.patient, early: bytes.NewReader(bytes.Clone(early))}
-	if err := u.conn.watch(&u.session.work); err != nil {
+	conn := &clientConn{Conn: raw, session: u.session, early: bytes.NewReader(bytes.Clone(early))}
+	if err := conn.watch(&u.session.work); err != nil {
 		_ = raw.Close()
 		return nil, nil, err
 	}
+	conn.silent = time.AfterFunc(conn.patience(), u.session.lost)
+	u.conn = conn
 	// A write to a client that does not read ends with the session.
-	context.AfterFunc(u.ctx, func() { _ = raw.Close() })
-	return u.conn, bufio.NewReadWriter(bufio.NewReader(u.conn), bufio.NewWriter(u.conn)), nil
+	context.AfterFunc(u.session.request.Context(), func() { _ = raw.Close() })
+	return conn, bufio.NewReadWriter(bufio.NewReader(conn), bufio.NewWriter(conn)), nil
 }
 
 // end closes the connection, if there is one.
@@ -67,17 +62,20 @@ func (u *upgrade) end() {
 	}
 }
 
-// clientConn tells when the client is gone: the libraries do not.
+// clientConn tells when the client is gone or silent: the libraries do not, or
+// not while they wait for the client to read.
 type clientConn struct {
 	net.Conn
-	lost func()
-	// patient: what was sent before counts.
-	patient bool
+	session *session
 	early   *bytes.Reader // what came with the HTTP request
+	silent  *time.Timer   // ends the session
 	closed  sync.Once
 	late    *time.Timer // set by Close
 	watched *os.File
 }
+
+// patience is how long nothing may pass.
+func (c *clientConn) patience() time.Duration { return c.session.server.options.Idle }
 
 // Read implements net.Conn.
 func (c *clientConn) Read(p []byte) (int, error) {
@@ -86,34 +84,29 @@ func (c *clientConn) Read(p []byte) (int, error) {
 	}
 	n, err := c.Conn.Read(p)
 	if err != nil {
-		c.gone()
+		c.session.gone()
+		return n, err
 	}
-	return n, err
-}
-
-// gone ends the session, at once or when what has arrived had its time.
-func (c *clientConn) gone() {
-	if c.patient {
-		time.AfterFunc(deliveryTime, c.lost)
-		return
-	}
-	c.lost()
+	c.silent.Reset(c.patience())
+	return n, nil
 }
 
 // Write implements net.Conn.
 func (c *clientConn) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
 	if err != nil {
-		c.lost()
+		c.session.lost()
+		return n, err
 	}
-	return n, err
+	c.silent.Reset(c.patience())
+	return n, nil
 }
 
-// Close is called by the libraries when they are done, or the idle time-out has
-// come. What has been written is still to arrive.
+// Close is called by the libraries when they are done. What has been written is
+// still to arrive.
 func (c *clientConn) Close() error {
 	c.closed.Do(func() {
-		c.late = time.AfterFunc(lingerTime, c.lost)
+		c.late = time.AfterFunc(lingerTime, c.session.lost)
 		if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 			_ = half.CloseWrite() // fails if the client is gone
 		}
@@ -129,6 +122,7 @@ func (c *clientConn) end() {
 	c.late.Stop()
 	_ = c.Conn.Close()
 	_ = c.watched.Close()
+	c.silent.Stop()
 }
 
 // watch finds out that the client has closed its end while nobody reads: a
@@ -150,7 +144,7 @@ func (c *clientConn) watch(work *sync.WaitGroup) error {
 		if err != nil {
 			return // closed by end
 		}
-		c.gone()
+		c.session.gone()
 	})
 	return nil
 }

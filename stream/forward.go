@@ -2,31 +2,25 @@ package stream
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/cri-streaming/pkg/streaming/portforward"
+	"k8s.io/streaming/pkg/httpstream/wsstream"
 
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 )
 
-const (
-	dialTime = 10 * time.Second
-	// maxForwards bounds the connections of one session.
-	maxForwards = 1000
-)
+// dialTime is how long a connection to a pod may take.
+const dialTime = 10 * time.Second
 
 // PortForward checks a request to forward ports, and returns the URL that
-// serves it once.
+// serves it once. Ports are those of TCP: the CRI has no word for others.
 func (s *Server) PortForward(_ context.Context, r *runtimeapi.PortForwardRequest) (string, error) {
 	if _, err := s.readyPod(r.GetPodSandboxId()); err != nil {
 		return "", err
@@ -36,15 +30,111 @@ func (s *Server) PortForward(_ context.Context, r *runtimeapi.PortForwardRequest
 			return "", fmt.Errorf("port: %d is none, they go from 1 to 65535: %w", port, errdefs.ErrInvalidArgument)
 		}
 	}
-	return s.url("portforward", func(one *session, w http.ResponseWriter) {
+	return s.url("portforward", func(one *session, u *upgrade) {
 		one.patient = true
-		f := &forwarder{session: one, idle: make(chan struct{})}
-		portforward.ServePortForward(w, one.request, f, r.GetPodSandboxId(), "", &portforward.V4Options{Ports: r.GetPort()},
-			s.options.Idle, s.options.Creation, portforward.SupportedProtocols)
-		f.close()
+		f := &forwarder{session: one, pod: r.GetPodSandboxId()}
+		switch {
+		case wsstream.IsWebSocketRequestWithTunnelingProtocol(one.request):
+			f.serveTunnel(u)
+		case wsstream.IsWebSocketRequest(one.request):
+			f.serveChannels(u, r.GetPort())
+		default:
+			f.serveSPDY(u)
+		}
 	})
 }
 
+// forwarder makes the connections of one session.
+type forwarder struct {
+	session *session
+	pod     string // id
+}
+
+// client is a client's side of one connection to a pod.
+type client interface {
+	// To close it says that nothing more is written.
+	io.ReadWriteCloser
+	// Reset ends both directions.
+	Reset() error
+	// IsFinished tells that Close has been called, or Reset on either side: what
+	// is written arrives nowhere.
+	IsFinished() bool
+}
+
+// forward connects the client to a port of the pod, until both directions have
+// ended. An error says why there was no connection.
+func (f *forwarder) forward(port int32, c client) error {
+	ctx := f.session.request.Context()
+	p := &podConn{dialed: make(chan struct{})}
+	sent := make(chan struct{})
+	// Begins before the pod has answered: until then, what the client sends
+	// would hold up the others of its session.
+	f.session.work.Go(func() {
+		defer close(sent)
+		p.send(c)
+	})
+	if err := p.dial(ctx, f, port); err != nil {
+		return err // send ends with the client's stream
+	}
+	defer p.tcp.Close()
+	stop := context.AfterFunc(ctx, func() { _ = p.tcp.Close() })
+	defer stop()
+	receive(c, p.tcp)
+	<-sent
+	return nil
+}
+
+// podConn is a connection to a pod that is being made.
+type podConn struct {
+	dialed chan struct{} // closed when the others are set
+	tcp    *net.TCPConn  // nil with an error
+	err    error
+}
+
+func (p *podConn) dial(ctx context.Context, f *forwarder, port int32) error {
+	defer close(p.dialed)
+	conn, err := f.session.server.dialPod(ctx, f.pod, port)
+	if err != nil {
+		p.err = err
+		return err
+	}
+	p.tcp = conn.(*net.TCPConn)
+	return nil
+}
+
+// Write implements io.Writer.
+func (p *podConn) Write(b []byte) (int, error) {
+	if <-p.dialed; p.err != nil {
+		return 0, p.err
+	}
+	return p.tcp.Write(b)
+}
+
+// send copies from the client to the pod.
+func (p *podConn) send(c client) {
+	if transfer(p, c) != nil {
+		// The pod takes no more; its answer may still be under way.
+		_, _ = io.Copy(io.Discard, c)
+	}
+	if <-p.dialed; p.err != nil {
+		return
+	}
+	_ = p.tcp.CloseWrite() // fails if the pod has closed it
+	if c.IsFinished() {
+		_ = p.tcp.Close() // nobody is there for an answer
+	}
+}
+
+// receive copies from the pod to the client.
+func receive(c client, pod *net.TCPConn) {
+	if transfer(c, pod) != nil {
+		_ = c.Reset() // what the pod or the client has done
+		return
+	}
+	_ = c.Close()
+}
+
+// readyPod finds a pod whose ports can be forwarded.
 func (s *Server) readyPod(id string) (*sandbox.Sandbox, error) {
 	pod, err := s.options.Pods.Find(id)
 	if err != nil {
@@ -54,93 +144,6 @@ func (s *Server) readyPod(id string) (*sandbox.Sandbox, error) {
 		return nil, fmt.Errorf("port-forward to sandbox %s: it is stopped: %w", pod.ID, errdefs.ErrFailedPrecondition)
 	}
 	return pod, nil
-}
-
-// forwarder makes the connections of one session.
-type forwarder struct {
-	session *session
-
-	mu     sync.Mutex
-	count  int
-	closed bool
-	idle   chan struct{} // closed when closed and count is 0
-}
-
-func (f *forwarder) begin() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.closed {
-		return errors.New("the client is gone")
-	}
-	if f.count >= maxForwards {
-		return fmt.Errorf("%d connections are open already: %w", f.count, errdefs.ErrResourceExhausted)
-	}
-	f.count++
-	return nil
-}
-
-func (f *forwarder) done() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.count--
-	if f.closed && f.count == 0 {
-		close(f.idle)
-	}
-}
-
-// close lets what the client has sent arrive, and ends what goes on then.
-func (f *forwarder) close() {
-	f.mu.Lock()
-	f.closed = true
-	if f.count == 0 {
-		close(f.idle)
-	}
-	f.mu.Unlock()
-	select {
-	case <-f.idle:
-	case <-f.session.request.Context().Done():
-	}
-}
-
-// PortForward implements portforward.PortForwarder: it connects one stream of
-// the client to a port of the pod, until both directions have ended.
-func (f *forwarder) PortForward(_ context.Context, id, _ string, port int32, stream io.ReadWriteCloser) error {
-	if err := f.begin(); err != nil {
-		return err
-	}
-	defer f.done()
-	ctx := f.session.request.Context() // the library's one never ends
-	conn, err := f.session.server.dialPod(ctx, id, port)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer stop()
-	return f.join(stream, conn.(*net.TCPConn))
-}
-
-// join copies both ways, each to its own end.
-func (f *forwarder) join(client io.ReadWriteCloser, pod *net.TCPConn) error {
-	sent := make(chan struct{})
-	f.session.work.Go(func() {
-		defer close(sent)
-		if transfer(pod, client) == nil {
-			_ = pod.CloseWrite() // fails if the pod has closed it
-			return
-		}
-		// The pod takes no more; its answer may still be under way.
-		_, _ = io.Copy(io.Discard, client)
-	})
-	err := transfer(client, pod)
-	_ = client.Close()
-	if f.session.webSocket {
-		return nil // its client cannot half-close, and the library closes when we return
-	}
-	if err == nil {
-		<-sent
-	}
-	return nil
 }
 
 // dialPod connects to a port of localhost as the pod sees it.

@@ -16,14 +16,6 @@ import (
 // copyBuffer is what a pipe holds, and the most that the shim sends at once.
 const copyBuffer = 64 << 10
 
-// clientStreams are the client's side of a process. Those that were not asked
-// for are nil; size is nil without a terminal.
-type clientStreams struct {
-	stdin          io.Reader
-	stdout, stderr io.WriteCloser
-	size           <-chan remotecommand.TerminalSize
-}
-
 // link is a process and the connections to its streams.
 type link struct {
 	process *container.Process

@@ -2,37 +2,90 @@ package stream
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"sync"
+	"time"
 
-	"k8s.io/streaming/pkg/httpstream/wsstream"
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
 )
 
 // session is what is done for one client, while its connection lasts.
 type session struct {
 	server *Server
-	// request is the client's; its context ends with the client's connection
-	// and with the daemon.
+	// request is the client's; its context ends with the client's connection,
+	// with the idle time-out, and with the daemon.
 	request *http.Request
-	// webSocket or SPDY.
-	webSocket bool
+	// lost ends that context.
+	lost context.CancelFunc
 	// patient: what a client has sent before it went away still counts.
 	patient bool
-	// work are the goroutines that outlive the library's call.
+	// work are the goroutines of the session.
 	work sync.WaitGroup
 }
 
 // handler serves one session over an HTTP connection that it upgrades.
-type handler func(s *session, w http.ResponseWriter)
+type handler func(s *session, u *upgrade)
+
+// deliveryTime is how long what a vanished client had sent may take, where it
+// counts.
+const deliveryTime = 2 * time.Second
 
 // session returns when nothing of it is left.
 func (s *Server) session(w http.ResponseWriter, r *http.Request, handle handler) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	one := &session{server: s, request: r.WithContext(ctx), webSocket: wsstream.IsWebSocketRequest(r)}
-	u := &upgrade{ResponseWriter: w, ctx: ctx, lost: cancel, session: one}
+	quiet := klog.NewContext(ctx, logr.FromSlogHandler(lowered{s.options.Logger.Handler()}))
+	one := &session{server: s, request: r.WithContext(quiet), lost: cancel}
+	u := &upgrade{ResponseWriter: w, session: one}
 	handle(one, u)
 	u.end()
 	cancel()
 	one.work.Wait()
 }
+
+// gone says that the client sends nothing any more, as one does that has left.
+// The session ends at once, or when what has arrived had its time.
+func (s *session) gone() {
+	if s.patient {
+		time.AfterFunc(deliveryTime, s.lost)
+		return
+	}
+	s.lost()
+}
+
+// report logs how a session failed, unless its client's leaving is all there
+// is to it.
+func (s *session) report(what string, err error) {
+	if err != nil && s.request.Context().Err() == nil {
+		s.server.options.Logger.Warn(what, "err", err)
+	}
+}
+
+// lowered is a handler for what the libraries say of a session: a client that
+// goes away is an error to them and none to the node. What is one, the session
+// says itself.
+type lowered struct{ slog.Handler }
+
+// Enabled implements slog.Handler.
+func (l lowered) Enabled(ctx context.Context, _ slog.Level) bool {
+	return l.Handler.Enabled(ctx, slog.LevelDebug)
+}
+
+// Handle implements slog.Handler.
+func (l lowered) Handle(ctx context.Context, r slog.Record) error {
+	if !l.Handler.Enabled(ctx, slog.LevelDebug) {
+		return nil // logr asks Enabled, except for errors
+	}
+	r.Level = slog.LevelDebug
+	return l.Handler.Handle(ctx, r)
+}
+
+// WithAttrs implements slog.Handler.
+func (l lowered) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return lowered{l.Handler.WithAttrs(attrs)}
+}
+
+// WithGroup implements slog.Handler.
+func (l lowered) WithGroup(name string) slog.Handler { return lowered{l.Handler.WithGroup(name)} }

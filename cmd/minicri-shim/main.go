@@ -24,6 +24,9 @@ import (
 	_ "github.com/opencontainers/runc/libcontainer/nsenter" // joins namespaces in C, before the Go runtime starts
 )
 
+// name is what ps and top show (proc_pid_comm(5)).
+const name = "minicri-shim"
+
 const usage = `usage: minicri-shim COMMAND [flags]
   init     libcontainer's init, never called by hand
   pause    prepare a pod's pause process, start it at the word on stdin
@@ -42,6 +45,8 @@ func main() {
 	if len(os.Args) < 2 {
 		fail(usage)
 	}
+	// Executed from memory, its name would be the number of a descriptor.
+	_ = os.WriteFile("/proc/self/comm", []byte(name), 0)
 	switch command, args := os.Args[1], os.Args[2:]; command {
 	case "pause":
 		os.Exit(pause(args))

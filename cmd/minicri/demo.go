@@ -24,10 +24,14 @@ func demo(ctx context.Context, arguments []string, output io.Writer) error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("the demo needs to be root: it makes namespaces")
 	}
-	if len(arguments) == 1 && arguments[0] == inside {
+	switch {
+	case len(arguments) == 1 && arguments[0] == inside:
 		return demoInside(ctx, output)
-	}
-	if len(arguments) > 0 {
+	case len(arguments) == 2 && arguments[0] == demoServe:
+		return serveDemo(ctx, arguments[1])
+	case len(arguments) == 2 && arguments[0] == demoAsk:
+		return askDemo(ctx, arguments[1], output)
+	case len(arguments) > 0:
 		return fmt.Errorf("minicri demo takes no arguments, it got %q", arguments)
 	}
 	self, err := os.Executable()

@@ -46,7 +46,7 @@ func newDemoNode() (*demoNode, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "minicri-demo-")
+	dir, err := os.MkdirTemp("", "mcd") // short: there are sockets in it, unix(7)
 	if err != nil {
 		return nil, err
 	}

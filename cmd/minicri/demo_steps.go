@@ -24,6 +24,8 @@ type demonstration struct {
 	before leak.Snapshot
 	first  *runtimeapi.PodSandboxStatus
 	second *runtimeapi.PodSandboxStatus
+	// server is the container that answers in the first pod.
+	server string
 }
 
 func newDemo(output io.Writer) (*demonstration, error) {
@@ -56,12 +58,19 @@ func (d *demonstration) run(ctx context.Context) error {
 		{"run pod web", d.runFirst},
 		{"ask for the pod's status", d.podStatus},
 		{"ping the pod", d.ping},
+		{"build and import an image", d.importImage},
+		{"run container server in web", d.runServer},
+		{"run container asker beside it", d.askOverLocalhost},
+		{"have the server crash", d.crashServer},
+		{"create it again", d.runServer},
+		{"ask it by exec", d.askByExec},
 		{"run pod client", d.runSecond},
 		{"ping web from inside client", d.pingBetween},
 		{"kill the daemon with SIGKILL", d.kill},
 		{"start it again", d.startDaemon},
 		{"find the pods as they were", d.compare},
 		{"ping web from inside client again", d.pingBetween},
+		{"ask the server by exec again", d.askByExec},
 		{"stop both pods", d.stopAll},
 		{"remove both pods", d.removeAll},
 		{"stop the daemon with SIGTERM", d.terminate},

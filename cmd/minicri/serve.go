@@ -14,10 +14,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/containerd/log"
 	"github.com/coreos/go-systemd/v22/daemon"
 	"google.golang.org/grpc"
-	"k8s.io/klog/v2"
 
 	"github.com/minicri/minicri/config"
 	"github.com/minicri/minicri/network"
@@ -94,6 +92,7 @@ func run(ctx context.Context, c *config.Config, logger *slog.Logger) (err error)
 	go func() { served <- grpcServer.Serve(listener) }()
 	notify(logger, daemon.SdNotifyReady)
 	logger.Info("serving", "socket", c.Socket, "version", version, "pods", len(node.runtime.Sandboxes.List()))
+	debug.FreeOSMemory() // what only the start needed
 
 	select {
 	case err := <-served:
@@ -137,22 +136,6 @@ func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Durat
 		grpcServer.Stop()
 		<-finished
 	}
-}
-
-func newLogger(c *config.Config) (*slog.Logger, error) {
-	level, err := c.Level()
-	if err != nil {
-		return nil, err
-	}
-	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	// Libraries log to the default: one stream, one form.
-	slog.SetDefault(logger)
-	klog.SetSlogLogger(logger)
-	log.UseSlog()
-	if err := log.SetLevel("error"); err != nil {
-		return nil, err
-	}
-	return logger, nil
 }
 
 // listen makes the socket, for root alone from its first moment on. A socket

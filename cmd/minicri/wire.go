@@ -11,8 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/moby/profiles/apparmor"
-
+	"github.com/minicri/minicri/apparmor"
 	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/config"
 	"github.com/minicri/minicri/container"
@@ -23,33 +22,39 @@ import (
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/server"
+	"github.com/minicri/minicri/shim/client"
 	"github.com/minicri/minicri/stats"
 	"github.com/minicri/minicri/stream"
 )
 
 // wire puts the packages together.
 func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*node, error) {
-	images, err := image.Open(ctx, imageConfig(c, logger))
+	k, err := findKernel(ctx, c, logger)
 	if err != nil {
 		return nil, err
 	}
-	measured := metrics.New()
-	runtime, err := wireRuntime(ctx, c, images, measured, logger)
+	images, err := image.Open(ctx, imageConfig(c, logger))
 	if err != nil {
-		return nil, errors.Join(err, images.Close())
+		return nil, errors.Join(err, k.shim.Close())
+	}
+	measured := metrics.New()
+	runtime, err := wireRuntime(ctx, c, k, images, measured, logger)
+	if err != nil {
+		return nil, errors.Join(err, images.Close(), k.shim.Close())
 	}
 	streams, err := stream.Listen(ctx, streamOptions(c, runtime, logger))
 	if err != nil {
 		runtime.Sandboxes.Close()
 		runtime.Containers.Close()
-		return nil, errors.Join(err, images.Close())
+		return nil, errors.Join(err, images.Close(), k.shim.Close())
 	}
 	runtime.Streams = streams
-	return &node{runtime: runtime, images: images, streams: streams, metrics: measured}, nil
+	return &node{shim: k.shim, runtime: runtime, images: images, streams: streams, metrics: measured}, nil
 }
 
 // node is all that the daemon serves.
 type node struct {
+	shim    *client.Program
 	runtime *server.Runtime
 	images  *image.Store
 	streams *stream.Server
@@ -62,7 +67,7 @@ func (n *node) close() error {
 	n.runtime.Sandboxes.Close()
 	n.runtime.Containers.Close()
 	n.runtime.Stats.Close()
-	return errors.Join(err, n.images.Close())
+	return errors.Join(err, n.images.Close(), n.shim.Close())
 }
 
 func streamOptions(c *config.Config, runtime *server.Runtime, logger *slog.Logger) stream.Options {
@@ -90,14 +95,10 @@ type kernel struct {
 	hierarchies   cgroup.Hierarchies
 	netns, userns *network.Namespaces
 	systemd       bool
-	shim          string
+	shim          *client.Program
 }
 
-func wireRuntime(ctx context.Context, c *config.Config, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) (*server.Runtime, error) {
-	k, err := findKernel(c, logger)
-	if err != nil {
-		return nil, err
-	}
+func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) (_ *server.Runtime, err error) {
 	runtime := &server.Runtime{
 		Events: event.New(),
 		Info:   server.Info{Version: version, SystemdCgroup: k.systemd, Handlers: c.Handlers, Machine: k.machine, Config: c},
@@ -120,27 +121,31 @@ func wireRuntime(ctx context.Context, c *config.Config, images *image.Store, mea
 	return runtime, nil
 }
 
-func findKernel(c *config.Config, logger *slog.Logger) (k kernel, err error) {
-	if k.machine, err = readMachine(logger); err != nil {
+func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k kernel, err error) {
+	if k.machine, err = readMachine(ctx, logger); err != nil {
 		return k, err
 	}
 	if k.hierarchies, err = cgroup.FindHierarchies(); err != nil {
-		return k, err
-	}
-	if k.shim, err = findShim(c.Shim); err != nil {
 		return k, err
 	}
 	if k.netns, err = network.OpenNamespaces(c.NetnsDir, markOf(c.Root)); err != nil {
 		return k, err
 	}
 	k.systemd = systemdCgroup(c)
-	k.userns, err = network.OpenNamespaces(filepath.Join(c.State, "userns"), markOf(c.Root))
+	if k.userns, err = network.OpenNamespaces(filepath.Join(c.State, "userns"), markOf(c.Root)); err != nil {
+		return k, err
+	}
+	path, err := findShim(c.Shim)
+	if err != nil {
+		return k, err
+	}
+	k.shim, err = client.OpenProgram(path)
 	return k, err
 }
 
 func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measured *metrics.Metrics, logger *slog.Logger) sandbox.Options {
 	return sandbox.Options{
-		Root: c.Root, State: c.State, Mark: markOf(c.Root), Shim: k.shim, Handlers: c.Handlers,
+		Root: c.Root, State: c.State, Mark: markOf(c.Root), Shim: k.shim.Path(), Handlers: c.Handlers,
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd),
 		Machine: k.machine, Hierarchies: k.hierarchies, Networks: runtime.Networks, Netns: k.netns, Userns: k.userns,
 		Limits: sandbox.Limits{
@@ -156,7 +161,7 @@ func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measure
 
 func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) container.Options {
 	return container.Options{
-		Root: c.Root, State: c.State, Mark: containerMark(c.Root), Shim: k.shim,
+		Root: c.Root, State: c.State, Mark: containerMark(c.Root), Shim: k.shim.Path(),
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd), PidsLimit: c.PidsLimit,
 		Machine: k.machine, Hierarchies: k.hierarchies, Sandboxes: runtime.Sandboxes, Images: images,
 		Limits:  container.Limits{Create: time.Duration(c.Limits.Create), Kill: time.Duration(c.Limits.Kill)},
@@ -189,7 +194,7 @@ func openNetworks(ctx context.Context, c *config.Config, netns *network.Namespac
 }
 
 // readMachine says once what this machine cannot give.
-func readMachine(logger *slog.Logger) (oci.Machine, error) {
+func readMachine(ctx context.Context, logger *slog.Logger) (oci.Machine, error) {
 	machine, err := oci.ReadMachine()
 	if err != nil {
 		return machine, err
@@ -198,11 +203,13 @@ func readMachine(logger *slog.Logger) (oci.Machine, error) {
 		logger.Warn("no CAP_SYS_RESOURCE: processes get no lower oom_score_adj than the daemon has", "oom_score_adj", machine.OOMScoreAdj)
 	}
 	if !machine.AppArmor {
-		logger.Info("no AppArmor: profiles of the kind RuntimeDefault confine nothing here")
+		logger.Info("no AppArmor, or no apparmor_parser: profiles of the kind RuntimeDefault confine nothing here")
 		return machine, nil
 	}
-	if err := apparmor.InstallDefault(oci.DefaultAppArmorProfile); err != nil {
-		return machine, fmt.Errorf("load the AppArmor profile %s (is apparmor_parser installed?): %w", oci.DefaultAppArmorProfile, err)
+	if err := apparmor.LoadDefault(ctx); err != nil {
+		// As in a container that is a node: pods run, and are confined by less.
+		logger.Warn("AppArmor confines nothing here", "err", err)
+		machine.AppArmor = false
 	}
 	return machine, nil
 }

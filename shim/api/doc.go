@@ -49,4 +49,6 @@ type ExitRecord struct {
 	OOMKilled  bool  `json:"oom_killed"`
 	FinishedAt int64 `json:"finished_at"` // unix nanoseconds
 	PID        int   `json:"pid"`
+	// StartError says why the program was never executed; "" if it was.
+	StartError string `json:"start_error,omitempty"`
 }

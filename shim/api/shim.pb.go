@@ -668,6 +668,7 @@ type Exit struct {
 	CodeKnown     bool                   `protobuf:"varint,2,opt,name=code_known,json=codeKnown,proto3" json:"code_known,omitempty"`    // false if nobody alive could see it
 	OomKilled     bool                   `protobuf:"varint,3,opt,name=oom_killed,json=oomKilled,proto3" json:"oom_killed,omitempty"`    // init itself was killed for lack of memory
 	FinishedAt    int64                  `protobuf:"varint,4,opt,name=finished_at,json=finishedAt,proto3" json:"finished_at,omitempty"` // unix nanoseconds
+	StartError    string                 `protobuf:"bytes,5,opt,name=start_error,json=startError,proto3" json:"start_error,omitempty"`  // the program was never executed, and why
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -728,6 +729,13 @@ func (x *Exit) GetFinishedAt() int64 {
 		return x.FinishedAt
 	}
 	return 0
+}
+
+func (x *Exit) GetStartError() string {
+	if x != nil {
+		return x.StartError
+	}
+	return ""
 }
 
 type EventsRequest struct {
@@ -1588,7 +1596,7 @@ const file_shim_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\b \x01(\x03R\tcreatedAt\x12\x1d\n" +
 	"\n" +
-	"started_at\x18\t \x01(\x03R\tstartedAt\"y\n" +
+	"started_at\x18\t \x01(\x03R\tstartedAt\"\x9a\x01\n" +
 	"\x04Exit\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x1d\n" +
 	"\n" +
@@ -1596,7 +1604,9 @@ const file_shim_proto_rawDesc = "" +
 	"\n" +
 	"oom_killed\x18\x03 \x01(\bR\toomKilled\x12\x1f\n" +
 	"\vfinished_at\x18\x04 \x01(\x03R\n" +
-	"finishedAt\"%\n" +
+	"finishedAt\x12\x1f\n" +
+	"\vstart_error\x18\x05 \x01(\tR\n" +
+	"startError\"%\n" +
 	"\rEventsRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x04R\x05after\"\x93\x01\n" +
 	"\x05Event\x12\x10\n" +

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/shim/api"
 )
 
 // StartOptions says how to start a shim.
@@ -22,6 +24,9 @@ type StartOptions struct {
 	Cgroups       []string // cgroup directories that the shim moves into; none: the daemon's own
 }
 
+// longestSocket: sockaddr_un (unix(7)) holds 107 characters and a NUL.
+const longestSocket = 107
+
 // startPatience is how long a shim may take to serve.
 const startPatience = 10 * time.Second
 
@@ -31,6 +36,9 @@ const startPatience = 10 * time.Second
 func Start(ctx context.Context, options StartOptions) (*Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
+	if socket := filepath.Join(options.Dir, api.StreamSocket); len(socket) > longestSocket {
+		return nil, fmt.Errorf("start shim: %s is longer than the %d characters that a unix socket can have, choose a shorter directory: %w", socket, longestSocket, errdefs.ErrInvalidArgument)
+	}
 	if err := os.MkdirAll(options.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("start shim: %w", err)
 	}
@@ -53,6 +61,7 @@ func spawn(ctx context.Context, options StartOptions) error {
 	}
 	defer ready.Close()
 	cmd := exec.Command(options.Binary, arguments(options)...)
+	cmd.Args[0] = Name
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{inShim}
 	cmd.Dir = "/"

@@ -62,7 +62,7 @@ func (s *Supervisor) adopt(path string) error {
 		return err
 	}
 	c.killed = false
-	c.oom.kills = readOOMKills(c.record.Cgroups)
+	c.oom.kills, _ = readOOMKills(c.record.Cgroups)
 	c.watchOOM()
 	go c.awaitAdopted(pidfd)
 	return nil

@@ -29,23 +29,25 @@ type container struct {
 	exited    chan struct{} // closed when exit is set and on disk
 
 	startEvent sync.Once
+	oomWatched chan struct{} // closed when no notice of an OOM kill can come any more
 
 	op sync.Mutex // one change at a time; may be held for long
 
-	mu       sync.Mutex // guards what follows
-	record   record
-	paused   bool
-	killed   bool // we sent SIGKILL: not the kernel for lack of memory
-	oom      oomCount
-	exit     *api.ExitRecord
-	execs    map[string]*exec
-	leftover []string // cgroups of ended execs with background children
+	mu        sync.Mutex // guards what follows
+	record    record
+	paused    bool
+	killed    bool // we sent SIGKILL: not the kernel for lack of memory
+	oom       oomCount
+	neverRan  bool        // init has ended and never executed the program
+	initWords chan []byte // what init says behind the barrier; nil before
+	exit      *api.ExitRecord
+	execs     map[string]*exec
+	leftover  []string // cgroups of ended execs with background children
 }
 
 // create makes a container whose init waits at the exec barrier. On an error
 // nothing is left.
 func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
-	go warmCgroupLock() // ends by itself
 	spec, err := readSpec(request.Bundle)
 	if err != nil {
 		return nil, fmt.Errorf("create container %s: %w: %w", request.Id, errdefs.ErrInvalidArgument, err)
@@ -106,6 +108,9 @@ func (c *container) launch(request *api.CreateRequest, process *libcontainer.Pro
 	c.io = streams
 	master, err := c.sup.startProcess(c.lib, process, c.record.Terminal)
 	childEnds()
+	if err != nil {
+		err = initError(process, err)
+	}
 	if err == nil && master != nil {
 		streams.takeTerminal(master)
 	}
@@ -176,8 +181,12 @@ func (c *container) start() error {
 		return fmt.Errorf("start container %s: it is %v: %w", c.record.ID, status, errdefs.ErrFailedPrecondition)
 	}
 	c.setStarted(time.Now().UnixNano())
+	c.listenToInit()
 	if err := c.lib.Exec(); err != nil {
 		c.setStarted(0)
+		return fmt.Errorf("start container %s: %w", c.record.ID, err)
+	}
+	if err := c.awaitProgram(); err != nil {
 		return fmt.Errorf("start container %s: %w", c.record.ID, err)
 	}
 	if err := writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()); err != nil {
@@ -215,7 +224,10 @@ func (c *container) state() *api.Container {
 	switch {
 	case c.exit != nil:
 		state.Status = api.Status_STATUS_STOPPED
-		state.Exit = &api.Exit{Code: c.exit.Code, CodeKnown: c.exit.CodeKnown, OomKilled: c.exit.OOMKilled, FinishedAt: c.exit.FinishedAt}
+		state.Exit = &api.Exit{
+			Code: c.exit.Code, CodeKnown: c.exit.CodeKnown, OomKilled: c.exit.OOMKilled,
+			FinishedAt: c.exit.FinishedAt, StartError: c.exit.StartError,
+		}
 	case c.paused:
 		state.Status = api.Status_STATUS_PAUSED
 	case c.record.StartedAt != 0:
@@ -236,10 +248,17 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 	if stopped {
 		return fmt.Errorf("kill container %s: it has ended: %w", c.record.ID, errdefs.ErrNotFound)
 	}
+	var err error
 	if all {
-		return killCgroup(cgroups, "", sig)
+		err = killCgroup(cgroups, "", sig)
 	}
-	if err := c.init.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	// A privileged init may have moved to a cgroup outside.
+	if !all || sig == syscall.SIGKILL {
+		if killErr := c.init.Signal(sig); !errors.Is(killErr, os.ErrProcessDone) {
+			err = errors.Join(err, killErr)
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("kill container %s: %w", c.record.ID, err)
 	}
 	if sig == syscall.SIGKILL {

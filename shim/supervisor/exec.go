@@ -51,7 +51,6 @@ func (c *container) startExec(encoded []byte, stdin bool) (*exec, error) {
 	if status := c.state().Status; status != api.Status_STATUS_RUNNING {
 		return nil, fmt.Errorf("exec in container %s: it is %v: %w", c.record.ID, status, errdefs.ErrFailedPrecondition)
 	}
-	go warmCgroupLock() // ends by itself
 	process, err := newProcess(spec)
 	if err != nil {
 		return nil, fmt.Errorf("exec in container %s: %w", c.record.ID, err)

@@ -12,6 +12,7 @@ import (
 
 // awaitInit waits for a container's init, our child, and records its end.
 func (c *container) awaitInit(process *libcontainer.Process) {
+	c.noteProgram()
 	state, _ := process.Wait() // a bad exit is an error too; state says all
 	c.sup.reaper.disown(c.snapshot().PID)
 	c.finish(waitStatus(state))
@@ -38,6 +39,9 @@ func (c *container) finish(status syscall.WaitStatus, known bool) {
 	if c.io != nil {
 		c.io.drain()
 	}
+	if known && status.Exited() {
+		exit.StartError = c.startError()
+	}
 	path := filepath.Join(c.sup.dir, api.ExitDir, c.snapshot().ID+".json")
 	if err := writeJSON(path, exit); err != nil {
 		c.sup.log.Error("the exit of a container is not on disk", "container", c.snapshot().ID, "error", err)
@@ -46,7 +50,7 @@ func (c *container) finish(status syscall.WaitStatus, known bool) {
 	c.exit = exit
 	c.mu.Unlock()
 	close(c.exited)
-	if c.snapshot().StartedAt != 0 {
+	if c.snapshot().StartedAt != 0 && exit.StartError == "" {
 		c.announceStart()
 	}
 	c.sup.events.publish(api.EventKind_EVENT_EXITED, c.state())

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/minicri/minicri/cgroup"
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/system"
 )
@@ -47,7 +48,7 @@ func (p Pause) Run(ctx context.Context, stdin io.Reader, stdout io.Writer) int {
 }
 
 func (p Pause) run(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
-	go warmCgroupLock() // ends by itself, at the latest with the process
+	go cgroup.WarmLock() // ends by itself, at the latest with the process
 	container, process, err := p.create()
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ const trimEvery = 2 * time.Second
 // trimMemory gives memory back to the kernel after something has been done.
 func trimMemory(ctx context.Context) {
 	debug.SetGCPercent(50)
+	pages := findFilePages()
 	var stats runtime.MemStats
 	var seen uint64
 	for tick := time.Tick(trimEvery); ; {
@@ -23,9 +24,11 @@ func trimMemory(ctx context.Context) {
 		case <-tick:
 		}
 		if runtime.ReadMemStats(&stats); stats.TotalAlloc-seen > 128<<10 {
+			runtime.GC() // the next one, of FreeOSMemory, frees what pools held at this one
 			debug.FreeOSMemory()
 			runtime.ReadMemStats(&stats)
 			seen = stats.TotalAlloc
+			pages.release()
 		}
 	}
 }

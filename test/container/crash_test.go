@@ -83,6 +83,7 @@ func TestCrashes(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "points")
 			n := newNode(t, harness.Binaries(binaries), harness.Env("MINICRI_FAILPOINTS="+file))
+			importData(n)
 			p := runPod(t, n, "web")
 			witness := p.run("witness", quiet)
 			eventually(t, "the witness runs", func() bool { return procStatus(t, p.info(witness).PID, "Name") == "sleep" })
@@ -107,7 +108,7 @@ func TestCrashes(t *testing.T) {
 }
 
 func (c *trial) test(row crashRow, fault string) {
-	c.config = shell("case", quiet, func(config *runtimeapi.ContainerConfig) { config.LogPath = "" })
+	c.config = shell("case", quiet, imageMount("/data"), func(config *runtimeapi.ContainerConfig) { config.LogPath = "" })
 	row.prepare(c)
 	if fault == cancelled {
 		c.cancel(row.call)

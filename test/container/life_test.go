@@ -1,6 +1,8 @@
 package container
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -8,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 func TestLife(t *testing.T) {
@@ -19,7 +23,7 @@ func TestLife(t *testing.T) {
 	if s.State != created || s.CreatedAt == 0 || s.StartedAt != 0 || s.FinishedAt != 0 || s.Reason != "" {
 		t.Errorf("created: %v", s)
 	}
-	if s.Image.Image != imageName || !strings.HasPrefix(s.ImageId, "sha256:") || s.ImageRef == "" || s.Labels["a"] != "b" || s.Annotations["c"] != "d" {
+	if s.Image.Image != harness.BusyboxImage || !strings.HasPrefix(s.ImageId, "sha256:") || s.ImageRef == "" || s.Labels["a"] != "b" || s.Annotations["c"] != "d" {
 		t.Errorf("what it was made from: %v", s)
 	}
 	same(t, "log path", s.LogPath, p.config.LogDirectory+"/app.log")
@@ -62,27 +66,91 @@ func TestExits(t *testing.T) {
 	p.wantExit(oom, 137, "OOMKilled")
 }
 
+// A program that cannot be executed, for whatever reason, is told by Start, as
+// with other runtimes: the kubelet shows what Create says as a fault of the node.
 func TestStartError(t *testing.T) {
 	p := newPod(t)
-	for name, command := range map[string][]string{"absent": {"/no/such"}, "in no path": {"nosuch"}, "directory": {"/etc"}, "no program": {"/etc/passwd"}} {
-		config := shell(strings.ReplaceAll(name, " ", "-"), "")
-		config.Command = command
-		id, err := p.tryCreate(config)
-		if err == nil {
-			err = p.start(id)
+	wrong := filepath.Join(p.Dir, "wrong-architecture")
+	check(t, os.WriteFile(wrong, foreignProgram(), 0o755))
+	for name, c := range map[string]struct {
+		says   string
+		change option
+	}{
+		"absent":             {"/no/such", command("/no/such")},
+		"in-no-path":         {"nosuch", command("nosuch")},
+		"directory":          {"/etc", command("/etc")},
+		"not-executable":     {"/etc/passwd", command("/etc/passwd")},
+		"wrong-architecture": {"/wrong: exec format error", all(command("/wrong"), mounted(wrong, "/wrong"))},
+		"on-a-terminal":      {"/wrong: exec format error", all(command("/wrong"), mounted(wrong, "/wrong"), func(c *runtimeapi.ContainerConfig) { c.Tty = true })},
+		"no-directory":       {"/etc/passwd", func(c *runtimeapi.ContainerConfig) { c.WorkingDir = "/etc/passwd" }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p.t = t
+			id := p.create(shell(name, "true", c.change))
+			if s := p.status(id); s.State != created || s.Reason != "" || s.ExitCode != 0 {
+				t.Errorf("before its start: %v", s)
+			}
+			if err := p.start(id); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("the error does not say %q: %v", c.says, err)
+			}
+			p.wantExit(id, 128, "StartError")
+			if message := p.status(id).Message; !strings.Contains(message, c.says) {
+				t.Errorf("message %q", message)
+			}
+			check(t, p.remove(id))
+		})
+	}
+	p.t = t
+}
+
+// The failure is known when the container is made, and survives the daemon and
+// the shim until somebody starts the container, or stops it.
+func TestStartErrorOutlivesDaemonAndShim(t *testing.T) {
+	p := newPod(t)
+	witness := p.run("witness", forever)
+	started, stopped := p.create(shell("started", "", command("/no/such"))), p.create(shell("stopped", "", command("/no/such")))
+	p.Kill()
+	p.killShim()
+	p.Start()
+	for _, id := range []string{started, stopped} {
+		if s := p.status(id); s.State != created {
+			t.Errorf("after a restart: %v", s)
 		}
-		if err == nil || !strings.Contains(err.Error(), command[0]) {
-			t.Errorf("%s: the error does not name the program: %v", name, err)
-		}
-		if id == "" {
-			continue
-		}
+	}
+	wantCode(t, p.update(started, &runtimeapi.LinuxContainerResources{CpuShares: 100}), codes.FailedPrecondition)
+	if err := p.start(started); err == nil {
+		t.Error("the start succeeded")
+	}
+	check(t, p.stop(stopped, 10))
+	p.Kill()
+	p.Start()
+	for _, id := range []string{started, stopped} {
 		p.wantExit(id, 128, "StartError")
-		if message := p.status(id).Message; !strings.Contains(message, command[0]) {
-			t.Errorf("%s: message %q", name, message)
-		}
 		check(t, p.remove(id))
 	}
+	eventually(t, "the other container is there", func() bool { return p.status(witness).State == running })
+}
+
+func command(words ...string) option {
+	return func(c *runtimeapi.ContainerConfig) { c.Command = words }
+}
+
+func all(options ...option) option {
+	return func(c *runtimeapi.ContainerConfig) {
+		for _, each := range options {
+			each(c)
+		}
+	}
+}
+
+// foreignProgram is a static program of another architecture: nothing but the
+// header that says so (elf(5)).
+func foreignProgram() []byte {
+	const arm64, executable = 183, 2
+	header := make([]byte, 64)
+	copy(header, "\x7fELF\x02\x01\x01")
+	header[16], header[18], header[20] = executable, arm64, 1
+	return header
 }
 
 func TestListFilters(t *testing.T) {
@@ -188,7 +256,7 @@ func TestCodes(t *testing.T) {
 func TestImageRemovedWhileInUse(t *testing.T) {
 	p := newPod(t)
 	id, waits := p.run("app", forever), p.create(shell("waits", "ls /bin/busybox"))
-	_, err := p.Image.RemoveImage(limited(t), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: imageName}})
+	_, err := p.Image.RemoveImage(limited(t), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}})
 	check(t, err)
 	time.Sleep(100 * time.Millisecond) // for the collector of what is not used
 	same(t, "exec", p.exec(id, "cat /etc/passwd | head -n 1"), "root:x:0:0::/root:/bin/sh")

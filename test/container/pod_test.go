@@ -18,13 +18,14 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/cri-client/pkg/logs"
 
+	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/test/harness"
 )
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 // patience is the longest that a test waits for what has no limit of its own.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 const (
 	created = runtimeapi.ContainerState_CONTAINER_CREATED
@@ -44,7 +45,7 @@ type pod struct {
 func newNode(t testing.TB, opts ...harness.Option) *harness.Node {
 	t.Helper()
 	n := harness.NewNode(t, append(opts, harness.Parallel())...)
-	importImage(t, n)
+	n.ImportBusybox()
 	return n
 }
 
@@ -67,7 +68,7 @@ type option func(*runtimeapi.ContainerConfig)
 func shell(name, script string, opts ...option) *runtimeapi.ContainerConfig {
 	config := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: name},
-		Image:    &runtimeapi.ImageSpec{Image: imageName},
+		Image:    &runtimeapi.ImageSpec{Image: harness.BusyboxImage},
 		Command:  []string{"/bin/sh", "-c", script},
 		LogPath:  name + ".log",
 		Linux: &runtimeapi.LinuxContainerConfig{
@@ -172,6 +173,7 @@ func (p *pod) info(id string) (i info) {
 	answer, err := p.Runtime.ContainerStatus(limited(p.t), &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
 	check(p.t, err)
 	check(p.t, json.Unmarshal([]byte(answer.Info["info"]), &i))
+	i.CgroupsPath = cgroup.Path(i.CgroupsPath)
 	return i
 }
 
@@ -256,18 +258,24 @@ func shims(n *harness.Node) (pids []int) {
 // inCgroup are the commands of the processes in a container's cgroups.
 func (p *pod) inCgroup(path string) (commands []string) {
 	p.t.Helper()
+	for _, pid := range p.pidsInCgroup(path) {
+		command, _ := os.ReadFile("/proc/" + pid + "/comm")
+		commands = append(commands, strings.TrimSpace(string(command)))
+	}
+	return commands
+}
+
+func (p *pod) pidsInCgroup(path string) (pids []string) {
+	p.t.Helper()
 	files, err := filepath.Glob("/sys/fs/cgroup/*" + path + "/cgroup.procs")
 	check(p.t, err)
 	unified, err := filepath.Glob("/sys/fs/cgroup" + path + "/cgroup.procs")
 	check(p.t, err)
 	for _, file := range append(files, unified...) {
 		data, _ := os.ReadFile(file)
-		for _, pid := range strings.Fields(string(data)) {
-			command, _ := os.ReadFile("/proc/" + pid + "/comm")
-			commands = append(commands, strings.TrimSpace(string(command)))
-		}
+		pids = append(pids, strings.Fields(string(data))...)
 	}
-	return commands
+	return pids
 }
 
 // procStatus is a field of /proc/PID/status.

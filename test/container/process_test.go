@@ -1,13 +1,16 @@
 package container
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -33,6 +36,52 @@ func TestEnvironmentAndDirectory(t *testing.T) {
 	same(t, "environment", got, "request x=y z web\n/srv")
 	got = p.output("cwd", "pwd", func(c *runtimeapi.ContainerConfig) { c.WorkingDir = "/made/for/it" })
 	same(t, "working directory", got, "/made/for/it")
+}
+
+// The environment is passed on byte by byte; what JSON cannot carry, in which
+// libcontainer hands it to init, is refused and not changed.
+func TestBytesOfTheEnvironment(t *testing.T) {
+	p := newPod(t)
+	odd := " =\n\t\x01\x7f\"\\$(x)<>&ä\u2028😀 "
+	env := func(value string) option {
+		return func(c *runtimeapi.ContainerConfig) {
+			c.Envs = []*runtimeapi.KeyValue{{Key: "ODD", Value: []byte(value)}}
+		}
+	}
+	id := p.run("app", forever, env(odd))
+	same(t, "of the container", environmentOf(t, p.info(id).PID)["ODD"], odd)
+	answer, err := p.tryExec(id, 0, "/bin/sh", "-c", `printf %s "$ODD"`)
+	check(t, err)
+	same(t, "of an exec", string(answer.Stdout), odd)
+	for _, impossible := range []string{"a\x00b", "latin \xe4", "\xff"} {
+		_, err := p.tryCreate(shell("impossible", "true", env(impossible)))
+		wantCode(t, err, codes.InvalidArgument)
+	}
+}
+
+func environmentOf(t *testing.T, pid int) map[string]string {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	check(t, err)
+	values := make(map[string]string)
+	for pair := range strings.SplitSeq(string(data), "\x00") {
+		name, value, _ := strings.Cut(pair, "=")
+		values[name] = value
+	}
+	return values
+}
+
+// Containers, and commands in them, have the limits that the daemon was started
+// with: that is where an administrator sets them.
+func TestLimitsOfProcesses(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever)
+	ours, err := exec.Command("cat", "/proc/self/limits").Output() // as the daemon was started
+	check(t, err)
+	theirs, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", p.info(id).PID))
+	check(t, err)
+	same(t, "limits of the container", string(theirs), string(ours))
+	same(t, "limits of a command", p.exec(id, "cat /proc/self/limits"), strings.TrimSpace(string(ours)))
 }
 
 func TestUsers(t *testing.T) {

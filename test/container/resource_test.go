@@ -3,11 +3,15 @@ package container
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/opencontainers/cgroups"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/cgroup"
 )
 
 func memory(limit int64) option {
@@ -34,7 +38,8 @@ func (p *pod) limit(id, name string) string {
 			file = filepath.Join("/sys/fs/cgroup", path, file)
 		}
 		if data, err := os.ReadFile(file); err == nil {
-			return strings.TrimSpace(string(data))
+			value, _, _ := strings.Cut(strings.TrimSpace(string(data)), " ") // cpu.max has the period too
+			return value
 		}
 	}
 	p.t.Fatalf("no cgroup has the limit %s", name)
@@ -52,19 +57,23 @@ func TestP42_Resources(t *testing.T) {
 		c.Linux.Resources.CpuQuota, c.Linux.Resources.CpuPeriod, c.Linux.Resources.CpuShares = 50000, 100000, 512
 		c.Linux.Resources.CpusetCpus, c.Linux.Resources.OomScoreAdj = "0", 500
 	})
-	v1 := func(name, want string) {
+	kept := func(name, want string) {
 		t.Helper()
 		same(t, name, p.limit(id, name), want)
 	}
-	v1("memory", "67108864")
-	v1("quota", "50000")
-	v1("shares", "512")
-	v1("cpus", "0")
+	shares := "512"
+	if cgroup.Unified() {
+		shares = strconv.FormatUint(cgroups.ConvertCPUSharesToCgroupV2Value(512), 10)
+	}
+	kept("memory", "67108864")
+	kept("quota", "50000")
+	kept("shares", shares)
+	kept("cpus", "0")
 	same(t, "oom_score_adj", p.exec(id, "cat /proc/1/oom_score_adj"), "500")
 	check(t, p.update(id, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 96 << 20, CpuQuota: 80000}))
-	v1("memory", "100663296")
-	v1("quota", "80000")
-	v1("shares", "512")
+	kept("memory", "100663296")
+	kept("quota", "80000")
+	kept("shares", shares)
 	r := p.status(id).Resources.Linux
 	if r.MemoryLimitInBytes != 96<<20 || r.CpuQuota != 80000 || r.CpuShares != 512 || r.CpusetCpus != "0" {
 		t.Errorf("status: %v", r)
@@ -73,9 +82,9 @@ func TestP42_Resources(t *testing.T) {
 	if err := p.update(id, &runtimeapi.LinuxContainerResources{CpuShares: 333, MemoryLimitInBytes: 80 << 20, CpusetCpus: "900"}); err == nil {
 		t.Error("cpus 900 were accepted")
 	}
-	v1("memory", "100663296")
-	v1("shares", "512")
-	v1("cpus", "0")
+	kept("memory", "100663296")
+	kept("shares", shares)
+	kept("cpus", "0")
 	if now := p.status(id).Resources.Linux; now.CpuShares != 512 || now.MemoryLimitInBytes != 96<<20 {
 		t.Errorf("status after a refused update: %v", now)
 	}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -131,6 +132,7 @@ func verbose(t testing.TB, n *harness.Node, id string) podInfo {
 	check(t, err)
 	var info podInfo
 	check(t, json.Unmarshal([]byte(answer.Info["info"]), &info))
+	info.CgroupsPath = cgroup.Path(info.CgroupsPath)
 	return info
 }
 

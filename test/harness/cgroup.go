@@ -19,6 +19,10 @@ import (
 // its pods.
 func (n *Node) makeCgroups() {
 	n.t.Helper()
+	if driver() == "systemd" {
+		n.makeSlice(n.CgroupParent)
+		return
+	}
 	n.makeCgroup(n.CgroupParent)
 }
 
@@ -37,7 +41,12 @@ func (n *Node) makeCgroup(path string) {
 func (n *Node) MakeCgroup(name string) string {
 	n.t.Helper()
 	path := filepath.Join(n.CgroupParent, name)
-	n.makeCgroup(path)
+	if driver() == "systemd" {
+		path = n.slicePath(name)
+		n.makeSlice(path)
+	} else {
+		n.makeCgroup(path)
+	}
 	n.podCgroups = append(n.podCgroups, path)
 	return path
 }
@@ -46,6 +55,10 @@ func (n *Node) MakeCgroup(name string) string {
 func (n *Node) removePodCgroups() error {
 	var errs []error
 	for _, path := range n.podCgroups {
+		if driver() == "systemd" {
+			errs = append(errs, n.stopEmptySlice(path))
+			continue
+		}
 		for _, hierarchy := range n.hierarchies() {
 			errs = append(errs, ignoreMissing(os.Remove(filepath.Join(hierarchy, path))))
 		}
@@ -88,6 +101,9 @@ func fillCpuset(dir string) error {
 // removeCgroups takes the parent away with all that is in it, by force. It kills
 // in every hierarchy first: a process may be in the one and not in the other.
 func (n *Node) removeCgroups() error {
+	if driver() == "systemd" {
+		return n.removeSlice()
+	}
 	var errs []error
 	for _, hierarchy := range n.hierarchies() {
 		errs = append(errs, killAll(filepath.Join(hierarchy, n.CgroupParent)))

@@ -20,7 +20,7 @@ import (
 const (
 	// settleTime is what the kernel may take for zombies, veth pairs and
 	// namespaces: some inits reap every two seconds only.
-	settleTime = 10 * time.Second
+	settleTime = time.Minute
 
 	// resultDir is libcni's, and it has no other.
 	resultDir = "/var/lib/cni/results"
@@ -82,6 +82,7 @@ func closeNodes(t testing.TB, nodes []*Node) {
 	for _, n := range nodes {
 		n.report("removing the pods that the test left", n.removeAllPods())
 		n.report("removing the cgroups of pods", n.removePodCgroups())
+		n.report("looking for units of systemd", n.checkUnits())
 	}
 	for _, n := range nodes {
 		if n.Running() {

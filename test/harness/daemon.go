@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	readyTime = 20 * time.Second // from start to an answer of Version
+	readyTime = time.Minute      // from start to an answer of Version
 	stopTime  = 30 * time.Second // from SIGTERM to the exit
 )
 

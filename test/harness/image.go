@@ -1,8 +1,15 @@
 package harness
 
 import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 )
 
 // ImportImage brings the images of an archive to the node, by way of its
@@ -14,4 +21,84 @@ func (n *Node) ImportImage(archive string) {
 		n.t.Fatalf("node %s: importing %s: %v: %s", n.Network, archive, err, output)
 	}
 	n.idle = n.look(n.idleScope())
+}
+
+// BuildImage makes an image of layers, each by a function that adds its files,
+// and brings it to the node. The config is the "config" of image-spec.
+func (n *Node) BuildImage(name string, config Object, layers ...func(*Layer)) {
+	n.t.Helper()
+	archive := newLayer(n)
+	var names, digests []string
+	for i, add := range layers {
+		layer := newLayer(n)
+		add(layer)
+		content := layer.close()
+		names = append(names, fmt.Sprintf("layer%d.tar", i))
+		digests = append(digests, fmt.Sprintf("sha256:%x", sha256.Sum256(content)))
+		archive.File(names[i], 0o644, 0, string(content))
+	}
+	archive.File("config.json", 0o644, 0, n.encode(Object{
+		"architecture": runtime.GOARCH, "os": "linux", "config": config,
+		"rootfs": Object{"type": "layers", "diff_ids": digests},
+	}))
+	// As docker save writes it.
+	archive.File("manifest.json", 0o644, 0, n.encode([]Object{{"Config": "config.json", "RepoTags": []string{name}, "Layers": names}}))
+	file, err := os.CreateTemp(n.Dir, "image")
+	n.must("making an image", err)
+	defer os.Remove(file.Name())
+	_, err = file.Write(archive.close())
+	n.must("making an image", err)
+	n.must("making an image", file.Close())
+	n.ImportImage(file.Name())
+}
+
+func (n *Node) encode(value any) string {
+	n.t.Helper()
+	data, err := json.Marshal(value)
+	n.must("encoding", err)
+	return string(data)
+}
+
+// Layer is a layer of an image: a tar file in memory.
+type Layer struct {
+	node   *Node
+	buffer bytes.Buffer
+	tar    *tar.Writer
+}
+
+func newLayer(n *Node) *Layer {
+	l := &Layer{node: n}
+	l.tar = tar.NewWriter(&l.buffer)
+	return l
+}
+
+// Dir adds a directory that belongs to a user and the group of the same number.
+func (l *Layer) Dir(name string, mode int64, uid int) {
+	l.node.t.Helper()
+	l.add(&tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: mode, Uid: uid, Gid: uid}, "")
+}
+
+// File adds a file that belongs to a user and the group of the same number.
+func (l *Layer) File(name string, mode int64, uid int, content string) {
+	l.node.t.Helper()
+	l.add(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Uid: uid, Gid: uid, Size: int64(len(content))}, content)
+}
+
+// Link adds a symbolic link.
+func (l *Layer) Link(name, target string) {
+	l.node.t.Helper()
+	l.add(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}, "")
+}
+
+func (l *Layer) add(header *tar.Header, content string) {
+	l.node.t.Helper()
+	l.node.must("adding "+header.Name, l.tar.WriteHeader(header))
+	_, err := l.tar.Write([]byte(content))
+	l.node.must("adding "+header.Name, err)
+}
+
+func (l *Layer) close() []byte {
+	l.node.t.Helper()
+	l.node.must("ending a layer", l.tar.Close())
+	return l.buffer.Bytes()
 }

@@ -118,7 +118,7 @@ func prepare(t testing.TB, binaries string, opts []Option) *Node {
 		Network:      unique,
 		Bridge:       unique,
 		Addresses:    filepath.Join(dir, "addresses", unique),
-		CgroupParent: "/minicri-test-" + unique,
+		CgroupParent: cgroupParent(unique),
 
 		t:        t,
 		binaries: binaries,

@@ -10,7 +10,7 @@ import (
 )
 
 // callTime limits the calls that the harness makes itself.
-const callTime = time.Minute
+const callTime = 3 * time.Minute
 
 // PodOption changes a pod's configuration. Any function of this form is one.
 type PodOption func(*runtimeapi.PodSandboxConfig)

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/tools/remotecommand"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -109,4 +112,123 @@ func TestAttachTerminal(t *testing.T) {
 	if err != nil || !strings.Contains(out.String(), "33 77\r\n") || !strings.Contains(out.String(), "got typed\r\n") {
 		t.Errorf("%v, %q", err, out.String())
 	}
+}
+
+// A container whose stdin stays open after its first client.
+func TestAttachStdinAgain(t *testing.T) {
+	p := newPod(t, "while read x; do echo got $x; done; echo end", func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
+	for name, client := range clients {
+		ctx, leave := context.WithCancel(limited(t))
+		in, typed := io.Pipe()
+		var out safe
+		ended := make(chan error, 1)
+		go func() {
+			ended <- client(t, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true})).StreamWithContext(ctx,
+				remotecommand.StreamOptions{Stdin: in, Stdout: &out, Stderr: io.Discard})
+		}()
+		fmt.Fprintln(typed, name)
+		eventually(t, name+" is heard", func() bool { return strings.Contains(out.String(), "got "+name+"\n") })
+		leave()
+		<-ended
+		typed.Close()
+	}
+}
+
+// Several clients see the same; one that does not read holds up neither them
+// nor the container, and what nobody sees is in the log.
+func TestAttachMany(t *testing.T) {
+	p := newPod(t, "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.02; done", nil)
+	time.Sleep(time.Second) // nobody is attached
+	ctx, leave := context.WithCancel(context.Background())
+	ended := make(chan error)
+	stop := make(chan struct{})
+	outs := make([]safe, 6)
+	list := []client{spdyClient, v5Client, v4Client}
+	for i := range outs {
+		go func() {
+			ended <- list[i%3](t, p.attachURL(&runtimeapi.AttachRequest{Stdout: true, Stderr: true})).StreamWithContext(ctx,
+				remotecommand.StreamOptions{Stdout: &outs[i], Stderr: io.Discard})
+		}()
+	}
+	go func() {
+		ended <- spdyClient(t, p.attachURL(&runtimeapi.AttachRequest{Stdout: true, Stderr: true})).StreamWithContext(ctx,
+			remotecommand.StreamOptions{Stdout: &stalled{stop}, Stderr: io.Discard})
+	}()
+	for i := range outs {
+		eventually(t, "each sees lines", func() bool { return strings.Count(outs[i].String(), "\n") > 20 })
+		text := outs[i].String()
+		p.contiguous(fmt.Sprintf("client %d", i), text[:strings.LastIndex(text, "\n")])
+	}
+	leave()
+	close(stop)
+	for range len(outs) + 1 {
+		<-ended
+	}
+	p.contiguous("the log", p.logged())
+}
+
+// The container does not notice that the daemon is restarted: nothing is lost,
+// and one can attach anew.
+func TestAttachAfterRestart(t *testing.T) {
+	p := newPod(t, "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.02; done", func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
+	watch := func(restart func()) {
+		ctx, leave := context.WithCancel(context.Background())
+		defer leave()
+		var out safe
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_ = v5Client(t, p.attachURL(&runtimeapi.AttachRequest{Stdout: true, Stderr: true})).StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &out, Stderr: io.Discard})
+		}()
+		eventually(t, "lines come", func() bool { return strings.Count(out.String(), "\n") > 5 })
+		restart()
+		leave()
+		<-ended
+		text := out.String()
+		p.contiguous("a client", text[:strings.LastIndex(text, "\n")])
+	}
+	watch(p.Restart)
+	watch(func() { p.Kill(); p.Start() })
+	watch(func() {})
+	p.contiguous("the log", p.logged())
+	if first, _, _ := strings.Cut(p.logged(), "\n"); first != "line 1" {
+		t.Errorf("the log begins with %q", first)
+	}
+}
+
+// contiguous checks that lines are numbered without a gap.
+func (p *pod) contiguous(what, text string) {
+	p.t.Helper()
+	next := 0
+	for line := range strings.Lines(text) {
+		var number int
+		if _, err := fmt.Sscanf(line, "line %d", &number); err != nil {
+			p.t.Errorf("%s: %q", what, line)
+			return
+		}
+		if next != 0 && number != next {
+			p.t.Errorf("%s: line %d follows line %d", what, number, next-1)
+		}
+		next = number + 1
+	}
+}
+
+// logged is what the container's log has, without the time and the stream's
+// name.
+func (p *pod) logged() string {
+	p.t.Helper()
+	paths, err := filepath.Glob(filepath.Join(p.Logs, "*", "app.log"))
+	check(p.t, err)
+	if len(paths) != 1 {
+		p.t.Fatalf("logs: %q", paths)
+	}
+	data, err := os.ReadFile(paths[0])
+	check(p.t, err)
+	var text strings.Builder
+	for line := range strings.Lines(string(data)) {
+		if _, message, ok := strings.Cut(line, " F "); ok {
+			text.WriteString(message)
+		}
+	}
+	return text.String()
 }

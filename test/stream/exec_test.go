@@ -56,26 +56,34 @@ func TestExecOfOneStream(t *testing.T) {
 	}
 }
 
-const many = 64 << 20
-
-// Bytes go in, their sum comes out; bytes go out and are as they were.
+// Bytes go in and come out, and are as they were, also when there are many
+// more than any buffer holds; then comes the exit code.
 func TestExecBytes(t *testing.T) {
 	p := newPod(t, forever, nil)
-	data := make([]byte, many)
-	random := rand.NewChaCha8([32]byte{1})
-	_, _ = random.Read(data)
-	for name, client := range map[string]client{"SPDY": spdyClient, "WebSocket v5": v5Client} {
+	for _, of := range []struct {
+		name   string
+		client client
+		size   int64
+	}{{"SPDY", spdyClient, 500 << 20}, {"WebSocket v5", v5Client, 64 << 20}} {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+		defer cancel()
 		began := time.Now()
-		sum := sha256.New()
-		request := shell("cat")
+		sent, received := sha256.New(), sha256.New()
+		request := shell("cat; exit 7")
 		request.Stdin = true
-		err := client(t, p.execURL(request)).StreamWithContext(limited(t), remotecommand.StreamOptions{
-			Stdin: bytes.NewReader(data), Stdout: sum, Stderr: io.Discard,
+		// No WriterTo: the client takes its chunks as from a file.
+		data := struct{ io.Reader }{io.LimitReader(rand.NewChaCha8([32]byte{1}), of.size)}
+		err := of.client(t, p.execURL(request)).StreamWithContext(ctx, remotecommand.StreamOptions{
+			Stdin: io.TeeReader(data, sent), Stdout: received, Stderr: io.Discard,
 		})
-		if err != nil || !bytes.Equal(sum.Sum(nil), hash(data)) {
-			t.Errorf("%s: %v, or other bytes", name, err)
+		var exit utilexec.CodeExitError
+		if !errors.As(err, &exit) || exit.Code != 7 {
+			t.Errorf("%s: %v, want exit code 7", of.name, err)
 		}
-		t.Logf("%s: %d MiB in and out, half-closed stdin, in %v", name, many>>20, time.Since(began))
+		if !bytes.Equal(sent.Sum(nil), received.Sum(nil)) {
+			t.Errorf("%s: other bytes", of.name)
+		}
+		t.Logf("%s: %d MiB in and out, half-closed stdin, in %v", of.name, of.size>>20, time.Since(began))
 	}
 }
 
@@ -182,35 +190,6 @@ func TestSelfSigned(t *testing.T) {
 			t.Errorf("%s: %v, %q", name, err, &out)
 		}
 	}
-}
-
-// A client that goes away takes its process along, whatever that is doing.
-func TestAbortedClients(t *testing.T) {
-	p := newPod(t, forever, nil)
-	scripts := []string{"sleep 1000", "yes", "cat", "sleep 1000 & sleep 1000", "cat >/dev/null"}
-	list := []client{spdyClient, v5Client, v4Client}
-	cycle := func(i int) {
-		request := shell(scripts[i%len(scripts)])
-		request.Stdin = true
-		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rand.IntN(40))*time.Millisecond)
-		defer cancel()
-		in, typed := io.Pipe()
-		defer typed.Close()
-		stdin := io.MultiReader(bytes.NewReader(make([]byte, unread)), in)
-		_ = list[i%len(list)](t, p.execURL(request)).StreamWithContext(ctx, remotecommand.StreamOptions{
-			Stdin: stdin, Stdout: io.Discard, Stderr: io.Discard,
-		})
-	}
-	for i := range 15 {
-		cycle(i) // what the first ones make stays, such as caches
-	}
-	p.settle()
-	before := p.goroutines()
-	for i := range 200 {
-		cycle(i)
-	}
-	p.settle()
-	eventually(t, "goroutines of the daemon are as many as before", func() bool { return p.goroutines() <= before })
 }
 
 // unread is more than a process's pipe holds, and less than the sockets on the

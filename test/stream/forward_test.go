@@ -9,12 +9,15 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -26,17 +29,41 @@ func dialer(p *pod) func(context.Context, string, string) (net.Conn, error) {
 	return func(_ context.Context, _, address string) (net.Conn, error) { return p.dial(address) }
 }
 
-// forward forwards a port of the pod as kubectl does, and returns where.
-func (p *pod) forward(port int) (address string, errs *safe, stop func()) {
-	p.t.Helper()
-	answer, err := p.Runtime.PortForward(limited(p.t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: []int32{int32(port)}})
-	check(p.t, err)
+// forwardClient is how client-go opens a port-forward.
+type forwardClient func(t testing.TB, u *url.URL) httpstream.Dialer
+
+func spdyForward(t testing.TB, u *url.URL) httpstream.Dialer {
+	t.Helper()
 	transport, upgrader, err := spdy.RoundTripperFor(clientConfig())
+	check(t, err)
+	return spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, u)
+}
+
+func tunnelForward(t testing.TB, u *url.URL) httpstream.Dialer {
+	t.Helper()
+	d, err := portforward.NewSPDYOverWebsocketDialer(u, clientConfig())
+	check(t, err)
+	return d
+}
+
+var forwardClients = map[string]forwardClient{"SPDY": spdyForward, "WebSocket": tunnelForward}
+
+func (p *pod) forwardURL(ports ...int32) *url.URL {
+	p.t.Helper()
+	answer, err := p.Runtime.PortForward(limited(p.t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: ports})
 	check(p.t, err)
-	d := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, p.reach(answer.Url))
+	return p.reach(answer.Url)
+}
+
+// forward forwards ports of the pod as kubectl does, and returns where.
+func (p *pod) forward(client forwardClient, ports ...int) (addresses []string, stop func()) {
+	p.t.Helper()
+	var pairs []string
+	for _, port := range ports {
+		pairs = append(pairs, fmt.Sprintf("0:%d", port))
+	}
 	stopped, ready, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	errs = &safe{}
-	f, err := portforward.NewOnAddresses(d, []string{"127.0.0.1"}, []string{fmt.Sprintf("0:%d", port)}, stopped, ready, io.Discard, errs)
+	f, err := portforward.NewOnAddresses(client(p.t, p.forwardURL()), []string{"127.0.0.1"}, pairs, stopped, ready, io.Discard, io.Discard)
 	check(p.t, err)
 	go func() {
 		defer close(ended)
@@ -47,50 +74,117 @@ func (p *pod) forward(port int) (address string, errs *safe, stop func()) {
 	case <-time.After(patience):
 		p.t.Fatal("port-forward is not ready")
 	}
-	ports, err := f.GetPorts()
+	forwarded, err := f.GetPorts()
 	check(p.t, err)
-	return fmt.Sprintf("127.0.0.1:%d", ports[0].Local), errs, func() { close(stopped); <-ended }
+	for _, port := range forwarded {
+		addresses = append(addresses, fmt.Sprintf("127.0.0.1:%d", port.Local))
+	}
+	return addresses, func() { close(stopped); <-ended }
+}
+
+// listen opens a listener inside the pod, and serves its connections.
+func (p *pod) listen(network, address string, serve func(*net.TCPConn)) {
+	p.t.Helper()
+	paths, err := filepath.Glob(filepath.Join(p.Netns, "*"+p.id))
+	check(p.t, err)
+	if len(paths) != 1 {
+		p.t.Fatalf("network namespaces of the pod: %q", paths)
+	}
+	var listener net.Listener
+	p.RunInNetns(func() error {
+		netns, err := os.Open(paths[0])
+		if err != nil {
+			return err
+		}
+		defer netns.Close()
+		if err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		listener, err = net.Listen(network, address)
+		return err
+	})
+	p.t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				serve(conn.(*net.TCPConn))
+			}()
+		}
+	}()
+}
+
+func echo(conn *net.TCPConn) {
+	_, _ = io.Copy(conn, conn)
+	_ = conn.CloseWrite()
 }
 
 // exchange sends, half-closes and reads to the end.
 func exchange(t testing.TB, address string, data []byte) []byte {
-	t.Helper()
 	conn, err := net.Dial("tcp", address)
-	check(t, err)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
 	defer conn.Close()
-	check(t, conn.SetDeadline(time.Now().Add(patience)))
+	_ = conn.SetDeadline(time.Now().Add(patience))
 	go func() {
 		_, _ = conn.Write(data)
 		_ = conn.(*net.TCPConn).CloseWrite()
 	}()
 	sum := sha256.New()
-	_, err = io.Copy(sum, conn)
-	check(t, err)
+	if _, err := io.Copy(sum, conn); err != nil {
+		t.Error(err)
+	}
 	return sum.Sum(nil)
 }
 
+// Several ports, one on IPv6 alone, many connections, one session.
 func TestPortForward(t *testing.T) {
-	p := newPod(t, "nc -ll -p 7 -e cat & "+forever, nil)
-	data := make([]byte, many)
+	p := newPod(t, forever, nil)
+	p.listen("tcp4", "127.0.0.1:7", echo)
+	p.listen("tcp6", "[::1]:8", echo)
+	data := make([]byte, 16<<20)
 	_, _ = rand.NewChaCha8([32]byte{2}).Read(data)
-	for name, port := range map[string]int{"IPv4": 7} {
-		p.awaitPort(port)
-		address, _, stop := p.forward(port)
+	for name, client := range forwardClients {
+		addresses, stop := p.forward(client, 7, 8)
 		began := time.Now()
-		if got := exchange(t, address, data); !bytes.Equal(got, hash(data)) {
-			t.Errorf("%s: other bytes", name)
+		for i, address := range addresses {
+			if got := exchange(t, address, data); !bytes.Equal(got, hash(data)) {
+				t.Errorf("%s, port %d: other bytes", name, i)
+			}
 		}
-		t.Logf("%s: %d MiB there and back in %v", name, many>>20, time.Since(began))
-		many := make(chan bool)
-		for i := range 10 {
-			go func() { many <- bytes.Equal(exchange(t, address, data[:i*1000]), hash(data[:i*1000])) }()
+		t.Logf("%s: twice %d MiB there and back in %v", name, len(data)>>20, time.Since(began))
+		const many = 20
+		same := make(chan bool)
+		for i := range many {
+			go func() {
+				part := data[:i*i*1000]
+				same <- bytes.Equal(exchange(t, addresses[i%2], part), hash(part))
+			}()
 		}
-		for range 10 {
-			if !<-many {
+		for range many {
+			if !<-same {
 				t.Errorf("%s: several at once: other bytes", name)
 			}
 		}
 		stop()
+	}
+}
+
+func TestPortForwardOfTheHostNetwork(t *testing.T) {
+	n := harness.NewNode(t, harness.Config("[streaming]\naddress = '127.0.0.1:10010'\n"), harness.Parallel())
+	n.ImportBusybox()
+	p := runPod(t, n, "nc -ll -p 7 -e cat & "+forever, nil, harness.HostNetwork())
+	p.awaitPort(7)
+	addresses, stop := p.forward(spdyForward, 7)
+	defer stop()
+	if got := exchange(t, addresses[0], []byte("hello")); !bytes.Equal(got, hash([]byte("hello"))) {
+		t.Error("other bytes")
 	}
 }
 
@@ -104,31 +198,40 @@ func (p *pod) awaitPort(port int) {
 	})
 }
 
-func TestPortForwardRefused(t *testing.T) {
-	p := newPod(t, "nc -ll -p 7 -e cat & "+forever, nil)
-	p.awaitPort(7)
-	address, _, stop := p.forward(81)
-	conn, err := net.Dial("tcp", address)
-	check(t, err)
-	_, _ = io.Copy(io.Discard, conn)
-	eventually(t, "the error says why", func() bool { return strings.Contains(p.Log(), "connection refused") })
-	stop()
-	_, err = p.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
-	check(t, err)
-	_, err = p.Runtime.PortForward(limited(t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: []int32{7}})
-	if status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("a stopped pod: %v", err)
+// Sessions that end in the middle of their connections leave nothing.
+func TestAbortedForwards(t *testing.T) {
+	p := newPod(t, forever, nil)
+	p.listen("tcp", "127.0.0.1:7", echo)
+	list := []forwardClient{spdyForward, tunnelForward}
+	cycle := func(i int) {
+		addresses, stop := p.forward(list[i%len(list)], 7)
+		for range 3 {
+			conn, err := net.Dial("tcp", addresses[0])
+			check(t, err)
+			defer conn.Close()
+			go func() { _, _ = conn.Write(make([]byte, unread/8)) }()
+		}
+		time.Sleep(time.Duration(rand.IntN(10)) * time.Millisecond)
+		stop()
 	}
+	for i := range 6 {
+		cycle(i)
+	}
+	time.Sleep(3 * time.Second) // what was sent has its time
+	before := p.goroutines()
+	for i := range 50 {
+		cycle(i)
+	}
+	eventually(t, "goroutines of the daemon are as many as before", func() bool { return p.goroutines() <= before })
+	p.noErrors()
 }
 
-func TestPortForwardOfTheHostNetwork(t *testing.T) {
-	n := harness.NewNode(t, harness.Config("[streaming]\naddress = '127.0.0.1:10010'\n"), harness.Parallel())
-	importImage(t, n)
-	p := runPod(t, n, "nc -ll -p 7 -e cat & "+forever, nil, harness.HostNetwork())
-	p.awaitPort(7)
-	address, _, stop := p.forward(7)
-	defer stop()
-	if got := exchange(t, address, []byte("hello")); !bytes.Equal(got, hash([]byte("hello"))) {
-		t.Error("other bytes")
+// noErrors: clients that go away are nothing that the node's owner has to know.
+func (p *pod) noErrors() {
+	p.t.Helper()
+	for line := range strings.Lines(p.Log()) {
+		if strings.Contains(line, "level=ERROR") {
+			p.t.Errorf("the daemon says: %s", line)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package stream
 import (
 	"context"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -14,14 +15,19 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
 
 	"github.com/minicri/minicri/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+func TestMain(m *testing.M) {
+	// What client-go says of clients that are made to fail.
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	os.Exit(harness.Main(m))
+}
 
 // patience is the longest that a test waits for what has no limit of its own.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func check(t testing.TB, err error) {
 	t.Helper()
@@ -59,9 +65,9 @@ type pod struct {
 // newPod runs a script in a pod.
 func newPod(t testing.TB, script string, change func(*runtimeapi.ContainerConfig), opts ...harness.Option) *pod {
 	t.Helper()
-	const streaming = "metrics_address = '127.0.0.1:9440'\n[streaming]\naddress = '127.0.0.1:10010'\ncreation_timeout = '1s'\n"
+	const streaming = "metrics_address = '127.0.0.1:9440'\n[streaming]\naddress = '127.0.0.1:10010'\n"
 	n := harness.NewNode(t, append([]harness.Option{harness.Config(streaming), harness.Parallel()}, opts...)...)
-	importImage(t, n)
+	n.ImportBusybox()
 	return runPod(t, n, script, change)
 }
 
@@ -71,7 +77,7 @@ func runPod(t testing.TB, n *harness.Node, script string, change func(*runtimeap
 	p := &pod{Node: n, t: t, id: n.RunPod(sandbox), server: "127.0.0.1:10010"}
 	config := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "app"},
-		Image:    &runtimeapi.ImageSpec{Image: imageName},
+		Image:    &runtimeapi.ImageSpec{Image: harness.BusyboxImage},
 		Command:  []string{"/bin/sh", "-c", script},
 		LogPath:  "app.log",
 		Linux:    &runtimeapi.LinuxContainerConfig{},

@@ -17,6 +17,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/minicri/minicri/test/bench/contender"
 )
 
 const (
@@ -29,7 +31,7 @@ const (
 func main() {
 	rounds := flag.Int("rounds", 5, "pulls by each runtime")
 	quick := flag.Bool("quick", false, "list 10 images instead of 1000")
-	minicri := flag.String("minicri", besideUs(), "the daemon to measure")
+	minicri := flag.String("minicri", contender.BesideUs().Minicri, "the daemon to measure")
 	registry := flag.String("registry", "", "used by the benchmark for its child: serve a registry, address to this directory")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -46,15 +48,6 @@ type options struct {
 	quick   bool
 }
 
-// besideUs is bin/minicri, as make builds it, seen from bin/bench/image.
-func besideUs() string {
-	self, err := os.Executable()
-	if err != nil {
-		return "minicri"
-	}
-	return filepath.Join(filepath.Dir(self), "..", "minicri")
-}
-
 func run(ctx context.Context, registry string, o options) error {
 	if registry != "" {
 		return serveRegistry(ctx, registry)
@@ -65,7 +58,7 @@ func run(ctx context.Context, registry string, o options) error {
 }
 
 func bench(ctx context.Context, o options) (err error) {
-	for _, program := range []string{theirs, o.minicri} {
+	for _, program := range []string{contender.Containerd, o.minicri} {
 		if _, err := exec.LookPath(program); err != nil {
 			return fmt.Errorf("%w: run make setup build", err)
 		}
@@ -79,7 +72,7 @@ func bench(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer registry.stop()
+	defer registry.Stop()
 	reference, shape, err := registry.pushBigImage()
 	if err != nil {
 		return err

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/bench/contender"
 )
 
 // result is one pull.
@@ -22,17 +24,42 @@ type result struct {
 	cost
 }
 
+// cost is what a process has used since it started.
+type cost struct {
+	cpu  time.Duration // user and system, with children that it waited for
+	peak int64         // bytes of resident memory
+}
+
+func costOf(process *contender.Process) (cost, error) {
+	cpu, err := contender.CPUWithChildren(process.PID)
+	if err != nil {
+		return cost{}, err
+	}
+	peak, err := contender.PeakMemory(process.PID)
+	return cost{cpu: cpu, peak: peak}, err
+}
+
+// withoutSync is a row of the table.
+const withoutSync = "minicri-nosync"
+
+func contenders(minicri string) []contender.Runtime {
+	programs := contender.Programs{Minicri: minicri}
+	fast := contender.OfMinicri(programs, "[images]\nsync = false\n")
+	fast.Name = withoutSync
+	return []contender.Runtime{contender.OfMinicri(programs, ""), contender.OfContainerd(programs), fast}
+}
+
 // pullInTurn lets each contender pull once per round.
 func pullInTurn(ctx context.Context, dir, reference string, o options) (map[string][]result, error) {
 	results := map[string][]result{}
 	for round := range o.rounds {
 		for _, c := range contenders(o.minicri) {
-			at := filepath.Join(dir, fmt.Sprintf("%s%d", c.name, round))
+			at := filepath.Join(dir, fmt.Sprintf("%s%d", c.Name, round))
 			one, err := pullOnce(ctx, c, at, reference)
 			if err != nil {
-				return nil, fmt.Errorf("%s: %w", c.name, err)
+				return nil, fmt.Errorf("%s: %w", c.Name, err)
 			}
-			results[c.name] = append(results[c.name], one)
+			results[c.Name] = append(results[c.Name], one)
 		}
 	}
 	return results, nil
@@ -41,23 +68,23 @@ func pullInTurn(ctx context.Context, dir, reference string, o options) (map[stri
 // pullOnce measures a pull by a process just started, on a filesystem just made:
 // on a used one, ext4 looks at every inode that was freed within the last
 // minute before it gives one out, which would be most of what is measured.
-func pullOnce(ctx context.Context, c contender, dir, reference string) (_ result, err error) {
+func pullOnce(ctx context.Context, c contender.Runtime, dir, reference string) (_ result, err error) {
 	remove, err := makeDisk(ctx, dir)
 	if err != nil {
 		return result{}, err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	process, err := c.start(ctx, dir)
+	process, err := c.Start(ctx, dir)
 	if err != nil {
 		return result{}, err
 	}
-	defer process.stop()
-	connection, err := connect(ctx, dir)
+	defer process.Stop()
+	connection, err := contender.Connect(ctx, dir)
 	if err != nil {
-		return result{}, fmt.Errorf("%w: %s", err, process.output)
+		return result{}, fmt.Errorf("%w: %s", err, process.Output)
 	}
 	defer connection.Close()
-	before, err := process.cost()
+	before, err := costOf(process)
 	if err != nil {
 		return result{}, err
 	}
@@ -68,7 +95,7 @@ func pullOnce(ctx context.Context, c contender, dir, reference string) (_ result
 		return result{}, err
 	}
 	wall := time.Since(began)
-	after, err := process.cost()
+	after, err := costOf(process)
 	return result{wall: wall, cost: cost{cpu: after.cpu - before.cpu, peak: after.peak}}, err
 }
 
@@ -97,10 +124,10 @@ func makeDisk(ctx context.Context, dir string) (remove func() error, err error) 
 
 // printPulls prints medians and their ratios to containerd's.
 func printPulls(results map[string][]result) {
-	base := medianOf(results[theirs])
+	base := medianOf(results[contender.Containerd])
 	table := tabwriter.NewWriter(os.Stdout, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "PullImage, median\twall s\tratio\tCPU s\tratio\tpeak MiB\tratio")
-	for _, name := range []string{ours, withoutSync, theirs} {
+	for _, name := range []string{contender.Minicri, withoutSync, contender.Containerd} {
 		m := medianOf(results[name])
 		fmt.Fprintf(table, "%s\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f\t%.2f\n", name,
 			m.wall.Seconds(), m.wall.Seconds()/base.wall.Seconds(), m.cpu.Seconds(), m.cpu.Seconds()/base.cpu.Seconds(),

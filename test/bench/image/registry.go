@@ -22,6 +22,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/minicri/minicri/test/bench/contender"
 )
 
 // serveRegistry is a child: a registry in memory. It writes its address to
@@ -34,7 +36,7 @@ func serveRegistry(ctx context.Context, dir string) error {
 	server := &http.Server{Handler: registry.New(registry.Logger(log.New(io.Discard, "", 0)))}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
-	if err := writeWhole(filepath.Join(dir, "address"), listener.Addr().String()); err != nil {
+	if err := contender.WriteWhole(filepath.Join(dir, "address"), listener.Addr().String()); err != nil {
 		return err
 	}
 	if err := server.Serve(listener); err != http.ErrServerClosed {
@@ -45,7 +47,7 @@ func serveRegistry(ctx context.Context, dir string) error {
 
 // benchRegistry is the registry as the benchmark sees it.
 type benchRegistry struct {
-	*child
+	*contender.Process
 	host string
 }
 
@@ -53,16 +55,16 @@ func startRegistry(ctx context.Context, dir string) (*benchRegistry, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
 	}
-	c, err := startSelf(ctx, "-registry="+dir)
+	c, err := contender.StartSelf(ctx, "-registry="+dir)
 	if err != nil {
 		return nil, err
 	}
-	address, err := waitForFile(ctx, filepath.Join(dir, "address"))
+	address, err := contender.WaitForFile(ctx, filepath.Join(dir, "address"))
 	if err != nil {
-		c.stop()
+		c.Stop()
 		return nil, err
 	}
-	return &benchRegistry{child: c, host: address}, nil
+	return &benchRegistry{Process: c, host: address}, nil
 }
 
 func (r *benchRegistry) push(path string, img v1.Image) (string, error) {

@@ -12,11 +12,10 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/test/bench/contender"
 )
 
 // snapshotRounds is how many containers' snapshots are made and removed.
@@ -28,7 +27,7 @@ func benchStore(ctx context.Context, dir string, registry *benchRegistry, o opti
 	if err := os.Mkdir(node, 0o700); err != nil {
 		return err
 	}
-	root := filepath.Join(node, "root") // as startMinicri has it
+	root := filepath.Join(node, "root") // as contender has it
 	count := manyImages
 	if o.quick {
 		count = 10
@@ -108,17 +107,17 @@ func benchSnapshots(ctx context.Context, root string) error {
 
 func benchList(ctx context.Context, node, minicri string) (err error) {
 	began := time.Now()
-	process, err := startMinicri(ctx, minicri, node, "")
+	process, err := contender.OfMinicri(contender.Programs{Minicri: minicri}, "").Start(ctx, node)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		process.stop()
-		err = errors.Join(err, unmountBelow(node))
+		process.Stop()
+		err = errors.Join(err, contender.UnmountBelow(node))
 	}()
-	connection, err := connect(ctx, node)
+	connection, err := contender.Connect(ctx, node)
 	if err != nil {
-		return fmt.Errorf("%w: %s", err, process.output)
+		return fmt.Errorf("%w: %s", err, process.Output)
 	}
 	defer connection.Close()
 	opened := time.Since(began)
@@ -133,22 +132,11 @@ func benchList(ctx context.Context, node, minicri string) (err error) {
 		took, count = append(took, time.Since(began)), len(list.GetImages())
 	}
 	printTime(fmt.Sprintf("ListImages of %d, p50", count), took, 5*time.Millisecond)
-	fmt.Printf("%-28s %8.2f ms\n", "daemon started, serving in", milliseconds(opened))
+	fmt.Printf("%-28s %8.2f ms\n", "daemon started, serving in", contender.Milliseconds(opened))
 	return nil
-}
-
-// unmountBelow takes away the mounts that a daemon leaves for the next one.
-func unmountBelow(dir string) error {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	for _, m := range mounts {
-		err = errors.Join(err, unix.Unmount(m.Mountpoint, unix.MNT_DETACH))
-	}
-	return err
 }
 
 func printTime(title string, took []time.Duration, goal time.Duration) {
 	p50 := median(took, func(d time.Duration) time.Duration { return d })
-	fmt.Fprintf(os.Stdout, "%-28s %8.2f ms  (to reach %.1f)\n", title, milliseconds(p50), milliseconds(goal))
+	fmt.Fprintf(os.Stdout, "%-28s %8.2f ms  (to reach %.1f)\n", title, contender.Milliseconds(p50), contender.Milliseconds(goal))
 }
-
-func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

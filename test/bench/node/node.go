@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -21,6 +20,7 @@ import (
 
 	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/config"
+	"github.com/minicri/minicri/test/bench/contender"
 )
 
 // Network is the name of the node's network, and Bridge that of its bridge.
@@ -77,14 +77,7 @@ func (n *Node) configure(binaries string) error {
 
 // ConfList is the network configuration that the daemon and the floor use.
 func (n *Node) ConfList() []byte {
-	return fmt.Appendf(nil, `{
-  "cniVersion": "1.1.0", "name": %q,
-  "plugins": [
-    {"type": "bridge", "bridge": %q, "isGateway": true, "ipMasq": true, "hairpinMode": true,
-     "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.243.0.0/16"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
-    {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true}
-  ]
-}`, Network, Bridge, n.path("addresses"))
+	return contender.ConfList(Network, Bridge, "10.243.0.0/16", n.path("addresses"))
 }
 
 func (n *Node) start(ctx context.Context, program string) error {
@@ -123,18 +116,7 @@ func (n *Node) PID() int { return n.daemon.Process.Pid }
 
 // Pod is the config of a pod with the name.
 func (n *Node) Pod(name string, network runtimeapi.NamespaceMode) *runtimeapi.PodSandboxConfig {
-	return &runtimeapi.PodSandboxConfig{
-		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "bench", Uid: name},
-		Hostname:     name,
-		LogDirectory: n.path("logs/" + name),
-		DnsConfig:    &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10"}},
-		Linux: &runtimeapi.LinuxPodSandboxConfig{
-			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-				NamespaceOptions: &runtimeapi.NamespaceOption{Network: network, Pid: runtimeapi.NamespaceMode_CONTAINER},
-				Seccomp:          &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
-			},
-		},
-	}
+	return contender.PodConfig(name, n.path("logs/"+name), network)
 }
 
 // Close stops the daemon and removes what belongs to the node.
@@ -153,18 +135,4 @@ func (n *Node) Close() error {
 		errs = append(errs, hierarchies.Remove(n.Config.CgroupParent, time.Second))
 	}
 	return errors.Join(append(errs, os.RemoveAll(n.Dir))...)
-}
-
-// PSS is the proportional set size of a process in KiB (proc_pid_smaps(5)).
-func PSS(pid int) (kib int, err error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(data)) {
-		if _, err := fmt.Sscanf(line, "Pss: %d kB", &kib); err == nil {
-			return kib, nil
-		}
-	}
-	return 0, fmt.Errorf("process %d: no Pss in its smaps_rollup", pid)
 }

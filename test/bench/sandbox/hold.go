@@ -3,17 +3,19 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
+	"syscall"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/test/bench/node"
+	"github.com/minicri/minicri/test/bench/contender"
 )
 
 // density is what held pods cost.
@@ -29,7 +31,7 @@ func (m *measurement) hold(ctx context.Context) (density, error) {
 	var d density
 	ids := make([]string, held)
 	began := time.Now()
-	err := parallel(held, func(i int) (err error) {
+	err := contender.Parallel(held, func(i int) (err error) {
 		ids[i], err = m.run(ctx, m.node.Pod(fmt.Sprintf("held-%d", i), runtimeapi.NamespaceMode_POD))
 		return err
 	})
@@ -41,7 +43,7 @@ func (m *measurement) hold(ctx context.Context) (density, error) {
 		return d, err
 	}
 	began = time.Now()
-	err = parallel(held, func(i int) error {
+	err = contender.Parallel(held, func(i int) error {
 		_, err := m.node.Client.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: ids[i]})
 		return err
 	})
@@ -53,7 +55,7 @@ func (m *measurement) hold(ctx context.Context) (density, error) {
 // that descends from the daemon, and what runs in the pods' cgroups.
 func (m *measurement) weigh(ctx context.Context, ids []string, d *density) error {
 	var err error
-	if d.daemon, err = node.PSS(m.node.PID()); err != nil {
+	if d.daemon, err = contender.PSS(m.node.PID()); err != nil {
 		return err
 	}
 	processes, err := descendants(m.node.PID())
@@ -69,7 +71,11 @@ func (m *measurement) weigh(ctx context.Context, ids []string, d *density) error
 	}
 	total := 0
 	for pid := range processes {
-		kib, err := node.PSS(pid)
+		kib, err := contender.PSS(pid)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			delete(processes, pid) // a shim on its way out
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -117,26 +123,4 @@ func descendants(of int) (map[int]bool, error) {
 		}
 	}
 	return found, nil
-}
-
-// parallel calls do for 0 to n-1, several at a time, and returns the first
-// error.
-func parallel(n int, do func(int) error) error {
-	slots := make(chan struct{}, inFlight)
-	errs := make([]error, n)
-	var wait sync.WaitGroup
-	for i := range n {
-		slots <- struct{}{}
-		wait.Go(func() {
-			defer func() { <-slots }()
-			errs[i] = do(i)
-		})
-	}
-	wait.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }

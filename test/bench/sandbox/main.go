@@ -12,6 +12,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/test/bench/contender"
 	"github.com/minicri/minicri/test/bench/node"
 )
 
@@ -19,7 +20,6 @@ const (
 	oneByOne = 40
 	warmUp   = 4
 	held     = 100
-	inFlight = 10
 )
 
 func main() {
@@ -43,7 +43,7 @@ func run(ctx context.Context) (err error) {
 			err = closeErr
 		}
 	}()
-	idle, err := node.PSS(n.PID())
+	idle, err := contender.PSS(n.PID())
 	if err != nil {
 		return err
 	}
@@ -119,6 +119,13 @@ func (m *measurement) pod(ctx context.Context, kind string, config *runtimeapi.P
 		return err
 	}
 	for range 5 {
+		err = m.time("bare call", func() error {
+			_, err := m.node.Client.Version(ctx, &runtimeapi.VersionRequest{})
+			return err
+		})
+		if err != nil {
+			return err
+		}
 		err = m.time(kind+"Status", func() error {
 			_, err := m.node.Client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
 			return err

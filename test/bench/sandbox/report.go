@@ -2,27 +2,24 @@ package main
 
 import (
 	"fmt"
-	"slices"
-	"time"
+
+	"github.com/minicri/minicri/test/bench/contender"
 )
 
-func quantile(durations []time.Duration, q float64) time.Duration {
-	sorted := slices.Sorted(slices.Values(durations))
-	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
+func (m *measurement) p50(name string) float64 { return m.quantile(name, 0.5) }
+
+func (m *measurement) quantile(name string, q float64) float64 {
+	return contender.Milliseconds(contender.Quantile(m.took[name], q))
 }
-
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-func (m *measurement) p50(name string) float64 { return milliseconds(quantile(m.took[name], 0.5)) }
 
 func (m *measurement) report(idle int, d density) {
 	fmt.Printf("\n%d pods, one at a time, in turn with the floor; milliseconds\n\n", oneByOne)
 	fmt.Printf("%-22s %9s %9s\n", "", "p50", "p95")
 	for _, name := range []string{
-		"bare ADD", "Run", "bare DEL", "Stop", "Remove", "Status",
+		"bare ADD", "Run", "bare DEL", "Stop", "Remove", "bare call", "Status",
 		"host-network Run", "host-network Stop", "host-network Remove", "host-network Status",
 	} {
-		fmt.Printf("%-22s %9.3f %9.3f\n", name, m.p50(name), milliseconds(quantile(m.took[name], 0.95)))
+		fmt.Printf("%-22s %9.3f %9.3f\n", name, m.p50(name), m.quantile(name, 0.95))
 	}
 	fmt.Printf("\n%-42s %10s %10s\n", "goal", "measured", "to reach")
 	goal("Run p50 / bare ADD p50", "%.2f", m.p50("Run")/m.p50("bare ADD"), 1.15)
@@ -35,7 +32,7 @@ func (m *measurement) report(idle int, d density) {
 	goal("processes per held pod", "%.2f", float64(d.processes)/held, 1)
 	goal("PSS of the idle daemon, MiB", "%.1f", float64(idle)/1024, 20)
 	fmt.Printf("\n%d pods with %d in flight: run in %.2f s, removed in %.2f s; daemon with them %.1f MiB\n",
-		held, inFlight, d.runAll.Seconds(), d.endAll.Seconds(), float64(d.daemon)/1024)
+		held, contender.InFlight, d.runAll.Seconds(), d.endAll.Seconds(), float64(d.daemon)/1024)
 }
 
 func goal(what, format string, measured, reach float64) {

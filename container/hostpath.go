@@ -1,0 +1,34 @@
+package container
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// awaitHostPaths waits until the sources of the mounts answer, whether they are
+// there or not. On a mount whose server is gone that may be never, and nothing
+// can end such a call, so it is left behind: one for each path, however often a
+// container is asked for.
+func (s *Containers) awaitHostPaths(ctx context.Context, mounts []*runtimeapi.Mount) error {
+	for _, mount := range mounts {
+		path := mount.GetHostPath()
+		if path == "" {
+			continue
+		}
+		answer := s.hostPaths.DoChan(path, func() (any, error) {
+			_, _ = os.Stat(path) // what it says is told by whoever needs the path
+			return nil, nil
+		})
+		select {
+		case <-answer:
+		case <-ctx.Done():
+			return fmt.Errorf("mount %s: %s on the node does not answer, it may be on a mount whose server is gone: %w: %w",
+				mount.GetContainerPath(), path, errdefs.ErrUnavailable, context.Cause(ctx))
+		}
+	}
+	return nil
+}

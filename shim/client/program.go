@@ -1,0 +1,79 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Program is the shim's program, sealed in memory: nobody can change it, nor
+// the container that it starts reach the file through /proc (CVE-2019-5736).
+// libcontainer makes such a copy, or a mount in its place, for every process
+// that it starts, unless it finds itself in one. It also keeps the shims of a
+// daemon at that daemon's version while the file is being replaced.
+type Program struct {
+	path   string
+	sealed *os.File // nil where executing memory is forbidden
+}
+
+// OpenProgram reads the program into memory: its size is what that costs, once
+// for all shims. Where the machine does not execute memory (vm.memfd_noexec),
+// the program is the file.
+func OpenProgram(path string) (*Program, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	sealed, err := executableMemory()
+	if err != nil {
+		return &Program{path: path}, nil
+	}
+	if err := fill(sealed, file); err != nil {
+		return nil, errors.Join(fmt.Errorf("copy %s into memory: %w", path, err), sealed.Close())
+	}
+	return &Program{path: "/proc/self/fd/" + strconv.Itoa(int(sealed.Fd())), sealed: sealed}, nil
+}
+
+// Name is what the program calls itself: its path says nothing.
+const Name = "minicri-shim"
+
+func executableMemory() (*os.File, error) {
+	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	fd, err := unix.MemfdCreate(Name, flags|unix.MFD_EXEC)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3 all memory could be executed
+		fd, err = unix.MemfdCreate(Name, flags)
+	}
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	return os.NewFile(uintptr(fd), Name), nil
+}
+
+// fill copies the program and closes it to all writers. The seals are those
+// that libcontainer asks for (fcntl(2), F_ADD_SEALS).
+func fill(sealed, program *os.File) error {
+	if _, err := io.Copy(sealed, program); err != nil {
+		return err
+	}
+	if err := sealed.Chmod(0o511); err != nil {
+		return err
+	}
+	_, err := unix.FcntlInt(sealed.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
+	return os.NewSyscallError("fcntl(F_ADD_SEALS)", err)
+}
+
+// Path is where to execute it, from this process only.
+func (p *Program) Path() string { return p.path }
+
+// Close gives the memory back once no shim runs in it.
+func (p *Program) Close() error {
+	if p.sealed == nil {
+		return nil
+	}
+	return p.sealed.Close()
+}

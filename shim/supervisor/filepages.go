@@ -1,0 +1,51 @@
+package supervisor
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// filePages are the mappings of our program and its libraries that are as they
+// are in their files.
+type filePages []addresses
+
+type addresses struct{ start, end uintptr }
+
+// findFilePages lists what cannot be written and has no page that was
+// (proc_pid_smaps(5)): what relocation has written must not be lost. Nothing
+// is mapped later.
+func findFilePages() (pages filePages) {
+	smaps, err := os.Open("/proc/self/smaps")
+	if err != nil {
+		return nil // they stay in memory, that is all
+	}
+	defer smaps.Close()
+	var one addresses
+	fixed := false
+	for scanner := bufio.NewScanner(smaps); scanner.Scan(); {
+		line := scanner.Bytes()
+		first, rest, _ := bytes.Cut(line, []byte{' '})
+		switch {
+		case bytes.IndexByte(first, '-') > 0: // START-END PERMISSIONS OFFSET DEVICE INODE PATH
+			_, err := fmt.Sscanf(string(first), "%x-%x", &one.start, &one.end)
+			fixed = err == nil && bytes.HasPrefix(rest, []byte("r-")) && bytes.IndexByte(rest, '/') > 0
+		case fixed && string(first) == "Anonymous:" && bytes.HasSuffix(rest, []byte(" 0 kB")):
+			pages = append(pages, one)
+		}
+	}
+	return pages
+}
+
+// release takes the pages out of our address space. They stay in the page
+// cache, and those that are needed come back by minor faults: a shim that waits
+// needs few of the thousand that its start has touched.
+func (f filePages) release() {
+	for _, one := range f {
+		// By the system call itself: the range is no slice of Go's.
+		_, _, _ = unix.RawSyscall(unix.SYS_MADVISE, one.start, one.end-one.start, unix.MADV_DONTNEED)
+	}
+}

@@ -1,0 +1,127 @@
+package supervisor
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/minicri/minicri/shim/api"
+	"github.com/opencontainers/runc/libcontainer"
+	"golang.org/x/sys/unix"
+)
+
+// initError is the error of a start that failed. Where init had begun to run,
+// errdefs.ErrFailedPrecondition tells that the container asks for what it does
+// not have: a program, a directory, memory.
+func initError(process *libcontainer.Process, err error) error {
+	if _, pidErr := process.Pid(); pidErr != nil {
+		return err // the machine's fault: nothing ran
+	}
+	return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+}
+
+// listenToInit keeps what init says until its program runs. Behind the barrier
+// it has no other way than its standard error, which is the container's.
+func (c *container) listenToInit() {
+	stream := api.Stderr
+	if c.record.Terminal {
+		stream = api.Stdout
+	}
+	if c.io == nil || c.io.fans[stream] == nil {
+		return
+	}
+	words := c.io.fans[stream].attach()
+	c.mu.Lock()
+	c.initWords = words
+	c.mu.Unlock()
+}
+
+// awaitProgram returns when the container's program runs, or has run; with an
+// error when init has ended instead.
+func (c *container) awaitProgram() error {
+	for pause := execPoll; ; pause = min(2*pause, 10*time.Millisecond) {
+		waits, err := beforeExec(c.record.PID)
+		if err != nil { // it has been waited for
+			c.mu.Lock()
+			waits = c.neverRan
+			c.mu.Unlock()
+		}
+		if !waits {
+			c.ignoreInit()
+			return nil
+		}
+		select {
+		case <-c.exited:
+			if c.exit.StartError != "" {
+				return fmt.Errorf("%s: %w", c.exit.StartError, errdefs.ErrFailedPrecondition)
+			}
+			return nil // it was killed
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (c *container) ignoreInit() {
+	if c.initWords != nil {
+		for _, fan := range c.io.fans {
+			fan.detach(c.initWords)
+		}
+	}
+}
+
+// noteProgram waits for the end of init, our child, and notes whether it has
+// become the program: after it was waited for, nobody can tell.
+func (c *container) noteProgram() {
+	pid := c.snapshot().PID
+	for errors.Is(unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
+	}
+	waits, err := beforeExec(pid)
+	c.mu.Lock()
+	c.neverRan = err == nil && waits
+	c.mu.Unlock()
+}
+
+// startError is why a container that was started never ran its program, "" if
+// it did. Its streams have ended.
+func (c *container) startError() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.neverRan || c.record.StartedAt == 0 {
+		return ""
+	}
+	said := bytes.Buffer{}
+	if c.initWords != nil {
+		for chunk := range c.initWords {
+			said.Write(chunk)
+		}
+	}
+	if words := strings.TrimSpace(said.String()); words != "" {
+		return words
+	}
+	return "init ended and did not execute the program"
+}
+
+// forkNoExec is PF_FORKNOEXEC of include/linux/sched.h: no execve(2) since the
+// fork, which is true of init until it becomes the program.
+const forkNoExec = 0x40
+
+// beforeExec tells whether a process has executed no program of its own yet,
+// also of one that has ended and is not waited for (proc_pid_stat(5), flags).
+func beforeExec(pid int) (bool, error) {
+	const flags = 6 // behind the name
+	content, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return false, err
+	}
+	fields := bytes.Fields(content[bytes.LastIndexByte(content, ')')+1:])
+	if len(fields) <= flags {
+		return false, fmt.Errorf("/proc/%d/stat: %d fields", pid, len(fields))
+	}
+	value, err := strconv.ParseUint(string(fields[flags]), 10, 64)
+	return value&forkNoExec != 0, err
+}

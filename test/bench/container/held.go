@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/bench/contender"
+)
+
+const (
+	// settle is how long idle processes have to give memory back.
+	settle = 10 * time.Second
+	// lists and statsLists are how often each is asked for.
+	lists, statsLists = 200, 40
+)
+
+// held weighs pods that have one container, and asks for lists of many.
+func (c *comparison) held(ctx context.Context) error {
+	var pods [2][]*contender.Pod
+	for i, n := range c.nodes {
+		pods[i] = make([]*contender.Pod, c.pods)
+		err := contender.Parallel(c.pods, func(k int) (err error) {
+			if pods[i][k], err = n.RunPod(ctx, fmt.Sprintf("held%d", k)); err == nil {
+				_, err = pods[i][k].Run(ctx, "app0", contender.App)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	time.Sleep(settle)
+	if err := c.weigh(); err != nil {
+		return err
+	}
+	for i := range c.nodes {
+		if err := c.fill(ctx, pods[i]); err != nil {
+			return err
+		}
+	}
+	return c.list(ctx)
+}
+
+// fill adds containers to pods until there are as many as are to be held.
+func (c *comparison) fill(ctx context.Context, pods []*contender.Pod) error {
+	return contender.Parallel(c.containers-len(pods), func(k int) error {
+		_, err := pods[k%len(pods)].Run(ctx, fmt.Sprintf("app%d", 1+k/len(pods)), contender.App)
+		return err
+	})
+}
+
+func (c *comparison) weigh() error {
+	row := contender.Row{What: "PSS of a pod with one container, shim and pause, MiB", MostOfOurs: 2.5}
+	numbers := [2]*float64{&row.Ours, &row.Theirs}
+	for i, n := range c.nodes {
+		shims, pauses, kib, err := n.Weight()
+		if err != nil {
+			return err
+		}
+		if shims != c.pods || pauses != c.pods {
+			return fmt.Errorf("%s: %d pods have %d shims and %d pause processes", n.Name, c.pods, shims, pauses)
+		}
+		*numbers[i] = float64(kib) / 1024 / float64(c.pods)
+	}
+	c.add(row)
+	return nil
+}
+
+// list times lists of containers, and weighs lists of their stats.
+func (c *comparison) list(ctx context.Context) error {
+	var took, used [2][]time.Duration
+	err := contender.Alternate(lists, func(_, i int) error {
+		return contender.Timed(&took[i], func() error {
+			answer, err := c.nodes[i].CRI.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
+			return c.counted(i, len(answer.GetContainers()), err)
+		})
+	})
+	if err != nil {
+		return err
+	}
+	for i := range c.nodes {
+		cpu, err := c.listStats(ctx, i)
+		if err != nil {
+			return err
+		}
+		used[i] = append(used[i], cpu)
+	}
+	c.add(contender.Row{What: "ListContainers, p50 ms", MostOfOurs: 3}.Medians(took))
+	c.add(contender.Row{What: "ListContainerStats, ms of CPU", MostOfOurs: 50}.Costs(used, statsLists))
+	return nil
+}
+
+// listStats lists stats often enough for the CPU time to be told.
+func (c *comparison) listStats(ctx context.Context, i int) (time.Duration, error) {
+	before, err := c.nodes[i].CPU()
+	if err != nil {
+		return 0, err
+	}
+	for range statsLists {
+		answer, err := c.nodes[i].CRI.ListContainerStats(ctx, &runtimeapi.ListContainerStatsRequest{})
+		if err := c.counted(i, len(answer.GetStats()), err); err != nil {
+			return 0, err
+		}
+	}
+	after, err := c.nodes[i].CPU()
+	return after - before, err
+}
+
+func (c *comparison) counted(node, count int, err error) error {
+	if err == nil && count != c.containers {
+		err = fmt.Errorf("%s lists %d containers", c.nodes[node].Name, count)
+	}
+	return err
+}

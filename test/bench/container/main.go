@@ -1,0 +1,47 @@
+// Command container measures containers of minicri against those of the
+// containerd that is installed on the machine: in turn within one run, in pods
+// of the same network, from the same image.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+
+	"github.com/minicri/minicri/test/bench/contender"
+)
+
+func main() {
+	var o options
+	flag.IntVar(&o.rounds, "rounds", 30, "containers of each runtime that are timed")
+	flag.IntVar(&o.logRounds, "log-rounds", 5, "logs of each runtime that are timed")
+	flag.IntVar(&o.pods, "pods", 20, "pods of each runtime that are held")
+	flag.IntVar(&o.containers, "containers", 200, "containers of each runtime that are held")
+	flag.Parse()
+	contender.Main("container", func(ctx context.Context, nodes [2]*contender.Node) error {
+		return (&comparison{options: o, nodes: nodes}).run(ctx)
+	})
+}
+
+type options struct{ rounds, logRounds, pods, containers int }
+
+// comparison is of two nodes; what belongs to each has the index of the node.
+type comparison struct {
+	options
+	nodes [2]*contender.Node
+	rows  []contender.Row
+}
+
+func (c *comparison) run(ctx context.Context) error {
+	for _, part := range []func(context.Context) error{c.lives, c.logs, c.held} {
+		if err := part(ctx); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("\n%d rounds in turn; %d pods and %d containers held\n\n", c.rounds, c.pods, c.containers)
+	contender.PrintTable(os.Stdout, c.rows)
+	return nil
+}
+
+func (c *comparison) add(row contender.Row) { c.rows = append(c.rows, row) }

@@ -1,0 +1,130 @@
+package contender
+
+import (
+	"archive/tar"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/minicri/minicri/oci/pause"
+)
+
+const (
+	// Image is what containers of benchmarks are made from: busybox, App and
+	// Lines.
+	Image = "bench.example/app:1"
+	// pauseImage is minicri's own pause program, for runtimes that want an
+	// image.
+	pauseImage = "bench.example/pause:1"
+	// App is a program that sleeps, and ends at SIGTERM.
+	App = "/app"
+	// Lines is a file of LinesSize bytes of text.
+	Lines = "/lines"
+	// LineSize is how many bytes a line of Lines has.
+	LineSize = 128
+	// LinesSize is the size of Lines.
+	LinesSize = 8 << 20
+
+	busybox = "/bin/busybox" // Debian's busybox-static
+)
+
+var applets = []string{"cat", "dd", "echo", "nc", "sh", "sleep", "true"}
+
+// writeImages writes an archive of both images, as docker save does.
+func writeImages(path string) error {
+	app, err := appImage()
+	if err != nil {
+		return err
+	}
+	program, err := pause.Binary()
+	if err != nil {
+		return err
+	}
+	sandbox, err := imageOf(func(l *layer) { l.file("pause", 0o755, program) }, "/pause")
+	if err != nil {
+		return err
+	}
+	images := map[string]v1.Image{}
+	images[Image], images[pauseImage] = app, sandbox
+	tags := map[name.Tag]v1.Image{}
+	for text, image := range images {
+		tag, err := name.NewTag(text)
+		if err != nil {
+			return err
+		}
+		tags[tag] = image
+	}
+	return tarball.MultiWriteToFile(path, tags)
+}
+
+func appImage() (v1.Image, error) {
+	box, err := os.ReadFile(busybox)
+	if err != nil {
+		return nil, fmt.Errorf("%w: run make setup", err)
+	}
+	app, err := pause.Binary() // ends at SIGTERM, which is all that is asked of it
+	if err != nil {
+		return nil, err
+	}
+	return imageOf(func(l *layer) {
+		for _, dir := range []string{"bin", "dev", "etc", "proc", "sys", "tmp"} {
+			l.add(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755}, nil)
+		}
+		l.file("bin/busybox", 0o755, box)
+		for _, applet := range applets {
+			l.add(&tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + applet, Linkname: "busybox"}, nil)
+		}
+		l.file(App[1:], 0o755, app)
+		l.file(Lines[1:], 0o644, slices.Repeat([]byte(strings.Repeat("x", LineSize-1)+"\n"), LinesSize/LineSize))
+	}, App)
+}
+
+// imageOf is an image of one layer, for this machine.
+func imageOf(fill func(*layer), program string) (v1.Image, error) {
+	l := &layer{}
+	l.writer = tar.NewWriter(&l.buffer)
+	fill(l)
+	_ = l.writer.Close() // a buffer takes all
+	made, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(l.buffer.Bytes())), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	img, err := mutate.AppendLayers(empty.Image, made)
+	if err != nil {
+		return nil, err
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	config = config.DeepCopy()
+	config.OS, config.Architecture = "linux", runtime.GOARCH
+	config.Config.Entrypoint, config.Config.Env = []string{program}, []string{"PATH=/bin"}
+	return mutate.ConfigFile(img, config)
+}
+
+type layer struct {
+	buffer bytes.Buffer
+	writer *tar.Writer
+}
+
+func (l *layer) add(header *tar.Header, content []byte) {
+	_ = l.writer.WriteHeader(header)
+	_, _ = l.writer.Write(content)
+}
+
+func (l *layer) file(name string, mode int64, content []byte) {
+	l.add(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: int64(len(content))}, content)
+}

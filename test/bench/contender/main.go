@@ -1,0 +1,45 @@
+package contender
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// limit ends a benchmark that hangs.
+const limit = 20 * time.Minute
+
+// Benchmark compares a node of minicri and one of containerd. They are in this
+// order everywhere.
+type Benchmark func(ctx context.Context, nodes [2]*Node) error
+
+// Main is the main function of a program that compares.
+func Main(name string, benchmark Benchmark) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	err := compare(ctx, benchmark)
+	cancel()
+	stop()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "bench-%s: %v\n", name, err)
+		os.Exit(1)
+	}
+}
+
+func compare(ctx context.Context, benchmark Benchmark) (err error) {
+	dir, err := os.MkdirTemp("", "mb") // short: sockets are below it
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	nodes, err := startNodes(ctx, dir)
+	defer func() { err = errors.Join(err, closeNodes(nodes)) }()
+	if err != nil {
+		return err
+	}
+	return benchmark(ctx, [2]*Node(nodes))
+}

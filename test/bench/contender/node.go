@@ -1,0 +1,154 @@
+package contender
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/cgroup"
+)
+
+// Node is a runtime that serves pods.
+type Node struct {
+	Runtime
+	*Process
+	CRI        runtimeapi.RuntimeServiceClient
+	dir        string
+	number     int
+	connection *grpc.ClientConn
+}
+
+func startNodes(ctx context.Context, dir string) (nodes []*Node, err error) {
+	archive := filepath.Join(dir, "images.tar")
+	if err := writeImages(archive); err != nil {
+		return nil, err
+	}
+	programs := BesideUs()
+	for i, runtime := range []Runtime{OfMinicri(programs, ""), OfContainerd(programs)} {
+		n := &Node{Runtime: runtime, dir: filepath.Join(dir, strconv.Itoa(i)), number: i}
+		nodes = append(nodes, n)
+		if err := n.start(ctx, archive); err != nil {
+			return nodes, fmt.Errorf("%s: %w", runtime.Name, err)
+		}
+	}
+	return nodes, nil
+}
+
+func closeNodes(nodes []*Node) (err error) {
+	for _, n := range nodes {
+		if closeErr := n.close(); closeErr != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", n.Name, closeErr))
+		}
+	}
+	return err
+}
+
+func (n *Node) start(ctx context.Context, archive string) (err error) {
+	if err := n.prepare(); err != nil {
+		return err
+	}
+	if n.Process, err = n.Runtime.Start(ctx, n.dir); err != nil {
+		return err
+	}
+	if n.connection, err = Connect(ctx, n.dir); err != nil {
+		return err
+	}
+	n.CRI = runtimeapi.NewRuntimeServiceClient(n.connection)
+	command := n.importImages(n.dir, archive)
+	if out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%v: %w: %s", command, err, out)
+	}
+	return until(ctx, func() error { return n.ready(ctx) })
+}
+
+// prepare makes the directory, with a network and, so that no disk is
+// measured, a file system in memory for logs.
+func (n *Node) prepare() error {
+	network, logs := filepath.Join(n.dir, networkName), n.logs()
+	for _, directory := range []string{network, logs} {
+		if err := os.MkdirAll(directory, 0o755); err != nil {
+			return err
+		}
+	}
+	conf := ConfList("bench", fmt.Sprintf("bench%d", n.number), fmt.Sprintf("10.%d.0.0/16", 200+n.number), filepath.Join(n.dir, "addresses"))
+	if err := os.WriteFile(filepath.Join(network, "10-bench.conflist"), conf, 0o644); err != nil {
+		return err
+	}
+	return unix.Mount("tmpfs", logs, "tmpfs", 0, "")
+}
+
+func (n *Node) logs() string { return filepath.Join(n.dir, "logs") }
+
+// ready tells whether the network and the images are there.
+func (n *Node) ready(ctx context.Context) error {
+	answer, err := n.CRI.Status(ctx, &runtimeapi.StatusRequest{})
+	if err != nil {
+		return err
+	}
+	for _, condition := range answer.GetStatus().GetConditions() {
+		if !condition.GetStatus() && condition.GetType() != "ContainerdHasNoDeprecationWarnings" {
+			return fmt.Errorf("%s: %s", condition.GetType(), condition.GetMessage())
+		}
+	}
+	for _, image := range []string{Image, pauseImage} {
+		request := &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: image}}
+		answer, err := runtimeapi.NewImageServiceClient(n.connection).ImageStatus(ctx, request)
+		if err != nil {
+			return err
+		}
+		if answer.GetImage() == nil {
+			return fmt.Errorf("image %s is not there", image)
+		}
+	}
+	return nil
+}
+
+// cgroupParent is the cgroup of all the node's pods.
+func (n *Node) cgroupParent() string {
+	return "/" + filepath.Base(filepath.Dir(n.dir)) + "-" + n.Name
+}
+
+// close ends the pods and the daemon and removes what belongs to the node.
+func (n *Node) close() error {
+	var errs []error
+	if n.CRI != nil {
+		errs = append(errs, n.removePods(), n.connection.Close())
+	}
+	if n.Process != nil {
+		n.Stop()
+	}
+	if hierarchies, err := cgroup.FindHierarchies(); err == nil {
+		errs = append(errs, hierarchies.Remove(n.cgroupParent(), 10*time.Second))
+	}
+	return errors.Join(append(errs, UnmountBelow(n.dir), os.RemoveAll(n.dir))...)
+}
+
+// removePods has a time of its own: it is for a benchmark that was ended, too.
+func (n *Node) removePods() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	pods, err := n.CRI.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	if err != nil {
+		return err
+	}
+	return Parallel(len(pods.GetItems()), func(i int) error { return n.RemovePod(ctx, pods.GetItems()[i].GetId()) })
+}
+
+// UnmountBelow takes away the mounts that a daemon leaves for the next one.
+func UnmountBelow(dir string) error {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	for _, m := range mounts {
+		err = errors.Join(err, unix.Unmount(m.Mountpoint, unix.MNT_DETACH))
+	}
+	return err
+}

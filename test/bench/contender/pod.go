@@ -1,0 +1,140 @@
+package contender
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// PodConfig is the config of a pod with a name, such as the kubelet sends.
+func PodConfig(name, logs string, network runtimeapi.NamespaceMode) *runtimeapi.PodSandboxConfig {
+	return &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "bench", Uid: name},
+		Hostname:     name,
+		LogDirectory: logs,
+		DnsConfig:    &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10"}},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
+			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+				NamespaceOptions: &runtimeapi.NamespaceOption{Network: network, Pid: runtimeapi.NamespaceMode_CONTAINER},
+				Seccomp:          &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+			},
+		},
+	}
+}
+
+// Pod is a pod of a node.
+type Pod struct {
+	ID     string
+	Node   *Node
+	config *runtimeapi.PodSandboxConfig
+}
+
+// RunPod runs a pod of its own network.
+func (n *Node) RunPod(ctx context.Context, name string) (*Pod, error) {
+	logs := filepath.Join(n.logs(), name)
+	if err := os.MkdirAll(logs, 0o755); err != nil {
+		return nil, err
+	}
+	p := &Pod{Node: n, config: PodConfig(name, logs, runtimeapi.NamespaceMode_POD)}
+	p.config.Linux.CgroupParent = n.cgroupParent()
+	answer, err := n.CRI.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: p.config})
+	p.ID = answer.GetPodSandboxId()
+	if err != nil {
+		return nil, fmt.Errorf("%s: run pod %s: %w", n.Name, name, err)
+	}
+	return p, nil
+}
+
+// RemovePod stops and removes a pod with its containers.
+func (n *Node) RemovePod(ctx context.Context, id string) error {
+	if _, err := n.CRI.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
+		return err
+	}
+	_, err := n.CRI.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
+	return err
+}
+
+// Create makes a container that runs a command, and returns its id.
+func (p *Pod) Create(ctx context.Context, name string, command ...string) (string, error) {
+	config := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: name},
+		Image:    &runtimeapi.ImageSpec{Image: Image},
+		Command:  command,
+		LogPath:  name + ".log",
+		Linux: &runtimeapi.LinuxContainerConfig{
+			Resources: &runtimeapi.LinuxContainerResources{CpuShares: 102, OomScoreAdj: 1000, MemoryLimitInBytes: 1 << 30},
+		},
+	}
+	request := &runtimeapi.CreateContainerRequest{PodSandboxId: p.ID, Config: config, SandboxConfig: p.config}
+	answer, err := p.Node.CRI.CreateContainer(ctx, request)
+	if err != nil {
+		return "", fmt.Errorf("%s: create container %s: %w", p.Node.Name, name, err)
+	}
+	return answer.GetContainerId(), nil
+}
+
+// LogPath is the log of the container with a name.
+func (p *Pod) LogPath(name string) string {
+	return filepath.Join(p.config.GetLogDirectory(), name+".log")
+}
+
+// StartContainer lets a created container run.
+func (n *Node) StartContainer(ctx context.Context, id string) error {
+	_, err := n.CRI.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: id})
+	if err != nil {
+		return fmt.Errorf("%s: start container: %w", n.Name, err)
+	}
+	return nil
+}
+
+// Run creates and starts a container.
+func (p *Pod) Run(ctx context.Context, name string, command ...string) (string, error) {
+	id, err := p.Create(ctx, name, command...)
+	if err != nil {
+		return "", err
+	}
+	return id, p.Node.StartContainer(ctx, id)
+}
+
+// grace is a stop's, in seconds. What benchmarks stop ends at once.
+const grace = 10
+
+// RemoveContainer stops and removes a container.
+func (n *Node) RemoveContainer(ctx context.Context, id string) error {
+	if _, err := n.CRI.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: id, Timeout: grace}); err != nil {
+		return fmt.Errorf("%s: stop container: %w", n.Name, err)
+	}
+	if _, err := n.CRI.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id}); err != nil {
+		return fmt.Errorf("%s: remove container: %w", n.Name, err)
+	}
+	return nil
+}
+
+// InFlight is how many calls Parallel makes at once.
+const InFlight = 10
+
+// Parallel calls do for 0 to n-1, several at a time, and returns the first
+// error.
+func Parallel(n int, do func(int) error) error {
+	slots := make(chan struct{}, InFlight)
+	errs := make([]error, n)
+	var wait sync.WaitGroup
+	for i := range n {
+		slots <- struct{}{}
+		wait.Go(func() {
+			defer func() { <-slots }()
+			errs[i] = do(i)
+		})
+	}
+	wait.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,51 @@
+package contender
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+)
+
+// Row compares two runtimes in one number.
+type Row struct {
+	What         string // with its unit
+	Ours, Theirs float64
+	// AtMost and AtLeast are the goals of the ratio of ours to theirs; MostOfOurs
+	// is that of our number alone. 0 is none.
+	AtMost, AtLeast, MostOfOurs float64
+}
+
+// PrintTable prints rows with their goals and whether they are reached.
+func PrintTable(out io.Writer, rows []Row) {
+	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(table, "\t%s\t%s\tratio\tto reach\t\t\n", Minicri, Containerd)
+	for _, row := range rows {
+		goal, reached := row.goal()
+		fmt.Fprintf(table, "%s\t%.4g\t%.4g\t%.2f\t%s\t%s\t\n", row.What, row.Ours, row.Theirs, row.ratio(), goal, verdict(goal, reached))
+	}
+	_ = table.Flush()
+}
+
+func (r Row) ratio() float64 { return r.Ours / r.Theirs }
+
+func (r Row) goal() (text string, reached bool) {
+	switch {
+	case r.AtMost > 0:
+		return fmt.Sprintf("ratio <= %g", r.AtMost), r.ratio() <= r.AtMost
+	case r.AtLeast > 0:
+		return fmt.Sprintf("ratio >= %g", r.AtLeast), r.ratio() >= r.AtLeast
+	case r.MostOfOurs > 0:
+		return fmt.Sprintf("<= %g", r.MostOfOurs), r.Ours <= r.MostOfOurs
+	}
+	return "", false
+}
+
+func verdict(goal string, reached bool) string {
+	switch {
+	case goal == "":
+		return ""
+	case reached:
+		return "✓"
+	}
+	return "✗"
+}

@@ -1,0 +1,203 @@
+package container
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// deadMount is a mount whose server never answers: a FUSE filesystem (fuse(4))
+// whose requests nobody reads, until the test ends.
+func deadMount(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	server, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	check(t, err)
+	check(t, unix.Mount("dead", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server.Fd())))
+	t.Cleanup(func() {
+		check(t, server.Close()) // whoever waits gets an error
+		check(t, unix.Unmount(dir, unix.MNT_DETACH))
+	})
+	return dir
+}
+
+func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
+	n := newNode(t, harness.Config("[limits]\ncreate = '8s'"))
+	p, other := runPod(t, n, "hangs"), runPod(t, n, "other")
+	witness, neighbour := other.run("witness", forever), p.run("neighbour", forever)
+	before := other.slowest(witness, 5)
+	config := shell("hangs", forever, mounted(filepath.Join(deadMount(t), "volume"), "/volume"))
+	hangs := make(chan error, 1)
+	go func() {
+		_, err := p.tryCreate(config)
+		hangs <- err
+	}()
+	time.Sleep(100 * time.Millisecond)
+	// Most of it is the machine's: no more than before, and 100 ms.
+	if during := other.slowest(witness, 5); during > before+100*time.Millisecond {
+		t.Errorf("while a container of another pod hangs, the slowest call took %v, before it took %v", during, before)
+	}
+	same(t, "exec in the same pod", p.exec(neighbour, "echo here"), "here")
+	select {
+	case err := <-hangs:
+		t.Fatalf("the mount is not dead: %v", err)
+	default:
+	}
+	err := <-hangs
+	wantCode(t, err, codes.Unavailable)
+	if !strings.Contains(err.Error(), "/volume") {
+		t.Errorf("the error does not name the path: %v", err)
+	}
+	// It has left nothing behind: its name is free.
+	config.Mounts = nil
+	check(t, p.start(p.create(config)))
+}
+
+// slowest makes the calls of a kubelet's life some times, and tells how long
+// that call takes which takes longest, each at its best: a busy machine delays
+// some calls, one that has to wait for another is always late.
+func (p *pod) slowest(witness string, rounds int) (most time.Duration) {
+	p.t.Helper()
+	var id string
+	calls := []func(){
+		func() { p.list(nil) },
+		func() { p.status(witness) },
+		func() { p.address() },
+		func() { p.exec(witness, "true") },
+		func() { id = p.create(shell("short", "true")) },
+		func() { check(p.t, p.start(id)) },
+		func() { check(p.t, p.stop(id, 0)) },
+		func() { check(p.t, p.remove(id)) },
+	}
+	best := make([]time.Duration, len(calls))
+	for round := range rounds {
+		for i, call := range calls {
+			began := time.Now()
+			call()
+			if took := time.Since(began); round == 0 || took < best[i] {
+				best[i] = took
+			}
+		}
+	}
+	return slices.Max(best)
+}
+
+// disk is a filesystem in a file, mounted.
+type disk struct {
+	t   *testing.T
+	dir string
+}
+
+func newDisk(t *testing.T, size string) *disk {
+	t.Helper()
+	d := &disk{t, t.TempDir()}
+	file := filepath.Join(t.TempDir(), "disk")
+	d.command("truncate", "-s", size, file)
+	d.command("mkfs.ext4", "-q", file)
+	d.command("mount", "-o", "loop", file, d.dir)
+	t.Cleanup(func() { d.command("umount", d.dir) })
+	return d
+}
+
+func (d *disk) command(name string, args ...string) {
+	d.t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		d.t.Fatalf("%s %q: %v: %s", name, args, err, out)
+	}
+}
+
+// freeze lets whoever writes sleep, uninterruptibly, until the thaw.
+func (d *disk) freeze() (thaw func()) {
+	d.t.Helper()
+	d.command("fsfreeze", "--freeze", d.dir)
+	frozen := true
+	thaw = func() {
+		if frozen {
+			frozen = false
+			d.command("fsfreeze", "--unfreeze", d.dir)
+		}
+	}
+	d.t.Cleanup(thaw)
+	return thaw
+}
+
+// sleepsUninterruptibly tells whether any process in a container's cgroup does.
+func (p *pod) sleepsUninterruptibly(cgroup string) bool {
+	return slices.ContainsFunc(p.pidsInCgroup(cgroup), func(pid string) bool {
+		stat, _ := os.ReadFile("/proc/" + pid + "/stat") // it may have ended
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		return strings.HasPrefix(rest, "D")
+	})
+}
+
+func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
+	const kill = time.Second
+	n := newNode(t, harness.Config("[limits]\nkill = '1s'"))
+	p, together := runPod(t, n, "web"), runPod(t, n, "together", podPID(runtimeapi.NamespaceMode_POD))
+	witness := p.run("witness", forever)
+	const writes = "while true; do echo x >> /disk/file; sleep 0.01; done"
+	for name, c := range map[string]struct {
+		pod    *pod
+		script string
+		opt    option
+	}{
+		"init":                    {p, writes, nothing},
+		"child of init":           {p, "(" + writes + ") & while true; do sleep 1; done", nothing},
+		"child that outlives all": {together, "(" + writes + ") & while true; do sleep 1; done", pidMode(runtimeapi.NamespaceMode_POD, "")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, pod := c.pod, *p
+			p.t, pod.t = t, t
+			d := newDisk(t, "16M")
+			config := shell("app", c.script, c.opt, mounted(d.dir, "/disk"))
+			id := p.create(config)
+			check(t, p.start(id))
+			cgroup := p.info(id).CgroupsPath
+			thaw := d.freeze()
+			eventually(t, "the container sleeps", func() bool { return p.sleepsUninterruptibly(cgroup) })
+			for _, err := range []error{p.inTime(30*kill, func() error { return p.stop(id, 0) }), p.inTime(30*kill, func() error { return p.remove(id) })} {
+				if err != nil {
+					wantCode(t, err, codes.Unavailable)
+				}
+			}
+			if !p.sleepsUninterruptibly(cgroup) {
+				t.Fatal("the process does not sleep any more: this proves nothing")
+			}
+			if s := p.list(&runtimeapi.ContainerFilter{Id: id}); len(s) != 1 {
+				t.Errorf("while a process of it is there, the container is listed: %v", s)
+			}
+			same(t, "another container", pod.exec(witness, "echo here"), "here")
+			thaw()
+			eventually(t, "it is removed", func() bool { return p.remove(id) == nil })
+			if left := p.pidsInCgroup(cgroup); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+			check(t, p.remove(p.create(config)))
+		})
+	}
+	p.t, together.t = t, t
+}
+
+func nothing(*runtimeapi.ContainerConfig) {}
+
+// inTime fails the test if a call takes longer than the limit.
+func (p *pod) inTime(limit time.Duration, call func() error) error {
+	p.t.Helper()
+	began := time.Now()
+	err := call()
+	if took := time.Since(began); took > limit {
+		p.t.Errorf("it took %v", took)
+	}
+	return err
+}

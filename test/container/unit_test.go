@@ -1,0 +1,148 @@
+//go:build vm
+
+package container
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+const unit = "minicri.service"
+
+// systemctl fails the test when it fails.
+func systemctl(t *testing.T, arguments ...string) string {
+	t.Helper()
+	output, err := exec.Command("systemctl", arguments...).CombinedOutput()
+	if err != nil {
+		journal, _ := exec.Command("journalctl", "--no-pager", "--lines", "30", "--unit", unit).CombinedOutput()
+		t.Fatalf("systemctl %v: %v: %s\n%s", arguments, err, output, journal)
+	}
+	return strings.TrimSpace(string(output))
+}
+
+// TestUnit is a node's life as its owner sees it, with what make install has
+// installed: the unit, the configuration, the binaries and the plugins.
+func TestUnit(t *testing.T) {
+	check(t, os.MkdirAll("/etc/minicri/config.toml.d", 0o755))
+	check(t, os.WriteFile("/etc/minicri/config.toml.d/10-test.toml", []byte("[default_network]\nenabled = true\nsubnet = \"10.99.0.0/16\"\n"), 0o600))
+	systemctl(t, "daemon-reload")
+	systemctl(t, "start", unit) // returns when the daemon says READY=1
+	same(t, "state", property(t, unit, "ActiveState"), "active")
+	p := unitPod(t)
+	id := p.run("app", forever)
+	path := p.info(id).CgroupsPath
+	same(t, "slice", filepath.Dir(path), "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0815.slice")
+	stays := func(when string, do func()) {
+		t.Helper()
+		pause, pid, old := p.pausePID(), p.info(id).PID, property(t, unit, "MainPID")
+		do()
+		p.connect()
+		if property(t, unit, "MainPID") == old || property(t, unit, "ActiveState") != "active" {
+			t.Errorf("%s: it is still process %s, %s", when, old, property(t, unit, "ActiveState"))
+		}
+		if p.pausePID() != pause || p.info(id).PID != pid || p.status(id).State != running {
+			t.Errorf("%s: pause was %d, is %d; the container was %d, is %d", when, pause, p.pausePID(), pid, p.info(id).PID)
+		}
+		same(t, when+": exec", p.exec(id, "echo hi"), "hi")
+	}
+	stays("restart", func() { systemctl(t, "restart", unit) })
+	stays("kill", func() {
+		systemctl(t, "kill", "--kill-whom", "main", "--signal", "KILL", unit)
+		eventually(t, "systemd starts it again", func() bool {
+			return property(t, unit, "NRestarts") == "1" && property(t, unit, "ActiveState") == "active"
+		})
+	})
+	stays("stop and start", func() {
+		systemctl(t, "stop", unit)
+		systemctl(t, "start", unit)
+	})
+	if output, err := exec.Command("/usr/local/bin/minicri", "check").CombinedOutput(); err != nil {
+		t.Errorf("minicri check: %v: %s", err, output)
+	}
+	p.removeAll()
+	systemctl(t, "stop", unit)
+	eventually(t, "systemd has forgotten all scopes", func() bool {
+		return systemctl(t, "list-units", "--all", "--plain", "--no-legend", "minicri-*.scope") == ""
+	})
+	left, err := filepath.Glob("/sys/fs/cgroup/kubepods.slice/*/*/*.scope")
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	if procs, err := os.ReadFile("/sys/fs/cgroup/system.slice/" + unit + "/cgroup.procs"); err == nil && len(procs) > 0 {
+		t.Errorf("processes of the unit are left behind: %s", procs)
+	}
+	systemctl(t, "stop", "kubepods.slice")
+}
+
+// unitPod runs a pod by the daemon of the unit.
+func unitPod(t *testing.T) *pod {
+	t.Helper()
+	p := &pod{Node: &harness.Node{}, t: t}
+	p.connect()
+	answer, err := p.Runtime.RuntimeConfig(limited(t), &runtimeapi.RuntimeConfigRequest{})
+	check(t, err)
+	if driver := answer.GetLinux().GetCgroupDriver(); driver != runtimeapi.CgroupDriver_SYSTEMD {
+		t.Errorf("the kubelet is told the driver %v", driver)
+	}
+	output, err := exec.Command("/usr/local/bin/minicri", "image", "import", busyboxArchive(t)).CombinedOutput()
+	if err != nil {
+		t.Fatalf("importing the image: %v: %s", err, output)
+	}
+	p.config = &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "web", Uid: "0815", Namespace: "test"},
+		LogDirectory: t.TempDir(),
+		Linux:        &runtimeapi.LinuxPodSandboxConfig{CgroupParent: "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0815.slice"},
+	}
+	pod, err := p.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: p.config})
+	check(t, err)
+	p.id = pod.PodSandboxId
+	return p
+}
+
+// connect makes clients of the unit's daemon: one that lost it waits before it
+// tries again.
+func (p *pod) connect() {
+	p.t.Helper()
+	conn, err := grpc.NewClient("unix:///run/minicri/minicri.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	check(p.t, err)
+	p.t.Cleanup(func() { conn.Close() })
+	p.Runtime = runtimeapi.NewRuntimeServiceClient(conn)
+	p.Image = runtimeapi.NewImageServiceClient(conn)
+}
+
+func (p *pod) removeAll() {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	_, err := p.Runtime.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
+	check(p.t, err)
+	_, err = p.Runtime.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
+	check(p.t, err)
+}
+
+// busyboxArchive makes the image of all containers, as docker save writes it.
+func busyboxArchive(t *testing.T) string {
+	t.Helper()
+	const script = `mkdir -p root/bin root/tmp && cp /bin/busybox root/bin && for name in sh sleep echo; do ln -s busybox root/bin/$name; done
+		tar -C root -cf layer.tar . && sum=$(sha256sum layer.tar)
+		printf '{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' "${sum%% *}" >config.json
+		printf '[{"Config":"config.json","RepoTags":["%s"],"Layers":["layer.tar"]}]' "$1" >manifest.json
+		tar -cf image.tar manifest.json config.json layer.tar`
+	command := exec.Command("sh", "-euc", script, "sh", shell("", "").Image.Image)
+	command.Dir = t.TempDir()
+	if output, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, output)
+	}
+	return filepath.Join(command.Dir, "image.tar")
+}
