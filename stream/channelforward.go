@@ -28,12 +28,13 @@ func (f *forwarder) serveChannels(u *upgrade, ports []int32) {
 	defer conn.Close()
 	var open sync.WaitGroup
 	for i, port := range ports {
-		open.Go(func() { f.connect(port, channel{channels[2*i]}, channels[2*i+1]) })
+		open.Go(func() { f.connectChannel(port, channel{channels[2*i]}, channels[2*i+1]) })
 	}
 	open.Wait()
 }
 
-func (f *forwarder) connect(port int32, data channel, errors io.WriteCloser) {
+// connectChannel makes the connection of a port, and says why if it cannot.
+func (f *forwarder) connectChannel(port int32, data channel, errors io.WriteCloser) {
 	defer data.Close()
 	number := binary.LittleEndian.AppendUint16(nil, uint16(port))
 	for _, to := range []io.Writer{data, errors} {

@@ -115,7 +115,7 @@ func (p *pairs) accept(stream *spdystream.Stream) error {
 		return err
 	}
 	if complete != nil {
-		p.forwarder.session.work.Go(func() { p.connect(complete, int32(port)) })
+		p.session.work.Go(func() { p.connect(complete, int32(port)) })
 	}
 	return nil
 }
