@@ -575,6 +575,29 @@ func TestPause(t *testing.T) {
 	}
 }
 
+// Without a pid namespace of its own, what a container leaves behind comes to
+// the shim.
+func TestOrphansAreReaped(t *testing.T) {
+	p := startPod(t)
+	p.run("c", "exec sleep 1000", func(spec *specs.Spec, _ *api.CreateRequest) {
+		spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.IPCNamespace}, {Type: specs.MountNamespace}}
+	})
+	r, err := p.ExecSync(t.Context(), "c", sh("sleep 0.3 & echo $!"), 0, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	orphan := "/proc/" + strings.TrimSpace(string(r.Stdout))
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(orphan); err != nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			status, _ := os.ReadFile(orphan + "/status")
+			t.Fatalf("the orphan is still there:\n%s", status)
+		}
+	}
+}
+
 // TestKilledShim is property 34, and what the design says of a shim that dies.
 func TestKilledShim(t *testing.T) {
 	p := startPod(t)
