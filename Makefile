@@ -52,11 +52,13 @@ soak: root setup build ## Pods come and go while the daemon is killed at random;
 	go test $(goflags) -tags seccomp -race -c -o bin/test/soak ./test/soak
 	cd test/soak && SOAK=$(SOAK) ../../hack/in-netns ../../bin/test/soak -test.timeout 0 $(TESTFLAGS)
 
+VMTESTS ?= hack/vm/tests.txt
+
 .PHONY: test-vm
 test-vm: root setup peers-test build failpoints ## The tests in a VM with cgroup v2, systemd and AppArmor (root)
 	@hack/setup hack/vm/packages.txt
 	$(MAKE) bin/vm/root.ext4
-	hack/vm/payload < hack/vm/tests.txt
+	hack/vm/payload < $(VMTESTS)
 	hack/vm/run
 
 bin/vm/root.ext4: hack/packages.txt hack/vm/root $(wildcard hack/vm/guest/*.*)

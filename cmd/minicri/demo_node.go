@@ -129,7 +129,7 @@ func (n *demoNode) connect(ctx context.Context) error {
 		}
 		n.connection, n.client = connection, runtimeapi.NewRuntimeServiceClient(connection)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute) // machines may be slow
 	defer cancel()
 	for {
 		n.connection.ResetConnectBackoff()

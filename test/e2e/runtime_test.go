@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -53,7 +54,7 @@ func TestRuntimeConfigTellsTheCgroupDriver(t *testing.T) {
 	n := newNode(t)
 	answer, err := n.Runtime.RuntimeConfig(limited(t), &runtimeapi.RuntimeConfigRequest{})
 	check(t, err)
-	if answer.Linux.GetCgroupDriver() != runtimeapi.CgroupDriver_CGROUPFS {
+	if strings.ToLower(answer.Linux.GetCgroupDriver().String()) != harness.CgroupDriver() {
 		t.Errorf("got %v", answer)
 	}
 }

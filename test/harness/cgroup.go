@@ -19,7 +19,7 @@ import (
 // its pods.
 func (n *Node) makeCgroups() {
 	n.t.Helper()
-	if driver() == "systemd" {
+	if CgroupDriver() == "systemd" {
 		n.makeSlice(n.CgroupParent)
 		return
 	}
@@ -41,7 +41,7 @@ func (n *Node) makeCgroup(path string) {
 func (n *Node) MakeCgroup(name string) string {
 	n.t.Helper()
 	path := filepath.Join(n.CgroupParent, name)
-	if driver() == "systemd" {
+	if CgroupDriver() == "systemd" {
 		path = n.slicePath(name)
 		n.makeSlice(path)
 	} else {
@@ -55,7 +55,7 @@ func (n *Node) MakeCgroup(name string) string {
 func (n *Node) removePodCgroups() error {
 	var errs []error
 	for _, path := range n.podCgroups {
-		if driver() == "systemd" {
+		if CgroupDriver() == "systemd" {
 			errs = append(errs, n.stopEmptySlice(path))
 			continue
 		}
@@ -101,7 +101,7 @@ func fillCpuset(dir string) error {
 // removeCgroups takes the parent away with all that is in it, by force. It kills
 // in every hierarchy first: a process may be in the one and not in the other.
 func (n *Node) removeCgroups() error {
-	if driver() == "systemd" {
+	if CgroupDriver() == "systemd" {
 		return n.removeSlice()
 	}
 	var errs []error

@@ -11,10 +11,9 @@ import (
 	"time"
 )
 
-// driver is the cgroup driver of all nodes: cgroupfs, or what the environment
-// says. systemd needs a machine that it runs, and no process namespace between:
+// CgroupDriver is that of all nodes: cgroupfs, or what the environment says. systemd needs a machine that it runs, and no process namespace between:
 // it takes the ids of processes as it sees them.
-func driver() string {
+func CgroupDriver() string {
 	if driver := os.Getenv("MINICRI_CGROUP_DRIVER"); driver != "" {
 		return driver
 	}
@@ -24,7 +23,7 @@ func driver() string {
 // cgroupParent is the node's, in the form of the driver: systemd nests slices
 // by their names, so the name may have no dash.
 func cgroupParent(unique string) string {
-	if driver() == "systemd" {
+	if CgroupDriver() == "systemd" {
 		return "/" + unique + ".slice"
 	}
 	return "/minicri-test-" + unique
@@ -46,7 +45,7 @@ func (n *Node) slicePath(name string) string {
 // checkUnits finds units of pods that ended and that systemd still has, such
 // as failed ones.
 func (n *Node) checkUnits() error {
-	if driver() != "systemd" {
+	if CgroupDriver() != "systemd" {
 		return nil
 	}
 	hash := sha256.Sum256([]byte(n.Root))
