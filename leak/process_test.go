@@ -146,10 +146,8 @@ func TestNamespaceOfProcess(t *testing.T) {
 
 // The daemon is a Go program: what it leaks is held by one of its threads.
 func TestNamespaceOfThread(t *testing.T) {
-	entered, leave, left := make(chan string), make(chan bool), make(chan bool)
-	go func() {
-		defer close(left)
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+	entered, leave := make(chan string), make(chan bool)
+	left := onThreadThatEnds(func() {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			t.Error(err)
 		}
@@ -159,12 +157,29 @@ func TestNamespaceOfThread(t *testing.T) {
 		}
 		entered <- name
 		<-leave
-	}()
+	})
 	namespace := <-entered
 	expectNamespace(t, "net", namespace, true)
 	close(leave)
 	<-left
 	expectNamespace(t, "net", namespace, false)
+}
+
+// onThreadThatEnds calls do on a thread that ends with it.
+func onThreadThatEnds(do func()) (left chan bool) {
+	left = make(chan bool)
+	go func() {
+		defer close(left)
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		if unix.Gettid() != unix.Getpid() {
+			do()
+			return
+		}
+		// All but the main thread, which is held here so that another is taken.
+		<-onThreadThatEnds(do)
+		runtime.UnlockOSThread()
+	}()
+	return left
 }
 
 func TestNamespaceOfDescriptor(t *testing.T) {
