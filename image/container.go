@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
+	"slices"
+	"strings"
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
@@ -104,7 +107,18 @@ func (s *Store) Mount(ctx context.Context, key, target string) error {
 	if err := mount.All(mounts, target); err != nil {
 		return fmt.Errorf("mount snapshot %s at %s: %w", key, target, err)
 	}
+	if slices.ContainsFunc(mounts, mapsIDs) {
+		// containerd leaves the handle of a helper process, a descriptor, to
+		// the garbage collector, which comes to an idle daemon every 2 minutes.
+		runtime.GC()
+	}
 	return nil
+}
+
+// mapsIDs tells whether a mount is one for a user namespace (mount_setattr(2),
+// MOUNT_ATTR_IDMAP).
+func mapsIDs(m mount.Mount) bool {
+	return slices.ContainsFunc(m.Options, func(option string) bool { return strings.HasPrefix(option, "uidmap=") })
 }
 
 // Unmount takes all mounts at target away and the directory with them; a target

@@ -24,13 +24,15 @@ const (
 
 // oomCount is how many processes of a container the kernel has killed.
 type oomCount struct {
-	kills int
-	last  time.Time // when kills was seen to grow
+	kills  int
+	last   time.Time // when kills was seen to grow
+	before int       // Supervisor.unclaimedOOMKills when the container was made
 }
 
 // watchOOM follows the kernel's notices until the cgroup is gone.
 func (c *container) watchOOM() {
 	c.oomWatched = make(chan struct{})
+	c.oom.before = c.sup.unclaimedOOMKills(c.oomParent())
 	notices, err := c.lib.NotifyOOM()
 	if err != nil {
 		c.sup.log.Warn("OOM kills are seen only at the exit", "container", c.snapshot().ID, "error", err)
@@ -64,15 +66,46 @@ func (c *container) awaitOOM() bool {
 func (c *container) countOOM(noticed bool) bool {
 	kills, gone := readOOMKills(c.snapshot().Cgroups)
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if gone && noticed {
 		kills = c.oom.kills + 1
 	}
-	if kills <= c.oom.kills {
-		return false
+	more := kills - c.oom.kills
+	if more > 0 {
+		c.oom.kills, c.oom.last = kills, time.Now()
 	}
-	c.oom = oomCount{kills: kills, last: time.Now()}
-	return true
+	c.mu.Unlock()
+	if more > 0 {
+		c.sup.claimOOMKills(c.oomParent(), more)
+	}
+	return more > 0
+}
+
+// oomParent is the cgroup that still knows of a container's OOM kills when
+// systemd has removed the container's own: on version 2, events count in all
+// cgroups above. "" on version 1, where nobody removes it before us.
+func (c *container) oomParent() string {
+	cgroups := c.snapshot().Cgroups
+	if _, v1 := cgroups["memory"]; v1 || cgroups[""] == "" {
+		return ""
+	}
+	return filepath.Dir(cgroups[""])
+}
+
+// claimOOMKills notes that kills which a cgroup has counted were found to be
+// those of one container below it.
+func (s *Supervisor) claimOOMKills(parent string, kills int) {
+	s.mu.Lock()
+	s.oomClaims[parent] += kills
+	s.mu.Unlock()
+}
+
+// unclaimedOOMKills are those that a cgroup has counted and no container has
+// claimed: some lie before our time, or are those of others.
+func (s *Supervisor) unclaimedOOMKills(parent string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kills, _ := readOOMKills(map[string]string{"": parent})
+	return kills - s.oomClaims[parent]
 }
 
 // killedByOOM tells whether a SIGKILL that ended init was the kernel's, for
@@ -84,10 +117,25 @@ func (c *container) killedByOOM() bool {
 		case <-c.oomWatched: // the notices that came before the end are counted
 		case <-time.After(oomDelay):
 		}
+		c.claimOOMKill()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.killed && c.oom.kills > 0 && time.Since(c.oom.last) < oomWindow
+}
+
+// claimOOMKill: of a container whose cgroup is gone, and whose last notice did
+// not come (the kernel holds one back that follows another within 10 ms), the
+// parent has a kill that is nobody else's.
+func (c *container) claimOOMKill() {
+	parent := c.oomParent()
+	if c.sup.unclaimedOOMKills(parent) <= c.oom.before {
+		return
+	}
+	c.sup.claimOOMKills(parent, 1)
+	c.mu.Lock()
+	c.oom.kills, c.oom.last = c.oom.kills+1, time.Now()
+	c.mu.Unlock()
 }
 
 // readOOMKills reads oom_kill of memory.events (v2) or memory.oom_control (v1,

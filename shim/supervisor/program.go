@@ -80,6 +80,7 @@ func (c *container) noteProgram() {
 	pid := c.snapshot().PID
 	for errors.Is(unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
 	}
+	c.countOOM(false) // before systemd removes the cgroup
 	waits, err := beforeExec(pid)
 	c.mu.Lock()
 	c.neverRan = err == nil && waits

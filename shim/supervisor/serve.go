@@ -46,6 +46,7 @@ type Supervisor struct {
 
 	mu         sync.Mutex
 	containers map[string]*container
+	oomClaims  map[string]int // by cgroup: OOM kills found to be those of single containers below it
 }
 
 // Run serves until ctx is cancelled or the shim is told to end. Containers
@@ -63,7 +64,7 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	defer lock.Close()
 	sup := &Supervisor{
 		dir: s.Dir, systemdCgroup: s.SystemdCgroup, noNewKeyring: !canJoinSessionKeyring(), log: log,
-		events: newBroker(), reaper: newReaper(), life: ctx, stop: stop, containers: map[string]*container{},
+		events: newBroker(), reaper: newReaper(), life: ctx, stop: stop, containers: map[string]*container{}, oomClaims: map[string]int{},
 	}
 	if err := sup.adoptAll(); err != nil {
 		return err
