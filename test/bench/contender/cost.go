@@ -1,9 +1,12 @@
 package contender
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -20,14 +23,25 @@ func (n *Node) cpu(of func(pid int) (time.Duration, error)) (sum time.Duration, 
 	if err != nil {
 		return 0, err
 	}
-	for _, pid := range append(shims, n.PID) {
+	if sum, err = of(n.PID); err != nil {
+		return 0, err
+	}
+	for _, pid := range shims {
 		cpu, err := of(pid)
+		if ended(err) {
+			continue // it was there to start pause
+		}
 		if err != nil {
 			return 0, err
 		}
 		sum += cpu
 	}
 	return sum, nil
+}
+
+// ended tells whether /proc has no such process any more.
+func ended(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
 }
 
 // Weight is the PSS of all shims and pause processes of the node, in KiB, and
