@@ -23,8 +23,11 @@ var harmless = []struct{ text, why string }{
 	{"code = NotFound", "the kubelet asks again for what it has just removed"},
 }
 
-// down are the complaints of the time without a daemon.
-var down = regexp.MustCompile("code = Unavailable|container runtime is down|PLEG is not healthy")
+// down are the complaints of the time without a daemon. The error of a call
+// that was under way when it was killed comes without its code in some places:
+// the texts are gRPC's for a connection that is gone.
+var down = regexp.MustCompile("code = Unavailable|container runtime is down|PLEG is not healthy|" +
+	"error reading from server|connection error: desc|closing transport|connection reset by peer|broken pipe")
 
 // markLog remembers where the kubelet's log ends now: it is called twice around
 // the time in which there is no daemon.
