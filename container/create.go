@@ -69,7 +69,7 @@ func (s *Containers) Create(caller context.Context, sandboxID string, config *ru
 
 // run goes through the steps 3 to 7.
 func (c *creation) run() {
-	go cgroup.WarmLock() // ends by itself
+	c.owner.work.Go(cgroup.WarmLock)
 	c.step("record container", func() error { return c.owner.records.Write(c.ID, c.Record) })
 	c.step("rootfs", c.makeRootfs)
 	c.step("spec", c.writeSpec)

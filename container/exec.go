@@ -51,7 +51,7 @@ func (s *Containers) forExec(ctx context.Context, id string, command []string, t
 	if len(command) == 0 {
 		return nil, nil, nil, fmt.Errorf("cmd: is empty: %w", errdefs.ErrInvalidArgument)
 	}
-	go cgroup.WarmLock() // ends by itself
+	s.work.Go(cgroup.WarmLock)
 	spec, err := s.Spec(c)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)

@@ -67,7 +67,7 @@ func (s *Sandboxes) bound(ctx context.Context, limit time.Duration) (context.Con
 
 // run goes through the steps 3 to 11.
 func (c *creation) run() {
-	go cgroup.WarmLock() // ends by itself
+	c.owner.work.Go(cgroup.WarmLock)
 	c.step("record", c.writeRecord)
 	synced := c.beside("sync", c.syncRecord)
 	c.step("files", c.makeFiles)
