@@ -88,6 +88,8 @@ func (n *Node) start(ctx context.Context, program string) error {
 	defer log.Close()
 	n.daemon = exec.Command(program, "--config", n.path("config.toml"))
 	n.daemon.Stderr = log
+	// A signal to our group is not for the daemon: Close needs it.
+	n.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := n.daemon.Start(); err != nil {
 		return err
 	}
@@ -119,11 +121,24 @@ func (n *Node) Pod(name string, network runtimeapi.NamespaceMode) *runtimeapi.Po
 	return contender.PodConfig(name, n.path("logs/"+name), network)
 }
 
+// removePods removes what a benchmark that was ended early has left.
+func (n *Node) removePods() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	pods, err := n.Client.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	errs := []error{err}
+	for _, pod := range pods.GetItems() {
+		_, err := n.Client.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod.Id})
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
 // Close stops the daemon and removes what belongs to the node.
 func (n *Node) Close() error {
 	var errs []error
 	if n.connection != nil {
-		errs = append(errs, n.connection.Close())
+		errs = append(errs, n.removePods(), n.connection.Close())
 	}
 	if n.daemon != nil && n.daemon.Process != nil {
 		errs = append(errs, n.daemon.Process.Signal(syscall.SIGTERM), n.daemon.Wait())
