@@ -179,11 +179,12 @@ func TestNoPackageIsCalledUtil(t *testing.T) {
 var layers = [][]string{
 	{"cmd/minicri"},
 	{"server"},
-	{"check", "metrics"},
+	{"internal/doctor", "internal/metrics"},
 	{"container", "sandbox", "image", "stream", "stats", "event"},
 	{"network", "oci", "shim/client"},
-	{"shim/api", "apparmor", "cgroup", "config", "id", "oci/pause", "process", "state", "step"},
-	{"failpoint", "leak"},
+	{"namespace"},
+	{"shim/api", "apparmor", "oci/pause", "internal/cgroup", "internal/config", "internal/id", "internal/process", "internal/state", "internal/step"},
+	{"internal/step/failpoint", "test/leak"},
 }
 
 func layerOf(name string) int {
@@ -301,7 +302,7 @@ var programs = []struct {
 		"./cmd/minicri-shim",
 		[]string{
 			"google.golang.org/grpc", "google.golang.org/grpc/internal/transport", "k8s.io/...", "github.com/containerd/containerd/...", "github.com/containerd/go-cni/...",
-			"github.com/containernetworking/...", "net/http", module + "/server", module + "/sandbox", module + "/network", module + "/config",
+			"github.com/containernetworking/...", "net/http", module + "/server", module + "/sandbox", module + "/network", module + "/internal/config",
 		},
 		"libcontainer seals and re-executes this binary for every start, and one stays for each pod: its size is paid again and again",
 	},

@@ -15,11 +15,11 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
-	"github.com/minicri/minicri/cgroup"
-	"github.com/minicri/minicri/id"
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/id"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/oci"
-	"github.com/minicri/minicri/process"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/shim/api"
 )
@@ -28,7 +28,7 @@ import (
 // steps that follow do nothing.
 type creation struct {
 	*Container
-	owner   *Containers
+	owner   *Store
 	sandbox *sandbox.Sandbox
 	image   image.Image
 	// mounted are images that the container mounts.
@@ -48,7 +48,7 @@ func (c *creation) step(name string, do func() error) {
 // Create makes a container in a sandbox that is Ready, and returns its id. It
 // is taken back when the caller goes away meanwhile: nothing is ever left
 // waiting at the exec barrier that nobody knows of.
-func (s *Containers) Create(caller context.Context, sandboxID string, config *runtimeapi.ContainerConfig) (string, error) {
+func (s *Store) Create(caller context.Context, sandboxID string, config *runtimeapi.ContainerConfig) (string, error) {
 	ctx, cancel := s.outlive(caller, s.options.Limits.Create)
 	defer cancel()
 	c := &creation{owner: s, ctx: ctx, caller: caller}
@@ -90,7 +90,7 @@ func (c *creation) recheck() error {
 	return nil
 }
 
-func (s *Containers) undo(c *creation) error {
+func (s *Store) undo(c *creation) error {
 	ctx, cancel := s.outlive(c.ctx, s.options.Limits.Create)
 	defer cancel()
 	err := fmt.Errorf("create container %s in sandbox %s: %w", c.ID, c.SandboxID, c.err)

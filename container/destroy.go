@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/shim/client"
 )
 
 // Remove kills the container if it runs and removes all of it, the name last.
 // Calling it again, or for an id that is unknown, is success.
-func (s *Containers) Remove(ctx context.Context, id string) error {
+func (s *Store) Remove(ctx context.Context, id string) error {
 	c, err := s.Find(id)
 	if errdefs.IsNotFound(err) {
 		return nil
@@ -35,7 +35,7 @@ func (s *Containers) Remove(ctx context.Context, id string) error {
 	return nil
 }
 
-func (s *Containers) remove(ctx context.Context, c *Container) error {
+func (s *Store) remove(ctx context.Context, c *Container) error {
 	if err := s.stop(ctx, c, 0); err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (s *Containers) remove(ctx context.Context, c *Container) error {
 	return s.destroy(ctx, c)
 }
 
-func (s *Containers) exists(id string) bool {
+func (s *Store) exists(id string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.byID[id] != nil
@@ -59,7 +59,7 @@ func (s *Containers) exists(id string) bool {
 // destroy is the only undo. It takes back every part that a container may
 // have, and goes on where one fails; the record goes last and only when
 // nothing else is left. The container's lock is held.
-func (s *Containers) destroy(ctx context.Context, c *Container) error {
+func (s *Store) destroy(ctx context.Context, c *Container) error {
 	observe := s.options.Observe
 	err := errors.Join(
 		observe.Run(ctx, "delete", func() error { return s.deleteProcesses(ctx, c) }),
@@ -79,7 +79,7 @@ func (s *Containers) destroy(ctx context.Context, c *Container) error {
 
 // deleteProcesses has the shim delete the container; where there is no shim,
 // or it does not know the container, the cgroup is all there may be.
-func (s *Containers) deleteProcesses(ctx context.Context, c *Container) error {
+func (s *Store) deleteProcesses(ctx context.Context, c *Container) error {
 	shim, err := s.shims.connect(ctx, c.SandboxID)
 	if err == nil {
 		err = s.killAndDelete(ctx, c, shim)
@@ -96,7 +96,7 @@ const deletePause = 2 * time.Millisecond
 // killAndDelete: one that was made and never started still has its init, at
 // the exec barrier, and takes a moment to go. The shim stays, for the pod's
 // next container.
-func (s *Containers) killAndDelete(ctx context.Context, c *Container, shim *client.Client) error {
+func (s *Store) killAndDelete(ctx context.Context, c *Container, shim *client.Client) error {
 	for deadline := time.Now().Add(s.options.Limits.Kill); ; time.Sleep(deletePause) {
 		err := shim.Delete(ctx, c.ID, false)
 		if !errdefs.IsFailedPrecondition(err) {
@@ -113,7 +113,7 @@ func (s *Containers) killAndDelete(ctx context.Context, c *Container, shim *clie
 }
 
 // removeRootfs removes a container's files, and what is mounted among them.
-func (s *Containers) removeRootfs(ctx context.Context, id string, mounted []string) error {
+func (s *Store) removeRootfs(ctx context.Context, id string, mounted []string) error {
 	images := s.options.Images
 	if err := s.removeImages(ctx, id, mounted); err != nil {
 		return err
@@ -129,7 +129,7 @@ func (s *Containers) removeRootfs(ctx context.Context, id string, mounted []stri
 
 // StopPod stops all containers of a sandbox, side by side, at once, and lets no
 // other one be made.
-func (s *Containers) StopPod(ctx context.Context, sandboxID string) error {
+func (s *Store) StopPod(ctx context.Context, sandboxID string) error {
 	s.mu.Lock()
 	s.stopping[sandboxID] = true
 	s.mu.Unlock()
@@ -142,7 +142,7 @@ func (s *Containers) StopPod(ctx context.Context, sandboxID string) error {
 }
 
 // awaitMade waits while the container is being made, or taken back.
-func (s *Containers) awaitMade(ctx context.Context, c *Container) error {
+func (s *Store) awaitMade(ctx context.Context, c *Container) error {
 	if c.listed.Load() {
 		return nil
 	}
@@ -155,7 +155,7 @@ func (s *Containers) awaitMade(ctx context.Context, c *Container) error {
 }
 
 // RemovePod removes all containers of a sandbox, and its shim.
-func (s *Containers) RemovePod(ctx context.Context, sandboxID string) error {
+func (s *Store) RemovePod(ctx context.Context, sandboxID string) error {
 	if err := s.each(sandboxID, func(c *Container) error { return s.removeOfPod(ctx, c) }); err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func (s *Containers) RemovePod(ctx context.Context, sandboxID string) error {
 
 // removeOfPod removes a container, also one that was half made and is still to
 // be swept.
-func (s *Containers) removeOfPod(ctx context.Context, c *Container) error {
+func (s *Store) removeOfPod(ctx context.Context, c *Container) error {
 	if c.listed.Load() {
 		return s.remove(ctx, c)
 	}
@@ -185,7 +185,7 @@ func (s *Containers) removeOfPod(ctx context.Context, c *Container) error {
 	return s.destroy(ctx, c)
 }
 
-func (s *Containers) each(sandboxID string, do func(*Container) error) error {
+func (s *Store) each(sandboxID string, do func(*Container) error) error {
 	containers := s.OfPod(sandboxID)
 	errs := make([]error, len(containers))
 	var wait sync.WaitGroup

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/shim/client"
 )
@@ -26,7 +26,7 @@ const ExecOutputLimit = 16<<20 - 1<<10
 // ExecSync runs a command in a running container, to its end or to the time-out
 // (none if 0), and captures its output. errdefs' and the context's kinds tell
 // what went wrong; a command that fails is no error.
-func (s *Containers) ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (*client.Result, error) {
+func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (*client.Result, error) {
 	c, shim, process, err := s.forExec(ctx, id, command, false)
 	if err != nil {
 		return nil, err
@@ -43,7 +43,7 @@ func (s *Containers) ExecSync(ctx context.Context, id string, command []string, 
 }
 
 // forExec is what a command in a running container needs.
-func (s *Containers) forExec(ctx context.Context, id string, command []string, tty bool) (*Container, *client.Client, *specs.Process, error) {
+func (s *Store) forExec(ctx context.Context, id string, command []string, tty bool) (*Container, *client.Client, *specs.Process, error) {
 	c, shim, err := s.running(ctx, id)
 	if err != nil {
 		return nil, nil, nil, err
@@ -60,7 +60,7 @@ func (s *Containers) forExec(ctx context.Context, id string, command []string, t
 }
 
 // running finds a container that runs, and its shim.
-func (s *Containers) running(ctx context.Context, id string) (*Container, *client.Client, error) {
+func (s *Store) running(ctx context.Context, id string) (*Container, *client.Client, error) {
 	c, err := s.Find(id)
 	if err != nil {
 		return nil, nil, err
@@ -73,7 +73,7 @@ func (s *Containers) running(ctx context.Context, id string) (*Container, *clien
 }
 
 // Spec is the container's runtime-spec, from the file that the shim reads.
-func (s *Containers) Spec(c *Container) (*specs.Spec, error) {
+func (s *Store) Spec(c *Container) (*specs.Spec, error) {
 	data, err := os.ReadFile(filepath.Join(s.dir(c.ID), "config.json"))
 	if err != nil {
 		return nil, err
@@ -83,7 +83,7 @@ func (s *Containers) Spec(c *Container) (*specs.Spec, error) {
 }
 
 // ReopenLog goes on in a new file at the path of the container's log.
-func (s *Containers) ReopenLog(ctx context.Context, id string) error {
+func (s *Store) ReopenLog(ctx context.Context, id string) error {
 	c, shim, err := s.running(ctx, id)
 	if err != nil {
 		return err
@@ -93,7 +93,7 @@ func (s *Containers) ReopenLog(ctx context.Context, id string) error {
 
 // Update sets resources of a container that has not ended: all of them or none.
 // What is zero in the request stays as it is.
-func (s *Containers) Update(ctx context.Context, id string, asked *runtimeapi.LinuxContainerResources) error {
+func (s *Store) Update(ctx context.Context, id string, asked *runtimeapi.LinuxContainerResources) error {
 	c, err := s.Find(id)
 	if err != nil {
 		return err

@@ -11,13 +11,13 @@ import (
 
 // shimOf returns the connection to the pod's shim, and starts a shim if the pod
 // has none. Each connection is followed, from its beginning to its end.
-func (s *Containers) shimOf(ctx context.Context, sandboxID string) (*client.Client, error) {
+func (s *Store) shimOf(ctx context.Context, sandboxID string) (*client.Client, error) {
 	return s.shims.ensure(ctx, sandboxID, func(shim *client.Client) { s.follow(sandboxID, shim) })
 }
 
 // follow keeps the facts of a pod's containers up with what its shim tells, in
 // a goroutine that ends with the shim or with the daemon.
-func (s *Containers) follow(sandboxID string, shim *client.Client) {
+func (s *Store) follow(sandboxID string, shim *client.Client) {
 	s.work.Go(func() {
 		err := shim.Events(s.base, 0, func(event *api.Event) error {
 			s.note(event.GetContainer())
@@ -34,7 +34,7 @@ func (s *Containers) follow(sandboxID string, shim *client.Client) {
 // shimLost looks after the containers of a shim that has gone. It is told to
 // end with its pod; otherwise another one takes over what still runs, and until
 // then nobody knows.
-func (s *Containers) shimLost(sandboxID string, lost error) {
+func (s *Store) shimLost(sandboxID string, lost error) {
 	left := s.OfPod(sandboxID)
 	if len(left) == 0 {
 		return
@@ -55,7 +55,7 @@ const lookPause = 20 * time.Millisecond
 
 // lookAgain finds out about the containers of a pod whose shim has just been
 // found, or lost; the one that takes over may be lost as well.
-func (s *Containers) lookAgain(ctx context.Context, sandboxID string) error {
+func (s *Store) lookAgain(ctx context.Context, sandboxID string) error {
 	for {
 		shim, err := s.shimOf(ctx, sandboxID)
 		if err == nil {
@@ -75,7 +75,7 @@ func (s *Containers) lookAgain(ctx context.Context, sandboxID string) error {
 // reconcile takes over what the shim knows of the pod's containers. What it
 // does not know has left its exit on disk, or has never been made; what is
 // being made just now is its maker's.
-func (s *Containers) reconcile(ctx context.Context, sandboxID string, shim *client.Client) error {
+func (s *Store) reconcile(ctx context.Context, sandboxID string, shim *client.Client) error {
 	made := slices.DeleteFunc(s.OfPod(sandboxID), func(c *Container) bool { return !c.Facts().inShim() })
 	list, err := shim.List(ctx)
 	if err != nil {
@@ -95,7 +95,7 @@ func (s *Containers) reconcile(ctx context.Context, sandboxID string, shim *clie
 }
 
 // note takes over what a shim tells of a container.
-func (s *Containers) note(told *api.Container) {
+func (s *Store) note(told *api.Container) {
 	s.mu.RLock()
 	c := s.byID[told.GetId()]
 	s.mu.RUnlock()
@@ -141,7 +141,7 @@ func takeStartError(f *Facts, message string) {
 }
 
 // noteGone ends a container that no shim has any more.
-func (s *Containers) noteGone(c *Container) {
+func (s *Store) noteGone(c *Container) {
 	exit := s.shims.exitOf(c.SandboxID, c.ID)
 	s.change(c, func(f *Facts) {
 		if exit != nil {
@@ -156,7 +156,7 @@ func (s *Containers) noteGone(c *Container) {
 
 // change updates the facts from outside of an operation on the container, and
 // does not wait for one.
-func (s *Containers) change(c *Container, change func(*Facts)) {
+func (s *Store) change(c *Container, change func(*Facts)) {
 	if err := s.write(c, change); err != nil {
 		s.options.Logger.Error("the facts of a container are not on disk", "container", c.ID, "err", err)
 	}

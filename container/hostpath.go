@@ -13,7 +13,7 @@ import (
 // there or not. On a mount whose server is gone that may be never, and nothing
 // can end such a call, so it is left behind: one for each path, however often a
 // container is asked for.
-func (s *Containers) awaitHostPaths(ctx context.Context, mounts []*runtimeapi.Mount) error {
+func (s *Store) awaitHostPaths(ctx context.Context, mounts []*runtimeapi.Mount) error {
 	for _, mount := range mounts {
 		path := mount.GetHostPath()
 		if path == "" {

@@ -14,7 +14,7 @@ import (
 
 // namespaces are those of the pod that a container joins: the pinned ones, and
 // those that pause holds.
-func (s *Containers) namespaces(sb *sandbox.Sandbox, config *runtimeapi.ContainerConfig) (oci.Namespaces, error) {
+func (s *Store) namespaces(sb *sandbox.Sandbox, config *runtimeapi.ContainerConfig) (oci.Namespaces, error) {
 	options := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	pod := sb.Config().GetLinux().GetSecurityContext().GetNamespaceOptions()
 	pause := sb.Facts().Pause.PID
@@ -44,7 +44,7 @@ func (s *Containers) namespaces(sb *sandbox.Sandbox, config *runtimeapi.Containe
 }
 
 // target is the process whose pid namespace another container asks for.
-func (s *Containers) target(sb *sandbox.Sandbox, id string) (pid int, err error) {
+func (s *Store) target(sb *sandbox.Sandbox, id string) (pid int, err error) {
 	target, err := s.Find(id)
 	if err != nil {
 		return 0, fmt.Errorf("target_id: %w", err)

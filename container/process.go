@@ -9,7 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/id"
+	"github.com/minicri/minicri/internal/id"
 	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/client"
 )
@@ -30,14 +30,14 @@ type Process struct {
 const killTime = 10 * time.Second
 
 // CheckExec tells whether Exec can be called now: the container runs.
-func (s *Containers) CheckExec(ctx context.Context, id string, command []string) error {
+func (s *Store) CheckExec(ctx context.Context, id string, command []string) error {
 	_, _, _, err := s.forExec(ctx, id, command, false)
 	return err
 }
 
 // Exec starts a command in a running container. The caller opens all Outputs,
 // and Stdin if asked for, then calls Wait; or End, if it cannot.
-func (s *Containers) Exec(ctx context.Context, containerID string, command []string, stdin, tty bool) (*Process, error) {
+func (s *Store) Exec(ctx context.Context, containerID string, command []string, stdin, tty bool) (*Process, error) {
 	c, shim, spec, err := s.forExec(ctx, containerID, command, tty)
 	if err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func (s *Containers) Exec(ctx context.Context, containerID string, command []str
 
 // CheckAttach tells whether Attach can be called now: the container runs, and
 // has a terminal or not, as the client believes.
-func (s *Containers) CheckAttach(ctx context.Context, id string, tty bool) error {
+func (s *Store) CheckAttach(ctx context.Context, id string, tty bool) error {
 	c, _, err := s.running(ctx, id)
 	if err != nil {
 		return err
@@ -66,7 +66,7 @@ func (s *Containers) CheckAttach(ctx context.Context, id string, tty bool) error
 }
 
 // Attach finds the process of a running container.
-func (s *Containers) Attach(ctx context.Context, id string) (*Process, error) {
+func (s *Store) Attach(ctx context.Context, id string) (*Process, error) {
 	c, shim, err := s.running(ctx, id)
 	if err != nil {
 		return nil, err

@@ -10,14 +10,14 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/minicri/minicri/state"
+	"github.com/minicri/minicri/internal/state"
 )
 
 // Open restores the containers of an earlier daemon from their records and from
 // what the shims tell. Nothing that a single container or shim does or lacks
 // stops it. Sandboxes have to be open.
-func Open(ctx context.Context, options Options) (*Containers, error) {
-	s := &Containers{
+func Open(ctx context.Context, options Options) (*Store, error) {
+	s := &Store{
 		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container), stopping: make(map[string]bool),
 		shims: newShims(options.State, options.Shim, options.SystemdCgroup),
 	}
@@ -35,7 +35,7 @@ func Open(ctx context.Context, options Options) (*Containers, error) {
 	return s, nil
 }
 
-func (s *Containers) openFiles() (err error) {
+func (s *Store) openFiles() (err error) {
 	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return fmt.Errorf("read the boot id: %w", err)
@@ -53,7 +53,7 @@ func (s *Containers) openFiles() (err error) {
 
 // restore brings every record back. A container whose creation was cut off is
 // not listed, and is destroyed by the sweep; so is one whose sandbox is gone.
-func (s *Containers) restore() error {
+func (s *Store) restore() error {
 	records, bad, err := s.records.Load()
 	if err != nil {
 		return err
@@ -74,7 +74,7 @@ func (s *Containers) restore() error {
 	return nil
 }
 
-func (s *Containers) restoreOne(record Record, facts Facts) error {
+func (s *Store) restoreOne(record Record, facts Facts) error {
 	config, err := record.decodeConfig()
 	if err != nil {
 		return err
@@ -101,7 +101,7 @@ func (s *Containers) restoreOne(record Record, facts Facts) error {
 // findShims connects to the shims of all pods that have containers, side by
 // side, each within a limit of its own. Where none serves, another one is
 // started if anything may still run; after a reboot nothing does.
-func (s *Containers) findShims() error {
+func (s *Store) findShims() error {
 	pods := make(map[string]bool)
 	for _, c := range s.all(func(c *Container) bool { return c.Facts().Unknown }) {
 		pods[c.SandboxID] = true
@@ -114,7 +114,7 @@ func (s *Containers) findShims() error {
 	return nil
 }
 
-func (s *Containers) findShim(sandboxID string) {
+func (s *Store) findShim(sandboxID string) {
 	ctx, cancel := s.within(s.options.Limits.Kill)
 	defer cancel()
 	if s.ranBefore(sandboxID) {
@@ -129,12 +129,12 @@ func (s *Containers) findShim(sandboxID string) {
 }
 
 // ranBefore tells whether the pod's containers ran before the last boot.
-func (s *Containers) ranBefore(sandboxID string) bool {
+func (s *Store) ranBefore(sandboxID string) bool {
 	return !slices.ContainsFunc(s.OfPod(sandboxID), func(c *Container) bool { return c.Facts().BootID == s.bootID })
 }
 
 // sweep takes back what was half made, and what has no record any more.
-func (s *Containers) sweep() {
+func (s *Store) sweep() {
 	ctx, cancel := s.within(s.options.Limits.Create)
 	defer cancel()
 	for _, c := range s.all(func(c *Container) bool { return !c.listed.Load() }) {
@@ -145,7 +145,7 @@ func (s *Containers) sweep() {
 	s.sweepShims(ctx)
 }
 
-func (s *Containers) takeBack(ctx context.Context, c *Container) {
+func (s *Store) takeBack(ctx context.Context, c *Container) {
 	release, err := c.acquire(ctx)
 	if err != nil {
 		return
@@ -162,7 +162,7 @@ func (s *Containers) takeBack(ctx context.Context, c *Container) {
 	}
 }
 
-func (s *Containers) sweepCgroups() {
+func (s *Store) sweepCgroups() {
 	paths, err := s.options.Hierarchies.Find(s.options.Mark)
 	if err != nil {
 		s.options.Logger.Error("sweep", "err", err)
@@ -176,7 +176,7 @@ func (s *Containers) sweepCgroups() {
 	}
 }
 
-func (s *Containers) sweepFiles(ctx context.Context) {
+func (s *Store) sweepFiles(ctx context.Context) {
 	ids, err := readDirNames(s.dir(""))
 	withVolumes, volumesErr := readDirNames(s.volumes(""))
 	if err := errors.Join(err, volumesErr); err != nil {
@@ -192,7 +192,7 @@ func (s *Containers) sweepFiles(ctx context.Context) {
 }
 
 // sweepShims ends the shims of pods that are gone.
-func (s *Containers) sweepShims(ctx context.Context) {
+func (s *Store) sweepShims(ctx context.Context) {
 	pods, err := s.shims.known()
 	if err != nil {
 		s.options.Logger.Error("sweep", "err", err)

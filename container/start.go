@@ -11,7 +11,7 @@ import (
 
 // Start lets a created container run, once. A program that cannot be executed
 // leaves the container Exited with the reason StartError.
-func (s *Containers) Start(ctx context.Context, id string) error {
+func (s *Store) Start(ctx context.Context, id string) error {
 	c, err := s.Find(id)
 	if err != nil {
 		return err
@@ -35,7 +35,7 @@ func (s *Containers) Start(ctx context.Context, id string) error {
 	return nil
 }
 
-func (s *Containers) start(ctx context.Context, c *Container) error {
+func (s *Store) start(ctx context.Context, c *Container) error {
 	if reason := c.Facts().StartError; reason != "" {
 		return s.noteStartError(ctx, c, fmt.Errorf("%s: %w", reason, errdefs.ErrFailedPrecondition))
 	}
@@ -61,7 +61,7 @@ const startErrorCode = 128
 // noteStartError ends a container whose program could not be executed. A shim
 // that was lost has said nothing about it; whoever looks for it later finds
 // out. Its event of the end may have come before.
-func (s *Containers) noteStartError(ctx context.Context, c *Container, startErr error) error {
+func (s *Store) noteStartError(ctx context.Context, c *Container, startErr error) error {
 	if errdefs.IsUnavailable(startErr) || ctx.Err() != nil {
 		return startErr
 	}
@@ -79,7 +79,7 @@ func (s *Containers) noteStartError(ctx context.Context, c *Container, startErr 
 
 // write changes the facts, in memory and on disk, unless they were removed, and
 // tells what has happened.
-func (s *Containers) write(c *Container, change func(*Facts)) error {
+func (s *Store) write(c *Container, change func(*Facts)) error {
 	c.factsLock.Lock()
 	defer c.factsLock.Unlock()
 	if c.removed {
@@ -94,7 +94,7 @@ func (s *Containers) write(c *Container, change func(*Facts)) error {
 }
 
 // removeFacts removes them for good: what a shim tells later is not written.
-func (s *Containers) removeFacts(c *Container) error {
+func (s *Store) removeFacts(c *Container) error {
 	c.factsLock.Lock()
 	defer c.factsLock.Unlock()
 	c.removed = true

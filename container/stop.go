@@ -13,7 +13,7 @@ import (
 // Stop sends the container's stop signal, waits for the grace, and kills all of
 // it. A container that has ended, or is unknown, is stopped. Several calls may
 // wait side by side, and the shortest grace counts.
-func (s *Containers) Stop(ctx context.Context, id string, grace time.Duration) error {
+func (s *Store) Stop(ctx context.Context, id string, grace time.Duration) error {
 	c, err := s.Find(id)
 	if errdefs.IsNotFound(err) {
 		return nil
@@ -27,7 +27,7 @@ func (s *Containers) Stop(ctx context.Context, id string, grace time.Duration) e
 	return nil
 }
 
-func (s *Containers) stop(ctx context.Context, c *Container, grace time.Duration) error {
+func (s *Store) stop(ctx context.Context, c *Container, grace time.Duration) error {
 	switch c.State() {
 	case runtimeapi.ContainerState_CONTAINER_EXITED:
 		return s.awaitTold(ctx, c)
@@ -45,7 +45,7 @@ func (s *Containers) stop(ctx context.Context, c *Container, grace time.Duration
 
 // awaitTold waits until all is told of a container that has ended: the event of
 // its end comes before those of what its caller does next.
-func (s *Containers) awaitTold(ctx context.Context, c *Container) error {
+func (s *Store) awaitTold(ctx context.Context, c *Container) error {
 	select {
 	case <-c.ended:
 		return nil
@@ -55,7 +55,7 @@ func (s *Containers) awaitTold(ctx context.Context, c *Container) error {
 }
 
 // stopGently asks the container to end, and tells whether it did.
-func (s *Containers) stopGently(ctx context.Context, c *Container, grace time.Duration) (done bool, err error) {
+func (s *Store) stopGently(ctx context.Context, c *Container, grace time.Duration) (done bool, err error) {
 	shim, err := s.shimOf(ctx, c.SandboxID)
 	if err != nil {
 		return false, err
@@ -75,7 +75,7 @@ func (s *Containers) stopGently(ctx context.Context, c *Container, grace time.Du
 
 // kill ends every process of the container and waits until the shim has told
 // of the end.
-func (s *Containers) kill(ctx context.Context, c *Container) error {
+func (s *Store) kill(ctx context.Context, c *Container) error {
 	shim, err := s.shimOf(ctx, c.SandboxID)
 	if err != nil {
 		return err

@@ -27,7 +27,7 @@ type ImageMount struct {
 }
 
 // findImages finds the images that are mounted in a container.
-func (s *Containers) findImages(config *runtimeapi.ContainerConfig) (mounts []ImageMount, err error) {
+func (s *Store) findImages(config *runtimeapi.ContainerConfig) (mounts []ImageMount, err error) {
 	for _, m := range config.GetMounts() {
 		if m.GetImage() == nil {
 			continue
@@ -64,7 +64,7 @@ func (c *Container) Mounts() []*runtimeapi.Mount {
 
 // imagesDir has a directory for each image that is mounted in a container, by
 // its number.
-func (s *Containers) imagesDir(id string) string { return filepath.Join(s.dir(id), "images") }
+func (s *Store) imagesDir(id string) string { return filepath.Join(s.dir(id), "images") }
 
 // imageKey names the snapshot of such an image.
 func imageKey(id, number string) string { return id + "-image-" + number }
@@ -116,7 +116,7 @@ func (c *Container) numbers() (all []string) {
 }
 
 // removeImages unmounts images of a container, by their numbers.
-func (s *Containers) removeImages(ctx context.Context, id string, numbers []string) error {
+func (s *Store) removeImages(ctx context.Context, id string, numbers []string) error {
 	var errs []error
 	for _, number := range numbers {
 		errs = append(errs,
@@ -128,6 +128,6 @@ func (s *Containers) removeImages(ctx context.Context, id string, numbers []stri
 
 // volumes has the volumes that a container's image declares. They are the
 // container's own, as large as its writable layer, and so not in memory.
-func (s *Containers) volumes(id string) string {
+func (s *Store) volumes(id string) string {
 	return filepath.Join(s.options.Root, "container-volumes", id)
 }

@@ -32,7 +32,7 @@ type Result struct {
 // Attach runs ADD for the attachment that was journalled for id, in the
 // namespace at path. When it fails, or the context ends meanwhile, the
 // attachment stays in the journal, and Detach has to be called.
-func (n *Networks) Attach(ctx context.Context, id, path string) (*Result, error) {
+func (n *CNI) Attach(ctx context.Context, id, path string) (*Result, error) {
 	a := n.find(id)
 	if a == nil {
 		return nil, fmt.Errorf("attach %s: it is not in the journal", id)
@@ -56,7 +56,7 @@ func (n *Networks) Attach(ctx context.Context, id, path string) (*Result, error)
 }
 
 // lock takes the attachment's lock and keeps garbage collection away.
-func (n *Networks) lock(ctx context.Context, a *attachment) (unlock func(), err error) {
+func (n *CNI) lock(ctx context.Context, a *attachment) (unlock func(), err error) {
 	select {
 	case a.lock <- struct{}{}:
 	case <-ctx.Done():

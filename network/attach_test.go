@@ -18,6 +18,8 @@ import (
 	gocni "github.com/containerd/go-cni"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+
+	"github.com/minicri/minicri/namespace"
 )
 
 // The embedded network with its real plugins: two families, a host port, and
@@ -198,13 +200,13 @@ func TestAddressesOfEth0(t *testing.T) {
 // in runs a function in the network namespace at path.
 func in(t *testing.T, path string, do func() error) {
 	t.Helper()
-	namespace, err := netns.GetFromPath(path)
+	handle, err := netns.GetFromPath(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer namespace.Close()
-	err = onThreadThatEnds(func() error {
-		if err := netns.Set(namespace); err != nil {
+	defer handle.Close()
+	err = namespace.OnDisposableThread(func() error {
+		if err := netns.Set(handle); err != nil {
 			return err
 		}
 		return do()

@@ -20,7 +20,7 @@ type Drift struct {
 
 // checkPeriodically runs CHECK over all attachments once in a period, and
 // whenever it is asked for.
-func (n *Networks) checkPeriodically(ctx context.Context) {
+func (n *CNI) checkPeriodically(ctx context.Context) {
 	for {
 		var next <-chan time.Time
 		if period := n.options.Limits.CheckPeriod; period > 0 {
@@ -39,7 +39,7 @@ func (n *Networks) checkPeriodically(ctx context.Context) {
 }
 
 // RequestCheck has all attachments checked now, in the background.
-func (n *Networks) RequestCheck() {
+func (n *CNI) RequestCheck() {
 	select {
 	case n.checkNow <- struct{}{}:
 	default: // one is about to begin
@@ -48,7 +48,7 @@ func (n *Networks) RequestCheck() {
 
 // check runs CHECK for one attachment and keeps what it found. A drift is told
 // and never acted upon: it is for people to decide what becomes of a pod.
-func (n *Networks) check(ctx context.Context, id string) {
+func (n *CNI) check(ctx context.Context, id string) {
 	a := n.find(id)
 	if a == nil {
 		return
@@ -71,7 +71,7 @@ func (n *Networks) check(ctx context.Context, id string) {
 	n.noteDrift(a, err)
 }
 
-func (n *Networks) noteDrift(a *attachment, err error) {
+func (n *CNI) noteDrift(a *attachment, err error) {
 	last := a.drift.Load()
 	switch {
 	case err == nil:
@@ -86,7 +86,7 @@ func (n *Networks) noteDrift(a *attachment, err error) {
 }
 
 // Drifted are the attachments that the last CHECK found changed, by id.
-func (n *Networks) Drifted() []Drift {
+func (n *CNI) Drifted() []Drift {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	drifted := []Drift{}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/minicri/minicri/state"
+	"github.com/minicri/minicri/internal/state"
 )
 
 // DefaultNetwork is the embedded network for a machine that has none: a bridge
@@ -96,10 +96,10 @@ func ParseSubnets(subnets string) ([]netip.Prefix, error) {
 	return prefixes, nil
 }
 
-func (n *Networks) podCIDRFile() string { return filepath.Join(n.options.Root, "pod-cidr.json") }
+func (n *CNI) podCIDRFile() string { return filepath.Join(n.options.Root, "pod-cidr.json") }
 
 // PodCIDR is the pod CIDR that UpdateRuntimeConfig brought last, "" if none.
-func (n *Networks) PodCIDR() string {
+func (n *CNI) PodCIDR() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.podCIDR
@@ -107,7 +107,7 @@ func (n *Networks) PodCIDR() string {
 
 // SetPodCIDR keeps the node's pod CIDR, over restarts too: the kubelet sends
 // it only when it changes. The default network follows it.
-func (n *Networks) SetPodCIDR(cidr string) error {
+func (n *CNI) SetPodCIDR(cidr string) error {
 	data, err := json.Marshal(cidr)
 	if err != nil {
 		return err
@@ -122,7 +122,7 @@ func (n *Networks) SetPodCIDR(cidr string) error {
 	return nil
 }
 
-func (n *Networks) loadPodCIDR() error {
+func (n *CNI) loadPodCIDR() error {
 	data, err := os.ReadFile(n.podCIDRFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -14,7 +14,7 @@ import (
 // Detach reports the failure until the tries or the time of the limits are
 // used up, and nil after that: the attachment then lives on in the journal
 // and no longer blocks anybody.
-func (n *Networks) Detach(ctx context.Context, id, path string) error {
+func (n *CNI) Detach(ctx context.Context, id, path string) error {
 	a := n.find(id)
 	if a == nil {
 		return nil
@@ -44,14 +44,14 @@ func (n *Networks) Detach(ctx context.Context, id, path string) error {
 	return err
 }
 
-func (n *Networks) patienceOver(a Attachment) bool {
+func (n *CNI) patienceOver(a Attachment) bool {
 	limits := n.options.Limits
 	return a.Tries >= limits.DetachTries || (a.Tries > 0 && time.Since(a.FirstFailure) >= limits.DetachTime)
 }
 
 // delete runs DEL and strikes the attachment out, or notes the failure; the
 // attachment's lock is held.
-func (n *Networks) delete(ctx context.Context, a *attachment, path string) error {
+func (n *CNI) delete(ctx context.Context, a *attachment, path string) error {
 	err := n.plugins.run(ctx, run{verb: "DEL", limit: n.options.Limits.Del, config: a.record.Config, id: a.record.ID},
 		func(ctx context.Context, cni gocni.CNI) error {
 			return cni.Remove(ctx, a.record.ID, path, a.record.options()...)
@@ -62,7 +62,7 @@ func (n *Networks) delete(ctx context.Context, a *attachment, path string) error
 	return n.noteFailure(a, err)
 }
 
-func (n *Networks) noteFailure(a *attachment, err error) error {
+func (n *CNI) noteFailure(a *attachment, err error) error {
 	if a.record.Tries == 0 {
 		a.record.FirstFailure = time.Now()
 	}
@@ -79,7 +79,7 @@ func (n *Networks) noteFailure(a *attachment, err error) error {
 // Release hands the attachment of id to the background: its DEL runs there,
 // with an empty CNI_NETNS once the namespace is gone, until it succeeds. It
 // does not wait for a plugin that runs.
-func (n *Networks) Release(id string) {
+func (n *CNI) Release(id string) {
 	a := n.find(id)
 	if a == nil {
 		return
@@ -91,11 +91,11 @@ func (n *Networks) Release(id string) {
 // Attached tells whether DEL is still to run for id. Until then its namespace
 // has to stay: without it, plugins do not find all that they made outside of
 // it (bridge leaves its masquerade rules behind).
-func (n *Networks) Attached(id string) bool { return n.find(id) != nil }
+func (n *CNI) Attached(id string) bool { return n.find(id) != nil }
 
 // ReleaseUnknown releases the attachments of sandboxes that do not exist:
 // what a daemon left that was killed between two writes.
-func (n *Networks) ReleaseUnknown(exists func(id string) bool) {
+func (n *CNI) ReleaseUnknown(exists func(id string) bool) {
 	for _, id := range n.ids() {
 		if !exists(id) {
 			n.options.Logger.Info("release an attachment that no sandbox owns", "sandbox", id)
@@ -104,7 +104,7 @@ func (n *Networks) ReleaseUnknown(exists func(id string) bool) {
 	}
 }
 
-func (n *Networks) ids() []string {
+func (n *CNI) ids() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	ids := make([]string, 0, len(n.attachments))
@@ -114,7 +114,7 @@ func (n *Networks) ids() []string {
 	return ids
 }
 
-func (n *Networks) wakeRetry() {
+func (n *CNI) wakeRetry() {
 	select {
 	case n.retry <- struct{}{}:
 	default:
@@ -123,7 +123,7 @@ func (n *Networks) wakeRetry() {
 
 // retryDetach repeats the DELs that wait, one after the other, and pauses
 // longer after each round that left some. New ones do not wait for the pause.
-func (n *Networks) retryDetach(ctx context.Context) {
+func (n *CNI) retryDetach(ctx context.Context) {
 	pause := n.options.Limits.RetryFirst
 	for {
 		left := n.retryRound(ctx)
@@ -143,7 +143,7 @@ func (n *Networks) retryDetach(ctx context.Context) {
 	}
 }
 
-func (n *Networks) retryRound(ctx context.Context) (left int) {
+func (n *CNI) retryRound(ctx context.Context) (left int) {
 	for _, pending := range n.Pending() {
 		if ctx.Err() != nil {
 			return 0
@@ -156,7 +156,7 @@ func (n *Networks) retryRound(ctx context.Context) (left int) {
 	return left
 }
 
-func (n *Networks) retryOne(ctx context.Context, id string) error {
+func (n *CNI) retryOne(ctx context.Context, id string) error {
 	a := n.find(id)
 	if a == nil {
 		return nil
@@ -179,7 +179,7 @@ func (n *Networks) retryOne(ctx context.Context, id string) error {
 
 // NamespacePath is the path of id's network namespace for CNI_NETNS: "" when
 // it is not a namespace any more.
-func (n *Networks) NamespacePath(id string) string {
+func (n *CNI) NamespacePath(id string) string {
 	if n.options.Namespaces.Alive(id) {
 		return n.options.Namespaces.Path(id)
 	}

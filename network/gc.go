@@ -12,7 +12,7 @@ import (
 const gcRetry = 5 * time.Second
 
 // collectPeriodically runs CNI GC at the start and then once in a period.
-func (n *Networks) collectPeriodically(ctx context.Context) {
+func (n *CNI) collectPeriodically(ctx context.Context) {
 	if n.options.Limits.GCPeriod <= 0 {
 		return
 	}
@@ -32,7 +32,7 @@ func (n *Networks) collectPeriodically(ctx context.Context) {
 // collect tells the plugins of each network which attachments are valid, so
 // that they free what belongs to no one (CNI SPEC, "GC"). It goes through
 // libcni, because go-cni has no GC. libcni honours disableGC.
-func (n *Networks) collect(ctx context.Context) {
+func (n *CNI) collect(ctx context.Context) {
 	for name, config := range n.networksInUse() {
 		list, err := libcni.NetworkConfFromBytes(config)
 		if err != nil {
@@ -50,7 +50,7 @@ func (n *Networks) collect(ctx context.Context) {
 }
 
 // networksInUse are the configurations of the journal and the one of now.
-func (n *Networks) networksInUse() map[string][]byte {
+func (n *CNI) networksInUse() map[string][]byte {
 	networks := make(map[string][]byte)
 	n.mu.Lock()
 	for _, a := range n.attachments {
@@ -63,7 +63,7 @@ func (n *Networks) networksInUse() map[string][]byte {
 	return networks
 }
 
-func (n *Networks) valid(network string) []types.GCAttachment {
+func (n *CNI) valid(network string) []types.GCAttachment {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	valid := []types.GCAttachment{}
@@ -79,4 +79,4 @@ func (n *Networks) valid(network string) []types.GCAttachment {
 // machine: GCNetworkList runs DEL for every attachment that it finds cached
 // for the network and that is not in our list, another runtime's included.
 // Ours are in the journal.
-func (n *Networks) cacheDir() string { return n.journalDir() + ".gc" }
+func (n *CNI) cacheDir() string { return n.journalDir() + ".gc" }

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/minicri/minicri/state"
+	"github.com/minicri/minicri/internal/state"
 )
 
 // journalVersion is the schema of the journal's files.
@@ -73,7 +73,7 @@ func (a *attachment) show() {
 	a.waiting.Store(&record)
 }
 
-func (n *Networks) openJournal() error {
+func (n *CNI) openJournal() error {
 	journal, err := state.Open[Attachment](n.journalDir(), journalVersion, true)
 	if err != nil {
 		return err
@@ -97,7 +97,7 @@ func (n *Networks) openJournal() error {
 }
 
 // Journal writes the attachment down. ADD may run only after SyncJournal.
-func (n *Networks) Journal(a Attachment) error {
+func (n *CNI) Journal(a Attachment) error {
 	if err := n.journal.Put(a.ID, a); err != nil {
 		return fmt.Errorf("journal the attachment: %w", err)
 	}
@@ -109,7 +109,7 @@ func (n *Networks) Journal(a Attachment) error {
 
 // SyncJournal makes the attachment of id durable; where there is none there is
 // nothing to do.
-func (n *Networks) SyncJournal(id string) error {
+func (n *CNI) SyncJournal(id string) error {
 	if n.find(id) == nil {
 		return nil
 	}
@@ -117,7 +117,7 @@ func (n *Networks) SyncJournal(id string) error {
 }
 
 // strike takes the attachment out of the journal; its lock is held.
-func (n *Networks) strike(a *attachment) error {
+func (n *CNI) strike(a *attachment) error {
 	if err := n.journal.Remove(a.record.ID); err != nil {
 		return fmt.Errorf("strike out the attachment: %w", err)
 	}
@@ -129,7 +129,7 @@ func (n *Networks) strike(a *attachment) error {
 	return nil
 }
 
-func (n *Networks) find(id string) *attachment {
+func (n *CNI) find(id string) *attachment {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.attachments[id]
@@ -137,7 +137,7 @@ func (n *Networks) find(id string) *attachment {
 
 // Pending are the attachments whose DEL has failed and is being repeated, by
 // id: what is left of pods that may be long gone.
-func (n *Networks) Pending() []Attachment {
+func (n *CNI) Pending() []Attachment {
 	var pending []Attachment
 	n.mu.Lock()
 	for _, a := range n.attachments {

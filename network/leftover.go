@@ -22,7 +22,7 @@ type leftover struct {
 
 // findLeftovers locks the attachments of leftovers. Plugins that run for no
 // attachment, for STATUS and GC, are ended: nobody waits for their answer.
-func (n *Networks) findLeftovers(ctx context.Context) ([]leftover, error) {
+func (n *CNI) findLeftovers(ctx context.Context) ([]leftover, error) {
 	runs := make(map[string]run)
 	err := n.plugins.each(func(environment [][]byte) (kill bool) {
 		verb, id := value(environment, "CNI_COMMAND="), value(environment, "CNI_CONTAINERID=")
@@ -51,7 +51,7 @@ func (n *Networks) findLeftovers(ctx context.Context) ([]leftover, error) {
 	return found, nil
 }
 
-func (n *Networks) limitOf(verb string) time.Duration {
+func (n *CNI) limitOf(verb string) time.Duration {
 	switch verb {
 	case "ADD":
 		return n.options.Limits.Add
@@ -64,7 +64,7 @@ func (n *Networks) limitOf(verb string) time.Duration {
 
 // awaitLeftovers unlocks each attachment when its leftovers have ended, and
 // ends them when they take longer than their verb may.
-func (n *Networks) awaitLeftovers(ctx context.Context) {
+func (n *CNI) awaitLeftovers(ctx context.Context) {
 	var wait sync.WaitGroup
 	for _, l := range n.leftovers {
 		wait.Go(func() {

@@ -19,6 +19,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/namespace"
 )
 
 // inside is set in the test process that has namespaces of its own.
@@ -80,7 +82,7 @@ const (
 
 // node is a network of a node, in directories of its own.
 type node struct {
-	*Networks
+	*CNI
 	Options
 	// scripted is the folder of the plugin "scripted".
 	scripted string
@@ -123,7 +125,7 @@ func (n *node) reopen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.Networks = networks
+	n.CNI = networks
 }
 
 // runs follows changes, for as long as the test takes or until stopped.
@@ -131,7 +133,7 @@ func (n *node) runs(t *testing.T) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan struct{})
-	networks := n.Networks
+	networks := n.CNI
 	go func() {
 		defer close(ended)
 		networks.Run(ctx)
@@ -228,10 +230,10 @@ func (n *node) detach(t *testing.T, id string) {
 	}
 }
 
-func newNamespaces(t *testing.T, mark string) *Namespaces {
+func newNamespaces(t *testing.T, mark string) *namespace.Dir {
 	t.Helper()
 	directory := filepath.Join(t.TempDir(), "namespaces")
-	namespaces, err := OpenNamespaces(directory, mark)
+	namespaces, err := namespace.Open(directory, mark)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,7 @@ const firstStatus = time.Second
 // Ready tells why no pod can be attached now, or nil. It answers from the
 // cache and never waits: STATUS runs beside, and a hanging plugin only makes
 // the answer older than it should be, which counts as not ready.
-func (n *Networks) Ready() error {
+func (n *CNI) Ready() error {
 	if _, err := n.Configuration(); err != nil {
 		return err
 	}
@@ -37,7 +37,7 @@ func (n *Networks) Ready() error {
 	return s.err
 }
 
-func (n *Networks) followStatus(ctx context.Context) {
+func (n *CNI) followStatus(ctx context.Context) {
 	for {
 		period := n.options.Limits.StatusPeriod
 		if n.status.Load().err != nil {
@@ -55,7 +55,7 @@ func (n *Networks) followStatus(ctx context.Context) {
 
 // refreshStatus asks the plugins of the configuration of now. Plugins before
 // CNI 1.1 have no STATUS; that their programs are there is all one can ask.
-func (n *Networks) refreshStatus(ctx context.Context, limit time.Duration) {
+func (n *CNI) refreshStatus(ctx context.Context, limit time.Duration) {
 	configuration, err := n.Configuration()
 	if err == nil {
 		err = missingPlugins(configuration, n.options.BinDirs)

@@ -21,7 +21,7 @@ type snapshot struct {
 // some microseconds; in return there is one mechanism for a file renamed in, a
 // symlink switched, a directory removed and made again, and a network file
 // system, each of which needs its own care with inotify(7).
-func (n *Networks) watch(ctx context.Context) {
+func (n *CNI) watch(ctx context.Context) {
 	ticker := time.NewTicker(n.options.Limits.Reload)
 	defer ticker.Stop()
 	for {
@@ -35,7 +35,7 @@ func (n *Networks) watch(ctx context.Context) {
 }
 
 // Reload reads the configuration directory if anything in it has changed.
-func (n *Networks) Reload() {
+func (n *CNI) Reload() {
 	signature := n.signature()
 	last := n.current.Load()
 	if last != nil && last.signature == signature {
@@ -54,7 +54,7 @@ func (n *Networks) Reload() {
 	}
 }
 
-func (n *Networks) defaultConfiguration(next *snapshot) *Configuration {
+func (n *CNI) defaultConfiguration(next *snapshot) *Configuration {
 	configuration, err := n.options.Default.configuration(n.PodCIDR())
 	if err != nil {
 		next.problems = append(next.problems, err)
@@ -62,7 +62,7 @@ func (n *Networks) defaultConfiguration(next *snapshot) *Configuration {
 	return configuration
 }
 
-func (n *Networks) logChange(s *snapshot) {
+func (n *CNI) logChange(s *snapshot) {
 	for _, problem := range s.problems {
 		n.options.Logger.Warn("network configuration passed over", "err", problem)
 	}
@@ -76,14 +76,14 @@ func (n *Networks) logChange(s *snapshot) {
 // signature changes whenever a file that the configuration may be read from
 // does: names, sizes, times and inodes, with symlinks followed. Folders are
 // looked into once, because a list may take its plugins from one.
-func (n *Networks) signature() string {
+func (n *CNI) signature() string {
 	var b strings.Builder
 	fmt.Fprintln(&b, n.PodCIDR())
 	n.describe(&b, n.options.ConfDir, true)
 	return b.String()
 }
 
-func (n *Networks) describe(b *strings.Builder, directory string, descend bool) {
+func (n *CNI) describe(b *strings.Builder, directory string, descend bool) {
 	entries, err := os.ReadDir(directory)
 	if err != nil {
 		fmt.Fprintln(b, err)
@@ -105,7 +105,7 @@ func (n *Networks) describe(b *strings.Builder, directory string, descend bool) 
 
 // Configuration is what the next pod gets, or an error that says why there is
 // none.
-func (n *Networks) Configuration() (*Configuration, error) {
+func (n *CNI) Configuration() (*Configuration, error) {
 	if s := n.current.Load(); s.configuration != nil {
 		return s.configuration, nil
 	}
@@ -117,7 +117,7 @@ func (n *Networks) Configuration() (*Configuration, error) {
 	return s.configuration, nil
 }
 
-func (n *Networks) noConfiguration(s *snapshot) error {
+func (n *CNI) noConfiguration(s *snapshot) error {
 	text := make([]string, 0, len(s.problems))
 	for _, problem := range s.problems {
 		text = append(text, problem.Error())
@@ -130,4 +130,4 @@ func (n *Networks) noConfiguration(s *snapshot) error {
 
 // Problems are the files of the configuration directory that were passed
 // over, each with its reason.
-func (n *Networks) Problems() []error { return n.current.Load().problems }
+func (n *CNI) Problems() []error { return n.current.Load().problems }

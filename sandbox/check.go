@@ -25,7 +25,7 @@ const (
 
 // Check tells what is wrong with a request for a sandbox, all of it, each with
 // the name of its field, as errdefs.ErrInvalidArgument. It has no side effect.
-func (s *Sandboxes) Check(config *runtimeapi.PodSandboxConfig, handler string) error {
+func (s *Store) Check(config *runtimeapi.PodSandboxConfig, handler string) error {
 	c := &check{config: config, options: s.options}
 	if config == nil {
 		c.bad("config", "is missing")

@@ -64,7 +64,7 @@ func seeds() []*runtimeapi.RunPodSandboxRequest {
 	}
 }
 
-func wantUsable(t *testing.T, s *Sandboxes, request *runtimeapi.RunPodSandboxRequest) {
+func wantUsable(t *testing.T, s *Store, request *runtimeapi.RunPodSandboxRequest) {
 	t.Helper()
 	sb, mine, err := s.reserve(request.GetConfig(), request.GetRuntimeHandler())
 	if err != nil || !mine {

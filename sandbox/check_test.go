@@ -70,8 +70,8 @@ func options(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
 	return c.Linux.SecurityContext.NamespaceOptions
 }
 
-func checker() *Sandboxes {
-	return &Sandboxes{
+func checker() *Store {
+	return &Store{
 		options: Options{Handlers: []string{"runc"}, Machine: oci.Machine{}},
 		byID:    make(map[string]*Sandbox),
 		byName:  make(map[string]*Sandbox),

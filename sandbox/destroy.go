@@ -10,15 +10,15 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/cgroup"
-	"github.com/minicri/minicri/state"
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/state"
 )
 
 // Stop ends everything that runs in the sandbox and takes its network back.
 // Calling it again, or beside another call, or for an id that is unknown, is
 // success. While CNI DEL fails it reports so, until the tries of the network's
 // limits are used up; the network namespace stays until DEL has succeeded.
-func (s *Sandboxes) Stop(ctx context.Context, id string) error {
+func (s *Store) Stop(ctx context.Context, id string) error {
 	sb, err := s.Find(id)
 	if errdefs.IsNotFound(err) {
 		return nil
@@ -39,10 +39,10 @@ func (s *Sandboxes) Stop(ctx context.Context, id string) error {
 
 // outlive is the context of work that goes on when the caller is gone: half a
 // stop helps nobody. It keeps the caller's values and none of its limits.
-func (s *Sandboxes) outlive(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
+func (s *Store) outlive(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
 
 // stop is Stop under the sandbox's lock.
-func (s *Sandboxes) stop(ctx context.Context, sb *Sandbox) error {
+func (s *Store) stop(ctx context.Context, sb *Sandbox) error {
 	if !sb.Facts().StoppedAt.IsZero() {
 		return nil
 	}
@@ -60,7 +60,7 @@ func (s *Sandboxes) stop(ctx context.Context, sb *Sandbox) error {
 	return s.recordStopped(sb)
 }
 
-func (s *Sandboxes) recordStopped(sb *Sandbox) error {
+func (s *Store) recordStopped(sb *Sandbox) error {
 	return s.around(context.Background(), "record stopped", func() error {
 		facts := sb.update(func(f *Facts) {
 			f.BootID = s.bootID
@@ -72,7 +72,7 @@ func (s *Sandboxes) recordStopped(sb *Sandbox) error {
 
 // Remove stops the sandbox if need be and removes all of it, the name last.
 // Calling it again, or for an id that is unknown, is success.
-func (s *Sandboxes) Remove(ctx context.Context, id string) error {
+func (s *Store) Remove(ctx context.Context, id string) error {
 	sb, err := s.Find(id)
 	if errdefs.IsNotFound(err) {
 		return nil
@@ -95,7 +95,7 @@ func (s *Sandboxes) Remove(ctx context.Context, id string) error {
 }
 
 // remove is Remove under the sandbox's lock.
-func (s *Sandboxes) remove(ctx context.Context, sb *Sandbox) error {
+func (s *Store) remove(ctx context.Context, sb *Sandbox) error {
 	if err := s.stop(ctx, sb); err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ const (
 // whichever of them exist, and goes on where one fails. The record goes last
 // and only when nothing else is left, so destroy can be called again, by a
 // daemon that comes later too. The sandbox's lock is held.
-func (s *Sandboxes) destroy(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
+func (s *Store) destroy(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
 	err := errors.Join(
 		s.release(ctx, sb, policy),
 		s.around(ctx, "remove files", func() error { return s.removeFiles(sb.ID) }),
@@ -143,7 +143,7 @@ func (s *Sandboxes) destroy(ctx context.Context, sb *Sandbox, policy onFailedDet
 // release takes back what the kernel and the network hold for the sandbox:
 // pause, attachment, namespaces. Pause gets its SIGKILL first; while it goes,
 // and its cgroups with it, DEL runs.
-func (s *Sandboxes) release(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
+func (s *Store) release(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
 	gone := s.endPause(ctx, sb)
 	detached := s.around(ctx, "cni del", func() error { return s.detach(ctx, sb, policy) })
 	err := errors.Join(<-gone, detached)
@@ -155,7 +155,7 @@ func (s *Sandboxes) release(ctx context.Context, sb *Sandbox, policy onFailedDet
 
 // removeNetns leaves the namespace to the network's journal if that still has
 // to run DEL, which wants it.
-func (s *Sandboxes) removeNetns(id string) error {
+func (s *Store) removeNetns(id string) error {
 	if s.options.Networks.Attached(id) {
 		return nil
 	}
@@ -164,7 +164,7 @@ func (s *Sandboxes) removeNetns(id string) error {
 
 // endPause kills pause at once and sees to the rest beside the caller. From
 // here on the sandbox is not Ready, whatever becomes of the rest.
-func (s *Sandboxes) endPause(ctx context.Context, sb *Sandbox) (gone <-chan error) {
+func (s *Store) endPause(ctx context.Context, sb *Sandbox) (gone <-chan error) {
 	done := make(chan error, 1)
 	if sb.Ready() {
 		sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
@@ -179,7 +179,7 @@ func (s *Sandboxes) endPause(ctx context.Context, sb *Sandbox) (gone <-chan erro
 }
 
 // killPause is called under the sandbox's lock: whoever holds it waits.
-func (s *Sandboxes) killPause(sb *Sandbox) error {
+func (s *Store) killPause(sb *Sandbox) error {
 	if sb.pause == nil {
 		return nil
 	}
@@ -190,14 +190,14 @@ func (s *Sandboxes) killPause(sb *Sandbox) error {
 
 // removeProcesses ends whatever is left of a pause process, prepared or
 // running: all that runs in its cgroup, the cgroup, and the runtime's state.
-func (s *Sandboxes) removeProcesses(id, cgroupsPath string) error {
+func (s *Store) removeProcesses(id, cgroupsPath string) error {
 	return errors.Join(
 		s.options.Hierarchies.Remove(cgroup.Path(cgroupsPath), s.options.Limits.Kill),
 		state.RemoveAll(filepath.Join(s.runtimeRoot(), id)),
 	)
 }
 
-func (s *Sandboxes) detach(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
+func (s *Store) detach(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
 	networks := s.options.Networks
 	err := networks.Detach(ctx, sb.ID, networks.NamespacePath(sb.ID))
 	if err != nil && policy == leaveToJournal {

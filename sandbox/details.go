@@ -20,7 +20,7 @@ type Details struct {
 }
 
 // Details looks at the kernel and the files, now.
-func (s *Sandboxes) Details(sb *Sandbox) Details {
+func (s *Store) Details(sb *Sandbox) Details {
 	details := Details{RuntimeSpec: []byte("null")}
 	if !sb.hostNetwork() {
 		details.NetnsPath = s.options.Netns.Path(sb.ID)
@@ -34,7 +34,7 @@ func (s *Sandboxes) Details(sb *Sandbox) Details {
 
 // LiveAddresses are the addresses of the sandbox if the namespace that they
 // are in is still there: one may have been removed by hand.
-func (s *Sandboxes) LiveAddresses(sb *Sandbox) []netip.Addr {
+func (s *Store) LiveAddresses(sb *Sandbox) []netip.Addr {
 	addresses := sb.Addresses()
 	if len(addresses) == 0 || !s.options.Netns.Alive(sb.ID) {
 		return nil
@@ -44,7 +44,7 @@ func (s *Sandboxes) LiveAddresses(sb *Sandbox) []netip.Addr {
 
 // NetnsPath is where the sandbox's network namespace is pinned, "" for that of
 // the node.
-func (s *Sandboxes) NetnsPath(sb *Sandbox) string {
+func (s *Store) NetnsPath(sb *Sandbox) string {
 	if sb.hostNetwork() {
 		return ""
 	}
@@ -53,7 +53,7 @@ func (s *Sandboxes) NetnsPath(sb *Sandbox) string {
 
 // UsernsPath is where the sandbox's user namespace is pinned, "" for that of
 // the node.
-func (s *Sandboxes) UsernsPath(sb *Sandbox) string {
+func (s *Store) UsernsPath(sb *Sandbox) string {
 	if oci.UserNamespace(sb.config) == nil {
 		return ""
 	}
@@ -61,7 +61,7 @@ func (s *Sandboxes) UsernsPath(sb *Sandbox) string {
 }
 
 // PodFiles are the host paths of what the containers of the sandbox share.
-func (s *Sandboxes) PodFiles(sb *Sandbox) oci.PodFiles {
+func (s *Store) PodFiles(sb *Sandbox) oci.PodFiles {
 	dir := s.Dir(sb.ID)
 	files := oci.PodFiles{
 		Hosts: filepath.Join(dir, hostsFile), Hostname: filepath.Join(dir, hostnameFile), ResolvConf: filepath.Join(dir, resolvFile),
@@ -74,7 +74,7 @@ func (s *Sandboxes) PodFiles(sb *Sandbox) oci.PodFiles {
 }
 
 // Hostname is what the containers of the sandbox find as their host's name.
-func (s *Sandboxes) Hostname(sb *Sandbox) string {
+func (s *Store) Hostname(sb *Sandbox) string {
 	name, err := os.ReadFile(filepath.Join(s.Dir(sb.ID), hostnameFile))
 	if err != nil {
 		return sb.config.GetHostname()

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/oci"
-	"github.com/minicri/minicri/state"
 )
 
 // shmSize is the size of a pod's /dev/shm, as in Docker and containerd.
@@ -134,7 +134,7 @@ func hostID(mappings []*runtimeapi.IDMapping) (uint32, bool) {
 
 // removeFiles takes back what makeFiles made. The log directory belongs to the
 // kubelet.
-func (s *Sandboxes) removeFiles(id string) error { return removeDir(s.Dir(id)) }
+func (s *Store) removeFiles(id string) error { return removeDir(s.Dir(id)) }
 
 func removeDir(dir string) error {
 	shm := filepath.Join(dir, shmDir)

@@ -18,21 +18,21 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/oci/pause"
-	"github.com/minicri/minicri/process"
 	"github.com/minicri/minicri/shim/client"
 )
 
 // pauseRoot holds the rootfs that all pause processes share, read-only. It is
 // durable because the volatile directory may be mounted noexec.
-func (s *Sandboxes) pauseRoot() string    { return filepath.Join(s.options.Root, "pause", "rootfs") }
-func (s *Sandboxes) pauseProgram() string { return filepath.Join(s.pauseRoot(), oci.PauseProgram) }
-func (s *Sandboxes) emptyDir() string     { return filepath.Join(s.options.Root, "pause", "empty") }
+func (s *Store) pauseRoot() string    { return filepath.Join(s.options.Root, "pause", "rootfs") }
+func (s *Store) pauseProgram() string { return filepath.Join(s.pauseRoot(), oci.PauseProgram) }
+func (s *Store) emptyDir() string     { return filepath.Join(s.options.Root, "pause", "empty") }
 
 // installPause writes the embedded pause program into its rootfs, unless the
 // same one is there: it may be running.
-func (s *Sandboxes) installPause() error {
+func (s *Store) installPause() error {
 	program, err := pause.Binary()
 	if err != nil {
 		return err
@@ -88,7 +88,7 @@ func (c *creation) spec() (*specs.Spec, error) {
 	return oci.ForSandbox(sandbox)
 }
 
-func (s *Sandboxes) cgroupsPath(id string, config *runtimeapi.PodSandboxConfig) string {
+func (s *Store) cgroupsPath(id string, config *runtimeapi.PodSandboxConfig) string {
 	parent := config.GetLinux().GetCgroupParent()
 	if parent == "" {
 		parent = s.options.CgroupParent
@@ -125,7 +125,7 @@ type answer struct {
 }
 
 // preparePause starts the shim and waits until pause is prepared.
-func (s *Sandboxes) preparePause(ctx context.Context, id string, spec *specs.Spec) (*pauseStarter, error) {
+func (s *Store) preparePause(ctx context.Context, id string, spec *specs.Spec) (*pauseStarter, error) {
 	config, err := json.Marshal(spec)
 	if err != nil {
 		return nil, err
@@ -155,7 +155,7 @@ func (s *Sandboxes) preparePause(ctx context.Context, id string, spec *specs.Spe
 	return p, nil
 }
 
-func (s *Sandboxes) pauseArgs(id string) []string {
+func (s *Store) pauseArgs(id string) []string {
 	args := []string{"pause", "--root", s.runtimeRoot(), "--id", id, "--bundle", s.Dir(id)}
 	if s.options.SystemdCgroup {
 		args = append(args, "--systemd-cgroup")

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/oci"
-	"github.com/minicri/minicri/process"
 )
 
 func TestNeedsInterfaces(t *testing.T) {
@@ -45,7 +45,7 @@ func TestNeedsInterfaces(t *testing.T) {
 
 // preparing is a pod of the node's network whose pause is about to be made,
 // by the real shim.
-func preparing(t *testing.T) (*Sandboxes, *creation) {
+func preparing(t *testing.T) (*Store, *creation) {
 	t.Helper()
 	s := checker()
 	s.options.Root, s.options.State = openDirectory(t), openDirectory(t)

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/process"
+	"github.com/minicri/minicri/internal/process"
 )
 
 // The schema versions of the files on disk.

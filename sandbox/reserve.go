@@ -8,13 +8,13 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/id"
+	"github.com/minicri/minicri/internal/id"
 )
 
 // reserve gives the name to a new sandbox, or finds the one that has it; mine
 // tells which. Two sandboxes never have one name, so a pod never has two
 // namespaces.
-func (s *Sandboxes) reserve(config *runtimeapi.PodSandboxConfig, handler string) (sb *Sandbox, mine bool, err error) {
+func (s *Store) reserve(config *runtimeapi.PodSandboxConfig, handler string) (sb *Sandbox, mine bool, err error) {
 	record, err := newRecord(id.New(), config, handler)
 	if err != nil {
 		return nil, false, err

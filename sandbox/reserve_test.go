@@ -13,7 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/id"
+	"github.com/minicri/minicri/internal/id"
 )
 
 func named(name string, attempt uint32) *runtimeapi.PodSandboxConfig {

@@ -13,16 +13,16 @@ import (
 	"sync"
 	"time"
 
-	"github.com/minicri/minicri/process"
-	"github.com/minicri/minicri/state"
+	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/state"
 )
 
 // Open restores the sandboxes of an earlier daemon from their records and from
 // what the kernel has, and then serves. Nothing that a single sandbox does or
 // lacks stops it: what cannot be read is set aside, and what was half made is
 // taken back in the background.
-func Open(ctx context.Context, options Options) (*Sandboxes, error) {
-	s := &Sandboxes{options: options, byID: make(map[string]*Sandbox), byName: make(map[string]*Sandbox)}
+func Open(ctx context.Context, options Options) (*Store, error) {
+	s := &Store{options: options, byID: make(map[string]*Sandbox), byName: make(map[string]*Sandbox)}
 	s.base, s.cancel = context.WithCancelCause(ctx)
 	if err := s.openFiles(); err != nil {
 		return nil, err
@@ -37,7 +37,7 @@ func Open(ctx context.Context, options Options) (*Sandboxes, error) {
 	return s, nil
 }
 
-func (s *Sandboxes) openFiles() error {
+func (s *Store) openFiles() error {
 	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return fmt.Errorf("read the boot id: %w", err)
@@ -60,7 +60,7 @@ func (s *Sandboxes) openFiles() error {
 
 // makeDirectories makes those that all sandboxes share, so that none of them
 // leaves a directory behind.
-func (s *Sandboxes) makeDirectories() error {
+func (s *Store) makeDirectories() error {
 	for _, dir := range []string{s.Dir(""), s.runtimeRoot()} {
 		// Processes of user namespaces have to get through.
 		if err := os.MkdirAll(dir, 0o711); err != nil {
@@ -72,7 +72,7 @@ func (s *Sandboxes) makeDirectories() error {
 
 // readBootMarker finds out whether the machine has booted since the last
 // daemon ran: then the volatile directory is empty, or of another boot.
-func (s *Sandboxes) readBootMarker() error {
+func (s *Store) readBootMarker() error {
 	path := filepath.Join(s.options.State, "boot-id")
 	marker, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -87,7 +87,7 @@ func (s *Sandboxes) readBootMarker() error {
 
 // restore brings every record back as a sandbox, and returns those that were
 // half made when the daemon ended.
-func (s *Sandboxes) restore() (halfMade []*Sandbox, err error) {
+func (s *Store) restore() (halfMade []*Sandbox, err error) {
 	records, bad, err := s.records.Load()
 	if err != nil {
 		return nil, err
@@ -122,13 +122,13 @@ func (s *Sandboxes) restore() (halfMade []*Sandbox, err error) {
 	return halfMade, nil
 }
 
-func (s *Sandboxes) setAside(id string, reason error) {
+func (s *Store) setAside(id string, reason error) {
 	b := s.records.SetAside(id, reason)
 	s.options.Logger.Error("record set aside", "sandbox", b.ID, "file", b.Path, "err", b.Reason)
 }
 
 // forgetFactsOfNobody removes the facts of sandboxes that have no record.
-func (s *Sandboxes) forgetFactsOfNobody(facts map[string]Facts) {
+func (s *Store) forgetFactsOfNobody(facts map[string]Facts) {
 	for id := range facts {
 		if s.exists(id) {
 			continue
@@ -152,7 +152,7 @@ func newestFirst(records map[string]Record) []Record {
 // restoreOne brings one sandbox back: as it was if the facts tell that Run or
 // Stop had come to its end; as NotReady after a reboot, which ended all of
 // them and took the facts along; and unlisted if Run was cut off.
-func (s *Sandboxes) restoreOne(record Record, facts Facts) error {
+func (s *Store) restoreOne(record Record, facts Facts) error {
 	config, err := record.decodeConfig()
 	if err != nil {
 		return err
@@ -175,7 +175,7 @@ func (s *Sandboxes) restoreOne(record Record, facts Facts) error {
 
 // claim gives a restored sandbox its id and, if it is listed, its name. A
 // half-made one has no claim: its name was free at once for what came next.
-func (s *Sandboxes) claim(sb *Sandbox) error {
+func (s *Store) claim(sb *Sandbox) error {
 	name := nameOf(sb.config.GetMetadata())
 	if other := s.byName[name]; other != nil && sb.listed.Load() {
 		return fmt.Errorf("sandbox %s, which is newer, has the same name %s", other.ID, name)
@@ -188,7 +188,7 @@ func (s *Sandboxes) claim(sb *Sandbox) error {
 }
 
 // restorePause finds the pause process of a sandbox again.
-func (s *Sandboxes) restorePause(sb *Sandbox) {
+func (s *Store) restorePause(sb *Sandbox) {
 	if !sb.Ready() {
 		return
 	}
@@ -207,7 +207,7 @@ func (s *Sandboxes) restorePause(sb *Sandbox) {
 // releaseLost frees the addresses of sandboxes that do not run and have no
 // namespace any more, which is what a reboot leaves: DEL runs for them in the
 // background, with an empty CNI_NETNS.
-func (s *Sandboxes) releaseLost() {
+func (s *Store) releaseLost() {
 	for _, sb := range s.List() {
 		if !sb.Ready() && !sb.hostNetwork() && !s.options.Netns.Alive(sb.ID) {
 			s.options.Networks.Release(sb.ID)
@@ -218,7 +218,7 @@ func (s *Sandboxes) releaseLost() {
 // takeBack destroys half-made sandboxes, several at a time, each with a limit
 // of its own. One that cannot be taken back is listed then, as NotReady, so
 // that somebody can try again.
-func (s *Sandboxes) takeBack(halfMade []*Sandbox) {
+func (s *Store) takeBack(halfMade []*Sandbox) {
 	const atOnce = 8
 	slots := make(chan struct{}, atOnce)
 	var wait sync.WaitGroup
@@ -233,7 +233,7 @@ func (s *Sandboxes) takeBack(halfMade []*Sandbox) {
 	s.sweep()
 }
 
-func (s *Sandboxes) takeBackOne(sb *Sandbox) {
+func (s *Store) takeBackOne(sb *Sandbox) {
 	ctx, cancel := s.bound(s.base, s.options.Limits.Destroy)
 	defer cancel()
 	sb.lock <- struct{}{}

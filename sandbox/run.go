@@ -10,7 +10,8 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
 )
@@ -18,7 +19,7 @@ import (
 // Run makes the sandbox of a pod and returns its id. A second call for the
 // same pod and attempt waits for the first and gets the same id. The context
 // limits the waiting, not the work.
-func (s *Sandboxes) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
+func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
 	if err := s.around(ctx, "check", func() error { return s.Check(config, handler) }); err != nil {
 		return "", err
 	}
@@ -33,7 +34,7 @@ func (s *Sandboxes) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig
 }
 
 // create is Run after the name is reserved.
-func (s *Sandboxes) create(ctx context.Context, sb *Sandbox) {
+func (s *Store) create(ctx context.Context, sb *Sandbox) {
 	defer close(sb.built)
 	sb.lock <- struct{}{}
 	defer func() { <-sb.lock }()
@@ -54,7 +55,7 @@ func (s *Sandboxes) create(ctx context.Context, sb *Sandbox) {
 }
 
 // bound gives a context that ends with the daemon and after the limit.
-func (s *Sandboxes) bound(ctx context.Context, limit time.Duration) (context.Context, func()) {
+func (s *Store) bound(ctx context.Context, limit time.Duration) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(s.base, func() { cancel(context.Cause(s.base)) })
 	ctx, release := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not done within %v: %w", limit, context.DeadlineExceeded))
@@ -100,7 +101,7 @@ func (c *creation) run() {
 // undo destroys what a failed Run made. The attachment, if its DEL fails too,
 // goes on by itself in the network's journal; anything else that could not be
 // taken back keeps the sandbox, listed as NotReady, for Stop and Remove.
-func (s *Sandboxes) undo(c *creation) error {
+func (s *Store) undo(c *creation) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), s.options.Limits.Destroy)
 	defer cancel()
 	undoErr := errors.Join(c.starter.abort(), c.holder.end(), s.destroy(ctx, c.Sandbox, leaveToJournal))
@@ -154,7 +155,7 @@ func (c *creation) makeNetns() error {
 }
 
 func (c *creation) loopbackUp() error {
-	return network.LoopbackUp(c.owner.options.Netns.Path(c.ID))
+	return namespace.LoopbackUp(c.owner.options.Netns.Path(c.ID))
 }
 
 func (c *creation) attach() error {
@@ -205,7 +206,7 @@ func (c *creation) startPause() error {
 
 // letGo waits for the end of the shim: pause runs, and that the shim is on its
 // way out need not hold up anybody.
-func (s *Sandboxes) letGo(c *creation) {
+func (s *Store) letGo(c *creation) {
 	s.work.Go(func() {
 		if err := c.starter.abort(); err != nil {
 			s.options.Logger.Warn("the shim that started pause", "sandbox", c.ID, "err", err)

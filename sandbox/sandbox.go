@@ -8,8 +8,8 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/oci"
-	"github.com/minicri/minicri/process"
 )
 
 // Sandbox is one pod sandbox.

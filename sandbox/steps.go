@@ -17,7 +17,7 @@ type StepTime struct {
 // steps that follow do nothing, so that Run reads as a table of contents.
 type creation struct {
 	*Sandbox
-	owner *Sandboxes
+	owner *Store
 	// ctx is the daemon's, not the request's: work goes on when the caller
 	// has lost patience, and is handed to the retry.
 	ctx      context.Context
@@ -78,6 +78,6 @@ func (c *creation) beside(name string, do func() error) (wait func() error) {
 func (c *creation) join(wait func() error) { c.err = errors.Join(c.err, wait()) }
 
 // around runs do as the step of that name.
-func (s *Sandboxes) around(ctx context.Context, name string, do func() error) error {
+func (s *Store) around(ctx context.Context, name string, do func() error) error {
 	return s.options.Observe.Run(ctx, name, do)
 }

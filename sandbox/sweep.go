@@ -9,13 +9,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/minicri/minicri/cgroup"
-	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/namespace"
 )
 
 // Remains are the places where a sandbox leaves things that carry our mark.
 type Remains struct {
-	Netns, Userns *network.Namespaces
+	Netns, Userns *namespace.Dir
 	Hierarchies   cgroup.Hierarchies
 	// Mark is what our names begin with, State the volatile directory.
 	Mark, State string
@@ -73,7 +73,7 @@ func (r *Remains) netns() ([]Stray, error) {
 
 func (r *Remains) userns() ([]Stray, error) { return pinned("userns", r.Userns) }
 
-func pinned(kind string, namespaces *network.Namespaces) ([]Stray, error) {
+func pinned(kind string, namespaces *namespace.Dir) ([]Stray, error) {
 	ids, err := namespaces.IDs()
 	var strays []Stray
 	for _, id := range ids {
@@ -110,7 +110,7 @@ func (r *Remains) Remove(stray Stray) error {
 	}
 }
 
-func (s *Sandboxes) remains() *Remains {
+func (s *Store) remains() *Remains {
 	o := s.options
 	return &Remains{
 		Netns: o.Netns, Userns: o.Userns, Hierarchies: o.Hierarchies, Mark: o.Mark, State: o.State,
@@ -121,7 +121,7 @@ func (s *Sandboxes) remains() *Remains {
 // sweep removes what carries our mark and has no record: what is left of a
 // sandbox whose record was lost or set aside. Find lists cgroups first: the
 // processes in them hold the rest.
-func (s *Sandboxes) sweep() {
+func (s *Store) sweep() {
 	remains := s.remains()
 	strays, err := remains.Find(s.exists)
 	if err != nil {

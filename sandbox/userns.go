@@ -5,12 +5,12 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/oci"
 )
 
 // holder is the process that holds a new user namespace, if there is one.
-type holder struct{ *network.Holder }
+type holder struct{ *namespace.Holder }
 
 func (h *holder) running() bool { return h.Holder != nil }
 
@@ -24,7 +24,7 @@ func (h *holder) end() error {
 // network namespace that it owns; the step netns pins that one.
 func (c *creation) makeUserns() error {
 	userns := oci.UserNamespace(c.config)
-	held, err := network.StartHolder(c.owner.pauseProgram(), idMappings(userns.GetUids()), idMappings(userns.GetGids()))
+	held, err := namespace.StartHolder(c.owner.pauseProgram(), idMappings(userns.GetUids()), idMappings(userns.GetGids()))
 	if err != nil {
 		return err
 	}
@@ -36,10 +36,10 @@ func (c *creation) makeUserns() error {
 	return errors.Join(err, c.holder.end())
 }
 
-func idMappings(from []*runtimeapi.IDMapping) []network.IDMapping {
-	var to []network.IDMapping
+func idMappings(from []*runtimeapi.IDMapping) []namespace.IDMapping {
+	var to []namespace.IDMapping
 	for _, m := range from {
-		to = append(to, network.IDMapping{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Length: m.GetLength()})
+		to = append(to, namespace.IDMapping{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Length: m.GetLength()})
 	}
 	return to
 }

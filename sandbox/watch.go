@@ -9,7 +9,7 @@ import (
 
 // watch notices when pause ends. The goroutine ends when pause does, or when
 // the pause process is let go of: by destroy, or by Close.
-func (s *Sandboxes) watch(sb *Sandbox) {
+func (s *Store) watch(sb *Sandbox) {
 	pause := sb.pause
 	s.work.Go(func() {
 		// Closing is what makes Wait return; destroy may have done it already.
@@ -23,7 +23,7 @@ func (s *Sandboxes) watch(sb *Sandbox) {
 	})
 }
 
-func (s *Sandboxes) noteExit(sb *Sandbox) {
+func (s *Store) noteExit(sb *Sandbox) {
 	sb.lock <- struct{}{}
 	defer func() { <-sb.lock }()
 	if !sb.Ready() {

@@ -20,14 +20,15 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/event"
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
-	"github.com/minicri/minicri/process"
 	"github.com/minicri/minicri/sandbox"
-	"github.com/minicri/minicri/state"
 	"github.com/minicri/minicri/stats"
 )
 
@@ -69,7 +70,7 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 }
 
 // containers are those of pods that have none, in a directory of their own.
-func containers(t *testing.T, options sandbox.Options, runtime *Runtime) *container.Containers {
+func containers(t *testing.T, options sandbox.Options, runtime *Runtime) *container.Store {
 	t.Helper()
 	opened, err := container.Open(t.Context(), container.Options{
 		Root: options.Root, State: options.State, Mark: "c-" + options.Mark, Hierarchies: options.Hierarchies,
@@ -145,10 +146,10 @@ func startProcess(t *testing.T) process.Facts {
 	return process.Facts{PID: command.Process.Pid, StartTime: stat.StartTime}
 }
 
-func namespaces(t *testing.T, mark string) *network.Namespaces {
+func namespaces(t *testing.T, mark string) *namespace.Dir {
 	t.Helper()
 	directory := filepath.Join(t.TempDir(), "namespaces")
-	opened, err := network.OpenNamespaces(directory, mark)
+	opened, err := namespace.Open(directory, mark)
 	if err != nil {
 		t.Fatalf("needs root: %v", err)
 	}
@@ -160,7 +161,7 @@ func namespaces(t *testing.T, mark string) *network.Namespaces {
 	return opened
 }
 
-func networks(t *testing.T, options sandbox.Options) *network.Networks {
+func networks(t *testing.T, options sandbox.Options) *network.CNI {
 	t.Helper()
 	opened, err := network.Open(t.Context(), network.Options{
 		ConfDir: t.TempDir(), Root: options.Root, Mark: "SERVER_TEST=" + options.Mark, Namespaces: options.Netns,

@@ -24,9 +24,9 @@ import (
 // answers Unimplemented, by the embedded type.
 type Runtime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
-	Sandboxes  *sandbox.Sandboxes
-	Containers *container.Containers
-	Networks   *network.Networks
+	Sandboxes  *sandbox.Store
+	Containers *container.Store
+	Networks   *network.CNI
 	Stats      *stats.Meter
 	Streams    Streams
 	Events     *event.Broadcaster

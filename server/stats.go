@@ -7,8 +7,8 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/cgroup"
 	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/stats"
 )

@@ -9,8 +9,8 @@ import (
 	"io"
 	"os"
 
-	"github.com/minicri/minicri/check"
-	"github.com/minicri/minicri/config"
+	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/doctor"
 )
 
 // errNotClean is how `minicri check` ends when there is a problem.
@@ -30,26 +30,26 @@ func checkCommand(ctx context.Context, arguments []string, output io.Writer) err
 	if err != nil {
 		shim = c.Shim
 	}
-	findings := check.Run(ctx, check.Options{Config: c, Shim: shim, Mark: markOf(c.Root)})
+	findings := doctor.Run(ctx, doctor.Options{Config: c, Shim: shim, Mark: markOf(c.Root)})
 	if fix {
-		findings = check.Fix(findings)
+		findings = doctor.Fix(findings)
 	}
 	if err := printFindings(output, findings, asJSON); err != nil {
 		return err
 	}
-	if !check.Clean(findings) {
+	if !doctor.Clean(findings) {
 		return errNotClean
 	}
 	return nil
 }
 
-func printFindings(output io.Writer, findings []check.Finding, asJSON bool) error {
+func printFindings(output io.Writer, findings []doctor.Finding, asJSON bool) error {
 	if asJSON {
 		encoder := json.NewEncoder(output)
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(findings)
 	}
-	marks := map[check.Grade]string{check.Good: "✓", check.Warning: "!", check.Problem: "✗"}
+	marks := map[doctor.Grade]string{doctor.Good: "✓", doctor.Warning: "!", doctor.Problem: "✗"}
 	for _, f := range findings {
 		line := fmt.Sprintf("%s %-17s %s", marks[f.Grade], f.Subject, f.Message)
 		if f.Advice != "" {

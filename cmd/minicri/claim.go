@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/config"
+	"github.com/minicri/minicri/internal/config"
 )
 
 // errInUse: another daemon is at work there.

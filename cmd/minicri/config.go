@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/minicri/minicri/config"
+	"github.com/minicri/minicri/internal/config"
 )
 
 // configCommand is "minicri config".

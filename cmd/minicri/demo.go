@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/network"
-	"github.com/minicri/minicri/process"
+	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/namespace"
 )
 
 // inside tells the demo that it runs in its own namespaces already.
@@ -73,7 +73,7 @@ func prepareNamespaces() error {
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
-	if err := network.LoopbackUp("/proc/thread-self/ns/net"); err != nil {
+	if err := namespace.LoopbackUp("/proc/thread-self/ns/net"); err != nil {
 		return err
 	}
 	return nil

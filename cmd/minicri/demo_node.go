@@ -18,9 +18,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/cgroup"
-	"github.com/minicri/minicri/config"
-	"github.com/minicri/minicri/leak"
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/test/leak"
 )
 
 // The network of the demo, which exists in its namespace only.

@@ -9,7 +9,7 @@ import (
 	"github.com/containerd/log"
 	"k8s.io/klog/v2"
 
-	"github.com/minicri/minicri/config"
+	"github.com/minicri/minicri/internal/config"
 )
 
 func newLogger(c *config.Config) (*slog.Logger, error) {

@@ -17,9 +17,9 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"google.golang.org/grpc"
 
-	"github.com/minicri/minicri/config"
+	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/network"
-	"github.com/minicri/minicri/process"
 	"github.com/minicri/minicri/server"
 )
 
@@ -106,7 +106,7 @@ func run(ctx context.Context, c *config.Config, logger *slog.Logger) (err error)
 }
 
 // checkAtSignal has all attachments checked when SIGUSR1 comes.
-func checkAtSignal(ctx context.Context, networks *network.Networks) {
+func checkAtSignal(ctx context.Context, networks *network.CNI) {
 	asked := make(chan os.Signal, 1)
 	signal.Notify(asked, syscall.SIGUSR1)
 	defer signal.Stop(asked)

@@ -12,12 +12,13 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/apparmor"
-	"github.com/minicri/minicri/cgroup"
-	"github.com/minicri/minicri/config"
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/event"
 	"github.com/minicri/minicri/image"
-	"github.com/minicri/minicri/metrics"
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/metrics"
+	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
@@ -75,7 +76,7 @@ func streamOptions(c *config.Config, runtime *server.Runtime, logger *slog.Logge
 	return stream.Options{
 		Address: s.Address, TLS: stream.TLS{Cert: s.TLSCert, Key: s.TLSKey, SelfSigned: s.SelfSigned},
 		Idle: time.Duration(s.Idle), Creation: time.Duration(s.Creation), MaxOpen: s.MaxOpen,
-		Containers: runtime.Containers, Pods: runtime.Sandboxes, Netns: network.FindNamespaces(c.NetnsDir, markOf(c.Root)),
+		Containers: runtime.Containers, Pods: runtime.Sandboxes, Netns: namespace.Find(c.NetnsDir, markOf(c.Root)),
 		Logger: logger,
 	}
 }
@@ -93,7 +94,7 @@ func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
 type kernel struct {
 	machine       oci.Machine
 	hierarchies   cgroup.Hierarchies
-	netns, userns *network.Namespaces
+	netns, userns *namespace.Dir
 	systemd       bool
 	shim          *client.Program
 }
@@ -128,11 +129,11 @@ func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k k
 	if k.hierarchies, err = cgroup.FindHierarchies(); err != nil {
 		return k, err
 	}
-	if k.netns, err = network.OpenNamespaces(c.NetnsDir, markOf(c.Root)); err != nil {
+	if k.netns, err = namespace.Open(c.NetnsDir, markOf(c.Root)); err != nil {
 		return k, err
 	}
 	k.systemd = systemdCgroup(c)
-	if k.userns, err = network.OpenNamespaces(filepath.Join(c.State, "userns"), markOf(c.Root)); err != nil {
+	if k.userns, err = namespace.Open(filepath.Join(c.State, "userns"), markOf(c.Root)); err != nil {
 		return k, err
 	}
 	path, err := findShim(c.Shim)
@@ -171,7 +172,7 @@ func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, image
 	}
 }
 
-func openNetworks(ctx context.Context, c *config.Config, netns *network.Namespaces, logger *slog.Logger) (*network.Networks, error) {
+func openNetworks(ctx context.Context, c *config.Config, netns *namespace.Dir, logger *slog.Logger) (*network.CNI, error) {
 	const name = "MINICRI_ROOT"
 	// Plugins inherit the environment; by this variable those of this daemon
 	// are known, also after it was killed.

@@ -10,11 +10,12 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/minicri/minicri/shim/api"
-	"github.com/minicri/minicri/shim/crilog"
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/system"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/stdio/crilog"
 )
 
 // adoptAll takes over what a shim that died has left. A record that cannot be

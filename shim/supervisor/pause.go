@@ -9,9 +9,10 @@ import (
 	"io"
 	"os"
 
-	"github.com/minicri/minicri/cgroup"
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/system"
+
+	"github.com/minicri/minicri/internal/cgroup"
 )
 
 // Pause starts one pod's pause process and stays no longer than that takes.

@@ -7,10 +7,11 @@ import (
 	"path/filepath"
 	"sync"
 
-	"github.com/minicri/minicri/shim/api"
-	"github.com/minicri/minicri/shim/crilog"
 	"github.com/opencontainers/runc/libcontainer"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/stdio/crilog"
 )
 
 // stdio is the shim's side of a container's standard streams. Output goes

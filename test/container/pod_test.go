@@ -18,7 +18,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/cri-client/pkg/logs"
 
-	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/test/harness"
 )
 

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/leak"
+	"github.com/minicri/minicri/test/leak"
 )
 
 // damages are what may become of a file on disk.

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nodecheck "github.com/minicri/minicri/check"
+	nodecheck "github.com/minicri/minicri/internal/doctor"
 	"github.com/minicri/minicri/test/harness"
 )
 

@@ -14,7 +14,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/leak"
+	"github.com/minicri/minicri/test/leak"
 )
 
 const (

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/leak"
+	"github.com/minicri/minicri/test/leak"
 )
 
 func prepared(t testing.TB, opts ...Option) *Node {

@@ -6,7 +6,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/minicri/minicri/leak"
+	"github.com/minicri/minicri/test/leak"
 )
 
 // Main runs the tests of a package and then looks, once for all, for what

@@ -8,7 +8,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/leak"
+	"github.com/minicri/minicri/test/leak"
 )
 
 // Node is one daemon and what it works with. The directories exist from the

@@ -3,7 +3,7 @@ package harness
 import (
 	"context"
 
-	"github.com/minicri/minicri/leak"
+	"github.com/minicri/minicri/test/leak"
 )
 
 // Look takes a snapshot of all that the node and its daemon, which must run,

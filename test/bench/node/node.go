@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/cgroup"
-	"github.com/minicri/minicri/config"
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/test/bench/contender"
 )
 

@@ -7,7 +7,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/test/bench/node"
 )
 
@@ -16,7 +16,7 @@ import (
 type floor struct {
 	cni        *libcni.CNIConfig
 	list       *libcni.NetworkConfigList
-	namespaces *network.Namespaces
+	namespaces *namespace.Dir
 }
 
 func newFloor(n *node.Node) *floor {
@@ -24,7 +24,7 @@ func newFloor(n *node.Node) *floor {
 	if err != nil {
 		panic(err) // a constant of this program
 	}
-	namespaces, err := network.OpenNamespaces(n.Config.NetnsDir, "floor-")
+	namespaces, err := namespace.Open(n.Config.NetnsDir, "floor-")
 	if err != nil {
 		panic(err)
 	}

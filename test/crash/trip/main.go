@@ -11,7 +11,7 @@ import (
 	"io"
 	"os"
 
-	"github.com/minicri/minicri/failpoint"
+	"github.com/minicri/minicri/internal/step/failpoint"
 )
 
 // config is its part of the network configuration.

@@ -12,12 +12,13 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/cgroup"
-	"github.com/minicri/minicri/id"
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/id"
+	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
-	"github.com/minicri/minicri/state"
-	"github.com/minicri/minicri/step"
 )
 
 // Options say what sandboxes are made with.
@@ -37,8 +38,8 @@ type Options struct {
 	CgroupParent  string
 	Machine       oci.Machine
 	Hierarchies   cgroup.Hierarchies
-	Networks      *network.Networks
-	Netns, Userns *network.Namespaces
+	Networks      *network.CNI
+	Netns, Userns *namespace.Dir
 	Limits        Limits
 	// Observe is told of each step that has ended; nil if nobody asks.
 	Observe step.Observer
@@ -70,8 +71,8 @@ type Containers interface {
 	RemovePod(ctx context.Context, sandboxID string) error
 }
 
-// Sandboxes are all pod sandboxes of this node.
-type Sandboxes struct {
+// Store are all pod sandboxes of this node.
+type Store struct {
 	options Options
 	records *state.Records[Record]
 	facts   *state.Records[Facts]
@@ -97,24 +98,24 @@ type Sandboxes struct {
 
 // Find returns the sandbox with the id, or the only one whose id starts so;
 // errdefs.ErrNotFound if there is none.
-func (s *Sandboxes) Find(wanted string) (*Sandbox, error) {
+func (s *Store) Find(wanted string) (*Sandbox, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return id.Find(s.byID, "pod sandbox", wanted, func(sb *Sandbox) bool { return sb.listed.Load() })
 }
 
 // List returns the sandboxes that are to be seen, the newest first.
-func (s *Sandboxes) List() []*Sandbox {
+func (s *Store) List() []*Sandbox {
 	return s.all(func(sb *Sandbox) bool { return sb.listed.Load() })
 }
 
 // Building returns the sandboxes that Run is working on, or that are being
 // taken back after it failed.
-func (s *Sandboxes) Building() []*Sandbox {
+func (s *Store) Building() []*Sandbox {
 	return s.all(func(sb *Sandbox) bool { return !sb.listed.Load() })
 }
 
-func (s *Sandboxes) all(match func(*Sandbox) bool) []*Sandbox {
+func (s *Store) all(match func(*Sandbox) bool) []*Sandbox {
 	s.mu.RLock()
 	list := make([]*Sandbox, 0, len(s.byID))
 	for _, sb := range s.byID {
@@ -128,17 +129,17 @@ func (s *Sandboxes) all(match func(*Sandbox) bool) []*Sandbox {
 }
 
 // Quarantined are the files of records that could not be read.
-func (s *Sandboxes) Quarantined() []string { return s.records.Quarantined() }
+func (s *Store) Quarantined() []string { return s.records.Quarantined() }
 
 // exists tells whether the id has a sandbox, listed or not.
-func (s *Sandboxes) exists(id string) bool {
+func (s *Store) exists(id string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.byID[id] != nil
 }
 
 // forget drops the sandbox and its name.
-func (s *Sandboxes) forget(sb *Sandbox) {
+func (s *Store) forget(sb *Sandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byID, sb.ID)
@@ -149,7 +150,7 @@ func (s *Sandboxes) forget(sb *Sandbox) {
 
 // Close cancels what is under way, waits until it has been taken back, and
 // lets go of the pause processes, which live on.
-func (s *Sandboxes) Close() {
+func (s *Store) Close() {
 	s.cancel(errShutdown)
 	s.work.Wait()
 }
@@ -158,9 +159,9 @@ func (s *Sandboxes) Close() {
 var errShutdown = fmt.Errorf("minicri is shutting down: %w", errdefs.ErrUnavailable)
 
 // Dir is the volatile directory of a sandbox.
-func (s *Sandboxes) Dir(id string) string { return filepath.Join(sandboxesDir(s.options.State), id) }
+func (s *Store) Dir(id string) string { return filepath.Join(sandboxesDir(s.options.State), id) }
 
-func (s *Sandboxes) runtimeRoot() string { return runtimeDir(s.options.State) }
+func (s *Store) runtimeRoot() string { return runtimeDir(s.options.State) }
 
 // The directories below the volatile one that have something for each sandbox.
 func sandboxesDir(state string) string { return filepath.Join(state, "sandboxes") }
@@ -168,10 +169,10 @@ func runtimeDir(state string) string   { return filepath.Join(state, "libcontain
 
 // Hold tells the sandboxes of the containers that they hold. It is called once,
 // before Stop and Remove are.
-func (s *Sandboxes) Hold(containers Containers) { s.containers = containers }
+func (s *Store) Hold(containers Containers) { s.containers = containers }
 
 // tell tells of an event; only of a sandbox that is to be seen.
-func (s *Sandboxes) tell(sb *Sandbox, kind runtimeapi.ContainerEventType) {
+func (s *Store) tell(sb *Sandbox, kind runtimeapi.ContainerEventType) {
 	if s.options.Events != nil && sb.listed.Load() {
 		s.options.Events.SandboxEvent(sb, kind)
 	}

@@ -1,4 +1,4 @@
-package network
+package namespace
 
 import (
 	"errors"
@@ -12,37 +12,37 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/state"
+	"github.com/minicri/minicri/internal/state"
 )
 
-// Namespaces are the namespaces that are pinned in one directory: a bind mount
+// Dir are the namespaces that are pinned in one directory: a bind mount
 // of the kernel's namespace file keeps a namespace alive without a process in
 // it (namespaces(7)). The path follows from the id, so an id is all that is
 // needed to find a namespace again or to take it back.
-type Namespaces struct {
+type Dir struct {
 	directory string
 	mark      string
 }
 
-// OpenNamespaces makes the directory ready. The mark is the start of every
+// Open makes the directory ready. The mark is the start of every
 // file name made here: it tells ours from those of others in the directory.
 //
 // The directory becomes a shared mount of its own, as ip-netns(8) makes it:
 // otherwise a process with a mount namespace of its own would keep a copy of
 // each pin, and the namespace would outlive its removal.
-func OpenNamespaces(directory, mark string) (*Namespaces, error) {
+func Open(directory, mark string) (*Dir, error) {
 	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return nil, fmt.Errorf("make the directory for namespaces: %w", err)
 	}
 	if err := makeShared(directory); err != nil {
 		return nil, fmt.Errorf("make %s a shared mount: %w", directory, err)
 	}
-	return FindNamespaces(directory, mark), nil
+	return Find(directory, mark), nil
 }
 
-// FindNamespaces is for a look at a directory that another process made ready.
-func FindNamespaces(directory, mark string) *Namespaces {
-	return &Namespaces{directory: directory, mark: mark}
+// Find is for a look at a directory that another process made ready.
+func Find(directory, mark string) *Dir {
+	return &Dir{directory: directory, mark: mark}
 }
 
 func makeShared(directory string) error {
@@ -57,25 +57,25 @@ func makeShared(directory string) error {
 }
 
 // Path is where the namespace of id is, or would be, pinned.
-func (n *Namespaces) Path(id string) string {
+func (n *Dir) Path(id string) string {
 	return filepath.Join(n.directory, n.mark+id)
 }
 
 // Create makes a network namespace and pins it.
-func (n *Namespaces) Create(id string) error {
-	return onThreadThatEnds(func() error { return n.unshareAndPin(id) })
+func (n *Dir) Create(id string) error {
+	return OnDisposableThread(func() error { return n.unshareAndPin(id) })
 }
 
-// onThreadThatEnds calls do on a thread that ends afterwards, because do leaves
+// OnDisposableThread calls do on a thread that ends afterwards, because do leaves
 // it in another namespace.
-func onThreadThatEnds(do func() error) error {
+func OnDisposableThread(do func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			// The main thread never ends. While it is held here, the next
 			// goroutine gets another one.
-			done <- onThreadThatEnds(do)
+			done <- OnDisposableThread(do)
 			runtime.UnlockOSThread()
 			return
 		}
@@ -85,7 +85,7 @@ func onThreadThatEnds(do func() error) error {
 	return <-done
 }
 
-func (n *Namespaces) unshareAndPin(id string) error {
+func (n *Dir) unshareAndPin(id string) error {
 	handle, err := netns.New()
 	if err != nil {
 		return fmt.Errorf("unshare the network namespace: %w", err)
@@ -95,7 +95,7 @@ func (n *Namespaces) unshareAndPin(id string) error {
 }
 
 // Pin binds the namespace file at source to the path of id.
-func (n *Namespaces) Pin(id, source string) error {
+func (n *Dir) Pin(id, source string) error {
 	path := n.Path(id)
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
 	if err != nil {
@@ -112,7 +112,7 @@ func (n *Namespaces) Pin(id, source string) error {
 
 // Alive tells whether the path of id is a namespace now: it may have been
 // unmounted, removed or replaced by hand, or be gone with a reboot.
-func (n *Namespaces) Alive(id string) bool {
+func (n *Dir) Alive(id string) bool {
 	var stat unix.Statfs_t
 	return unix.Statfs(n.Path(id), &stat) == nil && stat.Type == unix.NSFS_MAGIC
 }
@@ -120,7 +120,7 @@ func (n *Namespaces) Alive(id string) bool {
 // Remove unmounts and deletes the pin of id, as often as one was put over
 // another; what is gone already is no error. The kernel frees the namespace
 // when the last process has left it.
-func (n *Namespaces) Remove(id string) error {
+func (n *Dir) Remove(id string) error {
 	path := n.Path(id)
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -138,7 +138,7 @@ func (n *Namespaces) Remove(id string) error {
 }
 
 // IDs lists whose namespaces are pinned here under our mark.
-func (n *Namespaces) IDs() ([]string, error) {
+func (n *Dir) IDs() ([]string, error) {
 	entries, err := os.ReadDir(n.directory)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

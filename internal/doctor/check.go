@@ -1,13 +1,13 @@
-// Package check looks at a node for people: what it lacks to run pods, and
+// Package doctor looks at a node for people: what it lacks to run pods, and
 // where the kernel holds something else than the runtime believes. It works
 // beside a running daemon and without one, reads only, and changes things in
 // Fix alone. It keeps no state.
-package check
+package doctor
 
 import (
 	"context"
 
-	"github.com/minicri/minicri/config"
+	"github.com/minicri/minicri/internal/config"
 )
 
 // Grade says how bad a finding is.

@@ -1,4 +1,4 @@
-package network
+package namespace
 
 import (
 	"errors"
@@ -61,7 +61,7 @@ func sysProcMappings(mappings []IDMapping) []syscall.SysProcIDMap {
 // Pin pins the holder's namespace of the given kind ("user" or "net") for id.
 // The pid cannot have been given to another process meanwhile: the holder is
 // our child, and End has not waited for it yet.
-func (h *Holder) Pin(namespaces *Namespaces, id, kind string) error {
+func (h *Holder) Pin(namespaces *Dir, id, kind string) error {
 	return namespaces.Pin(id, filepath.Join("/proc", strconv.Itoa(h.command.Process.Pid), "ns", kind))
 }
 

@@ -1,4 +1,4 @@
-package network
+package namespace
 
 import (
 	"errors"
@@ -141,10 +141,10 @@ func TestRemoveWhatIsMountedTwice(t *testing.T) {
 // that is removed leaves no copy in mount namespaces that were made meanwhile.
 func TestRemoveReachesOtherMountNamespaces(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "namespaces")
-	var n *Namespaces
+	var n *Dir
 	for range 3 {
 		var err error
-		if n, err = OpenNamespaces(directory, "m-"); err != nil {
+		if n, err = Open(directory, "m-"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -257,7 +257,7 @@ func inodeOf(t *testing.T, path string) uint64 {
 	return inode(info)
 }
 
-func wantNoPin(t *testing.T, n *Namespaces, id string) {
+func wantNoPin(t *testing.T, n *Dir, id string) {
 	t.Helper()
 	if _, err := os.Lstat(n.Path(id)); !os.IsNotExist(err) {
 		t.Errorf("%s is still there: %v", n.Path(id), err)

@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sync/singleflight"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/cgroup"
-	"github.com/minicri/minicri/id"
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/id"
+	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
-	"github.com/minicri/minicri/state"
-	"github.com/minicri/minicri/step"
 )
 
 // Options say what containers are made with.
@@ -37,7 +37,7 @@ type Options struct {
 	PidsLimit   int64
 	Machine     oci.Machine
 	Hierarchies cgroup.Hierarchies
-	Sandboxes   *sandbox.Sandboxes
+	Sandboxes   *sandbox.Store
 	Images      Images
 	Limits      Limits
 	// Observe is told of each step that has ended; nil if nobody asks.
@@ -70,8 +70,8 @@ type Images interface {
 	RemoveSnapshot(ctx context.Context, key string) error
 }
 
-// Containers are all containers of this node.
-type Containers struct {
+// Store are all containers of this node.
+type Store struct {
 	options Options
 	records *state.Records[Record]
 	facts   *state.Records[Facts]
@@ -95,28 +95,28 @@ type Containers struct {
 
 // Find returns the container with the id, or the only one whose id starts so;
 // errdefs.ErrNotFound if there is none.
-func (s *Containers) Find(wanted string) (*Container, error) {
+func (s *Store) Find(wanted string) (*Container, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return id.Find(s.byID, "container", wanted, func(c *Container) bool { return c.listed.Load() })
 }
 
 // List returns the containers that are to be seen, the newest first.
-func (s *Containers) List() []*Container {
+func (s *Store) List() []*Container {
 	return s.all(func(c *Container) bool { return c.listed.Load() })
 }
 
 // ListPod returns those of one sandbox that are to be seen, the newest first.
-func (s *Containers) ListPod(sandboxID string) []*Container {
+func (s *Store) ListPod(sandboxID string) []*Container {
 	return s.all(func(c *Container) bool { return c.SandboxID == sandboxID && c.listed.Load() })
 }
 
 // OfPod returns all containers of a sandbox, listed or not.
-func (s *Containers) OfPod(sandboxID string) []*Container {
+func (s *Store) OfPod(sandboxID string) []*Container {
 	return s.all(func(c *Container) bool { return c.SandboxID == sandboxID })
 }
 
-func (s *Containers) all(match func(*Container) bool) []*Container {
+func (s *Store) all(match func(*Container) bool) []*Container {
 	s.mu.RLock()
 	list := make([]*Container, 0, len(s.byID))
 	for _, c := range s.byID {
@@ -129,7 +129,7 @@ func (s *Containers) all(match func(*Container) bool) []*Container {
 	return list
 }
 
-func (s *Containers) forget(c *Container) {
+func (s *Store) forget(c *Container) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byID, c.ID)
@@ -139,7 +139,7 @@ func (s *Containers) forget(c *Container) {
 }
 
 // Close ends what is under way and lets go of the shims, which live on.
-func (s *Containers) Close() {
+func (s *Store) Close() {
 	s.cancel(errShutdown)
 	s.work.Wait()
 	s.shims.close()
@@ -148,16 +148,16 @@ func (s *Containers) Close() {
 var errShutdown = fmt.Errorf("minicri is shutting down: %w", errdefs.ErrUnavailable)
 
 // dir is the volatile directory of a container: its config.json and its rootfs.
-func (s *Containers) dir(id string) string { return filepath.Join(s.options.State, "containers", id) }
+func (s *Store) dir(id string) string { return filepath.Join(s.options.State, "containers", id) }
 
-func (s *Containers) rootfs(id string) string { return filepath.Join(s.dir(id), "rootfs") }
+func (s *Store) rootfs(id string) string { return filepath.Join(s.dir(id), "rootfs") }
 
 // within bounds work of the daemon's own, which ends with it.
-func (s *Containers) within(limit time.Duration) (context.Context, context.CancelFunc) {
+func (s *Store) within(limit time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(s.base, limit, errors.New("not done within "+limit.String()))
 }
 
 // outlive bounds work that goes on when the caller is gone.
-func (s *Containers) outlive(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+func (s *Store) outlive(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(context.WithoutCancel(ctx), limit, errors.New("not done within "+limit.String()))
 }

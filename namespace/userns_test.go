@@ -1,4 +1,4 @@
-package network
+package namespace
 
 import (
 	"os"
@@ -128,7 +128,7 @@ func TestHolderThatCannotStart(t *testing.T) {
 func TestHolderEndsWithItsThread(t *testing.T) {
 	program := waiter(t)
 	var holder *Holder
-	err := onThreadThatEnds(func() (err error) {
+	err := OnDisposableThread(func() (err error) {
 		holder, err = StartHolder(program, mapped, mapped)
 		return err
 	})

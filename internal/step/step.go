@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/minicri/minicri/failpoint"
+	"github.com/minicri/minicri/internal/step/failpoint"
 )
 
 // Observer is told of each step that has ended; nil if nobody asks.

@@ -51,7 +51,7 @@ func (m *Metrics) Observe(step string, took time.Duration, err error) {
 }
 
 // Watch adds what is counted at each scrape.
-func (m *Metrics) Watch(sandboxes *sandbox.Sandboxes, networks *network.Networks) {
+func (m *Metrics) Watch(sandboxes *sandbox.Store, networks *network.CNI) {
 	m.registry.MustRegister(&counts{sandboxes: sandboxes, networks: networks})
 }
 

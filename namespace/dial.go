@@ -1,4 +1,4 @@
-package network
+package namespace
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 // Dial connects from inside the namespace of id, to an IP address and port:
 // a socket belongs to the namespace that its thread was in when it was made
 // (network_namespaces(7)), and can be used from any other.
-func (n *Namespaces) Dial(ctx context.Context, id, network, address string) (connection net.Conn, err error) {
-	err = onThreadThatEnds(func() error {
+func (n *Dir) Dial(ctx context.Context, id, network, address string) (connection net.Conn, err error) {
+	err = OnDisposableThread(func() error {
 		handle, err := netns.GetFromPath(n.Path(id))
 		if err != nil {
 			return fmt.Errorf("open the network namespace: %w", err)

@@ -1,4 +1,4 @@
-package check
+package doctor
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/oci"
 )
 

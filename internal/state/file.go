@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/minicri/minicri/failpoint"
+	"github.com/minicri/minicri/internal/step/failpoint"
 )
 
 // WriteFile replaces the file at path with data in one step. With durable it

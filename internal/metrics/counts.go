@@ -9,8 +9,8 @@ import (
 
 // counts reads the owners of things at each scrape.
 type counts struct {
-	sandboxes *sandbox.Sandboxes
-	networks  *network.Networks
+	sandboxes *sandbox.Store
+	networks  *network.CNI
 }
 
 func describe(name, help string, labels ...string) *prometheus.Desc {

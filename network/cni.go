@@ -8,7 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/minicri/minicri/state"
+	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/namespace"
 )
 
 // Options say where the network lives and how long things may take.
@@ -25,7 +26,7 @@ type Options struct {
 	// environment of the process.
 	Mark string
 	// Namespaces are the pinned network namespaces of the attachments.
-	Namespaces *Namespaces
+	Namespaces *namespace.Dir
 	// Default is the embedded network for a machine that has none.
 	Default DefaultNetwork
 	Limits  Limits
@@ -52,8 +53,8 @@ type Limits struct {
 	GCPeriod, CheckPeriod time.Duration
 }
 
-// Networks are the networks of this node.
-type Networks struct {
+// CNI are the networks of this node.
+type CNI struct {
 	options Options
 	plugins *plugins
 	journal *state.Records[Attachment]
@@ -78,8 +79,8 @@ type Networks struct {
 // Open reads the journal and the configuration directory. Run has to be
 // called to follow changes and to retry. Where plugins of an earlier daemon
 // still run, nothing new does before they have ended.
-func Open(ctx context.Context, options Options) (*Networks, error) {
-	n := &Networks{
+func Open(ctx context.Context, options Options) (*CNI, error) {
+	n := &CNI{
 		options:     options,
 		plugins:     &plugins{directories: options.BinDirs, mark: options.Mark},
 		attachments: make(map[string]*attachment),
@@ -105,7 +106,7 @@ func Open(ctx context.Context, options Options) (*Networks, error) {
 // Run follows the configuration directory, the STATUS of the plugins and the
 // attachments that wait for their DEL or for plugins of an earlier daemon, and
 // collects garbage, until the context ends.
-func (n *Networks) Run(ctx context.Context) {
+func (n *CNI) Run(ctx context.Context) {
 	var wait sync.WaitGroup
 	wait.Go(func() { n.awaitLeftovers(ctx) })
 	wait.Go(func() { n.watch(ctx) })
@@ -116,4 +117,4 @@ func (n *Networks) Run(ctx context.Context) {
 	wait.Wait()
 }
 
-func (n *Networks) journalDir() string { return filepath.Join(n.options.Root, "attachments") }
+func (n *CNI) journalDir() string { return filepath.Join(n.options.Root, "attachments") }

@@ -1,4 +1,4 @@
-package check
+package doctor
 
 import (
 	"errors"
@@ -7,11 +7,12 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/minicri/minicri/cgroup"
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
-	"github.com/minicri/minicri/process"
 	"github.com/minicri/minicri/sandbox"
-	"github.com/minicri/minicri/state"
 )
 
 // leaks compares what carries the daemon's mark with the records on disk. A
@@ -55,8 +56,8 @@ func (c *checker) remains() (*sandbox.Remains, error) {
 		return nil, err
 	}
 	return &sandbox.Remains{
-		Netns:       network.FindNamespaces(c.Config.NetnsDir, c.Mark),
-		Userns:      network.FindNamespaces(filepath.Join(c.Config.State, "userns"), c.Mark),
+		Netns:       namespace.Find(c.Config.NetnsDir, c.Mark),
+		Userns:      namespace.Find(filepath.Join(c.Config.State, "userns"), c.Mark),
 		Hierarchies: hierarchies, Mark: c.Mark, State: c.Config.State,
 		Attached: c.hasAttachment, Kill: time.Duration(c.Config.Limits.Kill),
 	}, nil
@@ -105,7 +106,7 @@ func (c *checker) sandboxes() {
 	if err != nil {
 		c.add("sandboxes", Problem, err.Error(), "")
 	}
-	netns := network.FindNamespaces(c.Config.NetnsDir, c.Mark)
+	netns := namespace.Find(c.Config.NetnsDir, c.Mark)
 	for _, id := range ids {
 		facts, err := state.Peek[sandbox.Facts](dir, id)
 		if err != nil || !facts.Ready() {
