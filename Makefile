@@ -8,7 +8,7 @@ confdir  = $(DESTDIR)/etc/minicri
 unitdir  = $(DESTDIR)/etc/systemd/system
 cnidir   = $(DESTDIR)/opt/cni/bin
 
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+VERSION := $(shell hack/version)
 
 # The version is stamped by -X. -buildvcs would stop the build in a clone that
 # belongs to another user than the one who builds.
@@ -25,8 +25,8 @@ root:
 	@[ "$$(id -u)" -eq 0 ] || { echo 'This needs root: it makes real namespaces, mounts, links and cgroups.' >&2; exit 1; }
 
 .PHONY: demo
-demo: root setup build ## Bring up pods, kill the daemon, take all down, count what is left (root)
-	bin/minicri demo
+demo: root setup build bin/demo ## Run pods, kill and restart the daemon, remove all, count what is left (root)
+	bin/demo
 
 .PHONY: test
 test: root setup peers-test build failpoints kubelet ## Run every test (root)
@@ -55,7 +55,7 @@ soak: root setup build ## Pods come and go while the daemon is killed at random;
 VMTESTS ?= hack/vm/tests.txt
 
 .PHONY: test-vm
-test-vm: root setup peers-test build failpoints ## The tests in a VM with cgroup v2, systemd and AppArmor (root)
+test-vm: root setup peers-test build failpoints bin/demo ## The tests in a VM with cgroup v2, systemd and AppArmor (root)
 	@hack/setup hack/vm/packages.txt
 	$(MAKE) bin/vm/root.ext4
 	hack/vm/payload < $(VMTESTS)
@@ -100,6 +100,11 @@ build: ## bin/minicri and bin/minicri-shim
 	sh oci/pause/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags grpcnotrace -o bin/minicri ./cmd/minicri
 	CGO_ENABLED=1 $(gobuild) -tags seccomp,runc_nocriu -o bin/minicri-shim ./cmd/minicri-shim
+
+# The demo, a program of its own: it is no part of what is installed.
+.PHONY: bin/demo
+bin/demo:
+	CGO_ENABLED=0 $(gobuild) -o bin/demo ./hack/demo
 
 # For tests that make the daemon fail or die at a named point.
 .PHONY: failpoints

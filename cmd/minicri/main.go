@@ -14,8 +14,8 @@ import (
 	"syscall"
 )
 
-// version is set when the program is linked.
-var version = "0.0.0-dev"
+// version is a semantic version, set by the linker (hack/version).
+var version = "0.1.0-dev"
 
 const usage = `minicri runs pods for a kubelet (Kubernetes CRI v1).
 
@@ -24,7 +24,6 @@ const usage = `minicri runs pods for a kubelet (Kubernetes CRI v1).
   minicri config check FILE  check a configuration file
   minicri check              what this node lacks, and what was left behind (--fix, --json)
   minicri image VERB         import, pull, list or remove images
-  minicri demo               show a pod's life on this machine, in a network of its own
   minicri version            print the version
 `
 
@@ -51,8 +50,6 @@ func command(ctx context.Context, arguments []string, output io.Writer) error {
 		return checkCommand(ctx, rest, output)
 	case "image":
 		return imageCommand(ctx, rest, output)
-	case "demo":
-		return demo(ctx, rest, output)
 	case "version":
 		_, err := fmt.Fprintln(output, "minicri", version)
 		return err

@@ -30,8 +30,8 @@ const (
 	demoSubnet  = "10.244.0.0/24"
 )
 
-// demoNode is a node for the length of the demo: a daemon with directories, a
-// network and a cgroup of its own.
+// demoNode is a node for the demo: a daemon with its own directories, network
+// and cgroup.
 type demoNode struct {
 	dir        string
 	binaries   string
@@ -68,20 +68,27 @@ func newDemoNode() (*demoNode, error) {
 func (n *demoNode) path(name string) string { return filepath.Join(n.dir, name) }
 func (n *demoNode) socket() string          { return n.path("minicri.sock") }
 func (n *demoNode) logFile() string         { return n.path("daemon.log") }
+func (n *demoNode) minicri() string         { return filepath.Join(n.binaries, "minicri") }
 func (n *demoNode) hasDaemon() bool         { return n.daemon != nil && n.daemon.ProcessState == nil }
 
-func (n *demoNode) remaining() []string { return []string{"netns", filepath.Join("state", "userns")} }
+// sharedMounts are the directories that the daemon makes shared mounts of; they
+// stay when it ends.
+func (n *demoNode) sharedMounts() []string {
+	return []string{"netns", filepath.Join("state", "userns")}
+}
 
-func (n *demoNode) counted() []leak.Kind {
+// leakKinds are the kinds of leftovers that the demo prints.
+func (n *demoNode) leakKinds() []leak.Kind {
 	return []leak.Kind{leak.NetnsFile, leak.Namespace, leak.Mount, leak.Link, leak.Rule, leak.Address, leak.Result, leak.Cgroup, leak.Process}
 }
+
 func exists(path string) bool { _, err := os.Stat(path); return err == nil }
-func (n *demoNode) podID(name string) *runtimeapi.PodSandboxMetadata {
+
+func (n *demoNode) metadata(name string) *runtimeapi.PodSandboxMetadata {
 	return &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "demo", Uid: "uid-" + name}
 }
 
-// scope is where leftovers are looked for: in here that is everything, except
-// the mounts by which the daemon made its directories shared.
+// scope is where leftovers are looked for: everything in these namespaces.
 func (n *demoNode) scope() leak.Scope {
 	return leak.Scope{
 		NetnsDirs:   []string{n.config.NetnsDir},
@@ -112,7 +119,7 @@ func (n *demoNode) start(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	n.daemon = exec.Command(filepath.Join(n.binaries, "minicri"), "--config", file)
+	n.daemon = exec.Command(n.minicri(), "--config", file)
 	n.daemon.Stderr = log
 	if err := n.daemon.Start(); err != nil {
 		return err
@@ -129,7 +136,7 @@ func (n *demoNode) connect(ctx context.Context) error {
 		}
 		n.connection, n.client = connection, runtimeapi.NewRuntimeServiceClient(connection)
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute) // machines may be slow
+	ctx, cancel := context.WithTimeout(ctx, time.Minute) // a loaded machine may be slow
 	defer cancel()
 	for {
 		n.connection.ResetConnectBackoff()
@@ -156,7 +163,7 @@ func (n *demoNode) runPod(ctx context.Context, name string) (*runtimeapi.PodSand
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	response, err := n.client.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{
-		Metadata:     n.podID(name),
+		Metadata:     n.metadata(name),
 		Hostname:     name,
 		LogDirectory: n.path("logs/" + name),
 		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
@@ -201,7 +208,7 @@ func (n *demoNode) timeline(ctx context.Context, id string) (string, error) {
 	return strings.Join(parts, ", "), err
 }
 
-// netns is where the namespace of a pod is pinned, as its status says.
+// netns is the path of a pod's network namespace, from its verbose status.
 func (n *demoNode) netns(id string) string {
 	info, err := n.info(context.Background(), id)
 	if err != nil {
@@ -210,8 +217,8 @@ func (n *demoNode) netns(id string) string {
 	return info.NetNamespace
 }
 
-// removeNetwork takes down what belongs to the node and not to any pod: the
-// bridge, the parent cgroup, and the daemon's own shared mounts.
+// removeNetwork removes what belongs to the node and not to a pod: the bridge,
+// the parent cgroup, and the daemon's shared mounts.
 func (n *demoNode) removeNetwork() error {
 	var errs []error
 	if bridge, err := netlink.LinkByName(demoBridge); err == nil {
@@ -221,7 +228,7 @@ func (n *demoNode) removeNetwork() error {
 	if err == nil {
 		err = hierarchies.Remove(n.config.CgroupParent, time.Second)
 	}
-	for _, directory := range n.remaining() {
+	for _, directory := range n.sharedMounts() {
 		if err := unix.Unmount(n.path(directory), 0); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			errs = append(errs, err)
 		}

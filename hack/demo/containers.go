@@ -21,13 +21,13 @@ func (d *demonstration) importImage(ctx context.Context) (string, error) {
 	return demoImage + ", of one file, without a registry", nil
 }
 
-// runServer runs the server; once more after a crash, as a kubelet does.
+// runServer runs the server; after a crash it creates the next attempt, as a kubelet does.
 func (d *demonstration) runServer(ctx context.Context) (result string, err error) {
 	attempt := uint32(0)
 	if d.server != "" {
 		attempt = 1
 	}
-	if d.server, err = d.node.runContainer(ctx, d.first.GetId(), "server", attempt, demoServe, demoServer); err != nil {
+	if d.server, err = d.node.runContainer(ctx, d.first.GetId(), "server", attempt, serveRole, demoServer); err != nil {
 		return "", err
 	}
 	status, err := d.node.podStatus(ctx, d.first.GetId())
@@ -43,7 +43,7 @@ func (d *demonstration) runServer(ctx context.Context) (result string, err error
 // askOverLocalhost has another container of the pod ask the server, and reads
 // the answer in its log.
 func (d *demonstration) askOverLocalhost(ctx context.Context) (string, error) {
-	id, err := d.node.runContainer(ctx, d.first.GetId(), "asker", 0, demoAsk, "http://"+demoServer)
+	id, err := d.node.runContainer(ctx, d.first.GetId(), "asker", 0, askRole, "http://"+demoServer)
 	if err != nil {
 		return "", err
 	}
@@ -56,15 +56,15 @@ func (d *demonstration) askOverLocalhost(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if status.GetExitCode() != 0 {
-		return "", fmt.Errorf("it ended with %d: %s", status.GetExitCode(), log)
+		return "", fmt.Errorf("exit code %d: %s", status.GetExitCode(), log)
 	}
-	_, said, _ := strings.Cut(string(log), " F ")
-	return fmt.Sprintf("over localhost: %q", strings.TrimSpace(said)), nil
+	_, line, _ := strings.Cut(string(log), " F ")
+	return fmt.Sprintf("over localhost: %q", strings.TrimSpace(line)), nil
 }
 
 func (d *demonstration) crashServer(ctx context.Context) (string, error) {
-	// The server is gone before it could answer.
-	_, _ = d.node.exec(ctx, d.server, demoBinary, "demo", demoAsk, "http://"+demoServer+"/crash")
+	// The server exits before it answers: this exec fails.
+	_, _ = d.node.exec(ctx, d.server, demoBinary, askRole, "http://"+demoServer+"/crash")
 	status, err := d.node.awaitExit(ctx, d.server)
 	if err != nil {
 		return "", err
@@ -76,8 +76,8 @@ func (d *demonstration) crashServer(ctx context.Context) (string, error) {
 }
 
 func (d *demonstration) askByExec(ctx context.Context) (string, error) {
-	said, err := d.node.exec(ctx, d.server, demoBinary, "demo", demoAsk, "http://"+demoServer)
-	return fmt.Sprintf("%q", strings.TrimSpace(said)), err
+	answer, err := d.node.exec(ctx, d.server, demoBinary, askRole, "http://"+demoServer)
+	return fmt.Sprintf("%q", strings.TrimSpace(answer)), err
 }
 
 // runContainer creates a container of the demo's image and starts it.
@@ -116,7 +116,7 @@ func (n *demoNode) exec(ctx context.Context, id string, command ...string) (stri
 		return "", err
 	}
 	if response.GetExitCode() != 0 {
-		return "", fmt.Errorf("it ended with %d: %s", response.GetExitCode(), response.GetStderr())
+		return "", fmt.Errorf("exit code %d: %s", response.GetExitCode(), response.GetStderr())
 	}
 	return string(response.GetStdout()), nil
 }

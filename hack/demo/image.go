@@ -8,27 +8,27 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"runtime"
 )
 
 const (
 	// demoImage is the image of the demo's containers, built as the demo runs.
-	demoImage = "demo.local/minicri:1"
-	// demoBinary is where it has its only file.
-	demoBinary = "/minicri"
+	demoImage = "demo.local/demo:1"
+	// demoBinary is the path of the image's only file, this program.
+	demoBinary = "/demo"
 )
 
-// importImage builds the image and brings it to the node, as `minicri image
-// import` does.
+// importImage builds the image and imports it with `minicri image import`.
 func (n *demoNode) importImage(ctx context.Context) error {
 	archive, err := buildImage()
 	if err != nil {
 		return err
 	}
-	said := &bytes.Buffer{}
-	options := imageOptions{Socket: n.socket(), Input: bytes.NewReader(archive), Output: said}
-	if err := runImage(ctx, []string{"import", "-"}, options); err != nil {
-		return fmt.Errorf("%w: %s", err, said)
+	command := exec.CommandContext(ctx, n.minicri(), "image", "--socket", n.socket(), "import", "-")
+	command.Stdin = bytes.NewReader(archive)
+	if out, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("%v: %w: %s", command, err, out)
 	}
 	return nil
 }
@@ -49,7 +49,7 @@ func buildImage() ([]byte, error) {
 	}
 	config, err := json.Marshal(map[string]any{
 		"architecture": runtime.GOARCH, "os": "linux",
-		"config": map[string]any{"Entrypoint": []string{demoBinary, "demo"}},
+		"config": map[string]any{"Entrypoint": []string{demoBinary}},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
 	})
 	if err != nil {

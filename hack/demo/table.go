@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// table prints rows as they come: what, how long, and what came of it.
+// table prints rows as they come: step, duration and result.
 type table struct{ output io.Writer }
 
 func newTable(output io.Writer) *table { return &table{output: output} }
@@ -32,7 +32,7 @@ func (t *table) count(what string, number int) {
 	fmt.Fprintf(t.output, "%s %-34s %9d\n", mark, what, number)
 }
 
-// short is a duration with three digits that say something.
+// short is a duration with about three digits.
 func short(d time.Duration) string {
 	switch {
 	case d >= time.Second:

@@ -11,18 +11,11 @@ import (
 	"time"
 )
 
-// What the containers of the demo run is minicri itself: it is static, and
-// needs nothing else in its image.
-const (
-	demoServe = "--serve" // ADDRESS: answer who asks, crash when told to
-	demoAsk   = "--ask"   // URL: print the answer
-)
-
 // crashCode is the exit code of the server when it is told to crash.
 const crashCode = 42
 
-// serveDemo answers on an address until it is told to crash.
-func serveDemo(ctx context.Context, address string) error {
+// serve answers HTTP requests on an address until /crash is asked for.
+func serve(ctx context.Context, address string) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		name, _ := os.Hostname()
@@ -34,19 +27,19 @@ func serveDemo(ctx context.Context, address string) error {
 	return server.ListenAndServe()
 }
 
-// askPatience is how long a server may take to be there.
-const askPatience = 10 * time.Second
+// askTimeout limits the wait for a server that is just starting.
+const askTimeout = 10 * time.Second
 
-// askDemo prints what is at a URL, as soon as there is an answer.
-func askDemo(ctx context.Context, url string, output io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, askPatience)
+// ask prints what a URL answers, and retries while the connection is refused.
+func ask(ctx context.Context, url string, output io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	for {
 		answer, err := get(ctx, url)
 		if err == nil {
 			_, err = output.Write(answer)
 		}
-		if !errors.Is(err, syscall.ECONNREFUSED) { // there is one, whatever it says
+		if !errors.Is(err, syscall.ECONNREFUSED) {
 			return err
 		}
 		select {

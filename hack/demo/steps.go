@@ -28,7 +28,7 @@ type demonstration struct {
 	server string
 }
 
-func newDemo(output io.Writer) (*demonstration, error) {
+func newDemonstration(output io.Writer) (*demonstration, error) {
 	node, err := newDemoNode()
 	if err != nil {
 		return nil, err
@@ -42,13 +42,17 @@ func (d *demonstration) close() {
 	}
 }
 
-// run goes through the demo; the first step that fails ends it.
+// run runs the steps; the first one that fails ends the demo.
 func (d *demonstration) run(ctx context.Context) error {
 	var err error
 	if d.before, err = leak.Take(ctx, d.node.scope()); err != nil {
 		return err
 	}
-	d.table.title("minicri " + version + ": a pod's life on this machine")
+	version, err := exec.CommandContext(ctx, d.node.minicri(), "version").Output()
+	if err != nil {
+		return fmt.Errorf("minicri version: %w", err)
+	}
+	d.table.title(strings.TrimSpace(string(version)) + ": a pod's life on this machine")
 	steps := []struct {
 		name string
 		do   func(context.Context) (result string, err error)
@@ -60,7 +64,7 @@ func (d *demonstration) run(ctx context.Context) error {
 		{"ping the pod", d.ping},
 		{"build and import an image", d.importImage},
 		{"run container server in web", d.runServer},
-		{"run container asker beside it", d.askOverLocalhost},
+		{"run container asker in web", d.askOverLocalhost},
 		{"have the server crash", d.crashServer},
 		{"create it again", d.runServer},
 		{"ask it by exec", d.askByExec},
@@ -168,19 +172,18 @@ func (d *demonstration) kill(context.Context) (string, error) {
 	if err := d.node.daemon.Process.Kill(); err != nil {
 		return "", err
 	}
-	_ = d.node.daemon.Wait() // it says "signal: killed"
-	return "pods are on their own", nil
+	_ = d.node.daemon.Wait() // "signal: killed"
+	return "pods keep running", nil
 }
 
-// compare asks whether each pod is the same as before, in all that its status
-// says and in the process that holds it.
+// compare fails if a pod's status differs in anything from before the kill.
 func (d *demonstration) compare(ctx context.Context) (string, error) {
 	list, err := d.node.client.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
 		return "", err
 	}
 	if len(list.GetItems()) != 2 {
-		return "", fmt.Errorf("%d pods are listed, 2 were there", len(list.GetItems()))
+		return "", fmt.Errorf("%d pods are listed, not 2", len(list.GetItems()))
 	}
 	for _, before := range []*runtimeapi.PodSandboxStatus{d.first, d.second} {
 		after, err := d.node.podStatus(ctx, before.GetId())
@@ -220,8 +223,8 @@ func (d *demonstration) terminate(context.Context) (string, error) {
 	return "exit code 0", nil
 }
 
-// countLeft counts what is there now and was not before. The bridge belongs to
-// the network and not to a pod; it is taken down with the node.
+// countLeft counts the kernel objects and files that exist now and did not
+// before. The bridge belongs to the network and not to a pod; it is removed first.
 func (d *demonstration) countLeft(ctx context.Context) error {
 	if err := d.node.removeNetwork(); err != nil {
 		return err
@@ -235,7 +238,7 @@ func (d *demonstration) countLeft(ctx context.Context) error {
 	d.table.title("left behind")
 	tally := leak.Tally(leaks)
 	for _, kind := range leak.Kinds() {
-		if slices.Contains(d.node.counted(), kind) {
+		if slices.Contains(d.node.leakKinds(), kind) {
 			d.table.count(string(kind), tally[kind])
 		}
 	}
