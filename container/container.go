@@ -15,10 +15,12 @@ type Container struct {
 	config *runtimeapi.ContainerConfig
 
 	// facts are replaced, never changed, under factsLock, which is held while
-	// they are written too; removed tells that they must not be any more.
+	// they are written too; removed says that they must not be any more,
+	// unwritten that their last write failed.
 	facts     atomic.Pointer[Facts]
 	factsLock sync.Mutex
 	removed   bool
+	unwritten bool
 	// listed is set once the container is to be seen.
 	listed atomic.Bool
 	// ended is closed when the container has ended.

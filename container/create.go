@@ -45,14 +45,16 @@ func (c *creation) step(name string, do func() error) {
 	}
 }
 
-// Create makes a container in a sandbox that is Ready, and returns its id. It
-// is taken back when the caller goes away meanwhile: nothing is ever left
-// waiting at the exec barrier that nobody knows of.
-func (s *Store) Create(caller context.Context, sandboxID string, config *runtimeapi.ContainerConfig) (string, error) {
+// Create makes a container in a sandbox that is Ready, and returns its id. pod
+// is the sandbox's config as the caller has it, nil if it has none; one of
+// another pod is errdefs.ErrInvalidArgument. The container is destroyed when the
+// caller goes away meanwhile: nothing is left waiting at the exec barrier that
+// nobody knows of.
+func (s *Store) Create(caller context.Context, sandboxID string, config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig) (string, error) {
 	ctx, cancel := s.outlive(caller, s.options.Limits.Create)
 	defer cancel()
 	c := &creation{owner: s, ctx: ctx, caller: caller}
-	c.step("check", func() error { return c.check(sandboxID, config) })
+	c.step("check", func() error { return c.check(sandboxID, config, pod) })
 	c.step("reserve", func() error { return c.reserve(config) })
 	if c.err != nil {
 		return "", fmt.Errorf("create container in sandbox %s: %w", sandboxID, c.err)
@@ -106,8 +108,11 @@ func (s *Store) undo(c *creation) error {
 	return err
 }
 
-func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig) (err error) {
+func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig) (err error) {
 	if c.sandbox, err = c.owner.options.Sandboxes.Find(sandboxID); err != nil {
+		return err
+	}
+	if err := checkPod(pod, c.sandbox); err != nil {
 		return err
 	}
 	if !c.sandbox.Ready() {
@@ -121,6 +126,30 @@ func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig) (
 	}
 	c.mounted, err = c.owner.findImages(config)
 	return err
+}
+
+// checkPod refuses the config of another pod. Only what identifies a pod is
+// compared: the kubelet makes the config anew for each container, with the
+// annotations and resources that the pod has by then.
+func checkPod(asked *runtimeapi.PodSandboxConfig, of *sandbox.Sandbox) error {
+	if asked.GetMetadata() == nil {
+		return nil
+	}
+	got, want := asked.GetMetadata(), of.Config().GetMetadata()
+	var errs []error
+	for _, field := range []struct{ name, got, want string }{
+		{"uid", got.GetUid(), want.GetUid()},
+		{"name", got.GetName(), want.GetName()},
+		{"namespace", got.GetNamespace(), want.GetNamespace()},
+	} {
+		if field.got != field.want {
+			errs = append(errs, fmt.Errorf("sandbox_config.metadata.%s: is %q, that of sandbox %s is %q", field.name, field.got, of.ID, field.want))
+		}
+	}
+	if len(errs) > 0 {
+		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, errors.Join(errs...))
+	}
+	return nil
 }
 
 // reserve gives the name to the container, and takes its lock.
@@ -140,9 +169,18 @@ func (c *creation) reserve(config *runtimeapi.ContainerConfig) error {
 	if other := s.byName[name]; other != nil {
 		return fmt.Errorf("container %s has the name %s: remove it, or ask with a higher attempt: %w", other.ID, name, errdefs.ErrAlreadyExists)
 	}
+	c.CreatedAt = s.nextCreated()
 	c.lock <- struct{}{} // nobody else has it yet
 	s.byName[name], s.byID[c.ID] = c.Container, c.Container
 	return nil
+}
+
+// nextCreated is the creation time of a new container, later than that of all
+// others; mu is held. The clock may jump back, and the kubelet takes the newest
+// container of a name for the one that counts.
+func (s *Store) nextCreated() int64 {
+	s.lastCreated = max(s.lastCreated+1, time.Now().UnixNano())
+	return s.lastCreated
 }
 
 func (c *creation) record(config *runtimeapi.ContainerConfig) (Record, error) {
@@ -159,7 +197,6 @@ func (c *creation) record(config *runtimeapi.ContainerConfig) (Record, error) {
 	return Record{
 		ID:          made,
 		SandboxID:   c.sandbox.ID,
-		CreatedAt:   time.Now().UnixNano(),
 		CgroupsPath: oci.CgroupsPath(parent, o.Mark, made, o.SystemdCgroup),
 		ImageID:     c.image.ID,
 		ImageRef:    imageRef(c.image),

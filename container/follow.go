@@ -15,13 +15,22 @@ func (s *Store) shimOf(ctx context.Context, sandboxID string) (*client.Client, e
 	return s.shims.ensure(ctx, sandboxID, func(shim *client.Client) { s.follow(sandboxID, shim) })
 }
 
-// follow keeps the facts of a pod's containers up with what its shim tells, in
-// a goroutine that ends with the shim or with the daemon.
+// follow keeps the facts of a pod's containers up with its shim's events, in a
+// goroutine that ends with the shim or with the daemon. The shim keeps the last
+// events only: where numbers are missing, the containers are listed.
 func (s *Store) follow(sandboxID string, shim *client.Client) {
 	s.work.Go(func() {
+		last := uint64(0)
 		err := shim.Events(s.base, 0, func(event *api.Event) error {
+			missed := event.GetSeq() != last+1
+			last = event.GetSeq()
 			s.note(event.GetContainer())
-			return nil
+			if !missed {
+				return nil
+			}
+			ctx, cancel := s.within(s.options.Limits.Kill)
+			defer cancel()
+			return s.reconcile(ctx, sandboxID, shim)
 		})
 		if s.base.Err() != nil {
 			return

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -62,6 +63,13 @@ type Facts struct {
 	Resources json.RawMessage `json:"resources,omitempty"`
 	// Unknown is set while the shim is gone.
 	Unknown bool `json:"-"`
+}
+
+// sameFile reports whether a file of f says the same as one of other.
+func (f *Facts) sameFile(other *Facts) bool {
+	a, b := *f, *other
+	a.Unknown, b.Unknown = false, false
+	return reflect.DeepEqual(a, b)
 }
 
 // State is the CRI's state.

@@ -79,6 +79,7 @@ func (s *Store) restoreOne(record Record, facts Facts) error {
 	if err != nil {
 		return err
 	}
+	s.lastCreated = max(s.lastCreated, record.CreatedAt)
 	c := newContainer(record, config)
 	_, err = s.options.Sandboxes.Find(record.SandboxID)
 	if err == nil && facts.Created {

@@ -87,7 +87,11 @@ func (s *Store) write(c *Container, change func(*Facts)) error {
 	}
 	before := c.Facts()
 	after := c.update(change)
-	err := s.facts.Write(c.ID, *after)
+	var err error
+	if c.unwritten || !after.sameFile(before) {
+		err = s.facts.Write(c.ID, *after)
+		c.unwritten = err != nil
+	}
 	s.tellChange(c, before, after)
 	c.wakeWaiters()
 	return err

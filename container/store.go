@@ -85,12 +85,16 @@ type Store struct {
 	cancel context.CancelCauseFunc
 	work   sync.WaitGroup
 
-	// mu guards the maps, and is never held while anything runs or is written.
+	// mu guards the maps and lastCreated, and is never held while anything runs
+	// or is written.
 	mu     sync.RWMutex
 	byID   map[string]*Container
 	byName map[string]*Container
 	// stopping are the sandboxes that StopPod was called for, until RemovePod.
 	stopping map[string]bool
+	// lastCreated is the newest creation time of any container, in nanoseconds
+	// since 1970.
+	lastCreated int64
 }
 
 // Find returns the container with the id, or the only one whose id starts so;

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -16,7 +17,7 @@ func (r *Runtime) CreateContainer(ctx context.Context, request *runtimeapi.Creat
 	if request.GetConfig() == nil {
 		return nil, fmt.Errorf("config: is missing: %w", errdefs.ErrInvalidArgument)
 	}
-	id, err := r.Containers.Create(ctx, request.GetPodSandboxId(), request.GetConfig())
+	id, err := r.Containers.Create(ctx, request.GetPodSandboxId(), request.GetConfig(), request.GetSandboxConfig())
 	if err != nil {
 		return nil, err
 	}
@@ -33,11 +34,17 @@ func (r *Runtime) StartContainer(ctx context.Context, request *runtimeapi.StartC
 
 // StopContainer ends a container, with the grace of its timeout in seconds.
 func (r *Runtime) StopContainer(ctx context.Context, request *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
-	grace := time.Duration(max(0, request.GetTimeout())) * time.Second
-	if err := r.Containers.Stop(ctx, request.GetContainerId(), grace); err != nil {
+	if err := r.Containers.Stop(ctx, request.GetContainerId(), seconds(request.GetTimeout())); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.StopContainerResponse{}, nil
+}
+
+// seconds is a time-out of the CRI: none below 0, and no longer than a Duration
+// holds, which is 292 years.
+func seconds(n int64) time.Duration {
+	const most = int64(math.MaxInt64 / time.Second)
+	return time.Duration(min(max(0, n), most)) * time.Second
 }
 
 // RemoveContainer removes a container, running or not.

@@ -2,15 +2,13 @@ package server
 
 import (
 	"context"
-	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // ExecSync runs a command in a container and captures its output.
 func (r *Runtime) ExecSync(ctx context.Context, request *runtimeapi.ExecSyncRequest) (*runtimeapi.ExecSyncResponse, error) {
-	timeout := time.Duration(max(0, request.GetTimeout())) * time.Second
-	result, err := r.Containers.ExecSync(ctx, request.GetContainerId(), request.GetCmd(), timeout)
+	result, err := r.Containers.ExecSync(ctx, request.GetContainerId(), request.GetCmd(), seconds(request.GetTimeout()))
 	if err != nil {
 		return nil, err
 	}

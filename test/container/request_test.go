@@ -1,0 +1,111 @@
+package container
+
+import (
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A container is made with the config of its own pod. The kubelet makes that
+// config anew for each container, so that only what identifies the pod counts.
+func TestConfigOfAnotherPod(t *testing.T) {
+	p := newPod(t)
+	config := shell("app", forever)
+	create := func(change func(*runtimeapi.PodSandboxConfig)) (string, error) {
+		asked := proto.CloneOf(p.config)
+		change(asked)
+		answer, err := p.Runtime.CreateContainer(limited(t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: asked})
+		return answer.GetContainerId(), err
+	}
+	for field, change := range map[string]func(*runtimeapi.PodSandboxMetadata){
+		"uid":       func(m *runtimeapi.PodSandboxMetadata) { m.Uid = "another" },
+		"name":      func(m *runtimeapi.PodSandboxMetadata) { m.Name = "another" },
+		"namespace": func(m *runtimeapi.PodSandboxMetadata) { m.Namespace = "another" },
+	} {
+		_, err := create(func(c *runtimeapi.PodSandboxConfig) { change(c.Metadata) })
+		wantCode(t, err, codes.InvalidArgument)
+		if !strings.Contains(status.Convert(err).Message(), "sandbox_config.metadata."+field+":") {
+			t.Errorf("the error does not name %s: %v", field, err)
+		}
+	}
+	if left := p.list(nil); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	id, err := create(func(c *runtimeapi.PodSandboxConfig) {
+		c.Metadata.Attempt, c.Annotations = 7, map[string]string{"of": "today"}
+	})
+	check(t, err)
+	check(t, p.remove(id))
+}
+
+// The time-outs of the CRI are any int64: more seconds than a Duration holds
+// are a long time, and no short one.
+func TestTimeoutsBeyondADuration(t *testing.T) {
+	p := newPod(t)
+	for _, seconds := range []int64{1e10, math.MaxInt64} {
+		id := p.run("app", forever)
+		p.awaitLine(id, "ready")
+		answer, err := p.tryExec(id, seconds, "/bin/sh", "-c", "sleep 0.3; echo done")
+		check(t, err)
+		same(t, "exec", string(answer.Stdout), "done\n")
+		check(t, p.stop(id, seconds))
+		p.wantExit(id, 10, "Error") // of its trap: it had the time to end by itself
+		check(t, p.remove(id))
+	}
+	id := p.run("app", forever)
+	check(t, p.stop(id, math.MinInt64))
+	p.wantExit(id, 137, "Error")
+}
+
+// created_at grows whatever the clock does, also over a restart: the kubelet
+// takes the newest container of a name for the one that counts.
+func TestCreatedAtAfterTheClockWasSetBack(t *testing.T) {
+	p := newPod(t)
+	old := p.run("app", "exit 1")
+	p.wantExit(old, 1, "Error")
+	p.Kill()
+	ahead := time.Now().Add(24 * time.Hour).UnixNano()
+	setCreatedAt(t, filepath.Join(p.Root, "containers", old+".json"), ahead)
+	p.Start()
+	last := p.status(old).CreatedAt
+	if last != ahead {
+		t.Fatalf("created at %d, the record says %d", last, ahead)
+	}
+	for i := range 3 {
+		id := p.create(shell("app", "true", attempt(uint32(i+1))))
+		now := p.status(id).CreatedAt
+		if now <= last {
+			t.Errorf("attempt %d is created at %d, the one before at %d", i+1, now, last)
+		}
+		last = now
+	}
+}
+
+// setCreatedAt changes a record as if it had been written at another time.
+func setCreatedAt(t *testing.T, path string, at int64) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	check(t, err)
+	file, record := map[string]json.RawMessage{}, map[string]json.RawMessage{}
+	check(t, json.Unmarshal(data, &file))
+	check(t, json.Unmarshal(file["record"], &record))
+	record["created_at"] = encoded(t, at)
+	file["record"] = encoded(t, record)
+	check(t, os.WriteFile(path, encoded(t, file), 0o600))
+}
+
+func encoded(t *testing.T, value any) json.RawMessage {
+	t.Helper()
+	data, err := json.Marshal(value)
+	check(t, err)
+	return data
+}
