@@ -26,11 +26,11 @@ func TestLogFormat(t *testing.T) {
 	id := p.run("app", fmt.Sprintf("echo out; echo err >&2; head -c %d /dev/zero | tr '\\0' x; echo; printf 'no end'", long))
 	p.wantExit(id, 0, "Completed")
 	stdout, stderr := p.logs(id)
-	same(t, "stdout", stdout, "out\n"+strings.Repeat("x", long)+"\nno end\n")
+	same(t, "stdout", stdout, "out\n"+strings.Repeat("x", long)+"\nno end") // nothing is added to it
 	same(t, "stderr", stderr, "err\n")
 	data, err := os.ReadFile(p.status(id).LogPath)
 	check(t, err)
-	if parts := strings.Count(string(data), " stdout P "); parts != 2 { // of the long line
+	if parts := strings.Count(string(data), " stdout P "); parts != 3 { // 2 of the long line, and the last
 		t.Errorf("%d partial lines", parts)
 	}
 	for line := range strings.Lines(string(data)) {
@@ -211,4 +211,45 @@ func TestNoLog(t *testing.T) {
 	} else if _, err := os.Stat(path); err == nil {
 		t.Errorf("%s exists", path)
 	}
+}
+
+// Who can write to the directory of logs, as log agents can, leads the node to no
+// other file by a link, and holds up nobody by a fifo: neither when a container
+// is made nor when its log is reopened.
+func TestLogsAreFiles(t *testing.T) {
+	p := newPod(t)
+	target := filepath.Join(t.TempDir(), "target")
+	check(t, os.WriteFile(target, []byte("precious"), 0o600))
+	check(t, os.MkdirAll(p.config.LogDirectory, 0o755))
+	id := p.run("app", "echo first; until test -e /enough; do sleep 0.02; done; echo last", func(c *runtimeapi.ContainerConfig) { c.LogPath = "real.log" })
+	p.awaitLine(id, "first")
+	path := p.status(id).LogPath
+	for kind, put := range map[string]func(string) error{
+		"link": func(path string) error { return os.Symlink(target, path) },
+		"fifo": func(path string) error { return unix.Mkfifo(path, 0o600) },
+	} {
+		place := filepath.Join(p.config.LogDirectory, kind)
+		check(t, put(place))
+		err := p.inTime(30*time.Second, func() error {
+			_, err := p.tryCreate(shell("app", "echo evil", attempt(1), func(c *runtimeapi.ContainerConfig) { c.LogPath = kind }))
+			return err
+		})
+		if err == nil || !strings.Contains(err.Error(), place) {
+			t.Errorf("%s: the error of a container whose log is none: %v", kind, err)
+		}
+		check(t, os.Rename(path, path+"."+kind))
+		check(t, put(path))
+		if err := p.inTime(30*time.Second, func() error { return p.reopen(id) }); err == nil {
+			t.Errorf("%s: it was opened as a log", kind)
+		}
+		check(t, os.Remove(path))
+		check(t, os.Rename(path+"."+kind, path))
+	}
+	p.exec(id, "touch /enough")
+	p.wantExit(id, 0, "Completed")
+	stdout, _ := p.logs(id)
+	same(t, "the log that goes on", stdout, "first\nlast\n")
+	content, err := os.ReadFile(target)
+	check(t, err)
+	same(t, "the target of the link", string(content), "precious")
 }

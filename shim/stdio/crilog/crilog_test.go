@@ -46,10 +46,10 @@ func TestKubeletReadsWhatWasWritten(t *testing.T) {
 	}
 
 	stdout, stderr := kubeletReads(t, path)
-	if want := text.String() + "\n"; stdout != want {
+	if want := text.String(); stdout != want {
 		t.Errorf("stdout differs: %d bytes, want %d", len(stdout), len(want))
 	}
-	if stderr != "oops\n" {
+	if stderr != "oops\n" { // with the newline that was written, and no other
 		t.Errorf("stderr %q", stderr)
 	}
 	for _, line := range readLines(t, path) {
@@ -179,6 +179,87 @@ func TestReopenFailureKeepsTheFile(t *testing.T) {
 	fmt.Fprintln(log.Stream("stdout"), "still here")
 	if lines := readLines(t, dir+".old/0.log"); len(lines) != 1 {
 		t.Errorf("log %q, want one line", lines)
+	}
+}
+
+// What is at the place of a log and is not a file is refused at once, untouched,
+// when the log is opened and when it is opened again.
+func TestOnlyFilesAreLogs(t *testing.T) {
+	dir := t.TempDir()
+	target := filepath.Join(dir, "target")
+	if err := os.WriteFile(target, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, put := range map[string]func(path string) error{
+		"link":      func(path string) error { return os.Symlink(target, path) },
+		"dead link": func(path string) error { return os.Symlink(filepath.Join(dir, "absent"), path) },
+		"fifo":      func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"device":    func(path string) error { return syscall.Mknod(path, syscall.S_IFCHR|0o600, 1<<8|3) },
+		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(dir, name)
+			if err := put(path); err != nil {
+				t.Fatal(err)
+			}
+			if log, err := Open(path); err == nil || !strings.Contains(err.Error(), path) {
+				t.Fatalf("opened %v, error %v", log, err)
+			}
+			before, err := os.Lstat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			log, err := Open(filepath.Join(dir, "of "+name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			log.path = path
+			if err := log.Reopen(); err == nil {
+				t.Error("Reopen has opened it")
+			}
+			fmt.Fprintln(log.Stream("stdout"), "still here")
+			if lines := readLines(t, filepath.Join(dir, "of "+name)); len(lines) != 1 {
+				t.Errorf("log %q, want one line", lines)
+			}
+			if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
+				t.Errorf("another thing is there: %v, %v", after, err)
+			}
+		})
+	}
+	if content, err := os.ReadFile(target); err != nil || string(content) != "precious" {
+		t.Errorf("the link's target holds %q, %v", content, err)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "absent")); err == nil {
+		t.Error("a file was made behind a link")
+	}
+}
+
+// A log that could not be opened counts what it loses until it is opened again,
+// and says it there.
+func TestLateLog(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pod", "0.log")
+	_, err := Open(path)
+	if err == nil {
+		t.Fatal("opened without a directory")
+	}
+	log := Late(path, err)
+	stream := log.Stream("stdout")
+	fmt.Fprintln(stream, "lost")
+	if err := log.Reopen(); err == nil {
+		t.Fatal("opened again without a directory")
+	}
+	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := log.Reopen(); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(stream, "here")
+	if lines := readLines(t, path); len(lines) != 2 || !strings.Contains(lines[0], "minicri: 1 log lines") || !strings.HasSuffix(lines[1], "here") {
+		t.Errorf("log %q", lines)
+	}
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -22,6 +22,10 @@ func (l *Log) Stream(name string) *Stream {
 	return &Stream{log: l, name: name}
 }
 
+// keptEntries is the largest buffer that a stream keeps: 64 KiB of newlines are
+// entries of 2.7 MiB.
+const keptEntries = 128 << 10
+
 // Write logs p, except for an unfinished last line, which waits for its end.
 // It never fails: see Log. Entries of one Write have one time.
 func (s *Stream) Write(p []byte) (int, error) {
@@ -31,6 +35,9 @@ func (s *Stream) Write(p []byte) (int, error) {
 		rest = s.take(stamp, rest)
 	}
 	s.log.write(s.out)
+	if cap(s.out) > keptEntries {
+		s.out = nil
+	}
 	return len(p), nil
 }
 
@@ -63,13 +70,15 @@ func (s *Stream) entry(stamp []byte, tag byte, tail []byte) {
 	s.line = s.line[:0]
 }
 
-// Flush logs an unfinished last line: the stream has ended.
+// Flush logs an unfinished last line: the stream has ended. It has the tag P, as
+// containerd and CRI-O write it: a reader adds the newline of an F, and the
+// program has written none.
 func (s *Stream) Flush() {
 	if len(s.line) == 0 {
 		return
 	}
 	s.out = s.out[:0]
-	s.entry(s.stamp(), 'F', nil)
+	s.entry(s.stamp(), 'P', nil)
 	s.log.write(s.out)
 }
 
