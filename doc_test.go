@@ -180,7 +180,7 @@ var layers = [][]string{
 	{"cmd/minicri"},
 	{"server"},
 	{"internal/doctor", "internal/metrics"},
-	{"container", "sandbox", "image", "stream", "stats", "event"},
+	{"container", "sandbox", "image", "stream", "stats"},
 	{"network", "oci", "shim/client"},
 	{"namespace"},
 	{"shim/api", "apparmor", "oci/pause", "internal/cgroup", "internal/config", "internal/id", "internal/process", "internal/state", "internal/step"},
@@ -195,10 +195,6 @@ func layerOf(name string) int {
 var besides = map[string]string{
 	"container -> sandbox": "a container lives in a pod, and needs its namespaces and files",
 	"container -> image":   "a container's rootfs is made of an image",
-	"container -> event":   "what happens to a container is told",
-	"sandbox -> event":     "what happens to a pod is told",
-	"stats -> sandbox":     "the numbers of a pod",
-	"stats -> container":   "the numbers of a container",
 	"stats -> image":       "the numbers of the image file system",
 	"stream -> container":  "exec and attach go to a container",
 	"stream -> sandbox":    "port-forward goes to a pod",
@@ -237,7 +233,7 @@ var reserved = []struct {
 }{
 	{
 		"k8s.io/cri-api/...",
-		[]string{"cmd/minicri", "server", "sandbox", "container", "oci", "event", "stats", "stream", "image", "hack/demo", "test/..."},
+		[]string{"cmd/minicri", "server", "sandbox", "container", "oci", "stats", "stream", "image", "hack/demo", "test/..."},
 		"the CRI is the surface: what is below it has words of its own, and can be read without knowing Kubernetes",
 	},
 	{

@@ -55,7 +55,24 @@ func (r *Runtime) RemoveContainer(ctx context.Context, request *runtimeapi.Remov
 	return &runtimeapi.RemoveContainerResponse{}, nil
 }
 
-// ContainerStatus answers from memory; NotFound when there is none.
+// ReopenContainerLog continues in a new log file after a rotation.
+func (r *Runtime) ReopenContainerLog(ctx context.Context, request *runtimeapi.ReopenContainerLogRequest) (*runtimeapi.ReopenContainerLogResponse, error) {
+	if err := r.Containers.ReopenLog(ctx, request.GetContainerId()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.ReopenContainerLogResponse{}, nil
+}
+
+// UpdateContainerResources sets resources, all of them or none.
+func (r *Runtime) UpdateContainerResources(ctx context.Context, request *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
+	if err := r.Containers.Update(ctx, request.GetContainerId(), request.GetLinux()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.UpdateContainerResourcesResponse{}, nil
+}
+
+// ContainerStatus describes one container; NotFound when there is none. It waits
+// for no lock.
 func (r *Runtime) ContainerStatus(_ context.Context, request *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
 	c, err := r.Containers.Find(request.GetContainerId())
 	if err != nil {
@@ -93,7 +110,7 @@ func containerStatus(c *container.Container) *runtimeapi.ContainerStatus {
 	}
 }
 
-// imageOf is the image as the user wrote it, where the kubelet has said so.
+// imageOf returns the image as the user wrote it, where the kubelet sent that.
 func imageOf(config *runtimeapi.ContainerConfig) *runtimeapi.ImageSpec {
 	spec := config.GetImage()
 	if spec.GetUserSpecifiedImage() == "" {
@@ -105,7 +122,7 @@ func imageOf(config *runtimeapi.ContainerConfig) *runtimeapi.ImageSpec {
 func (r *Runtime) verboseContainerStatus(c *container.Container) (map[string]string, error) {
 	spec, err := r.Containers.Spec(c)
 	if err != nil {
-		spec = nil // removed meanwhile
+		spec = nil // removed in the meantime
 	}
 	if spec != nil {
 		spec.Process.Env = nil // it holds secrets
@@ -126,20 +143,11 @@ func (r *Runtime) ListContainers(_ context.Context, request *runtimeapi.ListCont
 	return &runtimeapi.ListContainersResponse{Containers: r.containers(request.GetFilter())}, nil
 }
 
-// containersPerMessage keeps each message of a stream far below the limit.
-const containersPerMessage = 100
-
 // StreamContainers sends the same list in pieces.
 func (r *Runtime) StreamContainers(request *runtimeapi.StreamContainersRequest, stream runtimeapi.RuntimeService_StreamContainersServer) error {
-	containers := r.containers(request.GetFilter())
-	for len(containers) > 0 {
-		n := min(containersPerMessage, len(containers))
-		if err := stream.Send(&runtimeapi.StreamContainersResponse{Containers: containers[:n]}); err != nil {
-			return err
-		}
-		containers = containers[n:]
-	}
-	return nil
+	return sendPieces(r.containers(request.GetFilter()), func(piece []*runtimeapi.Container) error {
+		return stream.Send(&runtimeapi.StreamContainersResponse{Containers: piece})
+	})
 }
 
 func (r *Runtime) containers(filter *runtimeapi.ContainerFilter) []*runtimeapi.Container {

@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc/codes"
@@ -23,9 +25,30 @@ func grpcError(err error) error {
 		return err
 	}
 	if name := kubeletName(err); name != "" {
-		return status.Error(codes.Unknown, name+": "+err.Error())
+		return status.Error(codes.Unknown, name+": "+message(err))
 	}
-	return status.Error(codeOf(err), err.Error())
+	return status.Error(codeOf(err), message(err))
+}
+
+// message is the error's text without the kinds at its end, which the code says.
+func message(err error) string {
+	text := err.Error()
+	for {
+		i := strings.LastIndex(text, ": ")
+		if i < 0 || !isKind(text[i+2:]) {
+			return text
+		}
+		text = text[:i]
+	}
+}
+
+// isKind reports whether a text is that of a bare kind of errdefs.
+func isKind(text string) bool {
+	return slices.ContainsFunc([]error{
+		errdefs.ErrInvalidArgument, errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition,
+		errdefs.ErrNotImplemented, errdefs.ErrUnauthenticated, errdefs.ErrPermissionDenied, errdefs.ErrResourceExhausted,
+		errdefs.ErrUnavailable, errdefs.ErrDataLoss,
+	}, func(kind error) bool { return kind.Error() == text })
 }
 
 // kubeletName is the word by which the kubelet knows an error and shows it as a
@@ -49,6 +72,7 @@ func codeOf(err error) codes.Code {
 		code codes.Code
 	}{
 		{errdefs.IsInvalidArgument, codes.InvalidArgument},
+		{errdefs.IsDataLoss, codes.DataLoss}, // containerd's content store adds "failed precondition" to it
 		{errdefs.IsNotFound, codes.NotFound},
 		{errdefs.IsAlreadyExists, codes.AlreadyExists},
 		{errdefs.IsFailedPrecondition, codes.FailedPrecondition},
@@ -59,7 +83,6 @@ func codeOf(err error) codes.Code {
 		{func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }, codes.DeadlineExceeded},
 		{func(err error) bool { return errors.Is(err, context.Canceled) }, codes.Canceled},
 		{errdefs.IsUnavailable, codes.Unavailable},
-		{errdefs.IsDataLoss, codes.DataLoss},
 	} {
 		if row.is(err) {
 			return row.code

@@ -40,23 +40,15 @@ func (s *ImageServer) ListImages(_ context.Context, request *runtimeapi.ListImag
 	return &runtimeapi.ListImagesResponse{Images: images}, nil
 }
 
-// imagesPerMessage keeps messages of StreamImages far below the limit of gRPC.
-const imagesPerMessage = 200
-
 // StreamImages is ListImages in parts.
 func (s *ImageServer) StreamImages(request *runtimeapi.StreamImagesRequest, stream grpc.ServerStreamingServer[runtimeapi.StreamImagesResponse]) error {
 	images, err := s.list(request.GetFilter())
 	if err != nil {
 		return err
 	}
-	for len(images) > 0 {
-		n := min(imagesPerMessage, len(images))
-		if err := stream.Send(&runtimeapi.StreamImagesResponse{Images: images[:n]}); err != nil {
-			return err
-		}
-		images = images[n:]
-	}
-	return nil
+	return sendPieces(images, func(piece []*runtimeapi.Image) error {
+		return stream.Send(&runtimeapi.StreamImagesResponse{Images: piece})
+	})
 }
 
 func (s *ImageServer) list(filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error) {

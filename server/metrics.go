@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"slices"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -19,17 +18,9 @@ func (r *Runtime) ListPodSandboxMetrics(ctx context.Context, _ *runtimeapi.ListP
 	return &runtimeapi.ListPodSandboxMetricsResponse{PodMetrics: r.Stats.Metrics(ctx, r.measurablePods(nil))}, nil
 }
 
-// metricsPerMessage pods have some 60 metrics for each container, so a message
-// stays far below the limit.
-const metricsPerMessage = 10
-
 // StreamPodSandboxMetrics sends the same list in pieces.
 func (r *Runtime) StreamPodSandboxMetrics(_ *runtimeapi.StreamPodSandboxMetricsRequest, stream runtimeapi.RuntimeService_StreamPodSandboxMetricsServer) error {
-	list := r.Stats.Metrics(stream.Context(), r.measurablePods(nil))
-	for piece := range slices.Chunk(list, metricsPerMessage) {
-		if err := stream.Send(&runtimeapi.StreamPodSandboxMetricsResponse{PodSandboxMetrics: piece}); err != nil {
-			return err
-		}
-	}
-	return nil
+	return sendPieces(r.Stats.Metrics(stream.Context(), r.measurablePods(nil)), func(piece []*runtimeapi.PodSandboxMetrics) error {
+		return stream.Send(&runtimeapi.StreamPodSandboxMetricsResponse{PodSandboxMetrics: piece})
+	})
 }

@@ -21,7 +21,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/container"
-	"github.com/minicri/minicri/event"
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/process"
@@ -55,7 +54,7 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 	if options.Hierarchies, err = cgroup.FindHierarchies(); err != nil {
 		t.Fatal(err)
 	}
-	runtime := &Runtime{Networks: options.Networks, Events: event.New(), Info: Info{Version: "1.2.3", Handlers: []string{"runc"}}}
+	runtime := &Runtime{Networks: options.Networks, Events: NewBroadcaster(), Info: Info{Version: "1.2.3", Handlers: []string{"runc"}}}
 	options.Events = runtime
 	if runtime.Sandboxes, err = sandbox.Open(t.Context(), options); err != nil {
 		t.Fatal(err)

@@ -18,7 +18,7 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, request *runtimeapi.RunPodS
 	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
 }
 
-// StopPodSandbox ends what runs in the sandbox and takes its network back.
+// StopPodSandbox ends what runs in the sandbox and gives its network back.
 func (r *Runtime) StopPodSandbox(ctx context.Context, request *runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
 	if err := r.Sandboxes.Stop(ctx, request.GetPodSandboxId()); err != nil {
 		return nil, err
@@ -34,7 +34,8 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, request *runtimeapi.Remo
 	return &runtimeapi.RemovePodSandboxResponse{}, nil
 }
 
-// PodSandboxStatus answers from memory; NotFound when there is no such sandbox.
+// PodSandboxStatus describes one sandbox; NotFound when there is none. It waits
+// for no lock and no plugin.
 func (r *Runtime) PodSandboxStatus(_ context.Context, request *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
 	sb, err := r.Sandboxes.Find(request.GetPodSandboxId())
 	if err != nil {
@@ -110,20 +111,11 @@ func (r *Runtime) ListPodSandbox(_ context.Context, request *runtimeapi.ListPodS
 	return &runtimeapi.ListPodSandboxResponse{Items: r.pods(request.GetFilter())}, nil
 }
 
-// podsPerMessage keeps each message of a stream far below the limit of gRPC.
-const podsPerMessage = 100
-
 // StreamPodSandboxes sends the same list in pieces.
 func (r *Runtime) StreamPodSandboxes(request *runtimeapi.StreamPodSandboxesRequest, stream runtimeapi.RuntimeService_StreamPodSandboxesServer) error {
-	pods := r.pods(request.GetFilter())
-	for len(pods) > 0 {
-		n := min(podsPerMessage, len(pods))
-		if err := stream.Send(&runtimeapi.StreamPodSandboxesResponse{PodSandboxes: pods[:n]}); err != nil {
-			return err
-		}
-		pods = pods[n:]
-	}
-	return nil
+	return sendPieces(r.pods(request.GetFilter()), func(piece []*runtimeapi.PodSandbox) error {
+		return stream.Send(&runtimeapi.StreamPodSandboxesResponse{PodSandboxes: piece})
+	})
 }
 
 func (r *Runtime) pods(filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -60,20 +62,25 @@ func ids(pods []*runtimeapi.PodSandbox) string {
 	return strings.Join(ids, " ")
 }
 
-// A stream has the pods of a list, in its order, in pieces.
+// A stream has the pods of a list, in its order, in pieces that are cut by size:
+// pods with large annotations, which together no message of 16 MiB holds, are
+// listed by both.
 func TestStreamPodSandboxes(t *testing.T) {
-	for _, count := range []int{0, 1, 100, 101, 250} {
+	const most = 16 << 20 // what a kubelet accepts
+	for _, test := range []struct{ count, annotation int }{{0, 0}, {1, 0}, {250, 0}, {100, 256 << 10}, {1, 2 * pieceBytes}} {
 		var pods []stored
-		for i := range count {
-			pods = append(pods, stored{id: fmt.Sprintf("%04d", i), config: podConfig(fmt.Sprint("pod", i), map[string]string{"odd": fmt.Sprint(i % 2)})})
+		for i := range test.count {
+			config := podConfig(fmt.Sprint("pod", i), map[string]string{"odd": fmt.Sprint(i % 2)})
+			config.Annotations = map[string]string{"note": strings.Repeat("x", test.annotation)}
+			pods = append(pods, stored{id: fmt.Sprintf("%04d", i), config: config})
 		}
 		client := dial(t, restored(t, pods...))
 		for _, filter := range []*runtimeapi.PodSandboxFilter{nil, {LabelSelector: map[string]string{"odd": "1"}}} {
-			list, err := client.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: filter})
+			list, err := client.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: filter}, grpc.MaxCallRecvMsgSize(math.MaxInt32))
 			if err != nil {
 				t.Fatal(err)
 			}
-			stream, err := client.StreamPodSandboxes(t.Context(), &runtimeapi.StreamPodSandboxesRequest{Filter: filter})
+			stream, err := client.StreamPodSandboxes(t.Context(), &runtimeapi.StreamPodSandboxesRequest{Filter: filter}, grpc.MaxCallRecvMsgSize(most))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -87,15 +94,15 @@ func TestStreamPodSandboxes(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if n := len(message.GetPodSandboxes()); n == 0 || n > podsPerMessage {
-					t.Errorf("a message of %d pods", n)
+				if n := len(message.GetPodSandboxes()); n == 0 || n > 1 && proto.Size(message) > 2*pieceBytes {
+					t.Errorf("a message of %d pods and %d bytes", n, proto.Size(message))
 				}
 				streamed = append(streamed, message.GetPodSandboxes()...)
 				messages++
 			}
 			same := slices.EqualFunc(streamed, list.GetItems(), func(a, b *runtimeapi.PodSandbox) bool { return proto.Equal(a, b) })
-			if want := (len(list.GetItems()) + podsPerMessage - 1) / podsPerMessage; !same || messages != want {
-				t.Errorf("%d pods, filter %v: %d in %d messages, want %d in %d", count, filter, len(streamed), messages, len(list.GetItems()), want)
+			if !same || messages > 1+proto.Size(list)/(pieceBytes/2) {
+				t.Errorf("%d pods, filter %v: %d in %d messages, want %d", test.count, filter, len(streamed), messages, len(list.GetItems()))
 			}
 		}
 	}

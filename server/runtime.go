@@ -19,7 +19,7 @@ const (
 	runtimeAPIVersion = "v1"
 )
 
-// Version tells who we are.
+// Version names the runtime and its version.
 func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
 	return &runtimeapi.VersionResponse{
 		Version:           kubeletAPIVersion,
@@ -29,7 +29,8 @@ func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtime
 	}, nil
 }
 
-// Status tells whether pods can be run. It answers from memory.
+// Status reports whether pods can be run. It waits for no plugin: the state of
+// the network is the last that was seen.
 func (r *Runtime) Status(_ context.Context, request *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	response := &runtimeapi.StatusResponse{
 		Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
@@ -71,7 +72,7 @@ func (r *Runtime) handlers() []*runtimeapi.RuntimeHandler {
 }
 
 // verboseStatus shows what a person needs to see when pods do not start or do
-// not go: the configuration, the network, what is being made and what is left.
+// not end: the configuration, the network, pods under way, and what is left.
 func (r *Runtime) verboseStatus() (map[string]string, error) {
 	type building struct {
 		ID    string `json:"id"`
@@ -127,7 +128,7 @@ func encodeInfo(values map[string]any) (map[string]string, error) {
 	return info, nil
 }
 
-// RuntimeConfig tells the kubelet which cgroup driver to use.
+// RuntimeConfig says which cgroup driver the kubelet has to use.
 func (r *Runtime) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigRequest) (*runtimeapi.RuntimeConfigResponse, error) {
 	driver := runtimeapi.CgroupDriver_CGROUPFS
 	if r.Info.SystemdCgroup {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime/debug"
 	"time"
 
@@ -13,14 +14,13 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/container"
-	"github.com/minicri/minicri/event"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/stats"
 )
 
-// Runtime implements runtime.v1.RuntimeService. What this build cannot do yet
+// Runtime implements runtime.v1.RuntimeService. What it does not implement
 // answers Unimplemented, by the embedded type.
 type Runtime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
@@ -29,11 +29,11 @@ type Runtime struct {
 	Networks   *network.CNI
 	Stats      *stats.Meter
 	Streams    Streams
-	Events     *event.Broadcaster
+	Events     *Broadcaster
 	Info       Info
 }
 
-// Info is what the runtime says of itself.
+// Info is what the runtime reports about itself.
 type Info struct {
 	Version       string
 	SystemdCgroup bool
@@ -43,8 +43,14 @@ type Info struct {
 	Config any
 }
 
-// largestMessage is what the kubelet accepts from a runtime.
-const largestMessage = 16 << 20
+const (
+	// largestRequest is what the kubelet accepts from a runtime, and more than it
+	// ever sends.
+	largestRequest = 16 << 20
+	// largestResponse: a list is as large as the objects in it, and refusing to
+	// send it would hide all of them. What is too large for a client fails there.
+	largestResponse = math.MaxInt32
+)
 
 // Store is what the server asks of the image store.
 type Store interface {
@@ -56,8 +62,8 @@ type Store interface {
 func New(runtime *Runtime, images Store, logger *slog.Logger) *grpc.Server {
 	calls := calls{logger: logger}
 	server := grpc.NewServer(
-		grpc.MaxRecvMsgSize(largestMessage),
-		grpc.MaxSendMsgSize(largestMessage),
+		grpc.MaxRecvMsgSize(largestRequest),
+		grpc.MaxSendMsgSize(largestResponse),
 		grpc.UnaryInterceptor(calls.unary),
 		grpc.StreamInterceptor(calls.stream),
 	)
@@ -67,8 +73,8 @@ func New(runtime *Runtime, images Store, logger *slog.Logger) *grpc.Server {
 	return server
 }
 
-// calls are what every call goes through: its error gets a code, a panic
-// becomes an error of this call alone, and both are logged.
+// calls intercepts every call: its error gets a code, a panic becomes an error
+// of this call alone, and both are logged.
 type calls struct{ logger *slog.Logger }
 
 func (c calls) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {

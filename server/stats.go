@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"path/filepath"
-	"slices"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -34,13 +33,9 @@ func (r *Runtime) ListContainerStats(ctx context.Context, request *runtimeapi.Li
 
 // StreamContainerStats sends the same list in pieces.
 func (r *Runtime) StreamContainerStats(request *runtimeapi.StreamContainerStatsRequest, stream runtimeapi.RuntimeService_StreamContainerStatsServer) error {
-	list := r.containerStats(stream.Context(), request.GetFilter())
-	for piece := range slices.Chunk(list, containersPerMessage) {
-		if err := stream.Send(&runtimeapi.StreamContainerStatsResponse{ContainerStats: piece}); err != nil {
-			return err
-		}
-	}
-	return nil
+	return sendPieces(r.containerStats(stream.Context(), request.GetFilter()), func(piece []*runtimeapi.ContainerStats) error {
+		return stream.Send(&runtimeapi.StreamContainerStatsResponse{ContainerStats: piece})
+	})
 }
 
 func (r *Runtime) containerStats(ctx context.Context, filter *runtimeapi.ContainerStatsFilter) []*runtimeapi.ContainerStats {
@@ -92,13 +87,9 @@ func (r *Runtime) ListPodSandboxStats(ctx context.Context, request *runtimeapi.L
 
 // StreamPodSandboxStats sends the same list in pieces.
 func (r *Runtime) StreamPodSandboxStats(request *runtimeapi.StreamPodSandboxStatsRequest, stream runtimeapi.RuntimeService_StreamPodSandboxStatsServer) error {
-	list := r.podStats(stream.Context(), request.GetFilter())
-	for piece := range slices.Chunk(list, podsPerMessage) {
-		if err := stream.Send(&runtimeapi.StreamPodSandboxStatsResponse{PodSandboxStats: piece}); err != nil {
-			return err
-		}
-	}
-	return nil
+	return sendPieces(r.podStats(stream.Context(), request.GetFilter()), func(piece []*runtimeapi.PodSandboxStats) error {
+		return stream.Send(&runtimeapi.StreamPodSandboxStatsResponse{PodSandboxStats: piece})
+	})
 }
 
 func (r *Runtime) podStats(ctx context.Context, filter *runtimeapi.PodSandboxStatsFilter) []*runtimeapi.PodSandboxStats {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/minicri/minicri/apparmor"
 	"github.com/minicri/minicri/container"
-	"github.com/minicri/minicri/event"
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/config"
@@ -101,7 +100,7 @@ type kernel struct {
 
 func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) (_ *server.Runtime, err error) {
 	runtime := &server.Runtime{
-		Events: event.New(),
+		Events: server.NewBroadcaster(),
 		Info:   server.Info{Version: version, SystemdCgroup: k.systemd, Handlers: c.Handlers, Machine: k.machine, Config: c},
 	}
 	if runtime.Networks, err = openNetworks(ctx, c, k.netns, logger); err != nil {

@@ -1,9 +1,10 @@
-package event
+package server
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 
@@ -15,6 +16,15 @@ const created = runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT
 
 func nothing() (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus) { return nil, nil }
 
+func subscribed(t *testing.T, b *Broadcaster) *Subscription {
+	t.Helper()
+	s, err := b.Subscribe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 func next(t *testing.T, s *Subscription) *runtimeapi.ContainerEventResponse {
 	t.Helper()
 	event, err := s.Next(t.Context())
@@ -25,8 +35,8 @@ func next(t *testing.T, s *Subscription) *runtimeapi.ContainerEventResponse {
 }
 
 func TestEventsOfManyPublishersComeInOneOrder(t *testing.T) {
-	b := New()
-	subscriptions := []*Subscription{b.Subscribe(), b.Subscribe()}
+	b := NewBroadcaster()
+	subscriptions := []*Subscription{subscribed(t, b), subscribed(t, b)}
 	const publishers, each = 8, 100
 	state := int64(0) // of the pod; guarded by the broadcaster, as looks are
 	look := func() (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus) {
@@ -61,16 +71,16 @@ func TestEventsOfManyPublishersComeInOneOrder(t *testing.T) {
 
 // Property 32: a stalled consumer stalls nobody, and sees that it missed events.
 func TestConsumerThatDoesNotReadLosesItsStream(t *testing.T) {
-	b := New()
-	stalled, reading := b.Subscribe(), b.Subscribe()
-	for i := range bufferSize + 10 {
+	b := NewBroadcaster()
+	stalled, reading := subscribed(t, b), subscribed(t, b)
+	for i := range maxQueuedEvents + 10 {
 		id := fmt.Sprint(i)
 		b.Publish(id, created, nothing)
 		if got := next(t, reading).GetContainerId(); got != id {
 			t.Fatalf("who reads got %s, not %s", got, id)
 		}
 	}
-	for i := range bufferSize {
+	for i := range maxQueuedEvents {
 		if got := next(t, stalled).GetContainerId(); got != fmt.Sprint(i) {
 			t.Fatalf("who did not read got %s, not %d", got, i)
 		}
@@ -84,14 +94,14 @@ func TestConsumerThatDoesNotReadLosesItsStream(t *testing.T) {
 }
 
 func TestNobodyListening(t *testing.T) {
-	b := New()
+	b := NewBroadcaster()
 	looked := false
 	look := func() (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus) {
 		looked = true
 		return nil, nil
 	}
 	b.Publish("a", created, look)
-	s := b.Subscribe()
+	s := subscribed(t, b)
 	s.Cancel()
 	b.Publish("b", created, look)
 	if looked {
@@ -103,25 +113,26 @@ func TestNobodyListening(t *testing.T) {
 }
 
 func TestCloseEndsSubscriptions(t *testing.T) {
-	b := New()
-	before := b.Subscribe()
+	b := NewBroadcaster()
+	before := subscribed(t, b)
 	b.Publish("last", created, nothing)
 	b.Close()
 	b.Close()
 	if got := next(t, before).GetContainerId(); got != "last" {
 		t.Errorf("the last event is %q", got)
 	}
-	for _, s := range []*Subscription{before, b.Subscribe()} {
-		if _, err := s.Next(t.Context()); !errdefs.IsUnavailable(err) {
-			t.Errorf("after the end comes %v", err)
-		}
-		s.Cancel()
+	if _, err := before.Next(t.Context()); !errdefs.IsUnavailable(err) {
+		t.Errorf("after the end comes %v", err)
+	}
+	before.Cancel()
+	if _, err := b.Subscribe(); !errdefs.IsUnavailable(err) {
+		t.Errorf("a subscription after the end: %v", err)
 	}
 }
 
 func TestNextEndsWithItsContext(t *testing.T) {
-	b := New()
-	s := b.Subscribe()
+	b := NewBroadcaster()
+	s := subscribed(t, b)
 	defer s.Cancel()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gone := errors.New("the client has gone")
@@ -132,13 +143,66 @@ func TestNextEndsWithItsContext(t *testing.T) {
 }
 
 func TestTimesGoOnWhenTheClockJumpsBack(t *testing.T) {
-	b := New()
-	s := b.Subscribe()
+	b := NewBroadcaster()
+	s := subscribed(t, b)
 	b.Publish("before", created, nothing)
 	first := next(t, s)
 	b.last = first.GetCreatedAt() + int64(1e12) // what a clock that was ahead left
 	b.Publish("after", created, nothing)
 	if got := next(t, s).GetCreatedAt(); got != first.GetCreatedAt()+int64(1e12)+1 {
 		t.Errorf("the event has the time %d", got)
+	}
+}
+
+// The number of consumers is bounded, and one that has left makes room.
+func TestSubscriptionsAreBounded(t *testing.T) {
+	b := NewBroadcaster()
+	var last *Subscription
+	for range maxSubscriptions {
+		last = subscribed(t, b)
+	}
+	if _, err := b.Subscribe(); !errdefs.IsResourceExhausted(err) {
+		t.Fatalf("one more than %d: %v", maxSubscriptions, err)
+	}
+	last.Cancel()
+	subscribed(t, b)
+}
+
+// What a consumer may hold is bounded in bytes too: events of pods with large
+// annotations end a consumer that does not read long before their number does,
+// and one that reads gets an event of any size.
+func TestQueuedBytesAreBounded(t *testing.T) {
+	b := NewBroadcaster()
+	stalled, reading := subscribed(t, b), subscribed(t, b)
+	publish := func(size int) {
+		b.Publish("large", created, func() (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus) {
+			return &runtimeapi.PodSandboxStatus{Annotations: map[string]string{"note": strings.Repeat("x", size)}}, nil
+		})
+		next(t, reading)
+	}
+	publish(maxQueuedBytes + 1)
+	publish(1)
+	if next(t, stalled); stalled.bytes.Load() != 0 {
+		t.Fatalf("an empty queue holds %d bytes", stalled.bytes.Load())
+	}
+	if _, err := stalled.Next(t.Context()); !errors.Is(err, ErrOverflow) {
+		t.Errorf("after more than %d bytes comes %v", maxQueuedBytes, err)
+	}
+	const size = 256 << 10
+	slow := subscribed(t, b)
+	for range 2 * maxQueuedBytes / size {
+		publish(size)
+	}
+	got := 0
+	for ; ; got++ {
+		if _, err := slow.Next(t.Context()); err != nil {
+			if !errors.Is(err, ErrOverflow) {
+				t.Errorf("the end is %v", err)
+			}
+			break
+		}
+	}
+	if got == 0 || got*size > maxQueuedBytes {
+		t.Errorf("a consumer that did not read held %d events of %d bytes", got, size)
 	}
 }

@@ -1,0 +1,218 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/sandbox"
+)
+
+// GetContainerEvents sends what happens to pods and containers from now on,
+// until the client leaves. ResourceExhausted when too many clients listen, or
+// when this one does not keep up and has lost events.
+func (r *Runtime) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
+	subscription, err := r.Events.Subscribe()
+	if err != nil {
+		return err
+	}
+	defer subscription.Cancel()
+	for {
+		event, err := subscription.Next(stream.Context())
+		if stream.Context().Err() != nil {
+			return nil // the client has left, which is how a stream ends
+		}
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(event); err != nil {
+			return err
+		}
+	}
+}
+
+// SandboxEvent publishes what has happened to a sandbox, whose lock the caller
+// holds. It implements sandbox.Events.
+func (r *Runtime) SandboxEvent(sb *sandbox.Sandbox, kind runtimeapi.ContainerEventType) {
+	r.Events.Publish(sb.ID, kind, func() (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus) { return r.snapshot(sb) })
+}
+
+// ContainerEvent publishes what has happened to a container, whose lock the
+// caller holds. It implements container.Events.
+func (r *Runtime) ContainerEvent(c *container.Container, kind runtimeapi.ContainerEventType) {
+	r.Events.Publish(c.ID, kind, func() (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus) {
+		sb, err := r.Sandboxes.Find(c.SandboxID)
+		if err != nil {
+			return nil, nil // no container outlives its sandbox; this one is being removed with it
+		}
+		return r.snapshot(sb)
+	})
+}
+
+const (
+	// maxQueuedEvents and maxQueuedBytes are how far a consumer may fall behind:
+	// the events of some hundred pods that start or end at once.
+	maxQueuedEvents = 2048
+	maxQueuedBytes  = 16 << 20
+	// maxSubscriptions bounds the consumers: a node has one kubelet, and a few
+	// people who look.
+	maxSubscriptions = 32
+)
+
+// ErrOverflow ends the subscription of a consumer that does not keep up.
+var ErrOverflow = fmt.Errorf("events were lost: the consumer is more than %d events or %d MiB behind; list everything and subscribe again: %w", maxQueuedEvents, maxQueuedBytes>>20, errdefs.ErrResourceExhausted)
+
+var errSubscriptions = fmt.Errorf("%d clients listen to events already: %w", maxSubscriptions, errdefs.ErrResourceExhausted)
+
+var errClosed = fmt.Errorf("no more events: minicri is shutting down: %w", errdefs.ErrUnavailable)
+
+// Look shows the pod that an event is about, and its containers, as they are at
+// one moment.
+type Look func() (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus)
+
+// Broadcaster gives every event to all subscriptions. Who changes a pod or a
+// container publishes the change while it holds that object's lock, so events
+// of one object come in the order of its changes. A Broadcaster publishes one
+// event at a time, and what the event shows of the pod is looked at then: of
+// two events of a pod, the later one never shows an older pod.
+//
+// Publishing never waits for a consumer. A subscription queues a limited number
+// of events and of bytes; beyond that it ends, with ErrOverflow after the events
+// that were queued, so a consumer that missed something knows it.
+//
+// mu is held while an event is made and queued. The look is called under it,
+// must not wait for anything, and must not publish.
+type Broadcaster struct {
+	mu            sync.Mutex // guards all below
+	subscriptions map[*Subscription]struct{}
+	closed        bool
+	// last is the time of the last event, in nanoseconds since 1970.
+	last int64
+}
+
+// NewBroadcaster makes a broadcaster without subscriptions.
+func NewBroadcaster() *Broadcaster {
+	return &Broadcaster{subscriptions: make(map[*Subscription]struct{})}
+}
+
+// Publish sends an event of the container, or sandbox, with the id. It never
+// waits for a consumer, and costs nothing if there is none.
+func (b *Broadcaster) Publish(id string, kind runtimeapi.ContainerEventType, look Look) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.subscriptions) == 0 {
+		return
+	}
+	// Taken before the look: what is shown is at least as new as the time says.
+	event := &runtimeapi.ContainerEventResponse{ContainerId: id, ContainerEventType: kind, CreatedAt: b.now()}
+	event.PodSandboxStatus, event.ContainersStatuses = look()
+	queued := queuedEvent{event: event, size: int64(proto.Size(event))}
+	for s := range b.subscriptions {
+		if !s.queue(queued) {
+			b.end(s, ErrOverflow)
+		}
+	}
+}
+
+// now is later than the time of every event before, whatever the clock does;
+// mu is held.
+func (b *Broadcaster) now() int64 {
+	b.last = max(b.last+1, time.Now().UnixNano())
+	return b.last
+}
+
+// end ends a subscription after what it has queued; mu is held.
+func (b *Broadcaster) end(s *Subscription, reason error) {
+	if _, listens := b.subscriptions[s]; !listens {
+		return
+	}
+	delete(b.subscriptions, s)
+	s.reason = reason
+	close(s.events)
+}
+
+// Subscribe returns a subscription to all events from now on, which has to be
+// cancelled; errdefs.ErrResourceExhausted when there are too many.
+func (b *Broadcaster) Subscribe() (*Subscription, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil, errClosed
+	}
+	if len(b.subscriptions) >= maxSubscriptions {
+		return nil, errSubscriptions
+	}
+	s := &Subscription{broadcaster: b, events: make(chan queuedEvent, maxQueuedEvents)}
+	b.subscriptions[s] = struct{}{}
+	return s, nil
+}
+
+// Close ends all subscriptions, and refuses new ones.
+func (b *Broadcaster) Close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+	for s := range b.subscriptions {
+		b.end(s, errClosed)
+	}
+}
+
+// Subscription is one consumer's.
+type Subscription struct {
+	broadcaster *Broadcaster
+	events      chan queuedEvent
+	// bytes are those of the events in the queue.
+	bytes atomic.Int64
+	// reason is why it has ended, set before events is closed.
+	reason error
+}
+
+// queuedEvent is an event with its size when encoded.
+type queuedEvent struct {
+	event *runtimeapi.ContainerEventResponse
+	size  int64
+}
+
+// queue reports whether there was room. A single event always has room: one that
+// is larger than the limit must not end every consumer that keeps up.
+func (s *Subscription) queue(e queuedEvent) bool {
+	if before := s.bytes.Load(); before > 0 && before+e.size > maxQueuedBytes {
+		return false
+	}
+	select {
+	case s.events <- e:
+		s.bytes.Add(e.size)
+		return true
+	default:
+		return false
+	}
+}
+
+// Next returns the next event. The error is ErrOverflow when events after the
+// last one were lost, errdefs.ErrUnavailable at a shutdown, or the context's.
+func (s *Subscription) Next(ctx context.Context) (*runtimeapi.ContainerEventResponse, error) {
+	select {
+	case queued, more := <-s.events:
+		if !more {
+			return nil, s.reason
+		}
+		s.bytes.Add(-queued.size)
+		return queued.event, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// Cancel ends the subscription.
+func (s *Subscription) Cancel() {
+	s.broadcaster.mu.Lock()
+	defer s.broadcaster.mu.Unlock()
+	s.broadcaster.end(s, context.Canceled)
+}
