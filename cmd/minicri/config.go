@@ -14,16 +14,12 @@ func configCommand(arguments []string, output io.Writer) error {
 	case len(arguments) == 1 && arguments[0] == "default":
 		return config.Default().Write(output)
 	case len(arguments) == 2 && arguments[0] == "check":
-		c := config.Default()
-		if err := c.ReadFile(arguments[1]); err != nil {
-			return err
+		if _, err := config.LoadFile(arguments[1]); err != nil {
+			return fmt.Errorf("check %s: %w", arguments[1], err)
 		}
-		if err := c.Check(); err != nil {
-			return fmt.Errorf("%s: %w", arguments[1], err)
-		}
-		_, err := fmt.Fprintln(output, arguments[1], "is good")
+		_, err := fmt.Fprintln(output, arguments[1], "is valid")
 		return err
 	default:
-		return errors.New("say 'minicri config default' or 'minicri config check FILE'")
+		return errors.New("usage: minicri config default, or minicri config check FILE")
 	}
 }

@@ -101,7 +101,7 @@ type kernel struct {
 func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) (_ *server.Runtime, err error) {
 	runtime := &server.Runtime{
 		Events: server.NewBroadcaster(),
-		Info:   server.Info{Version: version, SystemdCgroup: k.systemd, Handlers: c.Handlers, Machine: k.machine, Config: c},
+		Info:   server.Info{Version: version, SystemdCgroup: k.systemd, Handlers: c.Handlers(), Machine: k.machine, Config: c},
 	}
 	if runtime.Networks, err = openNetworks(ctx, c, k.netns, logger); err != nil {
 		return nil, err
@@ -145,7 +145,7 @@ func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k k
 
 func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measured *metrics.Metrics, logger *slog.Logger) sandbox.Options {
 	return sandbox.Options{
-		Root: c.Root, State: c.State, Mark: markOf(c.Root), Shim: k.shim.Path(), Handlers: c.Handlers,
+		Root: c.Root, State: c.State, Mark: markOf(c.Root), Shim: k.shim.Path(), Handlers: c.Handlers(),
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd),
 		Machine: k.machine, Hierarchies: k.hierarchies, Networks: runtime.Networks, Netns: k.netns, Userns: k.userns,
 		Limits: sandbox.Limits{

@@ -1,94 +1,107 @@
-// Package config reads what the daemon is to do: defaults, then a TOML file,
-// then the drop-ins beside it, then the flags; what comes later counts. It owns
-// nothing and keeps no state.
+// Package config is the daemon's configuration: the defaults, then a TOML file,
+// then its drop-ins by name, then the flags; a later value replaces an earlier
+// one. The fields' tags are the only description of the keys: the printed
+// defaults, docs/configuration.md, the manual page and the checks are made of
+// them. The package owns nothing and keeps no state.
+//
+// The tags beside toml and comment: need says what a text has to be (path,
+// paths, endpoint, reference; with a question mark it may be empty), zero is
+// what a zero means where a zero is allowed, least is the smallest number.
 package config
 
 import (
-	"errors"
-	"fmt"
-	"net"
+	"maps"
 	"path/filepath"
-	"strings"
+	"slices"
 	"time"
 )
 
-// Config is the whole configuration. The names of its keys are those of the
-// flags, with underscores.
+// Config is the whole configuration. A flag has the name of its key, with
+// hyphens for underscores.
 type Config struct {
-	Socket   string   `toml:"socket" comment:"where the CRI is served, mode 0600"`
-	Root     string   `toml:"root" comment:"what has to survive a reboot"`
-	State    string   `toml:"state" comment:"what ends with the machine"`
-	NetnsDir string   `toml:"netns_dir" comment:"where network namespaces are pinned"`
-	CNIConf  string   `toml:"cni_conf_dir" comment:"network configurations; the first good one by name counts"`
-	CNIBin   string   `toml:"cni_bin_dir" comment:"network plugins; several directories with ':' between them"`
-	Shim     string   `toml:"shim" comment:"'' is minicri-shim beside the daemon"`
-	LogLevel string   `toml:"log_level" comment:"debug, info, warn or error"`
-	Metrics  string   `toml:"metrics_address" comment:"where Prometheus finds /metrics, such as 127.0.0.1:9440; '' is nowhere"`
-	Handlers []string `toml:"runtime_handlers" comment:"names that RuntimeClasses may use besides the default"`
+	Socket   string `toml:"socket" need:"path" comment:"unix socket of the CRI, mode 0600"`
+	Root     string `toml:"root" need:"path" comment:"directory of what has to survive a reboot"`
+	State    string `toml:"state" need:"path" comment:"directory of what a reboot may remove; at most 24 characters, because sockets are below it"`
+	NetnsDir string `toml:"netns_dir" need:"path" comment:"directory where network namespaces are pinned"`
+	CNIConf  string `toml:"cni_conf_dir" need:"path" comment:"directory of network configurations; the first valid one by name is used"`
+	CNIBin   string `toml:"cni_bin_dir" need:"paths" comment:"directories of network plugins, separated by ':'"`
+	Shim     string `toml:"shim" need:"path?" comment:"path of minicri-shim; '' is the one in the daemon's own directory"`
+	LogLevel string `toml:"log_level" comment:"debug, info, warn or error"`
+	Metrics  string `toml:"metrics_address" need:"endpoint?" comment:"TCP address of Prometheus metrics (/metrics), such as 127.0.0.1:9440; '' disables them"`
 
-	CgroupDriver string `toml:"cgroup_driver" comment:"cgroupfs or systemd; '' is systemd where it runs the machine with cgroup v2"`
-	CgroupParent string `toml:"cgroup_parent" comment:"for pods that name none; '' is /minicri, or system.slice for systemd"`
+	CgroupDriver string `toml:"cgroup_driver" comment:"cgroupfs or systemd; '' is systemd where it manages a machine with cgroup v2, else cgroupfs"`
+	CgroupParent string `toml:"cgroup_parent" comment:"cgroup of pods that name none; '' is /minicri, or system.slice with the driver systemd"`
 
-	PidsLimit int64 `toml:"pids_limit" comment:"the most processes of a container; 0 is no limit"`
+	PidsLimit int64 `toml:"pids_limit" least:"0" zero:"no limit" comment:"maximum number of processes of a container"`
 
-	DefaultNetwork DefaultNetwork `toml:"default_network" comment:"a bridge network, used while cni_conf_dir has none"`
-	Images         Images         `toml:"images" comment:"pulling and keeping images"`
-	Streaming      Streaming      `toml:"streaming" comment:"exec, attach and port-forward"`
-	Limits         Limits         `toml:"limits" comment:"how long things may take"`
+	DefaultNetwork DefaultNetwork     `toml:"default_network" comment:"a bridge network, used while cni_conf_dir has no configuration"`
+	Images         Images             `toml:"images" comment:"pulling and keeping images"`
+	Streaming      Streaming          `toml:"streaming" comment:"exec, attach and port-forward"`
+	Limits         Limits             `toml:"limits" comment:"how long operations may take, and how often they are tried"`
+	Runtimes       map[string]Runtime `toml:"runtimes" comment:"the runtime handlers that a RuntimeClass may name; pods without a RuntimeClass use type builtin"`
+}
+
+// Builtin is the runtime type of libcontainer in minicri-shim, the only one of
+// this build.
+const Builtin = "builtin"
+
+// Runtime is one runtime handler.
+type Runtime struct {
+	Type string `toml:"type" comment:"what runs the handler's containers: builtin is libcontainer in minicri-shim, the only type of this build"`
 }
 
 // DefaultNetwork is the embedded network.
 type DefaultNetwork struct {
-	Enabled bool   `toml:"enabled"`
-	Name    string `toml:"name"`
-	Bridge  string `toml:"bridge"`
-	Subnet  string `toml:"subnet" comment:"one, or an IPv4 and an IPv6 one with ',' between them; '' is the pod CIDR that the kubelet sends"`
-	DataDir string `toml:"data_dir" comment:"where addresses are kept; '' is the plugin's own default"`
+	Enabled bool   `toml:"enabled" comment:"whether it is used while cni_conf_dir has no configuration"`
+	Name    string `toml:"name" comment:"name of the network, as plugins and their files see it"`
+	Bridge  string `toml:"bridge" comment:"name of the bridge, at most 15 characters"`
+	Subnet  string `toml:"subnet" comment:"a subnet, or an IPv4 and an IPv6 one separated by ','; '' is the pod CIDR that the kubelet sends"`
+	DataDir string `toml:"data_dir" need:"path?" comment:"where addresses are recorded; '' is the plugin's own default"`
 }
 
-// Images say how images are pulled and kept.
+// Images says how images are pulled and kept.
 type Images struct {
-	CertsDirs       []string `toml:"certs_dirs" comment:"searched in order for HOST/hosts.toml, at each pull"`
-	DockerConfig    string   `toml:"docker_config" comment:"a docker config.json with credentials, for pulls that bring none"`
-	VerifierDir     string   `toml:"verifier_dir" comment:"programs that all have to accept an image before it is fetched"`
-	Pinned          []string `toml:"pinned" comment:"images that the kubelet must not collect"`
+	CertsDirs       []string `toml:"certs_dirs" need:"path" comment:"searched in order for HOST/hosts.toml, at each pull"`
+	DockerConfig    string   `toml:"docker_config" need:"path?" comment:"a docker config.json with credentials, for pulls that bring none"`
+	VerifierDir     string   `toml:"verifier_dir" need:"path?" comment:"directory of programs that all have to accept an image before it is fetched"`
+	Pinned          []string `toml:"pinned" need:"reference" comment:"references of images that the kubelet must not collect"`
 	Sync            bool     `toml:"sync" comment:"whether a pulled image survives a power cut"`
-	ProgressTimeout Duration `toml:"progress_timeout" comment:"ends a pull whose registry sends no byte for so long"`
-	MaxDownloads    int      `toml:"max_downloads" comment:"blobs that one pull fetches at once"`
-	MaxUnpacks      int      `toml:"max_unpacks" comment:"layers that one pull unpacks at once"`
+	ProgressTimeout Duration `toml:"progress_timeout" comment:"ends a pull whose registry sends no byte for this long"`
+	MaxDownloads    int      `toml:"max_downloads" least:"1" comment:"number of blobs that one pull fetches at once"`
+	MaxUnpacks      int      `toml:"max_unpacks" least:"1" comment:"number of layers that one pull unpacks at once"`
 }
 
 // Streaming says where exec, attach and port-forward are served.
 type Streaming struct {
-	Address    string   `toml:"address" comment:"TCP; the kubelet comes here, so loopback does. Port 0 is any"`
-	TLSCert    string   `toml:"tls_cert" comment:"PEM file, with tls_key; '' is no TLS"`
-	TLSKey     string   `toml:"tls_key"`
+	Address    string   `toml:"address" need:"endpoint" comment:"TCP address; the kubelet connects to it, so loopback is enough. Port 0 is any free one"`
+	TLSCert    string   `toml:"tls_cert" need:"path?" comment:"PEM file of a certificate, with tls_key; '' is no TLS"`
+	TLSKey     string   `toml:"tls_key" need:"path?" comment:"PEM file of the certificate's key"`
 	SelfSigned bool     `toml:"tls_self_signed" comment:"TLS with a certificate that the daemon makes for itself"`
-	Idle       Duration `toml:"idle_timeout" comment:"ends a session that is silent for so long"`
+	Idle       Duration `toml:"idle_timeout" comment:"ends a session that is silent for this long"`
 	Creation   Duration `toml:"creation_timeout" comment:"how long a client may take to open its streams"`
-	MaxOpen    int      `toml:"max_open" comment:"the most sessions at once"`
+	MaxOpen    int      `toml:"max_open" least:"1" comment:"maximum number of concurrent sessions"`
 }
 
-// Limits are how long things may take, and how often they are tried.
+// Limits are how long operations may take, and how often they are tried.
 type Limits struct {
 	Run         Duration `toml:"run" comment:"RunPodSandbox, all steps together"`
-	Destroy     Duration `toml:"destroy" comment:"taking a sandbox back"`
+	Destroy     Duration `toml:"destroy" comment:"teardown of a sandbox"`
 	Create      Duration `toml:"create" comment:"CreateContainer or StartContainer, all steps together"`
-	Kill        Duration `toml:"kill" comment:"a process that got SIGKILL"`
-	CNIAdd      Duration `toml:"cni_add" comment:"the plugins of one network, per verb; then their processes are killed"`
-	CNIDel      Duration `toml:"cni_del"`
-	CNICheck    Duration `toml:"cni_check"`
-	CNIStatus   Duration `toml:"cni_status"`
-	CNIGC       Duration `toml:"cni_gc"`
-	DetachTries int      `toml:"detach_tries" comment:"a DEL that failed so often, or for so long, blocks a pod's deletion no longer"`
-	DetachTime  Duration `toml:"detach_time"`
-	RetryFirst  Duration `toml:"retry_first" comment:"pause before a failed DEL is repeated in the background; it doubles"`
-	RetryMost   Duration `toml:"retry_most"`
-	Reload      Duration `toml:"reload" comment:"how often cni_conf_dir is looked at"`
+	Kill        Duration `toml:"kill" comment:"how long a process may take to end after SIGKILL"`
+	CNIAdd      Duration `toml:"cni_add" comment:"CNI ADD of one network, all its plugins; then their processes are killed"`
+	CNIDel      Duration `toml:"cni_del" comment:"the same for DEL"`
+	CNICheck    Duration `toml:"cni_check" comment:"the same for CHECK"`
+	CNIStatus   Duration `toml:"cni_status" comment:"the same for STATUS"`
+	CNIGC       Duration `toml:"cni_gc" comment:"the same for GC"`
+	DetachTries int      `toml:"detach_tries" least:"1" comment:"number of failed DELs after which a pod's deletion is not blocked any longer"`
+	DetachTime  Duration `toml:"detach_time" zero:"not at all" comment:"how long failing DELs block a pod's deletion"`
+	RetryFirst  Duration `toml:"retry_first" comment:"delay before a failed DEL is retried in the background; it doubles"`
+	RetryMost   Duration `toml:"retry_most" comment:"the longest such delay"`
+	Reload      Duration `toml:"reload" comment:"how often cni_conf_dir is read"`
 	Status      Duration `toml:"status_period" comment:"how often the plugins are asked for their STATUS"`
-	GC          Duration `toml:"gc_period" comment:"how often CNI GC runs; '0s' turns it off"`
-	Check       Duration `toml:"check_period" comment:"how often CNI CHECK runs for all pods; '0s' is only at SIGUSR1"`
-	Shutdown    Duration `toml:"shutdown" comment:"how long calls may go on after SIGTERM"`
+	GC          Duration `toml:"gc_period" zero:"never" comment:"how often CNI GC runs"`
+	Check       Duration `toml:"check_period" zero:"only at SIGUSR1" comment:"how often CNI CHECK runs for all pods"`
+	Shutdown    Duration `toml:"shutdown" comment:"how long running calls may take after SIGTERM"`
 }
 
 // Duration is a time.Duration that is written as text: "1m30s".
@@ -101,115 +114,11 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return err
 }
 
-// MarshalText writes it so.
+// MarshalText writes what UnmarshalText reads.
 func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
-
-// Default is the configuration of a machine where nothing is configured.
-func Default() *Config {
-	second := func(n int) Duration { return Duration(time.Duration(n) * time.Second) }
-	return &Config{
-		Socket:   "/run/minicri/minicri.sock",
-		Root:     "/var/lib/minicri",
-		State:    "/run/minicri",
-		NetnsDir: "/run/netns",
-		CNIConf:  "/etc/cni/net.d",
-		CNIBin:   "/opt/cni/bin",
-		LogLevel: "info",
-		Handlers: []string{"runc"},
-		DefaultNetwork: DefaultNetwork{
-			Name:   "minicri",
-			Bridge: "minicri0",
-		},
-		Images: Images{
-			CertsDirs: []string{"/etc/minicri/certs.d", "/etc/containerd/certs.d"},
-			Pinned:    []string{}, Sync: true, ProgressTimeout: second(60), MaxDownloads: 3, MaxUnpacks: 2,
-		},
-		Streaming: Streaming{Address: "127.0.0.1:0", Idle: second(4 * 3600), Creation: second(30), MaxOpen: 1000},
-		Limits: Limits{
-			Run: second(230), Destroy: second(100), Create: second(100), Kill: second(10),
-			CNIAdd: second(180), CNIDel: second(60), CNICheck: second(20), CNIStatus: second(5), CNIGC: second(60),
-			DetachTries: 5, DetachTime: second(300),
-			RetryFirst: second(1), RetryMost: second(300),
-			Reload: second(1), Status: second(5), GC: second(600), Shutdown: second(10),
-		},
-	}
-}
 
 // BinDirs are the directories of the network plugins.
 func (c *Config) BinDirs() []string { return filepath.SplitList(c.CNIBin) }
 
-// Check tells what cannot be used, each with its key.
-func (c *Config) Check() error {
-	for key, path := range map[string]string{
-		"socket": c.Socket, "root": c.Root, "state": c.State, "netns_dir": c.NetnsDir, "cni_conf_dir": c.CNIConf,
-	} {
-		if !filepath.IsAbs(path) {
-			return fmt.Errorf("%s: %q is not an absolute path", key, path)
-		}
-	}
-	// sockaddr_un (unix(7)) holds 107 characters and a NUL.
-	if len(c.Socket) > 107 {
-		return fmt.Errorf("socket: %q is longer than the 107 characters that a unix socket can have", c.Socket)
-	}
-	switch c.CgroupDriver {
-	case "", "cgroupfs", "systemd":
-	default:
-		return fmt.Errorf("cgroup_driver: %q is neither cgroupfs nor systemd", c.CgroupDriver)
-	}
-	if c.CgroupDriver == "systemd" && c.CgroupParent != "" && !strings.HasSuffix(c.CgroupParent, ".slice") {
-		return fmt.Errorf("cgroup_parent: %q is not a slice, but cgroup_driver is systemd", c.CgroupParent)
-	}
-	if _, err := c.Level(); err != nil {
-		return fmt.Errorf("log_level: %w", err)
-	}
-	if err := c.Streaming.check(); err != nil {
-		return err
-	}
-	return c.Limits.check()
-}
-
-func (s *Streaming) check() error {
-	if _, _, err := net.SplitHostPort(s.Address); err != nil {
-		return fmt.Errorf("streaming.address: %w: write it as in '127.0.0.1:0'", err)
-	}
-	if (s.TLSCert == "") != (s.TLSKey == "") {
-		return errors.New("streaming.tls_cert, streaming.tls_key: one is of no use without the other")
-	}
-	if s.SelfSigned && s.TLSCert != "" {
-		return errors.New("streaming.tls_self_signed: there is a certificate already, that of streaming.tls_cert")
-	}
-	for key, limit := range map[string]Duration{"idle_timeout": s.Idle, "creation_timeout": s.Creation} {
-		if limit < shortest {
-			return fmt.Errorf("streaming.%s: %v is too short: write a duration with its unit, as in '5s'", key, time.Duration(limit))
-		}
-	}
-	if s.MaxOpen < 1 {
-		return fmt.Errorf("streaming.max_open: %d is less than 1", s.MaxOpen)
-	}
-	return nil
-}
-
-// shortest is less than any limit can be meant: a number without a unit, which
-// TOML lets through as nanoseconds, is an error.
-const shortest = Duration(time.Millisecond)
-
-func (l *Limits) check() error {
-	for key, limit := range map[string]Duration{
-		"run": l.Run, "destroy": l.Destroy, "create": l.Create, "kill": l.Kill, "cni_add": l.CNIAdd, "cni_del": l.CNIDel, "cni_check": l.CNICheck,
-		"cni_status": l.CNIStatus, "cni_gc": l.CNIGC, "retry_first": l.RetryFirst, "retry_most": l.RetryMost,
-		"reload": l.Reload, "status_period": l.Status, "shutdown": l.Shutdown,
-	} {
-		if limit < shortest {
-			return fmt.Errorf("limits.%s: %v is too short: write a duration with its unit, as in '5s'", key, time.Duration(limit))
-		}
-	}
-	for key, limit := range map[string]Duration{"detach_time": l.DetachTime, "gc_period": l.GC} {
-		if limit != 0 && limit < shortest {
-			return fmt.Errorf("limits.%s: %v is too short: write '0s', or a duration with its unit, as in '5s'", key, time.Duration(limit))
-		}
-	}
-	if l.DetachTries < 1 {
-		return fmt.Errorf("limits.detach_tries: %d is less than 1", l.DetachTries)
-	}
-	return nil
-}
+// Handlers are the names of the runtime handlers besides "", sorted.
+func (c *Config) Handlers() []string { return slices.Sorted(maps.Keys(c.Runtimes)) }

@@ -17,7 +17,7 @@ import (
 
 func TestWhatIsWrittenIsReadBack(t *testing.T) {
 	changed := Default()
-	changed.CNIBin, changed.CgroupDriver, changed.Handlers = "/a:/b", "systemd", []string{"x", "y"}
+	changed.CNIBin, changed.CgroupDriver, changed.Runtimes = "/a:/b", "systemd", map[string]Runtime{"x": {Builtin}, "y": {Builtin}}
 	changed.DefaultNetwork = DefaultNetwork{Enabled: true, Name: "n", Bridge: "b", Subnet: "10.0.0.0/24,fd00::/64", DataDir: "/d"}
 	changed.Limits.GC, changed.Limits.RetryFirst = 0, Duration(1500*time.Millisecond)
 	for name, config := range map[string]*Config{"the defaults": Default(), "others": changed} {
@@ -41,10 +41,13 @@ func TestEveryKeyHasAComment(t *testing.T) {
 	if err := Default().Write(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, kind := range []reflect.Type{reflect.TypeFor[Config](), reflect.TypeFor[Limits](), reflect.TypeFor[DefaultNetwork]()} {
+	for _, kind := range []reflect.Type{
+		reflect.TypeFor[Config](), reflect.TypeFor[Limits](), reflect.TypeFor[DefaultNetwork](),
+		reflect.TypeFor[Images](), reflect.TypeFor[Streaming](), reflect.TypeFor[Runtime](),
+	} {
 		for i := range kind.NumField() {
 			tag := kind.Field(i).Tag
-			if !strings.Contains(text.String(), tag.Get("toml")) || !strings.Contains(text.String(), tag.Get("comment")) {
+			if tag.Get("comment") == "" || !strings.Contains(text.String(), tag.Get("toml")) || !strings.Contains(text.String(), tag.Get("comment")) {
 				t.Errorf("%s.%s is not in the printed defaults", kind.Name(), kind.Field(i).Name)
 			}
 		}
@@ -65,7 +68,9 @@ func TestReadFileSaysWhere(t *testing.T) {
 		{"number for text", "root = '/r'\nsocket = 7\n", ":2:"},
 		{"text for a number", "[limits]\ndetach_tries = 'five'\n", ":2:"},
 		{"no duration", "[limits]\nrun = '5 minutes'\n", ":2:"},
-		{"text for a list", "runtime_handlers = 'runc'\n", ":1:"},
+		{"text for a list", "[images]\npinned = 'a'\n", ":2:"},
+		{"a handler by name alone", "runtime_handlers = ['runc']\n", ":1: key \"runtime_handlers\" is gone"},
+		{"its new form", "runtime_handlers = ['runc']\n", "[runtimes.NAME]\ntype = \"builtin\""},
 		{"no TOML", "socket = '/a'\nroot /b\n", ":2:"},
 		{"key twice", "root = '/a'\nroot = '/b'\n", ""},
 	} {
@@ -83,7 +88,7 @@ func TestReadFileSaysWhere(t *testing.T) {
 // Defaults, file, drop-ins by name, flags: what comes later counts, and what
 // it does not name stays.
 func TestOrder(t *testing.T) {
-	path := file(t, "root = '/file'\nstate = '/file'\nnetns_dir = '/file'\nlog_level = 'warn'\n[limits]\nrun = '11s'\nkill = '12s'\n")
+	path := file(t, "root = '/file'\nstate = '/file'\nnetns_dir = '/file'\nlog_level = 'warn'\n[limits]\nrun = '4m'\nkill = '12s'\n")
 	dropIns := path + ".d"
 	if err := os.Mkdir(dropIns, 0o700); err != nil {
 		t.Fatal(err)
@@ -97,7 +102,7 @@ func TestOrder(t *testing.T) {
 	}
 	want := Default()
 	want.Root, want.State, want.NetnsDir, want.LogLevel = "/file", "/20", "/flag", "debug"
-	want.Limits.Run, want.Limits.Kill = Duration(11*time.Second), Duration(13*time.Second)
+	want.Limits.Run, want.Limits.Kill = Duration(4*time.Minute), Duration(13*time.Second)
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%+v\nwant\n%+v", got, want)
 	}
@@ -151,19 +156,55 @@ func TestLoadThatFails(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	for says, change := range map[string]func(*Config){
-		"socket: \"a.sock\"":           func(c *Config) { c.Socket = "a.sock" },
-		"socket: \"/aaa":               func(c *Config) { c.Socket = "/" + strings.Repeat("a", 107) },
-		"root: \"\"":                   func(c *Config) { c.Root = "" },
-		"state: \"./x\"":               func(c *Config) { c.State = "./x" },
-		"netns_dir: \"x\"":             func(c *Config) { c.NetnsDir = "x" },
-		"cni_conf_dir: \"x\"":          func(c *Config) { c.CNIConf = "x" },
-		"cgroup_driver: \"v2\"":        func(c *Config) { c.CgroupDriver = "v2" },
-		"cgroup_parent: \"/kubepods\"": func(c *Config) { c.CgroupDriver, c.CgroupParent = "systemd", "/kubepods" },
-		"log_level:":                   func(c *Config) { c.LogLevel = "loud" },
-		"limits.run: 0s":               func(c *Config) { c.Limits.Run = 0 },
-		"limits.cni_add: -1s":          func(c *Config) { c.Limits.CNIAdd = Duration(-time.Second) },
-		"limits.reload: 0s":            func(c *Config) { c.Limits.Reload = 0 },
-		"limits.detach_tries: 0":       func(c *Config) { c.Limits.DetachTries = 0 },
+		"socket: \"a.sock\"":                   func(c *Config) { c.Socket = "a.sock" },
+		"socket: \"/aaa":                       func(c *Config) { c.Socket = "/" + strings.Repeat("a", 107) },
+		"root: \"\"":                           func(c *Config) { c.Root = "" },
+		"state: \"./x\"":                       func(c *Config) { c.State = "./x" },
+		"netns_dir: \"x\"":                     func(c *Config) { c.NetnsDir = "x" },
+		"cni_conf_dir: \"x\"":                  func(c *Config) { c.CNIConf = "x" },
+		"cgroup_driver: \"v2\"":                func(c *Config) { c.CgroupDriver = "v2" },
+		"cgroup_parent: \"/kubepods\"":         func(c *Config) { c.CgroupDriver, c.CgroupParent = "systemd", "/kubepods" },
+		"log_level:":                           func(c *Config) { c.LogLevel = "loud" },
+		"limits.run: 0s":                       func(c *Config) { c.Limits.Run = 0 },
+		"limits.cni_add: -1s":                  func(c *Config) { c.Limits.CNIAdd = Duration(-time.Second) },
+		"limits.reload: 0s":                    func(c *Config) { c.Limits.Reload = 0 },
+		"limits.detach_tries: 0":               func(c *Config) { c.Limits.DetachTries = 0 },
+		"state: \"/aaa":                        func(c *Config) { c.State = "/" + strings.Repeat("a", 24) },
+		"state: \"/var/lib/minicri/\" is root": func(c *Config) { c.State = c.Root + "/" },
+		"cni_bin_dir: \"b\"":                   func(c *Config) { c.CNIBin = "/a:b" },
+		"cni_bin_dir: \"\"":                    func(c *Config) { c.CNIBin = "" },
+		"shim: \"minicri-shim\"":               func(c *Config) { c.Shim = "minicri-shim" },
+		"metrics_address: ":                    func(c *Config) { c.Metrics = "9440" },
+		"metrics_address: \"a:b\"":             func(c *Config) { c.Metrics = "a:b" },
+		"metrics_address: \"[::1]:9\"":         func(c *Config) { c.Metrics, c.Streaming.Address = "[::1]:9", "[::1]:9" },
+		"pids_limit: -1":                       func(c *Config) { c.PidsLimit = -1 },
+		"cgroup_parent: \"pods\"":              func(c *Config) { c.CgroupParent = "pods" },
+		"default_network.name: ":               func(c *Config) { c.DefaultNetwork.Name = "a b" },
+		"default_network.bridge: ":             func(c *Config) { c.DefaultNetwork.Bridge = "sixteen-letters-" },
+		"default_network.subnet: netip":        func(c *Config) { c.DefaultNetwork.Subnet = "10.0.0.0" },
+		"default_network.subnet: \"10.":        func(c *Config) { c.DefaultNetwork.Subnet = "10.0.0.0/24,10.1.0.0/24" },
+		"default_network.data_dir: ":           func(c *Config) { c.DefaultNetwork.DataDir = "x" },
+		"images.certs_dirs: \"x\"":             func(c *Config) { c.Images.CertsDirs = []string{"/a", "x"} },
+		"images.docker_config: ":               func(c *Config) { c.Images.DockerConfig = "~/.docker/config.json" },
+		"images.verifier_dir: ":                func(c *Config) { c.Images.VerifierDir = "x" },
+		"images.pinned: \"UPPER\"":             func(c *Config) { c.Images.Pinned = []string{"UPPER"} },
+		"images.progress_timeout: 60ns":        func(c *Config) { c.Images.ProgressTimeout = 60 },
+		"images.max_downloads: 0":              func(c *Config) { c.Images.MaxDownloads = 0 },
+		"images.max_unpacks: -1":               func(c *Config) { c.Images.MaxUnpacks = -1 },
+		"streaming.address: ":                  func(c *Config) { c.Streaming.Address = "localhost" },
+		"streaming.tls_cert, ":                 func(c *Config) { c.Streaming.TLSKey = "/key" },
+		"streaming.tls_self_signed: ":          func(c *Config) { s := &c.Streaming; s.SelfSigned, s.TLSCert, s.TLSKey = true, "/c", "/k" },
+		"streaming.idle_timeout: 7ns":          func(c *Config) { c.Streaming.Idle = 7 },
+		"streaming.creation_timeout: 0s":       func(c *Config) { c.Streaming.Creation = 0 },
+		"streaming.max_open: 0":                func(c *Config) { c.Streaming.MaxOpen = 0 },
+		"limits.check_period: 5ns":             func(c *Config) { c.Limits.Check = 5 },
+		"limits.cni_add: 3m0s is longer than limits.run, which is 1m0s":           func(c *Config) { c.Limits.Run = Duration(time.Minute) },
+		"limits.cni_del: 1m0s is longer than limits.destroy, which is 30s":        func(c *Config) { c.Limits.Destroy = Duration(30 * time.Second) },
+		"limits.kill: 2m0s is longer than limits.destroy":                         func(c *Config) { c.Limits.Kill = Duration(2 * time.Minute) },
+		"limits.retry_first: 10m0s is longer than limits.retry_most":              func(c *Config) { c.Limits.RetryFirst = Duration(10 * time.Minute) },
+		"runtimes.kata.type: this build has no type \"shim\", only [\"builtin\"]": func(c *Config) { c.Runtimes["kata"] = Runtime{"shim"} },
+		"runtimes.kata.type: it is missing":                                       func(c *Config) { c.Runtimes["kata"] = Runtime{} },
+		"runtimes.Kata: no RuntimeClass can name":                                 func(c *Config) { c.Runtimes["Kata"] = Runtime{Builtin} },
 	} {
 		c := Default()
 		change(c)
@@ -178,7 +219,13 @@ func TestCheck(t *testing.T) {
 		"a path for cgroupfs":    func(c *Config) { c.CgroupDriver, c.CgroupParent = "cgroupfs", "/pods" },
 		"a level in other case":  func(c *Config) { c.LogLevel = "WARN" },
 		"a shim beside minicri":  func(c *Config) { c.Shim = "" },
-		"no handler but default": func(c *Config) { c.Handlers = nil },
+		"no handler but default": func(c *Config) { c.Runtimes = nil },
+		"a handler by any name":  func(c *Config) { c.Runtimes["my-handler2"] = Runtime{Builtin} },
+		"metrics anywhere":       func(c *Config) { c.Metrics = ":9440" },
+		"CHECK periodically":     func(c *Config) { c.Limits.Check = Duration(time.Minute) },
+		"no time limit for DEL":  func(c *Config) { c.Limits.DetachTime = 0 },
+		"dual stack":             func(c *Config) { c.DefaultNetwork.Subnet = "10.1.0.0/16, fd00::/64" },
+		"the longest state":      func(c *Config) { c.State = "/" + strings.Repeat("a", 23) },
 	} {
 		c := Default()
 		change(c)
@@ -188,9 +235,60 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// Everything that is wrong is reported at once.
+func TestCheckReportsAll(t *testing.T) {
+	c := Default()
+	c.Root, c.LogLevel, c.Limits.Kill = "x", "loud", 0
+	err := c.Check()
+	for _, key := range []string{"root: ", "log_level: ", "limits.kill: "} {
+		if err == nil || !strings.Contains(err.Error(), key) {
+			t.Errorf("Check does not report %s: %v", key, err)
+		}
+	}
+}
+
+// Each duration needs a unit and each number a least value: a field without a
+// rule of its own is found by its type.
+func TestEveryNumberIsChecked(t *testing.T) {
+	var visit func(table reflect.Value, prefix string, c *Config)
+	visit = func(table reflect.Value, prefix string, c *Config) {
+		for i := range table.NumField() {
+			key, field := prefix+table.Type().Field(i).Tag.Get("toml"), table.Field(i)
+			switch field.Kind() {
+			case reflect.Struct:
+				visit(field, key+".", c)
+			case reflect.Int, reflect.Int64:
+				before := field.Int()
+				field.SetInt(-5)
+				if err := c.Check(); err == nil || !strings.Contains(err.Error(), key+": -5") {
+					t.Errorf("%s = -5: %v", key, err)
+				}
+				field.SetInt(before)
+			}
+		}
+	}
+	c := Default()
+	visit(reflect.ValueOf(c).Elem(), "", c)
+}
+
+// A file is checked with its drop-ins, as the daemon reads it.
+func TestLoadFile(t *testing.T) {
+	path := file(t, "log_level = 'warn'\n")
+	if c, err := LoadFile(path); err != nil || c.LogLevel != "warn" {
+		t.Errorf("LoadFile = %v, %v", c, err)
+	}
+	if err := os.Mkdir(path+".d", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(path+".d", "10.toml"), "[images]\nprogress_timeout = 60\n")
+	if _, err := LoadFile(path); err == nil || !strings.Contains(err.Error(), "images.progress_timeout: 60ns is too short") {
+		t.Errorf("a bad drop-in: %v", err)
+	}
+}
+
 // TOML lets a number through where a duration is meant, as nanoseconds.
 func TestADurationNeedsAUnit(t *testing.T) {
-	for _, key := range []string{"run", "cni_del", "gc_period", "detach_time"} {
+	for _, key := range []string{"run", "cni_del", "gc_period", "detach_time", "check_period"} {
 		_, err := Load([]string{"--config", file(t, "[limits]\n"+key+" = 5\n")}, io.Discard)
 		if err == nil || !strings.HasPrefix(err.Error(), "limits."+key+": 5ns is too short") {
 			t.Errorf("%s = 5: %v", key, err)

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -20,10 +21,10 @@ import (
 const DefaultFile = "/etc/minicri/config.toml"
 
 // Load reads the configuration for the given flags. A file that is named has
-// to be there. Help, and what is wrong with a flag, is written to the output.
-// Commands that have flags of their own beside the daemon's add them with more.
+// to exist. Help and errors of flags are written to the output. A command that
+// has more flags than the daemon adds them with more.
 func Load(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (*Config, error) {
-	// Once to find the file, and again over what it says.
+	// Parsed twice: once to find the file, and again over its values.
 	var file string
 	if err := parse(Default(), &file, arguments, output, more); err != nil {
 		return nil, err
@@ -41,17 +42,7 @@ func Load(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (*C
 func parse(c *Config, file *string, arguments []string, output io.Writer, more []func(*flag.FlagSet)) error {
 	set := flag.NewFlagSet("minicri", flag.ContinueOnError)
 	set.SetOutput(output)
-	set.StringVar(file, "config", "", "TOML file to read (default "+DefaultFile+" if it is there), and the drop-ins FILE.d/*.toml")
-	set.StringVar(&c.Socket, "socket", c.Socket, "unix socket to serve the CRI on")
-	set.StringVar(&c.Root, "root", c.Root, "directory for what has to survive a reboot")
-	set.StringVar(&c.State, "state", c.State, "directory for what ends with the machine")
-	set.StringVar(&c.NetnsDir, "netns-dir", c.NetnsDir, "directory to pin network namespaces in")
-	set.StringVar(&c.CNIConf, "cni-conf-dir", c.CNIConf, "directory of network configurations")
-	set.StringVar(&c.CNIBin, "cni-bin-dir", c.CNIBin, "directories of network plugins, with ':' between them")
-	set.StringVar(&c.Shim, "shim", c.Shim, "the shim (default minicri-shim beside the daemon)")
-	set.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
-	certs := directories{&c.Images.CertsDirs, false}
-	set.Var(&certs, "certs-dir", "directory with HOST/hosts.toml for registries; may be given several times")
+	c.Flags(set, file)
 	for _, add := range more {
 		add(set)
 	}
@@ -62,6 +53,30 @@ func parse(c *Config, file *string, arguments []string, output io.Writer, more [
 		return fmt.Errorf("%q is neither a command nor a flag of minicri: see minicri --help", set.Arg(0))
 	}
 	return nil
+}
+
+// Flags adds the daemon's flags to a set. Those of keys have the keys' names
+// and comments.
+func (c *Config) Flags(set *flag.FlagSet, file *string) {
+	set.StringVar(file, "config", "", "configuration `file` in TOML, with its drop-ins FILE.d/*.toml (default "+DefaultFile+" if it exists)")
+	for key, value := range map[string]*string{
+		"socket": &c.Socket, "root": &c.Root, "state": &c.State, "netns_dir": &c.NetnsDir, "cni_conf_dir": &c.CNIConf,
+		"cni_bin_dir": &c.CNIBin, "shim": &c.Shim, "log_level": &c.LogLevel,
+	} {
+		set.StringVar(value, strings.ReplaceAll(key, "_", "-"), *value, commentOf(key))
+	}
+	set.Var(&directories{list: &c.Images.CertsDirs}, "certs-dir", "`directory` searched for HOST/hosts.toml of registries; may be repeated, and replaces images.certs_dirs")
+}
+
+// commentOf is the comment of a key that is in no table.
+func commentOf(key string) string {
+	kind := reflect.TypeFor[Config]()
+	for i := range kind.NumField() {
+		if tag := kind.Field(i).Tag; tag.Get("toml") == key {
+			return tag.Get("comment")
+		}
+	}
+	return ""
 }
 
 // readAll reads the file and its drop-ins.
@@ -87,6 +102,21 @@ func (c *Config) readAll(file string) error {
 	return nil
 }
 
+// replaced are keys of earlier versions, with what to write instead.
+var replaced = map[string]string{
+	"runtime_handlers": "a name alone does not say what runs the pods; write a table for each, as in\n[runtimes.NAME]\ntype = \"" + Builtin + "\"",
+}
+
+// LoadFile reads and checks a file with its drop-ins, FILE.d/*.toml, as a daemon
+// that is given the file and no other flag does.
+func LoadFile(file string) (*Config, error) {
+	c := Default()
+	if err := c.readAll(file); err != nil {
+		return nil, err
+	}
+	return c, c.Check()
+}
+
 // ReadFile reads one file over what is there already. A key that does not
 // exist, or a value of a wrong kind, is an error with file and line.
 func (c *Config) ReadFile(file string) error {
@@ -101,6 +131,9 @@ func (c *Config) ReadFile(file string) error {
 	case errors.As(err, &unknown):
 		first := unknown.Errors[0]
 		line, _ := first.Position()
+		if hint := replaced[dotted(first.Key())]; hint != "" {
+			return fmt.Errorf("%s:%d: key %q is gone: %s", file, line, dotted(first.Key()), hint)
+		}
 		return fmt.Errorf("%s:%d: unknown key %q: 'minicri config default' lists all keys", file, line, dotted(first.Key()))
 	case errors.As(err, &wrong):
 		line, column := wrong.Position()
@@ -135,8 +168,8 @@ func (c *Config) Level() (slog.Level, error) {
 	return level, err
 }
 
-// directories is a flag that may be given several times; the first one takes
-// the place of what was there.
+// directories is a flag that may be repeated; the first one replaces the
+// configured list.
 type directories struct {
 	list  *[]string
 	given bool

@@ -45,7 +45,7 @@ var (
 const shortLimit = 2 * time.Second
 
 func shortLimits() harness.Option {
-	return harness.Config(fmt.Sprintf("run = %q\ndestroy = %[1]q", shortLimit))
+	return harness.Config(fmt.Sprintf("run = %q\ndestroy = %[1]q\ncni_add = %[1]q\ncni_del = %[1]q\nkill = %[1]q", shortLimit))
 }
 
 // begin arms the point, calls the operation beside the test, and waits until

@@ -128,6 +128,10 @@ func TestBadConfigurationNamesFileAndLine(t *testing.T) {
 		"[limits]\nrun = \"-1s\"\n":              "limits.run",
 		"log_level = \"loud\"\n":                 "log_level",
 		"cgroup_driver = \"openrc\"\n":           "cgroup_driver",
+		"runtime_handlers = [\"kata\"]\n":        "[runtimes.NAME]",
+		"[runtimes.kata]\ntype = \"shim\"\n":     "runtimes.kata.type",
+		"[images]\nprogress_timeout = 60\n":      "images.progress_timeout",
+		"[limits]\nretry_first = \"1h\"\n":       "limits.retry_first",
 	} {
 		check(t, os.WriteFile(file, []byte(text), 0o600))
 		output, err := n.RunCommand("config", "check", file)
@@ -150,12 +154,12 @@ func TestDropInsComeAfterTheFile(t *testing.T) {
 	n.Stop()
 	dir := filepath.Join(n.Dir, "config.toml.d")
 	check(t, os.Mkdir(dir, 0o755))
-	check(t, os.WriteFile(filepath.Join(dir, "10.toml"), []byte("runtime_handlers = [\"one\"]\n"), 0o600))
-	check(t, os.WriteFile(filepath.Join(dir, "20.toml"), []byte("runtime_handlers = [\"two\"]\n"), 0o600))
+	check(t, os.WriteFile(filepath.Join(dir, "10.toml"), []byte("[runtimes.two]\ntype = \"shim\"\n"), 0o600))
+	check(t, os.WriteFile(filepath.Join(dir, "20.toml"), []byte("[runtimes.two]\ntype = \"builtin\"\n"), 0o600))
 	n.Start()
 	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
 	check(t, err)
-	if len(answer.RuntimeHandlers) != 2 || answer.RuntimeHandlers[1].Name != "two" {
+	if len(answer.RuntimeHandlers) != 3 || answer.RuntimeHandlers[2].Name != "two" {
 		t.Errorf("got %v", answer.RuntimeHandlers)
 	}
 }

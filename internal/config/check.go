@@ -1,0 +1,255 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/distribution/reference"
+)
+
+// Check reports everything that cannot work, each with its key: values that are
+// invalid, and values that contradict each other.
+func (c *Config) Check() error {
+	var p problems
+	p.checkTags(reflect.ValueOf(c).Elem(), "")
+	p.checkPaths(c)
+	p.checkCgroup(c)
+	if _, err := c.Level(); err != nil {
+		p.add("log_level", "%v: write debug, info, warn or error", err)
+	}
+	p.checkDefaultNetwork(&c.DefaultNetwork)
+	p.checkStreaming(c)
+	p.checkLimits(&c.Limits)
+	p.checkRuntimes(c)
+	return errors.Join(p...)
+}
+
+// problems collects what is wrong.
+type problems []error
+
+func (p *problems) add(key, format string, values ...any) {
+	*p = append(*p, fmt.Errorf(key+": "+format, values...))
+}
+
+// checkTags checks each field by its tags, the fields of tables too.
+func (p *problems) checkTags(table reflect.Value, prefix string) {
+	for i := range table.NumField() {
+		field := table.Type().Field(i)
+		key := prefix + field.Tag.Get("toml")
+		switch value := table.Field(i).Interface().(type) {
+		case Duration:
+			p.checkDuration(key, value, field.Tag)
+		case int:
+			p.checkNumber(key, int64(value), field.Tag)
+		case int64:
+			p.checkNumber(key, value, field.Tag)
+		case string:
+			p.checkText(key, value, field.Tag.Get("need"))
+		case []string:
+			for _, text := range value {
+				p.checkText(key, text, field.Tag.Get("need"))
+			}
+		default:
+			if field.Type.Kind() == reflect.Struct {
+				p.checkTags(table.Field(i), key+".")
+			}
+		}
+	}
+}
+
+// shortest is less than any duration can be meant. TOML lets a number without
+// a unit through as nanoseconds; this refuses it.
+const shortest = Duration(time.Millisecond)
+
+func (p *problems) checkDuration(key string, value Duration, tag reflect.StructTag) {
+	zero, zeroAllowed := tag.Lookup("zero")
+	switch {
+	case value >= shortest, value == 0 && zeroAllowed:
+	case zeroAllowed:
+		p.add(key, "%v is too short: write a duration with its unit, as in '5s', or '0s' for %s", time.Duration(value), zero)
+	default:
+		p.add(key, "%v is too short: write a duration with its unit, as in '5s'", time.Duration(value))
+	}
+}
+
+func (p *problems) checkNumber(key string, value int64, tag reflect.StructTag) {
+	least, err := strconv.ParseInt(tag.Get("least"), 10, 64)
+	if err == nil && value < least {
+		p.add(key, "%d is less than %d", value, least)
+	}
+}
+
+// checkText checks a text by its need tag.
+func (p *problems) checkText(key, text, need string) {
+	need, optional := strings.CutSuffix(need, "?")
+	if text == "" && optional {
+		return
+	}
+	switch need {
+	case "path":
+		p.checkPath(key, text)
+	case "paths":
+		for _, path := range filepath.SplitList(cmp.Or(text, ":")) {
+			p.checkPath(key, path)
+		}
+	case "endpoint":
+		p.checkEndpoint(key, text)
+	case "reference":
+		if _, err := reference.ParseDockerRef(text); err != nil {
+			p.add(key, "%q is no image reference: %v", text, err)
+		}
+	}
+}
+
+func (p *problems) checkPath(key, path string) {
+	if !filepath.IsAbs(path) {
+		p.add(key, "%q is not an absolute path", path)
+	} else if strings.ContainsRune(path, 0) {
+		p.add(key, "%q contains a NUL", path)
+	}
+}
+
+func (p *problems) checkEndpoint(key, address string) {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		p.add(key, "%v: write it as in '127.0.0.1:9440'", err)
+	} else if _, err := net.LookupPort("tcp", port); err != nil {
+		p.add(key, "%q has no valid port: write it as in '127.0.0.1:9440'", address)
+	}
+}
+
+const (
+	// longestSocket: sockaddr_un (unix(7)) holds 107 characters and a NUL.
+	longestSocket = 107
+	// belowState is the longest path of a socket below state:
+	// shims/SANDBOX_ID/stream.sock.
+	belowState = len("/shims/") + 64 + len("/stream.sock")
+)
+
+func (p *problems) checkPaths(c *Config) {
+	if len(c.Socket) > longestSocket {
+		p.add("socket", "%q is longer than the %d characters that a unix socket can have", c.Socket, longestSocket)
+	}
+	if most := longestSocket - belowState; len(c.State) > most {
+		p.add("state", "%q is longer than %d characters: the sockets below it would be longer than the %d that a unix socket can have", c.State, most, longestSocket)
+	}
+	if filepath.Clean(c.Root) == filepath.Clean(c.State) {
+		p.add("state", "%q is root, too: a reboot may remove one and must not remove the other", c.State)
+	}
+}
+
+func (p *problems) checkCgroup(c *Config) {
+	slice := strings.HasSuffix(c.CgroupParent, ".slice")
+	switch c.CgroupDriver {
+	case "systemd":
+		if c.CgroupParent != "" && !slice {
+			p.add("cgroup_parent", "%q is not a slice, but cgroup_driver is systemd", c.CgroupParent)
+		}
+	case "cgroupfs":
+		if c.CgroupParent != "" && !filepath.IsAbs(c.CgroupParent) {
+			p.add("cgroup_parent", "%q is not an absolute path, but cgroup_driver is cgroupfs", c.CgroupParent)
+		}
+	case "":
+		if c.CgroupParent != "" && !slice && !filepath.IsAbs(c.CgroupParent) {
+			p.add("cgroup_parent", "%q is neither an absolute path nor a slice", c.CgroupParent)
+		}
+	default:
+		p.add("cgroup_driver", "%q is neither cgroupfs nor systemd", c.CgroupDriver)
+	}
+}
+
+var (
+	// The names of CNI networks: libcni's utils.ValidateNetworkName.
+	networkName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`)
+	// The names of interfaces: dev_valid_name of the kernel, IFNAMSIZ with a NUL.
+	linkName = regexp.MustCompile(`^[^\s/:]{1,15}$`)
+)
+
+func (p *problems) checkDefaultNetwork(d *DefaultNetwork) {
+	const key = "default_network."
+	if !networkName.MatchString(d.Name) {
+		p.add(key+"name", "%q is no name of a CNI network: letters, digits, '_', '.' and '-', the first one a letter or a digit", d.Name)
+	}
+	if !linkName.MatchString(d.Bridge) || d.Bridge == "." || d.Bridge == ".." {
+		p.add(key+"bridge", "%q is no name of a network interface: 1 to 15 characters without spaces, '/' and ':'", d.Bridge)
+	}
+	if d.Subnet == "" {
+		return
+	}
+	families := map[bool]int{}
+	for subnet := range strings.SplitSeq(d.Subnet, ",") {
+		prefix, err := netip.ParsePrefix(strings.TrimSpace(subnet))
+		if err != nil {
+			p.add(key+"subnet", "%v: write it as in '10.88.0.0/16' or '10.88.0.0/16,fd00::/64'", err)
+			return
+		}
+		families[prefix.Addr().Is4()]++
+	}
+	if families[true] > 1 || families[false] > 1 {
+		p.add(key+"subnet", "%q has two subnets of one address family", d.Subnet)
+	}
+}
+
+func (p *problems) checkStreaming(c *Config) {
+	s := &c.Streaming
+	if (s.TLSCert == "") != (s.TLSKey == "") {
+		p.add("streaming.tls_cert, streaming.tls_key", "one is of no use without the other")
+	}
+	if s.SelfSigned && s.TLSCert != "" {
+		p.add("streaming.tls_self_signed", "streaming.tls_cert names a certificate already")
+	}
+	if c.Metrics != "" && c.Metrics == s.Address && !strings.HasSuffix(s.Address, ":0") {
+		p.add("metrics_address", "%q is streaming.address, too: two servers need two addresses", c.Metrics)
+	}
+}
+
+// checkLimits refuses a limit that another one always ends first.
+func (p *problems) checkLimits(l *Limits) {
+	for _, pair := range []struct {
+		part, whole           string
+		partLimit, wholeLimit Duration
+	}{
+		{"cni_add", "run", l.CNIAdd, l.Run},
+		{"cni_del", "destroy", l.CNIDel, l.Destroy},
+		{"kill", "destroy", l.Kill, l.Destroy},
+		{"retry_first", "retry_most", l.RetryFirst, l.RetryMost},
+	} {
+		if pair.partLimit > pair.wholeLimit {
+			p.add("limits."+pair.part, "%v is longer than limits.%s, which is %v and ends it first: set both",
+				time.Duration(pair.partLimit), pair.whole, time.Duration(pair.wholeLimit))
+		}
+	}
+}
+
+// handlerName is the form of RuntimeClass.handler: a DNS label (RFC 1123).
+var handlerName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+// checkRuntimes refuses a handler whose pods would run by something else than
+// its type says.
+func (p *problems) checkRuntimes(c *Config) {
+	for _, name := range c.Handlers() {
+		key := "runtimes." + name
+		if !handlerName.MatchString(name) {
+			p.add(key, "no RuntimeClass can name this handler: lower-case letters, digits and '-', at most 63")
+		}
+		switch kind := c.Runtimes[name].Type; {
+		case kind == "":
+			p.add(key+".type", "it is missing: write type = %q", Builtin)
+		case !slices.Contains(RuntimeTypes(), kind):
+			p.add(key+".type", "this build has no type %q, only %q: pods of this handler would run without what its name promises", kind, RuntimeTypes())
+		}
+	}
+}
+
+// RuntimeTypes are the types of runtime handlers that this build has.
+func RuntimeTypes() []string { return []string{Builtin} }

@@ -1,0 +1,34 @@
+package config
+
+import "time"
+
+// Default is the configuration of a machine where nothing is configured.
+func Default() *Config {
+	second := func(n int) Duration { return Duration(time.Duration(n) * time.Second) }
+	return &Config{
+		Socket:   "/run/minicri/minicri.sock",
+		Root:     "/var/lib/minicri",
+		State:    "/run/minicri",
+		NetnsDir: "/run/netns",
+		CNIConf:  "/etc/cni/net.d",
+		CNIBin:   "/opt/cni/bin",
+		LogLevel: "info",
+		Runtimes: map[string]Runtime{"runc": {Type: Builtin}},
+		DefaultNetwork: DefaultNetwork{
+			Name:   "minicri",
+			Bridge: "minicri0",
+		},
+		Images: Images{
+			CertsDirs: []string{"/etc/minicri/certs.d", "/etc/containerd/certs.d"},
+			Pinned:    []string{}, Sync: true, ProgressTimeout: second(60), MaxDownloads: 3, MaxUnpacks: 2,
+		},
+		Streaming: Streaming{Address: "127.0.0.1:0", Idle: second(4 * 3600), Creation: second(30), MaxOpen: 1000},
+		Limits: Limits{
+			Run: second(230), Destroy: second(100), Create: second(100), Kill: second(10),
+			CNIAdd: second(180), CNIDel: second(60), CNICheck: second(20), CNIStatus: second(5), CNIGC: second(60),
+			DetachTries: 5, DetachTime: second(300),
+			RetryFirst: second(1), RetryMost: second(300),
+			Reload: second(1), Status: second(5), GC: second(600), Shutdown: second(10),
+		},
+	}
+}
