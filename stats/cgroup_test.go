@@ -168,8 +168,8 @@ func pressureTotal(t *testing.T, file string) uint64 {
 	t.Helper()
 	r := &reader{}
 	stats := r.pressure(filepath.Dir(file), filepath.Base(file))
-	if r.err != nil {
-		t.Fatal(r.err)
+	if err := r.failed(); err != nil {
+		t.Fatal(err)
 	}
 	return stats.GetSome().GetTotal()
 }

@@ -2,16 +2,16 @@
 // pressure from the kernel's cgroup files, network counters by netlink, and
 // the writable layers by the image store.
 //
-// It owns no container and no pod: who asks says what is to be measured, and
+// It owns no container and no pod: the caller says what is to be measured, and
 // where. What it keeps is the last sample of each cgroup's cpu (rate.go), from
 // which a rate follows, and the last measurement of each writable layer
-// (layer.go). Both are forgotten when nobody has asked for them for a while.
+// (layer.go). Both are forgotten when they were not asked for in a while.
 //
 // The cgroup files are read directly, into one buffer, with as few system calls
 // as there can be: a node measures all its containers every few seconds. On
 // version 1 (cgroups(7)) a container is four files in three hierarchies, on
 // version 2 up to ten in one; a controller that is not there leaves its part of
-// the answer empty. On a hybrid machine pressure is read from the unified
+// the answer empty, and a file that cannot be read what is in it. On a hybrid machine pressure is read from the unified
 // hierarchy, if the container has a cgroup there.
 //
 // # Locks

@@ -11,23 +11,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reader reads the small files of one cgroup after another into one buffer.
-// After an error that is not just an absent file it reads nothing any more.
+// reader reads the files of one cgroup after another into one buffer. A file
+// that cannot be read or parsed leaves out what is in it and nothing else; what
+// was wrong with it is kept for failed.
 type reader struct {
 	buffer []byte
-	err    error
+	errs   []error
 }
 
-// bufferSize holds the largest file there is, memory.stat, several times.
-const bufferSize = 16 << 10
+const (
+	// bufferSize holds most files, memory.stat several times.
+	bufferSize = 16 << 10
+	// maxFile is that of a million processes, or of ten thousand devices.
+	maxFile = 8 << 20
+)
+
+// failed returns what went wrong since it was last called.
+func (r *reader) failed() error {
+	errs := r.errs
+	r.errs = nil
+	return errors.Join(errs...)
+}
 
 // read returns the content of a file, which is good until the next read, and
-// false if there is no such file. It bypasses os.File, whose poller and
-// finalizer cost more than the reading.
+// false if there is none. It bypasses os.File, whose poller and finalizer cost
+// more than the reading.
 func (r *reader) read(dir, name string) ([]byte, bool) {
-	if r.err != nil {
-		return nil, false
-	}
 	path := dir + "/" + name
 	content, err := r.readFile(path)
 	switch {
@@ -37,7 +46,7 @@ func (r *reader) read(dir, name string) ([]byte, bool) {
 		// Absent, removed while it was open, or switched off as PSI can be.
 		return nil, false
 	}
-	r.err = fmt.Errorf("read %s: %w", path, err)
+	r.errs = append(r.errs, fmt.Errorf("read %s: %w", path, err))
 	return nil, false
 }
 
@@ -50,8 +59,13 @@ func (r *reader) readFile(path string) ([]byte, error) {
 		return nil, err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	length := 0
-	for length < len(r.buffer) {
+	for length := 0; ; {
+		if length == len(r.buffer) {
+			if length >= maxFile {
+				return nil, unix.EFBIG
+			}
+			r.buffer = append(r.buffer, make([]byte, length)...)
+		}
 		n, err := unix.Read(fd, r.buffer[length:])
 		if errors.Is(err, unix.EINTR) {
 			continue
@@ -64,7 +78,6 @@ func (r *reader) readFile(path string) ([]byte, error) {
 		}
 		length += n
 	}
-	return nil, unix.EFBIG
 }
 
 func open(path string) (int, error) {
@@ -92,14 +105,14 @@ func (r *reader) number(dir, name string) (uint64, bool) {
 func (r *reader) parse(dir, name string, text []byte) (uint64, bool) {
 	value, err := strconv.ParseUint(string(text), 10, 64)
 	if err != nil {
-		r.err = fmt.Errorf("read %s/%s: %w", dir, name, err)
+		r.errs = append(r.errs, fmt.Errorf("read %s/%s: %w", dir, name, err))
 		return 0, false
 	}
 	return value, true
 }
 
-// table reads some rows of a file of "key value" lines, and tells whether there
-// is one. Rows that are not there leave their variables as they are.
+// table reads some rows of a file of "key value" lines, and reports whether it
+// could. Rows that are not there leave their variables as they are.
 func (r *reader) table(dir, name string, rows map[string]*uint64) bool {
 	content, found := r.read(dir, name)
 	if !found {

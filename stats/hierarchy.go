@@ -13,8 +13,8 @@ import (
 // hierarchies are where the controllers are mounted; "" for one that is not.
 // With version 2 alone only unified is set.
 type hierarchies struct {
-	cpu, cpuacct, memory, pids, blkio string
-	unified                           string
+	cpu, cpuacct, memory, pids, blkio, hugetlb string
+	unified                                    string
 }
 
 // findHierarchies reads them from the mount table. Of a hierarchy that is
@@ -41,7 +41,7 @@ func (h *hierarchies) take(m *mountinfo.Info) {
 	}
 	controllers := strings.Split(m.VFSOptions, ",")
 	for name, where := range map[string]*string{
-		"cpu": &h.cpu, "cpuacct": &h.cpuacct, "memory": &h.memory, "pids": &h.pids, "blkio": &h.blkio,
+		"cpu": &h.cpu, "cpuacct": &h.cpuacct, "memory": &h.memory, "pids": &h.pids, "blkio": &h.blkio, "hugetlb": &h.hugetlb,
 	} {
 		if slices.Contains(controllers, name) {
 			setFirst(where, m.Mountpoint)
@@ -55,7 +55,7 @@ func setFirst(where *string, value string) {
 	}
 }
 
-// version2 tells whether a controller is not on version 1, and so on version 2
+// version2 reports whether a controller is not on version 1, and so on version 2
 // if anywhere.
 func version2(hierarchy string) bool { return hierarchy == "" }
 

@@ -91,7 +91,7 @@ func newMeter(t *testing.T, source Layers) *Meter {
 // own are the directories of a cgroup, one in each hierarchy.
 func (h hierarchies) own(path string) []string {
 	var dirs []string
-	for _, hierarchy := range []string{h.cpuacct, h.memory, h.pids, h.unified} {
+	for _, hierarchy := range []string{h.cpu, h.cpuacct, h.memory, h.pids, h.unified} {
 		if hierarchy != "" {
 			dirs = append(dirs, dir(hierarchy, path))
 		}

@@ -66,8 +66,8 @@ func (m *Meter) Container(ctx context.Context, c Container) (*runtimeapi.Contain
 	return measured, err
 }
 
-// Containers measures all that have a cgroup. What has vanished meanwhile, or
-// cannot be measured, is left out.
+// Containers measures all that have a cgroup. What has ended in the meantime,
+// or cannot be measured, is left out.
 func (m *Meter) Containers(ctx context.Context, containers []Container) []*runtimeapi.ContainerStats {
 	m.layers.refresh(ctx, containers, layerWait)
 	return m.containers(containers)
@@ -93,10 +93,10 @@ func (m *Meter) containers(containers []Container) []*runtimeapi.ContainerStats 
 // may be used again.
 func (m *Meter) container(c Container, r *reader) (*runtimeapi.ContainerStats, error) {
 	used, err := readUsage(m.hierarchies, c.Cgroup, r)
-	r.err = nil
 	if err != nil {
 		return nil, err
 	}
+	m.warnIncomplete(c.ID, r)
 	return &runtimeapi.ContainerStats{
 		Attributes:    c.Attributes,
 		Cpu:           m.cpuUsage(c.Cgroup, used),
@@ -105,6 +105,13 @@ func (m *Meter) container(c Container, r *reader) (*runtimeapi.ContainerStats, e
 		Swap:          used.swapUsage(),
 		Io:            used.ioUsage(),
 	}, nil
+}
+
+// warnIncomplete logs what could not be read of a container or pod.
+func (m *Meter) warnIncomplete(id string, r *reader) {
+	if err := r.failed(); err != nil {
+		m.logger.Warn("some numbers are left out of the stats", "id", id, "err", err)
+	}
 }
 
 // Pod measures one pod. One that does not run has no cgroup, and no more than
@@ -139,10 +146,12 @@ func (m *Meter) Pods(ctx context.Context, pods []Pod) []*runtimeapi.PodSandboxSt
 }
 
 func (m *Meter) pod(p Pod) (*runtimeapi.PodSandboxStats, error) {
-	used, err := readSum(m.hierarchies, p.Cgroups)
+	r := &reader{}
+	used, err := readSum(m.hierarchies, p.Cgroups, r)
 	if err != nil {
 		return nil, err
 	}
+	m.warnIncomplete(p.ID, r)
 	return &runtimeapi.PodSandboxStats{
 		Attributes: p.Attributes,
 		Linux: &runtimeapi.LinuxPodSandboxStats{

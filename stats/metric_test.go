@@ -16,7 +16,7 @@ import (
 func optional(name string) bool {
 	return strings.HasPrefix(name, "container_pressure_") || strings.HasPrefix(name, "container_blkio_") ||
 		strings.HasPrefix(name, "container_fs_reads_") || strings.HasPrefix(name, "container_fs_writes_") ||
-		name == "container_memory_swap"
+		strings.HasPrefix(name, "container_hugetlb_") || name == "container_memory_swap"
 }
 
 func TestEveryMetricIsDescribedAndMeasured(t *testing.T) {

@@ -7,9 +7,12 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // userHZ is the unit of cpuacct.stat, the same on every architecture that Go
@@ -18,48 +21,103 @@ const userHZ = 100
 
 func (m *metrics) addCPU(h hierarchies, path string, r *reader) {
 	var user, system, periods, throttled, held uint64
+	limits := map[string]*uint64{"nr_periods": &periods, "nr_throttled": &throttled}
+	modes, limited := false, false
 	unit, mode := time.Microsecond, time.Microsecond
 	if version2(h.cpuacct) {
-		r.table(dir(h.unified, path), "cpu.stat", map[string]*uint64{
-			"user_usec": &user, "system_usec": &system,
-			"nr_periods": &periods, "nr_throttled": &throttled, "throttled_usec": &held,
-		})
+		limits["user_usec"], limits["system_usec"], limits["throttled_usec"] = &user, &system, &held
+		limited = r.table(dir(h.unified, path), "cpu.stat", limits)
+		modes = limited
 	} else {
 		unit, mode = time.Nanosecond, time.Second/userHZ
-		r.table(dir(h.cpuacct, path), "cpuacct.stat", map[string]*uint64{"user": &user, "system": &system})
-		r.table(dir(h.cpu, path), "cpu.stat", map[string]*uint64{
-			"nr_periods": &periods, "nr_throttled": &throttled, "throttled_time": &held,
-		})
+		limits["throttled_time"] = &held
+		modes = r.table(dir(h.cpuacct, path), "cpuacct.stat", map[string]*uint64{"user": &user, "system": &system})
+		limited = r.table(dir(h.cpu, path), "cpu.stat", limits)
 	}
-	m.add("container_cpu_user_seconds_total", seconds(time.Duration(user)*mode))
-	m.add("container_cpu_system_seconds_total", seconds(time.Duration(system)*mode))
-	m.add("container_cpu_cfs_periods_total", periods)
-	m.add("container_cpu_cfs_throttled_periods_total", throttled)
-	m.add("container_cpu_cfs_throttled_seconds_total", seconds(time.Duration(held)*unit))
+	if modes {
+		m.add("container_cpu_user_seconds_total", seconds(time.Duration(user)*mode))
+		m.add("container_cpu_system_seconds_total", seconds(time.Duration(system)*mode))
+	}
+	if limited {
+		m.add("container_cpu_cfs_periods_total", periods)
+		m.add("container_cpu_cfs_throttled_periods_total", throttled)
+		m.add("container_cpu_cfs_throttled_seconds_total", seconds(time.Duration(held)*unit))
+	}
+}
+
+// addTable adds the rows of a file, one metric each, if it can be read.
+func (m *metrics) addTable(r *reader, directory, file string, names map[string]string) {
+	rows := make(map[string]*uint64)
+	for key := range names {
+		rows[key] = new(uint64)
+	}
+	if !r.table(directory, file, rows) {
+		return
+	}
+	for key, name := range names {
+		m.add(name, *rows[key])
+	}
+}
+
+// addNumber adds a file that is one number, if it can be read.
+func (m *metrics) addNumber(r *reader, directory, file, name string, labels ...string) {
+	if number, found := r.number(directory, file); found {
+		m.add(name, number, labels...)
+	}
 }
 
 func (m *metrics) addMemory(h hierarchies, path string, r *reader) {
-	var cache, mapped, kernel, most, failed, killed uint64
 	if version2(h.memory) {
 		directory := dir(h.unified, path)
-		r.table(directory, "memory.stat", map[string]*uint64{"file": &cache, "file_mapped": &mapped, "kernel": &kernel})
-		r.table(directory, "memory.events", map[string]*uint64{"max": &failed, "oom_kill": &killed})
-		most, _ = r.number(directory, "memory.peak")
-	} else {
-		directory := dir(h.memory, path)
-		r.table(directory, "memory.stat", map[string]*uint64{"total_cache": &cache, "total_mapped_file": &mapped})
-		r.table(directory, "memory.oom_control", map[string]*uint64{"oom_kill": &killed})
-		kernel, _ = r.number(directory, "memory.kmem.usage_in_bytes")
-		most, _ = r.number(directory, "memory.max_usage_in_bytes")
-		failed, _ = r.number(directory, "memory.failcnt")
+		m.addTable(r, directory, "memory.stat", map[string]string{
+			"file": "container_memory_cache", "file_mapped": "container_memory_mapped_file", "kernel": "container_memory_kernel_usage",
+		})
+		m.addTable(r, directory, "memory.events", map[string]string{"max": "container_memory_failcnt", "oom_kill": "container_oom_events_total"})
+		m.addNumber(r, directory, "memory.peak", "container_memory_max_usage_bytes")
+		m.addNumber(r, directory, "memory.min", "container_spec_memory_reservation_limit_bytes")
+		return
 	}
-	m.add("container_memory_cache", cache)
-	m.add("container_memory_mapped_file", mapped)
-	m.add("container_memory_kernel_usage", kernel)
-	m.add("container_memory_max_usage_bytes", most)
-	m.add("container_memory_failcnt", failed)
-	m.add("container_oom_events_total", killed)
+	directory := dir(h.memory, path)
+	m.addTable(r, directory, "memory.stat", map[string]string{
+		"total_cache": "container_memory_cache", "total_mapped_file": "container_memory_mapped_file",
+	})
+	m.addTable(r, directory, "memory.oom_control", map[string]string{"oom_kill": "container_oom_events_total"})
+	m.addNumber(r, directory, "memory.kmem.usage_in_bytes", "container_memory_kernel_usage")
+	m.addNumber(r, directory, "memory.max_usage_in_bytes", "container_memory_max_usage_bytes")
+	m.addNumber(r, directory, "memory.failcnt", "container_memory_failcnt")
+	if reserved, found := r.number(directory, "memory.soft_limit_in_bytes"); found {
+		if reserved >= unlimited {
+			reserved = 0
+		}
+		m.add("container_spec_memory_reservation_limit_bytes", reserved)
+	}
 }
+
+// addHugePages adds what is used of each size of pages. Version 2 keeps no
+// maximum.
+func (m *metrics) addHugePages(h hierarchies, path string, r *reader) {
+	directory, suffix := dir(h.hugetlb, path), ".usage_in_bytes"
+	if version2(h.hugetlb) {
+		directory, suffix = dir(h.unified, path), ".current"
+	}
+	files, err := filepath.Glob(directory + "/hugetlb.*" + suffix)
+	if err != nil {
+		return // the pattern has no brackets; a path with some has no such files
+	}
+	for _, file := range files {
+		name := filepath.Base(file)
+		size := strings.TrimSuffix(strings.TrimPrefix(name, "hugetlb."), suffix)
+		if strings.HasSuffix(size, ".rsvd") {
+			continue // what is reserved, not what is used
+		}
+		m.addNumber(r, directory, name, "container_hugetlb_usage_bytes", size)
+		m.addNumber(r, directory, "hugetlb."+size+".max_usage_in_bytes", "container_hugetlb_max_usage_bytes", size)
+	}
+}
+
+// maxCounted is the most processes whose files are counted: a look at each takes
+// some ten microseconds, and a container may have as many as its limit allows.
+const maxCounted = 1000
 
 func (m *metrics) addProcesses(h hierarchies, path string, r *reader) {
 	hierarchy := h.pids
@@ -78,17 +136,38 @@ func (m *metrics) addProcesses(h hierarchies, path string, r *reader) {
 		return
 	}
 	pids := strings.Fields(string(content))
+	m.add("container_processes", uint64(len(pids)))
+	if len(pids) > 0 {
+		m.addUlimits(pids[0])
+	}
+	if len(pids) > maxCounted {
+		return // a part of them would be a wrong number
+	}
 	var files, sockets uint64
 	for _, pid := range pids {
 		f, s := openFiles(pid)
 		files, sockets = files+f, sockets+s
 	}
-	m.add("container_processes", uint64(len(pids)))
 	m.add("container_file_descriptors", files)
 	m.add("container_sockets", sockets)
 }
 
-// openFiles counts those of a process; one that has gone has none.
+// addUlimits adds the soft limit of open files, the one that cAdvisor has too,
+// of the container's first process. None is added for no limit: a value of the
+// CRI has no number for it.
+func (m *metrics) addUlimits(pid string) {
+	number, err := strconv.Atoi(pid)
+	if err != nil {
+		return
+	}
+	var limit unix.Rlimit
+	if err := unix.Prlimit(number, unix.RLIMIT_NOFILE, nil, &limit); err != nil || limit.Cur == unix.RLIM_INFINITY {
+		return // it has ended
+	}
+	m.add("container_ulimits_soft", limit.Cur, "max_open_files")
+}
+
+// openFiles counts those of a process; one that has ended has none.
 func openFiles(pid string) (files, sockets uint64) {
 	directory := "/proc/" + pid + "/fd"
 	entries, err := os.ReadDir(directory)
@@ -104,8 +183,12 @@ func openFiles(pid string) (files, sockets uint64) {
 	return files, sockets
 }
 
-// transfers are what went from and to one device.
-type transfers struct{ readBytes, writtenBytes, reads, writes uint64 }
+// transfers are what went from and to one device. On version 1 bytes and numbers
+// of transfers are two files, of which one may be unreadable.
+type transfers struct {
+	readBytes, writtenBytes, reads, writes uint64
+	hasBytes, hasNumbers                   bool
+}
 
 // addDevices adds what was read and written. Devices without a transfer have no
 // row.
@@ -119,12 +202,16 @@ func (m *metrics) addDevices(h hierarchies, path string, r *reader) {
 	for number, done := range devices {
 		name := deviceName(number)
 		major, minor, _ := strings.Cut(number, ":")
-		m.add("container_blkio_device_usage_total", done.readBytes, name, major, minor, "Read")
-		m.add("container_blkio_device_usage_total", done.writtenBytes, name, major, minor, "Write")
-		m.add("container_fs_reads_bytes_total", done.readBytes, name)
-		m.add("container_fs_reads_total", done.reads, name)
-		m.add("container_fs_writes_bytes_total", done.writtenBytes, name)
-		m.add("container_fs_writes_total", done.writes, name)
+		if done.hasBytes {
+			m.add("container_blkio_device_usage_total", done.readBytes, name, major, minor, "Read")
+			m.add("container_blkio_device_usage_total", done.writtenBytes, name, major, minor, "Write")
+			m.add("container_fs_reads_bytes_total", done.readBytes, name)
+			m.add("container_fs_writes_bytes_total", done.writtenBytes, name)
+		}
+		if done.hasNumbers {
+			m.add("container_fs_reads_total", done.reads, name)
+			m.add("container_fs_writes_total", done.writes, name)
+		}
 	}
 }
 
@@ -152,6 +239,9 @@ func (r *reader) devices1(dir string, devices map[string]*transfers) {
 			row := map[string]*uint64{"Read": &done.readBytes, "Write": &done.writtenBytes}
 			if strings.Contains(name, "serviced") {
 				row = map[string]*uint64{"Read": &done.reads, "Write": &done.writes}
+				done.hasNumbers = true
+			} else {
+				done.hasBytes = true
 			}
 			r.take(dir, name, row[fields[1]], fields[2])
 		}
@@ -168,6 +258,7 @@ func (r *reader) devices2(dir string, devices map[string]*transfers) {
 			continue
 		}
 		done := rowOf(devices, fields[0])
+		done.hasBytes, done.hasNumbers = true, true
 		row := map[string]*uint64{"rbytes": &done.readBytes, "wbytes": &done.writtenBytes, "rios": &done.reads, "wios": &done.writes}
 		for _, field := range fields[1:] {
 			key, text, _ := strings.Cut(field, "=")
@@ -182,8 +273,8 @@ func (r *reader) take(dir, name string, to *uint64, text string) {
 		return
 	}
 	number, err := strconv.ParseUint(text, 10, 64)
-	if err != nil && r.err == nil {
-		r.err = fmt.Errorf("read %s/%s: %w", dir, name, err)
+	if err != nil {
+		r.errs = append(r.errs, fmt.Errorf("read %s/%s: %w", dir, name, err))
 	}
 	*to = number
 }

@@ -10,8 +10,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Metrics are those of pods and their containers. What has vanished meanwhile,
-// or cannot be read, is left out.
+// Metrics are those of pods and their containers. What has ended in the
+// meantime, or cannot be read, is left out.
 func (m *Meter) Metrics(ctx context.Context, pods []Pod) []*runtimeapi.PodSandboxMetrics {
 	var containers []Container
 	for _, p := range pods {
@@ -29,6 +29,7 @@ func (m *Meter) Metrics(ctx context.Context, pods []Pod) []*runtimeapi.PodSandbo
 func (m *Meter) podMetrics(p Pod, kinds map[string]runtimeapi.MetricType) *runtimeapi.PodSandboxMetrics {
 	metadata := p.Attributes.GetMetadata()
 	pod := &metrics{kinds: kinds, base: []string{"", p.Cgroups[0], "", p.ID, metadata.GetNamespace(), metadata.GetName()}}
+	m.cgroupMetrics(p, pod)
 	m.networkMetrics(p, pod)
 	answer := &runtimeapi.PodSandboxMetrics{PodSandboxId: p.ID, Metrics: pod.list}
 	for _, c := range p.Containers {
@@ -46,6 +47,29 @@ func (m *Meter) podMetrics(p Pod, kinds map[string]runtimeapi.MetricType) *runti
 	return answer
 }
 
+// cgroupMetrics are those of the pod as a whole, as cAdvisor has them: the rows
+// whose container is "". A pod without a cgroup of its own has the sum of its
+// parts, where sums have a meaning.
+func (m *Meter) cgroupMetrics(p Pod, to *metrics) {
+	r := &reader{}
+	used, err := readSum(m.hierarchies, p.Cgroups, r)
+	if errdefs.IsNotFound(err) {
+		return
+	}
+	if err != nil {
+		m.logger.Warn("a pod's cgroup is left out of the metrics", "sandbox", p.ID, "err", err)
+		return
+	}
+	to.addUsage(used)
+	to.addPressure(used)
+	if len(p.Cgroups) == 1 {
+		to.addCPU(m.hierarchies, p.Cgroups[0], r)
+		to.addMemory(m.hierarchies, p.Cgroups[0], r)
+		to.addDevices(m.hierarchies, p.Cgroups[0], r)
+	}
+	m.warnIncomplete(p.ID, r)
+}
+
 func (m *Meter) containerMetrics(c Container, to *metrics) error {
 	r := &reader{}
 	used, err := readUsage(m.hierarchies, c.Cgroup, r)
@@ -56,11 +80,13 @@ func (m *Meter) containerMetrics(c Container, to *metrics) error {
 	to.addPressure(used)
 	to.addCPU(m.hierarchies, c.Cgroup, r)
 	to.addMemory(m.hierarchies, c.Cgroup, r)
+	to.addHugePages(m.hierarchies, c.Cgroup, r)
 	to.addDevices(m.hierarchies, c.Cgroup, r)
 	to.addProcesses(m.hierarchies, c.Cgroup, r)
 	m.addLayer(c, to)
 	to.addSpec(c)
-	return r.err
+	m.warnIncomplete(c.ID, r)
+	return nil
 }
 
 func seconds(d time.Duration) uint64 { return uint64(d / time.Second) }

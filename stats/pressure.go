@@ -39,7 +39,7 @@ func (r *reader) pressure(dir, name string) *runtimeapi.PsiStats {
 			data = stats.Full
 		}
 		if err := takePressure(data, fields[1:]); err != nil {
-			r.err = fmt.Errorf("read %s/%s: %w", dir, name, err)
+			r.errs = append(r.errs, fmt.Errorf("read %s/%s: %w", dir, name, err))
 			return nil
 		}
 	}

@@ -5,9 +5,8 @@ import "github.com/containerd/errdefs"
 // readSum adds up cgroups. Those that are gone add nothing; errdefs.ErrNotFound
 // if all are. A sum of several has no pressure, which cannot be added, and no
 // limit: each part has one of its own.
-func readSum(h hierarchies, paths []string) (*usage, error) {
+func readSum(h hierarchies, paths []string, r *reader) (*usage, error) {
 	var sum *usage
-	r := &reader{}
 	var gone error
 	for _, path := range paths {
 		part, err := readUsage(h, path, r)

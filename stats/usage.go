@@ -51,17 +51,18 @@ const unlimited = 1 << 62
 // workingSet is what the kubelet evicts by: what cannot easily be given back.
 func (m *memory) workingSet() uint64 { return m.usage - min(m.usage, m.inactiveFile) }
 
-// readUsage measures a cgroup, errdefs.ErrNotFound if there is none.
+// readUsage measures a cgroup, errdefs.ErrNotFound if there is none. What the
+// reader could not read is missing; an error says that nothing could be read.
 func readUsage(h hierarchies, path string, r *reader) (*usage, error) {
 	u := &usage{}
 	u.readCPU(h, path, r)
 	u.readMemory(h, path, r)
 	u.readProcesses(h, path, r)
 	u.readPressure(h, path, r)
-	if r.err != nil {
-		return nil, fmt.Errorf("measure cgroup %s: %w", path, r.err)
-	}
 	if u.cpu == nil && u.memory == nil {
+		if err := r.failed(); err != nil {
+			return nil, fmt.Errorf("measure cgroup %s: %w", path, err)
+		}
 		return nil, fmt.Errorf("measure cgroup %s: it has no cpu and no memory controller, or is gone: %w", path, errdefs.ErrNotFound)
 	}
 	return u, nil
