@@ -19,6 +19,7 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/id"
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/shim/api"
@@ -118,7 +119,7 @@ func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig, p
 	if !c.sandbox.Ready() {
 		return fmt.Errorf("sandbox %s is not ready: %w", c.sandbox.ID, errdefs.ErrFailedPrecondition)
 	}
-	if err := oci.CheckContainer(config, c.sandbox.Config(), c.owner.options.Machine); err != nil {
+	if err := validate.Container(config, c.sandbox.Config(), c.owner.options.Machine); err != nil {
 		return err
 	}
 	if c.image, err = c.owner.options.Images.Get(config.GetImage().GetImage()); err != nil {
@@ -273,16 +274,19 @@ func (c *creation) writeSpec() error {
 		Namespaces: namespaces, VolumesDir: c.owner.volumes(c.ID), ImageMounts: sources,
 		CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, CDI: devices, Machine: o.Machine,
 	}
-	if err := oci.MakeSources(made); err != nil {
+	if err := makeSources(made); err != nil {
 		return err
 	}
-	if err := oci.FillVolumes(made); err != nil {
+	if err := fillVolumes(made); err != nil {
+		return err
+	}
+	if err := readUsers(made); err != nil {
 		return err
 	}
 	if c.spec, err = oci.ForContainer(made); err != nil {
 		return err
 	}
-	if err := oci.Relabel(made, c.spec); err != nil {
+	if err := relabel(made, c.spec); err != nil {
 		return err
 	}
 	encoded, err := json.Marshal(c.spec)

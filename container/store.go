@@ -17,9 +17,9 @@ import (
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/id"
+	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step"
-	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 )
 
@@ -35,7 +35,7 @@ type Options struct {
 	CgroupParent  string
 	// PidsLimit is the most processes of a container, 0 for no limit.
 	PidsLimit   int64
-	Machine     oci.Machine
+	Machine     machine.Machine
 	Hierarchies cgroup.Hierarchies
 	Sandboxes   *sandbox.Store
 	Images      Images

@@ -9,8 +9,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/minicri/minicri/oci"
 )
 
 // ErrImageVolume marks errors of mounts that are images, which the kubelet
@@ -98,7 +96,7 @@ func (c *creation) imageSources() (map[string]string, error) {
 	sources := make(map[string]string)
 	for i, m := range c.ImageMounts {
 		root := filepath.Join(c.owner.imagesDir(c.ID), strconv.Itoa(i))
-		source, err := oci.InRootfs(root, subPaths[m.ContainerPath])
+		source, err := inRootfs(root, subPaths[m.ContainerPath])
 		if err != nil {
 			return nil, fmt.Errorf("%w: %s: image_sub_path %q: %w", ErrImageVolume, m.ContainerPath, subPaths[m.ContainerPath], err)
 		}

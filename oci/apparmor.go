@@ -1,14 +1,12 @@
 package oci
 
 import (
-	"fmt"
-	"os"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/apparmor"
+	"github.com/minicri/minicri/internal/machine"
 )
 
 func sandboxAppArmor(s *Sandbox, spec *specs.Spec) error {
@@ -43,9 +41,9 @@ func ContainerAppArmor(security *runtimeapi.LinuxContainerSecurityContext) *runt
 }
 
 // appArmorProfile: the default degrades to none where the machine has no
-// AppArmor; a profile asked for by name was refused by CheckAppArmor there.
-func appArmorProfile(profile *runtimeapi.SecurityProfile, machine Machine) string {
-	if profile == nil || !machine.AppArmor {
+// AppArmor; a profile asked for by name was refused there before.
+func appArmorProfile(profile *runtimeapi.SecurityProfile, m machine.Machine) string {
+	if profile == nil || !m.AppArmor {
 		return ""
 	}
 	switch profile.GetProfileType() {
@@ -54,30 +52,6 @@ func appArmorProfile(profile *runtimeapi.SecurityProfile, machine Machine) strin
 	case runtimeapi.SecurityProfile_Unconfined:
 		return "unconfined"
 	default:
-		return apparmor.Profile
+		return machine.DefaultProfile
 	}
-}
-
-// CheckAppArmor tells why an AppArmor profile cannot be used.
-func CheckAppArmor(profile *runtimeapi.SecurityProfile, machine Machine) error {
-	if profile.GetProfileType() != runtimeapi.SecurityProfile_Localhost {
-		return nil
-	}
-	if !machine.AppArmor {
-		return fmt.Errorf("profile %q: %w", profile.GetLocalhostRef(), ErrNoAppArmor)
-	}
-	return checkLoaded(strings.TrimPrefix(profile.GetLocalhostRef(), "localhost/"))
-}
-
-func checkLoaded(name string) error {
-	loaded, err := os.ReadFile("/sys/kernel/security/apparmor/profiles")
-	if err != nil {
-		return fmt.Errorf("list the loaded AppArmor profiles: %w", err)
-	}
-	for line := range strings.Lines(string(loaded)) {
-		if strings.HasPrefix(line, name+" (") {
-			return nil
-		}
-	}
-	return fmt.Errorf("AppArmor profile %q is not loaded: load it with apparmor_parser", name)
 }

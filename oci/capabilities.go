@@ -4,21 +4,20 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/moby/sys/capability"
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// defaultCapabilities are those of a container that asks for none, the same as
+// DefaultCapabilities are those of a container that asks for none, the same as
 // in Docker and containerd.
-func defaultCapabilities() []string {
+func DefaultCapabilities() []string {
 	return []string{
 		"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
 		"CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 	}
 }
 
-// allCapabilities stands for all that there are, in a list of capabilities.
-const allCapabilities = "ALL"
+// AllCapabilities stands for all that there are, in a list of capabilities.
+const AllCapabilities = "ALL"
 
 // containerCapabilities: "all" means all that the daemon has, others could not
 // be given. The inheritable set holds the ambient capabilities alone, which
@@ -31,10 +30,10 @@ func containerCapabilities(c *Container, spec *specs.Spec) error {
 		return nil
 	}
 	asked := c.security().GetCapabilities()
-	ambient, drop := capabilityNames(asked.GetAddAmbientCapabilities()), capabilityNames(asked.GetDropCapabilities())
-	add := slices.Concat(capabilityNames(asked.GetAddCapabilities()), ambient)
+	ambient, drop := CapabilityNames(asked.GetAddAmbientCapabilities()), CapabilityNames(asked.GetDropCapabilities())
+	add := slices.Concat(CapabilityNames(asked.GetAddCapabilities()), ambient)
 	set := baseCapabilities(add, drop)
-	if slices.Contains(set, allCapabilities) {
+	if slices.Contains(set, AllCapabilities) {
 		set = slices.Clone(c.Machine.Capabilities)
 	}
 	set = slices.DeleteFunc(append(set, add...), func(name string) bool {
@@ -50,19 +49,19 @@ func containerCapabilities(c *Container, spec *specs.Spec) error {
 // dropping all is stronger than adding all.
 func baseCapabilities(add, drop []string) []string {
 	switch {
-	case slices.Contains(drop, allCapabilities):
+	case slices.Contains(drop, AllCapabilities):
 		return nil
-	case slices.Contains(add, allCapabilities):
-		return []string{allCapabilities}
+	case slices.Contains(add, AllCapabilities):
+		return []string{AllCapabilities}
 	default:
-		return defaultCapabilities()
+		return DefaultCapabilities()
 	}
 }
 
 // onlyIn is the set of the wanted capabilities, "all" resolved, that are there.
 func onlyIn(there, wanted []string) []string {
 	return slices.DeleteFunc(slices.Clone(there), func(name string) bool {
-		return !slices.Contains(wanted, name) && !slices.Contains(wanted, allCapabilities)
+		return !slices.Contains(wanted, name) && !slices.Contains(wanted, AllCapabilities)
 	})
 }
 
@@ -73,9 +72,9 @@ func setCapabilities(spec *specs.Spec, names []string) {
 	spec.Process.Capabilities.Permitted = sorted
 }
 
-// capabilityNames are the names as runtime-spec has them: Kubernetes writes
+// CapabilityNames are the names as runtime-spec has them: Kubernetes writes
 // them without CAP_, and neither cares for the case of letters.
-func capabilityNames(names []string) []string {
+func CapabilityNames(names []string) []string {
 	var full []string
 	for _, name := range names {
 		full = append(full, capabilityName(name))
@@ -85,15 +84,8 @@ func capabilityNames(names []string) []string {
 
 func capabilityName(name string) string {
 	name = strings.ToUpper(name)
-	if name == allCapabilities || strings.HasPrefix(name, "CAP_") {
+	if name == AllCapabilities || strings.HasPrefix(name, "CAP_") {
 		return name
 	}
 	return "CAP_" + name
-}
-
-// knownCapability: the kernel of some machine has it (capabilities(7)).
-func knownCapability(name string) bool {
-	return name == allCapabilities || slices.ContainsFunc(capability.ListKnown(), func(known capability.Cap) bool {
-		return capabilityName(known.String()) == name
-	})
 }

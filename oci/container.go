@@ -7,11 +7,13 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/minicri/minicri/internal/machine"
 )
 
 // Container is what the spec of an application container is made from. Both
-// configs have passed their checks (see CheckContainer), and the sources of
-// the mounts are there (see MakeSources).
+// configs have passed their checks (package validate), and the sources of the
+// mounts are there.
 type Container struct {
 	ID, SandboxID string
 	Pod           *runtimeapi.PodSandboxConfig
@@ -19,6 +21,9 @@ type Container struct {
 	Image         Image
 	// Rootfs is where the container's root is mounted on the host.
 	Rootfs string
+	// Passwd and Group are what /etc/passwd and /etc/group in it say, empty
+	// where there is none.
+	Passwd, Group []byte
 	// Hostname is what the container's UTS namespace has, the pod's or the
 	// node's.
 	Hostname   string
@@ -39,7 +44,7 @@ type Container struct {
 	SandboxLabel string
 	// CDI knows the devices of vendors, nil where there are none.
 	CDI     *cdi.Cache
-	Machine Machine
+	Machine machine.Machine
 }
 
 // Image is what an image's configuration says of the containers made from it

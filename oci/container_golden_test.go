@@ -3,8 +3,11 @@ package oci
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,6 +16,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/minicri/minicri/internal/machine"
 )
 
 // containerCase is one entry of a golden file for containers. $HOST stands for
@@ -29,7 +34,7 @@ type containerCase struct {
 	ImageMounts map[string]string `json:"imageMounts,omitempty"`
 	Namespaces  Namespaces        `json:"namespaces,omitzero"`
 	PidsLimit   int64             `json:"pidsLimit,omitempty"`
-	Machine     Machine           `json:"machine,omitzero"`
+	Machine     machine.Machine   `json:"machine,omitzero"`
 	outcome
 }
 
@@ -48,8 +53,8 @@ func goldenContainers(t *testing.T, name string, part func(*specs.Spec) any, mak
 	goldenFile(t, name, func(c *containerCase) outcome {
 		host := t.TempDir()
 		container := containerOf(t, c, host)
-		if err := MakeSources(container); err != nil {
-			t.Fatalf("case %q: %v", c.Case, err)
+		for _, source := range slices.Concat(volumeMounts(container), container.Config.GetMounts()) {
+			makeMissing(t, source.GetHostPath())
 		}
 		spec, err := makeSpec(container)
 		made := outcomeOf(t, spec, err, part)
@@ -69,6 +74,8 @@ func containerOf(t *testing.T, c *containerCase, host string) *Container {
 		Config:      &runtimeapi.ContainerConfig{},
 		Image:       c.Image,
 		Rootfs:      filepath.Join(host, "rootfs"),
+		Passwd:      contentOf(t, filepath.Join(host, "rootfs/etc/passwd")),
+		Group:       contentOf(t, filepath.Join(host, "rootfs/etc/group")),
 		Hostname:    "web-0",
 		Files:       podFilesIn(host),
 		Namespaces:  c.Namespaces,
@@ -113,6 +120,28 @@ func makeFiles(t *testing.T, files map[string]string, host string) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// makeMissing makes a directory where a mount has no source yet, as the caller
+// of the rules does.
+func makeMissing(t *testing.T, source string) {
+	t.Helper()
+	_, err := os.Lstat(source)
+	if source != "" && errors.Is(err, fs.ErrNotExist) {
+		err = os.MkdirAll(source, 0o755)
+	}
+	if source != "" && err != nil {
+		t.Fatal(err)
+	}
+}
+
+func contentOf(t *testing.T, file string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return content
 }
 
 func cdiCache(t *testing.T, dir string) *cdi.Cache {

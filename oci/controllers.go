@@ -1,49 +1,16 @@
 package oci
 
 import (
-	"path/filepath"
 	"slices"
 
-	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/minicri/minicri/internal/machine"
 )
 
-const unifiedRoot = "/sys/fs/cgroup"
-
-// readControllers: on version 1 what is mounted counts, not what the kernel
-// could mount; in a hybrid tree that is what containers use.
-func readControllers() ([]string, error) {
-	controllers, err := cgroups.GetAllSubsystems()
-	if err != nil {
-		return nil, err
-	}
-	slices.Sort(controllers)
-	if cgroups.IsCgroup2UnifiedMode() {
-		return slices.Compact(controllers), nil
-	}
-	mounts, err := cgroups.GetCgroupMounts(true)
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(controllers, func(controller string) bool {
-		return !slices.ContainsFunc(mounts, func(m cgroups.Mount) bool { return slices.Contains(m.Subsystems, controller) })
-	}), nil
-}
-
-// accountsSwap: kernels can be built or booted without accounting of swap.
-// The root of version 2 has no such file, whatever is below it has.
-func accountsSwap() bool {
-	if cgroups.IsCgroup2UnifiedMode() {
-		found, err := filepath.Glob(unifiedRoot + "/*/memory.swap.max")
-		return err == nil && len(found) > 0
-	}
-	memory, err := cgroups.FindCgroupMountpoint("", "memory")
-	return err == nil && cgroups.PathExists(filepath.Join(memory, "memory.memsw.limit_in_bytes"))
-}
-
-// withoutMissing takes out what cannot be set because its controller is not
+// dropMissing takes out what cannot be set because its controller is not
 // there: the kubelet sends hugepage limits, for one, to every machine.
-func (m Machine) withoutMissing(r *specs.LinuxResources) {
+func dropMissing(r *specs.LinuxResources, m machine.Machine) {
 	has := func(controller string) bool { return slices.Contains(m.Controllers, controller) }
 	if !has("cpu") {
 		r.CPU.Shares, r.CPU.Quota, r.CPU.Period = nil, nil, nil

@@ -11,6 +11,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/machine"
 )
 
 var update = flag.Bool("update", false, "write what the rules make into testdata, instead of comparing")
@@ -23,7 +25,7 @@ type goldenCase struct {
 	Config  json.RawMessage `json:"config"`
 	NetNS   string          `json:"netns,omitempty"`
 	UserNS  string          `json:"userns,omitempty"`
-	Machine Machine         `json:"machine,omitzero"`
+	Machine machine.Machine `json:"machine,omitzero"`
 	outcome
 }
 

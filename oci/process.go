@@ -22,15 +22,6 @@ func sandboxProcess(s *Sandbox, spec *specs.Spec) error {
 	return nil
 }
 
-// OOMScoreAdjNear is the value nearest to the wanted one that a process of
-// this machine may have.
-func (m Machine) OOMScoreAdjNear(wanted int) int {
-	if m.CanLowerOOMAdj {
-		return wanted
-	}
-	return max(wanted, m.OOMScoreAdj)
-}
-
 func containerProcess(c *Container, spec *specs.Spec) error {
 	args, err := arguments(c)
 	if err != nil {

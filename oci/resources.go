@@ -1,7 +1,6 @@
 package oci
 
 import (
-	"fmt"
 	"maps"
 	"path"
 	"slices"
@@ -9,6 +8,8 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/machine"
 )
 
 // pauseCPUShares is the least weight there is: pause only sleeps.
@@ -31,7 +32,7 @@ func containerResources(c *Container, spec *specs.Spec) error {
 // Resources are the limits of a container, at its creation or for an update:
 // what is zero in the CRI is not specified. What this machine has no
 // controller for is left out.
-func Resources(r *runtimeapi.LinuxContainerResources, machine Machine) *specs.LinuxResources {
+func Resources(r *runtimeapi.LinuxContainerResources, m machine.Machine) *specs.LinuxResources {
 	limits := &specs.LinuxResources{
 		CPU: &specs.LinuxCPU{
 			Shares: specified(uint64(r.GetCpuShares())),
@@ -46,7 +47,7 @@ func Resources(r *runtimeapi.LinuxContainerResources, machine Machine) *specs.Li
 	for _, limit := range r.GetHugepageLimits() {
 		limits.HugepageLimits = append(limits.HugepageLimits, specs.LinuxHugepageLimit{Pagesize: limit.GetPageSize(), Limit: limit.GetLimit()})
 	}
-	machine.withoutMissing(limits)
+	dropMissing(limits, m)
 	return limits
 }
 
@@ -75,20 +76,4 @@ func CgroupsPath(parent, prefix, id string, systemd bool) string {
 		return path.Base(parent) + ":" + strings.TrimSuffix(prefix, "-") + ":" + id
 	}
 	return path.Join("/", parent, prefix+id)
-}
-
-// CheckCgroupParent tells why a cgroup parent cannot be used with the driver.
-func CheckCgroupParent(parent string, systemd bool) error {
-	for _, element := range strings.Split(parent, "/") {
-		if element == ".." {
-			return fmt.Errorf("%q has an element '..'", parent)
-		}
-	}
-	if strings.ContainsAny(parent, "\x00:") {
-		return fmt.Errorf("%q has a character that a cgroup parent cannot have", parent)
-	}
-	if systemd && parent != "" && !strings.HasSuffix(path.Base(parent), ".slice") {
-		return fmt.Errorf("%q is not a slice, but the cgroup driver is systemd: kubelet and runtime have to use the same driver", parent)
-	}
-	return nil
 }

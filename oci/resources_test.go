@@ -1,7 +1,6 @@
 package oci
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -28,37 +27,6 @@ func TestCgroupsPath(t *testing.T) {
 	} {
 		if got := CgroupsPath(test.parent, "m-1f-", "abc", test.systemd); got != test.want {
 			t.Errorf("CgroupsPath(%q, systemd %v) = %q, want %q", test.parent, test.systemd, got, test.want)
-		}
-	}
-}
-
-func TestCheckCgroupParent(t *testing.T) {
-	for _, test := range []struct {
-		parent  string
-		systemd bool
-		// says is in the error, "" for none.
-		says string
-	}{
-		{"", false, ""},
-		{"", true, ""},
-		{"/kubepods/besteffort", false, ""},
-		{"/a..b", false, ""},
-		{"/kubepods.slice/kubepods-pod1.slice", true, ""},
-		{"kubepods.slice", false, ""},
-		{"/kubepods/..", false, "'..'"},
-		{"../up", false, "'..'"},
-		{"/kubepods/../../up.slice", true, "'..'"},
-		{"/a\x00b", false, "a character"},
-		{"/a:b", false, "a character"},
-		{"/kubepods/pod1", true, "not a slice"},
-		{"/kubepods.slice/pod1", true, "not a slice"},
-	} {
-		err := CheckCgroupParent(test.parent, test.systemd)
-		switch {
-		case test.says == "" && err != nil:
-			t.Errorf("CheckCgroupParent(%q, systemd %v): %v", test.parent, test.systemd, err)
-		case test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)):
-			t.Errorf("CheckCgroupParent(%q, systemd %v) = %v, want an error that says %q", test.parent, test.systemd, err, test.says)
 		}
 	}
 }

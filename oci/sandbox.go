@@ -5,6 +5,8 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/machine"
 )
 
 // Sandbox is what the spec of a pod's pause process is made from.
@@ -19,7 +21,7 @@ type Sandbox struct {
 	NetNS, UserNS string
 	// CgroupsPath is where the pause process is accounted (see CgroupsPath).
 	CgroupsPath string
-	Machine     Machine
+	Machine     machine.Machine
 }
 
 // PauseProgram is the path of the pause program in the sandbox's rootfs.

@@ -1,10 +1,8 @@
 package oci
 
 import (
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"github.com/moby/profiles/seccomp"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -111,23 +109,3 @@ func applicationSeccomp(profile *runtimeapi.SecurityProfile, spec *specs.Spec) (
 		return seccomp.GetDefaultProfile(spec)
 	}
 }
-
-// CheckSeccomp tells why a seccomp profile cannot be used.
-func CheckSeccomp(profile *runtimeapi.SecurityProfile) error {
-	if profile.GetProfileType() != runtimeapi.SecurityProfile_Localhost {
-		return nil
-	}
-	ref := profile.GetLocalhostRef()
-	if !filepath.IsAbs(ref) {
-		return fmt.Errorf("localhost_ref %q is not an absolute path", ref)
-	}
-	if info, err := os.Stat(ref); err != nil {
-		return err
-	} else if !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is not a file", ref)
-	}
-	return nil
-}
-
-// ErrNoAppArmor: a profile was asked for by name on a machine without AppArmor.
-var ErrNoAppArmor = errors.New("this machine has no AppArmor")

@@ -4,11 +4,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/machine"
 )
 
 func TestSandboxSeccomp(t *testing.T) {
@@ -38,37 +39,6 @@ func allows(profile *specs.LinuxSeccomp, name string) bool {
 	return slices.ContainsFunc(profile.Syscalls, func(rule specs.LinuxSyscall) bool {
 		return rule.Action == specs.ActAllow && len(rule.Args) == 0 && slices.Contains(rule.Names, name)
 	})
-}
-
-func TestCheckSeccomp(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "profile.json")
-	if err := os.WriteFile(file, []byte("{}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	const localhost = runtimeapi.SecurityProfile_Localhost
-	for _, test := range []struct {
-		profile *runtimeapi.SecurityProfile
-		says    string
-	}{
-		{nil, ""},
-		{&runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}, ""},
-		{&runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined, LocalhostRef: "ignored"}, ""},
-		{&runtimeapi.SecurityProfile{ProfileType: localhost, LocalhostRef: file}, ""},
-		{&runtimeapi.SecurityProfile{ProfileType: localhost}, "not an absolute path"},
-		{&runtimeapi.SecurityProfile{ProfileType: localhost, LocalhostRef: "profile.json"}, "not an absolute path"},
-		{&runtimeapi.SecurityProfile{ProfileType: localhost, LocalhostRef: dir}, "not a file"},
-		{&runtimeapi.SecurityProfile{ProfileType: localhost, LocalhostRef: file + ".missing"}, "no such file"},
-		{&runtimeapi.SecurityProfile{ProfileType: localhost, LocalhostRef: "/a\x00b"}, "invalid argument"},
-	} {
-		err := CheckSeccomp(test.profile)
-		switch {
-		case test.says == "" && err != nil:
-			t.Errorf("CheckSeccomp(%v): %v", test.profile, err)
-		case test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)):
-			t.Errorf("CheckSeccomp(%v) = %v, want an error that says %q", test.profile, err, test.says)
-		}
-	}
 }
 
 // The default profile of a container allows what its capabilities are for.
@@ -106,7 +76,7 @@ func seccompOf(t *testing.T, security *runtimeapi.LinuxContainerSecurityContext)
 	t.Helper()
 	c := &Container{
 		Config:  &runtimeapi.ContainerConfig{Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: security}},
-		Machine: Machine{Capabilities: append(defaultCapabilities(), "CAP_SYS_ADMIN")},
+		Machine: machine.Machine{Capabilities: append(DefaultCapabilities(), "CAP_SYS_ADMIN")},
 	}
 	spec := &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}
 	for _, rule := range []containerRule{containerCapabilities, containerSeccomp} {

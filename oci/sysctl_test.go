@@ -1,11 +1,9 @@
 package oci
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 func TestSandboxSysctls(t *testing.T) {
@@ -24,50 +22,6 @@ func TestSysctlName(t *testing.T) {
 	} {
 		if got := SysctlName(test.name); got != test.want {
 			t.Errorf("SysctlName(%q) = %q, want %q", test.name, got, test.want)
-		}
-	}
-}
-
-func TestCheckSysctl(t *testing.T) {
-	const pod, node = runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_NODE
-	for _, test := range []struct {
-		name         string
-		network, ipc runtimeapi.NamespaceMode
-		// says is in the error, "" for none.
-		says string
-	}{
-		{"net.ipv4.tcp_syncookies", pod, pod, ""},
-		{"net/ipv4/conf/eth0.1/arp_filter", pod, node, ""},
-		{"kernel.shm_rmid_forced", node, pod, ""},
-		{"kernel/msgmax", pod, pod, ""},
-		{"kernel.sem", pod, pod, ""},
-		{"fs.mqueue.msg_max", pod, pod, ""},
-		{"net.ipv4.tcp_syncookies", node, pod, "network namespace"},
-		{"net/ipv4/tcp_syncookies", node, pod, "network namespace"},
-		{"kernel.shmmax", pod, node, "IPC namespace"},
-		{"fs.mqueue.msg_max", pod, node, "IPC namespace"},
-		{"kernel.panic", pod, pod, "change the node"},
-		{"vm.overcommit_memory", pod, pod, "change the node"},
-		{"fs.file-max", pod, pod, "change the node"},
-		{"kernel.shmmax.more", pod, pod, "change the node"},
-		{"netx.a", pod, pod, "change the node"},
-		{"net", pod, pod, "change the node"},
-		{"", pod, pod, "not a name"},
-		{"net.ipv4..tcp_syncookies", pod, pod, "not a name"},
-		{"net/../kernel/panic", pod, pod, "not a name"},
-		{"net.ipv4.conf/../../../kernel/panic", pod, pod, "not a name"},
-		{"net.ipv4.a b", pod, pod, "not a name"},
-		{"net.ipv4.a\x00b", pod, pod, "not a name"},
-	} {
-		config := &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-			NamespaceOptions: &runtimeapi.NamespaceOption{Network: test.network, Ipc: test.ipc},
-		}}}
-		err := CheckSysctl(config, test.name)
-		switch {
-		case test.says == "" && err != nil:
-			t.Errorf("CheckSysctl(network %v, ipc %v, %q): %v", test.network, test.ipc, test.name, err)
-		case test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)):
-			t.Errorf("CheckSysctl(network %v, ipc %v, %q) = %v, want an error that says %q", test.network, test.ipc, test.name, err, test.says)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"slices"
@@ -26,10 +27,10 @@ func sandboxUser(s *Sandbox, spec *specs.Spec) error {
 }
 
 // containerUser runs the container as the user that it, or else its image,
-// names; /etc/passwd and /etc/group of the rootfs say who that is.
+// names; /etc/passwd and /etc/group of the image say who that is.
 func containerUser(c *Container, spec *specs.Spec) error {
 	wanted := userSpec(c)
-	found, err := lookUp(c.Rootfs, wanted)
+	found, err := lookUp(c, wanted)
 	if err != nil {
 		return err
 	}
@@ -73,7 +74,7 @@ func supplementalGroups(c *Container, wanted string) ([]int64, error) {
 		return listed, nil
 	}
 	name, _, _ := strings.Cut(wanted, ":")
-	member, err := lookUp(c.Rootfs, name)
+	member, err := lookUp(c, name)
 	if err != nil {
 		return nil, err
 	}
@@ -84,16 +85,8 @@ func supplementalGroups(c *Container, wanted string) ([]int64, error) {
 	return slices.Concat(groups, listed), nil
 }
 
-func lookUp(rootfs, wanted string) (*user.ExecUser, error) {
-	passwd, err := readInRootfs(rootfs, "etc/passwd")
-	if err != nil {
-		return nil, err
-	}
-	group, err := readInRootfs(rootfs, "etc/group")
-	if err != nil {
-		return nil, err
-	}
-	found, err := user.GetExecUser(wanted, nil, passwd, group)
+func lookUp(c *Container, wanted string) (*user.ExecUser, error) {
+	found, err := user.GetExecUser(wanted, nil, bytes.NewReader(c.Passwd), bytes.NewReader(c.Group))
 	if err != nil {
 		return nil, fmt.Errorf("user %q of the image: %w", wanted, err)
 	}

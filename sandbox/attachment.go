@@ -4,6 +4,7 @@ import (
 	"math"
 	"strings"
 
+	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/network"
 )
 
@@ -69,12 +70,12 @@ func portMappings(sb *Sandbox) []network.PortMapping {
 	return mappings
 }
 
-// bandwidth reads the annotations; Check has made sure that they can be read.
+// bandwidth reads the annotations; the check has made sure that they can be read.
 func bandwidth(annotations map[string]string) (limit network.BandWidth, limited bool) {
-	if rate, err := bitsPerSecond(annotations[ingressBandwidth]); err == nil && rate > 0 {
+	if rate, err := validate.BitsPerSecond(annotations[validate.IngressBandwidth]); err == nil && rate > 0 {
 		limit.IngressRate, limit.IngressBurst, limited = rate, bandwidthBurst, true
 	}
-	if rate, err := bitsPerSecond(annotations[egressBandwidth]); err == nil && rate > 0 {
+	if rate, err := validate.BitsPerSecond(annotations[validate.EgressBandwidth]); err == nil && rate > 0 {
 		limit.EgressRate, limit.EgressBurst, limited = rate, bandwidthBurst, true
 	}
 	return limit, limited

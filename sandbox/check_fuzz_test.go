@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
 )
@@ -32,7 +33,7 @@ func FuzzCheck(f *testing.F) {
 		s := checker()
 		s.options.Root, s.options.State = root, state
 		s.options.SystemdCgroup = len(data)%2 == 1
-		err := s.Check(request.GetConfig(), request.GetRuntimeHandler())
+		err := validate.Pod(request.GetConfig(), request.GetRuntimeHandler(), s.node())
 		wantEmpty(t, s.options.Root, s.options.State)
 		if err != nil {
 			if !errdefs.IsInvalidArgument(err) {

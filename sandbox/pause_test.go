@@ -14,6 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/oci"
 )
@@ -53,7 +54,7 @@ func preparing(t *testing.T) (*Store, *creation) {
 	s.options.CgroupParent = fmt.Sprintf("/minicri-unit-%d", os.Getpid())
 	var err, machineErr, shimErr error
 	s.options.Hierarchies, err = cgroup.FindHierarchies()
-	s.options.Machine, machineErr = oci.ReadMachine()
+	s.options.Machine, machineErr = machine.Read()
 	s.options.Shim, shimErr = filepath.Abs("../bin/minicri-shim")
 	if err := errors.Join(err, machineErr, shimErr, s.installPause()); err != nil {
 		t.Fatal(err)
@@ -63,7 +64,7 @@ func preparing(t *testing.T) (*Store, *creation) {
 	}
 	config := named("web", 0)
 	config.Linux = &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-		NamespaceOptions: &runtimeapi.NamespaceOption{Network: node},
+		NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
 	}}
 	sb, _, err := s.reserve(config, "")
 	if err == nil {

@@ -11,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
@@ -20,7 +21,7 @@ import (
 // same pod and attempt waits for the first and gets the same id. The context
 // limits the waiting, not the work.
 func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
-	if err := s.around(ctx, "check", func() error { return s.Check(config, handler) }); err != nil {
+	if err := s.around(ctx, "check", func() error { return validate.Pod(config, handler, s.node()) }); err != nil {
 		return "", err
 	}
 	sb, mine, err := s.reserve(config, handler)

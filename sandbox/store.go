@@ -14,11 +14,12 @@ import (
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/id"
+	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
-	"github.com/minicri/minicri/oci"
 )
 
 // Options say what sandboxes are made with.
@@ -36,7 +37,7 @@ type Options struct {
 	// name none.
 	SystemdCgroup bool
 	CgroupParent  string
-	Machine       oci.Machine
+	Machine       machine.Machine
 	Hierarchies   cgroup.Hierarchies
 	Networks      *network.CNI
 	Netns, Userns *namespace.Dir
@@ -176,4 +177,10 @@ func (s *Store) tell(sb *Sandbox, kind runtimeapi.ContainerEventType) {
 	if s.options.Events != nil && sb.listed.Load() {
 		s.options.Events.SandboxEvent(sb, kind)
 	}
+}
+
+// node is what the checks of a pod have to know.
+func (s *Store) node() validate.Node {
+	o := s.options
+	return validate.Node{Machine: o.Machine, Handlers: o.Handlers, SystemdCgroup: o.SystemdCgroup}
 }

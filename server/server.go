@@ -14,8 +14,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/network"
-	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/stats"
 )
@@ -38,7 +38,7 @@ type Info struct {
 	Version       string
 	SystemdCgroup bool
 	Handlers      []string
-	Machine       oci.Machine
+	Machine       machine.Machine
 	// Config is the configuration in effect, for the verbose status.
 	Config any
 }

@@ -11,15 +11,14 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/minicri/minicri/apparmor"
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/metrics"
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
-	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/server"
 	"github.com/minicri/minicri/shim/client"
@@ -91,7 +90,7 @@ func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
 
 // kernel is what the machine has and where our things in it are.
 type kernel struct {
-	machine       oci.Machine
+	machine       machine.Machine
 	hierarchies   cgroup.Hierarchies
 	netns, userns *namespace.Dir
 	systemd       bool
@@ -194,24 +193,24 @@ func openNetworks(ctx context.Context, c *config.Config, netns *namespace.Dir, l
 }
 
 // readMachine says once what this machine cannot give.
-func readMachine(ctx context.Context, logger *slog.Logger) (oci.Machine, error) {
-	machine, err := oci.ReadMachine()
+func readMachine(ctx context.Context, logger *slog.Logger) (machine.Machine, error) {
+	m, err := machine.Read()
 	if err != nil {
-		return machine, err
+		return m, err
 	}
-	if !machine.CanLowerOOMAdj {
-		logger.Warn("no CAP_SYS_RESOURCE: processes get no lower oom_score_adj than the daemon has", "oom_score_adj", machine.OOMScoreAdj)
+	if !m.CanLowerOOMAdj {
+		logger.Warn("no CAP_SYS_RESOURCE: processes get no lower oom_score_adj than the daemon has", "oom_score_adj", m.OOMScoreAdj)
 	}
-	if !machine.AppArmor {
+	if !m.AppArmor {
 		logger.Info("no AppArmor, or no apparmor_parser: profiles of the kind RuntimeDefault confine nothing here")
-		return machine, nil
+		return m, nil
 	}
-	if err := apparmor.LoadDefault(ctx); err != nil {
+	if err := machine.LoadDefaultProfile(ctx); err != nil {
 		// As in a container that is a node: pods run, and are confined by less.
 		logger.Warn("AppArmor confines nothing here", "err", err)
-		machine.AppArmor = false
+		m.AppArmor = false
 	}
-	return machine, nil
+	return m, nil
 }
 
 // markOf is what the names of cgroups and namespace files of this daemon begin

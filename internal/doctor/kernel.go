@@ -10,48 +10,44 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
-	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/internal/machine"
 )
 
 func (c *checker) kernel() {
 	major, minor, release := kernelVersion()
 	c.when(major > 5 || major == 5 && minor >= 10, Problem, "kernel", "Linux "+release,
 		"Linux "+release+" is older than 5.10", "run a newer kernel: pidfds and mount calls are missing in this one")
-	for _, namespace := range []string{"net", "mnt", "pid", "ipc", "uts", "user"} {
-		if _, err := os.Stat("/proc/self/ns/" + namespace); err != nil {
-			c.add("kernel", Problem, "no "+namespace+" namespaces", "the kernel is built without them")
-		}
-	}
-	most := number("/proc/sys/user/max_user_namespaces")
-	c.when(most > 0, Warning, "user namespaces", fmt.Sprintf("up to %d", most), "none are allowed", "sysctl -w user.max_user_namespaces=15000")
-	c.when(hasOverlay(), Problem, "overlayfs", "there", "not there", "modprobe overlay")
-	status, _ := os.ReadFile("/proc/self/status")
-	c.when(strings.Contains(string(status), "\nSeccomp:"), Warning, "seccomp", "there", "the kernel is built without it", "pods that ask for a profile will not start")
+	c.features()
 	c.when(number("/proc/sys/net/ipv4/ip_forward") == 1, Warning, "forwarding", "on",
 		"off in this network namespace", "sysctl -w net.ipv4.ip_forward=1, unless the network plugin does so")
 	c.capabilities()
 }
 
-// hasOverlay asks as a mount does: that loads the module if it was not needed
-// before (fsopen(2), Linux 5.2).
-func hasOverlay() bool {
-	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return false
+// features asks for what not every kernel has.
+func (c *checker) features() {
+	for _, f := range machine.Features() {
+		err := f.Probe()
+		if err == nil {
+			c.add(f.Name, Good, "there", "")
+			continue
+		}
+		grade := Warning
+		if f.Required {
+			grade = Problem
+		}
+		c.add(f.Name, grade, fmt.Sprintf("not there: %v", err), fmt.Sprintf("%s; it came with Linux %s", f.Without, f.Since))
 	}
-	_ = unix.Close(fd)
-	return true
 }
 
 func (c *checker) capabilities() {
 	c.when(os.Geteuid() == 0, Problem, "user", "root", "not root", "the daemon has to be root")
-	machine, err := oci.ReadMachine()
+	m, err := machine.Read()
 	if err != nil {
 		c.add("capabilities", Problem, err.Error(), "")
 		return
 	}
-	c.when(machine.CanLowerOOMAdj, Warning, "CAP_SYS_RESOURCE", "there",
-		fmt.Sprintf("not there: no process gets an oom_score_adj below %d", machine.OOMScoreAdj), "pods run, less protected from the OOM killer")
+	c.when(m.CanLowerOOMAdj, Warning, "CAP_SYS_RESOURCE", "there",
+		fmt.Sprintf("not there: no process gets an oom_score_adj below %d", m.OOMScoreAdj), "pods run, less protected from the OOM killer")
 }
 
 func (c *checker) cgroups() {

@@ -1,15 +1,14 @@
-package oci
+package validate
 
 import (
 	"fmt"
-	"math"
 	"path"
 	"slices"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func (c *containerCheck) mounts() {
+func (c *container) mounts() {
 	for i, m := range c.config.GetMounts() {
 		field := fmt.Sprintf("config.mounts[%d].", i)
 		c.absolute(field+"container_path", m.GetContainerPath())
@@ -27,7 +26,7 @@ func (c *containerCheck) mounts() {
 }
 
 // mountSource is a path or an image.
-func (c *containerCheck) mountSource(field string, m *mount) {
+func (c *container) mountSource(field string, m *runtimeapi.Mount) {
 	switch {
 	case m.GetImage() == nil:
 		c.absolute(field+"host_path", m.GetHostPath())
@@ -41,7 +40,7 @@ func (c *containerCheck) mountSource(field string, m *mount) {
 	}
 }
 
-func (c *containerCheck) recursiveReadOnly(field string, m *mount) {
+func (c *container) recursiveReadOnly(field string, m *runtimeapi.Mount) {
 	switch {
 	case !m.GetRecursiveReadOnly():
 	case !m.GetReadonly():
@@ -55,7 +54,7 @@ func (c *containerCheck) recursiveReadOnly(field string, m *mount) {
 
 // mountOptions can only take away: those that would give, or change what other
 // fields say, are refused.
-func (c *containerCheck) mountOptions(field string, options []string) {
+func (c *container) mountOptions(field string, options []string) {
 	possible := []string{"noexec", "nodev", "nosuid", "nosymfollow", "noatime", "nodiratime"}
 	for i, option := range options {
 		if !slices.Contains(possible, option) {
@@ -65,21 +64,10 @@ func (c *containerCheck) mountOptions(field string, options []string) {
 }
 
 // mountMappings map the ids of the mounted files (mount_setattr(2)).
-func (c *containerCheck) mountMappings(field string, m *mount) {
+func (c *container) mountMappings(field string, m *runtimeapi.Mount) {
 	if (len(m.GetUidMappings()) == 0) != (len(m.GetGidMappings()) == 0) {
 		c.bad(field+"uidMappings", "uidMappings and gidMappings go together")
 	}
-	c.mappings(field+"uidMappings", m.GetUidMappings())
-	c.mappings(field+"gidMappings", m.GetGidMappings())
-}
-
-func (c *containerCheck) mappings(field string, mappings []*runtimeapi.IDMapping) {
-	for i, m := range mappings {
-		if m.GetLength() == 0 {
-			c.bad(field, "mapping %d is empty", i)
-		}
-		if uint64(m.GetHostId())+uint64(m.GetLength()) > math.MaxUint32 || uint64(m.GetContainerId())+uint64(m.GetLength()) > math.MaxUint32 {
-			c.bad(field, "mapping %d goes beyond the highest id", i)
-		}
-	}
+	c.idRanges(field+"uidMappings", m.GetUidMappings())
+	c.idRanges(field+"gidMappings", m.GetGidMappings())
 }

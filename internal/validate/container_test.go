@@ -1,4 +1,4 @@
-package oci
+package validate
 
 import (
 	"math"
@@ -8,6 +8,9 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/oci"
 )
 
 const (
@@ -20,14 +23,16 @@ type (
 	pair   = runtimeapi.KeyValue
 )
 
-func security(c *config) *runtimeapi.LinuxContainerSecurityContext { return c.Linux.SecurityContext }
-func limits(c *config) *runtimeapi.LinuxContainerResources         { return c.Linux.Resources }
+func containerSecurity(c *config) *runtimeapi.LinuxContainerSecurityContext {
+	return c.Linux.SecurityContext
+}
+func limits(c *config) *runtimeapi.LinuxContainerResources { return c.Linux.Resources }
 func nsOptions(c *config) *runtimeapi.NamespaceOption {
 	return c.Linux.SecurityContext.NamespaceOptions
 }
 func number(n int64) *runtimeapi.Int64Value { return &runtimeapi.Int64Value{Value: n} }
 
-func localhost(ref string) *runtimeapi.SecurityProfile {
+func localhostProfile(ref string) *runtimeapi.SecurityProfile {
 	return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: ref}
 }
 
@@ -51,7 +56,7 @@ func goodContainer() *config {
 		Mounts: []*runtimeapi.Mount{
 			{ContainerPath: "/a/..b", HostPath: "/b", Readonly: true, RecursiveReadOnly: true, MountOptions: []string{"noexec", "nodev", "nosuid"}},
 			{ContainerPath: "/c", Image: &runtimeapi.ImageSpec{Image: "x"}, ImageSubPath: "d"},
-			{ContainerPath: "/e", HostPath: "/e", Propagation: bidirectional, UidMappings: unmapped, GidMappings: unmapped},
+			{ContainerPath: "/e", HostPath: "/e", Propagation: runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL, UidMappings: unmapped, GidMappings: unmapped},
 		},
 		Devices:     []*runtimeapi.Device{{HostPath: "/dev/null", Permissions: "mrw"}, {HostPath: "/dev/x", ContainerPath: "/dev/y", Permissions: "r"}},
 		CDIDevices:  []*runtimeapi.CDIDevice{{Name: "vendor.com/net=eth0"}},
@@ -76,33 +81,33 @@ func goodContainer() *config {
 	}
 }
 
-func goodMachine() Machine {
-	return Machine{CgroupV2: true, RecursiveReadOnly: true, Capabilities: defaultCapabilities()}
+func goodMachine() machine.Machine {
+	return machine.Machine{CgroupV2: true, RecursiveReadOnly: true, Capabilities: oci.DefaultCapabilities()}
 }
 
-func TestCheckContainerAccepts(t *testing.T) {
+func TestContainerAccepts(t *testing.T) {
 	minimal := &config{Metadata: &runtimeapi.ContainerMetadata{Name: "a"}, Image: &runtimeapi.ImageSpec{Image: "b"}}
-	if err := CheckContainer(minimal, nil, Machine{}); err != nil {
+	if err := Container(minimal, nil, machine.Machine{}); err != nil {
 		t.Errorf("the least: %v", err)
 	}
-	if err := CheckContainer(goodContainer(), &runtimeapi.PodSandboxConfig{}, goodMachine()); err != nil {
+	if err := Container(goodContainer(), &runtimeapi.PodSandboxConfig{}, goodMachine()); err != nil {
 		t.Errorf("all at once: %v", err)
 	}
 	privileged := goodContainer()
-	security(privileged).Privileged = true
+	containerSecurity(privileged).Privileged = true
 	pod := &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{Privileged: true}}}
-	if err := CheckContainer(privileged, pod, goodMachine()); err != nil {
+	if err := Container(privileged, pod, goodMachine()); err != nil {
 		t.Errorf("privileged: %v", err)
 	}
 	named := goodContainer()
-	security(named).RunAsUser, security(named).RunAsUsername = nil, "app"
-	if err := CheckContainer(named, nil, goodMachine()); err != nil {
+	containerSecurity(named).RunAsUser, containerSecurity(named).RunAsUsername = nil, "app"
+	if err := Container(named, nil, goodMachine()); err != nil {
 		t.Errorf("run_as_username: %v", err)
 	}
 }
 
 // Each of these is refused for its one field.
-func TestCheckContainerRefuses(t *testing.T) {
+func TestContainerRefuses(t *testing.T) {
 	for _, test := range []struct {
 		name, field string
 		change      func(*config)
@@ -136,7 +141,7 @@ func TestCheckContainerRefuses(t *testing.T) {
 		{"sub path of no image", "config.mounts[0].image_sub_path", func(c *config) { c.Mounts[0].ImageSubPath = "x" }},
 		{"unknown propagation", "config.mounts[2].propagation", func(c *config) { c.Mounts[2].Propagation = 9 }},
 		{"recursive read-only, but not read-only", "config.mounts[0].recursive_read_only", func(c *config) { c.Mounts[0].Readonly = false }},
-		{"recursive read-only, not private", "config.mounts[0].recursive_read_only", func(c *config) { c.Mounts[0].Propagation = hostToPod }},
+		{"recursive read-only, not private", "config.mounts[0].recursive_read_only", func(c *config) { c.Mounts[0].Propagation = runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER }},
 		{"unknown mount option", "config.mounts[0].mount_options[1]", func(c *config) { c.Mounts[0].MountOptions[1] = "rw" }},
 		{"uid mappings alone", "config.mounts[2].uidMappings", func(c *config) { c.Mounts[2].GidMappings = nil }},
 		{"empty mapping", "config.mounts[2].gidMappings", func(c *config) { c.Mounts[2].GidMappings = []*runtimeapi.IDMapping{{}} }},
@@ -166,11 +171,11 @@ func TestCheckContainerRefuses(t *testing.T) {
 		{"key that leads elsewhere", resourcesField + "unified[a./../x]", func(c *config) { limits(c).Unified = map[string]string{"a./../x": "1"} }},
 		{"key without a controller", resourcesField + "unified[max]", func(c *config) { limits(c).Unified = map[string]string{"max": "1"} }},
 
-		{"privileged in a pod that is not", securityContext + "privileged", func(c *config) { security(c).Privileged = true }},
-		{"unknown capability added", securityContext + "capabilities.add_capabilities[1]", func(c *config) { security(c).Capabilities.AddCapabilities[1] = "FLY" }},
-		{"unknown capability dropped", securityContext + "capabilities.drop_capabilities[0]", func(c *config) { security(c).Capabilities.DropCapabilities[0] = "FLY" }},
-		{"unknown ambient capability", securityContext + "capabilities.add_ambient_capabilities[0]", func(c *config) { security(c).Capabilities.AddAmbientCapabilities[0] = "" }},
-		{"capability that the daemon has not", securityContext + "capabilities.add_capabilities[1]", func(c *config) { security(c).Capabilities.AddCapabilities[1] = "SYS_RESOURCE" }},
+		{"privileged in a pod that is not", securityContext + "privileged", func(c *config) { containerSecurity(c).Privileged = true }},
+		{"unknown capability added", securityContext + "capabilities.add_capabilities[1]", func(c *config) { containerSecurity(c).Capabilities.AddCapabilities[1] = "FLY" }},
+		{"unknown capability dropped", securityContext + "capabilities.drop_capabilities[0]", func(c *config) { containerSecurity(c).Capabilities.DropCapabilities[0] = "FLY" }},
+		{"unknown ambient capability", securityContext + "capabilities.add_ambient_capabilities[0]", func(c *config) { containerSecurity(c).Capabilities.AddAmbientCapabilities[0] = "" }},
+		{"capability that the daemon has not", securityContext + "capabilities.add_capabilities[1]", func(c *config) { containerSecurity(c).Capabilities.AddCapabilities[1] = "SYS_RESOURCE" }},
 
 		{"unknown network", nsField + "network", func(c *config) { nsOptions(c).Network = 7 }},
 		{"unknown ipc", nsField + "ipc", func(c *config) { nsOptions(c).Ipc = runtimeapi.NamespaceMode_CONTAINER }},
@@ -184,48 +189,48 @@ func TestCheckContainerRefuses(t *testing.T) {
 			nsOptions(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_TARGET}
 		}},
 
-		{"negative user", securityContext + "run_as_user", func(c *config) { security(c).RunAsUser.Value = -1 }},
-		{"user beyond the ids", securityContext + "run_as_user", func(c *config) { security(c).RunAsUser.Value = 1 << 31 }},
-		{"user twice", securityContext + "run_as_username", func(c *config) { security(c).RunAsUsername = "app" }},
-		{"group without a user", securityContext + "run_as_group", func(c *config) { security(c).RunAsUser = nil }},
-		{"negative group", securityContext + "run_as_group", func(c *config) { security(c).RunAsGroup.Value = -1 }},
-		{"number as a name", securityContext + "run_as_username", func(c *config) { security(c).RunAsUser, security(c).RunAsUsername = nil, "1000" }},
-		{"name with a group", securityContext + "run_as_username", func(c *config) { security(c).RunAsUser, security(c).RunAsUsername = nil, "a:b" }},
-		{"negative supplemental group", securityContext + "supplemental_groups[0]", func(c *config) { security(c).SupplementalGroups[0] = -1 }},
-		{"unknown policy", securityContext + "supplemental_groups_policy", func(c *config) { security(c).SupplementalGroupsPolicy = 5 }},
+		{"negative user", securityContext + "run_as_user", func(c *config) { containerSecurity(c).RunAsUser.Value = -1 }},
+		{"user beyond the ids", securityContext + "run_as_user", func(c *config) { containerSecurity(c).RunAsUser.Value = 1 << 31 }},
+		{"user twice", securityContext + "run_as_username", func(c *config) { containerSecurity(c).RunAsUsername = "app" }},
+		{"group without a user", securityContext + "run_as_group", func(c *config) { containerSecurity(c).RunAsUser = nil }},
+		{"negative group", securityContext + "run_as_group", func(c *config) { containerSecurity(c).RunAsGroup.Value = -1 }},
+		{"number as a name", securityContext + "run_as_username", func(c *config) { containerSecurity(c).RunAsUser, containerSecurity(c).RunAsUsername = nil, "1000" }},
+		{"name with a group", securityContext + "run_as_username", func(c *config) { containerSecurity(c).RunAsUser, containerSecurity(c).RunAsUsername = nil, "a:b" }},
+		{"negative supplemental group", securityContext + "supplemental_groups[0]", func(c *config) { containerSecurity(c).SupplementalGroups[0] = -1 }},
+		{"unknown policy", securityContext + "supplemental_groups_policy", func(c *config) { containerSecurity(c).SupplementalGroupsPolicy = 5 }},
 
-		{"relative masked path", securityContext + "masked_paths[0]", func(c *config) { security(c).MaskedPaths[0] = "proc" }},
-		{"readonly path that leads up", securityContext + "readonly_paths[0]", func(c *config) { security(c).ReadonlyPaths[0] = "/proc/../etc" }},
-		{"unknown seccomp type", securityContext + "seccomp.profile_type", func(c *config) { security(c).Seccomp.ProfileType = 9 }},
-		{"unknown AppArmor type", securityContext + "apparmor.profile_type", func(c *config) { security(c).Apparmor.ProfileType = 9 }},
-		{"missing seccomp profile", securityContext + "seccomp", func(c *config) { security(c).Seccomp = localhost("/nowhere/p.json") }},
+		{"relative masked path", securityContext + "masked_paths[0]", func(c *config) { containerSecurity(c).MaskedPaths[0] = "proc" }},
+		{"readonly path that leads up", securityContext + "readonly_paths[0]", func(c *config) { containerSecurity(c).ReadonlyPaths[0] = "/proc/../etc" }},
+		{"unknown seccomp type", securityContext + "seccomp.profile_type", func(c *config) { containerSecurity(c).Seccomp.ProfileType = 9 }},
+		{"unknown AppArmor type", securityContext + "apparmor.profile_type", func(c *config) { containerSecurity(c).Apparmor.ProfileType = 9 }},
+		{"missing seccomp profile", securityContext + "seccomp", func(c *config) { containerSecurity(c).Seccomp = localhostProfile("/nowhere/p.json") }},
 		{"missing seccomp profile, older form", securityContext + "seccomp", func(c *config) {
 			//lint:ignore SA1019 the older form is still sent
-			security(c).Seccomp, security(c).SeccompProfilePath = nil, "localhost//nowhere/p.json"
+			containerSecurity(c).Seccomp, containerSecurity(c).SeccompProfilePath = nil, "localhost//nowhere/p.json"
 		}},
-		{"AppArmor by name where there is none", securityContext + "apparmor", func(c *config) { security(c).Apparmor = localhost("web") }},
+		{"AppArmor by name where there is none", securityContext + "apparmor", func(c *config) { containerSecurity(c).Apparmor = localhostProfile("web") }},
 		{"AppArmor by name, older form", securityContext + "apparmor", func(c *config) {
 			//lint:ignore SA1019 the older form is still sent
-			security(c).Apparmor, security(c).ApparmorProfile = nil, "localhost/web"
+			containerSecurity(c).Apparmor, containerSecurity(c).ApparmorProfile = nil, "localhost/web"
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := goodContainer()
 			test.change(c)
-			wantRefusal(t, CheckContainer(c, &runtimeapi.PodSandboxConfig{}, goodMachine()), test.field)
+			wantRefusal(t, Container(c, &runtimeapi.PodSandboxConfig{}, goodMachine()), test.field)
 		})
 	}
-	wantRefusal(t, CheckContainer(nil, nil, goodMachine()), "config")
+	wantRefusal(t, Container(nil, nil, goodMachine()), "config")
 }
 
 // What a machine or the pod cannot give is refused, and named.
-func TestCheckContainerKnowsMachineAndPod(t *testing.T) {
+func TestContainerKnowsMachineAndPod(t *testing.T) {
 	old := goodMachine()
 	old.RecursiveReadOnly = false
-	wantRefusal(t, CheckContainer(goodContainer(), nil, old), "config.mounts[0].recursive_read_only")
+	wantRefusal(t, Container(goodContainer(), nil, old), "config.mounts[0].recursive_read_only")
 	v1 := goodMachine()
 	v1.CgroupV2 = false
-	wantRefusal(t, CheckContainer(goodContainer(), nil, v1), resourcesField+"unified")
+	wantRefusal(t, Container(goodContainer(), nil, v1), resourcesField+"unified")
 
 	userns := &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: unmapped, Gids: unmapped}
 	pod := &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
@@ -233,15 +238,15 @@ func TestCheckContainerKnowsMachineAndPod(t *testing.T) {
 	}}}
 	same := goodContainer()
 	nsOptions(same).UsernsOptions = proto.CloneOf(userns)
-	if err := CheckContainer(same, pod, goodMachine()); err != nil {
+	if err := Container(same, pod, goodMachine()); err != nil {
 		t.Errorf("the pod's own user namespace: %v", err)
 	}
 	node := goodContainer()
 	nsOptions(node).Pid, nsOptions(node).TargetId = runtimeapi.NamespaceMode_NODE, ""
-	wantRefusal(t, CheckContainer(node, pod, goodMachine()), nsField+"pid")
+	wantRefusal(t, Container(node, pod, goodMachine()), nsField+"pid")
 	other := goodContainer()
 	nsOptions(other).UsernsOptions = &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_NODE}
-	wantRefusal(t, CheckContainer(other, pod, goodMachine()), nsField+"userns_options")
+	wantRefusal(t, Container(other, pod, goodMachine()), nsField+"userns_options")
 }
 
 // wantRefusal: InvalidArgument for this field and no other.
@@ -258,9 +263,9 @@ func wantRefusal(t *testing.T, err error, field string) {
 	}
 }
 
-// FuzzCheckContainer: no request makes the check panic; what it refuses is
+// FuzzContainer: no request makes the check panic; what it refuses is
 // InvalidArgument, and with what it accepts no rule panics.
-func FuzzCheckContainer(f *testing.F) {
+func FuzzContainer(f *testing.F) {
 	for _, seed := range []*config{{}, goodContainer(), {Mounts: []*runtimeapi.Mount{{}}, Devices: []*runtimeapi.Device{{}}, CDIDevices: []*runtimeapi.CDIDevice{{}}}} {
 		data, err := proto.Marshal(seed)
 		if err != nil {
@@ -273,7 +278,7 @@ func FuzzCheckContainer(f *testing.F) {
 		if proto.Unmarshal(data, request) != nil {
 			return // gRPC refuses it
 		}
-		if err := CheckContainer(request, nil, goodMachine()); err != nil {
+		if err := Container(request, nil, goodMachine()); err != nil {
 			if !errdefs.IsInvalidArgument(err) {
 				t.Errorf("%v is not InvalidArgument", err)
 			}
@@ -281,11 +286,11 @@ func FuzzCheckContainer(f *testing.F) {
 		}
 		// Nothing of the fuzzer's is made or read on the host.
 		request.Mounts, request.Devices, request.CDIDevices, request.Annotations = nil, nil, nil, nil
-		c := &Container{Config: request, Rootfs: t.TempDir(), Namespaces: Namespaces{Net: "n", IPC: "i", UTS: "u", PID: "p"}}
-		c.Files = PodFiles{Hosts: "/", Hostname: "/", ResolvConf: "/", Shm: "/"}
-		if ContainerSeccomp(c.security()).GetProfileType() == runtimeapi.SecurityProfile_Localhost {
+		c := &oci.Container{Config: request, Rootfs: t.TempDir(), Namespaces: oci.Namespaces{Net: "n", IPC: "i", UTS: "u", PID: "p"}}
+		c.Files = oci.PodFiles{Hosts: "/", Hostname: "/", ResolvConf: "/", Shm: "/"}
+		if oci.ContainerSeccomp(request.GetLinux().GetSecurityContext()).GetProfileType() == runtimeapi.SecurityProfile_Localhost {
 			return
 		}
-		_, _ = ForContainer(c)
+		_, _ = oci.ForContainer(c)
 	})
 }

@@ -1,25 +1,19 @@
-package sandbox
+package validate
 
 import (
-	"errors"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/minicri/minicri/oci"
 )
 
 const (
-	pod       = runtimeapi.NamespaceMode_POD
-	container = runtimeapi.NamespaceMode_CONTAINER
-	node      = runtimeapi.NamespaceMode_NODE
-	target    = runtimeapi.NamespaceMode_TARGET
+	ofPod       = runtimeapi.NamespaceMode_POD
+	ofContainer = runtimeapi.NamespaceMode_CONTAINER
+	ofNode      = runtimeapi.NamespaceMode_NODE
+	ofTarget    = runtimeapi.NamespaceMode_TARGET
 )
 
 // goodConfig asks for all that a pod can ask for at once.
@@ -36,7 +30,7 @@ func goodConfig() *runtimeapi.PodSandboxConfig {
 			{},
 		},
 		Labels:      map[string]string{"app": "web", "": ""},
-		Annotations: map[string]string{ingressBandwidth: "10M", egressBandwidth: "1Gi", "any": "thing\n"},
+		Annotations: map[string]string{IngressBandwidth: "10M", EgressBandwidth: "1Gi", "any": "thing\n"},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
 			CgroupParent: "/kubepods/pod3f0c",
 			Sysctls:      map[string]string{"net.core.somaxconn": "512", "kernel.shm_rmid_forced": "1"},
@@ -46,8 +40,8 @@ func goodConfig() *runtimeapi.PodSandboxConfig {
 				SupplementalGroupsPolicy: runtimeapi.SupplementalGroupsPolicy_Strict,
 				Seccomp:                  &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
 				Apparmor:                 &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
-				NamespaceOptions: &runtimeapi.NamespaceOption{Pid: container, UsernsOptions: &runtimeapi.UserNamespace{
-					Mode: pod, Uids: ids(0, 65536, 1000, 2000, 100000, 10), Gids: ids(0, 65536, 65536),
+				NamespaceOptions: &runtimeapi.NamespaceOption{Pid: ofContainer, UsernsOptions: &runtimeapi.UserNamespace{
+					Mode: ofPod, Uids: ids(0, 65536, 1000, 2000, 100000, 10), Gids: ids(0, 65536, 65536),
 				}},
 			},
 		},
@@ -70,15 +64,9 @@ func options(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
 	return c.Linux.SecurityContext.NamespaceOptions
 }
 
-func checker() *Store {
-	return &Store{
-		options: Options{Handlers: []string{"runc"}, Machine: oci.Machine{}},
-		byID:    make(map[string]*Sandbox),
-		byName:  make(map[string]*Sandbox),
-	}
-}
+func goodNode() Node { return Node{Handlers: []string{"runc"}} }
 
-func TestCheckAccepts(t *testing.T) {
+func TestPodAccepts(t *testing.T) {
 	for name, config := range map[string]*runtimeapi.PodSandboxConfig{
 		"all at once":        goodConfig(),
 		"nothing but a name": {Metadata: &runtimeapi.PodSandboxMetadata{Name: "a"}},
@@ -87,12 +75,12 @@ func TestCheckAccepts(t *testing.T) {
 			Hostname: strings.Repeat("h", longestHostname),
 			Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 				Privileged:       true,
-				NamespaceOptions: &runtimeapi.NamespaceOption{Network: node, Pid: node, Ipc: node, UsernsOptions: &runtimeapi.UserNamespace{Mode: node}},
+				NamespaceOptions: &runtimeapi.NamespaceOption{Network: ofNode, Pid: ofNode, Ipc: ofNode, UsernsOptions: &runtimeapi.UserNamespace{Mode: ofNode}},
 			}},
 		},
 	} {
 		for _, handler := range []string{"", "runc"} {
-			if err := checker().Check(config, handler); err != nil {
+			if err := Pod(config, handler, goodNode()); err != nil {
 				t.Errorf("%s, handler %q: %v", name, handler, err)
 			}
 		}
@@ -100,7 +88,7 @@ func TestCheckAccepts(t *testing.T) {
 }
 
 // Every malformed field is refused, by its name, and by no other.
-func TestCheckRefuses(t *testing.T) {
+func TestPodRefuses(t *testing.T) {
 	const securityField, namespaceField = "config.linux.security_context.", "config.linux.security_context.namespace_options."
 	localhost := func(ref string) *runtimeapi.SecurityProfile {
 		return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: ref}
@@ -153,9 +141,9 @@ func TestCheckRefuses(t *testing.T) {
 		{"a label that is no text", "config.labels", func(c *config) { c.Labels["a"] = "\xff" }},
 		{"a label's key that is no text", "config.labels", func(c *config) { c.Labels["\xff"] = "a" }},
 		{"an annotation that is no text", "config.annotations", func(c *config) { c.Annotations["a"] = "\xff" }},
-		{"a bandwidth that is no quantity", "config.annotations[" + ingressBandwidth + "]", func(c *config) { c.Annotations[ingressBandwidth] = "fast" }},
-		{"too little bandwidth", "config.annotations[" + egressBandwidth + "]", func(c *config) { c.Annotations[egressBandwidth] = "999" }},
-		{"too much bandwidth", "config.annotations[" + egressBandwidth + "]", func(c *config) { c.Annotations[egressBandwidth] = "2P" }},
+		{"a bandwidth that is no quantity", "config.annotations[" + IngressBandwidth + "]", func(c *config) { c.Annotations[IngressBandwidth] = "fast" }},
+		{"too little bandwidth", "config.annotations[" + EgressBandwidth + "]", func(c *config) { c.Annotations[EgressBandwidth] = "999" }},
+		{"too much bandwidth", "config.annotations[" + EgressBandwidth + "]", func(c *config) { c.Annotations[EgressBandwidth] = "2P" }},
 
 		{"'..' in the cgroup parent", "config.linux.cgroup_parent", func(c *config) { c.Linux.CgroupParent = "/a/../.." }},
 		{"NUL in the cgroup parent", "config.linux.cgroup_parent", func(c *config) { c.Linux.CgroupParent = "/a\x00" }},
@@ -165,20 +153,20 @@ func TestCheckRefuses(t *testing.T) {
 		{"a sysctl without a name", "config.linux.sysctls[]", func(c *config) { c.Linux.Sysctls[""] = "1" }},
 		{"NUL in a sysctl's value", "config.linux.sysctls[net.core.somaxconn]", func(c *config) { c.Linux.Sysctls["net.core.somaxconn"] = "1\x00" }},
 		{"a sysctl twice, in both spellings", "config.linux.sysctls[net/core/somaxconn]", func(c *config) { c.Linux.Sysctls["net/core/somaxconn"] = "1" }},
-		{"a sysctl of the node's network", "config.linux.sysctls[net.core.somaxconn]", func(c *config) { options(c).UsernsOptions = nil; options(c).Network = node }},
-		{"a sysctl of the node's IPC", "config.linux.sysctls[kernel.shm_rmid_forced]", func(c *config) { options(c).UsernsOptions = nil; options(c).Ipc = node }},
+		{"a sysctl of the node's network", "config.linux.sysctls[net.core.somaxconn]", func(c *config) { options(c).UsernsOptions = nil; options(c).Network = ofNode }},
+		{"a sysctl of the node's IPC", "config.linux.sysctls[kernel.shm_rmid_forced]", func(c *config) { options(c).UsernsOptions = nil; options(c).Ipc = ofNode }},
 
 		{"unknown network mode", namespaceField + "network", func(c *config) { options(c).Network = 9 }},
-		{"network mode of a container", namespaceField + "network", func(c *config) { options(c).Network = container }},
+		{"network mode of a container", namespaceField + "network", func(c *config) { options(c).Network = ofContainer }},
 		{"unknown pid mode", namespaceField + "pid", func(c *config) { options(c).Pid = -1 }},
-		{"pid mode TARGET", namespaceField + "pid", func(c *config) { options(c).Pid = target }},
+		{"pid mode TARGET", namespaceField + "pid", func(c *config) { options(c).Pid = ofTarget }},
 		{"unknown ipc mode", namespaceField + "ipc", func(c *config) { options(c).Ipc = 4 }},
-		{"ipc mode of a container", namespaceField + "ipc", func(c *config) { options(c).Ipc = container }},
+		{"ipc mode of a container", namespaceField + "ipc", func(c *config) { options(c).Ipc = ofContainer }},
 		{"a target", namespaceField + "target_id", func(c *config) { options(c).TargetId = "abc" }},
 
 		{"unknown userns mode", namespaceField + "userns_options.mode", func(c *config) { options(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: 7} }},
-		{"userns mode of a container", namespaceField + "userns_options.mode", func(c *config) { options(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: container} }},
-		{"mappings without a user namespace", namespaceField + "userns_options", func(c *config) { options(c).UsernsOptions.Mode = node }},
+		{"userns mode of a container", namespaceField + "userns_options.mode", func(c *config) { options(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: ofContainer} }},
+		{"mappings without a user namespace", namespaceField + "userns_options", func(c *config) { options(c).UsernsOptions.Mode = ofNode }},
 		{"no uids", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids = nil }},
 		{"no gids", namespaceField + "userns_options.gids", func(c *config) { options(c).UsernsOptions.Gids = nil }},
 		{"an empty mapping", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids[1].Length = 0 }},
@@ -187,9 +175,9 @@ func TestCheckRefuses(t *testing.T) {
 		{"a mapping beyond the ids", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids = ids(0, math.MaxUint32-5, 10) }},
 		{"a pod without root", namespaceField + "userns_options.gids", func(c *config) { options(c).UsernsOptions.Gids = ids(1, 1000, 10) }},
 		{"too many mappings", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids = manyMappings(mostMappings + 1) }},
-		{"a user namespace in the node's network", namespaceField + "network", func(c *config) { options(c).Network = node; c.Linux.Sysctls = nil }},
-		{"a user namespace with the node's pids", namespaceField + "pid", func(c *config) { options(c).Pid = node }},
-		{"a user namespace with the node's ipc", namespaceField + "ipc", func(c *config) { options(c).Ipc = node; c.Linux.Sysctls = nil }},
+		{"a user namespace in the node's network", namespaceField + "network", func(c *config) { options(c).Network = ofNode; c.Linux.Sysctls = nil }},
+		{"a user namespace with the node's pids", namespaceField + "pid", func(c *config) { options(c).Pid = ofNode }},
+		{"a user namespace with the node's ipc", namespaceField + "ipc", func(c *config) { options(c).Ipc = ofNode; c.Linux.Sysctls = nil }},
 
 		{"negative user", securityField + "run_as_user", func(c *config) { security(c).RunAsUser.Value = -1 }},
 		{"the user that is none", securityField + "run_as_user", func(c *config) { security(c).RunAsUser.Value = math.MaxUint32 }},
@@ -212,15 +200,15 @@ func TestCheckRefuses(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			c := goodConfig()
 			test.change(c)
-			wantRefusal(t, checker().Check(c, "runc"), test.field)
+			wantRefusal(t, Pod(c, "runc", goodNode()), test.field)
 		})
 	}
-	t.Run("no config", func(t *testing.T) { wantRefusal(t, checker().Check(nil, ""), "config") })
-	t.Run("unknown handler", func(t *testing.T) { wantRefusal(t, checker().Check(goodConfig(), "kata"), "runtime_handler") })
+	t.Run("no config", func(t *testing.T) { wantRefusal(t, Pod(nil, "", goodNode()), "config") })
+	t.Run("unknown handler", func(t *testing.T) { wantRefusal(t, Pod(goodConfig(), "kata", goodNode()), "runtime_handler") })
 	t.Run("no slice for the systemd driver", func(t *testing.T) {
-		s := checker()
-		s.options.SystemdCgroup = true
-		wantRefusal(t, s.Check(goodConfig(), ""), "config.linux.cgroup_parent")
+		systemd := goodNode()
+		systemd.SystemdCgroup = true
+		wantRefusal(t, Pod(goodConfig(), "", systemd), "config.linux.cgroup_parent")
 	})
 }
 
@@ -231,51 +219,14 @@ func manyMappings(n uint32) (mappings []*runtimeapi.IDMapping) {
 	return mappings
 }
 
-// wantRefusal: InvalidArgument for this field and no other.
-func wantRefusal(t *testing.T, err error, field string) {
-	t.Helper()
-	if !errdefs.IsInvalidArgument(err) {
-		t.Fatalf("got %v, want InvalidArgument for %s", err, field)
-	}
-	_, complaints, _ := strings.Cut(err.Error(), ": ")
-	for line := range strings.Lines(complaints) {
-		if !strings.HasPrefix(line, field+": ") {
-			t.Errorf("got %q, want a complaint about %s alone", line, field)
-		}
-	}
-}
-
 // All that is wrong is told at once.
-func TestCheckTellsAll(t *testing.T) {
-	err := checker().Check(&runtimeapi.PodSandboxConfig{
+func TestPodTellsAll(t *testing.T) {
+	err := Pod(&runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{}, LogDirectory: "x", Hostname: "/",
-	}, "kata")
+	}, "kata", goodNode())
 	for _, field := range []string{"runtime_handler", "config.metadata.name", "config.hostname", "config.log_directory"} {
 		if err == nil || !strings.Contains(err.Error(), field+": ") {
 			t.Errorf("%v does not name %s", err, field)
-		}
-	}
-}
-
-// Run refuses before it does anything: no name is reserved, no file is made.
-func TestRunRefusesBeforeAnySideEffect(t *testing.T) {
-	s := checker()
-	s.options.Root, s.options.State = t.TempDir(), t.TempDir()
-	if _, err := s.Run(t.Context(), &runtimeapi.PodSandboxConfig{}, ""); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("Run = %v, want InvalidArgument", err)
-	}
-	if len(s.byID)+len(s.byName) != 0 {
-		t.Error("a name has been reserved")
-	}
-	wantEmpty(t, s.options.Root, s.options.State)
-}
-
-func wantEmpty(t *testing.T, directories ...string) {
-	t.Helper()
-	for _, directory := range directories {
-		found, err := filepath.Glob(filepath.Join(directory, "*"))
-		if err != nil && !errors.Is(err, os.ErrNotExist) || len(found) > 0 {
-			t.Errorf("%s is not empty: %q, %v", directory, found, err)
 		}
 	}
 }

@@ -1,26 +1,24 @@
-package oci
+package validate
 
 import (
-	"errors"
 	"fmt"
-	"math"
 	"path"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
-	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
+
+	"github.com/minicri/minicri/internal/machine"
 )
 
-// CheckContainer tells what is wrong with a request for a container in a pod,
-// all of it, each with the name of its field, as errdefs.ErrInvalidArgument.
-// It has no side effect. What depends on the image, or on files of the node
-// that may come and go, shows when the spec is made.
-func CheckContainer(config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig, machine Machine) error {
-	c := &containerCheck{config: config, pod: pod, machine: machine}
+// Container reports what is wrong with a request for a container in a pod. What
+// depends on the image, or on files of the node that may come and go, shows
+// when the spec is made.
+func Container(config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig, m machine.Machine) error {
+	c := &container{config: config, pod: pod, machine: m}
 	if config == nil {
 		c.bad("config", "is missing")
 		return c.err()
@@ -33,7 +31,7 @@ func CheckContainer(config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandb
 	c.mounts()
 	c.devices()
 	c.cdiDevices()
-	c.resources()
+	c.resources("config.linux.resources.", config.GetLinux().GetResources(), m)
 	c.privileged()
 	c.capabilities()
 	c.namespaces()
@@ -43,34 +41,19 @@ func CheckContainer(config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandb
 	return c.err()
 }
 
-// containerCheck collects what is wrong.
-type containerCheck struct {
+type container struct {
+	problems
 	config  *runtimeapi.ContainerConfig
 	pod     *runtimeapi.PodSandboxConfig
-	machine Machine
-	errs    []error
+	machine machine.Machine
 }
 
-func (c *containerCheck) bad(field, format string, args ...any) {
-	c.errs = append(c.errs, fmt.Errorf("%s: %w", field, fmt.Errorf(format, args...)))
-}
-
-func (c *containerCheck) err() error {
-	if len(c.errs) == 0 {
-		return nil
-	}
-	return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, errors.Join(c.errs...))
-}
-
-func (c *containerCheck) security() *runtimeapi.LinuxContainerSecurityContext {
+func (c *container) security() *runtimeapi.LinuxContainerSecurityContext {
 	return c.config.GetLinux().GetSecurityContext()
 }
 
-// longestName is the longest name that Kubernetes gives to anything.
-const longestName = 253
-
 // metadata: the name goes into log lines and the container's unique name.
-func (c *containerCheck) metadata() {
+func (c *container) metadata() {
 	if c.config.GetMetadata() == nil {
 		c.bad("config.metadata", "is missing")
 		return
@@ -86,14 +69,14 @@ func (c *containerCheck) metadata() {
 	}
 }
 
-func (c *containerCheck) image() {
+func (c *container) image() {
 	if c.config.GetImage().GetImage() == "" {
 		c.bad("config.image", "is missing")
 	}
 }
 
 // process: what goes into the argument and environment lists of execve(2).
-func (c *containerCheck) process() {
+func (c *container) process() {
 	for field, words := range map[string][]string{"command": c.config.GetCommand(), "args": c.config.GetArgs()} {
 		for i, word := range words {
 			c.text(fmt.Sprintf("config.%s[%d]", field, i), word)
@@ -113,14 +96,8 @@ func (c *containerCheck) process() {
 	}
 }
 
-func (c *containerCheck) text(field, text string) {
-	if strings.ContainsRune(text, 0) {
-		c.bad(field, "has a NUL character")
-	}
-}
-
 // logPath is relative to the pod's log_directory, and stays in it.
-func (c *containerCheck) logPath() {
+func (c *container) logPath() {
 	name := c.config.GetLogPath()
 	switch {
 	case name == "":
@@ -135,13 +112,13 @@ func (c *containerCheck) logPath() {
 	}
 }
 
-func (c *containerCheck) stopSignal() {
+func (c *container) stopSignal() {
 	if _, known := runtimeapi.Signal_name[int32(c.config.GetStopSignal())]; !known {
 		c.bad("config.stop_signal", "%d is unknown", c.config.GetStopSignal())
 	}
 }
 
-func (c *containerCheck) devices() {
+func (c *container) devices() {
 	for i, device := range c.config.GetDevices() {
 		field := fmt.Sprintf("config.devices[%d].", i)
 		c.absolute(field+"host_path", device.GetHostPath())
@@ -155,19 +132,7 @@ func (c *containerCheck) devices() {
 	}
 }
 
-// absolute: a place that does not lead back up.
-func (c *containerCheck) absolute(field, name string) {
-	switch {
-	case !path.IsAbs(name):
-		c.bad(field, "%q is not an absolute path", name)
-	case strings.ContainsRune(name, 0):
-		c.bad(field, "has a NUL character")
-	case slices.Contains(strings.Split(name, "/"), ".."):
-		c.bad(field, "%q has an element '..'", name)
-	}
-}
-
-func (c *containerCheck) cdiDevices() {
+func (c *container) cdiDevices() {
 	for i, device := range c.config.GetCDIDevices() {
 		if _, _, _, err := parser.ParseQualifiedName(device.GetName()); err != nil {
 			c.bad(fmt.Sprintf("config.CDI_devices[%d].name", i), "%w", err)
@@ -175,13 +140,5 @@ func (c *containerCheck) cdiDevices() {
 	}
 	if _, _, err := cdi.ParseAnnotations(c.config.GetAnnotations()); err != nil {
 		c.bad("config.annotations", "%w", err)
-	}
-}
-
-// id: the highest value means "no change" to the kernel (setresuid(2)), and
-// half of the rest is not taken by the programs that read /etc/passwd.
-func (c *containerCheck) id(field string, id int64) {
-	if id < 0 || id > math.MaxInt32 {
-		c.bad(field, "%d is not a user or group id", id)
 	}
 }

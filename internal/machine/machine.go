@@ -1,7 +1,11 @@
-package oci
+// Package machine knows what this machine can do: features of its kernel, asked
+// of the kernel and not taken from its version; capabilities of the daemon,
+// controllers of cgroups, SELinux, and AppArmor with the default profile, which
+// the kernel keeps once it is loaded. What is read stays so until the machine is
+// booted again, so there is no state here, and no lock.
+package machine
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -11,12 +15,9 @@ import (
 	"github.com/moby/sys/capability"
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/selinux/go-selinux"
-	"golang.org/x/sys/unix"
-
-	"github.com/minicri/minicri/apparmor"
 )
 
-// Machine is what a spec has to know of the machine that it is for.
+// Machine is what specs and checks have to know of the machine they are for.
 type Machine struct {
 	// OOMScoreAdj is the daemon's own; without CAP_SYS_RESOURCE no process can
 	// get a lower one (proc_pid_oom_score_adj(5)).
@@ -32,16 +33,14 @@ type Machine struct {
 	Controllers []string `json:",omitempty"`
 	CgroupV2    bool     `json:",omitempty"`
 	Swap        bool     `json:",omitempty"`
-	// RecursiveReadOnly: mounts can be made read-only with all below them
-	// (mount_setattr(2), Linux 5.12).
+	// RecursiveReadOnly and UserNamespaces are the features of these names (see
+	// Features).
 	RecursiveReadOnly bool `json:",omitempty"`
-	// UserNamespaces: pods can have their own, volumes with mapped owners
-	// included (mount_setattr(2) again).
-	UserNamespaces bool `json:",omitempty"`
+	UserNamespaces    bool `json:",omitempty"`
 }
 
-// ReadMachine asks the kernel.
-func ReadMachine() (Machine, error) {
+// Read asks the kernel.
+func Read() (Machine, error) {
 	text, err := os.ReadFile("/proc/self/oom_score_adj")
 	if err != nil {
 		return Machine{}, err
@@ -64,14 +63,14 @@ func ReadMachine() (Machine, error) {
 	return Machine{
 		OOMScoreAdj:       adjust,
 		CanLowerOOMAdj:    own.Get(capability.EFFECTIVE, capability.CAP_SYS_RESOURCE),
-		AppArmor:          apparmor.Supported(),
+		AppArmor:          AppArmorSupported(),
 		SELinux:           selinux.GetEnabled(),
 		Capabilities:      held(own),
 		Controllers:       controllers,
 		CgroupV2:          cgroups.IsCgroup2UnifiedMode(),
 		Swap:              accountsSwap(),
-		RecursiveReadOnly: canSetMountAttributes(),
-		UserNamespaces:    canSetMountAttributes() && allowsUserNamespaces(),
+		RecursiveReadOnly: probeRecursiveReadOnly() == nil,
+		UserNamespaces:    probeUserNamespaces() == nil,
 	}, nil
 }
 
@@ -79,22 +78,18 @@ func held(own capability.Capabilities) []string {
 	var names []string
 	for _, c := range capability.ListKnown() {
 		if own.Get(capability.EFFECTIVE, c) && own.Get(capability.BOUNDING, c) {
-			names = append(names, capabilityName(c.String()))
+			names = append(names, "CAP_"+strings.ToUpper(c.String()))
 		}
 	}
 	slices.Sort(names)
 	return names
 }
 
-// allowsUserNamespaces: the limit may be 0 (user_namespaces(7)).
-func allowsUserNamespaces() bool {
-	most, err := os.ReadFile("/proc/sys/user/max_user_namespaces")
-	return err == nil && strings.TrimSpace(string(most)) != "0"
-}
-
-// canSetMountAttributes asks with a call that fails in any case, for want of a
-// valid descriptor where the kernel has it.
-func canSetMountAttributes() bool {
-	err := unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
-	return errors.Is(err, unix.EBADF)
+// OOMScoreAdjNear is the value nearest to the wanted one that a process of
+// this machine may have.
+func (m Machine) OOMScoreAdjNear(wanted int) int {
+	if m.CanLowerOOMAdj {
+		return wanted
+	}
+	return max(wanted, m.OOMScoreAdj)
 }

@@ -1,8 +1,7 @@
-package sandbox
+package validate
 
 import (
 	"cmp"
-	"math"
 	"slices"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -12,7 +11,7 @@ import (
 
 // userNamespace: the mappings go into uid_map and gid_map as they are
 // (user_namespaces(7)), and root of the pod has to be somebody.
-func (c *check) userNamespace() {
+func (c *pod) userNamespace() {
 	const field = "config.linux.security_context.namespace_options."
 	options := c.security().GetNamespaceOptions()
 	userns := options.GetUsernsOptions()
@@ -35,27 +34,20 @@ func (c *check) userNamespace() {
 // mostMappings is what the kernel takes in one map.
 const mostMappings = 340
 
-func (c *check) mappings(field string, mappings []*runtimeapi.IDMapping) {
+func (c *pod) mappings(field string, mappings []*runtimeapi.IDMapping) {
 	if len(mappings) == 0 || len(mappings) > mostMappings {
 		c.bad(field, "has %d mappings, 1 to %d are possible", len(mappings), mostMappings)
 		return
 	}
-	for i, m := range mappings {
-		if m.GetLength() == 0 {
-			c.bad(field, "mapping %d is empty", i)
-		}
-		if uint64(m.GetHostId())+uint64(m.GetLength()) > math.MaxUint32 || uint64(m.GetContainerId())+uint64(m.GetLength()) > math.MaxUint32 {
-			c.bad(field, "mapping %d goes beyond the highest id", i)
-		}
-	}
+	c.idRanges(field, mappings)
 	c.overlap(field+": container ids", mappings, (*runtimeapi.IDMapping).GetContainerId)
 	c.overlap(field+": host ids", mappings, (*runtimeapi.IDMapping).GetHostId)
-	if _, mapped := hostID(mappings); !mapped {
+	if !slices.ContainsFunc(mappings, func(m *runtimeapi.IDMapping) bool { return m.GetContainerId() == 0 }) {
 		c.bad(field, "container id 0 is not mapped, the pod would have no root")
 	}
 }
 
-func (c *check) overlap(field string, mappings []*runtimeapi.IDMapping, start func(*runtimeapi.IDMapping) uint32) {
+func (c *pod) overlap(field string, mappings []*runtimeapi.IDMapping, start func(*runtimeapi.IDMapping) uint32) {
 	sorted := slices.SortedFunc(slices.Values(mappings), func(a, b *runtimeapi.IDMapping) int { return cmp.Compare(start(a), start(b)) })
 	for i := 1; i < len(sorted); i++ {
 		if uint64(start(sorted[i-1]))+uint64(sorted[i-1].GetLength()) > uint64(start(sorted[i])) {

@@ -1,4 +1,4 @@
-package oci
+package validate
 
 import (
 	"fmt"
@@ -6,25 +6,28 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/moby/sys/capability"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/oci"
 )
 
 const securityContext = "config.linux.security_context."
 
 // privileged: the pod has to say beforehand that such a container will come.
-func (c *containerCheck) privileged() {
+func (c *container) privileged() {
 	if c.security().GetPrivileged() && !c.pod.GetLinux().GetSecurityContext().GetPrivileged() {
 		c.bad(securityContext+"privileged", "is set, but the pod is not privileged")
 	}
 }
 
-func (c *containerCheck) capabilities() {
+func (c *container) capabilities() {
 	if c.security().GetPrivileged() {
 		return // which has all
 	}
 	asked := c.security().GetCapabilities()
-	drop := capabilityNames(asked.GetDropCapabilities())
+	drop := oci.CapabilityNames(asked.GetDropCapabilities())
 	for i, name := range drop {
 		if !knownCapability(name) {
 			c.bad(fmt.Sprintf("%scapabilities.drop_capabilities[%d]", securityContext, i), "%q is unknown", name)
@@ -36,44 +39,38 @@ func (c *containerCheck) capabilities() {
 
 // addedCapabilities: what the daemon has not it cannot give; "all" means all
 // that it has.
-func (c *containerCheck) addedCapabilities(list string, names, drop []string) {
-	for i, name := range capabilityNames(names) {
+func (c *container) addedCapabilities(list string, names, drop []string) {
+	for i, name := range oci.CapabilityNames(names) {
 		field := fmt.Sprintf("%scapabilities.%s[%d]", securityContext, list, i)
 		switch {
 		case !knownCapability(name):
 			c.bad(field, "%q is unknown", name)
-		case name != allCapabilities && !slices.Contains(drop, name) && !slices.Contains(c.machine.Capabilities, name):
+		case name != oci.AllCapabilities && !slices.Contains(drop, name) && !slices.Contains(c.machine.Capabilities, name):
 			c.bad(field, "the runtime itself does not have %s on this machine", name)
 		}
 	}
 }
 
-func (c *containerCheck) namespaces() {
+func (c *container) namespaces() {
 	const field = securityContext + "namespace_options."
 	o := c.security().GetNamespaceOptions()
-	const pod, container, node, target = runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_CONTAINER, runtimeapi.NamespaceMode_NODE, runtimeapi.NamespaceMode_TARGET
-	c.mode(field+"network", o.GetNetwork(), pod, node)
-	c.mode(field+"ipc", o.GetIpc(), pod, node)
-	c.mode(field+"pid", o.GetPid(), pod, container, node, target)
-	if (o.GetPid() == target) != (o.GetTargetId() != "") {
+	const ofPod, ofContainer, ofNode, ofTarget = runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_CONTAINER, runtimeapi.NamespaceMode_NODE, runtimeapi.NamespaceMode_TARGET
+	c.mode(field+"network", o.GetNetwork(), ofPod, ofNode)
+	c.mode(field+"ipc", o.GetIpc(), ofPod, ofNode)
+	c.mode(field+"pid", o.GetPid(), ofPod, ofContainer, ofNode, ofTarget)
+	if (o.GetPid() == ofTarget) != (o.GetTargetId() != "") {
 		c.bad(field+"target_id", "%q with the pid mode %v: TARGET and a target_id go together", o.GetTargetId(), o.GetPid())
 	}
-	if o.GetPid() == node && UserNamespace(c.pod) != nil {
+	if o.GetPid() == ofNode && oci.UserNamespace(c.pod) != nil {
 		c.bad(field+"pid", "is NODE, which a pod with a user namespace of its own cannot have")
 	}
 	c.userNamespace(field+"userns_options", o.GetUsernsOptions())
 }
 
-func (c *containerCheck) mode(field string, mode runtimeapi.NamespaceMode, allowed ...runtimeapi.NamespaceMode) {
-	if !slices.Contains(allowed, mode) {
-		c.bad(field, "%v is not one of %v", mode, allowed)
-	}
-}
-
 // userNamespace: a container has the user namespace of its pod, so it cannot
 // ask for another one; it need not ask.
-func (c *containerCheck) userNamespace(field string, asked *runtimeapi.UserNamespace) {
-	own := UserNamespace(c.pod)
+func (c *container) userNamespace(field string, asked *runtimeapi.UserNamespace) {
+	own := oci.UserNamespace(c.pod)
 	switch {
 	case asked == nil:
 	case asked.GetMode() != runtimeapi.NamespaceMode_POD && asked.GetMode() != runtimeapi.NamespaceMode_NODE:
@@ -84,24 +81,24 @@ func (c *containerCheck) userNamespace(field string, asked *runtimeapi.UserNames
 	}
 }
 
-func (c *containerCheck) user() {
+func (c *container) user() {
 	security := c.security()
 	username := security.GetRunAsUsername()
 	if security.GetRunAsUser() != nil {
-		c.id(securityContext+"run_as_user", security.GetRunAsUser().GetValue())
+		c.posixID(securityContext+"run_as_user", security.GetRunAsUser().GetValue())
 		if username != "" {
 			c.bad(securityContext+"run_as_username", "is set beside run_as_user")
 		}
 	}
 	c.username(username)
 	if group := security.GetRunAsGroup(); group != nil {
-		c.id(securityContext+"run_as_group", group.GetValue())
+		c.posixID(securityContext+"run_as_group", group.GetValue())
 		if security.GetRunAsUser() == nil && username == "" {
 			c.bad(securityContext+"run_as_group", "is set without run_as_user or run_as_username")
 		}
 	}
 	for i, group := range security.GetSupplementalGroups() {
-		c.id(fmt.Sprintf("%ssupplemental_groups[%d]", securityContext, i), group)
+		c.posixID(fmt.Sprintf("%ssupplemental_groups[%d]", securityContext, i), group)
 	}
 	if _, known := runtimeapi.SupplementalGroupsPolicy_name[int32(security.GetSupplementalGroupsPolicy())]; !known {
 		c.bad(securityContext+"supplemental_groups_policy", "%d is unknown", security.GetSupplementalGroupsPolicy())
@@ -110,7 +107,7 @@ func (c *containerCheck) user() {
 
 // username: a name has to be found in the image; a number would be taken even
 // if nobody has it.
-func (c *containerCheck) username(name string) {
+func (c *container) username(name string) {
 	if strings.ContainsAny(name, ":\n\x00") {
 		c.bad(securityContext+"run_as_username", "%q is not a name of a user", name)
 	}
@@ -119,7 +116,7 @@ func (c *containerCheck) username(name string) {
 	}
 }
 
-func (c *containerCheck) hiddenPaths() {
+func (c *container) hiddenPaths() {
 	for list, paths := range map[string][]string{"masked_paths": c.security().GetMaskedPaths(), "readonly_paths": c.security().GetReadonlyPaths()} {
 		for i, name := range paths {
 			c.absolute(fmt.Sprintf("%s%s[%d]", securityContext, list, i), name)
@@ -128,23 +125,24 @@ func (c *containerCheck) hiddenPaths() {
 }
 
 // profiles: those of a privileged container are not applied.
-func (c *containerCheck) profiles() {
+func (c *container) profiles() {
 	if c.security().GetPrivileged() {
 		return
 	}
-	seccomp, apparmor := ContainerSeccomp(c.security()), ContainerAppArmor(c.security())
-	c.profileType("seccomp.profile_type", seccomp)
-	c.profileType("apparmor.profile_type", apparmor)
-	if err := CheckSeccomp(seccomp); err != nil {
+	seccomp, apparmor := oci.ContainerSeccomp(c.security()), oci.ContainerAppArmor(c.security())
+	c.profileType(securityContext+"seccomp.profile_type", seccomp)
+	c.profileType(securityContext+"apparmor.profile_type", apparmor)
+	if err := checkSeccomp(seccomp); err != nil {
 		c.bad(securityContext+"seccomp", "%w", err)
 	}
-	if err := CheckAppArmor(apparmor, c.machine); err != nil {
+	if err := checkAppArmor(apparmor, c.machine); err != nil {
 		c.bad(securityContext+"apparmor", "%w", err)
 	}
 }
 
-func (c *containerCheck) profileType(field string, profile *runtimeapi.SecurityProfile) {
-	if _, known := runtimeapi.SecurityProfile_ProfileType_name[int32(profile.GetProfileType())]; !known {
-		c.bad(securityContext+field, "%d is unknown", profile.GetProfileType())
-	}
+// knownCapability: the kernel of some machine has it (capabilities(7)).
+func knownCapability(name string) bool {
+	return name == oci.AllCapabilities || slices.ContainsFunc(capability.ListKnown(), func(known capability.Cap) bool {
+		return oci.CapabilityNames([]string{known.String()})[0] == name
+	})
 }

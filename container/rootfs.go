@@ -1,7 +1,6 @@
-package oci
+package container
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +9,8 @@ import (
 	"path"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/oci"
 )
 
 // longestRootfsFile bounds what of an image is read into memory.
@@ -18,41 +19,59 @@ const longestRootfsFile = 16 << 20
 // readInRootfs reads a file of a container's rootfs as a process in it would
 // find it: symbolic links are followed and never lead out. One that is not
 // there is empty. What the image puts there instead of a file, a pipe or a
-// device, is refused and not waited for.
-func readInRootfs(rootfs, name string) (*bytes.Reader, error) {
-	file, err := openInRootfs(rootfs, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
+// device, is refused and never opened: opening alone arms a watchdog, or
+// rewinds a tape.
+func readInRootfs(rootfs, name string) ([]byte, error) {
+	place, err := openInRootfs(rootfs, name, unix.O_PATH)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
-		return bytes.NewReader(nil), nil
+		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open %s of the rootfs: %w", name, err)
 	}
-	defer file.Close()
-	info, err := file.Stat()
+	defer place.Close()
+	info, err := place.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("read %s of the rootfs: %w", name, err)
 	}
 	if !info.Mode().IsRegular() || info.Size() > longestRootfsFile {
 		return nil, fmt.Errorf("%s of the rootfs is not a file of at most %d bytes", name, longestRootfsFile)
 	}
+	file, err := os.Open(fdPath(place))
+	if err != nil {
+		return nil, fmt.Errorf("open %s of the rootfs: %w", name, err)
+	}
+	defer file.Close()
 	content, err := io.ReadAll(io.LimitReader(file, longestRootfsFile))
 	if err != nil {
 		return nil, fmt.Errorf("read %s of the rootfs: %w", name, err)
 	}
-	return bytes.NewReader(content), nil
+	return content, nil
 }
 
-// InRootfs is the path on the node, without symbolic links, of a path in a
+// readUsers reads what the image says of its users.
+func readUsers(c *oci.Container) (err error) {
+	if c.Passwd, err = readInRootfs(c.Rootfs, "etc/passwd"); err != nil {
+		return err
+	}
+	c.Group, err = readInRootfs(c.Rootfs, "etc/group")
+	return err
+}
+
+// inRootfs is the path on the node, without symbolic links, of a path in a
 // rootfs as a process in it would find it; fs.ErrNotExist if there is none. An
 // empty path is the root.
-func InRootfs(rootfs, name string) (string, error) {
+func inRootfs(rootfs, name string) (string, error) {
 	file, err := openInRootfs(rootfs, path.Join("/", name), unix.O_PATH)
 	if err != nil {
 		return "", err
 	}
 	defer file.Close()
-	return os.Readlink(fmt.Sprintf("/proc/self/fd/%d", file.Fd()))
+	return os.Readlink(fdPath(file))
 }
+
+// fdPath leads to what is open, wherever it is now (proc_pid_fd(5)).
+func fdPath(file *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", file.Fd()) }
 
 // openInRootfs lets the kernel keep the path in the rootfs (openat2(2)), which
 // holds also while somebody changes it.

@@ -1,4 +1,4 @@
-package oci
+package machine
 
 import (
 	"os"
@@ -6,12 +6,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/moby/sys/capability"
 	"github.com/opencontainers/cgroups"
 )
 
 // What the kernel says of the mounted controllers is what we say.
 func TestReadControllers(t *testing.T) {
-	machine, err := ReadMachine()
+	machine, err := Read()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +45,7 @@ func isMounted(t *testing.T, controller string) bool {
 
 // The capabilities are those of this process, as the kernel shows them.
 func TestMachineCapabilities(t *testing.T) {
-	machine, err := ReadMachine()
+	machine, err := Read()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,11 +53,15 @@ func TestMachineCapabilities(t *testing.T) {
 		t.Errorf("%q is not sorted", machine.Capabilities)
 	}
 	for _, name := range machine.Capabilities {
-		if !knownCapability(name) {
+		if !capabilityKnown(name) {
 			t.Errorf("%q is no capability", name)
 		}
 	}
 	if slices.Contains(machine.Capabilities, "CAP_SYS_RESOURCE") != machine.CanLowerOOMAdj {
 		t.Errorf("%q, but CanLowerOOMAdj is %v", machine.Capabilities, machine.CanLowerOOMAdj)
 	}
+}
+
+func capabilityKnown(name string) bool {
+	return slices.ContainsFunc(capability.ListKnown(), func(c capability.Cap) bool { return "CAP_"+strings.ToUpper(c.String()) == name })
 }

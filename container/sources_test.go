@@ -1,13 +1,14 @@
-package oci
+package container
 
 import (
 	"os"
 	"path/filepath"
-	"reflect"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/oci"
 )
 
 func TestMakeSources(t *testing.T) {
@@ -16,9 +17,9 @@ func TestMakeSources(t *testing.T) {
 	if err := os.WriteFile(file, []byte("kept"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := &Container{
+	c := &oci.Container{
 		VolumesDir: filepath.Join(host, "volumes"),
-		Image:      Image{Volumes: []string{"/b", "/a"}},
+		Image:      oci.Image{Volumes: []string{"/b", "/a"}},
 		Config: &runtimeapi.ContainerConfig{Mounts: []*runtimeapi.Mount{
 			{ContainerPath: "/f", HostPath: file},
 			{ContainerPath: "/d", HostPath: filepath.Join(host, "made", "deep")},
@@ -26,7 +27,7 @@ func TestMakeSources(t *testing.T) {
 		}},
 	}
 	for range 2 { // a second time changes nothing
-		if err := MakeSources(c); err != nil {
+		if err := makeSources(c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -38,7 +39,7 @@ func TestMakeSources(t *testing.T) {
 	if content, err := os.ReadFile(file); err != nil || string(content) != "kept" {
 		t.Errorf("the file is %q, %v", content, err)
 	}
-	if err := Relabel(c, &specs.Spec{Linux: &specs.Linux{}}); err == nil {
+	if err := relabel(c, &specs.Spec{Linux: &specs.Linux{}}); err == nil {
 		t.Error("the pod's files are missing, and nobody says so")
 	}
 }
@@ -48,20 +49,8 @@ func TestMakeSourcesTellsTheMount(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := &Container{Config: &runtimeapi.ContainerConfig{Mounts: []*runtimeapi.Mount{{ContainerPath: "/f", HostPath: file + "/below"}}}}
-	if err := MakeSources(c); err == nil {
+	c := &oci.Container{Config: &runtimeapi.ContainerConfig{Mounts: []*runtimeapi.Mount{{ContainerPath: "/f", HostPath: file + "/below"}}}}
+	if err := makeSources(c); err == nil {
 		t.Error("a directory below a file has been made")
-	}
-}
-
-func TestImageVolumes(t *testing.T) {
-	c := &Container{
-		VolumesDir: "/v",
-		Image:      Image{Volumes: []string{"/z/", "data", "/"}},
-		Config:     &runtimeapi.ContainerConfig{Mounts: []*runtimeapi.Mount{{ContainerPath: "/data/", HostPath: "/d"}}},
-	}
-	want := []Volume{{ContainerPath: "/z", HostPath: "/v/1"}}
-	if got := ImageVolumes(c); !reflect.DeepEqual(got, want) {
-		t.Errorf("ImageVolumes = %v, want %v", got, want)
 	}
 }

@@ -1,0 +1,81 @@
+package container
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A file of an image is found as a process in it would find it, and what is no
+// file is refused without being opened.
+func TestReadInRootfs(t *testing.T) {
+	const text = "root:x:0:0::/:/bin/sh\n"
+	for _, test := range []struct {
+		name string
+		make func(t *testing.T, rootfs string)
+		want string
+		// says is in the error, "" for none.
+		says string
+	}{
+		{"a file", func(t *testing.T, rootfs string) { write(t, rootfs+"/etc/passwd", text) }, text, ""},
+		{"nothing", func(*testing.T, string) {}, "", ""},
+		{"links, also absolute ones and such that lead up", func(t *testing.T, rootfs string) {
+			write(t, rootfs+"/usr/lib/passwd", text)
+			link(t, "/usr/lib/other", rootfs+"/etc/passwd")
+			link(t, "../../../../usr/lib/passwd", rootfs+"/usr/lib/other")
+		}, text, ""},
+		{"a link that would lead out", func(t *testing.T, rootfs string) {
+			write(t, filepath.Dir(rootfs)+"/outside", text)
+			link(t, filepath.Dir(rootfs)+"/outside", rootfs+"/etc/passwd")
+		}, "", ""},
+		{"a directory", func(t *testing.T, rootfs string) { write(t, rootfs+"/etc/passwd/x", "") }, "", "is not a file"},
+		{"a link that never ends", func(t *testing.T, rootfs string) { link(t, "passwd", rootfs+"/etc/passwd") }, "", "too many levels"},
+		{"a pipe", func(t *testing.T, rootfs string) { node(t, rootfs+"/etc/passwd", unix.S_IFIFO, 0) }, "", "is not a file"},
+		// Linux has no driver for this number: opening it says ENXIO or ENODEV.
+		{"a device", func(t *testing.T, rootfs string) {
+			node(t, rootfs+"/etc/passwd", unix.S_IFCHR, int(unix.Mkdev(240, 250)))
+		}, "", "is not a file"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			rootfs := filepath.Join(t.TempDir(), "rootfs")
+			if err := os.MkdirAll(rootfs+"/etc", 0o755); err != nil {
+				t.Fatal(err)
+			}
+			test.make(t, rootfs)
+			got, err := readInRootfs(rootfs, "etc/passwd")
+			if string(got) != test.want || (err != nil) != (test.says != "") || err != nil && !strings.Contains(err.Error(), test.says) {
+				t.Errorf("got %q, %v, want %q and an error that says %q", got, err, test.want, test.says)
+			}
+		})
+	}
+}
+
+func write(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func link(t *testing.T, target, name string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(target, name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func node(t *testing.T, name string, kind uint32, number int) {
+	t.Helper()
+	if err := unix.Mknod(name, kind|0o600, number); err != nil {
+		t.Fatalf("make a node (this test needs root): %v", err)
+	}
+}

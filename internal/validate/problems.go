@@ -1,0 +1,101 @@
+// Package validate checks what the CRI asks for before anything is done about
+// it. Pod, Container and Resources report everything that is wrong with a
+// request at once, each with the name of its field in the API, as one error of
+// the kind errdefs.ErrInvalidArgument. They have no side effects; apart from
+// profiles that a request names by their files, they read nothing but the
+// request and what they are given. There is no state, and no lock.
+package validate
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"path"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// problems collects what is wrong with one request.
+type problems struct{ errs []error }
+
+func (p *problems) bad(field, format string, args ...any) {
+	p.errs = append(p.errs, fmt.Errorf("%s: %w", field, fmt.Errorf(format, args...)))
+}
+
+func (p *problems) err() error {
+	if len(p.errs) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, errors.Join(p.errs...))
+}
+
+// longestName is the longest name that Kubernetes gives to anything.
+const longestName = 253
+
+func (p *problems) text(field, text string) {
+	if strings.ContainsRune(text, 0) {
+		p.bad(field, "has a NUL character")
+	}
+}
+
+// texts: labels and annotations are stored as they are, but they are text.
+func (p *problems) texts(field string, pairs map[string]string) {
+	for key, value := range pairs {
+		if !utf8.ValidString(key) || !utf8.ValidString(value) {
+			p.bad("config."+field, "%q is not UTF-8", key)
+		}
+	}
+}
+
+// absolute: a place that does not lead back up.
+func (p *problems) absolute(field, name string) {
+	switch {
+	case !path.IsAbs(name):
+		p.bad(field, "%q is not an absolute path", name)
+	case strings.ContainsRune(name, 0):
+		p.bad(field, "has a NUL character")
+	case slices.Contains(strings.Split(name, "/"), ".."):
+		p.bad(field, "%q has an element '..'", name)
+	}
+}
+
+func (p *problems) mode(field string, mode runtimeapi.NamespaceMode, allowed ...runtimeapi.NamespaceMode) {
+	if !slices.Contains(allowed, mode) {
+		p.bad(field, "%v is not one of %v", mode, allowed)
+	}
+}
+
+func (p *problems) id(field string, id *runtimeapi.Int64Value) {
+	// The highest value means "no change" to the kernel (setresuid(2)).
+	if id != nil && (id.GetValue() < 0 || id.GetValue() >= math.MaxUint32) {
+		p.bad(field, "%d is not a user or group id", id.GetValue())
+	}
+}
+
+// posixID: half of the ids are not taken by the programs that read /etc/passwd.
+func (p *problems) posixID(field string, id int64) {
+	if id < 0 || id > math.MaxInt32 {
+		p.bad(field, "%d is not a user or group id", id)
+	}
+}
+
+func (p *problems) idRanges(field string, mappings []*runtimeapi.IDMapping) {
+	for i, m := range mappings {
+		if m.GetLength() == 0 {
+			p.bad(field, "mapping %d is empty", i)
+		}
+		if uint64(m.GetHostId())+uint64(m.GetLength()) > math.MaxUint32 || uint64(m.GetContainerId())+uint64(m.GetLength()) > math.MaxUint32 {
+			p.bad(field, "mapping %d goes beyond the highest id", i)
+		}
+	}
+}
+
+func (p *problems) profileType(field string, profile *runtimeapi.SecurityProfile) {
+	if _, known := runtimeapi.SecurityProfile_ProfileType_name[int32(profile.GetProfileType())]; !known {
+		p.bad(field, "%d is unknown", profile.GetProfileType())
+	}
+}

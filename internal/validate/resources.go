@@ -1,0 +1,89 @@
+package validate
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/machine"
+)
+
+// mostOOMScoreAdj bounds an oom_score_adj on both sides (proc_pid_oom_score_adj(5)).
+const mostOOMScoreAdj = 1000
+
+// Resources reports what is wrong with the resources of a request that changes
+// those of a container; field is where they are in it, with a dot at the end.
+func Resources(field string, r *runtimeapi.LinuxContainerResources, m machine.Machine) error {
+	p := &problems{}
+	p.resources(field, r, m)
+	return p.err()
+}
+
+func (p *problems) resources(field string, r *runtimeapi.LinuxContainerResources, m machine.Machine) {
+	p.notBelow(field+"cpu_period", r.GetCpuPeriod(), 0)
+	p.notBelow(field+"cpu_quota", r.GetCpuQuota(), -1)
+	p.notBelow(field+"cpu_shares", r.GetCpuShares(), 0)
+	p.notBelow(field+"memory_limit_in_bytes", r.GetMemoryLimitInBytes(), -1)
+	p.notBelow(field+"memory_swap_limit_in_bytes", r.GetMemorySwapLimitInBytes(), -1)
+	if swap, memory := r.GetMemorySwapLimitInBytes(), r.GetMemoryLimitInBytes(); swap > 0 && swap < memory {
+		p.bad(field+"memory_swap_limit_in_bytes", "%d is less than the memory limit %d, which it includes", swap, memory)
+	}
+	if adjust := r.GetOomScoreAdj(); adjust < -mostOOMScoreAdj || adjust > mostOOMScoreAdj {
+		p.bad(field+"oom_score_adj", "%d is not between -%d and %d", adjust, mostOOMScoreAdj, mostOOMScoreAdj)
+	}
+	p.cpuset(field+"cpuset_cpus", r.GetCpusetCpus())
+	p.cpuset(field+"cpuset_mems", r.GetCpusetMems())
+	for i, limit := range r.GetHugepageLimits() {
+		if !hugepageSize.MatchString(limit.GetPageSize()) {
+			p.bad(fmt.Sprintf("%shugepage_limits[%d].page_size", field, i), "%q is not a size like 2MB or 1GB", limit.GetPageSize())
+		}
+	}
+	p.unified(field+"unified", r.GetUnified(), m)
+}
+
+var hugepageSize = regexp.MustCompile(`^[1-9][0-9]*[KMGT]B$`)
+
+func (p *problems) notBelow(field string, value, least int64) {
+	if value < least {
+		p.bad(field, "%d is less than %d", value, least)
+	}
+}
+
+// cpuset: numbers and ranges with commas (cpuset(7), list format).
+func (p *problems) cpuset(field, set string) {
+	if set == "" {
+		return
+	}
+	for part := range strings.SplitSeq(set, ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		from, err := strconv.ParseUint(first, 10, 31)
+		to := from
+		if isRange {
+			var errLast error
+			to, errLast = strconv.ParseUint(last, 10, 31)
+			err = errors.Join(err, errLast)
+		}
+		if err != nil || to < from {
+			p.bad(field, "%q is not a list of numbers and ranges", set)
+			return
+		}
+	}
+}
+
+// unified: each key is a file in the cgroup, named controller.what.
+func (p *problems) unified(field string, keys map[string]string, m machine.Machine) {
+	if len(keys) > 0 && !m.CgroupV2 {
+		p.bad(field, "needs cgroup v2, this machine has v1")
+		return
+	}
+	for key, value := range keys {
+		controller, what, _ := strings.Cut(key, ".")
+		if controller == "" || what == "" || strings.ContainsAny(key, "/\x00") || strings.ContainsRune(value, 0) {
+			p.bad(fmt.Sprintf("%s[%s]", field, key), "is not a file of a cgroup")
+		}
+	}
+}

@@ -1,0 +1,91 @@
+package sandbox
+
+import (
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/internal/validate"
+)
+
+// goodConfig asks for all that a pod can ask for at once.
+func goodConfig() *runtimeapi.PodSandboxConfig {
+	return &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "web-0", Namespace: "default", Uid: "3f0c-11", Attempt: 1},
+		Hostname:     "web-0.example",
+		LogDirectory: "/var/log/pods/default_web-0_3f0c-11",
+		DnsConfig:    &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10", "fd00::a"}, Searches: []string{"svc.local"}, Options: []string{"ndots:5"}},
+		PortMappings: []*runtimeapi.PortMapping{
+			{Protocol: runtimeapi.Protocol_TCP, ContainerPort: 80, HostPort: 8080},
+			{Protocol: runtimeapi.Protocol_UDP, ContainerPort: 53, HostPort: 65535, HostIp: "127.0.0.1"},
+			{Protocol: runtimeapi.Protocol_SCTP, ContainerPort: 65535, HostIp: "::1"},
+			{},
+		},
+		Labels:      map[string]string{"app": "web", "": ""},
+		Annotations: map[string]string{validate.IngressBandwidth: "10M", validate.EgressBandwidth: "1Gi", "any": "thing\n"},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
+			CgroupParent: "/kubepods/pod3f0c",
+			Sysctls:      map[string]string{"net.core.somaxconn": "512", "kernel.shm_rmid_forced": "1"},
+			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+				RunAsUser: &runtimeapi.Int64Value{Value: 1000}, RunAsGroup: &runtimeapi.Int64Value{Value: 0},
+				SupplementalGroups:       []int64{0, math.MaxUint32 - 1},
+				SupplementalGroupsPolicy: runtimeapi.SupplementalGroupsPolicy_Strict,
+				Seccomp:                  &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+				Apparmor:                 &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+				NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER, UsernsOptions: &runtimeapi.UserNamespace{
+					Mode: runtimeapi.NamespaceMode_POD, Uids: ids(0, 65536, 1000, 2000, 100000, 10), Gids: ids(0, 65536, 65536),
+				}},
+			},
+		},
+	}
+}
+
+// ids makes mappings of container id, host id and length, three by three.
+func ids(numbers ...uint32) (mappings []*runtimeapi.IDMapping) {
+	for of := range slices.Chunk(numbers, 3) {
+		mappings = append(mappings, &runtimeapi.IDMapping{ContainerId: of[0], HostId: of[1], Length: of[2]})
+	}
+	return mappings
+}
+
+func options(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
+	return c.Linux.SecurityContext.NamespaceOptions
+}
+
+func checker() *Store {
+	return &Store{
+		options: Options{Handlers: []string{"runc"}, Machine: machine.Machine{}},
+		byID:    make(map[string]*Sandbox),
+		byName:  make(map[string]*Sandbox),
+	}
+}
+
+// Run refuses before it does anything: no name is reserved, no file is made.
+func TestRunRefusesBeforeAnySideEffect(t *testing.T) {
+	s := checker()
+	s.options.Root, s.options.State = t.TempDir(), t.TempDir()
+	if _, err := s.Run(t.Context(), &runtimeapi.PodSandboxConfig{}, ""); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("Run = %v, want InvalidArgument", err)
+	}
+	if len(s.byID)+len(s.byName) != 0 {
+		t.Error("a name has been reserved")
+	}
+	wantEmpty(t, s.options.Root, s.options.State)
+}
+
+func wantEmpty(t *testing.T, directories ...string) {
+	t.Helper()
+	for _, directory := range directories {
+		found, err := filepath.Glob(filepath.Join(directory, "*"))
+		if err != nil && !errors.Is(err, os.ErrNotExist) || len(found) > 0 {
+			t.Errorf("%s is not empty: %q, %v", directory, found, err)
+		}
+	}
+}
