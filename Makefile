@@ -29,7 +29,7 @@ demo: root setup build bin/demo ## Run pods, kill and restart the daemon, remove
 	bin/demo
 
 .PHONY: test
-test: root setup peers-test build failpoints kubelet ## Run every test (root)
+test: root setup peers-test build failpoints kubelet bin/tools/.built ## Run every test (root)
 	hack/test
 
 # The binary is run itself: go test would show its numbers only on failure.
@@ -119,9 +119,13 @@ bench-%: root peers-bench setup build ## Measure and print: sandbox, image, cont
 	go build $(goflags) -o bin/bench/$* ./test/bench/$*
 	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns bin/bench/$*
 
-bin/tools/.built: hack/tools/go.mod hack/tools/go.sum
+bin/tools/.built: hack/tools/go.mod hack/tools/go.sum $(wildcard hack/tools/*/*.go)
 	go build -C hack/tools $(goflags) -o $(CURDIR)/bin/tools/ tool
 	@touch $@
+
+.PHONY: generate
+generate: bin/tools/.built ## Write shim/api from shim.proto again
+	PATH="$(CURDIR)/bin/tools:$$PATH" protogen shim/api/shim.proto shim/api protoc-gen-go protoc-gen-go-ttrpc
 
 .PHONY: lint
 lint: packages bin/tools/.built ## gofumpt, go vet, staticcheck

@@ -266,7 +266,7 @@ var reserved = []struct {
 	},
 	{
 		"github.com/opencontainers/runc/...",
-		[]string{"shim/supervisor", "cmd/minicri-shim"},
+		[]string{"shim/runtime", "cmd/minicri-shim"},
 		"libcontainer is cgo and re-executes its own binary: it must never be in the daemon",
 	},
 	{

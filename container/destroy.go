@@ -98,7 +98,7 @@ const deletePause = 2 * time.Millisecond
 // next container.
 func (s *Store) killAndDelete(ctx context.Context, c *Container, shim *client.Client) error {
 	for deadline := time.Now().Add(s.options.Limits.Kill); ; time.Sleep(deletePause) {
-		err := shim.Delete(ctx, c.ID, false)
+		err := shim.Delete(ctx, c.ID)
 		if !errdefs.IsFailedPrecondition(err) {
 			return err
 		}

@@ -157,7 +157,7 @@ func (s *shims) forget(ctx context.Context, sandboxID string) error {
 func empty(ctx context.Context, shim *client.Client) error {
 	left, err := shim.List(ctx)
 	for _, c := range left {
-		err = errors.Join(err, shim.Delete(ctx, c.GetId(), false))
+		err = errors.Join(err, shim.Delete(ctx, c.GetId()))
 	}
 	return err
 }

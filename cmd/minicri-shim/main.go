@@ -19,6 +19,7 @@ import (
 	"runtime/debug"
 	"syscall"
 
+	"github.com/minicri/minicri/shim/runtime"
 	"github.com/minicri/minicri/shim/supervisor"
 	"github.com/opencontainers/runc/libcontainer"
 	_ "github.com/opencontainers/runc/libcontainer/nsenter" // joins namespaces in C, before the Go runtime starts
@@ -60,7 +61,7 @@ func main() {
 }
 
 func pause(args []string) int {
-	var p supervisor.Pause
+	var p runtime.Pause
 	flags := flag.NewFlagSet("minicri-shim pause", flag.ExitOnError)
 	flags.StringVar(&p.Root, "root", "", "directory of container states, made if absent")
 	flags.StringVar(&p.ID, "id", "", "id of the container, unique below root")

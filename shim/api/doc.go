@@ -11,8 +11,6 @@
 // is delivered, or all its writers have closed it. Half-closing a stdin stream
 // closes the stdin of an exec, and of a container with stdin_once. An empty
 // exec is the container itself: what it writes from then on.
-//
-//go:generate protoc --go_out=. --go_opt=paths=source_relative --go-ttrpc_out=. --go-ttrpc_opt=paths=source_relative shim.proto
 package api
 
 // Files in a shim's directory, known to both sides.

@@ -12,18 +12,14 @@ type ShimService interface {
 	Start(context.Context, *StartRequest) (*Empty, error)
 	Kill(context.Context, *KillRequest) (*Empty, error)
 	Delete(context.Context, *DeleteRequest) (*Empty, error)
-	State(context.Context, *StateRequest) (*Container, error)
 	List(context.Context, *Empty) (*ListResponse, error)
 	Events(context.Context, *EventsRequest, Shim_EventsServer) error
 	ExecSync(context.Context, *ExecSyncRequest, Shim_ExecSyncServer) error
 	ExecStart(context.Context, *ExecStartRequest) (*ExecStartResponse, error)
 	ExecWait(context.Context, *ExecWaitRequest) (*ExecWaitResponse, error)
 	Resize(context.Context, *ResizeRequest) (*Empty, error)
-	CloseStdin(context.Context, *CloseStdinRequest) (*Empty, error)
 	ReopenLog(context.Context, *ReopenLogRequest) (*Empty, error)
 	Update(context.Context, *UpdateRequest) (*Empty, error)
-	Pause(context.Context, *PauseRequest) (*Empty, error)
-	Resume(context.Context, *ResumeRequest) (*Empty, error)
 	Shutdown(context.Context, *Empty) (*Empty, error)
 }
 
@@ -84,13 +80,6 @@ func RegisterShimService(srv *ttrpc.Server, svc ShimService) {
 				}
 				return svc.Delete(ctx, &req)
 			},
-			"State": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
-				var req StateRequest
-				if err := unmarshal(&req); err != nil {
-					return nil, err
-				}
-				return svc.State(ctx, &req)
-			},
 			"List": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req Empty
 				if err := unmarshal(&req); err != nil {
@@ -119,13 +108,6 @@ func RegisterShimService(srv *ttrpc.Server, svc ShimService) {
 				}
 				return svc.Resize(ctx, &req)
 			},
-			"CloseStdin": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
-				var req CloseStdinRequest
-				if err := unmarshal(&req); err != nil {
-					return nil, err
-				}
-				return svc.CloseStdin(ctx, &req)
-			},
 			"ReopenLog": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req ReopenLogRequest
 				if err := unmarshal(&req); err != nil {
@@ -139,20 +121,6 @@ func RegisterShimService(srv *ttrpc.Server, svc ShimService) {
 					return nil, err
 				}
 				return svc.Update(ctx, &req)
-			},
-			"Pause": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
-				var req PauseRequest
-				if err := unmarshal(&req); err != nil {
-					return nil, err
-				}
-				return svc.Pause(ctx, &req)
-			},
-			"Resume": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
-				var req ResumeRequest
-				if err := unmarshal(&req); err != nil {
-					return nil, err
-				}
-				return svc.Resume(ctx, &req)
 			},
 			"Shutdown": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req Empty
@@ -194,18 +162,14 @@ type ShimClient interface {
 	Start(context.Context, *StartRequest) (*Empty, error)
 	Kill(context.Context, *KillRequest) (*Empty, error)
 	Delete(context.Context, *DeleteRequest) (*Empty, error)
-	State(context.Context, *StateRequest) (*Container, error)
 	List(context.Context, *Empty) (*ListResponse, error)
 	Events(context.Context, *EventsRequest) (Shim_EventsClient, error)
 	ExecSync(context.Context, *ExecSyncRequest) (Shim_ExecSyncClient, error)
 	ExecStart(context.Context, *ExecStartRequest) (*ExecStartResponse, error)
 	ExecWait(context.Context, *ExecWaitRequest) (*ExecWaitResponse, error)
 	Resize(context.Context, *ResizeRequest) (*Empty, error)
-	CloseStdin(context.Context, *CloseStdinRequest) (*Empty, error)
 	ReopenLog(context.Context, *ReopenLogRequest) (*Empty, error)
 	Update(context.Context, *UpdateRequest) (*Empty, error)
-	Pause(context.Context, *PauseRequest) (*Empty, error)
-	Resume(context.Context, *ResumeRequest) (*Empty, error)
 	Shutdown(context.Context, *Empty) (*Empty, error)
 }
 
@@ -246,14 +210,6 @@ func (c *shimClient) Kill(ctx context.Context, req *KillRequest) (*Empty, error)
 func (c *shimClient) Delete(ctx context.Context, req *DeleteRequest) (*Empty, error) {
 	var resp Empty
 	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "Delete", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *shimClient) State(ctx context.Context, req *StateRequest) (*Container, error) {
-	var resp Container
-	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "State", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
@@ -349,14 +305,6 @@ func (c *shimClient) Resize(ctx context.Context, req *ResizeRequest) (*Empty, er
 	return &resp, nil
 }
 
-func (c *shimClient) CloseStdin(ctx context.Context, req *CloseStdinRequest) (*Empty, error) {
-	var resp Empty
-	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "CloseStdin", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
 func (c *shimClient) ReopenLog(ctx context.Context, req *ReopenLogRequest) (*Empty, error) {
 	var resp Empty
 	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "ReopenLog", req, &resp); err != nil {
@@ -368,22 +316,6 @@ func (c *shimClient) ReopenLog(ctx context.Context, req *ReopenLogRequest) (*Emp
 func (c *shimClient) Update(ctx context.Context, req *UpdateRequest) (*Empty, error) {
 	var resp Empty
 	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "Update", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *shimClient) Pause(ctx context.Context, req *PauseRequest) (*Empty, error) {
-	var resp Empty
-	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "Pause", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *shimClient) Resume(ctx context.Context, req *ResumeRequest) (*Empty, error) {
-	var resp Empty
-	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "Resume", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -32,17 +32,10 @@ func (s Shim) Kill(ctx context.Context, id string, signal uint32, all bool) erro
 }
 
 // Delete removes a stopped container. errdefs.ErrUnavailable says that
-// processes do not go yet: call again. With shutdownIfLast the shim ends after
-// its last container.
-func (s Shim) Delete(ctx context.Context, id string, shutdownIfLast bool) error {
-	_, err := s.rpc.Delete(ctx, &api.DeleteRequest{Id: id, ShutdownIfLast: shutdownIfLast})
+// processes do not go yet: call again.
+func (s Shim) Delete(ctx context.Context, id string) error {
+	_, err := s.rpc.Delete(ctx, &api.DeleteRequest{Id: id})
 	return native(err)
-}
-
-// State returns one container.
-func (s Shim) State(ctx context.Context, id string) (*api.Container, error) {
-	answer, err := s.rpc.State(ctx, &api.StateRequest{Id: id})
-	return answer, native(err)
 }
 
 // List returns all containers, in no order.
@@ -54,12 +47,6 @@ func (s Shim) List(ctx context.Context) ([]*api.Container, error) {
 // Resize sets the size of a terminal; an empty exec is the container's.
 func (s Shim) Resize(ctx context.Context, id, exec string, width, height uint32) error {
 	_, err := s.rpc.Resize(ctx, &api.ResizeRequest{Id: id, ExecId: exec, Width: width, Height: height})
-	return native(err)
-}
-
-// CloseStdin closes stdin for good; an empty exec is the container's.
-func (s Shim) CloseStdin(ctx context.Context, id, exec string) error {
-	_, err := s.rpc.CloseStdin(ctx, &api.CloseStdinRequest{Id: id, ExecId: exec})
 	return native(err)
 }
 
@@ -76,18 +63,6 @@ func (s Shim) Update(ctx context.Context, id string, resources *specs.LinuxResou
 		return fmt.Errorf("update container %s: %w", id, err)
 	}
 	_, err = s.rpc.Update(ctx, &api.UpdateRequest{Id: id, Resources: encoded})
-	return native(err)
-}
-
-// Pause freezes a container's processes.
-func (s Shim) Pause(ctx context.Context, id string) error {
-	_, err := s.rpc.Pause(ctx, &api.PauseRequest{Id: id})
-	return native(err)
-}
-
-// Resume thaws them.
-func (s Shim) Resume(ctx context.Context, id string) error {
-	_, err := s.rpc.Resume(ctx, &api.ResumeRequest{Id: id})
 	return native(err)
 }
 

@@ -108,7 +108,7 @@ func (p *pod) end() {
 	for _, c := range list {
 		_ = p.Kill(ctx, c.Id, 9, true)
 		p.awaitExit(ctx, c.Id)
-		if err := p.Delete(ctx, c.Id, false); err != nil {
+		if err := p.Delete(ctx, c.Id); err != nil {
 			p.t.Error(err)
 		}
 	}
@@ -122,10 +122,24 @@ func (p *pod) end() {
 	}
 }
 
+// state finds a container in the list.
+func (p *pod) state(ctx context.Context, id string) (*api.Container, error) {
+	list, err := p.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range list {
+		if c.GetId() == id {
+			return c, nil
+		}
+	}
+	return nil, fmt.Errorf("container %s: %w", id, errdefs.ErrNotFound)
+}
+
 func (p *pod) awaitExit(ctx context.Context, id string) *api.Container {
 	p.t.Helper()
 	for {
-		c, err := p.State(ctx, id)
+		c, err := p.state(ctx, id)
 		if err != nil {
 			p.t.Fatalf("state of %s: %v", id, err)
 		}
@@ -247,7 +261,7 @@ func TestLifeOfAContainer(t *testing.T) {
 		_ = p.Events(ctx, 0, func(e *api.Event) error { events <- e; return nil })
 	}()
 	created := p.create("life", "echo out; echo err >&2; printf tail; exit 7")
-	if s, _ := p.State(ctx, "life"); s.Status != api.Status_STATUS_CREATED || s.Pid != created.Pid {
+	if s, _ := p.state(ctx, "life"); s.Status != api.Status_STATUS_CREATED || s.Pid != created.Pid {
 		t.Errorf("state after create: %v", s)
 	}
 	if err := p.Start(ctx, "life"); err != nil {
@@ -271,10 +285,10 @@ func TestLifeOfAContainer(t *testing.T) {
 	if err := p.Shutdown(ctx); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("shutdown with a container: %v, want failed precondition", err)
 	}
-	if err := p.Delete(ctx, "life", false); err != nil {
+	if err := p.Delete(ctx, "life"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.State(ctx, "life"); !errdefs.IsNotFound(err) {
+	if _, err := p.state(ctx, "life"); !errdefs.IsNotFound(err) {
 		t.Errorf("state of a deleted container: %v, want not found", err)
 	}
 	for i, kind := range []api.EventKind{api.EventKind_EVENT_CREATED, api.EventKind_EVENT_STARTED, api.EventKind_EVENT_EXITED, api.EventKind_EVENT_DELETED} {
@@ -309,7 +323,7 @@ func TestKillAndDelete(t *testing.T) {
 	p := startPod(t)
 	p.run("k", "trap '' TERM; sleep 1000 & sleep 1000 & wait; sleep 1000")
 	time.Sleep(50 * time.Millisecond)
-	if err := p.Delete(t.Context(), "k", false); !errdefs.IsFailedPrecondition(err) {
+	if err := p.Delete(t.Context(), "k"); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("delete of a running container: %v", err)
 	}
 	if err := p.Kill(t.Context(), "k", 9, false); err != nil {
@@ -355,7 +369,7 @@ func TestExecTimeoutEndsTheTree(t *testing.T) {
 	if after := p.processes("c"); !slices.Equal(before, after) {
 		t.Errorf("processes %v, want %v", after, before)
 	}
-	if s, _ := p.State(t.Context(), "c"); s.Status != api.Status_STATUS_RUNNING {
+	if s, _ := p.state(t.Context(), "c"); s.Status != api.Status_STATUS_RUNNING {
 		t.Errorf("container is %v", s.Status)
 	}
 }
@@ -553,28 +567,6 @@ func TestUpdateIsAllOrNothing(t *testing.T) {
 	}
 }
 
-func TestPause(t *testing.T) {
-	p := startPod(t)
-	p.run("c", "i=0; while true; do i=$((i+1)); echo $i; sleep 0.01; done")
-	ctx := t.Context()
-	if err := p.Pause(ctx, "c"); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(20 * time.Millisecond)
-	before := p.log("c")
-	time.Sleep(100 * time.Millisecond)
-	if p.log("c") != before {
-		t.Error("a paused container writes")
-	}
-	if err := p.Resume(ctx, "c"); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(100 * time.Millisecond)
-	if p.log("c") == before {
-		t.Error("a resumed container does not write")
-	}
-}
-
 // Without a pid namespace of its own, what a container leaves behind comes to
 // the shim.
 func TestOrphansAreReaped(t *testing.T) {
@@ -612,7 +604,7 @@ func TestKilledShim(t *testing.T) {
 	time.Sleep(50 * time.Millisecond)
 	p.start()
 	ctx := t.Context()
-	if s, err := p.State(ctx, "runs"); err != nil || s.Status != api.Status_STATUS_RUNNING || !s.Adopted {
+	if s, err := p.state(ctx, "runs"); err != nil || s.Status != api.Status_STATUS_RUNNING || !s.Adopted {
 		t.Fatalf("adopted container: %v, %v", s, err)
 	}
 	if err := p.Start(ctx, "waits"); err != nil {
@@ -755,7 +747,7 @@ func TestLogRotation(t *testing.T) {
 	p.run("c", fmt.Sprintf("exec seq %d", lines))
 	files := []string{}
 	for running := true; running; {
-		s, err := p.State(t.Context(), "c")
+		s, err := p.state(t.Context(), "c")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -766,7 +758,7 @@ func TestLogRotation(t *testing.T) {
 		}
 		files = append(files, old)
 		if err := p.ReopenLog(t.Context(), "c"); err != nil && running {
-			if s, _ = p.State(t.Context(), "c"); s.Exit == nil {
+			if s, _ = p.state(t.Context(), "c"); s.Exit == nil {
 				time.Sleep(20 * time.Millisecond) // the end of the log came first
 			}
 			break
@@ -816,11 +808,11 @@ func BenchmarkContainer(b *testing.B) {
 		begin = time.Now()
 		_ = p.Kill(ctx, "bench", 9, false)
 		for {
-			if s, _ := p.State(ctx, "bench"); s.GetExit() != nil {
+			if s, _ := p.state(ctx, "bench"); s.GetExit() != nil {
 				break
 			}
 		}
-		if err := p.Delete(ctx, "bench", false); err != nil {
+		if err := p.Delete(ctx, "bench"); err != nil {
 			b.Fatal(err)
 		}
 		remove = append(remove, time.Since(begin))

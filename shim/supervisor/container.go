@@ -10,20 +10,20 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/minicri/minicri/shim/api"
-	"github.com/opencontainers/runc/libcontainer"
-	"github.com/opencontainers/runc/libcontainer/configs"
-	"github.com/opencontainers/runc/libcontainer/system"
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/runtime"
+	"github.com/minicri/minicri/shim/stdio"
 )
 
 // container is one container of the pod. Its state follows from facts: exit
-// (stopped), paused, record.StartedAt (running), else created.
+// (stopped), record.StartedAt (running), else created.
 type container struct {
 	sup       *Supervisor
-	lib       *libcontainer.Container
-	init      *os.Process // a pidfd of init
-	io        *stdio
+	runtime   runtime.Container // nil if adopted without its state
+	init      *runtime.Process
+	io        *stdio.Streams
 	stdinOnce bool
 	adopted   bool
 	exited    chan struct{} // closed when exit is set and on disk
@@ -35,25 +35,24 @@ type container struct {
 
 	mu        sync.Mutex // guards what follows
 	record    record
-	paused    bool
 	killed    bool // we sent SIGKILL: not the kernel for lack of memory
 	oom       oomCount
 	neverRan  bool        // init has ended and never executed the program
 	initWords chan []byte // what init says behind the barrier; nil before
+	initSays  *stdio.Fanout
 	exit      *api.ExitRecord
 	execs     map[string]*exec
-	leftover  []string // cgroups of ended execs with background children
 }
 
 // create makes a container whose init waits at the exec barrier. On an error
 // nothing is left.
 func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
-	spec, err := readSpec(request.Bundle)
+	spec, err := runtime.ReadSpec(request.Bundle)
 	if err != nil {
 		return nil, fmt.Errorf("create container %s: %w: %w", request.Id, errdefs.ErrInvalidArgument, err)
 	}
 	c := &container{
-		sup: s, stdinOnce: request.StdinOnce, exited: make(chan struct{}), execs: map[string]*exec{},
+		sup: s, stdinOnce: request.StdinOnce, exited: make(chan struct{}), oomWatched: make(chan struct{}), execs: map[string]*exec{},
 		record: record{
 			Version: recordVersion, ID: request.Id, LogPath: request.LogPath,
 			Terminal: spec.Process.Terminal, CreatedAt: time.Now().UnixNano(),
@@ -72,104 +71,61 @@ func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
 	return c, nil
 }
 
+// build brings init to the barrier, with its streams.
 func (c *container) build(request *api.CreateRequest, spec *specs.Spec) error {
-	process, err := newProcess(spec.Process)
+	options := c.streamOptions()
+	options.Stdin = request.Stdin
+	streams, ends, err := stdio.Open(options)
+	if err == nil {
+		err = c.launch(spec, streams, ends)
+	}
 	if err != nil {
-		return err
-	}
-	process.Init = true
-	var config *configs.Config
-	// A user namespace that is joined is looked at by a helper process.
-	err = c.sup.reaper.during(func() (err error) {
-		config, err = toConfig(spec, request.Id, c.sup.systemdCgroup, c.sup.noNewKeyring)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if c.lib, err = libcontainer.Create(filepath.Join(c.sup.dir, "containers"), request.Id, config); err != nil {
-		return err
-	}
-	if err := c.launch(request, process); err != nil {
-		return errors.Join(err, destroy(c.lib, process), removeFifos(c.sup.dir, request.Id), os.RemoveAll(c.sup.recordPath(request.Id)))
+		return errors.Join(err, stdio.RemoveFifos(options.Dir, request.Id), os.RemoveAll(c.sup.recordPath(request.Id)))
 	}
 	c.watchOOM()
-	c.io.run()
-	go c.awaitInit(process)
+	c.io.Run()
+	go c.awaitInit()
 	return nil
 }
 
-// launch brings init to the barrier, with its streams.
-func (c *container) launch(request *api.CreateRequest, process *libcontainer.Process) error {
-	streams, childEnds, err := openStdio(c.sup.dir, request, c.record.Terminal, process)
+func (c *container) launch(spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
+	c.io = streams
+	c.runtime, c.init, err = c.sup.runtime.Create(c.record.ID, spec, runtime.Streams{
+		Stdin: ends.Stdin, Stdout: ends.Stdout, Stderr: ends.Stderr, Terminal: c.record.Terminal,
+	})
+	ends.Close()
 	if err != nil {
+		streams.Close()
 		return err
 	}
-	c.io = streams
-	master, err := c.sup.startProcess(c.lib, process, c.record.Terminal)
-	childEnds()
-	if err != nil {
-		err = initError(process, err)
+	if c.record.Terminal {
+		streams.TakeTerminal(c.init.Terminal)
 	}
-	if err == nil && master != nil {
-		streams.takeTerminal(master)
+	if err := c.identify(); err != nil {
+		streams.Close()
+		return errors.Join(err, c.undoCreate())
 	}
-	if err == nil {
-		err = c.identify(process)
-	}
-	if err != nil {
-		streams.close()
-	}
-	return err
+	return nil
 }
 
-// startProcess starts an init or an exec and returns the master of its
-// terminal, if it has one. Its pid is the caller's to wait for and to disown.
-func (s *Supervisor) startProcess(lib *libcontainer.Container, process *libcontainer.Process, terminal bool) (*os.File, error) {
-	var socket *os.File
-	if terminal {
-		ours, inits, err := consolePair()
-		if err != nil {
-			return nil, err
-		}
-		defer ours.Close()
-		defer inits.Close()
-		process.ConsoleSocket, socket = inits, ours
+// undoCreate ends an init that nobody waits for yet.
+func (c *container) undoCreate() error {
+	if err := c.init.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
 	}
-	if _, err := s.reaper.own(func() (int, error) {
-		if err := lib.Start(process); err != nil {
-			return 0, err
-		}
-		return process.Pid()
-	}); err != nil {
-		return nil, err
-	}
-	if !terminal {
-		return nil, nil
-	}
-	return receiveMaster(socket)
+	c.init.Wait()
+	return errors.Join(c.runtime.Delete(), c.init.Close())
+}
+
+func (c *container) streamOptions() stdio.Options {
+	return stdio.Options{Dir: filepath.Join(c.sup.dir, "io"), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal}
 }
 
 // identify records who init is, so that a successor can adopt it.
-func (c *container) identify(process *libcontainer.Process) error {
-	pid, err := process.Pid()
-	if err != nil {
-		return err
-	}
-	stat, err := system.Stat(pid)
-	if err != nil {
-		return err
-	}
-	if c.init, err = os.FindProcess(pid); err != nil {
-		return err
-	}
-	state, err := c.lib.State()
-	if err != nil {
-		return err
-	}
+func (c *container) identify() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.record.PID, c.record.StartTime, c.record.Cgroups = pid, stat.StartTime, state.CgroupPaths
+	c.record.PID, c.record.StartTime, c.record.Cgroups = c.init.PID, c.init.StartTime, c.runtime.Cgroups()
 	return writeJSON(c.sup.recordPath(c.record.ID), c.record)
 }
 
@@ -182,7 +138,7 @@ func (c *container) start() error {
 	}
 	c.setStarted(time.Now().UnixNano())
 	c.listenToInit()
-	if err := c.lib.Exec(); err != nil {
+	if err := c.runtime.Start(); err != nil {
 		c.setStarted(0)
 		return fmt.Errorf("start container %s: %w", c.record.ID, err)
 	}
@@ -228,8 +184,6 @@ func (c *container) state() *api.Container {
 			Code: c.exit.Code, CodeKnown: c.exit.CodeKnown, OomKilled: c.exit.OOMKilled,
 			FinishedAt: c.exit.FinishedAt, StartError: c.exit.StartError,
 		}
-	case c.paused:
-		state.Status = api.Status_STATUS_PAUSED
 	case c.record.StartedAt != 0:
 		state.Status = api.Status_STATUS_RUNNING
 	default:
@@ -242,15 +196,15 @@ func (c *container) state() *api.Container {
 // container is ErrNotFound.
 func (c *container) kill(sig syscall.Signal, all bool) error {
 	c.mu.Lock()
-	stopped, cgroups := c.exit != nil, c.record.Cgroups
+	stopped := c.exit != nil
 	c.killed = c.killed || sig == syscall.SIGKILL
 	c.mu.Unlock()
 	if stopped {
 		return fmt.Errorf("kill container %s: it has ended: %w", c.record.ID, errdefs.ErrNotFound)
 	}
 	var err error
-	if all {
-		err = killCgroup(cgroups, "", sig)
+	if all && c.runtime != nil {
+		err = c.runtime.SignalAll(sig)
 	}
 	// A privileged init may have moved to a cgroup outside.
 	if !all || sig == syscall.SIGKILL {
@@ -261,14 +215,8 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 	if err != nil {
 		return fmt.Errorf("kill container %s: %w", c.record.ID, err)
 	}
-	if sig == syscall.SIGKILL {
-		thaw(cgroups)
-	}
 	return nil
 }
-
-// deletePatience is how long delete waits for killed processes to be gone.
-const deletePatience = 3 * time.Second
 
 // delete removes a stopped container. It may be called again after an error.
 func (c *container) delete() error {
@@ -279,29 +227,16 @@ func (c *container) delete() error {
 	default:
 		return fmt.Errorf("delete container %s: it has not ended: %w", c.record.ID, errdefs.ErrFailedPrecondition)
 	}
-	if err := c.destroyPatiently(); err != nil {
-		return fmt.Errorf("delete container %s: %w: %w", c.record.ID, errdefs.ErrUnavailable, err)
+	if c.runtime != nil {
+		if err := c.runtime.Delete(); err != nil {
+			return fmt.Errorf("delete container %s: %w: %w", c.record.ID, errdefs.ErrUnavailable, err)
+		}
 	}
 	exit := filepath.Join(c.sup.dir, api.ExitDir, c.record.ID+".json")
-	if err := errors.Join(removeFifos(c.sup.dir, c.record.ID), os.RemoveAll(exit), os.RemoveAll(c.sup.recordPath(c.record.ID))); err != nil {
+	if err := errors.Join(stdio.RemoveFifos(c.streamOptions().Dir, c.record.ID), os.RemoveAll(exit), os.RemoveAll(c.sup.recordPath(c.record.ID))); err != nil {
 		return fmt.Errorf("delete container %s: %w", c.record.ID, err)
 	}
 	c.sup.forget(c.record.ID)
 	c.sup.events.publish(api.EventKind_EVENT_DELETED, c.state())
 	return nil
-}
-
-// destroyPatiently kills what is left in the cgroup and removes it: processes
-// may take a while to go, for example in D state.
-func (c *container) destroyPatiently() error {
-	if c.lib == nil {
-		return nil
-	}
-	for deadline := time.Now().Add(deletePatience); ; {
-		_ = killCgroup(c.record.Cgroups, "", syscall.SIGKILL)
-		err := c.lib.Destroy()
-		if err == nil || time.Now().After(deadline) {
-			return err
-		}
-	}
 }

@@ -1,7 +1,7 @@
-// Package supervisor starts and watches the processes of a pod: pause by a
-// one-shot (Pause), containers by a resident process (Serve). It is the only
-// package that imports libcontainer, and owns the words in which libcontainer
-// is spoken to: everything above it speaks OCI runtime-spec.
+// Package supervisor is the resident process that containers have as their
+// parent: it serves the protocol of package api, keeps what becomes of each
+// container, and adopts the containers of one that died. Processes are made by
+// package runtime, their streams moved by package stdio.
 //
 // A container is created (init waits at the exec barrier), started, exited and
 // deleted; its state follows from the facts startedAt and exit. Its directory:

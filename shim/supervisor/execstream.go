@@ -25,7 +25,7 @@ func (c *container) execStart(request *api.ExecStartRequest) (*exec, error) {
 		return nil, err
 	}
 	e.expire = time.AfterFunc(execWaitPatience, func() {
-		_ = e.killTree()
+		_ = e.process.KillTree()
 		c.forgetExec(request.ExecId)
 		e.release()
 	})
@@ -51,7 +51,7 @@ func (c *container) execWait(ctx context.Context, id string) (int32, error) {
 	delivered := make(chan struct{})
 	go func() {
 		defer close(delivered)
-		e.awaitOutput()
+		e.pipes.AwaitOutput()
 	}()
 	select {
 	case <-delivered:

@@ -54,7 +54,7 @@ func (c *container) execSync(ctx context.Context, request *api.ExecSyncRequest, 
 	defer e.release()
 	k := &capture{ctx: ctx, send: send, cap: request.OutputCap, sent: map[string]uint64{}}
 	for stream, emit := range map[string]func([]byte){api.Stdout: k.stdout, api.Stderr: k.stderr} {
-		if _, err := e.take(stream, emit); err != nil {
+		if _, err := e.pipes.Take(stream, emit); err != nil {
 			return err
 		}
 	}
@@ -62,7 +62,7 @@ func (c *container) execSync(ctx context.Context, request *api.ExecSyncRequest, 
 	if err != nil {
 		return err
 	}
-	e.awaitOutput()
+	e.pipes.AwaitOutput()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if ctx.Err() != nil {
@@ -70,6 +70,10 @@ func (c *container) execSync(ctx context.Context, request *api.ExecSyncRequest, 
 	}
 	return send(&api.ExecSyncResponse{Exit: &api.ExecExit{Code: e.code, TimedOut: timedOut, Truncated: k.truncated}})
 }
+
+// killPatience is how long a killed process may take to be gone, in D state
+// for example.
+const killPatience = 3 * time.Second
 
 // awaitOrKill waits for the end of the process, and brings it about when ctx
 // or the time-out (none if 0) ends first.
@@ -87,13 +91,13 @@ func (e *exec) awaitOrKill(ctx context.Context, timeout time.Duration) (timedOut
 	case <-expired:
 		timedOut = true
 	}
-	if err := e.killTree(); err != nil {
+	if err := e.process.KillTree(); err != nil {
 		return timedOut, err
 	}
 	select {
 	case <-e.exited:
 		return timedOut, nil
-	case <-time.After(deletePatience): // D state: it ends when it can, and is reaped then
+	case <-time.After(killPatience): // D state: it ends when it can, and is reaped then
 		return timedOut, context.DeadlineExceeded
 	}
 }

@@ -1,29 +1,20 @@
 package supervisor
 
 import (
-	"os"
 	"path/filepath"
 	"syscall"
 	"time"
 
 	"github.com/minicri/minicri/shim/api"
-	"github.com/opencontainers/runc/libcontainer"
 )
 
-// awaitInit waits for a container's init, our child, and records its end.
-func (c *container) awaitInit(process *libcontainer.Process) {
-	c.noteProgram()
-	state, _ := process.Wait() // a bad exit is an error too; state says all
-	c.sup.reaper.disown(c.snapshot().PID)
-	c.finish(waitStatus(state))
-}
-
-func waitStatus(state *os.ProcessState) (status syscall.WaitStatus, known bool) {
-	if state == nil {
-		return 0, false
+// awaitInit waits for a container's init and records its end.
+func (c *container) awaitInit() {
+	_ = c.init.Ended()
+	if !c.adopted {
+		c.noteProgram()
 	}
-	status, known = state.Sys().(syscall.WaitStatus)
-	return status, known
+	c.finish(c.init.Wait())
 }
 
 // finish records the end of init: streams to their end, facts to the disk, then
@@ -37,7 +28,7 @@ func (c *container) finish(status syscall.WaitStatus, known bool) {
 		exit.Code = unknownExitCode
 	}
 	if c.io != nil {
-		c.io.drain()
+		c.io.Drain()
 	}
 	if known && status.Exited() {
 		exit.StartError = c.startError()

@@ -31,9 +31,8 @@ type oomCount struct {
 
 // watchOOM follows the kernel's notices until the cgroup is gone.
 func (c *container) watchOOM() {
-	c.oomWatched = make(chan struct{})
 	c.oom.before = c.sup.unclaimedOOMKills(c.oomParent())
-	notices, err := c.lib.NotifyOOM()
+	notices, err := c.runtime.NotifyOOM()
 	if err != nil {
 		c.sup.log.Warn("OOM kills are seen only at the exit", "container", c.snapshot().ID, "error", err)
 		close(c.oomWatched)

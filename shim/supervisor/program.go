@@ -2,7 +2,6 @@ package supervisor
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -10,20 +9,9 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/minicri/minicri/shim/api"
-	"github.com/opencontainers/runc/libcontainer"
-	"golang.org/x/sys/unix"
-)
 
-// initError is the error of a start that failed. Where init had begun to run,
-// errdefs.ErrFailedPrecondition tells that the container asks for what it does
-// not have: a program, a directory, memory.
-func initError(process *libcontainer.Process, err error) error {
-	if _, pidErr := process.Pid(); pidErr != nil {
-		return err // the machine's fault: nothing ran
-	}
-	return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
-}
+	"github.com/minicri/minicri/shim/api"
+)
 
 // listenToInit keeps what init says until its program runs. Behind the barrier
 // it has no other way than its standard error, which is the container's.
@@ -32,14 +20,19 @@ func (c *container) listenToInit() {
 	if c.record.Terminal {
 		stream = api.Stdout
 	}
-	if c.io == nil || c.io.fans[stream] == nil {
+	if c.io == nil || c.io.Output(stream) == nil {
 		return
 	}
-	words := c.io.fans[stream].attach()
+	c.initSays = c.io.Output(stream)
+	words := c.initSays.Attach()
 	c.mu.Lock()
 	c.initWords = words
 	c.mu.Unlock()
 }
+
+// execPoll is how often awaitProgram looks whether init has become the program.
+// The exec follows the barrier within 0.1 ms.
+const execPoll = 20 * time.Microsecond
 
 // awaitProgram returns when the container's program runs, or has run; with an
 // error when init has ended instead.
@@ -68,20 +61,15 @@ func (c *container) awaitProgram() error {
 
 func (c *container) ignoreInit() {
 	if c.initWords != nil {
-		for _, fan := range c.io.fans {
-			fan.detach(c.initWords)
-		}
+		c.initSays.Detach(c.initWords)
 	}
 }
 
-// noteProgram waits for the end of init, our child, and notes whether it has
-// become the program: after it was waited for, nobody can tell.
+// noteProgram is called when init, our child, has ended and before it is
+// reaped, and notes whether it has become the program: later nobody can tell.
 func (c *container) noteProgram() {
-	pid := c.snapshot().PID
-	for errors.Is(unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
-	}
 	c.countOOM(false) // before systemd removes the cgroup
-	waits, err := beforeExec(pid)
+	waits, err := beforeExec(c.snapshot().PID)
 	c.mu.Lock()
 	c.neverRan = err == nil && waits
 	c.mu.Unlock()
@@ -111,7 +99,7 @@ func (c *container) startError() string {
 // fork, which is true of init until it becomes the program.
 const forkNoExec = 0x40
 
-// beforeExec tells whether a process has executed no program of its own yet,
+// beforeExec reports whether a process has executed no program of its own yet,
 // also of one that has ended and is not waited for (proc_pid_stat(5), flags).
 func beforeExec(pid int) (bool, error) {
 	const flags = 6 // behind the name

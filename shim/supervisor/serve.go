@@ -13,8 +13,10 @@ import (
 	"time"
 
 	"github.com/containerd/ttrpc"
-	"github.com/minicri/minicri/shim/api"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/runtime"
 )
 
 // Serve is the resident supervisor of one pod's containers.
@@ -35,14 +37,12 @@ const answerGrace = 100 * time.Millisecond
 
 // Supervisor serves one directory. See the package for its lock rule.
 type Supervisor struct {
-	dir           string
-	systemdCgroup bool
-	noNewKeyring  bool
-	log           *slog.Logger
-	events        *broker
-	reaper        *reaper
-	life          context.Context    // ends with Run
-	stop          context.CancelFunc // ends Run
+	dir     string
+	log     *slog.Logger
+	events  *broker
+	runtime runtime.Runtime
+	life    context.Context    // ends with Run
+	stop    context.CancelFunc // ends Run
 
 	mu         sync.Mutex
 	containers map[string]*container
@@ -62,14 +62,15 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer lock.Close()
+	builtin := runtime.NewBuiltin(filepath.Join(s.Dir, "containers"), s.SystemdCgroup)
 	sup := &Supervisor{
-		dir: s.Dir, systemdCgroup: s.SystemdCgroup, noNewKeyring: !canJoinSessionKeyring(), log: log,
-		events: newBroker(), reaper: newReaper(), life: ctx, stop: stop, containers: map[string]*container{}, oomClaims: map[string]int{},
+		dir: s.Dir, log: log, events: newBroker(), runtime: builtin,
+		life: ctx, stop: stop, containers: map[string]*container{}, oomClaims: map[string]int{},
 	}
 	if err := sup.adoptAll(); err != nil {
 		return err
 	}
-	go sup.reaper.run(ctx)
+	go builtin.Run(ctx)
 	go trimMemory(ctx)
 	return sup.serve(ctx, s.Ready)
 }
@@ -92,7 +93,7 @@ func (s Serve) enter(log *slog.Logger) error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become sub-reaper: %w", err)
 	}
-	if err := os.WriteFile(ownOOMScoreAdj, []byte(ownOOMScore), 0); err != nil {
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(ownOOMScore), 0); err != nil {
 		log.Info("oom_score_adj stays as it is", "wanted", ownOOMScore, "error", err)
 	}
 	if _, err := unix.Setsid(); err != nil && !errors.Is(err, unix.EPERM) { // EPERM: leads its session already

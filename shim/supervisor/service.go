@@ -8,9 +8,11 @@ import (
 	"syscall"
 
 	"github.com/containerd/errdefs"
-	"github.com/minicri/minicri/shim/api"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/stdio"
 )
 
 // service is the control protocol: it finds the object, calls it, and maps the
@@ -76,26 +78,14 @@ func (s *service) Kill(_ context.Context, r *api.KillRequest) (*api.Empty, error
 			return err
 		}
 		if r.All {
-			return e.killTree()
+			return e.process.KillTree()
 		}
 		return e.process.Signal(syscall.Signal(r.Signal))
 	})
 }
 
 func (s *service) Delete(_ context.Context, r *api.DeleteRequest) (*api.Empty, error) {
-	answer, err := s.on(r.Id, (*container).delete)
-	if err == nil && r.ShutdownIfLast && len(s.sup.all()) == 0 {
-		s.sup.stop()
-	}
-	return answer, err
-}
-
-func (s *service) State(_ context.Context, r *api.StateRequest) (*api.Container, error) {
-	c, err := s.sup.find(r.Id)
-	if err != nil {
-		return nil, mapped(err)
-	}
-	return c.state(), nil
+	return s.on(r.Id, (*container).delete)
 }
 
 func (s *service) List(context.Context, *api.Empty) (*api.ListResponse, error) {
@@ -131,7 +121,7 @@ func (s *service) ExecStart(_ context.Context, r *api.ExecStartRequest) (*api.Ex
 	if err != nil {
 		return nil, mapped(err)
 	}
-	return &api.ExecStartResponse{Pid: int32(e.pid)}, nil
+	return &api.ExecStartResponse{Pid: int32(e.process.PID)}, nil
 }
 
 func (s *service) ExecWait(ctx context.Context, r *api.ExecWaitRequest) (*api.ExecWaitResponse, error) {
@@ -149,7 +139,7 @@ func (s *service) Resize(_ context.Context, r *api.ResizeRequest) (*api.Empty, e
 		if err != nil {
 			return err
 		}
-		return resize(master, r.Width, r.Height)
+		return stdio.Resize(master, r.Width, r.Height)
 	})
 }
 
@@ -160,9 +150,9 @@ func (c *container) master(execID string) (master *os.File, err error) {
 		if err != nil {
 			return nil, err
 		}
-		master = e.terminal
+		master = e.pipes.Terminal()
 	} else if c.io != nil {
-		master = c.io.terminal
+		master = c.io.Terminal()
 	}
 	if master == nil {
 		return nil, fmt.Errorf("container %s exec %q has no terminal: %w", c.record.ID, execID, errdefs.ErrFailedPrecondition)
@@ -170,41 +160,17 @@ func (c *container) master(execID string) (master *os.File, err error) {
 	return master, nil
 }
 
-func (s *service) CloseStdin(_ context.Context, r *api.CloseStdinRequest) (*api.Empty, error) {
-	return s.on(r.Id, func(c *container) error {
-		if r.ExecId == "" {
-			if c.io != nil {
-				c.io.closeStdin()
-			}
-			return nil
-		}
-		e, err := c.findExec(r.ExecId)
-		if err == nil {
-			e.closeStdin()
-		}
-		return err
-	})
-}
-
 func (s *service) ReopenLog(_ context.Context, r *api.ReopenLogRequest) (*api.Empty, error) {
 	return s.on(r.Id, func(c *container) error {
-		if c.io == nil || c.io.log == nil {
+		if c.io == nil {
 			return nil
 		}
-		return c.io.log.Reopen()
+		return c.io.ReopenLog()
 	})
 }
 
 func (s *service) Update(_ context.Context, r *api.UpdateRequest) (*api.Empty, error) {
 	return s.on(r.Id, func(c *container) error { return c.update(r.Resources) })
-}
-
-func (s *service) Pause(_ context.Context, r *api.PauseRequest) (*api.Empty, error) {
-	return s.on(r.Id, func(c *container) error { return c.freeze(true) })
-}
-
-func (s *service) Resume(_ context.Context, r *api.ResumeRequest) (*api.Empty, error) {
-	return s.on(r.Id, func(c *container) error { return c.freeze(false) })
 }
 
 func (s *service) Shutdown(context.Context, *api.Empty) (*api.Empty, error) {

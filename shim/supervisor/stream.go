@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
 	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/stdio"
 )
 
 const (
@@ -78,21 +80,16 @@ func (s *Supervisor) openStream(conn *net.UnixConn) (move func(), err error) {
 // attach connects a stream of an exec.
 func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error) {
 	if stream == api.Stdin {
-		e.mu.Lock()
-		stdin := e.stdin
-		e.mu.Unlock()
+		stdin := e.pipes.Stdin()
 		if stdin == nil {
 			return nil, fmt.Errorf("stdin: %w", errdefs.ErrNotFound)
 		}
 		return func() {
 			_, _ = io.Copy(stdin, conn) // an end on either side is the end
-			e.closeStdin()
+			e.pipes.CloseStdin()
 		}, nil
 	}
-	e.mu.Lock()
-	known := e.outputs[stream] != nil
-	e.mu.Unlock()
-	if !known {
+	if !e.pipes.Has(stream) {
 		return nil, fmt.Errorf("stream %s: %w", stream, errdefs.ErrNotFound)
 	}
 	return func() { e.deliver(stream, conn) }, nil
@@ -101,17 +98,17 @@ func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error
 // deliver moves an output to the client. One that goes away closes the pipe,
 // as a shell's reader would.
 func (e *exec) deliver(stream string, conn *net.UnixConn) {
-	var p *pump
+	var p *stdio.Pump
 	ready := make(chan struct{})
-	p, err := e.take(stream, func(chunk []byte) {
+	p, err := e.pipes.Take(stream, func(chunk []byte) {
 		if _, err := conn.Write(chunk); err != nil {
 			<-ready
-			_ = p.source.Close()
+			_ = p.Close()
 		}
 	})
 	close(ready)
 	if err == nil {
-		<-p.done
+		<-p.Done()
 	}
 }
 
@@ -121,39 +118,37 @@ func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err 
 		return nil, fmt.Errorf("attach to container %s: it has ended: %w", c.record.ID, errdefs.ErrNotFound)
 	}
 	if stream == api.Stdin {
-		c.io.mu.Lock()
-		stdin := c.io.stdin
-		c.io.mu.Unlock()
+		stdin := c.io.Stdin()
 		if stdin == nil {
 			return nil, fmt.Errorf("attach to container %s: no stdin: %w", c.record.ID, errdefs.ErrNotFound)
 		}
 		return func() { c.feed(stdin, conn) }, nil
 	}
-	fan := c.io.fans[stream]
+	fan := c.io.Output(stream)
 	if fan == nil {
 		return nil, fmt.Errorf("attach to container %s: stream %s: %w", c.record.ID, stream, errdefs.ErrNotFound)
 	}
-	output := fan.attach()
+	output := fan.Attach()
 	return func() { show(fan, output, conn) }, nil
 }
 
 func (c *container) feed(stdin *os.File, conn *net.UnixConn) {
 	_, _ = io.Copy(stdin, conn)
 	if c.stdinOnce {
-		c.io.closeStdin()
+		c.io.CloseStdin()
 	}
 }
 
 // show writes output to a client until either ends.
-func show(fan *fanout, output chan []byte, conn *net.UnixConn) {
+func show(fan *stdio.Fanout, output chan []byte, conn *net.UnixConn) {
 	go func() {
 		// The client sends nothing: the end of this read is the client's.
 		_, _ = io.Copy(io.Discard, conn)
-		fan.detach(output)
+		fan.Detach(output)
 	}()
 	for chunk := range output {
 		if _, err := conn.Write(chunk); err != nil {
-			fan.detach(output)
+			fan.Detach(output)
 			return
 		}
 	}

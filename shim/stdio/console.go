@@ -1,4 +1,4 @@
-package supervisor
+package stdio
 
 import (
 	"fmt"
@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// consolePair is the socket over which init sends the master of the terminal
+// ConsolePair is the socket over which init sends the master of the terminal
 // that it made in the container.
-func consolePair() (ours, inits *os.File, err error) {
+func ConsolePair() (ours, inits *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("console socket: %w", err)
@@ -17,9 +17,9 @@ func consolePair() (ours, inits *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "console"), os.NewFile(uintptr(fds[1]), "console-init"), nil
 }
 
-// receiveMaster takes the terminal's master out of the socket. Init has sent
+// ReceiveMaster takes the terminal's master out of the socket. Init has sent
 // it by the time that it is at the barrier.
-func receiveMaster(socket *os.File) (*os.File, error) {
+func ReceiveMaster(socket *os.File) (*os.File, error) {
 	name, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
 	_, n, _, _, err := unix.Recvmsg(int(socket.Fd()), name, oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
 	if err != nil {
@@ -39,8 +39,8 @@ func receiveMaster(socket *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fds[0]), "terminal"), nil
 }
 
-// resize sets a terminal's size, ioctl_tty(2).
-func resize(master *os.File, width, height uint32) error {
+// Resize sets a terminal's size, ioctl_tty(2).
+func Resize(master *os.File, width, height uint32) error {
 	raw, err := master.SyscallConn()
 	if err != nil {
 		return err

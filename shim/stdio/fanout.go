@@ -1,4 +1,4 @@
-package supervisor
+package stdio
 
 import (
 	"bytes"
@@ -9,16 +9,16 @@ import (
 // client may be behind before it is dropped: the container never waits for it.
 const fanoutBacklog = 32
 
-// fanout copies a container's output to attached clients.
-type fanout struct {
+// Fanout copies a container's output to attached clients.
+type Fanout struct {
 	mu      sync.Mutex
 	clients map[chan []byte]bool
 	ended   bool
 }
 
-func newFanout() *fanout { return &fanout{clients: map[chan []byte]bool{}} }
+func newFanout() *Fanout { return &Fanout{clients: map[chan []byte]bool{}} }
 
-func (f *fanout) emit(p []byte) {
+func (f *Fanout) emit(p []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for client := range f.clients {
@@ -30,9 +30,9 @@ func (f *fanout) emit(p []byte) {
 	}
 }
 
-// attach returns the output from now on; closed at its end, or when the client
+// Attach returns the output from now on; closed at its end, or when the client
 // is too slow.
-func (f *fanout) attach() chan []byte {
+func (f *Fanout) Attach() chan []byte {
 	client := make(chan []byte, fanoutBacklog)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -44,13 +44,14 @@ func (f *fanout) attach() chan []byte {
 	return client
 }
 
-func (f *fanout) detach(client chan []byte) {
+// Detach ends what Attach returned.
+func (f *Fanout) Detach(client chan []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.drop(client)
 }
 
-func (f *fanout) end() {
+func (f *Fanout) end() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ended = true
@@ -60,7 +61,7 @@ func (f *fanout) end() {
 }
 
 // drop needs mu.
-func (f *fanout) drop(client chan []byte) {
+func (f *Fanout) drop(client chan []byte) {
 	if f.clients[client] {
 		delete(f.clients, client)
 		close(client)

@@ -1,4 +1,4 @@
-package supervisor
+package stdio
 
 import (
 	"errors"
@@ -17,22 +17,30 @@ const (
 	drainPause = 5 * time.Millisecond
 )
 
-// pump moves one output stream of a process to its sinks.
-type pump struct {
+// Pump moves one output stream of a process to its sinks, in a goroutine that
+// its owner starts by Run. It owns the source.
+type Pump struct {
 	source *os.File
-	emit   func([]byte) // must not keep the slice
+	emit   func([]byte)
 	done   chan struct{}
 
 	endOnce sync.Once
 }
 
-func newPump(source *os.File, emit func([]byte)) *pump {
-	return &pump{source: source, emit: emit, done: make(chan struct{})}
+// NewPump moves what comes from source to emit, which must not keep the slice.
+func NewPump(source *os.File, emit func([]byte)) *Pump {
+	return &Pump{source: source, emit: emit, done: make(chan struct{})}
 }
 
-// run moves bytes until the end of the stream, or until the process has ended
+// Done is closed when all bytes are moved.
+func (p *Pump) Done() <-chan struct{} { return p.done }
+
+// Close closes the source, which ends Run at once.
+func (p *Pump) Close() error { return p.source.Close() }
+
+// Run moves bytes until the end of the stream, or until the process has ended
 // and the pipe is empty. It closes the source.
-func (p *pump) run() {
+func (p *Pump) Run() {
 	defer close(p.done)
 	defer p.source.Close()
 	for {
@@ -52,7 +60,7 @@ func (p *pump) run() {
 var buffers = sync.Pool{New: func() any { return new([pumpBuffer]byte) }}
 
 // pass waits for bytes and moves what one read gives.
-func (p *pump) pass() (int, error) {
+func (p *Pump) pass() (int, error) {
 	if err := p.await(); err != nil {
 		return 0, err
 	}
@@ -66,7 +74,7 @@ func (p *pump) pass() (int, error) {
 }
 
 // await returns when the source has bytes or has ended.
-func (p *pump) await() error {
+func (p *Pump) await() error {
 	raw, err := p.source.SyscallConn()
 	if err != nil {
 		return err
@@ -78,15 +86,15 @@ func (p *pump) await() error {
 	})
 }
 
-// finish says that the process has ended: what is in the pipe still counts.
-func (p *pump) finish() {
+// Finish says that the process has ended: what is in the pipe still counts.
+func (p *Pump) Finish() {
 	p.endOnce.Do(func() {
 		_ = p.source.SetReadDeadline(time.Now().Add(drainPause))
 	})
 }
 
-// pending tells whether bytes wait in the pipe or terminal.
-func (p *pump) pending() bool {
+// pending reports whether bytes wait in the pipe or terminal.
+func (p *Pump) pending() bool {
 	raw, err := p.source.SyscallConn()
 	if err != nil {
 		return false

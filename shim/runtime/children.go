@@ -1,4 +1,4 @@
-package supervisor
+package runtime
 
 import (
 	"context"
@@ -13,10 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reaper waits for orphans: processes of containers without a pid namespace of
-// their own, left to the shim as sub-reaper. Children that somebody waits for
-// are not its business: starting guards those whose pid is not known yet.
-type reaper struct {
+// children reaps orphans: processes of containers without a pid namespace of
+// their own, which come to this process as their sub-reaper. Children with an
+// owner, who waits for them, are left alone: starting guards those whose pid is
+// not known yet.
+type children struct {
 	signals  chan os.Signal
 	starting sync.RWMutex // read-held while libcontainer starts, and waits for, helpers
 
@@ -24,12 +25,12 @@ type reaper struct {
 	owned map[int]bool // somebody else waits for these
 }
 
-func newReaper() *reaper {
-	return &reaper{signals: make(chan os.Signal, 1), owned: map[int]bool{}}
+func newChildren() *children {
+	return &children{signals: make(chan os.Signal, 1), owned: map[int]bool{}}
 }
 
 // own runs start, which returns the pid that its caller will wait for.
-func (r *reaper) own(start func() (int, error)) (int, error) {
+func (r *children) own(start func() (int, error)) (int, error) {
 	r.starting.RLock()
 	pid, err := start()
 	if err == nil {
@@ -43,7 +44,7 @@ func (r *reaper) own(start func() (int, error)) (int, error) {
 }
 
 // during keeps from reaping while do runs helpers and waits for them itself.
-func (r *reaper) during(do func() error) error {
+func (r *children) during(do func() error) error {
 	r.starting.RLock()
 	err := do()
 	r.starting.RUnlock()
@@ -52,20 +53,20 @@ func (r *reaper) during(do func() error) error {
 }
 
 // disown is called when the owner has waited.
-func (r *reaper) disown(pid int) {
+func (r *children) disown(pid int) {
 	r.mu.Lock()
 	delete(r.owned, pid)
 	r.mu.Unlock()
 }
 
-func (r *reaper) poke() {
+func (r *children) poke() {
 	select {
 	case r.signals <- syscall.SIGCHLD:
 	default:
 	}
 }
 
-func (r *reaper) run(ctx context.Context) {
+func (r *children) run(ctx context.Context) {
 	signal.Notify(r.signals, syscall.SIGCHLD)
 	defer signal.Stop(r.signals)
 	for {
@@ -79,12 +80,12 @@ func (r *reaper) run(ctx context.Context) {
 }
 
 // reap skips a round while something starts; the end of the start pokes.
-func (r *reaper) reap() {
+func (r *children) reap() {
 	if !anyZombie() || !r.starting.TryLock() {
 		return
 	}
 	defer r.starting.Unlock()
-	for _, pid := range children() {
+	for _, pid := range listChildren() {
 		r.mu.Lock()
 		owned := r.owned[pid]
 		r.mu.Unlock()
@@ -102,8 +103,8 @@ func anyZombie() bool {
 	return err == nil && info.Signo != 0
 }
 
-// children lists the children of all our threads, proc_pid_task(5).
-func children() []int {
+// listChildren lists the children of all our threads, proc_pid_task(5).
+func listChildren() []int {
 	lists, _ := filepath.Glob("/proc/self/task/*/children")
 	var pids []int
 	for _, list := range lists {

@@ -1,4 +1,4 @@
-package supervisor
+package runtime
 
 import (
 	"bufio"
@@ -67,7 +67,7 @@ func (p Pause) run(ctx context.Context, stdin io.Reader, stdout io.Writer) error
 }
 
 func (p Pause) create() (*libcontainer.Container, *libcontainer.Process, error) {
-	spec, err := readSpec(p.Bundle)
+	spec, err := ReadSpec(p.Bundle)
 	if err != nil {
 		return nil, nil, fmt.Errorf("spec: %w", err)
 	}

@@ -1,4 +1,4 @@
-package supervisor
+package runtime
 
 import (
 	"encoding/json"
@@ -12,9 +12,9 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// readSpec reads the OCI runtime specification of a bundle. Paths in it are
+// ReadSpec reads the OCI runtime specification of a bundle. Paths in it are
 // made absolute: nothing here depends on the working directory.
-func readSpec(bundle string) (*specs.Spec, error) {
+func ReadSpec(bundle string) (*specs.Spec, error) {
 	path := filepath.Join(bundle, "config.json")
 	content, err := os.ReadFile(path)
 	if err != nil {

@@ -1,4 +1,4 @@
-package supervisor
+package runtime
 
 import (
 	"errors"
@@ -61,7 +61,7 @@ func thaw(paths map[string]string) {
 	}
 }
 
-// removeCgroup removes a cgroup and tells whether it is gone. One with
+// removeCgroup removes a cgroup and reports whether it is gone. One with
 // processes is left, unless they were killed: then they are waited for.
 func removeCgroup(path string, killed bool) bool {
 	for deadline := time.Now().Add(deletePatience); ; time.Sleep(time.Millisecond) {

@@ -1,4 +1,4 @@
-package supervisor_test
+package runtime_test
 
 import (
 	"bufio"

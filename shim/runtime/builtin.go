@@ -1,0 +1,201 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/minicri/minicri/shim/stdio"
+)
+
+// Builtin is libcontainer in this process, which has to be the parent of all
+// that it starts, and the sub-reaper of what those leave.
+type Builtin struct {
+	root          string // of libcontainer's states
+	systemdCgroup bool
+	noNewKeyring  bool
+	children      *children
+}
+
+// NewBuiltin keeps the state of containers below root.
+func NewBuiltin(root string, systemdCgroup bool) *Builtin {
+	return &Builtin{root: root, systemdCgroup: systemdCgroup, noNewKeyring: !canJoinSessionKeyring(), children: newChildren()}
+}
+
+// Run reaps children that have no owner, such as what a container without a
+// pid namespace leaves, until ctx ends.
+func (b *Builtin) Run(ctx context.Context) { b.children.run(ctx) }
+
+// Features: everything.
+func (*Builtin) Features() Features { return Features{ExecTrees: true, Adoption: true} }
+
+// Create is of Runtime.
+func (b *Builtin) Create(id string, spec *specs.Spec, streams Streams) (Container, *Process, error) {
+	process, err := newProcess(spec.Process)
+	if err != nil {
+		return nil, nil, err
+	}
+	process.Init = true
+	var config *configs.Config
+	// A user namespace that is joined is looked at by a helper process.
+	err = b.children.during(func() (err error) {
+		config, err = toConfig(spec, id, b.systemdCgroup, b.noNewKeyring)
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	lib, err := libcontainer.Create(b.root, id, config)
+	if err != nil {
+		return nil, nil, err
+	}
+	c := b.container(lib)
+	init, err := c.start(process, streams, nil)
+	if err == nil {
+		err = c.findCgroups()
+	}
+	if err != nil {
+		return nil, nil, errors.Join(initError(process, err), destroy(lib, process))
+	}
+	return c, init, nil
+}
+
+func (b *Builtin) container(lib *libcontainer.Container) *builtinContainer {
+	return &builtinContainer{runtime: b, lib: lib, dir: filepath.Join(b.root, lib.ID()), slots: make(map[int]bool)}
+}
+
+// initError is the error of a start that failed. Where init had begun to run,
+// errdefs.ErrFailedPrecondition tells that the container asks for what it does
+// not have: a program, a directory, memory.
+func initError(process *libcontainer.Process, err error) error {
+	if _, pidErr := process.Pid(); pidErr != nil {
+		return err // the machine's fault: nothing ran
+	}
+	return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+}
+
+// Load is of Runtime.
+func (b *Builtin) Load(id string) (Container, error) {
+	lib, err := libcontainer.Load(b.root, id)
+	if errors.Is(err, libcontainer.ErrNotExist) {
+		return nil, fmt.Errorf("load container %s: %w: %w", id, errdefs.ErrNotFound, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("load container %s: %w", id, err)
+	}
+	c := b.container(lib)
+	return c, c.findCgroups()
+}
+
+// builtinContainer is a Container of libcontainer's.
+type builtinContainer struct {
+	runtime *Builtin
+	lib     *libcontainer.Container
+	dir     string            // libcontainer's state
+	cgroups map[string]string // by controller, "" for version 2
+
+	mu    sync.Mutex   // guards slots
+	slots map[int]bool // cgroups of execs that are in use
+}
+
+// findCgroups asks libcontainer once: its lock is held while an exec starts.
+func (c *builtinContainer) findCgroups() error {
+	state, err := c.lib.State()
+	if err != nil {
+		return fmt.Errorf("cgroups of container %s: %w", c.lib.ID(), err)
+	}
+	c.cgroups = state.CgroupPaths
+	return nil
+}
+
+// start starts an init or an exec, as our child with an owner.
+func (c *builtinContainer) start(process *libcontainer.Process, streams Streams, t *tree) (*Process, error) {
+	if streams.Stdin != nil {
+		process.Stdin = streams.Stdin
+	}
+	if streams.Stdout != nil {
+		process.Stdout = streams.Stdout
+	}
+	if streams.Stderr != nil {
+		process.Stderr = streams.Stderr
+	}
+	var console *os.File
+	if streams.Terminal {
+		ours, inits, err := stdio.ConsolePair()
+		if err != nil {
+			return nil, err
+		}
+		defer ours.Close()
+		defer inits.Close()
+		process.ConsoleSocket, console = inits, ours
+	}
+	pid, err := c.runtime.children.own(func() (int, error) {
+		if err := c.lib.Start(process); err != nil {
+			return 0, err
+		}
+		return process.Pid()
+	})
+	if err != nil {
+		return nil, err
+	}
+	p, err := openProcess(pid)
+	if err == nil && console != nil {
+		p.Terminal, err = stdio.ReceiveMaster(console)
+	}
+	if err != nil {
+		c.runtime.children.disown(pid)
+		return nil, err
+	}
+	p.tree = t
+	p.reap = func() (syscall.WaitStatus, bool) {
+		state, _ := process.Wait() // a bad exit is an error too; state says all
+		c.runtime.children.disown(pid)
+		return waitStatus(state)
+	}
+	return p, nil
+}
+
+func waitStatus(state *os.ProcessState) (status syscall.WaitStatus, known bool) {
+	if state == nil {
+		return 0, false
+	}
+	status, known = state.Sys().(syscall.WaitStatus)
+	return status, known
+}
+
+// Start is of Container.
+func (c *builtinContainer) Start() error { return c.lib.Exec() }
+
+// SignalAll is of Container.
+func (c *builtinContainer) SignalAll(sig syscall.Signal) error { return killCgroup(c.cgroups, "", sig) }
+
+// Cgroups is of Container.
+func (c *builtinContainer) Cgroups() map[string]string { return c.cgroups }
+
+// NotifyOOM is of Container.
+func (c *builtinContainer) NotifyOOM() (<-chan struct{}, error) { return c.lib.NotifyOOM() }
+
+// deletePatience is how long killed processes may take to be gone.
+const deletePatience = 3 * time.Second
+
+// Delete is of Container. Processes may take a while to go, in D state for
+// example.
+func (c *builtinContainer) Delete() error {
+	for deadline := time.Now().Add(deletePatience); ; {
+		_ = killCgroup(c.cgroups, "", syscall.SIGKILL)
+		err := c.lib.Destroy()
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,18 @@
+// Package runtime makes containers and the processes in them. It is the only
+// package that imports libcontainer; above it, everything speaks OCI
+// runtime-spec.
+//
+// Runtime and Container are the seam for other runtimes: create, load and
+// features are of a Runtime; start, exec, signal, update and delete of a
+// Container. Builtin is libcontainer in this process.
+//
+// A container is created (init waits at the exec barrier), started and deleted;
+// what becomes of its streams, and who keeps its exit, is the caller's. A
+// Process is known by its pidfd. Waiting for one parks a goroutine and no
+// thread.
+//
+// Locks: Builtin.children.starting is held (for reading) while a process
+// starts, because only then it is not known yet which children have an owner;
+// cgroupSlots.mu for moments only. Calls on one container must not overlap,
+// except Exec, Signal and those on its processes.
+package runtime

@@ -1,0 +1,126 @@
+package runtime
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"syscall"
+
+	"github.com/opencontainers/runc/libcontainer/system"
+	"golang.org/x/sys/unix"
+)
+
+// Process is a process of a container: a child that this package has started,
+// or one that an earlier supervisor has. Its owner waits for it once, and
+// closes it.
+type Process struct {
+	PID       int
+	StartTime uint64   // clock ticks since boot (proc_pid_stat(5), field 22)
+	Terminal  *os.File // the terminal's master; nil without one
+
+	pidfd *os.File
+	// reap takes the status of the ended child; nil for another one's.
+	reap func() (status syscall.WaitStatus, known bool)
+	tree *tree // nil if only the process itself can be ended
+}
+
+// Find returns the process with that pid and start time, which is no child of
+// ours or has no owner yet. The start time tells it from another one that was
+// given its pid.
+func Find(pid int, startTime uint64) (*Process, error) {
+	p, err := openProcess(pid)
+	if err != nil {
+		return nil, err
+	}
+	if p.StartTime != startTime {
+		return nil, errors.Join(fmt.Errorf("process %d is not the one of the record", pid), p.Close())
+	}
+	return p, nil
+}
+
+func openProcess(pid int) (*Process, error) {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("open process %d: %w", pid, os.NewSyscallError("pidfd_open", err))
+	}
+	p := &Process{PID: pid, pidfd: os.NewFile(uintptr(fd), "pidfd:"+strconv.Itoa(pid))}
+	stat, err := system.Stat(pid)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open process %d: %w", pid, err), p.Close())
+	}
+	p.StartTime = stat.StartTime
+	return p, nil
+}
+
+// Signal sends a signal to the process; os.ErrProcessDone if it has ended.
+func (p *Process) Signal(sig syscall.Signal) error {
+	var sent error
+	err := p.control(func(fd int) { sent = unix.PidfdSendSignal(fd, sig, nil, 0) })
+	if errors.Is(sent, unix.ESRCH) {
+		return os.ErrProcessDone
+	}
+	return errors.Join(err, sent)
+}
+
+// KillTree ends the process and, of an exec, all that it started.
+func (p *Process) KillTree() error {
+	err := p.Signal(unix.SIGKILL)
+	if errors.Is(err, os.ErrProcessDone) {
+		err = nil
+	}
+	if p.tree != nil {
+		err = errors.Join(err, p.tree.kill())
+	}
+	return err
+}
+
+// Ended returns when the process has ended; it is not reaped by that. An error
+// says that the process was closed.
+func (p *Process) Ended() error {
+	raw, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Read(func(fd uintptr) bool { return hasEnded(int(fd)) })
+}
+
+func hasEnded(pidfd int) bool {
+	poll := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	for {
+		n, err := unix.Poll(poll, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return err != nil || n > 0
+		}
+	}
+}
+
+// Wait returns the exit status when the process has ended. Not known is what
+// neither we nor the kernel could see (see exitInfo).
+func (p *Process) Wait() (status syscall.WaitStatus, known bool) {
+	if err := p.Ended(); err != nil {
+		return 0, false
+	}
+	if p.reap != nil {
+		return p.reap()
+	}
+	_ = p.control(func(fd int) { status, known = exitInfo(fd) })
+	return status, known
+}
+
+// Close gives back what is held for the process, which lives on if it has not
+// ended.
+func (p *Process) Close() error {
+	if p.tree != nil {
+		p.tree.close()
+	}
+	return p.pidfd.Close()
+}
+
+func (p *Process) control(do func(pidfd int)) error {
+	raw, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Control(func(fd uintptr) { do(int(fd)) })
+}

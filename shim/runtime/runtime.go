@@ -1,0 +1,59 @@
+package runtime
+
+import (
+	"os"
+	"syscall"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Runtime makes containers.
+type Runtime interface {
+	// Create makes a container and brings its init to the exec barrier. After
+	// an error nothing is left. errdefs.ErrFailedPrecondition says that init ran
+	// and could not get there: the container asks for what it does not have.
+	Create(id string, spec *specs.Spec, streams Streams) (Container, *Process, error)
+	// Load finds a container that an earlier supervisor has made;
+	// errdefs.ErrNotFound if there is none.
+	Load(id string) (Container, error)
+	// Features says what the runtime can do.
+	Features() Features
+}
+
+// Features are what callers have to know of a runtime.
+type Features struct {
+	ExecTrees bool // Process.KillTree ends what an exec has started, too
+	Adoption  bool // containers outlive the supervisor, and Load finds them
+}
+
+// Container is a container of a Runtime.
+type Container interface {
+	// Start lets init through the exec barrier.
+	Start() error
+	// Exec starts a further process. It and what it starts can be ended
+	// together, by Process.KillTree.
+	Exec(spec *specs.Process, streams Streams) (*Process, error)
+	// SignalAll signals every process of the container.
+	SignalAll(sig syscall.Signal) error
+	// Update sets resources: those that are named, all or with an error none.
+	Update(resources *specs.LinuxResources) error
+	// Delete kills what is left of the container, and removes its cgroups and
+	// its state. It may be called again after an error.
+	Delete() error
+	// EndExecs ends the execs that an earlier supervisor has left, whose streams
+	// nobody holds any more, and not what they have put in the background.
+	EndExecs() error
+	// Cgroups are the container's cgroups by controller, "" for version 2.
+	Cgroups() map[string]string
+	// NotifyOOM sends at each notice of lack of memory, and closes the channel
+	// when the cgroup is gone.
+	NotifyOOM() (<-chan struct{}, error)
+}
+
+// Streams are the standard streams of a process that is started. Those left
+// nil are /dev/null; with Terminal all of them are. They are the caller's to
+// close.
+type Streams struct {
+	Stdin, Stdout, Stderr *os.File
+	Terminal              bool
+}

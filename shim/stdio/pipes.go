@@ -1,0 +1,135 @@
+package stdio
+
+import (
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/shim/api"
+)
+
+// Pipes are the streams of an exec: each output goes to the one who takes it.
+type Pipes struct {
+	mu       sync.Mutex
+	stdin    *os.File            // write end or master; nil without or when closed
+	terminal *os.File            // master; nil without
+	outputs  map[string]*os.File // read ends that no pump has taken
+	pumps    []*Pump
+	ended    bool // the process has
+}
+
+// OpenPipes makes the streams of an exec without a terminal.
+func OpenPipes(stdin bool) (*Pipes, Ends, error) {
+	p, ends := &Pipes{outputs: map[string]*os.File{}}, Ends{}
+	err := p.open(stdin, &ends)
+	if err != nil {
+		p.Close()
+		ends.Close()
+		return nil, Ends{}, fmt.Errorf("open pipes: %w", err)
+	}
+	return p, ends, nil
+}
+
+func (p *Pipes) open(stdin bool, ends *Ends) (err error) {
+	if p.outputs[api.Stdout], ends.Stdout, err = os.Pipe(); err != nil {
+		return err
+	}
+	if p.outputs[api.Stderr], ends.Stderr, err = os.Pipe(); err != nil {
+		return err
+	}
+	if stdin {
+		ends.Stdin, p.stdin, err = os.Pipe()
+	}
+	return err
+}
+
+// NewTerminalPipes are the streams of an exec with a terminal, which
+// TakeTerminal gives.
+func NewTerminalPipes() *Pipes { return &Pipes{outputs: map[string]*os.File{}} }
+
+// TakeTerminal makes the master the source of output and the sink of input.
+func (p *Pipes) TakeTerminal(master *os.File) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stdin, p.terminal, p.outputs[api.Stdout] = master, master, master
+}
+
+// Terminal is the terminal's master, nil without one.
+func (p *Pipes) Terminal() *os.File { return p.terminal }
+
+// Stdin is what the process reads, nil if it has none or it is closed.
+func (p *Pipes) Stdin() *os.File {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stdin
+}
+
+// Has reports whether there is such an output and nobody has taken it.
+func (p *Pipes) Has(stream string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.outputs[stream] != nil
+}
+
+// Take starts a pump on an output that nobody has taken yet.
+func (p *Pipes) Take(stream string, emit func([]byte)) (*Pump, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	source := p.outputs[stream]
+	if source == nil {
+		return nil, fmt.Errorf("stream %s: %w", stream, errdefs.ErrNotFound)
+	}
+	delete(p.outputs, stream)
+	pump := NewPump(source, emit)
+	p.pumps = append(p.pumps, pump)
+	if p.ended {
+		pump.Finish()
+	}
+	go pump.Run()
+	return pump, nil
+}
+
+// Finish says that the process has ended: what is in the pipes still counts.
+func (p *Pipes) Finish() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+	for _, pump := range p.pumps {
+		pump.Finish()
+	}
+}
+
+// AwaitOutput returns when all that the process wrote is delivered.
+func (p *Pipes) AwaitOutput() {
+	p.mu.Lock()
+	pumps := p.pumps
+	p.mu.Unlock()
+	for _, pump := range pumps {
+		<-pump.Done()
+	}
+}
+
+// CloseStdin ends the process's stdin.
+func (p *Pipes) CloseStdin() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stdin != nil && p.stdin != p.terminal {
+		_ = p.stdin.Close()
+	}
+	p.stdin = nil
+}
+
+// Close closes what is open; pumps end at once.
+func (p *Pipes) Close() {
+	p.CloseStdin()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, source := range p.outputs {
+		closeAll(source)
+	}
+	for _, pump := range p.pumps {
+		_ = pump.Close()
+	}
+}

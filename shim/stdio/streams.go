@@ -1,0 +1,232 @@
+package stdio
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/stdio/crilog"
+)
+
+// Streams is the supervisor's side of a container's standard streams. Output
+// goes through named fifos that the container holds open for reading too: when
+// the supervisor dies, the container can go on writing, and the next one reads
+// on.
+type Streams struct {
+	log      *crilog.Log // nil: output is not logged
+	pumps    []*Pump
+	flushes  []func()           // one per pump: logs an unfinished last line
+	fans     map[string]*Fanout // by stream name
+	terminal *os.File           // master; nil without
+
+	mu    sync.Mutex
+	stdin *os.File // write end, or the master; nil without or when closed
+}
+
+// Options say which streams a container has.
+type Options struct {
+	Dir      string // where its fifos are
+	ID       string // the container's
+	LogPath  string // CRI log; empty: output is discarded
+	Terminal bool   // it makes a terminal, whose master is given to TakeTerminal
+	Stdin    bool   // it reads a stdin
+}
+
+// Ends are the container's ends of its streams; nil where there is none.
+type Ends struct{ Stdin, Stdout, Stderr *os.File }
+
+// Close closes our copies of them, whether the container was started or not.
+func (e Ends) Close() { closeAll(e.Stdin, e.Stdout, e.Stderr) }
+
+func fifoPath(dir, id, stream string) string { return filepath.Join(dir, id+"."+stream) }
+
+// Open makes the streams of a new container.
+func Open(o Options) (*Streams, Ends, error) {
+	s, ends := &Streams{fans: map[string]*Fanout{}}, Ends{}
+	err := s.open(o, &ends)
+	if err != nil {
+		s.Close()
+		ends.Close()
+		return nil, Ends{}, err
+	}
+	return s, ends, nil
+}
+
+func (s *Streams) open(o Options, ends *Ends) (err error) {
+	if o.LogPath != "" {
+		if s.log, err = crilog.Open(o.LogPath); err != nil {
+			return err
+		}
+	}
+	if o.Terminal {
+		return nil
+	}
+	if ends.Stdout, err = s.openFifo(o, api.Stdout); err != nil {
+		return err
+	}
+	if ends.Stderr, err = s.openFifo(o, api.Stderr); err != nil {
+		return err
+	}
+	if o.Stdin {
+		if ends.Stdin, s.stdin, err = os.Pipe(); err != nil {
+			return fmt.Errorf("stdin: %w", err)
+		}
+	}
+	return nil
+}
+
+// openFifo makes a fifo and its pump, and returns the container's end.
+func (s *Streams) openFifo(o Options, stream string) (*os.File, error) {
+	path := fifoPath(o.Dir, o.ID, stream)
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		return nil, fmt.Errorf("fifo %s: %w", path, err)
+	}
+	if err := s.readFifo(o, stream); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(path, os.O_RDWR, 0)
+}
+
+func (s *Streams) readFifo(o Options, stream string) error {
+	source, err := os.OpenFile(fifoPath(o.Dir, o.ID, stream), os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	s.addPump(stream, source)
+	return nil
+}
+
+// Adopt opens the streams of a container whose supervisor has died. Those that
+// it returns are good beside an error, which says what is lost. A terminal is
+// always lost.
+func Adopt(o Options) (*Streams, error) {
+	s := &Streams{fans: map[string]*Fanout{}}
+	if o.Terminal {
+		return s, nil
+	}
+	var errs []error
+	if o.LogPath != "" {
+		var err error
+		if s.log, err = crilog.Open(o.LogPath); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for _, stream := range []string{api.Stdout, api.Stderr} {
+		if err := s.readFifo(o, stream); err != nil {
+			errs = append(errs, fmt.Errorf("%s is lost: %w", stream, err))
+		}
+	}
+	return s, errors.Join(errs...)
+}
+
+// addPump moves a stream to the log and to who is attached.
+func (s *Streams) addPump(stream string, source *os.File) {
+	fan := newFanout()
+	s.fans[stream] = fan
+	emit, flush := fan.emit, func() {}
+	if s.log != nil {
+		entries := s.log.Stream(stream)
+		flush = entries.Flush
+		emit = func(p []byte) {
+			_, _ = entries.Write(p) // never fails
+			fan.emit(p)
+		}
+	}
+	s.pumps = append(s.pumps, NewPump(source, emit))
+	s.flushes = append(s.flushes, flush)
+}
+
+// TakeTerminal makes the master the source of output and the sink of input.
+func (s *Streams) TakeTerminal(master *os.File) {
+	s.terminal, s.stdin = master, master
+	s.addPump(api.Stdout, master)
+}
+
+// Run starts moving bytes.
+func (s *Streams) Run() {
+	for _, p := range s.pumps {
+		go p.Run()
+	}
+}
+
+// Drain ends the streams after the process has ended, with all that it wrote.
+func (s *Streams) Drain() {
+	for _, p := range s.pumps {
+		p.Finish()
+	}
+	for i, p := range s.pumps {
+		<-p.Done()
+		s.flushes[i]()
+	}
+	for _, fan := range s.fans {
+		fan.end()
+	}
+	s.Close()
+}
+
+// Output is what copies a stream to attached clients; nil if there is no such
+// stream.
+func (s *Streams) Output(stream string) *Fanout { return s.fans[stream] }
+
+// Terminal is the terminal's master, nil without one.
+func (s *Streams) Terminal() *os.File { return s.terminal }
+
+// Stdin is what the container reads, nil if it has none or it is closed.
+func (s *Streams) Stdin() *os.File {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stdin
+}
+
+// ReopenLog goes on in a new file at the log's path.
+func (s *Streams) ReopenLog() error {
+	if s.log == nil {
+		return nil
+	}
+	return s.log.Reopen()
+}
+
+// CloseStdin ends the container's stdin for good.
+func (s *Streams) CloseStdin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stdin != nil && s.stdin != s.terminal {
+		_ = s.stdin.Close()
+	}
+	s.stdin = nil
+}
+
+// Close is for streams that do not run (any more).
+func (s *Streams) Close() {
+	s.CloseStdin()
+	for _, p := range s.pumps {
+		_ = p.Close()
+	}
+	if s.log != nil {
+		_ = s.log.Close()
+	}
+}
+
+// RemoveFifos removes what Open has made in dir.
+func RemoveFifos(dir, id string) error {
+	var errs []error
+	for _, stream := range []string{api.Stdout, api.Stderr} {
+		if err := os.Remove(fifoPath(dir, id, stream)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func closeAll(files ...*os.File) {
+	for _, f := range files {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
