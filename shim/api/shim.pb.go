@@ -11,11 +11,12 @@
 package api
 
 import (
-	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
-	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
+
+	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
+	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 )
 
 const (
@@ -1491,33 +1492,36 @@ func file_shim_proto_rawDescGZIP() []byte {
 	return file_shim_proto_rawDescData
 }
 
-var file_shim_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_shim_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
-var file_shim_proto_goTypes = []any{
-	(Status)(0),               // 0: minicri.shim.v1.Status
-	(EventKind)(0),            // 1: minicri.shim.v1.EventKind
-	(*Empty)(nil),             // 2: minicri.shim.v1.Empty
-	(*CreateRequest)(nil),     // 3: minicri.shim.v1.CreateRequest
-	(*CreateResponse)(nil),    // 4: minicri.shim.v1.CreateResponse
-	(*StartRequest)(nil),      // 5: minicri.shim.v1.StartRequest
-	(*KillRequest)(nil),       // 6: minicri.shim.v1.KillRequest
-	(*DeleteRequest)(nil),     // 7: minicri.shim.v1.DeleteRequest
-	(*ListResponse)(nil),      // 8: minicri.shim.v1.ListResponse
-	(*Container)(nil),         // 9: minicri.shim.v1.Container
-	(*Exit)(nil),              // 10: minicri.shim.v1.Exit
-	(*EventsRequest)(nil),     // 11: minicri.shim.v1.EventsRequest
-	(*Event)(nil),             // 12: minicri.shim.v1.Event
-	(*ExecSyncRequest)(nil),   // 13: minicri.shim.v1.ExecSyncRequest
-	(*ExecSyncResponse)(nil),  // 14: minicri.shim.v1.ExecSyncResponse
-	(*ExecExit)(nil),          // 15: minicri.shim.v1.ExecExit
-	(*ExecStartRequest)(nil),  // 16: minicri.shim.v1.ExecStartRequest
-	(*ExecStartResponse)(nil), // 17: minicri.shim.v1.ExecStartResponse
-	(*ExecWaitRequest)(nil),   // 18: minicri.shim.v1.ExecWaitRequest
-	(*ExecWaitResponse)(nil),  // 19: minicri.shim.v1.ExecWaitResponse
-	(*ResizeRequest)(nil),     // 20: minicri.shim.v1.ResizeRequest
-	(*ReopenLogRequest)(nil),  // 21: minicri.shim.v1.ReopenLogRequest
-	(*UpdateRequest)(nil),     // 22: minicri.shim.v1.UpdateRequest
-}
+var (
+	file_shim_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+	file_shim_proto_msgTypes  = make([]protoimpl.MessageInfo, 21)
+	file_shim_proto_goTypes   = []any{
+		Status(0),                 // 0: minicri.shim.v1.Status
+		EventKind(0),              // 1: minicri.shim.v1.EventKind
+		(*Empty)(nil),             // 2: minicri.shim.v1.Empty
+		(*CreateRequest)(nil),     // 3: minicri.shim.v1.CreateRequest
+		(*CreateResponse)(nil),    // 4: minicri.shim.v1.CreateResponse
+		(*StartRequest)(nil),      // 5: minicri.shim.v1.StartRequest
+		(*KillRequest)(nil),       // 6: minicri.shim.v1.KillRequest
+		(*DeleteRequest)(nil),     // 7: minicri.shim.v1.DeleteRequest
+		(*ListResponse)(nil),      // 8: minicri.shim.v1.ListResponse
+		(*Container)(nil),         // 9: minicri.shim.v1.Container
+		(*Exit)(nil),              // 10: minicri.shim.v1.Exit
+		(*EventsRequest)(nil),     // 11: minicri.shim.v1.EventsRequest
+		(*Event)(nil),             // 12: minicri.shim.v1.Event
+		(*ExecSyncRequest)(nil),   // 13: minicri.shim.v1.ExecSyncRequest
+		(*ExecSyncResponse)(nil),  // 14: minicri.shim.v1.ExecSyncResponse
+		(*ExecExit)(nil),          // 15: minicri.shim.v1.ExecExit
+		(*ExecStartRequest)(nil),  // 16: minicri.shim.v1.ExecStartRequest
+		(*ExecStartResponse)(nil), // 17: minicri.shim.v1.ExecStartResponse
+		(*ExecWaitRequest)(nil),   // 18: minicri.shim.v1.ExecWaitRequest
+		(*ExecWaitResponse)(nil),  // 19: minicri.shim.v1.ExecWaitResponse
+		(*ResizeRequest)(nil),     // 20: minicri.shim.v1.ResizeRequest
+		(*ReopenLogRequest)(nil),  // 21: minicri.shim.v1.ReopenLogRequest
+		(*UpdateRequest)(nil),     // 22: minicri.shim.v1.UpdateRequest
+	}
+)
+
 var file_shim_proto_depIdxs = []int32{
 	9,  // 0: minicri.shim.v1.ListResponse.containers:type_name -> minicri.shim.v1.Container
 	0,  // 1: minicri.shim.v1.Container.status:type_name -> minicri.shim.v1.Status

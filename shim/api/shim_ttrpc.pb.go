@@ -4,6 +4,7 @@ package api
 
 import (
 	context "context"
+
 	ttrpc "github.com/containerd/ttrpc"
 )
 

@@ -15,6 +15,7 @@ import (
 	"github.com/bufbuild/protocompile/protoutil"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/pluginpb"
+	"mvdan.cc/gofumpt/format"
 )
 
 const usage = "usage: protogen FILE.proto OUT_DIR PLUGIN..."
@@ -73,7 +74,11 @@ func run(plugin string, request *pluginpb.CodeGeneratorRequest, out string) erro
 		return fmt.Errorf("%s", response.GetError())
 	}
 	for _, file := range response.File {
-		if err := os.WriteFile(filepath.Join(out, file.GetName()), []byte(file.GetContent()), 0o644); err != nil {
+		formatted, err := format.Source([]byte(file.GetContent()), format.Options{})
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(out, file.GetName()), formatted, 0o644); err != nil {
 			return err
 		}
 	}
