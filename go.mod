@@ -45,6 +45,7 @@ require (
 	k8s.io/cri-client v0.37.2
 	pgregory.net/rapid v1.3.0
 	tags.cncf.io/container-device-interface v1.1.1
+	tags.cncf.io/container-device-interface/specs-go v1.1.1
 )
 
 require (
@@ -119,5 +120,4 @@ require (
 	k8s.io/klog/v2 v2.140.0
 	k8s.io/streaming v0.37.2
 	k8s.io/utils v0.0.0-20260626114624-be93311217bd
-	tags.cncf.io/container-device-interface/specs-go v1.1.1 // indirect
 )

@@ -13,7 +13,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/cgroup"
@@ -54,6 +53,8 @@ func (c *creation) step(name string, do func() error) {
 func (s *Store) Create(caller context.Context, sandboxID string, config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig) (string, error) {
 	ctx, cancel := s.outlive(caller, s.options.Limits.Create)
 	defer cancel()
+	ctx, stop := s.repeatable(ctx)
+	defer stop()
 	c := &creation{owner: s, ctx: ctx, caller: caller}
 	c.step("check", func() error { return c.check(sandboxID, config, pod) })
 	c.step("reserve", func() error { return c.reserve(config) })
@@ -263,8 +264,7 @@ func (c *creation) writeSpec() error {
 	if err != nil {
 		return err
 	}
-	// Read anew each time: there are few files, and nothing has to watch them.
-	devices, err := cdi.NewCache(cdi.WithAutoRefresh(false))
+	devices, err := c.owner.cdi.devices(c.config)
 	if err != nil {
 		return err
 	}

@@ -27,11 +27,16 @@ const ExecOutputLimit = 16<<20 - 1<<10
 // (none if 0), and captures its output. errdefs' and the context's kinds tell
 // what went wrong; a command that fails is no error.
 func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (*client.Result, error) {
+	ctx, cancel := s.repeatable(ctx)
+	defer cancel()
 	c, shim, process, err := s.forExec(ctx, id, command, false)
 	if err != nil {
 		return nil, err
 	}
 	result, err := shim.ExecSync(ctx, c.ID, process, timeout, ExecOutputLimit)
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("exec %q in container %s: %w", command, c.ID, err)
 	}

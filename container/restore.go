@@ -22,6 +22,7 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 		shims: newShims(options.State, options.Shim, options.SystemdCgroup),
 	}
 	s.base, s.cancel = context.WithCancelCause(ctx)
+	s.waits, s.cancelWaits = context.WithCancelCause(s.base)
 	if err := s.openFiles(); err != nil {
 		return nil, err
 	}

@@ -21,6 +21,8 @@ func (s *Store) Stop(ctx context.Context, id string, grace time.Duration) error 
 	if err != nil {
 		return err
 	}
+	ctx, cancel := s.repeatable(ctx)
+	defer cancel()
 	if err := s.stop(ctx, c, grace); err != nil {
 		return fmt.Errorf("stop container %s: %w", c.ID, err)
 	}

@@ -79,11 +79,15 @@ type Store struct {
 	bootID  string
 	// hostPaths are the paths of mounts that are being looked at.
 	hostPaths singleflight.Group
+	cdi       cdiFiles
 
 	// base ends when the daemon does; work are the goroutines that it ends.
 	base   context.Context
 	cancel context.CancelCauseFunc
 	work   sync.WaitGroup
+	// waits ends before base: see CancelWaits.
+	waits       context.Context
+	cancelWaits context.CancelCauseFunc
 
 	// mu guards the maps and lastCreated, and is never held while anything runs
 	// or is written.
@@ -147,6 +151,21 @@ func (s *Store) Close() {
 	s.cancel(errShutdown)
 	s.work.Wait()
 	s.shims.close()
+}
+
+// CancelWaits ends the calls whose wait the caller can repeat with the next
+// daemon, with errdefs.ErrUnavailable: the grace of Stop, the command of
+// ExecSync, and Create, which undoes what it has made.
+func (s *Store) CancelWaits() { s.cancelWaits(errShutdown) }
+
+// repeatable returns ctx with an end at CancelWaits.
+func (s *Store) repeatable(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(s.waits, func() { cancel(context.Cause(s.waits)) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
 }
 
 var errShutdown = fmt.Errorf("minicri is shutting down: %w", errdefs.ErrUnavailable)

@@ -19,8 +19,8 @@ func containerCDI(c *Container, spec *specs.Spec) error {
 	if c.CDI == nil {
 		return fmt.Errorf("CDI devices %q: this runtime has no CDI directories", devices)
 	}
-	if unknown, err := c.CDI.InjectDevices(spec, devices...); err != nil {
-		return errors.Join(fmt.Errorf("CDI devices %q, of which %q are not described: %w", devices, unknown, err), c.cdiErrors())
+	if _, err := c.CDI.InjectDevices(spec, devices...); err != nil {
+		return errors.Join(fmt.Errorf("CDI devices %q: %w", devices, err), c.cdiErrors())
 	}
 	return nil
 }

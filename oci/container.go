@@ -6,7 +6,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/minicri/minicri/internal/machine"
 )
@@ -43,8 +42,14 @@ type Container struct {
 	// has none.
 	SandboxLabel string
 	// CDI knows the devices of vendors, nil where there are none.
-	CDI     *cdi.Cache
+	CDI     CDI
 	Machine machine.Machine
+}
+
+// CDI is what oci needs of a cdi.Cache.
+type CDI interface {
+	InjectDevices(spec *specs.Spec, devices ...string) (unknown []string, err error)
+	GetErrors() map[string][]error
 }
 
 // Image is what an image's configuration says of the containers made from it

@@ -124,6 +124,7 @@ func checkAtSignal(ctx context.Context, networks *network.CNI) {
 // it cancels them, and what they were making is taken back.
 func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Duration) {
 	runtime.Events.Close() // a call that listens has no end of its own
+	runtime.Containers.CancelWaits()
 	finished := make(chan struct{})
 	go func() {
 		defer close(finished)

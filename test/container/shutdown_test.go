@@ -1,0 +1,48 @@
+package container
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// A daemon that is told to end does not wait for what its clients can ask of the
+// next one: the grace of a container that ignores its signal, a command that
+// runs on. The calls are answered, and nothing happens to the container.
+func TestShutdownCancelsWaits(t *testing.T) {
+	const limit = 50 * time.Second
+	n := newNode(t, harness.Config("[limits]\nshutdown = '50s'\ncreate = '50s'"))
+	p := runPod(t, n, "web")
+	id := p.run("app", deaf)
+	p.awaitLine(id, "ready")
+	pid := p.info(id).PID
+	answers := make(chan error, 2)
+	go func() { answers <- p.stop(id, 1000) }()
+	go func() {
+		_, err := p.tryExec(id, 0, "/bin/sh", "-c", "echo here > /began; exec tail -f /dev/null")
+		answers <- err
+	}()
+	eventually(t, "the command runs", func() bool {
+		answer, err := p.tryExec(id, 0, "/bin/cat", "/began")
+		return err == nil && answer.ExitCode == 0
+	})
+	began := time.Now()
+	n.Stop()
+	if took := time.Since(began); took > limit/2 {
+		t.Errorf("the daemon took %v to end", took)
+	}
+	for range 2 {
+		wantCode(t, <-answers, codes.Unavailable)
+	}
+	n.Start()
+	if now := p.status(id); now.State != running || p.info(id).PID != pid {
+		t.Errorf("the container is %v", now)
+	}
+	eventually(t, "nothing is left of the command", func() bool { return !slices.Contains(p.tree(id), "tail") })
+	check(t, p.stop(id, 0))
+	p.wantExit(id, 137, "Error")
+}
