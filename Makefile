@@ -4,6 +4,7 @@ PREFIX  ?= /usr/local
 DESTDIR ?=
 
 bindir   = $(DESTDIR)$(PREFIX)/bin
+sharedir = $(DESTDIR)$(PREFIX)/share
 confdir  = $(DESTDIR)/etc/minicri
 unitdir  = $(DESTDIR)/etc/systemd/system
 cnidir   = $(DESTDIR)/opt/cni/bin
@@ -29,7 +30,7 @@ demo: root setup build bin/demo ## Run pods, kill and restart the daemon, remove
 	bin/demo
 
 .PHONY: test
-test: root setup peers-test build failpoints kubelet bin/tools/.built ## Run every test (root)
+test: root setup test-deps build failpoints kubelet lint ## Lint, and run every test (root)
 	hack/test
 
 # The binary is run itself: go test would show its numbers only on failure.
@@ -55,7 +56,7 @@ soak: root setup build ## Pods come and go while the daemon is killed at random;
 VMTESTS ?= hack/vm/tests.txt
 
 .PHONY: test-vm
-test-vm: root setup peers-test build failpoints bin/demo ## The tests in a VM with cgroup v2, systemd and AppArmor (root)
+test-vm: root setup test-deps build failpoints bin/demo ## The tests in a VM with cgroup v2, systemd and AppArmor (root)
 	@hack/setup hack/vm/packages.txt
 	$(MAKE) bin/vm/root.ext4
 	hack/vm/payload < $(VMTESTS)
@@ -69,10 +70,10 @@ setup: packages bin/cni/.built ## Debian packages that are missing, and the CNI 
 
 # Programs that run beside minicri: a registry for the tests, containerd for
 # the benchmarks that compare.
-.PHONY: peers-test peers-bench
-peers-test: packages
+.PHONY: test-deps bench-deps
+test-deps: packages
 	@hack/unpack docker-registry
-peers-bench: packages
+bench-deps: packages
 	@hack/unpack containerd runc
 
 .PHONY: packages
@@ -115,7 +116,7 @@ failpoints: bin/cni/.built
 	@ln -sfn ../cni bin/failpoints/cni
 
 # Compiled first, outside: the namespace has no network to fetch a module.
-bench-%: root peers-bench setup build ## Measure and print: sandbox, image, container or stream (root)
+bench-%: root bench-deps setup build ## Measure and print: sandbox, image, container or stream (root)
 	go build $(goflags) -o bin/bench/$* ./test/bench/$*
 	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns bin/bench/$*
 
@@ -123,26 +124,28 @@ bin/tools/.built: hack/tools/go.mod hack/tools/go.sum $(wildcard hack/tools/*/*.
 	go build -C hack/tools $(goflags) -o $(CURDIR)/bin/tools/ tool
 	@touch $@
 
-.PHONY: generate
-generate: bin/tools/.built ## Write shim/api from shim.proto again
-	PATH="$(CURDIR)/bin/tools:$$PATH" protogen shim/api/shim.proto shim/api protoc-gen-go protoc-gen-go-ttrpc
-
 .PHONY: lint
-lint: packages bin/tools/.built ## gofumpt, go vet, staticcheck
-	@unformatted=$$(bin/tools/gofumpt -l .); \
-	if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
-	go vet -tags seccomp ./...
-	bin/tools/staticcheck -tags seccomp ./...
+lint: packages bin/tools/.built ## gofumpt, go vet, staticcheck, shellcheck
+	hack/lint
 
 .PHONY: fmt
 fmt: bin/tools/.built ## Format the Go files
 	bin/tools/gofumpt -w .
 
-# What a node's owner may have changed or may have from elsewhere is never
-# overwritten: configurations, and a directory of plugins that is not empty
-# (two versions of plugins side by side lose STATUS without a word).
+# What is checked in and made by a program. The tests of the top directory fail
+# when it is not current; shim/api has its own test.
+.PHONY: generate
+generate: packages bin/tools/.built ## Make docs/configuration.md, NOTICE and shim/api again
+	go run $(goflags) ./hack/manual configuration > docs/configuration.md
+	go build -C hack/notice $(goflags) -o $(CURDIR)/bin/tools/notice .
+	bin/tools/notice > bin/tools/NOTICE && cp bin/tools/NOTICE NOTICE
+	PATH="$(CURDIR)/bin/tools:$$PATH" protogen shim/api/shim.proto shim/api protoc-gen-go protoc-gen-go-ttrpc
+
+# What the owner of a node may have changed is never overwritten: configurations,
+# and a directory of plugins that is not empty (plugins of two versions lose STATUS
+# without an error).
 .PHONY: install
-install: setup build ## Binaries, plugins, configuration, systemd unit, crictl.yaml (root)
+install: setup build ## Binaries, plugins, configuration, systemd unit, crictl.yaml, manual (root)
 	install -D -m 0755 -t $(bindir) bin/minicri bin/minicri-shim
 	install -d -m 0755 $(confdir)
 	[ -e $(confdir)/config.toml ] || { bin/minicri config default > bin/config.toml && \
@@ -150,12 +153,24 @@ install: setup build ## Binaries, plugins, configuration, systemd unit, crictl.y
 	[ -e $(DESTDIR)/etc/crictl.yaml ] || install -D -m 0644 hack/crictl.yaml $(DESTDIR)/etc/crictl.yaml
 	install -d -m 0755 $(unitdir)
 	sed 's|@BINDIR@|$(PREFIX)/bin|' hack/minicri.service > $(unitdir)/minicri.service
+	install -d $(sharedir)/man/man8 $(sharedir)/man/man5 $(sharedir)/bash-completion/completions \
+		$(sharedir)/zsh/site-functions $(sharedir)/fish/vendor_completions.d $(sharedir)/doc/minicri
+	go run $(goflags) ./hack/manual man8 > $(sharedir)/man/man8/minicri.8
+	go run $(goflags) ./hack/manual man5 > $(sharedir)/man/man5/minicri.toml.5
+	go run $(goflags) ./hack/manual bash > $(sharedir)/bash-completion/completions/minicri
+	go run $(goflags) ./hack/manual zsh > $(sharedir)/zsh/site-functions/_minicri
+	go run $(goflags) ./hack/manual fish > $(sharedir)/fish/vendor_completions.d/minicri.fish
+	install -m 0644 -t $(sharedir)/doc/minicri LICENSE NOTICE README.md CHANGELOG.md
 	[ -n "$$(ls -A $(cnidir) 2>/dev/null)" ] || install -D -m 0755 -t $(cnidir) bin/cni/*
 	@echo 'Start it with: systemctl daemon-reload && systemctl enable --now minicri'
 
 .PHONY: uninstall
-uninstall: ## Take binaries and unit away; state, configuration and plugins stay
-	rm -f $(bindir)/minicri $(bindir)/minicri-shim $(unitdir)/minicri.service
+uninstall: ## Remove what install made, but not state, configuration and plugins
+	rm -f $(bindir)/minicri $(bindir)/minicri-shim $(unitdir)/minicri.service \
+		$(sharedir)/man/man8/minicri.8 $(sharedir)/man/man5/minicri.toml.5 \
+		$(sharedir)/bash-completion/completions/minicri $(sharedir)/zsh/site-functions/_minicri \
+		$(sharedir)/fish/vendor_completions.d/minicri.fish
+	rm -rf $(sharedir)/doc/minicri
 
 .PHONY: clean
 clean: ## Remove what was built

@@ -3,75 +3,12 @@
 package hack
 
 import (
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 )
-
-// moduleHosts are the hosts that the set-up may name: those of Go import
-// paths, and the project's own page. Image registries and module proxies are
-// the business of the machine's configuration, never of the set-up.
-var moduleHosts = map[string]bool{
-	"github.com":          true,
-	"golang.org":          true,
-	"google.golang.org":   true,
-	"honnef.co":           true,
-	"mvdan.cc":            true,
-	"gopkg.in":            true,
-	"go.uber.org":         true,
-	"sigs.k8s.io":         true,
-	"k8s.io":              true,
-	"cel.dev":             true,
-	"cyphar.com":          true,
-	"go.etcd.io":          true,
-	"go.opentelemetry.io": true,
-	"go.yaml.in":          true,
-	"gonum.org":           true,
-}
-
-// host matches a host name that a path follows: the form of registry hosts,
-// image references and import paths alike.
-var host = regexp.MustCompile(`(?:[a-z0-9-]+\.)+[a-z]{2,}(?::[0-9]+)?/`)
-
-func TestSetUpNamesNoRegistry(t *testing.T) {
-	files := []string{"../Makefile", "../.ci/run"}
-	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() && path != "hack_test.go" {
-			files = append(files, path)
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range files {
-		for _, name := range foreignHosts(read(t, file)) {
-			t.Errorf("%s names the host %s", file, name)
-		}
-	}
-}
-
-func TestForeignHostsAreFound(t *testing.T) {
-	for _, text := range []string{"image = registry.example.org/pause:3.10", "pull x.example.com:5000/a"} {
-		if len(foreignHosts(text)) != 1 {
-			t.Errorf("no host found in %q", text)
-		}
-	}
-}
-
-func foreignHosts(text string) []string {
-	var foreign []string
-	for _, match := range host.FindAllString(text, -1) {
-		if name := strings.TrimSuffix(match, "/"); !moduleHosts[name] {
-			foreign = append(foreign, name)
-		}
-	}
-	return foreign
-}
 
 func TestEveryPackageSaysWhy(t *testing.T) {
 	for _, list := range []string{"packages.txt", "vm/packages.txt", "vm/guest/packages.txt"} {
@@ -82,14 +19,6 @@ func TestEveryPackageSaysWhy(t *testing.T) {
 			if len(strings.Fields(line)) < 3 {
 				t.Errorf("%s: %q does not say why", list, strings.TrimSpace(line))
 			}
-		}
-	}
-}
-
-func TestScriptsParse(t *testing.T) {
-	for _, script := range []string{"setup", "in-netns", "test", "unpack", "vm/root", "vm/payload", "vm/run", "vm/guest/suite"} {
-		if out, err := exec.Command("sh", "-n", script).CombinedOutput(); err != nil {
-			t.Errorf("%s: %v: %s", script, err, out)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/doctor"
+	"github.com/minicri/minicri/internal/manual"
 )
 
 // errNotClean is how `minicri check` ends when there is a problem.
@@ -19,9 +20,10 @@ var errNotClean = errors.New("this node has problems, see above")
 // checkCommand is `minicri check`: what this node lacks, and what was left.
 func checkCommand(ctx context.Context, arguments []string, output io.Writer) error {
 	var fix, asJSON bool
+	help := manual.Find("check").FlagHelp
 	c, err := config.Load(arguments, os.Stderr, func(set *flag.FlagSet) {
-		set.BoolVar(&fix, "fix", false, "remove what carries our mark and belongs to no sandbox")
-		set.BoolVar(&asJSON, "json", false, "print JSON")
+		set.BoolVar(&fix, "fix", false, help("fix"))
+		set.BoolVar(&asJSON, "json", false, help("json"))
 	})
 	if err != nil {
 		return err

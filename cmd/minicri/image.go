@@ -63,10 +63,11 @@ func runImage(ctx context.Context, args []string, options imageOptions) error {
 	flags.StringVar(&options.Socket, "socket", options.Socket, "the daemon's socket")
 	flags.StringVar(&options.Store.Root, "root", options.Store.Root, "the daemon's directory, where no daemon runs")
 	login := flags.String("creds", "", "user:password for pull")
-	if err := flags.Parse(args); err != nil {
+	words, err := parseFlags(flags, args)
+	if err != nil {
 		return err
 	}
-	verb, argument, err := imageVerb(flags.Args())
+	verb, argument, err := imageVerb(words)
 	if err != nil {
 		return err
 	}
@@ -76,6 +77,18 @@ func runImage(ctx context.Context, args []string, options imageOptions) error {
 	}
 	err = verb(ctx, images, argument, imageCall{options: options, login: *login})
 	return errors.Join(withoutCode(err), images.Close())
+}
+
+// parseFlags parses flags before and after the verb, and returns the other
+// arguments.
+func parseFlags(flags *flag.FlagSet, args []string) (words []string, err error) {
+	for {
+		if err := flags.Parse(args); err != nil || flags.NArg() == 0 {
+			return words, err
+		}
+		words = append(words, flags.Arg(0))
+		args = flags.Args()[1:]
+	}
 }
 
 // withoutCode leaves the daemon's words: the gRPC code says nothing more to a

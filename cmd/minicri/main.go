@@ -12,20 +12,12 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+
+	"github.com/minicri/minicri/internal/manual"
 )
 
 // version is a semantic version, set by the linker (hack/version).
 var version = "0.1.0-dev"
-
-const usage = `minicri runs pods for a kubelet (Kubernetes CRI v1).
-
-  minicri [flags]            serve the CRI in the foreground; see minicri --help
-  minicri config default     print the configuration with all its keys
-  minicri config check FILE  check a configuration file
-  minicri check              what this node lacks, and what was left behind (--fix, --json)
-  minicri image VERB         import, pull, list or remove images
-  minicri version            print the version
-`
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -54,9 +46,9 @@ func command(ctx context.Context, arguments []string, output io.Writer) error {
 		_, err := fmt.Fprintln(output, "minicri", version)
 		return err
 	case "help":
-		_, err := fmt.Fprint(output, usage)
+		_, err := fmt.Fprint(output, manual.Usage())
 		return err
 	default:
-		return fmt.Errorf("unknown command %q\n\n%s", arguments[0], usage)
+		return fmt.Errorf("unknown command %q\n\n%s", arguments[0], manual.Usage())
 	}
 }

@@ -59,13 +59,18 @@ func parse(c *Config, file *string, arguments []string, output io.Writer, more [
 // and comments.
 func (c *Config) Flags(set *flag.FlagSet, file *string) {
 	set.StringVar(file, "config", "", "configuration `file` in TOML, with its drop-ins FILE.d/*.toml (default "+DefaultFile+" if it exists)")
-	for key, value := range map[string]*string{
-		"socket": &c.Socket, "root": &c.Root, "state": &c.State, "netns_dir": &c.NetnsDir, "cni_conf_dir": &c.CNIConf,
-		"cni_bin_dir": &c.CNIBin, "shim": &c.Shim, "log_level": &c.LogLevel,
-	} {
+	for key, value := range c.flagKeys() {
 		set.StringVar(value, strings.ReplaceAll(key, "_", "-"), *value, commentOf(key))
 	}
 	set.Var(&directories{list: &c.Images.CertsDirs}, "certs-dir", "`directory` searched for HOST/hosts.toml of registries; may be repeated, and replaces images.certs_dirs")
+}
+
+// flagKeys are the keys that have a flag.
+func (c *Config) flagKeys() map[string]*string {
+	return map[string]*string{
+		"socket": &c.Socket, "root": &c.Root, "state": &c.State, "netns_dir": &c.NetnsDir, "cni_conf_dir": &c.CNIConf,
+		"cni_bin_dir": &c.CNIBin, "shim": &c.Shim, "log_level": &c.LogLevel,
+	}
 }
 
 // commentOf is the comment of a key that is in no table.

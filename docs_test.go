@@ -1,0 +1,110 @@
+package minicri_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// docs/properties.md has each number once, and the tests that it names exist.
+func TestPropertiesNameTests(t *testing.T) {
+	tests := testNames(t)
+	rows := tableRows(t, "docs/properties.md")
+	if len(rows) != 61 {
+		t.Errorf("docs/properties.md has %d rows, the properties are 61", len(rows))
+	}
+	for i, cells := range rows {
+		number := fmt.Sprint(i + 1)
+		if len(cells) != 3 || cells[0] != number {
+			t.Errorf("row %s of docs/properties.md is %q", number, cells)
+			continue
+		}
+		held := cells[2]
+		_, open := strings.CutPrefix(held, "not held: ")
+		named := testName.FindAllString(held, -1)
+		if open == (len(named) > 0) && !strings.HasPrefix(held, "not held: make soak runs ") {
+			t.Errorf("property %s has neither a test nor a reason, or both: %q", number, held)
+		}
+		for _, name := range named {
+			if !tests[name] {
+				t.Errorf("property %s: there is no test %s", number, name)
+			}
+		}
+	}
+}
+
+// docs/workarounds.md has what somebody needs who wants to remove one.
+func TestWorkaroundsNameTests(t *testing.T) {
+	tests := testNames(t)
+	for _, cells := range tableRows(t, "docs/workarounds.md") {
+		if len(cells) != 5 {
+			t.Errorf("docs/workarounds.md: %q does not say what, where, why, which test, and until when", cells)
+			continue
+		}
+		file := regexp.MustCompile("`([^`]+)`").FindStringSubmatch(cells[1])
+		if file == nil {
+			t.Errorf("%s: it does not say where", cells[0])
+		} else if _, err := os.Stat(file[1]); err != nil {
+			t.Errorf("%s: %v", cells[0], err)
+		}
+		named := testName.FindAllString(cells[3], -1)
+		if len(named) == 0 && !strings.HasPrefix(cells[3], "none: ") {
+			t.Errorf("%s: it names no test", cells[0])
+		}
+		for _, name := range named {
+			if !tests[name] {
+				t.Errorf("%s: there is no test %s", cells[0], name)
+			}
+		}
+	}
+}
+
+var testName = regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]\w*`)
+
+// testNames are the tests of this repository.
+func testNames(t *testing.T) map[string]bool {
+	t.Helper()
+	names := map[string]bool{}
+	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Z]\w*)\(`)
+	err := filepath.WalkDir(".", func(file string, entry os.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(file, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(file)
+		for _, found := range declared.FindAllSubmatch(source, -1) {
+			names[string(found[1])] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// tableRows are the rows of a page's tables without their heads.
+func tableRows(t *testing.T, page string) (rows [][]string) {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(string(text), "\n")
+	for i, line := range lines {
+		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| ---") || i+1 < len(lines) && strings.HasPrefix(lines[i+1], "| ---") {
+			continue
+		}
+		var cells []string
+		for cell := range strings.SplitSeq(strings.Trim(line, "| "), " | ") {
+			cells = append(cells, strings.TrimSpace(cell))
+		}
+		rows = append(rows, cells)
+	}
+	if len(rows) == 0 {
+		t.Fatalf("%s has no table", page)
+	}
+	return rows
+}

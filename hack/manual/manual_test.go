@@ -1,0 +1,89 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/minicri/minicri/internal/manual"
+)
+
+func TestConfigurationIsCurrent(t *testing.T) {
+	written, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(written) != configuration() {
+		t.Error("docs/configuration.md is not what internal/config says: run make generate")
+	}
+}
+
+// groff warns of unknown macros and of lines that a stray dot made a macro.
+func TestPagesAreGoodRoff(t *testing.T) {
+	for name, text := range map[string]string{"man8": programPage(), "man5": filePage()} {
+		command := exec.Command("groff", "-man", "-ww", "-z", "-Tutf8")
+		command.Stdin = strings.NewReader(text)
+		out, err := command.CombinedOutput()
+		if err != nil || len(out) > 0 {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+}
+
+func TestPagesNameEverything(t *testing.T) {
+	for _, c := range manual.Commands() {
+		for name, text := range map[string]string{"man8": programPage(), "usage": manual.Usage()} {
+			if !strings.Contains(text, c.Line()) || !strings.Contains(text, strings.Split(roff(c.Help), `\`)[0]) {
+				t.Errorf("%s does not explain %q", name, c.Line())
+			}
+		}
+		for name, text := range map[string]string{"bash": bashCompletion(), "zsh": zshCompletion(), "fish": fishCompletion()} {
+			for _, word := range strings.Fields(c.Words) {
+				if !strings.Contains(text, word) {
+					t.Errorf("the completion of %s does not know %q", name, c.Words)
+				}
+			}
+		}
+	}
+	for _, f := range daemonFlags() {
+		if !strings.Contains(programPage(), roff("--"+f.Name)) {
+			t.Errorf("man8 does not explain --%s", f.Name)
+		}
+	}
+}
+
+// What a person gets who presses the tabulator key.
+func TestBashCompletes(t *testing.T) {
+	for _, test := range []struct{ line, want string }{
+		{"minicri conf", "config"},
+		{"minicri --sock", "--socket"},
+		{"minicri config ", "default check"},
+		{"minicri image i", "import"},
+		{"minicri check --f", "--fix"},
+		{"minicri check --fix --js", "--json"},
+		{"minicri image pull --cr", "--creds"},
+		{"minicri config check manual_t", "manual_test.go"},
+		{"minicri --config manual_t", "manual_test.go"},
+		{"minicri version ", ""},
+	} {
+		script := bashCompletion() + `
+			IFS=' ' read -ra COMP_WORDS <<<"$1"
+			case $1 in *' ') COMP_WORDS+=('') ;; esac
+			COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) && _minicri && echo "${COMPREPLY[*]}"`
+		out, err := exec.Command("bash", "-euc", script, "bash", test.line).CombinedOutput()
+		if got := strings.TrimSpace(string(out)); err != nil || got != test.want {
+			t.Errorf("%q completes to %q, %v; want %q", test.line, got, err, test.want)
+		}
+	}
+}
+
+func TestUnknownPage(t *testing.T) {
+	for _, arguments := range [][]string{nil, {"x"}, {"man8", "man5"}} {
+		if err := run(slices.Clone(arguments), &bytes.Buffer{}); err == nil {
+			t.Errorf("manual %q is no error", arguments)
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+)
+
+// Key is one key of the configuration, for people.
+type Key struct {
+	// Name is the key with its table: "limits.run".
+	Name string
+	// Table says that it is a table; the keys in it follow.
+	Table bool
+	// Kind is the form of its value: text, duration, number, true or false, list.
+	Kind string
+	// Default is the default as it is written in a file.
+	Default string
+	// Zero is what a zero means, "" where it has no meaning of its own.
+	Zero    string
+	Comment string
+	// Flag is the flag of the same meaning, "" if there is none.
+	Flag string
+}
+
+// Keys are all keys, tables after the keys that are in none.
+func Keys() []Key {
+	c := Default()
+	flags := c.flagKeys()
+	keys := keysOf(reflect.ValueOf(c).Elem(), "")
+	for i := range keys {
+		if flags[keys[i].Name] != nil {
+			keys[i].Flag = strings.ReplaceAll(keys[i].Name, "_", "-")
+		}
+	}
+	return keys
+}
+
+func keysOf(table reflect.Value, prefix string) (keys []Key) {
+	for i := range table.NumField() {
+		field := table.Type().Field(i)
+		key := Key{Name: prefix + field.Tag.Get("toml"), Comment: field.Tag.Get("comment"), Zero: field.Tag.Get("zero")}
+		switch value := table.Field(i); value.Kind() {
+		case reflect.Struct:
+			key.Table = true
+			keys = append(append(keys, key), keysOf(value, key.Name+".")...)
+		case reflect.Map:
+			key.Table, key.Name = true, key.Name+".NAME"
+			keys = append(append(keys, key), keysOf(reflect.New(field.Type.Elem()).Elem(), key.Name+".")...)
+		default:
+			key.Kind, key.Default = form(value)
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// form is the kind of a value and the value as it is written.
+func form(v reflect.Value) (kind, text string) {
+	switch value := v.Interface().(type) {
+	case Duration:
+		return "duration", fmt.Sprintf("'%v'", time.Duration(value))
+	case string:
+		return "text", "'" + value + "'"
+	case bool:
+		return "true or false", fmt.Sprint(value)
+	case []string:
+		if len(value) == 0 {
+			return "list of texts", "[]"
+		}
+		return "list of texts", "['" + strings.Join(value, "', '") + "']"
+	default:
+		return "number", fmt.Sprint(value)
+	}
+}

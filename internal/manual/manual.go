@@ -1,0 +1,88 @@
+// Package manual describes the commands of minicri: the usage text of the
+// program, its manual page and its shell completions are made of this one list.
+// It owns nothing and keeps no state; hack/manual renders the pages.
+package manual
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Command is one command of minicri.
+type Command struct {
+	// Words are what the command line begins with: "config check".
+	Words string
+	// Argument is what follows them, "" for nothing. FILE is completed.
+	Argument string
+	Help     string
+	Flags    []Flag
+	// Configured commands take the daemon's flags too.
+	Configured bool
+}
+
+// Flag is a flag of a command.
+type Flag struct {
+	Name string
+	// Value is what follows it, "" for a flag that is given or not.
+	Value string
+	Help  string
+}
+
+// Commands are all commands, in the order of the usage text.
+func Commands() []Command {
+	image := []Flag{
+		{"socket", "PATH", "the daemon's socket"},
+		{"root", "DIRECTORY", "the daemon's directory, where no daemon runs"},
+	}
+	creds := Flag{"creds", "USER:PASSWORD", "credentials for the registry"}
+	return []Command{
+		{Words: "config default", Help: "print the default configuration, every key with its comment"},
+		{Words: "config check", Argument: "FILE", Help: "check a configuration file and its drop-ins, FILE.d/*.toml"},
+		{
+			Words: "check", Help: "report what this node lacks and what was left behind; exit code 0 only without a problem", Configured: true,
+			Flags: []Flag{{"fix", "", "remove what was left behind"}, {"json", "", "print JSON"}},
+		},
+		{Words: "image import", Argument: "FILE", Help: "import the images of an archive (docker save, OCI layout); - is stdin", Flags: image},
+		{Words: "image pull", Argument: "REFERENCE", Help: "pull an image", Flags: append([]Flag{creds}, image...)},
+		{Words: "image ls", Help: "list the images", Flags: image},
+		{Words: "image rm", Argument: "REFERENCE", Help: "remove a tag, or by id an image with all its names", Flags: image},
+		{Words: "version", Help: "print the version"},
+		{Words: "help", Help: "print this list"},
+	}
+}
+
+// Find is the command with the given words. It panics for a command that the
+// list does not have: that is a mistake in the program.
+func Find(words string) Command {
+	for _, c := range Commands() {
+		if c.Words == words {
+			return c
+		}
+	}
+	panic("no command " + words)
+}
+
+// FlagHelp is the help of one of the command's flags.
+func (c Command) FlagHelp(name string) string {
+	for _, f := range c.Flags {
+		if f.Name == name {
+			return f.Help
+		}
+	}
+	panic("no flag " + name + " of " + c.Words)
+}
+
+// Line is the command as it is typed: "config check FILE".
+func (c Command) Line() string { return strings.TrimSpace(c.Words + " " + c.Argument) }
+
+// Usage is the list of all commands.
+func Usage() string {
+	var b strings.Builder
+	b.WriteString("minicri runs pods for a kubelet (Kubernetes CRI v1).\n\n")
+	line := func(what, help string) { fmt.Fprintf(&b, "  minicri %-22s %s\n", what, help) }
+	line("[flags]", "serve the CRI in the foreground; minicri --help lists the flags")
+	for _, c := range Commands() {
+		line(c.Line(), c.Help)
+	}
+	return b.String()
+}
