@@ -338,8 +338,12 @@ func (c *creation) create() error {
 	if err != nil {
 		return err
 	}
+	resources, err := protojson.Marshal(inForce(c.config.GetLinux().GetResources(), c.spec.Linux.Resources, *c.spec.Process.OOMScoreAdj))
+	if err != nil {
+		return err
+	}
 	return c.owner.write(c.Container, func(f *Facts) {
-		f.BootID, f.Created, f.User, f.StartError = c.owner.bootID, true, user, startError
+		f.BootID, f.Created, f.User, f.Resources, f.StartError = c.owner.bootID, true, user, resources, startError
 		f.Process = process.Facts{PID: int(answer.GetPid()), StartTime: answer.GetStartTime()}
 	})
 }

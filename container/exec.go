@@ -11,7 +11,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
@@ -94,54 +93,6 @@ func (s *Store) ReopenLog(ctx context.Context, id string) error {
 		return err
 	}
 	return shim.ReopenLog(ctx, c.ID)
-}
-
-// Update sets resources of a container that has not ended: all of them or none.
-// What is zero in the request stays as it is.
-func (s *Store) Update(ctx context.Context, id string, asked *runtimeapi.LinuxContainerResources) error {
-	c, err := s.Find(id)
-	if err != nil {
-		return err
-	}
-	release, err := c.acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer release()
-	if !s.exists(c.ID) { // removed meanwhile
-		return fmt.Errorf("container %s: %w", c.ID, errdefs.ErrNotFound)
-	}
-	if c.State() == runtimeapi.ContainerState_CONTAINER_EXITED {
-		return fmt.Errorf("update container %s: it has ended: %w", c.ID, errdefs.ErrFailedPrecondition)
-	}
-	if !c.Facts().inShim() {
-		return fmt.Errorf("update container %s: it cannot be started: %s: %w", c.ID, c.Facts().StartError, errdefs.ErrFailedPrecondition)
-	}
-	shim, err := s.shimOf(ctx, c.SandboxID)
-	if err != nil {
-		return err
-	}
-	if err := shim.Update(ctx, c.ID, oci.Resources(asked, s.options.Machine)); err != nil {
-		return fmt.Errorf("update container %s: %w", c.ID, err)
-	}
-	inForce := &runtimeapi.LinuxContainerResources{}
-	proto.Merge(inForce, c.Resources())
-	proto.Merge(inForce, asked) // what is zero there stays
-	encoded, err := protojson.Marshal(inForce)
-	if err != nil {
-		return err
-	}
-	return s.write(c, func(f *Facts) { f.Resources = encoded })
-}
-
-// Resources are those in force: what the container was made with, and what has
-// been updated since.
-func (c *Container) Resources() *runtimeapi.LinuxContainerResources {
-	updated := &runtimeapi.LinuxContainerResources{}
-	if encoded := c.Facts().Resources; len(encoded) > 0 && protojson.Unmarshal(encoded, updated) == nil {
-		return updated
-	}
-	return c.config.GetLinux().GetResources()
 }
 
 // User is who the container's first process runs as, nil before it was made.

@@ -1307,7 +1307,8 @@ func (x *ReopenLogRequest) GetId() string {
 type UpdateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Resources     []byte                 `protobuf:"bytes,2,opt,name=resources,proto3" json:"resources,omitempty"` // OCI linux resources, JSON; absent fields stay
+	Resources     []byte                 `protobuf:"bytes,2,opt,name=resources,proto3" json:"resources,omitempty"`                                 // OCI linux resources, JSON; absent fields stay
+	OomScoreAdj   *int32                 `protobuf:"varint,3,opt,name=oom_score_adj,json=oomScoreAdj,proto3,oneof" json:"oom_score_adj,omitempty"` // of all processes; absent: stays
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1354,6 +1355,13 @@ func (x *UpdateRequest) GetResources() []byte {
 		return x.Resources
 	}
 	return nil
+}
+
+func (x *UpdateRequest) GetOomScoreAdj() int32 {
+	if x != nil && x.OomScoreAdj != nil {
+		return *x.OomScoreAdj
+	}
+	return 0
 }
 
 var File_shim_proto protoreflect.FileDescriptor
@@ -1449,10 +1457,12 @@ const file_shim_proto_rawDesc = "" +
 	"\x05width\x18\x03 \x01(\rR\x05width\x12\x16\n" +
 	"\x06height\x18\x04 \x01(\rR\x06height\"\"\n" +
 	"\x10ReopenLogRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"=\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"x\n" +
 	"\rUpdateRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
-	"\tresources\x18\x02 \x01(\fR\tresources*^\n" +
+	"\tresources\x18\x02 \x01(\fR\tresources\x12'\n" +
+	"\room_score_adj\x18\x03 \x01(\x05H\x00R\voomScoreAdj\x88\x01\x01B\x10\n" +
+	"\x0e_oom_score_adj*^\n" +
 	"\x06Status\x12\x12\n" +
 	"\x0eSTATUS_UNKNOWN\x10\x00\x12\x12\n" +
 	"\x0eSTATUS_CREATED\x10\x01\x12\x12\n" +
@@ -1567,6 +1577,7 @@ func file_shim_proto_init() {
 	if File_shim_proto != nil {
 		return
 	}
+	file_shim_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

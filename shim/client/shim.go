@@ -56,13 +56,18 @@ func (s Shim) ReopenLog(ctx context.Context, id string) error {
 	return native(err)
 }
 
-// Update sets the named resources, or with an error none.
-func (s Shim) Update(ctx context.Context, id string, resources *specs.LinuxResources) error {
+// Update sets the named resources, and oom_score_adj if it is not nil; all or
+// with an error none.
+func (s Shim) Update(ctx context.Context, id string, resources *specs.LinuxResources, oomScoreAdj *int) error {
 	encoded, err := json.Marshal(resources)
 	if err != nil {
 		return fmt.Errorf("update container %s: %w", id, err)
 	}
-	_, err = s.rpc.Update(ctx, &api.UpdateRequest{Id: id, Resources: encoded})
+	request := &api.UpdateRequest{Id: id, Resources: encoded}
+	if oomScoreAdj != nil {
+		request.OomScoreAdj = new(int32(*oomScoreAdj))
+	}
+	_, err = s.rpc.Update(ctx, request)
 	return native(err)
 }
 

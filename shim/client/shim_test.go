@@ -548,7 +548,7 @@ func TestUpdateIsAllOrNothing(t *testing.T) {
 		content, _ := os.ReadFile("/sys/fs/cgroup/" + strings.Split(file, ".")[0] + cgroupParent + "/c/" + file)
 		return strings.TrimSpace(string(content))
 	}
-	if err := p.Update(t.Context(), "c", &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: new(uint64(333))}}); err != nil {
+	if err := p.Update(t.Context(), "c", &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: new(uint64(333))}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got := read("cpu.shares"); got != "333" {
@@ -556,7 +556,7 @@ func TestUpdateIsAllOrNothing(t *testing.T) {
 	}
 	bad := &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: new(uint64(444)), Cpus: "900"}, Memory: &specs.LinuxMemory{Limit: new(int64(64 << 20))}}
 	memory := read("memory.limit_in_bytes")
-	if err := p.Update(t.Context(), "c", bad); err == nil {
+	if err := p.Update(t.Context(), "c", bad, nil); err == nil {
 		t.Error("cpuset 900 was accepted")
 	}
 	if got := read("cpu.shares"); got != "333" || read("memory.limit_in_bytes") != memory {

@@ -35,8 +35,9 @@ type Container interface {
 	Exec(spec *specs.Process, streams Streams) (*Process, error)
 	// SignalAll signals every process of the container.
 	SignalAll(sig syscall.Signal) error
-	// Update sets resources: those that are named, all or with an error none.
-	Update(resources *specs.LinuxResources) error
+	// Update sets resources, those that are named, and oom_score_adj if it is not
+	// nil, of all processes: all or with an error none.
+	Update(resources *specs.LinuxResources, oomScoreAdj *int) error
 	// Delete kills what is left of the container, and removes its cgroups and
 	// its state. It may be called again after an error.
 	Delete() error

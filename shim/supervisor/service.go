@@ -170,7 +170,7 @@ func (s *service) ReopenLog(_ context.Context, r *api.ReopenLogRequest) (*api.Em
 }
 
 func (s *service) Update(_ context.Context, r *api.UpdateRequest) (*api.Empty, error) {
-	return s.on(r.Id, func(c *container) error { return c.update(r.Resources) })
+	return s.on(r.Id, func(c *container) error { return c.update(r) })
 }
 
 func (s *service) Shutdown(context.Context, *api.Empty) (*api.Empty, error) {

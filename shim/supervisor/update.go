@@ -6,21 +6,24 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/minicri/minicri/shim/api"
 )
 
 // update sets resources: all that are named or, with an error, none.
-func (c *container) update(encoded []byte) error {
+func (c *container) update(r *api.UpdateRequest) error {
 	wanted := new(specs.LinuxResources)
-	if err := json.Unmarshal(encoded, wanted); err != nil {
-		return fmt.Errorf("update container %s: %w: %w", c.record.ID, errdefs.ErrInvalidArgument, err)
+	if err := json.Unmarshal(r.Resources, wanted); err != nil {
+		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
 	c.op.Lock()
 	defer c.op.Unlock()
 	if c.state().Exit != nil {
-		return fmt.Errorf("update container %s: it has ended: %w", c.record.ID, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("it has ended: %w", errdefs.ErrFailedPrecondition)
 	}
-	if err := c.runtime.Update(wanted); err != nil {
-		return fmt.Errorf("update container %s: %w", c.record.ID, err)
+	var oomScoreAdj *int
+	if r.OomScoreAdj != nil {
+		oomScoreAdj = new(int(*r.OomScoreAdj))
 	}
-	return nil
+	return c.runtime.Update(wanted, oomScoreAdj)
 }

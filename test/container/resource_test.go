@@ -97,6 +97,86 @@ func TestP42_Resources(t *testing.T) {
 	wantCode(t, p.update(id, &runtimeapi.LinuxContainerResources{CpuShares: 100}), codes.FailedPrecondition)
 }
 
+// A refused update leaves nothing in force, also of what had no value before,
+// and says which field is wrong before the kernel is asked.
+func TestRefusedUpdateChangesNothing(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever)
+	names := []string{"memory", "quota", "shares", "cpus"}
+	look := func() (all string) {
+		for _, name := range names {
+			all += name + " " + p.limit(id, name) + "\n"
+		}
+		return all + "oom_score_adj " + p.exec(id, "cat /proc/1/oom_score_adj") + "\n" + p.status(id).Resources.String()
+	}
+	before := look()
+	for field, r := range map[string]*runtimeapi.LinuxContainerResources{
+		"":                                   {MemoryLimitInBytes: 80 << 20, CpuShares: 333, CpusetCpus: "0", OomScoreAdj: 700, CpuQuota: 500}, // the kernel wants 1 ms at least
+		"linux.memory_limit_in_bytes":        {MemoryLimitInBytes: -7},
+		"linux.cpuset_cpus":                  {CpusetCpus: "0-x", MemoryLimitInBytes: 80 << 20},
+		"linux.memory_swap_limit_in_bytes":   {MemoryLimitInBytes: 80 << 20, MemorySwapLimitInBytes: 40 << 20},
+		"linux.oom_score_adj":                {OomScoreAdj: 5000},
+		"linux.cpu_shares":                   {CpuShares: -1},
+		"linux.hugepage_limits[0].page_size": {HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "3 MB"}}},
+	} {
+		err := p.update(id, r)
+		if field != "" {
+			wantCode(t, err, codes.InvalidArgument)
+		}
+		if err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("want an error that names %q, got: %v", field, err)
+		} else if strings.Count(err.Error(), "update container") != 1 {
+			t.Errorf("the error repeats itself: %v", err)
+		}
+		same(t, "after a refused update of "+field, look(), before)
+	}
+}
+
+// What an update gives a value is in force for all processes, those of later
+// commands too, and the status shows it, once; what this machine has no
+// controller for is not shown as if it were in force.
+func TestStatusIsWhatIsInForce(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", "sleep 1000000 & "+forever, memory(64<<20), func(c *runtimeapi.ContainerConfig) {
+		c.Linux.Resources.OomScoreAdj = 300
+		c.Linux.Resources.HugepageLimits = []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 4 << 20}}
+	})
+	p.awaitLine(id, "ready")
+	for range 3 {
+		check(t, p.update(id, &runtimeapi.LinuxContainerResources{
+			OomScoreAdj: 600, MemoryLimitInBytes: 96 << 20,
+			HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 8 << 20}},
+		}))
+	}
+	same(t, "oom_score_adj of all", p.exec(id, "cat /proc/[0-9]*/oom_score_adj | sort -u"), "600")
+	now := p.status(id).Resources.Linux
+	if now.OomScoreAdj != 600 || now.MemoryLimitInBytes != 96<<20 {
+		t.Errorf("status: %v", now)
+	}
+	kernel := p.hugepages(id)
+	switch {
+	case kernel == "" && len(now.HugepageLimits) > 0:
+		t.Errorf("this machine has no hugetlb controller, and the status shows %v", now.HugepageLimits)
+	case kernel != "" && (len(now.HugepageLimits) != 1 || now.HugepageLimits[0].Limit != 8<<20 || kernel != "8388608"):
+		t.Errorf("the kernel has %s, the status %v", kernel, now.HugepageLimits)
+	}
+	if unlimited := p.status(p.create(shell("other", forever))).Resources.Linux; unlimited.MemoryLimitInBytes != 0 || len(unlimited.HugepageLimits) > 0 {
+		t.Errorf("status of a container without limits: %v", unlimited)
+	}
+}
+
+// hugepages is the limit of 2 MB pages, "" where the kernel keeps none.
+func (p *pod) hugepages(id string) string {
+	p.t.Helper()
+	path := p.info(id).CgroupsPath
+	for _, file := range []string{"/sys/fs/cgroup/hugetlb" + path + "/hugetlb.2MB.limit_in_bytes", "/sys/fs/cgroup" + path + "/hugetlb.2MB.max"} {
+		if data, err := os.ReadFile(file); err == nil {
+			return strings.TrimSpace(string(data))
+		}
+	}
+	return ""
+}
+
 func TestUpdateBeforeStart(t *testing.T) {
 	p := newPod(t)
 	id := p.create(shell("app", forever))

@@ -1,0 +1,143 @@
+package container
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/validate"
+	"github.com/minicri/minicri/oci"
+)
+
+// Update sets resources of a container that has not ended: all of them or none.
+// What is zero in the request stays as it is. A request that makes no sense,
+// also together with what is in force, is errdefs.ErrInvalidArgument with the
+// names of its fields.
+func (s *Store) Update(ctx context.Context, id string, asked *runtimeapi.LinuxContainerResources) error {
+	c, err := s.Find(id)
+	if err != nil {
+		return err
+	}
+	release, err := c.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if !s.exists(c.ID) { // removed meanwhile
+		return fmt.Errorf("container %s: %w", c.ID, errdefs.ErrNotFound)
+	}
+	if err := s.update(ctx, c, asked); err != nil {
+		return fmt.Errorf("update container %s: %w", c.ID, err)
+	}
+	return nil
+}
+
+func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.LinuxContainerResources) error {
+	machine := s.options.Machine
+	if err := validate.Resources("linux.", asked, machine); err != nil {
+		return err
+	}
+	next := merge(c.Resources(), asked)
+	if err := validate.Resources("linux.", next, machine); err != nil {
+		return err
+	}
+	if c.State() == runtimeapi.ContainerState_CONTAINER_EXITED {
+		return fmt.Errorf("it has ended: %w", errdefs.ErrFailedPrecondition)
+	}
+	if !c.Facts().inShim() {
+		return fmt.Errorf("it cannot be started: %s: %w", c.Facts().StartError, errdefs.ErrFailedPrecondition)
+	}
+	shim, err := s.shimOf(ctx, c.SandboxID)
+	if err != nil {
+		return err
+	}
+	change := proto.CloneOf(asked)
+	if change.GetMemoryLimitInBytes() != 0 {
+		change.MemorySwapLimitInBytes = next.GetMemorySwapLimitInBytes()
+	}
+	adjust := machine.OOMScoreAdjNear(int(next.GetOomScoreAdj()))
+	var newAdjust *int
+	if asked.GetOomScoreAdj() != 0 {
+		newAdjust = &adjust
+	}
+	if err := shim.Update(ctx, c.ID, oci.Resources(change, machine), newAdjust); err != nil {
+		return err
+	}
+	encoded, err := protojson.Marshal(inForce(next, oci.Resources(next, machine), adjust))
+	if err != nil {
+		return err
+	}
+	return s.write(c, func(f *Facts) { f.Resources = encoded })
+}
+
+// merge gives what is asked for on top of what is in force: what is zero stays,
+// lists are taken by their keys. A swap limit, which counts memory and swap
+// together, follows the memory limit where it was equal to it: no swap.
+func merge(now, asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
+	next := &runtimeapi.LinuxContainerResources{}
+	proto.Merge(next, now)
+	if asked.GetMemorySwapLimitInBytes() == 0 && now.GetMemorySwapLimitInBytes() == now.GetMemoryLimitInBytes() {
+		next.MemorySwapLimitInBytes = asked.GetMemoryLimitInBytes()
+	}
+	single := proto.CloneOf(asked)
+	if single != nil {
+		single.HugepageLimits, single.Unified = nil, nil
+	}
+	proto.Merge(next, single)
+	for _, limit := range asked.GetHugepageLimits() {
+		next.HugepageLimits = slices.DeleteFunc(next.HugepageLimits, func(old *runtimeapi.HugepageLimit) bool {
+			return old.GetPageSize() == limit.GetPageSize()
+		})
+		next.HugepageLimits = append(next.HugepageLimits, limit)
+	}
+	if len(asked.GetUnified()) > 0 {
+		next.Unified = maps.Clone(next.GetUnified())
+		if next.Unified == nil {
+			next.Unified = make(map[string]string)
+		}
+		maps.Copy(next.Unified, asked.GetUnified())
+	}
+	return next
+}
+
+// inForce is what of the resources asked for has become limits: nothing that
+// this machine has no controller for.
+func inForce(asked *runtimeapi.LinuxContainerResources, limits *specs.LinuxResources, oomScoreAdj int) *runtimeapi.LinuxContainerResources {
+	shown := &runtimeapi.LinuxContainerResources{
+		CpuShares: int64(value(limits.CPU.Shares)), CpuQuota: value(limits.CPU.Quota), CpuPeriod: int64(value(limits.CPU.Period)),
+		CpusetCpus: limits.CPU.Cpus, CpusetMems: limits.CPU.Mems,
+		OomScoreAdj: int64(oomScoreAdj), Unified: asked.GetUnified(),
+	}
+	if memory := limits.Memory; memory != nil {
+		shown.MemoryLimitInBytes, shown.MemorySwapLimitInBytes = value(memory.Limit), value(memory.Swap)
+	}
+	for _, limit := range limits.HugepageLimits {
+		shown.HugepageLimits = append(shown.HugepageLimits, &runtimeapi.HugepageLimit{PageSize: limit.Pagesize, Limit: limit.Limit})
+	}
+	return shown
+}
+
+// value is what is specified, 0 for nothing.
+func value[N int64 | uint64](n *N) N {
+	if n == nil {
+		return 0
+	}
+	return *n
+}
+
+// Resources are those in force: what the container was made with, and what has
+// been updated since.
+func (c *Container) Resources() *runtimeapi.LinuxContainerResources {
+	known := &runtimeapi.LinuxContainerResources{}
+	if encoded := c.Facts().Resources; len(encoded) > 0 && protojson.Unmarshal(encoded, known) == nil {
+		return known
+	}
+	return c.config.GetLinux().GetResources()
+}

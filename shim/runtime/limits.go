@@ -1,0 +1,122 @@
+package runtime
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/opencontainers/cgroups"
+	"golang.org/x/sys/unix"
+)
+
+// limits are the files of a container's cgroups that an update may write, by
+// path, with what they held.
+type limits map[string]string
+
+// limitFiles are their names, of both versions.
+var limitFiles = [...]string{
+	"cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.weight", "cpu.max", "cpuset.cpus", "cpuset.mems",
+	"memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max", "memory.swap.max",
+	"hugetlb.*.limit_in_bytes", "hugetlb.*.max",
+}
+
+// readLimits reads them, and the files of version 2 that are named.
+func readLimits(paths, unified map[string]string) limits {
+	read := make(limits)
+	for _, dir := range paths {
+		for _, pattern := range limitFiles {
+			found, _ := filepath.Glob(filepath.Join(dir, pattern)) // a good pattern
+			for _, path := range found {
+				read.add(path)
+			}
+		}
+	}
+	for name := range unified {
+		read.add(filepath.Join(paths[""], name))
+	}
+	return read
+}
+
+func (l limits) add(path string) {
+	if content, err := os.ReadFile(path); err == nil {
+		l[path] = strings.TrimSpace(string(content))
+	}
+}
+
+// restore writes back what has changed. It goes over the files more than once:
+// a limit of memory alone and one of memory and swap bound each other.
+func (l limits) restore() error {
+	var failed []error
+	for range 3 {
+		failed = nil
+		for path, content := range l {
+			if err := restoreLimit(path, content); err != nil {
+				failed = append(failed, fmt.Errorf("put %s back: %w", path, err))
+			}
+		}
+	}
+	return errors.Join(failed...)
+}
+
+func restoreLimit(path, content string) error {
+	now, err := os.ReadFile(path)
+	if err != nil || strings.TrimSpace(string(now)) == content {
+		return nil // its cgroup is gone, or it is as it was
+	}
+	return os.WriteFile(path, []byte(content+"\n"), 0)
+}
+
+// setOOMScoreAdj sets it for all processes of the container; undo puts the old
+// values back.
+func (c *builtinContainer) setOOMScoreAdj(adjust int) (undo func() error, err error) {
+	old := make(map[int]string)
+	undo = func() error {
+		var errs []error
+		for pid, value := range old {
+			errs = append(errs, writeOOMScoreAdj(pid, value))
+		}
+		return errors.Join(errs...)
+	}
+	_, path, ok := tracker(c.cgroups)
+	if !ok {
+		return undo, nil
+	}
+	for again := true; again; {
+		again = false
+		pids, err := cgroups.GetAllPids(path)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("set oom_score_adj: %w", err), undo())
+		}
+		for _, pid := range pids {
+			if _, seen := old[pid]; seen {
+				continue
+			}
+			again = true // it may have started another one meanwhile
+			value, err := os.ReadFile(oomScoreAdjFile(pid))
+			old[pid] = strings.TrimSpace(string(value))
+			if err == nil {
+				err = writeOOMScoreAdj(pid, strconv.Itoa(adjust))
+			}
+			if err != nil && !hasGone(err) {
+				return nil, errors.Join(fmt.Errorf("set oom_score_adj: %w", err), undo())
+			}
+		}
+	}
+	return undo, nil
+}
+
+func oomScoreAdjFile(pid int) string { return fmt.Sprintf("/proc/%d/oom_score_adj", pid) }
+
+func writeOOMScoreAdj(pid int, value string) error {
+	err := os.WriteFile(oomScoreAdjFile(pid), []byte(value), 0)
+	if hasGone(err) {
+		return nil
+	}
+	return err
+}
+
+// hasGone reports whether a file of /proc says that its process has ended.
+func hasGone(err error) bool { return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) }
