@@ -189,7 +189,8 @@ var layers = [][]string{
 	{"internal/validate"},
 	{"network", "oci", "shim/client"},
 	{"namespace"},
-	{"shim/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/id", "internal/manual", "internal/process", "internal/state", "internal/step"},
+	{"internal/step"},
+	{"shim/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/id", "internal/lock", "internal/manual", "internal/process", "internal/state"},
 	{"internal/step/failpoint", "test/leak"},
 }
 

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/minicri/minicri/internal/lock"
+	"github.com/minicri/minicri/internal/step"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -26,23 +28,25 @@ type Container struct {
 	// ended is closed when the container has ended.
 	ended chan struct{}
 	// lock is held by whoever makes, starts, updates or destroys the container.
-	lock chan struct{}
+	lock lock.Mutex
+
+	timeline *step.Timeline
+	// failure is why the container could not be made, nil if it was.
+	failure atomic.Pointer[error]
 }
 
 func newContainer(record Record, config *runtimeapi.ContainerConfig) *Container {
-	c := &Container{Record: record, config: config, ended: make(chan struct{}), lock: make(chan struct{}, 1)}
+	c := &Container{Record: record, config: config, ended: make(chan struct{}), lock: lock.New(), timeline: step.NewTimeline(nil)}
 	c.facts.Store(&Facts{})
 	return c
 }
 
 // acquire takes the container's lock, or gives up with the context.
 func (c *Container) acquire(ctx context.Context) (release func(), err error) {
-	select {
-	case c.lock <- struct{}{}:
-		return func() { <-c.lock }, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for another operation on container %s: %w", c.ID, context.Cause(ctx))
+	if err := c.lock.Lock(ctx); err != nil {
+		return nil, fmt.Errorf("wait for another operation on container %s: %w", c.ID, err)
 	}
+	return c.lock.Unlock, nil
 }
 
 // Config is what the container was made from. It must not be changed.

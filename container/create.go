@@ -18,6 +18,7 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/id"
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
@@ -36,13 +37,7 @@ type creation struct {
 	spec    *specs.Spec
 	// ctx outlives the caller's.
 	ctx, caller context.Context
-	err         error
-}
-
-func (c *creation) step(name string, do func() error) {
-	if c.err == nil {
-		c.err = c.owner.options.Observe.Run(c.ctx, name, do)
-	}
+	steps       *step.Sequence
 }
 
 // Create makes a container in a sandbox that is Ready, and returns its id. pod
@@ -55,15 +50,16 @@ func (s *Store) Create(caller context.Context, sandboxID string, config *runtime
 	defer cancel()
 	ctx, stop := s.repeatable(ctx)
 	defer stop()
-	c := &creation{owner: s, ctx: ctx, caller: caller}
-	c.step("check", func() error { return c.check(sandboxID, config, pod) })
-	c.step("reserve", func() error { return c.reserve(config) })
-	if c.err != nil {
-		return "", fmt.Errorf("create container in sandbox %s: %w", sandboxID, c.err)
+	timeline := step.NewTimeline(nil)
+	c := &creation{owner: s, ctx: ctx, caller: caller, steps: step.Begin(ctx, s.options.Observe, timeline)}
+	c.steps.Step(stepCheck, func(context.Context) error { return c.check(sandboxID, config, pod) })
+	c.steps.Step(stepReserve, func(context.Context) error { return c.reserve(config, timeline) })
+	if c.Container == nil {
+		return "", fmt.Errorf("create container in sandbox %s: %w", sandboxID, c.steps.Err())
 	}
-	defer func() { <-c.lock }() // reserve took it
+	defer c.lock.Unlock() // reserve locked it
 	c.run()
-	if c.err != nil {
+	if c.steps.Err() != nil {
 		return "", s.undo(c)
 	}
 	c.listed.Store(true)
@@ -71,20 +67,20 @@ func (s *Store) Create(caller context.Context, sandboxID string, config *runtime
 	return c.ID, nil
 }
 
-// run goes through the steps 3 to 7.
+// run goes through the steps 3 to 8.
 func (c *creation) run() {
 	c.owner.work.Go(cgroup.WarmLock)
-	c.step("record container", func() error { return c.owner.records.Write(c.ID, c.Record) })
-	c.step("rootfs", c.makeRootfs)
-	c.step("spec", c.writeSpec)
-	c.step("shim", c.ensureShim)
-	c.step("create", c.create)
-	c.step("recheck", c.recheck)
+	c.steps.Step(stepRecord, func(context.Context) error { return c.owner.records.Write(c.ID, c.Record) })
+	c.steps.Step(stepRootfs, c.makeRootfs)
+	c.steps.Step(stepSpec, c.writeSpec)
+	c.steps.Step(stepShim, c.ensureShim)
+	c.steps.Step(stepCreate, c.create)
+	c.steps.Step(stepRecheck, c.recheck)
 }
 
 // recheck: a sandbox that was stopped meanwhile has not stopped this container,
 // and a caller who is gone does not know its id.
-func (c *creation) recheck() error {
+func (c *creation) recheck(context.Context) error {
 	if c.caller.Err() != nil {
 		return context.Cause(c.caller)
 	}
@@ -97,10 +93,12 @@ func (c *creation) recheck() error {
 func (s *Store) undo(c *creation) error {
 	ctx, cancel := s.outlive(c.ctx, s.options.Limits.Create)
 	defer cancel()
-	err := fmt.Errorf("create container %s in sandbox %s: %w", c.ID, c.SandboxID, c.err)
+	failure := c.steps.Err()
+	c.failure.Store(&failure)
+	err := fmt.Errorf("create container %s in sandbox %s: %w", c.ID, c.SandboxID, failure)
 	if undoErr := s.destroy(ctx, c.Container); undoErr != nil {
 		s.options.Logger.Error("a container that failed could not be taken back: remove it", "container", c.ID, "err", undoErr)
-		writeErr := s.write(c.Container, func(f *Facts) { f.Message = c.err.Error() })
+		writeErr := s.write(c.Container, func(f *Facts) { f.Message = failure.Error() })
 		c.listed.Store(true) // as Created: its init may still wait
 		return errors.Join(err, undoErr, writeErr)
 	}
@@ -155,13 +153,13 @@ func checkPod(asked *runtimeapi.PodSandboxConfig, of *sandbox.Sandbox) error {
 }
 
 // reserve gives the name to the container, and takes its lock.
-func (c *creation) reserve(config *runtimeapi.ContainerConfig) error {
+func (c *creation) reserve(config *runtimeapi.ContainerConfig, timeline *step.Timeline) error {
 	record, err := c.record(config)
 	if err != nil {
 		return err
 	}
-	c.Container = newContainer(record, config)
-	name := nameOf(c.SandboxID, config.GetMetadata())
+	made := newContainer(record, config)
+	name := nameOf(made.SandboxID, config.GetMetadata())
 	s := c.owner
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,9 +169,11 @@ func (c *creation) reserve(config *runtimeapi.ContainerConfig) error {
 	if other := s.byName[name]; other != nil {
 		return fmt.Errorf("container %s has the name %s: remove it, or ask with a higher attempt: %w", other.ID, name, errdefs.ErrAlreadyExists)
 	}
-	c.CreatedAt = s.nextCreated()
-	c.lock <- struct{}{} // nobody else has it yet
-	s.byName[name], s.byID[c.ID] = c.Container, c.Container
+	made.CreatedAt = s.nextCreated()
+	made.timeline = timeline
+	made.lock.TryLock() // no other goroutine has the container yet
+	s.byName[name], s.byID[made.ID] = made, made
+	c.Container = made
 	return nil
 }
 
@@ -226,15 +226,15 @@ func logPath(directory string, config *runtimeapi.ContainerConfig, dir string) s
 	return filepath.Join(directory, config.GetLogPath())
 }
 
-func (c *creation) makeRootfs() error {
+func (c *creation) makeRootfs(ctx context.Context) error {
 	images := c.owner.options.Images
-	if _, _, err := images.Prepare(c.ctx, c.ID, c.ImageID, prepareOptions(c.sandbox.Config())); err != nil {
+	if _, _, err := images.Prepare(ctx, c.ID, c.ImageID, prepareOptions(c.sandbox.Config())); err != nil {
 		return err
 	}
-	if err := images.Mount(c.ctx, c.ID, c.owner.rootfs(c.ID)); err != nil {
+	if err := images.Mount(ctx, c.ID, c.owner.rootfs(c.ID)); err != nil {
 		return err
 	}
-	return c.mountImages()
+	return c.mountImages(ctx)
 }
 
 // prepareOptions shift the owners of files in a pod with a user namespace.
@@ -251,8 +251,8 @@ func idMap(m *runtimeapi.IDMapping) *image.IDMap {
 }
 
 // writeSpec makes the runtime-spec and puts it where the shim reads it.
-func (c *creation) writeSpec() error {
-	if err := c.owner.awaitHostPaths(c.ctx, c.config.GetMounts()); err != nil {
+func (c *creation) writeSpec(ctx context.Context) error {
+	if err := c.owner.awaitHostPaths(ctx, c.config.GetMounts()); err != nil {
 		return err
 	}
 	o := c.owner.options
@@ -308,23 +308,23 @@ func imageFacts(i image.Image) oci.Image {
 	return facts
 }
 
-func (c *creation) ensureShim() error {
+func (c *creation) ensureShim(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Dir(c.LogPath), 0o755); err != nil {
 		return err
 	}
-	_, err := c.owner.shimOf(c.ctx, c.SandboxID)
+	_, err := c.owner.shimOf(ctx, c.SandboxID)
 	return err
 }
 
 // create brings init to the barrier. One that cannot run the program says so
 // here already; other runtimes say it at the start, and so does this one: the
 // container is made, and cannot be started.
-func (c *creation) create() error {
-	shim, err := c.owner.shimOf(c.ctx, c.SandboxID)
+func (c *creation) create(ctx context.Context) error {
+	shim, err := c.owner.shimOf(ctx, c.SandboxID)
 	if err != nil {
 		return err
 	}
-	answer, err := shim.Create(c.ctx, &api.CreateRequest{
+	answer, err := shim.Create(ctx, &api.CreateRequest{
 		Id: c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.shimLog(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
 	})
 	startError := ""

@@ -60,19 +60,20 @@ func (s *Store) exists(id string) bool {
 // have, and goes on where one fails; the record goes last and only when
 // nothing else is left. The container's lock is held.
 func (s *Store) destroy(ctx context.Context, c *Container) error {
-	observe := s.options.Observe
+	steps := s.begin(ctx, c)
 	err := errors.Join(
-		observe.Run(ctx, "delete", func() error { return s.deleteProcesses(ctx, c) }),
-		observe.Run(ctx, "remove rootfs", func() error { return s.removeRootfs(ctx, c.ID, c.numbers()) }),
+		steps.Do(stepDelete, func(ctx context.Context) error { return s.deleteProcesses(ctx, c) }),
+		steps.Do(stepRemoveRootfs, func(ctx context.Context) error { return s.removeRootfs(ctx, c.ID, c.numbers()) }),
 	)
 	if err == nil {
-		err = observe.Run(ctx, "remove container record", func() error {
+		err = steps.Do(stepRemoveRecord, func(context.Context) error {
 			return errors.Join(s.removeFacts(c), s.records.Remove(c.ID))
 		})
 	}
 	if err == nil {
 		s.forget(c)
 		s.tell(c, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
+		s.keepLife(c)
 	}
 	return err
 }

@@ -4,7 +4,9 @@
 // # The life of a container
 //
 // CreateContainer goes through these steps, by these names, in this order
-// (create.go):
+// (create.go; the list as data is Steps). With "container/" before them the names
+// are those of the failpoints and metrics; alone they are the prefixes of errors
+// and the rows of the timeline:
 //
 //	1 check     the request; nothing has a side effect before it is complete
 //	2 reserve   the name; a pod has one container per name and attempt
@@ -13,6 +15,10 @@
 //	5 spec      the runtime-spec, from the CRI's config; volumes of the image are filled
 //	6 shim      of the pod, started with its first container, ended with the pod
 //	7 create    the container's init waits at the exec barrier
+//	8 recheck   the pod was not stopped meanwhile, and the caller is still there
+//
+// StartContainer has the step start, StopContainer the step kill, after the grace.
+// RemoveContainer kills, and goes through: delete, remove rootfs, remove record.
 //
 // On any error the container is destroyed (destroy.go). As for sandboxes,
 // destroy is the only undo; its callers are a failed create, RemoveContainer,

@@ -10,6 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/step"
 )
 
 // The schema versions of the files on disk.
@@ -61,6 +62,8 @@ type Facts struct {
 	// as JSON of the CRI's messages.
 	User      json.RawMessage `json:"user,omitempty"`
 	Resources json.RawMessage `json:"resources,omitempty"`
+	// Timeline is on disk only; in memory the container has it.
+	Timeline []step.Row `json:"timeline,omitempty"`
 	// Unknown is set while the shim is gone.
 	Unknown bool `json:"-"`
 }

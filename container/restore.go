@@ -10,7 +10,9 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/internal/step"
 )
 
 // Open restores the containers of an earlier daemon from their records and from
@@ -37,11 +39,9 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 }
 
 func (s *Store) openFiles() (err error) {
-	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return fmt.Errorf("read the boot id: %w", err)
+	if s.bootID, err = process.BootID(); err != nil {
+		return err
 	}
-	s.bootID = strings.TrimSpace(string(bootID))
 	if err := errors.Join(os.MkdirAll(s.dir(""), 0o711), os.MkdirAll(s.volumes(""), 0o711), os.MkdirAll(s.shims.dir(""), 0o711)); err != nil {
 		return err
 	}
@@ -92,6 +92,7 @@ func (s *Store) restoreOne(record Record, facts Facts) error {
 		if facts.FinishedAt != 0 {
 			close(c.ended)
 		}
+		c.timeline, facts.Timeline = step.NewTimeline(facts.Timeline), nil
 		c.facts.Store(&facts)
 		c.listed.Store(true)
 		s.byName[name] = c
@@ -147,6 +148,9 @@ func (s *Store) sweep() {
 	s.sweepShims(ctx)
 }
 
+// errCutOff is why a half-made container could not be made.
+var errCutOff = errors.New("the daemon ended while the container was being made")
+
 func (s *Store) takeBack(ctx context.Context, c *Container) {
 	release, err := c.acquire(ctx)
 	if err != nil {
@@ -157,6 +161,9 @@ func (s *Store) takeBack(ctx context.Context, c *Container) {
 		return // it was being made just now
 	}
 	s.options.Logger.Info("take back a container that was half made", "container", c.ID)
+	if !c.Facts().Created {
+		c.failure.Store(&errCutOff)
+	}
 	if err := s.destroy(ctx, c); err != nil {
 		s.options.Logger.Error("a half-made container could not be taken back: remove it", "container", c.ID, "err", err)
 		s.change(c, func(f *Facts) { takeExit(f, 0, false, false, 0) })

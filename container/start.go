@@ -29,7 +29,7 @@ func (s *Store) Start(ctx context.Context, id string) error {
 	if !s.exists(c.ID) { // removed meanwhile
 		return fmt.Errorf("container %s: %w", c.ID, errdefs.ErrNotFound)
 	}
-	if err := s.options.Observe.Run(ctx, "start container", func() error { return s.start(ctx, c) }); err != nil {
+	if err := s.begin(ctx, c).Do(stepStart, func(ctx context.Context) error { return s.start(ctx, c) }); err != nil {
 		return fmt.Errorf("start container %s: %w", c.ID, err)
 	}
 	return nil
@@ -89,7 +89,9 @@ func (s *Store) write(c *Container, change func(*Facts)) error {
 	after := c.update(change)
 	var err error
 	if c.unwritten || !after.sameFile(before) {
-		err = s.facts.Write(c.ID, *after)
+		onDisk := *after
+		onDisk.Timeline = c.Timeline()
+		err = s.facts.Write(c.ID, onDisk)
 		c.unwritten = err != nil
 	}
 	s.tellChange(c, before, after)

@@ -42,7 +42,7 @@ func (s *Store) stop(ctx context.Context, c *Container, grace time.Duration) err
 			return err
 		}
 	}
-	return s.options.Observe.Run(ctx, "kill container", func() error { return s.kill(ctx, c) })
+	return s.begin(ctx, c).Do(stepKill, func(ctx context.Context) error { return s.kill(ctx, c) })
 }
 
 // awaitTold waits until all is told of a container that has ended: the event of

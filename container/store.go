@@ -2,7 +2,6 @@ package container
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -40,8 +39,11 @@ type Options struct {
 	Sandboxes   *sandbox.Store
 	Images      Images
 	Limits      Limits
-	// Observe is told of each step that has ended; nil if nobody asks.
+	// Observe measures each step that has ended; nil if nothing does.
 	Observe step.Observer
+	// Lives keeps the timelines of containers that are gone, or could not be
+	// made; nil if nothing does.
+	Lives *step.Lives
 	// Events is told what happens to containers; nil if nobody asks.
 	Events Events
 	Logger *slog.Logger
@@ -177,10 +179,10 @@ func (s *Store) rootfs(id string) string { return filepath.Join(s.dir(id), "root
 
 // within bounds work of the daemon's own, which ends with it.
 func (s *Store) within(limit time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(s.base, limit, errors.New("not done within "+limit.String()))
+	return step.Bound(s.base, s.base, limit)
 }
 
 // outlive bounds work that goes on when the caller is gone.
 func (s *Store) outlive(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(context.WithoutCancel(ctx), limit, errors.New("not done within "+limit.String()))
+	return step.Bound(ctx, context.Background(), limit)
 }

@@ -68,16 +68,16 @@ func (s *Store) imagesDir(id string) string { return filepath.Join(s.dir(id), "i
 func imageKey(id, number string) string { return id + "-image-" + number }
 
 // mountImages mounts the images of a container's mounts on the node.
-func (c *creation) mountImages() error {
+func (c *creation) mountImages(ctx context.Context) error {
 	images := c.owner.options.Images
 	options := prepareOptions(c.sandbox.Config())
 	options.ReadOnly = true
 	for i, m := range c.ImageMounts {
 		number := strconv.Itoa(i)
 		key := imageKey(c.ID, number)
-		_, _, err := images.Prepare(c.ctx, key, m.ImageID, options)
+		_, _, err := images.Prepare(ctx, key, m.ImageID, options)
 		if err == nil {
-			err = images.Mount(c.ctx, key, filepath.Join(c.owner.imagesDir(c.ID), number))
+			err = images.Mount(ctx, key, filepath.Join(c.owner.imagesDir(c.ID), number))
 		}
 		if err != nil {
 			return fmt.Errorf("%w: %s: %w", ErrImageVolume, m.ContainerPath, err)

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
@@ -67,7 +68,7 @@ func seeds() []*runtimeapi.RunPodSandboxRequest {
 
 func wantUsable(t *testing.T, s *Store, request *runtimeapi.RunPodSandboxRequest) {
 	t.Helper()
-	sb, mine, err := s.reserve(request.GetConfig(), request.GetRuntimeHandler())
+	sb, mine, err := s.reserve(request.GetConfig(), request.GetRuntimeHandler(), step.NewTimeline(nil))
 	if err != nil || !mine {
 		t.Fatalf("reserve: mine %v, %v", mine, err)
 	}

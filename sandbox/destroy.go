@@ -12,6 +12,7 @@ import (
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/internal/step"
 )
 
 // Stop ends everything that runs in the sandbox and takes its network back.
@@ -31,43 +32,38 @@ func (s *Store) Stop(ctx context.Context, id string) error {
 		return err
 	}
 	defer release()
-	if err := s.stop(s.outlive(ctx), sb); err != nil {
+	// Half a stop helps nobody: it is done to its end, whether the caller waits
+	// or not.
+	work, cancel := s.bound(ctx, s.options.Limits.Destroy)
+	defer cancel()
+	if err := s.stop(work, sb); err != nil {
 		return fmt.Errorf("stop sandbox %s: %w", sb.ID, err)
 	}
 	return nil
 }
-
-// outlive is the context of work that goes on when the caller is gone: half a
-// stop helps nobody. It keeps the caller's values and none of its limits.
-func (s *Store) outlive(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
 
 // stop is Stop under the sandbox's lock.
 func (s *Store) stop(ctx context.Context, sb *Sandbox) error {
 	if !sb.Facts().StoppedAt.IsZero() {
 		return nil
 	}
-	ctx, cancel := s.bound(ctx, s.options.Limits.Destroy)
-	defer cancel()
+	steps := s.begin(ctx, sb)
 	if s.containers != nil {
-		err := s.around(ctx, "stop containers", func() error { return s.containers.StopPod(ctx, sb.ID) })
-		if err != nil {
-			return err
-		}
+		steps.Step(stepStopContainers, func(ctx context.Context) error { return s.containers.StopPod(ctx, sb.ID) })
 	}
-	if err := s.release(ctx, sb, keepNamespace); err != nil {
+	if steps.Err() != nil {
+		return steps.Err()
+	}
+	if err := s.release(steps, sb, keepNamespace); err != nil {
 		return err
 	}
-	return s.recordStopped(sb)
+	// Also at the end of the limit: what was done is not asked for again.
+	return s.begin(context.WithoutCancel(ctx), sb).Do(stepRecordStopped, func(context.Context) error { return s.recordStopped(sb) })
 }
 
 func (s *Store) recordStopped(sb *Sandbox) error {
-	return s.around(context.Background(), "record stopped", func() error {
-		facts := sb.update(func(f *Facts) {
-			f.BootID = s.bootID
-			f.StoppedAt = time.Now()
-		})
-		return s.facts.Write(sb.ID, *facts)
-	})
+	sb.update(func(f *Facts) { f.BootID, f.StoppedAt = s.bootID, time.Now() })
+	return s.writeFacts(sb)
 }
 
 // Remove stops the sandbox if need be and removes all of it, the name last.
@@ -88,7 +84,9 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 	if !s.exists(sb.ID) { // another Remove was faster
 		return nil
 	}
-	if err := s.remove(s.outlive(ctx), sb); err != nil {
+	work, cancel := s.bound(ctx, s.options.Limits.Destroy)
+	defer cancel()
+	if err := s.remove(work, sb); err != nil {
 		return fmt.Errorf("remove sandbox %s: %w", sb.ID, err)
 	}
 	return nil
@@ -100,7 +98,7 @@ func (s *Store) remove(ctx context.Context, sb *Sandbox) error {
 		return err
 	}
 	if s.containers != nil {
-		err := s.around(ctx, "remove containers", func() error { return s.containers.RemovePod(ctx, sb.ID) })
+		err := s.begin(ctx, sb).Do(stepRemoveAll, func(ctx context.Context) error { return s.containers.RemovePod(ctx, sb.ID) })
 		if err != nil {
 			return err
 		}
@@ -124,18 +122,20 @@ const (
 // and only when nothing else is left, so destroy can be called again, by a
 // daemon that comes later too. The sandbox's lock is held.
 func (s *Store) destroy(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
+	steps := s.begin(ctx, sb)
 	err := errors.Join(
-		s.release(ctx, sb, policy),
-		s.around(ctx, "remove files", func() error { return s.removeFiles(sb.ID) }),
+		s.release(steps, sb, policy),
+		steps.Do(stepRemoveFiles, func(context.Context) error { return s.removeFiles(sb.ID) }),
 	)
 	if err == nil {
-		err = s.around(ctx, "remove record", func() error {
+		err = steps.Do(stepRemoveRecord, func(context.Context) error {
 			return errors.Join(s.facts.Remove(sb.ID), s.records.Remove(sb.ID))
 		})
 	}
 	if err == nil {
 		s.forget(sb)
 		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
+		s.keepLife(sb)
 	}
 	return err
 }
@@ -143,14 +143,25 @@ func (s *Store) destroy(ctx context.Context, sb *Sandbox, policy onFailedDetach)
 // release takes back what the kernel and the network hold for the sandbox:
 // pause, attachment, namespaces. Pause gets its SIGKILL first; while it goes,
 // and its cgroups with it, DEL runs.
-func (s *Store) release(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
-	gone := s.endPause(ctx, sb)
-	detached := s.around(ctx, "cni del", func() error { return s.detach(ctx, sb, policy) })
-	err := errors.Join(<-gone, detached)
+func (s *Store) release(steps *step.Sequence, sb *Sandbox, policy onFailedDetach) error {
+	s.noteEnd(sb)
+	ended := steps.Async(stepEndPause, func(context.Context) error {
+		return errors.Join(s.killPause(sb), s.removeProcesses(sb.ID, sb.CgroupsPath))
+	})
+	detached := steps.Do(stepDel, func(ctx context.Context) error { return s.detach(ctx, sb, policy) })
+	err := errors.Join(ended.Wait(), detached)
 	if detached == nil {
-		err = errors.Join(err, s.around(ctx, "remove netns", func() error { return s.removeNetns(sb.ID) }))
+		err = errors.Join(err, steps.Do(stepRemoveNetns, func(context.Context) error { return s.removeNetns(sb.ID) }))
 	}
-	return errors.Join(err, s.around(ctx, "remove userns", func() error { return s.options.Userns.Remove(sb.ID) }))
+	return errors.Join(err, steps.Do(stepRemoveUserns, func(context.Context) error { return s.options.Userns.Remove(sb.ID) }))
+}
+
+// noteEnd: from here on the sandbox is not Ready, whatever becomes of the rest.
+func (s *Store) noteEnd(sb *Sandbox) {
+	if sb.Ready() {
+		sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
+		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+	}
 }
 
 // removeNetns leaves the namespace to the network's journal if that still has
@@ -160,22 +171,6 @@ func (s *Store) removeNetns(id string) error {
 		return nil
 	}
 	return s.options.Netns.Remove(id)
-}
-
-// endPause kills pause at once and sees to the rest beside the caller. From
-// here on the sandbox is not Ready, whatever becomes of the rest.
-func (s *Store) endPause(ctx context.Context, sb *Sandbox) (gone <-chan error) {
-	done := make(chan error, 1)
-	if sb.Ready() {
-		sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
-		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
-	}
-	go func() {
-		done <- s.around(ctx, "end pause", func() error {
-			return errors.Join(s.killPause(sb), s.removeProcesses(sb.ID, sb.CgroupsPath))
-		})
-	}()
-	return done
 }
 
 // killPause is called under the sandbox's lock: whoever holds it waits.

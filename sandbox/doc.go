@@ -2,24 +2,33 @@
 //
 // # The life of a sandbox
 //
-// RunPodSandbox goes through these steps, by these names, in this order
-// (run.go). The names are also the prefixes of errors, the failpoints and the
-// rows of the timeline:
+// RunPodSandbox goes through these steps, by these names, in this order (run.go;
+// the list as data is Steps). With "pod/" before them the names are those of the
+// failpoints and metrics; alone they are the prefixes of errors and the rows of
+// the timeline:
 //
 //	 1 check       the request; nothing has a side effect before it is complete
 //	 2 reserve     the name; a second request for it waits and gets the same id
-//	 3 record      the sandbox and its attachment, on the disk (sync) before ADD
-//	               can run
-//	 4 files       log directory, shm, resolv.conf, hostname, hosts
-//	 5 userns      if asked for: it must own the network namespace
-//	 6 netns       pinned at a path that follows from the id
-//	 7 loopback    up
-//	 8 prepare     pause, beside step 9: its init waits at the exec barrier
-//	 9 cni add     through go-cni, with the configuration of step 3
-//	10 addresses   of eth0, from the result
-//	11 start       pause is released; the sandbox is Ready
+//	 3 record      the sandbox and its attachment
+//	 4 sync        both are on the disk before ADD can run; along with 5 to 8
+//	 5 files       log directory, shm, resolv.conf, hostname, hosts
+//	 6 userns      if asked for: it must own the network namespace
+//	 7 netns       pinned at a path that follows from the id
+//	 8 loopback    up
+//	 9 prepare     pause, along with step 10: its init waits at the exec barrier
+//	10 cni add     through go-cni, with the configuration of step 3
+//	11 addresses   of eth0, from the result
+//	12 start       pause is released; the sandbox is Ready
 //
-// On any error the sandbox is destroyed (destroy.go). Destroy is the only
+// StopPodSandbox goes through these; each is done whatever became of the others,
+// but that "remove netns" waits for a DEL that succeeded:
+//
+//	stop containers, end pause, cni del, remove netns, remove userns, record stopped
+//
+// RemovePodSandbox stops, and then goes through: remove containers, end pause to
+// remove userns once more, remove files, remove record.
+//
+// On any error of Run the sandbox is destroyed (destroy.go). Destroy is the only
 // undo: it tries every part, joins the errors, and leaves the record until all
 // parts are gone, so that it can be called again. Its callers are a failed
 // Run, Stop and Remove, recovery after a crash (restore.go), and the sweep of

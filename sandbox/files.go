@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -28,7 +29,7 @@ const (
 )
 
 // makeFiles makes what the containers of the pod will find at their paths.
-func (c *creation) makeFiles() error {
+func (c *creation) makeFiles(context.Context) error {
 	dir := c.owner.Dir(c.ID)
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/oci"
 )
 
@@ -66,7 +67,7 @@ func preparing(t *testing.T) (*Store, *creation) {
 	config.Linux = &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 		NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
 	}}
-	sb, _, err := s.reserve(config, "")
+	sb, _, err := s.reserve(config, "", step.NewTimeline(nil))
 	if err == nil {
 		err = os.MkdirAll(s.Dir(sb.ID), 0o711)
 	}
@@ -79,7 +80,7 @@ func preparing(t *testing.T) (*Store, *creation) {
 			t.Error(err)
 		}
 	})
-	return s, &creation{Sandbox: sb, owner: s, ctx: t.Context()}
+	return s, &creation{Sandbox: sb, owner: s}
 }
 
 // openDirectory is one that processes of other users can go through.
@@ -105,7 +106,7 @@ func (c *creation) wantNoPause(t *testing.T) {
 
 func TestPauseIsReleased(t *testing.T) {
 	_, c := preparing(t)
-	if err := c.preparePause(); err != nil {
+	if err := c.preparePause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	running, err := c.starter.release()
@@ -128,7 +129,7 @@ func TestPauseIsReleased(t *testing.T) {
 
 func TestPauseIsAborted(t *testing.T) {
 	_, c := preparing(t)
-	if err := c.preparePause(); err != nil {
+	if err := c.preparePause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -143,7 +144,7 @@ func TestPauseIsAborted(t *testing.T) {
 // because nobody waits for it yet. That is no failure to take it back.
 func TestPauseIsAbortedAfterTheShimWasReaped(t *testing.T) {
 	_, c := preparing(t)
-	if err := c.preparePause(); err != nil {
+	if err := c.preparePause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -175,7 +176,7 @@ func TestShimThatFails(t *testing.T) {
 	if err := os.Remove(s.pauseProgram()); err != nil {
 		t.Fatal(err)
 	}
-	err := c.preparePause()
+	err := c.preparePause(t.Context())
 	if err == nil {
 		_, err = c.starter.release()
 	}
@@ -184,7 +185,7 @@ func TestShimThatFails(t *testing.T) {
 	}
 	s.options.Shim = "/nowhere/minicri-shim"
 	c.owner = s
-	if err := c.preparePause(); err == nil || !strings.Contains(err.Error(), "start the shim") {
+	if err := c.preparePause(t.Context()); err == nil || !strings.Contains(err.Error(), "start the shim") {
 		t.Errorf("without a shim: %v", err)
 	}
 	if err := c.starter.abort(); err != nil {

@@ -10,6 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/step"
 )
 
 // The schema versions of the files on disk.
@@ -44,7 +45,8 @@ type Facts struct {
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 	// CNIResult are the results of ADD as the plugins gave them.
 	CNIResult json.RawMessage `json:"cni_result,omitempty"`
-	Timeline  []StepTime      `json:"timeline,omitempty"`
+	// Timeline is on disk only; in memory the sandbox has it.
+	Timeline []step.Row `json:"timeline,omitempty"`
 	// ExitedAt is when pause was seen to have ended, StoppedAt when Stop had
 	// taken everything back but the files.
 	ExitedAt  time.Time `json:"exited_at,omitzero"`

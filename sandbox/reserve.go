@@ -9,18 +9,20 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/id"
+	"github.com/minicri/minicri/internal/step"
 )
 
 // reserve gives the name to a new sandbox, or finds the one that has it; mine
 // tells which. Two sandboxes never have one name, so a pod never has two
 // namespaces.
-func (s *Store) reserve(config *runtimeapi.PodSandboxConfig, handler string) (sb *Sandbox, mine bool, err error) {
+func (s *Store) reserve(config *runtimeapi.PodSandboxConfig, handler string, timeline *step.Timeline) (sb *Sandbox, mine bool, err error) {
 	record, err := newRecord(id.New(), config, handler)
 	if err != nil {
 		return nil, false, err
 	}
 	record.CgroupsPath = s.cgroupsPath(record.ID, config)
 	sb = newSandbox(record, config)
+	sb.timeline = timeline
 
 	name := nameOf(config.GetMetadata())
 	s.mu.Lock()

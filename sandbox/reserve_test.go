@@ -14,6 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/id"
+	"github.com/minicri/minicri/internal/step"
 )
 
 func named(name string, attempt uint32) *runtimeapi.PodSandboxConfig {
@@ -28,7 +29,7 @@ func TestReserveGivesANameOnce(t *testing.T) {
 	for i := range sandboxes {
 		wait.Go(func() {
 			var err error
-			if sandboxes[i], mine[i], err = s.reserve(named("web", 0), ""); err != nil {
+			if sandboxes[i], mine[i], err = s.reserve(named("web", 0), "", step.NewTimeline(nil)); err != nil {
 				t.Error(err)
 			}
 		})
@@ -46,7 +47,7 @@ func TestReserveGivesANameOnce(t *testing.T) {
 	if owners != 1 {
 		t.Errorf("%d callers were told to make the sandbox", owners)
 	}
-	if other, mine, err := s.reserve(named("web", 1), ""); err != nil || !mine || other == sandboxes[0] {
+	if other, mine, err := s.reserve(named("web", 1), "", step.NewTimeline(nil)); err != nil || !mine || other == sandboxes[0] {
 		t.Errorf("the next attempt got %v, mine %v, %v", other.ID, mine, err)
 	}
 }
@@ -61,7 +62,7 @@ func TestCreatedAtGrowsUnderClockJumps(t *testing.T) {
 	}
 	last := ahead
 	for i := range 1000 {
-		sb, _, err := s.reserve(named("web", uint32(i)), "")
+		sb, _, err := s.reserve(named("web", uint32(i)), "", step.NewTimeline(nil))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,7 +73,7 @@ func TestCreatedAtGrowsUnderClockJumps(t *testing.T) {
 	}
 	s.lastCreated = time.Now().Add(-24 * time.Hour).UnixNano()
 	before := time.Now().UnixNano()
-	if sb, _, err := s.reserve(named("now", 0), ""); err != nil || sb.CreatedAt < before {
+	if sb, _, err := s.reserve(named("now", 0), "", step.NewTimeline(nil)); err != nil || sb.CreatedAt < before {
 		t.Errorf("created at %d, before it was asked for at %d, %v", sb.CreatedAt, before, err)
 	}
 }

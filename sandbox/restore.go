@@ -9,12 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/internal/step"
 )
 
 // Open restores the sandboxes of an earlier daemon from their records and from
@@ -37,12 +37,10 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	return s, nil
 }
 
-func (s *Store) openFiles() error {
-	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return fmt.Errorf("read the boot id: %w", err)
+func (s *Store) openFiles() (err error) {
+	if s.bootID, err = process.BootID(); err != nil {
+		return err
 	}
-	s.bootID = strings.TrimSpace(string(bootID))
 	if s.records, err = state.Open[Record](filepath.Join(s.options.Root, "sandboxes"), recordVersion, true); err != nil {
 		return err
 	}
@@ -166,6 +164,7 @@ func (s *Store) restoreOne(record Record, facts Facts) error {
 		sb.facts.Store(&Facts{ExitedAt: time.Now()})
 		sb.listed.Store(true)
 	case facts.BootID != "":
+		sb.timeline, facts.Timeline = step.NewTimeline(facts.Timeline), nil
 		sb.facts.Store(&facts)
 		sb.listed.Store(true)
 	}
@@ -233,11 +232,17 @@ func (s *Store) takeBack(halfMade []*Sandbox) {
 	s.sweep()
 }
 
+// errCutOff is why a half-made sandbox could not be made.
+var errCutOff = errors.New("the daemon ended while the sandbox was being made")
+
 func (s *Store) takeBackOne(sb *Sandbox) {
 	ctx, cancel := s.bound(s.base, s.options.Limits.Destroy)
 	defer cancel()
-	sb.lock <- struct{}{}
-	defer func() { <-sb.lock }()
+	sb.failure = errCutOff
+	if sb.lock.Lock(s.base) != nil {
+		return
+	}
+	defer sb.lock.Unlock()
 	s.options.Logger.Info("take back a sandbox that was half made", "sandbox", sb.ID)
 	if err := s.destroy(ctx, sb, leaveToJournal); err != nil {
 		s.options.Logger.Error("a half-made sandbox could not be taken back: stop and remove it", "sandbox", sb.ID, "err", err)

@@ -11,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
@@ -21,15 +22,25 @@ import (
 // same pod and attempt waits for the first and gets the same id. The context
 // limits the waiting, not the work.
 func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
-	if err := s.around(ctx, "check", func() error { return validate.Pod(config, handler, s.node()) }); err != nil {
-		return "", err
-	}
-	sb, mine, err := s.reserve(config, handler)
-	if err != nil {
+	timeline := step.NewTimeline(nil)
+	steps := step.Begin(ctx, s.options.Observe, timeline)
+	var sb *Sandbox
+	var mine bool
+	steps.Step(stepCheck, func(context.Context) error { return validate.Pod(config, handler, s.node()) })
+	steps.Step(stepReserve, func(context.Context) (err error) {
+		sb, mine, err = s.reserve(config, handler, timeline)
+		return err
+	})
+	if err := steps.Err(); err != nil {
+		if mine { // the step failed after it
+			sb.runErr = err
+			close(sb.built)
+			s.forget(sb)
+		}
 		return "", err
 	}
 	if mine {
-		s.work.Go(func() { s.create(context.WithoutCancel(ctx), sb) })
+		s.work.Go(func() { s.create(ctx, sb) })
 	}
 	return sb.await(ctx)
 }
@@ -37,14 +48,16 @@ func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, ha
 // create is Run after the name is reserved.
 func (s *Store) create(ctx context.Context, sb *Sandbox) {
 	defer close(sb.built)
-	sb.lock <- struct{}{}
-	defer func() { <-sb.lock }()
-
 	ctx, cancel := s.bound(ctx, s.options.Limits.Run)
 	defer cancel()
-	c := &creation{Sandbox: sb, owner: s, ctx: ctx}
+	if sb.runErr = sb.lock.Lock(ctx); sb.runErr != nil {
+		return
+	}
+	defer sb.lock.Unlock()
+
+	c := &creation{Sandbox: sb, owner: s, steps: s.begin(ctx, sb)}
 	c.run()
-	if c.err == nil {
+	if c.steps.Err() == nil {
 		sb.listed.Store(true)
 		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
 		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
@@ -52,61 +65,67 @@ func (s *Store) create(ctx context.Context, sb *Sandbox) {
 		s.letGo(c)
 		return
 	}
-	sb.runErr = s.undo(c)
+	sb.runErr = s.undo(ctx, c)
 }
 
-// bound gives a context that ends with the daemon and after the limit.
-func (s *Store) bound(ctx context.Context, limit time.Duration) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(s.base, func() { cancel(context.Cause(s.base)) })
-	ctx, release := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not done within %v: %w", limit, context.DeadlineExceeded))
-	return ctx, func() {
-		release()
-		stop()
-		cancel(nil)
-	}
+// bound is the context of work that ends with the daemon and after the limit,
+// and not with its caller.
+func (s *Store) bound(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	return step.Bound(ctx, s.base, limit)
 }
 
-// run goes through the steps 3 to 11.
+// creation is one way through the steps of Run.
+type creation struct {
+	*Sandbox
+	owner   *Store
+	steps   *step.Sequence
+	starter *pauseStarter
+	holder  holder
+}
+
+// run goes through the steps 3 to 12.
 func (c *creation) run() {
 	c.owner.work.Go(cgroup.WarmLock)
-	c.step("record", c.writeRecord)
-	synced := c.beside("sync", c.syncRecord)
-	c.step("files", c.makeFiles)
+	steps := c.steps
+	steps.Step(stepRecord, c.writeRecord)
+	synced := steps.Async(stepSync, c.syncRecord)
+	steps.Step(stepFiles, c.makeFiles)
 	if oci.UserNamespace(c.config) != nil {
-		c.step("userns", c.makeUserns)
+		steps.Step(stepUserns, c.makeUserns)
 	}
 	if c.hostNetwork() {
-		c.step("prepare", c.preparePause)
-		c.join(synced)
-		c.step("start", c.startPause)
+		steps.Step(stepPrepare, c.preparePause)
+		steps.Join(synced)
+		steps.Step(stepStart, c.startPause)
 		return
 	}
-	c.step("netns", c.makeNetns)
-	c.step("loopback", c.loopbackUp)
+	steps.Step(stepNetns, c.makeNetns)
+	steps.Step(stepLoopback, c.loopbackUp)
 	if needsInterfaces(c.config) {
-		c.join(synced)
-		c.step("cni add", c.attach)
-		c.step("addresses", c.checkAddresses)
-		c.step("prepare", c.preparePause)
+		steps.Join(synced)
+		steps.Step(stepAdd, c.attach)
+		steps.Step(stepAddresses, c.checkAddresses)
+		steps.Step(stepPrepare, c.preparePause)
 	} else {
-		prepared := c.beside("prepare", c.preparePause)
-		c.join(synced)
-		c.step("cni add", c.attach)
-		c.step("addresses", c.checkAddresses)
-		c.join(prepared)
+		prepared := steps.Async(stepPrepare, c.preparePause)
+		steps.Join(synced)
+		steps.Step(stepAdd, c.attach)
+		steps.Step(stepAddresses, c.checkAddresses)
+		steps.Join(prepared)
 	}
-	c.step("start", c.startPause)
+	steps.Step(stepStart, c.startPause)
 }
 
 // undo destroys what a failed Run made. The attachment, if its DEL fails too,
 // goes on by itself in the network's journal; anything else that could not be
 // taken back keeps the sandbox, listed as NotReady, for Stop and Remove.
-func (s *Store) undo(c *creation) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), s.options.Limits.Destroy)
+func (s *Store) undo(ctx context.Context, c *creation) error {
+	// Also when the daemon ends: it waits for this.
+	ctx, cancel := step.Bound(ctx, context.Background(), s.options.Limits.Destroy)
 	defer cancel()
+	c.failure = c.steps.Err()
 	undoErr := errors.Join(c.starter.abort(), c.holder.end(), s.destroy(ctx, c.Sandbox, leaveToJournal))
-	err := fmt.Errorf("run sandbox %s: %w", c.ID, c.err)
+	err := fmt.Errorf("run sandbox %s: %w", c.ID, c.failure)
 	if undoErr == nil {
 		return err
 	}
@@ -117,7 +136,7 @@ func (s *Store) undo(c *creation) error {
 
 // writeRecord makes the sandbox known to a daemon that comes after a crash,
 // and chooses the network configuration for the whole life of the pod.
-func (c *creation) writeRecord() error {
+func (c *creation) writeRecord(context.Context) error {
 	if err := c.owner.records.Put(c.ID, c.Record); err != nil {
 		return err
 	}
@@ -127,7 +146,7 @@ func (c *creation) writeRecord() error {
 // syncRecord makes record and attachment durable, side by side: each waits for
 // the disk. What is made meanwhile does not survive a power cut; what ADD
 // makes may, so ADD waits.
-func (c *creation) syncRecord() error {
+func (c *creation) syncRecord(context.Context) error {
 	synced := make(chan error, 1)
 	go func() { synced <- c.owner.options.Networks.SyncJournal(c.ID) }()
 	return errors.Join(c.owner.records.Sync(c.ID), <-synced)
@@ -148,19 +167,19 @@ func (c *creation) journal() error {
 	return c.owner.options.Networks.Journal(attachment)
 }
 
-func (c *creation) makeNetns() error {
+func (c *creation) makeNetns(context.Context) error {
 	if c.holder.running() {
 		return errors.Join(c.holder.Pin(c.owner.options.Netns, c.ID, "net"), c.holder.end())
 	}
 	return c.owner.options.Netns.Create(c.ID)
 }
 
-func (c *creation) loopbackUp() error {
+func (c *creation) loopbackUp(context.Context) error {
 	return namespace.LoopbackUp(c.owner.options.Netns.Path(c.ID))
 }
 
-func (c *creation) attach() error {
-	result, err := c.owner.options.Networks.Attach(c.ctx, c.ID, c.owner.options.Netns.Path(c.ID))
+func (c *creation) attach(ctx context.Context) error {
+	result, err := c.owner.options.Networks.Attach(ctx, c.ID, c.owner.options.Netns.Path(c.ID))
 	if err != nil {
 		return err
 	}
@@ -172,37 +191,38 @@ func (c *creation) attach() error {
 	return nil
 }
 
-func (c *creation) checkAddresses() error {
+func (c *creation) checkAddresses(context.Context) error {
 	if len(c.Addresses()) == 0 {
 		return network.ErrNoAddress
 	}
 	return nil
 }
 
-func (c *creation) preparePause() error {
+// preparePause starts pause, in the context of the whole Run: the shim that
+// starts it ends with the context.
+func (c *creation) preparePause(ctx context.Context) error {
 	spec, err := c.spec()
 	if err != nil {
 		return err
 	}
-	c.starter, err = c.owner.preparePause(c.ctx, c.ID, spec)
+	c.starter, err = c.owner.preparePause(ctx, c.ID, spec)
 	return err
 }
 
 // startPause releases pause and makes the sandbox Ready: the facts are written
 // first, so that a Ready sandbox is Ready for a daemon that comes after, too.
-func (c *creation) startPause() error {
+func (c *creation) startPause(context.Context) error {
 	pause, err := c.starter.release()
 	if err != nil {
 		return err
 	}
 	c.pause = pause
-	facts := c.update(func(f *Facts) {
+	c.update(func(f *Facts) {
 		f.BootID = c.owner.bootID
 		f.Pause = pause.Facts
-		f.Timeline = append(c.timeline, c.underWay())
 		f.ReadyAt = time.Now()
 	})
-	return c.owner.facts.Write(c.ID, *facts)
+	return c.owner.writeFacts(c.Sandbox)
 }
 
 // letGo waits for the end of the shim: pause runs, and that the shim is on its

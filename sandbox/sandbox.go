@@ -8,7 +8,9 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/lock"
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/oci"
 )
 
@@ -18,9 +20,10 @@ type Sandbox struct {
 	config *runtimeapi.PodSandboxConfig
 
 	// facts are replaced, never changed, by whoever holds the lock.
-	facts atomic.Pointer[Facts]
-	// stage is the step that is under way, "" when none is.
-	stage atomic.Pointer[StepTime]
+	facts    atomic.Pointer[Facts]
+	timeline *step.Timeline
+	// failure is why it could not be made, nil if it was; only under the lock.
+	failure error
 	// listed is set once the sandbox is to be seen: after Run succeeded, or
 	// when what Run left could not be taken back.
 	listed atomic.Bool
@@ -29,27 +32,24 @@ type Sandbox struct {
 	built  chan struct{}
 	runErr error
 
-	// lock is held by whoever changes the sandbox; a channel, so that waiting
-	// for it ends with the waiter's context.
-	lock chan struct{}
+	// lock is held by every operation that changes the sandbox.
+	lock lock.Mutex
 	// pause is the running pause process; only under the lock.
 	pause *process.Process
 }
 
 func newSandbox(record Record, config *runtimeapi.PodSandboxConfig) *Sandbox {
-	sb := &Sandbox{Record: record, config: config, built: make(chan struct{}), lock: make(chan struct{}, 1)}
+	sb := &Sandbox{Record: record, config: config, timeline: step.NewTimeline(nil), built: make(chan struct{}), lock: lock.New()}
 	sb.facts.Store(&Facts{})
 	return sb
 }
 
 // acquire takes the sandbox's lock, or gives up with the context.
 func (sb *Sandbox) acquire(ctx context.Context) (release func(), err error) {
-	select {
-	case sb.lock <- struct{}{}:
-		return func() { <-sb.lock }, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for another operation on sandbox %s: %w", sb.ID, context.Cause(ctx))
+	if err := sb.lock.Lock(ctx); err != nil {
+		return nil, fmt.Errorf("wait for another operation on sandbox %s: %w", sb.ID, err)
 	}
+	return sb.lock.Unlock, nil
 }
 
 func (sb *Sandbox) hostNetwork() bool { return oci.HostNetwork(sb.config) }
@@ -62,9 +62,6 @@ func (sb *Sandbox) Facts() *Facts { return sb.facts.Load() }
 
 // Ready tells whether the sandbox can run containers.
 func (sb *Sandbox) Ready() bool { return sb.Facts().Ready() }
-
-// Stage is the step of Run that is under way and since when, nil if none is.
-func (sb *Sandbox) Stage() *StepTime { return sb.stage.Load() }
 
 // Addresses are those of eth0, none for the host network.
 func (sb *Sandbox) Addresses() []netip.Addr { return sb.Facts().Addresses }

@@ -2,82 +2,110 @@ package sandbox
 
 import (
 	"context"
-	"errors"
 	"time"
+
+	"github.com/minicri/minicri/internal/step"
 )
 
-// StepTime is one row of a timeline: a step, when it began, how long it took.
-type StepTime struct {
-	Step  string        `json:"step"`
-	Began time.Time     `json:"began"`
-	Took  time.Duration `json:"took,omitempty"`
+// The names of the steps of a pod.
+const (
+	stepCheck          step.Name = "pod/check"
+	stepReserve        step.Name = "pod/reserve"
+	stepRecord         step.Name = "pod/record"
+	stepSync           step.Name = "pod/sync"
+	stepFiles          step.Name = "pod/files"
+	stepUserns         step.Name = "pod/userns"
+	stepNetns          step.Name = "pod/netns"
+	stepLoopback       step.Name = "pod/loopback"
+	stepPrepare        step.Name = "pod/prepare"
+	stepAdd            step.Name = "pod/cni add"
+	stepAddresses      step.Name = "pod/addresses"
+	stepStart          step.Name = "pod/start"
+	stepStopContainers step.Name = "pod/stop containers"
+	stepEndPause       step.Name = "pod/end pause"
+	stepDel            step.Name = "pod/cni del"
+	stepRemoveNetns    step.Name = "pod/remove netns"
+	stepRemoveUserns   step.Name = "pod/remove userns"
+	stepRecordStopped  step.Name = "pod/record stopped"
+	stepRemoveAll      step.Name = "pod/remove containers"
+	stepRemoveFiles    step.Name = "pod/remove files"
+	stepRemoveRecord   step.Name = "pod/remove record"
+)
+
+// What a step may be for only (step.Step.Only).
+const (
+	// OwnNetwork is a pod that is not on the host network, OwnUsers one with a
+	// user namespace.
+	OwnNetwork = "own network"
+	OwnUsers   = "user namespace"
+)
+
+// Steps are those of a pod's life, by operation, in their order. An undo and a
+// recovery do those of stop and remove from "end pause" on, but "record stopped".
+func Steps() []step.Step {
+	return []step.Step{
+		{Name: stepCheck, Operation: "run"},
+		{Name: stepReserve, Operation: "run"},
+		{Name: stepRecord, Operation: "run"},
+		{Name: stepSync, Operation: "run"}, // along with files to loopback
+		{Name: stepFiles, Operation: "run"},
+		{Name: stepUserns, Operation: "run", Only: OwnUsers},
+		{Name: stepNetns, Operation: "run", Only: OwnNetwork},
+		{Name: stepLoopback, Operation: "run", Only: OwnNetwork},
+		{Name: stepPrepare, Operation: "run"}, // along with cni add
+		{Name: stepAdd, Operation: "run", Only: OwnNetwork},
+		{Name: stepAddresses, Operation: "run", Only: OwnNetwork},
+		{Name: stepStart, Operation: "run"},
+
+		{Name: stepStopContainers, Operation: "stop"},
+		{Name: stepEndPause, Operation: "stop"}, // along with cni del
+		{Name: stepDel, Operation: "stop"},
+		{Name: stepRemoveNetns, Operation: "stop"},
+		{Name: stepRemoveUserns, Operation: "stop"},
+		{Name: stepRecordStopped, Operation: "stop"},
+
+		{Name: stepRemoveAll, Operation: "remove"},
+		{Name: stepRemoveFiles, Operation: "remove"},
+		{Name: stepRemoveRecord, Operation: "remove"},
+	}
 }
 
-// creation is one way through the steps of Run. After the first error the
-// steps that follow do nothing, so that Run reads as a table of contents.
-type creation struct {
-	*Sandbox
-	owner *Store
-	// ctx is the daemon's, not the request's: work goes on when the caller
-	// has lost patience, and is handed to the retry.
-	ctx      context.Context
-	err      error
-	timeline []StepTime
-	starter  *pauseStarter
-	holder   holder
+// begin starts a sequence of steps on a sandbox, whose lock is held.
+func (s *Store) begin(ctx context.Context, sb *Sandbox) *step.Sequence {
+	return step.Begin(ctx, s.options.Observe, sb.timeline)
 }
 
-// step runs one step, unless an earlier one failed.
-func (c *creation) step(name string, do func() error) {
-	if c.err != nil {
+// Timeline is what was done to the sandbox until now, by this daemon and by
+// those before.
+func (sb *Sandbox) Timeline() []step.Row { return sb.timeline.Rows() }
+
+// Stage is the step that is under way, nil if none is.
+func (sb *Sandbox) Stage() *step.Row { return sb.timeline.Stage() }
+
+// writeFacts writes the facts down, with the timeline until now.
+func (s *Store) writeFacts(sb *Sandbox) error {
+	facts := *sb.Facts()
+	facts.Timeline = sb.Timeline()
+	return s.facts.Write(sb.ID, facts)
+}
+
+// keepLife writes down the timeline of a sandbox that is gone, and of one that
+// could not be made.
+func (s *Store) keepLife(sb *Sandbox) {
+	if s.options.Lives == nil {
 		return
 	}
-	row := StepTime{Step: name, Began: time.Now()}
-	c.stage.Store(&row)
-	err := c.owner.around(c.ctx, name, do)
-	row.Took = time.Since(row.Began)
-	c.stage.Store(nil)
-	c.timeline = append(c.timeline, row)
-	c.err = err
-}
-
-// underWay is the row of the step that calls it, as far as it has come.
-func (c *creation) underWay() StepTime {
-	row := *c.stage.Load()
-	row.Took = time.Since(row.Began)
-	return row
-}
-
-// beside starts a step that runs along with those after it. The function that
-// it returns waits for it and gives its error, as often as it is called.
-func (c *creation) beside(name string, do func() error) (wait func() error) {
-	if c.err != nil {
-		return func() error { return nil }
-	}
-	row := StepTime{Step: name, Began: time.Now()}
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		err = c.owner.around(c.ctx, name, do)
-		row.Took = time.Since(row.Began)
-	}()
-	waited := false
-	return func() error {
-		<-done
-		if !waited {
-			c.timeline = append(c.timeline, row)
-			waited = true
-		}
-		return err
+	if err := s.options.Lives.Keep(sb.life()); err != nil {
+		s.options.Logger.Warn("the timeline of a pod is not kept", "sandbox", sb.ID, "err", err)
 	}
 }
 
-// join waits for a step that runs beside, even when another one has failed:
-// what is undone must have ended.
-func (c *creation) join(wait func() error) { c.err = errors.Join(c.err, wait()) }
-
-// around runs do as the step of that name.
-func (s *Store) around(ctx context.Context, name string, do func() error) error {
-	return s.options.Observe.Run(ctx, name, do)
+// life is the sandbox as step.Lives keeps it when it is gone, or has failed.
+func (sb *Sandbox) life() step.Life {
+	m := sb.config.GetMetadata()
+	life := step.Life{Kind: "pod", ID: sb.ID, Name: m.GetNamespace() + "/" + m.GetName(), Attempt: m.GetAttempt(), End: time.Now(), Rows: sb.Timeline()}
+	if sb.failure != nil {
+		life.Error = sb.failure.Error()
+	}
+	return life
 }

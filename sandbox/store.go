@@ -42,8 +42,11 @@ type Options struct {
 	Networks      *network.CNI
 	Netns, Userns *namespace.Dir
 	Limits        Limits
-	// Observe is told of each step that has ended; nil if nobody asks.
+	// Observe measures each step that has ended; nil if nothing does.
 	Observe step.Observer
+	// Lives keeps the timelines of pods that are gone, or could not be made; nil
+	// if nothing does.
+	Lives *step.Lives
 	// Events is told what happens to sandboxes; nil if nobody asks.
 	Events Events
 	Logger *slog.Logger

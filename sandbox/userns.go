@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"errors"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -22,7 +23,7 @@ func (h *holder) end() error {
 
 // makeUserns makes the pod's user namespace and, in the same breath, the
 // network namespace that it owns; the step netns pins that one.
-func (c *creation) makeUserns() error {
+func (c *creation) makeUserns(context.Context) error {
 	userns := oci.UserNamespace(c.config)
 	held, err := namespace.StartHolder(c.owner.pauseProgram(), idMappings(userns.GetUids()), idMappings(userns.GetGids()))
 	if err != nil {

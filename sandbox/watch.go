@@ -24,14 +24,16 @@ func (s *Store) watch(sb *Sandbox) {
 }
 
 func (s *Store) noteExit(sb *Sandbox) {
-	sb.lock <- struct{}{}
-	defer func() { <-sb.lock }()
+	if sb.lock.Lock(s.base) != nil {
+		return
+	}
+	defer sb.lock.Unlock()
 	if !sb.Ready() {
 		return
 	}
 	s.options.Logger.Warn("the pause process ended by itself: the sandbox is not ready any more", "sandbox", sb.ID)
-	facts := sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
-	if err := s.facts.Write(sb.ID, *facts); err != nil {
+	sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
+	if err := s.writeFacts(sb); err != nil {
 		s.options.Logger.Error("the end of pause is not on disk; a restart notices it again", "sandbox", sb.ID, "err", err)
 	}
 	s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)

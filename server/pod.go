@@ -101,7 +101,7 @@ func (r *Runtime) verbosePodStatus(sb *sandbox.Sandbox) (map[string]string, erro
 			"config":             sb.Record.Config,
 			"cniResult":          facts.CNIResult,
 			"runtimeSpec":        json.RawMessage(details.RuntimeSpec),
-			"timeline":           facts.Timeline,
+			"timeline":           sb.Timeline(),
 		},
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/metrics"
+	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/sandbox"
@@ -95,6 +96,8 @@ type kernel struct {
 	netns, userns *namespace.Dir
 	systemd       bool
 	shim          *client.Program
+	// lives keeps the timelines of pods and containers that are gone.
+	lives *step.Lives
 }
 
 func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) (_ *server.Runtime, err error) {
@@ -134,6 +137,9 @@ func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k k
 	if k.userns, err = namespace.Open(filepath.Join(c.State, "userns"), markOf(c.Root)); err != nil {
 		return k, err
 	}
+	if k.lives, err = step.OpenLives(filepath.Join(c.Root, "lives")); err != nil {
+		return k, err
+	}
 	path, err := findShim(c.Shim)
 	if err != nil {
 		return k, err
@@ -153,6 +159,7 @@ func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measure
 			Kill:    time.Duration(c.Limits.Kill),
 		},
 		Observe: measured.Observe,
+		Lives:   k.lives,
 		Events:  runtime,
 		Logger:  logger,
 	}
@@ -165,6 +172,7 @@ func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, image
 		Machine: k.machine, Hierarchies: k.hierarchies, Sandboxes: runtime.Sandboxes, Images: images,
 		Limits:  container.Limits{Create: time.Duration(c.Limits.Create), Kill: time.Duration(c.Limits.Kill)},
 		Observe: measured.Observe,
+		Lives:   k.lives,
 		Events:  runtime,
 		Logger:  logger,
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/sandbox"
 )
@@ -33,7 +34,7 @@ func New() *Metrics {
 		registry: prometheus.NewRegistry(),
 		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "minicri_sandbox_step_seconds",
-			Help:    "How long each step of a sandbox's life took, by step and outcome.",
+			Help:    "How long each step of a pod's or container's life took, by step and outcome.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 18),
 		}, []string{"step", "outcome"}),
 	}
@@ -42,12 +43,12 @@ func New() *Metrics {
 }
 
 // Observe notes how long a step took, and whether it failed.
-func (m *Metrics) Observe(step string, took time.Duration, err error) {
+func (m *Metrics) Observe(name step.Name, took time.Duration, err error) {
 	outcome := "ok"
 	if err != nil {
 		outcome = "error"
 	}
-	m.steps.WithLabelValues(step, outcome).Observe(took.Seconds())
+	m.steps.WithLabelValues(string(name), outcome).Observe(took.Seconds())
 }
 
 // Watch adds what is counted at each scrape.

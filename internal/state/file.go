@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/minicri/minicri/internal/step/failpoint"
 )
@@ -44,6 +45,10 @@ func writeTemporary(path string, data []byte, durable bool) (string, error) {
 	}
 	return file.Name(), nil
 }
+
+// IsTemporary reports whether a file's name is that of a write that has not come
+// to its end, or was cut off.
+func IsTemporary(name string) bool { return strings.HasPrefix(name, temporaryPrefix) }
 
 // RemoveAll is os.RemoveAll, save that what is not there is no error on a
 // file system that cannot be written, either: unlink(2) and rmdir(2) say EROFS

@@ -102,7 +102,7 @@ func (r *Records[T]) Load() (map[string]T, []Bad, error) {
 	for _, entry := range entries {
 		id, isRecord := strings.CutSuffix(entry.Name(), suffix)
 		switch {
-		case strings.HasPrefix(entry.Name(), temporaryPrefix):
+		case IsTemporary(entry.Name()):
 			if err := os.Remove(filepath.Join(r.directory, entry.Name())); err != nil {
 				return nil, nil, fmt.Errorf("clear a write that was cut off: %w", err)
 			}
@@ -167,7 +167,7 @@ func IDs(directory string) ([]string, error) {
 	}
 	var ids []string
 	for _, entry := range entries {
-		if id, isRecord := strings.CutSuffix(entry.Name(), suffix); isRecord && !entry.IsDir() && !strings.HasPrefix(id, temporaryPrefix) {
+		if id, isRecord := strings.CutSuffix(entry.Name(), suffix); isRecord && !entry.IsDir() && !IsTemporary(id) {
 			ids = append(ids, id)
 		}
 	}

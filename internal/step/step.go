@@ -1,37 +1,48 @@
-// Package step runs the named steps of a pod's and of a container's life. The
-// name of a step is the prefix of its errors, its failpoints, and what it is
-// measured by. The package keeps no state.
 package step
 
 import (
-	"context"
-	"fmt"
-	"time"
-
-	"github.com/minicri/minicri/internal/step/failpoint"
+	"slices"
+	"strings"
 )
 
-// Observer is told of each step that has ended; nil if nobody asks.
-type Observer func(step string, took time.Duration, err error)
+// Name is the name of a step: its kind, a slash, and the step's own name.
+type Name string
 
-// Run runs one step, unless the context has ended before it.
-func (o Observer) Run(ctx context.Context, name string, do func() error) error {
-	began := time.Now()
-	err := context.Cause(ctx)
-	if err == nil {
-		err = failpoint.Hit(name + " before")
+// Kind is what the step happens to: "pod" or "container".
+func (n Name) Kind() string {
+	kind, _, _ := strings.Cut(string(n), "/")
+	return kind
+}
+
+// Own is the name without its kind.
+func (n Name) Own() string {
+	_, own, _ := strings.Cut(string(n), "/")
+	return own
+}
+
+// Before and After are the failpoints around the step.
+func (n Name) Before() string { return string(n) + " before" }
+
+// After is passed when the step has succeeded.
+func (n Name) After() string { return string(n) + " after" }
+
+// Step is one step of a life, as the lists of sandbox and container have it.
+type Step struct {
+	Name Name
+	// Operation is what goes through the step: "run", "stop", "remove" ...
+	Operation string
+	// Only says for which objects the step is done; "" for all.
+	Only string
+}
+
+// Names are the names of the steps of an operation, in their order, for objects
+// that are what Only asks for.
+func Names(steps []Step, operation string, are ...string) []Name {
+	var names []Name
+	for _, s := range steps {
+		if s.Operation == operation && (s.Only == "" || slices.Contains(are, s.Only)) {
+			names = append(names, s.Name)
+		}
 	}
-	if err == nil {
-		err = do()
-	}
-	if err == nil {
-		err = failpoint.Hit(name + " after")
-	}
-	if o != nil {
-		o(name, time.Since(began), err)
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
+	return names
 }

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -35,28 +37,32 @@ const (
 var crashRows = []crashRow{
 	{
 		"create",
-		slices.Concat(
-			[]string{"record container before", "rename containers", "record container after"},
-			around("rootfs", "spec", "shim", "create"), []string{"rename container-facts"}, around("recheck"),
-		),
+		points("create")[4:], // without check and reserve
 		func(*trial) {}, callCreate,
 		[]string{fails, killed, cancelled},
 	},
-	{"start", slices.Concat(around("start container"), []string{"rename container-facts"}), makeCreated, callStart, []string{fails, killed}},
-	{"stop", around("kill container"), makeRunning, callStop, []string{fails, killed}},
-	{"remove", slices.Concat(around("kill container"), removal), makeRunning, callRemove, []string{fails, killed}},
-	{"remove created", slices.Concat(around("kill container"), removal), makeCreated, callRemove, []string{fails, killed}},
-	{"remove ended", removal, makeEnded, callRemove, []string{fails, killed}},
-	{"undo", removal, func(c *trial) { c.also = "recheck before error" }, callCreate, []string{fails, killed}},
+	{"start", points("start"), makeCreated, callStart, []string{fails, killed}},
+	{"stop", points("stop"), makeRunning, callStop, []string{fails, killed}},
+	{"remove", slices.Concat(points("stop"), points("remove")), makeRunning, callRemove, []string{fails, killed}},
+	{"remove created", slices.Concat(points("stop"), points("remove")), makeCreated, callRemove, []string{fails, killed}},
+	{"remove ended", points("remove"), makeEnded, callRemove, []string{fails, killed}},
+	{"undo", points("remove"), func(c *trial) { c.also = "container/recheck before error" }, callCreate, []string{fails, killed}},
 }
 
-var removal = around("delete", "remove rootfs", "remove container record")
-
-func around(steps ...string) (points []string) {
-	for _, step := range steps {
-		points = append(points, step+" before", step+" after")
+// points are those that an operation passes, in order: around each step, and
+// where a record gets its name.
+func points(operation string) (all []string) {
+	rename := map[step.Name]string{
+		"container/record": "rename containers", "container/create": "rename container-facts", "container/start": "rename container-facts",
 	}
-	return points
+	for _, name := range step.Names(container.Steps(), operation) {
+		all = append(all, name.Before())
+		if point := rename[name]; point != "" {
+			all = append(all, point)
+		}
+		all = append(all, name.After())
+	}
+	return all
 }
 
 // trial is one case: a fault at a point of an operation on the container "case".

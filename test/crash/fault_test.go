@@ -189,7 +189,7 @@ func (c *trial) goOn(t *testing.T) {
 	if c.operation.name != undo.name {
 		return
 	}
-	if err := c.operation.call(limited(t), c); err != nil && !strings.Contains(err.Error(), "failpoint start before") {
+	if err := c.operation.call(limited(t), c); err != nil && !strings.Contains(err.Error(), "failpoint pod/start before") {
 		t.Errorf("the retry of a request that fails: %v", err)
 	}
 }

@@ -7,6 +7,8 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -25,7 +27,7 @@ func rows() []row {
 	return []row{
 		{run, ownNetwork, ownNetwork.run, all},
 		{run, ownNetwork, ownNetwork.shim, []fault{shimKilled, shimAndDaemonKilled}},
-		{run, ownNetwork, []string{"prepare before"}, shimKilledInTime},
+		{run, ownNetwork, []string{"pod/prepare before"}, shimKilledInTime},
 		{run, ownNetwork, withinLimit(ownNetwork.run), []fault{limitPassed}},
 		{run, userns, userns.run, all},
 		{run, userns, userns.shim, []fault{shimKilled, shimAndDaemonKilled}},
@@ -34,31 +36,32 @@ func rows() []row {
 		{run, lateInterfaces, lateInterfaces.run, all},
 		{run, lateInterfaces, lateInterfaces.shim, []fault{shimKilled, shimAndDaemonKilled}},
 
-		{stop, ownNetwork, slices.Concat(release(ownNetwork), recordStopped), all},
+		{stop, ownNetwork, stopping(ownNetwork), all},
 		{stop, ownNetwork, release(ownNetwork), []fault{limitPassed}},
-		{stop, userns, slices.Concat(release(userns), recordStopped), []fault{fails, daemonKilled}},
-		{stop, hostNetwork, slices.Concat(release(hostNetwork), recordStopped), []fault{fails, daemonKilled}},
+		{stop, userns, stopping(userns), []fault{fails, daemonKilled}},
+		{stop, hostNetwork, stopping(hostNetwork), []fault{fails, daemonKilled}},
 		{stopWithFailingDEL, ownNetwork, []string{"rename attachments"}, all},
 
-		{remove, ownNetwork, slices.Concat(release(ownNetwork), recordStopped, removal), all},
-		{remove, userns, slices.Concat(release(userns), recordStopped, removal), []fault{daemonKilled}},
-		{removeStopped, ownNetwork, slices.Concat(releaseAgain, removal), all},
-		{removeStopped, hostNetwork, slices.Concat(releaseAgain, removal), []fault{fails, daemonKilled}},
+		{remove, ownNetwork, slices.Concat(stopping(ownNetwork), removing()), all},
+		{remove, userns, slices.Concat(stopping(userns), removing()), []fault{daemonKilled}},
+		{removeStopped, ownNetwork, slices.Concat(removing()[:2], releaseAgain(), removing()[2:]), all},
+		{removeStopped, hostNetwork, slices.Concat(removing()[:2], releaseAgain(), removing()[2:]), []fault{fails, daemonKilled}},
 
-		{undo, ownNetwork, slices.Concat(release(ownNetwork), removal), all},
-		{undo, userns, slices.Concat(release(userns), removal), []fault{fails, daemonKilled}},
-		{undo, hostNetwork, slices.Concat(release(hostNetwork), removal), []fault{fails, daemonKilled}},
+		{undo, ownNetwork, teardown(ownNetwork), all},
+		{undo, userns, teardown(userns), []fault{fails, daemonKilled}},
+		{undo, hostNetwork, teardown(hostNetwork), []fault{fails, daemonKilled}},
 
-		{recovery, ownNetwork, slices.Concat(release(ownNetwork), removal), []fault{fails, daemonKilled}},
-		{recovery, userns, slices.Concat(release(userns), removal), []fault{fails, daemonKilled}},
+		{recovery, ownNetwork, teardown(ownNetwork), []fault{fails, daemonKilled}},
+		{recovery, userns, teardown(userns), []fault{fails, daemonKilled}},
 	}
 }
 
-// pod is a kind of pod, with the points that Run passes for it, in order, and
-// those of them at which its shim waits.
+// pod is a kind of pod: what it is, as the steps' lists ask for, the points that
+// Run passes for it, in order, and those of them at which its shim waits.
 type pod struct {
 	name    string
 	options []harness.PodOption
+	is      []string
 	run     []string
 	shim    []string
 }
@@ -67,65 +70,88 @@ var (
 	ownNetwork = pod{
 		name:    "own network",
 		options: []harness.PodOption{harness.HostPort(8080, 80)},
-		run:     slices.Concat(recorded, around("netns", "loopback", "prepare"), attached, around("addresses"), started),
-		shim:    []string{"prepare after", "first ADD", "last ADD", "addresses after", "start before"},
+		is:      []string{sandbox.OwnNetwork},
+		run:     points("run", sandbox.OwnNetwork),
+		shim:    []string{"pod/prepare after", "first ADD", "last ADD", "pod/addresses after", "pod/start before"},
 	}
 	userns = pod{
 		name:    "user namespace",
 		options: []harness.PodOption{userNamespace},
-		run:     slices.Concat(recorded, around("userns", "netns", "loopback", "prepare"), attached, around("addresses"), started),
-		shim:    []string{"prepare after", "start before"},
+		is:      []string{sandbox.OwnNetwork, sandbox.OwnUsers},
+		run:     points("run", sandbox.OwnNetwork, sandbox.OwnUsers),
+		shim:    []string{"pod/prepare after", "pod/start before"},
 	}
 	hostNetwork = pod{
 		name:    "host network",
 		options: []harness.PodOption{harness.HostNetwork()},
-		run: slices.Concat([]string{"check before", "check after", "record before", "rename sandboxes", "record after", "sync before", "sync after"},
-			around("files", "prepare"), started),
-		shim: []string{"prepare after", "start before"},
+		run:     points("run"),
+		shim:    []string{"pod/prepare after", "pod/start before"},
 	}
 	// lateInterfaces is prepared after ADD, see needsInterfaces in package sandbox.
 	lateInterfaces = pod{
 		name:    "interface sysctl",
 		options: []harness.PodOption{interfaceSysctl},
-		run:     slices.Concat(attached, around("addresses", "prepare"), started),
-		shim:    []string{"prepare after", "start before"},
+		is:      []string{sandbox.OwnNetwork},
+		run:     from(points("run", sandbox.OwnNetwork), "pod/cni add before"),
+		shim:    []string{"pod/prepare after", "pod/start before"},
 	}
 )
 
-// The points in order, as package failpoint names them.
-var (
-	recorded = []string{
-		"check before", "check after", "record before", "rename sandboxes", "rename attachments", "record after", "sync before", "sync after",
-		"files before", "files after",
+// inside are the points that are passed within a step: where a record gets its
+// name, and the plugins of the chain.
+func inside(name step.Name, is []string) []string {
+	own := slices.Contains(is, sandbox.OwnNetwork)
+	switch {
+	case name == "pod/record" && own:
+		return []string{"rename sandboxes", "rename attachments"}
+	case name == "pod/record":
+		return []string{"rename sandboxes"}
+	case name == "pod/start" || name == "pod/record stopped":
+		return []string{"rename facts"}
+	case name == "pod/cni add":
+		return []string{"first ADD", "middle ADD", "last ADD"}
+	case name == "pod/cni del" && own:
+		return []string{"last DEL", "middle DEL", "first DEL"}
 	}
-	attached      = []string{"cni add before", "first ADD", "middle ADD", "last ADD", "cni add after"}
-	started       = []string{"start before", "rename facts", "start after"}
-	detached      = []string{"cni del before", "last DEL", "middle DEL", "first DEL", "cni del after"}
-	recordStopped = []string{"record stopped before", "rename facts", "record stopped after"}
-	releaseAgain  = around("end pause", "cni del", "remove netns", "remove userns")
-	removal       = around("remove files", "remove record")
-)
+	return nil
+}
 
-// release are the points at which destroy and Stop take back what the kernel
-// and the network hold.
+// points are those that an operation passes, in order, as package failpoint
+// names them.
+func points(operation string, is ...string) (all []string) {
+	for _, name := range step.Names(sandbox.Steps(), operation, is...) {
+		all = append(all, name.Before())
+		all = append(all, inside(name, is)...)
+		all = append(all, name.After())
+	}
+	return all
+}
+
+func from(points []string, first string) []string { return points[slices.Index(points, first):] }
+
+func until(points []string, last string) []string { return points[:slices.Index(points, last)+1] }
+
+// stopping are the points of Stop, removing those of Remove after it.
+func stopping(p pod) []string { return points("stop", p.is...) }
+
+func removing() []string { return points("remove") }
+
+// teardown are the points at which destroy takes back all of a pod.
+func teardown(p pod) []string {
+	return slices.Concat(release(p), from(removing(), "pod/remove files before"))
+}
+
+// release are the points at which Stop and destroy take back what the kernel and
+// the network hold.
 func release(p pod) []string {
-	if p.name == hostNetwork.name {
-		return releaseAgain
-	}
-	return slices.Concat(around("end pause"), detached, around("remove netns", "remove userns"))
+	return until(from(stopping(p), "pod/end pause before"), "pod/remove userns after")
 }
 
-// around are the points before and after steps.
-func around(steps ...string) []string {
-	var points []string
-	for _, step := range steps {
-		points = append(points, step+" before", step+" after")
-	}
-	return points
-}
+// releaseAgain is the same where all of it is gone.
+func releaseAgain() []string { return release(pod{}) }
 
 // withinLimit are those of a Run to which the daemon's own limit applies.
-func withinLimit(run []string) []string { return run[2:] }
+func withinLimit(run []string) []string { return from(run, "pod/record before") }
 
 func userNamespace(c *runtimeapi.PodSandboxConfig) {
 	mapping := []*runtimeapi.IDMapping{{ContainerId: 0, HostId: 200000, Length: 65536}}

@@ -162,7 +162,7 @@ var (
 	remove             = operation{"remove", running, callRemove, nil}
 	removeStopped      = operation{"remove stopped", stopped, callRemove, nil}
 	// undo is a Run that fails at its end.
-	undo = operation{"undo", nothing, callRun, []string{"start before error"}}
+	undo = operation{"undo", nothing, callRun, []string{"pod/start before error"}}
 	// recovery is the start of a daemon after one that was killed in Run.
 	recovery = operation{"recovery", killed, callStart, nil}
 )
@@ -184,7 +184,7 @@ func stopped(t *testing.T, c *trial) {
 
 func killed(t *testing.T, c *trial) {
 	t.Helper()
-	c.arm(t, "start before kill")
+	c.arm(t, "pod/start before kill")
 	if _, err := c.run(limited(t), c.config); err == nil {
 		t.Error("the daemon was killed, and the request succeeded")
 	}

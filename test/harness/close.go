@@ -62,6 +62,7 @@ func (n *Node) idleScope() leak.Scope {
 	scope.Descriptors = []int{n.daemon.pid()}
 	scope.KeptDescriptors = []string{cgroupRoot}
 	scope.StateDirs = []string{n.Root, n.State}
+	scope.KeptDirs = []string{filepath.Join(n.Root, "lives")}
 	return scope
 }
 

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,11 +26,11 @@ func (s Snapshot) addEntries(kind Kind, dirs []string, wanted func(name string) 
 	return nil
 }
 
-// addFiles adds everything below the directories.
-func (s Snapshot) addFiles(dirs []string) error {
+// addFiles adds everything below the directories, but what is in those kept.
+func (s Snapshot) addFiles(dirs, kept []string) error {
 	for _, dir := range dirs {
 		err := walk(dir, func(path string, entry fs.DirEntry) {
-			if path != dir {
+			if path != dir && !slices.Contains(kept, filepath.Dir(path)) {
 				s.add(File, path, "", entry.Type().String())
 			}
 		})

@@ -70,6 +70,9 @@ type Scope struct {
 
 	// StateDirs are directories whose files and directories count.
 	StateDirs []string
+	// KeptDirs are among them, and what is in them does not count: they are
+	// bounded, and kept on purpose.
+	KeptDirs []string
 }
 
 // Take looks at everything within the scope. An error means that a place could
@@ -88,7 +91,7 @@ func Take(ctx context.Context, scope Scope) (Snapshot, error) {
 		Cgroup:     func() error { return s.addCgroups(scope.Cgroups) },
 		Process:    func() error { return s.addProcesses(scope) },
 		Descriptor: func() error { return s.addDescriptors(scope.Descriptors, scope.KeptDescriptors) },
-		File:       func() error { return s.addFiles(scope.StateDirs) },
+		File:       func() error { return s.addFiles(scope.StateDirs, scope.KeptDirs) },
 	}
 	for _, kind := range Kinds() {
 		if err := looks[kind](); err != nil {

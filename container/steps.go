@@ -1,0 +1,82 @@
+package container
+
+import (
+	"context"
+	"time"
+
+	"github.com/minicri/minicri/internal/step"
+)
+
+// The names of the steps of a container.
+const (
+	stepCheck        step.Name = "container/check"
+	stepReserve      step.Name = "container/reserve"
+	stepRecord       step.Name = "container/record"
+	stepRootfs       step.Name = "container/rootfs"
+	stepSpec         step.Name = "container/spec"
+	stepShim         step.Name = "container/shim"
+	stepCreate       step.Name = "container/create"
+	stepRecheck      step.Name = "container/recheck"
+	stepStart        step.Name = "container/start"
+	stepKill         step.Name = "container/kill"
+	stepDelete       step.Name = "container/delete"
+	stepRemoveRootfs step.Name = "container/remove rootfs"
+	stepRemoveRecord step.Name = "container/remove record"
+)
+
+// Steps are those of a container's life, by operation, in their order. An undo
+// and a recovery do those of remove.
+func Steps() []step.Step {
+	return []step.Step{
+		{Name: stepCheck, Operation: "create"},
+		{Name: stepReserve, Operation: "create"},
+		{Name: stepRecord, Operation: "create"},
+		{Name: stepRootfs, Operation: "create"},
+		{Name: stepSpec, Operation: "create"},
+		{Name: stepShim, Operation: "create"},
+		{Name: stepCreate, Operation: "create"},
+		{Name: stepRecheck, Operation: "create"},
+
+		{Name: stepStart, Operation: "start"},
+		{Name: stepKill, Operation: "stop"},
+
+		{Name: stepDelete, Operation: "remove"},
+		{Name: stepRemoveRootfs, Operation: "remove"},
+		{Name: stepRemoveRecord, Operation: "remove"},
+	}
+}
+
+// begin starts a sequence of steps on a container.
+func (s *Store) begin(ctx context.Context, c *Container) *step.Sequence {
+	return step.Begin(ctx, s.options.Observe, c.timeline)
+}
+
+// Timeline is what was done to the container until now, by this daemon and by
+// those before.
+func (c *Container) Timeline() []step.Row { return c.timeline.Rows() }
+
+// keepLife writes down the timeline of a container that is gone, and of one that
+// could not be made.
+func (s *Store) keepLife(c *Container) {
+	if s.options.Lives == nil {
+		return
+	}
+	life := step.Life{Kind: "container", ID: c.ID, Pod: c.SandboxID, Name: s.lifeName(c), Attempt: c.config.GetMetadata().GetAttempt(), End: time.Now(), Rows: c.Timeline()}
+	if failure := c.failure.Load(); failure != nil {
+		life.Error = (*failure).Error()
+	}
+	if err := s.options.Lives.Keep(life); err != nil {
+		s.options.Logger.Warn("the timeline of a container is not kept", "container", c.ID, "err", err)
+	}
+}
+
+// lifeName is NAMESPACE/POD/CONTAINER, or the container's name if the pod is gone.
+func (s *Store) lifeName(c *Container) string {
+	name := c.config.GetMetadata().GetName()
+	pod, err := s.options.Sandboxes.Find(c.SandboxID)
+	if err != nil {
+		return name
+	}
+	m := pod.Config().GetMetadata()
+	return m.GetNamespace() + "/" + m.GetName() + "/" + name
+}

@@ -1,0 +1,217 @@
+package step
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/minicri/minicri/internal/state"
+)
+
+// Life is the timeline of a pod or container that is gone, or could not be made.
+type Life struct {
+	// Kind is "pod" or "container".
+	Kind string `json:"kind"`
+	ID   string `json:"id"`
+	// Pod is the id of a container's pod, "" for a pod.
+	Pod string `json:"pod,omitempty"`
+	// Name is what people call it: namespace/name, and of a container its own.
+	Name    string `json:"name"`
+	Attempt uint32 `json:"attempt,omitempty"`
+	// End is when it was removed, or failed.
+	End time.Time `json:"end"`
+	// Error is why it could not be made, "" if it was made and then removed.
+	Error string `json:"error,omitempty"`
+	Rows  []Row  `json:"rows"`
+}
+
+// Lives are kept up to these numbers; a file takes at most two blocks of the
+// disk, so all of them at most 8 MiB, and an index of them 200 KiB of memory.
+const (
+	mostLives  = 1000
+	mostFailed = 750
+	mostBytes  = 8 << 10
+)
+
+// Lives keeps the last lives, one file each, those that failed longest: a file's
+// name says when it ended, whether it failed, the kind and the id.
+type Lives struct {
+	directory string
+
+	mu sync.Mutex
+	// names are the files' names, the oldest first; nil before the first look.
+	names []string
+}
+
+// OpenLives keeps lives in a directory, which it makes. A directory that another
+// process keeps lives in may be opened for List and Get.
+func OpenLives(directory string) (*Lives, error) {
+	if err := os.MkdirAll(directory, 0o700); err != nil {
+		return nil, fmt.Errorf("make the directory for timelines: %w", err)
+	}
+	return &Lives{directory: directory}, nil
+}
+
+const (
+	fine   = "ok"
+	failed = "failed"
+)
+
+func (l Life) file() string {
+	outcome := fine
+	if l.Error != "" {
+		outcome = failed
+	}
+	return strings.Join([]string{fmt.Sprintf("%019d", l.End.UnixNano()), outcome, l.Kind, l.ID}, "-") + ".json"
+}
+
+// outcomeAndID reads a file's name; ok is false for a foreign file.
+func outcomeAndID(name string) (outcome, id string, ok bool) {
+	parts := strings.SplitN(strings.TrimSuffix(name, ".json"), "-", 4)
+	if len(parts) != 4 || !strings.HasSuffix(name, ".json") {
+		return "", "", false
+	}
+	_, err := strconv.ParseInt(parts[0], 10, 64)
+	return parts[1], parts[3], err == nil
+}
+
+// Keep writes a life down, in the place of an earlier one of the same id, and
+// removes the oldest ones beyond the limits. It is not worth an fsync.
+func (l *Lives) Keep(life Life) error {
+	data, err := life.encode()
+	if err != nil {
+		return fmt.Errorf("encode the timeline of %s: %w", life.ID, err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.load(); err != nil {
+		return err
+	}
+	name := life.file()
+	if err := state.WriteFile(filepath.Join(l.directory, name), data, false); err != nil {
+		return fmt.Errorf("keep the timeline of %s: %w", life.ID, err)
+	}
+	remove := func(i int) {
+		err = errors.Join(err, ignoreNotExist(os.Remove(filepath.Join(l.directory, l.names[i]))))
+		l.names = slices.Delete(l.names, i, i+1)
+	}
+	if i := slices.IndexFunc(l.names, func(other string) bool { return has(other, life.ID) }); i >= 0 && l.names[i] != name {
+		remove(i)
+	}
+	at, _ := slices.BinarySearch(l.names, name)
+	l.names = slices.Insert(l.names, at, name)
+	for len(l.names) > mostLives {
+		remove(l.oldest())
+	}
+	return err
+}
+
+// encode leaves out rows from the middle until the life fits its file.
+func (l Life) encode() ([]byte, error) {
+	l.Error = l.Error[:min(len(l.Error), mostError)]
+	for {
+		data, err := json.Marshal(l)
+		if err != nil || len(data) < mostBytes || len(l.Rows) == 0 {
+			return data, err
+		}
+		// As many as are too many when all have one size, at least one.
+		most := min(len(l.Rows)*mostBytes/len(data), len(l.Rows)-1)
+		l.Rows = slices.Concat(l.Rows[:(most+1)/2], l.Rows[len(l.Rows)-most/2:])
+	}
+}
+
+func has(name, id string) bool {
+	_, its, ok := outcomeAndID(name)
+	return ok && its == id
+}
+
+// oldest is which one goes first: the oldest that did not fail, unless most did.
+func (l *Lives) oldest() int {
+	didFail := func(name string) bool { outcome, _, _ := outcomeAndID(name); return outcome == failed }
+	count := 0
+	for _, name := range l.names {
+		if didFail(name) {
+			count++
+		}
+	}
+	wanted := count > mostFailed
+	return max(0, slices.IndexFunc(l.names, func(name string) bool { return didFail(name) == wanted }))
+}
+
+// load lists the files, once, and clears what a crash has left of a write; mu
+// is held.
+func (l *Lives) load() error {
+	if l.names != nil {
+		return nil
+	}
+	names, foreign, err := l.list()
+	if err != nil {
+		return err
+	}
+	for _, name := range foreign {
+		if state.IsTemporary(name) {
+			err = errors.Join(err, ignoreNotExist(os.Remove(filepath.Join(l.directory, name))))
+		}
+	}
+	l.names = append(make([]string, 0, mostLives+1), names...)
+	return err
+}
+
+func (l *Lives) list() (names, foreign []string, err error) {
+	entries, err := os.ReadDir(l.directory)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list the timelines: %w", err)
+	}
+	for _, entry := range entries {
+		if _, _, ok := outcomeAndID(entry.Name()); ok {
+			names = append(names, entry.Name())
+		} else {
+			foreign = append(foreign, entry.Name())
+		}
+	}
+	return names, foreign, nil
+}
+
+// List returns the lives that are kept, the newest first. A file that cannot be
+// read is left out.
+func (l *Lives) List() ([]Life, error) { return l.read(func(string) bool { return true }) }
+
+// Get returns those whose id begins so, the newest first.
+func (l *Lives) Get(id string) ([]Life, error) {
+	return l.read(func(its string) bool { return strings.HasPrefix(its, id) })
+}
+
+func (l *Lives) read(match func(id string) bool) ([]Life, error) {
+	names, _, err := l.list()
+	if err != nil {
+		return nil, err
+	}
+	slices.Reverse(names)
+	var lives []Life
+	for _, name := range names {
+		if _, id, _ := outcomeAndID(name); !match(id) {
+			continue
+		}
+		var life Life
+		data, err := os.ReadFile(filepath.Join(l.directory, name))
+		if err == nil && json.Unmarshal(data, &life) == nil {
+			lives = append(lives, life)
+		}
+	}
+	return lives, nil
+}
+
+func ignoreNotExist(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

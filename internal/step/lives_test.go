@@ -1,0 +1,153 @@
+package step_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/minicri/minicri/internal/step"
+)
+
+func open(t *testing.T, directory string) *step.Lives {
+	t.Helper()
+	lives, err := step.OpenLives(directory)
+	check(t, err)
+	return lives
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// life is one that ended i milliseconds after the first.
+func life(i int, failure string) step.Life {
+	return step.Life{
+		Kind: "pod", ID: fmt.Sprintf("%064x", i), Name: "default/web", End: time.UnixMilli(1_700_000_000_000 + int64(i)), Error: failure,
+		Rows: []step.Row{{Kind: "pod", Step: "record"}, {Kind: "plugin", Step: "bridge ADD", Parent: "cni add", Took: time.Second}},
+	}
+}
+
+// Lives are found after a restart, the newest first, by id and by its beginning.
+func TestLivesAreKeptOverRestarts(t *testing.T) {
+	directory := filepath.Join(t.TempDir(), "lives")
+	lives := open(t, directory)
+	check(t, lives.Keep(life(1, "")))
+	check(t, lives.Keep(life(0x20, "cni add: no address")))
+	check(t, os.WriteFile(filepath.Join(directory, ".new-cut-off"), []byte("{"), 0o600))
+	check(t, os.WriteFile(filepath.Join(directory, "1-ok-pod-garbage.json"), []byte("{"), 0o600))
+
+	lives = open(t, directory)
+	check(t, lives.Keep(life(0x30, "")))
+	list, err := lives.List()
+	check(t, err)
+	if len(list) != 3 || list[0].ID != life(0x30, "").ID || list[1].Error != "cni add: no address" || len(list[2].Rows) != 2 {
+		t.Errorf("got %+v", list)
+	}
+	found, err := lives.Get(life(0x20, "").ID[:63])
+	check(t, err)
+	if len(found) != 1 || found[0].ID != life(0x20, "").ID || found[0].Rows[1] != life(0x20, "").Rows[1] {
+		t.Errorf("found %+v", found)
+	}
+	if _, err := os.Stat(filepath.Join(directory, ".new-cut-off")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what a crash left of a write: %v", err)
+	}
+}
+
+// A sandbox that failed, could not be destroyed, and was removed later, has one.
+func TestLifeOfAnIDIsReplaced(t *testing.T) {
+	lives := open(t, t.TempDir())
+	first := life(1, "failed")
+	check(t, lives.Keep(first))
+	first.End = first.End.Add(time.Hour)
+	check(t, lives.Keep(first))
+	list, err := lives.List()
+	check(t, err)
+	if len(list) != 1 || !list[0].End.Equal(first.End) {
+		t.Errorf("got %+v", list)
+	}
+}
+
+// The last 1000 are kept, and those that failed longer than those that did not.
+// They take at most 8 MiB of the disk and 2 MiB of memory.
+func TestLivesAreBounded(t *testing.T) {
+	directory := t.TempDir()
+	lives := open(t, directory)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for i := range 1500 {
+		failure := ""
+		if i < 100 {
+			failure = "it failed long ago"
+		}
+		l := life(i, failure)
+		for range 100 {
+			l.Rows = append(l.Rows, step.Row{Kind: "pod", Step: "cni del", Error: strings.Repeat("e", 500)})
+		}
+		check(t, lives.Keep(l))
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	list, err := lives.List()
+	check(t, err)
+	failures := 0
+	for _, l := range list {
+		if l.Error != "" {
+			failures++
+		}
+	}
+	if len(list) != 1000 || failures != 100 || list[0].ID != life(1499, "").ID {
+		t.Errorf("%d are kept, %d of them failed", len(list), failures)
+	}
+	if used := disk(t, directory); used > 8<<20 {
+		t.Errorf("they take %d bytes of the disk", used)
+	}
+	if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > 2<<20 {
+		t.Errorf("they take %d bytes of memory", used)
+	}
+	runtime.KeepAlive(lives)
+}
+
+// A node on which everything fails keeps the last of the rest as well.
+func TestFailedLivesLeaveRoom(t *testing.T) {
+	lives := open(t, t.TempDir())
+	for i := range 1200 {
+		failure := "it failed"
+		if i%3 == 0 {
+			failure = ""
+		}
+		check(t, lives.Keep(life(i, failure)))
+	}
+	list, err := lives.List()
+	check(t, err)
+	fine := 0
+	for _, l := range list {
+		if l.Error == "" {
+			fine++
+		}
+	}
+	if len(list) != 1000 || fine < 250 {
+		t.Errorf("%d are kept, %d of them did not fail", len(list), fine)
+	}
+}
+
+func disk(t *testing.T, directory string) (bytes int64) {
+	t.Helper()
+	entries, err := os.ReadDir(directory)
+	check(t, err)
+	for _, entry := range entries {
+		info, err := entry.Info()
+		check(t, err)
+		bytes += info.Sys().(*syscall.Stat_t).Blocks * 512
+	}
+	return bytes
+}

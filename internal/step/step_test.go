@@ -1,0 +1,149 @@
+package step_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/minicri/minicri/internal/step"
+)
+
+var errTest = errors.New("it broke")
+
+func nothing(context.Context) error { return nil }
+
+func fails(context.Context) error { return errTest }
+
+func TestSequenceEndsAtTheFirstError(t *testing.T) {
+	timeline := step.NewTimeline(nil)
+	measured := make(map[step.Name]error)
+	steps := step.Begin(t.Context(), func(name step.Name, _ time.Duration, err error) { measured[name] = err }, timeline)
+	steps.Step("pod/record", nothing)
+	steps.Step("pod/files", fails)
+	steps.Step("pod/netns", func(context.Context) error { t.Error("a step ran after the error"); return nil })
+	if err := steps.Err(); !errors.Is(err, errTest) || err.Error() != "files: it broke" {
+		t.Errorf("got %v", err)
+	}
+	if err := steps.Do("pod/end pause", nothing); err != nil {
+		t.Errorf("teardown: %v", err)
+	}
+	rows := timeline.Rows()
+	if got := names(rows); !slices.Equal(got, []string{"pod/record", "pod/files", "pod/end pause"}) {
+		t.Errorf("the timeline is %v", got)
+	}
+	if rows[0].Error != "" || rows[1].Error != "it broke" {
+		t.Errorf("the rows say %+v", rows)
+	}
+	if len(measured) != 3 || measured["pod/record"] != nil || !errors.Is(measured["pod/files"], errTest) {
+		t.Errorf("measured was %v", measured)
+	}
+}
+
+func names(rows []step.Row) (names []string) {
+	for _, row := range rows {
+		names = append(names, row.Kind+"/"+row.Step)
+	}
+	return names
+}
+
+// A step does not begin when the limit is over.
+func TestStepAfterTheLimit(t *testing.T) {
+	ctx, cancel := step.Bound(t.Context(), t.Context(), time.Nanosecond)
+	defer cancel()
+	<-ctx.Done()
+	steps := step.Begin(ctx, nil, step.NewTimeline(nil))
+	steps.Step("pod/netns", func(context.Context) error { t.Error("it ran"); return nil })
+	if err := steps.Err(); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "not done within 1ns") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Bound keeps no limit of the caller, and ends with the base, by its cause.
+func TestBoundEndsWithTheBase(t *testing.T) {
+	caller, gone := context.WithCancel(t.Context())
+	gone()
+	base, end := context.WithCancelCause(t.Context())
+	ctx, cancel := step.Bound(caller, base, time.Hour)
+	defer cancel()
+	if ctx.Err() != nil {
+		t.Errorf("it ended with its caller: %v", ctx.Err())
+	}
+	end(errTest)
+	<-ctx.Done()
+	if cause := context.Cause(ctx); !errors.Is(cause, errTest) {
+		t.Errorf("the cause is %v", cause)
+	}
+}
+
+// An async step is joined even after another one has failed, and its row stands
+// where it began.
+func TestAsyncStepIsJoined(t *testing.T) {
+	timeline := step.NewTimeline(nil)
+	steps := step.Begin(t.Context(), nil, timeline)
+	ended := make(chan struct{})
+	prepared := steps.Async("pod/prepare", func(context.Context) error { <-ended; return errTest })
+	for timeline.Stage() == nil { // until it has begun
+		time.Sleep(time.Millisecond)
+	}
+	failure := errors.New("no address")
+	steps.Step("pod/cni add", func(context.Context) error { return failure })
+	close(ended)
+	steps.Join(prepared)
+	if err := steps.Err(); !errors.Is(err, failure) || !errors.Is(err, errTest) {
+		t.Errorf("got %v", err)
+	}
+	if got := names(timeline.Rows()); !slices.Equal(got, []string{"pod/prepare", "pod/cni add"}) {
+		t.Errorf("the timeline is %v", got)
+	}
+	steps.Join(steps.Async("pod/start", func(context.Context) error { t.Error("it ran"); return nil }))
+}
+
+// What runs below a step adds rows with the step as their parent.
+func TestRowsFromBelow(t *testing.T) {
+	timeline := step.NewTimeline([]step.Row{{Kind: "pod", Step: "record"}})
+	steps := step.Begin(t.Context(), nil, timeline)
+	steps.Step("pod/cni add", func(ctx context.Context) error {
+		if stage := timeline.Stage(); stage == nil || stage.Step != "cni add" {
+			t.Errorf("the stage is %+v", stage)
+		}
+		step.Record(ctx, step.Row{Kind: "plugin", Step: "bridge ADD", Start: time.Now()})
+		step.Record(ctx, step.Row{Kind: "plugin", Step: "host-local ADD", Start: time.Now(), Parent: "bridge ADD"})
+		return nil
+	})
+	rows := timeline.Rows()
+	if len(rows) != 4 || rows[2].Parent != "cni add" || rows[3].Parent != "bridge ADD" {
+		t.Errorf("the rows are %+v", rows)
+	}
+	if timeline.Stage() != nil {
+		t.Errorf("still under way: %+v", timeline.Stage())
+	}
+	step.Record(t.Context(), step.Row{}) // outside of a step: no timeline, no harm
+}
+
+// A timeline keeps its first rows and its last ones.
+func TestTimelineIsBounded(t *testing.T) {
+	timeline := step.NewTimeline(nil)
+	steps := step.Begin(t.Context(), nil, timeline)
+	steps.Step("pod/record", nothing)
+	for range 1000 {
+		_ = steps.Do("pod/cni del", func(context.Context) error { return errors.New(strings.Repeat("x", 10000)) })
+	}
+	_ = steps.Do("pod/remove record", nothing)
+	rows := timeline.Rows()
+	if len(rows) > 50 || rows[0].Step != "record" || rows[len(rows)-1].Step != "remove record" || len(rows[1].Error) > 512 {
+		t.Errorf("%d rows, from %v to %v", len(rows), rows[0].Step, rows[len(rows)-1].Step)
+	}
+}
+
+func TestNamesOfAnOperation(t *testing.T) {
+	steps := []step.Step{{Name: "pod/a", Operation: "run"}, {Name: "pod/b", Operation: "run", Only: "own"}, {Name: "pod/c", Operation: "stop"}}
+	if got := step.Names(steps, "run"); !slices.Equal(got, []step.Name{"pod/a"}) {
+		t.Errorf("got %v", got)
+	}
+	if got := step.Names(steps, "run", "own"); !slices.Equal(got, []step.Name{"pod/a", "pod/b"}) {
+		t.Errorf("got %v", got)
+	}
+}

@@ -1,0 +1,143 @@
+package step
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Row is one row of a timeline: what was done, when it began, how long it took.
+type Row struct {
+	// Kind is that of the step, "pod" or "container", or "plugin" for the run
+	// of a CNI plugin.
+	Kind string `json:"kind"`
+	// Step is the step's own name, or the plugin and its verb: "bridge ADD".
+	Step  string        `json:"step"`
+	Start time.Time     `json:"start"`
+	Took  time.Duration `json:"took,omitempty"`
+	// Error is why it failed, "" if it did not; no longer than mostError.
+	Error string `json:"error,omitempty"`
+	// Parent is what a plugin ran for: the step ("cni add"), or for an IPAM
+	// plugin the plugin that called it.
+	Parent string `json:"parent,omitempty"`
+}
+
+// A timeline is bounded: an object that is stopped in vain for days has its
+// first rows, which tell how it was made, and its last ones.
+const (
+	mostRows  = 48
+	mostError = 512
+)
+
+// Timeline collects the rows of one object. It may be used by many goroutines.
+type Timeline struct {
+	mu sync.Mutex
+	// rows are in the order of their beginnings; those under way have no Took.
+	rows  []*Row
+	under []*Row
+}
+
+// NewTimeline continues after the rows of the past.
+func NewTimeline(past []Row) *Timeline {
+	t := &Timeline{}
+	for _, row := range past {
+		t.rows = append(t.rows, &row)
+	}
+	return t
+}
+
+func (t *Timeline) begin(name Name) *Row {
+	row := &Row{Kind: name.Kind(), Step: name.Own(), Start: time.Now()}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.add(row)
+	t.under = append(t.under, row)
+	return row
+}
+
+func (t *Timeline) end(row *Row, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	row.Took = time.Since(row.Start)
+	row.Error = message(err)
+	t.under = slices.DeleteFunc(t.under, func(other *Row) bool { return other == row })
+}
+
+// message is an error as a row keeps it.
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	text := err.Error()
+	return text[:min(len(text), mostError)]
+}
+
+// add puts a row where it began; mu is held.
+func (t *Timeline) add(row *Row) {
+	at := len(t.rows)
+	for at > 0 && t.rows[at-1].Start.After(row.Start) {
+		at--
+	}
+	t.rows = slices.Insert(t.rows, at, row)
+	if len(t.rows) > mostRows {
+		t.rows = slices.Delete(t.rows, mostRows/2, mostRows/2+1)
+	}
+}
+
+// Rows are the rows until now, in the order in which they began. A step that is
+// under way has taken the time until now.
+func (t *Timeline) Rows() []Row {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	rows := make([]Row, 0, len(t.rows))
+	for _, row := range t.rows {
+		shown := *row
+		if slices.Contains(t.under, row) {
+			shown.Took = time.Since(row.Start)
+		}
+		rows = append(rows, shown)
+	}
+	return rows
+}
+
+// Stage is the step that was begun last and has not ended, nil if there is none.
+func (t *Timeline) Stage() *Row {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.under) == 0 {
+		return nil
+	}
+	row := *t.under[len(t.under)-1]
+	row.Took = time.Since(row.Start)
+	return &row
+}
+
+// parent is what a step's context says of it.
+type parent struct {
+	timeline *Timeline
+	step     string
+}
+
+type parentKey struct{}
+
+func withParent(ctx context.Context, timeline *Timeline, name Name) context.Context {
+	return context.WithValue(ctx, parentKey{}, parent{timeline, name.Own()})
+}
+
+// Record adds a row to the timeline of the object that ctx, the context of a
+// step, works on; its Parent is that step unless the row has one. Without such
+// a context it does nothing.
+func Record(ctx context.Context, row Row) {
+	of, ok := ctx.Value(parentKey{}).(parent)
+	if !ok {
+		return
+	}
+	if row.Parent == "" {
+		row.Parent = of.step
+	}
+	row.Error = row.Error[:min(len(row.Error), mostError)]
+	of.timeline.mu.Lock()
+	defer of.timeline.mu.Unlock()
+	of.timeline.add(&row)
+}
