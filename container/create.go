@@ -163,8 +163,8 @@ func (c *creation) reserve(config *runtimeapi.ContainerConfig, timeline *step.Ti
 	s := c.owner
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopping[c.SandboxID] {
-		return fmt.Errorf("sandbox %s is being stopped: %w", c.SandboxID, errdefs.ErrFailedPrecondition)
+	if s.stopping[made.SandboxID] {
+		return fmt.Errorf("sandbox %s is being stopped: %w", made.SandboxID, errdefs.ErrFailedPrecondition)
 	}
 	if other := s.byName[name]; other != nil {
 		return fmt.Errorf("container %s has the name %s: remove it, or ask with a higher attempt: %w", other.ID, name, errdefs.ErrAlreadyExists)
