@@ -17,24 +17,20 @@ func (s *Server) Attach(ctx context.Context, r *runtimeapi.AttachRequest) (strin
 	if err := s.options.Containers.CheckAttach(ctx, r.GetContainerId(), r.GetTty()); err != nil {
 		return "", err
 	}
-	return s.url("attach", func(one *session, u *upgrade) {
-		one.command(u, options, func(streams clientStreams) error {
-			return one.attach(r.GetContainerId(), options, streams)
-		})
-	})
+	return s.url(request{kind: kindAttach, target: r.GetContainerId(), options: options})
 }
 
 // attach shows what a container writes from now on, and gives it input, until
-// it has ended or the client goes away.
-func (s *session) attach(id string, o remotecommand.Options, streams clientStreams) error {
+// it has ended or the client leaves.
+func (s *session) attach(r request, streams clientStreams) error {
 	ctx := s.request.Context()
-	process, err := s.server.options.Containers.Attach(ctx, id)
+	process, err := s.server.options.Containers.Attach(ctx, r.target)
 	if err != nil {
 		return err
 	}
-	l, err := connect(ctx, process, o.Stdin)
+	l, err := connect(ctx, process, r.options.Stdin)
 	if err != nil {
-		return fmt.Errorf("attach to container %s: %w", id, err)
+		return fmt.Errorf("attach to container %s: %w", r.target, err)
 	}
 	defer l.close()
 	l.run(ctx, streams, &s.work)

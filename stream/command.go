@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -31,24 +32,62 @@ func checkStreams(o remotecommand.Options) error {
 	return nil
 }
 
-// command serves exec or attach, which differ in what is run, in the protocol
-// that the client has chosen.
-func (s *session) command(u *upgrade, o remotecommand.Options, run func(clientStreams) error) {
-	serve := s.commandSPDY
-	if wsstream.IsWebSocketRequest(s.request) {
-		serve = s.commandWebSocket
-	}
-	serve(u, o, func(streams clientStreams) error {
-		err := run(streams)
-		if !errors.As(err, new(utilexec.CodeExitError)) {
-			s.report("exec or attach failed", err)
-		}
-		return err
-	})
+// transport is how a client speaks in exec and attach. A client that is refused
+// has been told when open fails.
+type transport interface {
+	open(u *upgrade) (*clientStreams, error)
+	// finish sends how the command ended, nil for success.
+	finish(err error)
+	// close ends the connection; it may be called whatever open returned.
+	close()
 }
 
-// status is what is left of Kubernetes' metav1.Status, the last that a client
-// is told.
+// errRefused is that of an open whose client was answered with an HTTP error.
+var errRefused = errors.New("the client was refused")
+
+// transport is the one that the client has asked for.
+func (s *session) transport(o remotecommand.Options) transport {
+	if wsstream.IsWebSocketRequest(s.request) {
+		return &commandWebSocket{session: s, options: o}
+	}
+	return &commandSPDY{session: s, options: o}
+}
+
+// runCommand serves exec or attach over the transport of the client.
+func (s *session) runCommand(u *upgrade, r request) {
+	t := s.transport(r.options)
+	defer t.close()
+	streams, err := t.open(u)
+	if errors.Is(err, errRefused) {
+		return
+	}
+	if err != nil {
+		s.report(r.kind+" has not begun", err)
+		return
+	}
+	if r.kind == kindExec {
+		err = s.exec(r, *streams)
+	} else {
+		err = s.attach(r, *streams)
+	}
+	if !errors.As(err, new(utilexec.CodeExitError)) {
+		s.report(r.kind+" failed", err)
+	}
+	t.finish(err)
+}
+
+// encodeStatus is the last that a client gets: a status in JSON, or for older
+// protocols a text, and nothing for success.
+func encodeStatus(err error, asJSON bool) []byte {
+	status := statusOf(err)
+	if !asJSON {
+		return []byte(status.Message)
+	}
+	text, _ := json.Marshal(status) // of strings and a number, it cannot fail
+	return text
+}
+
+// status is the part of Kubernetes' metav1.Status that clients of exec read.
 type status struct {
 	Status  string   `json:"status"`
 	Message string   `json:"message,omitempty"`

@@ -88,6 +88,7 @@ func (c *clientConn) Read(p []byte) (int, error) {
 		return n, err
 	}
 	c.silent.Reset(c.patience())
+	c.session.touch()
 	return n, nil
 }
 
@@ -99,6 +100,7 @@ func (c *clientConn) Write(p []byte) (int, error) {
 		return n, err
 	}
 	c.silent.Reset(c.patience())
+	c.session.touch()
 	return n, nil
 }
 

@@ -10,7 +10,7 @@
 //
 // The CRI call checks the request and answers with a URL, whose token stands
 // for the request (requests.go): random, good for one use and one minute, and
-// never logged. The HTTP request becomes a session (session.go), that lasts as
+// never logged. The HTTP request becomes a session (session.go), which lasts as
 // long as the client's connection (conn.go). All that is done for a session is
 // under its context and counted in its work, and has ended when the session
 // has: a client that vanishes leaves no process, goroutine or descriptor. The
@@ -21,11 +21,12 @@
 // # Protocols
 //
 //	               SPDY/3.1                     WebSocket
-//	exec, attach   v4.channel.k8s.io            v5.channel.k8s.io, v4.channel.k8s.io
-//	               (spdycommand.go)             (websocket.go)
+//	exec, attach   v4, v3, v2, channel.k8s.io   v5 to v1 of channel.k8s.io and of base64.channel.k8s.io, or none
+//	               (commandspdy.go)             (commandwebsocket.go)
 //	port-forward   portforward.k8s.io           SPDY/3.1+portforward.k8s.io: the same, tunnelled
-//	               (spdyforward.go)             v4.channel.k8s.io: a connection for each port (channelforward.go)
+//	               (forwardspdy.go)             v4.channel.k8s.io: a connection for each port (forwardwebsocket.go)
 //
+// Before v4 a client of exec gets a failure as text, and nothing for success.
 // The API server of a cluster translates what kubectl tunnels, and speaks SPDY
 // to the node; the tunnel is for clients that come without it.
 //
@@ -33,13 +34,28 @@
 //
 // The shim owns the processes and their streams; this package copies between
 // them and the client. The daemon's end ends all sessions, and with them the
-// execs; what is attached to goes on. A session holds some hundred KiB for its
-// buffers, however slowly its client reads, and at most a MiB over SPDY.
+// execs; what is attached to runs on.
+//
+// # What clients cost
+//
+// A session holds its buffers, some hundred KiB, whatever its client sends and
+// however slowly it reads: what comes is handed on in pieces as it arrives
+// (stream/spdy, channels.go), and what a pod writes is read when the client has
+// taken the piece before. At most maxForwards connections are forwarded at once.
+// A pod that takes nothing while its client sends more holds up the other
+// connections of the session for stallTime at most (forwardpod.go).
+//
+// A connection without a token is one of maxStrangers, of which the oldest makes
+// room, and has seconds to send its request (limit.go). All sessions together
+// have half of the daemon's descriptors. When there are max_open sessions, one
+// that has been silent for a minute makes room for another.
 //
 // # Locks
 //
-// requests.mu guards the pending requests and the count of open ones;
-// spdyConn.mu, commandStreams.mu and pairs.mu the streams that a client has
-// opened. Nothing waits under them, but for the reply to a stream under
-// commandStreams.mu, which only that session wants.
+// requests.mu guards the pending requests and the open sessions, strangers.mu
+// the connections without a token, commandSPDY.mu and pairs.mu the streams that
+// a client has opened, podConn.mu the state of a connection. Nothing waits under
+// them, but for the reply to a stream under commandSPDY.mu, which only that
+// session wants. forwarder.sending is held while a piece goes from a pod to the
+// client.
 package stream

@@ -18,22 +18,18 @@ func (s *Server) Exec(ctx context.Context, r *runtimeapi.ExecRequest) (string, e
 	if err := s.options.Containers.CheckExec(ctx, r.GetContainerId(), r.GetCmd()); err != nil {
 		return "", err
 	}
-	return s.url("exec", func(one *session, u *upgrade) {
-		one.command(u, options, func(streams clientStreams) error {
-			return one.exec(r.GetContainerId(), r.GetCmd(), options, streams)
-		})
-	})
+	return s.url(request{kind: kindExec, target: r.GetContainerId(), options: options, command: r.GetCmd()})
 }
 
 // exec runs a command to its end. Its exit code, if not 0, is an error of its
 // own kind.
-func (s *session) exec(id string, command []string, o remotecommand.Options, streams clientStreams) error {
+func (s *session) exec(r request, streams clientStreams) error {
 	ctx := s.request.Context()
-	process, err := s.server.options.Containers.Exec(ctx, id, command, o.Stdin, o.TTY)
+	process, err := s.server.options.Containers.Exec(ctx, r.target, r.command, r.options.Stdin, r.options.TTY)
 	if err != nil {
 		return err
 	}
-	l, err := connect(ctx, process, o.Stdin)
+	l, err := connect(ctx, process, r.options.Stdin)
 	if err != nil {
 		process.End(ctx)
 		return err
@@ -48,7 +44,7 @@ func (s *session) exec(id string, command []string, o remotecommand.Options, str
 	l.run(ctx, streams, &s.work)
 	<-ended
 	if err != nil {
-		return fmt.Errorf("exec %q in container %s: %w", command, id, err)
+		return fmt.Errorf("exec %q in container %s: %w", r.command, r.target, err)
 	}
 	if code != 0 {
 		return utilexec.CodeExitError{Err: fmt.Errorf("exit code %d", code), Code: int(code)}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -27,111 +28,64 @@ func (s *Server) PortForward(_ context.Context, r *runtimeapi.PortForwardRequest
 	}
 	for _, port := range r.GetPort() {
 		if port < 1 || port > 65535 {
-			return "", fmt.Errorf("port: %d is none, they go from 1 to 65535: %w", port, errdefs.ErrInvalidArgument)
+			return "", fmt.Errorf("port: %d is not one, they are from 1 to 65535: %w", port, errdefs.ErrInvalidArgument)
 		}
 	}
-	return s.url("portforward", func(one *session, u *upgrade) {
-		one.patient = true
-		f := &forwarder{session: one, pod: r.GetPodSandboxId()}
-		switch {
-		case wsstream.IsWebSocketRequestWithTunnelingProtocol(one.request):
-			f.serveTunnel(u)
-		case wsstream.IsWebSocketRequest(one.request):
-			f.serveChannels(u, r.GetPort())
-		default:
-			f.serveSPDY(u)
-		}
-	})
+	return s.url(request{kind: kindPortForward, target: r.GetPodSandboxId(), ports: r.GetPort()})
+}
+
+// forward serves port-forward over the transport of the client.
+func (s *session) forward(u *upgrade, r request) {
+	f := &forwarder{session: s, pod: r.target}
+	switch {
+	case wsstream.IsWebSocketRequestWithTunnelingProtocol(s.request):
+		f.serveTunnel(u)
+	case wsstream.IsWebSocketRequest(s.request):
+		f.serveChannels(u, r.ports)
+	default:
+		f.serveSPDY(u)
+	}
 }
 
 // forwarder makes the connections of one session.
 type forwarder struct {
 	session *session
 	pod     string // id
+
+	// sending is held while a piece is read from a pod and sent to the client: all
+	// connections share one buffer, and a client that does not read holds up no
+	// more than that.
+	sending sync.Mutex
+	buffer  []byte
 }
 
-// client is a client's side of one connection to a pod.
+// client is where a connection's data goes.
 type client interface {
-	// To close it says that nothing more is written.
-	io.ReadWriteCloser
+	io.Writer
+	// Close says that nothing more is written.
+	Close() error
 	// Reset ends both directions.
-	Reset() error
-	// IsFinished tells that Close has been called, or Reset on either side: what
-	// is written arrives nowhere.
-	IsFinished() bool
+	Reset()
 }
 
-// forward connects the client to a port of the pod, until both directions have
-// ended. An error says why there was no connection.
-func (f *forwarder) forward(port int32, c client) error {
+// connect connects the client to a port of the pod, until both directions have
+// ended. An error says why there is no connection, or why it was ended.
+func (f *forwarder) connect(port int32, c client, pod *podConn) error {
 	ctx := f.session.request.Context()
-	p := &podConn{dialed: make(chan struct{})}
-	sent := make(chan struct{})
-	// Begins before the pod has answered: until then, what the client sends
-	// would hold up the others of its session.
-	f.session.work.Go(func() {
-		defer close(sent)
-		p.send(c)
-	})
-	if err := p.dial(ctx, f, port); err != nil {
-		return err // send ends with the client's stream
-	}
-	defer p.tcp.Close()
-	stop := context.AfterFunc(ctx, func() { _ = p.tcp.Close() })
-	defer stop()
-	receive(c, p.tcp)
-	<-sent
-	return nil
-}
-
-// podConn is a connection to a pod that is being made.
-type podConn struct {
-	dialed chan struct{} // closed when the others are set
-	tcp    *net.TCPConn  // nil with an error
-	err    error
-}
-
-func (p *podConn) dial(ctx context.Context, f *forwarder, port int32) error {
-	defer close(p.dialed)
-	conn, err := f.session.server.dialPod(ctx, f.pod, port)
-	if err != nil {
-		p.err = err
+	if err := pod.dial(ctx, f, port); err != nil {
 		return err
 	}
-	p.tcp = conn.(*net.TCPConn)
-	return nil
-}
-
-// Write implements io.Writer.
-func (p *podConn) Write(b []byte) (int, error) {
-	if <-p.dialed; p.err != nil {
-		return 0, p.err
+	defer f.session.server.descriptors.release(1)
+	defer pod.Abort()
+	stop := context.AfterFunc(ctx, pod.Abort)
+	defer stop()
+	if err := f.receive(c, pod.tcp); err != nil {
+		c.Reset() // what the pod or the client has done
+	} else {
+		_ = c.Close()
+		<-pod.ended
 	}
-	return p.tcp.Write(b)
-}
-
-// send copies from the client to the pod.
-func (p *podConn) send(c client) {
-	if transfer(p, c) != nil {
-		// The pod takes no more; its answer may still be under way.
-		_, _ = io.Copy(io.Discard, c)
-	}
-	if <-p.dialed; p.err != nil {
-		return
-	}
-	_ = p.tcp.CloseWrite() // fails if the pod has closed it
-	if c.IsFinished() {
-		_ = p.tcp.Close() // nobody is there for an answer
-	}
-}
-
-// receive copies from the pod to the client.
-func receive(c client, pod *net.TCPConn) {
-	if transfer(c, pod) != nil {
-		_ = c.Reset() // what the pod or the client has done
-		return
-	}
-	_ = c.Close()
+	return pod.failure()
 }
 
 // readyPod finds a pod whose ports can be forwarded.

@@ -56,6 +56,9 @@ type Server struct {
 	listener net.Listener
 	address  url.URL
 	requests *requests
+	// strangers are the connections that have not shown a token yet.
+	strangers   strangers
+	descriptors descriptors
 	// base ends when the server is closed, and with it all sessions.
 	base   context.Context
 	cancel context.CancelFunc
@@ -68,7 +71,7 @@ func Listen(ctx context.Context, options Options) (*Server, error) {
 		return nil, fmt.Errorf("listen for exec, attach and port-forward (streaming.address): %w", err)
 	}
 	s := &Server{
-		options: options, requests: newRequests(options.MaxOpen),
+		options: options, requests: newRequests(options.MaxOpen), descriptors: descriptors{limit: descriptorLimit()},
 		address: url.URL{Scheme: "http", Host: reachable(listener.Addr())},
 	}
 	s.base, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -95,18 +98,24 @@ func reachable(address net.Addr) string {
 	return tcp.String()
 }
 
-// headerTime is how long a client may take to say what it wants.
-const headerTime = 10 * time.Second
+const (
+	// headerTime is how long a client may take to send its request.
+	headerTime = 5 * time.Second
+	// headerSize bounds the request, of which most is what the kubelet passes on.
+	headerSize = 32 << 10
+)
 
 // Serve serves until Close.
 func (s *Server) Serve() error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/{kind}/{token}", s.serve)
 	server := &http.Server{
-		Handler: mux, ReadHeaderTimeout: headerTime,
+		Handler: mux, ReadHeaderTimeout: headerTime, IdleTimeout: headerTime, MaxHeaderBytes: headerSize,
+		ConnState:   s.strangers.watch,
 		BaseContext: func(net.Listener) context.Context { return s.base },
 		ErrorLog:    slog.NewLogLogger(s.options.Logger.Handler(), slog.LevelDebug),
 	}
+	server.SetKeepAlivesEnabled(false) // a connection has one token
 	stop := context.AfterFunc(s.base, func() { _ = server.Close() })
 	defer stop()
 	err := server.Serve(s.listener)
@@ -129,21 +138,25 @@ func (s *Server) Close() error {
 }
 
 // url makes the URL that stands for a request.
-func (s *Server) url(kind string, handle handler) (string, error) {
-	token, err := s.requests.add(handle)
+func (s *Server) url(r request) (string, error) {
+	token, err := s.requests.add(r)
 	if err != nil {
 		return "", err
 	}
-	return s.address.JoinPath(kind, token).String(), nil
+	return s.address.JoinPath(r.kind, token).String(), nil
 }
 
 // serve answers nothing without a token.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
-	handle := s.requests.take(r.PathValue("token"))
-	if handle == nil {
+	asked, found := s.requests.take(r.PathValue("token"))
+	if !found {
 		http.NotFound(w, r)
 		return
 	}
-	defer s.requests.done()
-	s.session(w, r, handle)
+	if err := s.descriptors.take(sessionDescriptors); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	defer s.descriptors.release(sessionDescriptors)
+	s.session(w, r, asked)
 }

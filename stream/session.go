@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -19,34 +20,52 @@ type session struct {
 	request *http.Request
 	// lost ends that context.
 	lost context.CancelFunc
-	// patient: what a client has sent before it went away still counts.
+	// patient: what a client has sent before it left still counts.
 	patient bool
+	// active is when something last passed, in nanoseconds since 1970.
+	active atomic.Int64
 	// work are the goroutines of the session.
 	work sync.WaitGroup
 }
 
-// handler serves one session over an HTTP connection that it upgrades.
-type handler func(s *session, u *upgrade)
-
-// deliveryTime is how long what a vanished client had sent may take, where it
-// counts.
+// deliveryTime is how long the delivery of what a client had sent before it left
+// may take, where it counts.
 const deliveryTime = 2 * time.Second
 
-// session returns when nothing of it is left.
-func (s *Server) session(w http.ResponseWriter, r *http.Request, handle handler) {
+// session serves a request, and returns when nothing of the session is left.
+func (s *Server) session(w http.ResponseWriter, r *http.Request, asked request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	quiet := klog.NewContext(ctx, logr.FromSlogHandler(lowered{s.options.Logger.Handler()}))
 	one := &session{server: s, request: r.WithContext(quiet), lost: cancel}
+	one.touch()
+	if !s.requests.begin(one) {
+		http.Error(w, "minicri is shutting down", http.StatusServiceUnavailable)
+		return
+	}
+	defer s.requests.end(one)
 	u := &upgrade{ResponseWriter: w, session: one}
-	handle(one, u)
+	if asked.kind == kindPortForward {
+		one.patient = true
+		one.forward(u, asked)
+	} else {
+		one.runCommand(u, asked)
+	}
 	u.end()
 	cancel()
 	one.work.Wait()
 }
 
-// gone says that the client sends nothing any more, as one does that has left.
-// The session ends at once, or when what has arrived had its time.
+// touch notes that something has passed.
+func (s *session) touch() { s.active.Store(time.Now().UnixNano()) }
+
+// silence is how long nothing has passed.
+func (s *session) silence() time.Duration {
+	return time.Duration(time.Now().UnixNano() - s.active.Load())
+}
+
+// gone handles the end of what the client sends. The session ends at once, or
+// when what has arrived had its time.
 func (s *session) gone() {
 	if s.patient {
 		time.AfterFunc(deliveryTime, s.lost)

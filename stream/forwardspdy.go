@@ -3,28 +3,28 @@ package stream
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"strconv"
 	"sync"
 	"time"
 
-	"github.com/containerd/errdefs"
-	"github.com/moby/spdystream"
 	"golang.org/x/net/websocket"
 	"k8s.io/cri-streaming/pkg/streaming/portforward"
+
+	"github.com/minicri/minicri/stream/spdy"
 )
 
-// maxForwards bounds the connections of one session.
-const maxForwards = 1000
+// maxForwards bounds the connections of one session: each costs the daemon some
+// KiB, and a session no more than a MiB.
+const maxForwards = 128
 
 // pairs are the streams of a port-forward's session. A client opens two for
 // each connection, one for data and one for an error, and names both with the
 // same request id.
 type pairs struct {
 	*forwarder
-	conn *spdyConn
+	conn *spdy.Conn
 
 	mu    sync.Mutex
 	half  map[string]*pair // whose other stream is still to come
@@ -33,13 +33,14 @@ type pairs struct {
 }
 
 type pair struct {
-	data, errors *spdystream.Stream
+	data, errors *spdy.Stream
+	pod          *podConn // of data
 	expire       *time.Timer
 }
 
 // serveSPDY forwards over SPDY.
 func (f *forwarder) serveSPDY(u *upgrade) {
-	conn, err := f.session.upgradeSPDY(u, portforward.ProtocolV1Name)
+	conn, _, err := f.session.upgradeSPDY(u, portforward.ProtocolV1Name)
 	if err != nil {
 		return // the client has been told
 	}
@@ -72,19 +73,13 @@ func (f *forwarder) serveTunnel(u *upgrade) {
 // had sent has been delivered, or the session has ended.
 func (f *forwarder) servePairs(conn net.Conn) {
 	p := &pairs{forwarder: f, half: make(map[string]*pair)}
-	c, err := f.session.newSPDY(conn, p.accept)
-	if err != nil {
-		f.session.report("serve SPDY", err)
-		return
-	}
-	p.conn = c
-	c.serve()
-	defer c.close()
+	p.conn = spdy.NewConn(conn, p.accept)
+	defer p.conn.Close()
+	served := f.session.serveSPDY(p.conn)
 	select {
-	case <-p.conn.served:
+	case <-served:
 	case <-f.session.request.Context().Done():
-		p.conn.close() // which frees those that serve
-		<-p.conn.served
+		<-served // the end of the session closes the connection
 	}
 	p.open.Wait()
 	p.forget()
@@ -102,53 +97,57 @@ func (p *pairs) forget() {
 
 // accept is called for a stream of the client. It does not wait: the stream
 // that completes a pair starts its connection.
-func (p *pairs) accept(stream *spdystream.Stream) error {
-	port, err := strconv.ParseUint(stream.Headers().Get(portforward.PortHeader), 10, 16)
+func (p *pairs) accept(stream *spdy.Stream) (spdy.Sink, error) {
+	port, err := strconv.ParseUint(stream.Header.Get(portforward.PortHeader), 10, 16)
 	if err != nil || port == 0 {
-		return fmt.Errorf("header %s: %q is no port", portforward.PortHeader, stream.Headers().Get(portforward.PortHeader))
+		return nil, fmt.Errorf("header %s: %q is no port", portforward.PortHeader, stream.Header.Get(portforward.PortHeader))
 	}
-	if err := reply(stream); err != nil {
-		return err
+	if err := stream.Reply(); err != nil {
+		return nil, err
 	}
-	complete, err := p.add(stream)
+	one, complete, err := p.add(stream)
 	if err != nil {
-		return err
+		tell(stream, err)
+		return nil, err
 	}
-	if complete != nil {
-		p.session.work.Go(func() { p.connect(complete, int32(port)) })
+	if complete {
+		p.session.work.Go(func() { p.serve(one, int32(port)) })
 	}
-	return nil
+	if stream == one.data {
+		return one.pod, nil
+	}
+	return nil, nil // the client only reads it
 }
 
-// add finds the pair of a stream, and returns it when it is complete; it is
+// add finds the pair of a stream, and reports whether it is complete; it is
 // counted in open then.
-func (p *pairs) add(stream *spdystream.Stream) (*pair, error) {
+func (p *pairs) add(stream *spdy.Stream) (one *pair, complete bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	id := requestID(stream)
-	one := p.half[id]
+	one = p.half[id]
 	if one == nil {
 		if p.count >= maxForwards {
-			return nil, fmt.Errorf("%d connections are open already: %w", p.count, errdefs.ErrResourceExhausted)
+			return nil, false, fmt.Errorf("%d connections of this session are open already", p.count)
 		}
 		p.count++
-		one = &pair{expire: time.AfterFunc(p.session.server.options.Creation, func() { p.abandon(id) })}
+		one = &pair{pod: newPodConn(), expire: time.AfterFunc(p.session.server.options.Creation, func() { p.abandon(id) })}
 		p.half[id] = one
 	}
 	if err := one.take(stream); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if one.data == nil || one.errors == nil {
-		return nil, nil
+		return one, false, nil
 	}
 	one.expire.Stop()
 	delete(p.half, id)
 	p.open.Add(1)
-	return one, nil
+	return one, true, nil
 }
 
-func (one *pair) take(stream *spdystream.Stream) error {
-	kind := stream.Headers().Get(portforward.StreamType)
+func (one *pair) take(stream *spdy.Stream) error {
+	kind := stream.Header.Get(portforward.StreamType)
 	switch {
 	case kind == portforward.StreamTypeData && one.data == nil:
 		one.data = stream
@@ -163,12 +162,12 @@ func (one *pair) take(stream *spdystream.Stream) error {
 // requestID is what both streams of a pair have in common. A client that does
 // not say it opens the error stream just before the data stream, with numbers
 // that differ by 2.
-func requestID(stream *spdystream.Stream) string {
-	if id := stream.Headers().Get(portforward.PortForwardRequestIDHeader); id != "" {
+func requestID(stream *spdy.Stream) string {
+	if id := stream.Header.Get(portforward.PortForwardRequestIDHeader); id != "" {
 		return id
 	}
-	number := stream.Identifier()
-	if stream.Headers().Get(portforward.StreamType) == portforward.StreamTypeData {
+	number := stream.ID
+	if stream.Header.Get(portforward.StreamType) == portforward.StreamTypeData {
 		number -= 2
 	}
 	return strconv.FormatUint(uint64(number), 10)
@@ -188,37 +187,23 @@ func (p *pairs) abandon(id string) {
 	}
 	if one.errors != nil {
 		tell(one.errors, errors.New("the stream for data did not come in time (streaming.creation_timeout)"))
-		p.conn.end(one.errors)
+		one.errors.Reset()
 	}
 	if one.data != nil {
-		p.conn.end(one.data)
+		one.data.Reset()
 	}
 }
 
-// connect makes the connection of a pair, and says why if it cannot.
-func (p *pairs) connect(one *pair, port int32) {
+// serve makes the connection of a pair, and says why if it cannot.
+func (p *pairs) serve(one *pair, port int32) {
 	defer p.open.Done()
-	if err := p.forward(port, dataStream{one.data}); err != nil {
+	if err := p.connect(port, one.data, one.pod); err != nil {
 		tell(one.errors, err)
 	}
 	_ = one.errors.Close()
-	p.conn.end(one.errors)
-	p.conn.end(one.data)
+	one.errors.Reset()
+	one.data.Reset()
 	p.mu.Lock()
 	p.count--
 	p.mu.Unlock()
 }
-
-// dataStream is a client of forward.
-type dataStream struct{ *spdystream.Stream }
-
-// Write fails when the client has reset the stream; the library sends on.
-func (s dataStream) Write(p []byte) (int, error) {
-	if s.IsFinished() {
-		return 0, spdystream.ErrWriteClosedStream
-	}
-	return s.Stream.Write(p)
-}
-
-// tell writes an error for the client; one that has gone is not told.
-func tell(to io.Writer, err error) { _, _ = io.WriteString(to, err.Error()) }

@@ -1,0 +1,274 @@
+package spdy
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/moby/spdystream"
+)
+
+// recorded is a sink that keeps what it gets.
+type recorded struct {
+	mu      sync.Mutex
+	data    bytes.Buffer
+	largest int
+	ended   chan string
+}
+
+func newRecorded() *recorded { return &recorded{ended: make(chan string, 2)} }
+
+func (r *recorded) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.largest = max(r.largest, len(p))
+	return r.data.Write(p)
+}
+func (r *recorded) CloseWrite() { r.ended <- "closed" }
+func (r *recorded) Abort()      { r.ended <- "aborted" }
+
+func (r *recorded) wait(t *testing.T) string {
+	t.Helper()
+	select {
+	case how := <-r.ended:
+		return how
+	case <-time.After(time.Minute):
+		t.Fatal("the stream does not end")
+		return ""
+	}
+}
+
+// connected are both ends of a TCP connection.
+func connected(t *testing.T) (client, server net.Conn) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if client, err = net.Dial("tcp", listener.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if server, err = listener.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		client.Close()
+		server.Close()
+	})
+	return client, server
+}
+
+// accepted is a stream with its sink.
+type accepted struct {
+	*Stream
+	sink *recorded
+}
+
+// serving serves one end, and gives its streams.
+func serving(t *testing.T, conn net.Conn) (streams <-chan accepted, served <-chan error) {
+	t.Helper()
+	list, ended := make(chan accepted, 100), make(chan error, 1)
+	c := NewConn(conn, func(s *Stream) (Sink, error) {
+		if s.Header.Get("streamType") == "bad" {
+			return nil, errors.New("refused")
+		}
+		if err := s.Reply(); err != nil {
+			return nil, err
+		}
+		sink := newRecorded()
+		list <- accepted{s, sink}
+		return sink, nil
+	})
+	go func() { ended <- c.Serve() }()
+	return list, ended
+}
+
+// The client of kubectl and of the API server is understood, and understands:
+// headers in both directions, data, the end of each half, resets, pings.
+func TestClientOfKubectl(t *testing.T) {
+	near, far := connected(t)
+	streams, served := serving(t, far)
+	client, err := spdystream.NewConnection(near, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go client.Serve(func(*spdystream.Stream) {})
+	for i := range 20 { // headers are compressed with those before
+		opened, err := client.CreateStream(http.Header{"Streamtype": {"data"}, "Port": {fmt.Sprint(i)}}, nil, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := opened.WaitTimeout(time.Minute); err != nil {
+			t.Fatalf("stream %d: %v", i, err)
+		}
+		stream := <-streams
+		if stream.Header.Get("streamType") != "data" || stream.Header.Get("port") != fmt.Sprint(i) {
+			t.Fatalf("the headers of stream %d are %v", i, stream.Header)
+		}
+		sent := strings.Repeat("hello", 100_000)
+		if _, err := opened.Write([]byte(sent)); err != nil {
+			t.Fatal(err)
+		}
+		if err := opened.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if how := stream.sink.wait(t); how != "closed" || stream.sink.data.String() != sent {
+			t.Fatalf("%s after %d bytes", how, stream.sink.data.Len())
+		}
+		go func() {
+			_, _ = stream.Write([]byte(sent))
+			_ = stream.Close()
+		}()
+		if back, err := io.ReadAll(opened); err != nil || string(back) != sent {
+			t.Fatalf("back come %d bytes (%v)", len(back), err)
+		}
+		if _, err := stream.Write([]byte("x")); !errors.Is(err, ErrFinished) {
+			t.Errorf("after its end a stream can be written: %v", err)
+		}
+	}
+	refused, err := client.CreateStream(http.Header{"Streamtype": {"bad"}}, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := refused.WaitTimeout(time.Minute); !errors.Is(err, spdystream.ErrReset) {
+		t.Errorf("a stream that is refused: %v", err)
+	}
+	reset, err := client.CreateStream(http.Header{"Streamtype": {"data"}}, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := <-streams
+	if err := reset.Reset(); err != nil {
+		t.Fatal(err)
+	}
+	if how := last.sink.wait(t); how != "aborted" {
+		t.Errorf("a reset: %s", how)
+	}
+	if _, err := client.Ping(); err != nil {
+		t.Error(err)
+	}
+	if err := client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
+
+// frame is one as it is on the wire.
+func frame(first uint32, flags byte, payload []byte) []byte {
+	b := binary.BigEndian.AppendUint32(nil, first)
+	b = binary.BigEndian.AppendUint32(b, uint32(flags)<<24|uint32(len(payload)))
+	return append(b, payload...)
+}
+
+func control(kind uint32, payload []byte) []byte { return frame(1<<31|version<<16|kind, 0, payload) }
+
+// A frame of data of any length is handed on in pieces, and control frames are
+// not taken beyond their limit.
+func TestHostileFrames(t *testing.T) {
+	const huge = 1<<24 - 1
+	for name, hostile := range map[string][]byte{
+		"settings of 16 MiB":   control(4, make([]byte, huge)),
+		"a stream of 16 MiB":   control(typeSynStream, make([]byte, huge)),
+		"a version":            frame(1<<31|2<<16|typePing, 0, make([]byte, 4)),
+		"headers that are bad": control(typeSynStream, make([]byte, 100)),
+		"a short stream":       control(typeSynStream, []byte{0, 0}),
+		"a short ping":         control(typePing, nil),
+	} {
+		near, far := connected(t)
+		_, served := serving(t, far)
+		go func() { _, _ = near.Write(hostile) }()
+		select {
+		case err := <-served:
+			if err == nil {
+				t.Errorf("%s is no error", name)
+			}
+		case <-time.After(time.Minute):
+			t.Errorf("%s is taken", name)
+		}
+	}
+	near, far := connected(t)
+	streams, served := serving(t, far)
+	client, err := spdystream.NewConnection(near, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened, err := client.CreateStream(http.Header{"Streamtype": {"data"}}, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream := <-streams
+	if _, err := near.Write(frame(opened.Identifier(), flagFin, make([]byte, huge))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := near.Write(frame(12345, 0, make([]byte, 1<<20))); err != nil { // of no stream
+		t.Fatal(err)
+	}
+	if how := stream.sink.wait(t); how != "closed" || stream.sink.data.Len() != huge || stream.sink.largest > bufferSize {
+		t.Errorf("%s after %d bytes in pieces of %d", how, stream.sink.data.Len(), stream.sink.largest)
+	}
+	near.Close()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
+
+// Too many or too long headers, which compress to a few bytes, are refused.
+func TestHostileHeaders(t *testing.T) {
+	many := http.Header{}
+	for i := range maxHeaders + 1 {
+		many.Set(fmt.Sprint("x", i), "y")
+	}
+	for name, header := range map[string]http.Header{"many": many, "long": {"X": {strings.Repeat("y", maxField+1)}}} {
+		near, far := connected(t)
+		_, served := serving(t, far)
+		client, err := spdystream.NewConnection(near, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.CreateStream(header, nil, false); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-served; err == nil {
+			t.Errorf("%s headers are taken", name)
+		}
+	}
+}
+
+// discard is a connection that is written to for nothing.
+type discard struct {
+	net.Conn
+	io.Reader
+}
+
+func (d discard) Read(p []byte) (int, error)  { return d.Reader.Read(p) }
+func (d discard) Write(p []byte) (int, error) { return len(p), nil }
+func (d discard) Close() error                { return nil }
+
+// Whatever comes, reading it ends, and no piece is larger than the buffer.
+func FuzzServe(f *testing.F) {
+	f.Add(control(typePing, []byte{0, 0, 0, 1}))
+	f.Add(frame(1, flagFin, []byte("hello")))
+	f.Add(control(typeSynStream, append([]byte{0, 0, 0, 1, 0, 0, 0, 0, 0, 0}, emptyHeaders(true)...)))
+	f.Add(control(typeGoAway, make([]byte, 8)))
+	f.Fuzz(func(t *testing.T, input []byte) {
+		sink := newRecorded()
+		sink.ended = make(chan string, 1000)
+		c := NewConn(discard{Reader: bytes.NewReader(input)}, func(s *Stream) (Sink, error) { return sink, s.Reply() })
+		_ = c.Serve()
+		_ = c.Close()
+		if sink.largest > bufferSize {
+			t.Errorf("a piece of %d bytes", sink.largest)
+		}
+	})
+}
