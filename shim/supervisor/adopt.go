@@ -34,7 +34,7 @@ func (s *Supervisor) adopt(path string) error {
 		return err
 	}
 	id := c.record.ID
-	loaded, err := s.runtime.Load(id)
+	loaded, err := s.runtimeOf(c.record).Load(id)
 	if err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}

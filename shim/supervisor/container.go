@@ -55,7 +55,7 @@ func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
 		sup: s, stdinOnce: request.StdinOnce, exited: make(chan struct{}), oomWatched: make(chan struct{}), execs: map[string]*exec{},
 		record: record{
 			Version: recordVersion, ID: request.Id, LogPath: request.LogPath,
-			Terminal: spec.Process.Terminal, CreatedAt: time.Now().UnixNano(),
+			Terminal: spec.Process.Terminal, CreatedAt: time.Now().UnixNano(), Runtime: request.Runtime,
 		},
 	}
 	c.op.Lock()
@@ -90,7 +90,7 @@ func (c *container) build(request *api.CreateRequest, spec *specs.Spec) error {
 
 func (c *container) launch(spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
 	c.io = streams
-	c.runtime, c.init, err = c.sup.runtime.Create(c.record.ID, spec, runtime.Streams{
+	c.runtime, c.init, err = c.sup.runtimeOf(c.record).Create(c.record.ID, spec, runtime.Streams{
 		Stdin: ends.Stdin, Stdout: ends.Stdout, Stderr: ends.Stderr, Terminal: c.record.Terminal,
 	})
 	ends.Close()

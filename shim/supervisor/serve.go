@@ -40,7 +40,8 @@ type Supervisor struct {
 	dir     string
 	log     *slog.Logger
 	events  *broker
-	runtime runtime.Runtime
+	builtin *runtime.Builtin
+	systemd bool // the cgroup driver
 	life    context.Context    // ends with Run
 	stop    context.CancelFunc // ends Run
 
@@ -64,7 +65,7 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	defer lock.Close()
 	builtin := runtime.NewBuiltin(filepath.Join(s.Dir, "containers"), s.SystemdCgroup)
 	sup := &Supervisor{
-		dir: s.Dir, log: log, events: newBroker(), runtime: builtin,
+		dir: s.Dir, log: log, events: newBroker(), builtin: builtin, systemd: s.SystemdCgroup,
 		life: ctx, stop: stop, containers: map[string]*container{}, oomClaims: map[string]int{},
 	}
 	if err := sup.adoptAll(); err != nil {
@@ -73,6 +74,16 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	go builtin.Run(ctx)
 	go trimMemory(ctx)
 	return sup.serve(ctx, s.Ready)
+}
+
+// runtimeOf is the runtime that the container was made with, or is to be.
+func (s *Supervisor) runtimeOf(r record) runtime.Runtime {
+	if r.Runtime == "" {
+		return s.builtin
+	}
+	// Runtimes do not read each other's states.
+	root := filepath.Join(s.dir, "oci", filepath.Base(r.Runtime))
+	return runtime.NewCommand(r.Runtime, root, s.systemd, s.builtin)
 }
 
 // enter makes the process fit to outlive the daemon.

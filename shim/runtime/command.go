@@ -1,0 +1,227 @@
+package runtime
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// Command is a runtime with runc's command line, such as runc, crun and youki:
+// https://github.com/opencontainers/runtime-tools/blob/master/docs/command-line-interface.md
+// and the flags that runc has beyond it. Each verb is a run of the program.
+// Init and the processes of execs are left to this process as their
+// sub-reaper when the run of the program ends.
+type Command struct {
+	path          string // of the program
+	root          string // of the runtime's states
+	bundles       string // a directory for each container: config.json, cgroups.json
+	systemdCgroup bool
+	children      *children
+}
+
+// NewCommand runs the program at path. The states of its containers are kept
+// below root. Builtin reaps what has no owner, for both of them.
+func NewCommand(path, root string, systemdCgroup bool, builtin *Builtin) *Command {
+	return &Command{
+		path: path, root: filepath.Join(root, "states"), bundles: filepath.Join(root, "bundles"),
+		systemdCgroup: systemdCgroup, children: builtin.children,
+	}
+}
+
+// Features are those of any runtime of this kind: there is no verb to end what
+// an exec has started.
+func (*Command) Features() Features { return Features{Adoption: true} }
+
+// Create is of Runtime.
+func (r *Command) Create(id string, spec *specs.Spec, streams Streams) (Container, *Process, error) {
+	if err := clampOOMScoreAdj(spec.Process); err != nil {
+		return nil, nil, err
+	}
+	c := &commandContainer{runtime: r, id: id, bundle: filepath.Join(r.bundles, id)}
+	if err := c.writeBundle(spec); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("write the bundle of container %s: %w", id, err), os.RemoveAll(c.bundle))
+	}
+	init, err := c.launch(streams, "create", "--bundle", c.bundle)
+	if err == nil {
+		err = c.findCgroups(init.PID)
+	}
+	if err != nil {
+		if init != nil {
+			err = errors.Join(err, init.KillTree(), init.Close())
+		}
+		return nil, nil, errors.Join(err, c.Delete())
+	}
+	return c, init, nil
+}
+
+// Load is of Runtime.
+func (r *Command) Load(id string) (Container, error) {
+	c := &commandContainer{runtime: r, id: id, bundle: filepath.Join(r.bundles, id)}
+	content, err := os.ReadFile(c.cgroupsFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("load container %s: %w: %w", id, errdefs.ErrNotFound, err)
+	}
+	if err == nil {
+		err = json.Unmarshal(content, &c.cgroups)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("load container %s: %w", id, err)
+	}
+	return c, nil
+}
+
+// commandContainer is a container of a Command.
+type commandContainer struct {
+	runtime *Command
+	id      string
+	bundle  string
+	cgroups map[string]string // by controller, "" for version 2
+}
+
+func (c *commandContainer) cgroupsFile() string { return filepath.Join(c.bundle, "cgroups.json") }
+
+func (c *commandContainer) writeBundle(spec *specs.Spec) error {
+	if err := errors.Join(os.MkdirAll(c.runtime.root, 0o711), os.MkdirAll(c.bundle, 0o700)); err != nil {
+		return err
+	}
+	return writeJSON(filepath.Join(c.bundle, "config.json"), spec)
+}
+
+func writeJSON(path string, value any) error {
+	encoded, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, encoded, 0o600)
+}
+
+// findCgroups remembers init's cgroups: those that were made for the container.
+func (c *commandContainer) findCgroups(pid int) (err error) {
+	if c.cgroups, err = cgroupsOf(pid); err != nil {
+		return fmt.Errorf("cgroups of container %s: %w", c.id, err)
+	}
+	return writeJSON(c.cgroupsFile(), c.cgroups)
+}
+
+// launch runs a verb that starts a process of the container: create or exec.
+func (c *commandContainer) launch(streams Streams, verb string, arguments ...string) (*Process, error) {
+	scratch, err := os.MkdirTemp(c.bundle, verb+"-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(scratch)
+	pidFile := filepath.Join(scratch, "pid")
+	arguments = append([]string{verb, "--pid-file", pidFile}, arguments...)
+	console, err := c.console(streams, scratch)
+	if err != nil {
+		return nil, err
+	}
+	if console != nil {
+		defer console.close()
+		arguments = append(arguments, "--console-socket", console.path())
+	}
+	pid, err := c.runtime.children.own(func() (int, error) {
+		if err := c.run(nil, streams, console, append(arguments, c.id)...); err != nil {
+			return 0, err
+		}
+		return readPID(pidFile)
+	})
+	if err != nil {
+		return nil, err
+	}
+	p, err := openProcess(pid)
+	if err == nil && console != nil {
+		p.Terminal, err = console.receive()
+	}
+	if err != nil {
+		c.runtime.children.disown(pid)
+		return nil, err
+	}
+	p.reap = func() (status syscall.WaitStatus, known bool) {
+		_, err := syscall.Wait4(pid, &status, 0, nil)
+		for errors.Is(err, syscall.EINTR) {
+			_, err = syscall.Wait4(pid, &status, 0, nil)
+		}
+		c.runtime.children.disown(pid)
+		return status, err == nil
+	}
+	return p, nil
+}
+
+func readPID(path string) (int, error) {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(content)))
+	if err != nil || pid < 1 {
+		return 0, fmt.Errorf("%s says %q, no process id", path, content)
+	}
+	return pid, nil
+}
+
+// Start is of Container.
+func (c *commandContainer) Start() error {
+	return c.runtime.children.during(func() error { return c.run(nil, Streams{}, nil, "start", c.id) })
+}
+
+// Exec is of Container. Only the process itself can be ended by KillTree.
+func (c *commandContainer) Exec(spec *specs.Process, streams Streams) (*Process, error) {
+	scratch, err := os.MkdirTemp(c.bundle, "process-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(scratch)
+	file := filepath.Join(scratch, "process.json")
+	if err := writeJSON(file, spec); err != nil {
+		return nil, err
+	}
+	return c.launch(streams, "exec", "--detach", "--process", file)
+}
+
+// SignalAll is of Container.
+func (c *commandContainer) SignalAll(sig syscall.Signal) error { return killCgroup(c.cgroups, "", sig) }
+
+// EndExecs is of Container: no exec has a cgroup of its own here.
+func (c *commandContainer) EndExecs() error { return nil }
+
+// Cgroups is of Container.
+func (c *commandContainer) Cgroups() map[string]string { return c.cgroups }
+
+// Update is of Container.
+func (c *commandContainer) Update(wanted *specs.LinuxResources) error {
+	encoded, err := json.Marshal(wanted)
+	if err != nil {
+		return err
+	}
+	return c.runtime.children.during(func() error {
+		return c.run(encoded, Streams{}, nil, "update", "--resources", "-", c.id)
+	})
+}
+
+// Delete is of Container.
+func (c *commandContainer) Delete() error {
+	if err := killCgroup(c.cgroups, "", unix.SIGKILL); err != nil {
+		return err
+	}
+	err := c.runtime.children.during(func() error { return c.run(nil, Streams{}, nil, "delete", "--force", c.id) })
+	if err != nil && c.known() {
+		return err
+	}
+	return os.RemoveAll(c.bundle)
+}
+
+// known reports whether the runtime still has a state of the container.
+func (c *commandContainer) known() bool {
+	err := c.runtime.children.during(func() error { return c.run(nil, Streams{}, nil, "state", c.id) })
+	return err == nil
+}

@@ -1,0 +1,150 @@
+package runtime
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/shim/stdio"
+)
+
+// run runs the program with global flags and the arguments. Its error is the
+// last one that the program has logged.
+func (c *commandContainer) run(stdin []byte, streams Streams, console *consoleListener, arguments ...string) error {
+	log, err := os.CreateTemp(c.bundle, "log-")
+	if err != nil {
+		return fmt.Errorf("%s of container %s: %w", arguments[0], c.id, err)
+	}
+	defer os.Remove(log.Name())
+	defer log.Close()
+	flags := []string{"--root", c.runtime.root, "--log", log.Name(), "--log-format", "json"}
+	if c.runtime.systemdCgroup {
+		flags = append(flags, "--systemd-cgroup")
+	}
+	command := exec.Command(c.runtime.path, append(flags, arguments...)...)
+	// The streams become those of init: files, so that nothing is copied. What
+	// the program itself writes goes to its log.
+	switch {
+	case streams.Stdin != nil:
+		command.Stdin = streams.Stdin
+	case stdin != nil:
+		command.Stdin = bytes.NewReader(stdin)
+	}
+	if streams.Stdout != nil {
+		command.Stdout = streams.Stdout
+	}
+	if streams.Stderr != nil {
+		command.Stderr = streams.Stderr
+	}
+	if console != nil {
+		command.ExtraFiles = []*os.File{console.directory}
+	}
+	// Not in the shim's directory, and without its environment but for PATH:
+	// runtimes look for their helpers there.
+	command.Dir = "/"
+	command.Env = []string{"PATH=" + os.Getenv("PATH"), "XDG_RUNTIME_DIR=" + c.runtime.root}
+	if bus := os.Getenv("DBUS_SYSTEM_BUS_ADDRESS"); bus != "" {
+		command.Env = append(command.Env, "DBUS_SYSTEM_BUS_ADDRESS="+bus)
+	}
+	err = command.Run()
+	if err == nil {
+		return nil
+	}
+	said := lastError(log.Name())
+	err = fmt.Errorf("%s %s: %s", filepath.Base(c.runtime.path), arguments[0], cmp.Or(said, err.Error()))
+	if isContainersFault(said) {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	return err
+}
+
+// lastError is the message of the last error in a log of the runtime's, "" if
+// there is none.
+func lastError(path string) (message string) {
+	file, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		var line struct{ Level, Msg string }
+		if json.Unmarshal(lines.Bytes(), &line) == nil && line.Level == "error" {
+			message = strings.TrimSpace(line.Msg)
+		}
+	}
+	return message
+}
+
+// isContainersFault reports whether a runtime's message says that the
+// container asks for what it does not have: a program, a directory, a user.
+// The words are those of runc (init_linux.go, "unable to start container
+// process") and crun (execvp and find_executable in its linux.c).
+func isContainersFault(message string) bool {
+	for _, words := range [...]string{"unable to start container process", "executable file", "open executable", "exec failed", "chdir to", "cannot find"} {
+		if strings.Contains(message, words) {
+			return true
+		}
+	}
+	return false
+}
+
+// consoleListener is where the runtime hands over the master of a terminal
+// that it made. The socket is reached through a descriptor of its directory:
+// a unix socket's path has 107 characters at most (unix(7)).
+type consoleListener struct {
+	directory *os.File
+	listener  *net.UnixListener
+}
+
+const consoleName = "console"
+
+// console listens if the process gets a terminal; nil otherwise.
+func (*commandContainer) console(streams Streams, scratch string) (*consoleListener, error) {
+	if !streams.Terminal {
+		return nil, nil
+	}
+	directory, err := os.Open(scratch)
+	if err != nil {
+		return nil, err
+	}
+	path := fmt.Sprintf("/proc/self/fd/%d/%s", directory.Fd(), consoleName)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, errors.Join(err, directory.Close())
+	}
+	return &consoleListener{directory, listener}, nil
+}
+
+// path is where the runtime finds the socket: the directory is its first
+// descriptor after the standard ones.
+func (*consoleListener) path() string { return "/proc/self/fd/3/" + consoleName }
+
+// receive takes the terminal, which has been sent when the runtime has ended.
+func (l *consoleListener) receive() (*os.File, error) {
+	connection, err := l.listener.AcceptUnix()
+	if err != nil {
+		return nil, err
+	}
+	defer connection.Close()
+	socket, err := connection.File()
+	if err != nil {
+		return nil, err
+	}
+	defer socket.Close()
+	return stdio.ReceiveMaster(socket)
+}
+
+func (l *consoleListener) close() {
+	_ = l.listener.Close()
+	_ = l.directory.Close()
+}
