@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
 	"syscall"
 	"time"
 
@@ -71,7 +70,7 @@ func (b *Builtin) Create(id string, spec *specs.Spec, streams Streams) (Containe
 }
 
 func (b *Builtin) container(lib *libcontainer.Container) *builtinContainer {
-	return &builtinContainer{runtime: b, lib: lib, dir: filepath.Join(b.root, lib.ID()), slots: make(map[int]bool)}
+	return &builtinContainer{runtime: b, lib: lib, dir: filepath.Join(b.root, lib.ID())}
 }
 
 // initError is the error of a start that failed. Where init had begun to run,
@@ -103,9 +102,7 @@ type builtinContainer struct {
 	lib     *libcontainer.Container
 	dir     string            // libcontainer's state
 	cgroups map[string]string // by controller, "" for version 2
-
-	mu    sync.Mutex   // guards slots
-	slots map[int]bool // cgroups of execs that are in use
+	execs   *execCgroups
 }
 
 // findCgroups asks libcontainer once: its lock is held while an exec starts.
@@ -114,7 +111,7 @@ func (c *builtinContainer) findCgroups() error {
 	if err != nil {
 		return fmt.Errorf("cgroups of container %s: %w", c.lib.ID(), err)
 	}
-	c.cgroups = state.CgroupPaths
+	c.cgroups, c.execs = state.CgroupPaths, newExecCgroups(state.CgroupPaths, c.dir)
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/containerd/errdefs"
@@ -26,6 +27,7 @@ type Command struct {
 	bundles       string // a directory for each container: config.json, cgroups.json
 	systemdCgroup bool
 	children      *children
+	execCgroups   func() execCgroupForm
 }
 
 // NewCommand runs the program at path. The states of its containers are kept
@@ -34,12 +36,14 @@ func NewCommand(path, root string, systemdCgroup bool, builtin *Builtin) *Comman
 	return &Command{
 		path: path, root: filepath.Join(root, "states"), bundles: filepath.Join(root, "bundles"),
 		systemdCgroup: systemdCgroup, children: builtin.children,
+		execCgroups: sync.OnceValue(func() execCgroupForm { return askExecCgroups(path, builtin.children) }),
 	}
 }
 
-// Features are those of any runtime of this kind: there is no verb to end what
-// an exec has started.
-func (*Command) Features() Features { return Features{Adoption: true} }
+// Features is of Runtime.
+func (r *Command) Features() Features {
+	return Features{Adoption: true, ExecTrees: r.execCgroups() != noExecCgroups}
+}
 
 // Create is of Runtime.
 func (r *Command) Create(id string, spec *specs.Spec, streams Streams) (Container, *Process, error) {
@@ -76,6 +80,7 @@ func (r *Command) Load(id string) (Container, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load container %s: %w", id, err)
 	}
+	c.execs = newExecCgroups(c.cgroups, c.bundle)
 	return c, nil
 }
 
@@ -85,6 +90,7 @@ type commandContainer struct {
 	id      string
 	bundle  string
 	cgroups map[string]string // by controller, "" for version 2
+	execs   *execCgroups
 }
 
 func (c *commandContainer) cgroupsFile() string { return filepath.Join(c.bundle, "cgroups.json") }
@@ -93,8 +99,15 @@ func (c *commandContainer) writeBundle(spec *specs.Spec) error {
 	if err := errors.Join(os.MkdirAll(c.runtime.root, 0o711), os.MkdirAll(c.bundle, 0o700)); err != nil {
 		return err
 	}
-	return writeJSON(filepath.Join(c.bundle, "config.json"), spec)
+	old := *spec
+	old.Version = oldestVersion
+	return writeJSON(filepath.Join(c.bundle, "config.json"), &old)
 }
+
+// oldestVersion is the version of the runtime-spec that bundles name. Runtimes
+// refuse versions that are newer than they are (crun before 1.9 any but 1.0.x)
+// and read what they know of fields that came later all the same.
+const oldestVersion = "1.0.2"
 
 func writeJSON(path string, value any) error {
 	encoded, err := json.Marshal(value)
@@ -109,6 +122,7 @@ func (c *commandContainer) findCgroups(pid int) (err error) {
 	if c.cgroups, err = cgroupsOf(pid); err != nil {
 		return fmt.Errorf("cgroups of container %s: %w", c.id, err)
 	}
+	c.execs = newExecCgroups(c.cgroups, c.bundle)
 	return writeJSON(c.cgroupsFile(), c.cgroups)
 }
 
@@ -174,7 +188,8 @@ func (c *commandContainer) Start() error {
 	return c.runtime.children.during(func() error { return c.run(nil, Streams{}, nil, "start", c.id) })
 }
 
-// Exec is of Container. Only the process itself can be ended by KillTree.
+// Exec is of Container. Where the runtime cannot put an exec into a cgroup of
+// its own, only the process itself is ended by KillTree.
 func (c *commandContainer) Exec(spec *specs.Process, streams Streams) (*Process, error) {
 	scratch, err := os.MkdirTemp(c.bundle, "process-")
 	if err != nil {
@@ -185,27 +200,52 @@ func (c *commandContainer) Exec(spec *specs.Process, streams Streams) (*Process,
 	if err := writeJSON(file, spec); err != nil {
 		return nil, err
 	}
-	return c.launch(streams, "exec", "--detach", "--process", file)
+	arguments := []string{"--detach", "--process", file}
+	t := c.runtime.execTree(c.execs)
+	if t != nil {
+		arguments = append(arguments, "--cgroup", c.runtime.execCgroupFlag(t))
+	}
+	p, err := c.launch(streams, "exec", arguments...)
+	if err != nil {
+		if t != nil {
+			t.close()
+		}
+		return nil, err
+	}
+	p.tree = t
+	return p, nil
 }
 
 // SignalAll is of Container.
 func (c *commandContainer) SignalAll(sig syscall.Signal) error { return killCgroup(c.cgroups, "", sig) }
 
-// EndExecs is of Container: no exec has a cgroup of its own here.
-func (c *commandContainer) EndExecs() error { return nil }
+// EndExecs is of Container.
+func (c *commandContainer) EndExecs() error { return c.execs.endAll() }
 
 // Cgroups is of Container.
 func (c *commandContainer) Cgroups() map[string]string { return c.cgroups }
 
-// Update is of Container.
-func (c *commandContainer) Update(wanted *specs.LinuxResources) error {
+// Update is of Container. A runtime that refuses a part may have set the rest,
+// so what the files held is put back.
+func (c *commandContainer) Update(wanted *specs.LinuxResources, oomScoreAdj *int) error {
 	encoded, err := json.Marshal(wanted)
 	if err != nil {
 		return err
 	}
-	return c.runtime.children.during(func() error {
+	undo := func() error { return nil }
+	if oomScoreAdj != nil {
+		if undo, err = setOOMScoreAdj(c.cgroups, *oomScoreAdj); err != nil {
+			return err
+		}
+	}
+	before := readLimits(c.cgroups, wanted.Unified)
+	err = c.runtime.children.during(func() error {
 		return c.run(encoded, Streams{}, nil, "update", "--resources", "-", c.id)
 	})
+	if err != nil {
+		return errors.Join(err, before.restore(), undo())
+	}
+	return nil
 }
 
 // Delete is of Container.

@@ -71,7 +71,7 @@ func restoreLimit(path, content string) error {
 
 // setOOMScoreAdj sets it for all processes of the container; undo puts the old
 // values back.
-func (c *builtinContainer) setOOMScoreAdj(adjust int) (undo func() error, err error) {
+func setOOMScoreAdj(paths map[string]string, adjust int) (undo func() error, err error) {
 	old := make(map[int]string)
 	undo = func() error {
 		var errs []error
@@ -80,7 +80,7 @@ func (c *builtinContainer) setOOMScoreAdj(adjust int) (undo func() error, err er
 		}
 		return errors.Join(errs...)
 	}
-	_, path, ok := tracker(c.cgroups)
+	_, path, ok := tracker(paths)
 	if !ok {
 		return undo, nil
 	}

@@ -15,7 +15,7 @@ func (c *builtinContainer) Update(wanted *specs.LinuxResources, oomScoreAdj *int
 	undo := func() error { return nil }
 	if oomScoreAdj != nil {
 		var err error
-		if undo, err = c.setOOMScoreAdj(*oomScoreAdj); err != nil {
+		if undo, err = setOOMScoreAdj(c.cgroups, *oomScoreAdj); err != nil {
 			return err
 		}
 	}

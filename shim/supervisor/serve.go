@@ -41,13 +41,14 @@ type Supervisor struct {
 	log     *slog.Logger
 	events  *broker
 	builtin *runtime.Builtin
-	systemd bool // the cgroup driver
+	systemd bool               // the cgroup driver
 	life    context.Context    // ends with Run
 	stop    context.CancelFunc // ends Run
 
 	mu         sync.Mutex
 	containers map[string]*container
-	oomClaims  map[string]int // by cgroup: OOM kills found to be those of single containers below it
+	commands   map[string]*runtime.Command // by path
+	oomClaims  map[string]int              // by cgroup: OOM kills found to be those of single containers below it
 }
 
 // Run serves until ctx is cancelled or the shim is told to end. Containers
@@ -66,7 +67,7 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	builtin := runtime.NewBuiltin(filepath.Join(s.Dir, "containers"), s.SystemdCgroup)
 	sup := &Supervisor{
 		dir: s.Dir, log: log, events: newBroker(), builtin: builtin, systemd: s.SystemdCgroup,
-		life: ctx, stop: stop, containers: map[string]*container{}, oomClaims: map[string]int{},
+		life: ctx, stop: stop, containers: map[string]*container{}, commands: map[string]*runtime.Command{}, oomClaims: map[string]int{},
 	}
 	if err := sup.adoptAll(); err != nil {
 		return err
@@ -81,9 +82,16 @@ func (s *Supervisor) runtimeOf(r record) runtime.Runtime {
 	if r.Runtime == "" {
 		return s.builtin
 	}
-	// Runtimes do not read each other's states.
-	root := filepath.Join(s.dir, "oci", filepath.Base(r.Runtime))
-	return runtime.NewCommand(r.Runtime, root, s.systemd, s.builtin)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	command := s.commands[r.Runtime]
+	if command == nil {
+		// Runtimes do not read each other's states.
+		root := filepath.Join(s.dir, "oci", filepath.Base(r.Runtime))
+		command = runtime.NewCommand(r.Runtime, root, s.systemd, s.builtin)
+		s.commands[r.Runtime] = command
+	}
+	return command
 }
 
 // enter makes the process fit to outlive the daemon.

@@ -1,0 +1,54 @@
+package runtime
+
+import (
+	"os/exec"
+	"strings"
+)
+
+// execCgroupForm is how a runtime takes the cgroup of an exec.
+type execCgroupForm int
+
+const (
+	noExecCgroups    execCgroupForm = iota // it does not
+	execCgroupPath                         // --cgroup PATH, below the container's, version 2 alone: crun
+	execCgroupByName                       // --cgroup [CONTROLLER:]PATH: runc
+)
+
+// askExecCgroups asks the runtime itself, by the help of its verb.
+func askExecCgroups(path string, children *children) execCgroupForm {
+	var help []byte
+	_ = children.during(func() (err error) {
+		help, err = exec.Command(path, "exec", "--help").CombinedOutput()
+		return err // a runtime that has no help has no such flag
+	})
+	switch text := string(help); {
+	case !strings.Contains(text, "--cgroup"):
+		return noExecCgroups
+	case strings.Contains(text, "controller"):
+		return execCgroupByName
+	default:
+		return execCgroupPath
+	}
+}
+
+// execTree makes a cgroup for an exec, nil if the runtime cannot use one.
+func (r *Command) execTree(of *execCgroups) *tree {
+	_, v2 := of.cgroups[""]
+	switch r.execCgroups() {
+	case execCgroupByName:
+		return of.newTree()
+	case execCgroupPath:
+		if v2 {
+			return of.newTree()
+		}
+	}
+	return nil
+}
+
+// execCgroupFlag is the value of --cgroup.
+func (r *Command) execCgroupFlag(t *tree) string {
+	if t.controller == "" || r.execCgroups() == execCgroupPath {
+		return t.sub
+	}
+	return t.controller + ":" + t.sub
+}

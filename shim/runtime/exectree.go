@@ -1,0 +1,114 @@
+package runtime
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+)
+
+// execCgroups are the cgroups of a container's execs: children of its own.
+type execCgroups struct {
+	cgroups map[string]string // the container's, by controller, "" for version 2
+	dir     string            // has a note for each exec that is waited for
+
+	mu    sync.Mutex   // guards slots
+	slots map[int]bool // those in use
+}
+
+func newExecCgroups(cgroups map[string]string, dir string) *execCgroups {
+	return &execCgroups{cgroups: cgroups, dir: dir, slots: make(map[int]bool)}
+}
+
+// tree is the cgroup of an exec, a child of its container's: what is in it can
+// be ended, and nothing else.
+type tree struct {
+	of                    *execCgroups
+	slot                  int
+	controller, path, sub string
+	killed                atomic.Bool
+}
+
+// Names of the cgroups of execs. They are used again and again: what watches
+// cgroups takes each new name for a new container.
+const execCgroup = "minicri-exec-"
+
+// mostSlots bounds the search for a name: no container has so many execs with
+// something in the background.
+const mostSlots = 1024
+
+// newTree makes a child of the container's cgroup. Where that is refused, for
+// example because the container has delegated its controllers, it is nil: the
+// exec runs in the container's own, and only its first process can be ended.
+func (e *execCgroups) newTree() *tree {
+	controller, path, ok := tracker(e.cgroups)
+	if !ok {
+		return nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for slot := range mostSlots {
+		if e.slots[slot] {
+			continue
+		}
+		t := &tree{of: e, slot: slot, controller: controller, sub: execCgroup + strconv.Itoa(slot)}
+		t.path = filepath.Join(path, t.sub)
+		// One that is there holds what an earlier exec has left in the
+		// background, or held it.
+		_ = os.Remove(t.path)
+		err := os.Mkdir(t.path, 0o755)
+		if errors.Is(err, os.ErrExist) {
+			continue
+		}
+		if err == nil {
+			err = os.WriteFile(t.note(), nil, 0o600)
+		}
+		if err != nil {
+			_ = os.Remove(t.path)
+			return nil
+		}
+		e.slots[slot] = true
+		return t
+	}
+	return nil
+}
+
+// note is the file that exists as long as somebody waits for the exec.
+func (t *tree) note() string { return filepath.Join(t.of.dir, t.sub) }
+
+func (t *tree) kill() error {
+	t.killed.Store(true)
+	return killCgroup(t.of.cgroups, t.sub, syscall.SIGKILL)
+}
+
+// close removes the cgroup, unless it holds a background process of an exec
+// that has ended by itself.
+func (t *tree) close() {
+	_ = os.Remove(t.note())
+	removeCgroup(t.path, t.killed.Load())
+	t.of.mu.Lock()
+	delete(t.of.slots, t.slot)
+	t.of.mu.Unlock()
+}
+
+// endAll ends the execs that an earlier supervisor has left.
+func (e *execCgroups) endAll() error {
+	_, path, ok := tracker(e.cgroups)
+	notes, err := filepath.Glob(filepath.Join(e.dir, execCgroup+"*"))
+	if err != nil || !ok {
+		return err
+	}
+	// Before names were used again they ended with the supervisor's pid, and
+	// there was no note.
+	old, err := filepath.Glob(filepath.Join(path, execCgroup+"*-*"))
+	for _, left := range append(notes, old...) {
+		sub := filepath.Base(left)
+		err = errors.Join(err, killCgroup(e.cgroups, sub, syscall.SIGKILL))
+		removeCgroup(filepath.Join(path, sub), true)
+		err = errors.Join(err, os.RemoveAll(filepath.Join(e.dir, sub)))
+	}
+	return err
+}
