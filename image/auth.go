@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/errdefs"
@@ -70,12 +71,38 @@ type credentials struct {
 	registry string // of the reference
 	request  Auth
 	config   dockerConfig
+	own      *ownHosts
+}
+
+// ownHosts are the hosts that a pull's configuration names: the registry's and
+// its mirrors'. What they redirect to, or name in an answer, is not one of them.
+type ownHosts struct {
+	mu    sync.Mutex // guards names
+	names map[string]bool
+}
+
+func newOwnHosts() *ownHosts { return &ownHosts{names: map[string]bool{}} }
+
+func (o *ownHosts) add(host string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.names[strings.ToLower(host)] = true
+}
+
+func (o *ownHosts) has(host string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.names[strings.ToLower(host)]
 }
 
 // forHost returns the credentials for host. A mirror that the node's config.json
 // knows gets those; the pull's are for the registry, and for mirrors which the
-// node's administrator set without credentials of their own.
+// node's administrator set without credentials of their own. A host that is
+// neither is shown none, whatever it asks for.
 func (c credentials) forHost(host string) Auth {
+	if !c.own.has(host) {
+		return Auth{}
+	}
 	configured, known := c.config.lookup(host)
 	if known && !sameHost(host, c.registry) {
 		return configured
@@ -117,6 +144,31 @@ func canonicalHost(host string) string {
 		return "docker.io"
 	}
 	return host
+}
+
+// authorizer keeps credentials with the host that they are for. Where that host
+// redirects to, a second authorizer answers, which has none.
+type authorizer struct {
+	host      string
+	shown     docker.Authorizer
+	elsewhere docker.Authorizer
+}
+
+// Authorize is asked for each request and for each redirect of it.
+func (a authorizer) Authorize(ctx context.Context, req *http.Request) error {
+	if strings.EqualFold(req.URL.Host, a.host) && sameOrigin(req, firstOf(req)) {
+		return a.shown.Authorize(ctx, req)
+	}
+	keepPlainHeaders(req.Header)
+	return a.elsewhere.Authorize(ctx, req)
+}
+
+// AddResponses takes a refusal to the authorizer of the host that it came from.
+func (a authorizer) AddResponses(ctx context.Context, responses []*http.Response) error {
+	if strings.EqualFold(responses[len(responses)-1].Request.URL.Host, a.host) {
+		return a.shown.AddResponses(ctx, responses)
+	}
+	return a.elsewhere.AddResponses(ctx, responses)
 }
 
 // tokenAuthorizer sends a registry token as it is.

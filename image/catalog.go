@@ -10,7 +10,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // catalog is the index of complete images in memory, so that listing a thousand
@@ -29,11 +28,12 @@ type record struct {
 	updated time.Time
 }
 
-// body is what the files of a target say.
+// body is what is kept in memory of a target's configuration: some hundred
+// bytes, however large that is.
 type body struct {
 	id    string
 	size  int64
-	spec  ocispec.Image
+	user  string // at most maxUser
 	chain string
 }
 
@@ -102,7 +102,7 @@ func (c *catalog) list() []Image {
 		if !seen {
 			at = len(all)
 			byID[b.id] = at
-			all = append(all, Image{ID: b.id, Size: b.size, Spec: b.spec, ChainID: b.chain})
+			all = append(all, Image{ID: b.id, Size: b.size, UserText: b.user, ChainID: b.chain})
 			newest = append(newest, time.Time{})
 		}
 		c.addName(&all[at], name)
@@ -152,7 +152,7 @@ func (c *catalog) byID(id string) (Image, bool) {
 			continue
 		}
 		c.addName(&image, name)
-		image.Size, image.Spec, image.ChainID = b.size, b.spec, b.chain
+		image.Size, image.UserText, image.ChainID = b.size, b.user, b.chain
 		if !r.updated.Before(newest) {
 			newest, image.Target = r.updated, r.target
 		}

@@ -71,7 +71,7 @@ func openOverlay(ctx context.Context, dir string) (snapshots.Snapshotter, error)
 	if err != nil {
 		return nil, err
 	}
-	options := []overlay.Opt{overlay.AsynchronousRemove, overlay.WithMetaStore(meta)}
+	options := []overlay.Opt{overlay.AsynchronousRemove, overlay.WithMetaStore(meta), overlay.WithUpperdirLabel}
 	if ok, err := overlayutils.SupportsIDMappedMounts(); err == nil && ok {
 		options = append(options, overlay.WithRemapIDs)
 	}

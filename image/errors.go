@@ -2,6 +2,7 @@ package image
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,8 @@ import (
 	"net/url"
 	"strings"
 	"syscall"
+	"time"
+	"unicode"
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
@@ -32,13 +35,16 @@ func registryError(ctx context.Context, err error) error {
 	if status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err); ok {
 		return statusError(status)
 	}
+	if bad, ok := badToken(err); ok {
+		return bad
+	}
 	if errors.Is(err, docker.ErrInvalidAuthorization) {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrUnauthenticated)
 	}
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
 	}
-	if unreachable(err) {
+	if unreachable(err) && !errdefs.IsInvalidArgument(err) && !errdefs.IsPermissionDenied(err) {
 		return fmt.Errorf("%w: %s", ErrRegistryUnavailable, withoutQueries(err))
 	}
 	return err
@@ -67,7 +73,7 @@ func unreachable(err error) bool {
 // leaves out words that are not in the registry's error format.
 func statusError(e remoteerrors.ErrUnexpectedStatus) error {
 	kind := kindOfStatus(e.StatusCode)
-	text := fmt.Sprintf("%s %s: %s", e.RequestMethod, withoutQuery(e.RequestURL), e.Status)
+	text := fmt.Sprintf("%s %s: %s", e.RequestMethod, withoutQuery(e.RequestURL), cut(e.Status, 100))
 	if words := registryWords(e.Body); words != "" {
 		text += ": " + words
 	}
@@ -91,19 +97,62 @@ func kindOfStatus(code int) error {
 	return errdefs.ErrUnknown
 }
 
-// maxWords bounds how much of an answer goes into an error.
-const maxWords = 300
+const (
+	// maxWords bounds how much of an answer goes into an error, in bytes.
+	maxWords = 300
+	// maxText bounds the text of an error of a pull, in bytes: it becomes an event
+	// of the pod. With what callers put before it, it is less than 1 KiB.
+	maxText = 900
+)
 
 func registryWords(body []byte) string {
 	var registry docker.Errors
 	if err := registry.UnmarshalJSON(body); err == nil && registry.Len() > 0 {
-		return registry.Error()
+		return cut(registry.Error(), maxWords)
 	}
-	words := strings.Join(strings.Fields(string(body)), " ")
-	if len(words) > maxWords {
-		words = words[:maxWords] + "..."
+	return cut(strings.Join(strings.Fields(string(body)), " "), maxWords)
+}
+
+// cut shortens a text that others have written.
+func cut(text string, most int) string {
+	if len(text) <= most {
+		return text
 	}
-	return words
+	return text[:most] + "..."
+}
+
+// pullError is an error whose text is fit to be shown: of bounded length, and
+// without control characters, whatever the registry or the image had in it.
+type pullError struct{ error }
+
+func (e pullError) Error() string {
+	text := strings.ToValidUTF8(e.error.Error(), "?")
+	return strings.ToValidUTF8(cut(strings.Map(printable, text), maxText), "")
+}
+
+func (e pullError) Unwrap() error { return e.error }
+
+func printable(r rune) rune {
+	switch {
+	case unicode.IsPrint(r):
+		return r
+	case unicode.IsSpace(r):
+		return ' '
+	}
+	return '?'
+}
+
+// badToken hides what a token service answered where a token was expected: the
+// registry chose the service, and it may be any address of the node's network.
+// The decoder's errors quote the answer.
+func badToken(err error) (error, bool) {
+	_, syntax := errors.AsType[*json.SyntaxError](err)
+	_, kind := errors.AsType[*json.UnmarshalTypeError](err)
+	_, date := errors.AsType[*time.ParseError](err)
+	if !strings.Contains(err.Error(), "token response") || !(syntax || kind || date) {
+		return nil, false
+	}
+	return fmt.Errorf("the registry's token service answered with something that is no token: %w", errdefs.ErrUnauthenticated), true
 }
 
 func withoutQuery(address string) string {

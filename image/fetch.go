@@ -22,8 +22,6 @@ const (
 	fetchTries = 5
 	// firstPause grows twofold with each such try.
 	firstPause = 100 * time.Millisecond
-	// maxParsed bounds what is read into memory: manifests and configurations.
-	maxParsed = 16 << 20
 	// copyBuffer is what one blob is copied with, in bytes.
 	copyBuffer = 64 << 10
 )
@@ -33,20 +31,29 @@ type fetcher struct {
 	content content.Store
 	remote  remotes.Fetcher
 	report  func(Progress)
+	// pull sets the downloads of this pull apart from those of others that did
+	// not wait for it.
+	pull  string
+	meter *meter
+	// free returns the bytes that are free where blobs are kept.
+	free func() (int64, error)
 }
 
 // handle is the handler of images.Dispatch: it fetches one blob.
 func (f fetcher) handle(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+	if err := checkDescriptor(desc); err != nil {
+		return nil, err
+	}
 	if err := f.blob(ctx, desc); err != nil {
 		return nil, fmt.Errorf("fetch %s %s: %w", kindOf(desc), desc.Digest, err)
 	}
 	return nil, nil
 }
 
-// blob fetches until the blob is there, going on where a broken connection
+// blob fetches until the blob is there, continuing where a broken connection
 // ended. Each try that gets further gives it new tries.
 func (f fetcher) blob(ctx context.Context, desc ocispec.Descriptor) error {
-	ref := remotes.MakeRefKey(ctx, desc)
+	ref := remotes.MakeRefKey(ctx, desc) + "-" + f.pull
 	for try := 1; ; try++ {
 		before := f.offset(ctx, ref)
 		err := f.once(ctx, ref, desc)
@@ -72,7 +79,8 @@ func (f fetcher) blob(ctx context.Context, desc ocispec.Descriptor) error {
 // dropWrong forgets bytes that are not those of the digest: kept, they would
 // make every later pull fail as well.
 func (f fetcher) dropWrong(ctx context.Context, ref string, err error) error {
-	return errors.Join(fmt.Errorf("wrong bytes: %w: %w", err, errdefs.ErrDataLoss), f.content.Abort(ctx, ref))
+	// Not %w: the content store calls it a failed precondition.
+	return errors.Join(fmt.Errorf("wrong bytes: %v: %w", err, errdefs.ErrDataLoss), f.content.Abort(ctx, ref)) //nolint:errorlint
 }
 
 func (f fetcher) offset(ctx context.Context, ref string) int64 {
@@ -87,9 +95,6 @@ func (f fetcher) offset(ctx context.Context, ref string) int64 {
 // checks it. remotes.Fetch does the same with a buffer of 1 MiB for each blob:
 // most of the memory of a pull.
 func (f fetcher) once(ctx context.Context, ref string, desc ocispec.Descriptor) error {
-	if desc.Size <= 0 || desc.Size > maxParsed && !images.IsLayerType(desc.MediaType) {
-		return fmt.Errorf("a size of %d bytes: %w", desc.Size, errdefs.ErrInvalidArgument)
-	}
 	w, err := content.OpenWriter(ctx, f.content, content.WithRef(ref), content.WithDescriptor(desc))
 	if err != nil {
 		return err
@@ -100,6 +105,9 @@ func (f fetcher) once(ctx context.Context, ref string, desc ocispec.Descriptor) 
 		return err
 	}
 	if status.Offset < desc.Size {
+		if err := f.checkFree(desc.Size - status.Offset); err != nil {
+			return err
+		}
 		if err := f.copyFrom(ctx, w, desc, status.Offset); err != nil {
 			return err
 		}
@@ -107,10 +115,27 @@ func (f fetcher) once(ctx context.Context, ref string, desc ocispec.Descriptor) 
 	return w.Commit(ctx, desc.Size, desc.Digest)
 }
 
+// checkFree refuses a blob that does not fit, before it is asked for.
+func (f fetcher) checkFree(needed int64) error {
+	free, err := f.free()
+	if err != nil {
+		return err
+	}
+	if needed > free {
+		return fmt.Errorf("%d bytes are needed, %d are free on the filesystem of the images: %w", needed, free, errdefs.ErrResourceExhausted)
+	}
+	return nil
+}
+
 // copyFrom adds the bytes from offset on. Of bytes past the end one is enough
-// for the commit to refuse.
+// for the commit to refuse. Where else the descriptor says that the blob can be
+// had is not looked at: it is an address of the image author's choice, and would
+// be asked from within the node's network.
 func (f fetcher) copyFrom(ctx context.Context, w io.Writer, desc ocispec.Descriptor, offset int64) error {
-	rc, err := f.remote.Fetch(ctx, desc)
+	add, end := f.meter.start()
+	defer end()
+	desc.URLs = nil
+	rc, err := f.remote.Fetch(asBlob(ctx), desc)
 	if err != nil {
 		return err
 	}
@@ -121,7 +146,7 @@ func (f fetcher) copyFrom(ctx context.Context, w io.Writer, desc ocispec.Descrip
 		}
 	}
 	at := Progress{Digest: desc.Digest.String(), Stage: StageDownload, Done: offset, Total: desc.Size}
-	body := &countedBody{Reader: io.LimitReader(rc, desc.Size-offset+1), at: at, report: f.report}
+	body := &countedBody{Reader: io.LimitReader(rc, desc.Size-offset+1), at: at, report: func(p Progress, n int) { add(n); f.report(p) }}
 	if _, err := io.CopyBuffer(onlyWriter{w}, body, make([]byte, copyBuffer)); err != nil {
 		return err
 	}
@@ -134,7 +159,7 @@ func (f fetcher) copyFrom(ctx context.Context, w io.Writer, desc ocispec.Descrip
 // onlyWriter hides that a file reads faster from another file.
 type onlyWriter struct{ io.Writer }
 
-// worthRetrying tells a link or a server that may recover from an answer that
+// worthRetrying reports whether a link or a server may recover; another answer
 // will stay the same. A stalled server has had its time.
 func worthRetrying(err error) bool {
 	if _, stalled := errors.AsType[stalledError](err); stalled {

@@ -21,9 +21,12 @@ type Image struct {
 	Size int64
 	// Pinned images must not be removed to make room.
 	Pinned bool
-	// Spec is the image's configuration as its author wrote it: user,
-	// environment, entrypoint, command, working directory, stop signal,
-	// volumes, labels, platform and history.
+	// UserText is the configuration's user as its author wrote it: name or
+	// number, of a user and perhaps of a group.
+	UserText string
+	// Spec is the rest of the configuration: environment, entrypoint, command,
+	// working directory, stop signal, volumes, labels and platform. Only Get and
+	// Prepare read it, from the disk; its history is left out.
 	Spec ocispec.Image
 	// ChainID names the snapshot of the topmost layer; empty without layers.
 	ChainID string
@@ -35,7 +38,7 @@ type Image struct {
 // User splits the configuration's user, dropping the group: a number is returned
 // as uid, anything else as a name. No user means uid 0, as a container would run.
 func (i Image) User() (uid *int64, name string) {
-	user, _, _ := strings.Cut(i.Spec.Config.User, ":")
+	user, _, _ := strings.Cut(i.UserText, ":")
 	if user == "" {
 		user = "0"
 	}

@@ -74,8 +74,11 @@ func (s *Store) readArchive(ctx context.Context, file io.Reader) ([]ocispec.Desc
 }
 
 func (s *Store) importOne(ctx context.Context, target ocispec.Descriptor) (Image, error) {
-	silent := func(Progress) {}
-	if err := s.unpackTree(ctx, target, s.present, silent); err != nil {
+	tree := tree{
+		platform: nodePlatform(), get: s.present, report: func(Progress) {},
+		locks: s.locks.forPull(newMeter(s.config.waitWindow)),
+	}
+	if err := s.unpackTree(ctx, target, tree); err != nil {
 		return Image{}, err
 	}
 	name := nameInArchive(target)
@@ -88,6 +91,9 @@ func (s *Store) importOne(ctx context.Context, target ocispec.Descriptor) (Image
 // present stands where a pull fetches: an archive's blobs are there, or it is
 // broken.
 func (s *Store) present(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+	if err := checkDescriptor(desc); err != nil {
+		return nil, err
+	}
 	if _, err := s.engine.content.Info(ctx, desc.Digest); err != nil {
 		return nil, fmt.Errorf("the archive lacks %s %s: %w: %w", kindOf(desc), desc.Digest, err, errdefs.ErrInvalidArgument)
 	}

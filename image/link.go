@@ -2,29 +2,43 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/containerd/errdefs"
 )
 
-// stalledError ends a pull: the registry has sent nothing for too long.
+// stalledError ends a pull: the registry has sent nothing, or next to nothing,
+// for too long.
 type stalledError struct {
 	method, host, path string
 	after              time.Duration
+	bytes, minimum     int64 // in that time; a minimum of bytes per second
 }
 
 func (e stalledError) Error() string {
+	if e.bytes > 0 {
+		return fmt.Sprintf("registry %s sent %d bytes in %s, less than the minimum of %d bytes per second (%s %s)", e.host, e.bytes, e.after, e.minimum, e.method, e.path)
+	}
 	return fmt.Sprintf("registry %s sent nothing for %s (%s %s)", e.host, e.after, e.method, e.path)
 }
 
-// link is the way to the registry of one pull: every request and every read of a
-// body must make progress within timeout. However slow a server is, each byte
-// gives it new time; and time that the reader spends unpacking does not count.
+// link is the way to the registry of one pull. Every request and every read of a
+// body must make progress within timeout, and a body must come with minRate on
+// average over timeout; time that the reader spends unpacking does not count.
+// What is not a blob is read up to maxManifest.
 type link struct {
 	timeout time.Duration
+	minRate int64 // bytes per second
+	// own reports whether a host is the registry or one of its mirrors.
+	own func(host string) bool
 
 	mu    sync.Mutex // guards bases
 	bases []*http.Transport
@@ -45,7 +59,7 @@ func (l *link) wrap(client *http.Client) error {
 	return nil
 }
 
-// close gives kept connections back.
+// close closes kept connections.
 func (l *link) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -60,8 +74,12 @@ type roundTripper struct {
 }
 
 func (rt roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	req, err := withoutSecrets(req)
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithCancelCause(req.Context())
-	stalled := stalledError{method: req.Method, host: req.URL.Host, path: req.URL.Path, after: rt.link.timeout}
+	stalled := stalledError{method: req.Method, host: req.URL.Host, path: req.URL.Path, after: rt.link.timeout, minimum: rt.link.minRate}
 	timer := time.AfterFunc(rt.link.timeout, func() { cancel(stalled) })
 	resp, err := rt.base.RoundTrip(req.WithContext(ctx))
 	timer.Stop()
@@ -73,8 +91,74 @@ func (rt roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	if resp.StatusCode == http.StatusTooManyRequests {
 		waitRetryAfter(ctx, resp.Header.Get("Retry-After"), rt.link.timeout)
 	}
-	resp.Body = &watchedBody{ReadCloser: resp.Body, ctx: ctx, cancel: cancel, timer: timer, timeout: rt.link.timeout}
+	body := &watchedBody{ReadCloser: resp.Body, ctx: ctx, cancel: cancel, timer: timer, stalled: stalled}
+	resp.Body = body
+	switch {
+	case resp.StatusCode >= http.StatusBadRequest && !rt.link.own(req.URL.Host):
+		body.left = bounded(0, io.EOF)
+	case !isBlob(req):
+		body.left = bounded(maxManifest, tooLong(req))
+	}
 	return resp, nil
+}
+
+// withoutSecrets is for the one kind of request that passes no authorizer: a
+// token service that redirects. The login goes where the registry said, and no
+// further.
+func withoutSecrets(req *http.Request) (*http.Request, error) {
+	if req.Response == nil || req.Header.Get("Accept") != "" || sameOrigin(req, firstOf(req)) {
+		return req, nil
+	}
+	if req.Body != nil && req.Body != http.NoBody {
+		return nil, fmt.Errorf("the token service %s redirects the login to %s, where it is not sent: %w", firstOf(req).URL.Host, req.URL.Host, errdefs.ErrPermissionDenied)
+	}
+	req = req.Clone(req.Context())
+	keepPlainHeaders(req.Header)
+	return req, nil
+}
+
+// firstOf is the request that was redirected to req.
+func firstOf(req *http.Request) *http.Request {
+	for req.Response != nil && req.Response.Request != nil {
+		req = req.Response.Request
+	}
+	return req
+}
+
+func sameOrigin(a, b *http.Request) bool { return originOf(a) == originOf(b) }
+
+// originOf is host and port. The scheme is no part of it: it decides which port
+// is meant when none is named.
+func originOf(req *http.Request) string {
+	port := req.URL.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[req.URL.Scheme]
+	}
+	return net.JoinHostPort(strings.ToLower(req.URL.Hostname()), port)
+}
+
+// keepPlainHeaders removes all that can hold a secret, such as what hosts.toml
+// adds for a registry.
+func keepPlainHeaders(header http.Header) {
+	for name := range header {
+		switch name {
+		case "Accept", "Accept-Encoding", "Range", "User-Agent":
+		default:
+			header.Del(name)
+		}
+	}
+}
+
+type blobKey struct{}
+
+// asBlob marks the context of requests whose answer is as long as a manifest
+// says and is cut there by the reader.
+func asBlob(ctx context.Context) context.Context { return context.WithValue(ctx, blobKey{}, true) }
+
+// isBlob tells the request for a blob from that for a token to fetch it with,
+// which has no Accept.
+func isBlob(req *http.Request) bool {
+	return req.Context().Value(blobKey{}) != nil && req.Header.Get("Accept") != ""
 }
 
 // causeOf puts the reason in place of the bare "context canceled".
@@ -93,28 +177,73 @@ func waitRetryAfter(ctx context.Context, header string, most time.Duration) {
 		seconds = 1
 	}
 	select {
-	case <-time.After(min(time.Duration(seconds)*time.Second, most)):
+	case <-time.After(min(time.Duration(min(seconds, 1<<20))*time.Second, most)):
 	case <-ctx.Done():
 	}
 }
 
-// watchedBody runs the timer only while a read waits.
+// limit is how many bytes may still be read, and the error after them.
+type limit struct {
+	bytes int64
+	err   error
+}
+
+func bounded(bytes int64, err error) *limit { return &limit{bytes: bytes, err: err} }
+
+func tooLong(req *http.Request) error {
+	return fmt.Errorf("registry %s sent more than %d bytes, too many for a manifest or a token (%s %s): %w",
+		req.URL.Host, maxManifest, req.Method, req.URL.Path, errdefs.ErrInvalidArgument)
+}
+
+// watchedBody runs the timer only while a read waits, and measures the rate over
+// that time.
 type watchedBody struct {
 	io.ReadCloser
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	timer   *time.Timer
-	timeout time.Duration
+	stalled stalledError // what to fail with
+	left    *limit       // nil: none
+
+	waited time.Duration // in the window
+	bytes  int64         // in the window
 }
 
 func (b *watchedBody) Read(p []byte) (int, error) {
-	b.timer.Reset(b.timeout)
+	if b.left != nil && b.left.bytes <= 0 {
+		return 0, b.left.err
+	}
+	began := time.Now()
+	b.timer.Reset(b.stalled.after)
 	n, err := b.ReadCloser.Read(p)
 	b.timer.Stop()
-	if err != nil && err != io.EOF {
-		err = causeOf(b.ctx, err)
+	if b.left != nil {
+		b.left.bytes -= int64(n)
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		return n, causeOf(b.ctx, err)
+	}
+	if err == nil {
+		err = b.measure(n, time.Since(began))
 	}
 	return n, err
+}
+
+// measure fails when a whole window was below the minimum rate.
+func (b *watchedBody) measure(n int, waited time.Duration) error {
+	b.bytes += int64(n)
+	b.waited += waited
+	if b.waited < b.stalled.after {
+		return nil
+	}
+	if float64(b.bytes) < float64(b.stalled.minimum)*b.waited.Seconds() {
+		slow := b.stalled
+		slow.bytes = b.bytes
+		b.cancel(slow)
+		return slow
+	}
+	b.waited, b.bytes = 0, 0
+	return nil
 }
 
 func (b *watchedBody) Close() error {

@@ -4,21 +4,69 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// List returns the node's images, sorted by id.
+// List returns the node's images, sorted by id, without their Spec.
 func (s *Store) List() []Image { return s.catalog.list() }
 
-// Get finds an image by reference, id or an unambiguous beginning of its id.
-// One that is not there is an ErrNotFound.
-func (s *Store) Get(refOrID string) (Image, error) { return s.catalog.find(refOrID) }
+// Get finds an image by reference, id or an unambiguous beginning of its id, with
+// its Spec. One that is not there is an ErrNotFound, and so is one whose files
+// cannot be read any more: pulling it again mends it.
+func (s *Store) Get(refOrID string) (Image, error) {
+	found, err := s.catalog.find(refOrID)
+	if err != nil {
+		return Image{}, err
+	}
+	data, err := s.readConfigurationOf(s.scope(context.Background()), found.ID)
+	if err != nil {
+		return Image{}, err
+	}
+	spec, err := parseConfiguration(data)
+	if err != nil {
+		return Image{}, fmt.Errorf("image %s is damaged, pull it again: %w: %w", found.ID, err, errdefs.ErrNotFound)
+	}
+	found.Spec = ocispec.Image{Platform: spec.Platform, Config: spec.Config, RootFS: spec.RootFS}
+	return found, nil
+}
+
+// Configuration returns the configuration of an image as its author wrote it, in
+// JSON.
+func (s *Store) Configuration(ctx context.Context, refOrID string) (json.RawMessage, error) {
+	found, err := s.catalog.find(refOrID)
+	if err != nil {
+		return nil, err
+	}
+	return s.readConfigurationOf(s.scope(ctx), found.ID)
+}
+
+func (s *Store) readConfigurationOf(ctx context.Context, id string) ([]byte, error) {
+	data, err := content.ReadBlob(ctx, s.engine.content, ocispec.Descriptor{Digest: digest.Digest(id)})
+	if err != nil {
+		return nil, fmt.Errorf("image %s is damaged, pull it again: %w: %w", id, err, errdefs.ErrNotFound)
+	}
+	return data, nil
+}
+
+// What a record's labels keep of the image, so that the start reads no file.
+const (
+	labelID    = "minicri/id"
+	labelSize  = "minicri/size"
+	labelUser  = "minicri/user"
+	labelChain = "minicri/chain"
+)
+
+func (b body) labels() map[string]string {
+	return map[string]string{labelID: b.id, labelSize: strconv.FormatInt(b.size, 10), labelUser: b.user, labelChain: b.chain}
+}
 
 // loadCatalog reads all records. An image that is not whole is not listed, so
 // that it is pulled again, which mends it.
@@ -28,7 +76,7 @@ func (s *Store) loadCatalog(ctx context.Context) error {
 		return fmt.Errorf("list images: %w", err)
 	}
 	for _, r := range all {
-		b, err := s.readBody(ctx, r.Target)
+		b, err := s.bodyOf(ctx, r)
 		if err != nil {
 			s.log.Warn("image is not whole; pull it again", "image", r.Name, "error", err)
 			continue
@@ -36,6 +84,28 @@ func (s *Store) loadCatalog(ctx context.Context) error {
 		s.catalog.put(r.Target.Digest, b, r.UpdatedAt, r.Name)
 	}
 	return nil
+}
+
+// bodyOf takes an image from its record's labels and checks that what they name
+// is there. A record without them is of an older daemon.
+func (s *Store) bodyOf(ctx context.Context, r images.Image) (body, error) {
+	b := body{id: r.Labels[labelID], user: r.Labels[labelUser], chain: r.Labels[labelChain]}
+	size, err := strconv.ParseInt(r.Labels[labelSize], 10, 64)
+	if b.id == "" || err != nil {
+		return s.readBody(ctx, r.Target)
+	}
+	b.size = size
+	for _, blob := range []digest.Digest{r.Target.Digest, digest.Digest(b.id)} {
+		if _, err := s.engine.content.Info(ctx, blob); err != nil {
+			return b, fmt.Errorf("blob %s: %w", blob, err)
+		}
+	}
+	if b.chain != "" {
+		if _, err := s.snapshots.Stat(ctx, b.chain); err != nil {
+			return b, fmt.Errorf("unpacked layer %s: %w", b.chain, err)
+		}
+	}
+	return b, nil
 }
 
 // readBody reads the configuration behind a target and checks that its layers
@@ -46,27 +116,18 @@ func (s *Store) readBody(ctx context.Context, target ocispec.Descriptor) (body, 
 		return body{}, fmt.Errorf("read manifest of %s: %w", target.Digest, err)
 	}
 	b := body{id: manifest.Config.Digest.String(), size: target.Size + manifest.Config.Size}
-	if b.spec, err = s.readSpec(ctx, manifest.Config); err != nil {
+	spec, err := readConfiguration(ctx, s.engine.content, manifest.Config)
+	if err != nil {
 		return body{}, err
 	}
-	b.chain = identity.ChainID(b.spec.RootFS.DiffIDs).String()
+	b.user = cut(spec.Config.User, maxUser)
+	b.chain = identity.ChainID(spec.RootFS.DiffIDs).String()
 	size, err := s.chainSize(ctx, b.chain)
 	if err != nil {
 		return body{}, err
 	}
 	b.size += size
 	return b, nil
-}
-
-func (s *Store) readSpec(ctx context.Context, config ocispec.Descriptor) (spec ocispec.Image, err error) {
-	data, err := content.ReadBlob(ctx, s.engine.content, config)
-	if err != nil {
-		return spec, fmt.Errorf("read configuration %s: %w", config.Digest, err)
-	}
-	if err := json.Unmarshal(data, &spec); err != nil {
-		return spec, fmt.Errorf("read configuration %s: %w: %w", config.Digest, err, errdefs.ErrDataLoss)
-	}
-	return spec, nil
 }
 
 // chainSize adds up the unpacked layers from the topmost down.
@@ -94,19 +155,19 @@ func (s *Store) record(ctx context.Context, target ocispec.Descriptor, names ...
 		return Image{}, err
 	}
 	for _, name := range names {
-		if err := s.writeRecord(ctx, name, target); err != nil {
+		if err := s.writeRecord(ctx, name, target, b); err != nil {
 			return Image{}, fmt.Errorf("record image %s: %w", name, err)
 		}
 	}
 	s.catalog.put(target.Digest, b, time.Now(), names...)
-	return s.catalog.find(b.id)
+	return s.Get(b.id)
 }
 
-func (s *Store) writeRecord(ctx context.Context, name string, target ocispec.Descriptor) error {
-	r := images.Image{Name: name, Target: target}
+func (s *Store) writeRecord(ctx context.Context, name string, target ocispec.Descriptor, b body) error {
+	r := images.Image{Name: name, Target: target, Labels: b.labels()}
 	_, err := s.images.Create(ctx, r)
 	if errdefs.IsAlreadyExists(err) {
-		_, err = s.images.Update(ctx, r, "target")
+		_, err = s.images.Update(ctx, r, "target", "labels")
 	}
 	return err
 }

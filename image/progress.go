@@ -89,14 +89,14 @@ func (w *watchers) isNews(p Progress) bool {
 type countedBody struct {
 	io.Reader
 	at     Progress
-	report func(Progress)
+	report func(at Progress, n int)
 }
 
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.Reader.Read(p)
 	b.at.Done += int64(n)
 	if n > 0 {
-		b.report(b.at)
+		b.report(b.at, n)
 	}
 	return n, err
 }

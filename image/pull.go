@@ -2,12 +2,14 @@ package image
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 )
 
 // Pull makes the image that reference names today complete and durable on this
@@ -28,7 +30,7 @@ func (s *Store) Pull(ctx context.Context, reference string, auth Auth, progress 
 	return s.pulls.join(ctx, key, progress, func(ctx context.Context, report func(Progress)) (Image, error) {
 		image, err := s.pull(s.scope(ctx), ref, auth, report)
 		if err != nil {
-			return Image{}, fmt.Errorf("pull %s: %w", ref, registryError(ctx, err))
+			return Image{}, pullError{fmt.Errorf("pull %s: %w", ref, registryError(ctx, err))}
 		}
 		return image, nil
 	})
@@ -36,6 +38,11 @@ func (s *Store) Pull(ctx context.Context, reference string, auth Auth, progress 
 
 // pull is the work, in order.
 func (s *Store) pull(ctx context.Context, ref Reference, auth Auth, report func(Progress)) (Image, error) {
+	if ref.Digest != "" {
+		if err := checkAlgorithm(ref.Digest); err != nil {
+			return Image{}, err
+		}
+	}
 	ctx, release, err := s.lease(ctx)
 	if err != nil {
 		return Image{}, err
@@ -65,7 +72,7 @@ func resolve(ctx context.Context, resolver remotes.Resolver, ref Reference) (oci
 		return target, fmt.Errorf("resolve: %w", err)
 	}
 	if !images.IsIndexType(target.MediaType) && !images.IsManifestType(target.MediaType) {
-		return target, fmt.Errorf("resolve: %s is of type %q, not an image: %w", target.Digest, target.MediaType, errdefs.ErrInvalidArgument)
+		return target, fmt.Errorf("resolve: %s is of type %q, not an image: %w", target.Digest, cut(target.MediaType, 100), errdefs.ErrInvalidArgument)
 	}
 	return target, nil
 }
@@ -75,11 +82,22 @@ func (s *Store) fetchAndUnpack(ctx context.Context, resolver remotes.Resolver, r
 	if err != nil {
 		return err
 	}
-	f := fetcher{content: s.engine.content, remote: remote, report: report}
-	if err := s.unpackTree(ctx, target, f.handle, report); err != nil {
+	meter := newMeter(s.config.waitWindow)
+	f := fetcher{content: s.engine.content, remote: remote, report: report, pull: rand.Text(), meter: meter, free: s.freeBytes}
+	tree := tree{platform: nodePlatform(), get: f.handle, locks: s.locks.forPull(meter), report: report}
+	if err := s.unpackTree(ctx, target, tree); err != nil {
 		return err
 	}
 	return s.reportDone(ctx, target, report)
+}
+
+// freeBytes is what root may still write where blobs are kept.
+func (s *Store) freeBytes() (int64, error) {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(s.dir, &disk); err != nil {
+		return 0, fmt.Errorf("free space of %s: %w", s.dir, err)
+	}
+	return int64(disk.Bavail) * disk.Bsize, nil
 }
 
 // reportDone names the layers that were there before, too.

@@ -275,12 +275,3 @@ func TestHostileLayersStayInside(t *testing.T) {
 		t.Errorf("an absolute name is below the root: %q, %v", data, err)
 	}
 }
-
-func TestImageThatIsTooLargeToParseIsRefused(t *testing.T) {
-	s, registry := openStore(t), newTestRegistry(t)
-	config := v1.Config{Labels: map[string]string{"huge": strings.Repeat("x", 17<<20)}}
-	_, err := s.Pull(t.Context(), registry.push(t, "huge:1", imageOf(t, config)), Auth{}, nil)
-	if !errdefs.IsInvalidArgument(err) {
-		t.Errorf("error: %v", err)
-	}
-}

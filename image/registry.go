@@ -23,30 +23,36 @@ func (s *Store) resolver(ctx context.Context, ref Reference, auth Auth) (remotes
 	if err != nil {
 		return nil, nil, err
 	}
-	shown := credentials{registry: ref.Host(), request: auth, config: stored}
+	own := newOwnHosts()
+	shown := credentials{registry: ref.Host(), request: auth, config: stored, own: own}
 	if _, err := auth.login(); err != nil {
 		return nil, nil, err
 	}
-	link := &link{timeout: s.config.ProgressTimeout}
+	link := &link{timeout: s.config.ProgressTimeout, minRate: s.config.MinRate, own: own.has}
 	hosts := config.ConfigureHosts(ctx, config.HostOptions{
 		HostDir:      s.hostDir,
 		Credentials:  shown.login,
 		UpdateClient: link.wrap,
 	})
 	return docker.NewResolver(docker.ResolverOptions{
-		Hosts:   withRegistryTokens(hosts, shown),
+		Hosts:   authorized(hosts, shown),
 		Headers: http.Header{"User-Agent": []string{"minicri"}},
 	}), link.close, nil
 }
 
-// withRegistryTokens replaces the token protocol where a ready token is given.
-func withRegistryTokens(hosts docker.RegistryHosts, shown credentials) docker.RegistryHosts {
+// authorized notes which hosts are the pull's own and keeps credentials with
+// them. A ready token takes the place of the token protocol.
+func authorized(hosts docker.RegistryHosts, shown credentials) docker.RegistryHosts {
 	return func(name string) ([]docker.RegistryHost, error) {
 		all, err := hosts(name)
 		for i := range all {
-			if token := shown.forHost(all[i].Host).RegistryToken; token != "" {
-				all[i].Authorizer = tokenAuthorizer{token}
+			host := &all[i]
+			shown.own.add(host.Host)
+			a := authorizer{host: host.Host, shown: host.Authorizer, elsewhere: docker.NewDockerAuthorizer(docker.WithAuthClient(host.Client))}
+			if token := shown.forHost(host.Host).RegistryToken; token != "" {
+				a.shown = tokenAuthorizer{token}
 			}
+			host.Authorizer = a
 		}
 		return all, err
 	}

@@ -38,6 +38,15 @@ type Config struct {
 	// ProgressTimeout ends a pull whose registry sends no byte for so long.
 	// Default 1 minute.
 	ProgressTimeout time.Duration
+	// MinRate ends a pull whose registry sends fewer bytes per second, on average
+	// over ProgressTimeout. 0: no minimum.
+	MinRate int64
+	// VerifierTimeout is how long one verifier may take. Default 10 seconds.
+	VerifierTimeout time.Duration
+	// VolumesDir has a directory, named by its container, for the volumes that
+	// images declare; they are measured with the container's writable layer.
+	// Empty: none.
+	VolumesDir string
 	// MaxDownloads is how many blobs one pull fetches at once. Default 3.
 	MaxDownloads int
 	// MaxUnpacks is how many layers one pull unpacks at once. Default 4, or the
@@ -48,6 +57,8 @@ type Config struct {
 	CollectDelay time.Duration
 	// Logger receives what has no caller to return it to. Default slog.Default.
 	Logger *slog.Logger
+
+	waitWindow time.Duration // shorter in tests
 }
 
 // Store is the node's images. Its methods may be called from any goroutine.
@@ -94,6 +105,12 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 func (c *Config) setDefaults() {
 	if c.ProgressTimeout <= 0 {
 		c.ProgressTimeout = time.Minute
+	}
+	if c.VerifierTimeout <= 0 {
+		c.VerifierTimeout = 10 * time.Second
+	}
+	if c.waitWindow <= 0 {
+		c.waitWindow = waitWindow
 	}
 	if c.MaxDownloads <= 0 {
 		c.MaxDownloads = 3

@@ -3,12 +3,12 @@ package image
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/diff/apply"
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/errdefs"
@@ -18,19 +18,28 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// unpackTree walks from target to the configuration of the node's platform and
-// unpacks its layers. get makes a blob present before it is read. It returns
-// when every layer is a committed snapshot, or, after an error, when all work
-// has ended.
-func (s *Store) unpackTree(ctx context.Context, target ocispec.Descriptor, get images.HandlerFunc, report func(Progress)) error {
+// tree says how an image is walked from its manifest or index to its layers.
+type tree struct {
+	// platform orders the manifests of an index; one is taken.
+	platform platforms.MatchComparer
+	// get makes a blob present before it is read.
+	get    images.HandlerFunc
+	locks  *pullLocks
+	report func(Progress)
+}
+
+// unpackTree walks from target to the configuration of one platform and unpacks
+// its layers. It returns when every layer is a committed snapshot, or, after an
+// error, when all work has ended.
+func (s *Store) unpackTree(ctx context.Context, target ocispec.Descriptor, tree tree) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	unpacker, err := s.newUnpacker(ctx, report)
+	unpacker, err := s.newUnpacker(ctx, tree)
 	if err != nil {
 		return fmt.Errorf("prepare to unpack: %w", err)
 	}
-	gate := &gate{get: get}
-	handler := images.Handlers(images.HandlerFunc(gate.enter), images.HandlerFunc(s.refuseForeign), s.children())
+	gate, vetter := &gate{get: tree.get}, &vetter{content: s.engine.content, platform: tree.platform}
+	handler := images.Handlers(images.HandlerFunc(gate.enter), images.HandlerFunc(vetter.vet), s.children(tree.platform))
 	err = images.Dispatch(ctx, unpacker.Unpack(handler), nil, target)
 	if err != nil {
 		cancel()
@@ -41,7 +50,16 @@ func (s *Store) unpackTree(ctx context.Context, target ocispec.Descriptor, get i
 	if err != nil {
 		return err
 	}
-	return unpackErr
+	return wrongLayer(unpackErr)
+}
+
+// wrongLayer gives the unpacker's word for bytes that are not those of the
+// image's configuration its kind; the library has no type for it.
+func wrongLayer(err error) error {
+	if err != nil && strings.Contains(err.Error(), "wrong diff id") {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
+	}
+	return err
 }
 
 // gate waits for fetches that the unpacker, failing, left behind.
@@ -72,40 +90,41 @@ func (g *gate) close() {
 	g.work.Wait()
 }
 
-// children lists what a blob points at, for the node's platform only, and labels
-// it so that the collection keeps manifests and configurations. Layers get no
-// label: unpacked, the blob is of no use any more.
-func (s *Store) children() images.HandlerFunc {
+// children lists what a blob points at, for one platform only, and labels it so
+// that the collection keeps manifests and configurations. Layers get no label:
+// once unpacked, the blob is not needed.
+func (s *Store) children(platform platforms.MatchComparer) images.HandlerFunc {
 	h := images.ChildrenHandler(s.engine.content)
-	h = images.FilterPlatforms(h, nodePlatform())
-	h = images.LimitManifests(h, nodePlatform(), 1)
+	h = images.FilterPlatforms(h, platform)
+	h = images.LimitManifests(h, platform, 1)
 	return images.SetChildrenMappedLabels(s.engine.content, h, images.ChildGCLabelsFilterLayers)
 }
 
-func (s *Store) newUnpacker(ctx context.Context, report func(Progress)) (*unpack.Unpacker, error) {
+// newUnpacker makes what unpacks one image. Layers are unpacked side by side and
+// without their parents, each straight into its directory; at the commit, in
+// order, a layer inherits what it does not list (see inheriting).
+func (s *Store) newUnpacker(ctx context.Context, tree tree) (*unpack.Unpacker, error) {
+	limits := []unpack.UnpackerOpt{
+		unpack.WithLimiter(semaphore.NewWeighted(int64(s.config.MaxDownloads))),
+		unpack.WithDuplicationSuppressor(tree.locks),
+	}
 	platform := unpack.Platform{
-		Platform:       nodePlatform(),
+		Platform:       tree.platform,
 		SnapshotterKey: snapshotterKey,
 		Snapshotter:    s.snapshots,
-		Applier:        inPlace{apply.NewFileSystemApplier(s.engine.content)},
-		ApplyOpts: []diff.ApplyOpt{
-			// Each layer by itself, before its snapshot is committed: it goes on
-			// beside the unpacking of other layers.
-			diff.WithSyncFs(!s.config.NoSync),
-			diff.WithProgress(unpackReport(report)),
-		},
+		Applier:        apply.NewFileSystemApplier(s.engine.content),
+		ApplyOpts:      []diff.ApplyOpt{diff.WithSyncFs(!s.config.NoSync), diff.WithProgress(unpackReport(tree.report))},
 	}
-	options := []unpack.UnpackerOpt{
-		unpack.WithLimiter(semaphore.NewWeighted(int64(s.config.MaxDownloads))),
-		unpack.WithDuplicationSuppressor(s.locks),
-	}
-	// Side by side needs device nodes for whiteouts, which a user namespace
-	// does not allow.
+	// Whiteouts as device nodes, which side by side needs, cannot be made in a
+	// user namespace: there layers are unpacked in turn, through a mount.
 	if !userns.RunningInUserNS() {
+		snapshotter := newInheriting(s.snapshots, !s.config.NoSync)
+		platform.Snapshotter = snapshotter
+		platform.Applier = applier{content: s.engine.content, syncs: !s.config.NoSync, note: snapshotter.note}
 		platform.SnapshotterCapabilities = []string{snapshots.RebaseCap}
-		options = append(options, unpack.WithUnpackLimiter(semaphore.NewWeighted(int64(s.config.MaxUnpacks))))
+		limits = append(limits, unpack.WithUnpackLimiter(semaphore.NewWeighted(int64(s.config.MaxUnpacks))))
 	}
-	return unpack.NewUnpacker(ctx, s.engine.content, append(options, unpack.WithUnpackPlatform(platform))...)
+	return unpack.NewUnpacker(ctx, s.engine.content, append(limits, unpack.WithUnpackPlatform(platform))...)
 }
 
 func unpackReport(report func(Progress)) func(ocispec.Descriptor, int64) {
@@ -116,35 +135,4 @@ func unpackReport(report func(Progress)) func(ocispec.Descriptor, int64) {
 		}
 		report(Progress{Digest: desc.Digest.String(), Stage: stage, Done: done, Total: desc.Size})
 	}
-}
-
-// inPlace unpacks a bottom layer, too, straight into its directory. The library
-// would bind mount it below /tmp first, which a kill would leave behind.
-type inPlace struct{ diff.Applier }
-
-func (a inPlace) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {
-	if len(mounts) == 1 && mounts[0].Type == "bind" {
-		mounts = []mount.Mount{{Type: "overlay", Source: "overlay", Options: []string{"upperdir=" + mounts[0].Source}}}
-	}
-	applied, err := a.Applier.Apply(ctx, desc, mounts, opts...)
-	if err != nil {
-		return applied, fmt.Errorf("unpack layer %s: %w", desc.Digest, err)
-	}
-	return applied, nil
-}
-
-// refuseForeign ends the pull of an image that this node cannot run, before its
-// layers are fetched; the unpacker would skip it without a word.
-func (s *Store) refuseForeign(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-	if !images.IsConfigType(desc.MediaType) {
-		return nil, nil
-	}
-	spec, err := s.readSpec(ctx, desc)
-	if err != nil {
-		return nil, err
-	}
-	if !nodePlatform().Match(spec.Platform) {
-		return nil, fmt.Errorf("the image is for %s, not for this node: %w", platforms.Format(spec.Platform), errdefs.ErrNotFound)
-	}
-	return nil, nil
 }

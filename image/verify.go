@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/containerd/containerd/v2/pkg/imageverifier/bindir"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -27,11 +28,9 @@ func (s *Store) verify(ctx context.Context, ref Reference, target ocispec.Descri
 	if len(entries) == 0 {
 		return fmt.Errorf("%w: no verifier in %s", ErrVerification, dir)
 	}
-	verifier := bindir.NewImageVerifier(&bindir.Config{
-		BinDir:             dir,
-		MaxVerifiers:       -1,             // all of them
-		PerVerifierTimeout: 10_000_000_000, // nanoseconds; the type's name is internal
-	})
+	config := &bindir.Config{BinDir: dir, MaxVerifiers: -1} // all of them
+	setDuration(&config.PerVerifierTimeout, s.config.VerifierTimeout)
+	verifier := bindir.NewImageVerifier(config)
 	judgement, err := verifier.VerifyImage(ctx, ref.String(), target)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrVerification, err)
@@ -41,3 +40,6 @@ func (s *Store) verify(ctx context.Context, ref Reference, target ocispec.Descri
 	}
 	return nil
 }
+
+// setDuration sets a field whose type has a name that is internal to its module.
+func setDuration[T ~int64](field *T, d time.Duration) { *field = T(d) }

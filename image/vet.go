@@ -1,0 +1,212 @@
+package image
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync/atomic"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+const (
+	// maxManifest bounds manifests and indexes, in bytes. Registries refuse more
+	// than 4 MiB: distribution-spec, "Pushing Manifests".
+	maxManifest = 4 << 20
+	// maxConfig bounds configurations, in bytes.
+	maxConfig = 1 << 20
+	// maxDepth is how deep indexes may be nested.
+	maxDepth = 8
+	// maxLayers can be mounted by one mount(2): all of its options are one page
+	// of 4 KiB, of which a layer takes at most 12 bytes.
+	maxLayers = 256
+	// maxUser is the length of the longest user name (LOGIN_NAME_MAX), with a
+	// group's.
+	maxUser = 2 * 256
+)
+
+// vetter refuses what this node cannot run, with a word for it, before the
+// layers are fetched. The unpacker would skip a foreign platform without a word
+// and notice the rest late or not at all.
+type vetter struct {
+	content  content.Provider
+	platform platforms.MatchComparer
+
+	indexes atomic.Int32 // seen; one manifest of each is followed, so this is the depth
+	layers  atomic.Int32
+}
+
+// vet is a handler of images.Dispatch that finds no children.
+func (v *vetter) vet(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+	var err error
+	switch {
+	case images.IsIndexType(desc.MediaType):
+		if v.indexes.Add(1) > maxDepth {
+			err = fmt.Errorf("indexes are nested more than %d deep: %w", maxDepth, errdefs.ErrInvalidArgument)
+		}
+	case images.IsManifestType(desc.MediaType):
+		err = v.vetManifest(ctx, desc)
+	case images.IsConfigType(desc.MediaType):
+		err = v.vetConfig(ctx, desc)
+	}
+	return nil, err
+}
+
+func (v *vetter) vetManifest(ctx context.Context, desc ocispec.Descriptor) error {
+	data, err := content.ReadBlob(ctx, v.content, desc)
+	if err != nil {
+		return fmt.Errorf("read manifest %s: %w", desc.Digest, err)
+	}
+	manifest, err := parseManifest(data)
+	if err != nil {
+		return fmt.Errorf("manifest %s: %w", desc.Digest, err)
+	}
+	v.layers.Store(int32(len(manifest.Layers)))
+	return nil
+}
+
+// parseManifest decodes a manifest and refuses one that is not of an image which
+// can be pulled, unpacked and mounted.
+func parseManifest(data []byte) (manifest ocispec.Manifest, err error) {
+	if err := json.Unmarshal(data, &manifest); err != nil {
+		return manifest, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	if err := checkArtifact(manifest); err != nil {
+		return manifest, err
+	}
+	if err := checkDescriptor(manifest.Config); err != nil {
+		return manifest, err
+	}
+	if len(manifest.Layers) > maxLayers {
+		return manifest, fmt.Errorf("the image has %d layers; no more than %d can be mounted: %w", len(manifest.Layers), maxLayers, errdefs.ErrInvalidArgument)
+	}
+	for _, layer := range manifest.Layers {
+		if err := checkLayerType(layer.MediaType); err != nil {
+			return manifest, err
+		}
+		if err := checkDescriptor(layer); err != nil {
+			return manifest, err
+		}
+	}
+	return manifest, nil
+}
+
+// checkArtifact refuses what is stored like an image and is none (image-spec,
+// manifest.md, "Guidelines for Artifact Usage"). The configuration of most is the
+// empty object, so as images they would all be the same one.
+func checkArtifact(manifest ocispec.Manifest) error {
+	kind := manifest.ArtifactType
+	if kind == "" {
+		kind = manifest.Config.MediaType
+	}
+	if images.IsConfigType(manifest.Config.MediaType) && manifest.Config.Digest != ocispec.DescriptorEmptyJSON.Digest {
+		return nil
+	}
+	return fmt.Errorf("it is an artifact of type %q, not an image: %w", cut(kind, 100), errdefs.ErrInvalidArgument)
+}
+
+// layerTypes are those that can be unpacked.
+var layerTypes = map[string]bool{
+	ocispec.MediaTypeImageLayer:            true,
+	ocispec.MediaTypeImageLayerGzip:        true,
+	ocispec.MediaTypeImageLayerZstd:        true,
+	images.MediaTypeDockerSchema2Layer:     true,
+	images.MediaTypeDockerSchema2LayerGzip: true,
+	images.MediaTypeDockerSchema2LayerZstd: true,
+}
+
+func checkLayerType(kind string) error {
+	switch {
+	case layerTypes[kind]:
+		return nil
+	case strings.HasSuffix(kind, "+encrypted"):
+		return fmt.Errorf("it has an encrypted layer (%q); encrypted images are not supported: %w", cut(kind, 100), errdefs.ErrNotImplemented)
+	case images.IsNonDistributable(kind):
+		return fmt.Errorf("it has a foreign layer (%q), which is not kept in the registry; foreign layers are not supported: %w", cut(kind, 100), errdefs.ErrNotImplemented)
+	}
+	return fmt.Errorf("it has a layer of the unknown type %q: %w", cut(kind, 100), errdefs.ErrNotImplemented)
+}
+
+// checkDescriptor looks at what a manifest says of a blob before anything is
+// made of it, a request's path above all.
+func checkDescriptor(desc ocispec.Descriptor) error {
+	if err := desc.Digest.Validate(); err != nil {
+		return fmt.Errorf("digest %q of a %s: %w: %w", cut(desc.Digest.String(), 100), kindOf(desc), err, errdefs.ErrInvalidArgument)
+	}
+	if err := checkAlgorithm(desc.Digest); err != nil {
+		return fmt.Errorf("%s: %w", kindOf(desc), err)
+	}
+	most := int64(maxManifest)
+	switch {
+	case images.IsLayerType(desc.MediaType):
+		most = 1 << 62
+	case images.IsConfigType(desc.MediaType):
+		most = maxConfig
+	}
+	if desc.Size <= 0 || desc.Size > most {
+		return fmt.Errorf("%s %s has a size of %d bytes, which is not between 1 and %d: %w", kindOf(desc), desc.Digest, desc.Size, most, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// checkAlgorithm: ids, snapshots and the content store's labels are of sha256.
+func checkAlgorithm(d digest.Digest) error {
+	if algorithm := d.Algorithm(); algorithm != digest.SHA256 {
+		return fmt.Errorf("%s digests are not supported, only sha256 ones: %w", algorithm, errdefs.ErrNotImplemented)
+	}
+	return nil
+}
+
+func (v *vetter) vetConfig(ctx context.Context, desc ocispec.Descriptor) error {
+	spec, err := readConfiguration(ctx, v.content, desc)
+	if err != nil {
+		return err
+	}
+	if !v.platform.Match(spec.Platform) {
+		return fmt.Errorf("the image is for %s, not for this node: %w", cut(platforms.Format(spec.Platform), 100), errdefs.ErrNotFound)
+	}
+	if layers := int(v.layers.Load()); len(spec.RootFS.DiffIDs) != layers {
+		return fmt.Errorf("the configuration names %d layers, the manifest %d: %w", len(spec.RootFS.DiffIDs), layers, errdefs.ErrInvalidArgument)
+	}
+	if len(spec.Config.User) > maxUser {
+		return fmt.Errorf("the configuration's user has %d characters, more than %d: %w", len(spec.Config.User), maxUser, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// configuration is what is used of an image's configuration. Its history, which
+// can be most of it, is not read.
+type configuration struct {
+	ocispec.Platform
+	Config ocispec.ImageConfig `json:"config"`
+	RootFS ocispec.RootFS      `json:"rootfs"`
+}
+
+func readConfiguration(ctx context.Context, provider content.Provider, desc ocispec.Descriptor) (spec configuration, err error) {
+	data, err := content.ReadBlob(ctx, provider, desc)
+	if err != nil {
+		return spec, fmt.Errorf("read configuration %s: %w", desc.Digest, err)
+	}
+	if spec, err = parseConfiguration(data); err != nil {
+		return spec, fmt.Errorf("configuration %s: %w", desc.Digest, err)
+	}
+	return spec, nil
+}
+
+func parseConfiguration(data []byte) (spec configuration, err error) {
+	if err := json.Unmarshal(data, &spec); err != nil {
+		return spec, fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
+	}
+	for _, id := range spec.RootFS.DiffIDs {
+		if err := id.Validate(); err != nil {
+			return spec, fmt.Errorf("layer %q: %w: %w", cut(id.String(), 100), err, errdefs.ErrInvalidArgument)
+		}
+	}
+	return spec, nil
+}

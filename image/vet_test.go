@@ -1,0 +1,196 @@
+package image
+
+import (
+	"bytes"
+	"crypto/sha512"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// putBlob puts bytes into the registry of a repository and describes them.
+func (r *testRegistry) putBlob(t testing.TB, repository, mediaType string, data []byte) ocispec.Descriptor {
+	t.Helper()
+	d := digest.FromBytes(data)
+	r.put(t, http.MethodPost, fmt.Sprintf("/v2/%s/blobs/uploads/?digest=%s", repository, d), "application/octet-stream", data)
+	return ocispec.Descriptor{MediaType: mediaType, Digest: d, Size: int64(len(data))}
+}
+
+// putManifest names a manifest or index and returns its reference at the proxy.
+func (r *testRegistry) putManifest(t testing.TB, repository string, manifest any, mediaType string) string {
+	t.Helper()
+	data, err := json.Marshal(manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.put(t, http.MethodPut, "/v2/"+repository+"/manifests/1", mediaType, data)
+	return r.host() + "/" + repository + ":1"
+}
+
+func (r *testRegistry) put(t testing.TB, method, path, mediaType string, data []byte) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), method, r.origin.URL+path, bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Content-Type", mediaType)
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if words, _ := io.ReadAll(answer.Body); answer.StatusCode != http.StatusCreated {
+		t.Fatalf("%s %s: %s: %s", method, path, answer.Status, words)
+	}
+}
+
+// handmade is a manifest of one real layer and a configuration, for a test to
+// spoil.
+func (r *testRegistry) handmade(t testing.TB, repository string) ocispec.Manifest {
+	t.Helper()
+	layer := tarOf(t, file("a", repository))
+	config, err := json.Marshal(ocispec.Image{
+		Platform: ocispec.Platform{OS: "linux", Architecture: nodePlatformArch()},
+		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest}
+	manifest.SchemaVersion = 2
+	manifest.Config = r.putBlob(t, repository, ocispec.MediaTypeImageConfig, config)
+	manifest.Layers = []ocispec.Descriptor{r.putBlob(t, repository, ocispec.MediaTypeImageLayer, layer)}
+	return manifest
+}
+
+func TestHandmadeImageIsPulled(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	pull(t, s, registry.putManifest(t, "handmade", registry.handmade(t, "handmade"), ocispec.MediaTypeImageManifest))
+}
+
+// attack: images: encrypted, foreign and unknown layers, sha512, more layers than can be mounted, artifacts, bad digests and sizes, a configuration of 17 MiB
+// held: refused by name before any layer is fetched; no request is made of a digest that is none
+// field: containerd mounts artifacts never, unpacks encrypted bytes as a layer, and asks for /v2/etc/passwd
+func TestManifestsThatAreRefusedBeforeTheDownload(t *testing.T) {
+	sum := sha512.Sum512([]byte("x"))
+	for name, test := range map[string]struct {
+		spoil func(m *ocispec.Manifest)
+		is    func(error) bool
+		words string
+	}{
+		"encrypted":        {func(m *ocispec.Manifest) { m.Layers[0].MediaType += "+gzip+encrypted" }, errdefs.IsNotImplemented, "encrypted images are not supported"},
+		"foreign":          {func(m *ocispec.Manifest) { m.Layers[0].MediaType = ocispec.MediaTypeImageLayerNonDistributableGzip }, errdefs.IsNotImplemented, "foreign layers are not supported"},
+		"unknown type":     {func(m *ocispec.Manifest) { m.Layers[0].MediaType = "application/x-floppy" }, errdefs.IsNotImplemented, "application/x-floppy"},
+		"sha512":           {func(m *ocispec.Manifest) { m.Layers[0].Digest = digest.Digest("sha512:" + hex.EncodeToString(sum[:])) }, errdefs.IsNotImplemented, "sha512"},
+		"sha512 config":    {func(m *ocispec.Manifest) { m.Config.Digest = digest.Digest("sha512:" + hex.EncodeToString(sum[:])) }, errdefs.IsNotImplemented, "sha512"},
+		"digest is a path": {func(m *ocispec.Manifest) { m.Layers[0].Digest = "sha256:../../../../etc/passwd" }, errdefs.IsInvalidArgument, "etc/passwd"},
+		"no digest":        {func(m *ocispec.Manifest) { m.Config.Digest = "" }, errdefs.IsInvalidArgument, "digest"},
+		"negative size":    {func(m *ocispec.Manifest) { m.Layers[0].Size = -1 }, errdefs.IsInvalidArgument, "-1 bytes"},
+		"size zero":        {func(m *ocispec.Manifest) { m.Layers[0].Size = 0 }, errdefs.IsInvalidArgument, "0 bytes"},
+		"endless size":     {func(m *ocispec.Manifest) { m.Layers[0].Size = 1<<63 - 1 }, errdefs.IsInvalidArgument, "9223372036854775807"},
+		"too large":        {func(m *ocispec.Manifest) { m.Layers[0].Size = 1 << 60 }, errdefs.IsResourceExhausted, "1152921504606846976 bytes are needed"},
+		"large config":     {func(m *ocispec.Manifest) { m.Config.Size = maxConfig + 1 }, errdefs.IsInvalidArgument, "1048577 bytes"},
+		"artifact":         {func(m *ocispec.Manifest) { m.Config.MediaType = "application/vnd.cncf.helm.config.v1+json" }, errdefs.IsInvalidArgument, "helm.config"},
+		"artifact type": {func(m *ocispec.Manifest) {
+			m.ArtifactType, m.Config = "application/x-model", ocispec.DescriptorEmptyJSON
+			m.Config.MediaType = ocispec.MediaTypeImageConfig
+		}, errdefs.IsInvalidArgument, "application/x-model"},
+		"many layers": {func(m *ocispec.Manifest) {
+			for len(m.Layers) <= maxLayers {
+				m.Layers = append(m.Layers, m.Layers[0])
+			}
+		}, errdefs.IsInvalidArgument, "257 layers"},
+		"fewer layers than named": {func(m *ocispec.Manifest) { m.Layers = nil }, errdefs.IsInvalidArgument, "names 1 layers, the manifest 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, registry := openStore(t), newTestRegistry(t)
+			manifest := registry.handmade(t, "spoilt")
+			layer := manifest.Layers[0].Digest.String()
+			test.spoil(&manifest)
+			_, err := s.Pull(t.Context(), registry.putManifest(t, "spoilt", manifest, ocispec.MediaTypeImageManifest), Auth{}, nil)
+			if err == nil || !test.is(err) || !strings.Contains(err.Error(), test.words) {
+				t.Errorf("error: %v, want %q", err, test.words)
+			}
+			if gets := registry.blobGets(layer); len(gets) > 0 {
+				t.Errorf("the layer was fetched: %v", gets)
+			}
+			odd := registry.seen(func(r seenRequest) bool { return strings.Contains(r.path, "passwd") })
+			if len(odd) > 0 {
+				t.Errorf("the digest became a request: %v", odd)
+			}
+			if l := collected(t, s); l != (leftovers{}) {
+				t.Errorf("left: %+v", l)
+			}
+		})
+	}
+}
+
+func TestReferenceBySha512IsRefused(t *testing.T) {
+	sum := sha512.Sum512([]byte("x"))
+	_, err := openStore(t).Pull(t.Context(), "127.0.0.1:1/a@sha512:"+hex.EncodeToString(sum[:]), Auth{}, nil)
+	if !errdefs.IsNotImplemented(err) || !strings.Contains(err.Error(), "sha512 digests are not supported") {
+		t.Errorf("error: %v", err)
+	}
+}
+
+// attack: images: indexes within indexes, 3000 deep
+// held: refused below the eighth
+func TestDepthOfIndexesIsBounded(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	var nested mutate.Appendable = smallImage(t)
+	var index v1.ImageIndex
+	for range maxDepth {
+		index = mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: nested})
+		nested = index
+	}
+	pull(t, s, registry.push(t, "deep:8", index))
+	index = mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: nested})
+	_, err := s.Pull(t.Context(), registry.push(t, "deep:9", index), Auth{}, nil)
+	if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "more than 8 deep") {
+		t.Errorf("error: %v", err)
+	}
+}
+
+// attack: images: as many layers as are let in (256)
+// held: mounted
+func TestAsManyLayersAsAreLetInCanBeMounted(t *testing.T) {
+	s, registry := openStoreAt(t, filepath.Join(t.TempDir(), strings.Repeat("long", 20))), newTestRegistry(t)
+	layers := make([]v1.Layer, maxLayers)
+	for i := range layers {
+		layers[i] = gzipLayer(t, tarOf(t, file(fmt.Sprint(i), "x")), types.OCILayer)
+	}
+	root := mountImage(t, s, pull(t, s, registry.push(t, "layers:1", imageOf(t, v1.Config{}, layers...))))
+	for _, name := range []string{"0", fmt.Sprint(maxLayers - 1)} {
+		if _, err := os.Stat(filepath.Join(root, name)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestWrongDiffIDIsDataLoss(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	one := registry.handmade(t, "one")
+	one.Layers = []ocispec.Descriptor{registry.putBlob(t, "one", ocispec.MediaTypeImageLayer, tarOf(t, file("a", "two")))}
+	_, err := s.Pull(t.Context(), registry.putManifest(t, "one", one, ocispec.MediaTypeImageManifest), Auth{}, nil)
+	if !errdefs.IsDataLoss(err) {
+		t.Errorf("error: %v", err)
+	}
+	one.Layers = []ocispec.Descriptor{registry.putBlob(t, "one", ocispec.MediaTypeImageLayerGzip, []byte("neither tar nor gzip"))}
+	if _, err = s.Pull(t.Context(), registry.putManifest(t, "one", one, ocispec.MediaTypeImageManifest), Auth{}, nil); !errdefs.IsDataLoss(err) {
+		t.Errorf("a layer of noise: %v", err)
+	}
+}
