@@ -141,10 +141,10 @@ func originOf(req *http.Request) string {
 // adds for a registry.
 func keepPlainHeaders(header http.Header) {
 	for name := range header {
-		switch name {
+		switch http.CanonicalHeaderKey(name) {
 		case "Accept", "Accept-Encoding", "Range", "User-Agent":
 		default:
-			header.Del(name)
+			delete(header, name) // not Del: names from hosts.toml are as written there
 		}
 	}
 }

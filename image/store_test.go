@@ -163,3 +163,10 @@ func TestStoreWritesNothingOutsideItsDirectory(t *testing.T) {
 		t.Fatalf("root holds %v, want image alone", all)
 	}
 }
+
+func writeFile(t testing.TB, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

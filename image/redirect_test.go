@@ -1,0 +1,250 @@
+package image
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containerd/errdefs"
+)
+
+// stranger is a host that a registry sends its clients to. It notes every header
+// and body that it is shown.
+type stranger struct {
+	server *httptest.Server
+	answer http.HandlerFunc
+
+	mu   sync.Mutex
+	seen []string
+}
+
+func newStranger(t *testing.T, answer http.HandlerFunc) *stranger {
+	s := &stranger{answer: answer}
+	s.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = r.ParseForm()
+		s.mu.Lock()
+		for name, values := range r.Header {
+			s.seen = append(s.seen, name+": "+strings.Join(values, ","))
+		}
+		s.seen = append(s.seen, r.PostForm.Encode())
+		s.mu.Unlock()
+		s.answer(w, r)
+	}))
+	t.Cleanup(s.server.Close)
+	return s
+}
+
+// address is the stranger under a name that is not the registry's.
+func (s *stranger) address() string {
+	return strings.Replace(s.server.URL, "127.0.0.1", "localhost", 1)
+}
+
+func (s *stranger) shown() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Join(s.seen, "\n")
+}
+
+// redirectBlobs sends who asks for a blob to another host.
+func redirectBlobs(to string) faultFunc {
+	return onBlob("", func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+		http.Redirect(w, r, to+r.URL.Path, http.StatusTemporaryRedirect)
+		return true
+	})
+}
+
+var everyForm = map[string]Auth{
+	"password":       {Username: "user", Password: "s3cret"},
+	"auth":           {Auth: encoded("user:s3cret")},
+	"identity token": {IdentityToken: "s3cret"},
+	"registry token": {RegistryToken: "s3cret"},
+}
+
+func checkNoSecret(t *testing.T, s *stranger) {
+	t.Helper()
+	shown := s.shown()
+	for _, secret := range []string{"s3cret", encoded("user:s3cret"), "Authorization"} {
+		if strings.Contains(shown, secret) {
+			t.Errorf("the other host was shown %q:\n%s", secret, shown)
+		}
+	}
+}
+
+// attack: registries: blobs redirected to an object store that refuses a second way to authenticate
+// held: pulled; no form of credentials, and no header that hosts.toml has for the registry, reaches the store
+// field: containerd knows no registry tokens, and sends the headers of hosts.toml along
+func TestCredentialsDoNotFollowARedirect(t *testing.T) {
+	for name, auth := range everyForm {
+		t.Run(name, func(t *testing.T) {
+			certs := t.TempDir()
+			s, registry := openStore(t, func(c *Config) { c.CertsDirs = []string{certs} }), newTestRegistry(t)
+			writeHosts(t, certs, registry.host(), "[host.\"http://"+registry.host()+"\"]\n[host.\"http://"+registry.host()+"\".header]\nx-key = \"s3cret\"\n")
+			store := newStranger(t, func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Authorization") != "" {
+					http.Error(w, "Only one auth mechanism allowed", http.StatusBadRequest)
+					return
+				}
+				_, _ = w.Write(wholeBody(registry.origin.Config.Handler, r))
+			})
+			reference := registry.push(t, "redirected:1", smallImage(t))
+			registry.breakWith(redirectBlobs(store.address()))
+			if _, err := s.Pull(t.Context(), reference, auth, nil); err != nil {
+				t.Error(err)
+			}
+			checkNoSecret(t, store)
+			if mine := registry.seen(func(r seenRequest) bool { return r.authorization == "Bearer s3cret" }); name == "registry token" && len(mine) == 0 {
+				t.Error("the registry itself was not shown its token")
+			}
+		})
+	}
+}
+
+// attack: registries: a redirect's target answers 401 and asks for a password, or names a token service
+// held: it is shown none
+// field: containerd gives the password to any host that asks when the kubelet names no server
+func TestHostThatMerelyAsksIsShownNothing(t *testing.T) {
+	for name, auth := range everyForm {
+		for _, scheme := range []string{`Basic realm="x"`, `Bearer realm="REALM/token",service="x"`} {
+			t.Run(name+" "+scheme[:5], func(t *testing.T) {
+				s, registry := openStore(t), newTestRegistry(t)
+				var store *stranger
+				store = newStranger(t, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("WWW-Authenticate", strings.ReplaceAll(scheme, "REALM", store.address()))
+					refuse(w, http.StatusUnauthorized, "your password, please")
+				})
+				reference := registry.push(t, "asked:1", smallImage(t))
+				registry.breakWith(redirectBlobs(store.address()))
+				if _, err := s.Pull(t.Context(), reference, auth, nil); err == nil {
+					t.Error("pulled")
+				}
+				checkNoSecret(t, store)
+			})
+		}
+	}
+}
+
+// attack: registries: the token service redirects the login to another host
+// held: not followed with it
+func TestLoginIsNotRedirected(t *testing.T) {
+	for name, auth := range everyForm {
+		if auth.RegistryToken != "" {
+			continue // has no token service
+		}
+		t.Run(name, func(t *testing.T) {
+			s, registry := openStore(t), newTestRegistry(t)
+			thief := newStranger(t, func(w http.ResponseWriter, _ *http.Request) {
+				_ = json.NewEncoder(w).Encode(map[string]string{"token": "good", "access_token": "good"})
+			})
+			service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				http.Redirect(w, r, thief.address()+r.URL.Path+"?"+r.URL.RawQuery, http.StatusTemporaryRedirect)
+			}))
+			defer service.Close()
+			reference := registry.push(t, "login:1", smallImage(t))
+			registry.breakWith(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+				if r.Header.Get("Authorization") == "Bearer good" {
+					return false
+				}
+				w.Header().Set("WWW-Authenticate", `Bearer realm="`+service.URL+`/token",service="test"`)
+				refuse(w, http.StatusUnauthorized, "a token, please")
+				return true
+			})
+			_, _ = s.Pull(t.Context(), reference, auth, nil)
+			checkNoSecret(t, thief)
+		})
+	}
+}
+
+// attack: registries: a redirect to a registry that the node's docker config.json has a password for
+// held: not used: it is for pulls from there
+func TestNodesCredentialsAreNotForRedirects(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.json")
+	s, registry := openStore(t, func(c *Config) { c.DockerConfig = path }), newTestRegistry(t)
+	private := newStranger(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+		refuse(w, http.StatusUnauthorized, "your password, please")
+	})
+	host := strings.TrimPrefix(private.address(), "http://")
+	writeFile(t, path, `{"auths": {"`+host+`": {"username": "user", "password": "s3cret"}}}`)
+	reference := registry.push(t, "deputy:1", smallImage(t))
+	registry.breakWith(redirectBlobs(private.address()))
+	if _, err := s.Pull(t.Context(), reference, Auth{}, nil); err == nil {
+		t.Error("pulled")
+	}
+	checkNoSecret(t, private)
+}
+
+// attack: registries: a descriptor's urls, a redirect or a token service that point at a page inside the node's network
+// held: urls are not asked; nothing of a page reaches an error
+// field: containerd asks urls without a time limit and puts 300 characters of the answer into the error, more in the registry's error form
+func TestNothingOfAnotherHostsAnswerIsShown(t *testing.T) {
+	for name, page := range map[string]string{
+		"text":  "secret=AKIA123456789 token=abcdef",
+		"json":  `{"errors":[{"code":"UNKNOWN","message":"secret=AKIA123456789 ` + strings.Repeat("x", 50000) + `"}]}`,
+		"other": `{"token": 123456789, "expires_in": "AKIA123456789"}`,
+	} {
+		for _, status := range []int{http.StatusOK, http.StatusForbidden} {
+			inside := newStranger(t, func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(status)
+				_, _ = w.Write([]byte(page))
+			})
+			for way, fault := range map[string]faultFunc{
+				"redirect": redirectBlobs(inside.address()),
+				"manifest": func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+					http.Redirect(w, r, inside.address(), http.StatusTemporaryRedirect)
+					return true
+				},
+				"token": func(w http.ResponseWriter, _ *http.Request, _ http.Handler) bool {
+					w.Header().Set("WWW-Authenticate", `Bearer realm="`+inside.address()+`"`)
+					refuse(w, http.StatusUnauthorized, "a token")
+					return true
+				},
+			} {
+				t.Run(name+" by "+way, func(t *testing.T) {
+					s, registry := openStore(t), newTestRegistry(t)
+					reference := registry.push(t, "inside:1", smallImage(t))
+					registry.breakWith(fault)
+					_, err := s.Pull(t.Context(), reference, Auth{}, nil)
+					if err == nil || strings.Contains(err.Error(), "AKIA") || strings.Contains(err.Error(), "123456") {
+						t.Errorf("error: %v", err)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestURLsOfDescriptorsAreNotAsked(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	elsewhere := newStranger(t, func(http.ResponseWriter, *http.Request) {})
+	manifest := registry.handmade(t, "urls")
+	manifest.Layers[0].URLs, manifest.Config.URLs = []string{elsewhere.address() + "/layer"}, []string{elsewhere.address() + "/config"}
+	pull(t, s, registry.putManifest(t, "urls", manifest, manifest.MediaType))
+	if shown := elsewhere.shown(); shown != "" {
+		t.Errorf("the address of a descriptor was asked: %s", shown)
+	}
+}
+
+// attack: registries: 50 KB of error, with control characters
+// held: at most 1 KiB, printable
+func TestErrorsAreShortAndPrintable(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	reference := registry.push(t, "words:1", smallImage(t))
+	for _, body := range []string{
+		strings.Repeat("x\x1b[31m\x00\xff\u202e ", 10000),
+		`{"errors":[{"code":"A\u001b[31mB","message":"` + strings.Repeat(`line\n\u0000`, 5000) + `"}]}`,
+	} {
+		registry.breakWith(onBlob("", func(w http.ResponseWriter, _ *http.Request, _ http.Handler) bool {
+			w.WriteHeader(http.StatusForbidden)
+			_, _ = w.Write([]byte(body))
+			return true
+		}))
+		_, err := s.Pull(t.Context(), reference, Auth{}, nil)
+		if !errdefs.IsPermissionDenied(err) || len(err.Error()) > 1024 || strings.ContainsAny(err.Error(), "\x1b\x00\n\xff\u202e") {
+			t.Errorf("error of %d bytes: %q", len(err.Error()), err)
+		}
+	}
+}
