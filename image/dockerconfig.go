@@ -14,6 +14,33 @@ import (
 // https://docs.docker.com/reference/cli/docker/login/
 type dockerConfig struct {
 	Auths map[string]dockerAuth `json:"auths"`
+	// Programs that hold credentials are not asked: see unsupported.
+	CredsStore  string            `json:"credsStore"`
+	CredHelpers map[string]string `json:"credHelpers"`
+}
+
+// unsupported names what the file says of credentials and nothing here reads.
+func (c dockerConfig) unsupported() (keys []string) {
+	if c.CredsStore != "" {
+		keys = append(keys, "credsStore")
+	}
+	if len(c.CredHelpers) > 0 {
+		keys = append(keys, "credHelpers")
+	}
+	return keys
+}
+
+// warnOfDockerConfig says at the start what the docker config.json has that
+// pulls will not use.
+func (s *Store) warnOfDockerConfig() {
+	config, err := readDockerConfig(s.config.DockerConfig)
+	if err != nil {
+		s.log.Warn("images.docker_config cannot be used; pulls that need it will fail", "error", err)
+		return
+	}
+	if keys := config.unsupported(); len(keys) > 0 {
+		s.log.Warn("images.docker_config has keys that are not supported; only the credentials below \"auths\" are used", "path", s.config.DockerConfig, "keys", keys)
+	}
 }
 
 type dockerAuth struct {

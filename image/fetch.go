@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -35,6 +36,8 @@ type fetcher struct {
 	// not wait for it.
 	pull  string
 	meter *meter
+	// fetched counts the bytes that have come.
+	fetched *atomic.Int64
 	// free returns the bytes that are free where blobs are kept.
 	free func() (int64, error)
 }
@@ -146,7 +149,11 @@ func (f fetcher) copyFrom(ctx context.Context, w io.Writer, desc ocispec.Descrip
 		}
 	}
 	at := Progress{Digest: desc.Digest.String(), Stage: StageDownload, Done: offset, Total: desc.Size}
-	body := &countedBody{Reader: io.LimitReader(rc, desc.Size-offset+1), at: at, report: func(p Progress, n int) { add(n); f.report(p) }}
+	body := &countedBody{Reader: io.LimitReader(rc, desc.Size-offset+1), at: at, report: func(p Progress, n int) {
+		add(n)
+		f.fetched.Add(int64(n))
+		f.report(p)
+	}}
 	if _, err := io.CopyBuffer(onlyWriter{w}, body, make([]byte, copyBuffer)); err != nil {
 		return err
 	}

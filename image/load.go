@@ -2,7 +2,6 @@ package image
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"strconv"
 	"time"
@@ -36,16 +35,6 @@ func (s *Store) Get(refOrID string) (Image, error) {
 	}
 	found.Spec = ocispec.Image{Platform: spec.Platform, Config: spec.Config, RootFS: spec.RootFS}
 	return found, nil
-}
-
-// Configuration returns the configuration of an image as its author wrote it, in
-// JSON.
-func (s *Store) Configuration(ctx context.Context, refOrID string) (json.RawMessage, error) {
-	found, err := s.catalog.find(refOrID)
-	if err != nil {
-		return nil, err
-	}
-	return s.readConfigurationOf(s.scope(ctx), found.ID)
 }
 
 func (s *Store) readConfigurationOf(ctx context.Context, id string) ([]byte, error) {
@@ -154,6 +143,10 @@ func (s *Store) record(ctx context.Context, target ocispec.Descriptor, names ...
 	if err != nil {
 		return Image{}, err
 	}
+	return s.recordBody(ctx, target, b, names...)
+}
+
+func (s *Store) recordBody(ctx context.Context, target ocispec.Descriptor, b body, names ...string) (Image, error) {
 	for _, name := range names {
 		if err := s.writeRecord(ctx, name, target, b); err != nil {
 			return Image{}, fmt.Errorf("record image %s: %w", name, err)
@@ -161,6 +154,22 @@ func (s *Store) record(ctx context.Context, target ocispec.Descriptor, names ...
 	}
 	s.catalog.put(target.Digest, b, time.Now(), names...)
 	return s.Get(b.id)
+}
+
+// targetOf finds what the records of an image point at.
+func (s *Store) targetOf(ctx context.Context, id string) (target ocispec.Descriptor, b body, err error) {
+	for _, name := range s.catalog.namesOf(id) {
+		r, err := s.images.Get(ctx, name)
+		if errdefs.IsNotFound(err) {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			return target, b, err
+		}
+		b, err = s.bodyOf(ctx, r)
+		return r.Target, b, err
+	}
+	return target, b, notFound(id)
 }
 
 func (s *Store) writeRecord(ctx context.Context, name string, target ocispec.Descriptor, b body) error {

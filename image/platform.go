@@ -1,6 +1,9 @@
 package image
 
 import (
+	"fmt"
+
+	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -15,4 +18,16 @@ type orUnnamed struct{ platforms.MatchComparer }
 
 func (m orUnnamed) Match(p ocispec.Platform) bool {
 	return p.OS == "" || p.Architecture == "" || m.MatchComparer.Match(p)
+}
+
+// platformNamed is the node's for "", and else exactly the one that is named.
+func platformNamed(text string) (platforms.MatchComparer, error) {
+	if text == "" {
+		return nodePlatform(), nil
+	}
+	named, err := platforms.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("platform %q: %w: %w", text, err, errdefs.ErrInvalidArgument)
+	}
+	return platforms.OnlyStrict(named), nil
 }

@@ -4,10 +4,13 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"sync/atomic"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 )
@@ -22,24 +25,51 @@ import (
 // registry answered, ErrRegistryUnavailable when it did not, ErrDataLoss for
 // wrong bytes, ErrVerification for a verifier's no.
 func (s *Store) Pull(ctx context.Context, reference string, auth Auth, progress func(Progress)) (Image, error) {
+	return s.PullFor(ctx, reference, "", auth, progress)
+}
+
+// PullFor is Pull for a platform other than the node's, written as os/arch or
+// os/arch/variant. Of an index, the manifest of that platform alone is recorded.
+func (s *Store) PullFor(ctx context.Context, reference, platform string, auth Auth, progress func(Progress)) (Image, error) {
 	ref, err := ParseReference(reference)
 	if err != nil {
 		return Image{}, err
 	}
-	key := pullKey{name: ref.String(), auth: auth}
+	wanted, err := platformNamed(platform)
+	if err != nil {
+		return Image{}, err
+	}
+	work := &pulling{store: s, ref: ref, auth: auth, platform: wanted, narrow: platform != ""}
+	key := pullKey{name: ref.String(), auth: auth, platform: platform}
 	return s.pulls.join(ctx, key, progress, func(ctx context.Context, report func(Progress)) (Image, error) {
-		image, err := s.pull(s.scope(ctx), ref, auth, report)
+		work.report = report
+		began := time.Now()
+		image, err := work.run(s.scope(ctx))
 		if err != nil {
-			return Image{}, pullError{fmt.Errorf("pull %s: %w", ref, registryError(ctx, err))}
+			err = pullError{fmt.Errorf("pull %s: %w", ref, registryError(ctx, err))}
 		}
-		return image, nil
+		s.config.Observe(PullResult{Took: time.Since(began), Bytes: work.fetched.Load(), Err: err})
+		return image, err
 	})
 }
 
-// pull is the work, in order.
-func (s *Store) pull(ctx context.Context, ref Reference, auth Auth, report func(Progress)) (Image, error) {
-	if ref.Digest != "" {
-		if err := checkAlgorithm(ref.Digest); err != nil {
+// pulling is one pull.
+type pulling struct {
+	store    *Store
+	ref      Reference
+	auth     Auth
+	platform platforms.MatchComparer
+	narrow   bool // record the platform's manifest, not the index
+	report   func(Progress)
+
+	fetched atomic.Int64 // bytes
+}
+
+// run does the work, in order.
+func (p *pulling) run(ctx context.Context) (Image, error) {
+	s := p.store
+	if p.ref.Digest != "" {
+		if err := checkAlgorithm(p.ref.Digest); err != nil {
 			return Image{}, err
 		}
 	}
@@ -48,22 +78,30 @@ func (s *Store) pull(ctx context.Context, ref Reference, auth Auth, report func(
 		return Image{}, err
 	}
 	defer release()
-	resolver, disconnect, err := s.resolver(ctx, ref, auth)
+	resolver, disconnect, err := s.resolver(ctx, p.ref, p.auth)
 	if err != nil {
 		return Image{}, err
 	}
 	defer disconnect()
-	target, err := resolve(ctx, resolver, ref)
+	target, err := resolve(ctx, resolver, p.ref)
 	if err != nil {
 		return Image{}, err
 	}
-	if err := s.verify(ctx, ref, target); err != nil {
+	if err := s.verify(ctx, p.ref, target); err != nil {
 		return Image{}, err
 	}
-	if err := s.fetchAndUnpack(ctx, resolver, ref, target, report); err != nil {
+	if err := p.fetchAndUnpack(ctx, resolver, target); err != nil {
 		return Image{}, err
 	}
-	return s.record(ctx, target, ref.String(), ref.pinnedTo(target.Digest).String())
+	if p.narrow {
+		if target, err = s.manifestOf(ctx, target, p.platform); err != nil {
+			return Image{}, err
+		}
+	}
+	if err := p.reportDone(ctx, target); err != nil {
+		return Image{}, err
+	}
+	return s.record(ctx, target, p.ref.String(), p.ref.pinnedTo(target.Digest).String())
 }
 
 func resolve(ctx context.Context, resolver remotes.Resolver, ref Reference) (ocispec.Descriptor, error) {
@@ -77,18 +115,33 @@ func resolve(ctx context.Context, resolver remotes.Resolver, ref Reference) (oci
 	return target, nil
 }
 
-func (s *Store) fetchAndUnpack(ctx context.Context, resolver remotes.Resolver, ref Reference, target ocispec.Descriptor, report func(Progress)) error {
-	remote, err := resolver.Fetcher(ctx, ref.String())
+func (p *pulling) fetchAndUnpack(ctx context.Context, resolver remotes.Resolver, target ocispec.Descriptor) error {
+	remote, err := resolver.Fetcher(ctx, p.ref.String())
 	if err != nil {
 		return err
 	}
-	meter := newMeter(s.config.waitWindow)
-	f := fetcher{content: s.engine.content, remote: remote, report: report, pull: rand.Text(), meter: meter, free: s.freeBytes}
-	tree := tree{platform: nodePlatform(), get: f.handle, locks: s.locks.forPull(meter), report: report}
-	if err := s.unpackTree(ctx, target, tree); err != nil {
-		return err
+	meter := newMeter(p.store.config.waitWindow)
+	f := fetcher{
+		content: p.store.engine.content, remote: remote, report: p.report, pull: rand.Text(),
+		meter: meter, fetched: &p.fetched, free: p.store.freeBytes,
 	}
-	return s.reportDone(ctx, target, report)
+	tree := tree{platform: p.platform, narrow: p.narrow, get: f.handle, locks: p.store.locks.forPull(meter), report: p.report}
+	return p.store.unpackTree(ctx, target, tree)
+}
+
+// manifestOf follows an index to the manifest of a platform.
+func (s *Store) manifestOf(ctx context.Context, target ocispec.Descriptor, platform platforms.MatchComparer) (ocispec.Descriptor, error) {
+	for images.IsIndexType(target.MediaType) {
+		children, err := s.children(platform, true)(ctx, target)
+		if err != nil {
+			return target, err
+		}
+		if len(children) == 0 {
+			return target, fmt.Errorf("index %s has no manifest for the platform: %w", target.Digest, errdefs.ErrNotFound)
+		}
+		target = children[0]
+	}
+	return target, nil
 }
 
 // freeBytes is what root may still write where blobs are kept.
@@ -101,13 +154,13 @@ func (s *Store) freeBytes() (int64, error) {
 }
 
 // reportDone names the layers that were there before, too.
-func (s *Store) reportDone(ctx context.Context, target ocispec.Descriptor, report func(Progress)) error {
-	manifest, err := images.Manifest(ctx, s.engine.content, target, nodePlatform())
+func (p *pulling) reportDone(ctx context.Context, target ocispec.Descriptor) error {
+	manifest, err := images.Manifest(ctx, p.store.engine.content, target, p.platform)
 	if err != nil {
 		return fmt.Errorf("read manifest of %s: %w", target.Digest, err)
 	}
 	for _, blob := range append(manifest.Layers, manifest.Config) {
-		report(Progress{Digest: blob.Digest.String(), Stage: StageDone, Done: blob.Size, Total: blob.Size})
+		p.report(Progress{Digest: blob.Digest.String(), Stage: StageDone, Done: blob.Size, Total: blob.Size})
 	}
 	return nil
 }

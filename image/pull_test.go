@@ -161,18 +161,73 @@ func TestImageIsTheSameUnderEachOfItsNames(t *testing.T) {
 			t.Errorf("get %s: %s, %v", name, got.ID, err)
 		}
 	}
-	remove(t, s, one)
+	untag(t, s, one)
 	if _, err := s.Get(one); !errdefs.IsNotFound(err) {
 		t.Errorf("removed tag: %v", err)
 	}
 	if left, err := s.Get(pinned); err != nil || !slices.Equal(left.RepoTags, []string{two}) {
 		t.Errorf("after removing one tag: %v, %v", left.RepoTags, err)
 	}
-	remove(t, s, two)
+	untag(t, s, two)
 	if all := s.List(); len(all) != 0 {
 		t.Errorf("the digest outlived the last tag: %+v", all)
 	}
-	remove(t, s, two) // again: no error
+	untag(t, s, two) // again: no error
+}
+
+func untag(t *testing.T, s *Store, name string) {
+	t.Helper()
+	if err := s.Untag(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The CRI: RemoveImage removes all tags, whichever name it is given.
+func TestRemoveByAnyNameRemovesAllNames(t *testing.T) {
+	registry := newTestRegistry(t)
+	img := imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))
+	one, two := registry.push(t, "one:1", img), registry.push(t, "two:2", img)
+	for name, of := range map[string]func(Image) string{
+		"tag":    func(Image) string { return one },
+		"digest": func(i Image) string { return i.RepoDigests[1] },
+		"id":     func(i Image) string { return i.ID },
+		"prefix": func(i Image) string { return i.ID[7:20] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := openStore(t)
+			pull(t, s, one)
+			image := pull(t, s, two)
+			remove(t, s, of(image))
+			if l := collected(t, s); l != (leftovers{}) {
+				t.Errorf("left: %+v", l)
+			}
+			remove(t, s, of(image)) // again: no error
+		})
+	}
+}
+
+// attack: images: RemoveImage of an image that the configuration pins, by any of its names
+// held: refused, with the word where to unpin it
+// field: containerd and CRI-O remove it; only the kubelet's collection leaves it alone
+func TestPinnedImageIsNotRemoved(t *testing.T) {
+	registry := newTestRegistry(t)
+	reference := registry.push(t, "pinned:1", smallImage(t))
+	other := registry.push(t, "other:1", smallImage(t))
+	s := openStore(t, func(c *Config) { c.Pinned = []string{reference} })
+	image := pull(t, s, reference)
+	pull(t, s, other)
+	for _, name := range []string{reference, other, image.ID} {
+		if err := s.Remove(t.Context(), name); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "images.pinned") {
+			t.Errorf("remove %s: %v", name, err)
+		}
+	}
+	if err := s.Untag(t.Context(), reference); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("untag: %v", err)
+	}
+	untag(t, s, other)
+	if got, err := s.Get(reference); err != nil || !got.Pinned {
+		t.Errorf("afterwards: %+v, %v", got, err)
+	}
 }
 
 func TestRemoveByIDRemovesAllNames(t *testing.T) {

@@ -19,11 +19,12 @@ type pulls struct {
 	running map[pullKey]*pullJob
 }
 
-// pullKey holds the credentials too: a pull must not see what another one was
-// let in for.
+// pullKey holds the credentials too: pulls with different credentials are not
+// merged.
 type pullKey struct {
-	name string
-	auth Auth
+	name     string
+	auth     Auth
+	platform string
 }
 
 type pullJob struct {

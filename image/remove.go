@@ -9,19 +9,68 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Remove takes records away: by id all of the image's, by tag that tag, by
-// digest all of that repository's names for the digest. The digest of a
-// repository goes with its last tag. What nothing names any more is collected in
-// the background; containers that run from it keep their files. An image that is
-// not there is removed already.
+// Remove removes an image: given by any of its names or its id, all of its names
+// go, as the CRI has it (RemoveImage: "all tags"). Its files are collected in the
+// background; containers that run from it keep theirs. An image that is not there
+// is removed already; one that the configuration pins is an
+// ErrFailedPrecondition.
 func (s *Store) Remove(ctx context.Context, refOrID string) error {
-	names, err := s.recordsOf(refOrID)
+	found, err := s.catalog.find(refOrID)
 	if errdefs.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	if found.Pinned {
+		return pinnedError(refOrID)
+	}
+	return s.removeNames(ctx, s.catalog.namesOf(found.ID))
+}
+
+// Untag removes one name of an image, and the image with its last one. A
+// repository's digest goes with the repository's last tag for it. A name that is
+// not there is removed already.
+func (s *Store) Untag(ctx context.Context, reference string) error {
+	ref, err := ParseReference(reference)
+	if err != nil {
+		return err
+	}
+	names := s.catalog.withLastDigest(ref)
+	for _, name := range names {
+		if s.catalog.pinned[name] {
+			return pinnedError(name)
+		}
+	}
+	return s.removeNames(ctx, names)
+}
+
+// Tag gives an image one more name, which another image loses if it has it.
+func (s *Store) Tag(ctx context.Context, refOrID, name string) (Image, error) {
+	ref, err := ParseReference(name)
+	if err != nil {
+		return Image{}, err
+	}
+	if ref.Digest != "" {
+		return Image{}, fmt.Errorf("tag %s: a name with a digest is given by a pull: %w", name, errdefs.ErrInvalidArgument)
+	}
+	found, err := s.catalog.find(refOrID)
+	if err != nil {
+		return Image{}, err
+	}
+	ctx = s.scope(ctx)
+	target, b, err := s.targetOf(ctx, found.ID)
+	if err != nil {
+		return Image{}, fmt.Errorf("tag %s as %s: %w", refOrID, ref, err)
+	}
+	return s.recordBody(ctx, target, b, ref.String())
+}
+
+func pinnedError(name string) error {
+	return fmt.Errorf("image %s is pinned: take it out of images.pinned in the daemon's configuration to remove it: %w", name, errdefs.ErrFailedPrecondition)
+}
+
+func (s *Store) removeNames(ctx context.Context, names []string) error {
 	ctx = s.scope(ctx)
 	for _, name := range names {
 		if err := s.images.Delete(ctx, name); err != nil && !errdefs.IsNotFound(err) {
@@ -31,41 +80,6 @@ func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	}
 	s.collector.soon()
 	return nil
-}
-
-func (s *Store) recordsOf(refOrID string) ([]string, error) {
-	id, err := s.catalog.resolve(refOrID)
-	if err != nil {
-		return nil, err
-	}
-	ref, named := s.catalog.recordNamed(refOrID)
-	if !named {
-		return s.catalog.namesOf(id), nil
-	}
-	if ref.Digest != "" {
-		return s.catalog.namesIn(ref.Repository, ref.Digest), nil
-	}
-	return s.catalog.withLastDigest(ref), nil
-}
-
-// recordNamed tells a reference from an id.
-func (c *catalog) recordNamed(refOrID string) (Reference, bool) {
-	ref, err := ParseReference(refOrID)
-	if err != nil {
-		return ref, false
-	}
-	if prefix, ok := isIDPrefix(refOrID); ok {
-		if id, _ := c.lockedByPrefix(prefix); id != "" {
-			return ref, false
-		}
-	}
-	return ref, true
-}
-
-func (c *catalog) lockedByPrefix(prefix string) (string, error) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return c.byPrefix(prefix)
 }
 
 // namesIn returns a repository's names for a target.
@@ -81,20 +95,23 @@ func (c *catalog) namesIn(repository string, target digest.Digest) []string {
 	return names
 }
 
-// withLastDigest returns the tag, and the repository's digest for it when no
-// other tag of the repository points there.
+// withLastDigest returns the name if it is known, and the repository's digest for
+// it when no other tag of the repository points there.
 func (c *catalog) withLastDigest(ref Reference) []string {
 	c.mu.RLock()
-	target := c.records[ref.String()].target
+	record, known := c.records[ref.String()]
 	c.mu.RUnlock()
-	names := c.namesIn(ref.Repository, target)
+	if !known {
+		return nil
+	}
+	names := c.namesIn(ref.Repository, record.target)
 	tags := 0
 	for _, name := range names {
 		if !strings.Contains(name, "@") {
 			tags++
 		}
 	}
-	if tags > 1 {
+	if tags > 1 || ref.Digest != "" {
 		return []string{ref.String()}
 	}
 	return names

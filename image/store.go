@@ -55,10 +55,19 @@ type Config struct {
 	// CollectDelay is how long the store must be quiet before garbage is
 	// collected. Default 2 seconds.
 	CollectDelay time.Duration
+	// Observe is called when a pull ends. Nil: not.
+	Observe func(PullResult)
 	// Logger receives what has no caller to return it to. Default slog.Default.
 	Logger *slog.Logger
 
 	waitWindow time.Duration // shorter in tests
+}
+
+// PullResult is how a pull ended.
+type PullResult struct {
+	Took  time.Duration
+	Bytes int64 // that came from the registry
+	Err   error
 }
 
 // Store is the node's images. Its methods may be called from any goroutine.
@@ -98,6 +107,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	if err := s.recover(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("open image store %s: %w", dir, err), engine.close())
 	}
+	s.warnOfDockerConfig()
 	s.collector.start()
 	return s, nil
 }
@@ -120,6 +130,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.CollectDelay <= 0 {
 		c.CollectDelay = 2 * time.Second
+	}
+	if c.Observe == nil {
+		c.Observe = func(PullResult) {}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
@@ -150,6 +163,9 @@ func newStore(config Config, dir string, engine *engine) *Store {
 // therefore builds on nothing that a killed one left.
 func (s *Store) recover(ctx context.Context) error {
 	ctx = s.scope(ctx)
+	if err := s.dropSaves(); err != nil {
+		return fmt.Errorf("unmount unfinished saves: %w", err)
+	}
 	if err := s.dropLeases(ctx); err != nil {
 		return err
 	}

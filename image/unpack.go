@@ -22,6 +22,8 @@ import (
 type tree struct {
 	// platform orders the manifests of an index; one is taken.
 	platform platforms.MatchComparer
+	// narrow: the index that was followed is not kept.
+	narrow bool
 	// get makes a blob present before it is read.
 	get    images.HandlerFunc
 	locks  *pullLocks
@@ -39,7 +41,7 @@ func (s *Store) unpackTree(ctx context.Context, target ocispec.Descriptor, tree 
 		return fmt.Errorf("prepare to unpack: %w", err)
 	}
 	gate, vetter := &gate{get: tree.get}, &vetter{content: s.engine.content, platform: tree.platform}
-	handler := images.Handlers(images.HandlerFunc(gate.enter), images.HandlerFunc(vetter.vet), s.children(tree.platform))
+	handler := images.Handlers(images.HandlerFunc(gate.enter), images.HandlerFunc(vetter.vet), s.children(tree.platform, tree.narrow))
 	err = images.Dispatch(ctx, unpacker.Unpack(handler), nil, target)
 	if err != nil {
 		cancel()
@@ -92,12 +94,19 @@ func (g *gate) close() {
 
 // children lists what a blob points at, for one platform only, and labels it so
 // that the collection keeps manifests and configurations. Layers get no label:
-// once unpacked, the blob is not needed.
-func (s *Store) children(platform platforms.MatchComparer) images.HandlerFunc {
-	h := images.ChildrenHandler(s.engine.content)
-	h = images.FilterPlatforms(h, platform)
-	h = images.LimitManifests(h, platform, 1)
-	return images.SetChildrenMappedLabels(s.engine.content, h, images.ChildGCLabelsFilterLayers)
+// once unpacked, the blob is not needed. An index that is not to be kept gets
+// none either: another image may have it, with a label for another platform.
+func (s *Store) children(platform platforms.MatchComparer, narrow bool) images.HandlerFunc {
+	plain := images.ChildrenHandler(s.engine.content)
+	plain = images.FilterPlatforms(plain, platform)
+	plain = images.LimitManifests(plain, platform, 1)
+	labelled := images.SetChildrenMappedLabels(s.engine.content, plain, images.ChildGCLabelsFilterLayers)
+	return func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		if narrow && images.IsIndexType(desc.MediaType) {
+			return plain(ctx, desc)
+		}
+		return labelled(ctx, desc)
+	}
 }
 
 // newUnpacker makes what unpacks one image. Layers are unpacked side by side and

@@ -2,12 +2,16 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/continuity/fs"
 )
 
 // Usage is what something takes on the disk.
@@ -66,8 +70,9 @@ func (s *Store) ContainerUsage(ctx context.Context) (Usage, error) {
 	return total, nil
 }
 
-// SnapshotUsage measures the writable layer of one container by walking it. A
-// measurement is good for usageAge.
+// SnapshotUsage measures the writable layer of one container by walking it, and
+// with it the volumes that its image declares: they too are the container's own
+// files, and nobody else counts them. A measurement is good for usageAge.
 func (s *Store) SnapshotUsage(ctx context.Context, key string) (Usage, error) {
 	if usage, ok := s.usage.fresh(key); ok {
 		return usage, nil
@@ -79,8 +84,26 @@ func (s *Store) SnapshotUsage(ctx context.Context, key string) (Usage, error) {
 	}
 	usage := Usage{Mountpoint: s.dir, Time: at}
 	usage.add(measured.Size, measured.Inodes)
+	if err := s.addVolumes(ctx, key, &usage); err != nil {
+		return Usage{}, err
+	}
 	s.usage.keep(key, usage)
 	return usage, nil
+}
+
+func (s *Store) addVolumes(ctx context.Context, key string, usage *Usage) error {
+	if s.config.VolumesDir == "" {
+		return nil
+	}
+	measured, err := fs.DiskUsage(ctx, filepath.Join(s.config.VolumesDir, key))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("measure volumes of %s: %w", key, err)
+	}
+	usage.add(measured.Size, measured.Inodes)
+	return nil
 }
 
 func (u *Usage) add(bytes, inodes int64) {

@@ -111,12 +111,15 @@ func containerStatus(c *container.Container) *runtimeapi.ContainerStatus {
 }
 
 // imageOf returns the image as the user wrote it, where the kubelet sent that.
+// Like Image.spec it has no runtime handler and no annotations: the kubelet
+// compares the two to find images that no container uses, and here one image
+// serves every handler.
 func imageOf(config *runtimeapi.ContainerConfig) *runtimeapi.ImageSpec {
 	spec := config.GetImage()
-	if spec.GetUserSpecifiedImage() == "" {
-		return spec
+	if named := spec.GetUserSpecifiedImage(); named != "" {
+		return &runtimeapi.ImageSpec{Image: named}
 	}
-	return &runtimeapi.ImageSpec{Image: spec.GetUserSpecifiedImage(), Annotations: spec.GetAnnotations(), RuntimeHandler: spec.GetRuntimeHandler()}
+	return &runtimeapi.ImageSpec{Image: spec.GetImage()}
 }
 
 func (r *Runtime) verboseContainerStatus(c *container.Container) (map[string]string, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
@@ -16,6 +17,7 @@ import (
 type Images interface {
 	List() []image.Image
 	Get(refOrID string) (image.Image, error)
+	Describe(ctx context.Context, refOrID string) (image.Description, error)
 	Pull(ctx context.Context, reference string, auth image.Auth, progress func(image.Progress)) (image.Image, error)
 	Remove(ctx context.Context, refOrID string) error
 	ImageUsage(ctx context.Context) (image.Usage, error)
@@ -25,11 +27,15 @@ type Images interface {
 // ImageServer implements runtime.v1.ImageService.
 type ImageServer struct {
 	runtimeapi.UnimplementedImageServiceServer
-	images Images
+	images   Images
+	handlers []string
 }
 
-// NewImageServer serves the images of a store.
-func NewImageServer(images Images) *ImageServer { return &ImageServer{images: images} }
+// NewImageServer serves the images of a store, which are the same for all of the
+// runtime handlers.
+func NewImageServer(images Images, handlers []string) *ImageServer {
+	return &ImageServer{images: images, handlers: handlers}
+}
 
 // ListImages lists all images, or the one that the filter names.
 func (s *ImageServer) ListImages(_ context.Context, request *runtimeapi.ListImagesRequest) (*runtimeapi.ListImagesResponse, error) {
@@ -52,6 +58,9 @@ func (s *ImageServer) StreamImages(request *runtimeapi.StreamImagesRequest, stre
 }
 
 func (s *ImageServer) list(filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error) {
+	if err := s.checkHandler(filter.GetImage()); err != nil {
+		return nil, err
+	}
 	if wanted := filter.GetImage().GetImage(); wanted != "" {
 		one, err := s.images.Get(wanted)
 		if errdefs.IsNotFound(err) {
@@ -72,8 +81,8 @@ func (s *ImageServer) list(filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image,
 
 // ImageStatus describes one image. One that is not there is no error but an
 // empty answer.
-func (s *ImageServer) ImageStatus(_ context.Context, request *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
-	wanted, err := imageName(request.GetImage())
+func (s *ImageServer) ImageStatus(ctx context.Context, request *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
+	wanted, err := s.imageName(request.GetImage())
 	if err != nil {
 		return nil, err
 	}
@@ -86,16 +95,20 @@ func (s *ImageServer) ImageStatus(_ context.Context, request *runtimeapi.ImageSt
 	}
 	response := &runtimeapi.ImageStatusResponse{Image: criImage(found)}
 	if request.GetVerbose() {
-		response.Info, err = imageInfo(found)
+		response.Info, err = s.imageInfo(ctx, found.ID)
 	}
 	return response, err
 }
 
 // imageInfo is what crictl inspecti shows below "info".
-func imageInfo(i image.Image) (map[string]string, error) {
-	info, err := json.Marshal(map[string]any{"chainID": i.ChainID, "target": i.Target, "imageSpec": i.Spec})
+func (s *ImageServer) imageInfo(ctx context.Context, id string) (map[string]string, error) {
+	described, err := s.images.Describe(ctx, id)
 	if err != nil {
-		return nil, fmt.Errorf("describe image %s: %w", i.ID, err)
+		return nil, err
+	}
+	info, err := json.Marshal(map[string]any{"chainID": described.ChainID, "target": described.Target, "imageSpec": described.ImageSpec})
+	if err != nil {
+		return nil, fmt.Errorf("describe image %s: %w", id, err)
 	}
 	return map[string]string{"info": string(info)}, nil
 }
@@ -103,7 +116,7 @@ func imageInfo(i image.Image) (map[string]string, error) {
 // PullImage makes an image complete and durable on this node. The answer is its
 // id, the same as in Image.id.
 func (s *ImageServer) PullImage(ctx context.Context, request *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
-	wanted, err := imageName(request.GetImage())
+	wanted, err := s.imageName(request.GetImage())
 	if err != nil {
 		return nil, err
 	}
@@ -121,10 +134,10 @@ func imageAuth(a *runtimeapi.AuthConfig) image.Auth {
 	}
 }
 
-// RemoveImage removes an image's names: by id all of them, by tag that one. One
-// that is not there is removed already.
+// RemoveImage removes an image, by whichever of its names, with all of them. One
+// that is not there is removed already; a pinned one is refused.
 func (s *ImageServer) RemoveImage(ctx context.Context, request *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
-	wanted, err := imageName(request.GetImage())
+	wanted, err := s.imageName(request.GetImage())
 	if err != nil {
 		return nil, err
 	}
@@ -151,11 +164,23 @@ func (s *ImageServer) ImageFsInfo(ctx context.Context, _ *runtimeapi.ImageFsInfo
 	}, nil
 }
 
-func imageName(spec *runtimeapi.ImageSpec) (string, error) {
+// imageName takes the image out of a spec. Its annotations are those of the pod
+// that the kubelet pulls for; no answer depends on them.
+func (s *ImageServer) imageName(spec *runtimeapi.ImageSpec) (string, error) {
 	if spec.GetImage() == "" {
 		return "", fmt.Errorf("no image is named: %w", errdefs.ErrInvalidArgument)
 	}
-	return spec.GetImage(), nil
+	return spec.GetImage(), s.checkHandler(spec)
+}
+
+// checkHandler refuses a runtime handler that the node does not have. One that it
+// has chooses nothing: every handler runs the same images.
+func (s *ImageServer) checkHandler(spec *runtimeapi.ImageSpec) error {
+	handler := spec.GetRuntimeHandler()
+	if handler == "" || slices.Contains(s.handlers, handler) {
+		return nil
+	}
+	return fmt.Errorf("image.runtime_handler: %q is unknown, this runtime has %q: %w", handler, s.handlers, errdefs.ErrInvalidArgument)
 }
 
 func criImage(i image.Image) *runtimeapi.Image {

@@ -56,7 +56,7 @@ func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
 	}
 	calls := calls{logger: slog.New(slog.DiscardHandler)}
 	server := grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
-	runtimeapi.RegisterImageServiceServer(server, NewImageServer(store))
+	runtimeapi.RegisterImageServiceServer(server, NewImageServer(store, []string{"kata"}))
 	RegisterImageTransfer(server, store)
 	connection := serveOnSocket(t, server)
 	node := &imageNode{

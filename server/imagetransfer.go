@@ -1,10 +1,9 @@
 package server
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"io"
 
 	"google.golang.org/grpc"
@@ -13,19 +12,23 @@ import (
 	"github.com/minicri/minicri/image"
 )
 
-// The CRI has no call to bring an archive to a node and none that tells how far
-// a pull is. This service, beside the CRI on the same socket, has both; it is
-// for `minicri image` alone. Its messages are bytes: parts of an archive, or
-// JSON.
+// The CRI has no call to bring an archive to a node or to take one from it, none
+// that names an image, and none that reports how far a pull is. This service has
+// them, on the CRI's socket; it is for `minicri image` alone. Its messages are
+// bytes: parts of an archive, or JSON.
 //
 //	Import(stream part of the archive) returns ([]TransferredImage)
 //	Pull(TransferRequest) returns (stream TransferNews)
+//	Save(TransferRequest) returns (stream part of the archive)
+//	Tag, Untag, Inspect(TransferRequest) returns (image.Description)
 const transferService = "minicri.v1.ImageTransfer"
 
-// TransferRequest asks for a pull.
+// TransferRequest asks for something to be done with an image.
 type TransferRequest struct {
 	Reference string
-	Auth      image.Auth
+	Auth      image.Auth // of a pull
+	Platform  string     // of a pull: os/arch[/variant]; empty is the node's
+	Name      string     // that Tag gives
 }
 
 // TransferNews is either progress or, last, the image.
@@ -44,28 +47,35 @@ type TransferredImage struct {
 // Transfers is what the transfer service asks of the image store.
 type Transfers interface {
 	Import(ctx context.Context, archive io.Reader) ([]image.Image, error)
-	Pull(ctx context.Context, reference string, auth image.Auth, progress func(image.Progress)) (image.Image, error)
+	PullFor(ctx context.Context, reference, platform string, auth image.Auth, progress func(image.Progress)) (image.Image, error)
+	Save(ctx context.Context, refOrID string, archive io.Writer) error
+	Tag(ctx context.Context, refOrID, name string) (image.Image, error)
+	Untag(ctx context.Context, name string) error
+	Describe(ctx context.Context, refOrID string) (image.Description, error)
 }
 
 type chunk = wrapperspb.BytesValue
 
-// RegisterImageTransfer serves pulls with progress and imports.
+// transferStream is the daemon's end of a call.
+type transferStream = *grpc.GenericServerStream[chunk, chunk]
+
+// RegisterImageTransfer serves the calls that are named above.
 func RegisterImageTransfer(registrar grpc.ServiceRegistrar, transfers Transfers) {
-	registrar.RegisterService(&grpc.ServiceDesc{
-		ServiceName: transferService,
-		HandlerType: (*Transfers)(nil),
-		Streams: []grpc.StreamDesc{
-			{StreamName: "Import", ClientStreams: true, Handler: func(_ any, stream grpc.ServerStream) error {
-				return serveImport(transfers, &grpc.GenericServerStream[chunk, chunk]{ServerStream: stream})
-			}},
-			{StreamName: "Pull", ServerStreams: true, Handler: func(_ any, stream grpc.ServerStream) error {
-				return servePull(transfers, &grpc.GenericServerStream[chunk, chunk]{ServerStream: stream})
-			}},
-		},
-	}, transfers)
+	description := &grpc.ServiceDesc{ServiceName: transferService, HandlerType: (*Transfers)(nil)}
+	for name, serve := range map[string]func(Transfers, transferStream) error{
+		"Import": serveImport, "Pull": servePull, "Save": serveSave, "Tag": serveTag, "Untag": serveUntag, "Inspect": serveInspect,
+	} {
+		description.Streams = append(description.Streams, grpc.StreamDesc{
+			StreamName: name, ClientStreams: name == "Import", ServerStreams: name != "Import",
+			Handler: func(_ any, stream grpc.ServerStream) error {
+				return serve(transfers, &grpc.GenericServerStream[chunk, chunk]{ServerStream: stream})
+			},
+		})
+	}
+	registrar.RegisterService(description, transfers)
 }
 
-func serveImport(transfers Transfers, stream *grpc.GenericServerStream[chunk, chunk]) error {
+func serveImport(transfers Transfers, stream transferStream) error {
 	imported, err := transfers.Import(stream.Context(), &chunkReader{receive: stream.Recv})
 	if err != nil {
 		return err
@@ -78,15 +88,15 @@ func serveImport(transfers Transfers, stream *grpc.GenericServerStream[chunk, ch
 }
 
 // servePull leaves progress out while the client does not take it: a pull never
-// waits for the one who watches it.
-func servePull(transfers Transfers, stream *grpc.GenericServerStream[chunk, chunk]) error {
+// waits for the client that watches it.
+func servePull(transfers Transfers, stream transferStream) error {
 	var request TransferRequest
 	if err := receiveJSON(stream.Recv, &request); err != nil {
 		return err
 	}
 	news, done := make(chan image.Progress, 256), make(chan error, 1)
 	go func() { done <- sendProgress(stream, news) }()
-	pulled, err := transfers.Pull(stream.Context(), request.Reference, request.Auth, func(p image.Progress) {
+	pulled, err := transfers.PullFor(stream.Context(), request.Reference, request.Platform, request.Auth, func(p image.Progress) {
 		select {
 		case news <- p:
 		default:
@@ -103,7 +113,7 @@ func servePull(transfers Transfers, stream *grpc.GenericServerStream[chunk, chun
 	return sendJSON(stream.Send, TransferNews{Image: &last})
 }
 
-func sendProgress(stream *grpc.GenericServerStream[chunk, chunk], news <-chan image.Progress) (err error) {
+func sendProgress(stream transferStream, news <-chan image.Progress) (err error) {
 	for p := range news {
 		if err == nil {
 			err = sendJSON(stream.Send, TransferNews{Progress: &p})
@@ -112,80 +122,58 @@ func sendProgress(stream *grpc.GenericServerStream[chunk, chunk], news <-chan im
 	return err
 }
 
+func serveSave(transfers Transfers, stream transferStream) error {
+	var request TransferRequest
+	if err := receiveJSON(stream.Recv, &request); err != nil {
+		return err
+	}
+	parts := bufio.NewWriterSize(chunkWriter{stream.Send}, partSize)
+	if err := transfers.Save(stream.Context(), request.Reference, parts); err != nil {
+		return err
+	}
+	return parts.Flush()
+}
+
+func serveTag(transfers Transfers, stream transferStream) error {
+	var request TransferRequest
+	if err := receiveJSON(stream.Recv, &request); err != nil {
+		return err
+	}
+	if _, err := transfers.Tag(stream.Context(), request.Reference, request.Name); err != nil {
+		return err
+	}
+	return sendDescription(transfers, stream, request.Name)
+}
+
+func serveUntag(transfers Transfers, stream transferStream) error {
+	var request TransferRequest
+	if err := receiveJSON(stream.Recv, &request); err != nil {
+		return err
+	}
+	if err := transfers.Untag(stream.Context(), request.Reference); err != nil {
+		return err
+	}
+	return sendJSON(stream.Send, image.Description{})
+}
+
+func serveInspect(transfers Transfers, stream transferStream) error {
+	var request TransferRequest
+	if err := receiveJSON(stream.Recv, &request); err != nil {
+		return err
+	}
+	return sendDescription(transfers, stream, request.Reference)
+}
+
+func sendDescription(transfers Transfers, stream transferStream, refOrID string) error {
+	described, err := transfers.Describe(stream.Context(), refOrID)
+	if err != nil {
+		return err
+	}
+	return sendJSON(stream.Send, described)
+}
+
 func transferred(i image.Image) TransferredImage {
 	return TransferredImage{ID: i.ID, Tags: i.RepoTags, Size: i.Size}
-}
-
-// ImageTransferClient calls the transfer service of a daemon.
-type ImageTransferClient struct{ Connection grpc.ClientConnInterface }
-
-// partSize is how much of an archive goes into one message.
-const partSize = 1 << 20
-
-// Import sends an archive and returns the images in it.
-func (c ImageTransferClient) Import(ctx context.Context, archive io.Reader) ([]TransferredImage, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	opened, err := c.Connection.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true}, "/"+transferService+"/Import")
-	if err != nil {
-		return nil, err
-	}
-	stream := &grpc.GenericClientStream[chunk, chunk]{ClientStream: opened}
-	if err := sendArchive(stream, archive); err != nil {
-		return nil, err
-	}
-	var imported []TransferredImage
-	err = receiveJSON(stream.CloseAndRecv, &imported)
-	return imported, err
-}
-
-// sendArchive ends without an error when the daemon does: the reason comes with
-// its answer.
-func sendArchive(stream *grpc.GenericClientStream[chunk, chunk], archive io.Reader) error {
-	part := make([]byte, partSize)
-	for {
-		n, err := io.ReadFull(archive, part)
-		if n > 0 {
-			if err := stream.Send(&chunk{Value: part[:n]}); errors.Is(err, io.EOF) {
-				return nil
-			} else if err != nil {
-				return err
-			}
-		}
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("read archive: %w", err)
-		}
-	}
-}
-
-// Pull pulls an image and tells how far it is.
-func (c ImageTransferClient) Pull(ctx context.Context, request TransferRequest, progress func(image.Progress)) (TransferredImage, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	opened, err := c.Connection.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, "/"+transferService+"/Pull")
-	if err != nil {
-		return TransferredImage{}, err
-	}
-	stream := &grpc.GenericClientStream[chunk, chunk]{ClientStream: opened}
-	if err := sendJSON(stream.Send, request); err != nil && !errors.Is(err, io.EOF) {
-		return TransferredImage{}, err
-	}
-	if err := stream.CloseSend(); err != nil {
-		return TransferredImage{}, err
-	}
-	for {
-		var news TransferNews
-		if err := receiveJSON(stream.Recv, &news); err != nil {
-			return TransferredImage{}, err
-		}
-		if news.Image != nil {
-			return *news.Image, nil
-		}
-		progress(*news.Progress)
-	}
 }
 
 func sendJSON(send func(*chunk) error, value any) error {
@@ -221,4 +209,14 @@ func (r *chunkReader) Read(p []byte) (int, error) {
 	n := copy(p, r.rest)
 	r.rest = r.rest[n:]
 	return n, nil
+}
+
+// chunkWriter sends each write as a part of an archive.
+type chunkWriter struct{ send func(*chunk) error }
+
+func (w chunkWriter) Write(p []byte) (int, error) {
+	if err := w.send(&chunk{Value: p}); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }

@@ -68,7 +68,7 @@ func New(runtime *Runtime, images Store, logger *slog.Logger) *grpc.Server {
 		grpc.StreamInterceptor(calls.stream),
 	)
 	runtimeapi.RegisterRuntimeServiceServer(server, runtime)
-	runtimeapi.RegisterImageServiceServer(server, NewImageServer(images))
+	runtimeapi.RegisterImageServiceServer(server, NewImageServer(images, runtime.Info.Handlers))
 	RegisterImageTransfer(server, images)
 	return server
 }

@@ -18,14 +18,19 @@ import (
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/server"
 )
 
 const imageUsage = `minicri image handles the images of this node.
 
-  minicri image import FILE   bring in the images of an archive (docker save, OCI layout; - is stdin)
-  minicri image pull REF      pull an image, with a line for each layer
-  minicri image ls            list the images
-  minicri image rm REF|ID     remove a tag, or by id an image with all its names
+  minicri image import FILE        bring in the images of an archive (docker save, OCI layout; - is stdin)
+  minicri image save REF|ID FILE   write an image as an archive (OCI layout, also for docker load; - is stdout)
+  minicri image pull REF           pull an image, with a line for each layer
+  minicri image ls                 list the images
+  minicri image inspect REF|ID     print all that is known of an image, in JSON
+  minicri image tag REF|ID NAME    give an image one more name
+  minicri image untag NAME         remove one name, and the image with its last one
+  minicri image rm REF|ID          remove an image with all its names
 
 They ask the daemon. Where none runs they work on its directory themselves, so
 that a machine can be given images before it is a node.
@@ -43,7 +48,11 @@ type imageOptions struct {
 // nodeImages is the node's images, by way of the daemon or without it.
 type nodeImages interface {
 	Import(ctx context.Context, archive io.Reader) ([]listedImage, error)
-	Pull(ctx context.Context, reference string, auth image.Auth, progress func(image.Progress)) (listedImage, error)
+	Pull(ctx context.Context, reference, platform string, auth image.Auth, progress func(image.Progress)) (listedImage, error)
+	Save(ctx context.Context, refOrID string, archive io.Writer) error
+	Describe(ctx context.Context, refOrID string) (image.Description, error)
+	Tag(ctx context.Context, refOrID, name string) error
+	Untag(ctx context.Context, name string) error
 	List(ctx context.Context) ([]listedImage, error)
 	Remove(ctx context.Context, refOrID string) error
 	Close() error
@@ -63,11 +72,12 @@ func runImage(ctx context.Context, args []string, options imageOptions) error {
 	flags.StringVar(&options.Socket, "socket", options.Socket, "the daemon's socket")
 	flags.StringVar(&options.Store.Root, "root", options.Store.Root, "the daemon's directory, where no daemon runs")
 	login := flags.String("creds", "", "user:password for pull")
+	platform := flags.String("platform", "", "os/arch[/variant] for pull; the node's if empty")
 	words, err := parseFlags(flags, args)
 	if err != nil {
 		return err
 	}
-	verb, argument, err := imageVerb(words)
+	verb, arguments, err := imageVerb(words)
 	if err != nil {
 		return err
 	}
@@ -75,7 +85,7 @@ func runImage(ctx context.Context, args []string, options imageOptions) error {
 	if err != nil {
 		return err
 	}
-	err = verb(ctx, images, argument, imageCall{options: options, login: *login})
+	err = verb(ctx, images, arguments, imageCall{options: options, login: *login, platform: *platform})
 	return errors.Join(withoutCode(err), images.Close())
 }
 
@@ -102,29 +112,33 @@ func withoutCode(err error) error {
 
 // imageCall is what the verbs share.
 type imageCall struct {
-	options imageOptions
-	login   string
+	options  imageOptions
+	login    string
+	platform string
 }
 
-type imageVerbFunc func(ctx context.Context, images nodeImages, argument string, call imageCall) error
+type imageVerbFunc func(ctx context.Context, images nodeImages, arguments []string, call imageCall) error
 
-// imageVerb finds the verb and checks that it has the argument it needs.
-func imageVerb(args []string) (imageVerbFunc, string, error) {
+// imageVerb finds the verb and checks that it has the arguments it needs.
+func imageVerb(args []string) (imageVerbFunc, []string, error) {
 	if len(args) == 0 {
-		return nil, "", fmt.Errorf("image: which verb?\n\n%s", imageUsage)
+		return nil, nil, fmt.Errorf("image: which verb?\n\n%s", imageUsage)
 	}
-	verbs := map[string]imageVerbFunc{"import": importArchive, "pull": pullImage, "rm": removeImage, "ls": listImages}
+	verbs := map[string]struct {
+		run       imageVerbFunc
+		arguments int
+	}{
+		"import": {importArchive, 1}, "save": {saveArchive, 2}, "pull": {pullImage, 1}, "rm": {removeImage, 1}, "ls": {listImages, 0},
+		"inspect": {inspectImage, 1}, "tag": {tagImage, 2}, "untag": {untagImage, 1},
+	}
 	verb, ok := verbs[args[0]]
 	if !ok {
-		return nil, "", fmt.Errorf("image: unknown verb %q\n\n%s", args[0], imageUsage)
+		return nil, nil, fmt.Errorf("image: unknown verb %q\n\n%s", args[0], imageUsage)
 	}
-	if args[0] == "ls" && len(args) == 1 {
-		return verb, "", nil
+	if len(args)-1 != verb.arguments {
+		return nil, nil, fmt.Errorf("image %s: wrong number of arguments\n\n%s", args[0], imageUsage)
 	}
-	if args[0] == "ls" || len(args) != 2 {
-		return nil, "", fmt.Errorf("image %s: wrong number of arguments\n\n%s", args[0], imageUsage)
-	}
-	return verb, args[1], nil
+	return verb.run, args[1:], nil
 }
 
 // openImages prefers the daemon: the store belongs to it while it runs.
@@ -135,7 +149,7 @@ func openImages(ctx context.Context, options imageOptions) (nodeImages, error) {
 		if err != nil {
 			return nil, err
 		}
-		return daemonImages{connection}, nil
+		return daemonImages{server.ImageTransferClient{Connection: connection}, connection}, nil
 	}
 	store, err := image.Open(ctx, options.Store)
 	if err != nil {
@@ -154,41 +168,7 @@ func daemonServes(ctx context.Context, socket string) bool {
 	return true
 }
 
-func importArchive(ctx context.Context, images nodeImages, path string, call imageCall) error {
-	archive := call.options.Input
-	if path != "-" {
-		file, err := os.Open(path)
-		if err != nil {
-			return err
-		}
-		defer file.Close()
-		archive = file
-	}
-	imported, err := images.Import(ctx, archive)
-	for _, one := range imported {
-		fmt.Fprintln(call.options.Output, one.shownNames()[0], one.ID)
-	}
-	return err
-}
-
-func pullImage(ctx context.Context, images nodeImages, reference string, call imageCall) error {
-	var auth image.Auth
-	auth.Username, auth.Password, _ = strings.Cut(call.login, ":")
-	lines := newLayerLines(call.options.Output)
-	pulled, err := images.Pull(ctx, reference, auth, lines.show)
-	lines.end()
-	if err != nil {
-		return err
-	}
-	fmt.Fprintln(call.options.Output, pulled.ID)
-	return nil
-}
-
-func removeImage(ctx context.Context, images nodeImages, refOrID string, _ imageCall) error {
-	return images.Remove(ctx, refOrID)
-}
-
-func listImages(ctx context.Context, images nodeImages, _ string, call imageCall) error {
+func listImages(ctx context.Context, images nodeImages, _ []string, call imageCall) error {
 	all, err := images.List(ctx)
 	if err != nil {
 		return err

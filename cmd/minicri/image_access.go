@@ -12,10 +12,13 @@ import (
 )
 
 // daemonImages asks a running daemon.
-type daemonImages struct{ connection *grpc.ClientConn }
+type daemonImages struct {
+	server.ImageTransferClient
+	connection *grpc.ClientConn
+}
 
 func (d daemonImages) Import(ctx context.Context, archive io.Reader) ([]listedImage, error) {
-	imported, err := server.ImageTransferClient{Connection: d.connection}.Import(ctx, archive)
+	imported, err := d.ImageTransferClient.Import(ctx, archive)
 	all := make([]listedImage, len(imported))
 	for i, one := range imported {
 		all[i] = listedImage{ID: one.ID, Names: one.Tags, Size: one.Size}
@@ -23,9 +26,9 @@ func (d daemonImages) Import(ctx context.Context, archive io.Reader) ([]listedIm
 	return all, err
 }
 
-func (d daemonImages) Pull(ctx context.Context, reference string, auth image.Auth, progress func(image.Progress)) (listedImage, error) {
-	request := server.TransferRequest{Reference: reference, Auth: auth}
-	pulled, err := server.ImageTransferClient{Connection: d.connection}.Pull(ctx, request, progress)
+func (d daemonImages) Pull(ctx context.Context, reference, platform string, auth image.Auth, progress func(image.Progress)) (listedImage, error) {
+	request := server.TransferRequest{Reference: reference, Platform: platform, Auth: auth}
+	pulled, err := d.ImageTransferClient.Pull(ctx, request, progress)
 	return listedImage{ID: pulled.ID, Names: pulled.Tags, Size: pulled.Size}, err
 }
 
@@ -61,9 +64,14 @@ func (s storeImages) Import(ctx context.Context, archive io.Reader) ([]listedIma
 	return listedImages(imported), err
 }
 
-func (s storeImages) Pull(ctx context.Context, reference string, auth image.Auth, progress func(image.Progress)) (listedImage, error) {
-	pulled, err := s.Store.Pull(ctx, reference, auth, progress)
+func (s storeImages) Pull(ctx context.Context, reference, platform string, auth image.Auth, progress func(image.Progress)) (listedImage, error) {
+	pulled, err := s.PullFor(ctx, reference, platform, auth, progress)
 	return listedImages([]image.Image{pulled})[0], err
+}
+
+func (s storeImages) Tag(ctx context.Context, refOrID, name string) error {
+	_, err := s.Store.Tag(ctx, refOrID, name)
+	return err
 }
 
 func (s storeImages) List(context.Context) ([]listedImage, error) {

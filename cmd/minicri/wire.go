@@ -33,11 +33,12 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*node, er
 	if err != nil {
 		return nil, err
 	}
-	images, err := image.Open(ctx, imageConfig(c, logger))
+	measured, stored := metrics.New(), imageConfig(c, logger)
+	stored.Observe = func(pull image.PullResult) { measured.ObservePull(pull.Took, pull.Bytes, pull.Err) }
+	images, err := image.Open(ctx, stored)
 	if err != nil {
 		return nil, errors.Join(err, k.shim.Close())
 	}
-	measured := metrics.New()
 	runtime, err := wireRuntime(ctx, c, k, images, measured, logger)
 	if err != nil {
 		return nil, errors.Join(err, images.Close(), k.shim.Close())
@@ -83,6 +84,7 @@ func streamOptions(c *config.Config, runtime *server.Runtime, logger *slog.Logge
 func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
 	i := c.Images
 	return image.Config{
+		VerifierTimeout: time.Duration(i.VerifierTimeout), MinRate: int64(i.MinRate), VolumesDir: filepath.Join(c.Root, "container-volumes"),
 		Root: c.Root, CertsDirs: i.CertsDirs, DockerConfig: i.DockerConfig, VerifierDir: i.VerifierDir, Pinned: i.Pinned,
 		NoSync: !i.Sync, ProgressTimeout: time.Duration(i.ProgressTimeout), MaxDownloads: i.MaxDownloads, MaxUnpacks: i.MaxUnpacks,
 		Logger: logger,

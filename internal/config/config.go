@@ -66,7 +66,9 @@ type Images struct {
 	VerifierDir     string   `toml:"verifier_dir" need:"path?" comment:"directory of programs that all have to accept an image before it is fetched"`
 	Pinned          []string `toml:"pinned" need:"reference" comment:"references of images that the kubelet must not collect"`
 	Sync            bool     `toml:"sync" comment:"whether a pulled image survives a power cut"`
+	VerifierTimeout Duration `toml:"verifier_timeout" comment:"how long one of them may take"`
 	ProgressTimeout Duration `toml:"progress_timeout" comment:"ends a pull whose registry sends no byte for this long"`
+	MinRate         int      `toml:"min_rate" least:"0" comment:"ends a pull whose registry sends fewer bytes per second on average over progress_timeout; 0 is no minimum"`
 	MaxDownloads    int      `toml:"max_downloads" least:"1" comment:"number of blobs that one pull fetches at once"`
 	MaxUnpacks      int      `toml:"max_unpacks" least:"1" comment:"number of layers that one pull unpacks at once"`
 }

@@ -20,7 +20,7 @@ func Default() *Config {
 		},
 		Images: Images{
 			CertsDirs: []string{"/etc/minicri/certs.d", "/etc/containerd/certs.d"},
-			Pinned:    []string{}, Sync: true, ProgressTimeout: second(60), MaxDownloads: 3, MaxUnpacks: 2,
+			Pinned:    []string{}, Sync: true, VerifierTimeout: second(10), ProgressTimeout: second(60), MinRate: 1024, MaxDownloads: 3, MaxUnpacks: 2,
 		},
 		Streaming: Streaming{Address: "127.0.0.1:0", Idle: second(4 * 3600), Creation: second(30), MaxOpen: 1000},
 		Limits: Limits{

@@ -26,6 +26,8 @@ import (
 type Metrics struct {
 	registry *prometheus.Registry
 	steps    *prometheus.HistogramVec
+	pulls    *prometheus.HistogramVec
+	pulled   prometheus.Counter
 }
 
 // New makes the metrics; Observe may be called at once.
@@ -37,18 +39,36 @@ func New() *Metrics {
 			Help:    "How long each step of a pod's or container's life took, by step and outcome.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 18),
 		}, []string{"step", "outcome"}),
+		pulls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "minicri_image_pull_seconds",
+			Help:    "How long each pull of an image took, by outcome. Pulls that were merged count once.",
+			Buckets: prometheus.ExponentialBuckets(0.05, 2, 16),
+		}, []string{"outcome"}),
+		pulled: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "minicri_image_pulled_bytes_total",
+			Help: "Bytes of images that registries sent, of failed pulls too.",
+		}),
 	}
-	m.registry.MustRegister(m.steps, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(m.pulls, m.pulled, m.steps, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
 // Observe notes how long a step took, and whether it failed.
 func (m *Metrics) Observe(name step.Name, took time.Duration, err error) {
-	outcome := "ok"
+	m.steps.WithLabelValues(string(name), outcomeOf(err)).Observe(took.Seconds())
+}
+
+// ObservePull notes a pull that has ended.
+func (m *Metrics) ObservePull(took time.Duration, bytes int64, err error) {
+	m.pulls.WithLabelValues(outcomeOf(err)).Observe(took.Seconds())
+	m.pulled.Add(float64(bytes))
+}
+
+func outcomeOf(err error) string {
 	if err != nil {
-		outcome = "error"
+		return "error"
 	}
-	m.steps.WithLabelValues(string(name), outcome).Observe(took.Seconds())
+	return "ok"
 }
 
 // Watch adds what is counted at each scrape.

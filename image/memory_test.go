@@ -1,0 +1,109 @@
+package image
+
+import (
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// attack: images: a hundred images with the largest configuration that is let in, all of it history, labels or environment
+// held: less than 20 MiB of memory, and the daemon starts within a second
+// field: containerd and minicri's first version kept 16 MB of configuration as 500 MB each
+func TestHundredLargestConfigurationsCostLittle(t *testing.T) {
+	root, registry := inMemory(t), newTestRegistry(t)
+	s, err := Open(t.Context(), Config{Root: root, NoSync: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer := tarOf(t, file("a", "1"))
+	references := make([]string, 100)
+	for i := range references {
+		references[i] = registry.withLargeConfig(t, fmt.Sprintf("large%d", i), i, layer)
+	}
+	before := heap()
+	for _, reference := range references {
+		pull(t, s, reference)
+	}
+	if grown := heap() - before; grown > 20<<20 {
+		t.Errorf("100 pulled images take %d bytes of heap", grown)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	before = heap()
+	began := time.Now()
+	s = openStoreAt(t, root)
+	took := time.Since(began)
+	grown := heap() - before
+	t.Logf("opened in %s, %d KiB of heap", took, grown>>10)
+	if len(s.List()) != 100 || grown > 20<<20 {
+		t.Errorf("%d images take %d bytes of heap", len(s.List()), grown)
+	}
+	if took > time.Second*time.Duration(slowness) {
+		t.Errorf("opened in %s", took)
+	}
+}
+
+// slowness stretches the second on a machine that does more than this test.
+const slowness = 5
+
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return int64(stats.HeapAlloc)
+}
+
+// withLargeConfig pushes an image whose configuration has just under 1 MiB, of
+// one of three kinds.
+func (r *testRegistry) withLargeConfig(t *testing.T, repository string, i int, layer []byte) string {
+	t.Helper()
+	base := fmt.Sprintf(`{"os":"linux","architecture":%q,"rootfs":{"type":"layers","diff_ids":[%q]},`, nodePlatformArch(), digest.FromBytes(layer))
+	room := maxConfig - len(base) - 100
+	var config string
+	switch i % 3 {
+	case 0:
+		config = base + fmt.Sprintf(`"comment":"%d","history":[%s{}]}`, i, strings.Repeat("{},", room/3))
+	case 1:
+		config = base + fmt.Sprintf(`"config":{"Labels":{"%d":%q}}}`, i, strings.Repeat("x", room))
+	case 2:
+		config = base + fmt.Sprintf(`"config":{"Env":[%s"I=%d"]}}`, strings.Repeat(`"A=bcd",`, room/8), i)
+	}
+	manifest := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest}
+	manifest.SchemaVersion = 2
+	manifest.Config = r.putBlob(t, repository, ocispec.MediaTypeImageConfig, []byte(config))
+	manifest.Layers = []ocispec.Descriptor{r.putBlob(t, repository, ocispec.MediaTypeImageLayer, layer)}
+	return r.putManifest(t, repository, manifest, manifest.MediaType)
+}
+
+// Volumes that an image declares are the container's own files, as its writable
+// layer is.
+func TestVolumesAreMeasuredWithTheLayer(t *testing.T) {
+	volumes := t.TempDir()
+	s, registry := openStore(t, func(c *Config) { c.VolumesDir = volumes }), newTestRegistry(t)
+	image := pull(t, s, registry.push(t, "volumes:1", smallImage(t)))
+	if _, _, err := s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	before, err := s.SnapshotUsage(t.Context(), "c1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.usage.forget("c1")
+	mkdir(t, filepath.Join(volumes, "c1", "0"))
+	writeFile(t, filepath.Join(volumes, "c1", "0", "data"), strings.Repeat("x", 1<<20))
+	after, err := s.SnapshotUsage(t.Context(), "c1")
+	if err != nil || after.Bytes < before.Bytes+1<<20 || after.Inodes <= before.Inodes {
+		t.Errorf("before %+v, after %+v: %v", before, after, err)
+	}
+	if all, err := s.ContainerUsage(t.Context()); err != nil || all.Bytes < after.Bytes {
+		t.Errorf("all containers: %+v, %v", all, err)
+	}
+}

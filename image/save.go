@@ -1,0 +1,203 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images/archive"
+	"github.com/containerd/containerd/v2/core/mount"
+	layers "github.com/containerd/containerd/v2/pkg/archive"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	specs "github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Save writes an image with its tags as a tar archive, an OCI layout that docker
+// load reads too. Compressed layers are not kept once they are unpacked, so the
+// layers are archived anew: the same files, but digests, and so an id, of their
+// own. Of extended attributes capabilities alone are archived, as docker save
+// does.
+func (s *Store) Save(ctx context.Context, refOrID string, w io.Writer) error {
+	if err := s.save(s.scope(ctx), refOrID, w); err != nil {
+		return fmt.Errorf("save image %s: %w", refOrID, err)
+	}
+	return nil
+}
+
+func (s *Store) save(ctx context.Context, refOrID string, w io.Writer) error {
+	image, err := s.Get(refOrID)
+	if err != nil {
+		return err
+	}
+	ctx, release, err := s.lease(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	archived, err := s.archiveLayers(ctx, image.ChainID)
+	if err != nil {
+		return err
+	}
+	manifest, err := s.writeManifest(ctx, image.ID, archived)
+	if err != nil {
+		return err
+	}
+	return archive.Export(ctx, s.engine.content, w, archive.WithManifest(manifest, image.RepoTags...))
+}
+
+// archiveLayers archives the layers of a chain, the bottom one first.
+func (s *Store) archiveLayers(ctx context.Context, chain string) (archived []ocispec.Descriptor, err error) {
+	var chains []string
+	for chain != "" {
+		info, err := s.snapshots.Stat(ctx, chain)
+		if err != nil {
+			return nil, err
+		}
+		chains = append(chains, chain)
+		chain = info.Parent
+	}
+	slices.Reverse(chains)
+	below := ""
+	for _, chain := range chains {
+		layer, err := s.archiveLayer(ctx, below, chain)
+		if err != nil {
+			return nil, fmt.Errorf("archive layer %s: %w", chain, err)
+		}
+		archived = append(archived, layer)
+		below = chain
+	}
+	return archived, nil
+}
+
+// archiveLayer archives what one snapshot has that the one below has not.
+func (s *Store) archiveLayer(ctx context.Context, below, chain string) (desc ocispec.Descriptor, err error) {
+	lower, unmountLower, err := s.view(ctx, below)
+	if err != nil {
+		return desc, err
+	}
+	defer func() { err = errors.Join(err, unmountLower()) }()
+	upper, unmountUpper, err := s.view(ctx, chain)
+	if err != nil {
+		return desc, err
+	}
+	defer func() { err = errors.Join(err, unmountUpper()) }()
+	w, err := content.OpenWriter(ctx, s.engine.content, content.WithRef("save-"+rand.Text()))
+	if err != nil {
+		return desc, err
+	}
+	defer w.Close()
+	if err := layers.WriteDiff(ctx, w, lower, upper); err != nil {
+		return desc, err
+	}
+	status, err := w.Status()
+	if err != nil {
+		return desc, err
+	}
+	desc = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: w.Digest(), Size: status.Offset}
+	if err := w.Commit(ctx, desc.Size, desc.Digest); err != nil && !errdefs.IsAlreadyExists(err) {
+		return desc, err
+	}
+	return desc, nil
+}
+
+// savesDir is where snapshots are mounted while they are archived.
+func (s *Store) savesDir() string { return filepath.Join(s.dir, "saves") }
+
+// view mounts a snapshot, or nothing for "", read-only.
+func (s *Store) view(ctx context.Context, chain string) (path string, unmount func() error, err error) {
+	key := "save-" + rand.Text()
+	path = filepath.Join(s.savesDir(), key)
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return "", nil, err
+	}
+	unmount = func() error { return s.Unmount(path) }
+	if chain == "" {
+		return path, unmount, nil
+	}
+	// The lease holds the view should this process be killed, and no longer.
+	mounts, err := s.snapshots.View(ctx, key, chain)
+	if err != nil {
+		return "", nil, errors.Join(err, os.Remove(path))
+	}
+	unmount = func() error {
+		return errors.Join(s.Unmount(path), s.snapshots.Remove(context.WithoutCancel(ctx), key))
+	}
+	if err := mount.All(mounts, path); err != nil {
+		return "", nil, errors.Join(err, unmount())
+	}
+	return path, unmount, nil
+}
+
+// dropSaves unmounts what a killed predecessor was archiving.
+func (s *Store) dropSaves() error {
+	left, err := os.ReadDir(s.savesDir())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	for _, one := range left {
+		err = errors.Join(err, s.Unmount(filepath.Join(s.savesDir(), one.Name())))
+	}
+	return err
+}
+
+// writeManifest stores the image's configuration with the layers as they are
+// archived, and a manifest of both.
+func (s *Store) writeManifest(ctx context.Context, id string, archived []ocispec.Descriptor) (desc ocispec.Descriptor, err error) {
+	config, err := s.configurationWith(ctx, id, archived)
+	if err != nil {
+		return desc, err
+	}
+	manifest := ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Layers: archived,
+		Config: describe(ocispec.MediaTypeImageConfig, config),
+	}
+	data, err := json.Marshal(manifest)
+	if err != nil {
+		return desc, err
+	}
+	desc = describe(ocispec.MediaTypeImageManifest, data)
+	for _, blob := range []struct {
+		desc ocispec.Descriptor
+		data []byte
+	}{{manifest.Config, config}, {desc, data}} {
+		if err := content.WriteBlob(ctx, s.engine.content, "save-"+rand.Text(), bytes.NewReader(blob.data), blob.desc); err != nil {
+			return desc, err
+		}
+	}
+	return desc, nil
+}
+
+// configurationWith replaces the layers in a configuration and keeps the rest,
+// known to this program or not.
+func (s *Store) configurationWith(ctx context.Context, id string, archived []ocispec.Descriptor) ([]byte, error) {
+	data, err := s.readConfigurationOf(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(data, &fields); err != nil {
+		return nil, fmt.Errorf("configuration %s: %w", id, err)
+	}
+	root := ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{}}
+	for _, layer := range archived {
+		root.DiffIDs = append(root.DiffIDs, layer.Digest)
+	}
+	if fields["rootfs"], err = json.Marshal(root); err != nil {
+		return nil, err
+	}
+	return json.Marshal(fields)
+}
+
+func describe(mediaType string, data []byte) ocispec.Descriptor {
+	return ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
+}

@@ -1,0 +1,125 @@
+package image
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+)
+
+// A saved image is the same files in the same layers, on another node too.
+func TestSavedImageIsImported(t *testing.T) {
+	s, other, registry := openStore(t), openStore(t), newTestRegistry(t)
+	reference := registry.push(t, "saved:1", everything(t))
+	image := pull(t, s, reference)
+	var archive bytes.Buffer
+	if err := s.Save(t.Context(), reference, &archive); err != nil {
+		t.Fatal(err)
+	}
+	imported, err := other.Import(t.Context(), &archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(imported) != 1 || !slices.Equal(imported[0].RepoTags, []string{reference}) || imported[0].UserText != "web:www" {
+		t.Fatalf("imported: %+v", imported)
+	}
+	again, err := other.Get(reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(again.Spec.RootFS.DiffIDs) != 3 || again.Spec.Config.StopSignal != "SIGQUIT" {
+		t.Errorf("configuration: %+v", again.Spec)
+	}
+	root := mountImage(t, other, again)
+	if got := attributesOf(t, filepath.Join(root, "setuid")); got.mode != 0o4755 || got.uid != 12 || got.gid != 34 {
+		t.Errorf("setuid: %+v", got)
+	}
+	if a, b := inodeOf(t, filepath.Join(root, "first")), inodeOf(t, filepath.Join(root, "second")); a != b {
+		t.Errorf("first and second are not one file: %d, %d", a, b)
+	}
+	if data, err := os.ReadFile(filepath.Join(root, "etc/kept")); string(data) != "changed" {
+		t.Errorf("etc/kept: %q, %v", data, err)
+	}
+	for _, gone := range []string{"etc/gone", "opaque/old"} {
+		if _, err := os.Lstat(filepath.Join(root, gone)); !os.IsNotExist(err) {
+			t.Errorf("%s: %v", gone, err)
+		}
+	}
+	if l := collected(t, s); l.records != 1 || l.blobs != 2 || l.snapshots != 3 || entries(t, s.savesDir()) != 0 {
+		t.Errorf("left of %s: %+v", image.ID, l)
+	}
+}
+
+func inodeOf(t *testing.T, path string) uint64 {
+	t.Helper()
+	info, err := os.Lstat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Sys().(*syscall.Stat_t).Ino
+}
+
+func TestTagGivesOneMoreName(t *testing.T) {
+	root, registry := t.TempDir(), newTestRegistry(t)
+	reference := registry.push(t, "tagged:1", smallImage(t))
+	s, err := Open(t.Context(), Config{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := pull(t, s, reference)
+	if _, err := s.Tag(t.Context(), image.ID[7:20], "example.org/named:2"); err != nil {
+		t.Error(err)
+	}
+	for name, is := range map[string]func(error) bool{"no/such:1": errdefs.IsNotFound, "A B": errdefs.IsInvalidArgument} {
+		if _, err := s.Tag(t.Context(), name, "example.org/other:1"); !is(err) {
+			t.Errorf("tag %s: %v", name, err)
+		}
+	}
+	if _, err := s.Tag(t.Context(), reference, "example.org/a@"+image.Target.String()); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("tag with a digest: %v", err)
+	}
+	untag(t, s, reference)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = openStoreAt(t, root) // the name is on the disk
+	if got, err := s.Get("example.org/named:2"); err != nil || got.ID != image.ID || len(got.RepoTags) != 1 {
+		t.Errorf("named: %+v, %v", got, err)
+	}
+	mountImage(t, s, image)
+}
+
+// An image of another platform is for those who emulate it, or save it.
+func TestPullForAPlatform(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	foreign := imageFor(t, v1.Platform{OS: "linux", Architecture: "s390x"}, v1.Config{}, layerOf(t, file("a", "foreign")))
+	own := imageOf(t, v1.Config{}, layerOf(t, file("a", "own")))
+	index := mutate.AppendManifests(empty.Index,
+		mutate.IndexAddendum{Add: foreign, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "s390x"}}},
+		mutate.IndexAddendum{Add: own, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: nodePlatformArch()}}})
+	reference, other := registry.push(t, "multi:1", index), registry.push(t, "multi:2", index)
+	pull(t, s, other)
+	got, err := s.PullFor(t.Context(), reference, "linux/s390x", Auth{}, nil)
+	if err != nil || got.ID != idOf(t, foreign) || got.Target.String() != digestOf(t, foreign) {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if l := collected(t, s); l.records != 2 || l.snapshots != 2 {
+		t.Errorf("both platforms: %+v", l)
+	}
+	if mine, err := s.Get(other); err != nil || mine.ID != idOf(t, own) {
+		t.Errorf("the node's own: %+v, %v", mine, err)
+	}
+	for platform, want := range map[string]string{"linux/mips": "no match for platform", "linux/": "platform"} {
+		if _, err := s.PullFor(t.Context(), reference, platform, Auth{}, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", platform, err)
+		}
+	}
+}
