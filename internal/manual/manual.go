@@ -30,6 +30,7 @@ type Flag struct {
 
 // Commands are all commands, in the order of the usage text.
 func Commands() []Command {
+	platform := Flag{Name: "platform", Value: "OS/ARCH[/VARIANT]", Help: "of the image to pull; the node's if empty"}
 	image := []Flag{
 		{"socket", "PATH", "the daemon's socket"},
 		{"root", "DIRECTORY", "the daemon's directory, where no daemon runs"},
@@ -43,9 +44,13 @@ func Commands() []Command {
 			Flags: []Flag{{"fix", "", "remove what was left behind"}, {"json", "", "print JSON"}},
 		},
 		{Words: "image import", Argument: "FILE", Help: "import the images of an archive (docker save, OCI layout); - is stdin", Flags: image},
-		{Words: "image pull", Argument: "REFERENCE", Help: "pull an image", Flags: append([]Flag{creds}, image...)},
+		{Words: "image pull", Argument: "REFERENCE", Help: "pull an image", Flags: append([]Flag{creds, platform}, image...)},
+		{Words: "image save", Argument: "REFERENCE FILE", Help: "write an image as an archive (OCI layout, also for docker load); - is stdout", Flags: image},
+		{Words: "image inspect", Argument: "REFERENCE", Help: "print all that is known of an image, in JSON", Flags: image},
+		{Words: "image tag", Argument: "REFERENCE NAME", Help: "give an image one more name", Flags: image},
+		{Words: "image untag", Argument: "NAME", Help: "remove one name of an image, and the image with its last one", Flags: image},
 		{Words: "image ls", Help: "list the images", Flags: image},
-		{Words: "image rm", Argument: "REFERENCE", Help: "remove a tag, or by id an image with all its names", Flags: image},
+		{Words: "image rm", Argument: "REFERENCE", Help: "remove an image with all its names", Flags: image},
 		{Words: "version", Help: "print the version"},
 		{Words: "help", Help: "print this list"},
 	}
