@@ -1,0 +1,413 @@
+package hostile
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/moby/spdystream"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// patience is the longest that a test waits for what has no limit of its own.
+const patience = time.Minute
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func limited(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// target is a pod with one container, whose streams are attacked.
+type target struct {
+	*harness.Node
+	t         testing.TB
+	pod       string
+	container string
+}
+
+func newTarget(t testing.TB, config string) *target {
+	t.Helper()
+	n := harness.NewNode(t, harness.Config("[streaming]\n"+config), harness.Parallel())
+	n.ImportBusybox()
+	sandbox := n.PodConfig("target")
+	p := &target{Node: n, t: t, pod: n.RunPod(sandbox)}
+	created, err := n.Runtime.CreateContainer(limited(t), &runtimeapi.CreateContainerRequest{
+		PodSandboxId: p.pod, SandboxConfig: sandbox,
+		Config: &runtimeapi.ContainerConfig{
+			Metadata: &runtimeapi.ContainerMetadata{Name: "app"}, Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage},
+			Command: []string{"sleep", "1000000"}, LogPath: "app.log", Linux: &runtimeapi.LinuxContainerConfig{},
+		},
+	})
+	check(t, err)
+	p.container = created.ContainerId
+	_, err = n.Runtime.StartContainer(limited(t), &runtimeapi.StartContainerRequest{ContainerId: p.container})
+	check(t, err)
+	return p
+}
+
+// dial connects to the daemon's streaming server from inside the node's network
+// namespace.
+func (p *target) dial(address string) (conn net.Conn, err error) {
+	p.RunInNetns(func() error {
+		conn, err = net.DialTimeout("tcp", address, patience)
+		return nil
+	})
+	return conn, err
+}
+
+func (p *target) exec(command ...string) string {
+	p.t.Helper()
+	answer, err := p.Runtime.Exec(limited(p.t), &runtimeapi.ExecRequest{ContainerId: p.container, Cmd: command, Stdin: true, Stdout: true, Stderr: true})
+	check(p.t, err)
+	return answer.Url
+}
+
+func (p *target) forward() string {
+	p.t.Helper()
+	answer, err := p.Runtime.PortForward(limited(p.t), &runtimeapi.PortForwardRequest{PodSandboxId: p.pod})
+	check(p.t, err)
+	return answer.Url
+}
+
+// spdyClient is a client that may write what it likes.
+type spdyClient struct {
+	*spdystream.Connection
+	raw net.Conn
+}
+
+// upgrade asks for a session over SPDY.
+func (p *target) upgrade(address, protocol string) spdyClient {
+	p.t.Helper()
+	u, err := url.Parse(address)
+	check(p.t, err)
+	raw, err := p.dial(u.Host)
+	check(p.t, err)
+	p.t.Cleanup(func() { raw.Close() })
+	_, err = fmt.Fprintf(raw, "POST %s HTTP/1.1\r\nHost: node\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: %s\r\n\r\n", u.Path, protocol)
+	check(p.t, err)
+	check(p.t, raw.SetReadDeadline(time.Now().Add(patience)))
+	answer, err := http.ReadResponse(bufio.NewReaderSize(raw, 1), nil)
+	check(p.t, err)
+	if answer.StatusCode != http.StatusSwitchingProtocols {
+		p.t.Fatalf("the upgrade is answered with %s", answer.Status)
+	}
+	check(p.t, raw.SetReadDeadline(time.Time{}))
+	conn, err := spdystream.NewConnection(raw, false)
+	check(p.t, err)
+	go conn.Serve(spdystream.NoOpStreamHandler)
+	return spdyClient{conn, raw}
+}
+
+func (c spdyClient) open(t testing.TB, kind string, port, id int) *spdystream.Stream {
+	t.Helper()
+	header := http.Header{"Streamtype": {kind}}
+	if port > 0 {
+		header.Set("port", strconv.Itoa(port))
+		header.Set("requestID", strconv.Itoa(id))
+	}
+	stream, err := c.CreateStream(header, nil, false)
+	check(t, err)
+	return stream
+}
+
+// memory is the daemon's resident memory in bytes, when it is at rest.
+func (p *target) memory() int {
+	p.t.Helper()
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
+	check(p.t, err)
+	_, rest, _ := strings.Cut(string(content), "VmRSS:")
+	var size int
+	_, err = fmt.Sscanf(rest, "%d kB", &size)
+	check(p.t, err)
+	return size << 10
+}
+
+// dataFrame is the header of a frame of data, which says any length.
+func dataFrame(id uint32, length int) []byte {
+	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, id), uint32(length))
+}
+
+// A session costs less than a MiB, whatever it sends: data frames of 16 MiB on
+// all streams of an exec that reads none, as many settings, streams without end.
+func TestSessionsThatSendALotCostLittle(t *testing.T) {
+	const sessions, length = 12, 1<<24 - 1
+	p := newTarget(t, "")
+	attacks := map[string]func(c spdyClient, ids []uint32){
+		"data": func(c spdyClient, ids []uint32) {
+			zeros := make([]byte, length)
+			for range 4 {
+				for _, id := range ids {
+					if _, err := c.raw.Write(append(dataFrame(id, length), zeros...)); err != nil {
+						return
+					}
+				}
+			}
+		},
+		"settings": func(c spdyClient, _ []uint32) {
+			_, _ = c.raw.Write(append([]byte{0x80, 3, 0, 4, 0, 0xff, 0xff, 0xff}, make([]byte, length)...))
+		},
+		"streams": func(c spdyClient, _ []uint32) {
+			for range 20_000 {
+				if _, err := c.CreateStream(http.Header{"Streamtype": {"none"}}, nil, false); err != nil {
+					return
+				}
+			}
+		},
+	}
+	for name, attack := range attacks {
+		before := p.memory()
+		largest := before
+		for range sessions {
+			c := p.upgrade(p.exec("sleep", "1000"), "v4.channel.k8s.io")
+			var ids []uint32
+			for _, kind := range []string{"error", "stdin", "stdout", "stderr"} {
+				ids = append(ids, c.open(t, kind, 0, 0).Identifier())
+			}
+			check(t, c.raw.SetWriteDeadline(time.Now().Add(3*time.Second))) // it is held up, or cut off
+			attack(c, ids)
+			largest = max(largest, p.memory())
+		}
+		t.Logf("%s: %d KiB before, at most %d KiB with %d sessions", name, before>>10, largest>>10, sessions)
+		if each := (largest - before) / sessions; each > 1<<20 {
+			t.Errorf("%s: each session costs %d KiB", name, each>>10)
+		}
+	}
+}
+
+// listen serves a port inside the pod.
+func (p *target) listen(port int, serve func(*net.TCPConn)) {
+	p.t.Helper()
+	paths, err := filepath.Glob(filepath.Join(p.Netns, "*"+p.pod))
+	check(p.t, err)
+	if len(paths) != 1 {
+		p.t.Fatalf("network namespaces of the pod: %q", paths)
+	}
+	var listener net.Listener
+	p.RunInNetns(func() error {
+		netns, err := os.Open(paths[0])
+		if err != nil {
+			return err
+		}
+		defer netns.Close()
+		if err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		listener, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		return err
+	})
+	check(p.t, err)
+	p.t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				serve(conn.(*net.TCPConn))
+			}()
+		}
+	}()
+}
+
+func echo(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }
+
+// One connection of a port-forward whose pod reads nothing does not hold up the
+// others of its session, and is told why it ends.
+func TestAnUnreadConnectionHoldsUpNoOther(t *testing.T) {
+	p := newTarget(t, "")
+	stop := make(chan struct{})
+	defer close(stop)
+	p.listen(7, echo)
+	p.listen(9, func(*net.TCPConn) { <-stop })
+	before := p.memory()
+	c := p.upgrade(p.forward(), "portforward.k8s.io")
+	reason := c.open(t, "error", 9, 1)
+	told := make(chan string, 1)
+	go func() { // at once: this client's library holds up streams for one that is not read
+		text := make([]byte, 1000)
+		n, _ := reason.Read(text)
+		told <- string(text[:n])
+	}()
+	unread := c.open(t, "data", 9, 1)
+	var written atomic.Int64
+	go func() {
+		for range 4096 { // 128 MiB
+			if _, err := unread.Write(make([]byte, 32<<10)); err != nil {
+				return
+			}
+			written.Add(1)
+		}
+	}()
+	for last := int64(-1); last != written.Load(); time.Sleep(500 * time.Millisecond) {
+		last = written.Load() // until it has filled what there is
+	}
+	for id := range 5 {
+		c.open(t, "error", 7, 10+id)
+		data := c.open(t, "data", 7, 10+id)
+		began := time.Now()
+		_, err := data.Write([]byte("hello"))
+		check(t, err)
+		answered := make(chan error, 1)
+		go func() {
+			_, err := io.ReadFull(data, make([]byte, 5))
+			answered <- err
+		}()
+		select {
+		case err := <-answered:
+			check(t, err)
+			t.Logf("connection %d was answered after %v", id, time.Since(began))
+		case <-time.After(patience):
+			t.Fatal("another connection is held up")
+		}
+	}
+	if text := <-told; !strings.Contains(text, "the pod has taken nothing") {
+		t.Errorf("the reason is %q", text)
+	}
+	if after := p.memory(); after-before > 8<<20 {
+		t.Errorf("the daemon grew from %d to %d KiB", before>>10, after>>10)
+	}
+}
+
+// A session with as many connections as it may have costs less than a MiB, and
+// more are refused with a word.
+func TestManyConnectionsOfASession(t *testing.T) {
+	const sessions = 4
+	p := newTarget(t, "")
+	p.listen(7, echo)
+	p.upgrade(p.forward(), "portforward.k8s.io") // what the first one makes stays
+	before := p.memory()
+	for range sessions {
+		c := p.upgrade(p.forward(), "portforward.k8s.io")
+		for id := range 128 {
+			c.open(t, "error", 7, id)
+			data := c.open(t, "data", 7, id)
+			_, err := data.Write([]byte("x"))
+			check(t, err)
+			_, err = io.ReadFull(data, make([]byte, 1))
+			check(t, err)
+		}
+		refused := c.open(t, "error", 7, 1000)
+		text := make([]byte, 1000)
+		n, _ := refused.Read(text)
+		if !strings.Contains(string(text[:n]), "128 connections") {
+			t.Errorf("one more is told %q", text[:n])
+		}
+	}
+	after := p.memory()
+	t.Logf("%d sessions of 128 connections cost %d KiB each", sessions, (after-before)/sessions>>10)
+	if each := (after - before) / sessions; each > 2<<20 { // with the race detector's part; a MiB without
+		t.Errorf("a session of 128 connections costs %d KiB", each>>10)
+	}
+}
+
+// Who has no token costs nothing: thousands of idle connections leave the CRI
+// answering and sessions working, and are closed.
+func TestStrangers(t *testing.T) {
+	const attempts = 20_000
+	p := newTarget(t, "")
+	u, err := url.Parse(p.exec("true"))
+	check(t, err)
+	answer := func() time.Duration {
+		began := time.Now()
+		_, err := p.Runtime.ListPodSandbox(limited(t), &runtimeapi.ListPodSandboxRequest{})
+		check(t, err)
+		return time.Since(began)
+	}
+	quiet := answer()
+	held := make([]net.Conn, 0, attempts)
+	defer func() {
+		for _, conn := range held {
+			conn.Close()
+		}
+	}()
+	slowest := time.Duration(0)
+	p.RunInNetns(func() error {
+		for i := range attempts {
+			if len(held) == 15_000 { // what this process may hold
+				held[0].Close()
+				held = held[1:]
+			}
+			conn, err := net.DialTimeout("tcp", u.Host, patience)
+			if err != nil {
+				return fmt.Errorf("connection %d: %w", i, err)
+			}
+			held = append(held, conn)
+			if i%500 == 0 {
+				slowest = max(slowest, answer())
+			}
+		}
+		return nil
+	})
+	t.Logf("an answer took %v without connections, at most %v with %d", quiet, slowest, attempts)
+	if slowest > 5*time.Second {
+		t.Errorf("the CRI answered after %v", slowest)
+	}
+	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID()))
+	check(t, err)
+	if len(files) > 1000 {
+		t.Errorf("the daemon has %d descriptors", len(files))
+	}
+	for range 5 {
+		c := p.upgrade(p.exec("echo", "hello"), "v4.channel.k8s.io")
+		streams := make(map[string]*spdystream.Stream)
+		for _, kind := range []string{"error", "stdin", "stdout", "stderr"} {
+			streams[kind] = c.open(t, kind, 0, 0)
+		}
+		out, err := io.ReadAll(streams["stdout"])
+		if err != nil || string(out) != "hello\n" {
+			t.Errorf("exec with %d idle connections: %q (%v)", len(held), out, err)
+		}
+	}
+	last := held[len(held)-1]
+	check(t, last.SetReadDeadline(time.Now().Add(patience)))
+	if _, err := last.Read(make([]byte, 1)); err == nil || os.IsTimeout(err) {
+		t.Errorf("the last idle connection is kept: %v", err)
+	}
+}
+
+// The daemon's end with a thousand idle sessions is bounded in time, and so is
+// their number.
+func TestManySessionsEndWithTheDaemon(t *testing.T) {
+	const sessions = 1000
+	p := newTarget(t, fmt.Sprintf("max_open = %d\n", sessions))
+	for range sessions {
+		p.upgrade(p.forward(), "portforward.k8s.io")
+	}
+	if _, err := p.Runtime.PortForward(limited(t), &runtimeapi.PortForwardRequest{PodSandboxId: p.pod}); err == nil || !strings.Contains(err.Error(), "max_open") {
+		t.Errorf("one session more: %v", err)
+	}
+	began := time.Now()
+	p.Stop()
+	took := time.Since(began)
+	t.Logf("the daemon ended %d sessions in %v", sessions, took)
+	if took > 30*time.Second {
+		t.Errorf("the daemon took %v to end", took)
+	}
+	p.Start()
+}
