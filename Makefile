@@ -53,6 +53,15 @@ soak: root setup build ## Pods come and go while the daemon is killed at random;
 	go test $(goflags) -tags seccomp -race -c -o bin/test/soak ./test/soak
 	cd test/soak && SOAK=$(SOAK) ../../hack/in-netns ../../bin/test/soak -test.timeout 0 $(TESTFLAGS)
 
+.PHONY: critest
+critest: root setup build bin/critest/.built ## The CRI's own suite, critest; CRITEST_FOCUS=PATTERN for a part of it (root)
+	go test $(goflags) -c -o bin/test/critest ./test/critest
+	cd test/critest && ../../hack/in-netns unshare --ipc ../../bin/test/critest -test.v -test.timeout 1h $(TESTFLAGS)
+
+bin/critest/.built: hack/critest/go.mod hack/critest/go.sum hack/critest/build $(wildcard test/critest/replica/*) test/critest/digest.txt
+	hack/critest/build
+	@touch $@
+
 VMTESTS ?= hack/vm/tests.txt
 
 .PHONY: test-vm

@@ -1,0 +1,69 @@
+// Command replica is the program in the images that critest expects: what it
+// does depends on the name it is started by. As nginx or httpd-foreground it
+// serves a page on $PORT (80), as nonewprivs it prints its effective user, as
+// pause it waits. As pgrep and ipcs it does what the specs need of these.
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// pidFile is where nginx writes its process id, which a spec reads.
+const pidFile = "/var/run/nginx.pid"
+
+func main() {
+	name := filepath.Base(os.Args[0])
+	var err error
+	switch {
+	case name == "nonewprivs":
+		fmt.Printf("Effective uid: %d\n", os.Geteuid())
+	case strings.HasPrefix(name, "nginx"):
+		if err = os.WriteFile(pidFile, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644); err == nil {
+			err = serve()
+		}
+	case name == "pause":
+		select {}
+	case name == "pgrep":
+		err = pgrep(os.Args[len(os.Args)-1])
+	case name == "ipcs":
+		var segments []byte
+		if segments, err = os.ReadFile("/proc/sysvipc/shm"); err == nil {
+			_, err = os.Stdout.Write(segments)
+		}
+	default:
+		fmt.Println("httpd: resuming normal operations") // a spec looks for httpd in the log
+		err = serve()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, name+":", err)
+		os.Exit(1)
+	}
+}
+
+// pgrep prints the processes whose name contains a text.
+func pgrep(text string) error {
+	names, err := filepath.Glob("/proc/[0-9]*/comm")
+	if err != nil {
+		return err
+	}
+	for _, path := range names {
+		name, err := os.ReadFile(path)
+		if err == nil && strings.Contains(string(name), text) { // one that has ended has no name
+			fmt.Println(filepath.Base(filepath.Dir(path)))
+		}
+	}
+	return nil
+}
+
+func serve() error {
+	server := &http.Server{Addr: ":" + cmp.Or(os.Getenv("PORT"), "80"), ReadHeaderTimeout: time.Minute}
+	server.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "It works!") })
+	return server.ListenAndServe()
+}
