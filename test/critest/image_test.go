@@ -43,8 +43,10 @@ func addImages(t *testing.T, r *registry) {
 		return object{"Cmd": []string{"sh"}, "Env": []string{"PATH=/bin"}, "User": user}
 	}
 	server := tarOf(t, []file{
-		{"bin/nginx", 0o755, replica(t), ""}, {"bin/nginx: master process", 0, "", "nginx"},
-		{"bin/httpd-foreground", 0o755, "", "nginx"}, {"bin/nonewprivs", 0o4755, replica(t), ""},
+		{"bin/nginx", 0o755, replica(t), ""},
+		{"bin/nginx: master process", 0, "", "nginx"},
+		{"bin/httpd-foreground", 0o755, "", "nginx"},
+		{"bin/nonewprivs", 0o4755, replica(t), ""},
 	})
 	note := func(text string) []byte { return tarOf(t, []file{{"note", 0o644, text, ""}}) }
 
