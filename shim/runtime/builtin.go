@@ -115,8 +115,38 @@ func (c *builtinContainer) findCgroups() error {
 	return nil
 }
 
+// giveStreams lets the process open its streams again by their names in
+// /proc/self/fd, as /dev/stdout is one: in a user namespace their owner has to
+// be an id of it. (libcontainer sees to all others.)
+func (c *builtinContainer) giveStreams(process *libcontainer.Process, streams Streams) error {
+	config := c.lib.Config()
+	if !config.Namespaces.Contains(configs.NEWUSER) {
+		return nil
+	}
+	uid, err := config.HostUID(process.UID)
+	if err != nil {
+		return fmt.Errorf("owner of the streams: %w", err)
+	}
+	gid, err := config.HostGID(process.GID)
+	if err != nil {
+		return fmt.Errorf("owner of the streams: %w", err)
+	}
+	for _, stream := range []*os.File{streams.Stdin, streams.Stdout, streams.Stderr} {
+		if stream == nil {
+			continue
+		}
+		if err := stream.Chown(uid, gid); err != nil {
+			return fmt.Errorf("owner of the streams: %w", err)
+		}
+	}
+	return nil
+}
+
 // start starts an init or an exec, as our child with an owner.
 func (c *builtinContainer) start(process *libcontainer.Process, streams Streams, t *tree) (*Process, error) {
+	if err := c.giveStreams(process, streams); err != nil {
+		return nil, err
+	}
 	if streams.Stdin != nil {
 		process.Stdin = streams.Stdin
 	}

@@ -113,6 +113,7 @@ func Adopt(o Options) (*Streams, error) {
 	if o.LogPath != "" {
 		var err error
 		if s.log, err = crilog.Open(o.LogPath); err != nil {
+			s.log = crilog.Late(o.LogPath, err)
 			errs = append(errs, err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -55,6 +56,7 @@ func (s *Supervisor) adopt(path string) error {
 		return nil
 	}
 	c.killed = false
+	c.checkStarted()
 	c.oom.kills, _ = readOOMKills(c.record.Cgroups)
 	if c.runtime != nil {
 		if err := c.runtime.EndExecs(); err != nil {
@@ -73,4 +75,21 @@ func (c *container) adoptStreams() {
 		c.sup.log.Error("output of an adopted container is lost", "container", c.record.ID, "error", err)
 	}
 	c.io.Run()
+}
+
+// execPatience is how long init may take from the barrier to the program.
+const execPatience = 100 * time.Millisecond
+
+// checkStarted takes back a start that is on disk and did not come to pass: the
+// predecessor died before it opened the barrier.
+func (c *container) checkStarted() {
+	for deadline := time.Now().Add(execPatience); c.record.StartedAt != 0; time.Sleep(time.Millisecond) {
+		waits, err := beforeExec(c.record.PID)
+		if err != nil || !waits {
+			return
+		}
+		if time.Now().After(deadline) {
+			c.setStarted(0)
+		}
+	}
 }

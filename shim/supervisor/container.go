@@ -29,6 +29,7 @@ type container struct {
 	exited    chan struct{} // closed when exit is set and on disk
 
 	startEvent sync.Once
+	drained    sync.Once
 	oomWatched chan struct{} // closed when no notice of an OOM kill can come any more
 
 	op sync.Mutex // one change at a time; may be held for long
@@ -136,17 +137,20 @@ func (c *container) start() error {
 	if status := c.state().Status; status != api.Status_STATUS_CREATED {
 		return fmt.Errorf("start container %s: it is %v: %w", c.record.ID, status, errdefs.ErrFailedPrecondition)
 	}
+	// Before the barrier opens: a successor must not take a program that runs for
+	// one that waits.
 	c.setStarted(time.Now().UnixNano())
-	c.listenToInit()
-	if err := c.runtime.Start(); err != nil {
+	if err := writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()); err != nil {
 		c.setStarted(0)
 		return fmt.Errorf("start container %s: %w", c.record.ID, err)
 	}
+	c.listenToInit()
+	if err := c.runtime.Start(); err != nil {
+		c.setStarted(0)
+		return errors.Join(fmt.Errorf("start container %s: %w", c.record.ID, err), writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()))
+	}
 	if err := c.awaitProgram(); err != nil {
 		return fmt.Errorf("start container %s: %w", c.record.ID, err)
-	}
-	if err := writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()); err != nil {
-		c.sup.log.Error("the start of a container is not on disk", "container", c.record.ID, "error", err)
 	}
 	c.announceStart()
 	return nil

@@ -17,26 +17,26 @@ func (c *container) awaitInit() {
 	c.finish(c.init.Wait())
 }
 
-// finish records the end of init: streams to their end, facts to the disk, then
-// the event.
+// finish records the end of init: what else runs in the container is ended, the
+// exit goes to the disk and is told, however long the streams take.
 func (c *container) finish(status syscall.WaitStatus, known bool) {
 	exit := &api.ExitRecord{
 		Code: exitCode(status), CodeKnown: known, FinishedAt: time.Now().UnixNano(), PID: c.snapshot().PID,
-		OOMKilled: known && status.Signaled() && status.Signal() == syscall.SIGKILL && c.killedByOOM(),
+		OOMKilled: known && c.killedByOOM(status),
 	}
 	if !known {
 		exit.Code = unknownExitCode
 	}
-	if c.io != nil {
-		c.io.Drain()
-	}
-	if known && status.Exited() {
+	c.endRest()
+	if c.triedToStart() && known && status.Exited() {
+		c.drain() // init has said there why it could not
 		exit.StartError = c.startError()
 	}
 	path := filepath.Join(c.sup.dir, api.ExitDir, c.snapshot().ID+".json")
 	if err := writeJSON(path, exit); err != nil {
 		c.sup.log.Error("the exit of a container is not on disk", "container", c.snapshot().ID, "error", err)
 	}
+	c.drain()
 	c.mu.Lock()
 	c.exit = exit
 	c.mu.Unlock()
@@ -45,6 +45,42 @@ func (c *container) finish(status syscall.WaitStatus, known bool) {
 		c.announceStart()
 	}
 	c.sup.events.publish(api.EventKind_EVENT_EXITED, c.state())
+}
+
+// endRest kills what init leaves behind. With a pid namespace of the container's
+// own nothing is left: the kernel ends all processes with the first one
+// (pid_namespaces(7)). In one that it shares they would run on, with its ports
+// and locks.
+func (c *container) endRest() {
+	if c.runtime == nil {
+		return
+	}
+	if err := c.runtime.SignalAll(syscall.SIGKILL); err != nil {
+		c.sup.log.Warn("processes of a container that has ended may still run", "container", c.snapshot().ID, "error", err)
+	}
+}
+
+// drainPatience is how long the end of a container waits to be told for its
+// output to be in the log: people look there when they hear of it.
+const drainPatience = 500 * time.Millisecond
+
+// drain ends the streams. A disk that hangs keeps them longer than that, in a
+// goroutine that ends with the last write.
+func (c *container) drain() {
+	if c.io == nil {
+		return
+	}
+	c.drained.Do(func() {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			c.io.Drain()
+		}()
+		select {
+		case <-done:
+		case <-time.After(drainPatience):
+		}
+	})
 }
 
 // unknownExitCode stands for an exit that nobody saw, as in containerd.

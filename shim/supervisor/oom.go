@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/minicri/minicri/shim/api"
@@ -19,7 +20,15 @@ const (
 	// oomWindow is how far before the end of init an OOM kill may lie to be the
 	// kill of init itself: what is killed has to run once more to end, and on a
 	// busy machine it waits for a processor, as the shim does to see it.
-	oomWindow = 10 * time.Second
+	oomWindow = 2 * time.Second
+
+	// oomChildWindow is the same for the kill of a child, for an init that ends
+	// with the child's code: it may have some cleaning up to do.
+	oomChildWindow = 10 * time.Second
+
+	// oomExitStatus is how a shell, and with it most entry points, passes on that
+	// its child was killed by SIGKILL.
+	oomExitStatus = 128 + int(syscall.SIGKILL)
 )
 
 // oomCount is how many processes of a container the kernel has killed.
@@ -107,9 +116,18 @@ func (s *Supervisor) unclaimedOOMKills(parent string) int {
 	return kills - s.oomClaims[parent]
 }
 
-// killedByOOM tells whether a SIGKILL that ended init was the kernel's, for
-// lack of memory: neither ours, nor long after the kill of a child.
-func (c *container) killedByOOM() bool {
+// killedByOOM reports whether lack of memory has ended the container: the
+// kernel has killed init itself, and not we or anybody else, or a child whose
+// end init has passed on as its own.
+func (c *container) killedByOOM(status syscall.WaitStatus) bool {
+	window := oomWindow
+	switch {
+	case status.Signaled() && status.Signal() == syscall.SIGKILL:
+	case status.Exited() && status.ExitStatus() == oomExitStatus:
+		window = oomChildWindow
+	default:
+		return false
+	}
 	c.countOOM(false)
 	if _, gone := readOOMKills(c.snapshot().Cgroups); gone {
 		select {
@@ -120,7 +138,7 @@ func (c *container) killedByOOM() bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.killed && c.oom.kills > 0 && time.Since(c.oom.last) < oomWindow
+	return !c.killed && c.oom.kills > 0 && time.Since(c.oom.last) < window
 }
 
 // claimOOMKill: of a container whose cgroup is gone, and whose last notice did

@@ -75,6 +75,14 @@ func (c *container) noteProgram() {
 	c.mu.Unlock()
 }
 
+// triedToStart reports whether init was let through the barrier and has ended
+// without becoming the program.
+func (c *container) triedToStart() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.neverRan && c.record.StartedAt != 0
+}
+
 // startError is why a container that was started never ran its program, "" if
 // it did. Its streams have ended.
 func (c *container) startError() string {
