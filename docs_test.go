@@ -3,6 +3,7 @@ package minicri_test
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -60,6 +61,73 @@ func TestWorkaroundsNameTests(t *testing.T) {
 			}
 		}
 	}
+}
+
+// ARCHITECTURE.md has every package and every module that they import, and no
+// other.
+func TestArchitectureIsCurrent(t *testing.T) {
+	text, err := os.ReadFile("ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "## Packages")
+	block := strings.Split(rest, "```")[1]
+	listed := map[string]bool{}
+	for line := range strings.Lines(block) {
+		if fields := strings.Fields(line); len(fields) > 1 {
+			listed[fields[0]] = true
+		}
+	}
+	for _, p := range everyPackage(t) {
+		top, _, _ := strings.Cut(p.name(), "/")
+		name := p.name()
+		if top == "test" || top == "hack" {
+			name = top
+		}
+		if !listed[name] && name != "" && p.ImportPath != module {
+			t.Errorf("the packages in ARCHITECTURE.md lack %s", name)
+		}
+	}
+	for name := range listed {
+		if _, err := os.Stat(name); err != nil {
+			t.Errorf("the packages in ARCHITECTURE.md: %v", err)
+		}
+	}
+	_, table, _ := strings.Cut(string(text), "## What each dependency is for")
+	for dependency := range directModules(t) {
+		if !regexp.MustCompile(`[ |(]` + regexp.QuoteMeta(dependency) + `[ ,|]`).MatchString(table) {
+			t.Errorf("ARCHITECTURE.md does not say what %s is for", dependency)
+		}
+	}
+}
+
+// directModules are the modules that packages of the daemon and the shim import.
+func directModules(t *testing.T) map[string]bool {
+	t.Helper()
+	command := exec.Command("go", "list", "-deps", "-tags", "seccomp", "-f", "{{if .Module}}{{if not .Module.Main}}{{.ImportPath}} {{.Module.Path}}{{end}}{{end}}", "./cmd/...")
+	command.Stderr = os.Stderr
+	out, err := command.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	moduleOf := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		if fields := strings.Fields(line); len(fields) == 2 {
+			moduleOf[fields[0]] = fields[1]
+		}
+	}
+	direct := map[string]bool{}
+	for _, p := range everyPackage(t) {
+		if strings.HasPrefix(p.name(), "test/") && p.name() != "test/leak" || strings.HasPrefix(p.name(), "hack") {
+			continue
+		}
+		for _, imported := range p.Imports {
+			if found := moduleOf[imported]; found != "" {
+				direct[found] = true
+			}
+		}
+	}
+	return direct
 }
 
 var testName = regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]\w*`)
