@@ -45,6 +45,8 @@ type Facts struct {
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 	// CNIResult are the results of ADD as the plugins gave them.
 	CNIResult json.RawMessage `json:"cni_result,omitempty"`
+	// Updated are the pod's resources since UpdateResources, nil before.
+	Updated *Resources `json:"updated,omitempty"`
 	// Timeline is on disk only; in memory the sandbox has it.
 	Timeline []step.Row `json:"timeline,omitempty"`
 	// ExitedAt is when pause was seen to have ended, StoppedAt when Stop had

@@ -34,6 +34,15 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, request *runtimeapi.Remo
 	return &runtimeapi.RemovePodSandboxResponse{}, nil
 }
 
+// UpdatePodSandboxResources records the resources of a pod, which are the
+// kubelet's to set, and shows them in the verbose status.
+func (r *Runtime) UpdatePodSandboxResources(ctx context.Context, request *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
+	if err := r.Sandboxes.UpdateResources(ctx, request.GetPodSandboxId(), request.GetOverhead(), request.GetResources()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, nil
+}
+
 // PodSandboxStatus describes one sandbox; NotFound when there is none. It waits
 // for no lock and no plugin.
 func (r *Runtime) PodSandboxStatus(_ context.Context, request *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
@@ -91,6 +100,10 @@ func podState(sb *sandbox.Sandbox) runtimeapi.PodSandboxState {
 func (r *Runtime) verbosePodStatus(sb *sandbox.Sandbox) (map[string]string, error) {
 	facts := sb.Facts()
 	details := r.Sandboxes.Details(sb)
+	resources, err := sb.Resources()
+	if err != nil {
+		return nil, err
+	}
 	return encodeInfo(map[string]any{
 		"info": map[string]any{
 			"pid":                facts.Pause.PID,
@@ -99,6 +112,8 @@ func (r *Runtime) verbosePodStatus(sb *sandbox.Sandbox) (map[string]string, erro
 			"runtimeHandler":     sb.RuntimeHandler,
 			"cgroupsPath":        sb.CgroupsPath,
 			"config":             sb.Record.Config,
+			"overhead":           resources.Overhead,
+			"resources":          resources.Resources,
 			"cniResult":          facts.CNIResult,
 			"runtimeSpec":        json.RawMessage(details.RuntimeSpec),
 			"timeline":           sb.Timeline(),

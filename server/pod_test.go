@@ -1,6 +1,7 @@
 package server
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -166,4 +167,51 @@ func wantCode(t *testing.T, err error, code codes.Code) {
 	if status.Code(err) != code {
 		t.Errorf("got %v, want %v", err, code)
 	}
+}
+
+// The resources of a pod are recorded and shown, those of the last update or
+// those that it was made with. The call is success for a pod that has ended or
+// is gone: an error would block a resize.
+func TestUpdatePodSandboxResources(t *testing.T) {
+	config := podConfig("web", nil)
+	config.Linux.Overhead = &runtimeapi.LinuxContainerResources{CpuShares: 7}
+	client := dial(t, restored(t,
+		stored{id: "aa11", config: config, ready: true},
+		stored{id: "bb22", config: podConfig("ended", nil)},
+	))
+	shown := func(id string) (resources struct {
+		Info struct {
+			Overhead, Resources struct {
+				CPUShares, MemoryLimitInBytes string
+			}
+		}
+	},
+	) {
+		response, err := client.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal([]byte(response.GetInfo()["info"]), &resources.Info); err != nil {
+			t.Fatal(err)
+		}
+		return resources
+	}
+	if got := shown("aa11").Info; got.Overhead.CPUShares != "7" || got.Resources.CPUShares != "" {
+		t.Errorf("before an update: %+v", got)
+	}
+	for _, id := range []string{"aa11", "bb22", "gone"} {
+		_, err := client.UpdatePodSandboxResources(t.Context(), &runtimeapi.UpdatePodSandboxResourcesRequest{
+			PodSandboxId: id, Resources: &runtimeapi.LinuxContainerResources{CpuShares: 512, MemoryLimitInBytes: 1 << 30},
+		})
+		if err != nil {
+			t.Errorf("update of %s: %v", id, err)
+		}
+	}
+	for _, id := range []string{"aa11", "bb22"} {
+		if got := shown(id).Info; got.Overhead.CPUShares != "" || got.Resources.CPUShares != "512" || got.Resources.MemoryLimitInBytes != "1073741824" {
+			t.Errorf("after an update of %s: %+v", id, got)
+		}
+	}
+	_, err := client.UpdatePodSandboxResources(t.Context(), &runtimeapi.UpdatePodSandboxResourcesRequest{})
+	wantCode(t, err, codes.InvalidArgument)
 }

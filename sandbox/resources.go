@@ -1,0 +1,75 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/encoding/protojson"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Resources are those of a pod as a whole, in protobuf's JSON. The kubelet sets
+// them on the pod's cgroup, which is its own; they are recorded and shown.
+type Resources struct {
+	Overhead  json.RawMessage `json:"overhead,omitempty"`
+	Resources json.RawMessage `json:"resources,omitempty"`
+}
+
+// UpdateResources records the resources of a pod. The kubelet calls it before it
+// resizes a pod, and an error would block that, so a sandbox that has ended, or
+// is gone, is success.
+func (s *Store) UpdateResources(ctx context.Context, id string, overhead, resources *runtimeapi.LinuxContainerResources) error {
+	sb, err := s.Find(id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	release, err := sb.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if !s.exists(sb.ID) {
+		return nil
+	}
+	next, err := encodeResources(overhead, resources)
+	if err != nil {
+		return fmt.Errorf("update the resources of sandbox %s: %w", sb.ID, err)
+	}
+	sb.update(func(f *Facts) { f.Updated = next })
+	if err := s.writeFacts(sb); err != nil {
+		return fmt.Errorf("update the resources of sandbox %s: %w", sb.ID, err)
+	}
+	return nil
+}
+
+// Resources returns the resources of the pod: those of the last update, or those
+// that it was made with.
+func (sb *Sandbox) Resources() (*Resources, error) {
+	if updated := sb.Facts().Updated; updated != nil {
+		return updated, nil
+	}
+	linux := sb.config.GetLinux()
+	return encodeResources(linux.GetOverhead(), linux.GetResources())
+}
+
+func encodeResources(overhead, resources *runtimeapi.LinuxContainerResources) (*Resources, error) {
+	encoded := &Resources{}
+	for to, from := range map[*json.RawMessage]*runtimeapi.LinuxContainerResources{
+		&encoded.Overhead: overhead, &encoded.Resources: resources,
+	} {
+		if from == nil {
+			continue
+		}
+		text, err := protojson.Marshal(from)
+		if err != nil {
+			return nil, fmt.Errorf("encode resources: %w", err)
+		}
+		*to = text
+	}
+	return encoded, nil
+}
