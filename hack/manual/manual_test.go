@@ -61,7 +61,7 @@ func TestBashCompletes(t *testing.T) {
 		{"minicri conf", "config"},
 		{"minicri --sock", "--socket"},
 		{"minicri config ", "default check"},
-		{"minicri image i", "import"},
+		{"minicri image im", "import"},
 		{"minicri check --f", "--fix"},
 		{"minicri check --fix --js", "--json"},
 		{"minicri image pull --cr", "--creds"},
