@@ -101,7 +101,7 @@ func (s *Store) Mount(ctx context.Context, key, target string) error {
 	if err != nil {
 		return fmt.Errorf("mounts of snapshot %s: %w", key, err)
 	}
-	if err := os.MkdirAll(target, 0o711); err != nil {
+	if err := os.MkdirAll(target, 0o700); err != nil {
 		return fmt.Errorf("mount snapshot %s: %w", key, err)
 	}
 	if err := mount.All(mounts, target); err != nil {

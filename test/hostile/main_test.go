@@ -1,10 +1,85 @@
 package hostile
 
 import (
+	"context"
+	"net"
+	"net/http"
 	"os"
 	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/hostile/registry"
 )
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+// patience is the longest that a test waits for what has no limit of its own.
+const patience = 3 * time.Minute
+
+func limited(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serve serves a handler on loopback of the node's network namespace and returns
+// its host and port.
+func serve(t testing.TB, n *harness.Node, address string, handler http.Handler) string {
+	t.Helper()
+	var listener net.Listener
+	n.RunInNetns(func() (err error) {
+		listener, err = net.Listen("tcp", address)
+		return err
+	})
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: patience}
+	go func() { _ = server.Serve(listener) }() // until Close
+	t.Cleanup(func() { _ = server.Close() })
+	return listener.Addr().String()
+}
+
+// newRegistry is a hostile registry that the node reaches at host.
+func newRegistry(t testing.TB, n *harness.Node) (content *registry.Registry, host string) {
+	t.Helper()
+	content = registry.New()
+	return content, serve(t, n, "127.0.0.1:0", content)
+}
+
+// pull asks the daemon as the kubelet does.
+func pull(t testing.TB, n *harness.Node, reference string, auth *runtimeapi.AuthConfig) (id string, err error) {
+	t.Helper()
+	answer, err := n.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: reference}, Auth: auth})
+	return answer.GetImageRef(), err
+}
+
+// start starts a container of an image in a new pod.
+func start(t testing.TB, n *harness.Node, name, image string, config *runtimeapi.ContainerConfig) (id string) {
+	t.Helper()
+	pod := n.PodConfig(name)
+	sandbox := n.RunPod(pod)
+	config.Metadata, config.Image = &runtimeapi.ContainerMetadata{Name: "c"}, &runtimeapi.ImageSpec{Image: image}
+	config.LogPath = "c.log"
+	ctx := limited(t)
+	made, err := n.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: sandbox, Config: config, SandboxConfig: pod})
+	check(t, err)
+	_, err = n.Runtime.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: made.GetContainerId()})
+	check(t, err)
+	return made.GetContainerId()
+}
+
+func run(t testing.TB, n *harness.Node, container string, command ...string) (code int32, output string) {
+	t.Helper()
+	answer, err := n.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: container, Cmd: command, Timeout: 60})
+	check(t, err)
+	return answer.GetExitCode(), string(answer.GetStdout()) + string(answer.GetStderr())
+}
