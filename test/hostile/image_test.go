@@ -15,8 +15,8 @@ import (
 	"github.com/minicri/minicri/test/hostile/registry"
 )
 
-// memory is the daemon's resident memory in bytes.
-func memory(t testing.TB, n *harness.Node) int64 {
+// residentMemory is the daemon's resident memory in bytes.
+func residentMemory(t testing.TB, n *harness.Node) int64 {
 	t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.PID()))
 	check(t, err)
@@ -37,7 +37,7 @@ func TestSpoiltImagesAreRefused(t *testing.T) {
 	n := harness.NewNode(t)
 	n.ImportBusybox() // makes the directories of the image store
 	content, host := newRegistry(t, n)
-	before := memory(t, n)
+	before := residentMemory(t, n)
 	for name, word := range content.Spoilt() {
 		_, err := pull(t, n, host+"/"+name+":1", nil)
 		if err == nil || !strings.Contains(err.Error(), word) || status.Code(err) == codes.Unknown || len(status.Convert(err).Message()) > 1024 {
@@ -49,7 +49,7 @@ func TestSpoiltImagesAreRefused(t *testing.T) {
 			t.Errorf("a digest became a request: %s", r)
 		}
 	}
-	if grown := memory(t, n) - before; grown > 64<<20 {
+	if grown := residentMemory(t, n) - before; grown > 64<<20 {
 		t.Errorf("the daemon has grown by %d MiB", grown>>20)
 	}
 	answer, err := n.Image.ListImages(limited(t), &runtimeapi.ListImagesRequest{})

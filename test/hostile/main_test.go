@@ -1,12 +1,10 @@
 package hostile
 
 import (
-	"context"
 	"net"
 	"net/http"
 	"os"
 	"testing"
-	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -15,23 +13,6 @@ import (
 )
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
-
-// patience is the longest that a test waits for what has no limit of its own.
-const patience = 3 * time.Minute
-
-func limited(t testing.TB) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // serve serves a handler on loopback of the node's network namespace and returns
 // its host and port.

@@ -153,6 +153,10 @@ func dataFrame(id uint32, length int) []byte {
 
 // A session costs less than a MiB, whatever it sends: data frames of 16 MiB on
 // all streams of an exec that reads none, as many settings, streams without end.
+//
+// attack: clients: data frames of 16 MiB on all streams of an exec that reads none, settings of 16 MiB, streams without end
+// held: less than 1 MiB of the daemon a session
+// field: spdystream, of containerd and CRI-O too, keeps up to 4 GiB
 func TestSessionsThatSendALotCostLittle(t *testing.T) {
 	const sessions, length = 12, 1<<24 - 1
 	p := newTarget(t, "")
@@ -239,6 +243,10 @@ func echo(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }
 
 // One connection of a port-forward whose pod reads nothing does not hold up the
 // others of its session, and is told why it ends.
+//
+// attack: clients: one connection of a port-forward whose pod reads nothing
+// held: the others of its session go on; this one ends and is told why
+// field: it holds up its whole session
 func TestAnUnreadConnectionHoldsUpNoOther(t *testing.T) {
 	p := newTarget(t, "")
 	stop := make(chan struct{})
@@ -296,6 +304,9 @@ func TestAnUnreadConnectionHoldsUpNoOther(t *testing.T) {
 
 // A session with as many connections as it may have costs less than a MiB, and
 // more are refused with a word.
+//
+// attack: clients: as many connections in one session as it may have
+// held: less than 1 MiB; more are refused with a word
 func TestManyConnectionsOfASession(t *testing.T) {
 	const sessions = 4
 	p := newTarget(t, "")
@@ -328,6 +339,10 @@ func TestManyConnectionsOfASession(t *testing.T) {
 
 // Who has no token costs nothing: thousands of idle connections leave the CRI
 // answering and sessions working, and are closed.
+//
+// attack: clients: thousands of idle connections without a token
+// held: the CRI answers and sessions work; they are closed
+// field: containerd's streaming server has no limit
 func TestStrangers(t *testing.T) {
 	const attempts = 20_000
 	p := newTarget(t, "")
@@ -393,6 +408,9 @@ func TestStrangers(t *testing.T) {
 
 // The daemon's end with a thousand idle sessions is bounded in time, and so is
 // their number.
+//
+// attack: clients: a thousand idle sessions at the daemon's end
+// held: bounded in time, and so is their number
 func TestManySessionsEndWithTheDaemon(t *testing.T) {
 	const sessions = 1000
 	p := newTarget(t, fmt.Sprintf("max_open = %d\n", sessions))
