@@ -8,6 +8,7 @@ import (
 
 	"github.com/minicri/minicri/internal/lock"
 	"github.com/minicri/minicri/internal/step"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -49,7 +50,16 @@ func (c *Container) acquire(ctx context.Context) (release func(), err error) {
 	return c.lock.Unlock, nil
 }
 
-// Config is what the container was made from. It must not be changed.
+// forgetEnvironment drops what is on disk and was needed to make the container
+// only, of which there may be megabytes. Nobody sees the container yet.
+func (c *Container) forgetEnvironment() {
+	c.Record.Config = nil
+	c.config = proto.CloneOf(c.config)
+	c.config.Envs = nil
+}
+
+// Config is what the container was made from, without the environment. It must
+// not be changed.
 func (c *Container) Config() *runtimeapi.ContainerConfig { return c.config }
 
 // Facts are what is known of the container now. They must not be changed.

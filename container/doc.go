@@ -8,14 +8,17 @@
 // are those of the failpoints and metrics; alone they are the prefixes of errors
 // and the rows of the timeline:
 //
-//	1 check     the request; nothing has a side effect before it is complete
-//	2 reserve   the name; a pod has one container per name and attempt
-//	3 record    durable, before anything of the container exists
-//	4 rootfs    a snapshot on top of the image, mounted; images that are volumes too
-//	5 spec      the runtime-spec, from the CRI's config; volumes of the image are filled
-//	6 shim      of the pod, started with its first container, ended with the pod
-//	7 create    the container's init waits at the exec barrier
-//	8 recheck   the pod was not stopped meanwhile, and the caller is still there
+//	 1 check     the request; nothing has a side effect before it is complete
+//	 2 reserve   the name; a pod has one container per name and attempt
+//	 3 record    durable, before anything of the container exists
+//	 4 rootfs    a snapshot on top of the image, mounted; images that are volumes too
+//	 5 sources   of the mounts: directories of the node, made where they are missing
+//	 6 volumes   that the image declares, filled with what it has in their places
+//	 7 spec      the runtime-spec, from the CRI's config
+//	 8 labels    of SELinux, for the sources of mounts that ask for it
+//	 9 shim      of the pod, started with its first container, ended with the pod
+//	10 create    the container's init waits at the exec barrier
+//	11 recheck   the pod was not stopped meanwhile, and the caller is still there
 //
 // StartContainer has the step start, StopContainer the step kill, after the grace.
 // RemoveContainer kills, and goes through: delete, remove rootfs, remove record.

@@ -78,7 +78,7 @@ func (s *Store) running(ctx context.Context, id string) (*Container, *client.Cli
 
 // Spec is the container's runtime-spec, from the file that the shim reads.
 func (s *Store) Spec(c *Container) (*specs.Spec, error) {
-	data, err := os.ReadFile(filepath.Join(s.dir(c.ID), "config.json"))
+	data, err := os.ReadFile(filepath.Join(s.dir(c.ID), specFile))
 	if err != nil {
 		return nil, err
 	}

@@ -26,7 +26,8 @@ func (s *Store) awaitHostPaths(ctx context.Context, mounts []*runtimeapi.Mount) 
 		select {
 		case <-answer:
 		case <-ctx.Done():
-			return fmt.Errorf("mount %s: %s on the node does not answer, it may be on a mount whose server is gone: %w: %w",
+			// The kind is that of the mount: the deadline is not the caller's.
+			return fmt.Errorf("mount %s: %s on the node does not answer, it may be on a mount whose server is gone: %w: %v",
 				mount.GetContainerPath(), path, errdefs.ErrUnavailable, context.Cause(ctx))
 		}
 	}

@@ -82,6 +82,7 @@ func (s *Store) restoreOne(record Record, facts Facts) error {
 	}
 	s.lastCreated = max(s.lastCreated, record.CreatedAt)
 	c := newContainer(record, config)
+	c.forgetEnvironment()
 	_, err = s.options.Sandboxes.Find(record.SandboxID)
 	if err == nil && facts.Created {
 		name := nameOf(record.SandboxID, config.GetMetadata())

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 
-	copying "github.com/containerd/continuity/fs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/selinux/go-selinux/label"
 	"golang.org/x/sys/unix"
@@ -18,13 +17,8 @@ import (
 // where they are missing. The text of the CRI wants an error for a missing
 // host_path, but all runtimes make it, and the kubelet leaves hostPath volumes
 // without a type to that. It is idempotent; the directories stay when the
-// container goes, but for those of volumes, which are the container's own.
+// container goes.
 func makeSources(c *oci.Container) error {
-	for _, v := range oci.ImageVolumes(c) {
-		if err := makeSource(v.HostPath, v.ContainerPath); err != nil {
-			return err
-		}
-	}
 	for _, m := range c.Config.GetMounts() {
 		if m.GetImage() != nil {
 			continue
@@ -61,35 +55,4 @@ func relabel(c *oci.Container, spec *specs.Spec) error {
 		}
 	}
 	return nil
-}
-
-// fillVolumes copies what the image has at the places of its volumes into
-// them, with owners, modes and all. The rootfs is mounted, and makeSources has
-// made the volumes. A place that the image does not have is an empty volume.
-func fillVolumes(c *oci.Container) error {
-	for _, v := range oci.ImageVolumes(c) {
-		if err := fillVolume(c.Rootfs, v); err != nil {
-			return fmt.Errorf("fill the image's volume %s: %w", v.ContainerPath, err)
-		}
-	}
-	return nil
-}
-
-func fillVolume(rootfs string, v oci.Volume) error {
-	source, err := inRootfs(rootfs, v.ContainerPath)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	info, err := os.Lstat(source)
-	if err != nil {
-		return err
-	}
-	if !info.IsDir() {
-		return errors.New("it is not a directory in the image")
-	}
-	// A filesystem without extended attributes holds all the rest.
-	return copying.CopyDir(v.HostPath, source, copying.WithAllowXAttrErrors())
 }

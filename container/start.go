@@ -96,6 +96,9 @@ func (s *Store) write(c *Container, change func(*Facts)) error {
 	}
 	s.tellChange(c, before, after)
 	c.wakeWaiters()
+	if before.FinishedAt == 0 && after.FinishedAt != 0 {
+		s.work.Go(func() { s.trimSpec(c) })
+	}
 	return err
 }
 

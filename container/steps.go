@@ -13,7 +13,10 @@ const (
 	stepReserve      step.Name = "container/reserve"
 	stepRecord       step.Name = "container/record"
 	stepRootfs       step.Name = "container/rootfs"
+	stepSources      step.Name = "container/sources"
+	stepVolumes      step.Name = "container/volumes"
 	stepSpec         step.Name = "container/spec"
+	stepLabels       step.Name = "container/labels"
 	stepShim         step.Name = "container/shim"
 	stepCreate       step.Name = "container/create"
 	stepRecheck      step.Name = "container/recheck"
@@ -32,7 +35,10 @@ func Steps() []step.Step {
 		{Name: stepReserve, Operation: "create"},
 		{Name: stepRecord, Operation: "create"},
 		{Name: stepRootfs, Operation: "create"},
+		{Name: stepSources, Operation: "create"},
+		{Name: stepVolumes, Operation: "create"},
 		{Name: stepSpec, Operation: "create"},
+		{Name: stepLabels, Operation: "create"},
 		{Name: stepShim, Operation: "create"},
 		{Name: stepCreate, Operation: "create"},
 		{Name: stepRecheck, Operation: "create"},

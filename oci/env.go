@@ -9,6 +9,23 @@ import (
 // defaultPath is the search path of images that set none.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+// Arguments are the command line and the environment of a container's process,
+// without what devices add.
+func Arguments(c *Container) (args, env []string, err error) {
+	if args, err = arguments(c); err != nil {
+		return nil, nil, err
+	}
+	spec := &specs.Spec{Process: &specs.Process{}}
+	err = containerEnv(c, spec)
+	return args, spec.Process.Env, err
+}
+
+// VariableName is the name of NAME=VALUE.
+func VariableName(pair string) string {
+	name, _, _ := strings.Cut(pair, "=")
+	return name
+}
+
 // containerEnv: what the runtime knows, then the image, then the container;
 // the later wins, at the place of the first.
 func containerEnv(c *Container, spec *specs.Spec) error {

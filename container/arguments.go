@@ -1,0 +1,64 @@
+package container
+
+import (
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/oci"
+)
+
+// What execve(2) takes (binfmts.h, exec.c of the kernel): each string, with its
+// end, and all of them with their pointers. The whole may be a quarter of the
+// stack's limit, within these bounds.
+const (
+	longestArgument = 32 * 4096
+	leastArguments  = 32 * 4096
+	mostArguments   = 6 << 20
+	pointer         = 8
+)
+
+// checkArguments refuses a command and an environment that no program could be
+// executed with, before anything of them is written.
+func checkArguments(c *oci.Container) error {
+	args, env, err := oci.Arguments(c)
+	if err != nil {
+		return err
+	}
+	limit, err := argumentsLimit()
+	if err != nil {
+		return err
+	}
+	total := uint64(0)
+	for _, list := range [][]string{args, env} {
+		for i, word := range list {
+			if len(word) >= longestArgument {
+				return fmt.Errorf("%s: %d bytes in one string, execve(2) takes less than %d: %w", what(args, list, i), len(word), longestArgument, errdefs.ErrInvalidArgument)
+			}
+			total += uint64(len(word)) + 1 + pointer
+		}
+	}
+	if total > limit {
+		return fmt.Errorf("config.command, args and envs, with those of the image: %d bytes together, execve(2) takes %d: %w", total, limit, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// what names a string, without its value, which may be a secret.
+func what(args, list []string, i int) string {
+	if len(args) > 0 && &list[0] == &args[0] {
+		return fmt.Sprintf("argument %d of the command", i)
+	}
+	return "environment variable " + oci.VariableName(list[i])
+}
+
+// argumentsLimit is that of programs with this process's limits, which
+// containers have.
+func argumentsLimit() (uint64, error) {
+	var stack unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_STACK, &stack); err != nil {
+		return 0, fmt.Errorf("getrlimit: %w", err)
+	}
+	return min(mostArguments, max(leastArguments, stack.Cur/4)), nil
+}

@@ -1,0 +1,62 @@
+package container
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/shim/api"
+)
+
+func (c *creation) ensureShim(ctx context.Context) error {
+	if err := os.MkdirAll(filepath.Dir(c.LogPath), 0o755); err != nil {
+		return err
+	}
+	_, err := c.owner.shimOf(ctx, c.SandboxID)
+	return err
+}
+
+// create brings init to the barrier. One that cannot run the program says so
+// here already; other runtimes say it at the start, and so does this one: the
+// container is made, and cannot be started.
+func (c *creation) create(ctx context.Context) error {
+	shim, err := c.owner.shimOf(ctx, c.SandboxID)
+	if err != nil {
+		return err
+	}
+	answer, err := shim.Create(ctx, &api.CreateRequest{
+		Id: c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.shimLog(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
+	})
+	startError := ""
+	if errdefs.IsFailedPrecondition(err) {
+		startError, err = err.Error(), nil
+	}
+	if err != nil {
+		return err
+	}
+	user, err := protojson.Marshal(oci.UserOf(c.spec))
+	if err != nil {
+		return err
+	}
+	resources, err := protojson.Marshal(inForce(c.config.GetLinux().GetResources(), c.spec.Linux.Resources, *c.spec.Process.OOMScoreAdj))
+	if err != nil {
+		return err
+	}
+	return c.owner.write(c.Container, func(f *Facts) {
+		f.BootID, f.Created, f.User, f.Resources, f.StartError = c.owner.bootID, true, user, resources, startError
+		f.Process = process.Facts{PID: int(answer.GetPid()), StartTime: answer.GetStartTime()}
+	})
+}
+
+// shimLog is "" for a container that has no log.
+func (c *creation) shimLog() string {
+	if c.config.GetLogPath() == "" || c.sandbox.Config().GetLogDirectory() == "" {
+		return ""
+	}
+	return c.LogPath
+}

@@ -1,0 +1,76 @@
+package container
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/oci"
+)
+
+func (c *creation) makeRootfs(ctx context.Context) error {
+	images := c.owner.options.Images
+	if _, _, err := images.Prepare(ctx, c.ID, c.ImageID, prepareOptions(c.sandbox.Config())); err != nil {
+		return err
+	}
+	if err := makePrivate(c.owner.dir(c.ID), rootOf(c.sandbox.Config())); err != nil {
+		return err
+	}
+	if err := images.Mount(ctx, c.ID, c.owner.rootfs(c.ID)); err != nil {
+		return err
+	}
+	return c.mountImages(ctx)
+}
+
+// prepareOptions shift the owners of files in a pod with a user namespace.
+func prepareOptions(pod *runtimeapi.PodSandboxConfig) image.PrepareOptions {
+	userns := oci.UserNamespace(pod)
+	if len(userns.GetUids()) == 0 || len(userns.GetGids()) == 0 {
+		return image.PrepareOptions{}
+	}
+	return image.PrepareOptions{UIDs: idMap(userns.GetUids()[0]), GIDs: idMap(userns.GetGids()[0])}
+}
+
+func idMap(m *runtimeapi.IDMapping) *image.IDMap {
+	return &image.IDMap{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Size: m.GetLength()}
+}
+
+// owner are the ids that a file of the node has.
+type owner struct{ uid, gid int }
+
+// rootOf is the root of a pod's containers on the node: that of the pod's user
+// namespace, or the node's.
+func rootOf(pod *runtimeapi.PodSandboxConfig) owner {
+	userns := oci.UserNamespace(pod)
+	return owner{hostID(userns.GetUids()), hostID(userns.GetGids())}
+}
+
+// hostID is what 0 is mapped to.
+func hostID(mappings []*runtimeapi.IDMapping) int {
+	for _, m := range mappings {
+		if m.GetContainerId() == 0 && m.GetLength() > 0 {
+			return int(m.GetHostId())
+		}
+	}
+	return 0
+}
+
+// makePrivate makes a directory that only the container's root can enter: below
+// it are programs with the set-user-ID bit and whatever else an image may have,
+// which must not act on the node for its users (CVE-2021-41103).
+func makePrivate(dir string, root owner) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	// One that is there may be of an earlier version.
+	if err := os.Chmod(dir, 0o700); err != nil {
+		return err
+	}
+	if err := os.Chown(dir, root.uid, root.gid); err != nil {
+		return fmt.Errorf("give %s to the container's root: %w", dir, err)
+	}
+	return nil
+}

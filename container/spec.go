@@ -1,0 +1,115 @@
+package container
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+
+	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/oci"
+)
+
+// makeSources makes the directories of the node that the container's mounts come
+// from, when all of them answer.
+func (c *creation) makeSources(ctx context.Context) error {
+	if err := c.owner.awaitHostPaths(ctx, c.config.GetMounts()); err != nil {
+		return err
+	}
+	images, err := c.imageSources()
+	if err != nil {
+		return err
+	}
+	o := c.owner.options
+	c.parts = &oci.Container{
+		ID: c.ID, SandboxID: c.SandboxID, Pod: c.sandbox.Config(), Config: c.config, Image: imageFacts(c.image),
+		Rootfs: c.owner.rootfs(c.ID), Hostname: o.Sandboxes.Hostname(c.sandbox), Files: o.Sandboxes.PodFiles(c.sandbox),
+		VolumesDir: c.owner.volumes(c.ID), ImageMounts: images,
+		CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, Machine: o.Machine,
+	}
+	return makeSources(c.parts)
+}
+
+// fillVolumes makes the volumes that the image declares, with what the image has
+// in their place.
+func (c *creation) fillVolumes(context.Context) error {
+	volumes := oci.ImageVolumes(c.parts)
+	if len(volumes) == 0 {
+		return nil
+	}
+	owner := rootOf(c.parts.Pod)
+	if err := makePrivate(c.parts.VolumesDir, owner); err != nil {
+		return err
+	}
+	return fillVolumes(c.parts.Rootfs, volumes, owner)
+}
+
+// writeSpec makes the runtime-spec and puts it where the shim reads it.
+func (c *creation) writeSpec(context.Context) (err error) {
+	if c.parts.Namespaces, err = c.owner.namespaces(c.sandbox, c.config); err != nil {
+		return err
+	}
+	if c.parts.CDI, err = c.owner.cdi.devices(c.config); err != nil {
+		return err
+	}
+	if err := readUsers(c.parts); err != nil {
+		return err
+	}
+	if c.spec, err = oci.ForContainer(c.parts); err != nil {
+		return err
+	}
+	encoded, err := json.Marshal(c.spec)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(c.owner.dir(c.ID), specFile), encoded, 0o600)
+}
+
+// specFile is the runtime-spec in a container's directory, its bundle.
+const specFile = "config.json"
+
+// largeSpec is what a container that has ended may keep in memory, where the
+// volatile directory is.
+const largeSpec = 16 << 10
+
+// trimSpec takes the environment out of the spec of a container that has ended,
+// if it is large: a container that crashes in a loop leaves many.
+func (s *Store) trimSpec(c *Container) {
+	release, err := c.acquire(s.base)
+	if err != nil {
+		return
+	}
+	defer release()
+	path := filepath.Join(s.dir(c.ID), specFile)
+	info, err := os.Stat(path)
+	if err != nil || info.Size() <= largeSpec { // it is removed, or small
+		return
+	}
+	spec, err := s.Spec(c)
+	if err == nil {
+		spec.Process.Env = nil
+		var encoded []byte
+		if encoded, err = json.Marshal(spec); err == nil {
+			err = state.WriteFile(path, encoded, false)
+		}
+	}
+	if err != nil {
+		s.options.Logger.Warn("a container that has ended keeps its environment in memory", "container", c.ID, "err", err)
+	}
+}
+
+// relabel gives the sources of mounts the labels that the spec asks for.
+func (c *creation) relabel(context.Context) error { return relabel(c.parts, c.spec) }
+
+func imageFacts(i image.Image) oci.Image {
+	config := i.Spec.Config
+	facts := oci.Image{
+		Entrypoint: config.Entrypoint, Cmd: config.Cmd, Env: config.Env, WorkingDir: config.WorkingDir,
+		User: config.User, StopSignal: config.StopSignal,
+	}
+	for volume := range config.Volumes {
+		facts.Volumes = append(facts.Volumes, volume)
+	}
+	return facts
+}
