@@ -302,25 +302,17 @@ func namespace(t testing.TB, pid int, kind string) string {
 // limited gives a context that ends with the test's patience.
 func limited(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	t.Cleanup(cancel)
-	return ctx
+	return harness.Limited(t, patience)
 }
 
 func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
+	harness.Eventually(t, what, patience, holds)
 }
 
 func check(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 }
 
 // wantCode fails the test unless the error has the gRPC code.
@@ -333,7 +325,5 @@ func wantCode(t testing.TB, err error, code codes.Code) {
 
 func same(t testing.TB, what, got, want string) {
 	t.Helper()
-	if got != want {
-		t.Errorf("%s: want %q, got %q", what, want, got)
-	}
+	harness.Same(t, what, got, want)
 }

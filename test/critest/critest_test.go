@@ -19,7 +19,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-func TestMain(m *testing.M) { harness.Main(m) }
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 // patience is how long the whole suite may take.
 const patience = 40 * time.Minute

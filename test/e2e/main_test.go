@@ -37,9 +37,7 @@ func newNode(t *testing.T, opts ...harness.Option) *harness.Node {
 
 func check(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 }
 
 // wantCode fails the test unless the error has the gRPC code.
@@ -56,20 +54,14 @@ const patience = time.Minute
 // limited gives a context that ends with the test's patience.
 func limited(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	t.Cleanup(cancel)
-	return ctx
+	return harness.Limited(t, patience)
 }
 
 // eventually polls until the condition holds, and fails the test if that takes
 // longer than the limit.
 func eventually(t testing.TB, what string, limit time.Duration, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(limit); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", limit, what)
-		}
-	}
+	harness.Eventually(t, what, limit, holds)
 }
 
 // run calls RunPodSandbox.

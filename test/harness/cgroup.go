@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -68,12 +67,8 @@ func (n *Node) removePodCgroups() error {
 
 func (n *Node) hierarchies() []string {
 	n.t.Helper()
-	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
-	n.must("listing cgroup hierarchies", err)
-	var mountpoints []string
-	for _, m := range mounts {
-		mountpoints = append(mountpoints, m.Mountpoint)
-	}
+	mountpoints, err := hierarchies()
+	n.must("finding the cgroups", err)
 	return mountpoints
 }
 

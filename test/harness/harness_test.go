@@ -28,11 +28,9 @@ func prepared(t testing.TB, opts ...Option) *Node {
 	return prepare(t, binDir(t), opts)
 }
 
-func check(t *testing.T, err error) {
+func check(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Check(t, err)
 }
 
 func TestNetnsIsTheNodesOwn(t *testing.T) {

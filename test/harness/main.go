@@ -13,6 +13,9 @@ import (
 // [Parallel] tests cannot tell apart: namespaces and processes. It returns the
 // exit code for os.Exit.
 func Main(m *testing.M) int {
+	if err := SweepCgroups(); err != nil {
+		fmt.Fprintln(os.Stderr, "harness: cgroups of nodes whose test was killed:", err)
+	}
 	scope := leak.Scope{Namespaces: []string{"net", "user"}, Executables: executables}
 	before, err := leak.Take(context.Background(), scope)
 	if err != nil {

@@ -103,6 +103,11 @@ func prepare(t testing.TB, binaries string, opts []Option) *Node {
 	if err != nil {
 		t.Fatal(err)
 	}
+	alive, err := lockAlive(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = alive.Close() })
 	unique := filepath.Base(dir)
 	n := &Node{
 		Dir:     dir,

@@ -26,7 +26,7 @@ func cgroupParent(unique string) string {
 	if CgroupDriver() == "systemd" {
 		return "/" + unique + ".slice"
 	}
-	return "/minicri-test-" + unique
+	return "/" + cgroupPrefix + unique
 }
 
 // makeSlice has systemd make a slice, as a kubelet does for a pod. It is below

@@ -29,16 +29,12 @@ const patience = time.Minute
 
 func check(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 }
 
 func limited(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	t.Cleanup(cancel)
-	return ctx
+	return harness.Limited(t, patience)
 }
 
 // target is a pod with one container, whose streams are attacked.

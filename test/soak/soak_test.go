@@ -125,7 +125,5 @@ func userNamespace(c *runtimeapi.PodSandboxConfig) {
 
 func check(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 }
