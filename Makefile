@@ -144,8 +144,9 @@ fmt: bin/tools/.built ## Format the Go files
 # What is checked in and made by a program. The tests of the top directory fail
 # when it is not current; shim/api has its own test.
 .PHONY: generate
-generate: packages bin/tools/.built ## Make docs/configuration.md, docs/security.md, NOTICE and shim/api again
+generate: packages bin/tools/.built ## Make docs/configuration.md, docs/cri.md, docs/security.md, NOTICE and shim/api again
 	go run $(goflags) ./hack/manual configuration > docs/configuration.md
+	go run $(goflags) ./hack/cri > docs/cri.md.new && mv docs/cri.md.new docs/cri.md
 	go test $(goflags) -tags seccomp -run TestSecurityPageIsCurrent . -update
 	go build -C hack/notice $(goflags) -o $(CURDIR)/bin/tools/notice .
 	bin/tools/notice > bin/tools/NOTICE && cp bin/tools/NOTICE NOTICE

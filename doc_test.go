@@ -257,7 +257,7 @@ var reserved = []struct {
 }{
 	{
 		"k8s.io/cri-api/...",
-		[]string{"cmd/minicri", "server", "sandbox", "container", "internal/validate", "oci", "stats", "stream", "hack/demo", "test/..."},
+		[]string{"cmd/minicri", "server", "sandbox", "container", "internal/validate", "oci", "stats", "stream", "hack/cri", "hack/demo", "test/..."},
 		"the CRI is the surface: what is below it has words of its own, and can be read without knowing Kubernetes",
 	},
 	{

@@ -16,6 +16,10 @@ func TestForContainer(t *testing.T) {
 	}, ForContainer)
 }
 
+// cri: CDIDevice.name Capability.add_ambient_capabilities ContainerConfig.CDI_devices
+// cri: LinuxContainerResources.cpuset_mems LinuxContainerResources.unified
+// cri: LinuxContainerSecurityContext.apparmor LinuxContainerSecurityContext.apparmor_profile
+// cri: Mount.mount_options Mount.recursive_read_only
 func TestContainerRules(t *testing.T) {
 	for _, test := range []struct {
 		golden string

@@ -87,6 +87,7 @@ func seccompOf(t *testing.T, security *runtimeapi.LinuxContainerSecurityContext)
 	return spec
 }
 
+// cri: LinuxContainerSecurityContext.seccomp_profile_path
 func TestContainerSeccompFromFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "profile.json")
 	if err := os.WriteFile(file, []byte(`{"defaultAction":"SCMP_ACT_LOG"}`), 0o600); err != nil {

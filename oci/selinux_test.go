@@ -8,12 +8,14 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+// cri: LinuxSandboxSecurityContext.selinux_options
 func TestSandboxSELinux(t *testing.T) {
 	golden(t, "selinux", sandboxSELinux, func(s *specs.Spec) any {
 		return map[string]string{"process": s.Process.SelinuxLabel, "mount": s.Linux.MountLabel}
 	})
 }
 
+// cri: SELinuxOption.level SELinuxOption.role SELinuxOption.type SELinuxOption.user
 func TestSELinuxOptions(t *testing.T) {
 	for _, test := range []struct {
 		options *runtimeapi.SELinuxOption

@@ -149,6 +149,9 @@ func (n *imageNode) pull(t testing.TB, reference string) string {
 	return response.GetImageRef()
 }
 
+// cri: Image.repo_digests Image.repo_tags Image.size Image.uid Image.username ImageFilter.image ImageStatus
+// cri: ImageStatusRequest.image ImageStatusRequest.verbose ImageStatusResponse.image ImageStatusResponse.info
+// cri: ListImages ListImagesRequest.filter ListImagesResponse.images
 func TestImageLife(t *testing.T) {
 	node := newImageNode(t)
 	reference := node.push(t, "life:1", oneFile(t, "x", v1.Config{User: "1001:5", Env: []string{"A=b"}}))
@@ -182,6 +185,7 @@ func TestImageLife(t *testing.T) {
 	}
 }
 
+// cri: Image.id PullImageResponse.image_ref StreamImages StreamImagesResponse.images
 func TestStreamImagesSendsEachOnce(t *testing.T) {
 	node := newImageNode(t)
 	for i := range 5 {
@@ -212,6 +216,9 @@ func TestStreamImagesSendsEachOnce(t *testing.T) {
 	}
 }
 
+// cri: FilesystemIdentifier.mountpoint FilesystemUsage.fs_id FilesystemUsage.inodes_used
+// cri: FilesystemUsage.timestamp FilesystemUsage.used_bytes ImageFsInfo
+// cri: ImageFsInfoResponse.container_filesystems ImageFsInfoResponse.image_filesystems UInt64Value.value
 func TestImageFsInfo(t *testing.T) {
 	node := newImageNode(t)
 	node.pull(t, node.push(t, "fs:1", oneFile(t, strings.Repeat("x", 100_000), v1.Config{})))
@@ -231,6 +238,7 @@ func TestImageFsInfo(t *testing.T) {
 	}
 }
 
+// cri: PullImageRequest.image
 func TestPullErrorsHaveTheNamesAndCodesThatTheKubeletKnows(t *testing.T) {
 	verifiers := filepath.Join(t.TempDir(), "none")
 	open, closed := newImageNode(t), newImageNode(t, func(c *image.Config) { c.VerifierDir = verifiers })
@@ -262,6 +270,7 @@ func TestPullErrorsHaveTheNamesAndCodesThatTheKubeletKnows(t *testing.T) {
 	}
 }
 
+// cri: AuthConfig.auth PullImage PullImageRequest.auth
 func TestPullUsesTheCredentialsOfTheRequest(t *testing.T) {
 	node := newImageNode(t)
 	reference := node.push(t, "login:1", oneFile(t, "x", v1.Config{}))

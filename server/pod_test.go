@@ -140,6 +140,8 @@ func TestPodSandboxStatus(t *testing.T) {
 
 // What is unknown is not found, is stopped and is removed; what is malformed
 // is told so.
+//
+// cri: CheckpointPod
 func TestUnknownAndMalformed(t *testing.T) {
 	client := dial(t, restored(t))
 	for _, id := range []string{"unknown", "../unknown", "a\x00b"} {
@@ -172,6 +174,9 @@ func wantCode(t *testing.T, err error, code codes.Code) {
 // The resources of a pod are recorded and shown, those of the last update or
 // those that it was made with. The call is success for a pod that has ended or
 // is gone: an error would block a resize.
+//
+// cri: LinuxPodSandboxConfig.overhead UpdatePodSandboxResources
+// cri: UpdatePodSandboxResourcesRequest.pod_sandbox_id UpdatePodSandboxResourcesRequest.resources
 func TestUpdatePodSandboxResources(t *testing.T) {
 	config := podConfig("web", nil)
 	config.Linux.Overhead = &runtimeapi.LinuxContainerResources{CpuShares: 7}

@@ -21,6 +21,8 @@ func TestVersion(t *testing.T) {
 }
 
 // A node without a network says so, with what to do about it.
+//
+// cri: RuntimeCondition.reason
 func TestStatus(t *testing.T) {
 	client := dial(t, restored(t))
 	response, err := client.Status(t.Context(), &runtimeapi.StatusRequest{Verbose: true})

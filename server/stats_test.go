@@ -16,6 +16,12 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 )
 
+// cri: ContainerStats ContainerStatsRequest.container_id CpuUsage.timestamp LinuxPodSandboxStats.cpu
+// cri: LinuxPodSandboxStats.process ListPodSandboxStats ListPodSandboxStatsRequest.filter
+// cri: ListPodSandboxStatsResponse.stats PodSandboxAttributes.metadata PodSandboxStats
+// cri: PodSandboxStats.attributes PodSandboxStats.linux PodSandboxStatsFilter.label_selector
+// cri: PodSandboxStatsRequest.pod_sandbox_id ProcessUsage.process_count StreamPodSandboxStats
+// cri: StreamPodSandboxStatsResponse.pod_sandbox_stats
 func TestPodStats(t *testing.T) {
 	runtime := restored(t,
 		stored{id: "aa11", config: podConfig("web", map[string]string{"app": "web"}), ready: true},

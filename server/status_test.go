@@ -99,6 +99,7 @@ func TestEventStreamEndsWithTheDaemon(t *testing.T) {
 	}
 }
 
+// cri: PodSandboxStatusResponse.containers_statuses PodSandboxStatusResponse.timestamp
 func TestStatusHasTheContainersWithTheTime(t *testing.T) {
 	client := dial(t, restored(t, stored{id: "aa11", config: podConfig("web", nil), ready: true}))
 	before := time.Now().UnixNano()

@@ -18,6 +18,7 @@ func cpuNow(t *testing.T, h hierarchies, path string) uint64 {
 	return kernel(t, dir(h.unified, path), "cpu.stat", "usage_usec") * 1000
 }
 
+// cri: CpuUsage.usage_core_nano_seconds CpuUsage.usage_nano_cores MemoryUsage.timestamp
 func TestCPU(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
 	path := makeCgroup(t, m.hierarchies, "cpu")
@@ -62,6 +63,8 @@ func measure(t *testing.T, m *Meter, path string) *runtimeapi.ContainerStats {
 	return measured
 }
 
+// cri: MemoryUsage.available_bytes MemoryUsage.page_faults MemoryUsage.rss_bytes MemoryUsage.usage_bytes
+// cri: MemoryUsage.working_set_bytes
 func TestMemory(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
 	h := m.hierarchies
@@ -95,6 +98,7 @@ func TestMemory(t *testing.T) {
 	}
 }
 
+// cri: ContainerStats.swap SwapUsage.swap_available_bytes SwapUsage.swap_usage_bytes SwapUsage.timestamp
 func TestSwapIsPresentWhereTheKernelCountsIt(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
 	path := makeCgroup(t, m.hierarchies, "swap")
@@ -112,6 +116,7 @@ func TestSwapIsPresentWhereTheKernelCountsIt(t *testing.T) {
 	}
 }
 
+// cri: LinuxPodSandboxStats.containers LinuxPodSandboxStats.memory
 func TestPod(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
 	one, two := makeCgroup(t, m.hierarchies, "one"), makeCgroup(t, m.hierarchies, "two")
@@ -136,6 +141,7 @@ func TestPod(t *testing.T) {
 	}
 }
 
+// cri: ContainerStats.io CpuUsage.psi IoUsage.psi IoUsage.timestamp MemoryUsage.psi PsiData.Avg60
 func TestPressure(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
 	path := makeCgroup(t, m.hierarchies, "pressure")

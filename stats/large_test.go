@@ -193,6 +193,8 @@ func rowsOf(t *testing.T, m *Meter) map[string]int {
 }
 
 // The rows of a pod, whose container is "", have its cpu and memory.
+//
+// cri: ContainerAttributes.metadata Metric.label_values PodSandboxMetrics.metrics
 func TestPodRows(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
 	path := makeCgroup(t, m.hierarchies, "podrows")

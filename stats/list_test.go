@@ -46,6 +46,7 @@ func TestListLeavesOutWhatCannotBeMeasured(t *testing.T) {
 	}
 }
 
+// cri: ContainerStats.memory
 func TestContainerThatDoesNotRunHasItsLayer(t *testing.T) {
 	layers := t.TempDir()
 	m := newMeter(t, directories(layers))
@@ -76,6 +77,7 @@ func (h hung) SnapshotUsage(ctx context.Context, id string) (image.Usage, error)
 	return image.Usage{}, ctx.Err()
 }
 
+// cri: ContainerStats.cpu ContainerStats.writable_layer
 func TestHungLayerHoldsUpNobody(t *testing.T) {
 	layers := t.TempDir()
 	source := hung{directories(layers), make(chan struct{})}

@@ -1,6 +1,8 @@
 package stats
 
 import (
+	"time"
+
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -105,7 +107,7 @@ type metrics struct {
 // add adds a value measured now, with the values of its own labels.
 func (m *metrics) add(name string, v uint64, labels ...string) {
 	m.list = append(m.list, &runtimeapi.Metric{
-		Name: name, MetricType: m.kinds[name], Value: value(v),
+		Name: name, MetricType: m.kinds[name], Value: value(v), Timestamp: time.Now().UnixNano(),
 		LabelValues: append(append([]string{}, m.base...), labels...),
 	})
 }

@@ -19,6 +19,8 @@ func optional(name string) bool {
 		strings.HasPrefix(name, "container_hugetlb_") || name == "container_memory_swap"
 }
 
+// cri: ContainerMetrics.metrics MetricDescriptor.label_keys MetricDescriptor.name
+// cri: PodSandboxMetrics.container_metrics
 func TestEveryMetricIsDescribedAndMeasured(t *testing.T) {
 	layers := t.TempDir()
 	m := newMeter(t, directories(layers))
@@ -59,6 +61,7 @@ func TestEveryMetricIsDescribedAndMeasured(t *testing.T) {
 	}
 }
 
+// cri: Metric.name Metric.value
 func TestMetricsAreTheKernels(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
 	h := m.hierarchies

@@ -107,6 +107,9 @@ func devices(t *testing.T, pid int) map[string]device {
 	return found
 }
 
+// cri: NetworkInterfaceUsage.name NetworkInterfaceUsage.rx_bytes NetworkInterfaceUsage.rx_errors
+// cri: NetworkInterfaceUsage.tx_bytes NetworkInterfaceUsage.tx_errors NetworkUsage.default_interface
+// cri: NetworkUsage.interfaces NetworkUsage.timestamp
 func TestNetwork(t *testing.T) {
 	pid := newNamespace(t)
 	path := fmt.Sprintf("/proc/%d/ns/net", pid)
@@ -143,6 +146,7 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
+// cri: LinuxPodSandboxStats.network
 func TestNetworkThatIsGone(t *testing.T) {
 	plain := t.TempDir() + "/plain"
 	if err := os.WriteFile(plain, nil, 0o600); err != nil {

@@ -22,6 +22,7 @@ var version2Files = map[string]string{
 	"cpu.pressure":        "some avg10=1.50 avg60=0.25 avg300=0.05 total=7654321\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=12\n",
 }
 
+// cri: PsiData.Avg10 PsiData.Avg300 PsiData.Total PsiStats.Full PsiStats.Some
 func TestVersion2Files(t *testing.T) {
 	hierarchy := t.TempDir()
 	for _, name := range slices.Collect(maps.Keys(version2Files)) {

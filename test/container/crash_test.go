@@ -80,6 +80,7 @@ type trial struct {
 // quiet is a script that starts no other process.
 const quiet = "exec sleep 1000000"
 
+// cri: Mount.container_path
 func TestCrashes(t *testing.T) {
 	binaries, err := filepath.Abs("../../bin/failpoints")
 	check(t, err)

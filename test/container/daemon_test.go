@@ -66,6 +66,7 @@ func (p *pod) killShim() {
 	check(p.t, unix.Kill(pids[0], unix.SIGKILL))
 }
 
+// cri: ContainerStatus.reason
 func TestKilledShim(t *testing.T) {
 	p := newPod(t)
 	lives, dies := p.run("lives", forever), p.run("dies", "sleep 0.5; exit 3")
@@ -92,6 +93,7 @@ func TestKilledShim(t *testing.T) {
 	p.wantExit(p.run("lives", "exit 6"), 6, "Error")
 }
 
+// cri: ContainerStatus.exit_code
 func TestKilledShimAndDaemon(t *testing.T) {
 	p := newPod(t)
 	lives, dies := p.run("lives", forever), p.run("dies", forever)
@@ -110,6 +112,8 @@ func TestKilledShimAndDaemon(t *testing.T) {
 
 // What a shim has left of containers that were removed while it was gone does
 // not keep the pod from being removed.
+//
+// cri: RemoveContainerRequest.container_id
 func TestRemovalWithoutAShim(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", "exit 1")

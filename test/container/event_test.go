@@ -101,6 +101,11 @@ pod DELETED: NOTREADY `)
 // A consumer that does not read holds up neither containers nor other
 // consumers. It gets all of it later, in the same order; or, when it is too far
 // behind, what was kept for it and an error that says so (package event).
+//
+// cri: ContainerEventResponse.container_event_type ContainerEventResponse.container_id
+// cri: ContainerEventResponse.containers_statuses ContainerEventResponse.created_at
+// cri: ContainerEventResponse.pod_sandbox_status ContainerMetadata.attempt ContainerStatus.id
+// cri: ContainerStatus.metadata GetContainerEvents
 func TestP32_ConsumerThatDoesNotRead(t *testing.T) {
 	p := newPod(t)
 	lazy, busy := p.listen(), p.listen()

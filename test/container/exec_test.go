@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
+// cri: ExecSync ExecSyncResponse.stderr
 func TestExecSync(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever)
@@ -29,6 +30,7 @@ func TestExecSync(t *testing.T) {
 	same(t, "environment", p.exec(id, "echo $FROM"), "image")
 }
 
+// cri: ContainerStatus.state
 func TestP58_TimeoutEndsTheCommandOnly(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever)

@@ -32,6 +32,7 @@ func deadMount(t *testing.T) string {
 	return dir
 }
 
+// cri: ContainerConfig.mounts
 func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
 	n := newNode(t, harness.Config("[limits]\ncreate = '8s'"))
 	p, other := runPod(t, n, "hangs"), runPod(t, n, "other")
@@ -141,6 +142,7 @@ func (p *pod) sleepsUninterruptibly(cgroup string) bool {
 	})
 }
 
+// cri: ContainerFilter.id
 func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
 	const kill = time.Second
 	n := newNode(t, harness.Config("[limits]\nkill = '1s'"))

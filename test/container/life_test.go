@@ -14,6 +14,9 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
+// cri: ContainerConfig.annotations ContainerStatus ContainerStatus.annotations ContainerStatus.image
+// cri: ContainerStatus.image_id ContainerStatus.image_ref ContainerStatus.labels ContainerStatus.started_at
+// cri: ContainerStatusRequest.container_id CreateContainer RemoveContainer StartContainer
 func TestLife(t *testing.T) {
 	p := newPod(t)
 	config := shell("app", "echo hello; exit 3")
@@ -68,6 +71,8 @@ func TestExits(t *testing.T) {
 
 // A program that cannot be executed, for whatever reason, is told by Start, as
 // with other runtimes: the kubelet shows what Create says as a fault of the node.
+//
+// cri: ContainerStatus.message
 func TestStartError(t *testing.T) {
 	p := newPod(t)
 	wrong := filepath.Join(p.Dir, "wrong-architecture")
@@ -105,6 +110,8 @@ func TestStartError(t *testing.T) {
 
 // The failure is known when the container is made, and survives the daemon and
 // the shim until somebody starts the container, or stops it.
+//
+// cri: LinuxContainerResources.cpu_shares
 func TestStartErrorOutlivesDaemonAndShim(t *testing.T) {
 	p := newPod(t)
 	witness := p.run("witness", forever)
@@ -153,6 +160,9 @@ func foreignProgram() []byte {
 	return header
 }
 
+// cri: Container.created_at Container.image_id Container.labels Container.pod_sandbox_id
+// cri: ContainerConfig.labels ContainerFilter.label_selector ListContainers StreamContainers
+// cri: StreamContainersResponse.containers
 func TestListFilters(t *testing.T) {
 	n := newNode(t)
 	a, b := runPod(t, n, "a"), runPod(t, n, "b")
@@ -197,6 +207,7 @@ func TestListFilters(t *testing.T) {
 	}
 }
 
+// cri: ContainerConfig.envs KeyValue.key KeyValue.value
 func TestVerboseStatus(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
@@ -222,6 +233,8 @@ func TestNames(t *testing.T) {
 	p.create(shell("app", "true"))
 }
 
+// cri: ReopenContainerLog ReopenContainerLogRequest.container_id UpdateContainerResources
+// cri: UpdateContainerResourcesRequest.container_id
 func TestCodes(t *testing.T) {
 	p := newPod(t)
 	_, err := p.tryCreate(nil)
@@ -253,6 +266,7 @@ func TestCodes(t *testing.T) {
 	wantCode(t, err, codes.FailedPrecondition)
 }
 
+// cri: RemoveImage RemoveImageRequest.image
 func TestImageRemovedWhileInUse(t *testing.T) {
 	p := newPod(t)
 	id, waits := p.run("app", forever), p.create(shell("waits", "ls /bin/busybox"))

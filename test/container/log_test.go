@@ -183,6 +183,7 @@ func lostLines(t *testing.T, stderr string) (sum int) {
 	return sum
 }
 
+// cri: ContainerStatus.log_path
 func TestReopenWhileStopping(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", deaf)

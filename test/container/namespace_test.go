@@ -62,6 +62,7 @@ func TestNamespacesOfThePod(t *testing.T) {
 	wantNamespaces(t, one, os.Getpid(), false, "net", "ipc", "uts", "pid", "mnt")
 }
 
+// cri: ExecSyncRequest.timeout NamespaceOption.target_id
 func TestPIDModes(t *testing.T) {
 	n := newNode(t)
 	apart, together, node := runPod(t, n, "apart"), runPod(t, n, "together", podPID(runtimeapi.NamespaceMode_POD)), runPod(t, n, "node", podPID(runtimeapi.NamespaceMode_NODE))
@@ -88,6 +89,8 @@ func TestP35_ExecJoinsTheContainer(t *testing.T) {
 	}
 }
 
+// cri: IDMapping.container_id IDMapping.length LinuxContainerSecurityContext.namespace_options
+// cri: UserNamespace.gids UserNamespace.mode
 func TestUserNamespace(t *testing.T) {
 	mapping := []*runtimeapi.IDMapping{{ContainerId: 0, HostId: 300000, Length: 65536}}
 	users := &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mapping, Gids: mapping}

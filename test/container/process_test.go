@@ -14,6 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+// cri: ContainerConfig.args ContainerConfig.command
 func TestCommandOfTheImage(t *testing.T) {
 	p := newPod(t)
 	image := shell("image", "")
@@ -28,6 +29,7 @@ func TestCommandOfTheImage(t *testing.T) {
 	p.wantExit(id, 6, "Error")
 }
 
+// cri: ContainerConfig.working_dir
 func TestEnvironmentAndDirectory(t *testing.T) {
 	p := newPod(t)
 	got := p.output("app", `echo "$FROM $A $HOSTNAME"; pwd`, func(c *runtimeapi.ContainerConfig) {
@@ -84,6 +86,9 @@ func TestLimitsOfProcesses(t *testing.T) {
 	same(t, "limits of a command", p.exec(id, "cat /proc/self/limits"), strings.TrimSpace(string(ours)))
 }
 
+// cri: ContainerStatus.user ContainerUser.linux LinuxContainerSecurityContext.run_as_username
+// cri: LinuxContainerSecurityContext.supplemental_groups_policy LinuxContainerUser.gid
+// cri: LinuxContainerUser.supplemental_groups LinuxContainerUser.uid
 func TestUsers(t *testing.T) {
 	p := newPod(t)
 	user := func(change func(*runtimeapi.LinuxContainerSecurityContext)) option {
@@ -127,6 +132,7 @@ func propagation(p runtimeapi.MountPropagation) func(*runtimeapi.Mount) {
 	return func(m *runtimeapi.Mount) { m.Propagation = p }
 }
 
+// cri: ContainerStatus.mounts Mount.readonly
 func TestMounts(t *testing.T) {
 	p := newPod(t)
 	dir := filepath.Join(p.Dir, "volume")
@@ -146,6 +152,7 @@ func TestMounts(t *testing.T) {
 	}
 }
 
+// cri: ContainerConfig.linux LinuxContainerConfig.security_context Mount.propagation
 func TestMountPropagation(t *testing.T) {
 	p := newPod(t)
 	dir := filepath.Join(p.Dir, "shared")

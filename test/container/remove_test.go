@@ -8,6 +8,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+// cri: ContainerConfig.log_path
 func TestP59_NothingRunsAfterRemove(t *testing.T) {
 	p := newPod(t)
 	for _, script := range []string{deaf, forever, "(while true; do (sleep 1000 &) ; sleep 0.001; done) & sleep 1000"} {
@@ -28,6 +29,7 @@ func TestP59_NothingRunsAfterRemove(t *testing.T) {
 	eventually(t, "no shim is left", func() bool { return len(shims(p.Node)) == 0 })
 }
 
+// cri: RemovePodSandboxRequest.pod_sandbox_id
 func TestPodStopsItsContainers(t *testing.T) {
 	p := newPod(t)
 	ids := []string{p.run("deaf", deaf), p.run("app", forever), p.create(shell("waits", "true")), p.run("ended", "true")}
@@ -63,6 +65,8 @@ func TestPodIsRemovedWithItsContainers(t *testing.T) {
 }
 
 // Whoever stops a pod while containers are being made in it leaves none behind.
+//
+// cri: Container.state ContainerFilter.pod_sandbox_id
 func TestPodIsStoppedWhileContainersAreMade(t *testing.T) {
 	n := newNode(t)
 	for round := range 5 {
@@ -89,6 +93,9 @@ func TestPodIsStoppedWhileContainersAreMade(t *testing.T) {
 	}
 }
 
+// cri: Container.id ContainerFilter.state ContainerStateValue.state CreateContainerRequest.config
+// cri: CreateContainerRequest.pod_sandbox_id CreateContainerRequest.sandbox_config
+// cri: CreateContainerResponse.container_id
 func TestP61_ClientThatGoesAway(t *testing.T) {
 	p := newPod(t)
 	other := p.run("other", quiet)

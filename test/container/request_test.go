@@ -17,6 +17,8 @@ import (
 
 // A container is made with the config of its own pod. The kubelet makes that
 // config anew for each container, so that only what identifies the pod counts.
+//
+// cri: PodSandboxMetadata.namespace PodSandboxMetadata.uid
 func TestConfigOfAnotherPod(t *testing.T) {
 	p := newPod(t)
 	config := shell("app", forever)
@@ -49,6 +51,8 @@ func TestConfigOfAnotherPod(t *testing.T) {
 
 // The time-outs of the CRI are any int64: more seconds than a Duration holds
 // are a long time, and no short one.
+//
+// cri: ExecSyncResponse.stdout
 func TestTimeoutsBeyondADuration(t *testing.T) {
 	p := newPod(t)
 	for _, seconds := range []int64{1e10, math.MaxInt64} {
@@ -68,6 +72,8 @@ func TestTimeoutsBeyondADuration(t *testing.T) {
 
 // created_at grows whatever the clock does, also over a restart: the kubelet
 // takes the newest container of a name for the one that counts.
+//
+// cri: ContainerStatus.created_at
 func TestCreatedAtAfterTheClockWasSetBack(t *testing.T) {
 	p := newPod(t)
 	old := p.run("app", "exit 1")

@@ -51,6 +51,7 @@ func (p *pod) update(id string, r *runtimeapi.LinuxContainerResources) error {
 	return err
 }
 
+// cri: LinuxContainerResources.cpu_period
 func TestP42_Resources(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever, memory(64<<20), func(c *runtimeapi.ContainerConfig) {
@@ -99,6 +100,9 @@ func TestP42_Resources(t *testing.T) {
 
 // A refused update leaves nothing in force, also of what had no value before,
 // and says which field is wrong before the kernel is asked.
+//
+// cri: LinuxContainerResources.cpu_quota LinuxContainerResources.cpuset_cpus
+// cri: LinuxContainerResources.memory_swap_limit_in_bytes
 func TestRefusedUpdateChangesNothing(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever)
@@ -135,6 +139,10 @@ func TestRefusedUpdateChangesNothing(t *testing.T) {
 // What an update gives a value is in force for all processes, those of later
 // commands too, and the status shows it, once; what this machine has no
 // controller for is not shown as if it were in force.
+//
+// cri: ContainerResources.linux ContainerStatus.resources HugepageLimit.limit HugepageLimit.page_size
+// cri: LinuxContainerConfig.resources LinuxContainerResources.hugepage_limits
+// cri: LinuxContainerResources.oom_score_adj
 func TestStatusIsWhatIsInForce(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", "sleep 1000000 & "+forever, memory(64<<20), func(c *runtimeapi.ContainerConfig) {
@@ -177,6 +185,7 @@ func (p *pod) hugepages(id string) string {
 	return ""
 }
 
+// cri: LinuxContainerResources.memory_limit_in_bytes UpdateContainerResourcesRequest.linux
 func TestUpdateBeforeStart(t *testing.T) {
 	p := newPod(t)
 	id := p.create(shell("app", forever))

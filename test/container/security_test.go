@@ -11,6 +11,7 @@ func secure(change func(*runtimeapi.LinuxContainerSecurityContext)) option {
 	return func(c *runtimeapi.ContainerConfig) { change(c.Linux.SecurityContext) }
 }
 
+// cri: Capability.add_capabilities Capability.drop_capabilities LinuxContainerSecurityContext.capabilities
 func TestCapabilities(t *testing.T) {
 	p := newPod(t)
 	plain := p.run("plain", forever)
@@ -22,6 +23,7 @@ func TestCapabilities(t *testing.T) {
 	same(t, "of an exec", strings.Fields(p.exec(changed, "grep CapEff /proc/self/status"))[1], "0000000000001000")
 }
 
+// cri: LinuxContainerSecurityContext.privileged LinuxSandboxSecurityContext.privileged
 func TestPrivileged(t *testing.T) {
 	p := newPod(t, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true })
 	id := p.run("app", forever, secure(func(s *runtimeapi.LinuxContainerSecurityContext) { s.Privileged = true }))
@@ -29,6 +31,7 @@ func TestPrivileged(t *testing.T) {
 	same(t, "seccomp", procStatus(t, p.info(id).PID, "Seccomp"), "0")
 }
 
+// cri: LinuxContainerSecurityContext.no_new_privs LinuxContainerSecurityContext.seccomp
 func TestSeccompAndNoNewPrivs(t *testing.T) {
 	p := newPod(t)
 	runtimeDefault := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
@@ -47,6 +50,8 @@ func TestSeccompAndNoNewPrivs(t *testing.T) {
 	same(t, "no_new_privs", procStatus(t, pid, "NoNewPrivs"), "0")
 }
 
+// cri: LinuxContainerSecurityContext.masked_paths LinuxContainerSecurityContext.readonly_paths
+// cri: LinuxContainerSecurityContext.readonly_rootfs
 func TestReadonlyAndMasked(t *testing.T) {
 	p := newPod(t)
 	id := p.run("readonly", forever, secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
@@ -58,6 +63,7 @@ func TestReadonlyAndMasked(t *testing.T) {
 	p.exec(id, "touch /new && test -n \"$(cat /proc/version)\"")
 }
 
+// cri: ContainerConfig.devices Device.container_path Device.host_path Device.permissions
 func TestDevices(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) {

@@ -13,6 +13,8 @@ import (
 // A daemon that is told to end does not wait for what its clients can ask of the
 // next one: the grace of a container that ignores its signal, a command that
 // runs on. The calls are answered, and nothing happens to the container.
+//
+// cri: ExecSyncResponse.exit_code
 func TestShutdownCancelsWaits(t *testing.T) {
 	const limit = 50 * time.Second
 	n := newNode(t, harness.Config("[limits]\nshutdown = '50s'\ncreate = '50s'"))

@@ -7,6 +7,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+// cri: ContainerConfig.stop_signal ContainerStatus.stop_signal
 func TestStopSignal(t *testing.T) {
 	p := newPod(t)
 	id := p.run("image", forever)
@@ -25,6 +26,7 @@ func TestStopSignal(t *testing.T) {
 // deaf is a script that no signal but SIGKILL ends, with a child of its own.
 const deaf = "trap '' TERM USR1; sleep 1000 & echo ready; while true; do sleep 0.02; done"
 
+// cri: StopContainer StopContainerRequest.timeout
 func TestStopKillsAfterTheGrace(t *testing.T) {
 	p := newPod(t)
 	for seconds, name := range []string{"at-once", "after-a-second"} {
@@ -56,6 +58,7 @@ func TestP40_ShorterGraceWins(t *testing.T) {
 	p.wantExit(id, 137, "Error")
 }
 
+// cri: ContainerStatus.finished_at
 func TestStopOfACreatedContainer(t *testing.T) {
 	p := newPod(t)
 	id := p.create(shell("app", "true"))

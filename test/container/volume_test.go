@@ -40,6 +40,7 @@ func subPath(path string) func(*runtimeapi.Mount) {
 	return func(m *runtimeapi.Mount) { m.ImageSubPath = path }
 }
 
+// cri: ImageSpec.image_ref Mount.host_path Mount.image Mount.image_sub_path
 func TestImageAsAVolume(t *testing.T) {
 	n := newNode(t)
 	importData(n)
@@ -92,6 +93,7 @@ func TestImageSubPaths(t *testing.T) {
 	}
 }
 
+// cri: Mount.gidMappings Mount.uidMappings
 func TestImageAsAVolumeInAUserNamespace(t *testing.T) {
 	n := newNode(t)
 	importData(n)
@@ -104,6 +106,7 @@ func TestImageAsAVolumeInAUserNamespace(t *testing.T) {
 	same(t, "owners", strings.Join(strings.Fields(p.exec(id, "stat -c %u:%g /data/readme /data/models")), " "), "0:0 1000:1000")
 }
 
+// cri: ContainerConfig.image ImageSpec.image
 func TestVolumesOfTheImage(t *testing.T) {
 	n := newNode(t)
 	const image = "test.example/volumes:1"

@@ -14,6 +14,8 @@ import (
 const restartBound = 3 * time.Second
 
 // With 500 pods a daemon serves again soon, all of them Ready (P23).
+//
+// cri: PodSandbox.state
 func TestProperty49_RestartWith500Pods(t *testing.T) {
 	const pods = 500
 	n := harness.NewNode(t)

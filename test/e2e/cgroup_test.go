@@ -9,6 +9,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
+// cri: LinuxPodSandboxConfig.cgroup_parent PodSandboxConfig.linux
 func TestPauseIsBelowTheCgroupParentInEveryHierarchy(t *testing.T) {
 	n := newNode(t)
 	config := n.PodConfig("web")

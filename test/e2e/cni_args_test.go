@@ -37,6 +37,8 @@ func runtimeConfig(t *testing.T, call pluginCall) map[string]json.RawMessage {
 }
 
 // The arguments and capabilities are those that containerd passes.
+//
+// cri: PodSandboxConfig.annotations PortMapping.host_port PortMapping.protocol
 func TestPluginsSeeWhatContainerdPasses(t *testing.T) {
 	n := newNode(t, harness.NoNetwork())
 	r := newRecorder(t, n)

@@ -31,6 +31,7 @@ func wantSoon(t *testing.T, what string, call func() error) {
 	t.Errorf("%s took %v", what, best)
 }
 
+// cri: PodSandboxStatusRequest.verbose StatusRequest.verbose
 func TestProperty14_HangingADD(t *testing.T) {
 	n := newNode(t, harness.NoNetwork(), harness.Config(fast+`cni_add = "6s"`))
 	r := newRecorder(t, n)
@@ -128,6 +129,7 @@ func TestProperty15_CancelledInTheMiddleOfADD(t *testing.T) {
 	}
 }
 
+// cri: RunPodSandboxRequest.config
 func TestProperty16_DuplicatesAreJoined(t *testing.T) {
 	n := newNode(t, harness.NoNetwork())
 	r := newRecorder(t, n)
@@ -178,6 +180,7 @@ func TestNameOfAFailedPodIsFreeForAnother(t *testing.T) {
 	n.RunPod(n.PodConfig("web"))
 }
 
+// cri: PodSandboxNetworkStatus.ip PodSandboxStatus.network
 func TestProperty26_ManyPodsAtOnce(t *testing.T) {
 	n := newNode(t, harness.DualStack())
 	const count = 50

@@ -23,6 +23,7 @@ func TestSocketIsForRootAlone(t *testing.T) {
 	}
 }
 
+// cri: PodSandbox.id
 func TestTwoDaemonsSideBySide(t *testing.T) {
 	nodes := harness.NewNodes(t, 2, harness.Parallel())
 	a, b := nodes[0].RunPod(nodes[0].PodConfig("web")), nodes[1].RunPod(nodes[1].PodConfig("web"))
@@ -149,6 +150,7 @@ func TestBadConfigurationNamesFileAndLine(t *testing.T) {
 	}
 }
 
+// cri: RuntimeHandler.name StatusResponse.runtime_handlers
 func TestDropInsComeAfterTheFile(t *testing.T) {
 	n := newNode(t)
 	n.Stop()

@@ -77,6 +77,7 @@ func TestPrimaryAddressIsIPv4(t *testing.T) {
 	}
 }
 
+// cri: PodIP.ip PodSandboxNetworkStatus.additional_ips
 func TestReachableByIPv6(t *testing.T) {
 	n := newNode(t, harness.DualStack(), harness.PortMap())
 	id := n.RunPod(n.PodConfig("web", harness.HostPort(8080, 80)))
@@ -89,6 +90,7 @@ func TestReachableByIPv6(t *testing.T) {
 	})
 }
 
+// cri: NamespaceOption.network
 func TestProperty27_HostNetworkWithoutCNI(t *testing.T) {
 	n := newNode(t, harness.NoNetwork())
 	if isReady, message := networkReady(t, n); isReady || message == "" {

@@ -19,6 +19,7 @@ func podFile(t *testing.T, n *harness.Node, id, name string) string {
 	return string(data)
 }
 
+// cri: PodSandboxConfig.hostname
 func TestHostname(t *testing.T) {
 	n := newNode(t)
 	config := n.PodConfig("web")
@@ -44,6 +45,7 @@ func TestHostnameOfHostNetwork(t *testing.T) {
 	}
 }
 
+// cri: DNSConfig.options DNSConfig.searches DNSConfig.servers PodSandboxConfig.dns_config
 func TestDNS(t *testing.T) {
 	n := newNode(t)
 	node, err := os.ReadFile("/etc/resolv.conf")
@@ -82,6 +84,7 @@ func TestHostsAndSharedMemory(t *testing.T) {
 	}
 }
 
+// cri: PodSandboxConfig.log_directory
 func TestLogDirectory(t *testing.T) {
 	n := newNode(t)
 	config := n.PodConfig("web")

@@ -20,6 +20,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
+// cri: PodSandboxConfig.labels PodSandboxStatus.annotations RemovePodSandbox RunPodSandbox StopPodSandbox
 func TestLifeOfAPod(t *testing.T) {
 	n := newNode(t)
 	config := n.PodConfig("web", harness.Attempt(3))
@@ -80,6 +81,9 @@ func TestVerbosePodStatus(t *testing.T) {
 	}
 }
 
+// cri: ListPodSandbox PodSandboxFilter.id PodSandboxFilter.label_selector PodSandboxFilter.state
+// cri: PodSandboxStateValue.state StreamPodSandboxes StreamPodSandboxesRequest.filter
+// cri: StreamPodSandboxesResponse.pod_sandboxes
 func TestListFilters(t *testing.T) {
 	n := newNode(t)
 	a := n.RunPod(n.PodConfig("a"))
@@ -140,6 +144,7 @@ func stream(t *testing.T, n *harness.Node, filter *runtimeapi.PodSandboxFilter) 
 	}
 }
 
+// cri: PodSandbox.created_at PodSandbox.labels PodSandbox.metadata PodSandboxStatus.labels
 func TestListedAsInStatus(t *testing.T) {
 	n := newNode(t)
 	id := n.RunPod(n.PodConfig("web"))
@@ -149,6 +154,7 @@ func TestListedAsInStatus(t *testing.T) {
 	}
 }
 
+// cri: PodSandboxStatus.id
 func TestUniqueStartOfAnIDWillDo(t *testing.T) {
 	n := newNode(t)
 	id := n.RunPod(n.PodConfig("web"))
@@ -196,6 +202,7 @@ func TestRemoveStopsARunningPod(t *testing.T) {
 	}
 }
 
+// cri: PodSandboxStatus PodSandboxStatusRequest.pod_sandbox_id
 func TestProperty29_UnknownIDs(t *testing.T) {
 	n := newNode(t)
 	for _, id := range []string{"0123456789abcdef", "no-such-pod", "../../etc"} {
@@ -208,6 +215,8 @@ func TestProperty29_UnknownIDs(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument)
 }
 
+// cri: PodSandboxStatus.runtime_handler RunPodSandboxRequest.runtime_handler
+// cri: RunPodSandboxResponse.pod_sandbox_id
 func TestUnknownHandler(t *testing.T) {
 	n := newNode(t)
 	_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "kata"})
@@ -237,6 +246,8 @@ func TestProperty30_CreatedAtGrows(t *testing.T) {
 }
 
 // A record from the future is what a clock that jumped back leaves.
+//
+// cri: PodSandboxStatus.created_at
 func TestProperty30_CreatedAtGrowsThoughTheClockJumpedBack(t *testing.T) {
 	n := newNode(t)
 	id := n.RunPod(n.PodConfig("web"))

@@ -10,6 +10,9 @@ import (
 
 // Each malformed request is refused with the name of its field; that nothing
 // stays is what the node's check is for.
+//
+// cri: LinuxPodSandboxConfig.sysctls LinuxSandboxSecurityContext.supplemental_groups_policy
+// cri: NamespaceOption.pid
 func TestMalformedRequests(t *testing.T) {
 	n := newNode(t)
 	type config = runtimeapi.PodSandboxConfig

@@ -24,6 +24,8 @@ func modes(network, pid, ipc runtimeapi.NamespaceMode) harness.PodOption {
 
 // Each kind of namespace is the pod's own or the node's, as was asked for, and
 // status tells the kubelet so.
+//
+// cri: LinuxPodSandboxStatus.namespaces Namespace.options PodSandboxStatus.linux
 func TestNamespaceModes(t *testing.T) {
 	n := newNode(t)
 	node := os.Getpid()

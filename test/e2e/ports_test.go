@@ -52,6 +52,7 @@ func fetch(n *harness.Node, address string) (text string, err error) {
 	return text, err
 }
 
+// cri: PortMapping.container_port
 func TestHostPortIsReachable(t *testing.T) {
 	n := newNode(t, harness.PortMap())
 	config := n.PodConfig("web", harness.HostPort(8080, 80), harness.HostPort(8081, 81))
@@ -75,6 +76,7 @@ func TestHostPortIsReachable(t *testing.T) {
 	}
 }
 
+// cri: PodSandboxConfig.port_mappings PortMapping.host_ip
 func TestHostPortOfOneAddress(t *testing.T) {
 	n := newNode(t, harness.PortMap())
 	// The bridge has its address only after the first pod.

@@ -136,6 +136,7 @@ func TestNetworkIsNotReadyWithoutItsPlugins(t *testing.T) {
 	eventually(t, "nothing waits for its DEL", patience, func() bool { return len(pending(t, n)) == 0 })
 }
 
+// cri: RuntimeCondition.message
 func TestProperty21_STATUSThatFails(t *testing.T) {
 	n := newNode(t, harness.NoNetwork(), harness.Config(fast))
 	r := newRecorder(t, n)
@@ -154,6 +155,7 @@ func TestProperty21_STATUSThatFails(t *testing.T) {
 	becomesReady(t, n, true)
 }
 
+// cri: Status
 func TestProperty21_STATUSThatHangs(t *testing.T) {
 	n := newNode(t, harness.NoNetwork(), harness.Config(fast+`cni_status = "1s"`))
 	r := newRecorder(t, n)

@@ -14,6 +14,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
+// cri: PodSandboxConfig.metadata PodSandboxMetadata.attempt PodSandboxMetadata.name PodSandboxStatus.metadata
+// cri: PodSandboxStatus.state
 func TestProperty23_RestartChangesNothing(t *testing.T) {
 	n := newNode(t, harness.NoNetwork())
 	r := newRecorder(t, n)

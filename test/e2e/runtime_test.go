@@ -10,6 +10,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
+// cri: Version VersionRequest.version VersionResponse.runtime_api_version VersionResponse.runtime_name
+// cri: VersionResponse.runtime_version VersionResponse.version
 func TestVersion(t *testing.T) {
 	n := newNode(t)
 	answer, err := n.Runtime.Version(limited(t), &runtimeapi.VersionRequest{Version: "0.1.0"})
@@ -19,6 +21,8 @@ func TestVersion(t *testing.T) {
 	}
 }
 
+// cri: RuntimeCondition.status RuntimeCondition.type RuntimeStatus.conditions StatusResponse.info
+// cri: StatusResponse.status
 func TestStatusHasBothConditions(t *testing.T) {
 	n := newNode(t)
 	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
@@ -50,6 +54,7 @@ func TestVerboseStatusShowsTheNetwork(t *testing.T) {
 	}
 }
 
+// cri: LinuxRuntimeConfiguration.cgroup_driver RuntimeConfig RuntimeConfigResponse.linux
 func TestRuntimeConfigTellsTheCgroupDriver(t *testing.T) {
 	n := newNode(t)
 	answer, err := n.Runtime.RuntimeConfig(limited(t), &runtimeapi.RuntimeConfigRequest{})
@@ -59,6 +64,8 @@ func TestRuntimeConfigTellsTheCgroupDriver(t *testing.T) {
 	}
 }
 
+// cri: NetworkConfig.pod_cidr RuntimeConfig.network_config UpdateRuntimeConfig
+// cri: UpdateRuntimeConfigRequest.runtime_config
 func TestUpdateRuntimeConfigRefusesWhatIsNoCIDR(t *testing.T) {
 	n := newNode(t)
 	_, err := n.Runtime.UpdateRuntimeConfig(limited(t), podCIDR("10.1.0.0"))
@@ -71,6 +78,7 @@ func podCIDR(cidr string) *runtimeapi.UpdateRuntimeConfigRequest {
 	}}
 }
 
+// cri: CheckpointContainer
 func TestWhatIsNotThereYetIsUnimplemented(t *testing.T) {
 	n := harness.NewNode(t, harness.Parallel())
 	_, err := n.Runtime.CheckpointContainer(limited(t), &runtimeapi.CheckpointContainerRequest{})

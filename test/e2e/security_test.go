@@ -21,6 +21,7 @@ func security(change func(*runtimeapi.LinuxSandboxSecurityContext)) harness.PodO
 	return func(c *runtimeapi.PodSandboxConfig) { change(c.Linux.SecurityContext) }
 }
 
+// cri: LinuxSandboxSecurityContext.run_as_group LinuxSandboxSecurityContext.supplemental_groups
 func TestRunAs(t *testing.T) {
 	n := newNode(t)
 	pid := pausePID(t, n, n.RunPod(n.PodConfig("web", security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
@@ -41,6 +42,7 @@ func TestRunAs(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument)
 }
 
+// cri: Int64Value.value LinuxSandboxSecurityContext.run_as_user
 func TestRunAsInAUserNamespace(t *testing.T) {
 	n := newNode(t)
 	pid := pausePID(t, n, n.RunPod(n.PodConfig("web", userNamespace(idMap(0, 100000, 65536)), security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
@@ -102,6 +104,8 @@ func TestPauseHoldsNoDescriptors(t *testing.T) {
 }
 
 // Seccomp of /proc/PID/status: 0 is off, 2 is a filter (proc_pid_status(5)).
+//
+// cri: LinuxSandboxSecurityContext.seccomp LinuxSandboxSecurityContext.seccomp_profile_path
 func TestSeccomp(t *testing.T) {
 	n := newNode(t)
 	local := filepath.Join(n.Dir, "profile.json")
@@ -137,6 +141,7 @@ func TestSeccomp(t *testing.T) {
 	}
 }
 
+// cri: LinuxSandboxSecurityContext.apparmor SecurityProfile.localhost_ref SecurityProfile.profile_type
 func TestAppArmorByNameNeedsAppArmor(t *testing.T) {
 	if _, err := os.Stat("/sys/kernel/security/apparmor/profiles"); !errors.Is(err, fs.ErrNotExist) {
 		t.Log("this machine has AppArmor: an absent profile is refused all the same")

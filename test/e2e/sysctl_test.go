@@ -70,6 +70,8 @@ func TestSysctlsOfIPC(t *testing.T) {
 	}
 }
 
+// cri: LinuxPodSandboxConfig.security_context LinuxSandboxSecurityContext.namespace_options
+// cri: NamespaceOption.ipc
 func TestSysctlsOfTheNodeAreRefused(t *testing.T) {
 	n := newNode(t)
 	nodeIPC := func(c *runtimeapi.PodSandboxConfig) {

@@ -26,6 +26,7 @@ func userNamespace(mappings ...*runtimeapi.IDMapping) harness.PodOption {
 	}
 }
 
+// cri: IDMapping.host_id NamespaceOption.userns_options UserNamespace.uids
 func TestUserNamespaceIsMapped(t *testing.T) {
 	n := newNode(t)
 	for name, c := range map[string]struct {
@@ -106,6 +107,7 @@ func TestUserNamespaceWithSysctlsOfAnInterface(t *testing.T) {
 	}
 }
 
+// cri: PodSandboxStatusResponse.status
 func TestUserNamespaceSurvivesARestart(t *testing.T) {
 	n := newNode(t)
 	id := n.RunPod(n.PodConfig("web", userNamespace(idMap(0, 100000, 65536))))

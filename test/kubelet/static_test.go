@@ -16,6 +16,10 @@ import (
 // kubelet collects what is dead once a minute, and things take their time side
 // by side. The first has the default gates. The second has those by which a
 // kubelet leaves more to the runtime: numbers of pods, streamed lists, events.
+//
+// cri: Container.metadata ContainerStatusRequest.verbose ContainerStatusResponse.info
+// cri: ContainerStatusResponse.status ListContainersRequest.filter ListContainersResponse.containers
+// cri: ListPodSandboxRequest.filter ListPodSandboxResponse.items PodSandboxStatusResponse.info
 func TestStaticPods(t *testing.T) {
 	k := newKubelet(t)
 	k.start(nil)

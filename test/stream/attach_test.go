@@ -55,6 +55,8 @@ func (s *safe) String() string {
 }
 
 // Two are attached; one leaves, the other one goes on, and types.
+//
+// cri: Attach StopContainerRequest.container_id
 func TestAttach(t *testing.T) {
 	p := newPod(t, "while read x; do echo out $x; echo err $x >&2; done; echo end", func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, false })
 	r := &runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true}
@@ -91,6 +93,8 @@ func TestAttach(t *testing.T) {
 }
 
 // A container whose stdin is closed after its first client.
+//
+// cri: ContainerConfig.stdin_once
 func TestAttachStdinOnce(t *testing.T) {
 	p := newPod(t, "cat; echo end; exit 3", func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, true })
 	var out safe
@@ -101,6 +105,7 @@ func TestAttachStdinOnce(t *testing.T) {
 	}
 }
 
+// cri: AttachRequest.tty ContainerConfig.tty
 func TestAttachTerminal(t *testing.T) {
 	p := newPod(t, "until stty size | grep -q '33 77'; do sleep 0.02; done; stty size; read x; echo got $x", func(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true })
 	in, typed := io.Pipe()
@@ -115,6 +120,8 @@ func TestAttachTerminal(t *testing.T) {
 }
 
 // A container whose stdin stays open after its first client.
+//
+// cri: AttachRequest.stdin
 func TestAttachStdinAgain(t *testing.T) {
 	p := newPod(t, "while read x; do echo got $x; done; echo end", func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
 	for name, client := range clients {
@@ -136,6 +143,8 @@ func TestAttachStdinAgain(t *testing.T) {
 
 // Several clients see the same; one that does not read holds up neither them
 // nor the container, and what nobody sees is in the log.
+//
+// cri: AttachRequest.stderr AttachRequest.stdout
 func TestAttachMany(t *testing.T) {
 	p := newPod(t, "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.02; done", nil)
 	time.Sleep(time.Second) // nobody is attached

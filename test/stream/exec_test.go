@@ -23,6 +23,7 @@ import (
 
 const forever = "while true; do sleep 0.1; done"
 
+// cri: Exec
 func TestExec(t *testing.T) {
 	p := newPod(t, forever, nil)
 	for name, client := range clients {
@@ -44,6 +45,8 @@ func TestExec(t *testing.T) {
 }
 
 // An output that nobody asked for does not stop the process.
+//
+// cri: ExecRequest.stderr
 func TestExecOfOneStream(t *testing.T) {
 	p := newPod(t, forever, nil)
 	for name, client := range clients {
@@ -58,6 +61,8 @@ func TestExecOfOneStream(t *testing.T) {
 
 // Bytes go in and come out, and are as they were, also when there are many
 // more than any buffer holds; then comes the exit code.
+//
+// cri: ExecRequest.stdin
 func TestExecBytes(t *testing.T) {
 	p := newPod(t, forever, nil)
 	for _, of := range []struct {
@@ -92,6 +97,7 @@ func hash(data []byte) []byte {
 	return sum[:]
 }
 
+// cri: ExecRequest.tty
 func TestExecTerminal(t *testing.T) {
 	p := newPod(t, forever, nil)
 	for name, client := range clients {
@@ -123,6 +129,7 @@ func (s *sizes) Next() *remotecommand.TerminalSize {
 	return &first
 }
 
+// cri: AttachRequest.container_id
 func TestBadRequests(t *testing.T) {
 	p := newPod(t, forever, nil)
 	for field, r := range map[string]*runtimeapi.ExecRequest{
@@ -146,6 +153,7 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
+// cri: ExecRequest.container_id
 func TestTokens(t *testing.T) {
 	p := newPod(t, forever, nil, harness.Config("max_open = 3\n"))
 	u := p.execURL(shell("echo once"))

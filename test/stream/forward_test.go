@@ -144,6 +144,9 @@ func exchange(t testing.TB, address string, data []byte) []byte {
 }
 
 // Several ports, one on IPv6 alone, many connections, one session.
+//
+// cri: PortForward
+// cri: PortForwardRequest.pod_sandbox_id
 func TestPortForward(t *testing.T) {
 	p := newPod(t, forever, nil)
 	p.listen("tcp4", "127.0.0.1:7", echo)
@@ -176,6 +179,7 @@ func TestPortForward(t *testing.T) {
 	}
 }
 
+// cri: ExecSyncRequest.cmd ExecSyncRequest.container_id
 func TestPortForwardOfTheHostNetwork(t *testing.T) {
 	n := harness.NewNode(t, harness.Config("[streaming]\naddress = '127.0.0.1:10010'\n"), harness.Parallel())
 	n.ImportBusybox()

@@ -14,6 +14,9 @@ import (
 )
 
 // An exec is in the container, in each way there is, and never on the host.
+//
+// cri: LinuxContainerSecurityContext.run_as_group LinuxContainerSecurityContext.run_as_user
+// cri: LinuxContainerSecurityContext.supplemental_groups
 func TestExecJoinsTheContainer(t *testing.T) {
 	p := newPod(t, forever, func(c *runtimeapi.ContainerConfig) {
 		c.Linux.SecurityContext = &runtimeapi.LinuxContainerSecurityContext{

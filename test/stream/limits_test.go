@@ -159,6 +159,8 @@ func writeCertificate(t testing.TB, cert, key string) (authority []byte) {
 
 // Clients that do not read hold up nobody else, and the daemon keeps little for
 // them.
+//
+// cri: ExecRequest.cmd ExecRequest.stdout
 func TestSlowReaders(t *testing.T) {
 	p := newPod(t, forever, nil)
 	p.listen("tcp", "127.0.0.1:7", func(conn *net.TCPConn) {
@@ -216,6 +218,8 @@ func (p *pod) memory() (size int) {
 
 // The daemon's end ends its sessions at once, and their processes; the
 // container goes on.
+//
+// cri: AttachResponse.url ContainerConfig.stdin
 func TestShutdown(t *testing.T) {
 	p := newPod(t, forever, func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
 	p.listen("tcp", "127.0.0.1:7", echo)

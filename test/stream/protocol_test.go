@@ -139,6 +139,8 @@ func TestLongWebSocketMessage(t *testing.T) {
 }
 
 // A client whose protocols are all unknown is refused.
+//
+// cri: ContainerConfig.metadata ContainerMetadata.name ExecResponse.url StartContainerRequest.container_id
 func TestUnknownWebSocketProtocol(t *testing.T) {
 	p := newPod(t, forever, nil)
 	u := p.execURL(shell("true"))

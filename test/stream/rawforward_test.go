@@ -119,6 +119,8 @@ func TestPortForwardHalfClose(t *testing.T) {
 }
 
 // A client that resets a stream ends the connection to the pod.
+//
+// cri: PortForwardResponse.url
 func TestPortForwardReset(t *testing.T) {
 	p := newPod(t, forever, nil)
 	ended := make(chan struct{}, 1)
@@ -142,6 +144,8 @@ func TestPortForwardReset(t *testing.T) {
 }
 
 // The error stream says why there is no connection; the session goes on.
+//
+// cri: PortForwardRequest.port StopPodSandboxRequest.pod_sandbox_id
 func TestPortForwardRefused(t *testing.T) {
 	p := newPod(t, forever, nil)
 	p.listen("tcp", "127.0.0.1:7", echo)
