@@ -46,6 +46,12 @@ test-stream: root setup build ## 10000 clients of exec, attach and port-forward 
 	go test $(goflags) -tags seccomp -race -c -o bin/test/stream ./test/stream
 	cd test/stream && STREAM_CYCLES=$(CYCLES) ../../hack/in-netns ../../bin/test/stream -test.v -test.timeout 1h -test.run TestAbortedCycles $(TESTFLAGS)
 
+FUZZ ?= 30s
+
+.PHONY: fuzz
+fuzz: packages ## Fuzz what is parsed from outside; FUZZ=10m for longer
+	FUZZ=$(FUZZ) hack/fuzz
+
 SOAK ?= 5m
 
 .PHONY: soak

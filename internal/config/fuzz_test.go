@@ -1,0 +1,28 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// FuzzLoadFile: whatever a file holds, it is refused or good, and what is good
+// passes the check again.
+func FuzzLoadFile(f *testing.F) {
+	f.Add([]byte("root = '/var/lib/x'\n[images]\nprogress_timeout = '5s'\npinned = ['busybox']\n"))
+	f.Add([]byte("[images]\nprogress_timeout = 60\n"))
+	f.Add([]byte("[limits]\nrun = '-1h'\n"))
+	f.Add([]byte("[runtimes.kata]\ntype = 'shim'\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		file := filepath.Join(t.TempDir(), "config.toml")
+		if err := os.WriteFile(file, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := LoadFile(file)
+		if err != nil {
+			return
+		}
+		_ = c.Check()
+		_ = c.Handlers()
+	})
+}

@@ -1,0 +1,31 @@
+package state
+
+import (
+	"os"
+	"testing"
+)
+
+// FuzzRecords: a record that is damaged is set aside, and the others are read.
+func FuzzRecords(f *testing.F) {
+	f.Add([]byte(`{"version":1,"record":{"Name":"x"}}`))
+	f.Add([]byte(`{"version":99,"record":{}}`))
+	f.Add([]byte(`{"version":1,"rec`))
+	f.Add([]byte(``))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		type record struct{ Name string }
+		records, err := Open[record](t.TempDir(), 1, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := records.Write("good", record{Name: "kept"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(records.Path("other"), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		all, bad, err := records.Load()
+		if err != nil || all["good"].Name != "kept" || len(all)+len(bad) != 2 {
+			t.Errorf("%v, %v, %v", all, bad, err)
+		}
+	})
+}
