@@ -65,23 +65,6 @@ func FuzzConfiguration(f *testing.F) {
 	})
 }
 
-// FuzzReference: what is normalised stays as it is.
-func FuzzReference(f *testing.F) {
-	for _, text := range []string{"busybox", "a.b:5000/c/d:e", "a@" + someDigest, "a:b@" + someDigest, "[::1]:5000/x", "A B", "../x", "::::"} {
-		f.Add(text)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		ref, err := ParseReference(text)
-		if err != nil {
-			return
-		}
-		again, err := ParseReference(ref.String())
-		if err != nil || again != ref {
-			t.Errorf("%q is %+v, and that is %+v: %v", text, ref, again, err)
-		}
-	})
-}
-
 // FuzzDockerConfig: credentials are found without a panic, and never for a host
 // that is not named.
 func FuzzDockerConfig(f *testing.F) {
