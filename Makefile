@@ -87,7 +87,7 @@ setup: packages bin/cni/.built ## Debian packages that are missing, and the CNI 
 # the benchmarks that compare.
 .PHONY: test-deps bench-deps
 test-deps: packages
-	@hack/unpack docker-registry
+	@hack/unpack docker-registry runc
 bench-deps: packages
 	@hack/unpack containerd runc
 

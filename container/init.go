@@ -29,7 +29,12 @@ func (c *creation) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	handler, err := c.owner.options.Handlers.Find(ctx, c.sandbox.RuntimeHandler)
+	if err != nil {
+		return err
+	}
 	answer, err := shim.Create(ctx, &api.CreateRequest{
+		Runtime: handler.Program,
 		Id: c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.shimLog(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
 	})
 	startError := ""

@@ -15,6 +15,7 @@ import (
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/id"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/state"
@@ -37,8 +38,10 @@ type Options struct {
 	Machine     machine.Machine
 	Hierarchies cgroup.Hierarchies
 	Sandboxes   *sandbox.Store
-	Images      Images
-	Limits      Limits
+	// Handlers say which runtime runs the containers of a pod.
+	Handlers *handler.Set
+	Images   Images
+	Limits   Limits
 	// Observe measures each step that has ended; nil if nothing does.
 	Observe step.Observer
 	// Lives keeps the timelines of containers that are gone, or could not be

@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/validate"
 )
@@ -61,7 +62,7 @@ func options(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
 
 func checker() *Store {
 	return &Store{
-		options: Options{Handlers: []string{"runc"}, Machine: machine.Machine{}},
+		options: Options{Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{UserNamespaces: true}), Machine: machine.Machine{}},
 		byID:    make(map[string]*Sandbox),
 		byName:  make(map[string]*Sandbox),
 	}

@@ -26,7 +26,7 @@ func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, ha
 	steps := step.Begin(ctx, s.options.Observe, timeline)
 	var sb *Sandbox
 	var mine bool
-	steps.Step(stepCheck, func(context.Context) error { return validate.Pod(config, handler, s.node()) })
+	steps.Step(stepCheck, func(ctx context.Context) error { return s.check(ctx, config, handler) })
 	steps.Step(stepReserve, func(context.Context) (err error) {
 		sb, mine, err = s.reserve(config, handler, timeline)
 		return err
@@ -43,6 +43,22 @@ func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, ha
 		s.work.Go(func() { s.create(ctx, sb) })
 	}
 	return sb.await(ctx)
+}
+
+// check refuses what cannot work, before anything has been made.
+func (s *Store) check(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) error {
+	if err := validate.Pod(config, handler, s.node()); err != nil {
+		return err
+	}
+	found, err := s.options.Handlers.Find(ctx, handler)
+	if err != nil {
+		return err
+	}
+	if oci.UserNamespace(config) != nil && !found.Features.UserNamespaces {
+		return fmt.Errorf("config.linux.security_context.namespace_options.userns_options: "+
+			"the runtime of handler %q cannot map the owners of mounts: %w", handler, errdefs.ErrInvalidArgument)
+	}
+	return nil
 }
 
 // create is Run after the name is reserved.

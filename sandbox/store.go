@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/id"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/state"
@@ -31,8 +32,8 @@ type Options struct {
 	Mark string
 	// Shim is the program that starts pause.
 	Shim string
-	// Handlers are the runtime handlers besides "".
-	Handlers []string
+	// Handlers are the runtime handlers.
+	Handlers *handler.Set
 	// SystemdCgroup chooses the cgroup driver; CgroupParent is for pods that
 	// name none.
 	SystemdCgroup bool
@@ -185,5 +186,5 @@ func (s *Store) tell(sb *Sandbox, kind runtimeapi.ContainerEventType) {
 // node is what the checks of a pod have to know.
 func (s *Store) node() validate.Node {
 	o := s.options
-	return validate.Node{Machine: o.Machine, Handlers: o.Handlers, SystemdCgroup: o.SystemdCgroup}
+	return validate.Node{Machine: o.Machine, Handlers: o.Handlers.Names(), SystemdCgroup: o.SystemdCgroup}
 }

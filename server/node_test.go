@@ -23,6 +23,7 @@ import (
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/namespace"
@@ -44,8 +45,9 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 	t.Helper()
 	options := sandbox.Options{
 		Root: t.TempDir(), State: t.TempDir(), Mark: fmt.Sprintf("server-test-%d-", os.Getpid()),
-		Limits: sandbox.Limits{Run: time.Minute, Destroy: time.Minute, Kill: 10 * time.Second},
-		Logger: slog.New(slog.DiscardHandler),
+		Limits:   sandbox.Limits{Run: time.Minute, Destroy: time.Minute, Kill: 10 * time.Second},
+		Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{}),
+		Logger:   slog.New(slog.DiscardHandler),
 	}
 	store(t, options, pods)
 	options.Netns, options.Userns = namespaces(t, options.Mark), namespaces(t, options.Mark)
@@ -54,7 +56,7 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 	if options.Hierarchies, err = cgroup.FindHierarchies(); err != nil {
 		t.Fatal(err)
 	}
-	runtime := &Runtime{Networks: options.Networks, Events: NewBroadcaster(), Info: Info{Version: "1.2.3", Handlers: []string{"runc"}}}
+	runtime := &Runtime{Networks: options.Networks, Events: NewBroadcaster(), Info: Info{Version: "1.2.3", Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{})}}
 	options.Events = runtime
 	if runtime.Sandboxes, err = sandbox.Open(t.Context(), options); err != nil {
 		t.Fatal(err)

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"runtime"
+	"slices"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/network"
 )
 
@@ -31,20 +33,22 @@ func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtime
 
 // Status reports whether pods can be run. It waits for no plugin: the state of
 // the network is the last that was seen.
-func (r *Runtime) Status(_ context.Context, request *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+	all := r.Info.Handlers.List(ctx)
+	conditions := []*runtimeapi.RuntimeCondition{{Type: runtimeapi.RuntimeReady, Status: true}, r.networkCondition()}
+	if slices.ContainsFunc(all, func(h handler.Status) bool { return len(h.Program) > 0 }) {
+		conditions = append(conditions, handlerCondition(all))
+	}
 	response := &runtimeapi.StatusResponse{
-		Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
-			{Type: runtimeapi.RuntimeReady, Status: true},
-			r.networkCondition(),
-		}},
-		RuntimeHandlers: r.handlers(),
+		Status:          &runtimeapi.RuntimeStatus{Conditions: conditions},
+		RuntimeHandlers: handlers(all),
 		Features:        &runtimeapi.RuntimeFeatures{SupplementalGroupsPolicy: true, MountOptions: true},
 	}
 	if !request.GetVerbose() {
 		return response, nil
 	}
 	var err error
-	response.Info, err = r.verboseStatus()
+	response.Info, err = r.verboseStatus(all)
 	return response, err
 }
 
@@ -58,22 +62,40 @@ func (r *Runtime) networkCondition() *runtimeapi.RuntimeCondition {
 	return condition
 }
 
+// handlerCondition names the handlers whose pods cannot run; the rest can. It is
+// there if any handler has a runtime that may be missing.
+func handlerCondition(handlers []handler.Status) *runtimeapi.RuntimeCondition {
+	condition := &runtimeapi.RuntimeCondition{Type: "RuntimeHandlersReady", Status: true}
+	for _, h := range handlers {
+		if h.Err == nil {
+			continue
+		}
+		if condition.Status {
+			condition.Status, condition.Reason = false, "RuntimeHandlerNotReady"
+		} else {
+			condition.Message += "; "
+		}
+		condition.Message += h.Err.Error()
+	}
+	return condition
+}
+
 // handlers lists "", which is the default handler, and the named ones. What
 // their features say is about containers.
-func (r *Runtime) handlers() []*runtimeapi.RuntimeHandler {
-	var handlers []*runtimeapi.RuntimeHandler
-	for _, name := range append([]string{""}, r.Info.Handlers...) {
-		handlers = append(handlers, &runtimeapi.RuntimeHandler{Name: name, Features: &runtimeapi.RuntimeHandlerFeatures{
-			RecursiveReadOnlyMounts: r.Info.Machine.RecursiveReadOnly,
-			UserNamespaces:          r.Info.Machine.UserNamespaces,
+func handlers(all []handler.Status) []*runtimeapi.RuntimeHandler {
+	var list []*runtimeapi.RuntimeHandler
+	for _, h := range all {
+		list = append(list, &runtimeapi.RuntimeHandler{Name: h.Name, Features: &runtimeapi.RuntimeHandlerFeatures{
+			RecursiveReadOnlyMounts: h.Features.RecursiveReadOnlyMounts,
+			UserNamespaces:          h.Features.UserNamespaces,
 		}})
 	}
-	return handlers
+	return list
 }
 
 // verboseStatus shows what a person needs to see when pods do not start or do
 // not end: the configuration, the network, pods under way, and what is left.
-func (r *Runtime) verboseStatus() (map[string]string, error) {
+func (r *Runtime) verboseStatus(all []handler.Status) (map[string]string, error) {
 	type building struct {
 		ID    string `json:"id"`
 		Name  string `json:"name"`
@@ -82,6 +104,7 @@ func (r *Runtime) verboseStatus() (map[string]string, error) {
 	info := map[string]any{
 		"config":             r.Info.Config,
 		"golang":             runtime.Version(),
+		"runtimeHandlers":    describeHandlers(all),
 		"networkProblems":    texts(r.Networks.Problems()),
 		"pendingAttachments": pending(r.Networks.Pending()),
 		"driftedAttachments": r.Networks.Drifted(),
@@ -97,6 +120,18 @@ func (r *Runtime) verboseStatus() (map[string]string, error) {
 	}
 	info["building"] = under
 	return encodeInfo(info)
+}
+
+func describeHandlers(all []handler.Status) []map[string]any {
+	list := []map[string]any{}
+	for _, h := range all {
+		described := map[string]any{"name": h.Name, "program": h.Program, "features": h.Features, "problem": ""}
+		if h.Err != nil {
+			described["problem"] = h.Err.Error()
+		}
+		list = append(list, described)
+	}
+	return list
 }
 
 func pending(attachments []network.Attachment) []map[string]any {

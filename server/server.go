@@ -14,6 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/sandbox"
@@ -37,7 +38,7 @@ type Runtime struct {
 type Info struct {
 	Version       string
 	SystemdCgroup bool
-	Handlers      []string
+	Handlers      *handler.Set
 	Machine       machine.Machine
 	// Config is the configuration in effect, for the verbose status.
 	Config any
@@ -68,7 +69,7 @@ func New(runtime *Runtime, images Store, logger *slog.Logger) *grpc.Server {
 		grpc.StreamInterceptor(calls.stream),
 	)
 	runtimeapi.RegisterRuntimeServiceServer(server, runtime)
-	runtimeapi.RegisterImageServiceServer(server, NewImageServer(images, runtime.Info.Handlers))
+	runtimeapi.RegisterImageServiceServer(server, NewImageServer(images, runtime.Info.Handlers.Names()))
 	RegisterImageTransfer(server, images)
 	return server
 }

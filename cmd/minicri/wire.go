@@ -15,6 +15,7 @@ import (
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/metrics"
 	"github.com/minicri/minicri/internal/step"
@@ -94,6 +95,7 @@ func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
 // kernel is what the machine has and where our things in it are.
 type kernel struct {
 	machine       machine.Machine
+	handlers      *handler.Set
 	hierarchies   cgroup.Hierarchies
 	netns, userns *namespace.Dir
 	systemd       bool
@@ -105,7 +107,7 @@ type kernel struct {
 func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) (_ *server.Runtime, err error) {
 	runtime := &server.Runtime{
 		Events: server.NewBroadcaster(),
-		Info:   server.Info{Version: version, SystemdCgroup: k.systemd, Handlers: c.Handlers(), Machine: k.machine, Config: c},
+		Info:   server.Info{Version: version, SystemdCgroup: k.systemd, Handlers: k.handlers, Machine: k.machine, Config: c},
 	}
 	if runtime.Networks, err = openNetworks(ctx, c, k.netns, logger); err != nil {
 		return nil, err
@@ -129,6 +131,7 @@ func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k k
 	if k.machine, err = readMachine(ctx, logger); err != nil {
 		return k, err
 	}
+	k.handlers = openHandlers(c, k.machine, logger)
 	if k.hierarchies, err = cgroup.FindHierarchies(); err != nil {
 		return k, err
 	}
@@ -150,9 +153,25 @@ func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k k
 	return k, err
 }
 
+// openHandlers says at the start which handlers cannot run pods; Status does as
+// long as it is so.
+func openHandlers(c *config.Config, m machine.Machine, logger *slog.Logger) *handler.Set {
+	specs := make(map[string]handler.Spec)
+	for name, runtime := range c.Runtimes {
+		specs[name] = handler.Spec{Program: runtime.Program()}
+	}
+	set := handler.New(specs, handler.Features{RecursiveReadOnlyMounts: m.RecursiveReadOnly, UserNamespaces: m.UserNamespaces})
+	for _, h := range set.List(context.Background()) {
+		if h.Err != nil {
+			logger.Warn("pods of a runtime handler cannot run", "handler", h.Name, "err", h.Err)
+		}
+	}
+	return set
+}
+
 func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measured *metrics.Metrics, logger *slog.Logger) sandbox.Options {
 	return sandbox.Options{
-		Root: c.Root, State: c.State, Mark: markOf(c.Root), Shim: k.shim.Path(), Handlers: c.Handlers(),
+		Root: c.Root, State: c.State, Mark: markOf(c.Root), Shim: k.shim.Path(), Handlers: k.handlers,
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd),
 		Machine: k.machine, Hierarchies: k.hierarchies, Networks: runtime.Networks, Netns: k.netns, Userns: k.userns,
 		Limits: sandbox.Limits{
@@ -171,7 +190,7 @@ func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, image
 	return container.Options{
 		Root: c.Root, State: c.State, Mark: containerMark(c.Root), Shim: k.shim.Path(),
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd), PidsLimit: c.PidsLimit,
-		Machine: k.machine, Hierarchies: k.hierarchies, Sandboxes: runtime.Sandboxes, Images: images,
+		Machine: k.machine, Hierarchies: k.hierarchies, Sandboxes: runtime.Sandboxes, Handlers: k.handlers, Images: images,
 		Limits:  container.Limits{Create: time.Duration(c.Limits.Create), Kill: time.Duration(c.Limits.Kill)},
 		Observe: measured.Observe,
 		Lives:   k.lives,

@@ -41,13 +41,27 @@ type Config struct {
 	Runtimes       map[string]Runtime `toml:"runtimes" comment:"the runtime handlers that a RuntimeClass may name; pods without a RuntimeClass use type builtin"`
 }
 
-// Builtin is the runtime type of libcontainer in minicri-shim, the only one of
-// this build.
-const Builtin = "builtin"
+// The types of runtime handlers.
+const (
+	// Builtin is libcontainer in minicri-shim.
+	Builtin = "builtin"
+	// OCI is a program with runc's command line.
+	OCI = "oci"
+)
 
 // Runtime is one runtime handler.
 type Runtime struct {
-	Type string `toml:"type" comment:"what runs the handler's containers: builtin is libcontainer in minicri-shim, the only type of this build"`
+	Type string   `toml:"type" comment:"what runs the handler's containers: builtin is libcontainer in minicri-shim, oci a program with runc's command line, such as runc, crun and youki"`
+	Path string   `toml:"path" need:"path?" comment:"the program of type oci"`
+	Args []string `toml:"args" comment:"global flags of the program, before its verb"`
+}
+
+// Program is the path and the flags of an OCI runtime, none of type builtin.
+func (r Runtime) Program() []string {
+	if r.Type != OCI {
+		return nil
+	}
+	return append([]string{r.Path}, r.Args...)
 }
 
 // DefaultNetwork is the embedded network.

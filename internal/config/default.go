@@ -13,7 +13,7 @@ func Default() *Config {
 		CNIConf:  "/etc/cni/net.d",
 		CNIBin:   "/opt/cni/bin",
 		LogLevel: "info",
-		Runtimes: map[string]Runtime{"runc": {Type: Builtin}},
+		Runtimes: map[string]Runtime{"runc": {Type: Builtin, Args: []string{}}},
 		DefaultNetwork: DefaultNetwork{
 			Name:   "minicri",
 			Bridge: "minicri0",

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/network"
 )
 
@@ -16,12 +17,26 @@ import (
 func (c *checker) programs(ctx context.Context) {
 	_, err := os.Stat(c.Shim)
 	c.when(err == nil, Problem, "shim", c.Shim, fmt.Sprint(err), "run 'make install', or give --shim")
+	c.handlers(ctx)
 	dialer := net.Dialer{Timeout: time.Second}
 	connection, err := dialer.DialContext(ctx, "unix", c.Config.Socket)
 	if err == nil {
 		err = connection.Close()
 	}
 	c.when(err == nil, Warning, "daemon", "serves "+c.Config.Socket, fmt.Sprintf("does not serve %s", c.Config.Socket), "start it: systemctl start minicri")
+}
+
+// handlers asks the runtime of each handler what it can do, as the daemon does.
+func (c *checker) handlers(ctx context.Context) {
+	specs := make(map[string]handler.Spec)
+	for name, runtime := range c.Config.Runtimes {
+		specs[name] = handler.Spec{Program: runtime.Program()}
+	}
+	for _, h := range handler.New(specs, handler.Features{}).List(ctx) {
+		if len(h.Program) > 0 {
+			c.when(h.Err == nil, Problem, "handler", fmt.Sprintf("%s runs %v", h.Name, h.Program), fmt.Sprint(h.Err), "install the runtime, or remove the handler from the configuration")
+		}
+	}
 }
 
 // networks reads the configuration directory as the daemon does.

@@ -179,7 +179,7 @@ type CreateRequest struct {
 	LogPath       string                 `protobuf:"bytes,3,opt,name=log_path,json=logPath,proto3" json:"log_path,omitempty"`        // CRI log; empty: output is discarded
 	Stdin         bool                   `protobuf:"varint,4,opt,name=stdin,proto3" json:"stdin,omitempty"`                          // keep a stdin that attached clients write to
 	StdinOnce     bool                   `protobuf:"varint,5,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"` // close it when the first attached stdin ends
-	Runtime       string                 `protobuf:"bytes,6,opt,name=runtime,proto3" json:"runtime,omitempty"`                       // program of an OCI runtime with runc's command line; empty: libcontainer
+	Runtime       []string               `protobuf:"bytes,6,rep,name=runtime,proto3" json:"runtime,omitempty"`                       // an OCI runtime with runc's command line: program and global flags; empty: libcontainer
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -249,11 +249,11 @@ func (x *CreateRequest) GetStdinOnce() bool {
 	return false
 }
 
-func (x *CreateRequest) GetRuntime() string {
+func (x *CreateRequest) GetRuntime() []string {
 	if x != nil {
 		return x.Runtime
 	}
-	return ""
+	return nil
 }
 
 type CreateResponse struct {
@@ -1386,7 +1386,7 @@ const file_shim_proto_rawDesc = "" +
 	"\x05stdin\x18\x04 \x01(\bR\x05stdin\x12\x1d\n" +
 	"\n" +
 	"stdin_once\x18\x05 \x01(\bR\tstdinOnce\x12\x18\n" +
-	"\aruntime\x18\x06 \x01(\tR\aruntime\"A\n" +
+	"\aruntime\x18\x06 \x03(\tR\aruntime\"A\n" +
 	"\x0eCreateResponse\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x1d\n" +
 	"\n" +

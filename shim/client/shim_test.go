@@ -166,7 +166,7 @@ func (p *pod) create(id, script string, change ...func(*specs.Spec, *api.CreateR
 
 func (p *pod) bundle(id, script string, change ...func(*specs.Spec, *api.CreateRequest)) *api.CreateRequest {
 	p.t.Helper()
-	request := &api.CreateRequest{Id: id, Bundle: p.t.TempDir(), LogPath: p.logPath(id), Runtime: os.Getenv("SHIM_TEST_RUNTIME")}
+	request := &api.CreateRequest{Id: id, Bundle: p.t.TempDir(), LogPath: p.logPath(id), Runtime: strings.Fields(os.Getenv("SHIM_TEST_RUNTIME"))}
 	spec := containerSpec(p.t, id, script)
 	for _, c := range change {
 		c(spec, request)

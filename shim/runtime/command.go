@@ -22,21 +22,21 @@ import (
 // Init and the processes of execs are left to this process as their
 // sub-reaper when the run of the program ends.
 type Command struct {
-	path          string // of the program
-	root          string // of the runtime's states
-	bundles       string // a directory for each container: config.json, cgroups.json
+	program       []string // path and global flags
+	root          string   // of the runtime's states
+	bundles       string   // a directory for each container: config.json, cgroups.json
 	systemdCgroup bool
 	children      *children
 	execCgroups   func() execCgroupForm
 }
 
-// NewCommand runs the program at path. The states of its containers are kept
-// below root. Builtin reaps what has no owner, for both of them.
-func NewCommand(path, root string, systemdCgroup bool, builtin *Builtin) *Command {
+// NewCommand runs a program, a path and global flags. The states of its
+// containers are kept below root. Builtin reaps what has no owner, for both.
+func NewCommand(program []string, root string, systemdCgroup bool, builtin *Builtin) *Command {
 	return &Command{
-		path: path, root: filepath.Join(root, "states"), bundles: filepath.Join(root, "bundles"),
+		program: program, root: filepath.Join(root, "states"), bundles: filepath.Join(root, "bundles"),
 		systemdCgroup: systemdCgroup, children: builtin.children,
-		execCgroups: sync.OnceValue(func() execCgroupForm { return askExecCgroups(path, builtin.children) }),
+		execCgroups: sync.OnceValue(func() execCgroupForm { return askExecCgroups(program[0], builtin.children) }),
 	}
 }
 

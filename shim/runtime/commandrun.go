@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -31,7 +32,7 @@ func (c *commandContainer) run(stdin []byte, streams Streams, console *consoleLi
 	if c.runtime.systemdCgroup {
 		flags = append(flags, "--systemd-cgroup")
 	}
-	command := exec.Command(c.runtime.path, append(flags, arguments...)...)
+	command := exec.Command(c.runtime.program[0], slices.Concat(c.runtime.program[1:], flags, arguments)...)
 	// The streams become those of init: files, so that nothing is copied. What
 	// the program itself writes goes to its log.
 	switch {
@@ -61,7 +62,7 @@ func (c *commandContainer) run(stdin []byte, streams Streams, console *consoleLi
 		return nil
 	}
 	said := lastError(log.Name())
-	err = fmt.Errorf("%s %s: %s", filepath.Base(c.runtime.path), arguments[0], cmp.Or(said, err.Error()))
+	err = fmt.Errorf("%s %s: %s", filepath.Base(c.runtime.program[0]), arguments[0], cmp.Or(said, err.Error()))
 	if isContainersFault(said) {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 	}

@@ -18,7 +18,7 @@ type record struct {
 	Cgroups   map[string]string `json:"cgroups"` // libcontainer's GetPaths: by controller, "" on v2
 	CreatedAt int64             `json:"created_at"`
 	StartedAt int64             `json:"started_at"`
-	Runtime   string            `json:"runtime,omitempty"` // program of an OCI runtime, "" for libcontainer
+	Runtime   []string          `json:"runtime,omitempty"` // program and flags of an OCI runtime, none for libcontainer
 }
 
 const recordVersion = 1

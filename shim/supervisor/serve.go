@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -47,7 +48,7 @@ type Supervisor struct {
 
 	mu         sync.Mutex
 	containers map[string]*container
-	commands   map[string]*runtime.Command // by path
+	commands   map[string]*runtime.Command // by program and flags
 	oomClaims  map[string]int              // by cgroup: OOM kills found to be those of single containers below it
 }
 
@@ -79,17 +80,18 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 
 // runtimeOf is the runtime that the container was made with, or is to be.
 func (s *Supervisor) runtimeOf(r record) runtime.Runtime {
-	if r.Runtime == "" {
+	if len(r.Runtime) == 0 {
 		return s.builtin
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	command := s.commands[r.Runtime]
+	key := strings.Join(r.Runtime, "\x00")
+	command := s.commands[key]
 	if command == nil {
 		// Runtimes do not read each other's states.
-		root := filepath.Join(s.dir, "oci", filepath.Base(r.Runtime))
+		root := filepath.Join(s.dir, "oci", filepath.Base(r.Runtime[0]))
 		command = runtime.NewCommand(r.Runtime, root, s.systemd, s.builtin)
-		s.commands[r.Runtime] = command
+		s.commands[key] = command
 	}
 	return command
 }

@@ -130,7 +130,7 @@ func prepare(t testing.TB, binaries string, opts []Option) *Node {
 		hangUp:   func() {},
 	}
 	t.Cleanup(n.removeAll)
-	for _, option := range opts {
+	for _, option := range append([]Option{testedRuntime()}, opts...) {
 		option(&n.options)
 	}
 	n.useBinaries(n.options.binaries)

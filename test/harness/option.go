@@ -1,5 +1,10 @@
 package harness
 
+import (
+	"fmt"
+	"os"
+)
+
 // Option changes how a node is made.
 type Option func(*options)
 
@@ -12,6 +17,27 @@ type options struct {
 	env       []string
 	flags     []string
 	binaries  string
+	// handler is that of RunPod; runtimes are tables that come last in the file.
+	handler, runtimes string
+}
+
+// Runtime adds a runtime handler of that name, an OCI runtime with runc's
+// command line, which RunPod uses from then on.
+func Runtime(handler, path string) Option {
+	return func(o *options) {
+		o.handler = handler
+		o.runtimes += fmt.Sprintf("[runtimes.%s]\ntype = 'oci'\npath = '%s'\n", handler, path)
+	}
+}
+
+// testedRuntime is the OCI runtime that all tests of a run use, by the
+// environment variable MINICRI_TEST_RUNTIME; libcontainer without it.
+func testedRuntime() Option {
+	return func(o *options) {
+		if path := os.Getenv("MINICRI_TEST_RUNTIME"); path != "" {
+			Runtime("tested", path)(o)
+		}
+	}
 }
 
 // DualStack gives pods an IPv6 address beside the IPv4 one.

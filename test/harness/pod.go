@@ -70,7 +70,7 @@ func (n *Node) RunPod(config *runtimeapi.PodSandboxConfig) string {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
-	answer, err := n.Runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
+	answer, err := n.Runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: n.options.handler})
 	n.must("running pod "+config.GetMetadata().GetName(), err)
 	return answer.PodSandboxId
 }

@@ -1,0 +1,163 @@
+// Package handler knows the runtime handlers of this node: what runs the
+// containers of each, whether it is there, and what it can do.
+//
+// A handler of type builtin is libcontainer in minicri-shim; one of type oci is
+// a program with runc's command line, asked for its features by its own verb
+// "features". What a program has said is kept until its file changes; one that
+// could not be asked is asked again each time. A Set has a lock, which is not
+// held while a program is asked.
+package handler
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"slices"
+	"sort"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go/features"
+)
+
+// Spec is what the configuration says of a handler.
+type Spec struct {
+	// Program is the path and the global flags of an OCI runtime; none for
+	// libcontainer.
+	Program []string
+}
+
+// Features are what a handler's runtime can do.
+type Features struct {
+	RecursiveReadOnlyMounts bool
+	UserNamespaces          bool
+}
+
+// Status is a handler as it is now.
+type Status struct {
+	Name     string   `json:"name"`
+	Program  []string `json:"program,omitempty"`
+	Features Features `json:"features"`
+	// Err says why the handler cannot run pods.
+	Err error `json:"-"`
+}
+
+// Set are the handlers of this node.
+type Set struct {
+	specs   map[string]Spec
+	builtin Features
+
+	mu    sync.Mutex
+	asked map[string]answer
+}
+
+// answer is what a program said, as long as its file is the same.
+type answer struct {
+	file     fs.FileInfo
+	features Features
+}
+
+// New returns the handlers of a configuration, and "", which is builtin. The
+// features of libcontainer are those of the machine.
+func New(specs map[string]Spec, builtin Features) *Set {
+	return &Set{specs: specs, builtin: builtin, asked: make(map[string]answer)}
+}
+
+// Names are the handlers besides "", sorted.
+func (s *Set) Names() []string {
+	names := make([]string, 0, len(s.specs))
+	for name := range s.specs {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	return names
+}
+
+// Find returns a handler that can run pods; errdefs.ErrNotFound if the
+// configuration has none of that name, errdefs.ErrUnavailable if its runtime
+// cannot be run.
+func (s *Set) Find(ctx context.Context, name string) (Status, error) {
+	if _, known := s.specs[name]; name != "" && !known {
+		return Status{}, fmt.Errorf("runtime handler %q is unknown, there are %q: %w", name, s.Names(), errdefs.ErrNotFound)
+	}
+	status := s.status(ctx, name)
+	return status, status.Err
+}
+
+// List returns all handlers, "" first.
+func (s *Set) List(ctx context.Context) []Status {
+	list := []Status{s.status(ctx, "")}
+	for _, name := range s.Names() {
+		list = append(list, s.status(ctx, name))
+	}
+	return list
+}
+
+func (s *Set) status(ctx context.Context, name string) Status {
+	status := Status{Name: name, Program: s.specs[name].Program, Features: s.builtin}
+	if len(status.Program) > 0 {
+		status.Features, status.Err = s.ask(ctx, status.Program[0])
+		// What the runtime can do, this machine must be able to do, too.
+		status.Features.RecursiveReadOnlyMounts = status.Features.RecursiveReadOnlyMounts && s.builtin.RecursiveReadOnlyMounts
+		status.Features.UserNamespaces = status.Features.UserNamespaces && s.builtin.UserNamespaces
+	}
+	if status.Err != nil {
+		status.Err = fmt.Errorf("runtime handler %q: %w: %w", name, status.Err, errdefs.ErrUnavailable)
+	}
+	return status
+}
+
+// ask returns the features of a program.
+func (s *Set) ask(ctx context.Context, path string) (Features, error) {
+	file, err := os.Stat(path)
+	if err != nil {
+		return Features{}, fmt.Errorf("its runtime is not there: %w", err)
+	}
+	s.mu.Lock()
+	known, found := s.asked[path]
+	s.mu.Unlock()
+	if found && os.SameFile(known.file, file) && known.file.ModTime().Equal(file.ModTime()) && known.file.Size() == file.Size() {
+		return known.features, nil
+	}
+	fresh, err := askFeatures(ctx, path)
+	if err != nil {
+		return Features{}, err
+	}
+	s.mu.Lock()
+	s.asked[path] = answer{file, fresh}
+	s.mu.Unlock()
+	return fresh, nil
+}
+
+// askLimit bounds a run of a runtime that only has to say what it is.
+const askLimit = 5 * time.Second
+
+// askFeatures runs "PROGRAM features" (runtime-spec, features.md). Runtimes
+// that do not have it yet can still run: they have to have a version then, and
+// count as those that can do nothing beyond the rest.
+func askFeatures(ctx context.Context, path string) (Features, error) {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	said, err := exec.CommandContext(ctx, path, "features").Output()
+	var parsed features.Features
+	if err == nil && json.Unmarshal(said, &parsed) == nil && parsed.OCIVersionMin != "" {
+		return fromSpec(&parsed), nil
+	}
+	if out, err := exec.CommandContext(ctx, path, "--version").CombinedOutput(); err != nil {
+		return Features{}, fmt.Errorf("%s --version: %w: %.200s", path, err, out)
+	}
+	return Features{}, nil
+}
+
+func fromSpec(f *features.Features) Features {
+	can := Features{RecursiveReadOnlyMounts: slices.Contains(f.MountOptions, "rro")}
+	if f.Linux != nil && f.Linux.MountExtensions != nil && f.Linux.MountExtensions.IDMap != nil {
+		idmap := f.Linux.MountExtensions.IDMap.Enabled
+		can.UserNamespaces = idmap != nil && *idmap && slices.Contains(f.Linux.Namespaces, "user")
+	}
+	return can
+}
