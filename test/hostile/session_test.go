@@ -272,9 +272,9 @@ func TestAnUnreadConnectionHoldsUpNoOther(t *testing.T) {
 		last = written.Load() // until it has filled what there is
 	}
 	for id := range 5 {
+		began := time.Now() // opening a stream waits for what is held up, too
 		c.open(t, "error", 7, 10+id)
 		data := c.open(t, "data", 7, 10+id)
-		began := time.Now()
 		_, err := data.Write([]byte("hello"))
 		check(t, err)
 		answered := make(chan error, 1)
