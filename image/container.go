@@ -115,13 +115,13 @@ func (s *Store) Mount(ctx context.Context, key, target string) error {
 	return nil
 }
 
-// mapsIDs tells whether a mount is one for a user namespace (mount_setattr(2),
+// mapsIDs reports whether a mount is one for a user namespace (mount_setattr(2),
 // MOUNT_ATTR_IDMAP).
 func mapsIDs(m mount.Mount) bool {
 	return slices.ContainsFunc(m.Options, func(option string) bool { return strings.HasPrefix(option, "uidmap=") })
 }
 
-// Unmount takes all mounts at target away and the directory with them; a target
+// Unmount removes all mounts at target, and the directory; a target
 // that is not mounted or not there is unmounted already. A busy mount is
 // detached: its last user ends it.
 func (s *Store) Unmount(target string) error {

@@ -21,7 +21,7 @@
 //
 //	absent --Pull, Import--> fetching --> unpacking --> recorded --Remove--> garbage --collect--> absent
 //
-// Everything before "recorded" is held by a lease of the pull. Leases do not
+// Everything before "recorded" is kept by the pull's lease. Leases do not
 // outlive the process: Open deletes those that a killed predecessor left, so an
 // image is either recorded, and then complete, or garbage. Compressed layers are
 // garbage as soon as they are unpacked: only manifests, configurations and
@@ -42,5 +42,12 @@
 // is never held across disk or network. pulls.mu guards the table of running
 // pulls and is never held across a pull. keyLock orders pulls that share a blob
 // or a layer; a pull takes blobs and layers in the order of the image, so that
-// waiting is never circular.
+// waiting is never circular. A key whose holder downloads too slowly is passed:
+// then both do the work, and the stores take the first outcome (see pullLocks).
+//
+// # Limits
+//
+// What comes from outside is bounded before it is used: manifests (4 MiB),
+// configurations (1 MiB), layers (256), indexes within indexes (8), and of a
+// registry's answers all that is no blob (4 MiB). See vet.go and link.go.
 package image

@@ -155,7 +155,7 @@ type blobKey struct{}
 // says and is cut there by the reader.
 func asBlob(ctx context.Context) context.Context { return context.WithValue(ctx, blobKey{}, true) }
 
-// isBlob tells the request for a blob from that for a token to fetch it with,
+// isBlob reports whether a request is for a blob, not for a token to fetch it with,
 // which has no Accept.
 func isBlob(req *http.Request) bool {
 	return req.Context().Value(blobKey{}) != nil && req.Header.Get("Accept") != ""

@@ -65,7 +65,7 @@ func splitRecord(name string) (ref Reference, ok bool) {
 // idLength is the length of an image id in hex.
 const idLength = 64
 
-// isIDPrefix tells whether text can be an image id or the beginning of one:
+// isIDPrefix reports whether text can be an image id or the beginning of one:
 // sha256:<hex> or at least 7 digits of hex, which no one types as a name.
 func isIDPrefix(text string) (prefix string, ok bool) {
 	prefix, full := strings.CutPrefix(text, "sha256:")

@@ -72,7 +72,7 @@ func (s *Store) ContainerUsage(ctx context.Context) (Usage, error) {
 
 // SnapshotUsage measures the writable layer of one container by walking it, and
 // with it the volumes that its image declares: they too are the container's own
-// files, and nobody else counts them. A measurement is good for usageAge.
+// files, and nothing else counts them. A measurement is good for usageAge.
 func (s *Store) SnapshotUsage(ctx context.Context, key string) (Usage, error) {
 	if usage, ok := s.usage.fresh(key); ok {
 		return usage, nil

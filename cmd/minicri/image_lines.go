@@ -11,7 +11,7 @@ import (
 )
 
 // layerLines shows a pull: on a terminal one line for each blob, rewritten as it
-// goes on; elsewhere a line when a blob is done.
+// proceeds; elsewhere a line when a blob is done.
 type layerLines struct {
 	output   io.Writer
 	terminal bool
