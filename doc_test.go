@@ -188,7 +188,7 @@ var layers = [][]string{
 	{"container", "sandbox", "image", "stream", "stats"},
 	{"internal/validate"},
 	{"network", "oci", "shim/client"},
-	{"namespace"},
+	{"namespace", "network/runner"},
 	{"internal/step"},
 	{"stream/spdy", "shim/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/handler", "internal/id", "internal/lock", "internal/manual", "internal/process", "internal/state"},
 	{"internal/step/failpoint", "test/leak"},
@@ -282,7 +282,7 @@ var reserved = []struct {
 	},
 	{
 		"github.com/containernetworking/...",
-		[]string{"network", "test/bench/..."},
+		[]string{"network", "network/runner", "test/bench/..."},
 		"as with go-cni",
 	},
 	{

@@ -30,46 +30,24 @@ type Result struct {
 }
 
 // Attach runs ADD for the attachment that was journalled for id, in the
-// namespace at path. When it fails, or the context ends meanwhile, the
-// attachment stays in the journal, and Detach has to be called.
+// namespace at path. When it fails, or the context ends first, the attachment
+// stays in the journal, and Detach has to be called.
 func (n *CNI) Attach(ctx context.Context, id, path string) (*Result, error) {
 	a := n.find(id)
 	if a == nil {
 		return nil, fmt.Errorf("attach %s: it is not in the journal", id)
 	}
-	unlock, err := n.lock(ctx, a)
+	held, err := n.lock(ctx, a)
 	if err != nil {
 		return nil, err
 	}
-	defer unlock()
-	var result *gocni.Result
-	err = n.plugins.run(ctx, run{verb: "ADD", limit: n.options.Limits.Add, config: a.record.Config, id: id},
-		func(ctx context.Context, cni gocni.CNI) (err error) {
-			result, err = cni.Setup(ctx, id, path, a.record.options()...)
-			return err
-		})
-	if err != nil {
-		return nil, err
+	result, o := n.plugins.add(ctx, a.record, path)
+	defer held.release(o)
+	if o.err != nil {
+		return nil, o.err
 	}
 	a.attached = true
 	return &Result{Addresses: addresses(result), Raw: result.Raw()}, nil
-}
-
-// lock takes the attachment's lock and keeps garbage collection away.
-func (n *CNI) lock(ctx context.Context, a *attachment) (unlock func(), err error) {
-	select {
-	case a.lock <- struct{}{}:
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w", a.record.ID, context.Cause(ctx))
-	}
-	if err := n.gate.enter(ctx); err != nil {
-		<-a.lock
-		return nil, err
-	}
-	return func() {
-		n.gate.leave()
-		<-a.lock
-	}, nil
 }
 
 func (a *Attachment) options() []gocni.NamespaceOpts {

@@ -2,11 +2,10 @@ package network
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
-
-	gocni "github.com/containerd/go-cni"
 )
 
 // Drift is what CHECK found of an attachment that is not as ADD left it: an
@@ -18,8 +17,8 @@ type Drift struct {
 	Error   string    `json:"error"`
 }
 
-// checkPeriodically runs CHECK over all attachments once in a period, and
-// whenever it is asked for.
+// checkPeriodically runs CHECK over all attachments once in a period, and when
+// RequestCheck asks for it.
 func (n *CNI) checkPeriodically(ctx context.Context) {
 	for {
 		var next <-chan time.Time
@@ -46,29 +45,27 @@ func (n *CNI) RequestCheck() {
 	}
 }
 
-// check runs CHECK for one attachment and keeps what it found. A drift is told
+// check runs CHECK for one attachment and keeps what it found. A drift is shown
 // and never acted upon: it is for people to decide what becomes of a pod.
 func (n *CNI) check(ctx context.Context, id string) {
 	a := n.find(id)
 	if a == nil {
 		return
 	}
-	unlock, err := n.lock(ctx, a)
+	held, err := n.lock(ctx, a)
 	if err != nil {
 		return
 	}
-	defer unlock()
-	if a.struck || !a.attached || a.record.Releasing || a.released.Load() {
+	var o outcome
+	defer func() { held.release(o) }()
+	if a.removed || !a.attached || a.record.Releasing || a.released.Load() {
 		return
 	}
-	err = n.plugins.run(ctx, run{verb: "CHECK", limit: n.options.Limits.Check, config: a.record.Config, id: id},
-		func(ctx context.Context, cni gocni.CNI) error {
-			return cni.Check(ctx, id, n.NamespacePath(id), a.record.options()...)
-		})
-	if ctx.Err() != nil {
+	o = n.plugins.check(context.WithoutCancel(ctx), a.record, n.NamespacePath(id))
+	if ctx.Err() != nil || errors.Is(o.err, errEnding) {
 		return
 	}
-	n.noteDrift(a, err)
+	n.noteDrift(a, o.err)
 }
 
 func (n *CNI) noteDrift(a *attachment, err error) {

@@ -2,14 +2,17 @@ package network
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/namespace"
+	"github.com/minicri/minicri/network/runner"
 )
 
 // Options say where the network lives and how long things may take.
@@ -18,18 +21,23 @@ type Options struct {
 	// looked for, in that order.
 	ConfDir string
 	BinDirs []string
-	// Root is the durable directory of this package: the journal and the pod
-	// CIDR of the default network.
+	// Root is the durable directory of this package: the journal, the pod CIDR
+	// of the default network, and the program that stands in for plugins.
 	Root string
-	// Mark is in the environment of every plugin, as NAME=VALUE, and tells the
-	// plugins of this daemon from those of others. The caller puts it into the
-	// environment of the process.
-	Mark string
+	// State is its volatile directory: the runs of plugins.
+	State string
+	// CgroupParent is the cgroup, below each hierarchy, that those of plugin
+	// runs are made in; "" is the one of this process.
+	CgroupParent string
 	// Namespaces are the pinned network namespaces of the attachments.
 	Namespaces *namespace.Dir
 	// Default is the embedded network for a machine that has none.
 	Default DefaultNetwork
 	Limits  Limits
+	// Observe is given what became of each plugin of a run that was for a
+	// sandbox, in the order of their start, when the run is over; nil if nobody
+	// asks. It is called under the sandbox's attachment lock.
+	Observe func(id string, plugins []PluginRun)
 	Logger  *slog.Logger
 }
 
@@ -39,11 +47,12 @@ type Limits struct {
 	// over all plugins of a chain, may take.
 	Add, Del, Check, Status, GC time.Duration
 	// DetachTries and DetachTime end the blocking of a pod's deletion by a DEL
-	// that fails: after so many tries, or so long after the first.
+	// that fails: when Detach has failed so often, or so long after the first
+	// failure.
 	DetachTries int
 	DetachTime  time.Duration
 	// RetryFirst and RetryMost are the first and the longest pause between
-	// the background tries of a DEL; the pause doubles.
+	// the background tries of one attachment's DEL; the pause doubles.
 	RetryFirst, RetryMost time.Duration
 	// Reload and StatusPeriod are how often the configuration directory is
 	// looked at, and how often the plugins are asked for their STATUS.
@@ -61,60 +70,111 @@ type CNI struct {
 	// current is what was read last from the configuration directory.
 	current atomic.Pointer[snapshot]
 	status  atomic.Pointer[status]
-	changed chan struct{}
+	// asked is closed when the plugins have answered STATUS for the first time,
+	// collected when the first GC is over.
+	asked, collected chan struct{}
+	changed          chan struct{}
 
-	// mu guards the two fields below, and nothing is run or written under it.
+	// mu guards the three fields below, and nothing is run or written under it.
 	mu          sync.Mutex
 	attachments map[string]*attachment
 	podCIDR     string
+	gates       map[string]*gate // by network
 
-	// leftovers are set by Open and awaited by Run.
-	leftovers []leftover
-
-	gate     gate
-	retry    chan struct{}
+	// left are the runs of an earlier daemon, by sandbox: found by Open, awaited
+	// by Run.
+	left     map[string][]*runner.Run
+	retries  retries
 	checkNow chan struct{}
+
+	// base is the context of what waits in the background; Close ends it, and
+	// waits for that.
+	base       context.Context
+	end        context.CancelFunc
+	background sync.WaitGroup
 }
 
-// Open reads the journal and the configuration directory. Run has to be
-// called to follow changes and to retry. Where plugins of an earlier daemon
-// still run, nothing new does before they have ended.
+// Open reads the journal and the configuration directory, and finds the plugin
+// runs of an earlier daemon. Run has to be called to follow changes, to wait
+// for those runs and to retry; Close has to be called at the end.
 func Open(ctx context.Context, options Options) (*CNI, error) {
 	n := &CNI{
 		options:     options,
-		plugins:     &plugins{directories: options.BinDirs, mark: options.Mark},
-		attachments: make(map[string]*attachment),
+		asked:       make(chan struct{}),
+		collected:   make(chan struct{}),
 		changed:     make(chan struct{}, 1),
-		retry:       make(chan struct{}, 1),
+		attachments: make(map[string]*attachment),
+		gates:       make(map[string]*gate),
+		retries:     newRetries(options.Limits),
 		checkNow:    make(chan struct{}, 1),
 	}
-	if err := n.openJournal(); err != nil {
-		return nil, err
-	}
-	var err error
-	if n.leftovers, err = n.findLeftovers(ctx); err != nil {
+	n.base, n.end = context.WithCancel(context.WithoutCancel(ctx))
+	if err := n.openRunner(); err != nil {
 		return nil, err
 	}
 	if err := n.loadPodCIDR(); err != nil {
 		return nil, err
 	}
+	n.loadInUse()
 	n.Reload()
-	n.refreshStatus(ctx, min(options.Limits.Status, firstStatus))
+	if err := n.openJournal(); err != nil {
+		return nil, err
+	}
+	n.findLeftRuns()
 	return n, nil
+}
+
+func (n *CNI) openRunner() error {
+	parent, err := cgroup.GroupParent(n.options.CgroupParent)
+	if err != nil {
+		return fmt.Errorf("find a place for the plugins: %w", err)
+	}
+	r, err := runner.Open(runner.Options{
+		Dir: filepath.Join(n.options.State, "cni"), Program: filepath.Join(n.options.Root, "cni-runner"),
+		BinDirs: n.options.BinDirs, Parent: parent,
+	})
+	if err != nil {
+		return err
+	}
+	n.plugins = &plugins{runner: r, limits: n.options.Limits, gcCache: n.gcCacheDir(), ending: n.base.Done(), observe: n.options.Observe, logger: n.options.Logger}
+	return nil
 }
 
 // Run follows the configuration directory, the STATUS of the plugins and the
 // attachments that wait for their DEL or for plugins of an earlier daemon, and
 // collects garbage, until the context ends.
 func (n *CNI) Run(ctx context.Context) {
+	defer context.AfterFunc(ctx, n.end)()
+	n.awaitLeftRuns(n.base)
 	var wait sync.WaitGroup
-	wait.Go(func() { n.awaitLeftovers(ctx) })
-	wait.Go(func() { n.watch(ctx) })
-	wait.Go(func() { n.followStatus(ctx) })
-	wait.Go(func() { n.retryDetach(ctx) })
-	wait.Go(func() { n.collectPeriodically(ctx) })
-	wait.Go(func() { n.checkPeriodically(ctx) })
+	for _, follow := range []func(context.Context){
+		n.watch, n.followStatus, n.retryDetach, n.collectPeriodically, n.checkPeriodically, n.followHelpers,
+	} {
+		wait.Go(func() { follow(ctx) })
+	}
 	wait.Wait()
+}
+
+// AwaitFirst waits until the first STATUS and the first GC that Run begins are
+// over, but no longer than the limit: then the node is as quiet as it can be
+// when its first request comes.
+func (n *CNI) AwaitFirst(limit time.Duration) {
+	over := time.After(limit)
+	for _, first := range []chan struct{}{n.asked, n.collected} {
+		select {
+		case <-first:
+		case <-over:
+			return
+		}
+	}
+}
+
+// Close leaves the plugins that run to the next daemon, which finds them and
+// takes their result; only ADD is not left, whose caller ends. Nothing waits
+// for them any more.
+func (n *CNI) Close() {
+	n.end()
+	n.background.Wait()
 }
 
 func (n *CNI) journalDir() string { return filepath.Join(n.options.Root, "attachments") }

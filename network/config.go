@@ -17,51 +17,56 @@ import (
 // Configuration is one network configuration list as it was read. It is never
 // changed; what is read later is another Configuration.
 type Configuration struct {
-	Name       string
-	CNIVersion string
+	Name       string `json:"name"`
+	CNIVersion string `json:"cni_version"`
 	// File is where it was read, "" for the embedded default network.
-	File string
+	File string `json:"file"`
 	// Bytes is the whole list as one JSON document, plugins included even
 	// where the file took them from a folder of their own.
-	Bytes   []byte
-	Plugins []string
+	Bytes   []byte   `json:"bytes"`
+	Plugins []string `json:"plugins"`
 }
 
-// readDirectory reads the first good configuration of a directory, by file
-// name, as the CNI conventions have it. Files that cannot be used are passed
-// over; they come back as problems and hide nothing.
-func readDirectory(directory string) (*Configuration, []error) {
+// readDirectory reads the good configurations of a directory, sorted by file
+// name as the CNI conventions have it. Files that cannot be used are skipped;
+// they are returned as problems and hide nothing. One that could be used the
+// last time is half written now, or so broken that it is not to be guessed
+// what it shall say: its last content stays in use.
+func readDirectory(directory string, last []*Configuration) (good []*Configuration, problems []error) {
 	files, err := libcni.ConfFiles(directory, []string{".conf", ".conflist", ".json"})
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, []error{fmt.Errorf("list the CNI configuration directory: %w", err)}
+		return last, []error{fmt.Errorf("list the CNI configuration directory: %w", err)}
 	}
 	slices.Sort(files)
-	var first *Configuration
-	var problems []error
 	for _, file := range files {
 		configuration, err := readFile(file)
-		if err != nil {
-			problems = append(problems, fmt.Errorf("CNI configuration %s: %w", file, err))
+		if err == nil {
+			good = append(good, configuration)
 			continue
 		}
-		if first == nil {
-			first = configuration
+		err = fmt.Errorf("CNI configuration %s: %w", file, err)
+		known := slices.IndexFunc(last, func(c *Configuration) bool { return c.File == file })
+		if known >= 0 {
+			good = append(good, last[known])
+			err = fmt.Errorf("%w; what it said before stays in use", err)
 		}
+		problems = append(problems, err)
 	}
-	return first, problems
+	return good, problems
 }
 
 // Survey reads a configuration directory as the daemon does, for people who
 // want to know what it would use. The problems are the files that would be
-// passed over, and the plugins that are missing.
+// skipped, and the plugins that are missing.
 func Survey(directory string, binDirs []string) (*Configuration, []error) {
-	configuration, problems := readDirectory(directory)
-	if configuration != nil {
-		if err := missingPlugins(configuration, binDirs); err != nil {
-			problems = append(problems, err)
-		}
+	good, problems := readDirectory(directory, nil)
+	if len(good) == 0 {
+		return nil, problems
 	}
-	return configuration, problems
+	if err := missingPlugins(good[0], binDirs); err != nil {
+		problems = append(problems, err)
+	}
+	return good[0], problems
 }
 
 func readFile(file string) (*Configuration, error) {

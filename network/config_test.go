@@ -16,7 +16,7 @@ func TestReadDirectoryTakesTheFirstByName(t *testing.T) {
 	put(t, filepath.Join(directory, "10-good.conflist"), goodList)
 	put(t, filepath.Join(directory, "00-notes.txt"), "not a configuration")
 	put(t, filepath.Join(directory, "00-edited.conflist~"), "half a")
-	got, problems := readDirectory(directory)
+	got, problems := readFirst(directory)
 	if len(problems) > 0 || got == nil {
 		t.Fatalf("%v, %v", got, problems)
 	}
@@ -47,7 +47,7 @@ func TestReadDirectoryPassesOverBadFiles(t *testing.T) {
 			if err := os.Symlink("nowhere", filepath.Join(directory, "03-dangling.conflist")); err != nil {
 				t.Fatal(err)
 			}
-			got, problems := readDirectory(directory)
+			got, problems := readFirst(directory)
 			if got == nil || got.Name != "good" {
 				t.Errorf("got %+v, %v", got, problems)
 			}
@@ -63,7 +63,7 @@ func TestReadDirectoryPassesOverBadFiles(t *testing.T) {
 
 func TestReadDirectoryOfNothing(t *testing.T) {
 	for _, directory := range []string{t.TempDir(), filepath.Join(t.TempDir(), "missing")} {
-		if got, problems := readDirectory(directory); got != nil || len(problems) > 0 {
+		if got, problems := readFirst(directory); got != nil || len(problems) > 0 {
 			t.Errorf("%+v, %v", got, problems)
 		}
 	}
@@ -74,7 +74,7 @@ func TestReadDirectoryTakesSinglePlugins(t *testing.T) {
 	for _, file := range []string{"10-single.conf", "10-single.json"} {
 		directory := t.TempDir()
 		put(t, filepath.Join(directory, file), `{"cniVersion": "1.0.0", "name": "single", "type": "bridge", "bridge": "b0"}`)
-		got, problems := readDirectory(directory)
+		got, problems := readFirst(directory)
 		if len(problems) > 0 || got == nil || got.Name != "single" || got.CNIVersion != "1.0.0" || !slices.Equal(got.Plugins, []string{"bridge"}) {
 			t.Fatalf("%s: %+v, %v", file, got, problems)
 		}
@@ -92,7 +92,7 @@ func TestPluginsFromAFolderAreInlined(t *testing.T) {
 	}
 	put(t, filepath.Join(directory, "10-split.conflist"), `{"cniVersion": "1.1.0", "name": "split", "plugins": [{"type": "bridge"}]}`)
 	put(t, filepath.Join(directory, "split", "10-tuning.conf"), `{"cniVersion": "1.1.0", "name": "split", "type": "tuning", "mtu": 1400}`)
-	got, problems := readDirectory(directory)
+	got, problems := readFirst(directory)
 	if len(problems) > 0 || got == nil || !slices.Equal(got.Plugins, []string{"bridge", "tuning"}) {
 		t.Fatalf("%+v, %v", got, problems)
 	}
@@ -113,7 +113,7 @@ func TestConfigurationKeepsUnknownFields(t *testing.T) {
 	directory := t.TempDir()
 	put(t, filepath.Join(directory, "10.conflist"), `{"cniVersion": "1.1.0", "name": "x", "disableGC": true, "new": {"a": [1]},
 		"plugins": [{"type": "bridge", "isGateway": true, "deep": {"number": 0.25}}]}`)
-	got, problems := readDirectory(directory)
+	got, problems := readFirst(directory)
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
@@ -146,4 +146,13 @@ func pluginsOf(t *testing.T, c *Configuration) (plugins []map[string]any) {
 		t.Fatal(err)
 	}
 	return list.Plugins
+}
+
+// readFirst is what a directory gives to the next pod.
+func readFirst(directory string) (*Configuration, []error) {
+	good, problems := readDirectory(directory, nil)
+	if len(good) == 0 {
+		return nil, problems
+	}
+	return good[0], problems
 }

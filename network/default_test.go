@@ -42,7 +42,7 @@ func bridged(o *Options) {
 // restart, and gives way to a file.
 func TestDefaultNetworkFollowsThePodCIDR(t *testing.T) {
 	n := newNode(t, bridged)
-	wantError(t, n.Ready(), "no subnet", "pod CIDR")
+	wantError(t, n.ready(t), "no subnet", "pod CIDR")
 	for _, cidr := range []string{"10.91.0.0/24", "10.92.0.0/24,fd92::/64"} {
 		if err := n.SetPodCIDR(cidr); err != nil {
 			t.Fatal(err)
@@ -54,7 +54,8 @@ func TestDefaultNetworkFollowsThePodCIDR(t *testing.T) {
 		t.Errorf("after a restart the pod CIDR is %q", n.PodCIDR())
 	}
 	wantSubnets(t, n, "10.92.0.0/24,fd92::/64")
-	if err := n.Ready(); err != nil {
+	n.refreshStatus(t.Context())
+	if err := n.ready(t); err != nil {
 		t.Errorf("not ready: %v", err)
 	}
 
@@ -87,7 +88,7 @@ func TestDefaultNetworkWithABadSubnet(t *testing.T) {
 		bridged(o)
 		o.Default.Subnet = "10.93.0.0"
 	})
-	wantError(t, n.Ready(), `subnet "10.93.0.0"`)
+	wantError(t, n.ready(t), `subnet "10.93.0.0"`)
 }
 
 // A file that was spoilt costs nothing but the value.

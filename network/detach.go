@@ -2,64 +2,63 @@ package network
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
-
-	gocni "github.com/containerd/go-cni"
 )
 
 // Detach runs DEL for the attachment of id, in the namespace at path, or with
 // an empty CNI_NETNS when path is "". Where there is no attachment there is
 // nothing to do. A DEL that fails is repeated in the background from then on;
-// Detach reports the failure until the tries or the time of the limits are
-// used up, and nil after that: the attachment then lives on in the journal
-// and no longer blocks anybody.
+// Detach reports the failure until the limits DetachTries and DetachTime end
+// that, and nil after that: the attachment then lives on in the journal and no
+// longer blocks its pod's deletion.
 func (n *CNI) Detach(ctx context.Context, id, path string) error {
 	a := n.find(id)
 	if a == nil {
 		return nil
 	}
-	unlock, err := n.lock(ctx, a)
+	held, err := n.lock(ctx, a)
 	if err != nil {
 		return err
 	}
-	failed := false
-	defer func() {
-		unlock()
-		// Only now: the background passes over what is locked.
-		if failed {
-			n.wakeRetry()
-		}
-	}()
-	if a.struck || n.patienceOver(a.record) {
+	var o outcome
+	defer func() { held.release(o) }()
+	if a.removed || n.detachTimeOver(a.record) {
 		return nil
 	}
-	err = n.delete(ctx, a, path)
-	failed = err != nil
-	if failed && n.patienceOver(a.record) {
-		n.options.Logger.Error("the pod's deletion goes on without CNI DEL, which is repeated in the background",
-			"sandbox", id, "network", a.record.Network, "tries", a.record.Tries, "err", err)
+	a.record.Stops++ // with the failure, if it comes to that
+	if o = n.delete(ctx, a, path); o.err == nil {
+		n.retries.done(id)
 		return nil
 	}
-	return err
+	n.retries.later(id)
+	if n.detachTimeOver(a.record) {
+		n.options.Logger.Error("the pod is deleted without CNI DEL, which is repeated in the background",
+			"sandbox", id, "network", a.record.Network, "tries", a.record.Tries, "err", o.err)
+		return nil
+	}
+	return o.err
 }
 
-func (n *CNI) patienceOver(a Attachment) bool {
+// detachTimeOver reports whether a DEL that fails blocks its pod's deletion no
+// longer. The tries of the background do not count: they are many.
+func (n *CNI) detachTimeOver(a Attachment) bool {
 	limits := n.options.Limits
-	return a.Tries >= limits.DetachTries || (a.Tries > 0 && time.Since(a.FirstFailure) >= limits.DetachTime)
+	return a.Tries > 0 && (a.Stops >= limits.DetachTries || time.Since(a.FirstFailure) >= limits.DetachTime)
 }
 
-// delete runs DEL and strikes the attachment out, or notes the failure; the
-// attachment's lock is held.
-func (n *CNI) delete(ctx context.Context, a *attachment, path string) error {
-	err := n.plugins.run(ctx, run{verb: "DEL", limit: n.options.Limits.Del, config: a.record.Config, id: a.record.ID},
-		func(ctx context.Context, cni gocni.CNI) error {
-			return cni.Remove(ctx, a.record.ID, path, a.record.options()...)
-		})
-	if err == nil {
-		return n.strike(a)
+// delete runs DEL and removes the attachment from the journal, or notes the
+// failure; the attachment's lock is held.
+func (n *CNI) delete(ctx context.Context, a *attachment, path string) outcome {
+	o := n.plugins.del(ctx, a.record, path)
+	switch {
+	case o.err == nil:
+		o.err = n.remove(a)
+	case !errors.Is(o.err, errLeft):
+		o.err = n.noteFailure(a, o.err)
 	}
-	return n.noteFailure(a, err)
+	return o
 }
 
 func (n *CNI) noteFailure(a *attachment, err error) error {
@@ -77,18 +76,18 @@ func (n *CNI) noteFailure(a *attachment, err error) error {
 }
 
 // Release hands the attachment of id to the background: its DEL runs there,
-// with an empty CNI_NETNS once the namespace is gone, until it succeeds. It
-// does not wait for a plugin that runs.
+// with an empty CNI_NETNS once the namespace is gone, until it succeeds.
+// Release does not wait for a plugin that runs.
 func (n *CNI) Release(id string) {
 	a := n.find(id)
 	if a == nil {
 		return
 	}
 	a.released.Store(true)
-	n.wakeRetry()
+	n.retries.now(id)
 }
 
-// Attached tells whether DEL is still to run for id. Until then its namespace
+// Attached reports whether DEL is still to run for id. Until then its namespace
 // has to stay: without it, plugins do not find all that they made outside of
 // it (bridge leaves its masquerade rules behind).
 func (n *CNI) Attached(id string) bool { return n.find(id) != nil }
@@ -98,7 +97,7 @@ func (n *CNI) Attached(id string) bool { return n.find(id) != nil }
 func (n *CNI) ReleaseUnknown(exists func(id string) bool) {
 	for _, id := range n.ids() {
 		if !exists(id) {
-			n.options.Logger.Info("release an attachment that no sandbox owns", "sandbox", id)
+			n.options.Logger.Info("release an attachment whose sandbox does not exist", "sandbox", id)
 			n.Release(id)
 		}
 	}
@@ -112,69 +111,6 @@ func (n *CNI) ids() []string {
 		ids = append(ids, id)
 	}
 	return ids
-}
-
-func (n *CNI) wakeRetry() {
-	select {
-	case n.retry <- struct{}{}:
-	default:
-	}
-}
-
-// retryDetach repeats the DELs that wait, one after the other, and pauses
-// longer after each round that left some. New ones do not wait for the pause.
-func (n *CNI) retryDetach(ctx context.Context) {
-	pause := n.options.Limits.RetryFirst
-	for {
-		left := n.retryRound(ctx)
-		var next <-chan time.Time
-		if left > 0 {
-			next = time.After(pause)
-			pause = min(2*pause, n.options.Limits.RetryMost)
-		} else {
-			pause = n.options.Limits.RetryFirst
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-n.retry:
-		case <-next:
-		}
-	}
-}
-
-func (n *CNI) retryRound(ctx context.Context) (left int) {
-	for _, pending := range n.Pending() {
-		if ctx.Err() != nil {
-			return 0
-		}
-		if err := n.retryOne(ctx, pending.ID); err != nil {
-			left++
-			n.options.Logger.Warn("CNI DEL failed again", "sandbox", pending.ID, "network", pending.Network, "err", err)
-		}
-	}
-	return left
-}
-
-func (n *CNI) retryOne(ctx context.Context, id string) error {
-	a := n.find(id)
-	if a == nil {
-		return nil
-	}
-	unlock, err := n.lock(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if a.struck {
-		return nil
-	}
-	if err := n.delete(ctx, a, n.NamespacePath(id)); err != nil {
-		return err
-	}
-	n.options.Logger.Info("CNI DEL succeeded at last", "sandbox", id, "network", a.record.Network)
-	// Kept for this DEL; the sandbox may be gone long since.
-	return n.options.Namespaces.Remove(id)
 }
 
 // NamespacePath is the path of id's network namespace for CNI_NETNS: "" when

@@ -1,8 +1,10 @@
 package network
 
 import (
+	"context"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -110,7 +112,7 @@ func TestDetachLosesPatienceAfterTries(t *testing.T) {
 	if pending := n.Pending(); len(pending) != 1 || pending[0].Tries != 3 {
 		t.Errorf("pending %+v", pending)
 	}
-	if !strings.Contains(n.log.String(), "goes on without CNI DEL") {
+	if !strings.Contains(n.log.String(), "deleted without CNI DEL") {
 		t.Error("nothing in the log")
 	}
 	n.untell(t, "DEL.fail")
@@ -149,4 +151,128 @@ func TestReleaseUnknown(t *testing.T) {
 		t.Errorf("DELs: %q", n.calls(t, "DEL"))
 	}
 	n.Release("nobody")
+}
+
+// A pod whose Stops fail neither wakes nor delays the DELs of others, and does
+// not use up their tries: each attachment has its own time.
+func TestDetachHasATimeForEachAttachment(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.RetryFirst, o.Limits.RetryMost = time.Second, 10*time.Second })
+	n.configure(t, "10.conflist", "net", n.script())
+	for _, id := range []string{"web", "other"} {
+		n.journalled(t, id, nil)
+		n.attach(t, id)
+	}
+	n.tell(t, "DEL.fail")
+	n.runs(t)
+	n.Release("other")
+	eventually(t, within, "other has failed", func() bool { return len(n.Pending()) == 1 && n.Pending()[0].Tries == 1 })
+	for range 4 {
+		wantError(t, n.Detach(t.Context(), "web", ""), "told to fail")
+	}
+	var others int
+	for _, call := range n.calls(t, "DEL") {
+		if strings.Contains(call, "id=other ") {
+			others++
+		}
+	}
+	if others > 2 {
+		t.Errorf("%d DELs of a pod nobody asked for", others)
+	}
+	n.untell(t, "DEL.fail")
+	began := time.Now()
+	eventually(t, within, "both are free", func() bool { return len(n.Pending()) == 0 })
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("the addresses are free after %v, the next tries were due in 2 s", took)
+	}
+}
+
+// The tries of the background do not count: a DEL that fails blocks its pod's
+// deletion for the time of the limits.
+func TestDetachTimeMeansWhatItSays(t *testing.T) {
+	n := newNode(t, func(o *Options) {
+		o.Limits.RetryFirst, o.Limits.RetryMost = time.Millisecond, time.Millisecond
+		o.Limits.DetachTries, o.Limits.DetachTime = 1000, 4*time.Second
+	})
+	n.configure(t, "10.conflist", "net", n.script())
+	n.journalled(t, "web", nil)
+	n.attach(t, "web")
+	n.tell(t, "DEL.fail")
+	n.runs(t)
+	wantError(t, n.Detach(t.Context(), "web", ""), "told to fail")
+	began := time.Now()
+	eventually(t, within, "the background has tried often", func() bool {
+		pending := n.Pending()
+		return len(pending) == 1 && pending[0].Tries > 10
+	})
+	if time.Since(began) < 3*time.Second {
+		wantError(t, n.Detach(t.Context(), "web", ""), "told to fail")
+	}
+	eventually(t, within, "the time is over", func() bool { return n.Detach(t.Context(), "web", "") == nil })
+	if took := time.Since(began); took < 3*time.Second {
+		t.Errorf("the deletion was blocked for %v only", took)
+	}
+}
+
+// DELs that hang leave room for others.
+func TestHangingDELsHoldUpNoOther(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.Del = 8 * time.Second })
+	n.configure(t, "10.conflist", "net", n.script())
+	for i := range slowAtOnce + 1 {
+		id := "hang" + strconv.Itoa(i)
+		n.journalled(t, id, nil)
+		n.attach(t, id)
+	}
+	n.journalled(t, "web", nil)
+	n.attach(t, "web")
+	n.tell(t, "DEL.hang")
+	n.runs(t)
+	for i := range slowAtOnce + 1 {
+		n.Release("hang" + strconv.Itoa(i))
+	}
+	eventually(t, within, "DELs hang", func() bool { return len(n.calls(t, "DEL")) == slowAtOnce+1 })
+	n.untell(t, "DEL.hang")
+	began := time.Now()
+	n.Release("web")
+	eventually(t, within, "the other is free", func() bool { return n.find("web") == nil })
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	eventually(t, within, "those that hung are free too", func() bool { return len(n.ids()) == 0 && len(n.runDirs(t)) == 0 })
+}
+
+// A daemon that ends does not cut a DEL; the next one takes its result.
+func TestDaemonThatEndsLeavesDELRunning(t *testing.T) {
+	n := newNode(t, nil)
+	n.configure(t, "10.conflist", "net", n.script())
+	for _, how := range []string{"a caller's", "the background's"} {
+		n.journalled(t, "web", nil)
+		n.attach(t, "web")
+		n.tell(t, "DEL.slow")
+		stop := n.runs(t)
+		before := len(n.calls(t, "DEL"))
+		failed := make(chan error, 1)
+		if how == "a caller's" {
+			go func(n *CNI) { failed <- n.Detach(context.Background(), "web", "") }(n.CNI)
+		} else {
+			n.Release("web")
+			failed <- errLeft
+		}
+		eventually(t, within, "DEL runs", func() bool { return len(n.calls(t, "DEL")) == before+1 })
+		began := time.Now()
+		n.Close()
+		stop()
+		wantError(t, <-failed, "the daemon ends")
+		if took := time.Since(began); took > 900*time.Millisecond {
+			t.Logf("the end took %v", took) // at the load of the machine
+		}
+		n.reopen(t)
+		n.runs(t)
+		eventually(t, within, "the attachment is removed", func() bool { return n.find("web") == nil })
+		if calls := n.calls(t, "DEL"); len(calls) != before+1 {
+			t.Errorf("%s DEL ran again: %q", how, calls)
+		}
+		if ended := n.calls(t, "DEL-end"); len(ended) != before+1 {
+			t.Errorf("%s DEL was cut: %q", how, ended)
+		}
+	}
 }

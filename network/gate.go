@@ -4,65 +4,119 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 )
 
-// gate keeps garbage collection and all other plugin runs apart: CNI GC must
-// not run beside an ADD or DEL (CNI SPEC, "GC"). Collection gives way: it
-// starts only when nothing runs, and who comes meanwhile cuts it short.
+// gcPatience is how long ADD, DEL and CHECK wait for a GC of their network. One
+// that takes longer hangs, and they run beside it.
+const gcPatience = 5 * time.Second
+
+// gate keeps the garbage collection of a network and its other plugin runs
+// apart: CNI GC must not run beside an ADD or DEL (CNI SPEC, "GC"). Collection
+// waits for a moment when nothing runs, and nothing cuts it short.
 type gate struct {
 	mu      sync.Mutex
 	running int
-	// cancel ends the collection under way, over is closed when it has ended.
-	cancel context.CancelFunc
-	over   chan struct{}
+	// quiet is closed when nothing runs any more, nil if nothing waits for it.
+	quiet chan struct{}
+	// collecting is closed when the collection under way is over, nil if there
+	// is none; began is when it did.
+	collecting chan struct{}
+	began      time.Time
 }
 
+// gate is the gate of a network.
+func (n *CNI) gate(network string) *gate {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.gates[network] == nil {
+		n.gates[network] = &gate{}
+	}
+	return n.gates[network]
+}
+
+// enter waits for a collection to be over, as long as it has patience.
 func (g *gate) enter(ctx context.Context) error {
+	for {
+		g.mu.Lock()
+		patience := gcPatience - time.Since(g.began)
+		if g.collecting == nil || patience <= 0 {
+			g.running++
+			g.mu.Unlock()
+			return nil
+		}
+		over := g.collecting
+		g.mu.Unlock()
+		select {
+		case <-over:
+		case <-time.After(patience):
+		case <-ctx.Done():
+			return fmt.Errorf("wait for CNI GC to end: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// begin counts a run that is under way already.
+func (g *gate) begin() {
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	g.running++
-	over := g.over
-	if g.cancel != nil {
-		g.cancel()
-	}
-	g.mu.Unlock()
-	if over == nil {
-		return nil
-	}
-	select {
-	case <-over:
-		return nil
-	case <-ctx.Done():
-		g.leave()
-		return fmt.Errorf("wait for CNI GC to end: %w", context.Cause(ctx))
-	}
 }
 
 func (g *gate) leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.running--
+	if g.running == 0 && g.quiet != nil {
+		close(g.quiet)
+		g.quiet = nil
+	}
 }
 
-// collect runs f if nothing else runs, under a context that ends when
-// something else wants to; it tells whether f was run to its end.
-func (g *gate) collect(ctx context.Context, f func(context.Context)) bool {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	g.mu.Lock()
-	if g.running > 0 || g.over != nil {
+// collect waits until nothing runs, and calls f; what wants to run meanwhile
+// waits. It reports false if the context ends first.
+func (g *gate) collect(ctx context.Context, f func()) bool {
+	for {
+		g.mu.Lock()
+		wait := g.collecting
+		if wait == nil && g.running > 0 {
+			if g.quiet == nil {
+				g.quiet = make(chan struct{})
+			}
+			wait = g.quiet
+		}
+		if wait == nil {
+			over := g.occupyLocked()
+			g.mu.Unlock()
+			defer over()
+			f()
+			return true
+		}
 		g.mu.Unlock()
-		return false
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return false
+		}
 	}
-	over := make(chan struct{})
-	g.cancel, g.over = cancel, over
-	g.mu.Unlock()
+}
 
-	f(ctx)
-	finished := ctx.Err() == nil
-
+// occupy is for a collection that is under way already; over ends it.
+func (g *gate) occupy() (over func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.cancel, g.over = nil, nil
-	close(over)
-	return finished
+	return g.occupyLocked()
+}
+
+func (g *gate) occupyLocked() (over func()) {
+	done := make(chan struct{})
+	g.collecting, g.began = done, time.Now()
+	return func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.collecting == done {
+			g.collecting = nil
+		}
+		close(done)
+	}
 }

@@ -2,63 +2,62 @@ package network
 
 import (
 	"context"
+	"sync"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// gcRetry is how soon a collection that found the network busy tries again.
-const gcRetry = 5 * time.Second
-
 // collectPeriodically runs CNI GC at the start and then once in a period.
 func (n *CNI) collectPeriodically(ctx context.Context) {
+	first := sync.OnceFunc(func() { close(n.collected) })
+	defer first()
 	if n.options.Limits.GCPeriod <= 0 {
 		return
 	}
-	for {
-		pause := n.options.Limits.GCPeriod
-		if !n.gate.collect(ctx, n.collect) {
-			pause = gcRetry
+	for ctx.Err() == nil {
+		var networks sync.WaitGroup
+		for _, configuration := range n.networksInUse() {
+			networks.Go(func() {
+				n.gate(configuration.Name).collect(ctx, func() { n.collect(ctx, configuration) })
+			})
 		}
+		networks.Wait()
+		first()
 		select {
 		case <-ctx.Done():
-			return
-		case <-time.After(pause):
+		case <-time.After(n.options.Limits.GCPeriod):
 		}
 	}
 }
 
-// collect tells the plugins of each network which attachments are valid, so
-// that they free what belongs to no one (CNI SPEC, "GC"). It goes through
-// libcni, because go-cni has no GC. libcni honours disableGC.
-func (n *CNI) collect(ctx context.Context) {
-	for name, config := range n.networksInUse() {
-		list, err := libcni.NetworkConfFromBytes(config)
-		if err != nil {
-			n.options.Logger.Warn("CNI GC: configuration not usable", "network", name, "err", err)
-			continue
-		}
-		cni := libcni.NewCNIConfigWithCacheDir(n.options.BinDirs, n.cacheDir(), nil)
-		args := &libcni.GCArgs{ValidAttachments: n.valid(name)}
-		err = n.plugins.limited(ctx, run{verb: "GC", limit: n.options.Limits.GC},
-			func(ctx context.Context) error { return cni.GCNetworkList(ctx, list, args) })
-		if err != nil && ctx.Err() == nil {
-			n.options.Logger.Warn("CNI GC failed", "network", name, "err", err)
-		}
+// collect tells the plugins of a network which attachments are valid, so that
+// they free what belongs to none of them (CNI SPEC, "GC"). libcni honours
+// disableGC.
+func (n *CNI) collect(ctx context.Context, c *Configuration) {
+	if n.plugins.lingering.isStuck("GC", c.Name) {
+		return
+	}
+	o := n.plugins.gc(context.WithoutCancel(ctx), c, n.valid(c.Name))
+	if o.err != nil && ctx.Err() == nil {
+		n.options.Logger.Warn("CNI GC failed", "network", c.Name, "err", o.err)
+	}
+	if o.stuck != nil {
+		n.awaitStuck(o.stuck, func() {})
 	}
 }
 
-// networksInUse are the configurations of the journal and the one of now.
-func (n *CNI) networksInUse() map[string][]byte {
-	networks := make(map[string][]byte)
+// networksInUse are the configurations of the journal and the one of now, by
+// the name of the network.
+func (n *CNI) networksInUse() map[string]*Configuration {
+	networks := make(map[string]*Configuration)
 	n.mu.Lock()
 	for _, a := range n.attachments {
-		networks[a.record.Network] = a.record.Config
+		networks[a.record.Network] = &Configuration{Name: a.record.Network, Bytes: a.record.Config, Plugins: pluginTypes(a.record.Config)}
 	}
 	n.mu.Unlock()
 	if c, err := n.Configuration(); err == nil {
-		networks[c.Name] = c.Bytes
+		networks[c.Name] = c
 	}
 	return networks
 }
@@ -75,8 +74,8 @@ func (n *CNI) valid(network string) []types.GCAttachment {
 	return valid
 }
 
-// cacheDir is not the directory that libcni shares between all runtimes of a
+// gcCacheDir is not the directory that libcni shares between all runtimes of a
 // machine: GCNetworkList runs DEL for every attachment that it finds cached
 // for the network and that is not in our list, another runtime's included.
 // Ours are in the journal.
-func (n *CNI) cacheDir() string { return n.journalDir() + ".gc" }
+func (n *CNI) gcCacheDir() string { return n.journalDir() + ".gc" }

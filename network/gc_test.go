@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -39,10 +40,9 @@ func TestGCNamesTheValidAttachments(t *testing.T) {
 			Valid []types.GCAttachment `json:"cni.dev/valid-attachments"`
 		}
 		data, err := os.ReadFile(filepath.Join(n.scripted, "GC.stdin"))
-		if err != nil || len(data) == 0 || data[len(data)-1] != '\n' {
-			return false // it is being written
+		if err != nil || json.Unmarshal(data, &stdin) != nil {
+			return false // it is being written, by both
 		}
-		n.stdin(t, "GC", &stdin)
 		var ids []string
 		for _, valid := range stdin.Valid {
 			ids = append(ids, valid.ContainerID+"/"+valid.IfName)
@@ -89,25 +89,50 @@ func TestGCCanBeTurnedOff(t *testing.T) {
 	}
 }
 
-// A pod never waits for a collection: it is cut short, and its plugins ended.
-func TestGCGivesWay(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.GCPeriod = time.Hour })
+// A GC that hangs holds up ADD and DEL for its patience only, and is not ended
+// for them before its own limit.
+func TestGCThatHangsBlocksNobody(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.GCPeriod, o.Limits.GC = time.Hour, 2*gcPatience })
 	n.configure(t, "10.conflist", "net", n.script())
 	n.Reload()
 	n.journalled(t, "web", nil)
 	n.tell(t, "GC.hang")
 	n.runs(t)
-	eventually(t, within, "GC hangs", func() bool { return len(processesWith(t, n.Mark, "CNI_COMMAND=GC")) >= 4 })
+	hangs := func() int { return len(processesWith(t, mark(), "CNI_COMMAND=GC")) }
+	eventually(t, within, "GC hangs", func() bool { return hangs() >= 4 })
 	began := time.Now()
 	n.attach(t, "web")
-	if took := time.Since(began); took > 2*time.Second {
+	if took := time.Since(began); took > gcPatience+2*time.Second {
 		t.Errorf("ADD took %v beside a GC that hangs", took)
 	}
-	if left := processesWith(t, n.Mark, "CNI_COMMAND=GC"); len(left) > 0 {
-		t.Errorf("left running: %q", left)
+	began = time.Now()
+	n.detach(t, "web")
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("DEL took %v beside a GC that is known to hang", took)
+	}
+	if hangs() < 4 {
+		t.Error("GC was ended before its limit")
+	}
+	eventually(t, within, "GC is ended at its limit", func() bool { return hangs() == 0 })
+	eventually(t, within, "that is logged", func() bool { return strings.Contains(n.log.String(), "not done after 10s") })
+}
+
+// A GC that takes its time is waited for: ADD does not run beside it, and it is
+// not cut short.
+func TestAddWaitsForGC(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.GCPeriod = time.Hour })
+	n.configure(t, "10.conflist", "net", n.script())
+	n.Reload()
+	n.journalled(t, "web", nil)
+	n.tell(t, "GC.slow")
+	n.runs(t)
+	eventually(t, within, "GC runs", func() bool { return len(n.calls(t, "GC")) == 1 })
+	n.attach(t, "web")
+	if ended := n.calls(t, "GC-end"); len(ended) != 1 {
+		t.Errorf("ADD ran beside GC: %q", ended)
 	}
 	if strings.Contains(n.log.String(), "CNI GC failed") {
-		t.Error("giving way is told of as a failure")
+		t.Error("GC was cut short")
 	}
 	n.detach(t, "web")
 }
@@ -170,8 +195,8 @@ func TestGate(t *testing.T) {
 	}
 	for range 2 {
 		wait.Go(func() {
-			for range 2000 {
-				if g.collect(t.Context(), func(context.Context) {
+			for range 200 {
+				if g.collect(t.Context(), func() {
 					collecting.Add(1)
 					if running.Load() != 0 || collecting.Load() != 1 {
 						t.Error("a collection runs beside others")
@@ -189,15 +214,14 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// Who gives up waiting for a collection to end does not count as running.
+// A run that gives up waiting for a collection to end does not count as running.
 func TestGateThatIsLeftWaiting(t *testing.T) {
 	var g gate
 	inside, end, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(over)
-		g.collect(t.Context(), func(ctx context.Context) {
+		g.collect(t.Context(), func() {
 			close(inside)
-			<-ctx.Done()
 			<-end
 		})
 	}()
@@ -207,7 +231,7 @@ func TestGateThatIsLeftWaiting(t *testing.T) {
 	wantError(t, g.enter(ctx), "wait for CNI GC")
 	close(end)
 	<-over
-	if !g.collect(t.Context(), func(context.Context) {}) {
+	if !g.collect(t.Context(), func() {}) {
 		t.Error("the gate is not free")
 	}
 }

@@ -28,18 +28,24 @@ type Attachment struct {
 	Args         map[string]string          `json:"args,omitempty"`
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 
+	// Source says where this was read when the entry of the journal could not
+	// be; "" for the journal.
+	Source string `json:"source,omitempty"`
+
 	// Releasing is set once the attachment has to go.
 	Releasing bool `json:"releasing,omitempty"`
 	// Tries counts the DELs that failed, FirstFailure and LastError tell of
-	// the first and the last of them.
+	// the first and the last of them. Stops counts those of them that a caller
+	// of Detach waited for.
 	Tries        int       `json:"tries,omitempty"`
+	Stops        int       `json:"stops,omitempty"`
 	FirstFailure time.Time `json:"first_failure,omitzero"`
 	LastError    string    `json:"last_error,omitempty"`
 }
 
-// attachment is an Attachment in memory with its lock. Whoever holds the lock
-// may run plugins for it and change the record; a channel, so that waiting for
-// it ends with the waiter's context.
+// attachment is an Attachment in memory with its lock, whose holder may run
+// plugins for it and change the record. The lock is a channel, so that waiting
+// for it ends with the waiter's context.
 type attachment struct {
 	lock   chan struct{}
 	record Attachment
@@ -47,8 +53,8 @@ type attachment struct {
 	attached bool
 	// drift is what the last CHECK found, nil if nothing.
 	drift atomic.Pointer[Drift]
-	// struck is set when the record is gone from the journal.
-	struck bool
+	// removed is set when the record is gone from the journal.
+	removed bool
 	// released is set by Release, without the lock.
 	released atomic.Bool
 	// waiting is a copy of the record while the attachment has to go, for
@@ -62,10 +68,10 @@ func newAttachment(record Attachment) *attachment {
 	return a
 }
 
-// show makes visible how the undoing of the attachment stands; whoever changed
-// it calls this.
+// show makes visible how the undoing of the attachment stands; it is called
+// after every change of that.
 func (a *attachment) show() {
-	if a.struck || !a.record.Releasing {
+	if a.removed || !a.record.Releasing {
 		a.waiting.Store(nil)
 		return
 	}
@@ -82,17 +88,20 @@ func (n *CNI) openJournal() error {
 	if err != nil {
 		return err
 	}
+	n.journal = journal
 	for _, b := range bad {
-		n.options.Logger.Error("attachment set aside: its addresses may have to be freed by hand", "sandbox", b.ID, "file", b.Path, "err", b.Reason)
+		n.openUnreadable(b)
 	}
 	for id, record := range records {
 		a := newAttachment(record)
-		// Whoever was attaching has ended with the earlier daemon: what is not
-		// attached is taken back by its sandbox.
+		// What was being attached has ended with the earlier daemon: its sandbox
+		// is destroyed, and the attachment with it.
 		a.attached = !record.Releasing
 		n.attachments[id] = a
+		if record.Releasing {
+			n.retries.now(id)
+		}
 	}
-	n.journal = journal
 	return nil
 }
 
@@ -116,12 +125,12 @@ func (n *CNI) SyncJournal(id string) error {
 	return n.journal.Sync(id)
 }
 
-// strike takes the attachment out of the journal; its lock is held.
-func (n *CNI) strike(a *attachment) error {
+// remove takes the attachment out of the journal; its lock is held.
+func (n *CNI) remove(a *attachment) error {
 	if err := n.journal.Remove(a.record.ID); err != nil {
-		return fmt.Errorf("strike out the attachment: %w", err)
+		return fmt.Errorf("remove the attachment from the journal: %w", err)
 	}
-	a.struck = true
+	a.removed = true
 	a.show()
 	n.mu.Lock()
 	defer n.mu.Unlock()

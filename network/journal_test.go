@@ -3,6 +3,8 @@ package network
 import (
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -23,22 +25,57 @@ func TestJournalSurvivesARestart(t *testing.T) {
 	}
 }
 
-// A line that cannot be read is set aside and stops no other.
-func TestSpoiltJournal(t *testing.T) {
+// An entry that cannot be read stops no other, and its DEL is run with what
+// libcni remembers of its ADD.
+func TestUnreadableAttachment(t *testing.T) {
 	n := newNode(t, nil)
 	n.configure(t, "10.conflist", "net", n.script())
-	n.journalled(t, "web", nil)
-	spoilt := filepath.Join(n.journalDir(), "spoilt.json")
-	put(t, spoilt, `{"version": 1, "rec`)
-	n.reopen(t)
-	if n.find("web") == nil || n.find("spoilt") != nil {
-		t.Error("the journal lost a good line or took a bad one")
+	for _, id := range []string{"web", "spoilt"} {
+		n.journalled(t, id, nil)
+		n.attach(t, id)
+	}
+	added := n.calls(t, "ADD")[1]
+	put(t, n.journal.Path("spoilt"), `{"version": 1, "rec`)
+	n.configure(t, "10.conflist", "another", map[string]any{"type": "bridge"})
+	for range 2 { // it is in the journal from then on
+		n.reopen(t)
+		if n.find("web") == nil || n.find("spoilt") == nil {
+			t.Fatal("an attachment is lost")
+		}
+	}
+	if !strings.Contains(n.log.String(), "libcni's cache") {
+		t.Error("nothing in the log")
 	}
 	if _, err := os.Stat(filepath.Join(n.journalDir(), "quarantine", "spoilt.json")); err != nil {
 		t.Error(err)
 	}
-	n.attach(t, "web")
+	n.detach(t, "spoilt")
+	if calls := n.calls(t, "DEL"); len(calls) != 1 || sorted(calls[0]) != sorted(strings.Replace(added, "ADD", "DEL", 1)) {
+		t.Errorf("DEL ran as %q after %q", calls, added)
+	}
 	n.detach(t, "web")
+}
+
+// sorted is a call with its arguments in the order of the alphabet: they have
+// none of their own.
+func sorted(call string) string {
+	parts := strings.FieldsFunc(call, func(r rune) bool { return r == ';' || r == ' ' || r == '=' })
+	slices.Sort(parts)
+	return strings.Join(parts, " ")
+}
+
+// Where nothing remembers the ADD, DEL gets the configuration of now.
+func TestUnreadableAttachmentThatNothingRemembers(t *testing.T) {
+	n := newNode(t, nil)
+	n.configure(t, "10.conflist", "net", n.script())
+	put(t, n.journal.Path("spoilt"), "")
+	n.reopen(t)
+	n.runs(t)
+	n.ReleaseUnknown(func(string) bool { return false })
+	eventually(t, within, "its DEL has run", func() bool { return n.find("spoilt") == nil })
+	if calls := n.calls(t, "DEL"); len(calls) != 1 || !strings.Contains(calls[0], "id=spoilt netns= ") {
+		t.Errorf("DEL ran as %q", calls)
+	}
 }
 
 // Pending waits for nobody: not for a plugin that hangs.

@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/namespace"
 )
 
@@ -97,7 +98,7 @@ func newNode(t *testing.T, change func(*Options)) *node {
 	namespaces := newNamespaces(t, "net-")
 	n.Options = Options{
 		ConfDir: t.TempDir(), BinDirs: []string{absolute(t, realPlugins), absolute(t, testPlugins)},
-		Root: t.TempDir(), Mark: markName + "=" + os.Getenv(markName), Namespaces: namespaces,
+		Root: t.TempDir(), State: t.TempDir(), CgroupParent: newCgroup(t), Namespaces: namespaces,
 		Limits: Limits{
 			Add: within, Del: within, Check: within, Status: 500 * time.Millisecond, GC: within,
 			DetachTries: 5, DetachTime: 30 * time.Second,
@@ -126,6 +127,42 @@ func (n *node) reopen(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.CNI = networks
+	t.Cleanup(networks.Close)
+}
+
+// newCgroup is a parent for the cgroups of plugin runs, which are all gone when
+// the test ends.
+func newCgroup(t *testing.T) string {
+	t.Helper()
+	path := fmt.Sprintf("/minicri-unit-net-%d-%d", os.Getpid(), time.Now().UnixNano())
+	parent, err := cgroup.GroupParent(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	must(t, parent.Make())
+	t.Cleanup(func() {
+		left, err := os.ReadDir(parent.Dir)
+		for _, entry := range left {
+			if entry.IsDir() {
+				t.Errorf("the cgroup of a plugin run is left: %s", entry.Name())
+			}
+		}
+		if err = errors.Join(err, parent.Kill(within), parent.Remove()); err != nil {
+			t.Error(err)
+		}
+	})
+	return path
+}
+
+// mark is in the environment of every plugin that inherits that of this process.
+func mark() string { return markName + "=" + os.Getenv(markName) }
+
+// ready is Ready, with a limit that is never reached.
+func (n *node) ready(t *testing.T) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	return n.Ready(ctx)
 }
 
 // runs follows changes, for as long as the test takes or until stopped.

@@ -1,156 +1,298 @@
 package network
 
 import (
-	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
+	"log/slog"
 	"time"
 
 	gocni "github.com/containerd/go-cni"
-	"golang.org/x/sys/unix"
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/minicri/minicri/network/runner"
 )
 
-// plugins runs CNI plugins through go-cni, each run with a time limit.
+const (
+	// killLimit is how long processes may take to go that were killed.
+	killLimit = 5 * time.Second
+	// returnLimit is how long go-cni may take to return when nothing of its
+	// plugins is left: a process that left the cgroup may hold a pipe.
+	returnLimit = time.Second
+	// leaveLimit is how long a run may go on under a daemon that ends.
+	leaveLimit = 500 * time.Millisecond
+)
+
+var (
+	// errLeft: the daemon ends before the plugins do. They run on, and the next
+	// daemon takes their result.
+	errLeft = errors.New("the daemon ends: the plugins run on, and their result is seen to when it is back")
+	// errEnding: the daemon ends, and the plugins with it: they change nothing.
+	errEnding = errors.New("the daemon ends, the plugins were killed")
+	// errStuck: the processes of a run did not go when they were killed.
+	errStuck = errors.New("the plugins were killed and do not end")
+)
+
+// plugins runs the verbs of CNI, each as a run of its own: go-cni, which knows
+// how each plugin is called, is given the directory of the run.
 type plugins struct {
-	directories []string
-	// mark is in the environment of every plugin of this daemon.
-	mark string
+	runner *runner.Runner
+	limits Limits
+	// gcCache is the cache that libcni's GC reads.
+	gcCache string
+	// ending is closed when the daemon ends.
+	ending <-chan struct{}
+	// observe is given what became of the plugins of each run that was for a
+	// sandbox; nil if nobody asks.
+	observe func(id string, plugins []PluginRun)
+	logger  *slog.Logger
+
+	lingering lingering
 }
 
-// run is one run of a verb over the plugins of one configuration.
-type run struct {
-	verb  string
-	limit time.Duration
-	// config is the configuration list, id the sandbox that it is for; "" for
-	// the verbs that are for none (STATUS, GC).
-	config []byte
-	id     string
+// PluginRun is what became of one plugin of a run.
+type PluginRun = runner.Report
+
+// outcome is what came of a run.
+type outcome struct {
+	// stuck is the run when its processes could not be ended; it is over when
+	// they are gone.
+	stuck *runner.Run
+	// late is set when it was killed at its limit.
+	late bool
+	err  error
 }
 
-// run calls do with a go-cni instance of its own for the configuration, so
-// that go-cni's lock couples nothing to anything. After the limit, or when the
-// context ends, the plugins of this run are killed, whatever they started
-// included, and only then does run return.
-func (p *plugins) run(ctx context.Context, r run, do func(context.Context, gocni.CNI) error) error {
+func (p *plugins) add(ctx context.Context, a Attachment, path string) (result *gocni.Result, o outcome) {
+	o = p.run(ctx, a.request("ADD", p.limits.Add), func(ctx context.Context, dir string) error {
+		cni, err := goCNI(dir, a.Config)
+		if err != nil {
+			return err
+		}
+		result, err = cni.Setup(ctx, a.ID, path, a.options()...)
+		return err
+	})
+	return result, o
+}
+
+// del succeeds if every plugin of the chain does. go-cni takes an error for
+// success whose text has "not found" in it, or "no such file or directory"; so
+// what the plugins themselves answered counts.
+func (p *plugins) del(ctx context.Context, a Attachment, path string) outcome {
+	return p.run(ctx, a.request("DEL", p.limits.Del), func(ctx context.Context, dir string) error {
+		cni, err := goCNI(dir, a.Config)
+		if err != nil {
+			return err
+		}
+		return cni.Remove(ctx, a.ID, path, a.options()...)
+	})
+}
+
+func (p *plugins) check(ctx context.Context, a Attachment, path string) outcome {
+	return p.run(ctx, a.request("CHECK", p.limits.Check), func(ctx context.Context, dir string) error {
+		cni, err := goCNI(dir, a.Config)
+		if err != nil {
+			return err
+		}
+		return cni.Check(ctx, a.ID, path, a.options()...)
+	})
+}
+
+func (p *plugins) status(ctx context.Context, c *Configuration) outcome {
+	return p.run(ctx, c.request("STATUS", p.limits.Status), func(_ context.Context, dir string) error {
+		cni, err := goCNI(dir, c.Bytes)
+		if err != nil {
+			return err
+		}
+		return cni.Status()
+	})
+}
+
+// gc goes through libcni, because go-cni has no GC.
+func (p *plugins) gc(ctx context.Context, c *Configuration, valid []types.GCAttachment) outcome {
+	return p.run(ctx, c.request("GC", p.limits.GC), func(ctx context.Context, dir string) error {
+		list, err := libcni.NetworkConfFromBytes(c.Bytes)
+		if err != nil {
+			return err
+		}
+		cni := libcni.NewCNIConfigWithCacheDir([]string{dir}, p.gcCache, nil)
+		return cni.GCNetworkList(ctx, list, &libcni.GCArgs{ValidAttachments: valid})
+	})
+}
+
+// goCNI is an instance for one run, so that go-cni's lock couples nothing to
+// anything.
+func goCNI(dir string, config []byte) (gocni.CNI, error) {
 	cni, err := gocni.New(
-		gocni.WithPluginDir(p.directories),
+		gocni.WithPluginDir([]string{dir}),
 		gocni.WithMinNetworkCount(1),
 		gocni.WithInterfacePrefix("eth"),
-		gocni.WithConfListBytes(r.config),
+		gocni.WithConfListBytes(config),
 	)
 	if err != nil {
-		return fmt.Errorf("CNI %s: load the configuration: %w", r.verb, err)
+		return nil, fmt.Errorf("load the configuration: %w", err)
 	}
-	return p.limited(ctx, r, func(ctx context.Context) error { return do(ctx, cni) })
+	return cni, nil
 }
 
-func (p *plugins) limited(ctx context.Context, r run, do func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, r.limit, fmt.Errorf("not done after %v, the plugins were killed", r.limit))
+func (a *Attachment) request(verb string, limit time.Duration) runner.Request {
+	return runner.Request{Verb: verb, ID: a.ID, Network: a.Network, Plugins: pluginTypes(a.Config), Limit: limit}
+}
+
+func (c *Configuration) request(verb string, limit time.Duration) runner.Request {
+	return runner.Request{Verb: verb, Network: c.Name, Plugins: c.Plugins, Limit: limit}
+}
+
+// pluginTypes are the types of the plugins of a configuration list; of one that
+// cannot be decoded go-cni tells.
+func pluginTypes(config []byte) (names []string) {
+	var list struct {
+		Plugins []struct {
+			Type string `json:"type"`
+		} `json:"plugins"`
+	}
+	_ = json.Unmarshal(config, &list)
+	for _, plugin := range list.Plugins {
+		names = append(names, plugin.Type)
+	}
+	return names
+}
+
+// run begins a run, calls do with its directory of plugins, and ends the run.
+// At the limit, or with the context, everything that the run started is
+// killed, and run returns soon after, whatever became of that.
+func (p *plugins) run(ctx context.Context, request runner.Request, do func(ctx context.Context, dir string) error) (o outcome) {
+	defer func() {
+		if o.err != nil {
+			o.err = fmt.Errorf("CNI %s: %w", request.Verb, o.err)
+		}
+	}()
+	run, err := p.runner.Begin(request)
+	if err != nil {
+		return outcome{err: err}
+	}
+	err, killed := p.follow(ctx, run, do)
+	if errors.Is(err, errLeft) {
+		return outcome{err: err}
+	}
+	o.late = killed != nil && ctx.Err() == nil
+	reports, readErr := run.Reports()
+	o.err = errors.Join(readErr, verdict(run, reports, err), killed)
+	if p.observe != nil && run.ID != "" {
+		p.observe(run.ID, reports)
+	}
+	if err := p.end(run, o.err, killed != nil); err != nil {
+		o.err = errors.Join(o.err, err)
+		o.stuck = run
+	}
+	return o
+}
+
+// follow waits for do, for the end of the limit or of the context, or for the
+// end of the daemon. killed is why the plugins were killed, nil if they were
+// not.
+func (p *plugins) follow(ctx context.Context, run *runner.Run, do func(ctx context.Context, dir string) error) (err, killed error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, run.Limit, fmt.Errorf("not done after %v, the plugins were killed", run.Limit))
 	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- do(ctx) }()
-	var err error
-	select {
-	case err = <-done:
-	case <-ctx.Done():
-		err = errors.Join(p.killUntil(done, r), context.Cause(ctx))
+	kill, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		done <- untilKilled(ctx, kill, func(ctx context.Context) error { return do(ctx, run.PluginDir()) })
+	}()
+	ended, ending := ctx.Done(), p.ending
+	if run.Verb == "ADD" {
+		ending = nil // its caller ends with the daemon, and destroys what it was making
 	}
-	if ctx.Err() != nil {
-		err = errors.Join(err, p.endRest(ctx, r))
-	}
-	return p.describe(ctx, r, err)
-}
-
-// killUntil kills the processes of a run until it is done.
-func (p *plugins) killUntil(done <-chan error, r run) error {
+	var leave <-chan time.Time
 	for {
-		killErr := p.each(p.of(r))
 		select {
 		case err := <-done:
-			return errors.Join(err, killErr)
-		case <-time.After(10 * time.Millisecond):
+			return err, nil
+		case <-ending:
+			if run.Verb == "STATUS" || run.Verb == "CHECK" {
+				close(kill)
+				return p.kill(run, done, leaveLimit), errEnding
+			}
+			ended, ending, leave = nil, nil, time.After(leaveLimit)
+		case <-leave:
+			return errLeft, nil
+		case <-ended:
+			if isClosed(ending) {
+				ended = nil // the context ends with the daemon
+				continue
+			}
+			close(kill)
+			return p.kill(run, done, killLimit), context.Cause(ctx)
 		}
 	}
 }
 
-func (p *plugins) describe(ctx context.Context, r run, err error) error {
-	if err == nil {
-		return nil
-	}
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-		err = errors.Join(err, cause)
-	}
-	return fmt.Errorf("CNI %s: %w", r.verb, explain(err))
-}
-
-// of tells the processes of a run. go-cni ends the plugin that it started but
-// waits for whoever holds its pipes, such as an IPAM plugin that hangs; that
-// one is found by its environment, which plugins hand on to each other.
-//
-// There is one run at a time for a sandbox, and in it plugins may run others
-// with another verb: an ADD that fails has its IPAM plugin DEL.
-func (p *plugins) of(r run) func(environment [][]byte) bool {
-	return func(environment [][]byte) bool {
-		if r.id != "" {
-			return has(environment, p.mark) && has(environment, "CNI_CONTAINERID="+r.id)
-		}
-		return has(environment, p.mark) && has(environment, "CNI_COMMAND="+r.verb)
-	}
-}
-
-// restLimit is how long a killed process may take to go.
-const restLimit = 5 * time.Second
-
-// endRest ends what is left of a run when its pipes are closed: a process that
-// was started while the others were killed, and that holds no pipe.
-func (p *plugins) endRest(ctx context.Context, r run) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restLimit)
+// untilKilled calls do with a context that ends when the plugins are to be
+// killed, which go-cni does then, and not with that of the caller.
+func untilKilled(ctx context.Context, kill <-chan struct{}, do func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	r.limit = 0
-	if err := p.await(ctx, r); err != nil {
-		return fmt.Errorf("end the rest of the plugins: %w", err)
-	}
-	return nil
+	go func() {
+		select {
+		case <-kill:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return do(ctx)
 }
 
-// each shows look the environment of every process, and kills those for which
-// it says so.
-func (p *plugins) each(look func(environment [][]byte) (kill bool)) error {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false // also where it is nil
+	}
+}
+
+// kill ends the processes of a run, and returns what go-cni makes of it.
+func (p *plugins) kill(run *runner.Run, done <-chan error, limit time.Duration) error {
+	err := run.Kill(limit)
+	select {
+	case doErr := <-done:
+		return doErr
+	case <-time.After(returnLimit):
 		return err
 	}
-	for _, entry := range entries {
-		if pid, err := strconv.Atoi(entry.Name()); err == nil && pid != os.Getpid() {
-			killIf(pid, look)
+}
+
+// verdict is what a run came to: for DEL what every plugin said, for the other
+// verbs what go-cni makes of it.
+func verdict(run *runner.Run, reports []runner.Report, err error) error {
+	if run.Verb == "DEL" {
+		if failed := run.Verdict(reports); failed != nil {
+			return failed
 		}
 	}
+	return explain(err)
+}
+
+// end removes the run if nothing is left of it. What a run that succeeded left
+// running lives on; what another one left is killed. It returns errStuck if
+// that does not end.
+func (p *plugins) end(run *runner.Run, err error, killed bool) error {
+	if !run.Running() {
+		p.remove(run)
+		return nil
+	}
+	if err == nil {
+		p.keepHelpers(run)
+		return nil
+	}
+	limit := killLimit
+	if killed {
+		limit = 0 // they have had their time
+	}
+	if err := run.Kill(limit); err != nil {
+		return fmt.Errorf("%w: %w", errStuck, err)
+	}
+	p.remove(run)
 	return nil
-}
-
-// killIf opens the process before it reads its environment, so that the signal
-// cannot go to another one that got the pid meanwhile. One that has ended by
-// then needs no signal.
-func killIf(pid int, match func([][]byte) bool) {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return
-	}
-	defer unix.Close(fd)
-	environment, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
-	if err == nil && match(bytes.Split(environment, []byte{0})) {
-		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-	}
-}
-
-func has(environment [][]byte, variable string) bool {
-	for _, v := range environment {
-		if string(v) == variable {
-			return true
-		}
-	}
-	return false
 }

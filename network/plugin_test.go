@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -33,7 +33,7 @@ func processesWith(t *testing.T, variables ...string) (found []string) {
 		}
 		all := true
 		for _, variable := range variables {
-			all = all && has(bytes.Split(environment, []byte{0}), variable)
+			all = all && slices.Contains(strings.Split(string(environment), "\x00"), variable)
 		}
 		if all {
 			command, _ := os.ReadFile(filepath.Join("/proc", entry.Name(), "cmdline"))
@@ -159,38 +159,4 @@ func TestPluginThatForksIsEnded(t *testing.T) {
 		}
 	}
 	n.detach(t, "web")
-}
-
-// A daemon that comes next ends the plugins of the one before that run for no
-// attachment, and no others.
-func TestOpenEndsWhatAnEarlierDaemonLeft(t *testing.T) {
-	n := newNode(t, nil)
-	n.tell(t, "ADD.hang")
-	ours := startPlugin(t, n, n.Mark, "left")
-	others := startPlugin(t, n, markName+"=another", "others")
-	hanging(t, "left")
-	hanging(t, "others")
-	n.reopen(t)
-	if left := processesWith(t, "CNI_CONTAINERID=left"); len(left) > 0 {
-		t.Errorf("left running: %q", left)
-	}
-	if err := ours.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
-		t.Errorf("our plugin ended by %v", err)
-	}
-	if running := processesWith(t, "CNI_CONTAINERID=others"); len(running) < 4 {
-		t.Errorf("the plugins of another daemon were ended: %q are left", running)
-	}
-	another := &plugins{mark: markName + "=another"}
-	must(t, another.endRest(t.Context(), run{id: "others"}))
-	_ = others.Wait()
-}
-
-// startPlugin starts the plugin "scripted" as a daemon does that is killed.
-func startPlugin(t *testing.T, n *node, mark, id string) *exec.Cmd {
-	t.Helper()
-	command := exec.Command(filepath.Join(testPlugins, "scripted"))
-	command.Env = []string{"PATH=" + os.Getenv("PATH"), mark, "CNI_COMMAND=ADD", "CNI_CONTAINERID=" + id, "CNI_NETNS=/x", "CNI_IFNAME=eth0"}
-	command.Stdin = strings.NewReader(marshal(t, n.script()))
-	must(t, command.Start())
-	return command
 }

@@ -3,35 +3,42 @@ package network
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
-
-	gocni "github.com/containerd/go-cni"
 )
 
 // status is the last answer to whether pods can be attached; nil error is yes.
 type status struct {
 	err error
 	at  time.Time
+	// slow is set when the plugins have not answered in time since then.
+	slow bool
 }
 
 // notReadyPeriod is how soon the plugins are asked again while they are not
-// ready, so that a node becomes ready soon after its network does.
+// ready or did not answer, so that a node becomes ready soon after its network
+// does.
 const notReadyPeriod = time.Second
 
-// firstStatus bounds the first question, which the start of the daemon waits
-// for; one that hangs is asked again with its full limit.
-const firstStatus = time.Second
-
-// Ready tells why no pod can be attached now, or nil. It answers from the
-// cache and never waits: STATUS runs beside, and a hanging plugin only makes
-// the answer older than it should be, which counts as not ready.
-func (n *CNI) Ready() error {
+// Ready returns why no pod can be attached now, or nil. It answers from memory
+// and waits for the first answer after the start only, which takes as long as
+// STATUS may. A plugin that hangs makes the answer older than it should be,
+// and from the second time on counts as not ready.
+func (n *CNI) Ready(ctx context.Context) error {
 	if _, err := n.Configuration(); err != nil {
 		return err
 	}
+	select {
+	case <-n.asked:
+	case <-ctx.Done():
+		if isClosed(n.asked) {
+			break
+		}
+		return fmt.Errorf("the network plugins have not answered STATUS yet: %w", context.Cause(ctx))
+	}
 	s := n.status.Load()
 	limits := n.options.Limits
-	if s.err == nil && time.Since(s.at) > limits.StatusPeriod+2*limits.Status {
+	if s.err == nil && time.Since(s.at) > 2*limits.StatusPeriod+3*limits.Status {
 		return errors.New("the network plugins have not answered STATUS for " + time.Since(s.at).Round(time.Second).String())
 	}
 	return s.err
@@ -39,8 +46,9 @@ func (n *CNI) Ready() error {
 
 func (n *CNI) followStatus(ctx context.Context) {
 	for {
+		n.refreshStatus(ctx)
 		period := n.options.Limits.StatusPeriod
-		if n.status.Load().err != nil {
+		if s := n.status.Load(); s != nil && (s.err != nil || s.slow) {
 			period = min(period, notReadyPeriod)
 		}
 		select {
@@ -49,23 +57,50 @@ func (n *CNI) followStatus(ctx context.Context) {
 		case <-n.changed:
 		case <-time.After(period):
 		}
-		n.refreshStatus(ctx, n.options.Limits.Status)
 	}
 }
 
 // refreshStatus asks the plugins of the configuration of now. Plugins before
 // CNI 1.1 have no STATUS; that their programs are there is all one can ask.
-func (n *CNI) refreshStatus(ctx context.Context, limit time.Duration) {
+func (n *CNI) refreshStatus(ctx context.Context) {
 	configuration, err := n.Configuration()
 	if err == nil {
 		err = missingPlugins(configuration, n.options.BinDirs)
 	}
+	slow := false
 	if err == nil {
-		err = n.plugins.run(ctx, run{verb: "STATUS", limit: limit, config: configuration.Bytes},
-			func(_ context.Context, cni gocni.CNI) error { return cni.Status() })
+		err, slow = n.askStatus(ctx, configuration)
 	}
-	if last := n.status.Load(); last == nil || (last.err == nil) != (err == nil) {
-		n.options.Logger.Info("network readiness changed", "ready", err == nil, "err", err)
+	if ctx.Err() != nil {
+		return
+	}
+	last := n.status.Load()
+	if slow && last != nil && last.err == nil && !last.slow {
+		// One slow answer tells of a busy machine rather than of the network.
+		n.options.Logger.Warn("the network plugins are slow to answer STATUS; they are asked again", "err", err)
+		n.status.Store(&status{at: last.at, slow: true})
+		return
 	}
 	n.status.Store(&status{err: err, at: time.Now()})
+	if last == nil {
+		close(n.asked)
+	}
+	if last == nil || (last.err == nil) != (err == nil) {
+		n.options.Logger.Info("network readiness changed", "ready", err == nil, "err", err)
+	}
+	if err == nil && last != nil && last.err != nil {
+		n.retries.all()
+	}
+}
+
+// askStatus runs STATUS; slow reports whether it was not answered in time.
+func (n *CNI) askStatus(ctx context.Context, c *Configuration) (err error, slow bool) {
+	if n.plugins.lingering.isStuck("STATUS", c.Name) {
+		return fmt.Errorf("CNI STATUS: %w", errStuck), false
+	}
+	o := n.plugins.status(context.WithoutCancel(ctx), c)
+	if o.stuck != nil {
+		n.awaitStuck(o.stuck, func() {})
+	}
+	return o.err, o.late
 }

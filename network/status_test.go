@@ -1,6 +1,7 @@
 package network
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -13,10 +14,10 @@ func TestStatusThatFails(t *testing.T) {
 	n.tell(t, "STATUS.fail")
 	n.configure(t, "10.conflist", "net", n.script())
 	n.reopen(t)
-	wantError(t, n.Ready(), "CNI STATUS", "told to fail", "CNI error code 11")
 	n.runs(t)
+	wantError(t, n.ready(t), "CNI STATUS", "told to fail", "CNI error code 11")
 	n.untell(t, "STATUS.fail")
-	eventually(t, follows, "ready", func() bool { return n.Ready() == nil })
+	eventually(t, follows, "ready", func() bool { return n.ready(t) == nil })
 	n.tell(t, "STATUS.fail")
 	n.wantNotReady(t)
 }
@@ -27,11 +28,11 @@ func TestStatusThatHangs(t *testing.T) {
 	n := newNode(t, nil)
 	n.configure(t, "10.conflist", "net", n.script())
 	n.runs(t)
-	eventually(t, follows, "ready", func() bool { return n.Ready() == nil })
+	eventually(t, follows, "ready", func() bool { return n.ready(t) == nil })
 	n.tell(t, "STATUS.hang")
-	for began := time.Now(); n.Ready() == nil; time.Sleep(5 * time.Millisecond) {
+	for began := time.Now(); n.ready(t) == nil; time.Sleep(5 * time.Millisecond) {
 		asked := time.Now()
-		_ = n.Ready()
+		_ = n.ready(t)
 		if took := time.Since(asked); took > 100*time.Millisecond {
 			t.Errorf("Ready took %v", took)
 		}
@@ -40,15 +41,15 @@ func TestStatusThatHangs(t *testing.T) {
 		}
 	}
 	eventually(t, follows, "the reason is told", func() bool {
-		err := n.Ready()
+		err := n.ready(t)
 		return err != nil && strings.Contains(err.Error(), "not done after 500ms")
 	})
 	n.journalled(t, "web", nil)
 	n.attach(t, "web")
 	n.detach(t, "web")
 	n.untell(t, "STATUS.hang")
-	eventually(t, follows, "ready again", func() bool { return n.Ready() == nil })
-	eventually(t, within, "nothing of STATUS runs", func() bool { return len(processesWith(t, n.Mark, "CNI_COMMAND=STATUS")) == 0 })
+	eventually(t, follows, "ready again", func() bool { return n.ready(t) == nil })
+	eventually(t, within, "nothing of STATUS runs", func() bool { return len(processesWith(t, mark(), "CNI_COMMAND=STATUS")) == 0 })
 }
 
 // An answer that has grown old does not count: a loop that hangs is not ready.
@@ -56,12 +57,13 @@ func TestOldStatusDoesNotCount(t *testing.T) {
 	n := newNode(t, nil)
 	n.configure(t, "10.conflist", "net", n.script())
 	n.reopen(t)
-	if err := n.Ready(); err != nil {
+	n.refreshStatus(t.Context())
+	if err := n.ready(t); err != nil {
 		t.Fatal(err)
 	}
 	limits := n.Options.Limits
-	time.Sleep(limits.StatusPeriod + 2*limits.Status + 50*time.Millisecond)
-	wantError(t, n.Ready(), "have not answered STATUS")
+	time.Sleep(2*limits.StatusPeriod + 3*limits.Status + 50*time.Millisecond)
+	wantError(t, n.ready(t), "have not answered STATUS")
 }
 
 // Before CNI 1.1 there is no STATUS; that the programs are there has to do.
@@ -71,7 +73,8 @@ func TestStatusOfOlderNetworks(t *testing.T) {
 	old := marshal(t, map[string]any{"cniVersion": "1.0.0", "name": "old", "plugins": []any{n.script()}})
 	put(t, n.ConfDir+"/10.conflist", old)
 	n.reopen(t)
-	if err := n.Ready(); err != nil {
+	n.refreshStatus(t.Context())
+	if err := n.ready(t); err != nil {
 		t.Errorf("not ready: %v", err)
 	}
 	if calls := n.calls(t, "STATUS"); len(calls) > 0 {
@@ -79,5 +82,42 @@ func TestStatusOfOlderNetworks(t *testing.T) {
 	}
 	put(t, n.ConfDir+"/10.conflist", strings.ReplaceAll(old, "scripted", "missing"))
 	n.reopen(t)
-	wantError(t, n.Ready(), "missing", "install the plugin")
+	n.refreshStatus(t.Context())
+	wantError(t, n.ready(t), "missing", "install the plugin")
+}
+
+// After a start there is no verdict before the plugins have answered, however
+// long they take within the limit.
+func TestNoVerdictBeforeTheFirstAnswer(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.Status = within })
+	n.configure(t, "10.conflist", "net", n.script())
+	n.tell(t, "STATUS.slow")
+	n.reopen(t)
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	wantError(t, n.Ready(short), "not answered STATUS yet")
+	n.runs(t)
+	if err := n.ready(t); err != nil {
+		t.Errorf("the first verdict: %v", err)
+	}
+}
+
+// One answer that does not come in time says nothing; the second one does.
+func TestOneSlowStatusIsNoVerdict(t *testing.T) {
+	n := newNode(t, nil)
+	n.configure(t, "10.conflist", "net", n.script())
+	n.reopen(t)
+	n.refreshStatus(t.Context())
+	n.tell(t, "STATUS.hang")
+	n.refreshStatus(t.Context())
+	if err := n.ready(t); err != nil {
+		t.Errorf("not ready after one slow answer: %v", err)
+	}
+	n.refreshStatus(t.Context())
+	wantError(t, n.ready(t), "not done after 500ms")
+	n.untell(t, "STATUS.hang")
+	n.refreshStatus(t.Context())
+	if err := n.ready(t); err != nil {
+		t.Errorf("not ready: %v", err)
+	}
 }

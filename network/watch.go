@@ -1,17 +1,26 @@
 package network
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/minicri/minicri/internal/state"
 )
 
 // snapshot is one look at the configuration directory. It is immutable.
 type snapshot struct {
+	// configuration is what the next pod gets, nil if there is none; good are
+	// all that could be used.
 	configuration *Configuration
+	good          []*Configuration
 	problems      []error
 	signature     string
 	loaded        time.Time
@@ -38,19 +47,58 @@ func (n *CNI) watch(ctx context.Context) {
 func (n *CNI) Reload() {
 	signature := n.signature()
 	last := n.current.Load()
-	if last != nil && last.signature == signature {
+	if last.signature == signature {
 		return
 	}
 	next := &snapshot{signature: signature, loaded: time.Now()}
-	next.configuration, next.problems = readDirectory(n.options.ConfDir)
-	if next.configuration == nil && n.options.Default.Enabled {
+	next.good, next.problems = readDirectory(n.options.ConfDir, last.good)
+	if len(next.good) > 0 {
+		next.configuration = next.good[0]
+	} else if n.options.Default.Enabled {
 		next.configuration = n.defaultConfiguration(next)
 	}
 	n.current.Store(next)
 	n.logChange(next)
+	n.keepInUse(last.configuration, next.configuration)
 	select {
 	case n.changed <- struct{}{}:
 	default:
+	}
+}
+
+func (n *CNI) inUseFile() string { return filepath.Join(n.options.Root, "network-in-use.json") }
+
+// keepInUse keeps the configuration that is in use for the next daemon, which
+// may find its file half written.
+func (n *CNI) keepInUse(last, now *Configuration) {
+	if now == nil || now.File == "" || last != nil && last.File == now.File && bytes.Equal(last.Bytes, now.Bytes) {
+		return
+	}
+	data, err := json.Marshal(now)
+	if err == nil {
+		err = state.WriteFile(n.inUseFile(), data, false)
+	}
+	if err != nil {
+		n.options.Logger.Warn("the network that is in use is not kept for the next start", "network", now.Name, "err", err)
+	}
+}
+
+// loadInUse starts with what an earlier daemon had in use.
+func (n *CNI) loadInUse() {
+	n.current.Store(&snapshot{})
+	data, err := os.ReadFile(n.inUseFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		// It is there from the start on, as all files of a node are.
+		data = []byte("{}")
+		err = state.WriteFile(n.inUseFile(), data, false)
+	}
+	var last Configuration
+	if err = errors.Join(err, json.Unmarshal(data, &last)); err != nil {
+		n.options.Logger.Warn("which network was in use cannot be read", "file", n.inUseFile(), "err", err)
+		return
+	}
+	if last.File != "" {
+		n.current.Store(&snapshot{good: []*Configuration{&last}})
 	}
 }
 
@@ -64,7 +112,7 @@ func (n *CNI) defaultConfiguration(next *snapshot) *Configuration {
 
 func (n *CNI) logChange(s *snapshot) {
 	for _, problem := range s.problems {
-		n.options.Logger.Warn("network configuration passed over", "err", problem)
+		n.options.Logger.Warn("network configuration skipped", "err", problem)
 	}
 	if s.configuration == nil {
 		n.options.Logger.Info("no network configuration", "dir", n.options.ConfDir)
@@ -128,6 +176,6 @@ func (n *CNI) noConfiguration(s *snapshot) error {
 	return fmt.Errorf("%w in %s: %s", ErrNoConfiguration, n.options.ConfDir, strings.Join(text, "; "))
 }
 
-// Problems are the files of the configuration directory that were passed
-// over, each with its reason.
+// Problems are the files of the configuration directory that cannot be used,
+// each with its reason.
 func (n *CNI) Problems() []error { return n.current.Load().problems }

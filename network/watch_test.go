@@ -16,22 +16,22 @@ func (n *node) wantNetwork(t *testing.T, name string) {
 	t.Helper()
 	eventually(t, follows, "the network is "+name+", and ready", func() bool {
 		c, err := n.Configuration()
-		return err == nil && c.Name == name && n.Ready() == nil
+		return err == nil && c.Name == name && n.ready(t) == nil
 	})
 }
 
 func (n *node) wantNotReady(t *testing.T) {
 	t.Helper()
-	eventually(t, follows, "the network is not ready", func() bool { return n.Ready() != nil })
+	eventually(t, follows, "the network is not ready", func() bool { return n.ready(t) != nil })
 }
 
 // A node's network follows whatever is done to its directory.
 func TestNetworkFollowsItsDirectory(t *testing.T) {
 	n := newNode(t, func(o *Options) { o.Limits.Reload = time.Second })
 	n.runs(t)
-	wantError(t, n.Ready(), n.ConfDir, "default_network.enabled")
-	if !errors.Is(n.Ready(), ErrNoConfiguration) {
-		t.Errorf("%v is not ErrNoConfiguration", n.Ready())
+	wantError(t, n.ready(t), n.ConfDir, "default_network.enabled")
+	if !errors.Is(n.ready(t), ErrNoConfiguration) {
+		t.Errorf("%v is not ErrNoConfiguration", n.ready(t))
 	}
 
 	n.configure(t, "10.conflist", "first", n.script())
@@ -155,4 +155,31 @@ func TestReadersNeverWaitForChanges(t *testing.T) {
 			t.Fatalf("change %d: %v, %v", i, c, err)
 		}
 	}
+}
+
+// A file that is in use and is half written now keeps what it said, over a
+// restart too: the next pod does not land on another network. One that is
+// removed does not.
+func TestHalfWrittenFileKeepsItsNetwork(t *testing.T) {
+	n := newNode(t, nil)
+	n.configure(t, "10.conflist", "cluster", n.script())
+	n.configure(t, "87.conflist", "podman", n.script())
+	n.runs(t)
+	n.wantNetwork(t, "cluster")
+	good, err := os.ReadFile(filepath.Join(n.ConfDir, "10.conflist"))
+	must(t, err)
+	for _, half := range []string{"", string(good[:len(good)/2])} {
+		put(t, filepath.Join(n.ConfDir, "10.conflist"), half)
+		eventually(t, follows, "the broken file is shown", func() bool { return len(n.Problems()) == 1 })
+		n.wantNetwork(t, "cluster")
+		wantError(t, n.Problems()[0], "10.conflist", "stays in use")
+		n.reopen(t)
+		n.runs(t)
+		n.wantNetwork(t, "cluster")
+		wantError(t, n.Problems()[0], "10.conflist", "stays in use")
+	}
+	n.configure(t, "10.conflist", "mended", n.script())
+	n.wantNetwork(t, "mended")
+	must(t, os.Remove(filepath.Join(n.ConfDir, "10.conflist")))
+	n.wantNetwork(t, "podman")
 }

@@ -165,13 +165,15 @@ func namespaces(t *testing.T, mark string) *namespace.Dir {
 func networks(t *testing.T, options sandbox.Options) *network.CNI {
 	t.Helper()
 	opened, err := network.Open(t.Context(), network.Options{
-		ConfDir: t.TempDir(), Root: options.Root, Mark: "SERVER_TEST=" + options.Mark, Namespaces: options.Netns,
+		ConfDir: t.TempDir(), Root: options.Root, State: options.State, Namespaces: options.Netns,
 		Limits: network.Limits{Status: time.Second, StatusPeriod: time.Second, Reload: time.Second},
 		Logger: options.Logger,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	go opened.Run(t.Context())
+	t.Cleanup(opened.Close)
 	return opened
 }
 

@@ -31,11 +31,11 @@ func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtime
 	}, nil
 }
 
-// Status reports whether pods can be run. It waits for no plugin: the state of
-// the network is the last that was seen.
+// Status reports whether pods can be run. The state of the network is the last
+// that was seen; only after the start of the daemon it waits for the first.
 func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	all := r.Info.Handlers.List(ctx)
-	conditions := []*runtimeapi.RuntimeCondition{{Type: runtimeapi.RuntimeReady, Status: true}, r.networkCondition()}
+	conditions := []*runtimeapi.RuntimeCondition{{Type: runtimeapi.RuntimeReady, Status: true}, r.networkCondition(ctx)}
 	if slices.ContainsFunc(all, func(h handler.Status) bool { return len(h.Program) > 0 }) {
 		conditions = append(conditions, handlerCondition(all))
 	}
@@ -52,9 +52,9 @@ func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest)
 	return response, err
 }
 
-func (r *Runtime) networkCondition() *runtimeapi.RuntimeCondition {
+func (r *Runtime) networkCondition(ctx context.Context) *runtimeapi.RuntimeCondition {
 	condition := &runtimeapi.RuntimeCondition{Type: runtimeapi.NetworkReady, Status: true}
-	if err := r.Networks.Ready(); err != nil {
+	if err := r.Networks.Ready(ctx); err != nil {
 		condition.Status = false
 		condition.Reason = "NetworkPluginNotReady"
 		condition.Message = err.Error()
@@ -108,6 +108,7 @@ func (r *Runtime) verboseStatus(all []handler.Status) (map[string]string, error)
 		"networkProblems":    texts(r.Networks.Problems()),
 		"pendingAttachments": pending(r.Networks.Pending()),
 		"driftedAttachments": r.Networks.Drifted(),
+		"stuckPlugins":       r.Networks.Stuck(),
 		"quarantinedRecords": r.Sandboxes.Quarantined(),
 	}
 	if configuration, err := r.Networks.Configuration(); err == nil {
@@ -137,7 +138,7 @@ func describeHandlers(all []handler.Status) []map[string]any {
 func pending(attachments []network.Attachment) []map[string]any {
 	list := []map[string]any{}
 	for _, a := range attachments {
-		list = append(list, map[string]any{"sandbox": a.ID, "network": a.Network, "tries": a.Tries, "since": a.FirstFailure, "error": a.LastError})
+		list = append(list, map[string]any{"sandbox": a.ID, "network": a.Network, "tries": a.Tries, "since": a.FirstFailure, "error": a.LastError, "source": a.Source})
 	}
 	return list
 }

@@ -53,6 +53,9 @@ func serve(ctx context.Context, arguments []string) error {
 // little, and what it holds is taken from the node's pods.
 const garbagePercent = 50
 
+// firstPlugins is how long the start waits for the plugins that are asked then.
+const firstPlugins = time.Second
+
 func run(ctx context.Context, c *config.Config, logger *slog.Logger) (err error) {
 	debug.SetGCPercent(garbagePercent)
 	// What belongs to the daemon ends after the last call has: its context is
@@ -83,6 +86,7 @@ func run(ctx context.Context, c *config.Config, logger *slog.Logger) (err error)
 		})
 	}
 
+	node.runtime.Networks.AwaitFirst(firstPlugins)
 	listener, err := listen(c.Socket)
 	if err != nil {
 		return err
@@ -133,6 +137,8 @@ func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Durat
 	select {
 	case <-finished:
 	case <-time.After(limit):
+		// First: a DEL that still runs is left to the next daemon, not cut.
+		runtime.Networks.Close()
 		runtime.Sandboxes.Close()
 		grpcServer.Stop()
 		<-finished

@@ -66,6 +66,7 @@ type node struct {
 // close ends what is under way; pods and images stay.
 func (n *node) close() error {
 	err := n.streams.Close()
+	n.runtime.Networks.Close()
 	n.runtime.Sandboxes.Close()
 	n.runtime.Containers.Close()
 	n.runtime.Stats.Close()
@@ -200,15 +201,9 @@ func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, image
 }
 
 func openNetworks(ctx context.Context, c *config.Config, netns *namespace.Dir, logger *slog.Logger) (*network.CNI, error) {
-	const name = "MINICRI_ROOT"
-	// Plugins inherit the environment; by this variable those of this daemon
-	// are known, also after it was killed.
-	if err := os.Setenv(name, c.Root); err != nil {
-		return nil, err
-	}
 	l := c.Limits
 	return network.Open(ctx, network.Options{
-		ConfDir: c.CNIConf, BinDirs: c.BinDirs(), Root: c.Root, Mark: name + "=" + c.Root, Namespaces: netns,
+		ConfDir: c.CNIConf, BinDirs: c.BinDirs(), Root: c.Root, State: c.State, CgroupParent: pluginCgroup(c), Namespaces: netns,
 		Default: network.DefaultNetwork(c.DefaultNetwork),
 		Limits: network.Limits{
 			Add: time.Duration(l.CNIAdd), Del: time.Duration(l.CNIDel), Check: time.Duration(l.CNICheck),
@@ -219,6 +214,15 @@ func openNetworks(ctx context.Context, c *config.Config, netns *namespace.Dir, l
 		},
 		Logger: logger,
 	})
+}
+
+// pluginCgroup is where the cgroups of plugin runs are made: beside those of
+// pods, or under systemd, which has the cgroups of pods to itself, in our own.
+func pluginCgroup(c *config.Config) string {
+	if systemdCgroup(c) {
+		return ""
+	}
+	return cgroupParent(c, false)
 }
 
 // readMachine says once what this machine cannot give.

@@ -1,6 +1,8 @@
 package metrics
 
 import (
+	"context"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/minicri/minicri/network"
@@ -40,8 +42,12 @@ func (c *counts) Collect(out chan<- prometheus.Metric) {
 	gauge(describe("attachments_pending", "Attachments whose CNI DEL has failed and is being repeated."), len(c.networks.Pending()))
 	gauge(describe("attachments_drifted", "Attachments that CNI CHECK found changed."), len(c.networks.Drifted()))
 	gauge(describe("records_quarantined", "Records that could not be read and were set aside."), len(c.sandboxes.Quarantined()))
+	gauge(describe("plugin_runs_stuck", "Runs of CNI plugins whose processes were killed and did not end."), len(c.networks.Stuck()))
 	networkReady := 0
-	if c.networks.Ready() == nil {
+	// A scrape does not wait for the first answer of the plugins.
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	if c.networks.Ready(now) == nil {
 		networkReady = 1
 	}
 	gauge(describe("network_ready", "Whether pods can be attached."), networkReady)

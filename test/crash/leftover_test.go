@@ -46,7 +46,7 @@ func (n *node) tripRuns(t *testing.T) bool {
 	check(t, err)
 	for _, file := range files {
 		environment, _ := os.ReadFile(file) // the process may have ended
-		if text := string(environment); strings.Contains(text, "MINICRI_ROOT="+n.Root) && strings.Contains(text, "CNI_COMMAND=ADD") {
+		if text := string(environment); strings.Contains(text, "CNI_PATH="+n.State) && strings.Contains(text, "CNI_COMMAND=ADD") {
 			return true
 		}
 	}

@@ -54,14 +54,56 @@ func TestProperty11_ChainThatFailsInTheMiddleAndWithDEL(t *testing.T) {
 	if _, err := run(t, n, n.PodConfig("web")); err == nil {
 		t.Fatal("no error")
 	}
-	if held := addresses(t, n); len(held) != 1 {
-		t.Errorf("want the address to be held until DEL works, got %v", held)
+	// The plugin that fails does not keep the other one from its DEL, and is
+	// asked until it succeeds.
+	if held := addresses(t, n); len(held) != 0 {
+		t.Errorf("addresses stay: %v", held)
 	}
+	pending := func() bool { return strings.Contains(statusInfo(t, n)["pendingAttachments"], "not now") }
+	eventually(t, "the attachment is pending", patience, pending)
 	r.order("two", "ADD", "")
 	// The name is not blocked by what is being released.
 	n.RunPod(n.PodConfig("web"))
 	r.order("two", "DEL", "")
-	eventually(t, "the first address is free", patience, func() bool { return len(addresses(t, n)) == 1 })
+	eventually(t, "the attachment is released", patience, func() bool { return !pending() })
+	if held := addresses(t, n); len(held) != 1 {
+		t.Errorf("one pod has the addresses %v", held)
+	}
+}
+
+// A DEL that fails has failed, whatever its text, and a pod that is tried again
+// and again loses no address for it (go-cni takes these texts for success).
+func TestProperty11_DELThatSaysNotFound(t *testing.T) {
+	for _, text := range []string{`clusterinformations "default" not found`, "endpoint of this container not found", "dial unix /run/agent.sock: connect: no such file or directory"} {
+		t.Run(text, func(t *testing.T) {
+			n := newNode(t, harness.NoNetwork(), harness.Config(fast))
+			r := newRecorder(t, n)
+			n.WriteConflist("10-test.conflist", r.addressesOnly("one"), r.plugin("two", nil))
+			r.order("two", "ADD", "fail 42 no")
+			r.order("two", "DEL", "fail 43 "+text)
+			const tries = 20
+			for range tries {
+				if _, err := run(t, n, n.PodConfig("web")); err == nil {
+					t.Fatal("no error")
+				}
+			}
+			if held := addresses(t, n); len(held) != 0 {
+				t.Errorf("addresses stay: %v", held)
+			}
+			if pending := statusInfo(t, n)["pendingAttachments"]; strings.Count(pending, `"sandbox"`) != tries {
+				t.Errorf("pending: %s", pending)
+			}
+			n.Kill()
+			n.Start()
+			r.order("two", "ADD", "")
+			r.order("two", "DEL", "")
+			eventually(t, "all are released", patience, func() bool { return !strings.Contains(statusInfo(t, n)["pendingAttachments"], "sandbox") })
+			n.RunPod(n.PodConfig("web"))
+			if held := addresses(t, n); len(held) != 1 {
+				t.Errorf("one pod has the addresses %v", held)
+			}
+		})
+	}
 }
 
 func TestAddressIsNeeded(t *testing.T) {
@@ -105,7 +147,9 @@ func detachAfter(t *testing.T, change func(*testing.T, *harness.Node, string), r
 	id := n.RunPod(n.PodConfig("web", harness.HostPort(8080, 80)))
 	before := currentNetwork(t, n)
 	change(t, n, file)
-	eventually(t, "the daemon sees the change", patience, func() bool { return currentNetwork(t, n) != before })
+	eventually(t, "the daemon sees the change", patience, func() bool {
+		return currentNetwork(t, n) != before || strings.Contains(statusInfo(t, n)["networkProblems"], file)
+	})
 	if restart {
 		n.Kill()
 		n.Start()
@@ -133,9 +177,14 @@ func detachAfter(t *testing.T, change func(*testing.T, *harness.Node, string), r
 // currentNetwork is the configuration in effect, "" if there is none.
 func currentNetwork(t *testing.T, n *harness.Node) string {
 	t.Helper()
+	return statusInfo(t, n)["cniconfig"]
+}
+
+func statusInfo(t *testing.T, n *harness.Node) map[string]string {
+	t.Helper()
 	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{Verbose: true})
 	check(t, err)
-	return answer.Info["cniconfig"]
+	return answer.Info
 }
 
 // withoutResult drops prevResult, which the chain adds.

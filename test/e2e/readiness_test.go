@@ -63,13 +63,40 @@ func TestProperty20_HalfWrittenFile(t *testing.T) {
 	path := n.WriteNetwork()
 	whole, err := os.ReadFile(path)
 	check(t, err)
-	check(t, os.WriteFile(path, whole[:len(whole)/2], 0o644))
+	// One that was never whole is no network.
+	check(t, os.Rename(path, path+".off"))
 	becomesReady(t, n, false)
-	if _, message := networkReady(t, n); !strings.Contains(message, path) {
-		t.Errorf("the message does not name the file: %s", message)
-	}
+	check(t, os.WriteFile(path, whole[:len(whole)/2], 0o644))
+	eventually(t, "the message names the file", readyTime, func() bool {
+		ready, message := networkReady(t, n)
+		return !ready && strings.Contains(message, path)
+	})
 	check(t, os.WriteFile(path, whole, 0o644))
 	becomesReady(t, n, true)
+}
+
+// The file of the network that is in use stays in use as it was while it is
+// half written, over a restart too: no pod lands on another network.
+func TestProperty20_HalfWrittenFileThatWasInUse(t *testing.T) {
+	n := newNode(t)
+	path := n.WriteNetwork()
+	whole, err := os.ReadFile(path)
+	check(t, err)
+	other := strings.Replace(string(whole), `"name": "`+n.Network, `"name": "podman`, 1)
+	check(t, os.WriteFile(filepath.Join(n.CNIConf, "87-podman.conflist"), []byte(other), 0o644))
+	becomesNetwork(t, n, n.Network)
+	check(t, os.WriteFile(path, whole[:len(whole)/2], 0o644))
+	for range 2 {
+		eventually(t, "the file is shown as broken", readyTime, func() bool { return strings.Contains(statusInfo(t, n)["networkProblems"], path) })
+		becomesReady(t, n, true)
+		becomesNetwork(t, n, n.Network)
+		n.RemovePod(n.RunPod(n.PodConfig("case")))
+		n.Kill()
+		n.Start()
+	}
+	check(t, os.WriteFile(path, whole, 0o644))
+	eventually(t, "the file is whole", readyTime, func() bool { return !strings.Contains(statusInfo(t, n)["networkProblems"], path) })
+	check(t, os.Remove(filepath.Join(n.CNIConf, "87-podman.conflist")))
 }
 
 // ConfigMaps are mounted so: FILE -> ..data/FILE, ..data -> ..VERSION.

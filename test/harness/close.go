@@ -137,9 +137,12 @@ func (n *Node) expectNothingMore(when string, before leak.Snapshot, scope leak.S
 // has not opened yet what an idle one keeps.
 var othersMayEnd = []leak.Kind{leak.Namespace, leak.Process, leak.Descriptor}
 
-// mayEnd: so may what the image store keeps, which it collects when it likes.
+// mayEnd reports whether the end of a thing is no loss: so may end what the
+// image store keeps, which it collects when it likes, and a run of plugins that
+// is for no pod (STATUS, GC).
 func (n *Node) mayEnd(l leak.Leak) bool {
-	return slices.Contains(othersMayEnd, l.Kind) || strings.HasPrefix(l.Name, filepath.Join(n.Root, "image")+"/")
+	return slices.Contains(othersMayEnd, l.Kind) || strings.HasPrefix(l.Name, filepath.Join(n.Root, "image")+"/") ||
+		strings.HasPrefix(l.Name, filepath.Join(n.State, "cni")+"/") || strings.HasPrefix(filepath.Base(l.Name), "minicri-cni-")
 }
 
 // expectNothingLost finds what was taken down though it was no pod's.

@@ -1,0 +1,60 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// held is the lock of an attachment, and the presence in the gate of its
+// network that keeps garbage collection away.
+type held struct {
+	n    *CNI
+	a    *attachment
+	gate *gate
+}
+
+// lock takes the attachment's lock.
+func (n *CNI) lock(ctx context.Context, a *attachment) (held, error) {
+	select {
+	case a.lock <- struct{}{}:
+		return n.enter(ctx, a)
+	case <-ctx.Done():
+		return held{}, fmt.Errorf("wait for another plugin run of sandbox %s: %w", a.record.ID, context.Cause(ctx))
+	}
+}
+
+var errLocked = errors.New("plugins run for the attachment")
+
+// tryLock takes the attachment's lock if it is free.
+func (n *CNI) tryLock(ctx context.Context, a *attachment) (held, error) {
+	select {
+	case a.lock <- struct{}{}:
+		return n.enter(ctx, a)
+	default:
+		return held{}, errLocked
+	}
+}
+
+func (n *CNI) enter(ctx context.Context, a *attachment) (held, error) {
+	h := held{n: n, a: a, gate: n.gate(a.record.Network)}
+	if err := h.gate.enter(ctx); err != nil {
+		<-a.lock
+		return held{}, err
+	}
+	return h, nil
+}
+
+// release gives the lock back. Where a run is stuck it does so when its
+// processes have gone, and where a run is left to the next daemon never:
+// nothing may run beside them for the same sandbox.
+func (h held) release(o outcome) {
+	h.gate.leave()
+	unlock := func() { <-h.a.lock }
+	switch {
+	case o.stuck != nil:
+		h.n.awaitStuck(o.stuck, unlock)
+	case !errors.Is(o.err, errLeft):
+		unlock()
+	}
+}

@@ -1,0 +1,189 @@
+package network
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+const (
+	// atOnce is how many DELs the background runs side by side, slowAtOnce how
+	// many of them may be of attachments whose last DEL took long: those that
+	// hang leave room for those that do not.
+	atOnce, slowAtOnce = 8, 4
+	// slowDEL is the time from which on a DEL took long.
+	slowDEL = 5 * time.Second
+)
+
+// retries are the DELs that the background is to run, each at its own time.
+type retries struct {
+	first, most time.Duration
+
+	mu   sync.Mutex
+	byID map[string]*retry
+	// changed tells the background that there may be something to do.
+	changed chan struct{}
+}
+
+// retry is the next DEL of one attachment.
+type retry struct {
+	next time.Time
+	// pause before the try after the next one.
+	pause         time.Duration
+	running, slow bool
+}
+
+func newRetries(limits Limits) retries {
+	return retries{first: limits.RetryFirst, most: limits.RetryMost, byID: make(map[string]*retry), changed: make(chan struct{}, 1)}
+}
+
+func (r *retries) wake() {
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
+
+// now has the DEL of id tried at once, unless one runs or has failed already:
+// its next one has its own time.
+func (r *retries) now(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.byID[id] == nil {
+		r.byID[id] = &retry{next: time.Now(), pause: r.first}
+		r.wake()
+	}
+}
+
+// later has the DEL of id tried after the first pause, if the background does
+// not try it already: that a caller's DEL failed changes nothing for it.
+func (r *retries) later(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.byID[id] == nil {
+		r.byID[id] = &retry{next: time.Now().Add(r.first), pause: min(2*r.first, r.most)}
+		r.wake()
+	}
+}
+
+// all has every DEL that waits tried now: the network is back.
+func (r *retries) all() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, retry := range r.byID {
+		retry.next, retry.pause = time.Now(), r.first
+	}
+	r.wake()
+}
+
+// take takes the DEL that is due, "" if none is or enough of them run; then
+// wait is how long it takes until one is.
+func (r *retries) take() (id string, wait time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	running, slow := 0, 0
+	for _, retry := range r.byID {
+		if retry.running {
+			running++
+			if retry.slow {
+				slow++
+			}
+		}
+	}
+	wait = time.Hour
+	if running == atOnce {
+		return "", wait
+	}
+	for candidate, retry := range r.byID {
+		if retry.running || retry.slow && slow == slowAtOnce {
+			continue
+		}
+		if left := time.Until(retry.next); left < wait {
+			id, wait = candidate, left
+		}
+	}
+	if id == "" || wait > 0 {
+		return "", wait
+	}
+	r.byID[id].running = true
+	return id, 0
+}
+
+// gaveUp notes a try that could not be made.
+func (r *retries) gaveUp(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.byID[id].running = false
+	r.byID[id].next = time.Now().Add(r.first)
+	r.wake()
+}
+
+// failed notes a try that failed, and how long it took.
+func (r *retries) failed(id string, took time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	retry := r.byID[id]
+	retry.running, retry.slow = false, took >= slowDEL
+	retry.next = time.Now().Add(retry.pause)
+	retry.pause = min(2*retry.pause, r.most)
+	r.wake()
+}
+
+// done forgets an attachment that has none to run any more.
+func (r *retries) done(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.byID, id)
+	r.wake()
+}
+
+// retryDetach runs the DELs of the background, until the context ends.
+func (n *CNI) retryDetach(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	for ctx.Err() == nil {
+		id, wait := n.retries.take()
+		if id != "" {
+			running.Go(func() { n.retryOne(ctx, id) })
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-n.retries.changed:
+		case <-time.After(wait):
+		}
+	}
+}
+
+// retryOne runs the DEL of one attachment, unless plugins run for it now.
+func (n *CNI) retryOne(ctx context.Context, id string) {
+	a := n.find(id)
+	if a == nil {
+		n.retries.done(id)
+		return
+	}
+	held, err := n.tryLock(ctx, a)
+	if err != nil {
+		n.retries.gaveUp(id)
+		return
+	}
+	began := time.Now()
+	var o outcome
+	defer func() { held.release(o) }()
+	if a.removed {
+		n.retries.done(id)
+		return
+	}
+	// A daemon that ends leaves the run to the next one, and does not cut it.
+	if o = n.delete(context.WithoutCancel(ctx), a, n.NamespacePath(id)); o.err != nil {
+		n.retries.failed(id, time.Since(began))
+		n.options.Logger.Warn("CNI DEL failed again", "sandbox", id, "network", a.record.Network, "err", o.err)
+		return
+	}
+	n.retries.done(id)
+	n.options.Logger.Info("CNI DEL succeeded at last", "sandbox", id, "network", a.record.Network)
+	// Kept for this DEL; the sandbox may be gone long since.
+	if err := n.options.Namespaces.Remove(id); err != nil {
+		n.options.Logger.Error("the network namespace of a removed attachment stays", "sandbox", id, "err", err)
+	}
+}

@@ -1,0 +1,405 @@
+package network
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/network/runner"
+)
+
+// swallowed are texts of errors that go-cni takes for success.
+var swallowed = []string{
+	`clusterinformations.crd.projectcalico.org \"default\" not found`,
+	"endpoint of this container not found",
+	"dial unix /run/agent/agent.sock: connect: no such file or directory",
+}
+
+// A DEL that fails has failed, whatever its text, with a namespace and without.
+func TestDELThatFailsHasFailedWhateverItSays(t *testing.T) {
+	for _, text := range swallowed {
+		for _, path := range []string{"alive", ""} {
+			n := newNode(t, nil)
+			n.configure(t, "10.conflist", "net", n.script())
+			n.journalled(t, "web", nil)
+			n.attach(t, "web")
+			put(t, filepath.Join(n.scripted, "DEL.fail"), text)
+			if path != "" {
+				path = n.NamespacePath("web")
+			}
+			wantError(t, n.Detach(t.Context(), "web", path), "CNI DEL", "plugin scripted", strings.ReplaceAll(text, `\`, ""), "CNI error code 11", "try 1")
+			if n.find("web") == nil || len(n.Pending()) != 1 {
+				t.Errorf("%q: the attachment is gone after a DEL that failed", text)
+			}
+			n.untell(t, "DEL.fail")
+			n.detach(t, "web")
+		}
+	}
+}
+
+// chain is bridge with host-local, and then the plugin "scripted".
+func (n *node) chain(t *testing.T) []map[string]any {
+	t.Helper()
+	return []map[string]any{
+		{"type": "bridge", "bridge": "br-chain", "ipam": map[string]any{
+			"type": "host-local", "dataDir": filepath.Join(n.scripted, "ipam"),
+			"ranges": []any{[]any{map[string]string{"subnet": "10.97.0.0/24"}}},
+		}},
+		n.script(),
+	}
+}
+
+// addresses are those that host-local holds.
+func (n *node) addresses(t *testing.T) (held []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(n.scripted, "ipam", "*", "10.97.*"))
+	must(t, err)
+	for _, file := range files {
+		held = append(held, filepath.Base(file))
+	}
+	return held
+}
+
+// A plugin that fails its DEL, or is not there, does not keep the others of the
+// chain from theirs; the DEL has failed all the same, and a repeated one gets
+// the result of ADD.
+func TestDELOfTheOthersOfAChain(t *testing.T) {
+	n := newNode(t, nil)
+	n.configure(t, "10.conflist", "net", n.chain(t)...)
+	n.journalled(t, "web", nil)
+	n.attach(t, "web")
+	if held := n.addresses(t); len(held) != 1 {
+		t.Fatalf("addresses %q", held)
+	}
+	put(t, filepath.Join(n.scripted, "DEL.fail"), swallowed[0])
+	wantError(t, n.Detach(t.Context(), "web", n.NamespacePath("web")), "plugin scripted", "not found")
+	if held := n.addresses(t); len(held) != 0 {
+		t.Errorf("bridge had no DEL: %q", held)
+	}
+	n.untell(t, "DEL.fail")
+	n.detach(t, "web")
+	var config struct{ PrevResult map[string]any }
+	n.stdin(t, "DEL", &config)
+	if config.PrevResult == nil {
+		t.Error("the repeated DEL had no prevResult")
+	}
+}
+
+func TestDELOfAChainWithAPluginThatIsMissing(t *testing.T) {
+	n := newNode(t, nil)
+	plugins := filepath.Join(t.TempDir(), "bin")
+	must(t, os.Mkdir(plugins, 0o700))
+	for _, name := range []string{"scripted", "stuck-ipam"} {
+		must(t, os.Symlink(filepath.Join(absolute(t, testPlugins), name), filepath.Join(plugins, name)))
+	}
+	n.Options.BinDirs = []string{absolute(t, realPlugins), plugins}
+	n.reopen(t)
+	n.configure(t, "10.conflist", "net", n.chain(t)...)
+	n.journalled(t, "web", nil)
+	n.attach(t, "web")
+	must(t, os.Remove(filepath.Join(plugins, "scripted")))
+	wantError(t, n.Detach(t.Context(), "web", n.NamespacePath("web")), "failed to find the plugin scripted", plugins, "cni_bin_dir")
+	if held := n.addresses(t); len(held) != 0 {
+		t.Errorf("bridge had no DEL: %q", held)
+	}
+	must(t, os.Symlink(filepath.Join(absolute(t, testPlugins), "scripted"), filepath.Join(plugins, "scripted")))
+	n.detach(t, "web")
+}
+
+// A pod that is tried again and again while its second plugin fails ADD, and
+// then says that it has nothing of it, loses no address.
+func TestRetriesOfAPodLoseNoAddress(t *testing.T) {
+	n := newNode(t, nil)
+	n.configure(t, "10.conflist", "net", n.chain(t)...)
+	n.tell(t, "ADD.fail")
+	put(t, filepath.Join(n.scripted, "DEL.fail"), swallowed[1])
+	for i := range 20 {
+		id := "try" + strconv.Itoa(i)
+		n.journalled(t, id, nil)
+		if _, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id)); err == nil {
+			t.Fatal("ADD succeeded")
+		}
+		wantError(t, n.Detach(t.Context(), id, n.NamespacePath(id)), "not found")
+	}
+	if held := n.addresses(t); len(held) != 0 {
+		t.Errorf("addresses %q", held)
+	}
+	if pending := n.Pending(); len(pending) != 20 {
+		t.Errorf("%d attachments are pending, want 20", len(pending))
+	}
+	n.untell(t, "DEL.fail")
+	for i := range 20 {
+		n.detach(t, "try"+strconv.Itoa(i))
+	}
+}
+
+// helper waits for the child that the plugin has left behind.
+func (n *node) helper(t *testing.T) (pid int) {
+	t.Helper()
+	eventually(t, within, "the helper runs", func() bool {
+		data, _ := os.ReadFile(filepath.Join(n.scripted, "helper"))
+		pid, _ = strconv.Atoi(strings.TrimSpace(string(data)))
+		return pid > 0
+	})
+	return pid
+}
+
+func alive(pid int) bool {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+// What a plugin leaves running for its pod is left alone: by Attach, which does
+// not wait for it, by the next daemon, by CHECK that fails, by DEL.
+func TestHelperOfAPluginLives(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.Check = time.Second })
+	n.configure(t, "10.conflist", "net", n.script())
+	n.journalled(t, "web", nil)
+	n.tell(t, "ADD.helper")
+	n.attach(t, "web")
+	helper := n.helper(t)
+	t.Cleanup(func() { _ = unix.Kill(helper, unix.SIGKILL) })
+	n.reopen(t)
+	n.runs(t)
+	n.tell(t, "CHECK.hang")
+	n.RequestCheck()
+	eventually(t, within, "CHECK is ended", func() bool { return len(n.Drifted()) == 1 })
+	began := time.Now()
+	n.detach(t, "web")
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("DEL took %v beside a helper", took)
+	}
+	if !alive(helper) {
+		t.Error("the helper was ended")
+	}
+	must(t, unix.Kill(helper, unix.SIGKILL))
+	eventually(t, within, "the run of the helper is removed", func() bool { return len(n.runDirs(t)) == 0 })
+}
+
+func (n *node) runDirs(t *testing.T) []string {
+	t.Helper()
+	dirs, err := filepath.Glob(filepath.Join(n.Options.State, "cni", "*"))
+	must(t, err)
+	return dirs
+}
+
+// At its limit a run is ended with a child that has nothing of it: an
+// environment and a session of its own. Nothing else is touched, whatever its
+// environment says.
+func TestRunIsEndedWithWhatHidesFromIt(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.Add = time.Second })
+	n.configure(t, "10.conflist", "net", n.script())
+	n.journalled(t, "web", nil)
+	liar := exec.Command("sleep", "600")
+	liar.Env = append(os.Environ(), "MINICRI_ROOT="+n.Root, "CNI_COMMAND=ADD", "CNI_CONTAINERID=web")
+	must(t, liar.Start())
+	t.Cleanup(func() { _ = liar.Process.Kill(); _ = liar.Wait() })
+	n.tell(t, "ADD.helper")
+	n.tell(t, "ADD.hang")
+	_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"))
+	wantError(t, err, "not done after 1s")
+	if helper := n.helper(t); alive(helper) {
+		t.Error("the child lives")
+	}
+	if !alive(liar.Process.Pid) {
+		t.Error("a process was ended that only says it is a plugin")
+	}
+	n.untell(t, "ADD.hang")
+	n.detach(t, "web")
+}
+
+// A run whose processes cannot be killed fails its call at its limit, keeps its
+// own attachment locked, is shown, and holds up nothing else.
+func TestRunThatCannotBeEnded(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.Add = time.Second; o.Limits.GCPeriod = often })
+	n.configure(t, "10.conflist", "net", n.script())
+	n.journalled(t, "stuck", nil)
+	n.journalled(t, "web", nil)
+	n.tell(t, "ADD.helper")
+	n.tell(t, "ADD.hang")
+	done := make(chan error, 1)
+	go func() {
+		_, err := n.Attach(t.Context(), "stuck", n.Options.Namespaces.Path("stuck"))
+		done <- err
+	}()
+	thaw := freeze(t, n.helper(t))
+	wantError(t, <-done, "not done after 1s", "do not end")
+	if stuck := n.Stuck(); len(stuck) != 1 || stuck[0].ID != "stuck" || len(stuck[0].Processes) == 0 {
+		t.Errorf("stuck: %+v", stuck)
+	}
+	n.untell(t, "ADD.hang")
+	n.untell(t, "ADD.helper")
+
+	n.reopen(t) // the next daemon starts, and knows it too
+	stop := n.runs(t)
+	n.attach(t, "web")
+	n.detach(t, "web")
+	if err := n.ready(t); err != nil {
+		t.Error(err)
+	}
+	eventually(t, within, "GC runs", func() bool { return len(n.calls(t, "GC")) > 0 })
+	short, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := n.Detach(short, "stuck", ""); err == nil || !strings.Contains(err.Error(), "another plugin run") {
+		t.Errorf("DEL beside a run that is stuck: %v", err)
+	}
+	eventually(t, within, "it is shown by the next daemon", func() bool { return len(n.Stuck()) == 1 })
+	stop()
+
+	n.reopen(t)
+	n.runs(t)
+	thaw()
+	eventually(t, within, "it is not stuck any more", func() bool { return len(n.Stuck()) == 0 && len(n.runDirs(t)) == 0 })
+	n.detach(t, "stuck")
+}
+
+// freeze freezes a process, as a plugin that waits for a dead disk is: SIGKILL
+// does not end it before it is thawed. It needs the freezer of version 1, which
+// is the one that holds a killed process.
+func freeze(t *testing.T, pid int) (thaw func()) {
+	t.Helper()
+	const freezer = "/sys/fs/cgroup/freezer"
+	if _, err := os.Stat(freezer); err != nil {
+		t.Skip("needs the freezer of cgroup v1, which this machine does not have:", err)
+	}
+	dir := filepath.Join(freezer, "minicri-unit-freeze-"+strconv.Itoa(os.Getpid()))
+	must(t, os.Mkdir(dir, 0o755))
+	put(t, filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid))
+	put(t, filepath.Join(dir, "freezer.state"), "FROZEN")
+	thaw = func() { _ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0) }
+	t.Cleanup(func() {
+		thaw()
+		_ = unix.Kill(pid, unix.SIGKILL)
+		eventually(t, within, "the freezer is empty", func() bool { return os.Remove(dir) == nil })
+	})
+	return thaw
+}
+
+// begunEarlier begins a run as a daemon does that is killed then: the plugin
+// runs, and nothing waits for it.
+func (n *node) begunEarlier(t *testing.T, verb, id string, limit time.Duration) {
+	t.Helper()
+	a := Attachment{ID: id, Network: "net", Config: []byte(conflist(t, "net", n.script()))}
+	run, err := n.plugins.runner.Begin(a.request(verb, limit))
+	must(t, err)
+	command := exec.Command(filepath.Join(run.PluginDir(), "scripted"))
+	command.Env = []string{"PATH=" + os.Getenv("PATH"), mark(), "CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_NETNS=/x", "CNI_IFNAME=eth0", "CNI_PATH=" + run.PluginDir()}
+	command.Stdin = strings.NewReader(marshal(t, n.script()))
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	must(t, command.Start())
+	go func() { _ = command.Wait() }()
+}
+
+// The result of a DEL that an earlier daemon began is taken, and not asked for
+// again.
+func TestResultOfADELOfAnEarlierDaemon(t *testing.T) {
+	for _, verdict := range []string{"success", "failure"} {
+		t.Run(verdict, func(t *testing.T) {
+			n := newNode(t, nil)
+			n.configure(t, "10.conflist", "net", n.script())
+			n.journalled(t, "web", nil)
+			n.attach(t, "web")
+			n.tell(t, "DEL.slow")
+			if verdict == "failure" {
+				put(t, filepath.Join(n.scripted, "DEL.fail"), swallowed[0])
+			}
+			n.begunEarlier(t, "DEL", "web", within)
+			eventually(t, within, "DEL runs", func() bool { return len(n.calls(t, "DEL")) == 1 })
+			n.reopen(t)
+			n.runs(t)
+			if verdict == "failure" {
+				eventually(t, within, "it is repeated", func() bool { return len(n.calls(t, "DEL")) >= 3 })
+				n.untell(t, "DEL.fail")
+			}
+			eventually(t, within, "the attachment is removed", func() bool { return n.find("web") == nil })
+			if calls := n.calls(t, "DEL"); verdict == "success" && len(calls) != 1 {
+				t.Errorf("DEL ran again: %q", calls)
+			}
+			eventually(t, within, "the run is removed", func() bool { return len(n.runDirs(t)) == 0 })
+		})
+	}
+}
+
+// 60 runs of an earlier daemon that hang delay no start, each is ended at its
+// own limit, and waiting for them costs next to nothing.
+func TestStartBesideManyRunsThatHang(t *testing.T) {
+	const many = 60
+	n := newNode(t, nil)
+	n.configure(t, "10.conflist", "net", n.script())
+	n.tell(t, "ADD.hang")
+	for i := range many {
+		id := "pod" + strconv.Itoa(i)
+		n.journalled(t, id, nil)
+		n.begunEarlier(t, "ADD", id, 8*time.Second)
+	}
+	n.begunEarlier(t, "STATUS", "", within)
+	eventually(t, within, "all hang", func() bool { return len(n.calls(t, "ADD")) == many })
+	n.untell(t, "ADD.hang")
+	began := time.Now()
+	n.reopen(t)
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("the start took %v", took)
+	}
+	before := ownTime(t)
+	n.runs(t)
+	n.journalled(t, "web", nil)
+	n.attach(t, "web")
+	n.detach(t, "web")
+	time.Sleep(3 * time.Second)
+	if used := ownTime(t) - before; used > 1500*time.Millisecond {
+		t.Errorf("waiting used %v of the processor in 3 s", used)
+	} else {
+		t.Logf("waiting for %d runs used %v of the processor in 3 s", many, used)
+	}
+	eventually(t, 3*within, "all are ended", func() bool { return len(n.runDirs(t)) == 0 })
+	for i := range many {
+		n.detach(t, "pod"+strconv.Itoa(i))
+	}
+}
+
+// ownTime is what this process, without its children, has used.
+func ownTime(t *testing.T) time.Duration {
+	t.Helper()
+	var usage unix.Rusage
+	must(t, unix.Getrusage(unix.RUSAGE_SELF, &usage))
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+// What became of each plugin is reported, IPAM included.
+func TestReportsOfPlugins(t *testing.T) {
+	var reports []PluginRun
+	n := newNode(t, func(o *Options) {
+		o.Observe = func(id string, plugins []PluginRun) {
+			if id == "web" {
+				reports = append(reports, plugins...)
+			}
+		}
+	})
+	n.configure(t, "10.conflist", "net", n.chain(t)...)
+	n.journalled(t, "web", nil)
+	n.attach(t, "web")
+	n.tell(t, "DEL.fail")
+	wantError(t, n.Detach(t.Context(), "web", n.NamespacePath("web")), "told to fail")
+	n.untell(t, "DEL.fail")
+	n.detach(t, "web")
+	var seen []string
+	for _, r := range reports {
+		seen = append(seen, strings.TrimSpace(r.Verb+" "+r.Parent+">"+r.Plugin+" "+r.Message))
+		if r.Start.IsZero() || r.Took <= 0 || !r.Ended || r.Took > time.Minute || time.Since(r.Start) > time.Minute {
+			t.Errorf("%+v", r)
+		}
+	}
+	want := "ADD >bridge|ADD bridge>host-local|ADD >scripted|DEL >scripted told to fail|DEL >bridge|DEL bridge>host-local|DEL >scripted|DEL >bridge|DEL bridge>host-local"
+	if got := strings.Join(seen, "|"); got != want {
+		t.Errorf("plugins %s, want %s", got, want)
+	}
+	var _ runner.Report = reports[0]
+}

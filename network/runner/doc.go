@@ -1,0 +1,49 @@
+// Package runner runs CNI plugins so that it is known which processes belong
+// to a run, and what became of each plugin.
+//
+// A run is one verb over the plugins of one network configuration. go-cni, and
+// through CNI_PATH every plugin that runs another one, is given a directory of
+// ours instead of the configured ones. In it each plugin is the same small
+// program (runner.c), which enters the cgroup of the run, runs the real plugin,
+// hands on what that answers, and writes a note. So:
+//
+//   - everything that a run started is in its cgroup, whatever environment,
+//     session or process group it has, and nothing else is;
+//   - what a plugin answered is known for every plugin of the chain and those
+//     below them, over a restart of the daemon too;
+//   - a DEL that fails does not end the chain: the other plugins get theirs;
+//   - a child that holds a plugin's pipes delays nobody: the program follows
+//     the plugin, not its pipes.
+//
+// # Files
+//
+// All are in one volatile directory, but for the program itself, which is kept
+// where programs can be executed:
+//
+//	RUN/           one run:
+//	  request.json what is run, until when, and in which cgroup, for the next daemon
+//	  run          what the program has to know: the cgroup, and where plugins are
+//	  p/NAME       a link to the program, for each plugin that is installed or asked
+//	               for; go-cni is given p
+//	  nK, nI-K     the note of the K-th plugin of the chain, of the K-th that
+//	               the plugin of note I has run
+//	  pK, pI-K     a link to p, which that plugin is given
+//	  failed       a plugin of the chain has failed its DEL
+//	  done         the run is over, and processes that it left are to live
+//
+// # States
+//
+//	begun --> every plugin has answered --> ended, removed
+//	  |                                 \-> done: a process lives on, as a plugin wants it
+//	  |--> killed at its limit ----------> ended, removed
+//	  |                     \-----------> stuck: a process does not go; waited for
+//	  \--> left by a daemon that ended: unfinished, for the next one
+//
+// A run that succeeded leaves alone what it started and did not end. A run that
+// failed, or was killed, takes everything along.
+//
+// # Locks
+//
+// Runner.mu guards what is known of the installed plugins; it is held for the
+// time of some system calls. A Run has one owner and no lock.
+package runner

@@ -1,0 +1,144 @@
+package runner
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/cgroup"
+)
+
+// cgroupPrefix begins the names of the runs' cgroups.
+const cgroupPrefix = "minicri-cni-"
+
+// Request says what is run.
+type Request struct {
+	Verb string `json:"verb"`
+	// ID is the sandbox that it is for, "" for the verbs that are for none.
+	ID      string `json:"id,omitempty"`
+	Network string `json:"network"`
+	// Plugins are the types of the chain, in the order of the configuration.
+	Plugins []string `json:"plugins"`
+	// Limit is how long the run may take.
+	Limit time.Duration `json:"limit"`
+}
+
+// Run is one run of a verb over a chain of plugins.
+type Run struct {
+	Request
+	// Group is the cgroup of the run.
+	Group cgroup.Group `json:"group"`
+	// Began is the time since boot when the run began.
+	Began time.Duration `json:"began"`
+
+	dir string
+}
+
+// Begin makes a run: its files first and then its cgroup, so that there is no
+// cgroup that nothing tells of. End has to be called.
+func (r *Runner) Begin(request Request) (*Run, error) {
+	random := make([]byte, 8)
+	_, _ = rand.Read(random) // never fails
+	name := hex.EncodeToString(random)
+	run := &Run{
+		Request: request, Group: r.options.Parent.Child(cgroupPrefix + name), Began: sinceBoot(),
+		dir: filepath.Join(r.options.Dir, name),
+	}
+	err := run.writeFiles(r.options, r.installed())
+	if err == nil {
+		err = run.Group.Make()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("prepare the run of plugins: %w", err), run.End())
+	}
+	return run, nil
+}
+
+func (run *Run) writeFiles(options Options, installed map[string]string) error {
+	request, err := json.Marshal(run)
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(run.dir, 0o700); err != nil {
+		return err
+	}
+	return errors.Join(
+		os.WriteFile(filepath.Join(run.dir, "request.json"), request, 0o600),
+		os.WriteFile(filepath.Join(run.dir, "run"), run.settings(options, installed), 0o600),
+		run.link(options.Program, installed),
+	)
+}
+
+// settings are what the program reads: fields that each end with a zero byte.
+func (run *Run) settings(options Options, installed map[string]string) []byte {
+	version := "1"
+	if run.Group.V2 {
+		version = "2"
+	}
+	fields := []string{version, run.Group.Entrance(), strconv.Itoa(len(run.Plugins)), strings.Join(options.BinDirs, ":")}
+	for name, program := range installed {
+		fields = append(fields, name, program)
+	}
+	return []byte(strings.Join(fields, "\x00") + "\x00")
+}
+
+// PluginDir is the directory of plugins that go-cni is given for this run.
+func (run *Run) PluginDir() string { return filepath.Join(run.dir, "p") }
+
+// Left is how much of its limit the run has left, negative if nothing.
+func (run *Run) Left() time.Duration { return run.Limit - (sinceBoot() - run.Began) }
+
+// Running reports whether a process of the run lives.
+func (run *Run) Running() bool {
+	empty, err := run.Group.Empty()
+	return err != nil || !empty
+}
+
+// Kill ends everything that the run has started, within the limit; processes
+// that do not go are cgroup.ErrBusy.
+func (run *Run) Kill(limit time.Duration) error {
+	if err := run.Group.Kill(limit); err != nil {
+		return fmt.Errorf("kill the plugins: %w", err)
+	}
+	return nil
+}
+
+// Done marks a run that is over and whose processes are to live.
+func (run *Run) Done() error {
+	return os.WriteFile(filepath.Join(run.dir, "done"), nil, 0o600)
+}
+
+func (run *Run) isDone() bool {
+	_, err := os.Stat(filepath.Join(run.dir, "done"))
+	return err == nil
+}
+
+// End removes the run; nothing may run in it any more.
+func (run *Run) End() error {
+	// The cgroup first: its files name it.
+	if err := run.Group.Remove(); err != nil {
+		return fmt.Errorf("end a run of plugins: %w", err)
+	}
+	if err := os.RemoveAll(run.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("end a run of plugins: %w", err)
+	}
+	return nil
+}
+
+// sinceBoot is a clock that no one sets, and that a daemon has in common with
+// the one before it.
+func sinceBoot() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // it exists since Linux 2.6.39
+	return time.Duration(t.Nano())
+}

@@ -1,0 +1,83 @@
+package runner
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/minicri/minicri/internal/cgroup"
+)
+
+// Options say where runs live.
+type Options struct {
+	// Dir is the volatile directory of the runs, Program the path of the
+	// program that stands in for plugins, on a file system that can execute.
+	Dir, Program string
+	// BinDirs is where plugins are looked for, in that order.
+	BinDirs []string
+	// Parent is the cgroup that those of the runs are made below.
+	Parent cgroup.Group
+}
+
+// Runner begins runs, and finds those of an earlier daemon.
+type Runner struct {
+	options Options
+
+	mu sync.Mutex
+	// programs are the plugins that are installed, listed the state of their
+	// directories then; "" if that does not tell.
+	programs map[string]string
+	listed   string
+}
+
+// Open installs the program and makes the directory.
+func Open(options Options) (*Runner, error) {
+	r := &Runner{options: options}
+	if err := install(options.Program); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(options.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the directory of plugin runs: %w", err)
+	}
+	return r, nil
+}
+
+// Runs are the runs that an earlier daemon left: those that were not over when
+// it ended, and those that are done and have left processes to live. What
+// cannot be read is removed if nothing runs in it; otherwise it is told of.
+func (r *Runner) Runs() (unfinished, done []*Run, err error) {
+	entries, err := os.ReadDir(r.options.Dir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("find the plugin runs of an earlier daemon: %w", err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		run, err := r.find(entry.Name())
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case run.isDone():
+			done = append(done, run)
+		default:
+			unfinished = append(unfinished, run)
+		}
+	}
+	return unfinished, done, errors.Join(errs...)
+}
+
+func (r *Runner) find(name string) (*Run, error) {
+	run := &Run{dir: filepath.Join(r.options.Dir, name)}
+	data, err := os.ReadFile(filepath.Join(run.dir, "request.json"))
+	if err == nil {
+		err = json.Unmarshal(data, run)
+	}
+	if err != nil {
+		// The cgroup is made after the file: without one there is no process.
+		run.Group = r.options.Parent.Child(cgroupPrefix + name)
+		return nil, errors.Join(fmt.Errorf("plugin run %s: %w", name, err), run.End())
+	}
+	return run, nil
+}
