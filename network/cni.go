@@ -29,15 +29,13 @@ type Options struct {
 	// CgroupParent is the cgroup, below each hierarchy, that those of plugin
 	// runs are made in; "" is the one of this process.
 	CgroupParent string
+	// Mark begins their names, and tells them from those of other daemons.
+	Mark string
 	// Namespaces are the pinned network namespaces of the attachments.
 	Namespaces *namespace.Dir
 	// Default is the embedded network for a machine that has none.
 	Default DefaultNetwork
 	Limits  Limits
-	// Observe is given what became of each plugin of a run that was for a
-	// sandbox, in the order of their start, when the run is over; nil if nobody
-	// asks. It is called under the sandbox's attachment lock.
-	Observe func(id string, plugins []PluginRun)
 	Logger  *slog.Logger
 }
 
@@ -83,9 +81,10 @@ type CNI struct {
 
 	// left are the runs of an earlier daemon, by sandbox: found by Open, awaited
 	// by Run.
-	left     map[string][]*runner.Run
-	retries  retries
-	checkNow chan struct{}
+	left        map[string][]*runner.Run
+	leftAtStart bool
+	retries     retries
+	checkNow    chan struct{}
 
 	// base is the context of what waits in the background; Close ends it, and
 	// waits for that.
@@ -131,12 +130,12 @@ func (n *CNI) openRunner() error {
 	}
 	r, err := runner.Open(runner.Options{
 		Dir: filepath.Join(n.options.State, "cni"), Program: filepath.Join(n.options.Root, "cni-runner"),
-		BinDirs: n.options.BinDirs, Parent: parent,
+		BinDirs: n.options.BinDirs, Parent: parent, Mark: n.options.Mark,
 	})
 	if err != nil {
 		return err
 	}
-	n.plugins = &plugins{runner: r, limits: n.options.Limits, gcCache: n.gcCacheDir(), ending: n.base.Done(), observe: n.options.Observe, logger: n.options.Logger}
+	n.plugins = &plugins{runner: r, limits: n.options.Limits, gcCache: n.gcCacheDir(), ending: n.base.Done(), logger: n.options.Logger}
 	return nil
 }
 
@@ -159,6 +158,9 @@ func (n *CNI) Run(ctx context.Context) {
 // over, but no longer than the limit: then the node is as quiet as it can be
 // when its first request comes.
 func (n *CNI) AwaitFirst(limit time.Duration) {
+	if n.leftAtStart {
+		return // GC waits for them
+	}
 	over := time.After(limit)
 	for _, first := range []chan struct{}{n.asked, n.collected} {
 		select {

@@ -98,7 +98,7 @@ func newNode(t *testing.T, change func(*Options)) *node {
 	namespaces := newNamespaces(t, "net-")
 	n.Options = Options{
 		ConfDir: t.TempDir(), BinDirs: []string{absolute(t, realPlugins), absolute(t, testPlugins)},
-		Root: t.TempDir(), State: t.TempDir(), CgroupParent: newCgroup(t), Namespaces: namespaces,
+		Root: t.TempDir(), State: t.TempDir(), CgroupParent: newCgroup(t), Mark: "minicri-cni-", Namespaces: namespaces,
 		Limits: Limits{
 			Add: within, Del: within, Check: within, Status: 500 * time.Millisecond, GC: within,
 			DetachTries: 5, DetachTime: 30 * time.Second,

@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/network/runner"
 )
 
@@ -44,16 +45,10 @@ type plugins struct {
 	gcCache string
 	// ending is closed when the daemon ends.
 	ending <-chan struct{}
-	// observe is given what became of the plugins of each run that was for a
-	// sandbox; nil if nobody asks.
-	observe func(id string, plugins []PluginRun)
-	logger  *slog.Logger
+	logger *slog.Logger
 
 	lingering lingering
 }
-
-// PluginRun is what became of one plugin of a run.
-type PluginRun = runner.Report
 
 // outcome is what came of a run.
 type outcome struct {
@@ -180,14 +175,26 @@ func (p *plugins) run(ctx context.Context, request runner.Request, do func(ctx c
 	o.late = killed != nil && ctx.Err() == nil
 	reports, readErr := run.Reports()
 	o.err = errors.Join(readErr, verdict(run, reports, err), killed)
-	if p.observe != nil && run.ID != "" {
-		p.observe(run.ID, reports)
-	}
+	record(ctx, reports)
 	if err := p.end(run, o.err, killed != nil); err != nil {
 		o.err = errors.Join(o.err, err)
 		o.stuck = run
 	}
 	return o
+}
+
+// record adds a row for each plugin to the timeline of what the run was for.
+func record(ctx context.Context, reports []runner.Report) {
+	for _, r := range reports {
+		row := step.Row{Kind: "plugin", Step: r.Plugin + " " + r.Verb, Start: r.Start, Took: r.Took, Parent: r.Parent}
+		if err := r.Err(); err != nil {
+			row.Error = err.Error()
+			if r.Stderr != "" {
+				row.Error += fmt.Sprintf("; stderr: %q", r.Stderr)
+			}
+		}
+		step.Record(ctx, row)
+	}
 }
 
 // follow waits for do, for the end of the limit or of the context, or for the

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/network/runner"
+	"github.com/minicri/minicri/internal/step"
 )
 
 // swallowed are texts of errors that go-cni takes for success.
@@ -373,33 +373,35 @@ func ownTime(t *testing.T) time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// What became of each plugin is reported, IPAM included.
-func TestReportsOfPlugins(t *testing.T) {
-	var reports []PluginRun
-	n := newNode(t, func(o *Options) {
-		o.Observe = func(id string, plugins []PluginRun) {
-			if id == "web" {
-				reports = append(reports, plugins...)
-			}
-		}
-	})
+// The timeline of a pod has a row for each plugin, IPAM included.
+func TestPluginsInTheTimeline(t *testing.T) {
+	n := newNode(t, nil)
 	n.configure(t, "10.conflist", "net", n.chain(t)...)
 	n.journalled(t, "web", nil)
-	n.attach(t, "web")
+	timeline := step.NewTimeline(nil)
+	detach := func(ctx context.Context) error { return n.Detach(ctx, "web", n.NamespacePath("web")) }
+	steps := step.Begin(t.Context(), nil, timeline)
+	steps.Step("pod/cni add", func(ctx context.Context) error {
+		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"))
+		return err
+	})
 	n.tell(t, "DEL.fail")
-	wantError(t, n.Detach(t.Context(), "web", n.NamespacePath("web")), "told to fail")
+	wantError(t, steps.Do("pod/cni del", detach), "told to fail")
 	n.untell(t, "DEL.fail")
-	n.detach(t, "web")
+	must(t, steps.Do("pod/cni del", detach))
 	var seen []string
-	for _, r := range reports {
-		seen = append(seen, strings.TrimSpace(r.Verb+" "+r.Parent+">"+r.Plugin+" "+r.Message))
-		if r.Start.IsZero() || r.Took <= 0 || !r.Ended || r.Took > time.Minute || time.Since(r.Start) > time.Minute {
-			t.Errorf("%+v", r)
+	for _, r := range timeline.Rows() {
+		if r.Kind != "plugin" {
+			continue
+		}
+		seen = append(seen, r.Parent+">"+r.Step)
+		if r.Start.IsZero() || r.Took <= 0 || r.Took > time.Minute || time.Since(r.Start) > time.Minute || (r.Error != "") != (len(seen) == 4) {
+			t.Errorf("row %d: %+v", len(seen), r)
 		}
 	}
-	want := "ADD >bridge|ADD bridge>host-local|ADD >scripted|DEL >scripted told to fail|DEL >bridge|DEL bridge>host-local|DEL >scripted|DEL >bridge|DEL bridge>host-local"
-	if got := strings.Join(seen, "|"); got != want {
+	want := "cni add>bridge ADD|bridge ADD>host-local ADD|cni add>scripted ADD|" +
+		strings.Repeat("cni del>scripted DEL|cni del>bridge DEL|bridge DEL>host-local DEL|", 2)
+	if got := strings.Join(seen, "|") + "|"; got != want {
 		t.Errorf("plugins %s, want %s", got, want)
 	}
-	var _ runner.Report = reports[0]
 }

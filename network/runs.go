@@ -30,6 +30,7 @@ func (n *CNI) findLeftRuns() {
 	for _, run := range unfinished {
 		n.left[run.ID] = append(n.left[run.ID], run)
 	}
+	n.leftAtStart = len(unfinished) > 0
 	for id := range n.left {
 		if a := n.find(id); a != nil {
 			a.lock <- struct{}{} // free: nothing runs yet
@@ -38,7 +39,7 @@ func (n *CNI) findLeftRuns() {
 }
 
 // awaitLeftRuns waits for the runs of an earlier daemon, each within the limit
-// that it was begun with, and takes their results.
+// of its verb, and takes their results.
 func (n *CNI) awaitLeftRuns(ctx context.Context) {
 	for id, runs := range n.left {
 		if a := n.find(id); a != nil {
@@ -57,7 +58,7 @@ func (n *CNI) awaitLeftRuns(ctx context.Context) {
 func (n *CNI) endLeftRun(ctx context.Context, run *runner.Run) {
 	deadline := time.Now()
 	if run.Verb == "GC" {
-		deadline = deadline.Add(run.Left())
+		deadline = deadline.Add(run.Limit)
 		over := n.gate(run.Network).occupy()
 		defer over()
 	}
@@ -84,7 +85,7 @@ func (n *CNI) takeResults(ctx context.Context, a *attachment, runs []*runner.Run
 
 // awaitEndApart is awaitEnd, and keeps GC away for as long as the run may take.
 func (n *CNI) awaitEndApart(ctx context.Context, run *runner.Run) bool {
-	gate, deadline := n.gate(run.Network), time.Now().Add(run.Left())
+	gate, deadline := n.gate(run.Network), time.Now().Add(run.Limit)
 	gate.begin()
 	within, cancel := context.WithDeadline(ctx, deadline.Add(killLimit))
 	ended := n.awaitEnd(within, run, deadline)

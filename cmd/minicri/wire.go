@@ -203,7 +203,7 @@ func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, image
 func openNetworks(ctx context.Context, c *config.Config, netns *namespace.Dir, logger *slog.Logger) (*network.CNI, error) {
 	l := c.Limits
 	return network.Open(ctx, network.Options{
-		ConfDir: c.CNIConf, BinDirs: c.BinDirs(), Root: c.Root, State: c.State, CgroupParent: pluginCgroup(c), Namespaces: netns,
+		ConfDir: c.CNIConf, BinDirs: c.BinDirs(), Root: c.Root, State: c.State, CgroupParent: pluginCgroup(c), Mark: pluginMark(c.Root), Namespaces: netns,
 		Default: network.DefaultNetwork(c.DefaultNetwork),
 		Limits: network.Limits{
 			Add: time.Duration(l.CNIAdd), Del: time.Duration(l.CNIDel), Check: time.Duration(l.CNICheck),
@@ -254,6 +254,9 @@ func markOf(root string) string { return "minicri-" + rootHash(root) + "-" }
 // containerMark is the same for the cgroups of containers: neither mark begins
 // with the other.
 func containerMark(root string) string { return "minicri-c-" + rootHash(root) + "-" }
+
+// pluginMark is the same for the cgroups of plugin runs.
+func pluginMark(root string) string { return "minicri-cni-" + rootHash(root) + "-" }
 
 func rootHash(root string) string {
 	sum := sha256.Sum256([]byte(filepath.Clean(root)))

@@ -21,7 +21,7 @@
 // where programs can be executed:
 //
 //	RUN/           one run:
-//	  request.json what is run, until when, and in which cgroup, for the next daemon
+//	  request.json what is run, for how long, and in which cgroup, for the next daemon
 //	  run          what the program has to know: the cgroup, and where plugins are
 //	  p/NAME       a link to the program, for each plugin that is installed or asked
 //	               for; go-cni is given p

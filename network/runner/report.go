@@ -19,8 +19,8 @@ import (
 type Report struct {
 	Plugin string `json:"plugin"`
 	Verb   string `json:"verb"`
-	// Parent is the plugin that ran it, as an IPAM plugin is run; "" for the
-	// plugins of the chain.
+	// Parent is the plugin that ran it and its verb, as "bridge ADD" runs an
+	// IPAM plugin; "" for the plugins of the chain.
 	Parent string        `json:"parent,omitempty"`
 	Start  time.Time     `json:"start"`
 	Took   time.Duration `json:"took"`
@@ -65,7 +65,7 @@ func (run *Run) Reports() ([]Report, error) {
 		return nil, err
 	}
 	var reports []Report
-	names := make(map[string]string) // of the plugins, by note
+	names := make(map[string]string) // of plugins and verbs, by note
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		if err != nil {
@@ -76,7 +76,7 @@ func (run *Run) Reports() ([]Report, error) {
 			return nil, fmt.Errorf("read what became of a plugin: %s: %w", file, err)
 		}
 		report.note = strings.TrimPrefix(filepath.Base(file), "n")
-		names[report.note] = report.Plugin
+		names[report.note] = report.Plugin + " " + report.Verb
 		reports = append(reports, report)
 	}
 	for i := range reports {

@@ -13,13 +13,8 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/minicri/minicri/internal/cgroup"
 )
-
-// cgroupPrefix begins the names of the runs' cgroups.
-const cgroupPrefix = "minicri-cni-"
 
 // Request says what is run.
 type Request struct {
@@ -38,8 +33,6 @@ type Run struct {
 	Request
 	// Group is the cgroup of the run.
 	Group cgroup.Group `json:"group"`
-	// Began is the time since boot when the run began.
-	Began time.Duration `json:"began"`
 
 	dir string
 }
@@ -51,7 +44,7 @@ func (r *Runner) Begin(request Request) (*Run, error) {
 	_, _ = rand.Read(random) // never fails
 	name := hex.EncodeToString(random)
 	run := &Run{
-		Request: request, Group: r.options.Parent.Child(cgroupPrefix + name), Began: sinceBoot(),
+		Request: request, Group: r.options.Parent.Child(r.options.Mark + name),
 		dir: filepath.Join(r.options.Dir, name),
 	}
 	err := run.writeFiles(r.options, r.installed())
@@ -95,9 +88,6 @@ func (run *Run) settings(options Options, installed map[string]string) []byte {
 // PluginDir is the directory of plugins that go-cni is given for this run.
 func (run *Run) PluginDir() string { return filepath.Join(run.dir, "p") }
 
-// Left is how much of its limit the run has left, negative if nothing.
-func (run *Run) Left() time.Duration { return run.Limit - (sinceBoot() - run.Began) }
-
 // Running reports whether a process of the run lives.
 func (run *Run) Running() bool {
 	empty, err := run.Group.Empty()
@@ -133,12 +123,4 @@ func (run *Run) End() error {
 		return fmt.Errorf("end a run of plugins: %w", err)
 	}
 	return nil
-}
-
-// sinceBoot is a clock that no one sets, and that a daemon has in common with
-// the one before it.
-func sinceBoot() time.Duration {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // it exists since Linux 2.6.39
-	return time.Duration(t.Nano())
 }

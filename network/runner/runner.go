@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/minicri/minicri/internal/cgroup"
@@ -20,6 +22,8 @@ type Options struct {
 	BinDirs []string
 	// Parent is the cgroup that those of the runs are made below.
 	Parent cgroup.Group
+	// Mark begins their names.
+	Mark string
 }
 
 // Runner begins runs, and finds those of an earlier daemon.
@@ -47,7 +51,7 @@ func Open(options Options) (*Runner, error) {
 
 // Runs are the runs that an earlier daemon left: those that were not over when
 // it ended, and those that are done and have left processes to live. What
-// cannot be read is removed if nothing runs in it; otherwise it is told of.
+// cannot be read is removed if nothing runs in it, and is an error.
 func (r *Runner) Runs() (unfinished, done []*Run, err error) {
 	entries, err := os.ReadDir(r.options.Dir)
 	if err != nil {
@@ -65,7 +69,31 @@ func (r *Runner) Runs() (unfinished, done []*Run, err error) {
 			unfinished = append(unfinished, run)
 		}
 	}
-	return unfinished, done, errors.Join(errs...)
+	return unfinished, done, errors.Join(append(errs, r.sweep())...)
+}
+
+// sweep removes the cgroups of runs whose files are gone, with a volatile
+// directory that was emptied by hand, say. What runs in them is left alone:
+// nothing tells any more what it is for.
+func (r *Runner) sweep() error {
+	entries, err := os.ReadDir(r.options.Parent.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, entry := range entries {
+		name, ours := strings.CutPrefix(entry.Name(), r.options.Mark)
+		if _, err := os.Lstat(filepath.Join(r.options.Dir, name)); !ours || err == nil {
+			continue
+		}
+		group := r.options.Parent.Child(entry.Name())
+		if empty, err := group.Empty(); err != nil || !empty {
+			errs = append(errs, errors.Join(fmt.Errorf("cgroup %s has processes of a plugin run that nothing is known of", group.Dir), err))
+			continue
+		}
+		errs = append(errs, group.Remove())
+	}
+	return errors.Join(errs...)
 }
 
 func (r *Runner) find(name string) (*Run, error) {
@@ -76,7 +104,7 @@ func (r *Runner) find(name string) (*Run, error) {
 	}
 	if err != nil {
 		// The cgroup is made after the file: without one there is no process.
-		run.Group = r.options.Parent.Child(cgroupPrefix + name)
+		run.Group = r.options.Parent.Child(r.options.Mark + name)
 		return nil, errors.Join(fmt.Errorf("plugin run %s: %w", name, err), run.End())
 	}
 	return run, nil

@@ -54,7 +54,7 @@ func eachVersion(t *testing.T, scripts map[string]string, test func(t *testing.T
 			for name, script := range scripts {
 				must(t, os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+script), 0o755))
 			}
-			r, err := Open(Options{Dir: t.TempDir(), Program: filepath.Join(t.TempDir(), "runner"), BinDirs: []string{bin}, Parent: parent})
+			r, err := Open(Options{Dir: t.TempDir(), Program: filepath.Join(t.TempDir(), "runner"), BinDirs: []string{bin}, Parent: parent, Mark: "unit-"})
 			must(t, err)
 			test(t, r)
 		})
@@ -215,7 +215,7 @@ func TestPluginOfAPlugin(t *testing.T) {
 			t.Errorf("%q, %v", stdout, err)
 		}
 		all := reports(t, run)
-		if len(all) != 2 || all[0].Plugin != "outer" || all[0].Parent != "" || all[0].Exit != 5 || all[1].Plugin != "inner" || all[1].Parent != "outer" || all[1].Code != 8 {
+		if len(all) != 2 || all[0].Plugin != "outer" || all[0].Parent != "" || all[0].Exit != 5 || all[1].Plugin != "inner" || all[1].Parent != "outer DEL" || all[1].Code != 8 {
 			t.Errorf("reports %+v", all)
 		}
 	})
@@ -264,7 +264,7 @@ func TestPluginThatOutlivesItsParent(t *testing.T) {
 		must(t, errors.Join(read.Close(), write.Close()))
 		eventually(t, "it runs", run.Running)
 		unfinished, _, err := r.Runs()
-		if err != nil || len(unfinished) != 1 || unfinished[0].Verb != "DEL" || unfinished[0].Left() <= 0 || !slices.Equal(unfinished[0].Plugins, run.Plugins) {
+		if err != nil || len(unfinished) != 1 || unfinished[0].Verb != "DEL" || unfinished[0].Limit != within || !slices.Equal(unfinished[0].Plugins, run.Plugins) {
 			t.Fatalf("%+v, %v", unfinished, err)
 		}
 		if unfinished[0].Verdict(reports(t, unfinished[0])) == nil {
@@ -307,6 +307,30 @@ func TestLinksFollowTheDirectories(t *testing.T) {
 		must(t, err)
 		if stdout, _, err := call(t, begin(t, again, "ADD", "first"), "first", ""); err != nil || stdout != "first\n" {
 			t.Errorf("%q, %v", stdout, err)
+		}
+	})
+}
+
+// A cgroup whose run is not known any more is removed, unless something runs in
+// it, or it is another one's.
+func TestSweepOfCgroups(t *testing.T) {
+	eachVersion(t, map[string]string{"leaves": `sleep 600 &`}, func(t *testing.T, r *Runner) {
+		known, gone, lives := begin(t, r, "ADD"), begin(t, r, "ADD"), begin(t, r, "ADD", "leaves")
+		another := r.options.Parent.Child("another-1")
+		must(t, another.Make())
+		_, _, err := call(t, lives, "leaves", "")
+		must(t, err)
+		must(t, errors.Join(os.RemoveAll(gone.dir), os.RemoveAll(lives.dir)))
+		if _, _, err := r.Runs(); err == nil || !strings.Contains(err.Error(), lives.Group.Dir) {
+			t.Errorf("got %v, want an error about %s", err, lives.Group.Dir)
+		}
+		for group, there := range map[cgroup.Group]bool{known.Group: true, gone.Group: false, lives.Group: true, another: true} {
+			if _, err := os.Stat(group.Dir); (err == nil) != there {
+				t.Errorf("%s: %v", group.Dir, err)
+			}
+		}
+		if !lives.Running() {
+			t.Error("the process was ended")
 		}
 	})
 }

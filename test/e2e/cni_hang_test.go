@@ -89,13 +89,13 @@ func TestProperty14_HangingADD(t *testing.T) {
 }
 
 func TestHangingDEL(t *testing.T) {
-	n := newNode(t, harness.NoNetwork(), harness.Config(fast+"cni_del = \"2s\"\ndetach_tries = 1000\n"))
+	n := newNode(t, harness.NoNetwork(), harness.Config(fast+"cni_del = \"6s\"\ndetach_tries = 1000\n"))
 	r := newRecorder(t, n)
 	n.WriteConflist("10-test.conflist", r.bridge("one"))
 	id := n.RunPod(n.PodConfig("web"))
 	r.order("one", "DEL", "hang")
 	err := stop(t, n, id)
-	if err == nil || !strings.Contains(err.Error(), "DEL") || !strings.Contains(err.Error(), "2s") {
+	if err == nil || !strings.Contains(err.Error(), "DEL") || !strings.Contains(err.Error(), "6s") {
 		t.Errorf("got %v", err)
 	}
 	r.order("one", "DEL", "")
