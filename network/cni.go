@@ -71,6 +71,7 @@ type CNI struct {
 	// asked is closed when the plugins have answered STATUS for the first time,
 	// collected when the first GC is over.
 	asked, collected chan struct{}
+	firstCollected   func() // closes collected
 	changed          chan struct{}
 
 	// mu guards the three fields below, and nothing is run or written under it.
@@ -107,6 +108,7 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 		retries:     newRetries(options.Limits),
 		checkNow:    make(chan struct{}, 1),
 	}
+	n.firstCollected = sync.OnceFunc(func() { close(n.collected) })
 	n.base, n.end = context.WithCancel(context.WithoutCancel(ctx))
 	if err := n.openRunner(); err != nil {
 		return nil, err

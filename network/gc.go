@@ -10,7 +10,7 @@ import (
 
 // collectPeriodically runs CNI GC at the start and then once in a period.
 func (n *CNI) collectPeriodically(ctx context.Context) {
-	first := sync.OnceFunc(func() { close(n.collected) })
+	first := n.firstCollected
 	defer first()
 	if n.options.Limits.GCPeriod <= 0 {
 		return

@@ -22,6 +22,8 @@ const (
 	// returnLimit is how long go-cni may take to return when nothing of its
 	// plugins is left: a process that left the cgroup may hold a pipe.
 	returnLimit = time.Second
+	// endLimit is the same when the daemon ends.
+	endLimit = 2 * time.Second
 	// leaveLimit is how long a run may go on under a daemon that ends.
 	leaveLimit = 500 * time.Millisecond
 )
@@ -219,7 +221,7 @@ func (p *plugins) follow(ctx context.Context, run *runner.Run, do func(ctx conte
 		case <-ending:
 			if run.Verb == "STATUS" || run.Verb == "CHECK" {
 				close(kill)
-				return p.kill(run, done, leaveLimit), errEnding
+				return p.kill(run, done, endLimit), errEnding
 			}
 			ended, ending, leave = nil, nil, time.After(leaveLimit)
 		case <-leave:
