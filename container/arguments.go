@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/oci"
 )
@@ -26,10 +25,11 @@ func checkArguments(c *oci.Container) error {
 	if err != nil {
 		return err
 	}
-	limit, err := argumentsLimit()
+	stack, err := oci.StackLimit(c)
 	if err != nil {
 		return err
 	}
+	limit := min(mostArguments, max(leastArguments, stack/4))
 	total := uint64(0)
 	for _, list := range [][]string{args, env} {
 		for i, word := range list {
@@ -51,14 +51,4 @@ func what(args, list []string, i int) string {
 		return fmt.Sprintf("argument %d of the command", i)
 	}
 	return "environment variable " + oci.VariableName(list[i])
-}
-
-// argumentsLimit is that of programs with this process's limits, which
-// containers have.
-func argumentsLimit() (uint64, error) {
-	var stack unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_STACK, &stack); err != nil {
-		return 0, fmt.Errorf("getrlimit: %w", err)
-	}
-	return min(mostArguments, max(leastArguments, stack.Cur/4)), nil
 }

@@ -6,10 +6,11 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/minicri/minicri/internal/lock"
-	"github.com/minicri/minicri/internal/step"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/lock"
+	"github.com/minicri/minicri/internal/step"
 )
 
 // Container is one application container.

@@ -29,6 +29,8 @@ type creation struct {
 	// parts are what the spec is made from.
 	parts *oci.Container
 	spec  *specs.Spec
+	// labels are the container's for SELinux.
+	labels oci.SELinux
 	// ctx outlives the caller's.
 	ctx, caller context.Context
 	steps       *step.Sequence
@@ -125,7 +127,11 @@ func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig, p
 	if c.mounted, err = c.owner.findImages(config); err != nil {
 		return err
 	}
-	return checkArguments(&oci.Container{Config: config, Image: imageFacts(c.image), Hostname: c.owner.options.Sandboxes.Hostname(c.sandbox)})
+	o := c.owner.options
+	return checkArguments(&oci.Container{
+		Pod: c.sandbox.Config(), Config: config, Image: imageFacts(c.image), Hostname: o.Sandboxes.Hostname(c.sandbox),
+		Machine: o.Machine, Defaults: o.Defaults,
+	})
 }
 
 // checkPod refuses the config of another pod. Only what identifies a pod is

@@ -14,21 +14,21 @@ import (
 
 // fillVolumes makes the volumes and copies what the image has in their places
 // into them, with owners, modes and all. The rootfs is mounted. A place that the
-// image does not have is an empty volume of the container's root.
-func fillVolumes(rootfs string, volumes []oci.Volume, root owner) error {
+// image does not have is an empty volume of the container's user.
+func fillVolumes(rootfs string, volumes []oci.Volume, user owner) error {
 	for _, v := range volumes {
-		if err := fillVolume(rootfs, v, root); err != nil {
+		if err := fillVolume(rootfs, v, user); err != nil {
 			return fmt.Errorf("fill the image's volume %s: %w", v.ContainerPath, err)
 		}
 	}
 	return nil
 }
 
-func fillVolume(rootfs string, v oci.Volume, root owner) error {
+func fillVolume(rootfs string, v oci.Volume, user owner) error {
 	if err := os.MkdirAll(v.HostPath, 0o755); err != nil {
 		return err
 	}
-	if err := os.Chown(v.HostPath, root.uid, root.gid); err != nil {
+	if err := os.Chown(v.HostPath, user.uid, user.gid); err != nil {
 		return err
 	}
 	source, err := inRootfs(rootfs, v.ContainerPath)

@@ -19,7 +19,10 @@ func (c *creation) makeRootfs(ctx context.Context) error {
 	if err := makePrivate(c.owner.dir(c.ID), rootOf(c.sandbox.Config())); err != nil {
 		return err
 	}
-	if err := images.Mount(ctx, c.ID, c.owner.rootfs(c.ID)); err != nil {
+	if err := c.makeLabels(); err != nil {
+		return err
+	}
+	if err := images.Mount(ctx, c.ID, c.owner.rootfs(c.ID), c.labels.Mount); err != nil {
 		return err
 	}
 	return c.mountImages(ctx)
@@ -28,14 +31,14 @@ func (c *creation) makeRootfs(ctx context.Context) error {
 // prepareOptions shift the owners of files in a pod with a user namespace.
 func prepareOptions(pod *runtimeapi.PodSandboxConfig) image.PrepareOptions {
 	userns := oci.UserNamespace(pod)
-	if len(userns.GetUids()) == 0 || len(userns.GetGids()) == 0 {
-		return image.PrepareOptions{}
-	}
-	return image.PrepareOptions{UIDs: idMap(userns.GetUids()[0]), GIDs: idMap(userns.GetGids()[0])}
+	return image.PrepareOptions{UIDs: idMaps(userns.GetUids()), GIDs: idMaps(userns.GetGids())}
 }
 
-func idMap(m *runtimeapi.IDMapping) *image.IDMap {
-	return &image.IDMap{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Size: m.GetLength()}
+func idMaps(mappings []*runtimeapi.IDMapping) (maps []image.IDMap) {
+	for _, m := range mappings {
+		maps = append(maps, image.IDMap{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Size: m.GetLength()})
+	}
+	return maps
 }
 
 // owner are the ids that a file of the node has.

@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/oci"
@@ -37,7 +36,7 @@ func TestMakeSources(t *testing.T) {
 	if content, err := os.ReadFile(file); err != nil || string(content) != "kept" {
 		t.Errorf("the file is %q, %v", content, err)
 	}
-	if err := relabel(c, &specs.Spec{Linux: &specs.Linux{}}); err == nil {
+	if err := relabel(c); err == nil {
 		t.Error("the pod's files are missing, and nobody says so")
 	}
 }

@@ -26,7 +26,7 @@ func (c *creation) makeSources(ctx context.Context) error {
 		ID: c.ID, SandboxID: c.SandboxID, Pod: c.sandbox.Config(), Config: c.config, Image: imageFacts(c.image),
 		Rootfs: c.owner.rootfs(c.ID), Hostname: o.Sandboxes.Hostname(c.sandbox), Files: o.Sandboxes.PodFiles(c.sandbox),
 		VolumesDir: c.owner.volumes(c.ID), ImageMounts: images,
-		CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, Machine: o.Machine,
+		CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, Machine: o.Machine, Defaults: o.Defaults, SELinux: c.labels,
 	}
 	return makeSources(c.parts)
 }
@@ -42,6 +42,14 @@ func (c *creation) fillVolumes(context.Context) error {
 	if err := makePrivate(c.parts.VolumesDir, owner); err != nil {
 		return err
 	}
+	if err := readUsers(c.parts); err != nil {
+		return err
+	}
+	user, err := oci.ProcessUser(c.parts)
+	if err != nil {
+		return err
+	}
+	owner.uid, owner.gid = oci.HostUser(c.parts.Pod, user)
 	return fillVolumes(c.parts.Rootfs, volumes, owner)
 }
 
@@ -99,8 +107,8 @@ func (s *Store) trimSpec(c *Container) {
 	}
 }
 
-// relabel gives the sources of mounts the labels that the spec asks for.
-func (c *creation) relabel(context.Context) error { return relabel(c.parts, c.spec) }
+// relabel gives the sources of mounts the labels of the container.
+func (c *creation) relabel(context.Context) error { return relabel(c.parts) }
 
 func imageFacts(i image.Image) oci.Image {
 	config := i.Spec.Config

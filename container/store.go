@@ -20,6 +20,7 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 )
 
@@ -34,8 +35,10 @@ type Options struct {
 	SystemdCgroup bool
 	CgroupParent  string
 	// PidsLimit is the most processes of a container, 0 for no limit.
-	PidsLimit   int64
-	Machine     machine.Machine
+	PidsLimit int64
+	Machine   machine.Machine
+	// Defaults are those of the node for containers.
+	Defaults    oci.Defaults
 	Hierarchies cgroup.Hierarchies
 	Sandboxes   *sandbox.Store
 	// Handlers say which runtime runs the containers of a pod.
@@ -70,7 +73,7 @@ type Limits struct {
 type Images interface {
 	Get(refOrID string) (image.Image, error)
 	Prepare(ctx context.Context, key, imageID string, options image.PrepareOptions) ([]image.Mount, image.Image, error)
-	Mount(ctx context.Context, key, target string) error
+	Mount(ctx context.Context, key, target, label string) error
 	Unmount(target string) error
 	RemoveSnapshot(ctx context.Context, key string) error
 }

@@ -77,7 +77,7 @@ func (c *creation) mountImages(ctx context.Context) error {
 		key := imageKey(c.ID, number)
 		_, _, err := images.Prepare(ctx, key, m.ImageID, options)
 		if err == nil {
-			err = images.Mount(ctx, key, filepath.Join(c.owner.imagesDir(c.ID), number))
+			err = images.Mount(ctx, key, filepath.Join(c.owner.imagesDir(c.ID), number), c.labels.Mount)
 		}
 		if err != nil {
 			return fmt.Errorf("%w: %s: %w", ErrImageVolume, m.ContainerPath, err)

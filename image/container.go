@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/selinux/go-selinux/label"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,8 +32,8 @@ type PrepareOptions struct {
 	// is an image.
 	ReadOnly bool
 	// UIDs and GIDs shift the owners of files for a user namespace, by
-	// id-mapped mounts. Nil: none.
-	UIDs, GIDs *IDMap
+	// id-mapped mounts. None: as they are.
+	UIDs, GIDs []IDMap
 }
 
 const (
@@ -64,13 +65,20 @@ func (s *Store) Prepare(ctx context.Context, key, imageID string, options Prepar
 
 func (o PrepareOptions) labels() map[string]string {
 	labels := map[string]string{labelRoot: "1", labelContainer: "1"}
-	if o.UIDs != nil {
-		labels[snapshots.LabelSnapshotUIDMapping] = o.UIDs.String()
-	}
-	if o.GIDs != nil {
-		labels[snapshots.LabelSnapshotGIDMapping] = o.GIDs.String()
+	if len(o.UIDs) > 0 && len(o.GIDs) > 0 {
+		labels[snapshots.LabelSnapshotUIDMapping] = idMaps(o.UIDs)
+		labels[snapshots.LabelSnapshotGIDMapping] = idMaps(o.GIDs)
 	}
 	return labels
+}
+
+// idMaps is the form that the snapshotter reads; a label has at most 4096 bytes.
+func idMaps(maps []IDMap) string {
+	texts := make([]string, len(maps))
+	for i, m := range maps {
+		texts[i] = m.String()
+	}
+	return strings.Join(texts, ",")
 }
 
 // String is the form of /proc/PID/uid_map, with colons.
@@ -95,12 +103,14 @@ func plainMounts(mounts []mount.Mount) []Mount {
 	return plain
 }
 
-// Mount mounts a prepared snapshot at target, which it makes.
-func (s *Store) Mount(ctx context.Context, key, target string) error {
+// Mount mounts a prepared snapshot at target, which it makes. All its files have
+// the SELinux label, unless it is "".
+func (s *Store) Mount(ctx context.Context, key, target, selinux string) error {
 	mounts, err := s.snapshots.Mounts(s.scope(ctx), key)
 	if err != nil {
 		return fmt.Errorf("mounts of snapshot %s: %w", key, err)
 	}
+	labelMounts(mounts, selinux)
 	if err := os.MkdirAll(target, 0o700); err != nil {
 		return fmt.Errorf("mount snapshot %s: %w", key, err)
 	}
@@ -113,6 +123,17 @@ func (s *Store) Mount(ctx context.Context, key, target string) error {
 		runtime.GC()
 	}
 	return nil
+}
+
+// labelMounts: only a mount of a file system can have a label of its own; a
+// single layer that is bound, a volume of one, keeps the label that the layer
+// has (mount(8), context).
+func labelMounts(mounts []mount.Mount, selinux string) {
+	for i, m := range mounts {
+		if m.Type == "overlay" && selinux != "" {
+			mounts[i].Options = append(slices.Clone(m.Options), label.FormatMountLabel("", selinux))
+		}
+	}
 }
 
 // mapsIDs reports whether a mount is one for a user namespace (mount_setattr(2),

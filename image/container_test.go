@@ -51,7 +51,7 @@ func TestSnapshotOfAContainer(t *testing.T) {
 		t.Errorf("snapshots after a restart: %v, %v", keys, err)
 	}
 	target := filepath.Join(t.TempDir(), "rootfs")
-	if err := s.Mount(t.Context(), "c1", target); err != nil {
+	if err := s.Mount(t.Context(), "c1", target, ""); err != nil {
 		t.Fatal(err)
 	}
 	checkUsage(t, s, target)
@@ -100,7 +100,7 @@ func TestReadOnlySnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	target := filepath.Join(t.TempDir(), "volume")
-	if err := s.Mount(t.Context(), "volume", target); err != nil {
+	if err := s.Mount(t.Context(), "volume", target, ""); err != nil {
 		t.Fatal(err)
 	}
 	defer s.Unmount(target)
@@ -115,12 +115,12 @@ func TestReadOnlySnapshot(t *testing.T) {
 func TestSnapshotForAUserNamespace(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	image := pull(t, s, registry.push(t, "userns:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))))
-	shift := &IDMap{HostID: 100000, Size: 65536}
+	shift := []IDMap{{HostID: 100000, Size: 65536}}
 	if _, _, err := s.Prepare(t.Context(), "shifted", image.ID, PrepareOptions{UIDs: shift, GIDs: shift}); err != nil {
 		t.Fatal(err)
 	}
 	target := filepath.Join(t.TempDir(), "rootfs")
-	if err := s.Mount(t.Context(), "shifted", target); err != nil {
+	if err := s.Mount(t.Context(), "shifted", target, ""); err != nil {
 		t.Fatal(err)
 	}
 	defer s.Unmount(target)

@@ -130,7 +130,7 @@ func checkAfterKill(t *testing.T, root, reference string) {
 		if _, _, err := s.Prepare(t.Context(), "check", image.ID, PrepareOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Mount(t.Context(), "check", target); err != nil {
+		if err := s.Mount(t.Context(), "check", target, ""); err != nil {
 			t.Fatal(err)
 		}
 		checkContent(t, target)

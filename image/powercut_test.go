@@ -121,7 +121,7 @@ func isWhole(t *testing.T, root, reference string) bool {
 		t.Fatal(err)
 	}
 	target := filepath.Join(t.TempDir(), "r")
-	if err := s.Mount(t.Context(), "check", target); err != nil {
+	if err := s.Mount(t.Context(), "check", target, ""); err != nil {
 		t.Fatal(err)
 	}
 	defer s.Unmount(target)

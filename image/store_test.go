@@ -63,7 +63,7 @@ func mountImage(t testing.TB, s *Store, image Image) string {
 		t.Fatal(err)
 	}
 	target := filepath.Join(t.TempDir(), "rootfs")
-	if err := s.Mount(t.Context(), key, target); err != nil {
+	if err := s.Mount(t.Context(), key, target, ""); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

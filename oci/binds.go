@@ -18,7 +18,7 @@ type mount = runtimeapi.Mount
 // containerMounts: the kernel's filesystems, then all that is bound from the
 // host, shallow before deep, so that no mount hides another.
 func containerMounts(c *Container, spec *specs.Spec) error {
-	spec.Mounts = kernelFilesystems(c)
+	spec.Mounts = kernelFilesystems(c, spec.Mounts)
 	for _, m := range binds(c) {
 		bound, err := bind(c, m, spec)
 		if err != nil {
@@ -62,7 +62,7 @@ func bind(c *Container, m *mount, spec *specs.Spec) (specs.Mount, error) {
 		Destination: path.Clean(m.GetContainerPath()),
 		Type:        "bind",
 		Source:      source,
-		Options:     append([]string{"rbind", propagation, bindAccess(m)}, m.GetMountOptions()...),
+		Options:     slices.Concat([]string{"rbind", propagation}, bindAccess(m), c.bindOptions(m)),
 		UIDMappings: linuxIDMappings(bindMappings(m.GetImage(), m.GetUidMappings())),
 		GIDMappings: linuxIDMappings(bindMappings(m.GetImage(), m.GetGidMappings())),
 	}, nil
@@ -91,16 +91,31 @@ func bindSource(c *Container, m *mount) (string, error) {
 	}
 }
 
-// bindAccess: images are always mounted read-only.
-func bindAccess(m *mount) string {
+// bindAccess: images are always mounted read-only. What may be written to needs
+// no option: with one, the runtime mounts it anew with these options alone, and
+// nosuid, nodev and noexec of the source would be lost.
+func bindAccess(m *mount) []string {
 	switch {
 	case m.GetRecursiveReadOnly():
-		return "rro"
+		return []string{"rro"}
 	case m.GetReadonly() || m.GetImage() != nil:
-		return "ro"
+		return []string{"ro"}
 	default:
-		return "rw"
+		return nil
 	}
+}
+
+// bindOptions hold for mounts below the source, too, where the kernel can do
+// that (mount_setattr(2)): a volume may have some.
+func (c *Container) bindOptions(m *mount) []string {
+	if !c.Machine.RecursiveReadOnly {
+		return m.GetMountOptions()
+	}
+	var options []string
+	for _, option := range m.GetMountOptions() {
+		options = append(options, "r"+option)
+	}
+	return options
 }
 
 func linuxIDMappings(from []*runtimeapi.IDMapping) []specs.LinuxIDMapping {

@@ -38,12 +38,13 @@ type Container struct {
 	CgroupsPath string
 	// PidsLimit is the most processes it may have, 0 for no limit.
 	PidsLimit int64
-	// SandboxLabel is the SELinux label of the pod's pause process, "" if it
-	// has none.
-	SandboxLabel string
+	// SELinux are the labels that were made for it (see ContainerSELinux).
+	SELinux SELinux
 	// CDI knows the devices of vendors, nil where there are none.
 	CDI     CDI
 	Machine machine.Machine
+	// Defaults are those of the node.
+	Defaults Defaults
 }
 
 // CDI is what oci needs of a cdi.Cache.
@@ -82,6 +83,7 @@ func containerRules() []containerRule {
 	return []containerRule{
 		containerProcess,
 		containerEnv,
+		containerRlimits,
 		containerUser,
 		containerCapabilities,
 		containerNamespaces,
@@ -98,12 +100,9 @@ func containerRules() []containerRule {
 
 // ForContainer makes the spec of an application container.
 func ForContainer(c *Container) (*specs.Spec, error) {
-	spec := &specs.Spec{
-		Version:     specs.Version,
-		Root:        &specs.Root{Path: c.Rootfs, Readonly: c.security().GetReadonlyRootfs()},
-		Process:     &specs.Process{},
-		Linux:       &specs.Linux{CgroupsPath: c.CgroupsPath},
-		Annotations: containerAnnotations(c),
+	spec, err := c.newSpec()
+	if err != nil {
+		return nil, fmt.Errorf("the spec of container %s: %w", c.ID, err)
 	}
 	for _, rule := range containerRules() {
 		if err := rule(c, spec); err != nil {

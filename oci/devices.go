@@ -15,15 +15,20 @@ import (
 )
 
 // containerDevices: nothing may be used but what is listed, and the usual
-// devices (null, zero, tty, ...), which libcontainer adds by itself.
+// devices (null, zero, tty, ...), which libcontainer adds by itself. A
+// privileged container may use everything, and has what the node has; what it
+// lists is there besides, in the place that it names.
 func containerDevices(c *Container, spec *specs.Spec) error {
 	if spec.Linux.Resources == nil {
 		spec.Linux.Resources = &specs.LinuxResources{}
 	}
-	allowDevices(spec, specs.LinuxDeviceCgroup{Allow: false, Access: "rwm"})
+	none := specs.LinuxDeviceCgroup{Allow: false, Access: "rwm"}
+	spec.Linux.Resources.Devices = slices.Insert(spec.Linux.Resources.Devices, 0, none)
 	if c.security().GetPrivileged() {
 		allowDevices(spec, specs.LinuxDeviceCgroup{Allow: true, Access: "rwm"})
-		return c.addDevices(spec, &runtimeapi.Device{HostPath: "/dev", ContainerPath: "/dev"})
+		if err := c.addDevices(spec, &runtimeapi.Device{HostPath: "/dev", ContainerPath: "/dev"}); err != nil {
+			return fmt.Errorf("the devices of the node: %w", err)
+		}
 	}
 	for _, device := range c.Config.GetDevices() {
 		if err := c.addDevices(spec, device); err != nil {
@@ -41,14 +46,29 @@ func (c *Container) addDevices(spec *specs.Spec, device *runtimeapi.Device) erro
 		return err
 	}
 	for _, d := range found {
+		if c.Defaults.DeviceOwnership && device.GetHostPath() != "/dev" {
+			c.ownDevice(&d)
+		}
 		c.addDevice(spec, d)
-		if device.GetPermissions() != "" {
+		if device.GetPermissions() != "" && !c.security().GetPrivileged() {
 			allowDevices(spec, specs.LinuxDeviceCgroup{
 				Allow: true, Type: d.Type, Major: &d.Major, Minor: &d.Minor, Access: device.GetPermissions(),
 			})
 		}
 	}
 	return nil
+}
+
+// ownDevice gives a device to the user that the container is to run as.
+func (c *Container) ownDevice(d *hostDevice) {
+	if id := c.security().GetRunAsUser(); id != nil {
+		uid := uint32(id.GetValue())
+		d.UID = &uid
+	}
+	if id := c.security().GetRunAsGroup(); id != nil {
+		gid := uint32(id.GetValue())
+		d.GID = &gid
+	}
 }
 
 // addDevice: in a user namespace no node can be made, and libcontainer binds

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -15,7 +16,10 @@ func Arguments(c *Container) (args, env []string, err error) {
 	if args, err = arguments(c); err != nil {
 		return nil, nil, err
 	}
-	spec := &specs.Spec{Process: &specs.Process{}}
+	spec, err := c.newSpec()
+	if err != nil {
+		return nil, nil, err
+	}
 	err = containerEnv(c, spec)
 	return args, spec.Process.Env, err
 }
@@ -26,8 +30,8 @@ func VariableName(pair string) string {
 	return name
 }
 
-// containerEnv: what the runtime knows, then the image, then the container;
-// the later wins, at the place of the first.
+// containerEnv: what the runtime knows, then the node's defaults, the image and
+// the container; the later wins, at the place of the first.
 func containerEnv(c *Container, spec *specs.Spec) error {
 	env := &environment{at: make(map[string]int)}
 	env.set("PATH", defaultPath)
@@ -35,7 +39,7 @@ func containerEnv(c *Container, spec *specs.Spec) error {
 	if c.Config.GetTty() {
 		env.set("TERM", "xterm")
 	}
-	for _, pair := range c.Image.Env {
+	for _, pair := range slices.Concat(spec.Process.Env, c.Defaults.Env, c.Image.Env) {
 		name, value, _ := strings.Cut(pair, "=")
 		env.set(name, value)
 	}

@@ -1,31 +1,56 @@
 package oci
 
-import "github.com/opencontainers/runtime-spec/specs-go"
+import (
+	"slices"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
 
 // containerHiddenPaths hides parts of /proc and /sys that tell about the node
-// or change it. The CRI lists them, and cannot tell an empty list, with which
-// all is to be seen, from none; so only a container without any security
-// context gets the usual ones. A privileged one sees all.
+// or change it. The CRI cannot tell an empty list from none, so an empty one is
+// the usual one, as in containerd. The kubelet asks for no list at all where
+// procMount is Unmasked, which Kubernetes allows with a user namespace alone:
+// there two empty lists hide nothing. A privileged container sees all.
 func containerHiddenPaths(c *Container, spec *specs.Spec) error {
-	switch {
-	case c.security() == nil:
-		spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = usuallyMasked(), usuallyReadonly()
-	case !c.security().GetPrivileged():
-		spec.Linux.MaskedPaths = c.security().GetMaskedPaths()
-		spec.Linux.ReadonlyPaths = c.security().GetReadonlyPaths()
+	usuallyMasked, usuallyReadonly := hiddenByDefault(spec.Linux)
+	spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = nil, nil
+	if c.security().GetPrivileged() {
+		return nil
+	}
+	masked, readonly := c.security().GetMaskedPaths(), c.security().GetReadonlyPaths()
+	unmasked := c.security() != nil && len(masked)+len(readonly) == 0 && UserNamespace(c.Pod) != nil
+	if len(masked) == 0 && !unmasked {
+		masked = usuallyMasked
+	}
+	if len(readonly) == 0 && !unmasked {
+		readonly = usuallyReadonly
+	}
+	spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = masked, readonly
+	if !c.Machine.CgroupV2 && mountsHave(spec, cgroupRoot) {
+		// On version 1 it is a tmpfs with links and the hierarchies, which are
+		// read-only themselves.
+		spec.Linux.ReadonlyPaths = append(slices.Clone(readonly), cgroupRoot)
 	}
 	return nil
 }
 
-// The lists of the kubelet (procMount: Default).
-func usuallyMasked() []string {
-	return []string{
-		"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
-		"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
-		"/sys/devices/virtual/powercap",
-	}
+func mountsHave(spec *specs.Spec, place string) bool {
+	return slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == place && m.Type == "cgroup" })
 }
 
-func usuallyReadonly() []string {
-	return []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+// hiddenByDefault are the lists of the base spec, or those of the kubelet
+// (procMount: Default).
+func hiddenByDefault(base *specs.Linux) (masked, readonly []string) {
+	masked, readonly = base.MaskedPaths, base.ReadonlyPaths
+	if masked == nil {
+		masked = []string{
+			"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+			"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
+			"/sys/devices/virtual/powercap",
+		}
+	}
+	if readonly == nil {
+		readonly = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+	}
+	return masked, readonly
 }

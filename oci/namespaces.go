@@ -38,7 +38,8 @@ func sandboxNamespaces(s *Sandbox, spec *specs.Spec) error {
 }
 
 // containerNamespaces: a mount namespace of its own; network, IPC, UTS and user
-// namespace of the pod; the pid namespace that it asks for. On cgroup v2 a
+// namespace of the pod; the pid namespace that it asks for, where that of a pod
+// with the node's is the node's. On cgroup v2 a
 // container sees its own cgroup as the root, unless it is privileged.
 func containerNamespaces(c *Container, spec *specs.Spec) error {
 	spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.MountNamespace}}
@@ -53,7 +54,7 @@ func containerNamespaces(c *Container, spec *specs.Spec) error {
 		{specs.NetworkNamespace, c.Namespaces.Net, pod.GetNetwork() != node},
 		{specs.UTSNamespace, c.Namespaces.UTS, pod.GetNetwork() != node},
 		{specs.IPCNamespace, c.Namespaces.IPC, pod.GetIpc() != node},
-		{specs.PIDNamespace, c.Namespaces.PID, pid == runtimeapi.NamespaceMode_POD || pid == runtimeapi.NamespaceMode_TARGET},
+		{specs.PIDNamespace, c.Namespaces.PID, pid == runtimeapi.NamespaceMode_POD && pod.GetPid() != node || pid == runtimeapi.NamespaceMode_TARGET},
 	} {
 		if !join.want {
 			continue

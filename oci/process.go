@@ -31,7 +31,7 @@ func containerProcess(c *Container, spec *specs.Spec) error {
 	spec.Process.Args = args
 	spec.Process.Cwd = workingDir(c)
 	spec.Process.Terminal = c.Config.GetTty()
-	spec.Process.NoNewPrivileges = c.security().GetNoNewPrivs()
+	spec.Process.NoNewPrivileges = spec.Process.NoNewPrivileges || c.security().GetNoNewPrivs()
 	spec.Process.OOMScoreAdj = &adjust
 	return nil
 }

@@ -22,7 +22,12 @@ func sandboxResources(_ *Sandbox, spec *specs.Spec) error {
 }
 
 func containerResources(c *Container, spec *specs.Spec) error {
+	var devices []specs.LinuxDeviceCgroup
+	if base := spec.Linux.Resources; base != nil {
+		devices = base.Devices
+	}
 	spec.Linux.Resources = Resources(c.Config.GetLinux().GetResources(), c.Machine)
+	spec.Linux.Resources.Devices = devices
 	if c.PidsLimit > 0 && slices.Contains(c.Machine.Controllers, "pids") {
 		spec.Linux.Resources.Pids = &specs.LinuxPids{Limit: &c.PidsLimit}
 	}

@@ -22,6 +22,10 @@ type Sandbox struct {
 	// CgroupsPath is where the pause process is accounted (see CgroupsPath).
 	CgroupsPath string
 	Machine     machine.Machine
+	// SELinux are the labels that were made for it (see SandboxSELinux).
+	SELinux SELinux
+	// Defaults are those of the node.
+	Defaults Defaults
 }
 
 // PauseProgram is the path of the pause program in the sandbox's rootfs.

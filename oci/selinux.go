@@ -4,55 +4,56 @@ import (
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"github.com/opencontainers/selinux/go-selinux/label"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// sandboxSELinux labels pause as the pod asks; a machine without SELinux
-// ignores labels, as every runtime does.
-func sandboxSELinux(s *Sandbox, spec *specs.Spec) error {
-	if !s.Machine.SELinux || s.security().GetPrivileged() {
-		return nil
-	}
-	process, mount, err := label.InitLabels(selinuxOptions(s.security().GetSelinuxOptions()))
-	if err != nil {
-		return err
-	}
-	spec.Process.SelinuxLabel = process
-	spec.Linux.MountLabel = mount
-	return nil
-}
+// privilegedType is the type of privileged containers: SELinux confines them no
+// more than processes of the node, and does so by its policy, not by leaving
+// them in the domain of the daemon.
+const privilegedType = "spc_t"
 
-// containerSELinux labels the container as it asks, with the level of its pod
-// unless it asks for one: so the containers of a pod can share files, and
-// those of other pods cannot read them.
-func containerSELinux(c *Container, spec *specs.Spec) error {
-	if !c.Machine.SELinux || c.security().GetPrivileged() {
-		return nil
-	}
-	options := selinuxOptions(c.security().GetSelinuxOptions())
-	if level := levelOf(c.SandboxLabel); level != "" && c.security().GetSelinuxOptions().GetLevel() == "" {
-		options = append(options, "level:"+level)
-	}
-	process, mount, err := label.InitLabels(options)
-	if err != nil {
-		return err
-	}
-	spec.Process.SelinuxLabel = process
-	spec.Linux.MountLabel = mount
-	return nil
-}
+// SELinux are the labels of a process and of its files, "" where the machine has
+// no SELinux.
+type SELinux struct{ Process, Mount string }
 
-// levelOf is the last part of user:role:type:level; a level has colons, too.
-func levelOf(label string) string {
-	parts := strings.SplitN(label, ":", 4)
+// Level is what keeps the pod apart from others, as in s0:c1,c2.
+func (s SELinux) Level() string {
+	// user:role:type:level; a level has colons, too.
+	parts := strings.SplitN(s.Process, ":", 4)
 	if len(parts) < 4 {
 		return ""
 	}
 	return parts[3]
 }
 
-func selinuxOptions(o *runtimeapi.SELinuxOption) []string {
+// Shared reports whether files that get the label are for several pods: the
+// level has no categories, or the process has access to those of all pods.
+func (s SELinux) Shared() bool {
+	return !strings.Contains(s.Level(), ":") || strings.Contains(s.Process, ":"+privilegedType+":")
+}
+
+// SandboxSELinux are the options of the label of a pod's pause process.
+func SandboxSELinux(config *runtimeapi.PodSandboxConfig) []string {
+	security := config.GetLinux().GetSecurityContext()
+	return selinuxOptions(security.GetSelinuxOptions(), security.GetPrivileged(), "")
+}
+
+// ContainerSELinux are the options of the label of a container: with the level
+// of its pod, unless it asks for one. So the containers of a pod can share
+// files, and those of other pods cannot read them.
+func ContainerSELinux(config *runtimeapi.ContainerConfig, pod SELinux) []string {
+	security := config.GetLinux().GetSecurityContext()
+	return selinuxOptions(security.GetSelinuxOptions(), security.GetPrivileged(), pod.Level())
+}
+
+func selinuxOptions(o *runtimeapi.SELinuxOption, privileged bool, level string) []string {
+	if o.GetLevel() != "" {
+		level = o.GetLevel()
+	}
+	kind := o.GetType()
+	if kind == "" && privileged {
+		kind = privilegedType
+	}
 	var options []string
 	add := func(name, value string) {
 		if value != "" {
@@ -61,7 +62,17 @@ func selinuxOptions(o *runtimeapi.SELinuxOption) []string {
 	}
 	add("user", o.GetUser())
 	add("role", o.GetRole())
-	add("type", o.GetType())
-	add("level", o.GetLevel())
+	add("type", kind)
+	add("level", level)
 	return options
+}
+
+func sandboxSELinux(s *Sandbox, spec *specs.Spec) error {
+	spec.Process.SelinuxLabel, spec.Linux.MountLabel = s.SELinux.Process, s.SELinux.Mount
+	return nil
+}
+
+func containerSELinux(c *Container, spec *specs.Spec) error {
+	spec.Process.SelinuxLabel, spec.Linux.MountLabel = c.SELinux.Process, c.SELinux.Mount
+	return nil
 }

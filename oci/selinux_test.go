@@ -8,42 +8,70 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// cri: LinuxSandboxSecurityContext.selinux_options
-func TestSandboxSELinux(t *testing.T) {
-	golden(t, "selinux", sandboxSELinux, func(s *specs.Spec) any {
-		return map[string]string{"process": s.Process.SelinuxLabel, "mount": s.Linux.MountLabel}
-	})
-}
+const podLabel = "system_u:system_r:container_t:s0:c10,c20"
 
 // cri: SELinuxOption.level SELinuxOption.role SELinuxOption.type SELinuxOption.user
+// cri: LinuxSandboxSecurityContext.selinux_options
 func TestSELinuxOptions(t *testing.T) {
+	pod := SELinux{Process: podLabel}
 	for _, test := range []struct {
-		options *runtimeapi.SELinuxOption
-		want    []string
+		name       string
+		options    *runtimeapi.SELinuxOption
+		privileged bool
+		want       []string
 	}{
-		{nil, nil},
-		{&runtimeapi.SELinuxOption{}, nil},
-		{&runtimeapi.SELinuxOption{Level: "s0:c1,c2"}, []string{"level:s0:c1,c2"}},
+		{"the level of the pod", nil, false, []string{"level:s0:c10,c20"}},
+		{"a level of its own", &runtimeapi.SELinuxOption{Level: "s0:c1,c2"}, false, []string{"level:s0:c1,c2"}},
 		{
-			&runtimeapi.SELinuxOption{User: "u", Role: "r", Type: "t", Level: "s0"},
+			"all of its own", &runtimeapi.SELinuxOption{User: "u", Role: "r", Type: "t", Level: "s0"}, false,
 			[]string{"user:u", "role:r", "type:t", "level:s0"},
 		},
+		{"privileged", nil, true, []string{"type:spc_t", "level:s0:c10,c20"}},
+		{"privileged with a type of its own", &runtimeapi.SELinuxOption{Type: "t"}, true, []string{"type:t", "level:s0:c10,c20"}},
 	} {
-		if got := selinuxOptions(test.options); !slices.Equal(got, test.want) {
-			t.Errorf("selinuxOptions(%v) = %q, want %q", test.options, got, test.want)
+		config := &runtimeapi.ContainerConfig{Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
+			SelinuxOptions: test.options, Privileged: test.privileged,
+		}}}
+		if got := ContainerSELinux(config, pod); !slices.Equal(got, test.want) {
+			t.Errorf("%s: %q, want %q", test.name, got, test.want)
+		}
+		sandbox := &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+			SelinuxOptions: test.options, Privileged: test.privileged,
+		}}}
+		want := slices.DeleteFunc(slices.Clone(test.want), func(option string) bool { return option == "level:s0:c10,c20" })
+		if got := SandboxSELinux(sandbox); !slices.Equal(got, want) {
+			t.Errorf("%s: of the pod %q, want %q", test.name, got, want)
 		}
 	}
 }
 
-func TestLevelOf(t *testing.T) {
-	for label, want := range map[string]string{
-		"":                                   "",
-		"system_u:system_r:container_t":      "",
-		"system_u:system_r:container_t:s0":   "s0",
-		"system_u:system_r:spc_t:s0:c10,c20": "s0:c10,c20",
+func TestSELinuxLevel(t *testing.T) {
+	for label, want := range map[string]struct {
+		level  string
+		shared bool
+	}{
+		"":                                   {"", true},
+		"system_u:system_r:container_t":      {"", true},
+		"system_u:system_r:container_t:s0":   {"s0", true},
+		podLabel:                             {"s0:c10,c20", false},
+		"system_u:system_r:spc_t:s0:c10,c20": {"s0:c10,c20", true},
 	} {
-		if got := levelOf(label); got != want {
-			t.Errorf("levelOf(%q) = %q, want %q", label, got, want)
+		if got := (SELinux{Process: label}); got.Level() != want.level || got.Shared() != want.shared {
+			t.Errorf("%q: level %q, shared %v, want %+v", label, got.Level(), got.Shared(), want)
+		}
+	}
+}
+
+// The labels that were made for pause and for a container are in their specs.
+func TestSELinuxOfSpecs(t *testing.T) {
+	labels := SELinux{Process: podLabel, Mount: "system_u:object_r:container_file_t:s0:c10,c20"}
+	for name, rule := range map[string]func(*specs.Spec) error{
+		"pause":     func(spec *specs.Spec) error { return sandboxSELinux(&Sandbox{SELinux: labels}, spec) },
+		"container": func(spec *specs.Spec) error { return containerSELinux(&Container{SELinux: labels}, spec) },
+	} {
+		spec := &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}
+		if err := rule(spec); err != nil || spec.Process.SelinuxLabel != labels.Process || spec.Linux.MountLabel != labels.Mount {
+			t.Errorf("%s: process %q, mounts %q, %v", name, spec.Process.SelinuxLabel, spec.Linux.MountLabel, err)
 		}
 	}
 }

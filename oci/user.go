@@ -107,3 +107,26 @@ func UserOf(spec *specs.Spec) *runtimeapi.ContainerUser {
 	}
 	return &runtimeapi.ContainerUser{Linux: found}
 }
+
+// ProcessUser is the user that the container runs as.
+func ProcessUser(c *Container) (specs.User, error) {
+	spec := &specs.Spec{Process: &specs.Process{}}
+	err := containerUser(c, spec)
+	return spec.Process.User, err
+}
+
+// HostUser is who on the node a user of a container is: in a user namespace
+// another one. An id that is not mapped stays as it is.
+func HostUser(pod *runtimeapi.PodSandboxConfig, u specs.User) (uid, gid int) {
+	userns := UserNamespace(pod)
+	return hostID(userns.GetUids(), u.UID), hostID(userns.GetGids(), u.GID)
+}
+
+func hostID(mappings []*runtimeapi.IDMapping, id uint32) int {
+	for _, m := range mappings {
+		if id >= m.GetContainerId() && id-m.GetContainerId() < m.GetLength() {
+			return int(m.GetHostId() + id - m.GetContainerId())
+		}
+	}
+	return int(id)
+}

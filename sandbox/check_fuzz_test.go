@@ -80,7 +80,7 @@ func wantUsable(t *testing.T, s *Store, request *runtimeapi.RunPodSandboxRequest
 		t.Errorf("attachment: %v", err)
 	}
 	resolvConf(request.GetConfig().GetDnsConfig())
-	needsInterfaces(request.GetConfig())
+	needsInterfaces(request.GetConfig().GetLinux().GetSysctls())
 	// A profile in a file is read when pause is prepared; fuzzing reads none.
 	if oci.SeccompOf(sb.config.GetLinux().GetSecurityContext()).GetProfileType() == runtimeapi.SecurityProfile_Localhost {
 		return

@@ -62,7 +62,7 @@ func options(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
 
 func checker() *Store {
 	return &Store{
-		options: Options{Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{UserNamespaces: true}), Machine: machine.Machine{}},
+		options: Options{Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{UserNamespaces: true}), Machine: machine.Machine{UserNamespaces: true}},
 		byID:    make(map[string]*Sandbox),
 		byName:  make(map[string]*Sandbox),
 	}

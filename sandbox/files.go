@@ -10,15 +10,13 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/opencontainers/selinux/go-selinux/label"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/oci"
 )
-
-// shmSize is the size of a pod's /dev/shm, as in Docker and containerd.
-const shmSize = 64 << 20
 
 // The files that the containers of a pod share, in Sandboxes.Dir.
 const (
@@ -32,6 +30,9 @@ const (
 func (c *creation) makeFiles(context.Context) error {
 	dir := c.owner.Dir(c.ID)
 	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return err
+	}
+	if err := c.makeLabels(); err != nil {
 		return err
 	}
 	if logs := c.config.GetLogDirectory(); logs != "" {
@@ -105,10 +106,11 @@ func (c *creation) makeShm(path string) error {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return err
 	}
-	options := fmt.Sprintf("mode=1777,size=%d", shmSize)
+	options := fmt.Sprintf("mode=1777,size=%d", c.owner.options.ShmSize)
 	if root, mapped := rootOf(oci.UserNamespace(c.config)); mapped {
 		options += fmt.Sprintf(",uid=%d,gid=%d", root.uid, root.gid)
 	}
+	options = label.FormatMountLabel(options, c.labels.Mount)
 	if err := unix.Mount("shm", path, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount the pod's /dev/shm: %w", err)
 	}
@@ -135,7 +137,10 @@ func hostID(mappings []*runtimeapi.IDMapping) (uint32, bool) {
 
 // removeFiles takes back what makeFiles made. The log directory belongs to the
 // kubelet.
-func (s *Store) removeFiles(id string) error { return removeDir(s.Dir(id)) }
+func (s *Store) removeFiles(id string) error {
+	s.options.Machine.ReleaseLevel(s.labels(id).Process)
+	return removeDir(s.Dir(id))
+}
 
 func removeDir(dir string) error {
 	shm := filepath.Join(dir, shmDir)

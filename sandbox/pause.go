@@ -56,11 +56,11 @@ func (s *Store) installPause() error {
 	return nil
 }
 
-// needsInterfaces tells whether the pod sets parameters of single interfaces,
+// needsInterfaces reports whether there are parameters of single interfaces,
 // or their defaults: they can only be written, and must only take effect, once
 // ADD has made the interfaces, so pause is prepared after it.
-func needsInterfaces(config *runtimeapi.PodSandboxConfig) bool {
-	for name := range config.GetLinux().GetSysctls() {
+func needsInterfaces(sysctls map[string]string) bool {
+	for name := range sysctls {
 		elements := strings.SplitN(oci.SysctlName(name), ".", 4)
 		if len(elements) > 2 && elements[0] == "net" && (elements[2] == "conf" || elements[2] == "neigh") {
 			return true
@@ -78,6 +78,8 @@ func (c *creation) spec() (*specs.Spec, error) {
 		EmptyDir:    c.owner.emptyDir(),
 		CgroupsPath: c.CgroupsPath,
 		Machine:     c.owner.options.Machine,
+		Defaults:    c.owner.options.Defaults,
+		SELinux:     c.labels,
 	}
 	if !c.hostNetwork() {
 		sandbox.NetNS = c.owner.options.Netns.Path(c.ID)

@@ -36,11 +36,11 @@ func TestNeedsInterfaces(t *testing.T) {
 		"fs.net.conf.x":                       false,
 	} {
 		config := &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{Sysctls: map[string]string{name: "1"}}}
-		if got := needsInterfaces(config); got != want {
+		if got := needsInterfaces(config.GetLinux().GetSysctls()); got != want {
 			t.Errorf("needsInterfaces(%q) = %v, want %v", name, got, want)
 		}
 	}
-	if needsInterfaces(&runtimeapi.PodSandboxConfig{}) {
+	if needsInterfaces(nil) {
 		t.Error("a pod without sysctls")
 	}
 }
@@ -55,7 +55,7 @@ func preparing(t *testing.T) (*Store, *creation) {
 	s.options.CgroupParent = fmt.Sprintf("/minicri-unit-%d", os.Getpid())
 	var err, machineErr, shimErr error
 	s.options.Hierarchies, err = cgroup.FindHierarchies()
-	s.options.Machine, machineErr = machine.Read()
+	s.options.Machine, machineErr = machine.Read(t.TempDir())
 	s.options.Shim, shimErr = filepath.Abs("../bin/minicri-shim")
 	if err := errors.Join(err, machineErr, shimErr, s.installPause()); err != nil {
 		t.Fatal(err)

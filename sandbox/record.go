@@ -80,7 +80,8 @@ func (r *Record) decodeConfig() (*runtimeapi.PodSandboxConfig, error) {
 	return config, nil
 }
 
-// nameOf is what makes a sandbox unique: a pod has one sandbox per attempt.
+// nameOf is what makes a sandbox unique: a pod has one sandbox per attempt. None
+// of the names has a slash.
 func nameOf(m *runtimeapi.PodSandboxMetadata) string {
-	return fmt.Sprintf("%s_%s_%s_%d", m.GetName(), m.GetNamespace(), m.GetUid(), m.GetAttempt())
+	return fmt.Sprintf("%s/%s/%s/%d", m.GetName(), m.GetNamespace(), m.GetUid(), m.GetAttempt())
 }

@@ -31,6 +31,7 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.reserveLevels()
 	options.Networks.ReleaseUnknown(s.exists)
 	s.releaseLost()
 	s.work.Go(func() { s.takeBack(halfMade) })

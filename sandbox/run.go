@@ -96,6 +96,7 @@ type creation struct {
 	owner   *Store
 	steps   *step.Sequence
 	starter *pauseStarter
+	labels  oci.SELinux
 	holder  holder
 }
 
@@ -117,7 +118,7 @@ func (c *creation) run() {
 	}
 	steps.Step(stepNetns, c.makeNetns)
 	steps.Step(stepLoopback, c.loopbackUp)
-	if needsInterfaces(c.config) {
+	if needsInterfaces(c.config.GetLinux().GetSysctls()) || needsInterfaces(c.owner.options.Defaults.Sysctls) {
 		steps.Join(synced)
 		steps.Step(stepAdd, c.attach)
 		steps.Step(stepAddresses, c.checkAddresses)

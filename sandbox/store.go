@@ -21,6 +21,7 @@ import (
 	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/oci"
 )
 
 // Options say what sandboxes are made with.
@@ -39,6 +40,10 @@ type Options struct {
 	SystemdCgroup bool
 	CgroupParent  string
 	Machine       machine.Machine
+	// Defaults are those of the node for pods; ShmSize is that of /dev/shm in
+	// bytes.
+	Defaults      oci.Defaults
+	ShmSize       int64
 	Hierarchies   cgroup.Hierarchies
 	Networks      *network.CNI
 	Netns, Userns *namespace.Dir

@@ -42,8 +42,11 @@ func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest)
 	response := &runtimeapi.StatusResponse{
 		Status:          &runtimeapi.RuntimeStatus{Conditions: conditions},
 		RuntimeHandlers: handlers(all),
-		Features:        &runtimeapi.RuntimeFeatures{SupplementalGroupsPolicy: true, MountOptions: true},
+		Features: &runtimeapi.RuntimeFeatures{
+			SupplementalGroupsPolicy: true, MountOptions: true, UserNamespacesHostNetwork: r.Info.Machine.UserNamespaces,
+		},
 	}
+	response.Status.Conditions = append(response.Status.Conditions, r.selinuxConditions()...)
 	if !request.GetVerbose() {
 		return response, nil
 	}
@@ -78,6 +81,19 @@ func handlerCondition(handlers []handler.Status) *runtimeapi.RuntimeCondition {
 		condition.Message += h.Err.Error()
 	}
 	return condition
+}
+
+// ContainerSELinuxReady is a condition of our own: it is there, and false, on a
+// machine whose SELinux cannot confine containers. Clients ignore conditions
+// that they do not know.
+const ContainerSELinuxReady = "ContainerSELinuxReady"
+
+func (r *Runtime) selinuxConditions() []*runtimeapi.RuntimeCondition {
+	problem := r.Info.Machine.SELinuxProblem
+	if problem == "" {
+		return nil
+	}
+	return []*runtimeapi.RuntimeCondition{{Type: ContainerSELinuxReady, Reason: "NoContainerPolicy", Message: problem}}
 }
 
 // handlers lists "", which is the default handler, and the named ones. What

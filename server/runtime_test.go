@@ -84,3 +84,18 @@ func TestUpdateRuntimeConfig(t *testing.T) {
 	_, err := client.UpdateRuntimeConfig(t.Context(), &runtimeapi.UpdateRuntimeConfigRequest{})
 	wantCode(t, err, codes.OK)
 }
+
+// A node whose SELinux policy knows no containers says so; others have no such
+// condition.
+func TestStatusWithoutAContainerPolicy(t *testing.T) {
+	runtime := restored(t)
+	runtime.Info.Machine.SELinuxProblem = "install container-selinux"
+	response, err := dial(t, runtime).Status(t.Context(), &runtimeapi.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conditions := response.GetStatus().GetConditions()
+	if len(conditions) != 3 || conditions[2].GetType() != ContainerSELinuxReady || conditions[2].GetStatus() || conditions[2].GetMessage() != "install container-selinux" {
+		t.Errorf("conditions %v", conditions)
+	}
+}

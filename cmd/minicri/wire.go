@@ -21,6 +21,7 @@ import (
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/server"
 	"github.com/minicri/minicri/shim/client"
@@ -97,6 +98,7 @@ func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
 type kernel struct {
 	machine       machine.Machine
 	handlers      *handler.Set
+	defaults      oci.Defaults
 	hierarchies   cgroup.Hierarchies
 	netns, userns *namespace.Dir
 	systemd       bool
@@ -129,7 +131,10 @@ func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.
 }
 
 func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k kernel, err error) {
-	if k.machine, err = readMachine(ctx, logger); err != nil {
+	if k.machine, err = readMachine(ctx, c.Root, logger); err != nil {
+		return k, err
+	}
+	if k.defaults, err = readDefaults(c, k.machine); err != nil {
 		return k, err
 	}
 	k.handlers = openHandlers(c, k.machine, logger)
@@ -174,7 +179,7 @@ func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measure
 	return sandbox.Options{
 		Root: c.Root, State: c.State, Mark: markOf(c.Root), Shim: k.shim.Path(), Handlers: k.handlers,
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd),
-		Machine: k.machine, Hierarchies: k.hierarchies, Networks: runtime.Networks, Netns: k.netns, Userns: k.userns,
+		Machine: k.machine, Defaults: k.defaults, ShmSize: c.ShmSize, Hierarchies: k.hierarchies, Networks: runtime.Networks, Netns: k.netns, Userns: k.userns,
 		Limits: sandbox.Limits{
 			Run:     time.Duration(c.Limits.Run),
 			Destroy: time.Duration(c.Limits.Destroy),
@@ -191,7 +196,7 @@ func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, image
 	return container.Options{
 		Root: c.Root, State: c.State, Mark: containerMark(c.Root), Shim: k.shim.Path(),
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd), PidsLimit: c.PidsLimit,
-		Machine: k.machine, Hierarchies: k.hierarchies, Sandboxes: runtime.Sandboxes, Handlers: k.handlers, Images: images,
+		Machine: k.machine, Defaults: k.defaults, Hierarchies: k.hierarchies, Sandboxes: runtime.Sandboxes, Handlers: k.handlers, Images: images,
 		Limits:  container.Limits{Create: time.Duration(c.Limits.Create), Kill: time.Duration(c.Limits.Kill)},
 		Observe: measured.Observe,
 		Lives:   k.lives,
@@ -226,8 +231,8 @@ func pluginCgroup(c *config.Config) string {
 }
 
 // readMachine says once what this machine cannot give.
-func readMachine(ctx context.Context, logger *slog.Logger) (machine.Machine, error) {
-	m, err := machine.Read()
+func readMachine(ctx context.Context, root string, logger *slog.Logger) (machine.Machine, error) {
+	m, err := machine.Read(root)
 	if err != nil {
 		return m, err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/distribution/reference"
+	"github.com/docker/go-units"
 )
 
 // Check reports everything that cannot work, each with its key: values that are
@@ -104,6 +106,18 @@ func (p *problems) checkText(key, text, need string) {
 		}
 	case "endpoint":
 		p.checkEndpoint(key, text)
+	case "ulimit":
+		if _, err := units.ParseUlimit(text); err != nil {
+			p.add(key, "%v: write it as in 'nofile=1024:524288'", err)
+		}
+	case "pair":
+		if name, _, found := strings.Cut(text, "="); !found || name == "" || strings.ContainsRune(text, 0) {
+			p.add(key, "%q is not a name and a value with '=' between them", text)
+		}
+	case "pattern":
+		if _, err := path.Match(text, ""); err != nil || text == "" {
+			p.add(key, "%q is not a pattern as path.Match of Go has it", text)
+		}
 	case "reference":
 		if _, err := reference.ParseDockerRef(text); err != nil {
 			p.add(key, "%q is no image reference: %v", text, err)

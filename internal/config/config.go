@@ -32,6 +32,16 @@ type Config struct {
 	CgroupDriver string `toml:"cgroup_driver" comment:"cgroupfs or systemd; '' is systemd where it manages a machine with cgroup v2, else cgroupfs"`
 	CgroupParent string `toml:"cgroup_parent" comment:"cgroup of pods that name none; '' is /minicri, or system.slice with the driver systemd"`
 
+	DefaultUlimits       []string `toml:"default_ulimits" need:"ulimit" comment:"limits of a container's processes, each name=soft:hard as in 'nofile=1024:524288', -1 for none; others are nofile=1024:524288, nproc and core without a limit, and the kernel's own defaults"`
+	DefaultEnv           []string `toml:"default_env" need:"pair" comment:"variables of all containers, each NAME=VALUE; image and container may set them anew"`
+	DefaultSysctls       []string `toml:"default_sysctls" need:"pair" comment:"kernel parameters of all pods, each name=value; a pod may set them anew, and pods that share the namespace with the node do without"`
+	ShmSize              int64    `toml:"shm_size" least:"4096" comment:"size of a pod's /dev/shm in bytes"`
+	BaseSpec             string   `toml:"base_spec" need:"path?" comment:"file with a runtime-spec (config.json) that the spec of each container begins with, read at the start; '' is an empty one"`
+	PodAnnotations       []string `toml:"pod_annotations" need:"pattern" comment:"annotations of pods that are passed on in the runtime-spec of containers, where hooks find them; '*' matches all but a '/'"`
+	ContainerAnnotations []string `toml:"container_annotations" need:"pattern" comment:"the same for annotations of containers"`
+	DeviceOwnership      bool     `toml:"device_ownership_from_security_context" comment:"whether the devices of a container belong to its runAsUser and runAsGroup, instead of their owner on the node"`
+	CgroupWritable       bool     `toml:"cgroup_writable" comment:"whether containers may write to their own cgroups; needs cgroup v2 mounted with nsdelegate"`
+
 	PidsLimit int64 `toml:"pids_limit" least:"0" zero:"no limit" comment:"maximum number of processes of a container"`
 
 	DefaultNetwork DefaultNetwork     `toml:"default_network" comment:"a bridge network, used while cni_conf_dir has no configuration"`

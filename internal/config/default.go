@@ -6,13 +6,15 @@ import "time"
 func Default() *Config {
 	second := func(n int) Duration { return Duration(time.Duration(n) * time.Second) }
 	return &Config{
-		Socket:   "/run/minicri/minicri.sock",
-		Root:     "/var/lib/minicri",
-		State:    "/run/minicri",
-		NetnsDir: "/run/netns",
-		CNIConf:  "/etc/cni/net.d",
-		CNIBin:   "/opt/cni/bin",
-		LogLevel: "info",
+		Socket:         "/run/minicri/minicri.sock",
+		Root:           "/var/lib/minicri",
+		State:          "/run/minicri",
+		NetnsDir:       "/run/netns",
+		CNIConf:        "/etc/cni/net.d",
+		CNIBin:         "/opt/cni/bin",
+		LogLevel:       "info",
+		DefaultUlimits: []string{}, DefaultEnv: []string{}, DefaultSysctls: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{},
+		ShmSize:  64 << 20,
 		Runtimes: map[string]Runtime{"runc": {Type: Builtin, Args: []string{}}},
 		DefaultNetwork: DefaultNetwork{
 			Name:   "minicri",

@@ -25,7 +25,7 @@ func (c *checker) kernel() {
 
 // features asks for what not every kernel has.
 func (c *checker) features() {
-	for _, f := range machine.Features() {
+	for _, f := range machine.Features(c.Config.Root) {
 		err := f.Probe()
 		if err == nil {
 			c.add(f.Name, Good, "there", "")
@@ -41,10 +41,13 @@ func (c *checker) features() {
 
 func (c *checker) capabilities() {
 	c.when(os.Geteuid() == 0, Problem, "user", "root", "not root", "the daemon has to be root")
-	m, err := machine.Read()
+	m, err := machine.Read(c.Config.Root)
 	if err != nil {
 		c.add("capabilities", Problem, err.Error(), "")
 		return
+	}
+	if m.SELinux {
+		c.when(m.SELinuxProblem == "", Problem, "SELinux", "its policy knows containers", m.SELinuxProblem, "or boot with selinux=0")
 	}
 	c.when(m.CanLowerOOMAdj, Warning, "CAP_SYS_RESOURCE", "there",
 		fmt.Sprintf("not there: no process gets an oom_score_adj below %d", m.OOMScoreAdj), "pods run, less protected from the OOM killer")

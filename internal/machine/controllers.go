@@ -3,7 +3,9 @@ package machine
 import (
 	"path/filepath"
 	"slices"
+	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"github.com/opencontainers/cgroups"
 )
 
@@ -38,4 +40,13 @@ func accountsSwap() bool {
 	}
 	memory, err := cgroups.FindCgroupMountpoint("", "memory")
 	return err == nil && cgroups.PathExists(filepath.Join(memory, "memory.memsw.limit_in_bytes"))
+}
+
+// delegates reports whether version 2 is mounted with nsdelegate.
+func delegates() bool {
+	if !cgroups.IsCgroup2UnifiedMode() {
+		return false
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(unifiedRoot))
+	return err == nil && len(mounts) == 1 && slices.Contains(strings.Split(mounts[0].VFSOptions, ","), "nsdelegate")
 }

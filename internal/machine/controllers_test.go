@@ -12,7 +12,7 @@ import (
 
 // What the kernel says of the mounted controllers is what we say.
 func TestReadControllers(t *testing.T) {
-	machine, err := Read()
+	machine, err := Read(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func isMounted(t *testing.T, controller string) bool {
 
 // The capabilities are those of this process, as the kernel shows them.
 func TestMachineCapabilities(t *testing.T) {
-	machine, err := Read()
+	machine, err := Read(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

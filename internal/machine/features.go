@@ -24,8 +24,9 @@ type Feature struct {
 	Probe func() error
 }
 
-// Features are all that make a difference, in the order of a report.
-func Features() []Feature {
+// Features are all that make a difference, in the order of a report. Some depend
+// on the file system of images: root is a directory in it.
+func Features(root string) []Feature {
 	return []Feature{
 		{"namespaces", "3.8", true, "pods cannot be isolated", probeNamespaces},
 		{"overlayfs", "3.18", true, "containers have no root file system: modprobe overlay", probeOverlay},
@@ -33,7 +34,7 @@ func Features() []Feature {
 		{"openat2", "5.6", true, "paths in a container's root cannot be resolved safely", probeOpenat2},
 		{"seccomp", "3.17", false, "pods that ask for a seccomp profile do not start", probeSeccomp},
 		{"recursive read-only mounts", "5.12", false, "mounts with recursive_read_only are refused", probeRecursiveReadOnly},
-		{"user namespaces", "5.12", false, "pods with hostUsers: false are not scheduled here", probeUserNamespaces},
+		{"user namespaces", "5.19", false, "pods with hostUsers: false are not scheduled here", func() error { return probeUserNamespaces(root) }},
 	}
 }
 
@@ -94,8 +95,9 @@ func probeRecursiveReadOnly() error {
 }
 
 // probeUserNamespaces: pods can have their own, with the owners of files mapped
-// by mounts. The limit may be 0 (user_namespaces(7)).
-func probeUserNamespaces() error {
+// by mounts, also of the layers of an overlay. The limit may be 0
+// (user_namespaces(7)).
+func probeUserNamespaces(root string) error {
 	most, err := os.ReadFile("/proc/sys/user/max_user_namespaces")
 	if err != nil {
 		return err
@@ -103,5 +105,5 @@ func probeUserNamespaces() error {
 	if strings.TrimSpace(string(most)) == "0" {
 		return errors.New("none are allowed: sysctl -w user.max_user_namespaces=15000")
 	}
-	return probeRecursiveReadOnly()
+	return probeMappedOverlay(root)
 }

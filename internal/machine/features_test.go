@@ -2,6 +2,8 @@ package machine
 
 import (
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -11,7 +13,7 @@ import (
 func TestFeatures(t *testing.T) {
 	names := make(map[string]bool)
 	before := descriptors(t)
-	for _, f := range Features() {
+	for _, f := range Features(t.TempDir()) {
 		if f.Name == "" || f.Since == "" || f.Without == "" || f.Probe == nil || names[f.Name] {
 			t.Errorf("%+v lacks something, or is there twice", f)
 		}
@@ -46,4 +48,40 @@ func descriptors(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(entries)
+}
+
+// The probe of mapped owners says yes where such an overlay works, and leaves
+// nothing behind: no mount, no file, no process, no descriptor.
+func TestProbeMappedOverlay(t *testing.T) {
+	root := t.TempDir()
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := descriptors(t)
+	for _, dir := range []string{root, filepath.Join(root, "not", "there")} {
+		if err := probeMappedOverlay(dir); err != nil {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+	// A file system whose owners cannot be mapped is found out.
+	if err := probeMappedOverlay("/proc"); err == nil {
+		t.Error("an overlay over /proc has mapped owners")
+	}
+	after, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(after) != string(mounts) {
+		t.Errorf("the mounts were\n%s\nand are\n%s", mounts, after)
+	}
+	if left, err := os.ReadDir(root); err != nil || len(left) > 0 {
+		t.Errorf("left in the directory: %v, %v", left, err)
+	}
+	if now := descriptors(t); now != before {
+		t.Errorf("%d descriptors before the probe, %d after", before, now)
+	}
+	if children, err := os.ReadFile("/proc/thread-self/children"); err == nil && strings.TrimSpace(string(children)) != "" {
+		t.Errorf("processes are left: %s", children)
+	}
 }

@@ -25,6 +25,9 @@ type Machine struct {
 	CanLowerOOMAdj bool
 	AppArmor       bool
 	SELinux        bool
+	// SELinuxProblem says why SELinux cannot confine containers, "" if it can or
+	// there is none.
+	SELinuxProblem string `json:",omitempty"`
 	// Capabilities are the daemon's own, sorted; nothing that it starts can
 	// have others.
 	Capabilities []string `json:",omitempty"`
@@ -33,14 +36,20 @@ type Machine struct {
 	Controllers []string `json:",omitempty"`
 	CgroupV2    bool     `json:",omitempty"`
 	Swap        bool     `json:",omitempty"`
+	// CgroupDelegation: a cgroup namespace bounds what is done in it (cgroups(7),
+	// nsdelegate).
+	CgroupDelegation bool `json:",omitempty"`
+	// Rlimits are the daemon's own hard limits by name ("RLIMIT_NOFILE"); nil
+	// with CAP_SYS_RESOURCE, with which processes may have higher ones.
+	Rlimits map[string]uint64 `json:",omitempty"`
 	// RecursiveReadOnly and UserNamespaces are the features of these names (see
 	// Features).
 	RecursiveReadOnly bool `json:",omitempty"`
 	UserNamespaces    bool `json:",omitempty"`
 }
 
-// Read asks the kernel.
-func Read() (Machine, error) {
+// Read asks the kernel. root is a directory in the file system of images.
+func Read(root string) (Machine, error) {
 	text, err := os.ReadFile("/proc/self/oom_score_adj")
 	if err != nil {
 		return Machine{}, err
@@ -60,7 +69,7 @@ func Read() (Machine, error) {
 	if err != nil {
 		return Machine{}, fmt.Errorf("find the controllers of cgroups: %w", err)
 	}
-	return Machine{
+	m := Machine{
 		OOMScoreAdj:       adjust,
 		CanLowerOOMAdj:    own.Get(capability.EFFECTIVE, capability.CAP_SYS_RESOURCE),
 		AppArmor:          AppArmorSupported(),
@@ -69,9 +78,19 @@ func Read() (Machine, error) {
 		Controllers:       controllers,
 		CgroupV2:          cgroups.IsCgroup2UnifiedMode(),
 		Swap:              accountsSwap(),
+		CgroupDelegation:  delegates(),
 		RecursiveReadOnly: probeRecursiveReadOnly() == nil,
-		UserNamespaces:    probeUserNamespaces() == nil,
-	}, nil
+		UserNamespaces:    probeUserNamespaces(root) == nil,
+	}
+	if m.SELinux {
+		if err := checkSELinuxPolicy(); err != nil {
+			m.SELinuxProblem = err.Error()
+		}
+	}
+	if !m.CanLowerOOMAdj {
+		m.Rlimits, err = hardLimits()
+	}
+	return m, err
 }
 
 func held(own capability.Capabilities) []string {

@@ -9,7 +9,7 @@ import (
 // The value that pause gets on this machine has to be one that the kernel
 // takes: a real process tries it.
 func TestMachineKnowsWhatTheKernelAllows(t *testing.T) {
-	machine, err := Read()
+	machine, err := Read(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,6 +38,9 @@ func Container(config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxCon
 	c.user()
 	c.hiddenPaths()
 	c.profiles()
+	c.texts("labels", config.GetLabels())
+	c.texts("annotations", config.GetAnnotations())
+	c.notWindows("config.windows", config.GetWindows() != nil)
 	return c.err()
 }
 

@@ -55,7 +55,7 @@ func goodContainer() *config {
 		StopSignal: runtimeapi.Signal_SIGNAL_SIGRTMAX,
 		Mounts: []*runtimeapi.Mount{
 			{ContainerPath: "/a/..b", HostPath: "/b", Readonly: true, RecursiveReadOnly: true, MountOptions: []string{"noexec", "nodev", "nosuid"}},
-			{ContainerPath: "/c", Image: &runtimeapi.ImageSpec{Image: "x"}, ImageSubPath: "d"},
+			{ContainerPath: "/c", Image: &runtimeapi.ImageSpec{Image: "x"}, ImageSubPath: "d", Readonly: true},
 			{ContainerPath: "/e", HostPath: "/e", Propagation: runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL, UidMappings: unmapped, GidMappings: unmapped},
 		},
 		Devices:     []*runtimeapi.Device{{HostPath: "/dev/null", Permissions: "mrw"}, {HostPath: "/dev/x", ContainerPath: "/dev/y", Permissions: "r"}},
@@ -138,6 +138,7 @@ func TestContainerRefuses(t *testing.T) {
 		{"mount of a relative source", "config.mounts[0].host_path", func(c *config) { c.Mounts[0].HostPath = "b" }},
 		{"mount of image and path", "config.mounts[1].host_path", func(c *config) { c.Mounts[1].HostPath = "/b" }},
 		{"mount of an image without a name", "config.mounts[1].image", func(c *config) { c.Mounts[1].Image.Image = "" }},
+		{"mount of an image to write to", "config.mounts[1].readonly", func(c *config) { c.Mounts[1].Readonly = false }},
 		{"sub path of no image", "config.mounts[0].image_sub_path", func(c *config) { c.Mounts[0].ImageSubPath = "x" }},
 		{"unknown propagation", "config.mounts[2].propagation", func(c *config) { c.Mounts[2].Propagation = 9 }},
 		{"recursive read-only, but not read-only", "config.mounts[0].recursive_read_only", func(c *config) { c.Mounts[0].Readonly = false }},
@@ -148,6 +149,11 @@ func TestContainerRefuses(t *testing.T) {
 		{"mapping beyond the ids", "config.mounts[2].uidMappings", func(c *config) {
 			c.Mounts[2].UidMappings = []*runtimeapi.IDMapping{{HostId: math.MaxUint32, Length: 2}}
 		}},
+
+		{"a label that is no text", "config.labels", func(c *config) { c.Labels = map[string]string{"a": "\xff"} }},
+		{"labels beyond what a list holds", "config.labels", func(c *config) { c.Labels = map[string]string{"a": strings.Repeat("x", mostText)} }},
+		{"annotations beyond what a list holds", "config.annotations", func(c *config) { c.Annotations["a"] = strings.Repeat("x", mostText) }},
+		{"settings for Windows", "config.windows", func(c *config) { c.Windows = &runtimeapi.WindowsContainerConfig{} }},
 
 		{"device without a source", "config.devices[0].host_path", func(c *config) { c.Devices[0].HostPath = "" }},
 		{"device in a relative place", "config.devices[1].container_path", func(c *config) { c.Devices[1].ContainerPath = "y" }},

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/machine"
 )
 
 func (c *container) mounts() {
@@ -16,6 +18,7 @@ func (c *container) mounts() {
 			c.bad(field+"container_path", "is the root of the container")
 		}
 		c.mountSource(field, m)
+		c.relabel(field+"selinux_relabel", m)
 		if _, known := runtimeapi.MountPropagation_name[int32(m.GetPropagation())]; !known {
 			c.bad(field+"propagation", "%d is unknown", m.GetPropagation())
 		}
@@ -37,6 +40,18 @@ func (c *container) mountSource(field string, m *runtimeapi.Mount) {
 		c.bad(field+"image", "has no name")
 	case m.GetHostPath() != "":
 		c.bad(field+"host_path", "is set beside an image")
+	case !m.GetReadonly():
+		c.bad(field+"readonly", "is false, but an image can only be mounted read-only")
+	}
+}
+
+// relabel: the labels of some directories are the node's.
+func (c *container) relabel(field string, m *runtimeapi.Mount) {
+	if !m.GetSelinuxRelabel() || !c.machine.SELinux || m.GetImage() != nil {
+		return
+	}
+	if err := machine.CheckRelabel(m.GetHostPath()); err != nil {
+		c.bad(field, "%w", err)
 	}
 }
 

@@ -46,6 +46,9 @@ func Pod(config *runtimeapi.PodSandboxConfig, handler string, node Node) error {
 	c.user()
 	c.sysctls()
 	c.profiles()
+	c.resources("config.linux.overhead.", config.GetLinux().GetOverhead(), node.Machine)
+	c.resources("config.linux.resources.", config.GetLinux().GetResources(), node.Machine)
+	c.notWindows("config.windows", config.GetWindows() != nil)
 	return c.err()
 }
 
@@ -96,6 +99,8 @@ const longestHostname = 64
 func (c *pod) hostname() {
 	name := c.config.GetHostname()
 	switch {
+	case name != "" && oci.HostNetwork(c.config):
+		c.bad("config.hostname", "is %q, but a pod in the network of the node has the name of the node", name)
 	case len(name) > longestHostname:
 		c.bad("config.hostname", "has %d characters, the kernel takes %d", len(name), longestHostname)
 	case strings.ContainsFunc(name, func(r rune) bool {

@@ -3,10 +3,13 @@ package validate
 import (
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/machine"
 )
 
 const (
@@ -64,15 +67,22 @@ func options(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
 	return c.Linux.SecurityContext.NamespaceOptions
 }
 
-func goodNode() Node { return Node{Handlers: []string{"runc"}} }
+func goodNode() Node {
+	return Node{Handlers: []string{"runc"}, Machine: machine.Machine{UserNamespaces: true}}
+}
 
 func TestPodAccepts(t *testing.T) {
 	for name, config := range map[string]*runtimeapi.PodSandboxConfig{
-		"all at once":        goodConfig(),
+		"all at once": goodConfig(),
+		"a user namespace in the node's network": {
+			Metadata: &runtimeapi.PodSandboxMetadata{Name: "a"},
+			Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+				NamespaceOptions: &runtimeapi.NamespaceOption{Network: ofNode, UsernsOptions: &runtimeapi.UserNamespace{Mode: ofPod, Uids: ids(0, 65536, 65536), Gids: ids(0, 65536, 65536)}},
+			}},
+		},
 		"nothing but a name": {Metadata: &runtimeapi.PodSandboxMetadata{Name: "a"}},
 		"all of the node": {
 			Metadata: &runtimeapi.PodSandboxMetadata{Name: strings.Repeat("n", longestName)},
-			Hostname: strings.Repeat("h", longestHostname),
 			Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 				Privileged:       true,
 				NamespaceOptions: &runtimeapi.NamespaceOption{Network: ofNode, Pid: ofNode, Ipc: ofNode, UsernsOptions: &runtimeapi.UserNamespace{Mode: ofNode}},
@@ -117,6 +127,7 @@ func TestPodRefuses(t *testing.T) {
 		{"'=' in the uid", "config.metadata.uid", func(c *config) { c.Metadata.Uid = "u=1" }},
 
 		{"over-long hostname", "config.hostname", func(c *config) { c.Hostname = strings.Repeat("h", longestHostname+1) }},
+		{"a hostname in the node's network", "config.hostname", func(c *config) { options(c).Network, c.Linux.Sysctls = ofNode, nil }},
 		{"NUL in the hostname", "config.hostname", func(c *config) { c.Hostname = "a\x00" }},
 		{"a path as the hostname", "config.hostname", func(c *config) { c.Hostname = "../a" }},
 		{"a line break in the hostname", "config.hostname", func(c *config) { c.Hostname = "a\n127.0.0.1 b" }},
@@ -141,6 +152,18 @@ func TestPodRefuses(t *testing.T) {
 		{"a label that is no text", "config.labels", func(c *config) { c.Labels["a"] = "\xff" }},
 		{"a label's key that is no text", "config.labels", func(c *config) { c.Labels["\xff"] = "a" }},
 		{"an annotation that is no text", "config.annotations", func(c *config) { c.Annotations["a"] = "\xff" }},
+		{"labels beyond what a list holds", "config.labels", func(c *config) { c.Labels["a"] = strings.Repeat("x", mostText) }},
+		{"many labels beyond what a list holds", "config.labels", func(c *config) {
+			for i := range 1024 {
+				c.Labels[strconv.Itoa(i)] = strings.Repeat("x", 256)
+			}
+		}},
+		{"annotations beyond what a list holds", "config.annotations", func(c *config) { c.Annotations["a"] = strings.Repeat("x", mostText) }},
+		{"settings for Windows", "config.windows", func(c *config) { c.Windows = &runtimeapi.WindowsPodSandboxConfig{} }},
+		{"negative overhead", "config.linux.overhead.cpu_shares", func(c *config) { c.Linux.Overhead = &runtimeapi.LinuxContainerResources{CpuShares: -5} }},
+		{"negative resources", "config.linux.resources.memory_limit_in_bytes", func(c *config) {
+			c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: -5}
+		}},
 		{"a bandwidth that is no quantity", "config.annotations[" + IngressBandwidth + "]", func(c *config) { c.Annotations[IngressBandwidth] = "fast" }},
 		{"too little bandwidth", "config.annotations[" + EgressBandwidth + "]", func(c *config) { c.Annotations[EgressBandwidth] = "999" }},
 		{"too much bandwidth", "config.annotations[" + EgressBandwidth + "]", func(c *config) { c.Annotations[EgressBandwidth] = "2P" }},
@@ -153,7 +176,9 @@ func TestPodRefuses(t *testing.T) {
 		{"a sysctl without a name", "config.linux.sysctls[]", func(c *config) { c.Linux.Sysctls[""] = "1" }},
 		{"NUL in a sysctl's value", "config.linux.sysctls[net.core.somaxconn]", func(c *config) { c.Linux.Sysctls["net.core.somaxconn"] = "1\x00" }},
 		{"a sysctl twice, in both spellings", "config.linux.sysctls[net/core/somaxconn]", func(c *config) { c.Linux.Sysctls["net/core/somaxconn"] = "1" }},
-		{"a sysctl of the node's network", "config.linux.sysctls[net.core.somaxconn]", func(c *config) { options(c).UsernsOptions = nil; options(c).Network = ofNode }},
+		{"a sysctl of the node's network", "config.linux.sysctls[net.core.somaxconn]", func(c *config) {
+			c.Hostname, options(c).UsernsOptions, options(c).Network = "", nil, ofNode
+		}},
 		{"a sysctl of the node's IPC", "config.linux.sysctls[kernel.shm_rmid_forced]", func(c *config) { options(c).UsernsOptions = nil; options(c).Ipc = ofNode }},
 
 		{"unknown network mode", namespaceField + "network", func(c *config) { options(c).Network = 9 }},
@@ -175,7 +200,6 @@ func TestPodRefuses(t *testing.T) {
 		{"a mapping beyond the ids", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids = ids(0, math.MaxUint32-5, 10) }},
 		{"a pod without root", namespaceField + "userns_options.gids", func(c *config) { options(c).UsernsOptions.Gids = ids(1, 1000, 10) }},
 		{"too many mappings", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids = manyMappings(mostMappings + 1) }},
-		{"a user namespace in the node's network", namespaceField + "network", func(c *config) { options(c).Network = ofNode; c.Linux.Sysctls = nil }},
 		{"a user namespace with the node's pids", namespaceField + "pid", func(c *config) { options(c).Pid = ofNode }},
 		{"a user namespace with the node's ipc", namespaceField + "ipc", func(c *config) { options(c).Ipc = ofNode; c.Linux.Sysctls = nil }},
 
@@ -205,6 +229,11 @@ func TestPodRefuses(t *testing.T) {
 	}
 	t.Run("no config", func(t *testing.T) { wantRefusal(t, Pod(nil, "", goodNode()), "config") })
 	t.Run("unknown handler", func(t *testing.T) { wantRefusal(t, Pod(goodConfig(), "kata", goodNode()), "runtime_handler") })
+	t.Run("user namespaces where overlays cannot be mapped", func(t *testing.T) {
+		old := goodNode()
+		old.Machine.UserNamespaces = false
+		wantRefusal(t, Pod(goodConfig(), "", old), namespaceField+"userns_options")
+	})
 	t.Run("no slice for the systemd driver", func(t *testing.T) {
 		systemd := goodNode()
 		systemd.SystemdCgroup = true

@@ -42,12 +42,22 @@ func (p *problems) text(field, text string) {
 	}
 }
 
+// mostText bounds all labels, and all annotations, of a pod or a container, as
+// the API server bounds annotations (TotalAnnotationSizeLimitB): they are in
+// every list, which a message of gRPC has to hold.
+const mostText = 256 << 10
+
 // texts: labels and annotations are stored as they are, but they are text.
 func (p *problems) texts(field string, pairs map[string]string) {
+	size := 0
 	for key, value := range pairs {
+		size += len(key) + len(value)
 		if !utf8.ValidString(key) || !utf8.ValidString(value) {
 			p.bad("config."+field, "%q is not UTF-8", key)
 		}
+	}
+	if size > mostText {
+		p.bad("config."+field, "keys and values have %d bytes together, more than %d", size, mostText)
 	}
 }
 
@@ -97,5 +107,12 @@ func (p *problems) idRanges(field string, mappings []*runtimeapi.IDMapping) {
 func (p *problems) profileType(field string, profile *runtimeapi.SecurityProfile) {
 	if _, known := runtimeapi.SecurityProfile_ProfileType_name[int32(profile.GetProfileType())]; !known {
 		p.bad(field, "%d is unknown", profile.GetProfileType())
+	}
+}
+
+// notWindows: what is meant for Windows would have no effect here.
+func (p *problems) notWindows(field string, set bool) {
+	if set {
+		p.bad(field, "is set, but this node runs Linux")
 	}
 }

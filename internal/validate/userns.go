@@ -24,15 +24,19 @@ func (c *pod) userNamespace() {
 	}
 	c.mappings(field+"userns_options.uids", userns.GetUids())
 	c.mappings(field+"userns_options.gids", userns.GetGids())
-	for name, mode := range map[string]runtimeapi.NamespaceMode{"network": options.GetNetwork(), "pid": options.GetPid(), "ipc": options.GetIpc()} {
+	if !c.node.Machine.UserNamespaces {
+		c.bad(field+"userns_options", "this machine cannot map the owners of an image's files: see 'minicri check'")
+	}
+	for name, mode := range map[string]runtimeapi.NamespaceMode{"pid": options.GetPid(), "ipc": options.GetIpc()} {
 		if mode == runtimeapi.NamespaceMode_NODE {
 			c.bad(field+name, "is NODE, which a pod with a user namespace of its own cannot have")
 		}
 	}
 }
 
-// mostMappings is what the kernel takes in one map.
-const mostMappings = 340
+// mostMappings is less than the 340 lines that the kernel takes: the mappings of
+// a container's root are kept in a label of at most 4096 bytes.
+const mostMappings = 120
 
 func (c *pod) mappings(field string, mappings []*runtimeapi.IDMapping) {
 	if len(mappings) == 0 || len(mappings) > mostMappings {

@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencontainers/selinux/go-selinux/label"
+
 	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/stdio/crilog"
 )
@@ -35,6 +37,7 @@ type Options struct {
 	LogPath  string // CRI log; empty: output is discarded
 	Terminal bool   // it makes a terminal, whose master is given to TakeTerminal
 	Stdin    bool   // it reads a stdin
+	SELinux  string // label of its files, which its streams get too; empty: none
 }
 
 // Ends are the container's ends of its streams; nil where there is none.
@@ -85,6 +88,11 @@ func (s *Streams) openFifo(o Options, stream string) (*os.File, error) {
 	path := fifoPath(o.Dir, o.ID, stream)
 	if err := unix.Mkfifo(path, 0o600); err != nil {
 		return nil, fmt.Errorf("fifo %s: %w", path, err)
+	}
+	// At execve SELinux closes what the container's domain may not use; the label
+	// of /run is not for it.
+	if err := label.SetFileLabel(path, o.SELinux); err != nil {
+		return nil, fmt.Errorf("label fifo %s: %w", path, err)
 	}
 	if err := s.readFifo(o, stream); err != nil {
 		return nil, err

@@ -76,6 +76,9 @@ func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
 func (c *container) build(request *api.CreateRequest, spec *specs.Spec) error {
 	options := c.streamOptions()
 	options.Stdin = request.Stdin
+	if spec.Linux != nil {
+		options.SELinux = spec.Linux.MountLabel
+	}
 	streams, ends, err := stdio.Open(options)
 	if err == nil {
 		err = c.launch(spec, streams, ends)

@@ -110,3 +110,11 @@ func TestUserNamespace(t *testing.T) {
 		t.Error("the new file cannot be read")
 	}
 }
+
+// A pod that shares the pids of the node has no pid namespace to share with its
+// containers: the mode POD is that of the node there.
+func TestPIDModeOfThePodThatHasTheNodes(t *testing.T) {
+	p := newPod(t, podPID(runtimeapi.NamespaceMode_NODE))
+	id := p.run("app", forever, pidMode(runtimeapi.NamespaceMode_POD, ""))
+	wantNamespaces(t, p.info(id).PID, os.Getpid(), true, "pid")
+}

@@ -3,7 +3,6 @@ package container
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -71,19 +70,6 @@ func environmentOf(t *testing.T, pid int) map[string]string {
 		values[name] = value
 	}
 	return values
-}
-
-// Containers, and commands in them, have the limits that the daemon was started
-// with: that is where an administrator sets them.
-func TestLimitsOfProcesses(t *testing.T) {
-	p := newPod(t)
-	id := p.run("app", forever)
-	ours, err := exec.Command("cat", "/proc/self/limits").Output() // as the daemon was started
-	check(t, err)
-	theirs, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", p.info(id).PID))
-	check(t, err)
-	same(t, "limits of the container", string(theirs), string(ours))
-	same(t, "limits of a command", p.exec(id, "cat /proc/self/limits"), strings.TrimSpace(string(ours)))
 }
 
 // cri: ContainerStatus.user ContainerUser.linux LinuxContainerSecurityContext.run_as_username

@@ -32,7 +32,7 @@ func importData(n *harness.Node) {
 
 func imageMount(at string, change ...func(*runtimeapi.Mount)) option {
 	return mounted("", at, append(change, func(m *runtimeapi.Mount) {
-		m.Image = &runtimeapi.ImageSpec{Image: dataImage}
+		m.Image, m.Readonly = &runtimeapi.ImageSpec{Image: dataImage}, true
 	})...)
 }
 

@@ -19,6 +19,9 @@ const (
 func modes(network, pid, ipc runtimeapi.NamespaceMode) harness.PodOption {
 	return func(c *runtimeapi.PodSandboxConfig) {
 		c.Linux.SecurityContext.NamespaceOptions = &runtimeapi.NamespaceOption{Network: network, Pid: pid, Ipc: ipc}
+		if network == modeNode {
+			c.Hostname = "" // it has that of the node
+		}
 	}
 }
 

@@ -143,6 +143,8 @@ func TestMappingsThatAreRefused(t *testing.T) {
 			t.Errorf("%s: the error does not name the field: %v", name, err)
 		}
 	}
-	_, err := run(t, n, n.PodConfig("host", userNamespace(idMap(0, 1000, 10)), harness.HostNetwork()))
+	_, err := run(t, n, n.PodConfig("host", userNamespace(idMap(0, 1000, 10)), func(c *runtimeapi.PodSandboxConfig) {
+		c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_NODE
+	}))
 	wantCode(t, err, codes.InvalidArgument)
 }

@@ -1,0 +1,52 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/docker/go-units"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/oci"
+)
+
+// readDefaults reads what the configuration gives to all pods and containers.
+func readDefaults(c *config.Config, m machine.Machine) (oci.Defaults, error) {
+	d := oci.Defaults{
+		Env: c.DefaultEnv, Sysctls: make(map[string]string), DeviceOwnership: c.DeviceOwnership, CgroupWritable: c.CgroupWritable,
+		PodAnnotations: c.PodAnnotations, ContainerAnnotations: c.ContainerAnnotations,
+	}
+	if c.CgroupWritable && !m.CgroupDelegation {
+		return d, fmt.Errorf("cgroup_writable: a container could write to cgroups that are not its own: it needs cgroup v2 mounted with nsdelegate")
+	}
+	for _, text := range c.DefaultUlimits {
+		limit, err := units.ParseUlimit(text)
+		if err != nil {
+			return d, fmt.Errorf("default_ulimits: %w", err)
+		}
+		d.Rlimits = append(d.Rlimits, specs.POSIXRlimit{Type: "RLIMIT_" + strings.ToUpper(limit.Name), Soft: uint64(limit.Soft), Hard: uint64(limit.Hard)})
+	}
+	for _, pair := range c.DefaultSysctls {
+		name, value, _ := strings.Cut(pair, "=")
+		if oci.SysctlNamespace(name) == "" {
+			return d, fmt.Errorf("default_sysctls: %s is not a parameter of a pod's namespace, it would change the node", name)
+		}
+		d.Sysctls[name] = value
+	}
+	if c.BaseSpec == "" {
+		return d, nil
+	}
+	data, err := os.ReadFile(c.BaseSpec)
+	if err != nil {
+		return d, fmt.Errorf("base_spec: %w", err)
+	}
+	d.Base = &specs.Spec{}
+	if err := json.Unmarshal(data, d.Base); err != nil {
+		return d, fmt.Errorf("base_spec: %s: %w", c.BaseSpec, err)
+	}
+	return d, nil
+}

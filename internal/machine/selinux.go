@@ -1,0 +1,89 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/opencontainers/selinux/go-selinux"
+	"github.com/opencontainers/selinux/go-selinux/label"
+	"golang.org/x/sys/unix"
+)
+
+// checkSELinuxPolicy reports why the policy of a machine with SELinux cannot
+// confine containers: it names no labels for them (selinux(8), lxc_contexts), or
+// does not know the one that it names.
+func checkSELinuxPolicy() error {
+	process, mount := selinux.ContainerLabels()
+	if process == "" || mount == "" {
+		return errors.New("the policy has no labels for containers: install the package container-selinux")
+	}
+	defer selinux.ReleaseLabel(process)
+	for _, text := range []string{process, mount} {
+		if err := selinux.SecurityCheckContext(text); err != nil {
+			return fmt.Errorf("the policy does not know the label %s: install the package container-selinux: %w", text, err)
+		}
+	}
+	return nil
+}
+
+// NewLabels makes the labels of a process and of its files, with a level that
+// no other pod has unless an option names one. Both are "" without SELinux.
+func (m Machine) NewLabels(options []string) (process, mount string, err error) {
+	if !m.SELinux {
+		return "", "", nil
+	}
+	if process, mount, err = label.InitLabels(options); err != nil {
+		return "", "", fmt.Errorf("make SELinux labels of %q: %w", options, err)
+	}
+	return process, mount, nil
+}
+
+// ReserveLevel keeps the level of a label for the pod that has it, over a restart
+// of the daemon; ReleaseLevel gives it back. A label without one, as on a machine
+// without SELinux, is ignored.
+func (m Machine) ReserveLevel(process string) {
+	if m.SELinux {
+		selinux.ReserveLabel(process)
+	}
+}
+
+// ReleaseLevel is the end of ReserveLevel, and of NewLabels.
+func (m Machine) ReleaseLevel(process string) {
+	if m.SELinux {
+		selinux.ReleaseLabel(process)
+	}
+}
+
+// neverRelabelled are directories that the node itself needs with their labels.
+func neverRelabelled() []string {
+	return []string{
+		"/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/sbin",
+		"/srv", "/sys", "/tmp", "/usr", "/usr/bin", "/usr/lib", "/usr/local", "/usr/sbin", "/usr/share", "/var", "/var/lib", "/var/log", "/var/run",
+	}
+}
+
+// CheckRelabel reports why a path of the node must not be relabelled.
+func CheckRelabel(path string) error {
+	if slices.Contains(neverRelabelled(), filepath.Clean(path)) {
+		return fmt.Errorf("%s is needed by the node with the SELinux labels that it has", path)
+	}
+	return nil
+}
+
+// Relabel gives a path, and all below it, the label of a container's files, or
+// with shared that of the files of all containers. A file system without labels
+// is left as it is.
+func (m Machine) Relabel(path, mount string, shared bool) error {
+	if !m.SELinux || mount == "" {
+		return nil
+	}
+	if err := CheckRelabel(path); err != nil {
+		return err
+	}
+	if err := label.Relabel(path, mount, shared); err != nil && !errors.Is(err, unix.ENOTSUP) {
+		return fmt.Errorf("relabel %s: %w", path, err)
+	}
+	return nil
+}

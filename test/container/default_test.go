@@ -1,0 +1,145 @@
+package container
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// limitsOf are lines of /proc/PID/limits, soft and hard limit, by name.
+func limitsOf(t *testing.T, text string) map[string]string {
+	t.Helper()
+	limits := make(map[string]string)
+	for line := range strings.Lines(text) {
+		if len(line) > 65 {
+			limits[strings.TrimSpace(line[:26])] = strings.Join(strings.Fields(line[26:65]), ":")
+		}
+	}
+	if len(limits) < 16 {
+		t.Errorf("limits: %q", text)
+	}
+	return limits
+}
+
+// Limits of processes do not follow those of the daemon, which are its own.
+func TestLimitsOfProcesses(t *testing.T) {
+	p := newPod(t)
+	// As if the daemon had been started from a shell with these soft limits.
+	for resource, soft := range map[int]uint64{
+		unix.RLIMIT_STACK: 4 << 20, unix.RLIMIT_CORE: 1 << 20, unix.RLIMIT_FSIZE: 1 << 40, unix.RLIMIT_NOFILE: 3333,
+	} {
+		var limit unix.Rlimit
+		check(t, unix.Prlimit(p.PID(), resource, nil, &limit))
+		limit.Cur = min(soft, limit.Max)
+		check(t, unix.Prlimit(p.PID(), resource, &limit, nil))
+	}
+	id := p.run("app", forever)
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", p.info(id).PID))
+	check(t, err)
+	same(t, "limits of a command", p.exec(id, "cat /proc/self/limits"), strings.TrimSpace(string(text)))
+	limits := limitsOf(t, string(text))
+	var own unix.Rlimit
+	check(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &own))
+	same(t, "open files", limits["Max open files"], fmt.Sprintf("1024:%d", min(own.Max, 524288)))
+	same(t, "stack", limits["Max stack size"], "8388608:unlimited")
+	same(t, "core", limits["Max core file size"], "unlimited:unlimited")
+	same(t, "real-time priority", limits["Max realtime priority"], "0:0")
+}
+
+// What the configuration gives to all pods and containers is in them, and pods
+// and containers that say otherwise have the last word.
+func TestNodeDefaults(t *testing.T) {
+	base := filepath.Join(t.TempDir(), "base.json")
+	spec := harness.Object{
+		"process": harness.Object{"env": []string{"BASE=of the base", "WHOSE=base"}, "rlimits": []harness.Object{{"type": "RLIMIT_CPU", "soft": 1000, "hard": 2000}}},
+		"mounts":  []harness.Object{{"destination": "/scratch", "type": "tmpfs", "source": "tmpfs", "options": []string{"size=1m"}}},
+	}
+	data, err := json.Marshal(spec)
+	check(t, err)
+	check(t, os.WriteFile(base, data, 0o600))
+	n := newNode(t, harness.Config(fmt.Sprintf(`
+default_ulimits = ["nofile=2048:4096", "core=0:0"]
+default_env = ["WHOSE=node", "GIVEN=by the node", "WON=node"]
+default_sysctls = ["net.ipv4.ip_default_ttl=77", "net.core.somaxconn=1111", "net.ipv4.conf.eth0.arp_filter=1", "kernel.msgmax=9999"]
+shm_size = 1048576
+pod_annotations = ["hooks.example/*"]
+container_annotations = ["hooks.example/*"]
+device_ownership_from_security_context = true
+base_spec = %q
+`, base)))
+	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) {
+		c.Linux.Sysctls = map[string]string{"net.core.somaxconn": "2222"}
+		c.Annotations = map[string]string{"hooks.example/pod": "p", "other.example/pod": "o"}
+	})
+	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
+		c.Envs = []*runtimeapi.KeyValue{{Key: "WON", Value: []byte("container")}}
+		c.Annotations = map[string]string{"hooks.example/container": "c"}
+		c.Devices = []*runtimeapi.Device{{HostPath: "/dev/null", ContainerPath: "/dev/given", Permissions: "rw"}}
+		c.Linux.SecurityContext.RunAsUser, c.Linux.SecurityContext.RunAsGroup = &runtimeapi.Int64Value{Value: 1234}, &runtimeapi.Int64Value{Value: 567}
+	})
+	same(t, "variables", p.exec(id, "echo $BASE, $WHOSE, $GIVEN, $WON"), "of the base, node, by the node, container")
+	limits := limitsOf(t, p.exec(id, "cat /proc/self/limits"))
+	same(t, "open files", limits["Max open files"], "2048:4096")
+	same(t, "core", limits["Max core file size"], "0:0")
+	same(t, "cpu time", limits["Max cpu time"], "1000:2000")
+	same(t, "sysctls", p.exec(id, "cd /proc/sys; cat net/ipv4/ip_default_ttl net/core/somaxconn net/ipv4/conf/eth0/arp_filter kernel/msgmax"), "77\n2222\n1\n9999")
+	same(t, "shm", p.exec(id, "df -k /dev/shm | tail -n 1 | awk '{print $2}'"), "1024")
+	same(t, "scratch", p.exec(id, "grep -c ' /scratch tmpfs ' /proc/mounts"), "1")
+	same(t, "owner of the device", p.exec(id, "stat -c %u:%g /dev/given /dev/null"), "1234:567\n0:0")
+	annotations := p.annotations(id)
+	if annotations["hooks.example/pod"] != "p" || annotations["hooks.example/container"] != "c" || annotations["other.example/pod"] != "" {
+		t.Errorf("annotations of the spec: %v", annotations)
+	}
+	// A pod in the namespaces of the node leaves them as they are.
+	before := sysctl(t, "kernel.msgmax")
+	host := runPod(t, n, "host", harness.HostNetwork(), func(c *runtimeapi.PodSandboxConfig) {
+		c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE
+	})
+	host.run("app", forever)
+	same(t, "kernel.msgmax of the node", sysctl(t, "kernel.msgmax"), before)
+}
+
+func sysctl(t *testing.T, name string) string {
+	t.Helper()
+	output, err := exec.Command("cat", "/proc/sys/"+strings.ReplaceAll(name, ".", "/")).Output()
+	check(t, err)
+	return strings.TrimSpace(string(output))
+}
+
+func (p *pod) annotations(id string) map[string]string {
+	p.t.Helper()
+	data, err := os.ReadFile(filepath.Join(p.State, "containers", id, "config.json"))
+	check(p.t, err)
+	var spec struct{ Annotations map[string]string }
+	check(p.t, json.Unmarshal(data, &spec))
+	return spec.Annotations
+}
+
+// What cannot be given is refused at the start, with its key.
+func TestDefaultsThatCannotBe(t *testing.T) {
+	n := harness.NewNode(t, harness.Parallel())
+	n.Stop()
+	for key, text := range map[string]string{
+		"default_ulimits": `default_ulimits = ["files=1"]`,
+		"default_env":     `default_env = ["=x"]`,
+		"default_sysctls": `default_sysctls = ["kernel.panic=1"]`,
+		"shm_size":        `shm_size = 5`,
+		"base_spec":       `base_spec = "/nowhere/base.json"`,
+		"pod_annotations": `pod_annotations = ["["]`,
+	} {
+		file := filepath.Join(t.TempDir(), "config.toml")
+		check(t, os.WriteFile(file, []byte(text+"\n"), 0o600))
+		if output, err := n.RunDaemon("--config", file); err == nil || !strings.Contains(output, key) {
+			t.Errorf("%s: %v: %s", text, err, output)
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package container
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// A source that nobody else makes is made. One that the kubelet made and that
+// has gone, a link to nothing, or a place of the kernel's is an error with its
+// name, and nothing is made.
+func TestMissingSources(t *testing.T) {
+	p := newPod(t)
+	link := filepath.Join(p.Dir, "link")
+	check(t, os.Symlink(filepath.Join(p.Dir, "nowhere"), link))
+	volume := filepath.Join(p.Dir, "kubelet", "pods", p.config.Metadata.Uid, "volumes", "kubernetes.io~csi", "data", "mount")
+	for _, path := range []string{link, volume, "/dev/minicri-is-missing", "/sys/minicri-is-missing"} {
+		_, err := p.tryCreate(shell("app", "true", mounted(path, "/v")))
+		wantCode(t, err, codes.FailedPrecondition)
+		if message := status.Convert(err).Message(); !strings.Contains(message, path) || !strings.Contains(message, "/v") {
+			t.Errorf("%s: %s", path, message)
+		}
+	}
+	for _, path := range []string{filepath.Join(p.Dir, "nowhere"), filepath.Join(p.Dir, "kubelet"), "/dev/minicri-is-missing"} {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("%s has been made", path)
+		}
+	}
+	made := filepath.Join(p.Dir, "host", "path")
+	id := p.run("app", forever, mounted(made, "/v"))
+	p.exec(id, "echo x > /v/file")
+	if _, err := os.Stat(filepath.Join(made, "file")); err != nil {
+		t.Error(err)
+	}
+}
+
+// options are those of the mount on top at a place, as the container sees it.
+func (p *pod) mountOptions(id, place string) []string {
+	p.t.Helper()
+	lines := strings.Split(p.exec(id, "grep ' "+place+" ' /proc/self/mountinfo"), "\n")
+	return strings.Split(strings.Fields(lines[len(lines)-1])[5], ",")
+}
+
+func wantOptions(t *testing.T, what string, got []string, want ...string) {
+	t.Helper()
+	for _, option := range want {
+		found := false
+		for _, one := range got {
+			found = found || one == option
+		}
+		if !found {
+			t.Errorf("%s: the options are %q, want %s", what, got, option)
+		}
+	}
+}
+
+func mountTmpfs(t *testing.T, dir string, flags uintptr) {
+	t.Helper()
+	check(t, unix.Mount("tmpfs", dir, "tmpfs", flags, ""))
+	t.Cleanup(func() { check(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+}
+
+// Options of a mount hold for the mounts below its source, too; and a source
+// keeps the ones that it has.
+func TestMountOptions(t *testing.T) {
+	p := newPod(t)
+	dir := filepath.Join(p.Dir, "volume")
+	check(t, os.MkdirAll(filepath.Join(dir, "sub"), 0o755))
+	mountTmpfs(t, filepath.Join(dir, "sub"), 0)
+	strict := filepath.Join(p.Dir, "strict")
+	check(t, os.MkdirAll(strict, 0o755))
+	mountTmpfs(t, strict, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC)
+	id := p.run("app", forever, mounted(strict, "/strict"), mounted(dir, "/v", func(m *runtimeapi.Mount) {
+		m.MountOptions = []string{"noexec", "nosuid", "nodev"}
+	}))
+	for _, place := range []string{"/v", "/v/sub", "/strict", "/dev/shm"} {
+		wantOptions(t, place, p.mountOptions(id, place), "nosuid", "nodev", "noexec", "rw")
+	}
+	p.exec(id, "cp /bin/busybox /v/sub/sh && ! /v/sub/sh true 2>/dev/null; cp /bin/busybox /dev/shm/sh && ! /dev/shm/sh true 2>/dev/null")
+	host := runPod(t, p.Node, "host", func(c *runtimeapi.PodSandboxConfig) {
+		c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE
+	})
+	wantOptions(t, "/dev/shm of the node", host.mountOptions(host.run("app", forever), "/dev/shm"), "nosuid", "nodev", "noexec")
+}
+
+// A security context without lists of paths hides what is usually hidden.
+func TestMaskedByDefault(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever)
+	p.exec(id, "! echo x > /proc/sys/kernel/domainname 2>/dev/null; test -z \"$(cat /proc/keys /proc/timer_list)\"; test -z \"$(ls /sys/firmware)\"")
+	p.exec(id, "! mkdir /sys/fs/cgroup/x 2>/dev/null; ! touch /sys/fs/cgroup/y 2>/dev/null")
+	wantOptions(t, "/sys/fs/cgroup", p.mountOptions(id, "/sys/fs/cgroup"), "ro", "nosuid", "nodev", "noexec")
+	// procMount: Unmasked comes as two empty lists, and needs a user namespace.
+	unmasked := runPod(t, p.Node, "unmasked", users(ids(0, 300000, 65536)))
+	id = unmasked.run("app", forever, func(c *runtimeapi.ContainerConfig) {
+		c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_CONTAINER
+	})
+	same(t, "masks", unmasked.exec(id, "grep -c ' /proc/[a-z]' /proc/self/mountinfo || true"), "0")
+	privileged := runPod(t, p.Node, "privileged", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true })
+	id = privileged.run("app", forever, secure(func(s *runtimeapi.LinuxContainerSecurityContext) { s.Privileged = true }))
+	same(t, "masks of a privileged container", privileged.exec(id, "grep -c ' /proc/[a-z]' /proc/self/mountinfo || true"), "0")
+}
+
+// A privileged container has the devices that it asks for beside the node's, in
+// their places, block devices too; one that is missing is an error by its name.
+func TestDevicesOfPrivileged(t *testing.T) {
+	p := newPod(t, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true })
+	privileged := secure(func(s *runtimeapi.LinuxContainerSecurityContext) { s.Privileged = true })
+	// A block device of the node without a driver: it is there, and names itself.
+	block := filepath.Join(p.Dir, "disk")
+	check(t, unix.Mknod(block, unix.S_IFBLK|0o600, int(unix.Mkdev(240, 77))))
+	id := p.run("app", forever, privileged, func(c *runtimeapi.ContainerConfig) {
+		c.Devices = []*runtimeapi.Device{
+			{HostPath: "/dev/zero", ContainerPath: "/dev/given", Permissions: "rwm"},
+			{HostPath: "/dev/null", ContainerPath: "/dev/full", Permissions: "rwm"}, // in place of the node's
+			{HostPath: block, ContainerPath: "/mnt/raw", Permissions: "rwm"},
+		}
+	})
+	same(t, "bytes", p.exec(id, "head -c 2 /dev/given | wc -c"), "2")
+	p.exec(id, "echo x > /dev/full && test -e /dev/kmsg")
+	same(t, "block device", p.exec(id, "stat -c '%F %t:%T' /mnt/raw"), fmt.Sprintf("block special file %x:%x", 240, 77))
+	// All may be used: with another number of a device that there is.
+	p.exec(id, "mknod /tmp/zero c 1 5 && head -c 2 /tmp/zero >/dev/null")
+	for _, opts := range [][]option{{privileged}, nil} {
+		_, err := p.tryCreate(shell("missing", "true", append(opts, func(c *runtimeapi.ContainerConfig) {
+			c.Devices = []*runtimeapi.Device{{HostPath: "/dev/minicri-is-missing", Permissions: "r"}}
+		})...))
+		if err == nil || !strings.Contains(err.Error(), "/dev/minicri-is-missing") {
+			t.Errorf("a device that is missing: %v", err)
+		}
+	}
+}
+
+// Variables that no program can be started with are refused before anything is
+// written.
+func TestEnvironmentBeyondExecve(t *testing.T) {
+	p := newPod(t)
+	before := p.Look()
+	for name, envs := range map[string][]*runtimeapi.KeyValue{
+		"one":  {{Key: "A", Value: []byte(strings.Repeat("x", 1<<20))}},
+		"many": repeated(64, 100<<10),
+	} {
+		_, err := p.tryCreate(shell(name, "true", func(c *runtimeapi.ContainerConfig) { c.Envs = envs; c.LogPath = "" }))
+		wantCode(t, err, codes.InvalidArgument)
+	}
+	for _, left := range p.Differences(before) {
+		t.Error(left)
+	}
+	p.wantExit(p.run("fits", "exit 3", func(c *runtimeapi.ContainerConfig) { c.Envs = repeated(10, 100<<10) }), 3, "Error")
+}
+
+func repeated(count, size int) (envs []*runtimeapi.KeyValue) {
+	for i := range count {
+		envs = append(envs, &runtimeapi.KeyValue{Key: fmt.Sprintf("A%d", i), Value: []byte(strings.Repeat("x", size))})
+	}
+	return envs
+}
+
+// What the image has at the place of a volume is copied, but for devices, which
+// would be devices of the node.
+func TestDevicesInVolumes(t *testing.T) {
+	n := newNode(t)
+	const image = "test.example/devices:1"
+	n.BuildImage(image, harness.Object{
+		"Cmd": []string{"/bin/sh"}, "Env": []string{"PATH=/bin"}, "Volumes": harness.Object{"/data": harness.Object{}},
+	}, n.AddBusybox, func(l *harness.Layer) {
+		l.Dir("data", 0o755, 0)
+		l.File("data/file", 0o644, 0, "x")
+		l.Device("data/mem", 1, 1)
+		l.Dir("etc", 0o755, 0)
+	})
+	p := runPod(t, n, "web")
+	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) { c.Image.Image = image })
+	same(t, "the volume", p.exec(id, "ls /data"), "file")
+}
