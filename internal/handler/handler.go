@@ -67,8 +67,11 @@ func New(specs map[string]Spec, builtin Features) *Set {
 	return &Set{specs: specs, builtin: builtin, asked: make(map[string]answer)}
 }
 
-// Names are the handlers besides "", sorted.
+// Names are the handlers besides "", sorted; a nil Set has none.
 func (s *Set) Names() []string {
+	if s == nil {
+		return nil
+	}
 	names := make([]string, 0, len(s.specs))
 	for name := range s.specs {
 		names = append(names, name)
