@@ -25,6 +25,8 @@ type Container struct {
 	factsLock sync.Mutex
 	removed   bool
 	unwritten bool
+	// abandon ends the container's creation; nil if this daemon has not made it.
+	abandon context.CancelCauseFunc
 	// listed is set once the container is to be seen.
 	listed atomic.Bool
 	// ended is closed when the container has ended.

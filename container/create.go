@@ -33,6 +33,7 @@ type creation struct {
 	labels oci.SELinux
 	// ctx outlives the caller's.
 	ctx, caller context.Context
+	abandon     context.CancelCauseFunc
 	steps       *step.Sequence
 }
 
@@ -46,8 +47,10 @@ func (s *Store) Create(caller context.Context, sandboxID string, config *runtime
 	defer cancel()
 	ctx, stop := s.repeatable(ctx)
 	defer stop()
+	ctx, abandon := context.WithCancelCause(ctx)
+	defer abandon(nil)
 	timeline := step.NewTimeline(nil)
-	c := &creation{owner: s, ctx: ctx, caller: caller, steps: step.Begin(ctx, s.options.Observe, timeline)}
+	c := &creation{owner: s, ctx: ctx, caller: caller, abandon: abandon, steps: step.Begin(ctx, s.options.Observe, timeline)}
 	c.steps.Step(stepCheck, func(context.Context) error { return c.check(sandboxID, config, pod) })
 	c.steps.Step(stepReserve, func(context.Context) error { return c.reserve(config, timeline) })
 	if c.Container == nil {

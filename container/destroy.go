@@ -135,6 +135,9 @@ func (s *Store) StopPod(ctx context.Context, sandboxID string) error {
 	s.stopping[sandboxID] = true
 	s.mu.Unlock()
 	return s.each(sandboxID, func(c *Container) error {
+		if c.abandon != nil {
+			c.abandon(fmt.Errorf("sandbox %s is being stopped: %w", sandboxID, errdefs.ErrFailedPrecondition))
+		}
 		if err := s.awaitMade(ctx, c); err != nil || !c.listed.Load() {
 			return err
 		}

@@ -33,7 +33,7 @@ func (c *creation) reserve(config *runtimeapi.ContainerConfig, timeline *step.Ti
 		return fmt.Errorf("container %s has the name %s: remove it, or ask with a higher attempt: %w", other.ID, name, errdefs.ErrAlreadyExists)
 	}
 	made.CreatedAt = s.nextCreated()
-	made.timeline = timeline
+	made.timeline, made.abandon = timeline, c.abandon
 	made.lock.TryLock() // no other goroutine has the container yet
 	s.byName[name], s.byID[made.ID] = made, made
 	c.Container = made

@@ -32,6 +32,7 @@ const usage = `usage: minicri-shim COMMAND [flags]
   init     libcontainer's init, never called by hand
   pause    prepare a pod's pause process, start it at the word on stdin
   serve    supervise a pod's containers until told to end
+  hook     run a hook of a container, never called by hand
   version  print the version`
 
 // libcontainer's init must run on the process's main thread, which Go promises
@@ -53,6 +54,8 @@ func main() {
 		os.Exit(pause(args))
 	case "serve":
 		os.Exit(serve(args))
+	case runtime.HookCommand:
+		os.Exit(runtime.RunHook(args))
 	case "version":
 		printVersion()
 	default:

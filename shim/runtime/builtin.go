@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/manager"
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -24,11 +28,14 @@ type Builtin struct {
 	systemdCgroup bool
 	noNewKeyring  bool
 	children      *children
+
+	mu       sync.Mutex // guards creating
+	creating map[string]*cgroups.Cgroup
 }
 
 // NewBuiltin keeps the state of containers below root.
 func NewBuiltin(root string, systemdCgroup bool) *Builtin {
-	return &Builtin{root: root, systemdCgroup: systemdCgroup, noNewKeyring: !canJoinSessionKeyring(), children: newChildren()}
+	return &Builtin{root: root, systemdCgroup: systemdCgroup, noNewKeyring: !canJoinSessionKeyring(), children: newChildren(), creating: make(map[string]*cgroups.Cgroup)}
 }
 
 // Run reaps children that have no owner, such as what a container without a
@@ -54,11 +61,16 @@ func (b *Builtin) Create(id string, spec *specs.Spec, streams Streams) (Containe
 	if err != nil {
 		return nil, nil, err
 	}
+	nameBundle(config, filepath.Dir(spec.Root.Path))
+	hooks := takeHooks(config, id)
 	lib, err := libcontainer.Create(b.root, id, config)
 	if err != nil {
 		return nil, nil, err
 	}
 	c := b.container(lib)
+	c.hooks = hooks
+	b.setCreating(id, config.Cgroups)
+	defer b.setCreating(id, nil)
 	init, err := c.start(process, streams, nil)
 	if err == nil {
 		err = c.findCgroups()
@@ -67,6 +79,33 @@ func (b *Builtin) Create(id string, spec *specs.Spec, streams Streams) (Containe
 		return nil, nil, errors.Join(initError(process, err), destroy(lib, process))
 	}
 	return c, init, nil
+}
+
+// setCreating notes where the processes of a creation are; nil when it has ended.
+func (b *Builtin) setCreating(id string, group *cgroups.Cgroup) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if group == nil {
+		delete(b.creating, id)
+		return
+	}
+	b.creating[id] = group
+}
+
+// Abort is of Runtime: hooks run as our children, or in the container's cgroup.
+func (b *Builtin) Abort(id string) error {
+	b.mu.Lock()
+	group := b.creating[id]
+	b.mu.Unlock()
+	if group == nil {
+		return nil
+	}
+	b.children.endHooks(id)
+	m, err := manager.New(group)
+	if err != nil {
+		return fmt.Errorf("cgroups of container %s: %w", id, err)
+	}
+	return killCgroup(m.GetPaths(), "", syscall.SIGKILL)
 }
 
 func (b *Builtin) container(lib *libcontainer.Container) *builtinContainer {
@@ -93,7 +132,7 @@ func (b *Builtin) Load(id string) (Container, error) {
 		return nil, fmt.Errorf("load container %s: %w", id, err)
 	}
 	c := b.container(lib)
-	return c, c.findCgroups()
+	return c, errors.Join(c.findCgroups(), c.loadHooks())
 }
 
 // builtinContainer is a Container of libcontainer's.
@@ -102,6 +141,7 @@ type builtinContainer struct {
 	lib     *libcontainer.Container
 	dir     string            // libcontainer's state
 	cgroups map[string]string // by controller, "" for version 2
+	hooks   configs.Hooks     // those that libcontainer does not run
 	execs   *execCgroups
 }
 
@@ -203,6 +243,9 @@ func waitStatus(state *os.ProcessState) (status syscall.WaitStatus, known bool) 
 // Start is of Container.
 func (c *builtinContainer) Start() error { return c.lib.Exec() }
 
+// Started is of Container.
+func (c *builtinContainer) Started() error { return c.runHooks(configs.Poststart) }
+
 // SignalAll is of Container.
 func (c *builtinContainer) SignalAll(sig syscall.Signal) error { return killCgroup(c.cgroups, "", sig) }
 
@@ -221,8 +264,20 @@ func (c *builtinContainer) Delete() error {
 	for deadline := time.Now().Add(deletePatience); ; {
 		_ = killCgroup(c.cgroups, "", syscall.SIGKILL)
 		err := c.lib.Destroy()
-		if err == nil || time.Now().After(deadline) {
+		if err == nil {
+			return c.stopped()
+		}
+		if time.Now().After(deadline) {
 			return err
 		}
 	}
+}
+
+// stopped runs the hooks that wait for the end. What fails there is a warning,
+// and no reason to keep the container (runtime-spec, Lifecycle).
+func (c *builtinContainer) stopped() error {
+	if err := c.runHooks(configs.Poststop); err != nil {
+		slog.Warn("a hook failed after the end", "container", c.lib.ID(), "error", err)
+	}
+	return nil
 }

@@ -67,6 +67,9 @@ func (r *Command) Create(id string, spec *specs.Spec, streams Streams) (Containe
 	return c, init, nil
 }
 
+// Abort is of Runtime: what the runtime has started ends with its own limits.
+func (*Command) Abort(string) error { return nil }
+
 // Load is of Runtime.
 func (r *Command) Load(id string) (Container, error) {
 	c := &commandContainer{runtime: r, id: id, bundle: filepath.Join(r.bundles, id)}
@@ -182,6 +185,9 @@ func readPID(path string) (int, error) {
 	}
 	return pid, nil
 }
+
+// Started is of Container: the runtime has run the hooks itself.
+func (c *commandContainer) Started() error { return nil }
 
 // Start is of Container.
 func (c *commandContainer) Start() error {

@@ -13,6 +13,8 @@ type Runtime interface {
 	// an error nothing is left. errdefs.ErrFailedPrecondition says that init ran
 	// and could not get there: the container asks for what it does not have.
 	Create(id string, spec *specs.Spec, streams Streams) (Container, *Process, error)
+	// Abort ends a Create that is under way, which then fails.
+	Abort(id string) error
 	// Load finds a container that an earlier supervisor has made;
 	// errdefs.ErrNotFound if there is none.
 	Load(id string) (Container, error)
@@ -30,6 +32,9 @@ type Features struct {
 type Container interface {
 	// Start lets init through the exec barrier.
 	Start() error
+	// Started is called once the program runs, for hooks that wait for it. Its
+	// error is a warning.
+	Started() error
 	// Exec starts a further process. It and what it starts can be ended
 	// together, by Process.KillTree.
 	Exec(spec *specs.Process, streams Streams) (*Process, error)

@@ -30,7 +30,7 @@ func (s *Supervisor) adoptAll() error {
 }
 
 func (s *Supervisor) adopt(path string) error {
-	c := &container{sup: s, adopted: true, exited: make(chan struct{}), oomWatched: make(chan struct{}), execs: map[string]*exec{}, killed: true}
+	c := &container{sup: s, adopted: true, made: true, exited: make(chan struct{}), oomWatched: make(chan struct{}), execs: map[string]*exec{}, killed: true}
 	if err := readJSON(path, &c.record); err != nil {
 		return err
 	}

@@ -26,6 +26,7 @@ type container struct {
 	io        *stdio.Streams
 	stdinOnce bool
 	adopted   bool
+	made      bool          // guarded by Supervisor.mu: what is above is set
 	exited    chan struct{} // closed when exit is set and on disk
 
 	startEvent sync.Once
@@ -68,6 +69,7 @@ func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
 		s.forget(request.Id)
 		return nil, fmt.Errorf("create container %s: %w", request.Id, err)
 	}
+	s.setMade(c)
 	s.events.publish(api.EventKind_EVENT_CREATED, c.state())
 	return c, nil
 }
@@ -156,6 +158,9 @@ func (c *container) start() error {
 		return fmt.Errorf("start container %s: %w", c.record.ID, err)
 	}
 	c.announceStart()
+	if err := c.runtime.Started(); err != nil {
+		c.sup.log.Warn("a hook failed after the start", "container", c.record.ID, "error", err)
+	}
 	return nil
 }
 

@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"fmt"
+	"syscall"
 
 	"github.com/containerd/errdefs"
 )
@@ -17,16 +18,40 @@ func (s *Supervisor) reserve(c *container) error {
 	return nil
 }
 
+func (s *Supervisor) setMade(c *container) {
+	s.mu.Lock()
+	c.made = true
+	s.mu.Unlock()
+}
+
+// kill signals a container. SIGKILL ends a creation that is under way.
+func (s *Supervisor) kill(id string, sig syscall.Signal, all bool) error {
+	c, err := s.find(id)
+	switch {
+	case err == nil:
+		return c.kill(sig, all)
+	case errdefs.IsFailedPrecondition(err) && sig == syscall.SIGKILL:
+		return s.abort(id)
+	default:
+		return err
+	}
+}
+
 func (s *Supervisor) forget(id string) {
 	s.mu.Lock()
 	delete(s.containers, id)
 	s.mu.Unlock()
 }
 
+// find returns a container that is made. One that is being made, which a hook
+// can make long, has nothing yet that could be used.
 func (s *Supervisor) find(id string) (*container, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c := s.containers[id]; c != nil {
+		if !c.made {
+			return nil, fmt.Errorf("container %s is being created: %w", id, errdefs.ErrFailedPrecondition)
+		}
 		return c, nil
 	}
 	return nil, fmt.Errorf("container %s: %w", id, errdefs.ErrNotFound)
@@ -40,4 +65,15 @@ func (s *Supervisor) all() []*container {
 		list = append(list, c)
 	}
 	return list
+}
+
+// abort ends the creation of a container.
+func (s *Supervisor) abort(id string) error {
+	s.mu.Lock()
+	c := s.containers[id]
+	s.mu.Unlock()
+	if c == nil {
+		return nil // it has failed meanwhile
+	}
+	return s.runtimeOf(c.snapshot()).Abort(id)
 }

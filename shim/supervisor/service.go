@@ -69,10 +69,10 @@ func (s *service) Start(_ context.Context, r *api.StartRequest) (*api.Empty, err
 }
 
 func (s *service) Kill(_ context.Context, r *api.KillRequest) (*api.Empty, error) {
+	if r.ExecId == "" {
+		return done, mapped(s.sup.kill(r.Id, syscall.Signal(r.Signal), r.All))
+	}
 	return s.on(r.Id, func(c *container) error {
-		if r.ExecId == "" {
-			return c.kill(syscall.Signal(r.Signal), r.All)
-		}
 		e, err := c.findExec(r.ExecId)
 		if err != nil {
 			return err

@@ -1,0 +1,152 @@
+package runtime
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runc/libcontainer/utils"
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// HookCommand is the command of minicri-shim that calls RunHook.
+const HookCommand = "hook"
+
+// defaultHookLimit is how long a hook may take that has no limit of its own.
+// While one runs, nothing else can be done with its container.
+const defaultHookLimit = 30 * time.Second
+
+// hookMargin is what ending a hook and all that it started may take longer.
+const hookMargin = 5 * time.Second
+
+// hookPath is what a hook's programs are looked for in, if the hook says
+// nothing about its environment.
+const hookPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// takeHooks makes each hook of the configuration one that RunHook runs, limited
+// and named, and takes those out which libcontainer runs at another time than
+// the specification wants: poststart when init waits at the barrier, and
+// poststop when errors of it make Destroy fail.
+func takeHooks(config *configs.Config, id string) (taken configs.Hooks) {
+	taken = configs.Hooks{}
+	for name, list := range config.Hooks {
+		for i, hook := range list {
+			command, ok := hook.(configs.CommandHook)
+			if !ok {
+				continue
+			}
+			if name == configs.StartContainer {
+				// It runs in the container, which has not what this program needs.
+				if command.Timeout == nil {
+					command.Timeout = new(defaultHookLimit)
+				}
+				continue
+			}
+			list[i] = configs.NewCommandHook(limited(command.Command, id))
+		}
+		if name == configs.Poststart || name == configs.Poststop {
+			taken[name] = list
+			delete(config.Hooks, name)
+		}
+	}
+	return taken
+}
+
+// limited runs a hook by this program.
+func limited(hook *configs.Command, id string) *configs.Command {
+	limit := defaultHookLimit
+	if hook.Timeout != nil {
+		limit = *hook.Timeout
+	}
+	args := hook.Args
+	if len(args) == 0 {
+		args = []string{hook.Path}
+	}
+	env := hook.Env
+	if len(env) == 0 {
+		env = []string{hookPath}
+	}
+	return &configs.Command{
+		Path:    "/proc/self/exe",
+		Args:    append([]string{"minicri-shim", HookCommand, id, limit.String(), hook.Path}, args...),
+		Env:     env,
+		Timeout: new(limit + hookMargin),
+	}
+}
+
+// runHooks runs hooks of one kind that were taken from libcontainer, all of them
+// whatever becomes of the others.
+func (c *builtinContainer) runHooks(name configs.HookName) error {
+	list := c.hooks[name]
+	if len(list) == 0 {
+		return nil
+	}
+	state, err := c.lib.OCIState()
+	if err != nil {
+		return fmt.Errorf("%s hooks: %w", name, err)
+	}
+	if name == configs.Poststop {
+		state.Status = specs.StateStopped
+	}
+	var errs []error
+	_ = c.runtime.children.during(func() error {
+		for _, hook := range list {
+			if err := hook.Run(state); err != nil {
+				errs = append(errs, fmt.Errorf("%s hook: %w", name, err))
+			}
+		}
+		return nil
+	})
+	return errors.Join(errs...)
+}
+
+// loadHooks finds the hooks that were taken from a container of an earlier
+// supervisor: they are in its bundle.
+func (c *builtinContainer) loadHooks() error {
+	bundle, _ := utils.SearchLabels(c.lib.Config().Labels, bundleLabel)
+	spec, err := ReadSpec(bundle)
+	if errors.Is(err, os.ErrNotExist) || err == nil && spec.Hooks == nil {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	c.hooks = configs.Hooks{}
+	for name, list := range map[configs.HookName][]specs.Hook{configs.Poststart: spec.Hooks.Poststart, configs.Poststop: spec.Hooks.Poststop} {
+		for _, hook := range list {
+			command := &configs.Command{Path: hook.Path, Args: hook.Args, Env: hook.Env}
+			if hook.Timeout != nil {
+				command.Timeout = new(time.Duration(*hook.Timeout) * time.Second)
+			}
+			c.hooks[name] = append(c.hooks[name], configs.NewCommandHook(limited(command, c.lib.ID())))
+		}
+	}
+	return nil
+}
+
+// bundleLabel is where libcontainer keeps what it tells hooks of the bundle.
+const bundleLabel = "bundle"
+
+// nameBundle makes the bundle of the state that hooks get the container's own:
+// libcontainer takes its working directory for it.
+func nameBundle(config *configs.Config, bundle string) {
+	config.Labels = slices.DeleteFunc(config.Labels, func(label string) bool { return strings.HasPrefix(label, bundleLabel+"=") })
+	config.Labels = append(config.Labels, bundleLabel+"="+bundle)
+}
+
+// endHooks ends the hooks of a container, which run as children of this process,
+// and with them its creation or start.
+func (r *children) endHooks(id string) {
+	for _, pid := range listChildren() {
+		line, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline") // it may have ended
+		if words := strings.Split(string(line), "\x00"); len(words) > 3 && words[1] == HookCommand && words[2] == id {
+			_ = syscall.Kill(pid, syscall.SIGTERM) // RunHook ends all of it
+		}
+	}
+}

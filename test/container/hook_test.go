@@ -1,0 +1,202 @@
+package container
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// vendor writes a CDI file of one device with hooks, and returns the device's
+// name. Each hook is a shell script.
+func vendor(t *testing.T, hooks map[string]string, timeout int) string {
+	t.Helper()
+	const dir = "/var/run/cdi"
+	check(t, os.MkdirAll(dir, 0o755))
+	name := fmt.Sprintf("test%d", time.Now().UnixNano())
+	var list []map[string]any
+	for kind, script := range hooks {
+		hook := map[string]any{"hookName": kind, "path": "/bin/sh", "args": []string{"sh", "-c", script}}
+		if timeout > 0 {
+			hook["timeout"] = timeout
+		}
+		list = append(list, hook)
+	}
+	data, err := json.Marshal(map[string]any{
+		"cdiVersion": "0.6.0", "kind": "vendor.example/" + name,
+		"devices": []map[string]any{{"name": "0", "containerEdits": map[string]any{"hooks": list}}},
+	})
+	check(t, err)
+	file := filepath.Join(dir, name+".json")
+	check(t, os.WriteFile(file, data, 0o644))
+	t.Cleanup(func() {
+		check(t, os.Remove(file))
+		_ = os.Remove(dir) // if it was ours
+	})
+	return "vendor.example/" + name + "=0"
+}
+
+func byField(device string) option {
+	return func(c *runtimeapi.ContainerConfig) { c.CDIDevices = []*runtimeapi.CDIDevice{{Name: device}} }
+}
+
+func byAnnotation(device string) option {
+	return func(c *runtimeapi.ContainerConfig) { c.Annotations = map[string]string{"cdi.k8s.io/test": device} }
+}
+
+var hookKinds = []string{"createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
+
+// Hooks of a CDI file run at their times, each told of its own container and
+// where its bundle is; also those that come after the daemon and the shim that
+// made the container have died.
+func TestHooks(t *testing.T) {
+	p := newPod(t)
+	for name, by := range map[string]func(string) option{"field": byField, "annotation": byAnnotation} {
+		for _, killed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, killed %t", name, killed), func(t *testing.T) {
+				out := t.TempDir()
+				check(t, os.Chmod(out, 0o777))
+				hooks := make(map[string]string)
+				for _, kind := range hookKinds {
+					hooks[kind] = fmt.Sprintf("cat > %s/%s", out, kind)
+				}
+				hooks["startContainer"] = "cat > /out/startContainer" // in the container
+				p := *p
+				p.t = t
+				config := shell("app", forever, by(vendor(t, hooks, 0)), mounted(out, "/out"))
+				id := p.create(config)
+				bundle := filepath.Join(p.State, "containers", id)
+				wantStates(t, out, id, bundle, hookKinds[:2]...)
+				if killed {
+					p.Kill()
+					p.killOf(shims(p.Node))
+					p.Start()
+					eventually(t, "it is adopted", func() bool { return p.status(id).State == created })
+				}
+				eventually(t, "it starts", func() bool { return p.start(id) == nil })
+				wantStates(t, out, id, bundle, hookKinds[:4]...)
+				check(t, p.stop(id, 0))
+				check(t, p.remove(id))
+				wantStates(t, out, id, bundle, hookKinds...)
+			})
+		}
+	}
+}
+
+func (p *pod) killOf(pids []int) {
+	p.t.Helper()
+	for _, pid := range pids {
+		process, err := os.FindProcess(pid)
+		check(p.t, err)
+		check(p.t, process.Kill())
+	}
+}
+
+// wantStates fails the test unless these hooks have run and no others.
+func wantStates(t *testing.T, out, id, bundle string, kinds ...string) {
+	t.Helper()
+	for _, kind := range hookKinds {
+		data, err := os.ReadFile(filepath.Join(out, kind))
+		if ran := err == nil; ran != slices.Contains(kinds, kind) {
+			t.Errorf("%s has run: %t, when %v have to", kind, ran, kinds)
+			continue
+		}
+		if err != nil {
+			continue
+		}
+		var state specs.State
+		check(t, json.Unmarshal(data, &state))
+		if state.ID != id || state.Bundle != bundle {
+			t.Errorf("%s was told of %s in %s, want %s in %s", kind, state.ID, state.Bundle, id, bundle)
+		}
+	}
+}
+
+// A hook that hangs, with children that hold its output, ends at its limit, is
+// named, and leaves nothing; the shim goes on.
+func TestHookThatHangs(t *testing.T) {
+	for _, kind := range []string{"createRuntime", "createContainer"} {
+		t.Run(kind, func(t *testing.T) {
+			p := newPod(t)
+			witness := p.run("witness", quiet)
+			pids := shims(p.Node)
+			before := p.Look()
+			device := vendor(t, map[string]string{kind: "sleep 7776 & sleep 7776"}, 1)
+			err := p.inTime(30*time.Second, func() error {
+				_, err := p.tryCreate(shell("app", "true", byField(device), func(c *runtimeapi.ContainerConfig) { c.LogPath = "" }))
+				if err == nil {
+					id := p.list(nil)[0].Id
+					err = p.start(id)
+					check(t, p.remove(id))
+				}
+				return err
+			})
+			if err == nil || !strings.Contains(err.Error(), "hook /bin/sh: not done within 1s") {
+				t.Errorf("want an error that names the hook and its limit: %v", err)
+			}
+			same(t, "the shims", fmt.Sprint(shims(p.Node)), fmt.Sprint(pids))
+			p.exec(witness, "true")
+			for _, left := range p.Differences(before) {
+				t.Error(left)
+			}
+		})
+	}
+}
+
+// Stop and removal of a pod beside a creation whose hook hangs end it, and never
+// the shim.
+func TestStopBesideAHookThatHangs(t *testing.T) {
+	for _, kind := range []string{"createRuntime", "createContainer"} {
+		t.Run(kind, func(t *testing.T) {
+			n := newNode(t)
+			p, other := runPod(t, n, "web"), runPod(t, n, "other")
+			witness := other.run("witness", quiet)
+			p.wantExit(p.run("first", "true"), 0, "Completed")
+			pids := shims(n)
+			began := filepath.Join(t.TempDir(), "began")
+			device := vendor(t, map[string]string{kind: "touch " + began + "; sleep 7775 & sleep 7775"}, 0)
+			made := make(chan error, 1)
+			go func() {
+				_, err := p.tryCreate(shell("app", "true", byField(device)))
+				made <- err
+			}()
+			eventually(t, "the hook runs", func() bool {
+				_, err := os.Stat(began)
+				return err == nil
+			})
+			check(t, p.inTime(20*time.Second, func() error {
+				_, err := p.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
+				return err
+			}))
+			if err := <-made; err == nil {
+				t.Error("the container was made")
+			}
+			same(t, "the shims", fmt.Sprint(shims(n)), fmt.Sprint(pids))
+			other.exec(witness, "true")
+			n.RemovePod(p.id)
+			if running := commandsOfNode(t, "sleep\x007775"); len(running) > 0 {
+				t.Errorf("left: %v", running)
+			}
+		})
+	}
+}
+
+// commandsOfNode are the processes whose command line begins so.
+func commandsOfNode(t *testing.T, line string) (found []string) {
+	t.Helper()
+	paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	check(t, err)
+	for _, path := range paths {
+		if data, _ := os.ReadFile(path); strings.HasPrefix(string(data), line) {
+			found = append(found, path)
+		}
+	}
+	return found
+}
