@@ -195,6 +195,15 @@ func (g Group) killOnce() error {
 // Remove removes the cgroup and those below; all have to be empty. One that is
 // not there is no error.
 func (g Group) Remove() error {
+	// A process that has been waited for may be inside for some microseconds
+	// more. RemovePath looks again after 10 ms only.
+	const tries, pause = 20, 100 * time.Microsecond
+	for range tries {
+		if err := unix.Rmdir(g.Dir); !errors.Is(err, unix.EBUSY) {
+			break
+		}
+		time.Sleep(pause)
+	}
 	if err := cgroups.RemovePath(g.Dir); err != nil {
 		return fmt.Errorf("remove cgroup: %w", err)
 	}

@@ -22,7 +22,7 @@ import (
 const within = 20 * time.Second
 
 // parents are a cgroup in each kind of hierarchy that this machine has.
-func parents(t *testing.T) map[string]cgroup.Group {
+func parents(t testing.TB) map[string]cgroup.Group {
 	t.Helper()
 	path := fmt.Sprintf("/minicri-unit-runner-%d-%d", os.Getpid(), time.Now().UnixNano())
 	found := make(map[string]cgroup.Group)
@@ -61,7 +61,7 @@ func eachVersion(t *testing.T, scripts map[string]string, test func(t *testing.T
 	}
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
