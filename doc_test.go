@@ -189,7 +189,7 @@ var layers = [][]string{
 	{"internal/validate"},
 	{"network", "oci", "shim/client"},
 	{"namespace", "network/runner"},
-	{"internal/step"},
+	{"internal/node", "internal/step"},
 	{"stream/spdy", "shim/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/handler", "internal/id", "internal/lock", "internal/manual", "internal/process", "internal/state"},
 	{"internal/step/failpoint", "test/leak"},
 }

@@ -10,6 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step"
 )
 
@@ -133,3 +134,10 @@ func (r *Record) decodeConfig() (*runtimeapi.ContainerConfig, error) {
 func nameOf(sandboxID string, m *runtimeapi.ContainerMetadata) string {
 	return fmt.Sprintf("%s_%d_%s", m.GetName(), m.GetAttempt(), sandboxID)
 }
+
+// RetryRecord and RetryFacts put a file in quarantine back if it can be decoded;
+// see state.Retry.
+func RetryRecord(path string) error { return state.Retry[Record](path, recordVersion) }
+
+// RetryFacts is the same for facts.
+func RetryFacts(path string) error { return state.Retry[Facts](path, factsVersion) }

@@ -62,7 +62,7 @@ func (c *creation) record(config *runtimeapi.ContainerConfig) (Record, error) {
 	return Record{
 		ID:          made,
 		SandboxID:   c.sandbox.ID,
-		CgroupsPath: oci.CgroupsPath(parent, o.Mark, made, o.SystemdCgroup),
+		CgroupsPath: oci.CgroupsPath(parent, o.Node.ContainerMark(), made, o.SystemdCgroup),
 		ImageID:     c.image.ID,
 		ImageRef:    imageRef(c.image),
 		ImageMounts: c.mounted,

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/minicri/minicri/internal/process"
@@ -20,7 +19,7 @@ import (
 // stops it. Sandboxes have to be open.
 func Open(ctx context.Context, options Options) (*Store, error) {
 	s := &Store{
-		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container), stopping: make(map[string]bool),
+		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container), stopping: make(map[string]bool), leftAlone: make(map[string]bool),
 		shims: newShims(options.State, options.Shim, options.SystemdCgroup),
 	}
 	s.base, s.cancel = context.WithCancelCause(ctx)
@@ -48,8 +47,12 @@ func (s *Store) openFiles() (err error) {
 	if s.records, err = state.Open[Record](filepath.Join(s.options.Root, "containers"), recordVersion, true); err != nil {
 		return err
 	}
-	s.facts, err = state.Open[Facts](filepath.Join(s.options.Root, "container-facts"), factsVersion, false)
-	return err
+	if s.facts, err = state.Open[Facts](filepath.Join(s.options.Root, "container-facts"), factsVersion, false); err != nil {
+		return err
+	}
+	s.records.WrittenBy(s.options.Version)
+	s.facts.WrittenBy(s.options.Version)
+	return nil
 }
 
 // restore brings every record back. A container whose creation was cut off is
@@ -64,21 +67,52 @@ func (s *Store) restore() error {
 		return err
 	}
 	for _, b := range append(bad, badFacts...) {
-		s.options.Logger.Error("record set aside", "container", b.ID, "file", b.Path, "err", b.Reason)
+		s.noteBad(b)
+	}
+	for _, path := range s.records.Quarantined() {
+		s.leftAlone[state.IDOf(path)] = true
+	}
+	for _, b := range bad {
+		s.leftAlone[b.ID] = true
+	}
+	for _, b := range badFacts {
+		// It was made; its shim knows the rest.
+		facts[b.ID] = Facts{BootID: s.bootID, Created: true}
 	}
 	for id, record := range records {
+		if record.ID != id {
+			s.setAside(id, fmt.Errorf("it is a copy of the record of container %q", record.ID))
+			continue
+		}
 		if err := s.restoreOne(record, facts[id]); err != nil {
-			b := s.records.SetAside(id, err)
-			s.options.Logger.Error("record set aside", "container", id, "file", b.Path, "err", b.Reason)
+			s.setAside(id, err)
 		}
 	}
 	return nil
+}
+
+// noteBad says which record could not be read. One that stays in its place is
+// read again by the next daemon.
+func (s *Store) noteBad(b state.Bad) {
+	s.options.Logger.Error("a record cannot be read: what it tells of is left alone", "container", b.ID, "file", b.Path, "err", b.Reason)
+	if filepath.Dir(b.Path) == filepath.Dir(s.records.Path(b.ID)) || filepath.Dir(b.Path) == filepath.Dir(s.facts.Path(b.ID)) {
+		s.unread = append(s.unread, b.Path)
+	}
+}
+
+func (s *Store) setAside(id string, reason error) {
+	s.leftAlone[id] = true
+	s.noteBad(s.records.SetAside(id, reason))
 }
 
 func (s *Store) restoreOne(record Record, facts Facts) error {
 	config, err := record.decodeConfig()
 	if err != nil {
 		return err
+	}
+	if s.options.Sandboxes.LeftAlone(record.SandboxID) {
+		s.leftAlone[record.ID] = true
+		return nil
 	}
 	s.lastCreated = max(s.lastCreated, record.CreatedAt)
 	c := newContainer(record, config)
@@ -135,84 +169,4 @@ func (s *Store) findShim(sandboxID string) {
 // ranBefore tells whether the pod's containers ran before the last boot.
 func (s *Store) ranBefore(sandboxID string) bool {
 	return !slices.ContainsFunc(s.OfPod(sandboxID), func(c *Container) bool { return c.Facts().BootID == s.bootID })
-}
-
-// sweep takes back what was half made, and what has no record any more.
-func (s *Store) sweep() {
-	ctx, cancel := s.within(s.options.Limits.Create)
-	defer cancel()
-	for _, c := range s.all(func(c *Container) bool { return !c.listed.Load() }) {
-		s.takeBack(ctx, c)
-	}
-	s.sweepCgroups()
-	s.sweepFiles(ctx)
-	s.sweepShims(ctx)
-}
-
-// errCutOff is why a half-made container could not be made.
-var errCutOff = errors.New("the daemon ended while the container was being made")
-
-func (s *Store) takeBack(ctx context.Context, c *Container) {
-	release, err := c.acquire(ctx)
-	if err != nil {
-		return
-	}
-	defer release()
-	if c.listed.Load() || !s.exists(c.ID) {
-		return // it was being made just now
-	}
-	s.options.Logger.Info("take back a container that was half made", "container", c.ID)
-	if !c.Facts().Created {
-		c.failure.Store(&errCutOff)
-	}
-	if err := s.destroy(ctx, c); err != nil {
-		s.options.Logger.Error("a half-made container could not be taken back: remove it", "container", c.ID, "err", err)
-		s.change(c, func(f *Facts) { takeExit(f, 0, false, false, 0) })
-		s.listEnded(c)
-	}
-}
-
-func (s *Store) sweepCgroups() {
-	paths, err := s.options.Hierarchies.Find(s.options.Mark)
-	if err != nil {
-		s.options.Logger.Error("sweep", "err", err)
-	}
-	for _, path := range paths {
-		id := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), s.options.Mark), ".scope")
-		if !s.exists(id) {
-			err := s.options.Hierarchies.Remove(path, s.options.Limits.Kill)
-			s.options.Logger.Warn("removed what had no record", "kind", "cgroup", "name", path, "err", err)
-		}
-	}
-}
-
-func (s *Store) sweepFiles(ctx context.Context) {
-	ids, err := readDirNames(s.dir(""))
-	withVolumes, volumesErr := readDirNames(s.volumes(""))
-	if err := errors.Join(err, volumesErr); err != nil {
-		s.options.Logger.Error("sweep", "err", err)
-	}
-	for _, id := range append(ids, withVolumes...) {
-		if !s.exists(id) {
-			mounted, err := readDirNames(s.imagesDir(id))
-			err = errors.Join(err, s.removeRootfs(ctx, id, mounted))
-			s.options.Logger.Warn("removed what had no record", "kind", "files", "name", s.dir(id), "err", err)
-		}
-	}
-}
-
-// sweepShims ends the shims of pods that are gone.
-func (s *Store) sweepShims(ctx context.Context) {
-	pods, err := s.shims.known()
-	if err != nil {
-		s.options.Logger.Error("sweep", "err", err)
-	}
-	for _, sandboxID := range pods {
-		if _, err := s.options.Sandboxes.Find(sandboxID); err == nil || len(s.OfPod(sandboxID)) > 0 {
-			continue
-		}
-		if err := s.shims.forget(ctx, sandboxID); err != nil {
-			s.options.Logger.Warn("a shim without containers", "sandbox", sandboxID, "err", err)
-		}
-	}
 }

@@ -33,10 +33,10 @@ func TestReadInRootfs(t *testing.T) {
 		}, "", ""},
 		{"a directory", func(t *testing.T, rootfs string) { write(t, rootfs+"/etc/passwd/x", "") }, "", "is not a file"},
 		{"a link that never ends", func(t *testing.T, rootfs string) { link(t, "passwd", rootfs+"/etc/passwd") }, "", "too many levels"},
-		{"a pipe", func(t *testing.T, rootfs string) { node(t, rootfs+"/etc/passwd", unix.S_IFIFO, 0) }, "", "is not a file"},
+		{"a pipe", func(t *testing.T, rootfs string) { makeNode(t, rootfs+"/etc/passwd", unix.S_IFIFO, 0) }, "", "is not a file"},
 		// Linux has no driver for this number: opening it says ENXIO or ENODEV.
 		{"a device", func(t *testing.T, rootfs string) {
-			node(t, rootfs+"/etc/passwd", unix.S_IFCHR, int(unix.Mkdev(240, 250)))
+			makeNode(t, rootfs+"/etc/passwd", unix.S_IFCHR, int(unix.Mkdev(240, 250)))
 		}, "", "is not a file"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -73,7 +73,7 @@ func link(t *testing.T, target, name string) {
 	}
 }
 
-func node(t *testing.T, name string, kind uint32, number int) {
+func makeNode(t *testing.T, name string, kind uint32, number int) {
 	t.Helper()
 	if err := unix.Mknod(name, kind|0o600, number); err != nil {
 		t.Fatalf("make a node (this test needs root): %v", err)

@@ -18,6 +18,7 @@ import (
 	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/id"
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/oci"
@@ -28,8 +29,11 @@ import (
 type Options struct {
 	// Root is the durable directory, State the volatile one.
 	Root, State string
-	// Mark starts the name of every cgroup made here.
-	Mark string
+	// Version is the program's, for records.
+	Version string
+	// Node is whose containers they are: the name of every cgroup made here begins
+	// with its mark.
+	Node *node.Node
 	// Shim is the program that runs containers.
 	Shim          string
 	SystemdCgroup bool
@@ -85,6 +89,10 @@ type Store struct {
 	facts   *state.Records[Facts]
 	shims   *shims
 	bootID  string
+	// leftAlone are the ids of records in quarantine and of those that could not
+	// be read, unread the files of the latter. Both are set by Open.
+	leftAlone map[string]bool
+	unread    []string
 	// hostPaths are the paths of mounts that are being looked at.
 	hostPaths singleflight.Group
 	cdi       cdiFiles
@@ -144,6 +152,14 @@ func (s *Store) all(match func(*Container) bool) []*Container {
 	slices.SortFunc(list, func(a, b *Container) int { return int(b.CreatedAt - a.CreatedAt) })
 	return list
 }
+
+// Quarantined are the files of records and facts that cannot be read.
+func (s *Store) Quarantined() []string {
+	return slices.Concat(s.records.Quarantined(), s.facts.Quarantined(), s.unread)
+}
+
+// explains reports whether what carries the id is to be there.
+func (s *Store) explains(id string) bool { return s.leftAlone[id] || s.exists(id) }
 
 func (s *Store) forget(c *Container) {
 	s.mu.Lock()

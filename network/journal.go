@@ -105,6 +105,13 @@ func (n *CNI) openJournal() error {
 	return nil
 }
 
+// RetryAttachment puts an attachment in quarantine back if it can be decoded; see
+// state.Retry.
+func RetryAttachment(path string) error { return state.Retry[Attachment](path, journalVersion) }
+
+// Quarantined are the files of attachments that cannot be decoded.
+func (n *CNI) Quarantined() []string { return n.journal.Quarantined() }
+
 // Journal writes the attachment down. ADD may run only after SyncJournal.
 func (n *CNI) Journal(a Attachment) error {
 	if err := n.journal.Put(a.ID, a); err != nil {

@@ -31,7 +31,7 @@ func FuzzCheck(f *testing.F) {
 		if (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, request) != nil {
 			return // gRPC refuses it
 		}
-		s := checker()
+		s := checker(t)
 		s.options.Root, s.options.State = root, state
 		s.options.SystemdCgroup = len(data)%2 == 1
 		err := validate.Pod(request.GetConfig(), request.GetRuntimeHandler(), s.node())

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"errors"
+	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/internal/node"
+	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/validate"
 )
 
@@ -60,17 +63,28 @@ func options(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
 	return c.Linux.SecurityContext.NamespaceOptions
 }
 
-func checker() *Store {
+// checker is a store of no sandboxes, with facts and identity in a directory of
+// its own.
+func checker(t *testing.T) *Store {
+	t.Helper()
+	dir := t.TempDir()
+	identity, err := node.Open(dir, dir, dir)
+	facts, factsErr := state.Open[Facts](filepath.Join(dir, "facts"), factsVersion, false)
+	if err := errors.Join(err, factsErr); err != nil {
+		t.Fatal(err)
+	}
 	return &Store{
-		options: Options{Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{UserNamespaces: true}), Machine: machine.Machine{UserNamespaces: true}},
-		byID:    make(map[string]*Sandbox),
-		byName:  make(map[string]*Sandbox),
+		options:   Options{Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{UserNamespaces: true}), Machine: machine.Machine{UserNamespaces: true}, Node: identity, Logger: slog.New(slog.DiscardHandler)},
+		facts:     facts,
+		byID:      make(map[string]*Sandbox),
+		byName:    make(map[string]*Sandbox),
+		leftAlone: make(map[string]bool),
 	}
 }
 
 // Run refuses before it does anything: no name is reserved, no file is made.
 func TestRunRefusesBeforeAnySideEffect(t *testing.T) {
-	s := checker()
+	s := checker(t)
 	s.options.Root, s.options.State = t.TempDir(), t.TempDir()
 	if _, err := s.Run(t.Context(), &runtimeapi.PodSandboxConfig{}, ""); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("Run = %v, want InvalidArgument", err)

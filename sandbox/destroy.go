@@ -153,7 +153,11 @@ func (s *Store) release(steps *step.Sequence, sb *Sandbox, policy onFailedDetach
 	if detached == nil {
 		err = errors.Join(err, steps.Do(stepRemoveNetns, func(context.Context) error { return s.removeNetns(sb.ID) }))
 	}
-	return errors.Join(err, steps.Do(stepRemoveUserns, func(context.Context) error { return s.options.Userns.Remove(sb.ID) }))
+	return errors.Join(
+		err,
+		steps.Do(stepRemoveUserns, func(context.Context) error { return s.options.Userns.Remove(sb.ID) }),
+		steps.Do(stepUnmountFiles, func(context.Context) error { return s.unmountFiles(sb.ID) }),
+	)
 }
 
 // noteEnd: from here on the sandbox is not Ready, whatever becomes of the rest.

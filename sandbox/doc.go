@@ -23,10 +23,11 @@
 // StopPodSandbox goes through these; each is done whatever became of the others,
 // but that "remove netns" waits for a DEL that succeeded:
 //
-//	stop containers, end pause, cni del, remove netns, remove userns, record stopped
+//	stop containers, end pause, cni del, remove netns, remove userns,
+//	unmount files, record stopped
 //
 // RemovePodSandbox stops, and then goes through: remove containers, end pause to
-// remove userns once more, remove files, remove record.
+// unmount files once more, remove files, remove record.
 //
 // On any error of Run the sandbox is destroyed (destroy.go). Destroy is the only
 // undo: it tries every part, joins the errors, and leaves the record until all

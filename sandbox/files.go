@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/selinux/go-selinux/label"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -18,7 +19,9 @@ import (
 	"github.com/minicri/minicri/oci"
 )
 
-// The files that the containers of a pod share, in Sandboxes.Dir.
+// What the containers of a pod share, in Store.Dir. That directory is a small
+// tmpfs of the pod's own, as its /dev/shm is one: a container that may write the
+// files fills nothing of the node's, and what it writes is counted for the pod.
 const (
 	hostnameFile = "hostname"
 	hostsFile    = "hosts"
@@ -27,59 +30,87 @@ const (
 )
 
 // makeFiles makes what the containers of the pod will find at their paths.
-func (c *creation) makeFiles(context.Context) error {
-	dir := c.owner.Dir(c.ID)
-	if err := os.MkdirAll(dir, 0o711); err != nil {
-		return err
-	}
+func (c *creation) makeFiles(ctx context.Context) error {
 	if err := c.makeLabels(); err != nil {
 		return err
 	}
 	if logs := c.config.GetLogDirectory(); logs != "" {
-		if err := os.MkdirAll(logs, 0o755); err != nil {
+		if err := c.owner.makeLogDirectory(ctx, logs); err != nil {
 			return fmt.Errorf("make log_directory: %w", err)
 		}
 	}
+	dir := c.owner.Dir(c.ID)
+	if err := writeFiles(dir, c.config); err != nil {
+		return err
+	}
+	return c.makeShm(filepath.Join(dir, shmDir))
+}
+
+// makeLogDirectory waits for it no longer than ctx. On a mount whose server is
+// gone mkdir(2) may never return and cannot be ended, so it is left behind: one
+// for each path, however often a pod is asked for.
+func (s *Store) makeLogDirectory(ctx context.Context, path string) error {
+	select {
+	case made := <-s.logDirs.DoChan(path, func() (any, error) { return nil, os.MkdirAll(path, 0o755) }):
+		return made.Err
+	case <-ctx.Done():
+		return fmt.Errorf("%s does not answer, it may be on a mount whose server is gone: %w: %w", path, errdefs.ErrUnavailable, context.Cause(ctx))
+	}
+}
+
+// filesRoom is how much more than their first content the files of a pod may
+// hold, the config.json of pause among them.
+const filesRoom = 256 << 10
+
+// writeFiles writes the files of the pod, in a tmpfs.
+func writeFiles(dir string, config *runtimeapi.PodSandboxConfig) error {
+	hostname, nameErr := hostnameOf(config)
+	hosts, hostsErr := readIfThere("/etc/hosts") // the kubelet mounts its own over it
+	resolv, resolvErr := resolvConfOf(config.GetDnsConfig())
+	if err := errors.Join(nameErr, hostsErr, resolvErr); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return err
+	}
+	options := fmt.Sprintf("mode=0711,nr_inodes=16,size=%d", filesRoom+len(hostname)+len(hosts)+len(resolv))
+	if err := unix.Mount("pod", dir, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return fmt.Errorf("mount a tmpfs for the pod's files: %w", err)
+	}
 	return errors.Join(
-		writeHostname(filepath.Join(dir, hostnameFile), c.config),
-		writeHosts(filepath.Join(dir, hostsFile)),
-		writeResolvConf(filepath.Join(dir, resolvFile), c.config.GetDnsConfig()),
-		c.makeShm(filepath.Join(dir, shmDir)),
+		os.WriteFile(filepath.Join(dir, hostnameFile), hostname, 0o644),
+		os.WriteFile(filepath.Join(dir, hostsFile), hosts, 0o644),
+		os.WriteFile(filepath.Join(dir, resolvFile), resolv, 0o644),
 	)
 }
 
-func writeHostname(path string, config *runtimeapi.PodSandboxConfig) error {
+func hostnameOf(config *runtimeapi.PodSandboxConfig) ([]byte, error) {
 	name := config.GetHostname()
 	if name == "" || oci.HostNetwork(config) {
 		host, err := os.Hostname()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		name = host
 	}
-	return os.WriteFile(path, []byte(name+"\n"), 0o644)
+	return []byte(name + "\n"), nil
 }
 
-// writeHosts copies the node's /etc/hosts; the kubelet mounts its own over it.
-func writeHosts(path string) error {
-	hosts, err := os.ReadFile("/etc/hosts")
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return os.WriteFile(path, hosts, 0o644)
-}
-
-// writeResolvConf writes what the CRI says, in its order; without a DNSConfig
-// the pod resolves as the node does, with an empty one it does not resolve.
-func writeResolvConf(path string, dns *runtimeapi.DNSConfig) error {
+// resolvConfOf is what the CRI says, in its order; without a DNSConfig the pod
+// resolves as the node does, with an empty one it does not resolve.
+func resolvConfOf(dns *runtimeapi.DNSConfig) ([]byte, error) {
 	if dns == nil {
-		node, err := os.ReadFile("/etc/resolv.conf")
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return os.WriteFile(path, node, 0o644)
+		return readIfThere("/etc/resolv.conf")
 	}
-	return os.WriteFile(path, resolvConf(dns), 0o644)
+	return resolvConf(dns), nil
+}
+
+func readIfThere(path string) ([]byte, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return data, err
 }
 
 // resolvConf is in the form of resolv.conf(5).
@@ -138,18 +169,33 @@ func hostID(mappings []*runtimeapi.IDMapping) (uint32, bool) {
 // removeFiles takes back what makeFiles made. The log directory belongs to the
 // kubelet.
 func (s *Store) removeFiles(id string) error {
+	return errors.Join(s.unmountFiles(id), removeDir(s.Dir(id)))
+}
+
+// unmountFiles gives back the memory of what the containers shared. The label
+// of the pod is in one of the files, so its level is given back with them.
+func (s *Store) unmountFiles(id string) error {
 	s.options.Machine.ReleaseLevel(s.labels(id).Process)
-	return removeDir(s.Dir(id))
+	return unmountFiles(s.Dir(id))
 }
 
 func removeDir(dir string) error {
-	shm := filepath.Join(dir, shmDir)
-	err := unix.Unmount(shm, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("unmount %s: %w", shm, err)
+	if err := unmountFiles(dir); err != nil {
+		return err
 	}
 	if err := state.RemoveAll(dir); err != nil {
 		return fmt.Errorf("remove the files of a sandbox: %w", err)
 	}
 	return nil
+}
+
+func unmountFiles(dir string) error {
+	var errs []error
+	for _, path := range []string{filepath.Join(dir, shmDir), dir} {
+		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("unmount %s: %w", path, err))
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"os"
-	"path/filepath"
 	"testing"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -33,12 +32,11 @@ func TestResolvConf(t *testing.T) {
 }
 
 // A pod without a DNSConfig resolves as the node does.
-func TestWriteResolvConf(t *testing.T) {
+func TestResolvConfOfThePod(t *testing.T) {
 	node, err := os.ReadFile("/etc/resolv.conf")
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}
-	path := filepath.Join(t.TempDir(), "resolv.conf")
 	for _, test := range []struct {
 		dns  *runtimeapi.DNSConfig
 		want string
@@ -46,16 +44,13 @@ func TestWriteResolvConf(t *testing.T) {
 		{nil, string(node)},
 		{&runtimeapi.DNSConfig{Servers: []string{"::1"}}, "nameserver ::1\n"},
 	} {
-		if err := writeResolvConf(path, test.dns); err != nil {
-			t.Fatal(err)
-		}
-		if got, err := os.ReadFile(path); err != nil || string(got) != test.want {
+		if got, err := resolvConfOf(test.dns); err != nil || string(got) != test.want {
 			t.Errorf("%v: %q, %v, want %q", test.dns, got, err, test.want)
 		}
 	}
 }
 
-func TestWriteHostname(t *testing.T) {
+func TestHostnameOfThePod(t *testing.T) {
 	node, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +58,6 @@ func TestWriteHostname(t *testing.T) {
 	ofNode := &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 		NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
 	}}
-	path := filepath.Join(t.TempDir(), "hostname")
 	for _, test := range []struct {
 		config *runtimeapi.PodSandboxConfig
 		want   string
@@ -72,10 +66,7 @@ func TestWriteHostname(t *testing.T) {
 		{&runtimeapi.PodSandboxConfig{}, node},
 		{&runtimeapi.PodSandboxConfig{Hostname: "web-0", Linux: ofNode}, node},
 	} {
-		if err := writeHostname(path, test.config); err != nil {
-			t.Fatal(err)
-		}
-		if got, err := os.ReadFile(path); err != nil || string(got) != test.want+"\n" {
+		if got, err := hostnameOf(test.config); err != nil || string(got) != test.want+"\n" {
 			t.Errorf("%v: %q, %v, want %q", test.config, got, err, test.want)
 		}
 	}

@@ -95,7 +95,7 @@ func (s *Store) cgroupsPath(id string, config *runtimeapi.PodSandboxConfig) stri
 	if parent == "" {
 		parent = s.options.CgroupParent
 	}
-	return oci.CgroupsPath(parent, s.options.Mark, id, s.options.SystemdCgroup)
+	return oci.CgroupsPath(parent, s.options.Node.Mark(), id, s.options.SystemdCgroup)
 }
 
 // pauseStarter is the short-lived shim that has prepared a pause process and

@@ -49,7 +49,7 @@ func TestNeedsInterfaces(t *testing.T) {
 // by the real shim.
 func preparing(t *testing.T) (*Store, *creation) {
 	t.Helper()
-	s := checker()
+	s := checker(t)
 	s.options.Root, s.options.State = openDirectory(t), openDirectory(t)
 	s.options.Limits.Kill = 10 * time.Second
 	s.options.CgroupParent = fmt.Sprintf("/minicri-unit-%d", os.Getpid())

@@ -23,7 +23,7 @@ func named(name string, attempt uint32) *runtimeapi.PodSandboxConfig {
 
 // However often and however fast one pod is asked for, there is one sandbox.
 func TestReserveGivesANameOnce(t *testing.T) {
-	s := checker()
+	s := checker(t)
 	var wait sync.WaitGroup
 	sandboxes, mine := make([]*Sandbox, 100), make([]bool, 100)
 	for i := range sandboxes {
@@ -55,9 +55,9 @@ func TestReserveGivesANameOnce(t *testing.T) {
 // created_at grows whatever the clock does: here the last one lies a day ahead,
 // as after a clock that was set back, and many come within one tick.
 func TestCreatedAtGrowsUnderClockJumps(t *testing.T) {
-	s := checker()
+	s := checker(t)
 	ahead := time.Now().Add(24 * time.Hour).UnixNano()
-	if err := s.restoreOne(storedRecord(t, "old", ahead), Facts{}); err != nil {
+	if err := s.restoreOne(storedRecord(t, "old", ahead), Facts{}, false); err != nil {
 		t.Fatal(err)
 	}
 	last := ahead
@@ -89,9 +89,9 @@ func storedRecord(t *testing.T, name string, createdAt int64) Record {
 }
 
 func TestRestoreOneRefusesWhatIsNoSandbox(t *testing.T) {
-	s := checker()
+	s := checker(t)
 	listed := Facts{BootID: "before"}
-	if err := s.restoreOne(storedRecord(t, "web", 5), listed); err != nil {
+	if err := s.restoreOne(storedRecord(t, "web", 5), listed, false); err != nil {
 		t.Fatal(err)
 	}
 	garbage := storedRecord(t, "x", 1)
@@ -104,7 +104,7 @@ func TestRestoreOneRefusesWhatIsNoSandbox(t *testing.T) {
 		"created at 0":      storedRecord(t, "x", 0),
 		"the same name":     storedRecord(t, "web", 4),
 	} {
-		if err := s.restoreOne(record, listed); err == nil || !strings.Contains(err.Error(), says) {
+		if err := s.restoreOne(record, listed, false); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("restoreOne = %v, want an error that says %q", err, says)
 		}
 	}
@@ -115,9 +115,9 @@ func TestRestoreOneRefusesWhatIsNoSandbox(t *testing.T) {
 
 // The name of a half-made sandbox was free at once for the next one.
 func TestRestoreOneGivesNoNameToTheHalfMade(t *testing.T) {
-	s := checker()
+	s := checker(t)
 	for _, facts := range []Facts{{}, {BootID: "before"}, {}} {
-		if err := s.restoreOne(storedRecord(t, "web", 5), facts); err != nil {
+		if err := s.restoreOne(storedRecord(t, "web", 5), facts, false); err != nil {
 			t.Error(err)
 		}
 	}
@@ -144,12 +144,12 @@ func TestRestoreOneFollowsTheFacts(t *testing.T) {
 		{"cut off", Facts{}, false, false, false},
 		{"facts of an earlier boot", before, false, true, false},
 		{"no facts after a boot", Facts{}, true, true, false},
-		{"facts that survived a boot", ready, true, true, false},
+		{"facts of this boot, without its marker", ready, true, true, true},
 	} {
-		s := checker()
+		s := checker(t)
 		s.bootID, s.rebooted = "now", test.rebooted
 		record := storedRecord(t, fmt.Sprint("pod", i), int64(i+1))
-		if err := s.restoreOne(record, test.facts); err != nil {
+		if err := s.restoreOne(record, test.facts, false); err != nil {
 			t.Fatal(err)
 		}
 		sb := s.byID[record.ID]
@@ -185,7 +185,7 @@ func TestAwait(t *testing.T) {
 }
 
 func TestFind(t *testing.T) {
-	s := checker()
+	s := checker(t)
 	for _, id := range []string{"aa11", "aa22", "bb33", "bb"} {
 		sb := newSandbox(Record{ID: id}, named(id, 0))
 		sb.listed.Store(true)

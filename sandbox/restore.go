@@ -9,20 +9,21 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/oci"
 )
 
 // Open restores the sandboxes of an earlier daemon from their records and from
 // what the kernel has, and then serves. Nothing that a single sandbox does or
-// lacks stops it: what cannot be read is set aside, and what was half made is
-// taken back in the background.
+// lacks stops it: what cannot be read is left alone, and what was half made is
+// destroyed in the background.
 func Open(ctx context.Context, options Options) (*Store, error) {
-	s := &Store{options: options, byID: make(map[string]*Sandbox), byName: make(map[string]*Sandbox)}
+	s := &Store{options: options, byID: make(map[string]*Sandbox), byName: make(map[string]*Sandbox), leftAlone: make(map[string]bool)}
 	s.base, s.cancel = context.WithCancelCause(ctx)
 	if err := s.openFiles(); err != nil {
 		return nil, err
@@ -32,9 +33,12 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 		return nil, err
 	}
 	s.reserveLevels()
-	options.Networks.ReleaseUnknown(s.exists)
+	if err := s.writeBootMarker(); err != nil {
+		return nil, err
+	}
+	options.Networks.ReleaseUnknown(s.explains)
 	s.releaseLost()
-	s.work.Go(func() { s.takeBack(halfMade) })
+	s.work.Go(func() { s.rollBack(halfMade) })
 	return s, nil
 }
 
@@ -45,12 +49,14 @@ func (s *Store) openFiles() (err error) {
 	if s.records, err = state.Open[Record](filepath.Join(s.options.Root, "sandboxes"), recordVersion, true); err != nil {
 		return err
 	}
+	s.records.WrittenBy(s.options.Version)
 	if err := s.readBootMarker(); err != nil {
 		return err
 	}
 	if s.facts, err = state.Open[Facts](filepath.Join(s.options.State, "facts"), factsVersion, false); err != nil {
 		return err
 	}
+	s.facts.WrittenBy(s.options.Version)
 	if err := s.makeDirectories(); err != nil {
 		return err
 	}
@@ -72,16 +78,23 @@ func (s *Store) makeDirectories() error {
 // readBootMarker finds out whether the machine has booted since the last
 // daemon ran: then the volatile directory is empty, or of another boot.
 func (s *Store) readBootMarker() error {
-	path := filepath.Join(s.options.State, "boot-id")
-	marker, err := os.ReadFile(path)
+	marker, err := os.ReadFile(s.bootMarker())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	s.rebooted = string(marker) != s.bootID
-	if !s.rebooted {
+	return nil
+}
+
+func (s *Store) bootMarker() string { return filepath.Join(s.options.State, "boot-id") }
+
+// writeBootMarker is called when what the reboot has ended is on disk: a daemon
+// that is killed before is followed by one that finds the reboot again.
+func (s *Store) writeBootMarker() error {
+	if !s.rebooted || s.unrecorded {
 		return nil
 	}
-	return state.WriteFile(path, []byte(s.bootID), false)
+	return state.WriteFile(s.bootMarker(), []byte(s.bootID), false)
 }
 
 // restore brings every record back as a sandbox, and returns those that were
@@ -96,7 +109,13 @@ func (s *Store) restore() (halfMade []*Sandbox, err error) {
 		return nil, err
 	}
 	for _, b := range append(bad, badFacts...) {
-		s.options.Logger.Error("record set aside", "sandbox", b.ID, "file", b.Path, "err", b.Reason)
+		s.noteBad(b)
+	}
+	for _, path := range s.records.Quarantined() {
+		s.leftAlone[state.IDOf(path)] = true
+	}
+	for _, b := range bad {
+		s.leftAlone[b.ID] = true
 	}
 	for id, record := range records {
 		if record.ID != id {
@@ -104,12 +123,16 @@ func (s *Store) restore() (halfMade []*Sandbox, err error) {
 			delete(records, id)
 		}
 	}
+	lost := make(map[string]bool)
+	for _, b := range badFacts {
+		lost[b.ID] = true
+	}
 	for _, record := range newestFirst(records) {
-		if err := s.restoreOne(record, facts[record.ID]); err != nil {
+		if err := s.restoreOne(record, facts[record.ID], lost[record.ID]); err != nil {
 			s.setAside(record.ID, err)
 		}
 	}
-	s.forgetFactsOfNobody(facts)
+	s.removeOrphanedFacts(facts)
 	for _, sb := range s.all(func(*Sandbox) bool { return true }) {
 		close(sb.built)
 		if sb.listed.Load() {
@@ -121,15 +144,24 @@ func (s *Store) restore() (halfMade []*Sandbox, err error) {
 	return halfMade, nil
 }
 
-func (s *Store) setAside(id string, reason error) {
-	b := s.records.SetAside(id, reason)
-	s.options.Logger.Error("record set aside", "sandbox", b.ID, "file", b.Path, "err", b.Reason)
+// noteBad says which record could not be read. One that stays in its place is
+// read again by the next daemon.
+func (s *Store) noteBad(b state.Bad) {
+	s.options.Logger.Error("a record cannot be read: what it tells of is left alone", "sandbox", b.ID, "file", b.Path, "err", b.Reason)
+	if filepath.Dir(b.Path) == filepath.Dir(s.records.Path(b.ID)) || filepath.Dir(b.Path) == filepath.Dir(s.facts.Path(b.ID)) {
+		s.unread = append(s.unread, b.Path)
+	}
 }
 
-// forgetFactsOfNobody removes the facts of sandboxes that have no record.
-func (s *Store) forgetFactsOfNobody(facts map[string]Facts) {
+func (s *Store) setAside(id string, reason error) {
+	s.leftAlone[id] = true
+	s.noteBad(s.records.SetAside(id, reason))
+}
+
+// removeOrphanedFacts removes the facts of sandboxes that have no record.
+func (s *Store) removeOrphanedFacts(facts map[string]Facts) {
 	for id := range facts {
-		if s.exists(id) {
+		if s.explains(id) {
 			continue
 		}
 		if err := s.facts.Remove(id); err != nil {
@@ -148,10 +180,10 @@ func newestFirst(records map[string]Record) []Record {
 	return list
 }
 
-// restoreOne brings one sandbox back: as it was if the facts tell that Run or
-// Stop had come to its end; as NotReady after a reboot, which ended all of
-// them and took the facts along; and unlisted if Run was cut off.
-func (s *Store) restoreOne(record Record, facts Facts) error {
+// restoreOne brings one sandbox back: as it was if the facts are of this boot,
+// and so Run had come to its end; as NotReady if it has ended with a reboot, or
+// its facts are lost; and unlisted if Run was cut off.
+func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 	config, err := record.decodeConfig()
 	if err != nil {
 		return err
@@ -160,17 +192,45 @@ func (s *Store) restoreOne(record Record, facts Facts) error {
 		return fmt.Errorf("the record says created at %d", record.CreatedAt)
 	}
 	sb := newSandbox(record, config)
+	sb.timeline, facts.Timeline = step.NewTimeline(facts.Timeline), nil
+	ended := s.rebooted || facts.BootID != "" || lost
 	switch {
-	case s.rebooted || facts.BootID != "" && facts.BootID != s.bootID:
-		sb.facts.Store(&Facts{ExitedAt: time.Now()})
-		sb.listed.Store(true)
-	case facts.BootID != "":
-		sb.timeline, facts.Timeline = step.NewTimeline(facts.Timeline), nil
+	case facts.BootID == s.bootID:
 		sb.facts.Store(&facts)
 		sb.listed.Store(true)
+	case ended || s.pauseRuns(&record):
+		s.restoreEnded(sb)
 	}
 	s.lastCreated = max(s.lastCreated, record.CreatedAt)
+	if err := s.options.Node.Know(cgroup.Path(record.CgroupsPath)); err != nil {
+		s.options.Logger.Error("where cgroups are looked for is not on disk", "sandbox", record.ID, "err", err)
+	}
 	return s.claim(sb)
+}
+
+// restoreEnded lists a sandbox as NotReady, and writes that down for the daemons
+// that come next: to them the reboot is long ago.
+func (s *Store) restoreEnded(sb *Sandbox) {
+	sb.facts.Store(&Facts{BootID: s.bootID, ExitedAt: time.Now()})
+	sb.listed.Store(true)
+	if err := s.writeFacts(sb); err != nil {
+		s.unrecorded = true
+		s.options.Logger.Error("the end of a sandbox is not on disk; a restart notices it again", "sandbox", sb.ID, "err", err)
+	}
+}
+
+// pauseRuns reports whether a sandbox without facts has its pause, past the exec
+// barrier: then it was Ready, and its facts were lost.
+func (s *Store) pauseRuns(record *Record) bool {
+	pids, err := s.options.Hierarchies.Processes(cgroup.Path(record.CgroupsPath))
+	if err != nil {
+		s.options.Logger.Error("look for pause", "sandbox", record.ID, "err", err)
+		return true // touch nothing
+	}
+	return slices.ContainsFunc(pids, func(pid int) bool {
+		exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+		return err == nil && filepath.Base(exe) == filepath.Base(oci.PauseProgram)
+	})
 }
 
 // claim gives a restored sandbox its id and, if it is listed, its name. A
@@ -212,41 +272,5 @@ func (s *Store) releaseLost() {
 		if !sb.Ready() && !sb.hostNetwork() && !s.options.Netns.Alive(sb.ID) {
 			s.options.Networks.Release(sb.ID)
 		}
-	}
-}
-
-// takeBack destroys half-made sandboxes, several at a time, each with a limit
-// of its own. One that cannot be taken back is listed then, as NotReady, so
-// that somebody can try again.
-func (s *Store) takeBack(halfMade []*Sandbox) {
-	const atOnce = 8
-	slots := make(chan struct{}, atOnce)
-	var wait sync.WaitGroup
-	for _, sb := range halfMade {
-		slots <- struct{}{}
-		wait.Go(func() {
-			defer func() { <-slots }()
-			s.takeBackOne(sb)
-		})
-	}
-	wait.Wait()
-	s.sweep()
-}
-
-// errCutOff is why a half-made sandbox could not be made.
-var errCutOff = errors.New("the daemon ended while the sandbox was being made")
-
-func (s *Store) takeBackOne(sb *Sandbox) {
-	ctx, cancel := s.bound(s.base, s.options.Limits.Destroy)
-	defer cancel()
-	sb.failure = errCutOff
-	if sb.lock.Lock(s.base) != nil {
-		return
-	}
-	defer sb.lock.Unlock()
-	s.options.Logger.Info("take back a sandbox that was half made", "sandbox", sb.ID)
-	if err := s.destroy(ctx, sb, leaveToJournal); err != nil {
-		s.options.Logger.Error("a half-made sandbox could not be taken back: stop and remove it", "sandbox", sb.ID, "err", err)
-		sb.listed.Store(true)
 	}
 }

@@ -154,6 +154,9 @@ func (s *Store) undo(ctx context.Context, c *creation) error {
 // writeRecord makes the sandbox known to a daemon that comes after a crash,
 // and chooses the network configuration for the whole life of the pod.
 func (c *creation) writeRecord(context.Context) error {
+	if err := c.owner.options.Node.Know(cgroup.Path(c.CgroupsPath)); err != nil {
+		return err
+	}
 	if err := c.owner.records.Put(c.ID, c.Record); err != nil {
 		return err
 	}

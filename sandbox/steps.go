@@ -26,6 +26,7 @@ const (
 	stepDel            step.Name = "pod/cni del"
 	stepRemoveNetns    step.Name = "pod/remove netns"
 	stepRemoveUserns   step.Name = "pod/remove userns"
+	stepUnmountFiles   step.Name = "pod/unmount files"
 	stepRecordStopped  step.Name = "pod/record stopped"
 	stepRemoveAll      step.Name = "pod/remove containers"
 	stepRemoveFiles    step.Name = "pod/remove files"
@@ -62,6 +63,7 @@ func Steps() []step.Step {
 		{Name: stepDel, Operation: "stop"},
 		{Name: stepRemoveNetns, Operation: "stop"},
 		{Name: stepRemoveUserns, Operation: "stop"},
+		{Name: stepUnmountFiles, Operation: "stop"},
 		{Name: stepRecordStopped, Operation: "stop"},
 
 		{Name: stepRemoveAll, Operation: "remove"},

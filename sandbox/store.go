@@ -10,12 +10,14 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sync/singleflight"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/id"
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/validate"
@@ -28,9 +30,11 @@ import (
 type Options struct {
 	// Root is the durable directory, State the volatile one.
 	Root, State string
-	// Mark starts the name of every cgroup and namespace file made here, and
-	// tells ours from those of others, of another daemon of this program too.
-	Mark string
+	// Version is the program's, for records.
+	Version string
+	// Node is whose sandboxes they are: the name of every cgroup and namespace
+	// file made here begins with its mark.
+	Node *node.Node
 	// Shim is the program that starts pause.
 	Shim string
 	// Handlers are the runtime handlers.
@@ -89,6 +93,12 @@ type Store struct {
 	bootID  string
 	// rebooted: the machine has booted since the last daemon ran.
 	rebooted bool
+	// unrecorded: the end of a sandbox by the reboot could not be written down.
+	unrecorded bool
+	// leftAlone are the ids of records in quarantine and of those that could not
+	// be read, unread the files of the latter. Both are set by Open.
+	leftAlone map[string]bool
+	unread    []string
 
 	// containers are what runs in the sandboxes; nil before Hold.
 	containers Containers
@@ -97,6 +107,8 @@ type Store struct {
 	base   context.Context
 	cancel context.CancelCauseFunc
 	work   sync.WaitGroup
+	// logDirs are the log directories that are being made.
+	logDirs singleflight.Group
 
 	// mu guards the maps and lastCreated, and is never held while anything
 	// runs or is written.
@@ -138,8 +150,17 @@ func (s *Store) all(match func(*Sandbox) bool) []*Sandbox {
 	return list
 }
 
-// Quarantined are the files of records that could not be read.
-func (s *Store) Quarantined() []string { return s.records.Quarantined() }
+// Quarantined are the files of records and facts that cannot be read.
+func (s *Store) Quarantined() []string {
+	return slices.Concat(s.records.Quarantined(), s.facts.Quarantined(), s.unread)
+}
+
+// LeftAlone reports whether the id is that of a sandbox whose record cannot be
+// read: nothing of it is touched.
+func (s *Store) LeftAlone(id string) bool { return s.leftAlone[id] }
+
+// explains reports whether what carries the id is to be there.
+func (s *Store) explains(id string) bool { return s.LeftAlone(id) || s.exists(id) }
 
 // exists tells whether the id has a sandbox, listed or not.
 func (s *Store) exists(id string) bool {
@@ -158,11 +179,22 @@ func (s *Store) forget(sb *Sandbox) {
 	}
 }
 
-// Close cancels what is under way, waits until it has been taken back, and
-// lets go of the pause processes, which live on.
+// Close cancels what is under way, waits until it has been destroyed, and closes
+// the pidfds of the pause processes, which live on. Work that is stuck in the
+// kernel is waited for no longer than Limits.Destroy: the next daemon destroys
+// what it leaves.
 func (s *Store) Close() {
 	s.cancel(errShutdown)
-	s.work.Wait()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.work.Wait()
+	}()
+	select {
+	case <-ended:
+	case <-time.After(s.options.Limits.Destroy):
+		s.options.Logger.Error("work on pods has not come to its end", "limit", s.options.Limits.Destroy)
+	}
 }
 
 // errShutdown is the cause of work that a shutdown cut short.

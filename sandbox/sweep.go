@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/namespace"
 )
 
@@ -17,8 +18,9 @@ import (
 type Remains struct {
 	Netns, Userns *namespace.Dir
 	Hierarchies   cgroup.Hierarchies
-	// Mark is what our names begin with, State the volatile directory.
-	Mark, State string
+	// Node is whose things they are, State the volatile directory.
+	Node  *node.Node
+	State string
 	// Attached tells whether CNI DEL is still to run for an id, which wants
 	// the network namespace.
 	Attached func(id string) bool
@@ -57,10 +59,10 @@ func (r *Remains) Find(exists func(id string) bool) ([]Stray, error) {
 }
 
 func (r *Remains) cgroups() ([]Stray, error) {
-	paths, err := r.Hierarchies.Find(r.Mark)
+	paths, err := r.Hierarchies.Find(r.Node.Mark(), r.Node.Parents())
 	var strays []Stray
 	for _, path := range paths {
-		id := strings.TrimPrefix(filepath.Base(path), r.Mark)
+		id := strings.TrimPrefix(filepath.Base(path), r.Node.Mark())
 		strays = append(strays, Stray{"cgroup", path, strings.TrimSuffix(id, ".scope")})
 	}
 	return strays, err
@@ -113,7 +115,7 @@ func (r *Remains) Remove(stray Stray) error {
 func (s *Store) remains() *Remains {
 	o := s.options
 	return &Remains{
-		Netns: o.Netns, Userns: o.Userns, Hierarchies: o.Hierarchies, Mark: o.Mark, State: o.State,
+		Netns: o.Netns, Userns: o.Userns, Hierarchies: o.Hierarchies, Node: o.Node, State: o.State,
 		Attached: o.Networks.Attached, Kill: o.Limits.Kill,
 	}
 }
@@ -123,12 +125,15 @@ func (s *Store) remains() *Remains {
 // processes in them hold the rest.
 func (s *Store) sweep() {
 	remains := s.remains()
-	strays, err := remains.Find(s.exists)
+	strays, err := remains.Find(s.explains)
 	if err != nil {
 		s.options.Logger.Error("sweep", "err", err)
 	}
 	for _, stray := range strays {
-		err := remains.Remove(stray)
-		s.options.Logger.Warn("removed what had no record", "kind", stray.Kind, "name", stray.Name, "err", err)
+		if err := remains.Remove(stray); err != nil {
+			s.options.Logger.Error("what has no record could not be removed", "kind", stray.Kind, "name", stray.Name, "err", err)
+			continue
+		}
+		s.options.Logger.Warn("removed what had no record", "kind", stray.Kind, "name", stray.Name)
 	}
 }

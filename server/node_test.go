@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -24,6 +23,7 @@ import (
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/handler"
+	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/namespace"
@@ -44,15 +44,19 @@ type stored struct {
 func restored(t *testing.T, pods ...stored) *Runtime {
 	t.Helper()
 	options := sandbox.Options{
-		Root: t.TempDir(), State: t.TempDir(), Mark: fmt.Sprintf("server-test-%d-", os.Getpid()),
+		Root: t.TempDir(), State: t.TempDir(),
 		Limits:   sandbox.Limits{Run: time.Minute, Destroy: time.Minute, Kill: 10 * time.Second},
 		Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{}),
 		Logger:   slog.New(slog.DiscardHandler),
 	}
+	identity, err := node.Open(options.Root, options.State, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	options.Node = identity
 	store(t, options, pods)
-	options.Netns, options.Userns = namespaces(t, options.Mark), namespaces(t, options.Mark)
+	options.Netns, options.Userns = namespaces(t, identity.Mark()), namespaces(t, identity.Mark())
 	options.Networks = networks(t, options)
-	var err error
 	if options.Hierarchies, err = cgroup.FindHierarchies(); err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +78,7 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 func containers(t *testing.T, options sandbox.Options, runtime *Runtime) *container.Store {
 	t.Helper()
 	opened, err := container.Open(t.Context(), container.Options{
-		Root: options.Root, State: options.State, Mark: "c-" + options.Mark, Hierarchies: options.Hierarchies,
+		Root: options.Root, State: options.State, Node: options.Node, Hierarchies: options.Hierarchies,
 		Sandboxes: runtime.Sandboxes, Events: runtime, Logger: options.Logger,
 		Limits: container.Limits{Create: time.Minute, Kill: 10 * time.Second},
 	})
@@ -116,7 +120,7 @@ func store(t *testing.T, options sandbox.Options, pods []stored) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		record := sandbox.Record{ID: pod.id, CreatedAt: int64(i + 1), CgroupsPath: "/" + options.Mark + pod.id, Config: json.RawMessage(config)}
+		record := sandbox.Record{ID: pod.id, CreatedAt: int64(i + 1), CgroupsPath: "/" + options.Node.Mark() + pod.id, Config: json.RawMessage(config)}
 		fact := sandbox.Facts{BootID: bootID, ReadyAt: time.Now(), StoppedAt: time.Now()}
 		if pod.ready {
 			fact.StoppedAt, fact.Pause = time.Time{}, startProcess(t)

@@ -125,7 +125,7 @@ func (r *Runtime) verboseStatus(all []handler.Status) (map[string]string, error)
 		"pendingAttachments": pending(r.Networks.Pending()),
 		"driftedAttachments": r.Networks.Drifted(),
 		"stuckPlugins":       r.Networks.Stuck(),
-		"quarantinedRecords": r.Sandboxes.Quarantined(),
+		"quarantinedRecords": slices.Concat(r.Sandboxes.Quarantined(), r.Containers.Quarantined(), r.Networks.Quarantined()),
 	}
 	if configuration, err := r.Networks.Configuration(); err == nil {
 		info["cniconfig"] = map[string]any{"name": configuration.Name, "file": configuration.File, "config": json.RawMessage(configuration.Bytes)}

@@ -32,6 +32,8 @@ type Runtime struct {
 	Streams    Streams
 	Events     *Broadcaster
 	Info       Info
+
+	work work
 }
 
 // Info is what the runtime reports about itself.
@@ -61,7 +63,7 @@ type Store interface {
 
 // New makes a gRPC server that serves the runtime and the images.
 func New(runtime *Runtime, images Store, logger *slog.Logger) *grpc.Server {
-	calls := calls{logger: logger}
+	calls := calls{logger: logger, work: &runtime.work}
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(largestRequest),
 		grpc.MaxSendMsgSize(largestResponse),
@@ -76,15 +78,28 @@ func New(runtime *Runtime, images Store, logger *slog.Logger) *grpc.Server {
 
 // calls intercepts every call: its error gets a code, a panic becomes an error
 // of this call alone, and both are logged.
-type calls struct{ logger *slog.Logger }
+type calls struct {
+	logger *slog.Logger
+	work   *work
+}
 
 func (c calls) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
 	defer c.end(info.FullMethod, time.Now(), &err)
+	leave, err := c.work.enter(info.FullMethod)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	return handler(ctx, request)
 }
 
 func (c calls) stream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	defer c.end(info.FullMethod, time.Now(), &err)
+	leave, err := c.work.enter(info.FullMethod)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	return handler(server, stream)
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/doctor"
 	"github.com/minicri/minicri/internal/manual"
+	"github.com/minicri/minicri/internal/node"
 )
 
 // errNotClean is how `minicri check` ends when there is a problem.
@@ -19,12 +20,20 @@ var errNotClean = errors.New("this node has problems, see above")
 
 // checkCommand is `minicri check`: what this node lacks, and what was left.
 func checkCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	var fix, asJSON bool
+	var fix, force, asJSON bool
 	help := manual.Find("check").FlagHelp
 	c, err := config.Load(arguments, os.Stderr, func(set *flag.FlagSet) {
 		set.BoolVar(&fix, "fix", false, help("fix"))
+		set.BoolVar(&force, "force", false, help("force"))
 		set.BoolVar(&asJSON, "json", false, help("json"))
 	})
+	if err != nil {
+		return err
+	}
+	if force && !fix {
+		return errors.New("--force goes with --fix")
+	}
+	identity, err := node.Read(c.Root)
 	if err != nil {
 		return err
 	}
@@ -32,9 +41,9 @@ func checkCommand(ctx context.Context, arguments []string, output io.Writer) err
 	if err != nil {
 		shim = c.Shim
 	}
-	findings := doctor.Run(ctx, doctor.Options{Config: c, Shim: shim, Mark: markOf(c.Root)})
+	findings := doctor.Run(ctx, doctor.Options{Config: c, Shim: shim, Node: identity})
 	if fix {
-		findings = doctor.Fix(findings)
+		findings = doctor.Fix(findings, force)
 	}
 	if err := printFindings(output, findings, asJSON); err != nil {
 		return err

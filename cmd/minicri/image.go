@@ -210,7 +210,7 @@ func imageCommand(ctx context.Context, arguments []string, output io.Writer) err
 	if err != nil {
 		return err
 	}
-	logger, err := newLogger(c)
+	logger, _, err := newLogger(c)
 	if err != nil {
 		return err
 	}

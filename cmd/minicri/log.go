@@ -12,11 +12,14 @@ import (
 	"github.com/minicri/minicri/internal/config"
 )
 
-func newLogger(c *config.Config) (*slog.Logger, error) {
-	level, err := c.Level()
+// newLogger logs to stderr, from the configured level on, which may be set anew.
+func newLogger(c *config.Config) (*slog.Logger, *slog.LevelVar, error) {
+	configured, err := c.Level()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	level := &slog.LevelVar{}
+	level.Set(configured)
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	// Libraries log to the default: one stream, one form.
 	libraries := slog.New(libraryLog{logger.Handler()})
@@ -24,9 +27,9 @@ func newLogger(c *config.Config) (*slog.Logger, error) {
 	klog.SetSlogLogger(libraries)
 	log.UseSlog()
 	if err := log.SetLevel("error"); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return logger, nil
+	return logger, level, nil
 }
 
 // libraryLog is the log of libraries. That a caller has gone is an error to

@@ -19,13 +19,17 @@ import (
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/process"
-	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/server"
 )
 
 // serve is the daemon: it restores what an earlier one left, serves until the
 // context ends, and leaves the pods running.
 func serve(ctx context.Context, arguments []string) error {
+	asked := orders()
+	defer signal.Stop(asked)
+	// What is made for containers of any user must not depend on the shell that
+	// the daemon was started from.
+	syscall.Umask(0o022)
 	c, err := config.Load(arguments, os.Stderr)
 	if err != nil {
 		return err
@@ -33,7 +37,7 @@ func serve(ctx context.Context, arguments []string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the daemon needs to be root: it makes namespaces, mounts and cgroups")
 	}
-	logger, err := newLogger(c)
+	logger, level, err := newLogger(c)
 	if err != nil {
 		return err
 	}
@@ -46,7 +50,8 @@ func serve(ctx context.Context, arguments []string) error {
 	if err := process.Adopt(); err != nil {
 		return err
 	}
-	return run(ctx, c, logger)
+	d := &serving{arguments: arguments, config: c, level: level, logger: logger}
+	return d.run(ctx, asked)
 }
 
 // garbagePercent is half of the Go runtime's default: the daemon allocates
@@ -56,7 +61,8 @@ const garbagePercent = 50
 // firstPlugins is how long the start waits for the plugins that are asked then.
 const firstPlugins = time.Second
 
-func run(ctx context.Context, c *config.Config, logger *slog.Logger) (err error) {
+func (d *serving) run(ctx context.Context, asked <-chan os.Signal) (err error) {
+	c, logger := d.config, d.logger
 	debug.SetGCPercent(garbagePercent)
 	// What belongs to the daemon ends after the last call has: its context is
 	// not that of the signal.
@@ -77,7 +83,7 @@ func run(ctx context.Context, c *config.Config, logger *slog.Logger) (err error)
 			logger.Error("no exec, attach and port-forward", "err", err)
 		}
 	})
-	wait.Go(func() { checkAtSignal(background, node.runtime.Networks) })
+	wait.Go(func() { d.obey(background, asked, node.runtime.Networks) })
 	if c.Metrics != "" {
 		wait.Go(func() {
 			if err := node.metrics.Serve(background, c.Metrics, logger); err != nil {
@@ -109,40 +115,37 @@ func run(ctx context.Context, c *config.Config, logger *slog.Logger) (err error)
 	return nil
 }
 
-// checkAtSignal has all attachments checked when SIGUSR1 comes.
-func checkAtSignal(ctx context.Context, networks *network.CNI) {
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGUSR1)
-	defer signal.Stop(asked)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-asked:
-			networks.RequestCheck()
-		}
-	}
-}
+// lastAnswers is how long calls that only look may take when all others have
+// ended.
+const lastAnswers = 250 * time.Millisecond
 
 // shutdown lets the calls under way finish, for no longer than the limit; then
-// it cancels them, and what they were making is taken back.
+// it cancels them, and what they were making is destroyed. Until then the socket
+// is there, and tells what pods and containers are doing: without a CRI the node
+// is only while one daemon ends and the next one starts.
 func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Duration) {
 	runtime.Events.Close() // a call that listens has no end of its own
 	runtime.Containers.CancelWaits()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	drained := runtime.Drain(ctx)
+	// First: a DEL that still runs is left to the next daemon, not cut.
+	runtime.Networks.Close()
+	runtime.Sandboxes.Close()
 	finished := make(chan struct{})
 	go func() {
 		defer close(finished)
 		grpcServer.GracefulStop()
 	}()
-	select {
-	case <-finished:
-	case <-time.After(limit):
-		// First: a DEL that still runs is left to the next daemon, not cut.
-		runtime.Networks.Close()
-		runtime.Sandboxes.Close()
-		grpcServer.Stop()
-		<-finished
+	if drained == nil {
+		select {
+		case <-finished:
+			return
+		case <-time.After(lastAnswers):
+		}
 	}
+	grpcServer.Stop()
+	<-finished
 }
 
 // listen makes the socket, for root alone from its first moment on. A socket

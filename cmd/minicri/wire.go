@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -18,6 +16,7 @@ import (
 	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/metrics"
+	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
@@ -30,7 +29,7 @@ import (
 )
 
 // wire puts the packages together.
-func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*node, error) {
+func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*parts, error) {
 	k, err := findKernel(ctx, c, logger)
 	if err != nil {
 		return nil, err
@@ -45,18 +44,18 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*node, er
 	if err != nil {
 		return nil, errors.Join(err, images.Close(), k.shim.Close())
 	}
-	streams, err := stream.Listen(ctx, streamOptions(c, runtime, logger))
+	streams, err := stream.Listen(ctx, streamOptions(c, k, runtime, logger))
 	if err != nil {
 		runtime.Sandboxes.Close()
 		runtime.Containers.Close()
 		return nil, errors.Join(err, images.Close(), k.shim.Close())
 	}
 	runtime.Streams = streams
-	return &node{shim: k.shim, runtime: runtime, images: images, streams: streams, metrics: measured}, nil
+	return &parts{shim: k.shim, runtime: runtime, images: images, streams: streams, metrics: measured}, nil
 }
 
-// node is all that the daemon serves.
-type node struct {
+// parts are what the daemon consists of.
+type parts struct {
 	shim    *client.Program
 	runtime *server.Runtime
 	images  *image.Store
@@ -65,7 +64,7 @@ type node struct {
 }
 
 // close ends what is under way; pods and images stay.
-func (n *node) close() error {
+func (n *parts) close() error {
 	err := n.streams.Close()
 	n.runtime.Networks.Close()
 	n.runtime.Sandboxes.Close()
@@ -74,12 +73,12 @@ func (n *node) close() error {
 	return errors.Join(err, n.images.Close(), n.shim.Close())
 }
 
-func streamOptions(c *config.Config, runtime *server.Runtime, logger *slog.Logger) stream.Options {
+func streamOptions(c *config.Config, k kernel, runtime *server.Runtime, logger *slog.Logger) stream.Options {
 	s := c.Streaming
 	return stream.Options{
 		Address: s.Address, TLS: stream.TLS{Cert: s.TLSCert, Key: s.TLSKey, SelfSigned: s.SelfSigned},
 		Idle: time.Duration(s.Idle), Creation: time.Duration(s.Creation), MaxOpen: s.MaxOpen,
-		Containers: runtime.Containers, Pods: runtime.Sandboxes, Netns: namespace.Find(c.NetnsDir, markOf(c.Root)),
+		Containers: runtime.Containers, Pods: runtime.Sandboxes, Netns: k.netns,
 		Logger: logger,
 	}
 }
@@ -102,6 +101,7 @@ type kernel struct {
 	hierarchies   cgroup.Hierarchies
 	netns, userns *namespace.Dir
 	systemd       bool
+	node          *node.Node
 	shim          *client.Program
 	// lives keeps the timelines of pods and containers that are gone.
 	lives *step.Lives
@@ -112,7 +112,7 @@ func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.
 		Events: server.NewBroadcaster(),
 		Info:   server.Info{Version: version, SystemdCgroup: k.systemd, Handlers: k.handlers, Machine: k.machine, Config: c},
 	}
-	if runtime.Networks, err = openNetworks(ctx, c, k.netns, logger); err != nil {
+	if runtime.Networks, err = openNetworks(ctx, c, k, logger); err != nil {
 		return nil, err
 	}
 	if runtime.Stats, err = stats.Open(ctx, images, logger); err != nil {
@@ -126,7 +126,7 @@ func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.
 		return nil, err
 	}
 	runtime.Sandboxes.Hold(runtime.Containers)
-	measured.Watch(runtime.Sandboxes, runtime.Networks)
+	measured.Watch(runtime.Sandboxes, runtime.Containers, runtime.Networks)
 	return runtime, nil
 }
 
@@ -141,11 +141,14 @@ func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k k
 	if k.hierarchies, err = cgroup.FindHierarchies(); err != nil {
 		return k, err
 	}
-	if k.netns, err = namespace.Open(c.NetnsDir, markOf(c.Root)); err != nil {
+	k.systemd = systemdCgroup(c)
+	if k.node, err = openNode(c, k.systemd); err != nil {
 		return k, err
 	}
-	k.systemd = systemdCgroup(c)
-	if k.userns, err = namespace.Open(filepath.Join(c.State, "userns"), markOf(c.Root)); err != nil {
+	if k.netns, err = namespace.Open(c.NetnsDir, k.node.Mark()); err != nil {
+		return k, err
+	}
+	if k.userns, err = namespace.Open(filepath.Join(c.State, "userns"), k.node.Mark()); err != nil {
 		return k, err
 	}
 	if k.lives, err = step.OpenLives(filepath.Join(c.Root, "lives")); err != nil {
@@ -177,7 +180,7 @@ func openHandlers(c *config.Config, m machine.Machine, logger *slog.Logger) *han
 
 func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measured *metrics.Metrics, logger *slog.Logger) sandbox.Options {
 	return sandbox.Options{
-		Root: c.Root, State: c.State, Mark: markOf(c.Root), Shim: k.shim.Path(), Handlers: k.handlers,
+		Root: c.Root, State: c.State, Version: version, Node: k.node, Shim: k.shim.Path(), Handlers: k.handlers,
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd),
 		Machine: k.machine, Defaults: k.defaults, ShmSize: c.ShmSize, Hierarchies: k.hierarchies, Networks: runtime.Networks, Netns: k.netns, Userns: k.userns,
 		Limits: sandbox.Limits{
@@ -194,7 +197,7 @@ func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measure
 
 func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) container.Options {
 	return container.Options{
-		Root: c.Root, State: c.State, Mark: containerMark(c.Root), Shim: k.shim.Path(),
+		Root: c.Root, State: c.State, Version: version, Node: k.node, Shim: k.shim.Path(),
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd), PidsLimit: c.PidsLimit,
 		Machine: k.machine, Defaults: k.defaults, Hierarchies: k.hierarchies, Sandboxes: runtime.Sandboxes, Handlers: k.handlers, Images: images,
 		Limits:  container.Limits{Create: time.Duration(c.Limits.Create), Kill: time.Duration(c.Limits.Kill)},
@@ -205,10 +208,10 @@ func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, image
 	}
 }
 
-func openNetworks(ctx context.Context, c *config.Config, netns *namespace.Dir, logger *slog.Logger) (*network.CNI, error) {
+func openNetworks(ctx context.Context, c *config.Config, k kernel, logger *slog.Logger) (*network.CNI, error) {
 	l := c.Limits
 	return network.Open(ctx, network.Options{
-		ConfDir: c.CNIConf, BinDirs: c.BinDirs(), Root: c.Root, State: c.State, CgroupParent: pluginCgroup(c), Mark: pluginMark(c.Root), Namespaces: netns,
+		ConfDir: c.CNIConf, BinDirs: c.BinDirs(), Root: c.Root, State: c.State, CgroupParent: pluginCgroup(c), Mark: k.node.PluginMark(), Namespaces: k.netns,
 		Default: network.DefaultNetwork(c.DefaultNetwork),
 		Limits: network.Limits{
 			Add: time.Duration(l.CNIAdd), Del: time.Duration(l.CNIDel), Check: time.Duration(l.CNICheck),
@@ -251,21 +254,14 @@ func readMachine(ctx context.Context, root string, logger *slog.Logger) (machine
 	return m, nil
 }
 
-// markOf is what the names of cgroups and namespace files of this daemon begin
-// with. It follows from the root directory, so that the daemon that comes next
-// knows them, and another one on the machine does not take them for its own.
-func markOf(root string) string { return "minicri-" + rootHash(root) + "-" }
-
-// containerMark is the same for the cgroups of containers: neither mark begins
-// with the other.
-func containerMark(root string) string { return "minicri-c-" + rootHash(root) + "-" }
-
-// pluginMark is the same for the cgroups of plugin runs.
-func pluginMark(root string) string { return "minicri-cni-" + rootHash(root) + "-" }
-
-func rootHash(root string) string {
-	sum := sha256.Sum256([]byte(filepath.Clean(root)))
-	return hex.EncodeToString(sum[:4])
+// openNode finds out which node this is, and notes the cgroup below which pods are
+// made that name none.
+func openNode(c *config.Config, systemd bool) (*node.Node, error) {
+	n, err := node.Open(c.Root, c.State, c.NetnsDir)
+	if err != nil {
+		return nil, err
+	}
+	return n, n.Know(cgroup.Path(oci.CgroupsPath(cgroupParent(c, systemd), n.Mark(), "id", systemd)))
 }
 
 func findShim(path string) (string, error) {

@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -147,6 +148,11 @@ func (h Hierarchies) awaitSystemd(path string) {
 	}
 }
 
+// errForeign: the kernel lists processes that this pid namespace does not see as
+// 0 (pid_namespaces(7)). To signal 0 would be to signal ourselves (kill(2)), and
+// they are another node's.
+var errForeign = errors.New("it has processes of another pid namespace: not touched")
+
 func (h Hierarchies) kill(path string, limit time.Duration) error {
 	deadline := time.Now().Add(limit)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -156,6 +162,9 @@ func (h Hierarchies) kill(path string, limit time.Duration) error {
 		}
 		if time.Now().After(deadline) {
 			return fmt.Errorf("cgroup %s, processes %v: %w", path, pids, ErrBusy)
+		}
+		if slices.Min(pids) < 1 {
+			return fmt.Errorf("cgroup %s: %w", path, errForeign)
 		}
 		for _, pid := range pids {
 			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -176,23 +185,34 @@ func (h Hierarchies) Exists(path string) bool {
 	return false
 }
 
-// Find lists the cgroups, of any hierarchy, whose name starts with the prefix,
-// as paths below the hierarchy.
-func (h Hierarchies) Find(prefix string) ([]string, error) {
+// Find lists the cgroups, of any hierarchy, whose name starts with the prefix, as
+// paths below the hierarchy. It looks below the parents only, for "/" among its
+// children, and never into a cgroup of a minicri: what a node that runs in a
+// container has made there is that node's.
+func (h Hierarchies) Find(prefix string, parents []string) ([]string, error) {
 	found := make(map[string]bool)
 	for _, hierarchy := range h {
-		err := filepath.WalkDir(hierarchy, func(path string, entry fs.DirEntry, err error) error {
+		for _, parent := range parents {
+			top := filepath.Join(hierarchy, parent)
+			err := filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {
+				if err != nil {
+					return ignoreGone(err)
+				}
+				ours := strings.HasPrefix(entry.Name(), prefix)
+				switch {
+				case !entry.IsDir() || path == top:
+					return nil
+				case ours:
+					found[strings.TrimPrefix(path, hierarchy)] = true
+				}
+				if ours || parent == "/" || strings.HasPrefix(entry.Name(), "minicri-") {
+					return fs.SkipDir
+				}
+				return nil
+			})
 			if err != nil {
-				return ignoreGone(err)
+				return nil, fmt.Errorf("search the cgroups: %w", err)
 			}
-			if entry.IsDir() && strings.HasPrefix(entry.Name(), prefix) {
-				found[strings.TrimPrefix(path, hierarchy)] = true
-				return fs.SkipDir
-			}
-			return nil
-		})
-		if err != nil {
-			return nil, fmt.Errorf("search the cgroups: %w", err)
 		}
 	}
 	paths := make([]string, 0, len(found))

@@ -147,14 +147,21 @@ func TestFind(t *testing.T) {
 	}
 	makeCgroup(t, hierarchies[0], want[0]+"/"+mark+"inner") // is found with the outer one
 	makeCgroup(t, hierarchies[0], parent+"/other-"+mark)
-	got, err := hierarchies.Find(mark)
+	// What a node makes that runs in a container of this one is that node's.
+	makeCgroup(t, hierarchies[0], parent+"/minicri-c-01234567-ab/kubepods/"+mark+"nested")
+	got, err := hierarchies.Find(mark, []string{parent})
 	slices.Sort(want)
 	slices.Sort(got)
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("Find = %q, %v, want %q", got, err, want)
 	}
-	if got, err := hierarchies.Find(mark + "nobody"); err != nil || len(got) != 0 {
+	if got, err := hierarchies.Find(mark+"nobody", []string{parent}); err != nil || len(got) != 0 {
 		t.Errorf("Find of nothing = %q, %v", got, err)
+	}
+	for _, elsewhere := range []string{"/", parent + "-other"} {
+		if got, err := hierarchies.Find(mark, []string{elsewhere}); err != nil || len(got) != 0 {
+			t.Errorf("Find below %s = %q, %v", elsewhere, got, err)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"context"
 
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/node"
 )
 
 // Grade says how bad a finding is.
@@ -29,16 +30,20 @@ type Finding struct {
 	// Message says what was found, Advice what to do about it.
 	Message string `json:"message"`
 	Advice  string `json:"advice,omitempty"`
-	// fix takes a leak back; nil where a person has to.
-	fix func() error
+	// fix removes what was left, nil where a person has to. force does what may
+	// lose something; nil where nothing may.
+	fix, force func() error
+	// mended says what fix has done.
+	mended string
 }
 
 // Options say which node is looked at.
 type Options struct {
 	Config *config.Config
-	// Shim is the shim that the daemon would use, Mark what its names in the
-	// kernel begin with.
-	Shim, Mark string
+	// Shim is the shim that the daemon would use.
+	Shim string
+	// Node is the node that is looked at.
+	Node *node.Node
 }
 
 // Run looks at everything, in the order in which a report shows it.
@@ -63,21 +68,25 @@ func Clean(findings []Finding) bool {
 	return true
 }
 
-// Fix takes back what can be taken back, and says with each finding what came
-// of it.
-func Fix(findings []Finding) []Finding {
+// Fix removes what was left behind, and says with each finding what came of it.
+// With force it also does what may lose something.
+func Fix(findings []Finding, force bool) []Finding {
 	fixed := make([]Finding, len(findings))
 	for i, f := range findings {
 		fixed[i] = f
 		if f.fix == nil {
 			continue
 		}
-		if err := f.fix(); err != nil {
-			fixed[i].Message += ": could not be removed: " + err.Error()
+		err := f.fix()
+		if err != nil && force && f.force != nil {
+			err = f.force()
+		}
+		if err != nil {
+			fixed[i].Message += ": not mended: " + err.Error()
 			continue
 		}
 		fixed[i].Grade, fixed[i].Advice, fixed[i].fix = Good, "", nil
-		fixed[i].Message += ": removed"
+		fixed[i].Message += ": " + f.mended
 	}
 	return fixed
 }

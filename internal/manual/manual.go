@@ -41,7 +41,7 @@ func Commands() []Command {
 		{Words: "config check", Argument: "FILE", Help: "check a configuration file and its drop-ins, FILE.d/*.toml"},
 		{
 			Words: "check", Help: "report what this node lacks and what was left behind; exit code 0 only without a problem", Configured: true,
-			Flags: []Flag{{"fix", "", "remove what was left behind"}, {"json", "", "print JSON"}},
+			Flags: []Flag{{"fix", "", "remove what was left behind, and try records in quarantine again"}, {"force", "", "with --fix: remove the records in quarantine that cannot be decoded"}, {"json", "", "print JSON"}},
 		},
 		{Words: "image import", Argument: "FILE", Help: "import the images of an archive (docker save, OCI layout); - is stdin", Flags: image},
 		{Words: "image pull", Argument: "REFERENCE", Help: "pull an image", Flags: append([]Flag{creds, platform}, image...)},

@@ -5,14 +5,16 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/sandbox"
 )
 
 // counts reads the owners of things at each scrape.
 type counts struct {
-	sandboxes *sandbox.Store
-	networks  *network.CNI
+	sandboxes  *sandbox.Store
+	containers *container.Store
+	networks   *network.CNI
 }
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
@@ -41,7 +43,8 @@ func (c *counts) Collect(out chan<- prometheus.Metric) {
 	gauge(state, len(c.sandboxes.Building()), "building")
 	gauge(describe("attachments_pending", "Attachments whose CNI DEL has failed and is being repeated."), len(c.networks.Pending()))
 	gauge(describe("attachments_drifted", "Attachments that CNI CHECK found changed."), len(c.networks.Drifted()))
-	gauge(describe("records_quarantined", "Records that could not be read and were set aside."), len(c.sandboxes.Quarantined()))
+	gauge(describe("records_quarantined", "Records of pods, containers and attachments that cannot be read."),
+		len(c.sandboxes.Quarantined())+len(c.containers.Quarantined())+len(c.networks.Quarantined()))
 	gauge(describe("plugin_runs_stuck", "Runs of CNI plugins whose processes were killed and did not end."), len(c.networks.Stuck()))
 	networkReady := 0
 	// A scrape does not wait for the first answer of the plugins.

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/sandbox"
@@ -72,8 +73,8 @@ func outcomeOf(err error) string {
 }
 
 // Watch adds what is counted at each scrape.
-func (m *Metrics) Watch(sandboxes *sandbox.Store, networks *network.CNI) {
-	m.registry.MustRegister(&counts{sandboxes: sandboxes, networks: networks})
+func (m *Metrics) Watch(sandboxes *sandbox.Store, containers *container.Store, networks *network.CNI) {
+	m.registry.MustRegister(&counts{sandboxes: sandboxes, containers: containers, networks: networks})
 }
 
 // Serve answers /metrics on a TCP address until the context ends.

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,12 +24,14 @@ func Adopt() error {
 	return nil
 }
 
-// reapAfter is how long a child has to be dead before it counts as nobody's.
+// reapAfter is how long a child has to be dead before it counts as an orphan.
 // Children that the daemon started itself are waited for at once.
 const reapAfter = 2 * time.Second
 
-// ReapOrphans reaps adopted children that nobody waits for, such as what a
-// plugin left behind, until the context ends.
+// ReapOrphans reaps adopted children that nothing waits for, such as what a
+// plugin left behind, until the context ends. The list of all children, each pod
+// has one, is read only when the same child was dead for reapAfter: a SIGCHLD
+// costs a waitid(2).
 func ReapOrphans(ctx context.Context) {
 	changed := make(chan os.Signal, 1)
 	signal.Notify(changed, unix.SIGCHLD)
@@ -39,29 +42,65 @@ func ReapOrphans(ctx context.Context) {
 			return
 		case <-changed:
 		}
-		dead := deadChildren()
-		for len(dead) > 0 {
-			select {
-			case <-ctx.Done():
+		for dead := firstDead(); dead != 0; {
+			if !sleep(ctx, reapAfter) {
 				return
-			case <-time.After(reapAfter):
 			}
-			dead = reapStillDead(dead)
+			still := firstDead()
+			if still == dead && !reapDead(ctx) {
+				return
+			}
+			dead = still
 		}
 	}
 }
 
-// reapStillDead reaps the dead of the last look that are still there, and
-// returns those that died since.
-func reapStillDead(before map[int]uint64) map[int]uint64 {
-	now := deadChildren()
-	for pid, start := range now {
+func sleep(ctx context.Context, d time.Duration) (slept bool) {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// reapDead reaps the children that stay dead for reapAfter, those of other
+// threads' too.
+func reapDead(ctx context.Context) (done bool) {
+	before := deadChildren()
+	if !sleep(ctx, reapAfter) {
+		return false
+	}
+	for pid, start := range deadChildren() {
 		if before[pid] == start {
 			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
-			delete(now, pid)
 		}
 	}
-	return now
+	return true
+}
+
+// firstDead is the pid of a child that is dead and not reaped, 0 if there is
+// none. It stays as it is (waitid(2), WNOWAIT).
+func firstDead() int {
+	var info unix.Siginfo
+	for {
+		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+		if err == nil {
+			return pidOf(&info)
+		}
+		if err != unix.EINTR {
+			return 0 // ECHILD: no children
+		}
+	}
+}
+
+// pidOf is the field si_pid of a siginfo_t of SIGCHLD, which is the first after
+// the three that all have (sigaction(2)); where pointers have 64 bits, the union
+// begins at 16.
+func pidOf(info *unix.Siginfo) int {
+	offset := unsafe.Sizeof(info.Signo) + unsafe.Sizeof(info.Errno) + unsafe.Sizeof(info.Code)
+	offset = (offset + unsafe.Sizeof(uintptr(0)) - 1) &^ (unsafe.Sizeof(uintptr(0)) - 1)
+	return int(*(*int32)(unsafe.Add(unsafe.Pointer(info), offset)))
 }
 
 // deadChildren maps the pid of each zombie among our children to its start.

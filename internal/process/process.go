@@ -37,6 +37,9 @@ type Process struct {
 
 // Open finds the process that the facts name. It must be closed.
 func Open(facts Facts) (*Process, error) {
+	if facts.PID < 1 {
+		return nil, fmt.Errorf("process %d: %w", facts.PID, ErrGone)
+	}
 	fd, err := unix.PidfdOpen(facts.PID, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
 		return nil, fmt.Errorf("process %d: %w", facts.PID, ErrGone)

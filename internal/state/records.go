@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,7 +13,6 @@ import (
 const (
 	suffix          = ".json"
 	temporaryPrefix = ".new-"
-	quarantine      = "quarantine"
 )
 
 // Records are the records of one kind: the files ID.json of one directory.
@@ -22,12 +20,15 @@ type Records[T any] struct {
 	directory string
 	version   int
 	durable   bool
+	writer    string
 }
 
-// envelope is what stands in a file: the record and the version of its schema.
+// envelope is what stands in a file: the record, the version of its schema, and
+// which program wrote it.
 type envelope[T any] struct {
-	Version int `json:"version"`
-	Record  T   `json:"record"`
+	Version int    `json:"version"`
+	Writer  string `json:"writer,omitempty"`
+	Record  T      `json:"record"`
 }
 
 // Open makes the directory if it is not there and returns its records. A
@@ -39,6 +40,10 @@ func Open[T any](directory string, version int, durable bool) (*Records[T], erro
 	}
 	return &Records[T]{directory: directory, version: version, durable: durable}, nil
 }
+
+// WrittenBy names the program that writes from now on, with its version: what a
+// program reads that is older than the schema tells people which one to run.
+func (r *Records[T]) WrittenBy(writer string) { r.writer = writer }
 
 // Path is where the record of id stands.
 func (r *Records[T]) Path(id string) string { return filepath.Join(r.directory, id+suffix) }
@@ -59,7 +64,7 @@ func (r *Records[T]) Sync(id string) error {
 }
 
 func (r *Records[T]) write(id string, record T, durable bool) error {
-	data, err := json.MarshalIndent(envelope[T]{r.version, record}, "", " ")
+	data, err := json.MarshalIndent(envelope[T]{r.version, r.writer, record}, "", " ")
 	if err != nil {
 		return fmt.Errorf("encode the record of %s: %w", id, err)
 	}
@@ -69,8 +74,12 @@ func (r *Records[T]) write(id string, record T, durable bool) error {
 	return nil
 }
 
-// Remove deletes the record of id; one that is not there is no error.
+// Remove deletes the record of id, one in quarantine too; one that is not there
+// is no error.
 func (r *Records[T]) Remove(id string) error {
+	if err := r.removeQuarantined(id); err != nil {
+		return fmt.Errorf("remove the record of %s from quarantine: %w", id, err)
+	}
 	if _, err := os.Lstat(r.Path(id)); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -81,80 +90,6 @@ func (r *Records[T]) Remove(id string) error {
 		return nil
 	}
 	return syncFile(r.directory)
-}
-
-// Bad is a record that could not be read, and where it has been set aside.
-type Bad struct {
-	ID     string
-	Path   string
-	Reason error
-}
-
-// Load reads all records, sets aside those that cannot be read, and clears
-// away the temporary files of writes that were cut off.
-func (r *Records[T]) Load() (map[string]T, []Bad, error) {
-	entries, err := os.ReadDir(r.directory)
-	if err != nil {
-		return nil, nil, fmt.Errorf("list records: %w", err)
-	}
-	records := make(map[string]T)
-	var bad []Bad
-	for _, entry := range entries {
-		id, isRecord := strings.CutSuffix(entry.Name(), suffix)
-		switch {
-		case IsTemporary(entry.Name()):
-			if err := os.Remove(filepath.Join(r.directory, entry.Name())); err != nil {
-				return nil, nil, fmt.Errorf("clear a write that was cut off: %w", err)
-			}
-		case isRecord && !entry.IsDir():
-			record, err := r.read(id)
-			if err != nil {
-				bad = append(bad, r.SetAside(id, err))
-				continue
-			}
-			records[id] = record
-		}
-	}
-	return records, bad, nil
-}
-
-func (r *Records[T]) read(id string) (T, error) {
-	var e envelope[T]
-	data, err := os.ReadFile(r.Path(id))
-	if err != nil {
-		return e.Record, err
-	}
-	if err := json.Unmarshal(data, &e); err != nil {
-		return e.Record, fmt.Errorf("decode: %w", err)
-	}
-	if e.Version < 1 || e.Version > r.version {
-		return e.Record, fmt.Errorf("schema version %d, this program reads 1 to %d: run the version that wrote it", e.Version, r.version)
-	}
-	return e.Record, nil
-}
-
-// SetAside moves the record of id into the quarantine directory, for a reason
-// that the reader of the record found. Where it cannot be moved it stays, and
-// the reason says so.
-func (r *Records[T]) SetAside(id string, reason error) Bad {
-	to := filepath.Join(r.directory, quarantine, id+suffix)
-	err := os.MkdirAll(filepath.Dir(to), 0o700)
-	if err == nil {
-		err = os.Rename(r.Path(id), to)
-	}
-	if err != nil {
-		return Bad{ID: id, Path: r.Path(id), Reason: errors.Join(reason, err)}
-	}
-	return Bad{ID: id, Path: to, Reason: reason}
-}
-
-// Quarantined lists the records that were set aside, now or earlier.
-func (r *Records[T]) Quarantined() []string {
-	paths, err := filepath.Glob(filepath.Join(r.directory, quarantine, "*"+suffix))
-	if err != nil {
-		return nil
-	}
-	return paths
 }
 
 // IDs lists whose records stand in a directory, without reading them; none if
@@ -172,9 +107,4 @@ func IDs(directory string) ([]string, error) {
 		}
 	}
 	return ids, nil
-}
-
-// Peek reads one record of a directory that another process writes.
-func Peek[T any](directory, id string) (T, error) {
-	return (&Records[T]{directory: directory, version: math.MaxInt}).read(id)
 }

@@ -2,6 +2,7 @@ package state
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -82,7 +83,6 @@ func TestLoadSetsBadRecordsAside(t *testing.T) {
 		{"garbage", "\x7fELF nothing", "invalid character"},
 		{"wrong kind", `{"version": 2, "record": {"name": 7}}`, "cannot unmarshal"},
 		{"more than one", `{"version": 2, "record": {}} {}`, "after top-level value"},
-		{"later version", `{"version": 3, "record": {"name": "later"}}`, "schema version 3"},
 		{"no version", `{"record": {"name": "none"}}`, "schema version 0"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -238,4 +238,90 @@ func read(t *testing.T, path string) string {
 		t.Fatal(err)
 	}
 	return string(data)
+}
+
+// A record of a later version is left alone, and so are the others: the error
+// names the file and the program that wrote it.
+func TestLaterSchemaRefusesTheLoad(t *testing.T) {
+	for content, writer := range map[string]string{
+		`{"version": 3, "writer": "9.9.9", "record": {"name": "later"}}`: "written by 9.9.9",
+		`{"version": 3, "record": ["of another form"]}`:                  "a version that does not give its name",
+	} {
+		records := openRecords(t, true)
+		put(t, records.Path("good"), `{"version": 1, "record": {"name": "good"}}`)
+		put(t, records.Path("later"), content)
+		_, _, err := records.Load()
+		if !errors.Is(err, ErrLaterSchema) || !strings.Contains(err.Error(), records.Path("later")) || !strings.Contains(err.Error(), writer) {
+			t.Errorf("Load = %v", err)
+		}
+		if read(t, records.Path("later")) != content {
+			t.Error("the record was changed")
+		}
+	}
+}
+
+// What cannot be read now may be read later: it stays where it is (here ELOOP).
+func TestRecordThatCannotBeReadStays(t *testing.T) {
+	records := openRecords(t, true)
+	put(t, records.Path("good"), `{"version": 1, "record": {"name": "good"}}`)
+	if err := os.Symlink("bad.json", records.Path("bad")); err != nil {
+		t.Fatal(err)
+	}
+	loaded, bad, err := records.Load()
+	if err != nil || len(loaded) != 1 || len(bad) != 1 || bad[0].ID != "bad" || bad[0].Path != records.Path("bad") {
+		t.Fatalf("loaded %v, bad %v, err %v", loaded, bad, err)
+	}
+	if got := records.Quarantined(); len(got) != 0 {
+		t.Errorf("in quarantine: %q", got)
+	}
+	if _, err := os.Lstat(records.Path("bad")); err != nil {
+		t.Error(err)
+	}
+}
+
+// A record names its writer, for a program that is older than it.
+func TestRecordsNameTheirWriter(t *testing.T) {
+	records := openRecords(t, false)
+	records.WrittenBy("1.2.3")
+	if err := records.Write("a", pod{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if text := read(t, records.Path("a")); !strings.Contains(text, `"writer": "1.2.3"`) {
+		t.Errorf("written: %s", text)
+	}
+}
+
+func TestQuarantineIsBounded(t *testing.T) {
+	records := openRecords(t, false)
+	for i := range MostQuarantined + 10 {
+		put(t, records.Path(fmt.Sprint("r", i)), "garbage")
+	}
+	_, bad, err := records.Load()
+	if err != nil || len(bad) != MostQuarantined+10 {
+		t.Fatalf("%d bad, %v", len(bad), err)
+	}
+	if got := len(records.Quarantined()); got != MostQuarantined {
+		t.Errorf("%d in quarantine, want %d", got, MostQuarantined)
+	}
+}
+
+// What somebody has mended goes back, and replaces nothing.
+func TestRetryOfQuarantine(t *testing.T) {
+	records := openRecords(t, false)
+	put(t, records.Path("a"), "garbage")
+	path := records.SetAside("a", errors.New("no good")).Path
+	if err := Retry[pod](path, 2); err == nil {
+		t.Error("garbage went back")
+	}
+	put(t, path, `{"version": 1, "record": {"name": "mended"}}`)
+	if err := Retry[pod](path, 2); err != nil {
+		t.Fatal(err)
+	}
+	if loaded := load(t, records); loaded["a"].Name != "mended" || len(records.Quarantined()) != 0 {
+		t.Errorf("loaded %v", loaded)
+	}
+	put(t, path, `{"version": 1, "record": {"name": "another"}}`)
+	if err := Retry[pod](path, 2); err == nil {
+		t.Error("a record was replaced")
+	}
 }

@@ -144,7 +144,7 @@ func teardown(p pod) []string {
 // release are the points at which Stop and destroy take back what the kernel and
 // the network hold.
 func release(p pod) []string {
-	return until(from(stopping(p), "pod/end pause before"), "pod/remove userns after")
+	return until(from(stopping(p), "pod/end pause before"), "pod/unmount files after")
 }
 
 // releaseAgain is the same where all of it is gone.

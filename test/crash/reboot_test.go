@@ -45,6 +45,13 @@ func TestProperty18_Reboot(t *testing.T) {
 			n.reboot(t, were)
 			boot.end(t, n)
 			n.Start()
+			n.wantAddressesBack(t)
+			// The reboot is long ago to the daemons that come next.
+			for range 2 {
+				n.wantNotReady(t, were)
+				n.Kill()
+				n.Start()
+			}
 			n.wantRebooted(t, were)
 		})
 	}
@@ -79,7 +86,31 @@ func (n *node) reboot(t *testing.T, pods []*runtimeapi.PodSandboxStatus) {
 	check(t, os.Mkdir(n.Netns, 0o755))
 }
 
-func (n *node) wantRebooted(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
+// A daemon that is killed at any moment of its first start after a reboot is
+// followed by one that knows of it, too.
+func TestProperty18_KilledInTheFirstStart(t *testing.T) {
+	n := newNode(t)
+	var were []*runtimeapi.PodSandboxStatus
+	for _, name := range []string{"a", "b", "c"} {
+		were = append(were, n.status(t, n.RunPod(n.PodConfig(name))))
+	}
+	n.reboot(t, were)
+	check(t, os.RemoveAll(n.State))
+	check(t, os.Mkdir(n.State, 0o755))
+	n.arm(t, "rename facts kill")
+	if err := n.TryStart(); err == nil {
+		t.Fatal("the daemon was not killed where it writes facts")
+	}
+	n.disarm(t)
+	n.Start()
+	n.wantNotReady(t, were)
+	n.Kill()
+	n.Start()
+	n.wantRebooted(t, were)
+}
+
+// wantNotReady: all are listed as they were, and NotReady.
+func (n *node) wantNotReady(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
 	t.Helper()
 	if got := len(n.list(t)); got != len(were) {
 		t.Errorf("%d sandboxes are listed, want %d", got, len(were))
@@ -90,10 +121,20 @@ func (n *node) wantRebooted(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
 			t.Errorf("after the reboot: %v", now)
 		}
 	}
+}
+
+func (n *node) wantAddressesBack(t *testing.T) {
+	t.Helper()
 	eventually(t, "the addresses come back without anybody asking", func() bool {
 		left, _ := filepath.Glob(filepath.Join(n.Addresses, "10.*"))
 		return len(left) == 0
 	})
+}
+
+func (n *node) wantRebooted(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
+	t.Helper()
+	n.wantNotReady(t, were)
+	n.wantAddressesBack(t)
 	for _, was := range were {
 		n.RemovePod(was.Id)
 	}

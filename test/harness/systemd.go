@@ -1,7 +1,6 @@
 package harness
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/minicri/minicri/internal/node"
 )
 
 // CgroupDriver is that of all nodes: cgroupfs, or what the environment says. systemd needs a machine that it runs, and no process namespace between:
@@ -48,8 +49,11 @@ func (n *Node) checkUnits() error {
 	if CgroupDriver() != "systemd" {
 		return nil
 	}
-	hash := sha256.Sum256([]byte(n.Root))
-	units := fmt.Sprintf("minicri-*%x-*", hash[:4])
+	identity, err := node.Read(n.Root)
+	if err != nil {
+		return err
+	}
+	units := strings.Replace(identity.Mark(), "minicri-", "minicri-*", 1) + "*"
 	for deadline := time.Now().Add(settleTime); ; time.Sleep(50 * time.Millisecond) {
 		output, err := exec.Command("systemctl", "list-units", "--all", "--plain", "--no-legend", units).Output()
 		if err != nil || len(output) == 0 {

@@ -1,0 +1,178 @@
+// Package node keeps what makes a node this one and no other: an id, made at
+// random once, from which the beginning of every name in the kernel follows. Two
+// nodes on one machine may have the same --root path, each in a mount namespace
+// of its own, and must never take the other's things for their orphans. Beside the
+// id stand the directories that running pods depend on, and the cgroups below
+// which pods were made.
+//
+// It owns the file ROOT/node.json, which is durable. A Node may be used by many
+// goroutines; its lock is held while the file is written.
+package node
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/state"
+)
+
+// facts are the file.
+type facts struct {
+	ID       string `json:"id"`
+	State    string `json:"state"`
+	NetnsDir string `json:"netns_dir"`
+	// BootID is the boot that State and NetnsDir were last used in.
+	BootID string `json:"boot_id"`
+	// Parents are the topmost cgroups below which pods and containers were made.
+	Parents []string `json:"parents"`
+}
+
+// Node is the identity of a node.
+type Node struct {
+	path string
+
+	mu    sync.Mutex
+	facts facts
+}
+
+func file(root string) string { return filepath.Join(root, "node.json") }
+
+// Open reads the identity of the node, and makes one if it has none. It refuses
+// a state or netns directory that is not the one that pods of this boot have
+// their files and namespaces in.
+func Open(root, stateDir, netnsDir string) (*Node, error) {
+	boot, err := process.BootID()
+	if err != nil {
+		return nil, err
+	}
+	n, err := Read(root)
+	if err != nil {
+		return nil, err
+	}
+	if n.facts.BootID == boot && hasRecords(root) {
+		if err := errors.Join(changed("state", n.facts.State, stateDir), changed("netns_dir", n.facts.NetnsDir, netnsDir)); err != nil {
+			return nil, err
+		}
+	}
+	was := n.facts
+	n.facts.State, n.facts.NetnsDir, n.facts.BootID = stateDir, netnsDir, boot
+	if was.State != stateDir || was.NetnsDir != netnsDir || was.BootID != boot {
+		return n, n.write()
+	}
+	return n, nil
+}
+
+func changed(key, was, is string) error {
+	if filepath.Clean(was) == filepath.Clean(is) {
+		return nil
+	}
+	return fmt.Errorf("%s is %s, but pods of this node have theirs in %s: start with %[1]s = %[3]q, or remove all pods first", key, is, was)
+}
+
+// Read is Open for a look at a node whose daemon may be running: it changes
+// nothing.
+func Read(root string) (*Node, error) {
+	n := &Node{path: file(root)}
+	data, err := os.ReadFile(n.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		n.facts.ID = newID(root)
+		return n, nil
+	case err != nil:
+		return nil, fmt.Errorf("read the node's identity: %w", err)
+	}
+	if err := json.Unmarshal(data, &n.facts); err != nil || n.facts.ID == "" {
+		return nil, fmt.Errorf("decode the node's identity: %s: it has no id (%w): bring the file back, or remove it and all pods", n.path, err)
+	}
+	return n, nil
+}
+
+// newID makes an id at random. A node with pods of a version that had no id
+// keeps the digits that their names begin with: they followed from the path.
+func newID(root string) string {
+	if hasRecords(root) {
+		sum := sha256.Sum256([]byte(filepath.Clean(root)))
+		return hex.EncodeToString(sum[:4])
+	}
+	var id [4]byte
+	_, _ = rand.Read(id[:]) // never fails (crypto/rand)
+	return hex.EncodeToString(id[:])
+}
+
+// hasRecords reports whether there is a record of any pod, container or
+// attachment, one in quarantine too.
+func hasRecords(root string) bool {
+	for _, kind := range []string{"sandboxes", "containers", "attachments"} {
+		dir := filepath.Join(root, kind)
+		if ids, err := state.IDs(dir); err != nil || len(ids) > 0 || len(state.Quarantined(dir)) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// Mark is what the names of the cgroups of pods and of namespaces begin with.
+func (n *Node) Mark() string { return "minicri-" + n.facts.ID + "-" }
+
+// ContainerMark is the same for the cgroups of containers: neither mark begins
+// with the other.
+func (n *Node) ContainerMark() string { return "minicri-c-" + n.facts.ID + "-" }
+
+// PluginMark is the same for the cgroups of runs of CNI plugins.
+func (n *Node) PluginMark() string { return "minicri-cni-" + n.facts.ID + "-" }
+
+// Parents are the topmost cgroups below which pods and containers were made.
+func (n *Node) Parents() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.facts.Parents)
+}
+
+// Know notes the parent of a cgroup that is about to be made, given as its path
+// below a hierarchy; where things of the node are looked for follows from it.
+func (n *Node) Know(path string) error {
+	parent := topmost(path)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if slices.Contains(n.facts.Parents, parent) {
+		return nil
+	}
+	n.facts.Parents = append(n.facts.Parents, parent)
+	if err := n.write(); err != nil {
+		n.facts.Parents = n.facts.Parents[:len(n.facts.Parents)-1]
+		return err
+	}
+	return nil
+}
+
+// topmost is the first element of a path, "/" if the cgroup is itself one.
+func topmost(path string) string {
+	elements := strings.Split(strings.Trim(filepath.Clean("/"+path), "/"), "/")
+	if len(elements) < 2 {
+		return "/"
+	}
+	return "/" + elements[0]
+}
+
+// write is called with the lock held, or by Open.
+func (n *Node) write() error {
+	data, err := json.MarshalIndent(n.facts, "", " ")
+	if err != nil {
+		return fmt.Errorf("encode the node's identity: %w", err)
+	}
+	if err := state.WriteFile(n.path, append(data, '\n'), true); err != nil {
+		return fmt.Errorf("write the node's identity: %w", err)
+	}
+	return nil
+}
