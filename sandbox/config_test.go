@@ -75,6 +75,7 @@ func checker(t *testing.T) *Store {
 	}
 	return &Store{
 		options:   Options{Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{UserNamespaces: true}), Machine: machine.Machine{UserNamespaces: true}, Node: identity, Logger: slog.New(slog.DiscardHandler)},
+		bootID:    "now",
 		facts:     facts,
 		byID:      make(map[string]*Sandbox),
 		byName:    make(map[string]*Sandbox),

@@ -54,7 +54,7 @@ func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	calls := calls{logger: slog.New(slog.DiscardHandler)}
+	calls := calls{logger: slog.New(slog.DiscardHandler), work: &work{}}
 	server := grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
 	runtimeapi.RegisterImageServiceServer(server, NewImageServer(store, []string{"kata"}))
 	RegisterImageTransfer(server, store)
