@@ -1,11 +1,14 @@
 package state
 
 import (
+	"errors"
 	"os"
+	"strings"
 	"testing"
 )
 
-// FuzzRecords: a record that is damaged is set aside, and the others are read.
+// FuzzRecords: a record that is damaged is quarantined, and the others are
+// read; one of a later schema refuses all, by name.
 func FuzzRecords(f *testing.F) {
 	f.Add([]byte(`{"version":1,"record":{"Name":"x"}}`))
 	f.Add([]byte(`{"version":99,"record":{}}`))
@@ -24,6 +27,9 @@ func FuzzRecords(f *testing.F) {
 			t.Fatal(err)
 		}
 		all, bad, err := records.Load()
+		if errors.Is(err, ErrLaterSchema) && strings.Contains(err.Error(), records.Path("other")) {
+			return
+		}
 		if err != nil || all["good"].Name != "kept" || len(all)+len(bad) != 2 {
 			t.Errorf("%v, %v, %v", all, bad, err)
 		}
