@@ -180,9 +180,6 @@ func (s *shims) close() {
 	}
 }
 
-// known lists the pods whose shim has a directory.
-func (s *shims) known() ([]string, error) { return readDirNames(filepath.Dir(s.dir("x"))) }
-
 // exitOf reads what the shim wrote of a container's end, nil if nothing.
 func (s *shims) exitOf(sandboxID, id string) *api.ExitRecord {
 	data, err := os.ReadFile(filepath.Join(s.dir(sandboxID), api.ExitDir, id+".json"))
