@@ -1,33 +1,31 @@
 // Package network gives pods their network and takes it back.
 //
-// It owns four things:
+// It owns three things:
 //
-//   - Namespaces: the pinned namespace files of one directory (netns.go,
-//     userns.go) and loopback inside them (loopback.go);
 //   - the network configuration: read from a directory, watched, and held as
 //     immutable snapshots (config.go, watch.go, default.go), with the answer
 //     of the plugins to STATUS kept in a cache (status.go);
-//   - every run of a plugin, through go-cni, each with a time limit after
-//     which its whole process tree is ended (plugin.go);
+//   - every run of a plugin, through go-cni and package runner, each with a
+//     time limit after which everything in its cgroup is ended (plugin.go);
 //   - the journal of attachments (journal.go, attach.go, detach.go, gc.go).
 //
 // An attachment is what ADD made for one sandbox. Its life is longer than
 // that of the sandbox:
 //
-//	journalled --ADD--> attached --Detach--> releasing --DEL--> struck out
+//	journalled --ADD--> attached --Detach--> releasing --DEL--> removed
 //	     \____________________________________/   ^ |
 //	       (ADD failed or never ended)            |_| DEL failed: again, later
 //
 // It is in the journal, on disk, before ADD runs, with the configuration and
-// the arguments of that ADD, and it is struck out only after DEL succeeded. A
-// DEL that fails is repeated in the background, over restarts too. As long as
+// the arguments of that ADD, and it is removed only after every plugin of the
+// chain said that its DEL succeeded. A DEL that fails is repeated in the background, over restarts too. As long as
 // the attachment lives, so does the namespace: DEL wants it.
 //
 // # Locks
 //
 // Each attachment has a lock of its own, held while a plugin runs for it, so
 // that ADD, DEL and CHECK of one sandbox are never parallel (CNI SPEC,
-// "Lifecycle & Ordering"). Networks.mu guards the map of attachments only and
-// is never held while anything runs or is written. A new configuration is a
+// "Lifecycle & Ordering"). CNI.mu guards the map of attachments and the pod
+// CIDR, and is never held while anything runs or is written. A new configuration is a
 // new snapshot behind an atomic pointer; readers never wait.
 package network
