@@ -62,7 +62,7 @@ func TestBashCompletes(t *testing.T) {
 		{"minicri --sock", "--socket"},
 		{"minicri config ", "default check"},
 		{"minicri image im", "import"},
-		{"minicri check --f", "--fix"},
+		{"minicri check --f", "--fix --force"},
 		{"minicri check --fix --js", "--json"},
 		{"minicri image pull --cr", "--creds"},
 		{"minicri config check manual_t", "manual_test.go"},
