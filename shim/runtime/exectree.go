@@ -30,6 +30,7 @@ type tree struct {
 	slot                  int
 	controller, path, sub string
 	killed                atomic.Bool
+	closed                atomic.Bool
 }
 
 // Names of the cgroups of execs. They are used again and again: what watches
@@ -85,8 +86,12 @@ func (t *tree) kill() error {
 }
 
 // close removes the cgroup, unless it holds a background process of an exec
-// that has ended by itself.
+// that has ended by itself. Called again it does nothing: the name may be that
+// of another exec by then.
 func (t *tree) close() {
+	if t.closed.Swap(true) {
+		return
+	}
 	_ = os.Remove(t.note())
 	removeCgroup(t.path, t.killed.Load())
 	t.of.mu.Lock()

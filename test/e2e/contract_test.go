@@ -25,9 +25,10 @@ type counted struct {
 
 func newCounted(t testing.TB) *counted {
 	t.Helper()
+	n := harness.NewNode(t, harness.Parallel())
+	// Made only now: before the node is made, the test waits for its turn.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
-	n := harness.NewNode(t, harness.Parallel())
 	n.ImportBusybox()
 	config := n.PodConfig("counted")
 	config.Labels = map[string]string{"app": "counted"}

@@ -43,11 +43,11 @@ func TestTwoDaemonsSideBySide(t *testing.T) {
 func TestSecondDaemonOnTheSameDirectoriesIsRefused(t *testing.T) {
 	n := newNode(t)
 	id := n.RunPod(n.PodConfig("web"))
-	other := filepath.Join(n.Dir, "other")
+	other := filepath.Join(n.Dir, "o") // short: a state directory may have 24 characters
 	for name, flags := range map[string][]string{
-		n.Root:   {"--state", other + "-state", "--socket", other + ".sock"},
-		n.State:  {"--root", other + "-root", "--socket", other + ".sock"},
-		n.Socket: {"--root", other + "-root", "--state", other + "-state", "--netns-dir", other + "-netns"},
+		n.Root:   {"--state", other + "s", "--socket", other + ".sock"},
+		n.State:  {"--root", other + "r", "--socket", other + ".sock"},
+		n.Socket: {"--root", other + "r", "--state", other + "s", "--netns-dir", other + "-netns"},
 	} {
 		output, err := n.RunDaemon(flags...)
 		if err == nil || !strings.Contains(output, name) {
