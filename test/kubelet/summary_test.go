@@ -116,8 +116,8 @@ func (k *kubelet) checkPodSummary() {
 	k.between("sent for a big file", bigFile, k.stats("pair").Network.TxBytes-before.TxBytes, 2*bigFile)
 }
 
-// holdMemory is a line of Prometheus' form.
-var holdMemory = regexp.MustCompile(`(?m)^container_memory_working_set_bytes\{container="hold",.*pod="load-node".*\} (\S+)$`)
+// holdMemory is a line of Prometheus' form; the time of the value may follow it.
+var holdMemory = regexp.MustCompile(`(?m)^container_memory_working_set_bytes\{container="hold",.*pod="load-node".*\} (\S+)(?: \d+)?$`)
 
 // checkMetrics looks for the runtime's metrics in the kubelet's, which need the
 // same gate.
