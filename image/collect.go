@@ -13,6 +13,9 @@ import (
 // cannot wait.
 func (s *Store) Collect(ctx context.Context) error {
 	ctx = s.scope(ctx)
+	if err := s.engine.compareDisk(ctx); err != nil {
+		return fmt.Errorf("compare images with the disk: %w", err)
+	}
 	if err := s.engine.mark(ctx); err != nil {
 		return fmt.Errorf("collect images: %w", err)
 	}

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -15,6 +18,8 @@ import (
 	"github.com/containerd/containerd/v2/plugins/snapshots/overlay"
 	"github.com/containerd/containerd/v2/plugins/snapshots/overlay/overlayutils"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
 )
@@ -32,6 +37,8 @@ type engine struct {
 	db      *metadata.DB
 	content content.Store         // through db: leased and labelled
 	overlay snapshots.Snapshotter // below db: keys are internal names
+	// compared says that compareDisk has been there since the start.
+	compared atomic.Bool
 }
 
 func openEngine(ctx context.Context, dir string) (_ *engine, err error) {
@@ -47,6 +54,11 @@ func openEngine(ctx context.Context, dir string) (_ *engine, err error) {
 			err = errors.Join(err, file.Close())
 		}
 	}()
+	// Unfinished downloads belong to pulls of a predecessor, and the library does
+	// not see those that it was killed at the very beginning of.
+	if err := os.RemoveAll(filepath.Join(dir, "content", "ingest")); err != nil {
+		return nil, fmt.Errorf("remove unfinished downloads: %w", err)
+	}
 	blobs, err := local.NewStore(filepath.Join(dir, "content"))
 	if err != nil {
 		return nil, fmt.Errorf("open content: %w", err)
@@ -100,6 +112,32 @@ func boltOptions() *bolt.Options {
 // noCleaner hides that directories can be deleted: the database would do it
 // within each collection, also within that of Open, which serving waits for.
 type noCleaner struct{ snapshots.Snapshotter }
+
+// compareDisk makes the first mark after the start remove what is on the disk but
+// not in the database: a predecessor was killed between the two. The library
+// compares them only after a removal, so something is made and removed.
+func (e *engine) compareDisk(ctx context.Context) error {
+	if e.compared.Load() {
+		return nil
+	}
+	const probe = "minicri: removed at once"
+	desc := ocispec.Descriptor{Digest: digest.FromString(probe), Size: int64(len(probe))}
+	if err := content.WriteBlob(ctx, e.content, probe, strings.NewReader(probe), desc); err != nil {
+		return err
+	}
+	if err := e.content.Delete(ctx, desc.Digest); err != nil {
+		return err
+	}
+	layers := e.db.Snapshotter(snapshotterKey)
+	if _, err := layers.Prepare(ctx, probe, ""); err != nil && !errdefs.IsAlreadyExists(err) {
+		return err
+	}
+	if err := layers.Remove(ctx, probe); err != nil {
+		return err
+	}
+	e.compared.Store(true)
+	return nil
+}
 
 // mark removes what no record, lease or container holds, but for directories.
 func (e *engine) mark(ctx context.Context) error {

@@ -13,7 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/plugins/content/local"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 const (
@@ -82,6 +86,44 @@ func TestKilledPulls(t *testing.T) {
 	if l := collected(t, s); l != (leftovers{blobs: 2, snapshots: 4, records: 1}) { // three layers and the mounted one
 		t.Errorf("left: %+v", l)
 	}
+}
+
+// TestCollectRemovesWhatTheDatabaseDoesNotKnow leaves on the disk what a daemon
+// does that is killed between the disk and the database.
+func TestCollectRemovesWhatTheDatabaseDoesNotKnow(t *testing.T) {
+	root := t.TempDir()
+	s := openStoreAt(t, root)
+	ctx := s.scope(t.Context())
+	if _, err := s.engine.overlay.Prepare(ctx, "minicri/1/unknown", ""); err != nil {
+		t.Fatal(err)
+	}
+	dir := s.dir
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	blobs, err := local.NewStore(filepath.Join(dir, "content"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	desc := descriptorOf("unknown")
+	if err := content.WriteBlob(ctx, blobs, "whole", strings.NewReader("unknown"), desc); err != nil {
+		t.Fatal(err)
+	}
+	if w, err := blobs.Writer(ctx, content.WithRef("half")); err != nil {
+		t.Fatal(err)
+	} else if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "content", "ingest", "hardly-begun"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if l := collected(t, openStoreAt(t, root)); l != (leftovers{}) {
+		t.Errorf("left: %+v", l)
+	}
+}
+
+func descriptorOf(data string) ocispec.Descriptor {
+	return ocispec.Descriptor{Digest: digest.FromString(data), Size: int64(len(data))}
 }
 
 func manyFiles(n int) (all []entry) {
