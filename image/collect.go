@@ -13,16 +13,27 @@ import (
 // cannot wait.
 func (s *Store) Collect(ctx context.Context) error {
 	ctx = s.scope(ctx)
-	if err := s.engine.compareDisk(ctx); err != nil {
-		return fmt.Errorf("compare images with the disk: %w", err)
-	}
 	if err := s.engine.mark(ctx); err != nil {
 		return fmt.Errorf("collect images: %w", err)
 	}
 	if err := s.engine.sweep(ctx); err != nil {
 		return fmt.Errorf("delete layers: %w", err)
 	}
+	if !s.engine.compared.Load() {
+		return s.collectUnknown(ctx)
+	}
 	return nil
+}
+
+// collectUnknown removes what is on the disk but not in the database, once after
+// the start. It needs a little room on the disk: on a full one it waits for a
+// later collection, which must not fail for it.
+func (s *Store) collectUnknown(ctx context.Context) error {
+	if err := s.engine.compareDisk(ctx); err != nil {
+		s.log.Warn("images are not compared with the disk yet; the next collection tries again", "error", err)
+		return nil
+	}
+	return s.Collect(ctx)
 }
 
 // collector runs a collection when it was asked for and then left in peace for a

@@ -37,7 +37,7 @@ type engine struct {
 	db      *metadata.DB
 	content content.Store         // through db: leased and labelled
 	overlay snapshots.Snapshotter // below db: keys are internal names
-	// compared says that compareDisk has been there since the start.
+	// compared says that compareDisk has run since the start.
 	compared atomic.Bool
 }
 
@@ -113,13 +113,10 @@ func boltOptions() *bolt.Options {
 // within each collection, also within that of Open, which serving waits for.
 type noCleaner struct{ snapshots.Snapshotter }
 
-// compareDisk makes the first mark after the start remove what is on the disk but
+// compareDisk makes the next mark remove what is on the disk but
 // not in the database: a predecessor was killed between the two. The library
 // compares them only after a removal, so something is made and removed.
 func (e *engine) compareDisk(ctx context.Context) error {
-	if e.compared.Load() {
-		return nil
-	}
 	const probe = "minicri: removed at once"
 	desc := ocispec.Descriptor{Digest: digest.FromString(probe), Size: int64(len(probe))}
 	if err := content.WriteBlob(ctx, e.content, probe, strings.NewReader(probe), desc); err != nil {
