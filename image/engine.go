@@ -24,8 +24,7 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 )
 
-// snapshotterKey must be this very word: the unpacker converts whiteouts of
-// layers unpacked side by side only for a snapshotter of this name.
+// snapshotterKey names the snapshotter in the database and its directory.
 const snapshotterKey = "overlayfs"
 
 // lockTimeout is how long Open waits for a store that is just being closed.

@@ -154,7 +154,7 @@ func (f fetcher) copyFrom(ctx context.Context, w io.Writer, desc ocispec.Descrip
 		f.fetched.Add(int64(n))
 		f.report(p)
 	}}
-	if _, err := io.CopyBuffer(onlyWriter{w}, body, make([]byte, copyBuffer)); err != nil {
+	if _, err := io.CopyBuffer(w, body, make([]byte, copyBuffer)); err != nil {
 		return err
 	}
 	if body.at.Done < desc.Size {
@@ -162,9 +162,6 @@ func (f fetcher) copyFrom(ctx context.Context, w io.Writer, desc ocispec.Descrip
 	}
 	return nil
 }
-
-// onlyWriter hides that a file reads faster from another file.
-type onlyWriter struct{ io.Writer }
 
 // worthRetrying reports whether a link or a server may recover; another answer
 // will stay the same. A stalled server has had its time.
