@@ -45,6 +45,14 @@ func newContainer(record Record, config *runtimeapi.ContainerConfig) *Container 
 	return c
 }
 
+// group is that of the container's supervisor.
+func (c *Container) group() string {
+	if c.Supervisor == "" {
+		return c.SandboxID
+	}
+	return c.Supervisor
+}
+
 // acquire takes the container's lock, or gives up with the context.
 func (c *Container) acquire(ctx context.Context) (release func(), err error) {
 	if err := c.lock.Lock(ctx); err != nil {

@@ -106,7 +106,7 @@ func (s *Store) undo(c *creation) error {
 		return errors.Join(err, undoErr, writeErr)
 	}
 	if _, goneErr := s.options.Sandboxes.Find(c.SandboxID); errdefs.IsNotFound(goneErr) {
-		return errors.Join(err, s.shims.forget(ctx, c.SandboxID)) // nobody else will
+		return errors.Join(err, s.options.Supervisors.End(ctx, c.group())) // nobody else will
 	}
 	return err
 }

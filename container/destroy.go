@@ -81,7 +81,7 @@ func (s *Store) destroy(ctx context.Context, c *Container) error {
 // deleteProcesses has the shim delete the container; where there is no shim,
 // or it does not know the container, the cgroup is all there may be.
 func (s *Store) deleteProcesses(ctx context.Context, c *Container) error {
-	shim, err := s.shims.connect(ctx, c.SandboxID)
+	shim, err := s.options.Supervisors.Connect(ctx, c.group())
 	if err == nil {
 		err = s.killAndDelete(ctx, c, shim)
 	}
@@ -99,7 +99,7 @@ const deletePause = 2 * time.Millisecond
 // next container.
 func (s *Store) killAndDelete(ctx context.Context, c *Container, shim *client.Client) error {
 	for deadline := time.Now().Add(s.options.Limits.Kill); ; time.Sleep(deletePause) {
-		err := shim.Delete(ctx, c.ID)
+		err := shim.Delete(ctx, c.ID, true)
 		if !errdefs.IsFailedPrecondition(err) {
 			return err
 		}
@@ -141,8 +141,23 @@ func (s *Store) StopPod(ctx context.Context, sandboxID string) error {
 		if err := s.awaitMade(ctx, c); err != nil || !c.listed.Load() {
 			return err
 		}
-		return s.stop(ctx, c, 0)
+		if err := s.stop(ctx, c, 0); err != nil {
+			return err
+		}
+		s.leaveSupervisor(ctx, c)
+		return nil
 	})
+}
+
+// leaveSupervisor has the supervisor forget a container that has ended, whose
+// facts are ours: pods that have ended cost nothing. What fails is tried again
+// when the container is removed.
+func (s *Store) leaveSupervisor(ctx context.Context, c *Container) {
+	if supervisor, err := s.options.Supervisors.Connect(ctx, c.group()); err == nil && c.Facts().inShim() {
+		if err := supervisor.Delete(ctx, c.ID, false); err != nil && !errdefs.IsNotFound(err) {
+			s.options.Logger.Warn("the supervisor keeps a container that has ended", "container", c.ID, "err", err)
+		}
+	}
 }
 
 // awaitMade waits while the container is being made, or taken back.
@@ -158,12 +173,9 @@ func (s *Store) awaitMade(ctx context.Context, c *Container) error {
 	return nil
 }
 
-// RemovePod removes all containers of a sandbox, and its shim.
+// RemovePod removes all containers of a sandbox.
 func (s *Store) RemovePod(ctx context.Context, sandboxID string) error {
 	if err := s.each(sandboxID, func(c *Container) error { return s.removeOfPod(ctx, c) }); err != nil {
-		return err
-	}
-	if err := s.shims.forget(ctx, sandboxID); err != nil {
 		return err
 	}
 	s.mu.Lock()

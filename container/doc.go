@@ -43,7 +43,7 @@
 // The shim owns the processes: it is their parent, holds their streams, writes
 // their log and keeps their exit on disk. This package owns the record, the
 // facts, the snapshot and its mount, and the connection to each pod's shim
-// (shims.go), whose events it follows.
+// (shim/client), whose events it follows.
 //
 // # Locks
 //

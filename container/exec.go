@@ -72,7 +72,7 @@ func (s *Store) running(ctx context.Context, id string) (*Container, *client.Cli
 	if state := c.State(); state != runtimeapi.ContainerState_CONTAINER_RUNNING {
 		return nil, nil, fmt.Errorf("container %s is %v, it has to run: %w", c.ID, state, errdefs.ErrFailedPrecondition)
 	}
-	shim, err := s.shimOf(ctx, c.SandboxID)
+	shim, err := s.shimOf(ctx, c.group())
 	return c, shim, err
 }
 

@@ -9,68 +9,55 @@ import (
 	"github.com/minicri/minicri/shim/client"
 )
 
-// shimOf returns the connection to the pod's shim, and starts a shim if the pod
-// has none. Each connection is followed, from its beginning to its end.
-func (s *Store) shimOf(ctx context.Context, sandboxID string) (*client.Client, error) {
-	return s.shims.ensure(ctx, sandboxID, func(shim *client.Client) { s.follow(sandboxID, shim) })
+// shimOf returns the connection to a group's supervisor, and starts one if none
+// serves.
+func (s *Store) shimOf(ctx context.Context, group string) (*client.Client, error) {
+	return s.options.Supervisors.Ensure(ctx, group)
 }
 
-// follow keeps the facts of a pod's containers up with its shim's events, in a
-// goroutine that ends with the shim or with the daemon. The shim keeps the last
-// events only: where numbers are missing, the containers are listed.
-func (s *Store) follow(sandboxID string, shim *client.Client) {
-	s.work.Go(func() {
-		last := uint64(0)
-		err := shim.Events(s.base, 0, func(event *api.Event) error {
-			missed := event.GetSeq() != last+1
-			last = event.GetSeq()
-			s.note(event.GetContainer())
-			if !missed {
-				return nil
-			}
-			ctx, cancel := s.within(s.options.Limits.Kill)
-			defer cancel()
-			return s.reconcile(ctx, sandboxID, shim)
-		})
-		if s.base.Err() != nil {
-			return
-		}
-		s.shims.drop(sandboxID, shim)
-		s.shimLost(sandboxID, err)
-	})
+// Noted is of client.Follower: it keeps the facts of containers up with what
+// their supervisor tells.
+func (s *Store) Noted(event *api.Event) { s.note(event.GetContainer()) }
+
+// Missed is of client.Follower.
+func (s *Store) Missed(group string, supervisor *client.Client) {
+	ctx, cancel := s.within(s.options.Limits.Create)
+	defer cancel()
+	if err := s.reconcile(ctx, group, supervisor); err != nil {
+		s.options.Logger.Error("what a supervisor did not tell is not known", "supervisor", group, "err", err)
+	}
 }
 
-// shimLost looks after the containers of a shim that has gone. It is told to
-// end with its pod; otherwise another one takes over what still runs, and until
-// then nobody knows.
-func (s *Store) shimLost(sandboxID string, lost error) {
-	left := s.OfPod(sandboxID)
-	if len(left) == 0 {
+// Lost is of client.Follower. A pod's supervisor is told to end with its pod;
+// otherwise another one adopts what still runs, and until then nobody knows.
+func (s *Store) Lost(group string, lost error) {
+	left := s.ofGroup(group)
+	if len(left) == 0 && group != client.NodeGroup {
 		return
 	}
 	for _, c := range left {
-		s.change(c, func(f *Facts) { f.Unknown = f.inShim() })
+		s.change(c, func(f *Facts) { f.Unknown = f.inShim() && f.FinishedAt == 0 })
 	}
-	s.options.Logger.Warn("the shim of a pod is gone; another one takes over its containers", "sandbox", sandboxID, "err", lost)
+	s.options.Logger.Warn("a supervisor is gone; another one adopts its containers", "supervisor", group, "containers", len(left), "err", lost)
 	ctx, cancel := s.within(s.options.Limits.Create)
 	defer cancel()
-	if err := s.lookAgain(ctx, sandboxID); err != nil {
-		s.options.Logger.Error("the containers of a pod have no shim", "sandbox", sandboxID, "err", err)
+	if err := s.lookAgain(ctx, group); err != nil {
+		s.options.Logger.Error("containers have no supervisor", "supervisor", group, "err", err)
 	}
 }
 
-// lookPause is between two looks at a shim that does not serve.
+// lookPause is between two looks at a supervisor that does not serve.
 const lookPause = 20 * time.Millisecond
 
-// lookAgain finds out about the containers of a pod whose shim has just been
-// found, or lost; the one that takes over may be lost as well.
-func (s *Store) lookAgain(ctx context.Context, sandboxID string) error {
+// lookAgain finds out about the containers of a supervisor that has just been
+// found, or lost; the one that adopts them may be lost as well.
+func (s *Store) lookAgain(ctx context.Context, group string) error {
 	for {
-		shim, err := s.shimOf(ctx, sandboxID)
+		supervisor, err := s.shimOf(ctx, group)
 		if err == nil {
-			err = s.reconcile(ctx, sandboxID, shim)
+			err = s.reconcile(ctx, group, supervisor)
 		}
-		if err == nil || len(s.OfPod(sandboxID)) == 0 {
+		if err == nil || len(s.ofGroup(group)) == 0 && group != client.NodeGroup {
 			return nil
 		}
 		select {
@@ -81,12 +68,12 @@ func (s *Store) lookAgain(ctx context.Context, sandboxID string) error {
 	}
 }
 
-// reconcile takes over what the shim knows of the pod's containers. What it
-// does not know has left its exit on disk, or has never been made; what is
-// being made just now is its maker's.
-func (s *Store) reconcile(ctx context.Context, sandboxID string, shim *client.Client) error {
-	made := slices.DeleteFunc(s.OfPod(sandboxID), func(c *Container) bool { return !c.Facts().inShim() })
-	list, err := shim.List(ctx)
+// reconcile notes what the supervisor knows of its containers. What it does not
+// know has left its exit on disk, or has never been made; what is being made
+// just now is its maker's.
+func (s *Store) reconcile(ctx context.Context, group string, supervisor *client.Client) error {
+	made := slices.DeleteFunc(s.ofGroup(group), func(c *Container) bool { return !c.Facts().inShim() })
+	list, err := supervisor.List(ctx)
 	if err != nil {
 		return err
 	}
@@ -94,6 +81,7 @@ func (s *Store) reconcile(ctx context.Context, sandboxID string, shim *client.Cl
 	for _, told := range list {
 		known[told.GetId()] = true
 		s.note(told)
+		s.removeOrphan(ctx, group, supervisor, told.GetId())
 	}
 	for _, c := range made {
 		if !known[c.ID] {
@@ -101,6 +89,16 @@ func (s *Store) reconcile(ctx context.Context, sandboxID string, shim *client.Cl
 		}
 	}
 	return nil
+}
+
+// removeOrphan deletes what was removed while no supervisor served, and which
+// the one that serves now has adopted.
+func (s *Store) removeOrphan(ctx context.Context, group string, supervisor *client.Client, id string) {
+	if s.explains(id) || s.options.Sandboxes.Exists(id) || s.options.Sandboxes.LeftAlone(id) {
+		return
+	}
+	err := supervisor.Delete(ctx, id, true)
+	s.options.Logger.Warn("removed what had no record", "kind", "container", "name", id, "supervisor", group, "err", err)
 }
 
 // note takes over what a shim tells of a container.
@@ -151,7 +149,7 @@ func takeStartError(f *Facts, message string) {
 
 // noteGone ends a container that no shim has any more.
 func (s *Store) noteGone(c *Container) {
-	exit := s.shims.exitOf(c.SandboxID, c.ID)
+	exit := s.options.Supervisors.ExitOf(c.group(), c.ID)
 	s.change(c, func(f *Facts) {
 		if exit != nil {
 			takeExit(f, exit.Code, exit.CodeKnown, exit.OOMKilled, exit.FinishedAt)

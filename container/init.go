@@ -17,7 +17,7 @@ func (c *creation) ensureShim(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Dir(c.LogPath), 0o755); err != nil {
 		return err
 	}
-	_, err := c.owner.shimOf(ctx, c.SandboxID)
+	_, err := c.owner.shimOf(ctx, c.group())
 	return err
 }
 
@@ -25,7 +25,7 @@ func (c *creation) ensureShim(ctx context.Context) error {
 // here already; other runtimes say it at the start, and so does this one: the
 // container is made, and cannot be started.
 func (c *creation) create(ctx context.Context) error {
-	shim, err := c.owner.shimOf(ctx, c.SandboxID)
+	shim, err := c.owner.shimOf(ctx, c.group())
 	if err != nil {
 		return err
 	}

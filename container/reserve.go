@@ -62,6 +62,7 @@ func (c *creation) record(config *runtimeapi.ContainerConfig) (Record, error) {
 	return Record{
 		ID:          made,
 		SandboxID:   c.sandbox.ID,
+		Supervisor:  c.sandbox.Group(),
 		CgroupsPath: oci.CgroupsPath(parent, o.Node.ContainerMark(), made, o.SystemdCgroup),
 		ImageID:     c.image.ID,
 		ImageRef:    imageRef(c.image),

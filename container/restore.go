@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
+	"time"
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
@@ -20,9 +20,9 @@ import (
 func Open(ctx context.Context, options Options) (*Store, error) {
 	s := &Store{
 		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container), stopping: make(map[string]bool), leftAlone: make(map[string]bool),
-		shims: newShims(options.State, options.Shim, options.SystemdCgroup),
 	}
 	s.base, s.cancel = context.WithCancelCause(ctx)
+	options.Supervisors.Follow(s)
 	s.waits, s.cancelWaits = context.WithCancelCause(s.base)
 	if err := s.openFiles(); err != nil {
 		return nil, err
@@ -41,7 +41,7 @@ func (s *Store) openFiles() (err error) {
 	if s.bootID, err = process.BootID(); err != nil {
 		return err
 	}
-	if err := errors.Join(os.MkdirAll(s.dir(""), 0o711), os.MkdirAll(s.volumes(""), 0o711), os.MkdirAll(s.shims.dir(""), 0o711)); err != nil {
+	if err := errors.Join(os.MkdirAll(s.dir(""), 0o711), os.MkdirAll(s.volumes(""), 0o711)); err != nil {
 		return err
 	}
 	if s.records, err = state.Open[Record](filepath.Join(s.options.Root, "containers"), recordVersion, true); err != nil {
@@ -136,37 +136,51 @@ func (s *Store) restoreOne(record Record, facts Facts) error {
 	return nil
 }
 
-// findShims connects to the shims of all pods that have containers, side by
-// side, each within a limit of its own. Where none serves, another one is
-// started if anything may still run; after a reboot nothing does.
+// findShims connects to the supervisors of all containers, side by side, each
+// within a limit of its own, and does not wait for one that hangs. Where none
+// serves, another one is started if anything may still run; after a reboot
+// nothing does.
 func (s *Store) findShims() error {
-	pods := make(map[string]bool)
+	groups := make(map[string]bool)
 	for _, c := range s.all(func(c *Container) bool { return c.Facts().Unknown }) {
-		pods[c.SandboxID] = true
+		groups[c.group()] = true
 	}
 	var wait sync.WaitGroup
-	for sandboxID := range pods {
-		wait.Go(func() { s.findShim(sandboxID) })
+	for group := range groups {
+		wait.Go(func() { s.findShim(group) })
 	}
-	wait.Wait()
+	found := make(chan struct{})
+	s.work.Go(func() {
+		wait.Wait()
+		close(found)
+	})
+	select {
+	case <-found:
+	case <-time.After(s.options.Limits.Kill / findShare):
+	}
 	return nil
 }
 
-func (s *Store) findShim(sandboxID string) {
-	ctx, cancel := s.within(s.options.Limits.Kill)
+// findShare is the part of the kill limit that the start of the daemon waits for
+// supervisors: one that hangs holds up its own containers, whose state is
+// unknown until its successor has adopted them.
+const findShare = 5
+
+func (s *Store) findShim(group string) {
+	ctx, cancel := s.within(s.options.Limits.Create)
 	defer cancel()
-	if s.ranBefore(sandboxID) {
-		for _, c := range s.OfPod(sandboxID) {
-			s.noteGone(c)
+	lives := false
+	for _, c := range s.ofGroup(group) {
+		if c.Facts().BootID == s.bootID {
+			lives = true
+		} else if c.Facts().inShim() {
+			s.noteGone(c) // it ran before the last boot
 		}
+	}
+	if !lives {
 		return
 	}
-	if err := s.lookAgain(ctx, sandboxID); err != nil {
-		s.options.Logger.Error("the containers of a pod have no shim", "sandbox", sandboxID, "err", err)
+	if err := s.lookAgain(ctx, group); err != nil {
+		s.options.Logger.Error("containers have no supervisor", "supervisor", group, "err", err)
 	}
-}
-
-// ranBefore tells whether the pod's containers ran before the last boot.
-func (s *Store) ranBefore(sandboxID string) bool {
-	return !slices.ContainsFunc(s.OfPod(sandboxID), func(c *Container) bool { return c.Facts().BootID == s.bootID })
 }

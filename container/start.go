@@ -39,7 +39,7 @@ func (s *Store) start(ctx context.Context, c *Container) error {
 	if reason := c.Facts().StartError; reason != "" {
 		return s.noteStartError(ctx, c, fmt.Errorf("%s: %w", reason, errdefs.ErrFailedPrecondition))
 	}
-	shim, err := s.shimOf(ctx, c.SandboxID)
+	shim, err := s.shimOf(ctx, c.group())
 	if err != nil {
 		return err
 	}

@@ -2,12 +2,15 @@ package container
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/shim/client"
 )
 
 // Stop sends the container's stop signal, waits for the grace, and kills all of
@@ -58,11 +61,7 @@ func (s *Store) awaitTold(ctx context.Context, c *Container) error {
 
 // stopGently asks the container to end, and tells whether it did.
 func (s *Store) stopGently(ctx context.Context, c *Container, grace time.Duration) (done bool, err error) {
-	shim, err := s.shimOf(ctx, c.SandboxID)
-	if err != nil {
-		return false, err
-	}
-	if err := shim.Kill(ctx, c.ID, c.StopSignal, false); err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
+	if err := s.send(ctx, c, c.StopSignal, false); err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
 		return false, err
 	}
 	select {
@@ -75,14 +74,33 @@ func (s *Store) stopGently(ctx context.Context, c *Container, grace time.Duratio
 	}
 }
 
+// sendTries is how many supervisors may die over one signal.
+const sendTries = 3
+
+// send has the supervisor signal the container. One that dies meanwhile, also
+// because it hung, is replaced, and the successor is asked.
+func (s *Store) send(ctx context.Context, c *Container, signal uint32, all bool) (err error) {
+	for range sendTries {
+		shim, startErr := s.shimOf(ctx, c.group())
+		if startErr != nil {
+			return startErr
+		}
+		if err = shim.Kill(ctx, c.ID, signal, all); !errors.Is(err, client.ErrLost) {
+			return err
+		}
+		select {
+		case <-time.After(lookPause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return err
+}
+
 // kill ends every process of the container and waits until the shim has told
 // of the end.
 func (s *Store) kill(ctx context.Context, c *Container) error {
-	shim, err := s.shimOf(ctx, c.SandboxID)
-	if err != nil {
-		return err
-	}
-	err = shim.Kill(ctx, c.ID, uint32(unix.SIGKILL), true)
+	err := s.send(ctx, c, uint32(unix.SIGKILL), true)
 	if errdefs.IsNotFound(err) {
 		s.noteGone(c)
 		return nil

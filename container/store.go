@@ -23,6 +23,7 @@ import (
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
+	"github.com/minicri/minicri/shim/client"
 )
 
 // Options say what containers are made with.
@@ -34,8 +35,8 @@ type Options struct {
 	// Node is whose containers they are: the name of every cgroup made here begins
 	// with its mark.
 	Node *node.Node
-	// Shim is the program that runs containers.
-	Shim          string
+	// Supervisors are what runs containers.
+	Supervisors   *client.Set
 	SystemdCgroup bool
 	CgroupParent  string
 	// PidsLimit is the most processes of a container, 0 for no limit.
@@ -87,7 +88,6 @@ type Store struct {
 	options Options
 	records *state.Records[Record]
 	facts   *state.Records[Facts]
-	shims   *shims
 	bootID  string
 	// leftAlone are the ids of records in quarantine and of those that could not
 	// be read, unread the files of the latter. Both are set by Open.
@@ -140,6 +140,11 @@ func (s *Store) OfPod(sandboxID string) []*Container {
 	return s.all(func(c *Container) bool { return c.SandboxID == sandboxID })
 }
 
+// ofGroup returns those of one supervisor, listed or not.
+func (s *Store) ofGroup(group string) []*Container {
+	return s.all(func(c *Container) bool { return c.group() == group })
+}
+
 func (s *Store) all(match func(*Container) bool) []*Container {
 	s.mu.RLock()
 	list := make([]*Container, 0, len(s.byID))
@@ -174,7 +179,6 @@ func (s *Store) forget(c *Container) {
 func (s *Store) Close() {
 	s.cancel(errShutdown)
 	s.work.Wait()
-	s.shims.close()
 }
 
 // CancelWaits ends the calls whose wait the caller can repeat with the next

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/shim/client"
 )
 
 // sweep takes back what was half made, and what has no record any more.
@@ -26,6 +28,19 @@ func (s *Store) sweep() {
 		s.takeBack(ctx, c)
 	}
 	s.sweepOrphans(ctx)
+	s.sweepSupervisor(ctx)
+}
+
+// sweepSupervisor has the node's supervisor, if there was one, forget what is
+// gone.
+func (s *Store) sweepSupervisor(ctx context.Context) {
+	groups, err := s.options.Supervisors.Groups()
+	if err == nil && slices.Contains(groups, client.NodeGroup) {
+		err = s.lookAgain(ctx, client.NodeGroup)
+	}
+	if err != nil {
+		s.options.Logger.Warn("the node's supervisor may hold what is gone", "err", err)
+	}
 }
 
 // sweepOrphans removes what carries our mark and has no record.
@@ -40,7 +55,7 @@ func (s *Store) sweepOrphans(ctx context.Context) {
 		case kindCgroup:
 			err = remains.Remove(o)
 		case kindShim:
-			err = s.shims.forget(ctx, o.ID)
+			err = s.options.Supervisors.End(ctx, o.ID)
 		default:
 			mounted, listErr := readDirNames(s.imagesDir(o.ID))
 			err = errors.Join(listErr, s.removeRootfs(ctx, o.ID, mounted))

@@ -54,7 +54,7 @@ func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.Linu
 	if !c.Facts().inShim() {
 		return fmt.Errorf("it cannot be started: %s: %w", c.Facts().StartError, errdefs.ErrFailedPrecondition)
 	}
-	shim, err := s.shimOf(ctx, c.SandboxID)
+	shim, err := s.shimOf(ctx, c.group())
 	if err != nil {
 		return err
 	}

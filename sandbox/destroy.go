@@ -81,7 +81,7 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 		return err
 	}
 	defer release()
-	if !s.exists(sb.ID) { // another Remove was faster
+	if !s.Exists(sb.ID) { // another Remove was faster
 		return nil
 	}
 	work, cancel := s.bound(ctx, s.options.Limits.Destroy)
@@ -145,8 +145,8 @@ func (s *Store) destroy(ctx context.Context, sb *Sandbox, policy onFailedDetach)
 // and its cgroups with it, DEL runs.
 func (s *Store) release(steps *step.Sequence, sb *Sandbox, policy onFailedDetach) error {
 	s.noteEnd(sb)
-	ended := steps.Async(stepEndPause, func(context.Context) error {
-		return errors.Join(s.killPause(sb), s.removeProcesses(sb.ID, sb.CgroupsPath))
+	ended := steps.Async(stepEndPause, func(ctx context.Context) error {
+		return errors.Join(s.killPause(sb), s.removeProcesses(sb), s.options.Supervisors.End(ctx, sb.Group()))
 	})
 	detached := steps.Do(stepDel, func(ctx context.Context) error { return s.detach(ctx, sb, policy) })
 	err := errors.Join(ended.Wait(), detached)
@@ -189,10 +189,11 @@ func (s *Store) killPause(sb *Sandbox) error {
 
 // removeProcesses ends whatever is left of a pause process, prepared or
 // running: all that runs in its cgroup, the cgroup, and the runtime's state.
-func (s *Store) removeProcesses(id, cgroupsPath string) error {
+func (s *Store) removeProcesses(sb *Sandbox) error {
 	return errors.Join(
-		s.options.Hierarchies.Remove(cgroup.Path(cgroupsPath), s.options.Limits.Kill),
-		state.RemoveAll(filepath.Join(s.runtimeRoot(), id)),
+		s.deletePause(sb),
+		s.options.Hierarchies.Remove(cgroup.Path(sb.CgroupsPath), s.options.Limits.Kill),
+		state.RemoveAll(filepath.Join(s.runtimeRoot(), sb.ID)), // of before supervisors had pauses
 	)
 }
 

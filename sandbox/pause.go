@@ -1,27 +1,24 @@
 package sandbox
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/oci/pause"
-	"github.com/minicri/minicri/shim/client"
+	"github.com/minicri/minicri/shim/api"
 )
 
 // pauseRoot holds the rootfs that all pause processes share, read-only. It is
@@ -98,147 +95,96 @@ func (s *Store) cgroupsPath(id string, config *runtimeapi.PodSandboxConfig) stri
 	return oci.CgroupsPath(parent, s.options.Node.Mark(), id, s.options.SystemdCgroup)
 }
 
-// pauseStarter is the short-lived shim that has prepared a pause process and
-// waits for the word to release it. When its stdin closes without the word,
-// because we gave up or were killed, it takes the process back.
-//
-//	daemon                      shim
-//	  |---- start, config.json --->|
-//	  |                            | container made, init at the barrier
-//	  |<--- {"pid", "start_time"} -|
-//	  |---- "start\n" ------------>|
-//	  |                            | init becomes pause
-//	  |<--- {"started": true} -----| exits
+// pauseStarter is a pause process that its supervisor has prepared: init waits
+// at the exec barrier until release, or is ended by abort.
 type pauseStarter struct {
-	facts   process.Facts
-	command *exec.Cmd
-	word    io.WriteCloser
-	answers *json.Decoder
-	stderr  *bytes.Buffer
-	stop    context.CancelFunc
-	limit   time.Duration
+	owner    *Store
+	sandbox  *Sandbox
+	facts    process.Facts
+	released bool
 }
 
-// answer is one line of the shim.
-type answer struct {
-	process.Facts
-	Started bool   `json:"started"`
-	Error   string `json:"error"`
-}
-
-// preparePause starts the shim and waits until pause is prepared.
-func (s *Store) preparePause(ctx context.Context, id string, spec *specs.Spec) (*pauseStarter, error) {
+// preparePause has the supervisor prepare pause.
+func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec) (*pauseStarter, error) {
 	config, err := json.Marshal(spec)
 	if err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(s.Dir(id), "config.json"), config, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(s.Dir(sb.ID), "config.json"), config, 0o600); err != nil {
 		return nil, err
 	}
-	p := &pauseStarter{limit: s.options.Limits.Kill, stderr: &bytes.Buffer{}}
-	ctx, p.stop = context.WithCancel(ctx)
-	p.command = exec.CommandContext(ctx, s.options.Shim, s.pauseArgs(id)...)
-	p.command.Args[0] = client.Name
-	// One processor: the Go runtimes of shim and init start faster with it.
-	p.command.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=1"}
-	p.command.Stderr = p.stderr
-	p.command.WaitDelay = s.options.Limits.Kill
-	// Closing its stdin is how the shim is told to clean up.
-	p.command.Cancel = func() error { return p.word.Close() }
-	if err := p.start(); err != nil {
-		p.stop()
+	supervisor, err := s.options.Supervisors.Ensure(ctx, sb.Group())
+	if err != nil {
 		return nil, err
 	}
-	first, err := p.next()
+	made, err := supervisor.Create(ctx, &api.CreateRequest{Id: sb.ID, Bundle: s.Dir(sb.ID), Bare: true})
 	if err != nil {
-		return nil, errors.Join(err, p.abort())
+		return nil, errors.Join(err, s.deletePause(sb))
 	}
-	p.facts = first.Facts
-	return p, nil
+	return &pauseStarter{owner: s, sandbox: sb, facts: process.Facts{PID: int(made.GetPid()), StartTime: made.GetStartTime()}}, nil
 }
 
-func (s *Store) pauseArgs(id string) []string {
-	args := []string{"pause", "--root", s.runtimeRoot(), "--id", id, "--bundle", s.Dir(id)}
-	if s.options.SystemdCgroup {
-		args = append(args, "--systemd-cgroup")
-	}
-	return args
-}
-
-func (p *pauseStarter) start() error {
-	var err error
-	if p.word, err = p.command.StdinPipe(); err != nil {
-		return err
-	}
-	output, err := p.command.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	p.answers = json.NewDecoder(bufio.NewReader(output))
-	if err := p.command.Start(); err != nil {
-		return fmt.Errorf("start the shim: %w", err)
-	}
-	return nil
-}
-
-func (p *pauseStarter) next() (answer, error) {
-	var a answer
-	if err := p.answers.Decode(&a); err != nil {
-		return a, fmt.Errorf("the shim ended without an answer: %w%s", err, p.said())
-	}
-	if a.Error != "" {
-		return a, fmt.Errorf("the shim: %s%s", a.Error, p.said())
-	}
-	return a, nil
-}
-
-// said is the end of what the shim wrote to stderr. It may still be writing,
-// so it is asked only after its stdout has ended or an error came.
-func (p *pauseStarter) said() string {
-	p.stop()
-	_ = p.command.Wait()
-	text := strings.TrimSpace(p.stderr.String())
-	if text == "" {
-		return ""
-	}
-	const most = 1024
-	return " (" + text[max(0, len(text)-most):] + ")"
-}
-
-// release lets pause run, and returns it once it does. The shim still has to
-// be waited for, with abort.
-func (p *pauseStarter) release() (*process.Process, error) {
+// release lets pause run, and returns it once it does. It asks for the
+// supervisor again: the one that has prepared pause may have been replaced by
+// one that has adopted it.
+func (p *pauseStarter) release(ctx context.Context) (*process.Process, error) {
 	// Opened before it is released: from here on it cannot end unseen.
 	running, err := process.Open(p.facts)
 	if err != nil {
 		return nil, fmt.Errorf("the prepared pause process has ended: %w", err)
 	}
-	if _, err := io.WriteString(p.word, "start\n"); err != nil {
-		return nil, errors.Join(fmt.Errorf("give the shim the word: %w", err), running.Close())
-	}
-	last, err := p.next()
-	if err == nil && !last.Started {
-		err = errors.New("the shim did not start pause")
-	}
-	if err != nil {
+	if err := p.start(ctx); err != nil {
 		return nil, errors.Join(err, running.Close())
 	}
+	p.released = true
 	return running, nil
 }
 
-// abort waits for the end of the shim and, unless it has released pause, makes
-// it take back what it prepared. On a starter that never was, or has ended,
+// startTries is how many supervisors may die over one start.
+const startTries = 3
+
+func (p *pauseStarter) start(ctx context.Context) error {
+	var lost error
+	for range startTries {
+		supervisor, err := p.owner.options.Supervisors.Ensure(ctx, p.sandbox.Group())
+		if err == nil {
+			err = supervisor.Start(ctx, p.sandbox.ID)
+		}
+		if lost != nil && errdefs.IsFailedPrecondition(err) {
+			return nil // the one that was lost has started it: it runs
+		}
+		if !errdefs.IsUnavailable(err) {
+			return err
+		}
+		lost = err
+		time.Sleep(lostPause)
+	}
+	return lost
+}
+
+// lostPause is what it takes to notice that a connection is gone.
+const lostPause = 20 * time.Millisecond
+
+// abort ends what was prepared and not released. On a starter that never was
 // there is nothing to do.
 func (p *pauseStarter) abort() error {
-	if p == nil || p.command.ProcessState != nil {
+	if p == nil || p.released {
 		return nil
 	}
-	p.stop()
-	var exit *exec.ExitError
-	err := p.command.Wait()
-	// ECHILD: it ended long ago and was reaped as nobody's.
-	if err != nil && !errors.As(err, &exit) && !errors.Is(err, context.Canceled) && !errors.Is(err, unix.ECHILD) {
-		return fmt.Errorf("end the shim: %w", err)
+	return p.owner.deletePause(p.sandbox)
+}
+
+// deletePause has the supervisor end pause, and forget it. Where none serves,
+// the cgroup is all there is; one that comes later is told what is gone.
+func (s *Store) deletePause(sb *Sandbox) error {
+	ctx, cancel := context.WithTimeout(context.Background(), s.options.Limits.Kill)
+	defer cancel()
+	supervisor, err := s.options.Supervisors.Connect(ctx, sb.Group())
+	if err == nil {
+		err = supervisor.Delete(ctx, sb.ID, true)
 	}
-	return nil
+	if errdefs.IsNotFound(err) || errdefs.IsUnavailable(err) {
+		return nil
+	}
+	return err
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,9 +17,10 @@ import (
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/machine"
-	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/client"
 )
 
 func TestNeedsInterfaces(t *testing.T) {
@@ -54,15 +57,17 @@ func preparing(t *testing.T) (*Store, *creation) {
 	s.options.Limits.Kill = 10 * time.Second
 	s.options.CgroupParent = fmt.Sprintf("/minicri-unit-%d", os.Getpid())
 	var err, machineErr, shimErr error
+	var binary string
 	s.options.Hierarchies, err = cgroup.FindHierarchies()
 	s.options.Machine, machineErr = machine.Read(t.TempDir())
-	s.options.Shim, shimErr = filepath.Abs("../bin/minicri-shim")
+	binary, shimErr = filepath.Abs("../bin/minicri-shim")
 	if err := errors.Join(err, machineErr, shimErr, s.installPause()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(s.options.Shim); err != nil {
+	if _, err := os.Stat(binary); err != nil {
 		t.Fatalf("run 'make build': %v", err)
 	}
+	s.supervise(t, binary)
 	config := named("web", 0)
 	config.Linux = &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 		NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
@@ -75,12 +80,26 @@ func preparing(t *testing.T) (*Store, *creation) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		err := errors.Join(s.removeProcesses(sb.ID, sb.CgroupsPath), s.options.Hierarchies.Remove(s.options.CgroupParent, time.Second))
+		err := errors.Join(s.removeProcesses(sb), s.options.Supervisors.End(context.Background(), sb.Group()), s.options.Hierarchies.Remove(s.options.CgroupParent, time.Second))
 		if err != nil {
 			t.Error(err)
 		}
 	})
 	return s, &creation{Sandbox: sb, owner: s}
+}
+
+// supervise gives the store supervisors of this program, one for each pod.
+func (s *Store) supervise(t *testing.T, binary string) {
+	t.Helper()
+	set, err := client.NewSet(client.SetOptions{
+		Dir: filepath.Join(s.options.State, "shims"), Start: client.StartOptions{Binary: binary}, Answer: 10 * time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(set.Close)
+	s.options.Supervisors = set
+	s.options.Group = func(_, _ string) string { return "pod" } // short: sockets are below
 }
 
 // openDirectory is one that processes of other users can go through.
@@ -109,7 +128,7 @@ func TestPauseIsReleased(t *testing.T) {
 	if err := c.preparePause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	running, err := c.starter.release()
+	running, err := c.starter.release(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,34 +159,60 @@ func TestPauseIsAborted(t *testing.T) {
 	c.wantNoPause(t)
 }
 
-// A shim that was killed while pause waited for ADD is reaped as an orphan,
-// because nobody waits for it yet. That is no failure to take it back.
-func TestPauseIsAbortedAfterTheShimWasReaped(t *testing.T) {
-	_, c := preparing(t)
+// A supervisor that is killed while pause waits for ADD is replaced by one that
+// adopts pause: the pod starts all the same.
+func TestPauseIsReleasedByASuccessor(t *testing.T) {
+	s, c := preparing(t)
 	if err := c.preparePause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		process.ReapOrphans(ctx)
-	}()
-	defer func() {
-		cancel()
-		<-ended
-	}()
-	shim := c.starter.command.Process.Pid
-	deadline := time.Now().Add(20 * time.Second)
-	for unix.Kill(shim, unix.SIGKILL) == nil {
-		if time.Now().After(deadline) {
-			t.Fatal("the shim was not reaped")
-		}
-		time.Sleep(50 * time.Millisecond)
+	killSupervisor(t, s.options.Supervisors.Dir(c.Group()))
+	running, err := c.starter.release(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := c.starter.abort(); err != nil {
+	defer running.Close()
+	program, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", running.PID))
+	if err != nil || string(program) != oci.PauseProgram+"\x00" {
+		t.Errorf("process %d is %q, %v", running.PID, program, err)
+	}
+}
+
+// What was prepared goes also when its supervisor was killed.
+func TestPauseIsAbortedAfterTheSupervisorWasKilled(t *testing.T) {
+	s, c := preparing(t)
+	if err := c.preparePause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	killSupervisor(t, s.options.Supervisors.Dir(c.Group()))
+	if err := errors.Join(c.starter.abort(), s.removeProcesses(c.Sandbox)); err != nil {
 		t.Errorf("abort: %v", err)
 	}
+	c.wantNoPause(t)
+}
+
+// killSupervisor kills who serves a directory, by its socket (SO_PEERCRED).
+func killSupervisor(t *testing.T, dir string) {
+	t.Helper()
+	conn, err := net.Dial("unix", filepath.Join(dir, api.ControlSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var peer *unix.Ucred
+	var peerErr error
+	err = raw.Control(func(fd uintptr) { peer, peerErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err := errors.Join(err, peerErr); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(int(peer.Pid), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, conn) // its end
 }
 
 // What the shim says of its failure reaches the caller.
@@ -178,14 +223,14 @@ func TestShimThatFails(t *testing.T) {
 	}
 	err := c.preparePause(t.Context())
 	if err == nil {
-		_, err = c.starter.release()
+		_, err = c.starter.release(t.Context())
 	}
 	if err == nil || !strings.Contains(err.Error(), "/pause") {
 		t.Errorf("without a pause program: %v", err)
 	}
-	s.options.Shim = "/nowhere/minicri-shim"
-	c.owner = s
-	if err := c.preparePause(t.Context()); err == nil || !strings.Contains(err.Error(), "start the shim") {
+	s.supervise(t, "/nowhere/minicri-shim")
+	c.Supervisor = "another"
+	if err := c.preparePause(t.Context()); err == nil || !strings.Contains(err.Error(), "/nowhere/minicri-shim") {
 		t.Errorf("without a shim: %v", err)
 	}
 	if err := c.starter.abort(); err != nil {

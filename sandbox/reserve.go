@@ -20,6 +20,7 @@ func (s *Store) reserve(config *runtimeapi.PodSandboxConfig, handler string, tim
 	if err != nil {
 		return nil, false, err
 	}
+	record.Supervisor = s.options.Group(handler, record.ID)
 	record.CgroupsPath = s.cgroupsPath(record.ID, config)
 	sb = newSandbox(record, config)
 	sb.timeline = timeline

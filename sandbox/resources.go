@@ -33,7 +33,7 @@ func (s *Store) UpdateResources(ctx context.Context, id string, overhead, resour
 		return err
 	}
 	defer release()
-	if !s.exists(sb.ID) {
+	if !s.Exists(sb.ID) {
 		return nil
 	}
 	next, err := encodeResources(overhead, resources)

@@ -78,7 +78,6 @@ func (s *Store) create(ctx context.Context, sb *Sandbox) {
 		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
 		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
 		s.watch(sb)
-		s.letGo(c)
 		return
 	}
 	sb.runErr = s.undo(ctx, c)
@@ -225,14 +224,14 @@ func (c *creation) preparePause(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.starter, err = c.owner.preparePause(ctx, c.ID, spec)
+	c.starter, err = c.owner.preparePause(ctx, c.Sandbox, spec)
 	return err
 }
 
 // startPause releases pause and makes the sandbox Ready: the facts are written
 // first, so that a Ready sandbox is Ready for a daemon that comes after, too.
-func (c *creation) startPause(context.Context) error {
-	pause, err := c.starter.release()
+func (c *creation) startPause(ctx context.Context) error {
+	pause, err := c.starter.release(ctx)
 	if err != nil {
 		return err
 	}
@@ -243,14 +242,4 @@ func (c *creation) startPause(context.Context) error {
 		f.ReadyAt = time.Now()
 	})
 	return c.owner.writeFacts(c.Sandbox)
-}
-
-// letGo waits for the end of the shim: pause runs, and that the shim is on its
-// way out need not hold up anybody.
-func (s *Store) letGo(c *creation) {
-	s.work.Go(func() {
-		if err := c.starter.abort(); err != nil {
-			s.options.Logger.Warn("the shim that started pause", "sandbox", c.ID, "err", err)
-		}
-	})
 }

@@ -52,6 +52,14 @@ func (sb *Sandbox) acquire(ctx context.Context) (release func(), err error) {
 	return sb.lock.Unlock, nil
 }
 
+// Group is that of the sandbox's supervisor.
+func (sb *Sandbox) Group() string {
+	if sb.Supervisor == "" {
+		return sb.ID
+	}
+	return sb.Supervisor
+}
+
 func (sb *Sandbox) hostNetwork() bool { return oci.HostNetwork(sb.config) }
 
 // Config is what the sandbox was made from. It must not be changed.

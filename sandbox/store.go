@@ -24,6 +24,7 @@ import (
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/shim/client"
 )
 
 // Options say what sandboxes are made with.
@@ -35,8 +36,10 @@ type Options struct {
 	// Node is whose sandboxes they are: the name of every cgroup and namespace
 	// file made here begins with its mark.
 	Node *node.Node
-	// Shim is the program that starts pause.
-	Shim string
+	// Supervisors start pause; Group says which one is a sandbox's, by its
+	// runtime handler and its id.
+	Supervisors *client.Set
+	Group       func(handler, id string) string
 	// Handlers are the runtime handlers.
 	Handlers *handler.Set
 	// SystemdCgroup chooses the cgroup driver; CgroupParent is for pods that
@@ -160,10 +163,10 @@ func (s *Store) Quarantined() []string {
 func (s *Store) LeftAlone(id string) bool { return s.leftAlone[id] }
 
 // explains reports whether what carries the id is to be there.
-func (s *Store) explains(id string) bool { return s.LeftAlone(id) || s.exists(id) }
+func (s *Store) explains(id string) bool { return s.LeftAlone(id) || s.Exists(id) }
 
-// exists tells whether the id has a sandbox, listed or not.
-func (s *Store) exists(id string) bool {
+// Exists reports whether the id has a sandbox, listed or not.
+func (s *Store) Exists(id string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.byID[id] != nil

@@ -4,9 +4,8 @@
 //go:debug updatemaxprocs=0
 
 // Command minicri-shim starts every process of a pod. It is one binary in
-// three roles: libcontainer's init (re-executed inside the new namespaces),
-// the one-shot start of a pod's pause process, and the resident supervisor of
-// a pod's containers.
+// two roles: libcontainer's init (re-executed inside the new namespaces), and
+// the resident supervisor that pauses and containers have as their parent.
 package main
 
 import (
@@ -30,8 +29,7 @@ const name = "minicri-shim"
 
 const usage = `usage: minicri-shim COMMAND [flags]
   init     libcontainer's init, never called by hand
-  pause    prepare a pod's pause process, start it at the word on stdin
-  serve    supervise a pod's containers until told to end
+  serve    supervise the processes of pods until told to end
   hook     run a hook of a container, never called by hand
   version  print the version`
 
@@ -50,8 +48,6 @@ func main() {
 	// Executed from memory, its name would be the number of a descriptor.
 	_ = os.WriteFile("/proc/self/comm", []byte(name), 0)
 	switch command, args := os.Args[1], os.Args[2:]; command {
-	case "pause":
-		os.Exit(pause(args))
 	case "serve":
 		os.Exit(serve(args))
 	case runtime.HookCommand:
@@ -63,25 +59,11 @@ func main() {
 	}
 }
 
-func pause(args []string) int {
-	var p runtime.Pause
-	flags := flag.NewFlagSet("minicri-shim pause", flag.ExitOnError)
-	flags.StringVar(&p.Root, "root", "", "directory of container states, made if absent")
-	flags.StringVar(&p.ID, "id", "", "id of the container, unique below root")
-	flags.StringVar(&p.Bundle, "bundle", "", "directory with config.json, an OCI runtime specification")
-	flags.BoolVar(&p.SystemdCgroup, "systemd-cgroup", false, "let systemd make the cgroup: cgroupsPath is slice:prefix:name")
-	_ = flags.Parse(args) // ExitOnError
-
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
-	return p.Run(ctx, os.Stdin, os.Stdout)
-}
-
 func serve(args []string) int {
 	var s supervisor.Serve
 	readyFD := 0
 	flags := flag.NewFlagSet("minicri-shim serve", flag.ExitOnError)
-	flags.StringVar(&s.Dir, "dir", "", "the pod's shim directory, absolute")
+	flags.StringVar(&s.Dir, "dir", "", "the group's directory, absolute")
 	flags.BoolVar(&s.SystemdCgroup, "systemd-cgroup", false, "let systemd make the cgroups: cgroupsPath is slice:prefix:name")
 	flags.Func("cgroup", "cgroup directory to move into, may be repeated", func(dir string) error {
 		s.Cgroups = append(s.Cgroups, dir)

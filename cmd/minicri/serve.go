@@ -70,13 +70,12 @@ func (d *serving) run(ctx context.Context, asked <-chan os.Signal) (err error) {
 	var wait sync.WaitGroup
 	defer wait.Wait()
 	defer stop()
-	wait.Go(func() { process.ReapOrphans(background) })
-
 	node, err := wire(background, c, logger)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, node.close()) }()
+	wait.Go(func() { process.ReapOrphans(background, node.runtime.Containers) })
 	wait.Go(func() { node.runtime.Networks.Run(background) })
 	wait.Go(func() {
 		if err := node.streams.Serve(); err != nil {

@@ -51,16 +51,17 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*parts, e
 		return nil, errors.Join(err, images.Close(), k.shim.Close())
 	}
 	runtime.Streams = streams
-	return &parts{shim: k.shim, runtime: runtime, images: images, streams: streams, metrics: measured}, nil
+	return &parts{shim: k.shim, supervisors: k.supervisors, runtime: runtime, images: images, streams: streams, metrics: measured}, nil
 }
 
 // parts are what the daemon consists of.
 type parts struct {
-	shim    *client.Program
-	runtime *server.Runtime
-	images  *image.Store
-	streams *stream.Server
-	metrics *metrics.Metrics
+	shim        *client.Program
+	supervisors *client.Set
+	runtime     *server.Runtime
+	images      *image.Store
+	streams     *stream.Server
+	metrics     *metrics.Metrics
 }
 
 // close ends what is under way; pods and images stay.
@@ -69,6 +70,7 @@ func (n *parts) close() error {
 	n.runtime.Networks.Close()
 	n.runtime.Sandboxes.Close()
 	n.runtime.Containers.Close()
+	n.supervisors.Close()
 	n.runtime.Stats.Close()
 	return errors.Join(err, n.images.Close(), n.shim.Close())
 }
@@ -104,7 +106,8 @@ type kernel struct {
 	node          *node.Node
 	shim          *client.Program
 	// lives keeps the timelines of pods and containers that are gone.
-	lives *step.Lives
+	lives       *step.Lives
+	supervisors *client.Set
 }
 
 func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) (_ *server.Runtime, err error) {
@@ -125,6 +128,7 @@ func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.
 		runtime.Sandboxes.Close()
 		return nil, err
 	}
+	startSupervisor(ctx, c, k, logger)
 	runtime.Sandboxes.Hold(runtime.Containers)
 	measured.Watch(runtime.Sandboxes, runtime.Containers, runtime.Networks)
 	return runtime, nil
@@ -158,7 +162,13 @@ func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k k
 	if err != nil {
 		return k, err
 	}
-	k.shim, err = client.OpenProgram(path)
+	if k.shim, err = client.OpenProgram(path); err != nil {
+		return k, err
+	}
+	k.supervisors, err = client.NewSet(client.SetOptions{
+		Dir: filepath.Join(c.State, "shims"), Start: client.StartOptions{Binary: k.shim.Path(), SystemdCgroup: k.systemd},
+		Answer: time.Duration(c.Limits.Kill), Logger: logger,
+	})
 	return k, err
 }
 
@@ -178,9 +188,34 @@ func openHandlers(c *config.Config, m machine.Machine, logger *slog.Logger) *han
 	return set
 }
 
+// supervisorGroup says which supervisor is that of a sandbox: the one rule by
+// which pods share one, or do not.
+func supervisorGroup(c *config.Config) func(handler, id string) string {
+	return func(handler, id string) string {
+		if c.SupervisorOf(handler) == config.SupervisorPod {
+			return id
+		}
+		return client.NodeGroup
+	}
+}
+
+// startSupervisor has the node's supervisor serve before the first pod asks for
+// it. One that does not start now is started by that pod.
+func startSupervisor(ctx context.Context, c *config.Config, k kernel, logger *slog.Logger) {
+	if c.Supervisor != config.SupervisorNode {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(c.Limits.Kill))
+	defer cancel()
+	if _, err := k.supervisors.Ensure(ctx, client.NodeGroup); err != nil {
+		logger.Error("the node's supervisor does not start", "err", err)
+	}
+}
+
 func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measured *metrics.Metrics, logger *slog.Logger) sandbox.Options {
 	return sandbox.Options{
-		Root: c.Root, State: c.State, Version: version, Node: k.node, Shim: k.shim.Path(), Handlers: k.handlers,
+		Root: c.Root, State: c.State, Version: version, Node: k.node, Handlers: k.handlers,
+		Supervisors: k.supervisors, Group: supervisorGroup(c),
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd),
 		Machine: k.machine, Defaults: k.defaults, ShmSize: c.ShmSize, Hierarchies: k.hierarchies, Networks: runtime.Networks, Netns: k.netns, Userns: k.userns,
 		Limits: sandbox.Limits{
@@ -197,7 +232,7 @@ func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measure
 
 func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) container.Options {
 	return container.Options{
-		Root: c.Root, State: c.State, Version: version, Node: k.node, Shim: k.shim.Path(),
+		Root: c.Root, State: c.State, Version: version, Node: k.node, Supervisors: k.supervisors,
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd), PidsLimit: c.PidsLimit,
 		Machine: k.machine, Defaults: k.defaults, Hierarchies: k.hierarchies, Sandboxes: runtime.Sandboxes, Handlers: k.handlers, Images: images,
 		Limits:  container.Limits{Create: time.Duration(c.Limits.Create), Kill: time.Duration(c.Limits.Kill)},

@@ -87,7 +87,7 @@ func demoInside(ctx context.Context, output io.Writer) error {
 	// Process 1 of this namespace inherits the pods of a daemon that was killed.
 	reaping, stop := context.WithCancel(ctx)
 	defer stop()
-	go process.ReapOrphans(reaping)
+	go process.ReapOrphans(reaping, nil)
 	return d.run(ctx)
 }
 

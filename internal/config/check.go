@@ -33,6 +33,7 @@ func (c *Config) Check() error {
 	p.checkStreaming(c)
 	p.checkLimits(&c.Limits)
 	p.checkRuntimes(c)
+	p.checkSupervisor("supervisor", c.Supervisor, SupervisorNode, SupervisorPod)
 	return errors.Join(p...)
 }
 
@@ -256,6 +257,7 @@ func (p *problems) checkRuntimes(c *Config) {
 		if !handlerName.MatchString(name) {
 			p.add(key, "no RuntimeClass can name this handler: lower-case letters, digits and '-', at most 63")
 		}
+		p.checkSupervisor(key+".supervisor", c.Runtimes[name].Supervisor, "", SupervisorNode, SupervisorPod)
 		switch kind := c.Runtimes[name].Type; {
 		case kind == "":
 			p.add(key+".type", "it is missing: write type = %q", Builtin)
@@ -267,6 +269,12 @@ func (p *problems) checkRuntimes(c *Config) {
 			p.add(key+".path", "type %q runs no program: leave out path and args, or write type = %q", kind, OCI)
 		}
 		p.checkTags(reflect.ValueOf(c.Runtimes[name]), key+".")
+	}
+}
+
+func (p *problems) checkSupervisor(key, value string, known ...string) {
+	if !slices.Contains(known, value) {
+		p.add(key, "%q is neither %s nor %s", value, SupervisorNode, SupervisorPod)
 	}
 }
 

@@ -42,6 +42,8 @@ type Config struct {
 	DeviceOwnership      bool     `toml:"device_ownership_from_security_context" comment:"whether the devices of a container belong to its runAsUser and runAsGroup, instead of their owner on the node"`
 	CgroupWritable       bool     `toml:"cgroup_writable" comment:"whether containers may write to their own cgroups; needs cgroup v2 mounted with nsdelegate"`
 
+	Supervisor string `toml:"supervisor" comment:"what has pods' processes as its children: node is one supervisor for all pods, pod is one for each"`
+
 	PidsLimit int64 `toml:"pids_limit" least:"0" zero:"no limit" comment:"maximum number of processes of a container"`
 
 	DefaultNetwork DefaultNetwork     `toml:"default_network" comment:"a bridge network, used while cni_conf_dir has no configuration"`
@@ -64,6 +66,8 @@ type Runtime struct {
 	Type string   `toml:"type" comment:"what runs the handler's containers: builtin is libcontainer in minicri-shim, oci a program with runc's command line, such as runc, crun and youki"`
 	Path string   `toml:"path" need:"path?" comment:"the program of type oci"`
 	Args []string `toml:"args" comment:"global flags of the program, before its verb"`
+	// Supervisor is for this handler alone.
+	Supervisor string `toml:"supervisor" comment:"node or pod; '' is what the key supervisor of all handlers says"`
 }
 
 // Program is the path and the flags of an OCI runtime, none of type builtin.
@@ -145,6 +149,20 @@ func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d)
 
 // BinDirs are the directories of the network plugins.
 func (c *Config) BinDirs() []string { return filepath.SplitList(c.CNIBin) }
+
+// The values of the key supervisor.
+const (
+	SupervisorNode = "node"
+	SupervisorPod  = "pod"
+)
+
+// SupervisorOf says which kind of supervisor pods of a runtime handler have.
+func (c *Config) SupervisorOf(handler string) string {
+	if own := c.Runtimes[handler].Supervisor; own != "" {
+		return own
+	}
+	return c.Supervisor
+}
 
 // Handlers are the names of the runtime handlers besides "", sorted.
 func (c *Config) Handlers() []string { return slices.Sorted(maps.Keys(c.Runtimes)) }

@@ -14,8 +14,9 @@ func Default() *Config {
 		CNIBin:         "/opt/cni/bin",
 		LogLevel:       "info",
 		DefaultUlimits: []string{}, DefaultEnv: []string{}, DefaultSysctls: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{},
-		ShmSize:  64 << 20,
-		Runtimes: map[string]Runtime{"runc": {Type: Builtin, Args: []string{}}},
+		ShmSize:    64 << 20,
+		Supervisor: SupervisorNode,
+		Runtimes:   map[string]Runtime{"runc": {Type: Builtin, Args: []string{}}},
 		DefaultNetwork: DefaultNetwork{
 			Name:   "minicri",
 			Bridge: "minicri0",

@@ -28,55 +28,101 @@ func Adopt() error {
 // Children that the daemon started itself are waited for at once.
 const reapAfter = 2 * time.Second
 
+// Orphans are processes that come to the daemon when their parent dies, and
+// whose end somebody asks for.
+type Orphans interface {
+	// Known reports whether the process is such a one, and never a child that
+	// the daemon has started itself.
+	Known(Facts) bool
+	// Ended is told the exit status of a known one, which has been reaped.
+	Ended(Facts, unix.WaitStatus)
+}
+
+// reaper reaps adopted children.
+type reaper struct {
+	known Orphans
+	first int                 // the pid that waitid(2) named last, 0 for none
+	since map[Facts]time.Time // when the dead that are left were first seen
+}
+
+// lookAfter is how long the first of the dead may hide others: the daemon's own
+// children are waited for sooner.
+const lookAfter = 20 * time.Millisecond
+
 // ReapOrphans reaps adopted children that nothing waits for, such as what a
-// plugin left behind, until the context ends. The list of all children, each pod
-// has one, is read only when the same child was dead for reapAfter: a SIGCHLD
-// costs a waitid(2).
-func ReapOrphans(ctx context.Context) {
+// plugin left behind, until the context ends: known ones at once. The list of
+// all children, each pod may have one, is read only when the same child is still
+// dead after lookAfter: a SIGCHLD costs a waitid(2).
+func ReapOrphans(ctx context.Context, known Orphans) {
 	changed := make(chan os.Signal, 1)
 	signal.Notify(changed, unix.SIGCHLD)
 	defer signal.Stop(changed)
+	r := &reaper{known: known, since: make(map[Facts]time.Time)}
 	for {
+		var later <-chan time.Time
+		if pause := r.look(); pause > 0 {
+			later = time.After(pause)
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-changed:
-		}
-		for dead := firstDead(); dead != 0; {
-			if !sleep(ctx, reapAfter) {
-				return
-			}
-			still := firstDead()
-			if still == dead && !reapDead(ctx) {
-				return
-			}
-			dead = still
+		case <-later:
 		}
 	}
 }
 
-func sleep(ctx context.Context, d time.Duration) (slept bool) {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
+// look reaps what can be reaped now, and says when to look again; 0 if no child
+// is dead.
+func (r *reaper) look() time.Duration {
+	for {
+		pid := firstDead()
+		if pid == 0 {
+			r.first = 0
+			clear(r.since)
+			return 0
+		}
+		stat, err := ReadStat(pid)
+		if err == nil && r.isKnown(Facts{PID: pid, StartTime: stat.StartTime}) {
+			r.reap(Facts{PID: pid, StartTime: stat.StartTime})
+			continue
+		}
+		if pid != r.first {
+			r.first = pid
+			return lookAfter
+		}
+		return r.lookAtAll()
 	}
 }
 
-// reapDead reaps the children that stay dead for reapAfter, those of other
-// threads' too.
-func reapDead(ctx context.Context) (done bool) {
-	before := deadChildren()
-	if !sleep(ctx, reapAfter) {
-		return false
-	}
+// lookAtAll reaps, of all children, the known dead, and others that have been
+// dead for reapAfter.
+func (r *reaper) lookAtAll() time.Duration {
+	left := make(map[Facts]time.Time)
 	for pid, start := range deadChildren() {
-		if before[pid] == start {
-			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+		dead := Facts{PID: pid, StartTime: start}
+		since, seen := r.since[dead]
+		if !seen {
+			since = time.Now()
 		}
+		if r.isKnown(dead) || time.Since(since) >= reapAfter {
+			r.reap(dead)
+			continue
+		}
+		left[dead] = since
 	}
-	return true
+	r.since = left
+	return reapAfter
+}
+
+func (r *reaper) isKnown(dead Facts) bool { return r.known != nil && r.known.Known(dead) }
+
+func (r *reaper) reap(dead Facts) {
+	var status unix.WaitStatus
+	reaped, err := unix.Wait4(dead.PID, &status, unix.WNOHANG, nil)
+	if err == nil && reaped == dead.PID && r.isKnown(dead) {
+		r.known.Ended(dead, status)
+	}
 }
 
 // firstDead is the pid of a child that is dead and not reaped, 0 if there is

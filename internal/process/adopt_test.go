@@ -30,7 +30,7 @@ func reaping(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		ReapOrphans(ctx)
+		ReapOrphans(ctx, nil)
 	}()
 	t.Cleanup(func() {
 		cancel()

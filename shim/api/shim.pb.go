@@ -4,7 +4,7 @@
 // 	protoc        (unknown)
 // source: shim.proto
 
-// The protocol between minicri and a pod's minicri-shim, over ttrpc on
+// The protocol between minicri and minicri-shim, over ttrpc on
 // DIR/shim.sock. Bulk data does not flow here but over DIR/stream.sock, one
 // connection per stream: see package api.
 
@@ -180,6 +180,7 @@ type CreateRequest struct {
 	Stdin         bool                   `protobuf:"varint,4,opt,name=stdin,proto3" json:"stdin,omitempty"`                          // keep a stdin that attached clients write to
 	StdinOnce     bool                   `protobuf:"varint,5,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"` // close it when the first attached stdin ends
 	Runtime       []string               `protobuf:"bytes,6,rep,name=runtime,proto3" json:"runtime,omitempty"`                       // an OCI runtime with runc's command line: program and global flags; empty: libcontainer
+	Bare          bool                   `protobuf:"varint,7,opt,name=bare,proto3" json:"bare,omitempty"`                            // pause: all streams are /dev/null, nobody asks for its exit
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -254,6 +255,13 @@ func (x *CreateRequest) GetRuntime() []string {
 		return x.Runtime
 	}
 	return nil
+}
+
+func (x *CreateRequest) GetBare() bool {
+	if x != nil {
+		return x.Bare
+	}
+	return false
 }
 
 type CreateResponse struct {
@@ -423,6 +431,7 @@ func (x *KillRequest) GetExecId() string {
 type DeleteRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Kill          bool                   `protobuf:"varint,3,opt,name=kill,proto3" json:"kill,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -462,6 +471,13 @@ func (x *DeleteRequest) GetId() string {
 		return x.Id
 	}
 	return ""
+}
+
+func (x *DeleteRequest) GetKill() bool {
+	if x != nil {
+		return x.Kill
+	}
+	return false
 }
 
 type ListResponse struct {
@@ -1200,6 +1216,74 @@ func (x *ExecWaitResponse) GetCode() int32 {
 	return 0
 }
 
+type NoteExitRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Pid           int32                  `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
+	StartTime     uint64                 `protobuf:"varint,3,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"` // clock ticks since boot
+	Status        uint32                 `protobuf:"varint,4,opt,name=status,proto3" json:"status,omitempty"`                        // as wait4(2) gives it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NoteExitRequest) Reset() {
+	*x = NoteExitRequest{}
+	mi := &file_shim_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NoteExitRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NoteExitRequest) ProtoMessage() {}
+
+func (x *NoteExitRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NoteExitRequest.ProtoReflect.Descriptor instead.
+func (*NoteExitRequest) Descriptor() ([]byte, []int) {
+	return file_shim_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *NoteExitRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *NoteExitRequest) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *NoteExitRequest) GetStartTime() uint64 {
+	if x != nil {
+		return x.StartTime
+	}
+	return 0
+}
+
+func (x *NoteExitRequest) GetStatus() uint32 {
+	if x != nil {
+		return x.Status
+	}
+	return 0
+}
+
 type ResizeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1212,7 +1296,7 @@ type ResizeRequest struct {
 
 func (x *ResizeRequest) Reset() {
 	*x = ResizeRequest{}
-	mi := &file_shim_proto_msgTypes[18]
+	mi := &file_shim_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1224,7 +1308,7 @@ func (x *ResizeRequest) String() string {
 func (*ResizeRequest) ProtoMessage() {}
 
 func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[18]
+	mi := &file_shim_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1237,7 +1321,7 @@ func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{18}
+	return file_shim_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ResizeRequest) GetId() string {
@@ -1277,7 +1361,7 @@ type ReopenLogRequest struct {
 
 func (x *ReopenLogRequest) Reset() {
 	*x = ReopenLogRequest{}
-	mi := &file_shim_proto_msgTypes[19]
+	mi := &file_shim_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1289,7 +1373,7 @@ func (x *ReopenLogRequest) String() string {
 func (*ReopenLogRequest) ProtoMessage() {}
 
 func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[19]
+	mi := &file_shim_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1302,7 +1386,7 @@ func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenLogRequest.ProtoReflect.Descriptor instead.
 func (*ReopenLogRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{19}
+	return file_shim_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReopenLogRequest) GetId() string {
@@ -1323,7 +1407,7 @@ type UpdateRequest struct {
 
 func (x *UpdateRequest) Reset() {
 	*x = UpdateRequest{}
-	mi := &file_shim_proto_msgTypes[20]
+	mi := &file_shim_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +1419,7 @@ func (x *UpdateRequest) String() string {
 func (*UpdateRequest) ProtoMessage() {}
 
 func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[20]
+	mi := &file_shim_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1432,7 @@ func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{20}
+	return file_shim_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *UpdateRequest) GetId() string {
@@ -1378,7 +1462,7 @@ const file_shim_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
 	"shim.proto\x12\x0fminicri.shim.v1\"\a\n" +
-	"\x05Empty\"\xa1\x01\n" +
+	"\x05Empty\"\xb5\x01\n" +
 	"\rCreateRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06bundle\x18\x02 \x01(\tR\x06bundle\x12\x19\n" +
@@ -1386,7 +1470,8 @@ const file_shim_proto_rawDesc = "" +
 	"\x05stdin\x18\x04 \x01(\bR\x05stdin\x12\x1d\n" +
 	"\n" +
 	"stdin_once\x18\x05 \x01(\bR\tstdinOnce\x12\x18\n" +
-	"\aruntime\x18\x06 \x03(\tR\aruntime\"A\n" +
+	"\aruntime\x18\x06 \x03(\tR\aruntime\x12\x12\n" +
+	"\x04bare\x18\a \x01(\bR\x04bare\"A\n" +
 	"\x0eCreateResponse\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x1d\n" +
 	"\n" +
@@ -1397,9 +1482,10 @@ const file_shim_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\rR\x06signal\x12\x10\n" +
 	"\x03all\x18\x03 \x01(\bR\x03all\x12\x17\n" +
-	"\aexec_id\x18\x04 \x01(\tR\x06execId\"%\n" +
+	"\aexec_id\x18\x04 \x01(\tR\x06execId\"9\n" +
 	"\rDeleteRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02idJ\x04\b\x02\x10\x03\"J\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04kill\x18\x03 \x01(\bR\x04killJ\x04\b\x02\x10\x03\"J\n" +
 	"\fListResponse\x12:\n" +
 	"\n" +
 	"containers\x18\x01 \x03(\v2\x1a.minicri.shim.v1.ContainerR\n" +
@@ -1459,7 +1545,13 @@ const file_shim_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\aexec_id\x18\x02 \x01(\tR\x06execId\"&\n" +
 	"\x10ExecWaitResponse\x12\x12\n" +
-	"\x04code\x18\x01 \x01(\x05R\x04code\"f\n" +
+	"\x04code\x18\x01 \x01(\x05R\x04code\"j\n" +
+	"\x0fNoteExitRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
+	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x1d\n" +
+	"\n" +
+	"start_time\x18\x03 \x01(\x04R\tstartTime\x12\x16\n" +
+	"\x06status\x18\x04 \x01(\rR\x06status\"f\n" +
 	"\rResizeRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\aexec_id\x18\x02 \x01(\tR\x06execId\x12\x14\n" +
@@ -1483,7 +1575,7 @@ const file_shim_proto_rawDesc = "" +
 	"\rEVENT_STARTED\x10\x02\x12\x10\n" +
 	"\fEVENT_EXITED\x10\x03\x12\r\n" +
 	"\tEVENT_OOM\x10\x04\x12\x11\n" +
-	"\rEVENT_DELETED\x10\x052\x94\a\n" +
+	"\rEVENT_DELETED\x10\x052\xda\a\n" +
 	"\x04Shim\x12I\n" +
 	"\x06Create\x12\x1e.minicri.shim.v1.CreateRequest\x1a\x1f.minicri.shim.v1.CreateResponse\x12>\n" +
 	"\x05Start\x12\x1d.minicri.shim.v1.StartRequest\x1a\x16.minicri.shim.v1.Empty\x12<\n" +
@@ -1496,7 +1588,8 @@ const file_shim_proto_rawDesc = "" +
 	"\bExecWait\x12 .minicri.shim.v1.ExecWaitRequest\x1a!.minicri.shim.v1.ExecWaitResponse\x12@\n" +
 	"\x06Resize\x12\x1e.minicri.shim.v1.ResizeRequest\x1a\x16.minicri.shim.v1.Empty\x12F\n" +
 	"\tReopenLog\x12!.minicri.shim.v1.ReopenLogRequest\x1a\x16.minicri.shim.v1.Empty\x12@\n" +
-	"\x06Update\x12\x1e.minicri.shim.v1.UpdateRequest\x1a\x16.minicri.shim.v1.Empty\x12:\n" +
+	"\x06Update\x12\x1e.minicri.shim.v1.UpdateRequest\x1a\x16.minicri.shim.v1.Empty\x12D\n" +
+	"\bNoteExit\x12 .minicri.shim.v1.NoteExitRequest\x1a\x16.minicri.shim.v1.Empty\x12:\n" +
 	"\bShutdown\x12\x16.minicri.shim.v1.Empty\x1a\x16.minicri.shim.v1.EmptyB)Z'github.com/minicri/minicri/shim/api;apib\x06proto3"
 
 var (
@@ -1513,7 +1606,7 @@ func file_shim_proto_rawDescGZIP() []byte {
 
 var (
 	file_shim_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-	file_shim_proto_msgTypes  = make([]protoimpl.MessageInfo, 21)
+	file_shim_proto_msgTypes  = make([]protoimpl.MessageInfo, 22)
 	file_shim_proto_goTypes   = []any{
 		Status(0),                 // 0: minicri.shim.v1.Status
 		EventKind(0),              // 1: minicri.shim.v1.EventKind
@@ -1535,9 +1628,10 @@ var (
 		(*ExecStartResponse)(nil), // 17: minicri.shim.v1.ExecStartResponse
 		(*ExecWaitRequest)(nil),   // 18: minicri.shim.v1.ExecWaitRequest
 		(*ExecWaitResponse)(nil),  // 19: minicri.shim.v1.ExecWaitResponse
-		(*ResizeRequest)(nil),     // 20: minicri.shim.v1.ResizeRequest
-		(*ReopenLogRequest)(nil),  // 21: minicri.shim.v1.ReopenLogRequest
-		(*UpdateRequest)(nil),     // 22: minicri.shim.v1.UpdateRequest
+		(*NoteExitRequest)(nil),   // 20: minicri.shim.v1.NoteExitRequest
+		(*ResizeRequest)(nil),     // 21: minicri.shim.v1.ResizeRequest
+		(*ReopenLogRequest)(nil),  // 22: minicri.shim.v1.ReopenLogRequest
+		(*UpdateRequest)(nil),     // 23: minicri.shim.v1.UpdateRequest
 	}
 )
 
@@ -1557,25 +1651,27 @@ var file_shim_proto_depIdxs = []int32{
 	13, // 12: minicri.shim.v1.Shim.ExecSync:input_type -> minicri.shim.v1.ExecSyncRequest
 	16, // 13: minicri.shim.v1.Shim.ExecStart:input_type -> minicri.shim.v1.ExecStartRequest
 	18, // 14: minicri.shim.v1.Shim.ExecWait:input_type -> minicri.shim.v1.ExecWaitRequest
-	20, // 15: minicri.shim.v1.Shim.Resize:input_type -> minicri.shim.v1.ResizeRequest
-	21, // 16: minicri.shim.v1.Shim.ReopenLog:input_type -> minicri.shim.v1.ReopenLogRequest
-	22, // 17: minicri.shim.v1.Shim.Update:input_type -> minicri.shim.v1.UpdateRequest
-	2,  // 18: minicri.shim.v1.Shim.Shutdown:input_type -> minicri.shim.v1.Empty
-	4,  // 19: minicri.shim.v1.Shim.Create:output_type -> minicri.shim.v1.CreateResponse
-	2,  // 20: minicri.shim.v1.Shim.Start:output_type -> minicri.shim.v1.Empty
-	2,  // 21: minicri.shim.v1.Shim.Kill:output_type -> minicri.shim.v1.Empty
-	2,  // 22: minicri.shim.v1.Shim.Delete:output_type -> minicri.shim.v1.Empty
-	8,  // 23: minicri.shim.v1.Shim.List:output_type -> minicri.shim.v1.ListResponse
-	12, // 24: minicri.shim.v1.Shim.Events:output_type -> minicri.shim.v1.Event
-	14, // 25: minicri.shim.v1.Shim.ExecSync:output_type -> minicri.shim.v1.ExecSyncResponse
-	17, // 26: minicri.shim.v1.Shim.ExecStart:output_type -> minicri.shim.v1.ExecStartResponse
-	19, // 27: minicri.shim.v1.Shim.ExecWait:output_type -> minicri.shim.v1.ExecWaitResponse
-	2,  // 28: minicri.shim.v1.Shim.Resize:output_type -> minicri.shim.v1.Empty
-	2,  // 29: minicri.shim.v1.Shim.ReopenLog:output_type -> minicri.shim.v1.Empty
-	2,  // 30: minicri.shim.v1.Shim.Update:output_type -> minicri.shim.v1.Empty
-	2,  // 31: minicri.shim.v1.Shim.Shutdown:output_type -> minicri.shim.v1.Empty
-	19, // [19:32] is the sub-list for method output_type
-	6,  // [6:19] is the sub-list for method input_type
+	21, // 15: minicri.shim.v1.Shim.Resize:input_type -> minicri.shim.v1.ResizeRequest
+	22, // 16: minicri.shim.v1.Shim.ReopenLog:input_type -> minicri.shim.v1.ReopenLogRequest
+	23, // 17: minicri.shim.v1.Shim.Update:input_type -> minicri.shim.v1.UpdateRequest
+	20, // 18: minicri.shim.v1.Shim.NoteExit:input_type -> minicri.shim.v1.NoteExitRequest
+	2,  // 19: minicri.shim.v1.Shim.Shutdown:input_type -> minicri.shim.v1.Empty
+	4,  // 20: minicri.shim.v1.Shim.Create:output_type -> minicri.shim.v1.CreateResponse
+	2,  // 21: minicri.shim.v1.Shim.Start:output_type -> minicri.shim.v1.Empty
+	2,  // 22: minicri.shim.v1.Shim.Kill:output_type -> minicri.shim.v1.Empty
+	2,  // 23: minicri.shim.v1.Shim.Delete:output_type -> minicri.shim.v1.Empty
+	8,  // 24: minicri.shim.v1.Shim.List:output_type -> minicri.shim.v1.ListResponse
+	12, // 25: minicri.shim.v1.Shim.Events:output_type -> minicri.shim.v1.Event
+	14, // 26: minicri.shim.v1.Shim.ExecSync:output_type -> minicri.shim.v1.ExecSyncResponse
+	17, // 27: minicri.shim.v1.Shim.ExecStart:output_type -> minicri.shim.v1.ExecStartResponse
+	19, // 28: minicri.shim.v1.Shim.ExecWait:output_type -> minicri.shim.v1.ExecWaitResponse
+	2,  // 29: minicri.shim.v1.Shim.Resize:output_type -> minicri.shim.v1.Empty
+	2,  // 30: minicri.shim.v1.Shim.ReopenLog:output_type -> minicri.shim.v1.Empty
+	2,  // 31: minicri.shim.v1.Shim.Update:output_type -> minicri.shim.v1.Empty
+	2,  // 32: minicri.shim.v1.Shim.NoteExit:output_type -> minicri.shim.v1.Empty
+	2,  // 33: minicri.shim.v1.Shim.Shutdown:output_type -> minicri.shim.v1.Empty
+	20, // [20:34] is the sub-list for method output_type
+	6,  // [6:20] is the sub-list for method input_type
 	6,  // [6:6] is the sub-list for extension type_name
 	6,  // [6:6] is the sub-list for extension extendee
 	0,  // [0:6] is the sub-list for field type_name
@@ -1586,14 +1682,14 @@ func file_shim_proto_init() {
 	if File_shim_proto != nil {
 		return
 	}
-	file_shim_proto_msgTypes[20].OneofWrappers = []any{}
+	file_shim_proto_msgTypes[21].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_shim_proto_rawDesc), len(file_shim_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,6 +21,7 @@ type ShimService interface {
 	Resize(context.Context, *ResizeRequest) (*Empty, error)
 	ReopenLog(context.Context, *ReopenLogRequest) (*Empty, error)
 	Update(context.Context, *UpdateRequest) (*Empty, error)
+	NoteExit(context.Context, *NoteExitRequest) (*Empty, error)
 	Shutdown(context.Context, *Empty) (*Empty, error)
 }
 
@@ -123,6 +124,13 @@ func RegisterShimService(srv *ttrpc.Server, svc ShimService) {
 				}
 				return svc.Update(ctx, &req)
 			},
+			"NoteExit": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req NoteExitRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.NoteExit(ctx, &req)
+			},
 			"Shutdown": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req Empty
 				if err := unmarshal(&req); err != nil {
@@ -171,6 +179,7 @@ type ShimClient interface {
 	Resize(context.Context, *ResizeRequest) (*Empty, error)
 	ReopenLog(context.Context, *ReopenLogRequest) (*Empty, error)
 	Update(context.Context, *UpdateRequest) (*Empty, error)
+	NoteExit(context.Context, *NoteExitRequest) (*Empty, error)
 	Shutdown(context.Context, *Empty) (*Empty, error)
 }
 
@@ -317,6 +326,14 @@ func (c *shimClient) ReopenLog(ctx context.Context, req *ReopenLogRequest) (*Emp
 func (c *shimClient) Update(ctx context.Context, req *UpdateRequest) (*Empty, error) {
 	var resp Empty
 	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "Update", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *shimClient) NoteExit(ctx context.Context, req *NoteExitRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "NoteExit", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

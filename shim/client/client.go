@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
@@ -13,26 +14,42 @@ import (
 	"github.com/minicri/minicri/shim/api"
 )
 
-// Client talks to one shim. Its Shim has the calls of the protocol, see
+// Client talks to one supervisor. Its Shim has the calls of the protocol, see
 // shim.proto; their errors are errdefs kinds.
 type Client struct {
 	Shim
 	dir  string
 	conn *ttrpc.Client
+	peer *peer
 }
 
-// Connect connects to the shim that serves dir. errdefs.ErrUnavailable says
-// that there is none: Start one.
+// ErrLost says that the connection to a supervisor is gone. It is an
+// errdefs.ErrUnavailable.
+var ErrLost = fmt.Errorf("the shim is gone, start another one on its directory: %w", errdefs.ErrUnavailable)
+
+// Connect connects to the supervisor that serves dir. errdefs.ErrUnavailable
+// says that there is none: Start one.
 func Connect(ctx context.Context, dir string) (*Client, error) {
-	conn, err := dial(ctx, dir)
+	return connect(ctx, dir, 0)
+}
+
+// connect ends a supervisor that does not answer a call within the limit, none
+// if 0.
+func connect(ctx context.Context, dir string, answer time.Duration) (*Client, error) {
+	conn, err := dialSocket(ctx, filepath.Join(dir, api.ControlSocket))
 	if err != nil {
 		return nil, err
 	}
-	return &Client{Shim: Shim{api.NewShimClient(conn)}, dir: dir, conn: conn}, nil
+	p, err := newPeer(conn, dir, answer)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	client := ttrpc.NewClient(conn, ttrpc.WithUnaryClientInterceptor(p.watch))
+	return &Client{Shim: Shim{api.NewShimClient(client)}, dir: dir, conn: client, peer: p}, nil
 }
 
 // Close closes the connection; the shim lives on.
-func (c *Client) Close() error { return c.conn.Close() }
+func (c *Client) Close() error { return errors.Join(c.conn.Close(), c.peer.close()) }
 
 // Lost is closed when the shim, or the connection to it, is gone.
 func (c *Client) Lost() <-chan struct{} {
@@ -66,7 +83,7 @@ func native(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, ttrpc.ErrClosed), errors.Is(err, net.ErrClosed):
-		return fmt.Errorf("the shim is gone, start another one on its directory: %w: %w", errdefs.ErrUnavailable, err)
+		return fmt.Errorf("%w: %w", ErrLost, err)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	}

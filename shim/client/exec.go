@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -31,13 +32,34 @@ func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process
 	if err != nil {
 		return nil, fmt.Errorf("exec in container %s: %w", id, err)
 	}
+	if timeout <= 0 || timeout > math.MaxInt64-execSlack {
+		return c.execSync(ctx, id, encoded, timeout, limit)
+	}
+	limited, cancel := context.WithTimeout(ctx, timeout+execSlack)
+	defer cancel()
+	result, err := c.execSync(limited, id, encoded, timeout, limit)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		go c.peer.killIfHung() // ends with the limit of an answer
+		return &Result{Code: killedCode, TimedOut: true}, nil
+	}
+	return result, err
+}
+
+const (
+	// execSlack is how long a supervisor may take to end what a time-out ends.
+	execSlack = 5 * time.Second
+	// killedCode is 128 + SIGKILL.
+	killedCode = 137
+)
+
+func (c *Client) execSync(ctx context.Context, id string, process []byte, timeout time.Duration, limit uint64) (*Result, error) {
 	conn, err := dial(ctx, c.dir)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
 	stream, err := api.NewShimClient(conn).ExecSync(ctx, &api.ExecSyncRequest{
-		Id: id, Process: encoded, Timeout: int64(timeout), OutputCap: limit,
+		Id: id, Process: process, Timeout: int64(timeout), OutputCap: limit,
 	})
 	if err != nil {
 		return nil, native(err)

@@ -31,10 +31,10 @@ func (s Shim) Kill(ctx context.Context, id string, signal uint32, all bool) erro
 	return native(err)
 }
 
-// Delete removes a stopped container. errdefs.ErrUnavailable says that
-// processes do not go yet: call again.
-func (s Shim) Delete(ctx context.Context, id string) error {
-	_, err := s.rpc.Delete(ctx, &api.DeleteRequest{Id: id})
+// Delete removes a stopped container, or with kill one that runs.
+// errdefs.ErrUnavailable says that processes do not go yet: call again.
+func (s Shim) Delete(ctx context.Context, id string, kill bool) error {
+	_, err := s.rpc.Delete(ctx, &api.DeleteRequest{Id: id, Kill: kill})
 	return native(err)
 }
 
@@ -68,6 +68,13 @@ func (s Shim) Update(ctx context.Context, id string, resources *specs.LinuxResou
 		request.OomScoreAdj = new(int32(*oomScoreAdj))
 	}
 	_, err = s.rpc.Update(ctx, request)
+	return native(err)
+}
+
+// NoteExit tells how the init of an adopted container has ended, which the
+// caller has reaped: status is wait4(2)'s.
+func (s Shim) NoteExit(ctx context.Context, id string, pid int, startTime uint64, status uint32) error {
+	_, err := s.rpc.NoteExit(ctx, &api.NoteExitRequest{Id: id, Pid: int32(pid), StartTime: startTime, Status: status})
 	return native(err)
 }
 

@@ -108,7 +108,7 @@ func (p *pod) end() {
 	for _, c := range list {
 		_ = p.Kill(ctx, c.Id, 9, true)
 		p.awaitExit(ctx, c.Id)
-		if err := p.Delete(ctx, c.Id); err != nil {
+		if err := p.Delete(ctx, c.Id, false); err != nil {
 			p.t.Error(err)
 		}
 	}
@@ -285,7 +285,7 @@ func TestLifeOfAContainer(t *testing.T) {
 	if err := p.Shutdown(ctx); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("shutdown with a container: %v, want failed precondition", err)
 	}
-	if err := p.Delete(ctx, "life"); err != nil {
+	if err := p.Delete(ctx, "life", false); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.state(ctx, "life"); !errdefs.IsNotFound(err) {
@@ -323,7 +323,7 @@ func TestKillAndDelete(t *testing.T) {
 	p := startPod(t)
 	p.run("k", "trap '' TERM; sleep 1000 & sleep 1000 & wait; sleep 1000")
 	time.Sleep(50 * time.Millisecond)
-	if err := p.Delete(t.Context(), "k"); !errdefs.IsFailedPrecondition(err) {
+	if err := p.Delete(t.Context(), "k", false); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("delete of a running container: %v", err)
 	}
 	if err := p.Kill(t.Context(), "k", 9, false); err != nil {
@@ -812,7 +812,7 @@ func BenchmarkContainer(b *testing.B) {
 				break
 			}
 		}
-		if err := p.Delete(ctx, "bench"); err != nil {
+		if err := p.Delete(ctx, "bench", false); err != nil {
 			b.Fatal(err)
 		}
 		remove = append(remove, time.Since(begin))

@@ -22,6 +22,9 @@ type StartOptions struct {
 	Dir           string   // the pod's shim directory, made if absent
 	SystemdCgroup bool     // cgroupsPath of its containers is slice:prefix:name
 	Cgroups       []string // cgroup directories that the shim moves into; none: the daemon's own
+	// Answer is how long a call may take before a supervisor that answers
+	// nothing is killed; 0: for ever.
+	Answer time.Duration
 }
 
 // longestSocket: sockaddr_un (unix(7)) holds 107 characters and a NUL.
@@ -45,7 +48,7 @@ func Start(ctx context.Context, options StartOptions) (*Client, error) {
 	if err := spawn(ctx, options); err != nil {
 		return nil, fmt.Errorf("start shim of %s (its log is shim.log there): %w", options.Dir, err)
 	}
-	return Connect(ctx, options.Dir)
+	return connect(ctx, options.Dir, options.Answer)
 }
 
 // spawn returns when the shim serves.
@@ -74,8 +77,13 @@ func spawn(ctx context.Context, options StartOptions) error {
 	if err != nil {
 		return err
 	}
-	go func() { _ = cmd.Wait() }() // reaps the shim; ends with it
-	return awaitReady(ctx, ready, cmd.Process)
+	if err := awaitReady(ctx, ready, cmd.Process); err != nil {
+		go func() { _ = cmd.Wait() }() // it ends, or is killed
+		return err
+	}
+	// It outlives us, or is reaped as an orphan is: what is held for a child that
+	// is waited for would be a descriptor more than for one that was found.
+	return cmd.Process.Release()
 }
 
 func arguments(options StartOptions) []string {

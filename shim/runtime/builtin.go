@@ -46,7 +46,7 @@ func (b *Builtin) Run(ctx context.Context) { b.children.run(ctx) }
 func (*Builtin) Features() Features { return Features{ExecTrees: true, Adoption: true} }
 
 // Create is of Runtime.
-func (b *Builtin) Create(id string, spec *specs.Spec, streams Streams) (Container, *Process, error) {
+func (b *Builtin) Create(id, bundle string, spec *specs.Spec, streams Streams) (Container, *Process, error) {
 	process, err := newProcess(spec.Process)
 	if err != nil {
 		return nil, nil, err
@@ -61,7 +61,7 @@ func (b *Builtin) Create(id string, spec *specs.Spec, streams Streams) (Containe
 	if err != nil {
 		return nil, nil, err
 	}
-	nameBundle(config, filepath.Dir(spec.Root.Path))
+	nameBundle(config, bundle)
 	hooks := takeHooks(config, id)
 	lib, err := libcontainer.Create(b.root, id, config)
 	if err != nil {

@@ -46,7 +46,7 @@ func (r *Command) Features() Features {
 }
 
 // Create is of Runtime.
-func (r *Command) Create(id string, spec *specs.Spec, streams Streams) (Container, *Process, error) {
+func (r *Command) Create(id, _ string, spec *specs.Spec, streams Streams) (Container, *Process, error) {
 	if err := clampOOMScoreAdj(spec.Process); err != nil {
 		return nil, nil, err
 	}

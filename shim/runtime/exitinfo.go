@@ -2,7 +2,6 @@ package runtime
 
 import (
 	"syscall"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -19,23 +18,12 @@ type pidfdInfo struct {
 const (
 	pidfdGetInfo  = 0xC040FF0B // _IOWR(0xFF, 11, struct pidfd_info)
 	pidfdInfoExit = 1 << 3
-	// exitInfoPatience is for the new parent to reap: only then does the kernel
-	// tell (Linux 6.15).
-	exitInfoPatience = 2500 * time.Millisecond
 )
 
-// exitInfo asks the kernel for the exit status of an ended process that is not
-// our child. Older kernels do not tell.
+// exitInfo asks the kernel for the exit status of a process that was reaped.
+// Kernels before 6.15 do not tell.
 func exitInfo(pidfd int) (status syscall.WaitStatus, known bool) {
-	for deadline := time.Now().Add(exitInfoPatience); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
-		info := pidfdInfo{mask: pidfdInfoExit}
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(pidfd), pidfdGetInfo, uintptr(unsafe.Pointer(&info)))
-		if errno == 0 && info.mask&pidfdInfoExit != 0 {
-			return syscall.WaitStatus(info.exitCode), true
-		}
-		if errno == unix.ENOTTY || errno == unix.EINVAL {
-			return 0, false
-		}
-	}
-	return 0, false
+	info := pidfdInfo{mask: pidfdInfoExit}
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(pidfd), pidfdGetInfo, uintptr(unsafe.Pointer(&info)))
+	return syscall.WaitStatus(info.exitCode), errno == 0 && info.mask&pidfdInfoExit != 0
 }

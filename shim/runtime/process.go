@@ -95,15 +95,18 @@ func hasEnded(pidfd int) bool {
 	}
 }
 
-// Wait returns the exit status when the process has ended. Not known is what
-// neither we nor the kernel could see (see exitInfo).
+// Wait reaps a process that this package has started, when it has ended, and
+// returns its exit status.
 func (p *Process) Wait() (status syscall.WaitStatus, known bool) {
-	if err := p.Ended(); err != nil {
+	if err := p.Ended(); err != nil || p.reap == nil {
 		return 0, false
 	}
-	if p.reap != nil {
-		return p.reap()
-	}
+	return p.reap()
+}
+
+// KernelExit is the exit status of an ended process that is not our child, as
+// far as the kernel tells: on Linux 6.15, once the parent has reaped it.
+func (p *Process) KernelExit() (status syscall.WaitStatus, known bool) {
 	_ = p.control(func(fd int) { status, known = exitInfo(fd) })
 	return status, known
 }

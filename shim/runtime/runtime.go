@@ -9,10 +9,11 @@ import (
 
 // Runtime makes containers.
 type Runtime interface {
-	// Create makes a container and brings its init to the exec barrier. After
-	// an error nothing is left. errdefs.ErrFailedPrecondition says that init ran
-	// and could not get there: the container asks for what it does not have.
-	Create(id string, spec *specs.Spec, streams Streams) (Container, *Process, error)
+	// Create makes a container and brings its init to the exec barrier; hooks
+	// are told that bundle is its directory. After an error nothing is left.
+	// errdefs.ErrFailedPrecondition says that init ran and could not get there:
+	// the container asks for what it does not have.
+	Create(id, bundle string, spec *specs.Spec, streams Streams) (Container, *Process, error)
 	// Abort ends a Create that is under way, which then fails.
 	Abort(id string) error
 	// Load finds a container that an earlier supervisor has made;

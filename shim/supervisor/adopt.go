@@ -1,14 +1,15 @@
 package supervisor
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
 
-	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/runtime"
 	"github.com/minicri/minicri/shim/stdio"
 )
@@ -26,11 +27,40 @@ func (s *Supervisor) adoptAll() error {
 			_ = os.Rename(path, strings.TrimSuffix(path, ".json")+".bad")
 		}
 	}
+	return s.removeUnrecorded()
+}
+
+// removeUnrecorded removes what is left of a create that was cut off before the
+// container had a record.
+func (s *Supervisor) removeUnrecorded() error {
+	entries, err := os.ReadDir(s.stateDir())
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		id := entry.Name()
+		if _, err := s.find(id); err == nil {
+			continue
+		}
+		err := errors.Join(s.deleteState(id), stdio.RemoveFifos(filepath.Join(s.dir, "io"), id))
+		s.log.Warn("removed what was left of a container that was never made", "container", id, "error", err)
+	}
+	return nil
+}
+
+func (s *Supervisor) deleteState(id string) error {
+	left, err := s.builtin.Load(id)
+	if err == nil {
+		err = left.Delete()
+	}
+	if err != nil { // no more than a directory; its cgroup is the daemon's to find
+		return os.RemoveAll(filepath.Join(s.stateDir(), id))
+	}
 	return nil
 }
 
 func (s *Supervisor) adopt(path string) error {
-	c := &container{sup: s, adopted: true, made: true, exited: make(chan struct{}), oomWatched: make(chan struct{}), execs: map[string]*exec{}, killed: true}
+	c := &container{sup: s, adopted: true, made: true, exited: make(chan struct{}), told: make(chan syscall.WaitStatus, 1), oomWatched: make(chan struct{}), execs: map[string]*exec{}, killed: true}
 	if err := readJSON(path, &c.record); err != nil {
 		return err
 	}
@@ -45,14 +75,14 @@ func (s *Supervisor) adopt(path string) error {
 	if err := s.reserve(c); err != nil {
 		return err
 	}
-	if err := readJSON(filepath.Join(s.dir, api.ExitDir, id+".json"), &c.exit); err == nil && c.exit != nil {
+	if err := readJSON(s.exitPath(id), &c.exit); err == nil && c.exit != nil {
 		close(c.exited)
 		return nil
 	}
 	c.exit = nil
 	c.adoptStreams()
 	if c.init, err = runtime.Find(c.record.PID, c.record.StartTime); err != nil {
-		c.finish(0, false)
+		go c.awaitTold() // it has ended while nobody looked
 		return nil
 	}
 	c.killed = false
@@ -62,10 +92,61 @@ func (s *Supervisor) adopt(path string) error {
 		if err := c.runtime.EndExecs(); err != nil {
 			s.log.Warn("execs of the shim that died may still run", "container", id, "error", err)
 		}
-		c.watchOOM()
+		if !c.record.Bare {
+			c.watchOOM()
+		}
 	}
-	go c.awaitInit()
+	go c.awaitAdopted()
 	return nil
+}
+
+const (
+	// toldPatience is how long the parent of an adopted init may take to reap
+	// it: then the kernel tells its status (Linux 6.15), and the parent does, if
+	// it is the daemon.
+	toldPatience = 2500 * time.Millisecond
+	exitPoll     = 2 * time.Millisecond
+)
+
+// awaitAdopted waits for an init that is not our child.
+func (c *container) awaitAdopted() {
+	_ = c.init.Ended()
+	ended := time.Now()
+	for {
+		if status, known := c.init.KernelExit(); known {
+			c.finish(ended, status, true)
+			return
+		}
+		select {
+		case status := <-c.told:
+			c.finish(ended, status, true)
+			return
+		case <-time.After(exitPoll):
+		}
+		if time.Since(ended) > toldPatience {
+			c.finish(ended, 0, false)
+			return
+		}
+	}
+}
+
+// awaitTold is awaitAdopted for an init that was gone when we came.
+func (c *container) awaitTold() {
+	ended := time.Now()
+	select {
+	case status := <-c.told:
+		c.finish(ended, status, true)
+	case <-time.After(toldPatience):
+		c.finish(ended, 0, false)
+	}
+}
+
+// noteExit keeps the status that the parent has told; the first counts.
+func (c *container) noteExit(status syscall.WaitStatus) {
+	select {
+	case c.told <- status:
+	default: // our own child, or told before
+	}
 }
 
 // adoptStreams goes on reading the fifos. A terminal is lost with its shim.

@@ -31,7 +31,8 @@ type container struct {
 
 	startEvent sync.Once
 	drained    sync.Once
-	oomWatched chan struct{} // closed when no notice of an OOM kill can come any more
+	told       chan syscall.WaitStatus // of an adopted init, by its parent
+	oomWatched chan struct{}           // closed when no notice of an OOM kill can come any more
 
 	op sync.Mutex // one change at a time; may be held for long
 
@@ -57,7 +58,7 @@ func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
 		sup: s, stdinOnce: request.StdinOnce, exited: make(chan struct{}), oomWatched: make(chan struct{}), execs: map[string]*exec{},
 		record: record{
 			Version: recordVersion, ID: request.Id, LogPath: request.LogPath,
-			Terminal: spec.Process.Terminal, CreatedAt: time.Now().UnixNano(), Runtime: request.Runtime,
+			Terminal: spec.Process.Terminal, Bare: request.Bare, CreatedAt: time.Now().UnixNano(), Runtime: request.Runtime,
 		},
 	}
 	c.op.Lock()
@@ -70,8 +71,15 @@ func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
 		return nil, fmt.Errorf("create container %s: %w", request.Id, err)
 	}
 	s.setMade(c)
-	s.events.publish(api.EventKind_EVENT_CREATED, c.state())
+	c.publish(api.EventKind_EVENT_CREATED)
 	return c, nil
+}
+
+// publish tells what has happened to the container; of a bare one nobody asks.
+func (c *container) publish(kind api.EventKind) {
+	if !c.record.Bare {
+		c.sup.events.publish(kind, c.state())
+	}
 }
 
 // build brings init to the barrier, with its streams.
@@ -83,20 +91,21 @@ func (c *container) build(request *api.CreateRequest, spec *specs.Spec) error {
 	}
 	streams, ends, err := stdio.Open(options)
 	if err == nil {
-		err = c.launch(spec, streams, ends)
+		err = c.launch(request.Bundle, spec, streams, ends)
 	}
 	if err != nil {
 		return errors.Join(err, stdio.RemoveFifos(options.Dir, request.Id), os.RemoveAll(c.sup.recordPath(request.Id)))
 	}
-	c.watchOOM()
+	if !c.record.Bare {
+		c.watchOOM()
+	}
 	c.io.Run()
 	go c.awaitInit()
 	return nil
 }
 
-func (c *container) launch(spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
-	c.io = streams
-	c.runtime, c.init, err = c.sup.runtimeOf(c.record).Create(c.record.ID, spec, runtime.Streams{
+func (c *container) launch(bundle string, spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
+	made, init, err := c.sup.runtimeOf(c.record).Create(c.record.ID, bundle, spec, runtime.Streams{
 		Stdin: ends.Stdin, Stdout: ends.Stdout, Stderr: ends.Stderr, Terminal: c.record.Terminal,
 	})
 	ends.Close()
@@ -104,6 +113,9 @@ func (c *container) launch(spec *specs.Spec, streams *stdio.Streams, ends stdio.
 		streams.Close()
 		return err
 	}
+	c.mu.Lock()
+	c.runtime, c.init, c.io = made, init, streams
+	c.mu.Unlock()
 	if c.record.Terminal {
 		streams.TakeTerminal(c.init.Terminal)
 	}
@@ -124,7 +136,7 @@ func (c *container) undoCreate() error {
 }
 
 func (c *container) streamOptions() stdio.Options {
-	return stdio.Options{Dir: filepath.Join(c.sup.dir, "io"), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal}
+	return stdio.Options{Dir: filepath.Join(c.sup.dir, "io"), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare}
 }
 
 // identify records who init is, so that a successor can adopt it.
@@ -166,7 +178,7 @@ func (c *container) start() error {
 
 // announceStart publishes the start once: before the exit, however quick.
 func (c *container) announceStart() {
-	c.startEvent.Do(func() { c.sup.events.publish(api.EventKind_EVENT_STARTED, c.state()) })
+	c.startEvent.Do(func() { c.publish(api.EventKind_EVENT_STARTED) })
 }
 
 func (c *container) setStarted(at int64) {
@@ -219,7 +231,7 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 		err = c.runtime.SignalAll(sig)
 	}
 	// A privileged init may have moved to a cgroup outside.
-	if !all || sig == syscall.SIGKILL {
+	if c.init != nil && (!all || sig == syscall.SIGKILL) {
 		if killErr := c.init.Signal(sig); !errors.Is(killErr, os.ErrProcessDone) {
 			err = errors.Join(err, killErr)
 		}
@@ -230,9 +242,24 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 	return nil
 }
 
+// end kills a container that runs, and waits until it has ended.
+func (c *container) end() error {
+	if err := c.kill(syscall.SIGKILL, true); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	select {
+	case <-c.exited:
+		return nil
+	case <-time.After(killPatience):
+		return fmt.Errorf("end container %s: it still runs %v after SIGKILL: %w", c.record.ID, killPatience, errdefs.ErrUnavailable)
+	}
+}
+
 // delete removes a stopped container. It may be called again after an error.
 func (c *container) delete() error {
-	c.op.Lock()
+	if err := c.lockWithin(killPatience); err != nil {
+		return fmt.Errorf("delete container %s: %w", c.record.ID, err)
+	}
 	defer c.op.Unlock()
 	select {
 	case <-c.exited:
@@ -244,11 +271,31 @@ func (c *container) delete() error {
 			return fmt.Errorf("delete container %s: %w: %w", c.record.ID, errdefs.ErrUnavailable, err)
 		}
 	}
-	exit := filepath.Join(c.sup.dir, api.ExitDir, c.record.ID+".json")
-	if err := errors.Join(stdio.RemoveFifos(c.streamOptions().Dir, c.record.ID), os.RemoveAll(exit), os.RemoveAll(c.sup.recordPath(c.record.ID))); err != nil {
+	if err := c.removeFiles(); err != nil {
 		return fmt.Errorf("delete container %s: %w", c.record.ID, err)
 	}
+	if c.init != nil {
+		_ = c.init.Close()
+	}
 	c.sup.forget(c.record.ID)
-	c.sup.events.publish(api.EventKind_EVENT_DELETED, c.state())
+	c.publish(api.EventKind_EVENT_DELETED)
+	return nil
+}
+
+func (c *container) removeFiles() error {
+	var errs []error
+	if !c.record.Bare {
+		errs = append(errs, stdio.RemoveFifos(c.streamOptions().Dir, c.record.ID), os.RemoveAll(c.sup.exitPath(c.record.ID)))
+	}
+	return errors.Join(append(errs, os.RemoveAll(c.sup.recordPath(c.record.ID)))...)
+}
+
+// lockWithin takes op, which a hook that hangs may hold.
+func (c *container) lockWithin(limit time.Duration) error {
+	for deadline := time.Now().Add(limit); !c.op.TryLock(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("another operation on it is not done within %v: %w", limit, errdefs.ErrUnavailable)
+		}
+	}
 	return nil
 }

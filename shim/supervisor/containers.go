@@ -3,6 +3,7 @@ package supervisor
 import (
 	"fmt"
 	"syscall"
+	"time"
 
 	"github.com/containerd/errdefs"
 )
@@ -36,6 +37,26 @@ func (s *Supervisor) kill(id string, sig syscall.Signal, all bool) error {
 		return err
 	}
 }
+
+// end kills a container, also one that is being made, and waits until it has
+// ended.
+func (s *Supervisor) end(id string) error {
+	for deadline := time.Now().Add(killPatience); ; time.Sleep(abortPause) {
+		c, err := s.find(id)
+		if err == nil {
+			return c.end()
+		}
+		if !errdefs.IsFailedPrecondition(err) || time.Now().After(deadline) {
+			return err
+		}
+		if err := s.abort(id); err != nil {
+			return err
+		}
+	}
+}
+
+// abortPause is between two looks at a creation that is told to end.
+const abortPause = 5 * time.Millisecond
 
 func (s *Supervisor) forget(id string) {
 	s.mu.Lock()

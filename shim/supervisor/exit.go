@@ -1,7 +1,6 @@
 package supervisor
 
 import (
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -11,17 +10,17 @@ import (
 // awaitInit waits for a container's init and records its end.
 func (c *container) awaitInit() {
 	_ = c.init.Ended()
-	if !c.adopted {
-		c.noteProgram()
-	}
-	c.finish(c.init.Wait())
+	ended := time.Now()
+	c.noteProgram()
+	status, known := c.init.Wait()
+	c.finish(ended, status, known)
 }
 
 // finish records the end of init: what else runs in the container is ended, the
 // exit goes to the disk and is told, however long the streams take.
-func (c *container) finish(status syscall.WaitStatus, known bool) {
+func (c *container) finish(ended time.Time, status syscall.WaitStatus, known bool) {
 	exit := &api.ExitRecord{
-		Code: exitCode(status), CodeKnown: known, FinishedAt: time.Now().UnixNano(), PID: c.snapshot().PID,
+		Code: exitCode(status), CodeKnown: known, FinishedAt: ended.UnixNano(), PID: c.snapshot().PID,
 		OOMKilled: known && c.killedByOOM(status),
 	}
 	if !known {
@@ -32,8 +31,7 @@ func (c *container) finish(status syscall.WaitStatus, known bool) {
 		c.drain() // init has said there why it could not
 		exit.StartError = c.startError()
 	}
-	path := filepath.Join(c.sup.dir, api.ExitDir, c.snapshot().ID+".json")
-	if err := writeJSON(path, exit); err != nil {
+	if err := c.keepExit(exit); err != nil {
 		c.sup.log.Error("the exit of a container is not on disk", "container", c.snapshot().ID, "error", err)
 	}
 	c.drain()
@@ -44,7 +42,14 @@ func (c *container) finish(status syscall.WaitStatus, known bool) {
 	if c.snapshot().StartedAt != 0 && exit.StartError == "" {
 		c.announceStart()
 	}
-	c.sup.events.publish(api.EventKind_EVENT_EXITED, c.state())
+	c.publish(api.EventKind_EVENT_EXITED)
+}
+
+func (c *container) keepExit(exit *api.ExitRecord) error {
+	if c.record.Bare {
+		return nil
+	}
+	return writeJSON(c.sup.exitPath(c.record.ID), exit)
 }
 
 // endRest kills what init leaves behind. With a pid namespace of the container's

@@ -51,7 +51,7 @@ func (c *container) watchOOM() {
 		defer close(c.oomWatched)
 		for range notices {
 			if c.awaitOOM() {
-				c.sup.events.publish(api.EventKind_EVENT_OOM, c.state())
+				c.publish(api.EventKind_EVENT_OOM)
 			}
 		}
 	}()
@@ -122,6 +122,8 @@ func (s *Supervisor) unclaimedOOMKills(parent string) int {
 func (c *container) killedByOOM(status syscall.WaitStatus) bool {
 	window := oomWindow
 	switch {
+	case c.record.Bare:
+		return false
 	case status.Signaled() && status.Signal() == syscall.SIGKILL:
 	case status.Exited() && status.ExitStatus() == oomExitStatus:
 		window = oomChildWindow

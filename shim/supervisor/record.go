@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+
+	"github.com/minicri/minicri/shim/api"
 )
 
 // record is what DIR/records/ID.json holds: what is needed to adopt a
@@ -15,7 +17,8 @@ type record struct {
 	StartTime uint64            `json:"start_time"` // clock ticks since boot, guards against a reused pid
 	LogPath   string            `json:"log_path"`
 	Terminal  bool              `json:"terminal"`
-	Cgroups   map[string]string `json:"cgroups"` // libcontainer's GetPaths: by controller, "" on v2
+	Bare      bool              `json:"bare,omitempty"` // no streams, and nobody asks for its exit
+	Cgroups   map[string]string `json:"cgroups"`        // libcontainer's GetPaths: by controller, "" on v2
 	CreatedAt int64             `json:"created_at"`
 	StartedAt int64             `json:"started_at"`
 	Runtime   []string          `json:"runtime,omitempty"` // program and flags of an OCI runtime, none for libcontainer
@@ -46,4 +49,8 @@ func readJSON(path string, value any) error {
 
 func (s *Supervisor) recordPath(id string) string {
 	return filepath.Join(s.dir, "records", id+".json")
+}
+
+func (s *Supervisor) exitPath(id string) string {
+	return filepath.Join(s.dir, api.ExitDir, id+".json")
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	gort "runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,9 +21,9 @@ import (
 	"github.com/minicri/minicri/shim/runtime"
 )
 
-// Serve is the resident supervisor of one pod's containers.
+// Serve is the resident supervisor of a group of pods.
 type Serve struct {
-	Dir           string   // the pod's shim directory, absolute
+	Dir           string   // the group's directory, absolute
 	SystemdCgroup bool     // cgroupsPath is slice:prefix:name, made by systemd
 	Cgroups       []string // cgroup directories to move into first
 	Ready         *os.File // gets "ready\n" once the sockets serve, then is closed; may be nil
@@ -31,6 +32,9 @@ type Serve struct {
 // ownOOMScore keeps the shim alive when memory runs out, as containerd and
 // CRI-O do for theirs.
 const ownOOMScore = "-998"
+
+// mostProcessors is how many of them may move bytes of logs at once.
+const mostProcessors = 4
 
 // answerGrace lets the answer out that told the shim to end: ttrpc takes a
 // connection for idle before it has written the last one.
@@ -60,12 +64,13 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	if err := s.enter(log); err != nil {
 		return err
 	}
+	gort.GOMAXPROCS(min(gort.NumCPU(), mostProcessors)) // the environment's one is for inits
 	lock, err := lockDir(s.Dir)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	builtin := runtime.NewBuiltin(filepath.Join(s.Dir, "containers"), s.SystemdCgroup)
+	builtin := runtime.NewBuiltin(filepath.Join(s.Dir, stateDir), s.SystemdCgroup)
 	sup := &Supervisor{
 		dir: s.Dir, log: log, events: newBroker(), builtin: builtin, systemd: s.SystemdCgroup,
 		life: ctx, stop: stop, containers: map[string]*container{}, commands: map[string]*runtime.Command{}, oomClaims: map[string]int{},
@@ -96,9 +101,14 @@ func (s *Supervisor) runtimeOf(r record) runtime.Runtime {
 	return command
 }
 
+// stateDir is libcontainer's, below the supervisor's directory.
+const stateDir = "containers"
+
+func (s *Supervisor) stateDir() string { return filepath.Join(s.dir, stateDir) }
+
 // enter makes the process fit to outlive the daemon.
 func (s Serve) enter(log *slog.Logger) error {
-	for _, dir := range []string{"containers", "records", "io", api.ExitDir} {
+	for _, dir := range []string{stateDir, "records", "io", api.ExitDir} {
 		if err := os.MkdirAll(filepath.Join(s.Dir, dir), 0o700); err != nil {
 			return fmt.Errorf("make the shim's directory: %w", err)
 		}
@@ -157,8 +167,9 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 	}
 	go s.serveStreams(streams)
 	failed := make(chan error, 1)
+	watched := newWatchedListener(control, s.endIfUnused)
 	// Calls that are under way are answered, so they do not end with ctx.
-	go func() { failed <- server.Serve(context.WithoutCancel(ctx), control) }()
+	go func() { failed <- server.Serve(context.WithoutCancel(ctx), watched) }()
 	select {
 	case err := <-failed:
 		return fmt.Errorf("serve: %w", err)
@@ -170,6 +181,15 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 	defer cancel()
 	_ = server.Shutdown(grace)
 	return server.Close()
+}
+
+// endIfUnused ends a supervisor that has no containers, when the last client
+// has gone: with no daemon and no pods, nothing stays. A daemon that comes
+// starts another one.
+func (s *Supervisor) endIfUnused() {
+	if len(s.all()) == 0 {
+		s.stop()
+	}
 }
 
 // listen replaces a stale socket: the caller holds the directory's lock.

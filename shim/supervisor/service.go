@@ -85,6 +85,11 @@ func (s *service) Kill(_ context.Context, r *api.KillRequest) (*api.Empty, error
 }
 
 func (s *service) Delete(_ context.Context, r *api.DeleteRequest) (*api.Empty, error) {
+	if r.Kill {
+		if err := s.sup.end(r.Id); err != nil {
+			return done, mapped(err)
+		}
+	}
 	return s.on(r.Id, (*container).delete)
 }
 
@@ -171,6 +176,15 @@ func (s *service) ReopenLog(_ context.Context, r *api.ReopenLogRequest) (*api.Em
 
 func (s *service) Update(_ context.Context, r *api.UpdateRequest) (*api.Empty, error) {
 	return s.on(r.Id, func(c *container) error { return c.update(r) })
+}
+
+func (s *service) NoteExit(_ context.Context, r *api.NoteExitRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error {
+		if record := c.snapshot(); record.PID == int(r.Pid) && record.StartTime == r.StartTime {
+			c.noteExit(syscall.WaitStatus(r.Status))
+		}
+		return nil
+	})
 }
 
 func (s *service) Shutdown(context.Context, *api.Empty) (*api.Empty, error) {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -242,17 +241,9 @@ func (p *pod) address() string {
 }
 
 // shims are the processes of the node's shims.
-func shims(n *harness.Node) (pids []int) {
-	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, path := range lines {
-		line, _ := os.ReadFile(path)
-		words := strings.Split(string(line), "\x00")
-		if len(words) > 3 && words[1] == "serve" && strings.HasPrefix(words[3], n.State) {
-			pid, _ := strconv.Atoi(strings.Split(path, "/")[2])
-			pids = append(pids, pid)
-		}
-	}
-	return pids
+func shims(n *harness.Node) []int {
+	node, pods := n.Supervisors()
+	return append(node, pods...)
 }
 
 // inCgroup are the commands of the processes in a container's cgroups.

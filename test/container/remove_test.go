@@ -2,10 +2,14 @@ package container
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"testing"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // cri: ContainerConfig.log_path
@@ -20,13 +24,45 @@ func TestP59_NothingRunsAfterRemove(t *testing.T) {
 			t.Errorf("%q: left: %v", script, left)
 		}
 	}
-	// The shim is the pod's.
 	check(t, p.remove(p.create(shell("app", "true"))))
 	if pids := shims(p.Node); len(pids) != 1 {
 		t.Errorf("shims: %v", pids)
 	}
 	p.RemovePod(p.id)
-	eventually(t, "no shim is left", func() bool { return len(shims(p.Node)) == 0 })
+	eventually(t, "no shim of a pod is left", func() bool {
+		_, pods := p.Supervisors()
+		return len(pods) == 0
+	})
+}
+
+// A pod that has ended costs nothing: after StopPodSandbox nothing of it is in
+// a supervisor, and no descriptor or thread for it.
+func TestEndedPodsCostNothing(t *testing.T) {
+	p := newPod(t)
+	p.wantExit(p.run("warm", "true"), 0, "Completed")
+	before := descriptors(t, p.Node)
+	const pods = 10
+	for i := range pods {
+		ended := runPod(t, p.Node, fmt.Sprint("ended-", i))
+		ended.wantExit(ended.run("app", "exit 3"), 3, "Error")
+		_, err := p.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: ended.id})
+		check(t, err)
+	}
+	eventually(t, "descriptors and shims are as before", func() bool {
+		return descriptors(t, p.Node) <= before && len(shims(p.Node)) == 1
+	})
+}
+
+// descriptors is how many the supervisors have.
+func descriptors(t *testing.T, n *harness.Node) (count int) {
+	t.Helper()
+	for _, pid := range shims(n) {
+		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+		if err == nil {
+			count += len(entries)
+		}
+	}
+	return count
 }
 
 // cri: RemovePodSandboxRequest.pod_sandbox_id

@@ -123,9 +123,7 @@ func strikeShim(t *testing.T, c *trial, andDaemon bool) {
 		return
 	}
 	c.disarm(t)
-	if err := <-done; err == nil {
-		t.Error("the shim was killed, and the request succeeded")
-	}
+	<-done // it may succeed: the successor adopts the prepared pause
 }
 
 func shimKilledAfter(milliseconds int) fault {
@@ -151,13 +149,13 @@ func (n *node) killShim(t *testing.T, after time.Duration) {
 	}
 }
 
-// shim is the pid of the node's shim, 0 if none runs.
+// shim is the pid of the node's supervisor, 0 if none runs.
 func (n *node) shim() int {
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, path := range lines {
 		line, _ := os.ReadFile(path)
 		words := strings.Split(string(line), "\x00")
-		if len(words) > 3 && words[1] == "pause" && strings.HasPrefix(words[3], n.State) {
+		if len(words) > 3 && words[1] == "serve" && strings.HasPrefix(words[3], n.State) {
 			pid, _ := strconv.Atoi(strings.Split(path, "/")[2])
 			return pid
 		}

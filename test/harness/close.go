@@ -57,7 +57,10 @@ func (n *Node) machineScope() leak.Scope {
 // idleScope is machineScope, and what only a daemon that runs has.
 func (n *Node) idleScope() leak.Scope {
 	scope := n.machineScope()
-	scope.Except = []int{n.daemon.pid()}
+	// The supervisor that serves now is not the one of before if a test has
+	// killed that; it goes with the daemon.
+	supervisor, _ := n.Supervisors()
+	scope.Except = append([]int{n.daemon.pid()}, supervisor...)
 	scope.Executables = slices.DeleteFunc(scope.Executables, func(name string) bool { return name == "minicri" })
 	scope.Descriptors = []int{n.daemon.pid()}
 	scope.KeptDescriptors = []string{cgroupRoot}

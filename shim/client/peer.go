@@ -1,0 +1,83 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/shim/api"
+)
+
+// peer is the process at the other end of a connection. One that hangs is
+// killed: its successor adopts what it held.
+type peer struct {
+	dir    string
+	answer time.Duration // 0: it may take as long as it likes
+	pidfd  *os.File      // nil if it could not be opened
+	asking sync.Mutex    // held while it is asked whether it hangs
+}
+
+// newPeer finds the process that listens (SO_PEERCRED of unix(7)).
+func newPeer(conn *net.UnixConn, dir string, answer time.Duration) (*peer, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var peerErr error
+	fd := -1
+	err = raw.Control(func(socket uintptr) {
+		var credentials *unix.Ucred
+		if credentials, peerErr = unix.GetsockoptUcred(int(socket), unix.SOL_SOCKET, unix.SO_PEERCRED); peerErr == nil {
+			fd, peerErr = unix.PidfdOpen(int(credentials.Pid), 0)
+		}
+	})
+	if err = errors.Join(err, peerErr); err != nil {
+		return nil, fmt.Errorf("find the process that serves %s: %w: %w", dir, ErrLost, err)
+	}
+	return &peer{dir: dir, answer: answer, pidfd: os.NewFile(uintptr(fd), "supervisor")}, nil
+}
+
+func (p *peer) close() error { return p.pidfd.Close() }
+
+// watch is around each call: one that takes longer than the limit has the
+// supervisor asked whether it answers at all. A call may have its reasons, such
+// as a hook that runs.
+func (p *peer) watch(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, _ *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
+	if p.answer > 0 {
+		late := time.AfterFunc(p.answer, p.killIfHung)
+		defer late.Stop()
+	}
+	return invoke(ctx, request, response)
+}
+
+// killIfHung kills a supervisor that does not answer the simplest call either.
+func (p *peer) killIfHung() {
+	if p.answer == 0 || !p.asking.TryLock() {
+		return
+	}
+	defer p.asking.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), p.answer)
+	defer cancel()
+	conn, err := dialSocket(ctx, p.dir+"/"+api.ControlSocket)
+	if err != nil {
+		return // it has ended
+	}
+	client := ttrpc.NewClient(conn)
+	defer client.Close()
+	_, err = api.NewShimClient(client).List(ctx, &api.Empty{})
+	if err == nil || ctx.Err() == nil {
+		return
+	}
+	raw, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) { _ = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+}

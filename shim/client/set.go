@@ -1,0 +1,293 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/shim/api"
+)
+
+// NodeGroup is the group of all pods that share the node's supervisor.
+const NodeGroup = "node"
+
+// Set are the supervisors of a node, one for each group of pods. The map is
+// guarded by mu; a group has a lock of its own, held while its supervisor is
+// started or connected to.
+type Set struct {
+	options SetOptions
+
+	// base ends with Close; work are the goroutines that it ends.
+	base   context.Context
+	cancel context.CancelFunc
+	work   sync.WaitGroup
+
+	mu       sync.Mutex
+	groups   map[string]*group
+	follower Follower
+}
+
+// SetOptions say where supervisors are and how they are started.
+type SetOptions struct {
+	// Dir has a directory for each group.
+	Dir   string
+	Start StartOptions // all but Dir
+	// Answer is how long a supervisor may take to answer.
+	Answer time.Duration
+	Logger *slog.Logger
+}
+
+// Follower is told what supervisors tell, in a goroutine for each group.
+type Follower interface {
+	// Noted is told of each event.
+	Noted(event *api.Event)
+	// Missed is called when events were dropped: List tells what is so now.
+	Missed(group string, supervisor *Client)
+	// Lost is called when the connection to a supervisor is gone.
+	Lost(group string, err error)
+}
+
+// group is the connection to one supervisor; nil client if there is none.
+type group struct {
+	dir      string
+	mu       sync.Mutex
+	client   *Client
+	lost     <-chan struct{} // closed when the connection is gone
+	followed bool
+}
+
+// NewSet makes a set whose supervisors are followed until Close.
+func NewSet(options SetOptions) (*Set, error) {
+	if err := os.MkdirAll(options.Dir, 0o711); err != nil {
+		return nil, err
+	}
+	s := &Set{options: options, groups: make(map[string]*group)}
+	s.base, s.cancel = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// Follow says who is told of events from now on. It is called once, before the
+// first Ensure.
+func (s *Set) Follow(follower Follower) {
+	s.mu.Lock()
+	s.follower = follower
+	s.mu.Unlock()
+}
+
+// Dir is the directory of a group's supervisor.
+func (s *Set) Dir(group string) string { return filepath.Join(s.options.Dir, group) }
+
+func (s *Set) of(name string) *group {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.groups[name]
+	if g == nil {
+		g = &group{dir: s.Dir(name)}
+		s.groups[name] = g
+	}
+	return g
+}
+
+// Connect returns the connection to the group's supervisor, and
+// errdefs.ErrUnavailable if none serves.
+func (s *Set) Connect(ctx context.Context, name string) (*Client, error) {
+	g := s.of(name)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.connect(ctx, s.options.Answer)
+}
+
+func (g *group) connect(ctx context.Context, answer time.Duration) (*Client, error) {
+	if g.client != nil {
+		select {
+		case <-g.lost:
+			_ = g.client.Close()
+			g.client = nil
+		default:
+			return g.client, nil
+		}
+	}
+	connected, err := connect(ctx, g.dir, answer)
+	if err != nil {
+		return nil, err
+	}
+	return g.use(connected), nil
+}
+
+// use keeps a new connection; mu is held.
+func (g *group) use(connected *Client) *Client {
+	g.client, g.lost, g.followed = connected, connected.Lost(), false
+	return connected
+}
+
+// Ensure returns the connection to the group's supervisor, and starts one if
+// none serves; one that is started on the directory of one that died adopts its
+// containers.
+func (s *Set) Ensure(ctx context.Context, name string) (*Client, error) {
+	g := s.of(name)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	supervisor, err := s.serving(ctx, g)
+	if err != nil {
+		return nil, err
+	}
+	if !g.followed {
+		g.followed = true
+		s.follow(name, supervisor)
+	}
+	return supervisor, nil
+}
+
+// endingPause is between two looks at a supervisor that is about to end: it
+// holds its directory's lock and answers nobody.
+const endingPause = 20 * time.Millisecond
+
+// serving connects to a group's supervisor, or starts it; mu is held.
+func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
+	for deadline := time.Now().Add(s.options.Answer); ; time.Sleep(endingPause) {
+		supervisor, err := g.connect(ctx, s.options.Answer)
+		if !errdefs.IsUnavailable(err) {
+			return supervisor, err
+		}
+		options := s.options.Start
+		options.Dir, options.Answer = g.dir, s.options.Answer
+		supervisor, err = Start(ctx, options)
+		if err == nil {
+			return g.use(supervisor), nil
+		}
+		if !errdefs.IsAlreadyExists(err) || ctx.Err() != nil || time.Now().After(deadline) {
+			return nil, err
+		}
+	}
+}
+
+// follow passes on what a supervisor tells, in a goroutine that ends with it or
+// with the set.
+func (s *Set) follow(name string, supervisor *Client) {
+	s.mu.Lock()
+	follower := s.follower
+	s.mu.Unlock()
+	if follower == nil {
+		return // nobody asks: there are no containers
+	}
+	s.work.Go(func() {
+		last := uint64(0)
+		err := supervisor.Events(s.base, 0, func(event *api.Event) error {
+			if event.GetSeq() != last+1 {
+				follower.Missed(name, supervisor)
+			}
+			last = event.GetSeq()
+			follower.Noted(event)
+			return nil
+		})
+		if s.base.Err() != nil {
+			return
+		}
+		s.drop(name, supervisor)
+		follower.Lost(name, err)
+	})
+}
+
+// drop closes a connection over which nothing comes any more.
+func (s *Set) drop(name string, supervisor *Client) {
+	g := s.of(name)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.client == supervisor {
+		_ = supervisor.Close()
+		g.client = nil
+	}
+}
+
+// End ends the supervisor of a group of one pod, which is gone or stopped, and
+// removes its directory. That of the node stays.
+func (s *Set) End(ctx context.Context, name string) error {
+	if name == NodeGroup {
+		return nil
+	}
+	g := s.of(name)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	supervisor, err := g.connect(ctx, s.options.Answer)
+	if err == nil {
+		err = errors.Join(ignoreUnavailable(empty(ctx, supervisor)), ignoreUnavailable(supervisor.Shutdown(ctx)), supervisor.Close())
+		g.client = nil
+	} else {
+		err = ignoreUnavailable(err)
+	}
+	if err == nil {
+		err = os.RemoveAll(g.dir)
+	}
+	if err != nil {
+		return fmt.Errorf("end the supervisor of %s: %w", name, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.groups, name)
+	return nil
+}
+
+// empty removes from a supervisor what it adopted of containers that were
+// removed while none served: with them it would not end.
+func empty(ctx context.Context, supervisor *Client) error {
+	left, err := supervisor.List(ctx)
+	for _, c := range left {
+		err = errors.Join(err, supervisor.Delete(ctx, c.GetId(), true))
+	}
+	return err
+}
+
+func ignoreUnavailable(err error) error {
+	if errdefs.IsUnavailable(err) {
+		return nil
+	}
+	return err
+}
+
+// Groups lists those that have a directory.
+func (s *Set) Groups() ([]string, error) {
+	entries, err := os.ReadDir(s.options.Dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	names := make([]string, 0, len(entries))
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return names, nil
+}
+
+// ExitOf reads what a supervisor wrote of a container's end, nil if nothing.
+func (s *Set) ExitOf(name, id string) *api.ExitRecord {
+	data, err := os.ReadFile(filepath.Join(s.Dir(name), api.ExitDir, id+".json"))
+	if err != nil {
+		return nil
+	}
+	exit := &api.ExitRecord{}
+	if err := json.Unmarshal(data, exit); err != nil {
+		return nil
+	}
+	return exit
+}
+
+// Close ends the connections; the supervisors live on.
+func (s *Set) Close() {
+	s.cancel()
+	s.work.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.groups {
+		if g.client != nil {
+			_ = g.client.Close()
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package container
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A supervisor that was killed is replaced at once, without anybody asking, and
+// the exit codes of what ended meanwhile are known: the daemon is the parent.
+func TestKilledSupervisorOfManyPods(t *testing.T) {
+	first := newPod(t)
+	pods := []*pod{first}
+	for i := range 7 {
+		pods = append(pods, runPod(t, first.Node, fmt.Sprint("many-", i)))
+	}
+	lives, dies := make([]string, len(pods)), make([]string, len(pods))
+	for i, p := range pods {
+		lives[i], dies[i] = p.run("lives", forever), p.run("dies", fmt.Sprintf("sleep 1; exit %d", i+1))
+	}
+	killed := shims(first.Node)
+	for _, pid := range killed {
+		check(t, unix.Kill(pid, unix.SIGKILL))
+	}
+	began := time.Now()
+	eventually(t, "a successor runs", func() bool {
+		now := shims(first.Node)
+		return len(now) == len(killed) && now[0] != killed[0]
+	})
+	for i, p := range pods {
+		eventually(t, "adopted", func() bool { return p.status(lives[i]).State == running })
+	}
+	t.Logf("adopted %v after the kill", time.Since(began))
+	for i, p := range pods {
+		if end := p.awaitExit(dies[i]); end.ExitCode != int32(i+1) || end.Reason != "Error" {
+			t.Errorf("exit of pod %d: %v", i, end)
+		}
+		same(t, "exec", p.exec(lives[i], "echo hi"), "hi")
+	}
+}
+
+// A supervisor that hangs is found by a call that is not answered, killed and
+// replaced; ExecSync's time-out holds meanwhile, and StopContainer works.
+func TestHungSupervisor(t *testing.T) {
+	p := newPod(t)
+	id, other := p.run("app", forever), p.run("other", forever)
+	pid := shims(p.Node)[0]
+	check(t, unix.Kill(pid, unix.SIGSTOP))
+	defer func() { _ = unix.Kill(pid, unix.SIGCONT) }()
+	began := time.Now()
+	_, err := p.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}, Timeout: 1})
+	if err == nil || time.Since(began) > 30*time.Second {
+		t.Errorf("exec by a supervisor that hangs: %v after %v", err, time.Since(began))
+	}
+	check(t, p.stop(other, 1))
+	if state := p.status(other).State; state != exited {
+		t.Errorf("after stop: %v", state)
+	}
+	eventually(t, "the other one is adopted", func() bool { return p.status(id).State == running })
+	same(t, "exec", p.exec(id, "echo hi"), "hi")
+	if now := shims(p.Node); len(now) != 1 || now[0] == pid {
+		t.Errorf("supervisors: %v, the one that hung is %d", now, pid)
+	}
+}
+
+// The start of the daemon does not wait for a supervisor that hangs.
+func TestDaemonStartsBesideAHungSupervisor(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever)
+	p.Kill()
+	pid := shims(p.Node)[0]
+	check(t, unix.Kill(pid, unix.SIGSTOP))
+	defer func() { _ = unix.Kill(pid, unix.SIGCONT) }()
+	p.Start()
+	if now := shims(p.Node); len(now) != 1 || now[0] != pid {
+		t.Errorf("the daemon waited until the supervisor that hangs was replaced: %v", now)
+	}
+	eventually(t, "adopted", func() bool { return p.status(id).State == running })
+	same(t, "exec", p.exec(id, "echo hi"), "hi")
+}
+
+// What an exec has started goes when its supervisor dies: nobody holds its
+// streams any more.
+func TestExecsOfAKilledSupervisor(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := p.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"sleep", "7777"}, Timeout: 300})
+		failed <- err
+	}()
+	cgroup := p.info(id).CgroupsPath
+	has := func() bool {
+		for _, pid := range p.pidsInCgroup(cgroup) {
+			line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+			if strings.Contains(string(line), "7777") {
+				return true
+			}
+		}
+		return false
+	}
+	eventually(t, "the exec runs", has)
+	p.killShim()
+	if err := <-failed; err == nil {
+		t.Error("the exec of a killed supervisor succeeded")
+	}
+	eventually(t, "the exec is ended", func() bool { return !has() })
+}
