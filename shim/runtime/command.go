@@ -28,6 +28,7 @@ type Command struct {
 	systemdCgroup bool
 	children      *children
 	execCgroups   func() execCgroupForm
+	dirs          sync.Mutex // held while the directories above are made or removed
 }
 
 // NewCommand runs a program, a path and global flags. The states of its
@@ -99,7 +100,10 @@ type commandContainer struct {
 func (c *commandContainer) cgroupsFile() string { return filepath.Join(c.bundle, "cgroups.json") }
 
 func (c *commandContainer) writeBundle(spec *specs.Spec) error {
-	if err := errors.Join(os.MkdirAll(c.runtime.root, 0o711), os.MkdirAll(c.bundle, 0o700)); err != nil {
+	c.runtime.dirs.Lock()
+	err := errors.Join(os.MkdirAll(c.runtime.root, 0o711), os.MkdirAll(c.bundle, 0o700))
+	c.runtime.dirs.Unlock()
+	if err != nil {
 		return err
 	}
 	old := *spec
@@ -263,7 +267,23 @@ func (c *commandContainer) Delete() error {
 	if err != nil && c.known() {
 		return err
 	}
-	return os.RemoveAll(c.bundle)
+	return c.runtime.removeBundle(c.bundle)
+}
+
+// removeBundle removes a container's directory, and with the last one those of
+// the runtime.
+func (r *Command) removeBundle(bundle string) error {
+	r.dirs.Lock()
+	defer r.dirs.Unlock()
+	if err := os.RemoveAll(bundle); err != nil {
+		return err
+	}
+	for _, dir := range []string{r.bundles, r.root, filepath.Dir(r.root)} {
+		if os.Remove(dir) != nil {
+			break // it is not empty
+		}
+	}
+	return nil
 }
 
 // known reports whether the runtime still has a state of the container.

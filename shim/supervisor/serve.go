@@ -94,21 +94,25 @@ func (s *Supervisor) runtimeOf(r record) runtime.Runtime {
 	command := s.commands[key]
 	if command == nil {
 		// Runtimes do not read each other's states.
-		root := filepath.Join(s.dir, "oci", filepath.Base(r.Runtime[0]))
+		root := filepath.Join(s.dir, commandsDir, filepath.Base(r.Runtime[0]))
 		command = runtime.NewCommand(r.Runtime, root, s.systemd, s.builtin)
 		s.commands[key] = command
 	}
 	return command
 }
 
-// stateDir is libcontainer's, below the supervisor's directory.
-const stateDir = "containers"
+// stateDir is libcontainer's, commandsDir has those of other runtimes, below the
+// supervisor's directory.
+const (
+	stateDir    = "containers"
+	commandsDir = "oci"
+)
 
 func (s *Supervisor) stateDir() string { return filepath.Join(s.dir, stateDir) }
 
 // enter makes the process fit to outlive the daemon.
 func (s Serve) enter(log *slog.Logger) error {
-	for _, dir := range []string{stateDir, "records", "io", api.ExitDir} {
+	for _, dir := range []string{stateDir, commandsDir, "records", "io", api.ExitDir} {
 		if err := os.MkdirAll(filepath.Join(s.Dir, dir), 0o700); err != nil {
 			return fmt.Errorf("make the shim's directory: %w", err)
 		}

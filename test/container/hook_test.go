@@ -125,7 +125,7 @@ func TestHookThatHangs(t *testing.T) {
 	for _, kind := range []string{"createRuntime", "createContainer"} {
 		t.Run(kind, func(t *testing.T) {
 			p := newPod(t)
-			witness := p.run("witness", quiet)
+			witness := p.run("witness", "", command("sleep", "1000000"))
 			pids := shims(p.Node)
 			before := p.Look()
 			device := vendor(t, map[string]string{kind: "sleep 7776 & sleep 7776"}, 1)
