@@ -103,9 +103,10 @@ func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
 func reboot(t *testing.T, n *harness.Node, pids []int) {
 	t.Helper()
 	n.Kill()
-	for _, pid := range pids {
+	node, pods := n.Supervisors()
+	for _, pid := range slices.Concat(pids, node, pods) {
 		check(t, unix.Kill(pid, unix.SIGKILL))
-		eventually(t, "pause is gone", patience, func() bool { return !alive(pid) })
+		eventually(t, "it is gone", patience, func() bool { return !alive(pid) })
 	}
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(n.Dir))
 	check(t, err)
