@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/moby/sys/mountinfo"
@@ -66,7 +67,8 @@ func (n *node) reboot(t *testing.T, pods []*runtimeapi.PodSandboxStatus) {
 		pids = append(pids, n.pausePID(t, pod.Id))
 	}
 	n.Kill()
-	for _, pid := range pids {
+	node, supervisors := n.Supervisors()
+	for _, pid := range slices.Concat(pids, node, supervisors) {
 		check(t, unix.Kill(pid, unix.SIGKILL))
 	}
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(n.Dir))
