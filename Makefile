@@ -137,6 +137,21 @@ bench-%: root bench-deps setup build ## Measure and print: sandbox, image, conta
 	go build $(goflags) -o bin/bench/$* ./test/bench/$*
 	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns bin/bench/$*
 
+# What it builds, some minutes of Kubernetes the first time, it keeps outside the tree.
+.PHONY: bin/cluster
+bin/cluster:
+	CGO_ENABLED=0 go build $(goflags) -o bin/cluster ./hack/cluster
+
+CLUSTER ?= minicri
+NODES   ?= 2
+
+.PHONY: cluster-up cluster-down
+cluster-up: root setup build bin/cluster ## A Kubernetes cluster of this machine alone: CLUSTER=NAME NODES=N (root)
+	bin/cluster --name $(CLUSTER) up --nodes $(NODES)
+
+cluster-down: root bin/cluster ## Remove it, and look for what it left: CLUSTER=NAME (root)
+	bin/cluster --name $(CLUSTER) down
+
 bin/tools/.built: hack/tools/go.mod hack/tools/go.sum $(wildcard hack/tools/*/*.go)
 	go build -C hack/tools $(goflags) -o $(CURDIR)/bin/tools/ tool
 	@touch $@

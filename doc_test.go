@@ -257,12 +257,12 @@ var reserved = []struct {
 }{
 	{
 		"k8s.io/cri-api/...",
-		[]string{"cmd/minicri", "server", "sandbox", "container", "internal/validate", "oci", "stats", "stream", "hack/cri", "hack/demo", "test/..."},
+		[]string{"cmd/minicri", "server", "sandbox", "container", "internal/validate", "oci", "stats", "stream", "hack/cluster", "hack/cri", "hack/demo", "test/..."},
 		"the CRI is the surface: what is below it has words of its own, and can be read without knowing Kubernetes",
 	},
 	{
 		"google.golang.org/grpc/...",
-		[]string{"cmd/minicri", "server", "shim/supervisor", "hack/demo", "test/..."},
+		[]string{"cmd/minicri", "server", "shim/supervisor", "hack/cluster", "hack/demo", "test/..."},
 		"errors have domain kinds inside; their codes are given at the edges: in server, and where ttrpc begins and ends",
 	},
 	{

@@ -25,6 +25,9 @@ type DefaultNetwork struct {
 	// Subnet is one subnet or two (IPv4 and IPv6) with a comma between them;
 	// "" waits for the pod CIDR that UpdateRuntimeConfig brings.
 	Subnet string
+	// Masquerade gives what pods send out of the subnet the node's address, so
+	// that answers come back where nobody else knows the pods'.
+	Masquerade bool
 	// DataDir is where host-local keeps addresses; "" is its own default.
 	DataDir string
 }
@@ -58,7 +61,7 @@ func (d DefaultNetwork) list(subnets []netip.Prefix) map[string]any {
 		"cniVersion": "1.1.0",
 		"name":       d.Name,
 		"plugins": []map[string]any{
-			{"type": "bridge", "bridge": d.Bridge, "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": d.ipam(subnets)},
+			{"type": "bridge", "bridge": d.Bridge, "isGateway": true, "ipMasq": d.Masquerade, "hairpinMode": true, "ipam": d.ipam(subnets)},
 			{"type": "portmap", "capabilities": map[string]bool{"portMappings": true}, "snat": true},
 		},
 	}

@@ -35,7 +35,7 @@ func TestParseSubnets(t *testing.T) {
 }
 
 func bridged(o *Options) {
-	o.Default = DefaultNetwork{Enabled: true, Name: "embedded", Bridge: "test-br0", DataDir: filepath.Join(o.Root, "addresses")}
+	o.Default = DefaultNetwork{Enabled: true, Masquerade: true, Name: "embedded", Bridge: "test-br0", DataDir: filepath.Join(o.Root, "addresses")}
 }
 
 // The default network waits for a pod CIDR, follows it, keeps it over a

@@ -60,7 +60,7 @@ func newDemoNode() (*demoNode, error) {
 	}
 	c.CgroupDriver, c.CgroupParent = "cgroupfs", "/"+filepath.Base(dir)
 	c.DefaultNetwork = config.DefaultNetwork{
-		Enabled: true, Name: demoNetwork, Bridge: demoBridge, Subnet: demoSubnet, DataDir: n.path("addresses"),
+		Enabled: true, Masquerade: true, Name: demoNetwork, Bridge: demoBridge, Subnet: demoSubnet, DataDir: n.path("addresses"),
 	}
 	return n, nil
 }

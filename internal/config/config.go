@@ -80,11 +80,12 @@ func (r Runtime) Program() []string {
 
 // DefaultNetwork is the embedded network.
 type DefaultNetwork struct {
-	Enabled bool   `toml:"enabled" comment:"whether it is used while cni_conf_dir has no configuration"`
-	Name    string `toml:"name" comment:"name of the network, as plugins and their files see it"`
-	Bridge  string `toml:"bridge" comment:"name of the bridge, at most 15 characters"`
-	Subnet  string `toml:"subnet" comment:"a subnet, or an IPv4 and an IPv6 one separated by ','; '' is the pod CIDR that the kubelet sends"`
-	DataDir string `toml:"data_dir" need:"path?" comment:"where addresses are recorded; '' is the plugin's own default"`
+	Enabled    bool   `toml:"enabled" comment:"whether it is used while cni_conf_dir has no configuration"`
+	Name       string `toml:"name" comment:"name of the network, as plugins and their files see it"`
+	Bridge     string `toml:"bridge" comment:"name of the bridge, at most 15 characters"`
+	Subnet     string `toml:"subnet" comment:"a subnet, or an IPv4 and an IPv6 one separated by ','; '' is the pod CIDR that the kubelet sends"`
+	Masquerade bool   `toml:"masquerade" comment:"whether what pods send out of the subnet gets the node's address; false where every other node has a route to the pods"`
+	DataDir    string `toml:"data_dir" need:"path?" comment:"where addresses are recorded; '' is the plugin's own default"`
 }
 
 // Images says how images are pulled and kept.

@@ -18,8 +18,9 @@ func Default() *Config {
 		Supervisor: SupervisorNode,
 		Runtimes:   map[string]Runtime{"runc": {Type: Builtin, Args: []string{}}},
 		DefaultNetwork: DefaultNetwork{
-			Name:   "minicri",
-			Bridge: "minicri0",
+			Name:       "minicri",
+			Bridge:     "minicri0",
+			Masquerade: true,
 		},
 		Images: Images{
 			CertsDirs: []string{"/etc/minicri/certs.d", "/etc/containerd/certs.d"},

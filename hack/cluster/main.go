@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+)
+
+// The roles that this program gives itself, by the first argument.
+const (
+	hubRole      = "--hub"      // DIR: the network between the nodes
+	initRole     = "--init"     // DIR NODE: process 1 of a node, until its mounts are made
+	servicesRole = "--services" // RUNTIME: process 1 of a node, from then on
+	lookRole     = "--look"     // print what pods left on the node that it runs on
+)
+
+const usage = `cluster [--name NAME] COMMAND
+
+  up [--nodes N] [--runtime minicri|containerd]
+                          make a cluster of N nodes (2); wait until it is ready
+  down                    remove the pods, look for leaks, end the nodes
+  node add NODE           join another node
+  node remove NODE        drain a node and end it
+  node restart NODE       end its runtime and kubelet; pods stay
+  node reboot NODE        cut its power and start it again
+  load ARCHIVE            import images on every node
+  upgrade-runtime DIR     put the minicri and minicri-shim of DIR on every node
+  exec NODE COMMAND...    run a command in a node
+  kubectl ARG...          kubectl with the cluster's kubeconfig`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "cluster:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, arguments []string, output io.Writer) error {
+	if len(arguments) > 0 {
+		switch arguments[0] {
+		case hubRole:
+			return serveHub(arguments[1])
+		case initRole:
+			return becomeNode(arguments[1], arguments[2])
+		case servicesRole:
+			return runServices(ctx, arguments[1])
+		case lookRole:
+			return lookForLeaks(ctx, output)
+		}
+	}
+	flags := flag.NewFlagSet("cluster", flag.ContinueOnError)
+	flags.Usage = func() { fmt.Fprintln(flags.Output(), usage) }
+	name := flags.String("name", "minicri", "which cluster")
+	if err := flags.Parse(arguments); err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("run it as root: it makes namespaces and mounts")
+	}
+	if err := checkName(*name); err != nil {
+		return err
+	}
+	if flags.NArg() == 0 {
+		return fmt.Errorf("a command is missing\n%s", usage)
+	}
+	return command(ctx, *name, flags.Args(), output)
+}
+
+// command runs one command. Those that change the cluster hold its lock; exec
+// and kubectl do not, they may last.
+func command(ctx context.Context, name string, arguments []string, output io.Writer) error {
+	verb, rest := arguments[0], arguments[1:]
+	switch verb {
+	case "up":
+		return upCommand(ctx, name, rest, output)
+	case "exec", "kubectl":
+		c, err := load(name)
+		if err != nil {
+			return err
+		}
+		return c.interactive(ctx, verb, rest)
+	}
+	c, unlock, err := lock(name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	c.progress = newProgress(output)
+	switch {
+	case verb == "down" && len(rest) == 0:
+		return c.down(ctx)
+	case verb == "load" && len(rest) == 1:
+		return c.importEverywhere(ctx, rest[0])
+	case verb == "upgrade-runtime" && len(rest) == 1:
+		return c.upgradeRuntime(ctx, rest[0])
+	case verb == "node" && len(rest) == 2:
+		return c.nodeCommand(ctx, rest[0], rest[1])
+	}
+	return fmt.Errorf("no such command: %q\n%s", strings.Join(arguments, " "), usage)
+}
+
+func upCommand(ctx context.Context, name string, arguments []string, output io.Writer) error {
+	flags := flag.NewFlagSet("up", flag.ContinueOnError)
+	nodes := flags.Int("nodes", 2, "how many nodes")
+	runtime := flags.String("runtime", minicriRuntime, "minicri or containerd")
+	if err := flags.Parse(arguments); err != nil {
+		return err
+	}
+	if *nodes < 1 || *nodes > maxNodes {
+		return fmt.Errorf("--nodes is %d, it has to be 1 to %d", *nodes, maxNodes)
+	}
+	if *runtime != minicriRuntime && *runtime != containerdRuntime {
+		return fmt.Errorf("--runtime is %q, it has to be %s or %s", *runtime, minicriRuntime, containerdRuntime)
+	}
+	c, unlock, err := create(name, *runtime)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	c.progress = newProgress(output)
+	return c.up(ctx, *nodes)
+}
+
+func (c *cluster) nodeCommand(ctx context.Context, verb, name string) error {
+	if verb == "add" {
+		return c.addNode(ctx, name)
+	}
+	n, err := c.node(name)
+	if err != nil {
+		return err
+	}
+	switch verb {
+	case "remove":
+		return c.removeNode(ctx, n)
+	case "restart":
+		return c.restartNode(ctx, n)
+	case "reboot":
+		return c.rebootNode(ctx, n)
+	}
+	return fmt.Errorf("no such command: node %q\n%s", verb, usage)
+}
