@@ -99,7 +99,7 @@ func runServices(ctx context.Context, runtime string) error {
 	for _, s := range services(runtime) {
 		go s.keep(ctx)
 	}
-	process.ReapOrphans(ctx)
+	process.ReapOrphans(ctx, nil)
 	return nil
 }
 
