@@ -115,6 +115,7 @@ bin/kubelet/.built: hack/kubelet/go.mod hack/kubelet/go.sum
 build: ## bin/minicri and bin/minicri-shim
 	sh oci/pause/build.sh
 	sh network/runner/build.sh
+	sh internal/environ/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags grpcnotrace -o bin/minicri ./cmd/minicri
 	CGO_ENABLED=1 $(gobuild) -tags seccomp,runc_nocriu -o bin/minicri-shim ./cmd/minicri-shim
 
@@ -128,6 +129,7 @@ bin/demo:
 failpoints: bin/cni/.built
 	sh oci/pause/build.sh
 	sh network/runner/build.sh
+	sh internal/environ/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags failpoints -o bin/failpoints/ ./cmd/minicri ./test/crash/trip
 	CGO_ENABLED=1 $(gobuild) -tags seccomp,runc_nocriu -o bin/failpoints/minicri-shim ./cmd/minicri-shim
 	@ln -sfn ../cni bin/failpoints/cni
@@ -208,4 +210,4 @@ uninstall: ## Remove what install made, but not state, configuration and plugins
 
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf bin oci/pause/pause.elf network/runner/runner.elf
+	rm -rf bin oci/pause/pause.elf network/runner/runner.elf internal/environ/environ.elf

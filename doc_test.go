@@ -190,7 +190,7 @@ var layers = [][]string{
 	{"network", "oci", "shim/client"},
 	{"namespace", "network/runner"},
 	{"internal/node", "internal/step"},
-	{"stream/spdy", "shim/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/handler", "internal/id", "internal/lock", "internal/manual", "internal/process", "internal/state"},
+	{"stream/spdy", "shim/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/environ", "internal/handler", "internal/id", "internal/lock", "internal/manual", "internal/process", "internal/state"},
 	{"internal/step/failpoint", "test/leak"},
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -22,7 +23,7 @@ import (
 // outputs together travel in one message, of which clients take 16 MiB.
 const ExecOutputLimit = 16<<20 - 1<<10
 
-// ExecSync runs a command in a running container, to its end or to the time-out
+// ExecSync runs a command in a container, to its end or to the time-out
 // (none if 0), and captures its output. errdefs' and the context's kinds tell
 // what went wrong; a command that fails is no error.
 func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (*client.Result, error) {
@@ -46,9 +47,10 @@ func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeo
 	return result, nil
 }
 
-// forExec is what a command in a running container needs.
+// forExec is what a command in a container needs. A container that was not
+// started yet has its namespaces and files too, and takes commands, as runc's do.
 func (s *Store) forExec(ctx context.Context, id string, command []string, tty bool) (*Container, *client.Client, *specs.Process, error) {
-	c, shim, err := s.running(ctx, id)
+	c, shim, err := s.alive(ctx, id, created, running)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -63,14 +65,19 @@ func (s *Store) forExec(ctx context.Context, id string, command []string, tty bo
 	return c, shim, oci.ForExec(spec, command, tty), nil
 }
 
-// running finds a container that runs, and its shim.
-func (s *Store) running(ctx context.Context, id string) (*Container, *client.Client, error) {
+const (
+	created = runtimeapi.ContainerState_CONTAINER_CREATED
+	running = runtimeapi.ContainerState_CONTAINER_RUNNING
+)
+
+// alive finds a container that is in one of the states, and its shim.
+func (s *Store) alive(ctx context.Context, id string, states ...runtimeapi.ContainerState) (*Container, *client.Client, error) {
 	c, err := s.Find(id)
 	if err != nil {
 		return nil, nil, err
 	}
-	if state := c.State(); state != runtimeapi.ContainerState_CONTAINER_RUNNING {
-		return nil, nil, fmt.Errorf("container %s is %v, it has to run: %w", c.ID, state, errdefs.ErrFailedPrecondition)
+	if state := c.State(); !slices.Contains(states, state) {
+		return nil, nil, fmt.Errorf("container %s is %v, it has to be %v: %w", c.ID, state, states, errdefs.ErrFailedPrecondition)
 	}
 	shim, err := s.shimOf(ctx, c.group())
 	return c, shim, err
@@ -88,7 +95,7 @@ func (s *Store) Spec(c *Container) (*specs.Spec, error) {
 
 // ReopenLog goes on in a new file at the path of the container's log.
 func (s *Store) ReopenLog(ctx context.Context, id string) error {
-	c, shim, err := s.running(ctx, id)
+	c, shim, err := s.alive(ctx, id, running)
 	if err != nil {
 		return err
 	}

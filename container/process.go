@@ -29,13 +29,13 @@ type Process struct {
 // killTime is what ending an exec that nobody wants any more may take.
 const killTime = 10 * time.Second
 
-// CheckExec tells whether Exec can be called now: the container runs.
+// CheckExec reports whether Exec can be called now: the container has not ended.
 func (s *Store) CheckExec(ctx context.Context, id string, command []string) error {
 	_, _, _, err := s.forExec(ctx, id, command, false)
 	return err
 }
 
-// Exec starts a command in a running container. The caller opens all Outputs,
+// Exec starts a command in a container that was created or started. The caller opens all Outputs,
 // and Stdin if asked for, then calls Wait; or End, if it cannot.
 func (s *Store) Exec(ctx context.Context, containerID string, command []string, stdin, tty bool) (*Process, error) {
 	c, shim, spec, err := s.forExec(ctx, containerID, command, tty)
@@ -52,10 +52,10 @@ func (s *Store) Exec(ctx context.Context, containerID string, command []string, 
 	return p, nil
 }
 
-// CheckAttach tells whether Attach can be called now: the container runs, and
+// CheckAttach reports whether Attach can be called now: the container runs, and
 // has a terminal or not, as the client believes.
 func (s *Store) CheckAttach(ctx context.Context, id string, tty bool) error {
-	c, _, err := s.running(ctx, id)
+	c, _, err := s.alive(ctx, id, running)
 	if err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (s *Store) CheckAttach(ctx context.Context, id string, tty bool) error {
 
 // Attach finds the process of a running container.
 func (s *Store) Attach(ctx context.Context, id string) (*Process, error) {
-	c, shim, err := s.running(ctx, id)
+	c, shim, err := s.alive(ctx, id, running)
 	if err != nil {
 		return nil, err
 	}

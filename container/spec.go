@@ -6,7 +6,10 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/environ"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/oci"
 )
@@ -67,11 +70,20 @@ func (c *creation) writeSpec(context.Context) (err error) {
 	if c.spec, err = oci.ForContainer(c.parts); err != nil {
 		return err
 	}
-	encoded, err := json.Marshal(c.spec)
+	encoded, err := marshalSpec(c.spec)
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(c.owner.dir(c.ID), specFile), encoded, 0o600)
+}
+
+// marshalSpec keeps an environment of any bytes, which the shim decodes.
+func marshalSpec(spec *specs.Spec) ([]byte, error) {
+	process := *spec.Process
+	process.Env = environ.Encode(process.Env)
+	written := *spec
+	written.Process = &process
+	return json.Marshal(&written)
 }
 
 // specFile is the runtime-spec in a container's directory, its bundle.

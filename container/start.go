@@ -24,13 +24,13 @@ func (s *Store) Start(ctx context.Context, id string) error {
 	}
 	defer release()
 	if state := c.State(); state != runtimeapi.ContainerState_CONTAINER_CREATED {
-		return fmt.Errorf("start container %s: it is %v, only a created one can be started: %w", c.ID, state, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("container %s is %v, only a created one can be started: %w", c.ID, state, errdefs.ErrFailedPrecondition)
 	}
 	if !s.exists(c.ID) { // removed meanwhile
 		return fmt.Errorf("container %s: %w", c.ID, errdefs.ErrNotFound)
 	}
 	if err := s.begin(ctx, c).Do(stepStart, func(ctx context.Context) error { return s.start(ctx, c) }); err != nil {
-		return fmt.Errorf("start container %s: %w", c.ID, err)
+		return fmt.Errorf("container %s: %w", c.ID, err)
 	}
 	return nil
 }

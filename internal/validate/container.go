@@ -5,7 +5,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
@@ -90,9 +89,6 @@ func (c *container) process() {
 		field := fmt.Sprintf("config.envs[%d].", i)
 		c.text(field+"key", env.GetKey())
 		c.text(field+"value", string(env.GetValue()))
-		if !utf8.Valid(env.GetValue()) {
-			c.bad(field+"value", "is not UTF-8: the runtime-spec is JSON, which would change it")
-		}
 		if env.GetKey() == "" || strings.Contains(env.GetKey(), "=") {
 			c.bad(field+"key", "%q is not a name of a variable", env.GetKey())
 		}

@@ -47,10 +47,11 @@ func (*Builtin) Features() Features { return Features{ExecTrees: true, Adoption:
 
 // Create is of Runtime.
 func (b *Builtin) Create(id, bundle string, spec *specs.Spec, streams Streams) (Container, *Process, error) {
-	process, err := newProcess(spec.Process)
+	process, passed, err := processWithBytes(spec.Process, spec.Linux.MountLabel)
 	if err != nil {
 		return nil, nil, err
 	}
+	defer passed.Close()
 	process.Init = true
 	var config *configs.Config
 	// A user namespace that is joined is looked at by a helper process.

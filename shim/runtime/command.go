@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -52,10 +53,15 @@ func (r *Command) Create(id, _ string, spec *specs.Spec, streams Streams) (Conta
 		return nil, nil, err
 	}
 	c := &commandContainer{runtime: r, id: id, bundle: filepath.Join(r.bundles, id)}
-	if err := c.writeBundle(spec); err != nil {
+	process, passed, err := withBytes(spec.Process, spec.Linux.MountLabel)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer passed.Close()
+	if err := c.writeBundle(spec, process); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("write the bundle of container %s: %w", id, err), os.RemoveAll(c.bundle))
 	}
-	init, err := c.launch(streams, "create", "--bundle", c.bundle)
+	init, err := c.launch(streams, passed, "create", "--bundle", c.bundle)
 	if err == nil {
 		err = c.findCgroups(init.PID)
 	}
@@ -99,7 +105,7 @@ type commandContainer struct {
 
 func (c *commandContainer) cgroupsFile() string { return filepath.Join(c.bundle, "cgroups.json") }
 
-func (c *commandContainer) writeBundle(spec *specs.Spec) error {
+func (c *commandContainer) writeBundle(spec *specs.Spec, process *specs.Process) error {
 	c.runtime.dirs.Lock()
 	err := errors.Join(os.MkdirAll(c.runtime.root, 0o711), os.MkdirAll(c.bundle, 0o700))
 	c.runtime.dirs.Unlock()
@@ -107,8 +113,17 @@ func (c *commandContainer) writeBundle(spec *specs.Spec) error {
 		return err
 	}
 	old := *spec
-	old.Version = oldestVersion
+	old.Version, old.Process = oldestVersion, process
 	return writeJSON(filepath.Join(c.bundle, "config.json"), &old)
+}
+
+// mountLabel is the SELinux label of the container's files, "" if it has none.
+func (c *commandContainer) mountLabel() string {
+	spec, err := ReadSpec(c.bundle)
+	if err != nil {
+		return ""
+	}
+	return spec.Linux.MountLabel
 }
 
 // oldestVersion is the version of the runtime-spec that bundles name. Runtimes
@@ -134,7 +149,8 @@ func (c *commandContainer) findCgroups(pid int) (err error) {
 }
 
 // launch runs a verb that starts a process of the container: create or exec.
-func (c *commandContainer) launch(streams Streams, verb string, arguments ...string) (*Process, error) {
+// The process gets what is passed after its standard streams.
+func (c *commandContainer) launch(streams Streams, passed files, verb string, arguments ...string) (*Process, error) {
 	scratch, err := os.MkdirTemp(c.bundle, verb+"-")
 	if err != nil {
 		return nil, err
@@ -146,12 +162,17 @@ func (c *commandContainer) launch(streams Streams, verb string, arguments ...str
 	if err != nil {
 		return nil, err
 	}
+	given := slices.Clone(passed)
+	if len(passed) > 0 {
+		arguments = append(arguments, "--preserve-fds", strconv.Itoa(len(passed)))
+	}
 	if console != nil {
 		defer console.close()
-		arguments = append(arguments, "--console-socket", console.path())
+		given = append(given, console.directory)
+		arguments = append(arguments, "--console-socket", console.path(len(passed)))
 	}
 	pid, err := c.runtime.children.own(func() (int, error) {
-		if err := c.run(nil, streams, console, append(arguments, c.id)...); err != nil {
+		if err := c.run(nil, streams, given, append(arguments, c.id)...); err != nil {
 			return 0, err
 		}
 		return readPID(pidFile)
@@ -206,8 +227,13 @@ func (c *commandContainer) Exec(spec *specs.Process, streams Streams) (*Process,
 		return nil, err
 	}
 	defer os.RemoveAll(scratch)
+	process, passed, err := withBytes(spec, c.mountLabel())
+	if err != nil {
+		return nil, err
+	}
+	defer passed.Close()
 	file := filepath.Join(scratch, "process.json")
-	if err := writeJSON(file, spec); err != nil {
+	if err := writeJSON(file, process); err != nil {
 		return nil, err
 	}
 	arguments := []string{"--detach", "--process", file}
@@ -215,7 +241,7 @@ func (c *commandContainer) Exec(spec *specs.Process, streams Streams) (*Process,
 	if t != nil {
 		arguments = append(arguments, "--cgroup", c.runtime.execCgroupFlag(t))
 	}
-	p, err := c.launch(streams, "exec", arguments...)
+	p, err := c.launch(streams, passed, "exec", arguments...)
 	if err != nil {
 		if t != nil {
 			t.close()

@@ -19,9 +19,10 @@ import (
 	"github.com/minicri/minicri/shim/stdio"
 )
 
-// run runs the program with global flags and the arguments. Its error is the
-// last one that the program has logged.
-func (c *commandContainer) run(stdin []byte, streams Streams, console *consoleListener, arguments ...string) error {
+// run runs the program with global flags and the arguments, and gives it the
+// files after its standard streams. Its error is the last one that the program
+// has logged.
+func (c *commandContainer) run(stdin []byte, streams Streams, given files, arguments ...string) error {
 	log, err := os.CreateTemp(c.bundle, "log-")
 	if err != nil {
 		return fmt.Errorf("%s of container %s: %w", arguments[0], c.id, err)
@@ -47,9 +48,7 @@ func (c *commandContainer) run(stdin []byte, streams Streams, console *consoleLi
 	if streams.Stderr != nil {
 		command.Stderr = streams.Stderr
 	}
-	if console != nil {
-		command.ExtraFiles = []*os.File{console.directory}
-	}
+	command.ExtraFiles = given
 	// Not in the shim's directory, and without its environment but for PATH:
 	// runtimes look for their helpers there.
 	command.Dir = "/"
@@ -126,9 +125,11 @@ func (*commandContainer) console(streams Streams, scratch string) (*consoleListe
 	return &consoleListener{directory, listener}, nil
 }
 
-// path is where the runtime finds the socket: the directory is its first
-// descriptor after the standard ones.
-func (*consoleListener) path() string { return "/proc/self/fd/3/" + consoleName }
+// path is where the runtime finds the socket: the directory is its descriptor
+// after the standard ones and those before it.
+func (*consoleListener) path(before int) string {
+	return fmt.Sprintf("/proc/self/fd/%d/%s", 3+before, consoleName)
+}
 
 // receive takes the terminal, which has been sent when the runtime has ended.
 func (l *consoleListener) receive() (*os.File, error) {

@@ -6,10 +6,11 @@ import (
 
 // Exec is of Container.
 func (c *builtinContainer) Exec(spec *specs.Process, streams Streams) (*Process, error) {
-	process, err := newProcess(spec)
+	process, passed, err := processWithBytes(spec, c.lib.Config().MountLabel)
 	if err != nil {
 		return nil, err
 	}
+	defer passed.Close()
 	t := c.execs.newTree()
 	if t != nil {
 		process.SubCgroupPaths = map[string]string{t.controller: t.sub}

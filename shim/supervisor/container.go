@@ -52,7 +52,7 @@ type container struct {
 func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
 	spec, err := runtime.ReadSpec(request.Bundle)
 	if err != nil {
-		return nil, fmt.Errorf("create container %s: %w: %w", request.Id, errdefs.ErrInvalidArgument, err)
+		return nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
 	c := &container{
 		sup: s, stdinOnce: request.StdinOnce, exited: make(chan struct{}), oomWatched: make(chan struct{}), execs: map[string]*exec{},
@@ -68,7 +68,7 @@ func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
 	}
 	if err := c.build(request, spec); err != nil {
 		s.forget(request.Id)
-		return nil, fmt.Errorf("create container %s: %w", request.Id, err)
+		return nil, err
 	}
 	s.setMade(c)
 	c.publish(api.EventKind_EVENT_CREATED)
@@ -152,22 +152,22 @@ func (c *container) start() error {
 	c.op.Lock()
 	defer c.op.Unlock()
 	if status := c.state().Status; status != api.Status_STATUS_CREATED {
-		return fmt.Errorf("start container %s: it is %v: %w", c.record.ID, status, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("it is %v: %w", status, errdefs.ErrFailedPrecondition)
 	}
 	// Before the barrier opens: a successor must not take a program that runs for
 	// one that waits.
 	c.setStarted(time.Now().UnixNano())
 	if err := writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()); err != nil {
 		c.setStarted(0)
-		return fmt.Errorf("start container %s: %w", c.record.ID, err)
+		return err
 	}
 	c.listenToInit()
 	if err := c.runtime.Start(); err != nil {
 		c.setStarted(0)
-		return errors.Join(fmt.Errorf("start container %s: %w", c.record.ID, err), writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()))
+		return errors.Join(err, writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()))
 	}
 	if err := c.awaitProgram(); err != nil {
-		return fmt.Errorf("start container %s: %w", c.record.ID, err)
+		return err
 	}
 	c.announceStart()
 	if err := c.runtime.Started(); err != nil {

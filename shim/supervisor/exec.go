@@ -23,19 +23,19 @@ type exec struct {
 	expire    *time.Timer // ends an exec that nobody waits for; nil for execSync
 }
 
-// startExec starts a process in a running container. The caller takes its
-// outputs and ends it with release.
+// startExec starts a process in a container that was created or started. The
+// caller takes its outputs and ends it with release.
 func (c *container) startExec(encoded []byte, stdin bool) (*exec, error) {
 	spec := new(specs.Process)
 	if err := json.Unmarshal(encoded, spec); err != nil {
-		return nil, fmt.Errorf("exec in container %s: %w: %w", c.record.ID, errdefs.ErrInvalidArgument, err)
+		return nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
-	if status := c.state().Status; status != api.Status_STATUS_RUNNING {
-		return nil, fmt.Errorf("exec in container %s: it is %v: %w", c.record.ID, status, errdefs.ErrFailedPrecondition)
+	if status := c.state().Status; status != api.Status_STATUS_RUNNING && status != api.Status_STATUS_CREATED {
+		return nil, fmt.Errorf("it is %v: %w", status, errdefs.ErrFailedPrecondition)
 	}
 	e := &exec{container: c, exited: make(chan struct{})}
 	if err := e.launch(spec, stdin); err != nil {
-		return nil, fmt.Errorf("exec in container %s: %w", c.record.ID, err)
+		return nil, err
 	}
 	go e.await()
 	return e, nil

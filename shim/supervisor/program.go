@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/minicri/minicri/internal/environ"
 	"github.com/minicri/minicri/shim/api"
 )
 
@@ -108,12 +109,17 @@ func (c *container) startError() string {
 const forkNoExec = 0x40
 
 // beforeExec reports whether a process has executed no program of its own yet,
-// also of one that has ended and is not waited for (proc_pid_stat(5), flags).
+// also of one that has ended and is not waited for (proc_pid_stat(5), flags and
+// comm). The program that sets its environment is not its own.
 func beforeExec(pid int) (bool, error) {
 	const flags = 6 // behind the name
 	content, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return false, err
+	}
+	name := content[bytes.IndexByte(content, '(')+1 : bytes.LastIndexByte(content, ')')]
+	if string(name) == environ.Name || setsEnvironment(pid) {
+		return true, nil
 	}
 	fields := bytes.Fields(content[bytes.LastIndexByte(content, ')')+1:])
 	if len(fields) <= flags {
@@ -121,4 +127,11 @@ func beforeExec(pid int) (bool, error) {
 	}
 	value, err := strconv.ParseUint(string(fields[flags]), 10, 64)
 	return value&forkNoExec != 0, err
+}
+
+// setsEnvironment reports whether a process that lives runs environ, which has
+// not got round to saying its name.
+func setsEnvironment(pid int) bool {
+	exe, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/exe")
+	return err == nil && strings.HasPrefix(exe, "/memfd:"+environ.Name+" ")
 }

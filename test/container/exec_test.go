@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // cri: ExecSync ExecSyncResponse.stderr
@@ -79,4 +80,29 @@ func TestExecOutputIsCapped(t *testing.T) {
 	}
 	_, err = p.tryExec(id, 0, "/bin/sh", "-c", "head -c 20000000 /dev/zero; head -c 20000000 /dev/zero >&2")
 	check(t, err)
+}
+
+// A container that was created has its namespaces, and takes commands before it
+// is started, as runc's do: with both ways of exec.
+func TestExecBeforeTheStart(t *testing.T) {
+	p := newPod(t)
+	id := p.create(shell("app", forever, env("ODD", "\xff")))
+	same(t, "before the start", p.exec(id, `echo "$HOSTNAME"; echo made >/tmp/before`), "web")
+	if _, err := p.Runtime.Exec(limited(t), &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"true"}, Stdout: true}); err != nil {
+		t.Errorf("an exec with streams: %v", err)
+	}
+	if state := p.status(id).State; state != runtimeapi.ContainerState_CONTAINER_CREATED {
+		t.Errorf("the exec has made it %v", state)
+	}
+	check(t, p.start(id))
+	same(t, "after the start", p.exec(id, "cat /tmp/before"), "made")
+	check(t, p.stop(id, 0))
+	_, err := p.tryExec(id, 0, "true")
+	wantCode(t, err, codes.FailedPrecondition)
+	never := p.create(shell("never", forever))
+	go func() { _, _ = p.tryExec(never, 0, "sleep", "1000") }()
+	eventually(t, "the exec runs", func() bool {
+		return strings.Contains(strings.Join(p.inCgroup(p.info(never).CgroupsPath), " "), "sleep")
+	})
+	check(t, p.remove(never))
 }

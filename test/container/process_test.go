@@ -10,6 +10,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -39,24 +40,53 @@ func TestEnvironmentAndDirectory(t *testing.T) {
 	same(t, "working directory", got, "/made/for/it")
 }
 
-// The environment is passed on byte by byte; what JSON cannot carry, in which
-// libcontainer hands it to init, is refused and not changed.
+// The environment is passed on byte by byte, also what is not UTF-8, which no
+// JSON carries.
 func TestBytesOfTheEnvironment(t *testing.T) {
 	p := newPod(t)
-	odd := " =\n\t\x01\x7f\"\\$(x)<>&ä\u2028😀 "
-	env := func(value string) option {
-		return func(c *runtimeapi.ContainerConfig) {
-			c.Envs = []*runtimeapi.KeyValue{{Key: "ODD", Value: []byte(value)}}
-		}
+	every := make([]byte, 0, 255)
+	for b := 1; b < 256; b++ {
+		every = append(every, byte(b))
 	}
-	id := p.run("app", forever, env(odd))
-	same(t, "of the container", environmentOf(t, p.info(id).PID)["ODD"], odd)
-	answer, err := p.tryExec(id, 0, "/bin/sh", "-c", `printf %s "$ODD"`)
-	check(t, err)
-	same(t, "of an exec", string(answer.Stdout), odd)
-	for _, impossible := range []string{"a\x00b", "latin \xe4", "\xff"} {
-		_, err := p.tryCreate(shell("impossible", "true", env(impossible)))
-		wantCode(t, err, codes.InvalidArgument)
+	for name, odd := range map[string]string{
+		"utf-8":   " =\n\t\x01\x7f\"\\$(x)<>&ä\u2028😀 ",
+		"latin-1": "latin \xe4",
+		"every":   string(every),
+		"long":    strings.Repeat("\xff\xfe", 60<<10),
+		"encoded": "\x01minicri-base64:/w==",
+	} {
+		id := p.run(name, forever, env("BEFORE", "1"), env("ODD", odd), env("AFTER", "ä"))
+		for variable, want := range map[string]string{"BEFORE": "1", "ODD": odd, "AFTER": "ä", "FROM": "image"} {
+			same(t, name+": "+variable, environmentOf(t, p.info(id).PID)[variable], want)
+		}
+		answer, err := p.tryExec(id, 0, "sh", "-c", `printf %s "$ODD"`)
+		check(t, err)
+		same(t, name+": of an exec", string(answer.Stdout), odd)
+		command, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.info(id).PID))
+		check(t, err)
+		same(t, name+": command", string(command), "/bin/sh\x00-c\x00"+forever+"\x00")
+		same(t, name+": descriptors", p.exec(id, "ls /proc/self/fd"), "0\n1\n2\n3") // 3 is the directory
+	}
+	_, err := p.tryCreate(shell("impossible", "true", env("ODD", "a\x00b")))
+	wantCode(t, err, codes.InvalidArgument)
+}
+
+// A program that cannot be executed is an error of the start, whatever the
+// environment has.
+func TestStartErrorBesideBytesOfTheEnvironment(t *testing.T) {
+	p := newPod(t)
+	id := p.create(shell("app", "", env("ODD", "\xff"), func(c *runtimeapi.ContainerConfig) { c.Command = []string{"no-such-program"} }))
+	err := p.start(id)
+	wantCode(t, err, codes.FailedPrecondition)
+	same(t, "the start says", status.Convert(err).Message(), "container "+id+": start: exec no-such-program: no such file or directory")
+	p.wantExit(id, 128, "StartError")
+	id = p.run("exits", "exit 7", env("ODD", "\xff"))
+	p.wantExit(id, 7, "Error")
+}
+
+func env(name, value string) option {
+	return func(c *runtimeapi.ContainerConfig) {
+		c.Envs = append(c.Envs, &runtimeapi.KeyValue{Key: name, Value: []byte(value)})
 	}
 }
 
