@@ -68,14 +68,21 @@ bin/critest/.built: hack/critest/go.mod hack/critest/go.sum hack/critest/build $
 	hack/critest/build
 	@touch $@
 
-VMTESTS ?= hack/vm/tests.txt
-
-.PHONY: test-vm
-test-vm: root setup test-deps build failpoints bin/demo ## The tests in a VM with cgroup v2, systemd and AppArmor (root)
-	@hack/setup hack/vm/packages.txt
-	$(MAKE) bin/vm/root.ext4
+.PHONY: test-vm test-vm-selinux
+test-vm: VMTESTS ?= hack/vm/tests.txt
+test-vm: vm-deps ## The tests in a VM with cgroup v2, systemd and AppArmor (root)
 	hack/vm/payload < $(VMTESTS)
 	hack/vm/run
+
+test-vm-selinux: VMTESTS ?= hack/vm/selinux.txt
+test-vm-selinux: vm-deps ## The same with SELinux enforcing in the place of AppArmor (root)
+	TAGS=vm,selinux hack/vm/payload < $(VMTESTS)
+	CONFINE=selinux hack/vm/run
+
+.PHONY: vm-deps
+vm-deps: root setup test-deps build failpoints bin/demo
+	@hack/setup hack/vm/packages.txt
+	$(MAKE) bin/vm/root.ext4
 
 bin/vm/root.ext4: hack/packages.txt hack/vm/root $(wildcard hack/vm/guest/*.*)
 	hack/vm/root

@@ -1,0 +1,154 @@
+//go:build vm && selinux
+
+package container
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/selinux/go-selinux"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+)
+
+// These tests need SELinux that enforces a policy which knows containers: make
+// test-vm-selinux. They ask the kernel, by the labels of processes and files and
+// by what it denies.
+
+// domain is the label of a process.
+func domain(t *testing.T, pid int) selinux.Context {
+	t.Helper()
+	text, err := selinux.PidLabel(pid)
+	check(t, err)
+	context, err := selinux.NewContext(text)
+	check(t, err)
+	return context
+}
+
+// file is the label of a file of the node.
+func fileLabel(t *testing.T, path string) string {
+	t.Helper()
+	text, err := selinux.FileLabel(path)
+	check(t, err)
+	return text
+}
+
+func enforcing(t *testing.T) {
+	t.Helper()
+	if selinux.EnforceMode() != selinux.Enforcing {
+		t.Fatal("SELinux does not enforce here")
+	}
+}
+
+// The containers of a pod have its level, other pods have others, and what a
+// container has open and mounted has its label: the program reads and writes all
+// of it.
+//
+// cri: LinuxContainerSecurityContext.selinux_options LinuxSandboxSecurityContext.selinux_options
+func TestSELinuxOfAPod(t *testing.T) {
+	enforcing(t)
+	n := newNode(t)
+	p, other := runPod(t, n, "web"), runPod(t, n, "other")
+	pause := domain(t, p.pausePID())
+	same(t, "type of pause", pause["type"], "container_t")
+	id := p.run("app", "echo out; echo err >&2; "+forever)
+	for name, pid := range map[string]int{"app": p.info(id).PID, "second": p.info(p.run("second", forever)).PID} {
+		same(t, "type of "+name, domain(t, pid)["type"], "container_t")
+		same(t, "level of "+name, domain(t, pid)["level"], pause["level"])
+	}
+	theirs := domain(t, other.pausePID())["level"]
+	if !strings.Contains(theirs, ":") || theirs == pause["level"] {
+		t.Errorf("levels %q and %q of two pods", pause["level"], theirs)
+	}
+	label := "system_u:object_r:container_file_t:" + pause["level"]
+	root := fmt.Sprintf("/proc/%d/root", p.info(id).PID)
+	for _, path := range []string{"/bin", "/dev/shm", "/etc/hosts", "/etc/resolv.conf", "/etc/hostname"} {
+		same(t, "label of "+path, fileLabel(t, root+path), label)
+	}
+	p.exec(id, "echo x >/tmp/x && echo x >/dev/shm/x && cat /etc/hosts /etc/resolv.conf /etc/hostname && cat /proc/self/attr/current")
+	p.awaitLine(id, "out")
+}
+
+// What one pod is given is not another's, whatever the modes of the files are.
+//
+// cri: Mount.selinux_relabel
+func TestSELinuxKeepsPodsApart(t *testing.T) {
+	enforcing(t)
+	n := newNode(t)
+	mount := func(dir string) option {
+		return func(c *runtimeapi.ContainerConfig) {
+			c.Mounts = append(c.Mounts, &runtimeapi.Mount{ContainerPath: "/data", HostPath: dir, SelinuxRelabel: true})
+		}
+	}
+	dir := filepath.Join(n.Dir, "data")
+	check(t, os.Mkdir(dir, 0o777))
+	check(t, os.Chmod(dir, 0o777))
+	p, other := runPod(t, n, "web"), runPod(t, n, "other")
+	id := p.run("app", forever, mount(dir))
+	p.exec(id, "echo secret >/data/secret && chmod 666 /data/secret && cat /data/secret")
+	stranger := other.run("app", forever, func(c *runtimeapi.ContainerConfig) {
+		c.Mounts = append(c.Mounts, &runtimeapi.Mount{ContainerPath: "/data", HostPath: dir})
+	})
+	answer, err := other.tryExec(stranger, 0, "cat", "/data/secret")
+	check(t, err)
+	if answer.ExitCode == 0 {
+		t.Errorf("another pod reads %q", answer.Stdout)
+	}
+	same(t, "label", fileLabel(t, filepath.Join(dir, "secret")), "system_u:object_r:container_file_t:"+domain(t, p.pausePID())["level"])
+	if _, err := p.tryCreate(shell("etc", forever, mount("/etc"))); err == nil || !strings.Contains(err.Error(), "/etc") {
+		t.Errorf("relabelling /etc: %v", err)
+	}
+}
+
+// A node directory that was not given to containers is closed to them, and open
+// to privileged ones.
+func TestSELinuxOfPrivileged(t *testing.T) {
+	enforcing(t)
+	p := newPod(t, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true })
+	root := func(c *runtimeapi.ContainerConfig) {
+		c.Mounts = append(c.Mounts, &runtimeapi.Mount{ContainerPath: "/node", HostPath: "/root"})
+	}
+	id := p.run("privileged", forever, root, secure(func(s *runtimeapi.LinuxContainerSecurityContext) { s.Privileged = true }))
+	same(t, "type", domain(t, p.info(id).PID)["type"], "spc_t")
+	plain := p.run("plain", forever, root)
+	answer, err := p.tryExec(plain, 0, "sh", "-c", "echo x >/node/x")
+	check(t, err)
+	if answer.ExitCode == 0 {
+		t.Error("a container writes into /root of the node")
+	}
+}
+
+// A level is kept over a restart of the daemon and given back at the end: as
+// many pods as there are levels would otherwise be the end.
+func TestSELinuxLevelsOverARestart(t *testing.T) {
+	enforcing(t)
+	n := newNode(t)
+	p := runPod(t, n, "web")
+	before := domain(t, p.pausePID())["level"]
+	n.Restart()
+	id := p.run("app", forever)
+	same(t, "level of a container after a restart", domain(t, p.info(id).PID)["level"], before)
+	if theirs := domain(t, runPod(t, n, "other").pausePID())["level"]; theirs == before {
+		t.Errorf("the level %q was given twice", theirs)
+	}
+}
+
+// A level that the pod asks for is used.
+//
+// cri: SELinuxOption.level SELinuxOption.role SELinuxOption.type SELinuxOption.user
+func TestSELinuxOptions(t *testing.T) {
+	enforcing(t)
+	want := &runtimeapi.SELinuxOption{User: "system_u", Role: "system_r", Type: "container_t", Level: "s0:c7,c9"}
+	p := newPod(t, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.SelinuxOptions = want })
+	same(t, "pause", domain(t, p.pausePID()).Get(), "system_u:system_r:container_t:s0:c7,c9")
+	id := p.run("app", forever)
+	same(t, "container", domain(t, p.info(id).PID).Get(), "system_u:system_r:container_t:s0:c7,c9")
+	id = p.run("own", forever, secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
+		s.SelinuxOptions = &runtimeapi.SELinuxOption{Level: "s0:c1,c2"}
+	}))
+	same(t, "container with a level", domain(t, p.info(id).PID)["level"], "s0:c1,c2")
+}
+
