@@ -11,7 +11,6 @@ import (
 
 	"github.com/opencontainers/selinux/go-selinux"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 )
 
 // These tests need SELinux that enforces a policy which knows containers: make
@@ -151,4 +150,3 @@ func TestSELinuxOptions(t *testing.T) {
 	}))
 	same(t, "container with a level", domain(t, p.info(id).PID)["level"], "s0:c1,c2")
 }
-
