@@ -161,6 +161,13 @@ cluster-up: root setup build bin/cluster ## A Kubernetes cluster of this machine
 cluster-down: root bin/cluster ## Remove it, and look for what it left: CLUSTER=NAME (root)
 	bin/cluster --name $(CLUSTER) down
 
+# A cluster of its own, removed in any case. The tests are named cases; TESTFLAGS
+# such as '-test.run TestVolumes' for some of them.
+.PHONY: test-cluster
+test-cluster: root setup build bin/cluster ## What users ask of a cluster, on two nodes (root)
+	go test $(goflags) -c -o bin/test/cluster ./test/cluster
+	test/cluster/run $(TESTFLAGS)
+
 bin/tools/.built: hack/tools/go.mod hack/tools/go.sum $(wildcard hack/tools/*/*.go)
 	go build -C hack/tools $(goflags) -o $(CURDIR)/bin/tools/ tool
 	@touch $@

@@ -19,7 +19,7 @@ const (
 
 // built is what the nodes of a cluster are made of.
 type built struct {
-	programs, version        string
+	programs, version, pause string   // pause is the image's name
 	everywhere, controlPlane []string // image archives
 }
 
@@ -30,11 +30,12 @@ func (c *cluster) build(ctx context.Context) (*built, error) {
 	if b.programs, b.version, err = programs(ctx, c.progress); err != nil {
 		return nil, err
 	}
-	pause, err := pauseTag(ctx, b)
+	tag, err := pauseTag(ctx, b)
 	if err != nil {
 		return nil, err
 	}
-	b.everywhere, b.controlPlane, err = archives(ctx, b.programs, b.version, pause, c.progress)
+	b.pause = repository + "/pause:" + tag
+	b.everywhere, b.controlPlane, err = archives(ctx, b.programs, b.version, tag, c.progress)
 	return b, err
 }
 
@@ -136,6 +137,11 @@ func (n *node) furnish(b *built) error {
 	}
 	if err := n.installRuntime(filepath.Join(top, "bin")); err != nil {
 		return err
+	}
+	if n.cluster.Runtime == containerdRuntime {
+		if err := n.installContainerd(filepath.Join(top, "bin"), b.pause); err != nil {
+			return err
+		}
 	}
 	plugins, err := filepath.Glob(filepath.Join(top, "bin/cni/*"))
 	if err != nil || len(plugins) == 0 {

@@ -56,7 +56,7 @@ func goodContainer() *config {
 		Mounts: []*runtimeapi.Mount{
 			{ContainerPath: "/a/..b", HostPath: "/b", Readonly: true, RecursiveReadOnly: true, MountOptions: []string{"noexec", "nodev", "nosuid"}},
 			{ContainerPath: "/c", Image: &runtimeapi.ImageSpec{Image: "x"}, ImageSubPath: "d", Readonly: true},
-			{ContainerPath: "/e", HostPath: "/e", Propagation: runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL, UidMappings: unmapped, GidMappings: unmapped},
+			{ContainerPath: "/e", HostPath: "/e", ImageSubPath: "as the kubelet sends it", Propagation: runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL, UidMappings: unmapped, GidMappings: unmapped},
 		},
 		Devices:     []*runtimeapi.Device{{HostPath: "/dev/null", Permissions: "mrw"}, {HostPath: "/dev/x", ContainerPath: "/dev/y", Permissions: "r"}},
 		CDIDevices:  []*runtimeapi.CDIDevice{{Name: "vendor.com/net=eth0"}},
@@ -138,7 +138,6 @@ func TestContainerRefuses(t *testing.T) {
 		{"mount of image and path", "config.mounts[1].host_path", func(c *config) { c.Mounts[1].HostPath = "/b" }},
 		{"mount of an image without a name", "config.mounts[1].image", func(c *config) { c.Mounts[1].Image.Image = "" }},
 		{"mount of an image to write to", "config.mounts[1].readonly", func(c *config) { c.Mounts[1].Readonly = false }},
-		{"sub path of no image", "config.mounts[0].image_sub_path", func(c *config) { c.Mounts[0].ImageSubPath = "x" }},
 		{"unknown propagation", "config.mounts[2].propagation", func(c *config) { c.Mounts[2].Propagation = 9 }},
 		{"recursive read-only, but not read-only", "config.mounts[0].recursive_read_only", func(c *config) { c.Mounts[0].Readonly = false }},
 		{"recursive read-only, not private", "config.mounts[0].recursive_read_only", func(c *config) { c.Mounts[0].Propagation = runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER }},

@@ -32,10 +32,10 @@ func (c *container) mounts() {
 func (c *container) mountSource(field string, m *runtimeapi.Mount) {
 	switch {
 	case m.GetImage() == nil:
+		// In a pod that has an image volume, the kubelet (1.36, makeMounts) sends
+		// image_sub_path for the other volumes' sub paths as well. Those are in
+		// host_path already.
 		c.absolute(field+"host_path", m.GetHostPath())
-		if m.GetImageSubPath() != "" {
-			c.bad(field+"image_sub_path", "is set without an image")
-		}
 	case m.GetImage().GetImage() == "":
 		c.bad(field+"image", "has no name")
 	case m.GetHostPath() != "":

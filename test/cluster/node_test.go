@@ -1,0 +1,227 @@
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// many is a Deployment of N pods on node2 that log a line each 100 ms.
+const many = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: many}
+spec:
+  replicas: N
+  selector: {matchLabels: {app: many}}
+  template:
+    metadata: {labels: {app: many}}
+    spec:
+      nodeSelector: {kubernetes.io/hostname: node2}
+      terminationGracePeriodSeconds: 0
+      containers: [{name: main, image: IMAGE, command: [sh, -c, "i=0; while :; do i=$((i+1)); echo $i; sleep 0.5; done"], resources: {requests: {cpu: 1m}}}]
+`
+
+// life is what must not change of a pod that keeps running.
+type life struct {
+	uid, address, container, started string
+	restarts                         int32
+}
+
+func (s *space) lives(app string) map[string]life {
+	s.t.Helper()
+	lives := make(map[string]life)
+	for _, pod := range s.pods(app) {
+		c := status(&pod, "main")
+		l := life{uid: string(pod.UID), address: pod.Status.PodIP, container: c.ContainerID, restarts: c.RestartCount}
+		if c.State.Running != nil {
+			l.started = c.State.Running.StartedAt.String()
+		}
+		lives[pod.Name] = l
+	}
+	return lives
+}
+
+func (s *space) startMany(n int) map[string]life {
+	s.t.Helper()
+	s.apply(strings.Replace(many, "N", fmt.Sprint(n), 1))
+	s.kubectl("rollout", "status", "deployment/many", "--timeout=4m")
+	lives := s.lives("many")
+	same(s.t, "pods", len(lives), n)
+	return lives
+}
+
+// checkLives compares the pods of now with those of before, and the lines of some
+// logs with the numbers that were written.
+func (s *space) checkLives(before map[string]life) {
+	s.t.Helper()
+	after := s.lives("many")
+	for name, was := range before {
+		if after[name] != was {
+			s.t.Errorf("pod %s was %+v, and is %+v", name, was, after[name])
+		}
+	}
+	same(s.t, "pods", len(after), len(before))
+	for name := range before {
+		for i, line := range strings.Fields(s.kubectl("logs", name)) {
+			if line != fmt.Sprint(i+1) {
+				s.t.Errorf("line %d of the log of %s is %q", i+1, name, line)
+				break
+			}
+		}
+	}
+}
+
+// awaitNode waits until the node is Ready and makes a pod.
+func (s *space) checkNodeMakesPods(name string) {
+	s.t.Helper()
+	s.run(name, "sleep 1000", "nodeName: "+node2+"\n")
+	s.ready(name)
+	s.kubectl("delete", "pod", name)
+}
+
+func TestKubeletRestart(t *testing.T) {
+	s := serialSpace(t)
+	before := s.startMany(10)
+	onNode(t, node2, "kill $(cat /run/services/kubelet.pid)")
+	s.checkNodeMakesPods("new")
+	s.checkLives(before)
+}
+
+func TestKilledRuntimeUnder60Pods(t *testing.T) {
+	s := serialSpace(t)
+	before := s.startMany(60)
+	for i := range 3 {
+		onNode(t, node2, "kill -9 $(cat /run/services/minicri.pid)")
+		s.checkNodeMakesPods(fmt.Sprintf("after-%d", i))
+	}
+	s.checkLives(before)
+	// The end of a container while no daemon runs is not lost.
+	s.run("ends", "sleep 3; exit 9", "nodeName: "+node2+"\nrestartPolicy: Never\n")
+	s.ready("ends")
+	onNode(t, node2, "touch /run/services/minicri.stop; kill -9 $(cat /run/services/minicri.pid); sleep 4; rm /run/services/minicri.stop")
+	pod := s.ended("ends", corev1.PodFailed)
+	if end := status(pod, "main").State.Terminated; end == nil || end.ExitCode != 9 {
+		t.Errorf("a container that ended while the daemon was down: %v", end)
+	}
+	s.checkLives(before)
+}
+
+func TestUpgradeUnderPods(t *testing.T) {
+	s := serialSpace(t)
+	before := s.startMany(20)
+	// Another file with the same program: what runs keeps the old one.
+	directory := t.TempDir()
+	for _, name := range []string{"minicri", "minicri-shim"} {
+		data, err := os.ReadFile(filepath.Join("../../bin", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(directory, name), data, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	onCluster(t, "upgrade-runtime", directory)
+	s.checkNodeMakesPods("new")
+	s.checkLives(before)
+	for name := range before {
+		same(t, "exec in a pod of before", s.sh(name, "echo still"), "still\n")
+		break
+	}
+}
+
+func TestDrainAndCordon(t *testing.T) {
+	s := serialSpace(t)
+	s.apply(strings.Replace(web, "DoNotSchedule", "ScheduleAnyway", 1))
+	s.kubectl("rollout", "status", "deployment/web", "--timeout=3m")
+	t.Cleanup(func() { s.try("uncordon", node2) })
+	s.kubectl("drain", node2, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=3m")
+	eventually(t, "all are ready on the other node", func() bool {
+		pods := slices.DeleteFunc(s.pods("web"), func(pod corev1.Pod) bool { return pod.Spec.NodeName != node1 || !isReady(&pod) })
+		return len(pods) == 4
+	})
+	same(t, "sandboxes that are ready on the drained node, besides kube-proxy", s.readyPodsOn(node2), 0)
+	s.kubectl("uncordon", node2)
+	s.run("back", "sleep 1000", "nodeSelector: {kubernetes.io/hostname: node2}\n")
+	s.ready("back")
+}
+
+// readyPodsOn counts the pods of this namespace whose cgroups are on a node.
+func (s *space) readyPodsOn(node string) int {
+	s.t.Helper()
+	count := 0
+	for _, pod := range s.pods("") {
+		if pod.Spec.NodeName == node {
+			count++
+		}
+	}
+	return count
+}
+
+func TestNodeReboot(t *testing.T) {
+	s := serialSpace(t)
+	before := s.startMany(10)
+	begun := time.Now()
+	onCluster(t, "node", "reboot", node2)
+	eventually(t, "every pod runs again, restarted once", func() bool {
+		after := s.lives("many")
+		if len(after) != len(before) {
+			return false
+		}
+		for name, was := range before {
+			is := after[name]
+			if is.uid != was.uid || is.restarts != 1 || is.started == "" || is.container == was.container {
+				return false
+			}
+		}
+		return true
+	})
+	t.Logf("10 pods ran again %v after the power cut", time.Since(begun).Round(time.Second))
+	addresses := make(map[string]string)
+	for name, l := range s.lives("many") {
+		if other, taken := addresses[l.address]; taken {
+			t.Errorf("%s and %s have the address %s", name, other, l.address)
+		}
+		addresses[l.address] = name
+	}
+	s.checkNodeMakesPods("new")
+}
+
+func TestEvictionByDiskPressure(t *testing.T) {
+	s := serialSpace(t)
+	s.run("victim", "head -c 20000000 /dev/zero >/file; sleep 1000", "nodeName: "+node2+"\n")
+	s.ready("victim")
+	const config = "/var/lib/kubelet/config.yaml"
+	t.Cleanup(func() {
+		onNode(t, node2, "mv "+config+".good "+config+"; kill $(cat /run/services/kubelet.pid)")
+		eventually(t, "the node has no disk pressure", func() bool { return !underDiskPressure(t) })
+	})
+	// More free space than there can be: the node is under pressure from now on.
+	onNode(t, node2, "cp "+config+" "+config+".good && sed -i 's/nodefs.available: 0%/nodefs.available: 99%/; s/evictionPressureTransitionPeriod: .*/evictionPressureTransitionPeriod: 1s/' "+config+" && kill $(cat /run/services/kubelet.pid)")
+	pod := s.ended("victim", corev1.PodFailed)
+	same(t, "reason", pod.Status.Reason, "Evicted")
+	if !underDiskPressure(t) {
+		t.Error("the node says nothing of disk pressure")
+	}
+	contains(t, "used image", onNode(t, node2, "minicri image ls"), "kube-proxy")
+}
+
+func underDiskPressure(t testing.TB) bool {
+	t.Helper()
+	node, err := read[corev1.Node]("/api/v1/nodes/" + node2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeDiskPressure {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}

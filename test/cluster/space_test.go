@@ -1,0 +1,245 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// limit is for one wait. It is long, because a loaded machine is slow.
+const limit = 4 * time.Minute
+
+// space is a namespace of one test.
+type space struct {
+	t    testing.TB
+	name string
+}
+
+// newSpace makes a namespace for the test, which runs beside others.
+func newSpace(t *testing.T) *space {
+	t.Helper()
+	t.Parallel()
+	return serialSpace(t)
+}
+
+// serialSpace makes a namespace for a test that runs alone.
+func serialSpace(t *testing.T) *space {
+	t.Helper()
+	s := &space{t, strings.ToLower(strings.ReplaceAll(t.Name(), "_", "-"))}
+	s.kubectl("create", "namespace", s.name)
+	t.Cleanup(s.remove)
+	eventually(t, "the namespace has its service account", func() bool {
+		_, err := s.try("get", "serviceaccount", "default")
+		return err == nil
+	})
+	return s
+}
+
+func (s *space) remove() {
+	if s.t.Failed() {
+		for _, what := range []string{"pods", "events"} {
+			out, _ := s.try("get", what, "-o", "wide")
+			s.t.Logf("%s:\n%s", what, out)
+		}
+	}
+	if out, err := s.try("delete", "namespace", s.name, "--timeout=3m"); err != nil {
+		s.t.Errorf("delete the namespace: %v\n%s", err, out)
+	}
+}
+
+func limited(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// command is kubectl in the namespace.
+func (s *space) command(ctx context.Context, arguments ...string) *exec.Cmd {
+	command := exec.CommandContext(ctx, kubectlPath(), append([]string{"-n", s.name}, arguments...)...)
+	command.Env = environment()
+	return command
+}
+
+func (s *space) try(arguments ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	out, err := s.command(ctx, arguments...).CombinedOutput()
+	return string(out), err
+}
+
+func (s *space) kubectl(arguments ...string) string {
+	s.t.Helper()
+	out, err := s.try(arguments...)
+	if err != nil {
+		s.t.Fatalf("kubectl %s: %v\n%s", strings.Join(arguments, " "), err, out)
+	}
+	return out
+}
+
+// apply applies a manifest, in which IMAGE stands for the image of the tests.
+func (s *space) apply(manifest string) {
+	s.t.Helper()
+	command := s.command(limited(s.t), "apply", "-f", "-")
+	command.Stdin = strings.NewReader(strings.ReplaceAll(manifest, "IMAGE", image))
+	if out, err := command.CombinedOutput(); err != nil {
+		s.t.Fatalf("apply: %v\n%s\n%s", err, out, manifest)
+	}
+}
+
+// run makes a pod of one container, named main, that runs a shell script. More is
+// YAML of the pod's spec, and after "---" of the container.
+func (s *space) run(name, script, more string) {
+	s.t.Helper()
+	pod, container, _ := strings.Cut(more, "---\n")
+	s.apply(fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, labels: {app: %s}}
+spec:
+  terminationGracePeriodSeconds: 0
+%s
+  containers:
+  - name: main
+    image: IMAGE
+    command: [sh, -c, %s]
+%s
+`, name, name, indent(pod, 2), quote(script), indent(container, 4)))
+}
+
+func quote(text string) string {
+	data, _ := json.Marshal(text) // a string always can be
+	return string(data)
+}
+
+func indent(text string, by int) string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		lines = append(lines, strings.Repeat(" ", by)+line)
+	}
+	return strings.Join(lines, "")
+}
+
+// sh runs a script in the main container of a pod.
+func (s *space) sh(pod, script string) string {
+	s.t.Helper()
+	return s.kubectl("exec", pod, "--", "sh", "-c", script)
+}
+
+var apiClient = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	return (&net.Dialer{}).DialContext(ctx, "unix", apiSocket)
+}}}
+
+var errNotFound = errors.New("not found")
+
+// read reads an object of the API.
+func read[T any](path string) (T, error) {
+	var object T
+	response, err := apiClient.Get("http://localhost" + path)
+	if err != nil {
+		return object, err
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	switch {
+	case err != nil:
+		return object, err
+	case response.StatusCode == http.StatusNotFound:
+		return object, errNotFound
+	case response.StatusCode != http.StatusOK:
+		return object, fmt.Errorf("GET %s: %s: %s", path, response.Status, data)
+	}
+	return object, json.Unmarshal(data, &object)
+}
+
+func (s *space) pod(name string) *corev1.Pod {
+	s.t.Helper()
+	pod, err := read[corev1.Pod]("/api/v1/namespaces/" + s.name + "/pods/" + name)
+	if err != nil && !errors.Is(err, errNotFound) {
+		s.t.Fatal(err)
+	}
+	return &pod
+}
+
+// pods are those with a label app, all with "".
+func (s *space) pods(app string) []corev1.Pod {
+	s.t.Helper()
+	query := ""
+	if app != "" {
+		query = "?labelSelector=app%3D" + app
+	}
+	list, err := read[corev1.PodList]("/api/v1/namespaces/" + s.name + "/pods" + query)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return list.Items
+}
+
+// await waits until a pod is as it should be, and returns it.
+func (s *space) await(name, what string, is func(*corev1.Pod) bool) *corev1.Pod {
+	s.t.Helper()
+	var pod *corev1.Pod
+	eventually(s.t, "pod "+name+": "+what, func() bool {
+		pod = s.pod(name)
+		return is(pod)
+	})
+	return pod
+}
+
+func (s *space) ready(name string) *corev1.Pod {
+	s.t.Helper()
+	return s.await(name, "is ready", isReady)
+}
+
+// ended waits until a pod has ended, in a phase.
+func (s *space) ended(name string, phase corev1.PodPhase) *corev1.Pod {
+	s.t.Helper()
+	pod := s.await(name, "has ended", func(pod *corev1.Pod) bool {
+		return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	})
+	if pod.Status.Phase != phase {
+		s.t.Errorf("pod %s ended %s, want %s", name, pod.Status.Phase, phase)
+	}
+	return pod
+}
+
+func isReady(pod *corev1.Pod) bool {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+func eventually(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !is(); time.Sleep(200 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not after %v: %s", limit, what)
+		}
+	}
+}
+
+func same[T comparable](t testing.TB, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+func contains(t testing.TB, what, got, want string) {
+	t.Helper()
+	if !strings.Contains(got, want) {
+		t.Errorf("%s: got %q, want %q in it", what, got, want)
+	}
+}
