@@ -36,14 +36,14 @@ test: root setup test-deps build failpoints kubelet lint ## Lint, and run all bu
 # The binary is run itself: go test would show its numbers only on failure.
 .PHONY: test-crash
 test-crash: root setup failpoints ## Kill the daemon at every step of a pod's life; all cases (root)
-	go test $(goflags) -tags seccomp -race -c -o bin/test/crash ./test/crash
+	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/crash ./test/crash
 	cd test/crash && ../../hack/in-netns ../../bin/test/crash -test.timeout 30m $(TESTFLAGS)
 
 CYCLES ?= 10000
 
 .PHONY: test-stream
 test-stream: root setup build ## 10000 clients of exec, attach and port-forward that go away at random moments (root)
-	go test $(goflags) -tags seccomp -race -c -o bin/test/stream ./test/stream
+	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/stream ./test/stream
 	cd test/stream && STREAM_CYCLES=$(CYCLES) ../../hack/in-netns ../../bin/test/stream -test.v -test.timeout 1h -test.run TestAbortedCycles $(TESTFLAGS)
 
 FUZZ ?= 30s
@@ -56,7 +56,7 @@ SOAK ?= 5m
 
 .PHONY: soak
 soak: root setup build ## Pods come and go while the daemon is killed at random; SOAK=10m for longer (root)
-	go test $(goflags) -tags seccomp -race -c -o bin/test/soak ./test/soak
+	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/soak ./test/soak
 	cd test/soak && SOAK=$(SOAK) ../../hack/in-netns ../../bin/test/soak -test.timeout 0 $(TESTFLAGS)
 
 .PHONY: critest
@@ -123,7 +123,7 @@ build: ## bin/minicri and bin/minicri-shim
 	sh oci/pause/build.sh
 	sh network/runner/build.sh
 	sh internal/environ/build.sh
-	CGO_ENABLED=0 $(gobuild) -tags grpcnotrace -o bin/minicri ./cmd/minicri
+	CGO_ENABLED=0 $(gobuild) -tags grpcnotrace,nri_no_wasm -o bin/minicri ./cmd/minicri
 	CGO_ENABLED=1 $(gobuild) -tags seccomp,runc_nocriu -o bin/minicri-shim ./cmd/minicri-shim
 
 # The demo, a program of its own: it is no part of what is installed.
@@ -137,12 +137,12 @@ failpoints: bin/cni/.built
 	sh oci/pause/build.sh
 	sh network/runner/build.sh
 	sh internal/environ/build.sh
-	CGO_ENABLED=0 $(gobuild) -tags failpoints -o bin/failpoints/ ./cmd/minicri ./test/crash/trip
+	CGO_ENABLED=0 $(gobuild) -tags failpoints,nri_no_wasm -o bin/failpoints/ ./cmd/minicri ./test/crash/trip
 	CGO_ENABLED=1 $(gobuild) -tags seccomp,runc_nocriu -o bin/failpoints/minicri-shim ./cmd/minicri-shim
 	@ln -sfn ../cni bin/failpoints/cni
 
 # Compiled first, outside: the namespace has no network to fetch a module.
-bench-%: root bench-deps setup build ## Measure and print: sandbox, image, container or stream (root)
+bench-%: root bench-deps setup build ## Measure and print: sandbox, image, container, stream or nri (root)
 	go build $(goflags) -o bin/bench/$* ./test/bench/$*
 	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns bin/bench/$*
 
@@ -186,7 +186,7 @@ fmt: bin/tools/.built ## Format the Go files
 generate: packages bin/tools/.built ## Make docs/configuration.md, docs/cri.md, docs/security.md, NOTICE and shim/api again
 	go run $(goflags) ./hack/manual configuration > docs/configuration.md
 	go run $(goflags) ./hack/cri > docs/cri.md.new && mv docs/cri.md.new docs/cri.md
-	go test $(goflags) -tags seccomp -run TestSecurityPageIsCurrent . -update
+	go test $(goflags) -tags seccomp,nri_no_wasm -run TestSecurityPageIsCurrent . -update
 	go build -C hack/notice $(goflags) -o $(CURDIR)/bin/tools/notice .
 	bin/tools/notice > bin/tools/NOTICE && cp bin/tools/NOTICE NOTICE
 	PATH="$(CURDIR)/bin/tools:$$PATH" protogen shim/api/shim.proto shim/api protoc-gen-go protoc-gen-go-ttrpc

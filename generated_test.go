@@ -31,7 +31,7 @@ func TestConfigurationIsCurrent(t *testing.T) {
 // their versions; hack/notice, which is slower, finds their licences.
 func TestNoticeIsCurrent(t *testing.T) {
 	want := slices.Concat(
-		linked(t, "0", "-tags", "grpcnotrace", "./cmd/minicri"),
+		linked(t, "0", "-tags", "grpcnotrace,nri_no_wasm", "./cmd/minicri"),
 		linked(t, "1", "-tags", "seccomp,runc_nocriu", "./cmd/minicri-shim"),
 		linked(t, "0", "-C", "hack/plugins", "tool"))
 	slices.Sort(want)

@@ -34,13 +34,19 @@ type Container struct {
 	// lock is held by whoever makes, starts, updates or destroys the container.
 	lock lock.Mutex
 
+	// announced: the plugins know of the container. stopAnnounced: they were told
+	// of its end; under stopLock, which is held while they are.
+	announced     atomic.Bool
+	stopAnnounced bool
+	stopLock      lock.Mutex
+
 	timeline *step.Timeline
 	// failure is why the container could not be made, nil if it was.
 	failure atomic.Pointer[error]
 }
 
 func newContainer(record Record, config *runtimeapi.ContainerConfig) *Container {
-	c := &Container{Record: record, config: config, ended: make(chan struct{}), lock: lock.New(), timeline: step.NewTimeline(nil)}
+	c := &Container{Record: record, config: config, ended: make(chan struct{}), lock: lock.New(), stopLock: lock.New(), timeline: step.NewTimeline(nil)}
 	c.facts.Store(&Facts{})
 	return c
 }

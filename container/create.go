@@ -67,7 +67,7 @@ func (s *Store) Create(caller context.Context, sandboxID string, config *runtime
 	return c.ID, nil
 }
 
-// run goes through the steps 3 to 11.
+// run goes through the steps 3 to 13.
 func (c *creation) run() {
 	c.owner.work.Go(cgroup.WarmLock)
 	c.steps.Step(stepRecord, func(context.Context) error { return c.owner.records.Write(c.ID, c.Record) })
@@ -75,9 +75,15 @@ func (c *creation) run() {
 	c.steps.Step(stepSources, c.makeSources)
 	c.steps.Step(stepVolumes, c.fillVolumes)
 	c.steps.Step(stepSpec, c.writeSpec)
+	if c.owner.options.Plugins != nil {
+		c.steps.Step(stepNRICreate, c.adjust)
+	}
 	c.steps.Step(stepLabels, c.relabel)
 	c.steps.Step(stepShim, c.ensureShim)
 	c.steps.Step(stepCreate, c.create)
+	if c.owner.options.Plugins != nil {
+		c.owner.announce(c.steps, c.Container, stepNRICreated, Plugins.Created)
+	}
 	c.steps.Step(stepRecheck, c.recheck)
 }
 

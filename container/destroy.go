@@ -60,6 +60,7 @@ func (s *Store) exists(id string) bool {
 // have, and goes on where one fails; the record goes last and only when
 // nothing else is left. The container's lock is held.
 func (s *Store) destroy(ctx context.Context, c *Container) error {
+	s.announceRemoval(ctx, c)
 	steps := s.begin(ctx, c)
 	err := errors.Join(
 		steps.Do(stepDelete, func(ctx context.Context) error { return s.deleteProcesses(ctx, c) }),

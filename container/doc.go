@@ -15,13 +15,19 @@
 //	 5 sources   of the mounts: directories of the node, made where they are missing
 //	 6 volumes   that the image declares, filled with what it has in their places
 //	 7 spec      the runtime-spec, from the CRI's config
-//	 8 labels    of SELinux, for the sources of mounts that ask for it
-//	 9 shim      of the pod, started with its first container, ended with the pod
-//	10 create    the container's init waits at the exec barrier
-//	11 recheck   the pod was not stopped meanwhile, and the caller is still there
+//	 8 nri create   with NRI: its plugins adjust the spec (adjust.go)
+//	 9 labels    of SELinux, for the sources of mounts that ask for it
+//	10 shim      of the pod, started with its first container, ended with the pod
+//	11 create    the container's init waits at the exec barrier
+//	12 nri created  with NRI: its plugins are told
+//	13 recheck   the pod was not stopped meanwhile, and the caller is still there
 //
-// StartContainer has the step start, StopContainer the step kill, after the grace.
-// RemoveContainer kills, and goes through: delete, remove rootfs, remove record.
+// StartContainer has the steps nri start, start and nri started,
+// UpdateContainerResources nri update and nri updated; those of NRI are only there
+// with it. StopContainer has the step kill, after the grace, and nri stop, which
+// comes after every end.
+// RemoveContainer kills, and goes through: nri remove, delete, remove rootfs,
+// remove record.
 //
 // On any error the container is destroyed (destroy.go). As for sandboxes,
 // destroy is the only undo; its callers are a failed create, RemoveContainer,

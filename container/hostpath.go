@@ -15,21 +15,28 @@ import (
 // container is asked for.
 func (s *Store) awaitHostPaths(ctx context.Context, mounts []*runtimeapi.Mount) error {
 	for _, mount := range mounts {
-		path := mount.GetHostPath()
-		if path == "" {
+		if mount.GetHostPath() == "" {
 			continue
 		}
-		answer := s.hostPaths.DoChan(path, func() (any, error) {
-			_, _ = os.Stat(path) // what it says is told by whoever needs the path
-			return nil, nil
-		})
-		select {
-		case <-answer:
-		case <-ctx.Done():
-			// The kind is that of the mount: the deadline is not the caller's.
-			return fmt.Errorf("mount %s: %s on the node does not answer, it may be on a mount whose server is gone: %w: %v",
-				mount.GetContainerPath(), path, errdefs.ErrUnavailable, context.Cause(ctx))
+		if err := s.awaitHostPath(ctx, mount.GetContainerPath(), mount.GetHostPath()); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// awaitHostPath waits for one of them; mountPoint is where it is mounted.
+func (s *Store) awaitHostPath(ctx context.Context, mountPoint, path string) error {
+	answer := s.hostPaths.DoChan(path, func() (any, error) {
+		_, _ = os.Stat(path) // what it says is told by whoever needs the path
+		return nil, nil
+	})
+	select {
+	case <-answer:
+		return nil
+	case <-ctx.Done():
+		// The kind is that of the mount: the deadline is not the caller's.
+		return fmt.Errorf("mount %s: %s on the node does not answer, it may be on a mount whose server is gone: %w: %v",
+			mountPoint, path, errdefs.ErrUnavailable, context.Cause(ctx))
+	}
 }

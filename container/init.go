@@ -48,7 +48,7 @@ func (c *creation) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	resources, err := protojson.Marshal(inForce(c.config.GetLinux().GetResources(), c.spec.Linux.Resources, *c.spec.Process.OOMScoreAdj))
+	resources, err := protojson.Marshal(inForce(c.spec.Linux.Resources, *c.spec.Process.OOMScoreAdj))
 	if err != nil {
 		return err
 	}

@@ -127,6 +127,8 @@ func (s *Store) restoreOne(record Record, facts Facts) error {
 		if facts.FinishedAt != 0 {
 			close(c.ended)
 		}
+		c.announced.Store(true)
+		c.stopAnnounced = facts.FinishedAt != 0
 		c.timeline, facts.Timeline = step.NewTimeline(facts.Timeline), nil
 		c.facts.Store(&facts)
 		c.listed.Store(true)

@@ -70,6 +70,11 @@ func (c *creation) writeSpec(context.Context) (err error) {
 	if c.spec, err = oci.ForContainer(c.parts); err != nil {
 		return err
 	}
+	return c.storeSpec()
+}
+
+// storeSpec puts the spec where the shim reads it.
+func (c *creation) storeSpec() error {
 	encoded, err := marshalSpec(c.spec)
 	if err != nil {
 		return err

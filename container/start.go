@@ -29,9 +29,15 @@ func (s *Store) Start(ctx context.Context, id string) error {
 	if !s.exists(c.ID) { // removed meanwhile
 		return fmt.Errorf("container %s: %w", c.ID, errdefs.ErrNotFound)
 	}
-	if err := s.begin(ctx, c).Do(stepStart, func(ctx context.Context) error { return s.start(ctx, c) }); err != nil {
+	steps := s.begin(ctx, c)
+	if s.options.Plugins != nil {
+		steps.Step(stepNRIStart, func(ctx context.Context) error { return s.askStart(ctx, c) })
+	}
+	steps.Step(stepStart, func(ctx context.Context) error { return s.start(ctx, c) })
+	if err := steps.Err(); err != nil {
 		return fmt.Errorf("container %s: %w", c.ID, err)
 	}
+	s.announce(steps, c, stepNRIStarted, Plugins.Started)
 	return nil
 }
 
@@ -97,7 +103,12 @@ func (s *Store) write(c *Container, change func(*Facts)) error {
 	s.tellChange(c, before, after)
 	c.wakeWaiters()
 	if before.FinishedAt == 0 && after.FinishedAt != 0 {
-		s.work.Go(func() { s.trimSpec(c) })
+		s.work.Go(func() {
+			ctx, cancel := s.within(s.options.Limits.Create)
+			defer cancel()
+			s.announceStop(ctx, c)
+			s.trimSpec(c)
+		})
 	}
 	return err
 }

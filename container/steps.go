@@ -16,16 +16,27 @@ const (
 	stepSources      step.Name = "container/sources"
 	stepVolumes      step.Name = "container/volumes"
 	stepSpec         step.Name = "container/spec"
+	stepNRICreate    step.Name = "container/nri create"
 	stepLabels       step.Name = "container/labels"
 	stepShim         step.Name = "container/shim"
 	stepCreate       step.Name = "container/create"
+	stepNRICreated   step.Name = "container/nri created"
 	stepRecheck      step.Name = "container/recheck"
+	stepNRIStart     step.Name = "container/nri start"
 	stepStart        step.Name = "container/start"
+	stepNRIStarted   step.Name = "container/nri started"
+	stepNRIUpdate    step.Name = "container/nri update"
+	stepNRIUpdated   step.Name = "container/nri updated"
 	stepKill         step.Name = "container/kill"
+	stepNRIStop      step.Name = "container/nri stop"
+	stepNRIRemove    step.Name = "container/nri remove"
 	stepDelete       step.Name = "container/delete"
 	stepRemoveRootfs step.Name = "container/remove rootfs"
 	stepRemoveRecord step.Name = "container/remove record"
 )
+
+// WithNRI is a container of a node with NRI (step.Step.Only).
+const WithNRI = "NRI"
 
 // Steps are those of a container's life, by operation, in their order. An undo
 // and a recovery do those of remove.
@@ -38,14 +49,22 @@ func Steps() []step.Step {
 		{Name: stepSources, Operation: "create"},
 		{Name: stepVolumes, Operation: "create"},
 		{Name: stepSpec, Operation: "create"},
+		{Name: stepNRICreate, Operation: "create", Only: WithNRI},
 		{Name: stepLabels, Operation: "create"},
 		{Name: stepShim, Operation: "create"},
 		{Name: stepCreate, Operation: "create"},
+		{Name: stepNRICreated, Operation: "create", Only: WithNRI},
 		{Name: stepRecheck, Operation: "create"},
 
+		{Name: stepNRIStart, Operation: "start", Only: WithNRI},
 		{Name: stepStart, Operation: "start"},
+		{Name: stepNRIStarted, Operation: "start", Only: WithNRI},
+		{Name: stepNRIUpdate, Operation: "update", Only: WithNRI},
+		{Name: stepNRIUpdated, Operation: "update", Only: WithNRI},
 		{Name: stepKill, Operation: "stop"},
+		{Name: stepNRIStop, Operation: "stop", Only: WithNRI},
 
+		{Name: stepNRIRemove, Operation: "remove", Only: WithNRI},
 		{Name: stepDelete, Operation: "remove"},
 		{Name: stepRemoveRootfs, Operation: "remove"},
 		{Name: stepRemoveRecord, Operation: "remove"},

@@ -32,7 +32,16 @@ func (s *Store) Stop(ctx context.Context, id string, grace time.Duration) error 
 	return nil
 }
 
+// stop ends the container and tells the plugins.
 func (s *Store) stop(ctx context.Context, c *Container, grace time.Duration) error {
+	if err := s.end(ctx, c, grace); err != nil {
+		return err
+	}
+	s.announceStop(ctx, c)
+	return nil
+}
+
+func (s *Store) end(ctx context.Context, c *Container, grace time.Duration) error {
 	switch c.State() {
 	case runtimeapi.ContainerState_CONTAINER_EXITED:
 		return s.awaitTold(ctx, c)

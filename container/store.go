@@ -57,7 +57,9 @@ type Options struct {
 	Lives *step.Lives
 	// Events is told what happens to containers; nil if nobody asks.
 	Events Events
-	Logger *slog.Logger
+	// Plugins are asked and told about containers; nil if there are none.
+	Plugins Plugins
+	Logger  *slog.Logger
 }
 
 // Events is told what has happened to a container, by who holds its lock. It

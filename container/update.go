@@ -25,18 +25,49 @@ func (s *Store) Update(ctx context.Context, id string, asked *runtimeapi.LinuxCo
 	if err != nil {
 		return err
 	}
+	var others []Change
+	err = s.underLock(ctx, c, func() (err error) {
+		if err := validate.Resources("linux.", asked, s.options.Machine); err != nil {
+			return err
+		}
+		if asked, others, err = s.askUpdate(ctx, c, asked); err != nil {
+			return err
+		}
+		return s.update(ctx, c, asked)
+	})
+	if err == nil {
+		err = s.applyChanges(ctx, others) // each under the lock of its container alone
+	}
+	if err != nil {
+		return fmt.Errorf("update container %s: %w", c.ID, err)
+	}
+	s.announce(s.begin(ctx, c), c, stepNRIUpdated, Plugins.Updated)
+	return nil
+}
+
+// UpdateUnsolicited is Update for a plugin, which no plugin is asked about.
+func (s *Store) UpdateUnsolicited(ctx context.Context, id string, wanted *runtimeapi.LinuxContainerResources) error {
+	c, err := s.Find(id)
+	if err != nil {
+		return err
+	}
+	if err := s.underLock(ctx, c, func() error { return s.update(ctx, c, wanted) }); err != nil {
+		return fmt.Errorf("update container %s: %w", c.ID, err)
+	}
+	return nil
+}
+
+// underLock does something to a container that is still there, under its lock.
+func (s *Store) underLock(ctx context.Context, c *Container, do func() error) error {
 	release, err := c.acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer release()
 	if !s.exists(c.ID) { // removed meanwhile
-		return fmt.Errorf("container %s: %w", c.ID, errdefs.ErrNotFound)
+		return errdefs.ErrNotFound
 	}
-	if err := s.update(ctx, c, asked); err != nil {
-		return fmt.Errorf("update container %s: %w", c.ID, err)
-	}
-	return nil
+	return do()
 }
 
 func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.LinuxContainerResources) error {
@@ -70,7 +101,7 @@ func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.Linu
 	if err := shim.Update(ctx, c.ID, oci.Resources(change, machine), newAdjust); err != nil {
 		return err
 	}
-	encoded, err := protojson.Marshal(inForce(next, oci.Resources(next, machine), adjust))
+	encoded, err := protojson.Marshal(inForce(oci.Resources(next, machine), adjust))
 	if err != nil {
 		return err
 	}
@@ -107,13 +138,13 @@ func merge(now, asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxCont
 	return next
 }
 
-// inForce is what of the resources asked for has become limits: nothing that
-// this machine has no controller for.
-func inForce(asked *runtimeapi.LinuxContainerResources, limits *specs.LinuxResources, oomScoreAdj int) *runtimeapi.LinuxContainerResources {
+// inForce shows limits as the CRI has them: nothing that this machine has no
+// controller for is among them.
+func inForce(limits *specs.LinuxResources, oomScoreAdj int) *runtimeapi.LinuxContainerResources {
 	shown := &runtimeapi.LinuxContainerResources{
 		CpuShares: int64(value(limits.CPU.Shares)), CpuQuota: value(limits.CPU.Quota), CpuPeriod: int64(value(limits.CPU.Period)),
 		CpusetCpus: limits.CPU.Cpus, CpusetMems: limits.CPU.Mems,
-		OomScoreAdj: int64(oomScoreAdj), Unified: asked.GetUnified(),
+		OomScoreAdj: int64(oomScoreAdj), Unified: limits.Unified,
 	}
 	if memory := limits.Memory; memory != nil {
 		shown.MemoryLimitInBytes, shown.MemorySwapLimitInBytes = value(memory.Limit), value(memory.Swap)

@@ -8,6 +8,10 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 )
 
+// Supported takes out of the limits of a container what this machine has no
+// controller for. The parts CPU and Memory are there.
+func Supported(limits *specs.LinuxResources, m machine.Machine) { dropMissing(limits, m) }
+
 // dropMissing takes out what cannot be set because its controller is not
 // there: the kubelet sends hugepage limits, for one, to every machine.
 func dropMissing(r *specs.LinuxResources, m machine.Machine) {

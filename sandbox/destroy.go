@@ -123,8 +123,10 @@ const (
 // daemon that comes later too. The sandbox's lock is held.
 func (s *Store) destroy(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
 	steps := s.begin(ctx, sb)
+	released := s.release(steps, sb, policy)
+	s.announceRemoval(steps, sb)
 	err := errors.Join(
-		s.release(steps, sb, policy),
+		released,
 		steps.Do(stepRemoveFiles, func(context.Context) error { return s.removeFiles(sb.ID) }),
 	)
 	if err == nil {
@@ -145,6 +147,7 @@ func (s *Store) destroy(ctx context.Context, sb *Sandbox, policy onFailedDetach)
 // and its cgroups with it, DEL runs.
 func (s *Store) release(steps *step.Sequence, sb *Sandbox, policy onFailedDetach) error {
 	s.noteEnd(sb)
+	s.announceStop(steps, sb)
 	ended := steps.Async(stepEndPause, func(ctx context.Context) error {
 		return errors.Join(s.killPause(sb), s.removeProcesses(sb), s.options.Supervisors.End(ctx, sb.Group()))
 	})

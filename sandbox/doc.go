@@ -18,16 +18,21 @@
 //	 9 prepare     pause, along with step 10: its init waits at the exec barrier
 //	10 cni add     through go-cni, with the configuration of step 3
 //	11 addresses   of eth0, from the result
-//	12 start       pause is released; the sandbox is Ready
+//	12 nri run     with NRI: its plugins are asked (plugins.go)
+//	13 start       pause is released; the sandbox is Ready
+//
+// UpdatePodSandboxResources has, with NRI: nri update, nri updated.
 //
 // StopPodSandbox goes through these; each is done whatever became of the others,
 // but that "remove netns" waits for a DEL that succeeded:
 //
-//	stop containers, end pause, cni del, remove netns, remove userns,
+//	stop containers, nri stop, end pause, cni del, remove netns, remove userns,
 //	unmount files, record stopped
 //
 // RemovePodSandbox stops, and then goes through: remove containers, end pause to
-// unmount files once more, remove files, remove record.
+// unmount files once more, nri remove, remove files, remove record.
+// What a plugin of NRI says to the end of a pod is shown, and keeps nobody from
+// it.
 //
 // On any error of Run the sandbox is destroyed (destroy.go). Destroy is the only
 // undo: it tries every part, joins the errors, and leaves the record until all

@@ -28,6 +28,18 @@ func (s *Store) UpdateResources(ctx context.Context, id string, overhead, resour
 	if err != nil {
 		return err
 	}
+	err = s.askUpdate(ctx, sb, overhead, resources)
+	if err == nil {
+		err = s.recordResources(ctx, sb, overhead, resources)
+	}
+	if err != nil {
+		return fmt.Errorf("update the resources of sandbox %s: %w", sb.ID, err)
+	}
+	s.announceUpdate(ctx, sb)
+	return nil
+}
+
+func (s *Store) recordResources(ctx context.Context, sb *Sandbox, overhead, resources *runtimeapi.LinuxContainerResources) error {
 	release, err := sb.acquire(ctx)
 	if err != nil {
 		return err
@@ -38,13 +50,10 @@ func (s *Store) UpdateResources(ctx context.Context, id string, overhead, resour
 	}
 	next, err := encodeResources(overhead, resources)
 	if err != nil {
-		return fmt.Errorf("update the resources of sandbox %s: %w", sb.ID, err)
+		return err
 	}
 	sb.update(func(f *Facts) { f.Updated = next })
-	if err := s.writeFacts(sb); err != nil {
-		return fmt.Errorf("update the resources of sandbox %s: %w", sb.ID, err)
-	}
-	return nil
+	return s.writeFacts(sb)
 }
 
 // Resources returns the resources of the pod: those of the last update, or those

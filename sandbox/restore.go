@@ -198,6 +198,7 @@ func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 	case facts.BootID == s.bootID:
 		sb.facts.Store(&facts)
 		sb.listed.Store(true)
+		sb.announced, sb.stopAnnounced = true, !facts.StoppedAt.IsZero()
 	case ended || s.pauseRuns(&record):
 		s.restoreEnded(sb)
 	}
@@ -213,6 +214,7 @@ func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 func (s *Store) restoreEnded(sb *Sandbox) {
 	sb.facts.Store(&Facts{BootID: s.bootID, ExitedAt: time.Now()})
 	sb.listed.Store(true)
+	sb.announced = true
 	if err := s.writeFacts(sb); err != nil {
 		s.unrecorded = true
 		s.options.Logger.Error("the end of a sandbox is not on disk; a restart notices it again", "sandbox", sb.ID, "err", err)

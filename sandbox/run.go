@@ -112,7 +112,7 @@ func (c *creation) run() {
 	if c.hostNetwork() {
 		steps.Step(stepPrepare, c.preparePause)
 		steps.Join(synced)
-		steps.Step(stepStart, c.startPause)
+		c.release()
 		return
 	}
 	steps.Step(stepNetns, c.makeNetns)
@@ -129,7 +129,15 @@ func (c *creation) run() {
 		steps.Step(stepAddresses, c.checkAddresses)
 		steps.Join(prepared)
 	}
-	steps.Step(stepStart, c.startPause)
+	c.release()
+}
+
+// release is what comes when pause is prepared and the addresses are known.
+func (c *creation) release() {
+	if c.owner.options.Plugins != nil {
+		c.steps.Step(stepNRIRun, c.announce)
+	}
+	c.steps.Step(stepStart, c.startPause)
 }
 
 // undo destroys what a failed Run made. The attachment, if its DEL fails too,

@@ -36,6 +36,9 @@ type Sandbox struct {
 	lock lock.Mutex
 	// pause is the running pause process; only under the lock.
 	pause *process.Process
+	// announced: the plugins know of the sandbox; stopAnnounced: they were told
+	// that it stops. Only under the lock.
+	announced, stopAnnounced bool
 }
 
 func newSandbox(record Record, config *runtimeapi.PodSandboxConfig) *Sandbox {

@@ -20,8 +20,12 @@ const (
 	stepPrepare        step.Name = "pod/prepare"
 	stepAdd            step.Name = "pod/cni add"
 	stepAddresses      step.Name = "pod/addresses"
+	stepNRIRun         step.Name = "pod/nri run"
 	stepStart          step.Name = "pod/start"
+	stepNRIUpdate      step.Name = "pod/nri update"
+	stepNRIUpdated     step.Name = "pod/nri updated"
 	stepStopContainers step.Name = "pod/stop containers"
+	stepNRIStop        step.Name = "pod/nri stop"
 	stepEndPause       step.Name = "pod/end pause"
 	stepDel            step.Name = "pod/cni del"
 	stepRemoveNetns    step.Name = "pod/remove netns"
@@ -29,6 +33,7 @@ const (
 	stepUnmountFiles   step.Name = "pod/unmount files"
 	stepRecordStopped  step.Name = "pod/record stopped"
 	stepRemoveAll      step.Name = "pod/remove containers"
+	stepNRIRemove      step.Name = "pod/nri remove"
 	stepRemoveFiles    step.Name = "pod/remove files"
 	stepRemoveRecord   step.Name = "pod/remove record"
 )
@@ -39,6 +44,8 @@ const (
 	// user namespace.
 	OwnNetwork = "own network"
 	OwnUsers   = "user namespace"
+	// WithNRI is a pod of a node with NRI.
+	WithNRI = "NRI"
 )
 
 // Steps are those of a pod's life, by operation, in their order. An undo and a
@@ -56,9 +63,14 @@ func Steps() []step.Step {
 		{Name: stepPrepare, Operation: "run"}, // along with cni add
 		{Name: stepAdd, Operation: "run", Only: OwnNetwork},
 		{Name: stepAddresses, Operation: "run", Only: OwnNetwork},
+		{Name: stepNRIRun, Operation: "run", Only: WithNRI},
 		{Name: stepStart, Operation: "run"},
 
+		{Name: stepNRIUpdate, Operation: "update", Only: WithNRI},
+		{Name: stepNRIUpdated, Operation: "update", Only: WithNRI},
+
 		{Name: stepStopContainers, Operation: "stop"},
+		{Name: stepNRIStop, Operation: "stop", Only: WithNRI},
 		{Name: stepEndPause, Operation: "stop"}, // along with cni del
 		{Name: stepDel, Operation: "stop"},
 		{Name: stepRemoveNetns, Operation: "stop"},
@@ -67,6 +79,7 @@ func Steps() []step.Step {
 		{Name: stepRecordStopped, Operation: "stop"},
 
 		{Name: stepRemoveAll, Operation: "remove"},
+		{Name: stepNRIRemove, Operation: "remove", Only: WithNRI},
 		{Name: stepRemoveFiles, Operation: "remove"},
 		{Name: stepRemoveRecord, Operation: "remove"},
 	}

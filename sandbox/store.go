@@ -62,7 +62,9 @@ type Options struct {
 	Lives *step.Lives
 	// Events is told what happens to sandboxes; nil if nobody asks.
 	Events Events
-	Logger *slog.Logger
+	// Plugins are asked and told about pods; nil if there are none.
+	Plugins Plugins
+	Logger  *slog.Logger
 }
 
 // Events is told what has happened to a sandbox, by who holds its lock. It must

@@ -51,7 +51,7 @@ func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest)
 		return response, nil
 	}
 	var err error
-	response.Info, err = r.verboseStatus(all)
+	response.Info, err = r.verboseStatus(ctx, all)
 	return response, err
 }
 
@@ -111,7 +111,7 @@ func handlers(all []handler.Status) []*runtimeapi.RuntimeHandler {
 
 // verboseStatus shows what a person needs to see when pods do not start or do
 // not end: the configuration, the network, pods under way, and what is left.
-func (r *Runtime) verboseStatus(all []handler.Status) (map[string]string, error) {
+func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[string]string, error) {
 	type building struct {
 		ID    string `json:"id"`
 		Name  string `json:"name"`
@@ -126,6 +126,9 @@ func (r *Runtime) verboseStatus(all []handler.Status) (map[string]string, error)
 		"driftedAttachments": r.Networks.Drifted(),
 		"stuckPlugins":       r.Networks.Stuck(),
 		"quarantinedRecords": slices.Concat(r.Sandboxes.Quarantined(), r.Containers.Quarantined(), r.Networks.Quarantined()),
+	}
+	if r.Plugins != nil {
+		info["nriPlugins"] = r.Plugins.Connected(ctx)
 	}
 	if configuration, err := r.Networks.Configuration(); err == nil {
 		info["cniconfig"] = map[string]any{"name": configuration.Name, "file": configuration.File, "config": json.RawMessage(configuration.Bytes)}

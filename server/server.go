@@ -17,6 +17,7 @@ import (
 	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/nri"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/stats"
 )
@@ -32,6 +33,8 @@ type Runtime struct {
 	Streams    Streams
 	Events     *Broadcaster
 	Info       Info
+	// Plugins are those of NRI, nil where that is off.
+	Plugins *nri.Plugins
 
 	work work
 }

@@ -51,7 +51,14 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*parts, e
 		return nil, errors.Join(err, images.Close(), k.shim.Close())
 	}
 	runtime.Streams = streams
-	return &parts{shim: k.shim, supervisors: k.supervisors, runtime: runtime, images: images, streams: streams, metrics: measured}, nil
+	n := &parts{shim: k.shim, supervisors: k.supervisors, runtime: runtime, images: images, streams: streams, metrics: measured}
+	if runtime.Plugins == nil {
+		return n, nil
+	}
+	if err := runtime.Plugins.Open(runtime.Sandboxes, runtime.Containers); err != nil {
+		return nil, errors.Join(err, n.close())
+	}
+	return n, nil
 }
 
 // parts are what the daemon consists of.
@@ -70,6 +77,7 @@ func (n *parts) close() error {
 	n.runtime.Networks.Close()
 	n.runtime.Sandboxes.Close()
 	n.runtime.Containers.Close()
+	n.runtime.Plugins.Close()
 	n.supervisors.Close()
 	n.runtime.Stats.Close()
 	return errors.Join(err, n.images.Close(), n.shim.Close())
@@ -119,6 +127,9 @@ func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.
 		return nil, err
 	}
 	if runtime.Stats, err = stats.Open(ctx, images, logger); err != nil {
+		return nil, err
+	}
+	if runtime.Plugins, err = newPlugins(c, measured, logger); err != nil {
 		return nil, err
 	}
 	if runtime.Sandboxes, err = sandbox.Open(ctx, sandboxOptions(c, k, runtime, measured, logger)); err != nil {
@@ -226,6 +237,7 @@ func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measure
 		Observe: measured.Observe,
 		Lives:   k.lives,
 		Events:  runtime,
+		Plugins: podPlugins(runtime.Plugins),
 		Logger:  logger,
 	}
 }
@@ -239,6 +251,7 @@ func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, image
 		Observe: measured.Observe,
 		Lives:   k.lives,
 		Events:  runtime,
+		Plugins: containerPlugins(runtime.Plugins),
 		Logger:  logger,
 	}
 }

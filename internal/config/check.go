@@ -34,6 +34,7 @@ func (c *Config) Check() error {
 	p.checkLimits(&c.Limits)
 	p.checkRuntimes(c)
 	p.checkSupervisor("supervisor", c.Supervisor, SupervisorNode, SupervisorPod)
+	p.checkNRI(&c.NRI)
 	return errors.Join(p...)
 }
 

@@ -49,6 +49,7 @@ type Config struct {
 	DefaultNetwork DefaultNetwork     `toml:"default_network" comment:"a bridge network, used while cni_conf_dir has no configuration"`
 	Images         Images             `toml:"images" comment:"pulling and keeping images"`
 	Streaming      Streaming          `toml:"streaming" comment:"exec, attach and port-forward"`
+	NRI            NRI                `toml:"nri" comment:"plugins of the Node Resource Interface, which adjust pods and containers"`
 	Limits         Limits             `toml:"limits" comment:"how long operations may take, and how often they are tried"`
 	Runtimes       map[string]Runtime `toml:"runtimes" comment:"the runtime handlers that a RuntimeClass may name; pods without a RuntimeClass use type builtin"`
 }
@@ -111,6 +112,19 @@ type Streaming struct {
 	Idle       Duration `toml:"idle_timeout" comment:"ends a session that is silent for this long"`
 	Creation   Duration `toml:"creation_timeout" comment:"how long a client may take to open its streams"`
 	MaxOpen    int      `toml:"max_open" least:"1" comment:"maximum number of concurrent sessions"`
+}
+
+// NRI says where the plugins of the Node Resource Interface come from.
+type NRI struct {
+	Enabled      bool     `toml:"enabled" comment:"whether there are plugins"`
+	Socket       string   `toml:"socket" need:"path?" comment:"unix socket where plugins connect; '' is none"`
+	PluginDir    string   `toml:"plugin_dir" need:"path" comment:"directory of plugins that the daemon starts, each named INDEX-NAME with an index of two digits; it need not be there"`
+	ConfigDir    string   `toml:"config_dir" need:"path" comment:"directory of their configurations, INDEX-NAME.conf or NAME.conf; it need not be there"`
+	Registration Duration `toml:"registration_timeout" comment:"how long a plugin that has connected may take to register"`
+	Request      Duration `toml:"request_timeout" comment:"how long a plugin may take for an answer; then it is disconnected, unless it has asked to stay, and pods do without it"`
+	Required     []string `toml:"required_plugins" comment:"names of plugins, with their index or without, that have to be connected when a pod or a container is made"`
+	Tolerate     string   `toml:"tolerate_missing_annotation" comment:"annotation of pods which says with 'true' that they do without required plugins; '' is none"`
+	Reject       []string `toml:"reject" comment:"adjustments that no plugin may make: hooks, namespaces, sysctls, seccomp"`
 }
 
 // Limits are how long operations may take, and how often they are tried.

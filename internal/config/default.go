@@ -27,6 +27,10 @@ func Default() *Config {
 			Pinned:    []string{}, Sync: true, VerifierTimeout: second(10), ProgressTimeout: second(60), MinRate: 1024, MaxDownloads: 3, MaxUnpacks: 2,
 		},
 		Streaming: Streaming{Address: "127.0.0.1:0", Idle: second(4 * 3600), Creation: second(30), MaxOpen: 1000},
+		NRI: NRI{
+			Socket: "/var/run/nri/nri.sock", PluginDir: "/opt/nri/plugins", ConfigDir: "/etc/nri/conf.d",
+			Registration: second(5), Request: second(2), Required: []string{}, Reject: []string{},
+		},
 		Limits: Limits{
 			Run: second(230), Destroy: second(100), Create: second(100), Kill: second(10),
 			CNIAdd: second(180), CNIDel: second(60), CNICheck: second(20), CNIStatus: second(5), CNIGC: second(60),

@@ -29,6 +29,7 @@ type Metrics struct {
 	steps    *prometheus.HistogramVec
 	pulls    *prometheus.HistogramVec
 	pulled   prometheus.Counter
+	nri      nri
 }
 
 // New makes the metrics; Observe may be called at once.
@@ -50,6 +51,7 @@ func New() *Metrics {
 			Help: "Bytes of images that registries sent, of failed pulls too.",
 		}),
 	}
+	m.nri = newNRI(m.registry)
 	m.registry.MustRegister(m.pulls, m.pulled, m.steps, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

@@ -13,10 +13,7 @@ import (
 func (c *container) mounts() {
 	for i, m := range c.config.GetMounts() {
 		field := fmt.Sprintf("config.mounts[%d].", i)
-		c.absolute(field+"container_path", m.GetContainerPath())
-		if path.Clean(m.GetContainerPath()) == "/" {
-			c.bad(field+"container_path", "is the root of the container")
-		}
+		c.mountPoint(field+"container_path", m.GetContainerPath())
 		c.mountSource(field, m)
 		c.relabel(field+"selinux_relabel", m)
 		if _, known := runtimeapi.MountPropagation_name[int32(m.GetPropagation())]; !known {
@@ -25,6 +22,24 @@ func (c *container) mounts() {
 		c.recursiveReadOnly(field+"recursive_read_only", m)
 		c.mountOptions(field+"mount_options", m.GetMountOptions())
 		c.mountMappings(field, m)
+	}
+}
+
+// Mount reports what is wrong with the places of a mount that does not come from
+// a request; source is empty for one that has none on the node.
+func Mount(destination, source string) error {
+	p := &problems{}
+	p.mountPoint("destination", destination)
+	if source != "" {
+		p.absolute("source", source)
+	}
+	return p.err()
+}
+
+func (p *problems) mountPoint(field, at string) {
+	p.absolute(field, at)
+	if path.Clean(at) == "/" {
+		p.bad(field, "is the root of the container")
 	}
 }
 

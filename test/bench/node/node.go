@@ -40,12 +40,17 @@ type Node struct {
 
 // Start starts the daemon of the binaries' directory and waits until it serves.
 func Start(ctx context.Context, binaries string) (*Node, error) {
+	return StartWith(ctx, binaries, func(*config.Config) {})
+}
+
+// StartWith is Start with a changed configuration.
+func StartWith(ctx context.Context, binaries string, change func(*config.Config)) (*Node, error) {
 	dir, err := os.MkdirTemp("", "minicri-bench-")
 	if err != nil {
 		return nil, err
 	}
 	n := &Node{Dir: dir, Config: config.Default()}
-	if err := n.configure(binaries); err != nil {
+	if err := n.configure(binaries, change); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
 	if err := n.start(ctx, filepath.Join(binaries, "minicri")); err != nil {
@@ -57,11 +62,12 @@ func Start(ctx context.Context, binaries string) (*Node, error) {
 
 func (n *Node) path(name string) string { return filepath.Join(n.Dir, name) }
 
-func (n *Node) configure(binaries string) error {
+func (n *Node) configure(binaries string, change func(*config.Config)) error {
 	c := n.Config
 	c.Socket, c.Root, c.State = n.path("sock"), n.path("root"), n.path("state")
 	c.NetnsDir, c.CNIConf, c.CNIBin = n.path("netns"), n.path("net.d"), filepath.Join(binaries, "cni")
 	c.CgroupDriver, c.CgroupParent = "cgroupfs", "/"+filepath.Base(n.Dir)
+	change(c)
 	if err := os.Mkdir(c.CNIConf, 0o755); err != nil {
 		return err
 	}

@@ -1,0 +1,145 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/validate"
+	"github.com/minicri/minicri/oci"
+)
+
+// adjust lets the plugins change the spec, and checks what they have made of it
+// as the request was checked.
+func (c *creation) adjust(ctx context.Context) error {
+	before := slices.Clone(c.spec.Mounts)
+	c.announced.Store(true)
+	changes, err := c.owner.options.Plugins.Create(ctx, c.sandbox, c.Container, c.spec, c.injectDevices)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(c.checkResources(), c.checkMounts(ctx, before), c.checkRlimits(), c.takeCgroup())
+	if err != nil {
+		return fmt.Errorf("what NRI plugins have made of the container: %w", err)
+	}
+	if err := c.owner.applyChanges(ctx, changes); err != nil {
+		return err
+	}
+	return c.storeSpec()
+}
+
+// injectDevices adds CDI devices that a plugin asks for.
+func (c *creation) injectDevices(spec *specs.Spec, names []string) error {
+	cache, err := c.owner.cdi.parsed()
+	if err != nil {
+		return err
+	}
+	if _, err := (cdiDevices{cache}).InjectDevices(spec, names...); err != nil {
+		return fmt.Errorf("CDI devices %q: %w", names, err)
+	}
+	return nil
+}
+
+// checkResources: limits that make no sense are refused, those that this machine
+// cannot set are left out.
+func (c *creation) checkResources() error {
+	machine, limits := c.owner.options.Machine, c.spec.Linux.Resources
+	if limits.CPU == nil {
+		limits.CPU = &specs.LinuxCPU{}
+	}
+	if limits.Memory == nil {
+		limits.Memory = &specs.LinuxMemory{}
+	}
+	oci.Supported(limits, machine)
+	score := c.spec.Process.OOMScoreAdj
+	if err := validate.Resources("linux.resources.", inForce(limits, *score), machine); err != nil {
+		return err
+	}
+	*score = machine.OOMScoreAdjNear(*score)
+	return nil
+}
+
+// checkMounts looks at the mounts that were not there before. Their sources are
+// waited for, made and followed as those of the kubelet's are.
+func (c *creation) checkMounts(ctx context.Context, before []specs.Mount) error {
+	for i := range c.spec.Mounts {
+		m := &c.spec.Mounts[i]
+		if slices.ContainsFunc(before, func(old specs.Mount) bool { return reflect.DeepEqual(old, *m) }) {
+			continue
+		}
+		if err := c.checkMount(ctx, m); err != nil {
+			return fmt.Errorf("mount %s: %w", m.Destination, err)
+		}
+	}
+	return nil
+}
+
+func (c *creation) checkMount(ctx context.Context, m *specs.Mount) error {
+	bound := m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
+	if !bound {
+		return validate.Mount(m.Destination, "")
+	}
+	if m.Source == "" {
+		return fmt.Errorf("source: is missing: %w", errdefs.ErrInvalidArgument)
+	}
+	if err := validate.Mount(m.Destination, m.Source); err != nil {
+		return err
+	}
+	if err := c.owner.awaitHostPath(ctx, m.Destination, m.Source); err != nil {
+		return err
+	}
+	if err := makeSource(m.Source, c.parts.Pod.GetMetadata().GetUid()); err != nil {
+		return fmt.Errorf("the source: %w", err)
+	}
+	source, err := filepath.EvalSymlinks(m.Source)
+	m.Source = source
+	return err
+}
+
+// checkRlimits keeps the last limit of each kind: a spec must not have two
+// (runtime-spec, process.rlimits).
+func (c *creation) checkRlimits() error {
+	var kept []specs.POSIXRlimit
+	for _, limit := range c.spec.Process.Rlimits {
+		if limit.Soft > limit.Hard {
+			return fmt.Errorf("rlimit %s: the soft limit %d is higher than the hard one, %d: %w", limit.Type, limit.Soft, limit.Hard, errdefs.ErrInvalidArgument)
+		}
+		kept = slices.DeleteFunc(kept, func(old specs.POSIXRlimit) bool { return old.Type == limit.Type })
+		kept = append(kept, limit)
+	}
+	c.spec.Process.Rlimits = kept
+	return nil
+}
+
+// takeCgroup: a container's cgroup is its own, because it is emptied and removed
+// with the container. Another one than that of the record is written there first.
+func (c *creation) takeCgroup() error {
+	wanted := c.spec.Linux.CgroupsPath
+	if wanted == c.CgroupsPath {
+		return nil
+	}
+	if c.owner.options.SystemdCgroup {
+		if parts := strings.Split(wanted, ":"); len(parts) != 3 || !strings.HasSuffix(parts[0], ".slice") || parts[2] == "" || strings.Contains(wanted, "/") {
+			return fmt.Errorf("linux.cgroups_path: %q is not of the form slice:prefix:name: %w", wanted, errdefs.ErrInvalidArgument)
+		}
+	} else if !path.IsAbs(wanted) || path.Clean(wanted) != wanted || wanted == "/" {
+		return fmt.Errorf("linux.cgroups_path: %q is not the absolute path of a cgroup: %w", wanted, errdefs.ErrInvalidArgument)
+	}
+	if c.owner.options.Hierarchies.Exists(cgroup.Path(wanted)) {
+		return fmt.Errorf("linux.cgroups_path: the cgroup %s is there already, a container needs one of its own: %w", wanted, errdefs.ErrAlreadyExists)
+	}
+	c.CgroupsPath, c.parts.CgroupsPath = wanted, wanted
+	if err := c.owner.options.Node.Know(cgroup.Path(wanted)); err != nil {
+		return err
+	}
+	return c.owner.records.Write(c.ID, c.Record)
+}

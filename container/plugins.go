@@ -1,0 +1,133 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/sandbox"
+)
+
+// Plugins are asked and told about containers, as NRI's are (package nri). Each
+// call ends, by limits of its own or with its context. An error of Create, Start
+// or Update refuses what was to be done; the others are only shown.
+type Plugins interface {
+	// Create adjusts the spec of a container that is being made; inject adds CDI
+	// devices to it. It returns what is to change for other containers.
+	Create(ctx context.Context, pod *sandbox.Sandbox, c *Container, spec *specs.Spec, inject Inject) ([]Change, error)
+	Created(ctx context.Context, pod *sandbox.Sandbox, c *Container) error
+	Start(ctx context.Context, pod *sandbox.Sandbox, c *Container) error
+	Started(ctx context.Context, pod *sandbox.Sandbox, c *Container) error
+	// Update returns the resources that the container is to get instead of those
+	// that were asked for, and what is to change for others.
+	Update(ctx context.Context, pod *sandbox.Sandbox, c *Container, asked *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, []Change, error)
+	Updated(ctx context.Context, pod *sandbox.Sandbox, c *Container) error
+	// Stop is called once after the container's end, however that came, Remove
+	// before it is removed.
+	Stop(ctx context.Context, pod *sandbox.Sandbox, c *Container) ([]Change, error)
+	Remove(ctx context.Context, pod *sandbox.Sandbox, c *Container) error
+}
+
+// Inject adds CDI devices to a spec.
+type Inject func(spec *specs.Spec, devices []string) error
+
+// Change is what a plugin wants to change of a container's resources.
+type Change struct {
+	ID        string
+	Resources *runtimeapi.LinuxContainerResources
+	// Optional: if it cannot be done, nothing fails.
+	Optional bool
+}
+
+// applyChanges makes the changes that plugins want for containers other than the
+// one that they were asked about. No lock of a container that others can see is
+// held.
+func (s *Store) applyChanges(ctx context.Context, changes []Change) error {
+	var errs []error
+	for _, change := range changes {
+		err := s.UpdateUnsolicited(ctx, change.ID, change.Resources)
+		if err != nil && change.Optional {
+			s.options.Logger.Info("an optional change by an NRI plugin was not made", "container", change.ID, "err", err)
+			err = nil
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("changes that NRI plugins want: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) askStart(ctx context.Context, c *Container) error {
+	pod, err := s.options.Sandboxes.Find(c.SandboxID)
+	if err != nil {
+		return err
+	}
+	return s.options.Plugins.Start(ctx, pod, c)
+}
+
+// askUpdate returns what the plugins make of resources that are asked for.
+func (s *Store) askUpdate(ctx context.Context, c *Container, asked *runtimeapi.LinuxContainerResources) (_ *runtimeapi.LinuxContainerResources, others []Change, err error) {
+	if s.options.Plugins == nil {
+		return asked, nil, nil
+	}
+	pod, err := s.options.Sandboxes.Find(c.SandboxID)
+	if err != nil {
+		return nil, nil, err
+	}
+	err = s.begin(ctx, c).Do(stepNRIUpdate, func(ctx context.Context) (err error) {
+		asked, others, err = s.options.Plugins.Update(ctx, pod, c, asked)
+		return err
+	})
+	return asked, others, err
+}
+
+// announce tells the plugins what was done to a container; that one was not told
+// changes nothing about it.
+func (s *Store) announce(steps *step.Sequence, c *Container, name step.Name, tell func(Plugins, context.Context, *sandbox.Sandbox, *Container) error) {
+	if s.options.Plugins == nil || steps.Err() != nil {
+		return
+	}
+	err := steps.Do(name, func(ctx context.Context) error {
+		pod, err := s.options.Sandboxes.Find(c.SandboxID)
+		if err != nil {
+			return err
+		}
+		return tell(s.options.Plugins, ctx, pod, c)
+	})
+	if err != nil {
+		s.options.Logger.Warn("an NRI plugin was not told about a container", "container", c.ID, "err", err)
+	}
+}
+
+// announceStop tells the plugins once that the container has ended, and returns
+// when they were told, by whichever call.
+func (s *Store) announceStop(ctx context.Context, c *Container) {
+	if s.options.Plugins == nil || !c.announced.Load() || c.stopLock.Lock(ctx) != nil {
+		return
+	}
+	defer c.stopLock.Unlock()
+	if c.stopAnnounced {
+		return
+	}
+	c.stopAnnounced = true
+	s.announce(s.begin(ctx, c), c, stepNRIStop, func(p Plugins, ctx context.Context, pod *sandbox.Sandbox, c *Container) error {
+		changes, err := p.Stop(ctx, pod, c)
+		return errors.Join(err, s.applyChanges(ctx, changes))
+	})
+}
+
+// announceRemoval tells the plugins that the container goes, and before that
+// that it has ended. The container's lock is held.
+func (s *Store) announceRemoval(ctx context.Context, c *Container) {
+	if s.options.Plugins == nil || !c.announced.Load() {
+		return
+	}
+	s.announceStop(ctx, c)
+	c.announced.Store(false)
+	s.announce(s.begin(ctx, c), c, stepNRIRemove, Plugins.Remove)
+}

@@ -1,0 +1,180 @@
+package nri
+
+import (
+	"context"
+	"maps"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/containerd/nri/pkg/api"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/sandbox"
+)
+
+var _ container.Plugins = (*Plugins)(nil)
+
+// Created implements container.Plugins.
+func (p *Plugins) Created(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
+	return p.tell(ctx, func(ctx context.Context) error {
+		return p.adaptation.PostCreateContainer(ctx, &adaptation.PostCreateContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
+	})
+}
+
+// Start implements container.Plugins.
+func (p *Plugins) Start(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
+	p.forgetContainer(c.ID)
+	return p.tell(ctx, func(ctx context.Context) error {
+		return p.adaptation.StartContainer(ctx, &adaptation.StartContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
+	})
+}
+
+// Started implements container.Plugins.
+func (p *Plugins) Started(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
+	return p.tell(ctx, func(ctx context.Context) error {
+		return p.adaptation.PostStartContainer(ctx, &adaptation.PostStartContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
+	})
+}
+
+// Updated implements container.Plugins.
+func (p *Plugins) Updated(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
+	return p.tell(ctx, func(ctx context.Context) error {
+		return p.adaptation.PostUpdateContainer(ctx, &adaptation.PostUpdateContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
+	})
+}
+
+// Stop implements container.Plugins.
+func (p *Plugins) Stop(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) ([]container.Change, error) {
+	p.forgetContainer(c.ID)
+	if !p.started.Load() {
+		return nil, nil
+	}
+	ctx, t := p.begin(ctx, nothing)
+	defer t.end()
+	answer, err := p.adaptation.StopContainer(ctx, &adaptation.StopContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
+	if err != nil {
+		return nil, p.named(err)
+	}
+	return p.changes(answer.GetUpdate()), nil
+}
+
+// Remove implements container.Plugins.
+func (p *Plugins) Remove(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
+	p.forgetContainer(c.ID)
+	return p.tell(ctx, func(ctx context.Context) error {
+		return p.adaptation.RemoveContainer(ctx, &adaptation.RemoveContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
+	})
+}
+
+func (p *Plugins) noteContainer(c *api.Container) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.containersMade[c.GetId()] = c
+}
+
+func (p *Plugins) forgetContainer(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.containersMade, id)
+}
+
+// container is a container that was made, as NRI sees it. Its spec may be gone,
+// or have lost its environment, when it has ended.
+func (p *Plugins) container(c *container.Container) *api.Container {
+	spec, err := p.containers.Spec(c)
+	if err != nil {
+		spec = &specs.Spec{}
+	}
+	message := newContainer(c, spec)
+	facts := c.Facts()
+	message.Pid = uint32(facts.Process.PID)
+	message.State = stateOf(facts.State())
+	message.CreatedAt, message.StartedAt, message.FinishedAt = c.CreatedAt, facts.StartedAt, facts.FinishedAt
+	message.ExitCode, message.StatusReason, message.StatusMessage = facts.ExitCode, facts.ExitReason(), facts.Message
+	if resources := fromCRI(c.Resources()); resources != nil && message.Linux.Resources != nil {
+		// What is in force, after updates.
+		resources.Devices, resources.Pids = message.Linux.Resources.Devices, message.Linux.Resources.Pids
+		message.Linux.Resources = resources
+	}
+	return message
+}
+
+func stateOf(state runtimeapi.ContainerState) api.ContainerState {
+	switch state {
+	case runtimeapi.ContainerState_CONTAINER_CREATED:
+		return api.ContainerState_CONTAINER_CREATED
+	case runtimeapi.ContainerState_CONTAINER_RUNNING:
+		return api.ContainerState_CONTAINER_RUNNING
+	case runtimeapi.ContainerState_CONTAINER_EXITED:
+		return api.ContainerState_CONTAINER_STOPPED
+	default:
+		return api.ContainerState_CONTAINER_UNKNOWN
+	}
+}
+
+// newContainer is a container with the spec, before anything is known of its
+// processes.
+func newContainer(c *container.Container, spec *specs.Spec) *api.Container {
+	config := c.Config()
+	message := &api.Container{
+		Id: c.ID, PodSandboxId: c.SandboxID, Name: config.GetMetadata().GetName(), State: api.ContainerState_CONTAINER_CREATED,
+		Labels: maps.Clone(config.GetLabels()), Annotations: maps.Clone(config.GetAnnotations()),
+		Mounts: api.FromOCIMounts(spec.Mounts), Hooks: api.FromOCIHooks(spec.Hooks), Linux: &api.LinuxContainer{},
+		CreatedAt: c.CreatedAt, Image: &api.Image{Name: config.GetImage().GetImage(), Digest: c.ImageRef, ConfigDigest: c.ImageID},
+	}
+	if message.Annotations == nil {
+		message.Annotations = make(map[string]string)
+	}
+	maps.Copy(message.Annotations, spec.Annotations)
+	for _, device := range config.GetCDIDevices() {
+		message.CDIDevices = append(message.CDIDevices, &api.CDIDevice{Name: device.GetName()})
+	}
+	if process := spec.Process; process != nil {
+		message.Args, message.Env = append([]string(nil), process.Args...), append([]string(nil), process.Env...)
+		message.Rlimits = rlimits(process.Rlimits)
+		message.User = &api.User{Uid: process.User.UID, Gid: process.User.GID, AdditionalGids: process.User.AdditionalGids}
+		message.Linux.OomScoreAdj = api.Int(process.OOMScoreAdj)
+		message.Linux.IoPriority = api.FromOCILinuxIOPriority(process.IOPriority)
+		message.Linux.Scheduler = api.FromOCILinuxScheduler(process.Scheduler)
+	}
+	if linux := spec.Linux; linux != nil {
+		fillLinux(message.Linux, linux)
+	}
+	message.Linux.SeccompProfile = seccompProfile(config.GetLinux().GetSecurityContext())
+	return message
+}
+
+func fillLinux(to *api.LinuxContainer, linux *specs.Linux) {
+	to.Namespaces = api.FromOCILinuxNamespaces(linux.Namespaces)
+	to.Devices = api.FromOCILinuxDevices(linux.Devices)
+	to.Resources = api.FromOCILinuxResources(linux.Resources, nil)
+	to.CgroupsPath = linux.CgroupsPath
+	to.Sysctl = maps.Clone(linux.Sysctl)
+	to.NetDevices = api.FromOCILinuxNetDevices(linux.NetDevices)
+	if linux.Seccomp != nil {
+		to.SeccompPolicy = api.FromOCILinuxSeccomp(linux.Seccomp)
+	}
+	if rdt := linux.IntelRdt; rdt != nil {
+		to.Rdt = &api.LinuxRdt{ClosId: api.String(rdt.ClosID), Schemata: api.RepeatedString(rdt.Schemata), EnableMonitoring: api.Bool(rdt.EnableMonitoring)}
+	}
+}
+
+func rlimits(from []specs.POSIXRlimit) (to []*api.POSIXRlimit) {
+	for _, limit := range from {
+		to = append(to, &api.POSIXRlimit{Type: limit.Type, Hard: limit.Hard, Soft: limit.Soft})
+	}
+	return to
+}
+
+func seccompProfile(security *runtimeapi.LinuxContainerSecurityContext) *api.SecurityProfile {
+	profile := security.GetSeccomp()
+	if profile == nil || security.GetPrivileged() {
+		return &api.SecurityProfile{ProfileType: api.SecurityProfile_UNCONFINED}
+	}
+	return &api.SecurityProfile{ProfileType: api.SecurityProfile_ProfileType(profile.GetProfileType()), LocalhostRef: profile.GetLocalhostRef()}
+}
+
+// copyOf is a message that the library does not change.
+func copyOf(c *api.Container) *api.Container { return proto.Clone(c).(*api.Container) }

@@ -1,0 +1,148 @@
+package nri
+
+import (
+	"context"
+	"fmt"
+	"path"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/containerd/nri/pkg/api"
+	"google.golang.org/protobuf/encoding/protojson"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/sandbox"
+)
+
+var _ sandbox.Plugins = (*Plugins)(nil)
+
+// RunPod implements sandbox.Plugins.
+func (p *Plugins) RunPod(ctx context.Context, sb *sandbox.Sandbox) error {
+	if !p.started.Load() {
+		return nil
+	}
+	pod := p.pod(sb)
+	if err := p.checkRequired(ctx, pod, ""); err != nil {
+		return err
+	}
+	ctx, t := p.begin(ctx, func() { p.notePod(sb) })
+	defer t.end()
+	return p.named(p.adaptation.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: pod}))
+}
+
+// UpdatePod implements sandbox.Plugins.
+func (p *Plugins) UpdatePod(ctx context.Context, sb *sandbox.Sandbox, overhead, resources *runtimeapi.LinuxContainerResources) error {
+	if !p.started.Load() {
+		return nil
+	}
+	ctx, t := p.begin(ctx, nothing)
+	defer t.end()
+	_, err := p.adaptation.UpdatePodSandbox(ctx, &adaptation.UpdatePodSandboxRequest{
+		Pod: p.pod(sb), OverheadLinuxResources: fromCRI(overhead), LinuxResources: fromCRI(resources),
+	})
+	return p.named(err)
+}
+
+// UpdatedPod implements sandbox.Plugins.
+func (p *Plugins) UpdatedPod(ctx context.Context, sb *sandbox.Sandbox) error {
+	return p.tell(ctx, func(ctx context.Context) error {
+		return p.adaptation.PostUpdatePodSandbox(ctx, &adaptation.PostUpdatePodSandboxRequest{Pod: p.pod(sb)})
+	})
+}
+
+// StopPod implements sandbox.Plugins.
+func (p *Plugins) StopPod(ctx context.Context, sb *sandbox.Sandbox) error {
+	return p.tell(ctx, func(ctx context.Context) error {
+		return p.adaptation.StopPodSandbox(ctx, &adaptation.StopPodSandboxRequest{Pod: p.pod(sb)})
+	})
+}
+
+// RemovePod implements sandbox.Plugins.
+func (p *Plugins) RemovePod(ctx context.Context, sb *sandbox.Sandbox) error {
+	defer p.forgetPod(sb.ID)
+	return p.tell(ctx, func(ctx context.Context) error {
+		return p.adaptation.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: p.pod(sb)})
+	})
+}
+
+func nothing() {}
+
+// tell makes a request that no plugin answers with more than an error.
+func (p *Plugins) tell(ctx context.Context, request func(context.Context) error) error {
+	if !p.started.Load() {
+		return nil
+	}
+	ctx, t := p.begin(ctx, nothing)
+	defer t.end()
+	return p.named(request(ctx))
+}
+
+func (p *Plugins) notePod(sb *sandbox.Sandbox) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.podsMade[sb.ID] = sb
+}
+
+func (p *Plugins) forgetPod(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.podsMade, id)
+}
+
+// pod is the pod as NRI sees it.
+func (p *Plugins) pod(sb *sandbox.Sandbox) *api.PodSandbox {
+	config, facts := sb.Config(), sb.Facts()
+	m := config.GetMetadata()
+	pod := &api.PodSandbox{
+		Id: sb.ID, Name: m.GetName(), Uid: m.GetUid(), Namespace: m.GetNamespace(),
+		Labels: config.GetLabels(), Annotations: config.GetAnnotations(), RuntimeHandler: sb.RuntimeHandler,
+		Pid: uint32(facts.Pause.PID),
+		Linux: &api.LinuxPodSandbox{
+			CgroupParent: config.GetLinux().GetCgroupParent(), CgroupsPath: sb.CgroupsPath, Namespaces: p.namespaces(sb),
+		},
+	}
+	for _, address := range facts.Addresses {
+		pod.Ips = append(pod.Ips, address.String())
+	}
+	if resources, err := sb.Resources(); err == nil {
+		pod.Linux.PodOverhead, pod.Linux.PodResources = decodeCRI(resources.Overhead), decodeCRI(resources.Resources)
+	}
+	return pod
+}
+
+func decodeCRI(encoded []byte) *api.LinuxResources {
+	resources := &runtimeapi.LinuxContainerResources{}
+	if len(encoded) == 0 || protojson.Unmarshal(encoded, resources) != nil {
+		return nil
+	}
+	return fromCRI(resources)
+}
+
+// namespaces are those that the pod does not share with the node. The network's
+// is pinned at a path; others are there as long as the pause process is.
+func (p *Plugins) namespaces(sb *sandbox.Sandbox) (list []*api.LinuxNamespace) {
+	add := func(kind, path string) { list = append(list, &api.LinuxNamespace{Type: kind, Path: path}) }
+	if path := p.pods.NetnsPath(sb); path != "" {
+		add("network", path)
+	}
+	if path := p.pods.UsernsPath(sb); path != "" {
+		add("user", path)
+	}
+	facts := sb.Facts()
+	pid := facts.Pause.PID
+	if pid == 0 || !facts.ExitedAt.IsZero() || !facts.StoppedAt.IsZero() {
+		return list
+	}
+	options := sb.Config().GetLinux().GetSecurityContext().GetNamespaceOptions()
+	of := func(name string) string { return path.Join("/proc", fmt.Sprint(pid), "ns", name) }
+	if options.GetIpc() != runtimeapi.NamespaceMode_NODE {
+		add("ipc", of("ipc"))
+	}
+	if options.GetPid() != runtimeapi.NamespaceMode_NODE {
+		add("pid", of("pid"))
+	}
+	add("mount", of("mnt"))
+	if options.GetNetwork() != runtimeapi.NamespaceMode_NODE {
+		add("uts", of("uts"))
+	}
+	return list
+}

@@ -1,0 +1,186 @@
+package nri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/containerd/nri/pkg/adaptation/builtin"
+	"github.com/containerd/nri/pkg/api"
+	nriplugin "github.com/containerd/nri/pkg/plugin"
+	validator "github.com/containerd/nri/plugins/default-validator/builtin"
+	"github.com/containerd/ttrpc"
+)
+
+// The kinds of adjustments that Options.Reject can name.
+const (
+	rejectHooks      = "hooks"
+	rejectNamespaces = "namespaces"
+	rejectSysctls    = "sysctls"
+	rejectSeccomp    = "seccomp"
+)
+
+// validation is the library's own validator. It looks at the annotation
+// required-plugins.noderesource.dev of pods, too.
+func validation(o Options) *validator.DefaultValidatorConfig {
+	rejected := func(kind string) bool { return slices.Contains(o.Reject, kind) }
+	return &validator.DefaultValidatorConfig{
+		Enable:                                true,
+		RejectOCIHookAdjustment:               rejected(rejectHooks),
+		RejectNamespaceAdjustment:             rejected(rejectNamespaces),
+		RejectSysctlAdjustment:                rejected(rejectSysctls),
+		RejectRuntimeDefaultSeccompAdjustment: rejected(rejectSeccomp),
+		RejectUnconfinedSeccompAdjustment:     rejected(rejectSeccomp),
+		RejectCustomSeccompAdjustment:         rejected(rejectSeccomp),
+		TolerateMissingAnnotation:             o.Tolerate,
+	}
+}
+
+// rollName is the builtin plugin that sees which others there are.
+const rollName = "minicri"
+
+// roll is a validator that accepts everything. A validator is told the names of
+// all connected plugins, which the library tells nobody else.
+func roll() *builtin.BuiltinPlugin {
+	return &builtin.BuiltinPlugin{Base: rollName, Index: "00", Handlers: builtin.BuiltinHandlers{
+		ValidateContainerAdjustment: func(ctx context.Context, request *api.ValidateContainerAdjustmentRequest) error {
+			if t, ours := ctx.Value(turnKey{}).(*turn); ours && t.uncounted != nil {
+				for _, plugin := range request.GetPlugins() {
+					t.connected = append(t.connected, plugin.GetIndex()+"-"+plugin.GetName())
+				}
+			}
+			return nil
+		},
+	}}
+}
+
+// isBuiltin reports whether the plugin is part of this program.
+func isBuiltin(plugin string) bool {
+	return plugin == "00-"+rollName || plugin == "00-default-validator"
+}
+
+// Connected are the plugins that are there now, as INDEX-NAME, in the order in
+// which they are asked. A request goes through the library for that, but to no
+// plugin.
+func (p *Plugins) Connected(ctx context.Context) []string {
+	if !p.started.Load() {
+		return nil
+	}
+	t := &turn{adaptation: p.adaptation, uncounted: &p.uncounted}
+	// What validators in the plugins would say is of no interest.
+	_, _ = p.adaptation.CreateContainer(context.WithValue(ctx, turnKey{}, t), &adaptation.CreateContainerRequest{
+		Pod: &api.PodSandbox{}, Container: &api.Container{},
+	})
+	return slices.DeleteFunc(t.connected, isBuiltin)
+}
+
+// checkRequired fails for a pod that may not do without a plugin that is absent.
+func (p *Plugins) checkRequired(ctx context.Context, pod *api.PodSandbox, container string) error {
+	if len(p.options.Required) == 0 {
+		return nil
+	}
+	if key := p.options.Tolerate; key != "" {
+		if value, set := nriplugin.GetEffectiveAnnotation(pod, key, container); set {
+			if tolerated, err := strconv.ParseBool(value); err == nil && tolerated {
+				return nil
+			}
+		}
+	}
+	connected := p.Connected(ctx)
+	var missing []string
+	for _, required := range p.options.Required {
+		if !slices.ContainsFunc(connected, func(plugin string) bool { return isNamed(plugin, required) }) {
+			missing = append(missing, required)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return fmt.Errorf("the required NRI plugin %s is not connected (nri.required_plugins): %w", strings.Join(missing, ", "), errdefs.ErrUnavailable)
+}
+
+// isNamed: a plugin is required by its name, with its index or without.
+func isNamed(plugin, required string) bool {
+	_, name, _ := strings.Cut(plugin, "-")
+	return plugin == required || name == required
+}
+
+// measures takes what the library says of each request to a plugin.
+type measures struct{ plugins *Plugins }
+
+func (m measures) RecordPluginLatency(plugin, request string, took time.Duration) {
+	if !isBuiltin(plugin) && m.plugins.uncounted.Load() == 0 {
+		m.plugins.options.Metrics.NRILatency(plugin, request, took)
+	}
+}
+
+// RecordPluginInvocation is the last that is said of a request. While uncounted
+// ones are made, there are no others: the library holds its lock all the time.
+func (m measures) RecordPluginInvocation(plugin, request string, err error) {
+	switch {
+	case isBuiltin(plugin):
+	case m.plugins.uncounted.Load() > 0:
+		m.plugins.uncounted.Add(-1)
+	default:
+		m.plugins.options.Metrics.NRIRequest(plugin, request, outcome(err))
+		m.plugins.blame(plugin, err)
+	}
+}
+
+func (m measures) RecordPluginAdjustments(string, string, *adaptation.ContainerAdjustment, int, int) {
+}
+
+func (m measures) UpdatePluginCount(count int) {
+	const builtins = 2
+	m.plugins.options.Metrics.NRIPlugins(max(0, count-builtins))
+}
+
+func outcome(err error) string {
+	switch {
+	case err == nil:
+		return "ok"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "timeout"
+	case errors.Is(err, ttrpc.ErrClosed), errors.Is(err, ttrpc.ErrServerClosed), errors.Is(err, ttrpc.ErrProtocol):
+		return "lost"
+	default:
+		return "error"
+	}
+}
+
+// mostBlamed bounds the errors that are remembered: not every one is asked for.
+const mostBlamed = 100
+
+// blame notes whose error it is: the library returns it without a name.
+func (p *Plugins) blame(plugin string, err error) {
+	if err == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.failed) >= mostBlamed {
+		clear(p.failed)
+	}
+	p.failed[err.Error()] = plugin
+}
+
+// named adds the plugin's name to its error.
+func (p *Plugins) named(err error) error {
+	if err == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	plugin := p.failed[err.Error()]
+	delete(p.failed, err.Error())
+	if plugin == "" {
+		return fmt.Errorf("NRI: %w", err)
+	}
+	return fmt.Errorf("NRI plugin %s: %w", plugin, err)
+}

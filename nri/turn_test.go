@@ -1,0 +1,205 @@
+package nri
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/sandbox"
+)
+
+// none is a node without pods and containers.
+type (
+	none     struct{}
+	nonePods struct{}
+)
+
+func (nonePods) List() []*sandbox.Sandbox                   { return nil }
+func (nonePods) NetnsPath(*sandbox.Sandbox) string          { return "" }
+func (nonePods) UsernsPath(*sandbox.Sandbox) string         { return "" }
+func (none) List() []*container.Container                   { return nil }
+func (none) Spec(*container.Container) (*specs.Spec, error) { return &specs.Spec{}, nil }
+func (none) UpdateUnsolicited(context.Context, string, *runtimeapi.LinuxContainerResources) error {
+	return nil
+}
+
+// counted counts requests by plugin and outcome.
+type counted struct {
+	mu       sync.Mutex
+	requests map[string]int
+}
+
+func (c *counted) NRIRequest(plugin, request, outcome string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.requests[plugin+" "+request+" "+outcome]++
+}
+func (*counted) NRILatency(string, string, time.Duration) {}
+func (*counted) NRIPlugins(int)                           {}
+
+// slow is a plugin whose answers about the pod "hung" never come.
+type slow struct{ asked chan string }
+
+func (s slow) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	s.asked <- pod.GetName()
+	if pod.GetName() == "hung" {
+		select {}
+	}
+	return nil
+}
+
+func (s slow) CreateContainer(context.Context, *api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	return nil, nil, nil
+}
+
+func open(t *testing.T, limit time.Duration) (*Plugins, *counted, string) {
+	t.Helper()
+	dir := t.TempDir()
+	measured := &counted{requests: make(map[string]int)}
+	p, err := New(Options{
+		Socket: filepath.Join(dir, "s"), PluginDir: dir, ConfigDir: dir, Registration: 10 * time.Second, Request: limit,
+		Version: "test", Metrics: measured, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Open(nonePods{}, none{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p, measured, filepath.Join(dir, "s")
+}
+
+func connect(t *testing.T, p *Plugins, socket, index string, plugin any) {
+	t.Helper()
+	s, err := stub.New(plugin, stub.WithSocketPath(socket), stub.WithPluginName("slow"), stub.WithPluginIdx(index), stub.WithOnClose(func() {}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	for !slices.Contains(p.Connected(t.Context()), index+"-slow") {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func (p *Plugins) run(ctx context.Context, name string) error {
+	ctx, t := p.begin(ctx, nothing)
+	defer t.end()
+	return p.named(p.adaptation.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: &api.PodSandbox{Name: name}}))
+}
+
+// Many requests go through while one plugin hangs over another; a plugin that
+// connects meanwhile is synchronized; the one that hangs is counted and dropped.
+func TestOthersGoThroughWhileAPluginHangs(t *testing.T) {
+	p, measured, socket := open(t, 5*time.Second)
+	asked := make(chan string, 1000)
+	connect(t, p, socket, "10", slow{asked})
+	hung := make(chan error, 1)
+	go func() { hung <- p.run(t.Context(), "hung") }()
+	if name := <-asked; name != "hung" {
+		t.Fatalf("asked about %s", name)
+	}
+	var wait sync.WaitGroup
+	for i := range 50 {
+		wait.Go(func() {
+			if err := p.run(t.Context(), fmt.Sprint(i)); err != nil {
+				t.Error(err)
+			}
+			p.Connected(t.Context())
+		})
+	}
+	wait.Wait()
+	connect(t, p, socket, "20", slow{asked})
+	select {
+	case err := <-hung:
+		t.Errorf("the request that hangs has ended: %v", err)
+	default:
+	}
+	if err := <-hung; err != nil {
+		t.Errorf("a pod has to do without the plugin: %v", err)
+	}
+	if got := p.Connected(t.Context()); !slices.Equal(got, []string{"20-slow"}) {
+		t.Errorf("connected: %v", got)
+	}
+	measured.mu.Lock()
+	defer measured.mu.Unlock()
+	if measured.requests["10-slow RunPodSandbox ok"] != 50 || measured.requests["10-slow RunPodSandbox timeout"] != 1 || measured.requests["10-slow CreateContainer ok"] != 0 {
+		t.Errorf("counted: %v", measured.requests)
+	}
+}
+
+// What the library's generator does with a spec is done by the editor here, and
+// what it leaves out, too.
+func TestAdjustedSpec(t *testing.T) {
+	wanted := &api.ContainerAdjustment{}
+	err := protojson.Unmarshal([]byte(`{
+		"annotations": {"a": "new", "-b": ""}, "env": [{"key": "A", "value": "new"}, {"key": "-B"}, {"key": "C", "value": "1"}],
+		"mounts": [{"destination": "-/gone"}, {"destination": "/new", "type": "tmpfs"}],
+		"linux": {
+			"sysctl": {"kernel.a": "1", "-kernel.b": ""}, "namespaces": [{"type": "-ipc"}, {"type": "network", "path": "/n"}],
+			"netDevices": {"eth7": {"name": "eth0"}}, "ioPriority": {"class": "IOPRIO_CLASS_BE", "priority": 3},
+			"scheduler": {"policy": "SCHED_BATCH"}, "rdt": {"closId": {"value": "gold"}},
+			"resources": {"memory": {"limit": {"value": "10"}, "swap": {"value": "30"}, "reservation": {"value": "5"}, "swappiness": {"value": "7"}},
+				"hugepageLimits": [{"pageSize": "2MB", "limit": "4"}], "unified": {"memory.high": "9"}}}}`), wanted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := &specs.Spec{
+		Annotations: map[string]string{"a": "old", "b": "old"}, Process: &specs.Process{Env: []string{"A=old", "B=old"}},
+		Mounts: []specs.Mount{{Destination: "/gone"}, {Destination: "/kept"}},
+		Linux: &specs.Linux{
+			Sysctl: map[string]string{"kernel.b": "1"}, Namespaces: []specs.LinuxNamespace{{Type: "ipc"}, {Type: "network"}, {Type: "mount"}},
+		},
+	}
+	if err := adjust(spec, wanted, nil); err != nil {
+		t.Fatal(err)
+	}
+	limit, swap, reservation, swappiness := int64(10), int64(30), int64(5), uint64(7)
+	want := &specs.Spec{
+		Annotations: map[string]string{"a": "new"}, Process: &specs.Process{
+			Env: []string{"A=new", "C=1"}, IOPriority: &specs.LinuxIOPriority{Class: "IOPRIO_CLASS_BE", Priority: 3}, Scheduler: spec.Process.Scheduler,
+		},
+		Mounts: []specs.Mount{{Destination: "/kept"}, {Destination: "/new", Type: "tmpfs", Options: spec.Mounts[1].Options}},
+		Linux: &specs.Linux{
+			Sysctl: map[string]string{"kernel.a": "1"}, Namespaces: []specs.LinuxNamespace{{Type: "mount"}, {Type: "network", Path: "/n"}},
+			NetDevices: map[string]specs.LinuxNetDevice{"eth7": {Name: "eth0"}}, IntelRdt: &specs.LinuxIntelRdt{ClosID: "gold"},
+			Resources: &specs.LinuxResources{
+				Memory:         &specs.LinuxMemory{Limit: &limit, Swap: &swap, Reservation: &reservation, Swappiness: &swappiness},
+				HugepageLimits: []specs.LinuxHugepageLimit{{Pagesize: "2MB", Limit: 4}}, Unified: map[string]string{"memory.high": "9"},
+			},
+		},
+	}
+	if spec.Process.Scheduler == nil || spec.Process.Scheduler.Policy != specs.SchedBatch {
+		t.Errorf("scheduler %+v", spec.Process.Scheduler)
+	}
+	if got, want := text(t, spec), text(t, want); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func text(t *testing.T, spec *specs.Spec) string {
+	t.Helper()
+	encoded, err := json.Marshal(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(encoded)
+}

@@ -1,0 +1,81 @@
+package sandbox
+
+import (
+	"context"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/step"
+)
+
+// Plugins are asked and told about pods, as NRI's are (package nri). Each call
+// ends, by limits of its own or with its context. An error of RunPod or
+// UpdatePod refuses what was to be done; the others are only shown.
+type Plugins interface {
+	// RunPod is called when the pod has its network, and before it is Ready and
+	// before any container.
+	RunPod(ctx context.Context, sb *Sandbox) error
+	// UpdatePod is called before the resources of a pod are recorded, UpdatedPod
+	// after that.
+	UpdatePod(ctx context.Context, sb *Sandbox, overhead, resources *runtimeapi.LinuxContainerResources) error
+	UpdatedPod(ctx context.Context, sb *Sandbox) error
+	// StopPod is called when the containers have ended and the namespaces are
+	// still there, RemovePod when nothing but files is left.
+	StopPod(ctx context.Context, sb *Sandbox) error
+	RemovePod(ctx context.Context, sb *Sandbox) error
+}
+
+// announce asks the plugins whether the pod may run. From here on they know of
+// it, and are told of its end.
+func (c *creation) announce(ctx context.Context) error {
+	c.announced = true
+	c.update(func(f *Facts) { f.Pause = c.starter.facts })
+	return c.owner.options.Plugins.RunPod(ctx, c.Sandbox)
+}
+
+// announceStop tells the plugins once that the pod stops, if they know of it. What
+// they say keeps no pod from its end. The sandbox's lock is held.
+func (s *Store) announceStop(steps *step.Sequence, sb *Sandbox) {
+	if s.options.Plugins == nil || !sb.announced || sb.stopAnnounced {
+		return
+	}
+	sb.stopAnnounced = true
+	err := steps.Do(stepNRIStop, func(ctx context.Context) error { return s.options.Plugins.StopPod(ctx, sb) })
+	if err != nil {
+		s.options.Logger.Warn("an NRI plugin was not told that a pod stops", "sandbox", sb.ID, "err", err)
+	}
+}
+
+// announceRemoval is the same for the pod's removal.
+func (s *Store) announceRemoval(steps *step.Sequence, sb *Sandbox) {
+	if s.options.Plugins == nil || !sb.announced {
+		return
+	}
+	sb.announced = false
+	err := steps.Do(stepNRIRemove, func(ctx context.Context) error { return s.options.Plugins.RemovePod(ctx, sb) })
+	if err != nil {
+		s.options.Logger.Warn("an NRI plugin was not told that a pod is removed", "sandbox", sb.ID, "err", err)
+	}
+}
+
+// askUpdate asks the plugins about an update, without the sandbox's lock: one
+// that hangs does not hold up the pod's end.
+func (s *Store) askUpdate(ctx context.Context, sb *Sandbox, overhead, resources *runtimeapi.LinuxContainerResources) error {
+	if s.options.Plugins == nil {
+		return nil
+	}
+	return s.begin(ctx, sb).Do(stepNRIUpdate, func(ctx context.Context) error {
+		return s.options.Plugins.UpdatePod(ctx, sb, overhead, resources)
+	})
+}
+
+// announceUpdate tells the plugins that the update is recorded.
+func (s *Store) announceUpdate(ctx context.Context, sb *Sandbox) {
+	if s.options.Plugins == nil {
+		return
+	}
+	err := s.begin(ctx, sb).Do(stepNRIUpdated, func(ctx context.Context) error { return s.options.Plugins.UpdatedPod(ctx, sb) })
+	if err != nil {
+		s.options.Logger.Warn("an NRI plugin was not told that a pod's resources have changed", "sandbox", sb.ID, "err", err)
+	}
+}

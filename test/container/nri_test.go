@@ -1,0 +1,423 @@
+package container
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// nriNode is a node with NRI and the plugins of nriplugin/.
+type nriNode struct {
+	*harness.Node
+	t testing.TB
+	// dir has the socket, the program, the plugins' directory and the log of the
+	// logger.
+	dir string
+}
+
+// newNRINode makes a node whose configuration has these further keys in [nri].
+func newNRINode(t testing.TB, keys string, opts ...harness.Option) *nriNode {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "nri") // t.TempDir is too long for a socket
+	check(t, err)
+	t.Cleanup(func() { check(t, os.RemoveAll(dir)) })
+	for _, sub := range []string{"plugins", "conf"} {
+		check(t, os.Mkdir(filepath.Join(dir, sub), 0o755))
+	}
+	build := exec.Command("go", "build", "-tags", "nri_no_wasm", "-o", filepath.Join(dir, "nriplugin"), "./nriplugin")
+	if output, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v: %s", build, err, output)
+	}
+	config := fmt.Sprintf("[nri]\nenabled = true\nsocket = '%[1]s/nri.sock'\nplugin_dir = '%[1]s/plugins'\nconfig_dir = '%[1]s/conf'\n%[2]s", dir, keys)
+	return &nriNode{Node: newNode(t, append(opts, harness.Config(config))...), t: t, dir: dir}
+}
+
+// install puts a plugin into the directory of those that the daemon starts.
+func (n *nriNode) install(index, name string) {
+	n.t.Helper()
+	check(n.t, os.Link(filepath.Join(n.dir, "nriplugin"), filepath.Join(n.dir, "plugins", index+"-"+name)))
+	check(n.t, os.WriteFile(filepath.Join(n.dir, "conf", name+".conf"), []byte(n.log()), 0o644))
+}
+
+// plugin is one that has connected by itself.
+type plugin struct {
+	*exec.Cmd
+	orders io.WriteCloser
+}
+
+// connect starts a plugin, and waits until the runtime knows it.
+func (n *nriNode) connect(index, name string) *plugin {
+	n.t.Helper()
+	command := exec.Command(filepath.Join(n.dir, "nriplugin"), "-socket", filepath.Join(n.dir, "nri.sock"), "-index", index, "-name", name, "-log", n.log())
+	command.Stderr = os.Stderr
+	orders, err := command.StdinPipe()
+	check(n.t, err)
+	check(n.t, command.Start())
+	p := &plugin{command, orders}
+	n.t.Cleanup(p.kill)
+	n.awaitPlugin(index+"-"+name, true)
+	return p
+}
+
+func (p *plugin) kill() {
+	_ = p.Process.Kill()
+	_ = p.Wait()
+}
+
+// awaitPlugin waits until Status names a plugin, or does not any more.
+func (n *nriNode) awaitPlugin(name string, there bool) {
+	n.t.Helper()
+	eventually(n.t, fmt.Sprintf("plugin %s is connected: %t", name, there), func() bool {
+		return slices.Contains(n.plugins(), name) == there
+	})
+}
+
+func (n *nriNode) plugins() (names []string) {
+	n.t.Helper()
+	answer, err := n.Runtime.Status(limited(n.t), &runtimeapi.StatusRequest{Verbose: true})
+	check(n.t, err)
+	check(n.t, json.Unmarshal([]byte(answer.Info["nriPlugins"]), &names))
+	return names
+}
+
+func (n *nriNode) log() string { return filepath.Join(n.dir, "log") }
+
+// seen is what the logger wrote of a request.
+type seen struct {
+	Event, Pod, Container, Netns, State, Error string
+
+	NetnsThere bool `json:"netns_there"`
+	IPs        []string
+	Memory     int64
+	Shares     uint64
+	Pods       []string
+	Containers []string
+}
+
+func (n *nriNode) seen() (all []seen) {
+	n.t.Helper()
+	data, err := os.ReadFile(n.log())
+	check(n.t, err)
+	for line := range bytes.Lines(data) {
+		var one seen
+		check(n.t, json.Unmarshal(line, &one))
+		all = append(all, one)
+	}
+	return all
+}
+
+// events are those about a pod, without those of containers, or about one of its
+// containers.
+func (n *nriNode) events(pod, container string) (events []string) {
+	n.t.Helper()
+	for _, one := range n.seen() {
+		if one.Pod == pod && one.Container == container {
+			events = append(events, one.Event)
+		}
+	}
+	return events
+}
+
+func (n *nriNode) find(event, pod, container string) (found seen) {
+	n.t.Helper()
+	all := n.seen()
+	at := slices.IndexFunc(all, func(s seen) bool { return s.Event == event && s.Pod == pod && s.Container == container })
+	if at < 0 {
+		n.t.Fatalf("the plugin has seen no %s of %s %s: %v", event, pod, container, all)
+	}
+	return all[at]
+}
+
+func annotated(key, value string) harness.PodOption {
+	return func(c *runtimeapi.PodSandboxConfig) {
+		if c.Annotations == nil {
+			c.Annotations = make(map[string]string)
+		}
+		c.Annotations[key] = value
+	}
+}
+
+// A plugin hears of everything in a pod's life, in order, with the network's
+// namespace as long as that is there; one that the daemon has started, and one
+// that connects again after the daemon was killed, which is told what there is.
+func TestNRIEvents(t *testing.T) {
+	n := newNRINode(t, "")
+	n.install("05", "logger")
+	n.Restart()
+	n.awaitPlugin("05-logger", true)
+	p := runPod(t, n.Node, "web")
+	id := p.run("app", forever, memory(64<<20))
+	check(t, p.update(id, &runtimeapi.LinuxContainerResources{CpuShares: 512}))
+	_, err := n.Runtime.UpdatePodSandboxResources(limited(t), &runtimeapi.UpdatePodSandboxResourcesRequest{
+		PodSandboxId: p.id, Resources: &runtimeapi.LinuxContainerResources{CpuShares: 2048},
+	})
+	check(t, err)
+
+	n.Kill()
+	check(t, os.Remove(filepath.Join(n.dir, "plugins", "05-logger")))
+	n.Start()
+	n.connect("10", "logger")
+	all := n.seen()
+	last := all[len(all)-1]
+	if last.Event != "Synchronize" || !slices.Equal(last.Pods, []string{"web"}) || !slices.Equal(last.Containers, []string{"app CONTAINER_RUNNING"}) {
+		t.Errorf("the plugin was synchronized with %+v", last)
+	}
+	ended := p.run("ended", "exit 3")
+	p.wantExit(ended, 3, "Error")
+	eventually(t, "the plugin is told of an end by itself", func() bool {
+		return slices.Contains(n.events("web", "ended"), "StopContainer")
+	})
+	n.RemovePod(p.id)
+
+	want := []string{"RunPodSandbox", "UpdatePodSandbox", "PostUpdatePodSandbox", "StopPodSandbox", "RemovePodSandbox"}
+	if got := n.events("web", ""); !slices.Equal(got, want) {
+		t.Errorf("events of the pod: %v, want %v", got, want)
+	}
+	want = []string{"CreateContainer", "PostCreateContainer", "StartContainer", "PostStartContainer", "UpdateContainer", "PostUpdateContainer", "StopContainer", "RemoveContainer"}
+	if got := n.events("web", "app"); !slices.Equal(got, want) {
+		t.Errorf("events of the container: %v, want %v", got, want)
+	}
+	want = slices.DeleteFunc(want, func(event string) bool { return strings.Contains(event, "Update") })
+	if got := n.events("web", "ended"); !slices.Equal(got, want) {
+		t.Errorf("events of the container that ended: %v, want %v", got, want)
+	}
+	for event, there := range map[string]bool{"RunPodSandbox": true, "StopPodSandbox": true, "RemovePodSandbox": false} {
+		if one := n.find(event, "web", ""); one.NetnsThere != there || there && (len(one.IPs) == 0 || one.Netns == "") {
+			t.Errorf("%s: the namespace is there: %t, want %t: %+v", event, one.NetnsThere, there, one)
+		}
+	}
+	if one := n.find("PostUpdateContainer", "web", "app"); one.Memory != 64<<20 || one.Shares != 512 {
+		t.Errorf("resources after the update: %+v", one)
+	}
+}
+
+// Everything that a plugin may adjust is so in the container that runs.
+func TestNRIAdjustments(t *testing.T) {
+	n := newNRINode(t, "")
+	n.connect("10", "adjuster")
+	source := filepath.Join(n.dir, "made", "by minicri") // not there
+	device := vendor(t, map[string]string{"createRuntime": "touch " + n.dir + "/cdi"}, 0)
+	adjustment := fmt.Sprintf(`{
+		"annotations": {"from": "nri"}, "args": ["/bin/sh", "-c", "while :; do sleep 0.05; done"],
+		"env": [{"key": "FROM", "value": "nri"}, {"key": "-GONE"}],
+		"mounts": [{"destination": "/from-nri", "type": "bind", "source": %q, "options": ["rbind", "ro"]}, {"destination": "/scratch", "type": "tmpfs", "source": "tmpfs", "options": ["size=64k"]}],
+		"rlimits": [{"type": "RLIMIT_NOFILE", "hard": "512", "soft": "256"}], "CDIDevices": [{"name": %q}],
+		"hooks": {"createRuntime": [{"path": "/bin/sh", "args": ["sh", "-c", "touch %s/hook"]}]},
+		"linux": {
+			"oomScoreAdj": {"value": "700"}, "sysctl": {"kernel.shm_rmid_forced": "1"}, "cgroupsPath": "%s/from-nri",
+			"devices": [{"path": "/dev/from-nri", "type": "c", "major": "1", "minor": "5", "fileMode": {"value": 438}}],
+			"namespaces": [{"type": "cgroup"}],
+			"seccompPolicy": {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO"}]},
+			"resources": {"memory": {"limit": {"value": "50331648"}}, "cpu": {"shares": {"value": "333"}, "cpus": "0"}, "pids": {"limit": "77"}}
+		}}`, source, device, n.dir, n.CgroupParent)
+	p := runPod(t, n.Node, "web", annotated("adjust.nri.test/app", adjustment))
+	id := p.run("app", "exit 1", memory(64<<20), func(c *runtimeapi.ContainerConfig) {
+		c.Envs = []*runtimeapi.KeyValue{{Key: "GONE", Value: []byte("1")}, {Key: "KEPT", Value: []byte("1")}}
+	})
+	for what, want := range map[string][2]string{
+		"env":      {"echo $FROM$GONE$KEPT", "nri1"},
+		"mount":    {"grep -c ' /from-nri ' /proc/mounts; touch /from-nri/x 2>&1 | grep -c Read-only", "1\n1"},
+		"tmpfs":    {"grep ' /scratch ' /proc/mounts | grep -c size=64k", "1"},
+		"rlimits":  {"cat /proc/1/limits | grep 'open files' | tr -s ' ' | cut -d' ' -f4,5", "256 512"},
+		"oom":      {"cat /proc/1/oom_score_adj", "700"},
+		"sysctl":   {"cat /proc/sys/kernel/shm_rmid_forced", "1"},
+		"device":   {"head -c 3 /dev/from-nri | od -An -tx1", " 00 00 00"},
+		"seccomp":  {"mkdir /tmp/x 2>&1 | grep -c permitted", "1"},
+		"cgroupns": {"[ $(readlink /proc/1/ns/cgroup) = " + namespaceLink(t, "cgroup") + " ] || echo own", "own"},
+	} {
+		same(t, what, p.exec(id, want[0]), strings.TrimSpace(want[1]))
+	}
+	same(t, "annotations", p.annotations(id)["from"], "nri")
+	for limit, want := range map[string]string{"memory": "50331648", "shares": "333", "pids": "77", "cpus": "0"} {
+		if got := p.limit(id, limit); got != want && limit != "shares" {
+			t.Errorf("limit %s: %s, want %s", limit, got, want)
+		}
+	}
+	for _, file := range []string{"cdi", "hook"} {
+		if _, err := os.Stat(filepath.Join(n.dir, file)); err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+	if path := p.info(id).CgroupsPath; path != n.CgroupParent+"/from-nri" {
+		t.Errorf("cgroup %s", path)
+	}
+	resources := p.status(id).Resources.Linux
+	if resources.MemoryLimitInBytes != 48<<20 || resources.CpuShares != 333 || resources.OomScoreAdj != 700 {
+		t.Errorf("the status does not show what was adjusted: %v", resources)
+	}
+	check(t, p.update(id, &runtimeapi.LinuxContainerResources{CpuShares: 444}))
+	if resources := p.status(id).Resources.Linux; resources.MemoryLimitInBytes != 48<<20 || resources.CpuShares != 444 {
+		t.Errorf("after an update: %v", resources)
+	}
+	same(t, "memory after an update", p.limit(id, "memory"), "50331648")
+}
+
+func namespaceLink(t *testing.T, kind string) string {
+	t.Helper()
+	link, err := os.Readlink("/proc/self/ns/" + kind)
+	check(t, err)
+	return "'" + link + "'"
+}
+
+// What plugins make of a container is checked as the request is; one that makes
+// nonsense fails the container, and nothing is left of it.
+func TestNRIRefusesNonsense(t *testing.T) {
+	n := newNRINode(t, "reject = ['hooks']")
+	n.connect("10", "adjuster")
+	link := filepath.Join(n.dir, "link")
+	check(t, os.Symlink("/no/such/place", link))
+	for name, row := range map[string]struct{ adjustment, says string }{
+		"root":       {`{"mounts": [{"destination": "/", "type": "tmpfs"}]}`, "root of the container"},
+		"up":         {`{"mounts": [{"destination": "/a", "type": "bind", "source": "/tmp/../etc", "options": ["rbind"]}]}`, "'..'"},
+		"link":       {`{"mounts": [{"destination": "/a", "type": "bind", "source": "` + link + `", "options": ["rbind"]}]}`, "symbolic link"},
+		"kernel":     {`{"mounts": [{"destination": "/a", "type": "bind", "source": "/proc/no-such", "options": ["rbind"]}]}`, "/proc/no-such"},
+		"cpus":       {`{"linux": {"resources": {"cpu": {"cpus": "x"}}}}`, "cpuset_cpus"},
+		"cgroup":     {`{"linux": {"cgroupsPath": "` + n.CgroupParent + `"}}`, "is there already"},
+		"rlimit":     {`{"rlimits": [{"type": "RLIMIT_NOFILE", "hard": "1", "soft": "2"}]}`, "RLIMIT_NOFILE"},
+		"cdi":        {`{"CDIDevices": [{"name": "no.such/device=0"}]}`, "no.such/device=0"},
+		"hooks":      {`{"hooks": {"poststop": [{"path": "/bin/true"}]}}`, "10-adjuster"},
+		"annotation": {`no JSON`, "10-adjuster"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := runPod(t, n.Node, name, annotated("adjust.nri.test/app", row.adjustment))
+			if _, err := p.tryCreate(shell("app", forever)); err == nil || !strings.Contains(err.Error(), row.says) {
+				t.Errorf("got %v, want an error with %q", err, row.says)
+			}
+			if left := p.list(nil); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+			n.RemovePod(p.id)
+		})
+	}
+}
+
+// The purposes that the sample plugins of NRI have, each in a plugin of its own.
+func TestNRIPurposes(t *testing.T) {
+	n := newNRINode(t, "")
+	for i, name := range []string{"device-injector", "ulimit-adjuster", "hook-injector", "network-device-injector"} {
+		n.connect(fmt.Sprint(10+i), name)
+	}
+	p := runPod(t, n.Node, "web",
+		annotated("devices.nri.test/app", `[{"path": "/dev/mine", "type": "c", "major": 1, "minor": 3, "fileMode": 438}]`),
+		annotated("ulimits.nri.test/app", `[{"type": "RLIMIT_CORE", "hard": 4096, "soft": 4096}]`),
+		annotated("hooks.nri.test/app", `{"poststop": [{"path": "/bin/sh", "args": ["sh", "-c", "touch `+n.dir+`/hook"]}]}`))
+	id := p.run("app", forever)
+	same(t, "device", p.exec(id, "echo x > /dev/mine && stat -c %t,%T /dev/mine"), "1,3")
+	same(t, "ulimit", p.exec(id, "grep 'core file' /proc/1/limits | tr -s ' ' | cut -d' ' -f5"), "4096")
+	check(t, p.remove(id))
+	if _, err := os.Stat(n.dir + "/hook"); err != nil {
+		t.Errorf("the hook did not run: %v", err)
+	}
+}
+
+// A plugin that hangs over one pod holds up that one alone, and no longer than
+// its limit; then it is disconnected, and named.
+func TestNRIPluginHangs(t *testing.T) {
+	n := newNRINode(t, "request_timeout = '10s'")
+	n.connect("10", "logger")
+	other := runPod(t, n.Node, "other")
+	hung := runPod(t, n.Node, "hung", annotated("hang.nri.test", "CreateContainer"))
+	began := time.Now()
+	done := make(chan error, 1)
+	go func() {
+		_, err := hung.tryCreate(shell("app", forever))
+		done <- err
+	}()
+	eventually(t, "the plugin hangs", func() bool { return slices.Contains(n.events("hung", "app"), "CreateContainer") })
+	check(t, other.stop(other.run("app", forever), 0))
+	n.RemovePod(runPod(t, n.Node, "third").id)
+	n.RemovePod(hung.id) // abandons the container that is being made
+	if err := <-done; err == nil {
+		t.Error("a container was made in a pod that was stopped")
+	}
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("others waited %v for a plugin that hangs", took)
+	}
+
+	second := runPod(t, n.Node, "second", annotated("hang.nri.test", "StartContainer"))
+	began = time.Now()
+	second.run("app", forever) // without the plugin
+	if took := time.Since(began); took < 10*time.Second {
+		t.Errorf("the plugin had %v", took)
+	}
+	n.awaitPlugin("10-logger", false)
+	if log := n.Log(); !strings.Contains(log, "closing plugin 10-logger, failed to handle StartContainer") {
+		t.Error("the log does not name the plugin and the request")
+	}
+}
+
+// A plugin that dies in the middle of a request costs the pod nothing; one that
+// says no fails the pod, with its name, and hears of the pod's end.
+func TestNRIPluginDiesOrRefuses(t *testing.T) {
+	n := newNRINode(t, "")
+	n.connect("10", "logger")
+	_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("refused", annotated("fail.nri.test", "RunPodSandbox"))})
+	if err == nil || !strings.Contains(err.Error(), "10-logger") || !strings.Contains(err.Error(), "refused is not wanted") {
+		t.Errorf("a plugin refuses a pod: %v", err)
+	}
+	if got := n.events("refused", ""); !slices.Equal(got, []string{"RunPodSandbox", "StopPodSandbox", "RemovePodSandbox"}) {
+		t.Errorf("the plugin was told %v", got)
+	}
+	died := runPod(t, n.Node, "died", annotated("die.nri.test", "CreateContainer"))
+	died.run("app", forever)
+	n.awaitPlugin("10-logger", false)
+	n.connect("10", "logger")
+	n.RemovePod(died.id)
+	if got := n.events("died", ""); !slices.Equal(got, []string{"RunPodSandbox", "StopPodSandbox", "RemovePodSandbox"}) {
+		t.Errorf("the plugin was told %v", got)
+	}
+}
+
+// A required plugin that is absent fails pods and containers, by name, but those
+// that say they do without.
+func TestNRIRequiredPlugin(t *testing.T) {
+	n := newNRINode(t, "required_plugins = ['logger']\ntolerate_missing_annotation = 'tolerate.nri.test'")
+	request := &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web")}
+	if _, err := n.Runtime.RunPodSandbox(limited(t), request); err == nil || !strings.Contains(err.Error(), "required NRI plugin logger") {
+		t.Errorf("without a required plugin: %v", err)
+	}
+	runPod(t, n.Node, "tolerant", annotated("tolerate.nri.test", "true")).run("app", forever)
+	logger := n.connect("10", "logger")
+	p := runPod(t, n.Node, "web")
+	logger.kill()
+	n.awaitPlugin("10-logger", false)
+	if _, err := p.tryCreate(shell("app", forever)); err == nil || !strings.Contains(err.Error(), "required NRI plugin logger") {
+		t.Errorf("a container without a required plugin: %v", err)
+	}
+	n.RemovePod(p.id)
+}
+
+// A plugin changes what an update asks for, and updates containers by itself.
+func TestNRIUpdates(t *testing.T) {
+	n := newNRINode(t, "")
+	logger := n.connect("10", "logger")
+	p := runPod(t, n.Node, "web", annotated("update.nri.test", `{"linux": {"resources": {"cpu": {"shares": {"value": "777"}}}}}`))
+	id := p.run("app", forever, memory(64<<20))
+	check(t, p.update(id, &runtimeapi.LinuxContainerResources{CpuShares: 512, MemoryLimitInBytes: 48 << 20}))
+	if resources := p.status(id).Resources.Linux; resources.CpuShares != 777 || resources.MemoryLimitInBytes != 48<<20 {
+		t.Errorf("after an update that the plugin changed: %v", resources)
+	}
+	_, err := fmt.Fprintf(logger.orders, `{"containerId": %q, "linux": {"resources": {"memory": {"limit": {"value": "33554432"}}}}}`+"\n", id)
+	check(t, err)
+	eventually(t, "the update of the plugin is in force", func() bool { return p.status(id).Resources.Linux.MemoryLimitInBytes == 32<<20 })
+	same(t, "memory", p.limit(id, "memory"), "33554432")
+	_, err = fmt.Fprintf(logger.orders, `{"containerId": "no-such", "linux": {"resources": {"cpu": {"shares": {"value": "2"}}}}}`+"\n")
+	check(t, err)
+	eventually(t, "the plugin is told that its update failed", func() bool {
+		all := n.seen()
+		last := all[len(all)-1]
+		return last.Container == "no-such" && strings.Contains(last.Error, "no-such")
+	})
+}
