@@ -3,6 +3,7 @@ package nri
 import (
 	"context"
 	"maps"
+	"strings"
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
@@ -132,7 +133,10 @@ func newContainer(c *container.Container, spec *specs.Spec) *api.Container {
 		message.CDIDevices = append(message.CDIDevices, &api.CDIDevice{Name: device.GetName()})
 	}
 	if process := spec.Process; process != nil {
-		message.Args, message.Env = append([]string(nil), process.Args...), append([]string(nil), process.Env...)
+		message.Args = append([]string(nil), process.Args...)
+		for _, variable := range process.Env {
+			message.Env = append(message.Env, strings.ToValidUTF8(variable, "\uFFFD")) // messages have no other text
+		}
 		message.Rlimits = rlimits(process.Rlimits)
 		message.User = &api.User{Uid: process.User.UID, Gid: process.User.GID, AdditionalGids: process.User.AdditionalGids}
 		message.Linux.OomScoreAdj = api.Int(process.OOMScoreAdj)
