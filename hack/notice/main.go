@@ -26,7 +26,7 @@ import (
 type program struct{ dir, path, tags, cgo string }
 
 var programs = []program{
-	{".", "./cmd/minicri", "grpcnotrace,nri_no_wasm", "0"},
+	{".", "./cmd/minicri", "grpcnotrace", "0"},
 	{".", "./cmd/minicri-shim", "seccomp,runc_nocriu", "1"},
 	{"hack/plugins", "tool", "", "0"},
 }
