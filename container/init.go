@@ -14,7 +14,7 @@ import (
 )
 
 func (c *creation) ensureShim(ctx context.Context) error {
-	if err := os.MkdirAll(filepath.Dir(c.LogPath), 0o755); err != nil {
+	if err := c.makeLogDirectory(); err != nil {
 		return err
 	}
 	_, err := c.owner.shimOf(ctx, c.group())
@@ -58,10 +58,33 @@ func (c *creation) create(ctx context.Context) error {
 	})
 }
 
-// shimLog is "" for a container that has no log.
+// makeLogDirectory makes the directory of the log, also one below the pod's
+// directory of logs. What is made stays in there, whatever symbolic links others
+// have made.
+func (c *creation) makeLogDirectory() error {
+	if c.shimLog() == "" {
+		return os.MkdirAll(filepath.Dir(c.LogPath), 0o755)
+	}
+	directory := c.sandbox.Config().GetLogDirectory()
+	if err := os.MkdirAll(directory, 0o755); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(directory)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return root.MkdirAll(filepath.Dir(filepath.Clean(c.config.GetLogPath())), 0o755)
+}
+
+// shimLog is "" for a container that has no log. The directory of all pods' logs,
+// /var/log/pods for example, is the node's; those of the pods in it are open to
+// whoever writes logs.
 func (c *creation) shimLog() string {
-	if c.config.GetLogPath() == "" || c.sandbox.Config().GetLogDirectory() == "" {
+	directory := c.sandbox.Config().GetLogDirectory()
+	if c.config.GetLogPath() == "" || directory == "" {
 		return ""
 	}
-	return c.LogPath
+	base, pod := filepath.Split(filepath.Clean(directory))
+	return api.GuardedPath(base, filepath.Join(pod, c.config.GetLogPath()))
 }

@@ -246,6 +246,7 @@ func TestLogsAreFiles(t *testing.T) {
 		check(t, os.Remove(path))
 		check(t, os.Rename(path+"."+kind, path))
 	}
+	p.linksOfTheLogDirectory(id, filepath.Dir(target))
 	p.exec(id, "touch /enough")
 	p.wantExit(id, 0, "Completed")
 	stdout, _ := p.logs(id)
@@ -253,4 +254,32 @@ func TestLogsAreFiles(t *testing.T) {
 	content, err := os.ReadFile(target)
 	check(t, err)
 	same(t, "the target of the link", string(content), "precious")
+}
+
+// linksOfTheLogDirectory puts symbolic links to another directory in the places
+// of the pod's directory of logs and of one in it: none is followed.
+func (p *pod) linksOfTheLogDirectory(id, elsewhere string) {
+	p.t.Helper()
+	check(p.t, os.Symlink(elsewhere, filepath.Join(p.config.LogDirectory, "sub")))
+	below := func(c *runtimeapi.ContainerConfig) { c.LogPath = "sub/app.log" }
+	if _, err := p.tryCreate(shell("sub", "echo evil", below)); err == nil {
+		p.t.Error("a log was made behind a link in the pod's directory")
+	}
+	away := p.config.LogDirectory + ".away"
+	check(p.t, os.Rename(p.config.LogDirectory, away))
+	check(p.t, os.Symlink(elsewhere, p.config.LogDirectory))
+	if err := p.reopen(id); err == nil || !strings.Contains(err.Error(), "symbolic link") {
+		p.t.Errorf("the pod's directory is a link: reopening says %v", err)
+	}
+	_, err := p.tryCreate(shell("pod", "echo evil"))
+	if err == nil || !strings.Contains(err.Error(), "symbolic link") {
+		p.t.Errorf("the pod's directory is a link: creating says %v", err)
+	}
+	check(p.t, os.Remove(p.config.LogDirectory))
+	check(p.t, os.Rename(away, p.config.LogDirectory))
+	entries, err := os.ReadDir(elsewhere)
+	check(p.t, err)
+	if len(entries) != 1 {
+		p.t.Errorf("behind the links there is %v", entries)
+	}
 }

@@ -3,6 +3,7 @@ package crilog
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"k8s.io/cri-client/pkg/logs"
+
+	"github.com/minicri/minicri/shim/api"
 )
 
 // kubeletReads gives back what the kubelet's reader makes of a log.
@@ -231,6 +234,55 @@ func TestOnlyFilesAreLogs(t *testing.T) {
 	}
 	if _, err := os.Lstat(filepath.Join(dir, "absent")); err == nil {
 		t.Error("a file was made behind a link")
+	}
+}
+
+// Nothing of a guarded path is a symbolic link, when the log is opened and when
+// it is opened again; before the guard the owner of the node may have some.
+func TestGuardedPath(t *testing.T) {
+	dir := t.TempDir()
+	real, elsewhere := filepath.Join(dir, "real"), filepath.Join(dir, "elsewhere")
+	for _, path := range []string{filepath.Join(real, "pod", "app"), filepath.Join(elsewhere, "app")} {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	base := filepath.Join(dir, "logs")
+	if err := os.Symlink(real, base); err != nil {
+		t.Fatal(err)
+	}
+	log, err := Open(api.GuardedPath(base, "pod/app/0.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	fmt.Fprintln(log.Stream("stdout"), "here")
+	if lines := readLines(t, filepath.Join(real, "pod/app/0.log")); len(lines) != 1 {
+		t.Errorf("log %q", lines)
+	}
+	for _, link := range []string{"pod", "pod/app"} {
+		place := filepath.Join(real, link)
+		if err := os.Rename(place, place+".away"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(filepath.Join(elsewhere, strings.TrimPrefix(link, "pod")), place); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(api.GuardedPath(base, "pod/app/0.log")); !errors.Is(err, syscall.ELOOP) || !strings.Contains(err.Error(), "symbolic link") {
+			t.Errorf("%s is a link: error %v", link, err)
+		}
+		if err := log.Reopen(); !errors.Is(err, syscall.ELOOP) {
+			t.Errorf("%s is a link: Reopen says %v", link, err)
+		}
+		if err := errors.Join(os.Remove(place), os.Rename(place+".away", place)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(elsewhere, "app", "0.log")); err == nil {
+		t.Error("a log was made behind a link")
+	}
+	if _, err := Open(api.GuardedPath(base, "../elsewhere/app/0.log")); err == nil {
+		t.Error("a path that leads out was opened")
 	}
 }
 

@@ -2,14 +2,10 @@ package crilog
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Log is a container's log file.
@@ -31,7 +27,8 @@ type lost struct {
 
 // Open opens or makes the file at path and appends to it. It fails if its
 // directory is absent, and where something else than a file has its place: a
-// symbolic link is not followed, and neither a fifo nor a device is opened.
+// symbolic link is not followed (of api.GuardedPath: in all that is guarded), and
+// neither a fifo nor a device is opened.
 func Open(path string) (*Log, error) {
 	file, err := openFile(path)
 	if err != nil {
@@ -44,46 +41,6 @@ func Open(path string) (*Log, error) {
 // counts as lost until Reopen has opened it.
 func Late(path string, cause error) *Log {
 	return &Log{path: path, lost: lost{cause: cause}}
-}
-
-// openTries is how often a file may come or go while it is opened.
-const openTries = 10
-
-// openFile makes the file, or opens the one that is there: by O_PATH, which
-// opens no fifo and no device, and then by its descriptor, so that what was
-// looked at is what is opened (open(2), proc_pid_fd(5)).
-func openFile(path string) (file *os.File, err error) {
-	for range openTries {
-		file, err = os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_EXCL, 0o640)
-		if !errors.Is(err, fs.ErrExist) {
-			return file, err
-		}
-		file, err = openExisting(path)
-		if !errors.Is(err, fs.ErrNotExist) {
-			return file, err
-		}
-	}
-	return nil, err
-}
-
-func openExisting(path string) (*os.File, error) {
-	place, err := os.OpenFile(path, unix.O_PATH|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer place.Close()
-	info, err := place.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is %v and not a regular file, remove it", path, info.Mode().Type())
-	}
-	file, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", place.Fd()), os.O_WRONLY|os.O_APPEND, 0)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return file, nil
 }
 
 // Reopen goes on in a new file at the same path, after the old one was renamed
