@@ -132,13 +132,16 @@ func parseNote(data []byte) (Report, error) {
 			return r, err
 		}
 	}
-	text := rest[atEnd]
-	if int64(len(text)) < numbers[3]+numbers[4] {
+	text, answered, written := rest[atEnd], numbers[3], numbers[4]
+	if answered < 0 || written < 0 {
+		return r, fmt.Errorf("lengths %d and %d", answered, written)
+	}
+	if left := int64(len(text)) - answered; left < written {
 		return r, nil // it was killed as it wrote
 	}
 	r.Ended, r.Exit, r.Signal, r.Took = true, int(numbers[0]), int(numbers[1]), time.Duration(numbers[2])
-	r.answer(text[:numbers[3]])
-	r.Stderr = string(text[numbers[3] : numbers[3]+numbers[4]])
+	r.answer(text[:answered])
+	r.Stderr = string(text[answered : answered+written])
 	return r, nil
 }
 
