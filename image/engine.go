@@ -53,12 +53,7 @@ func openEngine(ctx context.Context, dir string) (_ *engine, err error) {
 			err = errors.Join(err, file.Close())
 		}
 	}()
-	// Unfinished downloads belong to pulls of a predecessor, and the library does
-	// not see those that it was killed at the very beginning of.
-	if err := os.RemoveAll(filepath.Join(dir, "content", "ingest")); err != nil {
-		return nil, fmt.Errorf("remove unfinished downloads: %w", err)
-	}
-	blobs, err := local.NewStore(filepath.Join(dir, "content"))
+	blobs, err := openContent(filepath.Join(dir, "content"))
 	if err != nil {
 		return nil, fmt.Errorf("open content: %w", err)
 	}
@@ -71,6 +66,21 @@ func openEngine(ctx context.Context, dir string) (_ *engine, err error) {
 		return nil, errors.Join(fmt.Errorf("prepare meta.db: %w", err), layers.Close())
 	}
 	return &engine{db: db, content: db.ContentStore(), overlay: layers}, nil
+}
+
+// openContent removes unfinished downloads: they belong to pulls of a
+// predecessor, and the library does not see those that it was killed at the very
+// beginning of.
+func openContent(dir string) (content.Store, error) {
+	if err := os.RemoveAll(filepath.Join(dir, "ingest")); err != nil {
+		return nil, err
+	}
+	for _, d := range []string{"ingest", "blobs/sha256"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			return nil, err
+		}
+	}
+	return local.NewStore(dir)
 }
 
 // openOverlay makes removals cheap: directories are deleted by the collection.
