@@ -168,6 +168,18 @@ test-cluster: root setup build bin/cluster ## What users ask of a cluster, on tw
 	go test $(goflags) -c -o bin/test/cluster ./test/cluster
 	test/cluster/run $(TESTFLAGS)
 
+# FOCUS and SKIP are regular expressions of names of specs; the results are compared
+# with test/kubernetes/specs.txt, UPDATE=1 writes them there.
+.PHONY: e2e
+e2e: root setup build bin/cluster ## Kubernetes' own tests on two nodes; FOCUS='Probing container' for some (root)
+	CGO_ENABLED=0 go build $(goflags) -o bin/kubernetes ./test/kubernetes
+	test/kubernetes/run
+
+.PHONY: bench-cluster
+bench-cluster: root bench-deps setup build bin/cluster ## Pod start, CPU and memory beside containerd, under the same kubelet (root)
+	go build $(goflags) -o bin/bench/cluster ./test/bench/cluster
+	bin/bench/cluster
+
 bin/tools/.built: hack/tools/go.mod hack/tools/go.sum $(wildcard hack/tools/*/*.go)
 	go build -C hack/tools $(goflags) -o $(CURDIR)/bin/tools/ tool
 	@touch $@

@@ -65,7 +65,7 @@ func programs(ctx context.Context, progress *progress) (directory, version strin
 			if exists(filepath.Join(directory, name)) {
 				continue
 			}
-			if err := buildProgram(ctx, filepath.Join(sources, m.dir), pkg, version, filepath.Join(directory, name)); err != nil {
+			if err := goBuild(ctx, []string{"build"}, filepath.Join(sources, m.dir), pkg, version, filepath.Join(directory, name)); err != nil {
 				return "", "", err
 			}
 			progress.did("built %s", name)
@@ -74,13 +74,15 @@ func programs(ctx context.Context, progress *progress) (directory, version strin
 	return directory, version, nil
 }
 
-// buildProgram builds to another name first: a half-written program would be
-// taken for a whole one.
-func buildProgram(ctx context.Context, dir, pkg, version, target string) error {
+// goBuild runs go build, or go test -c. It builds to another name first: a
+// half-written program would be taken for a whole one.
+func goBuild(ctx context.Context, verb []string, dir, pkg, version, target string) error {
 	major, minor := "1", strings.Split(version, ".")[1]
 	const stamp = " -X k8s.io/component-base/version."
-	command := exec.CommandContext(ctx, "go", "build", "-C", dir, "-trimpath", "-buildvcs=false", "-ldflags",
+	arguments := []string{verb[0], "-C", dir}
+	arguments = append(append(arguments, verb[1:]...), "-trimpath", "-buildvcs=false", "-ldflags",
 		"-s -w"+stamp+"gitVersion="+version+stamp+"gitMajor="+major+stamp+"gitMinor="+minor, "-o", target+".new", pkg)
+	command := exec.CommandContext(ctx, "go", arguments...)
 	command.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if _, err := output(command); err != nil {
 		return err

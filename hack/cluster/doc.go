@@ -7,6 +7,8 @@
 //	cluster node add|remove|restart|reboot NODE
 //	cluster load ARCHIVE
 //	cluster upgrade-runtime PATH
+//	cluster prepare-e2e
+//	cluster programs
 //	cluster exec NODE COMMAND [ARG...]
 //	cluster kubectl [ARG...]
 //

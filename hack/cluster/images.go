@@ -33,7 +33,11 @@ type imageOf struct {
 	programs     []string // of the cluster's programs
 	installed    []string // of Debian, with their libraries
 	entrypoint   []string
-	controlPlane bool // for nodes with the control plane only
+	command      []string
+	user         string
+	links        map[string]string // symbolic links
+	setuid       string            // a program with this bit
+	controlPlane bool              // for nodes with the control plane only
 }
 
 func images(version, pauseTag string) []imageOf {
@@ -49,17 +53,25 @@ func images(version, pauseTag string) []imageOf {
 	}
 }
 
-func (i imageOf) reference() string { return repository + "/" + i.name + ":" + i.tag }
+func (i imageOf) reference() string {
+	if strings.Contains(i.name, "/") {
+		return i.name + ":" + i.tag
+	}
+	return repository + "/" + i.name + ":" + i.tag
+}
+
+// file is where the image is kept; another definition is another file.
+func (i imageOf) file(programs string) string {
+	definition := sha256.Sum256(fmt.Appendf(nil, "%+v", i))
+	return filepath.Join(programs, fmt.Sprintf("%s-%s-%x.tar", strings.ReplaceAll(i.name, "/", "_"), i.tag, definition[:4]))
+}
 
 // archives makes the images, or finds those made before, and returns their files.
 func archives(ctx context.Context, programs, version, pauseTag string, progress *progress) (everywhere, controlPlane []string, err error) {
 	for _, i := range images(version, pauseTag) {
-		file := filepath.Join(programs, i.name+"-"+i.tag+".tar")
-		if !exists(file) {
-			if err := i.write(ctx, programs, file); err != nil {
-				return nil, nil, fmt.Errorf("make the image %s: %w", i.reference(), err)
-			}
-			progress.did("made the image %s", i.reference())
+		file, err := i.make(ctx, programs, progress)
+		if err != nil {
+			return nil, nil, err
 		}
 		if i.controlPlane {
 			controlPlane = append(controlPlane, file)
@@ -68,6 +80,19 @@ func archives(ctx context.Context, programs, version, pauseTag string, progress 
 		}
 	}
 	return everywhere, controlPlane, nil
+}
+
+// make makes the image, or finds the one made before.
+func (i imageOf) make(ctx context.Context, programs string, progress *progress) (string, error) {
+	file := i.file(programs)
+	if exists(file) {
+		return file, nil
+	}
+	if err := i.write(ctx, programs, file); err != nil {
+		return "", fmt.Errorf("make the image %s: %w", i.reference(), err)
+	}
+	progress.did("made the image %s", i.reference())
+	return file, nil
 }
 
 // write writes the image as docker save does, with one layer.
@@ -84,7 +109,7 @@ func (i imageOf) write(ctx context.Context, programs, file string) error {
 	config, err := json.Marshal(map[string]any{
 		"architecture": runtime.GOARCH, "os": "linux",
 		"config": map[string]any{
-			"Entrypoint": i.entrypoint, "Env": []string{"PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+			"Entrypoint": i.entrypoint, "Cmd": i.command, "User": i.user, "Env": []string{"PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
 		},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(content))}},
 	})
@@ -125,10 +150,17 @@ func (i imageOf) writeLayer(ctx context.Context, programs, layer string) error {
 		if err != nil {
 			return err
 		}
-		w.file(filepath.Join(top, "oci/pause/pause.elf"), "/pause")
+		w.file(filepath.Join(top, "oci/pause/pause.elf"), "/pause", 0o755)
 	}
 	for _, program := range i.programs {
-		w.file(filepath.Join(programs, program), "/usr/local/bin/"+program)
+		mode := int64(0o755)
+		if program == i.setuid {
+			mode = 0o4755
+		}
+		w.file(filepath.Join(programs, program), "/usr/local/bin/"+program, mode)
+	}
+	for link, to := range i.links {
+		w.link(link, to)
 	}
 	for _, program := range i.installed {
 		libraries, err := librariesOf(ctx, program)
@@ -136,7 +168,7 @@ func (i imageOf) writeLayer(ctx context.Context, programs, layer string) error {
 			return err
 		}
 		for _, installed := range append(libraries, program) {
-			w.file(installed, installed)
+			w.file(installed, installed, 0o755)
 		}
 	}
 	if slices.Contains(i.installed, busybox) {

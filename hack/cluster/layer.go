@@ -39,7 +39,7 @@ func (w *layerWriter) directory(name string, mode int64) {
 
 // file writes a file of this machine. The directories of Debian that are links
 // into /usr are links in the image as well.
-func (w *layerWriter) file(from, to string) {
+func (w *layerWriter) file(from, to string, mode int64) {
 	data, err := os.ReadFile(from)
 	if err != nil {
 		w.err = errors.Join(w.err, err)
@@ -51,7 +51,8 @@ func (w *layerWriter) file(from, to string) {
 		name = "usr/" + name
 	}
 	w.directory(path.Dir(name), 0o755)
-	w.data(name, 0o755, data)
+	w.data(name, mode, data)
+	w.written[name] = true
 }
 
 func (w *layerWriter) data(name string, mode int64, data []byte) {
@@ -66,6 +67,10 @@ func (w *layerWriter) link(name, to string) {
 	if strings.HasPrefix(name, "bin/") {
 		name = "usr/" + name
 	}
+	if w.written[name] {
+		return
+	}
+	w.written[name] = true
 	w.header(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: to, Mode: 0o777})
 }
 

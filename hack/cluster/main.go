@@ -30,6 +30,8 @@ const usage = `cluster [--name NAME] COMMAND
   node reboot NODE        cut its power and start it again
   load ARCHIVE            import images on every node
   upgrade-runtime DIR     put the minicri and minicri-shim of DIR on every node
+  prepare-e2e             build Kubernetes' own tests and import their images
+  programs                print the directory of Kubernetes' programs
   exec NODE COMMAND...    run a command in a node
   kubectl ARG...          kubectl with the cluster's kubeconfig`
 
@@ -99,6 +101,14 @@ func command(ctx context.Context, name string, arguments []string, output io.Wri
 		return c.down(ctx)
 	case verb == "load" && len(rest) == 1:
 		return c.importEverywhere(ctx, rest[0])
+	case verb == "prepare-e2e" && len(rest) == 0:
+		return c.prepareE2E(ctx)
+	case verb == "programs" && len(rest) == 0:
+		b, err := c.build(ctx)
+		if err == nil {
+			fmt.Fprintln(output, b.programs)
+		}
+		return err
 	case verb == "upgrade-runtime" && len(rest) == 1:
 		return c.upgradeRuntime(ctx, rest[0])
 	case verb == "node" && len(rest) == 2:

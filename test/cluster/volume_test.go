@@ -34,7 +34,7 @@ kind: PersistentVolumeClaim
 metadata: {name: claim}
 spec: {accessModes: [ReadWriteOnce], storageClassName: SPACE, resources: {requests: {storage: 1Mi}}}
 `, "SPACE", s.name))
-	t.Cleanup(func() { s.try("delete", "pv", s.name) })
+	t.Cleanup(func() { s.try("delete", "pv", s.name, "--wait=false") })
 	s.run("pod", "sleep 1000", strings.ReplaceAll(`
 nodeName: node2
 securityContext: {fsGroup: 2000}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+const e2eRepository = "registry.k8s.io/e2e-test-images/"
+
+// e2ePrograms are what Kubernetes' own tests need besides a cluster. A name that
+// ends with ".test" is a package of tests.
+var e2ePrograms = module{"kubernetes", map[string]string{
+	"e2e.test":      "k8s.io/kubernetes/test/e2e",
+	"e2e_node.test": "k8s.io/kubernetes/test/e2e_node",
+	"ginkgo":        "github.com/onsi/ginkgo/v2/ginkgo",
+}}
+
+// e2eImages stand in for the images that the specs name: Debian's busybox, agnhost
+// itself, and test/critest/replica for what is no part of Kubernetes.
+func e2eImages(pauseTag string) []imageOf {
+	shell, debian := []string{"sh"}, []string{busybox, "/usr/bin/bash", "/usr/bin/curl", "/usr/sbin/ip"}
+	// Debian's busybox drops variables with a dash in their names from what it
+	// starts, bash does not.
+	bash := map[string]string{"/bin/sh": "bash"}
+	var list []imageOf
+	for _, tag := range []string{"2.55", "2.63.0"} {
+		list = append(list, imageOf{
+			name: e2eRepository + "agnhost", tag: tag, programs: []string{"agnhost", "replica"}, installed: debian,
+			links:      map[string]string{"/agnhost": "usr/local/bin/agnhost", "/bin/pgrep": "../local/bin/replica", "/bin/sh": "bash"},
+			entrypoint: []string{"/agnhost"}, command: []string{"pause"},
+		})
+	}
+	for _, tag := range []string{"1.36.1-1", "1.37.0-1"} {
+		list = append(list, imageOf{name: e2eRepository + "busybox", tag: tag, installed: debian[:2], links: bash, command: shell})
+	}
+	for _, tag := range []string{"1.15-4", "1.27-0"} {
+		list = append(list, imageOf{
+			name: e2eRepository + "nginx", tag: tag, programs: []string{"replica"}, installed: debian[:1],
+			links: map[string]string{"/bin/nginx": "../local/bin/replica"}, entrypoint: []string{"nginx"},
+		})
+	}
+	return append(list,
+		imageOf{
+			name: e2eRepository + "nonewprivs", tag: "1.4", programs: []string{"replica"}, setuid: "replica", installed: debian[:1],
+			links: map[string]string{"/bin/nonewprivs": "../local/bin/replica"}, entrypoint: []string{"nonewprivs"},
+		},
+		imageOf{
+			name: e2eRepository + "glibc-dns-testing", tag: "2.0.0", links: bash, command: shell,
+			installed: append([]string{"/usr/bin/hostname", "/usr/bin/getent"}, debian[:2]...),
+		},
+		imageOf{name: e2eRepository + "nonroot", tag: "1.5", installed: debian[:1], user: "1234", command: shell},
+		imageOf{
+			name: e2eRepository + "ipc-utils", tag: "1.4", programs: []string{"replica"}, installed: debian[:1],
+			links: map[string]string{"/bin/ipcs": "../local/bin/replica"}, command: shell,
+		},
+		imageOf{name: "registry.k8s.io/pause", tag: pauseTag, programs: []string{"agnhost"}, entrypoint: []string{"agnhost"}, command: []string{"pause"}},
+	)
+}
+
+// prepareE2E builds Kubernetes' own tests, imports the images of their specs on
+// every node.
+func (c *cluster) prepareE2E(ctx context.Context) error {
+	b, err := c.build(ctx)
+	if err != nil {
+		return err
+	}
+	if err := buildE2E(ctx, b, c.progress); err != nil {
+		return err
+	}
+	for _, i := range e2eImages(b.pause[len(repository+"/pause:"):]) {
+		file, err := i.make(ctx, b.programs, c.progress)
+		if err != nil {
+			return err
+		}
+		if err := c.importEverywhere(ctx, file); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func buildE2E(ctx context.Context, b *built, progress *progress) error {
+	top, err := tree()
+	if err != nil {
+		return err
+	}
+	sources := filepath.Join(top, "hack/cluster", e2ePrograms.dir)
+	for name, pkg := range e2ePrograms.packages {
+		target := filepath.Join(b.programs, name)
+		if exists(target) {
+			continue
+		}
+		verb := []string{"build"}
+		if filepath.Ext(name) == ".test" {
+			verb = []string{"test", "-c"}
+		}
+		if err := goBuild(ctx, verb, sources, pkg, b.version, target); err != nil {
+			return err
+		}
+		progress.did("built %s", name)
+	}
+	replica := exec.CommandContext(ctx, "go", "build", "-C", top, "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", filepath.Join(b.programs, "replica"), "./test/critest/replica")
+	replica.Env = append(os.Environ(), "CGO_ENABLED=0")
+	_, err = output(replica)
+	return err
+}
