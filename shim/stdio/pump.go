@@ -21,15 +21,28 @@ const (
 // its owner starts by Run. It owns the source.
 type Pump struct {
 	source *os.File
+	memory memory
 	emit   func([]byte)
 	done   chan struct{}
 
 	endOnce sync.Once
 }
 
+// memory is what a pump reads into: take gives it, for as many bytes as wait,
+// have is told how many came, and after they were moved moved is called.
+type memory interface {
+	take(pending int) []byte
+	have(n int)
+	moved()
+}
+
 // NewPump moves what comes from source to emit, which must not keep the slice.
 func NewPump(source *os.File, emit func([]byte)) *Pump {
-	return &Pump{source: source, emit: emit, done: make(chan struct{})}
+	return newPump(source, &shared{}, emit)
+}
+
+func newPump(source *os.File, memory memory, emit func([]byte)) *Pump {
+	return &Pump{source: source, memory: memory, emit: emit, done: make(chan struct{})}
 }
 
 // Done is closed when all bytes are moved.
@@ -56,17 +69,29 @@ func (p *Pump) Run() {
 	}
 }
 
-// buffers are shared by all pumps, so that a stream that is silent holds none.
+// shared is memory of all pumps, so that a stream that is silent holds none.
+type shared struct{ buffer *[pumpBuffer]byte }
+
 var buffers = sync.Pool{New: func() any { return new([pumpBuffer]byte) }}
+
+func (s *shared) take(int) []byte {
+	s.buffer = buffers.Get().(*[pumpBuffer]byte)
+	return s.buffer[:]
+}
+
+func (*shared) have(int) {}
+
+func (s *shared) moved() { buffers.Put(s.buffer) }
 
 // pass waits for bytes and moves what one read gives.
 func (p *Pump) pass() (int, error) {
 	if err := p.await(); err != nil {
 		return 0, err
 	}
-	buffer := buffers.Get().(*[pumpBuffer]byte)
-	defer buffers.Put(buffer)
-	n, err := p.source.Read(buffer[:])
+	buffer := p.memory.take(p.waiting())
+	defer p.memory.moved()
+	n, err := p.source.Read(buffer)
+	p.memory.have(max(n, 0))
 	if n > 0 {
 		p.emit(buffer[:n])
 	}
@@ -94,12 +119,18 @@ func (p *Pump) Finish() {
 }
 
 // pending reports whether bytes wait in the pipe or terminal.
-func (p *Pump) pending() bool {
+func (p *Pump) pending() bool { return p.waiting() > 0 }
+
+// waiting is how many bytes wait.
+func (p *Pump) waiting() int {
 	raw, err := p.source.SyscallConn()
 	if err != nil {
-		return false
+		return 0
 	}
 	waiting := 0
 	err = raw.Control(func(fd uintptr) { waiting, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
-	return err == nil && waiting > 0
+	if err != nil {
+		return 0
+	}
+	return waiting
 }

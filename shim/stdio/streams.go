@@ -13,6 +13,7 @@ import (
 
 	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/stdio/crilog"
+	"github.com/minicri/minicri/shim/stdio/journal"
 )
 
 // Streams is the supervisor's side of a container's standard streams. Output
@@ -21,6 +22,8 @@ import (
 // on.
 type Streams struct {
 	log      *crilog.Log // nil: output is not logged
+	journal  *journal.Journal
+	id       string
 	pumps    []*Pump
 	flushes  []func()           // one per pump: logs an unfinished last line
 	fans     map[string]*Fanout // by stream name
@@ -39,6 +42,7 @@ type Options struct {
 	Stdin    bool   // it reads a stdin
 	SELinux  string // label of its files, which its streams get too; empty: none
 	Bare     bool   // all streams are /dev/null
+	Journal  *journal.Journal
 }
 
 // Ends are the container's ends of its streams; nil where there is none.
@@ -49,9 +53,13 @@ func (e Ends) Close() { closeAll(e.Stdin, e.Stdout, e.Stderr) }
 
 func fifoPath(dir, id, stream string) string { return filepath.Join(dir, id+"."+stream) }
 
+func newStreams(o Options) *Streams {
+	return &Streams{fans: map[string]*Fanout{}, journal: o.Journal, id: o.ID}
+}
+
 // Open makes the streams of a new container.
 func Open(o Options) (*Streams, Ends, error) {
-	s, ends := &Streams{fans: map[string]*Fanout{}}, Ends{}
+	s, ends := newStreams(o), Ends{}
 	err := s.open(o, &ends)
 	if err != nil {
 		s.Close()
@@ -106,15 +114,14 @@ func (s *Streams) readFifo(o Options, stream string) error {
 	if err != nil {
 		return err
 	}
-	s.addPump(stream, source)
-	return nil
+	return s.addPump(stream, source)
 }
 
 // Adopt opens the streams of a container whose supervisor has died. Those that
 // it returns are good beside an error, which says what is lost. A terminal is
 // always lost.
 func Adopt(o Options) (*Streams, error) {
-	s := &Streams{fans: map[string]*Fanout{}}
+	s := newStreams(o)
 	if o.Terminal || o.Bare {
 		return s, nil
 	}
@@ -134,27 +141,30 @@ func Adopt(o Options) (*Streams, error) {
 	return s, errors.Join(errs...)
 }
 
-// addPump moves a stream to the log and to who is attached.
-func (s *Streams) addPump(stream string, source *os.File) {
+// addPump moves a stream to the log and to who is attached. The error says what
+// a predecessor has left and is lost.
+func (s *Streams) addPump(stream string, source *os.File) (err error) {
 	fan := newFanout()
 	s.fans[stream] = fan
-	emit, flush := fan.emit, func() {}
-	if s.log != nil {
-		entries := s.log.Stream(stream)
-		flush = entries.Flush
-		emit = func(p []byte) {
-			_, _ = entries.Write(p) // never fails
-			fan.emit(p)
-		}
+	if s.log == nil {
+		s.pumps, s.flushes = append(s.pumps, NewPump(source, fan.emit)), append(s.flushes, func() {})
+		return nil
 	}
-	s.pumps = append(s.pumps, NewPump(source, emit))
-	s.flushes = append(s.flushes, flush)
+	memory := &journaled{journal: s.journal, owner: s.id + "." + stream, whole: source == s.terminal}
+	memory.entries = s.log.Stream(stream, memory)
+	err = memory.resume(s.log, stream)
+	s.pumps = append(s.pumps, newPump(source, memory, func(p []byte) {
+		_, _ = memory.entries.Write(p) // never fails
+		fan.emit(p)
+	}))
+	s.flushes = append(s.flushes, memory.flush)
+	return err
 }
 
 // TakeTerminal makes the master the source of output and the sink of input.
 func (s *Streams) TakeTerminal(master *os.File) {
 	s.terminal, s.stdin = master, master
-	s.addPump(api.Stdout, master)
+	_ = s.addPump(api.Stdout, master) // a new terminal has no predecessor
 }
 
 // Run starts moving bytes.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/runtime"
+	"github.com/minicri/minicri/shim/stdio/journal"
 )
 
 // Serve is the resident supervisor of a group of pods.
@@ -46,6 +47,7 @@ type Supervisor struct {
 	log     *slog.Logger
 	events  *broker
 	builtin *runtime.Builtin
+	journal *journal.Journal
 	systemd bool               // the cgroup driver
 	life    context.Context    // ends with Run
 	stop    context.CancelFunc // ends Run
@@ -70,14 +72,20 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer lock.Close()
+	moves, err := journal.Open(filepath.Join(s.Dir, "io", "journal"))
+	if err != nil {
+		log.Error("output that is read and not logged is lost when this process is killed", "error", err)
+	}
+	defer moves.Close()
 	builtin := runtime.NewBuiltin(filepath.Join(s.Dir, stateDir), s.SystemdCgroup)
 	sup := &Supervisor{
-		dir: s.Dir, log: log, events: newBroker(), builtin: builtin, systemd: s.SystemdCgroup,
+		dir: s.Dir, log: log, events: newBroker(), builtin: builtin, journal: moves, systemd: s.SystemdCgroup,
 		life: ctx, stop: stop, containers: map[string]*container{}, commands: map[string]*runtime.Command{}, oomClaims: map[string]int{},
 	}
 	if err := sup.adoptAll(); err != nil {
 		return err
 	}
+	moves.ReleaseRest()
 	go builtin.Run(ctx)
 	go trimMemory(ctx)
 	return sup.serve(ctx, s.Ready)

@@ -78,7 +78,7 @@ func (l *Log) Close() error {
 }
 
 // write appends whole entries, or counts those that the disk did not take.
-func (l *Log) write(entries []byte) {
+func (l *Log) write(entries []byte, progress Progress) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed || len(entries) == 0 {
@@ -92,9 +92,26 @@ func (l *Log) write(entries []byte) {
 		l.count(entries, l.lost.cause)
 		return
 	}
+	if progress != nil {
+		defer progress.Written()
+		progress.Writing(l.place())
+	}
 	if rest, err := l.append(entries); err != nil {
 		l.count(entries[len(entries)-rest:], err)
 	}
+}
+
+// place is where the next entry goes.
+func (l *Log) place() (inode uint64, offset int64) {
+	var stat unix.Stat_t
+	raw, err := l.file.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &stat) })
+	}
+	if err != nil {
+		return 0, 0 // no file has this inode
+	}
+	return stat.Ino, stat.Size
 }
 
 // sayLoss writes what was lost before, and tells whether the log is whole.

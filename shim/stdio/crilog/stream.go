@@ -11,16 +11,31 @@ const MaxLine = 16 << 10
 
 // Stream cuts one stream of a container into entries.
 type Stream struct {
-	log  *Log
-	name string // "stdout" or "stderr"
-	line []byte // the beginning of a line whose end is not here yet, at most MaxLine
-	out  []byte // entries of one Write
+	log      *Log
+	progress Progress // nil: nobody asks
+	name     string   // "stdout" or "stderr"
+	line     []byte   // the beginning of a line whose end is not here yet, at most MaxLine
+	out      []byte   // entries of one Write
 }
 
-// Stream returns a writer for "stdout" or "stderr".
-func (l *Log) Stream(name string) *Stream {
-	return &Stream{log: l, name: name}
+// Progress is told, while no other stream writes to the log, that entries of a
+// stream are about to be written to the file of an inode, from an offset on, and
+// that they are there, or are counted as lost.
+type Progress interface {
+	Writing(inode uint64, offset int64)
+	Written()
 }
+
+// Stream returns a writer for "stdout" or "stderr", whose progress may be nil.
+func (l *Log) Stream(name string, progress Progress) *Stream {
+	return &Stream{log: l, name: name, progress: progress}
+}
+
+// Line is the beginning of a line whose end is not here yet.
+func (s *Stream) Line() []byte { return s.line }
+
+// Restore goes on with the beginning of a line.
+func (s *Stream) Restore(line []byte) { s.line = append(s.line[:0], line...) }
 
 // keptEntries is the largest buffer that a stream keeps: 64 KiB of newlines are
 // entries of 2.7 MiB.
@@ -34,7 +49,7 @@ func (s *Stream) Write(p []byte) (int, error) {
 	for rest := p; len(rest) > 0; {
 		rest = s.take(stamp, rest)
 	}
-	s.log.write(s.out)
+	s.log.write(s.out, s.progress)
 	if cap(s.out) > keptEntries {
 		s.out = nil
 	}
@@ -79,7 +94,7 @@ func (s *Stream) Flush() {
 	}
 	s.out = s.out[:0]
 	s.entry(s.stamp(), 'P', nil)
-	s.log.write(s.out)
+	s.log.write(s.out, s.progress)
 }
 
 // stamp is the beginning of an entry: time, stream and a space each.
