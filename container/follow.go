@@ -31,12 +31,12 @@ func (s *Store) Missed(group string, supervisor *client.Client) {
 // Lost is of client.Follower. A pod's supervisor is told to end with its pod;
 // otherwise another one adopts what still runs, and until then nobody knows.
 func (s *Store) Lost(group string, lost error) {
-	left := s.ofGroup(group)
+	left := slices.DeleteFunc(s.ofGroup(group), func(c *Container) bool { f := c.Facts(); return !f.inShim() || f.FinishedAt != 0 })
 	if len(left) == 0 && group != client.NodeGroup {
 		return
 	}
 	for _, c := range left {
-		s.change(c, func(f *Facts) { f.Unknown = f.inShim() && f.FinishedAt == 0 })
+		s.change(c, func(f *Facts) { f.Unknown = f.FinishedAt == 0 })
 	}
 	s.options.Logger.Warn("a supervisor is gone; another one adopts its containers", "supervisor", group, "containers", len(left), "err", lost)
 	ctx, cancel := s.within(s.options.Limits.Create)

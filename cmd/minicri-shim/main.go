@@ -30,6 +30,7 @@ const name = "minicri-shim"
 const usage = `usage: minicri-shim COMMAND [flags]
   init     libcontainer's init, never called by hand
   serve    supervise the processes of pods until told to end
+  check-state  look whether this build can go on with another's state, never called by hand
   hook     run a hook of a container, never called by hand
   version  print the version`
 
@@ -49,7 +50,9 @@ func main() {
 	_ = os.WriteFile("/proc/self/comm", []byte(name), 0)
 	switch command, args := os.Args[1], os.Args[2:]; command {
 	case "serve":
-		os.Exit(serve(args))
+		os.Exit(serve(command, args, supervisor.Serve.Run))
+	case "check-state":
+		os.Exit(serve(command, args, func(s supervisor.Serve, _ context.Context, _ *slog.Logger) error { return s.CheckState() }))
 	case runtime.HookCommand:
 		os.Exit(runtime.RunHook(args))
 	case "version":
@@ -59,10 +62,10 @@ func main() {
 	}
 }
 
-func serve(args []string) int {
+func serve(command string, args []string, do func(supervisor.Serve, context.Context, *slog.Logger) error) int {
 	var s supervisor.Serve
-	readyFD := 0
-	flags := flag.NewFlagSet("minicri-shim serve", flag.ExitOnError)
+	readyFD, handoverFD := 0, 0
+	flags := flag.NewFlagSet("minicri-shim "+command, flag.ExitOnError)
 	flags.StringVar(&s.Dir, "dir", "", "the group's directory, absolute")
 	flags.BoolVar(&s.SystemdCgroup, "systemd-cgroup", false, "let systemd make the cgroups: cgroupsPath is slice:prefix:name")
 	flags.Func("cgroup", "cgroup directory to move into, may be repeated", func(dir string) error {
@@ -70,15 +73,20 @@ func serve(args []string) int {
 		return nil
 	})
 	flags.IntVar(&readyFD, "ready-fd", 0, "descriptor that gets \"ready\" once the sockets serve")
+	flags.StringVar(&s.Build, "build", "", "what names this build")
+	flags.IntVar(&handoverFD, "handover-fd", 0, "descriptor of what an upgrade hands over")
 	_ = flags.Parse(args) // ExitOnError
+	if handoverFD > 0 {
+		s.Handover = os.NewFile(uintptr(handoverFD), "handover")
+	}
 	if readyFD > 0 {
 		s.Ready = os.NewFile(uintptr(readyFD), "ready")
 	}
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if err := s.Run(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
-		fmt.Fprintln(os.Stderr, "minicri-shim serve:", err)
+	if err := do(s, ctx, slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
+		fmt.Fprintln(os.Stderr, "minicri-shim "+command+":", err)
 		return 1
 	}
 	return 0

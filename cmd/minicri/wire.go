@@ -176,10 +176,7 @@ func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k k
 	if k.shim, err = client.OpenProgram(path); err != nil {
 		return k, err
 	}
-	k.supervisors, err = client.NewSet(client.SetOptions{
-		Dir: filepath.Join(c.State, "shims"), Start: client.StartOptions{Binary: k.shim.Path(), SystemdCgroup: k.systemd},
-		Answer: time.Duration(c.Limits.Kill), Logger: logger,
-	})
+	k.supervisors, err = openSupervisors(ctx, c, k, logger)
 	return k, err
 }
 
@@ -197,30 +194,6 @@ func openHandlers(c *config.Config, m machine.Machine, logger *slog.Logger) *han
 		}
 	}
 	return set
-}
-
-// supervisorGroup says which supervisor is that of a sandbox: the one rule by
-// which pods share one, or do not.
-func supervisorGroup(c *config.Config) func(handler, id string) string {
-	return func(handler, id string) string {
-		if c.SupervisorOf(handler) == config.SupervisorPod {
-			return id
-		}
-		return client.NodeGroup
-	}
-}
-
-// startSupervisor has the node's supervisor serve before the first pod asks for
-// it. One that does not start now is started by that pod.
-func startSupervisor(ctx context.Context, c *config.Config, k kernel, logger *slog.Logger) {
-	if c.Supervisor != config.SupervisorNode {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(c.Limits.Kill))
-	defer cancel()
-	if _, err := k.supervisors.Ensure(ctx, client.NodeGroup); err != nil {
-		logger.Error("the node's supervisor does not start", "err", err)
-	}
 }
 
 func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measured *metrics.Metrics, logger *slog.Logger) sandbox.Options {

@@ -1284,6 +1284,110 @@ func (x *NoteExitRequest) GetStatus() uint32 {
 	return 0
 }
 
+type InfoResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Build         string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`    // what --build said
+	Paused        int64                  `protobuf:"varint,2,opt,name=paused,proto3" json:"paused,omitempty"` // how long its upgrade has held output up, in ns; 0 if it was started
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InfoResponse) Reset() {
+	*x = InfoResponse{}
+	mi := &file_shim_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InfoResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InfoResponse) ProtoMessage() {}
+
+func (x *InfoResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
+func (*InfoResponse) Descriptor() ([]byte, []int) {
+	return file_shim_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *InfoResponse) GetBuild() string {
+	if x != nil {
+		return x.Build
+	}
+	return ""
+}
+
+func (x *InfoResponse) GetPaused() int64 {
+	if x != nil {
+		return x.Paused
+	}
+	return 0
+}
+
+type UpgradeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Program       string                 `protobuf:"bytes,1,opt,name=program,proto3" json:"program,omitempty"` // path of the new program, as the supervisor sees it
+	Build         string                 `protobuf:"bytes,2,opt,name=build,proto3" json:"build,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeRequest) Reset() {
+	*x = UpgradeRequest{}
+	mi := &file_shim_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeRequest) ProtoMessage() {}
+
+func (x *UpgradeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeRequest.ProtoReflect.Descriptor instead.
+func (*UpgradeRequest) Descriptor() ([]byte, []int) {
+	return file_shim_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *UpgradeRequest) GetProgram() string {
+	if x != nil {
+		return x.Program
+	}
+	return ""
+}
+
+func (x *UpgradeRequest) GetBuild() string {
+	if x != nil {
+		return x.Build
+	}
+	return ""
+}
+
 type ResizeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1296,7 +1400,7 @@ type ResizeRequest struct {
 
 func (x *ResizeRequest) Reset() {
 	*x = ResizeRequest{}
-	mi := &file_shim_proto_msgTypes[19]
+	mi := &file_shim_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1308,7 +1412,7 @@ func (x *ResizeRequest) String() string {
 func (*ResizeRequest) ProtoMessage() {}
 
 func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[19]
+	mi := &file_shim_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1321,7 +1425,7 @@ func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{19}
+	return file_shim_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ResizeRequest) GetId() string {
@@ -1361,7 +1465,7 @@ type ReopenLogRequest struct {
 
 func (x *ReopenLogRequest) Reset() {
 	*x = ReopenLogRequest{}
-	mi := &file_shim_proto_msgTypes[20]
+	mi := &file_shim_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1477,7 @@ func (x *ReopenLogRequest) String() string {
 func (*ReopenLogRequest) ProtoMessage() {}
 
 func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[20]
+	mi := &file_shim_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1490,7 @@ func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenLogRequest.ProtoReflect.Descriptor instead.
 func (*ReopenLogRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{20}
+	return file_shim_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReopenLogRequest) GetId() string {
@@ -1407,7 +1511,7 @@ type UpdateRequest struct {
 
 func (x *UpdateRequest) Reset() {
 	*x = UpdateRequest{}
-	mi := &file_shim_proto_msgTypes[21]
+	mi := &file_shim_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1419,7 +1523,7 @@ func (x *UpdateRequest) String() string {
 func (*UpdateRequest) ProtoMessage() {}
 
 func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[21]
+	mi := &file_shim_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1432,7 +1536,7 @@ func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{21}
+	return file_shim_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *UpdateRequest) GetId() string {
@@ -1551,7 +1655,13 @@ const file_shim_proto_rawDesc = "" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x1d\n" +
 	"\n" +
 	"start_time\x18\x03 \x01(\x04R\tstartTime\x12\x16\n" +
-	"\x06status\x18\x04 \x01(\rR\x06status\"f\n" +
+	"\x06status\x18\x04 \x01(\rR\x06status\"<\n" +
+	"\fInfoResponse\x12\x14\n" +
+	"\x05build\x18\x01 \x01(\tR\x05build\x12\x16\n" +
+	"\x06paused\x18\x02 \x01(\x03R\x06paused\"@\n" +
+	"\x0eUpgradeRequest\x12\x18\n" +
+	"\aprogram\x18\x01 \x01(\tR\aprogram\x12\x14\n" +
+	"\x05build\x18\x02 \x01(\tR\x05build\"f\n" +
 	"\rResizeRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\aexec_id\x18\x02 \x01(\tR\x06execId\x12\x14\n" +
@@ -1575,7 +1685,7 @@ const file_shim_proto_rawDesc = "" +
 	"\rEVENT_STARTED\x10\x02\x12\x10\n" +
 	"\fEVENT_EXITED\x10\x03\x12\r\n" +
 	"\tEVENT_OOM\x10\x04\x12\x11\n" +
-	"\rEVENT_DELETED\x10\x052\xda\a\n" +
+	"\rEVENT_DELETED\x10\x052\xdd\b\n" +
 	"\x04Shim\x12I\n" +
 	"\x06Create\x12\x1e.minicri.shim.v1.CreateRequest\x1a\x1f.minicri.shim.v1.CreateResponse\x12>\n" +
 	"\x05Start\x12\x1d.minicri.shim.v1.StartRequest\x1a\x16.minicri.shim.v1.Empty\x12<\n" +
@@ -1589,7 +1699,9 @@ const file_shim_proto_rawDesc = "" +
 	"\x06Resize\x12\x1e.minicri.shim.v1.ResizeRequest\x1a\x16.minicri.shim.v1.Empty\x12F\n" +
 	"\tReopenLog\x12!.minicri.shim.v1.ReopenLogRequest\x1a\x16.minicri.shim.v1.Empty\x12@\n" +
 	"\x06Update\x12\x1e.minicri.shim.v1.UpdateRequest\x1a\x16.minicri.shim.v1.Empty\x12D\n" +
-	"\bNoteExit\x12 .minicri.shim.v1.NoteExitRequest\x1a\x16.minicri.shim.v1.Empty\x12:\n" +
+	"\bNoteExit\x12 .minicri.shim.v1.NoteExitRequest\x1a\x16.minicri.shim.v1.Empty\x12=\n" +
+	"\x04Info\x12\x16.minicri.shim.v1.Empty\x1a\x1d.minicri.shim.v1.InfoResponse\x12B\n" +
+	"\aUpgrade\x12\x1f.minicri.shim.v1.UpgradeRequest\x1a\x16.minicri.shim.v1.Empty\x12:\n" +
 	"\bShutdown\x12\x16.minicri.shim.v1.Empty\x1a\x16.minicri.shim.v1.EmptyB)Z'github.com/minicri/minicri/shim/api;apib\x06proto3"
 
 var (
@@ -1606,7 +1718,7 @@ func file_shim_proto_rawDescGZIP() []byte {
 
 var (
 	file_shim_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-	file_shim_proto_msgTypes  = make([]protoimpl.MessageInfo, 22)
+	file_shim_proto_msgTypes  = make([]protoimpl.MessageInfo, 24)
 	file_shim_proto_goTypes   = []any{
 		Status(0),                 // 0: minicri.shim.v1.Status
 		EventKind(0),              // 1: minicri.shim.v1.EventKind
@@ -1629,9 +1741,11 @@ var (
 		(*ExecWaitRequest)(nil),   // 18: minicri.shim.v1.ExecWaitRequest
 		(*ExecWaitResponse)(nil),  // 19: minicri.shim.v1.ExecWaitResponse
 		(*NoteExitRequest)(nil),   // 20: minicri.shim.v1.NoteExitRequest
-		(*ResizeRequest)(nil),     // 21: minicri.shim.v1.ResizeRequest
-		(*ReopenLogRequest)(nil),  // 22: minicri.shim.v1.ReopenLogRequest
-		(*UpdateRequest)(nil),     // 23: minicri.shim.v1.UpdateRequest
+		(*InfoResponse)(nil),      // 21: minicri.shim.v1.InfoResponse
+		(*UpgradeRequest)(nil),    // 22: minicri.shim.v1.UpgradeRequest
+		(*ResizeRequest)(nil),     // 23: minicri.shim.v1.ResizeRequest
+		(*ReopenLogRequest)(nil),  // 24: minicri.shim.v1.ReopenLogRequest
+		(*UpdateRequest)(nil),     // 25: minicri.shim.v1.UpdateRequest
 	}
 )
 
@@ -1651,27 +1765,31 @@ var file_shim_proto_depIdxs = []int32{
 	13, // 12: minicri.shim.v1.Shim.ExecSync:input_type -> minicri.shim.v1.ExecSyncRequest
 	16, // 13: minicri.shim.v1.Shim.ExecStart:input_type -> minicri.shim.v1.ExecStartRequest
 	18, // 14: minicri.shim.v1.Shim.ExecWait:input_type -> minicri.shim.v1.ExecWaitRequest
-	21, // 15: minicri.shim.v1.Shim.Resize:input_type -> minicri.shim.v1.ResizeRequest
-	22, // 16: minicri.shim.v1.Shim.ReopenLog:input_type -> minicri.shim.v1.ReopenLogRequest
-	23, // 17: minicri.shim.v1.Shim.Update:input_type -> minicri.shim.v1.UpdateRequest
+	23, // 15: minicri.shim.v1.Shim.Resize:input_type -> minicri.shim.v1.ResizeRequest
+	24, // 16: minicri.shim.v1.Shim.ReopenLog:input_type -> minicri.shim.v1.ReopenLogRequest
+	25, // 17: minicri.shim.v1.Shim.Update:input_type -> minicri.shim.v1.UpdateRequest
 	20, // 18: minicri.shim.v1.Shim.NoteExit:input_type -> minicri.shim.v1.NoteExitRequest
-	2,  // 19: minicri.shim.v1.Shim.Shutdown:input_type -> minicri.shim.v1.Empty
-	4,  // 20: minicri.shim.v1.Shim.Create:output_type -> minicri.shim.v1.CreateResponse
-	2,  // 21: minicri.shim.v1.Shim.Start:output_type -> minicri.shim.v1.Empty
-	2,  // 22: minicri.shim.v1.Shim.Kill:output_type -> minicri.shim.v1.Empty
-	2,  // 23: minicri.shim.v1.Shim.Delete:output_type -> minicri.shim.v1.Empty
-	8,  // 24: minicri.shim.v1.Shim.List:output_type -> minicri.shim.v1.ListResponse
-	12, // 25: minicri.shim.v1.Shim.Events:output_type -> minicri.shim.v1.Event
-	14, // 26: minicri.shim.v1.Shim.ExecSync:output_type -> minicri.shim.v1.ExecSyncResponse
-	17, // 27: minicri.shim.v1.Shim.ExecStart:output_type -> minicri.shim.v1.ExecStartResponse
-	19, // 28: minicri.shim.v1.Shim.ExecWait:output_type -> minicri.shim.v1.ExecWaitResponse
-	2,  // 29: minicri.shim.v1.Shim.Resize:output_type -> minicri.shim.v1.Empty
-	2,  // 30: minicri.shim.v1.Shim.ReopenLog:output_type -> minicri.shim.v1.Empty
-	2,  // 31: minicri.shim.v1.Shim.Update:output_type -> minicri.shim.v1.Empty
-	2,  // 32: minicri.shim.v1.Shim.NoteExit:output_type -> minicri.shim.v1.Empty
-	2,  // 33: minicri.shim.v1.Shim.Shutdown:output_type -> minicri.shim.v1.Empty
-	20, // [20:34] is the sub-list for method output_type
-	6,  // [6:20] is the sub-list for method input_type
+	2,  // 19: minicri.shim.v1.Shim.Info:input_type -> minicri.shim.v1.Empty
+	22, // 20: minicri.shim.v1.Shim.Upgrade:input_type -> minicri.shim.v1.UpgradeRequest
+	2,  // 21: minicri.shim.v1.Shim.Shutdown:input_type -> minicri.shim.v1.Empty
+	4,  // 22: minicri.shim.v1.Shim.Create:output_type -> minicri.shim.v1.CreateResponse
+	2,  // 23: minicri.shim.v1.Shim.Start:output_type -> minicri.shim.v1.Empty
+	2,  // 24: minicri.shim.v1.Shim.Kill:output_type -> minicri.shim.v1.Empty
+	2,  // 25: minicri.shim.v1.Shim.Delete:output_type -> minicri.shim.v1.Empty
+	8,  // 26: minicri.shim.v1.Shim.List:output_type -> minicri.shim.v1.ListResponse
+	12, // 27: minicri.shim.v1.Shim.Events:output_type -> minicri.shim.v1.Event
+	14, // 28: minicri.shim.v1.Shim.ExecSync:output_type -> minicri.shim.v1.ExecSyncResponse
+	17, // 29: minicri.shim.v1.Shim.ExecStart:output_type -> minicri.shim.v1.ExecStartResponse
+	19, // 30: minicri.shim.v1.Shim.ExecWait:output_type -> minicri.shim.v1.ExecWaitResponse
+	2,  // 31: minicri.shim.v1.Shim.Resize:output_type -> minicri.shim.v1.Empty
+	2,  // 32: minicri.shim.v1.Shim.ReopenLog:output_type -> minicri.shim.v1.Empty
+	2,  // 33: minicri.shim.v1.Shim.Update:output_type -> minicri.shim.v1.Empty
+	2,  // 34: minicri.shim.v1.Shim.NoteExit:output_type -> minicri.shim.v1.Empty
+	21, // 35: minicri.shim.v1.Shim.Info:output_type -> minicri.shim.v1.InfoResponse
+	2,  // 36: minicri.shim.v1.Shim.Upgrade:output_type -> minicri.shim.v1.Empty
+	2,  // 37: minicri.shim.v1.Shim.Shutdown:output_type -> minicri.shim.v1.Empty
+	22, // [22:38] is the sub-list for method output_type
+	6,  // [6:22] is the sub-list for method input_type
 	6,  // [6:6] is the sub-list for extension type_name
 	6,  // [6:6] is the sub-list for extension extendee
 	0,  // [0:6] is the sub-list for field type_name
@@ -1682,14 +1800,14 @@ func file_shim_proto_init() {
 	if File_shim_proto != nil {
 		return
 	}
-	file_shim_proto_msgTypes[21].OneofWrappers = []any{}
+	file_shim_proto_msgTypes[23].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_shim_proto_rawDesc), len(file_shim_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   22,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,8 @@ type ShimService interface {
 	ReopenLog(context.Context, *ReopenLogRequest) (*Empty, error)
 	Update(context.Context, *UpdateRequest) (*Empty, error)
 	NoteExit(context.Context, *NoteExitRequest) (*Empty, error)
+	Info(context.Context, *Empty) (*InfoResponse, error)
+	Upgrade(context.Context, *UpgradeRequest) (*Empty, error)
 	Shutdown(context.Context, *Empty) (*Empty, error)
 }
 
@@ -131,6 +133,20 @@ func RegisterShimService(srv *ttrpc.Server, svc ShimService) {
 				}
 				return svc.NoteExit(ctx, &req)
 			},
+			"Info": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req Empty
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Info(ctx, &req)
+			},
+			"Upgrade": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req UpgradeRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Upgrade(ctx, &req)
+			},
 			"Shutdown": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req Empty
 				if err := unmarshal(&req); err != nil {
@@ -180,6 +196,8 @@ type ShimClient interface {
 	ReopenLog(context.Context, *ReopenLogRequest) (*Empty, error)
 	Update(context.Context, *UpdateRequest) (*Empty, error)
 	NoteExit(context.Context, *NoteExitRequest) (*Empty, error)
+	Info(context.Context, *Empty) (*InfoResponse, error)
+	Upgrade(context.Context, *UpgradeRequest) (*Empty, error)
 	Shutdown(context.Context, *Empty) (*Empty, error)
 }
 
@@ -334,6 +352,22 @@ func (c *shimClient) Update(ctx context.Context, req *UpdateRequest) (*Empty, er
 func (c *shimClient) NoteExit(ctx context.Context, req *NoteExitRequest) (*Empty, error) {
 	var resp Empty
 	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "NoteExit", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *shimClient) Info(ctx context.Context, req *Empty) (*InfoResponse, error) {
+	var resp InfoResponse
+	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "Info", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *shimClient) Upgrade(ctx context.Context, req *UpgradeRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "Upgrade", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

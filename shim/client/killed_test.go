@@ -43,13 +43,13 @@ func (p *pod) logged(id, stream string) string {
 // and no byte is there twice.
 func TestKilledShimLosesNoByte(t *testing.T) {
 	p := startPod(t)
-	p.run("flood", "exec seq 1 1500000")
-	p.run("both", "i=0; while [ $i -lt 60000 ]; do echo out $i; echo err $i >&2; i=$((i+1)); done")
-	p.run("parts", "i=0; while [ $i -lt 3000 ]; do printf 'line '; usleep 500; printf '%d\n' $i; i=$((i+1)); done")
-	p.run("long", "i=0; while [ $i -lt 300 ]; do head -c 50000 /dev/zero | tr '\\0' x; echo $i; i=$((i+1)); done")
+	p.run("flood", "exec seq 1 600000")
+	p.run("both", "i=0; while [ $i -lt 20000 ]; do echo out $i; echo err $i >&2; i=$((i+1)); done")
+	p.run("parts", "i=0; while [ $i -lt 1500 ]; do printf 'line '; usleep 500; printf '%d\n' $i; i=$((i+1)); done")
+	p.run("long", "i=0; while [ $i -lt 100 ]; do head -c 50000 /dev/zero | tr '\\0' x; echo $i; i=$((i+1)); done")
 	kills := 0
 	for p.runs("flood") || p.runs("both") || p.runs("parts") || p.runs("long") {
-		if kills < 40 {
+		if kills < 20 {
 			time.Sleep(rand.N(60 * time.Millisecond))
 			p.killShim()
 			p.restart()
@@ -59,12 +59,12 @@ func TestKilledShimLosesNoByte(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	t.Logf("killed %d times", kills)
-	p.wantLogged("flood", api.Stdout, 1500000, func(i int) string { return fmt.Sprintf("%d\n", i+1) })
-	p.wantLogged("both", api.Stdout, 60000, func(i int) string { return fmt.Sprintf("out %d\n", i) })
-	p.wantLogged("both", api.Stderr, 60000, func(i int) string { return fmt.Sprintf("err %d\n", i) })
-	p.wantLogged("parts", api.Stdout, 3000, func(i int) string { return fmt.Sprintf("line %d\n", i) })
+	p.wantLogged("flood", api.Stdout, 600000, func(i int) string { return fmt.Sprintf("%d\n", i+1) })
+	p.wantLogged("both", api.Stdout, 20000, func(i int) string { return fmt.Sprintf("out %d\n", i) })
+	p.wantLogged("both", api.Stderr, 20000, func(i int) string { return fmt.Sprintf("err %d\n", i) })
+	p.wantLogged("parts", api.Stdout, 1500, func(i int) string { return fmt.Sprintf("line %d\n", i) })
 	long := strings.Repeat("x", 50000)
-	p.wantLogged("long", api.Stdout, 300, func(i int) string { return fmt.Sprintf("%s%d\n", long, i) })
+	p.wantLogged("long", api.Stdout, 100, func(i int) string { return fmt.Sprintf("%s%d\n", long, i) })
 }
 
 // restart starts a successor once the one that was killed is gone.

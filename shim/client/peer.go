@@ -46,12 +46,12 @@ func newPeer(conn *net.UnixConn, dir string, answer time.Duration) (*peer, error
 
 func (p *peer) close() error { return p.pidfd.Close() }
 
-// watch is around each call: one that takes longer than the limit has the
-// supervisor asked whether it answers at all. A call may have its reasons, such
-// as a hook that runs.
+// watch is around each call: one that takes half of the limit has the supervisor
+// asked whether it answers at all, within the other half. A call may have its
+// reasons to take long, such as a hook that runs.
 func (p *peer) watch(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, _ *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
 	if p.answer > 0 {
-		late := time.AfterFunc(p.answer, p.killIfHung)
+		late := time.AfterFunc(p.answer/2, p.killIfHung)
 		defer late.Stop()
 	}
 	return invoke(ctx, request, response)
@@ -63,7 +63,7 @@ func (p *peer) killIfHung() {
 		return
 	}
 	defer p.asking.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), p.answer)
+	ctx, cancel := context.WithTimeout(context.Background(), p.answer/2)
 	defer cancel()
 	conn, err := dialSocket(ctx, p.dir+"/"+api.ControlSocket)
 	if err != nil {

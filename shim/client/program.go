@@ -1,8 +1,11 @@
 package client
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"os"
 	"strconv"
@@ -17,6 +20,7 @@ import (
 // daemon at that daemon's version while the file is being replaced.
 type Program struct {
 	path   string
+	build  string
 	sealed *os.File // nil where executing memory is forbidden
 }
 
@@ -31,12 +35,31 @@ func OpenProgram(path string) (*Program, error) {
 	defer file.Close()
 	sealed, err := executableMemory()
 	if err != nil {
-		return &Program{path: path}, nil
+		digest := sha256.New()
+		if _, err := io.Copy(digest, file); err != nil {
+			return nil, fmt.Errorf("read %s: %w", path, err)
+		}
+		return &Program{path: path, build: nameOf(digest)}, nil
 	}
-	if err := fill(sealed, file); err != nil {
+	digest := sha256.New()
+	if err := fill(sealed, io.TeeReader(file, digest)); err != nil {
 		return nil, errors.Join(fmt.Errorf("copy %s into memory: %w", path, err), sealed.Close())
 	}
-	return &Program{path: "/proc/self/fd/" + strconv.Itoa(int(sealed.Fd())), sealed: sealed}, nil
+	return &Program{path: "/proc/self/fd/" + strconv.Itoa(int(sealed.Fd())), sealed: sealed, build: nameOf(digest)}, nil
+}
+
+// nameOf is the beginning of a digest: enough to tell builds apart.
+func nameOf(digest hash.Hash) string { return hex.EncodeToString(digest.Sum(nil))[:16] }
+
+// Build names the program by its content.
+func (p *Program) Build() string { return p.build }
+
+// ForOthers is where other processes find it, as long as this one runs.
+func (p *Program) ForOthers() string {
+	if p.sealed == nil {
+		return p.path
+	}
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.sealed.Fd())
 }
 
 // Name is what the program calls itself: its path says nothing.
@@ -56,7 +79,7 @@ func executableMemory() (*os.File, error) {
 
 // fill copies the program and closes it to all writers. The seals are those
 // that libcontainer asks for (fcntl(2), F_ADD_SEALS).
-func fill(sealed, program *os.File) error {
+func fill(sealed *os.File, program io.Reader) error {
 	if _, err := io.Copy(sealed, program); err != nil {
 		return err
 	}

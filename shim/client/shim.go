@@ -78,6 +78,13 @@ func (s Shim) NoteExit(ctx context.Context, id string, pid int, startTime uint64
 	return native(err)
 }
 
+// Info tells which build serves; errdefs.ErrNotImplemented by one of before there
+// were upgrades.
+func (s Shim) Info(ctx context.Context) (*api.InfoResponse, error) {
+	answer, err := s.rpc.Info(ctx, &api.Empty{})
+	return answer, native(err)
+}
+
 // Shutdown ends the shim. errdefs.ErrFailedPrecondition while it has
 // containers.
 func (s Shim) Shutdown(ctx context.Context) error {

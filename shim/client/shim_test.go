@@ -630,14 +630,20 @@ func TestKilledShim(t *testing.T) {
 	}
 }
 
-func (p *pod) killShim() {
+// pid is the supervisor's.
+func (p *pod) pid() int {
 	p.t.Helper()
 	out, err := exec.Command("fuser", filepath.Join(p.dir, "lock")).Output()
 	pid, convErr := strconv.Atoi(strings.TrimSpace(string(out)))
 	if err != nil || convErr != nil {
 		p.t.Fatalf("find the shim (needs fuser of psmisc): %v, %v", err, convErr)
 	}
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+	return pid
+}
+
+func (p *pod) killShim() {
+	p.t.Helper()
+	if err := syscall.Kill(p.pid(), syscall.SIGKILL); err != nil {
 		p.t.Fatal(err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 // StartOptions says how to start a shim.
 type StartOptions struct {
 	Binary        string   // path of minicri-shim
+	Build         string   // what names it
 	Dir           string   // the pod's shim directory, made if absent
 	SystemdCgroup bool     // cgroupsPath of its containers is slice:prefix:name
 	Cgroups       []string // cgroup directories that the shim moves into; none: the daemon's own
@@ -87,7 +88,7 @@ func spawn(ctx context.Context, options StartOptions) error {
 }
 
 func arguments(options StartOptions) []string {
-	args := []string{"serve", "--dir", options.Dir, "--ready-fd", "3"}
+	args := []string{"serve", "--dir", options.Dir, "--build", options.Build, "--ready-fd", "3"}
 	if options.SystemdCgroup {
 		args = append(args, "--systemd-cgroup")
 	}

@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -34,9 +35,7 @@ func (r *children) own(start func() (int, error)) (int, error) {
 	r.starting.RLock()
 	pid, err := start()
 	if err == nil {
-		r.mu.Lock()
-		r.owned[pid] = true
-		r.mu.Unlock()
+		r.take(pid)
 	}
 	r.starting.RUnlock()
 	r.poke()
@@ -50,6 +49,23 @@ func (r *children) during(do func() error) error {
 	r.starting.RUnlock()
 	r.poke()
 	return err
+}
+
+// take makes a child one with an owner.
+func (r *children) take(pid int) {
+	r.mu.Lock()
+	r.owned[pid] = true
+	r.mu.Unlock()
+}
+
+// wait reaps a child for its owner.
+func (r *children) wait(pid int) (status syscall.WaitStatus, known bool) {
+	_, err := syscall.Wait4(pid, &status, 0, nil)
+	for errors.Is(err, syscall.EINTR) {
+		_, err = syscall.Wait4(pid, &status, 0, nil)
+	}
+	r.disown(pid)
+	return status, err == nil
 }
 
 // disown is called when the owner has waited.

@@ -188,14 +188,7 @@ func (c *commandContainer) launch(streams Streams, passed files, verb string, ar
 		c.runtime.children.disown(pid)
 		return nil, err
 	}
-	p.reap = func() (status syscall.WaitStatus, known bool) {
-		_, err := syscall.Wait4(pid, &status, 0, nil)
-		for errors.Is(err, syscall.EINTR) {
-			_, err = syscall.Wait4(pid, &status, 0, nil)
-		}
-		c.runtime.children.disown(pid)
-		return status, err == nil
-	}
+	p.reap = func() (syscall.WaitStatus, bool) { return c.runtime.children.wait(pid) }
 	return p, nil
 }
 

@@ -120,6 +120,30 @@ func (p *Process) Close() error {
 	return p.pidfd.Close()
 }
 
+// Find returns the process with that pid and start time. child: it is one of
+// ours, which this process has started before it executed this program, and Wait
+// reaps it.
+func (b *Builtin) Find(pid int, startTime uint64) (p *Process, child bool, err error) {
+	if p, err = Find(pid, startTime); err != nil {
+		return nil, false, err
+	}
+	if !isChild(pid) {
+		return p, false, nil
+	}
+	b.children.take(pid)
+	p.reap = func() (syscall.WaitStatus, bool) { return b.children.wait(pid) }
+	return p, true, nil
+}
+
+func isChild(pid int) bool {
+	for {
+		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return err == nil
+		}
+	}
+}
+
 func (p *Process) control(do func(pidfd int)) error {
 	raw, err := p.pidfd.SyscallConn()
 	if err != nil {

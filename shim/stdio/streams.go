@@ -117,12 +117,16 @@ func (s *Streams) readFifo(o Options, stream string) error {
 	return s.addPump(stream, source)
 }
 
-// Adopt opens the streams of a container whose supervisor has died. Those that
-// it returns are good beside an error, which says what is lost. A terminal is
-// always lost.
-func Adopt(o Options) (*Streams, error) {
+// Handed is what a supervisor hands to the next one of what ends with it
+// otherwise; nil for none.
+type Handed struct{ Terminal, Stdin *os.File }
+
+// Adopt opens the streams of a container whose supervisor has died, or was
+// upgraded. Those that it returns are good beside an error, which says what is
+// lost. A terminal is lost if it is not handed over.
+func Adopt(o Options, handed Handed) (*Streams, error) {
 	s := newStreams(o)
-	if o.Terminal || o.Bare {
+	if o.Terminal && handed.Terminal == nil || o.Bare {
 		return s, nil
 	}
 	var errs []error
@@ -133,6 +137,10 @@ func Adopt(o Options) (*Streams, error) {
 			errs = append(errs, err)
 		}
 	}
+	if o.Terminal {
+		return s, errors.Join(append(errs, s.TakeTerminal(handed.Terminal))...)
+	}
+	s.stdin = handed.Stdin
 	for _, stream := range []string{api.Stdout, api.Stderr} {
 		if err := s.readFifo(o, stream); err != nil {
 			errs = append(errs, fmt.Errorf("%s is lost: %w", stream, err))
@@ -162,9 +170,9 @@ func (s *Streams) addPump(stream string, source *os.File) (err error) {
 }
 
 // TakeTerminal makes the master the source of output and the sink of input.
-func (s *Streams) TakeTerminal(master *os.File) {
+func (s *Streams) TakeTerminal(master *os.File) error {
 	s.terminal, s.stdin = master, master
-	_ = s.addPump(api.Stdout, master) // a new terminal has no predecessor
+	return s.addPump(api.Stdout, master)
 }
 
 // Run starts moving bytes.

@@ -10,19 +10,19 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/minicri/minicri/shim/runtime"
 	"github.com/minicri/minicri/shim/stdio"
 )
 
 // adoptAll takes over what a shim that died has left. A record that cannot be
 // used is reported and set aside; it never keeps the others from being served.
-func (s *Supervisor) adoptAll() error {
+// What an upgrade hands over is given to its containers.
+func (s *Supervisor) adoptAll(handed map[string]handedOn) error {
 	records, err := filepath.Glob(filepath.Join(s.dir, "records", "*.json"))
 	if err != nil {
 		return err
 	}
 	for _, path := range records {
-		if err := s.adopt(path); err != nil {
+		if err := s.adopt(path, handed); err != nil {
 			s.log.Error("a container cannot be adopted, its record is set aside", "record", path, "error", err)
 			_ = os.Rename(path, strings.TrimSuffix(path, ".json")+".bad")
 		}
@@ -59,12 +59,14 @@ func (s *Supervisor) deleteState(id string) error {
 	return nil
 }
 
-func (s *Supervisor) adopt(path string) error {
+func (s *Supervisor) adopt(path string, handed map[string]handedOn) error {
 	c := &container{sup: s, adopted: true, made: true, exited: make(chan struct{}), told: make(chan syscall.WaitStatus, 1), oomWatched: make(chan struct{}), execs: map[string]*exec{}, killed: true}
 	if err := readJSON(path, &c.record); err != nil {
 		return err
 	}
 	id := c.record.ID
+	h, upgraded := handed[id]
+	c.adopted = !upgraded || h.Adopted
 	loaded, err := s.runtimeOf(c.record).Load(id)
 	if err != nil && !errdefs.IsNotFound(err) {
 		return err
@@ -80,12 +82,14 @@ func (s *Supervisor) adopt(path string) error {
 		return nil
 	}
 	c.exit = nil
-	c.adoptStreams()
-	if c.init, err = runtime.Find(c.record.PID, c.record.StartTime); err != nil {
+	c.adoptStreams(h.streams())
+	c.stdinOnce = h.StdinOnce
+	var child bool
+	if c.init, child, err = s.builtin.Find(c.record.PID, c.record.StartTime); err != nil {
 		go c.awaitTold() // it has ended while nobody looked
 		return nil
 	}
-	c.killed = false
+	c.killed = h.Killed
 	c.checkStarted()
 	c.oom.kills, _ = readOOMKills(c.record.Cgroups)
 	if c.runtime != nil {
@@ -96,7 +100,11 @@ func (s *Supervisor) adopt(path string) error {
 			c.watchOOM()
 		}
 	}
-	go c.awaitAdopted()
+	if child {
+		go c.awaitInit()
+	} else {
+		go c.awaitAdopted()
+	}
 	return nil
 }
 
@@ -149,10 +157,11 @@ func (c *container) noteExit(status syscall.WaitStatus) {
 	}
 }
 
-// adoptStreams goes on reading the fifos. A terminal is lost with its shim.
-func (c *container) adoptStreams() {
+// adoptStreams goes on reading the fifos. A terminal and an input are lost with
+// their shim unless they are handed over.
+func (c *container) adoptStreams(handed stdio.Handed) {
 	var err error
-	if c.io, err = stdio.Adopt(c.streamOptions()); err != nil {
+	if c.io, err = stdio.Adopt(c.streamOptions(), handed); err != nil {
 		c.sup.log.Error("output of an adopted container is lost", "container", c.record.ID, "error", err)
 	}
 	c.io.Run()

@@ -117,9 +117,9 @@ func (c *container) launch(bundle string, spec *specs.Spec, streams *stdio.Strea
 	c.runtime, c.init, c.io = made, init, streams
 	c.mu.Unlock()
 	if c.record.Terminal {
-		streams.TakeTerminal(c.init.Terminal)
+		err = streams.TakeTerminal(c.init.Terminal)
 	}
-	if err := c.identify(); err != nil {
+	if err := errors.Join(err, c.identify()); err != nil {
 		streams.Close()
 		return errors.Join(err, c.undoCreate())
 	}

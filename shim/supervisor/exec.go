@@ -26,6 +26,8 @@ type exec struct {
 // startExec starts a process in a container that was created or started. The
 // caller takes its outputs and ends it with release.
 func (c *container) startExec(encoded []byte, stdin bool) (*exec, error) {
+	c.sup.changes.RLock()
+	defer c.sup.changes.RUnlock()
 	spec := new(specs.Process)
 	if err := json.Unmarshal(encoded, spec); err != nil {
 		return nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)

@@ -11,6 +11,9 @@ import (
 func (c *container) awaitInit() {
 	_ = c.init.Ended()
 	ended := time.Now()
+	// From here to the exit on disk: one that is reaped cannot be asked again.
+	c.sup.changes.RLock()
+	defer c.sup.changes.RUnlock()
 	c.noteProgram()
 	status, known := c.init.Wait()
 	c.finish(ended, status, known)

@@ -27,7 +27,9 @@ type Serve struct {
 	Dir           string   // the group's directory, absolute
 	SystemdCgroup bool     // cgroupsPath is slice:prefix:name, made by systemd
 	Cgroups       []string // cgroup directories to move into first
+	Build         string   // what Info tells
 	Ready         *os.File // gets "ready\n" once the sockets serve, then is closed; may be nil
+	Handover      *os.File // what an upgrade has handed over; nil if there was none
 }
 
 // ownOOMScore keeps the shim alive when memory runs out, as containerd and
@@ -48,9 +50,17 @@ type Supervisor struct {
 	events  *broker
 	builtin *runtime.Builtin
 	journal *journal.Journal
-	systemd bool               // the cgroup driver
-	life    context.Context    // ends with Run
-	stop    context.CancelFunc // ends Run
+	systemd bool // the cgroup driver
+	build   string
+	paused  time.Duration // by the upgrade that has brought this build
+
+	lock             *os.File
+	control, streams net.Listener
+	upgrading        sync.Mutex
+	changes          sync.RWMutex // read-held by who changes what an upgrade hands over
+
+	life context.Context    // ends with Run
+	stop context.CancelFunc // ends Run
 
 	mu         sync.Mutex
 	containers map[string]*container
@@ -67,28 +77,67 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	gort.GOMAXPROCS(min(gort.NumCPU(), mostProcessors)) // the environment's one is for inits
-	lock, err := lockDir(s.Dir)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
-	moves, err := journal.Open(filepath.Join(s.Dir, "io", "journal"))
-	if err != nil {
-		log.Error("output that is read and not logged is lost when this process is killed", "error", err)
-	}
-	defer moves.Close()
-	builtin := runtime.NewBuiltin(filepath.Join(s.Dir, stateDir), s.SystemdCgroup)
 	sup := &Supervisor{
-		dir: s.Dir, log: log, events: newBroker(), builtin: builtin, journal: moves, systemd: s.SystemdCgroup,
-		life: ctx, stop: stop, containers: map[string]*container{}, commands: map[string]*runtime.Command{}, oomClaims: map[string]int{},
+		dir: s.Dir, log: log, events: newBroker(), builtin: runtime.NewBuiltin(filepath.Join(s.Dir, stateDir), s.SystemdCgroup), systemd: s.SystemdCgroup,
+		build: s.Build, life: ctx, stop: stop,
+		containers: map[string]*container{}, commands: map[string]*runtime.Command{}, oomClaims: map[string]int{},
 	}
-	if err := sup.adoptAll(); err != nil {
+	handed, err := sup.open(s.Handover)
+	if err != nil {
 		return err
 	}
-	moves.ReleaseRest()
-	go builtin.Run(ctx)
+	defer sup.lock.Close()
+	defer sup.journal.Close()
+	if err := sup.adoptAll(handed.Containers); err != nil {
+		return err
+	}
+	sup.journal.ReleaseRest()
+	if s.Handover != nil {
+		sup.paused = handed.pause()
+		log.Info("upgraded", "build", s.Build, "paused", sup.paused, "containers", len(sup.all()))
+	}
+	go sup.builtin.Run(ctx)
 	go trimMemory(ctx)
 	return sup.serve(ctx, s.Ready)
+}
+
+// journalFile is below the supervisor's directory. The number is the version of
+// its form.
+const journalFile = "io/journal.1"
+
+// open takes the lock, the sockets and the journal: those of the build before,
+// or new ones.
+func (s *Supervisor) open(from *os.File) (h *handover, err error) {
+	h = &handover{}
+	if from != nil {
+		if h, err = readHandover(from); err != nil {
+			return nil, err
+		}
+		_ = from.Close()
+	}
+	if s.lock = inherited(h.Lock, "lock"); s.lock == nil {
+		if s.lock, err = lockDir(s.dir); err != nil {
+			return nil, err
+		}
+	}
+	if s.journal, err = journal.Open(filepath.Join(s.dir, journalFile)); err != nil {
+		s.log.Error("output that is read and not logged is lost when this process is killed", "error", err)
+	}
+	if s.control, err = listenOr(h.Control, filepath.Join(s.dir, api.ControlSocket)); err != nil {
+		return nil, err
+	}
+	s.streams, err = listenOr(h.Streams, filepath.Join(s.dir, api.StreamSocket))
+	return h, err
+}
+
+// listenOr takes a socket that was handed over, or makes it.
+func listenOr(fd int, path string) (net.Listener, error) {
+	file := inherited(fd, path)
+	if file == nil {
+		return listen(path)
+	}
+	defer file.Close() // FileListener has its own
+	return net.FileListener(file)
 }
 
 // runtimeOf is the runtime that the container was made with, or is to be.
@@ -160,15 +209,7 @@ func lockDir(dir string) (*os.File, error) {
 }
 
 func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
-	control, err := listen(filepath.Join(s.dir, api.ControlSocket))
-	if err != nil {
-		return err
-	}
-	streams, err := listen(filepath.Join(s.dir, api.StreamSocket))
-	if err != nil {
-		return err
-	}
-	server, err := ttrpc.NewServer()
+	server, err := ttrpc.NewServer(ttrpc.WithUnaryServerInterceptor(s.gate))
 	if err != nil {
 		return err
 	}
@@ -177,9 +218,9 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 		_, _ = ready.WriteString("ready\n")
 		_ = ready.Close()
 	}
-	go s.serveStreams(streams)
+	go s.serveStreams(s.streams)
 	failed := make(chan error, 1)
-	watched := newWatchedListener(control, s.endIfUnused)
+	watched := newWatchedListener(s.control, s.endIfUnused)
 	// Calls that are under way are answered, so they do not end with ctx.
 	go func() { failed <- server.Serve(context.WithoutCancel(ctx), watched) }()
 	select {
@@ -187,12 +228,24 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 		return fmt.Errorf("serve: %w", err)
 	case <-ctx.Done():
 	}
-	_ = streams.Close()
+	_ = s.streams.Close()
 	time.Sleep(answerGrace)
 	grace, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = server.Shutdown(grace)
 	return server.Close()
+}
+
+// gate keeps what changes a container from beginning while an upgrade is under
+// way. Calls that only look, or wait for long, are let through.
+func (s *Supervisor) gate(ctx context.Context, unmarshal ttrpc.Unmarshaler, info *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
+	switch _, name, _ := strings.Cut(strings.TrimPrefix(info.FullMethod, "/"), "/"); name {
+	case "Info", "List", "ExecWait", "Upgrade":
+		return method(ctx, unmarshal)
+	}
+	s.changes.RLock()
+	defer s.changes.RUnlock()
+	return method(ctx, unmarshal)
 }
 
 // endIfUnused ends a supervisor that has no containers, when the last client

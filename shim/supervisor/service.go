@@ -187,6 +187,14 @@ func (s *service) NoteExit(_ context.Context, r *api.NoteExitRequest) (*api.Empt
 	})
 }
 
+func (s *service) Info(context.Context, *api.Empty) (*api.InfoResponse, error) {
+	return &api.InfoResponse{Build: s.sup.build, Paused: int64(s.sup.paused)}, nil
+}
+
+func (s *service) Upgrade(ctx context.Context, r *api.UpgradeRequest) (*api.Empty, error) {
+	return done, mapped(s.sup.upgrade(ctx, r.Program, r.Build))
+}
+
 func (s *service) Shutdown(context.Context, *api.Empty) (*api.Empty, error) {
 	if n := len(s.sup.all()); n > 0 {
 		return nil, mapped(fmt.Errorf("the shim has %d containers: %w", n, errdefs.ErrFailedPrecondition))

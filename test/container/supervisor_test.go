@@ -3,12 +3,16 @@ package container
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/shim/client"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // A supervisor that was killed is replaced at once, without anybody asking, and
@@ -110,4 +114,28 @@ func TestExecsOfAKilledSupervisor(t *testing.T) {
 		t.Error("the exec of a killed supervisor succeeded")
 	}
 	eventually(t, "the exec is ended", func() bool { return !has() })
+}
+
+// killAndAwait kills the supervisors and returns how long it took until a
+// successor of that of one pod answered, without anybody asking the daemon.
+func killAndAwait(t *testing.T, n *harness.Node, r runs) time.Duration {
+	t.Helper()
+	dir := filepath.Join(n.State, "shims", "node")
+	if !harness.OneSupervisor() {
+		dir = filepath.Join(n.State, "shims", r.id)
+	}
+	for _, pid := range shims(n) {
+		check(t, unix.Kill(pid, unix.SIGKILL))
+	}
+	began := time.Now()
+	eventually(t, "a successor answers", func() bool {
+		c, err := client.Connect(t.Context(), dir)
+		if err != nil {
+			return false
+		}
+		defer c.Close()
+		_, err = c.List(t.Context())
+		return err == nil
+	})
+	return time.Since(began)
 }

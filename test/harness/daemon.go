@@ -112,6 +112,13 @@ func (n *Node) Log() string {
 
 func (n *Node) logFile() string { return filepath.Join(n.Dir, "daemon.log") }
 
+// SetFlags adds arguments to the command line of the daemons that are started
+// from now on; the last of a flag counts.
+func (n *Node) SetFlags(flags ...string) { n.options.flags = append(n.options.flags, flags...) }
+
+// Binaries is the directory of minicri and minicri-shim.
+func (n *Node) Binaries() string { return n.binaries }
+
 // command is the daemon's. Flags given twice count the last time.
 func (n *Node) command() *exec.Cmd {
 	args := []string{

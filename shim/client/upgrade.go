@@ -1,0 +1,96 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/shim/api"
+)
+
+// upgradePause is between two looks at a supervisor that becomes another build.
+const upgradePause = 2 * time.Millisecond
+
+// Upgrade makes the supervisor that serves dir another build of itself, in the
+// same process, and returns when that serves. With an error the old one does, and
+// nothing has changed.
+func Upgrade(ctx context.Context, dir, program, build string) (*api.InfoResponse, error) {
+	old, err := Connect(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer old.Close()
+	if _, err := old.rpc.Upgrade(ctx, &api.UpgradeRequest{Program: program, Build: build}); !errors.Is(native(err), ErrLost) {
+		return nil, fmt.Errorf("upgrade the supervisor of %s: %w", dir, native(err))
+	}
+	for ; ; time.Sleep(upgradePause) {
+		info, err := ask(ctx, dir)
+		if err == nil && info.GetBuild() == build {
+			return info, nil
+		}
+		if err == nil {
+			err = fmt.Errorf("build %s serves", info.GetBuild())
+		}
+		if ctx.Err() != nil || errdefs.IsUnavailable(err) && !errors.Is(err, ErrLost) {
+			return nil, fmt.Errorf("the supervisor of %s does not serve after its upgrade: %w", dir, err)
+		}
+	}
+}
+
+func ask(ctx context.Context, dir string) (*api.InfoResponse, error) {
+	c, err := Connect(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	return c.Info(ctx)
+}
+
+// askLimit is how long the start of a daemon waits for a supervisor to say which
+// build it is; upgradeLimit how long for one that becomes another.
+const (
+	askLimit     = time.Second
+	upgradeLimit = 30 * time.Second
+)
+
+// Upgrade makes all supervisors that serve the build of this set's options, side
+// by side. One that cannot be upgraded serves on as it is, and that is said. It is
+// called once, before there is any connection.
+func (s *Set) Upgrade(ctx context.Context, program string) error {
+	groups, err := s.Groups()
+	if err != nil {
+		return err
+	}
+	var wait sync.WaitGroup
+	for _, group := range groups {
+		wait.Go(func() { s.upgradeGroup(ctx, group, program) })
+	}
+	wait.Wait()
+	return nil
+}
+
+func (s *Set) upgradeGroup(ctx context.Context, group, program string) {
+	logger := s.options.Logger.With("supervisor", group)
+	asking, cancel := context.WithTimeout(ctx, askLimit)
+	info, err := ask(asking, s.Dir(group))
+	cancel()
+	switch {
+	case errdefs.IsNotImplemented(err):
+		logger.Info("the supervisor is of a build that cannot be upgraded: it serves until its pods are gone")
+		return
+	case err != nil || info.GetBuild() == s.options.Start.Build:
+		return // none serves, or one that hangs, which others will find
+	}
+	upgrading, cancel := context.WithTimeout(ctx, upgradeLimit)
+	defer cancel()
+	now, err := Upgrade(upgrading, s.Dir(group), program, s.options.Start.Build)
+	if err != nil {
+		logger.Error("the supervisor could not be upgraded and serves on as it was", "build", info.GetBuild(), "wanted", s.options.Start.Build, "err", err)
+		return
+	}
+	logger.Info("the supervisor was upgraded", "from", info.GetBuild(), "to", now.GetBuild(), "paused", time.Duration(now.GetPaused()))
+}

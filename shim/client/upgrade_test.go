@@ -1,0 +1,177 @@
+package client_test
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/client"
+)
+
+// anotherBuild is the shim with one byte more, which says its number.
+func anotherBuild(t *testing.T, number int) string {
+	t.Helper()
+	content, err := os.ReadFile(shimBinary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), fmt.Sprint("build", number))
+	if err := os.WriteFile(path, append(content, byte(number)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// upgrade makes the supervisor another build.
+func (p *pod) upgrade(path string) error {
+	program, err := client.OpenProgram(path)
+	if err != nil {
+		return err
+	}
+	defer program.Close()
+	info, err := client.Upgrade(p.t.Context(), p.dir, program.ForOthers(), program.Build())
+	if err != nil {
+		return err
+	}
+	p.t.Logf("build %s, output was held up for %v", info.GetBuild(), time.Duration(info.GetPaused()))
+	if pause := time.Duration(info.GetPaused()); pause <= 0 || pause > longestPause {
+		p.t.Errorf("output was held up for %v", pause)
+	}
+	_ = p.Close()
+	p.Client, err = client.Connect(p.t.Context(), p.dir)
+	return err
+}
+
+// longestPause is 100 ms on a machine that has nothing else to do, with a build
+// that is not slowed down by the race detector.
+const longestPause = 3 * time.Second
+
+// Containers of all kinds go on through upgrades: their processes, logs byte for
+// byte, terminals, inputs, and exits while it happens; one that waits at the
+// barrier starts under the next build.
+func TestUpgradeInPlace(t *testing.T) {
+	p := startPod(t)
+	supervisor := p.pid()
+	terminal := func(s *specs.Spec, r *api.CreateRequest) { s.Process.Terminal, r.Stdin = true, true }
+	pids := map[string]int32{
+		"flood":    p.run("flood", "exec seq 1 700000").Pid,
+		"parts":    p.run("parts", "i=0; while [ $i -lt 1500 ]; do printf 'line '; usleep 500; printf '%d\n' $i; i=$((i+1)); done").Pid,
+		"terminal": p.run("terminal", "printf 'name? '; read line; echo got $line; exit 4", terminal).Pid,
+		"stdin":    p.run("stdin", "read line; echo got $line; exit 5", func(_ *specs.Spec, r *api.CreateRequest) { r.Stdin = true }).Pid,
+		"waits":    p.create("waits", "exit 6").Pid,
+	}
+	for i := range 6 {
+		id := fmt.Sprint("ends", i)
+		p.run(id, fmt.Sprintf("usleep %d; exit %d", i*60000, 20+i))
+		if i%2 == 1 {
+			if err := p.upgrade(anotherBuild(t, i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if now := p.pid(); now != supervisor {
+		t.Errorf("the supervisor is process %d, it was %d", now, supervisor)
+	}
+	for id, pid := range pids {
+		if s, err := p.state(t.Context(), id); err != nil || s.Pid != pid || s.Adopted {
+			t.Errorf("container %s, pid %d: %v, %v", id, pid, s, err)
+		}
+	}
+	if err := p.Start(t.Context(), "waits"); err != nil {
+		t.Error(err)
+	}
+	for _, id := range []string{"terminal", "stdin"} {
+		fmt.Fprint(p.stream(id, "", api.Stdin), "word\n")
+	}
+	codes := map[string]int32{"terminal": 4, "stdin": 5, "waits": 6, "flood": 0, "parts": 0}
+	for i := range 6 {
+		codes[fmt.Sprint("ends", i)] = int32(20 + i)
+	}
+	for id, code := range codes {
+		if e := p.awaitExit(t.Context(), id).Exit; !e.CodeKnown || e.Code != code {
+			t.Errorf("exit of %s: %v, want %d", id, e, code)
+		}
+	}
+	p.wantLogged("flood", api.Stdout, 700000, func(i int) string { return fmt.Sprintf("%d\n", i+1) })
+	p.wantLogged("parts", api.Stdout, 1500, func(i int) string { return fmt.Sprintf("line %d\n", i) })
+	if got, want := p.logged("terminal", api.Stdout), "name? word\r\ngot word\r\n"; got != want {
+		t.Errorf("terminal: %q, want %q", got, want)
+	}
+	if got := p.logged("stdin", api.Stdout); got != "got word\n" {
+		t.Errorf("stdin: %q", got)
+	}
+}
+
+// A build that cannot take over leaves the old one serving, with its clients.
+func TestUpgradeThatFails(t *testing.T) {
+	p := startPod(t)
+	p.run("c", "sleep 1000")
+	attached := p.stream("c", "", api.Stdout)
+	script := func(text string) string {
+		path := filepath.Join(t.TempDir(), "program")
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	for name, test := range map[string]struct{ program, says string }{
+		"crashes":       {"/bin/false", "exit status 1"},
+		"no program":    {script("what is this"), "exec format error"},
+		"does not read": {script("#!/bin/sh\necho 'the state has version 7' >&2; exit 1"), ""},
+		"is not there":  {"/no/such/program", "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before, err := p.Info(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = client.Upgrade(t.Context(), p.dir, test.program, "next")
+			if err == nil || !strings.Contains(err.Error(), test.says) {
+				t.Errorf("want an error that says %q: %v", test.says, err)
+			}
+			now, err := p.Info(t.Context()) // by the same connection
+			if err != nil || now.GetBuild() != before.GetBuild() {
+				t.Errorf("build %v, %v", now, err)
+			}
+			if r, err := p.ExecSync(t.Context(), "c", sh("echo hi"), 0, 10); err != nil || string(r.Stdout) != "hi\n" {
+				t.Errorf("exec: %+v, %v", r, err)
+			}
+		})
+	}
+	_ = attached.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	if _, err := attached.Read(make([]byte, 1)); err == nil || err == io.EOF {
+		t.Errorf("the attached client was cut off: %v", err)
+	}
+}
+
+// A supervisor of another state, of a later build, is refused by this one.
+func TestUpgradeToAnOlderState(t *testing.T) {
+	p := startPod(t)
+	p.run("c", "sleep 1000")
+	path := filepath.Join(p.dir, "records", "c.json")
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	newer := strings.Replace(string(content), `"version":1`, `"version":9`, 1)
+	if err := os.WriteFile(path, []byte(newer), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.upgrade(anotherBuild(t, 1)); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "has version 9, and this build knows 1 at most") {
+		t.Errorf("upgrade to a build that does not know the state: %v", err)
+	}
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.upgrade(anotherBuild(t, 2)); err != nil {
+		t.Error(err)
+	}
+}

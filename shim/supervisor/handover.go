@@ -1,0 +1,131 @@
+package supervisor
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/shim/stdio"
+	"github.com/minicri/minicri/shim/stdio/journal"
+)
+
+// handover is what an upgrade hands to the next build, in a file in memory,
+// beside what is on disk: the descriptors that only this process has. Numbers of
+// descriptors are those of the process, which stays the same.
+type handover struct {
+	Version    int                 `json:"version"`
+	PausedAt   int64               `json:"paused_at"` // CLOCK_MONOTONIC, in ns
+	Lock       int                 `json:"lock"`
+	Control    int                 `json:"control"`
+	Streams    int                 `json:"streams"`
+	Containers map[string]handedOn `json:"containers"`
+}
+
+// handedOn is what is not on disk of a container; descriptors are 0 for none.
+type handedOn struct {
+	Terminal  int  `json:"terminal,omitempty"`
+	Stdin     int  `json:"stdin,omitempty"`
+	StdinOnce bool `json:"stdin_once,omitempty"`
+	Killed    bool `json:"killed,omitempty"`
+	Adopted   bool `json:"adopted,omitempty"`
+}
+
+// handoverVersion is the newest that this build can read. A build that reads an
+// older one has to fill in what is new.
+const handoverVersion = 1
+
+// errNewer says that a state is of a later build.
+func errNewer(what string, version, known int) error {
+	return fmt.Errorf("%s has version %d, and this build knows %d at most", what, version, known)
+}
+
+func readHandover(file *os.File) (*handover, error) {
+	content, err := io.ReadAll(io.NewSectionReader(file, 0, 1<<30))
+	if err != nil {
+		return nil, fmt.Errorf("read what is handed over: %w", err)
+	}
+	h := &handover{}
+	if err := json.Unmarshal(content, h); err != nil {
+		return nil, fmt.Errorf("read what is handed over: %w", err)
+	}
+	if h.Version > handoverVersion {
+		return nil, errNewer("what is handed over", h.Version, handoverVersion)
+	}
+	return h, nil
+}
+
+// writeHandover puts it into a file in memory that a program which is executed
+// keeps.
+func writeHandover(h *handover) (*os.File, error) {
+	content, err := json.Marshal(h)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.MemfdCreate("handover", 0)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	file := os.NewFile(uintptr(fd), "handover")
+	if _, err := file.Write(content); err != nil {
+		_ = file.Close()
+		return nil, err
+	}
+	return file, nil
+}
+
+// inherited is a descriptor that was handed over, nil for none.
+func inherited(fd int, name string) *os.File {
+	if fd == 0 {
+		return nil
+	}
+	unix.CloseOnExec(fd)
+	return os.NewFile(uintptr(fd), name)
+}
+
+func (h *handedOn) streams() stdio.Handed {
+	return stdio.Handed{Terminal: inherited(h.Terminal, "terminal"), Stdin: inherited(h.Stdin, "stdin")}
+}
+
+// pause is how long the upgrade has held output up.
+func (h *handover) pause() time.Duration { return monotonic() - time.Duration(h.PausedAt) }
+
+func monotonic() time.Duration {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // cannot fail
+	return time.Duration(now.Nano())
+}
+
+// CheckState reports whether this build can go on with what a supervisor of
+// another build holds. It changes nothing.
+func (s Serve) CheckState() error {
+	h, err := readHandover(s.Handover)
+	if err != nil {
+		return err
+	}
+	if h.Control == 0 || h.Streams == 0 || h.Lock == 0 {
+		return fmt.Errorf("what is handed over lacks a socket or the lock")
+	}
+	records, err := filepath.Glob(filepath.Join(s.Dir, "records", "*.json"))
+	if err != nil {
+		return err
+	}
+	for _, path := range records {
+		var r record
+		if err := readJSON(path, &r); err != nil {
+			return fmt.Errorf("read %s: %w", path, err)
+		}
+		if r.Version > recordVersion {
+			return errNewer(path, r.Version, recordVersion)
+		}
+	}
+	moves, err := journal.Open(filepath.Join(s.Dir, journalFile))
+	if err != nil {
+		return err
+	}
+	return moves.Close()
+}
