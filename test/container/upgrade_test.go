@@ -42,7 +42,7 @@ func startRuns(t *testing.T, n *harness.Node, i int) runs {
 	r.writes = r.run("writes", fmt.Sprintf("i=0; while [ $i -lt %d ]; do printf 'line '; echo $i; i=$((i+1)); done; exec sleep 1000000", lines))
 	r.waits = r.create(shell("waits", fmt.Sprintf("exit %d", 50+i%50)))
 	r.dies = r.run("dies", fmt.Sprintf("sleep 2; exit %d", 100+i%50))
-	r.pid = r.info(r.lives).Pid
+	r.pid = r.info(r.lives).PID
 	return r
 }
 
@@ -51,7 +51,7 @@ func startRuns(t *testing.T, n *harness.Node, i int) runs {
 func (r runs) wantUndisturbed(t *testing.T, i int) {
 	t.Helper()
 	eventually(t, "the state is known", func() bool { return r.status(r.lives).State == running })
-	if now := r.info(r.lives).Pid; now != r.pid {
+	if now := r.info(r.lives).PID; now != r.pid {
 		t.Errorf("pod %d: pid %d, it was %d", i, now, r.pid)
 	}
 	r.wantExit(r.dies, int32(100+i%50), "Error")
@@ -110,7 +110,7 @@ func TestUpgrade(t *testing.T) {
 	wantUpgrades(t, n, 2*len(shims(n)), 2*len(shims(n)))
 	same(t, "the supervisors", fmt.Sprint(shims(n)), supervisors)
 	for _, r := range all {
-		if now := r.info(r.lives).Pid; now != r.pid || r.status(r.lives).State != running {
+		if now := r.info(r.lives).PID; now != r.pid || r.status(r.lives).State != running {
 			t.Errorf("after all upgrades: pid %d, it was %d", now, r.pid)
 		}
 		check(t, r.stop(r.lives, 20))
