@@ -66,14 +66,8 @@ func (p *Pipes) Stdin() *os.File {
 	return p.stdin
 }
 
-// Has reports whether there is such an output and nobody has taken it.
-func (p *Pipes) Has(stream string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.outputs[stream] != nil
-}
-
-// Take starts a pump on an output that nobody has taken yet.
+// Take makes a pump of an output that nobody has taken yet. The caller runs it:
+// from now on AwaitOutput waits for it.
 func (p *Pipes) Take(stream string, emit func([]byte)) (*Pump, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -87,7 +81,6 @@ func (p *Pipes) Take(stream string, emit func([]byte)) (*Pump, error) {
 	if p.ended {
 		pump.Finish()
 	}
-	go pump.Run()
 	return pump, nil
 }
 

@@ -12,9 +12,11 @@
 //	DIR/containers/ID/     libcontainer's state
 //	DIR/records/ID.json    what a successor needs to adopt the container
 //	DIR/io/ID.stdout       output, a fifo that the container itself holds open
+//	DIR/io/journal.1       see package journal
 //	DIR/exits/ID.json      how it ended
 //
-// Locks, in the order in which they are taken: container.op (one change at a
+// Locks, in the order in which they are taken: Supervisor.changes (read-held
+// by whatever an upgrade must not cut in two), container.op (one change at a
 // time of one container, may be held for long), Supervisor.mu, container.mu,
 // broker.mu. The last three are held for moments only, never across a system
 // call that can block, so that a hung container delays only itself.

@@ -54,9 +54,11 @@ func (c *container) execSync(ctx context.Context, request *api.ExecSyncRequest, 
 	defer e.release()
 	k := &capture{ctx: ctx, send: send, cap: request.OutputCap, sent: map[string]uint64{}}
 	for stream, emit := range map[string]func([]byte){api.Stdout: k.stdout, api.Stderr: k.stderr} {
-		if _, err := e.pipes.Take(stream, emit); err != nil {
+		pump, err := e.pipes.Take(stream, emit)
+		if err != nil {
 			return err
 		}
+		go pump.Run() // ends with release
 	}
 	timedOut, err := e.awaitOrKill(ctx, time.Duration(request.Timeout))
 	if err != nil {

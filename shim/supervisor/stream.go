@@ -43,10 +43,10 @@ func (s *Supervisor) serveStream(conn *net.UnixConn) {
 	if err != nil {
 		answer.Error = err.Error()
 	}
-	if json.NewEncoder(conn).Encode(answer) != nil || err != nil {
-		return
+	_ = json.NewEncoder(conn).Encode(answer) // a client that has gone is noticed by move
+	if err == nil {
+		move()
 	}
-	move()
 }
 
 // openStream reads the request. Clients wait for the answer before they send
@@ -89,27 +89,23 @@ func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error
 			e.pipes.CloseStdin()
 		}, nil
 	}
-	if !e.pipes.Has(stream) {
-		return nil, fmt.Errorf("stream %s: %w", stream, errdefs.ErrNotFound)
-	}
-	return func() { e.deliver(stream, conn) }, nil
+	return e.deliver(stream, conn)
 }
 
-// deliver moves an output to the client. One that goes away closes the pipe,
-// as a shell's reader would.
-func (e *exec) deliver(stream string, conn *net.UnixConn) {
+// deliver takes an output, so that whoever waits for the exec waits for it too,
+// and moves it to the client. One that goes away closes the pipe, as a shell's
+// reader would.
+func (e *exec) deliver(stream string, conn *net.UnixConn) (move func(), err error) {
 	var p *stdio.Pump
-	ready := make(chan struct{})
-	p, err := e.pipes.Take(stream, func(chunk []byte) {
+	p, err = e.pipes.Take(stream, func(chunk []byte) {
 		if _, err := conn.Write(chunk); err != nil {
-			<-ready
 			_ = p.Close()
 		}
 	})
-	close(ready)
-	if err == nil {
-		<-p.Done()
+	if err != nil {
+		return nil, err
 	}
+	return p.Run, nil
 }
 
 // attach connects a stream of the container itself.
