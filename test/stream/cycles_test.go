@@ -64,6 +64,7 @@ func TestAbortedCycles(t *testing.T) {
 		t.Logf("before: %v; after %d cycles: %v", before, total, after)
 		if t.Failed() {
 			t.Logf("descriptors of the shim: %q", files(p.shim()))
+			t.Logf("children of the shim: %q", described(t, p.shim()))
 		}
 	}()
 	eventually(t, "all is as before", func() bool {
@@ -213,6 +214,25 @@ func children(t testing.TB, parent int) (count int) {
 		}
 	}
 	return count
+}
+
+// described says of each child what it is and in which cgroup.
+func described(t testing.TB, parent int) (list []string) {
+	t.Helper()
+	for _, pid := range pids(t) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			continue // it has ended
+		}
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if fields[1] != strconv.Itoa(parent) {
+			continue
+		}
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		cgroups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		list = append(list, fmt.Sprintf("%d %s %s started %s: %s", pid, fields[0], bytes.ReplaceAll(line, []byte{0}, []byte{' '}), fields[19], cgroups))
+	}
+	return list
 }
 
 // shim is the process of the pod's shim.
