@@ -254,7 +254,7 @@ func (c *builtinContainer) SignalAll(sig syscall.Signal) error { return killCgro
 func (c *builtinContainer) Cgroups() map[string]string { return c.cgroups }
 
 // NotifyOOM is of Container.
-func (c *builtinContainer) NotifyOOM() (<-chan struct{}, error) { return c.lib.NotifyOOM() }
+func (c *builtinContainer) NotifyOOM() (<-chan struct{}, error) { return notifyOOM(c.cgroups) }
 
 // deletePatience is how long killed processes may take to be gone.
 const deletePatience = 3 * time.Second

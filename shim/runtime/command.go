@@ -277,6 +277,9 @@ func (c *commandContainer) Update(wanted *specs.LinuxResources, oomScoreAdj *int
 	return nil
 }
 
+// NotifyOOM is of Container.
+func (c *commandContainer) NotifyOOM() (<-chan struct{}, error) { return notifyOOM(c.cgroups) }
+
 // Delete is of Container.
 func (c *commandContainer) Delete() error {
 	if err := killCgroup(c.cgroups, "", unix.SIGKILL); err != nil {

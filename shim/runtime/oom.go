@@ -1,0 +1,87 @@
+package runtime
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// notifyOOM is NotifyOOM of Container: an eventfd on memory.oom_control of version
+// 1, modifications of memory.events of version 2. Both wait in the poller: those
+// of libcontainer hold a thread each.
+func notifyOOM(paths map[string]string) (<-chan struct{}, error) {
+	var notices *os.File
+	var err error
+	if v1, hasV1 := paths["memory"]; hasV1 {
+		notices, err = oomEventfd(v1)
+	} else {
+		// cgroup.events changes when the last process is gone.
+		notices, err = watchFiles(filepath.Join(paths[""], "memory.events"), filepath.Join(paths[""], "cgroup.events"))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("OOM notices: %w", err)
+	}
+	noticed := make(chan struct{})
+	go func() {
+		defer close(noticed)
+		defer notices.Close()
+		for buffer := make([]byte, 4096); ; {
+			if _, err := notices.Read(buffer); err != nil || !memoryCgroupLives(paths) {
+				return
+			}
+			noticed <- struct{}{}
+		}
+	}()
+	return noticed, nil
+}
+
+// memoryCgroupLives reports whether the cgroup that is watched is there and, on
+// version 2, has processes.
+func memoryCgroupLives(paths map[string]string) bool {
+	if v1, hasV1 := paths["memory"]; hasV1 {
+		_, err := os.Stat(v1)
+		return err == nil
+	}
+	events, err := os.ReadFile(filepath.Join(paths[""], "cgroup.events"))
+	return err == nil && bytes.Contains(events, []byte("populated 1"))
+}
+
+// watchFiles is an inotify descriptor for changes of files.
+func watchFiles(paths ...string) (*os.File, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, os.NewSyscallError("inotify_init1", err)
+	}
+	file := os.NewFile(uintptr(fd), "inotify:"+paths[0])
+	for _, path := range paths {
+		if _, err := unix.InotifyAddWatch(fd, path, unix.IN_MODIFY|unix.IN_DELETE_SELF); err != nil {
+			return nil, errors.Join(os.NewSyscallError("inotify_add_watch", err), file.Close())
+		}
+	}
+	return file, nil
+}
+
+// oomEventfd is an eventfd that counts OOM notices of a memory cgroup of
+// version 1; it becomes readable when the cgroup is removed, too
+// (Documentation/admin-guide/cgroup-v1/memory.rst, section 10).
+func oomEventfd(path string) (*os.File, error) {
+	control, err := os.Open(filepath.Join(path, "memory.oom_control"))
+	if err != nil {
+		return nil, err
+	}
+	defer control.Close()
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, os.NewSyscallError("eventfd", err)
+	}
+	notices := os.NewFile(uintptr(fd), "oom:"+path)
+	wanted := fmt.Sprintf("%d %d", fd, control.Fd())
+	if err := os.WriteFile(filepath.Join(path, "cgroup.event_control"), []byte(wanted), 0); err != nil {
+		return nil, errors.Join(err, notices.Close())
+	}
+	return notices, nil
+}
