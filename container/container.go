@@ -11,6 +11,7 @@ import (
 
 	"github.com/minicri/minicri/internal/lock"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/shim/client"
 )
 
 // Container is one application container.
@@ -25,6 +26,8 @@ type Container struct {
 	factsLock sync.Mutex
 	removed   bool
 	unwritten bool
+	// output is held, under factsLock, as long as it may not be in the log.
+	output *client.Output
 	// abandon ends the container's creation; nil if this daemon has not made it.
 	abandon context.CancelCauseFunc
 	// listed is set once the container is to be seen.
@@ -91,6 +94,18 @@ func (c *Container) update(change func(*Facts)) *Facts {
 	change(&next)
 	c.facts.Store(&next)
 	return &next
+}
+
+// holdOutput keeps what the container writes while its supervisor may die, and no
+// longer; factsLock is held.
+func (c *Container) holdOutput(dir string) {
+	switch f := c.Facts(); {
+	case f.FinishedAt != 0 || c.removed:
+		c.output.Close()
+		c.output = nil
+	case c.output == nil && f.inShim():
+		c.output = client.HoldOutput(dir, c.ID)
+	}
 }
 
 // wakeWaiters lets those go on who wait for the end, if it has come; factsLock

@@ -93,6 +93,7 @@ func (s *Store) write(c *Container, change func(*Facts)) error {
 	}
 	before := c.Facts()
 	after := c.update(change)
+	c.holdOutput(s.options.Supervisors.Dir(c.group()))
 	var err error
 	if c.unwritten || !after.sameFile(before) {
 		onDisk := *after
@@ -118,5 +119,6 @@ func (s *Store) removeFacts(c *Container) error {
 	c.factsLock.Lock()
 	defer c.factsLock.Unlock()
 	c.removed = true
+	c.holdOutput("")
 	return s.facts.Remove(c.ID)
 }

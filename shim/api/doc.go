@@ -18,6 +18,7 @@ const (
 	ControlSocket = "shim.sock"
 	StreamSocket  = "stream.sock"
 	ExitDir       = "exits" // ID.json per ended container, see ExitRecord
+	StreamDir     = "io"    // ID.stdout and ID.stderr, the fifos that containers write to
 )
 
 // Names of streams in a StreamRequest.

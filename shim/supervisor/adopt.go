@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/stdio"
 )
 
@@ -42,7 +43,7 @@ func (s *Supervisor) removeUnrecorded() error {
 		if _, err := s.find(id); err == nil {
 			continue
 		}
-		err := errors.Join(s.deleteState(id), stdio.RemoveFifos(filepath.Join(s.dir, "io"), id))
+		err := errors.Join(s.deleteState(id), stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id))
 		s.log.Warn("removed what was left of a container that was never made", "container", id, "error", err)
 	}
 	return nil

@@ -136,7 +136,7 @@ func (c *container) undoCreate() error {
 }
 
 func (c *container) streamOptions() stdio.Options {
-	return stdio.Options{Dir: filepath.Join(c.sup.dir, "io"), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Journal: c.sup.journal}
+	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Journal: c.sup.journal}
 }
 
 // identify records who init is, so that a successor can adopt it.

@@ -12,7 +12,7 @@
 //	DIR/containers/ID/     libcontainer's state
 //	DIR/records/ID.json    what a successor needs to adopt the container
 //	DIR/io/ID.stdout       output, a fifo that the container itself holds open
-//	DIR/io/journal.1       see package journal
+//	DIR/journal.1          see package journal
 //	DIR/exits/ID.json      how it ended
 //
 // Locks, in the order in which they are taken: Supervisor.changes (read-held

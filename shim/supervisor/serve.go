@@ -103,7 +103,7 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 
 // journalFile is below the supervisor's directory. The number is the version of
 // its form.
-const journalFile = "io/journal.1"
+const journalFile = "journal.1"
 
 // open takes the lock, the sockets and the journal: those of the build before,
 // or new ones.
@@ -169,7 +169,7 @@ func (s *Supervisor) stateDir() string { return filepath.Join(s.dir, stateDir) }
 
 // enter makes the process fit to outlive the daemon.
 func (s Serve) enter(log *slog.Logger) error {
-	for _, dir := range []string{stateDir, commandsDir, "records", "io", api.ExitDir} {
+	for _, dir := range []string{stateDir, commandsDir, "records", api.StreamDir, api.ExitDir} {
 		if err := os.MkdirAll(filepath.Join(s.Dir, dir), 0o700); err != nil {
 			return fmt.Errorf("make the shim's directory: %w", err)
 		}
