@@ -49,6 +49,18 @@ func (n *Node) RunPod(ctx context.Context, name string) (*Pod, error) {
 	return p, nil
 }
 
+// RunHostPod runs a pod in the network of the node, and returns its id.
+func (n *Node) RunHostPod(ctx context.Context, name string) (string, error) {
+	config := PodConfig(name, n.logs(), runtimeapi.NamespaceMode_NODE)
+	config.Hostname = ""
+	config.Linux.CgroupParent = n.cgroupParent()
+	answer, err := n.CRI.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
+	if err != nil {
+		return "", fmt.Errorf("%s: run pod %s: %w", n.Name, name, err)
+	}
+	return answer.GetPodSandboxId(), nil
+}
+
 // RemovePod stops and removes a pod with its containers.
 func (n *Node) RemovePod(ctx context.Context, id string) error {
 	if _, err := n.CRI.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
