@@ -77,6 +77,7 @@ func (d *serving) run(ctx context.Context, asked <-chan os.Signal) (err error) {
 	defer func() { err = errors.Join(err, node.close()) }()
 	wait.Go(func() { process.ReapOrphans(background, node.runtime.Containers) })
 	wait.Go(func() { node.runtime.Networks.Run(background) })
+	wait.Go(func() { returnMemory(background) })
 	wait.Go(func() {
 		if err := node.streams.Serve(); err != nil {
 			logger.Error("no exec, attach and port-forward", "err", err)
