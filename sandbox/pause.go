@@ -175,9 +175,10 @@ func (p *pauseStarter) abort() error {
 }
 
 // deletePause has the supervisor end pause, and forget it. Where none serves,
-// the cgroup is all there is; one that comes later is told what is gone.
+// the cgroup is all there is; one that comes later is told what is gone. One that
+// hangs is killed within the limit, and then there is none.
 func (s *Store) deletePause(sb *Sandbox) error {
-	ctx, cancel := context.WithTimeout(context.Background(), s.options.Limits.Kill)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*s.options.Limits.Kill)
 	defer cancel()
 	supervisor, err := s.options.Supervisors.Connect(ctx, sb.Group())
 	if err == nil {

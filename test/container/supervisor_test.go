@@ -72,6 +72,40 @@ func TestHungSupervisor(t *testing.T) {
 	}
 }
 
+// A supervisor that hangs keeps neither a pod from being removed, by the first
+// call, nor the daemon from ending.
+func TestRemovalBesideAHungSupervisor(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever)
+	gone := runPod(t, p.Node, "gone")
+	gone.run("app", forever)
+	stopAll := func() {
+		for _, pid := range shims(p.Node) {
+			check(t, unix.Kill(pid, unix.SIGSTOP))
+			t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) })
+		}
+	}
+	stopAll()
+	check(t, p.inTime(60*time.Second, func() error {
+		_, err := p.Runtime.RemovePodSandbox(limited(t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: gone.id})
+		return err
+	}))
+	eventually(t, "the other pod is adopted", func() bool { return p.status(id).State == running })
+	same(t, "exec", p.exec(id, "echo hi"), "hi")
+
+	stopAll()
+	removed := make(chan struct{})
+	go func() {
+		defer close(removed)
+		_, _ = p.Runtime.RemoveContainer(limited(t), &runtimeapi.RemoveContainerRequest{ContainerId: id}) // its daemon ends
+	}()
+	time.Sleep(100 * time.Millisecond)
+	p.Stop()
+	<-removed
+	p.Start()
+	check(t, p.remove(id))
+}
+
 // The start of the daemon does not wait for a supervisor that hangs.
 func TestDaemonStartsBesideAHungSupervisor(t *testing.T) {
 	p := newPod(t)
