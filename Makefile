@@ -46,6 +46,12 @@ test-stream: root setup build ## 10000 clients of exec, attach and port-forward 
 	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/stream ./test/stream
 	cd test/stream && STREAM_CYCLES=$(CYCLES) ../../hack/in-netns ../../bin/test/stream -test.v -test.timeout 1h -test.run TestAbortedCycles $(TESTFLAGS)
 
+.PHONY: test-supervisor
+test-supervisor: root setup test-deps build ## Upgrade the supervisor under 30 pods, kill it under 100 (root)
+	go test $(goflags) -tags seccomp -race -c -o bin/test/container ./test/container
+	cd test/container && MINICRI_TEST_WHOLE=1 ../../hack/in-netns ../../bin/test/container -test.v -test.timeout 30m \
+		-test.run '^(TestUpgrade|TestKilledUnderManyPods)$$' $(TESTFLAGS)
+
 FUZZ ?= 30s
 
 .PHONY: fuzz
