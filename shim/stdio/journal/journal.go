@@ -107,7 +107,11 @@ func (j *Journal) grow() {
 	}
 	// Allocated, not only made longer: on a full file system a store to memory
 	// that has no page would end the process (SIGBUS, mmap(2)).
-	if err := unix.Fallocate(int(j.file.Fd()), 0, j.size, segmentSize); err != nil {
+	err := unix.Fallocate(int(j.file.Fd()), 0, j.size, segmentSize)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = unix.Ftruncate(int(j.file.Fd()), j.size+segmentSize)
+	}
+	if err != nil {
 		return
 	}
 	if err := j.mapSegment(); err == nil {
