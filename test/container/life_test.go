@@ -30,7 +30,7 @@ func TestLife(t *testing.T) {
 		t.Errorf("what it was made from: %v", s)
 	}
 	same(t, "log path", s.LogPath, p.config.LogDirectory+"/app.log")
-	wantCode(t, p.execErr(id), codes.FailedPrecondition)
+	check(t, p.execErr(id)) // also before the start
 	check(t, p.start(id))
 	p.wantExit(id, 3, "Error")
 	wantCode(t, p.start(id), codes.FailedPrecondition)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -33,7 +34,7 @@ func TestMemoryComesBack(t *testing.T) {
 	id := p.run("app", forever)
 	loud := func() {
 		request := &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "head -c 20000000 /dev/zero; head -c 20000000 /dev/zero >&2"}, Timeout: 120}
-		_, err := p.Runtime.ExecSync(limited(t), request)
+		_, err := p.Runtime.ExecSync(limited(t), request, grpc.MaxCallRecvMsgSize(16<<20)) // as the kubelet
 		check(t, err)
 	}
 	loud() // what the first one makes stays, such as caches
