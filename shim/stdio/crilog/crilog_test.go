@@ -256,7 +256,7 @@ func TestGuardedPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	fmt.Fprintln(log.Stream("stdout"), "here")
+	fmt.Fprintln(log.Stream("stdout", nil), "here")
 	if lines := readLines(t, filepath.Join(real, "pod/app/0.log")); len(lines) != 1 {
 		t.Errorf("log %q", lines)
 	}
