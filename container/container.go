@@ -36,6 +36,8 @@ type Container struct {
 	ended chan struct{}
 	// lock is held by whoever makes, starts, updates or destroys the container.
 	lock lock.Mutex
+	// listSize is what it takes in the list of all, in bytes.
+	listSize int
 
 	// announced: the plugins know of the container. stopAnnounced: they were told
 	// of its end; under stopLock, which is held while they are.
@@ -49,7 +51,7 @@ type Container struct {
 }
 
 func newContainer(record Record, config *runtimeapi.ContainerConfig) *Container {
-	c := &Container{Record: record, config: config, ended: make(chan struct{}), lock: lock.New(), stopLock: lock.New(), timeline: step.NewTimeline(nil)}
+	c := &Container{Record: record, config: config, ended: make(chan struct{}), lock: lock.New(), stopLock: lock.New(), timeline: step.NewTimeline(nil), listSize: listSize(record, config)}
 	c.facts.Store(&Facts{})
 	return c
 }

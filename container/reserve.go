@@ -7,11 +7,13 @@ import (
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/id"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/oci"
 )
 
@@ -32,12 +34,34 @@ func (c *creation) reserve(config *runtimeapi.ContainerConfig, timeline *step.Ti
 	if other := s.byName[name]; other != nil {
 		return fmt.Errorf("container %s has the name %s: remove it, or ask with a higher attempt: %w", other.ID, name, errdefs.ErrAlreadyExists)
 	}
+	if err := s.room(made); err != nil {
+		return err
+	}
 	made.CreatedAt = s.nextCreated()
 	made.timeline, made.abandon = timeline, c.abandon
 	made.lock.TryLock() // no other goroutine has the container yet
 	s.byName[name], s.byID[made.ID] = made, made
 	c.Container = made
 	return nil
+}
+
+// room refuses a container that would make the list of all too long; mu is held.
+func (s *Store) room(made *Container) error {
+	used := 0
+	for _, other := range s.byID {
+		used += other.listSize
+	}
+	return validate.Listed("container", len(s.byID), used, made.listSize)
+}
+
+// listSize is what a container takes in the list of all.
+func listSize(record Record, config *runtimeapi.ContainerConfig) int {
+	const framing = 8 // the item's own tag and length
+	return framing + proto.Size(&runtimeapi.Container{
+		Id: record.ID, PodSandboxId: record.SandboxID, Metadata: config.GetMetadata(), Image: config.GetImage(), ImageRef: record.ImageRef,
+		ImageId: record.ImageID, State: runtimeapi.ContainerState_CONTAINER_EXITED, CreatedAt: time.Now().UnixNano(),
+		Labels: config.GetLabels(), Annotations: config.GetAnnotations(),
+	})
 }
 
 // nextCreated is the creation time of a new container, later than that of all

@@ -173,7 +173,7 @@ func (s *Store) findShim(group string) {
 	defer cancel()
 	lives := false
 	for _, c := range s.ofGroup(group) {
-		if c.Facts().BootID == s.bootID {
+		if process.SameBoot(c.Facts().BootID, s.bootID) {
 			lives = true
 		} else if c.Facts().inShim() {
 			s.noteGone(c) // it ran before the last boot

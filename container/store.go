@@ -83,6 +83,8 @@ type Images interface {
 	Mount(ctx context.Context, key, target, label string) error
 	Unmount(target string) error
 	RemoveSnapshot(ctx context.Context, key string) error
+	// Snapshots are the keys of all that Prepare made.
+	Snapshots(ctx context.Context) ([]string, error)
 }
 
 // Store are all containers of this node.

@@ -62,6 +62,7 @@ func (s *Store) sweepOrphans(ctx context.Context) {
 		}
 		s.noteRemoved(o.Kind, o.Name, err)
 	}
+	s.sweepSnapshots(ctx)
 }
 
 // explainsPod reports whether a pod's shim is to be there.

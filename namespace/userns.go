@@ -26,6 +26,8 @@ type IDMapping struct {
 // first; one clone(2) makes both in that order.
 type Holder struct {
 	command *exec.Cmd
+	// opened are its namespaces, by kind.
+	opened map[string]*os.File
 }
 
 // StartHolder runs the program, which has to wait until it is killed, in new
@@ -47,7 +49,29 @@ func StartHolder(program string, uids, gids []IDMapping) (*Holder, error) {
 		runtime.UnlockOSThread()
 		return nil, fmt.Errorf("start a process in a new user namespace: %w", err)
 	}
-	return &Holder{command: command}, nil
+	h := &Holder{command: command, opened: make(map[string]*os.File)}
+	if err := h.open(); err != nil {
+		return nil, errors.Join(err, h.End())
+	}
+	return h, nil
+}
+
+// open opens the namespaces at once: a holder that ends is reaped, in the end by
+// who reaps orphans, and then its pid may be that of any process, and its path in
+// /proc lead into a foreign namespace.
+func (h *Holder) open() error {
+	for _, kind := range []string{"user", "net"} {
+		file, err := os.Open(filepath.Join("/proc", strconv.Itoa(h.command.Process.Pid), "ns", kind))
+		if err != nil {
+			return fmt.Errorf("open a new %s namespace: %w", kind, err)
+		}
+		h.opened[kind] = file
+	}
+	// By its pidfd: what was not reaped until now had its pid until now.
+	if err := h.command.Process.Signal(syscall.Signal(0)); err != nil {
+		return fmt.Errorf("the process in a new user namespace has ended: %w", err)
+	}
+	return nil
 }
 
 func sysProcMappings(mappings []IDMapping) []syscall.SysProcIDMap {
@@ -59,10 +83,9 @@ func sysProcMappings(mappings []IDMapping) []syscall.SysProcIDMap {
 }
 
 // Pin pins the holder's namespace of the given kind ("user" or "net") for id.
-// The pid cannot have been given to another process meanwhile: the holder is
-// our child, and End has not waited for it yet.
+// It is the one that was opened at the start, whatever became of the holder.
 func (h *Holder) Pin(namespaces *Dir, id, kind string) error {
-	return namespaces.Pin(id, filepath.Join("/proc", strconv.Itoa(h.command.Process.Pid), "ns", kind))
+	return namespaces.Pin(id, fmt.Sprintf("/proc/self/fd/%d", h.opened[kind].Fd()))
 }
 
 // End kills the holder and waits for it. On a nil holder, and when called
@@ -72,6 +95,9 @@ func (h *Holder) End() error {
 		return nil
 	}
 	defer runtime.UnlockOSThread()
+	for _, file := range h.opened {
+		_ = file.Close() // of an nsfs file, which has nothing to write
+	}
 	if err := h.command.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill the process that holds the user namespace: %w", err)
 	}

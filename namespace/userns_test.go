@@ -1,10 +1,13 @@
 package namespace
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -148,4 +151,62 @@ func TestHolderEndsWithItsThread(t *testing.T) {
 	case <-time.After(within):
 		t.Errorf("the holder outlives its thread: %v", holder.command.Process.Kill())
 	}
+}
+
+// A holder that has ended, and whose pid another process has got, leads into no
+// foreign namespace: what is pinned is what it was started in.
+func TestProperty24_PIDThatIsUsedAgain(t *testing.T) {
+	users, networks := newNamespaces(t, "user-"), newNamespaces(t, "net-")
+	holder, err := StartHolder(waiter(t), mapped, mapped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := holder.command.Process.Pid
+	want := make(map[string]uint64)
+	for _, kind := range []string{"user", "net"} {
+		want[kind] = inodeOf(t, fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Wait4(pid, nil, 0, nil); err != nil { // as who reaps orphans does
+		t.Fatal(err)
+	}
+	foreign := usePIDAgain(t, pid)
+	for kind, dir := range map[string]*Dir{"user": users, "net": networks} {
+		if err := holder.Pin(dir, "a", kind); err != nil {
+			t.Fatal(err)
+		}
+		if got := inodeOf(t, dir.Path("a")); got != want[kind] {
+			t.Errorf("pinned is the %s namespace %d, want %d; that of the process that has its pid is %d",
+				kind, got, want[kind], inodeOf(t, fmt.Sprintf("/proc/%d/ns/%s", foreign.Process.Pid, kind)))
+		}
+	}
+	if err := holder.End(); err != nil {
+		t.Error(err)
+	}
+}
+
+// usePIDAgain starts a process with the pid, in a network namespace of its own.
+func usePIDAgain(t *testing.T, pid int) *exec.Cmd {
+	t.Helper()
+	const lastPID = "/proc/sys/kernel/ns_last_pid" // pid_namespaces(7)
+	for range 1000 {
+		if err := os.WriteFile(lastPID, []byte(strconv.Itoa(pid-1)), 0); err != nil {
+			t.Skip("the next pid cannot be chosen here:", err)
+		}
+		command := exec.Command("sleep", "600")
+		command.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWUSER}
+		if err := command.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if command.Process.Pid == pid {
+			t.Cleanup(func() { _ = command.Process.Kill(); _ = command.Wait() })
+			return command
+		}
+		_ = command.Process.Kill()
+		_ = command.Wait()
+	}
+	t.Fatalf("pid %d is not given out again", pid)
+	return nil
 }

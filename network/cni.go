@@ -173,12 +173,20 @@ func (n *CNI) AwaitFirst(limit time.Duration) {
 	}
 }
 
+// Leave has the plugins that run, and those that are begun from now on, run on
+// under the next daemon when they take long; their callers hear of it soon. Of ADD
+// the result is waited for.
+func (n *CNI) Leave() { n.end() }
+
 // Close leaves the plugins that run to the next daemon, which finds them and
 // takes their result; only ADD is not left, whose caller ends. Nothing waits
 // for them any more.
 func (n *CNI) Close() {
 	n.end()
 	n.background.Wait()
+	if err := n.plugins.runner.Close(); err != nil {
+		n.options.Logger.Warn("what was kept for runs of plugins stays", "err", err)
+	}
 }
 
 func (n *CNI) journalDir() string { return filepath.Join(n.options.Root, "attachments") }

@@ -14,7 +14,8 @@ import (
 // them lives: some because a plugin wants it so, some because it does not end.
 type lingering struct {
 	mu sync.Mutex
-	// helpers are runs that succeeded and left processes to live.
+	// helpers are runs that succeeded and left processes to live, and those that
+	// could not be removed yet.
 	helpers []*runner.Run
 	// stuck are runs whose processes did not go when they were killed, and
 	// since when.
@@ -139,6 +140,7 @@ func (p *plugins) keepHelpers(run *runner.Run) {
 
 func (p *plugins) remove(run *runner.Run) {
 	if err := run.End(); err != nil {
-		p.logger.Error("a plugin run that is over is not removed", "verb", run.Verb, "sandbox", run.ID, "err", err)
+		p.logger.Error("a plugin run that is over is not removed, it is tried again", "verb", run.Verb, "sandbox", run.ID, "err", err)
+		p.lingering.keep(run)
 	}
 }

@@ -110,6 +110,12 @@ func newNode(t *testing.T, change func(*Options)) *node {
 	if change != nil {
 		change(&n.Options)
 	}
+	t.Cleanup(func() {
+		// A test may have left a run to a daemon that never comes.
+		if err := unix.Unmount(filepath.Join(n.Options.State, "cni"), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			t.Error(err)
+		}
+	})
 	n.reopen(t)
 	t.Cleanup(func() {
 		if t.Failed() {

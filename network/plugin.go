@@ -168,6 +168,9 @@ func (p *plugins) run(ctx context.Context, request runner.Request, do func(ctx c
 	}()
 	run, err := p.runner.Begin(request)
 	if err != nil {
+		if run != nil {
+			p.lingering.keep(run)
+		}
 		return outcome{err: err}
 	}
 	err, killed := p.follow(ctx, run, do)

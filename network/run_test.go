@@ -121,7 +121,7 @@ func TestRetriesOfAPodLoseNoAddress(t *testing.T) {
 	n.configure(t, "10.conflist", "net", n.chain(t)...)
 	n.tell(t, "ADD.fail")
 	put(t, filepath.Join(n.scripted, "DEL.fail"), swallowed[1])
-	for i := range 20 {
+	for i := range 100 {
 		id := "try" + strconv.Itoa(i)
 		n.journalled(t, id, nil)
 		if _, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id)); err == nil {
@@ -132,11 +132,11 @@ func TestRetriesOfAPodLoseNoAddress(t *testing.T) {
 	if held := n.addresses(t); len(held) != 0 {
 		t.Errorf("addresses %q", held)
 	}
-	if pending := n.Pending(); len(pending) != 20 {
-		t.Errorf("%d attachments are pending, want 20", len(pending))
+	if pending := n.Pending(); len(pending) != 100 {
+		t.Errorf("%d attachments are pending, want 100", len(pending))
 	}
 	n.untell(t, "DEL.fail")
-	for i := range 20 {
+	for i := range 100 {
 		n.detach(t, "try"+strconv.Itoa(i))
 	}
 }

@@ -71,8 +71,8 @@ func (n *CNI) refreshStatus(ctx context.Context) {
 	if err == nil {
 		err, slow = n.askStatus(ctx, configuration)
 	}
-	if ctx.Err() != nil {
-		return
+	if ctx.Err() != nil || n.base.Err() != nil {
+		return // the daemon ends, which says nothing of the network
 	}
 	last := n.status.Load()
 	if slow && last != nil && last.err == nil && !last.slow {

@@ -6,10 +6,12 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/id"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/internal/validate"
 )
 
 // reserve gives the name to a new sandbox, or finds the one that has it; mine
@@ -31,6 +33,9 @@ func (s *Store) reserve(config *runtimeapi.PodSandboxConfig, handler string, tim
 	if other := s.byName[name]; other != nil {
 		return other, false, nil
 	}
+	if err := s.room(sb); err != nil {
+		return nil, false, err
+	}
 	// The clock may jump back; the kubelet takes the newest sandbox of a pod
 	// for the one that counts.
 	s.lastCreated = max(s.lastCreated+1, time.Now().UnixNano())
@@ -38,6 +43,24 @@ func (s *Store) reserve(config *runtimeapi.PodSandboxConfig, handler string, tim
 	s.byName[name] = sb
 	s.byID[sb.ID] = sb
 	return sb, true, nil
+}
+
+// room refuses a sandbox that would make the list of all too long; mu is held.
+func (s *Store) room(sb *Sandbox) error {
+	used := 0
+	for _, other := range s.byID {
+		used += other.listSize
+	}
+	return validate.Listed("pod", len(s.byID), used, sb.listSize)
+}
+
+// listSize is what a sandbox takes in the list of all.
+func listSize(record Record, config *runtimeapi.PodSandboxConfig) int {
+	const framing = 8 // the item's own tag and length
+	return framing + proto.Size(&runtimeapi.PodSandbox{
+		Id: record.ID, Metadata: config.GetMetadata(), CreatedAt: time.Now().UnixNano(), State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY,
+		Labels: config.GetLabels(), Annotations: config.GetAnnotations(), RuntimeHandler: record.RuntimeHandler,
+	})
 }
 
 // await waits until the Run that makes the sandbox has ended, no longer than

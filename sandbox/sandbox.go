@@ -34,6 +34,8 @@ type Sandbox struct {
 
 	// lock is held by every operation that changes the sandbox.
 	lock lock.Mutex
+	// listSize is what it takes in the list of all, in bytes.
+	listSize int
 	// pause is the running pause process; only under the lock.
 	pause *process.Process
 	// announced: the plugins know of the sandbox; stopAnnounced: they were told
@@ -42,7 +44,7 @@ type Sandbox struct {
 }
 
 func newSandbox(record Record, config *runtimeapi.PodSandboxConfig) *Sandbox {
-	sb := &Sandbox{Record: record, config: config, timeline: step.NewTimeline(nil), built: make(chan struct{}), lock: lock.New()}
+	sb := &Sandbox{Record: record, config: config, timeline: step.NewTimeline(nil), built: make(chan struct{}), lock: lock.New(), listSize: listSize(record, config)}
 	sb.facts.Store(&Facts{})
 	return sb
 }

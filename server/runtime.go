@@ -133,6 +133,10 @@ func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[
 	if configuration, err := r.Networks.Configuration(); err == nil {
 		info["cniconfig"] = map[string]any{"name": configuration.Name, "file": configuration.File, "config": json.RawMessage(configuration.Bytes)}
 	}
+	// A list that cannot be had is an error of check's, not of the status.
+	if keys, err := r.Containers.SnapshotsWithoutContainer(ctx); err == nil {
+		info["orphanSnapshots"] = keys
+	}
 	under := []building{}
 	for _, sb := range r.Sandboxes.Building() {
 		m := sb.Config().GetMetadata()

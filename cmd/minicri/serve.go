@@ -26,7 +26,7 @@ import (
 // context ends, and leaves the pods running.
 func serve(ctx context.Context, arguments []string) error {
 	asked := orders()
-	defer signal.Stop(asked)
+	defer signal.Ignore(syscall.SIGUSR1, syscall.SIGHUP) // until the very end
 	// What is made for containers of any user must not depend on the shell that
 	// the daemon was started from.
 	syscall.Umask(0o022)
@@ -126,6 +126,7 @@ const lastAnswers = 250 * time.Millisecond
 func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Duration) {
 	runtime.Events.Close() // a call that listens has no end of its own
 	runtime.Containers.CancelWaits()
+	runtime.Networks.Leave() // a DEL takes as long as it likes
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	drained := runtime.Drain(ctx)

@@ -99,8 +99,19 @@ func (g Group) Empty() (bool, error) {
 	if g.V2 {
 		return g.unpopulated()
 	}
-	pids, err := g.Processes()
-	return len(pids) == 0, err
+	if g.Parted() {
+		pids, err := g.Processes()
+		return len(pids) == 0, err
+	}
+	data, err := os.ReadFile(filepath.Join(g.Dir, "cgroup.procs"))
+	return len(data) == 0, ignoreGone(err)
+}
+
+// Parted reports whether there are cgroups below this one.
+func (g Group) Parted() bool {
+	const own = 2 // links of a directory: its name and its "."
+	var stat unix.Stat_t
+	return unix.Stat(g.Dir, &stat) == nil && stat.Nlink > own
 }
 
 // unpopulated reads cgroup.events, which counts the cgroups below too and, as

@@ -44,6 +44,9 @@ type Options struct {
 	Shim string
 	// Node is the node that is looked at.
 	Node *node.Node
+	// Snapshots asks the daemon, who alone can read the image store, for those that
+	// no container explains.
+	Snapshots func(context.Context) ([]string, error)
 }
 
 // Run looks at everything, in the order in which a report shows it.
@@ -54,6 +57,7 @@ func Run(ctx context.Context, options Options) []Finding {
 	c.programs(ctx)
 	c.networks()
 	c.leaks()
+	c.snapshots(ctx)
 	c.sandboxes()
 	return c.findings
 }

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -88,6 +89,18 @@ func (c *checker) containersWithoutPod() (count int) {
 	return count
 }
 
+// snapshots are asked for where a daemon serves.
+func (c *checker) snapshots(ctx context.Context) {
+	keys, err := c.Snapshots(ctx)
+	if err != nil {
+		c.add("snapshots", Warning, fmt.Sprintf("not looked at: %v", err), "start the daemon: it removes those that no container owns")
+		return
+	}
+	for _, key := range keys {
+		c.add("leak", Problem, fmt.Sprintf("snapshot %s has no container", key), "the daemon removes it when it starts")
+	}
+}
+
 func (c *checker) leak(message string, fix func() error) {
 	finding := c.add("leak", Problem, message, "minicri check --fix removes it")
 	finding.fix, finding.mended = fix, "removed"
@@ -148,7 +161,7 @@ func (c *checker) quarantine() {
 			finding := c.add("quarantine", Warning, file+" cannot be decoded, what it tells of is left alone",
 				"mend it, then 'minicri check --fix' and restart the daemon; or give it up with --fix --force, and what it tells of is removed")
 			finding.fix, finding.mended = func() error { return kind.retry(file) }, "done, restart the daemon"
-			finding.force = func() error { return os.Remove(file) }
+			finding.force = func() error { return state.GiveUp(file) }
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -90,6 +91,33 @@ func TestReapOrphansLeavesChildrenToTheirWaiters(t *testing.T) {
 		}
 	}
 	eventually(t, "every orphan is reaped", func() bool { return len(deadChildren()) == 0 })
+}
+
+// What a SIGCHLD costs does not grow with the children that live, as all pause
+// processes of a node do.
+func TestLookForTheDeadAmongManyThatLive(t *testing.T) {
+	const children, rounds = 1000, 200
+	median := func() time.Duration {
+		took := make([]time.Duration, rounds)
+		for i := range took {
+			began := time.Now()
+			if dead := firstDead(); dead != 0 {
+				t.Fatalf("process %d is dead", dead)
+			}
+			took[i] = time.Since(began)
+		}
+		slices.Sort(took)
+		return took[rounds/2]
+	}
+	none := median()
+	for range children {
+		start(t, exec.Command("sleep", "600"))
+	}
+	many := median()
+	fmt.Printf("SIGCHLD with 0 children: %v, with %d: %v\n", none, children, many)
+	if many > none+2*time.Millisecond { // to read their files took 20 ms
+		t.Errorf("with %d children %v, with none %v", children, many, none)
+	}
 }
 
 func eventually(t *testing.T, what string, is func() bool) {

@@ -98,5 +98,19 @@ func Retry[T any](path string, version int) error {
 	if _, err := os.Lstat(to); !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s is there already", to)
 	}
-	return os.Rename(path, to)
+	if err := os.Rename(path, to); err != nil {
+		return err
+	}
+	_ = os.Remove(filepath.Dir(path)) // fails while there are others
+	return nil
+}
+
+// GiveUp removes a record in quarantine: the daemon that starts next takes what it
+// told of for orphans.
+func GiveUp(path string) error {
+	if err := os.Remove(path); err != nil {
+		return err
+	}
+	_ = os.Remove(filepath.Dir(path)) // fails while there are others
+	return nil
 }

@@ -7,6 +7,12 @@ import (
 	"testing"
 )
 
+// usual are the plugins that a node has installed.
+var usual = []string{
+	"bandwidth", "bridge", "dhcp", "dummy", "firewall", "host-device", "host-local", "ipvlan", "loopback", "macvlan",
+	"portmap", "ptp", "sbr", "static", "tap", "tuning", "vlan", "vrf",
+}
+
 // BenchmarkPlugin is what a run of one plugin costs through the runner, with
 // all that the daemon does for it, and what the plugin costs alone.
 func BenchmarkPlugin(b *testing.B) {
@@ -25,13 +31,23 @@ func BenchmarkPlugin(b *testing.B) {
 	for name, parent := range parents(b) {
 		b.Run(name, func(b *testing.B) {
 			bin := b.TempDir()
-			if err := os.Symlink("/bin/true", filepath.Join(bin, "true")); err != nil {
-				b.Fatal(err)
+			for _, name := range append(usual, "true") {
+				if err := os.Symlink("/bin/true", filepath.Join(bin, name)); err != nil {
+					b.Fatal(err)
+				}
 			}
 			r, err := Open(Options{Dir: b.TempDir(), Program: filepath.Join(b.TempDir(), "runner"), BinDirs: []string{bin}, Parent: parent, Mark: "unit-"})
 			if err != nil {
 				b.Fatal(err)
 			}
+			if _, _, err := r.Runs(); err != nil {
+				b.Fatal(err)
+			}
+			b.Cleanup(func() {
+				if err := r.Close(); err != nil {
+					b.Error(err)
+				}
+			})
 			for b.Loop() {
 				run, err := r.Begin(Request{Verb: "ADD", ID: "web", Plugins: []string{"true"}})
 				if err != nil {

@@ -17,8 +17,9 @@
 //
 // # Files
 //
-// All are in one volatile directory, but for the program itself, which is kept
-// where programs can be executed:
+// All are in one volatile directory, a tmpfs of its own that does not fill with
+// what it is in, but for the program itself, which is kept where programs can be
+// executed:
 //
 //	RUN/           one run:
 //	  request.json what is run, for how long, and in which cgroup, for the next daemon
@@ -42,8 +43,14 @@
 // A run that succeeded leaves alone what it started and did not end. A run that
 // failed, or was killed, takes everything along.
 //
+// # Cgroups
+//
+// Some cgroups are kept for the runs to come, from Open to Close, because to make
+// and to remove one costs more than all the rest; a run that finds none of them
+// idle has one of its own.
+//
 // # Locks
 //
-// Runner.mu guards what is known of the installed plugins; it is held for the
-// time of some system calls. A Run has one owner and no lock.
+// Runner.mu guards the pool of cgroups and what is known of the installed
+// plugins; it is held for the time of some system calls. A Run has one owner and no lock.
 package runner

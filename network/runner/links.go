@@ -3,12 +3,14 @@ package runner
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/invoke"
+	"golang.org/x/sys/unix"
 )
 
 // settled is how old the last change of a directory has to be for its times to
@@ -16,17 +18,21 @@ import (
 const settled = time.Second
 
 // installed are the plugins that the directories have, by name, each with its
-// program; the directories are listed when they have changed.
-func (r *Runner) installed() map[string]string {
+// program; the directories are listed when they have changed. A list that lacks
+// some (EMFILE, EIO) is worse than none: it would be kept.
+func (r *Runner) installed() (map[string]string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	signature, stable := r.signature()
 	if signature == r.listed {
-		return r.programs
+		return r.programs, nil
 	}
 	programs := make(map[string]string)
 	for _, dir := range r.options.BinDirs {
-		entries, _ := os.ReadDir(dir) // one that cannot be read has no plugins
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+			return nil, fmt.Errorf("list the plugins that are installed: %w", err)
+		}
 		for _, entry := range entries {
 			if program, err := invoke.FindInPath(entry.Name(), r.options.BinDirs); err == nil {
 				programs[entry.Name()] = program
@@ -37,7 +43,7 @@ func (r *Runner) installed() map[string]string {
 	if stable {
 		r.listed = signature
 	}
-	return programs
+	return programs, nil
 }
 
 func (r *Runner) signature() (signature string, stable bool) {

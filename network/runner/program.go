@@ -3,6 +3,7 @@ package runner
 import (
 	"bytes"
 	"embed"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -39,15 +40,15 @@ func install(path string) error {
 		return fmt.Errorf("install the plugin runner: %w", err)
 	}
 	next := path + ".new"
-	if err := os.WriteFile(next, program, 0o755); err != nil {
-		return fmt.Errorf("install the plugin runner: %w", err)
+	err = os.WriteFile(next, program, 0o755)
+	if err == nil {
+		err = os.Chmod(next, 0o755) // the umask has its say in WriteFile
 	}
-	// The umask has its say in WriteFile.
-	if err := os.Chmod(next, 0o755); err != nil {
-		return fmt.Errorf("install the plugin runner: %w", err)
+	if err == nil {
+		err = os.Rename(next, path)
 	}
-	if err := os.Rename(next, path); err != nil {
-		return fmt.Errorf("install the plugin runner: %w", err)
+	if err != nil {
+		return errors.Join(fmt.Errorf("install the plugin runner: %w", err), os.RemoveAll(next))
 	}
 	return nil
 }

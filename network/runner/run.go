@@ -34,27 +34,35 @@ type Run struct {
 	// Group is the cgroup of the run.
 	Group cgroup.Group `json:"group"`
 
-	dir string
+	dir    string
+	runner *Runner
+	// ended is set when the cgroup is given back, killed by Kill.
+	ended, killed bool
 }
 
 // Begin makes a run: its files first and then its cgroup, so that there is no
-// cgroup that nothing tells of. End has to be called.
+// cgroup that nothing tells of. End has to be called, also where there is a run
+// beside an error: then it could not be removed yet.
 func (r *Runner) Begin(request Request) (*Run, error) {
 	random := make([]byte, 8)
 	_, _ = rand.Read(random) // never fails
 	name := hex.EncodeToString(random)
-	run := &Run{
-		Request: request, Group: r.options.Parent.Child(r.options.Mark + name),
-		dir: filepath.Join(r.options.Dir, name),
-	}
-	err := run.writeFiles(r.options, r.installed())
+	run := &Run{Request: request, Group: r.group(name), dir: filepath.Join(r.options.Dir, name), runner: r}
+	installed, err := r.installed()
 	if err == nil {
+		err = run.writeFiles(r.options, installed)
+	}
+	if err == nil { // one of the pool is there
 		err = run.Group.Make()
 	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("prepare the run of plugins: %w", err), run.End())
+	if err == nil {
+		return run, nil
 	}
-	return run, nil
+	err = fmt.Errorf("prepare the run of plugins: %w", err)
+	if endErr := run.End(); endErr != nil {
+		return run, errors.Join(err, endErr)
+	}
+	return nil, err
 }
 
 func (run *Run) writeFiles(options Options, installed map[string]string) error {
@@ -97,6 +105,7 @@ func (run *Run) Running() bool {
 // Kill ends everything that the run has started, within the limit; processes
 // that do not go are cgroup.ErrBusy.
 func (run *Run) Kill(limit time.Duration) error {
+	run.killed = true
 	if err := run.Group.Kill(limit); err != nil {
 		return fmt.Errorf("kill the plugins: %w", err)
 	}
@@ -113,13 +122,22 @@ func (run *Run) isDone() bool {
 	return err == nil
 }
 
-// End removes the run; nothing may run in it any more.
+// End removes the run; nothing may run in it any more. A second call does
+// nothing.
 func (run *Run) End() error {
-	// The cgroup first: its files name it.
-	if err := run.Group.Remove(); err != nil {
+	if run.ended {
+		return nil
+	}
+	if err := awaitEmpty(run.Group); err != nil {
 		return fmt.Errorf("end a run of plugins: %w", err)
 	}
+	// The files first: who comes late finds none, and does not enter the cgroup,
+	// which another run may have then.
 	if err := os.RemoveAll(run.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("end a run of plugins: %w", err)
+	}
+	run.ended = true
+	if err := run.runner.giveBack(run.Group, run.killed); err != nil {
 		return fmt.Errorf("end a run of plugins: %w", err)
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -31,22 +32,23 @@ type Runner struct {
 	options Options
 
 	mu sync.Mutex
+	// idle are the cgroups of the pool that no run has; closed is set by Close.
+	idle   []cgroup.Group
+	closed bool
 	// programs are the plugins that are installed, listed the state of their
 	// directories then; "" if that does not tell.
 	programs map[string]string
 	listed   string
 }
 
-// Open installs the program and makes the directory.
+// Open installs the program and makes the directory. Runs has to be called
+// before the first Begin, Close at the end.
 func Open(options Options) (*Runner, error) {
 	r := &Runner{options: options}
 	if err := install(options.Program); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(options.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the directory of plugin runs: %w", err)
-	}
-	return r, nil
+	return r, mountPlace(options.Dir)
 }
 
 // Runs are the runs that an earlier daemon left: those that were not over when
@@ -69,41 +71,48 @@ func (r *Runner) Runs() (unfinished, done []*Run, err error) {
 			unfinished = append(unfinished, run)
 		}
 	}
-	return unfinished, done, errors.Join(append(errs, r.sweep())...)
+	left := slices.Concat(unfinished, done)
+	return unfinished, done, errors.Join(append(errs, r.sweep(left), r.fillPool(left))...)
 }
 
 // sweep removes the cgroups of runs whose files are gone, with a volatile
 // directory that was emptied by hand, say. What runs in them is left alone:
 // nothing tells any more what it is for.
-func (r *Runner) sweep() error {
+func (r *Runner) sweep(left []*Run) error {
+	explained := make(map[string]bool)
+	for _, run := range left {
+		explained[run.Group.Dir] = true
+	}
 	entries, err := os.ReadDir(r.options.Parent.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	errs := []error{err}
 	for _, entry := range entries {
-		name, ours := strings.CutPrefix(entry.Name(), r.options.Mark)
-		if _, err := os.Lstat(filepath.Join(r.options.Dir, name)); !ours || err == nil {
+		group := r.options.Parent.Child(entry.Name())
+		if !strings.HasPrefix(entry.Name(), r.options.Mark) || explained[group.Dir] {
 			continue
 		}
-		group := r.options.Parent.Child(entry.Name())
 		if empty, err := group.Empty(); err != nil || !empty {
 			errs = append(errs, errors.Join(fmt.Errorf("cgroup %s has processes of a plugin run that nothing is known of", group.Dir), err))
 			continue
 		}
-		errs = append(errs, group.Remove())
+		if !strings.HasPrefix(entry.Name(), r.options.Mark+poolName) {
+			errs = append(errs, group.Remove())
+		}
 	}
 	return errors.Join(errs...)
 }
 
 func (r *Runner) find(name string) (*Run, error) {
-	run := &Run{dir: filepath.Join(r.options.Dir, name)}
+	run := &Run{runner: r, dir: filepath.Join(r.options.Dir, name)}
 	data, err := os.ReadFile(filepath.Join(run.dir, "request.json"))
 	if err == nil {
 		err = json.Unmarshal(data, run)
 	}
 	if err != nil {
-		// The cgroup is made after the file: without one there is no process.
+		// Nothing enters the cgroup before the file is there: without one there is
+		// no process.
 		run.Group = r.options.Parent.Child(r.options.Mark + name)
 		return nil, errors.Join(fmt.Errorf("plugin run %s: %w", name, err), run.End())
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
 )
@@ -56,6 +57,9 @@ func eachVersion(t *testing.T, scripts map[string]string, test func(t *testing.T
 			}
 			r, err := Open(Options{Dir: t.TempDir(), Program: filepath.Join(t.TempDir(), "runner"), BinDirs: []string{bin}, Parent: parent, Mark: "unit-"})
 			must(t, err)
+			_, _, err = r.Runs()
+			must(t, err)
+			t.Cleanup(func() { must(t, r.Close()) })
 			test(t, r)
 		})
 	}
@@ -315,6 +319,7 @@ func TestLinksFollowTheDirectories(t *testing.T) {
 // it, or it is another one's.
 func TestSweepOfCgroups(t *testing.T) {
 	eachVersion(t, map[string]string{"leaves": `sleep 600 &`}, func(t *testing.T, r *Runner) {
+		r.idle = nil // cgroups of their own
 		known, gone, lives := begin(t, r, "ADD"), begin(t, r, "ADD"), begin(t, r, "ADD", "leaves")
 		another := r.options.Parent.Child("another-1")
 		must(t, another.Make())
@@ -331,6 +336,83 @@ func TestSweepOfCgroups(t *testing.T) {
 		}
 		if !lives.Running() {
 			t.Error("the process was ended")
+		}
+	})
+}
+
+// The cgroups of the pool serve one run after the other; one that is killed, or
+// has made cgroups below its own, leaves nothing to the next. Those of a daemon
+// that was killed are found again, and Close removes all.
+func TestPoolOfCgroups(t *testing.T) {
+	eachVersion(t, map[string]string{"leaves": `mkdir "$GROUP/below"; sleep 600 &`}, func(t *testing.T, r *Runner) {
+		count := func() int {
+			t.Helper()
+			entries, err := filepath.Glob(filepath.Join(r.options.Parent.Dir, "unit-*"))
+			must(t, err)
+			return len(entries)
+		}
+		for range 2 * pooled {
+			run := begin(t, r, "ADD", "leaves")
+			command := exec.Command(filepath.Join(run.PluginDir(), "leaves"))
+			command.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=ADD", "GROUP=" + run.Group.Dir}
+			must(t, command.Run())
+			if err := run.End(); err == nil || !run.Running() {
+				t.Fatalf("ended beside a process that lives: %v", err)
+			}
+			must(t, errors.Join(run.Kill(within), run.End(), run.End()))
+			if parted := run.Group.Parted(); parted || count() != pooled {
+				t.Errorf("cgroups below: %v, %d cgroups", parted, count())
+			}
+		}
+		var runs []*Run
+		for range pooled + 2 {
+			runs = append(runs, begin(t, r, "ADD"))
+		}
+		if got := count(); got != pooled+2 {
+			t.Errorf("%d cgroups for %d runs", got, pooled+2)
+		}
+		// A daemon that comes next finds the runs, and the pool without theirs.
+		next, err := Open(r.options)
+		must(t, err)
+		left, _, err := next.Runs()
+		must(t, err)
+		if len(left) != len(runs) || len(next.idle) != 0 {
+			t.Errorf("%d runs are found, %d cgroups are free", len(left), len(next.idle))
+		}
+		for _, run := range left {
+			must(t, run.End())
+		}
+		if len(next.idle) != pooled || count() != pooled {
+			t.Errorf("%d of %d cgroups are free", len(next.idle), count())
+		}
+		must(t, next.Close())
+		if got := count(); got != 0 {
+			t.Errorf("%d cgroups are left", got)
+		}
+	})
+}
+
+// A directory that is full takes runs all the same.
+func TestRunsOnAFullDisk(t *testing.T) {
+	eachVersion(t, map[string]string{"ok": `exit 0`}, func(t *testing.T, r *Runner) {
+		disk := t.TempDir()
+		must(t, unix.Mount("small", disk, "tmpfs", 0, "size=64k"))
+		t.Cleanup(func() { must(t, unix.Unmount(disk, unix.MNT_DETACH)) })
+		options := r.options
+		options.Dir = filepath.Join(disk, "cni")
+		full, err := Open(options)
+		must(t, err)
+		if err := os.WriteFile(filepath.Join(disk, "filler"), make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+			t.Fatalf("filling the disk: %v", err)
+		}
+		run := begin(t, full, "DEL", "ok")
+		if _, _, err := call(t, run, "ok", ""); err != nil {
+			t.Error(err)
+		}
+		must(t, run.Verdict(reports(t, run)))
+		must(t, errors.Join(run.End(), full.Close()))
+		if mounted, err := mountinfo.Mounted(options.Dir); err != nil || mounted {
+			t.Errorf("the directory stays mounted: %v, %v", mounted, err)
 		}
 	})
 }

@@ -1,7 +1,6 @@
 package container
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,27 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
 )
-
-// deadMount is a mount whose server never answers: a FUSE filesystem (fuse(4))
-// whose requests nobody reads, until the test ends.
-func deadMount(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	server, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
-	check(t, err)
-	check(t, unix.Mount("dead", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server.Fd())))
-	t.Cleanup(func() {
-		check(t, server.Close()) // whoever waits gets an error
-		check(t, unix.Unmount(dir, unix.MNT_DETACH))
-	})
-	return dir
-}
 
 // cri: ContainerConfig.mounts
 func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
@@ -38,7 +21,7 @@ func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
 	p, other := runPod(t, n, "hangs"), runPod(t, n, "other")
 	witness, neighbour := other.run("witness", forever), p.run("neighbour", forever)
 	before := other.slowest(witness, 5)
-	config := shell("hangs", forever, mounted(filepath.Join(deadMount(t), "volume"), "/volume"))
+	config := shell("hangs", forever, mounted(filepath.Join(harness.DeadMount(t), "volume"), "/volume"))
 	hangs := make(chan error, 1)
 	go func() {
 		_, err := p.tryCreate(config)

@@ -19,6 +19,7 @@ import (
 func (n *node) onSmallDisk(t *testing.T, directory string) {
 	t.Helper()
 	n.Stop()
+	n.endSupervisors(t)
 	check(t, unix.Mount("small", directory, "tmpfs", 0, "size=256k,mode=755"))
 	t.Cleanup(func() { n.offSmallDisk(t, directory) })
 	n.Start()
@@ -31,8 +32,22 @@ func (n *node) offSmallDisk(t *testing.T, directory string) {
 		n.RemovePod(pod.Id)
 	}
 	n.Stop()
+	n.endSupervisors(t)
 	check(t, unix.Unmount(directory, unix.MNT_DETACH))
 	n.Start()
+}
+
+// endSupervisors ends those of a node whose directories are exchanged: it is another
+// node then, and they would serve beside its own.
+func (n *node) endSupervisors(t *testing.T) {
+	t.Helper()
+	eventually(t, "the supervisors have ended", func() bool {
+		node, pods := n.Supervisors()
+		for _, pid := range append(node, pods...) {
+			_ = unix.Kill(pid, unix.SIGKILL) // it may be gone by now
+		}
+		return len(node)+len(pods) == 0
+	})
 }
 
 // fill takes all space of the directory's file system; free gives it back.

@@ -28,6 +28,8 @@ var (
 	daemonKilled        = fault{"daemon killed", strikeKill}
 	shimKilled          = fault{"shim killed", func(t *testing.T, c *trial) { strikeShim(t, c, false) }}
 	shimAndDaemonKilled = fault{"shim and daemon killed", func(t *testing.T, c *trial) { strikeShim(t, c, true) }}
+	startedTwice        = fault{"daemon killed, second start", strikeKillTwice}
+	terminated          = fault{"SIGTERM", strikeTerminate}
 	cancelled           = fault{"cancelled", strikeCancel}
 	deadlinePassed      = fault{"deadline passed", strikeDeadline}
 	limitPassed         = fault{"limit passed", strikeLimit}
@@ -106,6 +108,31 @@ func strikeKill(t *testing.T, c *trial) {
 	if err == nil && c.operation.name != recovery.name {
 		t.Error("the daemon was killed, and the request succeeded")
 	}
+	c.disarm(t)
+}
+
+// strikeKillTwice: the daemon that comes next is killed too, and the one after it
+// has to know all that it knew.
+func strikeKillTwice(t *testing.T, c *trial) {
+	strikeKill(t, c)
+	if !c.Running() {
+		c.Start()
+	}
+	c.Kill()
+	c.Start()
+}
+
+// strikeTerminate: the daemon is told to end while the step is under way. A step
+// of its own ends first; a DEL runs on and ends under the next daemon.
+func strikeTerminate(t *testing.T, c *trial) {
+	done := c.begin(limited(t), t, "hang")
+	if !strings.HasSuffix(c.point, " DEL") {
+		disarm := time.AfterFunc(100*time.Millisecond, func() { _ = os.Remove(c.node.points) })
+		defer disarm.Stop()
+	}
+	c.Stop()
+	<-done
+	c.Start()
 	c.disarm(t)
 }
 

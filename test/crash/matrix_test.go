@@ -21,10 +21,27 @@ type row struct {
 	faults    []fault
 }
 
-// rows is the matrix.
+// rows is the matrix; with -short, as make test has it, a part of it: an error
+// and a kill at each step of a pod with a network of its own.
 func rows() []row {
+	if testing.Short() {
+		some := []fault{fails, daemonKilled}
+		return []row{
+			{run, ownNetwork, ownNetwork.run, some},
+			{stop, ownNetwork, stopping(ownNetwork), some},
+			{removeStopped, ownNetwork, slices.Concat(removing()[:2], releaseAgain(), removing()[2:]), some},
+			{undo, ownNetwork, teardown(ownNetwork), some},
+		}
+	}
 	all := []fault{fails, daemonKilled, cancelled, deadlinePassed}
+	ending := []fault{startedTwice, terminated}
 	return []row{
+		{run, ownNetwork, ownNetwork.run, ending},
+		{stop, ownNetwork, stopping(ownNetwork), ending},
+		{remove, ownNetwork, removing(), ending},
+		{undo, ownNetwork, teardown(ownNetwork), ending},
+		{recovery, ownNetwork, teardown(ownNetwork), []fault{startedTwice}},
+
 		{run, ownNetwork, ownNetwork.run, all},
 		{run, ownNetwork, ownNetwork.shim, []fault{shimKilled, shimAndDaemonKilled}},
 		{run, ownNetwork, []string{"pod/prepare before"}, shimKilledInTime},

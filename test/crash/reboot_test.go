@@ -2,16 +2,16 @@ package crash
 
 import (
 	"fmt"
+	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
-	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -23,10 +23,7 @@ func TestProperty18_Reboot(t *testing.T) {
 		name string
 		end  func(*testing.T, *node)
 	}{
-		{"state directory gone", func(t *testing.T, n *node) {
-			check(t, os.RemoveAll(n.State))
-			check(t, os.Mkdir(n.State, 0o755))
-		}},
+		{"state directory gone", func(_ *testing.T, n *node) { n.Reboot() }},
 		{"state directory kept", func(t *testing.T, n *node) {
 			check(t, os.WriteFile(filepath.Join(n.State, "boot-id"), []byte("another"), 0o600))
 		}},
@@ -43,7 +40,7 @@ func TestProperty18_Reboot(t *testing.T) {
 			} {
 				were = append(were, n.status(t, n.RunPod(config)))
 			}
-			n.reboot(t, were)
+			n.PowerOff()
 			boot.end(t, n)
 			n.Start()
 			n.wantAddressesBack(t)
@@ -58,34 +55,77 @@ func TestProperty18_Reboot(t *testing.T) {
 	}
 }
 
-// reboot ends all that a reboot ends: processes, mounts, namespaces and with
-// them their links, and the node's rules.
-func (n *node) reboot(t *testing.T, pods []*runtimeapi.PodSandboxStatus) {
+// processes are those in the node's cgroups.
+func (n *node) processes(t *testing.T) (pids []int) {
 	t.Helper()
-	var pids []int
-	for _, pod := range pods {
-		pids = append(pids, n.pausePID(t, pod.Id))
-	}
-	n.Kill()
-	node, supervisors := n.Supervisors()
-	for _, pid := range slices.Concat(pids, node, supervisors) {
-		check(t, unix.Kill(pid, unix.SIGKILL))
-	}
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(n.Dir))
+	hierarchies, err := cgroup.FindHierarchies()
 	check(t, err)
-	for i := len(mounts) - 1; i >= 0; i-- {
-		check(t, unix.Unmount(mounts[i].Mountpoint, unix.MNT_DETACH))
+	pids, err = hierarchies.Processes(n.CgroupParent)
+	check(t, err)
+	return pids
+}
+
+// TestMatrixOfReboots reboots at each step of a pod's life, and once more starts
+// the daemon twice after that. What is listed then is NotReady and can be
+// removed, its name is free, and its network is given back.
+func TestMatrixOfReboots(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-crash runs it; make test runs TestProperty18_Reboot")
 	}
-	n.RunInNetns(func() error {
-		for _, order := range []string{"-F", "-X"} {
-			if text, err := exec.Command("iptables", "-t", "nat", order).CombinedOutput(); err != nil {
-				return fmt.Errorf("iptables: %w: %s", err, text)
-			}
+	rows := []row{
+		{operation: run, pod: ownNetwork, points: ownNetwork.run},
+		{operation: run, pod: userns, points: userns.run},
+		{operation: stop, pod: ownNetwork, points: stopping(ownNetwork)},
+		{operation: removeStopped, pod: ownNetwork, points: slices.Concat(removing()[:2], releaseAgain(), removing()[2:])},
+	}
+	for _, starts := range []int{1, 2} {
+		for _, r := range rows {
+			t.Run(fmt.Sprintf("%s/%s/%d starts", r.operation.name, r.pod.name, starts), func(t *testing.T) {
+				n := newNode(t)
+				for _, point := range r.points {
+					t.Run(point, func(t *testing.T) {
+						c := trial{node: n, row: r, point: point}
+						c.testReboot(t, starts)
+					})
+				}
+				n.fillNetwork()
+			})
 		}
-		return nil
-	})
-	check(t, os.RemoveAll(n.Netns))
-	check(t, os.Mkdir(n.Netns, 0o755))
+	}
+}
+
+func (c *trial) testReboot(t *testing.T, starts int) {
+	c.config = c.PodConfig("case", c.pod.options...)
+	check(t, os.WriteFile(c.calls, nil, 0o600))
+	c.before = c.Look()
+	t.Cleanup(func() { c.disarm(t) })
+	c.operation.prepare(t, c)
+	if isPlugin(c.point) {
+		done := c.begin(limited(t), t, "hang")
+		c.Kill()
+		<-done
+	} else {
+		<-c.begin(limited(t), t, "kill")
+		c.waitEnd(t)
+	}
+	c.Reboot()
+	c.disarm(t)
+	c.Start()
+	for range starts - 1 {
+		c.Kill()
+		c.Start()
+	}
+	for _, pod := range c.list(t) {
+		if pod.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
+			t.Errorf("after a reboot: %v", pod)
+		}
+		check(t, c.stop(limited(t), pod.Id))
+		check(t, c.remove(limited(t), pod.Id))
+	}
+	c.wantAddressesBack(t)
+	c.runAgain(t)
+	c.checkNothingLeft(t)
+	c.checkDetached(t)
 }
 
 // A daemon that is killed at any moment of its first start after a reboot is
@@ -96,9 +136,7 @@ func TestProperty18_KilledInTheFirstStart(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
 		were = append(were, n.status(t, n.RunPod(n.PodConfig(name))))
 	}
-	n.reboot(t, were)
-	check(t, os.RemoveAll(n.State))
-	check(t, os.Mkdir(n.State, 0o755))
+	n.Reboot()
 	n.arm(t, "rename facts kill")
 	if err := n.TryStart(); err == nil {
 		t.Fatal("the daemon was not killed where it writes facts")
@@ -141,4 +179,54 @@ func (n *node) wantRebooted(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
 		n.RemovePod(was.Id)
 	}
 	n.fillNetwork()
+}
+
+// After a reboot the daemon starts before the network's agent does: DEL says that
+// its socket is not there ("no such file or directory", which go-cni takes for
+// success where there is no namespace). The address is held until the agent is
+// there and is given back then, by itself, over restarts and when the pod has been
+// removed meanwhile.
+func TestProperty18_AgentThatComesLate(t *testing.T) {
+	n := newNode(t)
+	socket := filepath.Join(n.Dir, "agent.sock")
+	agent := fmt.Sprintf(`#!/bin/sh
+if [ "$CNI_COMMAND" = DEL ] && [ ! -S %s ]; then
+	echo '{"cniVersion": "1.0.0", "code": 11, "msg": "dial unix %[1]s: connect: no such file or directory"}'
+	exit 1
+fi
+exec "$CNI_PATH/bridge"
+`, socket)
+	check(t, os.WriteFile(filepath.Join(n.Plugins, "agent"), []byte(agent), 0o755))
+	bridge := n.BridgePlugin()
+	bridge["type"] = "agent"
+	n.WriteConflist("10-chain.conflist", bridge)
+	eventually(t, "the configuration is loaded", func() bool { return strings.Contains(n.Log(), "network configuration loaded") })
+	before := n.Look()
+	stays, goes := n.RunPod(n.PodConfig("stays")), n.RunPod(n.PodConfig("goes"))
+	held := func() int {
+		files, _ := filepath.Glob(filepath.Join(n.Addresses, "10.*"))
+		return len(files)
+	}
+	if held() != 2 {
+		t.Fatalf("%d addresses are out, want 2", held())
+	}
+	n.Reboot()
+	n.Start()
+	eventually(t, "DEL has failed for both", func() bool { return len(info[[]any](t, n, "pendingAttachments")) == 2 })
+	if err := n.stop(limited(t), goes); err == nil {
+		t.Error("Stop succeeded, and DEL has failed")
+	}
+	n.Kill()
+	n.Start()
+	eventually(t, "Stop gives up waiting for DEL", func() bool { return n.stop(limited(t), goes) == nil })
+	check(t, n.remove(limited(t), goes))
+	if held() != 2 {
+		t.Errorf("%d addresses are out before the agent is there, want 2", held())
+	}
+	listener, err := net.Listen("unix", socket)
+	check(t, err)
+	defer listener.Close()
+	n.wantAddressesBack(t)
+	n.RemovePod(stays)
+	n.wantSame(t, before)
 }

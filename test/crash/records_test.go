@@ -247,6 +247,38 @@ func TestProperty8_NamesAfterARestart(t *testing.T) {
 	}
 }
 
+// A sandbox that could not be made, nor taken back, keeps its name, over a restart
+// too: there is never a second one of the name.
+func TestProperty8_NameOfAHalfMadeSandbox(t *testing.T) {
+	n := newNode(t)
+	before := n.Look()
+	config := n.PodConfig("half")
+	n.arm(t, "pod/start before error", "pod/remove files before error")
+	if _, err := n.run(limited(t), config); err == nil {
+		t.Fatal("the request succeeded")
+	}
+	half := n.list(t)
+	if len(half) != 1 || half[0].State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
+		t.Fatalf("listed: %v", half)
+	}
+	if _, err := n.run(limited(t), config); err == nil {
+		t.Error("a second request succeeded")
+	}
+	for range 2 {
+		n.wantListed(t, half[0].Id)
+		n.Kill()
+		n.Start()
+		// It is tried again in the background, in vain.
+		eventually(t, "it is listed again", func() bool { return len(n.list(t)) == 1 })
+		_, err := n.run(limited(t), config)
+		wantCode(t, err, codes.AlreadyExists)
+	}
+	n.disarm(t)
+	n.RemovePod(half[0].Id)
+	n.RemovePod(n.RunPod(config))
+	n.wantSame(t, before)
+}
+
 func (n *node) record(id string) string     { return filepath.Join(n.Root, "sandboxes", id+".json") }
 func (n *node) facts(id string) string      { return filepath.Join(n.State, "facts", id+".json") }
 func (n *node) attachment(id string) string { return filepath.Join(n.Root, "attachments", id+".json") }

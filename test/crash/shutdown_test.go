@@ -1,7 +1,10 @@
 package crash
 
 import (
+	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -33,5 +36,38 @@ func TestProperty10_SIGTERM(t *testing.T) {
 			n.wantSame(t, before)
 			c.checkDetached(t)
 		})
+	}
+}
+
+// SIGTERM inside a DEL: the daemon ends at once, the plugin runs on, and the next
+// daemon takes its result, so DEL is not asked for again (CNI allows it, but a
+// plugin that is cut half-way can leave what no DEL finds).
+func TestProperty10_SIGTERMInsideADEL(t *testing.T) {
+	n := newNode(t)
+	before := n.Look()
+	c := trial{node: n, point: "first DEL", row: row{operation: stop}, config: n.PodConfig("case")}
+	check(t, os.WriteFile(n.calls, nil, 0o600))
+	running(t, &c)
+	done := c.begin(limited(t), t, "hang") // the plugin that comes last
+	began := time.Now()
+	n.Stop()
+	took := time.Since(began)
+	fmt.Printf("SIGTERM inside a DEL: the daemon ended after %v\n", took.Round(time.Millisecond))
+	if took > 5*time.Second {
+		t.Errorf("the daemon took %v to end", took)
+	}
+	if err := <-done; err == nil {
+		t.Error("the request succeeded")
+	}
+	n.Start()
+	n.disarm(t)
+	eventually(t, "the address is given back", func() bool {
+		left, _ := filepath.Glob(filepath.Join(n.Addresses, "10.*"))
+		return len(left) == 0
+	})
+	n.RemovePod(c.id)
+	n.wantSame(t, before)
+	if calls := n.callsByID(t)[c.id]; strings.Count(calls, "DEL first") != 1 {
+		t.Errorf("the DEL ran again: %s", calls)
 	}
 }

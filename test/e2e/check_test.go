@@ -5,8 +5,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -73,6 +75,113 @@ func TestCheckFindsAndRemovesStrays(t *testing.T) {
 		t.Error("the pod is not ready any more")
 	}
 	check(t, os.Remove(foreign))
+}
+
+// What containers leave is seen too, and removed: cgroups with what runs in them,
+// mounted files, volumes, directories of shims; and nothing of another node.
+func TestCheckFindsAndRemovesWhatContainersLeave(t *testing.T) {
+	n := newNode(t)
+	id := n.RunPod(n.PodConfig("web"))
+	node := strings.TrimPrefix(strings.TrimSuffix(filepath.Base(verbose(t, n, id).NetNamespace), "-"+id), "minicri-")
+	orphan := strings.Repeat("ab", 32)
+	group := n.MakeCgroup("minicri-c-" + node + "-" + orphan)
+	foreign := n.MakeCgroup("minicri-c-00000000-" + orphan)
+	process := exec.Command("sleep", "600")
+	check(t, process.Start())
+	ended := make(chan error, 1)
+	go func() { ended <- process.Wait() }()
+	for _, hierarchy := range []string{"pids", "."} {
+		procs := filepath.Join("/sys/fs/cgroup", hierarchy, group, "cgroup.procs")
+		if _, err := os.Stat(procs); err == nil {
+			check(t, os.WriteFile(procs, []byte(strconv.Itoa(process.Process.Pid)), 0))
+			break
+		}
+	}
+	rootfs := filepath.Join(n.State, "containers", orphan, "rootfs")
+	left := []string{filepath.Join(n.State, "containers", orphan), filepath.Join(n.State, "shims", orphan), filepath.Join(n.Root, "container-volumes", orphan)}
+	for _, dir := range append(left, rootfs) {
+		check(t, os.MkdirAll(dir, 0o700))
+	}
+	check(t, unix.Mount("left", rootfs, "tmpfs", 0, "size=64k"))
+
+	found, clean := problems(t, n)
+	if clean || len(found) != 4 {
+		t.Errorf("want the cgroup and 3 directories, got %v, clean %v", found, clean)
+	}
+	if left, clean := problems(t, n, "--fix"); !clean {
+		t.Errorf("after --fix: %v", left)
+	}
+	for _, path := range append(left, filepath.Join("/sys/fs/cgroup/pids", group)) {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("%s is still there", path)
+		}
+	}
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Error("the process runs on")
+	}
+	if _, err := os.Lstat(filepath.Join("/sys/fs/cgroup/pids", foreign)); err != nil && harness.CgroupDriver() != "systemd" {
+		if _, err := os.Lstat(filepath.Join("/sys/fs/cgroup", foreign)); err != nil {
+			t.Errorf("the cgroup of another node was removed: %v", err)
+		}
+	}
+	if found, clean := problems(t, n); !clean || !ready(t, n, id) {
+		t.Errorf("the node has problems: %v", found)
+	}
+}
+
+// A record that cannot be decoded is shown until somebody mends it, which --fix
+// notices, or gives it up with --force, which removes what it tells of at the next
+// start; --force alone is refused.
+func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
+	n := newNode(t)
+	mended, givenUp := n.RunPod(n.PodConfig("mended")), n.RunPod(n.PodConfig("given-up"))
+	record := func(id string) string { return filepath.Join(n.Root, "sandboxes", id+".json") }
+	n.Kill()
+	whole, err := os.ReadFile(record(mended))
+	check(t, err)
+	for _, id := range []string{mended, givenUp} {
+		check(t, os.WriteFile(record(id), []byte("nonsense"), 0o600))
+	}
+	n.Start()
+	quarantined := func() []string {
+		files, err := filepath.Glob(filepath.Join(n.Root, "sandboxes", "quarantine", "*"))
+		check(t, err)
+		return files
+	}
+	if files := quarantined(); len(files) != 2 {
+		t.Fatalf("in quarantine: %v", files)
+	}
+	output, err := n.RunCommand("check")
+	if err != nil || strings.Count(output, "cannot be decoded") != 2 {
+		t.Errorf("check: %v\n%s", err, output)
+	}
+	if _, err := n.RunCommand("check", "--force"); err == nil {
+		t.Error("--force without --fix is taken")
+	}
+	for _, file := range quarantined() {
+		if strings.Contains(file, mended) {
+			check(t, os.WriteFile(file, whole, 0o600))
+		}
+	}
+	if output, err := n.RunCommand("check", "--fix"); err == nil && !strings.Contains(output, "not mended") {
+		t.Errorf("check --fix: %s", output)
+	}
+	if files := quarantined(); len(files) != 1 || !strings.Contains(files[0], givenUp) {
+		t.Errorf("in quarantine after --fix: %v", files)
+	}
+	if output, err := n.RunCommand("check", "--fix", "--force"); err != nil {
+		t.Errorf("check --fix --force: %v\n%s", err, output)
+	}
+	n.Restart()
+	if pods := list(t, n, nil); len(pods) != 1 || pods[0].Id != mended || !ready(t, n, mended) {
+		t.Errorf("listed: %v", pods)
+	}
+	eventually(t, "what was given up is removed", patience, func() bool {
+		left, _ := filepath.Glob(filepath.Join(n.Netns, "*"+givenUp))
+		return len(left) == 0
+	})
 }
 
 func TestCheckNamesTheFileAndLineOfABrokenConfiguration(t *testing.T) {

@@ -3,9 +3,14 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
@@ -81,6 +86,64 @@ func TestHostsAndSharedMemory(t *testing.T) {
 	check(t, unix.Statfs(filepath.Join(n.State, "sandboxes", id, "shm"), &stat))
 	if stat.Type != unix.TMPFS_MAGIC || stat.Blocks*uint64(stat.Bsize) != 64<<20 {
 		t.Errorf("shm is of type %x with %d bytes", stat.Type, stat.Blocks*uint64(stat.Bsize))
+	}
+}
+
+// What a pod that has ended keeps in memory is given back when it is stopped: the
+// kubelet keeps its sandbox for as long as the pod object lives.
+func TestSharedMemoryIsGivenBackAtStop(t *testing.T) {
+	n := newNode(t)
+	id := n.RunPod(n.PodConfig("web"))
+	dir := filepath.Join(n.State, "sandboxes", id)
+	check(t, os.WriteFile(filepath.Join(dir, "shm", "much"), make([]byte, 8<<20), 0o600))
+	_, err := n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
+	check(t, err)
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	check(t, err)
+	for _, m := range mounts {
+		t.Errorf("a stopped pod keeps the mount %s", m.Mountpoint)
+	}
+	check(t, remove(t, n, id))
+}
+
+// A log directory on a mount whose server is gone ends its own call at the limit,
+// again and again, and holds up neither another pod nor the end of the daemon.
+func TestLogDirectoryOnADeadMount(t *testing.T) {
+	n := newNode(t, harness.Config(`[limits]
+run = "2s"
+cni_add = "1s"
+cni_del = "1s"
+kill = "1s"
+shutdown = "2s"
+destroy = "2s"`))
+	config := n.PodConfig("web")
+	config.LogDirectory = filepath.Join(harness.DeadMount(t), "logs")
+	for range 2 {
+		_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config})
+		if status.Code(err) != codes.Unavailable && status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), config.LogDirectory) {
+			t.Errorf("the error does not name the directory: %v", err)
+		}
+	}
+	n.RemovePod(n.RunPod(n.PodConfig("other")))
+	good := n.PodConfig("web")
+	n.RemovePod(n.RunPod(good))
+	done := make(chan error, 1)
+	go func() {
+		_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config})
+		done <- err
+	}()
+	time.Sleep(200 * time.Millisecond) // it is under way
+	began := time.Now()
+	n.Stop()
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("the daemon took %v to end", took)
+	}
+	if err := <-done; err == nil {
+		t.Error("the request succeeded")
+	}
+	n.Start()
+	if pods := list(t, n, nil); len(pods) != 0 {
+		t.Errorf("listed: %v", pods)
 	}
 }
 

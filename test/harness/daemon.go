@@ -141,7 +141,8 @@ func (n *Node) command() *exec.Cmd {
 // second before it tries again.
 func (n *Node) dial() error {
 	n.hangUp()
-	conn, err := grpc.NewClient("unix://"+n.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	const largest = 16 << 20 // as the kubelet has it
+	conn, err := grpc.NewClient("unix://"+n.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largest)))
 	if err != nil {
 		return err
 	}

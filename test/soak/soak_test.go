@@ -20,13 +20,13 @@ func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 // workers are so many that the machine is busy and the daemon is never idle.
 const workers = 6
 
-// longestLife is the most that the daemon lives between two kills.
+// longestLife is the most that passes between two strikes.
 const longestLife = 2 * time.Second
 
-// killsAtOnce is after how many kills pods have to come and go before the next:
+// strikesAtOnce is after how many strikes pods have to come and go before the next:
 // on a busy machine a pod takes longer than the daemon lives, and what the one
 // daemon leaves half made is all that the next one does.
-const killsAtOnce = 4
+const strikesAtOnce = 4
 
 func TestSoak(t *testing.T) {
 	duration, err := time.ParseDuration(cmp.Or(os.Getenv("SOAK"), "20s"))
@@ -37,11 +37,11 @@ func TestSoak(t *testing.T) {
 
 	s := newSoak(t)
 	before := s.node.Look()
-	kills := s.run(seed, time.Now().Add(duration))
+	faults := s.run(seed, time.Now().Add(duration))
 	s.wantNothingListed()
 	differences := s.node.Differences(before)
-	fmt.Printf("soak: %d pods came and went, %d requests were repeated, %d kills, slowest start %v, %d leaks\n",
-		s.cycles.Load(), s.repeats.Load(), kills, s.slowest.Round(time.Millisecond), len(differences))
+	fmt.Printf("soak: %d pods came and went, %d requests were repeated; %v; slowest start %v, %d leaks\n",
+		s.cycles.Load(), s.repeats.Load(), faults, s.slowest.Round(time.Millisecond), len(differences))
 	for _, difference := range differences {
 		t.Error(difference)
 	}
@@ -49,19 +49,24 @@ func TestSoak(t *testing.T) {
 
 // newSoak makes a node with pods that have to stay Ready all the time.
 func newSoak(t *testing.T) *soak {
-	s := &soak{t: t, node: harness.NewNode(t, harness.PortMap())}
+	s := &soak{t: t, node: harness.NewNode(t, harness.PortMap(), harness.Config(limits))}
+	s.addFaulty()
+	s.runWitnesses()
+	return s
+}
+
+func (s *soak) runWitnesses() {
+	s.witnesses = nil
 	for _, config := range []*runtimeapi.PodSandboxConfig{
 		s.node.PodConfig("stays"), s.node.PodConfig("stays-userns", userNamespace), s.node.PodConfig("stays-host", harness.HostNetwork()),
 	} {
 		id := s.node.RunPod(config)
 		s.witnesses = append(s.witnesses, s.status(id))
 	}
-	return s
 }
 
-// run lets the workers work, and kills the daemon until the time is over. It
-// returns how often.
-func (s *soak) run(seed uint64, end time.Time) (kills int) {
+// run lets the workers work, and strikes again and again until the time is over.
+func (s *soak) run(seed uint64, end time.Time) (faults counts) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	for i := range workers {
@@ -69,17 +74,14 @@ func (s *soak) run(seed uint64, end time.Time) (kills int) {
 		all.Go(func() { w.work(end) })
 	}
 	random := rand.New(rand.NewPCG(seed, workers))
-	for time.Now().Before(end) {
+	for strikes := 0; time.Now().Before(end) && !s.t.Failed(); strikes++ {
 		time.Sleep(time.Duration(random.Int64N(int64(longestLife))))
-		if kills%killsAtOnce == 0 {
+		if strikes%strikesAtOnce == 0 {
 			s.awaitPods(end)
 		}
-		s.node.Kill()
-		kills++
-		s.restart()
-		s.checkWitnesses()
+		s.strike(random, &faults)
 	}
-	return kills
+	return faults
 }
 
 // awaitPods waits until as many pods have gone as there are workers.

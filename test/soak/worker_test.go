@@ -3,6 +3,7 @@ package soak
 import (
 	"context"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -22,6 +23,9 @@ type soak struct {
 	witnesses []*runtimeapi.PodSandboxStatus
 	slowest   time.Duration // start of the daemon
 
+	// world is held by each worker for the life of one pod, and for itself alone by
+	// a reboot, which ends all pods.
+	world           sync.RWMutex
 	mu              sync.RWMutex // of the node's client, which each start replaces
 	cycles, repeats atomic.Int64
 	owners          sync.Map // of each address, the id of the sandbox
@@ -61,17 +65,27 @@ type worker struct {
 
 func (w *worker) work(end time.Time) {
 	for time.Now().Before(end) && !w.t.Failed() {
-		config := w.config()
-		id := w.runPod(config)
-		if id == "" {
+		if !w.live() {
 			return
 		}
-		address := w.checkReady(id, config)
-		time.Sleep(time.Duration(w.random.Int64N(int64(300 * time.Millisecond))))
-		w.owners.Delete(address)
-		w.removePod(id)
-		w.cycles.Add(1)
 	}
+}
+
+// live is the life of one pod.
+func (w *worker) live() bool {
+	w.world.RLock()
+	defer w.world.RUnlock()
+	config := w.config()
+	id := w.runPod(config)
+	if id == "" {
+		return false
+	}
+	address := w.checkReady(id, config)
+	time.Sleep(time.Duration(w.random.Int64N(int64(300 * time.Millisecond))))
+	w.owners.Delete(address)
+	w.removePod(id)
+	w.cycles.Add(1)
+	return true
 }
 
 // config is that of the next sandbox: of any kind, sometimes with host ports.
@@ -152,7 +166,8 @@ func (w *worker) removePod(id string) {
 }
 
 // until repeats a request until it succeeds; each failure has its reason in
-// the daemon's death or the worker's own impatience.
+// the daemon's end, in a plugin that was told to fail or in the worker's own
+// impatience.
 func (w *worker) until(what string, request func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -164,6 +179,9 @@ func (w *worker) until(what string, request func(context.Context) error) {
 		switch status.Code(last) {
 		case codes.Unavailable, codes.DeadlineExceeded, codes.AlreadyExists, codes.Canceled: // the last by the harness, which hangs up
 		default:
+			if strings.Contains(last.Error(), "CNI ") {
+				break // a plugin failed or hung, as it was told
+			}
 			w.t.Errorf("%s: %v", what, last)
 		}
 		w.repeats.Add(1)

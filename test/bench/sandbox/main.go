@@ -54,6 +54,9 @@ func run(ctx context.Context) (err error) {
 	if err := m.alternate(ctx); err != nil {
 		return err
 	}
+	if err := m.runs(ctx); err != nil {
+		return err
+	}
 	density, err := m.hold(ctx)
 	if err != nil {
 		return err

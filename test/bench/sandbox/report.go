@@ -18,6 +18,7 @@ func (m *measurement) report(idle int, d density) {
 	for _, name := range []string{
 		"bare ADD", "Run", "bare DEL", "Stop", "Remove", "bare call", "Status",
 		"host-network Run", "host-network Stop", "host-network Remove", "host-network Status",
+		"plugin alone", "plugin by the runner",
 	} {
 		fmt.Printf("%-22s %9.3f %9.3f\n", name, m.p50(name), m.quantile(name, 0.95))
 	}
@@ -28,6 +29,7 @@ func (m *measurement) report(idle int, d density) {
 	goal("Status p50, ms", "%.2f", m.p50("Status"), 0.2)
 	goal("host-network Run p50, ms", "%.2f", m.p50("host-network Run"), 10)
 	goal("host-network Stop p50, ms", "%.2f", m.p50("host-network Stop"), 3)
+	goal("runner per plugin run, ms", "%.2f", m.p50("plugin by the runner")-m.p50("plugin alone"), 0.5)
 	goal("PSS per held pod, MiB", "%.2f", d.pssPerPod/1024, 0.2)
 	goal("processes per held pod", "%.2f", float64(d.processes)/held, 1)
 	goal("PSS of the idle daemon, MiB", "%.1f", float64(idle)/1024, 20)

@@ -1,0 +1,23 @@
+package validate
+
+import (
+	"fmt"
+
+	"github.com/containerd/errdefs"
+)
+
+// MostListed bounds what all pods together, and all containers together, may take
+// in a list. The kubelet reads a list as one message of at most 16 MiB, and a list
+// that is longer is none: it takes the node for dead. The statistics of pods name
+// those of containers too, so that each kind has less than half of it.
+const MostListed = 7 << 20
+
+// Listed refuses a pod or a container, as kind says, that would make their list too
+// long. used are the bytes of all that are there, more those of this one.
+func Listed(kind string, count, used, more int) error {
+	if used+more <= MostListed {
+		return nil
+	}
+	return fmt.Errorf("config.labels, config.annotations: this %s takes %d bytes in the list of all, the %d that are there take %d, and more than %d together do not fit into one message: remove some, or give it less: %w",
+		kind, more, count, used, MostListed, errdefs.ErrResourceExhausted)
+}

@@ -1,0 +1,56 @@
+package runner
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// mountPlace makes the directory of the runs, a tmpfs of its own: what is noted
+// there is worth nothing after a reboot, is written for each plugin, and has to
+// be written also while the volatile directory is full, or pods could not be
+// deleted. Where runs of an earlier version are in the directory it stays what it
+// is, until the next start.
+func mountPlace(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make the directory of plugin runs: %w", err)
+	}
+	mounted, err := mountinfo.Mounted(dir)
+	if err != nil {
+		return fmt.Errorf("make the directory of plugin runs: %w", err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || mounted || len(entries) > 0 {
+		return err
+	}
+	const size = 16 << 20 // a limit: what is not written costs nothing
+	err = unix.Mount("plugin-runs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, fmt.Sprintf("mode=0700,size=%d", size))
+	if err != nil {
+		return fmt.Errorf("mount a tmpfs for the plugin runs on %s: %w", dir, err)
+	}
+	return nil
+}
+
+// Close gives back what is kept for runs to come. Runs that are left to the next
+// daemon keep what is theirs, and the directory.
+func (r *Runner) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var errs []error
+	for _, group := range r.idle {
+		errs = append(errs, group.Remove())
+	}
+	r.idle, r.closed = nil, true
+	entries, err := os.ReadDir(r.options.Dir)
+	if err != nil || len(entries) > 0 {
+		return errors.Join(append(errs, err)...)
+	}
+	if mounted, err := mountinfo.Mounted(r.options.Dir); err != nil || !mounted {
+		return errors.Join(append(errs, err)...)
+	}
+	// Lazily: a process of a plugin may have its working directory there.
+	return errors.Join(append(errs, unix.Unmount(r.options.Dir, unix.MNT_DETACH))...)
+}

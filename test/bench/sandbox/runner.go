@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/network/runner"
+)
+
+const (
+	// plugin is one of the real ones, in a verb that does nothing: what is left
+	// is the process.
+	plugin   = "host-local"
+	runTimes = 200
+)
+
+// runs measures what a run of one plugin takes alone, and through the runner
+// with all that the daemon does for a run.
+func (m *measurement) runs(ctx context.Context) (err error) {
+	parent, err := cgroup.GroupParent(m.node.Config.CgroupParent)
+	if err != nil {
+		return err
+	}
+	r, err := runner.Open(runner.Options{
+		Dir: filepath.Join(m.node.Dir, "runs"), Program: filepath.Join(m.node.Dir, "runner"),
+		BinDirs: m.node.Config.BinDirs(), Parent: parent, Mark: "bench-cni-",
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	if _, _, err := r.Runs(); err != nil {
+		return err
+	}
+	program := filepath.Join(m.node.Config.CNIBin, plugin)
+	for range runTimes {
+		err := errors.Join(
+			m.time("plugin alone", func() error { return call(ctx, program) }),
+			m.time("plugin by the runner", func() error { return runOnce(ctx, r) }),
+		)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func runOnce(ctx context.Context, r *runner.Runner) error {
+	run, err := r.Begin(runner.Request{Verb: "VERSION", Network: "bench", Plugins: []string{plugin}})
+	if err != nil {
+		return err
+	}
+	err = call(ctx, filepath.Join(run.PluginDir(), plugin))
+	reports, readErr := run.Reports()
+	if err == nil {
+		err = run.Verdict(reports)
+	}
+	return errors.Join(err, readErr, run.End())
+}
+
+func call(ctx context.Context, program string) error {
+	command := exec.CommandContext(ctx, program)
+	command.Env = []string{"CNI_COMMAND=VERSION"}
+	if output, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", program, err, output)
+	}
+	return nil
+}

@@ -1,0 +1,42 @@
+package container
+
+import (
+	"encoding/json"
+	"log/slog"
+	"strings"
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/test/harness"
+)
+
+// A layer that no container explains is removed when the daemon starts; those of
+// containers stay, and minicri check has nothing to say of them.
+func TestSnapshotsWithoutContainer(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", "echo kept > /kept; "+forever)
+	p.Stop()
+	store, err := image.Open(t.Context(), image.Config{Root: p.Root, Logger: slog.New(slog.DiscardHandler)})
+	check(t, err)
+	orphan := strings.Repeat("ab", 32)
+	for _, key := range []string{orphan, orphan + "-image-0"} {
+		_, _, err = store.Prepare(t.Context(), key, harness.BusyboxImage, image.PrepareOptions{})
+		check(t, err)
+	}
+	check(t, store.Close())
+	p.Start()
+	eventually(t, "the layers are removed", func() bool { return strings.Count(p.Log(), "name="+orphan) == 2 })
+	answer, err := p.Runtime.Status(limited(t), &runtimeapi.StatusRequest{Verbose: true})
+	check(t, err)
+	var left []string
+	check(t, json.Unmarshal([]byte(answer.Info["orphanSnapshots"]), &left))
+	if len(left) != 0 {
+		t.Errorf("snapshots without a container: %v", left)
+	}
+	if output, err := p.RunCommand("check"); err != nil || strings.Contains(output, "snapshot") {
+		t.Errorf("check: %v\n%s", err, output)
+	}
+	same(t, "the file of the container", p.exec(id, "cat /kept"), "kept")
+}

@@ -1,0 +1,119 @@
+package soak
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// limits are short where a worker would wait for them: a plugin that hangs is
+// ended after them, a DEL that failed is repeated soon.
+const limits = `[limits]
+cni_add = "4s"
+cni_del = "4s"
+retry_first = "50ms"
+retry_most = "500ms"
+detach_tries = 1000000
+detach_time = "1h"
+`
+
+// faulty is a plugin that makes nothing. While there is a file "fail", its DEL
+// fails with a text that go-cni takes for success; while there is one "hang" it
+// hangs, with a child in a session of its own that has nothing of its environment.
+const faulty = `#!/bin/sh
+cat > /dev/null
+if [ -e %[1]s/hang ]; then
+	env -i setsid sleep 600 &
+	sleep 600
+fi
+if [ "$CNI_COMMAND" = DEL ] && [ -e %[1]s/fail ]; then
+	echo '{"cniVersion": "1.0.0", "code": 11, "msg": "clusterinformations \"default\" not found"}'
+	exit 1
+fi
+if [ "$CNI_COMMAND" = VERSION ]; then
+	echo '{"cniVersion": "1.1.0", "supportedVersions": ["1.0.0", "1.1.0"]}'
+else
+	echo '{"cniVersion": "1.1.0"}'
+fi
+`
+
+// addFaulty puts the plugin before the others of the chain: its DEL is the last.
+func (s *soak) addFaulty() {
+	n := s.node
+	check(s.t, os.WriteFile(filepath.Join(n.Plugins, "faulty"), fmt.Appendf(nil, faulty, n.Dir), 0o755))
+	portmap := harness.Object{"type": "portmap", "capabilities": harness.Object{"portMappings": true}, "snat": true}
+	n.WriteConflist("10-test.conflist", harness.Object{"type": "faulty"}, n.BridgePlugin(), portmap)
+}
+
+// orders puts a file that the plugin looks for where it is, for a while.
+func (s *soak) order(name string, during time.Duration) {
+	file := filepath.Join(s.node.Dir, name)
+	check(s.t, os.WriteFile(file, nil, 0o600))
+	time.Sleep(during)
+	check(s.t, os.Remove(file))
+}
+
+// counts are the faults of one run.
+type counts struct{ kills, terminations, failures, hangs, reboots int }
+
+func (c counts) String() string {
+	return fmt.Sprintf("%d kills, %d SIGTERMs, %d times DELs failed and %d plugins hung, %d reboots", c.kills, c.terminations, c.failures, c.hangs, c.reboots)
+}
+
+// strike does one of the faults, by chance.
+func (s *soak) strike(random *rand.Rand, c *counts) {
+	switch chance := random.IntN(20); {
+	case chance < 9:
+		c.kills++
+		s.node.Kill()
+		s.restart()
+	case chance < 14:
+		c.terminations++
+		s.node.Stop()
+		s.restart()
+	case chance < 17:
+		c.failures++
+		s.order("fail", time.Duration(random.Int64N(int64(3*time.Second))))
+		return
+	case chance < 19:
+		c.hangs++
+		s.order("hang", time.Duration(random.Int64N(int64(2*time.Second))))
+		return
+	default:
+		c.reboots++
+		s.reboot()
+	}
+	s.checkWitnesses()
+}
+
+// reboot waits until the workers have no pod, and reboots the node with pods that
+// are Ready: they are NotReady then, over another start too, their addresses come
+// back by themselves, and they can be removed.
+func (s *soak) reboot() {
+	s.world.Lock()
+	defer s.world.Unlock()
+	s.node.Reboot()
+	s.restart()
+	s.node.Kill()
+	s.restart()
+	for _, was := range s.witnesses {
+		if now := s.status(was.Id); now.GetState() != runtimeapi.PodSandboxState_SANDBOX_NOTREADY || now.GetCreatedAt() != was.GetCreatedAt() {
+			s.t.Errorf("after a reboot a pod is %v", now)
+		}
+	}
+	harness.Eventually(s.t, "the addresses come back after a reboot", patience, func() bool {
+		left, _ := filepath.Glob(filepath.Join(s.node.Addresses, "10.*"))
+		return len(left) == 0
+	})
+	for _, was := range s.witnesses {
+		s.node.RemovePod(was.Id)
+	}
+	s.owners.Clear()
+	s.runWitnesses()
+}
