@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 )
 
 const e2eRepository = "registry.k8s.io/e2e-test-images/"
@@ -19,7 +20,7 @@ var e2ePrograms = module{"kubernetes", map[string]string{
 
 // e2eImages stand in for the images that the specs name: Debian's busybox, agnhost
 // itself, and test/critest/replica for what is no part of Kubernetes.
-func e2eImages(pauseTag string) []imageOf {
+func e2eImages(pauseTag, sources string) []imageOf {
 	shell, debian := []string{"sh"}, []string{busybox, "/usr/bin/bash", "/usr/bin/curl", "/usr/sbin/ip"}
 	// Debian's busybox drops variables with a dash in their names from what it
 	// starts, bash does not.
@@ -28,7 +29,11 @@ func e2eImages(pauseTag string) []imageOf {
 	for _, tag := range []string{"2.55", "2.63.0"} {
 		list = append(list, imageOf{
 			name: e2eRepository + "agnhost", tag: tag, programs: []string{"agnhost", "replica"}, installed: debian,
-			links:      map[string]string{"/agnhost": "usr/local/bin/agnhost", "/bin/pgrep": "../local/bin/replica", "/bin/sh": "bash"},
+			links: map[string]string{"/agnhost": "usr/local/bin/agnhost", "/agnhost-2": "usr/local/bin/agnhost", "/bin/pgrep": "../local/bin/replica", "/bin/sh": "bash"},
+			files: map[string]string{
+				"/localhost.crt": filepath.Join(sources, "porter/localhost.crt"),
+				"/localhost.key": filepath.Join(sources, "porter/localhost.key"),
+			},
 			entrypoint: []string{"/agnhost"}, command: []string{"pause"},
 		})
 	}
@@ -69,7 +74,16 @@ func (c *cluster) prepareE2E(ctx context.Context) error {
 	if err := buildE2E(ctx, b, c.progress); err != nil {
 		return err
 	}
-	for _, i := range e2eImages(b.pause[len(repository+"/pause:"):]) {
+	top, err := tree()
+	if err != nil {
+		return err
+	}
+	module, err := output(exec.CommandContext(ctx, "go", "list", "-C", filepath.Join(top, "hack/cluster/kubernetes"), "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes"))
+	if err != nil {
+		return err
+	}
+	agnhost := filepath.Join(strings.TrimSpace(module), "test/images/agnhost")
+	for _, i := range e2eImages(b.pause[len(repository+"/pause:"):], agnhost) {
 		file, err := i.make(ctx, b.programs, c.progress)
 		if err != nil {
 			return err

@@ -36,6 +36,7 @@ type imageOf struct {
 	command      []string
 	user         string
 	links        map[string]string // symbolic links
+	files        map[string]string // what is in the image, file of this machine
 	setuid       string            // a program with this bit
 	controlPlane bool              // for nodes with the control plane only
 }
@@ -158,6 +159,9 @@ func (i imageOf) writeLayer(ctx context.Context, programs, layer string) error {
 			mode = 0o4755
 		}
 		w.file(filepath.Join(programs, program), "/usr/local/bin/"+program, mode)
+	}
+	for to, from := range i.files {
+		w.file(from, to, 0o644)
 	}
 	for link, to := range i.links {
 		w.link(link, to)

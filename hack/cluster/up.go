@@ -82,7 +82,9 @@ func (c *cluster) up(ctx context.Context, nodes int) error {
 	if err := joining.Wait(); err != nil {
 		return err
 	}
-	c.progress.did("kubeadm join on the others")
+	if nodes > 1 {
+		c.progress.did("kubeadm join on the others")
+	}
 	return c.awaitReady(ctx)
 }
 
@@ -152,7 +154,7 @@ func (n *node) furnish(b *built) error {
 			return err
 		}
 	}
-	return n.configureRuntime()
+	return n.configureRuntime(b.pause)
 }
 
 func (n *node) installRuntime(directory string) error {

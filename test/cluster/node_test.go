@@ -193,8 +193,12 @@ func TestNodeReboot(t *testing.T) {
 	s.checkNodeMakesPods("new")
 }
 
+// Under disk pressure the kubelet first removes the images that nothing uses, then
+// evicts pods.
 func TestEvictionByDiskPressure(t *testing.T) {
 	s := serialSpace(t)
+	loadImage(t, "kube-scheduler")
+	t.Cleanup(func() { loadImage(t, "tools") }) // nothing uses it when the pod is gone
 	s.run("victim", "head -c 20000000 /dev/zero >/file; sleep 1000", "nodeName: "+node2+"\n")
 	s.ready("victim")
 	const config = "/var/lib/kubelet/config.yaml"
@@ -209,7 +213,23 @@ func TestEvictionByDiskPressure(t *testing.T) {
 	if !underDiskPressure(t) {
 		t.Error("the node says nothing of disk pressure")
 	}
-	contains(t, "used image", onNode(t, node2, "minicri image ls"), "kube-proxy")
+	eventually(t, "an image that nothing used is gone", func() bool {
+		return !strings.Contains(onNode(t, node2, "minicri image ls"), "kube-scheduler")
+	})
+	left := onNode(t, node2, "minicri image ls")
+	contains(t, "images: one in use", left, "/kube-proxy")
+	contains(t, "images: one that is pinned", left, "/pause")
+}
+
+// loadImage imports one of the cluster's own images on every node.
+func loadImage(t testing.TB, name string) {
+	t.Helper()
+	directory := strings.TrimSpace(onCluster(t, "programs"))
+	archives, err := filepath.Glob(filepath.Join(directory, name+"-*.tar"))
+	if err != nil || len(archives) == 0 {
+		t.Fatalf("no archive of %s in %s: %v", name, directory, err)
+	}
+	onCluster(t, "load", archives[0])
 }
 
 func underDiskPressure(t testing.TB) bool {
