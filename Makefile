@@ -52,6 +52,23 @@ test-supervisor: root setup test-deps build ## Upgrade the supervisor under 30 p
 	cd test/container && MINICRI_TEST_WHOLE=1 ../../hack/in-netns ../../bin/test/container -test.v -test.timeout 30m \
 		-test.run '^(TestUpgrade|TestKilledUnderManyPods)$$' $(TESTFLAGS)
 
+.PHONY: test-prometheus
+test-prometheus: root setup build ## Ask a real Prometheus every query of hack/grafana.json (root)
+	@hack/unpack prometheus
+	go test $(goflags) -tags seccomp -c -o bin/test/prometheus ./test/prometheus
+	cd test/prometheus && PATH="$(CURDIR)/bin/debian/usr/bin:$$PATH" ../../hack/in-netns ../../bin/test/prometheus -test.v -test.timeout 10m $(TESTFLAGS)
+
+# Chromium and the libraries of it that a small Debian lacks.
+chromium = chromium-common chromium libdouble-conversion3 libogg0 libflac12 libharfbuzz-subset0 libminizip1 libopenh264-7 \
+	libopenjp2-7 libasyncns0 libmp3lame0 libmpg123-0 libvorbis0a libvorbisenc2 libsndfile1 libpulse0 libxnvctrl0 libgtk-3-0 \
+	libcolord2 libwayland-cursor0 libwayland-egl1
+
+.PHONY: test-page
+test-page: root setup build ## Look at the page of minicri timeline --html in Chromium (root)
+	@hack/unpack $(chromium)
+	go test $(goflags) -tags seccomp -c -o bin/test/page ./test/page
+	cd test/page && ../../hack/in-netns ../../bin/test/page -test.v -test.timeout 10m $(TESTFLAGS)
+
 FUZZ ?= 30s
 
 .PHONY: fuzz
@@ -203,6 +220,7 @@ fmt: bin/tools/.built ## Format the Go files
 .PHONY: generate
 generate: packages bin/tools/.built ## Make docs/configuration.md, docs/cri.md, docs/security.md, NOTICE and shim/api again
 	go run $(goflags) ./hack/manual configuration > docs/configuration.md
+	go run $(goflags) ./hack/manual metrics > docs/metrics.md
 	go run $(goflags) ./hack/cri > docs/cri.md.new && mv docs/cri.md.new docs/cri.md
 	go test $(goflags) -tags seccomp,nri_no_wasm -run TestSecurityPageIsCurrent . -update
 	go build -C hack/notice $(goflags) -o $(CURDIR)/bin/tools/notice .

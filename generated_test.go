@@ -27,6 +27,21 @@ func TestConfigurationIsCurrent(t *testing.T) {
 	}
 }
 
+// Who adds a metric has its line in docs/metrics.md, too.
+func TestMetricsPageIsCurrent(t *testing.T) {
+	want, err := exec.Command("go", "run", "./hack/manual", "metrics").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile("docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != string(want) {
+		t.Error("docs/metrics.md is not what internal/metrics says: run make generate")
+	}
+}
+
 // NOTICE names the modules that are linked into what make install installs, at
 // their versions; hack/notice, which is slower, finds their licences.
 func TestNoticeIsCurrent(t *testing.T) {

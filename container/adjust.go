@@ -34,7 +34,7 @@ func (c *creation) adjust(ctx context.Context) error {
 	if err := c.owner.applyChanges(ctx, changes); err != nil {
 		return err
 	}
-	return c.storeSpec()
+	return c.storeSpec(ctx)
 }
 
 // injectDevices adds CDI devices that a plugin asks for.

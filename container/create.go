@@ -43,7 +43,7 @@ type creation struct {
 // caller goes away meanwhile: nothing is left waiting at the exec barrier that
 // nobody knows of.
 func (s *Store) Create(caller context.Context, sandboxID string, config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig) (string, error) {
-	ctx, cancel := s.outlive(caller, s.options.Limits.Create)
+	ctx, cancel := s.outlive(caller, s.limits.Load().Create)
 	defer cancel()
 	ctx, stop := s.repeatable(ctx)
 	defer stop()
@@ -54,6 +54,7 @@ func (s *Store) Create(caller context.Context, sandboxID string, config *runtime
 	c.steps.Step(stepCheck, func(context.Context) error { return c.check(sandboxID, config, pod) })
 	c.steps.Step(stepReserve, func(context.Context) error { return c.reserve(config, timeline) })
 	if c.Container == nil {
+		c.keepRefused(config, timeline)
 		return "", fmt.Errorf("create container in sandbox %s: %w", sandboxID, c.steps.Err())
 	}
 	defer c.lock.Unlock() // reserve locked it
@@ -100,7 +101,7 @@ func (c *creation) recheck(context.Context) error {
 }
 
 func (s *Store) undo(c *creation) error {
-	ctx, cancel := s.outlive(c.ctx, s.options.Limits.Create)
+	ctx, cancel := s.outlive(c.ctx, s.limits.Load().Create)
 	defer cancel()
 	failure := c.steps.Err()
 	c.failure.Store(&failure)

@@ -27,7 +27,7 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := s.outlive(ctx, s.options.Limits.Create)
+	ctx, cancel := s.outlive(ctx, s.limits.Load().Create)
 	defer cancel()
 	if err := s.remove(ctx, c); err != nil {
 		return fmt.Errorf("remove container %s: %w", c.ID, err)
@@ -89,7 +89,7 @@ func (s *Store) deleteProcesses(ctx context.Context, c *Container) error {
 	if err != nil && !errdefs.IsUnavailable(err) && !errdefs.IsNotFound(err) {
 		return err
 	}
-	return s.options.Hierarchies.Remove(cgroup.Path(c.CgroupsPath), s.options.Limits.Kill)
+	return s.options.Hierarchies.Remove(cgroup.Path(c.CgroupsPath), s.limits.Load().Kill)
 }
 
 // deletePause is between two tries to delete what was killed.
@@ -99,13 +99,13 @@ const deletePause = 2 * time.Millisecond
 // the exec barrier, and takes a moment to go. The shim stays, for the pod's
 // next container.
 func (s *Store) killAndDelete(ctx context.Context, c *Container, shim *client.Client) error {
-	for deadline := time.Now().Add(s.options.Limits.Kill); ; time.Sleep(deletePause) {
+	for deadline := time.Now().Add(s.limits.Load().Kill); ; time.Sleep(deletePause) {
 		err := shim.Delete(ctx, c.ID, true)
 		if !errdefs.IsFailedPrecondition(err) {
 			return err
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("it still runs %v after SIGKILL: %w: %w", s.options.Limits.Kill, errdefs.ErrUnavailable, err)
+			return fmt.Errorf("it still runs %v after SIGKILL: %w: %w", s.limits.Load().Kill, errdefs.ErrUnavailable, err)
 		}
 		err = shim.Kill(ctx, c.ID, uint32(unix.SIGKILL), true)
 		if err != nil && !errdefs.IsNotFound(err) { // not found: it has ended

@@ -21,7 +21,7 @@ func (s *Store) Noted(event *api.Event) { s.note(event.GetContainer()) }
 
 // Missed is of client.Follower.
 func (s *Store) Missed(group string, supervisor *client.Client) {
-	ctx, cancel := s.within(s.options.Limits.Create)
+	ctx, cancel := s.within(s.limits.Load().Create)
 	defer cancel()
 	if err := s.reconcile(ctx, group, supervisor); err != nil {
 		s.options.Logger.Error("what a supervisor did not tell is not known", "supervisor", group, "err", err)
@@ -38,8 +38,11 @@ func (s *Store) Lost(group string, lost error) {
 	for _, c := range left {
 		s.change(c, func(f *Facts) { f.Unknown = f.FinishedAt == 0 })
 	}
+	if s.options.ObserveLost != nil {
+		s.options.ObserveLost()
+	}
 	s.options.Logger.Warn("a supervisor is gone; another one adopts its containers", "supervisor", group, "containers", len(left), "err", lost)
-	ctx, cancel := s.within(s.options.Limits.Create)
+	ctx, cancel := s.within(s.limits.Load().Create)
 	defer cancel()
 	if err := s.lookAgain(ctx, group); err != nil {
 		s.options.Logger.Error("containers have no supervisor", "supervisor", group, "err", err)

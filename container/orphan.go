@@ -18,7 +18,7 @@ func (s *Store) Ended(facts process.Facts, status unix.WaitStatus) {
 		return // removed meanwhile
 	}
 	s.work.Go(func() {
-		ctx, cancel := s.within(s.options.Limits.Kill)
+		ctx, cancel := s.within(s.limits.Load().Kill)
 		defer cancel()
 		supervisor, err := s.shimOf(ctx, c.group())
 		if err == nil {

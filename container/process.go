@@ -44,7 +44,7 @@ func (s *Store) Exec(ctx context.Context, containerID string, command []string, 
 	}
 	p := &Process{shim: shim, container: c.ID, exec: id.New(), Outputs: outputs(tty), Stdin: stdin}
 	// To its end: a process that was started is known, and can be ended.
-	start, cancel := s.outlive(ctx, s.options.Limits.Create)
+	start, cancel := s.outlive(ctx, s.limits.Load().Create)
 	defer cancel()
 	if err := shim.ExecStart(start, p.container, p.exec, spec, stdin); err != nil {
 		return nil, fmt.Errorf("exec %q in container %s: %w", command, c.ID, err)

@@ -21,6 +21,7 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	s := &Store{
 		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container), stopping: make(map[string]bool), leftAlone: make(map[string]bool),
 	}
+	s.limits.Store(&options.Limits)
 	s.base, s.cancel = context.WithCancelCause(ctx)
 	options.Supervisors.Follow(s)
 	s.waits, s.cancelWaits = context.WithCancelCause(s.base)
@@ -158,7 +159,7 @@ func (s *Store) findShims() error {
 	})
 	select {
 	case <-found:
-	case <-time.After(s.options.Limits.Kill / findShare):
+	case <-time.After(s.limits.Load().Kill / findShare):
 	}
 	return nil
 }
@@ -169,7 +170,7 @@ func (s *Store) findShims() error {
 const findShare = 5
 
 func (s *Store) findShim(group string) {
-	ctx, cancel := s.within(s.options.Limits.Create)
+	ctx, cancel := s.within(s.limits.Load().Create)
 	defer cancel()
 	lives := false
 	for _, c := range s.ofGroup(group) {

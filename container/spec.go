@@ -5,12 +5,17 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/environ"
 	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/internal/trace"
 	"github.com/minicri/minicri/oci"
 )
 
@@ -57,7 +62,7 @@ func (c *creation) fillVolumes(context.Context) error {
 }
 
 // writeSpec makes the runtime-spec and puts it where the shim reads it.
-func (c *creation) writeSpec(context.Context) (err error) {
+func (c *creation) writeSpec(ctx context.Context) (err error) {
 	if c.parts.Namespaces, err = c.owner.namespaces(c.sandbox, c.config); err != nil {
 		return err
 	}
@@ -70,11 +75,12 @@ func (c *creation) writeSpec(context.Context) (err error) {
 	if c.spec, err = oci.ForContainer(c.parts); err != nil {
 		return err
 	}
-	return c.storeSpec()
+	return c.storeSpec(ctx)
 }
 
 // storeSpec puts the spec where the shim reads it.
-func (c *creation) storeSpec() error {
+func (c *creation) storeSpec(ctx context.Context) error {
+	traceHooks(c.spec.Hooks, trace.Environment(ctx))
 	encoded, err := marshalSpec(c.spec)
 	if err != nil {
 		return err
@@ -89,6 +95,21 @@ func marshalSpec(spec *specs.Spec) ([]byte, error) {
 	written := *spec
 	written.Process = &process
 	return json.Marshal(&written)
+}
+
+// traceHooks tells hooks which span they belong to.
+func traceHooks(hooks *specs.Hooks, variables []string) {
+	if hooks == nil || len(variables) == 0 {
+		return
+	}
+	for _, kind := range [][]specs.Hook{hooks.CreateRuntime, hooks.CreateContainer, hooks.StartContainer, hooks.Poststart, hooks.Poststop, hooks.Prestart} { //nolint:staticcheck // prestart is deprecated, and used
+		for i := range kind {
+			known := slices.ContainsFunc(kind[i].Env, func(v string) bool { return strings.HasPrefix(v, "TRACEPARENT=") })
+			if !known {
+				kind[i].Env = slices.Concat(kind[i].Env, variables)
+			}
+		}
+	}
 }
 
 // specFile is the runtime-spec in a container's directory, its bundle.

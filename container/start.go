@@ -16,7 +16,7 @@ func (s *Store) Start(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := s.outlive(ctx, s.options.Limits.Create)
+	ctx, cancel := s.outlive(ctx, s.limits.Load().Create)
 	defer cancel()
 	release, err := c.acquire(ctx)
 	if err != nil {
@@ -94,6 +94,12 @@ func (s *Store) write(c *Container, change func(*Facts)) error {
 	before := c.Facts()
 	after := c.update(change)
 	c.holdOutput(s.options.Supervisors.Dir(c.group()))
+	if before.FinishedAt == 0 && after.FinishedAt != 0 {
+		c.noteExit(after)
+		if s.options.ObserveExit != nil {
+			s.options.ObserveExit(after.ExitReason())
+		}
+	}
 	var err error
 	if c.unwritten || !after.sameFile(before) {
 		onDisk := *after

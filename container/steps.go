@@ -2,7 +2,10 @@ package container
 
 import (
 	"context"
+	"fmt"
 	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/step"
 )
@@ -93,6 +96,43 @@ func (s *Store) keepLife(c *Container) {
 	if err := s.options.Lives.Keep(life); err != nil {
 		s.options.Logger.Warn("the timeline of a container is not kept", "container", c.ID, "err", err)
 	}
+}
+
+// keepRefused writes down the timeline of a container that was refused before it
+// had an id: whose image names no program, say.
+func (c *creation) keepRefused(config *runtimeapi.ContainerConfig, timeline *step.Timeline) {
+	lives := c.owner.options.Lives
+	if lives == nil || c.sandbox == nil {
+		return
+	}
+	pod, m := c.sandbox.Config().GetMetadata(), config.GetMetadata()
+	life := step.Life{
+		Kind: "container", ID: step.RefusedID("container", nameOf(c.sandbox.ID, m)), Pod: c.sandbox.ID,
+		Name: pod.GetNamespace() + "/" + pod.GetName() + "/" + m.GetName(), Attempt: m.GetAttempt(),
+		End: time.Now(), Error: c.steps.Err().Error(), Rows: timeline.Rows(),
+	}
+	if err := lives.Keep(life); err != nil {
+		c.owner.options.Logger.Warn("the timeline of a container is not kept", "container", life.Name, "err", err)
+	}
+}
+
+// noteExit adds to the timeline what the container did from its start to its end.
+func (c *Container) noteExit(f *Facts) {
+	began := f.StartedAt
+	if began == 0 {
+		began = f.FinishedAt
+	}
+	row := step.Row{Kind: "exit", Step: "ran", Start: time.Unix(0, began), Took: time.Duration(f.FinishedAt - began)}
+	row.Note = fmt.Sprintf("%s, exit code %d", f.ExitReason(), f.ExitCode)
+	switch limit := c.config.GetLinux().GetResources().GetMemoryLimitInBytes(); {
+	case f.OOMKilled && limit > 0:
+		row.Error = fmt.Sprintf("the kernel killed it because it used all of its memory, %d MiB: raise the container's memory limit", limit>>20)
+	case f.OOMKilled:
+		row.Error = "the kernel killed it because its pod or the node had no memory left"
+	case f.Message != "":
+		row.Error = f.Message
+	}
+	c.timeline.Add(row)
 }
 
 // lifeName is NAMESPACE/POD/CONTAINER, or the container's name if the pod is gone.

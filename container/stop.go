@@ -120,8 +120,8 @@ func (s *Store) kill(ctx context.Context, c *Container) error {
 	select {
 	case <-c.ended:
 		return nil
-	case <-time.After(s.options.Limits.Kill):
-		return fmt.Errorf("it still runs %v after SIGKILL, in an uninterruptible sleep perhaps: ask again: %w", s.options.Limits.Kill, errdefs.ErrUnavailable)
+	case <-time.After(s.limits.Load().Kill):
+		return fmt.Errorf("it still runs %v after SIGKILL, in an uninterruptible sleep perhaps: ask again: %w", s.limits.Load().Kill, errdefs.ErrUnavailable)
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

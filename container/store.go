@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -52,6 +53,10 @@ type Options struct {
 	Limits   Limits
 	// Observe measures each step that has ended; nil if nothing does.
 	Observe step.Observer
+	// ObserveExit is told of each container that has ended, with the CRI's
+	// reason, ObserveLost of each supervisor that has died; nil if nobody counts.
+	ObserveExit func(reason string)
+	ObserveLost func()
 	// Lives keeps the timelines of containers that are gone, or could not be
 	// made; nil if nothing does.
 	Lives *step.Lives
@@ -90,6 +95,8 @@ type Images interface {
 // Store are all containers of this node.
 type Store struct {
 	options Options
+	// limits are those in force, see SetLimits.
+	limits  atomic.Pointer[Limits]
 	records *state.Records[Record]
 	facts   *state.Records[Facts]
 	bootID  string
@@ -120,6 +127,9 @@ type Store struct {
 	// since 1970.
 	lastCreated int64
 }
+
+// SetLimits puts other limits into force, for what begins from now on.
+func (s *Store) SetLimits(limits Limits) { s.limits.Store(&limits) }
 
 // Find returns the container with the id, or the only one whose id starts so;
 // errdefs.ErrNotFound if there is none.

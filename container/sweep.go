@@ -22,7 +22,7 @@ import (
 
 // sweep takes back what was half made, and what has no record any more.
 func (s *Store) sweep() {
-	ctx, cancel := s.within(s.options.Limits.Create)
+	ctx, cancel := s.within(s.limits.Load().Create)
 	defer cancel()
 	for _, c := range s.all(func(c *Container) bool { return !c.listed.Load() }) {
 		s.takeBack(ctx, c)
@@ -45,7 +45,7 @@ func (s *Store) sweepSupervisor(ctx context.Context) {
 
 // sweepOrphans removes what carries our mark and has no record.
 func (s *Store) sweepOrphans(ctx context.Context) {
-	remains := Remains{Hierarchies: s.options.Hierarchies, Node: s.options.Node, Root: s.options.Root, State: s.options.State, Kill: s.options.Limits.Kill}
+	remains := Remains{Hierarchies: s.options.Hierarchies, Node: s.options.Node, Root: s.options.Root, State: s.options.State, Kill: s.limits.Load().Kill}
 	orphans, err := remains.Find(s.explains, s.explainsPod)
 	if err != nil {
 		s.options.Logger.Error("sweep", "err", err)

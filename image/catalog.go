@@ -17,7 +17,7 @@ import (
 type catalog struct {
 	pinned map[string]bool
 
-	mu      sync.RWMutex // guards what follows
+	mu      sync.RWMutex // guards what follows, and pinned
 	records map[string]record
 	bodies  map[digest.Digest]body // by target
 }
@@ -39,16 +39,24 @@ type body struct {
 
 func newCatalog(pinned []string) *catalog {
 	c := &catalog{
-		pinned:  map[string]bool{},
 		records: map[string]record{},
 		bodies:  map[digest.Digest]body{},
 	}
-	for _, text := range pinned {
+	c.pin(pinned)
+	return c
+}
+
+// pin has these references pinned, and no others.
+func (c *catalog) pin(references []string) {
+	pinned := make(map[string]bool)
+	for _, text := range references {
 		if ref, err := ParseReference(text); err == nil {
-			c.pinned[ref.String()] = true
+			pinned[ref.String()] = true
 		}
 	}
-	return c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pinned = pinned
 }
 
 // put records names for a target whose body is known.

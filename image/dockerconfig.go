@@ -33,13 +33,13 @@ func (c dockerConfig) unsupported() (keys []string) {
 // warnOfDockerConfig says at the start what the docker config.json has that
 // pulls will not use.
 func (s *Store) warnOfDockerConfig() {
-	config, err := readDockerConfig(s.config.DockerConfig)
+	config, err := readDockerConfig(s.settings().DockerConfig)
 	if err != nil {
 		s.log.Warn("images.docker_config cannot be used; pulls that need it will fail", "error", err)
 		return
 	}
 	if keys := config.unsupported(); len(keys) > 0 {
-		s.log.Warn("images.docker_config has keys that are not supported; only the credentials below \"auths\" are used", "path", s.config.DockerConfig, "keys", keys)
+		s.log.Warn("images.docker_config has keys that are not supported; only the credentials below \"auths\" are used", "path", s.settings().DockerConfig, "keys", keys)
 	}
 }
 

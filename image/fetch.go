@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -16,6 +17,8 @@ import (
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/minicri/minicri/internal/trace"
 )
 
 const (
@@ -47,7 +50,10 @@ func (f fetcher) handle(ctx context.Context, desc ocispec.Descriptor) ([]ocispec
 	if err := checkDescriptor(desc); err != nil {
 		return nil, err
 	}
-	if err := f.blob(ctx, desc); err != nil {
+	ctx, end := trace.Begin(ctx, "image/"+kindOf(desc), "digest", desc.Digest.String(), "size", strconv.FormatInt(desc.Size, 10))
+	err := f.blob(ctx, desc)
+	end(err)
+	if err != nil {
 		return nil, fmt.Errorf("fetch %s %s: %w", kindOf(desc), desc.Digest, err)
 	}
 	return nil, nil

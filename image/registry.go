@@ -19,7 +19,7 @@ import (
 // resolver makes what one pull uses to reach the registry and its mirrors. The
 // files that say how are read now, so that a change counts at the next pull.
 func (s *Store) resolver(ctx context.Context, ref Reference, auth Auth) (remotes.Resolver, func(), error) {
-	stored, err := readDockerConfig(s.config.DockerConfig)
+	stored, err := readDockerConfig(s.settings().DockerConfig)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -28,7 +28,7 @@ func (s *Store) resolver(ctx context.Context, ref Reference, auth Auth) (remotes
 	if _, err := auth.login(); err != nil {
 		return nil, nil, err
 	}
-	link := &link{timeout: s.config.ProgressTimeout, minRate: s.config.MinRate, own: own.has}
+	link := &link{timeout: s.settings().ProgressTimeout, minRate: s.settings().MinRate, own: own.has}
 	hosts := config.ConfigureHosts(ctx, config.HostOptions{
 		HostDir:      s.hostDir,
 		Credentials:  shown.login,
@@ -60,7 +60,7 @@ func authorized(hosts docker.RegistryHosts, shown credentials) docker.RegistryHo
 
 // hostDir finds the first certs directory that knows host.
 func (s *Store) hostDir(host string) (string, error) {
-	for _, root := range s.config.CertsDirs {
+	for _, root := range s.settings().CertsDirs {
 		dir, err := config.HostDirFromRoot(root)(host)
 		if errdefs.IsNotFound(err) {
 			continue

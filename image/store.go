@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -73,8 +74,10 @@ type PullResult struct {
 // Store is the node's images. Its methods may be called from any goroutine.
 type Store struct {
 	config Config
-	dir    string
-	log    *slog.Logger
+	// reloaded are the settings of pulls, see Reconfigure.
+	reloaded atomic.Pointer[Config]
+	dir      string
+	log      *slog.Logger
 	// libraryLog is log for containerd's packages.
 	libraryLog *log.Entry
 
@@ -139,6 +142,19 @@ func (c *Config) setDefaults() {
 	}
 }
 
+// Reconfigure puts other settings into force, for pulls that begin from now on:
+// where registries and their credentials are configured, verifiers, limits, and
+// which images are pinned. The directories stay.
+func (s *Store) Reconfigure(config Config) {
+	config.waitWindow, config.CollectDelay, config.Observe, config.Logger = s.config.waitWindow, s.config.CollectDelay, s.config.Observe, s.config.Logger
+	config.setDefaults()
+	s.reloaded.Store(&config)
+	s.catalog.pin(config.Pinned)
+}
+
+// settings are those of pulls that are in force.
+func (s *Store) settings() *Config { return s.reloaded.Load() }
+
 func newStore(config Config, dir string, engine *engine) *Store {
 	s := &Store{
 		config:     config,
@@ -154,6 +170,7 @@ func newStore(config Config, dir string, engine *engine) *Store {
 		locks:      newKeyLock(),
 		usage:      newUsageCache(),
 	}
+	s.reloaded.Store(&config)
 	s.collector = newCollector(config.CollectDelay, s.Collect, s.log)
 	return s
 }

@@ -114,7 +114,7 @@ func (s *Store) children(platform platforms.MatchComparer, narrow bool) images.H
 // order, a layer inherits what it does not list (see inheriting).
 func (s *Store) newUnpacker(ctx context.Context, tree tree) (*unpack.Unpacker, error) {
 	limits := []unpack.UnpackerOpt{
-		unpack.WithLimiter(semaphore.NewWeighted(int64(s.config.MaxDownloads))),
+		unpack.WithLimiter(semaphore.NewWeighted(int64(s.settings().MaxDownloads))),
 		unpack.WithDuplicationSuppressor(tree.locks),
 	}
 	platform := unpack.Platform{
@@ -122,16 +122,16 @@ func (s *Store) newUnpacker(ctx context.Context, tree tree) (*unpack.Unpacker, e
 		SnapshotterKey: snapshotterKey,
 		Snapshotter:    s.snapshots,
 		Applier:        apply.NewFileSystemApplier(s.engine.content),
-		ApplyOpts:      []diff.ApplyOpt{diff.WithSyncFs(!s.config.NoSync), diff.WithProgress(unpackReport(tree.report))},
+		ApplyOpts:      []diff.ApplyOpt{diff.WithSyncFs(!s.settings().NoSync), diff.WithProgress(unpackReport(tree.report))},
 	}
 	// Whiteouts as device nodes, which side by side needs, cannot be made in a
 	// user namespace: there layers are unpacked in turn, through a mount.
 	if !userns.RunningInUserNS() {
-		snapshotter := newInheriting(s.snapshots, !s.config.NoSync)
+		snapshotter := newInheriting(s.snapshots, !s.settings().NoSync)
 		platform.Snapshotter = snapshotter
-		platform.Applier = applier{content: s.engine.content, syncs: !s.config.NoSync, note: snapshotter.note}
+		platform.Applier = applier{content: s.engine.content, syncs: !s.settings().NoSync, note: snapshotter.note}
 		platform.SnapshotterCapabilities = []string{snapshots.RebaseCap}
-		limits = append(limits, unpack.WithUnpackLimiter(semaphore.NewWeighted(int64(s.config.MaxUnpacks))))
+		limits = append(limits, unpack.WithUnpackLimiter(semaphore.NewWeighted(int64(s.settings().MaxUnpacks))))
 	}
 	return unpack.NewUnpacker(ctx, s.engine.content, append(limits, unpack.WithUnpackPlatform(platform))...)
 }

@@ -17,7 +17,7 @@ import (
 // A directory that is configured but missing or empty is a no: someone meant
 // images to be verified.
 func (s *Store) verify(ctx context.Context, ref Reference, target ocispec.Descriptor) error {
-	dir := s.config.VerifierDir
+	dir := s.settings().VerifierDir
 	if dir == "" {
 		return nil
 	}
@@ -29,7 +29,7 @@ func (s *Store) verify(ctx context.Context, ref Reference, target ocispec.Descri
 		return fmt.Errorf("%w: no verifier in %s", ErrVerification, dir)
 	}
 	config := &bindir.Config{BinDir: dir, MaxVerifiers: -1} // all of them
-	setDuration(&config.PerVerifierTimeout, s.config.VerifierTimeout)
+	setDuration(&config.PerVerifierTimeout, s.settings().VerifierTimeout)
 	verifier := bindir.NewImageVerifier(config)
 	judgement, err := verifier.VerifyImage(ctx, ref.String(), target)
 	if err != nil {

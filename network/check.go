@@ -22,7 +22,7 @@ type Drift struct {
 func (n *CNI) checkPeriodically(ctx context.Context) {
 	for {
 		var next <-chan time.Time
-		if period := n.options.Limits.CheckPeriod; period > 0 {
+		if period := n.limits.Load().CheckPeriod; period > 0 {
 			next = time.After(period)
 		}
 		select {

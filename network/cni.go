@@ -36,6 +36,8 @@ type Options struct {
 	// Default is the embedded network for a machine that has none.
 	Default DefaultNetwork
 	Limits  Limits
+	// Observe measures each run of a plugin that has ended; nil if nothing does.
+	Observe func(plugin, verb string, took time.Duration, ok bool)
 	Logger  *slog.Logger
 }
 
@@ -63,8 +65,14 @@ type Limits struct {
 // CNI are the networks of this node.
 type CNI struct {
 	options Options
-	plugins *plugins
-	journal *state.Records[Attachment]
+	// limits and network (the embedded one) are those in force, see SetLimits and
+	// SetDefault.
+	limits atomic.Pointer[Limits]
+	// readAgain has the next Reload read what has not changed on the disk.
+	readAgain atomic.Bool
+	network   atomic.Pointer[DefaultNetwork]
+	plugins   *plugins
+	journal   *state.Records[Attachment]
 	// current is what was read last from the configuration directory.
 	current atomic.Pointer[snapshot]
 	status  atomic.Pointer[status]
@@ -108,6 +116,8 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 		retries:     newRetries(options.Limits),
 		checkNow:    make(chan struct{}, 1),
 	}
+	n.limits.Store(&options.Limits)
+	n.network.Store(&options.Default)
 	n.firstCollected = sync.OnceFunc(func() { close(n.collected) })
 	n.base, n.end = context.WithCancel(context.WithoutCancel(ctx))
 	if err := n.openRunner(); err != nil {
@@ -137,8 +147,23 @@ func (n *CNI) openRunner() error {
 	if err != nil {
 		return err
 	}
-	n.plugins = &plugins{runner: r, limits: n.options.Limits, gcCache: n.gcCacheDir(), ending: n.base.Done(), logger: n.options.Logger}
+	n.plugins = &plugins{runner: r, limits: &n.limits, gcCache: n.gcCacheDir(), ending: n.base.Done(), observe: n.options.Observe, logger: n.options.Logger}
 	return nil
+}
+
+// SetLimits puts other limits into force, for what begins from now on.
+func (n *CNI) SetLimits(limits Limits) {
+	n.limits.Store(&limits)
+	n.retries.setPauses(limits.RetryFirst, limits.RetryMost)
+}
+
+// SetDefault puts another embedded network into force, for pods that are made
+// from now on.
+func (n *CNI) SetDefault(network DefaultNetwork) {
+	if before := n.network.Swap(&network); *before == network {
+		return
+	}
+	n.readAgain.Store(true)
 }
 
 // Run follows the configuration directory, the STATUS of the plugins and the

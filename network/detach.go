@@ -44,7 +44,7 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 // detachTimeOver reports whether a DEL that fails blocks its pod's deletion no
 // longer. The tries of the background do not count: they are many.
 func (n *CNI) detachTimeOver(a Attachment) bool {
-	limits := n.options.Limits
+	limits := n.limits.Load()
 	return a.Tries > 0 && (a.Stops >= limits.DetachTries || time.Since(a.FirstFailure) >= limits.DetachTime)
 }
 

@@ -12,10 +12,12 @@ import (
 func (n *CNI) collectPeriodically(ctx context.Context) {
 	first := n.firstCollected
 	defer first()
-	if n.options.Limits.GCPeriod <= 0 {
-		return
-	}
 	for ctx.Err() == nil {
+		if n.limits.Load().GCPeriod <= 0 {
+			first()
+			n.awaitPeriod(ctx)
+			continue
+		}
 		var networks sync.WaitGroup
 		for _, configuration := range n.networksInUse() {
 			networks.Go(func() {
@@ -24,9 +26,26 @@ func (n *CNI) collectPeriodically(ctx context.Context) {
 		}
 		networks.Wait()
 		first()
+		n.awaitPeriod(ctx)
+	}
+}
+
+// awaitPeriod waits for GC's period, which may change meanwhile; without one,
+// until there is one.
+func (n *CNI) awaitPeriod(ctx context.Context) {
+	const look = time.Second
+	for began := time.Now(); ctx.Err() == nil; {
+		period := n.limits.Load().GCPeriod
+		wait := look
+		if period > 0 {
+			wait = min(look, period-time.Since(began))
+		}
+		if wait <= 0 {
+			return
+		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(n.options.Limits.GCPeriod):
+		case <-time.After(wait):
 		}
 	}
 }

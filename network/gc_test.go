@@ -73,7 +73,7 @@ func TestGCCanBeTurnedOff(t *testing.T) {
 		},
 		"by the node": func(t *testing.T, n *node) {
 			n.configure(t, "10.conflist", "net", n.script())
-			n.options.Limits.GCPeriod = 0
+			n.SetLimits(Limits{})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

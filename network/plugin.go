@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	gocni "github.com/containerd/go-cni"
@@ -13,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/internal/trace"
 	"github.com/minicri/minicri/network/runner"
 )
 
@@ -42,12 +44,13 @@ var (
 // how each plugin is called, is given the directory of the run.
 type plugins struct {
 	runner *runner.Runner
-	limits Limits
+	limits *atomic.Pointer[Limits]
 	// gcCache is the cache that libcni's GC reads.
 	gcCache string
 	// ending is closed when the daemon ends.
-	ending <-chan struct{}
-	logger *slog.Logger
+	ending  <-chan struct{}
+	observe func(plugin, verb string, took time.Duration, ok bool)
+	logger  *slog.Logger
 
 	lingering lingering
 }
@@ -63,7 +66,7 @@ type outcome struct {
 }
 
 func (p *plugins) add(ctx context.Context, a Attachment, path string) (result *gocni.Result, o outcome) {
-	o = p.run(ctx, a.request("ADD", p.limits.Add), func(ctx context.Context, dir string) error {
+	o = p.run(ctx, a.request("ADD", p.limits.Load().Add), func(ctx context.Context, dir string) error {
 		cni, err := goCNI(dir, a.Config)
 		if err != nil {
 			return err
@@ -78,7 +81,7 @@ func (p *plugins) add(ctx context.Context, a Attachment, path string) (result *g
 // success whose text has "not found" in it, or "no such file or directory"; so
 // what the plugins themselves answered counts.
 func (p *plugins) del(ctx context.Context, a Attachment, path string) outcome {
-	return p.run(ctx, a.request("DEL", p.limits.Del), func(ctx context.Context, dir string) error {
+	return p.run(ctx, a.request("DEL", p.limits.Load().Del), func(ctx context.Context, dir string) error {
 		cni, err := goCNI(dir, a.Config)
 		if err != nil {
 			return err
@@ -88,7 +91,7 @@ func (p *plugins) del(ctx context.Context, a Attachment, path string) outcome {
 }
 
 func (p *plugins) check(ctx context.Context, a Attachment, path string) outcome {
-	return p.run(ctx, a.request("CHECK", p.limits.Check), func(ctx context.Context, dir string) error {
+	return p.run(ctx, a.request("CHECK", p.limits.Load().Check), func(ctx context.Context, dir string) error {
 		cni, err := goCNI(dir, a.Config)
 		if err != nil {
 			return err
@@ -98,7 +101,7 @@ func (p *plugins) check(ctx context.Context, a Attachment, path string) outcome 
 }
 
 func (p *plugins) status(ctx context.Context, c *Configuration) outcome {
-	return p.run(ctx, c.request("STATUS", p.limits.Status), func(_ context.Context, dir string) error {
+	return p.run(ctx, c.request("STATUS", p.limits.Load().Status), func(_ context.Context, dir string) error {
 		cni, err := goCNI(dir, c.Bytes)
 		if err != nil {
 			return err
@@ -109,7 +112,7 @@ func (p *plugins) status(ctx context.Context, c *Configuration) outcome {
 
 // gc goes through libcni, because go-cni has no GC.
 func (p *plugins) gc(ctx context.Context, c *Configuration, valid []types.GCAttachment) outcome {
-	return p.run(ctx, c.request("GC", p.limits.GC), func(ctx context.Context, dir string) error {
+	return p.run(ctx, c.request("GC", p.limits.Load().GC), func(ctx context.Context, dir string) error {
 		list, err := libcni.NetworkConfFromBytes(c.Bytes)
 		if err != nil {
 			return err
@@ -163,7 +166,7 @@ func pluginTypes(config []byte) (names []string) {
 func (p *plugins) run(ctx context.Context, request runner.Request, do func(ctx context.Context, dir string) error) (o outcome) {
 	defer func() {
 		if o.err != nil {
-			o.err = fmt.Errorf("CNI %s: %w", request.Verb, o.err)
+			o.err = fmt.Errorf("CNI %s of network %q: %w", request.Verb, request.Network, o.err)
 		}
 	}()
 	run, err := p.runner.Begin(request)
@@ -179,8 +182,8 @@ func (p *plugins) run(ctx context.Context, request runner.Request, do func(ctx c
 	}
 	o.late = killed != nil && ctx.Err() == nil
 	reports, readErr := run.Reports()
-	o.err = errors.Join(readErr, verdict(run, reports, err), killed)
-	record(ctx, reports)
+	o.err = errors.Join(readErr, failure(run, reports, err, killed))
+	p.record(ctx, reports, o.err)
 	if err := p.end(run, o.err, killed != nil); err != nil {
 		o.err = errors.Join(o.err, err)
 		o.stuck = run
@@ -189,17 +192,38 @@ func (p *plugins) run(ctx context.Context, request runner.Request, do func(ctx c
 }
 
 // record adds a row for each plugin to the timeline of what the run was for.
-func record(ctx context.Context, reports []runner.Report) {
+func (p *plugins) record(ctx context.Context, reports []runner.Report, err error) {
+	within := make(map[string]context.Context) // of plugins that called others
 	for _, r := range reports {
-		row := step.Row{Kind: "plugin", Step: r.Plugin + " " + r.Verb, Start: r.Start, Took: r.Took, Parent: r.Parent}
-		if err := r.Err(); err != nil {
-			row.Error = err.Error()
-			if r.Stderr != "" {
-				row.Error += fmt.Sprintf("; stderr: %q", r.Stderr)
-			}
+		ran := row(r, err)
+		step.Record(ctx, ran)
+		caller := within[r.Parent]
+		if caller == nil {
+			caller = ctx
 		}
-		step.Record(ctx, row)
+		within[ran.Step] = trace.Past(caller, ran.Step, ran.Start, ran.Took, ran.Error, "cni.plugin", r.Plugin, "cni.verb", r.Verb)
+		if p.observe != nil {
+			p.observe(r.Plugin, r.Verb, ran.Took, ran.Error == "")
+		}
 	}
+}
+
+func row(r runner.Report, err error) step.Row {
+	row := step.Row{Kind: "plugin", Step: r.Plugin + " " + r.Verb, Start: r.Start, Took: r.Took, Parent: r.Parent, Plugin: &step.Plugin{
+		Name: r.Plugin, Verb: r.Verb, Killed: !r.Ended, Exit: r.Exit, Signal: r.Signal,
+		Code: r.Code, Message: r.Message, Details: r.Details, Stderr: r.Stderr,
+	}}
+	blamed, ok := errors.AsType[*PluginError](err)
+	switch {
+	case ok && r.Parent == "" == (blamed.Caller == "") && r.Plugin == blamed.Plugin && r.Verb == blamed.Verb:
+		row.Error = blamed.Message
+	case r.Failed() || r.Answer != "":
+		row.Error = r.Text()
+	}
+	if row.Took == 0 && !r.Ended {
+		row.Took = time.Since(r.Start)
+	}
+	return row
 }
 
 // follow waits for do, for the end of the limit or of the context, or for the
@@ -273,17 +297,6 @@ func (p *plugins) kill(run *runner.Run, done <-chan error, limit time.Duration) 
 	case <-time.After(returnLimit):
 		return err
 	}
-}
-
-// verdict is what a run came to: for DEL what every plugin said, for the other
-// verbs what go-cni makes of it.
-func verdict(run *runner.Run, reports []runner.Report, err error) error {
-	if run.Verb == "DEL" {
-		if failed := run.Verdict(reports); failed != nil {
-			return failed
-		}
-	}
-	return explain(err)
 }
 
 // end removes the run if nothing is left of it. What a run that succeeded left

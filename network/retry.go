@@ -37,6 +37,13 @@ func newRetries(limits Limits) retries {
 	return retries{first: limits.RetryFirst, most: limits.RetryMost, byID: make(map[string]*retry), changed: make(chan struct{}, 1)}
 }
 
+// setPauses has other pauses for the retries that begin from now on.
+func (r *retries) setPauses(first, most time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.first, r.most = first, most
+}
+
 func (r *retries) wake() {
 	select {
 	case r.changed <- struct{}{}:

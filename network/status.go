@@ -37,7 +37,7 @@ func (n *CNI) Ready(ctx context.Context) error {
 		return fmt.Errorf("the network plugins have not answered STATUS yet: %w", context.Cause(ctx))
 	}
 	s := n.status.Load()
-	limits := n.options.Limits
+	limits := n.limits.Load()
 	if s.err == nil && time.Since(s.at) > 2*limits.StatusPeriod+3*limits.Status {
 		return errors.New("the network plugins have not answered STATUS for " + time.Since(s.at).Round(time.Second).String())
 	}
@@ -47,7 +47,7 @@ func (n *CNI) Ready(ctx context.Context) error {
 func (n *CNI) followStatus(ctx context.Context) {
 	for {
 		n.refreshStatus(ctx)
-		period := n.options.Limits.StatusPeriod
+		period := n.limits.Load().StatusPeriod
 		if s := n.status.Load(); s != nil && (s.err != nil || s.slow) {
 			period = min(period, notReadyPeriod)
 		}

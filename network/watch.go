@@ -31,7 +31,7 @@ type snapshot struct {
 // symlink switched, a directory removed and made again, and a network file
 // system, each of which needs its own care with inotify(7).
 func (n *CNI) watch(ctx context.Context) {
-	ticker := time.NewTicker(n.options.Limits.Reload)
+	ticker := time.NewTicker(n.limits.Load().Reload)
 	defer ticker.Stop()
 	for {
 		select {
@@ -39,6 +39,7 @@ func (n *CNI) watch(ctx context.Context) {
 			return
 		case <-ticker.C:
 			n.Reload()
+			ticker.Reset(n.limits.Load().Reload)
 		}
 	}
 }
@@ -47,14 +48,14 @@ func (n *CNI) watch(ctx context.Context) {
 func (n *CNI) Reload() {
 	signature := n.signature()
 	last := n.current.Load()
-	if last.signature == signature {
+	if !n.readAgain.Swap(false) && last.signature == signature {
 		return
 	}
 	next := &snapshot{signature: signature, loaded: time.Now()}
 	next.good, next.problems = readDirectory(n.options.ConfDir, last.good)
 	if len(next.good) > 0 {
 		next.configuration = next.good[0]
-	} else if n.options.Default.Enabled {
+	} else if n.network.Load().Enabled {
 		next.configuration = n.defaultConfiguration(next)
 	}
 	n.current.Store(next)
@@ -103,7 +104,7 @@ func (n *CNI) loadInUse() {
 }
 
 func (n *CNI) defaultConfiguration(next *snapshot) *Configuration {
-	configuration, err := n.options.Default.configuration(n.PodCIDR())
+	configuration, err := n.network.Load().configuration(n.PodCIDR())
 	if err != nil {
 		next.problems = append(next.problems, err)
 	}

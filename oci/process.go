@@ -48,7 +48,7 @@ func arguments(c *Container) ([]string, error) {
 	}
 	all := slices.Concat(command, args)
 	if len(all) == 0 || all[0] == "" {
-		return nil, errors.New("no command specified: neither the container nor its image says what to run")
+		return nil, errors.New("no command specified: neither the container nor its image says what to run: give the container a command, or the image an entrypoint")
 	}
 	return all, nil
 }

@@ -34,7 +34,7 @@ func (s *Store) Stop(ctx context.Context, id string) error {
 	defer release()
 	// Half a stop helps nobody: it is done to its end, whether the caller waits
 	// or not.
-	work, cancel := s.bound(ctx, s.options.Limits.Destroy)
+	work, cancel := s.bound(ctx, s.limits.Load().Destroy)
 	defer cancel()
 	if err := s.stop(work, sb); err != nil {
 		return fmt.Errorf("stop sandbox %s: %w", sb.ID, err)
@@ -84,7 +84,7 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 	if !s.Exists(sb.ID) { // another Remove was faster
 		return nil
 	}
-	work, cancel := s.bound(ctx, s.options.Limits.Destroy)
+	work, cancel := s.bound(ctx, s.limits.Load().Destroy)
 	defer cancel()
 	if err := s.remove(work, sb); err != nil {
 		return fmt.Errorf("remove sandbox %s: %w", sb.ID, err)
@@ -185,7 +185,7 @@ func (s *Store) killPause(sb *Sandbox) error {
 	if sb.pause == nil {
 		return nil
 	}
-	err := errors.Join(sb.pause.Kill(s.options.Limits.Kill), sb.pause.Close())
+	err := errors.Join(sb.pause.Kill(s.limits.Load().Kill), sb.pause.Close())
 	sb.pause = nil
 	return err
 }
@@ -195,7 +195,7 @@ func (s *Store) killPause(sb *Sandbox) error {
 func (s *Store) removeProcesses(sb *Sandbox) error {
 	return errors.Join(
 		s.deletePause(sb),
-		s.options.Hierarchies.Remove(cgroup.Path(sb.CgroupsPath), s.options.Limits.Kill),
+		s.options.Hierarchies.Remove(cgroup.Path(sb.CgroupsPath), s.limits.Load().Kill),
 		state.RemoveAll(filepath.Join(s.runtimeRoot(), sb.ID)), // of before supervisors had pauses
 	)
 }

@@ -178,7 +178,7 @@ func (p *pauseStarter) abort() error {
 // the cgroup is all there is; one that comes later is told what is gone. One that
 // hangs is killed within the limit, and then there is none.
 func (s *Store) deletePause(sb *Sandbox) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*s.options.Limits.Kill)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*s.limits.Load().Kill)
 	defer cancel()
 	supervisor, err := s.options.Supervisors.Connect(ctx, sb.Group())
 	if err == nil {

@@ -54,7 +54,7 @@ func preparing(t *testing.T) (*Store, *creation) {
 	t.Helper()
 	s := checker(t)
 	s.options.Root, s.options.State = openDirectory(t), openDirectory(t)
-	s.options.Limits.Kill = 10 * time.Second
+	s.SetLimits(Limits{Kill: 10 * time.Second})
 	s.options.CgroupParent = fmt.Sprintf("/minicri-unit-%d", os.Getpid())
 	var err, machineErr, shimErr error
 	var binary string

@@ -11,6 +11,7 @@ import (
 
 	"github.com/minicri/minicri/internal/id"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/internal/step/failpoint"
 	"github.com/minicri/minicri/internal/validate"
 )
 
@@ -30,6 +31,9 @@ func (s *Store) reserve(config *runtimeapi.PodSandboxConfig, handler string, tim
 	name := nameOf(config.GetMetadata())
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := failpoint.Hit("lock pods"); err != nil {
+		return nil, false, err
+	}
 	if other := s.byName[name]; other != nil {
 		return other, false, nil
 	}

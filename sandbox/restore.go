@@ -24,6 +24,7 @@ import (
 // destroyed in the background.
 func Open(ctx context.Context, options Options) (*Store, error) {
 	s := &Store{options: options, byID: make(map[string]*Sandbox), byName: make(map[string]*Sandbox), leftAlone: make(map[string]bool)}
+	s.limits.Store(&options.Limits)
 	s.base, s.cancel = context.WithCancelCause(ctx)
 	if err := s.openFiles(); err != nil {
 		return nil, err

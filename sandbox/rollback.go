@@ -27,7 +27,7 @@ func (s *Store) rollBack(halfMade []*Sandbox) {
 var errCutOff = errors.New("the daemon ended while the sandbox was being made")
 
 func (s *Store) rollBackOne(sb *Sandbox) {
-	ctx, cancel := s.bound(s.base, s.options.Limits.Destroy)
+	ctx, cancel := s.bound(s.base, s.limits.Load().Destroy)
 	defer cancel()
 	sb.failure = errCutOff
 	if sb.lock.Lock(s.base) != nil {

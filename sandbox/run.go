@@ -37,6 +37,7 @@ func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, ha
 			close(sb.built)
 			s.forget(sb)
 		}
+		s.keepRefused(config, timeline, err)
 		return "", err
 	}
 	if mine {
@@ -64,7 +65,7 @@ func (s *Store) check(ctx context.Context, config *runtimeapi.PodSandboxConfig, 
 // create is Run after the name is reserved.
 func (s *Store) create(ctx context.Context, sb *Sandbox) {
 	defer close(sb.built)
-	ctx, cancel := s.bound(ctx, s.options.Limits.Run)
+	ctx, cancel := s.bound(ctx, s.limits.Load().Run)
 	defer cancel()
 	if sb.runErr = sb.lock.Lock(ctx); sb.runErr != nil {
 		return
@@ -145,7 +146,7 @@ func (c *creation) release() {
 // taken back keeps the sandbox, listed as NotReady, for Stop and Remove.
 func (s *Store) undo(ctx context.Context, c *creation) error {
 	// Also when the daemon ends: it waits for this.
-	ctx, cancel := step.Bound(ctx, context.Background(), s.options.Limits.Destroy)
+	ctx, cancel := step.Bound(ctx, context.Background(), s.limits.Load().Destroy)
 	defer cancel()
 	c.failure = c.steps.Err()
 	undoErr := errors.Join(c.starter.abort(), c.holder.end(), s.destroy(ctx, c.Sandbox, leaveToJournal))
@@ -187,6 +188,7 @@ func (c *creation) journal() error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
 	}
+	c.network = configuration.Bytes
 	attachment, err := newAttachment(c.Sandbox, configuration)
 	if err != nil {
 		return err

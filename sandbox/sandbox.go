@@ -22,6 +22,9 @@ type Sandbox struct {
 	// facts are replaced, never changed, by whoever holds the lock.
 	facts    atomic.Pointer[Facts]
 	timeline *step.Timeline
+	// network is the configuration that ADD is given, for the timeline; nil for
+	// the host network, and after a restart of the daemon.
+	network []byte
 	// failure is why it could not be made, nil if it was; only under the lock.
 	failure error
 	// listed is set once the sandbox is to be seen: after Run succeeded, or

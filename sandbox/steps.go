@@ -4,6 +4,9 @@ import (
 	"context"
 	"time"
 
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/internal/step"
 )
 
@@ -115,12 +118,68 @@ func (s *Store) keepLife(sb *Sandbox) {
 	}
 }
 
+// keepRefused writes down the timeline of a pod that was refused before it had
+// an id.
+func (s *Store) keepRefused(config *runtimeapi.PodSandboxConfig, timeline *step.Timeline, err error) {
+	m := config.GetMetadata()
+	if s.options.Lives == nil || m.GetName() == "" {
+		return
+	}
+	life := step.Life{
+		Kind: "pod", ID: step.RefusedID("pod", nameOf(m)), Name: m.GetNamespace() + "/" + m.GetName(), Attempt: m.GetAttempt(),
+		End: time.Now(), Error: err.Error(), Rows: timeline.Rows(),
+	}
+	if err := s.options.Lives.Keep(life); err != nil {
+		s.options.Logger.Warn("the timeline of a pod is not kept", "pod", life.Name, "err", err)
+	}
+}
+
+// NotePull adds the pull of an image to the timeline of the pod that it was for;
+// one that failed is kept by itself when that pod is not there. The pod is nil
+// for a pull that is for none.
+func (s *Store) NotePull(pod *runtimeapi.PodSandboxConfig, row step.Row) {
+	row.Kind = "image"
+	if pod.GetMetadata() != nil {
+		s.mu.RLock()
+		sb := s.byName[nameOf(pod.GetMetadata())]
+		s.mu.RUnlock()
+		if sb != nil {
+			sb.timeline.Add(row)
+			s.work.Go(func() { s.keepTimeline(sb) })
+			return
+		}
+	}
+	if row.Error == "" || s.options.Lives == nil {
+		return
+	}
+	life := step.Life{Kind: "image", ID: step.RefusedID("image", row.Step), Name: row.Step, End: time.Now(), Error: row.Error, Rows: []step.Row{row}}
+	if err := s.options.Lives.Keep(life); err != nil {
+		s.options.Logger.Warn("the timeline of a pull is not kept", "image", row.Step, "err", err)
+	}
+}
+
+// keepTimeline writes the facts for the sake of the timeline alone: for the next
+// daemon, and for those who look when none runs.
+func (s *Store) keepTimeline(sb *Sandbox) {
+	release, err := sb.acquire(s.base)
+	if err != nil {
+		return
+	}
+	defer release()
+	if !s.Exists(sb.ID) || sb.Facts().ReadyAt.IsZero() {
+		return
+	}
+	if err := s.writeFacts(sb); err != nil {
+		s.options.Logger.Warn("the timeline of a pod is not on disk", "sandbox", sb.ID, "err", err)
+	}
+}
+
 // life is the sandbox as step.Lives keeps it when it is gone, or has failed.
 func (sb *Sandbox) life() step.Life {
 	m := sb.config.GetMetadata()
 	life := step.Life{Kind: "pod", ID: sb.ID, Name: m.GetNamespace() + "/" + m.GetName(), Attempt: m.GetAttempt(), End: time.Now(), Rows: sb.Timeline()}
 	if sb.failure != nil {
-		life.Error = sb.failure.Error()
+		life.Error, life.Network = sb.failure.Error(), redact.JSON(sb.network)
 	}
 	return life
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -93,6 +94,8 @@ type Containers interface {
 // Store are all pod sandboxes of this node.
 type Store struct {
 	options Options
+	// limits are those in force, see SetLimits.
+	limits  atomic.Pointer[Limits]
 	records *state.Records[Record]
 	facts   *state.Records[Facts]
 	bootID  string
@@ -122,6 +125,9 @@ type Store struct {
 	byName      map[string]*Sandbox
 	lastCreated int64
 }
+
+// SetLimits puts other limits into force, for what begins from now on.
+func (s *Store) SetLimits(limits Limits) { s.limits.Store(&limits) }
 
 // Find returns the sandbox with the id, or the only one whose id starts so;
 // errdefs.ErrNotFound if there is none.
@@ -197,8 +203,8 @@ func (s *Store) Close() {
 	}()
 	select {
 	case <-ended:
-	case <-time.After(s.options.Limits.Destroy):
-		s.options.Logger.Error("work on pods has not come to its end", "limit", s.options.Limits.Destroy)
+	case <-time.After(s.limits.Load().Destroy):
+		s.options.Logger.Error("work on pods has not come to its end", "limit", s.limits.Load().Destroy)
 	}
 }
 

@@ -25,9 +25,9 @@ func grpcError(err error) error {
 		return err
 	}
 	if name := kubeletName(err); name != "" {
-		return status.Error(codes.Unknown, name+": "+message(err))
+		return withDetails(codes.Unknown, name+": "+message(err)+advice(err), err)
 	}
-	return status.Error(codeOf(err), message(err))
+	return withDetails(codeOf(err), message(err), err)
 }
 
 // message is the error's text without the kinds at its end, which the code says.
@@ -62,6 +62,14 @@ func kubeletName(err error) string {
 		return crierrors.ErrRegistryUnavailable.Error()
 	case errors.Is(err, container.ErrImageVolume):
 		return crierrors.ErrImageVolumeMountFailed.Error()
+	}
+	return ""
+}
+
+// advice says what to do about an error whose cause is not this node.
+func advice(err error) string {
+	if errors.Is(err, image.ErrRegistryUnavailable) {
+		return "; see whether the registry answers from this node, or name a mirror of it in hosts.toml (images.certs_dirs)"
 	}
 	return ""
 }

@@ -93,6 +93,7 @@ type Broadcaster struct {
 	mu            sync.Mutex // guards all below
 	subscriptions map[*Subscription]struct{}
 	closed        bool
+	dropped       atomic.Uint64
 	// last is the time of the last event, in nanoseconds since 1970.
 	last int64
 }
@@ -116,10 +117,14 @@ func (b *Broadcaster) Publish(id string, kind runtimeapi.ContainerEventType, loo
 	queued := queuedEvent{event: event, size: int64(proto.Size(event))}
 	for s := range b.subscriptions {
 		if !s.queue(queued) {
+			b.dropped.Add(1)
 			b.end(s, ErrOverflow)
 		}
 	}
 }
+
+// Dropped counts the events that a consumer did not get because it was too slow.
+func (b *Broadcaster) Dropped() uint64 { return b.dropped.Load() }
 
 // now is later than the time of every event before, whatever the clock does;
 // mu is held.

@@ -5,12 +5,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/docker/go-units"
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/step"
 )
 
 // Images is what the image service asks of the image store.
@@ -28,13 +31,20 @@ type Images interface {
 type ImageServer struct {
 	runtimeapi.UnimplementedImageServiceServer
 	images   Images
-	handlers []string
+	handlers func() []string
+	pods     Pods
+}
+
+// Pods keep the pulls of their images in their timelines.
+type Pods interface {
+	// NotePull notes a pull that has ended; the pod is nil if it was for none.
+	NotePull(pod *runtimeapi.PodSandboxConfig, pull step.Row)
 }
 
 // NewImageServer serves the images of a store, which are the same for all of the
-// runtime handlers.
-func NewImageServer(images Images, handlers []string) *ImageServer {
-	return &ImageServer{images: images, handlers: handlers}
+// runtime handlers. pods is nil if none are to know of pulls.
+func NewImageServer(images Images, handlers func() []string, pods Pods) *ImageServer {
+	return &ImageServer{images: images, handlers: handlers, pods: pods}
 }
 
 // ListImages lists all images, or the one that the filter names.
@@ -120,11 +130,26 @@ func (s *ImageServer) PullImage(ctx context.Context, request *runtimeapi.PullIma
 	if err != nil {
 		return nil, err
 	}
+	began := time.Now()
 	pulled, err := s.images.Pull(ctx, wanted, imageAuth(request.GetAuth()), nil)
+	s.notePull(request.GetSandboxConfig(), wanted, began, pulled, err)
 	if err != nil {
 		return nil, err
 	}
 	return &runtimeapi.PullImageResponse{ImageRef: pulled.ID}, nil
+}
+
+func (s *ImageServer) notePull(pod *runtimeapi.PodSandboxConfig, wanted string, began time.Time, pulled image.Image, err error) {
+	if s.pods == nil {
+		return
+	}
+	row := step.Row{Step: wanted, Start: began, Took: time.Since(began)}
+	if err != nil {
+		row.Error = message(err) + advice(err)
+	} else {
+		row.Note = units.BytesSize(float64(pulled.Size))
+	}
+	s.pods.NotePull(pod, row)
 }
 
 func imageAuth(a *runtimeapi.AuthConfig) image.Auth {
@@ -177,10 +202,10 @@ func (s *ImageServer) imageName(spec *runtimeapi.ImageSpec) (string, error) {
 // has chooses nothing: every handler runs the same images.
 func (s *ImageServer) checkHandler(spec *runtimeapi.ImageSpec) error {
 	handler := spec.GetRuntimeHandler()
-	if handler == "" || slices.Contains(s.handlers, handler) {
+	if handler == "" || slices.Contains(s.handlers(), handler) {
 		return nil
 	}
-	return fmt.Errorf("image.runtime_handler: %q is unknown, this runtime has %q: %w", handler, s.handlers, errdefs.ErrInvalidArgument)
+	return fmt.Errorf("image.runtime_handler: %q is unknown, this runtime has %q: %w", handler, s.handlers(), errdefs.ErrInvalidArgument)
 }
 
 func criImage(i image.Image) *runtimeapi.Image {

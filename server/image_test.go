@@ -56,7 +56,7 @@ func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
 	}
 	calls := calls{logger: slog.New(slog.DiscardHandler), work: &work{}}
 	server := grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
-	runtimeapi.RegisterImageServiceServer(server, NewImageServer(store, []string{"kata"}))
+	runtimeapi.RegisterImageServiceServer(server, NewImageServer(store, func() []string { return []string{"kata"} }, nil))
 	RegisterImageTransfer(server, store)
 	connection := serveOnSocket(t, server)
 	node := &imageNode{

@@ -189,7 +189,7 @@ func dial(t *testing.T, runtime *Runtime) runtimeapi.RuntimeServiceClient {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := New(runtime, nil, slog.New(slog.DiscardHandler))
+	server := New(runtime, nil, nil, slog.New(slog.DiscardHandler))
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -118,7 +118,7 @@ func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[
 		Stage any    `json:"stage"`
 	}
 	info := map[string]any{
-		"config":             r.Info.Config,
+		"config":             r.config(),
 		"golang":             runtime.Version(),
 		"runtimeHandlers":    describeHandlers(all),
 		"networkProblems":    texts(r.Networks.Problems()),
@@ -209,4 +209,11 @@ func (r *Runtime) UpdateRuntimeConfig(_ context.Context, request *runtimeapi.Upd
 		return nil, err
 	}
 	return &runtimeapi.UpdateRuntimeConfigResponse{}, nil
+}
+
+func (r *Runtime) config() any {
+	if r.Info.Config == nil {
+		return nil
+	}
+	return r.Info.Config()
 }

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	grpcstats "google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -35,6 +36,8 @@ type Runtime struct {
 	Info       Info
 	// Plugins are those of NRI, nil where that is off.
 	Plugins *nri.Plugins
+	// Observe measures each call that has ended; nil if nothing does.
+	Observe func(method, code string, took time.Duration)
 
 	work work
 }
@@ -46,7 +49,7 @@ type Info struct {
 	Handlers      *handler.Set
 	Machine       machine.Machine
 	// Config is the configuration in effect, for the verbose status.
-	Config any
+	Config func() any
 }
 
 const (
@@ -65,16 +68,21 @@ type Store interface {
 }
 
 // New makes a gRPC server that serves the runtime and the images.
-func New(runtime *Runtime, images Store, logger *slog.Logger) *grpc.Server {
-	calls := calls{logger: logger, work: &runtime.work}
-	server := grpc.NewServer(
+// traces is told of the begin and end of each call, for traces; nil if nothing is.
+func New(runtime *Runtime, images Store, traces grpcstats.Handler, logger *slog.Logger) *grpc.Server {
+	calls := calls{logger: logger, work: &runtime.work, observe: runtime.Observe}
+	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(largestRequest),
 		grpc.MaxSendMsgSize(largestResponse),
 		grpc.UnaryInterceptor(calls.unary),
 		grpc.StreamInterceptor(calls.stream),
-	)
+	}
+	if traces != nil {
+		options = append(options, grpc.StatsHandler(traces))
+	}
+	server := grpc.NewServer(options...)
 	runtimeapi.RegisterRuntimeServiceServer(server, runtime)
-	runtimeapi.RegisterImageServiceServer(server, NewImageServer(images, runtime.Info.Handlers.Names()))
+	runtimeapi.RegisterImageServiceServer(server, NewImageServer(images, runtime.Info.Handlers.Names, runtime.Sandboxes))
 	RegisterImageTransfer(server, images)
 	return server
 }
@@ -82,8 +90,9 @@ func New(runtime *Runtime, images Store, logger *slog.Logger) *grpc.Server {
 // calls intercepts every call: its error gets a code, a panic becomes an error
 // of this call alone, and both are logged.
 type calls struct {
-	logger *slog.Logger
-	work   *work
+	logger  *slog.Logger
+	work    *work
+	observe func(method, code string, took time.Duration)
 }
 
 func (c calls) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
@@ -110,13 +119,21 @@ func (c calls) end(method string, began time.Time, err *error) {
 	if reason := recover(); reason != nil {
 		c.logger.Error("panic in a call", "method", method, "reason", reason, "stack", string(debug.Stack()))
 		*err = status.Error(codes.Internal, fmt.Sprintf("%s: panic: %v", method, reason))
+		c.measure(method, began, *err)
 		return
 	}
 	*err = grpcError(*err)
+	c.measure(method, began, *err)
 	switch status.Code(*err) {
 	case codes.OK, codes.NotFound:
 		c.logger.Debug("call", "method", method, "took", time.Since(began), "err", *err)
 	default:
 		c.logger.Warn("call failed", "method", method, "took", time.Since(began), "err", *err)
+	}
+}
+
+func (c calls) measure(method string, began time.Time, err error) {
+	if c.observe != nil {
+		c.observe(method, status.Code(err).String(), time.Since(began))
 	}
 }

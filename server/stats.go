@@ -96,6 +96,11 @@ func (r *Runtime) podStats(ctx context.Context, filter *runtimeapi.PodSandboxSta
 	return r.Stats.Pods(ctx, r.measurablePods(&runtimeapi.PodSandboxFilter{Id: filter.GetId(), LabelSelector: filter.GetLabelSelector()}))
 }
 
+// MeasurePods measures all pods that are ready.
+func (r *Runtime) MeasurePods(ctx context.Context) []*runtimeapi.PodSandboxStats {
+	return r.Stats.Pods(ctx, r.measurablePods(nil))
+}
+
 // measurablePods are the ready ones that the filter takes.
 func (r *Runtime) measurablePods(filter *runtimeapi.PodSandboxFilter) []stats.Pod {
 	var pods []stats.Pod

@@ -160,3 +160,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	defer s.descriptors.release(sessionDescriptors)
 	s.session(w, r, asked)
 }
+
+// Open counts the sessions that have not ended.
+func (s *Server) Open() int {
+	s.requests.mu.Lock()
+	defer s.requests.mu.Unlock()
+	return len(s.requests.open)
+}

@@ -104,7 +104,7 @@ func startImageDaemon(t *testing.T, root string) (socket string) {
 		t.Fatal(err)
 	}
 	service := grpc.NewServer()
-	runtimeapi.RegisterImageServiceServer(service, server.NewImageServer(store, nil))
+	runtimeapi.RegisterImageServiceServer(service, server.NewImageServer(store, func() []string { return nil }, nil))
 	server.RegisterImageTransfer(service, store)
 	go func() { _ = service.Serve(listener) }() // ends with Stop
 	t.Cleanup(func() {

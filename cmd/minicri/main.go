@@ -42,6 +42,12 @@ func command(ctx context.Context, arguments []string, output io.Writer) error {
 		return checkCommand(ctx, rest, output)
 	case "image":
 		return imageCommand(ctx, rest, output)
+	case "debug":
+		return debugCommand(ctx, rest, output)
+	case "pods":
+		return podsCommand(ctx, rest, output)
+	case "timeline":
+		return timelineCommand(ctx, rest, output)
 	case "version":
 		_, err := fmt.Fprintln(output, "minicri", version)
 		return err

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/inspect"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/server"
 )
@@ -75,6 +76,9 @@ func (d *serving) run(ctx context.Context, asked <-chan os.Signal) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, node.close()) }()
+	d.node = node
+	d.inForce.Store(c)
+	node.runtime.Info.Config = func() any { return d.inForce.Load() }
 	wait.Go(func() { process.ReapOrphans(background, node.runtime.Containers) })
 	wait.Go(func() { node.runtime.Networks.Run(background) })
 	wait.Go(func() { returnMemory(background) })
@@ -84,6 +88,16 @@ func (d *serving) run(ctx context.Context, asked <-chan os.Signal) (err error) {
 		}
 	})
 	wait.Go(func() { d.obey(background, asked, node.runtime.Networks) })
+	seen := node.inspect(c)
+	debugging, err := listen(inspect.DebugSocket(c.State))
+	if err != nil {
+		return err
+	}
+	wait.Go(func() {
+		if err := (&inspect.Server{Node: seen, Metrics: node.metrics.Handler(), Logger: logger}).Serve(background, debugging); err != nil {
+			logger.Error("no timelines", "err", err)
+		}
+	})
 	if c.Metrics != "" {
 		wait.Go(func() {
 			if err := node.metrics.Serve(background, c.Metrics, logger); err != nil {
@@ -92,15 +106,21 @@ func (d *serving) run(ctx context.Context, asked <-chan os.Signal) (err error) {
 		})
 	}
 
+	traces, err := openTraces(background, c)
+	if err != nil {
+		return err
+	}
+	defer traces.close(logger)
 	node.runtime.Networks.AwaitFirst(firstPlugins)
 	listener, err := listen(c.Socket)
 	if err != nil {
 		return err
 	}
 	served := make(chan error, 1)
-	grpcServer := server.New(node.runtime, node.images, logger)
+	grpcServer := server.New(node.runtime, node.images, traces.calls(), logger)
 	go func() { served <- grpcServer.Serve(listener) }()
 	notify(logger, daemon.SdNotifyReady)
+	wait.Go(func() { watchdog(background, seen, logger) })
 	logger.Info("serving", "socket", c.Socket, "version", version, "pods", len(node.runtime.Sandboxes.List()))
 	debug.FreeOSMemory() // what only the start needed
 
@@ -111,7 +131,7 @@ func (d *serving) run(ctx context.Context, asked <-chan os.Signal) (err error) {
 	}
 	notify(logger, daemon.SdNotifyStopping)
 	logger.Info("shutting down; pods keep running")
-	shutdown(grpcServer, node.runtime, time.Duration(c.Limits.Shutdown))
+	shutdown(grpcServer, node.runtime, time.Duration(d.inForce.Load().Limits.Shutdown))
 	return nil
 }
 

@@ -6,7 +6,8 @@ import (
 	"os"
 	"os/signal"
 	"reflect"
-	"slices"
+	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/minicri/minicri/internal/config"
@@ -23,12 +24,18 @@ func orders() (asked chan os.Signal) {
 }
 
 // obey has all attachments checked at SIGUSR1, and reads the configuration again
-// at SIGHUP, until the context ends.
+// at SIGHUP and when its file has changed, until the context ends.
 func (d *serving) obey(ctx context.Context, asked <-chan os.Signal, networks *network.CNI) {
+	changed := make(chan struct{})
+	var wait sync.WaitGroup
+	defer wait.Wait()
+	wait.Go(func() { d.followFile(ctx, changed) })
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-changed:
+			d.reload()
 		case order := <-asked:
 			if order == syscall.SIGUSR1 {
 				networks.RequestCheck()
@@ -45,32 +52,10 @@ type serving struct {
 	config    *config.Config
 	level     *slog.LevelVar
 	logger    *slog.Logger
-}
-
-// reloaded are the keys that take effect without a restart.
-var reloaded = []string{"log_level"}
-
-// reload reads the configuration and puts into force what can be: the log level.
-// CNI's configuration is read whenever it changes, without being asked.
-func (d *serving) reload() {
-	fresh, err := config.Load(d.arguments, os.Stderr)
-	if err != nil {
-		d.logger.Error("the configuration cannot be reloaded: it stays as it was", "err", err)
-		return
-	}
-	level, err := fresh.Level()
-	if err != nil {
-		d.logger.Error("the configuration cannot be reloaded: it stays as it was", "err", err)
-		return
-	}
-	d.level.Set(level)
-	changed := changedKeys(reflect.ValueOf(d.config).Elem(), reflect.ValueOf(fresh).Elem(), "")
-	restart := slices.DeleteFunc(changed, func(key string) bool { return slices.Contains(reloaded, key) })
-	if len(restart) > 0 {
-		d.logger.Warn("configuration reloaded; these keys have changed and need a restart of the daemon", "keys", restart, "log_level", level)
-		return
-	}
-	d.logger.Info("configuration reloaded", "log_level", level)
+	// inForce is the configuration with what was reloaded.
+	inForce atomic.Pointer[config.Config]
+	// node is set before anything can ask for a reload.
+	node *parts
 }
 
 // changedKeys are the keys of the configuration that are different in two.

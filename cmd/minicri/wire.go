@@ -14,6 +14,7 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/handler"
+	"github.com/minicri/minicri/internal/inspect"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/metrics"
 	"github.com/minicri/minicri/internal/node"
@@ -51,7 +52,10 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*parts, e
 		return nil, errors.Join(err, images.Close(), k.shim.Close())
 	}
 	runtime.Streams = streams
-	n := &parts{shim: k.shim, supervisors: k.supervisors, runtime: runtime, images: images, streams: streams, metrics: measured}
+	measured.Watch(metrics.Sources{
+		Sandboxes: runtime.Sandboxes, Containers: runtime.Containers, Networks: runtime.Networks, Streams: streams.Open, Dropped: runtime.Events.Dropped,
+	})
+	n := &parts{shim: k.shim, supervisors: k.supervisors, runtime: runtime, images: images, streams: streams, metrics: measured, lives: k.lives}
 	if runtime.Plugins == nil {
 		return n, nil
 	}
@@ -69,6 +73,15 @@ type parts struct {
 	images      *image.Store
 	streams     *stream.Server
 	metrics     *metrics.Metrics
+	lives       *step.Lives
+}
+
+// inspect is what people may ask of the daemon.
+func (n *parts) inspect(c *config.Config) *inspect.Node {
+	return &inspect.Node{
+		Root: c.Root, State: c.State, Sandboxes: n.runtime.Sandboxes, Containers: n.runtime.Containers, Networks: n.runtime.Networks, Lives: n.lives,
+		Measure: n.runtime.MeasurePods,
+	}
 }
 
 // close ends what is under way; pods and images stay.
@@ -120,10 +133,10 @@ type kernel struct {
 
 func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) (_ *server.Runtime, err error) {
 	runtime := &server.Runtime{
-		Events: server.NewBroadcaster(),
-		Info:   server.Info{Version: version, SystemdCgroup: k.systemd, Handlers: k.handlers, Machine: k.machine, Config: c},
+		Events: server.NewBroadcaster(), Observe: measured.ObserveCall,
+		Info: server.Info{Version: version, SystemdCgroup: k.systemd, Handlers: k.handlers, Machine: k.machine},
 	}
-	if runtime.Networks, err = openNetworks(ctx, c, k, logger); err != nil {
+	if runtime.Networks, err = openNetworks(ctx, c, k, measured, logger); err != nil {
 		return nil, err
 	}
 	if runtime.Stats, err = stats.Open(ctx, images, logger); err != nil {
@@ -141,7 +154,6 @@ func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.
 	}
 	startSupervisor(ctx, c, k, logger)
 	runtime.Sandboxes.Hold(runtime.Containers)
-	measured.Watch(runtime.Sandboxes, runtime.Containers, runtime.Networks)
 	return runtime, nil
 }
 
@@ -183,11 +195,7 @@ func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k k
 // openHandlers says at the start which handlers cannot run pods; Status does as
 // long as it is so.
 func openHandlers(c *config.Config, m machine.Machine, logger *slog.Logger) *handler.Set {
-	specs := make(map[string]handler.Spec)
-	for name, runtime := range c.Runtimes {
-		specs[name] = handler.Spec{Program: runtime.Program()}
-	}
-	set := handler.New(specs, handler.Features{RecursiveReadOnlyMounts: m.RecursiveReadOnly, UserNamespaces: m.UserNamespaces})
+	set := handler.New(handlerSpecs(c), handler.Features{RecursiveReadOnlyMounts: m.RecursiveReadOnly, UserNamespaces: m.UserNamespaces})
 	for _, h := range set.List(context.Background()) {
 		if h.Err != nil {
 			logger.Warn("pods of a runtime handler cannot run", "handler", h.Name, "err", h.Err)
@@ -196,17 +204,22 @@ func openHandlers(c *config.Config, m machine.Machine, logger *slog.Logger) *han
 	return set
 }
 
+// handlerSpecs are the runtime handlers of a configuration.
+func handlerSpecs(c *config.Config) map[string]handler.Spec {
+	specs := make(map[string]handler.Spec)
+	for name, runtime := range c.Runtimes {
+		specs[name] = handler.Spec{Program: runtime.Program()}
+	}
+	return specs
+}
+
 func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measured *metrics.Metrics, logger *slog.Logger) sandbox.Options {
 	return sandbox.Options{
 		Root: c.Root, State: c.State, Version: version, Node: k.node, Handlers: k.handlers,
 		Supervisors: k.supervisors, Group: supervisorGroup(c),
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd),
 		Machine: k.machine, Defaults: k.defaults, ShmSize: c.ShmSize, Hierarchies: k.hierarchies, Networks: runtime.Networks, Netns: k.netns, Userns: k.userns,
-		Limits: sandbox.Limits{
-			Run:     time.Duration(c.Limits.Run),
-			Destroy: time.Duration(c.Limits.Destroy),
-			Kill:    time.Duration(c.Limits.Kill),
-		},
+		Limits:  sandboxLimits(c),
 		Observe: measured.Observe,
 		Lives:   k.lives,
 		Events:  runtime,
@@ -220,8 +233,8 @@ func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, image
 		Root: c.Root, State: c.State, Version: version, Node: k.node, Supervisors: k.supervisors,
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd), PidsLimit: c.PidsLimit,
 		Machine: k.machine, Defaults: k.defaults, Hierarchies: k.hierarchies, Sandboxes: runtime.Sandboxes, Handlers: k.handlers, Images: images,
-		Limits:  container.Limits{Create: time.Duration(c.Limits.Create), Kill: time.Duration(c.Limits.Kill)},
-		Observe: measured.Observe,
+		Limits:  containerLimits(c),
+		Observe: measured.Observe, ObserveExit: measured.ObserveExit, ObserveLost: measured.ObserveLost,
 		Lives:   k.lives,
 		Events:  runtime,
 		Plugins: containerPlugins(runtime.Plugins),
@@ -229,19 +242,13 @@ func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, image
 	}
 }
 
-func openNetworks(ctx context.Context, c *config.Config, k kernel, logger *slog.Logger) (*network.CNI, error) {
-	l := c.Limits
+func openNetworks(ctx context.Context, c *config.Config, k kernel, measured *metrics.Metrics, logger *slog.Logger) (*network.CNI, error) {
 	return network.Open(ctx, network.Options{
 		ConfDir: c.CNIConf, BinDirs: c.BinDirs(), Root: c.Root, State: c.State, CgroupParent: pluginCgroup(c), Mark: k.node.PluginMark(), Namespaces: k.netns,
 		Default: network.DefaultNetwork(c.DefaultNetwork),
-		Limits: network.Limits{
-			Add: time.Duration(l.CNIAdd), Del: time.Duration(l.CNIDel), Check: time.Duration(l.CNICheck),
-			Status: time.Duration(l.CNIStatus), GC: time.Duration(l.CNIGC),
-			DetachTries: l.DetachTries, DetachTime: time.Duration(l.DetachTime),
-			RetryFirst: time.Duration(l.RetryFirst), RetryMost: time.Duration(l.RetryMost),
-			Reload: time.Duration(l.Reload), StatusPeriod: time.Duration(l.Status), GCPeriod: time.Duration(l.GC), CheckPeriod: time.Duration(l.Check),
-		},
-		Logger: logger,
+		Limits:  networkLimits(c),
+		Observe: measured.ObservePlugin,
+		Logger:  logger,
 	})
 }
 

@@ -31,11 +31,21 @@ func (c *Config) Check() error {
 	}
 	p.checkDefaultNetwork(&c.DefaultNetwork)
 	p.checkStreaming(c)
+	p.checkTracing(&c.Tracing)
 	p.checkLimits(&c.Limits)
 	p.checkRuntimes(c)
 	p.checkSupervisor("supervisor", c.Supervisor, SupervisorNode, SupervisorPod)
 	p.checkNRI(&c.NRI)
 	return errors.Join(p...)
+}
+
+func (p *problems) checkTracing(t *Tracing) {
+	if t.Protocol != "grpc" && t.Protocol != "http" {
+		p.add("tracing.protocol", "%q is neither grpc nor http", t.Protocol)
+	}
+	if t.PerMillion > 1_000_000 {
+		p.add("tracing.sampling_rate_per_million", "%d is more than a million", t.PerMillion)
+	}
 }
 
 // problems collects what is wrong.

@@ -50,6 +50,7 @@ type Config struct {
 	Images         Images             `toml:"images" comment:"pulling and keeping images"`
 	Streaming      Streaming          `toml:"streaming" comment:"exec, attach and port-forward"`
 	NRI            NRI                `toml:"nri" comment:"plugins of the Node Resource Interface, which adjust pods and containers"`
+	Tracing        Tracing            `toml:"tracing" comment:"spans of OpenTelemetry, for calls, steps, plugins and layers"`
 	Limits         Limits             `toml:"limits" comment:"how long operations may take, and how often they are tried"`
 	Runtimes       map[string]Runtime `toml:"runtimes" comment:"the runtime handlers that a RuntimeClass may name; pods without a RuntimeClass use type builtin"`
 }
@@ -125,6 +126,14 @@ type NRI struct {
 	Required     []string `toml:"required_plugins" comment:"names of plugins, with their index or without, that have to be connected when a pod or a container is made"`
 	Tolerate     string   `toml:"tolerate_missing_annotation" comment:"annotation of pods which says with 'true' that they do without required plugins; '' is none"`
 	Reject       []string `toml:"reject" comment:"adjustments that no plugin may make: hooks, namespaces, sysctls, seccomp"`
+}
+
+// Tracing says where spans are sent.
+type Tracing struct {
+	Endpoint   string `toml:"endpoint" need:"endpoint?" comment:"TCP address of an OTLP collector, such as 127.0.0.1:4317; '' is no tracing"`
+	Protocol   string `toml:"protocol" comment:"grpc or http"`
+	Insecure   bool   `toml:"insecure" comment:"whether the collector is spoken to without TLS"`
+	PerMillion int    `toml:"sampling_rate_per_million" least:"0" comment:"how many of a million calls are traced that come without a decision of their caller; the kubelet's decision is kept"`
 }
 
 // Limits are how long operations may take, and how often they are tried.

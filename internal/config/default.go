@@ -31,6 +31,7 @@ func Default() *Config {
 			Socket: "/var/run/nri/nri.sock", PluginDir: "/opt/nri/plugins", ConfigDir: "/etc/nri/conf.d",
 			Registration: second(5), Request: second(2), Required: []string{}, Reject: []string{},
 		},
+		Tracing: Tracing{Protocol: "grpc", Insecure: true},
 		Limits: Limits{
 			Run: second(230), Destroy: second(100), Create: second(100), Kill: second(10),
 			CNIAdd: second(180), CNIDel: second(60), CNICheck: second(20), CNIStatus: second(5), CNIGC: second(60),

@@ -24,35 +24,47 @@ const DefaultFile = "/etc/minicri/config.toml"
 // to exist. Help and errors of flags are written to the output. A command that
 // has more flags than the daemon adds them with more.
 func Load(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (*Config, error) {
+	c, words, err := LoadWith(arguments, output, more...)
+	if err == nil && len(words) > 0 {
+		err = fmt.Errorf("%q is neither a command nor a flag of minicri: see minicri --help", words[0])
+	}
+	return c, err
+}
+
+// LoadWith is Load for a command that takes words too, before, between or after
+// its flags; it returns them.
+func LoadWith(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (_ *Config, words []string, err error) {
 	// Parsed twice: once to find the file, and again over its values.
 	var file string
-	if err := parse(Default(), &file, arguments, output, more); err != nil {
-		return nil, err
+	if words, err = parse(Default(), &file, arguments, output, more); err != nil {
+		return nil, nil, err
 	}
 	c := Default()
 	if err := c.readAll(file); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if err := parse(c, &file, arguments, io.Discard, more); err != nil {
-		return nil, err
+	if _, err := parse(c, &file, arguments, io.Discard, more); err != nil {
+		return nil, nil, err
 	}
-	return c, c.Check()
+	return c, words, c.Check()
 }
 
-func parse(c *Config, file *string, arguments []string, output io.Writer, more []func(*flag.FlagSet)) error {
+func parse(c *Config, file *string, arguments []string, output io.Writer, more []func(*flag.FlagSet)) (words []string, err error) {
 	set := flag.NewFlagSet("minicri", flag.ContinueOnError)
 	set.SetOutput(output)
 	c.Flags(set, file)
 	for _, add := range more {
 		add(set)
 	}
-	if err := set.Parse(arguments); err != nil {
-		return err
+	for {
+		if err := set.Parse(arguments); err != nil {
+			return nil, err
+		}
+		if set.NArg() == 0 {
+			return words, nil
+		}
+		words, arguments = append(words, set.Arg(0)), set.Args()[1:]
 	}
-	if set.NArg() > 0 {
-		return fmt.Errorf("%q is neither a command nor a flag of minicri: see minicri --help", set.Arg(0))
-	}
-	return nil
 }
 
 // Flags adds the daemon's flags to a set. Those of keys have the keys' names
@@ -82,6 +94,15 @@ func commentOf(key string) string {
 		}
 	}
 	return ""
+}
+
+// File is the configuration file that Load reads for the given flags.
+func File(arguments []string) string {
+	var file string
+	if _, err := parse(Default(), &file, arguments, io.Discard, nil); err != nil || file == "" {
+		return DefaultFile
+	}
+	return file
 }
 
 // readAll reads the file and its drop-ins.

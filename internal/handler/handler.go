@@ -18,6 +18,7 @@ import (
 	"slices"
 	"sort"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -48,8 +49,9 @@ type Status struct {
 
 // Set are the handlers of this node.
 type Set struct {
-	specs   map[string]Spec
 	builtin Features
+	// specs are replaced, never changed.
+	specs atomic.Pointer[map[string]Spec]
 
 	mu    sync.Mutex
 	asked map[string]answer
@@ -64,16 +66,22 @@ type answer struct {
 // New returns the handlers of a configuration, and "", which is builtin. The
 // features of libcontainer are those of the machine.
 func New(specs map[string]Spec, builtin Features) *Set {
-	return &Set{specs: specs, builtin: builtin, asked: make(map[string]answer)}
+	s := &Set{builtin: builtin, asked: make(map[string]answer)}
+	s.Replace(specs)
+	return s
 }
+
+// Replace puts other handlers in the place of all but "". Pods that run keep the
+// name of theirs.
+func (s *Set) Replace(specs map[string]Spec) { s.specs.Store(&specs) }
 
 // Names are the handlers besides "", sorted; a nil Set has none.
 func (s *Set) Names() []string {
 	if s == nil {
 		return nil
 	}
-	names := make([]string, 0, len(s.specs))
-	for name := range s.specs {
+	names := make([]string, 0, len(*s.specs.Load()))
+	for name := range *s.specs.Load() {
 		names = append(names, name)
 	}
 	sort.Strings(names)
@@ -84,7 +92,7 @@ func (s *Set) Names() []string {
 // configuration has none of that name, errdefs.ErrUnavailable if its runtime
 // cannot be run.
 func (s *Set) Find(ctx context.Context, name string) (Status, error) {
-	if _, known := s.specs[name]; name != "" && !known {
+	if _, known := (*s.specs.Load())[name]; name != "" && !known {
 		return Status{}, fmt.Errorf("runtime handler %q is unknown, there are %q: %w", name, s.Names(), errdefs.ErrNotFound)
 	}
 	status := s.status(ctx, name)
@@ -101,7 +109,7 @@ func (s *Set) List(ctx context.Context) []Status {
 }
 
 func (s *Set) status(ctx context.Context, name string) Status {
-	status := Status{Name: name, Program: s.specs[name].Program, Features: s.builtin}
+	status := Status{Name: name, Program: (*s.specs.Load())[name].Program, Features: s.builtin}
 	if len(status.Program) > 0 {
 		status.Features, status.Err = s.ask(ctx, status.Program[0])
 		// What the runtime can do, this machine must be able to do, too.

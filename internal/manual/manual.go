@@ -43,6 +43,22 @@ func Commands() []Command {
 			Words: "check", Help: "report what this node lacks and what was left behind; exit code 0 only without a problem", Configured: true,
 			Flags: []Flag{{"fix", "", "remove what was left behind, and try records in quarantine again"}, {"force", "", "with --fix: remove the records in quarantine that cannot be decoded"}, {"json", "", "print JSON"}},
 		},
+		{
+			Words: "timeline", Argument: "[POD]", Configured: true,
+			Help: "show the life of a pod step by step, of one that is gone or failed too; without a name list all. POD is a name, NAMESPACE/NAME, an id, or the same of a container",
+			Flags: []Flag{
+				{"failed", "", "only those in which something failed"},
+				{"since", "DURATION", "only those in which something happened since then: 10m"},
+				{"slowest", "N", "the N that took longest, the slowest first"},
+				{"json", "", "print JSON"},
+				{"html", "FILE", "write a page for a browser, with the pod's network as it is now, to attach to a report"},
+			},
+		},
+		{
+			Words: "pods", Configured: true, Help: "show the pods of the node, one line each: state and stage, containers, memory, addresses, what is wrong with the network",
+			Flags: []Flag{{"watch", "", "look again every two seconds, with the rates of CPU and network"}, {"json", "", "print JSON"}},
+		},
+		{Words: "debug bundle", Argument: "FILE", Configured: true, Help: "collect in a tar.gz what a maintainer asks for: configuration, timelines, metrics, stacks, what check finds; without secrets"},
 		{Words: "image import", Argument: "FILE", Help: "import the images of an archive (docker save, OCI layout); - is stdin", Flags: image},
 		{Words: "image pull", Argument: "REFERENCE", Help: "pull an image", Flags: append([]Flag{creds, platform}, image...)},
 		{Words: "image save", Argument: "REFERENCE FILE", Help: "write an image as an archive (OCI layout, also for docker load); - is stdout", Flags: image},

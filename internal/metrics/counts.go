@@ -2,6 +2,8 @@ package metrics
 
 import (
 	"context"
+	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -10,48 +12,89 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// counts reads the owners of things at each scrape.
-type counts struct {
-	sandboxes  *sandbox.Store
-	containers *container.Store
-	networks   *network.CNI
+// Sources are the owners of what is counted at each scrape.
+type Sources struct {
+	Sandboxes  *sandbox.Store
+	Containers *container.Store
+	Networks   *network.CNI
+	// Streams counts the open sessions, Dropped the events that nobody got.
+	Streams func() int
+	Dropped func() uint64
 }
 
-func describe(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("minicri_"+name, help, labels, nil)
-}
+// counts reads its sources at each scrape.
+type counts struct{ Sources }
 
 // Describe implements prometheus.Collector; what is collected describes itself.
 func (c *counts) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (c *counts) Collect(out chan<- prometheus.Metric) {
+	emit := func(name string, value float64, labels ...string) {
+		f, names := family(name)
+		kind := prometheus.GaugeValue
+		if f.Kind == "counter" {
+			kind = prometheus.CounterValue
+		}
+		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(f.Name, f.Help, names, nil), kind, value, labels...)
+	}
+	c.pods(emit)
+	c.containers(emit)
+	c.attachments(emit)
+	emit(quarantined, float64(len(c.Sandboxes.Quarantined())+len(c.Containers.Quarantined())+len(c.Networks.Quarantined())))
+	emit(stuck, float64(len(c.Networks.Stuck())))
+	emit(networkReady, c.ready())
+	emit(streamsOpen, float64(c.Streams()))
+	emit(dropped, float64(c.Dropped()))
+}
+
+// emitter puts out one value.
+type emitter func(name string, value float64, labels ...string)
+
+func (c *counts) pods(emit emitter) {
 	ready, notReady := 0, 0
-	for _, sb := range c.sandboxes.List() {
+	for _, sb := range c.Sandboxes.List() {
 		if sb.Ready() {
 			ready++
 		} else {
 			notReady++
 		}
 	}
-	gauge := func(desc *prometheus.Desc, value int, labels ...string) {
-		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(value), labels...)
+	emit(sandboxCount, float64(ready), "ready")
+	emit(sandboxCount, float64(notReady), "notready")
+	emit(sandboxCount, float64(len(c.Sandboxes.Building())), "building")
+}
+
+func (c *counts) containers(emit emitter) {
+	states := map[string]int{"created": 0, "running": 0, "exited": 0, "unknown": 0}
+	for _, one := range c.Containers.List() {
+		states[strings.ToLower(strings.TrimPrefix(one.State().String(), "CONTAINER_"))]++
 	}
-	state := describe("sandboxes", "Pod sandboxes by state.", "state")
-	gauge(state, ready, "ready")
-	gauge(state, notReady, "notready")
-	gauge(state, len(c.sandboxes.Building()), "building")
-	gauge(describe("attachments_pending", "Attachments whose CNI DEL has failed and is being repeated."), len(c.networks.Pending()))
-	gauge(describe("attachments_drifted", "Attachments that CNI CHECK found changed."), len(c.networks.Drifted()))
-	gauge(describe("records_quarantined", "Records of pods, containers and attachments that cannot be read."),
-		len(c.sandboxes.Quarantined())+len(c.containers.Quarantined())+len(c.networks.Quarantined()))
-	gauge(describe("plugin_runs_stuck", "Runs of CNI plugins whose processes were killed and did not end."), len(c.networks.Stuck()))
-	networkReady := 0
-	// A scrape does not wait for the first answer of the plugins.
+	for state, count := range states {
+		emit(containerCount, float64(count), state)
+	}
+}
+
+func (c *counts) attachments(emit emitter) {
+	waiting := c.Networks.Pending()
+	oldest := 0.0
+	for _, attachment := range waiting {
+		if first := attachment.FirstFailure; !first.IsZero() {
+			oldest = max(oldest, time.Since(first).Seconds())
+		}
+	}
+	emit(pending, float64(len(waiting)))
+	emit(oldestPending, oldest)
+	emit(drifted, float64(len(c.Networks.Drifted())))
+}
+
+// ready is 1 if pods can be attached. A scrape does not wait for the first
+// answer of the plugins.
+func (c *counts) ready() float64 {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
-	if c.networks.Ready(now) == nil {
-		networkReady = 1
+	if c.Networks.Ready(now) == nil {
+		return 1
 	}
-	gauge(describe("network_ready", "Whether pods can be attached."), networkReady)
+	return 0
 }

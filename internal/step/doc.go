@@ -13,6 +13,7 @@
 //	limit             the context's, asked for before the step begins
 //	metric            by Observer
 //	timeline          a Row, also of a step that failed
+//	span              of package trace, where the call is traced
 //
 // A Timeline is what has happened to one object, step by step; Record adds rows
 // to it from below, such as the runs of CNI plugins. When the object is gone, or

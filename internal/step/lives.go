@@ -1,9 +1,12 @@
 package step
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -18,7 +21,8 @@ import (
 
 // Life is the timeline of a pod or container that is gone, or could not be made.
 type Life struct {
-	// Kind is "pod" or "container".
+	// Kind is "pod" or "container", or "image" for a pull that failed and was
+	// for no pod that is there.
 	Kind string `json:"kind"`
 	ID   string `json:"id"`
 	// Pod is the id of a container's pod, "" for a pod.
@@ -31,6 +35,8 @@ type Life struct {
 	// Error is why it could not be made, "" if it was made and then removed.
 	Error string `json:"error,omitempty"`
 	Rows  []Row  `json:"rows"`
+	// Network is the configuration of the pod's network, "" if it is too large.
+	Network json.RawMessage `json:"network,omitempty"`
 }
 
 // Lives are kept up to these numbers; a file takes at most two blocks of the
@@ -39,6 +45,10 @@ const (
 	mostLives  = 1000
 	mostFailed = 750
 	mostBytes  = 8 << 10
+	// mostLifeError is the longest error of a life, in bytes.
+	mostLifeError = 1 << 10
+	// mostNetwork is the largest configuration of a network that a life has.
+	mostNetwork = 1536
 )
 
 // Lives keeps the last lives, one file each, those that failed longest: a file's
@@ -70,17 +80,47 @@ func (l Life) file() string {
 	if l.Error != "" {
 		outcome = failed
 	}
-	return strings.Join([]string{fmt.Sprintf("%019d", l.End.UnixNano()), outcome, l.Kind, l.ID}, "-") + ".json"
+	parts := []string{fmt.Sprintf("%019d", l.End.UnixNano()), outcome, l.Kind, l.ID, podHash(l.PodName())}
+	return strings.Join(parts, "-") + ".json"
+}
+
+// PodName is the name of the pod, without its namespace.
+func (l Life) PodName() string {
+	parts := strings.Split(l.Name, "/")
+	return parts[min(1, len(parts)-1)]
+}
+
+// podHash stands for a name in a file's name, which is too short for some.
+func podHash(name string) string {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(name)) // never fails
+	return fmt.Sprintf("%08x", h.Sum32())
+}
+
+// RefusedID is the id of what was refused before it had one: the same for every
+// try, of which the last one is kept.
+func RefusedID(kind, name string) string {
+	sum := sha256.Sum256([]byte(kind + " " + name))
+	return hex.EncodeToString(sum[:])
 }
 
 // outcomeAndID reads a file's name; ok is false for a foreign file.
 func outcomeAndID(name string) (outcome, id string, ok bool) {
-	parts := strings.SplitN(strings.TrimSuffix(name, ".json"), "-", 4)
-	if len(parts) != 4 || !strings.HasSuffix(name, ".json") {
-		return "", "", false
+	outcome, id, _, ok = parseName(name)
+	return outcome, id, ok
+}
+
+// parseName also returns the pod's hash, "" for a file of a version without it.
+func parseName(name string) (outcome, id, pod string, ok bool) {
+	parts := strings.Split(strings.TrimSuffix(name, ".json"), "-")
+	if len(parts) < 4 || len(parts) > 5 || !strings.HasSuffix(name, ".json") {
+		return "", "", "", false
+	}
+	if len(parts) == 5 {
+		pod = parts[4]
 	}
 	_, err := strconv.ParseInt(parts[0], 10, 64)
-	return parts[1], parts[3], err == nil
+	return parts[1], parts[3], pod, err == nil
 }
 
 // Keep writes a life down, in the place of an earlier one of the same id, and
@@ -116,7 +156,10 @@ func (l *Lives) Keep(life Life) error {
 
 // encode leaves out rows from the middle until the life fits its file.
 func (l Life) encode() ([]byte, error) {
-	l.Error = l.Error[:min(len(l.Error), mostError)]
+	l.Error = l.Error[:min(len(l.Error), mostLifeError)]
+	if len(l.Network) > mostNetwork {
+		l.Network = nil
+	}
 	for {
 		data, err := json.Marshal(l)
 		if err != nil || len(data) < mostBytes || len(l.Rows) == 0 {
@@ -182,14 +225,21 @@ func (l *Lives) list() (names, foreign []string, err error) {
 
 // List returns the lives that are kept, the newest first. A file that cannot be
 // read is left out.
-func (l *Lives) List() ([]Life, error) { return l.read(func(string) bool { return true }) }
+func (l *Lives) List() ([]Life, error) { return l.read(func(string, string) bool { return true }) }
 
 // Get returns those whose id begins so, the newest first.
 func (l *Lives) Get(id string) ([]Life, error) {
-	return l.read(func(its string) bool { return strings.HasPrefix(its, id) })
+	return l.read(func(its, _ string) bool { return strings.HasPrefix(its, id) })
 }
 
-func (l *Lives) read(match func(id string) bool) ([]Life, error) {
+// OfPod returns those of pods with a name, whatever their namespace, and of
+// their containers, the newest first; maybe those of a few other pods too.
+func (l *Lives) OfPod(name string) ([]Life, error) {
+	wanted := podHash(name)
+	return l.read(func(_, pod string) bool { return pod == wanted || pod == "" })
+}
+
+func (l *Lives) read(match func(id, pod string) bool) ([]Life, error) {
 	names, _, err := l.list()
 	if err != nil {
 		return nil, err
@@ -197,7 +247,7 @@ func (l *Lives) read(match func(id string) bool) ([]Life, error) {
 	slices.Reverse(names)
 	var lives []Life
 	for _, name := range names {
-		if _, id, _ := outcomeAndID(name); !match(id) {
+		if _, id, pod, _ := parseName(name); !match(id, pod) {
 			continue
 		}
 		var life Life

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/internal/step/failpoint"
+	"github.com/minicri/minicri/internal/trace"
 )
 
 // Observer is told of each step that has ended; nil if nothing measures.
@@ -43,25 +44,27 @@ func (s *Sequence) Step(name Name, do func(context.Context) error) {
 func (s *Sequence) Do(name Name, do func(context.Context) error) error {
 	row := s.timeline.begin(name)
 	began := time.Now()
-	err := s.do(name, do)
+	ctx, end := trace.Begin(s.ctx, string(name))
+	err := s.do(ctx, name, do)
+	end(err)
 	s.timeline.end(row, err)
 	if s.observe != nil {
 		s.observe(name, time.Since(began), err)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", name.Own(), err)
+		return &Error{Step: name, Err: err}
 	}
 	return nil
 }
 
-func (s *Sequence) do(name Name, do func(context.Context) error) error {
-	if err := context.Cause(s.ctx); err != nil {
+func (s *Sequence) do(ctx context.Context, name Name, do func(context.Context) error) error {
+	if err := context.Cause(ctx); err != nil {
 		return err
 	}
 	if err := failpoint.Hit(name.Before()); err != nil {
 		return err
 	}
-	if err := do(withParent(s.ctx, s.timeline, name)); err != nil {
+	if err := do(withParent(ctx, s.timeline, name)); err != nil {
 		return err
 	}
 	return failpoint.Hit(name.After())

@@ -26,6 +26,18 @@ func (n Name) Before() string { return string(n) + " before" }
 // After is passed when the step has succeeded.
 func (n Name) After() string { return string(n) + " after" }
 
+// Error is the failure of a step.
+type Error struct {
+	Step Name
+	Err  error
+}
+
+// Error says the step and why it failed.
+func (e *Error) Error() string { return e.Step.Own() + ": " + e.Err.Error() }
+
+// Unwrap returns why the step failed.
+func (e *Error) Unwrap() error { return e.Err }
+
 // Step is one step of a life, as the lists of sandbox and container have it.
 type Step struct {
 	Name Name

@@ -9,10 +9,12 @@ import (
 
 // Row is one row of a timeline: what was done, when it began, how long it took.
 type Row struct {
-	// Kind is that of the step, "pod" or "container", or "plugin" for the run
-	// of a CNI plugin.
+	// Kind is that of the step, "pod" or "container"; "plugin" for the run of a
+	// CNI plugin, "image" for a pull, and "exit" for what a container did from
+	// its start to its end.
 	Kind string `json:"kind"`
-	// Step is the step's own name, or the plugin and its verb: "bridge ADD".
+	// Step is the step's own name; the plugin and its verb: "bridge ADD"; or the
+	// reference of the image.
 	Step  string        `json:"step"`
 	Start time.Time     `json:"start"`
 	Took  time.Duration `json:"took,omitempty"`
@@ -21,13 +23,36 @@ type Row struct {
 	// Parent is what a plugin ran for: the step ("cni add"), or for an IPAM
 	// plugin the plugin that called it.
 	Parent string `json:"parent,omitempty"`
+	// Note says in a few words what came of it: "exit code 137, OOMKilled".
+	Note string `json:"note,omitempty"`
+	// Plugin is what the run of a CNI plugin came to, nil for all other rows.
+	Plugin *Plugin `json:"plugin,omitempty"`
+}
+
+// Plugin is what the run of one CNI plugin came to.
+type Plugin struct {
+	Name string `json:"name"`
+	Verb string `json:"verb"`
+	// Killed says that it did not answer before it was killed; Exit and the
+	// fields after it are not known then.
+	Killed bool `json:"killed,omitempty"`
+	// Exit is its exit code, Signal the signal that ended it instead.
+	Exit   int `json:"exit"`
+	Signal int `json:"signal,omitempty"`
+	// Code, Message and Details are its CNI error (CNI SPEC, "Error").
+	Code    uint   `json:"code,omitempty"`
+	Message string `json:"message,omitempty"`
+	Details string `json:"details,omitempty"`
+	// Stderr is the end of what it wrote there, at most 256 bytes.
+	Stderr string `json:"stderr,omitempty"`
 }
 
 // A timeline is bounded: an object that is stopped in vain for days has its
 // first rows, which tell how it was made, and its last ones.
 const (
-	mostRows  = 48
-	mostError = 512
+	mostRows   = 48
+	mostError  = 512
+	mostStderr = 256
 )
 
 // Timeline collects the rows of one object. It may be used by many goroutines.
@@ -136,8 +161,20 @@ func Record(ctx context.Context, row Row) {
 	if row.Parent == "" {
 		row.Parent = of.step
 	}
+	of.timeline.Add(row)
+}
+
+// Add adds a row of something that has ended.
+func (t *Timeline) Add(row Row) {
 	row.Error = row.Error[:min(len(row.Error), mostError)]
-	of.timeline.mu.Lock()
-	defer of.timeline.mu.Unlock()
-	of.timeline.add(&row)
+	if p := row.Plugin; p != nil {
+		bounded := *p
+		bounded.Message = p.Message[:min(len(p.Message), mostError)]
+		bounded.Details = p.Details[:min(len(p.Details), mostError)]
+		bounded.Stderr = p.Stderr[max(0, len(p.Stderr)-mostStderr):]
+		row.Plugin = &bounded
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.add(&row)
 }

@@ -34,6 +34,11 @@ type Report struct {
 	Code    uint   `json:"code,omitempty"`
 	Message string `json:"message,omitempty"`
 	Details string `json:"details,omitempty"`
+	// Answer is the beginning of what it printed when it succeeded, if that is
+	// no JSON object and so no result (CNI SPEC, "Success").
+	Answer string `json:"answer,omitempty"`
+	// NoResult is set by who could not read what it printed.
+	NoResult bool `json:"noResult,omitempty"`
 	// Stderr is the end of what it wrote there, at most 4 KiB.
 	Stderr string `json:"stderr,omitempty"`
 
@@ -43,18 +48,46 @@ type Report struct {
 // Failed reports whether the plugin did not answer with success.
 func (r Report) Failed() bool { return !r.Ended || r.Exit != 0 || r.Signal != 0 }
 
+// Text says why the plugin failed, without its name; "" if it did not.
+func (r Report) Text() string {
+	switch {
+	case r.Answer != "":
+		return fmt.Sprintf("it printed what is no CNI result: %.100q", r.Answer)
+	case !r.Failed():
+		return ""
+	case !r.Ended:
+		return "it did not answer"
+	case r.Message != "" && r.Details != "":
+		return r.Message + "; " + r.Details
+	case r.Message != "" || r.Code != 0:
+		return r.Message
+	default:
+		return strings.TrimSpace(fmt.Sprintf("exit code %d without a CNI error: %s", r.Exit, strings.TrimSpace(r.Stderr)))
+	}
+}
+
 // Err is the failure of the plugin as an error, nil if it succeeded.
 func (r Report) Err() error {
 	switch {
 	case !r.Failed():
 		return nil
-	case !r.Ended:
-		return fmt.Errorf("plugin %s: it did not answer", r.Plugin)
-	case r.Code != 0 || r.Message != "":
+	case r.Ended && (r.Code != 0 || r.Message != ""):
 		return fmt.Errorf("plugin %s: %w (CNI error code %d)", r.Plugin, &types.Error{Code: r.Code, Msg: r.Message, Details: r.Details}, r.Code)
 	default:
-		return fmt.Errorf("plugin %s: exit code %d without a CNI error: %s", r.Plugin, r.Exit, strings.TrimSpace(r.Stderr))
+		return fmt.Errorf("plugin %s: %s", r.Plugin, r.Text())
 	}
+}
+
+// Innermost are the reports of those that failed and called none that failed: a
+// plugin says again what its IPAM plugin said. An IPAM plugin that printed no
+// result is one of them when its caller failed.
+func Innermost(reports []Report) []Report {
+	failed := func(r Report) bool { return r.Failed() || r.Answer != "" && r.Parent != "" }
+	return slices.DeleteFunc(slices.Clone(reports), func(r Report) bool {
+		return !failed(r) || slices.ContainsFunc(reports, func(other Report) bool {
+			return failed(other) && strings.HasPrefix(other.note, r.note+"-")
+		})
+	})
 }
 
 // Reports are those of the plugins that have been started so far, the chain
@@ -140,7 +173,11 @@ func parseNote(data []byte) (Report, error) {
 		return r, nil // it was killed as it wrote
 	}
 	r.Ended, r.Exit, r.Signal, r.Took = true, int(numbers[0]), int(numbers[1]), time.Duration(numbers[2])
-	r.answer(text[:answered])
+	if r.Exit == 0 && r.Signal == 0 {
+		r.Answer = string(text[:answered])
+	} else {
+		r.answer(text[:answered])
+	}
 	r.Stderr = string(text[answered : answered+written])
 	return r, nil
 }

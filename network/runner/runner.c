@@ -73,6 +73,7 @@ enum {
 	OUT = 256 << 10, /* what a plugin answers, kept until it has ended */
 	TAIL = 4 << 10, /* the end of what it writes to stderr */
 	NOTED = 16 << 10, /* of an answer that is an error */
+	SHOWN = 256, /* of one that is no result */
 	MOST_AFTER = 64, /* reads of what is in a pipe when the plugin has ended */
 	BUSY_TRIES = 5, /* as libcni has it */
 };
@@ -89,6 +90,7 @@ static char note_path[PATH], links[PATH], *real;
 static int note;
 static char out[OUT], err[TAIL];
 static size out_length, err_length, out_written;
+static const char *verb;
 
 void *memset(void *to, int byte, size n)
 {
@@ -333,7 +335,7 @@ static const char *verb_of(char **environment)
 	return "";
 }
 
-static void note_start(const char *verb)
+static void note_start(void)
 {
 	char text[PATH + 64], *end = append(text, plugin) + 1;
 	char command[32];
@@ -346,10 +348,22 @@ static void note_start(const char *verb)
 	write_all(note, text, end - text);
 }
 
+/* A result is an object (CNI SPEC, "Success"), and verbs without a result print
+ * nothing. What begins otherwise is kept, to be shown. */
+static int no_object(void)
+{
+	size i = 0;
+	while (i < out_length && (out[i] == ' ' || out[i] == '\n' || out[i] == '\t' || out[i] == '\r'))
+		i++;
+	return same(verb, "ADD") && out_written == 0 && i < out_length && out[i] != '{';
+}
+
 static void note_end(int status, unsigned long took)
 {
 	char text[128], *end = text;
-	size answered = status && out_length > out_written ? out_length : 0;
+	size answered = (status || no_object()) && out_length > out_written ? out_length : 0;
+	if (!status && answered > SHOWN)
+		answered = SHOWN;
 	if (answered > NOTED)
 		answered = NOTED;
 	end = append_number(end, status & 0x7f ? 0 : status >> 8 & 0xff) + 1;
@@ -520,8 +534,8 @@ __attribute__((noreturn, used)) void start(long *stack)
 	read_settings();
 	enter();
 	unsigned long k = open_note(), began = now(CLOCK_MONOTONIC);
-	const char *verb = verb_of(environment);
-	note_start(verb);
+	verb = verb_of(environment);
+	note_start();
 	int status;
 	if (find_plugin()) {
 		status = run_plugin(environment);

@@ -7,5 +7,6 @@
 //
 // The points are "STEP before" and "STEP after" for each step of a pod's life
 // (see package sandbox), and "rename DIRECTORY" between the writing of a record
-// and its renaming, where DIRECTORY is sandboxes, attachments or facts.
+// and its renaming, where DIRECTORY is sandboxes, attachments or facts; and "lock
+// pods", while the lock of all pods is held.
 package failpoint

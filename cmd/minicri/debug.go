@@ -1,0 +1,61 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/doctor"
+	"github.com/minicri/minicri/internal/inspect"
+	"github.com/minicri/minicri/internal/node"
+)
+
+// debugCommand is `minicri debug bundle FILE`: what a maintainer asks for.
+func debugCommand(ctx context.Context, arguments []string, output io.Writer) error {
+	c, words, err := config.LoadWith(arguments, os.Stderr)
+	if err != nil {
+		return err
+	}
+	if len(words) != 2 || words[0] != "bundle" {
+		return errors.New("usage: minicri debug bundle FILE.tar.gz")
+	}
+	file, err := os.OpenFile(words[1], os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("write the bundle: %w", err)
+	}
+	bundle := inspect.NewBundle(file)
+	collect(ctx, c, bundle)
+	if err := errors.Join(bundle.Close(), file.Close()); err != nil {
+		return fmt.Errorf("write the bundle: %w", err)
+	}
+	_, err = fmt.Fprintf(output, "%s: look at it before you send it. Environments, secrets and credentials are left out; names of pods, images and addresses are in it.\n", words[1])
+	return err
+}
+
+// collect adds every part; one that cannot be had is its reason.
+func collect(ctx context.Context, c *config.Config, bundle *inspect.Bundle) {
+	bundle.Text("version.txt", func() (string, error) { return "minicri " + version + "\n", nil })
+	bundle.JSON("config.json", func() (any, error) { return c, nil })
+	client := inspect.NewClient(inspect.DebugSocket(c.State))
+	bundle.JSON("timelines.json", func() (any, error) { return findTimelines(ctx, c, "") })
+	bundle.JSON("pods.json", func() (any, error) { return client.Glance(ctx) })
+	for name, path := range map[string]string{"goroutines.txt": "/goroutines", "heap.pprof": "/debug/pprof/heap", "metrics.txt": "/metrics"} {
+		bundle.File(name, func() ([]byte, error) { return client.Read(ctx, path) })
+	}
+	bundle.JSON("check.json", func() (any, error) {
+		identity, err := node.Read(c.Root)
+		if err != nil {
+			return nil, err
+		}
+		shim, err := findShim(c.Shim)
+		if err != nil {
+			shim = c.Shim
+		}
+		return doctor.Run(ctx, doctor.Options{Config: c, Shim: shim, Node: identity}), nil
+	})
+	bundle.Networks(c.CNIConf)
+	bundle.Machine(ctx)
+}

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/sandbox"
+)
+
+// reloaded are the keys, and the tables, that take effect without a restart. All
+// others are named in the log when they change.
+var reloaded = []string{"log_level", "limits.", "runtimes", "default_network.", "images."}
+
+func isReloaded(key string) bool {
+	return slices.ContainsFunc(reloaded, func(known string) bool {
+		return key == known || strings.HasSuffix(known, ".") && strings.HasPrefix(key, known)
+	})
+}
+
+// apply puts into force what can be of a configuration, for what begins from now
+// on: nothing that is under way changes its limits.
+func (n *parts) apply(c *config.Config) {
+	n.runtime.Sandboxes.SetLimits(sandboxLimits(c))
+	n.runtime.Containers.SetLimits(containerLimits(c))
+	n.runtime.Networks.SetLimits(networkLimits(c))
+	n.runtime.Networks.SetDefault(network.DefaultNetwork(c.DefaultNetwork))
+	n.runtime.Info.Handlers.Replace(handlerSpecs(c))
+	n.images.Reconfigure(imageConfig(c, nil))
+}
+
+// reload reads the configuration and puts into force what can be. One that
+// cannot be read changes nothing. systemd is told when it begins and when it is
+// over (sd_notify(3)).
+func (d *serving) reload() {
+	notify(d.logger, fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", monotonicMicros()))
+	defer notify(d.logger, daemon.SdNotifyReady)
+	fresh, err := config.Load(d.arguments, os.Stderr)
+	if err != nil {
+		d.logger.Error("the configuration cannot be reloaded: it stays as it was", "err", err)
+		return
+	}
+	level, err := fresh.Level()
+	if err != nil {
+		d.logger.Error("the configuration cannot be reloaded: it stays as it was", "err", err)
+		return
+	}
+	d.level.Set(level)
+	d.node.apply(fresh)
+	defer func() { d.inForce.Store(inForce(d.inForce.Load(), fresh)) }()
+	changed := changedKeys(reflect.ValueOf(d.inForce.Load()).Elem(), reflect.ValueOf(fresh).Elem(), "")
+	var applied, restart []string
+	for _, key := range changed {
+		if isReloaded(key) {
+			applied = append(applied, key)
+		} else {
+			restart = append(restart, key)
+		}
+	}
+	if len(restart) > 0 {
+		d.logger.Warn("configuration reloaded; some keys have changed that need a restart of the daemon", "applied", applied, "keys", restart)
+		return
+	}
+	d.logger.Info("configuration reloaded", "applied", applied)
+}
+
+// inForce is a configuration with those keys of a fresh one that are reloaded.
+func inForce(before, fresh *config.Config) *config.Config {
+	next := *before
+	next.LogLevel, next.Limits, next.Runtimes = fresh.LogLevel, fresh.Limits, fresh.Runtimes
+	next.DefaultNetwork, next.Images = fresh.DefaultNetwork, fresh.Images
+	return &next
+}
+
+// monotonicMicros is the time as systemd wants to have it.
+func monotonicMicros() int64 {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // never fails
+	return now.Nano() / int64(time.Microsecond)
+}
+
+// lookPeriod is how often the configuration is looked at for changes.
+const lookPeriod = time.Second
+
+// followFile reloads when the configuration file, or one of its drop-ins, has
+// changed and has been left alone for a period, until the context ends. It is
+// looked at again and again, as the network's configuration is.
+func (d *serving) followFile(ctx context.Context, changed chan<- struct{}) {
+	tick := time.NewTicker(lookPeriod)
+	defer tick.Stop()
+	inForce := d.stamp()
+	last := inForce
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := d.stamp()
+		if now != inForce && now == last {
+			inForce = now
+			select {
+			case changed <- struct{}{}:
+			case <-ctx.Done():
+			}
+		}
+		last = now
+	}
+}
+
+// stamp tells one state of the configuration's files from another.
+func (d *serving) stamp() string {
+	var b strings.Builder
+	file := config.File(d.arguments)
+	dropIns, _ := filepath.Glob(filepath.Join(file+".d", "*.toml")) // the pattern is fine
+	slices.Sort(dropIns)
+	for _, path := range append([]string{file}, dropIns...) {
+		if info, err := os.Stat(path); err == nil {
+			fmt.Fprintln(&b, path, info.Size(), info.ModTime().UnixNano())
+		}
+	}
+	return b.String()
+}
+
+func sandboxLimits(c *config.Config) sandbox.Limits {
+	return sandbox.Limits{Run: time.Duration(c.Limits.Run), Destroy: time.Duration(c.Limits.Destroy), Kill: time.Duration(c.Limits.Kill)}
+}
+
+func containerLimits(c *config.Config) container.Limits {
+	return container.Limits{Create: time.Duration(c.Limits.Create), Kill: time.Duration(c.Limits.Kill)}
+}
+
+func networkLimits(c *config.Config) network.Limits {
+	l := c.Limits
+	return network.Limits{
+		Add: time.Duration(l.CNIAdd), Del: time.Duration(l.CNIDel), Check: time.Duration(l.CNICheck),
+		Status: time.Duration(l.CNIStatus), GC: time.Duration(l.CNIGC),
+		DetachTries: l.DetachTries, DetachTime: time.Duration(l.DetachTime),
+		RetryFirst: time.Duration(l.RetryFirst), RetryMost: time.Duration(l.RetryMost),
+		Reload: time.Duration(l.Reload), StatusPeriod: time.Duration(l.Status), GCPeriod: time.Duration(l.GC), CheckPeriod: time.Duration(l.Check),
+	}
+}

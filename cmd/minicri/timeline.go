@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/inspect"
+	"github.com/minicri/minicri/internal/manual"
+	"github.com/minicri/minicri/internal/node"
+	"github.com/minicri/minicri/internal/podnet"
+	"github.com/minicri/minicri/internal/timeline"
+)
+
+// timelineFlags are those of `minicri timeline`.
+type timelineFlags struct {
+	failed, asJSON bool
+	since          time.Duration
+	slowest        int
+	html           string
+}
+
+// timelineCommand is `minicri timeline`: the lives of pods.
+func timelineCommand(ctx context.Context, arguments []string, output io.Writer) error {
+	var f timelineFlags
+	help := manual.Find("timeline").FlagHelp
+	c, words, err := config.LoadWith(arguments, os.Stderr, func(set *flag.FlagSet) {
+		set.BoolVar(&f.failed, "failed", false, help("failed"))
+		set.BoolVar(&f.asJSON, "json", false, help("json"))
+		set.DurationVar(&f.since, "since", 0, help("since"))
+		set.IntVar(&f.slowest, "slowest", 0, help("slowest"))
+		set.StringVar(&f.html, "html", "", help("html"))
+	})
+	if err != nil {
+		return err
+	}
+	if len(words) > 1 {
+		return fmt.Errorf("one pod, id or container at a time, not %q", words)
+	}
+	wanted := slices.Concat(words, []string{""})[0]
+	pods, err := findTimelines(ctx, c, wanted)
+	if err != nil {
+		return err
+	}
+	pods = f.choose(pods, time.Now())
+	if wanted != "" && len(pods) == 0 {
+		return fmt.Errorf("nothing is known of %q: `minicri timeline` lists what is", wanted)
+	}
+	return f.show(ctx, output, wanted, pods)
+}
+
+// findTimelines asks the daemon, or where none runs its files.
+func findTimelines(ctx context.Context, c *config.Config, wanted string) ([]timeline.Pod, error) {
+	pods, err := inspect.NewClient(inspect.DebugSocket(c.State)).Timelines(ctx, wanted)
+	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) {
+		return pods, err
+	}
+	identity, err := node.Read(c.Root)
+	if err != nil {
+		return nil, fmt.Errorf("no daemon answers at %s, and there are no files of one: %w", inspect.DebugSocket(c.State), err)
+	}
+	files := inspect.Files{Root: c.Root, State: c.State, Netns: func(id string) string { return filepath.Join(c.NetnsDir, identity.Mark()+id) }}
+	return files.Timelines(wanted)
+}
+
+// choose leaves the pods that the flags ask for, in their order.
+func (f timelineFlags) choose(pods []timeline.Pod, now time.Time) []timeline.Pod {
+	pods = slices.DeleteFunc(pods, func(p timeline.Pod) bool {
+		return f.failed && !p.DidFail() || f.since > 0 && now.Sub(p.LastChange()) > f.since
+	})
+	if f.slowest > 0 {
+		timeline.Slowest(pods)
+		pods = pods[:min(len(pods), f.slowest)]
+	}
+	return pods
+}
+
+func (f timelineFlags) show(ctx context.Context, output io.Writer, wanted string, pods []timeline.Pod) error {
+	style := timeline.Style{Color: isTerminal(output) && os.Getenv("NO_COLOR") == ""}
+	switch {
+	case f.html != "":
+		return f.writePage(ctx, output, wanted, pods)
+	case f.asJSON:
+		encoder := json.NewEncoder(output)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(slices.Concat([]timeline.Pod{}, pods))
+	case wanted == "":
+		return timeline.List(output, pods, time.Now(), style)
+	}
+	if err := pods[0].Text(output, style); err != nil || len(pods) == 1 {
+		return err
+	}
+	// Of a pod that was tried again and again the last try is shown.
+	_, err := fmt.Fprintf(output, "\n%d more of this name, by their ids:\n", len(pods)-1)
+	if err != nil {
+		return err
+	}
+	return timeline.List(output, pods[1:], time.Now(), style)
+}
+
+func (f timelineFlags) writePage(ctx context.Context, output io.Writer, wanted string, pods []timeline.Pod) error {
+	if wanted == "" {
+		return errors.New("--html is for one pod: name it, `minicri timeline` lists them")
+	}
+	pod := pods[0]
+	if n := pod.Network; n != nil && n.Path != "" && (pod.State == timeline.Ready || pod.State == timeline.NotReady || pod.State == timeline.Building) {
+		n.Now = podnet.Look(ctx, n.Path, pod.ID, pod.Addresses)
+		pod.Finish()
+	}
+	file, err := os.OpenFile(f.html, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("write the page: %w", err)
+	}
+	err = errors.Join(pod.Page(file, version, time.Now()), file.Close())
+	if err != nil {
+		return fmt.Errorf("write the page: %w", err)
+	}
+	_, err = fmt.Fprintf(output, "%s: %s %s, %s\n", f.html, pod.Kind, pod.Name, pod.State)
+	return err
+}

@@ -1,0 +1,186 @@
+package inspect
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/internal/id"
+	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/internal/timeline"
+	"github.com/minicri/minicri/sandbox"
+)
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func write[T any](t testing.TB, directory, id string, version int, record T) {
+	t.Helper()
+	records, err := state.Open[T](directory, version, false)
+	must(t, err)
+	must(t, records.Write(id, record))
+}
+
+func encoded(t testing.TB, message proto.Message) json.RawMessage {
+	t.Helper()
+	data, err := protojson.Marshal(message)
+	must(t, err)
+	return data
+}
+
+// files are the directories of a daemon that does not run, with some pods of one
+// container each, and as many lives of pods that have failed.
+func files(t testing.TB, pods int) Files {
+	t.Helper()
+	f := Files{Root: t.TempDir(), State: t.TempDir(), Netns: func(id string) string { return "/run/netns/" + id }}
+	lives, err := step.OpenLives(filepath.Join(f.Root, "lives"))
+	must(t, err)
+	rows := []step.Row{}
+	for i := range 20 {
+		rows = append(rows, step.Row{Kind: "pod", Step: fmt.Sprint("step", i), Start: time.Now(), Took: time.Millisecond})
+	}
+	for i := range pods {
+		pod, ctr := id.New(), id.New()
+		metadata := &runtimeapi.PodSandboxMetadata{Name: fmt.Sprint("web", i), Namespace: "test", Uid: fmt.Sprint(i)}
+		write(t, filepath.Join(f.Root, "sandboxes"), pod, 1, sandbox.Record{ID: pod, Config: encoded(t, &runtimeapi.PodSandboxConfig{Metadata: metadata})})
+		write(t, filepath.Join(f.State, "facts"), pod, 1, sandbox.Facts{ReadyAt: time.Now(), Timeline: rows})
+		write(t, filepath.Join(f.Root, "containers"), ctr, 1, container.Record{ID: ctr, SandboxID: pod, Config: encoded(t, &runtimeapi.ContainerConfig{
+			Metadata: &runtimeapi.ContainerMetadata{Name: "app"}, Envs: []*runtimeapi.KeyValue{{Key: "PLAIN", Value: []byte("S3CRET")}},
+		})})
+		write(t, filepath.Join(f.Root, "container-facts"), ctr, 1, container.Facts{StartedAt: 1, Timeline: rows[:3]})
+		failed := append([]step.Row{}, rows...)
+		failed[19].Error = "no address"
+		must(t, lives.Keep(step.Life{Kind: "pod", ID: id.New(), Name: fmt.Sprint("test/gone", i), End: time.Now(), Error: "step19: no address", Rows: failed}))
+	}
+	return f
+}
+
+func one(t *testing.T, f Files, wanted string) timeline.Pod {
+	t.Helper()
+	pods, err := f.Timelines(wanted)
+	must(t, err)
+	if len(pods) != 1 {
+		t.Fatalf("%q: %d pods", wanted, len(pods))
+	}
+	return pods[0]
+}
+
+func TestTimelinesOfFiles(t *testing.T) {
+	f := files(t, 3)
+	web := one(t, f, "web1")
+	if web.Name != "test/web1" || web.State != timeline.Ready || len(web.Rows) != 20 || len(web.Containers) != 1 || web.Containers[0].State != "running" {
+		t.Errorf("%+v", web)
+	}
+	for _, wanted := range []string{"test/web1", web.ID, web.ID[:12], web.Containers[0].ID[:12], "test/web1/app"} {
+		if got := one(t, f, wanted); got.ID != web.ID {
+			t.Errorf("%q is %s", wanted, got.Name)
+		}
+	}
+	gone := one(t, f, "gone2")
+	if gone.State != timeline.Failed || !gone.DidFail() || len(gone.Rows) != 20 {
+		t.Errorf("%+v", gone)
+	}
+	all, err := f.Timelines("")
+	must(t, err)
+	text, err := json.Marshal(all)
+	must(t, err)
+	if len(all) != 6 || bytes.Contains(text, []byte("S3CRET")) {
+		t.Errorf("%d pods: %s", len(all), text)
+	}
+	if none, err := f.Timelines("nothing"); err != nil || len(none) != 0 {
+		t.Errorf("%v, %v", none, err)
+	}
+}
+
+// A container whose pod's own life is gone is still found.
+func TestContainerOfAPodThatIsGone(t *testing.T) {
+	f := files(t, 1)
+	lives, err := step.OpenLives(filepath.Join(f.Root, "lives"))
+	must(t, err)
+	pod := id.New()
+	must(t, lives.Keep(step.Life{Kind: "container", ID: id.New(), Pod: pod, Name: "test/old/db", End: time.Now(), Error: "create: no room", Rows: []step.Row{{Kind: "container", Step: "create", Error: "no room", Start: time.Now()}}}))
+	for _, wanted := range []string{"old", "test/old", "db", pod[:10]} {
+		if got := one(t, f, wanted); got.Name != "test/old" || got.State != timeline.Removed || len(got.Containers) != 1 || got.Containers[0].Name != "db" {
+			t.Errorf("%q: %+v", wanted, got)
+		}
+	}
+}
+
+func TestBundleHasNoSecrets(t *testing.T) {
+	var b bytes.Buffer
+	bundle := NewBundle(&b)
+	networks := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(networks, "10-net.conflist"), []byte(`{"name":"net","plugins":[{"type":"x","password":"S3CRET"}]}`), 0o600))
+	must(t, os.WriteFile(filepath.Join(networks, "broken"), []byte(`token: S3CRET`), 0o600))
+	bundle.JSON("config.json", func() (any, error) {
+		return map[string]any{"DefaultEnv": []string{"A=S3CRET"}, "Socket": "/run/x"}, nil
+	})
+	bundle.Text("log.txt", func() (string, error) { return "dial https://u:S3CRET@h/: Authorization: Bearer S3CRETS3CRET", nil })
+	bundle.JSON("gone.json", func() (any, error) { return nil, errors.New("no daemon, token=S3CRET") })
+	bundle.Networks(networks)
+	must(t, bundle.Close())
+	packed, err := gzip.NewReader(&b)
+	must(t, err)
+	var names []string
+	for archive := tar.NewReader(packed); ; {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		must(t, err)
+		content, err := io.ReadAll(archive)
+		must(t, err)
+		names = append(names, strings.TrimPrefix(header.Name, "minicri-debug/"))
+		if bytes.Contains(content, []byte("S3CRET")) {
+			t.Errorf("%s: %s", header.Name, content)
+		}
+	}
+	if got := strings.Join(names, " "); got != "config.json log.txt gone.json.missing networks/10-net.conflist.json networks/broken.json" {
+		t.Error(got)
+	}
+}
+
+// BenchmarkTimelineOfOneOf1000 is what a daemon, or the files, need for one pod.
+func BenchmarkTimelineOfOneOf1000(b *testing.B) {
+	f := files(b, 1000)
+	lives, err := step.OpenLives(filepath.Join(f.Root, "lives"))
+	must(b, err)
+	b.Run("files", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := f.Timelines("web500"); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("lives", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := query(nothing{}, lives, "gone500"); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+// nothing is a daemon without pods.
+type nothing struct{}
+
+func (nothing) pods(func(timeline.Pod) bool) ([]timeline.Pod, error) { return nil, nil }

@@ -1,0 +1,140 @@
+package inspect
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"net/url"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/minicri/minicri/internal/timeline"
+)
+
+// DebugSocket is the path of the socket below a daemon's volatile directory.
+func DebugSocket(state string) string { return filepath.Join(state, "debug.sock") }
+
+// Server answers questions about a daemon over HTTP, on a unix socket.
+type Server struct {
+	Node *Node
+	// Metrics answers a scrape, whether there is an address for that or not.
+	Metrics http.Handler
+	Logger  *slog.Logger
+}
+
+// Serve answers on the listener until the context ends:
+//
+//	/timelines?pod=NAME    the lives of pods, as JSON
+//	/pods                  all pods at a glance, as JSON
+//	/goroutines            the stacks of all goroutines
+//	/metrics               the metrics of Prometheus
+//	/debug/pprof/          profiles, as net/http/pprof has them
+func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
+	server := &http.Server{Handler: s.routes(), ReadHeaderTimeout: 10 * time.Second}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+	}
+	return nil
+}
+
+func (s *Server) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /timelines", func(w http.ResponseWriter, r *http.Request) {
+		pods, err := s.Node.Timelines(r.URL.Query().Get("pod"))
+		s.answer(w, pods, err)
+	})
+	mux.HandleFunc("GET /pods", func(w http.ResponseWriter, r *http.Request) { s.answer(w, s.Node.Glance(r.Context()), nil) })
+	mux.HandleFunc("GET /goroutines", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(Goroutines()) })
+	mux.Handle("GET /metrics", s.Metrics)
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	return mux
+}
+
+func (s *Server) answer(w http.ResponseWriter, value any, err error) {
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(value); err != nil {
+		s.Logger.Debug("an answer was not read to its end", "err", err)
+	}
+}
+
+// Goroutines are the stacks of all goroutines of this process, as a panic has
+// them.
+func Goroutines() []byte {
+	for size := 1 << 20; ; size *= 2 {
+		buffer := make([]byte, size)
+		if n := runtime.Stack(buffer, true); n < size {
+			return buffer[:n]
+		}
+	}
+}
+
+// Client asks a daemon.
+type Client struct{ http *http.Client }
+
+// NewClient asks the daemon that serves at a socket.
+func NewClient(socket string) Client {
+	return Client{&http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}}}
+}
+
+// Timelines are the pods that are asked for; see Node.Timelines.
+func (c Client) Timelines(ctx context.Context, wanted string) (pods []timeline.Pod, err error) {
+	err = c.get(ctx, "/timelines?pod="+url.QueryEscape(wanted), &pods)
+	return pods, err
+}
+
+// Glance is Node.Glance.
+func (c Client) Glance(ctx context.Context) (g *timeline.Glance, err error) {
+	err = c.get(ctx, "/pods", &g)
+	return g, err
+}
+
+func (c Client) get(ctx context.Context, path string, into any) error {
+	data, err := c.Read(ctx, path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return fmt.Errorf("read the daemon's answer: %w", err)
+	}
+	return nil
+}
+
+// Read returns what the daemon has at a path of Server.Serve.
+func (c Client) Read(ctx context.Context, path string) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://minicri"+path, http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.http.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	data, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return nil, fmt.Errorf("read the daemon's answer: %w", err)
+	}
+	if answer.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("the daemon answers: %s", strings.TrimSpace(string(data)))
+	}
+	return data, nil
+}

@@ -1,0 +1,90 @@
+// Package redact takes secrets out of what is shown or handed on: messages that
+// plugins, registries and programs have written, and configurations. It errs on
+// the side of hiding. It owns nothing and keeps no state.
+package redact
+
+import (
+	"encoding/json"
+	"regexp"
+)
+
+// Hidden stands where a secret was.
+const Hidden = "(hidden)"
+
+// secret is the part of a name that says that its value is one.
+const secret = `(?:password|passwd|passphrase|secret|token|credential|api[-_]?key|access[-_]?key|private[-_]?key|client[-_]?key|authorization|auth[-_]?key)`
+
+var (
+	secretName = regexp.MustCompile(`(?i)` + secret)
+	// secretFile is the name of a value that is a path, which is no secret.
+	secretFile  = regexp.MustCompile(`(?i)(file|path|dir)$`)
+	environment = regexp.MustCompile(`(?i)(^|_)envs?$|^DefaultEnv$|^environment$|^(identity|registry)_?token$|^auths?$|^[k-]?certificate[-_]authority[-_]data$`)
+
+	patterns = []struct {
+		find    *regexp.Regexp
+		replace string
+	}{
+		{regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)`), Hidden},
+		{regexp.MustCompile(`://[^/\s@"']+@`), "://" + Hidden + "@"},
+		{regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]*)?`), Hidden},
+		{regexp.MustCompile(`(?i)\b(bearer|basic) +[A-Za-z0-9+/=_.~-]{6,}`), "$1 " + Hidden},
+		{regexp.MustCompile(`(?i)([\w.-]*` + secret + `[\w.-]*\\?["']?\s*[:=]\s*)(\\?"[^"]*"|'[^']*'|[^\s,;&"']+)`), "${1}" + Hidden},
+	}
+)
+
+// Text returns a text without what looks like a secret in it: values of variables
+// and parameters whose names say so, credentials in addresses, tokens, keys.
+func Text(text string) string {
+	for _, p := range patterns {
+		text = p.find.ReplaceAllString(text, p.replace)
+	}
+	return text
+}
+
+// JSON returns a document with the values of keys that say so replaced, and
+// environments as a whole; its texts are as from Text. What is no JSON is text.
+func JSON(document []byte) json.RawMessage {
+	if len(document) == 0 {
+		return nil
+	}
+	var value any
+	if json.Unmarshal(document, &value) != nil {
+		value = Text(string(document))
+	}
+	clean, err := json.Marshal(Value(value))
+	if err != nil {
+		return json.RawMessage(`"` + Hidden + `"`)
+	}
+	return clean
+}
+
+// Value is JSON for a document that is decoded already.
+func Value(value any) any {
+	switch v := value.(type) {
+	case string:
+		return Text(v)
+	case []any:
+		for i := range v {
+			v[i] = Value(v[i])
+		}
+	case map[string]any:
+		for key := range v {
+			if hides(key, v[key]) {
+				v[key] = Hidden
+				continue
+			}
+			v[key] = Value(v[key])
+		}
+	}
+	return value
+}
+
+// hides reports whether the value of a key is not to be shown. What is true or
+// false is no secret, and neither is nothing.
+func hides(key string, value any) bool {
+	switch value.(type) {
+	case bool, nil:
+		return false
+	}
+	return environment.MatchString(key) || secretName.MatchString(key) && !secretFile.MatchString(key)
+}

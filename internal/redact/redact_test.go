@@ -1,0 +1,45 @@
+package redact
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestTextHasNoSecrets(t *testing.T) {
+	for text, keeps := range map[string]string{
+		"dial https://user:S3CRET@registry.example/v2: refused":                       "registry.example",
+		"GET /x?token=S3CRET&scope=pull failed":                                       "scope=pull",
+		"Authorization: Bearer S3CRETS3CRET":                                          "",
+		`config {"password": "S3CRET S3CRET", "user": "me"}`:                          "user",
+		`escaped {\"password\": \"S3CRET\"}`:                                          "escaped",
+		"MYSQL_ROOT_PASSWORD=S3CRET HOME=/root":                                       "HOME=/root",
+		"aws_secret_access_key = S3CRET":                                              "aws_secret",
+		"-----BEGIN RSA PRIVATE KEY-----\nS3CRET\n-----END RSA PRIVATE KEY-----\nend": "end",
+		"jwt eyJhbGciOiJI.S3CRETUzI1NiJ9.abc end":                                     "end",
+	} {
+		got := Text(text)
+		if strings.Contains(got, "S3CRET") || !strings.Contains(got, keeps) {
+			t.Errorf("%q is shown as %q", text, got)
+		}
+	}
+	plain := "no IP addresses available in range set: 10.0.0.1-10.0.0.2 (CNI error code 11)"
+	if got := Text(plain); got != plain {
+		t.Errorf("%q is shown as %q", plain, got)
+	}
+}
+
+func TestJSONHasNoSecrets(t *testing.T) {
+	got := string(JSON([]byte(`{"type":"calico","policy":{"k8s_auth_token":"S3CRET","k8s_client_key":{"deep":"S3CRET"}},
+		"envs":[{"key":"A","value":"S3CRET"}],"url":"http://u:S3CRET@h/","key_file":"/etc/key","token_file":"/run/token","ipMasq":true,"list":["password=S3CRET"]}`)))
+	if strings.Contains(got, "S3CRET") {
+		t.Error(got)
+	}
+	for _, kept := range []string{`"type":"calico"`, `"token_file":"/run/token"`, `"ipMasq":true`, "@h/"} {
+		if !strings.Contains(got, kept) {
+			t.Errorf("%s is gone from %s", kept, got)
+		}
+	}
+	if got := string(JSON([]byte("no json, token=S3CRET"))); strings.Contains(got, "S3CRET") || !strings.Contains(got, "no json") {
+		t.Error(got)
+	}
+}

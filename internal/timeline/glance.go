@@ -1,0 +1,108 @@
+package timeline
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/docker/go-units"
+)
+
+// Glance is a node in a few lines: its pods, and what the runtime takes.
+type Glance struct {
+	// At is when it was taken.
+	At   time.Time `json:"at"`
+	Pods []Line    `json:"pods"`
+	// Daemon and Supervisors are the memory of the runtime's processes, in bytes.
+	Daemon      uint64 `json:"daemonBytes"`
+	Supervisors uint64 `json:"supervisorBytes"`
+	// Released are attachments that wait for their DEL and have no pod any more.
+	Released int `json:"releasedAttachments"`
+}
+
+// Line is one pod of a glance.
+type Line struct {
+	ID    string `json:"id"`
+	Name  string `json:"name"`
+	State string `json:"state"`
+	// Stage is the step that is under way, and For how long it has been; "" if
+	// there is none.
+	Stage string        `json:"stage,omitempty"`
+	For   time.Duration `json:"for,omitempty"`
+
+	Addresses []string `json:"addresses,omitempty"`
+	// Running of the pod's Containers run.
+	Running    int `json:"running"`
+	Containers int `json:"containers"`
+	// Memory is the working set of the pod, Runtime what the runtime takes for
+	// it: its pause process, and its share of the supervisor. In bytes.
+	Memory  uint64 `json:"memoryBytes"`
+	Runtime uint64 `json:"runtimeBytes"`
+	// CPU is the time that it has run, in nanoseconds; Received and Sent are
+	// bytes of its network.
+	CPU      uint64 `json:"cpuNanoseconds"`
+	Received uint64 `json:"receivedBytes"`
+	Sent     uint64 `json:"sentBytes"`
+	// Problems are those of its attachment.
+	Problems []string `json:"problems,omitempty"`
+}
+
+// Table writes one line for each pod; with an earlier glance also the rates
+// since then.
+func (g *Glance) Table(w io.Writer, earlier *Glance, style Style) error {
+	var b strings.Builder
+	head := fmt.Sprintf("%-28s %-19s %5s %9s %8s", "NAME", "STATE", "CTRS", "MEMORY", "RUNTIME")
+	if earlier != nil {
+		head += fmt.Sprintf(" %6s %10s %10s", "CPU", "IN", "OUT")
+	}
+	fmt.Fprintf(&b, "%s  %s\n", style.paint(faint, head), style.paint(faint, "ADDRESSES"))
+	for _, l := range g.Pods {
+		l.write(&b, g.rates(l, earlier), style)
+	}
+	fmt.Fprintf(&b, "%s\n", style.paint(faint, fmt.Sprintf("%d pods; daemon %s, supervisors %s", len(g.Pods), size(g.Daemon), size(g.Supervisors))))
+	if g.Released > 0 {
+		fmt.Fprintf(&b, "%s\n", style.paint(yellow, fmt.Sprintf("%d attachments of pods that are gone wait for their DEL: minicri timeline --failed", g.Released)))
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (l Line) write(b *strings.Builder, rates string, style Style) {
+	state := l.State
+	if l.Stage != "" {
+		state = fmt.Sprintf("%s %s", l.Stage, short(l.For))
+	}
+	color := map[string]string{Ready: green, NotReady: red}[l.State]
+	if l.Stage != "" {
+		color = yellow
+	}
+	fmt.Fprintf(b, "%s %s %5s %9s %8s%s  %s\n", pad(l.Name, 28), style.paint(color, pad(state, 19)), fmt.Sprintf("%d/%d", l.Running, l.Containers),
+		size(l.Memory), size(l.Runtime), rates, strings.Join(l.Addresses, ","))
+	for _, problem := range l.Problems {
+		fmt.Fprintf(b, "  %s\n", style.paint(red, shorten(oneLine(problem), width-2)))
+	}
+}
+
+// rates are what the pod has used each second since an earlier glance.
+func (g *Glance) rates(l Line, earlier *Glance) string {
+	if earlier == nil {
+		return ""
+	}
+	seconds := g.At.Sub(earlier.At).Seconds()
+	for _, before := range earlier.Pods {
+		if before.ID != l.ID || seconds <= 0 {
+			continue
+		}
+		rate := func(now, then uint64) float64 { return float64(now-min(now, then)) / seconds }
+		return fmt.Sprintf(" %5.1f%% %8s/s %8s/s", rate(l.CPU, before.CPU)/1e7, size(uint64(rate(l.Received, before.Received))), size(uint64(rate(l.Sent, before.Sent))))
+	}
+	return fmt.Sprintf(" %6s %10s %10s", "-", "-", "-")
+}
+
+func size(bytes uint64) string {
+	if bytes == 0 {
+		return "-"
+	}
+	return units.CustomSize("%.3g %s", float64(bytes), 1024, []string{"B", "KiB", "MiB", "GiB", "TiB"})
+}

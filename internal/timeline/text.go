@@ -1,0 +1,249 @@
+package timeline
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// width is that of a terminal, in columns.
+const (
+	width     = 80
+	nameWidth = 30
+	barWidth  = width - 10 - 10 - 2 - nameWidth - 1
+	indent    = 22
+)
+
+// Style says how a text is marked.
+type Style struct{ Color bool }
+
+const (
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+	faint  = "2"
+	bold   = "1"
+)
+
+func (s Style) paint(code, text string) string {
+	if !s.Color || text == "" {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+// Text writes the life of a pod as a waterfall, 80 columns wide.
+func (p *Pod) Text(w io.Writer, style Style) error {
+	var b strings.Builder
+	p.head(&b, style)
+	episodes := p.episodes()
+	for i, e := range episodes {
+		gap := time.Duration(0)
+		if i > 0 {
+			gap = e.begin.Sub(episodes[i-1].end)
+		}
+		e.text(&b, style, gap)
+	}
+	p.verdict(&b, style)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (p *Pod) head(b *strings.Builder, style Style) {
+	color := map[string]string{Ready: green, Failed: red, Building: yellow}[p.State]
+	fmt.Fprintf(b, "%s %s", p.Kind, style.paint(bold, p.Name))
+	if p.Attempt > 0 {
+		fmt.Fprintf(b, " (attempt %d)", p.Attempt)
+	}
+	fmt.Fprintf(b, ": %s", style.paint(color, p.State))
+	if p.State == Failed {
+		fmt.Fprintf(b, " after %s", short(p.Took))
+	} else if p.Took > 0 {
+		fmt.Fprintf(b, ", made in %s", short(p.Took))
+	}
+	b.WriteString("\n")
+	if len(p.Addresses) > 0 {
+		fmt.Fprintf(b, "  addresses  %s\n", strings.Join(p.Addresses, ", "))
+	}
+	fmt.Fprintf(b, "  id         %s\n", p.ID)
+	for _, c := range p.Containers {
+		name := c.Name
+		if c.Attempt > 0 {
+			name += fmt.Sprintf(" (attempt %d)", c.Attempt)
+		}
+		fmt.Fprintf(b, "  container  %s %s: %s", shorten(name, 24), shorten(c.ID, 13), c.State)
+		if c.Image != "" {
+			fmt.Fprintf(b, ", %s", shorten(c.Image, 24))
+		}
+		b.WriteString("\n")
+	}
+}
+
+// text writes one episode: a head, a line for each row, and what was slowest.
+func (e *episode) text(b *strings.Builder, style Style, gap time.Duration) {
+	when := e.begin.UTC().Format("2006-01-02 15:04:05.000 UTC")
+	if gap > 0 {
+		when += ", " + short(gap) + " later"
+	}
+	fmt.Fprintf(b, "\n%s\n", style.paint(bold, when))
+	scale := "0" + strings.Repeat(" ", max(1, barWidth-1-utf8.RuneCountInString(short(e.took())))) + short(e.took())
+	fmt.Fprintf(b, "%s\n", style.paint(faint, fmt.Sprintf("%9s %9s   %s %s", "start", "took", pad("step", nameWidth), scale)))
+	for _, l := range e.lines() {
+		e.line(b, style, l)
+	}
+	if slowest := e.slowest(); slowest != "" {
+		wrap(b, "  slowest: ", slowest, 11)
+	}
+}
+
+func (e *episode) line(b *strings.Builder, style Style, l *line) {
+	mark, color := "✓", green
+	if l.failed() {
+		mark, color = "✗", red
+	}
+	name := pad(strings.Repeat("  ", l.depth)+mark+" "+l.name(), nameWidth)
+	fmt.Fprintf(b, "%9s %9s   %s %s\n", short(l.at().Sub(e.begin)), short(l.Took),
+		strings.Replace(name, mark, style.paint(color, mark), 1), style.paint(color, e.bar(l)))
+	for _, text := range l.details() {
+		wrap(b, strings.Repeat(" ", indent+2*l.depth), text, indent+2*l.depth)
+	}
+}
+
+// details are what a line came to, where there is something to say.
+func (l *line) details() (texts []string) {
+	if l.Note != "" {
+		texts = append(texts, l.Note)
+	}
+	p := l.Plugin
+	switch {
+	case !l.failed():
+	case p != nil:
+		text := explain(p)
+		if l.Error != "" && !(p.Killed && l.Error == "it did not answer") {
+			text += ": " + l.Error
+		}
+		texts = append(texts, text)
+		if p.Details != "" {
+			texts = append(texts, "details: "+oneLine(p.Details))
+		}
+		if p.Stderr != "" {
+			texts = append(texts, "stderr: "+oneLine(p.Stderr))
+		}
+	case l.blamed():
+		texts = append(texts, l.Error)
+	}
+	return texts
+}
+
+// bar is the line in the waterfall.
+func (e *episode) bar(l *line) string {
+	begin, length := e.place(l, barWidth)
+	if l.Kind == "exit" {
+		return strings.Repeat(" ", begin) + "●"
+	}
+	if length == 0 {
+		return strings.Repeat(" ", begin) + "▏"
+	}
+	return strings.Repeat(" ", begin) + strings.Repeat("█", length)
+}
+
+// place is where a line begins in a scale and how long it is there.
+func (e *episode) place(l *line, scale int) (begin, length int) {
+	total := e.took()
+	if total <= 0 {
+		return 0, 0
+	}
+	begin = min(scale-1, int(int64(l.at().Sub(e.begin))*int64(scale)/int64(total)))
+	if l.Kind != "exit" {
+		length = int(int64(l.Took)*int64(scale)/int64(total) + 0)
+	}
+	return begin, min(length, scale-begin)
+}
+
+// verdict writes what went wrong, what was undone, and what is left.
+func (p *Pod) verdict(b *strings.Builder, style Style) {
+	for _, problem := range p.Problems() {
+		head := problem.Of + " failed"
+		if problem.Step != "" {
+			head += " at " + problem.Step
+		}
+		fmt.Fprintf(b, "\n%s\n", style.paint(red, head))
+		wrap(b, "  ", oneLine(problem.Text), 2)
+		if len(problem.Undone) > 0 {
+			wrap(b, "  undone: ", strings.Join(problem.Undone, ", "), 10)
+		}
+		for _, text := range problem.NotUndone {
+			wrap(b, "  NOT undone: ", text, 14)
+		}
+	}
+}
+
+// short is a duration in three digits or so.
+func short(d time.Duration) string {
+	switch {
+	case d < 0:
+		return "0 µs"
+	case d < time.Millisecond:
+		return fmt.Sprintf("%d µs", d.Microseconds())
+	case d < 100*time.Millisecond:
+		return fmt.Sprintf("%.1f ms", float64(d)/1e6)
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < 100*time.Second:
+		return fmt.Sprintf("%.2f s", d.Seconds())
+	case d < 48*time.Hour:
+		return strings.TrimSuffix(d.Round(time.Second).String(), "0s")
+	default:
+		return fmt.Sprintf("%d days", int(d.Hours())/24)
+	}
+}
+
+// shorten cuts a text to a number of letters.
+func shorten(text string, most int) string {
+	letters := []rune(text)
+	if len(letters) <= most {
+		return text
+	}
+	return string(letters[:most-1]) + "…"
+}
+
+// pad makes a text exactly so many letters wide.
+func pad(text string, to int) string {
+	text = shorten(text, to)
+	return text + strings.Repeat(" ", to-utf8.RuneCountInString(text))
+}
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// wrap writes a text that begins after a prefix, in lines no longer than the
+// terminal; those that follow are indented.
+func wrap(b *strings.Builder, prefix, text string, indent int) {
+	line := prefix
+	empty := true
+	for _, word := range strings.Fields(text) {
+		for {
+			room := width - utf8.RuneCountInString(line)
+			if !empty {
+				room--
+			}
+			letters := []rune(word)
+			if len(letters) <= room {
+				break
+			}
+			if empty { // longer than a line
+				b.WriteString(line + string(letters[:room]) + "\n")
+				word = string(letters[room:])
+			} else {
+				b.WriteString(line + "\n")
+			}
+			line, empty = strings.Repeat(" ", indent), true
+		}
+		if !empty {
+			line += " "
+		}
+		line, empty = line+word, false
+	}
+	b.WriteString(line + "\n")
+}

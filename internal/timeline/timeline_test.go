@@ -1,0 +1,137 @@
+package timeline
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/minicri/minicri/internal/step"
+)
+
+var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func row(kind, name, parent string, start, took int, err string) step.Row {
+	r := step.Row{Kind: kind, Step: name, Parent: parent, Start: noon.Add(time.Duration(start) * time.Millisecond), Took: time.Duration(took) * time.Millisecond, Error: err}
+	if kind == "plugin" {
+		plugin, verb, _ := strings.Cut(name, " ")
+		r.Plugin = &step.Plugin{Name: plugin, Verb: verb}
+		if err != "" {
+			r.Plugin.Exit, r.Plugin.Code, r.Plugin.Message = 1, 11, err
+		}
+	}
+	return r
+}
+
+// failedPod is a pod whose IPAM plugin fails, and which is undone.
+func failedPod() Pod {
+	ipam := row("plugin", "host-local ADD", "bridge ADD", 12, 3, "no address <b>")
+	ipam.Plugin.Stderr = "token=S3CRET\nlast words"
+	p := Pod{
+		Kind: "pod", ID: strings.Repeat("ab", 32), Name: "test/web", State: Failed,
+		Error: "run sandbox x: cni add: CNI ADD: no address password=S3CRET",
+		Rows: []step.Row{
+			row("pod", "record", "", 0, 2, ""), row("pod", "cni add", "", 8, 10, "CNI ADD: no address password=S3CRET"),
+			row("plugin", "bridge ADD", "cni add", 9, 8, "no address <b>"), ipam,
+			row("pod", "end pause", "", 20, 5, ""), row("pod", "cni del", "", 20, 6, "it stays"), row("pod", "remove record", "", 30, 1, ""),
+		},
+		Network: &Network{Name: "net", Config: []byte(`{"name":"net","password":"S3CRET"}`)},
+	}
+	p.Finish()
+	return p
+}
+
+func text(t *testing.T, p Pod, style Style) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := p.Text(&b, style); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func TestTextOfAFailure(t *testing.T) {
+	p := failedPod()
+	got := text(t, p, Style{})
+	for _, want := range []string{
+		"pod test/web: failed after 18.0 ms", "  ✗ bridge ADD", "    ✗ host-local ADD", "exit code 1, CNI error code 11: no address",
+		"the pod failed at cni add", "undone: end pause, remove record", "NOT undone: cni del: it stays", "last words",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is not in\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "S3CRET") || strings.Contains(got, "\x1b") {
+		t.Errorf("a secret, or a colour:\n%s", got)
+	}
+	for line := range strings.Lines(got) {
+		if utf8.RuneCountInString(strings.TrimRight(line, "\n")) > width {
+			t.Errorf("too wide: %s", line)
+		}
+	}
+	if order := strings.Index(got, "host-local") < strings.Index(got, "end pause"); !order {
+		t.Error("the steps are not in order of time")
+	}
+	if !strings.Contains(text(t, p, Style{Color: true}), "\x1b[31m✗") {
+		t.Error("no colour for a terminal")
+	}
+}
+
+func TestPageStandsAlone(t *testing.T) {
+	p := failedPod()
+	p.Network.Now = &Now{Interfaces: []Interface{{Name: "eth0", Up: true, MTU: 1500, Addresses: []string{"10.0.0.2/24"}, Peer: "veth1 in bridge cni0"}}, Routes: []string{"default via 10.0.0.1 dev eth0"}, Rules: []string{"-A X -s 10.0.0.2"}}
+	var b bytes.Buffer
+	if err := p.Page(&b, "1.0.0", noon); err != nil {
+		t.Fatal(err)
+	}
+	got := b.String()
+	for _, want := range []string{"prefers-color-scheme: dark", "host-local ADD", "no address &lt;b&gt;", "veth1 in bridge cni0", "default via 10.0.0.1", "-A X -s 10.0.0.2", "the pod failed at cni add", "(hidden)"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	for _, never := range []string{"S3CRET", "<script", "http://", "https://", "@import", "url(", " src=", "<link", "<b>"} {
+		if strings.Contains(got, never) {
+			t.Errorf("the page has %q", never)
+		}
+	}
+}
+
+// Hours of running are no part of the scale of what was done before and after.
+func TestEpisodes(t *testing.T) {
+	p := Pod{Kind: "pod", Name: "test/web", State: Removed, Rows: []step.Row{row("pod", "start", "", 0, 5, ""), row("pod", "end pause", "", 3_600_000, 10, "")}}
+	ended := row("exit", "ran", "", 5, 3_599_000, "")
+	ended.Note = "Completed, exit code 0"
+	p.Containers = []Container{{Name: "app", Rows: []step.Row{row("container", "create", "", 2, 3, ""), ended}}}
+	p.Finish()
+	episodes := p.episodes()
+	if len(episodes) != 2 || len(episodes[0].roots) != 2 || len(episodes[1].roots) != 2 || episodes[1].roots[0].name() != "app: ended" {
+		t.Fatalf("%d episodes: %s", len(episodes), text(t, p, Style{}))
+	}
+	if got := text(t, p, Style{}); !strings.Contains(got, "59m59s later") && !strings.Contains(got, "later") {
+		t.Error(got)
+	}
+	if p.DidFail() {
+		t.Errorf("problems: %v", p.Problems())
+	}
+}
+
+func TestMatches(t *testing.T) {
+	p := Pod{ID: "abcdef", Name: "test/web", Containers: []Container{{ID: "123456", Name: "app"}}}
+	for wanted, is := range map[string]bool{"": true, "abc": true, "web": true, "test/web": true, "app": true, "test/web/app": true, "1234": true, "we": false, "other/web": false, "bcd": false} {
+		if p.Matches(wanted) != is {
+			t.Errorf("%q: %v", wanted, !is)
+		}
+	}
+}
+
+func TestListSaysWhyInOneLine(t *testing.T) {
+	var b bytes.Buffer
+	if err := List(&b, []Pod{failedPod()}, noon.Add(time.Hour), Style{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.String(); !strings.Contains(got, "1h ago") || !strings.Contains(got, "the pod, cni add: CNI ADD: no address") || strings.Count(got, "\n") != 3 {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,136 @@
+package timeline
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/minicri/minicri/internal/step"
+)
+
+// line is one row as it is shown: where it stands in the tree and which
+// container it is of.
+type line struct {
+	step.Row
+	// container is the container's name, "" for the pod's own rows.
+	container string
+	depth     int
+	children  []*line
+}
+
+// name is what the line is called.
+func (l *line) name() string {
+	name := l.Step
+	switch l.Kind {
+	case "image":
+		name = "pull " + l.Step
+	case "exit":
+		name = "ended"
+	}
+	if l.container != "" {
+		return shorten(l.container, 14) + ": " + name
+	}
+	return name
+}
+
+// at is when the line happened: what a container did is shown where it ended.
+func (l *line) at() time.Time {
+	if l.Kind == "exit" {
+		return l.end()
+	}
+	return l.Start
+}
+
+func (l *line) end() time.Time { return l.Start.Add(l.Took) }
+
+// failed reports whether the row is one of something that went wrong.
+func (l *line) failed() bool { return l.Error != "" }
+
+// blamed reports whether the line failed by itself, and not because a plugin
+// below it did.
+func (l *line) blamed() bool {
+	return l.failed() && !slices.ContainsFunc(l.children, func(c *line) bool { return c.failed() })
+}
+
+// walk calls do for the line and for all below it.
+func (l *line) walk(do func(*line)) {
+	do(l)
+	for _, child := range l.children {
+		child.walk(do)
+	}
+}
+
+// episode is a part of a life in which something was always happening: the
+// making of a pod, its end.
+type episode struct {
+	begin, end time.Time
+	// roots are the steps, in order of time; their plugins are below them.
+	roots []*line
+}
+
+func (e *episode) took() time.Duration { return e.end.Sub(e.begin) }
+
+// lines are all lines of the episode, plugins after the step that ran them.
+func (e *episode) lines() (all []*line) {
+	for _, root := range e.roots {
+		root.walk(func(l *line) { all = append(all, l) })
+	}
+	return all
+}
+
+// quiet is how long nothing happens between two episodes.
+const quiet = 2 * time.Second
+
+// episodes are the parts of a life, in order of time.
+func (p *Pod) episodes() (all []*episode) {
+	roots := tree(p.Rows, "")
+	for _, c := range p.Containers {
+		roots = append(roots, tree(c.Rows, c.Name)...)
+	}
+	slices.SortStableFunc(roots, func(a, b *line) int { return a.at().Compare(b.at()) })
+	for _, root := range roots {
+		last := len(all) - 1
+		if last < 0 || root.at().Sub(all[last].end) > quiet {
+			all = append(all, &episode{begin: root.at(), end: root.end()})
+			last++
+		}
+		e := all[last]
+		e.roots = append(e.roots, root)
+		if root.end().After(e.end) {
+			e.end = root.end()
+		}
+	}
+	return all
+}
+
+// tree puts the rows of plugins below what ran them.
+func tree(rows []step.Row, container string) (roots []*line) {
+	lines := make([]*line, len(rows))
+	for i, row := range rows {
+		l := &line{Row: row, container: container}
+		lines[i] = l
+		parent := parentOf(lines[:i], row)
+		if parent == nil {
+			roots = append(roots, l)
+			continue
+		}
+		l.depth, l.container = parent.depth+1, ""
+		parent.children = append(parent.children, l)
+	}
+	return roots
+}
+
+// parentOf is the last line before that has the name and was under way then.
+func parentOf(before []*line, row step.Row) *line {
+	if row.Parent == "" {
+		return nil
+	}
+	for i := len(before) - 1; i >= 0; i-- {
+		l := before[i]
+		isStep := l.Kind != "plugin" || strings.Contains(row.Parent, " ")
+		if l.Step == row.Parent && isStep && !row.Start.After(l.end()) {
+			return l
+		}
+	}
+	return nil
+}

@@ -1,0 +1,90 @@
+// Package trace makes the spans of OpenTelemetry: one for each step, each run of
+// a plugin and each blob of an image, below the span of the call that they are
+// for. Without a call that is traced it does nothing, at the cost of one look at
+// the context. It owns nothing and keeps no state; package otlp sends the spans.
+package trace
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/minicri/minicri/internal/redact"
+)
+
+// scope is the name of the instrumentation.
+const scope = "github.com/minicri/minicri"
+
+// Begin begins a span below that of the context; end ends it with the error of
+// what it was for. Pairs are keys and values.
+func Begin(ctx context.Context, name string, pairs ...string) (_ context.Context, end func(error)) {
+	parent := trace.SpanFromContext(ctx)
+	if !parent.IsRecording() {
+		return ctx, func(error) {}
+	}
+	ctx, span := parent.TracerProvider().Tracer(scope).Start(ctx, name, trace.WithAttributes(attributes(pairs)...))
+	return ctx, func(err error) {
+		if err != nil {
+			span.SetStatus(codes.Error, redact.Text(err.Error()))
+		}
+		span.End()
+	}
+}
+
+// Past adds a span of something that is over, and returns the context for what
+// happened within it. failure is why it failed, "" if it did not.
+func Past(ctx context.Context, name string, start time.Time, took time.Duration, failure string, pairs ...string) context.Context {
+	parent := trace.SpanFromContext(ctx)
+	if !parent.IsRecording() {
+		return ctx
+	}
+	ctx, span := parent.TracerProvider().Tracer(scope).Start(ctx, name, trace.WithTimestamp(start), trace.WithAttributes(attributes(pairs)...))
+	if failure != "" {
+		span.SetStatus(codes.Error, redact.Text(failure))
+	}
+	span.End(trace.WithTimestamp(start.Add(took)))
+	// What happened within it is recorded after it: its parent is known, and
+	// counts as recording.
+	return withRecorded(ctx, parent, span)
+}
+
+// recorded is a span that has ended and whose children are still to be made.
+type recorded struct{ trace.Span }
+
+// IsRecording is of trace.Span.
+func (recorded) IsRecording() bool { return true }
+
+func withRecorded(ctx context.Context, parent, span trace.Span) context.Context {
+	if !parent.IsRecording() {
+		return ctx
+	}
+	return trace.ContextWithSpan(ctx, recorded{span})
+}
+
+func attributes(pairs []string) (list []attribute.KeyValue) {
+	for i := 0; i+1 < len(pairs); i += 2 {
+		list = append(list, attribute.String(pairs[i], redact.Text(pairs[i+1])))
+	}
+	return list
+}
+
+// Environment has TRACEPARENT and TRACESTATE for a program that is run in the
+// context's span (W3C Trace Context, as environment variables by OpenTelemetry's
+// specification); nothing without a span.
+func Environment(ctx context.Context) (variables []string) {
+	if !trace.SpanContextFromContext(ctx).IsValid() {
+		return nil
+	}
+	carrier := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, carrier)
+	for _, of := range []struct{ header, variable string }{{"traceparent", "TRACEPARENT"}, {"tracestate", "TRACESTATE"}} {
+		if value := carrier.Get(of.header); value != "" {
+			variables = append(variables, of.variable+"="+value)
+		}
+	}
+	return variables
+}

@@ -1,0 +1,115 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/minicri/minicri/internal/step"
+)
+
+// attachError attaches with a chain of plugins, which has to fail, and returns
+// the error with the rows of its plugins.
+func (n *node) attachError(t *testing.T, plugins ...map[string]any) (*PluginError, []step.Row) {
+	t.Helper()
+	n.configure(t, "10.conflist", "net", plugins...)
+	n.journalled(t, "web", nil)
+	timeline := step.NewTimeline(nil)
+	var blamed *PluginError
+	steps := step.Begin(t.Context(), nil, timeline)
+	err := steps.Do("pod/cni add", func(ctx context.Context) error {
+		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"))
+		return err
+	})
+	if !errors.As(err, &blamed) {
+		t.Fatalf("no plugin is to blame: %v", err)
+	}
+	t.Log(err)
+	return blamed, timeline.Rows()
+}
+
+func rowOf(t *testing.T, rows []step.Row, name string) step.Row {
+	t.Helper()
+	for _, row := range rows {
+		if row.Step == name {
+			return row
+		}
+	}
+	t.Fatalf("no row %s: %+v", name, rows)
+	return step.Row{}
+}
+
+// The plugin that is to blame is the IPAM plugin and not the one that calls it.
+func TestErrorOfAFullRange(t *testing.T) {
+	n := newNode(t, nil)
+	chain := n.chain(t)
+	chain[0]["ipam"].(map[string]any)["ranges"] = []any{[]any{map[string]string{"subnet": "10.97.0.0/30"}}}
+	n.configure(t, "10.conflist", "net", chain...)
+	n.journalled(t, "first", nil)
+	n.attach(t, "first")
+	blamed, rows := n.attachError(t, chain...)
+	if blamed.Plugin != "host-local" || blamed.Caller != "bridge" || blamed.Verb != "ADD" || blamed.Code == 0 {
+		t.Errorf("to blame is %+v", blamed)
+	}
+	wantError(t, blamed, "plugin host-local (called by bridge)", "no IP addresses available", "CNI error code", `network "net" has no free address: remove pods, or give it a larger range`)
+	ipam := rowOf(t, rows, "host-local ADD")
+	if ipam.Parent != "bridge ADD" || ipam.Plugin == nil || ipam.Plugin.Exit != 1 || ipam.Plugin.Code != blamed.Code || !strings.Contains(ipam.Error, "no IP addresses") {
+		t.Errorf("row %+v", ipam)
+	}
+	if bridge := rowOf(t, rows, "bridge ADD"); bridge.Error == "" || bridge.Parent != "cni add" {
+		t.Errorf("row %+v", bridge)
+	}
+	n.detach(t, "web")
+	n.detach(t, "first")
+}
+
+func TestErrorOfABadRange(t *testing.T) {
+	n := newNode(t, nil)
+	chain := n.chain(t)
+	chain[0]["ipam"].(map[string]any)["ranges"] = []any{[]any{map[string]string{"subnet": "10.97.0.0/24", "rangeStart": "10.98.0.9"}}}
+	blamed, _ := n.attachError(t, chain...)
+	wantError(t, blamed, "plugin host-local (called by bridge)", "10.98.0.9", `correct the configuration of network "net"`)
+}
+
+func TestErrorOfAMissingPlugin(t *testing.T) {
+	n := newNode(t, nil)
+	blamed, rows := n.attachError(t, n.chain(t)[0], map[string]any{"type": "not-installed"})
+	wantError(t, blamed, "plugin not-installed", "failed to find the plugin not-installed in", "install it or set cni_bin_dir")
+	if row := rowOf(t, rows, "not-installed ADD"); !strings.Contains(row.Error, "failed to find") {
+		t.Errorf("row %+v", row)
+	}
+}
+
+func TestErrorOfAHungPlugin(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.Add = 700 * time.Millisecond })
+	n.tell(t, "ADD.hang")
+	blamed, rows := n.attachError(t, n.script())
+	wantError(t, blamed, "did not answer: not done after 700ms", "limits.cni_add")
+	for _, row := range rows {
+		if row.Kind == "plugin" && row.Plugin.Verb == "ADD" && (!row.Plugin.Killed || row.Took < 100*time.Millisecond || row.Error == "") {
+			t.Errorf("row %+v", row)
+		}
+	}
+}
+
+// What is no result is shown: nothing else tells what is wrong.
+func TestErrorOfRubbish(t *testing.T) {
+	for text, shown := range map[string]string{"Connecting to the agent ... done": "Connecting to the agent", `{"cniVersion": "1.0.0", "ips": [`: "no CNI result", "": "no CNI result"} {
+		n := newNode(t, nil)
+		bin := filepath.Join(t.TempDir(), "bin")
+		must(t, os.Mkdir(bin, 0o700))
+		put(t, filepath.Join(bin, "rubbish"), "#!/bin/sh\n[ $CNI_COMMAND != ADD ] || printf '%s' '"+text+"'\necho words >&2\n")
+		must(t, os.Chmod(filepath.Join(bin, "rubbish"), 0o755))
+		n.Options.BinDirs = []string{bin}
+		n.reopen(t)
+		blamed, rows := n.attachError(t, map[string]any{"type": "rubbish"})
+		wantError(t, blamed, "plugin rubbish: it succeeded, and what it printed is no CNI result", shown, "stdout")
+		if row := rowOf(t, rows, "rubbish ADD"); row.Error == "" || row.Plugin.Exit != 0 || row.Plugin.Stderr != "words\n" {
+			t.Errorf("row %+v, %+v", row, row.Plugin)
+		}
+	}
+}

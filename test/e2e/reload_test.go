@@ -1,0 +1,149 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// systemd is the other end of sd_notify(3), as systemd has it.
+type systemd struct {
+	mu   sync.Mutex
+	told []string
+	at   []time.Time
+}
+
+// newSystemd listens, and returns what a daemon finds in its environment.
+func newSystemd(t *testing.T) (s *systemd, socket string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "mcrn")
+	check(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	socket = filepath.Join(dir, "notify")
+	connection, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	check(t, err)
+	t.Cleanup(func() { connection.Close() })
+	s = &systemd{}
+	go func() {
+		for buffer := make([]byte, 4096); ; {
+			n, err := connection.Read(buffer)
+			if err != nil {
+				return
+			}
+			s.mu.Lock()
+			s.told, s.at = append(s.told, string(buffer[:n])), append(s.at, time.Now())
+			s.mu.Unlock()
+		}
+	}()
+	return s, socket
+}
+
+// count is how often something was told, last when it was the last time.
+func (s *systemd) count(text string) (times int, last time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, told := range s.told {
+		if strings.HasPrefix(told, text) {
+			times, last = times+1, s.at[i]
+		}
+	}
+	return times, last
+}
+
+// rewrite changes the configuration file of a node, by rename.
+func rewrite(t *testing.T, n *harness.Node, old, new string) {
+	t.Helper()
+	file := filepath.Join(n.Dir, "config.toml")
+	data, err := os.ReadFile(file)
+	check(t, err)
+	if !strings.Contains(string(data), old) {
+		t.Fatalf("the configuration has no %q", old)
+	}
+	check(t, os.WriteFile(file+".new", []byte(strings.Replace(string(data), old, new, 1)), 0o600))
+	check(t, os.Rename(file+".new", file))
+}
+
+// A changed file is in force without a restart and without being asked, systemd
+// is told, and what cannot be reloaded is named.
+func TestReload(t *testing.T) {
+	s, socket := newSystemd(t)
+	n := newNode(t, harness.NoNetwork(), harness.Env("NOTIFY_SOCKET="+socket), harness.Config("log_level = 'debug'\nshm_size = 65536\n[limits]\nreload = \"20ms\"\ncni_add = \"90s\"\n"))
+	r := newRecorder(t, n)
+	n.WriteConflist("10-test.conflist", r.bridge("one"))
+	first := n.RunPod(n.PodConfig("first"))
+	pid := n.PID()
+	rewrite(t, n, "cni_add = \"90s\"", "cni_add = \"2s\"")
+	rewrite(t, n, "shm_size = 65536", "shm_size = 131072\nmetrics_address = '127.0.0.1:0'")
+	rewrite(t, n, "[limits]", "[runtimes.late]\ntype = 'oci'\npath = '/nonexistent'\n[limits]")
+	eventually(t, "the limit is reloaded", patience, func() bool {
+		return strings.Contains(fmt.Sprint(runtimeInfo[map[string]any](t, n, "config")["Limits"]), "CNIAdd:2s")
+	})
+	eventually(t, "the other keys are named", patience, func() bool {
+		return strings.Contains(n.Log(), "need a restart") && strings.Contains(n.Log(), "shm_size") && strings.Contains(n.Log(), "metrics_address")
+	})
+	if times, _ := s.count("RELOADING=1\nMONOTONIC_USEC="); times == 0 {
+		t.Errorf("systemd was told %q", s.told)
+	}
+	if times, _ := s.count("READY=1"); times < 2 {
+		t.Errorf("systemd was told %q", s.told)
+	}
+	// The limit counts.
+	r.order("one", "ADD", "hang")
+	_, err := run(t, n, n.PodConfig("hangs"))
+	if err == nil || !strings.Contains(err.Error(), "not done after 2s") {
+		t.Errorf("got %v", err)
+	}
+	r.order("one", "ADD", "")
+	// The handler is there, and its program is missed.
+	_, err = n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("late"), RuntimeHandler: "late"})
+	if err == nil || !strings.Contains(err.Error(), "its runtime is not there") {
+		t.Errorf("got %v", err)
+	}
+	// A file that cannot be read changes nothing; SIGHUP asks for it too.
+	rewrite(t, n, "cni_add = \"2s\"", "cni_add = \"soon\"")
+	check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
+	eventually(t, "the error is logged", patience, func() bool { return strings.Contains(n.Log(), "stays as it was") })
+	if n.PID() != pid || !ready(t, n, first) {
+		t.Error("the daemon was restarted, or the pod has ended")
+	}
+	rewrite(t, n, "cni_add = \"soon\"", "cni_add = \"3s\"")
+	eventually(t, "the next good file counts", patience, func() bool {
+		return strings.Contains(fmt.Sprint(runtimeInfo[map[string]any](t, n, "config")["Limits"]), "CNIAdd:3s")
+	})
+}
+
+// A lock that is never given back stops the pings. What systemd does then costs
+// no pod.
+func TestWatchdogOfAWedgedLock(t *testing.T) {
+	s, socket := newSystemd(t)
+	points := filepath.Join(filepath.Dir(socket), "points")
+	n := newNode(t, harness.Binaries("../../bin/failpoints"), harness.Env("NOTIFY_SOCKET="+socket, "WATCHDOG_USEC=1000000", "MINICRI_FAILPOINTS="+points))
+	id := n.RunPod(n.PodConfig("web"))
+	pause := verbose(t, n, id).PID
+	eventually(t, "pings come", patience, func() bool { times, _ := s.count("WATCHDOG=1"); return times > 2 })
+	check(t, os.WriteFile(points, []byte("lock pods\thang\n"), 0o600))
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go n.Runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("wedges")})
+	eventually(t, "the pings end, and the log says why", patience, func() bool {
+		_, last := s.count("WATCHDOG=1")
+		return time.Since(last) > 3*time.Second && strings.Contains(n.Log(), "probe=pods")
+	})
+	n.Kill() // as systemd does, with SIGABRT
+	check(t, os.Remove(points))
+	n.Start()
+	if after := verbose(t, n, id).PID; after != pause || !ready(t, n, id) {
+		t.Errorf("the pod has pause %d, it had %d", after, pause)
+	}
+}

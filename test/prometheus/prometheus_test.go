@@ -1,0 +1,176 @@
+package prometheus
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/metrics"
+	"github.com/minicri/minicri/test/harness"
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	harness.Check(t, err)
+}
+
+const (
+	patience = 2 * time.Minute
+	target   = "127.0.0.1:19440"
+	server   = "127.0.0.1:19090"
+)
+
+// queries are those of the dashboard, with the titles of their panels.
+func queries(t *testing.T) map[string]string {
+	t.Helper()
+	data, err := os.ReadFile("../../hack/grafana.json")
+	check(t, err)
+	var dashboard struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	check(t, json.Unmarshal(data, &dashboard))
+	found := make(map[string]string)
+	for _, panel := range dashboard.Panels {
+		for _, target := range panel.Targets {
+			found[panel.Title] = target.Expr
+		}
+	}
+	return found
+}
+
+// get asks an HTTP server in the node's network namespace.
+func get(n *harness.Node, address string) (body []byte, err error) {
+	n.RunInNetns(func() error {
+		body, err = exec.Command("/bin/busybox", "wget", "-q", "-T", "10", "-O", "-", address).Output()
+		return nil
+	})
+	return body, err
+}
+
+// live makes something of everything that is counted.
+func live(t *testing.T, n *harness.Node) {
+	n.ImportBusybox()
+	pod := n.PodConfig("web")
+	id := n.RunPod(pod)
+	for name, script := range map[string]string{"fine": "exit 0", "oom": "exec tail /dev/zero"} {
+		made, err := n.Runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: id, SandboxConfig: pod, Config: &runtimeapi.ContainerConfig{
+			Metadata: &runtimeapi.ContainerMetadata{Name: name}, Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, Command: []string{"/bin/sh", "-c", script},
+			Linux: &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 16 << 20}},
+		}})
+		check(t, err)
+		_, err = n.Runtime.StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: made.ContainerId})
+		check(t, err)
+	}
+	_, _ = n.Image.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "127.0.0.1:1/a:1"}}) // fails
+	_, _ = n.Runtime.StopContainer(t.Context(), &runtimeapi.StopContainerRequest{ContainerId: ""})                              // fails
+}
+
+func TestEveryQueryOfTheDashboard(t *testing.T) {
+	n := harness.NewNode(t, harness.Config("metrics_address = '"+target+"'\n"))
+	live(t, n)
+	shown := families(t, n)
+	startPrometheus(t, n)
+	live2 := n.RunPod(n.PodConfig("later")) // so that rates are not of nothing
+	n.RemovePod(live2)
+	for title, query := range queries(t) {
+		for _, name := range metrics.Families() {
+			if strings.Contains(query, name.Name) && !shown[name.Name] {
+				t.Errorf("%s: the daemon does not show %s", title, name.Name)
+			}
+		}
+		mayBeEmpty := strings.Contains(query, "error") || strings.Contains(query, "code!=") // nothing has failed twice
+		harness.Eventually(t, title+": "+query, patience, func() bool {
+			results, err := ask(n, query)
+			if err != nil {
+				t.Fatalf("%s: %v", title, err)
+			}
+			return results > 0 || mayBeEmpty
+		})
+	}
+}
+
+// families are the names that the daemon shows; each of its own is on the page,
+// and each of the page is shown.
+func families(t *testing.T, n *harness.Node) map[string]bool {
+	t.Helper()
+	shown := make(map[string]bool)
+	harness.Eventually(t, "both containers have ended", patience, func() bool {
+		text, err := get(n, "http://"+target+"/metrics")
+		check(t, err)
+		for line := range strings.Lines(string(text)) {
+			if name, ok := strings.CutPrefix(line, "# TYPE "); ok {
+				shown[strings.Fields(name)[0]] = true
+			}
+		}
+		return strings.Contains(string(text), `minicri_container_exits_total{reason="OOMKilled"} 1`) && strings.Contains(string(text), `reason="Completed"} 1`)
+	})
+	known := make(map[string]bool)
+	for _, f := range metrics.Families() {
+		known[f.Name] = true
+		if !shown[f.Name] && !strings.HasPrefix(f.Name, "minicri_nri_") { // there is no plugin
+			t.Errorf("the page has %s, which the daemon does not show", f.Name)
+		}
+	}
+	for name := range shown {
+		if strings.HasPrefix(name, "minicri_") && !known[name] {
+			t.Errorf("the daemon shows %s, which the page does not have", name)
+		}
+	}
+	return shown
+}
+
+func startPrometheus(t *testing.T, n *harness.Node) {
+	t.Helper()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "prometheus.yml")
+	check(t, os.WriteFile(file, []byte(fmt.Sprintf("global: {scrape_interval: 1s}\nscrape_configs: [{job_name: minicri, static_configs: [{targets: ['%s']}]}]\n", target)), 0o600))
+	log, err := os.Create(filepath.Join(dir, "log"))
+	check(t, err)
+	command := exec.Command("prometheus", "--config.file="+file, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+server)
+	command.Stdout, command.Stderr = log, log
+	n.RunInNetns(command.Start)
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+		log.Close()
+		if data, err := os.ReadFile(log.Name()); t.Failed() && err == nil {
+			t.Logf("prometheus:\n%s", data)
+		}
+	})
+	harness.Eventually(t, "Prometheus has scraped twice", patience, func() bool {
+		results, err := ask(n, `count_over_time(minicri_network_ready[1m]) > 1`)
+		return err == nil && results > 0
+	})
+}
+
+// ask counts the series that a query gives.
+func ask(n *harness.Node, query string) (results int, err error) {
+	data, err := get(n, "http://"+server+"/api/v1/query?query="+url.QueryEscape(query))
+	if err != nil {
+		return 0, err
+	}
+	var answer struct {
+		Status, Error string
+		Data          struct{ Result []any }
+	}
+	if err := json.Unmarshal(data, &answer); err != nil {
+		return 0, err
+	}
+	if answer.Status != "success" {
+		return 0, fmt.Errorf("%s: %s", query, answer.Error)
+	}
+	return len(answer.Data.Result), nil
+}

@@ -1,0 +1,166 @@
+package timeline
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/timeline"
+	"github.com/minicri/minicri/test/harness"
+)
+
+var update = flag.Bool("update", false, "write what is seen into docs/troubleshooting.md")
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+const patience = 2 * time.Minute
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	harness.Check(t, err)
+}
+
+func limited(t testing.TB) context.Context {
+	t.Helper()
+	return harness.Limited(t, patience)
+}
+
+// node is a node whose timelines are looked at.
+type node struct {
+	*harness.Node
+	t *testing.T
+}
+
+func newNode(t *testing.T, opts ...harness.Option) node {
+	t.Helper()
+	return node{harness.NewNode(t, opts...), t}
+}
+
+// fast are limits with which a test need not wait long.
+const fast = "[limits]\nreload = '20ms'\nretry_first = '50ms'\nretry_most = '200ms'\ncni_add = '2s'\ncni_del = '2s'\ndetach_tries = 1\n"
+
+// plugin installs a plugin, a shell script that has $CNI_COMMAND.
+func (n node) plugin(name, script string) harness.Object {
+	n.t.Helper()
+	check(n.t, os.WriteFile(filepath.Join(n.Plugins, name), []byte("#!/bin/sh\n"+script), 0o755))
+	return harness.Object{"type": name}
+}
+
+// network gives the node another network, and waits until it is in force.
+func (n node) network(plugins ...harness.Object) {
+	n.t.Helper()
+	mark := fmt.Sprintf("changed-%d", time.Now().UnixNano())
+	plugins[0]["mark"] = mark
+	n.WriteConflist("10-test.conflist", plugins...)
+	harness.Eventually(n.t, "the network is in force", patience, func() bool {
+		answer, err := n.Runtime.Status(limited(n.t), &runtimeapi.StatusRequest{Verbose: true})
+		check(n.t, err)
+		return strings.Contains(answer.GetInfo()["cniconfig"], mark)
+	})
+}
+
+// fails runs a pod, which has to fail, and returns the message.
+func (n node) fails(pod *runtimeapi.PodSandboxConfig) error {
+	n.t.Helper()
+	_, err := n.Runtime.RunPodSandbox(limited(n.t), &runtimeapi.RunPodSandboxRequest{Config: pod})
+	if err == nil {
+		n.t.Fatal("the pod runs")
+	}
+	return err
+}
+
+// text is what `minicri timeline` prints.
+func (n node) text(arguments ...string) string {
+	n.t.Helper()
+	text, err := n.RunCommand("timeline", arguments...)
+	if exit, ok := err.(*exec.ExitError); ok {
+		n.t.Fatalf("minicri timeline %q: %v: %s", arguments, err, exit.Stderr)
+	}
+	check(n.t, err)
+	return text
+}
+
+// explained fails the test unless text and page of the pod have all the words,
+// and no line of the text is wider than a terminal. It returns the text.
+func (n node) explained(pod string, words ...string) string {
+	n.t.Helper()
+	text := n.text(pod)
+	page := n.page(pod)
+	flat := strings.Join(strings.Fields(text), " ")
+	for _, word := range words {
+		if !strings.Contains(flat, word) {
+			n.t.Errorf("the text does not say %q:\n%s", word, text)
+		}
+		if !strings.Contains(page, word) && !strings.Contains(strings.Join(strings.Fields(page), " "), word) {
+			n.t.Errorf("the page does not say %q", word)
+		}
+	}
+	for line := range strings.Lines(text) {
+		if letters := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); letters > 80 {
+			n.t.Errorf("a line of %d columns: %s", letters, line)
+		}
+	}
+	if strings.Contains(text, "\x1b") {
+		n.t.Error("there are colours where there is no terminal")
+	}
+	if n.t.Failed() {
+		n.t.Logf("the text:\n%s", text)
+	}
+	return text
+}
+
+// page is what --html writes, with its entities read.
+func (n node) page(pod string) string {
+	n.t.Helper()
+	file := filepath.Join(n.t.TempDir(), "page.html")
+	n.text(pod, "--html", file)
+	data, err := os.ReadFile(file)
+	check(n.t, err)
+	if keep := os.Getenv("TIMELINE_PAGES"); keep != "" {
+		check(n.t, os.WriteFile(filepath.Join(keep, n.t.Name()+".html"), data, 0o600))
+	}
+	return strings.NewReplacer("&#34;", `"`, "&#39;", "'", "&amp;", "&", "&lt;", "<", "&gt;", ">").Replace(string(data))
+}
+
+// json is what --json prints.
+func (n node) json(arguments ...string) (pods []timeline.Pod) {
+	n.t.Helper()
+	check(n.t, json.Unmarshal([]byte(n.text(append(arguments, "--json")...)), &pods))
+	return pods
+}
+
+const docs = "../../docs/troubleshooting.md"
+
+// documented keeps the page docs/troubleshooting.md what the tests see: with
+// -update it puts the text there, and otherwise it wants the words to be there.
+func documented(t *testing.T, name, text string, words ...string) {
+	t.Helper()
+	page, err := os.ReadFile(docs)
+	check(t, err)
+	begin, end := "<!-- "+name+" -->\n```\n", "```\n<!-- end -->\n"
+	before, rest, found := strings.Cut(string(page), begin)
+	shown, after, closed := strings.Cut(rest, end)
+	if !found || !closed {
+		t.Fatalf("docs/troubleshooting.md has no part %q", begin)
+	}
+	if *update {
+		check(t, os.WriteFile(docs, []byte(before+begin+text+end+after), 0o644))
+		return
+	}
+	flat := strings.Join(strings.Fields(shown), " ")
+	for _, word := range words {
+		if !strings.Contains(flat, word) {
+			t.Errorf("docs/troubleshooting.md does not show %q for %s: run go test ./test/timeline -update", word, name)
+		}
+	}
+}

@@ -1,0 +1,162 @@
+package trace
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	harness.Check(t, err)
+}
+
+const patience = time.Minute
+
+// receiver keeps the spans that it is sent.
+type receiver struct {
+	collector.UnimplementedTraceServiceServer
+	mu    sync.Mutex
+	spans []*tracepb.Span
+}
+
+func (r *receiver) Export(_ context.Context, request *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, resource := range request.GetResourceSpans() {
+		for _, scope := range resource.GetScopeSpans() {
+			r.spans = append(r.spans, scope.GetSpans()...)
+		}
+	}
+	return &collector.ExportTraceServiceResponse{}, nil
+}
+
+func (r *receiver) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	body, err := io.ReadAll(request.Body)
+	batch := &collector.ExportTraceServiceRequest{}
+	if err == nil {
+		err = proto.Unmarshal(body, batch)
+	}
+	if err != nil || request.URL.Path != "/v1/traces" {
+		http.Error(w, fmt.Sprint(err), http.StatusBadRequest)
+		return
+	}
+	_, _ = r.Export(request.Context(), batch)
+	w.Header().Set("Content-Type", "application/x-protobuf")
+}
+
+// listenIn listens in the node's network namespace.
+func listenIn(t *testing.T, n *harness.Node, address string) (listener net.Listener) {
+	t.Helper()
+	n.RunInNetns(func() (err error) {
+		listener, err = net.Listen("tcp", address)
+		return err
+	})
+	t.Cleanup(func() { _ = listener.Close() })
+	return listener
+}
+
+// of returns the spans of one trace, by name.
+func (r *receiver) of(trace string) map[string]*tracepb.Span {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	found := make(map[string]*tracepb.Span)
+	for _, span := range r.spans {
+		if fmt.Sprintf("%x", span.GetTraceId()) == trace {
+			found[span.GetName()] = span
+		}
+	}
+	return found
+}
+
+const (
+	ours  = "0af7651916cd43dd8448eb211c80319c"
+	above = "b7ad6b7169203331"
+)
+
+// traced is the context of a caller that traces, as the kubelet is.
+func traced(t *testing.T) context.Context {
+	return metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+ours+"-"+above+"-01")
+}
+
+func TestSpansReachACollector(t *testing.T) {
+	for _, protocol := range []string{"grpc", "http"} {
+		t.Run(protocol, func(t *testing.T) {
+			const address = "127.0.0.1:14317"
+			n := harness.NewNode(t, harness.NoNetwork(), harness.Config("[limits]\nreload = '20ms'\n[tracing]\nendpoint = '"+address+"'\nprotocol = '"+protocol+"'\n"))
+			r := &receiver{}
+			listener := listenIn(t, n, address)
+			if protocol == "grpc" {
+				server := grpc.NewServer()
+				collector.RegisterTraceServiceServer(server, r)
+				go func() { _ = server.Serve(listener) }()
+				t.Cleanup(server.Stop)
+			} else {
+				server := &http.Server{Handler: r} //nolint:gosec // of a test
+				go func() { _ = server.Serve(listener) }()
+				t.Cleanup(func() { _ = server.Close() })
+			}
+			seen := filepath.Join(n.Dir, "seen")
+			script := "#!/bin/sh\nprintf '%s %s\\n' \"$CNI_COMMAND\" \"$TRACEPARENT\" >> " + seen + "\nexec " + filepath.Join(n.CNIBin, "tuning") + "\n"
+			check(t, os.WriteFile(filepath.Join(n.Plugins, "traced"), []byte(script), 0o755))
+			n.WriteConflist("10-test.conflist", n.BridgePlugin(), harness.Object{"type": "traced"})
+			harness.Eventually(t, "the network is there", patience, func() bool {
+				answer, err := n.Runtime.Status(t.Context(), &runtimeapi.StatusRequest{Verbose: true})
+				check(t, err)
+				return strings.Contains(answer.GetInfo()["cniconfig"], "traced")
+			})
+			answer, err := n.Runtime.RunPodSandbox(traced(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web")})
+			check(t, err)
+			var spans map[string]*tracepb.Span
+			harness.Eventually(t, "the spans have come", patience, func() bool {
+				spans = r.of(ours)
+				return spans["runtime.v1.RuntimeService/RunPodSandbox"] != nil && spans["host-local ADD"] != nil && spans["pod/start"] != nil
+			})
+			for child, parent := range map[string]string{
+				"runtime.v1.RuntimeService/RunPodSandbox": "", "pod/cni add": "runtime.v1.RuntimeService/RunPodSandbox", "pod/start": "runtime.v1.RuntimeService/RunPodSandbox",
+				"bridge ADD": "pod/cni add", "host-local ADD": "bridge ADD", "traced ADD": "pod/cni add",
+			} {
+				got, want := fmt.Sprintf("%x", spans[child].GetParentSpanId()), above
+				if parent != "" {
+					want = fmt.Sprintf("%x", spans[parent].GetSpanId())
+				}
+				if got != want {
+					t.Errorf("%q is below %s, want %q (%s)", child, got, parent, want)
+				}
+			}
+			data, err := os.ReadFile(seen)
+			check(t, err)
+			if want := fmt.Sprintf("ADD 00-%s-%x-01\n", ours, spans["pod/cni add"].GetSpanId()); !strings.Contains(string(data), want) {
+				t.Errorf("the plugin was told %q, want %q", data, want)
+			}
+			n.RemovePod(answer.PodSandboxId)
+			// A call without a decision of its caller is not traced.
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			for _, span := range r.spans {
+				if got := fmt.Sprintf("%x", span.GetTraceId()); got != ours {
+					t.Errorf("span %q of another trace %s", span.GetName(), got)
+				}
+			}
+		})
+	}
+}
