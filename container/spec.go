@@ -10,8 +10,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/opencontainers/runtime-spec/specs-go"
-
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/environ"
 	"github.com/minicri/minicri/internal/state"
