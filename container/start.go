@@ -111,7 +111,7 @@ func (s *Store) write(c *Container, change func(*Facts)) error {
 	c.wakeWaiters()
 	if before.FinishedAt == 0 && after.FinishedAt != 0 {
 		s.work.Go(func() {
-			ctx, cancel := s.within(s.options.Limits.Create)
+			ctx, cancel := s.within(s.limits.Load().Create)
 			defer cancel()
 			s.announceStop(ctx, c)
 			s.trimSpec(c)
