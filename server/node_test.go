@@ -29,6 +29,7 @@ import (
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/sandbox"
+	"github.com/minicri/minicri/shim/client"
 	"github.com/minicri/minicri/stats"
 )
 
@@ -77,7 +78,13 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 // containers are those of pods that have none, in a directory of their own.
 func containers(t *testing.T, options sandbox.Options, runtime *Runtime) *container.Store {
 	t.Helper()
+	supervisors, err := client.NewSet(client.SetOptions{Dir: filepath.Join(options.State, "shims"), Logger: options.Logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(supervisors.Close)
 	opened, err := container.Open(t.Context(), container.Options{
+		Supervisors: supervisors,
 		Root: options.Root, State: options.State, Node: options.Node, Hierarchies: options.Hierarchies,
 		Sandboxes: runtime.Sandboxes, Events: runtime, Logger: options.Logger,
 		Limits: container.Limits{Create: time.Minute, Kill: 10 * time.Second},
