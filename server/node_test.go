@@ -85,7 +85,7 @@ func containers(t *testing.T, options sandbox.Options, runtime *Runtime) *contai
 	t.Cleanup(supervisors.Close)
 	opened, err := container.Open(t.Context(), container.Options{
 		Supervisors: supervisors,
-		Root: options.Root, State: options.State, Node: options.Node, Hierarchies: options.Hierarchies,
+		Root:        options.Root, State: options.State, Node: options.Node, Hierarchies: options.Hierarchies,
 		Sandboxes: runtime.Sandboxes, Events: runtime, Logger: options.Logger,
 		Limits: container.Limits{Create: time.Minute, Kill: 10 * time.Second},
 	})
