@@ -1,0 +1,181 @@
+// Command timeline measures what it costs to see a pod's life: RunPodSandbox with
+// metrics scraped and every call traced beside the defaults, alternately; what the
+// timeline of one pod costs the daemon; and how long `minicri timeline` takes with
+// 1000 lives on the node.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/id"
+	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/test/bench/contender"
+	"github.com/minicri/minicri/test/bench/node"
+)
+
+const (
+	rounds  = 40
+	warmUp  = 4
+	lives   = 1000
+	asked   = 20
+	metrics = "127.0.0.1:29440"
+	spans   = "127.0.0.1:29317"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	err := run(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench-timeline:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) (err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	binaries := filepath.Dir(filepath.Dir(self))
+	collector := &http.Server{Addr: spans, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), ReadHeaderTimeout: time.Second}
+	go func() { _ = collector.ListenAndServe() }()
+	defer collector.Close()
+	plain, err := node.Start(ctx, binaries)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, plain.Close()) }()
+	seen, err := node.StartWith(ctx, binaries, func(c *config.Config) {
+		c.Metrics = metrics
+		c.Tracing.Endpoint, c.Tracing.Protocol, c.Tracing.PerMillion = spans, "http", 1_000_000
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, seen.Close()) }()
+	if err := compare(ctx, plain, seen); err != nil {
+		return err
+	}
+	if err := oneLife(); err != nil {
+		return err
+	}
+	return ask(ctx, binaries, plain)
+}
+
+// compare runs pods on both nodes, one after the other.
+func compare(ctx context.Context, plain, seen *node.Node) error {
+	took := make(map[*node.Node][]time.Duration)
+	for i := range warmUp + rounds {
+		for _, n := range []*node.Node{plain, seen} {
+			began := time.Now()
+			pod, err := n.Client.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: n.Pod(fmt.Sprint("pod", i), runtimeapi.NamespaceMode_POD)})
+			if err != nil {
+				return err
+			}
+			if i >= warmUp {
+				took[n] = append(took[n], time.Since(began))
+			}
+			if _, err := n.Client.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod.GetPodSandboxId()}); err != nil {
+				return err
+			}
+		}
+	}
+	off, on := contender.Quantile(took[plain], .5), contender.Quantile(took[seen], .5)
+	fmt.Printf("RunPodSandbox, median of %d   defaults %.2f ms   metrics and every call traced %.2f ms   ratio %.3f (goal 1.02)\n",
+		rounds, contender.Milliseconds(off), contender.Milliseconds(on), float64(on)/float64(off))
+	return nil
+}
+
+// oneLife measures what the timeline of a pod costs, which cannot be turned off:
+// twelve steps, three plugins, and a file at the end.
+func oneLife() error {
+	dir, err := os.MkdirTemp("", "minicri-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	kept, err := step.OpenLives(dir)
+	if err != nil {
+		return err
+	}
+	var record, keep []time.Duration
+	var size int64
+	for range lives {
+		timeline := step.NewTimeline(nil)
+		began := time.Now()
+		steps := step.Begin(context.Background(), nil, timeline)
+		for i := range 12 {
+			steps.Step(step.Name(fmt.Sprint("pod/step", i)), func(ctx context.Context) error {
+				if i < 3 {
+					step.Record(ctx, step.Row{Kind: "plugin", Step: "bridge ADD", Start: time.Now(), Plugin: &step.Plugin{Name: "bridge", Verb: "ADD"}})
+				}
+				return nil
+			})
+		}
+		record = append(record, time.Since(began))
+		began = time.Now()
+		if err := kept.Keep(step.Life{Kind: "pod", ID: id.New(), Name: "default/web", End: time.Now(), Rows: timeline.Rows()}); err != nil {
+			return err
+		}
+		keep = append(keep, time.Since(began))
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if info, err := entry.Info(); err == nil {
+			size += info.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+	}
+	fmt.Printf("One life                      steps and plugins recorded in %.1f µs, kept at its end in %.1f µs (medians); %d lives take %.1f MiB of disk (goal 8)\n",
+		float64(contender.Quantile(record, .5))/1e3, float64(contender.Quantile(keep, .5))/1e3, len(entries), float64(size)/(1<<20))
+	return nil
+}
+
+// ask measures `minicri timeline POD` with 1000 lives on the node, of a pod that
+// is there and of one that is gone.
+func ask(ctx context.Context, binaries string, n *node.Node) error {
+	kept, err := step.OpenLives(filepath.Join(n.Config.Root, "lives"))
+	if err != nil {
+		return err
+	}
+	var rows []step.Row
+	for i := range 20 {
+		rows = append(rows, step.Row{Kind: "pod", Step: fmt.Sprint("step", i), Start: time.Now(), Took: time.Millisecond})
+	}
+	for i := range lives {
+		if err := kept.Keep(step.Life{Kind: "pod", ID: id.New(), Name: fmt.Sprint("default/gone", i), End: time.Now(), Error: "no address", Rows: rows}); err != nil {
+			return err
+		}
+	}
+	pod, err := n.Client.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: n.Pod("here", runtimeapi.NamespaceMode_POD)})
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"here", "gone500", pod.GetPodSandboxId()[:12]} {
+		var took []time.Duration
+		for range asked {
+			began := time.Now()
+			if out, err := exec.CommandContext(ctx, filepath.Join(binaries, "minicri"), "timeline", name, "--config", filepath.Join(n.Dir, "config.toml")).CombinedOutput(); err != nil {
+				return fmt.Errorf("minicri timeline %s: %w: %s", name, err, out)
+			}
+			took = append(took, time.Since(began))
+		}
+		fmt.Printf("minicri timeline %-12s median of %d: %.1f ms (goal 50)\n", name, asked, contender.Milliseconds(contender.Quantile(took, .5)))
+	}
+	return nil
+}
