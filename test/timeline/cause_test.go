@@ -51,6 +51,7 @@ func TestBadRange(t *testing.T) {
 	says(t, err, "RangeStart 10.89.0.10 not in network 10.88.0.0/24", "correct the configuration of network")
 	words := []string{"failed at cni add", "host-local ADD", "RangeStart 10.89.0.10 not in network 10.88.0.0/24", "correct the configuration of network", "undone: "}
 	documented(t, "bad range", n.explained("web", words...), words...)
+	n.plugin("host-local", "exit 0\n") // whose DEL needs a good range too
 }
 
 func TestFullRange(t *testing.T) {
@@ -77,6 +78,7 @@ func TestMissingPlugin(t *testing.T) {
 	says(t, err, "failed to find the plugin not-installed in", "install it or set cni_bin_dir")
 	words := []string{"failed at cni add", "not-installed ADD", "failed to find the plugin not-installed in", "install it or set cni_bin_dir"}
 	documented(t, "missing plugin", n.explained("web", words...), words...)
+	n.plugin("not-installed", "exit 0\n") // for its DEL
 }
 
 func TestHungPlugin(t *testing.T) {
