@@ -78,6 +78,17 @@ func TestTextOfAFailure(t *testing.T) {
 	}
 }
 
+// A DEL whose plugin failed is not undone, even where its step goes on.
+func TestDELLeftToTheJournal(t *testing.T) {
+	p := Pod{Kind: "pod", Error: "x", State: Failed, Rows: []step.Row{
+		row("pod", "cni add", "", 0, 1, "no"), row("pod", "cni del", "", 5, 10, ""), row("plugin", "bridge DEL", "cni del", 6, 2, "no"), row("pod", "remove netns", "", 20, 1, ""),
+	}}
+	p.Finish()
+	if got := p.Problems()[0]; len(got.NotUndone) != 1 || len(got.Undone) != 1 || got.Undone[0] != "remove netns" {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestPageStandsAlone(t *testing.T) {
 	p := failedPod()
 	p.Network.Now = &Now{Interfaces: []Interface{{Name: "eth0", Up: true, MTU: 1500, Addresses: []string{"10.0.0.2/24"}, Peer: "veth1 in bridge cni0"}}, Routes: []string{"default via 10.0.0.1 dev eth0"}, Rules: []string{"-A X -s 10.0.0.2"}}

@@ -89,11 +89,22 @@ func failure(of, text string, rows []step.Row) Problem {
 		case problem.Step == "" || row.Start.Before(end):
 		case row.Error != "":
 			problem.NotUndone = append(problem.NotUndone, row.Step+": "+row.Error)
+		case pluginFailed(rows, row):
+			problem.NotUndone = append(problem.NotUndone, row.Step+": a plugin failed, it is repeated in the background")
 		default:
 			problem.Undone = append(problem.Undone, row.Step)
 		}
 	}
 	return problem
+}
+
+// pluginFailed reports whether a plugin failed that was run for the step. A pod
+// that could not be made leaves such a DEL to the network's journal.
+func pluginFailed(rows []step.Row, of step.Row) bool {
+	end := of.Start.Add(of.Took)
+	return slices.ContainsFunc(rows, func(r step.Row) bool {
+		return r.Kind == "plugin" && r.Error != "" && r.Parent == of.Step && !r.Start.Before(of.Start) && !r.Start.After(end)
+	})
 }
 
 // waits says what a step waits for, to tell the runtime from what is around it.
