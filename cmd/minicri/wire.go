@@ -3,9 +3,7 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -250,78 +248,4 @@ func openNetworks(ctx context.Context, c *config.Config, k kernel, measured *met
 		Observe: measured.ObservePlugin,
 		Logger:  logger,
 	})
-}
-
-// pluginCgroup is where the cgroups of plugin runs are made: beside those of
-// pods, or under systemd, which has the cgroups of pods to itself, in our own.
-func pluginCgroup(c *config.Config) string {
-	if systemdCgroup(c) {
-		return ""
-	}
-	return cgroupParent(c, false)
-}
-
-// readMachine says once what this machine cannot give.
-func readMachine(ctx context.Context, root string, logger *slog.Logger) (machine.Machine, error) {
-	m, err := machine.Read(root)
-	if err != nil {
-		return m, err
-	}
-	if !m.CanLowerOOMAdj {
-		logger.Warn("no CAP_SYS_RESOURCE: processes get no lower oom_score_adj than the daemon has", "oom_score_adj", m.OOMScoreAdj)
-	}
-	if !m.AppArmor {
-		logger.Info("no AppArmor, or no apparmor_parser: profiles of the kind RuntimeDefault confine nothing here")
-		return m, nil
-	}
-	if err := machine.LoadDefaultProfile(ctx); err != nil {
-		// As in a container that is a node: pods run, and are confined by less.
-		logger.Warn("AppArmor confines nothing here", "err", err)
-		m.AppArmor = false
-	}
-	return m, nil
-}
-
-// openNode finds out which node this is, and notes the cgroup below which pods are
-// made that name none.
-func openNode(c *config.Config, systemd bool) (*node.Node, error) {
-	n, err := node.Open(c.Root, c.State, c.NetnsDir)
-	if err != nil {
-		return nil, err
-	}
-	return n, n.Know(cgroup.Path(oci.CgroupsPath(cgroupParent(c, systemd), n.Mark(), "id", systemd)))
-}
-
-func findShim(path string) (string, error) {
-	if path == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return "", err
-		}
-		path = filepath.Join(filepath.Dir(self), "minicri-shim")
-	}
-	if _, err := os.Stat(path); err != nil {
-		return "", fmt.Errorf("the shim: %w: run 'make build', or give --shim", err)
-	}
-	return path, nil
-}
-
-// systemdCgroup: the driver that was chosen, or the one that fits the machine.
-func systemdCgroup(c *config.Config) bool {
-	if c.CgroupDriver != "" {
-		return c.CgroupDriver == "systemd"
-	}
-	_, err := os.Stat("/run/systemd/system") // sd_booted(3)
-	return err == nil && cgroup.Unified()
-}
-
-func cgroupParent(c *config.Config, systemd bool) string {
-	switch {
-	case c.CgroupParent != "":
-		return c.CgroupParent
-	case systemd:
-		return "system.slice"
-	default:
-		return "/minicri"
-	}
 }
