@@ -63,6 +63,11 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 	}
 	runtime := &Runtime{Networks: options.Networks, Events: NewBroadcaster(), Info: Info{Version: "1.2.3", Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{})}}
 	options.Events = runtime
+	if options.Supervisors, err = client.NewSet(client.SetOptions{Dir: filepath.Join(options.State, "shims"), Logger: options.Logger}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(options.Supervisors.Close)
+	options.Group = func(string, string) string { return client.NodeGroup }
 	if runtime.Sandboxes, err = sandbox.Open(t.Context(), options); err != nil {
 		t.Fatal(err)
 	}
@@ -78,13 +83,8 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 // containers are those of pods that have none, in a directory of their own.
 func containers(t *testing.T, options sandbox.Options, runtime *Runtime) *container.Store {
 	t.Helper()
-	supervisors, err := client.NewSet(client.SetOptions{Dir: filepath.Join(options.State, "shims"), Logger: options.Logger})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(supervisors.Close)
 	opened, err := container.Open(t.Context(), container.Options{
-		Supervisors: supervisors,
+		Supervisors: options.Supervisors,
 		Root:        options.Root, State: options.State, Node: options.Node, Hierarchies: options.Hierarchies,
 		Sandboxes: runtime.Sandboxes, Events: runtime, Logger: options.Logger,
 		Limits: container.Limits{Create: time.Minute, Kill: 10 * time.Second},
