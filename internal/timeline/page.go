@@ -90,7 +90,7 @@ func (e *episode) page(b *strings.Builder, number int) {
 	}
 	b.WriteString("</tbody>\n</table>\n")
 	if slowest := e.slowest(); slowest != "" {
-		fmt.Fprintf(b, "<p class=\"slowest\">Slowest: %s</p>\n", escape(slowest))
+		fmt.Fprintf(b, "<p class=\"slowest\">slowest: %s</p>\n", escape(slowest))
 	}
 }
 

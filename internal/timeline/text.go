@@ -121,7 +121,7 @@ func (l *line) details() (texts []string) {
 	case !l.failed():
 	case p != nil:
 		text := explain(p)
-		if l.Error != "" && !(p.Killed && l.Error == "it did not answer") {
+		if l.Error != "" {
 			text += ": " + l.Error
 		}
 		texts = append(texts, text)

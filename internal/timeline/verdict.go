@@ -155,7 +155,7 @@ func (e *episode) slowest() string {
 func explain(p *step.Plugin) string {
 	switch {
 	case p.Killed:
-		return "killed, it did not answer"
+		return "killed"
 	case p.Signal != 0:
 		return fmt.Sprintf("ended by signal %d", p.Signal)
 	case p.Code != 0:

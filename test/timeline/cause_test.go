@@ -89,7 +89,7 @@ func TestHungPlugin(t *testing.T) {
 	if d := details(t, err); d["plugin"] != "waits" || d["advice"] == "" {
 		t.Errorf("details %v", d)
 	}
-	words := []string{"failed at cni add", "waits ADD", "killed, it did not answer", "limits.cni_add", "slowest: cni add > waits ADD"}
+	words := []string{"failed at cni add", "waits ADD", "killed: it did not answer: not done after 2s", "limits.cni_add", "slowest: cni add > waits ADD"}
 	documented(t, "hung plugin", n.explained("web", words...), words...)
 }
 
