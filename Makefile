@@ -165,7 +165,7 @@ failpoints: bin/cni/.built
 	@ln -sfn ../cni bin/failpoints/cni
 
 # Compiled first, outside: the namespace has no network to fetch a module.
-bench-%: root bench-deps setup build ## Measure and print: sandbox, image, container, stream, nri or scale (root)
+bench-%: root bench-deps setup build ## Measure and print: sandbox, image, container, stream, nri, scale or timeline (root)
 	go build $(goflags) -o bin/bench/$* ./test/bench/$*
 	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns bin/bench/$*
 
