@@ -73,7 +73,9 @@ func TestGCCanBeTurnedOff(t *testing.T) {
 		},
 		"by the node": func(t *testing.T, n *node) {
 			n.configure(t, "10.conflist", "net", n.script())
-			n.SetLimits(Limits{})
+			limits := n.Options.Limits
+			limits.GCPeriod = 0
+			n.SetLimits(limits)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -150,6 +150,7 @@ func TestPageOfAFailureIsRed(t *testing.T) {
 		t.Errorf("the failure has %d red dots in the dark", dots)
 	}
 	keep(t, n)
+	check(t, os.WriteFile(filepath.Join(n.Plugins, "not-installed"), []byte("#!/bin/sh\n"), 0o755)) // for its DEL
 }
 
 // keep copies the pictures to the directory PAGE_PICTURES, to be looked at.

@@ -1,8 +1,12 @@
 package prometheus
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
@@ -53,11 +57,20 @@ func queries(t *testing.T) map[string]string {
 
 // get asks an HTTP server in the node's network namespace.
 func get(n *harness.Node, address string) (body []byte, err error) {
-	n.RunInNetns(func() error {
-		body, err = exec.Command("/bin/busybox", "wget", "-q", "-T", "10", "-O", "-", address).Output()
-		return nil
-	})
-	return body, err
+	dial := func(_ context.Context, network, address string) (connection net.Conn, err error) {
+		n.RunInNetns(func() error {
+			connection, err = net.Dial(network, address)
+			return nil
+		})
+		return connection, err
+	}
+	client := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
+	answer, err := client.Get(address)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	return io.ReadAll(answer.Body)
 }
 
 // live makes something of everything that is counted.
