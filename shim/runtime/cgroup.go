@@ -24,7 +24,7 @@ func tracker(paths map[string]string) (controller, path string, ok bool) {
 }
 
 // killCgroup signals all processes of a container's cgroup, or of its child
-// sub, until no new ones appear.
+// sub, until no new ones appear; SIGKILL until there are none.
 func killCgroup(paths map[string]string, sub string, sig syscall.Signal) error {
 	_, path, ok := tracker(paths)
 	if !ok {
@@ -38,21 +38,30 @@ func killCgroup(paths map[string]string, sub string, sig syscall.Signal) error {
 	}
 	thaw(paths)
 	signalled := map[int]bool{}
-	for again := true; again; {
-		again = false
+	for deadline := time.Now().Add(emptyPatience); ; time.Sleep(emptyPause) {
 		pids, err := cgroups.GetAllPids(path)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("signal %s: %w", path, err)
 		}
+		again := false
 		for _, pid := range pids {
-			if !signalled[pid] {
+			if sig == syscall.SIGKILL || !signalled[pid] {
 				signalled[pid], again = true, true
 				_ = syscall.Kill(pid, sig) // ESRCH: it ended meanwhile
 			}
 		}
+		if !again || time.Now().After(deadline) { // in an uninterruptible sleep it ends when it can
+			return nil
+		}
 	}
-	return nil
 }
+
+// A process that is being forked is not in the list of its cgroup yet, but its
+// parent is, which ends after it: one look at the list, or two, can miss it.
+const (
+	emptyPatience = time.Second
+	emptyPause    = 500 * time.Microsecond
+)
 
 // thaw lets processes of a frozen v1 cgroup take their signals; v2 needs none.
 func thaw(paths map[string]string) {
