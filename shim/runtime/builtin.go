@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -152,7 +153,9 @@ func (c *builtinContainer) findCgroups() error {
 	if err != nil {
 		return fmt.Errorf("cgroups of container %s: %w", c.lib.ID(), err)
 	}
-	c.cgroups, c.execs = state.CgroupPaths, newExecCgroups(state.CgroupPaths, c.dir)
+	// A copy: Destroy of libcontainer takes out of its own what it has removed.
+	c.cgroups = maps.Clone(state.CgroupPaths)
+	c.execs = newExecCgroups(c.cgroups, c.dir)
 	return nil
 }
 
