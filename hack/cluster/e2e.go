@@ -29,7 +29,7 @@ func e2eImages(pauseTag, sources string) []imageOf {
 	for _, tag := range []string{"2.55", "2.63.0"} {
 		list = append(list, imageOf{
 			name: e2eRepository + "agnhost", tag: tag, programs: []string{"agnhost", "replica"}, installed: debian,
-			links: map[string]string{"/agnhost": "usr/local/bin/agnhost", "/agnhost-2": "usr/local/bin/agnhost", "/bin/pgrep": "../local/bin/replica", "/bin/sh": "bash"},
+			links: map[string]string{"/agnhost": "usr/local/bin/agnhost", "/agnhost-2": "usr/local/bin/agnhost", "/bin/pgrep": "../local/bin/replica", "/bin/nc": "../local/bin/replica", "/bin/sh": "bash"},
 			files: map[string]string{
 				"/localhost.crt": filepath.Join(sources, "porter/localhost.crt"),
 				"/localhost.key": filepath.Join(sources, "porter/localhost.key"),

@@ -61,10 +61,19 @@ func (i imageOf) reference() string {
 	return repository + "/" + i.name + ":" + i.tag
 }
 
-// file is where the image is kept; another definition is another file.
-func (i imageOf) file(programs string) string {
-	definition := sha256.Sum256(fmt.Appendf(nil, "%+v", i))
-	return filepath.Join(programs, fmt.Sprintf("%s-%s-%x.tar", strings.ReplaceAll(i.name, "/", "_"), i.tag, definition[:4]))
+// file is where the image is kept; another definition is another file, and so is
+// another replica, the only program that does not follow from the versions.
+func (i imageOf) file(programs string) (string, error) {
+	definition := fmt.Appendf(nil, "%+v", i)
+	if slices.Contains(i.programs, "replica") {
+		replica, err := os.ReadFile(filepath.Join(programs, "replica"))
+		if err != nil {
+			return "", err
+		}
+		definition = append(definition, replica...)
+	}
+	sum := sha256.Sum256(definition)
+	return filepath.Join(programs, fmt.Sprintf("%s-%s-%x.tar", strings.ReplaceAll(i.name, "/", "_"), i.tag, sum[:4])), nil
 }
 
 // archives makes the images, or finds those made before, and returns their files.
@@ -85,9 +94,9 @@ func archives(ctx context.Context, programs, version, pauseTag string, progress 
 
 // make makes the image, or finds the one made before.
 func (i imageOf) make(ctx context.Context, programs string, progress *progress) (string, error) {
-	file := i.file(programs)
-	if exists(file) {
-		return file, nil
+	file, err := i.file(programs)
+	if err != nil || exists(file) {
+		return file, err
 	}
 	if err := i.write(ctx, programs, file); err != nil {
 		return "", fmt.Errorf("make the image %s: %w", i.reference(), err)

@@ -34,7 +34,7 @@ var kept = regexp.MustCompile(`^(` + strings.Join([]string{
 	`link (lo|eth0|minicri0)( .*)?`,
 	`mount /run(/proc|/netns|/minicri.*|/lock|/containerd)?`,
 	`mount /var/lib/kubelet/pods/[^/]*/volumes/.*`,
-	`cgroup /minicri`,
+	`cgroup /minicri(/minicri-cni-[0-9a-f]+-pool-[0-9]+)?`, // runs of plugins use these in turn
 	`cgroup /kubepods(/burstable|/besteffort)?(/pod[0-9a-f-]+)?`,
 }, "|") + `)$`)
 

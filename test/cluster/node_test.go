@@ -207,7 +207,7 @@ func TestEvictionByDiskPressure(t *testing.T) {
 		eventually(t, "the node has no disk pressure", func() bool { return !underDiskPressure(t) })
 	})
 	// More free space than there can be: the node is under pressure from now on.
-	onNode(t, node2, "cp "+config+" "+config+".good && sed -i 's/nodefs.available: 0%/nodefs.available: 99%/; s/evictionPressureTransitionPeriod: .*/evictionPressureTransitionPeriod: 1s/' "+config+" && kill $(cat /run/services/kubelet.pid)")
+	onNode(t, node2, "cp "+config+" "+config+".good && sed -i 's/nodefs.available: 0%/nodefs.available: 99%/; s/evictionPressureTransitionPeriod: .*/evictionPressureTransitionPeriod: 1s/; s/imageMinimumGCAge: .*/imageMinimumGCAge: 1s/' "+config+" && kill $(cat /run/services/kubelet.pid)")
 	pod := s.ended("victim", corev1.PodFailed)
 	same(t, "reason", pod.Status.Reason, "Evicted")
 	if !underDiskPressure(t) {

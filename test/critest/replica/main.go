@@ -1,7 +1,7 @@
 // Command replica is the program in the images that critest expects: what it
 // does depends on the name it is started by. As nginx or httpd-foreground it
 // serves a page on $PORT (80), as nonewprivs it prints its effective user, as
-// pause it waits. As pgrep and ipcs it does what the specs need of these.
+// pause it waits. As pgrep, ipcs and nc it does what the specs need of these.
 package main
 
 import (
@@ -30,6 +30,8 @@ func main() {
 		}
 	case name == "pause":
 		select {}
+	case name == "nc":
+		err = netcat(os.Args)
 	case name == "pgrep":
 		err = pgrep(os.Args[len(os.Args)-1])
 	case name == "ipcs":
