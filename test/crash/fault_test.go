@@ -86,7 +86,7 @@ func strikeError(t *testing.T, c *trial) {
 // wantPluginError: the error names plugin, verb, message and code (P11).
 func wantPluginError(t *testing.T, err error, point string) {
 	t.Helper()
-	for _, part := range []string{`plugin type="trip"`, "CNI ADD", "failpoint " + point, "code 100"} {
+	for _, part := range []string{"plugin trip", "CNI ADD", "failpoint " + point, "code 100"} {
 		if !strings.Contains(fmt.Sprint(err), part) {
 			t.Errorf("the error lacks %q: %v", part, err)
 		}
