@@ -100,7 +100,7 @@ func traceHooks(hooks *specs.Hooks, variables []string) {
 	if hooks == nil || len(variables) == 0 {
 		return
 	}
-	for _, kind := range [][]specs.Hook{hooks.CreateRuntime, hooks.CreateContainer, hooks.StartContainer, hooks.Poststart, hooks.Poststop, hooks.Prestart} { //nolint:staticcheck // prestart is deprecated, and used
+	for _, kind := range [][]specs.Hook{hooks.CreateRuntime, hooks.CreateContainer, hooks.StartContainer, hooks.Poststart, hooks.Poststop, hooks.Prestart} {
 		for i := range kind {
 			known := slices.ContainsFunc(kind[i].Env, func(v string) bool { return strings.HasPrefix(v, "TRACEPARENT=") })
 			if !known {

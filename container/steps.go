@@ -124,7 +124,7 @@ func (c *Container) noteExit(f *Facts) {
 	}
 	row := step.Row{Kind: "exit", Step: "ran", Start: time.Unix(0, began), Took: time.Duration(f.FinishedAt - began)}
 	row.Note = fmt.Sprintf("%s, exit code %d", f.ExitReason(), f.ExitCode)
-	switch limit := c.config.GetLinux().GetResources().GetMemoryLimitInBytes(); {
+	switch limit := c.Resources().GetMemoryLimitInBytes(); {
 	case f.OOMKilled && limit > 0:
 		row.Error = fmt.Sprintf("the kernel killed it because it used all of its memory, %d MiB: raise the container's memory limit", limit>>20)
 	case f.OOMKilled:

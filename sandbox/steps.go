@@ -143,7 +143,7 @@ func (s *Store) NotePull(pod *runtimeapi.PodSandboxConfig, row step.Row) {
 		s.mu.RLock()
 		sb := s.byName[nameOf(pod.GetMetadata())]
 		s.mu.RUnlock()
-		if sb != nil {
+		if sb != nil && s.base.Err() == nil {
 			sb.timeline.Add(row)
 			s.work.Go(func() { s.keepTimeline(sb) })
 			return

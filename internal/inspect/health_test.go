@@ -15,7 +15,7 @@ import (
 func TestWedgedLockStopsThePing(t *testing.T) {
 	var mu sync.Mutex
 	var pings atomic.Int64
-	h := &Health{Probes: []Probe{{"fine", func() {}}, {"pods", func() { mu.Lock(); mu.Unlock() }}}, Limit: 50 * time.Millisecond} //nolint:staticcheck // taken for a moment
+	h := &Health{Probes: []Probe{{"fine", func() {}}, {"pods", func() { mu.Lock(); defer mu.Unlock() }}}, Limit: 50 * time.Millisecond}
 	ctx, cancel := context.WithCancel(t.Context())
 	var log lockedBuffer
 	ended := make(chan struct{})

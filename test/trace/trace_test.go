@@ -111,7 +111,7 @@ func TestSpansReachACollector(t *testing.T) {
 				go func() { _ = server.Serve(listener) }()
 				t.Cleanup(server.Stop)
 			} else {
-				server := &http.Server{Handler: r} //nolint:gosec // of a test
+				server := &http.Server{Handler: r}
 				go func() { _ = server.Serve(listener) }()
 				t.Cleanup(func() { _ = server.Close() })
 			}
