@@ -38,18 +38,10 @@ func checkCommand(ctx context.Context, arguments []string, output io.Writer) err
 	if force && !fix {
 		return errors.New("--force goes with --fix")
 	}
-	identity, err := node.Read(c.Root)
+	findings, err := examine(ctx, c)
 	if err != nil {
 		return err
 	}
-	shim, err := findShim(c.Shim)
-	if err != nil {
-		shim = c.Shim
-	}
-	findings := doctor.Run(ctx, doctor.Options{
-		Config: c, Shim: shim, Node: identity,
-		Snapshots: func(ctx context.Context) ([]string, error) { return orphanSnapshots(ctx, c.Socket) },
-	})
 	if fix {
 		findings = doctor.Fix(findings, force)
 	}
@@ -60,6 +52,22 @@ func checkCommand(ctx context.Context, arguments []string, output io.Writer) err
 		return errNotClean
 	}
 	return nil
+}
+
+// examine looks at the node, and asks its daemon what only that can know.
+func examine(ctx context.Context, c *config.Config) ([]doctor.Finding, error) {
+	identity, err := node.Read(c.Root)
+	if err != nil {
+		return nil, err
+	}
+	shim, err := findShim(c.Shim)
+	if err != nil {
+		shim = c.Shim
+	}
+	return doctor.Run(ctx, doctor.Options{
+		Config: c, Shim: shim, Node: identity,
+		Snapshots: func(ctx context.Context) ([]string, error) { return orphanSnapshots(ctx, c.Socket) },
+	}), nil
 }
 
 // orphanSnapshots asks the daemon at the socket.

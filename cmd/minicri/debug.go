@@ -8,9 +8,7 @@ import (
 	"os"
 
 	"github.com/minicri/minicri/internal/config"
-	"github.com/minicri/minicri/internal/doctor"
 	"github.com/minicri/minicri/internal/inspect"
-	"github.com/minicri/minicri/internal/node"
 )
 
 // debugCommand is `minicri debug bundle FILE`: what a maintainer asks for.
@@ -45,17 +43,7 @@ func collect(ctx context.Context, c *config.Config, bundle *inspect.Bundle) {
 	for name, path := range map[string]string{"goroutines.txt": "/goroutines", "heap.pprof": "/debug/pprof/heap", "metrics.txt": "/metrics"} {
 		bundle.File(name, func() ([]byte, error) { return client.Read(ctx, path) })
 	}
-	bundle.JSON("check.json", func() (any, error) {
-		identity, err := node.Read(c.Root)
-		if err != nil {
-			return nil, err
-		}
-		shim, err := findShim(c.Shim)
-		if err != nil {
-			shim = c.Shim
-		}
-		return doctor.Run(ctx, doctor.Options{Config: c, Shim: shim, Node: identity}), nil
-	})
+	bundle.JSON("check.json", func() (any, error) { return examine(ctx, c) })
 	bundle.Networks(c.CNIConf)
 	bundle.Machine(ctx)
 }
