@@ -37,7 +37,7 @@ test: root setup test-deps build failpoints kubelet lint ## Lint, and run all bu
 .PHONY: test-crash
 test-crash: root setup failpoints ## Kill the daemon at every step of a pod's life; all cases (root)
 	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/crash ./test/crash
-	cd test/crash && ../../hack/in-netns ../../bin/test/crash -test.timeout 30m $(TESTFLAGS)
+	cd test/crash && ../../hack/in-netns ../../bin/test/crash -test.timeout 60m $(TESTFLAGS)
 
 CYCLES ?= 10000
 
