@@ -36,10 +36,12 @@ func TestSoak(t *testing.T) {
 	fmt.Printf("soak: %v with %d workers, SEED=%d\n", duration, workers, seed)
 
 	s := newSoak(t)
-	before := s.node.Look()
 	faults := s.run(seed, time.Now().Add(duration))
 	s.wantNothingListed()
-	differences := s.node.Differences(before)
+	for _, pod := range s.witnesses {
+		s.node.RemovePod(pod.Id)
+	}
+	differences := s.node.Differences(s.before)
 	fmt.Printf("soak: %d pods came and went, %d requests were repeated; %v; slowest start %v, %d leaks\n",
 		s.cycles.Load(), s.repeats.Load(), faults, s.slowest.Round(time.Millisecond), len(differences))
 	for _, difference := range differences {
@@ -51,6 +53,7 @@ func TestSoak(t *testing.T) {
 func newSoak(t *testing.T) *soak {
 	s := &soak{t: t, node: harness.NewNode(t, harness.PortMap(), harness.Config(limits))}
 	s.addFaulty()
+	s.before = s.node.Look()
 	s.runWitnesses()
 	return s
 }
@@ -74,6 +77,9 @@ func (s *soak) run(seed uint64, end time.Time) (faults counts) {
 		all.Go(func() { w.work(end) })
 	}
 	random := rand.New(rand.NewPCG(seed, workers))
+	time.Sleep(longestLife)
+	faults.reboots++ // one at least, however short the time
+	s.reboot()
 	for strikes := 0; time.Now().Before(end) && !s.t.Failed(); strikes++ {
 		time.Sleep(time.Duration(random.Int64N(int64(longestLife))))
 		if strikes%strikesAtOnce == 0 {

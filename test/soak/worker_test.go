@@ -14,12 +14,14 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/leak"
 )
 
 // soak is what killer and workers share.
 type soak struct {
 	t         *testing.T
 	node      *harness.Node
+	before    leak.Snapshot // without a pod
 	witnesses []*runtimeapi.PodSandboxStatus
 	slowest   time.Duration // start of the daemon
 
