@@ -12,9 +12,13 @@ import (
 
 // PodConfig is the config of a pod with a name, such as the kubelet sends.
 func PodConfig(name, logs string, network runtimeapi.NamespaceMode) *runtimeapi.PodSandboxConfig {
+	hostname := name
+	if network == runtimeapi.NamespaceMode_NODE {
+		hostname = "" // it has the node's
+	}
 	return &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "bench", Uid: name},
-		Hostname:     name,
+		Hostname:     hostname,
 		LogDirectory: logs,
 		DnsConfig:    &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10"}},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
@@ -52,7 +56,6 @@ func (n *Node) RunPod(ctx context.Context, name string) (*Pod, error) {
 // RunHostPod runs a pod in the network of the node, and returns its id.
 func (n *Node) RunHostPod(ctx context.Context, name string) (string, error) {
 	config := PodConfig(name, n.logs(), runtimeapi.NamespaceMode_NODE)
-	config.Hostname = ""
 	config.Linux.CgroupParent = n.cgroupParent()
 	answer, err := n.CRI.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
 	if err != nil {
