@@ -70,8 +70,8 @@ func (w *watchers) report(p Progress) {
 	if len(w.all) == 0 || !w.isNews(p) {
 		return
 	}
-	for _, tell := range w.all {
-		tell(p)
+	for _, report := range w.all {
+		report(p)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 )
 
 // containerCDI adds what the vendors of the asked devices say that they need:
-// nodes, mounts, variables, hooks. A device that nobody describes is an error.
+// nodes, mounts, variables, hooks. A device that no file describes is an error.
 func containerCDI(c *Container, spec *specs.Spec) error {
 	devices, err := cdiDevices(c)
 	if err != nil || len(devices) == 0 {
@@ -44,7 +44,7 @@ func cdiDevices(c *Container) ([]string, error) {
 	return devices, nil
 }
 
-// cdiErrors tells of files that could not be read: the device may be in one.
+// cdiErrors lists the files that could not be read: the device may be in one.
 func (c *Container) cdiErrors() error {
 	var all []error
 	for file, errs := range c.CDI.GetErrors() {

@@ -13,7 +13,7 @@ import (
 // do not say otherwise. Its zero value gives nothing.
 type Defaults struct {
 	// Rlimits are limits of a container's processes by resource; others are as
-	// in usualRlimits.
+	// in defaultRlimits.
 	Rlimits []specs.POSIXRlimit
 	// Env are variables, as NAME=VALUE; image and container have the last word.
 	Env []string

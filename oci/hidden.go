@@ -6,7 +6,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// containerHiddenPaths hides parts of /proc and /sys that tell about the node
+// containerHiddenPaths hides parts of /proc and /sys that show the node
 // or change it. The CRI cannot tell an empty list from none, so an empty one is
 // the usual one, as in containerd. The kubelet asks for no list at all where
 // procMount is Unmasked, which Kubernetes allows with a user namespace alone:

@@ -4,7 +4,7 @@ import "github.com/opencontainers/runtime-spec/specs-go"
 
 // sandboxMounts gives pause its own /proc, which setting sysctls needs, and
 // nothing else: an empty directory over /dev keeps the runtime from making
-// device nodes that nobody uses.
+// unused device nodes.
 func sandboxMounts(s *Sandbox, spec *specs.Spec) error {
 	spec.Mounts = []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},

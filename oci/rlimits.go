@@ -12,13 +12,13 @@ const (
 	unlimited = math.MaxUint64
 )
 
-// usualRlimits are the limits of a container's processes that nobody else sets.
+// defaultRlimits are the limits of a container's processes that nothing else sets.
 // They are set one and all: what is not set would be inherited from the shell
 // that started the daemon. Descriptors are as in systemd's default, because
 // programs loop over all that they may have; processes and core files are
 // without a limit, as in the units of other runtimes, because processes are
 // limited by cgroups; the rest is as the kernel begins with (asm-generic/resource.h).
-func usualRlimits() []specs.POSIXRlimit {
+func defaultRlimits() []specs.POSIXRlimit {
 	return []specs.POSIXRlimit{
 		{Type: "RLIMIT_AS", Soft: unlimited, Hard: unlimited},
 		{Type: "RLIMIT_CORE", Soft: unlimited, Hard: unlimited},
@@ -41,7 +41,7 @@ func usualRlimits() []specs.POSIXRlimit {
 // containerRlimits: the configuration's over those of the base spec over the
 // usual ones, each as near as this machine allows.
 func containerRlimits(c *Container, spec *specs.Spec) error {
-	all := usualRlimits()
+	all := defaultRlimits()
 	for _, limit := range slices.Concat(spec.Process.Rlimits, c.Defaults.Rlimits) {
 		all = slices.DeleteFunc(all, func(other specs.POSIXRlimit) bool { return other.Type == limit.Type })
 		all = append(all, limit)

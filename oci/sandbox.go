@@ -68,7 +68,7 @@ func (s *Sandbox) security() *runtimeapi.LinuxSandboxSecurityContext {
 	return s.Config.GetLinux().GetSecurityContext()
 }
 
-// HostNetwork tells whether the pod lives in the network of the node.
+// HostNetwork reports whether the pod lives in the network of the node.
 func HostNetwork(config *runtimeapi.PodSandboxConfig) bool {
 	return namespaceOptions(config).GetNetwork() == runtimeapi.NamespaceMode_NODE
 }

@@ -63,8 +63,12 @@ func (r *Runtime) ReopenContainerLog(ctx context.Context, request *runtimeapi.Re
 	return &runtimeapi.ReopenContainerLogResponse{}, nil
 }
 
-// UpdateContainerResources sets resources, all of them or none.
+// UpdateContainerResources sets resources, all of them or none. Those of Windows
+// are InvalidArgument.
 func (r *Runtime) UpdateContainerResources(ctx context.Context, request *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
+	if request.GetWindows() != nil {
+		return nil, fmt.Errorf("windows: is set, but this node runs Linux: %w", errdefs.ErrInvalidArgument)
+	}
 	if err := r.Containers.Update(ctx, request.GetContainerId(), request.GetLinux()); err != nil {
 		return nil, err
 	}

@@ -68,11 +68,12 @@ func ids(pods []*runtimeapi.PodSandbox) string {
 // listed by both.
 func TestStreamPodSandboxes(t *testing.T) {
 	const most = 16 << 20 // what a kubelet accepts
-	for _, test := range []struct{ count, annotation int }{{0, 0}, {1, 0}, {250, 0}, {100, 256 << 10}, {1, 2 * pieceBytes}} {
+	for _, test := range []struct{ count, annotation int }{{0, 0}, {1, 0}, {250, 0}, {1000, 256 << 10}, {1, 2 * pieceBytes}} {
 		var pods []stored
+		note := strings.Repeat("x", test.annotation)
 		for i := range test.count {
 			config := podConfig(fmt.Sprint("pod", i), map[string]string{"odd": fmt.Sprint(i % 2)})
-			config.Annotations = map[string]string{"note": strings.Repeat("x", test.annotation)}
+			config.Annotations = map[string]string{"note": note}
 			pods = append(pods, stored{id: fmt.Sprintf("%04d", i), config: config})
 		}
 		client := dial(t, restored(t, pods...))

@@ -130,7 +130,7 @@ func (l *layers) walk(id string) {
 	}
 }
 
-// prune forgets the layers that nobody asks for; mu is held.
+// prune removes the layers that no request asks for; mu is held.
 func (l *layers) prune() {
 	for id, one := range l.last {
 		if one.walk == nil && time.Since(one.asked) >= sampleAge {

@@ -10,7 +10,7 @@ import (
 // with the few milliseconds between them.
 const shortestWindow = time.Second
 
-// sampleAge is how long a sample is kept that nobody asks for. It is far above
+// sampleAge is how long a sample without a request is kept. It is far above
 // the periods in which a node is asked for all its stats.
 const sampleAge = 5 * time.Minute
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"runtime"
 	"sync"
 
 	"golang.org/x/net/websocket"
@@ -110,7 +111,7 @@ func (c *channels) serve(ws *websocket.Conn) {
 	close(c.ready)
 	defer c.closeSinks()
 	current := sink(nil)
-	for {
+	for ; ; runtime.Gosched() { // it is another session's turn (see spdy.Conn.Serve)
 		frame, err := ws.NewFrameReader()
 		if err != nil {
 			return // the client has left

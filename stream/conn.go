@@ -62,7 +62,7 @@ func (u *upgrade) end() {
 	}
 }
 
-// clientConn tells when the client is gone or silent: the libraries do not, or
+// clientConn reports when the client is gone or silent: the libraries do not, or
 // not while they wait for the client to read.
 type clientConn struct {
 	net.Conn
@@ -127,7 +127,7 @@ func (c *clientConn) end() {
 	c.silent.Stop()
 }
 
-// watch finds out that the client has closed its end while nobody reads: a
+// watch detects that the client has closed its end while nothing reads: a
 // process that does not read its stdin stops the reading of the connection. It
 // needs a descriptor of its own, because the other one's readers exclude each
 // other.

@@ -5,7 +5,7 @@
 //
 //	          CRI call            HTTP request           its client or process ends
 //	(nothing) --------> Pending ---------------> Open -----------------------------> (nothing)
-//	                       \ one minute, nobody came
+//	                       \ one minute, no client
 //	                        '-------> (nothing)
 //
 // The CRI call checks the request and answers with a URL, whose token stands

@@ -213,5 +213,5 @@ func (f *forwarder) receive(c client, pod *net.TCPConn) error {
 	}
 }
 
-// tell writes an error for the client; one that has left is not told.
-func tell(to io.Writer, err error) { _, _ = io.WriteString(to, err.Error()) }
+// writeError sends an error to the client, if it is still there.
+func writeError(to io.Writer, err error) { _, _ = io.WriteString(to, err.Error()) }

@@ -107,7 +107,7 @@ func (p *pairs) accept(stream *spdy.Stream) (spdy.Sink, error) {
 	}
 	one, complete, err := p.add(stream)
 	if err != nil {
-		tell(stream, err)
+		writeError(stream, err)
 		return nil, err
 	}
 	if complete {
@@ -186,7 +186,7 @@ func (p *pairs) abandon(id string) {
 		return // it came at the last moment
 	}
 	if one.errors != nil {
-		tell(one.errors, errors.New("the stream for data did not come in time (streaming.creation_timeout)"))
+		writeError(one.errors, errors.New("the stream for data did not come in time (streaming.creation_timeout)"))
 		one.errors.Reset()
 	}
 	if one.data != nil {
@@ -198,7 +198,7 @@ func (p *pairs) abandon(id string) {
 func (p *pairs) serve(one *pair, port int32) {
 	defer p.open.Done()
 	if err := p.connect(port, one.data, one.pod); err != nil {
-		tell(one.errors, err)
+		writeError(one.errors, err)
 	}
 	_ = one.errors.Close()
 	one.errors.Reset()

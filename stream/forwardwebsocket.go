@@ -46,7 +46,7 @@ func (f *forwarder) connectChannel(port int32, pod *podConn, data, errors io.Wri
 		}
 	}
 	if err := f.connect(port, channelClient{data, pod}, pod); err != nil {
-		tell(errors, err)
+		writeError(errors, err)
 	}
 }
 

@@ -24,7 +24,7 @@ type link struct {
 	delivered sync.WaitGroup
 }
 
-// connect opens all outputs, also those that nobody asked for: a process whose
+// connect opens all outputs, also those that the client did not ask for: a process whose
 // output is not read stops.
 func connect(ctx context.Context, process *container.Process, stdin bool) (*link, error) {
 	l := &link{process: process, conns: make(map[string]*net.UnixConn)}

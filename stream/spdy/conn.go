@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"sync"
 )
 
@@ -71,7 +72,10 @@ func NewConn(conn net.Conn, accept func(*Stream) (Sink, error)) *Conn {
 // saying that it goes away. It is an error when the client breaks the protocol.
 func (c *Conn) Serve() error {
 	defer c.closeSinks()
-	for {
+	// After each frame it is another session's turn: small frames without end
+	// would otherwise keep a processor for as long as the scheduler lets them,
+	// 10 ms each time.
+	for ; ; runtime.Gosched() {
 		header, err := c.reader.Peek(headerSize)
 		if err != nil {
 			return nil // the client has left
@@ -129,8 +133,7 @@ func (c *Conn) control(first uint32, flags byte, length int) error {
 		return io.EOF
 	}
 	kind := first & 0xffff
-	least := map[uint32]int{typeSynStream: 10, typeSynReply: 4, typeHeaders: 4, typeRstStream: 8, typePing: 4}[kind]
-	if length < least {
+	if length < leastLength(kind) {
 		return fmt.Errorf("a control frame of type %d with %d bytes", kind, length)
 	}
 	switch kind {
@@ -149,6 +152,19 @@ func (c *Conn) control(first uint32, flags byte, length int) error {
 		return io.EOF
 	}
 	return nil // settings, windows and what else there is are not used
+}
+
+// leastLength is what a control frame has at least.
+func leastLength(kind uint32) int {
+	switch kind {
+	case typeSynStream:
+		return 10
+	case typeRstStream:
+		return 8
+	case typeSynReply, typeHeaders, typePing:
+		return 4
+	}
+	return 0
 }
 
 // open handles a new stream.

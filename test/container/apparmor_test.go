@@ -29,6 +29,7 @@ func confinement(t *testing.T, pid int) string {
 	return strings.TrimRight(string(data), "\n\x00")
 }
 
+// cri: LinuxContainerSecurityContext.apparmor
 func TestAppArmor(t *testing.T) {
 	p := newPod(t, func(c *runtimeapi.PodSandboxConfig) {
 		c.Linux.SecurityContext.Apparmor = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}

@@ -56,6 +56,8 @@ var hookKinds = []string{"createRuntime", "createContainer", "startContainer", "
 // Hooks of a CDI file run at their times, each told of its own container and
 // where its bundle is; also those that come after the daemon and the shim that
 // made the container have died.
+//
+// cri: CDIDevice.name ContainerConfig.CDI_devices
 func TestHooks(t *testing.T) {
 	p := newPod(t)
 	for name, by := range map[string]func(string) option{"field": byField, "annotation": byAnnotation} {

@@ -71,6 +71,8 @@ func mountTmpfs(t *testing.T, dir string, flags uintptr) {
 
 // Options of a mount hold for the mounts below its source, too; and a source
 // keeps the ones that it has.
+//
+// cri: Mount.mount_options
 func TestMountOptions(t *testing.T) {
 	p := newPod(t)
 	dir := filepath.Join(p.Dir, "volume")

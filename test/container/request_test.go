@@ -115,3 +115,54 @@ func encoded(t *testing.T, value any) json.RawMessage {
 	check(t, err)
 	return data
 }
+
+// What is meant for Windows would have no effect, and is refused by its name.
+//
+// cri: ContainerConfig.windows PodSandboxConfig.windows UpdateContainerResourcesRequest.windows
+func TestFieldsOfWindows(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever, memory(64<<20))
+	for field, call := range map[string]func() error{
+		"windows": func() error {
+			_, err := p.Runtime.UpdateContainerResources(limited(t), &runtimeapi.UpdateContainerResourcesRequest{
+				ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 128 << 20}, Windows: &runtimeapi.WindowsContainerResources{},
+			})
+			return err
+		},
+		"config.windows": func() error {
+			_, err := p.tryCreate(shell("windows", forever, func(c *runtimeapi.ContainerConfig) { c.Windows = &runtimeapi.WindowsContainerConfig{} }))
+			return err
+		},
+		"config.windows:": func() error {
+			config := p.PodConfig("windows", func(c *runtimeapi.PodSandboxConfig) { c.Windows = &runtimeapi.WindowsPodSandboxConfig{} })
+			_, err := p.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config})
+			return err
+		},
+	} {
+		err := call()
+		wantCode(t, err, codes.InvalidArgument)
+		if !strings.Contains(status.Convert(err).Message(), field) {
+			t.Errorf("the error does not name %s: %v", field, err)
+		}
+	}
+	if limit := p.status(id).Resources.GetLinux().GetMemoryLimitInBytes(); limit != 64<<20 {
+		t.Errorf("a refused update has set %d", limit)
+	}
+}
+
+// An update of annotations alone changes nothing, and is no error: they are for
+// plugins.
+//
+// cri: UpdateContainerResourcesRequest.annotations
+func TestUpdateOfAnnotationsAlone(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever, memory(64<<20))
+	before := p.status(id)
+	_, err := p.Runtime.UpdateContainerResources(limited(t), &runtimeapi.UpdateContainerResourcesRequest{
+		ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{}, Annotations: map[string]string{"of.a/plugin": "x"},
+	})
+	check(t, err)
+	if after := p.status(id); !proto.Equal(before, after) {
+		t.Errorf("it was\n%v, and is\n%v", before, after)
+	}
+}

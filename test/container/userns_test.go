@@ -84,6 +84,8 @@ func TestVolumesThatTheImageLacks(t *testing.T) {
 
 // A pod can have users of its own and the network of the node: /sys is then the
 // node's, read-only.
+//
+// cri: RuntimeFeatures.user_namespaces_host_network
 func TestUserNamespaceInTheNetworkOfTheNode(t *testing.T) {
 	n := newNode(t)
 	features, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})

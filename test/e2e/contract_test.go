@@ -213,7 +213,7 @@ func TestPodStatsFilters(t *testing.T) {
 // cri: StreamPodSandboxMetrics StreamPodSandboxMetricsResponse.pod_sandbox_metrics
 // cri: PodSandboxMetrics.pod_sandbox_id PodSandboxMetrics.container_metrics PodSandboxMetrics.metrics
 // cri: ContainerMetrics.container_id ContainerMetrics.metrics Metric.timestamp Metric.metric_type
-// cri: Metric.label_values
+// cri: Metric.label_values Metric.name Metric.value MetricDescriptor.name
 func TestMetricsOfPods(t *testing.T) {
 	c := newCounted(t)
 	described, err := c.Runtime.ListMetricDescriptors(c.ctx, &runtimeapi.ListMetricDescriptorsRequest{})

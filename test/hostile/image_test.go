@@ -83,6 +83,8 @@ func TestUserOfAnImageWithoutParents(t *testing.T) {
 
 // attack: images: RemoveImage, ImageStatus, PullImage and ListImages with a runtime handler that the node does not have; annotations of a pod
 // held: the handler is refused by name, the annotations change nothing
+//
+// cri: Image.spec ImageSpec.annotations ImageSpec.runtime_handler
 func TestRuntimeHandlerOfImageCalls(t *testing.T) {
 	n := harness.NewNode(t)
 	n.ImportBusybox() // makes the directories of the image store

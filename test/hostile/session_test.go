@@ -98,6 +98,16 @@ type spdyClient struct {
 // upgrade asks for a session over SPDY.
 func (p *target) upgrade(address, protocol string) spdyClient {
 	p.t.Helper()
+	raw := p.upgradeRaw(address, protocol)
+	conn, err := spdystream.NewConnection(raw, false)
+	check(p.t, err)
+	go conn.Serve(spdystream.NoOpStreamHandler)
+	return spdyClient{conn, raw}
+}
+
+// upgradeRaw asks for a session over SPDY that has no client yet.
+func (p *target) upgradeRaw(address, protocol string) net.Conn {
+	p.t.Helper()
 	u, err := url.Parse(address)
 	check(p.t, err)
 	raw, err := p.dial(u.Host)
@@ -112,10 +122,7 @@ func (p *target) upgrade(address, protocol string) spdyClient {
 		p.t.Fatalf("the upgrade is answered with %s", answer.Status)
 	}
 	check(p.t, raw.SetReadDeadline(time.Time{}))
-	conn, err := spdystream.NewConnection(raw, false)
-	check(p.t, err)
-	go conn.Serve(spdystream.NoOpStreamHandler)
-	return spdyClient{conn, raw}
+	return raw
 }
 
 func (c spdyClient) open(t testing.TB, kind string, port, id int) *spdystream.Stream {

@@ -22,7 +22,9 @@ import (
 // cri: ListPodSandboxRequest.filter ListPodSandboxResponse.items PodSandboxStatusResponse.info
 func TestStaticPods(t *testing.T) {
 	k := newKubelet(t)
+	private := k.servePrivate()
 	k.start(nil)
+	k.applyPulled(private)
 	k.applyPair()
 	k.applyHost()
 	k.applyCrash()
@@ -31,6 +33,7 @@ func TestStaticPods(t *testing.T) {
 	k.applyLoad()
 	k.applyUserns()
 	k.checkPair()
+	k.checkPulled(private)
 	k.checkHost()
 	k.checkCrash()
 	k.checkProbes()

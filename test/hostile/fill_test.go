@@ -1,0 +1,105 @@
+package hostile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// written is how many bytes of file a command of the container could write, of
+// the many that it tries.
+func written(t testing.TB, n *harness.Node, container, file string) int64 {
+	t.Helper()
+	const most = 128 // MiB, more than anything here may hold
+	_, output := run(t, n, container, "/bin/sh", "-c", fmt.Sprintf("dd if=/dev/zero of=%s bs=65536 count=%d 2>/dev/null; wc -c <%s", file, most<<4, file))
+	size, err := strconv.ParseInt(strings.TrimSpace(output), 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %q", file, output)
+	}
+	return size
+}
+
+// attack: containers: root in a container, also a privileged one, writes as much as it can into /etc/hosts, /etc/hostname, /etc/resolv.conf, /dev/shm, /dev and /run of the pod, and makes files there without end
+// held: the three files of /etc hold 256 KiB together and /dev/shm its 64 MiB; nothing of it is on the file system of the daemon's state, which other pods use on
+// field: containerd and CRI-O keep the three files in directories of the node, without a limit
+func TestAContainerCannotFillTheNode(t *testing.T) {
+	n := harness.NewNode(t)
+	n.ImportBusybox()
+	for _, privileged := range []bool{false, true} {
+		t.Run(fmt.Sprintf("privileged=%t", privileged), func(t *testing.T) {
+			id := fillable(t, n, privileged)
+			before := kept(t, n.State)
+			files := int64(0)
+			for _, file := range []string{"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"} {
+				files += written(t, n, id, file)
+			}
+			if files < 100<<10 || files > 257<<10 {
+				t.Errorf("the files of the pod hold %d bytes", files)
+			}
+			for file, most := range map[string]int64{"/dev/shm/x": 64 << 20, "/dev/x": 64 << 20} {
+				if size := written(t, n, id, file); size == 0 || size > most {
+					t.Errorf("%s holds %d bytes", file, size)
+				}
+			}
+			// A full file system takes no more files either, and inodes have an end.
+			code, output := run(t, n, id, "/bin/sh", "-c", "rm /dev/shm/x; i=0; while [ $i -lt 100 ] && echo >/dev/shm/$i; do i=$((i+1)); done; for f in /etc/hosts /etc/hostname /etc/resolv.conf; do : >$f || exit 9; done")
+			if code != 0 {
+				t.Errorf("the files cannot be made small again: %d: %s", code, output)
+			}
+			if grown := kept(t, n.State) - before; grown > 64<<10 {
+				t.Errorf("the state holds %d bytes more", grown)
+			}
+		})
+	}
+	next := n.PodConfig("next")
+	n.RunPod(next) // with hostname, hosts and resolv.conf of its own
+}
+
+// kept is what a directory holds of its file system, without what is mounted in
+// it.
+func kept(t testing.TB, directory string) (bytes int64) {
+	t.Helper()
+	var root unix.Stat_t
+	check(t, unix.Stat(directory, &root))
+	check(t, filepath.WalkDir(directory, func(path string, entry fs.DirEntry, err error) error {
+		var stat unix.Stat_t
+		if err == nil {
+			err = unix.Lstat(path, &stat)
+		}
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case err == nil && stat.Dev != root.Dev && entry.IsDir():
+			return fs.SkipDir
+		case err == nil && stat.Dev == root.Dev:
+			bytes += stat.Blocks * 512
+		}
+		return err
+	}))
+	return bytes
+}
+
+func fillable(t testing.TB, n *harness.Node, privileged bool) (id string) {
+	t.Helper()
+	name := fmt.Sprintf("fill-%t", privileged)
+	pod := n.PodConfig(name, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = privileged })
+	sandbox := n.RunPod(pod)
+	ctx := limited(t)
+	made, err := n.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: sandbox, SandboxConfig: pod, Config: &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, Command: []string{"sleep", "1000000"},
+		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{Privileged: privileged}},
+	}})
+	check(t, err)
+	_, err = n.Runtime.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: made.GetContainerId()})
+	check(t, err)
+	return made.GetContainerId()
+}
