@@ -8,10 +8,11 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"runtime"
 	"sync"
 
 	"golang.org/x/net/websocket"
+
+	"github.com/minicri/minicri/stream/spdy"
 )
 
 // channelProtocol is what differs between the subprotocols of a WebSocket whose
@@ -111,11 +112,13 @@ func (c *channels) serve(ws *websocket.Conn) {
 	close(c.ready)
 	defer c.closeSinks()
 	current := sink(nil)
-	for ; ; runtime.Gosched() { // it is another session's turn (see spdy.Conn.Serve)
+	var pace spdy.Pace
+	for {
 		frame, err := ws.NewFrameReader()
 		if err != nil {
 			return // the client has left
 		}
+		pace.Took(frame.Len())
 		continued := frame.PayloadType() == websocket.ContinuationFrame
 		if frame, err = ws.HandleFrame(frame); err != nil {
 			return

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"runtime"
 	"sync"
 )
 
@@ -72,10 +71,8 @@ func NewConn(conn net.Conn, accept func(*Stream) (Sink, error)) *Conn {
 // saying that it goes away. It is an error when the client breaks the protocol.
 func (c *Conn) Serve() error {
 	defer c.closeSinks()
-	// After each frame it is another session's turn: small frames without end
-	// would otherwise keep a processor for as long as the scheduler lets them,
-	// 10 ms each time.
-	for ; ; runtime.Gosched() {
+	var pace Pace
+	for {
 		header, err := c.reader.Peek(headerSize)
 		if err != nil {
 			return nil // the client has left
@@ -83,6 +80,7 @@ func (c *Conn) Serve() error {
 		first, second := binary.BigEndian.Uint32(header), binary.BigEndian.Uint32(header[4:])
 		_, _ = c.reader.Discard(headerSize) // is there
 		flags, length := byte(second>>24), int(second&lengthMask)
+		pace.Took(length)
 		if header[0]&controlBit == 0 {
 			if err := c.data(first&streamMask, flags, length); err != nil {
 				return nil // the client has left

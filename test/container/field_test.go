@@ -31,8 +31,12 @@ func TestMemoryNodes(t *testing.T) {
 	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) { c.Linux.Resources.CpusetMems = "0" })
 	same(t, "nodes of the process", procStatus(t, p.info(id).PID, "Mems_allowed_list"), "0")
 	same(t, "nodes by the status", p.status(id).Resources.GetLinux().GetCpusetMems(), "0")
-	if _, err := p.tryCreate(shell("none", forever, func(c *runtimeapi.ContainerConfig) { c.Linux.Resources.CpusetMems = "1000" })); err == nil {
-		t.Error("a memory node that the machine does not have was accepted")
+	none, err := p.tryCreate(shell("none", forever, func(c *runtimeapi.ContainerConfig) { c.Linux.Resources.CpusetMems = "1000" }))
+	if err == nil {
+		err = p.start(none)
+	}
+	if err == nil {
+		t.Error("a container runs on a memory node that the machine does not have")
 	}
 }
 
