@@ -84,8 +84,8 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 func containers(t *testing.T, options sandbox.Options, runtime *Runtime) *container.Store {
 	t.Helper()
 	opened, err := container.Open(t.Context(), container.Options{
-		Supervisors: options.Supervisors,
-		Root:        options.Root, State: options.State, Node: options.Node, Hierarchies: options.Hierarchies,
+		Images: noImages{}, Supervisors: options.Supervisors,
+		Root: options.Root, State: options.State, Node: options.Node, Hierarchies: options.Hierarchies,
 		Sandboxes: runtime.Sandboxes, Events: runtime, Logger: options.Logger,
 		Limits: container.Limits{Create: time.Minute, Kill: 10 * time.Second},
 	})
@@ -96,6 +96,11 @@ func containers(t *testing.T, options sandbox.Options, runtime *Runtime) *contai
 	runtime.Sandboxes.Hold(opened)
 	return opened
 }
+
+// noImages has no layer of a container.
+type noImages struct{ container.Images }
+
+func (noImages) Snapshots(context.Context) ([]string, error) { return nil, nil }
 
 // noLayers are those of no container.
 type noLayers struct{}

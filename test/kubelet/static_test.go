@@ -22,9 +22,7 @@ import (
 // cri: ListPodSandboxRequest.filter ListPodSandboxResponse.items PodSandboxStatusResponse.info
 func TestStaticPods(t *testing.T) {
 	k := newKubelet(t)
-	private := k.servePrivate()
 	k.start(nil)
-	k.applyPulled(private)
 	k.applyPair()
 	k.applyHost()
 	k.applyCrash()
@@ -33,7 +31,6 @@ func TestStaticPods(t *testing.T) {
 	k.applyLoad()
 	k.applyUserns()
 	k.checkPair()
-	k.checkPulled(private)
 	k.checkHost()
 	k.checkCrash()
 	k.checkProbes()
