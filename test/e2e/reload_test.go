@@ -128,7 +128,9 @@ func TestReload(t *testing.T) {
 func TestWatchdogOfAWedgedLock(t *testing.T) {
 	s, socket := newSystemd(t)
 	points := filepath.Join(filepath.Dir(socket), "points")
-	n := newNode(t, harness.Binaries("../../bin/failpoints"), harness.Env("NOTIFY_SOCKET="+socket, "WATCHDOG_USEC=1000000", "MINICRI_FAILPOINTS="+points))
+	binaries, err := filepath.Abs("../../bin/failpoints")
+	check(t, err)
+	n := newNode(t, harness.Binaries(binaries), harness.Env("NOTIFY_SOCKET="+socket, "WATCHDOG_USEC=1000000", "MINICRI_FAILPOINTS="+points))
 	id := n.RunPod(n.PodConfig("web"))
 	pause := verbose(t, n, id).PID
 	eventually(t, "pings come", patience, func() bool { times, _ := s.count("WATCHDOG=1"); return times > 2 })
