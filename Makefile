@@ -117,7 +117,7 @@ setup: packages bin/cni/.built ## Debian packages that are missing, and the CNI 
 # the benchmarks that compare.
 .PHONY: test-deps bench-deps
 test-deps: packages
-	@hack/unpack docker-registry runc
+	@hack/unpack docker-registry runc containerd
 bench-deps: packages
 	@hack/unpack containerd runc
 
@@ -165,9 +165,10 @@ failpoints: bin/cni/.built
 	@ln -sfn ../cni bin/failpoints/cni
 
 # Compiled first, outside: the namespace has no network to fetch a module.
+# RUNTIME is for bench-container: runc, crun or shim-runc below both.
 bench-%: root bench-deps setup build ## Measure and print: sandbox, image, container, stream, nri, scale or timeline (root)
 	go build $(goflags) -o bin/bench/$* ./test/bench/$*
-	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns bin/bench/$*
+	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns bin/bench/$* $(if $(RUNTIME),-runtime $(RUNTIME))
 
 # What it builds, some minutes of Kubernetes the first time, it keeps outside the tree.
 .PHONY: bin/cluster

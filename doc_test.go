@@ -279,6 +279,11 @@ var reserved = []struct {
 		"its libraries are large; what they are used for is behind one package",
 	},
 	{
+		"github.com/containerd/containerd/api/...",
+		[]string{"shim/runtime"},
+		"how a runtime is spoken to is behind one interface",
+	},
+	{
 		"github.com/containerd/go-cni/...",
 		[]string{"network"},
 		"every run of a plugin has a limit and is found again after a crash, because there is one place that runs them",
@@ -341,7 +346,7 @@ var programs = []struct {
 	{
 		"./cmd/minicri-shim",
 		[]string{
-			"google.golang.org/grpc", "google.golang.org/grpc/internal/transport", "k8s.io/...", "github.com/containerd/containerd/...", "github.com/containerd/go-cni/...",
+			"google.golang.org/grpc", "google.golang.org/grpc/internal/transport", "k8s.io/...", "github.com/containerd/containerd/v2/...", "github.com/containerd/go-cni/...",
 			"github.com/containernetworking/...", "net/http", module + "/server", module + "/sandbox", module + "/network", module + "/internal/config",
 		},
 		"libcontainer seals and re-executes this binary for every start, and one stays for each pod: its size is paid again and again",

@@ -140,7 +140,7 @@ func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig, p
 	o := c.owner.options
 	return checkArguments(&oci.Container{
 		Pod: c.sandbox.Config(), Config: config, Image: imageFacts(c.image), Hostname: o.Sandboxes.Hostname(c.sandbox),
-		Machine: o.Machine, Defaults: o.Defaults,
+		Machine: o.Machine, Defaults: c.owner.defaultsOf(c.sandbox),
 	})
 }
 

@@ -34,8 +34,8 @@ func (c *creation) create(ctx context.Context) error {
 		return err
 	}
 	answer, err := shim.Create(ctx, &api.CreateRequest{
-		Runtime: handler.Program,
-		Id:      c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.shimLog(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
+		Runtime: handler.Program, Task: handler.Shim,
+		Id: c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.shimLog(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
 	})
 	startError := ""
 	if errdefs.IsFailedPrecondition(err) {

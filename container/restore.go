@@ -21,6 +21,7 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	s := &Store{
 		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container), stopping: make(map[string]bool), leftAlone: make(map[string]bool),
 	}
+	s.SetHandlerDefaults(options.HandlerDefaults)
 	s.limits.Store(&options.Limits)
 	s.base, s.cancel = context.WithCancelCause(ctx)
 	options.Supervisors.Follow(s)

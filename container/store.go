@@ -43,10 +43,12 @@ type Options struct {
 	// PidsLimit is the most processes of a container, 0 for no limit.
 	PidsLimit int64
 	Machine   machine.Machine
-	// Defaults are those of the node for containers.
-	Defaults    oci.Defaults
-	Hierarchies cgroup.Hierarchies
-	Sandboxes   *sandbox.Store
+	// Defaults are those of the node for containers, and HandlerDefaults those
+	// of runtime handlers that have others.
+	Defaults        oci.Defaults
+	HandlerDefaults map[string]oci.Defaults
+	Hierarchies     cgroup.Hierarchies
+	Sandboxes       *sandbox.Store
 	// Handlers say which runtime runs the containers of a pod.
 	Handlers *handler.Set
 	Images   Images
@@ -65,6 +67,14 @@ type Options struct {
 	// Plugins are asked and told about containers; nil if there are none.
 	Plugins Plugins
 	Logger  *slog.Logger
+}
+
+// defaultsOf are those of a pod's runtime handler.
+func (s *Store) defaultsOf(pod *sandbox.Sandbox) oci.Defaults {
+	if own, has := (*s.handlerDefaults.Load())[pod.RuntimeHandler]; has {
+		return own
+	}
+	return s.options.Defaults
 }
 
 // Events is told what has happened to a container, by who holds its lock. It
@@ -96,10 +106,12 @@ type Images interface {
 type Store struct {
 	options Options
 	// limits are those in force, see SetLimits.
-	limits  atomic.Pointer[Limits]
-	records *state.Records[Record]
-	facts   *state.Records[Facts]
-	bootID  string
+	limits atomic.Pointer[Limits]
+	// handlerDefaults are those in force, see SetHandlerDefaults.
+	handlerDefaults atomic.Pointer[map[string]oci.Defaults]
+	records         *state.Records[Record]
+	facts           *state.Records[Facts]
+	bootID          string
 	// leftAlone are the ids of records in quarantine and of those that could not
 	// be read, unread the files of the latter. Both are set by Open.
 	leftAlone map[string]bool
@@ -127,6 +139,10 @@ type Store struct {
 	// since 1970.
 	lastCreated int64
 }
+
+// SetHandlerDefaults puts other Options.HandlerDefaults into force, for what
+// begins from now on.
+func (s *Store) SetHandlerDefaults(of map[string]oci.Defaults) { s.handlerDefaults.Store(&of) }
 
 // SetLimits puts other limits into force, for what begins from now on.
 func (s *Store) SetLimits(limits Limits) { s.limits.Store(&limits) }

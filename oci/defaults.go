@@ -25,6 +25,9 @@ type Defaults struct {
 	DeviceOwnership bool
 	// CgroupWritable lets a container write to its own cgroup (version 2).
 	CgroupWritable bool
+	// PrivilegedWithoutHostDevices: a privileged container may use all devices,
+	// and has those that it asks for.
+	PrivilegedWithoutHostDevices bool
 	// PodAnnotations and ContainerAnnotations are patterns (path.Match) of
 	// annotations that are passed on in the spec, where hooks find them.
 	PodAnnotations, ContainerAnnotations []string

@@ -16,8 +16,9 @@ import (
 
 // containerDevices: nothing may be used but what is listed, and the usual
 // devices (null, zero, tty, ...), which libcontainer adds by itself. A
-// privileged container may use everything, and has what the node has; what it
-// lists is there besides, in the place that it names.
+// privileged container may use everything, and has what the node has, unless its
+// handler says otherwise; what it lists is there besides, in the place that it
+// names.
 func containerDevices(c *Container, spec *specs.Spec) error {
 	if spec.Linux.Resources == nil {
 		spec.Linux.Resources = &specs.LinuxResources{}
@@ -26,6 +27,8 @@ func containerDevices(c *Container, spec *specs.Spec) error {
 	spec.Linux.Resources.Devices = slices.Insert(spec.Linux.Resources.Devices, 0, none)
 	if c.security().GetPrivileged() {
 		allowDevices(spec, specs.LinuxDeviceCgroup{Allow: true, Access: "rwm"})
+	}
+	if c.security().GetPrivileged() && !c.Defaults.PrivilegedWithoutHostDevices {
 		if err := c.addDevices(spec, &runtimeapi.Device{HostPath: "/dev", ContainerPath: "/dev"}); err != nil {
 			return fmt.Errorf("the devices of the node: %w", err)
 		}

@@ -17,6 +17,8 @@ type Sandbox struct {
 	Rootfs string
 	// EmptyDir is an empty directory that is mounted where there is nothing.
 	EmptyDir string
+	// OwnDevices: the runtime gets a /dev that it can fill.
+	OwnDevices bool
 	// NetNS and UserNS are the pinned namespaces to join, "" for the host's.
 	NetNS, UserNS string
 	// CgroupsPath is where the pause process is accounted (see CgroupsPath).

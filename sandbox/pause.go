@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/oci/pause"
@@ -67,12 +68,13 @@ func needsInterfaces(sysctls map[string]string) bool {
 }
 
 // spec is the runtime-spec of this sandbox's pause process.
-func (c *creation) spec() (*specs.Spec, error) {
+func (c *creation) spec(by handler.Status) (*specs.Spec, error) {
 	sandbox := &oci.Sandbox{
 		ID:          c.ID,
 		Config:      c.config,
 		Rootfs:      c.owner.pauseRoot(),
 		EmptyDir:    c.owner.emptyDir(),
+		OwnDevices:  by.Shim,
 		CgroupsPath: c.CgroupsPath,
 		Machine:     c.owner.options.Machine,
 		Defaults:    c.owner.options.Defaults,
@@ -105,7 +107,7 @@ type pauseStarter struct {
 }
 
 // preparePause has the supervisor prepare pause.
-func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec) (*pauseStarter, error) {
+func (s *Store) preparePause(ctx context.Context, sb *Sandbox, by handler.Status, spec *specs.Spec) (*pauseStarter, error) {
 	config, err := json.Marshal(spec)
 	if err != nil {
 		return nil, err
@@ -117,7 +119,12 @@ func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec)
 	if err != nil {
 		return nil, err
 	}
-	made, err := supervisor.Create(ctx, &api.CreateRequest{Id: sb.ID, Bundle: s.Dir(sb.ID), Bare: true})
+	request := &api.CreateRequest{Id: sb.ID, Bundle: s.Dir(sb.ID), Bare: true}
+	if by.Shim {
+		// A sandbox of such a runtime is what it makes of pause.
+		request.Runtime, request.Task = by.Program, true
+	}
+	made, err := supervisor.Create(ctx, request)
 	if err != nil {
 		return nil, errors.Join(err, s.deletePause(sb))
 	}

@@ -11,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/namespace"
@@ -230,11 +231,18 @@ func (c *creation) checkAddresses(context.Context) error {
 // preparePause starts pause, in the context of the whole Run: the shim that
 // starts it ends with the context.
 func (c *creation) preparePause(ctx context.Context) error {
-	spec, err := c.spec()
+	var by handler.Status // libcontainer
+	var err error
+	if c.RuntimeHandler != "" {
+		if by, err = c.owner.options.Handlers.Find(ctx, c.RuntimeHandler); err != nil {
+			return err
+		}
+	}
+	spec, err := c.spec(by)
 	if err != nil {
 		return err
 	}
-	c.starter, err = c.owner.preparePause(ctx, c.Sandbox, spec)
+	c.starter, err = c.owner.preparePause(ctx, c.Sandbox, by, spec)
 	return err
 }
 

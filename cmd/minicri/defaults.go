@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/docker/go-units"
@@ -40,13 +41,40 @@ func readDefaults(c *config.Config, m machine.Machine) (oci.Defaults, error) {
 	if c.BaseSpec == "" {
 		return d, nil
 	}
-	data, err := os.ReadFile(c.BaseSpec)
-	if err != nil {
+	var err error
+	if d.Base, err = readBase(c.BaseSpec); err != nil {
 		return d, fmt.Errorf("base_spec: %w", err)
 	}
-	d.Base = &specs.Spec{}
-	if err := json.Unmarshal(data, d.Base); err != nil {
-		return d, fmt.Errorf("base_spec: %s: %w", c.BaseSpec, err)
-	}
 	return d, nil
+}
+
+// handlerDefaults are those of the runtime handlers, on top of the node's.
+func handlerDefaults(c *config.Config, all oci.Defaults) (map[string]oci.Defaults, error) {
+	of := make(map[string]oci.Defaults)
+	for name, runtime := range c.Runtimes {
+		d := all
+		d.PrivilegedWithoutHostDevices = runtime.PrivilegedWithoutHostDevices
+		d.PodAnnotations = slices.Concat(all.PodAnnotations, runtime.PodAnnotations)
+		d.ContainerAnnotations = slices.Concat(all.ContainerAnnotations, runtime.ContainerAnnotations)
+		if runtime.BaseSpec != "" {
+			var err error
+			if d.Base, err = readBase(runtime.BaseSpec); err != nil {
+				return nil, fmt.Errorf("runtimes.%s.base_spec: %w", name, err)
+			}
+		}
+		of[name] = d
+	}
+	return of, nil
+}
+
+func readBase(path string) (*specs.Spec, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	base := &specs.Spec{}
+	if err := json.Unmarshal(data, base); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return base, nil
 }

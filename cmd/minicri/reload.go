@@ -56,8 +56,14 @@ func (d *serving) reload() {
 		d.logger.Error("the configuration cannot be reloaded: it stays as it was", "err", err)
 		return
 	}
+	of, err := handlerDefaults(fresh, d.node.defaults)
+	if err != nil {
+		d.logger.Error("the configuration cannot be reloaded: it stays as it was", "err", err)
+		return
+	}
 	d.level.Set(level)
 	d.node.apply(fresh)
+	d.node.runtime.Containers.SetHandlerDefaults(of)
 	defer func() { d.inForce.Store(inForce(d.inForce.Load(), fresh)) }()
 	changed := changedKeys(reflect.ValueOf(d.inForce.Load()).Elem(), reflect.ValueOf(fresh).Elem(), "")
 	var applied, restart []string

@@ -53,7 +53,7 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*parts, e
 	measured.Watch(metrics.Sources{
 		Sandboxes: runtime.Sandboxes, Containers: runtime.Containers, Networks: runtime.Networks, Streams: streams.Open, Dropped: runtime.Events.Dropped,
 	})
-	n := &parts{shim: k.shim, supervisors: k.supervisors, runtime: runtime, images: images, streams: streams, metrics: measured, lives: k.lives}
+	n := &parts{shim: k.shim, supervisors: k.supervisors, runtime: runtime, images: images, streams: streams, metrics: measured, lives: k.lives, defaults: k.defaults}
 	if runtime.Plugins == nil {
 		return n, nil
 	}
@@ -72,6 +72,8 @@ type parts struct {
 	streams     *stream.Server
 	metrics     *metrics.Metrics
 	lives       *step.Lives
+	// defaults are those of all runtime handlers, which a reload does not change.
+	defaults oci.Defaults
 }
 
 // inspect is what people may ask of the daemon.
@@ -116,14 +118,16 @@ func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
 
 // kernel is what the machine has and where our things in it are.
 type kernel struct {
-	machine       machine.Machine
-	handlers      *handler.Set
-	defaults      oci.Defaults
-	hierarchies   cgroup.Hierarchies
-	netns, userns *namespace.Dir
-	systemd       bool
-	node          *node.Node
-	shim          *client.Program
+	machine  machine.Machine
+	handlers *handler.Set
+	defaults oci.Defaults
+	// handlerDefaults are those of runtime handlers, by name.
+	handlerDefaults map[string]oci.Defaults
+	hierarchies     cgroup.Hierarchies
+	netns, userns   *namespace.Dir
+	systemd         bool
+	node            *node.Node
+	shim            *client.Program
 	// lives keeps the timelines of pods and containers that are gone.
 	lives       *step.Lives
 	supervisors *client.Set
@@ -160,6 +164,9 @@ func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k k
 		return k, err
 	}
 	if k.defaults, err = readDefaults(c, k.machine); err != nil {
+		return k, err
+	}
+	if k.handlerDefaults, err = handlerDefaults(c, k.defaults); err != nil {
 		return k, err
 	}
 	k.handlers = openHandlers(c, k.machine, logger)
@@ -206,7 +213,7 @@ func openHandlers(c *config.Config, m machine.Machine, logger *slog.Logger) *han
 func handlerSpecs(c *config.Config) map[string]handler.Spec {
 	specs := make(map[string]handler.Spec)
 	for name, runtime := range c.Runtimes {
-		specs[name] = handler.Spec{Program: runtime.Program()}
+		specs[name] = handler.Spec{Program: runtime.Program(), Shim: runtime.Type == config.Shim}
 	}
 	return specs
 }
@@ -230,7 +237,7 @@ func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, image
 	return container.Options{
 		Root: c.Root, State: c.State, Version: version, Node: k.node, Supervisors: k.supervisors,
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd), PidsLimit: c.PidsLimit,
-		Machine: k.machine, Defaults: k.defaults, Hierarchies: k.hierarchies, Sandboxes: runtime.Sandboxes, Handlers: k.handlers, Images: images,
+		Machine: k.machine, Defaults: k.defaults, HandlerDefaults: k.handlerDefaults, Hierarchies: k.hierarchies, Sandboxes: runtime.Sandboxes, Handlers: k.handlers, Images: images,
 		Limits:  containerLimits(c),
 		Observe: measured.Observe, ObserveExit: measured.ObserveExit, ObserveLost: measured.ObserveLost,
 		Lives:   k.lives,

@@ -274,9 +274,9 @@ func (p *problems) checkRuntimes(c *Config) {
 			p.add(key+".type", "it is missing: write type = %q", Builtin)
 		case !slices.Contains(RuntimeTypes(), kind):
 			p.add(key+".type", "this build has no type %q, only %q: pods of this handler would run without what its name promises", kind, RuntimeTypes())
-		case kind == OCI && c.Runtimes[name].Path == "":
-			p.add(key+".path", "it is missing: type %q needs the path of a program", OCI)
-		case kind != OCI && (c.Runtimes[name].Path != "" || len(c.Runtimes[name].Args) > 0):
+		case kind != Builtin && c.Runtimes[name].Path == "":
+			p.add(key+".path", "it is missing: type %q needs the path of a program", kind)
+		case kind == Builtin && (c.Runtimes[name].Path != "" || len(c.Runtimes[name].Args) > 0):
 			p.add(key+".path", "type %q runs no program: leave out path and args, or write type = %q", kind, OCI)
 		}
 		p.checkTags(reflect.ValueOf(c.Runtimes[name]), key+".")
@@ -290,4 +290,4 @@ func (p *problems) checkSupervisor(key, value string, known ...string) {
 }
 
 // RuntimeTypes are the types of runtime handlers that this build has.
-func RuntimeTypes() []string { return []string{Builtin, OCI} }
+func RuntimeTypes() []string { return []string{Builtin, OCI, Shim} }

@@ -61,20 +61,27 @@ const (
 	Builtin = "builtin"
 	// OCI is a program with runc's command line.
 	OCI = "oci"
+	// Shim is a shim of containerd's, version 2.
+	Shim = "shim"
 )
 
 // Runtime is one runtime handler.
 type Runtime struct {
-	Type string   `toml:"type" comment:"what runs the handler's containers: builtin is libcontainer in minicri-shim, oci a program with runc's command line, such as runc, crun and youki"`
-	Path string   `toml:"path" need:"path?" comment:"the program of type oci"`
+	Type string   `toml:"type" comment:"what runs the handler's containers: builtin is libcontainer in minicri-shim, oci a program with runc's command line, such as runc, crun and youki, shim a shim of containerd's (version 2 of the task API), such as containerd-shim-runc-v2"`
+	Path string   `toml:"path" need:"path?" comment:"the program of the types oci and shim"`
 	Args []string `toml:"args" comment:"global flags of the program, before its verb"`
-	// Supervisor is for this handler alone.
+	// What follows is for this handler alone.
+	PrivilegedWithoutHostDevices bool     `toml:"privileged_without_host_devices" comment:"whether privileged containers have only the devices that they ask for, and may use any"`
+	PodAnnotations               []string `toml:"pod_annotations" need:"pattern" comment:"further annotations of pods that are passed on, as the key pod_annotations of all handlers has them"`
+	ContainerAnnotations         []string `toml:"container_annotations" need:"pattern" comment:"the same for annotations of containers"`
+	BaseSpec                     string   `toml:"base_spec" need:"path?" comment:"a base_spec instead of that of all handlers; '' is that one"`
+
 	Supervisor string `toml:"supervisor" comment:"node or pod; '' is what the key supervisor of all handlers says"`
 }
 
-// Program is the path and the flags of an OCI runtime, none of type builtin.
+// Program is the path and the flags of a runtime, none of type builtin.
 func (r Runtime) Program() []string {
-	if r.Type != OCI {
+	if r.Type == Builtin {
 		return nil
 	}
 	return append([]string{r.Path}, r.Args...)

@@ -16,7 +16,7 @@ func Default() *Config {
 		DefaultUlimits: []string{}, DefaultEnv: []string{}, DefaultSysctls: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{},
 		ShmSize:    64 << 20,
 		Supervisor: SupervisorNode,
-		Runtimes:   map[string]Runtime{"runc": {Type: Builtin, Args: []string{}}},
+		Runtimes:   map[string]Runtime{"runc": {Type: Builtin, Args: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{}}},
 		DefaultNetwork: DefaultNetwork{
 			Name:       "minicri",
 			Bridge:     "minicri0",

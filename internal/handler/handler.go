@@ -3,7 +3,7 @@
 //
 // A handler of type builtin is libcontainer in minicri-shim; one of type oci is
 // a program with runc's command line, asked for its features by its own verb
-// "features". What a program has said is kept until its file changes; one that
+// "features"; one of type shim is a shim of containerd's, asked for its version. What a program has said is kept until its file changes; one that
 // could not be asked is asked again each time. A Set has a lock, which is not
 // held while a program is asked.
 package handler
@@ -27,9 +27,11 @@ import (
 
 // Spec is what the configuration says of a handler.
 type Spec struct {
-	// Program is the path and the global flags of an OCI runtime; none for
+	// Program is the path and the global flags of a runtime; none for
 	// libcontainer.
 	Program []string
+	// Shim: it is a shim of containerd's, not a program with runc's command line.
+	Shim bool
 }
 
 // Features are what a handler's runtime can do.
@@ -40,8 +42,10 @@ type Features struct {
 
 // Status is a handler as it is now.
 type Status struct {
-	Name     string   `json:"name"`
-	Program  []string `json:"program,omitempty"`
+	Name    string   `json:"name"`
+	Program []string `json:"program,omitempty"`
+	// Shim says what Program is, as in Spec.
+	Shim     bool     `json:"shim,omitempty"`
 	Features Features `json:"features"`
 	// Err says why the handler cannot run pods.
 	Err error `json:"-"`
@@ -109,9 +113,10 @@ func (s *Set) List(ctx context.Context) []Status {
 }
 
 func (s *Set) status(ctx context.Context, name string) Status {
-	status := Status{Name: name, Program: (*s.specs.Load())[name].Program, Features: s.builtin}
+	spec := (*s.specs.Load())[name]
+	status := Status{Name: name, Program: spec.Program, Shim: spec.Shim, Features: s.builtin}
 	if len(status.Program) > 0 {
-		status.Features, status.Err = s.ask(ctx, status.Program[0])
+		status.Features, status.Err = s.ask(ctx, status)
 		// What the runtime can do, this machine must be able to do, too.
 		status.Features.RecursiveReadOnlyMounts = status.Features.RecursiveReadOnlyMounts && s.builtin.RecursiveReadOnlyMounts
 		status.Features.UserNamespaces = status.Features.UserNamespaces && s.builtin.UserNamespaces
@@ -122,8 +127,12 @@ func (s *Set) status(ctx context.Context, name string) Status {
 	return status
 }
 
-// ask returns the features of a program.
-func (s *Set) ask(ctx context.Context, path string) (Features, error) {
+// ask returns the features of a handler's program.
+func (s *Set) ask(ctx context.Context, of Status) (Features, error) {
+	path, ask := of.Program[0], askFeatures
+	if of.Shim {
+		ask = askShim
+	}
 	file, err := os.Stat(path)
 	if err != nil {
 		return Features{}, fmt.Errorf("its runtime is not there: %w", err)
@@ -134,7 +143,7 @@ func (s *Set) ask(ctx context.Context, path string) (Features, error) {
 	if found && os.SameFile(known.file, file) && known.file.ModTime().Equal(file.ModTime()) && known.file.Size() == file.Size() {
 		return known.features, nil
 	}
-	fresh, err := askFeatures(ctx, path)
+	fresh, err := ask(ctx, path)
 	if err != nil {
 		return Features{}, err
 	}
@@ -160,6 +169,17 @@ func askFeatures(ctx context.Context, path string) (Features, error) {
 	}
 	if out, err := exec.CommandContext(ctx, path, "--version").CombinedOutput(); err != nil {
 		return Features{}, fmt.Errorf("%s --version: %w: %.200s", path, err, out)
+	}
+	return Features{}, nil
+}
+
+// askShim: a shim has to say its version. What its runtime can do, version 2 of
+// the protocol has no words for, so it counts as nothing beyond the rest.
+func askShim(ctx context.Context, path string) (Features, error) {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	if out, err := exec.CommandContext(ctx, path, "-v").CombinedOutput(); err != nil {
+		return Features{}, fmt.Errorf("%s -v: %w: %.200s", path, err, out)
 	}
 	return Features{}, nil
 }

@@ -19,7 +19,7 @@ type Process struct {
 	StartTime uint64   // clock ticks since boot (proc_pid_stat(5), field 22)
 	Terminal  *os.File // the terminal's master; nil without one
 
-	pidfd *os.File
+	pidfd *os.File // nil for one that ended before it was found
 	// reap takes the status of the ended child; nil for another one's.
 	reap func() (status syscall.WaitStatus, known bool)
 	tree *tree // nil if only the process itself can be ended
@@ -55,6 +55,9 @@ func openProcess(pid int) (*Process, error) {
 
 // Signal sends a signal to the process; os.ErrProcessDone if it has ended.
 func (p *Process) Signal(sig syscall.Signal) error {
+	if p.pidfd == nil {
+		return os.ErrProcessDone
+	}
 	var sent error
 	err := p.control(func(fd int) { sent = unix.PidfdSendSignal(fd, sig, nil, 0) })
 	if errors.Is(sent, unix.ESRCH) {
@@ -78,6 +81,9 @@ func (p *Process) KillTree() error {
 // Ended returns when the process has ended; it is not reaped by that. An error
 // says that the process was closed.
 func (p *Process) Ended() error {
+	if p.pidfd == nil {
+		return nil
+	}
 	raw, err := p.pidfd.SyscallConn()
 	if err != nil {
 		return err
@@ -116,6 +122,9 @@ func (p *Process) KernelExit() (status syscall.WaitStatus, known bool) {
 func (p *Process) Close() error {
 	if p.tree != nil {
 		p.tree.close()
+	}
+	if p.pidfd == nil {
+		return nil
 	}
 	return p.pidfd.Close()
 }

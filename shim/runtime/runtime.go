@@ -57,6 +57,14 @@ type Container interface {
 	NotifyOOM() (<-chan struct{}, error)
 }
 
+// Parent is a Container whose processes have another parent than this process,
+// which lives on when a supervisor dies.
+type Parent interface {
+	// Exit waits until init has ended, and returns its status as the parent has
+	// seen it. Not known is that of a parent that has ended.
+	Exit() (status syscall.WaitStatus, known bool)
+}
+
 // Streams are the standard streams of a process that is started. Those left
 // nil are /dev/null; with Terminal all of them are. They are the caller's to
 // close.

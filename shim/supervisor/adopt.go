@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/runtime"
 	"github.com/minicri/minicri/shim/stdio"
 )
 
@@ -83,6 +84,7 @@ func (s *Supervisor) adopt(path string, handed map[string]handedOn) error {
 		return nil
 	}
 	c.exit = nil
+	c.askParent()
 	c.adoptStreams(h.streams())
 	c.stdinOnce = h.StdinOnce
 	var child bool
@@ -137,6 +139,20 @@ func (c *container) awaitAdopted() {
 			return
 		}
 	}
+}
+
+// askParent asks the parent of an adopted init for its exit, if that is a process
+// which lives on.
+func (c *container) askParent() {
+	parent, lives := c.runtime.(runtime.Parent)
+	if !lives {
+		return
+	}
+	go func() {
+		if status, known := parent.Exit(); known {
+			c.noteExit(status)
+		}
+	}()
 }
 
 // awaitTold is awaitAdopted for an init that was gone when we came.

@@ -58,7 +58,7 @@ func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
 		sup: s, stdinOnce: request.StdinOnce, exited: make(chan struct{}), oomWatched: make(chan struct{}), execs: map[string]*exec{},
 		record: record{
 			Version: recordVersion, ID: request.Id, LogPath: request.LogPath,
-			Terminal: spec.Process.Terminal, Bare: request.Bare, CreatedAt: time.Now().UnixNano(), Runtime: request.Runtime,
+			Terminal: spec.Process.Terminal, Bare: request.Bare, CreatedAt: time.Now().UnixNano(), Runtime: request.Runtime, Task: request.Task,
 		},
 	}
 	c.op.Lock()

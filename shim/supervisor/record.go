@@ -22,6 +22,7 @@ type record struct {
 	CreatedAt int64             `json:"created_at"`
 	StartedAt int64             `json:"started_at"`
 	Runtime   []string          `json:"runtime,omitempty"` // program and flags of an OCI runtime, none for libcontainer
+	Task      bool              `json:"task,omitempty"`    // Runtime is a shim of containerd's
 }
 
 const recordVersion = 1

@@ -64,8 +64,8 @@ type Supervisor struct {
 
 	mu         sync.Mutex
 	containers map[string]*container
-	commands   map[string]*runtime.Command // by program and flags
-	oomClaims  map[string]int              // by cgroup: OOM kills found to be those of single containers below it
+	programs   map[string]runtime.Runtime // by program and flags
+	oomClaims  map[string]int             // by cgroup: OOM kills found to be those of single containers below it
 }
 
 // Run serves until ctx is cancelled or the shim is told to end. Containers
@@ -80,7 +80,7 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	sup := &Supervisor{
 		dir: s.Dir, log: log, events: newBroker(), builtin: runtime.NewBuiltin(filepath.Join(s.Dir, stateDir), s.SystemdCgroup), systemd: s.SystemdCgroup,
 		build: s.Build, life: ctx, stop: stop,
-		containers: map[string]*container{}, commands: map[string]*runtime.Command{}, oomClaims: map[string]int{},
+		containers: map[string]*container{}, programs: map[string]runtime.Runtime{}, oomClaims: map[string]int{},
 	}
 	handed, err := sup.open(s.Handover)
 	if err != nil {
@@ -148,21 +148,26 @@ func (s *Supervisor) runtimeOf(r record) runtime.Runtime {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := strings.Join(r.Runtime, "\x00")
-	command := s.commands[key]
-	if command == nil {
+	program := s.programs[key]
+	if program == nil {
 		// Runtimes do not read each other's states.
-		root := filepath.Join(s.dir, commandsDir, filepath.Base(r.Runtime[0]))
-		command = runtime.NewCommand(r.Runtime, root, s.systemd, s.builtin)
-		s.commands[key] = command
+		name := filepath.Base(r.Runtime[0])
+		if r.Task {
+			program = runtime.NewTask(r.Runtime, filepath.Join(s.dir, tasksDir, name), s.systemd, s.builtin)
+		} else {
+			program = runtime.NewCommand(r.Runtime, filepath.Join(s.dir, commandsDir, name), s.systemd, s.builtin)
+		}
+		s.programs[key] = program
 	}
-	return command
+	return program
 }
 
-// stateDir is libcontainer's, commandsDir has those of other runtimes, below the
-// supervisor's directory.
+// stateDir is libcontainer's; commandsDir and tasksDir have those of other
+// runtimes, below the supervisor's directory.
 const (
 	stateDir    = "containers"
 	commandsDir = "oci"
+	tasksDir    = "task"
 )
 
 func (s *Supervisor) stateDir() string { return filepath.Join(s.dir, stateDir) }

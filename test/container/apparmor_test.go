@@ -3,7 +3,6 @@
 package container
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -100,16 +99,4 @@ func loadTestProfile(t *testing.T) {
 	}
 	parse("-Kr")
 	t.Cleanup(func() { parse("-KR") })
-}
-
-// pausePID is the process id of the pod's pause.
-func (p *pod) pausePID() int {
-	p.t.Helper()
-	answer, err := p.Runtime.PodSandboxStatus(limited(p.t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id, Verbose: true})
-	check(p.t, err)
-	var info struct {
-		PID int `json:"pid"`
-	}
-	check(p.t, json.Unmarshal([]byte(answer.Info["info"]), &info))
-	return info.PID
 }

@@ -1,8 +1,10 @@
 package container
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -95,4 +97,89 @@ func TestHandlerWithoutItsRuntime(t *testing.T) {
 	}
 	_, err = n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("other")})
 	check(t, err)
+}
+
+// The pod of a handler of type shim is made by that shim, pause included; it
+// lives over the death of the daemon and of the supervisor, and is gone with the
+// pod.
+func TestHandlerOfTypeShim(t *testing.T) {
+	program, err := filepath.Abs("../../bin/debian/usr/bin/containerd-shim-runc-v2")
+	check(t, err)
+	if _, err := os.Stat(program); err != nil {
+		t.Fatalf("run 'make test-deps' first: %v", err)
+	}
+	n := newNode(t, harness.Runtime("runc-shim", program))
+	p := runPod(t, n, "web")
+	id := p.run("app", "trap 'exit 5' USR1; echo hello; while :; do sleep 0.05; done")
+	same(t, "exec", p.exec(id, "echo from exec"), "from exec")
+	shim := parentOf(t, p.info(id).PID)
+	same(t, "parent of the container", programOf(t, shim), "containerd-shim-runc-v2")
+	if got := parentOf(t, p.pausePID()); got != shim {
+		t.Errorf("pause has the parent %d (%s), the container %d", got, programOf(t, got), shim)
+	}
+	n.Kill()
+	p.killOf(shims(n))
+	n.Start()
+	eventually(t, "it is adopted", func() bool { return p.status(id).State == running })
+	check(t, p.update(id, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20}))
+	same(t, "memory", p.limit(id, "memory"), "67108864")
+	check(t, p.stop(id, 20))
+	p.wantExit(id, 5, "Error")
+	if stdout, _ := p.logs(id); stdout != "hello\n" {
+		t.Errorf("log: %q", stdout)
+	}
+	p.wantExit(p.run("oom", "tail /dev/zero", memory(16<<20)), 137, "OOMKilled")
+	if _, err := p.tryCreate(shell("terminal", forever, func(c *runtimeapi.ContainerConfig) { c.Tty = true })); err == nil || !strings.Contains(err.Error(), "terminal") {
+		t.Errorf("a terminal: %v", err)
+	}
+	absent := p.create(shell("absent", "", command("/no/such")))
+	if err := p.start(absent); err == nil || !strings.Contains(err.Error(), "/no/such") {
+		t.Errorf("start of a program that is not there: %v", err)
+	}
+	p.wantExit(absent, 128, "StartError")
+	n.RemovePod(p.id)
+	eventually(t, "the shim has ended", func() bool { return programOf(t, shim) == "" })
+}
+
+func parentOf(t *testing.T, pid int) int {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	check(t, err)
+	_, rest, _ := strings.Cut(string(status), "PPid:")
+	parent, err := strconv.Atoi(strings.Fields(rest)[0])
+	check(t, err)
+	return parent
+}
+
+// programOf is the name of the file that a process runs, "" if it is gone.
+func programOf(t *testing.T, pid int) string {
+	t.Helper()
+	path, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil {
+		return ""
+	}
+	return filepath.Base(path)
+}
+
+// A handler has options of its own, which its pods alone have.
+func TestHandlerOptions(t *testing.T) {
+	base := filepath.Join(t.TempDir(), "base.json")
+	check(t, os.WriteFile(base, []byte(`{"process": {"env": ["OF_BASE=base"]}}`), 0o644))
+	n := newNode(t, harness.Config(fmt.Sprintf("[runtimes.strict]\ntype = 'builtin'\nprivileged_without_host_devices = true\n"+
+		"pod_annotations = ['pass.example/*']\nbase_spec = '%s'", base)))
+	privileged := func(c *runtimeapi.ContainerConfig) { c.Linux.SecurityContext.Privileged = true }
+	for handler, want := range map[string]string{"strict": "0 base", "": "1"} {
+		config := n.PodConfig("pod-"+handler, func(c *runtimeapi.PodSandboxConfig) {
+			c.Annotations = map[string]string{"pass.example/a": "b"}
+			c.Linux.SecurityContext.Privileged = true
+		})
+		answer, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
+		check(t, err)
+		p := &pod{Node: n, t: t, id: answer.PodSandboxId, config: config}
+		same(t, handler+": kmsg, base", p.output("app", "echo $(ls /dev/kmsg 2>/dev/null | wc -l) $OF_BASE", privileged), want)
+		passed := p.annotations(p.run("other", forever))["pass.example/a"]
+		if (passed == "b") != (handler == "strict") {
+			t.Errorf("handler %q: the annotation is %q", handler, passed)
+		}
+	}
 }

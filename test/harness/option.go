@@ -3,6 +3,8 @@ package harness
 import (
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 )
 
 // Option changes how a node is made.
@@ -22,11 +24,15 @@ type options struct {
 }
 
 // Runtime adds a runtime handler of that name, an OCI runtime with runc's
-// command line, which RunPod uses from then on.
+// command line or one of containerd's shims, which RunPod uses from then on.
 func Runtime(handler, path string) Option {
 	return func(o *options) {
 		o.handler = handler
-		o.runtimes += fmt.Sprintf("[runtimes.%s]\ntype = 'oci'\npath = '%s'\n", handler, path)
+		kind := "oci"
+		if strings.HasPrefix(filepath.Base(path), "containerd-shim-") {
+			kind = "shim"
+		}
+		o.runtimes += fmt.Sprintf("[runtimes.%s]\ntype = '%s'\npath = '%s'\n", handler, kind, path)
 	}
 }
 

@@ -18,13 +18,22 @@ func main() {
 	flag.IntVar(&o.logRounds, "log-rounds", 5, "logs of each runtime that are timed")
 	flag.IntVar(&o.pods, "pods", 20, "pods of each runtime that are held")
 	flag.IntVar(&o.containers, "containers", 200, "containers of each runtime that are held")
+	flag.StringVar(&o.runtime, "runtime", "", "runs the containers of both: runc, crun or shim-runc; only their lives are timed then")
 	flag.Parse()
-	contender.Main("container", func(ctx context.Context, nodes [2]*contender.Node) error {
+	engine, err := contender.FindEngine(o.runtime)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench-container:", err)
+		os.Exit(1)
+	}
+	contender.MainWith("container", engine, func(ctx context.Context, nodes [2]*contender.Node) error {
 		return (&comparison{options: o, nodes: nodes}).run(ctx)
 	})
 }
 
-type options struct{ rounds, logRounds, pods, containers int }
+type options struct {
+	rounds, logRounds, pods, containers int
+	runtime                             string
+}
 
 // comparison is of two nodes; what belongs to each has the index of the node.
 type comparison struct {
@@ -34,12 +43,20 @@ type comparison struct {
 }
 
 func (c *comparison) run(ctx context.Context) error {
-	for _, part := range []func(context.Context) error{c.lives, c.logs, c.held} {
+	parts := []func(context.Context) error{c.lives, c.logs, c.held}
+	if c.runtime != "" {
+		parts = parts[:1]
+	}
+	for _, part := range parts {
 		if err := part(ctx); err != nil {
 			return err
 		}
 	}
-	fmt.Printf("\n%d rounds in turn; %d pods and %d containers held\n\n", c.rounds, c.pods, c.containers)
+	if c.runtime != "" {
+		fmt.Printf("\n%d rounds in turn, by %s\n\n", c.rounds, c.runtime)
+	} else {
+		fmt.Printf("\n%d rounds in turn; %d pods and %d containers held\n\n", c.rounds, c.pods, c.containers)
+	}
 	contender.PrintTable(os.Stdout, c.rows)
 	return nil
 }

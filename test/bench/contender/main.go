@@ -18,10 +18,13 @@ const limit = 20 * time.Minute
 type Benchmark func(ctx context.Context, nodes [2]*Node) error
 
 // Main is the main function of a program that compares.
-func Main(name string, benchmark Benchmark) {
+func Main(name string, benchmark Benchmark) { MainWith(name, Engine{}, benchmark) }
+
+// MainWith is Main with pods that an engine runs, in both.
+func MainWith(name string, engine Engine, benchmark Benchmark) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	ctx, cancel := context.WithTimeout(ctx, limit)
-	err := compare(ctx, benchmark)
+	err := compare(ctx, engine, benchmark)
 	cancel()
 	stop()
 	if err != nil {
@@ -30,13 +33,13 @@ func Main(name string, benchmark Benchmark) {
 	}
 }
 
-func compare(ctx context.Context, benchmark Benchmark) (err error) {
+func compare(ctx context.Context, engine Engine, benchmark Benchmark) (err error) {
 	dir, err := os.MkdirTemp("", "mb") // short: sockets are below it
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	nodes, err := startNodes(ctx, dir)
+	nodes, err := startNodes(ctx, dir, engine)
 	defer func() { err = errors.Join(err, closeNodes(nodes)) }()
 	if err != nil {
 		return err

@@ -25,17 +25,18 @@ type Node struct {
 	CRI        runtimeapi.RuntimeServiceClient
 	dir        string
 	number     int
+	handler    string
 	connection *grpc.ClientConn
 }
 
-func startNodes(ctx context.Context, dir string) (nodes []*Node, err error) {
+func startNodes(ctx context.Context, dir string, engine Engine) (nodes []*Node, err error) {
 	archive := filepath.Join(dir, "images.tar")
 	if err := writeImages(archive); err != nil {
 		return nil, err
 	}
 	programs := BesideUs()
-	for i, runtime := range []Runtime{OfMinicri(programs, ""), OfContainerd(programs)} {
-		n := &Node{Runtime: runtime, dir: filepath.Join(dir, strconv.Itoa(i)), number: i}
+	for i, runtime := range []Runtime{OfMinicri(programs, engine.minicri()), OfContainerd(programs, engine.containerd())} {
+		n := &Node{Runtime: runtime, dir: filepath.Join(dir, strconv.Itoa(i)), number: i, handler: engine.Name}
 		nodes = append(nodes, n)
 		if err := n.start(ctx, archive); err != nil {
 			return nodes, fmt.Errorf("%s: %w", runtime.Name, err)

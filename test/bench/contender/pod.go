@@ -45,7 +45,7 @@ func (n *Node) RunPod(ctx context.Context, name string) (*Pod, error) {
 	}
 	p := &Pod{Node: n, config: PodConfig(name, logs, runtimeapi.NamespaceMode_POD)}
 	p.config.Linux.CgroupParent = n.cgroupParent()
-	answer, err := n.CRI.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: p.config})
+	answer, err := n.CRI.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: p.config, RuntimeHandler: n.handler})
 	p.ID = answer.GetPodSandboxId()
 	if err != nil {
 		return nil, fmt.Errorf("%s: run pod %s: %w", n.Name, name, err)

@@ -90,12 +90,12 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
     bin_dir = %[5]q
 `
 
-// OfContainerd is the containerd in PATH.
-func OfContainerd(programs Programs) Runtime {
+// OfContainerd is the containerd in PATH, with further lines of configuration.
+func OfContainerd(programs Programs, config string) Runtime {
 	return Runtime{
 		Name: Containerd,
 		Start: func(ctx context.Context, dir string) (*Process, error) {
-			return startContainerd(ctx, programs, dir)
+			return startContainerd(ctx, programs, dir, config)
 		},
 		importImages: func(dir, archive string) []string {
 			return []string{"ctr", "--address", filepath.Join(dir, socketName), "--namespace", "k8s.io", "images", "import", archive}
@@ -104,9 +104,9 @@ func OfContainerd(programs Programs) Runtime {
 	}
 }
 
-func startContainerd(ctx context.Context, programs Programs, dir string) (*Process, error) {
+func startContainerd(ctx context.Context, programs Programs, dir, more string) (*Process, error) {
 	in := func(name string) string { return filepath.Join(dir, name) }
-	config := fmt.Sprintf(containerdConfig, in("root"), in("state"), in(socketName), in(networkName), programs.CNI, pauseImage)
+	config := fmt.Sprintf(containerdConfig, in("root"), in("state"), in(socketName), in(networkName), programs.CNI, pauseImage) + more
 	if err := os.WriteFile(in("config.toml"), []byte(config), 0o600); err != nil {
 		return nil, err
 	}

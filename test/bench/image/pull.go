@@ -52,7 +52,7 @@ func contenders(minicri string) []contender.Runtime {
 	fast.Name = withoutSync
 	serial := contender.OfMinicri(programs, "[images]\nmax_unpacks = 1\n")
 	serial.Name = inTurn
-	return []contender.Runtime{contender.OfMinicri(programs, ""), contender.OfContainerd(programs), fast, serial}
+	return []contender.Runtime{contender.OfMinicri(programs, ""), contender.OfContainerd(programs, ""), fast, serial}
 }
 
 // pullInTurn lets each contender pull once per round.

@@ -1,0 +1,54 @@
+package contender
+
+import (
+	"fmt"
+	"os/exec"
+)
+
+// Engine is what runs containers below both runtimes: minicri's handler of that
+// name, and containerd's. The zero Engine is what each has by itself.
+type Engine struct {
+	Name       string
+	kind, path string // of minicri's handler
+	binary     string // of containerd's runc shim, "" for runc
+}
+
+// FindEngine finds a runtime in PATH: runc or crun, by its command line, or
+// shim-runc, which is containerd's shim.
+func FindEngine(name string) (Engine, error) {
+	e := Engine{Name: name, kind: "oci"}
+	program := name
+	switch name {
+	case "":
+		return Engine{}, nil
+	case "runc":
+	case "crun":
+		e.binary = name
+	case "shim-runc":
+		e.kind, program = "shim", "containerd-shim-runc-v2"
+	default:
+		return Engine{}, fmt.Errorf("runtime %q is none of runc, crun and shim-runc", name)
+	}
+	path, err := exec.LookPath(program)
+	e.path = path
+	return e, err
+}
+
+func (e Engine) minicri() string {
+	if e.Name == "" {
+		return ""
+	}
+	return fmt.Sprintf("[runtimes.%s]\ntype = %q\npath = %q\n", e.Name, e.kind, e.path)
+}
+
+func (e Engine) containerd() string {
+	if e.Name == "" {
+		return ""
+	}
+	table := fmt.Sprintf("  [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.%s]\n", e.Name)
+	config := table + "    runtime_type = \"io.containerd.runc.v2\"\n"
+	if e.binary == "" {
+		return config
+	}
+	return config + fmt.Sprintf("    [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.%s.options]\n      BinaryName = %q\n", e.Name, e.path)
+}
