@@ -48,7 +48,7 @@ test-stream: root setup build ## 10000 clients of exec, attach and port-forward 
 
 .PHONY: test-supervisor
 test-supervisor: root setup test-deps build ## Upgrade the supervisor under 30 pods, kill it under 100 (root)
-	go test $(goflags) -tags seccomp -race -c -o bin/test/container ./test/container
+	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/container ./test/container
 	cd test/container && MINICRI_TEST_WHOLE=1 ../../hack/in-netns ../../bin/test/container -test.v -test.timeout 30m \
 		-test.run '^(TestUpgrade|TestKilledUnderManyPods)$$' $(TESTFLAGS)
 
