@@ -676,7 +676,7 @@ func hasExitInfo() bool {
 // TestExecCyclesLeakNothing is property 37, with 1000 cycles if the environment
 // asks for long tests as a whole.
 func TestExecCyclesLeakNothing(t *testing.T) {
-	cycles := 300
+	cycles := 150
 	if os.Getenv("MINICRI_TEST_WHOLE") != "" {
 		cycles = 1000
 	}

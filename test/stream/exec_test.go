@@ -202,7 +202,7 @@ func TestSelfSigned(t *testing.T) {
 
 // unread is more than a process's pipe holds, and less than the sockets on the
 // way do: with those full, a client's end does not arrive either.
-const unread = 512 << 10
+const unread = 128 << 10
 
 // settle waits until the container has its own processes only.
 func (p *pod) settle() {
