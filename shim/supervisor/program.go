@@ -61,9 +61,13 @@ func (c *container) awaitProgram() error {
 }
 
 func (c *container) ignoreInit() {
-	if c.initWords != nil {
-		c.initSays.Detach(c.initWords)
+	if c.initWords == nil {
+		return
 	}
+	c.initSays.Detach(c.initWords)
+	c.mu.Lock()
+	c.initWords = nil // with the megabytes that a loud program has filled it with
+	c.mu.Unlock()
 }
 
 // noteProgram is called when init, our child, has ended and before it is
