@@ -320,6 +320,12 @@ func TestRetryOfQuarantine(t *testing.T) {
 	if loaded := load(t, records); loaded["a"].Name != "mended" || len(records.Quarantined()) != 0 {
 		t.Errorf("loaded %v", loaded)
 	}
+	if _, err := os.Stat(filepath.Dir(path)); !os.IsNotExist(err) {
+		t.Errorf("the empty quarantine is still there: %v", err)
+	}
+	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	put(t, path, `{"version": 1, "record": {"name": "another"}}`)
 	if err := Retry[pod](path, 2); err == nil {
 		t.Error("a record was replaced")
