@@ -46,7 +46,7 @@ func roundTrips(t *testing.T, in io.Writer, out io.Reader, during time.Duration)
 // them.
 //
 // attack: clients: eight sessions send pings and settings as fast as they can
-// held: another session makes at least a fortieth of the round trips that it makes alone (fair were a ninth), and the CRI answers
+// held: another session makes at least a fortieth of the round trips that it makes alone (fair were a ninth), and the CRI answers; the test is not in `make test` (docs/crash.md)
 func TestASessionHasItsShareOfTheProcessors(t *testing.T) {
 	const floods, during = 8, 2 * time.Second
 	p := newTarget(t, "")
