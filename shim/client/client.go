@@ -48,6 +48,21 @@ func connect(ctx context.Context, dir string, answer time.Duration) (*Client, er
 	return &Client{Shim: Shim{api.NewShimClient(client)}, dir: dir, conn: client, peer: p}, nil
 }
 
+// greet makes sure that the supervisor serves: one that is about to end closes
+// the connection of whoever comes, and its end is ErrLost. An older build that
+// knows no Info does serve.
+func (c *Client) greet(ctx context.Context) error {
+	if c.peer.answer > 0 {
+		limited, cancel := context.WithTimeout(ctx, c.peer.answer)
+		defer cancel()
+		ctx = limited
+	}
+	if _, err := c.Info(ctx); err != nil && !errdefs.IsNotImplemented(err) {
+		return err
+	}
+	return nil
+}
+
 // Close closes the connection; the shim lives on.
 func (c *Client) Close() error { return errors.Join(c.conn.Close(), c.peer.close()) }
 

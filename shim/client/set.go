@@ -120,6 +120,9 @@ func (g *group) connect(ctx context.Context, answer time.Duration) (*Client, err
 	if err != nil {
 		return nil, err
 	}
+	if err := connected.greet(ctx); err != nil {
+		return nil, errors.Join(err, connected.Close())
+	}
 	return g.use(connected), nil
 }
 

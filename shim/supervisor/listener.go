@@ -6,51 +6,53 @@ import (
 	"time"
 )
 
-// watchedListener calls unused when the last of its connections is closed.
+// watchedListener asks unused when the last of its connections is closed. If it
+// answers that all is over, nobody is let in any more: who connects from then on
+// has the connection closed, and finds that none serves.
 type watchedListener struct {
 	net.Listener
-	unused func()
+	unused func() bool
 
 	mu   sync.Mutex
 	open int
+	over bool
 }
 
 // firstClient is how long the one who started us may take to connect.
 const firstClient = 30 * time.Second
 
-func newWatchedListener(listener net.Listener, unused func()) *watchedListener {
+func newWatchedListener(listener net.Listener, unused func() bool) *watchedListener {
 	l := &watchedListener{Listener: listener, unused: unused}
-	time.AfterFunc(firstClient, func() {
-		l.mu.Lock()
-		alone := l.open == 0
-		l.mu.Unlock()
-		if alone {
-			unused()
-		}
-	})
+	time.AfterFunc(firstClient, func() { l.count(0) })
 	return l
 }
 
 // Accept is of net.Listener.
 func (l *watchedListener) Accept() (net.Conn, error) {
-	conn, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if l.count(1) {
+			return &watchedConn{UnixConn: conn.(*net.UnixConn), closed: sync.OnceFunc(func() { l.count(-1) })}, nil
+		}
+		_ = conn.Close()
 	}
-	l.mu.Lock()
-	l.open++
-	l.mu.Unlock()
-	return &watchedConn{UnixConn: conn.(*net.UnixConn), closed: sync.OnceFunc(l.closed)}, nil
 }
 
-func (l *watchedListener) closed() {
+// count adds to the open connections, and reports whether it is not over.
+func (l *watchedListener) count(more int) bool {
 	l.mu.Lock()
-	l.open--
-	last := l.open == 0
-	l.mu.Unlock()
-	if last {
-		l.unused()
+	defer l.mu.Unlock()
+	if l.over {
+		return false
 	}
+	l.open += more
+	if l.open == 0 {
+		l.over = l.unused()
+	}
+	return !l.over
 }
 
 type watchedConn struct {

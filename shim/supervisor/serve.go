@@ -254,12 +254,14 @@ func (s *Supervisor) gate(ctx context.Context, unmarshal ttrpc.Unmarshaler, info
 }
 
 // endIfUnused ends a supervisor that has no containers, when the last client
-// has gone: with no daemon and no pods, nothing stays. A daemon that comes
-// starts another one.
-func (s *Supervisor) endIfUnused() {
-	if len(s.all()) == 0 {
-		s.stop()
+// has gone, and reports whether it did: with no daemon and no pods, nothing
+// stays. A daemon that comes starts another one.
+func (s *Supervisor) endIfUnused() bool {
+	if len(s.all()) > 0 {
+		return false
 	}
+	s.stop()
+	return true
 }
 
 // listen replaces a stale socket: the caller holds the directory's lock.

@@ -130,7 +130,8 @@ func TestBadConfigurationNamesFileAndLine(t *testing.T) {
 		"log_level = \"loud\"\n":                 "log_level",
 		"cgroup_driver = \"openrc\"\n":           "cgroup_driver",
 		"runtime_handlers = [\"kata\"]\n":        "[runtimes.NAME]",
-		"[runtimes.kata]\ntype = \"shim\"\n":     "runtimes.kata.type",
+		"[runtimes.kata]\ntype = \"shim\"\n":     "runtimes.kata.path",
+		"[runtimes.kata]\ntype = \"wasm\"\n":     "runtimes.kata.type",
 		"[images]\nprogress_timeout = 60\n":      "images.progress_timeout",
 		"[limits]\nretry_first = \"1h\"\n":       "limits.retry_first",
 	} {
