@@ -48,19 +48,20 @@ func connect(ctx context.Context, dir string, answer time.Duration) (*Client, er
 	return &Client{Shim: Shim{api.NewShimClient(client)}, dir: dir, conn: client, peer: p}, nil
 }
 
+// greetLimit is how long greet waits: a connection that is refused is closed at
+// once.
+const greetLimit = time.Second
+
 // greet makes sure that the supervisor serves: one that is about to end closes
-// the connection of whoever comes, and its end is ErrLost. An older build that
-// knows no Info does serve.
+// the connection of whoever comes, which is ErrLost. One that says nothing, or is
+// of an older build that knows no Info, may serve.
 func (c *Client) greet(ctx context.Context) error {
-	if c.peer.answer > 0 {
-		limited, cancel := context.WithTimeout(ctx, c.peer.answer)
-		defer cancel()
-		ctx = limited
-	}
-	if _, err := c.Info(ctx); err != nil && !errdefs.IsNotImplemented(err) {
+	limited, cancel := context.WithTimeout(ctx, greetLimit)
+	defer cancel()
+	if _, err := c.Info(limited); errdefs.IsUnavailable(err) {
 		return err
 	}
-	return nil
+	return ctx.Err()
 }
 
 // Close closes the connection; the shim lives on.

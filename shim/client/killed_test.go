@@ -98,6 +98,7 @@ func (p *pod) runs(id string) bool {
 // wantLogged compares piece by piece, and says where the log differs first.
 func (p *pod) wantLogged(id, stream string, count int, piece func(int) string) {
 	p.t.Helper()
+	p.awaitLog(id)
 	rest := p.logged(id, stream)
 	for i := range count {
 		var ok bool
@@ -109,4 +110,23 @@ func (p *pod) wantLogged(id, stream string, count int, piece func(int) string) {
 	if rest != "" {
 		p.t.Errorf("%s of %s: more than was written: %.200q", stream, id, rest)
 	}
+}
+
+// awaitLog waits until nothing more comes: an exit is told half a second after
+// it, also when not all of the output has been read.
+func (p *pod) awaitLog(id string) {
+	p.t.Helper()
+	var size int64 = -1
+	for range 100 {
+		info, err := os.Stat(p.logPath(id))
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		if info.Size() == size {
+			return
+		}
+		size = info.Size()
+		time.Sleep(300 * time.Millisecond)
+	}
+	p.t.Errorf("the log of %s still grows", id)
 }

@@ -78,7 +78,7 @@ func (a *attachment) plugin(verb, name, config string) string {
 	a.t.Helper()
 	dir := os.Getenv("CNI_PATH")
 	if dir == "" {
-		dir = "../bin/cni"
+		dir = "../../bin/cni"
 	}
 	if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 		a.t.Fatalf("the CNI plugin %s is absent, run make setup: %v", name, err)
