@@ -115,17 +115,22 @@ const helperPeriod = time.Second
 // left running for its pod.
 func (n *CNI) followHelpers(ctx context.Context) {
 	for {
-		for _, run := range n.plugins.lingering.takeHelpers() {
-			if run.Running() {
-				n.plugins.lingering.keep(run)
-			} else {
-				n.plugins.remove(run)
-			}
-		}
+		n.plugins.removeEnded()
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(helperPeriod):
+		}
+	}
+}
+
+// removeEnded removes the runs that were kept and of which nothing runs any more.
+func (p *plugins) removeEnded() {
+	for _, run := range p.lingering.takeHelpers() {
+		if run.Running() {
+			p.lingering.keep(run)
+		} else {
+			p.remove(run)
 		}
 	}
 }

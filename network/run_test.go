@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/step"
@@ -182,6 +183,26 @@ func TestHelperOfAPluginLives(t *testing.T) {
 	}
 	must(t, unix.Kill(helper, unix.SIGKILL))
 	eventually(t, within, "the run of the helper is removed", func() bool { return len(n.runDirs(t)) == 0 })
+}
+
+// A run whose last process ended just before the daemon leaves nothing to the
+// next one.
+func TestCloseRemovesARunThatHasEnded(t *testing.T) {
+	n := newNode(t, nil)
+	n.configure(t, "10.conflist", "net", n.script())
+	n.journalled(t, "web", nil)
+	n.tell(t, "ADD.helper")
+	n.attach(t, "web")
+	helper := n.helper(t)
+	n.detach(t, "web")
+	must(t, unix.Kill(helper, unix.SIGKILL))
+	eventually(t, within, "the helper has ended", func() bool { return !alive(helper) })
+	n.Close()
+	mounted, err := mountinfo.Mounted(filepath.Join(n.Options.State, "cni"))
+	must(t, err)
+	if left := n.runDirs(t); mounted || len(left) > 0 {
+		t.Errorf("left: %v, mounted %v", left, mounted)
+	}
 }
 
 func (n *node) runDirs(t *testing.T) []string {
