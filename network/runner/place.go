@@ -43,6 +43,7 @@ func (r *Runner) Close() error {
 	for _, group := range r.idle {
 		errs = append(errs, group.Remove())
 	}
+	errs = append(errs, r.removeParent())
 	r.idle, r.closed = nil, true
 	entries, err := os.ReadDir(r.options.Dir)
 	if err != nil || len(entries) > 0 {

@@ -3,9 +3,13 @@ package runner
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
 )
@@ -28,6 +32,9 @@ func (r *Runner) fillPool(left []*Run) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var errs []error
+	if _, err := os.Stat(r.options.Parent.Dir); errors.Is(err, fs.ErrNotExist) {
+		r.parentMade = true
+	}
 	for i := range pooled {
 		group := r.options.Parent.Child(fmt.Sprint(r.options.Mark, poolName, i))
 		if taken[group.Dir] {
@@ -74,6 +81,19 @@ func (r *Runner) giveBack(group cgroup.Group, anew bool) error {
 	}
 	r.idle = append(r.idle, group)
 	return nil
+}
+
+// removeParent removes the parent of the cgroups if this runner made it and
+// nothing is in it any more; mu is held.
+func (r *Runner) removeParent() error {
+	if !r.parentMade {
+		return nil
+	}
+	err := unix.Rmdir(r.options.Parent.Dir)
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
 }
 
 // awaitEmpty: a process that has been waited for may be inside for some

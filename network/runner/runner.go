@@ -35,6 +35,8 @@ type Runner struct {
 	// idle are the cgroups of the pool that no run has; closed is set by Close.
 	idle   []cgroup.Group
 	closed bool
+	// parentMade is set if the parent was not there before the pool.
+	parentMade bool
 	// programs are the plugins that are installed, listed the state of their
 	// directories then; "" if that does not tell.
 	programs map[string]string

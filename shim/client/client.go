@@ -25,7 +25,7 @@ type Client struct {
 
 // ErrLost says that the connection to a supervisor is gone. It is an
 // errdefs.ErrUnavailable.
-var ErrLost = fmt.Errorf("the shim is gone, start another one on its directory: %w", errdefs.ErrUnavailable)
+var ErrLost = fmt.Errorf("the supervisor has ended, and another one takes its place: try again: %w", errdefs.ErrUnavailable)
 
 // Connect connects to the supervisor that serves dir. errdefs.ErrUnavailable
 // says that there is none: Start one.
