@@ -61,17 +61,31 @@ func programs(ctx context.Context, progress *progress) (directory, version strin
 		return "", "", err
 	}
 	for _, m := range modules {
-		for name, pkg := range m.packages {
-			if exists(filepath.Join(directory, name)) {
-				continue
-			}
-			if err := goBuild(ctx, []string{"build"}, filepath.Join(sources, m.dir), pkg, version, filepath.Join(directory, name)); err != nil {
-				return "", "", err
-			}
-			progress.did("built %s", name)
+		if err := m.build(ctx, sources, directory, version, progress); err != nil {
+			return "", "", err
 		}
 	}
 	return directory, version, nil
+}
+
+// build builds what is not there yet. A name that ends with ".test" is a package
+// of tests.
+func (m module) build(ctx context.Context, sources, directory, version string, progress *progress) error {
+	for name, pkg := range m.packages {
+		target := filepath.Join(directory, name)
+		if exists(target) {
+			continue
+		}
+		verb := []string{"build"}
+		if filepath.Ext(name) == ".test" {
+			verb = []string{"test", "-c"}
+		}
+		if err := goBuild(ctx, verb, filepath.Join(sources, m.dir), pkg, version, target); err != nil {
+			return err
+		}
+		progress.did("built %s", name)
+	}
+	return nil
 }
 
 // goBuild runs go build, or go test -c. It builds to another name first: a

@@ -10,8 +10,7 @@ import (
 
 const e2eRepository = "registry.k8s.io/e2e-test-images/"
 
-// e2ePrograms are what Kubernetes' own tests need besides a cluster. A name that
-// ends with ".test" is a package of tests.
+// e2ePrograms are what Kubernetes' own tests need besides a cluster.
 var e2ePrograms = module{"kubernetes", map[string]string{
 	"e2e.test":      "k8s.io/kubernetes/test/e2e",
 	"e2e_node.test": "k8s.io/kubernetes/test/e2e_node",
@@ -100,20 +99,8 @@ func buildE2E(ctx context.Context, b *built, progress *progress) error {
 	if err != nil {
 		return err
 	}
-	sources := filepath.Join(top, "hack/cluster", e2ePrograms.dir)
-	for name, pkg := range e2ePrograms.packages {
-		target := filepath.Join(b.programs, name)
-		if exists(target) {
-			continue
-		}
-		verb := []string{"build"}
-		if filepath.Ext(name) == ".test" {
-			verb = []string{"test", "-c"}
-		}
-		if err := goBuild(ctx, verb, sources, pkg, b.version, target); err != nil {
-			return err
-		}
-		progress.did("built %s", name)
+	if err := e2ePrograms.build(ctx, filepath.Join(top, "hack/cluster"), b.programs, b.version, progress); err != nil {
+		return err
 	}
 	replica := exec.CommandContext(ctx, "go", "build", "-C", top, "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", filepath.Join(b.programs, "replica"), "./test/critest/replica")
 	replica.Env = append(os.Environ(), "CGO_ENABLED=0")

@@ -30,6 +30,7 @@ const usage = `cluster [--name NAME] COMMAND
   node reboot NODE        cut its power and start it again
   load ARCHIVE            import images on every node
   upgrade-runtime DIR     put the minicri and minicri-shim of DIR on every node
+  add-metrics             run metrics-server, which kubectl top asks
   prepare-e2e             build Kubernetes' own tests and import their images
   programs                print the directory of Kubernetes' programs
   exec NODE COMMAND...    run a command in a node
@@ -101,6 +102,8 @@ func command(ctx context.Context, name string, arguments []string, output io.Wri
 		return c.down(ctx)
 	case verb == "load" && len(rest) == 1:
 		return c.importEverywhere(ctx, rest[0])
+	case verb == "add-metrics" && len(rest) == 0:
+		return c.addMetrics(ctx)
 	case verb == "prepare-e2e" && len(rest) == 0:
 		return c.prepareE2E(ctx)
 	case verb == "programs" && len(rest) == 0:

@@ -113,9 +113,38 @@ func TestKilledRuntimeUnder60Pods(t *testing.T) {
 	s.checkLives(before)
 }
 
+// startEnding makes n pods on node2, the k-th of which ends after k seconds with
+// the exit code k.
+func (s *space) startEnding(n int) map[string]int32 {
+	s.t.Helper()
+	codes := make(map[string]int32, n)
+	for k := range n {
+		name := fmt.Sprintf("ends-%d", k)
+		s.run(name, fmt.Sprintf("sleep %d; exit %d", k, k), "nodeName: "+node2+"\nrestartPolicy: Never\n")
+		codes[name] = int32(k)
+	}
+	return codes
+}
+
+// checkEnds waits for the ends of such pods: none is lost, each has its code.
+func (s *space) checkEnds(codes map[string]int32) {
+	s.t.Helper()
+	for name, code := range codes {
+		phase := corev1.PodFailed
+		if code == 0 {
+			phase = corev1.PodSucceeded
+		}
+		pod := s.ended(name, phase)
+		if end := status(pod, "main").State.Terminated; end == nil || end.ExitCode != code {
+			s.t.Errorf("pod %s: %v, want exit code %d", name, end, code)
+		}
+	}
+}
+
 func TestUpgradeUnderPods(t *testing.T) {
 	s := serialSpace(t)
-	before := s.startMany(20)
+	before := s.startMany(60)
+	ends := s.startEnding(12)
 	// Another file with the same program: what runs keeps the old one.
 	directory := t.TempDir()
 	for _, name := range []string{"minicri", "minicri-shim"} {
@@ -128,6 +157,7 @@ func TestUpgradeUnderPods(t *testing.T) {
 		}
 	}
 	onCluster(t, "upgrade-runtime", directory)
+	s.checkEnds(ends)
 	s.checkNodeMakesPods("new")
 	s.checkLives(before)
 	for name := range before {

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -186,4 +188,55 @@ func TestResizeInPlace(t *testing.T) {
 	})
 	same(t, "restarts", status(after, "main").RestartCount, 0)
 	same(t, "container", status(after, "main").ContainerID, status(before, "main").ContainerID)
+}
+
+// The kubelet sets the limits of the pod's cgroup itself, and tells the runtime.
+func TestResizeOfAPod(t *testing.T) {
+	s := newSpace(t)
+	s.run("pod", "sleep 1000", "nodeName: node2\nresources: {requests: {cpu: 100m, memory: 50Mi}, limits: {cpu: 200m, memory: 100Mi}}\n")
+	before := s.ready("pod")
+	s.kubectl("patch", "pod", "pod", "--subresource", "resize", "-p",
+		`{"spec":{"resources":{"requests":{"cpu":"150m","memory":"60Mi"},"limits":{"cpu":"400m","memory":"150Mi"}}}}`)
+	uid := string(before.UID)
+	script := "cd /sys/fs/cgroup; for d in $(find . -type d -path '*pod" + uid + "' -o -type d -path '*pod" + strings.ReplaceAll(uid, "-", "_") + ".slice'); do" +
+		" cat $d/cpu.cfs_quota_us $d/cpu.max $d/memory.limit_in_bytes $d/memory.max 2>/dev/null; done; true"
+	eventually(t, "the pod's cgroup has the new limits", func() bool {
+		got := strings.Fields(onNode(t, node2, script))
+		return slices.Contains(got, "40000") && slices.Contains(got, fmt.Sprint(150<<20))
+	})
+	after := s.await("pod", "its resize has ended", func(pod *corev1.Pod) bool {
+		for _, c := range pod.Status.Conditions {
+			if c.Type == corev1.PodResizePending || c.Type == corev1.PodResizeInProgress {
+				return false
+			}
+		}
+		return pod.Status.Resources != nil && pod.Status.Resources.Limits.Cpu().String() == "400m"
+	})
+	same(t, "restarts", status(after, "main").RestartCount, 0)
+	same(t, "container", status(after, "main").ContainerID, status(before, "main").ContainerID)
+}
+
+// kubectl top asks metrics-server, that the kubelets, and these minicri.
+func TestTop(t *testing.T) {
+	s := newSpace(t)
+	onCluster(t, "add-metrics")
+	s.run("pod", "while :; do :; done", "---\nresources: {limits: {cpu: 200m, memory: 50Mi}}\n")
+	s.ready("pod")
+	var top string
+	eventually(t, "kubectl top knows the pod", func() bool {
+		var err error
+		top, err = s.try("top", "pod", "pod", "--containers", "--no-headers")
+		return err == nil
+	})
+	fields := strings.Fields(top) // pod, container, CPU, memory
+	if len(fields) != 4 || fields[1] != "main" {
+		t.Fatalf("kubectl top pod: %q", top)
+	}
+	cpu, err := strconv.Atoi(strings.TrimSuffix(fields[2], "m"))
+	if err != nil || cpu < 1 || cpu > 300 {
+		t.Errorf("CPU of a busy loop with the limit of 200m: %s", fields[2])
+	}
+	nodes := s.kubectl("top", "nodes", "--no-headers")
+	contains(t, "kubectl top nodes", nodes, node1)
+	contains(t, "kubectl top nodes", nodes, node2)
 }
