@@ -128,6 +128,12 @@ func newNode(t *testing.T, change func(*Options)) *node {
 // reopen is what a daemon that comes next does.
 func (n *node) reopen(t *testing.T) {
 	t.Helper()
+	if n.CNI != nil {
+		// What waits in the background ends with its daemon: it would kill what
+		// the next one runs in the cgroup that it waits for.
+		n.CNI.end()
+		n.CNI.background.Wait()
+	}
 	networks, err := Open(t.Context(), n.Options)
 	if err != nil {
 		t.Fatal(err)
