@@ -6,21 +6,25 @@ import (
 	"runtime/debug"
 	"runtime/metrics"
 	"time"
+
+	"github.com/minicri/minicri/internal/filepages"
 )
 
 const (
 	// memoryLook is how often the daemon looks whether it holds what it does not
 	// need: Go's own collector comes back to it after minutes.
 	memoryLook = 4 * time.Second
-	// memoryRise is how much more than last time makes a collection worth its
-	// time, beside a quarter.
+	// memoryRise is how much more than last time makes giving it back worth the
+	// time, of garbage beside a quarter.
 	memoryRise = 4 << 20
 )
 
-// returnMemory gives back to the node what a burst of calls has taken, until ctx
-// ends.
+// returnMemory gives back to the node what the start and bursts of calls have
+// taken, until ctx ends: garbage, and the pages of the program that only they
+// needed.
 func returnMemory(ctx context.Context) {
-	low := heldMemory()
+	pages := filepages.Find()
+	garbage, files := heldMemory(), uint64(0) // the start has touched most of the program
 	for tick := time.Tick(memoryLook); ; {
 		select {
 		case <-ctx.Done():
@@ -28,12 +32,16 @@ func returnMemory(ctx context.Context) {
 		case <-tick:
 		}
 		now := heldMemory()
-		if now > low+low/4+memoryRise {
+		if now > garbage+garbage/4+memoryRise {
 			runtime.GC() // the next one, of FreeOSMemory, frees what pools held at this one
 			debug.FreeOSMemory()
 			now = heldMemory()
 		}
-		low = now
+		garbage = now
+		if resident := filepages.Resident(); resident > files+memoryRise {
+			pages.Release()
+			files = filepages.Resident()
+		}
 	}
 }
 

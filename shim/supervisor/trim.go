@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"runtime/debug"
 	"time"
+
+	"github.com/minicri/minicri/internal/filepages"
 )
 
 // trimEvery is how often an idle shim looks whether it holds memory that it
@@ -14,7 +16,7 @@ const trimEvery = 2 * time.Second
 // trimMemory gives memory back to the kernel after something has been done.
 func trimMemory(ctx context.Context) {
 	debug.SetGCPercent(50)
-	pages := findFilePages()
+	pages := filepages.Find()
 	var stats runtime.MemStats
 	var seen uint64
 	for tick := time.Tick(trimEvery); ; {
@@ -28,7 +30,7 @@ func trimMemory(ctx context.Context) {
 			debug.FreeOSMemory()
 			runtime.ReadMemStats(&stats)
 			seen = stats.TotalAlloc
-			pages.release()
+			pages.Release()
 		}
 	}
 }

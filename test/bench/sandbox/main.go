@@ -15,6 +15,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/test/bench/contender"
 	"github.com/minicri/minicri/test/bench/node"
 )
@@ -23,6 +24,11 @@ const (
 	oneByOne = 40
 	warmUp   = 4
 	held     = 100
+	// idleTime is how long a daemon that was started is left alone before it is
+	// weighed: it looks every four seconds at what it holds in vain.
+	idleTime = 6 * time.Second
+	// hostNetwork begins the names of what is measured of such pods.
+	hostNetwork = "host-network "
 )
 
 func main() {
@@ -46,11 +52,17 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
+	time.Sleep(idleTime)
 	idle, err := contender.PSS(n.PID())
 	if err != nil {
 		return err
 	}
-	m := &measurement{node: n, floor: newFloor(n), took: make(map[string][]time.Duration)}
+	m := &measurement{node: n, floor: newFloor(n), took: make(map[string][]time.Duration), began: make(map[string][]time.Duration)}
+	leave, err := m.enterGroup()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, leave()) }()
 	if err := m.alternate(ctx); err != nil {
 		return err
 	}
@@ -70,6 +82,10 @@ type measurement struct {
 	node  *node.Node
 	floor *floor
 	took  map[string][]time.Duration
+	// began is when the steps of a Run did, after its first one.
+	began map[string][]time.Duration
+	// mine is a cgroup for this process.
+	mine cgroup.Group
 }
 
 func (m *measurement) time(name string, do func() error) error {
@@ -88,6 +104,7 @@ func (m *measurement) alternate(ctx context.Context) error {
 	for i := range warmUp + oneByOne {
 		if i == warmUp {
 			clear(m.took)
+			clear(m.began)
 		}
 		if err := m.bare(ctx, fmt.Sprintf("floor-%d", i)); err != nil {
 			return err
@@ -95,7 +112,10 @@ func (m *measurement) alternate(ctx context.Context) error {
 		if err := m.pod(ctx, "", m.node.Pod(fmt.Sprintf("pod-%d", i), runtimeapi.NamespaceMode_POD)); err != nil {
 			return err
 		}
-		if err := m.pod(ctx, "host-network ", m.node.Pod(fmt.Sprintf("host-%d", i), runtimeapi.NamespaceMode_NODE)); err != nil {
+		if err := m.pod(ctx, hostNetwork, m.node.Pod(fmt.Sprintf("host-%d", i), runtimeapi.NamespaceMode_NODE)); err != nil {
+			return err
+		}
+		if err := m.moves(ctx, i); err != nil {
 			return err
 		}
 	}
@@ -122,6 +142,9 @@ func (m *measurement) pod(ctx context.Context, kind string, config *runtimeapi.P
 		return err
 	})
 	if err != nil {
+		return err
+	}
+	if err := m.noteSteps(ctx, kind, id); err != nil {
 		return err
 	}
 	for range 5 {
