@@ -50,9 +50,11 @@ type reaper struct {
 const lookAfter = 20 * time.Millisecond
 
 // ReapOrphans reaps adopted children that nothing waits for, such as what a
-// plugin left behind, until the context ends: known ones at once. The list of
-// all children, each pod may have one, is read only when the same child is still
-// dead after lookAfter: a SIGCHLD costs a waitid(2).
+// plugin left behind, until the context ends: known ones within lookAfter. The
+// list of all children, each pod may have one, is read only when the same child is
+// still dead after that. For waitid(2) the kernel walks them, so there is one look
+// for all that end within lookAfter, and what a SIGCHLD costs does not grow with
+// the children.
 func ReapOrphans(ctx context.Context, known Orphans) {
 	changed := make(chan os.Signal, 1)
 	signal.Notify(changed, unix.SIGCHLD)
@@ -62,6 +64,11 @@ func ReapOrphans(ctx context.Context, known Orphans) {
 		var later <-chan time.Time
 		if pause := r.look(); pause > 0 {
 			later = time.After(pause)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(lookAfter):
 		}
 		select {
 		case <-ctx.Done():

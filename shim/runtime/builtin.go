@@ -23,7 +23,7 @@ import (
 )
 
 // Builtin is libcontainer in this process, which has to be the parent of all
-// that it starts, and the sub-reaper of what those leave.
+// that it starts.
 type Builtin struct {
 	root          string // of libcontainer's states
 	systemdCgroup bool
@@ -39,8 +39,8 @@ func NewBuiltin(root string, systemdCgroup bool) *Builtin {
 	return &Builtin{root: root, systemdCgroup: systemdCgroup, noNewKeyring: !canJoinSessionKeyring(), children: newChildren(), creating: make(map[string]*cgroups.Cgroup)}
 }
 
-// Run reaps children that have no owner, such as what a container without a
-// pid namespace leaves, until ctx ends.
+// Run reaps what was adopted, if this process does adopt (Command, Task), until
+// ctx ends.
 func (b *Builtin) Run(ctx context.Context) { b.children.run(ctx) }
 
 // Features: everything.

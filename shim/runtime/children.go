@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -10,24 +11,36 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// children reaps orphans: processes of containers without a pid namespace of
-// their own, which come to this process as their sub-reaper. Children with an
-// owner, who waits for them, are left alone: starting guards those whose pid is
-// not known yet.
+// children knows which of our children have an owner, who waits for them by
+// their pidfds. libcontainer's have one each, so that nothing has to be looked for
+// when one ends: what a container without a pid namespace of its own orphans goes
+// to the daemon, or to process 1. Only programs that start containers in the
+// background need this process as the sub-reaper of what they start (adopt); then
+// orphans come here, too, and are reaped: starting guards those whose owner is not
+// known yet.
 type children struct {
 	signals  chan os.Signal
 	starting sync.RWMutex // read-held while libcontainer starts, and waits for, helpers
 
-	mu    sync.Mutex
-	owned map[int]bool // somebody else waits for these
+	mu     sync.Mutex
+	owned  map[int]bool // somebody else waits for these
+	adopts bool
 }
 
+// newChildren goes on adopting where the build before was upgraded while it did.
 func newChildren() *children {
-	return &children{signals: make(chan os.Signal, 1), owned: map[int]bool{}}
+	r := &children{signals: make(chan os.Signal, 1), owned: map[int]bool{}}
+	var does int32
+	if err := unix.Prctl(unix.PR_GET_CHILD_SUBREAPER, uintptr(unsafe.Pointer(&does)), 0, 0, 0); err == nil && does != 0 {
+		r.adopt()
+	}
+	return r
 }
 
 // own runs start, which returns the pid that its caller will wait for.
@@ -75,15 +88,39 @@ func (r *children) disown(pid int) {
 	r.mu.Unlock()
 }
 
+// adopt makes this process the parent of what its descendants orphan, from now on
+// (PR_SET_CHILD_SUBREAPER(2const)).
+func (r *children) adopt() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.adopts {
+		return
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		slog.Error("processes that are left in the background are lost", "error", os.NewSyscallError("prctl", err)) // no kernel that we run on refuses it
+	}
+	r.adopts = true
+	signal.Notify(r.signals, syscall.SIGCHLD)
+}
+
+// poke has orphans looked for.
 func (r *children) poke() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.adopts {
+		return
+	}
 	select {
 	case r.signals <- syscall.SIGCHLD:
 	default:
 	}
 }
 
+// reapPause is between two looks for orphans: the kernel walks all children for
+// each, however many of them end at once.
+const reapPause = 20 * time.Millisecond
+
 func (r *children) run(ctx context.Context) {
-	signal.Notify(r.signals, syscall.SIGCHLD)
 	defer signal.Stop(r.signals)
 	for {
 		select {
@@ -91,6 +128,11 @@ func (r *children) run(ctx context.Context) {
 			return
 		case <-r.signals:
 			r.reap()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(reapPause):
 		}
 	}
 }

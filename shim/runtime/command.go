@@ -33,8 +33,10 @@ type Command struct {
 }
 
 // NewCommand runs a program, a path and global flags. The states of its
-// containers are kept below root. Builtin reaps what has no owner, for both.
+// containers are kept below root. From now on this process is a sub-reaper, and
+// Builtin reaps what has no owner.
 func NewCommand(program []string, root string, systemdCgroup bool, builtin *Builtin) *Command {
+	builtin.children.adopt()
 	return &Command{
 		program: program, root: filepath.Join(root, "states"), bundles: filepath.Join(root, "bundles"),
 		systemdCgroup: systemdCgroup, children: builtin.children,

@@ -38,8 +38,10 @@ type Task struct {
 }
 
 // NewTask starts shims by a program, its path and further arguments. What is
-// kept of its containers is below root. Builtin reaps what has no owner.
+// kept of its containers is below root. From now on this process is a sub-reaper,
+// and Builtin reaps what has no owner.
 func NewTask(program []string, root string, systemdCgroup bool, builtin *Builtin) *Task {
+	builtin.children.adopt()
 	return &Task{program: program, systemdCgroup: systemdCgroup, bundles: filepath.Join(root, "bundles"), children: builtin.children, events: newEventSink(root)}
 }
 

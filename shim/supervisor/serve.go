@@ -187,9 +187,6 @@ func (s Serve) enter(log *slog.Logger) error {
 			return fmt.Errorf("move the shim to its cgroup: %w", err)
 		}
 	}
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("become sub-reaper: %w", err)
-	}
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(ownOOMScore), 0); err != nil {
 		log.Info("oom_score_adj stays as it is", "wanted", ownOOMScore, "error", err)
 	}
