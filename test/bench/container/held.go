@@ -41,7 +41,7 @@ func (c *comparison) held(ctx context.Context) error {
 			return err
 		}
 	}
-	return c.list(ctx)
+	return c.list(ctx, pods)
 }
 
 // fill adds containers to pods until there are as many as are to be held.
@@ -70,8 +70,11 @@ func (c *comparison) weigh() error {
 }
 
 // list times lists of containers, and weighs lists of their stats.
-func (c *comparison) list(ctx context.Context) error {
+func (c *comparison) list(ctx context.Context, pods [2][]*contender.Pod) error {
 	var took, used [2][]time.Duration
+	if err := c.status(ctx, pods); err != nil {
+		return err
+	}
 	err := contender.Alternate(lists, func(_, i int) error {
 		return contender.Timed(&took[i], func() error {
 			answer, err := c.nodes[i].CRI.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
@@ -91,6 +94,19 @@ func (c *comparison) list(ctx context.Context) error {
 	c.add(contender.Row{What: "ListContainers, p50 ms", MostOfOurs: 3}.Medians(took))
 	c.add(contender.Row{What: "ListContainerStats, ms of CPU", MostOfOurs: 50}.Costs(used, statsLists))
 	return nil
+}
+
+// status times the question that the kubelet asks most.
+func (c *comparison) status(ctx context.Context, pods [2][]*contender.Pod) error {
+	var took [2][]time.Duration
+	err := contender.Alternate(lists, func(round, i int) error {
+		return contender.Timed(&took[i], func() error {
+			_, err := c.nodes[i].CRI.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: pods[i][round%len(pods[i])].ID})
+			return err
+		})
+	})
+	c.add(contender.Row{What: "PodSandboxStatus, p50 ms", AtMost: 0.9}.Medians(took))
+	return err
 }
 
 // listStats lists stats often enough for the CPU time to be told.

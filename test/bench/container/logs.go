@@ -27,9 +27,70 @@ func (c *comparison) logs(ctx context.Context) error {
 		took[i], used[i] = append(took[i], wall), append(used[i], cpu)
 		return err
 	})
-	c.add(contender.Row{What: fmt.Sprintf("log of lines of %d bytes, MiB/s", contender.LineSize), AtLeast: 1.5}.Rates(took, logMiB))
+	c.add(contender.Row{What: fmt.Sprintf("log of lines of %d bytes, MiB/s", contender.LineSize), AtLeast: 11.5}.Rates(took, logMiB))
 	c.add(contender.Row{What: "CPU of daemon and shim, ms/MiB", AtMost: 1}.Costs(used, logMiB))
+	if err != nil {
+		return err
+	}
+	return c.manyLogs(ctx)
+}
+
+const (
+	// writers write their logs at once, manyMiB together.
+	writers, manyMiB = 20, 320
+	// manyRounds are timed.
+	manyRounds = 3
+)
+
+// manyLogs times the output of many containers at once.
+func (c *comparison) manyLogs(ctx context.Context) error {
+	var took [2][]time.Duration
+	err := contender.Alternate(manyRounds, func(round, i int) error {
+		wall, err := writeLogs(ctx, c.nodes[i], fmt.Sprintf("logs%d", round))
+		took[i] = append(took[i], wall)
+		return err
+	})
+	c.add(contender.Row{What: fmt.Sprintf("logs of %d containers at once, MiB/s", writers), AtLeast: 3}.Rates(took, manyMiB))
 	return err
+}
+
+// writeLogs returns how long containers of one pod take that start to write
+// together.
+func writeLogs(ctx context.Context, n *contender.Node, name string) (time.Duration, error) {
+	pod, err := n.RunPod(ctx, name)
+	if err != nil {
+		return 0, err
+	}
+	var ids [writers]string
+	err = contender.Parallel(writers, func(k int) (err error) {
+		ids[k], err = pod.Create(ctx, fmt.Sprintf("log%d", k), "/bin/sh", "-c", logScript(manyMiB/writers))
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	err = contender.Burst(writers, writers, func(k int) error {
+		if err := n.StartContainer(ctx, ids[k]); err != nil {
+			return err
+		}
+		return awaitLastLine(ctx, pod.LogPath(fmt.Sprintf("log%d", k)))
+	})
+	wall := time.Since(began)
+	for k := range writers {
+		if err == nil {
+			err = checkLog(pod.LogPath(fmt.Sprintf("log%d", k)), manyMiB/writers)
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", n.Name, err)
+	}
+	return wall, n.RemovePod(ctx, pod.ID)
+}
+
+// logScript writes so many MiB, the last line, and sleeps.
+func logScript(mib int) string {
+	return fmt.Sprintf("i=0; while [ $i -lt %d ]; do cat %s; i=$((i+1)); done; echo %s; exec %s", mib<<20/contender.LinesSize, contender.Lines, lastLine, contender.App)
 }
 
 func writeLog(ctx context.Context, n *contender.Node, name string) (wall, cpu time.Duration, err error) {
@@ -37,9 +98,7 @@ func writeLog(ctx context.Context, n *contender.Node, name string) (wall, cpu ti
 	if err != nil {
 		return 0, 0, err
 	}
-	script := fmt.Sprintf("i=0; while [ $i -lt %d ]; do cat %s; i=$((i+1)); done; echo %s; exec %s",
-		logMiB<<20/contender.LinesSize, contender.Lines, lastLine, contender.App)
-	id, err := pod.Create(ctx, "log", "/bin/sh", "-c", script)
+	id, err := pod.Create(ctx, "log", "/bin/sh", "-c", logScript(logMiB))
 	if err != nil {
 		return 0, 0, err
 	}
@@ -59,7 +118,7 @@ func writeLog(ctx context.Context, n *contender.Node, name string) (wall, cpu ti
 	if err != nil {
 		return 0, 0, err
 	}
-	if err := checkLog(pod.LogPath("log")); err != nil {
+	if err := checkLog(pod.LogPath("log"), logMiB); err != nil {
 		return 0, 0, fmt.Errorf("%s: %w", n.Name, err)
 	}
 	return wall, after - before, n.RemovePod(ctx, pod.ID)
@@ -89,7 +148,7 @@ func awaitLastLine(ctx context.Context, path string) error {
 }
 
 // checkLog counts lines, and frees the memory that they take.
-func checkLog(path string) error {
+func checkLog(path string, mib int) error {
 	log, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -106,7 +165,7 @@ func checkLog(path string) error {
 			return err
 		}
 	}
-	if want := logMiB<<20/contender.LineSize + 1; lines != want {
+	if want := mib<<20/contender.LineSize + 1; lines != want {
 		return fmt.Errorf("%d of %d lines are in the log", lines, want)
 	}
 	return log.Truncate(0)

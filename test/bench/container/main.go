@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/minicri/minicri/test/bench/contender"
 )
@@ -18,6 +19,7 @@ func main() {
 	flag.IntVar(&o.logRounds, "log-rounds", 5, "logs of each runtime that are timed")
 	flag.IntVar(&o.pods, "pods", 20, "pods of each runtime that are held")
 	flag.IntVar(&o.containers, "containers", 200, "containers of each runtime that are held")
+	flag.StringVar(&o.parts, "parts", "lives,logs,held,neighbour,memory", "what is measured")
 	flag.StringVar(&o.runtime, "runtime", "", "runs the containers of both: runc, crun or shim-runc; only their lives are timed then")
 	flag.Parse()
 	engine, err := contender.FindEngine(o.runtime)
@@ -32,7 +34,7 @@ func main() {
 
 type options struct {
 	rounds, logRounds, pods, containers int
-	runtime                             string
+	runtime, parts                      string
 }
 
 // comparison is of two nodes; what belongs to each has the index of the node.
@@ -43,13 +45,18 @@ type comparison struct {
 }
 
 func (c *comparison) run(ctx context.Context) error {
-	parts := []func(context.Context) error{c.lives, c.logs, c.held}
+	all := map[string]func(context.Context) error{"lives": c.lives, "logs": c.logs, "held": c.held, "neighbour": c.neighbour, "memory": c.memory}
+	names := strings.Split(c.parts, ",")
 	if c.runtime != "" {
-		parts = parts[:1]
+		names = []string{"lives"}
 	}
-	for _, part := range parts {
+	for _, name := range names {
+		part, known := all[name]
+		if !known {
+			return fmt.Errorf("there is no part %q", name)
+		}
 		if err := part(ctx); err != nil {
-			return err
+			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	if c.runtime != "" {

@@ -38,7 +38,7 @@ const (
 	busybox = "/bin/busybox" // Debian's busybox-static
 )
 
-var applets = []string{"cat", "dd", "echo", "nc", "sh", "sleep", "true"}
+var applets = []string{"cat", "dd", "echo", "nc", "sh", "sleep", "tr", "true"}
 
 // writeImages writes an archive of both images, as docker save does.
 func writeImages(path string) error {

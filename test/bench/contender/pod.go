@@ -39,11 +39,17 @@ type Pod struct {
 
 // RunPod runs a pod of its own network.
 func (n *Node) RunPod(ctx context.Context, name string) (*Pod, error) {
+	return n.RunPodIn(ctx, name, runtimeapi.NamespaceMode_POD)
+}
+
+// RunPodIn runs a pod in a network of its own, or in the node's, which takes no
+// plugin.
+func (n *Node) RunPodIn(ctx context.Context, name string, network runtimeapi.NamespaceMode) (*Pod, error) {
 	logs := filepath.Join(n.logs(), name)
 	if err := os.MkdirAll(logs, 0o755); err != nil {
 		return nil, err
 	}
-	p := &Pod{Node: n, config: PodConfig(name, logs, runtimeapi.NamespaceMode_POD)}
+	p := &Pod{Node: n, config: PodConfig(name, logs, network)}
 	p.config.Linux.CgroupParent = n.cgroupParent()
 	answer, err := n.CRI.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: p.config, RuntimeHandler: n.handler})
 	p.ID = answer.GetPodSandboxId()
@@ -55,13 +61,11 @@ func (n *Node) RunPod(ctx context.Context, name string) (*Pod, error) {
 
 // RunHostPod runs a pod in the network of the node, and returns its id.
 func (n *Node) RunHostPod(ctx context.Context, name string) (string, error) {
-	config := PodConfig(name, n.logs(), runtimeapi.NamespaceMode_NODE)
-	config.Linux.CgroupParent = n.cgroupParent()
-	answer, err := n.CRI.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
+	p, err := n.RunPodIn(ctx, name, runtimeapi.NamespaceMode_NODE)
 	if err != nil {
-		return "", fmt.Errorf("%s: run pod %s: %w", n.Name, name, err)
+		return "", err
 	}
-	return answer.GetPodSandboxId(), nil
+	return p.ID, nil
 }
 
 // RemovePod stops and removes a pod with its containers.
@@ -118,11 +122,16 @@ func (p *Pod) Run(ctx context.Context, name string, command ...string) (string, 
 // grace is a stop's, in seconds. What benchmarks stop ends at once.
 const grace = 10
 
-// RemoveContainer stops and removes a container.
-func (n *Node) RemoveContainer(ctx context.Context, id string) error {
+// StopContainer stops a container.
+func (n *Node) StopContainer(ctx context.Context, id string) error {
 	if _, err := n.CRI.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: id, Timeout: grace}); err != nil {
 		return fmt.Errorf("%s: stop container: %w", n.Name, err)
 	}
+	return nil
+}
+
+// RemoveContainer removes a container that is stopped.
+func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 	if _, err := n.CRI.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id}); err != nil {
 		return fmt.Errorf("%s: remove container: %w", n.Name, err)
 	}
@@ -134,8 +143,11 @@ const InFlight = 10
 
 // Parallel calls do for 0 to n-1, several at a time, and returns the first
 // error.
-func Parallel(n int, do func(int) error) error {
-	slots := make(chan struct{}, InFlight)
+func Parallel(n int, do func(int) error) error { return Burst(n, InFlight, do) }
+
+// Burst is Parallel with so many at a time.
+func Burst(n, atOnce int, do func(int) error) error {
+	slots := make(chan struct{}, atOnce)
 	errs := make([]error, n)
 	var wait sync.WaitGroup
 	for i := range n {

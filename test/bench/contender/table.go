@@ -11,7 +11,8 @@ type Row struct {
 	What         string // with its unit
 	Ours, Theirs float64
 	// AtMost and AtLeast are the goals of the ratio of ours to theirs; MostOfOurs
-	// is that of our number alone. 0 is none.
+	// is that of our number alone. 0 is none. Theirs is 0 where the other one is not
+	// measured.
 	AtMost, AtLeast, MostOfOurs float64
 }
 
@@ -21,7 +22,11 @@ func PrintTable(out io.Writer, rows []Row) {
 	fmt.Fprintf(table, "\t%s\t%s\tratio\tto reach\t\t\n", Minicri, Containerd)
 	for _, row := range rows {
 		goal, reached := row.goal()
-		fmt.Fprintf(table, "%s\t%.4g\t%.4g\t%.2f\t%s\t%s\t\n", row.What, row.Ours, row.Theirs, row.ratio(), goal, verdict(goal, reached))
+		theirs, ratio := "-", "-"
+		if row.Theirs != 0 {
+			theirs, ratio = fmt.Sprintf("%.4g", row.Theirs), fmt.Sprintf("%.2f", row.ratio())
+		}
+		fmt.Fprintf(table, "%s\t%.4g\t%s\t%s\t%s\t%s\t\n", row.What, row.Ours, theirs, ratio, goal, verdict(goal, reached))
 	}
 	_ = table.Flush()
 }

@@ -21,6 +21,7 @@ func main() {
 	marks := flag.String("marks", "10,100,300,1000", "numbers of pods at which to measure, rising")
 	s := &scale{out: os.Stdout}
 	flag.IntVar(&s.theirs, "containerd", 100, "most pods that containerd is given")
+	flag.IntVar(&s.burst, "burst", 200, "pods that are made at once where that many are missing")
 	flag.IntVar(&s.samples, "samples", 9, "operations of each kind that are timed")
 	flag.DurationVar(&s.idle, "idle", 30*time.Second, "how long the node idles for its CPU time to be told")
 	flag.Parse()
@@ -39,6 +40,7 @@ type scale struct {
 	marks   []int
 	theirs  int
 	samples int
+	burst   int
 	idle    time.Duration
 	out     *os.File
 	rows    []row
@@ -61,7 +63,7 @@ func (s *scale) run(ctx context.Context, nodes [2]*contender.Node) error {
 				continue
 			}
 			began := time.Now()
-			if err := fill(ctx, n, held[i], mark); err != nil {
+			if err := s.fill(ctx, n, held[i], mark); err != nil {
 				return err
 			}
 			held[i] = mark
@@ -76,9 +78,14 @@ func (s *scale) run(ctx context.Context, nodes [2]*contender.Node) error {
 	return s.print()
 }
 
-// fill runs pods until there are as many as the mark says.
-func fill(ctx context.Context, n *contender.Node, held, mark int) error {
-	return contender.Parallel(mark-held, func(k int) error {
+// fill runs pods until there are as many as the mark says; where many are missing,
+// a burst of them at once.
+func (s *scale) fill(ctx context.Context, n *contender.Node, held, mark int) error {
+	atOnce := contender.InFlight
+	if mark-held >= s.burst && n.Name == contender.Minicri {
+		atOnce = s.burst
+	}
+	return contender.Burst(mark-held, atOnce, func(k int) error {
 		pod, err := n.RunPod(ctx, fmt.Sprintf("held%d", held+k))
 		if err == nil {
 			_, err = pod.Run(ctx, "app", contender.App)
@@ -126,6 +133,7 @@ func (s *scale) print() error {
 		return err
 	}
 	s.printSlopes()
+	s.printGoals()
 	return nil
 }
 
