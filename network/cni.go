@@ -17,10 +17,12 @@ import (
 
 // Options say where the network lives and how long things may take.
 type Options struct {
-	// ConfDir is the CNI configuration directory, BinDirs where plugins are
-	// looked for, in that order.
+	// ConfDir is the node's CNI configuration directory, BinDirs where plugins
+	// are looked for, in that order.
 	ConfDir string
 	BinDirs []string
+	// Directories are further configuration directories, see CNI.In.
+	Directories []string
 	// Root is the durable directory of this package: the journal, the pod CIDR
 	// of the default network, and the program that stands in for plugins.
 	Root string
@@ -64,23 +66,22 @@ type Limits struct {
 
 // CNI are the networks of this node.
 type CNI struct {
+	// Directory is the node's own configuration directory.
+	*Directory
 	options Options
+	// others are the further directories by path; the map is replaced, never
+	// changed. othersChanged tells Run of it.
+	others        atomic.Pointer[map[string]*Directory]
+	othersChanged chan struct{}
 	// limits and network (the embedded one) are those in force, see SetLimits and
 	// SetDefault.
-	limits atomic.Pointer[Limits]
-	// readAgain has the next Reload read what has not changed on the disk.
-	readAgain atomic.Bool
-	network   atomic.Pointer[DefaultNetwork]
-	plugins   *plugins
-	journal   *state.Records[Attachment]
-	// current is what was read last from the configuration directory.
-	current atomic.Pointer[snapshot]
-	status  atomic.Pointer[status]
-	// asked is closed when the plugins have answered STATUS for the first time,
-	// collected when the first GC is over.
-	asked, collected chan struct{}
-	firstCollected   func() // closes collected
-	changed          chan struct{}
+	limits  atomic.Pointer[Limits]
+	network atomic.Pointer[DefaultNetwork]
+	plugins *plugins
+	journal *state.Records[Attachment]
+	// collected is closed when the first GC is over.
+	collected      chan struct{}
+	firstCollected func() // closes collected
 
 	// mu guards the three fields below, and nothing is run or written under it.
 	mu          sync.Mutex
@@ -108,14 +109,16 @@ type CNI struct {
 func Open(ctx context.Context, options Options) (*CNI, error) {
 	n := &CNI{
 		options:     options,
-		asked:       make(chan struct{}),
 		collected:   make(chan struct{}),
-		changed:     make(chan struct{}, 1),
 		attachments: make(map[string]*attachment),
 		gates:       make(map[string]*gate),
 		retries:     newRetries(options.Limits),
 		checkNow:    make(chan struct{}, 1),
+
+		othersChanged: make(chan struct{}, 1),
 	}
+	n.Directory = n.newDirectory(options.ConfDir)
+	n.others.Store(&map[string]*Directory{})
 	n.limits.Store(&options.Limits)
 	n.network.Store(&options.Default)
 	n.firstCollected = sync.OnceFunc(func() { close(n.collected) })
@@ -127,6 +130,7 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 		return nil, err
 	}
 	n.loadInUse()
+	n.SetDirectories(options.Directories)
 	n.Reload()
 	if err := n.openJournal(); err != nil {
 		return nil, err
@@ -174,7 +178,7 @@ func (n *CNI) Run(ctx context.Context) {
 	n.awaitLeftRuns(n.base)
 	var wait sync.WaitGroup
 	for _, follow := range []func(context.Context){
-		n.watch, n.followStatus, n.retryDetach, n.collectPeriodically, n.checkPeriodically, n.followHelpers,
+		n.watch, n.followStatus, n.followOthers, n.retryDetach, n.collectPeriodically, n.checkPeriodically, n.followHelpers,
 	} {
 		wait.Go(func() { follow(ctx) })
 	}

@@ -66,8 +66,8 @@ func (n *CNI) collect(ctx context.Context, c *Configuration) {
 	}
 }
 
-// networksInUse are the configurations of the journal and the one of now, by
-// the name of the network.
+// networksInUse are the configurations of the journal and those of now, by the
+// name of the network; the node's own counts where two have one name.
 func (n *CNI) networksInUse() map[string]*Configuration {
 	networks := make(map[string]*Configuration)
 	n.mu.Lock()
@@ -75,8 +75,10 @@ func (n *CNI) networksInUse() map[string]*Configuration {
 		networks[a.record.Network] = &Configuration{Name: a.record.Network, Bytes: a.record.Config, Plugins: pluginTypes(a.record.Config)}
 	}
 	n.mu.Unlock()
-	if c, err := n.Configuration(); err == nil {
-		networks[c.Name] = c
+	for _, d := range n.directories() {
+		if c, err := d.Configuration(); err == nil {
+			networks[c.Name] = c
+		}
 	}
 	return networks
 }

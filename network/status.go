@@ -24,37 +24,37 @@ const notReadyPeriod = time.Second
 // and waits for the first answer after the start only, which takes as long as
 // STATUS may. A plugin that hangs makes the answer older than it should be,
 // and from the second time on counts as not ready.
-func (n *CNI) Ready(ctx context.Context) error {
-	if _, err := n.Configuration(); err != nil {
+func (d *Directory) Ready(ctx context.Context) error {
+	if _, err := d.Configuration(); err != nil {
 		return err
 	}
 	select {
-	case <-n.asked:
+	case <-d.asked:
 	case <-ctx.Done():
-		if isClosed(n.asked) {
+		if isClosed(d.asked) {
 			break
 		}
 		return fmt.Errorf("the network plugins have not answered STATUS yet: %w", context.Cause(ctx))
 	}
-	s := n.status.Load()
-	limits := n.limits.Load()
+	s := d.status.Load()
+	limits := d.owner.limits.Load()
 	if s.err == nil && time.Since(s.at) > 2*limits.StatusPeriod+3*limits.Status {
 		return errors.New("the network plugins have not answered STATUS for " + time.Since(s.at).Round(time.Second).String())
 	}
 	return s.err
 }
 
-func (n *CNI) followStatus(ctx context.Context) {
+func (d *Directory) followStatus(ctx context.Context) {
 	for {
-		n.refreshStatus(ctx)
-		period := n.limits.Load().StatusPeriod
-		if s := n.status.Load(); s != nil && (s.err != nil || s.slow) {
+		d.refreshStatus(ctx)
+		period := d.owner.limits.Load().StatusPeriod
+		if s := d.status.Load(); s != nil && (s.err != nil || s.slow) {
 			period = min(period, notReadyPeriod)
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-n.changed:
+		case <-d.changed:
 		case <-time.After(period):
 		}
 	}
@@ -62,34 +62,34 @@ func (n *CNI) followStatus(ctx context.Context) {
 
 // refreshStatus asks the plugins of the configuration of now. Plugins before
 // CNI 1.1 have no STATUS; that their programs are there is all one can ask.
-func (n *CNI) refreshStatus(ctx context.Context) {
-	configuration, err := n.Configuration()
+func (d *Directory) refreshStatus(ctx context.Context) {
+	configuration, err := d.Configuration()
 	if err == nil {
-		err = missingPlugins(configuration, n.options.BinDirs)
+		err = missingPlugins(configuration, d.owner.options.BinDirs)
 	}
 	slow := false
 	if err == nil {
-		err, slow = n.askStatus(ctx, configuration)
+		err, slow = d.owner.askStatus(ctx, configuration)
 	}
-	if ctx.Err() != nil || n.base.Err() != nil {
+	if ctx.Err() != nil || d.owner.base.Err() != nil {
 		return // the daemon ends, which says nothing of the network
 	}
-	last := n.status.Load()
+	last := d.status.Load()
 	if slow && last != nil && last.err == nil && !last.slow {
 		// One slow answer tells of a busy machine rather than of the network.
-		n.options.Logger.Warn("the network plugins are slow to answer STATUS; they are asked again", "err", err)
-		n.status.Store(&status{at: last.at, slow: true})
+		d.owner.options.Logger.Warn("the network plugins are slow to answer STATUS; they are asked again", "err", err)
+		d.status.Store(&status{at: last.at, slow: true})
 		return
 	}
-	n.status.Store(&status{err: err, at: time.Now()})
+	d.status.Store(&status{err: err, at: time.Now()})
 	if last == nil {
-		close(n.asked)
+		close(d.asked)
 	}
 	if last == nil || (last.err == nil) != (err == nil) {
-		n.options.Logger.Info("network readiness changed", "ready", err == nil, "err", err)
+		d.owner.options.Logger.Info("network readiness changed", "dir", d.path, "ready", err == nil, "err", err)
 	}
 	if err == nil && last != nil && last.err != nil {
-		n.retries.all()
+		d.owner.retries.all()
 	}
 }
 

@@ -26,7 +26,7 @@ type snapshot struct {
 	loaded        time.Time
 }
 
-// watch looks at the configuration directory again and again. Looking costs
+// watch looks at the configuration directories again and again. Looking costs
 // some microseconds; in return there is one mechanism for a file renamed in, a
 // symlink switched, a directory removed and made again, and a network file
 // system, each of which needs its own care with inotify(7).
@@ -44,25 +44,35 @@ func (n *CNI) watch(ctx context.Context) {
 	}
 }
 
-// Reload reads the configuration directory if anything in it has changed.
+// Reload reads the configuration directories in which anything has changed.
 func (n *CNI) Reload() {
-	signature := n.signature()
-	last := n.current.Load()
-	if !n.readAgain.Swap(false) && last.signature == signature {
+	n.reload()
+	for _, d := range *n.others.Load() {
+		d.reload()
+	}
+}
+
+// reload reads the directory if anything in it has changed.
+func (d *Directory) reload() {
+	signature := d.signature()
+	last := d.current.Load()
+	if !d.readAgain.Swap(false) && last.signature == signature {
 		return
 	}
 	next := &snapshot{signature: signature, loaded: time.Now()}
-	next.good, next.problems = readDirectory(n.options.ConfDir, last.good)
+	next.good, next.problems = readDirectory(d.path, last.good)
 	if len(next.good) > 0 {
 		next.configuration = next.good[0]
-	} else if n.network.Load().Enabled {
-		next.configuration = n.defaultConfiguration(next)
+	} else if d.isNodes() && d.owner.network.Load().Enabled {
+		next.configuration = d.owner.defaultConfiguration(next)
 	}
-	n.current.Store(next)
-	n.logChange(next)
-	n.keepInUse(last.configuration, next.configuration)
+	d.current.Store(next)
+	d.logChange(next)
+	if d.isNodes() {
+		d.owner.keepInUse(last.configuration, next.configuration)
+	}
 	select {
-	case n.changed <- struct{}{}:
+	case d.changed <- struct{}{}:
 	default:
 	}
 }
@@ -111,28 +121,28 @@ func (n *CNI) defaultConfiguration(next *snapshot) *Configuration {
 	return configuration
 }
 
-func (n *CNI) logChange(s *snapshot) {
+func (d *Directory) logChange(s *snapshot) {
 	for _, problem := range s.problems {
-		n.options.Logger.Warn("network configuration skipped", "err", problem)
+		d.owner.options.Logger.Warn("network configuration skipped", "err", problem)
 	}
 	if s.configuration == nil {
-		n.options.Logger.Info("no network configuration", "dir", n.options.ConfDir)
+		d.owner.options.Logger.Info("no network configuration", "dir", d.path)
 		return
 	}
-	n.options.Logger.Info("network configuration loaded", "network", s.configuration.Name, "file", s.configuration.File)
+	d.owner.options.Logger.Info("network configuration loaded", "network", s.configuration.Name, "file", s.configuration.File)
 }
 
 // signature changes whenever a file that the configuration may be read from
 // does: names, sizes, times and inodes, with symlinks followed. Folders are
 // looked into once, because a list may take its plugins from one.
-func (n *CNI) signature() string {
+func (d *Directory) signature() string {
 	var b strings.Builder
-	fmt.Fprintln(&b, n.PodCIDR())
-	n.describe(&b, n.options.ConfDir, true)
+	fmt.Fprintln(&b, d.owner.PodCIDR())
+	describe(&b, d.path, true)
 	return b.String()
 }
 
-func (n *CNI) describe(b *strings.Builder, directory string, descend bool) {
+func describe(b *strings.Builder, directory string, descend bool) {
 	entries, err := os.ReadDir(directory)
 	if err != nil {
 		fmt.Fprintln(b, err)
@@ -147,36 +157,40 @@ func (n *CNI) describe(b *strings.Builder, directory string, descend bool) {
 		}
 		fmt.Fprintln(b, path, info.Size(), info.ModTime().UnixNano(), inode(info))
 		if info.IsDir() && descend {
-			n.describe(b, path, false)
+			describe(b, path, false)
 		}
 	}
 }
 
 // Configuration is what the next pod gets, or an error that says why there is
 // none.
-func (n *CNI) Configuration() (*Configuration, error) {
-	if s := n.current.Load(); s.configuration != nil {
+func (d *Directory) Configuration() (*Configuration, error) {
+	if s := d.current.Load(); s.configuration != nil {
 		return s.configuration, nil
 	}
-	n.Reload()
-	s := n.current.Load()
+	d.reload()
+	s := d.current.Load()
 	if s.configuration == nil {
-		return nil, n.noConfiguration(s)
+		return nil, d.noConfiguration(s)
 	}
 	return s.configuration, nil
 }
 
-func (n *CNI) noConfiguration(s *snapshot) error {
+func (d *Directory) noConfiguration(s *snapshot) error {
 	text := make([]string, 0, len(s.problems))
 	for _, problem := range s.problems {
 		text = append(text, problem.Error())
 	}
-	if len(text) == 0 {
+	switch {
+	case len(text) > 0:
+	case d.isNodes():
 		text = append(text, "put a .conflist there, or set default_network.enabled")
+	default:
+		text = append(text, "put a .conflist there")
 	}
-	return fmt.Errorf("%w in %s: %s", ErrNoConfiguration, n.options.ConfDir, strings.Join(text, "; "))
+	return fmt.Errorf("%w in %s: %s", ErrNoConfiguration, d.path, strings.Join(text, "; "))
 }
 
-// Problems are the files of the configuration directory that cannot be used,
-// each with its reason.
-func (n *CNI) Problems() []error { return n.current.Load().problems }
+// Problems are the files of the directory that cannot be used, each with its
+// reason.
+func (d *Directory) Problems() []error { return d.current.Load().problems }

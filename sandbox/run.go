@@ -185,7 +185,8 @@ func (c *creation) journal() error {
 	if c.hostNetwork() {
 		return nil
 	}
-	configuration, err := c.owner.options.Networks.Configuration()
+	directory := c.owner.options.Networks.In(c.owner.options.Handlers.CNIConf(c.RuntimeHandler))
+	configuration, err := directory.Configuration()
 	if err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
 	}

@@ -34,14 +34,14 @@ func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtime
 // Status reports whether pods can be run. The state of the network is the last
 // that was seen; only after the start of the daemon it waits for the first.
 func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
-	all := r.Info.Handlers.List(ctx)
+	all := r.handlers(ctx)
 	conditions := []*runtimeapi.RuntimeCondition{{Type: runtimeapi.RuntimeReady, Status: true}, r.networkCondition(ctx)}
-	if slices.ContainsFunc(all, func(h handler.Status) bool { return len(h.Program) > 0 }) {
+	if slices.ContainsFunc(all, func(h handler.Status) bool { return len(h.Program) > 0 || h.CNIConf != "" }) {
 		conditions = append(conditions, handlerCondition(all))
 	}
 	response := &runtimeapi.StatusResponse{
 		Status:          &runtimeapi.RuntimeStatus{Conditions: conditions},
-		RuntimeHandlers: handlers(all),
+		RuntimeHandlers: handlerFeatures(all),
 		Features: &runtimeapi.RuntimeFeatures{
 			SupplementalGroupsPolicy: true, MountOptions: true, UserNamespacesHostNetwork: r.Info.Machine.UserNamespaces,
 		},
@@ -53,6 +53,20 @@ func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest)
 	var err error
 	response.Info, err = r.verboseStatus(ctx, all)
 	return response, err
+}
+
+// handlers are all of them; one whose pods have a network of their own needs it.
+func (r *Runtime) handlers(ctx context.Context) []handler.Status {
+	all := r.Info.Handlers.List(ctx)
+	for i, h := range all {
+		if h.Err != nil || h.CNIConf == "" {
+			continue
+		}
+		if err := r.Networks.In(h.CNIConf).Ready(ctx); err != nil {
+			all[i].Err = fmt.Errorf("runtime handler %q: its network: %w", h.Name, err)
+		}
+	}
+	return all
 }
 
 func (r *Runtime) networkCondition(ctx context.Context) *runtimeapi.RuntimeCondition {
@@ -96,9 +110,9 @@ func (r *Runtime) selinuxConditions() []*runtimeapi.RuntimeCondition {
 	return []*runtimeapi.RuntimeCondition{{Type: ContainerSELinuxReady, Reason: "NoContainerPolicy", Message: problem}}
 }
 
-// handlers lists "", which is the default handler, and the named ones. What
+// handlerFeatures lists "", which is the default handler, and the named ones. What
 // their features say is about containers.
-func handlers(all []handler.Status) []*runtimeapi.RuntimeHandler {
+func handlerFeatures(all []handler.Status) []*runtimeapi.RuntimeHandler {
 	var list []*runtimeapi.RuntimeHandler
 	for _, h := range all {
 		list = append(list, &runtimeapi.RuntimeHandler{Name: h.Name, Features: &runtimeapi.RuntimeHandlerFeatures{
@@ -120,8 +134,8 @@ func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[
 	info := map[string]any{
 		"config":             r.config(),
 		"golang":             runtime.Version(),
-		"runtimeHandlers":    describeHandlers(all),
-		"networkProblems":    texts(r.Networks.Problems()),
+		"runtimeHandlers":    r.describeHandlers(all),
+		"networkProblems":    r.networkProblems(all),
 		"pendingAttachments": pending(r.Networks.Pending()),
 		"driftedAttachments": r.Networks.Drifted(),
 		"stuckPlugins":       r.Networks.Stuck(),
@@ -131,7 +145,7 @@ func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[
 		info["nriPlugins"] = r.Plugins.Connected(ctx)
 	}
 	if configuration, err := r.Networks.Configuration(); err == nil {
-		info["cniconfig"] = map[string]any{"name": configuration.Name, "file": configuration.File, "config": json.RawMessage(configuration.Bytes)}
+		info["cniconfig"] = describeNetwork(configuration)
 	}
 	// A list that cannot be had is an error of check's, not of the status.
 	if keys, err := r.Containers.SnapshotsWithoutContainer(ctx); err == nil {
@@ -146,10 +160,30 @@ func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[
 	return encodeInfo(info)
 }
 
-func describeHandlers(all []handler.Status) []map[string]any {
+func describeNetwork(c *network.Configuration) map[string]any {
+	return map[string]any{"name": c.Name, "file": c.File, "config": json.RawMessage(c.Bytes)}
+}
+
+func (r *Runtime) networkProblems(all []handler.Status) []string {
+	problems := r.Networks.Problems()
+	for _, h := range all {
+		if h.CNIConf != "" {
+			problems = slices.Concat(problems, r.Networks.In(h.CNIConf).Problems())
+		}
+	}
+	return texts(problems)
+}
+
+func (r *Runtime) describeHandlers(all []handler.Status) []map[string]any {
 	list := []map[string]any{}
 	for _, h := range all {
 		described := map[string]any{"name": h.Name, "program": h.Program, "features": h.Features, "problem": ""}
+		if h.CNIConf != "" {
+			described["cni_conf_dir"] = h.CNIConf
+			if configuration, err := r.Networks.In(h.CNIConf).Configuration(); err == nil {
+				described["cniconfig"] = describeNetwork(configuration)
+			}
+		}
 		if h.Err != nil {
 			described["problem"] = h.Err.Error()
 		}

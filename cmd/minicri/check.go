@@ -16,6 +16,7 @@ import (
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/doctor"
+	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/node"
 )
@@ -65,7 +66,7 @@ func examine(ctx context.Context, c *config.Config) ([]doctor.Finding, error) {
 		shim = c.Shim
 	}
 	return doctor.Run(ctx, doctor.Options{
-		Config: c, Shim: shim, Node: identity,
+		Config: c, Shim: shim, Node: identity, Handlers: handler.New(handlerSpecs(c), handler.Features{}),
 		Snapshots: func(ctx context.Context) ([]string, error) { return orphanSnapshots(ctx, c.Socket) },
 	}), nil
 }

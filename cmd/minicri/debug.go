@@ -44,6 +44,9 @@ func collect(ctx context.Context, c *config.Config, bundle *inspect.Bundle) {
 		bundle.File(name, func() ([]byte, error) { return client.Read(ctx, path) })
 	}
 	bundle.JSON("check.json", func() (any, error) { return examine(ctx, c) })
-	bundle.Networks(c.CNIConf)
+	bundle.Networks("networks", c.CNIConf)
+	for _, path := range c.CNIConfDirs() {
+		bundle.Networks("networks-of-handlers"+path, path)
+	}
 	bundle.Machine(ctx)
 }

@@ -36,6 +36,7 @@ func (n *parts) apply(c *config.Config) {
 	n.runtime.Containers.SetLimits(containerLimits(c))
 	n.runtime.Networks.SetLimits(networkLimits(c))
 	n.runtime.Networks.SetDefault(network.DefaultNetwork(c.DefaultNetwork))
+	n.runtime.Networks.SetDirectories(c.CNIConfDirs())
 	n.runtime.Info.Handlers.Replace(handlerSpecs(c))
 	n.images.Reconfigure(imageConfig(c, nil))
 }

@@ -213,7 +213,7 @@ func openHandlers(c *config.Config, m machine.Machine, logger *slog.Logger) *han
 func handlerSpecs(c *config.Config) map[string]handler.Spec {
 	specs := make(map[string]handler.Spec)
 	for name, runtime := range c.Runtimes {
-		specs[name] = handler.Spec{Program: runtime.Program(), Shim: runtime.Type == config.Shim}
+		specs[name] = handler.Spec{Program: runtime.Program(), Shim: runtime.Type == config.Shim, CNIConf: runtime.CNIConf}
 	}
 	return specs
 }
@@ -249,7 +249,7 @@ func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, image
 
 func openNetworks(ctx context.Context, c *config.Config, k kernel, measured *metrics.Metrics, logger *slog.Logger) (*network.CNI, error) {
 	return network.Open(ctx, network.Options{
-		ConfDir: c.CNIConf, BinDirs: c.BinDirs(), Root: c.Root, State: c.State, CgroupParent: pluginCgroup(c), Mark: k.node.PluginMark(), Namespaces: k.netns,
+		ConfDir: c.CNIConf, Directories: c.CNIConfDirs(), BinDirs: c.BinDirs(), Root: c.Root, State: c.State, CgroupParent: pluginCgroup(c), Mark: k.node.PluginMark(), Namespaces: k.netns,
 		Default: network.DefaultNetwork(c.DefaultNetwork),
 		Limits:  networkLimits(c),
 		Observe: measured.ObservePlugin,

@@ -75,6 +75,7 @@ type Runtime struct {
 	PodAnnotations               []string `toml:"pod_annotations" need:"pattern" comment:"further annotations of pods that are passed on, as the key pod_annotations of all handlers has them"`
 	ContainerAnnotations         []string `toml:"container_annotations" need:"pattern" comment:"the same for annotations of containers"`
 	BaseSpec                     string   `toml:"base_spec" need:"path?" comment:"a base_spec instead of that of all handlers; '' is that one"`
+	CNIConf                      string   `toml:"cni_conf_dir" need:"path?" comment:"directory of network configurations for pods of this handler; '' is that of all handlers. default_network does not stand in for it"`
 
 	Supervisor string `toml:"supervisor" comment:"node or pod; '' is what the key supervisor of all handlers says"`
 }
@@ -193,6 +194,18 @@ func (c *Config) SupervisorOf(handler string) string {
 		return own
 	}
 	return c.Supervisor
+}
+
+// CNIConfDirs are the directories of network configurations that handlers have
+// for themselves, sorted, each once.
+func (c *Config) CNIConfDirs() (paths []string) {
+	for _, name := range c.Handlers() {
+		if path := c.Runtimes[name].CNIConf; path != "" {
+			paths = append(paths, path)
+		}
+	}
+	slices.Sort(paths)
+	return slices.Compact(paths)
 }
 
 // Handlers are the names of the runtime handlers besides "", sorted.

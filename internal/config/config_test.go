@@ -19,7 +19,7 @@ func TestWhatIsWrittenIsReadBack(t *testing.T) {
 	changed := Default()
 	changed.CNIBin, changed.CgroupDriver, changed.Runtimes = "/a:/b", "systemd", map[string]Runtime{
 		"x": {Type: Builtin, Args: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{}},
-		"y": {Type: OCI, Path: "/runc", Args: []string{"--debug"}, PodAnnotations: []string{"a/*"}, ContainerAnnotations: []string{"b"}, BaseSpec: "/base", PrivilegedWithoutHostDevices: true},
+		"y": {Type: OCI, Path: "/runc", Args: []string{"--debug"}, PodAnnotations: []string{"a/*"}, ContainerAnnotations: []string{"b"}, BaseSpec: "/base", PrivilegedWithoutHostDevices: true, CNIConf: "/net.d"},
 	}
 	changed.DefaultNetwork = DefaultNetwork{Enabled: true, Name: "n", Bridge: "b", Subnet: "10.0.0.0/24,fd00::/64", DataDir: "/d"}
 	changed.Limits.GC, changed.Limits.RetryFirst = 0, Duration(1500*time.Millisecond)
@@ -201,17 +201,20 @@ func TestCheck(t *testing.T) {
 		"streaming.creation_timeout: 0s":       func(c *Config) { c.Streaming.Creation = 0 },
 		"streaming.max_open: 0":                func(c *Config) { c.Streaming.MaxOpen = 0 },
 		"limits.check_period: 5ns":             func(c *Config) { c.Limits.Check = 5 },
-		"limits.cni_add: 3m0s is longer than limits.run, which is 1m0s":                            func(c *Config) { c.Limits.Run = Duration(time.Minute) },
-		"limits.cni_del: 1m0s is longer than limits.destroy, which is 30s":                         func(c *Config) { c.Limits.Destroy = Duration(30 * time.Second) },
-		"limits.kill: 2m0s is longer than limits.destroy":                                          func(c *Config) { c.Limits.Kill = Duration(2 * time.Minute) },
-		"limits.retry_first: 10m0s is longer than limits.retry_most":                               func(c *Config) { c.Limits.RetryFirst = Duration(10 * time.Minute) },
+		"limits.cni_add: 3m0s is longer than limits.run, which is 1m0s":    func(c *Config) { c.Limits.Run = Duration(time.Minute) },
+		"limits.cni_del: 1m0s is longer than limits.destroy, which is 30s": func(c *Config) { c.Limits.Destroy = Duration(30 * time.Second) },
+		"limits.kill: 2m0s is longer than limits.destroy":                  func(c *Config) { c.Limits.Kill = Duration(2 * time.Minute) },
+		"limits.retry_first: 10m0s is longer than limits.retry_most":       func(c *Config) { c.Limits.RetryFirst = Duration(10 * time.Minute) },
+		"runtimes.kata.cni_conf_dir: \"net.d\"": func(c *Config) {
+			c.Runtimes["kata"] = Runtime{Type: Builtin, CNIConf: "net.d"}
+		},
 		"runtimes.kata.type: this build has no type \"wasm\", only [\"builtin\" \"oci\" \"shim\"]": func(c *Config) { c.Runtimes["kata"] = Runtime{Type: "wasm"} },
-		"runtimes.kata.path: it is missing":                                                        func(c *Config) { c.Runtimes["kata"] = Runtime{Type: Shim} },
-		"runtimes.kata.type: it is missing":                                                        func(c *Config) { c.Runtimes["kata"] = Runtime{} },
-		"runtimes.runc.path: it is missing":                                                        func(c *Config) { c.Runtimes["runc"] = Runtime{Type: OCI} },
-		"runtimes.runc.path: \"runc\" is not an absolute path":                                     func(c *Config) { c.Runtimes["runc"] = Runtime{Type: OCI, Path: "runc"} },
-		"runtimes.runc.path: type \"builtin\" runs no program":                                     func(c *Config) { c.Runtimes["runc"] = Runtime{Type: Builtin, Path: "/runc"} },
-		"runtimes.Kata: no RuntimeClass can name":                                                  func(c *Config) { c.Runtimes["Kata"] = Runtime{Type: Builtin} },
+		"runtimes.kata.path: it is missing":                    func(c *Config) { c.Runtimes["kata"] = Runtime{Type: Shim} },
+		"runtimes.kata.type: it is missing":                    func(c *Config) { c.Runtimes["kata"] = Runtime{} },
+		"runtimes.runc.path: it is missing":                    func(c *Config) { c.Runtimes["runc"] = Runtime{Type: OCI} },
+		"runtimes.runc.path: \"runc\" is not an absolute path": func(c *Config) { c.Runtimes["runc"] = Runtime{Type: OCI, Path: "runc"} },
+		"runtimes.runc.path: type \"builtin\" runs no program": func(c *Config) { c.Runtimes["runc"] = Runtime{Type: Builtin, Path: "/runc"} },
+		"runtimes.Kata: no RuntimeClass can name":              func(c *Config) { c.Runtimes["Kata"] = Runtime{Type: Builtin} },
 	} {
 		c := Default()
 		change(c)

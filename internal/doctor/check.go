@@ -8,6 +8,7 @@ import (
 	"context"
 
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/node"
 )
 
@@ -44,6 +45,8 @@ type Options struct {
 	Shim string
 	// Node is the node that is looked at.
 	Node *node.Node
+	// Handlers are the runtime handlers of the configuration.
+	Handlers *handler.Set
 	// Snapshots asks the daemon, who alone can read the image store, for those that
 	// no container explains.
 	Snapshots func(context.Context) ([]string, error)

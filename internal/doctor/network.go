@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/network"
 )
 
@@ -28,33 +27,43 @@ func (c *checker) programs(ctx context.Context) {
 
 // handlers asks the runtime of each handler what it can do, as the daemon does.
 func (c *checker) handlers(ctx context.Context) {
-	specs := make(map[string]handler.Spec)
-	for name, runtime := range c.Config.Runtimes {
-		specs[name] = handler.Spec{Program: runtime.Program()}
-	}
-	for _, h := range handler.New(specs, handler.Features{}).List(ctx) {
+	for _, h := range c.Handlers.List(ctx) {
 		if len(h.Program) > 0 {
 			c.when(h.Err == nil, Problem, "handler", fmt.Sprintf("%s runs %v", h.Name, h.Program), fmt.Sprint(h.Err), "install the runtime, or remove the handler from the configuration")
 		}
 	}
 }
 
-// networks reads the configuration directory as the daemon does.
+// networks reads the configuration directories as the daemon does.
 func (c *checker) networks() {
-	configuration, problems := network.Survey(c.Config.CNIConf, c.Config.BinDirs())
-	for _, problem := range problems {
-		c.add("network", Problem, problem.Error(), "mend or remove it")
-	}
+	found := c.survey("network", c.Config.CNIConf)
 	switch {
-	case configuration != nil:
-		c.add("network", Good, fmt.Sprintf("%q from %s, plugins %v", configuration.Name, configuration.File, configuration.Plugins), "")
-		c.packetFilter(configuration.Plugins)
+	case found:
 	case c.Config.DefaultNetwork.Enabled:
 		c.add("network", Good, "the default network", "")
 		c.packetFilter([]string{"portmap"})
 	default:
 		c.add("network", Problem, "no configuration in "+c.Config.CNIConf, "install a network, or set default_network.enabled")
 	}
+	for _, path := range c.Config.CNIConfDirs() {
+		if path != c.Config.CNIConf && !c.survey("handler network", path) {
+			c.add("handler network", Problem, "no configuration in "+path, "install a network there, or remove cni_conf_dir from the handlers that name it")
+		}
+	}
+}
+
+// survey looks at one of them, and reports whether it has a network.
+func (c *checker) survey(subject, path string) bool {
+	configuration, problems := network.Survey(path, c.Config.BinDirs())
+	for _, problem := range problems {
+		c.add(subject, Problem, problem.Error(), "mend or remove it")
+	}
+	if configuration == nil {
+		return false
+	}
+	c.add(subject, Good, fmt.Sprintf("%q from %s, plugins %v", configuration.Name, configuration.File, configuration.Plugins), "")
+	c.packetFilter(configuration.Plugins)
+	return true
 }
 
 // packetFilter: masquerading and host ports are done by these programs.

@@ -32,6 +32,9 @@ type Spec struct {
 	Program []string
 	// Shim: it is a shim of containerd's, not a program with runc's command line.
 	Shim bool
+	// CNIConf is the directory of the network configurations of its pods, "" for
+	// the node's.
+	CNIConf string
 }
 
 // Features are what a handler's runtime can do.
@@ -46,6 +49,7 @@ type Status struct {
 	Program []string `json:"program,omitempty"`
 	// Shim says what Program is, as in Spec.
 	Shim     bool     `json:"shim,omitempty"`
+	CNIConf  string   `json:"cni_conf_dir,omitempty"`
 	Features Features `json:"features"`
 	// Err says why the handler cannot run pods.
 	Err error `json:"-"`
@@ -92,6 +96,15 @@ func (s *Set) Names() []string {
 	return names
 }
 
+// CNIConf is the directory of the network configurations of a handler's pods, ""
+// for the node's.
+func (s *Set) CNIConf(name string) string {
+	if s == nil {
+		return ""
+	}
+	return (*s.specs.Load())[name].CNIConf
+}
+
 // Find returns a handler that can run pods; errdefs.ErrNotFound if the
 // configuration has none of that name, errdefs.ErrUnavailable if its runtime
 // cannot be run.
@@ -114,7 +127,7 @@ func (s *Set) List(ctx context.Context) []Status {
 
 func (s *Set) status(ctx context.Context, name string) Status {
 	spec := (*s.specs.Load())[name]
-	status := Status{Name: name, Program: spec.Program, Shim: spec.Shim, Features: s.builtin}
+	status := Status{Name: name, Program: spec.Program, Shim: spec.Shim, CNIConf: spec.CNIConf, Features: s.builtin}
 	if len(status.Program) > 0 {
 		status.Features, status.Err = s.ask(ctx, status)
 		// What the runtime can do, this machine must be able to do, too.

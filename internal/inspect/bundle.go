@@ -84,18 +84,19 @@ func (b *Bundle) File(name string, get func() ([]byte, error)) {
 	}
 }
 
-// Networks adds the files of a directory of network configurations.
-func (b *Bundle) Networks(directory string) {
+// Networks adds the files of a directory of network configurations to a folder of
+// the archive.
+func (b *Bundle) Networks(folder, directory string) {
 	entries, err := os.ReadDir(directory)
 	if err != nil {
-		b.add("networks.missing", []byte(err.Error()+"\n"))
+		b.add(folder+".missing", []byte(err.Error()+"\n"))
 		return
 	}
 	for _, entry := range entries {
 		if !entry.Type().IsRegular() {
 			continue
 		}
-		b.File("networks/"+entry.Name()+".json", func() ([]byte, error) {
+		b.File(folder+"/"+entry.Name()+".json", func() ([]byte, error) {
 			data, err := os.ReadFile(filepath.Join(directory, entry.Name()))
 			return redact.JSON(data), err
 		})

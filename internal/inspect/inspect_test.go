@@ -136,7 +136,7 @@ func TestBundleHasNoSecrets(t *testing.T) {
 	})
 	bundle.Text("log.txt", func() (string, error) { return "dial https://u:S3CRET@h/: Authorization: Bearer S3CRETS3CRET", nil })
 	bundle.JSON("gone.json", func() (any, error) { return nil, errors.New("no daemon, token=S3CRET") })
-	bundle.Networks(networks)
+	bundle.Networks("networks", networks)
 	must(t, bundle.Close())
 	packed, err := gzip.NewReader(&b)
 	must(t, err)

@@ -1,0 +1,104 @@
+package network
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// Directory is a CNI configuration directory: that of the node, or one that a
+// runtime handler has for itself. Its first valid configuration by name is the
+// network of the pods that are made from now on; those that are there keep
+// theirs, which is in the journal.
+type Directory struct {
+	owner *CNI
+	path  string
+	// readAgain has the next reload read what has not changed on the disk.
+	readAgain atomic.Bool
+	// current is what was read last.
+	current atomic.Pointer[snapshot]
+	status  atomic.Pointer[status]
+	// asked is closed when the plugins have answered STATUS for the first time.
+	asked   chan struct{}
+	changed chan struct{}
+}
+
+func (n *CNI) newDirectory(path string) *Directory {
+	d := &Directory{owner: n, path: path, asked: make(chan struct{}), changed: make(chan struct{}, 1)}
+	d.current.Store(&snapshot{})
+	return d
+}
+
+// isNodes reports whether this is the node's own, which the embedded network
+// stands in for.
+func (d *Directory) isNodes() bool { return d == d.owner.Directory }
+
+// In is the configuration directory at a path; "" is the node's own. One that is
+// not among those of SetDirectories is read, and nothing follows it.
+func (n *CNI) In(path string) *Directory {
+	if path == "" || path == n.path {
+		return n.Directory
+	}
+	if d := (*n.others.Load())[path]; d != nil {
+		return d
+	}
+	return n.newDirectory(path)
+}
+
+// directories are all of them, the node's own last.
+func (n *CNI) directories() (all []*Directory) {
+	for _, d := range *n.others.Load() {
+		all = append(all, d)
+	}
+	return append(all, n.Directory)
+}
+
+// SetDirectories puts other further directories in the place of those that are
+// followed; "" and the node's own are left out. What is in both stays as it is.
+func (n *CNI) SetDirectories(paths []string) {
+	next := make(map[string]*Directory)
+	for _, path := range paths {
+		if d := n.In(path); d != n.Directory {
+			next[path] = d
+		}
+	}
+	n.others.Store(&next)
+	select {
+	case n.othersChanged <- struct{}{}:
+	default:
+	}
+}
+
+// followOthers follows the STATUS of the further directories, each for itself, as
+// long as they are there.
+func (n *CNI) followOthers(ctx context.Context) {
+	var wait sync.WaitGroup
+	defer wait.Wait()
+	followed := make(map[*Directory]context.CancelFunc)
+	for {
+		all := n.directories()
+		for d, end := range followed {
+			if !slices.Contains(all, d) {
+				end()
+				delete(followed, d)
+			}
+		}
+		for _, d := range all {
+			if d.isNodes() || followed[d] != nil {
+				continue
+			}
+			within, end := context.WithCancel(ctx)
+			followed[d] = end
+			wait.Go(func() { d.followStatus(within) })
+		}
+		select {
+		case <-ctx.Done():
+			for _, end := range followed {
+				end()
+			}
+			return
+		case <-n.othersChanged:
+		}
+	}
+}
