@@ -110,7 +110,7 @@ func (n *Dir) Pin(id, source string) error {
 	return nil
 }
 
-// Alive tells whether the path of id is a namespace now: it may have been
+// Alive reports whether the path of id is a namespace now: it may have been
 // unmounted, removed or replaced by hand, or be gone with a reboot.
 func (n *Dir) Alive(id string) bool {
 	var stat unix.Statfs_t

@@ -102,7 +102,7 @@ func (h *Holder) End() error {
 		return fmt.Errorf("kill the process that holds the user namespace: %w", err)
 	}
 	var killed *exec.ExitError
-	// ECHILD: it ended long ago and was reaped as nobody's.
+	// ECHILD: it ended long ago and was reaped as an orphan.
 	if err := h.command.Wait(); err != nil && !errors.As(err, &killed) && !errors.Is(err, unix.ECHILD) {
 		return fmt.Errorf("wait for the process that held the user namespace: %w", err)
 	}

@@ -86,7 +86,7 @@ func failure(run *runner.Run, reports []runner.Report, err, killed error) error 
 	}
 }
 
-// notRun tells of the plugins of a DEL that were not run at all.
+// notRun is the error for the plugins of a DEL that were not run at all.
 func notRun(run *runner.Run, reports []runner.Report) error {
 	chain := 0
 	for _, r := range reports {

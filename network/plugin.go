@@ -26,7 +26,7 @@ const (
 	returnLimit = time.Second
 	// endLimit is the same when the daemon ends.
 	endLimit = 2 * time.Second
-	// leaveLimit is how long a run may go on under a daemon that ends.
+	// leaveLimit is how long a run may continue while the daemon shuts down.
 	leaveLimit = 500 * time.Millisecond
 )
 

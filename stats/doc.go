@@ -17,7 +17,7 @@
 // # Locks
 //
 // rates.mu and layers.mu guard a map each and are never held while anything is
-// read. Walking a writable layer may take long, on a dead disk for ever: it is
+// read. Walking a writable layer may take long, on a dead disk without end: it is
 // done in a goroutine of its own, one for each container and a few at once, and
 // who asks waits no longer than layerWait for all of them together, or aloneWait
 // for a single container or pod. Close ends the waiting and the walks.

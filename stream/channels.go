@@ -50,7 +50,7 @@ type sink interface {
 }
 
 // openChannels upgrades to a WebSocket and serves it as work of the session. A
-// client that is refused has been told.
+// client that is refused has got its answer.
 func (s *session) openChannels(u *upgrade, protocols map[string]channelProtocol, sinks []sink) (*channels, error) {
 	conn, buffer, err := u.Hijack()
 	if err != nil {

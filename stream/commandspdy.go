@@ -30,7 +30,7 @@ type commandSPDY struct {
 func (t *commandSPDY) open(u *upgrade) (*clientStreams, error) {
 	conn, protocol, err := t.session.upgradeSPDY(u, remotecommand.SupportedStreamingProtocols...)
 	if err != nil {
-		return nil, errRefused // the client has been told
+		return nil, errRefused // the client has its answer
 	}
 	t.protocol = protocol
 	t.complete = make(chan struct{})

@@ -48,7 +48,7 @@ func (t *commandWebSocket) open(u *upgrade) (*clientStreams, error) {
 	sinks[remotecommand.StreamResize], streams.size = input, t.session.sizes(input.reader)
 	var err error
 	if t.channels, err = t.session.openChannels(u, remoteCommandProtocols(), sinks); err != nil {
-		return nil, errRefused // the client has been told
+		return nil, errRefused // the client has its answer
 	}
 	if t.options.Stdout {
 		streams.stdout = t.channels.writer(remotecommand.StreamStdOut)

@@ -15,7 +15,7 @@
 // under its context and counted in its work, and has ended when the session
 // has: a client that vanishes leaves no process, goroutine or descriptor. The
 // context ends with the connection, with the idle time-out, and with the
-// daemon; the end of it closes the connection, so that nobody waits for a
+// daemon; the end of it closes the connection, so that nothing waits for a
 // client that does not read.
 //
 // # Protocols

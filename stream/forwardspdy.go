@@ -42,7 +42,7 @@ type pair struct {
 func (f *forwarder) serveSPDY(u *upgrade) {
 	conn, _, err := f.session.upgradeSPDY(u, portforward.ProtocolV1Name)
 	if err != nil {
-		return // the client has been told
+		return // the client has its answer
 	}
 	f.servePairs(conn)
 }

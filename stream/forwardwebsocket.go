@@ -27,7 +27,7 @@ func (f *forwarder) serveChannels(u *upgrade, ports []int32) {
 		"v4." + wsstream.Base64ChannelWebSocketProtocol: {base64: true},
 	}, sinks)
 	if err != nil {
-		return // the client has been told
+		return // the client has its answer
 	}
 	defer c.close()
 	var open sync.WaitGroup

@@ -8,7 +8,7 @@ import (
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 )
 
-// input is a sink that somebody reads. It holds nothing: what is not read holds
+// input is a sink that is read. It holds nothing: what is not read holds
 // up its connection.
 type input struct {
 	reader *io.PipeReader

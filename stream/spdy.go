@@ -13,7 +13,7 @@ import (
 )
 
 // upgradeSPDY makes the HTTP connection one of SPDY, with the first of the
-// client's subprotocols that is served. A client that is refused has been told.
+// client's subprotocols that is served. A client that is refused has got its answer.
 func (s *session) upgradeSPDY(u *upgrade, protocols ...string) (net.Conn, string, error) {
 	r := s.request
 	if !httpstream.IsUpgradeRequest(r) || !strings.EqualFold(r.Header.Get(httpstream.HeaderUpgrade), httpspdy.HeaderSpdy31) {

@@ -12,7 +12,7 @@
 //   - what a plugin answered is known for every plugin of the chain and those
 //     below them, over a restart of the daemon too;
 //   - a DEL that fails does not end the chain: the other plugins get theirs;
-//   - a child that holds a plugin's pipes delays nobody: the program follows
+//   - a child that holds a plugin's pipes delays nothing: the program follows
 //     the plugin, not its pipes.
 //
 // # Files

@@ -41,7 +41,7 @@ type Run struct {
 }
 
 // Begin makes a run: its files first and then its cgroup, so that there is no
-// cgroup that nothing tells of. End has to be called, also where there is a run
+// cgroup that no file describes. End has to be called, also where there is a run
 // beside an error: then it could not be removed yet.
 func (r *Runner) Begin(request Request) (*Run, error) {
 	random := make([]byte, 8)

@@ -44,7 +44,7 @@ type StreamResponse struct {
 // out, so that the facts outlive daemon and shim.
 type ExitRecord struct {
 	Code       int32 `json:"code"`       // 128 + signal if killed by one
-	CodeKnown  bool  `json:"code_known"` // false if nobody alive could see it
+	CodeKnown  bool  `json:"code_known"` // false if the exit status is lost
 	OOMKilled  bool  `json:"oom_killed"`
 	FinishedAt int64 `json:"finished_at"` // unix nanoseconds
 	PID        int   `json:"pid"`

@@ -53,7 +53,7 @@ func connect(ctx context.Context, dir string, answer time.Duration) (*Client, er
 const greetLimit = time.Second
 
 // greet makes sure that the supervisor serves: one that is about to end closes
-// the connection of whoever comes, which is ErrLost. One that says nothing, or is
+// new connections, which is ErrLost. One that says nothing, or is
 // of an older build that knows no Info, may serve.
 func (c *Client) greet(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, greetLimit)

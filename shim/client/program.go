@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Program is the shim's program, sealed in memory: nobody can change it, nor
+// Program is the shim's program, sealed in memory: no process can change it, nor
 // the container that it starts reach the file through /proc (CVE-2019-5736).
 // libcontainer makes such a copy, or a mount in its place, for every process
 // that it starts, unless it finds itself in one. It also keeps the shims of a

@@ -46,9 +46,9 @@ type SetOptions struct {
 	Logger *slog.Logger
 }
 
-// Follower is told what supervisors tell, in a goroutine for each group.
+// Follower receives what supervisors report, in a goroutine for each group.
 type Follower interface {
-	// Noted is told of each event.
+	// Noted receives each event.
 	Noted(event *api.Event)
 	// Missed is called when events were dropped: List tells what is so now.
 	Missed(group string, supervisor *Client)
@@ -75,7 +75,7 @@ func NewSet(options SetOptions) (*Set, error) {
 	return s, nil
 }
 
-// Follow says who is told of events from now on. It is called once, before the
+// Follow sets the receiver of events from now on. It is called once, before the
 // first Ensure.
 func (s *Set) Follow(follower Follower) {
 	s.mu.Lock()
@@ -151,7 +151,7 @@ func (s *Set) Ensure(ctx context.Context, name string) (*Client, error) {
 }
 
 // endingPause is between two looks at a supervisor that is about to end: it
-// holds its directory's lock and answers nobody.
+// holds its directory's lock and does not answer.
 const endingPause = 20 * time.Millisecond
 
 // serving connects to a group's supervisor, or starts it; mu is held.
@@ -180,7 +180,7 @@ func (s *Set) follow(name string, supervisor *Client) {
 	follower := s.follower
 	s.mu.Unlock()
 	if follower == nil {
-		return // nobody asks: there are no containers
+		return // no receiver: there are no containers
 	}
 	s.work.Go(func() {
 		last := uint64(0)

@@ -50,7 +50,7 @@ func (s Shim) Resize(ctx context.Context, id, exec string, width, height uint32)
 	return native(err)
 }
 
-// ReopenLog goes on in a new file at the log's path.
+// ReopenLog continues in a new file at the log's path.
 func (s Shim) ReopenLog(ctx context.Context, id string) error {
 	_, err := s.rpc.ReopenLog(ctx, &api.ReopenLogRequest{Id: id})
 	return native(err)

@@ -662,7 +662,7 @@ var reapOrphans = sync.OnceFunc(func() {
 	}()
 })
 
-// hasExitInfo tells whether the kernel keeps exit codes in pidfds: Linux 6.15.
+// hasExitInfo reports whether the kernel keeps exit codes in pidfds: Linux 6.15.
 func hasExitInfo() bool {
 	var name unix.Utsname
 	_ = unix.Uname(&name)

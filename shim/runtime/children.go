@@ -29,11 +29,11 @@ type children struct {
 	starting sync.RWMutex // read-held while libcontainer starts, and waits for, helpers
 
 	mu     sync.Mutex
-	owned  map[int]bool // somebody else waits for these
+	owned  map[int]bool // others wait for these
 	adopts bool
 }
 
-// newChildren goes on adopting where the build before was upgraded while it did.
+// newChildren continues to adopt where the build before was upgraded while it did.
 func newChildren() *children {
 	r := &children{signals: make(chan os.Signal, 1), owned: map[int]bool{}}
 	var does int32
@@ -153,7 +153,7 @@ func (r *children) reap() {
 	}
 }
 
-// anyZombie tells whether a child has ended that nobody has waited for yet. Most
+// anyZombie reports whether a child has ended that has not been waited for yet. Most
 // have an owner who was faster, and to list all children takes far longer.
 func anyZombie() bool {
 	var info unix.Siginfo

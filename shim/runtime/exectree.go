@@ -77,7 +77,7 @@ func (e *execCgroups) newTree() *tree {
 	return nil
 }
 
-// note is the file that exists as long as somebody waits for the exec.
+// note is the file that exists as long as a client waits for the exec.
 func (t *tree) note() string { return filepath.Join(t.of.dir, t.sub) }
 
 func (t *tree) kill() error {

@@ -16,7 +16,7 @@ import (
 )
 
 // RunHook runs a hook: CONTAINER LIMIT PATH ARGUMENT-0 ARGUMENT... The hook gets
-// our input and environment. At its limit, or when we are told to end, it ends
+// our input and environment. At its limit, or when this process has to end, it ends
 // with all that it has started. What it says is passed on, at most hookOutput
 // bytes, and an error names it. The result is the exit status.
 func RunHook(args []string) int {
@@ -88,7 +88,7 @@ func memoryFile() (*os.File, error) {
 
 // endTree kills the hook's process group and our descendants: a killed one
 // leaves its children to us. In the pid namespace of a container whose /proc is
-// not mounted yet pids of descendants cannot be told; they end with its cgroup.
+// not mounted yet pids of descendants are not known; they end with its cgroup.
 func endTree(group int) {
 	_ = syscall.Kill(-group, syscall.SIGKILL)
 	if self, err := os.Readlink("/proc/self"); err != nil || self != strconv.Itoa(os.Getpid()) {

@@ -39,7 +39,7 @@ func readOOMScoreAdj() (int, error) {
 	return own, nil
 }
 
-// hasCapability tells whether capability number c is in our effective set.
+// hasCapability reports whether capability number c is in our effective set.
 func hasCapability(c int) bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData

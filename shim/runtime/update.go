@@ -44,7 +44,7 @@ func (c *builtinContainer) setResources(wanted *specs.LinuxResources, oomScoreAd
 	}
 	defaults := *old
 	nameDefaults(&defaults, wanted)
-	// systemd keeps what a unit was told: it has to be told again. What fails
+	// systemd keeps the properties of a unit: they have to be set there, too. What fails
 	// here shows in the files.
 	_ = c.set(c.lib.Config(), &defaults)
 	return errors.Join(err, before.restore())

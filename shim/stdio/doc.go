@@ -2,7 +2,7 @@
 // to its log and to attached clients, an exec's to whom it was asked for, and
 // holds terminals and stdin. The log's form is package crilog's.
 //
-// Nobody waits for a client: one that is too slow is dropped. A container waits
+// Nothing waits for a client: one that is too slow is dropped. A container waits
 // for its log's disk alone.
 //
 // Locks: Streams.mu guards stdin, Fanout.mu the clients; both are held for

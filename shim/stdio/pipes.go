@@ -66,7 +66,7 @@ func (p *Pipes) Stdin() *os.File {
 	return p.stdin
 }
 
-// Take makes a pump of an output that nobody has taken yet. The caller runs it:
+// Take makes a pump of an output that has none yet. The caller runs it:
 // from now on AwaitOutput waits for it.
 func (p *Pipes) Take(stream string, emit func([]byte)) (*Pump, error) {
 	p.mu.Lock()

@@ -18,7 +18,7 @@ import (
 
 // Streams is the supervisor's side of a container's standard streams. Output
 // goes through named fifos that the container holds open for reading too: when
-// the supervisor dies, the container can go on writing, and the next one reads
+// the supervisor dies, the container can continue to write, and the next one reads
 // on.
 type Streams struct {
 	log      *crilog.Log // nil: output is not logged
@@ -211,7 +211,7 @@ func (s *Streams) Stdin() *os.File {
 	return s.stdin
 }
 
-// ReopenLog goes on in a new file at the log's path.
+// ReopenLog continues in a new file at the log's path.
 func (s *Streams) ReopenLog() error {
 	if s.log == nil {
 		return nil

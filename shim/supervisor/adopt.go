@@ -16,7 +16,7 @@ import (
 )
 
 // adoptAll takes over what a shim that died has left. A record that cannot be
-// used is reported and set aside; it never keeps the others from being served.
+// used is reported and quarantined; it never keeps the others from being served.
 // What an upgrade hands over is given to its containers.
 func (s *Supervisor) adoptAll(handed map[string]handedOn) error {
 	records, err := filepath.Glob(filepath.Join(s.dir, "records", "*.json"))
@@ -25,7 +25,7 @@ func (s *Supervisor) adoptAll(handed map[string]handedOn) error {
 	}
 	for _, path := range records {
 		if err := s.adopt(path, handed); err != nil {
-			s.log.Error("a container cannot be adopted, its record is set aside", "record", path, "error", err)
+			s.log.Error("a container cannot be adopted, its record is quarantined", "record", path, "error", err)
 			_ = os.Rename(path, strings.TrimSuffix(path, ".json")+".bad")
 		}
 	}
@@ -89,7 +89,7 @@ func (s *Supervisor) adopt(path string, handed map[string]handedOn) error {
 	c.stdinOnce = h.StdinOnce
 	var child bool
 	if c.init, child, err = s.builtin.Find(c.record.PID, c.record.StartTime); err != nil {
-		go c.awaitTold() // it has ended while nobody looked
+		go c.awaitTold() // it has ended while no supervisor ran
 		return nil
 	}
 	c.killed = h.Killed
@@ -166,15 +166,15 @@ func (c *container) awaitTold() {
 	}
 }
 
-// noteExit keeps the status that the parent has told; the first counts.
+// noteExit keeps the status that the parent has reported; the first counts.
 func (c *container) noteExit(status syscall.WaitStatus) {
 	select {
 	case c.told <- status:
-	default: // our own child, or told before
+	default: // our own child, or reported before
 	}
 }
 
-// adoptStreams goes on reading the fifos. A terminal and an input are lost with
+// adoptStreams continues to read the fifos. A terminal and an input are lost with
 // their shim unless they are handed over.
 func (c *container) adoptStreams(handed stdio.Handed) {
 	var err error
@@ -187,7 +187,7 @@ func (c *container) adoptStreams(handed stdio.Handed) {
 // execPatience is how long init may take from the barrier to the program.
 const execPatience = 100 * time.Millisecond
 
-// checkStarted takes back a start that is on disk and did not come to pass: the
+// checkStarted undoes a start that is on disk and did not happen: the
 // predecessor died before it opened the barrier.
 func (c *container) checkStarted() {
 	for deadline := time.Now().Add(execPatience); c.record.StartedAt != 0; time.Sleep(time.Millisecond) {

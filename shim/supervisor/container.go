@@ -75,7 +75,7 @@ func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
 	return c, nil
 }
 
-// publish tells what has happened to the container; of a bare one nobody asks.
+// publish emits an event of the container; a bare one has no listeners.
 func (c *container) publish(kind api.EventKind) {
 	if !c.record.Bare {
 		c.sup.events.publish(kind, c.state())
@@ -126,7 +126,7 @@ func (c *container) launch(bundle string, spec *specs.Spec, streams *stdio.Strea
 	return nil
 }
 
-// undoCreate ends an init that nobody waits for yet.
+// undoCreate ends an init that nothing waits for yet.
 func (c *container) undoCreate() error {
 	if err := c.init.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err

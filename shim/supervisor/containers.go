@@ -55,7 +55,7 @@ func (s *Supervisor) end(id string) error {
 	}
 }
 
-// abortPause is between two looks at a creation that is told to end.
+// abortPause is between two looks at a creation that is being aborted.
 const abortPause = 5 * time.Millisecond
 
 func (s *Supervisor) forget(id string) {

@@ -14,7 +14,7 @@ const eventHistory = 256
 
 // broker numbers events and keeps the last ones, of the notices of lack of memory
 // the last one of each container. Readers pull: one that does
-// not read stalls nobody, and sees by the numbers what it missed.
+// not read holds up no other, and sees by the numbers what it missed.
 type broker struct {
 	mu      sync.Mutex
 	last    uint64

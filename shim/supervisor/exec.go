@@ -20,7 +20,7 @@ type exec struct {
 	pipes     *stdio.Pipes
 	exited    chan struct{}
 	code      int32       // set before exited is closed
-	expire    *time.Timer // ends an exec that nobody waits for; nil for execSync
+	expire    *time.Timer // ends an exec that no client waits for; nil for execSync
 }
 
 // startExec starts a process in a container that was created or started. The

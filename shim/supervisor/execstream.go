@@ -9,7 +9,7 @@ import (
 	"github.com/minicri/minicri/shim/api"
 )
 
-// execWaitPatience is how long an exec may run with nobody waiting for it.
+// execWaitPatience is how long an exec may run without a client that waits.
 const execWaitPatience = 30 * time.Second
 
 // execStart starts a process whose streams are then opened one by one.

@@ -23,7 +23,7 @@ type capture struct {
 func (k *capture) stdout(p []byte) { k.pass(api.Stdout, p) }
 func (k *capture) stderr(p []byte) { k.pass(api.Stderr, p) }
 
-// pass drops what is over the cap, or for nobody: the process must not block on
+// pass drops what is over the cap, or unread: the process must not block on
 // it.
 func (k *capture) pass(stream string, p []byte) {
 	k.mu.Lock()

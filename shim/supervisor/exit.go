@@ -20,7 +20,7 @@ func (c *container) awaitInit() {
 }
 
 // finish records the end of init: what else runs in the container is ended, the
-// exit goes to the disk and is told, however long the streams take.
+// exit is written and reported, however long the streams take.
 func (c *container) finish(ended time.Time, status syscall.WaitStatus, known bool) {
 	exit := &api.ExitRecord{
 		Code: exitCode(status), CodeKnown: known, FinishedAt: ended.UnixNano(), PID: c.snapshot().PID,
@@ -91,7 +91,7 @@ func (c *container) drain() {
 	})
 }
 
-// unknownExitCode stands for an exit that nobody saw, as in containerd.
+// unknownExitCode stands for an exit status that is lost, as in containerd.
 const unknownExitCode = 255
 
 // exitCode is the shell's: 128 + signal for a killed process.

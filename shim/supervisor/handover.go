@@ -100,7 +100,7 @@ func monotonic() time.Duration {
 	return time.Duration(now.Nano())
 }
 
-// CheckState reports whether this build can go on with what a supervisor of
+// CheckState reports whether this build can take over what a supervisor of
 // another build holds. It changes nothing.
 func (s Serve) CheckState() error {
 	h, err := readHandover(s.Handover)

@@ -7,7 +7,7 @@ import (
 )
 
 // watchedListener asks unused when the last of its connections is closed. If it
-// answers that all is over, nobody is let in any more: who connects from then on
+// answers that it shuts down, no connection is accepted: who connects from then on
 // has the connection closed, and finds that none serves.
 type watchedListener struct {
 	net.Listener

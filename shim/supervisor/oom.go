@@ -68,7 +68,7 @@ func (c *container) awaitOOM() bool {
 	return false
 }
 
-// countOOM reads the kernel's counter and tells whether it grew. systemd
+// countOOM reads the kernel's counter and reports whether it grew. systemd
 // removes the cgroup of a container as soon as that is empty, which may be
 // before we get to read: then a notice is the count.
 func (c *container) countOOM(noticed bool) bool {
@@ -90,7 +90,7 @@ func (c *container) countOOM(noticed bool) bool {
 
 // oomParent is the cgroup that still knows of a container's OOM kills when
 // systemd has removed the container's own: on version 2, events count in all
-// cgroups above. "" on version 1, where nobody removes it before us.
+// cgroups above. "" on version 1, where nothing removes it before this does.
 func (c *container) oomParent() string {
 	cgroups := c.snapshot().Cgroups
 	if _, v1 := cgroups["memory"]; v1 || cgroups[""] == "" {
@@ -145,7 +145,7 @@ func (c *container) killedByOOM(status syscall.WaitStatus) bool {
 
 // claimOOMKill: of a container whose cgroup is gone, and whose last notice did
 // not come (the kernel holds one back that follows another within 10 ms), the
-// parent has a kill that is nobody else's.
+// parent has a kill that is of no other child.
 func (c *container) claimOOMKill() {
 	parent := c.oomParent()
 	if c.sup.unclaimedOOMKills(parent) <= c.oom.before {

@@ -71,7 +71,7 @@ func (c *container) ignoreInit() {
 }
 
 // noteProgram is called when init, our child, has ended and before it is
-// reaped, and notes whether it has become the program: later nobody can tell.
+// reaped, and notes whether it has become the program: later it cannot be found out.
 func (c *container) noteProgram() {
 	c.countOOM(false) // before systemd removes the cgroup
 	waits, err := beforeExec(c.snapshot().PID)

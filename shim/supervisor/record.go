@@ -17,7 +17,7 @@ type record struct {
 	StartTime uint64            `json:"start_time"` // clock ticks since boot, guards against a reused pid
 	LogPath   string            `json:"log_path"`
 	Terminal  bool              `json:"terminal"`
-	Bare      bool              `json:"bare,omitempty"` // no streams, and nobody asks for its exit
+	Bare      bool              `json:"bare,omitempty"` // no streams, and its exit is not asked for
 	Cgroups   map[string]string `json:"cgroups"`        // libcontainer's GetPaths: by controller, "" on v2
 	CreatedAt int64             `json:"created_at"`
 	StartedAt int64             `json:"started_at"`

@@ -39,7 +39,7 @@ const ownOOMScore = "-998"
 // mostProcessors is how many of them may move bytes of logs at once.
 const mostProcessors = 4
 
-// answerGrace lets the answer out that told the shim to end: ttrpc takes a
+// answerGrace lets the answer to Shutdown out: ttrpc takes a
 // connection for idle before it has written the last one.
 const answerGrace = 100 * time.Millisecond
 
@@ -68,7 +68,7 @@ type Supervisor struct {
 	oomClaims  map[string]int             // by cgroup: OOM kills found to be those of single containers below it
 }
 
-// Run serves until ctx is cancelled or the shim is told to end. Containers
+// Run serves until ctx is cancelled or Shutdown is called. Containers
 // live on: the next Run on the same directory adopts them.
 func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	ctx, stop := context.WithCancel(ctx)

@@ -73,7 +73,7 @@ func lockWithin(lock *sync.RWMutex, limit time.Duration) error {
 	return nil
 }
 
-// endExecs ends the execs of a daemon that has gone: whoever asks for an upgrade
+// endExecs ends the execs of a daemon that is gone: the daemon that asks for an upgrade
 // has started none yet.
 func (s *Supervisor) endExecs() {
 	for _, c := range s.all() {
@@ -159,7 +159,7 @@ func (s *Supervisor) check(ctx context.Context, program *os.File, h *handover) e
 	if err != nil {
 		const most = 1024
 		text := strings.TrimSpace(string(said[max(0, len(said)-most):]))
-		return fmt.Errorf("the new build cannot go on with the state: %w: %s: %w", err, text, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("the new build cannot take over the state: %w: %s: %w", err, text, errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }

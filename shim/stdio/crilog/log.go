@@ -45,7 +45,7 @@ func Late(path string, cause error) *Log {
 	return &Log{path: path, lost: lost{cause: cause}}
 }
 
-// Reopen goes on in a new file at the same path, after the old one was renamed
+// Reopen continues in a new file at the same path, after the old one was renamed
 // away. Each entry is in exactly one of them. With an error the old file stays
 // in use.
 func (l *Log) Reopen() error {
@@ -116,7 +116,7 @@ func (l *Log) place() (inode uint64, offset int64) {
 	return stat.Ino, stat.Size
 }
 
-// sayLoss writes what was lost before, and tells whether the log is whole.
+// sayLoss writes what was lost before, and reports whether the log is whole.
 func (l *Log) sayLoss() bool {
 	if l.lost.entries == 0 {
 		return true

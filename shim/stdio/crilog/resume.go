@@ -8,7 +8,7 @@ import (
 )
 
 // Resume tells how many bytes of a stream its entries hold that begin at an
-// offset or behind it, and cuts off one that was written in part: whoever wrote
+// offset or behind it, and cuts off one that was written in part: the process that wrote
 // them was killed. known is false if the log is in another file by now, which is
 // not that of the inode.
 func (l *Log) Resume(inode uint64, offset int64, stream string) (payload int, known bool, err error) {

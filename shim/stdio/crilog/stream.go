@@ -12,7 +12,7 @@ const MaxLine = 16 << 10
 // Stream cuts one stream of a container into entries.
 type Stream struct {
 	log      *Log
-	progress Progress // nil: nobody asks
+	progress Progress // nil: not reported
 	name     string   // "stdout" or "stderr"
 	line     []byte   // the beginning of a line whose end is not here yet, at most MaxLine
 	out      []byte   // entries of one Write
@@ -34,7 +34,7 @@ func (l *Log) Stream(name string, progress Progress) *Stream {
 // Line is the beginning of a line whose end is not here yet.
 func (s *Stream) Line() []byte { return s.line }
 
-// Restore goes on with the beginning of a line.
+// Restore continues with the beginning of a line.
 func (s *Stream) Restore(line []byte) { s.line = append(s.line[:0], line...) }
 
 // keptEntries is the largest buffer that a stream keeps: 64 KiB of newlines are
