@@ -2,10 +2,8 @@ package namespace
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -13,36 +11,12 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/test/isolate"
 )
 
-// inside is set in the test process that has namespaces of its own.
-const inside = "NAMESPACE_TEST_INSIDE"
-
-// TestMain runs the tests in a network and a mount namespace of their own:
-// none of the mounts that they make may reach the machine.
-func TestMain(m *testing.M) {
-	if os.Getenv(inside) == "" {
-		os.Exit(runInside())
-	}
-	os.Exit(m.Run())
-}
-
-func runInside() int {
-	command := exec.Command("/proc/self/exe", os.Args[1:]...)
-	command.Env = append(os.Environ(), inside+"=1")
-	command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
-	command.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
-	err := command.Run()
-	var exit *exec.ExitError
-	switch {
-	case errors.As(err, &exit):
-		return max(exit.ExitCode(), 1)
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "these tests need root, to make namespaces:", err)
-		return 1
-	}
-	return 0
-}
+// TestMain keeps the mounts that the tests make away from the machine.
+func TestMain(m *testing.M) { os.Exit(isolate.Run(m, nil)) }
 
 func newNamespaces(t *testing.T, mark string) *Dir {
 	t.Helper()

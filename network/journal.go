@@ -34,7 +34,7 @@ type Attachment struct {
 
 	// Releasing is set once the attachment has to go.
 	Releasing bool `json:"releasing,omitempty"`
-	// Tries counts the DELs that failed, FirstFailure and LastError tell of
+	// Tries counts the DELs that failed, FirstFailure and LastError describe
 	// the first and the last of them. Stops counts those of them that a caller
 	// of Detach waited for.
 	Tries        int       `json:"tries,omitempty"`

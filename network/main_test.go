@@ -8,12 +8,10 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,40 +20,12 @@ import (
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/namespace"
+	"github.com/minicri/minicri/test/isolate"
 )
 
-// inside is set in the test process that has namespaces of its own.
-const inside = "NETWORK_TEST_INSIDE"
-
-// TestMain runs the tests in a network and a mount namespace of their own:
-// they make links, rules and mounts, none of which may reach the machine.
-func TestMain(m *testing.M) {
-	if os.Getenv(inside) == "" {
-		os.Exit(runInside())
-	}
-	if err := prepareInside(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(m.Run())
-}
-
-func runInside() int {
-	command := exec.Command("/proc/self/exe", os.Args[1:]...)
-	command.Env = append(os.Environ(), inside+"=1")
-	command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
-	command.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
-	err := command.Run()
-	var exit *exec.ExitError
-	switch {
-	case errors.As(err, &exit):
-		return max(exit.ExitCode(), 1)
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "these tests need root, to make namespaces:", err)
-		return 1
-	}
-	return 0
-}
+// TestMain keeps the links, rules and mounts that the tests make away from the
+// machine.
+func TestMain(m *testing.M) { os.Exit(isolate.Run(m, prepareInside)) }
 
 func prepareInside() error {
 	if err := os.Setenv(markName, strconv.Itoa(os.Getpid())); err != nil {

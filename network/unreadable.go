@@ -17,7 +17,7 @@ import (
 // is nothing, the configuration of now.
 func (n *CNI) openUnreadable(bad state.Bad) {
 	logger := n.options.Logger.With("sandbox", bad.ID, "file", bad.Path)
-	logger.Error("attachment set aside: it cannot be read", "err", bad.Reason)
+	logger.Error("attachment quarantined: it cannot be read", "err", bad.Reason)
 	record, err := cachedAttachment(bad.ID)
 	if errors.Is(err, fs.ErrNotExist) {
 		record, err = n.guessedAttachment(bad.ID)

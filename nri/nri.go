@@ -2,11 +2,8 @@ package nri
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +17,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/sandbox"
 )
 
@@ -30,7 +28,7 @@ type Options struct {
 	Socket, PluginDir, ConfigDir string
 	// Registration bounds the registration of a plugin, Request each answer.
 	Registration, Request time.Duration
-	// Version is the daemon's, told to plugins.
+	// Version is the daemon's, which plugins are given.
 	Version string
 	// Required are the names of plugins without which no pod and no container is
 	// made. Tolerate is the annotation of pods that do without; "" for none.
@@ -38,7 +36,7 @@ type Options struct {
 	Tolerate string
 	// Reject are the kinds of adjustments that no plugin may make.
 	Reject []string
-	// Metrics are told of each request to a plugin.
+	// Metrics count each request to a plugin.
 	Metrics Metrics
 	Logger  *slog.Logger
 }
@@ -141,19 +139,8 @@ func checkSocket(path string) error {
 	if path == "" {
 		return nil
 	}
-	info, err := os.Lstat(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if info.Mode().Type() != os.ModeSocket {
-		return fmt.Errorf("nri.socket: %s is there and is not a socket: remove it, or set another path", path)
-	}
-	if connection, err := net.Dial("unix", path); err == nil {
-		_ = connection.Close()
-		return fmt.Errorf("nri.socket: another runtime listens on %s: stop that one, or set another path", path)
+	if err := socket.CheckFree(path); err != nil {
+		return fmt.Errorf("nri.socket: %w: stop the runtime that uses it, or set another path", err)
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -12,16 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/socket"
 )
 
-// errInUse: another daemon is at work there.
+// errInUse is the error of a socket or directory that another daemon uses.
 var errInUse = errors.New("in use by another daemon")
 
 // handover is how long a daemon that was killed may seem to be there: a process
 // that it was just starting holds its socket and its locks up to the execve(2).
 const handover = 2 * time.Second
 
-// claim makes socket and directories this daemon's own.
+// claim takes the socket and the directories for this daemon, and returns what
+// releases the directories.
 func claim(ctx context.Context, c *config.Config) (unlock func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, handover)
 	defer cancel()
@@ -61,7 +62,7 @@ func lockDirectories(c *config.Config) (unlock func(), err error) {
 }
 
 func lockDirectory(directory string) (*os.File, error) {
-	// Processes of user namespaces have to get through, to what is open to them.
+	// Searchable by all: processes of user namespaces reach what is below.
 	if err := os.MkdirAll(directory, 0o711); err != nil {
 		return nil, err
 	}
@@ -79,21 +80,19 @@ func lockDirectory(directory string) (*os.File, error) {
 	return lock, nil
 }
 
-// removeStale removes a socket that nobody listens on, and nothing else.
+// removeStale removes a socket that no process listens on, and nothing else.
 func removeStale(path string) error {
-	info, err := os.Lstat(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	err := socket.CheckFree(path)
+	switch {
+	case errors.Is(err, socket.ErrInUse):
+		return fmt.Errorf("%s is %w: stop that one, or give another --socket", path, errInUse)
+	case errors.Is(err, socket.ErrNotSocket):
+		return fmt.Errorf("%w: remove it, or give another --socket", err)
+	case err != nil:
 		return err
 	}
-	if info.Mode().Type() != os.ModeSocket {
-		return fmt.Errorf("%s is there and is not a socket: remove it, or give another --socket", path)
+	if err := os.Remove(path); !errors.Is(err, os.ErrNotExist) {
+		return err
 	}
-	if connection, err := net.Dial("unix", path); err == nil {
-		_ = connection.Close()
-		return fmt.Errorf("%s is %w: stop that one, or give another --socket", path, errInUse)
-	}
-	return os.Remove(path)
+	return nil
 }

@@ -1,0 +1,66 @@
+// Package socket makes Unix sockets that only root can connect to, and checks
+// before whether a path is free. It keeps no state.
+package socket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+var (
+	// ErrInUse is the error of a socket that a process listens on.
+	ErrInUse = errors.New("another process listens on it")
+	// ErrNotSocket is the error of a path at which something else is.
+	ErrNotSocket = errors.New("it is there and is not a socket")
+)
+
+// CheckFree returns nil if a server may listen at a path: there is nothing, or a
+// stale socket on which no process listens any more, which the caller removes.
+func CheckFree(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != os.ModeSocket {
+		return fmt.Errorf("%s: %w", path, ErrNotSocket)
+	}
+	connection, err := net.Dial("unix", path)
+	if err == nil {
+		_ = connection.Close()
+		return fmt.Errorf("%s: %w", path, ErrInUse)
+	}
+	// Any other error is of one that listens: EAGAIN if its backlog is full,
+	// EPROTOTYPE if it takes datagrams (unix(7)).
+	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", ErrInUse, err)
+}
+
+// private are the permissions of a socket that only root can connect to.
+const private = 0o600
+
+// ListenPrivate listens at a path that is free, for root alone from the first
+// moment on. bind(2) gives the path the mode that the socket has by then, without
+// the umask's bits; changing the umask instead would change it for what other
+// goroutines make at that moment, and for the programs that they start.
+func ListenPrivate(path string) (net.Listener, error) {
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		controlErr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), private) })
+		return errors.Join(controlErr, err)
+	}}
+	listener, err := config.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	return listener, nil
+}

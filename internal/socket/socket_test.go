@@ -1,0 +1,75 @@
+package socket_test
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/socket"
+)
+
+func TestCheckFree(t *testing.T) {
+	dir := t.TempDir()
+	file, stale, used, datagrams := filepath.Join(dir, "file"), filepath.Join(dir, "stale"), filepath.Join(dir, "used"), filepath.Join(dir, "datagrams")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	listen := func(path string) *net.UnixListener {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		t.Cleanup(func() { _ = l.Close() })
+		return l
+	}
+	if err := listen(stale).Close(); err != nil {
+		t.Fatal(err)
+	}
+	listen(used)
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: datagrams, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+
+	for path, want := range map[string]error{
+		filepath.Join(dir, "nothing"): nil,
+		stale:                         nil,
+		used:                          socket.ErrInUse,
+		datagrams:                     socket.ErrInUse,
+		file:                          socket.ErrNotSocket,
+	} {
+		if err := socket.CheckFree(path); !errors.Is(err, want) {
+			t.Errorf("%s: got %v, want %v", filepath.Base(path), err, want)
+		}
+	}
+	if _, err := os.Lstat(stale); err != nil {
+		t.Errorf("looking removed it: %v", err)
+	}
+}
+
+// The mode is right from the first moment on, whatever the umask, which stays.
+func TestListenPrivate(t *testing.T) {
+	mask := unix.Umask(0)
+	defer unix.Umask(mask)
+	path := filepath.Join(t.TempDir(), "socket")
+	listener, err := socket.ListenPrivate(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode() != os.ModeSocket|0o600 {
+		t.Errorf("got %v, %v", info.Mode(), err)
+	}
+	if err := listener.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is left: %v", err)
+	}
+}
