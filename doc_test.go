@@ -186,14 +186,14 @@ var layers = [][]string{
 	{"server"},
 	{"internal/doctor", "internal/inspect", "internal/metrics", "nri"},
 	{"container", "sandbox", "image", "stream", "stats"},
-	{"internal/validate"},
+	{"internal/sweep", "internal/validate"},
 	{"network", "oci", "shim/client"},
 	{"namespace", "network/runner"},
 	{"internal/podnet"},
 	{"internal/timeline"},
 	{"internal/node", "internal/step"},
 	{"internal/trace"},
-	{"stream/spdy", "shim/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/environ", "internal/filepages", "internal/handler", "internal/id", "internal/lock", "internal/manual", "internal/process", "internal/redact", "internal/state", "internal/trace/otlp"},
+	{"stream/spdy", "shim/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/environ", "internal/filepages", "internal/handler", "internal/id", "internal/lock", "internal/manual", "internal/process", "internal/redact", "internal/socket", "internal/state", "internal/trace/otlp"},
 	{"internal/step/failpoint", "test/leak"},
 }
 

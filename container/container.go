@@ -30,17 +30,18 @@ type Container struct {
 	output *client.Output
 	// abandon ends the container's creation; nil if this daemon has not made it.
 	abandon context.CancelCauseFunc
-	// listed is set once the container is to be seen.
+	// listed is set once clients may see the container.
 	listed atomic.Bool
 	// ended is closed when the container has ended.
 	ended chan struct{}
-	// lock is held by whoever makes, starts, updates or destroys the container.
+	// lock is held by every operation that makes, starts, updates or destroys the
+	// container.
 	lock lock.Mutex
 	// listSize is what it takes in the list of all, in bytes.
 	listSize int
 
-	// announced: the plugins know of the container. stopAnnounced: they were told
-	// of its end; under stopLock, which is held while they are.
+	// announced: the plugins know of the container. stopAnnounced: they were
+	// notified of its end; under stopLock, which is held while they are.
 	announced     atomic.Bool
 	stopAnnounced bool
 	stopLock      lock.Mutex
@@ -65,7 +66,7 @@ func (c *Container) group() string {
 }
 
 // acquire takes the container's lock, or gives up with the context.
-func (c *Container) acquire(ctx context.Context) (release func(), err error) {
+func (c *Container) acquire(ctx context.Context) (unlock func(), err error) {
 	if err := c.lock.Lock(ctx); err != nil {
 		return nil, fmt.Errorf("wait for another operation on container %s: %w", c.ID, err)
 	}
@@ -73,7 +74,7 @@ func (c *Container) acquire(ctx context.Context) (release func(), err error) {
 }
 
 // forgetEnvironment drops what is on disk and was needed to make the container
-// only, of which there may be megabytes. Nobody sees the container yet.
+// only, of which there may be megabytes. The container is not visible yet.
 func (c *Container) forgetEnvironment() {
 	c.Record.Config = nil
 	c.config = proto.CloneOf(c.config)
@@ -110,8 +111,8 @@ func (c *Container) holdOutput(dir string) {
 	}
 }
 
-// wakeWaiters lets those go on who wait for the end, if it has come; factsLock
-// is held. It is called last: what they do next comes after all that is told.
+// wakeWaiters wakes those who wait for the end of the container, if it has ended;
+// factsLock is held. It is called last: what they do next comes after the events.
 func (c *Container) wakeWaiters() {
 	if c.Facts().FinishedAt == 0 {
 		return

@@ -40,8 +40,8 @@ type creation struct {
 // Create makes a container in a sandbox that is Ready, and returns its id. pod
 // is the sandbox's config as the caller has it, nil if it has none; one of
 // another pod is errdefs.ErrInvalidArgument. The container is destroyed when the
-// caller goes away meanwhile: nothing is left waiting at the exec barrier that
-// nobody knows of.
+// caller goes away: no client knows its id, and it would wait at the exec barrier
+// for ever.
 func (s *Store) Create(caller context.Context, sandboxID string, config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig) (string, error) {
 	ctx, cancel := s.outlive(caller, s.limits.Load().Create)
 	defer cancel()
@@ -64,13 +64,13 @@ func (s *Store) Create(caller context.Context, sandboxID string, config *runtime
 	}
 	c.forgetEnvironment()
 	c.listed.Store(true)
-	s.tell(c.Container, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
+	s.emit(c.Container, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
 	return c.ID, nil
 }
 
 // run goes through the steps 3 to 13.
 func (c *creation) run() {
-	c.owner.work.Go(cgroup.WarmLock)
+	c.owner.work.Go(cgroup.WarmLock) // cgroups are made soon: see there
 	c.steps.Step(stepRecord, func(context.Context) error { return c.owner.records.Write(c.ID, c.Record) })
 	c.steps.Step(stepRootfs, c.makeRootfs)
 	c.steps.Step(stepSources, c.makeSources)
@@ -88,14 +88,14 @@ func (c *creation) run() {
 	c.steps.Step(stepRecheck, c.recheck)
 }
 
-// recheck: a sandbox that was stopped meanwhile has not stopped this container,
-// and a caller who is gone does not know its id.
+// recheck fails if the sandbox was stopped at the same time, which has not
+// stopped this container, or if the caller is gone, who does not know its id.
 func (c *creation) recheck(context.Context) error {
 	if c.caller.Err() != nil {
 		return context.Cause(c.caller)
 	}
 	if !c.sandbox.Ready() {
-		return fmt.Errorf("sandbox %s was stopped meanwhile: %w", c.SandboxID, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("sandbox %s was stopped while the container was being created: %w", c.SandboxID, errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }
@@ -107,13 +107,13 @@ func (s *Store) undo(c *creation) error {
 	c.failure.Store(&failure)
 	err := fmt.Errorf("create container %s in sandbox %s: %w", c.ID, c.SandboxID, failure)
 	if undoErr := s.destroy(ctx, c.Container); undoErr != nil {
-		s.options.Logger.Error("a container that failed could not be taken back: remove it", "container", c.ID, "err", undoErr)
+		s.options.Logger.Error("a container that failed could not be rolled back: remove it", "container", c.ID, "err", undoErr)
 		writeErr := s.write(c.Container, func(f *Facts) { f.Message = failure.Error() })
 		c.listed.Store(true) // as Created: its init may still wait
 		return errors.Join(err, undoErr, writeErr)
 	}
 	if _, goneErr := s.options.Sandboxes.Find(c.SandboxID); errdefs.IsNotFound(goneErr) {
-		return errors.Join(err, s.options.Supervisors.End(ctx, c.group())) // nobody else will
+		return errors.Join(err, s.options.Supervisors.End(ctx, c.group())) // no other operation will
 	}
 	return err
 }

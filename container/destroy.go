@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -18,7 +17,7 @@ import (
 )
 
 // Remove kills the container if it runs and removes all of it, the name last.
-// Calling it again, or for an id that is unknown, is success.
+// Calling it again, or for an unknown id, is no error.
 func (s *Store) Remove(ctx context.Context, id string) error {
 	c, err := s.Find(id)
 	if errdefs.IsNotFound(err) {
@@ -39,11 +38,11 @@ func (s *Store) remove(ctx context.Context, c *Container) error {
 	if err := s.stop(ctx, c, 0); err != nil {
 		return err
 	}
-	release, err := c.acquire(ctx)
+	unlock, err := c.acquire(ctx)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer unlock()
 	if !s.exists(c.ID) { // another Remove was faster
 		return nil
 	}
@@ -56,9 +55,9 @@ func (s *Store) exists(id string) bool {
 	return s.byID[id] != nil
 }
 
-// destroy is the only undo. It takes back every part that a container may
-// have, and goes on where one fails; the record goes last and only when
-// nothing else is left. The container's lock is held.
+// destroy is the only undo. It removes every part that a container may have, and
+// continues where one fails; the record is removed last and only when nothing
+// else is left. The container's lock is held.
 func (s *Store) destroy(ctx context.Context, c *Container) error {
 	s.announceRemoval(ctx, c)
 	steps := s.begin(ctx, c)
@@ -73,7 +72,7 @@ func (s *Store) destroy(ctx context.Context, c *Container) error {
 	}
 	if err == nil {
 		s.forget(c)
-		s.tell(c, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
+		s.emit(c, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 		s.keepLife(c)
 	}
 	return err
@@ -92,14 +91,14 @@ func (s *Store) deleteProcesses(ctx context.Context, c *Container) error {
 	return s.options.Hierarchies.Remove(cgroup.Path(c.CgroupsPath), s.limits.Load().Kill)
 }
 
-// deletePause is between two tries to delete what was killed.
-const deletePause = 2 * time.Millisecond
+// deleteRetry is between two attempts to delete what was killed.
+const deleteRetry = 2 * time.Millisecond
 
 // killAndDelete: one that was made and never started still has its init, at
 // the exec barrier, and takes a moment to go. The shim stays, for the pod's
 // next container.
 func (s *Store) killAndDelete(ctx context.Context, c *Container, shim *client.Client) error {
-	for deadline := time.Now().Add(s.limits.Load().Kill); ; time.Sleep(deletePause) {
+	for deadline := time.Now().Add(s.limits.Load().Kill); ; time.Sleep(deleteRetry) {
 		err := shim.Delete(ctx, c.ID, true)
 		if !errdefs.IsFailedPrecondition(err) {
 			return err
@@ -161,16 +160,16 @@ func (s *Store) leaveSupervisor(ctx context.Context, c *Container) {
 	}
 }
 
-// awaitMade waits while the container is being made, or taken back.
+// awaitMade waits while the container is being made, or rolled back.
 func (s *Store) awaitMade(ctx context.Context, c *Container) error {
 	if c.listed.Load() {
 		return nil
 	}
-	release, err := c.acquire(ctx)
+	unlock, err := c.acquire(ctx)
 	if err != nil {
 		return err
 	}
-	release()
+	unlock()
 	return nil
 }
 
@@ -185,17 +184,17 @@ func (s *Store) RemovePod(ctx context.Context, sandboxID string) error {
 	return nil
 }
 
-// removeOfPod removes a container, also one that was half made and is still to
-// be swept.
+// removeOfPod removes a container, also one that was partially created and is
+// still to be rolled back.
 func (s *Store) removeOfPod(ctx context.Context, c *Container) error {
 	if c.listed.Load() {
 		return s.remove(ctx, c)
 	}
-	release, err := c.acquire(ctx)
+	unlock, err := c.acquire(ctx)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer unlock()
 	if !s.exists(c.ID) {
 		return nil
 	}
@@ -211,16 +210,4 @@ func (s *Store) each(sandboxID string, do func(*Container) error) error {
 	}
 	wait.Wait()
 	return errors.Join(errs...)
-}
-
-func readDirNames(dir string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	names := make([]string, 0, len(entries))
-	for _, entry := range entries {
-		names = append(names, filepath.Base(entry.Name()))
-	}
-	return names, nil
 }

@@ -1,5 +1,5 @@
-// Package container makes application containers in the sandboxes of pods,
-// keeps them and takes them back.
+// Package container creates, keeps and destroys the application containers of
+// pods.
 //
 // # The life of a container
 //
@@ -17,10 +17,10 @@
 //	 7 spec      the runtime-spec, from the CRI's config
 //	 8 nri create   with NRI: its plugins adjust the spec (adjust.go)
 //	 9 labels    of SELinux, for the sources of mounts that ask for it
-//	10 shim      of the pod, started with its first container, ended with the pod
+//	10 shim      the pod's supervisor serves; it is started if none does
 //	11 create    the container's init waits at the exec barrier
-//	12 nri created  with NRI: its plugins are told
-//	13 recheck   the pod was not stopped meanwhile, and the caller is still there
+//	12 nri created  with NRI: its plugins are notified
+//	13 recheck   the pod was not stopped at the same time, and the caller still waits
 //
 // StartContainer has the steps nri start, start and nri started,
 // UpdateContainerResources nri update and nri updated; those of NRI are only there
@@ -41,25 +41,26 @@
 //	                        start failed, or the pod was stopped
 //
 // A state is never stored. It follows from facts: when the container was
-// started, and when it ended, as its shim has told. While the shim is gone and
-// nobody has looked yet, the state is Unknown.
+// started, and when it ended, as its supervisor has reported. While a supervisor is
+// gone and its successor has not reported yet, the state is Unknown.
 //
 // # Who owns what
 //
-// The shim owns the processes: it is their parent, holds their streams, writes
+// The supervisor (minicri-shim) owns the processes: it is their parent, holds their streams, writes
 // their log and keeps their exit on disk. This package owns the record, the
-// facts, the snapshot and its mount, and the connection to each pod's shim
-// (shim/client), whose events it follows.
+// facts, the snapshot and its mount, and follows the events of supervisors
+// (shim/client).
 //
 // # Locks
 //
-// Containers.mu guards the maps and is never held while anything runs or is
-// written. Each container has a lock of its own, held by whoever makes, starts,
-// updates or destroys it; Create takes it before anybody can see the container.
+// Store.mu guards the maps and is never held while anything runs or is
+// written. Each container has a lock of its own, held by every operation that
+// makes, starts, updates or destroys it; Create takes it before the container is
+// visible.
 // The facts have another one, held while they are written only, so that what a
-// shim tells waits for no operation; nothing is written after their removal.
+// supervisor reports waits for no operation; nothing is written after their removal.
 // Stop holds neither while it waits for a container to end, so that a later
 // Stop with a shorter grace counts. Readers take none: facts are replaced, not
-// changed. Events are told under the facts' lock, and before those who wait for
-// the end go on, so they are in order.
+// changed. Events are emitted under the facts' lock, and before those who wait
+// for the end are woken, so they are in order.
 package container

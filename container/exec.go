@@ -93,7 +93,7 @@ func (s *Store) Spec(c *Container) (*specs.Spec, error) {
 	return spec, json.Unmarshal(data, spec)
 }
 
-// ReopenLog goes on in a new file at the path of the container's log.
+// ReopenLog continues in a new file at the path of the container's log.
 func (s *Store) ReopenLog(ctx context.Context, id string) error {
 	c, shim, err := s.alive(ctx, id, running)
 	if err != nil {

@@ -15,21 +15,21 @@ func (s *Store) shimOf(ctx context.Context, group string) (*client.Client, error
 	return s.options.Supervisors.Ensure(ctx, group)
 }
 
-// Noted is of client.Follower: it keeps the facts of containers up with what
-// their supervisor tells.
+// Noted implements client.Follower: it updates the facts of containers with what
+// their supervisor reports.
 func (s *Store) Noted(event *api.Event) { s.note(event.GetContainer()) }
 
-// Missed is of client.Follower.
+// Missed implements client.Follower.
 func (s *Store) Missed(group string, supervisor *client.Client) {
 	ctx, cancel := s.within(s.limits.Load().Create)
 	defer cancel()
 	if err := s.reconcile(ctx, group, supervisor); err != nil {
-		s.options.Logger.Error("what a supervisor did not tell is not known", "supervisor", group, "err", err)
+		s.options.Logger.Error("containers of a supervisor are not up to date: its events were missed and it does not list them", "supervisor", group, "err", err)
 	}
 }
 
-// Lost is of client.Follower. A pod's supervisor is told to end with its pod;
-// otherwise another one adopts what still runs, and until then nobody knows.
+// Lost implements client.Follower. A pod's supervisor ends with its pod; otherwise
+// another one adopts what still runs, and until then the states are Unknown.
 func (s *Store) Lost(group string, lost error) {
 	left := slices.DeleteFunc(s.ofGroup(group), func(c *Container) bool { f := c.Facts(); return !f.inShim() || f.FinishedAt != 0 })
 	if len(left) == 0 && group != client.NodeGroup {
@@ -49,8 +49,9 @@ func (s *Store) Lost(group string, lost error) {
 	}
 }
 
-// lookPause is between two looks at a supervisor that does not serve.
-const lookPause = 20 * time.Millisecond
+// reconnectInterval is between two attempts to reach a supervisor that does not
+// serve.
+const reconnectInterval = 20 * time.Millisecond
 
 // lookAgain finds out about the containers of a supervisor that has just been
 // found, or lost; the one that adopts them may be lost as well.
@@ -64,7 +65,7 @@ func (s *Store) lookAgain(ctx context.Context, group string) error {
 			return nil
 		}
 		select {
-		case <-time.After(lookPause):
+		case <-time.After(reconnectInterval):
 		case <-ctx.Done():
 			return err
 		}
@@ -81,10 +82,10 @@ func (s *Store) reconcile(ctx context.Context, group string, supervisor *client.
 		return err
 	}
 	known := make(map[string]bool)
-	for _, told := range list {
-		known[told.GetId()] = true
-		s.note(told)
-		s.removeOrphan(ctx, group, supervisor, told.GetId())
+	for _, reported := range list {
+		known[reported.GetId()] = true
+		s.note(reported)
+		s.deleteOrphan(ctx, group, supervisor, reported.GetId())
 	}
 	for _, c := range made {
 		if !known[c.ID] {
@@ -94,20 +95,19 @@ func (s *Store) reconcile(ctx context.Context, group string, supervisor *client.
 	return nil
 }
 
-// removeOrphan deletes what was removed while no supervisor served, and which
+// deleteOrphan deletes what was removed while no supervisor served, and which
 // the one that serves now has adopted.
-func (s *Store) removeOrphan(ctx context.Context, group string, supervisor *client.Client, id string) {
-	if s.explains(id) || s.options.Sandboxes.Exists(id) || s.options.Sandboxes.LeftAlone(id) {
+func (s *Store) deleteOrphan(ctx context.Context, group string, supervisor *client.Client, id string) {
+	if s.explains(id) || s.options.Sandboxes.Explains(id) {
 		return
 	}
-	err := supervisor.Delete(ctx, id, true)
-	s.options.Logger.Warn("removed what had no record", "kind", "container", "name", id, "supervisor", group, "err", err)
+	s.noteRemoved("container in supervisor "+group, id, supervisor.Delete(ctx, id, true))
 }
 
-// note takes over what a shim tells of a container.
-func (s *Store) note(told *api.Container) {
+// note records what a supervisor reports of a container.
+func (s *Store) note(reported *api.Container) {
 	s.mu.RLock()
-	c := s.byID[told.GetId()]
+	c := s.byID[reported.GetId()]
 	s.mu.RUnlock()
 	if c == nil {
 		return
@@ -115,16 +115,16 @@ func (s *Store) note(told *api.Container) {
 	s.change(c, func(f *Facts) {
 		f.Unknown = false
 		if f.StartedAt == 0 {
-			f.StartedAt = told.GetStartedAt()
+			f.StartedAt = reported.GetStartedAt()
 		}
-		if exit := told.GetExit(); exit != nil && told.GetStatus() == api.Status_STATUS_STOPPED {
+		if exit := reported.GetExit(); exit != nil && reported.GetStatus() == api.Status_STATUS_STOPPED {
 			takeExit(f, exit.GetCode(), exit.GetCodeKnown(), exit.GetOomKilled(), exit.GetFinishedAt())
 			takeStartError(f, exit.GetStartError())
 		}
 	})
 }
 
-// unknownCode is the exit code of a container whose end nobody saw.
+// unknownCode is the exit code of a container whose exit status is lost.
 const unknownCode = 255
 
 func takeExit(f *Facts, code int32, known, oom bool, at int64) {
@@ -136,7 +136,7 @@ func takeExit(f *Facts, code int32, known, oom bool, at int64) {
 	}
 	f.FinishedAt, f.ExitCode, f.OOMKilled, f.Unknown = at, code, oom, false
 	if !known {
-		f.ExitCode, f.Reason, f.Message = unknownCode, reasonUnknown, "the container ended while nobody could see its exit code"
+		f.ExitCode, f.Reason, f.Message = unknownCode, reasonUnknown, "the container ended while no supervisor ran: its exit status is lost"
 	}
 }
 

@@ -28,7 +28,7 @@ func (s *Store) awaitHostPaths(ctx context.Context, mounts []*runtimeapi.Mount) 
 // awaitHostPath waits for one of them; mountPoint is where it is mounted.
 func (s *Store) awaitHostPath(ctx context.Context, mountPoint, path string) error {
 	answer := s.hostPaths.DoChan(path, func() (any, error) {
-		_, _ = os.Stat(path) // what it says is told by whoever needs the path
+		_, _ = os.Stat(path) // its error is returned by the step that needs the path
 		return nil, nil
 	})
 	select {

@@ -79,7 +79,7 @@ func (c *creation) makeLogDirectory() error {
 
 // shimLog is "" for a container that has no log. The directory of all pods' logs,
 // /var/log/pods for example, is the node's; those of the pods in it are open to
-// whoever writes logs.
+// the process that writes logs.
 func (c *creation) shimLog() string {
 	directory := c.sandbox.Config().GetLogDirectory()
 	if c.config.GetLogPath() == "" || directory == "" {

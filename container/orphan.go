@@ -6,16 +6,16 @@ import (
 	"github.com/minicri/minicri/internal/process"
 )
 
-// Known is of process.Orphans: the inits of containers come to the daemon when
+// Known implements process.Orphans: the inits of containers come to the daemon when
 // their supervisor dies.
 func (s *Store) Known(facts process.Facts) bool { return s.byProcess(facts) != nil }
 
-// Ended is of process.Orphans: the exit status of an init whose supervisor has
+// Ended implements process.Orphans: the exit status of an init whose supervisor has
 // died is handed to the successor, which keeps exits.
 func (s *Store) Ended(facts process.Facts, status unix.WaitStatus) {
 	c := s.byProcess(facts)
 	if c == nil {
-		return // removed meanwhile
+		return // removed at the same time
 	}
 	s.work.Go(func() {
 		ctx, cancel := s.within(s.limits.Load().Kill)
@@ -25,7 +25,7 @@ func (s *Store) Ended(facts process.Facts, status unix.WaitStatus) {
 			err = supervisor.NoteExit(ctx, c.ID, facts.PID, facts.StartTime, uint32(status))
 		}
 		if err != nil {
-			s.options.Logger.Warn("the exit status of an orphan did not reach its supervisor", "container", c.ID, "err", err)
+			s.options.Logger.Warn("the exit status of a container did not reach its supervisor", "container", c.ID, "err", err)
 		}
 	})
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// Plugins are asked and told about containers, as NRI's are (package nri). Each
-// call ends, by limits of its own or with its context. An error of Create, Start
-// or Update refuses what was to be done; the others are only shown.
+// Plugins take part in the lives of containers, as NRI plugins do (package nri).
+// Each call ends, by limits of its own or with its context. An error of Create,
+// Start or Update refuses the operation; those of the others are only logged.
 type Plugins interface {
 	// Create adjusts the spec of a container that is being made; inject adds CDI
 	// devices to it. It returns what is to change for other containers.
@@ -86,9 +86,9 @@ func (s *Store) askUpdate(ctx context.Context, c *Container, asked *runtimeapi.L
 	return asked, others, err
 }
 
-// announce tells the plugins what was done to a container; that one was not told
-// changes nothing about it.
-func (s *Store) announce(steps *step.Sequence, c *Container, name step.Name, tell func(Plugins, context.Context, *sandbox.Sandbox, *Container) error) {
+// announce notifies the plugins of what was done to a container; an error is
+// logged and changes nothing.
+func (s *Store) announce(steps *step.Sequence, c *Container, name step.Name, notify func(Plugins, context.Context, *sandbox.Sandbox, *Container) error) {
 	if s.options.Plugins == nil || steps.Err() != nil {
 		return
 	}
@@ -97,15 +97,15 @@ func (s *Store) announce(steps *step.Sequence, c *Container, name step.Name, tel
 		if err != nil {
 			return err
 		}
-		return tell(s.options.Plugins, ctx, pod, c)
+		return notify(s.options.Plugins, ctx, pod, c)
 	})
 	if err != nil {
-		s.options.Logger.Warn("an NRI plugin was not told about a container", "container", c.ID, "err", err)
+		s.options.Logger.Warn("an NRI plugin was not notified of what was done to a container", "container", c.ID, "err", err)
 	}
 }
 
-// announceStop tells the plugins once that the container has ended, and returns
-// when they were told, by whichever call.
+// announceStop notifies the plugins once that the container has ended, and
+// returns when they are notified, by this call or another.
 func (s *Store) announceStop(ctx context.Context, c *Container) {
 	if s.options.Plugins == nil || !c.announced.Load() || c.stopLock.Lock(ctx) != nil {
 		return
@@ -121,8 +121,8 @@ func (s *Store) announceStop(ctx context.Context, c *Container) {
 	})
 }
 
-// announceRemoval tells the plugins that the container goes, and before that
-// that it has ended. The container's lock is held.
+// announceRemoval notifies the plugins that the container is removed, and before
+// that that it has ended. The container's lock is held.
 func (s *Store) announceRemoval(ctx context.Context, c *Container) {
 	if s.options.Plugins == nil || !c.announced.Load() {
 		return

@@ -22,11 +22,11 @@ type Process struct {
 	exec      string
 	// Outputs are the names of its outputs (shim/api): a terminal has one.
 	Outputs []string
-	// Stdin tells whether it has one.
+	// Stdin is set if it has one.
 	Stdin bool
 }
 
-// killTime is what ending an exec that nobody wants any more may take.
+// killTime is how long ending an abandoned exec may take.
 const killTime = 10 * time.Second
 
 // CheckExec reports whether Exec can be called now: the container has not ended.
@@ -101,7 +101,7 @@ func (p *Process) Wait(ctx context.Context) (int32, error) {
 	return code, err
 }
 
-// End ends an exec that nobody waits for, with all that it started.
+// End ends an exec whose client is gone, with all that it started.
 func (p *Process) End(ctx context.Context) {
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
 	defer cancel()

@@ -46,7 +46,7 @@ type Record struct {
 
 // Facts are what became of a container. They outlive a reboot, for the exit.
 type Facts struct {
-	// BootID tells in which boot the process ran.
+	// BootID is the boot in which the process ran.
 	BootID  string        `json:"boot_id"`
 	Created bool          `json:"created,omitempty"`
 	Process process.Facts `json:"process,omitzero"`
@@ -56,7 +56,7 @@ type Facts struct {
 	ExitCode   int32 `json:"exit_code,omitempty"`
 	OOMKilled  bool  `json:"oom_killed,omitempty"`
 	// StartError says why the container cannot be started, which shows when it
-	// is made and is told when somebody starts it. No shim has such a container.
+	// is made and is reported when it is started. No shim has such a container.
 	StartError string `json:"start_error,omitempty"`
 	// Message says why a container did not start, or is not known to have ended.
 	Message string `json:"message,omitempty"`
@@ -93,7 +93,7 @@ func (f *Facts) State() runtimeapi.ContainerState {
 	}
 }
 
-// inShim tells whether the container has a process, or has had one, that a shim
+// inShim reports whether the container has a process, or has had one, that a shim
 // knows of.
 func (f *Facts) inShim() bool { return f.Created && f.StartError == "" }
 

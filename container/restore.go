@@ -15,11 +15,11 @@ import (
 )
 
 // Open restores the containers of an earlier daemon from their records and from
-// what the shims tell. Nothing that a single container or shim does or lacks
+// what the supervisors report. Nothing that a single container or shim does or lacks
 // stops it. Sandboxes have to be open.
 func Open(ctx context.Context, options Options) (*Store, error) {
 	s := &Store{
-		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container), stopping: make(map[string]bool), leftAlone: make(map[string]bool),
+		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container), stopping: make(map[string]bool),
 	}
 	s.SetHandlerDefaults(options.HandlerDefaults)
 	s.limits.Store(&options.Limits)
@@ -54,57 +54,27 @@ func (s *Store) openFiles() (err error) {
 	}
 	s.records.WrittenBy(s.options.Version)
 	s.facts.WrittenBy(s.options.Version)
+	s.files = state.Group(s.records, s.facts, "container", s.options.Logger)
 	return nil
 }
 
 // restore brings every record back. A container whose creation was cut off is
 // not listed, and is destroyed by the sweep; so is one whose sandbox is gone.
 func (s *Store) restore() error {
-	records, bad, err := s.records.Load()
+	records, facts, lost, err := s.files.Load(func(r Record) string { return r.ID })
 	if err != nil {
 		return err
 	}
-	facts, badFacts, err := s.facts.Load()
-	if err != nil {
-		return err
-	}
-	for _, b := range append(bad, badFacts...) {
-		s.noteBad(b)
-	}
-	for _, path := range s.records.Quarantined() {
-		s.leftAlone[state.IDOf(path)] = true
-	}
-	for _, b := range bad {
-		s.leftAlone[b.ID] = true
-	}
-	for _, b := range badFacts {
-		// It was made; its shim knows the rest.
-		facts[b.ID] = Facts{BootID: s.bootID, Created: true}
+	for _, id := range lost {
+		// It was made; its supervisor knows the rest.
+		facts[id] = Facts{BootID: s.bootID, Created: true}
 	}
 	for id, record := range records {
-		if record.ID != id {
-			s.setAside(id, fmt.Errorf("it is a copy of the record of container %q", record.ID))
-			continue
-		}
 		if err := s.restoreOne(record, facts[id]); err != nil {
-			s.setAside(id, err)
+			s.files.Quarantine(id, err)
 		}
 	}
 	return nil
-}
-
-// noteBad says which record could not be read. One that stays in its place is
-// read again by the next daemon.
-func (s *Store) noteBad(b state.Bad) {
-	s.options.Logger.Error("a record cannot be read: what it tells of is left alone", "container", b.ID, "file", b.Path, "err", b.Reason)
-	if filepath.Dir(b.Path) == filepath.Dir(s.records.Path(b.ID)) || filepath.Dir(b.Path) == filepath.Dir(s.facts.Path(b.ID)) {
-		s.unread = append(s.unread, b.Path)
-	}
-}
-
-func (s *Store) setAside(id string, reason error) {
-	s.leftAlone[id] = true
-	s.noteBad(s.records.SetAside(id, reason))
 }
 
 func (s *Store) restoreOne(record Record, facts Facts) error {
@@ -113,7 +83,7 @@ func (s *Store) restoreOne(record Record, facts Facts) error {
 		return err
 	}
 	if s.options.Sandboxes.LeftAlone(record.SandboxID) {
-		s.leftAlone[record.ID] = true
+		s.files.LeaveAlone(record.ID)
 		return nil
 	}
 	s.lastCreated = max(s.lastCreated, record.CreatedAt)

@@ -74,7 +74,7 @@ func inRootfs(rootfs, name string) (string, error) {
 func fdPath(file *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", file.Fd()) }
 
 // openInRootfs lets the kernel keep the path in the rootfs (openat2(2)), which
-// holds also while somebody changes it.
+// holds also while another process changes it.
 func openInRootfs(rootfs, name string, flags uint64) (*os.File, error) {
 	root, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

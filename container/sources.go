@@ -14,7 +14,7 @@ import (
 )
 
 // makeSources makes the directories that the container's mounts come from,
-// where they are missing and nobody else has to make them. It is idempotent; the
+// where they are missing and no client makes them. It is idempotent; the
 // directories stay when the container goes.
 func makeSources(c *oci.Container) error {
 	for _, m := range c.Config.GetMounts() {

@@ -120,11 +120,11 @@ const largeSpec = 16 << 10
 // trimSpec takes the environment out of the spec of a container that has ended,
 // if it is large: a container that crashes in a loop leaves many.
 func (s *Store) trimSpec(c *Container) {
-	release, err := c.acquire(s.base)
+	unlock, err := c.acquire(s.base)
 	if err != nil {
 		return
 	}
-	defer release()
+	defer unlock()
 	path := filepath.Join(s.dir(c.ID), specFile)
 	info, err := os.Stat(path)
 	if err != nil || info.Size() <= largeSpec { // it is removed, or small

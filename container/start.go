@@ -18,11 +18,11 @@ func (s *Store) Start(ctx context.Context, id string) error {
 	}
 	ctx, cancel := s.outlive(ctx, s.limits.Load().Create)
 	defer cancel()
-	release, err := c.acquire(ctx)
+	unlock, err := c.acquire(ctx)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer unlock()
 	if state := c.State(); state != runtimeapi.ContainerState_CONTAINER_CREATED {
 		return fmt.Errorf("container %s is %v, only a created one can be started: %w", c.ID, state, errdefs.ErrFailedPrecondition)
 	}
@@ -65,7 +65,7 @@ func (s *Store) start(ctx context.Context, c *Container) error {
 const startErrorCode = 128
 
 // noteStartError ends a container whose program could not be executed. A shim
-// that was lost has said nothing about it; whoever looks for it later finds
+// that was lost has said nothing about it; a later look at it finds
 // out. Its event of the end may have come before.
 func (s *Store) noteStartError(ctx context.Context, c *Container, startErr error) error {
 	if errdefs.IsUnavailable(startErr) || ctx.Err() != nil {
@@ -107,7 +107,7 @@ func (s *Store) write(c *Container, change func(*Facts)) error {
 		err = s.facts.Write(c.ID, onDisk)
 		c.unwritten = err != nil
 	}
-	s.tellChange(c, before, after)
+	s.emitChange(c, before, after)
 	c.wakeWaiters()
 	if before.FinishedAt == 0 && after.FinishedAt != 0 {
 		s.work.Go(func() {

@@ -86,9 +86,6 @@ func (c *Container) Timeline() []step.Row { return c.timeline.Rows() }
 // keepLife writes down the timeline of a container that is gone, and of one that
 // could not be made.
 func (s *Store) keepLife(c *Container) {
-	if s.options.Lives == nil {
-		return
-	}
 	life := step.Life{Kind: "container", ID: c.ID, Pod: c.SandboxID, Name: s.lifeName(c), Attempt: c.config.GetMetadata().GetAttempt(), End: time.Now(), Rows: c.Timeline()}
 	if failure := c.failure.Load(); failure != nil {
 		life.Error = (*failure).Error()
@@ -101,8 +98,7 @@ func (s *Store) keepLife(c *Container) {
 // keepRefused writes down the timeline of a container that was refused before it
 // had an id: whose image names no program, say.
 func (c *creation) keepRefused(config *runtimeapi.ContainerConfig, timeline *step.Timeline) {
-	lives := c.owner.options.Lives
-	if lives == nil || c.sandbox == nil {
+	if c.sandbox == nil {
 		return
 	}
 	pod, m := c.sandbox.Config().GetMetadata(), config.GetMetadata()
@@ -111,7 +107,7 @@ func (c *creation) keepRefused(config *runtimeapi.ContainerConfig, timeline *ste
 		Name: pod.GetNamespace() + "/" + pod.GetName() + "/" + m.GetName(), Attempt: m.GetAttempt(),
 		End: time.Now(), Error: c.steps.Err().Error(), Rows: timeline.Rows(),
 	}
-	if err := lives.Keep(life); err != nil {
+	if err := c.owner.options.Lives.Keep(life); err != nil {
 		c.owner.options.Logger.Warn("the timeline of a container is not kept", "container", life.Name, "err", err)
 	}
 }

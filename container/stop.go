@@ -32,7 +32,7 @@ func (s *Store) Stop(ctx context.Context, id string, grace time.Duration) error 
 	return nil
 }
 
-// stop ends the container and tells the plugins.
+// stop ends the container and notifies the plugins.
 func (s *Store) stop(ctx context.Context, c *Container, grace time.Duration) error {
 	if err := s.end(ctx, c, grace); err != nil {
 		return err
@@ -44,7 +44,7 @@ func (s *Store) stop(ctx context.Context, c *Container, grace time.Duration) err
 func (s *Store) end(ctx context.Context, c *Container, grace time.Duration) error {
 	switch c.State() {
 	case runtimeapi.ContainerState_CONTAINER_EXITED:
-		return s.awaitTold(ctx, c)
+		return s.awaitEmitted(ctx, c)
 	case runtimeapi.ContainerState_CONTAINER_CREATED:
 		grace = 0 // nothing runs in it that could listen
 	}
@@ -57,9 +57,9 @@ func (s *Store) end(ctx context.Context, c *Container, grace time.Duration) erro
 	return s.begin(ctx, c).Do(stepKill, func(ctx context.Context) error { return s.kill(ctx, c) })
 }
 
-// awaitTold waits until all is told of a container that has ended: the event of
-// its end comes before those of what its caller does next.
-func (s *Store) awaitTold(ctx context.Context, c *Container) error {
+// awaitEmitted waits until the event of the end of a container is emitted: it
+// comes before those of what the caller does next.
+func (s *Store) awaitEmitted(ctx context.Context, c *Container) error {
 	select {
 	case <-c.ended:
 		return nil
@@ -68,7 +68,7 @@ func (s *Store) awaitTold(ctx context.Context, c *Container) error {
 	}
 }
 
-// stopGently asks the container to end, and tells whether it did.
+// stopGently asks the container to end, and reports whether it did.
 func (s *Store) stopGently(ctx context.Context, c *Container, grace time.Duration) (done bool, err error) {
 	if err := s.send(ctx, c, c.StopSignal, false); err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
 		return false, err
@@ -86,8 +86,8 @@ func (s *Store) stopGently(ctx context.Context, c *Container, grace time.Duratio
 // sendTries is how many supervisors may die over one signal.
 const sendTries = 3
 
-// send has the supervisor signal the container. One that dies meanwhile, also
-// because it hung, is replaced, and the successor is asked.
+// send has the supervisor signal the container. One that dies during
+// the call, also because it hung, is replaced, and the successor is asked.
 func (s *Store) send(ctx context.Context, c *Container, signal uint32, all bool) (err error) {
 	for range sendTries {
 		shim, startErr := s.shimOf(ctx, c.group())
@@ -98,7 +98,7 @@ func (s *Store) send(ctx context.Context, c *Container, signal uint32, all bool)
 			return err
 		}
 		select {
-		case <-time.After(lookPause):
+		case <-time.After(reconnectInterval):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -106,8 +106,8 @@ func (s *Store) send(ctx context.Context, c *Container, signal uint32, all bool)
 	return err
 }
 
-// kill ends every process of the container and waits until the shim has told
-// of the end.
+// kill ends every process of the container and waits until its supervisor
+// has reported the end.
 func (s *Store) kill(ctx context.Context, c *Container) error {
 	err := s.send(ctx, c, uint32(unix.SIGKILL), true)
 	if errdefs.IsNotFound(err) {
@@ -121,7 +121,7 @@ func (s *Store) kill(ctx context.Context, c *Container) error {
 	case <-c.ended:
 		return nil
 	case <-time.After(s.limits.Load().Kill):
-		return fmt.Errorf("it still runs %v after SIGKILL, in an uninterruptible sleep perhaps: ask again: %w", s.limits.Load().Kill, errdefs.ErrUnavailable)
+		return fmt.Errorf("it still runs %v after SIGKILL, perhaps in uninterruptible sleep (state D): retry: %w", s.limits.Load().Kill, errdefs.ErrUnavailable)
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/internal/sweep"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/shim/client"
@@ -48,23 +49,25 @@ type Options struct {
 	Defaults        oci.Defaults
 	HandlerDefaults map[string]oci.Defaults
 	Hierarchies     cgroup.Hierarchies
-	Sandboxes       *sandbox.Store
+	// Places are where orphans of pods and containers are looked for.
+	Places    *sweep.Places
+	Sandboxes *sandbox.Store
 	// Handlers say which runtime runs the containers of a pod.
 	Handlers *handler.Set
 	Images   Images
 	Limits   Limits
 	// Observe measures each step that has ended; nil if nothing does.
 	Observe step.Observer
-	// ObserveExit is told of each container that has ended, with the CRI's
-	// reason, ObserveLost of each supervisor that has died; nil if nobody counts.
+	// ObserveExit counts each container that has ended, with the CRI's reason,
+	// ObserveLost each supervisor that has died; nil if nothing does.
 	ObserveExit func(reason string)
 	ObserveLost func()
 	// Lives keeps the timelines of containers that are gone, or could not be
 	// made; nil if nothing does.
 	Lives *step.Lives
-	// Events is told what happens to containers; nil if nobody asks.
+	// Events receives what happens to containers; nil if nothing does.
 	Events Events
-	// Plugins are asked and told about containers; nil if there are none.
+	// Plugins take part in the lives of containers; nil if there are none.
 	Plugins Plugins
 	Logger  *slog.Logger
 }
@@ -77,8 +80,8 @@ func (s *Store) defaultsOf(pod *sandbox.Sandbox) oci.Defaults {
 	return s.options.Defaults
 }
 
-// Events is told what has happened to a container, by who holds its lock. It
-// must not wait for anything.
+// Events receives what has happened to a container, under the lock of its facts.
+// It must not block.
 type Events interface {
 	ContainerEvent(c *Container, kind runtimeapi.ContainerEventType)
 }
@@ -87,7 +90,7 @@ type Events interface {
 type Limits struct {
 	// Create is the longest that all steps of create, or start, may take.
 	Create time.Duration
-	// Kill is how long a process may take to go after SIGKILL.
+	// Kill is how long a process may take to end after SIGKILL.
 	Kill time.Duration
 }
 
@@ -112,10 +115,8 @@ type Store struct {
 	records         *state.Records[Record]
 	facts           *state.Records[Facts]
 	bootID          string
-	// leftAlone are the ids of records in quarantine and of those that could not
-	// be read, unread the files of the latter. Both are set by Open.
-	leftAlone map[string]bool
-	unread    []string
+	// files are records and facts together, and say what cannot be read.
+	files *state.Objects[Record, Facts]
 	// hostPaths are the paths of mounts that are being looked at.
 	hostPaths singleflight.Group
 	cdi       cdiFiles
@@ -155,12 +156,12 @@ func (s *Store) Find(wanted string) (*Container, error) {
 	return id.Find(s.byID, "container", wanted, func(c *Container) bool { return c.listed.Load() })
 }
 
-// List returns the containers that are to be seen, the newest first.
+// List returns the listed containers, the newest first.
 func (s *Store) List() []*Container {
 	return s.all(func(c *Container) bool { return c.listed.Load() })
 }
 
-// ListPod returns those of one sandbox that are to be seen, the newest first.
+// ListPod returns the listed containers of one sandbox, the newest first.
 func (s *Store) ListPod(sandboxID string) []*Container {
 	return s.all(func(c *Container) bool { return c.SandboxID == sandboxID && c.listed.Load() })
 }
@@ -189,12 +190,10 @@ func (s *Store) all(match func(*Container) bool) []*Container {
 }
 
 // Quarantined are the files of records and facts that cannot be read.
-func (s *Store) Quarantined() []string {
-	return slices.Concat(s.records.Quarantined(), s.facts.Quarantined(), s.unread)
-}
+func (s *Store) Quarantined() []string { return s.files.Quarantined() }
 
 // explains reports whether what carries the id is to be there.
-func (s *Store) explains(id string) bool { return s.leftAlone[id] || s.exists(id) }
+func (s *Store) explains(id string) bool { return s.files.LeftAlone(id) || s.exists(id) }
 
 func (s *Store) forget(c *Container) {
 	s.mu.Lock()
@@ -205,7 +204,8 @@ func (s *Store) forget(c *Container) {
 	}
 }
 
-// Close ends what is under way and lets go of the shims, which live on.
+// Close cancels what is under way and waits for it; supervisors and containers
+// stay.
 func (s *Store) Close() {
 	s.cancel(errShutdown)
 	s.work.Wait()
@@ -238,7 +238,7 @@ func (s *Store) within(limit time.Duration) (context.Context, context.CancelFunc
 	return step.Bound(s.base, s.base, limit)
 }
 
-// outlive bounds work that goes on when the caller is gone.
+// outlive bounds work that continues when the caller is gone.
 func (s *Store) outlive(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	return step.Bound(ctx, context.Background(), limit)
 }

@@ -59,11 +59,11 @@ func (s *Store) UpdateUnsolicited(ctx context.Context, id string, wanted *runtim
 
 // underLock does something to a container that is still there, under its lock.
 func (s *Store) underLock(ctx context.Context, c *Container, do func() error) error {
-	release, err := c.acquire(ctx)
+	unlock, err := c.acquire(ctx)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer unlock()
 	if !s.exists(c.ID) { // removed meanwhile
 		return errdefs.ErrNotFound
 	}

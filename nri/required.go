@@ -46,7 +46,7 @@ func validation(o Options) *validator.DefaultValidatorConfig {
 const rollName = "minicri"
 
 // roll is a validator that accepts everything. A validator is told the names of
-// all connected plugins, which the library tells nobody else.
+// all connected plugins, which the library gives to no one else.
 func roll() *builtin.BuiltinPlugin {
 	return &builtin.BuiltinPlugin{Base: rollName, Index: "00", Handlers: builtin.BuiltinHandlers{
 		ValidateContainerAdjustment: func(ctx context.Context, request *api.ValidateContainerAdjustmentRequest) error {

@@ -73,14 +73,15 @@ func checker(t *testing.T) *Store {
 	if err := errors.Join(err, factsErr); err != nil {
 		t.Fatal(err)
 	}
-	return &Store{
-		options:   Options{Group: func(_, id string) string { return id }, Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{UserNamespaces: true}), Machine: machine.Machine{UserNamespaces: true}, Node: identity, Logger: slog.New(slog.DiscardHandler)},
-		bootID:    "now",
-		facts:     facts,
-		byID:      make(map[string]*Sandbox),
-		byName:    make(map[string]*Sandbox),
-		leftAlone: make(map[string]bool),
+	s := &Store{
+		options: Options{Group: func(_, id string) string { return id }, Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{UserNamespaces: true}), Machine: machine.Machine{UserNamespaces: true}, Node: identity, Logger: slog.New(slog.DiscardHandler)},
+		bootID:  "now",
+		facts:   facts,
+		byID:    make(map[string]*Sandbox),
+		byName:  make(map[string]*Sandbox),
 	}
+	s.files = state.Group(&state.Records[Record]{}, facts, "sandbox", s.options.Logger)
+	return s
 }
 
 // Run refuses before it does anything: no name is reserved, no file is made.

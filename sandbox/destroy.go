@@ -15,9 +15,9 @@ import (
 	"github.com/minicri/minicri/internal/step"
 )
 
-// Stop ends everything that runs in the sandbox and takes its network back.
-// Calling it again, or beside another call, or for an id that is unknown, is
-// success. While CNI DEL fails it reports so, until the tries of the network's
+// Stop ends everything that runs in the sandbox and tears down its network.
+// Calling it again, or concurrently, or for an unknown id, is no error. While
+// CNI DEL fails Stop returns its error, until the retries of the network's
 // limits are used up; the network namespace stays until DEL has succeeded.
 func (s *Store) Stop(ctx context.Context, id string) error {
 	sb, err := s.Find(id)
@@ -27,13 +27,12 @@ func (s *Store) Stop(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	release, err := sb.acquire(ctx)
+	unlock, err := sb.acquire(ctx)
 	if err != nil {
 		return err
 	}
-	defer release()
-	// Half a stop helps nobody: it is done to its end, whether the caller waits
-	// or not.
+	defer unlock()
+	// A stop that has begun is done to its end, also when the caller is gone.
 	work, cancel := s.bound(ctx, s.limits.Load().Destroy)
 	defer cancel()
 	if err := s.stop(work, sb); err != nil {
@@ -54,10 +53,10 @@ func (s *Store) stop(ctx context.Context, sb *Sandbox) error {
 	if steps.Err() != nil {
 		return steps.Err()
 	}
-	if err := s.release(steps, sb, keepNamespace); err != nil {
+	if err := s.teardown(steps, sb, keepNamespace); err != nil {
 		return err
 	}
-	// Also at the end of the limit: what was done is not asked for again.
+	// Also at the end of the limit, so that what was done is not repeated.
 	return s.begin(context.WithoutCancel(ctx), sb).Do(stepRecordStopped, func(context.Context) error { return s.recordStopped(sb) })
 }
 
@@ -66,8 +65,8 @@ func (s *Store) recordStopped(sb *Sandbox) error {
 	return s.writeFacts(sb)
 }
 
-// Remove stops the sandbox if need be and removes all of it, the name last.
-// Calling it again, or for an id that is unknown, is success.
+// Remove stops the sandbox if it runs and removes all of it, the name last.
+// Calling it again, or for an unknown id, is no error.
 func (s *Store) Remove(ctx context.Context, id string) error {
 	sb, err := s.Find(id)
 	if errdefs.IsNotFound(err) {
@@ -76,11 +75,11 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	release, err := sb.acquire(ctx)
+	unlock, err := sb.acquire(ctx)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer unlock()
 	if !s.Exists(sb.ID) { // another Remove was faster
 		return nil
 	}
@@ -110,23 +109,23 @@ func (s *Store) remove(ctx context.Context, sb *Sandbox) error {
 type onFailedDetach bool
 
 const (
-	// keepNamespace, and fail: somebody will ask again, and DEL wants it.
+	// keepNamespace, and fail: the caller retries, and DEL needs it.
 	keepNamespace onFailedDetach = false
-	// leaveToJournal: nobody will ask again; the network's journal goes on,
-	// and keeps the namespace.
+	// leaveToJournal: no caller retries; the network's journal does, and keeps
+	// the namespace.
 	leaveToJournal onFailedDetach = true
 )
 
-// destroy is the only undo. It takes back every part that a sandbox may have,
-// whichever of them exist, and goes on where one fails. The record goes last
-// and only when nothing else is left, so destroy can be called again, by a
-// daemon that comes later too. The sandbox's lock is held.
+// destroy is the only undo. It removes every part that a sandbox may have,
+// whichever of them exist, and continues where one fails. The record is removed
+// last and only when nothing else is left, so destroy can be called again, also
+// by a later daemon. The sandbox's lock is held.
 func (s *Store) destroy(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
 	steps := s.begin(ctx, sb)
-	released := s.release(steps, sb, policy)
+	tornDown := s.teardown(steps, sb, policy)
 	s.announceRemoval(steps, sb)
 	err := errors.Join(
-		released,
+		tornDown,
 		steps.Do(stepRemoveFiles, func(context.Context) error { return s.removeFiles(sb.ID) }),
 	)
 	if err == nil {
@@ -136,16 +135,16 @@ func (s *Store) destroy(ctx context.Context, sb *Sandbox, policy onFailedDetach)
 	}
 	if err == nil {
 		s.forget(sb)
-		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
+		s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 		s.keepLife(sb)
 	}
 	return err
 }
 
-// release takes back what the kernel and the network hold for the sandbox:
-// pause, attachment, namespaces. Pause gets its SIGKILL first; while it goes,
-// and its cgroups with it, DEL runs.
-func (s *Store) release(steps *step.Sequence, sb *Sandbox, policy onFailedDetach) error {
+// teardown removes what the kernel and the network hold for the sandbox: pause,
+// attachment, namespaces. Pause gets its SIGKILL first; while it ends, and its
+// cgroups are removed, DEL runs.
+func (s *Store) teardown(steps *step.Sequence, sb *Sandbox, policy onFailedDetach) error {
 	s.noteEnd(sb)
 	s.announceStop(steps, sb)
 	ended := steps.Async(stepEndPause, func(ctx context.Context) error {
@@ -167,12 +166,12 @@ func (s *Store) release(steps *step.Sequence, sb *Sandbox, policy onFailedDetach
 func (s *Store) noteEnd(sb *Sandbox) {
 	if sb.Ready() {
 		sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
-		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+		s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 	}
 }
 
 // removeNetns leaves the namespace to the network's journal if that still has
-// to run DEL, which wants it.
+// to run DEL, which needs it.
 func (s *Store) removeNetns(id string) error {
 	if s.options.Networks.Attached(id) {
 		return nil
@@ -180,7 +179,7 @@ func (s *Store) removeNetns(id string) error {
 	return s.options.Netns.Remove(id)
 }
 
-// killPause is called under the sandbox's lock: whoever holds it waits.
+// killPause waits until pause has ended; the sandbox's lock is held.
 func (s *Store) killPause(sb *Sandbox) error {
 	if sb.pause == nil {
 		return nil
@@ -190,8 +189,7 @@ func (s *Store) killPause(sb *Sandbox) error {
 	return err
 }
 
-// removeProcesses ends whatever is left of a pause process, prepared or
-// running: all that runs in its cgroup, the cgroup, and the runtime's state.
+// removeProcesses removes what is left of a pause process, prepared or running: all that runs in its cgroup, the cgroup, and the runtime's state.
 func (s *Store) removeProcesses(sb *Sandbox) error {
 	return errors.Join(
 		s.deletePause(sb),
@@ -204,7 +202,7 @@ func (s *Store) detach(ctx context.Context, sb *Sandbox, policy onFailedDetach) 
 	networks := s.options.Networks
 	err := networks.Detach(ctx, sb.ID, networks.NamespacePath(sb.ID))
 	if err != nil && policy == leaveToJournal {
-		s.options.Logger.Warn("a sandbox goes before its attachment, which is released in the background", "sandbox", sb.ID, "err", err)
+		s.options.Logger.Warn("a sandbox is removed before its attachment: CNI DEL is retried in the background", "sandbox", sb.ID, "err", err)
 		networks.Release(sb.ID)
 		return nil
 	}

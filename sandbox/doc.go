@@ -1,4 +1,4 @@
-// Package sandbox makes pod sandboxes, keeps them and takes them back.
+// Package sandbox creates, keeps and destroys pod sandboxes.
 //
 // # The life of a sandbox
 //
@@ -19,7 +19,7 @@
 //	10 cni add     through go-cni, with the configuration of step 3
 //	11 addresses   of eth0, from the result
 //	12 nri run     with NRI: its plugins are asked (plugins.go)
-//	13 start       pause is released; the sandbox is Ready
+//	13 start       pause is started; the sandbox is Ready
 //
 // UpdatePodSandboxResources has, with NRI: nri update, nri updated.
 //
@@ -31,14 +31,13 @@
 //
 // RemovePodSandbox stops, and then goes through: remove containers, end pause to
 // unmount files once more, nri remove, remove files, remove record.
-// What a plugin of NRI says to the end of a pod is shown, and keeps nobody from
-// it.
+// An error of an NRI plugin is logged, and does not keep a pod from stopping.
 //
 // On any error of Run the sandbox is destroyed (destroy.go). Destroy is the only
 // undo: it tries every part, joins the errors, and leaves the record until all
 // parts are gone, so that it can be called again. Its callers are a failed
-// Run, Stop and Remove, recovery after a crash (restore.go), and the sweep of
-// what has no record (sweep.go).
+// Run, Stop and Remove, and recovery after a crash (restore.go). What has no
+// record is removed by package sweep, which the containers start.
 //
 // # States
 //
@@ -54,12 +53,12 @@
 //
 // On disk there are two files for each sandbox: the durable Record, written
 // once, and the volatile Facts, gone with a reboot as the things are that they
-// tell of.
+// describe.
 //
 // # Locks
 //
-// Sandboxes.mu guards the two maps and is never held while anything runs or is
-// written. Each sandbox has a lock of its own, held by whoever changes it (Run,
-// Stop, Remove, recovery), so one pod never waits for another. Readers (Status,
+// Store.mu guards the two maps and is never held while anything runs or is
+// written. Each sandbox has a lock of its own, held by every operation that changes it
+// (Run, Stop, Remove, recovery), so one pod never waits for another. Readers (Status,
 // List) take neither: what they see of a sandbox is replaced, not changed.
 package sandbox

@@ -166,14 +166,14 @@ func hostID(mappings []*runtimeapi.IDMapping) (uint32, bool) {
 	return 0, false
 }
 
-// removeFiles takes back what makeFiles made. The log directory belongs to the
+// removeFiles removes what makeFiles made. The log directory belongs to the
 // kubelet.
 func (s *Store) removeFiles(id string) error {
 	return errors.Join(s.unmountFiles(id), removeDir(s.Dir(id)))
 }
 
-// unmountFiles gives back the memory of what the containers shared. The label
-// of the pod is in one of the files, so its level is given back with them.
+// unmountFiles releases the memory of what the containers shared. The label
+// of the pod is in one of the files, so its level is released with them.
 func (s *Store) unmountFiles(id string) error {
 	s.options.Machine.ReleaseLevel(s.labels(id).Process)
 	return unmountFiles(s.Dir(id))

@@ -98,12 +98,12 @@ func (s *Store) cgroupsPath(id string, config *runtimeapi.PodSandboxConfig) stri
 }
 
 // pauseStarter is a pause process that its supervisor has prepared: init waits
-// at the exec barrier until release, or is ended by abort.
+// at the exec barrier until start, or is ended by abort.
 type pauseStarter struct {
-	owner    *Store
-	sandbox  *Sandbox
-	facts    process.Facts
-	released bool
+	owner   *Store
+	sandbox *Sandbox
+	facts   process.Facts
+	started bool
 }
 
 // preparePause has the supervisor prepare pause.
@@ -131,26 +131,26 @@ func (s *Store) preparePause(ctx context.Context, sb *Sandbox, by handler.Status
 	return &pauseStarter{owner: s, sandbox: sb, facts: process.Facts{PID: int(made.GetPid()), StartTime: made.GetStartTime()}}, nil
 }
 
-// release lets pause run, and returns it once it does. It asks for the
+// start starts the prepared pause and returns it once it runs. It asks for the
 // supervisor again: the one that has prepared pause may have been replaced by
 // one that has adopted it.
-func (p *pauseStarter) release(ctx context.Context) (*process.Process, error) {
-	// Opened before it is released: from here on it cannot end unseen.
+func (p *pauseStarter) start(ctx context.Context) (*process.Process, error) {
+	// Opened before it is started: from here on it cannot end unseen.
 	running, err := process.Open(p.facts)
 	if err != nil {
 		return nil, fmt.Errorf("the prepared pause process has ended: %w", err)
 	}
-	if err := p.start(ctx); err != nil {
+	if err := p.askToStart(ctx); err != nil {
 		return nil, errors.Join(err, running.Close())
 	}
-	p.released = true
+	p.started = true
 	return running, nil
 }
 
 // startTries is how many supervisors may die over one start.
 const startTries = 3
 
-func (p *pauseStarter) start(ctx context.Context) error {
+func (p *pauseStarter) askToStart(ctx context.Context) error {
 	var lost error
 	for range startTries {
 		supervisor, err := p.owner.options.Supervisors.Ensure(ctx, p.sandbox.Group())
@@ -172,18 +172,18 @@ func (p *pauseStarter) start(ctx context.Context) error {
 // lostPause is what it takes to notice that a connection is gone.
 const lostPause = 20 * time.Millisecond
 
-// abort ends what was prepared and not released. On a starter that never was
-// there is nothing to do.
+// abort ends what was prepared and not started. On a nil pauseStarter it does
+// nothing.
 func (p *pauseStarter) abort() error {
-	if p == nil || p.released {
+	if p == nil || p.started {
 		return nil
 	}
 	return p.owner.deletePause(p.sandbox)
 }
 
-// deletePause has the supervisor end pause, and forget it. Where none serves,
-// the cgroup is all there is; one that comes later is told what is gone. One that
-// hangs is killed within the limit, and then there is none.
+// deletePause has the supervisor kill pause and delete it. Where no supervisor
+// serves, the cgroup is all there is; a later one finds out by itself. One that
+// hangs is killed within the limit, and then none serves.
 func (s *Store) deletePause(sb *Sandbox) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*s.limits.Load().Kill)
 	defer cancel()

@@ -128,7 +128,7 @@ func TestPauseIsReleased(t *testing.T) {
 	if err := c.preparePause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	running, err := c.starter.release(t.Context())
+	running, err := c.starter.start(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +167,7 @@ func TestPauseIsReleasedByASuccessor(t *testing.T) {
 		t.Fatal(err)
 	}
 	killSupervisor(t, s.options.Supervisors.Dir(c.Group()))
-	running, err := c.starter.release(t.Context())
+	running, err := c.starter.start(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +223,7 @@ func TestShimThatFails(t *testing.T) {
 	}
 	err := c.preparePause(t.Context())
 	if err == nil {
-		_, err = c.starter.release(t.Context())
+		_, err = c.starter.start(t.Context())
 	}
 	if err == nil || !strings.Contains(err.Error(), "/pause") {
 		t.Errorf("without a pause program: %v", err)

@@ -8,9 +8,9 @@ import (
 	"github.com/minicri/minicri/internal/step"
 )
 
-// Plugins are asked and told about pods, as NRI's are (package nri). Each call
-// ends, by limits of its own or with its context. An error of RunPod or
-// UpdatePod refuses what was to be done; the others are only shown.
+// Plugins take part in the lives of pods, as NRI plugins do (package nri). Each
+// call ends, by limits of its own or with its context. An error of RunPod or
+// UpdatePod refuses the operation; those of the others are only logged.
 type Plugins interface {
 	// RunPod is called when the pod has its network, and before it is Ready and
 	// before any container.
@@ -26,15 +26,15 @@ type Plugins interface {
 }
 
 // announce asks the plugins whether the pod may run. From here on they know of
-// it, and are told of its end.
+// it, and are notified of its end.
 func (c *creation) announce(ctx context.Context) error {
 	c.announced = true
 	c.update(func(f *Facts) { f.Pause = c.starter.facts })
 	return c.owner.options.Plugins.RunPod(ctx, c.Sandbox)
 }
 
-// announceStop tells the plugins once that the pod stops, if they know of it. What
-// they say keeps no pod from its end. The sandbox's lock is held.
+// announceStop notifies the plugins once that the pod stops, if they know of it. Their
+// errors do not keep the pod from stopping. The sandbox's lock is held.
 func (s *Store) announceStop(steps *step.Sequence, sb *Sandbox) {
 	if s.options.Plugins == nil || !sb.announced || sb.stopAnnounced {
 		return
@@ -42,7 +42,7 @@ func (s *Store) announceStop(steps *step.Sequence, sb *Sandbox) {
 	sb.stopAnnounced = true
 	err := steps.Do(stepNRIStop, func(ctx context.Context) error { return s.options.Plugins.StopPod(ctx, sb) })
 	if err != nil {
-		s.options.Logger.Warn("an NRI plugin was not told that a pod stops", "sandbox", sb.ID, "err", err)
+		s.options.Logger.Warn("an NRI plugin was not notified that a pod stops", "sandbox", sb.ID, "err", err)
 	}
 }
 
@@ -54,7 +54,7 @@ func (s *Store) announceRemoval(steps *step.Sequence, sb *Sandbox) {
 	sb.announced = false
 	err := steps.Do(stepNRIRemove, func(ctx context.Context) error { return s.options.Plugins.RemovePod(ctx, sb) })
 	if err != nil {
-		s.options.Logger.Warn("an NRI plugin was not told that a pod is removed", "sandbox", sb.ID, "err", err)
+		s.options.Logger.Warn("an NRI plugin was not notified that a pod is removed", "sandbox", sb.ID, "err", err)
 	}
 }
 
@@ -69,13 +69,13 @@ func (s *Store) askUpdate(ctx context.Context, sb *Sandbox, overhead, resources 
 	})
 }
 
-// announceUpdate tells the plugins that the update is recorded.
+// announceUpdate notifies the plugins that the update is recorded.
 func (s *Store) announceUpdate(ctx context.Context, sb *Sandbox) {
 	if s.options.Plugins == nil {
 		return
 	}
 	err := s.begin(ctx, sb).Do(stepNRIUpdated, func(ctx context.Context) error { return s.options.Plugins.UpdatedPod(ctx, sb) })
 	if err != nil {
-		s.options.Logger.Warn("an NRI plugin was not told that a pod's resources have changed", "sandbox", sb.ID, "err", err)
+		s.options.Logger.Warn("an NRI plugin was not notified that the resources of a pod have changed", "sandbox", sb.ID, "err", err)
 	}
 }

@@ -22,7 +22,7 @@ const (
 
 // Record is what a sandbox was made from. It is written once, durably, before
 // anything else of the sandbox exists; every path that is made follows from
-// it, so it is enough to take everything back.
+// it, so it is enough to remove everything.
 type Record struct {
 	ID             string `json:"id"`
 	RuntimeHandler string `json:"runtime_handler,omitempty"`
@@ -40,9 +40,9 @@ type Record struct {
 
 // Facts are what was made of a sandbox. They are true until the next boot.
 type Facts struct {
-	// BootID tells of which boot (/proc/sys/kernel/random/boot_id).
+	// BootID is the boot in which they hold (/proc/sys/kernel/random/boot_id).
 	BootID string `json:"boot_id"`
-	// ReadyAt is when pause was released, zero before.
+	// ReadyAt is when pause was started, zero before.
 	ReadyAt time.Time     `json:"ready_at,omitzero"`
 	Pause   process.Facts `json:"pause,omitzero"`
 	// Addresses of eth0, the primary one first; none for the host network.
@@ -54,12 +54,12 @@ type Facts struct {
 	// Timeline is on disk only; in memory the sandbox has it.
 	Timeline []step.Row `json:"timeline,omitempty"`
 	// ExitedAt is when pause was seen to have ended, StoppedAt when Stop had
-	// taken everything back but the files.
+	// removed everything but the files.
 	ExitedAt  time.Time `json:"exited_at,omitzero"`
 	StoppedAt time.Time `json:"stopped_at,omitzero"`
 }
 
-// Ready tells whether the sandbox can run containers.
+// Ready reports whether the sandbox can run containers.
 func (f *Facts) Ready() bool {
 	return !f.ReadyAt.IsZero() && f.ExitedAt.IsZero() && f.StoppedAt.IsZero()
 }

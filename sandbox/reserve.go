@@ -15,8 +15,8 @@ import (
 	"github.com/minicri/minicri/internal/validate"
 )
 
-// reserve gives the name to a new sandbox, or finds the one that has it; mine
-// tells which. Two sandboxes never have one name, so a pod never has two
+// reserve gives the name to a new sandbox, or returns the one that has it; mine
+// reports which. Two sandboxes never have one name, so a pod never has two
 // namespaces.
 func (s *Store) reserve(config *runtimeapi.PodSandboxConfig, handler string, timeline *step.Timeline) (sb *Sandbox, mine bool, err error) {
 	record, err := newRecord(id.New(), config, handler)
@@ -68,7 +68,7 @@ func listSize(record Record, config *runtimeapi.PodSandboxConfig) int {
 }
 
 // await waits until the Run that makes the sandbox has ended, no longer than
-// the caller's context, and tells what came of it.
+// the caller's context, and returns its outcome.
 func (sb *Sandbox) await(ctx context.Context) (string, error) {
 	select {
 	case <-sb.built:

@@ -40,11 +40,11 @@ func (s *Store) UpdateResources(ctx context.Context, id string, overhead, resour
 }
 
 func (s *Store) recordResources(ctx context.Context, sb *Sandbox, overhead, resources *runtimeapi.LinuxContainerResources) error {
-	release, err := sb.acquire(ctx)
+	unlock, err := sb.acquire(ctx)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer unlock()
 	if !s.Exists(sb.ID) {
 		return nil
 	}

@@ -20,16 +20,16 @@ import (
 
 // Open restores the sandboxes of an earlier daemon from their records and from
 // what the kernel has, and then serves. Nothing that a single sandbox does or
-// lacks stops it: what cannot be read is left alone, and what was half made is
-// destroyed in the background.
+// lacks stops it: what cannot be read is left alone, and what was partially
+// created is rolled back in the background.
 func Open(ctx context.Context, options Options) (*Store, error) {
-	s := &Store{options: options, byID: make(map[string]*Sandbox), byName: make(map[string]*Sandbox), leftAlone: make(map[string]bool)}
+	s := &Store{options: options, byID: make(map[string]*Sandbox), byName: make(map[string]*Sandbox), rolledBack: make(chan struct{})}
 	s.limits.Store(&options.Limits)
 	s.base, s.cancel = context.WithCancelCause(ctx)
 	if err := s.openFiles(); err != nil {
 		return nil, err
 	}
-	halfMade, err := s.restore()
+	partial, err := s.restore()
 	if err != nil {
 		return nil, err
 	}
@@ -37,9 +37,9 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	if err := s.writeBootMarker(); err != nil {
 		return nil, err
 	}
-	options.Networks.ReleaseUnknown(s.explains)
+	options.Networks.ReleaseUnknown(s.Explains)
 	s.releaseLost()
-	s.work.Go(func() { s.rollBack(halfMade) })
+	s.work.Go(func() { s.rollBack(partial) })
 	return s, nil
 }
 
@@ -58,6 +58,7 @@ func (s *Store) openFiles() (err error) {
 		return err
 	}
 	s.facts.WrittenBy(s.options.Version)
+	s.files = state.Group(s.records, s.facts, "sandbox", s.options.Logger)
 	if err := s.makeDirectories(); err != nil {
 		return err
 	}
@@ -99,38 +100,15 @@ func (s *Store) writeBootMarker() error {
 }
 
 // restore brings every record back as a sandbox, and returns those that were
-// half made when the daemon ended.
-func (s *Store) restore() (halfMade []*Sandbox, err error) {
-	records, bad, err := s.records.Load()
+// partially created when the daemon ended.
+func (s *Store) restore() (partial []*Sandbox, err error) {
+	records, facts, lost, err := s.files.Load(func(r Record) string { return r.ID })
 	if err != nil {
 		return nil, err
-	}
-	facts, badFacts, err := s.facts.Load()
-	if err != nil {
-		return nil, err
-	}
-	for _, b := range append(bad, badFacts...) {
-		s.noteBad(b)
-	}
-	for _, path := range s.records.Quarantined() {
-		s.leftAlone[state.IDOf(path)] = true
-	}
-	for _, b := range bad {
-		s.leftAlone[b.ID] = true
-	}
-	for id, record := range records {
-		if record.ID != id {
-			s.setAside(id, fmt.Errorf("it is a copy of the record of sandbox %q", record.ID))
-			delete(records, id)
-		}
-	}
-	lost := make(map[string]bool)
-	for _, b := range badFacts {
-		lost[b.ID] = true
 	}
 	for _, record := range newestFirst(records) {
-		if err := s.restoreOne(record, facts[record.ID], lost[record.ID]); err != nil {
-			s.setAside(record.ID, err)
+		if err := s.restoreOne(record, facts[record.ID], slices.Contains(lost, record.ID)); err != nil {
+			s.files.Quarantine(record.ID, err)
 		}
 	}
 	s.removeOrphanedFacts(facts)
@@ -139,30 +117,16 @@ func (s *Store) restore() (halfMade []*Sandbox, err error) {
 		if sb.listed.Load() {
 			s.restorePause(sb)
 		} else {
-			halfMade = append(halfMade, sb)
+			partial = append(partial, sb)
 		}
 	}
-	return halfMade, nil
-}
-
-// noteBad says which record could not be read. One that stays in its place is
-// read again by the next daemon.
-func (s *Store) noteBad(b state.Bad) {
-	s.options.Logger.Error("a record cannot be read: what it tells of is left alone", "sandbox", b.ID, "file", b.Path, "err", b.Reason)
-	if filepath.Dir(b.Path) == filepath.Dir(s.records.Path(b.ID)) || filepath.Dir(b.Path) == filepath.Dir(s.facts.Path(b.ID)) {
-		s.unread = append(s.unread, b.Path)
-	}
-}
-
-func (s *Store) setAside(id string, reason error) {
-	s.leftAlone[id] = true
-	s.noteBad(s.records.SetAside(id, reason))
+	return partial, nil
 }
 
 // removeOrphanedFacts removes the facts of sandboxes that have no record.
 func (s *Store) removeOrphanedFacts(facts map[string]Facts) {
 	for id := range facts {
-		if s.explains(id) {
+		if s.Explains(id) {
 			continue
 		}
 		if err := s.facts.Remove(id); err != nil {
@@ -237,7 +201,7 @@ func (s *Store) pauseRuns(record *Record) bool {
 }
 
 // claim gives a restored sandbox its id and, if it is listed, its name. A
-// half-made one has no claim: its name was free at once for what came next.
+// partially created one has no claim: its name was free at once for the next one.
 func (s *Store) claim(sb *Sandbox) error {
 	name := nameOf(sb.config.GetMetadata())
 	if other := s.byName[name]; other != nil && sb.listed.Load() {

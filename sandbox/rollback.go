@@ -5,14 +5,14 @@ import (
 	"sync"
 )
 
-// rollBack destroys half-made sandboxes, several at a time, each with a limit
-// of its own. One that cannot be taken back is listed then, as NotReady, so
-// that somebody can try again.
-func (s *Store) rollBack(halfMade []*Sandbox) {
+// rollBack destroys partially created sandboxes, several at a time, each with a
+// limit of its own. One that cannot be destroyed is listed then, as NotReady, so
+// that its removal can be retried.
+func (s *Store) rollBack(partial []*Sandbox) {
 	const atOnce = 8
 	slots := make(chan struct{}, atOnce)
 	var wait sync.WaitGroup
-	for _, sb := range halfMade {
+	for _, sb := range partial {
 		slots <- struct{}{}
 		wait.Go(func() {
 			defer func() { <-slots }()
@@ -20,10 +20,14 @@ func (s *Store) rollBack(halfMade []*Sandbox) {
 		})
 	}
 	wait.Wait()
-	s.sweep()
+	close(s.rolledBack)
 }
 
-// errCutOff is why a half-made sandbox could not be made.
+// RolledBack is closed when every partially created sandbox is destroyed, or is
+// listed because it could not be.
+func (s *Store) RolledBack() <-chan struct{} { return s.rolledBack }
+
+// errCutOff is why a sandbox was not made.
 var errCutOff = errors.New("the daemon ended while the sandbox was being made")
 
 func (s *Store) rollBackOne(sb *Sandbox) {
@@ -34,16 +38,16 @@ func (s *Store) rollBackOne(sb *Sandbox) {
 		return
 	}
 	defer sb.lock.Unlock()
-	s.options.Logger.Info("destroy a sandbox that was half made", "sandbox", sb.ID)
+	s.options.Logger.Info("roll back a sandbox that was partially created", "sandbox", sb.ID)
 	if err := s.destroy(ctx, sb, leaveToJournal); err != nil {
-		s.options.Logger.Error("a half-made sandbox could not be destroyed: stop and remove it", "sandbox", sb.ID, "err", err)
-		s.listHalfMade(sb)
+		s.options.Logger.Error("a partially created sandbox could not be rolled back: stop and remove it", "sandbox", sb.ID, "err", err)
+		s.listPartial(sb)
 	}
 }
 
-// listHalfMade shows a sandbox that could not be destroyed, with its name unless
+// listPartial lists a sandbox that could not be destroyed, with its name unless
 // that has been given to another one.
-func (s *Store) listHalfMade(sb *Sandbox) {
+func (s *Store) listPartial(sb *Sandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if name := nameOf(sb.config.GetMetadata()); s.byName[name] == nil {

@@ -77,8 +77,8 @@ func (s *Store) create(ctx context.Context, sb *Sandbox) {
 	c.run()
 	if c.steps.Err() == nil {
 		sb.listed.Store(true)
-		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
-		s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+		s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
+		s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
 		s.watch(sb)
 		return
 	}
@@ -103,7 +103,7 @@ type creation struct {
 
 // run goes through the steps 3 to 12.
 func (c *creation) run() {
-	c.owner.work.Go(cgroup.WarmLock)
+	c.owner.work.Go(cgroup.WarmLock) // cgroups are made soon: see there
 	steps := c.steps
 	steps.Step(stepRecord, c.writeRecord)
 	synced := steps.Async(stepSync, c.syncRecord)
@@ -114,7 +114,7 @@ func (c *creation) run() {
 	if c.hostNetwork() {
 		steps.Step(stepPrepare, c.preparePause)
 		steps.Join(synced)
-		c.release()
+		c.start()
 		return
 	}
 	steps.Step(stepNetns, c.makeNetns)
@@ -131,20 +131,21 @@ func (c *creation) run() {
 		steps.Step(stepAddresses, c.checkAddresses)
 		steps.Join(prepared)
 	}
-	c.release()
+	c.start()
 }
 
-// release is what comes when pause is prepared and the addresses are known.
-func (c *creation) release() {
+// start goes through the steps that follow when pause is prepared and the
+// addresses are known.
+func (c *creation) start() {
 	if c.owner.options.Plugins != nil {
 		c.steps.Step(stepNRIRun, c.announce)
 	}
 	c.steps.Step(stepStart, c.startPause)
 }
 
-// undo destroys what a failed Run made. The attachment, if its DEL fails too,
-// goes on by itself in the network's journal; anything else that could not be
-// taken back keeps the sandbox, listed as NotReady, for Stop and Remove.
+// undo destroys what a failed Run made. If the DEL of the attachment fails too,
+// the network's journal retries it in the background; if anything else could not
+// be removed, the sandbox is listed as NotReady, for Stop and Remove.
 func (s *Store) undo(ctx context.Context, c *creation) error {
 	// Also when the daemon ends: it waits for this.
 	ctx, cancel := step.Bound(ctx, context.Background(), s.limits.Load().Destroy)
@@ -155,9 +156,9 @@ func (s *Store) undo(ctx context.Context, c *creation) error {
 	if undoErr == nil {
 		return err
 	}
-	s.options.Logger.Error("a sandbox that failed could not be taken back: stop and remove it", "sandbox", c.ID, "err", undoErr)
+	s.options.Logger.Error("a sandbox that failed could not be rolled back: stop and remove it", "sandbox", c.ID, "err", undoErr)
 	c.listed.Store(true)
-	return errors.Join(err, fmt.Errorf("take sandbox %s back: %w", c.ID, undoErr))
+	return errors.Join(err, fmt.Errorf("roll back sandbox %s: %w", c.ID, undoErr))
 }
 
 // writeRecord makes the sandbox known to a daemon that comes after a crash,
@@ -173,7 +174,7 @@ func (c *creation) writeRecord(context.Context) error {
 }
 
 // syncRecord makes record and attachment durable, side by side: each waits for
-// the disk. What is made meanwhile does not survive a power cut; what ADD
+// the disk. What is made at the same time does not survive a power cut; what ADD
 // makes may, so ADD waits.
 func (c *creation) syncRecord(context.Context) error {
 	synced := make(chan error, 1)
@@ -247,10 +248,10 @@ func (c *creation) preparePause(ctx context.Context) error {
 	return err
 }
 
-// startPause releases pause and makes the sandbox Ready: the facts are written
+// startPause starts pause and makes the sandbox Ready: the facts are written
 // first, so that a Ready sandbox is Ready for a daemon that comes after, too.
 func (c *creation) startPause(ctx context.Context) error {
-	pause, err := c.starter.release(ctx)
+	pause, err := c.starter.start(ctx)
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ type Sandbox struct {
 	Record
 	config *runtimeapi.PodSandboxConfig
 
-	// facts are replaced, never changed, by whoever holds the lock.
+	// facts are replaced, never changed, under the lock.
 	facts    atomic.Pointer[Facts]
 	timeline *step.Timeline
 	// network is the configuration that ADD is given, for the timeline; nil for
@@ -27,8 +27,8 @@ type Sandbox struct {
 	network []byte
 	// failure is why it could not be made, nil if it was; only under the lock.
 	failure error
-	// listed is set once the sandbox is to be seen: after Run succeeded, or
-	// when what Run left could not be taken back.
+	// listed is set once clients may see the sandbox: after Run succeeded, or
+	// when what Run left could not be destroyed.
 	listed atomic.Bool
 
 	// built is closed when Run has ended, with runErr set before.
@@ -41,8 +41,8 @@ type Sandbox struct {
 	listSize int
 	// pause is the running pause process; only under the lock.
 	pause *process.Process
-	// announced: the plugins know of the sandbox; stopAnnounced: they were told
-	// that it stops. Only under the lock.
+	// announced: the plugins know of the sandbox; stopAnnounced: they were
+	// notified that it stops. Only under the lock.
 	announced, stopAnnounced bool
 }
 
@@ -53,7 +53,7 @@ func newSandbox(record Record, config *runtimeapi.PodSandboxConfig) *Sandbox {
 }
 
 // acquire takes the sandbox's lock, or gives up with the context.
-func (sb *Sandbox) acquire(ctx context.Context) (release func(), err error) {
+func (sb *Sandbox) acquire(ctx context.Context) (unlock func(), err error) {
 	if err := sb.lock.Lock(ctx); err != nil {
 		return nil, fmt.Errorf("wait for another operation on sandbox %s: %w", sb.ID, err)
 	}
@@ -76,7 +76,7 @@ func (sb *Sandbox) Config() *runtimeapi.PodSandboxConfig { return sb.config }
 // Facts are what is known of the sandbox now. They must not be changed.
 func (sb *Sandbox) Facts() *Facts { return sb.facts.Load() }
 
-// Ready tells whether the sandbox can run containers.
+// Ready reports whether the sandbox can run containers.
 func (sb *Sandbox) Ready() bool { return sb.Facts().Ready() }
 
 // Addresses are those of eth0, none for the host network.

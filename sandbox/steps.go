@@ -110,9 +110,6 @@ func (s *Store) writeFacts(sb *Sandbox) error {
 // keepLife writes down the timeline of a sandbox that is gone, and of one that
 // could not be made.
 func (s *Store) keepLife(sb *Sandbox) {
-	if s.options.Lives == nil {
-		return
-	}
 	if err := s.options.Lives.Keep(sb.life()); err != nil {
 		s.options.Logger.Warn("the timeline of a pod is not kept", "sandbox", sb.ID, "err", err)
 	}
@@ -122,7 +119,7 @@ func (s *Store) keepLife(sb *Sandbox) {
 // an id.
 func (s *Store) keepRefused(config *runtimeapi.PodSandboxConfig, timeline *step.Timeline, err error) {
 	m := config.GetMetadata()
-	if s.options.Lives == nil || m.GetName() == "" {
+	if m.GetName() == "" {
 		return
 	}
 	life := step.Life{
@@ -149,7 +146,7 @@ func (s *Store) NotePull(pod *runtimeapi.PodSandboxConfig, row step.Row) {
 			return
 		}
 	}
-	if row.Error == "" || s.options.Lives == nil {
+	if row.Error == "" {
 		return
 	}
 	life := step.Life{Kind: "image", ID: step.RefusedID("image", row.Step), Name: row.Step, End: time.Now(), Error: row.Error, Rows: []step.Row{row}}
@@ -161,11 +158,11 @@ func (s *Store) NotePull(pod *runtimeapi.PodSandboxConfig, row step.Row) {
 // keepTimeline writes the facts for the sake of the timeline alone: for the next
 // daemon, and for those who look when none runs.
 func (s *Store) keepTimeline(sb *Sandbox) {
-	release, err := sb.acquire(s.base)
+	unlock, err := sb.acquire(s.base)
 	if err != nil {
 		return
 	}
-	defer release()
+	defer unlock()
 	if !s.Exists(sb.ID) || sb.Facts().ReadyAt.IsZero() {
 		return
 	}

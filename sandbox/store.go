@@ -21,6 +21,7 @@ import (
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/internal/sweep"
 	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
@@ -61,15 +62,15 @@ type Options struct {
 	// Lives keeps the timelines of pods that are gone, or could not be made; nil
 	// if nothing does.
 	Lives *step.Lives
-	// Events is told what happens to sandboxes; nil if nobody asks.
+	// Events receives what happens to sandboxes; nil if nothing does.
 	Events Events
-	// Plugins are asked and told about pods; nil if there are none.
+	// Plugins take part in the lives of pods; nil if there are none.
 	Plugins Plugins
 	Logger  *slog.Logger
 }
 
-// Events is told what has happened to a sandbox, by who holds its lock. It must
-// not wait for anything.
+// Events receives what has happened to a sandbox, under the sandbox's lock. It
+// must not block.
 type Events interface {
 	SandboxEvent(sb *Sandbox, kind runtimeapi.ContainerEventType)
 }
@@ -77,13 +78,13 @@ type Events interface {
 // Limits bound what a sandbox may wait for.
 type Limits struct {
 	// Run is the longest that all steps together may take, Destroy the
-	// longest for taking a sandbox back.
+	// longest for destroying a sandbox.
 	Run, Destroy time.Duration
-	// Kill is how long a process may take to go after SIGKILL.
+	// Kill is how long a process may take to end after SIGKILL.
 	Kill time.Duration
 }
 
-// Containers are what runs in sandboxes, and has to go before them.
+// Containers are what runs in sandboxes, and is removed before them.
 type Containers interface {
 	// StopPod ends all containers of a sandbox, RemovePod removes them, and
 	// what they shared.
@@ -103,18 +104,18 @@ type Store struct {
 	rebooted bool
 	// unrecorded: the end of a sandbox by the reboot could not be written down.
 	unrecorded bool
-	// leftAlone are the ids of records in quarantine and of those that could not
-	// be read, unread the files of the latter. Both are set by Open.
-	leftAlone map[string]bool
-	unread    []string
+	// files are records and facts together, and say what cannot be read.
+	files *state.Objects[Record, Facts]
 
-	// containers are what runs in the sandboxes; nil before Hold.
+	// containers are what runs in the sandboxes; nil before SetContainers.
 	containers Containers
 
 	// base ends when the daemon does; work are the goroutines that it ends.
 	base   context.Context
 	cancel context.CancelCauseFunc
 	work   sync.WaitGroup
+	// rolledBack is closed by rollBack.
+	rolledBack chan struct{}
 	// logDirs are the log directories that are being made.
 	logDirs singleflight.Group
 
@@ -137,13 +138,13 @@ func (s *Store) Find(wanted string) (*Sandbox, error) {
 	return id.Find(s.byID, "pod sandbox", wanted, func(sb *Sandbox) bool { return sb.listed.Load() })
 }
 
-// List returns the sandboxes that are to be seen, the newest first.
+// List returns the listed sandboxes, the newest first.
 func (s *Store) List() []*Sandbox {
 	return s.all(func(sb *Sandbox) bool { return sb.listed.Load() })
 }
 
 // Building returns the sandboxes that Run is working on, or that are being
-// taken back after it failed.
+// destroyed after it failed.
 func (s *Store) Building() []*Sandbox {
 	return s.all(func(sb *Sandbox) bool { return !sb.listed.Load() })
 }
@@ -162,16 +163,21 @@ func (s *Store) all(match func(*Sandbox) bool) []*Sandbox {
 }
 
 // Quarantined are the files of records and facts that cannot be read.
-func (s *Store) Quarantined() []string {
-	return slices.Concat(s.records.Quarantined(), s.facts.Quarantined(), s.unread)
-}
+func (s *Store) Quarantined() []string { return s.files.Quarantined() }
 
 // LeftAlone reports whether the id is that of a sandbox whose record cannot be
 // read: nothing of it is touched.
-func (s *Store) LeftAlone(id string) bool { return s.leftAlone[id] }
+func (s *Store) LeftAlone(id string) bool { return s.files.LeftAlone(id) }
 
-// explains reports whether what carries the id is to be there.
-func (s *Store) explains(id string) bool { return s.LeftAlone(id) || s.Exists(id) }
+// Explains reports whether what carries the id is to be there: it has a sandbox,
+// listed or not, or a record that cannot be read.
+func (s *Store) Explains(id string) bool { return s.LeftAlone(id) || s.Exists(id) }
+
+// Owners are the pods of this node to package sweep, which is to ask the
+// containers, too.
+func (s *Store) Owners() sweep.Owners {
+	return sweep.Owners{Pod: s.Explains, Attached: s.options.Networks.Attached}
+}
 
 // Exists reports whether the id has a sandbox, listed or not.
 func (s *Store) Exists(id string) bool {
@@ -220,12 +226,12 @@ func (s *Store) runtimeRoot() string { return runtimeDir(s.options.State) }
 func sandboxesDir(state string) string { return filepath.Join(state, "sandboxes") }
 func runtimeDir(state string) string   { return filepath.Join(state, "libcontainer") }
 
-// Hold tells the sandboxes of the containers that they hold. It is called once,
-// before Stop and Remove are.
-func (s *Store) Hold(containers Containers) { s.containers = containers }
+// SetContainers sets the containers that run in the sandboxes. Call it once,
+// before Stop and Remove.
+func (s *Store) SetContainers(containers Containers) { s.containers = containers }
 
-// tell tells of an event; only of a sandbox that is to be seen.
-func (s *Store) tell(sb *Sandbox, kind runtimeapi.ContainerEventType) {
+// emit publishes an event of a listed sandbox.
+func (s *Store) emit(sb *Sandbox, kind runtimeapi.ContainerEventType) {
 	if s.options.Events != nil && sb.listed.Load() {
 		s.options.Events.SandboxEvent(sb, kind)
 	}

@@ -8,7 +8,7 @@ import (
 )
 
 // watch notices when pause ends. The goroutine ends when pause does, or when
-// the pause process is let go of: by destroy, or by Close.
+// its handle is closed: by destroy, or by Close.
 func (s *Store) watch(sb *Sandbox) {
 	pause := sb.pause
 	s.work.Go(func() {
@@ -36,5 +36,5 @@ func (s *Store) noteExit(sb *Sandbox) {
 	if err := s.writeFacts(sb); err != nil {
 		s.options.Logger.Error("the end of pause is not on disk; a restart notices it again", "sandbox", sb.ID, "err", err)
 	}
-	s.tell(sb, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+	s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 }

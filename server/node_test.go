@@ -93,7 +93,7 @@ func containers(t *testing.T, options sandbox.Options, runtime *Runtime) *contai
 		t.Fatal(err)
 	}
 	t.Cleanup(opened.Close)
-	runtime.Sandboxes.Hold(opened)
+	runtime.Sandboxes.SetContainers(opened)
 	return opened
 }
 

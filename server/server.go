@@ -68,7 +68,7 @@ type Store interface {
 }
 
 // New makes a gRPC server that serves the runtime and the images.
-// traces is told of the begin and end of each call, for traces; nil if nothing is.
+// traces follows each call from its begin to its end; nil if there are no traces.
 func New(runtime *Runtime, images Store, traces grpcstats.Handler, logger *slog.Logger) *grpc.Server {
 	calls := calls{logger: logger, work: &runtime.work, observe: runtime.Observe}
 	options := []grpc.ServerOption{

@@ -29,8 +29,8 @@ const name = "minicri-shim"
 
 const usage = `usage: minicri-shim COMMAND [flags]
   init     libcontainer's init, never called by hand
-  serve    supervise the processes of pods until told to end
-  check-state  look whether this build can go on with another's state, never called by hand
+  serve    supervise the processes of pods until asked to shut down
+  check-state  check that this build can take over the state of another one; for upgrades only
   hook     run a hook of a container, never called by hand
   version  print the version`
 

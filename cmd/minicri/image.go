@@ -18,24 +18,18 @@ import (
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/server"
 )
 
-const imageUsage = `minicri image handles the images of this node.
-
-  minicri image import FILE        bring in the images of an archive (docker save, OCI layout; - is stdin)
-  minicri image save REF|ID FILE   write an image as an archive (OCI layout, also for docker load; - is stdout)
-  minicri image pull REF           pull an image, with a line for each layer
-  minicri image ls                 list the images
-  minicri image inspect REF|ID     print all that is known of an image, in JSON
-  minicri image tag REF|ID NAME    give an image one more name
-  minicri image untag NAME         remove one name, and the image with its last one
-  minicri image rm REF|ID          remove an image with all its names
-
-They ask the daemon. Where none runs they work on its directory themselves, so
-that a machine can be given images before it is a node.
+// imageUsage is the help of all verbs.
+func imageUsage() string {
+	return "minicri image handles the images of this node. A REFERENCE is a name or an id.\n\n" + manual.UsageOf("image") + `
+The commands ask the daemon. Where none runs they work on its directory, so that
+a machine can be given images before it is a node.
 
 `
+}
 
 // imageOptions is what runImage needs to know of the daemon.
 type imageOptions struct {
@@ -68,7 +62,7 @@ type listedImage struct {
 func runImage(ctx context.Context, args []string, options imageOptions) error {
 	flags := flag.NewFlagSet("minicri image", flag.ContinueOnError)
 	flags.SetOutput(options.Output)
-	flags.Usage = func() { fmt.Fprint(options.Output, imageUsage); flags.PrintDefaults() }
+	flags.Usage = func() { fmt.Fprint(options.Output, imageUsage()); flags.PrintDefaults() }
 	flags.StringVar(&options.Socket, "socket", options.Socket, "the daemon's socket")
 	flags.StringVar(&options.Store.Root, "root", options.Store.Root, "the daemon's directory, where no daemon runs")
 	login := flags.String("creds", "", "user:password for pull")
@@ -101,8 +95,8 @@ func parseFlags(flags *flag.FlagSet, args []string) (words []string, err error) 
 	}
 }
 
-// withoutCode leaves the daemon's words: the gRPC code says nothing more to a
-// person.
+// withoutCode returns the message of a gRPC status alone: its code adds nothing for
+// a person.
 func withoutCode(err error) error {
 	if answer, ok := status.FromError(err); ok && err != nil {
 		return errors.New(answer.Message())
@@ -122,7 +116,7 @@ type imageVerbFunc func(ctx context.Context, images nodeImages, arguments []stri
 // imageVerb finds the verb and checks that it has the arguments it needs.
 func imageVerb(args []string) (imageVerbFunc, []string, error) {
 	if len(args) == 0 {
-		return nil, nil, fmt.Errorf("image: which verb?\n\n%s", imageUsage)
+		return nil, nil, fmt.Errorf("minicri image: a verb is missing\n\n%s", imageUsage())
 	}
 	verbs := map[string]struct {
 		run       imageVerbFunc
@@ -133,10 +127,10 @@ func imageVerb(args []string) (imageVerbFunc, []string, error) {
 	}
 	verb, ok := verbs[args[0]]
 	if !ok {
-		return nil, nil, fmt.Errorf("image: unknown verb %q\n\n%s", args[0], imageUsage)
+		return nil, nil, fmt.Errorf("image: unknown verb %q\n\n%s", args[0], imageUsage())
 	}
 	if len(args)-1 != verb.arguments {
-		return nil, nil, fmt.Errorf("image %s: wrong number of arguments\n\n%s", args[0], imageUsage)
+		return nil, nil, fmt.Errorf("image %s: wrong number of arguments\n\n%s", args[0], imageUsage())
 	}
 	return verb.run, args[1:], nil
 }

@@ -156,7 +156,7 @@ func TestImageCommand(t *testing.T) {
 func TestImageCommandTellsWhatIsWrong(t *testing.T) {
 	options := imageOptions{Socket: "/nowhere", Store: image.Config{Root: t.TempDir()}, Output: io.Discard}
 	for want, args := range map[string][]string{
-		"which verb":                {},
+		"a verb is missing":         {},
 		`unknown verb "fetch"`:      {"fetch"},
 		"wrong number of arguments": {"pull"},
 		"no such file":              {"import", "/nowhere"},

@@ -28,7 +28,7 @@ func importArchive(ctx context.Context, images nodeImages, arguments []string, c
 	return err
 }
 
-// saveArchive leaves no half archive behind.
+// saveArchive removes the file if the archive is not complete.
 func saveArchive(ctx context.Context, images nodeImages, arguments []string, call imageCall) error {
 	refOrID, path := arguments[0], arguments[1]
 	if path == "-" {

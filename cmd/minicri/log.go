@@ -32,17 +32,17 @@ func newLogger(c *config.Config) (*slog.Logger, *slog.LevelVar, error) {
 	return logger, level, nil
 }
 
-// libraryLog is the log of libraries. That a caller has gone is an error to
-// some of them and none to the node.
+// libraryLog is the log of libraries. Some of them log an error when a caller is
+// gone, which is none of the node.
 type libraryLog struct{ slog.Handler }
 
-// lateAnswer is what ttrpc says of the shim's answer to a call that was given
-// up.
+// lateAnswer is what ttrpc logs when the supervisor answers a call that was
+// cancelled.
 const lateAnswer = "ttrpc: received message on inactive stream"
 
 // Handle implements slog.Handler.
 func (l libraryLog) Handle(ctx context.Context, r slog.Record) error {
-	if givenUp(r) {
+	if isCancelled(r) {
 		if !l.Enabled(ctx, slog.LevelDebug) {
 			return nil
 		}
@@ -51,8 +51,8 @@ func (l libraryLog) Handle(ctx context.Context, r slog.Record) error {
 	return l.Handler.Handle(ctx, r)
 }
 
-// givenUp tells that a record is about a call whose caller has gone.
-func givenUp(r slog.Record) (yes bool) {
+// isCancelled reports whether a record is about a call that was cancelled.
+func isCancelled(r slog.Record) (yes bool) {
 	yes = r.Message == lateAnswer
 	r.Attrs(func(a slog.Attr) bool {
 		if err, ok := a.Value.Any().(error); ok && errors.Is(err, context.Canceled) {

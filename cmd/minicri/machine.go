@@ -14,8 +14,8 @@ import (
 	"github.com/minicri/minicri/oci"
 )
 
-// pluginCgroup is where the cgroups of plugin runs are made: beside those of
-// pods, or under systemd, which has the cgroups of pods to itself, in our own.
+// pluginCgroup is where the cgroups of plugin runs are made: next to those of
+// pods or, under systemd, which owns the cgroups of pods, in the daemon's own.
 func pluginCgroup(c *config.Config) string {
 	if systemdCgroup(c) {
 		return ""
@@ -23,7 +23,7 @@ func pluginCgroup(c *config.Config) string {
 	return cgroupParent(c, false)
 }
 
-// readMachine says once what this machine cannot give.
+// readMachine reads what the machine offers, and logs what it lacks.
 func readMachine(ctx context.Context, root string, logger *slog.Logger) (machine.Machine, error) {
 	m, err := machine.Read(root)
 	if err != nil {
@@ -63,12 +63,13 @@ func findShim(path string) (string, error) {
 		path = filepath.Join(filepath.Dir(self), "minicri-shim")
 	}
 	if _, err := os.Stat(path); err != nil {
-		return "", fmt.Errorf("the shim: %w: run 'make build', or give --shim", err)
+		return "", fmt.Errorf("minicri-shim: %w: install it in the directory of minicri, or give --shim", err)
 	}
 	return path, nil
 }
 
-// systemdCgroup: the driver that was chosen, or the one that fits the machine.
+// systemdCgroup reports whether the cgroup driver is systemd: by the configuration,
+// or if it has none because the machine runs systemd with cgroup v2.
 func systemdCgroup(c *config.Config) bool {
 	if c.CgroupDriver != "" {
 		return c.CgroupDriver == "systemd"

@@ -11,17 +11,16 @@ import (
 )
 
 const (
-	// memoryLook is how often the daemon looks whether it holds what it does not
-	// need: Go's own collector comes back to it after minutes.
+	// memoryLook is how often the daemon looks whether it holds memory that it does
+	// not need: Go's own collector returns it after minutes.
 	memoryLook = 4 * time.Second
-	// memoryRise is how much more than last time makes giving it back worth the
-	// time, of garbage beside a quarter.
+	// memoryRise is how much more than last time makes it worth the time to return
+	// memory; of garbage, on top of a quarter.
 	memoryRise = 4 << 20
 )
 
-// returnMemory gives back to the node what the start and bursts of calls have
-// taken, until ctx ends: garbage, and the pages of the program that only they
-// needed.
+// returnMemory returns to the node what the start and bursts of calls have taken,
+// until ctx ends: garbage, and the pages of the program that only they needed.
 func returnMemory(ctx context.Context) {
 	pages := filepages.Find()
 	garbage, files := heldMemory(), uint64(0) // the start has touched most of the program

@@ -42,7 +42,7 @@ func (n *parts) apply(c *config.Config) {
 }
 
 // reload reads the configuration and puts into force what can be. One that
-// cannot be read changes nothing. systemd is told when it begins and when it is
+// cannot be read changes nothing. systemd is notified when it begins and when it is
 // over (sd_notify(3)).
 func (d *serving) reload() {
 	notify(d.logger, fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", monotonicMicros()))
@@ -101,8 +101,8 @@ func monotonicMicros() int64 {
 const lookPeriod = time.Second
 
 // followFile reloads when the configuration file, or one of its drop-ins, has
-// changed and has been left alone for a period, until the context ends. It is
-// looked at again and again, as the network's configuration is.
+// changed and was not written to for a period, until the context ends. It polls,
+// as the network does for its configuration.
 func (d *serving) followFile(ctx context.Context, changed chan<- struct{}) {
 	tick := time.NewTicker(lookPeriod)
 	defer tick.Stop()
@@ -126,7 +126,7 @@ func (d *serving) followFile(ctx context.Context, changed chan<- struct{}) {
 	}
 }
 
-// stamp tells one state of the configuration's files from another.
+// stamp changes whenever one of the configuration's files does.
 func (d *serving) stamp() string {
 	var b strings.Builder
 	file := config.File(d.arguments)

@@ -20,13 +20,14 @@ import (
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/inspect"
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/server"
 )
 
 // serve is the daemon: it restores what an earlier one left, serves until the
 // context ends, and leaves the pods running.
 func serve(ctx context.Context, arguments []string) error {
-	asked := orders()
+	signals := daemonSignals()
 	defer signal.Ignore(syscall.SIGUSR1, syscall.SIGHUP) // until the very end
 	// What is made for containers of any user must not depend on the shell that
 	// the daemon was started from.
@@ -42,7 +43,7 @@ func serve(ctx context.Context, arguments []string) error {
 	if err != nil {
 		return err
 	}
-	// Before anything is made: who is refused leaves nothing.
+	// Before anything is made, so that a daemon that is refused leaves nothing.
 	unlock, err := claim(ctx, c)
 	if err != nil {
 		return err
@@ -52,7 +53,7 @@ func serve(ctx context.Context, arguments []string) error {
 		return err
 	}
 	d := &serving{arguments: arguments, config: c, level: level, logger: logger}
-	return d.run(ctx, asked)
+	return d.run(ctx, signals)
 }
 
 // garbagePercent is half of the Go runtime's default: the daemon allocates
@@ -62,7 +63,7 @@ const garbagePercent = 50
 // firstPlugins is how long the start waits for the plugins that are asked then.
 const firstPlugins = time.Second
 
-func (d *serving) run(ctx context.Context, asked <-chan os.Signal) (err error) {
+func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error) {
 	c, logger := d.config, d.logger
 	debug.SetGCPercent(garbagePercent)
 	// What belongs to the daemon ends after the last call has: its context is
@@ -79,31 +80,10 @@ func (d *serving) run(ctx context.Context, asked <-chan os.Signal) (err error) {
 	d.node = node
 	d.inForce.Store(c)
 	node.runtime.Info.Config = func() any { return d.inForce.Load() }
-	wait.Go(func() { process.ReapOrphans(background, node.runtime.Containers) })
-	wait.Go(func() { node.runtime.Networks.Run(background) })
-	wait.Go(func() { returnMemory(background) })
-	wait.Go(func() {
-		if err := node.streams.Serve(); err != nil {
-			logger.Error("no exec, attach and port-forward", "err", err)
-		}
-	})
-	wait.Go(func() { d.obey(background, asked, node.runtime.Networks) })
 	seen := node.inspect(c)
-	debugging, err := listen(inspect.DebugSocket(c.State))
-	if err != nil {
+	d.start(background, &wait, signals)
+	if err := d.startInspection(background, &wait, seen); err != nil {
 		return err
-	}
-	wait.Go(func() {
-		if err := (&inspect.Server{Node: seen, Metrics: node.metrics.Handler(), Logger: logger}).Serve(background, debugging); err != nil {
-			logger.Error("no timelines", "err", err)
-		}
-	})
-	if c.Metrics != "" {
-		wait.Go(func() {
-			if err := node.metrics.Serve(background, c.Metrics, logger); err != nil {
-				logger.Error("no metrics", "err", err)
-			}
-		})
 	}
 
 	traces, err := openTraces(background, c)
@@ -135,14 +115,51 @@ func (d *serving) run(ctx context.Context, asked <-chan os.Signal) (err error) {
 	return nil
 }
 
+// start starts what runs beside the calls of the CRI, until the context ends.
+func (d *serving) start(ctx context.Context, wait *sync.WaitGroup, signals <-chan os.Signal) {
+	wait.Go(func() { process.ReapOrphans(ctx, d.node.runtime.Containers) })
+	wait.Go(func() { d.node.runtime.Networks.Run(ctx) })
+	wait.Go(func() { returnMemory(ctx) })
+	wait.Go(func() {
+		if err := d.node.streams.Serve(); err != nil {
+			d.logger.Error("exec, attach and port-forward are not served", "err", err)
+		}
+	})
+	wait.Go(func() { d.handleSignals(ctx, signals) })
+}
+
+// startInspection serves what people and Prometheus look at, until the context
+// ends: the debug socket and, if configured, the metrics.
+func (d *serving) startInspection(ctx context.Context, wait *sync.WaitGroup, node *inspect.Node) error {
+	listener, err := listen(inspect.DebugSocket(d.config.State))
+	if err != nil {
+		return err
+	}
+	inspection := &inspect.Server{Node: node, Metrics: d.node.metrics.Handler(), Logger: d.logger}
+	wait.Go(func() {
+		if err := inspection.Serve(ctx, listener); err != nil {
+			d.logger.Error("the debug socket is not served: minicri timeline, pods and debug do not work", "err", err)
+		}
+	})
+	if d.config.Metrics == "" {
+		return nil
+	}
+	wait.Go(func() {
+		if err := d.node.metrics.Serve(ctx, d.config.Metrics, d.logger); err != nil {
+			d.logger.Error("metrics are not served", "address", d.config.Metrics, "err", err)
+		}
+	})
+	return nil
+}
+
 // lastAnswers is how long calls that only look may take when all others have
 // ended.
 const lastAnswers = 250 * time.Millisecond
 
 // shutdown lets the calls under way finish, for no longer than the limit; then
 // it cancels them, and what they were making is destroyed. Until then the socket
-// is there, and tells what pods and containers are doing: without a CRI the node
-// is only while one daemon ends and the next one starts.
+// answers Status and List: the node is without a CRI only from the end of this
+// daemon to the start of the next.
 func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Duration) {
 	runtime.Events.Close() // a call that listens has no end of its own
 	runtime.Containers.CancelWaits()
@@ -178,17 +195,11 @@ func listen(path string) (net.Listener, error) {
 	if err := removeStale(path); err != nil {
 		return nil, err
 	}
-	mask := syscall.Umask(0o177)
-	defer syscall.Umask(mask)
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", path, err)
-	}
-	return listener, nil
+	return socket.ListenPrivate(path)
 }
 
 func notify(logger *slog.Logger, state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
-		logger.Warn("tell systemd", "state", state, "err", err)
+		logger.Warn("systemd could not be notified", "state", state, "err", err)
 	}
 }

@@ -11,21 +11,19 @@ import (
 	"syscall"
 
 	"github.com/minicri/minicri/internal/config"
-	"github.com/minicri/minicri/network"
 )
 
-// orders are the signals that ask a running daemon for something. From its first
-// moment on none of them ends it, whatever the shell or the unit that sends them
-// means by it.
-func orders() (asked chan os.Signal) {
-	asked = make(chan os.Signal, 8)
-	signal.Notify(asked, syscall.SIGUSR1, syscall.SIGHUP)
-	return asked
+// daemonSignals returns the signals that a running daemon acts on: SIGUSR1 and
+// SIGHUP. From its first moment on neither ends it.
+func daemonSignals() chan os.Signal {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGUSR1, syscall.SIGHUP)
+	return signals
 }
 
-// obey has all attachments checked at SIGUSR1, and reads the configuration again
+// handleSignals checks all attachments at SIGUSR1, and reloads the configuration
 // at SIGHUP and when its file has changed, until the context ends.
-func (d *serving) obey(ctx context.Context, asked <-chan os.Signal, networks *network.CNI) {
+func (d *serving) handleSignals(ctx context.Context, signals <-chan os.Signal) {
 	changed := make(chan struct{})
 	var wait sync.WaitGroup
 	defer wait.Wait()
@@ -36,9 +34,9 @@ func (d *serving) obey(ctx context.Context, asked <-chan os.Signal, networks *ne
 			return
 		case <-changed:
 			d.reload()
-		case order := <-asked:
-			if order == syscall.SIGUSR1 {
-				networks.RequestCheck()
+		case received := <-signals:
+			if received == syscall.SIGUSR1 {
+				d.node.runtime.Networks.RequestCheck()
 				continue
 			}
 			d.reload()

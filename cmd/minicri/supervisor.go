@@ -24,8 +24,7 @@ func openSupervisors(ctx context.Context, c *config.Config, k kernel, logger *sl
 	return set, set.Upgrade(ctx, k.shim.ForOthers())
 }
 
-// supervisorGroup says which supervisor is that of a sandbox: the one rule by
-// which pods share one, or do not.
+// supervisorGroup returns the rule by which pods share a supervisor, or do not.
 func supervisorGroup(c *config.Config) func(handler, id string) string {
 	return func(handler, id string) string {
 		if c.SupervisorOf(handler) == config.SupervisorPod {
@@ -44,6 +43,6 @@ func startSupervisor(ctx context.Context, c *config.Config, k kernel, logger *sl
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(c.Limits.Kill))
 	defer cancel()
 	if _, err := k.supervisors.Ensure(ctx, client.NodeGroup); err != nil {
-		logger.Error("the node's supervisor does not start", "err", err)
+		logger.Error("the node's supervisor does not start; the first pod retries", "err", err)
 	}
 }

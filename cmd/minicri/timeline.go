@@ -45,7 +45,7 @@ func timelineCommand(ctx context.Context, arguments []string, output io.Writer) 
 		return err
 	}
 	if len(words) > 1 {
-		return fmt.Errorf("one pod, id or container at a time, not %q", words)
+		return fmt.Errorf("name one pod, id or container, not %q", words)
 	}
 	wanted := slices.Concat(words, []string{""})[0]
 	pods, err := findTimelines(ctx, c, wanted)
@@ -54,7 +54,7 @@ func timelineCommand(ctx context.Context, arguments []string, output io.Writer) 
 	}
 	pods = f.choose(pods, time.Now())
 	if wanted != "" && len(pods) == 0 {
-		return fmt.Errorf("nothing is known of %q: `minicri timeline` lists what is", wanted)
+		return fmt.Errorf("no timeline of %q is kept: `minicri timeline` lists all", wanted)
 	}
 	return f.show(ctx, output, wanted, pods)
 }
@@ -100,8 +100,8 @@ func (f timelineFlags) show(ctx context.Context, output io.Writer, wanted string
 	if err := pods[0].Text(output, style); err != nil || len(pods) == 1 {
 		return err
 	}
-	// Of a pod that was tried again and again the last try is shown.
-	_, err := fmt.Fprintf(output, "\n%d more of this name, by their ids:\n", len(pods)-1)
+	// Of a pod with several attempts the last one is shown.
+	_, err := fmt.Fprintf(output, "\n%d more attempts of this name, by id:\n", len(pods)-1)
 	if err != nil {
 		return err
 	}

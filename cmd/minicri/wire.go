@@ -17,6 +17,7 @@ import (
 	"github.com/minicri/minicri/internal/metrics"
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/internal/sweep"
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
@@ -155,7 +156,7 @@ func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.
 		return nil, err
 	}
 	startSupervisor(ctx, c, k, logger)
-	runtime.Sandboxes.Hold(runtime.Containers)
+	runtime.Sandboxes.SetContainers(runtime.Containers)
 	return runtime, nil
 }
 
@@ -237,13 +238,20 @@ func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, image
 	return container.Options{
 		Root: c.Root, State: c.State, Version: version, Node: k.node, Supervisors: k.supervisors,
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd), PidsLimit: c.PidsLimit,
-		Machine: k.machine, Defaults: k.defaults, HandlerDefaults: k.handlerDefaults, Hierarchies: k.hierarchies, Sandboxes: runtime.Sandboxes, Handlers: k.handlers, Images: images,
+		Machine: k.machine, Defaults: k.defaults, HandlerDefaults: k.handlerDefaults, Hierarchies: k.hierarchies, Places: places(c, k), Sandboxes: runtime.Sandboxes, Handlers: k.handlers, Images: images,
 		Limits:  containerLimits(c),
 		Observe: measured.Observe, ObserveExit: measured.ObserveExit, ObserveLost: measured.ObserveLost,
 		Lives:   k.lives,
 		Events:  runtime,
 		Plugins: containerPlugins(runtime.Plugins),
 		Logger:  logger,
+	}
+}
+
+// places are where pods and containers of this node leave things.
+func places(c *config.Config, k kernel) *sweep.Places {
+	return &sweep.Places{
+		Node: k.node, Hierarchies: k.hierarchies, Netns: k.netns, Userns: k.userns, Root: c.Root, State: c.State, Kill: time.Duration(c.Limits.Kill),
 	}
 }
 

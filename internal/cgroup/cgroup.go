@@ -48,7 +48,7 @@ func FindHierarchies() (Hierarchies, error) {
 	return found, nil
 }
 
-// Unified tells whether the machine has version 2 alone.
+// Unified reports whether the machine has version 2 alone.
 func Unified() bool { return cgroups.IsCgroup2UnifiedMode() }
 
 // Path turns the path of runtime-spec into the path below a hierarchy:
@@ -175,7 +175,7 @@ func (h Hierarchies) kill(path string, limit time.Duration) error {
 	}
 }
 
-// Exists tells whether any hierarchy has the cgroup.
+// Exists reports whether any hierarchy has the cgroup.
 func (h Hierarchies) Exists(path string) bool {
 	for _, hierarchy := range h {
 		if _, err := os.Stat(filepath.Join(hierarchy, path)); err == nil {

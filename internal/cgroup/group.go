@@ -33,7 +33,7 @@ var holding = []string{"pids", "devices", "blkio", "cpuacct", "memory", "freezer
 
 // GroupParent finds where the groups of this process may be made: at path
 // below a hierarchy, or in the cgroup of this process if path is "". A process
-// that enters a cgroup of version 1 with a single thread waits for nobody,
+// that enters a cgroup of version 1 with a single thread waits for no other,
 // while a move within version 2 waits for an RCU grace period or costs another
 // clone; so version 1 is preferred where a machine has both.
 func GroupParent(path string) (Group, error) {

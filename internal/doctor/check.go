@@ -65,7 +65,7 @@ func Run(ctx context.Context, options Options) []Finding {
 	return c.findings
 }
 
-// Clean tells whether there is no problem among the findings.
+// Clean reports whether there is no problem among the findings.
 func Clean(findings []Finding) bool {
 	for _, f := range findings {
 		if f.Grade == Problem {

@@ -13,6 +13,7 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/internal/sweep"
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/sandbox"
@@ -20,55 +21,39 @@ import (
 
 // leaks compares what carries the node's mark with the records on disk. A record
 // is written before anything is made, and removed after all is gone. One that
-// cannot be read explains what it tells of, too.
+// cannot be read explains its pod or container, too.
 func (c *checker) leaks() {
 	hierarchies, err := cgroup.FindHierarchies()
 	if err != nil {
 		c.add("leaks", Problem, err.Error(), "")
 		return
 	}
-	count := c.ofPods(hierarchies) + c.ofContainers(hierarchies)
-	if count == 0 {
+	orphans := c.orphans(hierarchies)
+	if c.containersWithoutPod()+orphans == 0 {
 		c.add("leaks", Good, "none", "")
 	}
 	c.attachments()
 	c.quarantine()
 }
 
-// ofPods returns how many orphans and errors there are.
-func (c *checker) ofPods(hierarchies cgroup.Hierarchies) int {
-	remains := &sandbox.Remains{
-		Netns:       namespace.Find(c.Config.NetnsDir, c.Node.Mark()),
-		Userns:      namespace.Find(filepath.Join(c.Config.State, "userns"), c.Node.Mark()),
-		Hierarchies: hierarchies, Node: c.Node, State: c.Config.State,
-		Attached: c.hasAttachment, Kill: time.Duration(c.Config.Limits.Kill),
+// orphans returns how many there are, and one more if not all places could be
+// read. The record is asked for after the thing was found: a daemon may be at work.
+func (c *checker) orphans(hierarchies cgroup.Hierarchies) int {
+	places := &sweep.Places{
+		Node: c.Node, Hierarchies: hierarchies,
+		Netns:  namespace.Find(c.Config.NetnsDir, c.Node.Mark()),
+		Userns: namespace.Find(filepath.Join(c.Config.State, "userns"), c.Node.Mark()),
+		Root:   c.Config.Root, State: c.Config.State, Kill: time.Duration(c.Config.Limits.Kill),
 	}
-	// The record is asked for after the thing was found: a daemon may be at work.
-	orphans, err := remains.Find(c.hasRecord)
+	orphans, err := places.Find(sweep.Owners{Pod: c.hasRecord, Container: c.hasContainer, Supervisor: c.hasRecord, Attached: c.hasAttachment})
+	for _, o := range orphans {
+		c.leak(fmt.Sprintf("%s %s has no %s", o.Kind, o.Path, o.Owner()), func() error { return places.Remove(o) })
+	}
 	if err != nil {
-		c.add("leaks", Problem, err.Error(), "")
+		c.add("leaks", Problem, err.Error(), "mend what cannot be read, and check again")
 		return len(orphans) + 1
 	}
-	for _, orphan := range orphans {
-		c.leak(fmt.Sprintf("%s %s has no sandbox", orphan.Kind, orphan.Name), func() error { return remains.Remove(orphan) })
-	}
 	return len(orphans)
-}
-
-func (c *checker) ofContainers(hierarchies cgroup.Hierarchies) int {
-	remains := &container.Remains{
-		Hierarchies: hierarchies, Node: c.Node, Root: c.Config.Root, State: c.Config.State, Kill: time.Duration(c.Config.Limits.Kill),
-	}
-	orphans, err := remains.Find(c.hasContainer, c.hasRecord)
-	for _, orphan := range orphans {
-		c.leak(fmt.Sprintf("%s %s has no container", orphan.Kind, orphan.Name), func() error { return remains.Remove(orphan) })
-	}
-	count := len(orphans) + c.containersWithoutPod()
-	if err != nil {
-		c.add("leaks", Problem, err.Error(), "")
-		count++
-	}
-	return count
 }
 
 // containersWithoutPod are records of containers whose pod has none.
@@ -81,7 +66,7 @@ func (c *checker) containersWithoutPod() (count int) {
 	for _, id := range ids {
 		record, err := state.Peek[container.Record](c.containerDir(), id)
 		if err != nil || c.hasRecord(record.SandboxID) {
-			continue // removed meanwhile, or for the daemon to put into quarantine
+			continue // removed at the same time, or for the daemon to quarantine
 		}
 		count++
 		c.add("leak", Problem, fmt.Sprintf("container %s has no pod", id), "the daemon removes it when it starts")
@@ -130,7 +115,7 @@ func (c *checker) attachments() {
 	for _, id := range ids {
 		attachment, err := state.Peek[network.Attachment](dir, id)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // struck out meanwhile
+			continue // removed at the same time
 		}
 		if err != nil {
 			c.add("attachment", Problem, fmt.Sprintf("%s: %v", id, err), "")
@@ -158,8 +143,8 @@ func (c *checker) quarantine() {
 		{c.attachmentDir(), network.RetryAttachment},
 	} {
 		for _, file := range state.Quarantined(kind.dir) {
-			finding := c.add("quarantine", Warning, file+" cannot be decoded, what it tells of is left alone",
-				"mend it, then 'minicri check --fix' and restart the daemon; or give it up with --fix --force, and what it tells of is removed")
+			finding := c.add("quarantine", Warning, file+" cannot be decoded: its object is left alone",
+				"mend it, then 'minicri check --fix' and restart the daemon; or give it up with --fix --force: the next start removes what it describes")
 			finding.fix, finding.mended = func() error { return kind.retry(file) }, "done, restart the daemon"
 			finding.force = func() error { return state.GiveUp(file) }
 		}

@@ -103,7 +103,7 @@ func (b *Bundle) Networks(folder, directory string) {
 	}
 }
 
-// commandLimit is how long a program may take that tells of the machine.
+// commandLimit is how long a program that describes the machine may take.
 const commandLimit = 10 * time.Second
 
 // Machine adds what the machine is and what the daemon has last logged.

@@ -51,7 +51,7 @@ func (f Files) pods(match func(timeline.Pod) bool) (found []timeline.Pod, err er
 		record, err := state.Peek[sandbox.Record](filepath.Join(f.Root, "sandboxes"), id)
 		config := &runtimeapi.PodSandboxConfig{}
 		if err != nil || decode(record.Config, config) != nil {
-			continue // the daemon tells of what cannot be read
+			continue // the daemon reports what cannot be read
 		}
 		p := headOf(id, config.GetMetadata())
 		p.Containers = containers[id]

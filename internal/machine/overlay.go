@@ -46,7 +46,7 @@ func existing(path string) string {
 	}
 }
 
-// onOwnThread does something to a thread that nobody else uses afterwards. The
+// onOwnThread does something to a thread that is not used afterwards. The
 // main thread never ends, so it is not that one.
 func onOwnThread(do func() error) error {
 	result := make(chan error)

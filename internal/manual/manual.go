@@ -107,3 +107,14 @@ func Usage() string {
 	}
 	return b.String()
 }
+
+// UsageOf is the list of the commands whose first word is group: "image".
+func UsageOf(group string) string {
+	var b strings.Builder
+	for _, c := range Commands() {
+		if strings.HasPrefix(c.Words, group+" ") {
+			fmt.Fprintf(&b, "  minicri %-28s %s\n", c.Line(), c.Help)
+		}
+	}
+	return b.String()
+}

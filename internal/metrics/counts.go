@@ -17,7 +17,7 @@ type Sources struct {
 	Sandboxes  *sandbox.Store
 	Containers *container.Store
 	Networks   *network.CNI
-	// Streams counts the open sessions, Dropped the events that nobody got.
+	// Streams counts the open sessions, Dropped the events that were lost.
 	Streams func() int
 	Dropped func() uint64
 }

@@ -29,12 +29,12 @@ func Adopt() error {
 const reapAfter = 2 * time.Second
 
 // Orphans are processes that come to the daemon when their parent dies, and
-// whose end somebody asks for.
+// whose exit status is needed.
 type Orphans interface {
 	// Known reports whether the process is such a one, and never a child that
 	// the daemon has started itself.
 	Known(Facts) bool
-	// Ended is told the exit status of a known one, which has been reaped.
+	// Ended receives the exit status of a known one, which has been reaped.
 	Ended(Facts, unix.WaitStatus)
 }
 

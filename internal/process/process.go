@@ -111,7 +111,7 @@ func (p *Process) Kill(limit time.Duration) error {
 }
 
 // Reap takes the exit status of an ended process if it is our child; if not,
-// somebody else does.
+// another process does.
 func (p *Process) Reap() {
 	connection, err := p.pidfd.SyscallConn()
 	if err != nil {
@@ -129,7 +129,7 @@ type Stat struct {
 	StartTime uint64
 }
 
-// Dead tells whether the process has ended and only waits to be reaped.
+// Dead reports whether the process has ended and only waits to be reaped.
 func (s Stat) Dead() bool { return s.State == 'Z' || s.State == 'X' }
 
 // ReadStat reads the facts of a process; ErrGone if there is none.

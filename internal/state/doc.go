@@ -9,7 +9,7 @@
 // not take it back.
 //
 // Every file carries the version of its schema. A record that cannot be read
-// (truncated, garbage, or of no schema) is set aside in the directory
+// (truncated, garbage, or of no schema) is moved to the directory
 // "quarantine" beside the records; it never stops the others from being read.
 //
 // The package holds no state in memory and no lock: writers of one record are

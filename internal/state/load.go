@@ -21,7 +21,7 @@ type Bad struct {
 var errUndecodable = errors.New("cannot be decoded")
 
 // ErrLaterSchema is the error of a record that a later version of the program
-// wrote. To go on without it would be to take what it tells of for orphans.
+// wrote. To continue without it would take what it describes for orphans.
 var ErrLaterSchema = errors.New("written by a later version")
 
 // Load reads all records and clears away the temporary files of writes that were
@@ -48,7 +48,7 @@ func (r *Records[T]) Load() (map[string]T, []Bad, error) {
 			case errors.Is(err, ErrLaterSchema):
 				return nil, nil, err
 			case errors.Is(err, errUndecodable):
-				bad = append(bad, r.SetAside(id, err))
+				bad = append(bad, r.Quarantine(id, err))
 			case err != nil:
 				bad = append(bad, Bad{ID: id, Path: r.Path(id), Reason: err})
 			default:

@@ -12,16 +12,16 @@ import (
 )
 
 // quarantine is the directory, beside the records, of those that cannot be
-// decoded. What such a record tells of is left alone for as long as it is there.
+// decoded. What such a record describes is left alone for as long as it is there.
 const quarantine = "quarantine"
 
 // MostQuarantined is how many records of a kind stay in quarantine. The oldest
-// go first, and what they told of is an orphan then.
+// are removed first, and what they described is an orphan then.
 const MostQuarantined = 256
 
-// SetAside moves the record of id into quarantine, for a reason that the reader
+// Quarantine moves the record of id into quarantine, for a reason that the reader
 // of the record found. Where it cannot be moved it stays, and the reason says so.
-func (r *Records[T]) SetAside(id string, reason error) Bad {
+func (r *Records[T]) Quarantine(id string, reason error) Bad {
 	to := filepath.Join(r.directory, quarantine, id+suffix)
 	err := os.MkdirAll(filepath.Dir(to), 0o700)
 	if err == nil {
@@ -38,9 +38,15 @@ func (r *Records[T]) Quarantined() []string { return Quarantined(r.directory) }
 
 // Quarantined lists the files in quarantine beside the records of a directory.
 func Quarantined(directory string) []string {
-	paths, err := filepath.Glob(filepath.Join(directory, quarantine, "*"+suffix))
+	entries, err := os.ReadDir(filepath.Join(directory, quarantine))
 	if err != nil {
-		return nil // the pattern is good
+		return nil // there is none
+	}
+	var paths []string
+	for _, entry := range entries {
+		if strings.HasSuffix(entry.Name(), suffix) {
+			paths = append(paths, filepath.Join(directory, quarantine, entry.Name()))
+		}
 	}
 	return paths
 }
@@ -83,7 +89,7 @@ func (r *Records[T]) trimQuarantine() error {
 }
 
 // Retry puts a record in quarantine back among the others if it can be decoded
-// as a T by now, somebody may have mended it; the daemon that starts next reads
+// as a T by now, an administrator may have mended it; the daemon that starts next reads
 // it. It does not replace a record that is there.
 func Retry[T any](path string, version int) error {
 	directory := filepath.Dir(filepath.Dir(path))
@@ -106,7 +112,7 @@ func Retry[T any](path string, version int) error {
 }
 
 // GiveUp removes a record in quarantine: the daemon that starts next takes what it
-// told of for orphans.
+// described for orphans.
 func GiveUp(path string) error {
 	if err := os.Remove(path); err != nil {
 		return err

@@ -51,7 +51,7 @@ func (r *Records[T]) Path(id string) string { return filepath.Join(r.directory, 
 // Write replaces the record of id.
 func (r *Records[T]) Write(id string, record T) error { return r.write(id, record, r.durable) }
 
-// Put replaces the record of id for whoever reads it from now on, after a crash
+// Put replaces the record of id for all who read it from now on, after a crash
 // of the daemon too; a power cut may still take it back, until Sync returns.
 func (r *Records[T]) Put(id string, record T) error { return r.write(id, record, false) }
 

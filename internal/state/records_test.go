@@ -112,11 +112,11 @@ func TestLoadSetsBadRecordsAside(t *testing.T) {
 	}
 }
 
-func TestSetAsideReplacesAnEarlierOne(t *testing.T) {
+func TestQuarantineReplacesAnEarlierOne(t *testing.T) {
 	records := openRecords(t, false)
 	for _, content := range []string{"first", "second"} {
 		put(t, records.Path("a"), content)
-		bad := records.SetAside("a", errors.New("no good"))
+		bad := records.Quarantine("a", errors.New("no good"))
 		if got := read(t, bad.Path); got != content {
 			t.Errorf("set aside %q, want %q", got, content)
 		}
@@ -127,7 +127,7 @@ func TestSetAsideReplacesAnEarlierOne(t *testing.T) {
 }
 
 // A record that cannot even be moved stays where it is, and Load goes on.
-func TestSetAsideThatFails(t *testing.T) {
+func TestQuarantineThatFails(t *testing.T) {
 	records := openRecords(t, false)
 	put(t, filepath.Join(records.directory, quarantine), "in the way")
 	put(t, records.Path("bad"), "garbage")
@@ -309,7 +309,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 func TestRetryOfQuarantine(t *testing.T) {
 	records := openRecords(t, false)
 	put(t, records.Path("a"), "garbage")
-	path := records.SetAside("a", errors.New("no good")).Path
+	path := records.Quarantine("a", errors.New("no good")).Path
 	if err := Retry[pod](path, 2); err == nil {
 		t.Error("garbage went back")
 	}

@@ -124,8 +124,12 @@ func parseName(name string) (outcome, id, pod string, ok bool) {
 }
 
 // Keep writes a life down, in the place of an earlier one of the same id, and
-// removes the oldest ones beyond the limits. It is not worth an fsync.
+// removes the oldest ones beyond the limits. It is not worth an fsync. A nil Lives
+// keeps nothing.
 func (l *Lives) Keep(life Life) error {
+	if l == nil {
+		return nil
+	}
 	data, err := life.encode()
 	if err != nil {
 		return fmt.Errorf("encode the timeline of %s: %w", life.ID, err)

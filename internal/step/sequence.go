@@ -10,7 +10,7 @@ import (
 	"github.com/minicri/minicri/internal/trace"
 )
 
-// Observer is told of each step that has ended; nil if nothing measures.
+// Observer receives each step that has ended; nil if nothing measures.
 type Observer func(step Name, took time.Duration, err error)
 
 // Sequence is one way through steps. After the first error of Step, Async or

@@ -66,9 +66,9 @@ type Network struct {
 	// Path is where the namespace is pinned.
 	Path string `json:"path,omitempty"`
 	// Waits says why the attachment could not be released yet, "" if it was, or
-	// if nobody asked.
+	// if it was not asked for.
 	Waits string `json:"waits,omitempty"`
-	// Now is nil when nobody looked.
+	// Now is nil when the kernel was not asked.
 	Now *Now `json:"now,omitempty"`
 }
 

@@ -106,7 +106,7 @@ func (c *container) user() {
 }
 
 // username: a name has to be found in the image; a number would be taken even
-// if nobody has it.
+// if no one has it.
 func (c *container) username(name string) {
 	if strings.ContainsAny(name, ":\n\x00") {
 		c.bad(securityContext+"run_as_username", "%q is not a name of a user", name)

@@ -10,7 +10,7 @@ import (
 )
 
 // userNamespace: the mappings go into uid_map and gid_map as they are
-// (user_namespaces(7)), and root of the pod has to be somebody.
+// (user_namespaces(7)), and id 0 of the container must be mapped.
 func (c *pod) userNamespace() {
 	const field = "config.linux.security_context.namespace_options."
 	options := c.security().GetNamespaceOptions()

@@ -116,7 +116,7 @@ func (d *disk) freeze() (thaw func()) {
 	return thaw
 }
 
-// sleepsUninterruptibly tells whether any process in a container's cgroup does.
+// sleepsUninterruptibly reports whether any process in a container's cgroup does.
 func (p *pod) sleepsUninterruptibly(cgroup string) bool {
 	return slices.ContainsFunc(p.pidsInCgroup(cgroup), func(pid string) bool {
 		stat, _ := os.ReadFile("/proc/" + pid + "/stat") // it may have ended

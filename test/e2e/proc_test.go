@@ -51,7 +51,7 @@ func namespace(t testing.TB, pid int, kind string) string {
 	return name
 }
 
-// alive tells whether a process runs; a zombie does not.
+// alive reports whether a process runs; a zombie does not.
 func alive(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -95,7 +95,7 @@ func (n *Node) Restart() {
 	n.Start()
 }
 
-// Running tells whether the daemon runs.
+// Running reports whether the daemon runs.
 func (n *Node) Running() bool { return n.daemon != nil && n.daemon.running() }
 
 // PID is the id of the daemon's process, or of the last one that ran.

@@ -105,7 +105,7 @@ func httpGet(path string, port int) corev1.ProbeHandler {
 	return corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromInt(port)}}
 }
 
-// isReady tells whether the kubelet says that a pod is ready.
+// isReady reports whether the kubelet says that a pod is ready.
 func isReady(pod *corev1.Pod) bool {
 	return pod != nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue

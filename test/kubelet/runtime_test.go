@@ -77,7 +77,7 @@ func (k *kubelet) pid(verbose map[string]string) string {
 	return fmt.Sprint(info.PID)
 }
 
-// empty tells whether the runtime has neither pods nor containers.
+// empty reports whether the runtime has neither pods nor containers.
 func (k *kubelet) empty() bool {
 	k.t.Helper()
 	pods, err := k.Runtime.ListPodSandbox(limited(k.t), &runtimeapi.ListPodSandboxRequest{})

@@ -12,7 +12,7 @@ import (
 
 // Hit does what the file says for the point: each line is a name, a tab and an
 // action: "error", "kill" (SIGKILL of this process), "hang" (until the line is
-// gone) or "mark" (write the file NAME.hit beside it and go on).
+// gone) or "mark" (write the file NAME.hit next to it and continue).
 func Hit(name string) error {
 	action := actionFor(name)
 	if action != "" {
