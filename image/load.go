@@ -19,7 +19,7 @@ func (s *Store) List() []Image { return s.catalog.list() }
 
 // Get finds an image by reference, id or an unambiguous beginning of its id, with
 // its Spec. One that is not there is an ErrNotFound, and so is one whose files
-// cannot be read any more: pulling it again mends it.
+// cannot be read any more: pulling it again repairs it.
 func (s *Store) Get(refOrID string) (Image, error) {
 	found, err := s.catalog.find(refOrID)
 	if err != nil {
@@ -58,7 +58,7 @@ func (b body) labels() map[string]string {
 }
 
 // loadCatalog reads all records. An image that is not whole is not listed, so
-// that it is pulled again, which mends it.
+// that it is pulled again, which repairs it.
 func (s *Store) loadCatalog(ctx context.Context) error {
 	all, err := s.images.List(ctx)
 	if err != nil {

@@ -34,8 +34,8 @@ type Finding struct {
 	// fix removes what was left, nil where a person has to. force does what may
 	// lose something; nil where nothing may.
 	fix, force func() error
-	// mended says what fix has done.
-	mended string
+	// fixed says what fix has done.
+	fixed string
 }
 
 // Options say which node is looked at.
@@ -89,11 +89,11 @@ func Fix(findings []Finding, force bool) []Finding {
 			err = f.force()
 		}
 		if err != nil {
-			fixed[i].Message += ": not mended: " + err.Error()
+			fixed[i].Message += ": not fixed: " + err.Error()
 			continue
 		}
 		fixed[i].Grade, fixed[i].Advice, fixed[i].fix = Good, "", nil
-		fixed[i].Message += ": " + f.mended
+		fixed[i].Message += ": " + f.fixed
 	}
 	return fixed
 }

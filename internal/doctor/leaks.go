@@ -50,7 +50,7 @@ func (c *checker) orphans(hierarchies cgroup.Hierarchies) int {
 		c.leak(fmt.Sprintf("%s %s has no %s", o.Kind, o.Path, o.Owner()), func() error { return places.Remove(o) })
 	}
 	if err != nil {
-		c.add("leaks", Problem, err.Error(), "mend what cannot be read, and check again")
+		c.add("leaks", Problem, err.Error(), "make it readable and run minicri check again")
 		return len(orphans) + 1
 	}
 	return len(orphans)
@@ -88,7 +88,7 @@ func (c *checker) snapshots(ctx context.Context) {
 
 func (c *checker) leak(message string, fix func() error) {
 	finding := c.add("leak", Problem, message, "minicri check --fix removes it")
-	finding.fix, finding.mended = fix, "removed"
+	finding.fix, finding.fixed = fix, "removed"
 }
 
 func (c *checker) hasRecord(id string) bool     { return hasFile(c.recordDir(), id) }
@@ -124,13 +124,13 @@ func (c *checker) attachments() {
 		if attachment.Releasing || !c.hasRecord(id) {
 			c.add("attachment", Problem,
 				fmt.Sprintf("%s on network %q waits for CNI DEL, %d tries: %s", id, attachment.Network, attachment.Tries, attachment.LastError),
-				"mend the plugin; the running daemon repeats DEL by itself")
+				"repair the plugin; the running daemon retries DEL")
 		}
 	}
 }
 
 // quarantine shows the records that cannot be decoded. They are tried again: a
-// person may have mended them, or a later program may read them.
+// person may have repaired them, or a later program may read them.
 func (c *checker) quarantine() {
 	for _, kind := range []struct {
 		dir   string
@@ -144,8 +144,8 @@ func (c *checker) quarantine() {
 	} {
 		for _, file := range state.Quarantined(kind.dir) {
 			finding := c.add("quarantine", Warning, file+" cannot be decoded: its object is left alone",
-				"mend it, then 'minicri check --fix' and restart the daemon; or give it up with --fix --force: the next start removes what it describes")
-			finding.fix, finding.mended = func() error { return kind.retry(file) }, "done, restart the daemon"
+				"repair the file, run 'minicri check --fix' and restart the daemon; or give it up with --fix --force: the next start removes what it describes")
+			finding.fix, finding.fixed = func() error { return kind.retry(file) }, "put back, restart the daemon"
 			finding.force = func() error { return state.GiveUp(file) }
 		}
 	}
@@ -165,7 +165,7 @@ func (c *checker) sandboxes() {
 			continue
 		}
 		if pause, err := process.Open(facts.Pause); err != nil {
-			c.add("sandbox", Problem, fmt.Sprintf("%s is taken for ready, but its pause is gone: %v", id, err), "the kubelet makes the pod again")
+			c.add("sandbox", Problem, fmt.Sprintf("%s is recorded as Ready, but its pause process is gone: %v", id, err), "the daemon notices when it starts, and the kubelet makes the pod again")
 		} else if err := pause.Close(); err != nil {
 			c.add("sandbox", Problem, err.Error(), "")
 		}

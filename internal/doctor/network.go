@@ -56,7 +56,7 @@ func (c *checker) networks() {
 func (c *checker) survey(subject, path string) bool {
 	configuration, problems := network.Survey(path, c.Config.BinDirs())
 	for _, problem := range problems {
-		c.add(subject, Problem, problem.Error(), "mend or remove it")
+		c.add(subject, Problem, problem.Error(), "correct or remove it")
 	}
 	if configuration == nil {
 		return false

@@ -89,7 +89,7 @@ func (r *Records[T]) trimQuarantine() error {
 }
 
 // Retry puts a record in quarantine back among the others if it can be decoded
-// as a T by now, an administrator may have mended it; the daemon that starts next reads
+// as a T by now, an administrator may have repaired it; the daemon that starts next reads
 // it. It does not replace a record that is there.
 func Retry[T any](path string, version int) error {
 	directory := filepath.Dir(filepath.Dir(path))

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The start takes back what carries our mark and has no record (P1), and
+// The start removes what carries our mark and has no record (P1), and
 // touches nothing else, be it in our directories.
-func TestProperty1_StraysAreSweptAndForeignThingsStay(t *testing.T) {
+func TestProperty1_OrphansAreSweptAndForeignThingsStay(t *testing.T) {
 	n := newNode(t)
 	w := n.runWitness(t)
 	ours := n.mark(t, w.Id) + strings.Repeat("cd", 32)
@@ -28,7 +28,7 @@ func TestProperty1_StraysAreSweptAndForeignThingsStay(t *testing.T) {
 	n.Start()
 
 	(&trial{node: n, witness: w}).checkWitness(t)
-	eventually(t, "the strays are gone", func() bool { return strays.gone() })
+	eventually(t, "the orphans are gone", func() bool { return strays.gone() })
 	if lost := foreign.lost(); len(lost) > 0 {
 		t.Errorf("what was not ours was taken: %v", lost)
 	}

@@ -43,7 +43,7 @@ func TestCheckIsCleanOnANodeWithPods(t *testing.T) {
 	}
 }
 
-func TestCheckFindsAndRemovesStrays(t *testing.T) {
+func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 	n := newNode(t)
 	id := n.RunPod(n.PodConfig("web"))
 	mark := strings.TrimSuffix(filepath.Base(verbose(t, n, id).NetNamespace), id)
@@ -58,7 +58,7 @@ func TestCheckFindsAndRemovesStrays(t *testing.T) {
 
 	found, clean := problems(t, n)
 	if clean || len(found) != 3 {
-		t.Errorf("want the 3 strays, got %v, clean %v", found, clean)
+		t.Errorf("want the 3 orphans, got %v, clean %v", found, clean)
 	}
 	if left, clean := problems(t, n, "--fix"); !clean {
 		t.Errorf("after --fix: %v", left)
@@ -131,8 +131,8 @@ func TestCheckFindsAndRemovesWhatContainersLeave(t *testing.T) {
 	}
 }
 
-// A record that cannot be decoded is shown until somebody mends it, which --fix
-// notices, or gives it up with --force, which removes what it tells of at the next
+// A record that cannot be decoded is shown until an administrator repairs it, which --fix
+// notices, or gives it up with --force, which removes what it describes at the next
 // start; --force alone is refused.
 func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 	n := newNode(t)
@@ -165,7 +165,7 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 			check(t, os.WriteFile(file, whole, 0o600))
 		}
 	}
-	if output, err := n.RunCommand("check", "--fix"); err == nil && !strings.Contains(output, "not mended") {
+	if output, err := n.RunCommand("check", "--fix"); err == nil && !strings.Contains(output, "not fixed") {
 		t.Errorf("check --fix: %s", output)
 	}
 	if files := quarantined(); len(files) != 1 || !strings.Contains(files[0], givenUp) {
