@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -148,4 +149,27 @@ func (p *plugins) remove(run *runner.Run) {
 		p.logger.Error("a plugin run that is over is not removed, it is tried again", "verb", run.Verb, "sandbox", run.ID, "err", err)
 		p.lingering.keep(run)
 	}
+}
+
+// end removes the run if nothing is left of it. What a run that succeeded left
+// running lives on; what another one left is killed. It returns errStuck if
+// that does not end.
+func (p *plugins) end(run *runner.Run, err error, killed bool) error {
+	if !run.Running() {
+		p.remove(run)
+		return nil
+	}
+	if err == nil {
+		p.keepHelpers(run)
+		return nil
+	}
+	limit := killLimit
+	if killed {
+		limit = 0 // they have had their time
+	}
+	if err := run.Kill(limit); err != nil {
+		return fmt.Errorf("%w: %w", errStuck, err)
+	}
+	p.remove(run)
+	return nil
 }

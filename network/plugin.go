@@ -298,26 +298,3 @@ func (p *plugins) kill(run *runner.Run, done <-chan error, limit time.Duration) 
 		return err
 	}
 }
-
-// end removes the run if nothing is left of it. What a run that succeeded left
-// running lives on; what another one left is killed. It returns errStuck if
-// that does not end.
-func (p *plugins) end(run *runner.Run, err error, killed bool) error {
-	if !run.Running() {
-		p.remove(run)
-		return nil
-	}
-	if err == nil {
-		p.keepHelpers(run)
-		return nil
-	}
-	limit := killLimit
-	if killed {
-		limit = 0 // they have had their time
-	}
-	if err := run.Kill(limit); err != nil {
-		return fmt.Errorf("%w: %w", errStuck, err)
-	}
-	p.remove(run)
-	return nil
-}

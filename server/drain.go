@@ -19,12 +19,12 @@ type work struct {
 }
 
 // changing are the calls that are waited for when the daemon ends. All others
-// only look, and are answered to the end.
+// only read, and are answered to the end.
 var changing = []string{
 	"RunPodSandbox", "StopPodSandbox", "RemovePodSandbox", "UpdatePodSandboxResources",
 	"CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "UpdateContainerResources",
-	"ReopenContainerLog", "ExecSync", "CheckpointContainer", "UpdateRuntimeConfig",
-	"PullImage", "RemoveImage", "Import",
+	"ReopenContainerLog", "ExecSync", "CheckpointContainer", "CheckpointPod", "RestorePod", "UpdateRuntimeConfig",
+	"PullImage", "RemoveImage", "Import", "Pull", "Tag", "Untag",
 }
 
 var errDraining = fmt.Errorf("minicri is shutting down, ask the next daemon: %w", errdefs.ErrUnavailable)

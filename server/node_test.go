@@ -26,6 +26,7 @@ import (
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/internal/sweep"
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/sandbox"
@@ -86,6 +87,9 @@ func containers(t *testing.T, options sandbox.Options, runtime *Runtime) *contai
 	opened, err := container.Open(t.Context(), container.Options{
 		Images: noImages{}, Supervisors: options.Supervisors,
 		Root: options.Root, State: options.State, Node: options.Node, Hierarchies: options.Hierarchies,
+		Places: &sweep.Places{
+			Node: options.Node, Hierarchies: options.Hierarchies, Netns: options.Netns, Userns: options.Userns, Root: options.Root, State: options.State, Kill: 10 * time.Second,
+		},
 		Sandboxes: runtime.Sandboxes, Events: runtime, Logger: options.Logger,
 		Limits: container.Limits{Create: time.Minute, Kill: 10 * time.Second},
 	})

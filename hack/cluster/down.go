@@ -14,8 +14,8 @@ import (
 )
 
 // down removes the pods of every node and looks for what they left, then ends
-// the nodes and looks for what they left on the machine. The cluster ends in any
-// case; the error says what was found.
+// the nodes, whatever was found, and looks for what they left on the machine. The
+// error says what was found.
 func (c *cluster) down(ctx context.Context) error {
 	var looking errgroup.Group
 	found := make([]error, len(c.Nodes))
@@ -33,21 +33,24 @@ func (c *cluster) down(ctx context.Context) error {
 	return errors.Join(append(found, c.lookAtMachine())...)
 }
 
-// end ends every process of the cluster and removes its files.
+// end ends every process of the cluster, also where one of them fails to, and
+// removes its files when none is left.
 func (c *cluster) end() error {
+	var errs []error
 	for _, n := range c.Nodes {
-		if err := n.remove(); err != nil {
-			return err
-		}
+		errs = append(errs, n.remove())
 	}
 	if err := kill(c.Hub); err != nil {
-		return fmt.Errorf("end the hub: %w", err)
+		errs = append(errs, fmt.Errorf("end the hub: %w", err))
 	}
 	hierarchies, err := cgroup.FindHierarchies()
-	if err != nil {
-		return err
+	if err == nil {
+		err = hierarchies.Remove(c.cgroupParent(), killTime)
 	}
-	return errors.Join(hierarchies.Remove(c.cgroupParent(), killTime), os.RemoveAll(c.dir()))
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return fmt.Errorf("end cluster %s, whose files stay in %s: %w", c.Name, c.dir(), err)
+	}
+	return os.RemoveAll(c.dir())
 }
 
 // lookAtMachine looks for what must not be there any more.

@@ -248,7 +248,7 @@ func echo(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }
 // others of its session, and is told why it ends.
 //
 // attack: clients: one connection of a port-forward whose pod reads nothing
-// held: the others of its session go on; this one ends and is told why
+// held: the others of its session continue; this one ends and gets the reason
 // field: it holds up its whole session
 func TestAnUnreadConnectionHoldsUpNoOther(t *testing.T) {
 	p := newTarget(t, "")
