@@ -1,6 +1,7 @@
 package stats
 
 import (
+	"slices"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -25,8 +26,11 @@ func baseLabels() []string { return []string{"container", "id", "image", "name",
 // descriptors are all metrics. Values are whole numbers in the CRI, so seconds
 // are rounded down.
 func descriptors() []descriptor {
+	return slices.Concat(usageDescriptors(), limitDescriptors(), networkDescriptors())
+}
+
+func usageDescriptors() []descriptor {
 	device := []string{"device"}
-	network := []string{"interface"}
 	return []descriptor{
 		{"container_cpu_usage_seconds_total", "Cpu time used.", counter, []string{"cpu"}},
 		{"container_cpu_user_seconds_total", "Cpu time used in user mode.", counter, nil},
@@ -70,12 +74,23 @@ func descriptors() []descriptor {
 		{"container_pressure_io_stalled_seconds_total", "Time that all tasks waited for a device.", counter, nil},
 		{"container_last_seen", "When the container was last seen, in seconds since 1970.", gauge, nil},
 		{"container_start_time_seconds", "When the container was started, in seconds since 1970.", gauge, nil},
+	}
+}
+
+func limitDescriptors() []descriptor {
+	return []descriptor{
 		{"container_spec_cpu_period", "Period of the cpu limit, in microseconds.", gauge, nil},
 		{"container_spec_cpu_quota", "Cpu limit, in microseconds of each period.", gauge, nil},
 		{"container_spec_cpu_shares", "Share of the cpu.", gauge, nil},
 		{"container_spec_memory_limit_bytes", "Memory limit, 0 for none.", gauge, nil},
 		{"container_spec_memory_reservation_limit_bytes", "Memory that is kept for the container, 0 for none.", gauge, nil},
 		{"container_spec_memory_swap_limit_bytes", "Limit of memory and swap together, 0 for none.", gauge, nil},
+	}
+}
+
+func networkDescriptors() []descriptor {
+	network := []string{"interface"}
+	return []descriptor{
 		{"container_network_receive_bytes_total", "Bytes received.", counter, network},
 		{"container_network_receive_errors_total", "Errors while receiving.", counter, network},
 		{"container_network_receive_packets_total", "Packets received.", counter, network},
