@@ -9,7 +9,7 @@ import (
 
 // Detach runs DEL for the attachment of id, in the namespace at path, or with
 // an empty CNI_NETNS when path is "". Where there is no attachment there is
-// nothing to do. A DEL that fails is repeated in the background from then on;
+// nothing to do. A DEL that fails is retried in the background from then on;
 // Detach reports the failure until the limits DetachTries and DetachTime end
 // that, and nil after that: the attachment then lives on in the journal and no
 // longer blocks its pod's deletion.
@@ -34,7 +34,7 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 	}
 	n.retries.later(id)
 	if n.detachTimeOver(a.record) {
-		n.options.Logger.Error("the pod is deleted without CNI DEL, which is repeated in the background",
+		n.options.Logger.Error("the pod is deleted without CNI DEL, which is retried in the background",
 			"sandbox", id, "network", a.record.Network, "tries", a.record.Tries, "err", o.err)
 		return nil
 	}
@@ -72,7 +72,7 @@ func (n *CNI) noteFailure(a *attachment, err error) error {
 	if writeErr := n.journal.Write(a.record.ID, a.record); writeErr != nil {
 		n.options.Logger.Error("the journal does not show a failed DEL", "sandbox", a.record.ID, "err", writeErr)
 	}
-	return fmt.Errorf("%w (try %d; it is repeated in the background)", err, a.record.Tries)
+	return fmt.Errorf("%w (try %d; it is retried in the background)", err, a.record.Tries)
 }
 
 // Release hands the attachment of id to the background: its DEL runs there,

@@ -44,7 +44,7 @@ func TestDetachUsesTheConfigurationOfAdd(t *testing.T) {
 	}
 }
 
-// A DEL that fails is told of, repeated in the background with longer and
+// A DEL that fails is reported, retried in the background with longer and
 // longer pauses, over a restart too, and struck out when it works at last.
 func TestDetachFailsAndThenWorks(t *testing.T) {
 	n := newNode(t, nil)
@@ -53,7 +53,7 @@ func TestDetachFailsAndThenWorks(t *testing.T) {
 	n.attach(t, "web")
 	stop := n.runs(t)
 	n.tell(t, "DEL.fail")
-	wantError(t, n.Detach(t.Context(), "web", n.NamespacePath("web")), "CNI DEL", "told to fail", "try 1", "repeated in the background")
+	wantError(t, n.Detach(t.Context(), "web", n.NamespacePath("web")), "CNI DEL", "told to fail", "try 1", "retried in the background")
 
 	// Pauses of 0, 100, 200, 400, 800 ms.
 	time.Sleep(1200 * time.Millisecond)

@@ -18,7 +18,7 @@
 //
 // It is in the journal, on disk, before ADD runs, with the configuration and
 // the arguments of that ADD, and it is removed only after every plugin of the
-// chain said that its DEL succeeded. A DEL that fails is repeated in the background, over restarts too. As long as
+// chain said that its DEL succeeded. A DEL that fails is retried in the background, over restarts too. As long as
 // the attachment lives, so does the namespace: DEL wants it.
 //
 // # Locks

@@ -23,10 +23,10 @@ func (n *CNI) openUnreadable(bad state.Bad) {
 		record, err = n.guessedAttachment(bad.ID)
 	}
 	if err != nil {
-		logger.Error("nothing tells how its addresses are freed: they may have to be freed by hand", "err", err)
+		logger.Error("CNI DEL cannot be run: no configuration of its ADD is known; its addresses may have to be freed by hand", "err", err)
 		return
 	}
-	logger.Warn("its DEL will be run with what else is known", "network", record.Network, "source", record.Source)
+	logger.Warn("CNI DEL will be run with the configuration that is left", "network", record.Network, "source", record.Source)
 	a := newAttachment(record)
 	a.attached = true
 	n.attachments[bad.ID] = a

@@ -90,7 +90,7 @@ func failure(of, text string, rows []step.Row) Problem {
 		case row.Error != "":
 			problem.NotUndone = append(problem.NotUndone, row.Step+": "+row.Error)
 		case pluginFailed(rows, row):
-			problem.NotUndone = append(problem.NotUndone, row.Step+": a plugin failed, it is repeated in the background")
+			problem.NotUndone = append(problem.NotUndone, row.Step+": a plugin failed, it is retried in the background")
 		default:
 			problem.Undone = append(problem.Undone, row.Step)
 		}

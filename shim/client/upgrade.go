@@ -89,7 +89,7 @@ func (s *Set) upgradeGroup(ctx context.Context, group, program string) {
 	defer cancel()
 	now, err := Upgrade(upgrading, s.Dir(group), program, s.options.Start.Build)
 	if err != nil {
-		logger.Error("the supervisor could not be upgraded and serves on as it was", "build", info.GetBuild(), "wanted", s.options.Start.Build, "err", err)
+		logger.Error("the supervisor could not be upgraded: the old build continues to serve", "build", info.GetBuild(), "wanted", s.options.Start.Build, "err", err)
 		return
 	}
 	logger.Info("the supervisor was upgraded", "from", info.GetBuild(), "to", now.GetBuild(), "paused", time.Duration(now.GetPaused()))

@@ -125,7 +125,7 @@ func wantUpgrades(t *testing.T, n *harness.Node, done, refused int) {
 	if now := strings.Count(log, "the supervisor was upgraded"); now != done {
 		t.Errorf("%d upgrades, want %d", now, done)
 	}
-	if now := strings.Count(log, "the supervisor could not be upgraded and serves on as it was"); now != refused {
+	if now := strings.Count(log, "the supervisor could not be upgraded: the old build continues to serve"); now != refused {
 		t.Errorf("%d upgrades were refused, want %d", now, refused)
 	}
 }

@@ -179,7 +179,7 @@ func TestProperty9_AttachmentThatCannotBeRead(t *testing.T) {
 			if now := n.status(t, id); now.String() != was.String() {
 				t.Errorf("the pod changed:\nwas %v\nis  %v", was, now)
 			}
-			if !strings.Contains(n.Log(), `attachment set aside`) {
+			if !strings.Contains(n.Log(), `attachment quarantined`) {
 				t.Error("the log does not tell of the attachment")
 			}
 			if _, err := os.Stat(filepath.Join(n.Addresses, was.Network.Ip)); err != nil {
