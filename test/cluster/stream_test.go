@@ -216,10 +216,10 @@ func TestResizeOfAPod(t *testing.T) {
 	same(t, "container", status(after, "main").ContainerID, status(before, "main").ContainerID)
 }
 
-// kubectl top asks metrics-server, that the kubelets, and these minicri.
+// kubectl top asks metrics-server, which test/cluster/run adds, that the kubelets,
+// and these minicri.
 func TestTop(t *testing.T) {
 	s := newSpace(t)
-	onCluster(t, "add-metrics")
 	s.run("pod", "while :; do :; done", "---\nresources: {limits: {cpu: 200m, memory: 50Mi}}\n")
 	s.ready("pod")
 	var top string
