@@ -147,7 +147,7 @@ func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[
 	if configuration, err := r.Networks.Configuration(); err == nil {
 		info["cniconfig"] = describeNetwork(configuration)
 	}
-	// A list that cannot be had is an error of check's, not of the status.
+	// The status is an answer without them, too.
 	if keys, err := r.Containers.SnapshotsWithoutContainer(ctx); err == nil {
 		info["orphanSnapshots"] = keys
 	}

@@ -8,11 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/doctor"
@@ -67,31 +62,8 @@ func examine(ctx context.Context, c *config.Config) ([]doctor.Finding, error) {
 	}
 	return doctor.Run(ctx, doctor.Options{
 		Config: c, Shim: shim, Node: identity, Handlers: handler.New(handlerSpecs(c), handler.Features{}),
-		Snapshots: func(ctx context.Context) ([]string, error) { return orphanSnapshots(ctx, c.Socket) },
+		Snapshots: snapshotsOf(ctx, c),
 	}), nil
-}
-
-// orphanSnapshots asks the daemon at the socket.
-func orphanSnapshots(ctx context.Context, socket string) (keys []string, err error) {
-	if !daemonServes(ctx, socket) {
-		return nil, errors.New("no daemon serves at " + socket)
-	}
-	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return nil, err
-	}
-	defer connection.Close()
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	status, err := runtimeapi.NewRuntimeServiceClient(connection).Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
-	if err != nil {
-		return nil, err
-	}
-	text, told := status.GetInfo()["orphanSnapshots"]
-	if !told {
-		return nil, errors.New("the daemon cannot list its snapshots")
-	}
-	return keys, json.Unmarshal([]byte(text), &keys)
 }
 
 func printFindings(output io.Writer, findings []doctor.Finding, asJSON bool) error {

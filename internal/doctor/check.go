@@ -46,10 +46,18 @@ type Options struct {
 	// Node is the node that is looked at.
 	Node *node.Node
 	// Handlers are the runtime handlers of the configuration.
-	Handlers *handler.Set
-	// Snapshots asks the daemon, who alone can read the image store, for those that
-	// no container explains.
-	Snapshots func(context.Context) ([]string, error)
+	Handlers  *handler.Set
+	Snapshots Snapshots
+}
+
+// Snapshots are the writable layers of the node's containers, and the images that
+// are mounted in them.
+type Snapshots interface {
+	// List returns the keys of those that no container explains. explains is for a
+	// node without a daemon: it reports whether a container has a record.
+	List(ctx context.Context, explains func(id string) bool) ([]string, error)
+	// Remove removes one of them.
+	Remove(ctx context.Context, key string) error
 }
 
 // Run looks at everything, in the order in which a report shows it.

@@ -34,6 +34,8 @@ type Server struct {
 //
 //	/timelines?pod=NAME    the lives of pods, as JSON
 //	/pods                  all pods at a glance, as JSON
+//	/snapshots/orphans     the keys of snapshots that no container explains, as JSON;
+//	                       DELETE /snapshots/orphans/KEY removes one
 //	/goroutines            the stacks of all goroutines
 //	/metrics               the metrics of Prometheus
 //	/debug/pprof/          profiles, as net/http/pprof has them
@@ -54,6 +56,13 @@ func (s *Server) routes() http.Handler {
 		s.answer(w, pods, err)
 	})
 	mux.HandleFunc("GET /pods", func(w http.ResponseWriter, r *http.Request) { s.answer(w, s.Node.Glance(r.Context()), nil) })
+	mux.HandleFunc("GET /snapshots/orphans", func(w http.ResponseWriter, r *http.Request) {
+		keys, err := s.Node.Containers.SnapshotsWithoutContainer(r.Context())
+		s.answer(w, keys, err)
+	})
+	mux.HandleFunc("DELETE /snapshots/orphans/{key}", func(w http.ResponseWriter, r *http.Request) {
+		s.answer(w, nil, s.Node.Containers.RemoveSnapshot(r.Context(), r.PathValue("key")))
+	})
 	mux.HandleFunc("GET /goroutines", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(Goroutines()) })
 	mux.Handle("GET /metrics", s.Metrics)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -90,7 +99,8 @@ type Client struct{ http *http.Client }
 
 // NewClient asks the daemon that serves at a socket.
 func NewClient(socket string) Client {
-	return Client{&http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	// A client that forgets to close leaves nothing open.
+	return Client{&http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	}}}}
 }
@@ -120,7 +130,17 @@ func (c Client) get(ctx context.Context, path string, into any) error {
 
 // Read returns what the daemon has at a path of Server.Serve.
 func (c Client) Read(ctx context.Context, path string) ([]byte, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://minicri"+path, http.NoBody)
+	return c.do(ctx, http.MethodGet, path)
+}
+
+// Delete removes what the daemon has at a path of Server.Serve.
+func (c Client) Delete(ctx context.Context, path string) error {
+	_, err := c.do(ctx, http.MethodDelete, path)
+	return err
+}
+
+func (c Client) do(ctx context.Context, method, path string) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, method, "http://minicri"+path, http.NoBody)
 	if err != nil {
 		return nil, err
 	}

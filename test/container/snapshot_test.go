@@ -9,6 +9,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/inspect"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -38,5 +39,36 @@ func TestSnapshotsWithoutContainer(t *testing.T) {
 	if output, err := p.RunCommand("check"); err != nil || strings.Contains(output, "snapshot") {
 		t.Errorf("check: %v\n%s", err, output)
 	}
+	same(t, "the file of the container", p.exec(id, "cat /kept"), "kept")
+}
+
+// minicri check finds a layer that no container explains, and --fix removes it: from
+// the store where no daemon runs. One that runs keeps the layers of its containers,
+// whoever asks.
+func TestCheckRemovesSnapshotsWithoutContainer(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", "echo kept > /kept; "+forever)
+	orphan := strings.Repeat("cd", 32)
+	p.Stop()
+	store, err := image.Open(t.Context(), image.Config{Root: p.Root, Logger: slog.New(slog.DiscardHandler)})
+	check(t, err)
+	_, _, err = store.Prepare(t.Context(), orphan, harness.BusyboxImage, image.PrepareOptions{})
+	check(t, err)
+	check(t, store.Close())
+	if output, err := p.RunCommand("check"); err == nil || !strings.Contains(output, "snapshot "+orphan+" has no container") {
+		t.Errorf("check: %v\n%s", err, output)
+	}
+	if output, err := p.RunCommand("check", "--fix"); err != nil {
+		t.Errorf("check --fix: %v\n%s", err, output)
+	}
+	if output, err := p.RunCommand("check"); err != nil || strings.Contains(output, "snapshot") {
+		t.Errorf("check after --fix: %v\n%s", err, output)
+	}
+	p.Start()
+	client := inspect.NewClient(inspect.DebugSocket(p.State))
+	if err := client.Delete(t.Context(), "/snapshots/orphans/"+id); err == nil || !strings.Contains(err.Error(), "belongs to container") {
+		t.Errorf("the layer of a container: %v", err)
+	}
+	check(t, client.Delete(t.Context(), "/snapshots/orphans/"+orphan)) // gone already
 	same(t, "the file of the container", p.exec(id, "cat /kept"), "kept")
 }
