@@ -58,12 +58,12 @@ func (s *Store) room(sb *Sandbox) error {
 	return validate.Listed("pod", len(s.byID), used, sb.listSize)
 }
 
-// listSize is what a sandbox takes in the list of all.
+// listSize is what a sandbox takes in the list of all, without labels and annotations.
 func listSize(record Record, config *runtimeapi.PodSandboxConfig) int {
 	const framing = 8 // the item's own tag and length
 	return framing + proto.Size(&runtimeapi.PodSandbox{
 		Id: record.ID, Metadata: config.GetMetadata(), CreatedAt: time.Now().UnixNano(), State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY,
-		Labels: config.GetLabels(), Annotations: config.GetAnnotations(), RuntimeHandler: record.RuntimeHandler,
+		RuntimeHandler: record.RuntimeHandler,
 	})
 }
 

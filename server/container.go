@@ -147,7 +147,7 @@ func (r *Runtime) verboseContainerStatus(c *container.Container) (map[string]str
 
 // ListContainers lists the containers that match every field of the filter.
 func (r *Runtime) ListContainers(_ context.Context, request *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
-	return &runtimeapi.ListContainersResponse{Containers: r.containers(request.GetFilter())}, nil
+	return fitContainers(&runtimeapi.ListContainersResponse{Containers: r.containers(request.GetFilter())}), nil
 }
 
 // StreamContainers sends the same list in pieces.

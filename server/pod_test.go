@@ -102,8 +102,20 @@ func TestStreamPodSandboxes(t *testing.T) {
 				streamed = append(streamed, message.GetPodSandboxes()...)
 				messages++
 			}
-			same := slices.EqualFunc(streamed, list.GetItems(), func(a, b *runtimeapi.PodSandbox) bool { return proto.Equal(a, b) })
-			if !same || messages > 1+proto.Size(list)/(pieceBytes/2) {
+			whole := &runtimeapi.ListPodSandboxResponse{Items: streamed}
+			longest := grpc.MaxCallRecvMsgSize(most)
+			if fitting, err := client.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: filter}, longest); err != nil || len(fitting.GetItems()) != len(streamed) {
+				t.Errorf("as a kubelet reads it the list has %d pods, %v", len(fitting.GetItems()), err)
+			}
+			for _, pod := range streamed {
+				if len(pod.GetAnnotations()["note"]) != test.annotation {
+					t.Fatalf("the stream has %d bytes of an annotation of %d", len(pod.GetAnnotations()["note"]), test.annotation)
+				}
+			}
+			sent := proto.Size(whole)
+			whole = fitPods(whole) // which leaves out of the stream's what the list has not
+			same := slices.EqualFunc(whole.Items, list.GetItems(), func(a, b *runtimeapi.PodSandbox) bool { return proto.Equal(a, b) })
+			if !same || messages > 1+sent/(pieceBytes/2) {
 				t.Errorf("%d pods, filter %v: %d in %d messages, want %d", test.count, filter, len(streamed), messages, len(list.GetItems()))
 			}
 		}

@@ -1,0 +1,95 @@
+package server
+
+import (
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// mostAnswer is what a list may take as one message: the kubelet and crictl read
+// 16 MiB, and take a node whose list is longer for dead. Streams have no limit.
+const mostAnswer = 15 << 20
+
+// fit leaves labels and annotations out of a message that is too long, the longest
+// first, until it fits: a list without some texts is one that the kubelet can work
+// with, whose own labels and annotations are short; none is not. texts are the maps
+// of the message; those of the pods' configurations stay as they are. What is left
+// then has a limit of its own (validate.Listed).
+func fit(message proto.Message, texts []*map[string]string) {
+	excess := proto.Size(message) - mostAnswer
+	if excess <= 0 {
+		return
+	}
+	var sizes []int
+	for _, text := range texts {
+		for key, value := range *text {
+			sizes = append(sizes, len(key)+len(value))
+		}
+	}
+	slices.Sort(sizes)
+	longest := 0 // what is as long as this, or longer, is left out
+	for i := len(sizes) - 1; i >= 0 && excess > 0; i-- {
+		longest = sizes[i]
+		excess -= longest
+	}
+	for _, text := range texts {
+		short := maps.Clone(*text)
+		maps.DeleteFunc(short, func(key, value string) bool { return len(key)+len(value) >= longest })
+		*text = short
+	}
+}
+
+func fitPods(list *runtimeapi.ListPodSandboxResponse) *runtimeapi.ListPodSandboxResponse {
+	var texts []*map[string]string
+	for _, pod := range list.Items {
+		texts = append(texts, &pod.Labels, &pod.Annotations)
+	}
+	fit(list, texts)
+	return list
+}
+
+func fitContainers(list *runtimeapi.ListContainersResponse) *runtimeapi.ListContainersResponse {
+	var texts []*map[string]string
+	for _, container := range list.Containers {
+		texts = append(texts, &container.Labels, &container.Annotations)
+	}
+	fit(list, texts)
+	return list
+}
+
+func fitContainerStats(list *runtimeapi.ListContainerStatsResponse) *runtimeapi.ListContainerStatsResponse {
+	fit(list, textsOfStats(list.Stats))
+	return list
+}
+
+func fitPodStats(list *runtimeapi.ListPodSandboxStatsResponse) *runtimeapi.ListPodSandboxStatsResponse {
+	var texts []*map[string]string
+	for _, pod := range list.Stats {
+		texts = append(texts, &pod.Attributes.Labels, &pod.Attributes.Annotations)
+		texts = append(texts, textsOfStats(pod.GetLinux().GetContainers())...)
+	}
+	fit(list, texts)
+	return list
+}
+
+func textsOfStats(containers []*runtimeapi.ContainerStats) (texts []*map[string]string) {
+	for _, container := range containers {
+		texts = append(texts, &container.Attributes.Labels, &container.Attributes.Annotations)
+	}
+	return texts
+}
+
+// fitStatuses is for a pod with the statuses of all its containers, in an event or
+// an answer.
+func fitStatuses(message proto.Message, pod *runtimeapi.PodSandboxStatus, containers []*runtimeapi.ContainerStatus) {
+	var texts []*map[string]string
+	if pod != nil {
+		texts = append(texts, &pod.Labels, &pod.Annotations)
+	}
+	for _, container := range containers {
+		texts = append(texts, &container.Labels, &container.Annotations)
+	}
+	fit(message, texts)
+}

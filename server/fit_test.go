@@ -1,0 +1,57 @@
+package server
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// What is too long for one message loses its longest texts, and no other; the
+// configurations that the texts are of stay as they are.
+func TestFit(t *testing.T) {
+	long := strings.Repeat("x", 256<<10-10)
+	configs := make([]map[string]string, 1000)
+	list := &runtimeapi.ListPodSandboxResponse{}
+	for i := range configs {
+		configs[i] = map[string]string{"long": long, "short": fmt.Sprint(i)}
+		list.Items = append(list.Items, &runtimeapi.PodSandbox{Id: fmt.Sprint(i), Labels: map[string]string{"app": "web"}, Annotations: configs[i]})
+	}
+	list = fitPods(list)
+	if size := proto.Size(list); size > mostAnswer || len(list.Items) != len(configs) {
+		t.Errorf("%d pods in %d bytes", len(list.Items), size)
+	}
+	for i, pod := range list.Items {
+		if pod.Annotations["short"] != fmt.Sprint(i) || pod.Labels["app"] != "web" || len(configs[i]["long"]) != len(long) {
+			t.Fatalf("pod %d: labels %v, annotations of %d bytes", i, pod.Labels, len(fmt.Sprint(pod.Annotations)))
+		}
+	}
+	small := &runtimeapi.ListPodSandboxResponse{Items: []*runtimeapi.PodSandbox{{Annotations: configs[0]}}}
+	if fitPods(small).Items[0].Annotations["long"] != long {
+		t.Error("a list that fits has lost a text")
+	}
+}
+
+// Statistics and events carry the same texts.
+func TestFitOfStatisticsAndEvents(t *testing.T) {
+	much := map[string]string{"much": strings.Repeat("x", 1<<20)}
+	pod := &runtimeapi.PodSandboxStats{Attributes: &runtimeapi.PodSandboxAttributes{Annotations: much}, Linux: &runtimeapi.LinuxPodSandboxStats{}}
+	event := &runtimeapi.ContainerEventResponse{PodSandboxStatus: &runtimeapi.PodSandboxStatus{Annotations: much}}
+	containers := &runtimeapi.ListContainersResponse{}
+	for range 40 {
+		pod.Linux.Containers = append(pod.Linux.Containers, &runtimeapi.ContainerStats{Attributes: &runtimeapi.ContainerAttributes{Labels: much}})
+		event.ContainersStatuses = append(event.ContainersStatuses, &runtimeapi.ContainerStatus{Annotations: much})
+		containers.Containers = append(containers.Containers, &runtimeapi.Container{Labels: much})
+	}
+	fitStatuses(event, event.PodSandboxStatus, event.ContainersStatuses)
+	for _, message := range []proto.Message{
+		event, fitContainers(containers), fitPodStats(&runtimeapi.ListPodSandboxStatsResponse{Stats: []*runtimeapi.PodSandboxStats{pod}}),
+		fitContainerStats(&runtimeapi.ListContainerStatsResponse{Stats: []*runtimeapi.ContainerStats{{Attributes: &runtimeapi.ContainerAttributes{Labels: much}}}}),
+	} {
+		if size := proto.Size(message); size > mostAnswer {
+			t.Errorf("%T of %d bytes", message, size)
+		}
+	}
+}
