@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 
+	gocni "github.com/containerd/go-cni"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/minicri/minicri/network/runner"
@@ -122,7 +123,7 @@ func toBlame(run *runner.Run, reports []runner.Report, err error) []runner.Repor
 func aboutAnswer(err error) bool {
 	_, syntax := errors.AsType[*json.SyntaxError](err)
 	_, kind := errors.AsType[*json.UnmarshalTypeError](err)
-	return syntax || kind || err != nil && strings.Contains(err.Error(), "result version")
+	return syntax || kind || errors.Is(err, errAnswer) || errors.Is(err, gocni.ErrInvalidResult) || err != nil && strings.Contains(err.Error(), "result version")
 }
 
 func newPluginError(run *runner.Run, r runner.Report, cause, killed error) *PluginError {
@@ -130,7 +131,7 @@ func newPluginError(run *runner.Run, r runner.Report, cause, killed error) *Plug
 	e.Caller, _, _ = strings.Cut(r.Parent, " ")
 	switch {
 	case !r.Ended && killed != nil:
-		e.Message = "it did not answer: " + killed.Error()
+		e.Message = r.Text() + ": " + killed.Error()
 		e.Advice = fmt.Sprintf("find out what it waits for, an agent or a lock; its limit is limits.cni_%s", strings.ToLower(run.Verb))
 	case r.NoResult || r.Answer != "":
 		e.Message = "it succeeded, and what it printed is no CNI result: " + answerText(r, cause)

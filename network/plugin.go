@@ -71,7 +71,9 @@ func (p *plugins) add(ctx context.Context, a Attachment, path string) (result *g
 		if err != nil {
 			return err
 		}
-		result, err = cni.Setup(ctx, a.ID, path, a.options()...)
+		// Not Setup, which reads answers in goroutines of its own, where nobody could
+		// recover from them.
+		result, err = cni.SetupSerially(ctx, a.ID, path, a.options()...)
 		return err
 	})
 	return result, o
@@ -224,77 +226,4 @@ func row(r runner.Report, err error) step.Row {
 		row.Took = time.Since(r.Start)
 	}
 	return row
-}
-
-// follow waits for do, for the end of the limit or of the context, or for the
-// end of the daemon. killed is why the plugins were killed, nil if they were
-// not.
-func (p *plugins) follow(ctx context.Context, run *runner.Run, do func(ctx context.Context, dir string) error) (err, killed error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, run.Limit, fmt.Errorf("not done after %v, the plugins were killed", run.Limit))
-	defer cancel()
-	kill, done := make(chan struct{}), make(chan error, 1)
-	go func() {
-		done <- untilKilled(ctx, kill, func(ctx context.Context) error { return do(ctx, run.PluginDir()) })
-	}()
-	ended, ending := ctx.Done(), p.ending
-	if run.Verb == "ADD" {
-		ending = nil // its caller ends with the daemon, and destroys what it was making
-	}
-	var leave <-chan time.Time
-	for {
-		select {
-		case err := <-done:
-			return err, nil
-		case <-ending:
-			if run.Verb == "STATUS" || run.Verb == "CHECK" {
-				close(kill)
-				return p.kill(run, done, endLimit), errEnding
-			}
-			ended, ending, leave = nil, nil, time.After(leaveLimit)
-		case <-leave:
-			return errLeft, nil
-		case <-ended:
-			if isClosed(ending) {
-				ended = nil // the context ends with the daemon
-				continue
-			}
-			close(kill)
-			return p.kill(run, done, killLimit), context.Cause(ctx)
-		}
-	}
-}
-
-// untilKilled calls do with a context that ends when the plugins are to be
-// killed, which go-cni does then, and not with that of the caller.
-func untilKilled(ctx context.Context, kill <-chan struct{}, do func(context.Context) error) error {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	go func() {
-		select {
-		case <-kill:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	return do(ctx)
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false // also where it is nil
-	}
-}
-
-// kill ends the processes of a run, and returns what go-cni makes of it.
-func (p *plugins) kill(run *runner.Run, done <-chan error, limit time.Duration) error {
-	err := run.Kill(limit)
-	select {
-	case doErr := <-done:
-		return doErr
-	case <-time.After(returnLimit):
-		return err
-	}
 }

@@ -28,6 +28,7 @@
 //	               for; go-cni is given p
 //	  nK, nI-K     the note of the K-th plugin of the chain, of the K-th that
 //	               the plugin of note I has run
+//	  eK, eI-K     the end of what that plugin has written to stderr so far, if anything
 //	  pK, pI-K     a link to p, which that plugin is given
 //	  failed       a plugin of the chain has failed its DEL
 //	  done         the run is over, and processes that it left are to live

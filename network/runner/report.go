@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/containernetworking/cni/pkg/types"
 )
@@ -25,7 +26,7 @@ type Report struct {
 	Start  time.Time     `json:"start"`
 	Took   time.Duration `json:"took"`
 	// Ended is false for a plugin that was killed with its run, or still runs;
-	// nothing of what follows is known then.
+	// of what follows Stderr alone is known then.
 	Ended bool `json:"ended"`
 	// Exit is its exit code; Signal the one that ended it instead, or 0.
 	Exit   int `json:"exit"`
@@ -39,7 +40,7 @@ type Report struct {
 	Answer string `json:"answer,omitempty"`
 	// NoResult is set by who could not read what it printed.
 	NoResult bool `json:"noResult,omitempty"`
-	// Stderr is the end of what it wrote there, at most 4 KiB.
+	// Stderr is the end of what it wrote there, at most 4 KiB, in printable text.
 	Stderr string `json:"stderr,omitempty"`
 
 	note string
@@ -55,6 +56,8 @@ func (r Report) Text() string {
 		return fmt.Sprintf("it printed what is no CNI result: %.100q", r.Answer)
 	case !r.Failed():
 		return ""
+	case !r.Ended && r.Stderr != "":
+		return fmt.Sprintf("it did not answer; the last that it wrote to stderr: %q", r.LastWords())
 	case !r.Ended:
 		return "it did not answer"
 	case r.Message != "" && r.Details != "":
@@ -109,6 +112,10 @@ func (run *Run) Reports() ([]Report, error) {
 			return nil, fmt.Errorf("read what became of a plugin: %s: %w", file, err)
 		}
 		report.note = strings.TrimPrefix(filepath.Base(file), "n")
+		if !report.Ended {
+			written, _ := os.ReadFile(filepath.Join(run.dir, "e"+report.note)) // none if it wrote nothing
+			report.Stderr = printable(written)
+		}
 		names[report.note] = report.Plugin + " " + report.Verb
 		reports = append(reports, report)
 	}
@@ -178,8 +185,30 @@ func parseNote(data []byte) (Report, error) {
 	} else {
 		r.answer(text[:answered])
 	}
-	r.Stderr = string(text[answered : answered+written])
+	r.Stderr = printable(text[answered : answered+written])
 	return r, nil
+}
+
+// printable is text that may stand in an error and in a gRPC status, which take
+// UTF-8 only; lines stay.
+func printable(text []byte) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, strings.ToValidUTF8(string(text), string(unicode.ReplacementChar)))
+}
+
+// LastWords are the last lines that it wrote to stderr, for an error's text; "" if
+// there are none.
+func (r Report) LastWords() string {
+	const most = 300
+	text := strings.TrimSpace(r.Stderr)
+	if cut := len(text) - most; cut > 0 {
+		text = "..." + strings.ToValidUTF8(text[cut:], "")
+	}
+	return text
 }
 
 // answer takes the CNI error out of what the plugin wrote, whole or not.
@@ -189,8 +218,20 @@ func (r *Report) answer(text []byte) {
 	}
 	var answer types.Error
 	if err := json.Unmarshal(text, &answer); err != nil {
-		r.Message = fmt.Sprintf("an answer that is no CNI error: %q", text)
+		r.Message = fmt.Sprintf("an answer that is no CNI error: %.*q", mostShown, text)
 		return
 	}
-	r.Code, r.Message, r.Details = answer.Code, answer.Msg, answer.Details
+	r.Code, r.Message, r.Details = answer.Code, shown(answer.Msg), shown(answer.Details)
+}
+
+// mostShown is how much of a plugin's words an error has: the kubelet makes an
+// event of it, of at most 1 KiB, which is to say what to do, too.
+const mostShown = 700
+
+func shown(text string) string {
+	text = printable([]byte(text))
+	if len(text) <= mostShown {
+		return text
+	}
+	return fmt.Sprintf("%s... (%d bytes)", strings.ToValidUTF8(text[:mostShown], ""), len(text))
 }

@@ -11,7 +11,7 @@
  */
 #if defined(__x86_64__)
 enum {
-	READ = 0, WRITE = 1, CLOSE = 3, RT_SIGPROCMASK = 14, NANOSLEEP = 35, EXECVE = 59, WAIT4 = 61,
+	READ = 0, WRITE = 1, CLOSE = 3, RT_SIGPROCMASK = 14, PWRITE64 = 18, NANOSLEEP = 35, EXECVE = 59, WAIT4 = 61, KILL = 62,
 	PRCTL = 157, CLOCK_GETTIME = 228, EXIT_GROUP = 231, OPENAT = 257, SYMLINKAT = 266,
 	PPOLL = 271, DUP3 = 292, PIPE2 = 293, CLONE3 = 435,
 };
@@ -31,8 +31,8 @@ static long call(long number, long a, long b, long c, long d, long e)
 __asm__(".globl _start\n_start:\n\txor %ebp, %ebp\n\tmov %rsp, %rdi\n\tand $-16, %rsp\n\tcall start\n");
 #elif defined(__aarch64__)
 enum {
-	READ = 63, WRITE = 64, CLOSE = 57, RT_SIGPROCMASK = 135, NANOSLEEP = 101, EXECVE = 221, WAIT4 = 260,
-	PRCTL = 167, CLOCK_GETTIME = 113, EXIT_GROUP = 94, OPENAT = 56, SYMLINKAT = 36,
+	READ = 63, WRITE = 64, PWRITE64 = 68, CLOSE = 57, RT_SIGPROCMASK = 135, NANOSLEEP = 101, EXECVE = 221, WAIT4 = 260,
+	PRCTL = 167, CLOCK_GETTIME = 113, EXIT_GROUP = 94, KILL = 129, OPENAT = 56, SYMLINKAT = 36,
 	PPOLL = 73, DUP3 = 24, PIPE2 = 59, CLONE3 = 435,
 };
 
@@ -71,6 +71,8 @@ static const unsigned long CLONE_INTO_CGROUP = 0x200000000UL;
 enum {
 	PATH = 4096, /* PATH_MAX */
 	OUT = 256 << 10, /* what a plugin answers, kept until it has ended */
+	MOST_OUT = 4 << 20, /* of an answer; the daemon keeps it all in memory */
+	MOST_ERR = 64 << 10, /* of stderr that is handed on, for the same reason */
 	TAIL = 4 << 10, /* the end of what it writes to stderr */
 	NOTED = 16 << 10, /* of an answer that is an error */
 	SHOWN = 256, /* of one that is no result */
@@ -86,10 +88,13 @@ struct clone { unsigned long flags, pidfd, child_tid, parent_tid, exit_signal, s
 static char run[PATH], from[PATH], *plugin;
 static char settings[64 << 10], *settings_end;
 static char *version, *entrance, *chain, *directories, *programs;
-static char note_path[PATH], links[PATH], *real;
-static int note;
+static char note_path[PATH], errors_path[PATH], links[PATH], *real;
+static int note, kept_errors = -1;
 static char out[OUT], err[TAIL];
 static size out_length, err_length, out_written;
+static size out_passed, err_passed; /* what was handed on of each */
+static long plugin_pid;
+static int too_much;
 static const char *verb;
 
 void *memset(void *to, int byte, size n)
@@ -318,6 +323,7 @@ static unsigned long open_note(void)
 		if (note < 0)
 			fail("note the run of a plugin: ", note_path, -note);
 		append(append(append(links, run), "/p"), name);
+		append(append(append(errors_path, run), "/e"), name);
 		long error = call(SYMLINKAT, (long)"p", AT_FDCWD, (long)links, 0, 0);
 		if (error < 0)
 			fail("give the plugin its directory: ", links, -error);
@@ -414,6 +420,11 @@ static void keep_tail(const char *s, size n)
 	}
 	memcpy(err + err_length, s, n);
 	err_length += n;
+	/* In a file at once: if the run is killed, nobody writes the end of the note. */
+	if (kept_errors < 0)
+		kept_errors = call(OPENAT, AT_FDCWD, (long)errors_path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600, 0);
+	if (kept_errors >= 0)
+		call(PWRITE64, kept_errors, (long)err, err_length, 0, 0);
 }
 
 /* Reads once from one of the plugin's pipes; false at the end. */
@@ -421,7 +432,13 @@ static int take(int fd, int is_out)
 {
 	static char buffer[TAIL];
 	if (is_out && out_length == sizeof out) {
-		write_all(1, out + out_written, out_length - out_written);
+		if (out_passed >= MOST_OUT && !too_much) {
+			too_much = 1;
+			call(KILL, plugin_pid, SIGKILL, 0, 0, 0);
+		}
+		if (!too_much)
+			write_all(1, out + out_written, out_length - out_written);
+		out_passed += out_length;
 		out_length = out_written = 0;
 	}
 	char *to = is_out ? out + out_length : buffer;
@@ -434,7 +451,9 @@ static int take(int fd, int is_out)
 		out_length += n;
 	} else {
 		keep_tail(buffer, n);
-		write_all(2, buffer, n);
+		if (err_passed < MOST_ERR)
+			write_all(2, buffer, n);
+		err_passed += n;
 	}
 	return 1;
 }
@@ -477,6 +496,7 @@ static int run_plugin(char **environment)
 	call(CLOSE, to[1], 0, 0, 0, 0);
 	call(CLOSE, errors[1], 0, 0, 0, 0);
 	call(CLOSE, 0, 0, 0, 0, 0);
+	plugin_pid = pid;
 	return follow(pid, pidfd, to[0], errors[0]);
 }
 
@@ -543,6 +563,11 @@ __attribute__((noreturn, used)) void start(long *stack)
 		static char what[2 * sizeof settings];
 		append(append(append(append(what, plugin), " in "), directories), ": install it or set cni_bin_dir");
 		out_length = answer(out, "failed to find the plugin ", what, 0) - out;
+		status = 1 << 8;
+	}
+	if (too_much) {
+		out_length = answer(out, "the answer has more than 4 MiB, which no CNI result has: ", plugin, 0) - out;
+		out_written = 0;
 		status = 1 << 8;
 	}
 	int code = status & 0x7f ? 128 + (status & 0x7f) : status >> 8 & 0xff;

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -128,6 +129,80 @@ func TestPluginRunsAsItself(t *testing.T) {
 			t.Errorf("reports %+v", all)
 		}
 		must(t, run.Verdict(all))
+		if run.Running() {
+			t.Error("the run is not over")
+		}
+	})
+}
+
+// What a plugin wrote to stderr is known when it was killed with its run, too, and
+// can be shown whatever bytes it has.
+func TestStderrOfAKilledPlugin(t *testing.T) {
+	eachVersion(t, map[string]string{"hang": `head -c 9000 /dev/zero | tr '\0' x >&2; printf 'waits for \377\000the agent\n' >&2; sleep 600`}, func(t *testing.T, r *Runner) {
+		run := begin(t, r, "ADD", "hang")
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, _, _ = call(t, run, "hang", "")
+		}()
+		eventually(t, "the plugin has written", func() bool {
+			all := reports(t, run)
+			return len(all) == 1 && strings.Contains(all[0].Stderr, "agent")
+		})
+		must(t, run.Kill(within))
+		<-ended
+		report := reports(t, run)[0]
+		if text := report.Text(); report.Ended || len(report.Stderr) > 5000 || !strings.HasPrefix(report.Stderr, "xxx") ||
+			!strings.Contains(text, "waits for \ufffd\ufffdthe agent") || !utf8.ValidString(text) || len(text) > 500 {
+			t.Errorf("report %+v, text %q", report, text)
+		}
+	})
+}
+
+// An error of any length and any bytes is one that a kubelet can show.
+func TestErrorOfAnyLength(t *testing.T) {
+	scripts := map[string]string{
+		"long":  `printf '{"code": 7, "msg": "'; head -c 9000 /dev/zero | tr '\0' x; printf ' \\u0000\\u001b[2J", "details": "d"}'; exit 1`,
+		"bytes": `head -c 9000 /dev/zero | tr '\0' '\377'; exit 1`,
+	}
+	eachVersion(t, scripts, func(t *testing.T, r *Runner) {
+		run := begin(t, r, "ADD", "long", "bytes")
+		for i, plugin := range run.Plugins {
+			if _, _, err := call(t, run, plugin, ""); err == nil {
+				t.Errorf("%s succeeded", plugin)
+			}
+			report := reports(t, run)[i]
+			if text := fmt.Sprint(report.Err()); len(text) > 4000 || !utf8.ValidString(text) || strings.ContainsAny(text, "\x00\x1b") {
+				t.Errorf("%s: %d bytes: %.100q", plugin, len(text), text)
+			}
+		}
+		if first := reports(t, run)[0]; first.Code != 7 || !strings.Contains(first.Message, "bytes)") || first.Details != "d" {
+			t.Errorf("%.300v", first)
+		}
+	})
+}
+
+// A plugin that writes without end is ended, and costs the daemon, which keeps what
+// is handed on in memory, a few MiB; one that says a lot on stderr is heard to the end.
+func TestPluginThatWritesTooMuch(t *testing.T) {
+	scripts := map[string]string{
+		"endless": `exec cat /dev/zero`,
+		"chatty":  `head -c 20000000 /dev/zero >&2; echo last words >&2; echo '{}'`,
+	}
+	eachVersion(t, scripts, func(t *testing.T, r *Runner) {
+		run := begin(t, r, "ADD", "endless", "chatty")
+		stdout, _, err := call(t, run, "endless", "")
+		if err == nil || len(stdout) > 6<<20 {
+			t.Errorf("%d bytes, %v", len(stdout), err)
+		}
+		stdout, stderr, err := call(t, run, "chatty", "")
+		if err != nil || stdout != "{}\n" || len(stderr) > 128<<10 {
+			t.Errorf("%q, %d bytes of stderr, %v", stdout, len(stderr), err)
+		}
+		all := reports(t, run)
+		if len(all) != 2 || all[0].Exit != 1 || !strings.Contains(all[0].Text(), "more than 4 MiB") || !strings.HasSuffix(all[1].Stderr, "last words\n") {
+			t.Errorf("reports %.600v", all)
+		}
 		if run.Running() {
 			t.Error("the run is not over")
 		}

@@ -1,0 +1,83 @@
+package network
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// newLiar makes a node with a plugin that answers ADD with what a file has, and
+// succeeds, whatever that is.
+func newLiar(t *testing.T) (n *node, answer string) {
+	t.Helper()
+	bin := t.TempDir()
+	answer = filepath.Join(bin, "answer")
+	script := fmt.Sprintf("#!/bin/sh\ncat >/dev/null\n[ $CNI_COMMAND != ADD ] || cat %s\n", answer)
+	if err := os.WriteFile(filepath.Join(bin, "liar"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n = newNode(t, func(o *Options) { o.BinDirs = append(o.BinDirs, bin) })
+	n.configure(t, "10.conflist", "net", map[string]any{"type": "liar"})
+	return n, answer
+}
+
+// Whatever a plugin prints, the daemon lives, the error names the plugin and says
+// what to do, and DEL comes after it: go-cni and libcni trust what they decode, and
+// panic at some of it.
+func TestAnswersThatAreNoResult(t *testing.T) {
+	n, answer := newLiar(t)
+	for name, text := range map[string]string{
+		"an interface that is none":            `{"cniVersion":"1.1.0","interfaces":[null],"ips":[{"address":"10.0.0.2/24"}]}`,
+		"an address of no interface":           `{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.2/24","interface":0}]}`,
+		"an address of a negative interface":   `{"cniVersion":"1.1.0","interfaces":[{"name":"eth0"}],"ips":[{"address":"10.0.0.2/24","interface":-1}]}`,
+		"an address of one too many":           `{"cniVersion":"1.1.0","interfaces":[{"name":"eth0"}],"ips":[{"address":"10.0.0.2/24","interface":1}]}`,
+		"an address that is none":              `{"cniVersion":"1.1.0","ips":[null]}`,
+		"an older interface that is none":      `{"cniVersion":"0.4.0","interfaces":[null],"ips":[{"version":"4","address":"10.0.0.2/24"}]}`,
+		"an older address that is none":        `{"cniVersion":"0.4.0","interfaces":[{"name":"eth0"}],"ips":[null]}`,
+		"an older route that is none":          `{"cniVersion":"0.4.0","routes":[null],"ips":[{"version":"4","address":"10.0.0.2/24"}]}`,
+		"a very old answer with nothing":       `{"cniVersion":"0.2.0","ip4":null,"ip6":{"ip":"x"}}`,
+		"a version that there is not":          `{"cniVersion":"9.9.9","ips":[{"address":"10.0.0.2/24"}]}`,
+		"an address that cannot be read":       `{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.999/24"}]}`,
+		"a list":                               `[{"cniVersion":"1.1.0"}]`,
+		"nothing at all":                       ``,
+		"no object":                            `null`,
+		"half of one":                          `{"cniVersion":"1.1.0","ips":[{"addr`,
+		"bytes":                                "\x00\xff\x00{}",
+		"an error with the code of success":    `{"cniVersion":"1.1.0","code":11,"msg":"try again"}`,
+		"a very deep one":                      strings.Repeat(`{"a":`, 20000) + "1" + strings.Repeat("}", 20000),
+		"an address without an interface name": `{"cniVersion":"1.1.0","interfaces":[{"name":"other"}],"ips":[{"address":"10.0.0.2/24","interface":0}]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			put(t, answer, text)
+			n.journalled(t, "web", nil)
+			result, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"))
+			if err == nil && len(result.Addresses) > 0 {
+				t.Errorf("it is taken for %v", result.Addresses)
+			}
+			if err != nil {
+				wantError(t, err, "plugin liar", "CNI ADD")
+				if strings.Contains(err.Error(), "goroutine") || len(err.Error()) > 1000 {
+					t.Errorf("the error has %d bytes: %.300v", len(err.Error()), err)
+				}
+			}
+			n.detach(t, "web")
+		})
+	}
+	// What is unusual and can be used is used.
+	for name, text := range map[string]string{
+		"two interfaces of one name": `{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/x"},{"name":"eth0"}],"ips":[{"address":"192.0.2.7/24","interface":1}]}`,
+		"no interfaces":              `{"cniVersion":"1.1.0","ips":[{"address":"192.0.2.7/24"}],"routes":null,"dns":null}`,
+		"the other family named":     `{"cniVersion":"0.4.0","ips":[{"version":"6","address":"192.0.2.7/24"}]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			put(t, answer, text)
+			n.journalled(t, "web", nil)
+			if got := fmt.Sprint(n.attach(t, "web").Addresses); got != "[192.0.2.7]" {
+				t.Errorf("addresses %s", got)
+			}
+			n.detach(t, "web")
+		})
+	}
+}
