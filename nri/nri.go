@@ -73,6 +73,8 @@ type Plugins struct {
 	adaptation *adaptation.Adaptation
 	pods       Pods
 	containers Containers
+	// reloaded are the options with what Reconfigure has changed.
+	reloaded atomic.Pointer[Options]
 	// started is set when requests may be made.
 	started atomic.Bool
 
@@ -95,19 +97,15 @@ func New(options Options) (*Plugins, error) {
 		options: options, podsMade: make(map[string]*sandbox.Sandbox),
 		containersMade: make(map[string]*api.Container), failed: make(map[string]string),
 	}
-	// The library keeps both limits, and its logger, in variables of its own;
-	// there is one adaptation in a process.
-	adaptation.SetPluginRegistrationTimeout(options.Registration)
-	adaptation.SetPluginRequestTimeout(options.Request)
-	nrilog.Set(logger{options.Logger})
+	p.Reconfigure(options)
+	nrilog.Set(logger{options.Logger}) // a variable of the library, as the limits are
 	choices := []adaptation.Option{
 		adaptation.WithPluginPath(options.PluginDir),
 		adaptation.WithPluginConfigPath(options.ConfigDir),
 		adaptation.WithSocketPath(options.Socket),
 		adaptation.WithMetrics(measures{p}),
 		adaptation.WithTTRPCOptions([]ttrpc.ClientOpts{ttrpc.WithUnaryClientInterceptor(ask)}, nil),
-		adaptation.WithBuiltinPlugins(roll()),
-		adaptation.WithDefaultValidator(validation(options)),
+		adaptation.WithBuiltinPlugins(p.validation(), roll()),
 	}
 	if options.Socket == "" {
 		choices = append(choices, adaptation.WithDisabledExternalConnections())
@@ -118,6 +116,23 @@ func New(options Options) (*Plugins, error) {
 	}
 	return p, nil
 }
+
+// Reconfigure puts other limits, required plugins and rejected adjustments into
+// force, for requests that begin from now on. Where plugins come from stays. It does
+// nothing where NRI is off.
+func (p *Plugins) Reconfigure(options Options) {
+	if p == nil {
+		return
+	}
+	// The library keeps both limits in variables of its own; there is one adaptation
+	// in a process.
+	adaptation.SetPluginRegistrationTimeout(options.Registration)
+	adaptation.SetPluginRequestTimeout(options.Request)
+	p.reloaded.Store(&options)
+}
+
+// settings are the limits and rules that are in force.
+func (p *Plugins) settings() *Options { return p.reloaded.Load() }
 
 // Open starts the plugins of the directory, synchronizes them with the pods and
 // containers that there are, and listens for others.

@@ -14,7 +14,7 @@ import (
 	"github.com/containerd/nri/pkg/adaptation/builtin"
 	"github.com/containerd/nri/pkg/api"
 	nriplugin "github.com/containerd/nri/pkg/plugin"
-	validator "github.com/containerd/nri/plugins/default-validator/builtin"
+	validator "github.com/containerd/nri/plugins/default-validator"
 	"github.com/containerd/ttrpc"
 )
 
@@ -26,9 +26,18 @@ const (
 	rejectSeccomp    = "seccomp"
 )
 
-// validation is the library's own validator. It looks at the annotation
-// required-plugins.noderesource.dev of pods, too.
-func validation(o Options) *validator.DefaultValidatorConfig {
+// validation is the library's own validator, with the rules that are in force when
+// it is asked. It looks at the annotation required-plugins.noderesource.dev of pods,
+// too.
+func (p *Plugins) validation() *builtin.BuiltinPlugin {
+	return &builtin.BuiltinPlugin{Base: "default-validator", Index: "00", Handlers: builtin.BuiltinHandlers{
+		ValidateContainerAdjustment: func(ctx context.Context, request *api.ValidateContainerAdjustmentRequest) error {
+			return validator.NewDefaultValidator(rulesOf(p.settings())).ValidateContainerAdjustment(ctx, request)
+		},
+	}}
+}
+
+func rulesOf(o *Options) *validator.DefaultValidatorConfig {
 	rejected := func(kind string) bool { return slices.Contains(o.Reject, kind) }
 	return &validator.DefaultValidatorConfig{
 		Enable:                                true,
@@ -82,10 +91,11 @@ func (p *Plugins) Connected(ctx context.Context) []string {
 
 // checkRequired fails for a pod that may not do without a plugin that is absent.
 func (p *Plugins) checkRequired(ctx context.Context, pod *api.PodSandbox, container string) error {
-	if len(p.options.Required) == 0 {
+	rules := p.settings()
+	if len(rules.Required) == 0 {
 		return nil
 	}
-	if key := p.options.Tolerate; key != "" {
+	if key := rules.Tolerate; key != "" {
 		if value, set := nriplugin.GetEffectiveAnnotation(pod, key, container); set {
 			if tolerated, err := strconv.ParseBool(value); err == nil && tolerated {
 				return nil
@@ -94,7 +104,7 @@ func (p *Plugins) checkRequired(ctx context.Context, pod *api.PodSandbox, contai
 	}
 	connected := p.Connected(ctx)
 	var missing []string
-	for _, required := range p.options.Required {
+	for _, required := range rules.Required {
 		if !slices.ContainsFunc(connected, func(plugin string) bool { return isNamed(plugin, required) }) {
 			missing = append(missing, required)
 		}

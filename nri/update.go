@@ -58,7 +58,7 @@ func (p *Plugins) changes(updates []*api.ContainerUpdate) (changes []container.C
 // has for the answer.
 func (p *Plugins) updateUnsolicited(ctx context.Context, updates []*api.ContainerUpdate) (failed []*api.ContainerUpdate, err error) {
 	for _, change := range p.changes(updates) {
-		within, cancel := context.WithTimeout(ctx, p.options.Request/2)
+		within, cancel := context.WithTimeout(ctx, p.settings().Request/2)
 		problem := p.containers.UpdateUnsolicited(within, change.ID, change.Resources)
 		cancel()
 		if problem == nil {

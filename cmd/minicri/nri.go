@@ -14,16 +14,20 @@ import (
 // newPlugins are the plugins of NRI, nil if it is off. They are started when pods
 // and containers are restored.
 func newPlugins(c *config.Config, measured *metrics.Metrics, logger *slog.Logger) (*nri.Plugins, error) {
-	n := c.NRI
-	if !n.Enabled {
+	if !c.NRI.Enabled {
 		return nil, nil
 	}
-	return nri.New(nri.Options{
+	return nri.New(nriOptions(c, measured, logger))
+}
+
+func nriOptions(c *config.Config, measured *metrics.Metrics, logger *slog.Logger) nri.Options {
+	n := c.NRI
+	return nri.Options{
 		Socket: n.Socket, PluginDir: n.PluginDir, ConfigDir: n.ConfigDir,
 		Registration: time.Duration(n.Registration), Request: time.Duration(n.Request),
 		Version: version, Required: n.Required, Tolerate: n.Tolerate, Reject: n.Reject,
 		Metrics: measured, Logger: logger,
-	})
+	}
 }
 
 // podPlugins and containerPlugins are nil where NRI is off, not a nil *nri.Plugins.

@@ -21,7 +21,8 @@ import (
 
 // reloaded are the keys, and the tables, that take effect without a restart. All
 // others are named in the log when they change.
-var reloaded = []string{"log_level", "limits.", "runtimes", "default_network.", "images."}
+var reloaded = []string{"log_level", "limits.", "runtimes", "default_network.", "images.",
+	"nri.registration_timeout", "nri.request_timeout", "nri.required_plugins", "nri.tolerate_missing_annotation", "nri.reject"}
 
 func isReloaded(key string) bool {
 	return slices.ContainsFunc(reloaded, func(known string) bool {
@@ -39,6 +40,7 @@ func (n *parts) apply(c *config.Config) {
 	n.runtime.Networks.SetDirectories(c.CNIConfDirs())
 	n.runtime.Info.Handlers.Replace(handlerSpecs(c))
 	n.images.Reconfigure(imageConfig(c, nil))
+	n.runtime.Plugins.Reconfigure(nriOptions(c, nil, nil))
 }
 
 // reload reads the configuration and puts into force what can be. One that
@@ -87,6 +89,8 @@ func inForce(before, fresh *config.Config) *config.Config {
 	next := *before
 	next.LogLevel, next.Limits, next.Runtimes = fresh.LogLevel, fresh.Limits, fresh.Runtimes
 	next.DefaultNetwork, next.Images = fresh.DefaultNetwork, fresh.Images
+	next.NRI.Registration, next.NRI.Request = fresh.NRI.Registration, fresh.NRI.Request
+	next.NRI.Required, next.NRI.Tolerate, next.NRI.Reject = fresh.NRI.Required, fresh.NRI.Tolerate, fresh.NRI.Reject
 	return &next
 }
 

@@ -123,6 +123,66 @@ func TestReload(t *testing.T) {
 	})
 }
 
+// Each kind of key that is reloaded has its effect: levels, images, the default
+// network, NRI. Where NRI's plugins come from needs a restart, and is named.
+func TestReloadOfEachTable(t *testing.T) {
+	dir := t.TempDir()
+	n := newNode(t, harness.NoNetwork(), harness.Config(fmt.Sprintf(`log_level = 'info'
+[limits]
+reload = "20ms"
+[images]
+pinned = []
+[nri]
+enabled = true
+socket = '%[1]s/nri.sock'
+plugin_dir = '%[1]s/plugins'
+config_dir = '%[1]s/conf'
+required_plugins = []
+`, dir)))
+	n.ImportBusybox()
+	reload := func(old, new string) {
+		t.Helper()
+		before := strings.Count(n.Log(), "configuration reloaded")
+		rewrite(t, n, old, new)
+		check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
+		eventually(t, "it is reloaded: "+new, patience, func() bool { return strings.Count(n.Log(), "configuration reloaded") > before })
+	}
+	if strings.Contains(n.Log(), "level=DEBUG") {
+		t.Error("the log begins with level debug")
+	}
+	reload("log_level = 'info'", "log_level = 'debug'")
+	list(t, n, nil)
+	eventually(t, "the level counts", patience, func() bool { return strings.Contains(n.Log(), "level=DEBUG") })
+
+	reload("pinned = []", "pinned = ['"+harness.BusyboxImage+"']")
+	images, err := n.Image.ListImages(limited(t), &runtimeapi.ListImagesRequest{})
+	check(t, err)
+	if len(images.Images) != 1 || !images.Images[0].Pinned {
+		t.Errorf("images: %v", images.Images)
+	}
+
+	// A drop-in is followed like the file itself.
+	check(t, os.Mkdir(filepath.Join(n.Dir, "config.toml.d"), 0o755))
+	check(t, os.WriteFile(filepath.Join(n.Dir, "config.toml.d", "network.toml"), fmt.Appendf(nil,
+		"[default_network]\nenabled = true\nname = %q\nbridge = %q\nsubnet = '10.77.0.0/24'\ndata_dir = %q\n", n.Network, n.Bridge, filepath.Dir(n.Addresses)), 0o600))
+	eventually(t, "the default network is there", patience, func() bool {
+		isReady, _ := networkReady(t, n)
+		return isReady
+	})
+	id := n.RunPod(n.PodConfig("web"))
+
+	reload("required_plugins = []", "required_plugins = ['absent']")
+	if _, err := run(t, n, n.PodConfig("refused")); err == nil || !strings.Contains(err.Error(), "required NRI plugin absent") {
+		t.Errorf("a pod without a required plugin: %v", err)
+	}
+	reload("required_plugins = ['absent']", "required_plugins = []")
+	n.RunPod(n.PodConfig("refused"))
+	reload(dir+"/nri.sock", dir+"/other.sock")
+	if !strings.Contains(n.Log(), "keys=[nri.socket]") || !ready(t, n, id) {
+		t.Error("nri.socket is not named, or the pod has ended")
+	}
+}
+
 // A lock that is never given back stops the pings. What systemd does then costs
 // no pod.
 func TestWatchdogOfAWedgedLock(t *testing.T) {
