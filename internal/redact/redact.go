@@ -12,7 +12,7 @@ import (
 const Hidden = "(hidden)"
 
 // secret is the part of a name that says that its value is one.
-const secret = `(?:password|passwd|passphrase|secret|token|credential|api[-_]?key|access[-_]?key|private[-_]?key|client[-_]?key|authorization|auth[-_]?key)`
+const secret = `(?:password|passwd|passphrase|passkey|pwd|psk|pre[-_]?shared|secret|token|credential|cookie|signature|api[-_]?key|access[-_]?key|private[-_]?key|client[-_]?key|authorization|auth[-_]?key)`
 
 var (
 	secretName = regexp.MustCompile(`(?i)` + secret)
@@ -28,6 +28,10 @@ var (
 		{regexp.MustCompile(`://[^/\s@"']+@`), "://" + Hidden + "@"},
 		{regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]*)?`), Hidden},
 		{regexp.MustCompile(`(?i)\b(bearer|basic) +[A-Za-z0-9+/=_.~-]{6,}`), "$1 " + Hidden},
+		{regexp.MustCompile(`\b(AKIA|ASIA)[A-Z0-9]{16}\b`), Hidden},
+		// A flag and its value, and short names that are a part of other words too.
+		{regexp.MustCompile(`(?i)(--?[\w-]*` + secret + `[\w-]*\s+)(\\?"[^"]*"|'[^']*'|[^\s,;&"'=-][^\s,;&"']*)`), "${1}" + Hidden},
+		{regexp.MustCompile(`(?i)\b((?:[\w.-]*[_.-])?(?:pass|sig|key)\\?["']?\s*=\s*)(\\?"[^"]*"|'[^']*'|[^\s,;&"']+)`), "${1}" + Hidden},
 		{regexp.MustCompile(`(?i)([\w.-]*` + secret + `[\w.-]*\\?["']?\s*[:=]\s*)(\\?"[^"]*"|'[^']*'|[^\s,;&"']+)`), "${1}" + Hidden},
 	}
 )

@@ -15,11 +15,26 @@ func TestTextHasNoSecrets(t *testing.T) {
 		"MYSQL_ROOT_PASSWORD=S3CRET HOME=/root":                                       "HOME=/root",
 		"aws_secret_access_key = S3CRET":                                              "aws_secret",
 		"-----BEGIN RSA PRIVATE KEY-----\nS3CRET\n-----END RSA PRIVATE KEY-----\nend": "end",
+		"SMTP_PASS=S3CRET HOST=mail.example":                                          "mail.example",
+		"psql --password S3CRET -h db.example":                                        "db.example",
+		`run with --api-key "S3CRET S3CRET" now`:                                      "now",
+		"GET https://s3.example/x?X-Amz-Signature=S3CRET&part=1":                      "part=1",
+		"https://blob.example/x?sv=1&sig=S3CRET&se=2":                                 "se=2",
+		"Set-Cookie: S3CRET; path=/":                                                  "path=/",
+		"psk: S3CRET peer=10.0.0.1":                                                   "peer=10.0.0.1",
+		"ENCRYPTION_KEY='S3CRET S3CRET' MODE=a":                                       "MODE=a",
 		"jwt eyJhbGciOiJI.S3CRETUzI1NiJ9.abc end":                                     "end",
 	} {
 		got := Text(text)
 		if strings.Contains(got, "S3CRET") || !strings.Contains(got, keeps) {
 			t.Errorf("%q is shown as %q", text, got)
+		}
+	}
+	for _, plain := range []string{
+		"bypass=1 passthrough: on monkey=2 design=3", "plugin bridge ADD --help failed", "keyed by eth0: 10.0.0.7/24",
+	} {
+		if got := Text(plain); got != plain {
+			t.Errorf("%q is shown as %q", plain, got)
 		}
 	}
 	plain := "no IP addresses available in range set: 10.0.0.1-10.0.0.2 (CNI error code 11)"

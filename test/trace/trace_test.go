@@ -148,6 +148,7 @@ func TestSpansReachACollector(t *testing.T) {
 			if want := fmt.Sprintf("ADD 00-%s-%x-01\n", ours, spans["pod/cni add"].GetSpanId()); !strings.Contains(string(data), want) {
 				t.Errorf("the plugin was told %q, want %q", data, want)
 			}
+			hookIsTold(t, n, answer.PodSandboxId)
 			n.RemovePod(answer.PodSandboxId)
 			// A call without a decision of its caller is not traced.
 			r.mu.Lock()
@@ -158,5 +159,36 @@ func TestSpansReachACollector(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// hookIsTold makes a container with a hook of a vendor's device (CDI), which has to
+// find the trace in its environment.
+func hookIsTold(t *testing.T, n *harness.Node, pod string) {
+	t.Helper()
+	n.ImportBusybox()
+	const dir = "/var/run/cdi"
+	check(t, os.MkdirAll(dir, 0o755))
+	seen, name := filepath.Join(n.Dir, "hook"), "traced"+filepath.Base(n.Dir)
+	device := fmt.Sprintf(`{"cdiVersion": "0.6.0", "kind": "vendor.example/%s", "devices": [{"name": "0", "containerEdits": {"hooks": [
+		{"hookName": "createRuntime", "path": "/bin/sh", "args": ["sh", "-c", "echo $TRACEPARENT > %s"]}]}}]}`, name, seen)
+	file := filepath.Join(dir, name+".json")
+	check(t, os.WriteFile(file, []byte(device), 0o644))
+	t.Cleanup(func() {
+		check(t, os.Remove(file))
+		_ = os.Remove(dir) // if it was ours
+	})
+	_, err := n.Runtime.CreateContainer(traced(t), &runtimeapi.CreateContainerRequest{
+		PodSandboxId: pod, SandboxConfig: n.PodConfig("web"),
+		Config: &runtimeapi.ContainerConfig{
+			Metadata: &runtimeapi.ContainerMetadata{Name: "app"}, Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage},
+			Command: []string{"true"}, Linux: &runtimeapi.LinuxContainerConfig{}, CDIDevices: []*runtimeapi.CDIDevice{{Name: "vendor.example/" + name + "=0"}},
+		},
+	})
+	check(t, err)
+	told, err := os.ReadFile(seen)
+	check(t, err)
+	if !strings.HasPrefix(string(told), "00-"+ours+"-") || strings.Contains(string(told), above) {
+		t.Errorf("the hook was told %q, want a span of trace %s", told, ours)
 	}
 }
