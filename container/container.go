@@ -37,8 +37,12 @@ type Container struct {
 	// lock is held by every operation that makes, starts, updates or destroys the
 	// container.
 	lock lock.Mutex
-	// listSize is what it takes in the list of all, in bytes.
+	// listSize is what it takes in the list of all, without texts, in bytes.
 	listSize int
+
+	// unserved: no supervisor served when the container was to be deleted from it.
+	// Only under the lock.
+	unserved bool
 
 	// announced: the plugins know of the container. stopAnnounced: they were
 	// notified of its end; under stopLock, which is held while they are.

@@ -72,6 +72,7 @@ func (s *Store) destroy(ctx context.Context, c *Container) error {
 	}
 	if err == nil {
 		s.forget(c)
+		s.notifySupervisor(ctx, c)
 		s.emit(c, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 		s.keepLife(c)
 	}
@@ -85,10 +86,27 @@ func (s *Store) deleteProcesses(ctx context.Context, c *Container) error {
 	if err == nil {
 		err = s.killAndDelete(ctx, c, shim)
 	}
-	if err != nil && !errdefs.IsUnavailable(err) && !errdefs.IsNotFound(err) {
+	c.unserved = errdefs.IsUnavailable(err)
+	if err != nil && !c.unserved && !errdefs.IsNotFound(err) {
 		return err
 	}
 	return s.options.Hierarchies.Remove(cgroup.Path(c.CgroupsPath), s.limits.Load().Kill)
+}
+
+// notifySupervisor is for a supervisor that began to serve while the container was
+// being destroyed, and has adopted it from what its predecessor left on disk. One
+// that begins from now on finds that the container is gone (reconcile).
+func (s *Store) notifySupervisor(ctx context.Context, c *Container) {
+	if !c.unserved {
+		return
+	}
+	shim, err := s.options.Supervisors.Connect(ctx, c.group())
+	if err == nil {
+		err = s.killAndDelete(ctx, c, shim)
+	}
+	if err != nil && !errdefs.IsUnavailable(err) && !errdefs.IsNotFound(err) {
+		s.options.Logger.Warn("the supervisor may hold what is gone", "container", c.ID, "err", err)
+	}
 }
 
 // deleteRetry is between two attempts to delete what was killed.

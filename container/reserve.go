@@ -54,13 +54,12 @@ func (s *Store) room(made *Container) error {
 	return validate.Listed("container", len(s.byID), used, made.listSize)
 }
 
-// listSize is what a container takes in the list of all.
+// listSize is what a container takes in the list of all, without labels and annotations.
 func listSize(record Record, config *runtimeapi.ContainerConfig) int {
 	const framing = 8 // the item's own tag and length
 	return framing + proto.Size(&runtimeapi.Container{
 		Id: record.ID, PodSandboxId: record.SandboxID, Metadata: config.GetMetadata(), Image: config.GetImage(), ImageRef: record.ImageRef,
 		ImageId: record.ImageID, State: runtimeapi.ContainerState_CONTAINER_EXITED, CreatedAt: time.Now().UnixNano(),
-		Labels: config.GetLabels(), Annotations: config.GetAnnotations(),
 	})
 }
 

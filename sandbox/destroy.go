@@ -135,10 +135,23 @@ func (s *Store) destroy(ctx context.Context, sb *Sandbox, policy onFailedDetach)
 	}
 	if err == nil {
 		s.forget(sb)
+		s.notifySupervisor(sb)
 		s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 		s.keepLife(sb)
 	}
 	return err
+}
+
+// notifySupervisor is for a supervisor that began to serve while the sandbox was
+// being destroyed, and has adopted what its predecessor left on disk. One that
+// begins from now on finds that the sandbox is gone (container.Store).
+func (s *Store) notifySupervisor(sb *Sandbox) {
+	if !sb.unserved {
+		return
+	}
+	if err := s.deletePause(sb); err != nil {
+		s.options.Logger.Warn("the supervisor may hold what is gone", "sandbox", sb.ID, "err", err)
+	}
 }
 
 // teardown removes what the kernel and the network hold for the sandbox: pause,

@@ -182,8 +182,9 @@ func (p *pauseStarter) abort() error {
 }
 
 // deletePause has the supervisor kill pause and delete it. Where no supervisor
-// serves, the cgroup is all there is; a later one finds out by itself. One that
-// hangs is killed within the limit, and then none serves.
+// serves, the cgroup is all there is; one that begins to serve meanwhile is asked
+// by destroy, a later one finds out by itself. One that hangs is killed within the
+// limit, and then none serves.
 func (s *Store) deletePause(sb *Sandbox) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*s.limits.Load().Kill)
 	defer cancel()
@@ -191,7 +192,8 @@ func (s *Store) deletePause(sb *Sandbox) error {
 	if err == nil {
 		err = supervisor.Delete(ctx, sb.ID, true)
 	}
-	if errdefs.IsNotFound(err) || errdefs.IsUnavailable(err) {
+	sb.unserved = errdefs.IsUnavailable(err)
+	if errdefs.IsNotFound(err) || sb.unserved {
 		return nil
 	}
 	return err

@@ -37,10 +37,13 @@ type Sandbox struct {
 
 	// lock is held by every operation that changes the sandbox.
 	lock lock.Mutex
-	// listSize is what it takes in the list of all, in bytes.
+	// listSize is what it takes in the list of all, without texts, in bytes.
 	listSize int
 	// pause is the running pause process; only under the lock.
 	pause *process.Process
+	// unserved: no supervisor served when pause was to be deleted from it. Only under
+	// the lock.
+	unserved bool
 	// announced: the plugins know of the sandbox; stopAnnounced: they were
 	// notified that it stops. Only under the lock.
 	announced, stopAnnounced bool

@@ -17,7 +17,6 @@ import (
 //
 // cri: ExecSyncResponse.exit_code
 func TestShutdownCancelsWaits(t *testing.T) {
-	const limit = 50 * time.Second
 	n := newNode(t, harness.Config("[limits]\nshutdown = '50s'\ncreate = '50s'"))
 	p := runPod(t, n, "web")
 	id := p.run("app", deaf)
@@ -36,7 +35,8 @@ func TestShutdownCancelsWaits(t *testing.T) {
 	began := time.Now()
 	n.Stop()
 	took := time.Since(began)
-	if took > limit/2 {
+	// It takes some milliseconds; ten seconds when it waited for its calls.
+	if took > 5*time.Second {
 		t.Errorf("the daemon took %v to end", took)
 	}
 	for range 2 {

@@ -48,12 +48,14 @@ func TestProperty57_HealthChecksLeakNothing(t *testing.T) {
 	ping(first)
 	before, files := pss(n.PID()), open()
 	ping(all - first)
-	after := pss(n.PID())
-	fmt.Printf("%d health checks: the daemon has %d KiB, after the first %d it had %d KiB; %d descriptors, %d\n", all, after, first, before, open(), files)
+	// What was allocated in a burst is collected, and given back, when it is over.
+	busy, after := pss(n.PID()), 0
+	eventually(t, "the daemon has the memory of before", func() bool {
+		after = pss(n.PID())
+		return after <= before+2<<10
+	})
+	fmt.Printf("%d health checks: the daemon has %d KiB, %d KiB at their end, after the first %d it had %d KiB; %d descriptors, %d\n", all, after, busy, first, before, open(), files)
 	if now := open(); now > files+4 {
 		t.Errorf("%d descriptors, there were %d", now, files)
-	}
-	if after > before+8<<10 {
-		t.Errorf("%d KiB, there were %d KiB", after, before)
 	}
 }

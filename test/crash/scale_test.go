@@ -1,31 +1,38 @@
 package crash
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/minicri/minicri/test/harness"
 )
 
-// restartBound is generous: the goal is a second, on a machine that does
-// nothing else.
-const restartBound = 3 * time.Second
+// many are more pods than a kubelet runs. One in five has a network of its own,
+// with an attachment to look after.
+const many, ownNetworks = 1000, 5
 
-// With 500 pods a daemon serves again soon, all of them Ready (P23).
-//
-// cri: PodSandbox.state
-func TestProperty49_RestartWith500Pods(t *testing.T) {
-	if testing.Short() {
-		t.Skip("make test-crash runs it")
-	}
-	// One in five has a network of its own, with an attachment to look after.
-	const pods, ownNetworks = 500, 5
-	n := harness.NewNode(t)
+// restartBound and listBound are generous: the goals are a second, and some
+// milliseconds, on a machine that does nothing else.
+const restartBound, listBound = 5 * time.Second, 5 * time.Second
+
+// runMany runs pods, some at a time.
+func runMany(n *harness.Node, count int) {
 	var all sync.WaitGroup
 	slots := make(chan struct{}, 8)
-	for i := range pods {
+	for i := range count {
 		slots <- struct{}{}
 		all.Go(func() {
 			config := n.PodConfig(fmt.Sprintf("pod-%d", i), harness.HostNetwork())
@@ -37,21 +44,137 @@ func TestProperty49_RestartWith500Pods(t *testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+// With 1000 pods a daemon serves again soon, all of them Ready (P23), and one of
+// their timelines is found at once.
+//
+// cri: PodSandbox.state
+func TestProperty49_RestartWith1000Pods(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-crash runs it")
+	}
+	n := harness.NewNode(t)
+	runMany(n, many)
 	n.Kill()
 	began := time.Now()
 	n.Start()
 	took := time.Since(began)
-	fmt.Printf("restart with %d pods: serving after %v\n", pods, took.Round(time.Millisecond))
+	fmt.Printf("restart with %d pods: serving after %v\n", many, took.Round(time.Millisecond))
 	if took > restartBound {
 		t.Errorf("serving after %v, want at most %v", took, restartBound)
 	}
 	node := &node{Node: n}
-	for _, pod := range node.list(t) {
+	pods := node.list(t)
+	for _, pod := range pods {
 		if pod.State != 0 {
 			t.Errorf("sandbox %s is not Ready", pod.Id)
 		}
 	}
-	if got := len(node.list(t)); got != pods {
-		t.Errorf("%d sandboxes are listed, want %d", got, pods)
+	if got := len(pods); got != many {
+		t.Errorf("%d sandboxes are listed, want %d", got, many)
 	}
+	began = time.Now()
+	text, err := n.RunCommand("timeline", "pod-500")
+	took = time.Since(began)
+	fmt.Printf("minicri timeline of one of %d pods: %v\n", many, took.Round(time.Millisecond))
+	if err != nil || !strings.Contains(text, "cni add") || took > listBound {
+		t.Errorf("the timeline took %v: %v\n%s", took, err, text)
+	}
+}
+
+// Lists, statistics, statuses and streams of 1000 pods come in bounded time, in
+// messages that a kubelet reads, while the supervisors of ten of them hang; pods of
+// the others are run meanwhile.
+//
+// cri: StreamPodSandboxesResponse.pod_sandboxes
+func TestProperty50_ListsBesideShimsThatHang(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-crash runs it")
+	}
+	const hanging = 10
+	n := harness.NewNode(t, harness.Config("[runtimes.own]\ntype = 'builtin'\nsupervisor = 'pod'\n"))
+	runMany(n, many-hanging)
+	var hung string
+	for i := range hanging {
+		answer, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig(fmt.Sprint("hangs-", i)), RuntimeHandler: "own"})
+		check(t, err)
+		hung = answer.PodSandboxId
+	}
+	if stopped := stopPodSupervisors(t, n); stopped != hanging {
+		t.Fatalf("%d supervisors hang, want %d", stopped, hanging)
+	}
+	ctx, largest := harness.Limited(t, 10*listBound), grpc.MaxCallRecvMsgSize(16<<20)
+	within := func(what string, ask func() (proto.Message, int, error)) {
+		t.Helper()
+		began := time.Now()
+		message, count, err := ask()
+		took := time.Since(began)
+		fmt.Printf("%s beside %d supervisors that hang: %d objects, %d KiB, %v\n", what, hanging, count, proto.Size(message)>>10, took.Round(time.Millisecond))
+		if err != nil || took > listBound {
+			t.Errorf("%s took %v: %v", what, took, err)
+		}
+	}
+	within("ListPodSandbox", func() (proto.Message, int, error) {
+		list, err := n.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{}, largest)
+		if len(list.GetItems()) != many {
+			t.Errorf("%d pods are listed", len(list.GetItems()))
+		}
+		return list, len(list.GetItems()), err
+	})
+	within("ListContainers", func() (proto.Message, int, error) {
+		list, err := n.Runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{}, largest)
+		return list, len(list.GetContainers()), err
+	})
+	within("ListPodSandboxStats", func() (proto.Message, int, error) {
+		list, err := n.Runtime.ListPodSandboxStats(ctx, &runtimeapi.ListPodSandboxStatsRequest{}, largest)
+		if len(list.GetStats()) != many {
+			t.Errorf("statistics of %d pods", len(list.GetStats()))
+		}
+		return list, len(list.GetStats()), err
+	})
+	within("StreamPodSandboxes", func() (proto.Message, int, error) {
+		stream, err := n.Runtime.StreamPodSandboxes(ctx, &runtimeapi.StreamPodSandboxesRequest{}, largest)
+		check(t, err)
+		all := &runtimeapi.StreamPodSandboxesResponse{}
+		for {
+			piece, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return all, len(all.PodSandboxes), nil
+			}
+			if err != nil {
+				return all, len(all.PodSandboxes), err
+			}
+			all.PodSandboxes = append(all.PodSandboxes, piece.PodSandboxes...)
+		}
+	})
+	within("PodSandboxStatus of one that hangs", func() (proto.Message, int, error) {
+		answer, err := n.Runtime.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: hung, Verbose: true}, largest)
+		return answer, 1, err
+	})
+	within("RunPodSandbox", func() (proto.Message, int, error) {
+		answer, err := n.Runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("meanwhile")})
+		return answer, 1, err
+	})
+}
+
+// stopPodSupervisors stops (SIGSTOP) the supervisors that are each for one pod, up
+// to the end of the test, and tells how many.
+func stopPodSupervisors(t *testing.T, n *harness.Node) (count int) {
+	t.Helper()
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	check(t, err)
+	for _, path := range lines {
+		line, _ := os.ReadFile(path) // it may have ended
+		words := strings.Split(string(line), "\x00")
+		if len(words) < 4 || words[1] != "serve" || !strings.HasPrefix(words[3], n.State) || filepath.Base(words[3]) == "node" {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		check(t, err)
+		check(t, unix.Kill(pid, unix.SIGSTOP))
+		t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) }) // it may have been replaced
+		count++
+	}
+	return count
 }
