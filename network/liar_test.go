@@ -28,6 +28,8 @@ func newLiar(t *testing.T) (n *node, answer string) {
 // panic at some of it.
 func TestAnswersThatAreNoResult(t *testing.T) {
 	n, answer := newLiar(t)
+	ids := 0
+	next := func() string { ids++; return fmt.Sprint("web-", ids) }
 	for name, text := range map[string]string{
 		"an interface that is none":            `{"cniVersion":"1.1.0","interfaces":[null],"ips":[{"address":"10.0.0.2/24"}]}`,
 		"an address of no interface":           `{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.2/24","interface":0}]}`,
@@ -51,8 +53,9 @@ func TestAnswersThatAreNoResult(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			put(t, answer, text)
-			n.journalled(t, "web", nil)
-			result, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"))
+			id := next()
+			n.journalled(t, id, nil)
+			result, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
 			if err == nil && len(result.Addresses) > 0 {
 				t.Errorf("it is taken for %v", result.Addresses)
 			}
@@ -62,7 +65,7 @@ func TestAnswersThatAreNoResult(t *testing.T) {
 					t.Errorf("the error has %d bytes: %.300v", len(err.Error()), err)
 				}
 			}
-			n.detach(t, "web")
+			n.detach(t, id)
 		})
 	}
 	// What is unusual and can be used is used.
@@ -73,11 +76,12 @@ func TestAnswersThatAreNoResult(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			put(t, answer, text)
-			n.journalled(t, "web", nil)
-			if got := fmt.Sprint(n.attach(t, "web").Addresses); got != "[192.0.2.7]" {
+			id := next()
+			n.journalled(t, id, nil)
+			if got := fmt.Sprint(n.attach(t, id).Addresses); got != "[192.0.2.7]" {
 				t.Errorf("addresses %s", got)
 			}
-			n.detach(t, "web")
+			n.detach(t, id)
 		})
 	}
 }
