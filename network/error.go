@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"strings"
 	"syscall"
 
@@ -123,7 +124,8 @@ func toBlame(run *runner.Run, reports []runner.Report, err error) []runner.Repor
 func aboutAnswer(err error) bool {
 	_, syntax := errors.AsType[*json.SyntaxError](err)
 	_, kind := errors.AsType[*json.UnmarshalTypeError](err)
-	return syntax || kind || errors.Is(err, errAnswer) || errors.Is(err, gocni.ErrInvalidResult) || err != nil && strings.Contains(err.Error(), "result version")
+	_, address := errors.AsType[*net.ParseError](err)
+	return syntax || kind || address || errors.Is(err, errAnswer) || errors.Is(err, gocni.ErrInvalidResult) || err != nil && strings.Contains(err.Error(), "result version")
 }
 
 func newPluginError(run *runner.Run, r runner.Report, cause, killed error) *PluginError {

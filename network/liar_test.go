@@ -38,7 +38,6 @@ func TestAnswersThatAreNoResult(t *testing.T) {
 		"an address that is none":              `{"cniVersion":"1.1.0","ips":[null]}`,
 		"an older interface that is none":      `{"cniVersion":"0.4.0","interfaces":[null],"ips":[{"version":"4","address":"10.0.0.2/24"}]}`,
 		"an older address that is none":        `{"cniVersion":"0.4.0","interfaces":[{"name":"eth0"}],"ips":[null]}`,
-		"an older route that is none":          `{"cniVersion":"0.4.0","routes":[null],"ips":[{"version":"4","address":"10.0.0.2/24"}]}`,
 		"a very old answer with nothing":       `{"cniVersion":"0.2.0","ip4":null,"ip6":{"ip":"x"}}`,
 		"a version that there is not":          `{"cniVersion":"9.9.9","ips":[{"address":"10.0.0.2/24"}]}`,
 		"an address that cannot be read":       `{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.999/24"}]}`,
@@ -70,9 +69,10 @@ func TestAnswersThatAreNoResult(t *testing.T) {
 	}
 	// What is unusual and can be used is used.
 	for name, text := range map[string]string{
-		"two interfaces of one name": `{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/x"},{"name":"eth0"}],"ips":[{"address":"192.0.2.7/24","interface":1}]}`,
-		"no interfaces":              `{"cniVersion":"1.1.0","ips":[{"address":"192.0.2.7/24"}],"routes":null,"dns":null}`,
-		"the other family named":     `{"cniVersion":"0.4.0","ips":[{"version":"6","address":"192.0.2.7/24"}]}`,
+		"two interfaces of one name":  `{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/x"},{"name":"eth0"}],"ips":[{"address":"192.0.2.7/24","interface":1}]}`,
+		"an older route that is none": `{"cniVersion":"0.4.0","routes":[null],"ips":[{"version":"4","address":"192.0.2.7/24"}]}`,
+		"no interfaces":               `{"cniVersion":"1.1.0","ips":[{"address":"192.0.2.7/24"}],"routes":null,"dns":null}`,
+		"the other family named":      `{"cniVersion":"0.4.0","ips":[{"version":"6","address":"192.0.2.7/24"}]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			put(t, answer, text)

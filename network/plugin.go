@@ -88,7 +88,16 @@ func (p *plugins) del(ctx context.Context, a Attachment, path string) outcome {
 		if err != nil {
 			return err
 		}
-		return cni.Remove(ctx, a.ID, path, a.options()...)
+		remove := func() error { return recovered(func() error { return cni.Remove(ctx, a.ID, path, a.options()...) }) }
+		// What ADD answered is in libcni's cache, where it reads it for DEL; an answer
+		// that nobody can read is left out: a DEL needs none (CNI SPEC, "DEL").
+		if err := remove(); !errors.Is(err, errAnswer) {
+			return err
+		}
+		if err := removeCached(a.Network, a.ID); err != nil {
+			return err
+		}
+		return remove()
 	})
 }
 

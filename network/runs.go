@@ -105,7 +105,7 @@ func (n *CNI) takeResult(a *attachment, run *runner.Run) {
 		err = run.Verdict(reports)
 	}
 	if err == nil {
-		err = errors.Join(removeCached(run), n.remove(a))
+		err = errors.Join(removeCached(run.Network, run.ID), n.remove(a))
 	}
 	if err == nil {
 		err = n.options.Namespaces.Remove(run.ID)
@@ -118,8 +118,8 @@ func (n *CNI) takeResult(a *attachment, run *runner.Run) {
 
 // removeCached removes what libcni remembers of an ADD, as it does itself after
 // a DEL.
-func removeCached(run *runner.Run) error {
-	err := os.Remove(filepath.Join(libcni.CacheDir, "results", run.Network+"-"+run.ID+"-"+eth0))
+func removeCached(network, id string) error {
+	err := os.Remove(filepath.Join(libcni.CacheDir, "results", network+"-"+id+"-"+eth0))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -103,6 +103,7 @@ func TestSpansReachACollector(t *testing.T) {
 		t.Run(protocol, func(t *testing.T) {
 			const address = "127.0.0.1:14317"
 			n := harness.NewNode(t, harness.NoNetwork(), harness.Config("[limits]\nreload = '20ms'\n[tracing]\nendpoint = '"+address+"'\nprotocol = '"+protocol+"'\n"))
+			n.ImportBusybox()
 			r := &receiver{}
 			listener := listenIn(t, n, address)
 			if protocol == "grpc" {
@@ -166,7 +167,6 @@ func TestSpansReachACollector(t *testing.T) {
 // find the trace in its environment.
 func hookIsTold(t *testing.T, n *harness.Node, pod string) {
 	t.Helper()
-	n.ImportBusybox()
 	const dir = "/var/run/cdi"
 	check(t, os.MkdirAll(dir, 0o755))
 	seen, name := filepath.Join(n.Dir, "hook"), "traced"+filepath.Base(n.Dir)
