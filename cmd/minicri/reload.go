@@ -21,8 +21,10 @@ import (
 
 // reloaded are the keys, and the tables, that take effect without a restart. All
 // others are named in the log when they change.
-var reloaded = []string{"log_level", "limits.", "runtimes", "default_network.", "images.",
-	"nri.registration_timeout", "nri.request_timeout", "nri.required_plugins", "nri.tolerate_missing_annotation", "nri.reject"}
+var reloaded = []string{
+	"log_level", "limits.", "runtimes", "default_network.", "images.",
+	"nri.registration_timeout", "nri.request_timeout", "nri.required_plugins", "nri.tolerate_missing_annotation", "nri.reject",
+}
 
 func isReloaded(key string) bool {
 	return slices.ContainsFunc(reloaded, func(known string) bool {

@@ -56,16 +56,25 @@ func TestASessionHasItsShareOfTheProcessors(t *testing.T) {
 	out := c.open(t, "stdout", 0, 0)
 	c.open(t, "stderr", 0, 0)
 	alone, slowestAlone := roundTrips(t, in, out, during)
+	var flooding []net.Conn
 	for range floods {
-		go flood(p.upgradeRaw(p.exec("sleep", "1000"), "v4.channel.k8s.io"))
+		conn := p.upgradeRaw(p.exec("sleep", "1000"), "v4.channel.k8s.io")
+		flooding = append(flooding, conn)
+		go flood(conn)
 	}
 	beside, slowest := roundTrips(t, in, out, during)
 	asked := time.Now()
 	_, err := p.Runtime.Version(limited(t), &runtimeapi.VersionRequest{})
 	check(t, err)
-	t.Logf("alone %d round trips, slowest %v; beside %d floods %d (%.2f), slowest %v; Version answered in %v",
-		alone, slowestAlone, floods, beside, float64(beside)/float64(alone), slowest, time.Since(asked))
-	if beside < alone/40 {
-		t.Errorf("%d round trips beside %d floods, %d alone", beside, floods, alone)
+	answered := time.Since(asked)
+	for _, conn := range flooding {
+		conn.Close()
+	}
+	// Once more, because other processes want the machine too: the least counts.
+	after, _ := roundTrips(t, in, out, during)
+	t.Logf("alone %d and %d round trips, slowest %v; beside %d floods %d (%.2f), slowest %v; Version answered in %v",
+		alone, after, slowestAlone, floods, beside, float64(beside)/float64(min(alone, after)), slowest, answered)
+	if least := min(alone, after); beside < least/40 {
+		t.Errorf("%d round trips beside %d floods, %d alone", beside, floods, least)
 	}
 }
