@@ -16,8 +16,8 @@ import (
 // serves at once and gives the plugin the time of its verb; nothing else waits
 // for it (P3, P14).
 func TestProperty3_HangingPluginOfADaemonThatWasKilled(t *testing.T) {
-	const limit = 2 * time.Second
-	n := newNode(t, harness.Config(`cni_add = "2s"`))
+	const limit = 4 * time.Second
+	n := newNode(t, harness.Config(`cni_add = "4s"`))
 	w := n.runWitness(t)
 	before := n.Look()
 	c := trial{node: n, witness: w, point: "middle ADD", row: row{operation: run}, config: n.PodConfig("case")}
