@@ -178,7 +178,7 @@ func (c *trial) cancel(call func(context.Context, *trial) error) {
 	wantCode(c.t, <-done, codes.Canceled)
 }
 
-// checkWitness: another container of the pod goes on as it was.
+// checkWitness: another container of the pod continues as it was.
 func (c *trial) checkWitness() {
 	c.t.Helper()
 	if now := c.status(c.witness.Id); now.String() != c.witness.String() {
@@ -207,7 +207,7 @@ func (c *trial) removeListed() {
 	}
 }
 
-// runAgain: the name is free, at once or when what was cut off is taken back.
+// runAgain: the name is free, at once or when what was cut off is rolled back.
 func (c *trial) runAgain() {
 	c.t.Helper()
 	var id string

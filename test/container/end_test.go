@@ -78,7 +78,7 @@ func (p *pod) replaceShims(id string) {
 }
 
 // A log on a disk that hangs hides neither the end of its container nor its
-// exit code, and keeps nobody from stopping and removing it.
+// exit code, and keeps no one from stopping and removing it.
 func TestEndOnALogDiskThatHangs(t *testing.T) {
 	n := newNode(t)
 	d := newDisk(t, "16M")
@@ -171,7 +171,7 @@ func TestOOMKilledIsWhatItSays(t *testing.T) {
 	const eats = "sh -c 'tail /dev/zero'"
 	wrapper := p.run("wrapper", eats+"; code=$?; sleep 0.3; exit $code", memory(16<<20))
 	p.wantExit(wrapper, 137, "OOMKilled")
-	// Its child is killed for memory, and it goes on.
+	// Its child is killed for memory, and it continues.
 	id := p.run("goes-on", eats+"; echo went on; sleep 1000000", memory(16<<20))
 	p.awaitLine(id, "went on")
 	time.Sleep(5 * time.Second)

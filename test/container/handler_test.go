@@ -66,7 +66,7 @@ func statesOf(t *testing.T, n *harness.Node, below, id string) int {
 }
 
 // A handler whose runtime is not there fails its own pods before anything is
-// made, is named by Status, and keeps nobody else from running.
+// made, is named by Status, and keeps no one else from running.
 func TestHandlerWithoutItsRuntime(t *testing.T) {
 	n := newNode(t, harness.Runtime("gone", "/no/such/runtime"))
 	_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "gone"})

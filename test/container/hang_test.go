@@ -101,7 +101,7 @@ func (d *disk) command(name string, args ...string) {
 	}
 }
 
-// freeze lets whoever writes sleep, uninterruptibly, until the thaw.
+// freeze lets anyone who writes sleep, uninterruptibly, until the thaw.
 func (d *disk) freeze() (thaw func()) {
 	d.t.Helper()
 	d.command("fsfreeze", "--freeze", d.dir)

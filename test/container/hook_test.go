@@ -122,7 +122,7 @@ func wantStates(t *testing.T, out, id, bundle string, kinds ...string) {
 }
 
 // A hook that hangs, with children that hold its output, ends at its limit, is
-// named, and leaves nothing; the shim goes on.
+// named, and leaves nothing; the shim continues.
 func TestHookThatHangs(t *testing.T) {
 	for _, kind := range []string{"createRuntime", "createContainer"} {
 		t.Run(kind, func(t *testing.T) {

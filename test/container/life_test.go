@@ -109,7 +109,7 @@ func TestStartError(t *testing.T) {
 }
 
 // The failure is known when the container is made, and survives the daemon and
-// the shim until somebody starts the container, or stops it.
+// the shim until someone starts the container, or stops it.
 //
 // cri: LinuxContainerResources.cpu_shares
 func TestStartErrorOutlivesDaemonAndShim(t *testing.T) {

@@ -114,7 +114,7 @@ func firstDifference(a, b []byte) int {
 	return min(len(a), len(b))
 }
 
-// A log that the disk has no room for: the container goes on, what is in the log
+// A log that the disk has no room for: the container continues, what is in the log
 // is whole and in order, and what is not is counted there when there is room.
 func TestP39_FullDisk(t *testing.T) {
 	const room, size = 1 << 20, 8 << 20
@@ -215,7 +215,7 @@ func TestNoLog(t *testing.T) {
 }
 
 // Who can write to the directory of logs, as log agents can, leads the node to no
-// other file by a link, and holds up nobody by a fifo: neither when a container
+// other file by a link, and holds up no one by a fifo: neither when a container
 // is made nor when its log is reopened.
 func TestLogsAreFiles(t *testing.T) {
 	p := newPod(t)

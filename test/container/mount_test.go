@@ -15,7 +15,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// A source that nobody else makes is made. One that the kubelet made and that
+// A source that no one else makes is made. One that the kubelet made and that
 // has gone, a link to nothing, or a place of the kernel's is an error with its
 // name, and nothing is made.
 func TestMissingSources(t *testing.T) {

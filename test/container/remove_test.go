@@ -100,7 +100,7 @@ func TestPodIsRemovedWithItsContainers(t *testing.T) {
 	}
 }
 
-// Whoever stops a pod while containers are being made in it leaves none behind.
+// Anyone who stops a pod while containers are being made in it leaves none behind.
 //
 // cri: Container.state ContainerFilter.pod_sandbox_id
 func TestPodIsStoppedWhileContainersAreMade(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// A daemon that is told to end does not wait for what its clients can ask of the
+// A daemon that is stopped does not wait for what its clients can ask of the
 // next one: the grace of a container that ignores its signal, a command that
 // runs on. The calls are answered, and nothing happens to the container.
 //

@@ -122,7 +122,7 @@ func TestDaemonStartsBesideAHungSupervisor(t *testing.T) {
 	same(t, "exec", p.exec(id, "echo hi"), "hi")
 }
 
-// What an exec has started goes when its supervisor dies: nobody holds its
+// What an exec has started goes when its supervisor dies: no one holds its
 // streams any more.
 func TestExecsOfAKilledSupervisor(t *testing.T) {
 	p := newPod(t)

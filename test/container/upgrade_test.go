@@ -72,7 +72,7 @@ func (r runs) wantUndisturbed(t *testing.T, i int) {
 }
 
 // A daemon with another build of the shim upgrades the supervisor under its pods;
-// one whose shim cannot take over says so and goes on with the old one; the way
+// one whose shim cannot take over says so and continues with the old one; the way
 // back is the same.
 func TestUpgrade(t *testing.T) {
 	count := 4

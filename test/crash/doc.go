@@ -1,6 +1,6 @@
 // Package crash kills the daemon, its shim and its requests at every step of a
 // pod's life, and asks what is left (matrix_test.go); and it starts the daemon
-// on what a crash, a reboot, a full disk or somebody's hand may leave (the
+// on what a crash, a reboot, a full disk or someone's hand may leave (the
 // other files).
 //
 // The daemon, the shim and the plugins are the real ones, the daemon built with
@@ -19,7 +19,7 @@
 //	P6  a kill, or an error, at each step of Stop, Remove, undo and recovery
 //	P8  the name is free at once
 //	P11 an error of the first, middle, last plugin; what the error says
-//	P15 a cancelled request, a deadline that passed: the work goes on
+//	P15 a cancelled request, a deadline that passed: the work continues
 //	P16 the retry joins it
 //	P23 other pods stay as they are, byte for byte in their status
 package crash

@@ -69,7 +69,7 @@ func strikeError(t *testing.T, c *trial) {
 	err := <-c.begin(limited(t), t, "error")
 	if c.operation.name == recovery.name {
 		check(t, err)
-		// What cannot be taken back is listed then.
+		// What cannot be rolled back is listed then.
 		eventually(t, "recovery ends", func() bool { return len(info[[]any](t, c.node, "building")) == 0 })
 		c.disarm(t)
 		return
@@ -122,7 +122,7 @@ func strikeKillTwice(t *testing.T, c *trial) {
 	c.Start()
 }
 
-// strikeTerminate: the daemon is told to end while the step is under way. A step
+// strikeTerminate: the daemon is stopped while the step is under way. A step
 // of its own ends first; a DEL runs on and ends under the next daemon.
 func strikeTerminate(t *testing.T, c *trial) {
 	done := c.begin(limited(t), t, "hang")
@@ -206,8 +206,8 @@ func strikeDeadline(t *testing.T, c *trial) {
 	c.goOn(t)
 }
 
-// goOn lets the work go on that the caller has given up. Where it has failed
-// and is being undone, whoever asks again first hears of that failure.
+// goOn lets the work continue that the caller has given up. Where it has failed
+// and is being undone, anyone who asks again first hears of that failure.
 func (c *trial) goOn(t *testing.T) {
 	t.Helper()
 	c.disarm(t)

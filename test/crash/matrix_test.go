@@ -153,12 +153,12 @@ func stopping(p pod) []string { return points("stop", p.is...) }
 
 func removing() []string { return points("remove") }
 
-// teardown are the points at which destroy takes back all of a pod.
+// teardown are the points at which destroy removes all of a pod.
 func teardown(p pod) []string {
 	return slices.Concat(release(p), from(removing(), "pod/remove files before"))
 }
 
-// release are the points at which Stop and destroy take back what the kernel and
+// release are the points at which Stop and destroy remove what the kernel and
 // the network hold.
 func release(p pod) []string {
 	return until(from(stopping(p), "pod/end pause before"), "pod/unmount files after")

@@ -29,7 +29,7 @@ var damages = []struct {
 	{"of another form", func([]byte) []byte { return []byte(`{"version": 1, "record": [1]}`) }},
 }
 
-// A record that cannot be decoded is shown, and what it tells of is left alone,
+// A record that cannot be decoded is shown, and what it describes is left alone,
 // over restarts: the pod runs on. Given up by a person, it is removed. The other
 // pods do not notice.
 func TestProperty9_RecordThatCannotBeRead(t *testing.T) {
@@ -185,7 +185,7 @@ func TestProperty9_AttachmentThatCannotBeRead(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(n.Addresses, was.Network.Ip)); err != nil {
 				t.Errorf("the address of a pod that is Ready was freed: %v", err)
 			}
-			// Somebody brings the file back.
+			// Someone brings the file back.
 			n.Kill()
 			check(t, os.WriteFile(n.attachment(id), whole, 0o600))
 			check(t, os.RemoveAll(filepath.Join(n.Root, "attachments", "quarantine")))
@@ -197,7 +197,7 @@ func TestProperty9_AttachmentThatCannotBeRead(t *testing.T) {
 }
 
 // Of two records with one name the newer one counts; a copy under another name
-// is nobody's, and what it tells of is not touched.
+// is no one's, and what it describes is not touched.
 func TestProperty9_TwoRecordsOfOneName(t *testing.T) {
 	n := newNode(t)
 	w := n.runWitness(t)
@@ -247,7 +247,7 @@ func TestProperty8_NamesAfterARestart(t *testing.T) {
 	}
 }
 
-// A sandbox that could not be made, nor taken back, keeps its name, over a restart
+// A sandbox that could not be made, nor rolled back, keeps its name, over a restart
 // too: there is never a second one of the name.
 func TestProperty8_NameOfAHalfMadeSandbox(t *testing.T) {
 	n := newNode(t)

@@ -11,8 +11,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// SIGTERM: a request that goes on is cancelled at the limit and what it made
-// taken back; the daemon exits with code 0, the pods stay.
+// SIGTERM: a request that continues is cancelled at the limit and what it made
+// rolled back; the daemon exits with code 0, the pods stay.
 func TestProperty10_SIGTERM(t *testing.T) {
 	for _, point := range []string{"first ADD", "middle ADD", "last ADD"} {
 		t.Run(point, func(t *testing.T) {

@@ -134,7 +134,7 @@ func stopWithout(t *testing.T, harm func(*testing.T, string), restart bool) {
 	check(t, remove(t, n, id))
 }
 
-// What a sandbox left that has no record any more is taken back at the start,
+// What a sandbox left that has no record any more is removed at the start,
 // and GC is told of the attachments that are valid.
 func TestProperty22_GarbageCollection(t *testing.T) {
 	n := newNode(t, harness.NoNetwork())

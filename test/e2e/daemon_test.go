@@ -59,7 +59,7 @@ func TestSecondDaemonOnTheSameDirectoriesIsRefused(t *testing.T) {
 	}
 }
 
-// run under way at SIGTERM is finished or taken back; either way exit 0, and
+// run under way at SIGTERM is finished or rolled back; either way exit 0, and
 // the pods that run stay.
 func TestProperty10_SIGTERMWithARunUnderWay(t *testing.T) {
 	n := newNode(t, harness.NoNetwork(), harness.Config(fast+`shutdown = "300ms"`))

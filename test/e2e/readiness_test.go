@@ -158,7 +158,7 @@ func TestNetworkIsNotReadyWithoutItsPlugins(t *testing.T) {
 	if _, err := run(t, n, n.PodConfig("web")); err == nil {
 		t.Error("a pod ran")
 	}
-	// What ADD may have begun is taken back once the plugin is there.
+	// What ADD may have begun is rolled back once the plugin is there.
 	check(t, os.Rename(program+".off", program))
 	eventually(t, "nothing waits for its DEL", patience, func() bool { return len(pending(t, n)) == 0 })
 }

@@ -25,7 +25,7 @@ func TestSysctlsOfTheNetwork(t *testing.T) {
 	pid := pausePID(t, n, n.RunPod(n.PodConfig("web", sysctls("net.core.somaxconn", "777", "net/ipv4/tcp_syncookies", "0"))))
 	for name, want := range map[string]string{
 		"net.core.somaxconn": "777", "net.ipv4.tcp_syncookies": "0",
-		// Nobody asked for these, every runtime sets them.
+		// No one asked for these, every runtime sets them.
 		"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": "0\t2147483647",
 	} {
 		if got := netSysctl(t, pid, name); got != want {

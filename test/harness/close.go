@@ -81,7 +81,7 @@ func (n *Node) look(scope leak.Scope) leak.Snapshot {
 }
 
 // closeNodes takes the nodes of one test down together and says what they
-// left. It goes on after an error: every node ends.
+// left. It continues after an error: every node ends.
 func closeNodes(t testing.TB, nodes []*Node) {
 	for _, n := range nodes {
 		n.report("removing the pods that the test left", n.removeAllPods())

@@ -9,7 +9,7 @@ import (
 )
 
 // DeadMount is a mount whose server never answers: a FUSE filesystem (fuse(4))
-// whose requests nobody reads, until the test ends.
+// whose requests no one reads, until the test ends.
 func DeadMount(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()

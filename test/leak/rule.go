@@ -59,7 +59,7 @@ func (s Snapshot) addRuleList(ctx context.Context, list ruleList) error {
 	return nil
 }
 
-// ofAttachment tells the lines of iptables-save that plugins take back with
+// ofAttachment tells the lines of iptables-save that plugins remove with
 // DEL: the chains of an attachment, what jumps to them, and what the firewall
 // plugin puts into the chain that all share.
 func ofAttachment(line string) bool {

@@ -25,7 +25,7 @@ const longestLife = 2 * time.Second
 
 // strikesAtOnce is after how many strikes pods have to come and go before the next:
 // on a busy machine a pod takes longer than the daemon lives, and what the one
-// daemon leaves half made is all that the next one does.
+// daemon leaves partially created is all that the next one does.
 const strikesAtOnce = 4
 
 func TestSoak(t *testing.T) {

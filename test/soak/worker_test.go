@@ -113,7 +113,7 @@ func (w *worker) runPod(config *runtimeapi.PodSandboxConfig) (id string) {
 		answer, err := w.client().RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
 		id = answer.GetPodSandboxId()
 		if status.Code(err) == codes.AlreadyExists {
-			// One that could not be taken back: a kubelet goes on with another.
+			// One that could not be rolled back: a kubelet continues with another.
 			config.Metadata.Attempt++
 			w.attempt++
 			w.removeListed()

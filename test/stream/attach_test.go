@@ -54,7 +54,7 @@ func (s *safe) String() string {
 	return s.b.String()
 }
 
-// Two are attached; one leaves, the other one goes on, and types.
+// Two are attached; one leaves, the other one continues, and types.
 //
 // cri: Attach StopContainerRequest.container_id
 func TestAttach(t *testing.T) {
@@ -142,7 +142,7 @@ func TestAttachStdinAgain(t *testing.T) {
 }
 
 // Several clients see the same; one that does not read holds up neither them
-// nor the container, and what nobody sees is in the log.
+// nor the container, and what no one sees is in the log.
 //
 // cri: AttachRequest.stderr AttachRequest.stdout
 func TestAttachMany(t *testing.T) {

@@ -44,7 +44,7 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// An output that nobody asked for does not stop the process.
+// An output that no one asked for does not stop the process.
 //
 // cri: ExecRequest.stderr
 func TestExecOfOneStream(t *testing.T) {

@@ -192,7 +192,7 @@ func TestPortForwardOfTheHostNetwork(t *testing.T) {
 	}
 }
 
-// awaitPort waits until somebody listens in the pod.
+// awaitPort waits until someone listens in the pod.
 func (p *pod) awaitPort(port int) {
 	p.t.Helper()
 	eventually(p.t, fmt.Sprintf("port %d is open", port), func() bool {

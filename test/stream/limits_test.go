@@ -157,7 +157,7 @@ func writeCertificate(t testing.TB, cert, key string) (authority []byte) {
 	return authority
 }
 
-// Clients that do not read hold up nobody else, and the daemon keeps little for
+// Clients that do not read hold up no one else, and the daemon keeps little for
 // them.
 //
 // cri: ExecRequest.cmd ExecRequest.stdout
@@ -217,7 +217,7 @@ func (p *pod) memory() (size int) {
 }
 
 // The daemon's end ends its sessions at once, and their processes; the
-// container goes on.
+// container continues.
 //
 // cri: AttachResponse.url ContainerConfig.stdin
 func TestShutdown(t *testing.T) {

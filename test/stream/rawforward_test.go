@@ -72,7 +72,7 @@ func readAll(t testing.TB, from io.Reader) string {
 	}
 }
 
-// Each side closes its half while the other one goes on.
+// Each side closes its half while the other one continues.
 func TestPortForwardHalfClose(t *testing.T) {
 	p := newPod(t, forever, nil)
 	counted := make(chan int, 1)
@@ -143,7 +143,7 @@ func TestPortForwardReset(t *testing.T) {
 	}
 }
 
-// The error stream says why there is no connection; the session goes on.
+// The error stream says why there is no connection; the session continues.
 //
 // cri: PortForwardRequest.port StopPodSandboxRequest.pod_sandbox_id
 func TestPortForwardRefused(t *testing.T) {

@@ -39,7 +39,7 @@ func (n *Node) cpu(of func(pid int) (time.Duration, error)) (sum time.Duration, 
 	return sum, nil
 }
 
-// ended tells whether /proc has no such process any more.
+// ended reports whether /proc has no such process any more.
 func ended(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
 }

@@ -90,7 +90,7 @@ func (n *Node) prepare() error {
 
 func (n *Node) logs() string { return filepath.Join(n.dir, "logs") }
 
-// ready tells whether the network and the images are there.
+// ready reports whether the network and the images are there.
 func (n *Node) ready(ctx context.Context) error {
 	answer, err := n.CRI.Status(ctx, &runtimeapi.StatusRequest{})
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 
 // A move of a process into a cgroup takes a lock of the whole kernel
 // (cgroup_threadgroup_rwsem). The first one after a quiet moment waits for an
-// RCU grace period, which nobody can shorten for himself; those that follow
+// RCU grace period, which no process can shorten; those that follow
 // within some milliseconds do not. pause has to be moved.
 const (
 	firstMove = "first move into a cgroup"

@@ -14,7 +14,7 @@ const transferMiB = 256
 // zeros writes as much.
 var zeros = []string{"dd", "if=/dev/zero", "bs=64k", fmt.Sprintf("count=%d", transferMiB<<20/(64<<10))}
 
-// serve is the container: whoever connects to its port gets zeros.
+// serve is the container: anyone who connects to its port gets zeros.
 var serve = append([]string{"nc", "-ll", "-p", "7", "-e"}, zeros...)
 
 // target is a pod whose container serves.
