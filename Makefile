@@ -47,10 +47,12 @@ test-stream: root setup build ## 10000 clients of exec, attach and port-forward 
 	cd test/stream && STREAM_CYCLES=$(CYCLES) ../../hack/in-netns ../../bin/test/stream -test.v -test.timeout 1h -test.run TestAbortedCycles $(TESTFLAGS)
 
 .PHONY: test-supervisor
-test-supervisor: root setup test-deps build ## Upgrade the supervisor under 30 pods, kill it under 100 (root)
+test-supervisor: root setup test-deps build ## Upgrade, kill and stop the supervisor under many pods; docs/supervisor.md (root)
+	hack/before bin/before
 	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/container ./test/container
-	cd test/container && MINICRI_TEST_WHOLE=1 ../../hack/in-netns ../../bin/test/container -test.v -test.timeout 30m \
-		-test.run '^(TestUpgrade|TestKilledUnderManyPods)$$' $(TESTFLAGS)
+	cd test/container && MINICRI_TEST_WHOLE=1 MINICRI_TEST_BEFORE=$(CURDIR)/bin/before ../../hack/in-netns ../../bin/test/container -test.v -test.timeout 50m \
+		-test.run '^(TestUpgrade.*|TestKilledUnderManyPods|TestEndedPodsCostNothing|TestSupervisorUnderFire)$$' $(TESTFLAGS)
+	MINICRI_TEST_WHOLE=1 hack/in-netns go test $(goflags) -tags seccomp,nri_no_wasm -v -count=1 -run '^(TestManyLives|TestUpgrade.*)$$' ./shim/client
 
 .PHONY: test-prometheus
 test-prometheus: root setup build ## Ask a real Prometheus every query of hack/grafana.json (root)

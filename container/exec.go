@@ -43,7 +43,6 @@ func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeo
 	if result.TimedOut {
 		return nil, fmt.Errorf("exec %q in container %s: not done within %v: %w", command, c.ID, timeout, context.DeadlineExceeded)
 	}
-	result.Stderr = result.Stderr[:min(len(result.Stderr), ExecOutputLimit-len(result.Stdout))]
 	return result, nil
 }
 

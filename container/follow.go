@@ -42,10 +42,19 @@ func (s *Store) Lost(group string, lost error) {
 		s.options.ObserveLost()
 	}
 	s.options.Logger.Warn("a supervisor is gone; another one adopts its containers", "supervisor", group, "containers", len(left), "err", lost)
-	ctx, cancel := s.within(s.limits.Load().Create)
-	defer cancel()
-	if err := s.lookAgain(ctx, group); err != nil {
-		s.options.Logger.Error("containers have no supervisor", "supervisor", group, "err", err)
+	s.lookUntilFound(group)
+}
+
+// lookUntilFound is lookAgain until it succeeds, or the daemon ends.
+func (s *Store) lookUntilFound(group string) {
+	for s.base.Err() == nil {
+		ctx, cancel := s.within(s.limits.Load().Create)
+		err := s.lookAgain(ctx, group)
+		cancel()
+		if err == nil {
+			return
+		}
+		s.options.Logger.Error("containers have no supervisor, it is tried again", "supervisor", group, "err", err)
 	}
 }
 

@@ -141,8 +141,6 @@ func (s *Store) findShims() error {
 const findShare = 5
 
 func (s *Store) findShim(group string) {
-	ctx, cancel := s.within(s.limits.Load().Create)
-	defer cancel()
 	lives := false
 	for _, c := range s.ofGroup(group) {
 		if process.SameBoot(c.Facts().BootID, s.bootID) {
@@ -154,7 +152,5 @@ func (s *Store) findShim(group string) {
 	if !lives {
 		return
 	}
-	if err := s.lookAgain(ctx, group); err != nil {
-		s.options.Logger.Error("containers have no supervisor", "supervisor", group, "err", err)
-	}
+	s.lookUntilFound(group)
 }

@@ -31,6 +31,7 @@ const usage = `usage: minicri-shim COMMAND [flags]
   init     libcontainer's init, never called by hand
   serve    supervise the processes of pods until asked to shut down
   check-state  check that this build can take over the state of another one; for upgrades only
+  standby  serve on if the other build of an upgrade does not; for upgrades only
   hook     run a hook of a container, never called by hand
   version  print the version`
 
@@ -53,6 +54,11 @@ func main() {
 		os.Exit(serve(command, args, supervisor.Serve.Run))
 	case "check-state":
 		os.Exit(serve(command, args, func(s supervisor.Serve, _ context.Context, _ *slog.Logger) error { return s.CheckState() }))
+	case supervisor.StandbyCommand:
+		if err := supervisor.Standby(args); err != nil {
+			fmt.Fprintln(os.Stderr, "minicri-shim standby:", err)
+			os.Exit(1)
+		}
 	case runtime.HookCommand:
 		os.Exit(runtime.RunHook(args))
 	case "version":
@@ -77,9 +83,11 @@ func serve(command string, args []string, do func(supervisor.Serve, context.Cont
 	flags.IntVar(&handoverFD, "handover-fd", 0, "descriptor of what an upgrade hands over")
 	_ = flags.Parse(args) // ExitOnError
 	if handoverFD > 0 {
+		syscall.CloseOnExec(handoverFD)
 		s.Handover = os.NewFile(uintptr(handoverFD), "handover")
 	}
 	if readyFD > 0 {
+		syscall.CloseOnExec(readyFD)
 		s.Ready = os.NewFile(uintptr(readyFD), "ready")
 	}
 

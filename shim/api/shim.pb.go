@@ -833,7 +833,7 @@ type ExecSyncRequest struct {
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Process       []byte                 `protobuf:"bytes,2,opt,name=process,proto3" json:"process,omitempty"`                       // OCI process, JSON
 	Timeout       int64                  `protobuf:"varint,3,opt,name=timeout,proto3" json:"timeout,omitempty"`                      // nanoseconds, 0: none
-	OutputCap     uint64                 `protobuf:"varint,4,opt,name=output_cap,json=outputCap,proto3" json:"output_cap,omitempty"` // bytes per stream; the rest is read and dropped
+	OutputCap     uint64                 `protobuf:"varint,4,opt,name=output_cap,json=outputCap,proto3" json:"output_cap,omitempty"` // bytes of both outputs; the rest is read and dropped
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -24,7 +24,7 @@ type Result struct {
 }
 
 // ExecSync runs a process to its end, or to its time-out (none if 0), and
-// captures limit bytes of each output. It does not wait for a background child
+// captures limit bytes of both outputs together. It does not wait for a background child
 // that keeps an output open. A cancelled ctx ends the process and all that it
 // started.
 func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit uint64) (*Result, error) {

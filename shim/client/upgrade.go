@@ -24,6 +24,10 @@ func Upgrade(ctx context.Context, dir, program, build string) (*api.InfoResponse
 		return nil, err
 	}
 	defer old.Close()
+	before, err := old.Info(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("upgrade the supervisor of %s: %w", dir, err)
+	}
 	if _, err := old.rpc.Upgrade(ctx, &api.UpgradeRequest{Program: program, Build: build}); !errors.Is(native(err), ErrLost) {
 		return nil, fmt.Errorf("upgrade the supervisor of %s: %w", dir, native(err))
 	}
@@ -31,6 +35,9 @@ func Upgrade(ctx context.Context, dir, program, build string) (*api.InfoResponse
 		info, err := ask(ctx, dir)
 		if err == nil && info.GetBuild() == build {
 			return info, nil
+		}
+		if err == nil && info.GetBuild() == before.GetBuild() {
+			return nil, fmt.Errorf("the supervisor of %s became build %s, which ended or did not serve in time, and build %s serves on (shim.log there says more): %w", dir, build, before.GetBuild(), errdefs.ErrFailedPrecondition)
 		}
 		if err == nil {
 			err = fmt.Errorf("build %s serves", info.GetBuild())

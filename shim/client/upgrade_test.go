@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -168,10 +169,97 @@ func TestUpgradeToAnOlderState(t *testing.T) {
 	if err := p.upgrade(anotherBuild(t, 1)); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "has version 9, and this build knows 1 at most") {
 		t.Errorf("upgrade to a build that does not know the state: %v", err)
 	}
+	if err := os.WriteFile(path, content[:len(content)/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.upgrade(anotherBuild(t, 3)); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "records/c.json") {
+		t.Errorf("upgrade with a record that is cut off: %v", err)
+	}
 	if err := os.WriteFile(path, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.upgrade(anotherBuild(t, 2)); err != nil {
 		t.Error(err)
 	}
+}
+
+// A build that reads the state and then dies in the place of the old one, or hangs
+// there, leaves the old build serving, in another process: with logs, terminals,
+// inputs and exits.
+func TestUpgradeToABuildThatDoesNotServe(t *testing.T) {
+	builds := map[string]string{"dies": "return 7"}
+	if os.Getenv("MINICRI_TEST_WHOLE") != "" { // it takes the 10 s that a build may take to serve
+		builds["hangs"] = "for (;;) pause()"
+	}
+	for name, does := range builds {
+		t.Run(name, func(t *testing.T) { upgradeToWhatDoesNotServe(t, compiled(t, does)) })
+	}
+}
+
+func upgradeToWhatDoesNotServe(t *testing.T, program string) {
+	p := startPod(t)
+	terminal := func(s *specs.Spec, r *api.CreateRequest) { s.Process.Terminal, r.Stdin = true, true }
+	p.run("lines", "i=0; while [ $i -lt 1500 ]; do printf 'line '; usleep 500; printf '%d\n' $i; i=$((i+1)); done")
+	p.run("terminal", "read line; echo got $line; exit 4", terminal)
+	p.run("stdin", "read line; echo got $line; exit 5", func(_ *specs.Spec, r *api.CreateRequest) { r.Stdin = true })
+	p.create("waits", "exit 6")
+	for _, id := range []string{"lines", "stdin", "waits"} {
+		defer client.HoldOutput(p.dir, id).Close() // as the daemon does
+	}
+	before, err := p.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	reapOrphans()
+	_, err = client.Upgrade(t.Context(), p.dir, program, "next")
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "became build next") {
+		t.Errorf("want an error that says what has become of build next: %v", err)
+	}
+	_ = p.Close()
+	if p.Client, err = client.Connect(t.Context(), p.dir); err != nil {
+		t.Fatal(err)
+	}
+	if now, err := p.Info(t.Context()); err != nil || now.GetBuild() != before.GetBuild() {
+		t.Errorf("build %v, %v, before it was %v", now, err, before)
+	}
+	if err := p.Start(t.Context(), "waits"); err != nil {
+		t.Error(err)
+	}
+	if r, err := p.ExecSync(t.Context(), "stdin", sh("echo hi"), 0, 10); err != nil || string(r.Stdout) != "hi\n" {
+		t.Errorf("exec: %+v, %v", r, err)
+	}
+	for _, id := range []string{"terminal", "stdin"} {
+		fmt.Fprint(p.stream(id, "", api.Stdin), "word\n")
+	}
+	for id, code := range map[string]int32{"terminal": 4, "stdin": 5, "waits": 6, "lines": 0} {
+		if e := p.awaitExit(t.Context(), id).Exit; e.CodeKnown && e.Code != code {
+			t.Errorf("exit of %s: %v, want %d", id, e, code)
+		}
+	}
+	p.wantLogged("lines", api.Stdout, 1500, func(i int) string { return fmt.Sprintf("line %d\n", i) })
+	if got, want := p.logged("terminal", api.Stdout), "word\r\ngot word\r\n"; got != want {
+		t.Errorf("terminal: %q, want %q", got, want)
+	}
+	// The next build is none the worse for it, nor for a terminal that has ended.
+	if err := p.upgrade(anotherBuild(t, 1)); err != nil {
+		t.Error(err)
+	}
+}
+
+// compiled is a program that can read every state, and as a supervisor does this.
+func compiled(t *testing.T, does string) string {
+	t.Helper()
+	source, program := filepath.Join(t.TempDir(), "build.c"), filepath.Join(t.TempDir(), "build")
+	text := fmt.Sprintf(`#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int main(int count, char **words) { if (count > 1 && !strcmp(words[1], "check-state")) return 0; %s; }
+`, does)
+	if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := exec.Command("gcc", "-o", program, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	return program
 }

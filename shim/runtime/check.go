@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"syscall"
 	"time"
 )
 
@@ -21,3 +22,14 @@ func (b *Builtin) Ask(ctx context.Context, program, file *os.File, arguments ...
 	})
 	return said, err
 }
+
+// StartSelf starts this process's own program, whose descriptors are these in
+// their order. Await waits for it.
+func (b *Builtin) StartSelf(arguments []string, files []uintptr) (pid int, err error) {
+	return b.children.own(func() (int, error) {
+		return syscall.ForkExec("/proc/self/exe", arguments, &syscall.ProcAttr{Dir: "/", Env: os.Environ(), Files: files})
+	})
+}
+
+// Await waits until a process of StartSelf has ended.
+func (b *Builtin) Await(pid int) { b.children.wait(pid) }

@@ -122,6 +122,7 @@ const reapPause = 20 * time.Millisecond
 
 func (r *children) run(ctx context.Context) {
 	defer signal.Stop(r.signals)
+	r.poke() // some may have ended while this program was executed
 	for {
 		select {
 		case <-ctx.Done():

@@ -14,8 +14,11 @@ import (
 // 1, modifications of memory.events of version 2. Both wait in the poller: those
 // of libcontainer hold a thread each.
 func notifyOOM(paths map[string]string) (<-chan struct{}, error) {
+	directory, err := os.Stat(memoryCgroup(paths))
+	if err != nil {
+		return nil, fmt.Errorf("OOM notices: %w", err)
+	}
 	var notices *os.File
-	var err error
 	if v1, hasV1 := paths["memory"]; hasV1 {
 		notices, err = oomEventfd(v1)
 	} else {
@@ -30,7 +33,7 @@ func notifyOOM(paths map[string]string) (<-chan struct{}, error) {
 		defer close(noticed)
 		defer notices.Close()
 		for buffer := make([]byte, 4096); ; {
-			if _, err := notices.Read(buffer); err != nil || !memoryCgroupLives(paths) {
+			if _, err := notices.Read(buffer); err != nil || !memoryCgroupLives(paths, directory) {
 				return
 			}
 			noticed <- struct{}{}
@@ -39,12 +42,22 @@ func notifyOOM(paths map[string]string) (<-chan struct{}, error) {
 	return noticed, nil
 }
 
-// memoryCgroupLives reports whether the cgroup that is watched is there and, on
-// version 2, has processes.
-func memoryCgroupLives(paths map[string]string) bool {
+func memoryCgroup(paths map[string]string) string {
 	if v1, hasV1 := paths["memory"]; hasV1 {
-		_, err := os.Stat(v1)
-		return err == nil
+		return v1
+	}
+	return paths[""]
+}
+
+// memoryCgroupLives reports whether the cgroup that is watched is there, and not
+// another one of its name, and on version 2 has processes.
+func memoryCgroupLives(paths map[string]string, directory os.FileInfo) bool {
+	now, err := os.Stat(memoryCgroup(paths))
+	if err != nil || !os.SameFile(now, directory) {
+		return false
+	}
+	if _, hasV1 := paths["memory"]; hasV1 {
+		return true
 	}
 	events, err := os.ReadFile(filepath.Join(paths[""], "cgroup.events"))
 	return err == nil && bytes.Contains(events, []byte("populated 1"))

@@ -58,7 +58,7 @@ func (p *Pump) Run() {
 	defer p.source.Close()
 	for {
 		n, err := p.pass()
-		if n > 0 && err == nil {
+		if n > 0 && err == nil || errors.Is(err, unix.EAGAIN) {
 			continue
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) && p.pending() {
@@ -90,12 +90,33 @@ func (p *Pump) pass() (int, error) {
 	}
 	buffer := p.memory.take(p.waiting())
 	defer p.memory.moved()
-	n, err := p.source.Read(buffer)
+	n, err := p.read(buffer)
 	p.memory.have(max(n, 0))
 	if n > 0 {
 		p.emit(buffer[:n])
 	}
 	return n, err
+}
+
+// read takes what is there and does not wait, which would hold up whoever waits
+// for this move to end: a container can read its own output meanwhile, and
+// EAGAIN says that it did.
+func (p *Pump) read(buffer []byte) (n int, err error) {
+	raw, err := p.source.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	waitErr := raw.Read(func(fd uintptr) bool {
+		n, err = unix.Read(int(fd), buffer)
+		return true
+	})
+	switch {
+	case waitErr != nil:
+		return 0, waitErr
+	case errors.Is(err, unix.EINTR):
+		return 0, unix.EAGAIN
+	}
+	return max(n, 0), err
 }
 
 // await returns when the source has bytes or has ended.

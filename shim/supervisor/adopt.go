@@ -4,7 +4,9 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	gort "runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -15,21 +17,45 @@ import (
 	"github.com/minicri/minicri/shim/stdio"
 )
 
-// adoptAll takes over what a shim that died has left. A record that cannot be
-// used is reported and quarantined; it never keeps the others from being served.
-// What an upgrade hands over is given to its containers.
-func (s *Supervisor) adoptAll(handed map[string]handedOn) error {
+// adoptAll takes over what a shim that died has left, or an upgrade hands over:
+// first all streams, for which programs wait, then processes and cgroups,
+// several at a time. A record that cannot be used is reported and quarantined; it
+// never keeps the others from being served.
+func (s *Supervisor) adoptAll(h *handover) error {
 	records, err := filepath.Glob(filepath.Join(s.dir, "records", "*.json"))
 	if err != nil {
 		return err
 	}
+	found := make(map[string]*container)
 	for _, path := range records {
-		if err := s.adopt(path, handed); err != nil {
-			s.log.Error("a container cannot be adopted, its record is quarantined", "record", path, "error", err)
-			_ = os.Rename(path, strings.TrimSuffix(path, ".json")+".bad")
+		if found[path], err = s.adoptRecord(path, h.Containers); err != nil {
+			s.quarantine(path, err)
+			delete(found, path)
 		}
 	}
+	if h.PausedAt != 0 {
+		s.paused = h.pause()
+	}
+	var wait sync.WaitGroup
+	places := make(chan struct{}, gort.GOMAXPROCS(0))
+	for path, c := range found {
+		places <- struct{}{}
+		wait.Go(func() {
+			defer func() { <-places }()
+			if err := c.adoptProcess(); err != nil {
+				s.forget(c.record.ID)
+				c.closeStreams()
+				s.quarantine(path, err)
+			}
+		})
+	}
+	wait.Wait()
 	return s.removeUnrecorded()
+}
+
+func (s *Supervisor) quarantine(path string, cause error) {
+	s.log.Error("a container cannot be adopted, its record is quarantined", "record", path, "error", cause)
+	_ = os.Rename(path, strings.TrimSuffix(path, ".json")+".bad")
 }
 
 // removeUnrecorded removes what is left of a create that was cut off before the
@@ -61,43 +87,53 @@ func (s *Supervisor) deleteState(id string) error {
 	return nil
 }
 
-func (s *Supervisor) adopt(path string, handed map[string]handedOn) error {
+// adoptRecord makes a container of its record, and goes on with its streams unless
+// it has ended.
+func (s *Supervisor) adoptRecord(path string, handed map[string]handedOn) (*container, error) {
 	c := &container{sup: s, adopted: true, made: true, exited: make(chan struct{}), told: make(chan syscall.WaitStatus, 1), oomWatched: make(chan struct{}), execs: map[string]*exec{}, killed: true}
 	if err := readJSON(path, &c.record); err != nil {
-		return err
+		return nil, err
 	}
-	id := c.record.ID
-	h, upgraded := handed[id]
+	h, upgraded := handed[c.record.ID]
 	c.adopted = !upgraded || h.Adopted
-	loaded, err := s.runtimeOf(c.record).Load(id)
+	if err := s.reserve(c); err != nil {
+		return nil, err
+	}
+	if err := readJSON(s.exitPath(c.record.ID), &c.exit); err == nil && c.exit != nil {
+		close(c.exited)
+		return c, nil
+	}
+	c.exit = nil
+	c.adoptStreams(h.streams())
+	c.stdinOnce = h.StdinOnce
+	c.killed = h.Killed
+	return c, nil
+}
+
+// adoptProcess finds the container's process and waits for its end.
+func (c *container) adoptProcess() error {
+	loaded, err := c.sup.runtimeOf(c.record).Load(c.record.ID)
 	if err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}
 	if err == nil {
 		c.runtime = loaded
 	}
-	if err := s.reserve(c); err != nil {
-		return err
-	}
-	if err := readJSON(s.exitPath(id), &c.exit); err == nil && c.exit != nil {
-		close(c.exited)
+	if c.exit != nil {
 		return nil
 	}
-	c.exit = nil
 	c.askParent()
-	c.adoptStreams(h.streams())
-	c.stdinOnce = h.StdinOnce
 	var child bool
-	if c.init, child, err = s.builtin.Find(c.record.PID, c.record.StartTime); err != nil {
+	if c.init, child, err = c.sup.builtin.Find(c.record.PID, c.record.StartTime); err != nil {
+		c.killed = true  // perhaps, and that is enough not to blame lack of memory
 		go c.awaitTold() // it has ended while no supervisor ran
 		return nil
 	}
-	c.killed = h.Killed
 	c.checkStarted()
 	c.oom.kills, _ = readOOMKills(c.record.Cgroups)
 	if c.runtime != nil {
 		if err := c.runtime.EndExecs(); err != nil {
-			s.log.Warn("execs of the shim that died may still run", "container", id, "error", err)
+			c.sup.log.Warn("execs of the shim that died may still run", "container", c.record.ID, "error", err)
 		}
 		if !c.record.Bare {
 			c.watchOOM()
@@ -109,6 +145,13 @@ func (s *Supervisor) adopt(path string, handed map[string]handedOn) error {
 		go c.awaitAdopted()
 	}
 	return nil
+}
+
+// closeStreams ends the streams of a container that is not adopted.
+func (c *container) closeStreams() {
+	if c.io != nil && c.exit == nil {
+		c.io.Close()
+	}
 }
 
 const (
@@ -123,6 +166,8 @@ const (
 func (c *container) awaitAdopted() {
 	_ = c.init.Ended()
 	ended := time.Now()
+	c.sup.changes.RLock() // as in awaitInit
+	defer c.sup.changes.RUnlock()
 	for {
 		if status, known := c.init.KernelExit(); known {
 			c.finish(ended, status, true)
@@ -158,6 +203,8 @@ func (c *container) askParent() {
 // awaitTold is awaitAdopted for an init that was gone when we came.
 func (c *container) awaitTold() {
 	ended := time.Now()
+	c.sup.changes.RLock() // as in awaitInit
+	defer c.sup.changes.RUnlock()
 	select {
 	case status := <-c.told:
 		c.finish(ended, status, true)

@@ -76,8 +76,17 @@ func (e *exec) await() {
 	close(e.exited)
 }
 
-// release closes what is open; call it once the process has ended.
+// release closes what is open. A process that has not ended, in D state for
+// example, is waited for until it has: it would not be reaped otherwise.
 func (e *exec) release() {
 	e.pipes.Close()
-	_ = e.process.Close()
+	select {
+	case <-e.exited:
+		_ = e.process.Close()
+	default:
+		go func() { // ends with the process
+			<-e.exited
+			_ = e.process.Close()
+		}()
+	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/minicri/minicri/shim/api"
 )
 
-// capture sends a process's output, up to a cap per stream.
+// capture sends a process's output, up to a cap of both streams together.
 type capture struct {
 	ctx  context.Context // of the client's connection
 	send func(*api.ExecSyncResponse) error
@@ -16,7 +16,7 @@ type capture struct {
 
 	mu        sync.Mutex
 	gone      bool // the client
-	sent      map[string]uint64
+	sent      uint64
 	truncated bool
 }
 
@@ -28,11 +28,11 @@ func (k *capture) stderr(p []byte) { k.pass(api.Stderr, p) }
 func (k *capture) pass(stream string, p []byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	room := k.cap - k.sent[stream]
+	room := k.cap - k.sent
 	if uint64(len(p)) > room {
 		p, k.truncated = p[:room], true
 	}
-	k.sent[stream] += uint64(len(p))
+	k.sent += uint64(len(p))
 	k.gone = k.gone || k.ctx.Err() != nil
 	if len(p) == 0 || k.gone {
 		return
@@ -52,7 +52,7 @@ func (c *container) execSync(ctx context.Context, request *api.ExecSyncRequest, 
 		return err
 	}
 	defer e.release()
-	k := &capture{ctx: ctx, send: send, cap: request.OutputCap, sent: map[string]uint64{}}
+	k := &capture{ctx: ctx, send: send, cap: request.OutputCap}
 	for stream, emit := range map[string]func([]byte){api.Stdout: k.stdout, api.Stderr: k.stderr} {
 		pump, err := e.pipes.Take(stream, emit)
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -42,6 +43,23 @@ const handoverVersion = 1
 // errNewer says that a state is of a later build.
 func errNewer(what string, version, known int) error {
 	return fmt.Errorf("%s has version %d, and this build knows %d at most", what, version, known)
+}
+
+// renumbered is h for a process that has the descriptors in the order of fds, from
+// first on, and is the parent of no container.
+func (h *handover) renumbered(fds []int, first int) *handover {
+	now := func(fd int) int {
+		if i := slices.Index(fds, fd); i >= 0 {
+			return first + i
+		}
+		return 0
+	}
+	other := &handover{Version: h.Version, PausedAt: int64(monotonic()), Lock: now(h.Lock), Control: now(h.Control), Streams: now(h.Streams), Containers: make(map[string]handedOn)}
+	for id, c := range h.Containers {
+		c.Terminal, c.Stdin, c.Adopted = now(c.Terminal), now(c.Stdin), true
+		other.Containers[id] = c
+	}
+	return other
 }
 
 func readHandover(file *os.File) (*handover, error) {

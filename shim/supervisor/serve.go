@@ -52,7 +52,7 @@ type Supervisor struct {
 	journal *journal.Journal
 	systemd bool // the cgroup driver
 	build   string
-	paused  time.Duration // by the upgrade that has brought this build
+	paused  time.Duration // how long the upgrade that has brought this build has held output up
 
 	lock             *os.File
 	control, streams net.Listener
@@ -88,13 +88,12 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	}
 	defer sup.lock.Close()
 	defer sup.journal.Close()
-	if err := sup.adoptAll(handed.Containers); err != nil {
+	if err := sup.adoptAll(handed); err != nil {
 		return err
 	}
 	sup.journal.ReleaseRest()
 	if s.Handover != nil {
-		sup.paused = handed.pause()
-		log.Info("upgraded", "build", s.Build, "paused", sup.paused, "containers", len(sup.all()))
+		log.Info("upgraded", "build", s.Build, "output held up", sup.paused, "serves after", handed.pause(), "containers", len(sup.all()))
 	}
 	go sup.builtin.Run(ctx)
 	go trimMemory(ctx)
@@ -137,6 +136,11 @@ func listenOr(fd int, path string) (net.Listener, error) {
 		return listen(path)
 	}
 	defer file.Close() // FileListener has its own
+	// Clients ask the socket which process they talk to (SO_PEERCRED of unix(7)):
+	// the one that has called listen(2) last.
+	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, os.NewSyscallError("listen", err))
+	}
 	return net.FileListener(file)
 }
 
@@ -217,7 +221,7 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 	}
 	api.RegisterShimService(server, &service{s})
 	if ready != nil {
-		_, _ = ready.WriteString("ready\n")
+		_, _ = ready.WriteString(serves)
 		_ = ready.Close()
 	}
 	go s.serveStreams(s.streams)

@@ -23,7 +23,8 @@ import (
 // (changes), no byte is between a fifo and its log (journal.Move), the
 // descriptors that only we have are made to outlive execve(2), and the new build
 // adopts the containers from the disk, as after a death, but as their parent and
-// with their terminals and inputs.
+// with their terminals and inputs. If it ends before it serves, or hangs, a
+// standby of this build serves on.
 const (
 	// quietLimit is how long what is under way may take to end.
 	quietLimit = 5 * time.Second
@@ -47,7 +48,6 @@ func (s *Supervisor) upgrade(ctx context.Context, path, build string) error {
 		return fmt.Errorf("an operation on a container is not done within %v: %w", quietLimit, err)
 	}
 	defer s.changes.Unlock()
-	s.endExecs()
 	h, kept, err := s.prepare()
 	defer closeDescriptors(kept)
 	if err != nil {
@@ -56,11 +56,17 @@ func (s *Supervisor) upgrade(ctx context.Context, path, build string) error {
 	if err := s.check(ctx, program, h); err != nil {
 		return err
 	}
+	waits, err := s.startStandby(h, kept)
+	if err != nil {
+		return err
+	}
+	defer s.dismiss(waits)
+	s.endExecs()
 	if err := lockWithin(&s.journal.Move, quietLimit); err != nil {
 		return fmt.Errorf("a log takes no output for %v: %w", quietLimit, err)
 	}
 	defer s.journal.Move.Unlock()
-	return s.execute(program, build, h)
+	return s.execute(program, build, h, waits.serve)
 }
 
 // lockWithin locks, without keeping anybody else from reading meanwhile.
@@ -94,7 +100,7 @@ func (s *Supervisor) prepare() (h *handover, kept []int, err error) {
 		if err != nil {
 			return
 		}
-		if *to, err = duplicate(from); err == nil {
+		if *to, err = duplicate(from); err == nil && *to > 0 { // one that is closed is none
 			kept = append(kept, *to)
 		}
 	}
@@ -134,10 +140,10 @@ func duplicate(from syscall.Conn) (fd int, err error) {
 	}
 	var dupErr error
 	err = raw.Control(func(old uintptr) { fd, dupErr = unix.FcntlInt(old, unix.F_DUPFD, 3) })
-	if errors.Is(err, os.ErrClosed) {
+	if err != nil { // it is closed: os has another error for that than os.ErrClosed here
 		return 0, nil
 	}
-	return fd, errors.Join(err, os.NewSyscallError("fcntl", dupErr))
+	return fd, os.NewSyscallError("fcntl", dupErr)
 }
 
 func closeDescriptors(fds []int) {
@@ -167,18 +173,21 @@ func (s *Supervisor) check(ctx context.Context, program *os.File, h *handover) e
 // programName is what the program calls itself.
 const programName = "minicri-shim"
 
-// execute becomes the new program. It returns only with an error.
-func (s *Supervisor) execute(program *os.File, build string, h *handover) error {
+// execute becomes the new program, which says over a descriptor that it serves.
+// It returns only with an error.
+func (s *Supervisor) execute(program *os.File, build string, h *handover, ready int) error {
 	h.PausedAt = int64(monotonic())
 	state, err := writeHandover(h)
 	if err != nil {
 		return err
 	}
 	defer state.Close()
-	arguments := []string{programName, "serve", "--dir", s.dir, "--build", build, "--handover-fd", strconv.Itoa(int(state.Fd()))}
-	if s.systemd {
-		arguments = append(arguments, "--systemd-cgroup")
+	said, err := unix.FcntlInt(uintptr(ready), unix.F_DUPFD, 3)
+	if err != nil {
+		return os.NewSyscallError("fcntl", err)
 	}
+	defer unix.Close(said)
+	arguments := append(s.serveArguments(build, int(state.Fd())), "--ready-fd", strconv.Itoa(said))
 	err = syscall.Exec("/proc/self/fd/"+strconv.Itoa(int(program.Fd())), arguments, os.Environ())
 	return fmt.Errorf("execute the new program: %w", err)
 }

@@ -2,7 +2,10 @@ package container
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -105,4 +108,46 @@ func TestExecBeforeTheStart(t *testing.T) {
 		return strings.Contains(strings.Join(p.inCgroup(p.info(never).CgroupsPath), " "), "sleep")
 	})
 	check(t, p.remove(never))
+}
+
+// A command that sleeps uninterruptibly past its time-out is given up, and reaped
+// with its cgroup when it can end.
+func TestExecThatSleepsUninterruptibly(t *testing.T) {
+	n := newNode(t)
+	d := newDisk(t, "16M")
+	p := runPod(t, n, "web")
+	id := p.run("app", forever, mounted(d.dir, "/disk"))
+	thaw := d.freeze()
+	if _, err := p.tryExec(id, 1, "/bin/sh", "-c", "echo x > /disk/file"); err == nil {
+		t.Error("a command that writes to a frozen disk ended")
+	}
+	cgroup := p.info(id).CgroupsPath
+	if len(p.pidsInCgroup(cgroup+"/minicri-exec-*")) == 0 {
+		t.Fatal("the command does not sleep uninterruptibly: nothing is tested")
+	}
+	thaw()
+	eventually(t, "the command is reaped, and its cgroup removed", func() bool {
+		left, _ := filepath.Glob("/sys/fs/cgroup/*" + cgroup + "/minicri-exec-*")
+		unified, _ := filepath.Glob("/sys/fs/cgroup" + cgroup + "/minicri-exec-*")
+		return len(left)+len(unified)+zombies(shims(n)) == 0
+	})
+	p.RemovePod(p.id) // before the disk goes
+}
+
+// zombies counts the children of processes that have ended and are not waited for.
+func zombies(parents []int) (count int) {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, path := range stats {
+		stat, _ := os.ReadFile(path) // it may have ended
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		fields := strings.Fields(rest)
+		if len(fields) < 2 || fields[0] != "Z" {
+			continue
+		}
+		parent, _ := strconv.Atoi(fields[1])
+		if slices.Contains(parents, parent) {
+			count++
+		}
+	}
+	return count
 }

@@ -41,16 +41,32 @@ func TestEndedPodsCostNothing(t *testing.T) {
 	p := newPod(t)
 	p.wantExit(p.run("warm", "true"), 0, "Completed")
 	before := descriptors(t, p.Node)
-	const pods = 10
+	pods := 10
+	if whole() {
+		pods = 200
+	}
 	for i := range pods {
 		ended := runPod(t, p.Node, fmt.Sprint("ended-", i))
 		ended.wantExit(ended.run("app", "exit 3"), 3, "Error")
 		_, err := p.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: ended.id})
 		check(t, err)
 	}
-	eventually(t, "descriptors and shims are as before", func() bool {
-		return descriptors(t, p.Node) <= before && len(shims(p.Node)) == 1
+	eventually(t, "descriptors, threads and shims are as before", func() bool {
+		return descriptors(t, p.Node) <= before && len(shims(p.Node)) == 1 && threads(t, p.Node) <= mostThreads
 	})
+}
+
+// mostThreads is what a supervisor has at most, whatever it has done.
+const mostThreads = 24
+
+// threads is how many the supervisors have.
+func threads(t *testing.T, n *harness.Node) (count int) {
+	t.Helper()
+	for _, pid := range shims(n) {
+		entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		count += len(entries)
+	}
+	return count
 }
 
 // descriptors is how many the supervisors have.

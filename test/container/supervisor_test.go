@@ -150,6 +150,37 @@ func TestExecsOfAKilledSupervisor(t *testing.T) {
 	eventually(t, "the exec is ended", func() bool { return !has() })
 }
 
+// A supervisor that cannot be started for longer than any limit, for want of space
+// or memory for example, serves when it can, though nobody asks for it: what ended
+// meanwhile is told.
+func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
+	p := runPod(t, newNode(t, harness.Config("[limits]\ncreate = '1s'")), "web")
+	lives, dies := p.run("lives", forever), p.run("dies", "sleep 2; exit 7")
+	for _, dir := range supervisorDirs(t, p.Node) {
+		lock := filepath.Join(dir, "lock")
+		check(t, os.Rename(lock, lock+".old"))
+		check(t, os.Mkdir(lock, 0o700)) // cannot be opened as a lock
+		time.AfterFunc(5*time.Second, func() { _ = os.Remove(lock) })
+	}
+	for _, pid := range shims(p.Node) {
+		check(t, unix.Kill(pid, unix.SIGKILL))
+	}
+	eventually(t, "it is seen that nobody serves", func() bool { return p.status(lives).State == runtimeapi.ContainerState_CONTAINER_UNKNOWN })
+	eventually(t, "it runs under a successor", func() bool { return p.status(lives).State == running })
+	eventually(t, "the end is told", func() bool { return p.status(dies).State == exited })
+	for _, dir := range supervisorDirs(t, p.Node) {
+		_ = os.Remove(filepath.Join(dir, "lock.old"))
+	}
+}
+
+// supervisorDirs are the directories of the node's supervisors.
+func supervisorDirs(t *testing.T, n *harness.Node) []string {
+	t.Helper()
+	dirs, err := filepath.Glob(filepath.Join(n.State, "shims", "*"))
+	check(t, err)
+	return dirs
+}
+
 // killAndAwait kills the supervisors and returns how long it took until a
 // successor of that of one pod answered, without anybody asking the daemon.
 func killAndAwait(t *testing.T, n *harness.Node, r runs) time.Duration {

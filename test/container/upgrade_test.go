@@ -5,7 +5,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -151,4 +153,62 @@ func TestKilledUnderManyPods(t *testing.T) {
 		_, err := n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: r.id})
 		check(t, err)
 	}
+}
+
+// A daemon that is killed while pods are being run and commands run in containers
+// is followed by one with another build of the supervisor: what was being made is
+// made or undone, and commands that nobody waits for any more are ended.
+func TestUpgradeBesideRunsAndExecs(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever)
+	pid := shims(p.Node)[0]
+	const times = 3
+	for i := range times {
+		var calls sync.WaitGroup
+		for j := range 4 {
+			config := p.PodConfig(fmt.Sprintf("cut-%d-%d", i, j))
+			calls.Go(func() {
+				_, _ = p.Runtime.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: config}) // its daemon is killed
+			})
+		}
+		calls.Go(func() {
+			_, _ = p.Runtime.ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"sleep", "7777"}})
+		})
+		time.Sleep(time.Duration(20+40*i) * time.Millisecond)
+		p.Kill()
+		calls.Wait()
+		p.SetFlags("--shim", anotherShim(t, p.Node, byte(10+i)))
+		p.Start()
+		if harness.OneSupervisor() {
+			wantUpgrades(t, p.Node, i+1, 0)
+		}
+		for _, line := range p.commandsOf(id) {
+			if strings.Contains(line, "7777") {
+				t.Errorf("a command that nobody waits for still runs: %q", line)
+			}
+		}
+		same(t, "exec", p.exec(id, "echo hi"), "hi")
+	}
+	if now := shims(p.Node); harness.OneSupervisor() && (len(now) != 1 || now[0] != pid) {
+		t.Errorf("supervisors %v, want process %d", now, pid)
+	}
+	list, err := p.Runtime.ListPodSandbox(limited(t), &runtimeapi.ListPodSandboxRequest{})
+	check(t, err)
+	for _, pod := range list.Items {
+		if pod.Id != p.id {
+			p.RemovePod(pod.Id)
+		}
+	}
+}
+
+// commandsOf are the command lines of a container's processes, execs included.
+func (p *pod) commandsOf(id string) (lines []string) {
+	p.t.Helper()
+	group := p.info(id).CgroupsPath
+	pids := append(p.pidsInCgroup(group), p.pidsInCgroup(group+"/*")...)
+	for _, pid := range pids {
+		line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+		lines = append(lines, string(line))
+	}
+	return lines
 }

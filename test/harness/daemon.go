@@ -119,6 +119,13 @@ func (n *Node) SetFlags(flags ...string) { n.options.flags = append(n.options.fl
 // Binaries is the directory of minicri and minicri-shim.
 func (n *Node) Binaries() string { return n.binaries }
 
+// SetBinaries makes another build of minicri and minicri-shim that of the daemons
+// which are started from now on.
+func (n *Node) SetBinaries(dir string) {
+	n.t.Helper()
+	n.useBinaries(dir)
+}
+
 // command is the daemon's. Flags given twice count the last time.
 func (n *Node) command() *exec.Cmd {
 	args := []string{

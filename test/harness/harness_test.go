@@ -25,7 +25,7 @@ func prepared(t testing.TB, opts ...Option) *Node {
 	if os.Getuid() != 0 {
 		t.Fatal("needs root: it makes namespaces, mounts, links and cgroups")
 	}
-	return prepare(t, binDir(t), opts)
+	return prepare(t, BinDir(t), opts)
 }
 
 func check(t testing.TB, err error) {
@@ -210,7 +210,7 @@ func TestLeaksAndLossesAreReportedAndTakenAway(t *testing.T) {
 }
 
 func TestRequirements(t *testing.T) {
-	if err := checkRequirements(1000, binDir(t)); err == nil || !strings.Contains(err.Error(), "root") {
+	if err := checkRequirements(1000, BinDir(t)); err == nil || !strings.Contains(err.Error(), "root") {
 		t.Errorf("without root: %v", err)
 	}
 	if err := checkRequirements(0, t.TempDir()); err == nil || !strings.Contains(err.Error(), "make setup build") {

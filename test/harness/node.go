@@ -59,7 +59,7 @@ func NewNode(t testing.TB, opts ...Option) *Node {
 func NewNodes(t testing.TB, count int, opts ...Option) []*Node {
 	t.Helper()
 	runBesideOthers(t, opts)
-	binaries := binDir(t)
+	binaries := BinDir(t)
 	if err := checkRequirements(os.Getuid(), binaries); err != nil {
 		t.Fatal(err)
 	}
@@ -164,8 +164,8 @@ func (n *Node) must(what string, err error) {
 	}
 }
 
-// binDir is MINICRI_BIN, or bin of the repository.
-func binDir(t testing.TB) string {
+// BinDir is MINICRI_BIN, or bin of the repository.
+func BinDir(t testing.TB) string {
 	t.Helper()
 	if dir := os.Getenv("MINICRI_BIN"); dir != "" {
 		return dir
