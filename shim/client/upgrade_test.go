@@ -69,6 +69,9 @@ func TestUpgradeInPlace(t *testing.T) {
 		"stdin":    p.run("stdin", "read line; echo got $line; exit 5", func(_ *specs.Spec, r *api.CreateRequest) { r.Stdin = true }).Pid,
 		"waits":    p.create("waits", "exit 6").Pid,
 	}
+	if err := p.ExecStart(t.Context(), "waits", "left", sh("sleep 7777"), false); err != nil { // its client goes
+		t.Fatal(err)
+	}
 	for i := range 6 {
 		id := fmt.Sprint("ends", i)
 		p.run(id, fmt.Sprintf("usleep %d; exit %d", i*60000, 20+i))
@@ -81,6 +84,7 @@ func TestUpgradeInPlace(t *testing.T) {
 	if now := p.pid(); now != supervisor {
 		t.Errorf("the supervisor is process %d, it was %d", now, supervisor)
 	}
+	p.wantNoZombies()
 	for id, pid := range pids {
 		if s, err := p.state(t.Context(), id); err != nil || s.Pid != pid || s.Adopted {
 			t.Errorf("container %s, pid %d: %v, %v", id, pid, s, err)
@@ -262,4 +266,28 @@ int main(int count, char **words) { if (count > 1 && !strcmp(words[1], "check-st
 		t.Fatalf("%v: %s", err, said)
 	}
 	return program
+}
+
+// wantNoZombies waits until the supervisor has reaped what has ended: execs of
+// before an upgrade, and its standby.
+func (p *pod) wantNoZombies() {
+	p.t.Helper()
+	parent := fmt.Sprint(p.pid())
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+		var left []string
+		for _, path := range stats {
+			stat, _ := os.ReadFile(path) // it may have ended
+			name, rest, _ := strings.Cut(string(stat), ") ")
+			if fields := strings.Fields(rest); len(fields) > 1 && fields[0] == "Z" && fields[1] == parent {
+				left = append(left, name)
+			}
+		}
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			p.t.Fatalf("ended and not waited for: %q", left)
+		}
+	}
 }

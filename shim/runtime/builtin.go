@@ -43,6 +43,10 @@ func NewBuiltin(root string, systemdCgroup bool) *Builtin {
 // ctx ends.
 func (b *Builtin) Run(ctx context.Context) { b.children.run(ctx) }
 
+// ReapRest has those children reaped that the build before, in this process, has
+// left besides containers. Call it once, when all containers are found.
+func (b *Builtin) ReapRest() { b.children.reapRest() }
+
 // Features: everything.
 func (*Builtin) Features() Features { return Features{ExecTrees: true, Adoption: true} }
 

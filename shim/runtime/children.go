@@ -88,6 +88,29 @@ func (r *children) disown(pid int) {
 	r.mu.Unlock()
 }
 
+// reapRest waits for the children that have no owner when a build comes to serve in
+// the process of the one before: that has ended them, or told them to end.
+func (r *children) reapRest() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.adopts {
+		return // run does
+	}
+	for _, pid := range listChildren() {
+		if r.owned[pid] {
+			continue
+		}
+		r.owned[pid] = true
+		go func() { // ends with the child
+			if p, err := openProcess(pid); err == nil {
+				_ = p.Ended()
+				_ = p.Close()
+			}
+			r.wait(pid)
+		}()
+	}
+}
+
 // adopt makes this process the parent of what its descendants orphan, from now on
 // (PR_SET_CHILD_SUBREAPER(2const)).
 func (r *children) adopt() {

@@ -93,6 +93,7 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	}
 	sup.journal.ReleaseRest()
 	if s.Handover != nil {
+		sup.builtin.ReapRest()
 		log.Info("upgraded", "build", s.Build, "output held up", sup.paused, "serves after", handed.pause(), "containers", len(sup.all()))
 	}
 	go sup.builtin.Run(ctx)
