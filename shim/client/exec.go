@@ -68,7 +68,9 @@ func (c *Client) execSync(ctx context.Context, id string, process []byte, timeou
 }
 
 func collect(stream api.Shim_ExecSyncClient) (*Result, error) {
-	var stdout, stderr bytes.Buffer
+	// As they come: whoever is slow to take them, as a buffer that grows is, loses
+	// the stream (ttrpc, ErrStreamFull).
+	var stdout, stderr [][]byte
 	for {
 		message, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -77,11 +79,10 @@ func collect(stream api.Shim_ExecSyncClient) (*Result, error) {
 		if err != nil {
 			return nil, native(err)
 		}
-		stdout.Write(message.Stdout)
-		stderr.Write(message.Stderr)
+		stdout, stderr = append(stdout, message.Stdout), append(stderr, message.Stderr)
 		if exit := message.Exit; exit != nil {
 			return &Result{
-				Stdout: stdout.Bytes(), Stderr: stderr.Bytes(),
+				Stdout: bytes.Join(stdout, nil), Stderr: bytes.Join(stderr, nil),
 				Code: exit.Code, TimedOut: exit.TimedOut, Truncated: exit.Truncated,
 			}, nil
 		}

@@ -10,7 +10,7 @@ import (
 // One supervisor that has had many containers, each with a command, is as it was
 // before: descriptors, threads, and on disk.
 func TestManyLives(t *testing.T) {
-	lives := 40
+	lives := 20
 	if os.Getenv("MINICRI_TEST_WHOLE") != "" {
 		lives = 1000
 	}

@@ -343,11 +343,17 @@ func TestExecSync(t *testing.T) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	r, err = p.ExecSync(ctx, "c", sh("head -c 20000000 /dev/zero"), 0, 16<<20)
-	if err != nil || len(r.Stdout) != 16<<20 || !r.Truncated || r.Code != 0 {
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Stdout) != 16<<20 || !r.Truncated || r.Code != 0 {
 		t.Fatalf("big output: %d bytes, truncated %v, code %d, %v", len(r.Stdout), r.Truncated, r.Code, err)
 	}
 	r, err = p.ExecSync(ctx, "c", sh("head -c 20000000 /dev/zero; head -c 20000000 /dev/zero >&2"), 0, 1<<20)
-	if err != nil || len(r.Stdout)+len(r.Stderr) != 1<<20 || !r.Truncated || r.Code != 0 {
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Stdout)+len(r.Stderr) != 1<<20 || !r.Truncated || r.Code != 0 {
 		t.Fatalf("two big outputs: %d and %d bytes, truncated %v, code %d, %v", len(r.Stdout), len(r.Stderr), r.Truncated, r.Code, err)
 	}
 	if _, err = p.ExecSync(ctx, "c", &specs.Process{Args: []string{"/absent"}, Cwd: "/"}, 0, 10); err == nil || !strings.Contains(err.Error(), "/absent") {
