@@ -197,6 +197,15 @@ func (s *Streams) Drain() {
 	s.Close()
 }
 
+// Sources are what output is read from; of a terminal that is its master.
+func (s *Streams) Sources() []*os.File {
+	sources := make([]*os.File, 0, len(s.pumps))
+	for _, p := range s.pumps {
+		sources = append(sources, p.source)
+	}
+	return sources
+}
+
 // Output is what copies a stream to attached clients; nil if there is no such
 // stream.
 func (s *Streams) Output(stream string) *Fanout { return s.fans[stream] }

@@ -25,6 +25,8 @@ type handover struct {
 	Control    int                 `json:"control"`
 	Streams    int                 `json:"streams"`
 	Containers map[string]handedOn `json:"containers"`
+	// Outputs are the fifos of containers, of a standby alone: see outputs.
+	Outputs []int `json:"outputs,omitempty"`
 }
 
 // handedOn is what is not on disk of a container; descriptors are 0 for none.
@@ -60,6 +62,24 @@ func (h *handover) renumbered(fds []int, first int) *handover {
 		other.Containers[id] = c
 	}
 	return other
+}
+
+// outputs are copies of what the output of containers is read from. While a build
+// takes the place of another nobody reads, and the kernel drops the content of a
+// fifo that no process has open when its container ends: the standby has them
+// open meanwhile.
+func (s *Supervisor) outputs() (fds []int) {
+	for _, c := range s.all() {
+		if c.io == nil {
+			continue
+		}
+		for _, source := range c.io.Sources() {
+			if fd, err := duplicate(source); err == nil && fd > 0 {
+				fds = append(fds, fd)
+			}
+		}
+	}
+	return fds
 }
 
 func readHandover(file *os.File) (*handover, error) {

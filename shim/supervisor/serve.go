@@ -88,7 +88,9 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	}
 	defer sup.lock.Close()
 	defer sup.journal.Close()
-	if err := sup.adoptAll(handed); err != nil {
+	err = sup.adoptAll(handed)
+	closeDescriptors(handed.Outputs) // we have our own by now
+	if err != nil {
 		return err
 	}
 	sup.journal.ReleaseRest()
@@ -114,6 +116,9 @@ func (s *Supervisor) open(from *os.File) (h *handover, err error) {
 			return nil, err
 		}
 		_ = from.Close()
+		for _, fd := range h.Outputs {
+			unix.CloseOnExec(fd)
+		}
 	}
 	if s.lock = inherited(h.Lock, "lock"); s.lock == nil {
 		if s.lock, err = lockDir(s.dir); err != nil {

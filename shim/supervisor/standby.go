@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -43,7 +44,13 @@ const (
 
 // startStandby starts this build once more; kept are the descriptors of h.
 func (s *Supervisor) startStandby(h *handover, kept []int) (*standby, error) {
-	state, err := writeHandover(h.renumbered(kept, standbyFirst))
+	outputs := s.outputs()
+	defer closeDescriptors(outputs)
+	other := h.renumbered(kept, standbyFirst)
+	for i := range outputs {
+		other.Outputs = append(other.Outputs, standbyFirst+len(kept)+i)
+	}
+	state, err := writeHandover(other)
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +67,7 @@ func (s *Supervisor) startStandby(h *handover, kept []int) (*standby, error) {
 	defer unix.Close(pipe[0])
 	arguments := append([]string{programName, StandbyCommand, "--"}, s.serveArguments(s.build, standbyHandover)...)
 	files := []uintptr{0, 1, 2, state.Fd(), uintptr(pipe[0]), uintptr(self)}
-	for _, fd := range kept {
+	for _, fd := range slices.Concat(kept, outputs) {
 		files = append(files, uintptr(fd))
 	}
 	pid, err := s.builtin.StartSelf(arguments, files)
