@@ -74,7 +74,7 @@ func TestUpgradeInPlace(t *testing.T) {
 	}
 	for i := range 6 {
 		id := fmt.Sprint("ends", i)
-		p.run(id, fmt.Sprintf("usleep %d; exit %d", i*60000, 20+i))
+		p.run(id, fmt.Sprintf("usleep %d; echo last words; exit %d", i*60000, 20+i))
 		if i%2 == 1 {
 			if err := p.upgrade(anotherBuild(t, i)); err != nil {
 				t.Fatal(err)
@@ -112,6 +112,11 @@ func TestUpgradeInPlace(t *testing.T) {
 	}
 	if got := p.logged("stdin", api.Stdout); got != "got word\n" {
 		t.Errorf("stdin: %q", got)
+	}
+	for i := range 6 {
+		if got := p.logged(fmt.Sprint("ends", i), api.Stdout); got != "last words\n" {
+			t.Errorf("one that ended beside the upgrades: %q", got)
+		}
 	}
 }
 
