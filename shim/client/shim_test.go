@@ -30,7 +30,7 @@ import (
 
 var (
 	shimBinary   string // the real minicri-shim, built once
-	cgroupParent = fmt.Sprintf("/minicri-test-%d", os.Getpid())
+	cgroupParent = fmt.Sprintf("/minicri-unit-client-%d", os.Getpid())
 )
 
 const busybox = "/bin/busybox" // Debian's busybox-static
