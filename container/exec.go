@@ -14,7 +14,6 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/shim/client"
 )
@@ -56,7 +55,6 @@ func (s *Store) forExec(ctx context.Context, id string, command []string, tty bo
 	if len(command) == 0 {
 		return nil, nil, nil, fmt.Errorf("cmd: is empty: %w", errdefs.ErrInvalidArgument)
 	}
-	s.work.Go(cgroup.WarmLock)
 	spec, err := s.Spec(c)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)

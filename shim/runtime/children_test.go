@@ -54,7 +54,7 @@ func running(t *testing.T, r *children) (stop func()) {
 // costOfSIGCHLD is the CPU time of this process for each of many.
 func costOfSIGCHLD(t *testing.T) time.Duration {
 	t.Helper()
-	const signals = 2000
+	const signals = 1000
 	before := usedCPU(t)
 	for range signals {
 		if err := unix.Kill(os.Getpid(), unix.SIGCHLD); err != nil {

@@ -15,6 +15,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/cgroup"
 )
 
 // Command is a runtime with runc's command line, such as runc, crun and youki:
@@ -236,6 +238,7 @@ func (c *commandContainer) Exec(spec *specs.Process, streams Streams) (*Process,
 	if t != nil {
 		arguments = append(arguments, "--cgroup", c.runtime.execCgroupFlag(t))
 	}
+	go cgroup.WarmLock() // one write(2)
 	p, err := c.launch(streams, passed, "exec", arguments...)
 	if err != nil {
 		if t != nil {

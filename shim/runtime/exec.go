@@ -2,6 +2,8 @@ package runtime
 
 import (
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/minicri/minicri/internal/cgroup"
 )
 
 // Exec is of Container.
@@ -12,6 +14,8 @@ func (c *builtinContainer) Exec(spec *specs.Process, streams Streams) (*Process,
 	}
 	defer passed.Close()
 	t := c.execs.newTree()
+	// After that: a cgroup cannot be made while somebody waits there.
+	go cgroup.WarmLock() // one write(2)
 	if t != nil {
 		process.SubCgroupPaths = map[string]string{t.controller: t.sub}
 	}

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/environ"
 )
 
@@ -238,6 +239,7 @@ func (c *taskContainer) Exec(spec *specs.Process, streams Streams) (*Process, er
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 	defer cancel()
+	go cgroup.WarmLock() // one write(2)
 	id := c.execs.next()
 	_, err = c.task.Exec(ctx, &task.ExecProcessRequest{
 		ID: c.id, ExecID: id, Spec: process, Stdin: pathOf(streams.Stdin), Stdout: pathOf(streams.Stdout), Stderr: pathOf(streams.Stderr),
