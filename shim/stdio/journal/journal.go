@@ -60,28 +60,36 @@ func Open(path string) (*Journal, error) {
 	}
 	j.file = file
 	for ; j.size+segmentSize <= info.Size(); j.size += segmentSize {
-		if err := j.mapSegment(); err != nil {
+		slots, err := j.mapSegment()
+		if err != nil {
 			return j, fmt.Errorf("map journal %s: %w", path, err)
 		}
+		j.takeOver(slots)
 	}
 	return j, nil
 }
 
-// mapSegment maps the segment at size. Slots in use are those of a predecessor.
-func (j *Journal) mapSegment() error {
+// mapSegment maps the segment at size.
+func (j *Journal) mapSegment() (slots []*Slot, err error) {
 	memory, err := unix.Mmap(int(j.file.Fd()), j.size, segmentSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for i := range segmentSlots {
-		slot := newSlot(memory[i*slotSize : (i+1)*slotSize])
+		slots = append(slots, newSlot(memory[i*slotSize:(i+1)*slotSize]))
+	}
+	return slots, nil
+}
+
+// takeOver adds the slots of a predecessor. Those in use are left for Take.
+func (j *Journal) takeOver(slots []*Slot) {
+	for _, slot := range slots {
 		if slot.load().phase == free {
 			j.free = append(j.free, slot)
 		} else {
 			j.left[slot.owner()] = slot
 		}
 	}
-	return nil
 }
 
 // Acquire returns a slot for a stream by its name. Where no more can be mapped,
@@ -114,8 +122,11 @@ func (j *Journal) grow() {
 	if err != nil {
 		return
 	}
-	if err := j.mapSegment(); err == nil {
+	// They are not looked at: a page that is read brings its neighbours into our
+	// memory.
+	if slots, err := j.mapSegment(); err == nil {
 		j.size += segmentSize
+		j.free = append(j.free, slots...)
 	}
 }
 
