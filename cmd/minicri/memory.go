@@ -16,7 +16,7 @@ const (
 	memoryLook = 4 * time.Second
 	// memoryRise is how much more than last time makes it worth the time to return
 	// memory; of garbage, on top of a quarter.
-	memoryRise = 4 << 20
+	memoryRise = 1 << 20
 )
 
 // returnMemory returns to the node what the start and bursts of calls have taken,
@@ -24,19 +24,21 @@ const (
 func returnMemory(ctx context.Context) {
 	pages := filepages.Find()
 	garbage, files := heldMemory(), uint64(0) // the start has touched most of the program
+	risen := false
 	for tick := time.Tick(memoryLook); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick:
 		}
-		now := heldMemory()
-		if now > garbage+garbage/4+memoryRise {
+		// Once more after it has risen: what was in use at the last look is garbage
+		// now, and with nothing to do nobody collects it.
+		again := risen
+		if risen = heldMemory() > garbage+garbage/4+memoryRise; risen || again {
 			runtime.GC() // the next one, of FreeOSMemory, frees what pools held at this one
 			debug.FreeOSMemory()
-			now = heldMemory()
+			garbage = heldMemory()
 		}
-		garbage = now
 		if resident := filepages.Resident(); resident > files+memoryRise {
 			pages.Release()
 			files = filepages.Resident()

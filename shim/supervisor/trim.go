@@ -19,13 +19,18 @@ func trimMemory(ctx context.Context) {
 	pages := filepages.Find()
 	var stats runtime.MemStats
 	var seen uint64
+	busy := false
 	for tick := time.Tick(trimEvery); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick:
 		}
-		if runtime.ReadMemStats(&stats); stats.TotalAlloc-seen > 128<<10 {
+		runtime.ReadMemStats(&stats)
+		// Once more when nothing has happened since: what was in use at the last look
+		// is garbage now, and without allocations nobody collects it.
+		again := busy
+		if busy = stats.TotalAlloc-seen > 128<<10; busy || again {
 			runtime.GC() // the next one, of FreeOSMemory, frees what pools held at this one
 			debug.FreeOSMemory()
 			runtime.ReadMemStats(&stats)
