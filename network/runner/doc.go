@@ -24,14 +24,15 @@
 //	RUN/           one run:
 //	  request.json what is run, for how long, and in which cgroup, for the next daemon
 //	  run          what the program has to know: the cgroup, and where plugins are
-//	  p/NAME       a link to the program, for each plugin that is installed or asked
-//	               for; go-cni is given p
+//	  p            a link to .plugins; go-cni is given it
 //	  nK, nI-K     the note of the K-th plugin of the chain, of the K-th that
 //	               the plugin of note I has run
 //	  eK, eI-K     the end of what that plugin has written to stderr so far, if anything
 //	  pK, pI-K     a link to p, which that plugin is given
 //	  failed       a plugin of the chain has failed its DEL
 //	  done         the run is over, and processes that it left are to live
+//	.plugins/NAME  a link to the program, for each plugin that is or was installed,
+//	               or was asked for
 //
 // # States
 //

@@ -61,23 +61,52 @@ func (r *Runner) signature() (signature string, stable bool) {
 	return b.String(), stable
 }
 
-// link makes the directory of a run's plugins: each that is installed, and each
-// that is asked for, is the runner. It tells of one that is missing.
-func (run *Run) link(program string, installed map[string]string) error {
-	if err := os.Mkdir(run.PluginDir(), 0o700); err != nil {
-		return err
+// pluginsName is the directory of the links that all runs share, beside the runs.
+const pluginsName = ".plugins"
+
+func (r *Runner) pluginsDir() string { return filepath.Join(r.options.Dir, pluginsName) }
+
+// link sees to it that each plugin that is installed, and each that is asked for,
+// is a link to the program: the program tells of one that is missing. Links stay
+// for the plugins of later runs.
+func (r *Runner) link(installed map[string]string, asked []string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, err := os.Lstat(r.pluginsDir()); errors.Is(err, fs.ErrNotExist) {
+		r.linked = make(map[string]bool)
+		if err := os.Mkdir(r.pluginsDir(), 0o700); err != nil {
+			return err
+		}
 	}
 	var errs []error
 	for name := range installed {
-		errs = append(errs, os.Symlink(program, filepath.Join(run.PluginDir(), name)))
+		errs = append(errs, r.linkOne(name))
 	}
-	for _, name := range run.Plugins {
-		// libcni refuses what is no name of a file.
-		if path := filepath.Join(run.PluginDir(), name); filepath.Base(path) == name && installed[name] == "" {
-			if err := os.Symlink(program, path); !errors.Is(err, os.ErrExist) {
-				errs = append(errs, err)
-			}
+	for _, name := range asked {
+		if filepath.Base(name) == name && name != "." && name != ".." { // libcni refuses what is no name of a file
+			errs = append(errs, r.linkOne(name))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// linkOne makes one link, in the place of one to another program that an earlier
+// daemon made; mu is held.
+func (r *Runner) linkOne(name string) error {
+	if r.linked[name] {
+		return nil
+	}
+	path := filepath.Join(r.pluginsDir(), name)
+	err := os.Symlink(r.options.Program, path)
+	if errors.Is(err, fs.ErrExist) {
+		if to, readErr := os.Readlink(path); readErr != nil || to != r.options.Program {
+			err = errors.Join(os.Remove(path), os.Symlink(r.options.Program, path))
+		} else {
+			err = nil
+		}
+	}
+	if err == nil {
+		r.linked[name] = true
+	}
+	return err
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -22,9 +23,12 @@ func mountPlace(dir string) error {
 	if err != nil {
 		return fmt.Errorf("make the directory of plugin runs: %w", err)
 	}
-	entries, err := os.ReadDir(dir)
-	if err != nil || mounted || len(entries) > 0 {
+	names, err := runsIn(dir)
+	if err != nil || mounted || len(names) > 0 {
 		return err
+	}
+	if err := os.RemoveAll(filepath.Join(dir, pluginsName)); err != nil {
+		return fmt.Errorf("make the directory of plugin runs: %w", err)
 	}
 	const size = 16 << 20 // a limit: what is not written costs nothing
 	err = unix.Mount("plugin-runs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, fmt.Sprintf("mode=0700,size=%d", size))
@@ -32,6 +36,17 @@ func mountPlace(dir string) error {
 		return fmt.Errorf("mount a tmpfs for the plugin runs on %s: %w", dir, err)
 	}
 	return nil
+}
+
+// runsIn are the names of the runs in their directory.
+func runsIn(dir string) (names []string, err error) {
+	entries, err := os.ReadDir(dir)
+	for _, entry := range entries {
+		if entry.Name() != pluginsName {
+			names = append(names, entry.Name())
+		}
+	}
+	return names, err
 }
 
 // Close gives back what is kept for runs to come. Runs that are left to the next
@@ -45,10 +60,11 @@ func (r *Runner) Close() error {
 	}
 	errs = append(errs, r.removeParent())
 	r.idle, r.closed = nil, true
-	entries, err := os.ReadDir(r.options.Dir)
-	if err != nil || len(entries) > 0 {
+	names, err := runsIn(r.options.Dir)
+	if err != nil || len(names) > 0 {
 		return errors.Join(append(errs, err)...)
 	}
+	errs = append(errs, os.RemoveAll(r.pluginsDir()))
 	if mounted, err := mountinfo.Mounted(r.options.Dir); err != nil || !mounted {
 		return errors.Join(append(errs, err)...)
 	}

@@ -30,3 +30,29 @@ func TestCloseRemovesTheParentThatItMade(t *testing.T) {
 		}
 	}
 }
+
+// The links are made once, also when they were removed by hand, and those of an
+// earlier daemon with another program are replaced.
+func TestLinksAreSharedByRuns(t *testing.T) {
+	eachVersion(t, map[string]string{"ok": "echo ok"}, func(t *testing.T, r *Runner) {
+		check := func(r *Runner, name string) {
+			t.Helper()
+			run := begin(t, r, "ADD", name, "..")
+			if stdout, _, err := call(t, run, name, ""); (err == nil) != (name == "ok") {
+				t.Errorf("%s: %q, %v", name, stdout, err)
+			}
+			if to, err := os.Readlink(filepath.Join(run.PluginDir(), name)); err != nil || to != r.options.Program {
+				t.Errorf("%s is a link to %q, %v", name, to, err)
+			}
+		}
+		check(r, "ok")
+		check(r, "missing")
+		must(t, os.RemoveAll(r.pluginsDir()))
+		check(r, "ok")
+		other := r.options
+		other.Program = filepath.Join(t.TempDir(), "other")
+		next, err := Open(other)
+		must(t, err)
+		check(next, "ok")
+	})
+}

@@ -50,6 +50,9 @@ func (r *Runner) Begin(request Request) (*Run, error) {
 	run := &Run{Request: request, Group: r.group(name), dir: filepath.Join(r.options.Dir, name), runner: r}
 	installed, err := r.installed()
 	if err == nil {
+		err = r.link(installed, request.Plugins)
+	}
+	if err == nil {
 		err = run.writeFiles(r.options, installed)
 	}
 	if err == nil { // one of the pool is there
@@ -76,7 +79,7 @@ func (run *Run) writeFiles(options Options, installed map[string]string) error {
 	return errors.Join(
 		os.WriteFile(filepath.Join(run.dir, "request.json"), request, 0o600),
 		os.WriteFile(filepath.Join(run.dir, "run"), run.settings(options, installed), 0o600),
-		run.link(options.Program, installed),
+		os.Symlink(filepath.Join("..", pluginsName), run.PluginDir()),
 	)
 }
 

@@ -41,12 +41,14 @@ type Runner struct {
 	// directories then; "" if that does not tell.
 	programs map[string]string
 	listed   string
+	// linked are the names that have a link in pluginsDir.
+	linked map[string]bool
 }
 
 // Open installs the program and makes the directory. Runs has to be called
 // before the first Begin, Close at the end.
 func Open(options Options) (*Runner, error) {
-	r := &Runner{options: options}
+	r := &Runner{options: options, linked: make(map[string]bool)}
 	if err := install(options.Program); err != nil {
 		return nil, err
 	}
@@ -57,13 +59,13 @@ func Open(options Options) (*Runner, error) {
 // it ended, and those that are done and have left processes to live. What
 // cannot be read is removed if nothing runs in it, and is an error.
 func (r *Runner) Runs() (unfinished, done []*Run, err error) {
-	entries, err := os.ReadDir(r.options.Dir)
+	names, err := runsIn(r.options.Dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("find the plugin runs of an earlier daemon: %w", err)
 	}
 	var errs []error
-	for _, entry := range entries {
-		run, err := r.find(entry.Name())
+	for _, name := range names {
+		run, err := r.find(name)
 		switch {
 		case err != nil:
 			errs = append(errs, err)
