@@ -30,9 +30,10 @@ type Result struct {
 }
 
 // Attach runs ADD for the attachment that was journalled for id, in the
-// namespace at path. When it fails, or the context ends first, the attachment
-// stays in the journal, and Detach has to be called.
-func (n *CNI) Attach(ctx context.Context, id, path string) (*Result, error) {
+// namespace at path. begun, which may be nil, is called once when its first plugin
+// runs. When ADD fails, or the context ends first, the attachment stays in the
+// journal, and Detach has to be called.
+func (n *CNI) Attach(ctx context.Context, id, path string, begun func()) (*Result, error) {
 	a := n.find(id)
 	if a == nil {
 		return nil, fmt.Errorf("attach %s: it is not in the journal", id)
@@ -41,7 +42,7 @@ func (n *CNI) Attach(ctx context.Context, id, path string) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	result, o := n.plugins.add(ctx, a.record, path)
+	result, o := n.plugins.add(ctx, a.record, path, begun)
 	defer held.release(o)
 	if o.err != nil {
 		return nil, o.err

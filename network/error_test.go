@@ -22,7 +22,7 @@ func (n *node) attachError(t *testing.T, plugins ...map[string]any) (*PluginErro
 	var blamed *PluginError
 	steps := step.Begin(t.Context(), nil, timeline)
 	err := steps.Do("pod/cni add", func(ctx context.Context) error {
-		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"))
+		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"), nil)
 		return err
 	})
 	if !errors.As(err, &blamed) {

@@ -148,7 +148,7 @@ func TestGCDoesNotRunBesideAnAdd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"))
+		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"), nil)
 		done <- err
 	}()
 	hanging(t, "web")

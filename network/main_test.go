@@ -235,7 +235,7 @@ func (n *node) journalled(t *testing.T, id string, change func(*Attachment)) {
 
 func (n *node) attach(t *testing.T, id string) *Result {
 	t.Helper()
-	result, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
+	result, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

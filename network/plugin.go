@@ -65,8 +65,9 @@ type outcome struct {
 	err  error
 }
 
-func (p *plugins) add(ctx context.Context, a Attachment, path string) (result *gocni.Result, o outcome) {
+func (p *plugins) add(ctx context.Context, a Attachment, path string, begun func()) (result *gocni.Result, o outcome) {
 	o = p.run(ctx, a.request("ADD", p.limits.Load().Add), func(ctx context.Context, dir string) error {
+		defer whenBegun(ctx, dir, begun)()
 		cni, err := goCNI(dir, a.Config)
 		if err != nil {
 			return err
@@ -77,6 +78,23 @@ func (p *plugins) add(ctx context.Context, a Attachment, path string) (result *g
 		return err
 	})
 	return result, o
+}
+
+// whenBegun calls begun when the first plugin of a run is in its cgroup. The
+// function that it returns ends the waiting for that.
+func whenBegun(ctx context.Context, dir string, begun func()) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		if begun != nil && runner.AwaitFirst(ctx, dir) {
+			begun()
+		}
+	}()
+	return func() {
+		cancel()
+		<-over
+	}
 }
 
 // del succeeds if every plugin of the chain does. go-cni takes an error for

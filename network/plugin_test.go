@@ -66,7 +66,7 @@ func TestHangingPluginIsEndedAtItsLimit(t *testing.T) {
 				done <- n.Detach(t.Context(), "web", n.NamespacePath("web"))
 				return
 			}
-			_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"))
+			_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"), nil)
 			done <- err
 		}()
 		hanging(t, "web")
@@ -92,7 +92,7 @@ func TestHangingPluginIsEndedWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"))
+		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"), nil)
 		done <- err
 	}()
 	hanging(t, "web")
@@ -117,7 +117,7 @@ func TestAHangingPluginHoldsUpNobodyElse(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := n.Attach(ctx, "stuck", n.Options.Namespaces.Path("stuck"))
+		_, err := n.Attach(ctx, "stuck", n.Options.Namespaces.Path("stuck"), nil)
 		done <- err
 	}()
 	hanging(t, "stuck")
@@ -152,7 +152,7 @@ func TestPluginThatForksIsEnded(t *testing.T) {
 	n.journalled(t, "web", nil)
 	n.tell(t, "ADD.fork")
 	for range 10 {
-		_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"))
+		_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"), nil)
 		wantError(t, err, "not done after")
 		if left := processesWith(t, "CNI_CONTAINERID=web"); len(left) > 0 {
 			t.Fatalf("left running: %d, as %q", len(left), left[0])

@@ -125,7 +125,7 @@ func TestRetriesOfAPodLoseNoAddress(t *testing.T) {
 	for i := range 100 {
 		id := "try" + strconv.Itoa(i)
 		n.journalled(t, id, nil)
-		if _, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id)); err == nil {
+		if _, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id), nil); err == nil {
 			t.Fatal("ADD succeeded")
 		}
 		wantError(t, n.Detach(t.Context(), id, n.NamespacePath(id)), "not found")
@@ -207,7 +207,7 @@ func TestCloseRemovesARunThatHasEnded(t *testing.T) {
 
 func (n *node) runDirs(t *testing.T) []string {
 	t.Helper()
-	dirs, err := filepath.Glob(filepath.Join(n.Options.State, "cni", "*"))
+	dirs, err := filepath.Glob(filepath.Join(n.Options.State, "cni", "[^.]*"))
 	must(t, err)
 	return dirs
 }
@@ -225,7 +225,7 @@ func TestRunIsEndedWithWhatHidesFromIt(t *testing.T) {
 	t.Cleanup(func() { _ = liar.Process.Kill(); _ = liar.Wait() })
 	n.tell(t, "ADD.helper")
 	n.tell(t, "ADD.hang")
-	_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"))
+	_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"), nil)
 	wantError(t, err, "not done after 1s")
 	if helper := n.helper(t); alive(helper) {
 		t.Error("the child lives")
@@ -248,7 +248,7 @@ func TestRunThatCannotBeEnded(t *testing.T) {
 	n.tell(t, "ADD.hang")
 	done := make(chan error, 1)
 	go func() {
-		_, err := n.Attach(t.Context(), "stuck", n.Options.Namespaces.Path("stuck"))
+		_, err := n.Attach(t.Context(), "stuck", n.Options.Namespaces.Path("stuck"), nil)
 		done <- err
 	}()
 	thaw := freeze(t, n.helper(t))
@@ -403,7 +403,7 @@ func TestPluginsInTheTimeline(t *testing.T) {
 	detach := func(ctx context.Context) error { return n.Detach(ctx, "web", n.NamespacePath("web")) }
 	steps := step.Begin(t.Context(), nil, timeline)
 	steps.Step("pod/cni add", func(ctx context.Context) error {
-		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"))
+		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"), nil)
 		return err
 	})
 	n.tell(t, "DEL.fail")

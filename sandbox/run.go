@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -73,7 +74,8 @@ func (s *Store) create(ctx context.Context, sb *Sandbox) {
 	}
 	defer sb.lock.Unlock()
 
-	c := &creation{Sandbox: sb, owner: s, steps: s.begin(ctx, sb)}
+	c := &creation{Sandbox: sb, owner: s, steps: s.begin(ctx, sb), plugin: make(chan struct{})}
+	c.pluginRuns = sync.OnceFunc(func() { close(c.plugin) })
 	c.run()
 	if c.steps.Err() == nil {
 		sb.listed.Store(true)
@@ -99,12 +101,18 @@ type creation struct {
 	starter *pauseStarter
 	labels  oci.SELinux
 	holder  holder
+	// plugin is closed, by pluginRuns, when the first plugin of ADD runs, or when
+	// none will.
+	plugin     chan struct{}
+	pluginRuns func()
 }
 
 // run goes through the steps 3 to 12.
 func (c *creation) run() {
-	c.owner.work.Go(cgroup.WarmLock) // cgroups are made soon: see there
 	steps := c.steps
+	if c.hostNetwork() {
+		c.owner.work.Go(cgroup.WarmLock) // cgroups are made soon: see there
+	}
 	steps.Step(stepRecord, c.writeRecord)
 	synced := steps.Async(stepSync, c.syncRecord)
 	steps.Step(stepFiles, c.makeFiles)
@@ -125,9 +133,10 @@ func (c *creation) run() {
 		steps.Step(stepAddresses, c.checkAddresses)
 		steps.Step(stepPrepare, c.preparePause)
 	} else {
-		prepared := steps.Async(stepPrepare, c.preparePause)
+		prepared := steps.Async(stepPrepare, c.preparePauseBehindPlugin)
 		steps.Join(synced)
 		steps.Step(stepAdd, c.attach)
+		c.pluginRuns() // or none will
 		steps.Step(stepAddresses, c.checkAddresses)
 		steps.Join(prepared)
 	}
@@ -211,7 +220,7 @@ func (c *creation) loopbackUp(context.Context) error {
 }
 
 func (c *creation) attach(ctx context.Context) error {
-	result, err := c.owner.options.Networks.Attach(ctx, c.ID, c.owner.options.Netns.Path(c.ID))
+	result, err := c.owner.options.Networks.Attach(ctx, c.ID, c.owner.options.Netns.Path(c.ID), c.pluginRuns)
 	if err != nil {
 		return err
 	}
@@ -228,6 +237,20 @@ func (c *creation) checkAddresses(context.Context) error {
 		return network.ErrNoAddress
 	}
 	return nil
+}
+
+// preparePauseBehindPlugin prepares pause when the first plugin runs: pause is
+// moved into cgroups, which waits for a lock of the kernel (cgroup.WarmLock) and
+// keeps every other process out of its cgroup meanwhile, as each plugin has one
+// to enter.
+func (c *creation) preparePauseBehindPlugin(ctx context.Context) error {
+	select {
+	case <-c.plugin:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	c.owner.work.Go(cgroup.WarmLock)
+	return c.preparePause(ctx)
 }
 
 // preparePause starts pause, in the context of the whole Run: the shim that

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -98,6 +99,26 @@ func (run *Run) settings(options Options, installed map[string]string) []byte {
 
 // PluginDir is the directory of plugins that go-cni is given for this run.
 func (run *Run) PluginDir() string { return filepath.Join(run.dir, "p") }
+
+// firstPause is between two looks for the first plugin.
+const firstPause = 200 * time.Microsecond
+
+// AwaitFirst waits until the first plugin of the run with that directory of
+// plugins has entered the run's cgroup; it reports false if the context ends
+// first.
+func AwaitFirst(ctx context.Context, pluginDir string) bool {
+	note := filepath.Join(filepath.Dir(pluginDir), "n0")
+	for {
+		if _, err := os.Lstat(note); err == nil {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(firstPause):
+		}
+	}
+}
 
 // Running reports whether a process of the run lives.
 func (run *Run) Running() bool {
