@@ -3,8 +3,11 @@ package client_test
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // One supervisor that has had many containers, each with a command, is as it was
@@ -67,4 +70,25 @@ func count(t testing.TB, dir string) int {
 		t.Fatal(err)
 	}
 	return len(entries)
+}
+
+// A supervisor that is killed while it makes a container leaves nothing of it to
+// the next one: neither its fifos, which come first, nor its state.
+func TestCreateThatWasCutOff(t *testing.T) {
+	p := startPod(t)
+	p.run("lives", "sleep 1000")
+	for _, stream := range []string{"stdout", "stderr"} {
+		if err := unix.Mkfifo(filepath.Join(p.dir, "io", "cut."+stream), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(p.dir, "containers", "begun"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p.killShim()
+	reapOrphans()
+	p.restart()
+	if fifos, states := count(t, p.dir+"/io"), count(t, p.dir+"/containers"); fifos != 2 || states != 1 {
+		t.Errorf("%d fifos and %d states for one container", fifos, states)
+	}
 }

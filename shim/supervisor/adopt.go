@@ -59,14 +59,18 @@ func (s *Supervisor) quarantine(path string, cause error) {
 }
 
 // removeUnrecorded removes what is left of a create that was cut off before the
-// container had a record.
+// container had a record: its fifos are made before its state.
 func (s *Supervisor) removeUnrecorded() error {
-	entries, err := os.ReadDir(s.stateDir())
+	states, err := os.ReadDir(s.stateDir())
 	if err != nil {
 		return err
 	}
-	for _, entry := range entries {
-		id := entry.Name()
+	fifos, err := os.ReadDir(filepath.Join(s.dir, api.StreamDir))
+	if err != nil {
+		return err
+	}
+	for _, entry := range append(states, fifos...) {
+		id := strings.TrimSuffix(entry.Name(), filepath.Ext(entry.Name())) // ids have no dot
 		if _, err := s.find(id); err == nil {
 			continue
 		}
