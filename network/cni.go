@@ -213,7 +213,7 @@ func (n *CNI) Leave() { n.end() }
 func (n *CNI) Close() {
 	n.end()
 	n.background.Wait()
-	n.plugins.removeEnded()
+	n.plugins.awaitEnding(endingLimit)
 	if err := n.plugins.runner.Close(); err != nil {
 		n.options.Logger.Warn("what was kept for runs of plugins stays", "err", err)
 	}

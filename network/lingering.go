@@ -136,6 +136,24 @@ func (p *plugins) removeEnded() {
 	}
 }
 
+// awaitEnding removes the runs that have ended, and waits until the limit for
+// those that are about to: nothing lives on purpose that a DEL has started.
+func (p *plugins) awaitEnding(limit time.Duration) {
+	for deadline := time.Now().Add(limit); ; time.Sleep(firstLook) {
+		p.removeEnded()
+		if !p.lingering.ending() || time.Now().After(deadline) {
+			return
+		}
+	}
+}
+
+// ending reports whether a run is kept that left nothing running on purpose.
+func (l *lingering) ending() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.ContainsFunc(l.helpers, func(run *runner.Run) bool { return run.Verb != "ADD" })
+}
+
 // keepHelpers leaves the processes of a run that succeeded to live.
 func (p *plugins) keepHelpers(run *runner.Run) {
 	if err := run.Done(); err != nil {

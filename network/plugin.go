@@ -26,6 +26,8 @@ const (
 	returnLimit = time.Second
 	// endLimit is the same when the daemon ends.
 	endLimit = 2 * time.Second
+	// endingLimit is how long a daemon that ends waits for processes of a DEL.
+	endingLimit = 500 * time.Millisecond
 	// leaveLimit is how long a run may continue while the daemon shuts down.
 	leaveLimit = 500 * time.Millisecond
 )

@@ -205,6 +205,25 @@ func TestCloseRemovesARunThatHasEnded(t *testing.T) {
 	}
 }
 
+// What a DEL has started is waited for, as nothing of it is to live.
+func TestCloseWaitsForWhatIsAboutToEnd(t *testing.T) {
+	n := newNode(t, nil)
+	n.configure(t, "10.conflist", "net", n.script())
+	n.journalled(t, "web", nil)
+	n.attach(t, "web")
+	n.tell(t, "DEL.helper")
+	n.detach(t, "web")
+	helper := n.helper(t)
+	go func() {
+		time.Sleep(endingLimit / 5)
+		_ = unix.Kill(helper, unix.SIGKILL)
+	}()
+	n.Close()
+	if left := n.runDirs(t); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
 func (n *node) runDirs(t *testing.T) []string {
 	t.Helper()
 	dirs, err := filepath.Glob(filepath.Join(n.Options.State, "cni", "[^.]*"))
