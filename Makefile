@@ -54,6 +54,11 @@ test-supervisor: root setup test-deps build ## Upgrade, kill and stop the superv
 		-test.run '^(TestUpgrade.*|TestKilledUnderManyPods|TestEndedPodsCostNothing|TestSupervisorUnderFire)$$' $(TESTFLAGS)
 	MINICRI_TEST_WHOLE=1 hack/in-netns go test $(goflags) -tags seccomp,nri_no_wasm -v -count=1 -run '^(TestManyLives|TestUpgrade.*)$$' ./shim/client
 
+# A run takes as long as the container tests do in make test: some 10 minutes.
+.PHONY: test-runtimes
+test-runtimes: root setup test-deps build failpoints ## The container tests with RUNTIME=builtin, runc, crun or shim-runc below (root)
+	hack/test-runtimes $(RUNTIME)
+
 .PHONY: test-prometheus
 test-prometheus: root setup build ## Ask a real Prometheus every query of hack/grafana.json (root)
 	@hack/unpack prometheus

@@ -3,26 +3,22 @@
 //
 // A handler of type builtin is libcontainer in minicri-shim; one of type oci is
 // a program with runc's command line, asked for its features by its own verb
-// "features"; one of type shim is a shim of containerd's, asked for its version. What a program has said is kept until its file changes; one that
-// could not be asked is asked again each time. A Set has a lock, which is not
-// held while a program is asked.
+// "features"; one of type shim is a shim of containerd's, asked for its version.
+// What a program has said is kept until its file changes; one that could not be
+// asked is asked again after a while. A Set has locks, which are not held while a
+// program is asked; all programs are asked side by side, and who asks for the
+// status of all does not wait for one that hangs.
 package handler
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io/fs"
-	"os"
-	"os/exec"
-	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/opencontainers/runtime-spec/specs-go/features"
 )
 
 // Spec is what the configuration says of a handler.
@@ -61,20 +57,13 @@ type Set struct {
 	// specs are replaced, never changed.
 	specs atomic.Pointer[map[string]Spec]
 
-	mu    sync.Mutex
-	asked map[string]answer
-}
-
-// answer is what a program said, as long as its file is the same.
-type answer struct {
-	file     fs.FileInfo
-	features Features
+	questions
 }
 
 // New returns the handlers of a configuration, and "", which is builtin. The
 // features of libcontainer are those of the machine.
 func New(specs map[string]Spec, builtin Features) *Set {
-	s := &Set{builtin: builtin, asked: make(map[string]answer)}
+	s := &Set{builtin: builtin, questions: newQuestions()}
 	s.Replace(specs)
 	return s
 }
@@ -116,12 +105,22 @@ func (s *Set) Find(ctx context.Context, name string) (Status, error) {
 	return status, status.Err
 }
 
-// List returns all handlers, "" first.
+// listPatience is how long List waits for programs: the kubelet asks for the
+// status of the node again and again.
+const listPatience = 2 * time.Second
+
+// List returns all handlers, "" first. One whose program has not answered in time
+// has an error that says so, and an answer the next time.
 func (s *Set) List(ctx context.Context) []Status {
-	list := []Status{s.status(ctx, "")}
-	for _, name := range s.Names() {
-		list = append(list, s.status(ctx, name))
+	ctx, cancel := context.WithTimeout(ctx, listPatience)
+	defer cancel()
+	names := append([]string{""}, s.Names()...)
+	list := make([]Status, len(names))
+	var wait sync.WaitGroup
+	for i, name := range names {
+		wait.Go(func() { list[i] = s.status(ctx, name) })
 	}
+	wait.Wait()
 	return list
 }
 
@@ -129,7 +128,7 @@ func (s *Set) status(ctx context.Context, name string) Status {
 	spec := (*s.specs.Load())[name]
 	status := Status{Name: name, Program: spec.Program, Shim: spec.Shim, CNIConf: spec.CNIConf, Features: s.builtin}
 	if len(status.Program) > 0 {
-		status.Features, status.Err = s.ask(ctx, status)
+		status.Features, status.Err = s.ask(ctx, spec)
 		// What the runtime can do, this machine must be able to do, too.
 		status.Features.RecursiveReadOnlyMounts = status.Features.RecursiveReadOnlyMounts && s.builtin.RecursiveReadOnlyMounts
 		status.Features.UserNamespaces = status.Features.UserNamespaces && s.builtin.UserNamespaces
@@ -138,70 +137,4 @@ func (s *Set) status(ctx context.Context, name string) Status {
 		status.Err = fmt.Errorf("runtime handler %q: %w: %w", name, status.Err, errdefs.ErrUnavailable)
 	}
 	return status
-}
-
-// ask returns the features of a handler's program.
-func (s *Set) ask(ctx context.Context, of Status) (Features, error) {
-	path, ask := of.Program[0], askFeatures
-	if of.Shim {
-		ask = askShim
-	}
-	file, err := os.Stat(path)
-	if err != nil {
-		return Features{}, fmt.Errorf("its runtime is not there: %w", err)
-	}
-	s.mu.Lock()
-	known, found := s.asked[path]
-	s.mu.Unlock()
-	if found && os.SameFile(known.file, file) && known.file.ModTime().Equal(file.ModTime()) && known.file.Size() == file.Size() {
-		return known.features, nil
-	}
-	fresh, err := ask(ctx, path)
-	if err != nil {
-		return Features{}, err
-	}
-	s.mu.Lock()
-	s.asked[path] = answer{file, fresh}
-	s.mu.Unlock()
-	return fresh, nil
-}
-
-// askLimit bounds a run of a runtime that only has to say what it is.
-const askLimit = 5 * time.Second
-
-// askFeatures runs "PROGRAM features" (runtime-spec, features.md). Runtimes
-// that do not have it yet can still run: they have to have a version then, and
-// count as those that can do nothing beyond the rest.
-func askFeatures(ctx context.Context, path string) (Features, error) {
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
-	defer cancel()
-	said, err := exec.CommandContext(ctx, path, "features").Output()
-	var parsed features.Features
-	if err == nil && json.Unmarshal(said, &parsed) == nil && parsed.OCIVersionMin != "" {
-		return fromSpec(&parsed), nil
-	}
-	if out, err := exec.CommandContext(ctx, path, "--version").CombinedOutput(); err != nil {
-		return Features{}, fmt.Errorf("%s --version: %w: %.200s", path, err, out)
-	}
-	return Features{}, nil
-}
-
-// askShim: a shim has to say its version. What its runtime can do, version 2 of
-// the protocol has no words for, so it counts as nothing beyond the rest.
-func askShim(ctx context.Context, path string) (Features, error) {
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
-	defer cancel()
-	if out, err := exec.CommandContext(ctx, path, "-v").CombinedOutput(); err != nil {
-		return Features{}, fmt.Errorf("%s -v: %w: %.200s", path, err, out)
-	}
-	return Features{}, nil
-}
-
-func fromSpec(f *features.Features) Features {
-	can := Features{RecursiveReadOnlyMounts: slices.Contains(f.MountOptions, "rro")}
-	if f.Linux != nil && f.Linux.MountExtensions != nil && f.Linux.MountExtensions.IDMap != nil {
-		idmap := f.Linux.MountExtensions.IDMap.Enabled
-		can.UserNamespaces = idmap != nil && *idmap && slices.Contains(f.Linux.Namespaces, "user")
-	}
-	return can
 }

@@ -31,16 +31,15 @@ type Metrics struct {
 	exits                       *prometheus.CounterVec
 	pulled, oomKills, lost      prometheus.Counter
 
-	// mu guards named, the plugins that have a label value of their own.
-	mu    sync.Mutex
-	named map[string]bool
+	// named are the CNI plugins that have a label value of their own.
+	named *names
 
 	nri nri
 }
 
 // New makes the metrics.
 func New() *Metrics {
-	m := &Metrics{registry: prometheus.NewRegistry(), named: make(map[string]bool)}
+	m := &Metrics{registry: prometheus.NewRegistry(), named: newNames()}
 	m.calls, m.steps = m.histogram(rpcSeconds, 0.0005, 4, 10), m.histogram(stepSeconds, 0.0005, 2, 18)
 	m.plugins, m.pull = m.histogram(pluginSeconds, 0.001, 2, 16), m.histogram(pullSeconds, 0.05, 2, 16)
 	m.exits = m.counter(exits)
@@ -82,23 +81,34 @@ func (m *Metrics) ObservePlugin(plugin, verb string, took time.Duration, ok bool
 	if !slices.Contains([]string{"ADD", "DEL", "CHECK", "STATUS", "GC", "VERSION"}, verb) {
 		verb = other
 	}
-	m.plugins.WithLabelValues(m.label(plugin), verb, outcomeOf(ok)).Observe(took.Seconds())
+	m.plugins.WithLabelValues(m.named.label(plugin), verb, outcomeOf(ok)).Observe(took.Seconds())
 }
 
 // other stands for what has no label value of its own.
 const other = "other"
 
-// mostPlugins bounds the label values that configurations choose.
+// mostPlugins bounds the label values that configurations and plugins choose.
 const mostPlugins = 64
 
-func (m *Metrics) label(plugin string) string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.named[plugin] && len(m.named) >= mostPlugins {
+// names are the label values of a kind that have rows. Plugins of NRI name
+// themselves: one that comes back under another name each time must not cost
+// memory for ever.
+type names struct {
+	mu    sync.Mutex
+	known map[string]bool
+}
+
+func newNames() *names { return &names{known: make(map[string]bool)} }
+
+// label is the name, or other.
+func (n *names) label(name string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.known[name] && len(n.known) >= mostPlugins {
 		return other
 	}
-	m.named[plugin] = true
-	return plugin
+	n.known[name] = true
+	return name
 }
 
 // ObserveExit notes that a container has ended, with the reason of the CRI.

@@ -11,10 +11,12 @@ type nri struct {
 	requests *prometheus.CounterVec
 	latency  *prometheus.HistogramVec
 	plugins  prometheus.Gauge
+	names    *names
 }
 
 func newNRI(registry *prometheus.Registry) nri {
 	n := nri{
+		names: newNames(),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "minicri_nri_requests_total",
 			Help: "Requests to NRI plugins, by plugin, request and outcome: ok, error, timeout or lost.",
@@ -32,12 +34,12 @@ func newNRI(registry *prometheus.Registry) nri {
 
 // NRIRequest notes a request to an NRI plugin that has ended.
 func (m *Metrics) NRIRequest(plugin, request, outcome string) {
-	m.nri.requests.WithLabelValues(plugin, request, outcome).Inc()
+	m.nri.requests.WithLabelValues(m.nri.names.label(plugin), request, outcome).Inc()
 }
 
 // NRILatency notes how long an NRI plugin took for an answer.
 func (m *Metrics) NRILatency(plugin, request string, took time.Duration) {
-	m.nri.latency.WithLabelValues(plugin, request).Observe(took.Seconds())
+	m.nri.latency.WithLabelValues(m.nri.names.label(plugin), request).Observe(took.Seconds())
 }
 
 // NRIPlugins notes how many NRI plugins are connected.

@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -62,6 +63,17 @@ func (r *children) during(do func() error) error {
 	r.starting.RUnlock()
 	r.poke()
 	return err
+}
+
+// checkNew refuses a pid that another program tells, if it is no child of ours, or
+// one that somebody else waits for.
+func (r *children) checkNew(pid int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.owned[pid] || !isChild(pid) {
+		return fmt.Errorf("process %d is not one that it has started", pid)
+	}
+	return nil
 }
 
 // take makes a child one with an owner.

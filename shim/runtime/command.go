@@ -15,8 +15,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
-
-	"github.com/minicri/minicri/internal/cgroup"
 )
 
 // Command is a runtime with runc's command line, such as runc, crun and youki:
@@ -32,6 +30,7 @@ type Command struct {
 	children      *children
 	execCgroups   func() execCgroupForm
 	dirs          sync.Mutex // held while the directories above are made or removed
+	runs          runs
 }
 
 // NewCommand runs a program, a path and global flags. The states of its
@@ -67,19 +66,24 @@ func (r *Command) Create(id, _ string, spec *specs.Spec, streams Streams) (Conta
 	}
 	init, err := c.launch(streams, passed, "create", "--bundle", c.bundle)
 	if err == nil {
-		err = c.findCgroups(init.PID)
+		err = c.findCgroups(init.PID, spec.Linux.CgroupsPath)
 	}
 	if err != nil {
 		if init != nil {
-			err = errors.Join(err, init.KillTree(), init.Close())
+			c.runtime.children.disown(init.PID)
+			err = errors.Join(err, init.Close())
 		}
 		return nil, nil, errors.Join(err, c.Delete())
 	}
 	return c, init, nil
 }
 
-// Abort is of Runtime: what the runtime has started ends with its own limits.
-func (*Command) Abort(string) error { return nil }
+// Abort is of Runtime: every run of the program for the container is ended, with
+// what it has started.
+func (r *Command) Abort(id string) error {
+	r.runs.end(id)
+	return nil
+}
 
 // Load is of Runtime.
 func (r *Command) Load(id string) (Container, error) {
@@ -143,10 +147,15 @@ func writeJSON(path string, value any) error {
 	return os.WriteFile(path, encoded, 0o600)
 }
 
-// findCgroups remembers init's cgroups: those that were made for the container.
-func (c *commandContainer) findCgroups(pid int) (err error) {
-	if c.cgroups, err = cgroupsOf(pid); err != nil {
+// findCgroups remembers init's cgroups: those that were made for the container. A
+// process that is in none of them is another one.
+func (c *commandContainer) findCgroups(pid int, cgroupsPath string) error {
+	found, err := cgroupsOf(pid)
+	if err != nil {
 		return fmt.Errorf("cgroups of container %s: %w", c.id, err)
+	}
+	if c.cgroups = ofContainer(found, cgroupsPath); len(c.cgroups) == 0 {
+		return fmt.Errorf("%s has put process %d of container %s into %v, not into %q", c.runtime.program[0], pid, c.id, found, cgroupsPath)
 	}
 	c.execs = newExecCgroups(c.cgroups, c.bundle)
 	return writeJSON(c.cgroupsFile(), c.cgroups)
@@ -179,7 +188,14 @@ func (c *commandContainer) launch(streams Streams, passed files, verb string, ar
 		if err := c.run(nil, streams, given, append(arguments, c.id)...); err != nil {
 			return 0, err
 		}
-		return readPID(pidFile)
+		pid, err := readPID(pidFile)
+		if err == nil {
+			err = c.runtime.children.checkNew(pid)
+		}
+		if err != nil {
+			err = fmt.Errorf("%s %s of container %s has ended without an error, but has made no process: %w", c.runtime.program[0], verb, c.id, err)
+		}
+		return pid, err
 	})
 	if err != nil {
 		return nil, err
@@ -216,40 +232,6 @@ func (c *commandContainer) Start() error {
 	return c.runtime.children.during(func() error { return c.run(nil, Streams{}, nil, "start", c.id) })
 }
 
-// Exec is of Container. Where the runtime cannot put an exec into a cgroup of
-// its own, only the process itself is ended by KillTree.
-func (c *commandContainer) Exec(spec *specs.Process, streams Streams) (*Process, error) {
-	scratch, err := os.MkdirTemp(c.bundle, "process-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(scratch)
-	process, passed, err := withBytes(spec, c.mountLabel())
-	if err != nil {
-		return nil, err
-	}
-	defer passed.Close()
-	file := filepath.Join(scratch, "process.json")
-	if err := writeJSON(file, process); err != nil {
-		return nil, err
-	}
-	arguments := []string{"--detach", "--process", file}
-	t := c.runtime.execTree(c.execs)
-	if t != nil {
-		arguments = append(arguments, "--cgroup", c.runtime.execCgroupFlag(t))
-	}
-	go cgroup.WarmLock() // one write(2)
-	p, err := c.launch(streams, passed, "exec", arguments...)
-	if err != nil {
-		if t != nil {
-			t.close()
-		}
-		return nil, err
-	}
-	p.tree = t
-	return p, nil
-}
-
 // SignalAll is of Container.
 func (c *commandContainer) SignalAll(sig syscall.Signal) error { return killCgroup(c.cgroups, "", sig) }
 
@@ -279,7 +261,7 @@ func (c *commandContainer) Update(wanted *specs.LinuxResources, oomScoreAdj *int
 	if err != nil {
 		return errors.Join(err, before.restore(), undo())
 	}
-	return nil
+	return keepOOMScoreAdj(c.bundle, oomScoreAdj)
 }
 
 // NotifyOOM is of Container.

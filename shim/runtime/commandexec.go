@@ -1,9 +1,49 @@
 package runtime
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/minicri/minicri/internal/cgroup"
 )
+
+// Exec is of Container. Where the runtime cannot put an exec into a cgroup of
+// its own, only the process itself is ended by KillTree.
+func (c *commandContainer) Exec(spec *specs.Process, streams Streams) (*Process, error) {
+	scratch, err := os.MkdirTemp(c.bundle, "process-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(scratch)
+	process, passed, err := withBytes(withOOMScoreAdj(c.bundle, spec), c.mountLabel())
+	if err != nil {
+		return nil, err
+	}
+	defer passed.Close()
+	file := filepath.Join(scratch, "process.json")
+	if err := writeJSON(file, process); err != nil {
+		return nil, err
+	}
+	arguments := []string{"--detach", "--process", file}
+	t := c.runtime.execTree(c.execs)
+	if t != nil {
+		arguments = append(arguments, "--cgroup", c.runtime.execCgroupFlag(t))
+	}
+	go cgroup.WarmLock() // one write(2)
+	p, err := c.launch(streams, passed, "exec", arguments...)
+	if err != nil {
+		if t != nil {
+			t.close()
+		}
+		return nil, err
+	}
+	p.tree = t
+	return p, nil
+}
 
 // execCgroupForm is how a runtime takes the cgroup of an exec.
 type execCgroupForm int

@@ -4,15 +4,18 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -33,7 +36,11 @@ func (c *commandContainer) run(stdin []byte, streams Streams, given files, argum
 	if c.runtime.systemdCgroup {
 		flags = append(flags, "--systemd-cgroup")
 	}
-	command := exec.Command(c.runtime.program[0], slices.Concat(c.runtime.program[1:], flags, arguments)...)
+	ctx, over := c.runtime.runs.begin(c.id, arguments[0])
+	defer over()
+	command := exec.CommandContext(ctx, c.runtime.program[0], slices.Concat(c.runtime.program[1:], flags, arguments)...)
+	command.Cancel = func() error { return endRun(command.Process) }
+	command.WaitDelay = time.Second // of who holds the pipe of stdin
 	// The streams become those of init: files, so that nothing is copied. What
 	// the program itself writes goes to its log.
 	switch {
@@ -60,6 +67,9 @@ func (c *commandContainer) run(stdin []byte, streams Streams, given files, argum
 	if err == nil {
 		return nil
 	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s %s of container %s: %w", filepath.Base(c.runtime.program[0]), arguments[0], c.id, context.Cause(ctx))
+	}
 	said := lastError(log.Name())
 	err = fmt.Errorf("%s %s: %s", filepath.Base(c.runtime.program[0]), arguments[0], cmp.Or(said, err.Error()))
 	if isContainersFault(said) {
@@ -67,6 +77,9 @@ func (c *commandContainer) run(stdin []byte, streams Streams, given files, argum
 	}
 	return err
 }
+
+// mostLog is how much of a log's end is looked at.
+const mostLog = 32 << 10
 
 // lastError is the message of the last error in a log of the runtime's, "" if
 // there is none.
@@ -76,6 +89,9 @@ func lastError(path string) (message string) {
 		return ""
 	}
 	defer file.Close()
+	if size, err := file.Seek(0, io.SeekEnd); err == nil {
+		_, _ = file.Seek(max(0, size-mostLog), io.SeekStart)
+	}
 	for lines := bufio.NewScanner(file); lines.Scan(); {
 		var line struct{ Level, Msg string }
 		if json.Unmarshal(lines.Bytes(), &line) == nil && line.Level == "error" {
@@ -133,9 +149,10 @@ func (*consoleListener) path(before int) string {
 
 // receive takes the terminal, which has been sent when the runtime has ended.
 func (l *consoleListener) receive() (*os.File, error) {
+	_ = l.listener.SetDeadline(time.Now().Add(time.Second))
 	connection, err := l.listener.AcceptUnix()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the runtime has not handed over the terminal: %w", err)
 	}
 	defer connection.Close()
 	socket, err := connection.File()

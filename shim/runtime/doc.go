@@ -4,7 +4,9 @@
 //
 // Runtime and Container are the seam for other runtimes: create, load and
 // features are of a Runtime; start, exec, signal, update and delete of a
-// Container. Builtin is libcontainer in this process.
+// Container. Builtin is libcontainer in this process, Command a program with
+// runc's command line, Task a shim of containerd's. What the latter two say of
+// processes and cgroups is checked before it is used (foreign.go).
 //
 // A container is created (init waits at the exec barrier), started and deleted;
 // what becomes of its streams, and who keeps its exit, is the caller's. A
@@ -13,6 +15,7 @@
 //
 // Locks: Builtin.children.starting is held (for reading) while a process
 // starts, because only then it is not known yet which children have an owner;
-// cgroupSlots.mu for moments only. Calls on one container must not overlap,
-// except Exec, Signal and those on its processes.
+// execCgroups.mu, runs.mu, Task.mu and taskContainer.mu for moments only. Calls
+// on one container must not overlap, except Exec, Signal and those on its
+// processes.
 package runtime

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -79,6 +81,25 @@ func (e *execCgroups) newTree() *tree {
 
 // note is the file that exists as long as a client waits for the exec.
 func (t *tree) note() string { return filepath.Join(t.of.dir, t.sub) }
+
+// take puts a process that was started outside of the cgroup into it, and what it
+// has started by then.
+func (t *tree) take(pid int) {
+	for moved := true; moved; {
+		moved = false
+		for _, each := range append(descendants(pid), pid) {
+			if !t.has(each) {
+				err := os.WriteFile(filepath.Join(t.path, "cgroup.procs"), []byte(strconv.Itoa(each)), 0)
+				moved = moved || err == nil
+			}
+		}
+	}
+}
+
+func (t *tree) has(pid int) bool {
+	content, err := os.ReadFile(filepath.Join(t.path, "cgroup.procs"))
+	return err == nil && slices.Contains(strings.Fields(string(content)), strconv.Itoa(pid))
+}
 
 func (t *tree) kill() error {
 	t.killed.Store(true)

@@ -3,6 +3,7 @@ package runtime
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -37,6 +38,32 @@ func readOOMScoreAdj() (int, error) {
 		return 0, fmt.Errorf("parse %s: %w", ownOOMScoreAdj, err)
 	}
 	return own, nil
+}
+
+// keptOOMScoreAdj is what an update has set, in a bundle: what runtimes know is
+// what the container was made with, and execs would get that.
+func keptOOMScoreAdj(bundle string) string { return filepath.Join(bundle, "oom_score_adj") }
+
+func keepOOMScoreAdj(bundle string, adjust *int) error {
+	if adjust == nil {
+		return nil
+	}
+	return writeJSON(keptOOMScoreAdj(bundle), *adjust)
+}
+
+// withOOMScoreAdj is an exec's process with the container's oom_score_adj of now.
+func withOOMScoreAdj(bundle string, process *specs.Process) *specs.Process {
+	content, err := os.ReadFile(keptOOMScoreAdj(bundle))
+	if err != nil || process.OOMScoreAdj != nil {
+		return process
+	}
+	adjust, err := strconv.Atoi(string(content))
+	if err != nil {
+		return process
+	}
+	changed := *process
+	changed.OOMScoreAdj = &adjust
+	return &changed
 }
 
 // hasCapability reports whether capability number c is in our effective set.

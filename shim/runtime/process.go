@@ -18,6 +18,7 @@ type Process struct {
 	PID       int
 	StartTime uint64   // clock ticks since boot (proc_pid_stat(5), field 22)
 	Terminal  *os.File // the terminal's master; nil without one
+	Relay     *Relay   // of an exec; nil if nobody copies its streams
 
 	pidfd *os.File // nil for one that ended before it was found
 	// reap takes the status of the ended child; nil for another one's.

@@ -65,6 +65,34 @@ type Parent interface {
 	Exit() (status syscall.WaitStatus, known bool)
 }
 
+// Relay is told what a process that copies the streams of another cannot see in
+// its descriptors. A nil one has nobody to tell.
+type Relay struct {
+	resized     func(width, height uint32) error
+	stdinClosed func()
+}
+
+// Resized says that the terminal has another size now.
+func (r *Relay) Resized(width, height uint32) error {
+	if r == nil {
+		return nil
+	}
+	return r.resized(width, height)
+}
+
+// StdinClosed says that no more input will come.
+func (r *Relay) StdinClosed() {
+	if r != nil {
+		r.stdinClosed()
+	}
+}
+
+// Relayed is a Container whose streams another process copies.
+type Relayed interface {
+	// Relay is that of init.
+	Relay() *Relay
+}
+
 // Streams are the standard streams of a process that is started. Those left
 // nil are /dev/null; with Terminal all of them are. They are the caller's to
 // close.

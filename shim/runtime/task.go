@@ -8,18 +8,16 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/containerd/containerd/api/runtime/task/v2"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/ttrpc"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/environ"
 )
 
@@ -28,14 +26,19 @@ import (
 // "start", which is the parent of the container's processes
 // (https://github.com/containerd/containerd/blob/main/core/runtime/v2/README.md).
 // Shims that group do so by the annotation io.kubernetes.cri.sandbox-id, so a pod
-// has one. They live on when the supervisor dies, and Load finds them.
+// has one. They live on when the supervisor dies, and Load finds them. What a shim
+// says of its processes is not believed before it is checked.
 type Task struct {
 	program       []string // path and arguments
 	bundles       string   // a directory for each container: config.json, task.json
 	systemdCgroup bool
 	children      *children
 	events        *eventSink
+	shims         sync.Map   // shimProcess by address
 	dirs          sync.Mutex // held while directories of containers come and go
+
+	mu       sync.Mutex // guards creating
+	creating map[string]*taskContainer
 }
 
 // NewTask starts shims by a program, its path and further arguments. What is
@@ -43,29 +46,47 @@ type Task struct {
 // and Builtin reaps what has no owner.
 func NewTask(program []string, root string, systemdCgroup bool, builtin *Builtin) *Task {
 	builtin.children.adopt()
-	return &Task{program: program, systemdCgroup: systemdCgroup, bundles: filepath.Join(root, "bundles"), children: builtin.children, events: newEventSink(root)}
+	return &Task{
+		program: program, systemdCgroup: systemdCgroup, bundles: filepath.Join(root, "bundles"),
+		children: builtin.children, events: newEventSink(root), creating: make(map[string]*taskContainer),
+	}
 }
 
-// Features is of Runtime. The task API has no cgroups for execs.
-func (*Task) Features() Features { return Features{Adoption: true} }
+// Features is of Runtime.
+func (*Task) Features() Features { return Features{Adoption: true, ExecTrees: true} }
 
-// callLimit bounds calls that a shim has no reason to think about for long.
-const callLimit = 30 * time.Second
+const (
+	// callLimit bounds calls that a shim has no reason to think about for long,
+	// endLimit those of them that are made to end something: then it is killed.
+	callLimit = 30 * time.Second
+	endLimit  = 10 * time.Second
+)
 
 // Create is of Runtime.
 func (r *Task) Create(id, _ string, spec *specs.Spec, streams Streams) (Container, *Process, error) {
-	if streams.Terminal {
-		return nil, nil, fmt.Errorf("a terminal: handlers of type shim have none yet: %w", errdefs.ErrNotImplemented)
-	}
 	if err := errors.Join(clampOOMScoreAdj(spec.Process), checkText(spec.Process)); err != nil {
 		return nil, nil, err
 	}
-	c := &taskContainer{runtime: r, id: id, bundle: filepath.Join(r.bundles, id)}
-	init, err := c.create(spec, streams)
+	ctx, cancel := context.WithTimeout(context.Background(), longRun)
+	defer cancel()
+	c := &taskContainer{runtime: r, id: id, bundle: filepath.Join(r.bundles, id), abort: cancel}
+	r.setCreating(id, c)
+	defer r.setCreating(id, nil)
+	init, err := c.create(ctx, spec, streams)
 	if err != nil {
 		return nil, nil, errors.Join(err, c.Delete())
 	}
 	return c, init, nil
+}
+
+func (r *Task) setCreating(id string, c *taskContainer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c == nil {
+		delete(r.creating, id)
+		return
+	}
+	r.creating[id] = c
 }
 
 // checkText refuses an environment that JSON cannot carry: what a shim executes
@@ -73,17 +94,34 @@ func (r *Task) Create(id, _ string, spec *specs.Spec, streams Streams) (Containe
 func checkText(process *specs.Process) error {
 	_, block, err := environ.Take(process.Env)
 	if err == nil && block != nil {
-		err = fmt.Errorf("a variable has bytes that are not UTF-8: handlers of type shim cannot pass it on: %w", errdefs.ErrNotImplemented)
+		err = fmt.Errorf("a variable has bytes that are not UTF-8: handlers of type shim cannot pass it on: %w", errdefs.ErrInvalidArgument)
 	}
 	return err
 }
 
-// Abort is of Runtime: what a shim is doing ends with its own limits.
-func (*Task) Abort(string) error { return nil }
+// Abort is of Runtime: what the shim runs for the container is ended, hooks above
+// all; a shim that does not answer then is not waited for any longer.
+func (r *Task) Abort(id string) error {
+	r.mu.Lock()
+	c := r.creating[id]
+	r.mu.Unlock()
+	if c == nil {
+		return nil
+	}
+	c.aborted.Store(true)
+	if shim, known := r.shims.Load(c.address()); known {
+		endHelpers(shim.(shimProcess).PID, id)
+	}
+	time.AfterFunc(abortPatience, c.abort)
+	return nil
+}
+
+// abortPatience is how long a shim may take to see that what it runs was killed.
+const abortPatience = time.Second
 
 // Load is of Runtime.
 func (r *Task) Load(id string) (Container, error) {
-	c := &taskContainer{runtime: r, id: id, bundle: filepath.Join(r.bundles, id)}
+	c := &taskContainer{runtime: r, id: id, bundle: filepath.Join(r.bundles, id), made: true}
 	content, err := os.ReadFile(c.file())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("load container %s: %w: %w", id, errdefs.ErrNotFound, err)
@@ -91,8 +129,9 @@ func (r *Task) Load(id string) (Container, error) {
 	if err == nil {
 		err = json.Unmarshal(content, &c.known)
 	}
-	c.made = true
 	if err == nil {
+		r.shims.Store(c.known.Address, c.known.Shim)
+		c.execCgroups = newExecCgroups(c.known.Cgroups, c.bundle)
 		err = r.events.serve()
 	}
 	if err == nil {
@@ -107,61 +146,66 @@ func (r *Task) Load(id string) (Container, error) {
 	return c, nil
 }
 
-var _ Parent = (*taskContainer)(nil)
+var (
+	_ Parent  = (*taskContainer)(nil)
+	_ Relayed = (*taskContainer)(nil)
+)
 
 // taskContainer is a container of a Task.
 type taskContainer struct {
-	runtime *Task
-	id      string
-	bundle  string
-	known   taskKnown
-	task    task.TTRPCTaskService
-	close   func() error
-	log     *taskLog
-	made    bool // the shim has made the container
-	execs   execNumbers
+	runtime     *Task
+	id          string
+	bundle      string
+	known       taskKnown
+	task        task.TTRPCTaskService
+	close       func() error
+	log         *taskLog
+	made        bool // the shim has made the container
+	abort       context.CancelFunc
+	aborted     atomic.Bool // its runtime may have been killed, and have left its state
+	execs       execNumbers
+	execCgroups *execCgroups
+	mu          sync.Mutex // guards known.Address while the container is made
 }
 
 // taskKnown is what a successor has to know of the container.
 type taskKnown struct {
-	Address string            `json:"address"`
+	taskAddress
+	Shim    shimProcess       `json:"shim"`
 	Cgroups map[string]string `json:"cgroups"` // by controller, "" for version 2; none if not of the node
+}
+
+// shimProcess is the process of a shim.
+type shimProcess struct {
+	PID       int    `json:"pid"`
+	StartTime uint64 `json:"start_time"`
+}
+
+func (c *taskContainer) address() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.known.Address
 }
 
 func (c *taskContainer) file() string { return filepath.Join(c.bundle, "task.json") }
 
-func (c *taskContainer) create(spec *specs.Spec, streams Streams) (*Process, error) {
-	if err := errors.Join(c.runtime.makeBundle(c.bundle), c.runtime.events.serve()); err != nil {
+func (c *taskContainer) create(ctx context.Context, spec *specs.Spec, streams Streams) (*Process, error) {
+	if err := c.startShim(spec); err != nil {
 		return nil, err
 	}
-	old := *spec
-	old.Version = oldestVersion
-	if err := writeJSON(filepath.Join(c.bundle, "config.json"), &old); err != nil {
-		return nil, err
-	}
-	var err error
-	if c.log, err = openTaskLog(c.bundle); err != nil {
-		return nil, err
-	}
-	err = c.runtime.children.during(func() (err error) {
-		c.known.Address, err = c.runtime.start(c.id, c.bundle)
-		return err
-	})
-	if err == nil {
-		err = c.connect()
-	}
-	if err == nil {
-		err = writeJSON(c.file(), c.known) // from here on Delete finds it
-	}
+	console, err := newTaskConsole(streams)
 	if err != nil {
 		return nil, err
 	}
+	defer console.close()
 	options, err := c.runtime.options()
 	if err != nil {
 		return nil, err
 	}
-	stdin, stdout, stderr := pathOf(streams.Stdin), pathOf(streams.Stdout), pathOf(streams.Stderr)
-	made, err := c.task.Create(context.Background(), &task.CreateTaskRequest{ID: c.id, Bundle: c.bundle, Stdin: stdin, Stdout: stdout, Stderr: stderr, Options: options})
+	made, err := c.task.Create(ctx, &task.CreateTaskRequest{
+		ID: c.id, Bundle: c.bundle, Options: options,
+		Terminal: streams.Terminal, Stdin: console.stdin, Stdout: console.stdout, Stderr: console.stderr,
+	})
 	if err != nil {
 		if errors.Is(err, ttrpc.ErrClosed) {
 			err = fmt.Errorf("%w: %s", err, c.log.last())
@@ -169,29 +213,46 @@ func (c *taskContainer) create(spec *specs.Spec, streams Streams) (*Process, err
 		return nil, taskError("create", err)
 	}
 	c.made = true
-	return c.found(int(made.GetPid()), "")
+	init, err := c.foundInit(int(made.GetPid()), spec.Linux.CgroupsPath)
+	if err == nil {
+		init.Terminal = console.take()
+	}
+	return init, err
 }
 
-// found opens a process that the shim has started; its exec id is "" for init.
-func (c *taskContainer) found(pid int, exec string) (*Process, error) {
-	p, err := openProcess(pid)
-	if exec != "" && (errors.Is(err, unix.ESRCH) || errors.Is(err, os.ErrNotExist)) {
-		p, err = &Process{PID: pid}, nil // its parent has reaped it, and keeps its exit
+// startShim writes the bundle, starts the shim or finds that of the pod, and
+// connects to it.
+func (c *taskContainer) startShim(spec *specs.Spec) error {
+	if err := errors.Join(c.runtime.makeBundle(c.bundle), c.runtime.events.serve()); err != nil {
+		return err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("the shim's process: %w", err)
+	old := *spec
+	old.Version = oldestVersion
+	if err := writeJSON(filepath.Join(c.bundle, "config.json"), &old); err != nil {
+		return err
 	}
-	if exec == "" {
-		// Those of a shim whose containers are machines say little of them.
-		if c.known.Cgroups, err = cgroupsOf(pid); err == nil {
-			err = writeJSON(c.file(), c.known)
-		}
-		if err != nil {
-			return nil, errors.Join(err, p.Close())
-		}
+	var err error
+	if c.log, err = openTaskLog(c.bundle); err != nil {
+		return err
 	}
-	p.reap = func() (syscall.WaitStatus, bool) { return c.exitOf(exec) }
-	return p, nil
+	var address taskAddress
+	err = c.runtime.children.during(func() (err error) {
+		address, err = c.runtime.start(c.id, c.bundle)
+		return err
+	})
+	c.mu.Lock()
+	c.known.taskAddress = address
+	c.mu.Unlock()
+	if err == nil {
+		err = c.connect()
+	}
+	if err == nil {
+		err = c.findShim()
+	}
+	if err == nil {
+		err = writeJSON(c.file(), c.known) // from here on Delete finds it
+	}
+	return err
 }
 
 // Exit is of Parent.
@@ -200,80 +261,37 @@ func (c *taskContainer) Exit() (syscall.WaitStatus, bool) {
 	return statusOf(answer.GetExitStatus()), err == nil
 }
 
-// exitOf asks the shim, which is the parent, for the exit of an ended process,
-// and has it forget an exec.
-func (c *taskContainer) exitOf(exec string) (syscall.WaitStatus, bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
-	defer cancel()
-	answer, err := c.task.Wait(ctx, &task.WaitRequest{ID: c.id, ExecID: exec})
-	if err != nil {
-		return 0, false
-	}
-	if exec != "" {
-		_, _ = c.task.Delete(ctx, &task.DeleteRequest{ID: c.id, ExecID: exec})
-	}
-	return statusOf(answer.GetExitStatus()), true
-}
-
-// statusOf is a status that says what a shim's number does, which is 128 and the
-// signal for a process that was ended by one.
-func statusOf(code uint32) syscall.WaitStatus { return syscall.WaitStatus(code&0xff) << 8 }
-
 // Start is of Container.
 func (c *taskContainer) Start() error {
-	_, err := c.task.Start(context.Background(), &task.StartRequest{ID: c.id})
+	ctx, cancel := context.WithTimeout(context.Background(), longRun)
+	defer cancel()
+	_, err := c.task.Start(ctx, &task.StartRequest{ID: c.id})
 	return taskError("start", err)
 }
 
 // Started is of Container: the runtime behind the shim has run the hooks.
 func (*taskContainer) Started() error { return nil }
 
-// Exec is of Container. Only the process itself is ended by KillTree.
-func (c *taskContainer) Exec(spec *specs.Process, streams Streams) (*Process, error) {
-	if streams.Terminal {
-		return nil, fmt.Errorf("a terminal: handlers of type shim have none yet: %w", errdefs.ErrNotImplemented)
-	}
-	process, err := anyOf("Process", spec)
-	if err = errors.Join(err, checkText(spec)); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
-	defer cancel()
-	go cgroup.WarmLock() // one write(2)
-	id := c.execs.next()
-	_, err = c.task.Exec(ctx, &task.ExecProcessRequest{
-		ID: c.id, ExecID: id, Spec: process, Stdin: pathOf(streams.Stdin), Stdout: pathOf(streams.Stdout), Stderr: pathOf(streams.Stderr),
-	})
-	if err != nil {
-		return nil, taskError("exec", err)
-	}
-	started, err := c.task.Start(ctx, &task.StartRequest{ID: c.id, ExecID: id})
-	if err != nil {
-		_, _ = c.task.Delete(ctx, &task.DeleteRequest{ID: c.id, ExecID: id})
-		return nil, taskError("exec", err)
-	}
-	return c.found(int(started.GetPid()), id)
-}
-
-// anyOf is a part of a runtime-spec, as containerd's typeurl names it.
-func anyOf(kind string, value any) (*anypb.Any, error) {
-	encoded, err := json.Marshal(value)
-	return &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/" + kind, Value: encoded}, err
-}
-
-// SignalAll is of Container.
+// SignalAll is of Container. Cgroups are enough where there are any; a shim that
+// does not answer would be waited for.
 func (c *taskContainer) SignalAll(sig syscall.Signal) error {
-	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	if sig == unix.SIGKILL {
+		endHelpers(c.known.Shim.PID, c.id)
+	}
+	if len(c.known.Cgroups) > 0 {
+		return killCgroup(c.known.Cgroups, "", sig)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
 	defer cancel()
 	_, err := c.task.Kill(ctx, &task.KillRequest{ID: c.id, Signal: uint32(sig), All: true})
 	if err = taskError("kill", err); errdefs.IsNotFound(err) {
-		err = nil // it has ended
+		return nil // it has ended
 	}
-	return errors.Join(err, killCgroup(c.known.Cgroups, "", sig))
+	return err
 }
 
-// EndExecs is of Container: the shim knows what it has started, and keeps it.
-func (*taskContainer) EndExecs() error { return nil }
+// EndExecs is of Container.
+func (c *taskContainer) EndExecs() error { return c.execCgroups.endAll() }
 
 // Cgroups is of Container.
 func (c *taskContainer) Cgroups() map[string]string { return c.known.Cgroups }
@@ -281,37 +299,4 @@ func (c *taskContainer) Cgroups() map[string]string { return c.known.Cgroups }
 // NotifyOOM is of Container.
 func (c *taskContainer) NotifyOOM() (<-chan struct{}, error) {
 	return (&commandContainer{id: c.id, cgroups: c.known.Cgroups}).NotifyOOM()
-}
-
-// Update is of Container; see commandContainer.Update.
-func (c *taskContainer) Update(wanted *specs.LinuxResources, oomScoreAdj *int) (err error) {
-	undo := func() error { return nil }
-	if oomScoreAdj != nil {
-		if undo, err = setOOMScoreAdj(c.known.Cgroups, *oomScoreAdj); err != nil {
-			return err
-		}
-	}
-	resources, err := anyOf("LinuxResources", wanted)
-	if err != nil {
-		return err
-	}
-	before := readLimits(c.known.Cgroups, wanted.Unified)
-	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
-	defer cancel()
-	if _, err := c.task.Update(ctx, &task.UpdateTaskRequest{ID: c.id, Resources: resources}); err != nil {
-		return errors.Join(taskError("update", err), before.restore(), undo())
-	}
-	return nil
-}
-
-// taskError is an error of a shim with its kind.
-func taskError(verb string, err error) error {
-	if err == nil {
-		return nil
-	}
-	err = fmt.Errorf("shim: %s: %w", verb, errgrpc.ToNative(err))
-	if isContainersFault(err.Error()) {
-		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
-	}
-	return err
 }

@@ -1,31 +1,27 @@
 package runtime
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/api/runtime/task/v2"
-	"github.com/containerd/containerd/api/services/ttrpc/events/v1"
 	"github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/ttrpc"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/minicri/minicri/internal/process"
 )
 
 // taskNamespace is containerd's notion of who the containers belong to.
@@ -46,47 +42,72 @@ func (r *Task) verb(id, bundle, verb string) ([]byte, error) {
 	// spoken here.
 	command.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "TTRPC_ADDRESS=" + r.events.address(), "NAMESPACE=" + taskNamespace,
-		"MAX_SHIM_VERSION=2", "CONTAINERD_SHIM_MONITOR=1", "GOMAXPROCS=2",
+		"MAX_SHIM_VERSION=3", "CONTAINERD_SHIM_MONITOR=1", "GOMAXPROCS=2",
 	}
-	var said, complained bytes.Buffer
+	var said, complained process.Said
 	command.Stdout, command.Stderr = &said, &complained
+	command.Cancel = func() error { return endRun(command.Process) }
 	command.WaitDelay = time.Second // a shim that stays may hold the pipes
-	if err := command.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+	err := command.Run()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("%s %s of container %s: not done within %v, and killed: %w", r.program[0], verb, id, shimLimit, ctx.Err())
+	}
+	if err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		return nil, fmt.Errorf("%s %s: %s", filepath.Base(r.program[0]), verb, cmp.Or(lastLine(complained.String()+said.String()), err.Error()))
 	}
 	return said.Bytes(), nil
 }
 
+// lastLine is the last line of a text, or the end of one that is long.
 func lastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
-	return lines[len(lines)-1]
+	last := lines[len(lines)-1]
+	return strings.ToValidUTF8(last[max(0, len(last)-longestLine):], "?")
 }
 
+const longestLine = 500
+
 // start starts the shim of a container, or finds that of its pod, and returns
-// its address: alone on a line, or in the JSON of later versions
-// (BootstrapParams).
-func (r *Task) start(id, bundle string) (address string, err error) {
+// where and how it is spoken to.
+func (r *Task) start(id, bundle string) (taskAddress, error) {
 	said, err := r.verb(id, bundle, "start")
 	if err != nil {
-		return "", err
+		return taskAddress{}, err
 	}
-	var bootstrap struct {
-		Version           int
-		Address, Protocol string
-	}
-	address = strings.TrimSpace(string(said))
-	if json.Unmarshal(said, &bootstrap) == nil {
-		if bootstrap.Version > 2 || bootstrap.Protocol != "" && bootstrap.Protocol != "ttrpc" {
-			return "", fmt.Errorf("%s speaks version %d of the task API over %s, not version 2 over ttrpc: %w",
-				r.program[0], bootstrap.Version, bootstrap.Protocol, errdefs.ErrNotImplemented)
-		}
-		address = bootstrap.Address
-	}
-	if !strings.HasPrefix(address, "unix://") {
-		return "", fmt.Errorf("%s start: %.200q is not the address of a unix socket", r.program[0], said)
-	}
-	return address, nil
+	return parseAddress(r.program[0], said)
 }
+
+// taskAddress is where a shim serves, and by which version of the task API.
+type taskAddress struct {
+	Address string `json:"address"` // unix://PATH
+	Version int    `json:"version,omitempty"`
+}
+
+// parseAddress reads what a shim says at its start: an address alone on a line,
+// or in the JSON of later versions (BootstrapParams).
+func parseAddress(program string, said []byte) (taskAddress, error) {
+	bootstrap := struct {
+		taskAddress
+		Protocol string
+	}{Protocol: "ttrpc"}
+	if json.Unmarshal(said, &bootstrap) != nil {
+		bootstrap.taskAddress = taskAddress{Address: strings.TrimSpace(string(said)), Version: 2}
+	}
+	a := bootstrap.taskAddress
+	path, unixSocket := strings.CutPrefix(a.Address, "unix://")
+	switch {
+	case a.Version != 2 && a.Version != 3 || bootstrap.Protocol != "ttrpc":
+		return a, fmt.Errorf("%s speaks version %d of the task API over %.20q, not 2 or 3 over ttrpc: %w", program, a.Version, bootstrap.Protocol, errdefs.ErrNotImplemented)
+	case !unixSocket || path == "":
+		return a, fmt.Errorf("%s start: %.200q is not the address of a unix socket", program, said)
+	case len(path) > longestSocket:
+		return a, fmt.Errorf("%s start: the path of its socket is %d characters long, a unix socket can have %d", program, len(path), longestSocket)
+	}
+	return a, nil
+}
+
+// longestSocket: sockaddr_un (unix(7)) holds 107 characters and a NUL.
+const longestSocket = 107
 
 // remove has the program remove what a shim that is gone has left.
 func (r *Task) remove(id, bundle string) error {
@@ -94,9 +115,13 @@ func (r *Task) remove(id, bundle string) error {
 	return err
 }
 
-// inNamespace says in each call whose containers are meant.
-func inNamespace(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, _ *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
+// inNamespace says in each call whose containers are meant. The messages of
+// version 3 of the task API are those of version 2, under another name.
+func (a taskAddress) inNamespace(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, _ *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
 	request.Metadata = append(request.Metadata, &ttrpc.KeyValue{Key: "containerd-namespace-ttrpc", Value: taskNamespace})
+	if a.Version == 3 {
+		request.Service = "containerd.task.v3.Task"
+	}
 	return invoke(ctx, request, response)
 }
 
@@ -113,72 +138,55 @@ func (r *Task) options() (*anypb.Any, error) {
 	return &anypb.Any{TypeUrl: "containerd.runc.v1.Options", Value: encoded}, err
 }
 
+// connect connects to the shim.
 func (c *taskContainer) connect() error {
-	connection, err := net.Dial("unix", strings.TrimPrefix(c.known.Address, "unix://"))
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	connection, err := (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(c.known.Address, "unix://"))
 	if err != nil {
-		return fmt.Errorf("connect to the shim: %w", err)
+		return fmt.Errorf("connect to the shim of container %s: %w", c.id, err)
 	}
-	client := ttrpc.NewClient(connection, ttrpc.WithUnaryClientInterceptor(inNamespace))
+	client := ttrpc.NewClient(connection, ttrpc.WithUnaryClientInterceptor(c.known.inNamespace))
 	c.task, c.close = task.NewTTRPCTaskClient(client), client.Close
 	return nil
 }
 
-// pathOf is where a shim, another process, finds a file of ours; "" for none.
-func pathOf(file *os.File) string {
-	if file == nil {
-		return ""
-	}
-	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), file.Fd())
-}
-
-// execNumbers are the ids of a container's execs, which no predecessor has given.
-type execNumbers struct{ last atomic.Uint64 }
-
-func (n *execNumbers) next() string {
-	return "exec-" + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatUint(n.last.Add(1), 10)
-}
-
-// eventSink is what shims publish their events to. A shim does not start without
-// one. The exits of processes are asked for, and lack of memory is seen in
-// cgroups, so what is published is only taken.
-type eventSink struct {
-	root string
-
-	mu     sync.Mutex
-	served bool
-}
-
-func newEventSink(root string) *eventSink { return &eventSink{root: root} }
-
-// address is an abstract socket: a path below root may be too long for one.
-func (s *eventSink) address() string {
-	hash := fnv.New64a()
-	_, _ = hash.Write([]byte(s.root))
-	return fmt.Sprintf("@minicri-events-%016x", hash.Sum64())
-}
-
-// serve listens, once, until this process ends.
-func (s *eventSink) serve() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.served {
-		return nil
-	}
-	listener, err := net.Listen("unix", s.address())
+// findShim asks the shim, which serves and has no container yet or those of its
+// pod, for its pid: one that we have started.
+func (c *taskContainer) findShim() error {
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	answer, err := c.task.Connect(ctx, &task.ConnectRequest{ID: c.id})
 	if err != nil {
-		return fmt.Errorf("listen for the events of shims: %w", err)
+		return nil // it has no answer before a container is made
 	}
-	server, err := ttrpc.NewServer(ttrpc.WithServerHandshaker(ttrpc.UnixSocketRequireSameUser()))
+	return c.noteShim(int(answer.GetShimPid()))
+}
+
+func (c *taskContainer) noteShim(pid int) error {
+	p, err := openProcess(pid)
 	if err != nil {
-		return errors.Join(err, listener.Close())
+		return fmt.Errorf("the shim of container %s: %w", c.id, err)
 	}
-	events.RegisterTTRPCEventsService(server, s)
-	go func() { _ = server.Serve(context.Background(), listener) }()
-	s.served = true
+	defer p.Close()
+	is := shimProcess{PID: pid, StartTime: p.StartTime}
+	known, _ := c.runtime.shims.Load(c.known.Address)
+	if known != is && (!descends(pid, os.Getpid()) || pid == os.Getpid()) {
+		return fmt.Errorf("the shim of container %s says that it is process %d, which was not started here", c.id, pid)
+	}
+	c.known.Shim = is
+	c.runtime.shims.Store(c.known.Address, is)
 	return nil
 }
 
-// Forward takes an event.
-func (*eventSink) Forward(context.Context, *events.ForwardRequest) (*emptypb.Empty, error) {
-	return &emptypb.Empty{}, nil
+// endShim kills a shim that does not answer. Its other containers, of the same
+// pod, lose who tells their exits.
+func (c *taskContainer) endShim() {
+	if c.known.Shim.PID <= 1 {
+		return
+	}
+	if p, err := Find(c.known.Shim.PID, c.known.Shim.StartTime); err == nil {
+		_ = p.Signal(unix.SIGKILL) // it may have ended
+		_ = p.Close()
+	}
 }

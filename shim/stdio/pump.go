@@ -15,6 +15,9 @@ const (
 	// that we wait for has ended, to be taken for the end: a background child
 	// may keep it open for ever.
 	drainPause = 5 * time.Millisecond
+	// copiedPause is the same for what another process copies, which may come to it
+	// late; it closes its end when it has.
+	copiedPause = time.Second
 )
 
 // Pump moves one output stream of a process to its sinks, in a goroutine that
@@ -24,6 +27,7 @@ type Pump struct {
 	memory memory
 	emit   func([]byte)
 	done   chan struct{}
+	pause  time.Duration // drainPause, or longer
 
 	endOnce sync.Once
 }
@@ -42,7 +46,7 @@ func NewPump(source *os.File, emit func([]byte)) *Pump {
 }
 
 func newPump(source *os.File, memory memory, emit func([]byte)) *Pump {
-	return &Pump{source: source, memory: memory, emit: emit, done: make(chan struct{})}
+	return &Pump{source: source, memory: memory, emit: emit, done: make(chan struct{}), pause: drainPause}
 }
 
 // Done is closed when all bytes are moved.
@@ -62,7 +66,7 @@ func (p *Pump) Run() {
 			continue
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) && p.pending() {
-			_ = p.source.SetReadDeadline(time.Now().Add(drainPause))
+			_ = p.source.SetReadDeadline(time.Now().Add(p.pause))
 			continue
 		}
 		return // the end, EIO from a terminal without users included
@@ -135,7 +139,7 @@ func (p *Pump) await() error {
 // Finish says that the process has ended: what is in the pipe still counts.
 func (p *Pump) Finish() {
 	p.endOnce.Do(func() {
-		_ = p.source.SetReadDeadline(time.Now().Add(drainPause))
+		_ = p.source.SetReadDeadline(time.Now().Add(p.pause))
 	})
 }
 

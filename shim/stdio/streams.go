@@ -24,6 +24,7 @@ type Streams struct {
 	log      *crilog.Log // nil: output is not logged
 	journal  *journal.Journal
 	id       string
+	copied   bool
 	pumps    []*Pump
 	flushes  []func()           // one per pump: logs an unfinished last line
 	fans     map[string]*Fanout // by stream name
@@ -42,6 +43,7 @@ type Options struct {
 	Stdin    bool   // it reads a stdin
 	SELinux  string // label of its files, which its streams get too; empty: none
 	Bare     bool   // all streams are /dev/null
+	Copied   bool   // another process copies what the container writes
 	Journal  *journal.Journal
 }
 
@@ -54,7 +56,7 @@ func (e Ends) Close() { closeAll(e.Stdin, e.Stdout, e.Stderr) }
 func fifoPath(dir, id, stream string) string { return filepath.Join(dir, id+"."+stream) }
 
 func newStreams(o Options) *Streams {
-	return &Streams{fans: map[string]*Fanout{}, journal: o.Journal, id: o.ID}
+	return &Streams{fans: map[string]*Fanout{}, journal: o.Journal, id: o.ID, copied: o.Copied}
 }
 
 // Open makes the streams of a new container.
@@ -178,6 +180,9 @@ func (s *Streams) TakeTerminal(master *os.File) error {
 // Run starts moving bytes.
 func (s *Streams) Run() {
 	for _, p := range s.pumps {
+		if s.copied {
+			p.pause = copiedPause
+		}
 		go p.Run()
 	}
 }

@@ -90,6 +90,9 @@ func (c *container) build(request *api.CreateRequest, spec *specs.Spec) error {
 		options.SELinux = spec.Linux.MountLabel
 	}
 	streams, ends, err := stdio.Open(options)
+	if err == nil && c.sharesStreams() {
+		streams.Run()
+	}
 	if err == nil {
 		err = c.launch(request.Bundle, spec, streams, ends)
 	}
@@ -99,9 +102,17 @@ func (c *container) build(request *api.CreateRequest, spec *specs.Spec) error {
 	if !c.record.Bare {
 		c.watchOOM()
 	}
-	c.io.Run()
+	if !c.sharesStreams() {
+		c.io.Run()
+	}
 	go c.awaitInit()
 	return nil
+}
+
+// sharesStreams reports whether the runtime is a program that has the container's
+// streams while it makes it: what it writes there has to be read, or it waits.
+func (c *container) sharesStreams() bool {
+	return len(c.record.Runtime) > 0 && !c.record.Task && !c.record.Terminal
 }
 
 func (c *container) launch(bundle string, spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
@@ -110,7 +121,11 @@ func (c *container) launch(bundle string, spec *specs.Spec, streams *stdio.Strea
 	})
 	ends.Close()
 	if err != nil {
-		streams.Close()
+		if c.sharesStreams() {
+			streams.Drain()
+		} else {
+			streams.Close()
+		}
 		return err
 	}
 	c.mu.Lock()
@@ -136,7 +151,7 @@ func (c *container) undoCreate() error {
 }
 
 func (c *container) streamOptions() stdio.Options {
-	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Journal: c.sup.journal}
+	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Copied: c.record.Task, Journal: c.sup.journal}
 }
 
 // identify records who init is, so that a successor can adopt it.
@@ -235,6 +250,9 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 		if killErr := c.init.Signal(sig); !errors.Is(killErr, os.ErrProcessDone) {
 			err = errors.Join(err, killErr)
 		}
+	}
+	if all && sig == syscall.SIGKILL && c.runtime != nil {
+		err = errors.Join(err, c.sup.runtimeOf(c.snapshot()).Abort(c.record.ID)) // of a start or an exec that hangs
 	}
 	if err != nil {
 		return fmt.Errorf("kill container %s: %w", c.record.ID, err)

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/runtime"
 	"github.com/minicri/minicri/shim/stdio"
 )
 
@@ -144,8 +145,19 @@ func (s *service) Resize(_ context.Context, r *api.ResizeRequest) (*api.Empty, e
 		if err != nil {
 			return err
 		}
-		return stdio.Resize(master, r.Width, r.Height)
+		return errors.Join(stdio.Resize(master, r.Width, r.Height), c.relay(r.ExecId).Resized(r.Width, r.Height))
 	})
+}
+
+// relay is that of an exec, or of the container itself.
+func (c *container) relay(execID string) *runtime.Relay {
+	if e, err := c.findExec(execID); err == nil {
+		return e.process.Relay
+	}
+	if relayed, is := c.runtime.(runtime.Relayed); is && execID == "" {
+		return relayed.Relay()
+	}
+	return nil
 }
 
 // master is the terminal of an exec, or of the container itself.

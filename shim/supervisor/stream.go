@@ -87,6 +87,7 @@ func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error
 		return func() {
 			_, _ = io.Copy(stdin, conn) // an end on either side is the end
 			e.pipes.CloseStdin()
+			e.process.Relay.StdinClosed()
 		}, nil
 	}
 	return e.deliver(stream, conn)
@@ -132,6 +133,7 @@ func (c *container) feed(stdin *os.File, conn *net.UnixConn) {
 	_, _ = io.Copy(stdin, conn)
 	if c.stdinOnce {
 		c.io.CloseStdin()
+		c.relay("").StdinClosed()
 	}
 }
 

@@ -129,8 +129,13 @@ func TestHandlerOfTypeShim(t *testing.T) {
 		t.Errorf("log: %q", stdout)
 	}
 	p.wantExit(p.run("oom", "tail /dev/zero", memory(16<<20)), 137, "OOMKilled")
-	if _, err := p.tryCreate(shell("terminal", forever, func(c *runtimeapi.ContainerConfig) { c.Tty = true })); err == nil || !strings.Contains(err.Error(), "terminal") {
-		t.Errorf("a terminal: %v", err)
+	terminal := p.run("terminal", "stty size; tty; exit 3", func(c *runtimeapi.ContainerConfig) { c.Tty = true })
+	p.wantExit(terminal, 3, "Error")
+	if stdout, _ := p.logs(terminal); !strings.Contains(stdout, "/dev/pts/0") && !strings.Contains(stdout, "/dev/console") {
+		t.Errorf("what a container says on its terminal: %q", stdout)
+	}
+	if _, err := p.tryCreate(shell("bytes", forever, env("A", "\xff"))); err == nil || !strings.Contains(err.Error(), "not UTF-8") {
+		t.Errorf("an environment that is not UTF-8: %v", err)
 	}
 	absent := p.create(shell("absent", "", command("/no/such")))
 	if err := p.start(absent); err == nil || !strings.Contains(err.Error(), "/no/such") {

@@ -1,0 +1,151 @@
+package handler
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go/features"
+)
+
+// questions are what programs are asked, each once at a time.
+type questions struct {
+	mu    sync.Mutex
+	asked map[string]*question // by program and kind
+}
+
+func newQuestions() questions { return questions{asked: make(map[string]*question)} }
+
+// question is one run of a program that says what it is. What it says counts as
+// long as its file is the same; an error counts for errorLife.
+type question struct {
+	file     fs.FileInfo
+	done     chan struct{} // closed when what follows is set
+	features Features
+	err      error
+	at       time.Time
+}
+
+const (
+	// askLimit bounds a run of a runtime that only has to say what it is.
+	askLimit = 5 * time.Second
+	// errorLife is how long a program that could not be asked is not asked again:
+	// the kubelet asks for the status every few seconds.
+	errorLife = 15 * time.Second
+	// mostSaid is how much of its answer is taken, in bytes.
+	mostSaid = 1 << 20
+)
+
+// ask returns the features of a handler's program. It waits no longer than ctx;
+// the program goes on until askLimit, and its answer is there for who asks next.
+func (q *questions) ask(ctx context.Context, of Spec) (Features, error) {
+	path := of.Program[0]
+	file, err := os.Stat(path)
+	if err != nil {
+		return Features{}, fmt.Errorf("its runtime is not there: %w", err)
+	}
+	asked := q.find(of, path, file)
+	select {
+	case <-asked.done:
+		return asked.features, asked.err
+	case <-ctx.Done():
+		return Features{}, fmt.Errorf("%s has not yet said what it can do: %w", path, context.Cause(ctx))
+	}
+}
+
+// find returns the question that was asked last, or asks anew.
+func (q *questions) find(of Spec, path string, file fs.FileInfo) *question {
+	key := fmt.Sprint(of.Shim, path)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if last := q.asked[key]; last != nil && last.counts(file) {
+		return last
+	}
+	asked := &question{file: file, done: make(chan struct{})}
+	q.asked[key] = asked
+	go func() { // ends with askLimit, twice
+		defer close(asked.done)
+		ask := askFeatures
+		if of.Shim {
+			ask = askShim
+		}
+		asked.features, asked.err = ask(path)
+		asked.at = time.Now()
+	}()
+	return asked
+}
+
+func (a *question) counts(file fs.FileInfo) bool {
+	if !os.SameFile(a.file, file) || !a.file.ModTime().Equal(file.ModTime()) || a.file.Size() != file.Size() {
+		return false
+	}
+	select {
+	case <-a.done:
+		return a.err == nil || time.Since(a.at) < errorLife
+	default:
+		return true
+	}
+}
+
+// askFeatures runs "PROGRAM features" (runtime-spec, features.md). Runtimes
+// that do not have it yet can still run: they have to have a version then, and
+// count as those that can do nothing beyond the rest.
+func askFeatures(path string) (Features, error) {
+	said, err := run(path, "features")
+	var parsed features.Features
+	if err == nil && json.Unmarshal(said, &parsed) == nil && parsed.OCIVersionMin != "" {
+		return fromSpec(&parsed), nil
+	}
+	_, err = run(path, "--version")
+	return Features{}, err
+}
+
+// askShim: a shim has to say its version. What its runtime can do, the protocol
+// has no words for that all shims know, so it counts as nothing beyond the rest.
+func askShim(path string) (Features, error) {
+	_, err := run(path, "-v")
+	return Features{}, err
+}
+
+// run runs a program within askLimit and returns what it says; what it has started
+// and left with its output is not waited for.
+func run(path, argument string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), askLimit)
+	defer cancel()
+	var said, complained limited
+	command := exec.CommandContext(ctx, path, argument)
+	command.Stdout, command.Stderr = &said, &complained
+	command.WaitDelay = 100 * time.Millisecond
+	err := command.Run()
+	switch {
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("%s %s: no answer within %v", path, argument, askLimit)
+	case err != nil:
+		return nil, fmt.Errorf("%s %s: %w: %.200q", path, argument, err, slices.Concat(complained, said))
+	}
+	return said, nil
+}
+
+// limited takes all that is written and keeps the first mostSaid bytes.
+type limited []byte
+
+// Write implements io.Writer.
+func (l *limited) Write(p []byte) (int, error) {
+	*l = append(*l, p[:min(len(p), mostSaid-len(*l))]...)
+	return len(p), nil
+}
+
+func fromSpec(f *features.Features) Features {
+	can := Features{RecursiveReadOnlyMounts: slices.Contains(f.MountOptions, "rro")}
+	if f.Linux != nil && f.Linux.MountExtensions != nil && f.Linux.MountExtensions.IDMap != nil {
+		idmap := f.Linux.MountExtensions.IDMap.Enabled
+		can.UserNamespaces = idmap != nil && *idmap && slices.Contains(f.Linux.Namespaces, "user")
+	}
+	return can
+}

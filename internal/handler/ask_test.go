@@ -1,0 +1,63 @@
+package handler
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Programs that hang, flood, die or say rubbish do not hold up the status of the
+// node, and each is named with what is wrong; a good one is believed beside them.
+func TestListOfHostilePrograms(t *testing.T) {
+	dir := t.TempDir()
+	programs := map[string]string{
+		"good":  `echo '{"ociVersionMin": "1.0.0", "ociVersionMax": "1.2.0", "mountOptions": ["rro"]}'`,
+		"old":   `test "$1" = --version`,
+		"hangs": `exec sleep 1000`,
+		"flood": `head -c 100000000 /dev/zero; exit 1`,
+		"dies":  `echo it is broken >&2; exit 3`,
+		"none":  "",
+	}
+	specs := make(map[string]Spec)
+	for name, script := range programs {
+		path := filepath.Join(dir, name)
+		specs[name] = Spec{Program: []string{path}, Shim: name == "dies"}
+		if script == "" {
+			continue
+		}
+		if err := os.WriteFile(path, []byte(fmt.Sprintf("#!/bin/sh\n%s\n", script)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := New(specs, Features{RecursiveReadOnlyMounts: true, UserNamespaces: true})
+	list := make(map[string]Status)
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
+		began := time.Now()
+		for _, h := range s.List(t.Context()) {
+			list[h.Name] = h
+		}
+		if took := time.Since(began); took > 30*time.Second {
+			t.Errorf("the list took %v", took)
+		}
+		if list["hangs"].Err != nil && strings.Contains(list["hangs"].Err.Error(), "no answer") && list["good"].Err == nil && list["old"].Err == nil {
+			break
+		}
+	}
+	for name, says := range map[string]string{"hangs": "hangs --version: no answer", "dies": "it is broken", "none": "is not there", "flood": "flood --version"} {
+		if err := list[name].Err; err == nil || !strings.Contains(err.Error(), says) || len(err.Error()) > 2000 {
+			t.Errorf("%s: %.2000v, want an error that says %q", name, err, says)
+		}
+	}
+	if h := list["good"]; h.Err != nil || !h.Features.RecursiveReadOnlyMounts || h.Features.UserNamespaces {
+		t.Errorf("good: %+v", h)
+	}
+	if h := list["old"]; h.Err != nil || h.Features.RecursiveReadOnlyMounts {
+		t.Errorf("old: %+v", h)
+	}
+	if h := list[""]; h.Err != nil || !h.Features.UserNamespaces {
+		t.Errorf("builtin: %+v", h)
+	}
+}

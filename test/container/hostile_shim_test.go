@@ -1,0 +1,80 @@
+package container
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// A shim that lies or dies fails its own pod, with an error that says what
+// it did; the daemon and other pods go on, and nothing is left, of the shim
+// neither. No process of somebody else's is touched.
+func TestHostileShims(t *testing.T) {
+	dir := t.TempDir()
+	built := filepath.Join(dir, "hostileshim")
+	if output, err := exec.Command("go", "build", "-o", built, "./hostileshim").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, output)
+	}
+	for mode, says := range map[string]string{
+		"rubbish":  "is not the address of a unix socket",
+		"longpath": "characters long",
+		"grpc":     `speaks version 3 of the task API over "grpc"`,
+		"nobody":   "connect to the shim",
+		"shimpid":  "says that it is process 1, which was not started here",
+		"pid":      "has started process 1, which is not one of its own",
+		"dies":     "shim: create: ttrpc: closed",
+	} {
+		t.Run(mode, func(t *testing.T) {
+			path := filepath.Join(dir, "containerd-shim-"+mode+"-v2")
+			check(t, os.Link(built, path))
+			n := newNode(t, harness.Runtime("hostile", path), harness.Config("[limits]\nrun = '5s'\ncni_add = '5s'"))
+			began := time.Now()
+			_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "hostile"})
+			if err == nil || !strings.Contains(err.Error(), says) || len(err.Error()) > 5000 {
+				t.Errorf("got %.1000v, want an error that says %q", err, says)
+			}
+			if took := time.Since(began); took > time.Minute {
+				t.Errorf("it took %v", took)
+			}
+			p := &pod{Node: n, t: t, id: runBuiltin(t, n, "other"), config: n.PodConfig("other")}
+			p.exec(p.run("app", forever), "true")
+			n.RemovePod(p.id)
+			pods, err := n.Runtime.ListPodSandbox(limited(t), &runtimeapi.ListPodSandboxRequest{})
+			check(t, err)
+			for _, left := range pods.Items {
+				removeAtLast(t, n, left.Id)
+			}
+			eventually(t, "the shim has ended", func() bool { return len(programsOf(path)) == 0 })
+		})
+	}
+}
+
+// removeAtLast removes a pod as a kubelet does: again and again, until it is gone.
+func removeAtLast(t *testing.T, n *harness.Node, id string) {
+	t.Helper()
+	eventually(t, "the pod is removed", func() bool {
+		_, err := n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
+		if err == nil {
+			_, err = n.Runtime.RemovePodSandbox(limited(t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
+		}
+		return err == nil
+	})
+}
+
+// programsOf are the processes that run a program.
+func programsOf(path string) (pids []string) {
+	files, _ := filepath.Glob("/proc/[0-9]*/exe")
+	for _, file := range files {
+		if to, err := os.Readlink(file); err == nil && to == path {
+			pids = append(pids, file)
+		}
+	}
+	return pids
+}
