@@ -280,7 +280,7 @@ var reserved = []struct {
 	},
 	{
 		"github.com/containerd/containerd/api/...",
-		[]string{"shim/runtime"},
+		[]string{"shim/runtime", "test/container/hostileshim"},
 		"how a runtime is spoken to is behind one interface",
 	},
 	{
