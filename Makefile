@@ -38,6 +38,7 @@ test: root setup test-deps build failpoints kubelet lint ## Lint, and run all bu
 test-crash: root setup failpoints ## Kill the daemon at every step of a pod's life; all cases (root)
 	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/crash ./test/crash
 	cd test/crash && ../../hack/in-netns ../../bin/test/crash -test.timeout 60m $(TESTFLAGS)
+	MINICRI_TEST_WHOLE=1 hack/in-netns go test $(goflags) -tags seccomp,nri_no_wasm -v -count=1 -timeout 20m -run '^TestNoPodBreaksTheList$$' ./test/e2e
 
 CYCLES ?= 10000
 

@@ -71,7 +71,8 @@ func TestOrphansAreReapedByASubReaper(t *testing.T) {
 	running(t, r)
 	adopting(t, r)
 	own(t, r)
-	if _, err := exec.Command("sh", "-c", "sleep 0.2 >/dev/null 2>&1 &").Output(); err != nil {
+	err := r.during(func() error { return exec.Command("sh", "-c", "sleep 0.2 >/dev/null 2>&1 &").Run() })
+	if err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(20 * time.Second); len(listChildren()) > 1; time.Sleep(10 * time.Millisecond) {

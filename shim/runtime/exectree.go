@@ -17,12 +17,13 @@ type execCgroups struct {
 	cgroups map[string]string // the container's, by controller, "" for version 2
 	dir     string            // has a note for each exec that is waited for
 
-	mu    sync.Mutex   // guards slots
+	mu    sync.Mutex   // guards what follows
 	slots map[int]bool // those in use
+	left  map[int]bool // those whose cgroup held a background process at the end
 }
 
 func newExecCgroups(cgroups map[string]string, dir string) *execCgroups {
-	return &execCgroups{cgroups: cgroups, dir: dir, slots: make(map[int]bool)}
+	return &execCgroups{cgroups: cgroups, dir: dir, slots: make(map[int]bool), left: make(map[int]bool)}
 }
 
 // tree is the cgroup of an exec, a child of its container's: what is in it can
@@ -53,6 +54,7 @@ func (e *execCgroups) newTree() *tree {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.removeLeft(path)
 	for slot := range mostSlots {
 		if e.slots[slot] {
 			continue
@@ -77,6 +79,20 @@ func (e *execCgroups) newTree() *tree {
 		return t
 	}
 	return nil
+}
+
+// removeLeft removes the cgroups whose background processes have ended since; mu
+// is held.
+func (e *execCgroups) removeLeft(path string) {
+	for slot := range e.left {
+		if e.slots[slot] {
+			continue
+		}
+		err := os.Remove(filepath.Join(path, execCgroup+strconv.Itoa(slot)))
+		if err == nil || errors.Is(err, os.ErrNotExist) {
+			delete(e.left, slot)
+		}
+	}
 }
 
 // note is the file that exists as long as a client waits for the exec.
@@ -114,10 +130,13 @@ func (t *tree) close() {
 		return
 	}
 	_ = os.Remove(t.note())
-	removeCgroup(t.path, t.killed.Load())
+	gone := removeCgroup(t.path, t.killed.Load())
 	t.of.mu.Lock()
+	defer t.of.mu.Unlock()
 	delete(t.of.slots, t.slot)
-	t.of.mu.Unlock()
+	if !gone {
+		t.of.left[t.slot] = true
+	}
 }
 
 // endAll ends the execs that an earlier supervisor has left.

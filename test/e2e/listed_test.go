@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -21,14 +23,17 @@ func heavy() (labels, annotations map[string]string) {
 	return map[string]string{"much": strings.Repeat("y", 256<<10-4)}, map[string]string{"much": strings.Repeat("x", 255<<10), "short": "kept"}
 }
 
-// heavies are more of them than one message holds.
-const heavies = 33
+// heavies are more of them than one message holds; manyHeavies in make test-crash.
+const heavies, manyHeavies = 33, 1000
 
 // However much the pods carry, all of them are listed: as one message of what the
 // kubelet reads, without the texts that do not fit, and as a stream with all.
 func TestNoPodBreaksTheList(t *testing.T) {
-	n := newNode(t)
-	ctx := harness.Limited(t, patience)
+	n, heavies := newNode(t), heavies
+	if os.Getenv("MINICRI_TEST_WHOLE") != "" {
+		heavies = manyHeavies
+	}
+	ctx := harness.Limited(t, 10*time.Minute)
 	largest := grpc.MaxCallRecvMsgSize(16 << 20)
 	for i := range heavies {
 		n.RunPod(n.PodConfig(fmt.Sprint("heavy-", i), harness.HostNetwork(), func(c *runtimeapi.PodSandboxConfig) { c.Labels, c.Annotations = heavy() }))
