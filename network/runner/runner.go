@@ -52,7 +52,13 @@ func Open(options Options) (*Runner, error) {
 	if err := install(options.Program); err != nil {
 		return nil, err
 	}
-	return r, mountPlace(options.Dir)
+	if err := mountPlace(options.Dir); err != nil {
+		return r, err
+	}
+	if err := os.MkdirAll(r.pluginsDir(), 0o700); err != nil {
+		return r, fmt.Errorf("make the directory of links to the program: %w", err)
+	}
+	return r, nil
 }
 
 // Runs are the runs that an earlier daemon left: those that were not over when

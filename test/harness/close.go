@@ -65,7 +65,8 @@ func (n *Node) idleScope() leak.Scope {
 	scope.Descriptors = []int{n.daemon.pid()}
 	scope.KeptDescriptors = []string{cgroupRoot}
 	scope.StateDirs = []string{n.Root, n.State}
-	scope.KeptDirs = []string{filepath.Join(n.Root, "lives")}
+	// The links of plugins are those of the plugins that are installed.
+	scope.KeptDirs = []string{filepath.Join(n.Root, "lives"), filepath.Join(n.State, "cni/.plugins")}
 	return scope
 }
 
