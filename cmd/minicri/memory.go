@@ -6,8 +6,6 @@ import (
 	"runtime/debug"
 	"runtime/metrics"
 	"time"
-
-	"github.com/minicri/minicri/internal/filepages"
 )
 
 const (
@@ -19,11 +17,10 @@ const (
 	memoryRise = 1 << 20
 )
 
-// returnMemory returns to the node what the start and bursts of calls have taken,
-// until ctx ends: garbage, and the pages of the program that only they needed.
+// returnMemory returns to the node the garbage that the start and bursts of calls
+// have left, until ctx ends.
 func returnMemory(ctx context.Context) {
-	pages := filepages.Find()
-	garbage, files := heldMemory(), uint64(0) // the start has touched most of the program
+	garbage := heldMemory()
 	risen := false
 	for tick := time.Tick(memoryLook); ; {
 		select {
@@ -38,10 +35,6 @@ func returnMemory(ctx context.Context) {
 			runtime.GC() // the next one, of FreeOSMemory, frees what pools held at this one
 			debug.FreeOSMemory()
 			garbage = heldMemory()
-		}
-		if resident := filepages.Resident(); resident > files+memoryRise {
-			pages.Release()
-			files = filepages.Resident()
 		}
 	}
 }
