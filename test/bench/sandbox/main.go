@@ -25,7 +25,7 @@ const (
 	warmUp   = 4
 	held     = 100
 	// idleTime is how long a daemon that was started is left alone before it is
-	// weighed: it looks every four seconds at what it holds in vain.
+	// weighed: it looks every four seconds whether it holds garbage of its start.
 	idleTime = 6 * time.Second
 	// hostNetwork begins the names of what is measured of such pods.
 	hostNetwork = "host-network "
