@@ -202,7 +202,8 @@ func (s *Store) killPause(sb *Sandbox) error {
 	return err
 }
 
-// removeProcesses removes what is left of a pause process, prepared or running: all that runs in its cgroup, the cgroup, and the runtime's state.
+// removeProcesses removes what is left of a pause process, prepared or running:
+// all that runs in its cgroup, the cgroup, and the runtime's state.
 func (s *Store) removeProcesses(sb *Sandbox) error {
 	return errors.Join(
 		s.deletePause(sb),

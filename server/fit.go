@@ -12,11 +12,33 @@ import (
 // 16 MiB, and take a node whose list is longer for dead. Streams have no limit.
 const mostAnswer = 15 << 20
 
+// keptTexts are the labels and annotations by which the kubelet knows a pod and a
+// container for its own, and how it ends one that has no pod any more
+// (k8s.io/kubelet/pkg/types, kuberuntime/labels.go): they are never left out,
+// unless somebody else has written a long text there.
+var keptTexts = []string{
+	"io.kubernetes.pod.name", "io.kubernetes.pod.namespace", "io.kubernetes.pod.uid", "io.kubernetes.container.name",
+	"io.kubernetes.pod.deletionGracePeriod", "io.kubernetes.pod.terminationGracePeriod",
+	"io.kubernetes.container.hash", "io.kubernetes.container.restartCount",
+	"io.kubernetes.container.terminationMessagePath", "io.kubernetes.container.terminationMessagePolicy",
+}
+
+// mostKept is how long one of them may be.
+const mostKept = 1 << 10
+
+// droppable is what a text counts that may be left out, 0 for one that may not.
+func droppable(key, value string) int {
+	if len(value) <= mostKept && slices.Contains(keptTexts, key) {
+		return 0
+	}
+	return len(key) + len(value)
+}
+
 // fit leaves labels and annotations out of a message that is too long, the longest
 // first, until it fits: a list without some texts is one that the kubelet can work
-// with, whose own labels and annotations are short; none is not. texts are the maps
-// of the message; those of the pods' configurations stay as they are. What is left
-// then has a limit of its own (validate.Listed).
+// with, whose own are kept; none is not. texts are the maps of the message; those
+// of the pods' configurations stay as they are. What is left then has a limit of
+// its own (validate.Listed).
 func fit(message proto.Message, texts []*map[string]string) {
 	excess := proto.Size(message) - mostAnswer
 	if excess <= 0 {
@@ -25,18 +47,18 @@ func fit(message proto.Message, texts []*map[string]string) {
 	var sizes []int
 	for _, text := range texts {
 		for key, value := range *text {
-			sizes = append(sizes, len(key)+len(value))
+			sizes = append(sizes, droppable(key, value))
 		}
 	}
 	slices.Sort(sizes)
-	longest := 0 // what is as long as this, or longer, is left out
-	for i := len(sizes) - 1; i >= 0 && excess > 0; i-- {
+	longest := 1 // what is as long as this, or longer, is left out
+	for i := len(sizes) - 1; i >= 0 && excess > 0 && sizes[i] > 0; i-- {
 		longest = sizes[i]
 		excess -= longest
 	}
 	for _, text := range texts {
 		short := maps.Clone(*text)
-		maps.DeleteFunc(short, func(key, value string) bool { return len(key)+len(value) >= longest })
+		maps.DeleteFunc(short, func(key, value string) bool { return droppable(key, value) >= longest })
 		*text = short
 	}
 }

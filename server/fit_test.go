@@ -34,6 +34,29 @@ func TestFit(t *testing.T) {
 	}
 }
 
+// What the kubelet knows its pods by stays, however many short texts there are
+// beside it: a pod without them is none of its own, and it would remove it.
+func TestFitKeepsWhatTheKubeletNeeds(t *testing.T) {
+	const namespace = "a-namespace-whose-name-is-as-long-as-the-other-texts"
+	list := &runtimeapi.ListPodSandboxResponse{}
+	for i := range 100 {
+		labels := map[string]string{"io.kubernetes.pod.namespace": namespace, "io.kubernetes.pod.uid": fmt.Sprint(i)}
+		for j := range 4000 {
+			labels[fmt.Sprint("label-", j)] = strings.Repeat("x", 50)
+		}
+		annotations := map[string]string{"io.kubernetes.container.hash": strings.Repeat("x", 256<<10)} // not by the kubelet
+		list.Items = append(list.Items, &runtimeapi.PodSandbox{Labels: labels, Annotations: annotations})
+	}
+	if size := proto.Size(fitPods(list)); size > mostAnswer {
+		t.Errorf("%d bytes", size)
+	}
+	for i, pod := range list.Items {
+		if pod.Labels["io.kubernetes.pod.namespace"] != namespace || pod.Labels["io.kubernetes.pod.uid"] != fmt.Sprint(i) {
+			t.Fatalf("pod %d has lost what the kubelet knows it by", i)
+		}
+	}
+}
+
 // Statistics and events carry the same texts.
 func TestFitOfStatisticsAndEvents(t *testing.T) {
 	much := map[string]string{"much": strings.Repeat("x", 1<<20)}
