@@ -133,7 +133,14 @@ func TestPauseIsReleased(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer running.Close()
-	program, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", running.PID))
+	// It is released, and may not have come to its execve yet.
+	var program []byte
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		program, err = os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", running.PID))
+		if err != nil || string(program) == oci.PauseProgram+"\x00" {
+			break
+		}
+	}
 	if err != nil || string(program) != oci.PauseProgram+"\x00" {
 		t.Errorf("process %d is %q, %v", running.PID, program, err)
 	}

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -186,6 +187,7 @@ func networks(t *testing.T, options sandbox.Options) *network.CNI {
 	t.Helper()
 	opened, err := network.Open(t.Context(), network.Options{
 		ConfDir: t.TempDir(), Root: options.Root, State: options.State, Namespaces: options.Netns,
+		CgroupParent: fmt.Sprintf("/minicri-unit-server-%d", os.Getpid()), Mark: "minicri-cni-",
 		Limits: network.Limits{Status: time.Second, StatusPeriod: time.Second, Reload: time.Second},
 		Logger: options.Logger,
 	})

@@ -190,6 +190,9 @@ func (h Hierarchies) Exists(path string) bool {
 // children, and never into a cgroup of a minicri: what a node that runs in a
 // container has made there is that node's.
 func (h Hierarchies) Find(prefix string, parents []string) ([]string, error) {
+	if prefix == "" {
+		return nil, errors.New("search the cgroups: without a prefix every cgroup would be found")
+	}
 	found := make(map[string]bool)
 	for _, hierarchy := range h {
 		for _, parent := range parents {

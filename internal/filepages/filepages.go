@@ -51,17 +51,3 @@ func (p Pages) Release() {
 		_, _, _ = unix.RawSyscall(unix.SYS_MADVISE, one.start, one.end-one.start, unix.MADV_DONTNEED)
 	}
 }
-
-// Resident is how many bytes of files are in our address space
-// (proc_pid_statm(5), shared); 0 where that cannot be read.
-func Resident() uint64 {
-	var size, resident, files uint64
-	statm, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		return 0
-	}
-	if _, err := fmt.Sscan(string(statm), &size, &resident, &files); err != nil {
-		return 0
-	}
-	return files * uint64(os.Getpagesize())
-}

@@ -80,9 +80,11 @@ func (r *Runner) link(installed map[string]string, asked []string) error {
 	}
 	var errs []error
 	for name := range installed {
-		errs = append(errs, r.linkOne(name))
+		if !r.linked[name] {
+			errs = append(errs, r.linkOne(name))
+		}
 	}
-	for _, name := range asked {
+	for _, name := range asked { // these are needed: one may have been removed by hand
 		if filepath.Base(name) == name && name != "." && name != ".." { // libcni refuses what is no name of a file
 			errs = append(errs, r.linkOne(name))
 		}
@@ -93,9 +95,6 @@ func (r *Runner) link(installed map[string]string, asked []string) error {
 // linkOne makes one link, in the place of one to another program that an earlier
 // daemon made; mu is held.
 func (r *Runner) linkOne(name string) error {
-	if r.linked[name] {
-		return nil
-	}
 	path := filepath.Join(r.pluginsDir(), name)
 	err := os.Symlink(r.options.Program, path)
 	if errors.Is(err, fs.ErrExist) {

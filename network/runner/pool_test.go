@@ -31,6 +31,20 @@ func TestCloseRemovesTheParentThatItMade(t *testing.T) {
 	}
 }
 
+// Without a mark all cgroups of the machine that are empty would be those of
+// runs, and go.
+func TestOpenNeedsAMark(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "runs")
+	r, err := Open(Options{Dir: dir, Program: filepath.Join(t.TempDir(), "runner")})
+	if err == nil {
+		t.Error("opened without a mark")
+		must(t, r.Close())
+	}
+	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+		t.Errorf("the directory of runs was made: %v", err)
+	}
+}
+
 // The links are made once, also when they were removed by hand, and those of an
 // earlier daemon with another program are replaced.
 func TestLinksAreSharedByRuns(t *testing.T) {
@@ -48,6 +62,8 @@ func TestLinksAreSharedByRuns(t *testing.T) {
 		check(r, "ok")
 		check(r, "missing")
 		must(t, os.RemoveAll(r.pluginsDir()))
+		check(r, "ok")
+		must(t, os.Remove(filepath.Join(r.pluginsDir(), "ok")))
 		check(r, "ok")
 		other := r.options
 		other.Program = filepath.Join(t.TempDir(), "other")

@@ -23,7 +23,8 @@ type Options struct {
 	BinDirs []string
 	// Parent is the cgroup that those of the runs are made below.
 	Parent cgroup.Group
-	// Mark begins their names.
+	// Mark begins their names, and no others below Parent: what begins with it is
+	// removed. It must not be empty.
 	Mark string
 }
 
@@ -48,6 +49,9 @@ type Runner struct {
 // Open installs the program and makes the directory. Runs has to be called
 // before the first Begin, Close at the end.
 func Open(options Options) (*Runner, error) {
+	if options.Mark == "" {
+		return nil, errors.New("open the plugin runs: without a mark every cgroup below the parent would be taken for a run's")
+	}
 	r := &Runner{options: options, linked: make(map[string]bool)}
 	if err := install(options.Program); err != nil {
 		return nil, err

@@ -65,7 +65,8 @@ func (n *Node) idleScope() leak.Scope {
 	scope.Descriptors = []int{n.daemon.pid()}
 	scope.KeptDescriptors = []string{cgroupRoot}
 	scope.StateDirs = []string{n.Root, n.State}
-	// The links of plugins are those of the plugins that are installed.
+	// The links of plugins are those of the plugins that are installed:
+	// checkPluginLinks looks at them.
 	scope.KeptDirs = []string{filepath.Join(n.Root, "lives"), filepath.Join(n.State, "cni/.plugins")}
 	return scope
 }
@@ -92,6 +93,7 @@ func closeNodes(t testing.TB, nodes []*Node) {
 	for _, n := range nodes {
 		if n.Running() {
 			n.expectNothingMore("idle, compared with before the first pod", n.idle, n.idleScope())
+			n.report("looking at the links of plugins", n.checkPluginLinks())
 			n.report("stopping the daemon", n.stop())
 		}
 	}
@@ -104,6 +106,20 @@ func closeNodes(t testing.TB, nodes []*Node) {
 			t.Logf("node %s: its daemon's log:\n%s", n.Network, n.Log())
 		}
 	}
+}
+
+// checkPluginLinks finds what is no link to the program of plugin runs in the
+// directory of such links: nothing else is kept there.
+func (n *Node) checkPluginLinks() error {
+	dir := filepath.Join(n.State, "cni/.plugins")
+	entries, err := os.ReadDir(dir)
+	errs := []error{err}
+	for _, entry := range entries {
+		if to, err := os.Readlink(filepath.Join(dir, entry.Name())); err != nil || to != filepath.Join(n.Root, "cni-runner") {
+			errs = append(errs, fmt.Errorf("%s leads to %q (%v)", filepath.Join(dir, entry.Name()), to, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // removeAllPods needs a daemon: a test may end with it stopped or killed.
