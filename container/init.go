@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/minicri/minicri/internal/errtext"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/shim/api"
@@ -39,7 +40,7 @@ func (c *creation) create(ctx context.Context) error {
 	})
 	startError := ""
 	if errdefs.IsFailedPrecondition(err) {
-		startError, err = err.Error(), nil
+		startError, err = errtext.Of(err), nil
 	}
 	if err != nil {
 		return err

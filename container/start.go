@@ -7,6 +7,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/errtext"
 )
 
 // Start lets a created container run, once. A program that cannot be executed
@@ -75,7 +77,7 @@ func (s *Store) noteStartError(ctx context.Context, c *Container, startErr error
 		if f.FinishedAt == 0 {
 			f.FinishedAt = time.Now().UnixNano()
 		}
-		takeStartError(f, startErr.Error())
+		takeStartError(f, errtext.Of(startErr))
 	})
 	if err != nil {
 		s.options.Logger.Error("a failed start is not on disk", "container", c.ID, "err", err)

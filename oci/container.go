@@ -2,7 +2,6 @@ package oci
 
 import (
 	"cmp"
-	"fmt"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -102,11 +101,11 @@ func containerRules() []containerRule {
 func ForContainer(c *Container) (*specs.Spec, error) {
 	spec, err := c.newSpec()
 	if err != nil {
-		return nil, fmt.Errorf("the spec of container %s: %w", c.ID, err)
+		return nil, err
 	}
 	for _, rule := range containerRules() {
 		if err := rule(c, spec); err != nil {
-			return nil, fmt.Errorf("the spec of container %s: %w", c.ID, err)
+			return nil, err
 		}
 	}
 	return spec, nil

@@ -3,8 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"slices"
-	"strings"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc/codes"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/errtext"
 )
 
 // grpcError gives an error of the domain its gRPC code. This is the only such
@@ -25,30 +24,9 @@ func grpcError(err error) error {
 		return err
 	}
 	if name := kubeletName(err); name != "" {
-		return withDetails(codes.Unknown, name+": "+message(err)+advice(err), err)
+		return withDetails(codes.Unknown, name+": "+errtext.Of(err)+advice(err), err)
 	}
-	return withDetails(codeOf(err), message(err), err)
-}
-
-// message is the error's text without the kinds at its end, which the code says.
-func message(err error) string {
-	text := err.Error()
-	for {
-		i := strings.LastIndex(text, ": ")
-		if i < 0 || !isKind(text[i+2:]) {
-			return text
-		}
-		text = text[:i]
-	}
-}
-
-// isKind reports whether a text is that of a bare kind of errdefs.
-func isKind(text string) bool {
-	return slices.ContainsFunc([]error{
-		errdefs.ErrInvalidArgument, errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition,
-		errdefs.ErrNotImplemented, errdefs.ErrUnauthenticated, errdefs.ErrPermissionDenied, errdefs.ErrResourceExhausted,
-		errdefs.ErrUnavailable, errdefs.ErrDataLoss,
-	}, func(kind error) bool { return kind.Error() == text })
+	return withDetails(codeOf(err), errtext.Of(err), err)
 }
 
 // kubeletName is the word by which the kubelet knows an error and shows it as a

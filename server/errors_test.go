@@ -56,11 +56,6 @@ func TestErrorTextsDoNotRepeatTheirKind(t *testing.T) {
 	if got := status.Convert(grpcError(err)); got.Code() != codes.FailedPrecondition || got.Message() != "start container 4e5f: no such program" {
 		t.Errorf("the error is %v: %q", got.Code(), got.Message())
 	}
-	for _, text := range []string{"not found", "it is not found: somewhere", ""} {
-		if got := message(errors.New(text)); got != text {
-			t.Errorf("%q became %q", text, got)
-		}
-	}
 }
 
 // A panic is an error of its call alone.

@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/errtext"
 	"github.com/minicri/minicri/internal/step"
 )
 
@@ -145,7 +146,7 @@ func (s *ImageServer) notePull(pod *runtimeapi.PodSandboxConfig, wanted string, 
 	}
 	row := step.Row{Step: wanted, Start: began, Took: time.Since(began)}
 	if err != nil {
-		row.Error = message(err) + advice(err)
+		row.Error = errtext.Of(err) + advice(err)
 	} else {
 		row.Note = units.BytesSize(float64(pulled.Size))
 	}

@@ -42,6 +42,10 @@ type Machine struct {
 	// Rlimits are the daemon's own hard limits by name ("RLIMIT_NOFILE"); nil
 	// with CAP_SYS_RESOURCE, with which processes may have higher ones.
 	Rlimits map[string]uint64 `json:",omitempty"`
+	// CPUs and MemoryNodes bound the numbers of those that the kernel can have; 0
+	// where they are not known.
+	CPUs        uint64 `json:",omitempty"`
+	MemoryNodes uint64 `json:",omitempty"`
 	// RecursiveReadOnly and UserNamespaces are the features of these names (see
 	// Features).
 	RecursiveReadOnly bool `json:",omitempty"`
@@ -79,6 +83,8 @@ func Read(root string) (Machine, error) {
 		CgroupV2:          cgroups.IsCgroup2UnifiedMode(),
 		Swap:              accountsSwap(),
 		CgroupDelegation:  delegates(),
+		CPUs:              count("/sys/devices/system/cpu/possible"),
+		MemoryNodes:       count("/sys/devices/system/node/possible"),
 		RecursiveReadOnly: probeRecursiveReadOnly() == nil,
 		UserNamespaces:    probeUserNamespaces(root) == nil,
 	}

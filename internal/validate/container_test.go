@@ -82,7 +82,7 @@ func goodContainer() *config {
 }
 
 func goodMachine() machine.Machine {
-	return machine.Machine{CgroupV2: true, RecursiveReadOnly: true, Capabilities: oci.DefaultCapabilities()}
+	return machine.Machine{CgroupV2: true, RecursiveReadOnly: true, CPUs: 8, MemoryNodes: 1, Capabilities: oci.DefaultCapabilities()}
 }
 
 func TestContainerAccepts(t *testing.T) {
@@ -162,6 +162,13 @@ func TestContainerRefuses(t *testing.T) {
 
 		{"negative period", resourcesField + "cpu_period", func(c *config) { limits(c).CpuPeriod = -1 }},
 		{"quota below none", resourcesField + "cpu_quota", func(c *config) { limits(c).CpuQuota = -2 }},
+		{"a period that is too short", resourcesField + "cpu_period", func(c *config) { limits(c).CpuPeriod = 999 }},
+		{"a period that is too long", resourcesField + "cpu_period", func(c *config) { limits(c).CpuPeriod = 1_000_001 }},
+		{"a quota that is too small", resourcesField + "cpu_quota", func(c *config) { limits(c).CpuQuota = 999 }},
+		{"too few shares", resourcesField + "cpu_shares", func(c *config) { limits(c).CpuShares = 1 }},
+		{"too many shares", resourcesField + "cpu_shares", func(c *config) { limits(c).CpuShares = 1<<18 + 1 }},
+		{"cpus of another machine", resourcesField + "cpuset_cpus", func(c *config) { limits(c).CpusetCpus = "0-8" }},
+		{"mems of another machine", resourcesField + "cpuset_mems", func(c *config) { limits(c).CpusetMems = "1" }},
 		{"negative shares", resourcesField + "cpu_shares", func(c *config) { limits(c).CpuShares = -1 }},
 		{"negative memory", resourcesField + "memory_limit_in_bytes", func(c *config) { limits(c).MemoryLimitInBytes = -2 }},
 		{"negative swap", resourcesField + "memory_swap_limit_in_bytes", func(c *config) { limits(c).MemorySwapLimitInBytes = -2 }},

@@ -24,9 +24,7 @@ func Resources(field string, r *runtimeapi.LinuxContainerResources, m machine.Ma
 }
 
 func (p *problems) resources(field string, r *runtimeapi.LinuxContainerResources, m machine.Machine) {
-	p.notBelow(field+"cpu_period", r.GetCpuPeriod(), 0)
-	p.notBelow(field+"cpu_quota", r.GetCpuQuota(), -1)
-	p.notBelow(field+"cpu_shares", r.GetCpuShares(), 0)
+	p.cpu(field, r)
 	p.notBelow(field+"memory_limit_in_bytes", r.GetMemoryLimitInBytes(), -1)
 	p.notBelow(field+"memory_swap_limit_in_bytes", r.GetMemorySwapLimitInBytes(), -1)
 	if swap, memory := r.GetMemorySwapLimitInBytes(), r.GetMemoryLimitInBytes(); swap > 0 && swap < memory {
@@ -35,8 +33,8 @@ func (p *problems) resources(field string, r *runtimeapi.LinuxContainerResources
 	if adjust := r.GetOomScoreAdj(); adjust < -mostOOMScoreAdj || adjust > mostOOMScoreAdj {
 		p.bad(field+"oom_score_adj", "%d is not between -%d and %d", adjust, mostOOMScoreAdj, mostOOMScoreAdj)
 	}
-	p.cpuset(field+"cpuset_cpus", r.GetCpusetCpus())
-	p.cpuset(field+"cpuset_mems", r.GetCpusetMems())
+	p.cpuset(field+"cpuset_cpus", r.GetCpusetCpus(), m.CPUs)
+	p.cpuset(field+"cpuset_mems", r.GetCpusetMems(), m.MemoryNodes)
 	for i, limit := range r.GetHugepageLimits() {
 		if !hugepageSize.MatchString(limit.GetPageSize()) {
 			p.bad(fmt.Sprintf("%shugepage_limits[%d].page_size", field, i), "%q is not a size like 2MB or 1GB", limit.GetPageSize())
@@ -47,14 +45,35 @@ func (p *problems) resources(field string, r *runtimeapi.LinuxContainerResources
 
 var hugepageSize = regexp.MustCompile(`^[1-9][0-9]*[KMGT]B$`)
 
+// What the kernel takes, times in microseconds: kernel/sched/core.c has
+// MIN_SHARES, MAX_SHARES, min_cfs_quota_period and max_cfs_quota_period.
+const (
+	leastShares, mostShares = 2, 1 << 18
+	leastTime, longestTime  = 1_000, 1_000_000
+)
+
+// cpu: zero asks for nothing, and a quota of -1 is none.
+func (p *problems) cpu(field string, r *runtimeapi.LinuxContainerResources) {
+	if period := r.GetCpuPeriod(); period != 0 && (period < leastTime || period > longestTime) {
+		p.bad(field+"cpu_period", "%d is not between %d and %d", period, leastTime, longestTime)
+	}
+	if quota := r.GetCpuQuota(); quota != 0 && quota != -1 && quota < leastTime {
+		p.bad(field+"cpu_quota", "%d is neither -1 nor at least %d", quota, leastTime)
+	}
+	if shares := r.GetCpuShares(); shares != 0 && (shares < leastShares || shares > mostShares) {
+		p.bad(field+"cpu_shares", "%d is not between %d and %d", shares, leastShares, mostShares)
+	}
+}
+
 func (p *problems) notBelow(field string, value, least int64) {
 	if value < least {
 		p.bad(field, "%d is less than %d", value, least)
 	}
 }
 
-// cpuset: numbers and ranges with commas (cpuset(7), list format).
-func (p *problems) cpuset(field, set string) {
+// cpuset: numbers and ranges with commas (cpuset(7), list format), below the
+// number that the kernel knows, where that is known.
+func (p *problems) cpuset(field, set string, count uint64) {
 	if set == "" {
 		return
 	}
@@ -69,6 +88,10 @@ func (p *problems) cpuset(field, set string) {
 		}
 		if err != nil || to < from {
 			p.bad(field, "%q is not a list of numbers and ranges", set)
+			return
+		}
+		if count > 0 && to >= count {
+			p.bad(field, "%d is not on this machine, whose last one is %d", to, count-1)
 			return
 		}
 	}

@@ -84,7 +84,7 @@ func TestStartError(t *testing.T) {
 		"absent":             {"/no/such", command("/no/such")},
 		"in-no-path":         {"nosuch", command("nosuch")},
 		"directory":          {"/etc", command("/etc")},
-		"not-executable":     {"/etc/passwd", command("/etc/passwd")},
+		"not-executable":     {`exec: "/etc/passwd": permission denied`, command("/etc/passwd")},
 		"wrong-architecture": {"/wrong: exec format error", all(command("/wrong"), mounted(wrong, "/wrong"))},
 		"on-a-terminal":      {"/wrong: exec format error", all(command("/wrong"), mounted(wrong, "/wrong"), func(c *runtimeapi.ContainerConfig) { c.Tty = true })},
 		"no-directory":       {"/etc/passwd", func(c *runtimeapi.ContainerConfig) { c.WorkingDir = "/etc/passwd" }},
@@ -99,7 +99,8 @@ func TestStartError(t *testing.T) {
 				t.Errorf("the error does not say %q: %v", c.says, err)
 			}
 			p.wantExit(id, 128, "StartError")
-			if message := p.status(id).Message; !strings.Contains(message, c.says) {
+			// The code and the reason say of what kind it is.
+			if message := p.status(id).Message; !strings.Contains(message, c.says) || strings.Contains(message, "precondition") {
 				t.Errorf("message %q", message)
 			}
 			check(t, p.remove(id))
