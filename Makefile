@@ -207,6 +207,11 @@ e2e: root setup build bin/cluster ## Kubernetes' own tests on two nodes; FOCUS='
 	CGO_ENABLED=0 go build $(goflags) -o bin/kubernetes ./test/kubernetes
 	test/kubernetes/run
 
+# Conformance too, and what has to run alone.
+.PHONY: e2e-full
+e2e-full: ## The same with every [NodeConformance] and [Conformance] spec, an hour and more (root)
+	FOCUS='\[NodeConformance\]|\[Conformance\]' SKIP='\[Flaky\]' $(MAKE) e2e
+
 .PHONY: bench-cluster
 bench-cluster: root bench-deps setup build bin/cluster ## Pod start, CPU and memory beside containerd, under the same kubelet (root)
 	go build $(goflags) -o bin/bench/cluster ./test/bench/cluster

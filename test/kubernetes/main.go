@@ -1,12 +1,14 @@
 // Command kubernetes compares a report of Kubernetes' own tests (ginkgo's JSON)
 // with the list of their results in specs.txt:
 //
-//	kubernetes [-update] REPORT SPECS
+//	kubernetes [-update | -beside OTHER] REPORT SPECS
 //
 // A line of the list is pass or fail, a tab, the name of the spec, and for a fail a
 // tab and the reason. A spec that fails and is not listed to fail is an error, and
 // so is one that is listed to fail and passes: the list has to be current. With
 // -update the results of the report are written into the list; the reasons stay.
+// With -beside the list of another runtime is compared with the report: a spec that
+// is listed to fail there and passes here is an error.
 package main
 
 import (
@@ -32,12 +34,19 @@ type result struct{ state, reason string }
 
 func main() {
 	update := flag.Bool("update", false, "write the results into the list")
+	beside := flag.String("beside", "", "compare with the list of another runtime")
 	flag.Parse()
 	if flag.NArg() != 2 {
-		fmt.Fprintln(os.Stderr, "kubernetes: usage: kubernetes [-update] REPORT SPECS")
+		fmt.Fprintln(os.Stderr, "kubernetes: usage: kubernetes [-update | -beside OTHER] REPORT SPECS")
 		os.Exit(2)
 	}
-	if err := run(flag.Arg(0), flag.Arg(1), *update); err != nil {
+	var err error
+	if *beside != "" {
+		err = compareRuntimes(flag.Arg(0), *beside)
+	} else {
+		err = run(flag.Arg(0), flag.Arg(1), *update)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "kubernetes:", err)
 		os.Exit(1)
 	}
@@ -57,6 +66,26 @@ func run(report, specs string, update bool) error {
 		return writeSpecs(specs, want)
 	}
 	return compare(got, want)
+}
+
+// compareRuntimes finds the specs that the list of another runtime has as failed
+// and that pass in the report.
+func compareRuntimes(report, other string) error {
+	got, err := readReport(report)
+	if err != nil {
+		return err
+	}
+	listed, err := readSpecs(other)
+	if err != nil {
+		return err
+	}
+	var worse []error
+	for _, name := range slices.Sorted(maps.Keys(got)) {
+		if got[name].state == pass && listed[name].state == fail {
+			worse = append(worse, fmt.Errorf("passes here, and fails in %s: %s: %s", other, name, listed[name].reason))
+		}
+	}
+	return errors.Join(worse...)
 }
 
 // readReport returns the specs that ran.
