@@ -228,7 +228,7 @@ func (c *builtinContainer) start(process *libcontainer.Process, streams Streams,
 		p.Terminal, err = stdio.ReceiveMaster(console)
 	}
 	if err != nil {
-		c.runtime.children.disown(pid)
+		c.runtime.children.lose(pid)
 		return nil, err
 	}
 	p.tree = t

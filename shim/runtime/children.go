@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -28,6 +29,9 @@ import (
 type children struct {
 	signals  chan os.Signal
 	starting sync.RWMutex // read-held while libcontainer starts, and waits for, helpers
+	// lost is set when a start failed: libcontainer, or a limit, may have ended it
+	// when the pid of its last child was not known yet.
+	lost atomic.Bool
 
 	mu     sync.Mutex
 	owned  map[int]bool // others wait for these
@@ -51,8 +55,7 @@ func (r *children) own(start func() (int, error)) (int, error) {
 	if err == nil {
 		r.take(pid)
 	}
-	r.starting.RUnlock()
-	r.poke()
+	r.started(err)
 	return pid, err
 }
 
@@ -60,9 +63,23 @@ func (r *children) own(start func() (int, error)) (int, error) {
 func (r *children) during(do func() error) error {
 	r.starting.RLock()
 	err := do()
+	r.started(err)
+	return err
+}
+
+// started ends a start or a run of helpers, and has what it lost waited for.
+func (r *children) started(err error) {
+	if err != nil {
+		r.lost.Store(true)
+	}
 	r.starting.RUnlock()
 	r.poke()
-	return err
+	// Where others start something the last of them does it.
+	if r.lost.Load() && r.starting.TryLock() {
+		r.lost.Store(false)
+		r.reapRest()
+		r.starting.Unlock()
+	}
 }
 
 // checkNew refuses a pid that another program tells, if it is no child of ours, or
@@ -93,6 +110,12 @@ func (r *children) wait(pid int) (status syscall.WaitStatus, known bool) {
 	return status, err == nil
 }
 
+// lose makes a child one without an owner, which the end of the next start finds.
+func (r *children) lose(pid int) {
+	r.disown(pid)
+	r.lost.Store(true)
+}
+
 // disown is called when the owner has waited.
 func (r *children) disown(pid int) {
 	r.mu.Lock()
@@ -100,8 +123,9 @@ func (r *children) disown(pid int) {
 	r.mu.Unlock()
 }
 
-// reapRest waits for the children that have no owner when a build comes to serve in
-// the process of the one before: that has ended them, or told them to end.
+// reapRest waits for the children that have no owner: those that a failed start has
+// lost, and those of the build before, when another one comes to serve in its
+// process. They have ended, or were told to.
 func (r *children) reapRest() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

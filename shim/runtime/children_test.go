@@ -2,8 +2,10 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
+	"syscall"
 	"testing"
 	"time"
 
@@ -63,6 +65,30 @@ func costOfSIGCHLD(t *testing.T) time.Duration {
 		time.Sleep(100 * time.Microsecond)
 	}
 	return (usedCPU(t) - before) / signals
+}
+
+// libcontainer knows the last child of a start that was cut off late, or not at all.
+func TestAFailedStartLeavesNoZombie(t *testing.T) {
+	r := newChildren()
+	running(t, r)
+	own(t, r)
+	failed := errors.New("killed")
+	for _, command := range [][]string{{"/bin/true"}, {"/bin/sleep", "0.3"}} {
+		_, err := r.own(func() (int, error) {
+			if _, err := syscall.ForkExec(command[0], command, &syscall.ProcAttr{}); err != nil {
+				t.Fatal(err)
+			}
+			return 0, failed
+		})
+		if !errors.Is(err, failed) {
+			t.Fatal(err)
+		}
+	}
+	for deadline := time.Now().Add(20 * time.Second); len(listChildren()) > 1; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("children after 20 s: %v, want the one that has an owner", listChildren())
+		}
+	}
 }
 
 // Only a sub-reaper gets what its descendants orphan, and reaps it.
