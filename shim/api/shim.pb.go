@@ -180,8 +180,9 @@ type CreateRequest struct {
 	Stdin         bool                   `protobuf:"varint,4,opt,name=stdin,proto3" json:"stdin,omitempty"`                          // keep a stdin that attached clients write to
 	StdinOnce     bool                   `protobuf:"varint,5,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"` // close it when the first attached stdin ends
 	Runtime       []string               `protobuf:"bytes,6,rep,name=runtime,proto3" json:"runtime,omitempty"`                       // an OCI runtime with runc's command line: program and global flags; empty: libcontainer
-	Bare          bool                   `protobuf:"varint,7,opt,name=bare,proto3" json:"bare,omitempty"`                            // pause: all streams are /dev/null, nobody asks for its exit
+	Bare          bool                   `protobuf:"varint,7,opt,name=bare,proto3" json:"bare,omitempty"`                            // pause: it has no streams, nobody asks for its exit
 	Task          bool                   `protobuf:"varint,8,opt,name=task,proto3" json:"task,omitempty"`                            // runtime is a shim of containerd's instead
+	Pause         string                 `protobuf:"bytes,9,opt,name=pause,proto3" json:"pause,omitempty"`                           // id of the pod's pause, which keeps the output readable; empty: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -270,6 +271,13 @@ func (x *CreateRequest) GetTask() bool {
 		return x.Task
 	}
 	return false
+}
+
+func (x *CreateRequest) GetPause() string {
+	if x != nil {
+		return x.Pause
+	}
+	return ""
 }
 
 type CreateResponse struct {
@@ -1574,7 +1582,7 @@ const file_shim_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
 	"shim.proto\x12\x0fminicri.shim.v1\"\a\n" +
-	"\x05Empty\"\xc9\x01\n" +
+	"\x05Empty\"\xdf\x01\n" +
 	"\rCreateRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06bundle\x18\x02 \x01(\tR\x06bundle\x12\x19\n" +
@@ -1584,7 +1592,8 @@ const file_shim_proto_rawDesc = "" +
 	"stdin_once\x18\x05 \x01(\bR\tstdinOnce\x12\x18\n" +
 	"\aruntime\x18\x06 \x03(\tR\aruntime\x12\x12\n" +
 	"\x04bare\x18\a \x01(\bR\x04bare\x12\x12\n" +
-	"\x04task\x18\b \x01(\bR\x04task\"A\n" +
+	"\x04task\x18\b \x01(\bR\x04task\x12\x14\n" +
+	"\x05pause\x18\t \x01(\tR\x05pause\"A\n" +
 	"\x0eCreateResponse\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x1d\n" +
 	"\n" +

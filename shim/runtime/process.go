@@ -111,6 +111,20 @@ func (p *Process) Wait() (status syscall.WaitStatus, known bool) {
 	return p.reap()
 }
 
+// Descriptor is a copy of one of the process's descriptors, pidfd_getfd(2).
+func (p *Process) Descriptor(number int) (*os.File, error) {
+	if p.pidfd == nil {
+		return nil, os.ErrProcessDone
+	}
+	var fd int
+	var got error
+	err := p.control(func(pidfd int) { fd, got = unix.PidfdGetfd(pidfd, number, 0) })
+	if err = errors.Join(err, got); err != nil {
+		return nil, fmt.Errorf("descriptor %d of process %d: %w", number, p.PID, os.NewSyscallError("pidfd_getfd", err))
+	}
+	return os.NewFile(uintptr(fd), fmt.Sprintf("descriptor %d of process %d", number, p.PID)), nil
+}
+
 // KernelExit is the exit status of an ended process that is not our child, as
 // far as the kernel tells: on Linux 6.15, once the parent has reaped it.
 func (p *Process) KernelExit() (status syscall.WaitStatus, known bool) {

@@ -17,9 +17,10 @@ import (
 )
 
 // Streams is the supervisor's side of a container's standard streams. Output
-// goes through named fifos that the container holds open for reading too: when
-// the supervisor dies, the container can continue to write, and the next one reads
-// on.
+// goes through named fifos, of which others hold a read end too (Options.Keep):
+// when the supervisor dies, the container can continue to write, and the next one
+// reads on. Where nobody does, the container itself holds them open for reading:
+// it can read its own output then, but does not die of SIGPIPE.
 type Streams struct {
 	log      *crilog.Log // nil: output is not logged
 	journal  *journal.Journal
@@ -42,9 +43,12 @@ type Options struct {
 	Terminal bool   // it makes a terminal, whose master is given to TakeTerminal
 	Stdin    bool   // it reads a stdin
 	SELinux  string // label of its files, which its streams get too; empty: none
-	Bare     bool   // all streams are /dev/null
+	Bare     bool   // it has no streams; stdin and stdout are Spares
 	Copied   bool   // another process copies what the container writes
 	Journal  *journal.Journal
+	// Keep has another process hold copies of the read ends of the outputs, before
+	// the container has one to write to. After an error nobody does.
+	Keep func(outputs []*os.File) error
 }
 
 // Ends are the container's ends of its streams; nil where there is none.
@@ -77,13 +81,15 @@ func (s *Streams) open(o Options, ends *Ends) (err error) {
 			return err
 		}
 	}
-	if o.Terminal || o.Bare {
+	switch {
+	case o.Bare && !o.Copied:
+		spares, err := NewSpares()
+		ends.Stdin, ends.Stdout = spares.Receive, spares.Send
+		return err
+	case o.Terminal || o.Bare:
 		return nil
 	}
-	if ends.Stdout, err = s.openFifo(o, api.Stdout); err != nil {
-		return err
-	}
-	if ends.Stderr, err = s.openFifo(o, api.Stderr); err != nil {
+	if err := s.openOutputs(o, ends); err != nil {
 		return err
 	}
 	if o.Stdin {
@@ -94,21 +100,36 @@ func (s *Streams) open(o Options, ends *Ends) (err error) {
 	return nil
 }
 
-// openFifo makes a fifo and its pump, and returns the container's end.
-func (s *Streams) openFifo(o Options, stream string) (*os.File, error) {
+// openOutputs makes the fifos and their pumps, and opens the container's ends.
+func (s *Streams) openOutputs(o Options, ends *Ends) (err error) {
+	for _, stream := range []string{api.Stdout, api.Stderr} {
+		if err := s.openFifo(o, stream); err != nil {
+			return err
+		}
+	}
+	mode := os.O_WRONLY
+	if err := o.Keep(s.Sources()); err != nil {
+		mode = os.O_RDWR
+	}
+	if ends.Stdout, err = os.OpenFile(fifoPath(o.Dir, o.ID, api.Stdout), mode, 0); err != nil {
+		return err
+	}
+	ends.Stderr, err = os.OpenFile(fifoPath(o.Dir, o.ID, api.Stderr), mode, 0)
+	return err
+}
+
+// openFifo makes a fifo and its pump.
+func (s *Streams) openFifo(o Options, stream string) error {
 	path := fifoPath(o.Dir, o.ID, stream)
 	if err := unix.Mkfifo(path, 0o600); err != nil {
-		return nil, fmt.Errorf("fifo %s: %w", path, err)
+		return fmt.Errorf("fifo %s: %w", path, err)
 	}
 	// At execve SELinux closes what the container's domain may not use; the label
 	// of /run is not for it.
 	if err := label.SetFileLabel(path, o.SELinux); err != nil {
-		return nil, fmt.Errorf("label fifo %s: %w", path, err)
+		return fmt.Errorf("label fifo %s: %w", path, err)
 	}
-	if err := s.readFifo(o, stream); err != nil {
-		return nil, err
-	}
-	return os.OpenFile(path, os.O_RDWR, 0)
+	return s.readFifo(o, stream)
 }
 
 func (s *Streams) readFifo(o Options, stream string) error {

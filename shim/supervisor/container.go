@@ -33,6 +33,7 @@ type container struct {
 	drained    sync.Once
 	told       chan syscall.WaitStatus // of an adopted init, by its parent
 	oomWatched chan struct{}           // closed when no notice of an OOM kill can come any more
+	sparing    sync.Mutex              // of a pause: held while its spare descriptors are changed
 
 	op sync.Mutex // one change at a time; may be held for long
 
@@ -58,7 +59,7 @@ func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
 		sup: s, stdinOnce: request.StdinOnce, exited: make(chan struct{}), oomWatched: make(chan struct{}), execs: map[string]*exec{},
 		record: record{
 			Version: recordVersion, ID: request.Id, LogPath: request.LogPath,
-			Terminal: spec.Process.Terminal, Bare: request.Bare, CreatedAt: time.Now().UnixNano(), Runtime: request.Runtime, Task: request.Task,
+			Terminal: spec.Process.Terminal, Bare: request.Bare, CreatedAt: time.Now().UnixNano(), Runtime: request.Runtime, Task: request.Task, Pause: request.Pause,
 		},
 	}
 	c.op.Lock()
@@ -97,6 +98,7 @@ func (c *container) build(request *api.CreateRequest, spec *specs.Spec) error {
 		err = c.launch(request.Bundle, spec, streams, ends)
 	}
 	if err != nil {
+		c.releaseOutputs()
 		return errors.Join(err, stdio.RemoveFifos(options.Dir, request.Id), os.RemoveAll(c.sup.recordPath(request.Id)))
 	}
 	if !c.record.Bare {
@@ -151,7 +153,7 @@ func (c *container) undoCreate() error {
 }
 
 func (c *container) streamOptions() stdio.Options {
-	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Copied: c.record.Task, Journal: c.sup.journal}
+	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Copied: c.record.Task, Journal: c.sup.journal, Keep: c.keepOutputs}
 }
 
 // identify records who init is, so that a successor can adopt it.
@@ -303,6 +305,7 @@ func (c *container) delete() error {
 func (c *container) removeFiles() error {
 	var errs []error
 	if !c.record.Bare {
+		c.releaseOutputs()
 		errs = append(errs, stdio.RemoveFifos(c.streamOptions().Dir, c.record.ID), os.RemoveAll(c.sup.exitPath(c.record.ID)))
 	}
 	return errors.Join(append(errs, os.RemoveAll(c.sup.recordPath(c.record.ID)))...)

@@ -11,7 +11,7 @@
 //	DIR/stream.sock        data
 //	DIR/containers/ID/     libcontainer's state
 //	DIR/records/ID.json    what a successor needs to adopt the container
-//	DIR/io/ID.stdout       output, a fifo that the container itself holds open
+//	DIR/io/ID.stdout       output, a fifo that pause and the daemon hold open too
 //	DIR/journal.1          see package journal
 //	DIR/exits/ID.json      how it ended
 //

@@ -83,6 +83,7 @@ func (c *container) drain() {
 		go func() {
 			defer close(done)
 			c.io.Drain()
+			c.releaseOutputs()
 		}()
 		select {
 		case <-done:

@@ -23,6 +23,7 @@ type record struct {
 	StartedAt int64             `json:"started_at"`
 	Runtime   []string          `json:"runtime,omitempty"` // program and flags of an OCI runtime, none for libcontainer
 	Task      bool              `json:"task,omitempty"`    // Runtime is a shim of containerd's
+	Pause     string            `json:"pause,omitempty"`   // id of the pod's pause; none for itself, and in records of before
 }
 
 const recordVersion = 1

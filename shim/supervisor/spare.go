@@ -1,0 +1,57 @@
+package supervisor
+
+import (
+	"errors"
+	"os"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/shim/stdio"
+)
+
+// keepOutputs has the pod's pause hold copies of what the container's output is
+// read from, for the time when neither this process nor the daemon lives.
+func (c *container) keepOutputs(outputs []*os.File) error {
+	if c.record.Pause == "" || c.record.Task { // a shim holds both ends of its fifos itself
+		return errdefs.ErrNotFound
+	}
+	err := c.withSpares(func(s stdio.Spares) error { return s.Keep(c.record.ID, outputs...) })
+	if err != nil {
+		c.sup.log.Warn("the container can read its own output: its pod's pause cannot hold it open", "container", c.record.ID, "error", err)
+	}
+	return err
+}
+
+// releaseOutputs is for outputs that are in the log, or of no use. What cannot be
+// released ends with the pod.
+func (c *container) releaseOutputs() {
+	if c.record.Pause == "" || c.record.Task || c.record.Terminal {
+		return
+	}
+	err := c.withSpares(func(s stdio.Spares) error { return s.Release(c.record.ID) })
+	if err != nil && !errdefs.IsNotFound(err) && !errors.Is(err, os.ErrProcessDone) {
+		c.sup.log.Warn("spare descriptors of a container's output are held as long as its pod", "container", c.record.ID, "error", err)
+	}
+}
+
+// withSpares calls use with the spare descriptors of the container's pod.
+func (c *container) withSpares(use func(stdio.Spares) error) error {
+	pause, err := c.sup.find(c.record.Pause)
+	if err != nil {
+		return err
+	}
+	if pause.init == nil {
+		return os.ErrProcessDone
+	}
+	pause.sparing.Lock()
+	defer pause.sparing.Unlock()
+	var spares stdio.Spares
+	defer func() { spares.Close() }()
+	if spares.Receive, err = pause.init.Descriptor(0); err != nil {
+		return err
+	}
+	if spares.Send, err = pause.init.Descriptor(1); err != nil {
+		return err
+	}
+	return use(spares)
+}

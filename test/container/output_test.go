@@ -1,0 +1,133 @@
+package container
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// What a process has written is not there for it to read: neither for a
+// container's nor for a command's, as every user, also in a user namespace.
+func TestAProcessCannotReadWhatItWrote(t *testing.T) {
+	n := newNode(t)
+	mapping := []*runtimeapi.IDMapping{{ContainerId: 0, HostId: 300000, Length: 65536}}
+	users := &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mapping, Gids: mapping}
+	// Descriptors 5 and 6 are as 1 and 2, which head writes to.
+	const tries = "for fd in 5 6; do timeout 5 head -c 1 0<&$fd && echo read from $fd || echo not read from $fd; done"
+	const script = "exec 5>&1 6>&2; echo out; echo err >&2; " + tries
+	const want = "out\nnot read from 5\nnot read from 6\n"
+	for name, userns := range map[string]*runtimeapi.UserNamespace{"node": nil, "own": users} {
+		p := runPod(t, n, name, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = userns })
+		for _, uid := range []int64{0, 1000} {
+			as := func(c *runtimeapi.ContainerConfig) {
+				c.Metadata.Attempt, c.LogPath = uint32(uid), fmt.Sprintf("app-%d.log", uid)
+				c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = userns
+				c.Linux.SecurityContext.RunAsUser = &runtimeapi.Int64Value{Value: uid}
+			}
+			id := p.run("app", script+"; echo done; exec sleep 1000000", as)
+			eventually(t, "it has tried", func() bool {
+				stdout, _ := p.logs(id)
+				return strings.HasSuffix(stdout, "done\n")
+			})
+			stdout, stderr := p.logs(id)
+			if stdout != want+"done\n" || !strings.HasPrefix(stderr, "err\n") {
+				t.Errorf("user namespace %s, user %d: %q, %q", name, uid, stdout, stderr)
+			}
+			answer, err := p.tryExec(id, 0, "/bin/sh", "-c", script)
+			check(t, err)
+			if string(answer.Stdout) != want {
+				t.Errorf("user namespace %s, user %d, a command: %v", name, uid, answer)
+			}
+		}
+		n.RemovePod(p.id)
+	}
+}
+
+// Containers write on while neither their supervisor nor a daemon lives, however
+// short, and nothing of it is lost, nor the last words of one that ends then: in a
+// pod whose supervisor has made it, and in one that has adopted it.
+func TestWritersOutliveSupervisorAndDaemon(t *testing.T) {
+	p := newPod(t)
+	const writes = "i=0; until test -e /enough; do echo out $i; echo err $i >&2; i=$((i+1)); usleep 2000; done; echo end"
+	first := p.run("first", writes)
+	second := ""
+	for round := range 2 {
+		name := fmt.Sprint("ends-", round)
+		ends := p.run(name, "usleep 300000; echo last words; exit 7")
+		p.awaitLine(first, fmt.Sprint("out ", 20*round))
+		p.Kill()
+		p.killShim()
+		time.Sleep(600 * time.Millisecond)
+		p.Start()
+		eventually(t, "the container is adopted", func() bool { return p.status(first).State == running })
+		p.awaitExit(ends)
+		if stdout, _ := p.logs(ends); stdout != "last words\n" {
+			t.Errorf("round %d: of a container that ended meanwhile: %q", round, stdout)
+		}
+		check(t, p.remove(ends))
+		if round == 0 {
+			second = p.run("second", writes)
+		}
+	}
+	for _, id := range []string{first, second} {
+		p.exec(id, "touch /enough")
+		p.wantExit(id, 0, "Completed")
+		stdout, stderr := p.logs(id)
+		lines := strings.Count(stderr, "\n")
+		for _, stream := range []struct{ name, got, end string }{{"out", stdout, "end\n"}, {"err", stderr, ""}} {
+			var all strings.Builder
+			for i := range lines {
+				all.WriteString(stream.name + " " + strconv.Itoa(i) + "\n")
+			}
+			same(t, "std"+stream.name, stream.got, all.String()+stream.end)
+		}
+		if lines < 100 {
+			t.Errorf("only %d lines", lines)
+		}
+	}
+}
+
+// Without a pause that can hold its output open, as that of an older build, a
+// container is made all the same, and outlives its supervisor.
+func TestOutputWithoutAPauseThatHoldsIt(t *testing.T) {
+	p := newPod(t)
+	check(t, p.withoutSpares())
+	id := p.run("app", "trap 'exit 10' USR1; while true; do echo more; usleep 2000; done")
+	p.awaitLine(id, "more")
+	p.Kill()
+	p.killShim()
+	time.Sleep(300 * time.Millisecond)
+	p.Start()
+	eventually(t, "the container is adopted", func() bool { return p.status(id).State == running })
+	check(t, p.stop(id, 10))
+	p.wantExit(id, 10, "Error")
+}
+
+// withoutSpares fills the sockets of the pod's pause.
+func (p *pod) withoutSpares() error {
+	pidfd, err := unix.PidfdOpen(p.pausePID(), 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(pidfd)
+	fd, err := unix.PidfdGetfd(pidfd, 1, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	for {
+		err := unix.Send(fd, make([]byte, 128), unix.MSG_DONTWAIT)
+		if err == unix.EAGAIN {
+			return nil
+		}
+		if err != nil {
+			return os.NewSyscallError("send", err)
+		}
+	}
+}
