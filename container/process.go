@@ -4,10 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"time"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/id"
 	"github.com/minicri/minicri/shim/api"
@@ -25,9 +23,6 @@ type Process struct {
 	// Stdin is set if it has one.
 	Stdin bool
 }
-
-// killTime is how long ending an abandoned exec may take.
-const killTime = 10 * time.Second
 
 // CheckExec reports whether Exec can be called now: the container has not ended.
 func (s *Store) CheckExec(ctx context.Context, id string, command []string) error {
@@ -94,18 +89,10 @@ func (p *Process) Resize(ctx context.Context, width, height uint32) error {
 // Wait returns the exit code of an exec, when its outputs are delivered. When
 // ctx ends first, the exec does so with all that it started.
 func (p *Process) Wait(ctx context.Context) (int32, error) {
-	code, err := p.shim.ExecWait(ctx, p.container, p.exec)
-	if err != nil && ctx.Err() != nil {
-		p.End(ctx) // the call may not have reached the shim
-	}
-	return code, err
+	return p.shim.ExecWait(ctx, p.container, p.exec)
 }
 
 // End ends an exec whose client is gone, with all that it started.
 func (p *Process) End(ctx context.Context) {
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
-	defer cancel()
-	// Fails if the process has ended, or its shim, which ends with its processes.
-	_ = p.shim.ExecKill(end, p.container, p.exec, uint32(unix.SIGKILL), true)
-	_, _ = p.shim.ExecWait(end, p.container, p.exec)
+	p.shim.ExecEnd(ctx, p.container, p.exec)
 }

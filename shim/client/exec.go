@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/minicri/minicri/shim/api"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 )
 
 // Result is what a process that ran to its end has left.
@@ -104,6 +105,27 @@ func (c *Client) ExecStart(ctx context.Context, id, exec string, process *specs.
 // outputs are delivered. A cancelled ctx ends the process and all that it
 // started.
 func (c *Client) ExecWait(ctx context.Context, id, exec string) (int32, error) {
+	code, err := c.execWait(ctx, id, exec)
+	if err != nil && ctx.Err() != nil {
+		c.ExecEnd(ctx, id, exec) // the call may not have reached the supervisor
+	}
+	return code, err
+}
+
+// endTime is how long the supervisor may take to end a process. It may be busy.
+const endTime = 10 * time.Second
+
+// ExecEnd ends an exec whose client is gone, and all that it started, also when
+// ctx has ended.
+func (c *Client) ExecEnd(ctx context.Context, id, exec string) {
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
+	defer cancel()
+	// Fails if the process has ended, or its supervisor, whose successor ends it.
+	_ = c.ExecKill(end, id, exec, uint32(unix.SIGKILL), true)
+	_, _ = c.execWait(end, id, exec)
+}
+
+func (c *Client) execWait(ctx context.Context, id, exec string) (int32, error) {
 	conn, err := dial(ctx, c.dir)
 	if err != nil {
 		return 0, err

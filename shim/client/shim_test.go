@@ -705,8 +705,7 @@ func TestExecCyclesLeakNothing(t *testing.T) {
 		p.cycle(i)
 	}
 	var after census
-	// One whose client went away before it could wait is ended after 30 s.
-	for deadline := time.Now().Add(90 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
 		if after = p.census(); after.fds <= before.fds+splicePipe && after.processes == before.processes && after.cgroups == before.cgroups {
 			break
 		}
@@ -746,6 +745,27 @@ func (p *pod) cycle(i int) {
 		if _, err := p.ExecWait(ctx, "c", id); err != nil && !errors.Is(err, context.Canceled) {
 			p.t.Fatalf("cycle %d: %v", i, err)
 		}
+	}
+}
+
+// A client that has gone before it could wait takes its exec with it at once.
+func TestExecWaitOfAClientThatIsGone(t *testing.T) {
+	p := startPod(t)
+	p.run("c", "sleep 1000")
+	before := p.census()
+	if err := p.ExecStart(t.Context(), "c", "e", sh("sleep 1000 & sleep 1000"), false); err != nil {
+		t.Fatal(err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := p.ExecWait(gone, "c", "e"); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if err := p.ExecKill(t.Context(), "c", "e", 0, false); !errdefs.IsNotFound(err) {
+		t.Errorf("the exec is still known: %v", err)
+	}
+	if after := p.census(); after.processes != before.processes {
+		t.Errorf("before %+v, after %+v", before, after)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -150,10 +149,6 @@ func (c *container) undoCreate() error {
 	}
 	c.init.Wait()
 	return errors.Join(c.runtime.Delete(), c.init.Close())
-}
-
-func (c *container) streamOptions() stdio.Options {
-	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Copied: c.record.Task, Journal: c.sup.journal, Keep: c.keepOutputs}
 }
 
 // identify records who init is, so that a successor can adopt it.

@@ -3,11 +3,17 @@ package supervisor
 import (
 	"errors"
 	"os"
+	"path/filepath"
 
 	"github.com/containerd/errdefs"
 
+	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/stdio"
 )
+
+func (c *container) streamOptions() stdio.Options {
+	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Copied: c.record.Task, Journal: c.sup.journal, Keep: c.keepOutputs}
+}
 
 // keepOutputs has the pod's pause hold copies of what the container's output is
 // read from, for the time when neither this process nor the daemon lives.
