@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -211,8 +212,9 @@ func upgradeToWhatDoesNotServe(t *testing.T, program string) {
 	p.run("lines", "i=0; while [ $i -lt 1500 ]; do printf 'line '; usleep 500; printf '%d\n' $i; i=$((i+1)); done")
 	p.run("terminal", "read line; echo got $line; exit 4", terminal)
 	p.run("stdin", "read line; echo got $line; exit 5", func(_ *specs.Spec, r *api.CreateRequest) { r.Stdin = true })
+	p.run("ends", "cat >/dev/null; exit 7", func(_ *specs.Spec, r *api.CreateRequest) { r.Stdin, r.StdinOnce = true, true })
 	p.create("waits", "exit 6")
-	for _, id := range []string{"lines", "stdin", "waits"} {
+	for _, id := range []string{"lines", "stdin", "ends", "waits"} {
 		defer client.HoldOutput(p.dir, id).Close() // as the daemon does
 	}
 	before, err := p.Info(t.Context())
@@ -240,8 +242,14 @@ func upgradeToWhatDoesNotServe(t *testing.T, program string) {
 	for _, id := range []string{"terminal", "stdin"} {
 		fmt.Fprint(p.stream(id, "", api.Stdin), "word\n")
 	}
-	for id, code := range map[string]int32{"terminal": 4, "stdin": 5, "waits": 6, "lines": 0} {
-		if e := p.awaitExit(t.Context(), id).Exit; e.CodeKnown && e.Code != code {
+	// Its input ends: no other process has the write end of that.
+	if err := p.stream("ends", "", api.Stdin).CloseWrite(); err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for id, code := range map[string]int32{"terminal": 4, "stdin": 5, "waits": 6, "ends": 7, "lines": 0} {
+		if e := p.awaitExit(ctx, id).Exit; e.CodeKnown && e.Code != code {
 			t.Errorf("exit of %s: %v, want %d", id, e, code)
 		}
 	}

@@ -24,12 +24,15 @@ func (b *Builtin) Ask(ctx context.Context, program, file *os.File, arguments ...
 }
 
 // StartSelf starts this process's own program, whose descriptors are these in
-// their order. Await waits for it.
+// their order. End ends it.
 func (b *Builtin) StartSelf(arguments []string, files []uintptr) (pid int, err error) {
 	return b.children.own(func() (int, error) {
 		return syscall.ForkExec("/proc/self/exe", arguments, &syscall.ProcAttr{Dir: "/", Env: os.Environ(), Files: files})
 	})
 }
 
-// Await waits until a process of StartSelf has ended.
-func (b *Builtin) Await(pid int) { b.children.wait(pid) }
+// End kills a process of StartSelf and waits for its end.
+func (b *Builtin) End(pid int) {
+	_ = syscall.Kill(pid, syscall.SIGKILL) // it is ours until it has been waited for
+	b.children.wait(pid)
+}

@@ -108,6 +108,7 @@ func (s *Supervisor) adoptRecord(path string, handed map[string]handedOn) (*cont
 		return c, nil
 	}
 	c.exit = nil
+	delete(handed, c.record.ID) // its descriptors have an owner now
 	c.adoptStreams(h.streams())
 	c.stdinOnce = h.StdinOnce
 	c.killed = h.Killed

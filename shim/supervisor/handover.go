@@ -97,14 +97,13 @@ func readHandover(file *os.File) (*handover, error) {
 	return h, nil
 }
 
-// writeHandover puts it into a file in memory that a program which is executed
-// keeps.
+// writeHandover puts it into a file in memory.
 func writeHandover(h *handover) (*os.File, error) {
 	content, err := json.Marshal(h)
 	if err != nil {
 		return nil, err
 	}
-	fd, err := unix.MemfdCreate("handover", 0)
+	fd, err := unix.MemfdCreate("handover", unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("memfd_create", err)
 	}
@@ -127,6 +126,18 @@ func inherited(fd int, name string) *os.File {
 
 func (h *handedOn) streams() stdio.Handed {
 	return stdio.Handed{Terminal: inherited(h.Terminal, "terminal"), Stdin: inherited(h.Stdin, "stdin")}
+}
+
+// closeRest closes what was handed over of containers that have ended or cannot be
+// adopted: nobody else has these descriptors.
+func (h *handover) closeRest() {
+	for _, c := range h.Containers {
+		for _, fd := range []int{c.Terminal, c.Stdin} {
+			if fd != 0 {
+				_ = unix.Close(fd)
+			}
+		}
+	}
 }
 
 // pause is how long the upgrade has held output up.

@@ -90,6 +90,7 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	defer sup.journal.Close()
 	err = sup.adoptAll(handed)
 	closeDescriptors(handed.Outputs) // we have our own by now
+	handed.closeRest()
 	if err != nil {
 		return err
 	}

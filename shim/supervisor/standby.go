@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -16,7 +17,7 @@ import (
 // A standby is the build that serves, started once more before another build
 // takes its place: a process that has copies of all that is handed over and waits
 // for the other build to say that it serves. If that ends instead, or says nothing
-// within standbyLimit, the standby ends it and serves in its place, by the same
+// within standbyLimit of its start, the standby ends it and serves in its place, by the same
 // sockets and with the same terminals and inputs; containers have another parent
 // then, as after a death.
 type standby struct {
@@ -28,8 +29,12 @@ type standby struct {
 // are usual.
 const standbyLimit = 10 * time.Second
 
-// serves is what a supervisor writes to its Ready file.
-const serves = "ready\n"
+// What a standby reads: executes is written by the build that serves when the other
+// one takes its place, serves is what a supervisor writes to its Ready file.
+const (
+	executes = "executes\n"
+	serves   = "ready\n"
+)
 
 // StandbyCommand is the argument of minicri-shim that makes it a standby.
 const StandbyCommand = "standby"
@@ -77,11 +82,11 @@ func (s *Supervisor) startStandby(h *handover, kept []int) (*standby, error) {
 	return &standby{pid: pid, serve: pipe[1]}, nil
 }
 
-// dismiss ends a standby: this process serves on.
+// dismiss ends a standby: this process continues to serve. It is killed before the
+// pipe is closed, which it would take for the end of this process.
 func (s *Supervisor) dismiss(waits *standby) {
-	_, _ = unix.Write(waits.serve, []byte(serves))
+	s.builtin.End(waits.pid)
 	_ = unix.Close(waits.serve)
-	s.builtin.Await(waits.pid)
 }
 
 // serveArguments are the command line of a supervisor that is handed the state in
@@ -104,7 +109,7 @@ func Standby(arguments []string) error {
 	if flags.NArg() < 2 {
 		return errors.New("a standby needs the command line of a supervisor")
 	}
-	said, why := awaitServing()
+	said, why := awaitServing(standbyPipe, standbyLimit)
 	if said {
 		return nil
 	}
@@ -117,16 +122,28 @@ func Standby(arguments []string) error {
 }
 
 // awaitServing reports whether the other build has said that it serves, and why
-// not.
-func awaitServing() (said bool, why string) {
-	if !await(standbyPipe, standbyLimit) {
-		return false, fmt.Sprintf("it says nothing within %v", standbyLimit)
+// not. The limit begins when that is executed: what the build before does until then
+// has limits of its own.
+func awaitServing(pipe int, limit time.Duration) (said bool, why string) {
+	var words []byte
+	var deadline time.Time
+	for {
+		if !await(pipe, deadline) {
+			return false, fmt.Sprintf("it says nothing within %v", limit)
+		}
+		part := make([]byte, len(executes)+len(serves))
+		n, err := unix.Read(pipe, part)
+		if err != nil || n == 0 {
+			return false, "it has ended"
+		}
+		words = append(words, part[:n]...)
+		if strings.HasSuffix(string(words), serves) {
+			return true, ""
+		}
+		if deadline.IsZero() && strings.HasPrefix(string(words), executes) {
+			deadline = time.Now().Add(limit)
+		}
 	}
-	words := make([]byte, len(serves))
-	if n, err := unix.Read(standbyPipe, words); err == nil && string(words[:n]) == serves {
-		return true, ""
-	}
-	return false, "it has ended"
 }
 
 // endPredecessor kills the other build, and waits until its process is gone.
@@ -135,18 +152,22 @@ func endPredecessor() error {
 	if err != nil && !errors.Is(err, unix.ESRCH) {
 		return os.NewSyscallError("pidfd_send_signal", err)
 	}
-	if !await(standbyPredecessor, standbyLimit) {
+	if !await(standbyPredecessor, time.Now().Add(standbyLimit)) {
 		return fmt.Errorf("the new build still runs %v after SIGKILL", standbyLimit)
 	}
 	return nil
 }
 
-// await reports whether a descriptor can be read from, or has ended, within the
-// limit.
-func await(fd int, limit time.Duration) bool {
-	for deadline := time.Now().Add(limit); ; {
+// await reports whether a descriptor can be read from, or has ended, before the
+// deadline; zero is none.
+func await(fd int, deadline time.Time) bool {
+	for {
+		milliseconds := -1
+		if !deadline.IsZero() {
+			milliseconds = int(max(0, time.Until(deadline)).Milliseconds())
+		}
 		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, err := unix.Poll(poll, int(max(0, time.Until(deadline)).Milliseconds()))
+		n, err := unix.Poll(poll, milliseconds)
 		if !errors.Is(err, unix.EINTR) {
 			return n > 0
 		}

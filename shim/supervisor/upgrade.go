@@ -66,7 +66,7 @@ func (s *Supervisor) upgrade(ctx context.Context, path, build string) error {
 		return fmt.Errorf("a log takes no output for %v: %w", quietLimit, err)
 	}
 	defer s.journal.Move.Unlock()
-	return s.execute(program, build, h, waits.serve)
+	return s.execute(program, build, h, kept, waits)
 }
 
 // lockWithin locks, without keeping anybody else from reading meanwhile.
@@ -92,8 +92,7 @@ func (s *Supervisor) endExecs() {
 	}
 }
 
-// prepare makes copies of the descriptors that the next build is given; they
-// outlive execve(2).
+// prepare makes copies of the descriptors that the next build is given.
 func (s *Supervisor) prepare() (h *handover, kept []int, err error) {
 	h = &handover{Version: handoverVersion, Containers: make(map[string]handedOn)}
 	keep := func(from syscall.Conn, to *int) {
@@ -128,8 +127,9 @@ func (c *container) handOn() handedOn {
 	return handedOn{StdinOnce: c.stdinOnce, Killed: c.killed, Adopted: c.adopted}
 }
 
-// duplicate copies a descriptor for a program that is executed. One that is
-// closed, a terminal that has ended for example, is none.
+// duplicate copies a descriptor. No program that is started meanwhile inherits the
+// copy (outliveExec): the write end of an input would keep it from ending. One that
+// is closed, a terminal that has ended for example, is none.
 func duplicate(from syscall.Conn) (fd int, err error) {
 	raw, err := from.SyscallConn()
 	if errors.Is(err, os.ErrClosed) {
@@ -139,7 +139,7 @@ func duplicate(from syscall.Conn) (fd int, err error) {
 		return 0, err
 	}
 	var dupErr error
-	err = raw.Control(func(old uintptr) { fd, dupErr = unix.FcntlInt(old, unix.F_DUPFD, 3) })
+	err = raw.Control(func(old uintptr) { fd, dupErr = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 3) })
 	if err != nil { // it is closed: os has another error for that than os.ErrClosed here
 		return 0, nil
 	}
@@ -175,19 +175,30 @@ const programName = "minicri-shim"
 
 // execute becomes the new program, which says over a descriptor that it serves.
 // It returns only with an error.
-func (s *Supervisor) execute(program *os.File, build string, h *handover, ready int) error {
+func (s *Supervisor) execute(program *os.File, build string, h *handover, kept []int, waits *standby) error {
 	h.PausedAt = int64(monotonic())
 	state, err := writeHandover(h)
 	if err != nil {
 		return err
 	}
 	defer state.Close()
-	said, err := unix.FcntlInt(uintptr(ready), unix.F_DUPFD, 3)
-	if err != nil {
-		return os.NewSyscallError("fcntl", err)
+	if err := outliveExec(append(kept, waits.serve, int(state.Fd()))); err != nil {
+		return err
 	}
-	defer unix.Close(said)
-	arguments := append(s.serveArguments(build, int(state.Fd())), "--ready-fd", strconv.Itoa(said))
+	if _, err := unix.Write(waits.serve, []byte(executes)); err != nil {
+		return fmt.Errorf("have the standby watch the new program: %w", err)
+	}
+	arguments := append(s.serveArguments(build, int(state.Fd())), "--ready-fd", strconv.Itoa(waits.serve))
 	err = syscall.Exec("/proc/self/fd/"+strconv.Itoa(int(program.Fd())), arguments, os.Environ())
 	return fmt.Errorf("execute the new program: %w", err)
+}
+
+// outliveExec has descriptors outlive execve(2). If that fails they are closed.
+func outliveExec(fds []int) error {
+	for _, fd := range fds {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil {
+			return os.NewSyscallError("fcntl", err)
+		}
+	}
+	return nil
 }
