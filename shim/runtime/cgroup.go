@@ -45,6 +45,9 @@ func killCgroup(paths map[string]string, sub string, sig syscall.Signal) error {
 		}
 		again := false
 		for _, pid := range pids {
+			if pid < 1 { // of another pid namespace; 0 would be our own process group
+				continue
+			}
 			if sig == syscall.SIGKILL || !signalled[pid] {
 				signalled[pid], again = true, true
 				_ = syscall.Kill(pid, sig) // ESRCH: it ended meanwhile
