@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/runtime"
 	"github.com/minicri/minicri/shim/stdio/journal"
@@ -277,7 +278,5 @@ func listen(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	old := unix.Umask(0o177)
-	defer unix.Umask(old)
-	return net.Listen("unix", path)
+	return socket.ListenPrivate(path)
 }
