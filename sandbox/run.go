@@ -133,7 +133,7 @@ func (c *creation) run() {
 		steps.Step(stepAddresses, c.checkAddresses)
 		steps.Step(stepPrepare, c.preparePause)
 	} else {
-		prepared := steps.Async(stepPrepare, c.preparePauseBehindPlugin)
+		prepared := steps.AsyncAfter(c.plugin, stepPrepare, c.preparePauseBehindPlugin)
 		steps.Join(synced)
 		steps.Step(stepAdd, c.attach)
 		c.pluginRuns() // or none will
@@ -244,11 +244,6 @@ func (c *creation) checkAddresses(context.Context) error {
 // keeps every other process out of its cgroup meanwhile, as each plugin has one
 // to enter.
 func (c *creation) preparePauseBehindPlugin(ctx context.Context) error {
-	select {
-	case <-c.plugin:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 	c.owner.work.Go(cgroup.WarmLock)
 	return c.preparePause(ctx)
 }

@@ -100,7 +100,8 @@ func (run *Run) settings(options Options, installed map[string]string) []byte {
 // PluginDir is the directory of plugins that go-cni is given for this run.
 func (run *Run) PluginDir() string { return filepath.Join(run.dir, "p") }
 
-// firstPause is between two looks for the first plugin.
+// firstPause is between two looks for the first plugin; it grows with the time that
+// has been waited: a plugin that is kept from its cgroup costs next to nothing.
 const firstPause = 200 * time.Microsecond
 
 // AwaitFirst waits until the first plugin of the run with that directory of
@@ -108,14 +109,14 @@ const firstPause = 200 * time.Microsecond
 // first.
 func AwaitFirst(ctx context.Context, pluginDir string) bool {
 	note := filepath.Join(filepath.Dir(pluginDir), "n0")
-	for {
+	for began := time.Now(); ; {
 		if _, err := os.Lstat(note); err == nil {
 			return true
 		}
 		select {
 		case <-ctx.Done():
 			return false
-		case <-time.After(firstPause):
+		case <-time.After(max(firstPause, time.Since(began)/8)):
 		}
 	}
 }

@@ -35,7 +35,7 @@ var (
 	limitPassed         = fault{"limit passed", strikeLimit}
 
 	// shimKilledInTime kills the shim while it makes the container, which
-	// takes it some 10 ms.
+	// takes it some 10 to 30 ms.
 	shimKilledInTime = []fault{
 		shimKilledAfter(0), shimKilledAfter(1), shimKilledAfter(2), shimKilledAfter(3), shimKilledAfter(4),
 		shimKilledAfter(6), shimKilledAfter(8), shimKilledAfter(10), shimKilledAfter(12), shimKilledAfter(15),
@@ -142,7 +142,7 @@ func isPlugin(point string) bool {
 
 func strikeShim(t *testing.T, c *trial, andDaemon bool) {
 	done := c.begin(limited(t), t, "hang")
-	c.killShim(t, 0)
+	kill(t, c.awaitShim(t))
 	if andDaemon {
 		c.Kill()
 		<-done
@@ -153,27 +153,45 @@ func strikeShim(t *testing.T, c *trial, andDaemon bool) {
 	<-done // it may succeed: the successor adopts the prepared pause
 }
 
+// shimKilledAfter counts from when the shim has begun to make pause.
 func shimKilledAfter(milliseconds int) fault {
 	return fault{fmt.Sprintf("shim killed after %d ms", milliseconds), func(t *testing.T, c *trial) {
 		done := c.begin(limited(t), t, "hang")
+		shim, before := c.awaitShim(t), c.inMaking()
 		c.disarm(t)
-		c.killShim(t, time.Duration(milliseconds)*time.Millisecond)
+		for deadline := time.Now().Add(patience); c.inMaking() == before && len(done) == 0; time.Sleep(100 * time.Microsecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("the shim does not begin to make pause within %v", patience)
+			}
+		}
+		time.Sleep(time.Duration(milliseconds) * time.Millisecond)
+		kill(t, shim)
 		<-done // it may have succeeded: the shim may have done its work
 	}}
 }
 
-// killShim waits for the shim and kills it.
-func (n *node) killShim(t *testing.T, after time.Duration) {
+func kill(t *testing.T, pid int) {
 	t.Helper()
-	var pid int
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+		t.Fatal(err)
+	}
+}
+
+// inMaking counts the containers of the node's supervisors: the directory of one is
+// the first that is made.
+func (n *node) inMaking() int {
+	found, _ := filepath.Glob(filepath.Join(n.State, "shims", "*", "containers", "*"))
+	return len(found)
+}
+
+// awaitShim waits for the node's supervisor.
+func (n *node) awaitShim(t *testing.T) (pid int) {
+	t.Helper()
 	eventually(t, "a shim runs", func() bool {
 		pid = n.shim()
 		return pid != 0
 	})
-	time.Sleep(after)
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
-		t.Fatal(err)
-	}
+	return pid
 }
 
 // shim is the pid of the node's supervisor, 0 if none runs.
