@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -47,28 +48,36 @@ func (p *Places) killSupervisor(dir string) error {
 		return err
 	}
 	for _, path := range commands {
-		line, err := os.ReadFile(path)
-		arguments := strings.Split(string(line), "\x00")
-		if err != nil || len(arguments) < 2 || arguments[1] != "serve" || !strings.Contains(string(line), dir+"\x00") {
-			continue // it has ended, or is another program
-		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
 		if err != nil {
 			return err
 		}
+		if !serves(pid, dir) {
+			continue
+		}
 		stat, err := process.ReadStat(pid)
 		if err != nil {
-			continue
+			continue // it has ended
 		}
 		supervisor, err := process.Open(process.Facts{PID: pid, StartTime: stat.StartTime})
 		if err != nil {
 			continue
 		}
-		if err := errors.Join(supervisor.Kill(p.Kill), supervisor.Close()); err != nil {
+		if serves(pid, dir) { // still: the pid has not been given to another process
+			err = supervisor.Kill(p.Kill)
+		}
+		if err := errors.Join(err, supervisor.Close()); err != nil {
 			return fmt.Errorf("kill the supervisor in %s: %w", dir, err)
 		}
 	}
 	return nil
+}
+
+// serves reports whether a process is the supervisor of a directory.
+func serves(pid int, dir string) bool {
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	arguments := strings.Split(string(line), "\x00")
+	return err == nil && len(arguments) > 1 && arguments[1] == "serve" && slices.Contains(arguments, dir)
 }
 
 // unmountAll unmounts what is mounted at a directory and below it, the topmost

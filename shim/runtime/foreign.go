@@ -76,14 +76,18 @@ func endHelpers(root int, id string) {
 	}
 }
 
+// killHelper kills those last whose children are to be found: what a pid names is
+// looked at once more when it is held, it may have been given to another process.
 func killHelper(pid int, own map[string]string) {
-	for _, each := range append(descendants(pid), pid) {
+	all := append([]int{pid}, descendants(pid)...)
+	slices.Reverse(all)
+	for _, each := range all {
 		p, err := openProcess(each)
 		if err != nil {
 			continue
 		}
 		now, err := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", each))
-		if err == nil && maps.Equal(now, own) {
+		if err == nil && maps.Equal(now, own) && descends(each, pid) {
 			_ = p.Signal(unix.SIGKILL) // it may have ended
 		}
 		_ = p.Close()
