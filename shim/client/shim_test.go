@@ -638,6 +638,51 @@ func TestKilledShim(t *testing.T) {
 	}
 }
 
+// A record that cannot be read costs no container its life: a successor adopts it by
+// what libcontainer has of it.
+func TestAdoptionWithoutARecord(t *testing.T) {
+	p := startPod(t)
+	pid := p.run("runs", "i=0; while true; do i=$((i+1)); echo $i; sleep 0.002; done").Pid
+	p.run("terminal", "sleep 1000", func(s *specs.Spec, _ *api.CreateRequest) { s.Process.Terminal = true })
+	p.create("waits", "exit 6")
+	p.killShim()
+	for id, content := range map[string]string{"runs": "{", "terminal": "", "waits": "{}"} {
+		if err := os.WriteFile(filepath.Join(p.dir, "records", id+".json"), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(50 * time.Millisecond)
+	p.start()
+	for _, id := range []string{"runs", "terminal"} {
+		if s, err := p.state(t.Context(), id); err != nil || s.Status != api.Status_STATUS_RUNNING || id == "runs" && s.Pid != pid {
+			t.Fatalf("%s: %v, %v", id, s, err)
+		}
+		if r, err := p.ExecSync(t.Context(), id, sh("echo hi"), 0, 10); err != nil || string(r.Stdout) != "hi\n" {
+			t.Errorf("exec in %s: %+v, %v", id, r, err)
+		}
+	}
+	if s, err := p.state(t.Context(), "waits"); err != nil || s.Status != api.Status_STATUS_CREATED {
+		t.Errorf("the one that was not started: %v, %v", s, err)
+	}
+	if err := p.Start(t.Context(), "waits"); err != nil {
+		t.Error(err)
+	}
+	reapOrphans()
+	if e := p.awaitExit(t.Context(), "waits").Exit; e.CodeKnown && e.Code != 6 || !e.CodeKnown && hasExitInfo() {
+		t.Errorf("exit: %v", e)
+	}
+	for _, id := range []string{"runs", "terminal", "waits"} {
+		if err := p.Delete(t.Context(), id, true); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, dir := range []string{"records", "containers", api.StreamDir, api.ExitDir} {
+		if left, err := os.ReadDir(filepath.Join(p.dir, dir)); err != nil || len(left) != 0 {
+			t.Errorf("left in %s: %v, %v", dir, left, err)
+		}
+	}
+}
+
 // pid is the supervisor's.
 func (p *pod) pid() int {
 	p.t.Helper()

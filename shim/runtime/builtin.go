@@ -141,6 +141,28 @@ func (b *Builtin) Load(id string) (Container, error) {
 	return c, errors.Join(c.findCgroups(), c.loadHooks())
 }
 
+// Init is the first process of a container.
+type Init struct {
+	PID       int
+	StartTime uint64 // clock ticks since boot
+	Created   time.Time
+	Cgroups   map[string]string // by controller, "" for version 2
+}
+
+// Init says what libcontainer knows of a container's first process, which may have
+// ended.
+func (b *Builtin) Init(id string) (Init, error) {
+	lib, err := libcontainer.Load(b.root, id)
+	if err != nil {
+		return Init{}, err
+	}
+	state, err := lib.State()
+	if err != nil {
+		return Init{}, err
+	}
+	return Init{PID: state.InitProcessPid, StartTime: state.InitProcessStartTime, Created: state.Created, Cgroups: state.CgroupPaths}, nil
+}
+
 // builtinContainer is a Container of libcontainer's.
 type builtinContainer struct {
 	runtime *Builtin

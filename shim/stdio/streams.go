@@ -275,6 +275,13 @@ func (s *Streams) Close() {
 	}
 }
 
+// HasFifos reports whether the output of a container goes through fifos in dir: one
+// with a terminal, or without streams, has none.
+func HasFifos(dir, id string) bool {
+	_, err := os.Lstat(fifoPath(dir, id, api.Stdout))
+	return err == nil
+}
+
 // RemoveFifos removes what Open has made in dir.
 func RemoveFifos(dir, id string) error {
 	var errs []error

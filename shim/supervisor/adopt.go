@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	gort "runtime"
@@ -19,7 +20,7 @@ import (
 
 // adoptAll takes over what a shim that died has left, or an upgrade hands over:
 // first all streams, for which programs wait, then processes and cgroups,
-// several at a time. A record that cannot be used is reported and quarantined; it
+// several at a time. A record that cannot be used is quarantined and made anew; it
 // never keeps the others from being served.
 func (s *Supervisor) adoptAll(h *handover) error {
 	records, err := filepath.Glob(filepath.Join(s.dir, "records", "*.json"))
@@ -28,10 +29,12 @@ func (s *Supervisor) adoptAll(h *handover) error {
 	}
 	found := make(map[string]*container)
 	for _, path := range records {
-		if found[path], err = s.adoptRecord(path, h.Containers); err != nil {
-			s.quarantine(path, err)
-			delete(found, path)
+		c, err := s.adoptOrRebuild(path, h)
+		if err != nil {
+			s.log.Error("a container is lost: what it has left is removed", "record", path, "error", err)
+			continue
 		}
+		found[path] = c
 	}
 	if h.PausedAt != 0 {
 		s.paused = h.pause()
@@ -53,13 +56,9 @@ func (s *Supervisor) adoptAll(h *handover) error {
 	return s.removeUnrecorded()
 }
 
-func (s *Supervisor) quarantine(path string, cause error) {
-	s.log.Error("a container cannot be adopted, its record is quarantined", "record", path, "error", cause)
-	_ = os.Rename(path, strings.TrimSuffix(path, ".json")+".bad")
-}
-
 // removeUnrecorded removes what is left of a create that was cut off before the
-// container had a record: its fifos are made before its state.
+// container had a record, whose fifos are made before its state, and of containers
+// that cannot be adopted: the daemon reports those as ended.
 func (s *Supervisor) removeUnrecorded() error {
 	states, err := os.ReadDir(s.stateDir())
 	if err != nil {
@@ -75,7 +74,7 @@ func (s *Supervisor) removeUnrecorded() error {
 			continue
 		}
 		err := errors.Join(s.deleteState(id), stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id))
-		s.log.Warn("removed what was left of a container that was never made", "container", id, "error", err)
+		s.log.Warn("removed what was left of a container that was never made, or is lost", "container", id, "error", err)
 	}
 	return nil
 }
@@ -97,6 +96,9 @@ func (s *Supervisor) adoptRecord(path string, handed map[string]handedOn) (*cont
 	c := &container{sup: s, adopted: true, made: true, exited: make(chan struct{}), told: make(chan syscall.WaitStatus, 1), oomWatched: make(chan struct{}), execs: map[string]*exec{}, killed: true}
 	if err := readJSON(path, &c.record); err != nil {
 		return nil, err
+	}
+	if id := recordedID(path); c.record.ID != id {
+		return nil, fmt.Errorf("it is the record of container %q", c.record.ID)
 	}
 	h, upgraded := handed[c.record.ID]
 	c.adopted = !upgraded || h.Adopted

@@ -303,7 +303,8 @@ func (c *container) removeFiles() error {
 		c.releaseOutputs()
 		errs = append(errs, stdio.RemoveFifos(c.streamOptions().Dir, c.record.ID), os.RemoveAll(c.sup.exitPath(c.record.ID)))
 	}
-	return errors.Join(append(errs, os.RemoveAll(c.sup.recordPath(c.record.ID)))...)
+	record := c.sup.recordPath(c.record.ID)
+	return errors.Join(append(errs, os.RemoveAll(record), os.RemoveAll(quarantined(record)))...)
 }
 
 // lockWithin takes op, which a hook that hangs may hold.
