@@ -23,7 +23,7 @@ func TestContainerKeepsItsFilesWhenItsImageGoes(t *testing.T) {
 	if data, err := os.ReadFile(filepath.Join(root, "b")); string(data) != "2" {
 		t.Errorf("b holds %q: %v", data, err)
 	}
-	pull(t, s, registry.host()+"/used:1") // again, beside the container
+	pull(t, s, registry.host()+"/used:1") // again, while the container has it
 }
 
 func TestSnapshotOfAContainer(t *testing.T) {

@@ -18,7 +18,7 @@ const (
 	StageDone Stage = "done"
 )
 
-// Progress is the news of one blob of a pull. Reports of one blob are in order.
+// Progress is how far a pull has got with one blob. Reports of one blob are in order.
 type Progress struct {
 	Digest string // sha256:<hex>
 	Stage  Stage
@@ -31,20 +31,20 @@ const reportEvery = 100 * time.Millisecond
 
 // watchers are the callers that follow one pull.
 type watchers struct {
-	mu   sync.Mutex // guards what follows; held while they are told, so news stay in order
+	mu   sync.Mutex // guards what follows; held while they are called, so reports stay in order
 	next int
 	all  map[int]func(Progress)
-	last map[string]told // by digest
+	last map[string]reported // by digest
 }
 
-// told is the last news of a blob.
-type told struct {
+// reported is the last report of a blob.
+type reported struct {
 	stage Stage
 	time  time.Time
 }
 
-// add returns the function that takes the watcher away again; after it returned,
-// the watcher is not called any more.
+// add returns the function that removes the watcher; after it has returned, the
+// watcher is not called any more.
 func (w *watchers) add(progress func(Progress)) (forget func()) {
 	if progress == nil {
 		return func() {}
@@ -52,7 +52,7 @@ func (w *watchers) add(progress func(Progress)) (forget func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.all == nil {
-		w.all, w.last = map[int]func(Progress){}, map[string]told{}
+		w.all, w.last = map[int]func(Progress){}, map[string]reported{}
 	}
 	w.next++
 	key := w.next
@@ -67,7 +67,7 @@ func (w *watchers) add(progress func(Progress)) (forget func()) {
 func (w *watchers) report(p Progress) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.all) == 0 || !w.isNews(p) {
+	if len(w.all) == 0 || !w.isDue(p) {
 		return
 	}
 	for _, report := range w.all {
@@ -75,13 +75,13 @@ func (w *watchers) report(p Progress) {
 	}
 }
 
-func (w *watchers) isNews(p Progress) bool {
+func (w *watchers) isDue(p Progress) bool {
 	last, now := w.last[p.Digest], time.Now()
 	again := last.stage == p.Stage
 	if again && (p.Stage == StageDone || p.Done < p.Total && now.Sub(last.time) < reportEvery) {
 		return false
 	}
-	w.last[p.Digest] = told{stage: p.Stage, time: now}
+	w.last[p.Digest] = reported{stage: p.Stage, time: now}
 	return true
 }
 

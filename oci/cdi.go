@@ -26,7 +26,7 @@ func containerCDI(c *Container, spec *specs.Spec) error {
 }
 
 // cdiDevices are those of the CRI's field and those of annotations, the older
-// way, which the kubelet sends beside it.
+// way, which the kubelet sends as well.
 func cdiDevices(c *Container) ([]string, error) {
 	_, annotated, err := cdi.ParseAnnotations(c.Config.GetAnnotations())
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 )
 
 // containerHiddenPaths hides parts of /proc and /sys that show the node
-// or change it. The CRI cannot tell an empty list from none, so an empty one is
+// or change it. The CRI does not distinguish an empty list from none, so an empty one is
 // the usual one, as in containerd. The kubelet asks for no list at all where
 // procMount is Unmasked, which Kubernetes allows with a user namespace alone:
 // there two empty lists hide nothing. A privileged container sees all.

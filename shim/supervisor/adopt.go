@@ -90,10 +90,10 @@ func (s *Supervisor) deleteState(id string) error {
 	return nil
 }
 
-// adoptRecord makes a container of its record, and goes on with its streams unless
+// adoptRecord makes a container of its record, and continues with its streams unless
 // it has ended.
 func (s *Supervisor) adoptRecord(path string, handed map[string]handedOn) (*container, error) {
-	c := &container{sup: s, adopted: true, made: true, exited: make(chan struct{}), told: make(chan syscall.WaitStatus, 1), oomWatched: make(chan struct{}), execs: map[string]*exec{}, killed: true}
+	c := &container{sup: s, adopted: true, made: true, exited: make(chan struct{}), reported: make(chan syscall.WaitStatus, 1), oomWatched: make(chan struct{}), execs: map[string]*exec{}, killed: true}
 	if err := readJSON(path, &c.record); err != nil {
 		return nil, err
 	}
@@ -132,8 +132,8 @@ func (c *container) adoptProcess() error {
 	c.askParent()
 	var child bool
 	if c.init, child, err = c.sup.builtin.Find(c.record.PID, c.record.StartTime); err != nil {
-		c.killed = true  // perhaps, and that is enough not to blame lack of memory
-		go c.awaitTold() // it has ended while no supervisor ran
+		c.killed = true    // perhaps, and that is enough not to blame lack of memory
+		go c.awaitParent() // it has ended while no supervisor ran
 		return nil
 	}
 	c.checkStarted()
@@ -162,11 +162,11 @@ func (c *container) closeStreams() {
 }
 
 const (
-	// toldPatience is how long the parent of an adopted init may take to reap
-	// it: then the kernel tells its status (Linux 6.15), and the parent does, if
+	// parentPatience is how long the parent of an adopted init may take to reap
+	// it: then the kernel has its status (Linux 6.15), and the parent reports it, if
 	// it is the daemon.
-	toldPatience = 2500 * time.Millisecond
-	exitPoll     = 2 * time.Millisecond
+	parentPatience = 2500 * time.Millisecond
+	exitPoll       = 2 * time.Millisecond
 )
 
 // awaitAdopted waits for an init that is not our child.
@@ -181,12 +181,12 @@ func (c *container) awaitAdopted() {
 			return
 		}
 		select {
-		case status := <-c.told:
+		case status := <-c.reported:
 			c.finish(ended, status, true)
 			return
 		case <-time.After(exitPoll):
 		}
-		if time.Since(ended) > toldPatience {
+		if time.Since(ended) > parentPatience {
 			c.finish(ended, 0, false)
 			return
 		}
@@ -194,7 +194,7 @@ func (c *container) awaitAdopted() {
 }
 
 // askParent asks the parent of an adopted init for its exit, if that is a process
-// which lives on.
+// which does not end with it.
 func (c *container) askParent() {
 	parent, lives := c.runtime.(runtime.Parent)
 	if !lives {
@@ -207,15 +207,15 @@ func (c *container) askParent() {
 	}()
 }
 
-// awaitTold is awaitAdopted for an init that was gone when we came.
-func (c *container) awaitTold() {
+// awaitParent is awaitAdopted for an init that was gone when we came.
+func (c *container) awaitParent() {
 	ended := time.Now()
 	c.sup.changes.RLock() // as in awaitInit
 	defer c.sup.changes.RUnlock()
 	select {
-	case status := <-c.told:
+	case status := <-c.reported:
 		c.finish(ended, status, true)
-	case <-time.After(toldPatience):
+	case <-time.After(parentPatience):
 		c.finish(ended, 0, false)
 	}
 }
@@ -223,7 +223,7 @@ func (c *container) awaitTold() {
 // noteExit keeps the status that the parent has reported; the first counts.
 func (c *container) noteExit(status syscall.WaitStatus) {
 	select {
-	case c.told <- status:
+	case c.reported <- status:
 	default: // our own child, or reported before
 	}
 }

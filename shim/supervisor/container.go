@@ -30,7 +30,7 @@ type container struct {
 
 	startEvent sync.Once
 	drained    sync.Once
-	told       chan syscall.WaitStatus // of an adopted init, by its parent
+	reported   chan syscall.WaitStatus // of an adopted init, by its parent
 	oomWatched chan struct{}           // closed when no notice of an OOM kill can come any more
 	sparing    sync.Mutex              // of a pause: held while its spare descriptors are changed
 

@@ -19,11 +19,11 @@ type broker struct {
 	mu      sync.Mutex
 	last    uint64
 	history []*api.Event
-	news    chan struct{} // closed and replaced at each event
+	changed chan struct{} // closed and replaced at each event
 }
 
 func newBroker() *broker {
-	return &broker{news: make(chan struct{})}
+	return &broker{changed: make(chan struct{})}
 }
 
 func (b *broker) publish(kind api.EventKind, c *api.Container) {
@@ -39,8 +39,8 @@ func (b *broker) publish(kind api.EventKind, c *api.Container) {
 	if len(b.history) > eventHistory {
 		b.history = append([]*api.Event(nil), b.history[1:]...)
 	}
-	close(b.news)
-	b.news = make(chan struct{})
+	close(b.changed)
+	b.changed = make(chan struct{})
 }
 
 // since returns the kept events after seq, and what closes at the next one.
@@ -49,16 +49,16 @@ func (b *broker) since(seq uint64) ([]*api.Event, <-chan struct{}) {
 	defer b.mu.Unlock()
 	for i, e := range b.history {
 		if e.Seq > seq {
-			return append([]*api.Event(nil), b.history[i:]...), b.news
+			return append([]*api.Event(nil), b.history[i:]...), b.changed
 		}
 	}
-	return nil, b.news
+	return nil, b.changed
 }
 
 // stream sends events until ctx ends or send fails.
 func (b *broker) stream(ctx context.Context, seq uint64, send func(*api.Event) error) error {
 	for {
-		events, news := b.since(seq)
+		events, changed := b.since(seq)
 		for _, e := range events {
 			if err := send(e); err != nil {
 				return err
@@ -68,7 +68,7 @@ func (b *broker) stream(ctx context.Context, seq uint64, send func(*api.Event) e
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-news:
+		case <-changed:
 		}
 	}
 }

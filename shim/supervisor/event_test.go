@@ -8,7 +8,7 @@ import (
 )
 
 // A container that is killed for memory again and again, while nobody reads, hides
-// no other container's end; numbers tell that events are missing.
+// no other container's end; numbers show that events are missing.
 func TestNoticesOfOneContainerHideNoOther(t *testing.T) {
 	b := newBroker()
 	b.publish(api.EventKind_EVENT_EXITED, &api.Container{Id: "dies"})

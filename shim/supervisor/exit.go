@@ -68,8 +68,8 @@ func (c *container) endRest() {
 	}
 }
 
-// drainPatience is how long the end of a container waits to be told for its
-// output to be in the log: people look there when they hear of it.
+// drainPatience is how long the event of a container's end waits for its output to
+// be in the log: people look there when they hear of it.
 const drainPatience = 500 * time.Millisecond
 
 // drain ends the streams. A disk that hangs keeps them longer than that, in a

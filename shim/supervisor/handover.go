@@ -15,8 +15,8 @@ import (
 	"github.com/minicri/minicri/shim/stdio/journal"
 )
 
-// handover is what an upgrade hands to the next build, in a file in memory,
-// beside what is on disk: the descriptors that only this process has. Numbers of
+// handover is what an upgrade hands to the next build, in a file in memory:
+// what is not on disk, and the descriptors that only this process has. Numbers of
 // descriptors are those of the process, which stays the same.
 type handover struct {
 	Version    int                 `json:"version"`

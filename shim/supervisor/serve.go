@@ -28,7 +28,7 @@ type Serve struct {
 	Dir           string   // the group's directory, absolute
 	SystemdCgroup bool     // cgroupsPath is slice:prefix:name, made by systemd
 	Cgroups       []string // cgroup directories to move into first
-	Build         string   // what Info tells
+	Build         string   // what Info answers
 	Ready         *os.File // gets "ready\n" once the sockets serve, then is closed; may be nil
 	Handover      *os.File // what an upgrade has handed over; nil if there was none
 }
