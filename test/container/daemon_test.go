@@ -1,6 +1,9 @@
 package container
 
 import (
+	"errors"
+	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -12,14 +15,21 @@ func TestP34_DaemonKilledWhileContainersRun(t *testing.T) {
 	p := newPod(t)
 	lives := p.run("lives", forever)
 	waits := p.create(shell("waits", "exit 5"))
-	dies := p.run("dies", "sleep 1.5; exit 33")
-	oom := p.run("oom", "sleep 1.5; tail /dev/zero", memory(16<<20))
+	const untilGo = "until [ -e /go ]; do sleep 0.05; done; "
+	dies := p.run("dies", untilGo+"exit 33")
+	oom := p.run("oom", untilGo+"tail /dev/zero", memory(16<<20))
 	ended := p.run("ended", "exit 4")
 	p.wantExit(ended, 4, "Error")
 	before, pid := p.status(ended), p.info(lives).PID
+	ending := []int{p.info(dies).PID, p.info(oom).PID}
 	p.Kill()
 	killed := time.Now()
-	time.Sleep(2 * time.Second) // meanwhile two containers end
+	for _, pid := range ending {
+		check(t, os.WriteFile(fmt.Sprintf("/proc/%d/root/go", pid), nil, 0o600))
+	}
+	for _, pid := range ending {
+		eventually(t, "two containers end while no daemon runs", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+	}
 	p.Start()
 	started := time.Now()
 	for id, state := range map[string]runtimeapi.ContainerState{lives: running, waits: created, dies: exited, oom: exited, ended: exited} {
