@@ -154,6 +154,7 @@ build: ## bin/minicri and bin/minicri-shim
 	sh oci/pause/build.sh
 	sh network/runner/build.sh
 	sh internal/environ/build.sh
+	sh shim/runtime/launch/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags grpcnotrace,nri_no_wasm -o bin/minicri ./cmd/minicri
 	CGO_ENABLED=1 $(gobuild) -tags seccomp,runc_nocriu -o bin/minicri-shim ./cmd/minicri-shim
 
@@ -168,6 +169,7 @@ failpoints: bin/cni/.built
 	sh oci/pause/build.sh
 	sh network/runner/build.sh
 	sh internal/environ/build.sh
+	sh shim/runtime/launch/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags failpoints,nri_no_wasm -o bin/failpoints/ ./cmd/minicri ./test/crash/trip
 	CGO_ENABLED=1 $(gobuild) -tags seccomp,runc_nocriu -o bin/failpoints/minicri-shim ./cmd/minicri-shim
 	@ln -sfn ../cni bin/failpoints/cni
@@ -274,4 +276,4 @@ uninstall: ## Remove what install made, but not state, configuration and plugins
 
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf bin oci/pause/pause.elf network/runner/runner.elf internal/environ/environ.elf
+	rm -rf bin oci/pause/pause.elf network/runner/runner.elf internal/environ/environ.elf shim/runtime/launch/launch.elf

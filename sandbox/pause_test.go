@@ -153,6 +153,25 @@ func TestPauseIsReleased(t *testing.T) {
 	c.wantNoPause(t)
 }
 
+// The kubelet asks for the runtime's default profile for each pod: such a pause
+// comes to its barrier without libcontainer's init, which takes several times as
+// long.
+func TestPauseOfTheKubeletIsLaunched(t *testing.T) {
+	_, c := preparing(t)
+	c.config.Linux.SecurityContext.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
+	if err := c.preparePause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.starter.facts.PID))
+	if err != nil || string(name) != "minicri-launch\n" {
+		t.Errorf("at the barrier it is %q, %v", name, err)
+	}
+	if err := c.starter.abort(); err != nil {
+		t.Error(err)
+	}
+	c.wantNoPause(t)
+}
+
 func TestPauseIsAborted(t *testing.T) {
 	_, c := preparing(t)
 	if err := c.preparePause(t.Context()); err != nil {

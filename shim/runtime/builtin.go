@@ -29,9 +29,11 @@ type Builtin struct {
 	systemdCgroup bool
 	noNewKeyring  bool
 	children      *children
+	filters       filters
 
-	mu       sync.Mutex // guards creating
+	mu       sync.Mutex // guards what follows
 	creating map[string]*cgroups.Cgroup
+	launcher *os.File // the program of package launch; nil before its first use
 }
 
 // NewBuiltin keeps the state of containers below root.
@@ -77,7 +79,7 @@ func (b *Builtin) Create(id, bundle string, spec *specs.Spec, streams Streams) (
 	c.hooks = hooks
 	b.setCreating(id, config.Cgroups)
 	defer b.setCreating(id, nil)
-	init, err := c.start(process, streams, nil)
+	init, err := c.startInit(config, process, streams)
 	if err == nil {
 		err = c.findCgroups()
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/minicri/minicri/internal/environ"
 	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/runtime/launch"
 )
 
 // listenToInit keeps what init says until its program runs. Behind the barrier
@@ -114,7 +115,7 @@ const forkNoExec = 0x40
 
 // beforeExec reports whether a process has executed no program of its own yet,
 // also of one that has ended and is not waited for (proc_pid_stat(5), flags and
-// comm). The program that sets its environment is not its own.
+// comm). The programs that set its environment, or launch it, are not its own.
 func beforeExec(pid int) (bool, error) {
 	const flags = 6 // behind the name
 	content, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
@@ -122,7 +123,7 @@ func beforeExec(pid int) (bool, error) {
 		return false, err
 	}
 	name := content[bytes.IndexByte(content, '(')+1 : bytes.LastIndexByte(content, ')')]
-	if string(name) == environ.Name || setsEnvironment(pid) {
+	if string(name) == environ.Name || string(name) == launch.Name || isStarter(pid) {
 		return true, nil
 	}
 	fields := bytes.Fields(content[bytes.LastIndexByte(content, ')')+1:])
@@ -133,9 +134,9 @@ func beforeExec(pid int) (bool, error) {
 	return value&forkNoExec != 0, err
 }
 
-// setsEnvironment reports whether a process that lives runs environ, which has
+// isStarter reports whether a process that lives runs environ or launch, which has
 // not got round to saying its name.
-func setsEnvironment(pid int) bool {
+func isStarter(pid int) bool {
 	exe, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/exe")
-	return err == nil && strings.HasPrefix(exe, "/memfd:"+environ.Name+" ")
+	return err == nil && (strings.HasPrefix(exe, "/memfd:"+environ.Name+" ") || strings.HasPrefix(exe, "/memfd:"+launch.Name+" "))
 }
