@@ -143,7 +143,7 @@ func (c *checker) quarantine() {
 		{c.attachmentDir(), network.RetryAttachment},
 	} {
 		for _, file := range state.Quarantined(kind.dir) {
-			finding := c.add("quarantine", Warning, file+" cannot be decoded: its object is left alone",
+			finding := c.add("quarantine", Problem, file+" cannot be decoded: its object is left alone",
 				"repair the file, run 'minicri check --fix' and restart the daemon; or give it up with --fix --force: the next start removes what it describes")
 			finding.fix, finding.fixed = func() error { return kind.retry(file) }, "put back, restart the daemon"
 			finding.force = func() error { return state.GiveUp(file) }

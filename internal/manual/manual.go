@@ -40,7 +40,7 @@ func Commands() []Command {
 		{Words: "config default", Help: "print the default configuration, every key with its comment"},
 		{Words: "config check", Argument: "FILE", Help: "check a configuration file and its drop-ins, FILE.d/*.toml"},
 		{
-			Words: "check", Help: "report what this node lacks and what was left behind; exit code 0 only without a problem", Configured: true,
+			Words: "check", Help: "report what this node lacks and what was left behind; exit code 0 only without a problem, which a record in quarantine is too", Configured: true,
 			Flags: []Flag{{"fix", "", "remove what was left behind, and try records in quarantine again"}, {"force", "", "with --fix: remove the records in quarantine that cannot be decoded"}, {"json", "", "print JSON"}},
 		},
 		{
