@@ -611,6 +611,7 @@ func TestKilledShim(t *testing.T) {
 	}
 	time.Sleep(50 * time.Millisecond)
 	p.start()
+	reapOrphans() // at once: the kernel knows the status when it is reaped, and it is awaited for 2.5 s
 	ctx := t.Context()
 	if s, err := p.state(ctx, "runs"); err != nil || s.Status != api.Status_STATUS_RUNNING || !s.Adopted {
 		t.Fatalf("adopted container: %v, %v", s, err)
@@ -618,7 +619,6 @@ func TestKilledShim(t *testing.T) {
 	if err := p.Start(ctx, "waits"); err != nil {
 		t.Errorf("start of an adopted container: %v", err)
 	}
-	reapOrphans()
 	if r, err := p.ExecSync(ctx, "runs", sh("echo hi"), 0, 10); err != nil || string(r.Stdout) != "hi\n" {
 		t.Errorf("exec in an adopted container: %+v, %v", r, err)
 	}
