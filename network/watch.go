@@ -86,6 +86,9 @@ func (n *CNI) keepInUse(last, now *Configuration) {
 		return
 	}
 	data, err := json.Marshal(now)
+	if kept, readErr := os.ReadFile(n.inUseFile()); readErr == nil && bytes.Equal(kept, data) {
+		return // by the daemon before
+	}
 	if err == nil {
 		err = state.WriteFile(n.inUseFile(), data, false)
 	}
