@@ -19,13 +19,14 @@ type Directory struct {
 	// current is what was read last.
 	current atomic.Pointer[snapshot]
 	status  atomic.Pointer[status]
-	// asked is closed when the plugins have answered STATUS for the first time.
-	asked   chan struct{}
-	changed chan struct{}
+	// asked is closed when the plugins have answered STATUS for the first time,
+	// left when nothing follows the directory any more.
+	asked, left chan struct{}
+	changed     chan struct{}
 }
 
 func (n *CNI) newDirectory(path string) *Directory {
-	d := &Directory{owner: n, path: path, asked: make(chan struct{}), changed: make(chan struct{}, 1)}
+	d := &Directory{owner: n, path: path, asked: make(chan struct{}), left: make(chan struct{}), changed: make(chan struct{}, 1)}
 	d.current.Store(&snapshot{})
 	return d
 }
@@ -43,7 +44,9 @@ func (n *CNI) In(path string) *Directory {
 	if d := (*n.others.Load())[path]; d != nil {
 		return d
 	}
-	return n.newDirectory(path)
+	d := n.newDirectory(path)
+	close(d.left)
+	return d
 }
 
 // directories are all of them, the node's own last.
@@ -55,15 +58,24 @@ func (n *CNI) directories() (all []*Directory) {
 }
 
 // SetDirectories puts other further directories in the place of those that are
-// followed; "" and the node's own are left out. What is in both stays as it is.
+// followed; "" and the node's own are left out. What is in both stays as it is. It
+// is not called twice at a time.
 func (n *CNI) SetDirectories(paths []string) {
-	next := make(map[string]*Directory)
+	last, next := *n.others.Load(), make(map[string]*Directory)
 	for _, path := range paths {
-		if d := n.In(path); d != n.Directory {
-			next[path] = d
+		if path == "" || path == n.path {
+			continue
+		}
+		if next[path] = last[path]; next[path] == nil {
+			next[path] = n.newDirectory(path)
 		}
 	}
 	n.others.Store(&next)
+	for path, d := range last {
+		if next[path] == nil {
+			close(d.left) // who waits for its first STATUS waits no longer
+		}
+	}
 	select {
 	case n.othersChanged <- struct{}{}:
 	default:

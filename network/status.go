@@ -30,6 +30,8 @@ func (d *Directory) Ready(ctx context.Context) error {
 	}
 	select {
 	case <-d.asked:
+	case <-d.left:
+		return fmt.Errorf("%s is no configuration directory of the node or of a runtime handler any more", d.path)
 	case <-ctx.Done():
 		if isClosed(d.asked) {
 			break

@@ -2,6 +2,8 @@ package network
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -33,7 +35,7 @@ func TestStatusThatHangs(t *testing.T) {
 	for began := time.Now(); n.ready(t) == nil; time.Sleep(5 * time.Millisecond) {
 		asked := time.Now()
 		_ = n.ready(t)
-		if took := time.Since(asked); took > 100*time.Millisecond {
+		if took := time.Since(asked); took > 400*time.Millisecond { // STATUS has 500
 			t.Errorf("Ready took %v", took)
 		}
 		if time.Since(began) > follows {
@@ -50,6 +52,31 @@ func TestStatusThatHangs(t *testing.T) {
 	n.untell(t, "STATUS.hang")
 	eventually(t, follows, "ready again", func() bool { return n.ready(t) == nil })
 	eventually(t, within, "nothing of STATUS runs", func() bool { return len(processesWith(t, mark(), "CNI_COMMAND=STATUS")) == 0 })
+}
+
+// Nobody waits for the first answer in a directory that is none of a handler's any
+// more: Status asks for the network of each while the configuration is reloaded.
+func TestReadyOfADirectoryThatIsLeft(t *testing.T) {
+	n := newNode(t, nil)
+	n.configure(t, "10.conflist", "net", n.script())
+	content, err := os.ReadFile(filepath.Join(n.Options.ConfDir, "10.conflist"))
+	must(t, err)
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "10.conflist"), content, 0o600))
+	n.SetDirectories([]string{dir})
+	answer := make(chan error, 1)
+	go func() { answer <- n.In(dir).Ready(t.Context()) }() // nothing asks: the node does not run
+	time.Sleep(10 * time.Millisecond)
+	n.SetDirectories(nil)
+	go func() { answer <- n.In(dir).Ready(t.Context()) }()
+	for range 2 {
+		select {
+		case err := <-answer:
+			wantError(t, err, dir+" is no configuration directory")
+		case <-time.After(within):
+			t.Fatal("a directory that is left is waited for")
+		}
+	}
 }
 
 // An answer that has grown old does not count: a loop that hangs is not ready.
