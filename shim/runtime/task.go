@@ -34,11 +34,12 @@ type Task struct {
 	systemdCgroup bool
 	children      *children
 	events        *eventSink
-	shims         sync.Map   // shimProcess by address
 	dirs          sync.Mutex // held while directories of containers come and go
 
-	mu       sync.Mutex // guards creating
+	mu       sync.Mutex // guards what follows
 	creating map[string]*taskContainer
+	shims    map[string]shimProcess // by address
+	mostKept int                    // with so many of them those that have ended are forgotten
 }
 
 // NewTask starts shims by a program, its path and further arguments. What is
@@ -49,6 +50,7 @@ func NewTask(program []string, root string, systemdCgroup bool, builtin *Builtin
 	return &Task{
 		program: program, systemdCgroup: systemdCgroup, bundles: filepath.Join(root, "bundles"),
 		children: builtin.children, events: newEventSink(root), creating: make(map[string]*taskContainer),
+		shims: make(map[string]shimProcess),
 	}
 }
 
@@ -109,8 +111,8 @@ func (r *Task) Abort(id string) error {
 		return nil
 	}
 	c.aborted.Store(true)
-	if shim, known := r.shims.Load(c.address()); known {
-		endHelpers(shim.(shimProcess).PID, id)
+	if shim, known := r.shimAt(c.address()); known {
+		endHelpers(shim.PID, id)
 	}
 	time.AfterFunc(abortPatience, c.abort)
 	return nil
@@ -130,7 +132,7 @@ func (r *Task) Load(id string) (Container, error) {
 		err = json.Unmarshal(content, &c.known)
 	}
 	if err == nil {
-		r.shims.Store(c.known.Address, c.known.Shim)
+		r.keepShim(c.known.Address, c.known.Shim)
 		c.execCgroups = newExecCgroups(c.known.Cgroups, c.bundle)
 		err = r.events.serve()
 	}
@@ -141,6 +143,9 @@ func (r *Task) Load(id string) (Container, error) {
 		err = c.connect()
 	}
 	if err != nil {
+		if c.log != nil {
+			c.log.close()
+		}
 		return nil, fmt.Errorf("load container %s: %w", id, err)
 	}
 	return c, nil

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -170,13 +171,42 @@ func (c *taskContainer) noteShim(pid int) error {
 	}
 	defer p.Close()
 	is := shimProcess{PID: pid, StartTime: p.StartTime}
-	known, _ := c.runtime.shims.Load(c.known.Address)
+	known, _ := c.runtime.shimAt(c.known.Address)
 	if known != is && (!descends(pid, os.Getpid()) || pid == os.Getpid()) {
 		return fmt.Errorf("the shim of container %s says that it is process %d, which was not started here", c.id, pid)
 	}
 	c.known.Shim = is
-	c.runtime.shims.Store(c.known.Address, is)
+	c.runtime.keepShim(c.known.Address, is)
 	return nil
+}
+
+// leastKept is how many shims are kept before any is looked at.
+const leastKept = 64
+
+// keepShim remembers which process serves at an address. Those that have ended are
+// looked for when there are twice as many as were left the last time.
+func (r *Task) keepShim(address string, shim shimProcess) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.shims[address] = shim
+	if len(r.shims) <= max(leastKept, r.mostKept) {
+		return
+	}
+	maps.DeleteFunc(r.shims, func(_ string, s shimProcess) bool {
+		p, err := Find(s.PID, s.StartTime)
+		if err == nil {
+			_ = p.Close()
+		}
+		return err != nil
+	})
+	r.mostKept = 2 * len(r.shims)
+}
+
+func (r *Task) shimAt(address string) (shim shimProcess, known bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	shim, known = r.shims[address]
+	return shim, known
 }
 
 // endShim kills a shim that does not answer. Its other containers, of the same
