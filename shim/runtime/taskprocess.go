@@ -131,7 +131,7 @@ func (c *taskContainer) exitOf(p *Process, exec string) (status syscall.WaitStat
 	answer, err := c.task.Wait(ctx, &task.WaitRequest{ID: c.id, ExecID: exec})
 	status, known = statusOf(answer.GetExitStatus()), err == nil
 	if p.pidfd != nil {
-		if exact, told := p.KernelExit(); told {
+		if exact, ok := p.KernelExit(); ok {
 			status, known = exact, true
 		}
 	}

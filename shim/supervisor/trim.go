@@ -10,7 +10,7 @@ import (
 )
 
 // trimEvery is how often an idle shim looks whether it holds memory that it
-// does not need. One exists per pod, so what each keeps counts.
+// does not need: with supervisor = "pod" each pod has one.
 const trimEvery = 2 * time.Second
 
 // trimMemory gives memory back to the kernel after something has been done.
