@@ -110,9 +110,6 @@ type creation struct {
 // run goes through the steps 3 to 12.
 func (c *creation) run() {
 	steps := c.steps
-	if c.hostNetwork() {
-		c.owner.work.Go(cgroup.WarmLock) // cgroups are made soon: see there
-	}
 	steps.Step(stepRecord, c.writeRecord)
 	synced := steps.Async(stepSync, c.syncRecord)
 	steps.Step(stepFiles, c.makeFiles)
@@ -133,7 +130,7 @@ func (c *creation) run() {
 		steps.Step(stepAddresses, c.checkAddresses)
 		steps.Step(stepPrepare, c.preparePause)
 	} else {
-		prepared := steps.AsyncAfter(c.plugin, stepPrepare, c.preparePauseBehindPlugin)
+		prepared := c.prepareBesideAdd()
 		steps.Join(synced)
 		steps.Step(stepAdd, c.attach)
 		c.pluginRuns() // or none will
@@ -239,13 +236,19 @@ func (c *creation) checkAddresses(context.Context) error {
 	return nil
 }
 
-// preparePauseBehindPlugin prepares pause when the first plugin runs: pause is
-// moved into cgroups, which waits for a lock of the kernel (cgroup.WarmLock) and
-// keeps every other process out of its cgroup meanwhile, as each plugin has one
-// to enter.
-func (c *creation) preparePauseBehindPlugin(ctx context.Context) error {
-	c.owner.work.Go(cgroup.WarmLock)
-	return c.preparePause(ctx)
+// prepareBesideAdd prepares pause while ADD runs. With a user namespace it begins
+// when the first plugin runs: libcontainer makes such a pause and moves it into
+// cgroups, which waits for a lock of the kernel (cgroup.WarmLock) and keeps every
+// other process out of its cgroup meanwhile, as each plugin has one to enter.
+// Others move themselves, without that lock (shim/runtime/launchlist.go).
+func (c *creation) prepareBesideAdd() *step.Async {
+	if oci.UserNamespace(c.config) == nil {
+		return c.steps.Async(stepPrepare, c.preparePause)
+	}
+	return c.steps.AsyncAfter(c.plugin, stepPrepare, func(ctx context.Context) error {
+		c.owner.work.Go(cgroup.WarmLock)
+		return c.preparePause(ctx)
+	})
 }
 
 // preparePause starts pause, in the context of the whole Run: the shim that
