@@ -35,6 +35,7 @@ type launching struct {
 	id, dir string
 	config  *configs.Config
 	process *libcontainer.Process
+	streams Streams
 	cgroups cgroups.Manager
 	files   []*os.File // what the process gets: streams, socket, barrier, program
 	pid     int
@@ -42,8 +43,8 @@ type launching struct {
 
 // launch brings the process to the exec barrier, and makes c a container that
 // libcontainer has loaded.
-func (c *builtinContainer) launch(config *configs.Config, process *libcontainer.Process) (*Process, error) {
-	l := &launching{id: c.lib.ID(), dir: c.dir, config: config, process: process}
+func (c *builtinContainer) launch(config *configs.Config, process *libcontainer.Process, streams Streams) (*Process, error) {
+	l := &launching{id: c.lib.ID(), dir: c.dir, config: config, process: process, streams: streams}
 	var err error
 	if l.cgroups, err = manager.New(config.Cgroups); err != nil {
 		return nil, err
@@ -129,12 +130,12 @@ func (l *launching) run(list *launchList, ours net.Conn) error {
 
 // open opens what the process gets, and our end of the socket.
 func (l *launching) open(b *Builtin) (net.Conn, error) {
-	for _, mode := range []int{os.O_RDONLY, os.O_WRONLY, os.O_WRONLY} {
-		null, err := os.OpenFile(os.DevNull, mode, 0)
+	for number, given := range l.streams.files() {
+		stream, err := copyOrNull(given, number)
 		if err != nil {
 			return nil, err
 		}
-		l.files = append(l.files, null)
+		l.files = append(l.files, stream)
 	}
 	ours, theirs, err := socketPair()
 	if err != nil {

@@ -174,8 +174,9 @@ func (n *node) look(t *testing.T, id string, change func(*specs.Spec), start fun
 		}
 	}
 	seen := seenOf(init.PID, id)
+	pid := regexp.MustCompile(`\b` + strconv.Itoa(init.PID) + `\b`) // not a part of 4294967295
 	for key, value := range seen {
-		seen[key] = strings.NewReplacer(id, "ID", strconv.Itoa(init.PID), "PID").Replace(value)
+		seen[key] = pid.ReplaceAllString(strings.ReplaceAll(value, id, "ID"), "PID")
 	}
 	return seen
 }

@@ -1,7 +1,9 @@
 package runtime
 
 import (
+	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
@@ -12,7 +14,7 @@ import (
 // that it needs.
 func (c *builtinContainer) startInit(config *configs.Config, process *libcontainer.Process, streams Streams) (*Process, error) {
 	if len(c.hooks) == 0 && needsInit(config, process, streams) == "" {
-		return c.launch(config, process)
+		return c.launch(config, process, streams)
 	}
 	return c.start(process, streams, nil)
 }
@@ -35,7 +37,7 @@ func needsInit(config *configs.Config, p *libcontainer.Process, streams Streams)
 
 func initForProcess(p *libcontainer.Process, streams Streams) string {
 	switch {
-	case streams != Streams{}:
+	case streams.Terminal || slices.ContainsFunc(streams.files(), hasOwner):
 		return "streams: they are given to the user of the process"
 	case len(p.Args) == 0 || !filepath.IsAbs(p.Args[0]):
 		return "a program that has to be looked for"
@@ -51,6 +53,31 @@ func initForProcess(p *libcontainer.Process, streams Streams) string {
 		return "capabilities"
 	}
 	return ""
+}
+
+// hasOwner reports whether who owns the stream matters: it can be opened anew by
+// its name in /proc/self/fd, which sockets cannot (proc_pid_fd(5)).
+func hasOwner(stream *os.File) bool {
+	if stream == nil {
+		return false
+	}
+	info, err := stream.Stat()
+	return err != nil || info.Mode()&os.ModeSocket == 0
+}
+
+// files are stdin, stdout and stderr; nil for /dev/null.
+func (s Streams) files() []*os.File { return []*os.File{s.Stdin, s.Stdout, s.Stderr} }
+
+// copyOrNull is what a process gets as its stream of that number.
+func copyOrNull(given *os.File, number int) (*os.File, error) {
+	if given == nil {
+		return os.OpenFile(os.DevNull, min(number, os.O_WRONLY), 0)
+	}
+	fd, err := unix.FcntlInt(given.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("fcntl", err)
+	}
+	return os.NewFile(uintptr(fd), given.Name()), nil
 }
 
 func hasAny(c *configs.Capabilities) bool {

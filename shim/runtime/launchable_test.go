@@ -10,6 +10,8 @@ import (
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/shim/stdio"
 )
 
 // What the daemon asks for as a pod's pause is launched, but with a user
@@ -26,6 +28,12 @@ func TestPausesAreLaunched(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	spares, err := stdio.NewSpares()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer spares.Close()
+	streams := Streams{Stdin: spares.Receive, Stdout: spares.Send} // as the supervisor's
 	launched, byInit := 0, 0
 	for _, c := range cases {
 		if c.Spec == nil {
@@ -43,7 +51,7 @@ func TestPausesAreLaunched(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if why := needsInit(config, process, Streams{}); why != "" {
+		if why := needsInit(config, process, streams); why != "" {
 			t.Errorf("%s: needs init for %s", c.Case, why)
 		}
 		launched++
@@ -116,8 +124,10 @@ func TestWhatIsNotLaunched(t *testing.T) {
 		if needsInit(config, process, Streams{}) == "" {
 			t.Errorf("%s: it is launched", name)
 		}
-		if needsInit(config, process, Streams{Terminal: true}) == "" {
-			t.Error("with a terminal it is launched")
+		for _, streams := range []Streams{{Terminal: true}, {Stdin: os.Stdin}, {Stderr: os.Stderr}} {
+			if needsInit(config, process, streams) == "" {
+				t.Errorf("with %+v it is launched", streams)
+			}
 		}
 	}
 }
