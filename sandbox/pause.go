@@ -20,6 +20,7 @@ import (
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/oci/pause"
 	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/client"
 )
 
 // pauseRoot holds the rootfs that all pause processes share, read-only. It is
@@ -189,10 +190,11 @@ func (s *Store) deletePause(sb *Sandbox) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*s.limits.Load().Kill)
 	defer cancel()
 	supervisor, err := s.options.Supervisors.Connect(ctx, sb.Group())
-	if err == nil {
+	if sb.unserved = errdefs.IsUnavailable(err); err == nil {
+		// One that serves and cannot delete it yet says Unavailable, too.
 		err = supervisor.Delete(ctx, sb.ID, true)
+		sb.unserved = errors.Is(err, client.ErrLost)
 	}
-	sb.unserved = errdefs.IsUnavailable(err)
 	if errdefs.IsNotFound(err) || sb.unserved {
 		return nil
 	}

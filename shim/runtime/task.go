@@ -33,7 +33,7 @@ type Task struct {
 	bundles       string   // a directory for each container: config.json, task.json
 	systemdCgroup bool
 	children      *children
-	events        *eventSink
+	events        *Events
 	dirs          sync.Mutex // held while directories of containers come and go
 
 	mu       sync.Mutex // guards what follows
@@ -43,13 +43,13 @@ type Task struct {
 }
 
 // NewTask starts shims by a program, its path and further arguments. What is
-// kept of its containers is below root. From now on this process is a sub-reaper,
-// and Builtin reaps what has no owner.
-func NewTask(program []string, root string, systemdCgroup bool, builtin *Builtin) *Task {
+// kept of its containers is below root; the shims publish to events. From now on
+// this process is a sub-reaper, and Builtin reaps what has no owner.
+func NewTask(program []string, root string, systemdCgroup bool, builtin *Builtin, events *Events) *Task {
 	builtin.children.adopt()
 	return &Task{
 		program: program, systemdCgroup: systemdCgroup, bundles: filepath.Join(root, "bundles"),
-		children: builtin.children, events: newEventSink(root), creating: make(map[string]*taskContainer),
+		children: builtin.children, events: events, creating: make(map[string]*taskContainer),
 		shims: make(map[string]shimProcess),
 	}
 }
@@ -170,7 +170,8 @@ type taskContainer struct {
 	aborted     atomic.Bool // its runtime may have been killed, and have left its state
 	execs       execNumbers
 	execCgroups *execCgroups
-	mu          sync.Mutex // guards known.Address while the container is made
+	mu          sync.Mutex         // guards known.Address while the container is made, and starting
+	starting    context.CancelFunc // nil unless the shim is asked to start it
 }
 
 // taskKnown is what a successor has to know of the container.
@@ -192,7 +193,10 @@ func (c *taskContainer) address() string {
 	return c.known.Address
 }
 
-func (c *taskContainer) file() string { return filepath.Join(c.bundle, "task.json") }
+// taskFile has what is known of a container, in its bundle.
+const taskFile = "task.json"
+
+func (c *taskContainer) file() string { return filepath.Join(c.bundle, taskFile) }
 
 func (c *taskContainer) create(ctx context.Context, spec *specs.Spec, streams Streams) (*Process, error) {
 	if err := c.startShim(spec); err != nil {
@@ -270,8 +274,27 @@ func (c *taskContainer) Exit() (syscall.WaitStatus, bool) {
 func (c *taskContainer) Start() error {
 	ctx, cancel := context.WithTimeout(context.Background(), longRun)
 	defer cancel()
+	c.setStarting(cancel)
+	defer c.setStarting(nil)
 	_, err := c.task.Start(ctx, &task.StartRequest{ID: c.id})
 	return taskError("start", err)
+}
+
+func (c *taskContainer) setStarting(cancel context.CancelFunc) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.starting = cancel
+}
+
+// abortStart gives up a start that a shim does not answer although the container
+// is killed.
+func (c *taskContainer) abortStart() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.starting != nil {
+		c.aborted.Store(true)
+		time.AfterFunc(abortPatience, c.starting)
+	}
 }
 
 // Started is of Container: the runtime behind the shim has run the hooks.
@@ -282,6 +305,7 @@ func (*taskContainer) Started() error { return nil }
 func (c *taskContainer) SignalAll(sig syscall.Signal) error {
 	if sig == unix.SIGKILL {
 		endHelpers(c.known.Shim.PID, c.id)
+		c.abortStart()
 	}
 	if len(c.known.Cgroups) > 0 {
 		return killCgroup(c.known.Cgroups, "", sig)

@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -100,10 +101,26 @@ func (c *taskContainer) deleteByShim() error {
 	if err = taskError("delete", err); err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}
-	// Refused while the shim has other containers of the pod; answered or not, the
-	// connection ends with it.
+	// Refused while the shim has other containers of the pod; the connection ends
+	// with it.
 	_, _ = c.task.Shutdown(ctx, &task.ShutdownRequest{ID: c.id})
+	if ctx.Err() != nil && !c.sharesShim() {
+		c.endShim() // the container is deleted, and nobody else needs it
+	}
 	return nil
+}
+
+// sharesShim reports whether the shim has another container.
+func (c *taskContainer) sharesShim() bool {
+	files, _ := filepath.Glob(filepath.Join(c.runtime.bundles, "*", taskFile))
+	for _, file := range files {
+		var other taskKnown
+		content, err := os.ReadFile(file)
+		if err == nil && file != c.file() && json.Unmarshal(content, &other) == nil && other.Shim == c.known.Shim {
+			return true
+		}
+	}
+	return false
 }
 
 // longestError is how much of an error of a shim's is passed on.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"net"
 	"os"
 	"strconv"
@@ -14,6 +13,8 @@ import (
 	"github.com/containerd/containerd/api/services/ttrpc/events/v1"
 	"github.com/containerd/ttrpc"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/minicri/minicri/internal/socket"
 )
 
 // execNumbers are the ids of a container's execs, which no predecessor has given.
@@ -23,47 +24,43 @@ func (n *execNumbers) next() string {
 	return "exec-" + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatUint(n.last.Add(1), 10)
 }
 
-// eventSink is what shims publish their events to. A shim does not start without
-// one. The exits of processes are asked for, and lack of memory is seen in
-// cgroups, so what is published is only taken.
-type eventSink struct {
-	root string
-
-	mu     sync.Mutex
-	served bool
+// Events is what the shims of a supervisor publish their events to. A shim does
+// not start without one. The exits of processes are asked for, and lack of memory
+// is seen in cgroups, so what is published is only taken.
+type Events struct {
+	listener net.Listener
+	once     sync.Once
 }
 
-func newEventSink(root string) *eventSink { return &eventSink{root: root} }
-
-// address is an abstract socket: a path below root may be too long for one.
-func (s *eventSink) address() string {
-	hash := fnv.New64a()
-	_, _ = hash.Write([]byte(s.root))
-	return fmt.Sprintf("@minicri-events-%016x", hash.Sum64())
+// ListenForEvents takes a path that belongs to this process; a socket that a
+// predecessor has left there is replaced. Not an abstract socket: a pod in the
+// node's network could take its name. It is served when the first shim needs it.
+func ListenForEvents(path string) (*Events, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("a socket for the events of shims: %w", err)
+	}
+	listener, err := socket.ListenPrivate(path)
+	if err != nil {
+		return nil, fmt.Errorf("the events of shims: %w", err)
+	}
+	return &Events{listener: listener}, nil
 }
 
-// serve listens, once, until this process ends.
-func (s *eventSink) serve() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.served {
-		return nil
-	}
-	listener, err := net.Listen("unix", s.address())
-	if err != nil {
-		return fmt.Errorf("listen for the events of shims: %w", err)
-	}
-	server, err := ttrpc.NewServer(ttrpc.WithServerHandshaker(ttrpc.UnixSocketRequireSameUser()))
-	if err != nil {
-		return errors.Join(err, listener.Close())
-	}
-	events.RegisterTTRPCEventsService(server, s)
-	go func() { _ = server.Serve(context.Background(), listener) }()
-	s.served = true
-	return nil
+func (e *Events) address() string { return e.listener.Addr().String() }
+
+// serve serves, once, until this process ends.
+func (e *Events) serve() (err error) {
+	e.once.Do(func() {
+		var server *ttrpc.Server
+		if server, err = ttrpc.NewServer(ttrpc.WithServerHandshaker(ttrpc.UnixSocketRequireSameUser())); err == nil {
+			events.RegisterTTRPCEventsService(server, e)
+			go func() { _ = server.Serve(context.Background(), e.listener) }()
+		}
+	})
+	return err
 }
 
 // Forward takes an event.
-func (*eventSink) Forward(context.Context, *events.ForwardRequest) (*emptypb.Empty, error) {
+func (*Events) Forward(context.Context, *events.ForwardRequest) (*emptypb.Empty, error) {
 	return &emptypb.Empty{}, nil
 }

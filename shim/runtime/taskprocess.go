@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"syscall"
+	"time"
 
 	"github.com/containerd/containerd/api/runtime/task/v2"
 	"github.com/containerd/errdefs"
@@ -125,21 +126,41 @@ func (c *taskContainer) open(pid int) (*Process, error) {
 // exitOf asks the shim, which is the parent, for the exit of an ended process,
 // and has it forget an exec. The kernel knows better, if it tells (Linux 6.15):
 // the shim's number does not tell a signal from an exit.
-func (c *taskContainer) exitOf(p *Process, exec string) (status syscall.WaitStatus, known bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
-	defer cancel()
-	answer, err := c.task.Wait(ctx, &task.WaitRequest{ID: c.id, ExecID: exec})
-	status, known = statusOf(answer.GetExitStatus()), err == nil
-	if p.pidfd != nil {
-		if exact, ok := p.KernelExit(); ok {
-			status, known = exact, true
+func (c *taskContainer) exitOf(p *Process, exec string) (syscall.WaitStatus, bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
+	answered := make(chan *task.WaitResponse, 1)
+	go func() {
+		defer cancel()
+		answer, err := c.task.Wait(ctx, &task.WaitRequest{ID: c.id, ExecID: exec})
+		if err != nil {
+			answer = nil
+		}
+		answered <- answer
+		if exec != "" && err == nil {
+			_, _ = c.task.Delete(ctx, &task.DeleteRequest{ID: c.id, ExecID: exec})
+		}
+	}()
+	for {
+		var answer *task.WaitResponse
+		over := false
+		select {
+		case answer = <-answered:
+			over = true
+		case <-time.After(kernelExitPause):
+		}
+		if p.pidfd != nil {
+			if exact, ok := p.KernelExit(); ok {
+				return exact, true // whether the shim answers or not
+			}
+		}
+		if over {
+			return statusOf(answer.GetExitStatus()), answer != nil
 		}
 	}
-	if exec != "" && err == nil {
-		_, _ = c.task.Delete(ctx, &task.DeleteRequest{ID: c.id, ExecID: exec})
-	}
-	return status, known
 }
+
+// kernelExitPause is between two looks whether the shim has reaped a process.
+const kernelExitPause = 5 * time.Millisecond
 
 // statusOf is a status that says what a shim's number does, which is 128 and the
 // signal for a process that was ended by one.

@@ -9,6 +9,7 @@
 //	DIR/lock               held as long as a shim serves DIR
 //	DIR/shim.sock          control, see package api
 //	DIR/stream.sock        data
+//	DIR/events.sock        what containerd's shims publish
 //	DIR/containers/ID/     libcontainer's state
 //	DIR/records/ID.json    what a successor needs to adopt the container
 //	DIR/io/ID.stdout       output, a fifo that pause and the daemon hold open too

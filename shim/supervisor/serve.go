@@ -46,14 +46,15 @@ const answerGrace = 100 * time.Millisecond
 
 // Supervisor serves one directory. See the package for its lock rule.
 type Supervisor struct {
-	dir     string
-	log     *slog.Logger
-	events  *broker
-	builtin *runtime.Builtin
-	journal *journal.Journal
-	systemd bool // the cgroup driver
-	build   string
-	paused  time.Duration // how long the upgrade that has brought this build has held output up
+	dir        string
+	log        *slog.Logger
+	events     *broker
+	builtin    *runtime.Builtin
+	taskEvents *runtime.Events
+	journal    *journal.Journal
+	systemd    bool // the cgroup driver
+	build      string
+	paused     time.Duration // how long the upgrade that has brought this build has held output up
 
 	lock             *os.File
 	control, streams net.Listener
@@ -89,7 +90,9 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	}
 	defer sup.lock.Close()
 	defer sup.journal.Close()
-	err = sup.adoptAll(handed)
+	if sup.taskEvents, err = runtime.ListenForEvents(filepath.Join(s.Dir, eventSocket)); err == nil {
+		err = sup.adoptAll(handed)
+	}
 	closeDescriptors(handed.Outputs) // we have our own by now
 	handed.closeRest()
 	if err != nil {
@@ -104,6 +107,9 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	go trimMemory(ctx)
 	return sup.serve(ctx, s.Ready)
 }
+
+// eventSocket is where containerd's shims publish.
+const eventSocket = "events.sock"
 
 // journalFile is below the supervisor's directory. The number is the version of
 // its form.
@@ -165,7 +171,7 @@ func (s *Supervisor) runtimeOf(r record) runtime.Runtime {
 		// Runtimes do not read each other's states.
 		name := filepath.Base(r.Runtime[0])
 		if r.Task {
-			program = runtime.NewTask(r.Runtime, filepath.Join(s.dir, tasksDir, name), s.systemd, s.builtin)
+			program = runtime.NewTask(r.Runtime, filepath.Join(s.dir, tasksDir, name), s.systemd, s.builtin, s.taskEvents)
 		} else {
 			program = runtime.NewCommand(r.Runtime, filepath.Join(s.dir, commandsDir, name), s.systemd, s.builtin)
 		}

@@ -18,10 +18,7 @@ import (
 // neither. No process of somebody else's is touched.
 func TestHostileShims(t *testing.T) {
 	dir := t.TempDir()
-	built := filepath.Join(dir, "hostileshim")
-	if output, err := exec.Command("go", "build", "-o", built, "./hostileshim").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, output)
-	}
+	built := buildHostileShim(t, dir)
 	for mode, says := range map[string]string{
 		"rubbish":  "is not the address of a unix socket",
 		"longpath": "characters long",
@@ -74,6 +71,62 @@ func programsOf(path string) (pids []string) {
 	for _, file := range files {
 		if to, err := os.Readlink(file); err == nil && to == path {
 			pids = append(pids, file)
+		}
+	}
+	return pids
+}
+
+func buildHostileShim(t *testing.T, dir string) (path string) {
+	t.Helper()
+	path = filepath.Join(dir, "hostileshim")
+	if output, err := exec.Command("go", "build", "-o", path, "./hostileshim").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, output)
+	}
+	return path
+}
+
+// A shim that hangs in a call holds up its own pod alone, and no longer than the
+// limits say: the pod can be removed, and with it go the shim and all that it
+// has started.
+func TestShimsThatHang(t *testing.T) {
+	real, err := exec.LookPath("containerd-shim-runc-v2")
+	check(t, err)
+	if real, err = filepath.EvalSymlinks(real); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	built := buildHostileShim(t, dir)
+	for _, call := range []string{"start", "state", "wait", "kill", "delete", "shutdown"} {
+		t.Run(call, func(t *testing.T) {
+			path := filepath.Join(dir, "containerd-shim-hangsin"+call+"-v2")
+			check(t, os.Link(built, path))
+			n := newNode(t, harness.Runtime("hanging", path), harness.Config("[limits]\nrun = '5s'\ncni_add = '5s'"))
+			other := &pod{Node: n, t: t, id: runBuiltin(t, n, "other"), config: n.PodConfig("other")}
+			witness := other.run("app", forever)
+			_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "hanging"})
+			if (err != nil) != (call == "start") {
+				t.Errorf("RunPodSandbox: %v", err)
+			}
+			other.exec(witness, "true")
+			pods, err := n.Runtime.ListPodSandbox(limited(t), &runtimeapi.ListPodSandboxRequest{})
+			check(t, err)
+			for _, left := range pods.Items {
+				if left.Id != other.id {
+					removeAtLast(t, n, left.Id)
+				}
+			}
+			other.exec(witness, "true")
+			eventually(t, "the shim has ended", func() bool { return len(programsOf(path)) == 0 && len(shimsBelow(t, n, real)) == 0 })
+		})
+	}
+}
+
+// shimsBelow are the processes of a shim's program that work for a node.
+func shimsBelow(t *testing.T, n *harness.Node, path string) (pids []string) {
+	t.Helper()
+	for _, exe := range programsOf(path) {
+		if line, _ := os.ReadFile(filepath.Join(filepath.Dir(exe), "cmdline")); strings.Contains(string(line), n.Dir) {
+			pids = append(pids, exe)
 		}
 	}
 	return pids

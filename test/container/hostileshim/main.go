@@ -1,5 +1,5 @@
-// Command hostileshim is a shim of containerd's that lies or dies: in
-// which way says the name that it is run by, containerd-shim-MODE-v2.
+// Command hostileshim is a shim of containerd's that lies or dies, or hangs in a
+// call: in which way says the name that it is run by, containerd-shim-MODE-v2.
 package main
 
 import (
@@ -24,6 +24,8 @@ func main() {
 	switch verb {
 	case "start":
 		err = start(mode)
+	case "delete":
+		err = runReal(os.Stdout)
 	case "serve":
 		err = serve(mode)
 	}
@@ -49,6 +51,14 @@ func start(mode string) error {
 		fmt.Print("unix:///no/such/socket")
 		return nil
 	}
+	command := exec.Command("/proc/self/exe", "serve")
+	if strings.HasPrefix(mode, hangs) {
+		said := &strings.Builder{}
+		if err := runReal(said); err != nil {
+			return err
+		}
+		command.Env = append(os.Environ(), realAddress+"="+strings.TrimPrefix(strings.TrimSpace(said.String()), "unix://"))
+	}
 	listener, err := net.Listen("unix", fmt.Sprintf("@hostile-%d", os.Getpid()))
 	if err != nil {
 		return err
@@ -57,14 +67,17 @@ func start(mode string) error {
 	if err != nil {
 		return err
 	}
-	command := exec.Command("/proc/self/exe", "serve")
 	command.Args[0] = os.Args[0]
 	command.ExtraFiles = []*os.File{socket}
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := command.Start(); err != nil {
 		return err
 	}
-	fmt.Printf(`{"version": 3, "address": "unix://@hostile-%d", "protocol": "ttrpc"}`, os.Getpid())
+	version := 3
+	if strings.HasPrefix(mode, hangs) {
+		version = 2 // as the real one
+	}
+	fmt.Printf(`{"version": %d, "address": "unix://@hostile-%d", "protocol": "ttrpc"}`, version, os.Getpid())
 	return nil
 }
 
@@ -76,6 +89,9 @@ func serve(mode string) error {
 	server, err := ttrpc.NewServer()
 	if err != nil {
 		return err
+	}
+	if call, ok := strings.CutPrefix(mode, hangs); ok {
+		return serveReal(server, listener, call)
 	}
 	answer := func(what func() (any, error)) ttrpc.Method {
 		return func(context.Context, func(any) error) (any, error) { return what() }
