@@ -144,7 +144,7 @@ func TestRefusedUpdateChangesNothing(t *testing.T) {
 // commands too, and the status shows it, once; what this machine has no
 // controller for is not shown as if it were in force.
 //
-// cri: ContainerResources.linux ContainerStatus.resources HugepageLimit.limit HugepageLimit.page_size
+// cri: ContainerResources.linux ContainerResources.windows ContainerStatus.resources HugepageLimit.limit HugepageLimit.page_size
 // cri: LinuxContainerConfig.resources LinuxContainerResources.hugepage_limits
 // cri: LinuxContainerResources.oom_score_adj
 func TestStatusIsWhatIsInForce(t *testing.T) {
@@ -161,6 +161,9 @@ func TestStatusIsWhatIsInForce(t *testing.T) {
 		}))
 	}
 	same(t, "oom_score_adj of all", p.exec(id, "cat /proc/[0-9]*/oom_score_adj | sort -u"), "600")
+	if other := p.status(id).Resources.Windows; other != nil {
+		t.Errorf("resources of Windows: %v", other)
+	}
 	now := p.status(id).Resources.Linux
 	if now.OomScoreAdj != 600 || now.MemoryLimitInBytes != 96<<20 {
 		t.Errorf("status: %v", now)

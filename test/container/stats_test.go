@@ -109,6 +109,28 @@ func TestStatsAreTheKernels(t *testing.T) {
 	p.swap(path, s)
 }
 
+// A page that has to come from the disk is a major fault.
+//
+// cri: MemoryUsage.major_page_faults
+func TestMajorFaults(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", "mkdir /disk; cp /bin/busybox /disk/; sync; "+forever)
+	p.awaitLine(id, "ready")
+	path := p.info(id).CgroupsPath
+	stat := map[bool]string{true: "pgmajfault", false: "total_pgmajfault"}[cgroup.Unified()]
+	before := p.cgroupValue(path, "memory/memory.stat", "memory.stat", stat)
+	file, err := os.Open(fmt.Sprintf("/proc/%d/root/disk/busybox", p.info(id).PID))
+	check(t, err)
+	check(t, unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED))
+	check(t, file.Close())
+	p.exec(id, "/disk/busybox true")
+	got := p.containerStats(id).Memory.GetMajorPageFaults().GetValue()
+	after := p.cgroupValue(path, "memory/memory.stat", "memory.stat", stat)
+	if after == before || got <= before || got > after {
+		t.Errorf("%d major faults, by the kernel %d before and %d after", got, before, after)
+	}
+}
+
 func (p *pod) containerStats(id string) *runtimeapi.ContainerStats {
 	p.t.Helper()
 	answer, err := p.Runtime.ContainerStats(limited(p.t), &runtimeapi.ContainerStatsRequest{ContainerId: id})

@@ -168,7 +168,7 @@ func (c *counted) attributes(stats *runtimeapi.ContainerStats) {
 // cri: PodSandboxAttributes.metadata PodSandboxAttributes.labels PodSandboxAttributes.annotations
 // cri: StreamPodSandboxStatsRequest.filter ListPodSandboxStatsRequest.filter
 // cri: ListPodSandboxStatsResponse.stats ProcessUsage.timestamp ProcessUsage.process_count
-// cri: LinuxPodSandboxStats.containers
+// cri: LinuxPodSandboxStats.containers PodSandboxStats.windows
 func TestPodStatsFilters(t *testing.T) {
 	c := newCounted(t)
 	for name, test := range map[string]struct {
@@ -202,6 +202,9 @@ func TestPodStatsFilters(t *testing.T) {
 	linux := one.GetStats().GetLinux()
 	if linux.GetProcess().GetTimestamp() == 0 || linux.GetProcess().GetProcessCount().GetValue() < 2 || len(linux.GetContainers()) != 1 || linux.GetNetwork().GetDefaultInterface().GetName() != "eth0" {
 		t.Errorf("the stats are %v", linux)
+	}
+	if one.GetStats().GetWindows() != nil {
+		t.Errorf("there are stats of Windows: %v", one.GetStats())
 	}
 }
 
@@ -280,12 +283,18 @@ func TestStatusFeatures(t *testing.T) {
 	}
 }
 
-// The overhead of a pod is recorded, whichever call brings it.
+// The overhead and the resources of a pod are recorded, whichever call brings
+// them.
 //
+// cri: LinuxPodSandboxConfig.overhead LinuxPodSandboxConfig.resources
 // cri: UpdatePodSandboxResources UpdatePodSandboxResourcesRequest.overhead
 // cri: UpdatePodSandboxResourcesRequest.resources
 func TestOverheadIsShown(t *testing.T) {
 	c := newCounted(t)
+	config := c.PodConfig("heavy")
+	config.Linux.Overhead = &runtimeapi.LinuxContainerResources{CpuShares: 55, MemoryLimitInBytes: 1 << 20}
+	config.Linux.Resources = &runtimeapi.LinuxContainerResources{CpuShares: 66}
+	heavy := c.RunPod(config)
 	_, err := c.Runtime.UpdatePodSandboxResources(c.ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{
 		PodSandboxId: c.pod, Overhead: &runtimeapi.LinuxContainerResources{CpuShares: 77}, Resources: &runtimeapi.LinuxContainerResources{CpuShares: 88},
 	})
@@ -296,5 +305,10 @@ func TestOverheadIsShown(t *testing.T) {
 	info := status.GetInfo()["info"]
 	if !strings.Contains(info, `"overhead":{"cpuShares":"77"}`) || !strings.Contains(info, `"resources":{"cpuShares":"88"}`) {
 		t.Errorf("after a restart of the daemon the pod shows %s", info)
+	}
+	status, err = c.Runtime.PodSandboxStatus(c.ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: heavy, Verbose: true})
+	c.check(err)
+	if info := status.GetInfo()["info"]; !strings.Contains(info, `"cpuShares":"55"`) || !strings.Contains(info, `"memoryLimitInBytes":"1048576"`) || !strings.Contains(info, `"cpuShares":"66"`) {
+		t.Errorf("a pod that was made with overhead and resources shows %s", info)
 	}
 }

@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -78,9 +80,32 @@ func podCIDR(cidr string) *runtimeapi.UpdateRuntimeConfigRequest {
 	}}
 }
 
-// cri: CheckpointContainer
+// Checkpoints are refused, whatever is asked for, with the code by which the
+// kubelet knows that they are not there; nothing is written.
+//
+// cri: CheckpointContainer CheckpointContainerRequest.container_id CheckpointContainerRequest.location
+// cri: CheckpointContainerRequest.timeout CheckpointPod CheckpointPodRequest.container_ids CheckpointPodRequest.options
+// cri: CheckpointPodRequest.output_path CheckpointPodRequest.pod_sandbox_id RestorePod RestorePodRequest.checkpoint_path
+// cri: RestorePodRequest.config RestorePodRequest.container_configs RestorePodRequest.options
+// cri: RestorePodRequest.runtime_handler
 func TestWhatIsNotThereYetIsUnimplemented(t *testing.T) {
 	n := harness.NewNode(t, harness.Parallel())
-	_, err := n.Runtime.CheckpointContainer(limited(t), &runtimeapi.CheckpointContainerRequest{})
+	pod, dir := n.RunPod(n.PodConfig("web")), t.TempDir()
+	_, err := n.Runtime.CheckpointContainer(limited(t), &runtimeapi.CheckpointContainerRequest{ContainerId: pod, Location: filepath.Join(dir, "archive.tar"), Timeout: 10})
 	wantCode(t, err, codes.Unimplemented)
+	options := map[string]string{"leave-running": "true"}
+	_, err = n.Runtime.CheckpointPod(limited(t), &runtimeapi.CheckpointPodRequest{PodSandboxId: pod, OutputPath: dir, ContainerIds: []string{pod}, Options: options})
+	wantCode(t, err, codes.Unimplemented)
+	_, err = n.Runtime.RestorePod(limited(t), &runtimeapi.RestorePodRequest{
+		CheckpointPath: dir, Config: n.PodConfig("restored"), Options: options,
+		ContainerConfigs: []*runtimeapi.ContainerConfig{{Metadata: &runtimeapi.ContainerMetadata{Name: "app"}}},
+	})
+	wantCode(t, err, codes.Unimplemented)
+	_, err = n.Runtime.RestorePod(limited(t), &runtimeapi.RestorePodRequest{CheckpointPath: dir, Config: n.PodConfig("restored"), RuntimeHandler: "kata"})
+	wantCode(t, err, codes.Unimplemented)
+	pods, err := n.Runtime.ListPodSandbox(limited(t), &runtimeapi.ListPodSandboxRequest{})
+	check(t, err)
+	if written, err := os.ReadDir(dir); err != nil || len(written) > 0 || len(pods.Items) != 1 {
+		t.Errorf("written: %v, %v; pods: %v", written, err, pods.Items)
+	}
 }

@@ -178,3 +178,23 @@ func TestPauseEndsAtOnceOnSIGTERM(t *testing.T) {
 		check(t, remove(t, n, id))
 	}
 }
+
+// The rootfs of pause is read-only whatever is asked for: it is the same for all
+// pods.
+//
+// cri: LinuxSandboxSecurityContext.readonly_rootfs
+func TestRootfsOfPauseIsReadOnly(t *testing.T) {
+	n := newNode(t)
+	for name, readonly := range map[string]bool{"readonly": true, "writable": false} {
+		pid := pausePID(t, n, n.RunPod(n.PodConfig(name, security(func(s *runtimeapi.LinuxSandboxSecurityContext) { s.ReadonlyRootfs = readonly }))))
+		root := ""
+		for line := range strings.Lines(procFile(t, pid, "mounts")) {
+			if fields := strings.Fields(line); fields[1] == "/" {
+				root = fields[3]
+			}
+		}
+		if !strings.HasPrefix(root, "ro") {
+			t.Errorf("%s: the root is mounted %q", name, root)
+		}
+	}
+}

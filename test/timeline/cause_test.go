@@ -112,6 +112,9 @@ func TestRubbish(t *testing.T) {
 	t.Errorf("no end of stderr in the details: %v", status.Convert(err).Details())
 }
 
+// A pull belongs to the pod that it is for.
+//
+// cri: PullImageRequest.sandbox_config
 func TestDeadRegistry(t *testing.T) {
 	n := newNode(t)
 	pod := n.PodConfig("web")
