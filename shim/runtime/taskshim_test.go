@@ -13,7 +13,7 @@ func TestShimsThatHaveEndedAreForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer self.Close()
-	r := NewTask([]string{"shim"}, t.TempDir(), false, &Builtin{children: &children{adopts: true}})
+	r := NewTask([]string{"shim"}, t.TempDir(), false, &Builtin{children: &children{adopts: true}}, nil)
 	lives := shimProcess{PID: self.PID, StartTime: self.StartTime}
 	r.keepShim("lives", lives)
 	for i := range 10000 {
