@@ -16,7 +16,9 @@ import (
 // A move of a process into a cgroup takes a lock of the whole kernel
 // (cgroup_threadgroup_rwsem). The first one after a quiet moment waits for an
 // RCU grace period, which no process can shorten; those that follow
-// within some milliseconds do not. pause has to be moved.
+// within some milliseconds do not. Containers, and pauses with a user namespace,
+// are moved; other pauses move themselves, without that lock, so a Run after a
+// move must not be faster.
 const (
 	firstMove = "first move into a cgroup"
 	nextMove  = "the move after it"

@@ -29,8 +29,6 @@ func (m *measurement) report(idle int, d density) {
 	goal("Remove p50, ms", "%.2f", m.p50("Remove"), 3)
 	goal("Status p50, ms", "%.2f", m.p50("Status"), 0.2)
 	goal("host-network Run p50, ms", "%.2f", m.p50("host-network Run"), 8)
-	goal("  without the wait of the first move", "%.2f", m.p50(hostNetwork+"Run")-m.p50(firstMove)+m.p50(nextMove), 8)
-	goal("  that wait before it", "%.2f", m.p50(warmRun), 8)
 	goal("host-network Stop p50, ms", "%.2f", m.p50("host-network Stop"), 3)
 	goal("runner per plugin run, ms", "%.2f", m.p50("plugin by the runner")-m.p50("plugin alone"), 0.5)
 	goal("PSS per held pod, MiB", "%.2f", d.pssPerPod/1024, 0.2)
