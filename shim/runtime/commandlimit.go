@@ -8,8 +8,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // How long a run of a runtime may take: hooks run in some verbs, the others have
@@ -71,17 +69,8 @@ func (r *runs) end(id string) {
 }
 
 // endRun kills a program that we have started, and all that it has, the init that
-// it was making included: the oldest last, so that all are found.
+// it was making included.
 func endRun(program *os.Process) error {
-	all := descendants(program.Pid)
-	slices.Reverse(all)
-	for _, pid := range all {
-		if p, err := openProcess(pid); err == nil {
-			if descends(pid, program.Pid) {
-				_ = p.Signal(unix.SIGKILL) // it may have ended
-			}
-			_ = p.Close()
-		}
-	}
+	killTree(program.Pid, func(int) bool { return true })
 	return program.Kill()
 }

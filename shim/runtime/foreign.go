@@ -76,21 +76,31 @@ func endHelpers(root int, id string) {
 	}
 }
 
-// killHelper kills those last whose children are to be found: what a pid names is
-// looked at once more when it is held, it may have been given to another process.
 func killHelper(pid int, own map[string]string) {
-	all := append([]int{pid}, descendants(pid)...)
-	slices.Reverse(all)
-	for _, each := range all {
-		p, err := openProcess(each)
-		if err != nil {
-			continue
-		}
+	killTree(pid, func(each int) bool {
 		now, err := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", each))
-		if err == nil && maps.Equal(now, own) && descends(each, pid) {
-			_ = p.Signal(unix.SIGKILL) // it may have ended
+		return err == nil && maps.Equal(now, own)
+	})
+}
+
+// killTree kills a process and what it has started, as far as ours says so of a pid:
+// what that names is looked at once more when it is held, it may have been given to
+// another process. All are held before the first is killed, because a parent that
+// ends takes its children out of the tree, and the oldest are killed last.
+func killTree(root int, ours func(pid int) bool) {
+	var held []*Process
+	for _, pid := range append([]int{root}, descendants(root)...) {
+		p, err := openProcess(pid)
+		if err != nil {
+			continue // it has ended
 		}
-		_ = p.Close()
+		defer p.Close()
+		if descends(pid, root) && ours(pid) {
+			held = append(held, p)
+		}
+	}
+	for _, p := range slices.Backward(held) {
+		_ = p.Signal(unix.SIGKILL) // it may have ended
 	}
 }
 
