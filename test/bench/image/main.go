@@ -63,7 +63,7 @@ func bench(ctx context.Context, o options) (err error) {
 			return fmt.Errorf("%w: run make setup build", err)
 		}
 	}
-	dir, err := os.MkdirTemp("", "minicri-bench-image-")
+	dir, err := os.MkdirTemp("", "mb") // short: sockets are below it
 	if err != nil {
 		return err
 	}

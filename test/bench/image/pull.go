@@ -47,7 +47,7 @@ const (
 )
 
 func contenders(minicri string) []contender.Runtime {
-	programs := contender.Programs{Minicri: minicri}
+	programs := programsWith(minicri)
 	fast := contender.OfMinicri(programs, "[images]\nsync = false\n")
 	fast.Name = withoutSync
 	serial := contender.OfMinicri(programs, "[images]\nmax_unpacks = 1\n")
@@ -59,8 +59,8 @@ func contenders(minicri string) []contender.Runtime {
 func pullInTurn(ctx context.Context, dir, reference string, o options) (map[string][]result, error) {
 	results := map[string][]result{}
 	for round := range o.rounds {
-		for _, c := range contenders(o.minicri) {
-			at := filepath.Join(dir, fmt.Sprintf("%s%d", c.Name, round))
+		for i, c := range contenders(o.minicri) {
+			at := filepath.Join(dir, fmt.Sprintf("%c%d", 'a'+i, round)) // short: sockets are below it
 			one, err := pullOnce(ctx, c, at, reference)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", c.Name, err)
@@ -160,4 +160,11 @@ func median[T any, N int64 | time.Duration](all []T, of func(T) N) N {
 	}
 	slices.Sort(values)
 	return values[len(values)/2]
+}
+
+// programsWith are those of make, with that daemon.
+func programsWith(minicri string) contender.Programs {
+	programs := contender.BesideUs()
+	programs.Minicri = minicri
+	return programs
 }

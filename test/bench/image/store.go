@@ -23,7 +23,7 @@ const snapshotRounds = 300
 
 // benchStore times what containers need of the store, and ListImages.
 func benchStore(ctx context.Context, dir string, registry *benchRegistry, o options) error {
-	node := filepath.Join(dir, "node")
+	node := filepath.Join(dir, "n")
 	if err := os.Mkdir(node, 0o700); err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func benchSnapshots(ctx context.Context, root string) error {
 
 func benchList(ctx context.Context, node, minicri string) (err error) {
 	began := time.Now()
-	process, err := contender.OfMinicri(contender.Programs{Minicri: minicri}, "").Start(ctx, node)
+	process, err := contender.OfMinicri(programsWith(minicri), "").Start(ctx, node)
 	if err != nil {
 		return err
 	}
