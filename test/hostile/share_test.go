@@ -53,10 +53,10 @@ func roundTrips(t *testing.T, in io.Writer, out io.Reader, during time.Duration)
 // What is taken of a session that sends control frames as fast as it can is
 // bounded, so that others, and the CRI, have their share of the processors. The
 // bound is one of frames for a time, which holds on any machine and beside any
-// load; how much another session gets is the machine's as much as the daemon's.
+// load; what another session gets is the machine's too: a ninth were fair.
 //
 // attack: clients: eight sessions send pings and settings as fast as they can
-// held: 16 frames of each are taken in a millisecond; another session and the CRI go on
+// held: 16 frames of each are taken in a millisecond; another session makes at least a fortieth of the round trips that it makes alone (a ninth were fair), and the CRI answers
 func TestASessionHasItsShareOfTheProcessors(t *testing.T) {
 	const floods, during, frames, frame = 8, 2 * time.Second, 16, 12
 	p := newTarget(t, "")
@@ -79,8 +79,8 @@ func TestASessionHasItsShareOfTheProcessors(t *testing.T) {
 	check(t, err)
 	t.Logf("alone %d round trips, slowest %v; beside %d floods %d, slowest %v; Version answered in %v",
 		alone, slowestAlone, floods, beside, slowest, time.Since(asked))
-	if beside == 0 {
-		t.Error("no round trip beside the floods")
+	if beside < alone/40 {
+		t.Errorf("%d round trips beside %d floods, %d alone", beside, floods, alone)
 	}
 	for i := range answered {
 		// Every second frame is a ping. The first ones come in a burst.

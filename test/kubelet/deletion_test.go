@@ -47,9 +47,10 @@ func (k *kubelet) checkGracefulDeletion() {
 }
 
 // endedInItsOwnTime reports whether the log is that of a container that was ended
-// step by step. A kubelet that was restarted may sync a pod before it has seen what
-// runs: it asks for the sandbox, gets the one that is there, and starts the container
-// a second time. Then the log is that of both.
+// step by step. The kubelet was restarted with the evented PLEG, which calls the cache
+// of pods new before the first list has filled it (updateGlobalCache of the kubelet's
+// pkg/kubelet/pleg/evented.go). A pod that is synced in that moment gets the sandbox
+// that is there, and its container a second time. Then the log is that of both.
 func endedInItsOwnTime(log string) bool {
 	for containers := 1; containers <= 2; containers++ {
 		want := "ready\n" + strings.Repeat("preStop\n", containers) + strings.Repeat("SIGTERM\n", containers) + strings.Repeat("done\n", containers)
