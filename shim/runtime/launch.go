@@ -109,9 +109,16 @@ func (l *launching) end() {
 	}
 }
 
+// launchLimit bounds the way to the barrier, some milliseconds of system calls: one
+// of them may hang, on a dead mount for example.
+const launchLimit = time.Minute
+
 // run hands the list to the process, writes libcontainer's state meanwhile, and
 // waits for the answer.
 func (l *launching) run(list *launchList, ours net.Conn) error {
+	if err := ours.SetDeadline(time.Now().Add(launchLimit)); err != nil {
+		return err
+	}
 	if _, err := list.WriteTo(ours); err != nil {
 		return fmt.Errorf("say what to do: %w", err)
 	}
