@@ -12,6 +12,7 @@ import (
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/socket"
+	"github.com/minicri/minicri/internal/state"
 )
 
 // errInUse is the error of a socket or directory that another daemon uses.
@@ -42,7 +43,8 @@ func claim(ctx context.Context, c *config.Config) (unlock func(), err error) {
 }
 
 // lockDirectories keeps a second daemon away from the directories of this one;
-// the kernel releases the locks with the process (flock(2)).
+// the kernel releases the locks with the process (flock(2)). What an earlier daemon
+// was writing there when it was killed is removed.
 func lockDirectories(c *config.Config) (unlock func(), err error) {
 	var locks []*os.File
 	unlock = func() {
@@ -57,6 +59,10 @@ func lockDirectories(c *config.Config) (unlock func(), err error) {
 			return nil, err
 		}
 		locks = append(locks, lock)
+		if err := state.ClearTemporary(directory); err != nil {
+			unlock()
+			return nil, err
+		}
 	}
 	return unlock, nil
 }

@@ -46,6 +46,24 @@ func writeTemporary(path string, data []byte, durable bool) (string, error) {
 	return file.Name(), nil
 }
 
+// ClearTemporary removes the temporary files of writes to a directory that were
+// cut off. Nobody may be writing there.
+func ClearTemporary(directory string) error {
+	entries, err := os.ReadDir(directory)
+	if err != nil {
+		return fmt.Errorf("look for writes that were cut off: %w", err)
+	}
+	for _, entry := range entries {
+		if !IsTemporary(entry.Name()) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(directory, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("clear a write that was cut off: %w", err)
+		}
+	}
+	return nil
+}
+
 // IsTemporary reports whether a file's name is that of a write that has not come
 // to its end, or was cut off.
 func IsTemporary(name string) bool { return strings.HasPrefix(name, temporaryPrefix) }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
 	"strings"
 )
 
@@ -29,6 +28,9 @@ var ErrLaterSchema = errors.New("written by a later version")
 // be read (EIO, EMFILE, EACCES) stays where it is, for the next Load. Neither
 // stops the others. A record of a later schema does: ErrLaterSchema.
 func (r *Records[T]) Load() (map[string]T, []Bad, error) {
+	if err := ClearTemporary(r.directory); err != nil {
+		return nil, nil, err
+	}
 	entries, err := os.ReadDir(r.directory)
 	if err != nil {
 		return nil, nil, fmt.Errorf("list records: %w", err)
@@ -37,23 +39,19 @@ func (r *Records[T]) Load() (map[string]T, []Bad, error) {
 	var bad []Bad
 	for _, entry := range entries {
 		id, isRecord := strings.CutSuffix(entry.Name(), suffix)
+		if !isRecord || entry.IsDir() {
+			continue
+		}
+		record, err := r.read(id)
 		switch {
-		case IsTemporary(entry.Name()):
-			if err := os.Remove(filepath.Join(r.directory, entry.Name())); err != nil {
-				return nil, nil, fmt.Errorf("clear a write that was cut off: %w", err)
-			}
-		case isRecord && !entry.IsDir():
-			record, err := r.read(id)
-			switch {
-			case errors.Is(err, ErrLaterSchema):
-				return nil, nil, err
-			case errors.Is(err, errUndecodable):
-				bad = append(bad, r.Quarantine(id, err))
-			case err != nil:
-				bad = append(bad, Bad{ID: id, Path: r.Path(id), Reason: err})
-			default:
-				records[id] = record
-			}
+		case errors.Is(err, ErrLaterSchema):
+			return nil, nil, err
+		case errors.Is(err, errUndecodable):
+			bad = append(bad, r.Quarantine(id, err))
+		case err != nil:
+			bad = append(bad, Bad{ID: id, Path: r.Path(id), Reason: err})
+		default:
+			records[id] = record
 		}
 	}
 	return records, bad, r.trimQuarantine()
