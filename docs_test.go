@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// docs/properties.md has each number once, and the tests that it names exist.
+// docs/properties.md has each number once, with a test or the reason why there is
+// none. That the tests exist is of TestPagesNameWhatIsThere.
 func TestPropertiesNameTests(t *testing.T) {
-	tests := testNames(t)
 	rows := tableRows(t, "docs/properties.md")
 	if len(rows) != 61 {
 		t.Errorf("docs/properties.md has %d rows, the properties are 61", len(rows))
@@ -29,17 +29,11 @@ func TestPropertiesNameTests(t *testing.T) {
 		if open == (len(named) > 0) && !strings.HasPrefix(held, "not held: make soak runs ") {
 			t.Errorf("property %s has neither a test nor a reason, or both: %q", number, held)
 		}
-		for _, name := range named {
-			if !tests[name] {
-				t.Errorf("property %s: there is no test %s", number, name)
-			}
-		}
 	}
 }
 
-// docs/workarounds.md has what somebody needs who wants to remove one.
+// docs/workarounds.md has all that is needed to remove one.
 func TestWorkaroundsNameTests(t *testing.T) {
-	tests := testNames(t)
 	for _, cells := range tableRows(t, "docs/workarounds.md") {
 		if len(cells) != 5 {
 			t.Errorf("docs/workarounds.md: %q does not say what, where, why, which test, and until when", cells)
@@ -54,11 +48,6 @@ func TestWorkaroundsNameTests(t *testing.T) {
 		named := testName.FindAllString(cells[3], -1)
 		if len(named) == 0 && !strings.HasPrefix(cells[3], "none: ") {
 			t.Errorf("%s: it names no test", cells[0])
-		}
-		for _, name := range named {
-			if !tests[name] {
-				t.Errorf("%s: there is no test %s", cells[0], name)
-			}
 		}
 	}
 }

@@ -1,0 +1,246 @@
+package minicri_test
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/manual"
+	"github.com/minicri/minicri/internal/metrics"
+)
+
+// page is a document of the repository. Commands are what it shows in code spans
+// and code blocks, one for each line.
+type page struct {
+	file, text string
+	spans      []string
+	commands   []string
+}
+
+func everyPage(t *testing.T) (pages []page) {
+	t.Helper()
+	files, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	top, err := filepath.Glob("*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := regexp.MustCompile("(?s)```.*?```")
+	for _, file := range append(top, files...) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := page{file: file, text: string(text)}
+		for _, found := range regexp.MustCompile("`([^`\n]+)`").FindAllStringSubmatch(block.ReplaceAllString(p.text, ""), -1) {
+			p.spans = append(p.spans, found[1])
+		}
+		p.commands = slices.Clone(p.spans)
+		for line := range strings.Lines(p.text) {
+			if command, is := strings.CutPrefix(line, "    "); is {
+				command, _, _ = strings.Cut(command, " #")
+				p.commands = append(p.commands, strings.TrimSpace(command))
+			}
+		}
+		pages = append(pages, p)
+	}
+	return pages
+}
+
+// Whatever a page names is there: tests, files, links and their headings, make
+// targets, commands and flags of minicri, keys of the configuration, metrics.
+func TestPagesNameWhatIsThere(t *testing.T) {
+	tests, targets, families := testNames(t), makeTargets(t), metricNames()
+	for _, p := range everyPage(t) {
+		for _, name := range testName.FindAllString(p.text, -1) {
+			if !tests[name] && !strings.Contains(p.text, name+"...") {
+				t.Errorf("%s: there is no test %s", p.file, name)
+			}
+		}
+		for _, command := range p.commands {
+			for _, problem := range checkCommand(command, targets) {
+				t.Errorf("%s: %q: %s", p.file, command, problem)
+			}
+		}
+		for _, span := range p.spans {
+			if problem := checkSpan(span, families); problem != "" {
+				t.Errorf("%s: %s", p.file, problem)
+			}
+		}
+		for _, problem := range checkLinks(p) {
+			t.Errorf("%s: %s", p.file, problem)
+		}
+	}
+}
+
+// checkSpan looks at a code span that has the form of a path in the repository,
+// of a key of the configuration or of a metric.
+func checkSpan(span string, families map[string]bool) string {
+	first, rest, isPath := strings.Cut(span, "/")
+	if isPath && regexp.MustCompile(`^[\w./-]+$`).MatchString(rest) && first != "bin" {
+		if info, err := os.Stat(first); first != "" && err == nil && info.IsDir() {
+			if _, err := os.Stat(span); err != nil {
+				return err.Error()
+			}
+		}
+	}
+	keys := config.Keys()
+	named := func(name string) bool {
+		return slices.ContainsFunc(keys, func(k config.Key) bool { return k.Name == name })
+	}
+	table, _, isKey := strings.Cut(span, ".")
+	if isKey && regexp.MustCompile(`^[a-z_]+\.[a-z_]+$`).MatchString(span) && named(table) && !named(span) {
+		return "the configuration has no key " + span
+	}
+	if regexp.MustCompile(`^minicri_[a-z_]+$`).MatchString(span) && !families[span] {
+		return "there is no metric " + span
+	}
+	return ""
+}
+
+// checkCommand looks at a command line that begins with make or minicri.
+func checkCommand(line string, targets map[string]bool) (problems []string) {
+	words := strings.Fields(line)
+	for len(words) > 0 && regexp.MustCompile(`^[A-Z_]+=`).MatchString(words[0]) {
+		words = words[1:]
+	}
+	switch {
+	case len(words) < 2:
+	case words[0] == "make":
+		for _, target := range words[1:] {
+			if regexp.MustCompile(`^[a-z][\w-]*$`).MatchString(target) && !targets[target] {
+				problems = append(problems, "there is no target "+target)
+			}
+		}
+	case words[0] == "minicri" && regexp.MustCompile(`^[a-z]+$`).MatchString(words[1]) && line != "minicri demo": // which CHANGELOG.md says is gone
+		problems = checkMinicri(words[1:])
+	}
+	return problems
+}
+
+func checkMinicri(words []string) (problems []string) {
+	commands := manual.Commands()
+	i := slices.IndexFunc(commands, func(c manual.Command) bool {
+		return c.Words == words[0] || len(words) > 1 && c.Words == words[0]+" "+words[1]
+	})
+	if i < 0 {
+		return []string{"minicri has no such command"}
+	}
+	for _, word := range words[1:] {
+		name, isFlag := strings.CutPrefix(word, "--")
+		if isFlag && !slices.ContainsFunc(commands[i].Flags, func(f manual.Flag) bool { return f.Name == name }) {
+			problems = append(problems, "it has no flag "+word)
+		}
+	}
+	return problems
+}
+
+// checkLinks looks at links into the repository and their headings.
+func checkLinks(p page) (problems []string) {
+	for _, found := range regexp.MustCompile(`\]\(([^)#]*)(?:#([^)]*))?\)`).FindAllStringSubmatch(p.text, -1) {
+		if strings.HasPrefix(found[1], "http") {
+			continue
+		}
+		file := p.file
+		if found[1] != "" {
+			file = filepath.Join(filepath.Dir(p.file), found[1])
+		}
+		text, err := os.ReadFile(file)
+		switch {
+		case err != nil:
+			if info, statErr := os.Stat(file); statErr != nil || !info.IsDir() {
+				problems = append(problems, err.Error())
+			}
+		case found[2] != "" && !slices.Contains(headings(string(text)), found[2]):
+			problems = append(problems, fmt.Sprintf("%s has no heading #%s", file, found[2]))
+		}
+	}
+	return problems
+}
+
+// headings are those of a page, in the form that links to them have.
+func headings(text string) (names []string) {
+	for _, found := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
+		name := regexp.MustCompile(`[^\w -]`).ReplaceAllString(strings.ToLower(found[1]), "")
+		names = append(names, strings.ReplaceAll(name, " ", "-"))
+	}
+	return names
+}
+
+// makeTargets are those of the Makefile; bench-% is there for each benchmark.
+func makeTargets(t *testing.T) map[string]bool {
+	t.Helper()
+	text, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	targets := map[string]bool{}
+	for _, found := range regexp.MustCompile(`(?m)^([\w ./-]+):(?:[^=]|$)`).FindAllStringSubmatch(string(text), -1) {
+		for _, target := range strings.Fields(found[1]) {
+			targets[target] = true
+		}
+	}
+	benches, err := fs.Glob(os.DirFS("test/bench"), "*/main.go")
+	if err != nil || len(benches) == 0 {
+		t.Fatal("no benchmarks: ", err)
+	}
+	for _, main := range benches {
+		targets["bench-"+filepath.Dir(main)] = true
+	}
+	return targets
+}
+
+func metricNames() map[string]bool {
+	names := map[string]bool{}
+	for _, f := range metrics.Families() {
+		names[f.Name] = true
+	}
+	return names
+}
+
+// The numbers of lines in README.md are those of the source, or nearly.
+func TestREADMECountsTheLines(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`The path of a pod \(([^)]*)\) is about ([\d,]+) of ([\d,]+) lines`).FindStringSubmatch(string(text))
+	if found == nil {
+		t.Fatal("README.md does not say how much of the source the path of a pod is")
+	}
+	var path, all int
+	for _, p := range everyPackage(t) {
+		if top, _, _ := strings.Cut(p.name(), "/"); top == "test" || top == "hack" {
+			continue
+		}
+		for _, file := range append(p.GoFiles, p.CgoFiles...) {
+			if strings.HasSuffix(file, ".pb.go") {
+				continue
+			}
+			source, err := os.ReadFile(filepath.Join(p.Dir, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines := strings.Count(string(source), "\n")
+			all += lines
+			if strings.Contains(found[1], "`"+p.name()+"`") {
+				path += lines
+			}
+		}
+	}
+	for said, is := range map[string]int{found[2]: path, found[3]: all} {
+		number, err := strconv.Atoi(strings.ReplaceAll(said, ",", ""))
+		if err != nil || number < is*9/10 || number > is*11/10 {
+			t.Errorf("README.md says %s lines, the source has %d", said, is)
+		}
+	}
+}

@@ -1,0 +1,48 @@
+package minicri_test
+
+import (
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// skips are the files whose tests may be left out, each with its reason. go test
+// does not print a skip of a package that passes, so one that is not here would be
+// seen by nobody.
+var skips = map[string]string{
+	"namespace/userns_test.go":      "where the next pid cannot be chosen: ns_last_pid needs CAP_SYS_ADMIN and CONFIG_CHECKPOINT_RESTORE",
+	"network/run_test.go":           "where there is no freezer of cgroup v1: no other one keeps a killed process from ending",
+	"test/container/before_test.go": "it builds an old commit: make test-supervisor",
+	"test/container/fire_test.go":   "it takes minutes: make test-supervisor",
+	"test/crash/leftover_test.go":   "it takes minutes: make test-crash",
+	"test/crash/ping_test.go":       "the same",
+	"test/crash/reboot_test.go":     "the same",
+	"test/crash/scale_test.go":      "the same",
+}
+
+func TestSkipsAreKnown(t *testing.T) {
+	out, err := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard", "*.go").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := make(map[string]bool)
+	skip := regexp.MustCompile(`\.Skip(f|Now)?\(`)
+	for file := range strings.Lines(string(out)) {
+		file = strings.TrimSpace(file)
+		source, err := os.ReadFile(file)
+		if err != nil || !skip.Match(source) {
+			continue // one that git knows may have been removed
+		}
+		used[file] = true
+		if skips[file] == "" {
+			t.Errorf("%s skips a test: say why in %s", file, "skip_test.go")
+		}
+	}
+	for file := range skips {
+		if !used[file] {
+			t.Errorf("%s skips no test: remove it from the list", file)
+		}
+	}
+}
