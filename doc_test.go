@@ -349,7 +349,7 @@ var programs = []struct {
 			"google.golang.org/grpc", "google.golang.org/grpc/internal/transport", "k8s.io/...", "github.com/containerd/containerd/v2/...", "github.com/containerd/go-cni/...",
 			"github.com/containernetworking/...", "net/http", module + "/server", module + "/sandbox", module + "/network", module + "/internal/config",
 		},
-		"libcontainer seals and re-executes this binary for every start, and one stays for each pod: its size is paid again and again",
+		"libcontainer re-executes this binary for every start of a container, and supervisors keep it in memory: its size is paid again and again",
 	},
 }
 
@@ -376,7 +376,7 @@ var inits = map[string]string{
 	"shim/runtime/launch_test.go": "the same, in a test that compares what it makes",
 }
 
-// Code that runs because it was imported cannot be followed with a finger.
+// Code that runs because it was imported cannot be found from main by reading.
 func TestNoInitFunctions(t *testing.T) {
 	used := make(map[string]bool)
 	err := filepath.WalkDir(".", func(file string, entry fs.DirEntry, err error) error {

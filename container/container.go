@@ -115,7 +115,7 @@ func (c *Container) holdOutput(dir string) {
 	}
 }
 
-// wakeWaiters wakes those who wait for the end of the container, if it has ended;
+// wakeWaiters wakes the callers that wait for the end of the container, if it has ended;
 // factsLock is held. It is called last: what they do next comes after the events.
 func (c *Container) wakeWaiters() {
 	if c.Facts().FinishedAt == 0 {

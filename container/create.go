@@ -41,7 +41,7 @@ type creation struct {
 // is the sandbox's config as the caller has it, nil if it has none; one of
 // another pod is errdefs.ErrInvalidArgument. The container is destroyed when the
 // caller goes away: no client knows its id, and it would wait at the exec barrier
-// for ever.
+// forever.
 func (s *Store) Create(caller context.Context, sandboxID string, config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig) (string, error) {
 	ctx, cancel := s.outlive(caller, s.limits.Load().Create)
 	defer cancel()
@@ -89,7 +89,7 @@ func (c *creation) run() {
 }
 
 // recheck fails if the sandbox was stopped at the same time, which has not
-// stopped this container, or if the caller is gone, who does not know its id.
+// stopped this container, or if the caller is gone and so will never know its id.
 func (c *creation) recheck(context.Context) error {
 	if c.caller.Err() != nil {
 		return context.Cause(c.caller)

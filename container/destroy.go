@@ -105,7 +105,7 @@ func (s *Store) notifySupervisor(ctx context.Context, c *Container) {
 		err = s.killAndDelete(ctx, c, shim)
 	}
 	if err != nil && !errdefs.IsUnavailable(err) && !errdefs.IsNotFound(err) {
-		s.options.Logger.Warn("the supervisor may hold what is gone", "container", c.ID, "err", err)
+		s.options.Logger.Warn("the supervisor may still hold a removed container", "container", c.ID, "err", err)
 	}
 }
 

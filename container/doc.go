@@ -46,8 +46,8 @@
 //
 // # Who owns what
 //
-// The supervisor (minicri-shim) owns the processes: it is their parent, holds their streams, writes
-// their log and keeps their exit on disk. This package owns the record, the
+// The supervisor (minicri-shim) owns the processes: it is their parent, holds their
+// streams, writes their log and keeps their exit on disk. This package owns the record, the
 // facts, the snapshot and its mount, and follows the events of supervisors
 // (shim/client).
 //
@@ -61,6 +61,6 @@
 // supervisor reports waits for no operation; nothing is written after their removal.
 // Stop holds neither while it waits for a container to end, so that a later
 // Stop with a shorter grace counts. Readers take none: facts are replaced, not
-// changed. Events are emitted under the facts' lock, and before those who wait
+// changed. Events are emitted under the facts' lock, and before the callers that wait
 // for the end are woken, so they are in order.
 package container

@@ -9,7 +9,7 @@ func (s *Store) emit(c *Container, kind runtimeapi.ContainerEventType) {
 	}
 }
 
-// emitChange tells what a change of facts means. A container may have started
+// emitChange emits the event that a change of facts amounts to. A container may have started
 // and ended in one change, while no daemon ran; one that could not
 // be started has only ended.
 func (s *Store) emitChange(c *Container, before, after *Facts) {

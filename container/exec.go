@@ -99,7 +99,7 @@ func (s *Store) ReopenLog(ctx context.Context, id string) error {
 	return shim.ReopenLog(ctx, c.ID)
 }
 
-// User is who the container's first process runs as, nil before it was made.
+// User is the user of the container's first process, nil before it was made.
 func (c *Container) User() *runtimeapi.ContainerUser {
 	encoded := c.Facts().User
 	user := &runtimeapi.ContainerUser{}

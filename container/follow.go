@@ -54,7 +54,7 @@ func (s *Store) lookUntilFound(group string) {
 		if err == nil {
 			return
 		}
-		s.options.Logger.Error("containers have no supervisor, it is tried again", "supervisor", group, "err", err)
+		s.options.Logger.Error("containers have no supervisor: its start is retried", "supervisor", group, "err", err)
 	}
 }
 

@@ -62,7 +62,7 @@ type Facts struct {
 	Message string `json:"message,omitempty"`
 	// Reason takes the place of the one that follows from the exit.
 	Reason string `json:"reason,omitempty"`
-	// User is who the first process runs as, Resources what is in force, both
+	// User is the user of the first process, Resources what is in force, both
 	// as JSON of the CRI's messages.
 	User      json.RawMessage `json:"user,omitempty"`
 	Resources json.RawMessage `json:"resources,omitempty"`

@@ -37,7 +37,7 @@ func TestMakeSources(t *testing.T) {
 		t.Errorf("the file is %q, %v", content, err)
 	}
 	if err := relabel(c); err == nil {
-		t.Error("the pod's files are missing, and nobody says so")
+		t.Error("the pod's files are missing, and there is no error")
 	}
 }
 

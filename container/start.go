@@ -86,7 +86,7 @@ func (s *Store) noteStartError(ctx context.Context, c *Container, startErr error
 }
 
 // write changes the facts, in memory and on disk, unless they were removed, and
-// tells what has happened.
+// emits the event of the change.
 func (s *Store) write(c *Container, change func(*Facts)) error {
 	c.factsLock.Lock()
 	defer c.factsLock.Unlock()
@@ -122,7 +122,7 @@ func (s *Store) write(c *Container, change func(*Facts)) error {
 	return err
 }
 
-// removeFacts removes them for good: what a shim tells later is not written.
+// removeFacts removes them for good: what a shim reports later is not written.
 func (s *Store) removeFacts(c *Container) error {
 	c.factsLock.Lock()
 	defer c.factsLock.Unlock()

@@ -64,7 +64,7 @@ func (s *Store) removeOrphans(ctx context.Context) {
 	owners.Supervisor = func(id string) bool { return owners.Pod(id) || len(s.OfPod(id)) > 0 }
 	orphans, err := s.options.Places.Find(owners)
 	if err != nil {
-		s.options.Logger.Error("not every orphan was found; the next start looks again", "err", err)
+		s.options.Logger.Error("not all places were searched for orphans: the next start does it again", "err", err)
 	}
 	for _, o := range orphans {
 		switch o.Kind {
@@ -108,6 +108,6 @@ func (s *Store) reconcileNode(ctx context.Context) {
 		err = s.lookAgain(ctx, client.NodeGroup)
 	}
 	if err != nil {
-		s.options.Logger.Warn("the node's supervisor may hold orphans; the next start looks again", "err", err)
+		s.options.Logger.Warn("the node's supervisor may hold orphans: the next start removes them", "err", err)
 	}
 }

@@ -30,7 +30,7 @@ func (s *Store) Collect(ctx context.Context) error {
 // later collection, which must not fail for it.
 func (s *Store) collectUnknown(ctx context.Context) error {
 	if err := s.engine.compareDisk(ctx); err != nil {
-		s.log.Warn("images are not compared with the disk yet; the next collection tries again", "error", err)
+		s.log.Warn("images are not compared with the disk yet: the next collection retries", "error", err)
 		return nil
 	}
 	return s.Collect(ctx)
@@ -49,8 +49,8 @@ type collector struct {
 	done  chan struct{}
 }
 
-// patience bounds how often the delay is renewed before a pass runs all the same.
-const patience = 10
+// maxRenewals bounds how often the delay is renewed before a pass runs all the same.
+const maxRenewals = 10
 
 func newCollector(delay time.Duration, collect func(context.Context) error, log *slog.Logger) *collector {
 	ctx, end := context.WithCancel(context.Background())
@@ -78,7 +78,7 @@ func (c *collector) run() {
 	defer close(c.done)
 	for c.wait() {
 		if err := c.collect(c.ctx); err != nil && c.ctx.Err() == nil {
-			c.log.Error("collection failed; it is tried again after the next removal", "error", err)
+			c.log.Error("garbage collection of images failed: it is retried after the next removal", "error", err)
 		}
 	}
 }
@@ -90,7 +90,7 @@ func (c *collector) wait() bool {
 	case <-c.ctx.Done():
 		return false
 	}
-	for range patience {
+	for range maxRenewals {
 		select {
 		case <-c.asked:
 		case <-time.After(c.delay):

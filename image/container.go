@@ -182,8 +182,8 @@ func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
 	return nil
 }
 
-// Snapshots returns the keys of all prepared snapshots, for those who look for
-// ones that no container owns.
+// Snapshots returns the keys of all prepared snapshots, to find those that no
+// container owns.
 func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 	var keys []string
 	err := s.snapshots.Walk(s.scope(ctx), func(_ context.Context, info snapshots.Info) error {

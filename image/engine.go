@@ -100,8 +100,8 @@ func openOverlay(ctx context.Context, dir string) (snapshots.Snapshotter, error)
 	if err != nil {
 		return nil, err
 	}
-	// The library would open the database at its first use: better to hear at
-	// the start that it cannot be opened.
+	// The library would open the database at its first use: better an error
+	// at the start if it cannot be opened.
 	if err := meta.WithTransaction(ctx, false, func(context.Context) error { return nil }); err != nil {
 		return nil, errors.Join(err, snapshotter.Close())
 	}

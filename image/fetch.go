@@ -24,8 +24,8 @@ import (
 const (
 	// fetchTries is how often a blob is tried without getting any further.
 	fetchTries = 5
-	// firstPause grows twofold with each such try.
-	firstPause = 100 * time.Millisecond
+	// firstRetry grows twofold with each such try.
+	firstRetry = 100 * time.Millisecond
 	// copyBuffer is what one blob is copied with, in bytes.
 	copyBuffer = 64 << 10
 )
@@ -79,7 +79,7 @@ func (f fetcher) blob(ctx context.Context, desc ocispec.Descriptor) error {
 		if try == fetchTries || !worthRetrying(err) {
 			return err
 		}
-		if err := pause(ctx, firstPause<<(try-1)); err != nil {
+		if err := pause(ctx, firstRetry<<(try-1)); err != nil {
 			return err
 		}
 	}

@@ -16,7 +16,7 @@ func (s *Store) lease(ctx context.Context) (_ context.Context, release func(), e
 	}
 	release = func() {
 		if err := s.leases.Delete(context.WithoutCancel(ctx), held); err != nil {
-			s.log.Error("release lease; its content stays until the next start", "lease", held.ID, "error", err)
+			s.log.Error("a lease could not be deleted: its content stays until the next start", "lease", held.ID, "error", err)
 		}
 		s.collector.soon()
 	}

@@ -67,7 +67,7 @@ func (s *Store) loadCatalog(ctx context.Context) error {
 	for _, r := range all {
 		b, err := s.bodyOf(ctx, r)
 		if err != nil {
-			s.log.Warn("image is not whole; pull it again", "image", r.Name, "error", err)
+			s.log.Warn("an image is incomplete: pull it again", "image", r.Name, "error", err)
 			continue
 		}
 		s.catalog.put(r.Target.Digest, b, r.UpdatedAt, r.Name)

@@ -12,7 +12,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// attack: images: a hundred images with the largest configuration that is let in, all of it history, labels or environment
+// attack: images: a hundred images with the largest configuration that is accepted, all of it history, labels or environment
 // held: less than 20 MiB of memory, and the daemon starts within a second
 // field: containerd and minicri's first version kept 16 MB of configuration as 500 MB each
 //

@@ -13,7 +13,7 @@ const (
 	waitWindow = 10 * time.Second
 )
 
-// meter measures the downloads of one pull for those who wait for it.
+// meter measures the downloads of one pull for other pulls that wait for it.
 type meter struct {
 	window time.Duration
 

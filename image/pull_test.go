@@ -207,7 +207,7 @@ func TestRemoveByAnyNameRemovesAllNames(t *testing.T) {
 }
 
 // attack: images: RemoveImage of an image that the configuration pins, by any of its names
-// held: refused, with the word where to unpin it
+// held: refused, by an error that says where to unpin it
 // field: containerd and CRI-O remove it; only the kubelet's collection leaves it alone
 func TestPinnedImageIsNotRemoved(t *testing.T) {
 	registry := newTestRegistry(t)

@@ -62,7 +62,7 @@ func TestSlowPullIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-// attack: registries: a byte now and then, for ever
+// attack: registries: a byte now and then, forever
 // held: ended at min_rate on average over progress_timeout
 // field: containerd has no lower bound but a byte per progress_timeout
 func TestTrickleEndsThePull(t *testing.T) {
@@ -88,7 +88,7 @@ func endless(w http.ResponseWriter, r *http.Request) {
 
 // attack: registries: a manifest, a blob asked for as a manifest, a token, an error that never end
 // held: read up to 4 MiB
-// field: containerd reads and digests a manifest without Docker-Content-Digest for ever
+// field: containerd reads and digests a manifest without Docker-Content-Digest without end
 func TestEndlessAnswersAreCutOff(t *testing.T) {
 	registry := newTestRegistry(t)
 	reference := registry.push(t, "endless:1", smallImage(t))

@@ -55,7 +55,7 @@ func (s *Store) unpackTree(ctx context.Context, target ocispec.Descriptor, tree 
 	return wrongLayer(unpackErr)
 }
 
-// wrongLayer gives the unpacker's word for bytes that are not those of the
+// wrongLayer gives the unpacker's error for bytes that are not those of the
 // image's configuration its kind; the library has no type for it.
 func wrongLayer(err error) error {
 	if err != nil && strings.Contains(err.Error(), "wrong diff id") {

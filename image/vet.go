@@ -31,9 +31,9 @@ const (
 	maxUser = 2 * 256
 )
 
-// vetter refuses what this node cannot run, with a word for it, before the
-// layers are fetched. The unpacker would skip a foreign platform without a word
-// and notice the rest late or not at all.
+// vetter refuses what this node cannot run, with an error that names it, before
+// the layers are fetched. The unpacker would skip a foreign platform silently and
+// notice the rest late or not at all.
 type vetter struct {
 	content  content.Provider
 	platform platforms.MatchComparer

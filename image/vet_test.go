@@ -84,7 +84,7 @@ func TestHandmadeImageIsPulled(t *testing.T) {
 }
 
 // attack: images: encrypted, foreign and unknown layers, sha512, more layers than can be mounted, artifacts, bad digests and sizes, a configuration of 17 MiB
-// held: refused by name before any layer is fetched; no request is made of a digest that is none
+// held: refused by name before any layer is fetched; a digest that is malformed is never part of a request
 // field: containerd mounts artifacts never, unpacks encrypted bytes as a layer, and asks for /v2/etc/passwd
 func TestManifestsThatAreRefusedBeforeTheDownload(t *testing.T) {
 	sum := sha512.Sum512([]byte("x"))
@@ -166,7 +166,7 @@ func TestDepthOfIndexesIsBounded(t *testing.T) {
 	}
 }
 
-// attack: images: as many layers as are let in (256)
+// attack: images: the largest number of layers that is accepted (256)
 // held: mounted
 func TestAsManyLayersAsAreLetInCanBeMounted(t *testing.T) {
 	s, registry := openStoreAt(t, filepath.Join(inMemory(t), strings.Repeat("long", 20))), newTestRegistry(t)

@@ -25,7 +25,7 @@ type Dir struct {
 }
 
 // Open makes the directory ready. The mark is the start of every
-// file name made here: it tells ours from those of others in the directory.
+// file name made here: others may have files in the same directory.
 //
 // The directory becomes a shared mount of its own, as ip-netns(8) makes it:
 // otherwise a process with a mount namespace of its own would keep a copy of

@@ -299,7 +299,7 @@ func TestCreateLeavesNoThreadBehind(t *testing.T) {
 		wait.Wait()
 	}
 	if main := inodeOf(t, "/proc/self/ns/net"); main != ours {
-		t.Error("the main thread is in a namespace of a pod, for ever")
+		t.Error("the main thread stays in a namespace of a pod")
 	}
 	eventually(t, within, "every thread is in the namespace of the node", func() bool {
 		threads, err := filepath.Glob("/proc/self/task/*/ns/net")

@@ -56,8 +56,8 @@ func StartHolder(program string, uids, gids []IDMapping) (*Holder, error) {
 	return h, nil
 }
 
-// open opens the namespaces at once: a holder that ends is reaped, in the end by
-// who reaps orphans, and then its pid may be that of any process, and its path in
+// open opens the namespaces at once: a holder that ends is reaped, also by
+// process.ReapOrphans, and then its pid may be that of any process, and its path in
 // /proc lead into a foreign namespace.
 func (h *Holder) open() error {
 	for _, kind := range []string{"user", "net"} {

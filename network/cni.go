@@ -31,7 +31,7 @@ type Options struct {
 	// CgroupParent is the cgroup, below each hierarchy, that those of plugin
 	// runs are made in; "" is the one of this process.
 	CgroupParent string
-	// Mark begins their names, and tells them from those of other daemons.
+	// Mark begins their names, which distinguishes them from those of other daemons.
 	Mark string
 	// Namespaces are the pinned network namespaces of the attachments.
 	Namespaces *namespace.Dir
@@ -70,7 +70,7 @@ type CNI struct {
 	*Directory
 	options Options
 	// others are the further directories by path; the map is replaced, never
-	// changed. othersChanged tells Run of it.
+	// changed. othersChanged wakes Run then.
 	others        atomic.Pointer[map[string]*Directory]
 	othersChanged chan struct{}
 	// limits and network (the embedded one) are those in force, see SetLimits and
@@ -215,7 +215,7 @@ func (n *CNI) Close() {
 	n.background.Wait()
 	n.plugins.awaitEnding(endingLimit)
 	if err := n.plugins.runner.Close(); err != nil {
-		n.options.Logger.Warn("what was kept for runs of plugins stays", "err", err)
+		n.options.Logger.Warn("the cgroups that were kept for runs of plugins could not be removed", "err", err)
 	}
 }
 

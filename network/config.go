@@ -48,7 +48,7 @@ func readDirectory(directory string, last []*Configuration) (good []*Configurati
 		known := slices.IndexFunc(last, func(c *Configuration) bool { return c.File == file })
 		if known >= 0 {
 			good = append(good, last[known])
-			err = fmt.Errorf("%w; what it said before stays in use", err)
+			err = fmt.Errorf("%w; its last valid content stays in use", err)
 		}
 		problems = append(problems, err)
 	}
@@ -121,7 +121,7 @@ func newConfiguration(list *libcni.NetworkConfigList, file string) (*Configurati
 }
 
 // inlinePlugins writes the list as one document. A list may take plugins from
-// files beside it (CNI SPEC, loadOnlyInlinedPlugins); the journal must not
+// files next to it (CNI SPEC, loadOnlyInlinedPlugins); the journal must not
 // depend on those files.
 func inlinePlugins(list *libcni.NetworkConfigList) ([]byte, error) {
 	document := make(map[string]json.RawMessage)

@@ -108,7 +108,7 @@ func TestPluginsFromAFolderAreInlined(t *testing.T) {
 	}
 }
 
-// Fields that nobody here knows reach the plugins as they are.
+// Fields that are unknown here reach the plugins as they are.
 func TestConfigurationKeepsUnknownFields(t *testing.T) {
 	directory := t.TempDir()
 	put(t, filepath.Join(directory, "10.conflist"), `{"cniVersion": "1.1.0", "name": "x", "disableGC": true, "new": {"a": [1]},

@@ -26,7 +26,7 @@ type DefaultNetwork struct {
 	// "" waits for the pod CIDR that UpdateRuntimeConfig brings.
 	Subnet string
 	// Masquerade gives what pods send out of the subnet the node's address, so
-	// that answers come back where nobody else knows the pods'.
+	// that answers come back where no route leads to the pods.
 	Masquerade bool
 	// DataDir is where host-local keeps addresses; "" is its own default.
 	DataDir string

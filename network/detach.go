@@ -70,7 +70,7 @@ func (n *CNI) noteFailure(a *attachment, err error) error {
 	a.record.LastError = err.Error()
 	a.show()
 	if writeErr := n.journal.Write(a.record.ID, a.record); writeErr != nil {
-		n.options.Logger.Error("the journal does not show a failed DEL", "sandbox", a.record.ID, "err", writeErr)
+		n.options.Logger.Error("a failed DEL is not in the journal on disk", "sandbox", a.record.ID, "err", writeErr)
 	}
 	return fmt.Errorf("%w (try %d; it is retried in the background)", err, a.record.Tries)
 }
@@ -97,7 +97,7 @@ func (n *CNI) Attached(id string) bool { return n.find(id) != nil }
 func (n *CNI) ReleaseUnknown(exists func(id string) bool) {
 	for _, id := range n.ids() {
 		if !exists(id) {
-			n.options.Logger.Info("release an attachment whose sandbox does not exist", "sandbox", id)
+			n.options.Logger.Info("an attachment has no sandbox: CNI DEL runs in the background", "sandbox", id)
 			n.Release(id)
 		}
 	}

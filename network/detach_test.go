@@ -137,7 +137,7 @@ func TestDetachLosesPatienceAfterTime(t *testing.T) {
 	}
 }
 
-// Release is for what nobody will ask for again.
+// Release is for attachments whose pod is gone: no Detach will come.
 func TestReleaseUnknown(t *testing.T) {
 	n := newNode(t, nil)
 	n.configure(t, "10.conflist", "net", n.script())
@@ -178,7 +178,7 @@ func TestDetachHasATimeForEachAttachment(t *testing.T) {
 		}
 	}
 	if others > 2 {
-		t.Errorf("%d DELs of a pod nobody asked for", others)
+		t.Errorf("%d DELs of a pod that was not to be detached", others)
 	}
 	n.untell(t, "DEL.fail")
 	began := time.Now()

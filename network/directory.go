@@ -73,7 +73,7 @@ func (n *CNI) SetDirectories(paths []string) {
 	n.others.Store(&next)
 	for path, d := range last {
 		if next[path] == nil {
-			close(d.left) // who waits for its first STATUS waits no longer
+			close(d.left) // nothing waits for its first STATUS any more
 		}
 	}
 	select {

@@ -1,4 +1,4 @@
-// Package network gives pods their network and takes it back.
+// Package network attaches pods to networks and detaches them, by CNI plugins.
 //
 // It owns three things:
 //
@@ -18,8 +18,9 @@
 //
 // It is in the journal, on disk, before ADD runs, with the configuration and
 // the arguments of that ADD, and it is removed only after every plugin of the
-// chain said that its DEL succeeded. A DEL that fails is retried in the background, over restarts too. As long as
-// the attachment lives, so does the namespace: DEL wants it.
+// chain said that its DEL succeeded. A DEL that fails is retried in the background,
+// over restarts too. As long as the attachment exists, so does the namespace, which
+// DEL needs.
 //
 // # Locks
 //

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// gcPatience is how long ADD, DEL and CHECK wait for a GC of their network. One
-// that takes longer hangs, and they run beside it.
-const gcPatience = 5 * time.Second
+// gcTimeout is how long ADD, DEL and CHECK wait for a GC of their network. One
+// that takes longer hangs, and they do not wait for its end.
+const gcTimeout = 5 * time.Second
 
 // gate keeps the garbage collection of a network and its other plugin runs
-// apart: CNI GC must not run beside an ADD or DEL (CNI SPEC, "GC"). Collection
+// apart: CNI GC must not overlap an ADD or DEL (CNI SPEC, "GC"). Collection
 // waits for a moment when nothing runs, and nothing cuts it short.
 type gate struct {
 	mu      sync.Mutex
@@ -35,12 +35,12 @@ func (n *CNI) gate(network string) *gate {
 	return n.gates[network]
 }
 
-// enter waits for a collection to be over, as long as it has patience.
+// enter waits for a collection to be over, for gcTimeout at most.
 func (g *gate) enter(ctx context.Context) error {
 	for {
 		g.mu.Lock()
-		patience := gcPatience - time.Since(g.began)
-		if g.collecting == nil || patience <= 0 {
+		left := gcTimeout - time.Since(g.began)
+		if g.collecting == nil || left <= 0 {
 			g.running++
 			g.mu.Unlock()
 			return nil
@@ -49,7 +49,7 @@ func (g *gate) enter(ctx context.Context) error {
 		g.mu.Unlock()
 		select {
 		case <-over:
-		case <-time.After(patience):
+		case <-time.After(left):
 		case <-ctx.Done():
 			return fmt.Errorf("wait for CNI GC to end: %w", context.Cause(ctx))
 		}
@@ -73,8 +73,8 @@ func (g *gate) leave() {
 	}
 }
 
-// collect waits until nothing runs, and calls f; what wants to run meanwhile
-// waits. It reports false if the context ends first.
+// collect waits until nothing runs, and calls f; runs that are to begin then
+// wait. It reports false if the context ends first.
 func (g *gate) collect(ctx context.Context, f func()) bool {
 	for {
 		g.mu.Lock()

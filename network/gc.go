@@ -30,7 +30,7 @@ func (n *CNI) collectPeriodically(ctx context.Context) {
 	}
 }
 
-// awaitPeriod waits for GC's period, which may change meanwhile; without one,
+// awaitPeriod waits for GC's period, which may change while it waits; without one,
 // until there is one.
 func (n *CNI) awaitPeriod(ctx context.Context) {
 	const look = time.Second
@@ -50,7 +50,7 @@ func (n *CNI) awaitPeriod(ctx context.Context) {
 	}
 }
 
-// collect tells the plugins of a network which attachments are valid, so that
+// collect gives the plugins of a network the list of valid attachments, so that
 // they free what belongs to none of them (CNI SPEC, "GC"). libcni honours
 // disableGC.
 func (n *CNI) collect(ctx context.Context, c *Configuration) {

@@ -58,7 +58,7 @@ type attachment struct {
 	// released is set by Release, without the lock.
 	released atomic.Bool
 	// waiting is a copy of the record while the attachment has to go, for
-	// those who look without the lock; nil otherwise.
+	// readers without the lock; nil otherwise.
 	waiting atomic.Pointer[Attachment]
 }
 

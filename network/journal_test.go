@@ -21,7 +21,7 @@ func TestJournalSurvivesARestart(t *testing.T) {
 		t.Errorf("after a restart %+v, before %+v", after, before)
 	}
 	if len(n.Pending()) != 0 {
-		t.Error("what nobody released is pending")
+		t.Error("an attachment that was not released is pending")
 	}
 }
 
@@ -78,7 +78,7 @@ func TestUnreadableAttachmentThatNothingRemembers(t *testing.T) {
 	}
 }
 
-// Pending waits for nobody: not for a plugin that hangs.
+// Pending does not wait, not even for a plugin that hangs.
 func TestPendingDoesNotWait(t *testing.T) {
 	n := newNode(t, func(o *Options) { o.Limits.Del = 2 * time.Second })
 	n.configure(t, "10.conflist", "net", n.script())

@@ -51,7 +51,7 @@ func (n *CNI) Stuck() []StuckRun {
 // awaitStuck waits in the background until the processes of a stuck run have
 // gone, and then calls over.
 func (n *CNI) awaitStuck(run *runner.Run, over func()) {
-	n.options.Logger.Error("plugins were killed and do not end: what they work on stays locked",
+	n.options.Logger.Error("plugins were killed and do not end: their attachment stays locked",
 		"verb", run.Verb, "sandbox", run.ID, "network", run.Network)
 	n.plugins.lingering.noteStuck(run)
 	n.background.Go(func() {
@@ -81,7 +81,7 @@ func (l *lingering) unstick(run *runner.Run) {
 }
 
 // isStuck reports whether a run of the verb is stuck that is for the network
-// and for no attachment: another one would get stuck beside it.
+// and for no attachment: another one would get stuck as well.
 func (l *lingering) isStuck(verb, network string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -157,14 +157,14 @@ func (l *lingering) ending() bool {
 // keepHelpers leaves the processes of a run that succeeded to live.
 func (p *plugins) keepHelpers(run *runner.Run) {
 	if err := run.Done(); err != nil {
-		p.logger.Error("the next daemon will not know that a plugin left a process to live", "sandbox", run.ID, "err", err)
+		p.logger.Error("the next daemon will kill a process that a plugin has left in the background", "sandbox", run.ID, "err", err)
 	}
 	p.lingering.keep(run)
 }
 
 func (p *plugins) remove(run *runner.Run) {
 	if err := run.End(); err != nil {
-		p.logger.Error("a plugin run that is over is not removed, it is tried again", "verb", run.Verb, "sandbox", run.ID, "err", err)
+		p.logger.Error("the files of a plugin run that is over could not be removed: this is retried", "verb", run.Verb, "sandbox", run.ID, "err", err)
 		p.lingering.keep(run)
 	}
 }

@@ -47,7 +47,7 @@ func (n *CNI) enter(ctx context.Context, a *attachment) (held, error) {
 
 // release gives the lock back. Where a run is stuck it does so when its
 // processes have gone, and where a run is left to the next daemon never:
-// nothing may run beside them for the same sandbox.
+// nothing else may run for the same sandbox at the same time.
 func (h held) release(o outcome) {
 	h.gate.leave()
 	unlock := func() { <-h.a.lock }

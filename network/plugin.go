@@ -35,9 +35,9 @@ const (
 var (
 	// errLeft: the daemon ends before the plugins do. They run on, and the next
 	// daemon takes their result.
-	errLeft = errors.New("the daemon ends: the plugins run on, and their result is seen to when it is back")
+	errLeft = errors.New("the daemon shuts down: the plugins continue, and the next daemon takes their result")
 	// errEnding: the daemon ends, and the plugins with it: they change nothing.
-	errEnding = errors.New("the daemon ends, the plugins were killed")
+	errEnding = errors.New("the daemon shuts down: the plugins were killed")
 	// errStuck: the processes of a run did not go when they were killed.
 	errStuck = errors.New("the plugins were killed and do not end")
 )
@@ -74,7 +74,7 @@ func (p *plugins) add(ctx context.Context, a Attachment, path string, begun func
 		if err != nil {
 			return err
 		}
-		// Not Setup, which reads answers in goroutines of its own, where nobody could
+		// Not Setup, which reads answers in goroutines of its own, where no code of ours could
 		// recover from them.
 		result, err = cni.SetupSerially(ctx, a.ID, path, a.options()...)
 		return err
@@ -110,7 +110,7 @@ func (p *plugins) del(ctx context.Context, a Attachment, path string) outcome {
 		}
 		remove := func() error { return recovered(func() error { return cni.Remove(ctx, a.ID, path, a.options()...) }) }
 		// What ADD answered is in libcni's cache, where it reads it for DEL; an answer
-		// that nobody can read is left out: a DEL needs none (CNI SPEC, "DEL").
+		// that cannot be decoded is left out: a DEL needs none (CNI SPEC, "DEL").
 		if err := remove(); !errors.Is(err, errAnswer) {
 			return err
 		}
@@ -177,7 +177,7 @@ func (c *Configuration) request(verb string, limit time.Duration) runner.Request
 }
 
 // pluginTypes are the types of the plugins of a configuration list; of one that
-// cannot be decoded go-cni tells.
+// cannot be decoded is go-cni's to report.
 func pluginTypes(config []byte) (names []string) {
 	var list struct {
 		Plugins []struct {

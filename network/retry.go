@@ -21,7 +21,7 @@ type retries struct {
 
 	mu   sync.Mutex
 	byID map[string]*retry
-	// changed tells the background that there may be something to do.
+	// changed wakes the background: there may be something to do.
 	changed chan struct{}
 }
 

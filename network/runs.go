@@ -17,7 +17,7 @@ import (
 // that is killed half-way can leave what no DEL finds again (bridge deletes the
 // interface first, from which it has read the masquerade rules that it then
 // removes). Until they have, their attachment is locked, because an ADD must
-// not run beside the DEL that undoes it; nothing else waits for them.
+// not overlap the DEL that undoes it; nothing else waits for them.
 func (n *CNI) findLeftRuns() {
 	unfinished, done, err := n.plugins.runner.Runs()
 	if err != nil {

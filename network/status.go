@@ -79,7 +79,7 @@ func (d *Directory) refreshStatus(ctx context.Context) {
 	last := d.status.Load()
 	if slow && last != nil && last.err == nil && !last.slow {
 		// One slow answer is a sign of a busy machine rather than of the network.
-		d.owner.options.Logger.Warn("the network plugins are slow to answer STATUS; they are asked again", "err", err)
+		d.owner.options.Logger.Warn("the network plugins are slow to answer STATUS: they are asked again", "err", err)
 		d.status.Store(&status{at: last.at, slow: true})
 		return
 	}

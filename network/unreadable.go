@@ -26,7 +26,7 @@ func (n *CNI) openUnreadable(bad state.Bad) {
 		logger.Error("CNI DEL cannot be run: no configuration of its ADD is known; its addresses may have to be freed by hand", "err", err)
 		return
 	}
-	logger.Warn("CNI DEL will be run with the configuration that is left", "network", record.Network, "source", record.Source)
+	logger.Warn("CNI DEL will run with the configuration that can still be found", "network", record.Network, "source", record.Source)
 	a := newAttachment(record)
 	a.attached = true
 	n.attachments[bad.ID] = a
@@ -34,7 +34,7 @@ func (n *CNI) openUnreadable(bad state.Bad) {
 		return // it stands where it stood, and may be readable the next time
 	}
 	if err := n.journal.Write(bad.ID, record); err != nil {
-		logger.Error("the attachment is not in the journal", "err", err)
+		logger.Error("the attachment is not in the journal on disk", "err", err)
 	}
 }
 

@@ -93,7 +93,7 @@ func (n *CNI) keepInUse(last, now *Configuration) {
 		err = state.WriteFile(n.inUseFile(), data, false)
 	}
 	if err != nil {
-		n.options.Logger.Warn("the network that is in use is not kept for the next start", "network", now.Name, "err", err)
+		n.options.Logger.Warn("the network in use is not on disk: the next start does not know it", "network", now.Name, "err", err)
 	}
 }
 
@@ -108,7 +108,7 @@ func (n *CNI) loadInUse() {
 	}
 	var last Configuration
 	if err = errors.Join(err, json.Unmarshal(data, &last)); err != nil {
-		n.options.Logger.Warn("which network was in use cannot be read", "file", n.inUseFile(), "err", err)
+		n.options.Logger.Warn("the file that names the network in use cannot be read", "file", n.inUseFile(), "err", err)
 		return
 	}
 	if last.File != "" {

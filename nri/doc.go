@@ -6,7 +6,7 @@
 // # States
 //
 //	New                       Open                      Close
-//	----> (nobody is asked) ------> (plugins are asked) -----> (nobody is asked)
+//	----> (no plugin is asked) ---> (plugins are asked) -----> (no plugin is asked)
 //
 // Open comes when pods and containers are restored: it starts the plugins of the
 // directory, synchronizes them, and listens for others.
@@ -22,10 +22,10 @@
 // The library holds one lock for the whole node while it asks a plugin, for as
 // long as the plugin takes. Here that lock is released around every question
 // (turn.go), so that a plugin that hangs over one pod holds up no other one. A
-// plugin therefore gets the requests of several pods side by side; those about
+// plugin therefore gets the requests of several pods concurrently; those about
 // one container come one after another, by the container's own lock.
 //
-// A plugin that connects is synchronized while no request begins: it hears of
+// A plugin that connects is synchronized while no request begins: it is sent
 // each pod and container once, in its list or by a request. A request that has
 // begun is not waited for; Plugins.mu guards what such requests are about, and
 // is never held while anything is asked.

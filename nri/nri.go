@@ -80,8 +80,8 @@ type Plugins struct {
 
 	// mu guards what follows.
 	mu sync.Mutex
-	// podsMade and containersMade are what plugins were asked about and nobody
-	// else may see yet, by id.
+	// podsMade and containersMade are what plugins were asked about and no other
+	// caller may see yet, by id.
 	podsMade       map[string]*sandbox.Sandbox
 	containersMade map[string]*api.Container
 	// failed are the plugins whose answers were these errors, by their texts.

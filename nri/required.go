@@ -54,7 +54,7 @@ func rulesOf(o *Options) *validator.DefaultValidatorConfig {
 // rollName is the builtin plugin that sees which others there are.
 const rollName = "minicri"
 
-// roll is a validator that accepts everything. A validator is told the names of
+// roll is a validator that accepts everything. A validator gets the names of
 // all connected plugins, which the library gives to no one else.
 func roll() *builtin.BuiltinPlugin {
 	return &builtin.BuiltinPlugin{Base: rollName, Index: "00", Handlers: builtin.BuiltinHandlers{

@@ -64,7 +64,7 @@ func (p *Plugins) updateUnsolicited(ctx context.Context, updates []*api.Containe
 		if problem == nil {
 			continue
 		}
-		p.options.Logger.Warn("an update that an NRI plugin wants was not made", "container", change.ID, "err", problem)
+		p.options.Logger.Warn("an update that an NRI plugin asked for was not made", "container", change.ID, "err", problem)
 		at := slices.IndexFunc(updates, func(u *api.ContainerUpdate) bool { return u.GetContainerId() == change.ID })
 		failed = append(failed, updates[at])
 		if !change.Optional && err == nil {
@@ -74,7 +74,7 @@ func (p *Plugins) updateUnsolicited(ctx context.Context, updates []*api.Containe
 	return failed, err
 }
 
-// synchronize tells a plugin which pods and containers there are, and makes the
+// synchronize sends a plugin the pods and containers that there are, and makes the
 // updates that it answers with.
 func (p *Plugins) synchronize(ctx context.Context, tell adaptation.SyncCB) error {
 	updates, err := tell(ctx, p.allPods(), p.allContainers())

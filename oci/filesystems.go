@@ -10,7 +10,7 @@ import (
 
 // kernelFilesystems are mounted in every container, as in Docker and
 // containerd; where the container mounts something itself, also above one of
-// them, that one is not mounted: who mounts the node's /dev means all of it.
+// them, that one is not mounted: a mount of the node's /dev means all of it.
 // Mounts of the base spec take the place of these.
 func kernelFilesystems(c *Container, base []specs.Mount) []specs.Mount {
 	access, cgroupAccess := "ro", "ro"

@@ -27,7 +27,7 @@ func sandboxUser(s *Sandbox, spec *specs.Spec) error {
 }
 
 // containerUser runs the container as the user that it, or else its image,
-// names; /etc/passwd and /etc/group of the image say who that is.
+// names; /etc/passwd and /etc/group of the image give its ids.
 func containerUser(c *Container, spec *specs.Spec) error {
 	wanted := userSpec(c)
 	found, err := lookUp(c, wanted)
@@ -115,8 +115,8 @@ func ProcessUser(c *Container) (specs.User, error) {
 	return spec.Process.User, err
 }
 
-// HostUser is who on the node a user of a container is: in a user namespace
-// another one. An id that is not mapped stays as it is.
+// HostUser returns the ids that a user of a container has on the node: in a user
+// namespace others. An id that is not mapped stays as it is.
 func HostUser(pod *runtimeapi.PodSandboxConfig, u specs.User) (uid, gid int) {
 	userns := UserNamespace(pod)
 	return hostID(userns.GetUids(), u.UID), hostID(userns.GetGids(), u.GID)

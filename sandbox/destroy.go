@@ -20,15 +20,8 @@ import (
 // CNI DEL fails Stop returns its error, until the retries of the network's
 // limits are used up; the network namespace stays until DEL has succeeded.
 func (s *Store) Stop(ctx context.Context, id string) error {
-	sb, err := s.Find(id)
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	unlock, err := sb.acquire(ctx)
-	if err != nil {
+	sb, unlock, err := s.findLocked(ctx, id)
+	if sb == nil || err != nil {
 		return err
 	}
 	defer unlock()
@@ -39,6 +32,19 @@ func (s *Store) Stop(ctx context.Context, id string) error {
 		return fmt.Errorf("stop sandbox %s: %w", sb.ID, err)
 	}
 	return nil
+}
+
+// findLocked returns the sandbox with the id, its lock held; nil if there is none.
+func (s *Store) findLocked(ctx context.Context, id string) (sb *Sandbox, unlock func(), err error) {
+	sb, err = s.Find(id)
+	if errdefs.IsNotFound(err) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	unlock, err = sb.acquire(ctx)
+	return sb, unlock, err
 }
 
 // stop is Stop under the sandbox's lock.
@@ -68,15 +74,8 @@ func (s *Store) recordStopped(sb *Sandbox) error {
 // Remove stops the sandbox if it runs and removes all of it, the name last.
 // Calling it again, or for an unknown id, is no error.
 func (s *Store) Remove(ctx context.Context, id string) error {
-	sb, err := s.Find(id)
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	unlock, err := sb.acquire(ctx)
-	if err != nil {
+	sb, unlock, err := s.findLocked(ctx, id)
+	if sb == nil || err != nil {
 		return err
 	}
 	defer unlock()
@@ -105,7 +104,7 @@ func (s *Store) remove(ctx context.Context, sb *Sandbox) error {
 	return s.destroy(ctx, sb, keepNamespace)
 }
 
-// onFailedDetach says what becomes of the namespace when DEL fails.
+// onFailedDetach says what is done when DEL fails.
 type onFailedDetach bool
 
 const (
@@ -150,7 +149,7 @@ func (s *Store) notifySupervisor(sb *Sandbox) {
 		return
 	}
 	if err := s.deletePause(sb); err != nil {
-		s.options.Logger.Warn("the supervisor may hold what is gone", "sandbox", sb.ID, "err", err)
+		s.options.Logger.Warn("the supervisor may still hold the pause of a removed sandbox", "sandbox", sb.ID, "err", err)
 	}
 }
 
@@ -175,7 +174,7 @@ func (s *Store) teardown(steps *step.Sequence, sb *Sandbox, policy onFailedDetac
 	)
 }
 
-// noteEnd: from here on the sandbox is not Ready, whatever becomes of the rest.
+// noteEnd makes the sandbox not Ready before anything of it is removed.
 func (s *Store) noteEnd(sb *Sandbox) {
 	if sb.Ready() {
 		sb.update(func(f *Facts) { f.ExitedAt = time.Now() })

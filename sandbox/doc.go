@@ -23,7 +23,7 @@
 //
 // UpdatePodSandboxResources has, with NRI: nri update, nri updated.
 //
-// StopPodSandbox goes through these; each is done whatever became of the others,
+// StopPodSandbox goes through these; each is done even if another one failed,
 // but that "remove netns" waits for a DEL that succeeded:
 //
 //	stop containers, nri stop, end pause, cni del, remove netns, remove userns,

@@ -150,7 +150,7 @@ func (c *creation) makeShm(path string) error {
 
 type owner struct{ uid, gid uint32 }
 
-// rootOf is who on the host is root in the pod's user namespace.
+// rootOf returns the ids on the node of root in the pod's user namespace.
 func rootOf(userns *runtimeapi.UserNamespace) (root owner, mapped bool) {
 	uid, hasUID := hostID(userns.GetUids())
 	gid, hasGID := hostID(userns.GetGids())

@@ -165,13 +165,13 @@ func (p *pauseStarter) askToStart(ctx context.Context) error {
 			return err
 		}
 		lost = err
-		time.Sleep(lostPause)
+		time.Sleep(lostInterval)
 	}
 	return lost
 }
 
-// lostPause is what it takes to notice that a connection is gone.
-const lostPause = 20 * time.Millisecond
+// lostInterval is what it takes to notice that a connection is gone.
+const lostInterval = 20 * time.Millisecond
 
 // abort ends what was prepared and not started. On a nil pauseStarter it does
 // nothing.
@@ -183,9 +183,9 @@ func (p *pauseStarter) abort() error {
 }
 
 // deletePause has the supervisor kill pause and delete it. Where no supervisor
-// serves, the cgroup is all there is; one that begins to serve meanwhile is asked
-// by destroy, a later one finds out by itself. One that hangs is killed within the
-// limit, and then none serves.
+// serves, only the cgroup is left to remove; one that has begun to serve is asked
+// when destroy is called again, a later one finds out at its start. One that hangs
+// is killed within the limit, and then none serves.
 func (s *Store) deletePause(sb *Sandbox) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*s.limits.Load().Kill)
 	defer cancel()

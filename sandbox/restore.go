@@ -169,7 +169,7 @@ func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 	}
 	s.lastCreated = max(s.lastCreated, record.CreatedAt)
 	if err := s.options.Node.Know(cgroup.Path(record.CgroupsPath)); err != nil {
-		s.options.Logger.Error("where cgroups are looked for is not on disk", "sandbox", record.ID, "err", err)
+		s.options.Logger.Error("the cgroup parent of a sandbox is not on disk: minicri check may miss its cgroups", "sandbox", record.ID, "err", err)
 	}
 	return s.claim(sb)
 }

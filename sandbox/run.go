@@ -107,7 +107,7 @@ type creation struct {
 	pluginRuns func()
 }
 
-// run goes through the steps 3 to 12.
+// run goes through the steps from record to start.
 func (c *creation) run() {
 	steps := c.steps
 	steps.Step(stepRecord, c.writeRecord)
@@ -238,9 +238,9 @@ func (c *creation) checkAddresses(context.Context) error {
 
 // prepareBesideAdd prepares pause while ADD runs. With a user namespace it begins
 // when the first plugin runs: libcontainer makes such a pause and moves it into
-// cgroups, which waits for a lock of the kernel (cgroup.WarmLock) and keeps every
-// other process out of its cgroup meanwhile, as each plugin has one to enter.
-// Others move themselves, without that lock (shim/runtime/launchlist.go).
+// cgroups, which waits for a lock of the kernel (cgroup.WarmLock) and for so long
+// keeps every other process from entering a cgroup, as each plugin has to. Other
+// pauses move themselves, without that lock (shim/runtime/launchlist.go).
 func (c *creation) prepareBesideAdd() *step.Async {
 	if oci.UserNamespace(c.config) == nil {
 		return c.steps.Async(stepPrepare, c.preparePause)

@@ -156,7 +156,7 @@ func (s *Store) NotePull(pod *runtimeapi.PodSandboxConfig, row step.Row) {
 }
 
 // keepTimeline writes the facts for the sake of the timeline alone: for the next
-// daemon, and for those who look when none runs.
+// daemon, and for minicri timeline when none runs.
 func (s *Store) keepTimeline(sb *Sandbox) {
 	unlock, err := sb.acquire(s.base)
 	if err != nil {

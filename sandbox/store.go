@@ -210,7 +210,7 @@ func (s *Store) Close() {
 	select {
 	case <-ended:
 	case <-time.After(s.limits.Load().Destroy):
-		s.options.Logger.Error("work on pods has not come to its end", "limit", s.limits.Load().Destroy)
+		s.options.Logger.Error("work on pods has not ended at the shutdown", "limit", s.limits.Load().Destroy)
 	}
 }
 

@@ -21,7 +21,7 @@ func (h *holder) end() error {
 	return ending.End()
 }
 
-// makeUserns makes the pod's user namespace and, in the same breath, the
+// makeUserns makes the pod's user namespace and, by the same clone(2), the
 // network namespace that it owns; the step netns pins that one.
 func (c *creation) makeUserns(context.Context) error {
 	userns := oci.UserNamespace(c.config)

@@ -69,7 +69,7 @@ func TestEventsOfManyPublishersComeInOneOrder(t *testing.T) {
 	}
 }
 
-// Property 32: a stalled consumer stalls nobody, and sees that it missed events.
+// Property 32: a stalled consumer stalls no other, and sees that it missed events.
 func TestConsumerThatDoesNotReadLosesItsStream(t *testing.T) {
 	b := NewBroadcaster()
 	stalled, reading := subscribed(t, b), subscribed(t, b)
@@ -105,7 +105,7 @@ func TestNobodyListening(t *testing.T) {
 	s.Cancel()
 	b.Publish("b", created, look)
 	if looked {
-		t.Error("a pod was looked at for nobody")
+		t.Error("a pod was looked at without a subscriber")
 	}
 	if _, err := s.Next(t.Context()); !errors.Is(err, context.Canceled) {
 		t.Errorf("a subscription that was cancelled says %v", err)

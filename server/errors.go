@@ -29,7 +29,7 @@ func grpcError(err error) error {
 	return withDetails(codeOf(err), errtext.Of(err), err)
 }
 
-// kubeletName is the word by which the kubelet knows an error and shows it as a
+// kubeletName is the text by which the kubelet recognizes an error and shows it as a
 // pod's reason. It looks for it at the beginning of the message, and only in
 // errors of the code Unknown (pkg/kubelet/cri/remote, pkg/kubelet/images).
 func kubeletName(err error) string {

@@ -15,7 +15,7 @@ const mostAnswer = 15 << 20
 // keptTexts are the labels and annotations by which the kubelet knows a pod and a
 // container for its own, and how it ends one that has no pod any more
 // (k8s.io/kubelet/pkg/types, kuberuntime/labels.go): they are never left out,
-// unless somebody else has written a long text there.
+// unless another client of the API server has written a long text there.
 var keptTexts = []string{
 	"io.kubernetes.pod.name", "io.kubernetes.pod.namespace", "io.kubernetes.pod.uid", "io.kubernetes.container.name",
 	"io.kubernetes.pod.deletionGracePeriod", "io.kubernetes.pod.terminationGracePeriod",

@@ -18,7 +18,7 @@ import (
 // bytes: parts of an archive, or JSON.
 //
 //	Import(stream part of the archive) returns ([]TransferredImage)
-//	Pull(TransferRequest) returns (stream TransferNews)
+//	Pull(TransferRequest) returns (stream TransferUpdate)
 //	Save(TransferRequest) returns (stream part of the archive)
 //	Tag, Untag, Inspect(TransferRequest) returns (image.Description)
 const transferService = "minicri.v1.ImageTransfer"
@@ -31,8 +31,8 @@ type TransferRequest struct {
 	Name      string     // that Tag gives
 }
 
-// TransferNews is either progress or, last, the image.
-type TransferNews struct {
+// TransferUpdate is either progress or, last, the image.
+type TransferUpdate struct {
 	Progress *image.Progress   `json:",omitempty"`
 	Image    *TransferredImage `json:",omitempty"`
 }
@@ -94,15 +94,15 @@ func servePull(transfers Transfers, stream transferStream) error {
 	if err := receiveJSON(stream.Recv, &request); err != nil {
 		return err
 	}
-	news, done := make(chan image.Progress, 256), make(chan error, 1)
-	go func() { done <- sendProgress(stream, news) }()
+	updates, done := make(chan image.Progress, 256), make(chan error, 1)
+	go func() { done <- sendProgress(stream, updates) }()
 	pulled, err := transfers.PullFor(stream.Context(), request.Reference, request.Platform, request.Auth, func(p image.Progress) {
 		select {
-		case news <- p:
+		case updates <- p:
 		default:
 		}
 	})
-	close(news)
+	close(updates)
 	if sendErr := <-done; err == nil {
 		err = sendErr
 	}
@@ -110,13 +110,13 @@ func servePull(transfers Transfers, stream transferStream) error {
 		return err
 	}
 	last := transferred(pulled)
-	return sendJSON(stream.Send, TransferNews{Image: &last})
+	return sendJSON(stream.Send, TransferUpdate{Image: &last})
 }
 
-func sendProgress(stream transferStream, news <-chan image.Progress) (err error) {
-	for p := range news {
+func sendProgress(stream transferStream, updates <-chan image.Progress) (err error) {
+	for p := range updates {
 		if err == nil {
-			err = sendJSON(stream.Send, TransferNews{Progress: &p})
+			err = sendJSON(stream.Send, TransferUpdate{Progress: &p})
 		}
 	}
 	return err

@@ -65,14 +65,14 @@ func (c ImageTransferClient) Pull(ctx context.Context, request TransferRequest, 
 		return TransferredImage{}, err
 	}
 	for {
-		var news TransferNews
-		if err := receiveJSON(stream.Recv, &news); err != nil {
+		var update TransferUpdate
+		if err := receiveJSON(stream.Recv, &update); err != nil {
 			return TransferredImage{}, err
 		}
-		if news.Image != nil {
-			return *news.Image, nil
+		if update.Image != nil {
+			return *update.Image, nil
 		}
-		progress(*news.Progress)
+		progress(*update.Progress)
 	}
 }
 

@@ -36,7 +36,7 @@ func TestListPodSandboxFilter(t *testing.T) {
 		{"an empty one", &filter{}, "bb33 aa22 aa11"},
 		{"an id", &filter{Id: "aa22"}, "aa22"},
 		{"the start of an id", &filter{Id: "aa"}, "aa22 aa11"},
-		{"an id that nobody has", &filter{Id: "aa222"}, ""},
+		{"an unknown id", &filter{Id: "aa222"}, ""},
 		{"ready", &filter{State: ready}, "aa11"},
 		{"not ready", &filter{State: notReady}, "bb33 aa22"},
 		{"a label", &filter{LabelSelector: labels{"app": "web"}}, "aa11"},

@@ -62,7 +62,7 @@ func TestPodStats(t *testing.T) {
 }
 
 // intoCgroup makes the cgroup and puts the process into it, in all hierarchies.
-// It is taken back when the sandboxes of the test have let go of the process.
+// It is ended when the sandboxes of the test no longer hold the process.
 func intoCgroup(t *testing.T, pid int, path string) {
 	t.Helper()
 	hierarchies, err := cgroup.FindHierarchies()

@@ -11,14 +11,14 @@
 // as there can be: a node measures all its containers every few seconds. On
 // version 1 (cgroups(7)) a container is four files in three hierarchies, on
 // version 2 up to ten in one; a controller that is not there leaves its part of
-// the answer empty, and a file that cannot be read what is in it. On a hybrid machine pressure is read from the unified
-// hierarchy, if the container has a cgroup there.
+// the answer empty, and so does a file that cannot be read. On a hybrid machine
+// pressure is read from the unified hierarchy, if the container has a cgroup there.
 //
 // # Locks
 //
 // rates.mu and layers.mu guard a map each and are never held while anything is
 // read. Walking a writable layer may take long, on a dead disk without end: it is
-// done in a goroutine of its own, one for each container and a few at once, and
-// who asks waits no longer than layerWait for all of them together, or aloneWait
-// for a single container or pod. Close ends the waiting and the walks.
+// done in a goroutine of its own, one for each container and a few at once; a
+// call waits no longer than layerWait for all of them together, or aloneWait for a
+// single container or pod. Close ends the waiting and the walks.
 package stats

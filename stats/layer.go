@@ -16,12 +16,12 @@ const (
 	// it answers with what was measured before. In a first answer the layers that
 	// take longer are missing: one on a disk that hangs must not delay others.
 	layerWait = 50 * time.Millisecond
-	// aloneWait is how long who asks for a single container or pod waits for a
+	// aloneWait is how long a call about a single container or pod waits for a
 	// first measurement.
 	aloneWait = time.Second
 	// layerAge is how long a measurement is good: the kubelet's period.
 	layerAge = 10 * time.Second
-	// layersAtOnce are walked side by side.
+	// layersAtOnce are walked concurrently.
 	layersAtOnce = 4
 )
 
@@ -60,7 +60,7 @@ func newLayers(ctx context.Context, source Layers, logger *slog.Logger) *layers 
 	return l
 }
 
-// refreshOne is refresh for who waits for nothing else.
+// refreshOne is refresh with the longer wait of a call about one object.
 func (l *layers) refreshOne(ctx context.Context, containers []Container) {
 	wait := layerWait
 	for _, c := range containers {

@@ -171,7 +171,7 @@ func TestSamplesAreForgotten(t *testing.T) {
 	r.rate("stays", cpu{at: at.Add(sampleAge)})
 	r.rate("stays", cpu{at: at.Add(2*sampleAge - time.Second), total: time.Second})
 	if len(r.samples) != 1 {
-		t.Errorf("%d samples are kept, one of them of a cgroup that nobody asked for since %v", len(r.samples), sampleAge)
+		t.Errorf("%d samples are kept, one of them of a cgroup that was not asked for since %v", len(r.samples), sampleAge)
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 )
 
 // descriptor is one metric, by the name that cAdvisor gave it, with the labels
-// that it has beside those of every metric.
+// that it has besides those of every metric.
 type descriptor struct {
 	name, help string
 	kind       runtimeapi.MetricType

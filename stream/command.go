@@ -33,7 +33,7 @@ func checkStreams(o remotecommand.Options) error {
 }
 
 // transport is how a client speaks in exec and attach. A client that is refused
-// has been told when open fails.
+// has got the error when open fails.
 type transport interface {
 	open(u *upgrade) (*clientStreams, error)
 	// finish sends how the command ended, nil for success.

@@ -48,7 +48,7 @@ func (u *upgrade) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		_ = raw.Close()
 		return nil, nil, err
 	}
-	conn.silent = time.AfterFunc(conn.patience(), u.session.lost)
+	conn.silent = time.AfterFunc(conn.idleTimeout(), u.session.lost)
 	u.conn = conn
 	// A write to a client that does not read ends with the session.
 	context.AfterFunc(u.session.request.Context(), func() { _ = raw.Close() })
@@ -74,8 +74,8 @@ type clientConn struct {
 	watched *os.File
 }
 
-// patience is how long nothing may pass.
-func (c *clientConn) patience() time.Duration { return c.session.server.options.Idle }
+// idleTimeout is how long nothing may pass.
+func (c *clientConn) idleTimeout() time.Duration { return c.session.server.options.Idle }
 
 // Read implements net.Conn.
 func (c *clientConn) Read(p []byte) (int, error) {
@@ -87,7 +87,7 @@ func (c *clientConn) Read(p []byte) (int, error) {
 		c.session.gone()
 		return n, err
 	}
-	c.silent.Reset(c.patience())
+	c.silent.Reset(c.idleTimeout())
 	c.session.touch()
 	return n, nil
 }
@@ -99,7 +99,7 @@ func (c *clientConn) Write(p []byte) (int, error) {
 		c.session.lost()
 		return n, err
 	}
-	c.silent.Reset(c.patience())
+	c.silent.Reset(c.idleTimeout())
 	c.session.touch()
 	return n, nil
 }

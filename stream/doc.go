@@ -32,14 +32,14 @@
 //
 // # Who owns what
 //
-// The shim owns the processes and their streams; this package copies between
+// The supervisor owns the processes and their streams; this package copies between
 // them and the client. The daemon's end ends all sessions, and with them the
-// execs; what is attached to runs on.
+// execs; a container that a session was attached to continues to run.
 //
 // # What clients cost
 //
 // A session holds its buffers, some hundred KiB, whatever its client sends and
-// however slowly it reads: what comes is handed on in pieces as it arrives
+// however slowly it reads: input is passed on in pieces as it arrives
 // (stream/spdy, channels.go), and what a pod writes is read when the client has
 // taken the piece before. At most maxForwards connections are forwarded at once.
 // A pod that takes nothing while its client sends more holds up the other

@@ -67,7 +67,7 @@ func (r *requests) add(one request) (token string, err error) {
 		return "", fmt.Errorf("exec, attach and port-forward are not served any more: %w", errdefs.ErrUnavailable)
 	}
 	if len(r.pending)+len(r.open) >= r.limit && !r.makeRoom() {
-		return "", fmt.Errorf("%d requests to exec, attach or port-forward are open, no more are taken (streaming.max_open): %w", r.limit, errdefs.ErrResourceExhausted)
+		return "", fmt.Errorf("%d requests to exec, attach or port-forward are open, which is the limit (streaming.max_open): %w", r.limit, errdefs.ErrResourceExhausted)
 	}
 	token = rand.Text()
 	r.pending[token] = &pending{request: one, expires: time.AfterFunc(tokenLife, func() { r.expire(token) })}

@@ -19,7 +19,7 @@ import (
 type Options struct {
 	// Address is the TCP address to listen on; port 0 is any.
 	Address string
-	// TLS says how clients find out who serves.
+	// TLS is the certificate by which clients know the server.
 	TLS TLS
 	// Idle is how long a session may be silent, Creation how long a client may
 	// take to open its streams.

@@ -3,9 +3,10 @@
 //go:debug containermaxprocs=0
 //go:debug updatemaxprocs=0
 
-// Command minicri-shim starts every process of a pod. It is one binary in
-// two roles: libcontainer's init (re-executed inside the new namespaces), and
-// the resident supervisor that pauses and containers have as their parent.
+// Command minicri-shim is the parent of the processes of pods. It is one binary in
+// several roles: the resident supervisor (serve, and check-state and standby for its
+// upgrades), libcontainer's init (re-executed inside the new namespaces), and the
+// process that runs a hook.
 package main
 
 import (
@@ -28,12 +29,13 @@ import (
 const name = "minicri-shim"
 
 const usage = `usage: minicri-shim COMMAND [flags]
-  init     libcontainer's init, never called by hand
-  serve    supervise the processes of pods until asked to shut down
-  check-state  check that this build can take over the state of another one; for upgrades only
-  standby  serve on if the other build of an upgrade does not; for upgrades only
-  hook     run a hook of a container, never called by hand
-  version  print the version`
+  serve        supervise the processes of pods until asked to shut down
+  version      print the version
+and, for itself only:
+  init         libcontainer's init
+  check-state  check that this build can take over the state of another one
+  standby      continue to serve if the new build of an upgrade does not
+  hook         run a hook of a container`
 
 // libcontainer's init must run on the process's main thread, which Go promises
 // only before main. It never returns.

@@ -33,7 +33,7 @@ func debugCommand(ctx context.Context, arguments []string, output io.Writer) err
 	return err
 }
 
-// collect adds every part; one that cannot be had is its reason.
+// collect adds every part; in place of one that cannot be collected it adds the error.
 func collect(ctx context.Context, c *config.Config, bundle *inspect.Bundle) {
 	bundle.Text("version.txt", func() (string, error) { return "minicri " + version + "\n", nil })
 	bundle.JSON("config.json", func() (any, error) { return c, nil })

@@ -16,12 +16,12 @@ type layerLines struct {
 	output   io.Writer
 	terminal bool
 	order    []string
-	news     map[string]image.Progress
+	latest   map[string]image.Progress
 	shown    int // lines on the terminal
 }
 
 func newLayerLines(output io.Writer) *layerLines {
-	return &layerLines{output: output, terminal: isTerminal(output), news: map[string]image.Progress{}}
+	return &layerLines{output: output, terminal: isTerminal(output), latest: map[string]image.Progress{}}
 }
 
 func isTerminal(output io.Writer) bool {
@@ -33,13 +33,13 @@ func isTerminal(output io.Writer) bool {
 	return err == nil
 }
 
-// show takes one piece of news. Calls do not overlap.
+// show shows the progress of one layer. Calls do not overlap.
 func (l *layerLines) show(p image.Progress) {
-	before, known := l.news[p.Digest]
+	before, known := l.latest[p.Digest]
 	if !known {
 		l.order = append(l.order, p.Digest)
 	}
-	l.news[p.Digest] = p
+	l.latest[p.Digest] = p
 	switch {
 	case l.terminal:
 		l.redraw()
@@ -53,7 +53,7 @@ func (l *layerLines) redraw() {
 		fmt.Fprintf(l.output, "\x1b[%dA", l.shown)
 	}
 	for _, digest := range l.order {
-		fmt.Fprintf(l.output, "\x1b[2K%s\n", line(l.news[digest]))
+		fmt.Fprintf(l.output, "\x1b[2K%s\n", line(l.latest[digest]))
 	}
 	l.shown = len(l.order)
 }
@@ -63,10 +63,10 @@ func (l *layerLines) end() {
 	if !l.terminal {
 		return
 	}
-	for digest, p := range l.news {
+	for digest, p := range l.latest {
 		if p.Done == p.Total {
 			p.Stage = image.StageDone
-			l.news[digest] = p
+			l.latest[digest] = p
 		}
 	}
 	l.redraw()

@@ -115,7 +115,7 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 	return nil
 }
 
-// start starts what runs beside the calls of the CRI, until the context ends.
+// start starts the background work of the daemon, which ends with the context.
 func (d *serving) start(ctx context.Context, wait *sync.WaitGroup, signals <-chan os.Signal) {
 	wait.Go(func() { process.ReapOrphans(ctx, d.node.runtime.Containers) })
 	wait.Go(func() { d.node.runtime.Networks.Run(ctx) })
@@ -163,7 +163,7 @@ const lastAnswers = 250 * time.Millisecond
 func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Duration) {
 	runtime.Events.Close() // a call that listens has no end of its own
 	runtime.Containers.CancelWaits()
-	runtime.Networks.Leave() // a DEL takes as long as it likes
+	runtime.Networks.Leave() // a DEL may take longer than the shutdown
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	drained := runtime.Drain(ctx)

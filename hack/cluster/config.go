@@ -14,7 +14,7 @@ const (
 	minicriSocket    = "/run/minicri/minicri.sock"
 	containerdSocket = "/run/containerd/containerd.sock"
 	// bootstrapToken is what a node proves itself with when it joins. It is good
-	// for nothing else, and for nobody who is not in the cluster's network.
+	// for nothing else, and only in the cluster's network.
 	bootstrapToken = "abcdef.0123456789abcdef"
 )
 

@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// repository is where the images say they are from. Nobody serves it.
+// repository is where the images say they are from. No registry serves it.
 const repository = "cluster.minicri.test"
 
 // Tags of the images that are not Kubernetes' own.

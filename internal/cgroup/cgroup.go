@@ -3,7 +3,7 @@
 // It owns no cgroup and keeps no state: the shim makes them (through
 // libcontainer), and the path of each follows from the id of its pod or
 // container, so what is left of one can be found in every hierarchy without
-// asking anybody. Both versions are covered: on v1 (cgroups(7)) a path stands
+// asking the process. Both versions are covered: on v1 (cgroups(7)) a path stands
 // once in each mounted hierarchy, on v2 once in all.
 package cgroup
 
@@ -140,10 +140,10 @@ func (h Hierarchies) Remove(path string, limit time.Duration) error {
 
 // awaitSystemd lets systemd see that a scope is empty: then it removes the
 // cgroup, and its unit. If the cgroup is gone when it comes to look, it takes
-// the scope for running, for ever.
+// the scope for running, forever.
 func (h Hierarchies) awaitSystemd(path string) {
-	const patience = 3 * time.Second // it may be reloading
-	for deadline := time.Now().Add(patience); h.Exists(path) && time.Now().Before(deadline); {
+	const timeout = 3 * time.Second // it may be reloading
+	for deadline := time.Now().Add(timeout); h.Exists(path) && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
 	}
 }

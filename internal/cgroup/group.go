@@ -27,7 +27,7 @@ type Group struct {
 }
 
 // holding are the version 1 controllers whose hierarchy is used, the best
-// first. The freezer is the last: who freezes processes moves them there. A
+// first. The freezer is the last: other programs move processes there to freeze them. A
 // cpuset takes no process before it has processors.
 var holding = []string{"pids", "devices", "blkio", "cpuacct", "memory", "freezer"}
 

@@ -4,7 +4,7 @@
 // defaults, docs/configuration.md, the manual page and the checks are made of
 // them. The package owns nothing and keeps no state.
 //
-// The tags beside toml and comment: need says what a text has to be (path,
+// The tags besides toml and comment: need says what a text has to be (path,
 // paths, endpoint, reference; with a question mark it may be empty), zero is
 // what a zero means where a zero is allowed, least is the smallest number.
 package config

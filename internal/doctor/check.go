@@ -1,7 +1,6 @@
 // Package doctor looks at a node for people: what it lacks to run pods, and
 // where the kernel holds something else than the runtime believes. It works
-// beside a running daemon and without one, reads only, and changes things in
-// Fix alone. It keeps no state.
+// with a running daemon and without one; only Fix changes anything. It keeps no state.
 package doctor
 
 import (

@@ -7,7 +7,7 @@
 // The shim asks Take for them when it starts a process: if there are any, init
 // executes Program, which is given the true bytes in a file, puts them into its
 // environment and executes what was asked for. A process without such values
-// has nothing to do with it.
+// is started without Program.
 //
 // Nothing here has a state or a lock.
 package environ

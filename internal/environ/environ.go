@@ -68,7 +68,7 @@ const (
 )
 
 // Name is the name of the process (comm of proc_pid_stat(5)) until it has become
-// the other program; so a failure to do so can be told from the other's end.
+// the other program: one that ends by this name has failed to execute it.
 const Name = "minicri-environ"
 
 // The pattern also matches environ.c, so that the package compiles before

@@ -1,4 +1,4 @@
-// Package errtext makes the text of an error for those who get its kind apart
+// Package errtext makes the text of an error for callers that get its kind apart
 // from it: as the code of an answer, or as the reason in a status. It keeps
 // nothing, so it has no state and no lock.
 package errtext

@@ -1,5 +1,5 @@
-// Package filepages takes the pages of this process's program out of its memory
-// that nothing needs any more. It holds no state and no lock.
+// Package filepages gives the kernel back those pages of this process's program that
+// are not needed any more, such as those of its start. It has no state and no lock.
 package filepages
 
 import (

@@ -43,7 +43,7 @@ const (
 )
 
 // ask returns the features of a handler's program. It waits no longer than ctx;
-// the program goes on until askLimit, and its answer is there for who asks next.
+// the program continues until askLimit, and its answer is there for the next caller.
 func (q *questions) ask(ctx context.Context, of Spec) (Features, error) {
 	path := of.Program[0]
 	file, err := os.Stat(path)

@@ -6,8 +6,8 @@
 // "features"; one of type shim is a shim of containerd's, asked for its version.
 // What a program has said is kept until its file changes; one that could not be
 // asked is asked again after a while. A Set has locks, which are not held while a
-// program is asked; all programs are asked side by side, and who asks for the
-// status of all does not wait for one that hangs.
+// program is asked; all programs are asked concurrently, and List does not wait
+// for one that hangs.
 package handler
 
 import (
@@ -105,14 +105,14 @@ func (s *Set) Find(ctx context.Context, name string) (Status, error) {
 	return status, status.Err
 }
 
-// listPatience is how long List waits for programs: the kubelet asks for the
+// listTimeout is how long List waits for programs: the kubelet asks for the
 // status of the node again and again.
-const listPatience = 2 * time.Second
+const listTimeout = 2 * time.Second
 
 // List returns all handlers, "" first. One whose program has not answered in time
 // has an error that says so, and an answer the next time.
 func (s *Set) List(ctx context.Context) []Status {
-	ctx, cancel := context.WithTimeout(ctx, listPatience)
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	names := append([]string{""}, s.Names()...)
 	list := make([]Status, len(names))

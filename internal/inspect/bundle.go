@@ -18,7 +18,7 @@ import (
 
 // Bundle is an archive (tar.gz) of what a maintainer asks for. Every part goes
 // through package redact, profiles excepted, which have no data of pods. A part
-// that cannot be had is a file that says why.
+// that cannot be collected is a file with the error.
 type Bundle struct {
 	packed *gzip.Writer
 	tar    *tar.Writer

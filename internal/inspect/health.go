@@ -8,8 +8,8 @@ import (
 )
 
 // Health asks whether the daemon can still do its work: whether every lock that
-// all calls need can be had, and so whatever waits for one of them would not
-// wait for ever. A pod that hangs, a plugin or a disk does not count: they hold
+// all calls need can be acquired, so that nothing that waits for one of them
+// waits forever. A pod that hangs, a plugin or a disk does not count: they hold
 // up no other.
 type Health struct {
 	// Probes are asked one after the other; each takes a lock for a moment.

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A lock that nobody gives back stops the pings; when it is free they go on.
+// A lock that is not released stops the pings; when it is released they continue.
 func TestWedgedLockStopsThePing(t *testing.T) {
 	var mu sync.Mutex
 	var pings atomic.Int64

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mappedRoot is who root of the user namespace of the probe is on the node; any
-// but root does.
+// mappedRoot is the uid on the node of root in the user namespace of the probe; any
+// but 0 does.
 const mappedRoot = 65534
 
 // probeMappedOverlay mounts an overlay whose lower layer has mapped owners, as

@@ -92,7 +92,7 @@ const mostPlugins = 64
 
 // names are the label values of a kind that have rows. Plugins of NRI name
 // themselves: one that comes back under another name each time must not cost
-// memory for ever.
+// memory forever.
 type names struct {
 	mu    sync.Mutex
 	known map[string]bool

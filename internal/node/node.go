@@ -1,8 +1,8 @@
-// Package node keeps what makes a node this one and no other: an id, made at
-// random once, from which the beginning of every name in the kernel follows. Two
+// Package node keeps the identity of a node: an id, made at random once, from which
+// the beginning of every name in the kernel follows. Two
 // nodes on one machine may have the same --root path, each in a mount namespace
-// of its own, and must never take the other's things for their orphans. Beside the
-// id stand the directories that running pods depend on, and the cgroups below
+// of its own, and must never take the other's things for their orphans. With the
+// id are kept the directories that running pods depend on, and the cgroups below
 // which pods were made.
 //
 // It owns the file ROOT/node.json, which is durable. A Node may be used by many
@@ -93,7 +93,7 @@ func Read(root string) (*Node, error) {
 		return nil, fmt.Errorf("read the node's identity: %w", err)
 	}
 	if err := json.Unmarshal(data, &n.facts); err != nil || n.facts.ID == "" {
-		return nil, fmt.Errorf("decode the node's identity: %s: it has no id (%w): bring the file back, or remove it and all pods", n.path, err)
+		return nil, fmt.Errorf("decode the node's identity: %s: it has no id (%w): restore the file, or remove it and all pods", n.path, err)
 	}
 	return n, nil
 }

@@ -45,7 +45,7 @@ func reaping(t *testing.T) {
 }
 
 // A grandchild whose parent has gone becomes ours, and when it ends, with
-// nobody to wait for it, it is reaped; one that lives is left alone.
+// no parent that waits for it, it is reaped; one that lives is left alone.
 func TestReapOrphans(t *testing.T) {
 	reaping(t)
 	out, err := exec.Command("sh", "-c", `
@@ -66,7 +66,7 @@ func TestReapOrphans(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !exists(short.PID) {
-		t.Error("reaped at once: somebody else would have had no time to")
+		t.Error("reaped at once: another waiter would have had no time to")
 	}
 	eventually(t, "the dead orphan is reaped", func() bool { return !exists(short.PID) })
 	if stat, err := ReadStat(long.PID); err != nil || stat.Dead() {
@@ -74,7 +74,7 @@ func TestReapOrphans(t *testing.T) {
 	}
 }
 
-// The exit status of a child that somebody waits for is never taken away,
+// The exit status of a child that other code waits for is never taken from it,
 // however many children end at once and whatever orphans end beside them.
 func TestReapOrphansLeavesChildrenToTheirWaiters(t *testing.T) {
 	reaping(t)

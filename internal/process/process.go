@@ -3,7 +3,7 @@
 //
 // A Process is a pidfd (pidfd_open(2)) and the facts that name a process for
 // good, its pid and its start time: a pid alone is given to another process
-// one day. The package keeps no state; a Process has one owner, who closes it.
+// one day. The package keeps no state; a Process has one owner, which closes it.
 package process
 
 import (

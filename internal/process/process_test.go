@@ -81,7 +81,7 @@ func TestCloseEndsWait(t *testing.T) {
 }
 
 // A process that has ended and was not reaped yet is gone, and stays openable
-// by nobody after it was reaped.
+// unknown after it was reaped.
 func TestReap(t *testing.T) {
 	command := exec.Command("cat")
 	stdin, err := command.StdinPipe()

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// writerDirectory makes the test binary write records for ever.
+// writerDirectory makes the test binary write records without end.
 const writerDirectory = "STATE_TEST_WRITER_DIRECTORY"
 
 func TestMain(m *testing.M) {

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// quarantine is the directory, beside the records, of those that cannot be
+// quarantine is the directory, next to the records, of those that cannot be
 // decoded. What such a record describes is left alone for as long as it is there.
 const quarantine = "quarantine"
 
@@ -36,7 +36,7 @@ func (r *Records[T]) Quarantine(id string, reason error) Bad {
 // Quarantined lists the records that are in quarantine, since now or earlier.
 func (r *Records[T]) Quarantined() []string { return Quarantined(r.directory) }
 
-// Quarantined lists the files in quarantine beside the records of a directory.
+// Quarantined lists the files in quarantine next to the records of a directory.
 func Quarantined(directory string) []string {
 	entries, err := os.ReadDir(filepath.Join(directory, quarantine))
 	if err != nil {

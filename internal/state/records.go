@@ -42,7 +42,7 @@ func Open[T any](directory string, version int, durable bool) (*Records[T], erro
 }
 
 // WrittenBy names the program that writes from now on, with its version: what a
-// program reads that is older than the schema tells people which one to run.
+// program reads that is older than the schema names the build that can.
 func (r *Records[T]) WrittenBy(writer string) { r.writer = writer }
 
 // Path is where the record of id stands.
@@ -51,7 +51,7 @@ func (r *Records[T]) Path(id string) string { return filepath.Join(r.directory, 
 // Write replaces the record of id.
 func (r *Records[T]) Write(id string, record T) error { return r.write(id, record, r.durable) }
 
-// Put replaces the record of id for all who read it from now on, after a crash
+// Put replaces the record of id for all that read it from now on, after a crash
 // of the daemon too; a power cut may still take it back, until Sync returns.
 func (r *Records[T]) Put(id string, record T) error { return r.write(id, record, false) }
 
@@ -93,7 +93,7 @@ func (r *Records[T]) Remove(id string) error {
 }
 
 // IDs lists whose records stand in a directory, without reading them; none if
-// there is no such directory. It changes nothing, so it may be asked beside
+// there is no such directory. It changes nothing, so it may be called beside
 // the process that writes them.
 func IDs(directory string) ([]string, error) {
 	entries, err := os.ReadDir(directory)

@@ -126,7 +126,7 @@ func TestQuarantineReplacesAnEarlierOne(t *testing.T) {
 	}
 }
 
-// A record that cannot even be moved stays where it is, and Load goes on.
+// A record that cannot even be moved stays where it is, and Load continues.
 func TestQuarantineThatFails(t *testing.T) {
 	records := openRecords(t, false)
 	put(t, filepath.Join(records.directory, quarantine), "in the way")
@@ -305,7 +305,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 	}
 }
 
-// What somebody has mended goes back, and replaces nothing.
+// A file that was repaired by hand goes back, and replaces nothing.
 func TestRetryOfQuarantine(t *testing.T) {
 	records := openRecords(t, false)
 	put(t, records.Path("a"), "garbage")

@@ -154,8 +154,8 @@ func entries(dir string) (found []Orphan, err error) {
 	return found, nil
 }
 
-// withID keeps what is named by an id: beside the directories of pods' supervisors
-// is that of the node's, for example.
+// withID keeps what is named by an id: the directory of the node's supervisor, for
+// example, is next to those of pods' supervisors.
 func withID(list func() ([]Orphan, error)) func() ([]Orphan, error) {
 	return func() ([]Orphan, error) {
 		found, err := list()

@@ -78,7 +78,7 @@ func TestTextOfAFailure(t *testing.T) {
 	}
 }
 
-// A DEL whose plugin failed is not undone, even where its step goes on.
+// A DEL whose plugin failed is not undone, even where its step continues.
 func TestDELLeftToTheJournal(t *testing.T) {
 	p := Pod{Kind: "pod", Error: "x", State: Failed, Rows: []step.Row{
 		row("pod", "cni add", "", 0, 1, "no"), row("pod", "cni del", "", 5, 10, ""), row("plugin", "bridge DEL", "cni del", 6, 2, "no"), row("pod", "remove netns", "", 20, 1, ""),

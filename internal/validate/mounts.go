@@ -54,7 +54,7 @@ func (c *container) mountSource(field string, m *runtimeapi.Mount) {
 	case m.GetImage().GetImage() == "":
 		c.bad(field+"image", "has no name")
 	case m.GetHostPath() != "":
-		c.bad(field+"host_path", "is set beside an image")
+		c.bad(field+"host_path", "is set, and so is an image")
 	case !m.GetReadonly():
 		c.bad(field+"readonly", "is false, but an image can only be mounted read-only")
 	}

@@ -18,7 +18,7 @@ import (
 // Node is what the checks of a pod have to know of the runtime.
 type Node struct {
 	Machine machine.Machine
-	// Handlers are the names of runtimes beside the default one, "".
+	// Handlers are the names of runtimes besides the default one, "".
 	Handlers []string
 	// SystemdCgroup: cgroup parents are names of slices.
 	SystemdCgroup bool

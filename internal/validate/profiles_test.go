@@ -29,7 +29,7 @@ func TestCheckAppArmor(t *testing.T) {
 		t.Errorf("a profile by name without AppArmor: %v, want errNoAppArmor", err)
 	}
 	if err := checkAppArmor(byName, machine.Machine{AppArmor: true}); err == nil || errors.Is(err, errNoAppArmor) {
-		t.Errorf("a profile that nobody loaded: %v, want an error that says so", err)
+		t.Errorf("a profile that is not loaded: %v, want an error that says so", err)
 	}
 }
 

@@ -87,7 +87,7 @@ func (c *container) user() {
 	if security.GetRunAsUser() != nil {
 		c.posixID(securityContext+"run_as_user", security.GetRunAsUser().GetValue())
 		if username != "" {
-			c.bad(securityContext+"run_as_username", "is set beside run_as_user")
+			c.bad(securityContext+"run_as_username", "is set, and so is run_as_user")
 		}
 	}
 	c.username(username)

@@ -1,16 +1,16 @@
 // Package runner runs CNI plugins so that it is known which processes belong
-// to a run, and what became of each plugin.
+// to a run, and how each plugin ended.
 //
 // A run is one verb over the plugins of one network configuration. go-cni, and
 // through CNI_PATH every plugin that runs another one, is given a directory of
 // ours instead of the configured ones. In it each plugin is the same small
 // program (runner.c), which enters the cgroup of the run, runs the real plugin,
-// hands on what that answers, and writes a note. So:
+// passes on its answer, and writes a note. So:
 //
 //   - everything that a run started is in its cgroup, whatever environment,
 //     session or process group it has, and nothing else is;
-//   - what a plugin answered is known for every plugin of the chain and those
-//     below them, over a restart of the daemon too;
+//   - the answer of every plugin of the chain, and of those that they run, is known,
+//     over a restart of the daemon too;
 //   - a DEL that fails does not end the chain: the other plugins get theirs;
 //   - a child that holds a plugin's pipes delays nothing: the program follows
 //     the plugin, not its pipes.
@@ -37,17 +37,17 @@
 // # States
 //
 //	begun --> every plugin has answered --> ended, removed
-//	  |                                 \-> done: a process lives on, as a plugin wants it
+//	  |                                 \-> done: a process lives on, such as dnsmasq
 //	  |--> killed at its limit ----------> ended, removed
 //	  |                     \-----------> stuck: a process does not go; waited for
 //	  \--> left by a daemon that ended: unfinished, for the next one
 //
-// A run that succeeded leaves alone what it started and did not end. A run that
-// failed, or was killed, takes everything along.
+// Processes that a run has left in the background live on if it succeeded, and are
+// killed if it failed or was killed.
 //
 // # Cgroups
 //
-// Some cgroups are kept for the runs to come, from Open to Close, because to make
+// Some cgroups are kept for later runs, from Open to Close, because to make
 // and to remove one costs more than all the rest; a run that finds none of them
 // idle has one of its own.
 //

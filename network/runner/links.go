@@ -61,13 +61,13 @@ func (r *Runner) signature() (signature string, stable bool) {
 	return b.String(), stable
 }
 
-// pluginsName is the directory of the links that all runs share, beside the runs.
+// pluginsName is the directory of the links that all runs share, next to the runs.
 const pluginsName = ".plugins"
 
 func (r *Runner) pluginsDir() string { return filepath.Join(r.options.Dir, pluginsName) }
 
 // link sees to it that each plugin that is installed, and each that is asked for,
-// is a link to the program: the program tells of one that is missing. Links stay
+// is a link to the program: the program reports one that is missing. Links stay
 // for the plugins of later runs.
 func (r *Runner) link(installed map[string]string, asked []string) error {
 	r.mu.Lock()

@@ -8,7 +8,7 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 )
 
-// A parent that was not there goes with the runner; one that somebody made stays.
+// A parent that was not there goes with the runner; one that was there stays.
 func TestCloseRemovesTheParentThatItMade(t *testing.T) {
 	for _, there := range []bool{false, true} {
 		parent, err := cgroup.GroupParent("/minicri-unit-pool-" + filepath.Base(t.TempDir()) + t.Name())

@@ -42,7 +42,7 @@ func install(path string) error {
 	next := path + ".new"
 	err = os.WriteFile(next, program, 0o755)
 	if err == nil {
-		err = os.Chmod(next, 0o755) // the umask has its say in WriteFile
+		err = os.Chmod(next, 0o755) // WriteFile applies the umask
 	}
 	if err == nil {
 		err = os.Rename(next, path)

@@ -38,7 +38,7 @@ type Report struct {
 	// Answer is the beginning of what it printed when it succeeded, if that is
 	// no JSON object and so no result (CNI SPEC, "Success").
 	Answer string `json:"answer,omitempty"`
-	// NoResult is set by who could not read what it printed.
+	// NoResult is set when what it printed could not be read.
 	NoResult bool `json:"noResult,omitempty"`
 	// Stderr is the end of what it wrote there, at most 4 KiB, in printable text.
 	Stderr string `json:"stderr,omitempty"`

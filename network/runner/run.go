@@ -42,8 +42,8 @@ type Run struct {
 }
 
 // Begin makes a run: its files first and then its cgroup, so that there is no
-// cgroup that no file describes. End has to be called, also where there is a run
-// beside an error: then it could not be removed yet.
+// cgroup that no file describes. End has to be called, also where a run is returned
+// with an error: then it could not be removed yet.
 func (r *Runner) Begin(request Request) (*Run, error) {
 	random := make([]byte, 8)
 	_, _ = rand.Read(random) // never fails
@@ -100,9 +100,9 @@ func (run *Run) settings(options Options, installed map[string]string) []byte {
 // PluginDir is the directory of plugins that go-cni is given for this run.
 func (run *Run) PluginDir() string { return filepath.Join(run.dir, "p") }
 
-// firstPause is between two looks for the first plugin; it grows with the time that
+// firstInterval is between two looks for the first plugin; it grows with the time that
 // has been waited: a plugin that is kept from its cgroup costs next to nothing.
-const firstPause = 200 * time.Microsecond
+const firstInterval = 200 * time.Microsecond
 
 // AwaitFirst waits until the first plugin of the run with that directory of
 // plugins has entered the run's cgroup; it reports false if the context ends
@@ -116,7 +116,7 @@ func AwaitFirst(ctx context.Context, pluginDir string) bool {
 		select {
 		case <-ctx.Done():
 			return false
-		case <-time.After(max(firstPause, time.Since(began)/8)):
+		case <-time.After(max(firstInterval, time.Since(began)/8)):
 		}
 	}
 }
@@ -156,8 +156,8 @@ func (run *Run) End() error {
 	if err := awaitEmpty(run.Group); err != nil {
 		return fmt.Errorf("end a run of plugins: %w", err)
 	}
-	// The files first: who comes late finds none, and does not enter the cgroup,
-	// which another run may have then.
+	// The files first: a plugin that is started late finds none, and does not enter
+	// the cgroup, which another run may have then.
 	if err := os.RemoveAll(run.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("end a run of plugins: %w", err)
 	}

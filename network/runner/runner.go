@@ -91,7 +91,7 @@ func (r *Runner) Runs() (unfinished, done []*Run, err error) {
 
 // sweep removes the cgroups of runs whose files are gone, with a volatile
 // directory that was emptied by hand, say. What runs in them is left alone:
-// nothing tells any more what it is for.
+// its name does not say which run it was for.
 func (r *Runner) sweep(left []*Run) error {
 	explained := make(map[string]bool)
 	for _, run := range left {
@@ -108,7 +108,7 @@ func (r *Runner) sweep(left []*Run) error {
 			continue
 		}
 		if empty, err := group.Empty(); err != nil || !empty {
-			errs = append(errs, errors.Join(fmt.Errorf("cgroup %s has processes of a plugin run that nothing is known of", group.Dir), err))
+			errs = append(errs, errors.Join(fmt.Errorf("cgroup %s has processes of an unknown plugin run", group.Dir), err))
 			continue
 		}
 		if !strings.HasPrefix(entry.Name(), r.options.Mark+poolName) {

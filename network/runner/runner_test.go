@@ -301,7 +301,7 @@ func TestPluginOfAPlugin(t *testing.T) {
 }
 
 // A child that holds a plugin's output, in a session and with an environment of
-// its own, delays nobody, belongs to the run, and is ended with it.
+// its own, delays no answer, belongs to the run, and is ended with it.
 func TestChildThatIsLeft(t *testing.T) {
 	scripts := map[string]string{"leaves": `env -i setsid sh -c 'sleep 600 & sleep 600' & echo done`}
 	eachVersion(t, scripts, func(t *testing.T, r *Runner) {

@@ -1,19 +1,20 @@
-// Package api is the protocol between minicri and a pod's minicri-shim.
+// Package api is the protocol between minicri and a supervisor, which is
+// minicri-shim serve.
 //
 // Control is ttrpc on DIR/shim.sock (shim.proto). Data is plain bytes on
 // DIR/stream.sock, one connection per stream:
 //
-//	client -> {"container":"ID","exec":"EXEC","stream":"stdin"}\n
-//	shim   -> {}\n or {"error":"..."}\n
-//	then bytes, client to shim for stdin, shim to client for stdout and stderr
+//	client     -> {"container":"ID","exec":"EXEC","stream":"stdin"}\n
+//	supervisor -> {}\n or {"error":"..."}\n
+//	then bytes, to the supervisor for stdin, to the client for stdout and stderr
 //
-// The shim ends an output stream when its process has ended and what it wrote
+// The supervisor ends an output stream when its process has ended and what it wrote
 // is delivered, or all its writers have closed it. Half-closing a stdin stream
 // closes the stdin of an exec, and of a container with stdin_once. An empty
 // exec is the container itself: what it writes from then on.
 package api
 
-// Files in a shim's directory, known to both sides.
+// Files in a supervisor's directory, known to both sides.
 const (
 	ControlSocket = "shim.sock"
 	StreamSocket  = "stream.sock"
@@ -41,7 +42,7 @@ type StreamResponse struct {
 }
 
 // ExitRecord is the content of ExitDir/ID.json: written before the event goes
-// out, so that the facts outlive daemon and shim.
+// out, so that the facts outlive daemon and supervisor.
 type ExitRecord struct {
 	Code       int32 `json:"code"`       // 128 + signal if killed by one
 	CodeKnown  bool  `json:"code_known"` // false if the exit status is lost

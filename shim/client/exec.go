@@ -69,7 +69,7 @@ func (c *Client) execSync(ctx context.Context, id string, process []byte, timeou
 }
 
 func collect(stream api.Shim_ExecSyncClient) (*Result, error) {
-	// As they come: whoever is slow to take them, as a buffer that grows is, loses
+	// As they come: a consumer that is slow, such as a buffer that grows, loses
 	// the stream (ttrpc, ErrStreamFull).
 	var stdout, stderr [][]byte
 	for {

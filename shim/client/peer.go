@@ -19,7 +19,7 @@ import (
 // killed: its successor adopts what it held.
 type peer struct {
 	dir    string
-	answer time.Duration // 0: it may take as long as it likes
+	answer time.Duration // 0: no limit
 	pidfd  *os.File      // nil if it could not be opened
 	asking sync.Mutex    // held while it is asked whether it hangs
 }

@@ -16,8 +16,8 @@ import (
 // Program is the shim's program, sealed in memory: no process can change it, nor
 // the container that it starts reach the file through /proc (CVE-2019-5736).
 // libcontainer makes such a copy, or a mount in its place, for every process
-// that it starts, unless it finds itself in one. It also keeps the shims of a
-// daemon at that daemon's version while the file is being replaced.
+// that it starts, unless it finds itself in one. It also keeps the supervisor
+// of a daemon at that daemon's version while the file is being replaced.
 type Program struct {
 	path   string
 	build  string

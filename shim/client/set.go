@@ -50,7 +50,7 @@ type SetOptions struct {
 type Follower interface {
 	// Noted receives each event.
 	Noted(event *api.Event)
-	// Missed is called when events were dropped: List tells what is so now.
+	// Missed is called when events were dropped: List has the present state.
 	Missed(group string, supervisor *Client)
 	// Lost is called when the connection to a supervisor is gone.
 	Lost(group string, err error)
@@ -150,13 +150,13 @@ func (s *Set) Ensure(ctx context.Context, name string) (*Client, error) {
 	return supervisor, nil
 }
 
-// endingPause is between two looks at a supervisor that is about to end: it
+// endingInterval is between two looks at a supervisor that is about to end: it
 // holds its directory's lock and does not answer.
-const endingPause = 20 * time.Millisecond
+const endingInterval = 20 * time.Millisecond
 
 // serving connects to a group's supervisor, or starts it; mu is held.
 func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
-	for deadline := time.Now().Add(s.options.Answer); ; time.Sleep(endingPause) {
+	for deadline := time.Now().Add(s.options.Answer); ; time.Sleep(endingInterval) {
 		supervisor, err := g.connect(ctx, s.options.Answer)
 		if !errdefs.IsUnavailable(err) {
 			return supervisor, err
@@ -173,7 +173,7 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 	}
 }
 
-// follow passes on what a supervisor tells, in a goroutine that ends with it or
+// follow passes on the events of a supervisor, in a goroutine that ends with it or
 // with the set.
 func (s *Set) follow(name string, supervisor *Client) {
 	s.mu.Lock()

@@ -71,14 +71,14 @@ func (s Shim) Update(ctx context.Context, id string, resources *specs.LinuxResou
 	return native(err)
 }
 
-// NoteExit tells how the init of an adopted container has ended, which the
+// NoteExit passes on how the init of an adopted container has ended, which the
 // caller has reaped: status is wait4(2)'s.
 func (s Shim) NoteExit(ctx context.Context, id string, pid int, startTime uint64, status uint32) error {
 	_, err := s.rpc.NoteExit(ctx, &api.NoteExitRequest{Id: id, Pid: int32(pid), StartTime: startTime, Status: status})
 	return native(err)
 }
 
-// Info tells which build serves; errdefs.ErrNotImplemented by one of before there
+// Info returns which build serves; errdefs.ErrNotImplemented from one of before there
 // were upgrades.
 func (s Shim) Info(ctx context.Context) (*api.InfoResponse, error) {
 	answer, err := s.rpc.Info(ctx, &api.Empty{})

@@ -24,21 +24,21 @@ type StartOptions struct {
 	SystemdCgroup bool     // cgroupsPath of its containers is slice:prefix:name
 	Cgroups       []string // cgroup directories that the shim moves into; none: the daemon's own
 	// Answer is how long a call may take before a supervisor that answers
-	// nothing is killed; 0: for ever.
+	// nothing is killed; 0: no limit.
 	Answer time.Duration
 }
 
 // longestSocket: sockaddr_un (unix(7)) holds 107 characters and a NUL.
 const longestSocket = 107
 
-// startPatience is how long a shim may take to serve.
-const startPatience = 10 * time.Second
+// startTimeout is how long a shim may take to serve.
+const startTimeout = 10 * time.Second
 
 // Start starts a shim in a session of its own, which outlives the daemon, and
 // connects to it. Its log is DIR/shim.log. While another one serves DIR, Start
 // fails with errdefs.ErrAlreadyExists.
 func Start(ctx context.Context, options StartOptions) (*Client, error) {
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	if socket := filepath.Join(options.Dir, api.StreamSocket); len(socket) > longestSocket {
 		return nil, fmt.Errorf("start shim: %s is longer than the %d characters that a unix socket can have, choose a shorter directory: %w", socket, longestSocket, errdefs.ErrInvalidArgument)

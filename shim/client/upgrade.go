@@ -12,8 +12,8 @@ import (
 	"github.com/minicri/minicri/shim/api"
 )
 
-// upgradePause is between two looks at a supervisor that becomes another build.
-const upgradePause = 2 * time.Millisecond
+// upgradeInterval is between two looks at a supervisor that becomes another build.
+const upgradeInterval = 2 * time.Millisecond
 
 // Upgrade makes the supervisor that serves dir another build of itself, in the
 // same process, and returns when that serves. With an error the old one does, and
@@ -31,7 +31,7 @@ func Upgrade(ctx context.Context, dir, program, build string) (*api.InfoResponse
 	if _, err := old.rpc.Upgrade(ctx, &api.UpgradeRequest{Program: program, Build: build}); !errors.Is(native(err), ErrLost) {
 		return nil, fmt.Errorf("upgrade the supervisor of %s: %w", dir, native(err))
 	}
-	for ; ; time.Sleep(upgradePause) {
+	for ; ; time.Sleep(upgradeInterval) {
 		info, err := ask(ctx, dir)
 		if err == nil && info.GetBuild() == build {
 			return info, nil

@@ -121,7 +121,7 @@ func (b *Builtin) container(lib *libcontainer.Container) *builtinContainer {
 }
 
 // initError is the error of a start that failed. Where init had begun to run,
-// errdefs.ErrFailedPrecondition tells that the container asks for what it does
+// errdefs.ErrFailedPrecondition says that the container asks for what it does
 // not have: a program, a directory, memory.
 func initError(process *libcontainer.Process, err error) error {
 	if _, pidErr := process.Pid(); pidErr != nil {
@@ -287,13 +287,13 @@ func (c *builtinContainer) Cgroups() map[string]string { return c.cgroups }
 // NotifyOOM is of Container.
 func (c *builtinContainer) NotifyOOM() (<-chan struct{}, error) { return notifyOOM(c.cgroups) }
 
-// deletePatience is how long killed processes may take to be gone.
-const deletePatience = 3 * time.Second
+// deleteTimeout is how long killed processes may take to be gone.
+const deleteTimeout = 3 * time.Second
 
 // Delete is of Container. Processes may take a while to go, in D state for
 // example.
 func (c *builtinContainer) Delete() error {
-	for deadline := time.Now().Add(deletePatience); ; {
+	for deadline := time.Now().Add(deleteTimeout); ; {
 		_ = killCgroup(c.cgroups, "", syscall.SIGKILL)
 		err := c.lib.Destroy()
 		if err == nil {

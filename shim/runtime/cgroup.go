@@ -38,7 +38,7 @@ func killCgroup(paths map[string]string, sub string, sig syscall.Signal) error {
 	}
 	thaw(paths)
 	signalled := map[int]bool{}
-	for deadline := time.Now().Add(emptyPatience); ; time.Sleep(emptyPause) {
+	for deadline := time.Now().Add(emptyTimeout); ; time.Sleep(emptyInterval) {
 		pids, err := cgroups.GetAllPids(path)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("signal %s: %w", path, err)
@@ -62,8 +62,8 @@ func killCgroup(paths map[string]string, sub string, sig syscall.Signal) error {
 // A process that is being forked is not in the list of its cgroup yet, but its
 // parent is, which ends after it: one look at the list, or two, can miss it.
 const (
-	emptyPatience = time.Second
-	emptyPause    = 500 * time.Microsecond
+	emptyTimeout  = time.Second
+	emptyInterval = 500 * time.Microsecond
 )
 
 // thaw lets processes of a frozen v1 cgroup take their signals; v2 needs none.
@@ -76,7 +76,7 @@ func thaw(paths map[string]string) {
 // removeCgroup removes a cgroup and reports whether it is gone. One with
 // processes is left, unless they were killed: then they are waited for.
 func removeCgroup(path string, killed bool) bool {
-	for deadline := time.Now().Add(deletePatience); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(deleteTimeout); ; time.Sleep(time.Millisecond) {
 		if err := os.Remove(path); err == nil || errors.Is(err, os.ErrNotExist) {
 			return true
 		}

@@ -19,13 +19,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// children knows which of our children have an owner, who waits for them by
-// their pidfds. libcontainer's have one each, so that nothing has to be looked for
-// when one ends: what a container without a pid namespace of its own orphans goes
-// to the daemon, or to process 1. Only programs that start containers in the
-// background need this process as the sub-reaper of what they start (adopt); then
-// orphans come here, too, and are reaped: starting guards those whose owner is not
-// known yet.
+// children knows which of our children have an owner, which waits for them by
+// their pidfds. libcontainer's have one each, so that no child has to be searched
+// when one ends: orphans of a container without a pid namespace of its own are
+// reparented to the daemon, or to process 1. Only programs that start containers in
+// the background need this process as the sub-reaper of what they start (adopt);
+// then orphans come here, too, and are reaped: starting guards those whose owner is
+// not known yet.
 type children struct {
 	signals  chan os.Signal
 	starting sync.RWMutex // read-held while libcontainer starts, and waits for, helpers
@@ -82,8 +82,8 @@ func (r *children) started(err error) {
 	}
 }
 
-// checkNew refuses a pid that another program tells, if it is no child of ours, or
-// one that somebody else waits for.
+// checkNew refuses a pid that another program reports, if it is no child of ours, or
+// one that has an owner already.
 func (r *children) checkNew(pid int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -175,9 +175,9 @@ func (r *children) poke() {
 	}
 }
 
-// reapPause is between two looks for orphans: the kernel walks all children for
+// reapInterval is between two looks for orphans: the kernel walks all children for
 // each, however many of them end at once.
-const reapPause = 20 * time.Millisecond
+const reapInterval = 20 * time.Millisecond
 
 func (r *children) run(ctx context.Context) {
 	defer signal.Stop(r.signals)
@@ -192,7 +192,7 @@ func (r *children) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(reapPause):
+		case <-time.After(reapInterval):
 		}
 	}
 }
@@ -214,7 +214,7 @@ func (r *children) reap() {
 }
 
 // anyZombie reports whether a child has ended that has not been waited for yet. Most
-// have an owner who was faster, and to list all children takes far longer.
+// have an owner that was faster, and to list all children takes far longer.
 func anyZombie() bool {
 	var info unix.Siginfo
 	err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)

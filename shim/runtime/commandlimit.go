@@ -17,7 +17,7 @@ const (
 	shortRun = 30 * time.Second
 )
 
-var errAborted = errors.New("it was ended, because the container is")
+var errAborted = errors.New("it was ended with its container")
 
 // runs are the runs of a runtime that are under way, by container.
 type runs struct {

@@ -40,7 +40,7 @@ func (c *commandContainer) run(stdin []byte, streams Streams, given files, argum
 	defer over()
 	command := exec.CommandContext(ctx, c.runtime.program[0], slices.Concat(c.runtime.program[1:], flags, arguments)...)
 	command.Cancel = func() error { return endRun(command.Process) }
-	command.WaitDelay = time.Second // of who holds the pipe of stdin
+	command.WaitDelay = time.Second // for a process that holds the pipe of stdin
 	// The streams become those of init: files, so that nothing is copied. What
 	// the program itself writes goes to its log.
 	switch {

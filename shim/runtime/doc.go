@@ -8,10 +8,10 @@
 // runc's command line, Task a shim of containerd's. What the latter two say of
 // processes and cgroups is checked before it is used (foreign.go).
 //
-// A container is created (init waits at the exec barrier), started and deleted;
-// what becomes of its streams, and who keeps its exit, is the caller's. A
-// Process is known by its pidfd. Waiting for one parks a goroutine and no
-// thread.
+// A container is created (init waits at the exec barrier), started and deleted; its
+// streams and its exit are the caller's to keep. Pauses that need no more than a
+// list of system calls are launched without libcontainer's init (launchable.go). A
+// Process is known by its pidfd. Waiting for one parks a goroutine and no thread.
 //
 // Locks: Builtin.children.starting is held (for reading) while a process
 // starts, because only then it is not known yet which children have an owner;

@@ -14,7 +14,7 @@ func (c *builtinContainer) Exec(spec *specs.Process, streams Streams) (*Process,
 	}
 	defer passed.Close()
 	t := c.execs.newTree()
-	// After that: a cgroup cannot be made while somebody waits there.
+	// After that: a cgroup cannot be made while the lock is held.
 	go cgroup.WarmLock() // one write(2)
 	if t != nil {
 		process.SubCgroupPaths = map[string]string{t.controller: t.sub}

@@ -12,7 +12,7 @@ import (
 )
 
 // The program ends by itself when the child that it waits for is killed: what it has
-// in the background descends from nobody then.
+// in the background has no ancestor of ours then.
 func TestEndRunEndsWhatTheProgramHasInTheBackground(t *testing.T) {
 	for range 20 {
 		command := exec.Command("sh", "-c", "sleep 600 & echo $!; sleep 600; exit 1")

@@ -130,7 +130,7 @@ func (c *builtinContainer) loadHooks() error {
 	return nil
 }
 
-// bundleLabel is where libcontainer keeps what it tells hooks of the bundle.
+// bundleLabel is where libcontainer keeps the bundle that hooks get in their state.
 const bundleLabel = "bundle"
 
 // nameBundle makes the bundle of the state that hooks get the container's own:

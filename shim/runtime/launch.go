@@ -28,9 +28,9 @@ const (
 	fifoFile  = "exec.fifo"
 )
 
-// launching is a start without libcontainer's init. All but the init is
-// libcontainer's: the state, the cgroups and the barrier, so that who comes later,
-// a supervisor that adopts or another build, cannot tell the difference.
+// launching is a start without libcontainer's init. All else is libcontainer's: the
+// state, the cgroups and the barrier, so that a supervisor that adopts the process,
+// also one of another build, finds a container of libcontainer's.
 type launching struct {
 	id, dir string
 	config  *configs.Config
@@ -113,7 +113,7 @@ func (l *launching) end() {
 // of them may hang, on a dead mount for example.
 const launchLimit = time.Minute
 
-// run hands the list to the process, writes libcontainer's state meanwhile, and
+// run sends the list to the process, writes libcontainer's state while it works, and
 // waits for the answer.
 func (l *launching) run(list *launchList, ours net.Conn) error {
 	if err := ours.SetDeadline(time.Now().Add(launchLimit)); err != nil {

@@ -20,9 +20,9 @@ func (c *builtinContainer) startInit(config *configs.Config, process *libcontain
 }
 
 // needsInit says what of a container only libcontainer's init can do, "" if a
-// launch (launch.go) does all of it. It is meant for pause, of which there is one
-// for each pod: whatever a pod may ask for that pauses seldom have is left to
-// libcontainer, so that there is one way to do it.
+// launch (launch.go) does all of it. It is meant for pause, of which each pod
+// has one: what few pauses need is left to libcontainer, so that it is done in one
+// way only.
 func needsInit(config *configs.Config, p *libcontainer.Process, streams Streams) string {
 	for _, why := range []string{
 		initForProcess(p, streams), initForNamespaces(config.Namespaces), initForMounts(config),
@@ -55,8 +55,8 @@ func initForProcess(p *libcontainer.Process, streams Streams) string {
 	return ""
 }
 
-// hasOwner reports whether who owns the stream matters: it can be opened anew by
-// its name in /proc/self/fd, which sockets cannot (proc_pid_fd(5)).
+// hasOwner reports whether the owner of the stream matters: it can be opened anew
+// by its name in /proc/self/fd, which sockets cannot (proc_pid_fd(5)).
 func hasOwner(stream *os.File) bool {
 	if stream == nil {
 		return false
@@ -108,7 +108,7 @@ func initForNamespaces(namespaces configs.Namespaces) string {
 }
 
 // initForMounts: proc and plain binds onto directories that are there, in a root
-// that nobody but the node can write to.
+// that only the node can write to.
 func initForMounts(config *configs.Config) string {
 	proc := false
 	for _, m := range config.Mounts {

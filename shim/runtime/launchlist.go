@@ -187,7 +187,7 @@ func (l *launchList) loadFilter() {
 	l.Add("load the seccomp filter", unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, seccompFlags(l.config.Seccomp), l.Bytes(program))
 }
 
-// awaitStart is libcontainer's exec barrier: whoever starts the container reads
+// awaitStart is libcontainer's exec barrier: the start of the container reads
 // from the fifo.
 func (l *launchList) awaitStart() {
 	l.Add("report to the supervisor", unix.SYS_WRITE, launch.Socket, l.String("r"), 1)

@@ -18,7 +18,7 @@ type Process struct {
 	PID       int
 	StartTime uint64   // clock ticks since boot (proc_pid_stat(5), field 22)
 	Terminal  *os.File // the terminal's master; nil without one
-	Relay     *Relay   // of an exec; nil if nobody copies its streams
+	Relay     *Relay   // of an exec; nil if no other process copies its streams
 
 	pidfd *os.File // nil for one that ended before it was found
 	// reap takes the status of the ended child; nil for another one's.
@@ -126,7 +126,7 @@ func (p *Process) Descriptor(number int) (*os.File, error) {
 }
 
 // KernelExit is the exit status of an ended process that is not our child, as
-// far as the kernel tells: on Linux 6.15, once the parent has reaped it.
+// far as the kernel keeps it: on Linux 6.15, once the parent has reaped it.
 func (p *Process) KernelExit() (status syscall.WaitStatus, known bool) {
 	_ = p.control(func(fd int) { status, known = exitInfo(fd) })
 	return status, known

@@ -10,7 +10,7 @@ import (
 // Runtime makes containers.
 type Runtime interface {
 	// Create makes a container and brings its init to the exec barrier; hooks
-	// are told that bundle is its directory. After an error nothing is left.
+	// get bundle as its directory. After an error nothing is left.
 	// errdefs.ErrFailedPrecondition says that init ran and could not get there:
 	// the container asks for what it does not have.
 	Create(id, bundle string, spec *specs.Spec, streams Streams) (Container, *Process, error)
@@ -48,7 +48,7 @@ type Container interface {
 	// its state. It may be called again after an error.
 	Delete() error
 	// EndExecs ends the execs that an earlier supervisor has left, whose streams
-	// nobody holds any more, and not what they have put in the background.
+	// have no owner any more, and not what they have put in the background.
 	EndExecs() error
 	// Cgroups are the container's cgroups by controller, "" for version 2.
 	Cgroups() map[string]string
@@ -65,8 +65,8 @@ type Parent interface {
 	Exit() (status syscall.WaitStatus, known bool)
 }
 
-// Relay is told what a process that copies the streams of another cannot see in
-// its descriptors. A nil one has nobody to tell.
+// Relay passes on what a process that copies the streams of another cannot see in
+// its descriptors. A nil one does nothing.
 type Relay struct {
 	resized     func(width, height uint32) error
 	stdinClosed func()

@@ -114,12 +114,12 @@ func (r *Task) Abort(id string) error {
 	if shim, known := r.shimAt(c.address()); known {
 		endHelpers(shim.PID, id)
 	}
-	time.AfterFunc(abortPatience, c.abort)
+	time.AfterFunc(abortTimeout, c.abort)
 	return nil
 }
 
-// abortPatience is how long a shim may take to see that what it runs was killed.
-const abortPatience = time.Second
+// abortTimeout is how long a shim may take to see that what it runs was killed.
+const abortTimeout = time.Second
 
 // Load is of Runtime.
 func (r *Task) Load(id string) (Container, error) {

@@ -92,7 +92,7 @@ func (c *taskContainer) deleteByShim() error {
 	}
 	limit := endLimit
 	if c.aborted.Load() {
-		limit = abortPatience // it has not answered for long
+		limit = abortTimeout // it has not answered for long
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -105,7 +105,7 @@ func (c *taskContainer) deleteByShim() error {
 	// with it.
 	_, _ = c.task.Shutdown(ctx, &task.ShutdownRequest{ID: c.id})
 	if ctx.Err() != nil && !c.sharesShim() {
-		c.endShim() // the container is deleted, and nobody else needs it
+		c.endShim() // the container is deleted, and no other needs it
 	}
 	return nil
 }

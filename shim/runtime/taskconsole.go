@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// taskConsole are the streams of a process as a shim is told of them: paths that
+// taskConsole are the streams of a process in the form that a shim takes: paths that
 // it opens. A terminal is made by the shim and stays there, so the shim is given
 // one of ours instead, which passes on every byte as it is: what the supervisor
 // reads and writes is its master.
@@ -104,8 +104,8 @@ func pathOf(file *os.File) string {
 // Relay is of Relayed.
 func (c *taskContainer) Relay() *Relay { return c.relay("") }
 
-// relay tells the shim, whose descriptors are others than those of the process;
-// exec is "" for init.
+// relay passes on to the shim, whose descriptors are others than those of the
+// process; exec is "" for init.
 func (c *taskContainer) relay(exec string) *Relay {
 	return &Relay{
 		resized: func(width, height uint32) error {

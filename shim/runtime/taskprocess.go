@@ -124,7 +124,7 @@ func (c *taskContainer) open(pid int) (*Process, error) {
 }
 
 // exitOf asks the shim, which is the parent, for the exit of an ended process,
-// and has it forget an exec. The kernel knows better, if it tells (Linux 6.15):
+// and has it forget an exec. What the kernel says is preferred (Linux 6.15):
 // the shim's number does not tell a signal from an exit.
 func (c *taskContainer) exitOf(p *Process, exec string) (syscall.WaitStatus, bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), endLimit)

@@ -25,7 +25,7 @@ import (
 	"github.com/minicri/minicri/internal/process"
 )
 
-// taskNamespace is containerd's notion of who the containers belong to.
+// taskNamespace is the containers' namespace in the sense of containerd.
 const taskNamespace = "minicri"
 
 // shimLimit bounds a run of a shim's verb.
@@ -209,8 +209,8 @@ func (r *Task) shimAt(address string) (shim shimProcess, known bool) {
 	return shim, known
 }
 
-// endShim kills a shim that does not answer. Its other containers, of the same
-// pod, lose who tells their exits.
+// endShim kills a shim that does not answer. The exits of its other containers, of
+// the same pod, are not reported then.
 func (c *taskContainer) endShim() {
 	if c.known.Shim.PID <= 1 {
 		return

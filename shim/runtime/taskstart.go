@@ -30,7 +30,7 @@ func (c *taskContainer) abortStart() {
 	defer c.mu.Unlock()
 	if c.starting != nil {
 		c.aborted.Store(true)
-		time.AfterFunc(abortPatience, c.starting)
+		time.AfterFunc(abortTimeout, c.starting)
 	}
 }
 

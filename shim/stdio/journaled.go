@@ -8,7 +8,7 @@ import (
 )
 
 // journaled is the memory of a pump whose bytes go to a log, and what the log
-// tells its progress: when the supervisor is killed, its successor finds in the
+// reports its progress: when the supervisor is killed, its successor finds in the
 // journal what was read and is not in the log.
 type journaled struct {
 	journal *journal.Journal

@@ -10,7 +10,7 @@ import (
 	"github.com/minicri/minicri/shim/api"
 )
 
-// Pipes are the streams of an exec: each output goes to the one who takes it.
+// Pipes are the streams of an exec: each output goes to the client that takes it.
 type Pipes struct {
 	mu       sync.Mutex
 	stdin    *os.File            // write end or master; nil without or when closed

@@ -13,7 +13,7 @@ const (
 	pumpBuffer = 64 << 10 // what a pipe holds
 	// drainPause is how long an empty pipe must stay empty, after the process
 	// that we wait for has ended, to be taken for the end: a background child
-	// may keep it open for ever.
+	// may keep it open forever.
 	drainPause = 5 * time.Millisecond
 	// copiedPause is the same for what another process copies, which may come to it
 	// late; it closes its end when it has.
@@ -33,7 +33,7 @@ type Pump struct {
 }
 
 // memory is what a pump reads into: take gives it, for as many bytes as wait,
-// have is told how many came, and after they were moved moved is called.
+// have is called with how many came, and moved after they were moved.
 type memory interface {
 	take(pending int) []byte
 	have(n int)
@@ -102,9 +102,9 @@ func (p *Pump) pass() (int, error) {
 	return n, err
 }
 
-// read takes what is there and does not wait, which would hold up whoever waits
-// for this move to end: a container can read its own output meanwhile, and
-// EAGAIN says that it did.
+// read reads what is there and does not wait, which would hold up the callers that
+// wait for this move to end: a container that can read its own output may have done
+// so, and then there is EAGAIN.
 func (p *Pump) read(buffer []byte) (n int, err error) {
 	raw, err := p.source.SyscallConn()
 	if err != nil {

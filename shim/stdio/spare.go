@@ -10,7 +10,7 @@ import (
 )
 
 // Spares hold a read end of each output of a pod's containers, spare ones from
-// which nobody reads: a container that writes while its supervisor and the daemon
+// which is never read: a container that writes while its supervisor and the daemon
 // are both dead meets no SIGPIPE, and its next supervisor finds what it wrote. They
 // are on their way in a pair of sockets (SCM_RIGHTS of unix(7)) whose two ends are
 // stdin and stdout of the pod's pause, which knows nothing of that: what is on its

@@ -19,7 +19,7 @@ import (
 // Streams is the supervisor's side of a container's standard streams. Output
 // goes through named fifos, of which others hold a read end too (Options.Keep):
 // when the supervisor dies, the container can continue to write, and the next one
-// reads on. Where nobody does, the container itself holds them open for reading:
+// continues to read. Without a holder the container itself has them open for reading:
 // it can read its own output then, but does not die of SIGPIPE.
 type Streams struct {
 	log      *crilog.Log // nil: output is not logged
@@ -47,7 +47,7 @@ type Options struct {
 	Copied   bool   // another process copies what the container writes
 	Journal  *journal.Journal
 	// Keep has another process hold copies of the read ends of the outputs, before
-	// the container has one to write to. After an error nobody does.
+	// the container has one to write to. After an error there is no holder.
 	Keep func(outputs []*os.File) error
 }
 
@@ -145,7 +145,7 @@ func (s *Streams) readFifo(o Options, stream string) error {
 type Handed struct{ Terminal, Stdin *os.File }
 
 // Adopt opens the streams of a container whose supervisor has died, or was
-// upgraded. Those that it returns are good beside an error, which says what is
+// upgraded. Those that it returns with an error can be used; the error says what is
 // lost. A terminal is lost if it is not handed over.
 func Adopt(o Options, handed Handed) (*Streams, error) {
 	s := newStreams(o)
@@ -172,7 +172,7 @@ func Adopt(o Options, handed Handed) (*Streams, error) {
 	return s, errors.Join(errs...)
 }
 
-// addPump moves a stream to the log and to who is attached. The error says what
+// addPump moves a stream to the log and to attached clients. The error says what
 // a predecessor has left and is lost.
 func (s *Streams) addPump(stream string, source *os.File) (err error) {
 	fan := newFanout()

@@ -162,11 +162,11 @@ func (c *container) closeStreams() {
 }
 
 const (
-	// parentPatience is how long the parent of an adopted init may take to reap
+	// parentTimeout is how long the parent of an adopted init may take to reap
 	// it: then the kernel has its status (Linux 6.15), and the parent reports it, if
 	// it is the daemon.
-	parentPatience = 2500 * time.Millisecond
-	exitPoll       = 2 * time.Millisecond
+	parentTimeout = 2500 * time.Millisecond
+	exitPoll      = 2 * time.Millisecond
 )
 
 // awaitAdopted waits for an init that is not our child.
@@ -186,7 +186,7 @@ func (c *container) awaitAdopted() {
 			return
 		case <-time.After(exitPoll):
 		}
-		if time.Since(ended) > parentPatience {
+		if time.Since(ended) > parentTimeout {
 			c.finish(ended, 0, false)
 			return
 		}
@@ -215,7 +215,7 @@ func (c *container) awaitParent() {
 	select {
 	case status := <-c.reported:
 		c.finish(ended, status, true)
-	case <-time.After(parentPatience):
+	case <-time.After(parentTimeout):
 		c.finish(ended, 0, false)
 	}
 }
@@ -238,13 +238,13 @@ func (c *container) adoptStreams(handed stdio.Handed) {
 	c.io.Run()
 }
 
-// execPatience is how long init may take from the barrier to the program.
-const execPatience = 100 * time.Millisecond
+// execTimeout is how long init may take from the barrier to the program.
+const execTimeout = 100 * time.Millisecond
 
 // checkStarted undoes a start that is on disk and did not happen: the
 // predecessor died before it opened the barrier.
 func (c *container) checkStarted() {
-	for deadline := time.Now().Add(execPatience); c.record.StartedAt != 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(execTimeout); c.record.StartedAt != 0; time.Sleep(time.Millisecond) {
 		waits, err := beforeExec(c.record.PID)
 		if err != nil || !waits {
 			return

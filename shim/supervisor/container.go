@@ -151,7 +151,7 @@ func (c *container) undoCreate() error {
 	return errors.Join(c.runtime.Delete(), c.init.Close())
 }
 
-// identify records who init is, so that a successor can adopt it.
+// identify records which process init is, so that a successor can adopt it.
 func (c *container) identify() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -265,14 +265,14 @@ func (c *container) end() error {
 	select {
 	case <-c.exited:
 		return nil
-	case <-time.After(killPatience):
-		return fmt.Errorf("end container %s: it still runs %v after SIGKILL: %w", c.record.ID, killPatience, errdefs.ErrUnavailable)
+	case <-time.After(killTimeout):
+		return fmt.Errorf("end container %s: it still runs %v after SIGKILL: %w", c.record.ID, killTimeout, errdefs.ErrUnavailable)
 	}
 }
 
 // delete removes a stopped container. It may be called again after an error.
 func (c *container) delete() error {
-	if err := c.lockWithin(killPatience); err != nil {
+	if err := c.lockWithin(killTimeout); err != nil {
 		return fmt.Errorf("delete container %s: %w", c.record.ID, err)
 	}
 	defer c.op.Unlock()

@@ -41,7 +41,7 @@ func (s *Supervisor) kill(id string, sig syscall.Signal, all bool) error {
 // end kills a container, also one that is being made, and waits until it has
 // ended.
 func (s *Supervisor) end(id string) error {
-	for deadline := time.Now().Add(killPatience); ; time.Sleep(abortPause) {
+	for deadline := time.Now().Add(killTimeout); ; time.Sleep(abortInterval) {
 		c, err := s.find(id)
 		if err == nil {
 			return c.end()
@@ -55,8 +55,8 @@ func (s *Supervisor) end(id string) error {
 	}
 }
 
-// abortPause is between two looks at a creation that is being aborted.
-const abortPause = 5 * time.Millisecond
+// abortInterval is between two looks at a creation that is being aborted.
+const abortInterval = 5 * time.Millisecond
 
 func (s *Supervisor) forget(id string) {
 	s.mu.Lock()

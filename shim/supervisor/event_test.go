@@ -7,7 +7,7 @@ import (
 	"github.com/minicri/minicri/shim/api"
 )
 
-// A container that is killed for memory again and again, while nobody reads, hides
+// A container that is killed for memory again and again, without a reader, hides
 // no other container's end; numbers show that events are missing.
 func TestNoticesOfOneContainerHideNoOther(t *testing.T) {
 	b := newBroker()

@@ -9,8 +9,8 @@ import (
 	"github.com/minicri/minicri/shim/api"
 )
 
-// execWaitPatience is how long an exec may run without a client that waits.
-const execWaitPatience = 30 * time.Second
+// execWaitTimeout is how long an exec may run without a client that waits.
+const execWaitTimeout = 30 * time.Second
 
 // execStart starts a process whose streams are then opened one by one.
 func (c *container) execStart(request *api.ExecStartRequest) (*exec, error) {
@@ -24,7 +24,7 @@ func (c *container) execStart(request *api.ExecStartRequest) (*exec, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.expire = time.AfterFunc(execWaitPatience, func() {
+	e.expire = time.AfterFunc(execWaitTimeout, func() {
 		_ = e.process.KillTree()
 		c.forgetExec(request.ExecId)
 		e.release()

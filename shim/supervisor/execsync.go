@@ -73,9 +73,9 @@ func (c *container) execSync(ctx context.Context, request *api.ExecSyncRequest, 
 	return send(&api.ExecSyncResponse{Exit: &api.ExecExit{Code: e.code, TimedOut: timedOut, Truncated: k.truncated}})
 }
 
-// killPatience is how long a killed process may take to be gone, in D state
+// killTimeout is how long a killed process may take to be gone, in D state
 // for example.
-const killPatience = 3 * time.Second
+const killTimeout = 3 * time.Second
 
 // awaitOrKill waits for the end of the process, and brings it about when ctx
 // or the time-out (none if 0) ends first.
@@ -99,7 +99,7 @@ func (e *exec) awaitOrKill(ctx context.Context, timeout time.Duration) (timedOut
 	select {
 	case <-e.exited:
 		return timedOut, nil
-	case <-time.After(killPatience): // D state: it ends when it can, and is reaped then
+	case <-time.After(killTimeout): // D state: it ends when it can, and is reaped then
 		return timedOut, context.DeadlineExceeded
 	}
 }

@@ -68,9 +68,9 @@ func (c *container) endRest() {
 	}
 }
 
-// drainPatience is how long the event of a container's end waits for its output to
+// drainTimeout is how long the event of a container's end waits for its output to
 // be in the log: people look there when they hear of it.
-const drainPatience = 500 * time.Millisecond
+const drainTimeout = 500 * time.Millisecond
 
 // drain ends the streams. A disk that hangs keeps them longer than that, in a
 // goroutine that ends with the last write.
@@ -87,7 +87,7 @@ func (c *container) drain() {
 		}()
 		select {
 		case <-done:
-		case <-time.After(drainPatience):
+		case <-time.After(drainTimeout):
 		}
 	})
 }

@@ -64,10 +64,10 @@ func (h *handover) renumbered(fds []int, first int) *handover {
 	return other
 }
 
-// outputs are copies of what the output of containers is read from. While a build
-// takes the place of another nobody reads, and the kernel drops the content of a
-// fifo that no process has open when its container ends: the standby has them
-// open meanwhile.
+// outputs are copies of what the output of containers is read from. While one build
+// replaces another no process reads, and the kernel drops the content of a fifo that
+// no process has open when its container ends: the standby holds them open until
+// the new build serves.
 func (s *Supervisor) outputs() (fds []int) {
 	for _, c := range s.all() {
 		if c.io == nil {
@@ -129,7 +129,7 @@ func (h *handedOn) streams() stdio.Handed {
 }
 
 // closeRest closes what was handed over of containers that have ended or cannot be
-// adopted: nobody else has these descriptors.
+// adopted: no other process has these descriptors.
 func (h *handover) closeRest() {
 	for _, c := range h.Containers {
 		for _, fd := range []int{c.Terminal, c.Stdin} {

@@ -7,8 +7,8 @@ import (
 )
 
 // watchedListener asks unused when the last of its connections is closed. If it
-// answers that it shuts down, no connection is accepted: who connects from then on
-// has the connection closed, and finds that none serves.
+// answers that it shuts down, no connection is accepted: one that is made from then on
+// is closed, and its client finds that no supervisor serves.
 type watchedListener struct {
 	net.Listener
 	unused func() bool
@@ -18,7 +18,7 @@ type watchedListener struct {
 	over bool
 }
 
-// firstClient is how long the one who started us may take to connect.
+// firstClient is how long the daemon that started us may take to connect.
 const firstClient = 30 * time.Second
 
 func newWatchedListener(listener net.Listener, unused func() bool) *watchedListener {

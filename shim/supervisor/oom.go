@@ -117,7 +117,7 @@ func (s *Supervisor) unclaimedOOMKills(parent string) int {
 }
 
 // killedByOOM reports whether lack of memory has ended the container: the
-// kernel has killed init itself, and not we or anybody else, or a child whose
+// kernel has killed init itself, and no other process did, or a child whose
 // end init has passed on as its own.
 func (c *container) killedByOOM(status syscall.WaitStatus) bool {
 	window := oomWindow

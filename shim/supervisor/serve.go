@@ -59,7 +59,7 @@ type Supervisor struct {
 	lock             *os.File
 	control, streams net.Listener
 	upgrading        sync.Mutex
-	changes          sync.RWMutex // read-held by who changes what an upgrade hands over
+	changes          sync.RWMutex // read-held while what an upgrade hands over is changed
 
 	life context.Context    // ends with Run
 	stop context.CancelFunc // ends Run

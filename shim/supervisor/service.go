@@ -103,7 +103,7 @@ func (s *service) List(context.Context, *api.Empty) (*api.ListResponse, error) {
 }
 
 func (s *service) Events(ctx context.Context, r *api.EventsRequest, stream api.Shim_EventsServer) error {
-	// The shim's own end must not wait for those who listen.
+	// The supervisor's own end must not wait for listeners.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.sup.life, cancel)()

@@ -10,18 +10,19 @@ import (
 // The limit of a standby begins when the other build is executed, however long the
 // one before takes until then.
 func TestStandbyAwaitsTheExecution(t *testing.T) {
-	const limit = 500 * time.Millisecond
+	const long, short = time.Minute, 20 * time.Millisecond
 	for name, test := range map[string]struct {
-		does func(*os.File)
-		said bool
-		why  string
+		does  func(*os.File)
+		limit time.Duration
+		said  bool
+		why   string
 	}{
-		"serves":         {func(w *os.File) { w.WriteString(executes); w.WriteString(serves) }, true, ""},
-		"in two moments": {func(w *os.File) { w.WriteString(executes); time.Sleep(time.Millisecond); w.WriteString(serves) }, true, ""},
-		"slow before":    {func(w *os.File) { time.Sleep(2 * limit); w.WriteString(executes + serves) }, true, ""},
-		"hangs":          {func(w *os.File) { w.WriteString(executes) }, false, "it says nothing within 500ms"},
-		"ends":           {func(w *os.File) { w.WriteString(executes); w.Close() }, false, "it has ended"},
-		"never executed": {func(w *os.File) { w.Close() }, false, "it has ended"},
+		"serves":         {func(w *os.File) { w.WriteString(executes); w.WriteString(serves) }, long, true, ""},
+		"in two moments": {func(w *os.File) { w.WriteString(executes); time.Sleep(time.Millisecond); w.WriteString(serves) }, long, true, ""},
+		"slow before":    {func(w *os.File) { time.Sleep(10 * short); w.WriteString(executes + serves) }, short, true, ""},
+		"hangs":          {func(w *os.File) { w.WriteString(executes) }, short, false, "it says nothing within 20ms"},
+		"ends":           {func(w *os.File) { w.WriteString(executes); w.Close() }, long, false, "it has ended"},
+		"never executed": {func(w *os.File) { w.Close() }, long, false, "it has ended"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, w, err := os.Pipe()
@@ -31,7 +32,7 @@ func TestStandbyAwaitsTheExecution(t *testing.T) {
 			defer r.Close()
 			defer w.Close()
 			go test.does(w)
-			said, why := awaitServing(int(r.Fd()), limit)
+			said, why := awaitServing(int(r.Fd()), test.limit)
 			if said != test.said || !strings.HasPrefix(why, test.why) {
 				t.Errorf("it serves: %v, %q; want %v, %q", said, why, test.said, test.why)
 			}

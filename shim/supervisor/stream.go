@@ -93,7 +93,7 @@ func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error
 	return e.deliver(stream, conn)
 }
 
-// deliver takes an output, so that a caller who waits for the exec waits for it too,
+// deliver takes an output, so that a caller that waits for the exec waits for it too,
 // and moves it to the client. One that goes away closes the pipe, as a shell's
 // reader would.
 func (e *exec) deliver(stream string, conn *net.UnixConn) (move func(), err error) {

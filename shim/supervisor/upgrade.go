@@ -69,7 +69,7 @@ func (s *Supervisor) upgrade(ctx context.Context, path, build string) error {
 	return s.execute(program, build, h, kept, waits)
 }
 
-// lockWithin locks, without keeping anybody else from reading meanwhile.
+// lockWithin locks, without keeping readers out while it waits.
 func lockWithin(lock *sync.RWMutex, limit time.Duration) error {
 	for deadline := time.Now().Add(limit); !lock.TryLock(); time.Sleep(quietPause) {
 		if time.Now().After(deadline) {
@@ -127,7 +127,7 @@ func (c *container) handOn() handedOn {
 	return handedOn{StdinOnce: c.stdinOnce, Killed: c.killed, Adopted: c.adopted}
 }
 
-// duplicate copies a descriptor. No program that is started meanwhile inherits the
+// duplicate copies a descriptor. No program that is started at that moment inherits the
 // copy (outliveExec): the write end of an input would keep it from ending. One that
 // is closed, a terminal that has ended for example, is none.
 func duplicate(from syscall.Conn) (fd int, err error) {

@@ -121,7 +121,7 @@ func (c *Conn) data(id uint32, flags byte, length int) error {
 // control handles a control frame; io.EOF ends the connection.
 func (c *Conn) control(first uint32, flags byte, length int) error {
 	if length > maxControl {
-		return fmt.Errorf("a control frame of %d bytes, no more than %d are taken", length, maxControl)
+		return fmt.Errorf("a control frame of %d bytes: the limit is %d", length, maxControl)
 	}
 	if got := first >> 16 & 0x7fff; got != version {
 		return fmt.Errorf("version %d, not %d", got, version)

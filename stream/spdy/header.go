@@ -43,7 +43,7 @@ func (h *headerReader) read(block []byte) (http.Header, error) {
 		return nil, err
 	}
 	if count > maxHeaders {
-		return nil, fmt.Errorf("%d headers, no more than %d are taken", count, maxHeaders)
+		return nil, fmt.Errorf("%d headers: the limit is %d", count, maxHeaders)
 	}
 	header := make(http.Header)
 	for range count {
@@ -77,7 +77,7 @@ func (h *headerReader) field() (string, error) {
 		return "", err
 	}
 	if length > maxField {
-		return "", fmt.Errorf("a header of %d bytes, no more than %d are taken", length, maxField)
+		return "", fmt.Errorf("a header of %d bytes: the limit is %d", length, maxField)
 	}
 	field := make([]byte, length)
 	if _, err := io.ReadFull(h.decompressor, field); err != nil {

@@ -12,7 +12,7 @@ const (
 )
 
 // Pace holds back the reader of a connection whose client sends small frames
-// faster than anybody types or asks. It is for one goroutine; the zero value is
+// faster than a person types or a client asks. It is for one goroutine; the zero value is
 // ready.
 type Pace struct {
 	frames, bytes int

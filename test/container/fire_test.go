@@ -82,7 +82,7 @@ func (p *pod) fire(limit time.Duration) (shots map[string]int) {
 		for _, pid := range shims(p.Node) {
 			switch rand.N(5) {
 			case 0:
-				shots["stopped"]++ // whoever asks it next finds out
+				shots["stopped"]++ // the next call finds out
 				_ = unix.Kill(pid, unix.SIGSTOP)
 			case 1:
 				shots["stopped for a moment"]++

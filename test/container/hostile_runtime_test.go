@@ -26,15 +26,15 @@ func hostile(t *testing.T, real, verb, script string) string {
 
 // A runtime that lies, dies, floods or hangs fails its own container, with an
 // error that says what it did; nothing else is touched, and nothing is left: a
-// process of somebody else's above all, whose pid it tells.
+// process of another owner above all, whose pid it reports.
 func TestHostileOCIRuntimes(t *testing.T) {
 	for name, c := range map[string]struct{ verb, script, says string }{
-		"a pid of somebody else's": {"create", `echo 1 > $(pidfile "$@"); exit 0`, "process 1 is not one that it has started"},
-		"no process at all":        {"create", "exit 0", "has made no process"},
-		"rubbish for a pid":        {"create", `echo -1 > $(pidfile "$@"); exit 0`, "no process id"},
-		"a flood of errors":        {"create", "head -c 3000000 /dev/zero >&2; head -c 3000000 /dev/zero; exit 1", "create: exit status 1"},
-		"its own death":            {"create", "kill -9 $$", "create: signal: killed"},
-		"a start that fails":       {"start", "exit 4", "start: exit status 4"},
+		"a foreign pid":      {"create", `echo 1 > $(pidfile "$@"); exit 0`, "process 1 is not one that it has started"},
+		"no process at all":  {"create", "exit 0", "has made no process"},
+		"rubbish for a pid":  {"create", `echo -1 > $(pidfile "$@"); exit 0`, "no process id"},
+		"a flood of errors":  {"create", "head -c 3000000 /dev/zero >&2; head -c 3000000 /dev/zero; exit 1", "create: exit status 1"},
+		"its own death":      {"create", "kill -9 $$", "create: signal: killed"},
+		"a start that fails": {"start", "exit 4", "start: exit status 4"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, harness.Runtime("hostile", hostile(t, runc(t), c.verb, c.script)))

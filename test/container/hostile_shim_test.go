@@ -15,7 +15,7 @@ import (
 
 // A shim that lies or dies fails its own pod, with an error that says what
 // it did; the daemon and other pods go on, and nothing is left, of the shim
-// neither. No process of somebody else's is touched.
+// neither. No foreign process is touched.
 func TestHostileShims(t *testing.T) {
 	dir := t.TempDir()
 	built := buildHostileShim(t, dir)

@@ -15,7 +15,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// A supervisor that was killed is replaced at once, without anybody asking, and
+// A supervisor that was killed is replaced at once, before any call, and
 // the exit codes of what ended meanwhile are known: the daemon is the parent.
 func TestKilledSupervisorOfManyPods(t *testing.T) {
 	first := newPod(t)
@@ -151,7 +151,7 @@ func TestExecsOfAKilledSupervisor(t *testing.T) {
 }
 
 // A supervisor that cannot be started for longer than any limit, for want of space
-// or memory for example, serves when it can, though nobody asks for it: what ended
+// or memory for example, serves when it can, without any call: what ended
 // meanwhile is told.
 func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
 	p := runPod(t, newNode(t, harness.Config("[limits]\ncreate = '1s'")), "web")
@@ -165,7 +165,7 @@ func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
 	for _, pid := range shims(p.Node) {
 		check(t, unix.Kill(pid, unix.SIGKILL))
 	}
-	eventually(t, "it is seen that nobody serves", func() bool { return p.status(lives).State == runtimeapi.ContainerState_CONTAINER_UNKNOWN })
+	eventually(t, "it is seen that no supervisor serves", func() bool { return p.status(lives).State == runtimeapi.ContainerState_CONTAINER_UNKNOWN })
 	eventually(t, "it runs under a successor", func() bool { return p.status(lives).State == running })
 	eventually(t, "the end is told", func() bool { return p.status(dies).State == exited })
 	for _, dir := range supervisorDirs(t, p.Node) {
@@ -182,7 +182,7 @@ func supervisorDirs(t *testing.T, n *harness.Node) []string {
 }
 
 // killAndAwait kills the supervisors and returns how long it took until a
-// successor of that of one pod answered, without anybody asking the daemon.
+// successor of that of one pod answered, without a call to the daemon.
 func killAndAwait(t *testing.T, n *harness.Node, r runs) time.Duration {
 	t.Helper()
 	dir := filepath.Join(n.State, "shims", "node")

@@ -157,7 +157,7 @@ func TestKilledUnderManyPods(t *testing.T) {
 
 // A daemon that is killed while pods are being run and commands run in containers
 // is followed by one with another build of the supervisor: what was being made is
-// made or undone, and commands that nobody waits for any more are ended.
+// made or undone, and commands that have no caller any more are ended.
 func TestUpgradeBesideRunsAndExecs(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever)
@@ -184,7 +184,7 @@ func TestUpgradeBesideRunsAndExecs(t *testing.T) {
 		}
 		for _, line := range p.commandsOf(id) {
 			if strings.Contains(line, "7777") {
-				t.Errorf("a command that nobody waits for still runs: %q", line)
+				t.Errorf("a command without a caller still runs: %q", line)
 			}
 		}
 		same(t, "exec", p.exec(id, "echo hi"), "hi")

@@ -69,7 +69,7 @@ func TestImageAsAVolume(t *testing.T) {
 	check(t, p.remove(id))
 }
 
-// wantImageVolumeError: the kubelet finds the word at the beginning of the
+// wantImageVolumeError: the kubelet looks for the reason at the beginning of the
 // message, in errors of this code.
 func wantImageVolumeError(t *testing.T, err error, says string) {
 	t.Helper()

@@ -65,7 +65,7 @@ func (n *node) files(t *testing.T) (files []string) {
 				files = append(files, path)
 			}
 			if entry.IsDir() && (entry.Name() == "sandboxes" && dir == n.State || entry.Name() == "libcontainer") {
-				return fs.SkipDir // files of the pods, which nobody reads at a start
+				return fs.SkipDir // files of the pods, which are not read at a start
 			}
 			return err
 		}))

@@ -24,11 +24,11 @@ func TestProperty1_OrphansAreSweptAndForeignThingsStay(t *testing.T) {
 	// Another daemon's mark differs in the digits alone.
 	theirs := []string{"minicri-00000000-" + strings.Repeat("cd", 32), "somebody", "cni-1234"}
 	foreign := n.makeThings(t, theirs...)
-	strays := n.makeThings(t, ours)
+	orphans := n.makeThings(t, ours)
 	n.Start()
 
 	(&trial{node: n, witness: w}).checkWitness(t)
-	eventually(t, "the orphans are gone", func() bool { return strays.gone() })
+	eventually(t, "the orphans are gone", func() bool { return orphans.gone() })
 	if lost := foreign.lost(); len(lost) > 0 {
 		t.Errorf("what was not ours was taken: %v", lost)
 	}

@@ -43,7 +43,7 @@ func TestProperty3_HangingPluginOfADaemonThatWasKilled(t *testing.T) {
 }
 
 // A daemon starts beside 60 plugins that hang, of its predecessor, as fast as
-// without; requests for other pods are served meanwhile, and each plugin is ended
+// without; requests for other pods are served, and each plugin is ended
 // at its own limit.
 func TestStartBesideManyPluginsThatHang(t *testing.T) {
 	if testing.Short() {

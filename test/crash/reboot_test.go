@@ -165,7 +165,7 @@ func (n *node) wantNotReady(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
 
 func (n *node) wantAddressesBack(t *testing.T) {
 	t.Helper()
-	eventually(t, "the addresses come back without anybody asking", func() bool {
+	eventually(t, "the addresses are freed without any call", func() bool {
 		left, _ := filepath.Glob(filepath.Join(n.Addresses, "10.*"))
 		return len(left) == 0
 	})

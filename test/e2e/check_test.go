@@ -47,9 +47,9 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 	n := newNode(t)
 	id := n.RunPod(n.PodConfig("web"))
 	mark := strings.TrimSuffix(filepath.Base(verbose(t, n, id).NetNamespace), id)
-	stray := filepath.Join(n.Netns, mark+"0123")
+	orphan := filepath.Join(n.Netns, mark+"0123")
 	foreign := filepath.Join(n.Netns, "not-ours")
-	for _, path := range []string{stray, foreign} {
+	for _, path := range []string{orphan, foreign} {
 		check(t, os.WriteFile(path, nil, 0o444))
 	}
 	cgroup := n.MakeCgroup(mark + "4567")
@@ -63,7 +63,7 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 	if left, clean := problems(t, n, "--fix"); !clean {
 		t.Errorf("after --fix: %v", left)
 	}
-	for _, path := range []string{stray, files, filepath.Join("/sys/fs/cgroup/pids", cgroup)} {
+	for _, path := range []string{orphan, files, filepath.Join("/sys/fs/cgroup/pids", cgroup)} {
 		if _, err := os.Lstat(path); err == nil {
 			t.Errorf("%s is still there", path)
 		}

@@ -146,8 +146,8 @@ func TestProperty22_GarbageCollection(t *testing.T) {
 	check(t, os.Remove(filepath.Join(n.Root, "sandboxes", lost+".json")))
 	r.forget()
 	n.Start()
-	eventually(t, "the address that nobody has is free", patience, func() bool { return len(addresses(t, n)) == 1 })
-	eventually(t, "the pause process that nobody has is gone", patience, func() bool { return !alive(pid) })
+	eventually(t, "the orphaned address is free", patience, func() bool { return len(addresses(t, n)) == 1 })
+	eventually(t, "the orphaned pause process is gone", patience, func() bool { return !alive(pid) })
 	if pods := list(t, n, nil); len(pods) != 1 || pods[0].Id != kept || !ready(t, n, kept) {
 		t.Errorf("listed: %v", pods)
 	}

@@ -78,10 +78,10 @@ func TestSysctlsOfTheNodeAreRefused(t *testing.T) {
 		c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE
 	}
 	for name, config := range map[string]*runtimeapi.PodSandboxConfig{
-		"of nobody's namespace": n.PodConfig("a", sysctls("vm.swappiness", "1")),
-		"host network":          n.PodConfig("b", sysctls("net.core.somaxconn", "1"), harness.HostNetwork()),
-		"node's ipc":            n.PodConfig("c", sysctls("kernel.msgmax", "1"), nodeIPC),
-		"path":                  n.PodConfig("d", sysctls("net/../kernel/panic", "1")),
+		"of no namespace": n.PodConfig("a", sysctls("vm.swappiness", "1")),
+		"host network":    n.PodConfig("b", sysctls("net.core.somaxconn", "1"), harness.HostNetwork()),
+		"node's ipc":      n.PodConfig("c", sysctls("kernel.msgmax", "1"), nodeIPC),
+		"path":            n.PodConfig("d", sysctls("net/../kernel/panic", "1")),
 	} {
 		if _, err := run(t, n, config); err == nil {
 			t.Errorf("%s: no error", name)

@@ -17,7 +17,7 @@ func DeadMount(t testing.TB) string {
 	Check(t, err)
 	Check(t, unix.Mount("dead", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server.Fd())))
 	t.Cleanup(func() {
-		Check(t, server.Close()) // whoever waits gets an error
+		Check(t, server.Close()) // processes that wait get an error
 		Check(t, unix.Unmount(dir, unix.MNT_DETACH))
 	})
 	return dir

@@ -2,7 +2,9 @@ package harness
 
 import (
 	"fmt"
+	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 
 	"github.com/vishvananda/netlink"
@@ -48,6 +50,42 @@ func (n *Node) inNetns(do func() error) error {
 		}
 		return do()
 	})
+}
+
+// ServeInPod listens in the network namespace of a pod, and has serve answer each
+// connection, which is closed when that returns. The test's end closes the listener.
+func (n *Node) ServeInPod(pod, network, address string, serve func(*net.TCPConn)) {
+	n.t.Helper()
+	pins, err := filepath.Glob(filepath.Join(n.Netns, "*"+pod))
+	if err != nil || len(pins) != 1 {
+		n.t.Fatalf("network namespaces of pod %s: %q, %v; want one", pod, pins, err)
+	}
+	var listener net.Listener
+	n.RunInNetns(func() error {
+		netns, err := os.Open(pins[0])
+		if err != nil {
+			return err
+		}
+		defer netns.Close()
+		if err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		listener, err = net.Listen(network, address)
+		return err
+	})
+	n.t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				serve(conn.(*net.TCPConn))
+			}()
+		}
+	}()
 }
 
 // onThreadOfItsOwn calls do on a thread that ends afterwards, with all that do

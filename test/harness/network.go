@@ -32,7 +32,7 @@ func (n *Node) configure() {
 func (n *Node) configFile() string { return filepath.Join(n.Dir, "config.toml") }
 
 // makeBridge makes the bridge before the first pod does. The plugin keeps it
-// for ever, and it is not a pod's leak.
+// forever, and it is not a pod's leak.
 func (n *Node) makeBridge() {
 	n.t.Helper()
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: n.Bridge}}

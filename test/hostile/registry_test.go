@@ -59,7 +59,7 @@ func TestCredentialsStayWithTheirRegistry(t *testing.T) {
 }
 
 // attack: registries: through the daemon: a tenant's registry trickles a layer that everyone needs, and another never ends a manifest
-// held: the other pull of that layer ends by itself within the floor's 10 s and a bit; the trickling one ends at min_rate; the manifest is cut off
+// held: the other pull of that layer ends by itself when it has been below the floor for 10 s; the trickling one ends at min_rate; the manifest is cut off
 func TestSlowSourceHarmsItsOwnPullOnly(t *testing.T) {
 	n := harness.NewNode(t, harness.Config("[images]\nprogress_timeout = '20s'\nmin_rate = 1024"))
 	n.ImportBusybox() // makes the directories of the image store

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -18,7 +17,6 @@ import (
 	"time"
 
 	"github.com/moby/spdystream"
-	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
@@ -205,43 +203,6 @@ func TestSessionsThatSendALotCostLittle(t *testing.T) {
 	}
 }
 
-// listen serves a port inside the pod.
-func (p *target) listen(port int, serve func(*net.TCPConn)) {
-	p.t.Helper()
-	paths, err := filepath.Glob(filepath.Join(p.Netns, "*"+p.pod))
-	check(p.t, err)
-	if len(paths) != 1 {
-		p.t.Fatalf("network namespaces of the pod: %q", paths)
-	}
-	var listener net.Listener
-	p.RunInNetns(func() error {
-		netns, err := os.Open(paths[0])
-		if err != nil {
-			return err
-		}
-		defer netns.Close()
-		if err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		listener, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		return err
-	})
-	check(p.t, err)
-	p.t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				serve(conn.(*net.TCPConn))
-			}()
-		}
-	}()
-}
-
 func echo(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }
 
 // One connection of a port-forward whose pod reads nothing does not hold up the
@@ -254,8 +215,8 @@ func TestAnUnreadConnectionHoldsUpNoOther(t *testing.T) {
 	p := newTarget(t, "")
 	stop := make(chan struct{})
 	defer close(stop)
-	p.listen(7, echo)
-	p.listen(9, func(*net.TCPConn) { <-stop })
+	p.ServeInPod(p.pod, "tcp", "127.0.0.1:7", echo)
+	p.ServeInPod(p.pod, "tcp", "127.0.0.1:9", func(*net.TCPConn) { <-stop })
 	before := p.memory()
 	c := p.upgrade(p.forward(), "portforward.k8s.io")
 	reason := c.open(t, "error", 9, 1)
@@ -313,7 +274,7 @@ func TestAnUnreadConnectionHoldsUpNoOther(t *testing.T) {
 func TestManyConnectionsOfASession(t *testing.T) {
 	const sessions = 4
 	p := newTarget(t, "")
-	p.listen(7, echo)
+	p.ServeInPod(p.pod, "tcp", "127.0.0.1:7", echo)
 	p.upgrade(p.forward(), "portforward.k8s.io") // what the first one makes stays
 	before := p.memory()
 	for range sessions {

@@ -126,7 +126,7 @@ const settleInterval = 20 * time.Millisecond
 
 // Settle looks again and again until nothing is left that before has not, or
 // until ctx ends. It returns what was left at the last look; a ctx that ended
-// is no error then. ctx needs a deadline, or a leak makes Settle wait for ever.
+// is no error then. ctx needs a deadline, or a leak makes Settle wait forever.
 func Settle(ctx context.Context, before Snapshot, scope Scope) ([]Leak, error) {
 	for {
 		// A look that has begun is finished: the answer must not be cut short.

@@ -110,7 +110,7 @@ func (s *soak) restart() {
 func (s *soak) checkWitnesses() {
 	for _, was := range s.witnesses {
 		if now := s.status(was.Id); now.String() != was.String() {
-			s.t.Errorf("a pod that nobody touched changed:\nwas %v\nis  %v", was, now)
+			s.t.Errorf("a pod that was not touched changed:\nwas %v\nis  %v", was, now)
 		}
 	}
 }
@@ -120,7 +120,7 @@ func (s *soak) wantNothingListed() {
 	answer, err := s.client().ListPodSandbox(s.limited(), &runtimeapi.ListPodSandboxRequest{})
 	check(s.t, err)
 	if extra := len(answer.Items) - len(s.witnesses); extra != 0 {
-		s.t.Errorf("%d sandboxes are listed that nobody asked for: %v", extra, answer.Items)
+		s.t.Errorf("%d sandboxes are listed that were not asked for: %v", extra, answer.Items)
 	}
 }
 

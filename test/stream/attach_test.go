@@ -78,7 +78,7 @@ func TestAttach(t *testing.T) {
 	})
 	leave()
 	<-left
-	eventually(t, "the other one goes on", func() bool {
+	eventually(t, "the other one continues", func() bool {
 		fmt.Fprintln(type2, "two")
 		return strings.Contains(out2.String(), "out two") && strings.Contains(err2.String(), "err two")
 	})
@@ -147,7 +147,7 @@ func TestAttachStdinAgain(t *testing.T) {
 // cri: AttachRequest.stderr AttachRequest.stdout
 func TestAttachMany(t *testing.T) {
 	p := newPod(t, "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.02; done", nil)
-	time.Sleep(time.Second) // nobody is attached
+	time.Sleep(time.Second) // no client is attached
 	ctx, leave := context.WithCancel(context.Background())
 	ended := make(chan error)
 	stop := make(chan struct{})

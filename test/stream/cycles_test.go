@@ -48,7 +48,7 @@ func cycles(t testing.TB) int {
 func TestAbortedCycles(t *testing.T) {
 	p := newPod(t, "while read x; do echo $x; done", func(c *runtimeapi.ContainerConfig) { c.Stdin = true },
 		harness.Config(fmt.Sprintf("max_open = %d\n", 10000+cycles(t)))) // who never comes counts for a minute
-	p.listen("tcp", "127.0.0.1:7", echo)
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", echo)
 	p.runCycles(60) // what the first ones make stays, such as caches
 	p.settle()
 	before := p.least()

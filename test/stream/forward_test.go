@@ -10,13 +10,10 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
@@ -82,42 +79,6 @@ func (p *pod) forward(client forwardClient, ports ...int) (addresses []string, s
 	return addresses, func() { close(stopped); <-ended }
 }
 
-// listen opens a listener inside the pod, and serves its connections.
-func (p *pod) listen(network, address string, serve func(*net.TCPConn)) {
-	p.t.Helper()
-	paths, err := filepath.Glob(filepath.Join(p.Netns, "*"+p.id))
-	check(p.t, err)
-	if len(paths) != 1 {
-		p.t.Fatalf("network namespaces of the pod: %q", paths)
-	}
-	var listener net.Listener
-	p.RunInNetns(func() error {
-		netns, err := os.Open(paths[0])
-		if err != nil {
-			return err
-		}
-		defer netns.Close()
-		if err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		listener, err = net.Listen(network, address)
-		return err
-	})
-	p.t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				serve(conn.(*net.TCPConn))
-			}()
-		}
-	}()
-}
-
 func echo(conn *net.TCPConn) {
 	_, _ = io.Copy(conn, conn)
 	_ = conn.CloseWrite()
@@ -149,8 +110,8 @@ func exchange(t testing.TB, address string, data []byte) []byte {
 // cri: PortForwardRequest.pod_sandbox_id
 func TestPortForward(t *testing.T) {
 	p := newPod(t, forever, nil)
-	p.listen("tcp4", "127.0.0.1:7", echo)
-	p.listen("tcp6", "[::1]:8", echo)
+	p.ServeInPod(p.id, "tcp4", "127.0.0.1:7", echo)
+	p.ServeInPod(p.id, "tcp6", "[::1]:8", echo)
 	data := make([]byte, 16<<20)
 	_, _ = rand.NewChaCha8([32]byte{2}).Read(data)
 	for name, client := range forwardClients {
@@ -205,7 +166,7 @@ func (p *pod) awaitPort(port int) {
 // Sessions that end in the middle of their connections leave nothing.
 func TestAbortedForwards(t *testing.T) {
 	p := newPod(t, forever, nil)
-	p.listen("tcp", "127.0.0.1:7", echo)
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", echo)
 	list := []forwardClient{spdyForward, tunnelForward}
 	cycle := func(i int) {
 		addresses, stop := p.forward(list[i%len(list)], 7)

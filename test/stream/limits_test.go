@@ -163,7 +163,7 @@ func writeCertificate(t testing.TB, cert, key string) (authority []byte) {
 // cri: ExecRequest.cmd ExecRequest.stdout
 func TestSlowReaders(t *testing.T) {
 	p := newPod(t, forever, nil)
-	p.listen("tcp", "127.0.0.1:7", func(conn *net.TCPConn) {
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", func(conn *net.TCPConn) {
 		for err := error(nil); err == nil; {
 			_, err = conn.Write(make([]byte, 1<<20))
 		}
@@ -222,7 +222,7 @@ func (p *pod) memory() (size int) {
 // cri: AttachResponse.url ContainerConfig.stdin
 func TestShutdown(t *testing.T) {
 	p := newPod(t, forever, func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
-	p.listen("tcp", "127.0.0.1:7", echo)
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", echo)
 	// A busy machine may be slow once. What waits for a limit is so each time.
 	took := time.Hour
 	for try := 0; try < 4 && took > shutdownTime; try++ {

@@ -76,11 +76,11 @@ func readAll(t testing.TB, from io.Reader) string {
 func TestPortForwardHalfClose(t *testing.T) {
 	p := newPod(t, forever, nil)
 	counted := make(chan int, 1)
-	p.listen("tcp", "127.0.0.1:7", func(conn *net.TCPConn) { // answers after the client's end
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", func(conn *net.TCPConn) { // answers after the client's end
 		data, _ := io.ReadAll(conn)
 		_, _ = io.WriteString(conn, strconv.Itoa(len(data)))
 	})
-	p.listen("tcp", "127.0.0.1:8", func(conn *net.TCPConn) { // listens after its own end
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:8", func(conn *net.TCPConn) { // listens after its own end
 		_, _ = io.WriteString(conn, "that is all")
 		_ = conn.CloseWrite()
 		data, _ := io.ReadAll(conn)
@@ -124,7 +124,7 @@ func TestPortForwardHalfClose(t *testing.T) {
 func TestPortForwardReset(t *testing.T) {
 	p := newPod(t, forever, nil)
 	ended := make(chan struct{}, 1)
-	p.listen("tcp", "127.0.0.1:7", func(conn *net.TCPConn) {
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", func(conn *net.TCPConn) {
 		for err := error(nil); err == nil; {
 			_, err = conn.Write(make([]byte, 1000))
 		}
@@ -148,7 +148,7 @@ func TestPortForwardReset(t *testing.T) {
 // cri: PortForwardRequest.port StopPodSandboxRequest.pod_sandbox_id
 func TestPortForwardRefused(t *testing.T) {
 	p := newPod(t, forever, nil)
-	p.listen("tcp", "127.0.0.1:7", echo)
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", echo)
 	var last httpstream.Connection
 	for name, client := range forwardClients {
 		conn := p.rawForward(client)
@@ -183,7 +183,7 @@ func TestPortForwardRefused(t *testing.T) {
 // A WebSocket with two channels for each port, which begin with its number.
 func TestPortForwardChannels(t *testing.T) {
 	p := newPod(t, forever, nil)
-	p.listen("tcp", "127.0.0.1:7", echo)
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", echo)
 	u := p.forwardURL(7, 81)
 	config, err := websocket.NewConfig("ws://"+u.Host+u.Path, "http://localhost")
 	check(t, err)
@@ -224,6 +224,6 @@ func TestCreationTimeout(t *testing.T) {
 	select {
 	case <-conn.CloseChan():
 	case <-time.After(patience):
-		t.Error("exec waits for its streams for ever")
+		t.Error("exec waits for its streams without end")
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// Resume tells how many bytes of a stream its entries hold that begin at an
+// Resume returns how many bytes of a stream its entries hold that begin at an
 // offset or behind it, and cuts off one that was written in part: the process that wrote
 // them was killed. known is false if the log is in another file by now, which is
 // not that of the inode.

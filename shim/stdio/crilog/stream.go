@@ -18,7 +18,7 @@ type Stream struct {
 	out      []byte   // entries of one Write
 }
 
-// Progress is told, while no other stream writes to the log, that entries of a
+// Progress is called, while no other stream writes to the log, when entries of a
 // stream are about to be written to the file of an inode, from an offset on, and
 // that they are there, or are counted as lost.
 type Progress interface {

@@ -31,7 +31,7 @@ import (
 // Journal is the file. The zero value has slots in plain memory, which are lost
 // with the process.
 type Journal struct {
-	// Move is read-held by who moves bytes: a writer that locks it finds all slots idle.
+	// Move is read-held while bytes are moved: a writer that locks it finds all slots idle.
 	Move sync.RWMutex
 
 	mu   sync.Mutex

@@ -20,7 +20,7 @@ const (
 	slotSize   = lineStart + 2*crilog.MaxLine
 )
 
-// The header: the word, where the log's entries begin, and who owns the slot.
+// The header: the state word, where the log's entries begin, and the slot's owner.
 const (
 	inodeAt  = 8
 	offsetAt = 16

@@ -80,6 +80,6 @@ func (h *hanging) Delete(ctx context.Context, r *task.DeleteRequest) (*task.Dele
 func (h *hanging) Shutdown(ctx context.Context, r *task.ShutdownRequest) (*emptypb.Empty, error) {
 	h.in("shutdown")
 	answer, err := h.TTRPCTaskService.Shutdown(ctx, r)
-	_ = h.connection.Close() // the real one waits until nobody is connected
+	_ = h.connection.Close() // the real one waits until no client is connected
 	return answer, err
 }
