@@ -109,6 +109,7 @@ func checkSpan(span string, families map[string]bool) string {
 
 // checkCommand looks at a command line that begins with make or minicri.
 func checkCommand(line string, targets map[string]bool) (problems []string) {
+	line, _, _ = strings.Cut(line, " && ")
 	words := strings.Fields(line)
 	for len(words) > 0 && regexp.MustCompile(`^[A-Z_]+=`).MatchString(words[0]) {
 		words = words[1:]
@@ -129,6 +130,9 @@ func checkCommand(line string, targets map[string]bool) (problems []string) {
 
 func checkMinicri(words []string) (problems []string) {
 	commands := manual.Commands()
+	if len(words) == 1 && manual.UsageOf(words[0]) != "" {
+		return nil // a group of commands
+	}
 	i := slices.IndexFunc(commands, func(c manual.Command) bool {
 		return c.Words == words[0] || len(words) > 1 && c.Words == words[0]+" "+words[1]
 	})

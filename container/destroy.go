@@ -79,8 +79,8 @@ func (s *Store) destroy(ctx context.Context, c *Container) error {
 	return err
 }
 
-// deleteProcesses has the shim delete the container; where there is no shim,
-// or it does not know the container, the cgroup is all there may be.
+// deleteProcesses has the supervisor delete the container. Without a supervisor, or
+// where it does not know the container, only the cgroup may be left.
 func (s *Store) deleteProcesses(ctx context.Context, c *Container) error {
 	shim, err := s.options.Supervisors.Connect(ctx, c.group())
 	if err == nil {
@@ -113,7 +113,7 @@ func (s *Store) notifySupervisor(ctx context.Context, c *Container) {
 const deleteRetry = 2 * time.Millisecond
 
 // killAndDelete: one that was made and never started still has its init, at
-// the exec barrier, and takes a moment to go. The shim stays, for the pod's
+// the exec barrier, and takes a moment to go. The supervisor stays, for the pod's
 // next container.
 func (s *Store) killAndDelete(ctx context.Context, c *Container, shim *client.Client) error {
 	for deadline := time.Now().Add(s.limits.Load().Kill); ; time.Sleep(deleteRetry) {

@@ -67,7 +67,7 @@ const (
 	running = runtimeapi.ContainerState_CONTAINER_RUNNING
 )
 
-// alive finds a container that is in one of the states, and its shim.
+// alive finds a container that is in one of the states, and its supervisor.
 func (s *Store) alive(ctx context.Context, id string, states ...runtimeapi.ContainerState) (*Container, *client.Client, error) {
 	c, err := s.Find(id)
 	if err != nil {
@@ -80,7 +80,7 @@ func (s *Store) alive(ctx context.Context, id string, states ...runtimeapi.Conta
 	return c, shim, err
 }
 
-// Spec is the container's runtime-spec, from the file that the shim reads.
+// Spec is the container's runtime-spec, from the file that the supervisor reads.
 func (s *Store) Spec(c *Container) (*specs.Spec, error) {
 	data, err := os.ReadFile(filepath.Join(s.dir(c.ID), specFile))
 	if err != nil {

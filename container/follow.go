@@ -159,7 +159,7 @@ func takeStartError(f *Facts, message string) {
 	f.ExitCode, f.Reason, f.Message = startErrorCode, reasonStartError, message
 }
 
-// noteGone ends a container that no shim has any more.
+// noteGone ends a container that no supervisor has any more.
 func (s *Store) noteGone(c *Container) {
 	exit := s.options.Supervisors.ExitOf(c.group(), c.ID)
 	s.change(c, func(f *Facts) {

@@ -56,7 +56,7 @@ type Facts struct {
 	ExitCode   int32 `json:"exit_code,omitempty"`
 	OOMKilled  bool  `json:"oom_killed,omitempty"`
 	// StartError says why the container cannot be started, which shows when it
-	// is made and is reported when it is started. No shim has such a container.
+	// is made and is reported when it is started. No supervisor has such a container.
 	StartError string `json:"start_error,omitempty"`
 	// Message says why a container did not start, or is not known to have ended.
 	Message string `json:"message,omitempty"`
@@ -68,7 +68,7 @@ type Facts struct {
 	Resources json.RawMessage `json:"resources,omitempty"`
 	// Timeline is on disk only; in memory the container has it.
 	Timeline []step.Row `json:"timeline,omitempty"`
-	// Unknown is set while the shim is gone.
+	// Unknown is set while the supervisor is gone.
 	Unknown bool `json:"-"`
 }
 
@@ -93,8 +93,8 @@ func (f *Facts) State() runtimeapi.ContainerState {
 	}
 }
 
-// inShim reports whether the container has a process, or has had one, that a shim
-// knows of.
+// inShim reports whether the container has a process, or has had one, that a
+// supervisor knows of.
 func (f *Facts) inShim() bool { return f.Created && f.StartError == "" }
 
 // The reasons of an exit, as the kubelet and its users know them.

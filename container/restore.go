@@ -15,8 +15,8 @@ import (
 )
 
 // Open restores the containers of an earlier daemon from their records and from
-// what the supervisors report. Nothing that a single container or shim does or lacks
-// stops it. Sandboxes have to be open.
+// what the supervisors report. No single container or supervisor makes it fail.
+// Sandboxes have to be open.
 func Open(ctx context.Context, options Options) (*Store, error) {
 	s := &Store{
 		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container), stopping: make(map[string]bool),

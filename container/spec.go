@@ -59,7 +59,7 @@ func (c *creation) fillVolumes(context.Context) error {
 	return fillVolumes(c.parts.Rootfs, volumes, owner)
 }
 
-// writeSpec makes the runtime-spec and puts it where the shim reads it.
+// writeSpec makes the runtime-spec and puts it where the supervisor reads it.
 func (c *creation) writeSpec(ctx context.Context) (err error) {
 	if c.parts.Namespaces, err = c.owner.namespaces(c.sandbox, c.config); err != nil {
 		return err
@@ -76,7 +76,7 @@ func (c *creation) writeSpec(ctx context.Context) (err error) {
 	return c.storeSpec(ctx)
 }
 
-// storeSpec puts the spec where the shim reads it.
+// storeSpec puts the spec where the supervisor reads it.
 func (c *creation) storeSpec(ctx context.Context) error {
 	traceHooks(c.spec.Hooks, trace.Environment(ctx))
 	encoded, err := marshalSpec(c.spec)
@@ -86,7 +86,7 @@ func (c *creation) storeSpec(ctx context.Context) error {
 	return os.WriteFile(filepath.Join(c.owner.dir(c.ID), specFile), encoded, 0o600)
 }
 
-// marshalSpec keeps an environment of any bytes, which the shim decodes.
+// marshalSpec keeps an environment of any bytes, which the supervisor decodes.
 func marshalSpec(spec *specs.Spec) ([]byte, error) {
 	process := *spec.Process
 	process.Env = environ.Encode(process.Env)

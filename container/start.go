@@ -55,7 +55,7 @@ func (s *Store) start(ctx context.Context, c *Container) error {
 	if err := shim.Start(ctx, c.ID); err != nil {
 		return s.noteStartError(ctx, c, err)
 	}
-	// The shim's event says the same, later or earlier.
+	// The supervisor's event says the same, later or earlier.
 	return s.write(c, func(f *Facts) {
 		if f.StartedAt == 0 {
 			f.StartedAt = before
@@ -66,7 +66,7 @@ func (s *Store) start(ctx context.Context, c *Container) error {
 // startErrorCode is what containerd gives to a program that cannot be executed.
 const startErrorCode = 128
 
-// noteStartError ends a container whose program could not be executed. A shim
+// noteStartError ends a container whose program could not be executed. A supervisor
 // that was lost has said nothing about it; a later look at it finds
 // out. Its event of the end may have come before.
 func (s *Store) noteStartError(ctx context.Context, c *Container, startErr error) error {
@@ -122,7 +122,7 @@ func (s *Store) write(c *Container, change func(*Facts)) error {
 	return err
 }
 
-// removeFacts removes them for good: what a shim reports later is not written.
+// removeFacts removes them for good: what a supervisor reports later is not written.
 func (s *Store) removeFacts(c *Container) error {
 	c.factsLock.Lock()
 	defer c.factsLock.Unlock()

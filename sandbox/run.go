@@ -251,10 +251,10 @@ func (c *creation) prepareBesideAdd() *step.Async {
 	})
 }
 
-// preparePause starts pause, in the context of the whole Run: the shim that
-// starts it ends with the context.
+// preparePause has pause started up to the exec barrier, by the runtime of the pod's
+// handler.
 func (c *creation) preparePause(ctx context.Context) error {
-	var by handler.Status // libcontainer
+	var by handler.Status // of the type builtin
 	var err error
 	if c.RuntimeHandler != "" {
 		if by, err = c.owner.options.Handlers.Find(ctx, c.RuntimeHandler); err != nil {

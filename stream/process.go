@@ -13,7 +13,7 @@ import (
 	"github.com/minicri/minicri/shim/api"
 )
 
-// copyBuffer is what a pipe holds, and the most that the shim sends at once.
+// copyBuffer is what a pipe holds, and the most that the supervisor sends at once.
 const copyBuffer = 64 << 10
 
 // link is a process and the connections to its streams.

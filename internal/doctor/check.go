@@ -40,7 +40,7 @@ type Finding struct {
 // Options say which node is looked at.
 type Options struct {
 	Config *config.Config
-	// Shim is the shim that the daemon would use.
+	// Shim is the path of the minicri-shim that the daemon would use.
 	Shim string
 	// Node is the node that is looked at.
 	Node *node.Node

@@ -4,7 +4,7 @@
 // for example (https://github.com/kubernetes/kubernetes/issues/139132).
 //
 // Encode writes such values in a form that JSON keeps, for the specification.
-// The shim asks Take for them when it starts a process: if there are any, init
+// The supervisor asks Take for them when it starts a process: if there are any, init
 // executes Program, which is given the true bytes in a file, puts them into its
 // environment and executes what was asked for. A process without such values
 // is started without Program.

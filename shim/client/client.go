@@ -64,10 +64,10 @@ func (c *Client) greet(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Close closes the connection; the shim lives on.
+// Close closes the connection; the supervisor lives on.
 func (c *Client) Close() error { return errors.Join(c.conn.Close(), c.peer.close()) }
 
-// Lost is closed when the shim, or the connection to it, is gone.
+// Lost is closed when the supervisor, or the connection to it, is gone.
 func (c *Client) Lost() <-chan struct{} {
 	lost := make(chan struct{})
 	go func() {

@@ -7,7 +7,7 @@ import (
 )
 
 // Events calls each for every event after a sequence number (0: all that are
-// kept), on the caller's goroutine, until ctx ends, each fails or the shim is
+// kept), on the caller's goroutine, until ctx ends, each fails or the supervisor is
 // gone. A gap in the numbers says that events were dropped: List then.
 func (c *Client) Events(ctx context.Context, after uint64, each func(*api.Event) error) error {
 	conn, err := dial(ctx, c.dir)

@@ -25,7 +25,7 @@ type Program struct {
 }
 
 // OpenProgram reads the program into memory: its size is what that costs, once
-// for all shims. Where the machine does not execute memory (vm.memfd_noexec),
+// for all supervisors. Where the machine does not execute memory (vm.memfd_noexec),
 // the program is the file.
 func OpenProgram(path string) (*Program, error) {
 	file, err := os.Open(path)
@@ -93,7 +93,7 @@ func fill(sealed *os.File, program io.Reader) error {
 // Path is where to execute it, from this process only.
 func (p *Program) Path() string { return p.path }
 
-// Close gives the memory back once no shim runs in it.
+// Close gives the memory back once no supervisor runs in it.
 func (p *Program) Close() error {
 	if p.sealed == nil {
 		return nil

@@ -85,7 +85,7 @@ func (s Shim) Info(ctx context.Context) (*api.InfoResponse, error) {
 	return answer, native(err)
 }
 
-// Shutdown ends the shim. errdefs.ErrFailedPrecondition while it has
+// Shutdown ends the supervisor. errdefs.ErrFailedPrecondition while it has
 // containers.
 func (s Shim) Shutdown(ctx context.Context) error {
 	_, err := s.rpc.Shutdown(ctx, &api.Empty{})

@@ -16,13 +16,13 @@ import (
 	"github.com/minicri/minicri/shim/api"
 )
 
-// StartOptions says how to start a shim.
+// StartOptions says how to start a supervisor.
 type StartOptions struct {
 	Binary        string   // path of minicri-shim
 	Build         string   // what names it
-	Dir           string   // the pod's shim directory, made if absent
+	Dir           string   // the directory of the supervisor, made if absent
 	SystemdCgroup bool     // cgroupsPath of its containers is slice:prefix:name
-	Cgroups       []string // cgroup directories that the shim moves into; none: the daemon's own
+	Cgroups       []string // cgroup directories that the supervisor moves into; none: the daemon's own
 	// Answer is how long a call may take before a supervisor that answers
 	// nothing is killed; 0: no limit.
 	Answer time.Duration
@@ -31,10 +31,10 @@ type StartOptions struct {
 // longestSocket: sockaddr_un (unix(7)) holds 107 characters and a NUL.
 const longestSocket = 107
 
-// startTimeout is how long a shim may take to serve.
+// startTimeout is how long a supervisor may take to serve.
 const startTimeout = 10 * time.Second
 
-// Start starts a shim in a session of its own, which outlives the daemon, and
+// Start starts a supervisor in a session of its own, which outlives the daemon, and
 // connects to it. Its log is DIR/shim.log. While another one serves DIR, Start
 // fails with errdefs.ErrAlreadyExists.
 func Start(ctx context.Context, options StartOptions) (*Client, error) {
@@ -52,7 +52,7 @@ func Start(ctx context.Context, options StartOptions) (*Client, error) {
 	return connect(ctx, options.Dir, options.Answer)
 }
 
-// spawn returns when the shim serves.
+// spawn returns when the supervisor serves.
 func spawn(ctx context.Context, options StartOptions) error {
 	log, err := os.OpenFile(filepath.Join(options.Dir, "shim.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -69,7 +69,7 @@ func spawn(ctx context.Context, options StartOptions) error {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{inShim}
 	cmd.Dir = "/"
-	// One processor is enough for a shim and saves 0.3 MiB; libcontainer hands
+	// One processor is enough for a supervisor and saves 0.3 MiB; libcontainer hands
 	// it on to its inits, which start faster with it.
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GOMAXPROCS=1"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -98,7 +98,7 @@ func arguments(options StartOptions) []string {
 	return args
 }
 
-// awaitReady reads what the shim says; one that ends says nothing.
+// awaitReady reads what the supervisor says; one that ends says nothing.
 func awaitReady(ctx context.Context, ready *os.File, shim *os.Process) error {
 	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Now()) })
 	defer stop()

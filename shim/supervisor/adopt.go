@@ -18,7 +18,7 @@ import (
 	"github.com/minicri/minicri/shim/stdio"
 )
 
-// adoptAll takes over what a shim that died has left, or an upgrade hands over:
+// adoptAll takes over what a supervisor that died has left, or an upgrade hands over:
 // first all streams, for which programs wait, then processes and cgroups,
 // several at a time. A record that cannot be used is quarantined and made anew; it
 // never keeps the others from being served.
@@ -229,7 +229,7 @@ func (c *container) noteExit(status syscall.WaitStatus) {
 }
 
 // adoptStreams continues to read the fifos. A terminal and an input are lost with
-// their shim unless they are handed over.
+// their supervisor unless they are handed over.
 func (c *container) adoptStreams(handed stdio.Handed) {
 	var err error
 	if c.io, err = stdio.Adopt(c.streamOptions(), handed); err != nil {

@@ -6,7 +6,7 @@
 // A container is created (init waits at the exec barrier), started, exited and
 // deleted; its state follows from the facts startedAt and exit. Its directory:
 //
-//	DIR/lock               held as long as a shim serves DIR
+//	DIR/lock               held as long as a supervisor serves DIR
 //	DIR/shim.sock          control, see package api
 //	DIR/stream.sock        data
 //	DIR/events.sock        what containerd's shims publish

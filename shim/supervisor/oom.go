@@ -19,7 +19,7 @@ const (
 
 	// oomWindow is how far before the end of init an OOM kill may lie to be the
 	// kill of init itself: what is killed has to run once more to end, and on a
-	// busy machine it waits for a processor, as the shim does to see it.
+	// busy machine it waits for a processor, as the supervisor does to see it.
 	oomWindow = 2 * time.Second
 
 	// oomChildWindow is the same for the kill of a child, for an init that ends

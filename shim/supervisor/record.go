@@ -9,7 +9,7 @@ import (
 )
 
 // record is what DIR/records/ID.json holds: what is needed to adopt a
-// container from a shim that died.
+// container from a supervisor that died.
 type record struct {
 	Version   int               `json:"version"`
 	ID        string            `json:"id"`

@@ -214,7 +214,7 @@ func (s Serve) enter(log *slog.Logger) error {
 	return nil
 }
 
-// lockDir makes sure that one shim serves a directory. The lock ends with the
+// lockDir makes sure that one supervisor serves a directory. The lock ends with the
 // process.
 func lockDir(dir string) (*os.File, error) {
 	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)

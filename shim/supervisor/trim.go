@@ -9,7 +9,7 @@ import (
 	"github.com/minicri/minicri/internal/filepages"
 )
 
-// trimEvery is how often an idle shim looks whether it holds memory that it
+// trimEvery is how often an idle supervisor looks whether it holds memory that it
 // does not need: with supervisor = "pod" each pod has one.
 const trimEvery = 2 * time.Second
 
