@@ -102,18 +102,36 @@ func (d *demonstration) status(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	response, err := d.node.client.Status(ctx, &runtimeapi.StatusRequest{})
+	conditions, err := d.awaitConditions(ctx)
 	if err != nil {
 		return "", err
 	}
-	result := []string{version.GetRuntimeName() + " " + version.GetRuntimeVersion()}
-	for _, condition := range response.GetStatus().GetConditions() {
-		if !condition.GetStatus() {
-			return "", fmt.Errorf("%s is false: %s", condition.GetType(), condition.GetMessage())
+	return strings.Join(append([]string{version.GetRuntimeName() + " " + version.GetRuntimeVersion()}, conditions...), ", "), nil
+}
+
+// statusPatience is for a busy machine: a plugin that does not answer in time leaves
+// the network unready until it is asked again.
+const statusPatience = time.Minute
+
+// awaitConditions returns the conditions of the node when all of them hold.
+func (d *demonstration) awaitConditions(ctx context.Context) ([]string, error) {
+	for deadline := time.Now().Add(statusPatience); ; time.Sleep(100 * time.Millisecond) {
+		response, err := d.node.client.Status(ctx, &runtimeapi.StatusRequest{})
+		if err != nil {
+			return nil, err
 		}
-		result = append(result, condition.GetType())
+		var holds []string
+		for _, condition := range response.GetStatus().GetConditions() {
+			if condition.GetStatus() {
+				holds = append(holds, condition.GetType())
+			} else {
+				err = errors.Join(err, fmt.Errorf("%s is false: %s", condition.GetType(), condition.GetMessage()))
+			}
+		}
+		if err == nil || time.Now().After(deadline) {
+			return holds, err
+		}
 	}
-	return strings.Join(result, ", "), nil
 }
 
 func (d *demonstration) runFirst(ctx context.Context) (result string, err error) {
