@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/client"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -390,10 +391,20 @@ func TestExecTimeoutEndsTheTree(t *testing.T) {
 	}
 }
 
+// cgroupDir is the directory of a container's cgroup, in one hierarchy of version 1
+// or in version 2 alone.
+func cgroupDir(id string) string {
+	hierarchy := "/sys/fs/cgroup/pids"
+	if cgroup.Unified() {
+		hierarchy = "/sys/fs/cgroup"
+	}
+	return filepath.Join(hierarchy, cgroupParent, id)
+}
+
 // processes lists the pids in a container's cgroup and below.
 func (p *pod) processes(id string) []string {
 	var pids []string
-	_ = filepath.WalkDir("/sys/fs/cgroup/pids"+cgroupParent+"/"+id, func(path string, _ os.DirEntry, _ error) error {
+	_ = filepath.WalkDir(cgroupDir(id), func(path string, _ os.DirEntry, _ error) error {
 		content, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
 		pids = append(pids, strings.Fields(string(content))...)
 		return nil
@@ -835,7 +846,7 @@ func (p *pod) census() census {
 	shim := "/proc/" + strings.TrimSpace(string(out))
 	fds, _ := os.ReadDir(shim + "/fd")
 	threads, _ := os.ReadDir(shim + "/task")
-	cgroups, _ := filepath.Glob("/sys/fs/cgroup/pids" + cgroupParent + "/c/*/cgroup.procs")
+	cgroups, _ := filepath.Glob(cgroupDir("c") + "/*/cgroup.procs")
 	return census{len(fds), len(threads), len(p.processes("c")), len(cgroups)}
 }
 

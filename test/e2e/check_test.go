@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	nodecheck "github.com/minicri/minicri/internal/doctor"
 	"github.com/minicri/minicri/test/harness"
 )
@@ -52,7 +53,7 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 	for _, path := range []string{orphan, foreign} {
 		check(t, os.WriteFile(path, nil, 0o444))
 	}
-	cgroup := n.MakeCgroup(mark + "4567")
+	group := n.MakeCgroup(mark + "4567")
 	files := filepath.Join(n.State, "sandboxes", "89ab")
 	check(t, os.Mkdir(files, 0o700))
 
@@ -63,7 +64,7 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 	if left, clean := problems(t, n, "--fix"); !clean {
 		t.Errorf("after --fix: %v", left)
 	}
-	for _, path := range []string{orphan, files, filepath.Join("/sys/fs/cgroup/pids", cgroup)} {
+	for _, path := range []string{orphan, files, cgroupDir(group)} {
 		if _, err := os.Lstat(path); err == nil {
 			t.Errorf("%s is still there", path)
 		}
@@ -75,6 +76,15 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 		t.Error("the pod is not ready any more")
 	}
 	check(t, os.Remove(foreign))
+}
+
+// cgroupDir is the directory of a cgroup, in one hierarchy of version 1 or in version
+// 2 alone.
+func cgroupDir(path string) string {
+	if cgroup.Unified() {
+		return filepath.Join("/sys/fs/cgroup", path)
+	}
+	return filepath.Join("/sys/fs/cgroup/pids", path)
 }
 
 // What containers leave is seen too, and removed: cgroups with what runs in them,
@@ -90,13 +100,7 @@ func TestCheckFindsAndRemovesWhatContainersLeave(t *testing.T) {
 	check(t, process.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- process.Wait() }()
-	for _, hierarchy := range []string{"pids", "."} {
-		procs := filepath.Join("/sys/fs/cgroup", hierarchy, group, "cgroup.procs")
-		if _, err := os.Stat(procs); err == nil {
-			check(t, os.WriteFile(procs, []byte(strconv.Itoa(process.Process.Pid)), 0))
-			break
-		}
-	}
+	check(t, os.WriteFile(filepath.Join(cgroupDir(group), "cgroup.procs"), []byte(strconv.Itoa(process.Process.Pid)), 0))
 	rootfs := filepath.Join(n.State, "containers", orphan, "rootfs")
 	left := []string{filepath.Join(n.State, "containers", orphan), filepath.Join(n.State, "shims", orphan), filepath.Join(n.Root, "container-volumes", orphan)}
 	for _, dir := range append(left, rootfs) {
@@ -111,7 +115,7 @@ func TestCheckFindsAndRemovesWhatContainersLeave(t *testing.T) {
 	if left, clean := problems(t, n, "--fix"); !clean {
 		t.Errorf("after --fix: %v", left)
 	}
-	for _, path := range append(left, filepath.Join("/sys/fs/cgroup/pids", group)) {
+	for _, path := range append(left, cgroupDir(group)) {
 		if _, err := os.Lstat(path); err == nil {
 			t.Errorf("%s is still there", path)
 		}
@@ -121,10 +125,8 @@ func TestCheckFindsAndRemovesWhatContainersLeave(t *testing.T) {
 	case <-time.After(patience):
 		t.Error("the process runs on")
 	}
-	if _, err := os.Lstat(filepath.Join("/sys/fs/cgroup/pids", foreign)); err != nil && harness.CgroupDriver() != "systemd" {
-		if _, err := os.Lstat(filepath.Join("/sys/fs/cgroup", foreign)); err != nil {
-			t.Errorf("the cgroup of another node was removed: %v", err)
-		}
+	if _, err := os.Lstat(cgroupDir(foreign)); err != nil && harness.CgroupDriver() != "systemd" {
+		t.Errorf("the cgroup of another node was removed: %v", err)
 	}
 	if found, clean := problems(t, n); !clean || !ready(t, n, id) {
 		t.Errorf("the node has problems: %v", found)
