@@ -97,10 +97,11 @@ type CNI struct {
 	checkNow    chan struct{}
 
 	// base is the context of what waits in the background; Close ends it, and
-	// waits for that.
+	// waits for that, and for Run, which holds running.
 	base       context.Context
 	end        context.CancelFunc
 	background sync.WaitGroup
+	running    sync.Mutex
 }
 
 // Open reads the journal and the configuration directory, and finds the plugin
@@ -172,9 +173,14 @@ func (n *CNI) SetDefault(network DefaultNetwork) {
 
 // Run follows the configuration directory, the STATUS of the plugins and the
 // attachments that wait for their DEL or for plugins of an earlier daemon, and
-// collects garbage, until the context ends.
+// collects garbage, until the context ends, or with Leave or Close.
 func (n *CNI) Run(ctx context.Context) {
+	n.running.Lock()
+	defer n.running.Unlock()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	defer context.AfterFunc(ctx, n.end)()
+	defer context.AfterFunc(n.base, stop)()
 	n.awaitLeftRuns(n.base)
 	var wait sync.WaitGroup
 	for _, follow := range []func(context.Context){
@@ -212,10 +218,15 @@ func (n *CNI) Leave() { n.end() }
 // for them any more.
 func (n *CNI) Close() {
 	n.end()
+	n.running.Lock() // for a STATUS that Run asks for: it is a run like any other
+	defer n.running.Unlock()
 	n.background.Wait()
 	n.plugins.awaitEnding(endingLimit)
 	if err := n.plugins.runner.Close(); err != nil {
 		n.options.Logger.Warn("the cgroups that were kept for runs of plugins could not be removed", "err", err)
+	}
+	if left := n.plugins.runner.Left(); len(left) > 0 {
+		n.options.Logger.Info("runs of plugins are left to the next daemon", "runs", left)
 	}
 }
 

@@ -85,13 +85,21 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// kill ends the processes of a run, and returns what go-cni makes of it.
+// kill ends the processes of a run, and returns what go-cni makes of it. A plugin
+// that go-cni has started may enter its cgroup only after that has been killed:
+// its STATUS has no context that would end it then.
 func (p *plugins) kill(run *runner.Run, done <-chan error, limit time.Duration) error {
 	err := run.Kill(limit)
-	select {
-	case doErr := <-done:
-		return doErr
-	case <-time.After(returnLimit):
-		return err
+	for over := time.After(returnLimit); ; {
+		select {
+		case doErr := <-done:
+			return doErr
+		case <-over:
+			return err
+		case <-time.After(firstLook):
+			if err == nil {
+				err = run.Kill(limit)
+			}
+		}
 	}
 }

@@ -183,7 +183,7 @@ func (p *plugins) end(run *runner.Run, err error, killed bool) error {
 	}
 	limit := killLimit
 	if killed {
-		limit = 0 // they have had their time
+		limit = lastLimit // they have had their time
 	}
 	if err := run.Kill(limit); err != nil {
 		return fmt.Errorf("%w: %w", errStuck, err)

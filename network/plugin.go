@@ -21,6 +21,8 @@ import (
 const (
 	// killLimit is how long processes may take to go that were killed.
 	killLimit = 5 * time.Second
+	// lastLimit is the same for processes that were killed before.
+	lastLimit = 100 * time.Millisecond
 	// returnLimit is how long go-cni may take to return when nothing of its
 	// plugins is left: a process that left the cgroup may hold a pipe.
 	returnLimit = time.Second

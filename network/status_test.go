@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/moby/sys/mountinfo"
 )
 
 // A plugin that says it is not ready makes the node not ready, with its words,
@@ -52,6 +54,26 @@ func TestStatusThatHangs(t *testing.T) {
 	n.untell(t, "STATUS.hang")
 	eventually(t, follows, "ready again", func() bool { return n.ready(t) == nil })
 	eventually(t, within, "nothing of STATUS runs", func() bool { return len(processesWith(t, mark(), "CNI_COMMAND=STATUS")) == 0 })
+}
+
+// A daemon that ends while the plugins are asked for STATUS leaves nothing of
+// that to the next one: Close waits until it is killed and removed.
+func TestCloseInsideASTATUS(t *testing.T) {
+	n := newNode(t, nil)
+	n.tell(t, "STATUS.hang")
+	n.configure(t, "10.conflist", "net", n.script())
+	n.reopen(t)
+	n.runs(t)
+	eventually(t, within, "STATUS hangs", func() bool { return len(processesWith(t, mark(), "CNI_COMMAND=STATUS")) > 0 })
+	n.Close()
+	dir := filepath.Join(n.Options.State, "cni")
+	mounted, err := mountinfo.Mounted(dir)
+	must(t, err)
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	if mounted || len(entries) > 0 || strings.Contains(n.log.String(), "left to the next daemon") {
+		t.Errorf("%s: mounted: %v, in it: %v", dir, mounted, entries)
+	}
 }
 
 // No call waits for the first answer in a directory that is none of a handler's any

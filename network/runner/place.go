@@ -49,6 +49,17 @@ func runsIn(dir string) (names []string, err error) {
 	return names, err
 }
 
+// Left are the files of the runs that are not over, for the log: verb, network
+// and cgroup of each are in its request.json.
+func (r *Runner) Left() (requests []string) {
+	names, _ := runsIn(r.options.Dir) // what cannot be listed cannot be shown
+	for _, name := range names {
+		request, err := os.ReadFile(filepath.Join(r.options.Dir, name, "request.json"))
+		requests = append(requests, fmt.Sprintf("%s: %s (%v)", name, request, err))
+	}
+	return requests
+}
+
 // Close gives back what is kept for runs to come. Runs that are left to the next
 // daemon keep what is theirs, and the directory.
 func (r *Runner) Close() error {
