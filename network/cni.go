@@ -130,8 +130,10 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 	if err := n.loadPodCIDR(); err != nil {
 		return nil, err
 	}
+	n.makeInUse()
 	n.loadInUse()
 	n.SetDirectories(options.Directories)
+	n.removeInUse()
 	n.Reload()
 	if err := n.openJournal(); err != nil {
 		return nil, err

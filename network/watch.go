@@ -1,18 +1,12 @@
 package network
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
-
-	"github.com/minicri/minicri/internal/state"
 )
 
 // snapshot is one look at the configuration directory. It is immutable.
@@ -68,51 +62,10 @@ func (d *Directory) reload() {
 	}
 	d.current.Store(next)
 	d.logChange(next)
-	if d.isNodes() {
-		d.owner.keepInUse(last.configuration, next.configuration)
-	}
+	d.keepInUse(last.configuration, next.configuration)
 	select {
 	case d.changed <- struct{}{}:
 	default:
-	}
-}
-
-func (n *CNI) inUseFile() string { return filepath.Join(n.options.Root, "network-in-use.json") }
-
-// keepInUse keeps the configuration that is in use for the next daemon, which
-// may find its file half written.
-func (n *CNI) keepInUse(last, now *Configuration) {
-	if now == nil || now.File == "" || last != nil && last.File == now.File && bytes.Equal(last.Bytes, now.Bytes) {
-		return
-	}
-	data, err := json.Marshal(now)
-	if kept, readErr := os.ReadFile(n.inUseFile()); readErr == nil && bytes.Equal(kept, data) {
-		return // by the daemon before
-	}
-	if err == nil {
-		err = state.WriteFile(n.inUseFile(), data, false)
-	}
-	if err != nil {
-		n.options.Logger.Warn("the network in use is not on disk: the next start does not know it", "network", now.Name, "err", err)
-	}
-}
-
-// loadInUse starts with what an earlier daemon had in use.
-func (n *CNI) loadInUse() {
-	n.current.Store(&snapshot{})
-	data, err := os.ReadFile(n.inUseFile())
-	if errors.Is(err, fs.ErrNotExist) {
-		// It is there from the start on, as all files of a node are.
-		data = []byte("{}")
-		err = state.WriteFile(n.inUseFile(), data, false)
-	}
-	var last Configuration
-	if err = errors.Join(err, json.Unmarshal(data, &last)); err != nil {
-		n.options.Logger.Warn("the file that names the network in use cannot be read", "file", n.inUseFile(), "err", err)
-		return
-	}
-	if last.File != "" {
-		n.current.Store(&snapshot{good: []*Configuration{&last}})
 	}
 }
 
