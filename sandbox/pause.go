@@ -43,17 +43,27 @@ func (s *Store) installPause() error {
 		}
 	}
 	if present, err := os.ReadFile(s.pauseProgram()); err == nil && bytes.Equal(present, program) {
-		return nil
+		return hidePause(s.pauseProgram())
 	}
 	temporary := s.pauseProgram() + ".new"
-	if err := os.WriteFile(temporary, program, 0o755); err != nil {
-		return fmt.Errorf("install the pause program: %w", err)
+	err = os.WriteFile(temporary, program, 0o600)
+	if err == nil {
+		err = hidePause(temporary)
 	}
-	if err := os.Rename(temporary, s.pauseProgram()); err != nil {
+	if err == nil {
+		err = os.Rename(temporary, s.pauseProgram())
+	}
+	if err != nil {
 		return fmt.Errorf("install the pause program: %w", err)
 	}
 	return nil
 }
+
+// hidePause makes pause a program that nobody may read: it runs without
+// capabilities, and who executes a program that it cannot read is not dumpable
+// (ptrace(2), "Ptrace access mode checking"). A container of the pod that has the same
+// user could otherwise take its descriptors, in a pid namespace that they share.
+func hidePause(path string) error { return os.Chmod(path, 0o111) }
 
 // needsInterfaces reports whether there are parameters of single interfaces,
 // or their defaults: they can only be written, and must only take effect, once

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -197,4 +198,53 @@ func TestRootfsOfPauseIsReadOnly(t *testing.T) {
 			t.Errorf("%s: the root is mounted %q", name, root)
 		}
 	}
+}
+
+// The sockets of pause hold the outputs of its pod's containers: a process of the pod
+// that has the same user, and sees pause in a pid namespace that they share, does not
+// get them.
+func TestPauseGivesNoDescriptorAway(t *testing.T) {
+	n := newNode(t)
+	for _, user := range []int{0, 1234} {
+		pid := pausePID(t, n, n.RunPod(n.PodConfig(fmt.Sprintf("user%d", user), security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
+			s.RunAsUser = &runtimeapi.Int64Value{Value: int64(user)}
+			s.RunAsGroup = &runtimeapi.Int64Value{Value: int64(user)}
+		}))))
+		if err := takeDescriptor(pid); err != nil {
+			t.Errorf("root, as the supervisor is: %v", err)
+		}
+		taken := make(chan error, 1)
+		go func() {
+			runtime.LockOSThread() // and never unlocked: it ends with the thread
+			taken <- errors.Join(becomeUser(user), takeDescriptor(pid))
+		}()
+		err := <-taken
+		if !errors.Is(err, unix.EPERM) || !strings.Contains(fmt.Sprint(err), "pidfd_getfd") {
+			t.Errorf("user %d gets a descriptor of pause: %v", user, err)
+		}
+	}
+}
+
+// becomeUser makes this thread one of a user without capabilities.
+func becomeUser(user int) error {
+	for _, call := range []uintptr{unix.SYS_SETRESGID, unix.SYS_SETRESUID} { // of the thread, not of the process
+		if _, _, errno := unix.RawSyscall(call, uintptr(user), uintptr(user), uintptr(user)); errno != 0 {
+			return os.NewSyscallError("setresid", errno)
+		}
+	}
+	header, none := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, [2]unix.CapUserData{}
+	return os.NewSyscallError("capset", unix.Capset(&header, &none[0]))
+}
+
+func takeDescriptor(pid int) error {
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return os.NewSyscallError("pidfd_open", err)
+	}
+	defer unix.Close(pidfd)
+	fd, err := unix.PidfdGetfd(pidfd, 0, 0)
+	if err != nil {
+		return os.NewSyscallError("pidfd_getfd", err)
+	}
+	return unix.Close(fd)
 }
