@@ -40,6 +40,8 @@ type Container struct {
 	// listSize is what it takes in the list of all, without texts, in bytes.
 	listSize int
 
+	// watched: its end is waited for here, because its supervisor does not know it.
+	watched atomic.Bool
 	// unserved: no supervisor served when the container was to be deleted from it.
 	// Only under the lock.
 	unserved bool

@@ -2,6 +2,7 @@ package container
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -98,10 +99,10 @@ func (s *Store) reconcile(ctx context.Context, group string, supervisor *client.
 	}
 	for _, c := range made {
 		if !known[c.ID] {
-			s.noteGone(c)
+			err = errors.Join(err, s.noteUnlisted(c))
 		}
 	}
-	return nil
+	return err
 }
 
 // deleteOrphan deletes what was removed while no supervisor served, and which
@@ -159,9 +160,9 @@ func takeStartError(f *Facts, message string) {
 	f.ExitCode, f.Reason, f.Message = startErrorCode, reasonStartError, message
 }
 
-// noteGone ends a container that no supervisor has any more.
-func (s *Store) noteGone(c *Container) {
-	exit := s.options.Supervisors.ExitOf(c.group(), c.ID)
+// noteEnded ends a container that no supervisor has any more; exit is nil if none has
+// written how.
+func (s *Store) noteEnded(c *Container, exit *api.ExitRecord) {
 	s.change(c, func(f *Facts) {
 		if exit != nil {
 			takeExit(f, exit.Code, exit.CodeKnown, exit.OOMKilled, exit.FinishedAt)

@@ -146,7 +146,11 @@ func (s *Store) findShim(group string) {
 		if process.SameBoot(c.Facts().BootID, s.bootID) {
 			lives = true
 		} else if c.Facts().inShim() {
-			s.noteGone(c) // it ran before the last boot
+			exit, err := s.options.Supervisors.ExitOf(c.group(), c.ID)
+			if err != nil {
+				s.options.Logger.Warn("how a container ended before the last boot is lost", "container", c.ID, "err", err)
+			}
+			s.noteEnded(c, exit)
 		}
 	}
 	if !lives {

@@ -111,8 +111,7 @@ func (s *Store) send(ctx context.Context, c *Container, signal uint32, all bool)
 func (s *Store) kill(ctx context.Context, c *Container) error {
 	err := s.send(ctx, c, uint32(unix.SIGKILL), true)
 	if errdefs.IsNotFound(err) {
-		s.noteGone(c)
-		return nil
+		return s.killUnlisted(c)
 	}
 	if err != nil && !errdefs.IsFailedPrecondition(err) {
 		return err

@@ -111,10 +111,15 @@ func (n *Dir) Pin(id, source string) error {
 }
 
 // Alive reports whether the path of id is a namespace now: it may have been
-// unmounted, removed or replaced by hand, or be gone with a reboot.
+// unmounted, removed or replaced by hand, or be gone with a reboot. One that cannot
+// be looked at is taken for alive.
 func (n *Dir) Alive(id string) bool {
 	var stat unix.Statfs_t
-	return unix.Statfs(n.Path(id), &stat) == nil && stat.Type == unix.NSFS_MAGIC
+	err := unix.Statfs(n.Path(id), &stat)
+	if err != nil {
+		return !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP)
+	}
+	return stat.Type == unix.NSFS_MAGIC
 }
 
 // Remove unmounts and deletes the pin of id, as often as one was put over

@@ -196,7 +196,10 @@ func (s *Store) pauseRuns(record *Record) bool {
 	}
 	return slices.ContainsFunc(pids, func(pid int) bool {
 		exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
-		return err == nil && filepath.Base(exe) == filepath.Base(oci.PauseProgram)
+		if err != nil {
+			return !errors.Is(err, fs.ErrNotExist) // it may be
+		}
+		return filepath.Base(exe) == filepath.Base(oci.PauseProgram)
 	})
 }
 
@@ -220,15 +223,34 @@ func (s *Store) restorePause(sb *Sandbox) {
 		return
 	}
 	pause, err := process.Open(sb.Facts().Pause)
-	if err != nil {
-		if !errors.Is(err, process.ErrGone) {
-			s.options.Logger.Error("the pause process cannot be watched", "sandbox", sb.ID, "err", err)
-		}
+	switch {
+	case err == nil:
+		sb.pause = pause
+		s.watch(sb)
+	case errors.Is(err, process.ErrGone):
 		sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
+	default:
+		s.options.Logger.Error("whether pause runs cannot be known: the sandbox stays Ready, and it is tried again", "sandbox", sb.ID, "err", err)
+		s.work.Go(func() { s.restorePauseLater(sb) })
+	}
+}
+
+// restorePause is tried again after such a pause.
+const restorePausePause = time.Second
+
+func (s *Store) restorePauseLater(sb *Sandbox) {
+	select {
+	case <-s.base.Done():
+		return
+	case <-time.After(restorePausePause):
+	}
+	if sb.lock.Lock(s.base) != nil {
 		return
 	}
-	sb.pause = pause
-	s.watch(sb)
+	defer sb.lock.Unlock()
+	if s.Exists(sb.ID) {
+		s.restorePause(sb)
+	}
 }
 
 // releaseLost frees the addresses of sandboxes that do not run and have no

@@ -122,12 +122,14 @@ func (g Group) unpopulated() (bool, error) {
 		return errors.Is(err, fs.ErrNotExist), ignoreGone(err)
 	}
 	defer file.Close()
-	for lines := bufio.NewScanner(file); lines.Scan(); {
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
 		if lines.Text() == "populated 1" {
 			return false, nil
 		}
 	}
-	return true, nil
+	err = ignoreGone(lines.Err())
+	return err == nil, err
 }
 
 // Processes are those inside and below. One of a foreign pid namespace, which

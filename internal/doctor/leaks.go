@@ -164,7 +164,9 @@ func (c *checker) sandboxes() {
 		if err != nil || !facts.Ready() {
 			continue
 		}
-		if pause, err := process.Open(facts.Pause); err != nil {
+		if pause, err := process.Open(facts.Pause); err != nil && !errors.Is(err, process.ErrGone) {
+			c.add("sandbox", Problem, fmt.Sprintf("whether the pause process of %s runs cannot be known: %v", id, err), "look for what keeps root from /proc")
+		} else if err != nil {
 			c.add("sandbox", Problem, fmt.Sprintf("%s is recorded as Ready, but its pause process is gone: %v", id, err), "the daemon notices when it starts, and the kubelet makes the pod again")
 		} else if err := pause.Close(); err != nil {
 			c.add("sandbox", Problem, err.Error(), "")

@@ -56,12 +56,15 @@ func (p *Places) killSupervisor(dir string) error {
 			continue
 		}
 		stat, err := process.ReadStat(pid)
-		if err != nil {
-			continue // it has ended
+		var supervisor *process.Process
+		if err == nil {
+			supervisor, err = process.Open(process.Facts{PID: pid, StartTime: stat.StartTime})
 		}
-		supervisor, err := process.Open(process.Facts{PID: pid, StartTime: stat.StartTime})
-		if err != nil {
+		if errors.Is(err, process.ErrGone) {
 			continue
+		}
+		if err != nil {
+			return fmt.Errorf("kill the supervisor in %s: %w", dir, err)
 		}
 		if serves(pid, dir) { // still: the pid has not been given to another process
 			err = supervisor.Kill(p.Kill)

@@ -144,7 +144,7 @@ func (run *Run) Done() error {
 
 func (run *Run) isDone() bool {
 	_, err := os.Stat(filepath.Join(run.dir, "done"))
-	return err == nil
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // End removes the run; nothing may run in it any more. A second call does

@@ -82,13 +82,18 @@ func TestCreateThatWasCutOff(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for _, name := range []string{"lives.json.new", "left.copy"} {
+		if err := os.WriteFile(filepath.Join(p.dir, "records", name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := os.Mkdir(filepath.Join(p.dir, "containers", "begun"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	p.killShim()
 	reapOrphans()
 	p.restart()
-	if fifos, states := count(t, p.dir+"/io"), count(t, p.dir+"/containers"); fifos != 2 || states != 1 {
-		t.Errorf("%d fifos and %d states for one container", fifos, states)
+	if fifos, states, records := count(t, p.dir+"/io"), count(t, p.dir+"/containers"), count(t, p.dir+"/records"); fifos != 2 || states != 1 || records != 2 {
+		t.Errorf("%d fifos, %d states and %d files of records for one container", fifos, states, records)
 	}
 }

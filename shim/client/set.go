@@ -269,17 +269,21 @@ func (s *Set) Groups() ([]string, error) {
 	return names, nil
 }
 
-// ExitOf reads what a supervisor wrote of a container's end, nil if nothing.
-func (s *Set) ExitOf(name, id string) *api.ExitRecord {
+// ExitOf reads what a supervisor wrote of a container's end, nil if nothing that
+// can be decoded. An error says that it cannot be read now.
+func (s *Set) ExitOf(name, id string) (*api.ExitRecord, error) {
 	data, err := os.ReadFile(filepath.Join(s.Dir(name), api.ExitDir, id+".json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
-		return nil
+		return nil, fmt.Errorf("read how container %s has ended: %w", id, err)
 	}
 	exit := &api.ExitRecord{}
 	if err := json.Unmarshal(data, exit); err != nil {
-		return nil
+		return nil, nil
 	}
-	return exit
+	return exit, nil
 }
 
 // Close ends the connections; the supervisors live on.

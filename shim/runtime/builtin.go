@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/opencontainers/cgroups"
-	"github.com/opencontainers/cgroups/manager"
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -32,13 +30,13 @@ type Builtin struct {
 	filters       filters
 
 	mu       sync.Mutex // guards what follows
-	creating map[string]*cgroups.Cgroup
+	creating map[string]creating
 	launcher *os.File // the program of package launch; nil before its first use
 }
 
 // NewBuiltin keeps the state of containers below root.
 func NewBuiltin(root string, systemdCgroup bool) *Builtin {
-	return &Builtin{root: root, systemdCgroup: systemdCgroup, noNewKeyring: !canJoinSessionKeyring(), children: newChildren(), creating: make(map[string]*cgroups.Cgroup)}
+	return &Builtin{root: root, systemdCgroup: systemdCgroup, noNewKeyring: !canJoinSessionKeyring(), children: newChildren(), creating: make(map[string]creating)}
 }
 
 // Run reaps what was adopted, if this process does adopt (Command, Task), until
@@ -77,43 +75,19 @@ func (b *Builtin) Create(id, bundle string, spec *specs.Spec, streams Streams) (
 	}
 	c := b.container(lib)
 	c.hooks = hooks
-	b.setCreating(id, config.Cgroups)
-	defer b.setCreating(id, nil)
+	b.setCreating(id, config.Cgroups, nil)
+	defer b.setCreating(id, nil, nil)
 	init, err := c.startInit(config, process, streams)
 	if err == nil {
 		err = c.findCgroups()
+	}
+	if errors.Is(err, errStillRuns) {
+		return nil, nil, errors.Join(err, b.Discard(id)) // its cgroups can be removed when it has ended
 	}
 	if err != nil {
 		return nil, nil, errors.Join(initError(process, err), destroy(lib, process))
 	}
 	return c, init, nil
-}
-
-// setCreating notes where the processes of a creation are; nil when it has ended.
-func (b *Builtin) setCreating(id string, group *cgroups.Cgroup) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if group == nil {
-		delete(b.creating, id)
-		return
-	}
-	b.creating[id] = group
-}
-
-// Abort is of Runtime: hooks run as our children, or in the container's cgroup.
-func (b *Builtin) Abort(id string) error {
-	b.mu.Lock()
-	group := b.creating[id]
-	b.mu.Unlock()
-	if group == nil {
-		return nil
-	}
-	b.children.endHooks(id)
-	m, err := manager.New(group)
-	if err != nil {
-		return fmt.Errorf("cgroups of container %s: %w", id, err)
-	}
-	return killCgroup(m.GetPaths(), "", syscall.SIGKILL)
 }
 
 func (b *Builtin) container(lib *libcontainer.Container) *builtinContainer {
@@ -142,6 +116,9 @@ func (b *Builtin) Load(id string) (Container, error) {
 	c := b.container(lib)
 	return c, errors.Join(c.findCgroups(), c.loadHooks())
 }
+
+// Discard is of Runtime: there is no more than a directory.
+func (b *Builtin) Discard(id string) error { return os.RemoveAll(filepath.Join(b.root, id)) }
 
 // Init is the first process of a container.
 type Init struct {

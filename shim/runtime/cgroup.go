@@ -23,6 +23,22 @@ func tracker(paths map[string]string) (controller, path string, ok bool) {
 	return "", "", false
 }
 
+// SignalCgroups signals all processes of a container that cannot be loaded, by its
+// cgroups.
+func SignalCgroups(paths map[string]string, sig syscall.Signal) error {
+	return killCgroup(paths, "", sig)
+}
+
+// RemoveCgroups ends what is left in the cgroups of a container that cannot be
+// loaded, and removes them.
+func RemoveCgroups(paths map[string]string) error {
+	err := killCgroup(paths, "", syscall.SIGKILL)
+	for _, path := range paths {
+		err = errors.Join(err, cgroups.RemovePath(path))
+	}
+	return err
+}
+
 // killCgroup signals all processes of a container's cgroup, or of its child
 // sub, until no new ones appear; SIGKILL until there are none.
 func killCgroup(paths map[string]string, sub string, sig syscall.Signal) error {

@@ -93,11 +93,13 @@ func (r *children) checkNew(pid int) error {
 	return nil
 }
 
-// take makes a child one with an owner.
-func (r *children) take(pid int) {
+// take makes a child one with an owner, and reports whether it had none.
+func (r *children) take(pid int) bool {
 	r.mu.Lock()
+	defer r.mu.Unlock()
+	had := r.owned[pid]
 	r.owned[pid] = true
-	r.mu.Unlock()
+	return !had
 }
 
 // wait reaps a child for its owner.

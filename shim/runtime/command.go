@@ -102,6 +102,11 @@ func (r *Command) Load(id string) (Container, error) {
 	return c, nil
 }
 
+// Discard is of Runtime.
+func (r *Command) Discard(id string) error {
+	return (&commandContainer{runtime: r, id: id, bundle: filepath.Join(r.bundles, id)}).Delete()
+}
+
 // commandContainer is a container of a Command.
 type commandContainer struct {
 	runtime *Command

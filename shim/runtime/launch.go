@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -16,9 +17,9 @@ import (
 	"github.com/opencontainers/cgroups/manager"
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
-	"github.com/opencontainers/runc/libcontainer/system"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/shim/runtime/launch"
 )
 
@@ -38,13 +39,18 @@ type launching struct {
 	streams Streams
 	cgroups cgroups.Manager
 	files   []*os.File // what the process gets: streams, socket, barrier, program
-	pid     int
+	pid     int        // 0 before it is started
+
+	mu      sync.Mutex // guards what follows
+	ours    net.Conn   // our end of the socket; nil before it is open
+	aborted bool
 }
 
 // launch brings the process to the exec barrier, and makes c a container that
 // libcontainer has loaded.
 func (c *builtinContainer) launch(config *configs.Config, process *libcontainer.Process, streams Streams) (*Process, error) {
 	l := &launching{id: c.lib.ID(), dir: c.dir, config: config, process: process, streams: streams}
+	c.runtime.setCreating(l.id, config.Cgroups, l)
 	var err error
 	if l.cgroups, err = manager.New(config.Cgroups); err != nil {
 		return nil, err
@@ -61,8 +67,8 @@ func (c *builtinContainer) launch(config *configs.Config, process *libcontainer.
 		c.lib, err = libcontainer.Load(c.runtime.root, l.id)
 	}
 	if err != nil {
-		l.end()
-		c.runtime.children.disown(pid)
+		err = errors.Join(err, l.end())
+		c.runtime.children.lose(pid)
 		return nil, err
 	}
 	p.reap = func() (syscall.WaitStatus, bool) { return c.runtime.children.wait(pid) }
@@ -86,6 +92,9 @@ func (b *Builtin) start(l *launching) error {
 		return err
 	}
 	defer ours.Close()
+	if err := l.use(ours); err != nil {
+		return err
+	}
 	list := &launchList{id: l.id, config: l.config, process: l.process, filter: filter}
 	if list.cgroups, err = l.fork(); err != nil {
 		return err
@@ -94,31 +103,14 @@ func (b *Builtin) start(l *launching) error {
 		err = l.run(list, ours)
 	}
 	if err != nil {
-		l.end()
-		return fmt.Errorf("launch %s: %w", l.process.Args[0], err)
+		return errors.Join(fmt.Errorf("launch %s: %w", l.process.Args[0], err), l.end())
 	}
 	return nil
 }
 
-// end ends the process, whose status says nothing new.
-func (l *launching) end() {
-	_ = syscall.Kill(l.pid, syscall.SIGKILL)
-	_, err := syscall.Wait4(l.pid, nil, 0, nil)
-	for errors.Is(err, syscall.EINTR) {
-		_, err = syscall.Wait4(l.pid, nil, 0, nil)
-	}
-}
-
-// launchLimit bounds the way to the barrier, some milliseconds of system calls: one
-// of them may hang, on a dead mount for example.
-const launchLimit = time.Minute
-
 // run sends the list to the process, writes libcontainer's state while it works, and
 // waits for the answer.
 func (l *launching) run(list *launchList, ours net.Conn) error {
-	if err := ours.SetDeadline(time.Now().Add(launchLimit)); err != nil {
-		return err
-	}
 	if _, err := list.WriteTo(ours); err != nil {
 		return fmt.Errorf("say what to do: %w", err)
 	}
@@ -129,7 +121,11 @@ func (l *launching) run(list *launchList, ours net.Conn) error {
 	if err := l.save(); err != nil {
 		return err
 	}
-	if err := list.ReadAnswer(ours); err != nil {
+	err := list.ReadAnswer(ours)
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return l.late()
+	case err != nil:
 		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition) // as initError
 	}
 	return nil
@@ -232,11 +228,16 @@ func (l *launching) fork() (enter map[string]string, err error) {
 		return nil, err
 	}
 	defer dir.Close()
-	if err := l.exec(dir); err != nil {
-		// An outer container's filter may not know clone3(2).
+	if err = l.exec(dir); refusesClone3(err) {
 		return nil, l.forkAndMove()
 	}
-	return enter, nil
+	return enter, err
+}
+
+// refusesClone3 reports whether a process cannot be made in a cgroup: an outer
+// container's filter may not know clone3(2).
+func refusesClone3(err error) bool {
+	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM)
 }
 
 // forkAndMove is fork for cgroups that a process has to be moved into.
@@ -245,8 +246,7 @@ func (l *launching) forkAndMove() error {
 		return err
 	}
 	if err := l.setCgroups(l.pid); err != nil {
-		l.end()
-		return err
+		return errors.Join(err, l.end())
 	}
 	return nil
 }
@@ -285,7 +285,7 @@ func (l *launching) exec(unified *os.File) error {
 
 // save writes libcontainer's state of the container, complete or not at all.
 func (l *launching) save() error {
-	stat, err := system.Stat(l.pid)
+	stat, err := process.ReadStat(l.pid)
 	if err != nil {
 		return fmt.Errorf("the launched process: %w", err)
 	}

@@ -55,7 +55,7 @@ func newNode(t *testing.T) *node {
 	for _, made := range []string{n.empty, n.rootfs + "/proc", n.rootfs + "/dev"} {
 		err = errors.Join(err, os.MkdirAll(made, 0o755))
 	}
-	err = errors.Join(err, os.Chmod(dir, 0o755), os.WriteFile(n.rootfs+"/pause", program, 0o755))
+	err = errors.Join(err, os.Chmod(dir, 0o755), os.WriteFile(n.rootfs+"/pause", program, 0o111))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/moby/sys/userns"
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
@@ -25,12 +26,22 @@ func (c *builtinContainer) startInit(config *configs.Config, process *libcontain
 // way only.
 func needsInit(config *configs.Config, p *libcontainer.Process, streams Streams) string {
 	for _, why := range []string{
-		initForProcess(p, streams), initForNamespaces(config.Namespaces), initForMounts(config),
+		initForNode(), initForProcess(p, streams), initForNamespaces(config.Namespaces), initForMounts(config),
 		initForLabels(config, p), initForSettings(config), initForSeccomp(config.Seccomp),
 	} {
 		if why != "" {
 			return why
 		}
+	}
+	return ""
+}
+
+// initForNode: in a user namespace options of the node's mounts cannot be taken back
+// (mount_namespaces(7), "Restrictions on mount namespaces"), which libcontainer finds
+// out mount by mount.
+func initForNode() string {
+	if userns.RunningInUserNS() {
+		return "a node in a user namespace"
 	}
 	return ""
 }

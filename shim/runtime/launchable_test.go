@@ -3,7 +3,9 @@ package runtime
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
 	"slices"
+	"syscall"
 	"testing"
 
 	"github.com/opencontainers/runc/libcontainer"
@@ -129,5 +131,28 @@ func TestWhatIsNotLaunched(t *testing.T) {
 				t.Errorf("with %+v it is launched", streams)
 			}
 		}
+	}
+}
+
+// On a node that runs in a user namespace nothing is launched.
+func TestNothingIsLaunchedInAUserNamespace(t *testing.T) {
+	const inside = "MINICRI_TEST_INSIDE"
+	if os.Getenv(inside) != "" {
+		if initForNode() == "" {
+			t.Error("in a user namespace pauses are launched")
+		}
+		return
+	}
+	if why := initForNode(); why != "" {
+		t.Fatalf("on this node nothing is launched: %s", why)
+	}
+	again := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
+	again.Env = append(os.Environ(), inside+"=1")
+	again.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER,
+		UidMappings: []syscall.SysProcIDMap{{HostID: 100000, Size: 1000}}, GidMappings: []syscall.SysProcIDMap{{HostID: 100000, Size: 1000}},
+	}
+	if out, err := again.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
 	}
 }

@@ -7,8 +7,9 @@ import (
 	"strconv"
 	"syscall"
 
-	"github.com/opencontainers/runc/libcontainer/system"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/process"
 )
 
 // Process is a process of a container: a child that this package has started,
@@ -28,25 +29,32 @@ type Process struct {
 
 // Find returns the process with that pid and start time, which is no child of
 // ours or has no owner yet. The start time tells it from another one that was
-// given its pid.
+// given its pid. process.ErrGone says that there is none; any other error says
+// nothing of it.
 func Find(pid int, startTime uint64) (*Process, error) {
 	p, err := openProcess(pid)
 	if err != nil {
 		return nil, err
 	}
 	if p.StartTime != startTime {
-		return nil, errors.Join(fmt.Errorf("process %d is not the one of the record", pid), p.Close())
+		return nil, errors.Join(fmt.Errorf("process %d is not the one of the record: %w", pid, process.ErrGone), p.Close())
 	}
 	return p, nil
 }
 
 func openProcess(pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) { // EINVAL: no pid of a process
+		return nil, fmt.Errorf("open process %d: %w: %w", pid, process.ErrGone, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open process %d: %w", pid, os.NewSyscallError("pidfd_open", err))
 	}
 	p := &Process{PID: pid, pidfd: os.NewFile(uintptr(fd), "pidfd:"+strconv.Itoa(pid))}
-	stat, err := system.Stat(pid)
+	stat, err := process.ReadStat(pid)
+	if errors.Is(err, process.ErrGone) && p.Signal(0) == nil { // it is /proc that is not there
+		err = errors.New(err.Error())
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open process %d: %w", pid, err), p.Close())
 	}
@@ -146,15 +154,18 @@ func (p *Process) Close() error {
 
 // Find returns the process with that pid and start time. child: it is one of
 // ours, which this process has started before it executed this program, and Wait
-// reaps it.
+// reaps it. process.ErrGone is as in the function Find; after any other error a
+// child is kept for the next call.
 func (b *Builtin) Find(pid int, startTime uint64) (p *Process, child bool, err error) {
-	if p, err = Find(pid, startTime); err != nil {
-		return nil, false, err
+	child = isChild(pid)
+	claimed := child && b.children.take(pid) // before it is reaped as one without an owner
+	p, err = Find(pid, startTime)
+	if claimed && errors.Is(err, process.ErrGone) {
+		b.children.disown(pid) // another one of ours
 	}
-	if !isChild(pid) {
-		return p, false, nil
+	if err != nil || !child {
+		return p, false, err
 	}
-	b.children.take(pid)
 	p.reap = func() (syscall.WaitStatus, bool) { return b.children.wait(pid) }
 	return p, true, nil
 }

@@ -17,8 +17,12 @@ type Runtime interface {
 	// Abort ends a Create that is under way, which then fails.
 	Abort(id string) error
 	// Load finds a container that an earlier supervisor has made;
-	// errdefs.ErrNotFound if there is none.
+	// errdefs.ErrNotFound if there is none. Any other error says nothing of the
+	// container: its state cannot be read.
 	Load(id string) (Container, error)
+	// Discard removes what is left of a container that has ended and cannot be
+	// loaded. It may be called again after an error.
+	Discard(id string) error
 	// Features says what the runtime can do.
 	Features() Features
 }

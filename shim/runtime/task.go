@@ -151,6 +151,11 @@ func (r *Task) Load(id string) (Container, error) {
 	return c, nil
 }
 
+// Discard is of Runtime: the shim's own verb removes what it has left.
+func (r *Task) Discard(id string) error {
+	return (&taskContainer{runtime: r, id: id, bundle: filepath.Join(r.bundles, id), made: true}).Delete()
+}
+
 var (
 	_ Parent  = (*taskContainer)(nil)
 	_ Relayed = (*taskContainer)(nil)

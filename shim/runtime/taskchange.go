@@ -110,17 +110,26 @@ func (c *taskContainer) deleteByShim() error {
 	return nil
 }
 
-// sharesShim reports whether the shim has another container.
+// sharesShim reports whether the shim has another container, or may have one whose
+// file cannot be read.
 func (c *taskContainer) sharesShim() bool {
-	files, _ := filepath.Glob(filepath.Join(c.runtime.bundles, "*", taskFile))
-	for _, file := range files {
+	bundles, err := os.ReadDir(c.runtime.bundles)
+	for _, bundle := range bundles {
+		if bundle.Name() == c.id {
+			continue
+		}
 		var other taskKnown
-		content, err := os.ReadFile(file)
-		if err == nil && file != c.file() && json.Unmarshal(content, &other) == nil && other.Shim == c.known.Shim {
+		content, readErr := os.ReadFile(filepath.Join(c.runtime.bundles, bundle.Name(), taskFile))
+		if readErr == nil {
+			readErr = json.Unmarshal(content, &other)
+		}
+		switch {
+		case errors.Is(readErr, os.ErrNotExist): // it is being made, or removed
+		case readErr != nil || other.Shim == c.known.Shim:
 			return true
 		}
 	}
-	return false
+	return err != nil && !errors.Is(err, os.ErrNotExist)
 }
 
 // longestError is how much of an error of a shim's is passed on.

@@ -197,7 +197,7 @@ func (r *Task) keepShim(address string, shim shimProcess) {
 		if err == nil {
 			_ = p.Close()
 		}
-		return err != nil
+		return errors.Is(err, process.ErrGone)
 	})
 	r.mostKept = 2 * len(r.shims)
 }

@@ -279,7 +279,7 @@ func (s *Streams) Close() {
 // with a terminal, or without streams, has none.
 func HasFifos(dir, id string) bool {
 	_, err := os.Lstat(fifoPath(dir, id, api.Stdout))
-	return err == nil
+	return !errors.Is(err, os.ErrNotExist)
 }
 
 // RemoveFifos removes what Open has made in dir.

@@ -21,44 +21,43 @@ import (
 // adoptAll takes over what a supervisor that died has left, or an upgrade hands over:
 // first all streams, for which programs wait, then processes and cgroups,
 // several at a time. A record that cannot be used is quarantined and made anew; it
-// never keeps the others from being served.
+// never keeps the others from being served. What cannot be read costs no container
+// anything: it is left alone, or tried again.
 func (s *Supervisor) adoptAll(h *handover) error {
-	records, err := filepath.Glob(filepath.Join(s.dir, "records", "*.json"))
+	recorded, err := s.recorded()
 	if err != nil {
 		return err
 	}
-	found := make(map[string]*container)
-	for _, path := range records {
-		c, err := s.adoptOrRebuild(path, h)
+	var found []*container
+	for _, id := range recorded {
+		c, err := s.adoptOrRebuild(s.recordPath(id), h)
 		if err != nil {
-			s.log.Error("a container is lost: what it has left is removed", "record", path, "error", err)
+			s.log.Error("a container is left alone: nothing tells what it is", "container", id, "error", err)
 			continue
 		}
-		found[path] = c
+		found = append(found, c)
 	}
 	if h.PausedAt != 0 {
 		s.paused = h.pause()
 	}
 	var wait sync.WaitGroup
 	places := make(chan struct{}, gort.GOMAXPROCS(0))
-	for path, c := range found {
+	for _, c := range found {
 		places <- struct{}{}
 		wait.Go(func() {
 			defer func() { <-places }()
-			if err := c.adoptProcess(); err != nil {
-				s.forget(c.record.ID)
-				c.closeStreams()
-				s.quarantine(path, err)
-			}
+			c.adoptProcess()
 		})
 	}
 	wait.Wait()
+	if err := s.removeUnused(); err != nil {
+		s.log.Warn("files of records that are not used stay", "error", err)
+	}
 	return s.removeUnrecorded()
 }
 
 // removeUnrecorded removes what is left of a create that was cut off before the
-// container had a record, whose fifos are made before its state, and of containers
-// that cannot be adopted: the daemon reports those as ended.
+// container had a record, whose fifos are made before its state.
 func (s *Supervisor) removeUnrecorded() error {
 	states, err := os.ReadDir(s.stateDir())
 	if err != nil {
@@ -70,22 +69,18 @@ func (s *Supervisor) removeUnrecorded() error {
 	}
 	for _, entry := range append(states, fifos...) {
 		id := strings.TrimSuffix(entry.Name(), filepath.Ext(entry.Name())) // ids have no dot
-		if _, err := s.find(id); err == nil {
+		if s.hasRecord(id) {
 			continue
 		}
-		err := errors.Join(s.deleteState(id), stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id))
-		s.log.Warn("removed what was left of a container that was never made, or is lost", "container", id, "error", err)
-	}
-	return nil
-}
-
-func (s *Supervisor) deleteState(id string) error {
-	left, err := s.builtin.Load(id)
-	if err == nil {
-		err = left.Delete()
-	}
-	if err != nil { // no more than a directory; its cgroup is the daemon's to find
-		return os.RemoveAll(filepath.Join(s.stateDir(), id))
+		left, err := s.builtin.Load(id)
+		switch {
+		case err == nil:
+			err = left.Delete()
+		case errdefs.IsNotFound(err): // no more than a directory
+			err = s.builtin.Discard(id)
+		}
+		err = errors.Join(err, stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id))
+		s.log.Warn("removed what was left of a container that was never made", "container", id, "error", err)
 	}
 	return nil
 }
@@ -105,60 +100,16 @@ func (s *Supervisor) adoptRecord(path string, handed map[string]handedOn) (*cont
 	if err := s.reserve(c); err != nil {
 		return nil, err
 	}
-	if err := readJSON(s.exitPath(c.record.ID), &c.exit); err == nil && c.exit != nil {
+	if exit, err := c.readExit(); err == nil {
+		c.exit = exit
 		close(c.exited)
 		return c, nil
 	}
-	c.exit = nil
 	delete(handed, c.record.ID) // its descriptors have an owner now
 	c.adoptStreams(h.streams())
 	c.stdinOnce = h.StdinOnce
 	c.killed = h.Killed
 	return c, nil
-}
-
-// adoptProcess finds the container's process and waits for its end.
-func (c *container) adoptProcess() error {
-	loaded, err := c.sup.runtimeOf(c.record).Load(c.record.ID)
-	if err != nil && !errdefs.IsNotFound(err) {
-		return err
-	}
-	if err == nil {
-		c.runtime = loaded
-	}
-	if c.exit != nil {
-		return nil
-	}
-	c.askParent()
-	var child bool
-	if c.init, child, err = c.sup.builtin.Find(c.record.PID, c.record.StartTime); err != nil {
-		c.killed = true    // perhaps, and that is enough not to blame lack of memory
-		go c.awaitParent() // it has ended while no supervisor ran
-		return nil
-	}
-	c.checkStarted()
-	c.oom.kills, _ = readOOMKills(c.record.Cgroups)
-	if c.runtime != nil {
-		if err := c.runtime.EndExecs(); err != nil {
-			c.sup.log.Warn("execs of the shim that died may still run", "container", c.record.ID, "error", err)
-		}
-		if !c.record.Bare {
-			c.watchOOM()
-		}
-	}
-	if child {
-		go c.awaitInit()
-	} else {
-		go c.awaitAdopted()
-	}
-	return nil
-}
-
-// closeStreams ends the streams of a container that is not adopted.
-func (c *container) closeStreams() {
-	if c.io != nil && c.exit == nil {
-		c.io.Close()
-	}
 }
 
 const (
@@ -195,8 +146,8 @@ func (c *container) awaitAdopted() {
 
 // askParent asks the parent of an adopted init for its exit, if that is a process
 // which does not end with it.
-func (c *container) askParent() {
-	parent, lives := c.runtime.(runtime.Parent)
+func (c *container) askParent(loaded runtime.Container) {
+	parent, lives := loaded.(runtime.Parent)
 	if !lives {
 		return
 	}

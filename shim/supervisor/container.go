@@ -20,8 +20,6 @@ import (
 // (stopped), record.StartedAt (running), else created.
 type container struct {
 	sup       *Supervisor
-	runtime   runtime.Container // nil if adopted without its state
-	init      *runtime.Process
 	io        *stdio.Streams
 	stdinOnce bool
 	adopted   bool
@@ -34,9 +32,12 @@ type container struct {
 	oomWatched chan struct{}           // closed when no notice of an OOM kill can come any more
 	sparing    sync.Mutex              // of a pause: held while its spare descriptors are changed
 
-	op sync.Mutex // one change at a time; may be held for long
+	op      sync.Mutex // one change at a time; may be held for long
+	loading sync.Mutex // held while an adopted container's state is read
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex        // guards what follows
+	runtime   runtime.Container // nil if adopted and not read yet: see loaded
+	init      *runtime.Process  // nil if adopted and not found: see process
 	record    record
 	killed    bool // we sent SIGKILL: not the kernel for lack of memory
 	oom       oomCount
@@ -98,10 +99,10 @@ func (c *container) build(request *api.CreateRequest, spec *specs.Spec) error {
 	}
 	if err != nil {
 		c.releaseOutputs()
-		return errors.Join(err, stdio.RemoveFifos(options.Dir, request.Id), os.RemoveAll(c.sup.recordPath(request.Id)))
+		return errors.Join(err, stdio.RemoveFifos(options.Dir, request.Id), c.sup.removeRecord(request.Id))
 	}
 	if !c.record.Bare {
-		c.watchOOM()
+		c.watchOOM(c.runtime)
 	}
 	if !c.sharesStreams() {
 		c.io.Run()
@@ -156,7 +157,12 @@ func (c *container) identify() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.record.PID, c.record.StartTime, c.record.Cgroups = c.init.PID, c.init.StartTime, c.runtime.Cgroups()
-	return writeJSON(c.sup.recordPath(c.record.ID), c.record)
+	path := c.sup.recordPath(c.record.ID)
+	err := writeJSON(path, c.record)
+	if err == nil && (!c.record.Bare || len(c.record.Runtime) > 0) { // of pause libcontainer knows all
+		err = writeJSON(copied(path), c.record)
+	}
+	return err
 }
 
 // start lets init through the barrier.
@@ -166,6 +172,10 @@ func (c *container) start() error {
 	if status := c.state().Status; status != api.Status_STATUS_CREATED {
 		return fmt.Errorf("it is %v: %w", status, errdefs.ErrFailedPrecondition)
 	}
+	loaded, err := c.loaded()
+	if err != nil {
+		return err
+	}
 	// Before the barrier opens: a successor must not take a program that runs for
 	// one that waits.
 	c.setStarted(time.Now().UnixNano())
@@ -174,7 +184,7 @@ func (c *container) start() error {
 		return err
 	}
 	c.listenToInit()
-	if err := c.runtime.Start(); err != nil {
+	if err := loaded.Start(); err != nil {
 		c.setStarted(0)
 		return errors.Join(err, writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()))
 	}
@@ -182,7 +192,7 @@ func (c *container) start() error {
 		return err
 	}
 	c.announceStart()
-	if err := c.runtime.Started(); err != nil {
+	if err := loaded.Started(); err != nil {
 		c.sup.log.Warn("a hook failed after the start", "container", c.record.ID, "error", err)
 	}
 	return nil
@@ -226,93 +236,4 @@ func (c *container) state() *api.Container {
 		state.Status = api.Status_STATUS_CREATED
 	}
 	return state
-}
-
-// kill signals init, or every process of the container. A signal to a stopped
-// container is ErrNotFound.
-func (c *container) kill(sig syscall.Signal, all bool) error {
-	c.mu.Lock()
-	stopped := c.exit != nil
-	c.killed = c.killed || sig == syscall.SIGKILL
-	c.mu.Unlock()
-	if stopped {
-		return fmt.Errorf("kill container %s: it has ended: %w", c.record.ID, errdefs.ErrNotFound)
-	}
-	var err error
-	if all && c.runtime != nil {
-		err = c.runtime.SignalAll(sig)
-	}
-	// A privileged init may have moved to a cgroup outside.
-	if c.init != nil && (!all || sig == syscall.SIGKILL) {
-		if killErr := c.init.Signal(sig); !errors.Is(killErr, os.ErrProcessDone) {
-			err = errors.Join(err, killErr)
-		}
-	}
-	if all && sig == syscall.SIGKILL && c.runtime != nil {
-		err = errors.Join(err, c.sup.runtimeOf(c.snapshot()).Abort(c.record.ID)) // of a start or an exec that hangs
-	}
-	if err != nil {
-		return fmt.Errorf("kill container %s: %w", c.record.ID, err)
-	}
-	return nil
-}
-
-// end kills a container that runs, and waits until it has ended.
-func (c *container) end() error {
-	if err := c.kill(syscall.SIGKILL, true); err != nil && !errdefs.IsNotFound(err) {
-		return err
-	}
-	select {
-	case <-c.exited:
-		return nil
-	case <-time.After(killTimeout):
-		return fmt.Errorf("end container %s: it still runs %v after SIGKILL: %w", c.record.ID, killTimeout, errdefs.ErrUnavailable)
-	}
-}
-
-// delete removes a stopped container. It may be called again after an error.
-func (c *container) delete() error {
-	if err := c.lockWithin(killTimeout); err != nil {
-		return fmt.Errorf("delete container %s: %w", c.record.ID, err)
-	}
-	defer c.op.Unlock()
-	select {
-	case <-c.exited:
-	default:
-		return fmt.Errorf("delete container %s: it has not ended: %w", c.record.ID, errdefs.ErrFailedPrecondition)
-	}
-	if c.runtime != nil {
-		if err := c.runtime.Delete(); err != nil {
-			return fmt.Errorf("delete container %s: %w: %w", c.record.ID, errdefs.ErrUnavailable, err)
-		}
-	}
-	if err := c.removeFiles(); err != nil {
-		return fmt.Errorf("delete container %s: %w", c.record.ID, err)
-	}
-	if c.init != nil {
-		_ = c.init.Close()
-	}
-	c.sup.forget(c.record.ID)
-	c.publish(api.EventKind_EVENT_DELETED)
-	return nil
-}
-
-func (c *container) removeFiles() error {
-	var errs []error
-	if !c.record.Bare {
-		c.releaseOutputs()
-		errs = append(errs, stdio.RemoveFifos(c.streamOptions().Dir, c.record.ID), os.RemoveAll(c.sup.exitPath(c.record.ID)))
-	}
-	record := c.sup.recordPath(c.record.ID)
-	return errors.Join(append(errs, os.RemoveAll(record), os.RemoveAll(quarantined(record)))...)
-}
-
-// lockWithin takes op, which a hook that hangs may hold.
-func (c *container) lockWithin(limit time.Duration) error {
-	for deadline := time.Now().Add(limit); !c.op.TryLock(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			return fmt.Errorf("another operation on it is not done within %v: %w", limit, errdefs.ErrUnavailable)
-		}
-	}
-	return nil
 }

@@ -12,6 +12,8 @@
 //	DIR/events.sock        what containerd's shims publish
 //	DIR/containers/ID/     libcontainer's state
 //	DIR/records/ID.json    what a successor needs to adopt the container
+//	DIR/records/ID.copy    the same, as it was when the container was made
+//	DIR/records/ID.bad     a record that cannot be used
 //	DIR/io/ID.stdout       output, a fifo that pause and the daemon hold open too
 //	DIR/journal.1          see package journal
 //	DIR/exits/ID.json      how it ended

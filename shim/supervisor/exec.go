@@ -35,15 +35,19 @@ func (c *container) startExec(encoded []byte, stdin bool) (*exec, error) {
 	if status := c.state().Status; status != api.Status_STATUS_RUNNING && status != api.Status_STATUS_CREATED {
 		return nil, fmt.Errorf("it is %v: %w", status, errdefs.ErrFailedPrecondition)
 	}
+	loaded, err := c.loaded()
+	if err != nil {
+		return nil, err
+	}
 	e := &exec{container: c, exited: make(chan struct{})}
-	if err := e.launch(spec, stdin); err != nil {
+	if err := e.launch(loaded, spec, stdin); err != nil {
 		return nil, err
 	}
 	go e.await()
 	return e, nil
 }
 
-func (e *exec) launch(spec *specs.Process, stdin bool) (err error) {
+func (e *exec) launch(loaded runtime.Container, spec *specs.Process, stdin bool) (err error) {
 	streams := runtime.Streams{Terminal: spec.Terminal}
 	if spec.Terminal {
 		e.pipes = stdio.NewTerminalPipes()
@@ -55,7 +59,7 @@ func (e *exec) launch(spec *specs.Process, stdin bool) (err error) {
 		defer ends.Close()
 		streams.Stdin, streams.Stdout, streams.Stderr = ends.Stdin, ends.Stdout, ends.Stderr
 	}
-	if e.process, err = e.container.runtime.Exec(spec, streams); err != nil {
+	if e.process, err = loaded.Exec(spec, streams); err != nil {
 		e.pipes.Close()
 		return err
 	}

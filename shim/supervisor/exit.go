@@ -37,6 +37,11 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 	if err := c.keepExit(exit); err != nil {
 		c.sup.log.Error("the exit of a container is not on disk", "container", c.snapshot().ID, "error", err)
 	}
+	c.conclude(exit)
+}
+
+// conclude publishes an exit that is on disk.
+func (c *container) conclude(exit *api.ExitRecord) {
 	c.drain()
 	c.mu.Lock()
 	c.exit = exit
@@ -60,10 +65,7 @@ func (c *container) keepExit(exit *api.ExitRecord) error {
 // (pid_namespaces(7)). In one that it shares they would run on, with its ports
 // and locks.
 func (c *container) endRest() {
-	if c.runtime == nil {
-		return
-	}
-	if err := c.runtime.SignalAll(syscall.SIGKILL); err != nil {
+	if err := c.signalAll(syscall.SIGKILL); err != nil {
 		c.sup.log.Warn("processes of a container that has ended may still run", "container", c.snapshot().ID, "error", err)
 	}
 }

@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -159,13 +160,18 @@ func (s Serve) CheckState() error {
 	if h.Control == 0 || h.Streams == 0 || h.Lock == 0 {
 		return fmt.Errorf("what is handed over lacks a socket or the lock")
 	}
-	records, err := filepath.Glob(filepath.Join(s.Dir, "records", "*.json"))
+	recorded, err := recordedIn(s.Dir)
 	if err != nil {
 		return err
 	}
-	for _, path := range records {
+	for _, id := range recorded {
 		var r record
-		if err := readJSON(path, &r); err != nil {
+		path := filepath.Join(s.Dir, "records", id+".json")
+		err := readJSON(path, &r)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // it is in quarantine
+		}
+		if err != nil {
 			return fmt.Errorf("read %s: %w", path, err)
 		}
 		if r.Version > recordVersion {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/runtime"
 )
 
 const (
@@ -39,9 +40,9 @@ type oomCount struct {
 }
 
 // watchOOM follows the kernel's notices until the cgroup is gone.
-func (c *container) watchOOM() {
+func (c *container) watchOOM(loaded runtime.Container) {
 	c.oom.before = c.sup.unclaimedOOMKills(c.oomParent())
-	notices, err := c.runtime.NotifyOOM()
+	notices, err := loaded.NotifyOOM()
 	if err != nil {
 		c.sup.log.Warn("OOM kills are seen only at the exit", "container", c.snapshot().ID, "error", err)
 		close(c.oomWatched)

@@ -46,17 +46,18 @@ func (c *container) withSpares(use func(stdio.Spares) error) error {
 	if err != nil {
 		return err
 	}
-	if pause.init == nil {
+	init := pause.process()
+	if init == nil {
 		return os.ErrProcessDone
 	}
 	pause.sparing.Lock()
 	defer pause.sparing.Unlock()
 	var spares stdio.Spares
 	defer func() { spares.Close() }()
-	if spares.Receive, err = pause.init.Descriptor(0); err != nil {
+	if spares.Receive, err = init.Descriptor(0); err != nil {
 		return err
 	}
-	if spares.Send, err = pause.init.Descriptor(1); err != nil {
+	if spares.Send, err = init.Descriptor(1); err != nil {
 		return err
 	}
 	return use(spares)

@@ -122,11 +122,15 @@ func beforeExec(pid int) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	name := content[bytes.IndexByte(content, '(')+1 : bytes.LastIndexByte(content, ')')]
+	begin, end := bytes.IndexByte(content, '('), bytes.LastIndexByte(content, ')')
+	if begin < 0 || end < begin {
+		return false, fmt.Errorf("/proc/%d/stat: %.100q", pid, content)
+	}
+	name := content[begin+1 : end]
 	if string(name) == environ.Name || string(name) == launch.Name || isStarter(pid) {
 		return true, nil
 	}
-	fields := bytes.Fields(content[bytes.LastIndexByte(content, ')')+1:])
+	fields := bytes.Fields(content[end+1:])
 	if len(fields) <= flags {
 		return false, fmt.Errorf("/proc/%d/stat: %d fields", pid, len(fields))
 	}

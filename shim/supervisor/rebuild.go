@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/stdio"
@@ -20,10 +21,29 @@ func (s *Supervisor) quarantine(path string, cause error) {
 	_ = os.Rename(path, quarantined(path))
 }
 
+// copied is where the record is once more, as it was when the container was made:
+// all but whether it was started, which can be seen.
+func copied(record string) string { return strings.TrimSuffix(record, ".json") + ".copy" }
+
 // rebuild makes the record of a container anew, one that cannot be used is no reason
-// to end it: libcontainer knows its process and its cgroups, and it has fifos unless
-// it has a terminal, or no output at all. Only where its log is is lost.
+// to end it.
 func (s *Supervisor) rebuild(id string) error {
+	var r record
+	err := readJSON(copied(s.recordPath(id)), &r)
+	if err == nil && r.ID != id {
+		err = fmt.Errorf("the copy of its record is that of container %q", r.ID)
+	}
+	if err != nil {
+		return errors.Join(err, s.rebuildByState(id))
+	}
+	r.StartedAt = r.CreatedAt // checkStarted looks at it
+	return writeJSON(s.recordPath(id), r)
+}
+
+// rebuildByState: libcontainer knows the process and the cgroups of its containers,
+// and they have fifos unless they have a terminal, or no output at all. Only where
+// the log is is lost.
+func (s *Supervisor) rebuildByState(id string) error {
 	init, err := s.builtin.Init(id)
 	if err != nil {
 		return fmt.Errorf("it is not known to libcontainer: %w", err)
@@ -36,20 +56,48 @@ func (s *Supervisor) rebuild(id string) error {
 	return writeJSON(s.recordPath(id), r)
 }
 
-// adoptOrRebuild is adoptRecord; where that fails the record is made anew.
+// adoptOrRebuild is adoptRecord; where that fails the record is made anew. The error
+// says that nothing of it can be read.
 func (s *Supervisor) adoptOrRebuild(path string, h *handover) (*container, error) {
 	c, err := s.adoptRecord(path, h.Containers)
 	if err == nil {
 		return c, nil
 	}
-	s.quarantine(path, err)
+	if unreadable := syscall.Errno(0); errors.As(err, &unreadable) {
+		s.log.Error("the record of a container cannot be read", "record", path, "error", err)
+	} else {
+		s.quarantine(path, err)
+	}
 	if rebuildErr := s.rebuild(recordedID(path)); rebuildErr != nil {
 		return nil, errors.Join(err, rebuildErr)
 	}
 	if c, err = s.adoptRecord(path, h.Containers); err == nil {
-		s.log.Error("a container is adopted without its record: its output is not logged from now on", "container", c.record.ID)
+		s.log.Error("a container is adopted without its record", "container", c.record.ID, "logged", c.record.LogPath != "")
 	}
 	return c, err
+}
+
+// removeUnreadable removes what is left of a container which is left alone because
+// its record cannot be used, and which the daemon deletes: its cgroups are found by
+// their names.
+func (s *Supervisor) removeUnreadable(id string) error {
+	var left []string
+	for _, dir := range []string{commandsDir, tasksDir} {
+		for _, what := range []string{"bundles", "states"} {
+			found, _ := filepath.Glob(filepath.Join(s.dir, dir, "*", what, id)) // a good pattern
+			left = append(left, found...)
+		}
+	}
+	state, err := s.builtin.Load(id)
+	if err == nil {
+		err = state.Delete()
+	} else {
+		err = s.builtin.Discard(id)
+	}
+	for _, path := range left {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	return errors.Join(err, stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id), os.RemoveAll(s.exitPath(id)), s.removeRecord(id))
 }
 
 // recordedID is the id of the container that a record is of.

@@ -87,7 +87,9 @@ func (s *service) Kill(_ context.Context, r *api.KillRequest) (*api.Empty, error
 
 func (s *service) Delete(_ context.Context, r *api.DeleteRequest) (*api.Empty, error) {
 	if r.Kill {
-		if err := s.sup.end(r.Id); err != nil {
+		if err := s.sup.end(r.Id); errdefs.IsNotFound(err) && s.sup.hasRecord(r.Id) {
+			return done, mapped(s.sup.removeUnreadable(r.Id))
+		} else if err != nil {
 			return done, mapped(err)
 		}
 	}
@@ -154,7 +156,8 @@ func (c *container) relay(execID string) *runtime.Relay {
 	if e, err := c.findExec(execID); err == nil {
 		return e.process.Relay
 	}
-	if relayed, is := c.runtime.(runtime.Relayed); is && execID == "" {
+	loaded, _ := c.loaded()
+	if relayed, is := loaded.(runtime.Relayed); is && execID == "" {
 		return relayed.Relay()
 	}
 	return nil

@@ -25,5 +25,9 @@ func (c *container) update(r *api.UpdateRequest) error {
 	if r.OomScoreAdj != nil {
 		oomScoreAdj = new(int(*r.OomScoreAdj))
 	}
-	return c.runtime.Update(wanted, oomScoreAdj)
+	loaded, err := c.loaded()
+	if err != nil {
+		return err
+	}
+	return loaded.Update(wanted, oomScoreAdj)
 }

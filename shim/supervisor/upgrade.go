@@ -83,10 +83,11 @@ func lockWithin(lock *sync.RWMutex, limit time.Duration) error {
 // has started none yet.
 func (s *Supervisor) endExecs() {
 	for _, c := range s.all() {
-		if c.runtime == nil {
-			continue
+		loaded, err := c.loaded()
+		if err == nil {
+			err = loaded.EndExecs()
 		}
-		if err := c.runtime.EndExecs(); err != nil {
+		if err != nil && !errdefs.IsNotFound(err) {
 			s.log.Warn("execs may outlive the upgrade", "container", c.snapshot().ID, "error", err)
 		}
 	}

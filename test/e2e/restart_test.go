@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -192,4 +193,27 @@ func TestProperty9_RecordsThatCannotBeRead(t *testing.T) {
 		t.Error("the wrong address was freed")
 	}
 	n.RemovePod(again)
+}
+
+// A daemon that cannot read what the kernel says of a pause takes its pod for what it
+// was: it is Ready until pause has ended.
+func TestPauseThatCannotBeReadIsReady(t *testing.T) {
+	n := newNode(t, harness.NoNetwork())
+	id := n.RunPod(n.PodConfig("host", harness.HostNetwork()))
+	pid := pausePID(t, n, id)
+	n.Kill()
+	garbage, stat := filepath.Join(t.TempDir(), "garbage"), fmt.Sprintf("/proc/%d/stat", pid)
+	check(t, os.WriteFile(garbage, []byte("?"), 0o600))
+	check(t, unix.Mount(garbage, stat, "", unix.MS_BIND, ""))
+	defer func() { _ = unix.Unmount(stat, 0) }()
+	n.Start()
+	if state := podStatus(t, n, id).State; state != runtimeapi.PodSandboxState_SANDBOX_READY {
+		t.Errorf("it is %v", state)
+	}
+	check(t, unix.Unmount(stat, 0))
+	time.Sleep(1500 * time.Millisecond) // it is looked for each second; if that comes later, it finds that pause has ended
+	check(t, unix.Kill(pid, unix.SIGKILL))
+	eventually(t, "the end of pause is seen", patience, func() bool {
+		return podStatus(t, n, id).State == runtimeapi.PodSandboxState_SANDBOX_NOTREADY
+	})
 }

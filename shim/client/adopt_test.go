@@ -1,0 +1,271 @@
+package client_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/client"
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// byRuntime is how a container is made by each kind of runtime; the programs are
+// those that hack/unpack has unpacked.
+func byRuntime(t *testing.T) map[string]func(*specs.Spec, *api.CreateRequest) {
+	t.Helper()
+	kinds := map[string]func(*specs.Spec, *api.CreateRequest){"builtin": func(*specs.Spec, *api.CreateRequest) {}}
+	for name, task := range map[string]bool{"runc": false, "containerd-shim-runc-v2": true} {
+		program, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatalf("bin/debian/usr/bin has to be in PATH, as hack/test has it: %v", err)
+		}
+		kinds[name] = func(_ *specs.Spec, r *api.CreateRequest) { r.Runtime, r.Task = []string{program}, task }
+	}
+	return kinds
+}
+
+func lives(pid uint32) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return err == nil && !strings.HasPrefix(rest, "Z")
+}
+
+// startVia starts a successor by a shell script, to whose arguments it is given.
+func (p *pod) startVia(script string) {
+	p.t.Helper()
+	path := filepath.Join(p.t.TempDir(), "shim")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+		p.t.Fatal(err)
+	}
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		successor, err := client.Start(p.t.Context(), client.StartOptions{Binary: path, Dir: p.dir})
+		if err == nil {
+			_ = p.Close()
+			p.Client = successor
+			return
+		}
+		if !errdefs.IsAlreadyExists(err) || time.Now().After(deadline) {
+			p.t.Fatal(err)
+		}
+	}
+}
+
+// A successor that cannot read what the kernel says of a process takes its container
+// for what it was, and knows as soon as it can be read.
+func TestAdoptionWhenProcessesCannotBeRead(t *testing.T) {
+	p := startPod(t)
+	pids := map[string]uint32{}
+	var cover, uncover strings.Builder
+	garbage := filepath.Join(t.TempDir(), "garbage")
+	if err := os.WriteFile(garbage, []byte("?"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"runs", "ends"} {
+		pids[id] = uint32(p.run(id, "trap 'exit 7' TERM; while true; do sleep 0.01; done").Pid)
+		fmt.Fprintf(&cover, "mount --bind %s /proc/%d/stat; ", garbage, pids[id])
+		fmt.Fprintf(&uncover, "umount /proc/%d/stat; ", pids[id])
+	}
+	p.killShim()
+	reapOrphans()
+	p.startVia(fmt.Sprintf(`exec unshare --mount --propagation private sh -c '%s exec %s "$@"' shim "$@"`, cover.String(), shimBinary))
+	time.Sleep(200 * time.Millisecond)
+	for id, pid := range pids {
+		if s, err := p.state(t.Context(), id); err != nil || s.GetStatus() != api.Status_STATUS_RUNNING || !lives(pid) {
+			t.Fatalf("%s: %v, %v, lives: %v", id, s, err, lives(pid))
+		}
+		if err := p.Kill(t.Context(), id, uint32(syscall.SIGTERM), false); err == nil {
+			t.Errorf("%s: a signal that could not be sent is no error", id)
+		}
+	}
+	if err := syscall.Kill(int(pids["ends"]), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("nsenter", "--mount", "--target", strconv.Itoa(p.pid()), "sh", "-c", uncover.String()).CombinedOutput()
+	t.Logf("uncovered: %s, %v", out, err) // the one that has ended may have taken the mount along
+	if e := p.awaitExit(t.Context(), "ends").Exit; e.CodeKnown && e.Code != 7 {
+		t.Errorf("exit %v", e)
+	}
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err := p.Kill(t.Context(), "runs", uint32(syscall.SIGTERM), false)
+		if err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	if e := p.awaitExit(t.Context(), "runs").Exit; e.CodeKnown && e.Code != 7 || !e.CodeKnown && hasExitInfo() {
+		t.Errorf("exit %v, want 7", e)
+	}
+}
+
+// Whatever a successor has too few descriptors for costs no container its life; the
+// next one, which has enough, serves them.
+func TestAdoptionWithoutDescriptors(t *testing.T) {
+	p := startPod(t)
+	pids := map[string]uint32{}
+	for kind, change := range byRuntime(t) {
+		pids[kind] = uint32(p.run(strings.ReplaceAll(kind, "-", ""), "while true; do echo hi; sleep 0.01; done", change).Pid)
+	}
+	p.killShim()
+	reapOrphans()
+	for limit := 5; limit < 60; limit += 3 {
+		p.startStarved(limit)
+		for kind, pid := range pids {
+			if !lives(pid) {
+				t.Fatalf("with %d descriptors the successor has ended the container of %s", limit, kind)
+			}
+		}
+	}
+	p.restart()
+	for kind := range pids {
+		id := strings.ReplaceAll(kind, "-", "")
+		if s, err := p.state(t.Context(), id); err != nil || s.GetStatus() != api.Status_STATUS_RUNNING {
+			t.Errorf("%s: %v, %v", kind, s, err)
+		}
+	}
+}
+
+// startStarved runs a successor that may have so many descriptors, until it serves or
+// ends, and kills it.
+func (p *pod) startStarved(descriptors int) {
+	p.t.Helper()
+	ready, theirs, err := os.Pipe()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer ready.Close()
+	command := exec.Command("sh", "-c", fmt.Sprintf(`ulimit -n %d; exec %s serve --dir %s --build x --ready-fd 3 2>/dev/null`, descriptors, shimBinary, p.dir))
+	command.ExtraFiles = []*os.File{theirs}
+	err = errors.Join(command.Start(), theirs.Close())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	_ = ready.SetReadDeadline(time.Now().Add(20 * time.Second))
+	words := make([]byte, 16)
+	if n, _ := ready.Read(words); n > 0 {
+		time.Sleep(50 * time.Millisecond) // it adopts on, in the background
+	}
+	_ = command.Process.Kill()
+	_ = command.Wait() // it was killed, or has ended by itself
+}
+
+// A record that cannot be read costs no container its life, whatever made it; where
+// nothing of it can be read it is left alone, and can be deleted.
+func TestAdoptionOfUnreadableRecords(t *testing.T) {
+	p := startPod(t)
+	pids := map[string]uint32{}
+	for kind, change := range byRuntime(t) {
+		for _, what := range []string{"copied", "unreadable"} {
+			id := strings.ReplaceAll(kind, "-", "") + what
+			pids[id] = uint32(p.run(id, "while true; do echo hi; sleep 0.01; done", change).Pid)
+		}
+	}
+	p.killShim()
+	reapOrphans()
+	for id := range pids {
+		p.garble("records/" + id + ".json")
+		if strings.HasSuffix(id, "unreadable") {
+			p.garble("records/" + id + ".copy")
+			p.garble("containers/" + id + "/state.json")
+		}
+	}
+	p.restart()
+	for id, pid := range pids {
+		if !lives(pid) {
+			t.Errorf("%s was ended", id)
+			continue
+		}
+		s, err := p.state(t.Context(), id)
+		if strings.HasSuffix(id, "copied") && (err != nil || s.GetStatus() != api.Status_STATUS_RUNNING || s.GetLogPath() != p.logPath(id)) {
+			t.Errorf("%s: %v, %v", id, s, err)
+		}
+		if strings.HasSuffix(id, "unreadable") && !errdefs.IsNotFound(err) {
+			t.Errorf("%s is known: %v, %v", id, s, err)
+		}
+	}
+	for id, pid := range pids {
+		if strings.HasSuffix(id, "unreadable") { // the daemon ends it by its cgroup
+			if err := syscall.Kill(int(pid), syscall.SIGKILL); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := p.Delete(t.Context(), id, true); err != nil {
+			t.Errorf("delete %s: %v", id, err)
+		}
+	}
+	for _, dir := range []string{"records", "containers", api.StreamDir, api.ExitDir} {
+		if left, err := os.ReadDir(filepath.Join(p.dir, dir)); err != nil || len(left) != 0 {
+			t.Errorf("left in %s: %v, %v", dir, left, err)
+		}
+	}
+	left, err := filepath.Glob("/sys/fs/cgroup/*" + cgroupParent + "/*unreadable")
+	for _, path := range left {
+		err = errors.Join(err, os.Remove(path))
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// garble makes a file of the supervisor's one that cannot be decoded, if it is there.
+func (p *pod) garble(name string) {
+	p.t.Helper()
+	path := filepath.Join(p.dir, name)
+	if _, err := os.Stat(path); err != nil {
+		return
+	}
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// A container whose runtime's state cannot be read runs on, and is stopped and
+// deleted by what its record says; what needs the state says so.
+func TestAdoptionWithoutItsState(t *testing.T) {
+	p := startPod(t)
+	files := map[string]string{"builtin": "containers/%s/state.json", "runc": "oci/runc/bundles/%s/cgroups.json", "containerd-shim-runc-v2": "task/containerd-shim-runc-v2/bundles/%s/task.json"}
+	pids := map[string]uint32{}
+	for kind, change := range byRuntime(t) {
+		pids[kind] = uint32(p.run(strings.ReplaceAll(kind, "-", ""), "while true; do sleep 1; done", change).Pid)
+	}
+	p.killShim()
+	reapOrphans()
+	for kind, file := range files {
+		path := fmt.Sprintf(file, strings.ReplaceAll(kind, "-", ""))
+		if _, err := os.Stat(filepath.Join(p.dir, path)); err != nil {
+			t.Fatal(err)
+		}
+		p.garble(path)
+	}
+	p.restart()
+	for kind, pid := range pids {
+		id := strings.ReplaceAll(kind, "-", "")
+		if s, err := p.state(t.Context(), id); err != nil || s.GetStatus() != api.Status_STATUS_RUNNING || !lives(pid) {
+			t.Errorf("%s: %v, %v, lives: %v", kind, s, err, lives(pid))
+			continue
+		}
+		if _, err := p.ExecSync(t.Context(), id, sh("true"), 0, 10); err == nil || !strings.Contains(err.Error(), "read the state") {
+			t.Errorf("%s: exec: %v", kind, err)
+		}
+		if err := p.Delete(t.Context(), id, true); err != nil {
+			t.Errorf("%s: delete: %v", kind, err)
+		}
+		if lives(pid) {
+			t.Errorf("%s: its process lives on", kind)
+		}
+		if left, _ := filepath.Glob("/sys/fs/cgroup/*" + cgroupParent + "/" + id); len(left) > 0 {
+			t.Errorf("%s: left are %v", kind, left)
+		}
+	}
+}
