@@ -12,7 +12,9 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
@@ -95,13 +97,18 @@ func parseFlags(flags *flag.FlagSet, args []string) (words []string, err error) 
 	}
 }
 
-// withoutCode returns the message of a gRPC status alone: its code adds nothing for
-// a person.
+// withoutCode returns the message of a gRPC status, in the words of the daemon's log:
+// of its code it has what the message leaves out (package errtext).
 func withoutCode(err error) error {
-	if answer, ok := status.FromError(err); ok && err != nil {
-		return errors.New(answer.Message())
+	answer, ok := status.FromError(err)
+	if !ok || err == nil {
+		return err
 	}
-	return err
+	kind := map[codes.Code]error{codes.NotFound: errdefs.ErrNotFound, codes.AlreadyExists: errdefs.ErrAlreadyExists}[answer.Code()]
+	if kind != nil && !strings.Contains(answer.Message(), kind.Error()) {
+		return fmt.Errorf("%s: %w", answer.Message(), kind)
+	}
+	return errors.New(answer.Message())
 }
 
 // imageCall is what the verbs share.

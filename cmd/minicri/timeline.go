@@ -93,7 +93,7 @@ func (f timelineFlags) show(ctx context.Context, output io.Writer, wanted string
 	case f.asJSON:
 		encoder := json.NewEncoder(output)
 		encoder.SetIndent("", "  ")
-		return encoder.Encode(slices.Concat([]timeline.Pod{}, pods))
+		return encoder.Encode(append([]timeline.Pod{}, pods...)) // not null for none
 	case wanted == "":
 		return timeline.List(output, pods, time.Now(), style)
 	}

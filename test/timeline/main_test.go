@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -141,6 +142,9 @@ func (n node) json(arguments ...string) (pods []timeline.Pod) {
 
 const docs = "../../docs/troubleshooting.md"
 
+// pluginDirs are those of a test's node, in a page those of any node.
+var pluginDirs = regexp.MustCompile(`/tmp/mcr\d+/plugins:\S+/bin/cni`)
+
 // documented keeps the page docs/troubleshooting.md what the tests see: with
 // -update it puts the text there, and otherwise it wants the words to be there.
 func documented(t *testing.T, name, text string, words ...string) {
@@ -154,6 +158,7 @@ func documented(t *testing.T, name, text string, words ...string) {
 		t.Fatalf("docs/troubleshooting.md has no part %q", begin)
 	}
 	if *update {
+		text = pluginDirs.ReplaceAllString(text, "/opt/cni/bin")
 		check(t, os.WriteFile(docs, []byte(before+begin+text+end+after), 0o644))
 		return
 	}
