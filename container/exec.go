@@ -11,7 +11,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/oci"
@@ -99,15 +98,9 @@ func (s *Store) ReopenLog(ctx context.Context, id string) error {
 	return shim.ReopenLog(ctx, c.ID)
 }
 
-// User is the user of the container's first process, nil before it was made.
-func (c *Container) User() *runtimeapi.ContainerUser {
-	encoded := c.Facts().User
-	user := &runtimeapi.ContainerUser{}
-	if len(encoded) == 0 || protojson.Unmarshal(encoded, user) != nil {
-		return nil
-	}
-	return user
-}
+// User is the user of the container's first process, nil before it was made. It
+// must not be changed.
+func (c *Container) User() *runtimeapi.ContainerUser { return c.shownUser.of(c.Facts().User) }
 
 // StopSignalName is the signal that Stop sends, by the CRI's name.
 func (c *Container) StopSignalName() runtimeapi.Signal { return signalEnum(c.StopSignal) }

@@ -40,7 +40,8 @@ func (c *creation) reserve(config *runtimeapi.ContainerConfig, timeline *step.Ti
 	made.CreatedAt = s.nextCreated()
 	made.timeline, made.abandon = timeline, c.abandon
 	made.lock.TryLock() // no other goroutine has the container yet
-	s.byName[name], s.byID[made.ID] = made, made
+	s.byName[name] = made
+	s.add(made)
 	c.Container = made
 	return nil
 }

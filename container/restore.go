@@ -19,7 +19,8 @@ import (
 // Sandboxes have to be open.
 func Open(ctx context.Context, options Options) (*Store, error) {
 	s := &Store{
-		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container), stopping: make(map[string]bool),
+		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container), byPod: make(map[string][]*Container),
+		stopping: make(map[string]bool),
 	}
 	s.SetHandlerDefaults(options.HandlerDefaults)
 	s.limits.Store(&options.Limits)
@@ -106,7 +107,7 @@ func (s *Store) restoreOne(record Record, facts Facts) error {
 		c.listed.Store(true)
 		s.byName[name] = c
 	}
-	s.byID[c.ID] = c
+	s.add(c)
 	return nil
 }
 

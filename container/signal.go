@@ -26,6 +26,8 @@ func stopSignal(asked runtimeapi.Signal, image string) uint32 {
 const (
 	firstRealTime = 34
 	lastRealTime  = 64
+	// mostAfterMin is up to which one the CRI counts from the first.
+	mostAfterMin = 15
 )
 
 // signalNumber reads a signal's name, with or without SIG, or its number.
@@ -61,13 +63,18 @@ func realTime(name string) (uint32, bool) {
 	return 0, false
 }
 
-// signalEnum is the CRI's name of a signal.
+// signalEnum is the CRI's name of a signal: of those that have two, the kernel's.
 func signalEnum(number uint32) runtimeapi.Signal {
-	for value := range runtimeapi.Signal_name {
-		signal := runtimeapi.Signal(value)
-		if got, known := signalNumber(strings.TrimPrefix(signal.String(), "SIGNAL_")); known && got == number {
-			return signal
-		}
+	name := unix.SignalName(unix.Signal(number))
+	switch fromMin, toMax := int(number)-firstRealTime, lastRealTime-int(number); {
+	case fromMin == 0:
+		name = "SIGRTMIN"
+	case toMax == 0:
+		name = "SIGRTMAX"
+	case fromMin > 0 && fromMin <= mostAfterMin:
+		name = "SIGRTMINPLUS" + strconv.Itoa(fromMin)
+	case fromMin > 0 && toMax > 0:
+		name = "SIGRTMAXMINUS" + strconv.Itoa(toMax)
 	}
-	return runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT
+	return runtimeapi.Signal(runtimeapi.Signal_value["SIGNAL_"+name]) // 0, the runtime's default, for none
 }

@@ -1,6 +1,7 @@
 package container
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -134,6 +135,8 @@ type Store struct {
 	mu     sync.RWMutex
 	byID   map[string]*Container
 	byName map[string]*Container
+	// byPod are those of each sandbox that has any, the newest first.
+	byPod map[string][]*Container
 	// stopping are the sandboxes that StopPod was called for, until RemovePod.
 	stopping map[string]bool
 	// lastCreated is the newest creation time of any container, in nanoseconds
@@ -163,12 +166,14 @@ func (s *Store) List() []*Container {
 
 // ListPod returns the listed containers of one sandbox, the newest first.
 func (s *Store) ListPod(sandboxID string) []*Container {
-	return s.all(func(c *Container) bool { return c.SandboxID == sandboxID && c.listed.Load() })
+	return slices.DeleteFunc(s.OfPod(sandboxID), func(c *Container) bool { return !c.listed.Load() })
 }
 
-// OfPod returns all containers of a sandbox, listed or not.
+// OfPod returns all containers of a sandbox, listed or not, the newest first.
 func (s *Store) OfPod(sandboxID string) []*Container {
-	return s.all(func(c *Container) bool { return c.SandboxID == sandboxID })
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.Clone(s.byPod[sandboxID])
 }
 
 // ofGroup returns those of one supervisor, listed or not.
@@ -185,9 +190,11 @@ func (s *Store) all(match func(*Container) bool) []*Container {
 		}
 	}
 	s.mu.RUnlock()
-	slices.SortFunc(list, func(a, b *Container) int { return int(b.CreatedAt - a.CreatedAt) })
+	slices.SortFunc(list, newestFirst)
 	return list
 }
+
+func newestFirst(a, b *Container) int { return cmp.Compare(b.CreatedAt, a.CreatedAt) }
 
 // Quarantined are the files of records and facts that cannot be read.
 func (s *Store) Quarantined() []string { return s.files.Quarantined() }
@@ -195,10 +202,22 @@ func (s *Store) Quarantined() []string { return s.files.Quarantined() }
 // explains reports whether what carries the id is to be there.
 func (s *Store) explains(id string) bool { return s.files.LeftAlone(id) || s.exists(id) }
 
+// add makes a container known; mu is held.
+func (s *Store) add(c *Container) {
+	s.byID[c.ID] = c
+	pod := s.byPod[c.SandboxID]
+	at, _ := slices.BinarySearchFunc(pod, c, newestFirst)
+	s.byPod[c.SandboxID] = slices.Insert(pod, at, c)
+}
+
 func (s *Store) forget(c *Container) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byID, c.ID)
+	s.byPod[c.SandboxID] = slices.DeleteFunc(s.byPod[c.SandboxID], func(other *Container) bool { return other == c })
+	if len(s.byPod[c.SandboxID]) == 0 {
+		delete(s.byPod, c.SandboxID)
+	}
 	if name := nameOf(c.SandboxID, c.config.GetMetadata()); s.byName[name] == c {
 		delete(s.byName, name)
 	}

@@ -164,10 +164,9 @@ func value[N int64 | uint64](n *N) N {
 }
 
 // Resources are those in force: what the container was made with, and what has
-// been updated since.
+// been updated since. They must not be changed.
 func (c *Container) Resources() *runtimeapi.LinuxContainerResources {
-	known := &runtimeapi.LinuxContainerResources{}
-	if encoded := c.Facts().Resources; len(encoded) > 0 && protojson.Unmarshal(encoded, known) == nil {
+	if known := c.shownResources.of(c.Facts().Resources); known != nil {
 		return known
 	}
 	return c.config.GetLinux().GetResources()

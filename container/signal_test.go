@@ -1,0 +1,34 @@
+package container
+
+import (
+	"strings"
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Every signal of the CRI has a number, and that has one name, which is always the
+// same: some have two.
+func TestSignalNames(t *testing.T) {
+	for value, name := range runtimeapi.Signal_name {
+		if value == 0 {
+			continue
+		}
+		number, known := signalNumber(strings.TrimPrefix(name, "SIGNAL_"))
+		if !known {
+			t.Errorf("%s has no number", name)
+		}
+		shown := signalEnum(number)
+		for range 20 {
+			if again := signalEnum(number); again != shown {
+				t.Fatalf("signal %d is %v, and then %v", number, shown, again)
+			}
+		}
+		if again, known := signalNumber(strings.TrimPrefix(shown.String(), "SIGNAL_")); !known || again != number {
+			t.Errorf("%s is signal %d, which is shown as %v", name, number, shown)
+		}
+	}
+	if shown := signalEnum(0); shown != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
+		t.Errorf("signal 0 is shown as %v", shown)
+	}
+}
