@@ -120,39 +120,19 @@ func (b *Builtin) Load(id string) (Container, error) {
 // Discard is of Runtime: there is no more than a directory.
 func (b *Builtin) Discard(id string) error { return os.RemoveAll(filepath.Join(b.root, id)) }
 
-// Init is the first process of a container.
-type Init struct {
-	PID       int
-	StartTime uint64 // clock ticks since boot
-	Created   time.Time
-	Cgroups   map[string]string // by controller, "" for version 2
-}
-
-// Init says what libcontainer knows of a container's first process, which may have
-// ended.
-func (b *Builtin) Init(id string) (Init, error) {
-	lib, err := libcontainer.Load(b.root, id)
-	if err != nil {
-		return Init{}, err
-	}
-	state, err := lib.State()
-	if err != nil {
-		return Init{}, err
-	}
-	return Init{PID: state.InitProcessPid, StartTime: state.InitProcessStartTime, Created: state.Created, Cgroups: state.CgroupPaths}, nil
-}
-
 // builtinContainer is a Container of libcontainer's.
 type builtinContainer struct {
 	runtime *Builtin
 	lib     *libcontainer.Container
 	dir     string            // libcontainer's state
 	cgroups map[string]string // by controller, "" for version 2
+	init    Init              // its first process
 	hooks   configs.Hooks     // those that libcontainer does not run
 	execs   *execCgroups
 }
 
-// findCgroups asks libcontainer once: its lock is held while an exec starts.
+// findCgroups asks libcontainer once, for the first process too: its lock is held
+// while an exec starts.
 func (c *builtinContainer) findCgroups() error {
 	state, err := c.lib.State()
 	if err != nil {
@@ -161,6 +141,7 @@ func (c *builtinContainer) findCgroups() error {
 	// A copy: Destroy of libcontainer takes out of its own what it has removed.
 	c.cgroups = maps.Clone(state.CgroupPaths)
 	c.execs = newExecCgroups(c.cgroups, c.dir)
+	c.init = initOf(state)
 	return nil
 }
 

@@ -1,10 +1,6 @@
 package runtime
 
-import (
-	"github.com/opencontainers/runtime-spec/specs-go"
-
-	"github.com/minicri/minicri/internal/cgroup"
-)
+import "github.com/opencontainers/runtime-spec/specs-go"
 
 // Exec is of Container.
 func (c *builtinContainer) Exec(spec *specs.Process, streams Streams) (*Process, error) {
@@ -14,12 +10,10 @@ func (c *builtinContainer) Exec(spec *specs.Process, streams Streams) (*Process,
 	}
 	defer passed.Close()
 	t := c.execs.newTree()
-	// After that: a cgroup cannot be made while the lock is held.
-	go cgroup.WarmLock() // one write(2)
 	if t != nil {
 		process.SubCgroupPaths = map[string]string{t.controller: t.sub}
 	}
-	p, err := c.start(process, streams, t)
+	p, err := c.startExec(process, streams, t)
 	if err != nil && t != nil {
 		t.close()
 	}

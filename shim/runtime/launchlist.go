@@ -163,6 +163,14 @@ func (l *launchList) dropPrivileges() error {
 	for c := range last + 1 {
 		l.Add("drop "+c.String()+" for good", unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uint64(c))
 	}
+	l.setUser()
+	none := l.Bytes(make([]byte, 24))
+	l.Add("drop all capabilities", unix.SYS_CAPSET, l.capHeader(), none)
+	l.Add("drop the ambient capabilities", unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL)
+	return nil
+}
+
+func (l *launchList) setUser() {
 	var groups []byte
 	for _, group := range l.process.AdditionalGroups {
 		groups = binary.NativeEndian.AppendUint32(groups, uint32(group))
@@ -170,11 +178,11 @@ func (l *launchList) dropPrivileges() error {
 	l.Add("set the groups", unix.SYS_SETGROUPS, uint64(len(l.process.AdditionalGroups)), l.Bytes(groups))
 	l.Add("set the group", unix.SYS_SETGID, uint64(l.process.GID))
 	l.Add("set the user", unix.SYS_SETUID, uint64(l.process.UID))
-	header := l.Bytes(binary.NativeEndian.AppendUint64(nil, unix.LINUX_CAPABILITY_VERSION_3)) // and process 0: itself
-	none := l.Bytes(make([]byte, 24))
-	l.Add("drop all capabilities", unix.SYS_CAPSET, header, none)
-	l.Add("drop the ambient capabilities", unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL)
-	return nil
+}
+
+// capHeader is that of capset(2) for the process itself, which is 0.
+func (l *launchList) capHeader() uint64 {
+	return l.Bytes(binary.NativeEndian.AppendUint64(nil, unix.LINUX_CAPABILITY_VERSION_3))
 }
 
 // loadFilter: as late as can be, so that the filter need not allow what is above.

@@ -133,6 +133,20 @@ func (p *Process) Descriptor(number int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), fmt.Sprintf("descriptor %d of process %d", number, p.PID)), nil
 }
 
+// copyPidfd is a further descriptor of the process's pidfd.
+func (p *Process) copyPidfd() (*os.File, error) {
+	if p.pidfd == nil {
+		return nil, os.ErrProcessDone
+	}
+	var fd int
+	var copied error
+	err := p.control(func(pidfd int) { fd, copied = unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0) })
+	if err = errors.Join(err, copied); err != nil {
+		return nil, fmt.Errorf("copy the pidfd of process %d: %w", p.PID, os.NewSyscallError("fcntl", err))
+	}
+	return os.NewFile(uintptr(fd), p.pidfd.Name()), nil
+}
+
 // KernelExit is the exit status of an ended process that is not our child, as
 // far as the kernel keeps it: on Linux 6.15, once the parent has reaped it.
 func (p *Process) KernelExit() (status syscall.WaitStatus, known bool) {

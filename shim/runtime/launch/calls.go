@@ -21,6 +21,8 @@ const (
 	firstKept              // its first argument is the result that was kept
 	secondKept             // its second one is
 	mayFail                // an error is no reason to end
+
+	skipShift = 8 // how many calls are left out after that error, from here on
 )
 
 // most is what the answer of Program and its list may have.
@@ -66,6 +68,12 @@ func (c *Calls) Add(what string, number uintptr, args ...uint64) { c.add(what, 0
 // Try is Add of a call that may fail.
 func (c *Calls) Try(what string, number uintptr, args ...uint64) {
 	c.add(what, mayFail, number, args)
+}
+
+// If is Add of a call that may fail; the next ones, as many as then says, are made
+// only if it does not.
+func (c *Calls) If(then int, what string, number uintptr, args ...uint64) {
+	c.add(what, mayFail|uint64(then)<<skipShift, number, args)
 }
 
 // Keep is Add of a call whose result the following ones use.

@@ -54,7 +54,7 @@ enum {
 	PROT_READ_WRITE = 3, MAP_PRIVATE_ANONYMOUS = 0x22, MAP_FIXED_NOREPLACE = 0x100000,
 	PR_SET_NAME = 15,
 	EINTR = 4, EPIPE = 32, MAX_ERRNO = 4095,
-	KEEP = 1, FIRST_KEPT = 2, SECOND_KEPT = 4, MAY_FAIL = 8, /* as in calls.go */
+	KEEP = 1, FIRST_KEPT = 2, SECOND_KEPT = 4, MAY_FAIL = 8, SKIP_SHIFT = 8, /* as in calls.go */
 	FAILED = 127,
 };
 static char *const BASE = (char *)0x10000000; /* as in calls.go */
@@ -112,8 +112,11 @@ __attribute__((noreturn, used)) void start(void)
 		if (s->flags & SECOND_KEPT)
 			s->args[1] = kept;
 		result = call(s->number, s->args);
-		if (result < 0 && result >= -MAX_ERRNO && !(s->flags & MAY_FAIL))
-			fail(i, -result);
+		if (result < 0 && result >= -MAX_ERRNO) {
+			if (!(s->flags & MAY_FAIL))
+				fail(i, -result);
+			i += s->flags >> SKIP_SHIFT;
+		}
 		if (s->flags & KEEP)
 			kept = result;
 	}

@@ -72,6 +72,22 @@ func TestCallsAreMadeInOrder(t *testing.T) {
 	}
 }
 
+// Calls that are made only if the one before did not fail.
+func TestCallsAreLeftOutAfterOneThatFailed(t *testing.T) {
+	var c Calls
+	at := ^uint64(100) + 1 // AT_FDCWD
+	for _, program := range []string{"/nowhere/sh", "/bin/sh", "/bin/false"} {
+		path := c.String(program)
+		c.If(2, "find "+program, unix.SYS_FACCESSAT, at, path, unix.X_OK)
+		c.Add("close the socket with the exec", unix.SYS_FCNTL, Socket, unix.F_SETFD, unix.FD_CLOEXEC)
+		c.Add("execute "+program, unix.SYS_EXECVE, path, c.Strings([]string{"sh", "-c", "exit 7"}), c.Strings(nil))
+	}
+	state, answer := launch(t, &c, false)
+	if !errors.Is(answer, ErrEnded) || state.ExitCode() != 7 {
+		t.Errorf("answer %v, %v; want none and the exit code of the program that is there, 7", answer, state)
+	}
+}
+
 // The first call that fails ends it, and is named; none after it is made.
 func TestCallThatFailsIsNamed(t *testing.T) {
 	made := filepath.Join(t.TempDir(), "made")
