@@ -6,6 +6,8 @@ import (
 	"runtime/debug"
 	"runtime/metrics"
 	"time"
+
+	"github.com/minicri/minicri/internal/filepages"
 )
 
 const (
@@ -18,10 +20,11 @@ const (
 )
 
 // returnMemory returns to the node the garbage that the start and bursts of calls
-// have left, until ctx ends.
+// have left, and the pages of the program that they have touched, until ctx ends.
 func returnMemory(ctx context.Context) {
+	pages := filepages.Find()
 	garbage := heldMemory()
-	risen := false
+	risen, started := false, true
 	for tick := time.Tick(memoryLook); ; {
 		select {
 		case <-ctx.Done():
@@ -30,10 +33,12 @@ func returnMemory(ctx context.Context) {
 		}
 		// Once more after it has risen: what was in use at the last look is garbage
 		// now, and with nothing to do nobody collects it.
-		again := risen
+		again := risen || started
+		started = false
 		if risen = heldMemory() > garbage+garbage/4+memoryRise; risen || again {
 			runtime.GC() // the next one, of FreeOSMemory, frees what pools held at this one
 			debug.FreeOSMemory()
+			pages.Release()
 			garbage = heldMemory()
 		}
 	}

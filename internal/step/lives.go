@@ -175,14 +175,22 @@ func (l Life) encode() ([]byte, error) {
 	}
 }
 
+// has reports whether a file is of that id; most are not, which is found without
+// taking their names apart.
 func has(name, id string) bool {
+	if !strings.Contains(name, id) {
+		return false
+	}
 	_, its, ok := outcomeAndID(name)
 	return ok && its == id
 }
 
 // oldest is which one goes first: the oldest that did not fail, unless most did.
 func (l *Lives) oldest() int {
-	didFail := func(name string) bool { outcome, _, _ := outcomeAndID(name); return outcome == failed }
+	didFail := func(name string) bool {
+		_, after, _ := strings.Cut(name, "-")
+		return strings.HasPrefix(after, failed+"-")
+	}
 	count := 0
 	for _, name := range l.names {
 		if didFail(name) {
