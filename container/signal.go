@@ -36,6 +36,14 @@ func signalNumber(text string) (uint32, bool) {
 		return uint32(number), number > 0 && number <= lastRealTime
 	}
 	name := strings.TrimPrefix(strings.ToUpper(text), "SIG")
+	switch name { // second names of a signal, which unix.SignalNum does not know
+	case "CLD":
+		name = "CHLD"
+	case "POLL":
+		name = "IO"
+	case "IOT":
+		name = "ABRT"
+	}
 	if signal := unix.SignalNum("SIG" + name); signal != 0 {
 		return uint32(signal), true
 	}
