@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	goruntime "runtime"
 	"syscall"
-	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
@@ -21,13 +21,14 @@ import (
 
 // startExec starts a further process: by a launch if that can do all that it needs.
 // A launch in which anything fails has run nothing of the container's, and
-// libcontainer then does it again: what is wrong is said by it alone.
+// libcontainer then does it again: what is wrong is said by it alone. One that hangs
+// is not repeated: that would hang too.
 func (c *builtinContainer) startExec(process *libcontainer.Process, streams Streams, t *tree) (*Process, error) {
 	config := c.lib.Config()
 	if execNeedsInit(&config, process, streams) == "" {
 		p, err := c.launchExec(&config, process, streams, t)
-		if err == nil {
-			return p, nil
+		if err == nil || errors.Is(err, errdefs.ErrUnavailable) || errors.Is(err, errStillRuns) {
+			return p, err
 		}
 		slog.Debug("an exec is started by libcontainer's init", "container", c.lib.ID(), "reason", err)
 	}
@@ -69,8 +70,8 @@ func (c *builtinContainer) launchExec(config *configs.Config, process *libcontai
 	}
 	p, err := openProcess(pid)
 	if err != nil {
-		l.end()
-		c.runtime.children.disown(pid)
+		err = errors.Join(err, l.end())
+		c.runtime.children.lose(pid)
 		return nil, err
 	}
 	p.tree = t
@@ -91,6 +92,9 @@ func (l *execLaunch) run(b *Builtin, cgroups map[string]string) error {
 		return err
 	}
 	defer ours.Close()
+	if err := l.use(ours); err != nil {
+		return err
+	}
 	if err := l.fork(cgroups); err != nil {
 		return err
 	}
@@ -99,9 +103,9 @@ func (l *execLaunch) run(b *Builtin, cgroups map[string]string) error {
 		err = l.follow(ours)
 	}
 	if err != nil {
-		l.end()
+		return errors.Join(err, l.end())
 	}
-	return err
+	return nil
 }
 
 // open opens what the process gets: its streams, which are given to its user, the
@@ -212,16 +216,17 @@ func inPIDNamespace(pidfd *os.File, fork func() error) error {
 // follow hands the list to the process, and waits until the socket is closed, by
 // the execution of the program or by the end of the process.
 func (l *execLaunch) follow(ours net.Conn) error {
-	if err := ours.SetDeadline(time.Now().Add(launchLimit)); err != nil {
-		return err
-	}
 	if _, err := l.list.WriteTo(ours); err != nil {
 		return fmt.Errorf("say what to do: %w", err)
 	}
 	if err := l.files[launch.Socket].Close(); err != nil {
 		return err
 	}
-	if err := l.list.ReadAnswer(ours); !errors.Is(err, launch.ErrEnded) {
+	err := l.list.ReadAnswer(ours)
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("launch %s: it is not executed after %v: %w", l.process.Args[0], launchLimit, errdefs.ErrUnavailable)
+	case !errors.Is(err, launch.ErrEnded):
 		return fmt.Errorf("launch %s: %w", l.process.Args[0], err)
 	}
 	return nil
