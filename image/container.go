@@ -12,7 +12,6 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
-	"github.com/opencontainers/selinux/go-selinux/label"
 	"golang.org/x/sys/unix"
 )
 
@@ -115,7 +114,9 @@ func (s *Store) Mount(ctx context.Context, key, target, selinux string) error {
 	if err != nil {
 		return fmt.Errorf("mounts of snapshot %s: %w", key, err)
 	}
-	labelMounts(mounts, selinux)
+	if err := s.labelMounts(mounts, selinux); err != nil {
+		return fmt.Errorf("label the mounts of snapshot %s: %w", key, err)
+	}
 	if err := os.MkdirAll(target, 0o700); err != nil {
 		return fmt.Errorf("mount snapshot %s: %w", key, err)
 	}
@@ -128,17 +129,6 @@ func (s *Store) Mount(ctx context.Context, key, target, selinux string) error {
 		runtime.GC()
 	}
 	return nil
-}
-
-// labelMounts: only a mount of a file system can have a label of its own; a
-// single layer that is bound, a volume of one, keeps the label that the layer
-// has (mount(8), context).
-func labelMounts(mounts []mount.Mount, selinux string) {
-	for i, m := range mounts {
-		if m.Type == "overlay" && selinux != "" {
-			mounts[i].Options = append(slices.Clone(m.Options), label.FormatMountLabel("", selinux))
-		}
-	}
 }
 
 // mapsIDs reports whether a mount is one for a user namespace (mount_setattr(2),

@@ -11,6 +11,8 @@ import (
 
 	"github.com/opencontainers/selinux/go-selinux"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // These tests need SELinux that enforces a policy which knows containers: make
@@ -69,6 +71,28 @@ func TestSELinuxOfAPod(t *testing.T) {
 	}
 	p.exec(id, "echo x >/tmp/x && echo x >/dev/shm/x && cat /etc/hosts /etc/resolv.conf /etc/hostname && cat /proc/self/attr/current")
 	p.awaitLine(id, "out")
+}
+
+// An image is readable as a volume, also one of a single layer, which has no file
+// system of its own to be mounted with a label.
+//
+// cri: Mount.image
+func TestSELinuxOfImageVolumes(t *testing.T) {
+	enforcing(t)
+	n := newNode(t)
+	importData(n) // two layers
+	p := runPod(t, n, "web")
+	single := mounted("", "/single", func(m *runtimeapi.Mount) {
+		m.Image, m.Readonly = &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, true
+	})
+	id := p.run("app", forever, imageMount("/data"), single)
+	same(t, "content", p.exec(id, "cat /data/readme && test -s /single/bin/busybox"), "read me")
+	label := "system_u:object_r:container_file_t:" + domain(t, p.pausePID())["level"]
+	root := fmt.Sprintf("/proc/%d/root", p.info(id).PID)
+	for _, path := range []string{"/data/readme", "/single/bin/busybox"} {
+		same(t, "label of "+path, fileLabel(t, root+path), label)
+	}
+	p.exec(id, "for f in /data/new /single/new; do (echo x > $f) 2>/dev/null && exit 1; done; true")
 }
 
 // What one pod is given is not another's, whatever the modes of the files are.
