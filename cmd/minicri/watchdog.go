@@ -21,8 +21,9 @@ func watchdog(ctx context.Context, node *inspect.Node, logger *slog.Logger) {
 	if interval <= 0 {
 		return
 	}
-	// Half of the interval, as sd_watchdog_enabled(3) recommends: one ping may
-	// come late.
-	health := &inspect.Health{Probes: node.Probes(), Limit: interval / 2}
-	health.Watch(ctx, max(interval/2, time.Millisecond), func() { notify(logger, daemon.SdNotifyWatchdog) }, logger)
+	// Every third of the interval, so that one ping may come late, and that after two
+	// of them the log says what is stuck: systemd ends the daemon after the third.
+	third := max(interval/3, time.Millisecond)
+	health := &inspect.Health{Probes: node.Probes(), Limit: third}
+	health.Watch(ctx, third, func() { notify(logger, daemon.SdNotifyWatchdog) }, logger)
 }

@@ -175,25 +175,46 @@ required_plugins = []
 	}
 }
 
+// timeOf is when the daemon wrote the first line of its log that has these words.
+func timeOf(t *testing.T, n *harness.Node, words string) time.Time {
+	t.Helper()
+	for line := range strings.Lines(n.Log()) {
+		if stamp, _, found := strings.Cut(strings.TrimPrefix(line, "time="), " "); found && strings.Contains(line, words) {
+			at, err := time.Parse(time.RFC3339Nano, stamp)
+			check(t, err)
+			return at
+		}
+	}
+	t.Fatalf("the log has no %q", words)
+	return time.Time{}
+}
+
 // A lock that is never given back stops the pings. What systemd does then costs
 // no pod.
 func TestWatchdogOfAWedgedLock(t *testing.T) {
+	const interval = 6 * time.Second
 	s, socket := newSystemd(t)
 	points := filepath.Join(filepath.Dir(socket), "points")
 	binaries, err := filepath.Abs("../../bin/failpoints")
 	check(t, err)
-	n := newNode(t, harness.Binaries(binaries), harness.Env("NOTIFY_SOCKET="+socket, "WATCHDOG_USEC=1000000", "MINICRI_FAILPOINTS="+points))
+	n := newNode(t, harness.Binaries(binaries), harness.Env("NOTIFY_SOCKET="+socket, fmt.Sprintf("WATCHDOG_USEC=%d", interval.Microseconds()), "MINICRI_FAILPOINTS="+points))
 	id := n.RunPod(n.PodConfig("web"))
 	pause := verbose(t, n, id).PID
-	eventually(t, "pings come", patience, func() bool { times, _ := s.count("WATCHDOG=1"); return times > 2 })
+	eventually(t, "pings come", patience, func() bool { times, _ := s.count("WATCHDOG=1"); return times > 0 })
 	check(t, os.WriteFile(points, []byte("lock pods\thang\n"), 0o600))
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go n.Runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("wedges")})
-	eventually(t, "the pings end, and the log says why", patience, func() bool {
-		_, last := s.count("WATCHDOG=1")
-		return time.Since(last) > 3*time.Second && strings.Contains(n.Log(), "probe=pods")
-	})
+	eventually(t, "the log says why the pings end", patience, func() bool { return strings.Contains(n.Log(), "probe=pods") })
+	_, last := s.count("WATCHDOG=1")
+	// systemd ends the daemon when an interval has passed.
+	if after := timeOf(t, n, "probe=pods").Sub(last); after > interval-interval/20 {
+		t.Errorf("the log says why only %s after the last ping", after)
+	}
+	eventually(t, "the pings have ended", patience, func() bool { return time.Since(last) > interval })
+	if _, now := s.count("WATCHDOG=1"); !now.Equal(last) {
+		t.Error("a ping has come from a daemon that is stuck")
+	}
 	n.Kill() // as systemd does, with SIGABRT
 	check(t, os.Remove(points))
 	n.Start()
