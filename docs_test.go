@@ -52,6 +52,66 @@ func TestWorkaroundsNameTests(t *testing.T) {
 	}
 }
 
+// The pages about nodes say of each command what runs it.
+func TestCommandsOfNodesAreRun(t *testing.T) {
+	tests, runs := testNames(t), map[string]string{}
+	before := ""
+	for _, cells := range tableRows(t, "docs/node.md") {
+		if len(cells) != 2 {
+			t.Fatalf("docs/node.md: a row has %d cells: %q", len(cells), cells)
+		}
+		if cells[1] != "the same" && !strings.HasPrefix(cells[1], "the same, ") {
+			before = cells[1]
+		}
+		runs[strings.Trim(cells[0], "`")] = before
+	}
+	used := map[string]bool{}
+	for _, page := range []string{"docs/node.md", "docs/kind.md"} {
+		for _, command := range commandsOf(t, page) {
+			used[command] = true
+			named := testName.FindAllString(runs[command], -1)
+			if len(named) == 0 {
+				t.Errorf("%s: the table of docs/node.md names no test for %q", page, command)
+			}
+			for _, name := range named {
+				if !tests[name] {
+					t.Errorf("%s: %q is said to be run by %s, which is not there", page, command, name)
+				}
+			}
+		}
+	}
+	for command := range runs {
+		if !used[command] {
+			t.Errorf("docs/node.md says what runs %q, which is on neither page", command)
+		}
+	}
+}
+
+// commandsOf are the commands that a page tells people to run on a node: the lines
+// of its blocks that are no configuration, and what begins with a program in a
+// sentence. Those of the repository itself (make test-vm, make cluster-up) are none.
+func commandsOf(t *testing.T, page string) (commands []string) {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inline := regexp.MustCompile("`((?:make (?:un)?install|systemctl|minicri|kubeadm|crictl|ip|bin/cluster) [^`]+)`")
+	for line := range strings.Lines(string(text)) {
+		code, isBlock := strings.CutPrefix(strings.TrimRight(line, "\n"), "    ")
+		switch {
+		case strings.HasPrefix(line, "| "): // the table
+		case isBlock && !strings.HasPrefix(code, "[") && !strings.Contains(code, " = "):
+			commands = append(commands, code)
+		case !isBlock:
+			for _, found := range inline.FindAllStringSubmatch(line, -1) {
+				commands = append(commands, found[1])
+			}
+		}
+	}
+	return commands
+}
+
 // ARCHITECTURE.md has every package and every module that they import, and no
 // other.
 func TestArchitectureIsCurrent(t *testing.T) {

@@ -31,15 +31,25 @@ func systemctl(t *testing.T, arguments ...string) string {
 	return strings.TrimSpace(string(output))
 }
 
-// TestUnit is a node's life as its owner sees it, with what make install has
-// installed: the unit, the configuration, the binaries and the plugins.
+// runProgram fails the test when the program fails.
+func runProgram(t *testing.T, name string, arguments ...string) {
+	t.Helper()
+	if output, err := exec.Command(name, arguments...).CombinedOutput(); err != nil {
+		t.Errorf("%s %s: %v: %s", name, strings.Join(arguments, " "), err, output)
+	}
+}
+
+// TestUnit is a node's life as its owner sees it, by the commands of docs/node.md,
+// with what make install has installed: the unit, the configuration, the binaries
+// and the plugins.
 func TestUnit(t *testing.T) {
-	check(t, os.MkdirAll("/etc/minicri/config.toml.d", 0o755))
-	check(t, os.WriteFile("/etc/minicri/config.toml.d/10-test.toml", []byte("[default_network]\nenabled = true\nsubnet = \"10.99.0.0/16\"\n"), 0o600))
+	configure(t, "[runtimes.runc]\ntype = \"builtin\"\n[nri]\nenabled = true\n")
+	importImage(t) // also before the daemon runs: docs/kind.md
 	systemctl(t, "daemon-reload")
-	systemctl(t, "start", unit) // returns when the daemon says READY=1
+	systemctl(t, "enable", "--now", "minicri") // returns when the daemon says READY=1
 	same(t, "state", property(t, unit, "ActiveState"), "active")
-	p := unitPod(t)
+	runProgram(t, "minicri", "check")
+	p := unitPod(t, "runc")
 	id := p.run("app", forever)
 	path := p.info(id).CgroupsPath
 	same(t, "slice", filepath.Dir(path), "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0815.slice")
@@ -67,11 +77,11 @@ func TestUnit(t *testing.T) {
 		systemctl(t, "stop", unit)
 		systemctl(t, "start", unit)
 	})
-	if output, err := exec.Command("/usr/local/bin/minicri", "check").CombinedOutput(); err != nil {
-		t.Errorf("minicri check: %v: %s", err, output)
-	}
-	p.removeAll()
-	systemctl(t, "stop", unit)
+	runProgram(t, "minicri", "check")
+	runProgram(t, "../../bin/crictl", "rmp", "-fa")
+	systemctl(t, "disable", "--now", "minicri")
+	same(t, "state", property(t, unit, "ActiveState"), "inactive")
+	runProgram(t, "minicri", "check", "--fix")
 	eventually(t, "systemd has forgotten all scopes", func() bool {
 		return systemctl(t, "list-units", "--all", "--plain", "--no-legend", "minicri-*.scope") == ""
 	})
@@ -83,10 +93,26 @@ func TestUnit(t *testing.T) {
 		t.Errorf("processes of the unit are left behind: %s", procs)
 	}
 	systemctl(t, "stop", "kubepods.slice")
+	runProgram(t, "make", "-s", "-C", "../..", "uninstall")
+	t.Cleanup(func() { runProgram(t, "cp", "-a", "../../installed/.", "/") })
+	for path, stays := range map[string]bool{
+		"/usr/local/bin/minicri": false, "/usr/local/bin/minicri-shim": false, "/etc/systemd/system/" + unit: false,
+		"/etc/minicri/config.toml": true, "/opt/cni/bin/bridge": true,
+	} {
+		if _, err := os.Stat(path); (err == nil) != stays {
+			t.Errorf("make uninstall: %s: %v", path, err)
+		}
+	}
+}
+
+// importImage makes the image of all containers known to the node.
+func importImage(t *testing.T) {
+	t.Helper()
+	runProgram(t, "minicri", "image", "import", busyboxArchive(t))
 }
 
 // unitPod runs a pod by the daemon of the unit.
-func unitPod(t *testing.T) *pod {
+func unitPod(t *testing.T, handler string) *pod {
 	t.Helper()
 	p := &pod{Node: &harness.Node{}, t: t}
 	p.connect()
@@ -95,16 +121,12 @@ func unitPod(t *testing.T) *pod {
 	if driver := answer.GetLinux().GetCgroupDriver(); driver != runtimeapi.CgroupDriver_SYSTEMD {
 		t.Errorf("the kubelet is told the driver %v", driver)
 	}
-	output, err := exec.Command("/usr/local/bin/minicri", "image", "import", busyboxArchive(t)).CombinedOutput()
-	if err != nil {
-		t.Fatalf("importing the image: %v: %s", err, output)
-	}
 	p.config = &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "web", Uid: "0815", Namespace: "test"},
 		LogDirectory: t.TempDir(),
 		Linux:        &runtimeapi.LinuxPodSandboxConfig{CgroupParent: "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0815.slice"},
 	}
-	pod, err := p.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: p.config})
+	pod, err := p.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: p.config, RuntimeHandler: handler})
 	check(t, err)
 	p.id = pod.PodSandboxId
 	return p
