@@ -22,7 +22,6 @@ import (
 // as the request was checked.
 func (c *creation) adjust(ctx context.Context) error {
 	before := slices.Clone(c.spec.Mounts)
-	c.announced.Store(true)
 	changes, err := c.owner.options.Plugins.Create(ctx, c.sandbox, c.Container, c.spec, c.injectDevices)
 	if err != nil {
 		return err

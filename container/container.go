@@ -46,7 +46,7 @@ type Container struct {
 	// Only under the lock.
 	unserved bool
 
-	// announced: the plugins know of the container. stopAnnounced: they were
+	// announced: plugins know of the container, now or when they come. stopAnnounced: they were
 	// notified of its end; under stopLock, which is held while they are.
 	announced     atomic.Bool
 	stopAnnounced bool

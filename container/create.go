@@ -76,15 +76,16 @@ func (c *creation) run() {
 	c.steps.Step(stepSources, c.makeSources)
 	c.steps.Step(stepVolumes, c.fillVolumes)
 	c.steps.Step(stepSpec, c.writeSpec)
-	if c.owner.options.Plugins != nil {
+	// From here on plugins know of the container, now or when they come, and are
+	// notified of its end.
+	c.announced.Store(c.steps.Err() == nil)
+	if c.owner.hasPlugins() {
 		c.steps.Step(stepNRICreate, c.adjust)
 	}
 	c.steps.Step(stepLabels, c.relabel)
 	c.steps.Step(stepShim, c.ensureShim)
 	c.steps.Step(stepCreate, c.create)
-	if c.owner.options.Plugins != nil {
-		c.owner.announce(c.steps, c.Container, stepNRICreated, Plugins.Created)
-	}
+	c.owner.announce(c.steps, c.Container, stepNRICreated, Plugins.Created)
 	c.steps.Step(stepRecheck, c.recheck)
 }
 

@@ -16,6 +16,9 @@ import (
 // Each call ends, by limits of its own or with its context. An error of Create,
 // Start or Update refuses the operation; those of the others are only logged.
 type Plugins interface {
+	// Enabled reports whether there may be plugins now. While it does not, no other
+	// method is called; plugins that come later are told which containers there are.
+	Enabled() bool
 	// Create adjusts the spec of a container that is being made; inject adds CDI
 	// devices to it. It returns what is to change for other containers.
 	Create(ctx context.Context, pod *sandbox.Sandbox, c *Container, spec *specs.Spec, inject Inject) ([]Change, error)
@@ -42,6 +45,9 @@ type Change struct {
 	// Optional: if it cannot be done, nothing fails.
 	Optional bool
 }
+
+// hasPlugins reports whether there may be plugins now.
+func (s *Store) hasPlugins() bool { return s.options.Plugins != nil && s.options.Plugins.Enabled() }
 
 // applyChanges makes the changes that plugins want for containers other than the
 // one that they were asked about. No lock of a container that others can see is
@@ -72,7 +78,7 @@ func (s *Store) askStart(ctx context.Context, c *Container) error {
 
 // askUpdate returns what the plugins make of resources that are asked for.
 func (s *Store) askUpdate(ctx context.Context, c *Container, asked *runtimeapi.LinuxContainerResources) (_ *runtimeapi.LinuxContainerResources, others []Change, err error) {
-	if s.options.Plugins == nil {
+	if !s.hasPlugins() {
 		return asked, nil, nil
 	}
 	pod, err := s.options.Sandboxes.Find(c.SandboxID)
@@ -89,7 +95,7 @@ func (s *Store) askUpdate(ctx context.Context, c *Container, asked *runtimeapi.L
 // announce notifies the plugins of what was done to a container; an error is
 // logged and changes nothing.
 func (s *Store) announce(steps *step.Sequence, c *Container, name step.Name, notify func(Plugins, context.Context, *sandbox.Sandbox, *Container) error) {
-	if s.options.Plugins == nil || steps.Err() != nil {
+	if !s.hasPlugins() || steps.Err() != nil {
 		return
 	}
 	err := steps.Do(name, func(ctx context.Context) error {
@@ -107,7 +113,7 @@ func (s *Store) announce(steps *step.Sequence, c *Container, name step.Name, not
 // announceStop notifies the plugins once that the container has ended, and
 // returns when they are notified, by this call or another.
 func (s *Store) announceStop(ctx context.Context, c *Container) {
-	if s.options.Plugins == nil || !c.announced.Load() || c.stopLock.Lock(ctx) != nil {
+	if !c.announced.Load() || c.stopLock.Lock(ctx) != nil {
 		return
 	}
 	defer c.stopLock.Unlock()
@@ -124,7 +130,7 @@ func (s *Store) announceStop(ctx context.Context, c *Container) {
 // announceRemoval notifies the plugins that the container is removed, and before
 // that that it has ended. The container's lock is held.
 func (s *Store) announceRemoval(ctx context.Context, c *Container) {
-	if s.options.Plugins == nil || !c.announced.Load() {
+	if !c.announced.Load() {
 		return
 	}
 	s.announceStop(ctx, c)

@@ -32,7 +32,7 @@ func (s *Store) Start(ctx context.Context, id string) error {
 		return fmt.Errorf("container %s: %w", c.ID, errdefs.ErrNotFound)
 	}
 	steps := s.begin(ctx, c)
-	if s.options.Plugins != nil {
+	if s.hasPlugins() {
 		steps.Step(stepNRIStart, func(ctx context.Context) error { return s.askStart(ctx, c) })
 	}
 	steps.Step(stepStart, func(ctx context.Context) error { return s.start(ctx, c) })

@@ -68,7 +68,7 @@ type Options struct {
 	Lives *step.Lives
 	// Events receives what happens to containers; nil if nothing does.
 	Events Events
-	// Plugins take part in the lives of containers; nil if there are none.
+	// Plugins take part in the lives of containers; nil if there never are any.
 	Plugins Plugins
 	Logger  *slog.Logger
 }

@@ -21,15 +21,9 @@ type Drift struct {
 // RequestCheck asks for it.
 func (n *CNI) checkPeriodically(ctx context.Context) {
 	for {
-		var next <-chan time.Time
-		if period := n.limits.Load().CheckPeriod; period > 0 {
-			next = time.After(period)
-		}
-		select {
-		case <-ctx.Done():
+		n.awaitPeriod(ctx, n.checkNow, func(l Limits) time.Duration { return l.CheckPeriod })
+		if ctx.Err() != nil {
 			return
-		case <-n.checkNow:
-		case <-next:
 		}
 		for _, id := range n.ids() {
 			n.check(ctx, id)

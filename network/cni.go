@@ -75,7 +75,7 @@ type CNI struct {
 	othersChanged chan struct{}
 	// limits and network (the embedded one) are those in force, see SetLimits and
 	// SetDefault.
-	limits  atomic.Pointer[Limits]
+	limits  atomic.Pointer[limitsInForce]
 	network atomic.Pointer[DefaultNetwork]
 	plugins *plugins
 	journal *state.Records[Attachment]
@@ -120,7 +120,7 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 	}
 	n.Directory = n.newDirectory(options.ConfDir)
 	n.others.Store(&map[string]*Directory{})
-	n.limits.Store(&options.Limits)
+	n.SetLimits(options.Limits)
 	n.network.Store(&options.Default)
 	n.firstCollected = sync.OnceFunc(func() { close(n.collected) })
 	n.base, n.end = context.WithCancel(context.WithoutCancel(ctx))
@@ -156,12 +156,6 @@ func (n *CNI) openRunner() error {
 	}
 	n.plugins = &plugins{runner: r, limits: &n.limits, gcCache: n.gcCacheDir(), ending: n.base.Done(), observe: n.options.Observe, logger: n.options.Logger}
 	return nil
-}
-
-// SetLimits puts other limits into force, for what begins from now on.
-func (n *CNI) SetLimits(limits Limits) {
-	n.limits.Store(&limits)
-	n.retries.setPauses(limits.RetryFirst, limits.RetryMost)
 }
 
 // SetDefault puts another embedded network into force, for pods that are made

@@ -15,7 +15,7 @@ func (n *CNI) collectPeriodically(ctx context.Context) {
 	for ctx.Err() == nil {
 		if n.limits.Load().GCPeriod <= 0 {
 			first()
-			n.awaitPeriod(ctx)
+			n.awaitPeriod(ctx, nil, gcPeriod)
 			continue
 		}
 		var networks sync.WaitGroup
@@ -26,29 +26,11 @@ func (n *CNI) collectPeriodically(ctx context.Context) {
 		}
 		networks.Wait()
 		first()
-		n.awaitPeriod(ctx)
+		n.awaitPeriod(ctx, nil, gcPeriod)
 	}
 }
 
-// awaitPeriod waits for GC's period, which may change while it waits; without one,
-// until there is one.
-func (n *CNI) awaitPeriod(ctx context.Context) {
-	const look = time.Second
-	for began := time.Now(); ctx.Err() == nil; {
-		period := n.limits.Load().GCPeriod
-		wait := look
-		if period > 0 {
-			wait = min(look, period-time.Since(began))
-		}
-		if wait <= 0 {
-			return
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait):
-		}
-	}
-}
+func gcPeriod(l Limits) time.Duration { return l.GCPeriod }
 
 // collect gives the plugins of a network the list of valid attachments, so that
 // they free what belongs to none of them (CNI SPEC, "GC"). libcni honours

@@ -48,7 +48,7 @@ var (
 // how each plugin is called, is given the directory of the run.
 type plugins struct {
 	runner *runner.Runner
-	limits *atomic.Pointer[Limits]
+	limits *atomic.Pointer[limitsInForce]
 	// gcCache is the cache that libcni's GC reads.
 	gcCache string
 	// ending is closed when the daemon ends.

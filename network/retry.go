@@ -37,11 +37,20 @@ func newRetries(limits Limits) retries {
 	return retries{first: limits.RetryFirst, most: limits.RetryMost, byID: make(map[string]*retry), changed: make(chan struct{}, 1)}
 }
 
-// setPauses has other pauses for the retries that begin from now on.
+// setPauses has other pauses from now on; no DEL waits longer than the new ones
+// say.
 func (r *retries) setPauses(first, most time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.first, r.most = first, most
+	latest := time.Now().Add(most)
+	for _, retry := range r.byID {
+		retry.pause = min(retry.pause, most)
+		if retry.next.After(latest) {
+			retry.next = latest
+		}
+	}
+	r.wake()
 }
 
 func (r *retries) wake() {

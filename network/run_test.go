@@ -224,6 +224,28 @@ func TestCloseWaitsForWhatIsAboutToEnd(t *testing.T) {
 	}
 }
 
+// What runs again and again is no reason to leave the next daemon a run.
+func TestCloseBesideStatusAndCheck(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.StatusPeriod, o.Limits.CheckPeriod = time.Millisecond, time.Millisecond })
+	n.configure(t, "10.conflist", "net", n.script())
+	n.journalled(t, "web", nil)
+	n.attach(t, "web")
+	for i := range 5 {
+		n.runs(t)
+		called := len(n.calls(t, "CHECK"))
+		eventually(t, within, "CHECK runs", func() bool { return len(n.calls(t, "CHECK")) > called })
+		time.Sleep(time.Duration(7*i) * time.Millisecond)
+		n.Close()
+		mounted, err := mountinfo.Mounted(filepath.Join(n.Options.State, "cni"))
+		must(t, err)
+		if left := n.runDirs(t); mounted || len(left) > 0 {
+			t.Errorf("left: %v, mounted %v", left, mounted)
+		}
+		n.reopen(t)
+	}
+	n.detach(t, "web")
+}
+
 func (n *node) runDirs(t *testing.T) []string {
 	t.Helper()
 	dirs, err := filepath.Glob(filepath.Join(n.Options.State, "cni", "[^.]*"))

@@ -40,7 +40,8 @@ func (d *Directory) Ready(ctx context.Context) error {
 	}
 	s := d.status.Load()
 	limits := d.owner.limits.Load()
-	if s.err == nil && time.Since(s.at) > 2*limits.StatusPeriod+3*limits.Status {
+	// A period that was longer until now makes no answer old.
+	if s.err == nil && min(time.Since(s.at), time.Since(limits.since)) > 2*limits.StatusPeriod+3*limits.Status {
 		return errors.New("the network plugins have not answered STATUS for " + time.Since(s.at).Round(time.Second).String())
 	}
 	return s.err
@@ -49,15 +50,16 @@ func (d *Directory) Ready(ctx context.Context) error {
 func (d *Directory) followStatus(ctx context.Context) {
 	for {
 		d.refreshStatus(ctx)
-		period := d.owner.limits.Load().StatusPeriod
-		if s := d.status.Load(); s != nil && (s.err != nil || s.slow) {
-			period = min(period, notReadyPeriod)
-		}
-		select {
-		case <-ctx.Done():
+		s := d.status.Load()
+		unsure := s != nil && (s.err != nil || s.slow)
+		d.owner.awaitPeriod(ctx, d.changed, func(l Limits) time.Duration {
+			if unsure {
+				return min(l.StatusPeriod, notReadyPeriod)
+			}
+			return l.StatusPeriod
+		})
+		if ctx.Err() != nil {
 			return
-		case <-d.changed:
-		case <-time.After(period):
 		}
 	}
 }

@@ -25,16 +25,12 @@ type snapshot struct {
 // symlink switched, a directory removed and made again, and a network file
 // system, each of which needs its own care with inotify(7).
 func (n *CNI) watch(ctx context.Context) {
-	ticker := time.NewTicker(n.limits.Load().Reload)
-	defer ticker.Stop()
 	for {
-		select {
-		case <-ctx.Done():
+		n.awaitPeriod(ctx, nil, func(l Limits) time.Duration { return l.Reload })
+		if ctx.Err() != nil {
 			return
-		case <-ticker.C:
-			n.Reload()
-			ticker.Reset(n.limits.Load().Reload)
 		}
+		n.Reload()
 	}
 }
 

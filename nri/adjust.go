@@ -18,7 +18,7 @@ import (
 
 // Create implements container.Plugins.
 func (p *Plugins) Create(ctx context.Context, pod *sandbox.Sandbox, c *container.Container, spec *specs.Spec, inject container.Inject) ([]container.Change, error) {
-	if !p.started.Load() {
+	if !p.Enabled() {
 		return nil, nil
 	}
 	request := &adaptation.CreateContainerRequest{Pod: p.pod(pod), Container: newContainer(c, spec)}
@@ -27,11 +27,14 @@ func (p *Plugins) Create(ctx context.Context, pod *sandbox.Sandbox, c *container
 	}
 	noted := copyOf(request.Container)
 	ctx, t := p.begin(ctx, func() {
-		p.forgetPod(pod.ID) // it is listed
-		p.noteContainer(noted)
+		delete(p.podsMade, pod.ID) // it is listed
+		p.containersMade[noted.GetId()] = noted
 	})
+	if t == nil {
+		return nil, nil
+	}
 	defer t.end()
-	answer, err := p.adaptation.CreateContainer(ctx, request)
+	answer, err := t.adaptation.CreateContainer(ctx, request)
 	if err != nil {
 		return nil, p.named(err)
 	}

@@ -19,42 +19,42 @@ var _ container.Plugins = (*Plugins)(nil)
 
 // Created implements container.Plugins.
 func (p *Plugins) Created(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
-	return p.tell(ctx, func(ctx context.Context) error {
-		return p.adaptation.PostCreateContainer(ctx, &adaptation.PostCreateContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
+	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+		return a.PostCreateContainer(ctx, &adaptation.PostCreateContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
 }
 
 // Start implements container.Plugins.
 func (p *Plugins) Start(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
 	p.forgetContainer(c.ID)
-	return p.tell(ctx, func(ctx context.Context) error {
-		return p.adaptation.StartContainer(ctx, &adaptation.StartContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
+	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+		return a.StartContainer(ctx, &adaptation.StartContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
 }
 
 // Started implements container.Plugins.
 func (p *Plugins) Started(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
-	return p.tell(ctx, func(ctx context.Context) error {
-		return p.adaptation.PostStartContainer(ctx, &adaptation.PostStartContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
+	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+		return a.PostStartContainer(ctx, &adaptation.PostStartContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
 }
 
 // Updated implements container.Plugins.
 func (p *Plugins) Updated(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
-	return p.tell(ctx, func(ctx context.Context) error {
-		return p.adaptation.PostUpdateContainer(ctx, &adaptation.PostUpdateContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
+	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+		return a.PostUpdateContainer(ctx, &adaptation.PostUpdateContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
 }
 
 // Stop implements container.Plugins.
 func (p *Plugins) Stop(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) ([]container.Change, error) {
 	p.forgetContainer(c.ID)
-	if !p.started.Load() {
+	ctx, t := p.begin(ctx, nothing)
+	if t == nil {
 		return nil, nil
 	}
-	ctx, t := p.begin(ctx, nothing)
 	defer t.end()
-	answer, err := p.adaptation.StopContainer(ctx, &adaptation.StopContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
+	answer, err := t.adaptation.StopContainer(ctx, &adaptation.StopContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	if err != nil {
 		return nil, p.named(err)
 	}
@@ -64,15 +64,9 @@ func (p *Plugins) Stop(ctx context.Context, pod *sandbox.Sandbox, c *container.C
 // Remove implements container.Plugins.
 func (p *Plugins) Remove(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
 	p.forgetContainer(c.ID)
-	return p.tell(ctx, func(ctx context.Context) error {
-		return p.adaptation.RemoveContainer(ctx, &adaptation.RemoveContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
+	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+		return a.RemoveContainer(ctx, &adaptation.RemoveContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
-}
-
-func (p *Plugins) noteContainer(c *api.Container) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.containersMade[c.GetId()] = c
 }
 
 func (p *Plugins) forgetContainer(id string) {

@@ -1,15 +1,18 @@
 // Package nri lets plugins of the Node Resource Interface take part in the lives
 // of pods and containers, by the adaptation of github.com/containerd/nri. It is
-// behind two interfaces, sandbox.Plugins and container.Plugins, which are nil
-// where NRI is off.
+// behind two interfaces, sandbox.Plugins and container.Plugins.
 //
 // # States
 //
-//	New                       Open                      Close
-//	----> (no plugin is asked) ---> (plugins are asked) -----> (no plugin is asked)
+//	New       Open, Reconfigure          Reconfigure
+//	----> off ------------------------> on -----------> off
 //
-// Open comes when pods and containers are restored: it starts the plugins of the
-// directory, synchronizes them, and listens for others.
+// While it is off no plugin is asked and nothing listens. Open comes when pods and
+// containers are restored: it starts the plugins of the directory, synchronizes
+// them, and listens for others. Reconfigure switches it on and off, or over to
+// plugins from elsewhere; Close switches it off for ever. Plugins are synchronized
+// with the pods and containers that were made while it was off. Of one that is being
+// made at the moment when it is switched on they may be told only when it ends.
 //
 // # Who owns what
 //
@@ -28,5 +31,6 @@
 // A plugin that connects is synchronized while no request begins: it is sent
 // each pod and container once, in its list or by a request. A request that has
 // begun is not waited for; Plugins.mu guards what such requests are about, and
-// is never held while anything is asked.
+// is never held while anything is asked. Plugins.switching is held while NRI is
+// switched on or off; no request takes it.
 package nri

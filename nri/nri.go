@@ -10,22 +10,26 @@ import (
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
-	nrilog "github.com/containerd/nri/pkg/log"
-	"github.com/containerd/ttrpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/minicri/minicri/container"
-	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/sandbox"
 )
 
-// Options say where plugins come from and how long they may take.
-type Options struct {
+// Source is where plugins come from.
+type Source struct {
+	// Enabled is whether there are any.
+	Enabled bool
 	// Socket is where plugins connect, "" for nowhere; PluginDir has those that
 	// are started here, ConfigDir their configurations.
 	Socket, PluginDir, ConfigDir string
+}
+
+// Options say where plugins come from and how long they may take.
+type Options struct {
+	Source
 	// Registration bounds the registration of a plugin, Request each answer.
 	Registration, Request time.Duration
 	// Version is the daemon's, which plugins are given.
@@ -70,13 +74,19 @@ type Containers interface {
 // Plugins are the NRI plugins of this node.
 type Plugins struct {
 	options    Options
-	adaptation *adaptation.Adaptation
 	pods       Pods
 	containers Containers
 	// reloaded are the options with what Reconfigure has changed.
 	reloaded atomic.Pointer[Options]
-	// started is set when requests may be made.
-	started atomic.Bool
+	// adaptation makes the requests, nil while NRI is off.
+	adaptation atomic.Pointer[adaptation.Adaptation]
+
+	// switching is held while NRI is switched on or off, and guards source, where
+	// plugins come from now, and opened.
+	switching sync.Mutex
+	source    Source
+	opened    bool
+	end       func() // of adaptation
 
 	// mu guards what follows.
 	mu sync.Mutex
@@ -92,81 +102,20 @@ type Plugins struct {
 }
 
 // New makes the plugins; none is asked before Open.
-func New(options Options) (*Plugins, error) {
+func New(options Options) *Plugins {
 	p := &Plugins{
 		options: options, podsMade: make(map[string]*sandbox.Sandbox),
 		containersMade: make(map[string]*api.Container), failed: make(map[string]string),
 	}
-	p.Reconfigure(options)
-	nrilog.Set(logger{options.Logger}) // a variable of the library, as the limits are
-	choices := []adaptation.Option{
-		adaptation.WithPluginPath(options.PluginDir),
-		adaptation.WithPluginConfigPath(options.ConfigDir),
-		adaptation.WithSocketPath(options.Socket),
-		adaptation.WithMetrics(measures{p}),
-		adaptation.WithTTRPCOptions([]ttrpc.ClientOpts{ttrpc.WithUnaryClientInterceptor(ask)}, nil),
-		adaptation.WithBuiltinPlugins(p.validation(), roll()),
-	}
-	if options.Socket == "" {
-		choices = append(choices, adaptation.WithDisabledExternalConnections())
-	}
-	var err error
-	if p.adaptation, err = adaptation.New("minicri", options.Version, p.synchronize, p.updateUnsolicited, choices...); err != nil {
-		return nil, fmt.Errorf("NRI: %w", err)
-	}
-	return p, nil
-}
-
-// Reconfigure puts other limits, required plugins and rejected adjustments into
-// force, for requests that begin from now on. Where plugins come from stays. It does
-// nothing where NRI is off.
-func (p *Plugins) Reconfigure(options Options) {
-	if p == nil {
-		return
-	}
-	// The library keeps both limits in variables of its own; there is one adaptation
-	// in a process.
-	adaptation.SetPluginRegistrationTimeout(options.Registration)
-	adaptation.SetPluginRequestTimeout(options.Request)
 	p.reloaded.Store(&options)
+	return p
 }
 
 // settings are the limits and rules that are in force.
 func (p *Plugins) settings() *Options { return p.reloaded.Load() }
 
-// Open starts the plugins of the directory, synchronizes them with the pods and
-// containers that there are, and listens for others.
-func (p *Plugins) Open(pods Pods, containers Containers) error {
-	p.pods, p.containers = pods, containers
-	if err := checkSocket(p.options.Socket); err != nil {
-		return err
-	}
-	if err := p.adaptation.Start(); err != nil {
-		p.adaptation.Stop()
-		return fmt.Errorf("start NRI with the plugins of %s and the socket %s: %w", p.options.PluginDir, p.options.Socket, err)
-	}
-	p.started.Store(true)
-	return nil
-}
-
-// checkSocket refuses the socket of another runtime: the library would remove it.
-func checkSocket(path string) error {
-	if path == "" {
-		return nil
-	}
-	if err := socket.CheckFree(path); err != nil {
-		return fmt.Errorf("nri.socket: %w: stop the runtime that uses it, or set another path", err)
-	}
-	return nil
-}
-
-// Close ends the plugins that were started here and disconnects the others.
-func (p *Plugins) Close() {
-	if p == nil || !p.started.Swap(false) {
-		return
-	}
-	p.adaptation.Stop()
-}
+// Enabled reports whether there may be plugins now.
+func (p *Plugins) Enabled() bool { return p != nil && p.adaptation.Load() != nil }
 
 // logger hands the library's log to ours.
 type logger struct{ log *slog.Logger }

@@ -17,26 +17,29 @@ var _ sandbox.Plugins = (*Plugins)(nil)
 
 // RunPod implements sandbox.Plugins.
 func (p *Plugins) RunPod(ctx context.Context, sb *sandbox.Sandbox) error {
-	if !p.started.Load() {
+	if !p.Enabled() {
 		return nil
 	}
 	pod := p.pod(sb)
 	if err := p.checkRequired(ctx, pod, ""); err != nil {
 		return err
 	}
-	ctx, t := p.begin(ctx, func() { p.notePod(sb) })
+	ctx, t := p.begin(ctx, func() { p.podsMade[sb.ID] = sb })
+	if t == nil {
+		return nil
+	}
 	defer t.end()
-	return p.named(p.adaptation.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: pod}))
+	return p.named(t.adaptation.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: pod}))
 }
 
 // UpdatePod implements sandbox.Plugins.
 func (p *Plugins) UpdatePod(ctx context.Context, sb *sandbox.Sandbox, overhead, resources *runtimeapi.LinuxContainerResources) error {
-	if !p.started.Load() {
+	ctx, t := p.begin(ctx, nothing)
+	if t == nil {
 		return nil
 	}
-	ctx, t := p.begin(ctx, nothing)
 	defer t.end()
-	_, err := p.adaptation.UpdatePodSandbox(ctx, &adaptation.UpdatePodSandboxRequest{
+	_, err := t.adaptation.UpdatePodSandbox(ctx, &adaptation.UpdatePodSandboxRequest{
 		Pod: p.pod(sb), OverheadLinuxResources: fromCRI(overhead), LinuxResources: fromCRI(resources),
 	})
 	return p.named(err)
@@ -44,42 +47,36 @@ func (p *Plugins) UpdatePod(ctx context.Context, sb *sandbox.Sandbox, overhead, 
 
 // UpdatedPod implements sandbox.Plugins.
 func (p *Plugins) UpdatedPod(ctx context.Context, sb *sandbox.Sandbox) error {
-	return p.tell(ctx, func(ctx context.Context) error {
-		return p.adaptation.PostUpdatePodSandbox(ctx, &adaptation.PostUpdatePodSandboxRequest{Pod: p.pod(sb)})
+	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+		return a.PostUpdatePodSandbox(ctx, &adaptation.PostUpdatePodSandboxRequest{Pod: p.pod(sb)})
 	})
 }
 
 // StopPod implements sandbox.Plugins.
 func (p *Plugins) StopPod(ctx context.Context, sb *sandbox.Sandbox) error {
-	return p.tell(ctx, func(ctx context.Context) error {
-		return p.adaptation.StopPodSandbox(ctx, &adaptation.StopPodSandboxRequest{Pod: p.pod(sb)})
+	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+		return a.StopPodSandbox(ctx, &adaptation.StopPodSandboxRequest{Pod: p.pod(sb)})
 	})
 }
 
 // RemovePod implements sandbox.Plugins.
 func (p *Plugins) RemovePod(ctx context.Context, sb *sandbox.Sandbox) error {
 	defer p.forgetPod(sb.ID)
-	return p.tell(ctx, func(ctx context.Context) error {
-		return p.adaptation.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: p.pod(sb)})
+	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+		return a.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: p.pod(sb)})
 	})
 }
 
 func nothing() {}
 
 // tell makes a request that no plugin answers with more than an error.
-func (p *Plugins) tell(ctx context.Context, request func(context.Context) error) error {
-	if !p.started.Load() {
+func (p *Plugins) tell(ctx context.Context, request func(context.Context, *adaptation.Adaptation) error) error {
+	ctx, t := p.begin(ctx, nothing)
+	if t == nil {
 		return nil
 	}
-	ctx, t := p.begin(ctx, nothing)
 	defer t.end()
-	return p.named(request(ctx))
-}
-
-func (p *Plugins) notePod(sb *sandbox.Sandbox) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.podsMade[sb.ID] = sb
+	return p.named(request(ctx, t.adaptation))
 }
 
 func (p *Plugins) forgetPod(id string) {

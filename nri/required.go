@@ -78,12 +78,13 @@ func isBuiltin(plugin string) bool {
 // which they are asked. A request goes through the library for that, but to no
 // plugin.
 func (p *Plugins) Connected(ctx context.Context) []string {
-	if !p.started.Load() {
+	a := p.adaptation.Load()
+	if a == nil {
 		return nil
 	}
-	t := &turn{adaptation: p.adaptation, uncounted: &p.uncounted}
+	t := &turn{adaptation: a, uncounted: &p.uncounted}
 	// What validators in the plugins would say is of no interest.
-	_, _ = p.adaptation.CreateContainer(context.WithValue(ctx, turnKey{}, t), &adaptation.CreateContainerRequest{
+	_, _ = a.CreateContainer(context.WithValue(ctx, turnKey{}, t), &adaptation.CreateContainerRequest{
 		Pod: &api.PodSandbox{}, Container: &api.Container{},
 	})
 	return slices.DeleteFunc(t.connected, isBuiltin)

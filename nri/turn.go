@@ -32,11 +32,20 @@ type turn struct {
 
 type turnKey struct{}
 
-// begin starts a request about something that is noted by note first: a plugin
-// that is synchronized later finds it, one that was before is asked.
+// begin starts a request about something that is noted by note first, under p.mu: a
+// plugin that is synchronized later finds it, one that was before is asked. The turn
+// is nil while NRI is off.
 func (p *Plugins) begin(ctx context.Context, note func()) (context.Context, *turn) {
-	t := &turn{adaptation: p.adaptation, block: p.adaptation.BlockPluginSync()}
-	note()
+	a := p.adaptation.Load()
+	if a == nil {
+		return ctx, nil
+	}
+	t := &turn{adaptation: a, block: a.BlockPluginSync()}
+	p.mu.Lock()
+	if p.adaptation.Load() == a { // else nobody would forget it
+		note()
+	}
+	p.mu.Unlock()
 	return context.WithValue(ctx, turnKey{}, t), t
 }
 

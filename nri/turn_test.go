@@ -71,13 +71,11 @@ func open(t *testing.T, limit time.Duration) (*Plugins, *counted, string) {
 	t.Helper()
 	dir := t.TempDir()
 	measured := &counted{requests: make(map[string]int)}
-	p, err := New(Options{
-		Socket: filepath.Join(dir, "s"), PluginDir: dir, ConfigDir: dir, Registration: 10 * time.Second, Request: limit,
+	p := New(Options{
+		Source:       Source{Enabled: true, Socket: filepath.Join(dir, "s"), PluginDir: dir, ConfigDir: dir},
+		Registration: 10 * time.Second, Request: limit,
 		Version: "test", Metrics: measured, Logger: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if err := p.Open(nonePods{}, none{}); err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +101,7 @@ func connect(t *testing.T, p *Plugins, socket, index string, plugin any) {
 func (p *Plugins) run(ctx context.Context, name string) error {
 	ctx, t := p.begin(ctx, nothing)
 	defer t.end()
-	return p.named(p.adaptation.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: &api.PodSandbox{Name: name}}))
+	return p.named(t.adaptation.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: &api.PodSandbox{Name: name}}))
 }
 
 // Many requests go through while one plugin hangs over another; a plugin that

@@ -15,12 +15,12 @@ import (
 
 // Update implements container.Plugins.
 func (p *Plugins) Update(ctx context.Context, pod *sandbox.Sandbox, c *container.Container, asked *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, []container.Change, error) {
-	if !p.started.Load() {
+	ctx, t := p.begin(ctx, nothing)
+	if t == nil {
 		return asked, nil, nil
 	}
-	ctx, t := p.begin(ctx, nothing)
 	defer t.end()
-	answer, err := p.adaptation.UpdateContainer(ctx, &adaptation.UpdateContainerRequest{
+	answer, err := t.adaptation.UpdateContainer(ctx, &adaptation.UpdateContainerRequest{
 		Pod: p.pod(pod), Container: p.container(c), LinuxResources: fromCRI(asked),
 	})
 	if err != nil {

@@ -12,6 +12,9 @@ import (
 // call ends, by limits of its own or with its context. An error of RunPod or
 // UpdatePod refuses the operation; those of the others are only logged.
 type Plugins interface {
+	// Enabled reports whether there may be plugins now. While it does not, no other
+	// method is called; plugins that come later are told which pods there are.
+	Enabled() bool
 	// RunPod is called when the pod has its network, and before it is Ready and
 	// before any container.
 	RunPod(ctx context.Context, sb *Sandbox) error
@@ -25,10 +28,11 @@ type Plugins interface {
 	RemovePod(ctx context.Context, sb *Sandbox) error
 }
 
-// announce asks the plugins whether the pod may run. From here on they know of
-// it, and are notified of its end.
+// hasPlugins reports whether there may be plugins now.
+func (s *Store) hasPlugins() bool { return s.options.Plugins != nil && s.options.Plugins.Enabled() }
+
+// announce asks the plugins whether the pod may run.
 func (c *creation) announce(ctx context.Context) error {
-	c.announced = true
 	c.update(func(f *Facts) { f.Pause = c.starter.facts })
 	return c.owner.options.Plugins.RunPod(ctx, c.Sandbox)
 }
@@ -36,10 +40,13 @@ func (c *creation) announce(ctx context.Context) error {
 // announceStop notifies the plugins once that the pod stops, if they know of it. Their
 // errors do not keep the pod from stopping. The sandbox's lock is held.
 func (s *Store) announceStop(steps *step.Sequence, sb *Sandbox) {
-	if s.options.Plugins == nil || !sb.announced || sb.stopAnnounced {
+	if !sb.announced || sb.stopAnnounced {
 		return
 	}
 	sb.stopAnnounced = true
+	if !s.hasPlugins() {
+		return
+	}
 	err := steps.Do(stepNRIStop, func(ctx context.Context) error { return s.options.Plugins.StopPod(ctx, sb) })
 	if err != nil {
 		s.options.Logger.Warn("an NRI plugin was not notified that a pod stops", "sandbox", sb.ID, "err", err)
@@ -48,10 +55,13 @@ func (s *Store) announceStop(steps *step.Sequence, sb *Sandbox) {
 
 // announceRemoval is the same for the pod's removal.
 func (s *Store) announceRemoval(steps *step.Sequence, sb *Sandbox) {
-	if s.options.Plugins == nil || !sb.announced {
+	if !sb.announced {
 		return
 	}
 	sb.announced = false
+	if !s.hasPlugins() {
+		return
+	}
 	err := steps.Do(stepNRIRemove, func(ctx context.Context) error { return s.options.Plugins.RemovePod(ctx, sb) })
 	if err != nil {
 		s.options.Logger.Warn("an NRI plugin was not notified that a pod is removed", "sandbox", sb.ID, "err", err)
@@ -61,7 +71,7 @@ func (s *Store) announceRemoval(steps *step.Sequence, sb *Sandbox) {
 // askUpdate asks the plugins about an update, without the sandbox's lock: one
 // that hangs does not hold up the pod's end.
 func (s *Store) askUpdate(ctx context.Context, sb *Sandbox, overhead, resources *runtimeapi.LinuxContainerResources) error {
-	if s.options.Plugins == nil {
+	if !s.hasPlugins() {
 		return nil
 	}
 	return s.begin(ctx, sb).Do(stepNRIUpdate, func(ctx context.Context) error {
@@ -71,7 +81,7 @@ func (s *Store) askUpdate(ctx context.Context, sb *Sandbox, overhead, resources 
 
 // announceUpdate notifies the plugins that the update is recorded.
 func (s *Store) announceUpdate(ctx context.Context, sb *Sandbox) {
-	if s.options.Plugins == nil {
+	if !s.hasPlugins() {
 		return
 	}
 	err := s.begin(ctx, sb).Do(stepNRIUpdated, func(ctx context.Context) error { return s.options.Plugins.UpdatedPod(ctx, sb) })

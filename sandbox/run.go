@@ -143,7 +143,10 @@ func (c *creation) run() {
 // start goes through the steps that follow when pause is prepared and the
 // addresses are known.
 func (c *creation) start() {
-	if c.owner.options.Plugins != nil {
+	// From here on plugins know of the pod, now or when they come, and are notified
+	// of its end.
+	c.announced = c.steps.Err() == nil
+	if c.owner.hasPlugins() {
 		c.steps.Step(stepNRIRun, c.announce)
 	}
 	c.steps.Step(stepStart, c.startPause)

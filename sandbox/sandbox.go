@@ -44,7 +44,7 @@ type Sandbox struct {
 	// unserved: no supervisor served when pause was to be deleted from it. Only under
 	// the lock.
 	unserved bool
-	// announced: the plugins know of the sandbox; stopAnnounced: they were
+	// announced: plugins know of the sandbox, now or when they come; stopAnnounced: they were
 	// notified that it stops. Only under the lock.
 	announced, stopAnnounced bool
 }

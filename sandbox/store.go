@@ -64,7 +64,7 @@ type Options struct {
 	Lives *step.Lives
 	// Events receives what happens to sandboxes; nil if nothing does.
 	Events Events
-	// Plugins take part in the lives of pods; nil if there are none.
+	// Plugins take part in the lives of pods; nil if there never are any.
 	Plugins Plugins
 	Logger  *slog.Logger
 }

@@ -141,7 +141,7 @@ func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[
 		"stuckPlugins":       r.Networks.Stuck(),
 		"quarantinedRecords": slices.Concat(r.Sandboxes.Quarantined(), r.Containers.Quarantined(), r.Networks.Quarantined()),
 	}
-	if r.Plugins != nil {
+	if r.Plugins.Enabled() {
 		info["nriPlugins"] = r.Plugins.Connected(ctx)
 	}
 	if configuration, err := r.Networks.Configuration(); err == nil {

@@ -34,7 +34,7 @@ type Runtime struct {
 	Streams    Streams
 	Events     *Broadcaster
 	Info       Info
-	// Plugins are those of NRI, nil where that is off.
+	// Plugins are those of NRI.
 	Plugins *nri.Plugins
 	// Observe measures each call that has ended; nil if nothing does.
 	Observe func(method, code string, took time.Duration)

@@ -19,22 +19,10 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// reloaded are the keys, and the tables, that take effect without a restart. All
-// others are named in the log when they change.
-var reloaded = []string{
-	"log_level", "limits.", "runtimes", "default_network.", "images.",
-	"nri.registration_timeout", "nri.request_timeout", "nri.required_plugins", "nri.tolerate_missing_annotation", "nri.reject",
-}
-
-func isReloaded(key string) bool {
-	return slices.ContainsFunc(reloaded, func(known string) bool {
-		return key == known || strings.HasSuffix(known, ".") && strings.HasPrefix(key, known)
-	})
-}
-
 // apply puts into force what can be of a configuration, for what begins from now
-// on: nothing that is under way changes its limits.
-func (n *parts) apply(c *config.Config) {
+// on: nothing that is under way changes its limits. NRI may refuse where its plugins
+// are to come from; c then says what is in force instead.
+func (n *parts) apply(c *config.Config) error {
 	n.runtime.Sandboxes.SetLimits(sandboxLimits(c))
 	n.runtime.Containers.SetLimits(containerLimits(c))
 	n.runtime.Networks.SetLimits(networkLimits(c))
@@ -42,7 +30,14 @@ func (n *parts) apply(c *config.Config) {
 	n.runtime.Networks.SetDirectories(c.CNIConfDirs())
 	n.runtime.Info.Handlers.Replace(handlerSpecs(c))
 	n.images.Reconfigure(imageConfig(c, nil))
-	n.runtime.Plugins.Reconfigure(nriOptions(c, nil, nil))
+	err := n.runtime.Plugins.Reconfigure(nriOptions(c, nil, nil))
+	if err != nil {
+		now := n.runtime.Plugins.InForce()
+		if c.NRI.Enabled = now.Enabled; now.Enabled {
+			c.NRI.Socket, c.NRI.PluginDir, c.NRI.ConfigDir = now.Socket, now.PluginDir, now.ConfigDir
+		}
+	}
+	return err
 }
 
 // reload reads the configuration and puts into force what can be. One that
@@ -67,13 +62,16 @@ func (d *serving) reload() {
 		return
 	}
 	d.level.Set(level)
-	d.node.apply(fresh)
+	if err := d.node.apply(fresh); err != nil {
+		d.logger.Error("NRI cannot be reloaded, all other keys can: correct nri, or free what it needs, and send SIGHUP", "nri.enabled", fresh.NRI.Enabled, "err", err)
+	}
 	d.node.runtime.Containers.SetHandlerDefaults(of)
-	defer func() { d.inForce.Store(inForce(d.inForce.Load(), fresh)) }()
-	changed := changedKeys(reflect.ValueOf(d.inForce.Load()).Elem(), reflect.ValueOf(fresh).Elem(), "")
+	before := d.node.inForce.Load()
+	d.node.inForce.Store(before.Reloaded(fresh))
+	changed := changedKeys(reflect.ValueOf(before).Elem(), reflect.ValueOf(fresh).Elem(), "")
 	var applied, restart []string
 	for _, key := range changed {
-		if isReloaded(key) {
+		if config.IsReloaded(key) {
 			applied = append(applied, key)
 		} else {
 			restart = append(restart, key)
@@ -84,16 +82,6 @@ func (d *serving) reload() {
 		return
 	}
 	d.logger.Info("configuration reloaded", "applied", applied)
-}
-
-// inForce is a configuration with those keys of a fresh one that are reloaded.
-func inForce(before, fresh *config.Config) *config.Config {
-	next := *before
-	next.LogLevel, next.Limits, next.Runtimes = fresh.LogLevel, fresh.Limits, fresh.Runtimes
-	next.DefaultNetwork, next.Images = fresh.DefaultNetwork, fresh.Images
-	next.NRI.Registration, next.NRI.Request = fresh.NRI.Registration, fresh.NRI.Request
-	next.NRI.Required, next.NRI.Tolerate, next.NRI.Reject = fresh.NRI.Required, fresh.NRI.Tolerate, fresh.NRI.Reject
-	return &next
 }
 
 // monotonicMicros is the time as systemd wants to have it.
@@ -112,17 +100,17 @@ const lookPeriod = time.Second
 func (d *serving) followFile(ctx context.Context, changed chan<- struct{}) {
 	tick := time.NewTicker(lookPeriod)
 	defer tick.Stop()
-	inForce := d.stamp()
-	last := inForce
+	read := d.read
+	last := read
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now := d.stamp()
-		if now != inForce && now == last {
-			inForce = now
+		now := stamp(d.arguments)
+		if now != read && now == last {
+			read = now
 			select {
 			case changed <- struct{}{}:
 			case <-ctx.Done():
@@ -133,9 +121,9 @@ func (d *serving) followFile(ctx context.Context, changed chan<- struct{}) {
 }
 
 // stamp changes whenever one of the configuration's files does.
-func (d *serving) stamp() string {
+func stamp(arguments []string) string {
 	var b strings.Builder
-	file := config.File(d.arguments)
+	file := config.File(arguments)
 	dropIns, _ := filepath.Glob(filepath.Join(file+".d", "*.toml")) // the pattern is fine
 	slices.Sort(dropIns)
 	for _, path := range append([]string{file}, dropIns...) {

@@ -40,7 +40,7 @@ func changeAll(t *testing.T, table reflect.Value) {
 func TestEachKeyIsReloadedOrNamed(t *testing.T) {
 	before, fresh := config.Default(), config.Default()
 	changeAll(t, reflect.ValueOf(fresh).Elem())
-	now := inForce(before, fresh)
+	now := before.Reloaded(fresh)
 	keys := func(was, is *config.Config) []string {
 		return changedKeys(reflect.ValueOf(was).Elem(), reflect.ValueOf(is).Elem(), "")
 	}
@@ -49,11 +49,11 @@ func TestEachKeyIsReloadedOrNamed(t *testing.T) {
 		t.Fatalf("only %d keys: %q", len(all), all)
 	}
 	for _, key := range all {
-		if is := slices.Contains(applied, key); is != isReloaded(key) {
-			t.Errorf("%s: in force %v, told to be reloaded %v", key, is, isReloaded(key))
+		if is := slices.Contains(applied, key); is != config.IsReloaded(key) {
+			t.Errorf("%s: in force %v, told to be reloaded %v", key, is, config.IsReloaded(key))
 		}
 	}
-	for _, key := range []string{"log_level", "limits.cni_add", "limits.shutdown", "runtimes", "default_network.enabled", "images.certs_dirs", "nri.required_plugins", "nri.request_timeout"} {
+	for _, key := range []string{"log_level", "limits.cni_add", "limits.shutdown", "runtimes", "default_network.enabled", "images.certs_dirs", "nri.required_plugins", "nri.request_timeout", "nri.enabled", "nri.socket"} {
 		if !slices.Contains(applied, key) {
 			t.Errorf("%s is not reloaded", key)
 		}

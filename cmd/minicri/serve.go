@@ -32,6 +32,7 @@ func serve(ctx context.Context, arguments []string) error {
 	// What is made for containers of any user must not depend on the shell that
 	// the daemon was started from.
 	syscall.Umask(0o022)
+	read := stamp(arguments) // first: what changes from here on is followed
 	c, err := config.Load(arguments, os.Stderr)
 	if err != nil {
 		return err
@@ -52,7 +53,7 @@ func serve(ctx context.Context, arguments []string) error {
 	if err := process.Adopt(); err != nil {
 		return err
 	}
-	d := &serving{arguments: arguments, config: c, level: level, logger: logger}
+	d := &serving{arguments: arguments, read: read, config: c, level: level, logger: logger}
 	return d.run(ctx, signals)
 }
 
@@ -78,8 +79,7 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 	}
 	defer func() { err = errors.Join(err, node.close()) }()
 	d.node = node
-	d.inForce.Store(c)
-	node.runtime.Info.Config = func() any { return d.inForce.Load() }
+	node.runtime.Info.Config = func() any { return node.inForce.Load() }
 	seen := node.inspect(c)
 	d.start(background, &wait, signals)
 	if err := d.startInspection(background, &wait, seen); err != nil {
@@ -111,7 +111,7 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 	}
 	notify(logger, daemon.SdNotifyStopping)
 	logger.Info("shutting down; pods keep running")
-	shutdown(grpcServer, node.runtime, time.Duration(d.inForce.Load().Limits.Shutdown))
+	shutdown(grpcServer, node.runtime, time.Duration(node.inForce.Load().Limits.Shutdown))
 	return nil
 }
 

@@ -7,7 +7,6 @@ import (
 	"os/signal"
 	"reflect"
 	"sync"
-	"sync/atomic"
 	"syscall"
 
 	"github.com/minicri/minicri/internal/config"
@@ -47,11 +46,11 @@ func (d *serving) handleSignals(ctx context.Context, signals <-chan os.Signal) {
 // serving is what the daemon was started with.
 type serving struct {
 	arguments []string
-	config    *config.Config
-	level     *slog.LevelVar
-	logger    *slog.Logger
-	// inForce is the configuration with what was reloaded.
-	inForce atomic.Pointer[config.Config]
+	// read is the stamp of the files that config is from.
+	read   string
+	config *config.Config
+	level  *slog.LevelVar
+	logger *slog.Logger
 	// node is set before anything can ask for a reload.
 	node *parts
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/minicri/minicri/internal/config"
@@ -25,9 +26,9 @@ func openSupervisors(ctx context.Context, c *config.Config, k kernel, logger *sl
 }
 
 // supervisorGroup returns the rule by which pods share a supervisor, or do not.
-func supervisorGroup(c *config.Config) func(handler, id string) string {
+func supervisorGroup(inForce *atomic.Pointer[config.Config]) func(handler, id string) string {
 	return func(handler, id string) string {
-		if c.SupervisorOf(handler) == config.SupervisorPod {
+		if inForce.Load().SupervisorOf(handler) == config.SupervisorPod {
 			return id
 		}
 		return client.NodeGroup

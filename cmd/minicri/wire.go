@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/minicri/minicri/container"
@@ -20,6 +21,7 @@ import (
 	"github.com/minicri/minicri/internal/sweep"
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/nri"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/server"
@@ -54,10 +56,7 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*parts, e
 	measured.Watch(metrics.Sources{
 		Sandboxes: runtime.Sandboxes, Containers: runtime.Containers, Networks: runtime.Networks, Streams: streams.Open, Dropped: runtime.Events.Dropped,
 	})
-	n := &parts{shim: k.shim, supervisors: k.supervisors, runtime: runtime, images: images, streams: streams, metrics: measured, lives: k.lives, defaults: k.defaults}
-	if runtime.Plugins == nil {
-		return n, nil
-	}
+	n := &parts{shim: k.shim, supervisors: k.supervisors, runtime: runtime, images: images, streams: streams, metrics: measured, lives: k.lives, defaults: k.defaults, inForce: k.inForce}
 	if err := runtime.Plugins.Open(runtime.Sandboxes, runtime.Containers); err != nil {
 		return nil, errors.Join(err, n.close())
 	}
@@ -75,6 +74,8 @@ type parts struct {
 	lives       *step.Lives
 	// defaults are those of all runtime handlers, which a reload does not change.
 	defaults oci.Defaults
+	// inForce is the configuration with what was reloaded.
+	inForce *atomic.Pointer[config.Config]
 }
 
 // inspect is what people may ask of the daemon.
@@ -132,6 +133,8 @@ type kernel struct {
 	// lives keeps the timelines of pods and containers that are gone.
 	lives       *step.Lives
 	supervisors *client.Set
+	// inForce is the configuration with what was reloaded.
+	inForce *atomic.Pointer[config.Config]
 }
 
 func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) (_ *server.Runtime, err error) {
@@ -145,9 +148,7 @@ func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.
 	if runtime.Stats, err = stats.Open(ctx, images, logger); err != nil {
 		return nil, err
 	}
-	if runtime.Plugins, err = newPlugins(c, measured, logger); err != nil {
-		return nil, err
-	}
+	runtime.Plugins = nri.New(nriOptions(c, measured, logger))
 	if runtime.Sandboxes, err = sandbox.Open(ctx, sandboxOptions(c, k, runtime, measured, logger)); err != nil {
 		return nil, err
 	}
@@ -161,6 +162,8 @@ func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.
 }
 
 func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k kernel, err error) {
+	k.inForce = &atomic.Pointer[config.Config]{}
+	k.inForce.Store(c)
 	if k.machine, err = readMachine(ctx, c.Root, logger); err != nil {
 		return k, err
 	}
@@ -222,14 +225,14 @@ func handlerSpecs(c *config.Config) map[string]handler.Spec {
 func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measured *metrics.Metrics, logger *slog.Logger) sandbox.Options {
 	return sandbox.Options{
 		Root: c.Root, State: c.State, Version: version, Node: k.node, Handlers: k.handlers,
-		Supervisors: k.supervisors, Group: supervisorGroup(c),
+		Supervisors: k.supervisors, Group: supervisorGroup(k.inForce),
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd),
 		Machine: k.machine, Defaults: k.defaults, ShmSize: c.ShmSize, Hierarchies: k.hierarchies, Networks: runtime.Networks, Netns: k.netns, Userns: k.userns,
 		Limits:  sandboxLimits(c),
 		Observe: measured.Observe,
 		Lives:   k.lives,
 		Events:  runtime,
-		Plugins: podPlugins(runtime.Plugins),
+		Plugins: runtime.Plugins,
 		Logger:  logger,
 	}
 }
@@ -243,7 +246,7 @@ func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, image
 		Observe: measured.Observe, ObserveExit: measured.ObserveExit, ObserveLost: measured.ObserveLost,
 		Lives:   k.lives,
 		Events:  runtime,
-		Plugins: containerPlugins(runtime.Plugins),
+		Plugins: runtime.Plugins,
 		Logger:  logger,
 	}
 }

@@ -16,6 +16,8 @@ The daemon reads %s if it exists, or the file of its flag --config, which has to
 - ` + "`minicri config default`" + ` prints a file with every key, its default and its comment.
 - ` + "`minicri config check FILE`" + ` reads a file with its drop-ins as the daemon does, and reports everything that cannot work: unknown keys, durations without a unit, paths that are not absolute, limits that another limit always ends first. The daemon refuses to start with such a file.
 
+At SIGHUP, and when one of the files has changed and was not written to for a second, the daemon reads them again. The keys and tables of which that is said below are in force then, for what begins from then on. The log names all others that have changed: they need a restart, over which pods keep running. A file that cannot be read, or would be refused at the start, changes nothing, and the log has the reason.
+
 Durations are written with their unit: '90s', '1m30s', '500ms'.
 `
 
@@ -33,17 +35,26 @@ func configuration() string {
 	head()
 	for _, key := range config.Keys() {
 		if key.Table {
-			fmt.Fprintf(&b, "\n## [%s]\n\n%s.\n", key.Name, sentence(key.Comment))
+			fmt.Fprintf(&b, "\n## [%s]\n\n%s.%s\n", key.Name, sentence(key.Comment), reloaded(key, " A reload puts all of it into force."))
 			head()
 			continue
 		}
 		_, name, inTable := cutLast(key.Name, ".")
+		note := ""
 		if !inTable {
-			name = key.Name
+			name, note = key.Name, reloaded(key, ". A reload puts it into force")
 		}
-		row("`"+name+"`", key.Kind, code(key.Default), strings.ReplaceAll(meaning(key), "|", `\|`))
+		row("`"+name+"`", key.Kind, code(key.Default), strings.ReplaceAll(meaning(key), "|", `\|`)+note)
 	}
 	return b.String()
+}
+
+// reloaded is a note on keys that take effect without a restart.
+func reloaded(key config.Key, note string) string {
+	if key.Reload {
+		return note
+	}
+	return ""
 }
 
 // meaning is the comment, what a zero means, and the flag.

@@ -6,7 +6,8 @@
 //
 // The tags besides toml and comment: need says what a text has to be (path,
 // paths, endpoint, reference; with a question mark it may be empty), zero is
-// what a zero means where a zero is allowed, least is the smallest number.
+// what a zero means where a zero is allowed, least is the smallest number, reload
+// is on what takes effect without a restart.
 package config
 
 import (
@@ -26,7 +27,7 @@ type Config struct {
 	CNIConf  string `toml:"cni_conf_dir" need:"path" comment:"directory of network configurations; the first valid one by name is used"`
 	CNIBin   string `toml:"cni_bin_dir" need:"paths" comment:"directories of network plugins, separated by ':'"`
 	Shim     string `toml:"shim" need:"path?" comment:"path of minicri-shim; '' is the one in the daemon's own directory"`
-	LogLevel string `toml:"log_level" comment:"debug, info, warn or error"`
+	LogLevel string `toml:"log_level" reload:"yes" comment:"debug, info, warn or error"`
 	Metrics  string `toml:"metrics_address" need:"endpoint?" comment:"TCP address of Prometheus metrics (/metrics), such as 127.0.0.1:9440; '' disables them"`
 
 	CgroupDriver string `toml:"cgroup_driver" comment:"cgroupfs or systemd; '' is systemd where it manages a machine with cgroup v2, else cgroupfs"`
@@ -46,13 +47,13 @@ type Config struct {
 
 	PidsLimit int64 `toml:"pids_limit" least:"0" zero:"no limit" comment:"maximum number of processes of a container"`
 
-	DefaultNetwork DefaultNetwork     `toml:"default_network" comment:"a bridge network, used while cni_conf_dir has no configuration"`
-	Images         Images             `toml:"images" comment:"pulling and keeping images"`
+	DefaultNetwork DefaultNetwork     `toml:"default_network" reload:"yes" comment:"a bridge network, used while cni_conf_dir has no configuration"`
+	Images         Images             `toml:"images" reload:"yes" comment:"pulling and keeping images"`
 	Streaming      Streaming          `toml:"streaming" comment:"exec, attach and port-forward"`
-	NRI            NRI                `toml:"nri" comment:"plugins of the Node Resource Interface, which adjust pods and containers"`
+	NRI            NRI                `toml:"nri" reload:"yes" comment:"plugins of the Node Resource Interface, which adjust pods and containers"`
 	Tracing        Tracing            `toml:"tracing" comment:"spans of OpenTelemetry, for calls, steps, plugins and layers"`
-	Limits         Limits             `toml:"limits" comment:"how long operations may take, and how often they are tried"`
-	Runtimes       map[string]Runtime `toml:"runtimes" comment:"the runtime handlers that a RuntimeClass may name; pods without a RuntimeClass use type builtin"`
+	Limits         Limits             `toml:"limits" reload:"yes" comment:"how long operations may take, and how often they are tried"`
+	Runtimes       map[string]Runtime `toml:"runtimes" reload:"yes" comment:"the runtime handlers that a RuntimeClass may name; pods without a RuntimeClass use type builtin"`
 }
 
 // The types of runtime handlers.

@@ -22,6 +22,8 @@ type Key struct {
 	Comment string
 	// Flag is the flag of the same meaning, "" if there is none.
 	Flag string
+	// Reload says that it takes effect without a restart.
+	Reload bool
 }
 
 // Keys are all keys, tables after the keys that are in none.
@@ -41,6 +43,7 @@ func keysOf(table reflect.Value, prefix string) (keys []Key) {
 	for i := range table.NumField() {
 		field := table.Type().Field(i)
 		key := Key{Name: prefix + field.Tag.Get("toml"), Comment: field.Tag.Get("comment"), Zero: field.Tag.Get("zero")}
+		key.Reload = IsReloaded(key.Name)
 		switch value := table.Field(i); value.Kind() {
 		case reflect.Struct:
 			key.Table = true

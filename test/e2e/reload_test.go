@@ -124,7 +124,7 @@ func TestReload(t *testing.T) {
 }
 
 // Each kind of key that is reloaded has its effect: images, the default network,
-// NRI. Where NRI's plugins come from needs a restart, and is named.
+// NRI.
 func TestReloadOfEachTable(t *testing.T) {
 	dir := t.TempDir()
 	n := newNode(t, harness.NoNetwork(), harness.Config(fmt.Sprintf(`[limits]
@@ -170,8 +170,8 @@ required_plugins = []
 	reload("required_plugins = ['absent']", "required_plugins = []")
 	n.RunPod(n.PodConfig("refused"))
 	reload(dir+"/nri.sock", dir+"/other.sock")
-	if !strings.Contains(n.Log(), "keys=[nri.socket]") || !ready(t, n, id) {
-		t.Error("nri.socket is not named, or the pod has ended")
+	if _, err := os.Stat(dir + "/other.sock"); err != nil || !ready(t, n, id) {
+		t.Errorf("plugins cannot connect at the other socket, or the pod has ended: %v", err)
 	}
 }
 

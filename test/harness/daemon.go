@@ -137,7 +137,9 @@ func (n *Node) command() *exec.Cmd {
 		"--cni-conf-dir", n.CNIConf,
 		"--cni-bin-dir", n.Plugins + ":" + n.CNIBin,
 		"--shim", filepath.Join(n.binaries, "minicri-shim"),
-		"--log-level", "debug",
+	}
+	if !n.options.levelOfFile {
+		args = append(args, "--log-level", "debug")
 	}
 	cmd := exec.Command(filepath.Join(n.binaries, "minicri"), append(args, n.options.flags...)...)
 	cmd.Env = append(os.Environ(), n.options.env...)

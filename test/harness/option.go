@@ -18,7 +18,9 @@ type options struct {
 	config    string
 	env       []string
 	flags     []string
-	binaries  string
+	// levelOfFile: the configuration file has the log level.
+	levelOfFile bool
+	binaries    string
 	// handler is that of RunPod; runtimes are tables that come last in the file.
 	handler, runtimes string
 }
@@ -72,6 +74,12 @@ func Parallel() Option {
 // cgroup_driver and cgroup_parent are there already.
 func Config(toml string) Option {
 	return func(o *options) { o.config += toml + "\n" }
+}
+
+// LevelOfFile leaves the log level to the configuration file. Without it a flag
+// says debug.
+func LevelOfFile() Option {
+	return func(o *options) { o.levelOfFile = true }
 }
 
 // Env adds KEY=VALUE pairs to the daemon's environment.

@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -21,11 +22,22 @@ import (
 
 // The node at a glance, the list of lives, and what a maintainer gets.
 func TestNodeAtAGlance(t *testing.T) {
-	n := newNode(t, harness.Config("default_env = ['EVERYWHERE=S3CRET']\n"))
+	credentials := filepath.Join(t.TempDir(), "docker.json")
+	check(t, os.WriteFile(credentials, []byte(`{"auths": {"127.0.0.1:1": {"username": "me", "password": "S3CRET"}}}`), 0o600))
+	n := newNode(t, harness.Config(fmt.Sprintf("default_env = ['EVERYWHERE=S3CRET']\n[images]\ndocker_config = '%s'\n%s", credentials, fast)))
 	n.ImportBusybox()
-	pod := n.PodConfig("web")
+	bridge := n.BridgePlugin()
+	bridge["agent"] = harness.Object{"password": "S3CRET", "url": "https://me:S3CRET@agent.example/"}
+	n.network(bridge)
+	pod := n.PodConfig("web", func(c *runtimeapi.PodSandboxConfig) {
+		c.Annotations = map[string]string{"vault.example/token": "S3CRET", "plain.example/text": "S3CRET"}
+		c.Labels["key"] = "S3CRET"
+	})
 	id := n.RunPod(pod)
-	made, err := n.Runtime.CreateContainer(limited(t), n.container(pod, id, "app", harness.BusyboxImage, "sleep 1000000", 64<<20))
+	request := n.container(pod, id, "app", harness.BusyboxImage, "sleep 1000000", 64<<20)
+	request.Config.Args = []string{"--password=S3CRET"}
+	request.Config.Annotations = map[string]string{"note": "S3CRET"}
+	made, err := n.Runtime.CreateContainer(limited(t), request)
 	check(t, err)
 	_, err = n.Runtime.StartContainer(limited(t), &runtimeapi.StartContainerRequest{ContainerId: made.ContainerId})
 	check(t, err)
@@ -69,8 +81,24 @@ func TestNodeAtAGlance(t *testing.T) {
 	if slowest := n.json("--slowest", "1"); len(slowest) != 1 || slowest[0].Name != "test/web" {
 		t.Errorf("slowest: %+v", slowest)
 	}
+	for _, auth := range []*runtimeapi.AuthConfig{nil, {Username: "me", Password: "S3CRET"}, {RegistryToken: "S3CRET"}, {Auth: "bWU6UzNDUkVU"}} {
+		_, err := n.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "127.0.0.1:1/app:1", Annotations: map[string]string{"a": "S3CRET"}}, Auth: auth, SandboxConfig: pod})
+		says(t, err, "connection refused")
+	}
 	bundle(t, n)
+	all := n.text("web") + n.page("web") + n.text("web", "--json") + n.text("--json") + text + table
+	for _, secret := range secrets {
+		if strings.Contains(all, secret) {
+			t.Errorf("%s is shown", secret)
+		}
+	}
+	if log := n.Log(); strings.Contains(log, "S3CRET") {
+		t.Error("the log at level debug has a secret")
+	}
 }
+
+// secrets are the word that is in every secret of the test, and its base64.
+var secrets = []string{"S3CRET", "UzNDUkVU"}
 
 // bundle: every part is there, and no secret.
 func bundle(t *testing.T, n node) {
@@ -91,8 +119,10 @@ func bundle(t *testing.T, n node) {
 		check(t, err)
 		content, err := io.ReadAll(archive)
 		check(t, err)
-		if bytes.Contains(content, []byte("S3CRET")) {
-			t.Errorf("%s has a secret", header.Name)
+		for _, secret := range secrets {
+			if bytes.Contains(content, []byte(secret)) {
+				t.Errorf("%s has a secret", header.Name)
+			}
 		}
 		names = append(names, strings.TrimPrefix(header.Name, "minicri-debug/"))
 	}

@@ -1,0 +1,94 @@
+package container
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// reload puts other keys of [nri] into force, and waits until they are.
+func (n *nriNode) reload(keys string) {
+	n.t.Helper()
+	const done = "configuration reloaded"
+	before := strings.Count(n.Log(), done)
+	dropIns := filepath.Join(n.Dir, "config.toml.d")
+	check(n.t, os.MkdirAll(dropIns, 0o755))
+	check(n.t, os.WriteFile(filepath.Join(dropIns, "nri.toml"), []byte("[nri]\n"+keys), 0o600))
+	check(n.t, unix.Kill(n.PID(), unix.SIGHUP))
+	eventually(n.t, "it is reloaded: "+keys, func() bool { return strings.Count(n.Log(), done) > before })
+}
+
+// isOn reports whether Status shows plugins.
+func (n *nriNode) isOn() bool {
+	n.t.Helper()
+	answer, err := n.Runtime.Status(limited(n.t), &runtimeapi.StatusRequest{Verbose: true})
+	check(n.t, err)
+	return answer.Info["nriPlugins"] != ""
+}
+
+// NRI is switched off and on, and over to another socket, without a restart:
+// plugins come and end, and those that come are told which pods there are.
+func TestNRIIsSwitchedByAReload(t *testing.T) {
+	n := newNRINode(t, "")
+	n.install("05", "logger")
+	pid := n.PID()
+	n.reload("enabled = false\n")
+	if _, err := os.Stat(filepath.Join(n.dir, "nri.sock")); err == nil || n.isOn() {
+		t.Errorf("NRI is on, or its socket is there: %v", err)
+	}
+	before := runPod(t, n.Node, "before")
+	before.run("app", forever)
+
+	n.reload("enabled = true\n")
+	n.awaitPlugin("05-logger", true)
+	if one := n.find("Synchronize", "", ""); !slices.Equal(one.Pods, []string{"before"}) || !slices.Equal(one.Containers, []string{"app CONTAINER_RUNNING"}) {
+		t.Errorf("the plugin was synchronized with %+v", one)
+	}
+	during := runPod(t, n.Node, "during")
+	during.run("app", forever)
+	n.RemovePod(before.id)
+	wanted := map[[2]string][]string{
+		{"before", ""}:    {"StopPodSandbox", "RemovePodSandbox"},
+		{"before", "app"}: {"StopContainer", "RemoveContainer"},
+		{"during", ""}:    {"RunPodSandbox"},
+		{"during", "app"}: {"CreateContainer", "PostCreateContainer", "StartContainer", "PostStartContainer"},
+	}
+	for of, want := range wanted {
+		if got := n.events(of[0], of[1]); !slices.Equal(got, want) {
+			t.Errorf("events of %v: %v, want %v", of, got, want)
+		}
+	}
+
+	// The socket of another runtime is not taken, and NRI stays as it is.
+	other := filepath.Join(n.dir, "other.sock")
+	listener, err := net.Listen("unix", other)
+	check(t, err)
+	n.reload("socket = '" + other + "'\n")
+	if !strings.Contains(n.Log(), "NRI cannot be reloaded") || !slices.Contains(n.plugins(), "05-logger") {
+		t.Errorf("the socket of another runtime was taken, or the plugin is gone: %v", n.plugins())
+	}
+	check(t, listener.Close())
+	n.reload("socket = '" + other + "'\nrequest_timeout = '3s'\n")
+	check(t, os.Rename(other, filepath.Join(n.dir, "nri.sock"))) // where connect looks
+	n.connect("20", "adjuster")
+	if got := n.plugins(); !slices.Equal(got, []string{"05-logger", "20-adjuster"}) {
+		t.Errorf("plugins on the other socket: %v", got)
+	}
+
+	n.reload("enabled = false\n")
+	heard := len(n.seen())
+	runPod(t, n.Node, "after").run("app", forever)
+	n.RemovePod(during.id)
+	if got := len(n.seen()); got != heard || n.isOn() {
+		t.Errorf("plugins that are gone were asked %d times", got-heard)
+	}
+	if n.PID() != pid || strings.Contains(n.Log(), "need a restart") {
+		t.Error("the daemon was restarted, or wants to be")
+	}
+}

@@ -1,0 +1,186 @@
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/hostile/registry"
+)
+
+// A new log level counts for the next line, and new directories of registries for
+// the next pull.
+func TestReloadOfLevelAndRegistries(t *testing.T) {
+	dir := t.TempDir()
+	n := newNode(t, harness.LevelOfFile(), harness.Config(fmt.Sprintf("log_level = 'info'\n[images]\ncerts_dirs = ['%s/before']\n", dir)))
+	// The name leads nowhere, unless hosts.toml leads to the registry.
+	const host = "nowhere.invalid"
+	check(t, os.MkdirAll(filepath.Join(dir, "after", host), 0o755))
+	hosts := fmt.Sprintf("server = \"http://%s\"\n", serveRegistry(t, n))
+	check(t, os.WriteFile(filepath.Join(dir, "after", host, "hosts.toml"), []byte(hosts), 0o600))
+	pull := func() error {
+		_, err := n.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: host + "/app:1"}})
+		return err
+	}
+	if err := pull(); err == nil {
+		t.Fatal("an image was pulled from nowhere")
+	}
+	const line = "level=DEBUG msg=call method=/runtime.v1.RuntimeService/ListPodSandbox"
+	list(t, n, nil)
+	if strings.Contains(n.Log(), line) {
+		t.Error("a line of level debug is in the log")
+	}
+	pid := n.PID()
+	rewrite(t, n, dir+"/before", dir+"/after")
+	rewrite(t, n, "log_level = 'info'", "log_level = 'debug'")
+	check(t, syscall.Kill(pid, syscall.SIGHUP))
+	eventually(t, "the level is reloaded", patience, func() bool {
+		list(t, n, nil)
+		return strings.Contains(n.Log(), line)
+	})
+	check(t, pull())
+	_, err := n.Image.RemoveImage(limited(t), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: host + "/app:1"}})
+	check(t, err)
+	if n.PID() != pid || strings.Contains(n.Log(), "need a restart") {
+		t.Error("the daemon was restarted, or wants to be")
+	}
+	rewrite(t, n, "log_level = 'debug'", "log_level = 'warn'")
+	check(t, syscall.Kill(pid, syscall.SIGHUP))
+	eventually(t, "no line of level debug comes", patience, func() bool {
+		before := strings.Count(n.Log(), line)
+		list(t, n, nil)
+		return strings.Count(n.Log(), line) == before
+	})
+}
+
+// serveRegistry serves app:1 in the node's network, and returns the address.
+func serveRegistry(t *testing.T, n *harness.Node) net.Addr {
+	t.Helper()
+	content := registry.New()
+	m := content.Image(ocispec.ImageConfig{}, registry.Layer(registry.File("a", 0o644, "x")))
+	content.Manifest("app:1", m.MediaType, m)
+	var listener net.Listener
+	n.RunInNetns(func() (err error) {
+		listener, err = net.Listen("tcp", "127.0.0.1:0")
+		return err
+	})
+	server := &http.Server{Handler: content, ReadHeaderTimeout: patience}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	return listener.Addr()
+}
+
+// A runtime handler that is added runs containers; one that is removed is refused,
+// and the pods that it has are stopped and removed as before.
+func TestReloadOfRuntimes(t *testing.T) {
+	n := newNode(t, harness.Config(fast))
+	n.ImportBusybox()
+	runc, err := filepath.Abs("../../bin/debian/usr/sbin/runc")
+	check(t, err)
+	pod := func(name string) (string, error) {
+		answer, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig(name), RuntimeHandler: "late"})
+		return answer.GetPodSandboxId(), err
+	}
+	handlers := func() (names string) {
+		answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
+		check(t, err)
+		for _, h := range answer.RuntimeHandlers {
+			names += h.Name + " "
+		}
+		return names
+	}
+	_, err = pod("early")
+	wantCode(t, err, codes.InvalidArgument)
+
+	table := fmt.Sprintf("[runtimes.late]\ntype = 'oci'\npath = '%s'\n", runc)
+	rewrite(t, n, "[limits]", table+"[limits]")
+	eventually(t, "the handler is there", patience, func() bool { return strings.Contains(handlers(), "late") })
+	id, err := pod("web")
+	check(t, err)
+	made, err := n.Runtime.CreateContainer(limited(t), &runtimeapi.CreateContainerRequest{PodSandboxId: id, SandboxConfig: n.PodConfig("web"), Config: &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "app"}, Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, Command: []string{"/bin/sleep", "1000000"},
+	}})
+	check(t, err)
+	_, err = n.Runtime.StartContainer(limited(t), &runtimeapi.StartContainerRequest{ContainerId: made.ContainerId})
+	check(t, err)
+
+	rewrite(t, n, table, "")
+	eventually(t, "the handler is gone", patience, func() bool { return !strings.Contains(handlers(), "late") })
+	_, err = pod("refused")
+	wantCode(t, err, codes.InvalidArgument)
+	if !ready(t, n, id) {
+		t.Error("the pod of the handler is not ready any more")
+	}
+	check(t, stop(t, n, id))
+	check(t, remove(t, n, id))
+}
+
+// Periods that were hours, or none, count at once when they are shorter, and a DEL
+// that waits for an hour does not.
+func TestReloadOfPeriods(t *testing.T) {
+	n := newNode(t, harness.NoNetwork(), harness.Config(`[limits]
+reload = "1h"
+status_period = "1h"
+gc_period = "0s"
+check_period = "0s"
+retry_first = "1h"
+retry_most = "1h"
+detach_time = "1h"
+`))
+	r := newRecorder(t, n)
+	n.WriteConflist("10-test.conflist", r.bridge("one"))
+	n.RunPod(n.PodConfig("web"))
+	id := n.RunPod(n.PodConfig("gone"))
+	r.order("one", "DEL", "fail 11 not now")
+	if err := stop(t, n, id); err == nil {
+		t.Fatal("a DEL that fails is no error")
+	}
+	r.order("one", "DEL", "")
+	if asked := len(r.calls("GC")) + len(r.calls("CHECK")); asked != 0 {
+		t.Fatalf("GC and CHECK ran %d times, though they are off", asked)
+	}
+	statuses := len(r.calls("STATUS"))
+	rewrite(t, n, "reload = \"1h\"", "reload = \"20ms\"")
+	rewrite(t, n, "status_period = \"1h\"\ngc_period = \"0s\"\ncheck_period = \"0s\"\nretry_first = \"1h\"\nretry_most = \"1h\"",
+		"status_period = \"50ms\"\ngc_period = \"50ms\"\ncheck_period = \"50ms\"\nretry_first = \"50ms\"\nretry_most = \"50ms\"")
+	check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
+	eventually(t, "the plugins are asked again and again", patience, func() bool {
+		return len(r.calls("STATUS")) >= statuses+3 && len(r.calls("GC")) >= 3 && len(r.calls("CHECK")) >= 3
+	})
+	eventually(t, "the DEL is retried", patience, func() bool { return len(addresses(t, n)) == 1 })
+	if isReady, reason := networkReady(t, n); !isReady {
+		t.Errorf("the network is not ready: %s", reason)
+	}
+	n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", nil))
+	eventually(t, "the directory is looked at", patience, func() bool { return strings.Contains(fmt.Sprint(runtimeInfo[any](t, n, "cniconfig")), "two") })
+}
+
+// A shutdown takes as long as is said now.
+func TestReloadOfShutdown(t *testing.T) {
+	n := newNode(t, harness.NoNetwork(), harness.Config("[limits]\nreload = \"20ms\"\nshutdown = \"1h\"\ncni_add = \"2m\"\n"))
+	r := newRecorder(t, n)
+	n.WriteConflist("10-test.conflist", r.bridge("one"))
+	rewrite(t, n, "shutdown = \"1h\"", "shutdown = \"200ms\"")
+	check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
+	eventually(t, "it is reloaded", patience, func() bool { return strings.Contains(n.Log(), "configuration reloaded") })
+	r.order("one", "ADD", "hang")
+	failed := make(chan error, 1)
+	go func() { _, err := run(t, n, n.PodConfig("hangs")); failed <- err }()
+	r.hung()
+	r.order("one", "ADD", "")
+	n.Stop() // which fails after half a minute
+	if err := <-failed; err == nil {
+		t.Error("a pod was made by a plugin that hangs")
+	}
+	n.Start()
+}
