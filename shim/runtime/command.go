@@ -126,7 +126,7 @@ func (c *commandContainer) writeBundle(spec *specs.Spec, process *specs.Process)
 		return err
 	}
 	old := *spec
-	old.Version, old.Process = oldestVersion, process
+	old.Version, old.Process, old.Hooks = oldestVersion, process, limitedHooks(spec.Hooks, c.id)
 	return writeJSON(filepath.Join(c.bundle, "config.json"), &old)
 }
 
@@ -281,15 +281,16 @@ func (c *commandContainer) Delete() error {
 	if err != nil && c.known() {
 		return err
 	}
-	return c.runtime.removeBundle(c.bundle)
+	return c.runtime.removeFiles(c.id)
 }
 
-// removeBundle removes a container's directory, and with the last one those of
-// the runtime.
-func (r *Command) removeBundle(bundle string) error {
+// removeFiles removes a container's directories, and with the last ones those of
+// the runtime. A create that was killed leaves a state that the runtime itself
+// does not take for one.
+func (r *Command) removeFiles(id string) error {
 	r.dirs.Lock()
 	defer r.dirs.Unlock()
-	if err := os.RemoveAll(bundle); err != nil {
+	if err := errors.Join(os.RemoveAll(filepath.Join(r.bundles, id)), os.RemoveAll(filepath.Join(r.root, id))); err != nil {
 		return err
 	}
 	for _, dir := range []string{r.bundles, r.root, filepath.Dir(r.root)} {

@@ -80,6 +80,39 @@ func limited(hook *configs.Command, id string) *configs.Command {
 	}
 }
 
+// limitedHooks are the hooks as a runtime with runc's command line gets them: run
+// by this program, but for those that run in the container, and poststop, which
+// the next supervisor may run. A hook with children that hold its output would
+// outlast the limit of runc.
+func limitedHooks(hooks *specs.Hooks, id string) *specs.Hooks {
+	if hooks == nil {
+		return nil
+	}
+	// The program is in memory and has no path; these hooks run while it does.
+	program := fmt.Sprintf("/proc/%d/exe", os.Getpid())
+	limit := func(list []specs.Hook) (through []specs.Hook) {
+		for _, hook := range list {
+			command := limited(hookCommand(hook), id)
+			through = append(through, specs.Hook{Path: program, Args: command.Args, Env: command.Env, Timeout: new(int(command.Timeout.Seconds()))})
+		}
+		return through
+	}
+	changed := *hooks
+	changed.Prestart = limit(hooks.Prestart) //nolint:staticcheck // deprecated in the runtime-spec, and still served
+	changed.CreateRuntime = limit(hooks.CreateRuntime)
+	changed.CreateContainer = limit(hooks.CreateContainer)
+	changed.Poststart = limit(hooks.Poststart)
+	return &changed
+}
+
+func hookCommand(hook specs.Hook) *configs.Command {
+	command := &configs.Command{Path: hook.Path, Args: hook.Args, Env: hook.Env}
+	if hook.Timeout != nil {
+		command.Timeout = new(time.Duration(*hook.Timeout) * time.Second)
+	}
+	return command
+}
+
 // runHooks runs hooks of one kind that were taken from libcontainer, all of them
 // whatever becomes of the others.
 func (c *builtinContainer) runHooks(name configs.HookName) error {
@@ -120,11 +153,7 @@ func (c *builtinContainer) loadHooks() error {
 	c.hooks = configs.Hooks{}
 	for name, list := range map[configs.HookName][]specs.Hook{configs.Poststart: spec.Hooks.Poststart, configs.Poststop: spec.Hooks.Poststop} {
 		for _, hook := range list {
-			command := &configs.Command{Path: hook.Path, Args: hook.Args, Env: hook.Env}
-			if hook.Timeout != nil {
-				command.Timeout = new(time.Duration(*hook.Timeout) * time.Second)
-			}
-			c.hooks[name] = append(c.hooks[name], configs.NewCommandHook(limited(command, c.lib.ID())))
+			c.hooks[name] = append(c.hooks[name], configs.NewCommandHook(limited(hookCommand(hook), c.lib.ID())))
 		}
 	}
 	return nil
