@@ -22,6 +22,7 @@ func TestLaunchThatHangsBeforeItsCgroup(t *testing.T) {
 	if err := errors.Join(os.Mkdir(freezer, 0o755), os.WriteFile(freezer+"/freezer.state", []byte("FROZEN"), 0)); err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = os.WriteFile(freezer+"/freezer.state", []byte("THAWED"), 0) }() // what is frozen cannot be killed
 	failed := make(chan error, 1)
 	go func() {
 		_, _, err := n.make("hanging00", n.spec("hanging00"), nil)
