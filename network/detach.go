@@ -19,6 +19,9 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 		return nil
 	}
 	held, err := n.lock(ctx, a)
+	if waiting := a.waiting.Load(); errors.Is(err, errStuck) && waiting != nil && n.detachTimeOver(*waiting) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -41,8 +41,12 @@ func (p *plugins) follow(ctx context.Context, run *runner.Run, do func(ctx conte
 				ended = nil // the context ends with the daemon
 				continue
 			}
+			limit := killLimit
+			if isClosed(p.ending) {
+				limit = endLimit
+			}
 			close(kill)
-			return p.kill(run, done, killLimit), context.Cause(ctx)
+			return p.kill(run, done, limit), context.Cause(ctx)
 		}
 	}
 }

@@ -47,7 +47,10 @@ type Attachment struct {
 // plugins for it and change the record. The lock is a channel, so that waiting
 // for it ends with the waiter's context.
 type attachment struct {
-	lock   chan struct{}
+	lock chan struct{}
+	// stuck holds a value while the lock is that of a run whose processes do not
+	// end.
+	stuck  chan struct{}
 	record Attachment
 	// attached is set once ADD has succeeded.
 	attached bool
@@ -63,7 +66,7 @@ type attachment struct {
 }
 
 func newAttachment(record Attachment) *attachment {
-	a := &attachment{lock: make(chan struct{}, 1), record: record}
+	a := &attachment{lock: make(chan struct{}, 1), stuck: make(chan struct{}, 1), record: record}
 	a.show()
 	return a
 }

@@ -14,11 +14,15 @@ type held struct {
 	gate *gate
 }
 
-// lock takes the attachment's lock.
+// lock takes the attachment's lock. It does not wait for a run whose processes do
+// not end: errStuck.
 func (n *CNI) lock(ctx context.Context, a *attachment) (held, error) {
 	select {
 	case a.lock <- struct{}{}:
 		return n.enter(ctx, a)
+	case <-a.stuck:
+		a.stuck <- struct{}{}
+		return held{}, fmt.Errorf("wait for another plugin run of sandbox %s: %w: they are listed as stuckPlugins by 'crictl info'; free them of what holds them, such as a frozen cgroup or a dead disk", a.record.ID, errStuck)
 	case <-ctx.Done():
 		return held{}, fmt.Errorf("wait for another plugin run of sandbox %s: %w", a.record.ID, context.Cause(ctx))
 	}
@@ -53,7 +57,11 @@ func (h held) release(o outcome) {
 	unlock := func() { <-h.a.lock }
 	switch {
 	case o.stuck != nil:
-		h.n.awaitStuck(o.stuck, unlock)
+		h.a.stuck <- struct{}{}
+		h.n.awaitStuck(o.stuck, func() {
+			<-h.a.stuck
+			unlock()
+		})
 	case !errors.Is(o.err, errLeft):
 		unlock()
 	}

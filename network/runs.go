@@ -71,7 +71,7 @@ func (n *CNI) endLeftRun(ctx context.Context, run *runner.Run) {
 // daemon ends first, the next one finds them again.
 func (n *CNI) takeResults(ctx context.Context, a *attachment, runs []*runner.Run) {
 	for _, run := range runs {
-		if !n.awaitEndApart(ctx, run) {
+		if !n.awaitEndApart(ctx, a, run) {
 			return
 		}
 		n.takeResult(a, run)
@@ -83,15 +83,21 @@ func (n *CNI) takeResults(ctx context.Context, a *attachment, runs []*runner.Run
 	}
 }
 
-// awaitEndApart is awaitEnd, and keeps GC away for as long as the run may take.
-func (n *CNI) awaitEndApart(ctx context.Context, run *runner.Run) bool {
+// awaitEndApart is awaitEnd, and keeps GC away for as long as the run may take. The
+// attachment is stuck from then on.
+func (n *CNI) awaitEndApart(ctx context.Context, a *attachment, run *runner.Run) bool {
 	gate, deadline := n.gate(run.Network), time.Now().Add(run.Limit)
 	gate.begin()
 	within, cancel := context.WithDeadline(ctx, deadline.Add(killLimit))
 	ended := n.awaitEnd(within, run, deadline)
 	cancel()
 	gate.leave()
-	return ended || ctx.Err() == nil && n.awaitEnd(ctx, run, deadline)
+	if ended || ctx.Err() != nil {
+		return ended
+	}
+	a.stuck <- struct{}{}
+	defer func() { <-a.stuck }()
+	return n.awaitEnd(ctx, run, deadline)
 }
 
 // takeResult takes what a run of an earlier daemon came to. A DEL to which every
