@@ -263,7 +263,7 @@ func TestDaemonThatEndsLeavesDELRunning(t *testing.T) {
 		began := time.Now()
 		n.Close()
 		stop()
-		wantError(t, <-failed, "the daemon ends")
+		wantError(t, <-failed, "the daemon shuts down")
 		if took := time.Since(began); took > 900*time.Millisecond {
 			t.Logf("the end took %v", took) // at the load of the machine
 		}

@@ -48,7 +48,8 @@ func processesWith(t *testing.T, variables ...string) (found []string) {
 func hanging(t *testing.T, id string) {
 	t.Helper()
 	eventually(t, within, "the whole tree of plugins hangs", func() bool {
-		return len(processesWith(t, "CNI_CONTAINERID="+id)) >= 4
+		found := processesWith(t, "CNI_CONTAINERID="+id)
+		return len(found) >= 4 && strings.Contains(strings.Join(found, "\n"), "stuck-ipam")
 	})
 }
 

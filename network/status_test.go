@@ -110,9 +110,15 @@ func TestOldStatusDoesNotCount(t *testing.T) {
 	if err := n.ready(t); err != nil {
 		t.Fatal(err)
 	}
-	limits, answer := n.Options.Limits, *n.status.Load()
-	answer.at = answer.at.Add(-2*limits.StatusPeriod - 3*limits.Status)
+	limits, answer := *n.limits.Load(), *n.status.Load()
+	old := -2*limits.StatusPeriod - 3*limits.Status
+	answer.at = answer.at.Add(old)
 	n.status.Store(&answer)
+	if err := n.ready(t); err != nil {
+		t.Errorf("limits that are new make the answer old: %v", err)
+	}
+	limits.since = limits.since.Add(old)
+	n.limits.Store(&limits)
 	wantError(t, n.ready(t), "have not answered STATUS")
 }
 
