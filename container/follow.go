@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/client"
 )
@@ -124,6 +125,9 @@ func (s *Store) note(reported *api.Container) {
 	}
 	s.change(c, func(f *Facts) {
 		f.Unknown = false
+		if f.Process.PID == 0 { // the facts of before are lost
+			f.Process = process.Facts{PID: int(reported.GetPid()), StartTime: reported.GetStartTime()}
+		}
 		if f.StartedAt == 0 {
 			f.StartedAt = reported.GetStartedAt()
 		}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/minicri/minicri/internal/sweep"
+	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/client"
 )
 
@@ -45,6 +46,9 @@ func (s *Store) rollBack(c *Container) {
 	if c.listed.Load() || !s.exists(c.ID) {
 		return // it was being made just now
 	}
+	if s.restoreStarted(ctx, c) {
+		return
+	}
 	s.options.Logger.Info("roll back a container that was partially created", "container", c.ID)
 	if !c.Facts().Created {
 		c.failure.Store(&errCutOff)
@@ -54,6 +58,43 @@ func (s *Store) rollBack(c *Container) {
 		s.change(c, func(f *Facts) { takeExit(f, 0, false, false, 0) })
 		s.listEnded(c)
 	}
+}
+
+// restoreStarted lists a container without facts if its supervisor has started it,
+// which it does for containers only that were made: the facts are lost, and it may
+// run. It reports whether it did.
+func (s *Store) restoreStarted(ctx context.Context, c *Container) bool {
+	groups, err := s.options.Supervisors.Groups()
+	if c.Facts().Created || err != nil || !slices.Contains(groups, c.group()) || !s.options.Sandboxes.Exists(c.SandboxID) {
+		return false
+	}
+	supervisor, err := s.shimOf(ctx, c.group())
+	if err != nil {
+		return false
+	}
+	known, err := supervisor.List(ctx)
+	at := slices.IndexFunc(known, func(k *api.Container) bool { return k.GetId() == c.ID && k.GetStartedAt() != 0 })
+	if err != nil || at < 0 || !s.takeName(c) {
+		return false
+	}
+	s.options.Logger.Error("the facts of a container are lost; it is what its supervisor knows of it", "container", c.ID)
+	s.change(c, func(f *Facts) { f.BootID, f.Created = s.bootID, true })
+	c.announced.Store(true)
+	c.listed.Store(true)
+	s.note(known[at])
+	return true
+}
+
+// takeName gives a container its name unless another one has it by now.
+func (s *Store) takeName(c *Container) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name := nameOf(c.SandboxID, c.Config().GetMetadata())
+	if s.byName[name] != nil {
+		return false
+	}
+	s.byName[name] = c
+	return true
 }
 
 // removeOrphans removes what has no record. What a supervisor or the image store

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -126,7 +125,7 @@ func (n *CNI) SetPodCIDR(cidr string) error {
 }
 
 func (n *CNI) loadPodCIDR() error {
-	data, err := os.ReadFile(n.podCIDRFile())
+	data, err := state.ReadFile(n.podCIDRFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

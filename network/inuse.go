@@ -47,7 +47,7 @@ func (d *Directory) keepInUse(last, now *Configuration) {
 		return
 	}
 	data, err := json.Marshal(now)
-	if kept, readErr := os.ReadFile(d.inUseFile()); readErr == nil && bytes.Equal(kept, data) {
+	if kept, readErr := state.ReadFile(d.inUseFile()); readErr == nil && bytes.Equal(kept, data) {
 		return // by the daemon before
 	}
 	if err == nil {
@@ -60,7 +60,7 @@ func (d *Directory) keepInUse(last, now *Configuration) {
 
 // loadInUse starts with what an earlier daemon had in use.
 func (d *Directory) loadInUse() {
-	data, err := os.ReadFile(d.inUseFile())
+	data, err := state.ReadFile(d.inUseFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}

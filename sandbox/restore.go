@@ -80,7 +80,7 @@ func (s *Store) makeDirectories() error {
 // readBootMarker finds out whether the machine has booted since the last
 // daemon ran: then the volatile directory is empty, or of another boot.
 func (s *Store) readBootMarker() error {
-	marker, err := os.ReadFile(s.bootMarker())
+	marker, err := state.ReadFile(s.bootMarker())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -147,7 +147,8 @@ func newestFirst(records map[string]Record) []Record {
 
 // restoreOne brings one sandbox back: as it was if the facts are of this boot,
 // and so Run had come to its end; as NotReady if it has ended with a reboot, or
-// its facts are lost; and unlisted if Run was cut off.
+// its facts are lost; and unlisted if Run was cut off. Facts that cannot be read
+// stay what they are: a later daemon may be able to.
 func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 	config, err := record.decodeConfig()
 	if err != nil {
@@ -164,6 +165,10 @@ func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 		sb.facts.Store(&facts)
 		sb.listed.Store(true)
 		sb.announced, sb.stopAnnounced = true, !facts.StoppedAt.IsZero()
+	case lost && s.hasFacts(record.ID):
+		sb.facts.Store(&Facts{BootID: s.bootID, ExitedAt: time.Now()})
+		sb.listed.Store(true)
+		sb.announced = true
 	case ended || s.pauseRuns(&record):
 		s.restoreEnded(sb)
 	}
@@ -172,6 +177,12 @@ func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 		s.options.Logger.Error("the cgroup parent of a sandbox is not on disk: minicri check may miss its cgroups", "sandbox", record.ID, "err", err)
 	}
 	return s.claim(sb)
+}
+
+// hasFacts reports whether there is something where the facts of a sandbox are.
+func (s *Store) hasFacts(id string) bool {
+	_, err := os.Lstat(s.facts.Path(id))
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // restoreEnded lists a sandbox as NotReady, and writes that down for the daemons

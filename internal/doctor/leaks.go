@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -147,6 +148,20 @@ func (c *checker) quarantine() {
 				"repair the file, run 'minicri check --fix' and restart the daemon; or give it up with --fix --force: the next start removes what it describes")
 			finding.fix, finding.fixed = func() error { return kind.retry(file) }, "put back, restart the daemon"
 			finding.force = func() error { return state.GiveUp(file) }
+		}
+		c.unread(kind.dir)
+	}
+}
+
+// unread shows the records that cannot be read, which stay where they are.
+func (c *checker) unread(dir string) {
+	ids, err := state.IDs(dir)
+	if err != nil {
+		c.add("records", Problem, err.Error(), "")
+	}
+	for _, id := range ids {
+		if _, err := state.ReadFile(filepath.Join(dir, id+".json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			c.add("records", Problem, fmt.Sprintf("a record cannot be read, and its object is left alone: %v", err), "repair the disk or the file, and restart the daemon")
 		}
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -84,7 +83,7 @@ func changed(key, was, is string) error {
 // nothing.
 func Read(root string) (*Node, error) {
 	n := &Node{path: file(root)}
-	data, err := os.ReadFile(n.path)
+	data, err := state.ReadFile(n.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		n.facts.ID = newID(root)

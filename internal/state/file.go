@@ -3,13 +3,34 @@ package state
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/minicri/minicri/internal/step/failpoint"
 )
+
+// ReadFile reads a file, and nothing else: what stands in its place, a directory or
+// a fifo, is an error and holds up nobody.
+func ReadFile(path string) ([]byte, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file, its mode is %v", path, info.Mode())
+	}
+	return io.ReadAll(file)
+}
 
 // WriteFile replaces the file at path with data in one step. With durable it
 // returns only when the data and the name are on the disk (fsync(2) of the

@@ -39,7 +39,7 @@ func (r *Records[T]) Load() (map[string]T, []Bad, error) {
 	var bad []Bad
 	for _, entry := range entries {
 		id, isRecord := strings.CutSuffix(entry.Name(), suffix)
-		if !isRecord || entry.IsDir() {
+		if !isRecord {
 			continue
 		}
 		record, err := r.read(id)
@@ -58,7 +58,7 @@ func (r *Records[T]) Load() (map[string]T, []Bad, error) {
 }
 
 func (r *Records[T]) read(id string) (T, error) {
-	data, err := os.ReadFile(r.Path(id))
+	data, err := ReadFile(r.Path(id))
 	if err != nil {
 		var none T
 		return none, err
@@ -83,6 +83,9 @@ func (r *Records[T]) decode(path string, data []byte) (T, error) {
 	}
 	if head.Version < 1 {
 		return e.Record, fmt.Errorf("%w: schema version %d", errUndecodable, head.Version)
+	}
+	if len(head.Record) == 0 || string(head.Record) == "null" {
+		return e.Record, fmt.Errorf("%w: there is no record in it", errUndecodable)
 	}
 	if err := json.Unmarshal(data, &e); err != nil {
 		return e.Record, fmt.Errorf("%w: %w", errUndecodable, err)

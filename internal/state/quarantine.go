@@ -93,7 +93,7 @@ func (r *Records[T]) trimQuarantine() error {
 // it. It does not replace a record that is there.
 func Retry[T any](path string, version int) error {
 	directory := filepath.Dir(filepath.Dir(path))
-	data, err := os.ReadFile(path)
+	data, err := ReadFile(path)
 	if err != nil {
 		return err
 	}

@@ -102,7 +102,7 @@ func IDs(directory string) ([]string, error) {
 	}
 	var ids []string
 	for _, entry := range entries {
-		if id, isRecord := strings.CutSuffix(entry.Name(), suffix); isRecord && !entry.IsDir() && !IsTemporary(id) {
+		if id, isRecord := strings.CutSuffix(entry.Name(), suffix); isRecord && !IsTemporary(id) {
 			ids = append(ids, id)
 		}
 	}

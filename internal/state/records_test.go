@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // pod is a record as an earlier schema might have it.
@@ -149,13 +151,13 @@ func TestQuarantineThatFails(t *testing.T) {
 func TestLoadPassesOverWhatIsNoRecord(t *testing.T) {
 	records := openRecords(t, false)
 	put(t, filepath.Join(records.directory, "README"), "not ours")
-	if err := os.Mkdir(filepath.Join(records.directory, "dir.json"), 0o700); err != nil {
+	if err := os.Mkdir(filepath.Join(records.directory, "dir"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if loaded := load(t, records); len(loaded) != 0 {
 		t.Errorf("loaded %v", loaded)
 	}
-	if names := list(t, records); !slices.Equal(names, []string{"README", "dir.json"}) {
+	if names := list(t, records); !slices.Equal(names, []string{"README", "dir"}) {
 		t.Errorf("left %q", names)
 	}
 }
@@ -260,11 +262,23 @@ func TestLaterSchemaRefusesTheLoad(t *testing.T) {
 	}
 }
 
-// What cannot be read now may be read later: it stays where it is (here ELOOP).
+// What cannot be read now may be read later: it stays where it is. What is no
+// file cannot be read, and holds up nobody.
 func TestRecordThatCannotBeReadStays(t *testing.T) {
+	for kind, put := range map[string]func(path string) error{
+		"link to itself": func(path string) error { return os.Symlink(filepath.Base(path), path) },
+		"directory":      func(path string) error { return os.Mkdir(path, 0o700) },
+		"fifo":           func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"socket":         func(path string) error { return unix.Mknod(path, unix.S_IFSOCK|0o600, 0) },
+	} {
+		t.Run(kind, func(t *testing.T) { testUnreadable(t, put) })
+	}
+}
+
+func testUnreadable(t *testing.T, unreadable func(path string) error) {
 	records := openRecords(t, true)
 	put(t, records.Path("good"), `{"version": 1, "record": {"name": "good"}}`)
-	if err := os.Symlink("bad.json", records.Path("bad")); err != nil {
+	if err := unreadable(records.Path("bad")); err != nil {
 		t.Fatal(err)
 	}
 	loaded, bad, err := records.Load()
@@ -276,6 +290,21 @@ func TestRecordThatCannotBeReadStays(t *testing.T) {
 	}
 	if _, err := os.Lstat(records.Path("bad")); err != nil {
 		t.Error(err)
+	}
+	if ids, err := IDs(records.directory); err != nil || !slices.Equal(ids, []string{"bad", "good"}) {
+		t.Errorf("ids %q, err %v", ids, err)
+	}
+}
+
+// A file with no record in it tells nothing of its object.
+func TestNoRecordInAFile(t *testing.T) {
+	for _, content := range []string{`{"version": 1}`, `{"version": 1, "record": null}`} {
+		records := openRecords(t, true)
+		put(t, records.Path("bad"), content)
+		loaded, bad, err := records.Load()
+		if err != nil || len(loaded) != 0 || len(bad) != 1 || len(records.Quarantined()) != 1 {
+			t.Errorf("%s: loaded %v, bad %v, err %v", content, loaded, bad, err)
+		}
 	}
 }
 

@@ -3,6 +3,8 @@ package container
 import (
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -42,4 +44,49 @@ func TestContainerThatNoSupervisorKnows(t *testing.T) {
 		check(t, p.remove(id))
 	}
 	same(t, "exec in the other one", p.exec(known, "echo hi"), "hi")
+}
+
+// A container whose record or facts cannot be read runs on, and is what it was when
+// the file is back; one whose facts are gone is what its supervisor knows of it.
+func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
+	p := newPod(t)
+	files, ids, pids := map[string]string{}, map[string]string{}, map[string]int{}
+	for name, dir := range map[string]string{"record": "containers", "facts": "container-facts", "gone": "container-facts", "null": "container-facts"} {
+		ids[name] = p.run(name, forever)
+		files[name] = filepath.Join(p.Root, dir, ids[name]+".json")
+		pids[name] = p.info(ids[name]).PID
+	}
+	p.Kill()
+	for _, name := range []string{"record", "facts"} {
+		check(t, os.Rename(files[name], files[name]+".aside"))
+		check(t, os.Mkdir(files[name], 0o700))
+	}
+	check(t, os.Remove(files["gone"]))
+	check(t, os.WriteFile(files["null"], []byte(`{"version": 1, "record": null}`), 0o600))
+	p.Start()
+	for name, pid := range pids {
+		if err := unix.Kill(pid, 0); err != nil {
+			t.Errorf("%s: it was ended: %v", name, err)
+		}
+	}
+	for _, name := range []string{"facts", "gone", "null"} {
+		eventually(t, name+" is listed", func() bool { return p.status(ids[name]).State == running })
+		same(t, name, strconv.Itoa(p.info(ids[name]).PID), strconv.Itoa(pids[name]))
+		same(t, "exec in "+name, p.exec(ids[name], "echo hi"), "hi")
+	}
+	if output, err := p.RunCommand("check"); err == nil || !strings.Contains(output, files["record"]) || !strings.Contains(output, "quarantine") {
+		t.Errorf("check says nothing of them: %v\n%s", err, output)
+	}
+	p.Kill()
+	for _, name := range []string{"record", "facts"} {
+		check(t, os.RemoveAll(files[name]))
+		check(t, os.Rename(files[name]+".aside", files[name]))
+	}
+	p.Start()
+	for name, id := range ids {
+		eventually(t, name+" is listed again", func() bool { return p.status(id).State == running })
+		same(t, name, strconv.Itoa(p.info(id).PID), strconv.Itoa(pids[name]))
+	}
+	_, err := p.RunCommand("check", "--fix", "--force") // what is in quarantine
+	check(t, err)
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -193,6 +194,59 @@ func TestProperty9_RecordsThatCannotBeRead(t *testing.T) {
 		t.Error("the wrong address was freed")
 	}
 	n.RemovePod(again)
+}
+
+// What stands in the place of a file, and cannot be read as one, costs its pod
+// nothing and holds up nobody: check names it, and when the file is back the pod is
+// what it was.
+func TestWhatIsNoFileCostsNoPod(t *testing.T) {
+	for kind, put := range map[string]func(path string) error{
+		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
+		"fifo":      func(path string) error { return unix.Mkfifo(path, 0o600) },
+	} {
+		t.Run(kind, func(t *testing.T) {
+			n := newNode(t)
+			ids := map[string]string{}
+			for _, name := range []string{"record", "facts", "attachment"} {
+				ids[name] = n.RunPod(n.PodConfig(name))
+			}
+			files := map[string]string{
+				"record":     filepath.Join(n.Root, "sandboxes", ids["record"]+".json"),
+				"facts":      filepath.Join(n.State, "facts", ids["facts"]+".json"),
+				"attachment": filepath.Join(n.Root, "attachments", ids["attachment"]+".json"),
+			}
+			pids := map[string]int{}
+			for name, id := range ids {
+				pids[name] = pausePID(t, n, id)
+			}
+			n.Kill()
+			for _, file := range files {
+				check(t, os.Rename(file, file+".aside"))
+				check(t, put(file))
+			}
+			n.Start()
+			output, err := n.RunCommand("check")
+			for name, file := range files {
+				if err == nil || !strings.Contains(output, file) {
+					t.Errorf("check says nothing of %s: %v\n%s", file, err, output)
+				}
+				if unix.Kill(pids[name], 0) != nil {
+					t.Errorf("the pod whose %s cannot be read was ended", name)
+				}
+			}
+			n.Kill()
+			for _, file := range files {
+				check(t, os.Remove(file))
+				check(t, os.Rename(file+".aside", file))
+			}
+			n.Start()
+			for name, id := range ids {
+				if !ready(t, n, id) || pausePID(t, n, id) != pids[name] {
+					t.Errorf("%s is back, and its pod is not what it was", name)
+				}
+			}
+		})
+	}
 }
 
 // A daemon that cannot read what the kernel says of a pause takes its pod for what it
