@@ -252,7 +252,7 @@ func TestWhatIsNoFileCostsNoPod(t *testing.T) {
 // A daemon that cannot read what the kernel says of a pause takes its pod for what it
 // was: it is Ready until pause has ended.
 func TestPauseThatCannotBeReadIsReady(t *testing.T) {
-	n := newNode(t, harness.NoNetwork())
+	n := harness.NewNode(t, harness.NoNetwork()) // beside others it would keep their oracles from reading the process
 	id := n.RunPod(n.PodConfig("host", harness.HostNetwork()))
 	pid := pausePID(t, n, id)
 	n.Kill()
