@@ -55,13 +55,8 @@ func (s *Store) Prepare(ctx context.Context, key, imageID string, options Prepar
 	if options.ReadOnly {
 		prepare = s.snapshots.View
 	}
-	var mounts []mount.Mount
-	err = s.engine.atOnce(s.scope(ctx), func(ctx context.Context) (err error) {
-		mounts, err = prepare(ctx, key, image.ChainID, snapshots.WithLabels(options.labels()))
-		return err
-	})
+	mounts, err := prepare(s.scope(ctx), key, image.ChainID, snapshots.WithLabels(options.labels()))
 	if err != nil {
-		s.collector.soon() // a snapshot may be on the disk that is in no record
 		return nil, Image{}, fmt.Errorf("prepare snapshot %s of image %s: %w", key, image.ID, err)
 	}
 	return plainMounts(mounts), image, nil

@@ -12,7 +12,6 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/metadata"
-	"github.com/containerd/containerd/v2/core/metadata/boltutil"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
 	"github.com/containerd/containerd/v2/plugins/content/local"
@@ -144,17 +143,6 @@ func (e *engine) compareDisk(ctx context.Context) error {
 	}
 	e.compared.Store(true)
 	return nil
-}
-
-// atOnce has all that do writes in the database be one transaction, which waits for
-// the disk twice: the library would make one for each step. Where it cannot be
-// written in the end, what do has made besides is removed by the next collection.
-func (e *engine) atOnce(ctx context.Context, do func(context.Context) error) error {
-	err := e.db.Update(func(tx *bolt.Tx) error { return do(boltutil.WithTransaction(ctx, tx)) })
-	if err != nil {
-		e.compared.Store(false)
-	}
-	return err
 }
 
 // mark removes what no record, lease or container holds, but for directories.
