@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -102,10 +103,38 @@ func openOverlay(ctx context.Context, dir string) (snapshots.Snapshotter, error)
 	}
 	// The library would open the database at its first use: better an error
 	// at the start if it cannot be opened.
-	if err := meta.WithTransaction(ctx, false, func(context.Context) error { return nil }); err != nil {
+	err = meta.WithTransaction(ctx, false, func(ctx context.Context) error {
+		return moveUnrecorded(ctx, filepath.Join(dir, "snapshots"))
+	})
+	if err != nil {
 		return nil, errors.Join(err, snapshotter.Close())
 	}
 	return snapshotter, nil
+}
+
+// moveUnrecorded renames the newest snapshot's directory if the database does not
+// know it: a predecessor was killed between making it and its record. The next
+// snapshot has that number. A sweep deletes the directory.
+func moveUnrecorded(ctx context.Context, dir string) error {
+	all, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	var newest uint64
+	for _, entry := range all {
+		if number, err := strconv.ParseUint(entry.Name(), 10, 64); err == nil {
+			newest = max(newest, number)
+		}
+	}
+	recorded, err := storage.IDMap(ctx)
+	if err != nil && !errdefs.IsNotFound(err) { // not found: no snapshot was ever recorded
+		return err
+	}
+	name := strconv.FormatUint(newest, 10)
+	if _, ok := recorded[name]; ok || newest == 0 {
+		return nil
+	}
+	return os.Rename(filepath.Join(dir, name), filepath.Join(dir, fmt.Sprintf("unrecorded-%s-%d", name, time.Now().UnixNano())))
 }
 
 // boltOptions never has NoSync: the records are what makes an image exist.

@@ -122,6 +122,48 @@ func TestCollectRemovesWhatTheDatabaseDoesNotKnow(t *testing.T) {
 	}
 }
 
+// TestPullAfterAKillBetweenASnapshotAndItsRecord leaves the directory that a
+// daemon leaves which is killed after the rename that makes snapshot N and before
+// the record of N is on the disk: the next snapshot has the same number.
+func TestPullAfterAKillBetweenASnapshotAndItsRecord(t *testing.T) {
+	registry := newTestRegistry(t)
+	reference := registry.push(t, "half:1", smallImage(t))
+	for title, before := range map[string]int{"the first snapshot": 0, "a later one": 3} {
+		t.Run(title, func(t *testing.T) {
+			root := t.TempDir()
+			for i := range before {
+				pullAndPrepare(t, root, reference, fmt.Sprint("before ", i))
+			}
+			all := filepath.Join(root, "image", "overlayfs", "snapshots")
+			half := filepath.Join(all, fmt.Sprint(entries(t, all)+1))
+			mkdir(t, filepath.Join(half, "fs"))
+			mkdir(t, filepath.Join(half, "work"))
+			pullAndPrepare(t, root, reference, "after")
+			s := openStoreAt(t, root)
+			if data, err := os.ReadFile(filepath.Join(mountImage(t, s, pull(t, s, reference)), "a")); string(data) != "1" {
+				t.Errorf("a holds %q: %v", data, err)
+			}
+			if l := collected(t, s); l.snapshots != 1+before+2 { // the layer, a container of each store, the mounted one
+				t.Errorf("left: %+v", l)
+			}
+		})
+	}
+}
+
+// pullAndPrepare is the life of a store that ends before its first collection.
+func pullAndPrepare(t *testing.T, root, reference, key string) {
+	t.Helper()
+	s, err := Open(t.Context(), Config{Root: root, CollectDelay: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	image := pull(t, s, reference)
+	if _, _, err := s.Prepare(t.Context(), key, image.ID, PrepareOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func descriptorOf(data string) ocispec.Descriptor {
 	return ocispec.Descriptor{Digest: digest.FromString(data), Size: int64(len(data))}
 }

@@ -2,10 +2,14 @@ package image
 
 import (
 	"errors"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -37,14 +41,18 @@ func TestPulledImageSurvivesAPowerCut(t *testing.T) {
 }
 
 // TestFullDiskIsToldAndRecoveredFrom pulls more than the disk holds, and after
-// that what it does hold.
+// that what it does hold. Each layer alone would fit and is asked for before a
+// byte of the other is there, or it would be refused for want of space.
 func TestFullDiskIsToldAndRecoveredFrom(t *testing.T) {
 	registry := newTestRegistry(t)
-	large := registry.push(t, "large:1", imageOf(t, v1.Config{}, layerOf(t, noise("a", 12<<20, 1)), layerOf(t, noise("b", 12<<20, 2))))
+	a, b := layerOf(t, noise("a", 12<<20, 1)), layerOf(t, noise("b", 12<<20, 2))
+	large := registry.push(t, "large:1", imageOf(t, v1.Config{}, a, b))
 	small := registry.push(t, "small:1", smallImage(t))
 	root, _ := newDisk(t, "20M")
 	s := openStoreAt(t, root)
+	registry.breakWith(whenAllAreAskedFor(digestOf(t, a), digestOf(t, b)))
 	_, err := s.Pull(t.Context(), large, Auth{}, nil)
+	registry.breakWith(nil)
 	if !errors.Is(err, unix.ENOSPC) || !errdefs.IsResourceExhausted(err) {
 		t.Errorf("error: %v", err)
 	}
@@ -52,6 +60,21 @@ func TestFullDiskIsToldAndRecoveredFrom(t *testing.T) {
 		t.Errorf("left: %+v", l)
 	}
 	pull(t, s, small)
+}
+
+// whenAllAreAskedFor holds these blobs back until each was asked for.
+func whenAllAreAskedFor(digests ...string) faultFunc {
+	first := make([]sync.Once, len(digests))
+	var missing sync.WaitGroup
+	missing.Add(len(digests))
+	return func(_ http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+		i := slices.IndexFunc(digests, func(digest string) bool { return strings.HasSuffix(r.URL.Path, digest) })
+		if i >= 0 && r.Method == http.MethodGet {
+			first[i].Do(missing.Done)
+			missing.Wait()
+		}
+		return false
+	}
 }
 
 // newDisk makes a filesystem in a file and mounts it. Its journal is not written

@@ -144,7 +144,8 @@ func (s *Store) manifestOf(ctx context.Context, target ocispec.Descriptor, platf
 	return target, nil
 }
 
-// freeBytes is what root may still write where blobs are kept.
+// freeBytes is what may still be written where blobs are kept, without the blocks
+// that the filesystem reserves for root (statvfs(3), f_bavail).
 func (s *Store) freeBytes() (int64, error) {
 	var disk unix.Statfs_t
 	if err := unix.Statfs(s.dir, &disk); err != nil {
