@@ -15,9 +15,14 @@ import (
 // apply makes a static pod: it writes the manifest, by rename.
 func (k *kubelet) apply(name string, spec corev1.PodSpec) {
 	k.t.Helper()
+	k.applyAnnotated(name, nil, spec)
+}
+
+func (k *kubelet) applyAnnotated(name string, annotations map[string]string, spec corev1.PodSpec) {
+	k.t.Helper()
 	pod := corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", Annotations: annotations},
 		Spec:       spec,
 	}
 	data, err := json.Marshal(pod)
