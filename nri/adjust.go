@@ -36,7 +36,7 @@ func (p *Plugins) Create(ctx context.Context, pod *sandbox.Sandbox, c *container
 	defer t.end()
 	answer, err := t.adaptation.CreateContainer(ctx, request)
 	if err != nil {
-		return nil, p.named(err)
+		return nil, named(err)
 	}
 	removeFrom(spec, noted, request.GetContainer())
 	if err := adjust(spec, answer.GetAdjust(), inject); err != nil {

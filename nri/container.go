@@ -56,7 +56,7 @@ func (p *Plugins) Stop(ctx context.Context, pod *sandbox.Sandbox, c *container.C
 	defer t.end()
 	answer, err := t.adaptation.StopContainer(ctx, &adaptation.StopContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	if err != nil {
-		return nil, p.named(err)
+		return nil, named(err)
 	}
 	return p.changes(answer.GetUpdate()), nil
 }

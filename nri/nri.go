@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
+	nrilog "github.com/containerd/nri/pkg/log"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -94,8 +95,6 @@ type Plugins struct {
 	// caller may see yet, by id.
 	podsMade       map[string]*sandbox.Sandbox
 	containersMade map[string]*api.Container
-	// failed are the plugins whose answers were these errors, by their texts.
-	failed map[string]string
 	// uncounted are requests that were made only to see which plugins there are
 	// (see Connected).
 	uncounted atomic.Int64
@@ -105,7 +104,7 @@ type Plugins struct {
 func New(options Options) *Plugins {
 	p := &Plugins{
 		options: options, podsMade: make(map[string]*sandbox.Sandbox),
-		containersMade: make(map[string]*api.Container), failed: make(map[string]string),
+		containersMade: make(map[string]*api.Container),
 	}
 	p.reloaded.Store(&options)
 	return p
@@ -116,6 +115,10 @@ func (p *Plugins) settings() *Options { return p.reloaded.Load() }
 
 // Enabled reports whether there may be plugins now.
 func (p *Plugins) Enabled() bool { return p != nil && p.adaptation.Load() != nil }
+
+// SetLogger makes what the library logs lines of this log. That is a variable of the
+// library without a lock: it is set once, before Open.
+func SetLogger(log *slog.Logger) { nrilog.Set(logger{log}) }
 
 // logger hands the library's log to ours.
 type logger struct{ log *slog.Logger }

@@ -29,7 +29,7 @@ func (p *Plugins) RunPod(ctx context.Context, sb *sandbox.Sandbox) error {
 		return nil
 	}
 	defer t.end()
-	return p.named(t.adaptation.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: pod}))
+	return named(t.adaptation.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: pod}))
 }
 
 // UpdatePod implements sandbox.Plugins.
@@ -42,7 +42,7 @@ func (p *Plugins) UpdatePod(ctx context.Context, sb *sandbox.Sandbox, overhead, 
 	_, err := t.adaptation.UpdatePodSandbox(ctx, &adaptation.UpdatePodSandboxRequest{
 		Pod: p.pod(sb), OverheadLinuxResources: fromCRI(overhead), LinuxResources: fromCRI(resources),
 	})
-	return p.named(err)
+	return named(err)
 }
 
 // UpdatedPod implements sandbox.Plugins.
@@ -76,7 +76,7 @@ func (p *Plugins) tell(ctx context.Context, request func(context.Context, *adapt
 		return nil
 	}
 	defer t.end()
-	return p.named(request(ctx, t.adaptation))
+	return named(request(ctx, t.adaptation))
 }
 
 func (p *Plugins) forgetPod(id string) {

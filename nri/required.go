@@ -140,7 +140,7 @@ func (m measures) RecordPluginInvocation(plugin, request string, err error) {
 		m.plugins.uncounted.Add(-1)
 	default:
 		m.plugins.options.Metrics.NRIRequest(plugin, request, outcome(err))
-		m.plugins.blame(plugin, err)
+		blame(plugin, err)
 	}
 }
 
@@ -165,33 +165,31 @@ func outcome(err error) string {
 	}
 }
 
-// mostBlamed bounds the errors that are remembered: not every one is asked for.
-const mostBlamed = 100
+// answerError is the error with which one request to a plugin ended. The library
+// passes it on as it is, or wrapped, and says meanwhile whose it is.
+type answerError struct {
+	err    error
+	plugin string // "" until the library has said it
+}
+
+func (e *answerError) Error() string { return e.err.Error() }
+
+func (e *answerError) Unwrap() error { return e.err }
 
 // blame notes whose error it is: the library returns it without a name.
-func (p *Plugins) blame(plugin string, err error) {
-	if err == nil {
-		return
+func blame(plugin string, err error) {
+	if answer, ok := errors.AsType[*answerError](err); ok {
+		answer.plugin = plugin
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.failed) >= mostBlamed {
-		clear(p.failed)
-	}
-	p.failed[err.Error()] = plugin
 }
 
 // named adds the plugin's name to its error.
-func (p *Plugins) named(err error) error {
+func named(err error) error {
 	if err == nil {
 		return nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	plugin := p.failed[err.Error()]
-	delete(p.failed, err.Error())
-	if plugin == "" {
-		return fmt.Errorf("NRI: %w", err)
+	if answer, ok := errors.AsType[*answerError](err); ok && answer.plugin != "" {
+		return fmt.Errorf("NRI plugin %s: %w", answer.plugin, err)
 	}
-	return fmt.Errorf("NRI plugin %s: %w", plugin, err)
+	return fmt.Errorf("NRI: %w", err)
 }

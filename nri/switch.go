@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/containerd/nri/pkg/adaptation"
-	nrilog "github.com/containerd/nri/pkg/log"
 	"github.com/containerd/ttrpc"
 
 	"github.com/minicri/minicri/internal/socket"
@@ -82,7 +81,6 @@ func checkSocket(path string) error {
 // directory are synchronized: nobody waits for one that does not register.
 // p.switching is held.
 func (p *Plugins) start(source Source) error {
-	nrilog.Set(logger{p.options.Logger}) // a variable of the library, as the limits are
 	choices := []adaptation.Option{
 		adaptation.WithPluginPath(source.PluginDir),
 		adaptation.WithPluginConfigPath(source.ConfigDir),
@@ -136,5 +134,4 @@ func (p *Plugins) stop() {
 	defer p.mu.Unlock()
 	clear(p.podsMade)
 	clear(p.containersMade)
-	clear(p.failed)
 }

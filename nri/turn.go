@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/status"
 )
 
 // turn is one request, which goes to one plugin after another. The library holds
@@ -88,5 +89,12 @@ func ask(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, 
 	}
 	t.leave()
 	defer t.enter()
-	return invoke(ctx, request, response)
+	err := invoke(ctx, request, response)
+	if err == nil {
+		err = status.ErrorProto(response.GetStatus()) // what ttrpc makes of it
+	}
+	if err != nil {
+		return &answerError{err: err}
+	}
+	return nil
 }

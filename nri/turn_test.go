@@ -3,10 +3,12 @@ package nri
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -101,7 +103,51 @@ func connect(t *testing.T, p *Plugins, socket, index string, plugin any) {
 func (p *Plugins) run(ctx context.Context, name string) error {
 	ctx, t := p.begin(ctx, nothing)
 	defer t.end()
-	return p.named(t.adaptation.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: &api.PodSandbox{Name: name}}))
+	return named(t.adaptation.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: &api.PodSandbox{Name: name}}))
+}
+
+// refuser fails requests about the pods with the name that it has.
+type refuser struct{ pod string }
+
+func (r refuser) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	if pod.GetName() == r.pod {
+		return errors.New("not wanted")
+	}
+	return nil
+}
+
+// Each error has the name of the plugin whose it is, also when others say the same
+// at the same time.
+func TestErrorsAreNamed(t *testing.T) {
+	p, _, socket := open(t, 10*time.Second)
+	connect(t, p, socket, "10", refuser{"first"})
+	connect(t, p, socket, "20", refuser{"second"})
+	var wait sync.WaitGroup
+	for range 200 {
+		for pod, want := range map[string]string{"first": "NRI plugin 10-slow: ", "second": "NRI plugin 20-slow: "} {
+			wait.Go(func() {
+				if err := p.run(t.Context(), pod); err == nil || !strings.HasPrefix(err.Error(), want) {
+					t.Errorf("want an error of %q, got %v", want, err)
+				}
+			})
+		}
+	}
+	wait.Wait()
+}
+
+// NRI can be switched on while what belongs to the plugins of before still ends.
+func TestSwitchedOverAndOver(t *testing.T) {
+	p, _, _ := open(t, 10*time.Second)
+	on := p.options
+	off := on
+	off.Enabled = false
+	for range 20 {
+		for _, options := range []Options{off, on} {
+			if err := p.Reconfigure(options); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 }
 
 // Many requests go through while one plugin hangs over another; a plugin that

@@ -24,7 +24,7 @@ func (p *Plugins) Update(ctx context.Context, pod *sandbox.Sandbox, c *container
 		Pod: p.pod(pod), Container: p.container(c), LinuxResources: fromCRI(asked),
 	})
 	if err != nil {
-		return nil, nil, p.named(err)
+		return nil, nil, named(err)
 	}
 	var others []*api.ContainerUpdate
 	for _, update := range answer.GetUpdate() {

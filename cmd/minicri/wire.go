@@ -148,6 +148,7 @@ func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.
 	if runtime.Stats, err = stats.Open(ctx, images, logger); err != nil {
 		return nil, err
 	}
+	nri.SetLogger(logger)
 	runtime.Plugins = nri.New(nriOptions(c, measured, logger))
 	if runtime.Sandboxes, err = sandbox.Open(ctx, sandboxOptions(c, k, runtime, measured, logger)); err != nil {
 		return nil, err
