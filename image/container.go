@@ -2,7 +2,6 @@ package image
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -12,7 +11,6 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 )
 
 // Mount is one mount(2) of a root filesystem.
@@ -130,34 +128,6 @@ func (s *Store) Mount(ctx context.Context, key, target, selinux string) error {
 // MOUNT_ATTR_IDMAP).
 func mapsIDs(m mount.Mount) bool {
 	return slices.ContainsFunc(m.Options, func(option string) bool { return strings.HasPrefix(option, "uidmap=") })
-}
-
-// Unmount removes all mounts at target, and the directory; a target
-// that is not mounted or not there is unmounted already. A busy mount is
-// detached: its last user ends it.
-func (s *Store) Unmount(target string) error {
-	if err := unmountAll(target); err != nil {
-		return fmt.Errorf("unmount %s: %w", target, err)
-	}
-	if err := os.Remove(target); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("unmount %s: %w", target, err)
-	}
-	return nil
-}
-
-func unmountAll(target string) error {
-	for {
-		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
-		if errors.Is(err, unix.EBUSY) {
-			err = unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
-		}
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
 }
 
 // RemoveSnapshot removes a prepared snapshot; its files go in the background.

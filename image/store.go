@@ -91,6 +91,7 @@ type Store struct {
 	locks     *keyLock
 	usage     *usageCache
 	collector *collector
+	unmounted *unmounted
 }
 
 // Open opens or makes the store below config.Root. What a killed predecessor
@@ -169,6 +170,7 @@ func newStore(config Config, dir string, engine *engine) *Store {
 		pulls:      newPulls(),
 		locks:      newKeyLock(),
 		usage:      newUsageCache(),
+		unmounted:  newUnmounted(),
 	}
 	s.reloaded.Store(&config)
 	s.collector = newCollector(config.CollectDelay, s.Collect, s.log)
@@ -197,6 +199,7 @@ func (s *Store) recover(ctx context.Context) error {
 func (s *Store) Close() error {
 	s.pulls.close()
 	s.collector.stop()
+	s.unmounted.wait()
 	if err := s.engine.close(); err != nil {
 		return fmt.Errorf("close image store %s: %w", s.dir, err)
 	}
