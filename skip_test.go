@@ -14,6 +14,7 @@ import (
 var skips = map[string]string{
 	"namespace/userns_test.go":       "where the next pid cannot be chosen: ns_last_pid needs CAP_SYS_ADMIN and CONFIG_CHECKPOINT_RESTORE",
 	"network/run_test.go":            "where there is no freezer of cgroup v1: no other one keeps a killed process from ending",
+	"test/e2e/cni_frozen_test.go":    "the same as network/run_test.go",
 	"shim/runtime/launchend_test.go": "where there is no freezer of cgroup v1: in version 2 a process is born in its cgroup, and can be killed there",
 	"test/container/before_test.go":  "it builds an old commit: make test-supervisor",
 	"test/container/fire_test.go":    "it takes minutes: make test-supervisor",

@@ -93,8 +93,11 @@ func isClosed(c <-chan struct{}) bool {
 // that go-cni has started may enter its cgroup only after that has been killed:
 // its STATUS has no context that would end it then.
 func (p *plugins) kill(run *runner.Run, done <-chan error, limit time.Duration) error {
-	err := run.Kill(limit)
-	for over := time.After(returnLimit); ; {
+	err, wait := run.Kill(limit), min(limit, returnLimit)
+	if err != nil {
+		wait = lastLimit // go-cni waits for what was not killed
+	}
+	for over := time.After(wait); ; {
 		select {
 		case doErr := <-done:
 			return doErr

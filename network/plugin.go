@@ -19,15 +19,16 @@ import (
 )
 
 const (
-	// killLimit is how long processes may take to go that were killed.
-	killLimit = 5 * time.Second
+	// killLimit is how long processes may take to go that were killed. A caller waits
+	// for no longer; what goes later is noticed in the background.
+	killLimit = 2 * time.Second
 	// lastLimit is the same for processes that were killed before.
 	lastLimit = 100 * time.Millisecond
 	// returnLimit is how long go-cni may take to return when nothing of its
 	// plugins is left: a process that left the cgroup may hold a pipe.
 	returnLimit = time.Second
 	// endLimit is the same when the daemon ends.
-	endLimit = 2 * time.Second
+	endLimit = 500 * time.Millisecond
 	// endingLimit is how long a daemon that ends waits for processes of a DEL.
 	endingLimit = 500 * time.Millisecond
 	// leaveLimit is how long a run may continue while the daemon shuts down.

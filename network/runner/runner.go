@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/state"
 )
 
 // Options say where runs live.
@@ -66,8 +67,9 @@ func Open(options Options) (*Runner, error) {
 }
 
 // Runs are the runs that an earlier daemon left: those that were not over when
-// it ended, and those that are done and have left processes to live. What
-// cannot be read is removed if nothing runs in it, and is an error.
+// it ended, and those that are done and have left processes to live. An error says
+// which were not found: one without its file, or with half of it, was removed if nothing
+// runs in it, and one whose file cannot be read was left alone.
 func (r *Runner) Runs() (unfinished, done []*Run, err error) {
 	names, err := runsIn(r.options.Dir)
 	if err != nil {
@@ -120,12 +122,15 @@ func (r *Runner) sweep(left []*Run) error {
 
 func (r *Runner) find(name string) (*Run, error) {
 	run := &Run{runner: r, dir: filepath.Join(r.options.Dir, name)}
-	data, err := os.ReadFile(filepath.Join(run.dir, "request.json"))
+	data, err := state.ReadFile(filepath.Join(run.dir, "request.json"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("plugin run %s, which is left alone: %w", name, err)
+	}
 	if err == nil {
 		err = json.Unmarshal(data, run)
 	}
 	if err != nil {
-		// Nothing enters the cgroup before the file is there: without one there is
+		// Nothing enters the cgroup before the file is written: without one there is
 		// no process.
 		run.Group = r.options.Parent.Child(r.options.Mark + name)
 		return nil, errors.Join(fmt.Errorf("plugin run %s: %w", name, err), run.End())

@@ -415,6 +415,30 @@ func TestSweepOfCgroups(t *testing.T) {
 	})
 }
 
+// A run whose file cannot be read is not taken for one that is over: it is found by
+// the next daemon that can.
+func TestRunThatCannotBeRead(t *testing.T) {
+	eachVersion(t, map[string]string{"leaves": `sleep 600 &`}, func(t *testing.T, r *Runner) {
+		run := begin(t, r, "ADD", "leaves")
+		_, _, err := call(t, run, "leaves", "")
+		must(t, err)
+		file := filepath.Join(run.dir, "request.json")
+		must(t, errors.Join(os.Rename(file, file+".there"), os.Symlink("request.json", file))) // ELOOP
+		next, err := Open(r.options)
+		must(t, err)
+		if left, done, err := next.Runs(); err == nil || len(left)+len(done) != 0 || slices.Contains(next.idle, run.Group) {
+			t.Errorf("found %v, %v, %v; free cgroups %v", left, done, err, next.idle)
+		}
+		must(t, os.Rename(file+".there", file))
+		left, _, err := next.Runs()
+		must(t, err)
+		if len(left) != 1 || left[0].Verb != "ADD" || !left[0].Running() {
+			t.Fatalf("found %+v", left)
+		}
+		must(t, errors.Join(left[0].Kill(within), left[0].End(), next.Close()))
+	})
+}
+
 // The cgroups of the pool serve one run after the other; one that is killed, or
 // has made cgroups below its own, leaves nothing to the next. Those of a daemon
 // that was killed are found again, and Close removes all.

@@ -59,6 +59,7 @@ func (c *Client) execSync(ctx context.Context, id string, process []byte, timeou
 		return nil, err
 	}
 	defer conn.Close()
+	defer c.peer.attend(ctx)()
 	stream, err := api.NewShimClient(conn).ExecSync(ctx, &api.ExecSyncRequest{
 		Id: id, Process: process, Timeout: int64(timeout), OutputCap: limit,
 	})
@@ -131,6 +132,7 @@ func (c *Client) execWait(ctx context.Context, id, exec string) (int32, error) {
 		return 0, err
 	}
 	defer conn.Close()
+	defer c.peer.attend(ctx)()
 	answer, err := api.NewShimClient(conn).ExecWait(ctx, &api.ExecWaitRequest{Id: id, ExecId: exec})
 	return answer.GetCode(), native(err)
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/ttrpc"
@@ -22,6 +23,8 @@ type peer struct {
 	answer time.Duration // 0: no limit
 	pidfd  *os.File      // nil if it could not be opened
 	asking sync.Mutex    // held while it is asked whether it hangs
+
+	answered atomic.Pointer[time.Time] // when it did last, asked whether it hangs
 }
 
 // newPeer finds the process that listens (SO_PEERCRED of unix(7)).
@@ -57,6 +60,30 @@ func (p *peer) watch(ctx context.Context, request *ttrpc.Request, response *ttrp
 	return invoke(ctx, request, response)
 }
 
+// attend is around what takes as long as a program runs, until over is called: the
+// supervisor is asked again and again whether it answers at all.
+func (p *peer) attend(ctx context.Context) (over func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	if p.answer > 0 {
+		go p.askUntil(ctx.Done()) // ends with it, and with the limit of an answer
+	}
+	return cancel
+}
+
+func (p *peer) askUntil(over <-chan struct{}) {
+	period := p.answer / 4
+	for {
+		select {
+		case <-over:
+			return
+		case <-time.After(period):
+		}
+		if last := p.answered.Load(); last == nil || time.Since(*last) >= period {
+			p.killIfHung()
+		}
+	}
+}
+
 // killIfHung kills a supervisor that does not answer the simplest call either.
 func (p *peer) killIfHung() {
 	if p.answer == 0 || !p.asking.TryLock() {
@@ -73,6 +100,8 @@ func (p *peer) killIfHung() {
 	defer client.Close()
 	_, err = api.NewShimClient(client).List(ctx, &api.Empty{})
 	if err == nil || ctx.Err() == nil {
+		now := time.Now()
+		p.answered.Store(&now)
 		return
 	}
 	raw, err := p.pidfd.SyscallConn()

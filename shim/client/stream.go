@@ -19,6 +19,8 @@ func (c *Client) Stream(ctx context.Context, id, exec, stream string) (*net.Unix
 	if err != nil {
 		return nil, err
 	}
+	defer c.peer.attend(ctx)()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	if err := open(conn, api.StreamRequest{Container: id, Exec: exec, Stream: stream}); err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("open %s of container %s exec %q: %w", stream, id, exec, err)
