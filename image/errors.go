@@ -20,11 +20,20 @@ import (
 
 // ErrRegistryUnavailable: the registry could not be reached, stopped answering or
 // reported a failure of its own. It is an errdefs.ErrUnavailable.
-var ErrRegistryUnavailable = fmt.Errorf("registry unavailable: %w", errdefs.ErrUnavailable)
+var ErrRegistryUnavailable error = kindError{"registry unavailable", errdefs.ErrUnavailable}
 
 // ErrVerification: a configured verifier did not accept the image. It is an
 // errdefs.ErrPermissionDenied.
-var ErrVerification = fmt.Errorf("image verification failed: %w", errdefs.ErrPermissionDenied)
+var ErrVerification error = kindError{"image verification failed", errdefs.ErrPermissionDenied}
+
+// kindError is an error of a kind of errdefs whose text does not repeat the kind's.
+type kindError struct {
+	text string
+	kind error
+}
+
+func (e kindError) Error() string { return e.text }
+func (e kindError) Unwrap() error { return e.kind }
 
 // registryError gives what went wrong with a registry its kind and keeps the
 // registry's own words.

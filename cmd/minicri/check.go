@@ -22,8 +22,9 @@ var errNotClean = errors.New("this node has problems, see above")
 // checkCommand is `minicri check`: what this node lacks, and what was left.
 func checkCommand(ctx context.Context, arguments []string, output io.Writer) error {
 	var fix, force, asJSON bool
-	help := manual.Find("check").FlagHelp
-	c, err := config.Load(arguments, os.Stderr, func(set *flag.FlagSet) {
+	command := manual.Find("check")
+	help := command.FlagHelp
+	c, err := config.Load(arguments, os.Stderr, command.Describe, func(set *flag.FlagSet) {
 		set.BoolVar(&fix, "fix", false, help("fix"))
 		set.BoolVar(&force, "force", false, help("force"))
 		set.BoolVar(&asJSON, "json", false, help("json"))
@@ -73,10 +74,14 @@ func printFindings(output io.Writer, findings []doctor.Finding, asJSON bool) err
 		return encoder.Encode(findings)
 	}
 	marks := map[doctor.Grade]string{doctor.Good: "✓", doctor.Warning: "!", doctor.Problem: "✗"}
+	width := 0
 	for _, f := range findings {
-		line := fmt.Sprintf("%s %-17s %s", marks[f.Grade], f.Subject, f.Message)
+		width = max(width, len(f.Subject))
+	}
+	for _, f := range findings {
+		line := fmt.Sprintf("%s %-*s  %s", marks[f.Grade], width, f.Subject, f.Message)
 		if f.Advice != "" {
-			line += "\n  " + fmt.Sprintf("%-17s → %s", "", f.Advice)
+			line += "\n  " + fmt.Sprintf("%-*s  → %s", width, "", f.Advice)
 		}
 		if _, err := fmt.Fprintln(output, line); err != nil {
 			return err

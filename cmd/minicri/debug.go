@@ -6,14 +6,16 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/inspect"
+	"github.com/minicri/minicri/internal/manual"
 )
 
 // debugCommand is `minicri debug bundle FILE`: what a maintainer asks for.
 func debugCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	c, words, err := config.LoadWith(arguments, os.Stderr)
+	c, words, err := config.LoadWith(arguments, os.Stderr, manual.Find("debug bundle").Describe)
 	if err != nil {
 		return err
 	}
@@ -33,20 +35,26 @@ func debugCommand(ctx context.Context, arguments []string, output io.Writer) err
 	return err
 }
 
+// daemonLimit is how long the daemon may take for all parts that it is asked for.
+const daemonLimit = 30 * time.Second
+
 // collect adds every part; in place of one that cannot be collected it adds the error.
 func collect(ctx context.Context, c *config.Config, bundle *inspect.Bundle) {
 	bundle.Text("version.txt", func() (string, error) { return "minicri " + version + "\n", nil })
 	bundle.JSON("config.json", func() (any, error) { return c, nil })
 	client := inspect.NewClient(inspect.DebugSocket(c.State))
+	everything := ctx
+	ctx, cancel := context.WithTimeout(ctx, daemonLimit)
+	defer cancel()
 	bundle.JSON("timelines.json", func() (any, error) { return findTimelines(ctx, c, "") })
 	bundle.JSON("pods.json", func() (any, error) { return client.Glance(ctx) })
 	for name, path := range map[string]string{"goroutines.txt": "/goroutines", "heap.pprof": "/debug/pprof/heap", "metrics.txt": "/metrics"} {
 		bundle.File(name, func() ([]byte, error) { return client.Read(ctx, path) })
 	}
-	bundle.JSON("check.json", func() (any, error) { return examine(ctx, c) })
+	bundle.JSON("check.json", func() (any, error) { return examine(everything, c) })
 	bundle.Networks("networks", c.CNIConf)
 	for _, path := range c.CNIConfDirs() {
 		bundle.Networks("networks-of-handlers"+path, path)
 	}
-	bundle.Machine(ctx)
+	bundle.Machine(everything)
 }

@@ -1,11 +1,20 @@
 package main
 
 import (
+	"errors"
+	"flag"
+	"io"
+	"os"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/doctor"
+	"github.com/minicri/minicri/internal/manual"
+	"github.com/minicri/minicri/internal/timeline"
 )
 
 // A program that reads the list of a node without pods gets a list.
@@ -32,5 +41,60 @@ func TestErrorsOfImagesSayTheirKind(t *testing.T) {
 	}
 	if withoutCode(nil) != nil {
 		t.Error("no error became one")
+	}
+}
+
+func TestTimelineRefusesWhatFlagsCannotMean(t *testing.T) {
+	for _, c := range []struct {
+		arguments, want string
+	}{
+		{"one two", "name one pod"},
+		{"--since -5m", "--since 10m is the last ten minutes"},
+		{"--slowest -1", "the number of pods"},
+		{"web --html x --json", "give one of them"},
+		{"--html x", "is for one pod"},
+	} {
+		err := timelineCommand(t.Context(), append(strings.Fields(c.arguments), "--root", t.TempDir(), "--state", "/tmp/none"), io.Discard)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("minicri timeline %s: %v, want %q", c.arguments, err, c.want)
+		}
+	}
+}
+
+// A page goes to a file, or to the output.
+func TestPageToTheOutput(t *testing.T) {
+	var output strings.Builder
+	t.Chdir(t.TempDir())
+	pods := []timeline.Pod{{Kind: "pod", ID: "1", Name: "test/web", State: timeline.Removed}}
+	if err := (timelineFlags{html: "-"}).show(t.Context(), &output, "web", pods); err != nil || !strings.HasSuffix(strings.TrimSpace(output.String()), "</html>") {
+		t.Errorf("%v: %q", err, output.String())
+	}
+	if entries, err := os.ReadDir("."); err != nil || len(entries) != 0 {
+		t.Errorf("%v, %v", entries, err)
+	}
+}
+
+// The subjects of findings are a column, whatever their length.
+func TestFindingsAreColumns(t *testing.T) {
+	var output strings.Builder
+	findings := []doctor.Finding{{Subject: "kernel", Grade: doctor.Good, Message: "MESSAGE"}, {Subject: "recursive read-only mounts", Grade: doctor.Warning, Message: "MESSAGE", Advice: "MESSAGE"}}
+	if err := printFindings(&output, findings, false); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(output.String()), "\n")
+	column := func(line string) int { return len([]rune(line[:strings.Index(line, "MESSAGE")])) }
+	if len(lines) != 3 || column(lines[0]) != column(lines[1]) || column(lines[2]) != column(lines[0])+2 {
+		t.Errorf("%s", output.String())
+	}
+}
+
+func TestHelpOfACommandSaysWhatItDoes(t *testing.T) {
+	for _, words := range []string{"timeline", "pods", "check", "debug bundle"} {
+		var output strings.Builder
+		_, _, err := config.LoadWith([]string{"--help"}, &output, manual.Find(words).Describe)
+		first, _, _ := strings.Cut(output.String(), "\n")
+		if !errors.Is(err, flag.ErrHelp) || !strings.HasPrefix(first, "Usage: minicri "+words) || !strings.Contains(output.String(), manual.Find(words).Help[1:]) {
+			t.Errorf("minicri %s --help: %v, %s", words, err, output.String())
+		}
 	}
 }

@@ -18,8 +18,9 @@ import (
 // podsCommand is `minicri pods`: the node at a glance.
 func podsCommand(ctx context.Context, arguments []string, output io.Writer) error {
 	var watch, asJSON bool
-	help := manual.Find("pods").FlagHelp
-	c, err := config.Load(arguments, os.Stderr, func(set *flag.FlagSet) {
+	command := manual.Find("pods")
+	help := command.FlagHelp
+	c, err := config.Load(arguments, os.Stderr, command.Describe, func(set *flag.FlagSet) {
 		set.BoolVar(&watch, "watch", false, help("watch"))
 		set.BoolVar(&asJSON, "json", false, help("json"))
 	})
@@ -35,7 +36,7 @@ func podsCommand(ctx context.Context, arguments []string, output io.Writer) erro
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("ask the daemon for its pods: %w", err)
+			return fmt.Errorf("list the pods: %w", err)
 		}
 		if asJSON {
 			err = json.NewEncoder(output).Encode(now)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/inspect"
+	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/server"
@@ -33,7 +34,7 @@ func serve(ctx context.Context, arguments []string) error {
 	// the daemon was started from.
 	syscall.Umask(0o022)
 	read := stamp(arguments) // first: what changes from here on is followed
-	c, err := config.Load(arguments, os.Stderr)
+	c, err := config.Load(arguments, os.Stderr, manual.DescribeDaemon)
 	if err != nil {
 		return err
 	}
@@ -137,7 +138,7 @@ func (d *serving) startInspection(ctx context.Context, wait *sync.WaitGroup, nod
 	}
 	inspection := &inspect.Server{Node: node, Metrics: d.node.metrics.Handler(), Logger: d.logger}
 	wait.Go(func() {
-		if err := inspection.Serve(ctx, listener); err != nil {
+		if err := inspection.Serve(ctx, socket.RootOnly(listener)); err != nil {
 			d.logger.Error("the debug socket is not served: minicri timeline, pods and debug do not work", "err", err)
 		}
 	})

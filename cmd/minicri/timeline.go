@@ -33,36 +33,59 @@ type timelineFlags struct {
 // timelineCommand is `minicri timeline`: the lives of pods.
 func timelineCommand(ctx context.Context, arguments []string, output io.Writer) error {
 	var f timelineFlags
-	help := manual.Find("timeline").FlagHelp
-	c, words, err := config.LoadWith(arguments, os.Stderr, func(set *flag.FlagSet) {
-		set.BoolVar(&f.failed, "failed", false, help("failed"))
-		set.BoolVar(&f.asJSON, "json", false, help("json"))
-		set.DurationVar(&f.since, "since", 0, help("since"))
-		set.IntVar(&f.slowest, "slowest", 0, help("slowest"))
-		set.StringVar(&f.html, "html", "", help("html"))
+	command := manual.Find("timeline")
+	c, words, err := config.LoadWith(arguments, os.Stderr, command.Describe, func(set *flag.FlagSet) {
+		set.BoolVar(&f.failed, "failed", false, command.FlagHelp("failed"))
+		set.BoolVar(&f.asJSON, "json", false, command.FlagHelp("json"))
+		set.DurationVar(&f.since, "since", 0, command.FlagHelp("since"))
+		set.IntVar(&f.slowest, "slowest", 0, command.FlagHelp("slowest"))
+		set.StringVar(&f.html, "html", "", command.FlagHelp("html"))
 	})
 	if err != nil {
 		return err
 	}
-	if len(words) > 1 {
-		return fmt.Errorf("name one pod, id or container, not %q", words)
+	if err := f.check(words); err != nil {
+		return err
 	}
 	wanted := slices.Concat(words, []string{""})[0]
-	pods, err := findTimelines(ctx, c, wanted)
+	all, err := findTimelines(ctx, c, wanted)
 	if err != nil {
 		return err
 	}
-	pods = f.choose(pods, time.Now())
-	if wanted != "" && len(pods) == 0 {
+	if wanted != "" && len(all) == 0 {
 		return fmt.Errorf("no timeline of %q is kept: `minicri timeline` lists all", wanted)
+	}
+	pods := f.choose(slices.Clone(all), time.Now())
+	if wanted != "" && len(pods) == 0 {
+		return fmt.Errorf("%q is there, and it is not what --failed or --since ask for", wanted)
 	}
 	return f.show(ctx, output, wanted, pods)
 }
 
-// findTimelines asks the daemon, or where none runs its files.
+// check refuses what the flags cannot mean.
+func (f timelineFlags) check(words []string) error {
+	switch {
+	case len(words) > 1:
+		return fmt.Errorf("name one pod, id or container, not %q", words)
+	case f.since < 0:
+		return fmt.Errorf("--since %s is not in the past: --since 10m is the last ten minutes", f.since)
+	case f.slowest < 0:
+		return fmt.Errorf("--slowest %d: it is the number of pods to show", f.slowest)
+	case f.html != "" && f.asJSON:
+		return errors.New("--html and --json are two forms of the same: give one of them")
+	case f.html != "" && len(words) == 0:
+		return errors.New("--html is for one pod: name it, `minicri timeline` lists them")
+	}
+	return nil
+}
+
+// findTimelines asks the daemon, or where none runs, or answers, its files.
 func findTimelines(ctx context.Context, c *config.Config, wanted string) ([]timeline.Pod, error) {
 	pods, err := inspect.NewClient(inspect.DebugSocket(c.State)).Timelines(ctx, wanted)
-	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) {
+	switch {
+	case errors.Is(err, inspect.ErrNoAnswer):
+		fmt.Fprintf(os.Stderr, "minicri: %v; this is what its files say\n", err)
+	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED):
 		return pods, err
 	}
 	identity, err := node.Read(c.Root)
@@ -89,7 +112,7 @@ func (f timelineFlags) show(ctx context.Context, output io.Writer, wanted string
 	style := timeline.Style{Color: isTerminal(output) && os.Getenv("NO_COLOR") == ""}
 	switch {
 	case f.html != "":
-		return f.writePage(ctx, output, wanted, pods)
+		return f.writePage(ctx, output, pods[0])
 	case f.asJSON:
 		encoder := json.NewEncoder(output)
 		encoder.SetIndent("", "  ")
@@ -101,21 +124,21 @@ func (f timelineFlags) show(ctx context.Context, output io.Writer, wanted string
 		return err
 	}
 	// Of a pod with several attempts the last one is shown.
-	_, err := fmt.Fprintf(output, "\n%d more attempts of this name, by id:\n", len(pods)-1)
+	_, err := fmt.Fprintf(output, "\nMore of this name, by id:\n")
 	if err != nil {
 		return err
 	}
 	return timeline.List(output, pods[1:], time.Now(), style)
 }
 
-func (f timelineFlags) writePage(ctx context.Context, output io.Writer, wanted string, pods []timeline.Pod) error {
-	if wanted == "" {
-		return errors.New("--html is for one pod: name it, `minicri timeline` lists them")
-	}
-	pod := pods[0]
+// writePage writes the page of a pod to a file, or to the output for "-".
+func (f timelineFlags) writePage(ctx context.Context, output io.Writer, pod timeline.Pod) error {
 	if n := pod.Network; n != nil && n.Path != "" && (pod.State == timeline.Ready || pod.State == timeline.NotReady || pod.State == timeline.Building) {
 		n.Now = podnet.Look(ctx, n.Path, pod.ID, pod.Addresses)
 		pod.Finish()
+	}
+	if f.html == "-" {
+		return pod.Page(output, version, time.Now())
 	}
 	file, err := os.OpenFile(f.html, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {

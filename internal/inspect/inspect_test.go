@@ -4,13 +4,17 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -122,6 +126,32 @@ func TestContainerOfAPodThatIsGone(t *testing.T) {
 		if got := one(t, f, wanted); got.Name != "test/old" || got.State != timeline.Removed || len(got.Containers) != 1 || got.Containers[0].Name != "db" {
 			t.Errorf("%q: %+v", wanted, got)
 		}
+	}
+}
+
+// A daemon that is stopped, or wedged, holds up no command; one that is not there is
+// told apart from it.
+func TestDaemonThatDoesNotAnswer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	client := NewClient(path)
+	client.limit = 100 * time.Millisecond
+	if _, err := client.Timelines(t.Context(), ""); !errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrNoAnswer) || !strings.Contains(err.Error(), "start it") {
+		t.Errorf("without a daemon: %v", err)
+	}
+	listener, err := net.Listen("unix", path) // it accepts nothing
+	must(t, err)
+	if _, err := client.Timelines(t.Context(), ""); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("with a daemon that does not answer: %v", err)
+	}
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := client.Glance(canceled); !errors.Is(err, context.Canceled) || errors.Is(err, ErrNoAnswer) {
+		t.Errorf("when the caller has left: %v", err)
+	}
+	listener.(*net.UnixListener).SetUnlinkOnClose(false)
+	must(t, listener.Close())
+	if _, err := client.Read(t.Context(), "/metrics"); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("after the daemon has ended: %v", err)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/minicri/minicri/internal/timeline"
@@ -95,15 +97,27 @@ func Goroutines() []byte {
 }
 
 // Client asks a daemon.
-type Client struct{ http *http.Client }
+type Client struct {
+	socket string
+	http   *http.Client
+	limit  time.Duration
+}
 
 // NewClient asks the daemon that serves at a socket.
 func NewClient(socket string) Client {
 	// A client that forgets to close leaves nothing open.
-	return Client{&http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}}}}
+	}}
+	return Client{socket, &http.Client{Transport: transport}, answerLimit}
 }
+
+// ErrNoAnswer is the error of a daemon that is there and does not answer.
+var ErrNoAnswer = errors.New("the daemon does not answer")
+
+// answerLimit is how long a daemon may take for an answer: one that is stopped or
+// wedged gives none.
+const answerLimit = 15 * time.Second
 
 // Timelines are the pods that are asked for; see Node.Timelines.
 func (c Client) Timelines(ctx context.Context, wanted string) (pods []timeline.Pod, err error) {
@@ -140,21 +154,35 @@ func (c Client) Delete(ctx context.Context, path string) error {
 }
 
 func (c Client) do(ctx context.Context, method, path string) ([]byte, error) {
-	request, err := http.NewRequestWithContext(ctx, method, "http://minicri"+path, http.NoBody)
+	limited, cancel := context.WithTimeout(ctx, c.limit)
+	defer cancel()
+	request, err := http.NewRequestWithContext(limited, method, "http://minicri"+path, http.NoBody)
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.http.Do(request)
-	if err != nil {
-		return nil, err
+	data, code, err := c.exchange(request)
+	if wrapper := (*url.Error)(nil); errors.As(err, &wrapper) {
+		err = wrapper.Err // without the address, which is none that anybody knows
 	}
-	defer answer.Body.Close()
-	data, err := io.ReadAll(answer.Body)
-	if err != nil {
-		return nil, fmt.Errorf("read the daemon's answer: %w", err)
-	}
-	if answer.StatusCode != http.StatusOK {
+	switch {
+	case limited.Err() != nil && ctx.Err() == nil:
+		return nil, fmt.Errorf("%w: it serves %s, and has said nothing for %s; it is stopped or wedged", ErrNoAnswer, c.socket, c.limit)
+	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED):
+		return nil, fmt.Errorf("no daemon serves %s: start it, or name its directory with --state: %w", c.socket, err)
+	case err != nil:
+		return nil, fmt.Errorf("ask the daemon at %s: %w", c.socket, err)
+	case code != http.StatusOK:
 		return nil, fmt.Errorf("the daemon answers: %s", strings.TrimSpace(string(data)))
 	}
 	return data, nil
+}
+
+func (c Client) exchange(request *http.Request) (data []byte, code int, err error) {
+	answer, err := c.http.Do(request)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer answer.Body.Close()
+	data, err = io.ReadAll(answer.Body)
+	return data, answer.StatusCode, err
 }

@@ -4,6 +4,7 @@
 package manual
 
 import (
+	"flag"
 	"fmt"
 	"strings"
 )
@@ -51,7 +52,7 @@ func Commands() []Command {
 				{"since", "DURATION", "only those in which something happened since then: 10m"},
 				{"slowest", "N", "the N that took longest, the slowest first"},
 				{"json", "", "print JSON"},
-				{"html", "FILE", "write a page for a browser, with the pod's network as it is now, to attach to a report"},
+				{"html", "FILE", "write a page for a browser, with the pod's network as it is now, to attach to a report; - is stdout"},
 			},
 		},
 		{
@@ -95,6 +96,22 @@ func (c Command) FlagHelp(name string) string {
 
 // Line is the command as it is typed: "config check FILE".
 func (c Command) Line() string { return strings.TrimSpace(c.Words + " " + c.Argument) }
+
+// Describe lets the help of the command's flags begin with what the command does.
+func (c Command) Describe(set *flag.FlagSet) {
+	set.Usage = func() {
+		fmt.Fprintf(set.Output(), "Usage: minicri %s [flags]\n\n%s%s.\n\n", c.Line(), strings.ToUpper(c.Help[:1]), c.Help[1:])
+		set.PrintDefaults()
+	}
+}
+
+// DescribeDaemon is Describe for minicri without a command.
+func DescribeDaemon(set *flag.FlagSet) {
+	set.Usage = func() {
+		fmt.Fprint(set.Output(), "Usage: minicri [flags]\n\nServe the CRI in the foreground. `minicri help` lists the commands.\n\n")
+		set.PrintDefaults()
+	}
+}
 
 // Usage is the list of all commands.
 func Usage() string {

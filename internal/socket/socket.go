@@ -1,5 +1,6 @@
 // Package socket makes Unix sockets that only root can connect to, and checks
-// before whether a path is free. It keeps no state.
+// before whether a path is free. The listeners that it returns belong to the caller;
+// it keeps no state and has no locks.
 package socket
 
 import (
@@ -63,4 +64,44 @@ func ListenPrivate(path string) (net.Listener, error) {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	return listener, nil
+}
+
+// RootOnly returns a listener that accepts connections of root alone, and of the user
+// that this process has, whatever the mode of the path has become. The kernel tells
+// who connected (SO_PEERCRED, unix(7)).
+func RootOnly(listener net.Listener) net.Listener { return rootOnly{listener} }
+
+type rootOnly struct{ net.Listener }
+
+func (l rootOnly) Accept() (net.Conn, error) {
+	for {
+		connection, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if uid, err := peer(connection); err == nil && (uid == 0 || int(uid) == os.Geteuid()) {
+			return connection, nil
+		}
+		_ = connection.Close()
+	}
+}
+
+// peer is the user id of the process that connected.
+func peer(connection net.Conn) (uid uint32, err error) {
+	unixConnection, ok := connection.(*net.UnixConn)
+	if !ok {
+		return 0, fmt.Errorf("%T is no unix connection", connection)
+	}
+	raw, err := unixConnection.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var credentials *unix.Ucred
+	controlErr := raw.Control(func(fd uintptr) {
+		credentials, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err := errors.Join(controlErr, err); err != nil {
+		return 0, err
+	}
+	return credentials.Uid, nil
 }

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -72,4 +73,65 @@ func TestListenPrivate(t *testing.T) {
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is left: %v", err)
 	}
+}
+
+// A socket whose path anybody may open still lets nobody in but root.
+func TestRootOnly(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("needs root")
+	}
+	path := filepath.Join(t.TempDir(), "sock")
+	listener, err := socket.ListenPrivate(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	for _, opened := range []string{path, filepath.Dir(path), filepath.Dir(filepath.Dir(path))} {
+		if err := os.Chmod(opened, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	go func() {
+		for guarded := socket.RootOnly(listener); ; {
+			connection, err := guarded.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = connection.Write([]byte("secret"))
+			_ = connection.Close()
+		}
+	}()
+	for uid, want := range map[int]string{65534: "", 0: "secret"} {
+		if got := readAs(t, uid, path); got != want {
+			t.Errorf("user %d reads %q, want %q", uid, got, want)
+		}
+	}
+}
+
+// readAs connects as a user and reads to the end.
+func readAs(t *testing.T, uid int, path string) string {
+	t.Helper()
+	read := make(chan string)
+	go func() {
+		defer close(read)
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
+			t.Error(errno)
+			return
+		}
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer unix.Close(fd)
+		if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+			t.Error(err)
+			return
+		}
+		buffer := make([]byte, 64)
+		n, _ := unix.Read(fd, buffer) // 0 for a connection that was closed
+		read <- string(buffer[:max(n, 0)])
+	}()
+	return <-read
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"strings"
 )
@@ -93,7 +92,19 @@ func (r *Records[T]) decode(path string, data []byte) (T, error) {
 	return e.Record, nil
 }
 
-// Peek reads one record of a directory that another process writes.
-func Peek[T any](directory, id string) (T, error) {
-	return (&Records[T]{directory: directory, version: math.MaxInt}).read(id)
+// Peek reads one record of a directory that another process writes, of any schema.
+// T may have only some of its fields.
+func Peek[T any](directory, id string) (record T, err error) {
+	data, err := ReadFile((&Records[T]{directory: directory}).Path(id))
+	if err != nil {
+		return record, err
+	}
+	var e envelope[*T]
+	switch err := json.Unmarshal(data, &e); {
+	case err != nil:
+		return record, fmt.Errorf("%w: %w", errUndecodable, err)
+	case e.Version < 1 || e.Record == nil:
+		return record, fmt.Errorf("%w: schema version %d, or there is no record in it", errUndecodable, e.Version)
+	}
+	return *e.Record, nil
 }

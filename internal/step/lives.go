@@ -263,7 +263,7 @@ func (l *Lives) read(match func(id, pod string) bool) ([]Life, error) {
 			continue
 		}
 		var life Life
-		data, err := os.ReadFile(filepath.Join(l.directory, name))
+		data, err := state.ReadFile(filepath.Join(l.directory, name))
 		if err == nil && json.Unmarshal(data, &life) == nil {
 			lives = append(lives, life)
 		}

@@ -151,3 +151,19 @@ func disk(t *testing.T, directory string) (bytes int64) {
 	}
 	return bytes
 }
+
+// What is no file in the place of a life is passed over, and holds up nobody.
+func TestWhatIsNoFileIsNoLife(t *testing.T) {
+	dir := t.TempDir()
+	kept := open(t, dir)
+	check(t, kept.Keep(step.Life{Kind: "pod", ID: "good", Name: "test/web", End: time.Now()}))
+	names := func(i int) string { return filepath.Join(dir, fmt.Sprintf("%019d-failed-pod-bad%d.json", i, i)) }
+	check(t, errors.Join(syscall.Mkfifo(names(1), 0o600), os.Symlink("/dev/zero", names(2)), os.Mkdir(names(3), 0o700), os.WriteFile(names(4), []byte("{"), 0o600)))
+	lives, err := kept.List()
+	if err != nil || len(lives) != 1 || lives[0].ID != "good" {
+		t.Errorf("%+v, %v", lives, err)
+	}
+	if lives, err = kept.OfPod("web"); err != nil || len(lives) != 1 {
+		t.Errorf("%+v, %v", lives, err)
+	}
+}

@@ -60,12 +60,20 @@ func (g *Glance) Table(w io.Writer, earlier *Glance, style Style) error {
 	for _, l := range g.Pods {
 		l.write(&b, g.rates(l, earlier), style)
 	}
-	fmt.Fprintf(&b, "%s\n", style.paint(faint, fmt.Sprintf("%d pods; daemon %s, supervisors %s", len(g.Pods), size(g.Daemon), size(g.Supervisors))))
+	fmt.Fprintf(&b, "%s\n", style.paint(faint, fmt.Sprintf("%s; daemon %s, supervisors %s", count(len(g.Pods), "pod"), size(g.Daemon), size(g.Supervisors))))
 	if g.Released > 0 {
-		fmt.Fprintf(&b, "%s\n", style.paint(yellow, fmt.Sprintf("%d attachments of pods that are gone wait for their DEL: minicri timeline --failed", g.Released)))
+		fmt.Fprintf(&b, "%s\n", style.paint(yellow, fmt.Sprintf("pods that are gone have %s waiting for a DEL: minicri timeline --failed", count(g.Released, "attachment"))))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// count is a number of things: "1 pod", "2 pods".
+func count(number int, thing string) string {
+	if number != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", number, thing)
 }
 
 func (l Line) write(b *strings.Builder, rates string, style Style) {

@@ -20,7 +20,7 @@ func List(w io.Writer, pods []Pod, now time.Time, style Style) error {
 		if p.Attempt > 0 {
 			name += fmt.Sprintf(" (attempt %d)", p.Attempt)
 		}
-		fmt.Fprintf(&b, "%-13s  %9s  %9s  %s  %s\n", shorten(p.ID, 13), age(now.Sub(p.Begin)), short(p.Took), style.paint(color, pad(p.State, 10)), shorten(name, 31))
+		fmt.Fprintf(&b, "%-13s  %9s  %9s  %s  %s\n", shorten(p.ID, 13), p.age(now), short(p.Took), style.paint(color, pad(p.State, 10)), shorten(name, 31))
 		for _, problem := range p.Problems() {
 			at := problem.Of
 			if problem.Step != "" {
@@ -33,9 +33,11 @@ func List(w io.Writer, pods []Pod, now time.Time, style Style) error {
 	return err
 }
 
-// age is how long ago something was.
-func age(d time.Duration) string {
-	switch {
+// age is how long ago the pod began.
+func (p *Pod) age(now time.Time) string {
+	switch d := now.Sub(p.Begin); {
+	case p.Begin.IsZero():
+		return "-" // nothing is known of it but its record
 	case d < time.Minute:
 		return fmt.Sprintf("%ds ago", int(d.Seconds()))
 	case d < time.Hour:

@@ -43,8 +43,12 @@ func (l *line) at() time.Time {
 
 func (l *line) end() time.Time { return l.Start.Add(l.Took) }
 
-// failed reports whether the row is one of something that went wrong.
-func (l *line) failed() bool { return l.Error != "" }
+// failed reports whether the row is one of something that went wrong. A step whose
+// plugin failed did: of a pod that is undone, the DEL is left to a retry, which is no
+// error of the step.
+func (l *line) failed() bool {
+	return l.Error != "" || l.Kind != "plugin" && slices.ContainsFunc(l.children, (*line).failed)
+}
 
 // blamed reports whether the line failed by itself, and not because a plugin
 // below it did.

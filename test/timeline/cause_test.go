@@ -49,8 +49,12 @@ func TestBadRange(t *testing.T) {
 	n.network(n.bridgeWith(harness.Object{"subnet": "10.88.0.0/24", "rangeStart": "10.89.0.10"}))
 	err := n.fails(n.PodConfig("web"))
 	says(t, err, "RangeStart 10.89.0.10 not in network 10.88.0.0/24", "correct the configuration of network")
-	words := []string{"failed at cni add", "host-local ADD", "RangeStart 10.89.0.10 not in network 10.88.0.0/24", "correct the configuration of network", "undone: "}
-	documented(t, "bad range", n.explained("web", words...), words...)
+	words := []string{"failed at cni add", "host-local ADD", "RangeStart 10.89.0.10 not in network 10.88.0.0/24", "correct the configuration of network", "cni del: a plugin failed", "undone: "}
+	text := n.explained("web", words...)
+	documented(t, "bad range", text, words...)
+	if strings.Contains(text, "✓ cni del") {
+		t.Error("the step succeeded whose plugins failed")
+	}
 	n.plugin("host-local", "exit 0\n") // whose DEL needs a good range too
 }
 

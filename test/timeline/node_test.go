@@ -55,7 +55,7 @@ func TestNodeAtAGlance(t *testing.T) {
 	}
 	table, err := n.RunCommand("pods")
 	check(t, err)
-	for _, want := range []string{"test/web", "ready", "1/1", line.Addresses[0], "1 pods; daemon "} {
+	for _, want := range []string{"test/web", "ready", "1/1", line.Addresses[0], "1 pod; daemon "} {
 		if !strings.Contains(table, want) {
 			t.Errorf("the table lacks %q:\n%s", want, table)
 		}

@@ -1,7 +1,7 @@
 // Command timeline measures what it costs to see a pod's life: RunPodSandbox with
 // metrics scraped and every call traced beside the defaults, alternately; what the
 // timeline of one pod costs the daemon; and how long `minicri timeline` takes with
-// 1000 lives on the node.
+// 1000 pods on the node, of its network, and 1000 lives that have ended.
 package main
 
 import (
@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"syscall"
@@ -29,6 +28,7 @@ const (
 	rounds  = 40
 	warmUp  = 4
 	lives   = 1000
+	pods    = 1000
 	asked   = 20
 	metrics = "127.0.0.1:29440"
 	spans   = "127.0.0.1:29317"
@@ -146,9 +146,18 @@ func oneLife() error {
 	return nil
 }
 
-// ask measures `minicri timeline POD` with 1000 lives on the node, of a pod that
-// is there and of one that is gone.
-func ask(ctx context.Context, binaries string, n *node.Node) error {
+// ask measures `minicri timeline POD` with 1000 pods and 1000 lives on the node, of a
+// pod that is there and of one that is gone.
+func ask(ctx context.Context, binaries string, n *node.Node) (err error) {
+	live := &crowd{client: n.Client}
+	defer func() { err = errors.Join(err, live.remove()) }()
+	began := time.Now()
+	if err := live.run(ctx, pods, func(i int) *runtimeapi.PodSandboxConfig {
+		return n.Pod(fmt.Sprint("live", i), runtimeapi.NamespaceMode_NODE)
+	}); err != nil {
+		return err
+	}
+	fmt.Printf("%d pods are there after %.0f s\n", pods, time.Since(began).Seconds())
 	kept, err := step.OpenLives(filepath.Join(n.Config.Root, "lives"))
 	if err != nil {
 		return err
@@ -166,16 +175,5 @@ func ask(ctx context.Context, binaries string, n *node.Node) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{"here", "gone500", pod.GetPodSandboxId()[:12]} {
-		var took []time.Duration
-		for range asked {
-			began := time.Now()
-			if out, err := exec.CommandContext(ctx, filepath.Join(binaries, "minicri"), "timeline", name, "--config", filepath.Join(n.Dir, "config.toml")).CombinedOutput(); err != nil {
-				return fmt.Errorf("minicri timeline %s: %w: %s", name, err, out)
-			}
-			took = append(took, time.Since(began))
-		}
-		fmt.Printf("minicri timeline %-12s median of %d: %.1f ms (goal 50)\n", name, asked, contender.Milliseconds(contender.Quantile(took, .5)))
-	}
-	return nil
+	return measure(ctx, binaries, n, "here", "live500", "gone500", pod.GetPodSandboxId()[:12])
 }
