@@ -34,6 +34,9 @@ func (c *creation) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := checkAbility(c.spec, handler); err != nil {
+		return err
+	}
 	answer, err := shim.Create(ctx, &api.CreateRequest{
 		Runtime: handler.Program, Task: handler.Shim,
 		Pause: c.SandboxID, Id: c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.shimLog(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),

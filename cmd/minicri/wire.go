@@ -205,7 +205,9 @@ func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k k
 // openHandlers says at the start which handlers cannot run pods; Status does as
 // long as it is so.
 func openHandlers(c *config.Config, m machine.Machine, logger *slog.Logger) *handler.Set {
-	set := handler.New(handlerSpecs(c), handler.Features{RecursiveReadOnlyMounts: m.RecursiveReadOnly, UserNamespaces: m.UserNamespaces})
+	set := handler.New(handlerSpecs(c), handler.Features{
+		RecursiveReadOnlyMounts: m.RecursiveReadOnly, UserNamespaces: m.UserNamespaces, NetDevices: true, MemoryPolicy: true,
+	})
 	for _, h := range set.List(context.Background()) {
 		if h.Err != nil {
 			logger.Warn("pods of a runtime handler cannot run", "handler", h.Name, "err", h.Err)

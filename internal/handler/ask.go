@@ -143,7 +143,14 @@ func (l *limited) Write(p []byte) (int, error) {
 
 func fromSpec(f *features.Features) Features {
 	can := Features{RecursiveReadOnlyMounts: slices.Contains(f.MountOptions, "rro")}
-	if f.Linux != nil && f.Linux.MountExtensions != nil && f.Linux.MountExtensions.IDMap != nil {
+	if f.Linux == nil {
+		return can
+	}
+	can.MemoryPolicy = f.Linux.MemoryPolicy != nil && len(f.Linux.MemoryPolicy.Modes) > 0
+	if devices := f.Linux.NetDevices; devices != nil {
+		can.NetDevices = devices.Enabled != nil && *devices.Enabled
+	}
+	if f.Linux.MountExtensions != nil && f.Linux.MountExtensions.IDMap != nil {
 		idmap := f.Linux.MountExtensions.IDMap.Enabled
 		can.UserNamespaces = idmap != nil && *idmap && slices.Contains(f.Linux.Namespaces, "user")
 	}

@@ -14,7 +14,7 @@ import (
 func TestListOfHostilePrograms(t *testing.T) {
 	dir := t.TempDir()
 	programs := map[string]string{
-		"good":  `echo '{"ociVersionMin": "1.0.0", "ociVersionMax": "1.2.0", "mountOptions": ["rro"]}'`,
+		"good":  `echo '{"ociVersionMin": "1.0.0", "ociVersionMax": "1.2.0", "mountOptions": ["rro"], "linux": {"netDevices": {"enabled": true}, "memoryPolicy": {"modes": ["MPOL_BIND"]}}}'`,
 		"old":   `test "$1" = --version`,
 		"hangs": `exec sleep 1000`,
 		"flood": `head -c 100000000 /dev/zero; exit 1`,
@@ -51,10 +51,10 @@ func TestListOfHostilePrograms(t *testing.T) {
 			t.Errorf("%s: %.2000v, want an error that says %q", name, err, says)
 		}
 	}
-	if h := list["good"]; h.Err != nil || !h.Features.RecursiveReadOnlyMounts || h.Features.UserNamespaces {
+	if h := list["good"]; h.Err != nil || !h.Features.RecursiveReadOnlyMounts || h.Features.UserNamespaces || !h.Features.NetDevices || !h.Features.MemoryPolicy {
 		t.Errorf("good: %+v", h)
 	}
-	if h := list["old"]; h.Err != nil || h.Features.RecursiveReadOnlyMounts {
+	if h := list["old"]; h.Err != nil || h.Features != (Features{}) {
 		t.Errorf("old: %+v", h)
 	}
 	if h := list[""]; h.Err != nil || !h.Features.UserNamespaces {

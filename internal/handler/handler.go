@@ -37,6 +37,9 @@ type Spec struct {
 type Features struct {
 	RecursiveReadOnlyMounts bool
 	UserNamespaces          bool
+	// NetDevices is moving network devices into containers.
+	NetDevices   bool
+	MemoryPolicy bool
 }
 
 // Status is a handler as it is now.

@@ -99,6 +99,33 @@ func TestHandlerWithoutItsRuntime(t *testing.T) {
 	check(t, err)
 }
 
+// What a runtime does not say that it can do it is not asked for: it would make the
+// container without a word of what is missing.
+func TestRuntimeThatCannot(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "old")
+	check(t, os.WriteFile(program, []byte(fmt.Sprintf("#!/bin/sh\ntest \"$1\" != features && exec %s \"$@\"\n", runc(t))), 0o755))
+	n := newNRINode(t, "", harness.Runtime("old", program))
+	n.connect("10", "network-device-injector")
+	p := runPod(t, n.Node, "web", annotated("netdevices.nri.test/moves", `{"lo": "data0"}`))
+	rro := mounted(t.TempDir(), "/deep", func(m *runtimeapi.Mount) {
+		m.Readonly, m.RecursiveReadOnly, m.Propagation = true, true, runtimeapi.MountPropagation_PROPAGATION_PRIVATE
+	})
+	for says, config := range map[string]*runtimeapi.ContainerConfig{
+		"/deep read-only (recursive_read_only)": shell("deep", forever, rro),
+		"network devices (linux.netDevices)":    shell("moves", forever),
+	} {
+		_, err := p.tryCreate(config)
+		wantCode(t, err, codes.InvalidArgument)
+		if err == nil || !strings.Contains(err.Error(), `handler "old"`) || !strings.Contains(err.Error(), says) {
+			t.Errorf("want an error with %q: %v", says, err)
+		}
+	}
+	if left := p.list(nil); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	same(t, "exec in another", p.exec(p.run("app", forever), "echo hi"), "hi")
+}
+
 // The pod of a handler of type shim is made by that shim, pause included; it
 // lives over the death of the daemon and of the supervisor, and is gone with the
 // pod.
