@@ -29,7 +29,7 @@ func (c *checker) leaks() {
 		c.add("leaks", Problem, err.Error(), "")
 		return
 	}
-	orphans := c.orphans(hierarchies)
+	orphans := c.orphans(hierarchies) + c.factsWithoutRecord(c.factsDir(), c.recordDir()) + c.factsWithoutRecord(c.containerFactsDir(), c.containerDir())
 	if c.containersWithoutPod()+orphans == 0 {
 		c.add("leaks", Good, "none", "")
 	}
@@ -75,6 +75,27 @@ func (c *checker) containersWithoutPod() (count int) {
 	return count
 }
 
+// factsWithoutRecord are removed before their record. Where both go while it is looked,
+// the facts are not there any more either.
+func (c *checker) factsWithoutRecord(facts, records string) (count int) {
+	ids, err := state.IDs(facts)
+	if err != nil {
+		c.add("leaks", Problem, err.Error(), "")
+		return 1
+	}
+	for _, id := range ids {
+		path := filepath.Join(facts, id+".json")
+		if hasFile(records, id) {
+			continue
+		}
+		if _, err := os.Lstat(path); err == nil {
+			count++
+			c.leak(path+" has no record", func() error { return os.Remove(path) })
+		}
+	}
+	return count
+}
+
 // snapshots that cannot be listed may hold any amount of the disk: a problem.
 func (c *checker) snapshots(ctx context.Context) {
 	keys, err := c.Snapshots.List(ctx, c.hasContainer)
@@ -102,9 +123,11 @@ func hasFile(dir, id string) bool {
 	return err == nil || slices.ContainsFunc(state.Quarantined(dir), func(path string) bool { return state.IDOf(path) == id })
 }
 
-func (c *checker) recordDir() string     { return filepath.Join(c.Config.Root, "sandboxes") }
-func (c *checker) containerDir() string  { return filepath.Join(c.Config.Root, "containers") }
-func (c *checker) attachmentDir() string { return filepath.Join(c.Config.Root, "attachments") }
+func (c *checker) recordDir() string         { return filepath.Join(c.Config.Root, "sandboxes") }
+func (c *checker) factsDir() string          { return filepath.Join(c.Config.State, "facts") }
+func (c *checker) containerDir() string      { return filepath.Join(c.Config.Root, "containers") }
+func (c *checker) containerFactsDir() string { return filepath.Join(c.Config.Root, "container-facts") }
+func (c *checker) attachmentDir() string     { return filepath.Join(c.Config.Root, "attachments") }
 
 // attachments that no sandbox owns any more wait for their DEL to succeed.
 func (c *checker) attachments() {
@@ -138,9 +161,9 @@ func (c *checker) quarantine() {
 		retry func(path string) error
 	}{
 		{c.recordDir(), sandbox.RetryRecord},
-		{filepath.Join(c.Config.State, "facts"), sandbox.RetryFacts},
+		{c.factsDir(), sandbox.RetryFacts},
 		{c.containerDir(), container.RetryRecord},
-		{filepath.Join(c.Config.Root, "container-facts"), container.RetryFacts},
+		{c.containerFactsDir(), container.RetryFacts},
 		{c.attachmentDir(), network.RetryAttachment},
 	} {
 		for _, file := range state.Quarantined(kind.dir) {
@@ -168,7 +191,7 @@ func (c *checker) unread(dir string) {
 
 // sandboxes compares what the runtime believes of each sandbox with the kernel.
 func (c *checker) sandboxes() {
-	dir := filepath.Join(c.Config.State, "facts")
+	dir := c.factsDir()
 	ids, err := state.IDs(dir)
 	if err != nil {
 		c.add("sandboxes", Problem, err.Error(), "")
@@ -176,7 +199,7 @@ func (c *checker) sandboxes() {
 	netns := namespace.Find(c.Config.NetnsDir, c.Node.Mark())
 	for _, id := range ids {
 		facts, err := state.Peek[sandbox.Facts](dir, id)
-		if err != nil || !facts.Ready() {
+		if err != nil || !facts.Ready() || !c.hasRecord(id) {
 			continue
 		}
 		if pause, err := process.Open(facts.Pause); err != nil && !errors.Is(err, process.ErrGone) {

@@ -5,12 +5,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
 	nodecheck "github.com/minicri/minicri/internal/doctor"
@@ -131,6 +133,37 @@ func TestCheckFindsAndRemovesWhatContainersLeave(t *testing.T) {
 	if found, clean := problems(t, n); !clean || !ready(t, n, id) {
 		t.Errorf("the node has problems: %v", found)
 	}
+}
+
+// What is left of a pod and its container whose records somebody has removed by hand is
+// found and removed, without a daemon too.
+func TestCheckRemovesWhatHasNoRecord(t *testing.T) {
+	n := newNode(t)
+	n.ImportBusybox()
+	config := n.PodConfig("web", harness.HostNetwork())
+	pod := n.RunPod(config)
+	created, err := n.Runtime.CreateContainer(limited(t), &runtimeapi.CreateContainerRequest{PodSandboxId: pod, SandboxConfig: config, Config: &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "app"}, Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, Command: []string{"true"}, LogPath: "app.log",
+	}})
+	check(t, err)
+	id := created.ContainerId
+	n.Stop()
+	for _, record := range []string{filepath.Join("containers", id), filepath.Join("sandboxes", pod)} {
+		check(t, os.Remove(filepath.Join(n.Root, record+".json")))
+	}
+	found, clean := problems(t, n)
+	for _, facts := range []string{filepath.Join(n.Root, "container-facts", id+".json"), filepath.Join(n.State, "facts", pod+".json")} {
+		if clean || !slices.ContainsFunc(found, func(f nodecheck.Finding) bool { return strings.Contains(f.Message, facts) }) {
+			t.Errorf("%s is not found: %v", facts, found)
+		}
+	}
+	if left, clean := problems(t, n, "--fix"); !clean {
+		t.Errorf("after --fix: %v", left)
+	}
+	if left, clean := problems(t, n); !clean {
+		t.Errorf("looked again: %v", left)
+	}
+	n.Start()
 }
 
 // A record that cannot be decoded is shown until an administrator repairs it, which --fix
