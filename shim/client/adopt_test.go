@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -78,7 +79,9 @@ func TestAdoptionWhenProcessesCannotBeRead(t *testing.T) {
 	p.killShim()
 	reapOrphans()
 	p.startVia(fmt.Sprintf(`exec unshare --mount --propagation private sh -c '%s exec %s "$@"' shim "$@"`, cover.String(), shimBinary))
-	time.Sleep(200 * time.Millisecond)
+	for id := range pids {
+		p.awaitSupervisorLog("cannot be known", id)
+	}
 	for id, pid := range pids {
 		if s, err := p.state(t.Context(), id); err != nil || s.GetStatus() != api.Status_STATUS_RUNNING || !lives(pid) {
 			t.Fatalf("%s: %v, %v, lives: %v", id, s, err, lives(pid))
@@ -106,6 +109,25 @@ func TestAdoptionWhenProcessesCannotBeRead(t *testing.T) {
 	}
 	if e := p.awaitExit(t.Context(), "runs").Exit; e.CodeKnown && e.Code != 7 || !e.CodeKnown && hasExitInfo() {
 		t.Errorf("exit %v, want 7", e)
+	}
+}
+
+// awaitSupervisorLog waits until the supervisor's log has a line with all the words.
+func (p *pod) awaitSupervisorLog(words ...string) {
+	p.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		log, err := os.ReadFile(filepath.Join(p.dir, "shim.log"))
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		for line := range strings.Lines(string(log)) {
+			if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) }) {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			p.t.Fatalf("no line with %q in\n%s", words, log)
+		}
 	}
 }
 

@@ -105,8 +105,11 @@ func TestSIGTERMLetsCallsFinish(t *testing.T) {
 		answered <- err
 	}()
 	eventually(t, "ADD runs", patience, func() bool { return len(r.calls("ADD")) == 1 })
+	ctx := limited(t)
 	go func() {
-		time.Sleep(200 * time.Millisecond) // SIGTERM is under way
+		for !strings.Contains(n.Log(), "shutting down") && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
 		r.order("one", "ADD", "")
 	}()
 	n.Stop()

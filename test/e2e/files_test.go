@@ -132,7 +132,7 @@ destroy = "2s"`))
 		_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config})
 		done <- err
 	}()
-	time.Sleep(200 * time.Millisecond) // it is under way
+	eventually(t, "it is under way", patience, func() bool { return len(runtimeInfo[[]any](t, n, "building")) == 1 })
 	began := time.Now()
 	n.Stop()
 	if took := time.Since(began); took > 15*time.Second {

@@ -265,9 +265,21 @@ func TestPauseThatCannotBeReadIsReady(t *testing.T) {
 		t.Errorf("it is %v", state)
 	}
 	check(t, unix.Unmount(stat, 0))
-	time.Sleep(1500 * time.Millisecond) // it is looked for each second; if that comes later, it finds that pause has ended
+	eventually(t, "pause is watched", patience, func() bool { return hasPidfd(t, n.PID(), pid) })
 	check(t, unix.Kill(pid, unix.SIGKILL))
 	eventually(t, "the end of pause is seen", patience, func() bool {
 		return podStatus(t, n, id).State == runtimeapi.PodSandboxState_SANDBOX_NOTREADY
+	})
+}
+
+// hasPidfd reports whether a process has a pidfd of another one open (proc(5),
+// /proc/pid/fdinfo).
+func hasPidfd(t *testing.T, holder, pid int) bool {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", holder))
+	check(t, err)
+	return slices.ContainsFunc(files, func(file string) bool {
+		info, _ := os.ReadFile(file) // it may be closed by now
+		return slices.Contains(strings.Split(string(info), "\n"), fmt.Sprintf("Pid:\t%d", pid))
 	})
 }
