@@ -12,11 +12,11 @@ import (
 )
 
 // TestMemoryPerPod bounds what the supervisor of a pod with one container costs,
-// with twenty that share the program's pages. The bound is what is reached (3.8
+// with twenty that share the program's pages. The bound is what is reached (3.5
 // MiB). The program is built without the race detector, whose memory is not the
 // supervisor's.
 func TestMemoryPerPod(t *testing.T) {
-	const pods, limit = 20, 4200 << 10
+	const pods, limit = 20, 3600 << 10
 	program := filepath.Join(t.TempDir(), "minicri-shim")
 	command := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "seccomp,runc_nocriu", "-o", program, "../../cmd/minicri-shim")
 	if out, err := command.CombinedOutput(); err != nil {

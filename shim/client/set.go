@@ -18,7 +18,7 @@ import (
 )
 
 // NodeGroup is the group of all pods that share the node's supervisor.
-const NodeGroup = "node"
+const NodeGroup = api.NodeGroup
 
 // Set are the supervisors of a node, one for each group of pods. The map is
 // guarded by mu; a group has a lock of its own, held while its supervisor is

@@ -20,8 +20,8 @@ func ReadSpec(bundle string) (*specs.Spec, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the bundle: %w", err)
 	}
-	spec := new(specs.Spec)
-	if err := json.Unmarshal(content, spec); err != nil {
+	spec, err := parseSpec(content)
+	if err != nil {
 		return nil, fmt.Errorf("parse %s: %w", path, err)
 	}
 	if spec.Root == nil || spec.Process == nil || spec.Linux == nil {
@@ -31,6 +31,29 @@ func ReadSpec(bundle string) (*specs.Spec, error) {
 		spec.Root.Path = filepath.Join(bundle, spec.Root.Path)
 	}
 	return spec, nil
+}
+
+// parseSpec reads what Linux has of a specification: what encoding/json keeps of all
+// the types of the other systems, for good, is 50 KiB of each supervisor of a pod.
+func parseSpec(content []byte) (*specs.Spec, error) {
+	var linux struct {
+		Version     string            `json:"ociVersion"`
+		Process     *specs.Process    `json:"process"`
+		Root        *specs.Root       `json:"root"`
+		Hostname    string            `json:"hostname"`
+		Domainname  string            `json:"domainname"`
+		Mounts      []specs.Mount     `json:"mounts"`
+		Hooks       *specs.Hooks      `json:"hooks"`
+		Annotations map[string]string `json:"annotations"`
+		Linux       *specs.Linux      `json:"linux"`
+	}
+	if err := json.Unmarshal(content, &linux); err != nil {
+		return nil, err
+	}
+	return &specs.Spec{
+		Version: linux.Version, Process: linux.Process, Root: linux.Root, Hostname: linux.Hostname, Domainname: linux.Domainname,
+		Mounts: linux.Mounts, Hooks: linux.Hooks, Annotations: linux.Annotations, Linux: linux.Linux,
+	}, nil
 }
 
 // toConfig translates a specification to libcontainer's terms.
