@@ -114,17 +114,13 @@ func (i *inheriting) upperdirs(ctx context.Context, name string) (dirs []string,
 // directory above it is opaque, ends the search: what is below is hidden.
 func inheritAttributes(target, path string, below []string) error {
 	for _, layer := range below {
-		source, err := continuity.RootPath(layer, path)
-		if err != nil {
-			return err
-		}
-		info, err := os.Lstat(source)
+		source, info, err := find(layer, path)
 		switch {
 		case err == nil && !info.IsDir():
 			return nil
 		case err == nil:
 			return copyAttributes(target, source, info)
-		case errors.Is(err, syscall.ENOTDIR):
+		case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ELOOP):
 			return nil
 		case !errors.Is(err, fs.ErrNotExist):
 			return err
@@ -134,6 +130,20 @@ func inheritAttributes(target, path string, below []string) error {
 		}
 	}
 	return nil
+}
+
+// find looks for path in a layer, and follows links within it. Where a file or a
+// whiteout is above path the error is ENOTDIR, for links in a circle ELOOP.
+func find(layer, path string) (source string, info fs.FileInfo, err error) {
+	source, err = continuity.RootPath(layer, path)
+	if err != nil {
+		if _, ok := errors.AsType[*fs.PathError](err); !ok { // "too many links"
+			err = fmt.Errorf("%w: %w", err, syscall.ELOOP)
+		}
+		return "", nil, err
+	}
+	info, err = os.Lstat(source)
+	return source, info, err
 }
 
 // hidesBelow reports whether a layer that does not have path hides it in the
