@@ -19,7 +19,11 @@ func FuzzManifest(f *testing.F) {
 	f.Add([]byte(`{"config":{"digest":"sha256:../../etc/passwd","size":-1},"layers":null}`))
 	f.Add([]byte(`{"artifactType":"x","config":{"mediaType":"application/vnd.oci.empty.v1+json","digest":"` + someDigest + `","size":2}}`))
 	f.Add([]byte(`[]`))
+	f.Add([]byte(`{"schemaVersion":2,"manifests":[{"digest":"` + someDigest + `","size":7}],"layers":[]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
+		if err := parseIndex(data); err != nil && !errdefs.IsInvalidArgument(err) {
+			t.Errorf("no kind: %v", err)
+		}
 		manifest, err := parseManifest(data)
 		if err != nil {
 			if !errdefs.IsInvalidArgument(err) && !errdefs.IsNotImplemented(err) {

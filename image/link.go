@@ -91,6 +91,10 @@ func (rt roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	if resp.StatusCode == http.StatusTooManyRequests {
 		waitRetryAfter(ctx, resp.Header.Get("Retry-After"), rt.link.timeout)
 	}
+	if !isBlob(req) && resp.StatusCode == http.StatusOK && resp.ContentLength > maxManifest {
+		cancel(nil)
+		return nil, errors.Join(tooLong(req), resp.Body.Close())
+	}
 	body := &watchedBody{ReadCloser: resp.Body, ctx: ctx, cancel: cancel, timer: timer, stalled: stalled}
 	resp.Body = body
 	switch {
@@ -191,7 +195,7 @@ type limit struct {
 func bounded(bytes int64, err error) *limit { return &limit{bytes: bytes, err: err} }
 
 func tooLong(req *http.Request) error {
-	return fmt.Errorf("registry %s sent more than %d bytes, too many for a manifest or a token (%s %s): %w",
+	return fmt.Errorf("registry %s has more than %d bytes, too many for a manifest or a token (%s %s): %w",
 		req.URL.Host, maxManifest, req.Method, req.URL.Path, errdefs.ErrInvalidArgument)
 }
 

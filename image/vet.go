@@ -3,6 +3,7 @@ package image
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -47,15 +48,43 @@ func (v *vetter) vet(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.De
 	var err error
 	switch {
 	case images.IsIndexType(desc.MediaType):
-		if v.indexes.Add(1) > maxDepth {
-			err = fmt.Errorf("indexes are nested more than %d deep: %w", maxDepth, errdefs.ErrInvalidArgument)
-		}
+		err = v.vetIndex(ctx, desc)
 	case images.IsManifestType(desc.MediaType):
 		err = v.vetManifest(ctx, desc)
 	case images.IsConfigType(desc.MediaType):
 		err = v.vetConfig(ctx, desc)
 	}
 	return nil, err
+}
+
+func (v *vetter) vetIndex(ctx context.Context, desc ocispec.Descriptor) error {
+	if v.indexes.Add(1) > maxDepth {
+		return fmt.Errorf("indexes are nested more than %d deep: %w", maxDepth, errdefs.ErrInvalidArgument)
+	}
+	data, err := content.ReadBlob(ctx, v.content, desc)
+	if err != nil {
+		return fmt.Errorf("read index %s: %w", desc.Digest, err)
+	}
+	if err := parseIndex(data); err != nil {
+		return fmt.Errorf("index %s: %w", desc.Digest, err)
+	}
+	return nil
+}
+
+// parseIndex refuses what is no index, also if it is a manifest as well: another
+// reader would take it for that.
+func parseIndex(data []byte) error {
+	var index struct {
+		ocispec.Index
+		Config, Layers any
+	}
+	if err := json.Unmarshal(data, &index); err != nil {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	if index.Config != nil || index.Layers != nil || images.IsManifestType(index.MediaType) {
+		return fmt.Errorf("it is a manifest, of type %q, not an index: %w", cut(index.MediaType, 100), errdefs.ErrInvalidArgument)
+	}
+	return nil
 }
 
 func (v *vetter) vetManifest(ctx context.Context, desc ocispec.Descriptor) error {
@@ -74,8 +103,15 @@ func (v *vetter) vetManifest(ctx context.Context, desc ocispec.Descriptor) error
 // parseManifest decodes a manifest and refuses one that is not of an image which
 // can be pulled, unpacked and mounted.
 func parseManifest(data []byte) (manifest ocispec.Manifest, err error) {
-	if err := json.Unmarshal(data, &manifest); err != nil {
+	var index struct{ Manifests, FSLayers any }
+	if err := errors.Join(json.Unmarshal(data, &manifest), json.Unmarshal(data, &index)); err != nil {
 		return manifest, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	if index.FSLayers != nil {
+		return manifest, fmt.Errorf("it is an image of Docker's schema 1, which is not supported: %w", errdefs.ErrNotImplemented)
+	}
+	if index.Manifests != nil || images.IsIndexType(manifest.MediaType) {
+		return manifest, fmt.Errorf("it is an index, of type %q, not a manifest: %w", cut(manifest.MediaType, 100), errdefs.ErrInvalidArgument)
 	}
 	if err := checkArtifact(manifest); err != nil {
 		return manifest, err

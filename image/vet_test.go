@@ -140,6 +140,59 @@ func TestManifestsThatAreRefusedBeforeTheDownload(t *testing.T) {
 	}
 }
 
+// attack: images: a manifest that is an index as well, an index that is a manifest as well, one of Docker's schema 1, one of 5 MiB
+// held: refused as what it is, the last by its announced length
+// field: containerd calls the last one not found
+func TestDocumentsOfTheWrongKind(t *testing.T) {
+	for name, test := range map[string]struct {
+		mediaType string
+		spoil     func(document map[string]any)
+		is        func(error) bool
+		words     string
+	}{
+		"index as well":    {ocispec.MediaTypeImageManifest, func(d map[string]any) { d["manifests"] = []any{d["config"]} }, errdefs.IsInvalidArgument, "it is an index"},
+		"manifest as well": {ocispec.MediaTypeImageIndex, func(d map[string]any) { d["manifests"] = []any{} }, errdefs.IsInvalidArgument, "it is a manifest"},
+		"schema 1":         {ocispec.MediaTypeImageManifest, func(d map[string]any) { d["fsLayers"] = []any{1} }, errdefs.IsNotImplemented, "schema 1"},
+		"5 MiB":            {ocispec.MediaTypeImageManifest, func(d map[string]any) { d["x"] = strings.Repeat("x", 5<<20) }, errdefs.IsInvalidArgument, "more than 4194304 bytes"},
+		"no object":        {ocispec.MediaTypeImageIndex, func(d map[string]any) { clear(d); d["manifests"] = 1 }, errdefs.IsInvalidArgument, "index sha256:"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, registry := openStore(t), newTestRegistry(t)
+			manifest := registry.handmade(t, "kind")
+			document := map[string]any{"schemaVersion": 2, "config": manifest.Config, "layers": manifest.Layers}
+			test.spoil(document)
+			data, err := json.Marshal(document)
+			if err != nil {
+				t.Fatal(err)
+			}
+			registry.breakWith(manifestIs(data, test.mediaType))
+			_, err = s.Pull(t.Context(), registry.host()+"/kind:1", Auth{}, nil)
+			if err == nil || !test.is(err) || !strings.Contains(err.Error(), test.words) {
+				t.Errorf("error: %v, want %q", err, test.words)
+			}
+			if l := collected(t, s); l != (leftovers{}) {
+				t.Errorf("left: %+v", l)
+			}
+		})
+	}
+}
+
+// manifestIs answers with a document that the registry would not take.
+func manifestIs(data []byte, mediaType string) faultFunc {
+	return func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+		if !strings.Contains(r.URL.Path, "/manifests/") {
+			return false
+		}
+		w.Header().Set("Content-Type", mediaType)
+		w.Header().Set("Docker-Content-Digest", digest.FromBytes(data).String())
+		w.Header().Set("Content-Length", fmt.Sprint(len(data)))
+		if r.Method == http.MethodGet {
+			_, _ = w.Write(data)
+		}
+		return true
+	}
+}
+
 func TestReferenceBySha512IsRefused(t *testing.T) {
 	sum := sha512.Sum512([]byte("x"))
 	_, err := openStore(t).Pull(t.Context(), "127.0.0.1:1/a@sha512:"+hex.EncodeToString(sum[:]), Auth{}, nil)
