@@ -96,6 +96,26 @@ func tokenService(t *testing.T) *httptest.Server {
 	return server
 }
 
+// A token service that answers with no token has refused.
+func TestAnswerWithoutAToken(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	reference := registry.push(t, "token:1", smallImage(t))
+	registry.breakWith(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+		if r.URL.Path == "/token" {
+			_, _ = w.Write([]byte("{}"))
+			return true
+		}
+		w.Header().Set("WWW-Authenticate", `Bearer realm="http://`+registry.host()+`/token",service="test"`)
+		refuse(w, http.StatusUnauthorized, "a token, please")
+		return true
+	})
+	for name, auth := range map[string]Auth{"anonymous": {}, "password": {Username: "user", Password: "pass"}, "identity token": {IdentityToken: "x"}} {
+		if _, err := s.Pull(t.Context(), reference, auth, nil); !errdefs.IsUnauthorized(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestTokens(t *testing.T) {
 	s, registry, service := openStore(t), newTestRegistry(t), tokenService(t)
 	reference := registry.push(t, "token:1", smallImage(t))

@@ -14,6 +14,7 @@ import (
 	"unicode"
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/containerd/containerd/v2/core/remotes/docker/auth"
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
 )
@@ -47,7 +48,7 @@ func registryError(ctx context.Context, err error) error {
 	if bad, ok := badToken(err); ok {
 		return bad
 	}
-	if errors.Is(err, docker.ErrInvalidAuthorization) {
+	if errors.Is(err, docker.ErrInvalidAuthorization) || errors.Is(err, auth.ErrNoToken) {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrUnauthenticated)
 	}
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {

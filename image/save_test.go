@@ -122,4 +122,8 @@ func TestPullForAPlatform(t *testing.T) {
 			t.Errorf("%s: %v", platform, err)
 		}
 	}
+	single := registry.push(t, "single:1", own)
+	if _, err := s.PullFor(t.Context(), single, "linux/s390x", Auth{}, nil); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "not for the platform that was asked for") {
+		t.Errorf("an image of one platform: %v", err)
+	}
 }

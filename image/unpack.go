@@ -30,6 +30,14 @@ type tree struct {
 	report func(Progress)
 }
 
+// wanted names the platform in errors.
+func (t tree) wanted() string {
+	if t.narrow {
+		return "the platform that was asked for"
+	}
+	return "this node"
+}
+
 // unpackTree walks from target to the configuration of one platform and unpacks
 // its layers. It returns when every layer is a committed snapshot, or, after an
 // error, when all work has ended.
@@ -40,7 +48,7 @@ func (s *Store) unpackTree(ctx context.Context, target ocispec.Descriptor, tree 
 	if err != nil {
 		return fmt.Errorf("prepare to unpack: %w", err)
 	}
-	gate, vetter := &gate{get: tree.get}, &vetter{content: s.engine.content, platform: tree.platform}
+	gate, vetter := &gate{get: tree.get}, &vetter{content: s.engine.content, platform: tree.platform, wanted: tree.wanted()}
 	handler := images.Handlers(images.HandlerFunc(gate.enter), images.HandlerFunc(vetter.vet), s.children(tree.platform, tree.narrow))
 	err = images.Dispatch(ctx, unpacker.Unpack(handler), nil, target)
 	if err != nil {

@@ -38,6 +38,7 @@ const (
 type vetter struct {
 	content  content.Provider
 	platform platforms.MatchComparer
+	wanted   string // what platform is, in errors
 
 	indexes atomic.Int32 // seen; one manifest of each is followed, so this is the depth
 	layers  atomic.Int32
@@ -205,7 +206,7 @@ func (v *vetter) vetConfig(ctx context.Context, desc ocispec.Descriptor) error {
 		return err
 	}
 	if !v.platform.Match(spec.Platform) {
-		return fmt.Errorf("the image is for %s, not for this node: %w", cut(platforms.Format(spec.Platform), 100), errdefs.ErrNotFound)
+		return fmt.Errorf("the image is for %s, not for %s: %w", cut(platforms.Format(spec.Platform), 100), v.wanted, errdefs.ErrNotFound)
 	}
 	if layers := int(v.layers.Load()); len(spec.RootFS.DiffIDs) != layers {
 		return fmt.Errorf("the configuration names %d layers, the manifest %d: %w", len(spec.RootFS.DiffIDs), layers, errdefs.ErrInvalidArgument)

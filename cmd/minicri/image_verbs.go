@@ -38,8 +38,8 @@ func saveArchive(ctx context.Context, images nodeImages, arguments []string, cal
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(images.Save(ctx, refOrID, file), file.Close()); err != nil {
-		return errors.Join(withoutCode(err), os.Remove(path))
+	if err := errors.Join(withoutCode(images.Save(ctx, refOrID, file)), file.Close()); err != nil {
+		return errors.Join(err, os.Remove(path))
 	}
 	return nil
 }
