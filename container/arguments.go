@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/minicri/minicri/oci"
 )
@@ -29,6 +30,17 @@ func checkArguments(c *oci.Container) error {
 	if err != nil {
 		return err
 	}
+	return checkStrings(args, env, stack, "config.command, args and envs, with those of the image")
+}
+
+// checkExec is checkArguments for a command in a container that is there.
+func checkExec(p *specs.Process) error {
+	return checkStrings(p.Args, p.Env, oci.SoftStack(p.Rlimits), "cmd, with the container's environment")
+}
+
+// checkStrings is for a process with this limit of its stack, in bytes. all is
+// what an error calls args and env together.
+func checkStrings(args, env []string, stack uint64, all string) error {
 	limit := min(mostArguments, max(leastArguments, stack/4))
 	total := uint64(0)
 	for _, list := range [][]string{args, env} {
@@ -40,7 +52,7 @@ func checkArguments(c *oci.Container) error {
 		}
 	}
 	if total > limit {
-		return fmt.Errorf("config.command, args and envs, with those of the image: %d bytes together, execve(2) takes %d: %w", total, limit, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("%s: %d bytes together, execve(2) takes %d: %w", all, total, limit, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }

@@ -58,7 +58,11 @@ func (s *Store) forExec(ctx context.Context, id string, command []string, tty bo
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)
 	}
-	return c, shim, oci.ForExec(spec, command, tty), nil
+	process := oci.ForExec(spec, command, tty)
+	if err := checkExec(process); err != nil {
+		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)
+	}
+	return c, shim, process, nil
 }
 
 const (

@@ -62,6 +62,16 @@ func StackLimit(c *Container) (uint64, error) {
 		return 0, err
 	}
 	err = containerRlimits(c, spec)
-	i := slices.IndexFunc(spec.Process.Rlimits, func(limit specs.POSIXRlimit) bool { return limit.Type == "RLIMIT_STACK" })
-	return spec.Process.Rlimits[i].Soft, err
+	return SoftStack(spec.Process.Rlimits), err
+}
+
+// SoftStack is the limit of the stack among the limits of a process, in bytes; no
+// limit where none is set.
+func SoftStack(limits []specs.POSIXRlimit) uint64 {
+	for _, limit := range limits {
+		if limit.Type == "RLIMIT_STACK" {
+			return limit.Soft
+		}
+	}
+	return unlimited
 }

@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -73,11 +72,12 @@ func (s *Store) PodFiles(sb *Sandbox) oci.PodFiles {
 	return files
 }
 
-// Hostname is what the containers of the sandbox find as their host's name.
+// Hostname is what the containers of the sandbox find as their host's name. It is
+// not read from their /etc/hostname, which they may write to.
 func (s *Store) Hostname(sb *Sandbox) string {
-	name, err := os.ReadFile(filepath.Join(s.Dir(sb.ID), hostnameFile))
+	name, err := hostnameOf(sb.config)
 	if err != nil {
 		return sb.config.GetHostname()
 	}
-	return strings.TrimSpace(string(name))
+	return name
 }

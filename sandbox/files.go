@@ -65,6 +65,7 @@ const filesRoom = 256 << 10
 // writeFiles writes the files of the pod, in a tmpfs.
 func writeFiles(dir string, config *runtimeapi.PodSandboxConfig) error {
 	hostname, nameErr := hostnameOf(config)
+	hostname += "\n"
 	hosts, hostsErr := readIfThere("/etc/hosts") // the kubelet mounts its own over it
 	resolv, resolvErr := resolvConfOf(config.GetDnsConfig())
 	if err := errors.Join(nameErr, hostsErr, resolvErr); err != nil {
@@ -78,22 +79,18 @@ func writeFiles(dir string, config *runtimeapi.PodSandboxConfig) error {
 		return fmt.Errorf("mount a tmpfs for the pod's files: %w", err)
 	}
 	return errors.Join(
-		os.WriteFile(filepath.Join(dir, hostnameFile), hostname, 0o644),
+		os.WriteFile(filepath.Join(dir, hostnameFile), []byte(hostname), 0o644),
 		os.WriteFile(filepath.Join(dir, hostsFile), hosts, 0o644),
 		os.WriteFile(filepath.Join(dir, resolvFile), resolv, 0o644),
 	)
 }
 
-func hostnameOf(config *runtimeapi.PodSandboxConfig) ([]byte, error) {
-	name := config.GetHostname()
-	if name == "" || oci.HostNetwork(config) {
-		host, err := os.Hostname()
-		if err != nil {
-			return nil, err
-		}
-		name = host
+// hostnameOf is the node's name for a pod without a name or a network of its own.
+func hostnameOf(config *runtimeapi.PodSandboxConfig) (string, error) {
+	if name := config.GetHostname(); name != "" && !oci.HostNetwork(config) {
+		return name, nil
 	}
-	return []byte(name + "\n"), nil
+	return os.Hostname()
 }
 
 // resolvConfOf is what the CRI says, in its order; without a DNSConfig the pod

@@ -1,22 +1,15 @@
 package config
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"path"
 	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
-
-	"github.com/distribution/reference"
-	"github.com/docker/go-units"
 )
 
 // Check reports everything that cannot work, each with its key: values that are
@@ -55,105 +48,6 @@ func (p *problems) add(key, format string, values ...any) {
 	*p = append(*p, fmt.Errorf(key+": "+format, values...))
 }
 
-// checkTags checks each field by its tags, the fields of tables too.
-func (p *problems) checkTags(table reflect.Value, prefix string) {
-	for i := range table.NumField() {
-		field := table.Type().Field(i)
-		key := prefix + field.Tag.Get("toml")
-		switch value := table.Field(i).Interface().(type) {
-		case Duration:
-			p.checkDuration(key, value, field.Tag)
-		case int:
-			p.checkNumber(key, int64(value), field.Tag)
-		case int64:
-			p.checkNumber(key, value, field.Tag)
-		case string:
-			p.checkText(key, value, field.Tag.Get("need"))
-		case []string:
-			for _, text := range value {
-				p.checkText(key, text, field.Tag.Get("need"))
-			}
-		default:
-			if field.Type.Kind() == reflect.Struct {
-				p.checkTags(table.Field(i), key+".")
-			}
-		}
-	}
-}
-
-// shortest is less than any duration can be meant. TOML lets a number without
-// a unit through as nanoseconds; this refuses it.
-const shortest = Duration(time.Millisecond)
-
-func (p *problems) checkDuration(key string, value Duration, tag reflect.StructTag) {
-	zero, zeroAllowed := tag.Lookup("zero")
-	switch {
-	case value >= shortest, value == 0 && zeroAllowed:
-	case zeroAllowed:
-		p.add(key, "%v is too short: write a duration with its unit, as in '5s', or '0s' for %s", time.Duration(value), zero)
-	default:
-		p.add(key, "%v is too short: write a duration with its unit, as in '5s'", time.Duration(value))
-	}
-}
-
-func (p *problems) checkNumber(key string, value int64, tag reflect.StructTag) {
-	least, err := strconv.ParseInt(tag.Get("least"), 10, 64)
-	if err == nil && value < least {
-		p.add(key, "%d is less than %d", value, least)
-	}
-}
-
-// checkText checks a text by its need tag.
-func (p *problems) checkText(key, text, need string) {
-	need, optional := strings.CutSuffix(need, "?")
-	if text == "" && optional {
-		return
-	}
-	switch need {
-	case "path":
-		p.checkPath(key, text)
-	case "paths":
-		for _, path := range filepath.SplitList(cmp.Or(text, ":")) {
-			p.checkPath(key, path)
-		}
-	case "endpoint":
-		p.checkEndpoint(key, text)
-	case "ulimit":
-		if _, err := units.ParseUlimit(text); err != nil {
-			p.add(key, "%v: write it as in 'nofile=1024:524288'", err)
-		}
-	case "pair":
-		if name, _, found := strings.Cut(text, "="); !found || name == "" || strings.ContainsRune(text, 0) {
-			p.add(key, "%q is not a name and a value with '=' between them", text)
-		}
-	case "pattern":
-		if _, err := path.Match(text, ""); err != nil || text == "" {
-			p.add(key, "%q is not a pattern as path.Match of Go has it", text)
-		}
-	case "reference":
-		if _, err := reference.ParseDockerRef(text); err != nil {
-			p.add(key, "%q is no image reference: %v", text, err)
-		}
-	}
-}
-
-func (p *problems) checkPath(key, path string) {
-	if !filepath.IsAbs(path) {
-		p.add(key, "%q is not an absolute path", path)
-	} else if strings.ContainsRune(path, 0) {
-		p.add(key, "%q contains a NUL", path)
-	}
-}
-
-func (p *problems) checkEndpoint(key, address string) {
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		p.add(key, "%v: write it as in '127.0.0.1:9440'", err)
-	} else if _, err := net.LookupPort("tcp", port); err != nil {
-		p.add(key, "%q has no valid port: write it as in '127.0.0.1:9440'", address)
-	}
-}
-
 const (
 	// longestSocket: sockaddr_un (unix(7)) holds 107 characters and a NUL.
 	longestSocket = 107
@@ -168,6 +62,11 @@ func (p *problems) checkPaths(c *Config) {
 	}
 	if most := longestSocket - belowState; len(c.State) > most {
 		p.add("state", "%q is longer than %d characters: the sockets below it would be longer than the %d that a unix socket can have", c.State, most, longestSocket)
+	}
+	for key, path := range map[string]string{"root": c.Root, "state": c.State} {
+		if filepath.Clean(path) == "/" {
+			p.add(key, "%q is the root directory of the machine: write a directory that is minicri's alone", path)
+		}
 	}
 	if filepath.Clean(c.Root) == filepath.Clean(c.State) {
 		p.add("state", "%q is root, too: a reboot may remove one and must not remove the other", c.State)
@@ -218,6 +117,9 @@ func (p *problems) checkDefaultNetwork(d *DefaultNetwork) {
 		if err != nil {
 			p.add(key+"subnet", "%v: write it as in '10.88.0.0/16' or '10.88.0.0/16,fd00::/64'", err)
 			return
+		}
+		if prefix.Addr().BitLen()-prefix.Bits() < 2 {
+			p.add(key+"subnet", "%q has no address for a pod beside the bridge's: it needs at least /%d", subnet, prefix.Addr().BitLen()-2)
 		}
 		families[prefix.Addr().Is4()]++
 	}

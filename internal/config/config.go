@@ -6,8 +6,8 @@
 //
 // The tags besides toml and comment: need says what a text has to be (path,
 // paths, endpoint, reference; with a question mark it may be empty), zero is
-// what a zero means where a zero is allowed, least is the smallest number, reload
-// is on what takes effect without a restart.
+// what a zero means where a zero is allowed, least is the smallest number and
+// most the largest, reload is on what takes effect without a restart.
 package config
 
 import (
@@ -45,7 +45,7 @@ type Config struct {
 
 	Supervisor string `toml:"supervisor" comment:"what has pods' processes as its children: node is one supervisor for all pods, pod is one for each"`
 
-	PidsLimit int64 `toml:"pids_limit" least:"0" zero:"no limit" comment:"maximum number of processes of a container"`
+	PidsLimit int64 `toml:"pids_limit" least:"0" most:"4194304" zero:"no limit" comment:"maximum number of processes of a container"`
 
 	DefaultNetwork DefaultNetwork     `toml:"default_network" reload:"yes" comment:"a bridge network, used while cni_conf_dir has no configuration"`
 	Images         Images             `toml:"images" reload:"yes" comment:"pulling and keeping images"`
