@@ -66,7 +66,7 @@ func TestHostnameOfThePod(t *testing.T) {
 		{&runtimeapi.PodSandboxConfig{}, node},
 		{&runtimeapi.PodSandboxConfig{Hostname: "web-0", Linux: ofNode}, node},
 	} {
-		if got, err := hostnameOf(test.config); err != nil || string(got) != test.want+"\n" {
+		if got, err := hostnameOf(test.config); err != nil || got != test.want {
 			t.Errorf("%v: %q, %v, want %q", test.config, got, err, test.want)
 		}
 	}
