@@ -182,6 +182,35 @@ func (p *pod) startStarved(descriptors int) {
 	_ = command.Wait() // it was killed, or has ended by itself
 }
 
+// Output that cannot be opened at adoption is in the log when it can be, with all that
+// was written meanwhile.
+func TestAdoptionWhenOutputCannotBeOpened(t *testing.T) {
+	p := startPod(t)
+	p.run("app", "i=0; while [ $i -lt 100 ]; do i=$((i+1)); echo line $i; sleep 0.01; done")
+	fifo, away := filepath.Join(p.dir, api.StreamDir, "app."+api.Stdout), filepath.Join(p.dir, "away")
+	p.killShim()
+	reapOrphans()
+	if err := os.Rename(fifo, away); err != nil {
+		t.Fatal(err)
+	}
+	p.restart()
+	p.awaitSupervisorLog("tried again", "app")
+	if err := os.Rename(away, fifo); err != nil {
+		t.Fatal(err)
+	}
+	p.awaitExit(t.Context(), "app")
+	p.awaitLog("app")
+	log, err := os.ReadFile(p.logPath("app"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 1; i <= 100; i++ {
+		if !strings.Contains(string(log), fmt.Sprintf(" line %d\n", i)) {
+			t.Errorf("line %d is not in the log", i)
+		}
+	}
+}
+
 // A record that cannot be read costs no container its life, whatever made it; where
 // nothing of it can be read it is left alone, and can be deleted.
 func TestAdoptionOfUnreadableRecords(t *testing.T) {

@@ -18,18 +18,24 @@ const (
 	// copiedPause is the same for what another process copies, which may come to it
 	// late; it closes its end when it has.
 	copiedPause = time.Second
+	// openInterval is between two tries to open a source, lateLimit how long it is
+	// tried when the process has ended.
+	openInterval = 250 * time.Millisecond
+	lateLimit    = 10 * time.Second
 )
 
 // Pump moves one output stream of a process to its sinks, in a goroutine that
 // its owner starts by Run. It owns the source.
 type Pump struct {
-	source *os.File
+	open   func() (*os.File, error) // of a source that could not be opened yet
 	memory memory
 	emit   func([]byte)
 	done   chan struct{}
 	pause  time.Duration // drainPause, or longer
 
-	endOnce sync.Once
+	mu               sync.Mutex
+	source           *os.File // nil while it cannot be opened
+	finished, closed chan struct{}
 }
 
 // memory is what a pump reads into: take gives it, for as many bytes as wait,
@@ -46,19 +52,39 @@ func NewPump(source *os.File, emit func([]byte)) *Pump {
 }
 
 func newPump(source *os.File, memory memory, emit func([]byte)) *Pump {
-	return &Pump{source: source, memory: memory, emit: emit, done: make(chan struct{}), pause: drainPause}
+	return &Pump{source: source, memory: memory, emit: emit, done: make(chan struct{}), pause: drainPause, finished: make(chan struct{}), closed: make(chan struct{})}
 }
 
 // Done is closed when all bytes are moved.
 func (p *Pump) Done() <-chan struct{} { return p.done }
 
+// Source is what is read from, nil while it cannot be opened.
+func (p *Pump) Source() *os.File {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.source
+}
+
 // Close closes the source, which ends Run at once.
-func (p *Pump) Close() error { return p.source.Close() }
+func (p *Pump) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !isClosed(p.closed) {
+		close(p.closed)
+	}
+	if p.source == nil {
+		return nil
+	}
+	return p.source.Close()
+}
 
 // Run moves bytes until the end of the stream, or until the process has ended
 // and the pipe is empty. It closes the source.
 func (p *Pump) Run() {
 	defer close(p.done)
+	if !p.awaitSource() {
+		return
+	}
 	defer p.source.Close()
 	for {
 		n, err := p.pass()
@@ -70,6 +96,50 @@ func (p *Pump) Run() {
 			continue
 		}
 		return // the end, EIO from a terminal without users included
+	}
+}
+
+// awaitSource opens the source if that was not possible yet. It reports false if the
+// pump is closed first, or the process ended long ago.
+func (p *Pump) awaitSource() bool {
+	finished, late := p.finished, (<-chan time.Time)(nil)
+	for p.Source() == nil {
+		if source, err := p.open(); err == nil {
+			return p.setSource(source)
+		}
+		select {
+		case <-p.closed:
+			return false
+		case <-late:
+			return false
+		case <-finished:
+			finished, late = nil, time.After(lateLimit)
+		case <-time.After(openInterval):
+		}
+	}
+	return true
+}
+
+func (p *Pump) setSource(source *os.File) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if isClosed(p.closed) {
+		_ = source.Close()
+		return false
+	}
+	p.source = source
+	if isClosed(p.finished) {
+		_ = source.SetReadDeadline(time.Now().Add(p.pause))
+	}
+	return true
+}
+
+func isClosed(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -138,9 +208,15 @@ func (p *Pump) await() error {
 
 // Finish says that the process has ended: what is in the pipe still counts.
 func (p *Pump) Finish() {
-	p.endOnce.Do(func() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if isClosed(p.finished) {
+		return
+	}
+	close(p.finished)
+	if p.source != nil {
 		_ = p.source.SetReadDeadline(time.Now().Add(p.pause))
-	})
+	}
 }
 
 // pending reports whether bytes wait in the pipe or terminal.

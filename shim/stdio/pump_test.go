@@ -1,6 +1,7 @@
 package stdio
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -73,4 +74,48 @@ func TestPumpBesideAnotherReader(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Fatal("what comes then is not moved")
 	}
+}
+
+// A source that cannot be opened at first is read when it can be, also when its process
+// has ended meanwhile.
+func TestPumpOfALateSource(t *testing.T) {
+	for _, ended := range []bool{false, true} {
+		read, write, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = write.WriteString("waits")
+		if err = errors.Join(err, write.Close()); err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan string, 1)
+		p := NewPump(nil, func(b []byte) { got <- string(b) })
+		tried := make(chan struct{}, 10)
+		p.open = func() (*os.File, error) {
+			if tried <- struct{}{}; len(tried) < 3 {
+				return nil, unix.EMFILE
+			}
+			return read, nil
+		}
+		go p.Run()
+		<-tried
+		if source := p.Source(); source != nil {
+			t.Errorf("source %v", source)
+		}
+		tried <- struct{}{}
+		if ended {
+			p.Finish()
+		}
+		<-p.Done()
+		if text := <-got; text != "waits" {
+			t.Errorf("ended %v: %q", ended, text)
+		}
+	}
+	p := NewPump(nil, func([]byte) {})
+	p.open = func() (*os.File, error) { return nil, unix.EMFILE }
+	go p.Run()
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	<-p.Done()
 }

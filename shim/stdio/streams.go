@@ -133,11 +133,23 @@ func (s *Streams) openFifo(o Options, stream string) error {
 }
 
 func (s *Streams) readFifo(o Options, stream string) error {
-	source, err := os.OpenFile(fifoPath(o.Dir, o.ID, stream), os.O_RDONLY|unix.O_NONBLOCK, 0)
+	source, err := openToRead(o, stream)
 	if err != nil {
 		return err
 	}
 	return s.addPump(stream, source)
+}
+
+func openToRead(o Options, stream string) (*os.File, error) {
+	return os.OpenFile(fifoPath(o.Dir, o.ID, stream), os.O_RDONLY|unix.O_NONBLOCK, 0)
+}
+
+// readFifoLater is readFifo of a fifo that cannot be opened now: that is tried again,
+// and the container waits meanwhile when it has filled the pipe.
+func (s *Streams) readFifoLater(o Options, stream string) error {
+	err := s.addPump(stream, nil)
+	s.pumps[len(s.pumps)-1].open = func() (*os.File, error) { return openToRead(o, stream) }
+	return err
 }
 
 // Handed is what a supervisor hands to the next one of what ends with it
@@ -146,7 +158,7 @@ type Handed struct{ Terminal, Stdin *os.File }
 
 // Adopt opens the streams of a container whose supervisor has died, or was
 // upgraded. Those that it returns with an error can be used; the error says what is
-// lost. A terminal is lost if it is not handed over.
+// lost, or comes late. A terminal is lost if it is not handed over.
 func Adopt(o Options, handed Handed) (*Streams, error) {
 	s := newStreams(o)
 	if o.Terminal && handed.Terminal == nil || o.Bare {
@@ -165,9 +177,12 @@ func Adopt(o Options, handed Handed) (*Streams, error) {
 	}
 	s.stdin = handed.Stdin
 	for _, stream := range []string{api.Stdout, api.Stderr} {
-		if err := s.readFifo(o, stream); err != nil {
-			errs = append(errs, fmt.Errorf("%s is lost: %w", stream, err))
+		source, err := openToRead(o, stream)
+		if err == nil {
+			errs = append(errs, s.addPump(stream, source))
+			continue
 		}
+		errs = append(errs, fmt.Errorf("%s is read when it can be opened, which is tried again: %w", stream, err), s.readFifoLater(o, stream))
 	}
 	return s, errors.Join(errs...)
 }
@@ -181,7 +196,7 @@ func (s *Streams) addPump(stream string, source *os.File) (err error) {
 		s.pumps, s.flushes = append(s.pumps, NewPump(source, fan.emit)), append(s.flushes, func() {})
 		return nil
 	}
-	memory := &journaled{journal: s.journal, owner: s.id + "." + stream, whole: source == s.terminal}
+	memory := &journaled{journal: s.journal, owner: s.id + "." + stream, whole: source != nil && source == s.terminal}
 	memory.entries = s.log.Stream(stream, memory)
 	err = memory.resume(s.log, stream)
 	s.pumps = append(s.pumps, newPump(source, memory, func(p []byte) {
@@ -227,7 +242,9 @@ func (s *Streams) Drain() {
 func (s *Streams) Sources() []*os.File {
 	sources := make([]*os.File, 0, len(s.pumps))
 	for _, p := range s.pumps {
-		sources = append(sources, p.source)
+		if source := p.Source(); source != nil {
+			sources = append(sources, source)
+		}
 	}
 	return sources
 }

@@ -184,7 +184,7 @@ func (c *container) noteExit(status syscall.WaitStatus) {
 func (c *container) adoptStreams(handed stdio.Handed) {
 	var err error
 	if c.io, err = stdio.Adopt(c.streamOptions(), handed); err != nil {
-		c.sup.log.Error("output of an adopted container is lost", "container", c.record.ID, "error", err)
+		c.sup.log.Error("output of an adopted container is lost, or comes late", "container", c.record.ID, "error", err)
 	}
 	c.io.Run()
 }
