@@ -117,10 +117,13 @@ func (c *checker) hasRecord(id string) bool     { return hasFile(c.recordDir(), 
 func (c *checker) hasContainer(id string) bool  { return hasFile(c.containerDir(), id) }
 func (c *checker) hasAttachment(id string) bool { return hasFile(c.attachmentDir(), id) }
 
-// hasFile reports whether there is a record, also one in quarantine.
+// hasFile reports whether there is a record, also one in quarantine, or may be one.
 func hasFile(dir, id string) bool {
-	_, err := os.Lstat(filepath.Join(dir, id+".json"))
-	return err == nil || slices.ContainsFunc(state.Quarantined(dir), func(path string) bool { return state.IDOf(path) == id })
+	if _, err := os.Lstat(filepath.Join(dir, id+".json")); !errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	quarantined, err := state.Quarantined(dir)
+	return err != nil || slices.ContainsFunc(quarantined, func(path string) bool { return state.IDOf(path) == id })
 }
 
 func (c *checker) recordDir() string         { return filepath.Join(c.Config.Root, "sandboxes") }
@@ -166,7 +169,11 @@ func (c *checker) quarantine() {
 		{c.containerFactsDir(), container.RetryFacts},
 		{c.attachmentDir(), network.RetryAttachment},
 	} {
-		for _, file := range state.Quarantined(kind.dir) {
+		files, err := state.Quarantined(kind.dir)
+		if err != nil {
+			c.add("quarantine", Problem, err.Error(), "repair the disk or the directory: until then the daemon does not start")
+		}
+		for _, file := range files {
 			finding := c.add("quarantine", Problem, file+" cannot be decoded: its object is left alone",
 				"repair the file, run 'minicri check --fix' and restart the daemon; or give it up with --fix --force: the next start removes what it describes")
 			finding.fix, finding.fixed = func() error { return kind.retry(file) }, "put back, restart the daemon"

@@ -114,7 +114,9 @@ func newID(root string) string {
 func hasRecords(root string) bool {
 	for _, kind := range []string{"sandboxes", "containers", "attachments"} {
 		dir := filepath.Join(root, kind)
-		if ids, err := state.IDs(dir); err != nil || len(ids) > 0 || len(state.Quarantined(dir)) > 0 {
+		ids, err := state.IDs(dir)
+		quarantined, quarantineErr := state.Quarantined(dir)
+		if err != nil || quarantineErr != nil || len(ids) > 0 || len(quarantined) > 0 {
 			return true
 		}
 	}

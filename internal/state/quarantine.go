@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // quarantine is the directory, next to the records, of those that cannot be
@@ -34,13 +36,20 @@ func (r *Records[T]) Quarantine(id string, reason error) Bad {
 }
 
 // Quarantined lists the records that are in quarantine, since now or earlier.
-func (r *Records[T]) Quarantined() []string { return Quarantined(r.directory) }
+func (r *Records[T]) Quarantined() []string {
+	paths, _ := Quarantined(r.directory) // what cannot be listed cannot be shown
+	return paths
+}
 
 // Quarantined lists the files in quarantine next to the records of a directory.
-func Quarantined(directory string) []string {
+// After an error nobody may believe that a record is not among them.
+func Quarantined(directory string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(directory, quarantine))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return nil, nil
+	}
 	if err != nil {
-		return nil // there is none
+		return nil, fmt.Errorf("list the records in quarantine: %w", err)
 	}
 	var paths []string
 	for _, entry := range entries {
@@ -48,7 +57,7 @@ func Quarantined(directory string) []string {
 			paths = append(paths, filepath.Join(directory, quarantine, entry.Name()))
 		}
 	}
-	return paths
+	return paths, nil
 }
 
 // IDOf is whose record a file is.
@@ -69,9 +78,9 @@ func (r *Records[T]) removeQuarantined(id string) error {
 }
 
 func (r *Records[T]) trimQuarantine() error {
-	paths := r.Quarantined()
-	if len(paths) <= MostQuarantined {
-		return nil
+	paths, err := Quarantined(r.directory)
+	if err != nil || len(paths) <= MostQuarantined {
+		return err
 	}
 	changed := func(path string) int64 {
 		info, err := os.Lstat(path)

@@ -360,3 +360,24 @@ func TestRetryOfQuarantine(t *testing.T) {
 		t.Error("a record was replaced")
 	}
 }
+
+// Where the quarantine cannot be listed nobody may take what is in it for orphans.
+func TestQuarantineThatCannotBeListed(t *testing.T) {
+	records := openRecords(t, false)
+	if err := records.Write("a", pod{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(filepath.Dir(records.Path("a")), quarantine)
+	if err := os.Symlink(quarantine, dir); err != nil { // ELOOP
+		t.Fatal(err)
+	}
+	if _, _, err := records.Load(); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("got %v, want an error about %s", err, dir)
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if loaded := load(t, records); len(loaded) != 1 {
+		t.Errorf("loaded %v", loaded)
+	}
+}

@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -66,4 +68,38 @@ func TestMalformedRequests(t *testing.T) {
 	}
 	// The daemon is as good as before.
 	n.RunPod(n.PodConfig("good"))
+}
+
+// A pod in quarantine is no orphan where the quarantine cannot be read: the daemon does
+// not start, and check --fix removes nothing.
+func TestQuarantineThatCannotBeRead(t *testing.T) {
+	n := newNode(t)
+	id := n.RunPod(n.PodConfig("web"))
+	pid := pausePID(t, n, id)
+	record := filepath.Join(n.Root, "sandboxes", id+".json")
+	whole, err := os.ReadFile(record)
+	check(t, err)
+	n.Kill()
+	check(t, os.WriteFile(record, []byte("nonsense"), 0o600))
+	n.Start()
+	n.Kill()
+	dir := filepath.Join(n.Root, "sandboxes", "quarantine")
+	check(t, os.Rename(dir, dir+".away"))
+	check(t, os.Symlink("quarantine", dir)) // ELOOP
+	if err := n.TryStart(); err == nil || !strings.Contains(n.Log(), "quarantine") {
+		t.Errorf("the daemon started: %v", err)
+	}
+	if output, err := n.RunCommand("check", "--fix"); err == nil || !strings.Contains(output, "quarantine") {
+		t.Errorf("check: %v\n%s", err, output)
+	}
+	if !alive(pid) || len(addresses(t, n)) != 1 {
+		t.Errorf("pause lives: %v, addresses %v", alive(pid), addresses(t, n))
+	}
+	check(t, os.Remove(dir))
+	check(t, os.RemoveAll(dir+".away"))
+	check(t, os.WriteFile(record, whole, 0o600))
+	n.Start()
+	if !ready(t, n, id) {
+		t.Error("the pod is not Ready")
+	}
 }
