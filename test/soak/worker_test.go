@@ -71,6 +71,9 @@ func (w *worker) work(end time.Time) {
 			return
 		}
 	}
+	w.world.RLock()
+	defer w.world.RUnlock()
+	w.removeListed() // what was being made at a reboot; a kubelet removes what is not Ready
 }
 
 // live is the life of one pod.
@@ -125,11 +128,12 @@ func (w *worker) runPod(config *runtimeapi.PodSandboxConfig) (id string) {
 
 // removeListed removes all sandboxes of the worker's pod.
 func (w *worker) removeListed() {
-	answer, err := w.client().ListPodSandbox(w.limited(), &runtimeapi.ListPodSandboxRequest{})
-	if err != nil {
-		return // the daemon was killed; the next try comes here again
-	}
-	for _, pod := range answer.Items {
+	var answer *runtimeapi.ListPodSandboxResponse
+	w.until("list "+w.name, func(ctx context.Context) (err error) {
+		answer, err = w.client().ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+		return err
+	})
+	for _, pod := range answer.GetItems() {
 		if pod.Metadata.Name == w.name {
 			w.removePod(pod.Id)
 		}
