@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
@@ -115,6 +116,39 @@ func TestLaunchedExecIsWhatInitBecomes(t *testing.T) {
 				})
 			}
 		})
+	}
+}
+
+// What may trace the processes of a container must not see one that has not joined
+// its mount namespace yet.
+func TestExecBesideTracersIsNotLaunched(t *testing.T) {
+	n := newNode(t)
+	for name, test := range map[string]struct {
+		change func(*configs.Config)
+		launch bool
+	}{
+		"plain":                        {func(*configs.Config) {}, true},
+		"all but to trace":             {func(c *configs.Config) { c.Capabilities.Bounding = []string{"CAP_SYS_ADMIN"} }, true},
+		"may trace":                    {func(c *configs.Config) { c.Capabilities.Bounding = []string{"CAP_CHOWN", "CAP_SYS_PTRACE"} }, false},
+		"nothing said of capabilities": {func(c *configs.Config) { c.Capabilities = nil }, false},
+		"processes of a pod":           {func(c *configs.Config) { c.Namespaces.Add(configs.NEWPID, "/proc/1/ns/pid") }, false},
+		"processes of the node, may trace": {func(c *configs.Config) {
+			c.Namespaces.Remove(configs.NEWPID)
+			c.Capabilities.Bounding = []string{"CAP_SYS_PTRACE"}
+		}, true},
+	} {
+		config, err := toConfig(n.spec("id"), "id", false, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		process, err := newProcess(execProcess())
+		if err != nil {
+			t.Fatal(err)
+		}
+		test.change(config)
+		if why := execNeedsInit(config, process, Streams{}); (why == "") != test.launch {
+			t.Errorf("%s: init is needed for %q", name, why)
+		}
 	}
 }
 

@@ -44,7 +44,25 @@ func execNeedsInit(config *configs.Config, p *libcontainer.Process, streams Stre
 	if !config.Namespaces.Contains(configs.NEWNS) {
 		return "the mount namespace of the node"
 	}
-	return initForLabels(config, p) + initForSeccomp(config.Seccomp)
+	return initForTracers(config) + initForLabels(config, p) + initForSeccomp(config.Seccomp)
+}
+
+// initForTracers: a launched process is in the pid namespace of the container before
+// it is in its mount namespace. Who may trace all processes there would get one that
+// has the node's files (ptrace(2), "Ptrace access mode checking"); that of
+// libcontainer's is cloned when it has joined all. In a joined pid namespace it may be
+// another container that may; in the node's, it can trace the node's own processes.
+func initForTracers(config *configs.Config) string {
+	const trace = "CAP_SYS_PTRACE"
+	switch {
+	case !config.Namespaces.Contains(configs.NEWPID):
+		return ""
+	case config.Namespaces.PathOf(configs.NEWPID) != "":
+		return "a pid namespace with other containers, which may trace"
+	case config.Capabilities == nil || slices.Contains(config.Capabilities.Bounding, trace):
+		return "a container that may trace: " + trace
+	}
+	return ""
 }
 
 func noNewPrivileges(config *configs.Config, p *libcontainer.Process) bool {
