@@ -123,7 +123,7 @@ type imageVerbFunc func(ctx context.Context, images nodeImages, arguments []stri
 // imageVerb finds the verb and checks that it has the arguments it needs.
 func imageVerb(args []string) (imageVerbFunc, []string, error) {
 	if len(args) == 0 {
-		return nil, nil, fmt.Errorf("minicri image: a verb is missing\n\n%s", imageUsage())
+		return nil, nil, fmt.Errorf("image: a verb is missing\n\n%s", imageUsage())
 	}
 	verbs := map[string]struct {
 		run       imageVerbFunc

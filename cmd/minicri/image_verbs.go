@@ -32,7 +32,7 @@ func importArchive(ctx context.Context, images nodeImages, arguments []string, c
 func saveArchive(ctx context.Context, images nodeImages, arguments []string, call imageCall) error {
 	refOrID, path := arguments[0], arguments[1]
 	if path == "-" {
-		return images.Save(ctx, refOrID, call.options.Output)
+		return withoutCode(images.Save(ctx, refOrID, call.options.Output))
 	}
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

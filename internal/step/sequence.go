@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/minicri/minicri/internal/step/failpoint"
@@ -65,10 +66,31 @@ func (s *Sequence) do(ctx context.Context, name Name, do func(context.Context) e
 		return err
 	}
 	if err := do(withParent(ctx, s.timeline, name)); err != nil {
-		return err
+		return withCause(ctx, err)
 	}
 	return failpoint.Hit(name.After())
 }
+
+// withCause adds to the error of a step that ran into the limit of its context how
+// long that was. What was called, in this process or another, knows only that its
+// time was over.
+func withCause(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	text := strings.TrimSuffix(err.Error(), context.DeadlineExceeded.Error())
+	if text == err.Error() || !errors.Is(cause, context.DeadlineExceeded) || strings.Contains(text, cause.Error()) {
+		return err
+	}
+	return &limitError{text: text + cause.Error(), err: err}
+}
+
+// limitError is an error whose text names the limit that was reached.
+type limitError struct {
+	text string
+	err  error
+}
+
+func (e *limitError) Error() string { return e.text }
+func (e *limitError) Unwrap() error { return e.err }
 
 // Async is a step that runs alongside those that follow it.
 type Async struct {

@@ -3,6 +3,7 @@ package step_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -167,5 +168,29 @@ func TestNamesOfAnOperation(t *testing.T) {
 	}
 	if got := step.Names(steps, "run", "own"); !slices.Equal(got, []step.Name{"pod/a", "pod/b"}) {
 		t.Errorf("got %v", got)
+	}
+}
+
+// The error of a step that ran into the limit says how long that was, wherever below
+// the error comes from.
+func TestLimitIsNamed(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{context.DeadlineExceeded, "not done within 1ms: context deadline exceeded"},
+		{fmt.Errorf("ask the shim: %w", context.DeadlineExceeded), "ask the shim: not done within 1ms: context deadline exceeded"},
+		{errors.New("no room"), "no room"},
+	} {
+		ctx, cancel := step.Bound(t.Context(), t.Context(), time.Millisecond)
+		steps := step.Begin(ctx, nil, step.NewTimeline(nil))
+		steps.Step("pod/create", func(ctx context.Context) error {
+			<-ctx.Done()
+			return c.err
+		})
+		cancel()
+		if err := steps.Err(); err == nil || !strings.HasSuffix(err.Error(), c.want) || strings.Count(err.Error(), "not done") > 1 || !errors.Is(err, c.err) {
+			t.Errorf("%v, want %s", err, c.want)
+		}
 	}
 }
