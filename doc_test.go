@@ -71,7 +71,7 @@ func list(arguments ...string) (packages []pkg, err error) {
 
 // A package comment tells what the package is for: "Package x ...", or
 // "Command x ..." for a program. More than one would be put together by
-// godoc, in an order that nobody chose.
+// godoc, in an arbitrary order.
 func TestEveryPackageHasOneComment(t *testing.T) {
 	for _, p := range everyPackage(t) {
 		comments := packageComments(t, p.Dir)

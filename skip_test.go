@@ -9,8 +9,8 @@ import (
 )
 
 // skips are the files whose tests may be left out, each with its reason. go test
-// does not print a skip of a package that passes, so one that is not here would be
-// seen by nobody.
+// does not print a skip of a package that passes, so one that is not here would go
+// unnoticed.
 var skips = map[string]string{
 	"namespace/userns_test.go":       "where the next pid cannot be chosen: ns_last_pid needs CAP_SYS_ADMIN and CONFIG_CHECKPOINT_RESTORE",
 	"network/run_test.go":            "where there is no freezer of cgroup v1: no other one keeps a killed process from ending",

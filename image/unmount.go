@@ -14,8 +14,8 @@ import (
 // detached: its last user ends it.
 //
 // The end of an overlay writes all of the file system below it to the disk (sync_fs
-// of fs/overlayfs/super.c), for files that nobody can see any more, or for those of
-// others. Nobody waits for that here: the last reference to the file system is a
+// of fs/overlayfs/super.c), for files that no process can see any more, or for those of
+// others. Unmount does not wait for that: the last reference to the file system is a
 // detached copy of the mount (open_tree(2)), which is closed after this returns, by
 // the kernel when this process is killed. The files below may be removed meanwhile:
 // nothing looks at them through the overlay any more.

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What was unmounted is mounted nowhere at once, and used by nobody once the store
+// What was unmounted is mounted nowhere at once, and not in use once the store
 // is closed: the disk below can be unmounted.
 func TestCloseEndsWhatWasUnmounted(t *testing.T) {
 	disk, registry := t.TempDir(), newTestRegistry(t)

@@ -18,7 +18,7 @@ import (
 // Dir are the namespaces that are pinned in one directory: a bind mount
 // of the kernel's namespace file keeps a namespace alive without a process in
 // it (namespaces(7)). The path follows from the id, so an id is all that is
-// needed to find a namespace again or to take it back.
+// needed to find a namespace again or to remove it.
 type Dir struct {
 	directory string
 	mark      string

@@ -29,7 +29,7 @@ func (n *CNI) SetLimits(limits Limits) {
 }
 
 // awaitPeriod waits until as much time has passed as period says of the limits that
-// are in force, which may change meanwhile; while that is none, for ever. It returns
+// are in force, which may change while it waits; without end while the period is 0. It returns
 // early at wake, and when the context ends.
 func (n *CNI) awaitPeriod(ctx context.Context, wake <-chan struct{}, period func(Limits) time.Duration) {
 	for began := time.Now(); ; {

@@ -10,7 +10,7 @@
 // While it is off no plugin is asked and nothing listens. Open comes when pods and
 // containers are restored: it starts the plugins of the directory, synchronizes
 // them, and listens for others. Reconfigure switches it on and off, or over to
-// plugins from elsewhere; Close switches it off for ever. Plugins are synchronized
+// plugins from elsewhere; Close switches it off for good. Plugins are synchronized
 // with the pods and containers that were made while it was off. Of one that is being
 // made at the moment when it is switched on they may be told only when it ends.
 //

@@ -78,7 +78,7 @@ func checkSocket(path string) error {
 }
 
 // start switches NRI on. The adaptation is for requests when the plugins of the
-// directory are synchronized: nobody waits for one that does not register.
+// directory are synchronized: requests do not wait for one that does not register.
 // p.switching is held.
 func (p *Plugins) start(source Source) error {
 	choices := []adaptation.Option{

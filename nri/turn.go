@@ -43,7 +43,7 @@ func (p *Plugins) begin(ctx context.Context, note func()) (context.Context, *tur
 	}
 	t := &turn{adaptation: a, block: a.BlockPluginSync()}
 	p.mu.Lock()
-	if p.adaptation.Load() == a { // else nobody would forget it
+	if p.adaptation.Load() == a { // or the entry would stay for good
 		note()
 	}
 	p.mu.Unlock()

@@ -83,7 +83,7 @@ func TestMemory(t *testing.T) {
 	start(t, h, path, "hold "+filepath.Join(t.TempDir(), "file"))
 
 	row := func(key string) uint64 { return kernel(t, directory, "memory.stat", prefix+key) }
-	const slack = 4 << 20 // the task's Go runtime goes on, and the kernel counts in batches
+	const slack = 4 << 20 // the task's Go runtime keeps running, and the kernel counts in batches
 	got := measure(t, m, path).GetMemory()
 	usage := kernel(t, directory, usageFile, "")
 	between(t, "usage", usage-slack, got.GetUsageBytes().GetValue(), usage+slack)

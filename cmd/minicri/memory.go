@@ -32,7 +32,7 @@ func returnMemory(ctx context.Context) {
 		case <-tick:
 		}
 		// Once more after it has risen: what was in use at the last look is garbage
-		// now, and with nothing to do nobody collects it.
+		// now, and without work no collection comes by itself.
 		again := risen || started
 		started = false
 		if risen = heldMemory() > garbage+garbage/4+memoryRise; risen || again {

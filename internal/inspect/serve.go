@@ -162,7 +162,7 @@ func (c Client) do(ctx context.Context, method, path string) ([]byte, error) {
 	}
 	data, code, err := c.exchange(request)
 	if wrapper := (*url.Error)(nil); errors.As(err, &wrapper) {
-		err = wrapper.Err // without the address, which is none that anybody knows
+		err = wrapper.Err // without its URL, which names no real host
 	}
 	switch {
 	case limited.Err() != nil && ctx.Err() == nil:

@@ -73,7 +73,7 @@ func TestCloseEndsWait(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := result(t, waited); err == nil {
-		t.Error("Wait says that the process ended, but it was only let go of")
+		t.Error("Wait says that the process ended, but the handle was only closed")
 	}
 	if stat, err := ReadStat(p.PID); err != nil || stat.Dead() {
 		t.Errorf("the process did not survive Close: %+v, %v", stat, err)
@@ -156,7 +156,7 @@ func TestReadStatOfAnOddName(t *testing.T) {
 		t.Errorf("ReadStat = %+v, %v", stat, err)
 	}
 	if _, err := ReadStat(1 << 30); !errors.Is(err, ErrGone) {
-		t.Errorf("ReadStat of nobody = %v, want ErrGone", err)
+		t.Errorf("ReadStat of a process that is not there = %v, want ErrGone", err)
 	}
 }
 

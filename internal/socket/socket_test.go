@@ -75,7 +75,7 @@ func TestListenPrivate(t *testing.T) {
 	}
 }
 
-// A socket whose path anybody may open still lets nobody in but root.
+// A socket whose path every user may open still admits root alone.
 func TestRootOnly(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("needs root")

@@ -15,7 +15,7 @@ import (
 )
 
 // ReadFile reads a file, and nothing else: what stands in its place, a directory or
-// a fifo, is an error and holds up nobody.
+// a fifo, is an error and does not block.
 func ReadFile(path string) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -68,7 +68,7 @@ func writeTemporary(path string, data []byte, durable bool) (string, error) {
 }
 
 // ClearTemporary removes the temporary files of writes to a directory that were
-// cut off. Nobody may be writing there.
+// cut off. No other process may write there.
 func ClearTemporary(directory string) error {
 	entries, err := os.ReadDir(directory)
 	if err != nil {

@@ -52,7 +52,7 @@ func (r *Records[T]) Path(id string) string { return filepath.Join(r.directory, 
 func (r *Records[T]) Write(id string, record T) error { return r.write(id, record, r.durable) }
 
 // Put replaces the record of id for all that read it from now on, after a crash
-// of the daemon too; a power cut may still take it back, until Sync returns.
+// of the daemon too; a power cut may still undo it, until Sync returns.
 func (r *Records[T]) Put(id string, record T) error { return r.write(id, record, false) }
 
 // Sync makes what Put has written durable.

@@ -263,7 +263,7 @@ func TestLaterSchemaRefusesTheLoad(t *testing.T) {
 }
 
 // What cannot be read now may be read later: it stays where it is. What is no
-// file cannot be read, and holds up nobody.
+// file cannot be read, and does not block.
 func TestRecordThatCannotBeReadStays(t *testing.T) {
 	for kind, put := range map[string]func(path string) error{
 		"link to itself": func(path string) error { return os.Symlink(filepath.Base(path), path) },

@@ -152,7 +152,7 @@ func disk(t *testing.T, directory string) (bytes int64) {
 	return bytes
 }
 
-// What is no file in the place of a life is passed over, and holds up nobody.
+// What is no file in the place of a life is skipped, and does not block.
 func TestWhatIsNoFileIsNoLife(t *testing.T) {
 	dir := t.TempDir()
 	kept := open(t, dir)

@@ -445,7 +445,7 @@ static void keep_tail(const char *s, size n)
 	}
 	memcpy(err + err_length, s, n);
 	err_length += n;
-	/* In a file at once: if the run is killed, nobody writes the end of the note. */
+	/* In a file at once: if the run is killed, the end of the note is never written. */
 	if (kept_errors < 0)
 		kept_errors = call(OPENAT, AT_FDCWD, (long)errors_path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600, 0);
 	if (kept_errors >= 0)

@@ -281,7 +281,7 @@ func TestChainOfDELs(t *testing.T) {
 }
 
 // A plugin that runs another one does so through the runner too, and hears its
-// answer unchanged: only the chain's DELs go on.
+// answer unchanged: only the chain's DELs continue.
 func TestPluginOfAPlugin(t *testing.T) {
 	scripts := map[string]string{
 		"outer": `cat | "$CNI_PATH/inner" || exit 5`,

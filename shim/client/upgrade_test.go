@@ -56,7 +56,7 @@ func (p *pod) upgrade(path string) error {
 // that is not slowed down by the race detector.
 const longestPause = 3 * time.Second
 
-// Containers of all kinds go on through upgrades: their processes, logs byte for
+// Containers of all kinds survive upgrades: their processes, logs byte for
 // byte, terminals, inputs, and exits while it happens; one that waits at the
 // barrier starts under the next build.
 func TestUpgradeInPlace(t *testing.T) {

@@ -213,8 +213,8 @@ func (l *launching) fork() (enter map[string]string, err error) {
 	if l.config.Cgroups.Systemd {
 		return nil, l.forkAndMove()
 	}
-	const nobody = -1 // the cgroups are made, and nothing is moved
-	if err := l.setCgroups(nobody); err != nil {
+	const noProcess = -1 // the cgroups are made, and nothing is moved
+	if err := l.setCgroups(noProcess); err != nil {
 		return nil, err
 	}
 	enter = maps.Clone(l.cgroups.GetPaths())

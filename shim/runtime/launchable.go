@@ -36,7 +36,7 @@ func needsInit(config *configs.Config, p *libcontainer.Process, streams Streams)
 	return ""
 }
 
-// initForNode: in a user namespace options of the node's mounts cannot be taken back
+// initForNode: in a user namespace options of the node's mounts cannot be removed
 // (mount_namespaces(7), "Restrictions on mount namespaces"), which libcontainer finds
 // out mount by mount.
 func initForNode() string {

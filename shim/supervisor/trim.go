@@ -28,7 +28,7 @@ func trimMemory(ctx context.Context) {
 		}
 		runtime.ReadMemStats(&stats)
 		// Once more when nothing has happened since: what was in use at the last look
-		// is garbage now, and without allocations nobody collects it.
+		// is garbage now, and without allocations no collection comes by itself.
 		again := busy
 		if busy = stats.TotalAlloc-seen > 128<<10; busy || again {
 			runtime.GC() // the next one, of FreeOSMemory, frees what pools held at this one

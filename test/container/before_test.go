@@ -24,7 +24,7 @@ func before(t *testing.T) string {
 	return dir
 }
 
-// Pods of the last build that had a shim for each go on under their own shims when
+// Pods of the last build that had a shim for each continue under their own shims when
 // this build's daemon comes; new pods are the node's supervisor's.
 func TestUpgradeFromAShimForEachPod(t *testing.T) {
 	old := before(t)

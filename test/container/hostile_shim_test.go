@@ -14,7 +14,7 @@ import (
 )
 
 // A shim that lies or dies fails its own pod, with an error that says what
-// it did; the daemon and other pods go on, and nothing is left, of the shim
+// it did; the daemon and other pods continue, and nothing is left, of the shim
 // neither. No foreign process is touched.
 func TestHostileShims(t *testing.T) {
 	dir := t.TempDir()
@@ -23,7 +23,7 @@ func TestHostileShims(t *testing.T) {
 		"rubbish":  "is not the address of a unix socket",
 		"longpath": "characters long",
 		"grpc":     `speaks version 3 of the task API over "grpc"`,
-		"nobody":   "connect to the shim",
+		"nowhere":  "connect to the shim",
 		"shimpid":  "says that it is process 1, which was not started here",
 		"pid":      "has started process 1, which is not one of its own",
 		"dies":     "shim: create: ttrpc: closed",

@@ -250,7 +250,7 @@ func TestLogsAreFiles(t *testing.T) {
 	p.exec(id, "touch /enough")
 	p.wantExit(id, 0, "Completed")
 	stdout, _ := p.logs(id)
-	same(t, "the log that goes on", stdout, "first\nlast\n")
+	same(t, "the log that continues", stdout, "first\nlast\n")
 	content, err := os.ReadFile(target)
 	check(t, err)
 	same(t, "the target of the link", string(content), "precious")

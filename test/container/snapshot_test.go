@@ -43,8 +43,8 @@ func TestSnapshotsWithoutContainer(t *testing.T) {
 }
 
 // minicri check finds a layer that no container explains, and --fix removes it: from
-// the store where no daemon runs. One that runs keeps the layers of its containers,
-// whoever asks.
+// the store where no daemon runs. One that runs refuses to remove the layers of
+// its containers.
 func TestCheckRemovesSnapshotsWithoutContainer(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", "echo kept > /kept; "+forever)

@@ -197,7 +197,7 @@ func TestProperty9_RecordsThatCannotBeRead(t *testing.T) {
 }
 
 // What stands in the place of a file, and cannot be read as one, costs its pod
-// nothing and holds up nobody: check names it, and when the file is back the pod is
+// nothing and blocks nothing: check names it, and when the file is back the pod is
 // what it was.
 func TestWhatIsNoFileCostsNoPod(t *testing.T) {
 	for kind, put := range map[string]func(path string) error{

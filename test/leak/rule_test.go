@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The real plugins make the rules and take them back: what they leave is the
+// The real plugins make the rules and remove them: what they leave is the
 // clean state, and what they make is found, with either backend.
 func TestRulesOfPlugins(t *testing.T) {
 	for _, backend := range []string{"iptables", "nftables"} {

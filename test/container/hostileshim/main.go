@@ -47,7 +47,7 @@ func start(mode string) error {
 	case "grpc":
 		fmt.Print(`{"version": 3, "address": "unix:///tmp/x", "protocol": "grpc"}`)
 		return nil
-	case "nobody":
+	case "nowhere":
 		fmt.Print("unix:///no/such/socket")
 		return nil
 	}
