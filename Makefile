@@ -214,6 +214,12 @@ e2e: root setup build bin/cluster ## Kubernetes' own tests on two nodes; FOCUS='
 e2e-full: ## The same with every [NodeConformance] and [Conformance] spec, an hour and more (root)
 	FOCUS='\[NodeConformance\]|\[Conformance\]' SKIP='\[Flaky\]' $(MAKE) e2e
 
+# One node without a cluster: the suite brings what it needs of one.
+.PHONY: e2e-node
+e2e-node: root setup build bin/cluster ## Kubernetes' e2e_node on a node; FOCUS='InitContainer' for some (root)
+	CGO_ENABLED=0 go build $(goflags) -o bin/kubernetes ./test/kubernetes
+	test/kubernetes/run-node
+
 .PHONY: bench-cluster
 bench-cluster: root bench-deps setup build bin/cluster ## Pod start, CPU and memory beside containerd, under the same kubelet (root)
 	go build $(goflags) -o bin/bench/cluster ./test/bench/cluster

@@ -34,6 +34,10 @@ type cluster struct {
 	Port    int           `json:"port"` // of the API server, on the machine's loopback
 	Hub     process.Facts `json:"hub"`
 	Nodes   []*node       `json:"nodes"`
+	// Gates are feature gates of the kubelets.
+	Gates map[string]bool `json:"gates,omitempty"`
+	// Bare nodes have a runtime and images, and no kubelet that runs.
+	Bare bool `json:"bare,omitempty"`
 
 	progress *progress
 }
@@ -75,8 +79,7 @@ func (c *cluster) node(name string) (*node, error) {
 }
 
 // create makes the directory of a new cluster and takes its lock.
-func create(name, runtime string) (*cluster, func(), error) {
-	c := &cluster{Name: name, Runtime: runtime}
+func create(c *cluster) (*cluster, func(), error) {
 	if err := os.MkdirAll(c.dir(), 0o700); err != nil {
 		return nil, nil, err
 	}
@@ -86,7 +89,7 @@ func create(name, runtime string) (*cluster, func(), error) {
 	}
 	if _, err := os.Stat(c.path("cluster.json")); err == nil {
 		unlock()
-		return nil, nil, fmt.Errorf("the cluster %s is there already; cluster --name %s down removes it", name, name)
+		return nil, nil, fmt.Errorf("the cluster %s is there already; cluster --name %s down removes it", c.Name, c.Name)
 	}
 	return c, unlock, c.save()
 }

@@ -16,6 +16,8 @@ const (
 	// bootstrapToken is what a node proves itself with when it joins. It is good
 	// for nothing else, and only in the cluster's network.
 	bootstrapToken = "abcdef.0123456789abcdef"
+	// bareSubnet is of the pods of a bare node.
+	bareSubnet = "10.100.0.0/24"
 )
 
 // object is a part of a configuration file in JSON, which is YAML too.
@@ -39,6 +41,9 @@ func (n *node) configureRuntime(pause string) error {
 	c.Images.Pinned = []string{pause}
 	// The other nodes have routes to the pods of this one.
 	c.DefaultNetwork.Enabled, c.DefaultNetwork.Masquerade = true, false
+	if n.cluster.Bare { // nobody gives it a pod CIDR
+		c.DefaultNetwork.Subnet, c.DefaultNetwork.Masquerade = bareSubnet, true
+	}
 	file, err := os.Create(n.path("etc-minicri/config.toml"))
 	if err != nil {
 		return err
@@ -48,7 +53,7 @@ func (n *node) configureRuntime(pause string) error {
 
 // kubeletConfiguration is for a machine that the node shares: no evictions for
 // what others use, no oom_score_adj that the machine may refuse.
-func kubeletConfiguration() object {
+func (c *cluster) kubeletConfiguration() object {
 	return object{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
 		"failCgroupV1": false, "failSwapOn": false, "oomScoreAdj": 0, "cgroupDriver": "cgroupfs",
@@ -60,7 +65,7 @@ func kubeletConfiguration() object {
 		"serializeImagePulls": false, "registryPullQPS": 0, "registryBurst": 0,
 		"volumeStatsAggPeriod": "1s", "nodeStatusUpdateFrequency": "4s",
 		"kubeAPIQPS": 200, "kubeAPIBurst": 400, "eventRecordQPS": 0,
-		"serverTLSBootstrap": false,
+		"serverTLSBootstrap": false, "featureGates": c.Gates,
 	}
 }
 
@@ -110,7 +115,7 @@ func (n *node) initConfiguration(version string) []object {
 			"controllerManager": object{"extraArgs": fast},
 			"scheduler":         object{"extraArgs": fast},
 		},
-		kubeletConfiguration(),
+		n.cluster.kubeletConfiguration(),
 		{
 			"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
 			"mode": "nftables", "clusterCIDR": podSubnet, "oomScoreAdj": 0,

@@ -2,7 +2,7 @@
 // does: nodes that are namespaces, with minicri, a kubelet and the fixed paths of
 // a node in each, joined by kubeadm, the control plane in static pods.
 //
-//	cluster up [--name NAME] [--nodes N] [--runtime minicri|containerd]
+//	cluster up [--name NAME] [--nodes N] [--runtime minicri|containerd] [--kubelet-gates GATE=true,...] [--bare]
 //	cluster down [--name NAME]
 //	cluster node add|remove|restart|reboot NODE
 //	cluster load ARCHIVE

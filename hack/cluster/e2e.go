@@ -28,7 +28,7 @@ func e2eImages(pauseTag, sources string) []imageOf {
 	for _, tag := range []string{"2.55", "2.63.0"} {
 		list = append(list, imageOf{
 			name: e2eRepository + "agnhost", tag: tag, programs: []string{"agnhost", "replica"}, installed: debian,
-			links: map[string]string{"/agnhost": "usr/local/bin/agnhost", "/agnhost-2": "usr/local/bin/agnhost", "/bin/pgrep": "../local/bin/replica", "/bin/nc": "../local/bin/replica", "/bin/sh": "bash"},
+			links: map[string]string{"/agnhost": "usr/local/bin/agnhost", "/agnhost-2": "usr/local/bin/agnhost", "/bin/pgrep": "../local/bin/replica", "/bin/nmeter": "../local/bin/replica", "/bin/nc": "../local/bin/replica", "/bin/sh": "bash"},
 			files: map[string]string{
 				"/localhost.crt": filepath.Join(sources, "porter/localhost.crt"),
 				"/localhost.key": filepath.Join(sources, "porter/localhost.key"),
@@ -37,7 +37,10 @@ func e2eImages(pauseTag, sources string) []imageOf {
 		})
 	}
 	for _, tag := range []string{"1.36.1-1", "1.37.0-1"} {
-		list = append(list, imageOf{name: e2eRepository + "busybox", tag: tag, installed: debian[:2], links: bash, command: shell})
+		list = append(list, imageOf{
+			name: e2eRepository + "busybox", tag: tag, programs: []string{"replica"}, installed: debian[:2],
+			links: map[string]string{"/bin/sh": "bash", "/bin/nmeter": "../local/bin/replica"}, command: shell,
+		})
 	}
 	for _, tag := range []string{"1.15-4", "1.27-0"} {
 		list = append(list, imageOf{

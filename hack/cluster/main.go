@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -21,7 +22,7 @@ const (
 
 const usage = `cluster [--name NAME] COMMAND
 
-  up [--nodes N] [--runtime minicri|containerd]
+  up [--nodes N] [--runtime minicri|containerd] [--kubelet-gates GATE=true,...] [--bare]
                           make a cluster of N nodes (2); wait until it is ready
   down                    remove the pods, look for leaks, end the nodes
   node add NODE           join another node
@@ -124,6 +125,9 @@ func upCommand(ctx context.Context, name string, arguments []string, output io.W
 	flags := flag.NewFlagSet("up", flag.ContinueOnError)
 	nodes := flags.Int("nodes", 2, "how many nodes")
 	runtime := flags.String("runtime", minicriRuntime, "minicri or containerd")
+	bare := flags.Bool("bare", false, "nodes with a runtime and images alone: no kubelet runs, no control plane")
+	gates := make(map[string]bool)
+	flags.Func("kubelet-gates", "feature gates of the kubelets, GATE=true or GATE=false, separated by ','", func(list string) error { return readGates(list, gates) })
 	if err := flags.Parse(arguments); err != nil {
 		return err
 	}
@@ -133,13 +137,25 @@ func upCommand(ctx context.Context, name string, arguments []string, output io.W
 	if *runtime != minicriRuntime && *runtime != containerdRuntime {
 		return fmt.Errorf("--runtime is %q, it has to be %s or %s", *runtime, minicriRuntime, containerdRuntime)
 	}
-	c, unlock, err := create(name, *runtime)
+	c, unlock, err := create(&cluster{Name: name, Runtime: *runtime, Gates: gates, Bare: *bare})
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	c.progress = newProgress(output)
 	return c.up(ctx, *nodes)
+}
+
+func readGates(list string, gates map[string]bool) error {
+	for pair := range strings.SplitSeq(list, ",") {
+		gate, value, _ := strings.Cut(pair, "=")
+		on, err := strconv.ParseBool(value)
+		if err != nil {
+			return fmt.Errorf("%q is not GATE=true or GATE=false", pair)
+		}
+		gates[gate] = on
+	}
+	return nil
 }
 
 func (c *cluster) nodeCommand(ctx context.Context, verb, name string) error {

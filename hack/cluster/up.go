@@ -70,6 +70,9 @@ func (c *cluster) up(ctx context.Context, nodes int) error {
 	if err := c.startNodes(ctx, b, c.Nodes); err != nil {
 		return err
 	}
+	if c.Bare {
+		return nil
+	}
 	first := c.Nodes[0]
 	if err := first.initialize(ctx, b.version); err != nil {
 		return err

@@ -1,7 +1,8 @@
 // Command cluster compares minicri with Debian's containerd under the same
 // kubelet: for each a cluster of one node is made by hack/cluster, the same pods
 // are applied, and what is seen by a watch of the API server is printed side by
-// side, with the ratio of minicri to containerd.
+// side, with the ratio of minicri to containerd. minicri is measured a second time
+// below a kubelet with evented PLEG, which Debian's containerd has no events for.
 package main
 
 import (
@@ -25,29 +26,50 @@ func main() {
 	}
 }
 
-// runtimes are compared in this order.
-var runtimes = []string{"minicri", "containerd"}
+// contender is a runtime under a kubelet with feature gates.
+type contender struct{ name, runtime, gates string }
+
+// contenders are measured in this order, and compared with the last.
+var contenders = []contender{
+	{"minicri", "minicri", ""},
+	{"evented", "minicri", "EventedPLEG=true"},
+	{"containerd", "containerd", ""},
+}
 
 func run(ctx context.Context) error {
-	results := make(map[string]map[string]float64)
-	for _, runtime := range runtimes {
-		measured, err := measureRuntime(ctx, runtime)
+	var results []map[string]float64
+	for _, c := range contenders {
+		measured, err := c.measure(ctx)
 		if err != nil {
-			return fmt.Errorf("%s: %w", runtime, err)
+			return fmt.Errorf("%s: %w", c.name, err)
 		}
-		results[runtime] = measured
+		results = append(results, measured)
 	}
-	fmt.Printf("%-58s %12s %12s %8s\n", "", runtimes[0], runtimes[1], "ratio")
+	last := len(contenders) - 1
+	head, ratios := fmt.Sprintf("%-58s", ""), ""
+	for i, c := range contenders {
+		head += fmt.Sprintf(" %12s", c.name)
+		if i < last {
+			ratios += fmt.Sprintf(" %18s", c.name+"/"+contenders[last].name[:4])
+		}
+	}
+	fmt.Println(head + ratios)
 	for _, row := range rows {
-		own, other := results[runtimes[0]][row], results[runtimes[1]][row]
-		fmt.Printf("%-58s %12.2f %12.2f %8.2f\n", row, own, other, own/other)
+		line, ratios := fmt.Sprintf("%-58s", row), ""
+		for i, result := range results {
+			line += fmt.Sprintf(" %12.2f", result[row])
+			if i < last {
+				ratios += fmt.Sprintf(" %18.2f", result[row]/results[last][row])
+			}
+		}
+		fmt.Println(line + ratios)
 	}
 	return nil
 }
 
-// measureRuntime makes a cluster, measures, and takes it down.
-func measureRuntime(ctx context.Context, runtime string) (results map[string]float64, err error) {
-	name := "bench-" + runtime
+// measure makes a cluster, measures, and takes it down.
+func (c contender) measure(ctx context.Context) (results map[string]float64, err error) {
+	name := "bench-" + c.name
 	tool, err := filepath.Abs("bin/cluster")
 	if err != nil {
 		return nil, err
@@ -57,7 +79,11 @@ func measureRuntime(ctx context.Context, runtime string) (results map[string]flo
 		command.Stdout, command.Stderr = os.Stderr, os.Stderr
 		return command.Run()
 	}
-	if err := cluster("up", "--nodes", "1", "--runtime", runtime); err != nil {
+	up := []string{"up", "--nodes", "1", "--runtime", c.runtime}
+	if c.gates != "" {
+		up = append(up, "--kubelet-gates", c.gates)
+	}
+	if err := cluster(up...); err != nil {
 		return nil, err
 	}
 	defer func() {

@@ -1,7 +1,7 @@
 // Command replica is the program in the images that critest expects: what it
 // does depends on the name it is started by. As nginx or httpd-foreground it
 // serves a page on $PORT (80), as nonewprivs it prints its effective user, as
-// pause it waits. As pgrep, ipcs and nc it does what the specs need of these.
+// pause it waits. As pgrep, ipcs, nc and nmeter it does what the specs need of these.
 package main
 
 import (
@@ -25,11 +25,13 @@ func main() {
 	case name == "nonewprivs":
 		fmt.Printf("Effective uid: %d\n", os.Geteuid())
 	case strings.HasPrefix(name, "nginx"):
-		if err = os.WriteFile(pidFile, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644); err == nil {
+		if err = writePID(); err == nil {
 			err = serve()
 		}
 	case name == "pause":
 		select {}
+	case name == "nmeter": // as nmeter -d0 %3t, of which one line is read
+		fmt.Println(time.Now().UTC().Format("15:04:05.000"))
 	case name == "nc":
 		err = netcat(os.Args)
 	case name == "pgrep":
@@ -47,6 +49,13 @@ func main() {
 		fmt.Fprintln(os.Stderr, name+":", err)
 		os.Exit(1)
 	}
+}
+
+func writePID() error {
+	if err := os.MkdirAll(filepath.Dir(pidFile), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(pidFile, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644)
 }
 
 // pgrep prints the processes whose name contains a text.
