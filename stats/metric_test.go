@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -89,4 +90,29 @@ func TestMetricsAreTheKernels(t *testing.T) {
 		t.Fatal(err)
 	}
 	between(t, "open files", uint64(len(files)), values["container_file_descriptors"], uint64(len(files)))
+}
+
+// A limit that is no multiple of a page is rounded by the kernel, and told as it is.
+func TestTheMemoryLimitIsTheKernels(t *testing.T) {
+	m := newMeter(t, directories(t.TempDir()))
+	h := m.hierarchies
+	path := makeCgroup(t, h, "pages")
+	directory, file := dir(h.memory, path), "memory.limit_in_bytes"
+	if version2(h.memory) {
+		directory, file = dir(h.unified, path), "memory.max"
+	}
+	const asked = 80_000_000
+	if err := os.WriteFile(filepath.Join(directory, file), []byte(strconv.Itoa(asked)), 0); err != nil {
+		t.Fatal(err)
+	}
+	to := &metrics{kinds: kindsOfMetrics()}
+	to.addSpec(Container{ID: "pages", Cgroup: path, Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: asked}})
+	for _, metric := range to.list {
+		if metric.GetName() == "container_spec_memory_limit_bytes" {
+			limit := kernel(t, directory, file, "")
+			between(t, "the limit", limit, metric.GetValue().GetValue(), limit)
+			return
+		}
+	}
+	t.Error("there is no limit")
 }

@@ -3,6 +3,7 @@ package stats
 import (
 	"context"
 	"net"
+	"os"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -155,8 +156,14 @@ func (m *metrics) addSpec(c Container) {
 	if quota := resources.GetCpuQuota(); quota > 0 {
 		m.add("container_spec_cpu_quota", uint64(quota))
 	}
-	m.add("container_spec_memory_limit_bytes", positive(resources.GetMemoryLimitInBytes(), 0))
-	m.add("container_spec_memory_swap_limit_bytes", positive(resources.GetMemorySwapLimitInBytes(), 0))
+	m.add("container_spec_memory_limit_bytes", wholePages(resources.GetMemoryLimitInBytes()))
+	m.add("container_spec_memory_swap_limit_bytes", wholePages(resources.GetMemorySwapLimitInBytes()))
+}
+
+// wholePages is what the kernel makes of a limit (page_counter_memparse).
+func wholePages(limit int64) uint64 {
+	page := uint64(os.Getpagesize())
+	return positive(limit, 0) / page * page
 }
 
 func positive(asked int64, otherwise uint64) uint64 {

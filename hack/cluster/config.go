@@ -18,6 +18,9 @@ const (
 	bootstrapToken = "abcdef.0123456789abcdef"
 	// bareSubnet is of the pods of a bare node.
 	bareSubnet = "10.100.0.0/24"
+	// suiteHandler is what Kubernetes' own tests take to be on a node
+	// (PreconfiguredRuntimeClassHandler of test/e2e/framework/node/runtimeclass).
+	suiteHandler = "test-handler"
 )
 
 // object is a part of a configuration file in JSON, which is YAML too.
@@ -43,6 +46,7 @@ func (n *node) configureRuntime(pause string) error {
 	c.DefaultNetwork.Enabled, c.DefaultNetwork.Masquerade = true, false
 	if n.cluster.Bare { // nobody gives it a pod CIDR
 		c.DefaultNetwork.Subnet, c.DefaultNetwork.Masquerade = bareSubnet, true
+		c.Runtimes = map[string]config.Runtime{suiteHandler: {Type: config.Builtin}}
 	}
 	file, err := os.Create(n.path("etc-minicri/config.toml"))
 	if err != nil {
