@@ -133,6 +133,9 @@ func (c *creation) takeCgroup() error {
 	} else if !path.IsAbs(wanted) || path.Clean(wanted) != wanted || wanted == "/" {
 		return fmt.Errorf("linux.cgroups_path: %q is not the absolute path of a cgroup: %w", wanted, errdefs.ErrInvalidArgument)
 	}
+	if err := validate.CgroupName(wanted); err != nil {
+		return fmt.Errorf("linux.cgroups_path: %w", err)
+	}
 	if c.owner.options.Hierarchies.Exists(cgroup.Path(wanted)) {
 		return fmt.Errorf("linux.cgroups_path: the cgroup %s is there already, a container needs one of its own: %w", wanted, errdefs.ErrAlreadyExists)
 	}

@@ -67,7 +67,7 @@ func TestCheckCgroupParent(t *testing.T) {
 		{"/kubepods/..", false, "'..'"},
 		{"../up", false, "'..'"},
 		{"/kubepods/../../up.slice", true, "'..'"},
-		{"/a\x00b", false, "a character"},
+		{"/a\x00b", false, "NUL"},
 		{"/a:b", false, "a character"},
 		{"/kubepods/pod1", true, "not a slice"},
 		{"/kubepods.slice/pod1", true, "not a slice"},

@@ -11,6 +11,8 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 )
 
+const verbExec = "exec"
+
 // Exec is of Container. Where the runtime cannot put an exec into a cgroup of
 // its own, only the process itself is ended by KillTree.
 func (c *commandContainer) Exec(spec *specs.Process, streams Streams) (*Process, error) {
@@ -34,7 +36,7 @@ func (c *commandContainer) Exec(spec *specs.Process, streams Streams) (*Process,
 		arguments = append(arguments, "--cgroup", c.runtime.execCgroupFlag(t))
 	}
 	go cgroup.WarmLock() // one write(2)
-	p, err := c.launch(streams, passed, "exec", arguments...)
+	p, err := c.launch(streams, passed, verbExec, arguments...)
 	if err != nil {
 		if t != nil {
 			t.close()

@@ -63,7 +63,12 @@ func (c *commandContainer) run(stdin []byte, streams Streams, given files, argum
 	if bus := os.Getenv("DBUS_SYSTEM_BUS_ADDRESS"); bus != "" {
 		command.Env = append(command.Env, "DBUS_SYSTEM_BUS_ADDRESS="+bus)
 	}
-	err = command.Run()
+	if err = command.Start(); err == nil {
+		if arguments[0] == verbExec {
+			c.inheritOOMScoreAdj(command.Process.Pid)
+		}
+		err = command.Wait()
+	}
 	if err == nil {
 		return nil
 	}

@@ -66,6 +66,19 @@ func withOOMScoreAdj(bundle string, process *specs.Process) *specs.Process {
 	return &changed
 }
 
+// inheritOOMScoreAdj gives a run of the runtime that execs the container's
+// oom_score_adj of now: crun leaves a command what it has inherited, which would be
+// this program's. One that may not be set stays, as for the container.
+func (c *commandContainer) inheritOOMScoreAdj(pid int) {
+	process := withOOMScoreAdj(c.bundle, &specs.Process{})
+	if spec, err := ReadSpec(c.bundle); err == nil && process.OOMScoreAdj == nil {
+		process = spec.Process
+	}
+	if process.OOMScoreAdj != nil {
+		_ = writeOOMScoreAdj(pid, strconv.Itoa(*process.OOMScoreAdj))
+	}
+}
+
 // hasCapability reports whether capability number c is in our effective set.
 func hasCapability(c int) bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

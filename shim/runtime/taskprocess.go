@@ -16,12 +16,13 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/process"
 )
 
 // Exec is of Container. The process is put into a cgroup of its own as soon as it
 // is there, and what it starts from then on with it.
 func (c *taskContainer) Exec(spec *specs.Process, streams Streams) (*Process, error) {
-	process, err := anyOf("Process", withOOMScoreAdj(c.bundle, spec))
+	encoded, err := anyOf("Process", withOOMScoreAdj(c.bundle, spec))
 	if err = errors.Join(err, checkText(spec)); err != nil {
 		return nil, err
 	}
@@ -35,7 +36,7 @@ func (c *taskContainer) Exec(spec *specs.Process, streams Streams) (*Process, er
 	go cgroup.WarmLock() // one write(2)
 	id := c.execs.next()
 	_, err = c.task.Exec(ctx, &task.ExecProcessRequest{
-		ID: c.id, ExecID: id, Spec: process, Terminal: streams.Terminal, Stdin: console.stdin, Stdout: console.stdout, Stderr: console.stderr,
+		ID: c.id, ExecID: id, Spec: encoded, Terminal: streams.Terminal, Stdin: console.stdin, Stdout: console.stdout, Stderr: console.stderr,
 	})
 	if err != nil {
 		return nil, taskError("exec", err)
@@ -92,7 +93,7 @@ func (c *taskContainer) foundInit(pid int, cgroupsPath string) (*Process, error)
 func (c *taskContainer) foundExec(pid int, id string) (*Process, error) {
 	p, err := c.open(pid)
 	switch {
-	case errors.Is(err, unix.ESRCH) || errors.Is(err, os.ErrNotExist):
+	case errors.Is(err, process.ErrGone):
 		p = &Process{PID: pid}
 	case err != nil:
 		return nil, err
@@ -118,6 +119,9 @@ func (c *taskContainer) open(pid int) (*Process, error) {
 		return nil, fmt.Errorf("the shim's process: %w", err)
 	}
 	if pid <= 1 || !descends(pid, c.known.Shim.PID) {
+		if errors.Is(p.Signal(0), os.ErrProcessDone) { // the shim has reaped it meanwhile
+			return nil, errors.Join(fmt.Errorf("the shim's process %d: %w", pid, process.ErrGone), p.Close())
+		}
 		return nil, errors.Join(fmt.Errorf("the shim of container %s says that it has started process %d, which is not one of its own", c.id, pid), p.Close())
 	}
 	return p, nil

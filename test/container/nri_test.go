@@ -286,6 +286,8 @@ func TestNRIRefusesNonsense(t *testing.T) {
 		"kernel":     {`{"mounts": [{"destination": "/a", "type": "bind", "source": "/proc/no-such", "options": ["rbind"]}]}`, "/proc/no-such"},
 		"cpus":       {`{"linux": {"resources": {"cpu": {"cpus": "x"}}}}`, "cpuset_cpus"},
 		"cgroup":     {`{"linux": {"cgroupsPath": "` + n.CgroupParent + `"}}`, "is there already"},
+		"nul":        {`{"linux": {"cgroupsPath": "/a\u0000b"}}`, "NUL"},
+		"long":       {`{"linux": {"cgroupsPath": "/` + strings.Repeat("a", 256) + `"}}`, "256 bytes"},
 		"rlimit":     {`{"rlimits": [{"type": "RLIMIT_NOFILE", "hard": "1", "soft": "2"}]}`, "RLIMIT_NOFILE"},
 		"cdi":        {`{"CDIDevices": [{"name": "no.such/device=0"}]}`, "no.such/device=0"},
 		"hooks":      {`{"hooks": {"poststop": [{"path": "/bin/true"}]}}`, "10-adjuster"},
