@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"syscall"
+	"time"
 )
 
 // child is a process that the test started. A goroutine waits for it, so it
@@ -50,6 +51,18 @@ func (c *child) running() bool {
 	}
 }
 
+// dump ends a process of Go that hangs, after it has written down its goroutines.
+func (c *child) dump() error {
+	if err := c.cmd.Process.Signal(syscall.SIGQUIT); err == nil {
+		select {
+		case <-c.done:
+			return nil
+		case <-time.After(10 * time.Second):
+		}
+	}
+	return c.kill()
+}
+
 // kill ends the process with SIGKILL, unless it has ended.
 func (c *child) kill() error {
 	err := c.cmd.Process.Kill()
@@ -70,7 +83,7 @@ func (c *child) terminate(ctx context.Context) error {
 	select {
 	case <-c.done:
 	case <-ctx.Done():
-		return errors.Join(errors.New("still runs after SIGTERM"), c.kill())
+		return errors.Join(errors.New("still runs after SIGTERM, its log ends with its goroutines"), c.dump())
 	}
 	if c.err != nil {
 		return fmt.Errorf("want exit code 0 after SIGTERM: %w", c.err)
