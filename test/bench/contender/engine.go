@@ -45,7 +45,9 @@ func (e Engine) containerd() string {
 	if e.Name == "" {
 		return ""
 	}
-	table := fmt.Sprintf("  [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.%s]\n", e.Name)
+	// The default runtime, runc, is none where another table is given.
+	table := fmt.Sprintf("  [plugins.\"io.containerd.grpc.v1.cri\".containerd]\n    default_runtime_name = %q\n", e.Name)
+	table += fmt.Sprintf("  [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.%s]\n", e.Name)
 	config := table + "    runtime_type = \"io.containerd.runc.v2\"\n"
 	if e.binary == "" {
 		return config
