@@ -1,10 +1,13 @@
 package image
 
 import (
+	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
@@ -45,10 +48,54 @@ func TestCloseEndsWhatWasUnmounted(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	s.unmounted.end(lingering(t))
+	var behind [2]int
+	if err := unix.Pipe2(behind[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(behind[0]) })
+	s.unmounted.end(behind[1])
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := unix.Unmount(disk, 0); err != nil {
-		t.Errorf("unmount the disk of a store that is closed: %v", err)
+	if n, err := unix.Read(behind[0], make([]byte, 1)); n != 0 || err != nil {
+		t.Errorf("the store is closed, and what was to be ended before is not: %d, %v", n, err)
 	}
+	// Whoever looks at all mounts of the machine holds one for a moment.
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err := unix.Unmount(disk, 0)
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("unmount the disk of a store that is closed: %v", err)
+		}
+	}
+}
+
+// lingering returns a descriptor whose close takes a second: a socket with SO_LINGER
+// (socket(7)) and more to send than the other end takes.
+func lingering(t *testing.T) int {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := &unix.SockaddrInet4{Port: listener.Addr().(*net.TCPAddr).Port, Addr: [4]byte{127, 0, 0, 1}}
+	if err := errors.Join(unix.Connect(fd, address), unix.SetNonblock(fd, true),
+		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 1})); err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = unix.Write(fd, make([]byte, 1<<16))
+	}
+	if !errors.Is(err, unix.EAGAIN) {
+		t.Fatal(err)
+	}
+	return fd
 }
