@@ -24,7 +24,7 @@ cni_gc = "10m"
 detach_tries = 1000
 detach_time = "10h"
 `
-	n := newNode(t, harness.NoNetwork(), harness.Config("[limits]\nreload = \"20ms\"\nretry_first = \"50ms\"\nretry_most = \"50ms\"\nstatus_period = \"50ms\"\ncheck_period = \"50ms\"\ngc_period = \"50ms\"\n"+limits))
+	n := newNode(t, harness.NoNetwork(), harness.Config("[limits]\nreload = \"20ms\"\nretry_first = \"200ms\"\nretry_most = \"200ms\"\nstatus_period = \"1s\"\ncheck_period = \"1s\"\ngc_period = \"1s\"\n"+limits))
 	r := newRecorder(t, n)
 	n.WriteConflist("10-test.conflist", r.bridge("one"))
 	inForce := limits
@@ -51,6 +51,8 @@ detach_time = "10h"
 		t.Errorf("run: %v", err)
 	}
 	r.order("one", "ADD", "")
+	reload("run", `"20m"`)
+	reload("cni_add", `"10m"`)
 
 	for verb, key := range map[string]string{"CHECK": "cni_check", "STATUS": "cni_status", "GC": "cni_gc"} {
 		reload(key, `"1s"`)
@@ -64,6 +66,7 @@ detach_time = "10h"
 			return false
 		})
 		r.order("one", verb, "")
+		reload(key, `"10m"`)
 	}
 
 	r.order("one", "DEL", "hang")
@@ -77,7 +80,9 @@ detach_time = "10h"
 		t.Errorf("destroy: %v", err)
 	}
 	r.order("one", "DEL", "fail 11 not now")
-	reload("destroy", `"1m"`)
+	for _, key := range []string{"destroy", "kill", "cni_del"} {
+		reload(key, `"10m"`)
+	}
 	eventually(t, "a DEL that fails blocks the deletion", patience, func() bool {
 		err := stop(t, n, id) // the first may wait for a retry that hangs
 		return err != nil && strings.Contains(err.Error(), "not now")
