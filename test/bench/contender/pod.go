@@ -86,6 +86,8 @@ func (p *Pod) Create(ctx context.Context, name string, command ...string) (strin
 		LogPath:  name + ".log",
 		Linux: &runtimeapi.LinuxContainerConfig{
 			Resources: &runtimeapi.LinuxContainerResources{CpuShares: 102, OomScoreAdj: 1000, MemoryLimitInBytes: 1 << 30},
+			// As a kubelet sends them: without, a container shares the pids of its pod.
+			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: p.config.GetLinux().GetSecurityContext().GetNamespaceOptions()},
 		},
 	}
 	request := &runtimeapi.CreateContainerRequest{PodSandboxId: p.ID, Config: config, SandboxConfig: p.config}
