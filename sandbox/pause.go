@@ -59,7 +59,7 @@ func (s *Store) installPause() error {
 	return nil
 }
 
-// hidePause makes pause a program that no user may read: it runs without
+// hidePause makes the program of pause one that can be executed and not read: it runs without
 // capabilities, and who executes a program that it cannot read is not dumpable
 // (ptrace(2), "Ptrace access mode checking"). A container of the pod that has the same
 // user could otherwise take its descriptors, in a pid namespace that they share.

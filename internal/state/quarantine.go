@@ -42,7 +42,7 @@ func (r *Records[T]) Quarantined() []string {
 }
 
 // Quarantined lists the files in quarantine next to the records of a directory.
-// After an error nobody may believe that a record is not among them.
+// After an error any record may be among them.
 func Quarantined(directory string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(directory, quarantine))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {

@@ -24,7 +24,7 @@ type peer struct {
 	pidfd  *os.File      // nil if it could not be opened
 	asking sync.Mutex    // held while it is asked whether it hangs
 
-	answered atomic.Pointer[time.Time] // when it did last, asked whether it hangs
+	answered atomic.Pointer[time.Time] // when it last did, after being asked whether it hangs
 }
 
 // newPeer finds the process that listens (SO_PEERCRED of unix(7)).
@@ -60,8 +60,9 @@ func (p *peer) watch(ctx context.Context, request *ttrpc.Request, response *ttrp
 	return invoke(ctx, request, response)
 }
 
-// attend is around what takes as long as a program runs, until over is called: the
-// supervisor is asked again and again whether it answers at all.
+// attend is for a call that takes as long as a program runs, and so has no limit of
+// its own: until over is called the supervisor is asked every now and then for an
+// answer to something simple, and killed when it gives none.
 func (p *peer) attend(ctx context.Context) (over func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	if p.answer > 0 {
