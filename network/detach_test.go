@@ -2,6 +2,8 @@ package network
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -269,7 +271,10 @@ func TestDaemonThatEndsLeavesDELRunning(t *testing.T) {
 		}
 		n.reopen(t)
 		n.runs(t)
-		eventually(t, within, "the attachment is removed", func() bool { return n.find("web") == nil })
+		eventually(t, within, "the attachment and its namespace are removed", func() bool {
+			_, err := os.Lstat(n.Options.Namespaces.Path("web"))
+			return n.find("web") == nil && errors.Is(err, fs.ErrNotExist)
+		})
 		if calls := n.calls(t, "DEL"); len(calls) != before+1 {
 			t.Errorf("%s DEL ran again: %q", how, calls)
 		}
