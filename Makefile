@@ -240,7 +240,7 @@ fmt: bin/tools/.built ## Format the Go files
 # What is checked in and made by a program. The tests of the top directory fail
 # when it is not current; shim/api has its own test.
 .PHONY: generate
-generate: packages bin/tools/.built ## Make docs/configuration.md, docs/cri.md, docs/security.md, NOTICE and shim/api again
+generate: packages bin/tools/.built ## Make what is checked in and made by a program: NOTICE, shim/api, pages of docs/
 	go run $(goflags) ./hack/manual configuration > docs/configuration.md
 	go run $(goflags) ./hack/manual metrics > docs/metrics.md
 	go run $(goflags) ./hack/cri > docs/cri.md.new && mv docs/cri.md.new docs/cri.md

@@ -15,7 +15,7 @@
 //	 5 sources   of the mounts: directories of the node, made where they are missing
 //	 6 volumes   that the image declares, filled with what it has in their places
 //	 7 spec      the runtime-spec, from the CRI's config
-//	 8 nri create   with NRI: its plugins adjust the spec (adjust.go)
+//	 8 nri create  with NRI: its plugins adjust the spec (adjust.go)
 //	 9 labels    of SELinux, for the sources of mounts that ask for it
 //	10 shim      the pod's supervisor serves; it is started if none does
 //	11 create    the container's init waits at the exec barrier
@@ -24,8 +24,8 @@
 //
 // StartContainer has the steps nri start, start and nri started,
 // UpdateContainerResources nri update and nri updated; those of NRI are only there
-// with it. StopContainer has the step kill, after the grace, and nri stop, which
-// comes after every end.
+// with it. StopContainer has the step kill, after the grace. The step nri stop comes
+// after every end, asked for or not.
 // RemoveContainer kills, and goes through: nri remove, delete, remove rootfs,
 // remove record.
 //
@@ -47,9 +47,9 @@
 // # Who owns what
 //
 // The supervisor (minicri-shim) owns the processes: it is their parent, holds their
-// streams, writes their log and keeps their exit on disk. This package owns the record, the
-// facts, the snapshot and its mount, and follows the events of supervisors
-// (shim/client).
+// streams, writes their log and keeps their exit on disk. This package owns the
+// record, the facts, the snapshot and its mount, and follows the events of
+// supervisors (shim/client).
 //
 // # Locks
 //
@@ -59,8 +59,8 @@
 // visible.
 // The facts have another one, held while they are written only, so that what a
 // supervisor reports waits for no operation; nothing is written after their removal.
-// Stop holds neither while it waits for a container to end, so that a later
-// Stop with a shorter grace counts. Readers take none: facts are replaced, not
-// changed. Events are emitted under the facts' lock, and before the callers that wait
-// for the end are woken, so they are in order.
+// Stop holds neither while it waits for a container to end, so that a later Stop
+// with a shorter grace counts. Readers of a container take none: facts are replaced,
+// not changed. Events are emitted under the facts' lock, and before the callers that
+// wait for the end are woken, so they are in order.
 package container

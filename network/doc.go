@@ -2,7 +2,7 @@
 //
 // It owns three things:
 //
-//   - the network configuration: read from a directory, watched, and held as
+//   - the network configuration: read from a directory, which is polled, and held as
 //     immutable snapshots (config.go, watch.go, default.go), with the answer
 //     of the plugins to STATUS kept in a cache (status.go);
 //   - every run of a plugin, through go-cni and package runner, each with a

@@ -23,11 +23,14 @@
 //
 // UpdatePodSandboxResources has, with NRI: nri update, nri updated.
 //
-// StopPodSandbox goes through these; each is done even if another one failed,
-// but that "remove netns" waits for a DEL that succeeded:
+// StopPodSandbox goes through these:
 //
 //	stop containers, nri stop, end pause, cni del, remove netns, remove userns,
 //	unmount files, record stopped
+//
+// If "stop containers" fails, none of the others is begun. Of these each is done
+// even if another one failed, but "remove netns" only after a DEL that succeeded,
+// and "record stopped" only when all have succeeded.
 //
 // RemovePodSandbox stops, and then goes through: remove containers, end pause to
 // unmount files once more, nri remove, remove files, remove record.
@@ -35,9 +38,10 @@
 //
 // On any error of Run the sandbox is destroyed (destroy.go). Destroy is the only
 // undo: it tries every part, joins the errors, and leaves the record until all
-// parts are gone, so that it can be called again. Its callers are a failed
-// Run, Stop and Remove, and recovery after a crash (restore.go). What has no
-// record is removed by package sweep, which the containers start.
+// parts are gone, so that it can be called again. Its callers are a failed Run,
+// Remove, and recovery after a crash (rollback.go); Stop is its first part,
+// teardown. What has no record is removed by package sweep, which the containers
+// start when they are restored.
 //
 // # States
 //
@@ -57,8 +61,8 @@
 //
 // # Locks
 //
-// Store.mu guards the two maps and is never held while anything runs or is
-// written. Each sandbox has a lock of its own, held by every operation that changes it
-// (Run, Stop, Remove, recovery), so one pod never waits for another. Readers (Status,
-// List) take neither: what they see of a sandbox is replaced, not changed.
+// Store.mu guards the maps and the last creation time, and is never held while anything runs or is
+// written. Each sandbox has a lock of its own, held by every operation that changes
+// it (Run, Stop, Remove, recovery), so one pod never waits for another. Readers of a
+// sandbox (Status) do not take it: its facts are replaced, not changed.
 package sandbox

@@ -8,10 +8,11 @@
 // returns (fsync of the file and of its directory), so that it survives a power
 // cut.
 //
-// Every file carries the version of its schema. A record that cannot be read
-// (truncated, garbage, or of no schema) is moved to the directory
-// "quarantine" next to the records; it never stops the others from being read.
+// Every file carries the version of its schema. A record that cannot be decoded
+// (truncated, garbage, or of no schema) is moved to the directory "quarantine" next
+// to the records; one that cannot be read now stays where it is. Neither stops the
+// others from being read.
 //
-// The package holds no state in memory and no lock: writers of one record are
-// kept apart by the object that the record belongs to.
+// The package has no lock, and no state in memory but the ids that Objects leaves
+// alone: writers of one record are kept apart by the object that it belongs to.
 package state

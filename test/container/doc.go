@@ -1,7 +1,7 @@
 // Package container tests containers end to end: the real daemon, shim, CNI
 // plugins and kernel, on nodes of package harness, with an image of busybox.
 // Each file is about one feature. The numbers in the names of tests, as P34, are
-// those of the properties below.
+// those of docs/properties.md.
 //
 //	P32      events, and who does not read them (event_test.go)
 //	P34      exit code, times and reason over a restart (daemon_test.go)

@@ -8,7 +8,7 @@
 // node where another pod is Ready all the time, in a network with three
 // addresses: one that is not given back is missed soon.
 //
-// The numbers of properties, as P12, are those of the project's list; the tests
+// The numbers of properties, as P12, are those of docs/properties.md; the tests
 // of TestProperty… bear theirs. Those of the matrix:
 //
 //	P1  a kill around netns: no namespace that no listed sandbox owns

@@ -2,16 +2,16 @@
 //
 // It asks the machine itself, never the runtime: the kernel by /proc, netlink
 // and cgroup directories, the CNI plugins by their files and rules. [Take]
-// writes down what is there within a [Scope], [Diff] tells what one snapshot
-// has more than another, and [Settle] gives the kernel time for what it takes
-// back by itself: zombies, the second end of a veth pair.
+// writes down what is there within a [Scope], [Diff] returns what one snapshot
+// has more than another, and [Settle] gives the kernel time for what it removes by
+// itself: zombies, the second end of a veth pair.
 //
 //	before, err := leak.Take(ctx, scope)
 //	... pods come and go ...
 //	leaks, err := leak.Settle(ctx, before, scope)
 //
-// [Diff] with its arguments exchanged tells what was lost: something that
-// belonged to another and was taken down too.
+// [Diff] with its arguments exchanged returns what was lost: something that
+// belonged to another and was removed too.
 //
 // Links and rules are those of the calling thread's network namespace, mounts
 // those of its mount namespace. A caller who looks into another namespace
