@@ -12,7 +12,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sys/unix"
 )
 
 // Pull makes the image that reference names today complete and durable on this
@@ -142,16 +141,6 @@ func (s *Store) manifestOf(ctx context.Context, target ocispec.Descriptor, platf
 		target = children[0]
 	}
 	return target, nil
-}
-
-// freeBytes is what may still be written where blobs are kept, without the blocks
-// that the filesystem reserves for root (statvfs(3), f_bavail).
-func (s *Store) freeBytes() (int64, error) {
-	var disk unix.Statfs_t
-	if err := unix.Statfs(s.dir, &disk); err != nil {
-		return 0, fmt.Errorf("free space of %s: %w", s.dir, err)
-	}
-	return int64(disk.Bavail) * disk.Bsize, nil
 }
 
 // reportDone names the layers that were there before, too.

@@ -48,7 +48,8 @@ func (s *Store) unpackTree(ctx context.Context, target ocispec.Descriptor, tree 
 	if err != nil {
 		return fmt.Errorf("prepare to unpack: %w", err)
 	}
-	gate, vetter := &gate{get: tree.get}, &vetter{content: s.engine.content, platform: tree.platform, wanted: tree.wanted()}
+	gate := &gate{get: tree.get}
+	vetter := &vetter{content: s.engine.content, platform: tree.platform, wanted: tree.wanted(), room: s.checkRoom}
 	handler := images.Handlers(images.HandlerFunc(gate.enter), images.HandlerFunc(vetter.vet), s.children(tree.platform, tree.narrow))
 	err = images.Dispatch(ctx, unpacker.Unpack(handler), nil, target)
 	if err != nil {

@@ -39,9 +39,11 @@ type vetter struct {
 	content  content.Provider
 	platform platforms.MatchComparer
 	wanted   string // what platform is, in errors
+	// room refuses layers, named by their diff ids too, that the disk cannot hold.
+	room func(ctx context.Context, layers []ocispec.Descriptor, diffIDs []digest.Digest) error
 
-	indexes atomic.Int32 // seen; one manifest of each is followed, so this is the depth
-	layers  atomic.Int32
+	indexes atomic.Int32                         // seen; one manifest of each is followed, so this is the depth
+	layers  atomic.Pointer[[]ocispec.Descriptor] // nil before a manifest was seen
 }
 
 // vet is a handler of images.Dispatch that finds no children.
@@ -97,7 +99,7 @@ func (v *vetter) vetManifest(ctx context.Context, desc ocispec.Descriptor) error
 	if err != nil {
 		return fmt.Errorf("manifest %s: %w", desc.Digest, err)
 	}
-	v.layers.Store(int32(len(manifest.Layers)))
+	v.layers.Store(&manifest.Layers)
 	return nil
 }
 
@@ -208,13 +210,17 @@ func (v *vetter) vetConfig(ctx context.Context, desc ocispec.Descriptor) error {
 	if !v.platform.Match(spec.Platform) {
 		return fmt.Errorf("the image is for %s, not for %s: %w", cut(platforms.Format(spec.Platform), 100), v.wanted, errdefs.ErrNotFound)
 	}
-	if layers := int(v.layers.Load()); len(spec.RootFS.DiffIDs) != layers {
-		return fmt.Errorf("the configuration names %d layers, the manifest %d: %w", len(spec.RootFS.DiffIDs), layers, errdefs.ErrInvalidArgument)
+	var layers []ocispec.Descriptor
+	if seen := v.layers.Load(); seen != nil {
+		layers = *seen
+	}
+	if len(spec.RootFS.DiffIDs) != len(layers) {
+		return fmt.Errorf("the configuration names %d layers, the manifest %d: %w", len(spec.RootFS.DiffIDs), len(layers), errdefs.ErrInvalidArgument)
 	}
 	if len(spec.Config.User) > maxUser {
 		return fmt.Errorf("the configuration's user has %d characters, more than %d: %w", len(spec.Config.User), maxUser, errdefs.ErrInvalidArgument)
 	}
-	return nil
+	return v.room(ctx, layers, spec.RootFS.DiffIDs)
 }
 
 // configuration is what is used of an image's configuration. Its history, which

@@ -150,11 +150,12 @@ func TestDocumentsOfTheWrongKind(t *testing.T) {
 		is        func(error) bool
 		words     string
 	}{
-		"index as well":    {ocispec.MediaTypeImageManifest, func(d map[string]any) { d["manifests"] = []any{d["config"]} }, errdefs.IsInvalidArgument, "it is an index"},
-		"manifest as well": {ocispec.MediaTypeImageIndex, func(d map[string]any) { d["manifests"] = []any{} }, errdefs.IsInvalidArgument, "it is a manifest"},
-		"schema 1":         {ocispec.MediaTypeImageManifest, func(d map[string]any) { d["fsLayers"] = []any{1} }, errdefs.IsNotImplemented, "schema 1"},
-		"5 MiB":            {ocispec.MediaTypeImageManifest, func(d map[string]any) { d["x"] = strings.Repeat("x", 5<<20) }, errdefs.IsInvalidArgument, "more than 4194304 bytes"},
-		"no object":        {ocispec.MediaTypeImageIndex, func(d map[string]any) { clear(d); d["manifests"] = 1 }, errdefs.IsInvalidArgument, "index sha256:"},
+		"index as well":            {ocispec.MediaTypeImageManifest, func(d map[string]any) { d["manifests"] = []any{d["config"]} }, errdefs.IsInvalidArgument, "it is an index"},
+		"manifest as well":         {ocispec.MediaTypeImageIndex, func(d map[string]any) { d["manifests"] = []any{} }, errdefs.IsInvalidArgument, "it is a manifest"},
+		"schema 1":                 {ocispec.MediaTypeImageManifest, func(d map[string]any) { d["fsLayers"] = []any{1} }, errdefs.IsNotImplemented, "schema 1"},
+		"5 MiB":                    {ocispec.MediaTypeImageManifest, func(d map[string]any) { d["x"] = strings.Repeat("x", 5<<20) }, errdefs.IsInvalidArgument, "more than 4194304 bytes"},
+		"index of a configuration": {ocispec.MediaTypeImageIndex, func(d map[string]any) { d["manifests"] = []any{d["config"]}; delete(d, "config"); delete(d, "layers") }, errdefs.IsInvalidArgument, "names 1 layers, the manifest 0"},
+		"no object":                {ocispec.MediaTypeImageIndex, func(d map[string]any) { clear(d); d["manifests"] = 1 }, errdefs.IsInvalidArgument, "index sha256:"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, registry := openStore(t), newTestRegistry(t)

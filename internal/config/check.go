@@ -36,9 +36,6 @@ func (p *problems) checkTracing(t *Tracing) {
 	if t.Protocol != "grpc" && t.Protocol != "http" {
 		p.add("tracing.protocol", "%q is neither grpc nor http", t.Protocol)
 	}
-	if t.PerMillion > 1_000_000 {
-		p.add("tracing.sampling_rate_per_million", "%d is more than a million", t.PerMillion)
-	}
 }
 
 // problems collects what is wrong.

@@ -36,7 +36,7 @@ type Config struct {
 	DefaultUlimits       []string `toml:"default_ulimits" need:"ulimit" comment:"limits of a container's processes, each name=soft:hard as in 'nofile=1024:524288', -1 for none; others are nofile=1024:524288, nproc and core without a limit, and the kernel's own defaults"`
 	DefaultEnv           []string `toml:"default_env" need:"pair" comment:"variables of all containers, each NAME=VALUE; image and container may set them anew"`
 	DefaultSysctls       []string `toml:"default_sysctls" need:"pair" comment:"kernel parameters of all pods, each name=value; a pod may set them anew, and pods that share the namespace with the node do without"`
-	ShmSize              int64    `toml:"shm_size" least:"4096" comment:"size of a pod's /dev/shm in bytes"`
+	ShmSize              int64    `toml:"shm_size" least:"4096" most:"1099511627776" comment:"size of a pod's /dev/shm in bytes"`
 	BaseSpec             string   `toml:"base_spec" need:"path?" comment:"file with a runtime-spec (config.json) that the spec of each container begins with, read at the start; '' is an empty one"`
 	PodAnnotations       []string `toml:"pod_annotations" need:"pattern" comment:"annotations of pods that are passed on in the runtime-spec of containers, where hooks find them; '*' matches all but a '/'"`
 	ContainerAnnotations []string `toml:"container_annotations" need:"pattern" comment:"the same for annotations of containers"`
@@ -108,9 +108,9 @@ type Images struct {
 	Sync            bool     `toml:"sync" comment:"whether a pulled image survives a power cut"`
 	VerifierTimeout Duration `toml:"verifier_timeout" comment:"how long one of them may take"`
 	ProgressTimeout Duration `toml:"progress_timeout" comment:"ends a pull whose registry sends no byte for this long"`
-	MinRate         int      `toml:"min_rate" least:"0" comment:"ends a pull whose registry sends fewer bytes per second on average over progress_timeout; 0 is no minimum"`
-	MaxDownloads    int      `toml:"max_downloads" least:"1" comment:"number of blobs that one pull fetches at once"`
-	MaxUnpacks      int      `toml:"max_unpacks" least:"1" comment:"number of layers that one pull unpacks at once"`
+	MinRate         int      `toml:"min_rate" least:"0" most:"1073741824" comment:"ends a pull whose registry sends fewer bytes per second on average over progress_timeout; 0 is no minimum"`
+	MaxDownloads    int      `toml:"max_downloads" least:"1" most:"256" comment:"number of blobs that one pull fetches at once"`
+	MaxUnpacks      int      `toml:"max_unpacks" least:"1" most:"256" comment:"number of layers that one pull unpacks at once"`
 }
 
 // Streaming says where exec, attach and port-forward are served.
@@ -121,7 +121,7 @@ type Streaming struct {
 	SelfSigned bool     `toml:"tls_self_signed" comment:"TLS with a certificate that the daemon makes for itself"`
 	Idle       Duration `toml:"idle_timeout" comment:"ends a session that is silent for this long"`
 	Creation   Duration `toml:"creation_timeout" comment:"how long a client may take to open its streams"`
-	MaxOpen    int      `toml:"max_open" least:"1" comment:"maximum number of concurrent sessions"`
+	MaxOpen    int      `toml:"max_open" least:"1" most:"1000000" comment:"maximum number of concurrent sessions"`
 }
 
 // NRI says where the plugins of the Node Resource Interface come from.
@@ -142,7 +142,7 @@ type Tracing struct {
 	Endpoint   string `toml:"endpoint" need:"endpoint?" comment:"TCP address of an OTLP collector, such as 127.0.0.1:4317; '' is no tracing"`
 	Protocol   string `toml:"protocol" comment:"grpc or http"`
 	Insecure   bool   `toml:"insecure" comment:"whether the collector is spoken to without TLS"`
-	PerMillion int    `toml:"sampling_rate_per_million" least:"0" comment:"how many of a million calls are traced that come without a decision of their caller; the kubelet's decision is kept"`
+	PerMillion int    `toml:"sampling_rate_per_million" least:"0" most:"1000000" comment:"how many of a million calls are traced that come without a decision of their caller; the kubelet's decision is kept"`
 }
 
 // Limits are how long operations may take, and how often they are tried.
@@ -156,7 +156,7 @@ type Limits struct {
 	CNICheck    Duration `toml:"cni_check" comment:"the same for CHECK"`
 	CNIStatus   Duration `toml:"cni_status" comment:"the same for STATUS"`
 	CNIGC       Duration `toml:"cni_gc" comment:"the same for GC"`
-	DetachTries int      `toml:"detach_tries" least:"1" comment:"number of failed DELs after which a pod's deletion is not blocked any longer"`
+	DetachTries int      `toml:"detach_tries" least:"1" most:"1000000" comment:"number of failed DELs after which a pod's deletion is not blocked any longer"`
 	DetachTime  Duration `toml:"detach_time" zero:"not at all" comment:"how long failing DELs block a pod's deletion"`
 	RetryFirst  Duration `toml:"retry_first" comment:"delay before a failed DEL is retried in the background; it doubles"`
 	RetryMost   Duration `toml:"retry_most" comment:"the longest such delay"`

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -263,8 +264,8 @@ func TestCheckReportsAll(t *testing.T) {
 	}
 }
 
-// Each duration needs a unit and each number a least value: a field without a
-// rule of its own is found by its type.
+// Each duration needs a unit and each number a least and a largest value: a field
+// without a rule of its own is found by its type.
 func TestEveryNumberIsChecked(t *testing.T) {
 	var visit func(table reflect.Value, prefix string, c *Config)
 	visit = func(table reflect.Value, prefix string, c *Config) {
@@ -278,6 +279,10 @@ func TestEveryNumberIsChecked(t *testing.T) {
 				field.SetInt(-5)
 				if err := c.Check(); err == nil || !strings.Contains(err.Error(), key+": -5") {
 					t.Errorf("%s = -5: %v", key, err)
+				}
+				field.SetInt(math.MaxInt64)
+				if err := c.Check(); field.Type() != reflect.TypeFor[Duration]() && (err == nil || !strings.Contains(err.Error(), key+": 9223372036854775807 is more than ")) {
+					t.Errorf("the largest %s: %v", key, err)
 				}
 				field.SetInt(before)
 			}

@@ -13,7 +13,8 @@ type Key struct {
 	Name string
 	// Table says that it is a table; the keys in it follow.
 	Table bool
-	// Kind is the form of its value: text, duration, number, true or false, list.
+	// Kind is the form of its value: text, duration, number with its least and
+	// largest value, true or false, list.
 	Kind string
 	// Default is the default as it is written in a file.
 	Default string
@@ -52,7 +53,7 @@ func keysOf(table reflect.Value, prefix string) (keys []Key) {
 			key.Table, key.Name = true, key.Name+".NAME"
 			keys = append(append(keys, key), keysOf(reflect.New(field.Type.Elem()).Elem(), key.Name+".")...)
 		default:
-			key.Kind, key.Default = form(value)
+			key.Kind, key.Default = form(value, field.Tag)
 			keys = append(keys, key)
 		}
 	}
@@ -60,7 +61,7 @@ func keysOf(table reflect.Value, prefix string) (keys []Key) {
 }
 
 // form is the kind of a value and the value as it is written.
-func form(v reflect.Value) (kind, text string) {
+func form(v reflect.Value, tag reflect.StructTag) (kind, text string) {
 	switch value := v.Interface().(type) {
 	case Duration:
 		return "duration", fmt.Sprintf("'%v'", time.Duration(value))
@@ -74,6 +75,6 @@ func form(v reflect.Value) (kind, text string) {
 		}
 		return "list of texts", "['" + strings.Join(value, "', '") + "']"
 	default:
-		return "number", fmt.Sprint(value)
+		return fmt.Sprintf("number, %s to %s", tag.Get("least"), tag.Get("most")), fmt.Sprint(value)
 	}
 }
