@@ -178,7 +178,7 @@ failpoints: bin/cni/.built
 # RUNTIME is for bench-container: runc, crun or shim-runc below both.
 bench-%: root bench-deps setup build ## Measure and print: sandbox, image, container, stream, nri, scale or timeline (root)
 	go build $(goflags) -o bin/bench/$* ./test/bench/$*
-	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns bin/bench/$* $(if $(RUNTIME),-runtime $(RUNTIME))
+	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns $(if $(filter crun,$(RUNTIME)),hack/without-unified) bin/bench/$* $(if $(RUNTIME),-runtime $(RUNTIME))
 
 # What it builds, some minutes of Kubernetes the first time, it keeps outside the tree.
 .PHONY: bin/cluster

@@ -2,10 +2,8 @@ package runtime
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -121,41 +119,6 @@ func (r *Task) Abort(id string) error {
 // abortTimeout is how long a shim may take to see that what it runs was killed.
 const abortTimeout = time.Second
 
-// Load is of Runtime.
-func (r *Task) Load(id string) (Container, error) {
-	c := &taskContainer{runtime: r, id: id, bundle: filepath.Join(r.bundles, id), made: true}
-	content, err := os.ReadFile(c.file())
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("load container %s: %w: %w", id, errdefs.ErrNotFound, err)
-	}
-	if err == nil {
-		err = json.Unmarshal(content, &c.known)
-	}
-	if err == nil {
-		r.keepShim(c.known.Address, c.known.Shim)
-		c.execCgroups = newExecCgroups(c.known.Cgroups, c.bundle)
-		err = r.events.serve()
-	}
-	if err == nil {
-		c.log, err = openTaskLog(c.bundle)
-	}
-	if err == nil {
-		err = c.connect()
-	}
-	if err != nil {
-		if c.log != nil {
-			c.log.close()
-		}
-		return nil, fmt.Errorf("load container %s: %w", id, err)
-	}
-	return c, nil
-}
-
-// Discard is of Runtime: the shim's own verb removes what it has left.
-func (r *Task) Discard(id string) error {
-	return (&taskContainer{runtime: r, id: id, bundle: filepath.Join(r.bundles, id), made: true}).Delete()
-}
-
 var (
 	_ Parent  = (*taskContainer)(nil)
 	_ Relayed = (*taskContainer)(nil)
@@ -179,29 +142,11 @@ type taskContainer struct {
 	starting    context.CancelFunc // nil unless the shim is asked to start it
 }
 
-// taskKnown is what a successor has to know of the container.
-type taskKnown struct {
-	taskAddress
-	Shim    shimProcess       `json:"shim"`
-	Cgroups map[string]string `json:"cgroups"` // by controller, "" for version 2; none if not of the node
-}
-
-// shimProcess is the process of a shim.
-type shimProcess struct {
-	PID       int    `json:"pid"`
-	StartTime uint64 `json:"start_time"`
-}
-
 func (c *taskContainer) address() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.known.Address
 }
-
-// taskFile has what is known of a container, in its bundle.
-const taskFile = "task.json"
-
-func (c *taskContainer) file() string { return filepath.Join(c.bundle, taskFile) }
 
 func (c *taskContainer) create(ctx context.Context, spec *specs.Spec, streams Streams) (*Process, error) {
 	if err := c.startShim(spec); err != nil {
@@ -255,7 +200,7 @@ func (c *taskContainer) startShim(spec *specs.Spec) error {
 		return err
 	})
 	c.mu.Lock()
-	c.known.taskAddress = address
+	c.known.taskAddress, c.known.Program = address, c.runtime.program
 	c.mu.Unlock()
 	if err == nil {
 		err = c.connect()

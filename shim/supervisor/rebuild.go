@@ -3,12 +3,17 @@ package supervisor
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/runtime"
 	"github.com/minicri/minicri/shim/stdio"
 )
 
@@ -81,23 +86,43 @@ func (s *Supervisor) adoptOrRebuild(path string, h *handover) (*container, error
 // its record cannot be used, and which the daemon deletes: its cgroups are found by
 // their names.
 func (s *Supervisor) removeUnreadable(id string) error {
-	var left []string
+	bundles, _ := filepath.Glob(filepath.Join(s.dir, tasksDir, "*", "bundles", id)) // a good pattern
+	for _, bundle := range bundles {
+		if program := runtime.TaskProgram(bundle); program != nil {
+			s.runtimeOf(record{Runtime: program, Task: true}) // is known from now on
+		}
+	}
+	var err error
+	for _, r := range append(s.otherRuntimes(), s.builtin) {
+		loaded, loadErr := r.Load(id)
+		switch {
+		case loadErr == nil:
+			err = errors.Join(err, loaded.Delete())
+		case r == s.builtin || !errdefs.IsNotFound(loadErr):
+			err = errors.Join(err, r.Discard(id))
+		}
+	}
+	return errors.Join(err, s.removeLeft(id), stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id), os.RemoveAll(s.exitPath(id)), s.removeRecord(id))
+}
+
+// otherRuntimes are those, besides libcontainer, that have containers or had any.
+func (s *Supervisor) otherRuntimes() []runtime.Runtime {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.programs))
+}
+
+// removeLeft removes the directories of a container whose runtime is not known.
+func (s *Supervisor) removeLeft(id string) (err error) {
 	for _, dir := range []string{commandsDir, tasksDir} {
 		for _, what := range []string{"bundles", "states"} {
 			found, _ := filepath.Glob(filepath.Join(s.dir, dir, "*", what, id)) // a good pattern
-			left = append(left, found...)
+			for _, path := range found {
+				err = errors.Join(err, os.RemoveAll(path))
+			}
 		}
 	}
-	state, err := s.builtin.Load(id)
-	if err == nil {
-		err = state.Delete()
-	} else {
-		err = s.builtin.Discard(id)
-	}
-	for _, path := range left {
-		err = errors.Join(err, os.RemoveAll(path))
-	}
-	return errors.Join(err, stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id), os.RemoveAll(s.exitPath(id)), s.removeRecord(id))
+	return err
 }
 
 // recordedID is the id of the container that a record is of.

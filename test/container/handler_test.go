@@ -173,6 +173,42 @@ func TestHandlerOfTypeShim(t *testing.T) {
 	eventually(t, "the shim has ended", func() bool { return programOf(t, shim) == "" })
 }
 
+// A shim keeps nothing of a container that no supervisor knows once it is removed, and
+// ends with its pod; also where what the supervisor knew of the shim is spoilt.
+func TestShimOfContainersThatNoSupervisorKnows(t *testing.T) {
+	program, err := filepath.Abs("../../bin/debian/usr/bin/containerd-shim-runc-v2")
+	check(t, err)
+	n := newNode(t, harness.Runtime("runc-shim", program))
+	p := runPod(t, n, "web")
+	spoilt := map[string][]string{
+		p.run("app", forever):   {"records/%s.json", "records/%s.copy"},
+		p.run("other", forever): {"records/%s.json", "records/%s.copy", "task/containerd-shim-runc-v2/bundles/%s/task.json"},
+	}
+	containers := []string{}
+	for id := range spoilt {
+		containers = append(containers, id)
+	}
+	spoilt[p.id] = []string{"records/%s.json", "records/%s.copy"}
+	shim := parentOf(t, p.pausePID())
+	dir := supervisorDirs(t, n)[0]
+	n.Kill()
+	p.killShim()
+	for id, files := range spoilt {
+		for _, file := range files {
+			check(t, os.Truncate(filepath.Join(dir, fmt.Sprintf(file, id)), 1))
+		}
+	}
+	n.Start()
+	for _, id := range containers {
+		check(t, p.remove(id))
+		if states := statesOf(t, n, "task/*/runc/minicri", id); states != 0 {
+			t.Errorf("runc has %d states of the container, want none", states)
+		}
+	}
+	n.RemovePod(p.id)
+	eventually(t, "the shim has ended", func() bool { return programOf(t, shim) == "" })
+}
+
 func parentOf(t *testing.T, pid int) int {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

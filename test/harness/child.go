@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -51,7 +53,8 @@ func (c *child) running() bool {
 	}
 }
 
-// dump ends a process of Go that hangs, after it has written down its goroutines.
+// dump ends a process of Go that hangs, after it has written down its goroutines. One
+// that does not even do that hangs in the kernel: the error says where.
 func (c *child) dump() error {
 	if err := c.cmd.Process.Signal(syscall.SIGQUIT); err == nil {
 		select {
@@ -60,7 +63,22 @@ func (c *child) dump() error {
 		case <-time.After(10 * time.Second):
 		}
 	}
-	return c.kill()
+	return errors.Join(fmt.Errorf("its threads are in the kernel at%s", kernelStacks(c.pid())), c.kill())
+}
+
+// kernelStacks are the stacks of a process's threads in the kernel, as
+// proc_pid_stack(5) has them.
+func kernelStacks(pid int) string {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stack", pid)) // a good pattern
+	var all strings.Builder
+	for _, file := range files {
+		stack, err := os.ReadFile(file)
+		if err != nil {
+			stack = []byte(err.Error())
+		}
+		fmt.Fprintf(&all, "\n%s:\n%s", file, stack)
+	}
+	return all.String()
 }
 
 // kill ends the process with SIGKILL, unless it has ended.
