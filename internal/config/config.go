@@ -5,7 +5,7 @@
 // them. The package owns nothing and keeps no state.
 //
 // The tags besides toml and comment: need says what a text has to be (path,
-// paths, endpoint, reference; with a question mark it may be empty), zero is
+// paths, endpoint, sysctl and others of checkText; with a question mark it may be empty), zero is
 // what a zero means where a zero is allowed, least is the smallest number and
 // most the largest, reload is on what takes effect without a restart.
 package config
@@ -35,7 +35,7 @@ type Config struct {
 
 	DefaultUlimits       []string `toml:"default_ulimits" need:"ulimit" comment:"limits of a container's processes, each name=soft:hard as in 'nofile=1024:524288', -1 for none; others are nofile=1024:524288, nproc and core without a limit, and the kernel's own defaults"`
 	DefaultEnv           []string `toml:"default_env" need:"pair" comment:"variables of all containers, each NAME=VALUE; image and container may set them anew"`
-	DefaultSysctls       []string `toml:"default_sysctls" need:"pair" comment:"kernel parameters of all pods, each name=value; a pod may set them anew, and pods that share the namespace with the node do without"`
+	DefaultSysctls       []string `toml:"default_sysctls" need:"sysctl" comment:"kernel parameters of all pods, each name=value; a pod may set them anew, and pods that share the namespace with the node do without"`
 	ShmSize              int64    `toml:"shm_size" least:"4096" most:"1099511627776" comment:"size of a pod's /dev/shm in bytes"`
 	BaseSpec             string   `toml:"base_spec" need:"path?" comment:"file with a runtime-spec (config.json) that the spec of each container begins with, read at the start; '' is an empty one"`
 	PodAnnotations       []string `toml:"pod_annotations" need:"pattern" comment:"annotations of pods that are passed on in the runtime-spec of containers, where hooks find them; '*' matches all but a '/'"`
@@ -162,7 +162,7 @@ type Limits struct {
 	RetryMost   Duration `toml:"retry_most" comment:"the longest such delay"`
 	Reload      Duration `toml:"reload" comment:"how often cni_conf_dir is read"`
 	Status      Duration `toml:"status_period" comment:"how often the plugins are asked for their STATUS"`
-	GC          Duration `toml:"gc_period" zero:"never" comment:"how often CNI GC runs"`
+	GC          Duration `toml:"gc_period" zero:"never" comment:"pause between the end of one CNI GC and the start of the next"`
 	Check       Duration `toml:"check_period" zero:"only at SIGUSR1" comment:"how often CNI CHECK runs for all pods"`
 	Shutdown    Duration `toml:"shutdown" comment:"how long running calls may take after SIGTERM"`
 }

@@ -6,6 +6,7 @@ import (
 	"path"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -69,7 +70,7 @@ func (p *problems) checkNumber(key string, value int64, tag reflect.StructTag) {
 
 // checkNames refuses two values of one name, of which one would be without effect.
 func (p *problems) checkNames(key string, values []string, need string) {
-	if need != "ulimit" && need != "pair" {
+	if need != "ulimit" && need != "pair" && need != "sysctl" {
 		return
 	}
 	seen := map[string]bool{}
@@ -82,10 +83,17 @@ func (p *problems) checkNames(key string, values []string, need string) {
 	}
 }
 
+// sysctlName is a path below /proc/sys in either form of sysctl.d(5).
+var sysctlName = regexp.MustCompile(`^[^\s./]+([./][^\s./]+)+$`)
+
 // checkText checks a text by its need tag.
 func (p *problems) checkText(key, text, need string) {
 	need, optional := strings.CutSuffix(need, "?")
 	if text == "" && optional {
+		return
+	}
+	if strings.ContainsRune(text, 0) { // no system call could pass it on
+		p.add(key, "%q contains a NUL", text)
 		return
 	}
 	switch need {
@@ -102,8 +110,12 @@ func (p *problems) checkText(key, text, need string) {
 			p.add(key, "%v: write it as in 'nofile=1024:524288'", err)
 		}
 	case "pair":
-		if name, _, found := strings.Cut(text, "="); !found || name == "" || strings.ContainsRune(text, 0) {
+		if name, _, found := strings.Cut(text, "="); !found || name == "" {
 			p.add(key, "%q is not a name and a value with '=' between them", text)
+		}
+	case "sysctl":
+		if name, _, found := strings.Cut(text, "="); !found || !sysctlName.MatchString(name) {
+			p.add(key, "%q is not the name of a kernel parameter and its value: write it as in 'net.ipv4.tcp_syncookies=1'", text)
 		}
 	case "pattern":
 		if _, err := path.Match(text, ""); err != nil || text == "" {
@@ -119,8 +131,6 @@ func (p *problems) checkText(key, text, need string) {
 func (p *problems) checkPath(key, path string) {
 	if !filepath.IsAbs(path) {
 		p.add(key, "%q is not an absolute path", path)
-	} else if strings.ContainsRune(path, 0) {
-		p.add(key, "%q contains a NUL", path)
 	}
 }
 
