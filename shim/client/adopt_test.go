@@ -211,6 +211,56 @@ func TestAdoptionWhenOutputCannotBeOpened(t *testing.T) {
 	}
 }
 
+// A journal that cannot be opened at adoption costs what was in it, which the log says,
+// and nothing later: the next supervisor that is killed loses no byte.
+func TestAdoptionWhenTheJournalCannotBeOpened(t *testing.T) {
+	p := startPod(t)
+	p.run("app", `n=0; trap 'n=$((n+1))' USR1; await() { while [ $n -lt $1 ]; do sleep 0.01; done; }
+		echo ready; await 1; printf 'one '; echo err >&2; await 2; echo two`)
+	p.awaitInLog("app", "ready")
+	p.killShim()
+	reapOrphans()
+	journal := filepath.Join(p.dir, "journal.1")
+	if err := errors.Join(os.RemoveAll(journal), os.Mkdir(journal, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	p.restart()
+	p.awaitSupervisorLog("journal was replaced", "is a directory")
+	p.awaitInLog("app", "of stdout may be missing here")
+	p.signal("app", syscall.SIGUSR1)
+	p.awaitInLog("app", " err\n") // what was printed before that is read, or in the fifo
+	p.killShim()
+	reapOrphans()
+	p.restart()
+	p.signal("app", syscall.SIGUSR1)
+	p.awaitExit(t.Context(), "app")
+	p.awaitLog("app")
+	if got := p.logged("app", api.Stdout); got != "ready\none two\n" {
+		t.Errorf("stdout in the log: %q", got)
+	}
+}
+
+func (p *pod) signal(id string, signal syscall.Signal) {
+	p.t.Helper()
+	if err := p.Kill(p.t.Context(), id, uint32(signal), false); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// awaitInLog waits until the log of a container has the words.
+func (p *pod) awaitInLog(id, words string) {
+	p.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		log, err := os.ReadFile(p.logPath(id))
+		if err == nil && strings.Contains(string(log), words) {
+			return
+		}
+		if time.Now().After(deadline) {
+			p.t.Fatalf("no %q in the log: %s, %v", words, log, err)
+		}
+	}
+}
+
 // A record that cannot be read costs no container its life, whatever made it; where
 // nothing of it can be read it is left alone, and can be deleted.
 func TestAdoptionOfUnreadableRecords(t *testing.T) {

@@ -72,6 +72,9 @@ func (j *journaled) Written() {
 // resume brings to the log what a predecessor has left in the journal.
 func (j *journaled) resume(log *crilog.Log, stream string) error {
 	if j.slot = j.journal.Take(j.owner); j.slot == nil {
+		if err := j.journal.Unread(); err != nil {
+			log.Say(fmt.Sprintf("up to %d bytes of %s may be missing here: the supervisor was killed, and its journal cannot be read: %v", journal.BufferSize+crilog.MaxLine, stream, err))
+		}
 		return nil
 	}
 	j.journal.Move.RLock()

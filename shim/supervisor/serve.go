@@ -141,8 +141,11 @@ func (s *Supervisor) open(from *os.File) (h *handover, err error) {
 			return nil, err
 		}
 	}
-	if s.journal, err = journal.Open(filepath.Join(s.dir, journalFile)); err != nil {
-		s.log.Error("output that is read and not logged is lost when this process is killed", "error", err)
+	if s.journal, err = journal.OpenOrReplace(filepath.Join(s.dir, journalFile)); err != nil {
+		return nil, err
+	}
+	if err := s.journal.Unread(); err != nil {
+		s.log.Error("output that an earlier supervisor had read and not logged is lost: its journal was replaced", "error", err)
 	}
 	if s.control, err = listenOr(h.Control, filepath.Join(s.dir, api.ControlSocket)); err != nil {
 		return nil, err

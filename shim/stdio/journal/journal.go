@@ -39,6 +39,8 @@ type Journal struct {
 	size int64
 	free []*Slot
 	left map[string]*Slot // of a predecessor, by owner
+
+	unread error
 }
 
 // segmentSlots are mapped at a time.
@@ -46,27 +48,55 @@ const segmentSlots = 8
 
 const segmentSize = segmentSlots * slotSize
 
-// Open maps the journal at path, with what a predecessor has left in it. With
-// an error the Journal is good, but lost with the process.
+// Open maps the journal at path, with what a predecessor has left in it.
 func Open(path string) (*Journal, error) {
 	j := &Journal{left: make(map[string]*Slot)}
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return j, fmt.Errorf("open journal: %w", err)
+		return nil, fmt.Errorf("open journal: %w", err)
 	}
 	info, err := file.Stat()
 	if err != nil {
-		return j, errors.Join(fmt.Errorf("open journal: %w", err), file.Close())
+		return nil, errors.Join(fmt.Errorf("open journal: %w", err), file.Close())
 	}
 	j.file = file
 	for ; j.size+segmentSize <= info.Size(); j.size += segmentSize {
 		slots, err := j.mapSegment()
 		if err != nil {
-			return j, fmt.Errorf("map journal %s: %w", path, err)
+			return nil, errors.Join(fmt.Errorf("map journal %s: %w", path, err), file.Close())
 		}
 		j.takeOver(slots)
 	}
 	return j, nil
+}
+
+// OpenOrReplace is Open, and replaces a journal that cannot be opened, which is kept
+// with ".unreadable" after its name: Unread then says why. A journal that cannot be
+// made is plain memory. An error is want of descriptors or memory: nothing is wrong
+// with the journal then, and a later try may open it.
+func OpenOrReplace(path string) (*Journal, error) {
+	j, unread := Open(path)
+	if unread == nil || errors.Is(unread, unix.EMFILE) || errors.Is(unread, unix.ENFILE) || errors.Is(unread, unix.ENOMEM) {
+		return j, unread
+	}
+	aside := path + ".unreadable"
+	err := errors.Join(os.RemoveAll(aside), os.Rename(path, aside))
+	if err == nil {
+		j, err = Open(path)
+	}
+	if err != nil {
+		j = &Journal{}
+	}
+	j.unread = errors.Join(unread, err)
+	return j, nil
+}
+
+// Unread is why what a predecessor has left could not be read; nil if it was, and
+// after ReleaseRest.
+func (j *Journal) Unread() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.unread
 }
 
 // mapSegment maps the segment at size.
@@ -151,7 +181,7 @@ func (j *Journal) Take(owner string) *Slot {
 func (j *Journal) ReleaseRest() {
 	j.mu.Lock()
 	rest := j.left
-	j.left = make(map[string]*Slot)
+	j.left, j.unread = make(map[string]*Slot), nil
 	j.mu.Unlock()
 	for _, slot := range rest {
 		j.Release(slot)
