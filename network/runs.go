@@ -58,7 +58,7 @@ func (n *CNI) awaitLeftRuns(ctx context.Context) {
 func (n *CNI) endLeftRun(ctx context.Context, run *runner.Run) {
 	deadline := time.Now()
 	if run.Verb == "GC" {
-		deadline = deadline.Add(run.Limit)
+		deadline = run.Deadline()
 		over := n.gate(run.Network).occupy()
 		defer over()
 	}
@@ -86,7 +86,7 @@ func (n *CNI) takeResults(ctx context.Context, a *attachment, runs []*runner.Run
 // awaitEndApart is awaitEnd, and keeps GC away for as long as the run may take. The
 // attachment is stuck from then on.
 func (n *CNI) awaitEndApart(ctx context.Context, a *attachment, run *runner.Run) bool {
-	gate, deadline := n.gate(run.Network), time.Now().Add(run.Limit)
+	gate, deadline := n.gate(run.Network), run.Deadline()
 	gate.begin()
 	within, cancel := context.WithDeadline(ctx, deadline.Add(killLimit))
 	ended := n.awaitEnd(within, run, deadline)

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/minicri/minicri/internal/cgroup"
 )
 
@@ -34,6 +36,9 @@ type Run struct {
 	Request
 	// Group is the cgroup of the run.
 	Group cgroup.Group `json:"group"`
+	// Began is when the run did, by a clock that nobody sets (CLOCK_MONOTONIC); 0 in
+	// runs of versions that did not note it.
+	Began time.Duration `json:"began,omitempty"`
 
 	dir    string
 	runner *Runner
@@ -48,7 +53,7 @@ func (r *Runner) Begin(request Request) (*Run, error) {
 	random := make([]byte, 8)
 	_, _ = rand.Read(random) // never fails
 	name := hex.EncodeToString(random)
-	run := &Run{Request: request, Group: r.group(name), dir: filepath.Join(r.options.Dir, name), runner: r}
+	run := &Run{Request: request, Group: r.group(name), Began: monotonic(), dir: filepath.Join(r.options.Dir, name), runner: r}
 	installed, err := r.installed()
 	if err == nil {
 		err = r.link(installed, request.Plugins)
@@ -95,6 +100,22 @@ func (run *Run) settings(options Options, installed map[string]string) []byte {
 		fields = append(fields, name, program)
 	}
 	return []byte(strings.Join(fields, "\x00") + "\x00")
+}
+
+func monotonic() time.Duration {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // never fails
+	return time.Duration(now.Nano())
+}
+
+// Deadline is when the limit of the run is over, whichever daemon waits for it: one
+// that starts again and again does not make it longer.
+func (run *Run) Deadline() time.Time {
+	past := monotonic() - run.Began
+	if run.Began == 0 || past < 0 { // an earlier version; another time namespace
+		past = 0
+	}
+	return time.Now().Add(run.Limit - past)
 }
 
 // PluginDir is the directory of plugins that go-cni is given for this run.

@@ -124,11 +124,16 @@ func Tally(leaks []Leak) map[Kind]int {
 // long against the few milliseconds that a look takes.
 const settleInterval = 20 * time.Millisecond
 
+// lastingTime is more than a periodic run of plugins (STATUS) may take.
+const lastingTime = 8 * time.Second
+
 // Settle looks again and again until nothing is left that before has not, or
-// until ctx ends. It returns what was left at the last look; a ctx that ended
-// is no error then. ctx needs a deadline, or a leak makes Settle wait forever.
+// until ctx ends. It returns what was left then and still is as long after again,
+// lastingTime at most: not what comes and goes while something else stays. A ctx
+// that ended is no error then. ctx needs a deadline, or a leak makes Settle wait
+// forever.
 func Settle(ctx context.Context, before Snapshot, scope Scope) ([]Leak, error) {
-	for {
+	for began := time.Now(); ; {
 		// A look that has begun is finished: the answer must not be cut short.
 		after, err := Take(context.WithoutCancel(ctx), scope)
 		if err != nil {
@@ -140,8 +145,22 @@ func Settle(ctx context.Context, before Snapshot, scope Scope) ([]Leak, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return leaks, nil
+			time.Sleep(min(time.Since(began), lastingTime))
+			return lasting(ctx, before, leaks, scope)
 		case <-time.After(settleInterval):
 		}
 	}
+}
+
+// lasting are those of the leaks that are there now, too.
+func lasting(ctx context.Context, before Snapshot, leaks []Leak, scope Scope) ([]Leak, error) {
+	after, err := Take(context.WithoutCancel(ctx), scope)
+	if err != nil {
+		return nil, err
+	}
+	there := make(map[thing]bool)
+	for _, l := range Diff(before, after) {
+		there[thing{l.Kind, l.Name, l.Where}] = true
+	}
+	return slices.DeleteFunc(leaks, func(l Leak) bool { return !there[thing{l.Kind, l.Name, l.Where}] }), nil
 }

@@ -238,6 +238,23 @@ func TestSettleWaits(t *testing.T) {
 	}
 }
 
+// What comes and goes while something else stays is no leak.
+func TestLastingLeaks(t *testing.T) {
+	dir := t.TempDir()
+	scope := Scope{StateDirs: []string{dir}}
+	before := take(t, scope)
+	writeFile(t, filepath.Join(dir, "stays"))
+	writeFile(t, filepath.Join(dir, "goes"))
+	leaks := Diff(before, take(t, scope))
+	if err := os.Remove(filepath.Join(dir, "goes")); err != nil {
+		t.Fatal(err)
+	}
+	leaks, err := lasting(t.Context(), before, leaks, scope)
+	if err != nil || len(leaks) != 1 || filepath.Base(leaks[0].Name) != "stays" {
+		t.Errorf("want the one that stays, got %v, error %v", leaks, err)
+	}
+}
+
 func TestTally(t *testing.T) {
 	tally := Tally([]Leak{{Kind: Mount, Count: 2}, {Kind: Mount, Count: 1}})
 	if tally[Mount] != 3 || len(tally) != len(Kinds()) {
