@@ -16,7 +16,7 @@ func (s *Store) Collect(ctx context.Context) error {
 	if err := s.engine.mark(ctx); err != nil {
 		return fmt.Errorf("collect images: %w", err)
 	}
-	if err := s.engine.sweep(ctx); err != nil {
+	if err := s.engine.overlay.sweep(ctx); err != nil {
 		return fmt.Errorf("delete layers: %w", err)
 	}
 	if !s.engine.compared.Load() {

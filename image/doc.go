@@ -38,7 +38,9 @@
 //
 // # Locks
 //
-// The database orders its own writers. catalog.mu guards the index in memory and
+// The database orders its own writers. snapshotter.making is held while one
+// snapshot is made, which the database would order anyway, and while directories
+// to be deleted are listed. catalog.mu guards the index in memory and
 // is never held across disk or network. pulls.mu guards the table of running
 // pulls and is never held across a pull. keyLock orders pulls that share a blob
 // or a layer; a pull takes blobs and layers in the order of the image, so that

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -14,10 +13,7 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/core/snapshots"
-	"github.com/containerd/containerd/v2/core/snapshots/storage"
 	"github.com/containerd/containerd/v2/plugins/content/local"
-	"github.com/containerd/containerd/v2/plugins/snapshots/overlay"
-	"github.com/containerd/containerd/v2/plugins/snapshots/overlay/overlayutils"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -35,8 +31,8 @@ const lockTimeout = 2 * time.Second
 // containerd's plugins, which its release notes do not promise to keep stable.
 type engine struct {
 	db      *metadata.DB
-	content content.Store         // through db: leased and labelled
-	overlay snapshots.Snapshotter // below db: keys are internal names
+	content content.Store // through db: leased and labelled
+	overlay *snapshotter  // below db: keys are internal names
 	// compared says that compareDisk has run since the start.
 	compared atomic.Bool
 }
@@ -62,7 +58,7 @@ func openEngine(ctx context.Context, dir string) (_ *engine, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open snapshots: %w", err)
 	}
-	db := metadata.NewDB(file, blobs, map[string]snapshots.Snapshotter{snapshotterKey: noCleaner{layers}})
+	db := metadata.NewDB(file, blobs, map[string]snapshots.Snapshotter{snapshotterKey: layers})
 	if err := db.Init(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare meta.db: %w", err), layers.Close())
 	}
@@ -84,59 +80,6 @@ func openContent(dir string) (content.Store, error) {
 	return local.NewStore(dir)
 }
 
-// openOverlay makes removals cheap: directories are deleted by the collection.
-func openOverlay(ctx context.Context, dir string) (snapshots.Snapshotter, error) {
-	meta, err := storage.NewMetaStore(filepath.Join(dir, "metadata.db"), func(o *bolt.Options) error {
-		*o = *boltOptions()
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	options := []overlay.Opt{overlay.AsynchronousRemove, overlay.WithMetaStore(meta), overlay.WithUpperdirLabel}
-	if ok, err := overlayutils.SupportsIDMappedMounts(); err == nil && ok {
-		options = append(options, overlay.WithRemapIDs)
-	}
-	snapshotter, err := overlay.NewSnapshotter(dir, options...)
-	if err != nil {
-		return nil, err
-	}
-	// The library would open the database at its first use: better an error
-	// at the start if it cannot be opened.
-	err = meta.WithTransaction(ctx, false, func(ctx context.Context) error {
-		return moveUnrecorded(ctx, filepath.Join(dir, "snapshots"))
-	})
-	if err != nil {
-		return nil, errors.Join(err, snapshotter.Close())
-	}
-	return snapshotter, nil
-}
-
-// moveUnrecorded renames the newest snapshot's directory if the database does not
-// know it: a predecessor was killed between making it and its record. The next
-// snapshot has that number. A sweep deletes the directory.
-func moveUnrecorded(ctx context.Context, dir string) error {
-	all, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	var newest uint64
-	for _, entry := range all {
-		if number, err := strconv.ParseUint(entry.Name(), 10, 64); err == nil {
-			newest = max(newest, number)
-		}
-	}
-	recorded, err := storage.IDMap(ctx)
-	if err != nil && !errdefs.IsNotFound(err) { // not found: no snapshot was ever recorded
-		return err
-	}
-	name := strconv.FormatUint(newest, 10)
-	if _, ok := recorded[name]; ok || newest == 0 {
-		return nil
-	}
-	return os.Rename(filepath.Join(dir, name), filepath.Join(dir, fmt.Sprintf("unrecorded-%s-%d", name, time.Now().UnixNano())))
-}
-
 // boltOptions never has NoSync: the records are what makes an image exist.
 func boltOptions() *bolt.Options {
 	return &bolt.Options{
@@ -146,10 +89,6 @@ func boltOptions() *bolt.Options {
 		NoStatistics:   true,
 	}
 }
-
-// noCleaner hides that directories can be deleted: the database would do it
-// within each collection, also within that of Open, which serving waits for.
-type noCleaner struct{ snapshots.Snapshotter }
 
 // compareDisk makes the next mark remove what is on the disk but
 // not in the database: a predecessor was killed between the two. The library
@@ -177,16 +116,6 @@ func (e *engine) compareDisk(ctx context.Context) error {
 // mark removes what no record, lease or container holds, but for directories.
 func (e *engine) mark(ctx context.Context) error {
 	_, err := e.db.GarbageCollect(ctx)
-	return err
-}
-
-// sweep deletes the directories of removed snapshots. Before the first snapshot
-// was ever made the library finds no list of them.
-func (e *engine) sweep(ctx context.Context) error {
-	err := e.overlay.(snapshots.Cleaner).Cleanup(ctx)
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
 	return err
 }
 
