@@ -49,7 +49,7 @@ test-stream: root setup build ## 10000 clients of exec, attach and port-forward 
 
 .PHONY: test-supervisor
 test-supervisor: root setup test-deps build ## Upgrade, kill and stop the supervisor under many pods; docs/supervisor.md (root)
-	hack/before bin/before
+	hack/before supervisor bin/before
 	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/container ./test/container
 	cd test/container && MINICRI_TEST_WHOLE=1 MINICRI_TEST_BEFORE=$(CURDIR)/bin/before ../../hack/in-netns ../../bin/test/container -test.v -test.timeout 50m \
 		-test.run '^(TestUpgrade.*|TestKilledUnderManyPods|TestEndedPodsCostNothing|TestSupervisorUnderFire)$$' $(TESTFLAGS)
@@ -179,6 +179,11 @@ failpoints: bin/cni/.built
 bench-%: root bench-deps setup build ## Measure and print: sandbox, image, container, stream, nri, scale or timeline (root)
 	go build $(goflags) -o bin/bench/$* ./test/bench/$*
 	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns $(if $(filter crun,$(RUNTIME)),hack/without-unified) bin/bench/$* $(if $(RUNTIME),-runtime $(RUNTIME))
+
+bench-nri: root bench-deps setup build
+	hack/before nri bin/before-nri
+	go build $(goflags) -o bin/bench/nri ./test/bench/nri
+	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns bin/bench/nri -before $(CURDIR)/bin/before-nri
 
 # What it builds, some minutes of Kubernetes the first time, it keeps outside the tree.
 .PHONY: bin/cluster

@@ -1,5 +1,6 @@
-// Command nri measures what NRI costs: two daemons side by side, one without NRI
-// and one with an idle plugin that wants every event, run the same pods in turn.
+// Command nri measures what NRI costs: three daemons side by side run the same pods in
+// turn. One is of the last commit that had no NRI, one has it off, and one has it on,
+// with an idle plugin that wants pods.
 package main
 
 import (
@@ -28,9 +29,10 @@ const calls = 3
 
 func main() {
 	rounds := flag.Int("rounds", 100, "pods of each daemon that are timed")
+	earlier := flag.String("before", "", "directory of minicri and minicri-shim without NRI, see hack/before")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	err := run(ctx, *rounds)
+	err := run(ctx, *earlier, *rounds)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench-nri:", err)
@@ -38,12 +40,17 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, rounds int) (err error) {
+func run(ctx context.Context, earlier string, rounds int) (err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	binaries := filepath.Dir(filepath.Dir(self))
+	before, err := node.StartEarlier(ctx, earlier)
+	if err != nil {
+		return fmt.Errorf("the daemon of before: %w", err)
+	}
+	defer func() { err = errors.Join(err, before.Close()) }()
 	off, err := node.Start(ctx, binaries)
 	if err != nil {
 		return err
@@ -63,7 +70,7 @@ func run(ctx context.Context, rounds int) (err error) {
 		return err
 	}
 	defer plugin.Stop()
-	return compare(ctx, off, on, rounds)
+	return compare(ctx, before, off, on, rounds)
 }
 
 // idle is a plugin that wants pods and does nothing.
@@ -90,24 +97,26 @@ func connect(ctx context.Context, socket string) (stub.Stub, error) {
 	return s, nil
 }
 
-func compare(ctx context.Context, off, on *node.Node, rounds int) error {
-	const warmUp = 5
-	took := make(map[*node.Node][]time.Duration)
-	for i := range warmUp + rounds {
-		for _, n := range []*node.Node{off, on} {
-			began := time.Now()
-			if err := pod(ctx, n, fmt.Sprintf("pod-%d", i)); err != nil {
-				return err
-			}
-			if i >= warmUp {
-				took[n] = append(took[n], time.Since(began))
-			}
-		}
+// The goals: mostOff is the ratio of NRI off to none, mostCall what an idle plugin
+// costs a hooked call in milliseconds, mostMemory what it costs the daemon in MiB.
+const (
+	mostOff    = 1.02
+	mostCall   = 3
+	mostMemory = 6
+)
+
+func compare(ctx context.Context, before, off, on *node.Node, rounds int) error {
+	took, err := measure(ctx, []*node.Node{before, off, on}, rounds)
+	if err != nil {
+		return err
 	}
-	without, with := median(took[off]), median(took[on])
+	none, without, with := median(took[before]), median(took[off]), median(took[on])
 	fmt.Printf("%d pods of the host's network in turn, medians of run + stop + remove:\n", rounds)
-	fmt.Printf("NRI off                %8.2f ms\n", milliseconds(without))
-	fmt.Printf("NRI on, an idle plugin %8.2f ms: %.2f ms for each of %d hooked calls\n", milliseconds(with), milliseconds(with-without)/calls, calls)
+	fmt.Printf("the commit before NRI  %8.2f ms\n", milliseconds(none))
+	ratio := float64(without) / float64(none)
+	fmt.Printf("NRI off                %8.2f ms: ratio %.2f (to reach <= %g) %s\n", milliseconds(without), ratio, mostOff, reached(ratio, mostOff))
+	call := milliseconds(with-without) / calls
+	fmt.Printf("NRI on, an idle plugin %8.2f ms: %.2f ms for each of %d hooked calls (to reach <= %d) %s\n", milliseconds(with), call, calls, mostCall, reached(call, mostCall))
 	less, err := contender.PSS(off.PID())
 	if err != nil {
 		return err
@@ -116,8 +125,35 @@ func compare(ctx context.Context, off, on *node.Node, rounds int) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("memory of the daemon   %8.2f MiB off, %.2f MiB on: %+.2f MiB (PSS)\n", mebibytes(less), mebibytes(more), mebibytes(more)-mebibytes(less))
+	memory := mebibytes(more) - mebibytes(less)
+	fmt.Printf("memory of the daemon   %8.2f MiB off, %.2f MiB on: %+.2f MiB (PSS, to reach <= +%d) %s\n", mebibytes(less), mebibytes(more), memory, mostMemory, reached(memory, mostMemory))
 	return nil
+}
+
+func reached(is, most float64) string {
+	if is <= most {
+		return "✓"
+	}
+	return "✗"
+}
+
+// measure times pods of the nodes, each time in another order.
+func measure(ctx context.Context, nodes []*node.Node, rounds int) (map[*node.Node][]time.Duration, error) {
+	const warmUp = 5
+	took := make(map[*node.Node][]time.Duration)
+	for round := range warmUp + rounds {
+		for i := range nodes {
+			n := nodes[(round+i)%len(nodes)]
+			began := time.Now()
+			if err := pod(ctx, n, fmt.Sprintf("pod-%d", round)); err != nil {
+				return nil, err
+			}
+			if round >= warmUp {
+				took[n] = append(took[n], time.Since(began))
+			}
+		}
+	}
+	return took, nil
 }
 
 func pod(ctx context.Context, n *node.Node, name string) error {
