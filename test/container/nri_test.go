@@ -309,25 +309,36 @@ func TestNRIRefusesNonsense(t *testing.T) {
 // The purposes that the sample plugins of NRI have, each in a plugin of its own.
 func TestNRIPurposes(t *testing.T) {
 	n := newNRINode(t, "")
-	for i, name := range []string{"device-injector", "ulimit-adjuster", "hook-injector", "network-device-injector"} {
+	for i, name := range []string{"device-injector", "ulimit-adjuster", "hook-injector"} {
 		n.connect(fmt.Sprint(10+i), name)
 	}
-	n.RunInNetns(func() error {
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "nri0"}, PeerName: "nri1"})
-	})
 	p := runPod(t, n.Node, "web",
-		annotated("netdevices.nri.test/app", `{"nri0": "data0"}`),
 		annotated("devices.nri.test/app", `[{"path": "/dev/mine", "type": "c", "major": 1, "minor": 3, "fileMode": 438}]`),
 		annotated("ulimits.nri.test/app", `[{"type": "RLIMIT_CORE", "hard": 4096, "soft": 4096}]`),
 		annotated("hooks.nri.test/app", `{"poststop": [{"path": "/bin/sh", "args": ["sh", "-c", "touch `+n.dir+`/hook"]}]}`))
 	id := p.run("app", forever)
 	same(t, "device", p.exec(id, "echo x > /dev/mine && stat -c %t,%T /dev/mine"), "1,3")
 	same(t, "ulimit", p.exec(id, "grep 'core file' /proc/1/limits | tr -s ' ' | cut -d' ' -f5"), "4096")
-	same(t, "network device", p.exec(id, "ls /sys/class/net/ | grep data"), "data0")
 	check(t, p.remove(id))
 	if _, err := os.Stat(n.dir + "/hook"); err != nil {
 		t.Errorf("the hook did not run: %v", err)
 	}
+}
+
+// A plugin moves a network device of the node into a container.
+func TestNRINetworkDevices(t *testing.T) {
+	n := newNRINode(t, "")
+	n.connect("10", "network-device-injector")
+	n.RunInNetns(func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "nri0"}, PeerName: "nri1"})
+	})
+	defer func() {
+		if t.Failed() { // else it goes with the pod
+			n.RunInNetns(func() error { return netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "nri1"}}) })
+		}
+	}()
+	p := runPod(t, n.Node, "web", annotated("netdevices.nri.test/app", `{"nri0": "data0"}`))
+	same(t, "network device", p.exec(p.run("app", forever), "ls /sys/class/net/ | grep data"), "data0")
 }
 
 // A plugin that hangs over one pod holds up that one alone, and no longer than
