@@ -58,7 +58,7 @@ func (c *creation) checkResources() error {
 	if limits.Memory == nil {
 		limits.Memory = &specs.LinuxMemory{}
 	}
-	oci.Supported(limits, machine)
+	oci.DropUnsupported(limits, machine)
 	score := c.spec.Process.OOMScoreAdj
 	if err := validate.Resources("linux.resources.", inForce(limits, *score), machine); err != nil {
 		return err

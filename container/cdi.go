@@ -31,7 +31,7 @@ type cdiFiles struct {
 	cache *cdi.Cache
 }
 
-// cdiFile tells versions of a file apart. The change time cannot be set back.
+// cdiFile identifies a version of a file. The change time cannot be set back.
 type cdiFile struct {
 	path    string
 	inode   uint64
@@ -39,8 +39,8 @@ type cdiFile struct {
 	changed time.Time
 }
 
-// unsettled is how long after a change a file may change again without its
-// time's telling, by the clock that the kernel stamps files with.
+// unsettled is how long after a change a file may change again and keep its time:
+// the kernel's clock for times of files is coarse.
 const unsettled = 100 * time.Millisecond
 
 // devices are those that vendors describe now; nil for a container that asks

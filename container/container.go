@@ -20,8 +20,8 @@ type Container struct {
 	config *runtimeapi.ContainerConfig
 
 	// facts are replaced, never changed, under factsLock, which is held while
-	// they are written too; removed says that they must not be any more,
-	// unwritten that their last write failed.
+	// they are written too. removed is set when they must not be written any more,
+	// unwritten when their last write failed.
 	facts     atomic.Pointer[Facts]
 	factsLock sync.Mutex
 	removed   bool
@@ -40,14 +40,16 @@ type Container struct {
 	// listSize is what it takes in the list of all, without texts, in bytes.
 	listSize int
 
-	// watched: its end is waited for here, because its supervisor does not know it.
+	// watched is set while the daemon waits for its end, because its supervisor does
+	// not know it.
 	watched atomic.Bool
-	// unserved: no supervisor served when the container was to be deleted from it.
-	// Only under the lock.
+	// unserved is set when no supervisor served as the container was to be deleted
+	// from it. Only under the lock.
 	unserved bool
 
-	// announced: plugins know of the container, now or when they come. stopAnnounced: they were
-	// notified of its end; under stopLock, which is held while they are.
+	// announced is set once plugins know of the container, those that come later too;
+	// stopAnnounced once they were notified of its end, under stopLock, which is held
+	// while they are.
 	announced     atomic.Bool
 	stopAnnounced bool
 	stopLock      lock.Mutex

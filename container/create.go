@@ -70,13 +70,13 @@ func (s *Store) Create(caller context.Context, sandboxID string, config *runtime
 
 // run goes through the steps 3 to 13.
 func (c *creation) run() {
-	c.owner.work.Go(cgroup.WarmLock) // cgroups are made soon: see there
+	c.owner.work.Go(cgroup.WarmLock) // cgroups are made soon, see WarmLock
 	c.steps.Step(stepRecord, func(context.Context) error { return c.owner.records.Write(c.ID, c.Record) })
 	c.steps.Step(stepRootfs, c.makeRootfs)
 	c.steps.Step(stepSources, c.makeSources)
 	c.steps.Step(stepVolumes, c.fillVolumes)
 	c.steps.Step(stepSpec, c.writeSpec)
-	// From here on plugins know of the container, now or when they come, and are
+	// From here on plugins know of the container, those that come later too, and are
 	// notified of its end.
 	c.announced.Store(c.steps.Err() == nil)
 	if c.owner.hasPlugins() {

@@ -9,9 +9,9 @@ func (s *Store) emit(c *Container, kind runtimeapi.ContainerEventType) {
 	}
 }
 
-// emitChange emits the event that a change of facts amounts to. A container may have started
-// and ended in one change, while no daemon ran; one that could not
-// be started has only ended.
+// emitChange emits the events of a change of facts. A container may have started and
+// ended in one change, while no daemon ran; one that could not be started has only
+// ended.
 func (s *Store) emitChange(c *Container, before, after *Facts) {
 	if before.StartedAt == 0 && after.StartedAt != 0 && after.Reason != reasonStartError {
 		s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)

@@ -17,13 +17,12 @@ import (
 	"github.com/minicri/minicri/shim/client"
 )
 
-// ExecOutputLimit is how much of a command's output is kept, in bytes: both
+// execOutputLimit is how much of a command's output is kept, in bytes: both
 // outputs together travel in one message, of which clients take 16 MiB.
-const ExecOutputLimit = 16<<20 - 1<<10
+const execOutputLimit = 16<<20 - 1<<10
 
 // ExecSync runs a command in a container, to its end or to the time-out
-// (none if 0), and captures its output. errdefs' and the context's kinds tell
-// what went wrong; a command that fails is no error.
+// (none if 0), and captures its output. A command that fails is no error.
 func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (*client.Result, error) {
 	ctx, cancel := s.repeatable(ctx)
 	defer cancel()
@@ -31,7 +30,7 @@ func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeo
 	if err != nil {
 		return nil, err
 	}
-	result, err := shim.ExecSync(ctx, c.ID, process, timeout, ExecOutputLimit)
+	result, err := shim.ExecSync(ctx, c.ID, process, timeout, execOutputLimit)
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
@@ -13,7 +14,7 @@ import (
 
 func (c *creation) makeRootfs(ctx context.Context) error {
 	images := c.owner.options.Images
-	if _, _, err := images.Prepare(ctx, c.ID, c.ImageID, prepareOptions(c.sandbox.Config())); err != nil {
+	if err := images.Prepare(ctx, c.ID, c.ImageID, prepareOptions(c.sandbox.Config())); err != nil {
 		return err
 	}
 	if err := makePrivate(c.owner.dir(c.ID), rootOf(c.sandbox.Config())); err != nil {
@@ -47,18 +48,8 @@ type owner struct{ uid, gid int }
 // rootOf is the root of a pod's containers on the node: that of the pod's user
 // namespace, or the node's.
 func rootOf(pod *runtimeapi.PodSandboxConfig) owner {
-	userns := oci.UserNamespace(pod)
-	return owner{hostID(userns.GetUids()), hostID(userns.GetGids())}
-}
-
-// hostID is what 0 is mapped to.
-func hostID(mappings []*runtimeapi.IDMapping) int {
-	for _, m := range mappings {
-		if m.GetContainerId() == 0 && m.GetLength() > 0 {
-			return int(m.GetHostId())
-		}
-	}
-	return 0
+	uid, gid := oci.HostUser(pod, specs.User{})
+	return owner{uid, gid}
 }
 
 // makePrivate makes a directory that only the container's root can enter: below

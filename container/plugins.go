@@ -17,7 +17,7 @@ import (
 // Start or Update refuses the operation; those of the others are only logged.
 type Plugins interface {
 	// Enabled reports whether there may be plugins now. While it does not, no other
-	// method is called; plugins that come later are told which containers there are.
+	// method is called; plugins that come later are sent the containers that there are.
 	Enabled() bool
 	// Create adjusts the spec of a container that is being made; inject adds CDI
 	// devices to it. It returns what is to change for other containers.

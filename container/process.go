@@ -30,8 +30,8 @@ func (s *Store) CheckExec(ctx context.Context, id string, command []string) erro
 	return err
 }
 
-// Exec starts a command in a container that was created or started. The caller opens all Outputs,
-// and Stdin if asked for, then calls Wait; or End, if it cannot.
+// Exec starts a command in a container that was created or started. The caller opens
+// all Outputs, and Stdin if asked for, then calls Wait; or End, if it cannot.
 func (s *Store) Exec(ctx context.Context, containerID string, command []string, stdin, tty bool) (*Process, error) {
 	c, shim, spec, err := s.forExec(ctx, containerID, command, tty)
 	if err != nil {

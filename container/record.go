@@ -20,8 +20,9 @@ const (
 	factsVersion  = 1
 )
 
-// Record is what a container was made from. It is written once, durably,
-// before anything else of the container exists.
+// Record is what a container was made from. It is written durably before anything
+// else of the container exists, and once more only if an NRI plugin gives the
+// container another cgroup, before that is made.
 type Record struct {
 	ID        string `json:"id"`
 	SandboxID string `json:"sandbox_id"`

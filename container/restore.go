@@ -33,9 +33,7 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	if err := s.restore(); err != nil {
 		return nil, err
 	}
-	if err := s.findShims(); err != nil {
-		return nil, err
-	}
+	s.findShims()
 	s.work.Go(s.sweep)
 	return s, nil
 }
@@ -115,7 +113,7 @@ func (s *Store) restoreOne(record Record, facts Facts) error {
 // within a limit of its own, and does not wait for one that hangs. Where none
 // serves, another one is started if anything may still run; after a reboot
 // nothing does.
-func (s *Store) findShims() error {
+func (s *Store) findShims() {
 	groups := make(map[string]bool)
 	for _, c := range s.all(func(c *Container) bool { return c.Facts().Unknown }) {
 		groups[c.group()] = true
@@ -133,7 +131,6 @@ func (s *Store) findShims() error {
 	case <-found:
 	case <-time.After(s.limits.Load().Kill / findShare):
 	}
-	return nil
 }
 
 // findShare is the part of the kill limit that the start of the daemon waits for

@@ -44,8 +44,7 @@ func (c *creation) fillVolumes(context.Context) error {
 	if len(volumes) == 0 {
 		return nil
 	}
-	owner := rootOf(c.parts.Pod)
-	if err := makePrivate(c.parts.VolumesDir, owner); err != nil {
+	if err := makePrivate(c.parts.VolumesDir, rootOf(c.parts.Pod)); err != nil {
 		return err
 	}
 	if err := readUsers(c.parts); err != nil {
@@ -55,8 +54,8 @@ func (c *creation) fillVolumes(context.Context) error {
 	if err != nil {
 		return err
 	}
-	owner.uid, owner.gid = oci.HostUser(c.parts.Pod, user)
-	return fillVolumes(c.parts.Rootfs, volumes, owner)
+	uid, gid := oci.HostUser(c.parts.Pod, user)
+	return fillVolumes(c.parts.Rootfs, volumes, owner{uid, gid})
 }
 
 // writeSpec makes the runtime-spec and puts it where the supervisor reads it.
@@ -95,7 +94,7 @@ func marshalSpec(spec *specs.Spec) ([]byte, error) {
 	return json.Marshal(&written)
 }
 
-// traceHooks tells hooks which span they belong to.
+// traceHooks gives hooks the span that they belong to, in their environment.
 func traceHooks(hooks *specs.Hooks, variables []string) {
 	if hooks == nil || len(variables) == 0 {
 		return
@@ -150,7 +149,7 @@ func imageFacts(i image.Image) oci.Image {
 	config := i.Spec.Config
 	facts := oci.Image{
 		Entrypoint: config.Entrypoint, Cmd: config.Cmd, Env: config.Env, WorkingDir: config.WorkingDir,
-		User: config.User, StopSignal: config.StopSignal,
+		User: config.User,
 	}
 	for volume := range config.Volumes {
 		facts.Volumes = append(facts.Volumes, volume)

@@ -66,9 +66,9 @@ func (s *Store) start(ctx context.Context, c *Container) error {
 // startErrorCode is what containerd gives to a program that cannot be executed.
 const startErrorCode = 128
 
-// noteStartError ends a container whose program could not be executed. A supervisor
-// that was lost has said nothing about it; a later look at it finds
-// out. Its event of the end may have come before.
+// noteStartError ends a container whose program could not be executed. If the
+// supervisor was lost this is not known; reconcile finds out. The event of the end
+// may have come before.
 func (s *Store) noteStartError(ctx context.Context, c *Container, startErr error) error {
 	if errdefs.IsUnavailable(startErr) || ctx.Err() != nil {
 		return startErr

@@ -86,8 +86,8 @@ func (s *Store) stopGently(ctx context.Context, c *Container, grace time.Duratio
 // sendTries is how many supervisors may die over one signal.
 const sendTries = 3
 
-// send has the supervisor signal the container. One that dies during
-// the call, also because it hung, is replaced, and the successor is asked.
+// send has the supervisor signal the container. One that dies during the call, also
+// because it hung, is replaced, and the successor is asked.
 func (s *Store) send(ctx context.Context, c *Container, signal uint32, all bool) (err error) {
 	for range sendTries {
 		shim, startErr := s.shimOf(ctx, c.group())

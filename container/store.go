@@ -98,7 +98,7 @@ type Limits struct {
 // Images is what containers are made from.
 type Images interface {
 	Get(refOrID string) (image.Image, error)
-	Prepare(ctx context.Context, key, imageID string, options image.PrepareOptions) ([]image.Mount, image.Image, error)
+	Prepare(ctx context.Context, key, imageID string, options image.PrepareOptions) error
 	Mount(ctx context.Context, key, target, label string) error
 	Unmount(target string) error
 	RemoveSnapshot(ctx context.Context, key string) error

@@ -75,7 +75,7 @@ func (c *creation) mountImages(ctx context.Context) error {
 	for i, m := range c.ImageMounts {
 		number := strconv.Itoa(i)
 		key := imageKey(c.ID, number)
-		_, _, err := images.Prepare(ctx, key, m.ImageID, options)
+		err := images.Prepare(ctx, key, m.ImageID, options)
 		if err == nil {
 			err = images.Mount(ctx, key, filepath.Join(c.owner.imagesDir(c.ID), number), c.labels.Mount)
 		}

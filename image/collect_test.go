@@ -25,7 +25,7 @@ func TestPrepareBesideCollections(t *testing.T) {
 	for worker := range workers {
 		preparing.Go(func() {
 			for i := range each {
-				if _, _, err := s.Prepare(t.Context(), fmt.Sprintf("%d-%d", worker, i), image.ID, PrepareOptions{}); err != nil {
+				if err := s.Prepare(t.Context(), fmt.Sprintf("%d-%d", worker, i), image.ID, PrepareOptions{}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -123,7 +123,7 @@ func waste(t *testing.T, dir string) (deleting func() bool) {
 // without a removal would look at no layers.
 func removeAndCollect(t *testing.T, s *Store, image Image, stop <-chan struct{}) {
 	for {
-		if _, _, err := s.Prepare(t.Context(), "removed", image.ID, PrepareOptions{}); err != nil {
+		if err := s.Prepare(t.Context(), "removed", image.ID, PrepareOptions{}); err != nil {
 			t.Error(err)
 		}
 		if err := s.RemoveSnapshot(t.Context(), "removed"); err != nil {

@@ -13,13 +13,6 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Mount is one mount(2) of a root filesystem.
-type Mount struct {
-	Type    string
-	Source  string
-	Options []string
-}
-
 // IDMap maps Size ids from ContainerID on to HostID on.
 type IDMap struct{ ContainerID, HostID, Size uint32 }
 
@@ -41,23 +34,21 @@ const (
 )
 
 // Prepare makes the snapshot named key (a container's id, or one for an image
-// volume) on top of an image and returns its mounts. A snapshot of that name
-// that is there already is an ErrAlreadyExists; an image that is not is an
-// ErrNotFound.
-func (s *Store) Prepare(ctx context.Context, key, imageID string, options PrepareOptions) ([]Mount, Image, error) {
+// volume) on top of an image. A snapshot of that name that is there already is an
+// ErrAlreadyExists; an image that is not is an ErrNotFound.
+func (s *Store) Prepare(ctx context.Context, key, imageID string, options PrepareOptions) error {
 	image, err := s.Get(imageID)
 	if err != nil {
-		return nil, Image{}, err
+		return err
 	}
 	prepare := s.snapshots.Prepare
 	if options.ReadOnly {
 		prepare = s.snapshots.View
 	}
-	mounts, err := prepare(s.scope(ctx), key, image.ChainID, snapshots.WithLabels(options.labels()))
-	if err != nil {
-		return nil, Image{}, fmt.Errorf("prepare snapshot %s of image %s: %w", key, image.ID, err)
+	if _, err := prepare(s.scope(ctx), key, image.ChainID, snapshots.WithLabels(options.labels())); err != nil {
+		return fmt.Errorf("prepare snapshot %s of image %s: %w", key, image.ID, err)
 	}
-	return plainMounts(mounts), image, nil
+	return nil
 }
 
 func (o PrepareOptions) labels() map[string]string {
@@ -81,23 +72,6 @@ func idMaps(maps []IDMap) string {
 // String is the form of /proc/PID/uid_map, with colons.
 func (m IDMap) String() string {
 	return fmt.Sprintf("%d:%d:%d", m.ContainerID, m.HostID, m.Size)
-}
-
-// Mounts returns the mounts of a prepared snapshot again.
-func (s *Store) Mounts(ctx context.Context, key string) ([]Mount, error) {
-	mounts, err := s.snapshots.Mounts(s.scope(ctx), key)
-	if err != nil {
-		return nil, fmt.Errorf("mounts of snapshot %s: %w", key, err)
-	}
-	return plainMounts(mounts), nil
-}
-
-func plainMounts(mounts []mount.Mount) []Mount {
-	plain := make([]Mount, len(mounts))
-	for i, m := range mounts {
-		plain[i] = Mount{Type: m.Type, Source: m.Source, Options: m.Options}
-	}
-	return plain
 }
 
 // Mount mounts a prepared snapshot at target, which it makes. All its files have

@@ -34,13 +34,13 @@ func TestSnapshotOfAContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	image := pull(t, s, reference)
-	if _, _, err := s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}); err != nil {
+	if err := s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}); !errdefs.IsAlreadyExists(err) {
+	if err := s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("prepared twice: %v", err)
 	}
-	if _, _, err := s.Prepare(t.Context(), "c2", "sha256:0123456789", PrepareOptions{}); !errdefs.IsNotFound(err) {
+	if err := s.Prepare(t.Context(), "c2", "sha256:0123456789", PrepareOptions{}); !errdefs.IsNotFound(err) {
 		t.Errorf("prepared without an image: %v", err)
 	}
 	if err := s.Close(); err != nil {
@@ -96,7 +96,7 @@ func checkUsage(t *testing.T, s *Store, target string) {
 func TestReadOnlySnapshot(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	image := pull(t, s, registry.push(t, "volume:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))))
-	if _, _, err := s.Prepare(t.Context(), "volume", image.ID, PrepareOptions{ReadOnly: true}); err != nil {
+	if err := s.Prepare(t.Context(), "volume", image.ID, PrepareOptions{ReadOnly: true}); err != nil {
 		t.Fatal(err)
 	}
 	target := filepath.Join(t.TempDir(), "volume")
@@ -116,7 +116,7 @@ func TestSnapshotForAUserNamespace(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	image := pull(t, s, registry.push(t, "userns:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))))
 	shift := []IDMap{{HostID: 100000, Size: 65536}}
-	if _, _, err := s.Prepare(t.Context(), "shifted", image.ID, PrepareOptions{UIDs: shift, GIDs: shift}); err != nil {
+	if err := s.Prepare(t.Context(), "shifted", image.ID, PrepareOptions{UIDs: shift, GIDs: shift}); err != nil {
 		t.Fatal(err)
 	}
 	target := filepath.Join(t.TempDir(), "rootfs")

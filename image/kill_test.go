@@ -159,7 +159,7 @@ func pullAndPrepare(t *testing.T, root, reference, key string) {
 	}
 	defer s.Close()
 	image := pull(t, s, reference)
-	if _, _, err := s.Prepare(t.Context(), key, image.ID, PrepareOptions{}); err != nil {
+	if err := s.Prepare(t.Context(), key, image.ID, PrepareOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -211,7 +211,7 @@ func checkAfterKill(t *testing.T, root, reference string) {
 	defer s.Close()
 	for _, image := range s.List() {
 		target := filepath.Join(t.TempDir(), "r")
-		if _, _, err := s.Prepare(t.Context(), "check", image.ID, PrepareOptions{}); err != nil {
+		if err := s.Prepare(t.Context(), "check", image.ID, PrepareOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Mount(t.Context(), "check", target, ""); err != nil {

@@ -93,7 +93,7 @@ func TestVolumesAreMeasuredWithTheLayer(t *testing.T) {
 	volumes := t.TempDir()
 	s, registry := openStore(t, func(c *Config) { c.VolumesDir = volumes }), newTestRegistry(t)
 	image := pull(t, s, registry.push(t, "volumes:1", smallImage(t)))
-	if _, _, err := s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}); err != nil {
+	if err := s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	before, err := s.SnapshotUsage(t.Context(), "c1")

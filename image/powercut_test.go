@@ -163,7 +163,7 @@ func isWhole(t *testing.T, root, reference string) bool {
 	if err != nil {
 		return false
 	}
-	if _, _, err := s.Prepare(t.Context(), "check", image.ID, PrepareOptions{}); err != nil {
+	if err := s.Prepare(t.Context(), "check", image.ID, PrepareOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	target := filepath.Join(t.TempDir(), "r")

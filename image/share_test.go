@@ -56,7 +56,7 @@ func TestTwentyPullsFetchEachLayerOnce(t *testing.T) {
 		t.Errorf("left: %+v", l)
 	}
 	for i, image := range s.List() {
-		if _, _, err := s.Prepare(t.Context(), fmt.Sprint(i), image.ID, PrepareOptions{}); err != nil {
+		if err := s.Prepare(t.Context(), fmt.Sprint(i), image.ID, PrepareOptions{}); err != nil {
 			t.Error(err)
 		}
 	}

@@ -59,7 +59,7 @@ func pull(t testing.TB, s *Store, reference string) Image {
 func mountImage(t testing.TB, s *Store, image Image) string {
 	t.Helper()
 	key := filepath.Base(t.TempDir()) + image.ID
-	if _, _, err := s.Prepare(t.Context(), key, image.ID, PrepareOptions{}); err != nil {
+	if err := s.Prepare(t.Context(), key, image.ID, PrepareOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	target := filepath.Join(t.TempDir(), "rootfs")

@@ -27,7 +27,7 @@ func TestCloseEndsWhatWasUnmounted(t *testing.T) {
 	}
 	image := pull(t, s, registry.push(t, "gone:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))))
 	for _, key := range []string{"c1", "c2", "c3", "c4"} {
-		if _, _, err := s.Prepare(t.Context(), key, image.ID, PrepareOptions{}); err != nil {
+		if err := s.Prepare(t.Context(), key, image.ID, PrepareOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		target := filepath.Join(t.TempDir(), "rootfs")

@@ -24,8 +24,8 @@ type Dir struct {
 	mark      string
 }
 
-// Open makes the directory ready. The mark is the start of every
-// file name made here: others may have files in the same directory.
+// Open makes the directory ready. The mark begins every file name made here: others
+// may have files in the same directory.
 //
 // The directory becomes a shared mount of its own, as ip-netns(8) makes it:
 // otherwise a process with a mount namespace of its own would keep a copy of
@@ -40,7 +40,7 @@ func Open(directory, mark string) (*Dir, error) {
 	return Find(directory, mark), nil
 }
 
-// Find is for a look at a directory that another process made ready.
+// Find is Open for a directory that another process made ready.
 func Find(directory, mark string) *Dir {
 	return &Dir{directory: directory, mark: mark}
 }

@@ -204,14 +204,13 @@ func (n *CNI) AwaitFirst(limit time.Duration) {
 	}
 }
 
-// Leave has the plugins that run, and those that are begun from now on, run on
-// under the next daemon when they take long; their callers hear of it soon. Of ADD
-// the result is waited for.
+// Leave has the plugins that run, and those that are begun from now on, continue
+// under the next daemon when they take long; their callers get an error soon. The
+// result of an ADD is waited for.
 func (n *CNI) Leave() { n.end() }
 
-// Close leaves the plugins that run to the next daemon, which finds them and
-// takes their result; only ADD is not left, whose caller ends. Nothing waits
-// for them any more.
+// Close leaves the plugins that run to the next daemon, which finds them and takes
+// their result. An ADD is not left: its caller ends with the daemon, and undoes it.
 func (n *CNI) Close() {
 	n.end()
 	n.running.Lock() // for a STATUS that Run asks for: it is a run like any other

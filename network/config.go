@@ -29,9 +29,8 @@ type Configuration struct {
 
 // readDirectory reads the good configurations of a directory, sorted by file
 // name as the CNI conventions have it. Files that cannot be used are skipped;
-// they are returned as problems and hide nothing. One that could be used the
-// last time is half written now, or so broken that it is not to be guessed
-// what it shall say: its last content stays in use.
+// they are returned as problems and hide nothing. The last content of one that could
+// be used the last time stays in use: it may be half written now.
 func readDirectory(directory string, last []*Configuration) (good []*Configuration, problems []error) {
 	files, err := libcni.ConfFiles(directory, []string{".conf", ".conflist", ".json"})
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -54,8 +54,8 @@ func (p *plugins) follow(ctx context.Context, run *runner.Run, do func(ctx conte
 // errAnswer: go-cni, or libcni, panicked at what a plugin had answered.
 var errAnswer = errors.New("the answer is not what its CNI version says it is")
 
-// recovered makes a panic of go-cni or libcni an error: they take an address for
-// that of an interface that there is, and null for an interface.
+// recovered makes a panic of go-cni or libcni an error: they panic at an address of an
+// interface that is not listed, and at null in the place of an interface.
 func recovered(do func() error) (err error) {
 	defer func() {
 		if reason := recover(); reason != nil {

@@ -28,9 +28,8 @@ func (n *CNI) SetLimits(limits Limits) {
 	close(before.replaced)
 }
 
-// awaitPeriod waits until as much time has passed as period says of the limits that
-// are in force, which may change while it waits; without end while the period is 0. It returns
-// early at wake, and when the context ends.
+// awaitPeriod waits for the period that is in force, which may change while it waits;
+// a period of 0 does not end. It returns early at wake, and when the context ends.
 func (n *CNI) awaitPeriod(ctx context.Context, wake <-chan struct{}, period func(Limits) time.Duration) {
 	for began := time.Now(); ; {
 		limits := n.limits.Load()

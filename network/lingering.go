@@ -169,9 +169,8 @@ func (p *plugins) remove(run *runner.Run) {
 	}
 }
 
-// end removes the run if nothing is left of it. What a run that succeeded left
-// running lives on; what another one left is killed. It returns errStuck if
-// that does not end.
+// end removes the run if nothing is left of it. Processes that a run left live on if
+// it succeeded, and are killed otherwise; errStuck says that they do not end.
 func (p *plugins) end(run *runner.Run, err error, killed bool) error {
 	if !run.Running() {
 		p.remove(run)

@@ -197,7 +197,7 @@ func (n *CNI) retryOne(ctx context.Context, id string) {
 		return
 	}
 	n.retries.done(id)
-	n.options.Logger.Info("CNI DEL succeeded at last", "sandbox", id, "network", a.record.Network)
+	n.options.Logger.Info("CNI DEL succeeded after retries", "sandbox", id, "network", a.record.Network)
 	// Kept for this DEL; the sandbox may be gone long since.
 	if err := n.options.Namespaces.Remove(id); err != nil {
 		n.options.Logger.Error("the network namespace of a removed attachment stays", "sandbox", id, "err", err)

@@ -31,7 +31,7 @@ func (n *CNI) openUnreadable(bad state.Bad) {
 	a.attached = true
 	n.attachments[bad.ID] = a
 	if _, err := os.Lstat(n.journal.Path(bad.ID)); err == nil {
-		return // it stands where it stood, and may be readable the next time
+		return // it is where it was, and may be readable the next time
 	}
 	if err := n.journal.Write(bad.ID, record); err != nil {
 		logger.Error("the attachment is not in the journal on disk", "err", err)

@@ -19,7 +19,7 @@ var _ container.Plugins = (*Plugins)(nil)
 
 // Created implements container.Plugins.
 func (p *Plugins) Created(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
-	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
 		return a.PostCreateContainer(ctx, &adaptation.PostCreateContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
 }
@@ -27,21 +27,21 @@ func (p *Plugins) Created(ctx context.Context, pod *sandbox.Sandbox, c *containe
 // Start implements container.Plugins.
 func (p *Plugins) Start(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
 	p.forgetContainer(c.ID)
-	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
 		return a.StartContainer(ctx, &adaptation.StartContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
 }
 
 // Started implements container.Plugins.
 func (p *Plugins) Started(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
-	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
 		return a.PostStartContainer(ctx, &adaptation.PostStartContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
 }
 
 // Updated implements container.Plugins.
 func (p *Plugins) Updated(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
-	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
 		return a.PostUpdateContainer(ctx, &adaptation.PostUpdateContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
 }
@@ -64,7 +64,7 @@ func (p *Plugins) Stop(ctx context.Context, pod *sandbox.Sandbox, c *container.C
 // Remove implements container.Plugins.
 func (p *Plugins) Remove(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
 	p.forgetContainer(c.ID)
-	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
 		return a.RemoveContainer(ctx, &adaptation.RemoveContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
 }

@@ -12,7 +12,7 @@
 // them, and listens for others. Reconfigure switches it on and off, or over to
 // plugins from elsewhere; Close switches it off for good. Plugins are synchronized
 // with the pods and containers that were made while it was off. Of one that is being
-// made at the moment when it is switched on they may be told only when it ends.
+// made at the moment when it is switched on they may learn only when it ends.
 //
 // # Who owns what
 //

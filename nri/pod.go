@@ -47,14 +47,14 @@ func (p *Plugins) UpdatePod(ctx context.Context, sb *sandbox.Sandbox, overhead, 
 
 // UpdatedPod implements sandbox.Plugins.
 func (p *Plugins) UpdatedPod(ctx context.Context, sb *sandbox.Sandbox) error {
-	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
 		return a.PostUpdatePodSandbox(ctx, &adaptation.PostUpdatePodSandboxRequest{Pod: p.pod(sb)})
 	})
 }
 
 // StopPod implements sandbox.Plugins.
 func (p *Plugins) StopPod(ctx context.Context, sb *sandbox.Sandbox) error {
-	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
 		return a.StopPodSandbox(ctx, &adaptation.StopPodSandboxRequest{Pod: p.pod(sb)})
 	})
 }
@@ -62,15 +62,15 @@ func (p *Plugins) StopPod(ctx context.Context, sb *sandbox.Sandbox) error {
 // RemovePod implements sandbox.Plugins.
 func (p *Plugins) RemovePod(ctx context.Context, sb *sandbox.Sandbox) error {
 	defer p.forgetPod(sb.ID)
-	return p.tell(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
 		return a.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: p.pod(sb)})
 	})
 }
 
 func nothing() {}
 
-// tell makes a request that no plugin answers with more than an error.
-func (p *Plugins) tell(ctx context.Context, request func(context.Context, *adaptation.Adaptation) error) error {
+// notify makes a request that no plugin answers with more than an error.
+func (p *Plugins) notify(ctx context.Context, request func(context.Context, *adaptation.Adaptation) error) error {
 	ctx, t := p.begin(ctx, nothing)
 	if t == nil {
 		return nil

@@ -93,12 +93,12 @@ func (p *Plugins) start(source Source) error {
 		choices = append(choices, adaptation.WithDisabledExternalConnections())
 	}
 	ended := make(chan struct{})
-	synchronize := func(ctx context.Context, tell adaptation.SyncCB) error {
+	synchronize := func(ctx context.Context, send adaptation.SyncCB) error {
 		select {
 		case <-ended:
 			return errors.New("NRI has been switched off") // the library disconnects it
 		default:
-			return p.synchronize(ctx, tell)
+			return p.synchronize(ctx, send)
 		}
 	}
 	a, err := adaptation.New("minicri", p.options.Version, synchronize, p.updateUnsolicited, choices...)

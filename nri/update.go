@@ -76,8 +76,8 @@ func (p *Plugins) updateUnsolicited(ctx context.Context, updates []*api.Containe
 
 // synchronize sends a plugin the pods and containers that there are, and makes the
 // updates that it answers with.
-func (p *Plugins) synchronize(ctx context.Context, tell adaptation.SyncCB) error {
-	updates, err := tell(ctx, p.allPods(), p.allContainers())
+func (p *Plugins) synchronize(ctx context.Context, send adaptation.SyncCB) error {
+	updates, err := send(ctx, p.allPods(), p.allContainers())
 	if err != nil {
 		return err
 	}

@@ -58,10 +58,8 @@ type Image struct {
 	Entrypoint, Cmd, Env []string
 	WorkingDir           string
 	// User is a name or a uid, and perhaps a group after a colon.
-	User string
-	// StopSignal is a name or a number. The spec does not hold it.
-	StopSignal string
-	Volumes    []string
+	User    string
+	Volumes []string
 }
 
 // PodFiles are the host paths of what the containers of a pod share.

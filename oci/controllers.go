@@ -8,13 +8,10 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 )
 
-// Supported takes out of the limits of a container what this machine has no
-// controller for. The parts CPU and Memory are there.
-func Supported(limits *specs.LinuxResources, m machine.Machine) { dropMissing(limits, m) }
-
-// dropMissing takes out what cannot be set because its controller is not
-// there: the kubelet sends hugepage limits, for one, to every machine.
-func dropMissing(r *specs.LinuxResources, m machine.Machine) {
+// DropUnsupported takes out of the limits of a container what this machine has no
+// controller for: the kubelet sends hugepage limits, for one, to every machine. The
+// parts CPU and Memory have to be there.
+func DropUnsupported(r *specs.LinuxResources, m machine.Machine) {
 	has := func(controller string) bool { return slices.Contains(m.Controllers, controller) }
 	if !has("cpu") {
 		r.CPU.Shares, r.CPU.Quota, r.CPU.Period = nil, nil, nil

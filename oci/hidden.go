@@ -6,13 +6,13 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// containerHiddenPaths hides parts of /proc and /sys that show the node
-// or change it. The CRI does not distinguish an empty list from none, so an empty one is
-// the usual one, as in containerd. The kubelet asks for no list at all where
+// containerHiddenPaths hides parts of /proc and /sys that show the node or change it.
+// The CRI does not distinguish an empty list from none, so an empty one is the default
+// one, as in containerd. The kubelet asks for no list at all where
 // procMount is Unmasked, which Kubernetes allows with a user namespace alone:
 // there two empty lists hide nothing. A privileged container sees all.
 func containerHiddenPaths(c *Container, spec *specs.Spec) error {
-	usuallyMasked, usuallyReadonly := hiddenByDefault(spec.Linux)
+	defaultMasked, defaultReadonly := hiddenByDefault(spec.Linux)
 	spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = nil, nil
 	if c.security().GetPrivileged() {
 		return nil
@@ -20,10 +20,10 @@ func containerHiddenPaths(c *Container, spec *specs.Spec) error {
 	masked, readonly := c.security().GetMaskedPaths(), c.security().GetReadonlyPaths()
 	unmasked := c.security() != nil && len(masked)+len(readonly) == 0 && UserNamespace(c.Pod) != nil
 	if len(masked) == 0 && !unmasked {
-		masked = usuallyMasked
+		masked = defaultMasked
 	}
 	if len(readonly) == 0 && !unmasked {
-		readonly = usuallyReadonly
+		readonly = defaultReadonly
 	}
 	spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = masked, readonly
 	if !c.Machine.CgroupV2 && mountsHave(spec, cgroupRoot) {

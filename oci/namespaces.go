@@ -37,10 +37,10 @@ func sandboxNamespaces(s *Sandbox, spec *specs.Spec) error {
 	return nil
 }
 
-// containerNamespaces: a mount namespace of its own; network, IPC, UTS and user
-// namespace of the pod; the pid namespace that it asks for, where that of a pod
-// with the node's is the node's. On cgroup v2 a
-// container sees its own cgroup as the root, unless it is privileged.
+// containerNamespaces: a mount namespace of its own; the network, IPC, UTS and user
+// namespaces of the pod; the pid namespace that it asks for, which for the pod's is
+// the node's where the pod has that. On cgroup v2 a container sees its own cgroup as
+// the root, unless it is privileged.
 func containerNamespaces(c *Container, spec *specs.Spec) error {
 	spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.MountNamespace}}
 	pod, node := namespaceOptions(c.Pod), runtimeapi.NamespaceMode_NODE

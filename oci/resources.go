@@ -52,7 +52,7 @@ func Resources(r *runtimeapi.LinuxContainerResources, m machine.Machine) *specs.
 	for _, limit := range r.GetHugepageLimits() {
 		limits.HugepageLimits = append(limits.HugepageLimits, specs.LinuxHugepageLimit{Pagesize: limit.GetPageSize(), Limit: limit.GetLimit()})
 	}
-	dropMissing(limits, m)
+	DropUnsupported(limits, m)
 	return limits
 }
 

@@ -14,37 +14,56 @@ func sandboxSeccomp(s *Sandbox, spec *specs.Spec) error {
 	if s.security().GetPrivileged() {
 		return nil
 	}
-	profile, err := pauseSeccomp(SeccompOf(s.security()))
-	if err != nil {
-		return fmt.Errorf("seccomp: %w", err)
-	}
-	spec.Linux.Seccomp = profile
-	return nil
+	return setSeccomp(s.security(), spec, func(*specs.Spec) (*specs.LinuxSeccomp, error) { return pauseDefault(), nil })
 }
 
-// SeccompOf is the profile that a sandbox asks for. The older form as a string
-// counts only where the newer one is missing (CRI, seccomp_profile_path).
-func SeccompOf(security *runtimeapi.LinuxSandboxSecurityContext) *runtimeapi.SecurityProfile {
+// containerSeccomp: the default profile allows the system calls that belong to
+// the capabilities of the container, which are set before.
+func containerSeccomp(c *Container, spec *specs.Spec) error {
+	if c.security().GetPrivileged() {
+		return nil
+	}
+	return setSeccomp(c.security(), spec, seccomp.GetDefaultProfile)
+}
+
+// asksForSeccomp is the security context of a pod or of a container.
+type asksForSeccomp interface {
+	GetSeccomp() *runtimeapi.SecurityProfile
+	GetSeccompProfilePath() string
+}
+
+// SeccompOf is the profile that a pod or a container asks for. The older form as a
+// string counts only where the newer one is missing (CRI, seccomp_profile_path).
+func SeccompOf(security asksForSeccomp) *runtimeapi.SecurityProfile {
 	if profile := security.GetSeccomp(); profile != nil {
 		return profile
 	}
-	//lint:ignore SA1019 the older form is still sent
 	return parseProfile(security.GetSeccompProfilePath())
 }
 
-func pauseSeccomp(profile *runtimeapi.SecurityProfile) (*specs.LinuxSeccomp, error) {
+// setSeccomp sets the filter of the profile that is asked for; byDefault makes that
+// of RuntimeDefault.
+func setSeccomp(security asksForSeccomp, spec *specs.Spec, byDefault func(*specs.Spec) (*specs.LinuxSeccomp, error)) (err error) {
+	profile := SeccompOf(security)
 	switch {
 	case profile == nil || profile.GetProfileType() == runtimeapi.SecurityProfile_Unconfined:
-		return nil, nil
 	case profile.GetProfileType() == runtimeapi.SecurityProfile_Localhost:
-		body, err := os.ReadFile(profile.GetLocalhostRef())
-		if err != nil {
-			return nil, err
-		}
-		return seccomp.LoadProfile(string(body), &specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{}}})
+		spec.Linux.Seccomp, err = loadSeccomp(profile.GetLocalhostRef(), spec)
 	default:
-		return pauseDefault(), nil
+		spec.Linux.Seccomp, err = byDefault(spec)
 	}
+	if err != nil {
+		return fmt.Errorf("seccomp: %w", err)
+	}
+	return nil
+}
+
+func loadSeccomp(path string, spec *specs.Spec) (*specs.LinuxSeccomp, error) {
+	body, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return seccomp.LoadProfile(string(body), spec)
 }
 
 // pauseDefault is the runtime's default profile for pause. It is far narrower
@@ -69,43 +88,5 @@ func pauseDefault() *specs.LinuxSeccomp {
 			"rt_sigaction", "rt_sigreturn", "sched_getaffinity", "sched_yield", "set_robust_list", "sigaltstack", "tgkill",
 			"timer_create", "timer_delete", "timer_settime", "arch_prctl",
 		}}},
-	}
-}
-
-// containerSeccomp: the default profile allows the system calls that belong to
-// the capabilities of the container, which are set before.
-func containerSeccomp(c *Container, spec *specs.Spec) error {
-	if c.security().GetPrivileged() {
-		return nil
-	}
-	profile, err := applicationSeccomp(ContainerSeccomp(c.security()), spec)
-	if err != nil {
-		return fmt.Errorf("seccomp: %w", err)
-	}
-	spec.Linux.Seccomp = profile
-	return nil
-}
-
-// ContainerSeccomp is the profile that a container asks for (see SeccompOf).
-func ContainerSeccomp(security *runtimeapi.LinuxContainerSecurityContext) *runtimeapi.SecurityProfile {
-	if profile := security.GetSeccomp(); profile != nil {
-		return profile
-	}
-	//lint:ignore SA1019 the older form is still sent
-	return parseProfile(security.GetSeccompProfilePath())
-}
-
-func applicationSeccomp(profile *runtimeapi.SecurityProfile, spec *specs.Spec) (*specs.LinuxSeccomp, error) {
-	switch {
-	case profile == nil || profile.GetProfileType() == runtimeapi.SecurityProfile_Unconfined:
-		return nil, nil
-	case profile.GetProfileType() == runtimeapi.SecurityProfile_Localhost:
-		body, err := os.ReadFile(profile.GetLocalhostRef())
-		if err != nil {
-			return nil, err
-		}
-		return seccomp.LoadProfile(string(body), spec)
-	default:
-		return seccomp.GetDefaultProfile(spec)
 	}
 }

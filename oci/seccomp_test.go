@@ -19,10 +19,13 @@ func TestSandboxSeccomp(t *testing.T) {
 // Pause has to be able to live under the default profile, which has to be one
 // that forbids something.
 func TestDefaultSeccompProfileFitsPause(t *testing.T) {
-	profile, err := pauseSeccomp(&runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault})
-	if err != nil {
+	spec := &specs.Spec{Linux: &specs.Linux{}}
+	asked := &runtimeapi.LinuxSandboxSecurityContext{Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}}
+	pod := &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: asked}}
+	if err := sandboxSeccomp(&Sandbox{Config: pod}, spec); err != nil {
 		t.Fatal(err)
 	}
+	profile := spec.Linux.Seccomp
 	for _, name := range []string{"execve", "rt_sigaction", "rt_sigprocmask", "rt_sigtimedwait", "wait4", "exit", "exit_group"} {
 		if !allows(profile, name) {
 			t.Errorf("%s is not allowed", name)

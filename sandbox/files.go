@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/selinux/go-selinux/label"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -135,32 +136,15 @@ func (c *creation) makeShm(path string) error {
 		return err
 	}
 	options := fmt.Sprintf("mode=1777,size=%d", c.owner.options.ShmSize)
-	if root, mapped := rootOf(oci.UserNamespace(c.config)); mapped {
-		options += fmt.Sprintf(",uid=%d,gid=%d", root.uid, root.gid)
+	if oci.UserNamespace(c.config) != nil {
+		uid, gid := oci.HostUser(c.config, specs.User{}) // root of the pod
+		options += fmt.Sprintf(",uid=%d,gid=%d", uid, gid)
 	}
 	options = label.FormatMountLabel(options, c.labels.Mount)
 	if err := unix.Mount("shm", path, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount the pod's /dev/shm: %w", err)
 	}
 	return nil
-}
-
-type owner struct{ uid, gid uint32 }
-
-// rootOf returns the ids on the node of root in the pod's user namespace.
-func rootOf(userns *runtimeapi.UserNamespace) (root owner, mapped bool) {
-	uid, hasUID := hostID(userns.GetUids())
-	gid, hasGID := hostID(userns.GetGids())
-	return owner{uid, gid}, hasUID && hasGID
-}
-
-func hostID(mappings []*runtimeapi.IDMapping) (uint32, bool) {
-	for _, m := range mappings {
-		if m.GetContainerId() == 0 {
-			return m.GetHostId(), true
-		}
-	}
-	return 0, false
 }
 
 // removeFiles removes what makeFiles made. The log directory belongs to the

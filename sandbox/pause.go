@@ -59,10 +59,10 @@ func (s *Store) installPause() error {
 	return nil
 }
 
-// hidePause makes the program of pause one that can be executed and not read: it runs without
-// capabilities, and who executes a program that it cannot read is not dumpable
-// (ptrace(2), "Ptrace access mode checking"). A container of the pod that has the same
-// user could otherwise take its descriptors, in a pid namespace that they share.
+// hidePause makes the program of pause one that can be executed and not read. Pause
+// runs without capabilities, and a process that executes a program which it cannot
+// read is not dumpable (ptrace(2), "Ptrace access mode checking"). A container of the
+// same user could otherwise take its descriptors, in a pid namespace that they share.
 func hidePause(path string) error { return os.Chmod(path, 0o111) }
 
 // needsInterfaces reports whether there are parameters of single interfaces,

@@ -13,7 +13,7 @@ import (
 // UpdatePod refuses the operation; those of the others are only logged.
 type Plugins interface {
 	// Enabled reports whether there may be plugins now. While it does not, no other
-	// method is called; plugins that come later are told which pods there are.
+	// method is called; plugins that come later are sent the pods that there are.
 	Enabled() bool
 	// RunPod is called when the pod has its network, and before it is Ready and
 	// before any container.

@@ -246,14 +246,14 @@ func (s *Store) restorePause(sb *Sandbox) {
 	}
 }
 
-// restorePause is tried again after such a pause.
-const restorePausePause = time.Second
+// restorePauseRetry is the delay before restorePause is tried again.
+const restorePauseRetry = time.Second
 
 func (s *Store) restorePauseLater(sb *Sandbox) {
 	select {
 	case <-s.base.Done():
 		return
-	case <-time.After(restorePausePause):
+	case <-time.After(restorePauseRetry):
 	}
 	if sb.lock.Lock(s.base) != nil {
 		return

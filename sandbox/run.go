@@ -143,8 +143,8 @@ func (c *creation) run() {
 // start goes through the steps that follow when pause is prepared and the
 // addresses are known.
 func (c *creation) start() {
-	// From here on plugins know of the pod, now or when they come, and are notified
-	// of its end.
+	// From here on plugins know of the pod, those that come later too, and are
+	// notified of its end.
 	c.announced = c.steps.Err() == nil
 	if c.owner.hasPlugins() {
 		c.steps.Step(stepNRIRun, c.announce)

@@ -41,11 +41,11 @@ type Sandbox struct {
 	listSize int
 	// pause is the running pause process; only under the lock.
 	pause *process.Process
-	// unserved: no supervisor served when pause was to be deleted from it. Only under
-	// the lock.
+	// unserved is set when no supervisor served as pause was to be deleted from it.
+	// Only under the lock.
 	unserved bool
-	// announced: plugins know of the sandbox, now or when they come; stopAnnounced: they were
-	// notified that it stops. Only under the lock.
+	// announced is set once plugins know of the sandbox, those that come later too;
+	// stopAnnounced once they were notified that it stops. Only under the lock.
 	announced, stopAnnounced bool
 }
 

@@ -18,7 +18,7 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, request *runtimeapi.RunPodS
 	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
 }
 
-// StopPodSandbox ends what runs in the sandbox and gives its network back.
+// StopPodSandbox ends what runs in the sandbox and detaches it from its network.
 func (r *Runtime) StopPodSandbox(ctx context.Context, request *runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
 	if err := r.Sandboxes.Stop(ctx, request.GetPodSandboxId()); err != nil {
 		return nil, err

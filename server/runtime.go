@@ -31,8 +31,8 @@ func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtime
 	}, nil
 }
 
-// Status reports whether pods can be run. The state of the network is the last
-// that was seen; only after the start of the daemon it waits for the first.
+// Status reports whether pods can be run. The state of the network is the last one
+// that was seen; only a daemon that has just started waits for the first.
 func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	all := r.handlers(ctx)
 	conditions := []*runtimeapi.RuntimeCondition{{Type: runtimeapi.RuntimeReady, Status: true}, r.networkCondition(ctx)}
@@ -97,17 +97,17 @@ func handlerCondition(handlers []handler.Status) *runtimeapi.RuntimeCondition {
 	return condition
 }
 
-// ContainerSELinuxReady is a condition of our own: it is there, and false, on a
+// containerSELinuxReady is a condition of our own: it is there, and false, on a
 // machine whose SELinux cannot confine containers. Clients ignore conditions
 // that they do not know.
-const ContainerSELinuxReady = "ContainerSELinuxReady"
+const containerSELinuxReady = "ContainerSELinuxReady"
 
 func (r *Runtime) selinuxConditions() []*runtimeapi.RuntimeCondition {
 	problem := r.Info.Machine.SELinuxProblem
 	if problem == "" {
 		return nil
 	}
-	return []*runtimeapi.RuntimeCondition{{Type: ContainerSELinuxReady, Reason: "NoContainerPolicy", Message: problem}}
+	return []*runtimeapi.RuntimeCondition{{Type: containerSELinuxReady, Reason: "NoContainerPolicy", Message: problem}}
 }
 
 // handlerFeatures lists "", which is the default handler, and the named ones. What

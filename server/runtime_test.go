@@ -95,7 +95,7 @@ func TestStatusWithoutAContainerPolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 	conditions := response.GetStatus().GetConditions()
-	if len(conditions) != 3 || conditions[2].GetType() != ContainerSELinuxReady || conditions[2].GetStatus() || conditions[2].GetMessage() != "install container-selinux" {
+	if len(conditions) != 3 || conditions[2].GetType() != containerSELinuxReady || conditions[2].GetStatus() || conditions[2].GetMessage() != "install container-selinux" {
 		t.Errorf("conditions %v", conditions)
 	}
 }

@@ -10,9 +10,8 @@ import (
 	"github.com/minicri/minicri/internal/inspect"
 )
 
-// watchdog tells systemd that the daemon is well, as long as it is
-// (WatchdogSec= in systemd.service(5)), until the context ends. Without a
-// watchdog it returns at once.
+// watchdog pings systemd as long as the daemon is well (WatchdogSec= in
+// systemd.service(5)), until the context ends. Without a watchdog it returns at once.
 func watchdog(ctx context.Context, node *inspect.Node, logger *slog.Logger) {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {

@@ -171,8 +171,8 @@ func (p *problems) checkRuntimes(c *Config) {
 		switch kind := c.Runtimes[name].Type; {
 		case kind == "":
 			p.add(key+".type", "it is missing: write type = %q", Builtin)
-		case !slices.Contains(RuntimeTypes(), kind):
-			p.add(key+".type", "this build has no type %q, only %q: pods of this handler would run without what its name promises", kind, RuntimeTypes())
+		case !slices.Contains(runtimeTypes(), kind):
+			p.add(key+".type", "this build has no type %q, only %q: pods of this handler would run without what its name promises", kind, runtimeTypes())
 		case kind != Builtin && c.Runtimes[name].Path == "":
 			p.add(key+".path", "it is missing: type %q needs the path of a program", kind)
 		case kind == Builtin && (c.Runtimes[name].Path != "" || len(c.Runtimes[name].Args) > 0):
@@ -188,5 +188,5 @@ func (p *problems) checkSupervisor(key, value string, known ...string) {
 	}
 }
 
-// RuntimeTypes are the types of runtime handlers that this build has.
-func RuntimeTypes() []string { return []string{Builtin, OCI, Shim} }
+// runtimeTypes are the types of runtime handlers that this build has.
+func runtimeTypes() []string { return []string{Builtin, OCI, Shim} }

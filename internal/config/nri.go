@@ -9,8 +9,8 @@ import (
 // library takes it (api.CheckPluginName).
 var pluginName = regexp.MustCompile(`^([0-9]{2}-)?[A-Za-z0-9_.-]+$`)
 
-// NRIAdjustments are what nri.reject can name.
-func NRIAdjustments() []string { return []string{"hooks", "namespaces", "sysctls", "seccomp"} }
+// nriAdjustments are what nri.reject can name.
+func nriAdjustments() []string { return []string{"hooks", "namespaces", "sysctls", "seccomp"} }
 
 func (p *problems) checkNRI(n *NRI) {
 	if len(n.Socket) > longestSocket {
@@ -22,8 +22,8 @@ func (p *problems) checkNRI(n *NRI) {
 		}
 	}
 	for _, kind := range n.Reject {
-		if !slices.Contains(NRIAdjustments(), kind) {
-			p.add("nri.reject", "%q is not one of %q", kind, NRIAdjustments())
+		if !slices.Contains(nriAdjustments(), kind) {
+			p.add("nri.reject", "%q is not one of %q", kind, nriAdjustments())
 		}
 	}
 }

@@ -79,7 +79,7 @@ func (h *Health) Watch(ctx context.Context, period time.Duration, ping func(), l
 			ping()
 		case !said:
 			said = true
-			logger.Error("the daemon is stuck: systemd's watchdog will restart it, and the pods keep running", "probe", stuck, "goroutines", string(Goroutines()))
+			logger.Error("the daemon is stuck: systemd's watchdog will restart it, and the pods keep running", "probe", stuck, "goroutines", string(goroutines()))
 		}
 		select {
 		case <-ctx.Done():

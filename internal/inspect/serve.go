@@ -65,7 +65,7 @@ func (s *Server) routes() http.Handler {
 	mux.HandleFunc("DELETE /snapshots/orphans/{key}", func(w http.ResponseWriter, r *http.Request) {
 		s.answer(w, nil, s.Node.Containers.RemoveSnapshot(r.Context(), r.PathValue("key")))
 	})
-	mux.HandleFunc("GET /goroutines", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(Goroutines()) })
+	mux.HandleFunc("GET /goroutines", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(goroutines()) })
 	mux.Handle("GET /metrics", s.Metrics)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -85,9 +85,9 @@ func (s *Server) answer(w http.ResponseWriter, value any, err error) {
 	}
 }
 
-// Goroutines are the stacks of all goroutines of this process, as a panic has
+// goroutines are the stacks of all goroutines of this process, as a panic has
 // them.
-func Goroutines() []byte {
+func goroutines() []byte {
 	for size := 1 << 20; ; size *= 2 {
 		buffer := make([]byte, size)
 		if n := runtime.Stack(buffer, true); n < size {

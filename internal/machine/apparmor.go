@@ -23,10 +23,10 @@ const apparmorParser = "apparmor_parser"
 //go:embed default.profile
 var defaultProfile string
 
-// AppArmorSupported reports whether profiles can be loaded and applied: the kernel has
+// appArmorSupported reports whether profiles can be loaded and applied: the kernel has
 // AppArmor switched on, and the parser is installed. In many containers that
 // serve as nodes the first is true and the second is not.
-func AppArmorSupported() bool {
+func appArmorSupported() bool {
 	enabled, err := os.ReadFile("/sys/module/apparmor/parameters/enabled")
 	if err != nil || !strings.HasPrefix(string(enabled), "Y") {
 		return false

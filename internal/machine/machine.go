@@ -76,7 +76,7 @@ func Read(root string) (Machine, error) {
 	m := Machine{
 		OOMScoreAdj:       adjust,
 		CanLowerOOMAdj:    own.Get(capability.EFFECTIVE, capability.CAP_SYS_RESOURCE),
-		AppArmor:          AppArmorSupported(),
+		AppArmor:          appArmorSupported(),
 		SELinux:           selinux.GetEnabled(),
 		Capabilities:      held(own),
 		Controllers:       controllers,

@@ -17,9 +17,9 @@ import (
 // decoded. What such a record describes is left alone for as long as it is there.
 const quarantine = "quarantine"
 
-// MostQuarantined is how many records of a kind stay in quarantine. The oldest
+// mostQuarantined is how many records of a kind stay in quarantine. The oldest
 // are removed first, and what they described is an orphan then.
-const MostQuarantined = 256
+const mostQuarantined = 256
 
 // Quarantine moves the record of id into quarantine, for a reason that the reader
 // of the record found. Where it cannot be moved it stays, and the reason says so.
@@ -79,7 +79,7 @@ func (r *Records[T]) removeQuarantined(id string) error {
 
 func (r *Records[T]) trimQuarantine() error {
 	paths, err := Quarantined(r.directory)
-	if err != nil || len(paths) <= MostQuarantined {
+	if err != nil || len(paths) <= mostQuarantined {
 		return err
 	}
 	changed := func(path string) int64 {
@@ -91,7 +91,7 @@ func (r *Records[T]) trimQuarantine() error {
 	}
 	slices.SortFunc(paths, func(a, b string) int { return cmp.Compare(changed(a), changed(b)) })
 	var errs []error
-	for _, path := range paths[:len(paths)-MostQuarantined] {
+	for _, path := range paths[:len(paths)-mostQuarantined] {
 		errs = append(errs, os.Remove(path))
 	}
 	return errors.Join(errs...)

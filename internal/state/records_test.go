@@ -322,15 +322,15 @@ func TestRecordsNameTheirWriter(t *testing.T) {
 
 func TestQuarantineIsBounded(t *testing.T) {
 	records := openRecords(t, false)
-	for i := range MostQuarantined + 10 {
+	for i := range mostQuarantined + 10 {
 		put(t, records.Path(fmt.Sprint("r", i)), "garbage")
 	}
 	_, bad, err := records.Load()
-	if err != nil || len(bad) != MostQuarantined+10 {
+	if err != nil || len(bad) != mostQuarantined+10 {
 		t.Fatalf("%d bad, %v", len(bad), err)
 	}
-	if got := len(records.Quarantined()); got != MostQuarantined {
-		t.Errorf("%d in quarantine, want %d", got, MostQuarantined)
+	if got := len(records.Quarantined()); got != mostQuarantined {
+		t.Errorf("%d in quarantine, want %d", got, mostQuarantined)
 	}
 }
 

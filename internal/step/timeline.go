@@ -48,7 +48,7 @@ type Plugin struct {
 }
 
 // A timeline is bounded: an object that is stopped in vain for days has its
-// first rows, which tell how it was made, and its last ones.
+// first rows, which show how it was made, and its last ones.
 const (
 	mostRows   = 48
 	mostError  = 512

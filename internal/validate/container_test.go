@@ -299,7 +299,7 @@ func FuzzContainer(f *testing.F) {
 		request.Mounts, request.Devices, request.CDIDevices, request.Annotations = nil, nil, nil, nil
 		c := &oci.Container{Config: request, Rootfs: t.TempDir(), Namespaces: oci.Namespaces{Net: "n", IPC: "i", UTS: "u", PID: "p"}}
 		c.Files = oci.PodFiles{Hosts: "/", Hostname: "/", ResolvConf: "/", Shm: "/"}
-		if oci.ContainerSeccomp(request.GetLinux().GetSecurityContext()).GetProfileType() == runtimeapi.SecurityProfile_Localhost {
+		if oci.SeccompOf(request.GetLinux().GetSecurityContext()).GetProfileType() == runtimeapi.SecurityProfile_Localhost {
 			return
 		}
 		_, _ = oci.ForContainer(c)

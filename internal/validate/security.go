@@ -129,7 +129,7 @@ func (c *container) profiles() {
 	if c.security().GetPrivileged() {
 		return
 	}
-	seccomp, apparmor := oci.ContainerSeccomp(c.security()), oci.ContainerAppArmor(c.security())
+	seccomp, apparmor := oci.SeccompOf(c.security()), oci.ContainerAppArmor(c.security())
 	c.profileType(securityContext+"seccomp.profile_type", seccomp)
 	c.profileType(securityContext+"apparmor.profile_type", apparmor)
 	if err := checkSeccomp(seccomp); err != nil {

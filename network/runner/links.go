@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// settled is how old the last change of a directory has to be for its times to
-// tell of the next one: file systems count time in ticks.
+// settled is how old the last change of a directory has to be before the next one is
+// sure to change its time: file systems count time in ticks.
 const settled = time.Second
 
 // installed are the plugins that the directories have, by name, each with its

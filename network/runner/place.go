@@ -60,8 +60,8 @@ func (r *Runner) Left() (requests []string) {
 	return requests
 }
 
-// Close gives back what is kept for runs to come. Runs that are left to the next
-// daemon keep what is theirs, and the directory.
+// Close removes what is kept for later runs. Runs that are left to the next daemon
+// keep their cgroups and files, and the directory.
 func (r *Runner) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

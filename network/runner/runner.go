@@ -40,7 +40,7 @@ type Runner struct {
 	// parentMade is set if the parent was not there before the pool.
 	parentMade bool
 	// programs are the plugins that are installed, listed the state of their
-	// directories then; "" if that does not tell.
+	// directories then; "" if their times may miss the next change.
 	programs map[string]string
 	listed   string
 	// linked are the names that have a link in pluginsDir.

@@ -48,7 +48,7 @@ func OpenProgram(path string) (*Program, error) {
 	return &Program{path: "/proc/self/fd/" + strconv.Itoa(int(sealed.Fd())), sealed: sealed, build: nameOf(digest)}, nil
 }
 
-// nameOf is the beginning of a digest: enough to tell builds apart.
+// nameOf is the beginning of a digest: enough to distinguish builds.
 func nameOf(digest hash.Hash) string { return hex.EncodeToString(digest.Sum(nil))[:16] }
 
 // Build names the program by its content.

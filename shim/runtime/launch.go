@@ -38,7 +38,7 @@ type launching struct {
 	process *libcontainer.Process
 	streams Streams
 	cgroups cgroups.Manager
-	files   []*os.File // what the process gets: streams, socket, barrier, program
+	files   []*os.File // what the process gets, see withFiles
 	pid     int        // 0 before it is started
 
 	mu      sync.Mutex // guards what follows
@@ -55,24 +55,41 @@ func (c *builtinContainer) launch(config *configs.Config, process *libcontainer.
 	if l.cgroups, err = manager.New(config.Cgroups); err != nil {
 		return nil, err
 	}
-	pid, err := c.runtime.children.own(func() (int, error) {
-		err := c.runtime.start(l)
+	p, err := c.runtime.own(l, func() error { return c.runtime.start(l) })
+	if err != nil {
+		return nil, err
+	}
+	lib, err := libcontainer.Load(c.runtime.root, l.id)
+	if err != nil {
+		return nil, errors.Join(err, p.Close(), c.runtime.disown(l))
+	}
+	c.lib = lib
+	return p, nil
+}
+
+// own has start start the process of a launch, whose parent is from then on the one
+// that waits for it.
+func (b *Builtin) own(l *launching, start func() error) (*Process, error) {
+	pid, err := b.children.own(func() (int, error) {
+		err := start()
 		return l.pid, err
 	})
 	if err != nil {
 		return nil, err
 	}
 	p, err := openProcess(pid)
-	if err == nil {
-		c.lib, err = libcontainer.Load(c.runtime.root, l.id)
-	}
 	if err != nil {
-		err = errors.Join(err, l.end())
-		c.runtime.children.lose(pid)
-		return nil, err
+		return nil, errors.Join(err, b.disown(l))
 	}
-	p.reap = func() (syscall.WaitStatus, bool) { return c.runtime.children.wait(pid) }
+	p.reap = func() (syscall.WaitStatus, bool) { return b.children.wait(pid) }
 	return p, nil
+}
+
+// disown ends the process of a launch that nothing is to wait for.
+func (b *Builtin) disown(l *launching) error {
+	err := l.end()
+	b.children.lose(l.pid)
+	return err
 }
 
 // start starts the process and waits until it is at the barrier. After an error
@@ -82,40 +99,27 @@ func (b *Builtin) start(l *launching) error {
 	if err != nil {
 		return err
 	}
-	ours, err := l.open(b)
-	defer func() {
-		for _, file := range l.files {
-			_ = file.Close()
+	barrier := func() (*os.File, error) { return makeFIFO(filepath.Join(l.dir, fifoFile)) }
+	return l.withFiles(b, barrier, func(ours net.Conn) error {
+		list := &launchList{id: l.id, config: l.config, process: l.process, filter: filter}
+		var err error
+		if list.cgroups, err = l.fork(); err != nil {
+			return err
 		}
-	}()
-	if err != nil {
-		return err
-	}
-	defer ours.Close()
-	if err := l.use(ours); err != nil {
-		return err
-	}
-	list := &launchList{id: l.id, config: l.config, process: l.process, filter: filter}
-	if list.cgroups, err = l.fork(); err != nil {
-		return err
-	}
-	if err = list.fill(); err == nil {
-		err = l.run(list, ours)
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("launch %s: %w", l.process.Args[0], err), l.end())
-	}
-	return nil
+		if err = list.fill(); err == nil {
+			err = l.run(list, ours)
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("launch %s: %w", l.process.Args[0], err), l.end())
+		}
+		return nil
+	})
 }
 
 // run sends the list to the process, writes libcontainer's state while it works, and
 // waits for the answer.
 func (l *launching) run(list *launchList, ours net.Conn) error {
-	if _, err := list.WriteTo(ours); err != nil {
-		return fmt.Errorf("say what to do: %w", err)
-	}
-	// Closed here, so that there is an end to read when the process has ended.
-	if err := l.files[launch.Socket].Close(); err != nil {
+	if err := l.send(list, ours); err != nil {
 		return err
 	}
 	if err := l.save(); err != nil {
@@ -129,81 +133,6 @@ func (l *launching) run(list *launchList, ours net.Conn) error {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition) // as initError
 	}
 	return nil
-}
-
-// open opens what the process gets, and our end of the socket.
-func (l *launching) open(b *Builtin) (net.Conn, error) {
-	for number, given := range l.streams.files() {
-		stream, err := copyOrNull(given, number)
-		if err != nil {
-			return nil, err
-		}
-		l.files = append(l.files, stream)
-	}
-	ours, theirs, err := socketPair()
-	if err != nil {
-		return nil, err
-	}
-	l.files = append(l.files, theirs)
-	fifo, err := makeFIFO(filepath.Join(l.dir, fifoFile))
-	if err != nil {
-		return nil, errors.Join(err, ours.Close())
-	}
-	l.files = append(l.files, fifo)
-	program, err := b.openLauncher()
-	if err != nil {
-		return nil, errors.Join(err, ours.Close())
-	}
-	l.files = append(l.files, program)
-	return ours, nil
-}
-
-// openLauncher is the program of package launch, in memory since the first use.
-func (b *Builtin) openLauncher() (*os.File, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.launcher == nil {
-		elf, err := launch.Program()
-		if err == nil {
-			b.launcher, err = sealedFile(launch.Name, elf, unix.MFD_EXEC)
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	fd, err := unix.FcntlInt(b.launcher.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, os.NewSyscallError("fcntl", err)
-	}
-	return os.NewFile(uintptr(fd), launch.Name), nil
-}
-
-func socketPair() (ours net.Conn, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, os.NewSyscallError("socketpair", err)
-	}
-	file := os.NewFile(uintptr(fds[0]), "launch")
-	defer file.Close()
-	theirs = os.NewFile(uintptr(fds[1]), "launched")
-	ours, err = net.FileConn(file)
-	if err != nil {
-		return nil, nil, errors.Join(err, theirs.Close())
-	}
-	return ours, theirs, nil
-}
-
-// makeFIFO makes the exec barrier as libcontainer has it: the user that the
-// process runs as may write to it.
-func makeFIFO(path string) (*os.File, error) {
-	const mode = 0o622
-	if err := unix.Mkfifo(path, mode); err != nil {
-		return nil, fmt.Errorf("make the exec barrier: %w", err)
-	}
-	if err := os.Chmod(path, mode); err != nil { // the umask
-		return nil, err
-	}
-	return os.OpenFile(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 }
 
 // fork makes the cgroups and starts the process, which waits for its list, in the

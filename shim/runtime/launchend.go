@@ -25,8 +25,8 @@ func (l *launching) use(ours net.Conn) error {
 	return ours.SetDeadline(time.Now().Add(launchLimit))
 }
 
-// abort ends a launch that is under way, wherever its process is: who waits for the
-// process waits no longer, and kills it.
+// abort ends a launch that is under way, wherever its process is: the goroutine that
+// waits for the process gets errAborted, and kills it.
 func (l *launching) abort() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

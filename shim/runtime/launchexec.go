@@ -61,84 +61,46 @@ func (c *builtinContainer) launchExec(config *configs.Config, process *libcontai
 	}
 	l := &execLaunch{init: init, tree: t, launching: launching{id: c.lib.ID(), dir: c.dir, config: config, process: process, streams: streams}}
 	l.list = &execList{launchList: launchList{id: l.id, config: config, process: process, filter: filter}, environment: environment}
-	pid, err := c.runtime.children.own(func() (int, error) {
-		err := l.run(c.runtime, c.cgroups)
-		return l.pid, err
-	})
+	p, err := c.runtime.own(&l.launching, func() error { return l.run(c.runtime, c.cgroups) })
 	if err != nil {
-		return nil, err
-	}
-	p, err := openProcess(pid)
-	if err != nil {
-		err = errors.Join(err, l.end())
-		c.runtime.children.lose(pid)
 		return nil, err
 	}
 	p.tree = t
-	p.reap = func() (syscall.WaitStatus, bool) { return c.runtime.children.wait(pid) }
 	return p, nil
 }
 
 // run starts the process and waits until it has executed the program. After an
 // error it has ended, and has not executed it.
 func (l *execLaunch) run(b *Builtin, cgroups map[string]string) error {
-	ours, err := l.open(b)
-	defer func() {
-		for _, file := range l.files {
-			_ = file.Close()
+	return l.withFiles(b, l.init.copyPidfd, func(ours net.Conn) error {
+		if err := l.giveStreams(); err != nil {
+			return err
 		}
-	}()
-	if err != nil {
-		return err
-	}
-	defer ours.Close()
-	if err := l.use(ours); err != nil {
-		return err
-	}
-	if err := l.fork(cgroups); err != nil {
-		return err
-	}
-	err = l.list.fill()
-	if err == nil {
-		err = l.follow(ours)
-	}
-	if err != nil {
-		return errors.Join(err, l.end())
-	}
-	return nil
+		if err := l.fork(cgroups); err != nil {
+			return err
+		}
+		err := l.list.fill()
+		if err == nil {
+			err = l.follow(ours)
+		}
+		if err != nil {
+			return errors.Join(err, l.end())
+		}
+		return nil
+	})
 }
 
-// open opens what the process gets: its streams, which are given to its user, the
-// socket, the container's first process, and the program.
-func (l *execLaunch) open(b *Builtin) (net.Conn, error) {
+// giveStreams gives the streams to the user of the process.
+func (l *execLaunch) giveStreams() error {
 	for number, given := range l.streams.files() {
-		stream, err := copyOrNull(given, number)
-		if err != nil {
-			return nil, err
-		}
-		l.files = append(l.files, stream)
 		if given == nil {
 			continue
 		}
-		if err := giveTo(stream, l.process.UID); err != nil {
-			return nil, err
+		if err := giveTo(l.files[number], l.process.UID); err != nil {
+			return err
 		}
 	}
-	ours, theirs, err := socketPair()
-	if err != nil {
-		return nil, err
-	}
-	l.files = append(l.files, theirs)
-	init, err := l.init.copyPidfd()
-	if err == nil {
-		l.files = append(l.files, init)
-		var program *os.File
-		if program, err = b.openLauncher(); err == nil {
-			l.files = append(l.files, program)
-			return ours, nil
-		}
-	}
-	return nil, errors.Join(err, ours.Close())
+	return nil
 }
 
 // giveTo gives a stream to the user of the process, who can then open it by its
@@ -216,10 +178,7 @@ func inPIDNamespace(pidfd *os.File, fork func() error) error {
 // follow hands the list to the process, and waits until the socket is closed, by
 // the execution of the program or by the end of the process.
 func (l *execLaunch) follow(ours net.Conn) error {
-	if _, err := l.list.WriteTo(ours); err != nil {
-		return fmt.Errorf("say what to do: %w", err)
-	}
-	if err := l.files[launch.Socket].Close(); err != nil {
+	if err := l.send(l.list, ours); err != nil {
 		return err
 	}
 	err := l.list.ReadAnswer(ours)

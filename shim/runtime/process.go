@@ -154,7 +154,7 @@ func (p *Process) KernelExit() (status syscall.WaitStatus, known bool) {
 	return status, known
 }
 
-// Close gives back what is held for the process, which lives on if it has not
+// Close releases what is held for the process, which lives on if it has not
 // ended.
 func (p *Process) Close() error {
 	if p.tree != nil {

@@ -13,7 +13,7 @@ import (
 type journaled struct {
 	journal *journal.Journal
 	owner   string
-	whole   bool          // the source does not tell how many bytes wait
+	whole   bool          // the source does not say how many bytes wait
 	slot    *journal.Slot // nil while there is nothing to keep
 	entries *crilog.Stream
 }

@@ -32,7 +32,7 @@ func (s *Supervisor) adoptAll(h *handover) error {
 	for _, id := range recorded {
 		c, err := s.adoptOrRebuild(s.recordPath(id), h)
 		if err != nil {
-			s.log.Error("a container is left alone: nothing tells what it is", "container", id, "error", err)
+			s.log.Error("a container is left alone: neither its record nor the state of its runtime says what it is", "container", id, "error", err)
 			continue
 		}
 		found = append(found, c)

@@ -97,7 +97,7 @@ func truncated(err error) error {
 
 // emptyHeaders are the compressed headers of a reply, of which there are none: a
 // stored block of deflate (RFC 1951, 3.2.4) with the number 0, and an empty one,
-// at which decompressors give back what they have. The first reply of a
+// at which decompressors return what they have. The first reply of a
 // connection has zlib's own header before it (RFC 1950, 2.2).
 func emptyHeaders(first bool) []byte {
 	var block []byte

@@ -23,7 +23,7 @@ func TestSnapshotsWithoutContainer(t *testing.T) {
 	check(t, err)
 	orphan := strings.Repeat("ab", 32)
 	for _, key := range []string{orphan, orphan + "-image-0"} {
-		_, _, err = store.Prepare(t.Context(), key, harness.BusyboxImage, image.PrepareOptions{})
+		err = store.Prepare(t.Context(), key, harness.BusyboxImage, image.PrepareOptions{})
 		check(t, err)
 	}
 	check(t, store.Close())
@@ -52,7 +52,7 @@ func TestCheckRemovesSnapshotsWithoutContainer(t *testing.T) {
 	p.Stop()
 	store, err := image.Open(t.Context(), image.Config{Root: p.Root, Logger: slog.New(slog.DiscardHandler)})
 	check(t, err)
-	_, _, err = store.Prepare(t.Context(), orphan, harness.BusyboxImage, image.PrepareOptions{})
+	err = store.Prepare(t.Context(), orphan, harness.BusyboxImage, image.PrepareOptions{})
 	check(t, err)
 	check(t, store.Close())
 	if output, err := p.RunCommand("check"); err == nil || !strings.Contains(output, "snapshot "+orphan+" has no container") {

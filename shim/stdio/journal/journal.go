@@ -177,7 +177,7 @@ func (j *Journal) Take(owner string) *Slot {
 	return slot
 }
 
-// ReleaseRest gives back what a predecessor has left of streams that are gone.
+// ReleaseRest releases what a predecessor has left of streams that are gone.
 func (j *Journal) ReleaseRest() {
 	j.mu.Lock()
 	rest := j.left

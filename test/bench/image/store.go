@@ -91,7 +91,7 @@ func benchSnapshots(ctx context.Context, root string) error {
 	for i := range snapshotRounds {
 		key := fmt.Sprintf("container%d", i)
 		began := time.Now()
-		if _, _, err := store.Prepare(ctx, key, id, image.PrepareOptions{}); err != nil {
+		if err := store.Prepare(ctx, key, id, image.PrepareOptions{}); err != nil {
 			return err
 		}
 		prepared := time.Now()
