@@ -122,7 +122,7 @@ func (c *Client) ExecEnd(ctx context.Context, id, exec string) {
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
 	defer cancel()
 	// Fails if the process has ended, or its supervisor, whose successor ends it.
-	_ = c.execKill(end, id, exec, uint32(unix.SIGKILL), true)
+	_ = c.ExecKill(end, id, exec, uint32(unix.SIGKILL), true)
 	_, _ = c.execWait(end, id, exec)
 }
 
@@ -137,8 +137,8 @@ func (c *Client) execWait(ctx context.Context, id, exec string) (int32, error) {
 	return answer.GetCode(), native(err)
 }
 
-// execKill signals an exec, or with all everything that it started too.
-func (c *Client) execKill(ctx context.Context, id, exec string, signal uint32, all bool) error {
+// ExecKill signals an exec, or with all everything that it started too.
+func (c *Client) ExecKill(ctx context.Context, id, exec string, signal uint32, all bool) error {
 	_, err := c.rpc.Kill(ctx, &api.KillRequest{Id: id, ExecId: exec, Signal: signal, All: all})
 	return native(err)
 }

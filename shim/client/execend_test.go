@@ -18,7 +18,7 @@ func TestExecsAreEndedWithAllTheyStart(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(rand.N(3 * time.Millisecond))
-		if err := p.execKill(ctx, "c", id, 9, true); err != nil {
+		if err := p.ExecKill(ctx, "c", id, 9, true); err != nil {
 			t.Error(err)
 		}
 		if _, err := p.ExecWait(ctx, "c", id); err != nil {

@@ -824,7 +824,7 @@ func TestExecWaitOfAClientThatIsGone(t *testing.T) {
 	if _, err := p.ExecWait(gone, "c", "e"); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	if err := p.execKill(t.Context(), "c", "e", 0, false); !errdefs.IsNotFound(err) {
+	if err := p.ExecKill(t.Context(), "c", "e", 0, false); !errdefs.IsNotFound(err) {
 		t.Errorf("the exec is still known: %v", err)
 	}
 	if after := p.census(); after.processes != before.processes {
