@@ -53,7 +53,7 @@ func TestSnapshotWithTheNumberOfAFailedOne(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	image := pull(t, s, registry.push(t, "failed:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")), layerOf(t, file("b", "2")))))
 	collected(t, s)
-	if _, _, err := s.Prepare(t.Context(), "newest", image.ID, PrepareOptions{}); err != nil {
+	if err := s.Prepare(t.Context(), "newest", image.ID, PrepareOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	failed := filepath.Join(s.dir, snapshotterKey, "snapshots", strconv.Itoa(numberOfNewest(t, s)+1))
