@@ -69,7 +69,7 @@ func TestSnapshotWithTheNumberOfAFailedOne(t *testing.T) {
 	if err := os.RemoveAll(failed); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.Prepare(t.Context(), "next", image.ID, PrepareOptions{}); err != nil {
+	if err := s.Prepare(t.Context(), "next", image.ID, PrepareOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-swept; err != nil {
