@@ -38,10 +38,10 @@ func TestPulledImageSurvivesAPowerCut(t *testing.T) {
 	}
 }
 
-// TestFullDiskIsToldAndRecoveredFrom pulls what fits by all that is known before
-// its download, and then does not: somebody else fills the disk meanwhile, or it
+// TestFullDiskIsReportedAndRecoveredFrom pulls what fits by all that is known before
+// its download, and then does not: another process fills the disk meanwhile, or it
 // is larger unpacked. After that it pulls what the disk does hold.
-func TestFullDiskIsToldAndRecoveredFrom(t *testing.T) {
+func TestFullDiskIsReportedAndRecoveredFrom(t *testing.T) {
 	registry := newTestRegistry(t)
 	layer := layerOf(t, noise("a", 12<<20, 1))
 	large := registry.push(t, "large:1", imageOf(t, v1.Config{}, layer))

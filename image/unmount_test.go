@@ -61,7 +61,7 @@ func TestCloseEndsWhatWasUnmounted(t *testing.T) {
 	if n, err := unix.Read(behind[0], make([]byte, 1)); n != 0 || err != nil {
 		t.Errorf("the store is closed, and what was to be ended before is not: %d, %v", n, err)
 	}
-	// Whoever looks at all mounts of the machine holds one for a moment.
+	// A process that looks at all mounts of the machine holds each for a moment.
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Unmount(disk, 0)
 		if err == nil {

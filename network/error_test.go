@@ -96,7 +96,7 @@ func TestErrorOfAHungPlugin(t *testing.T) {
 	}
 }
 
-// What is no result is shown: nothing else tells what is wrong.
+// What is no result is shown: nothing else says what is wrong.
 func TestErrorOfRubbish(t *testing.T) {
 	for text, shown := range map[string]string{"Connecting to the agent ... done": "Connecting to the agent", `{"cniVersion": "1.0.0", "ips": [`: "no CNI result", "": "no CNI result"} {
 		n := newNode(t, nil)

@@ -18,7 +18,7 @@ import (
 
 const often = 200 * time.Millisecond
 
-// GC tells the plugins of each network which attachments are valid: all that
+// GC gives the plugins of each network the attachments that are valid: all that
 // the journal has of this network, and no other's.
 func TestGCNamesTheValidAttachments(t *testing.T) {
 	n := newNode(t, func(o *Options) { o.Limits.GCPeriod = often })
@@ -162,7 +162,7 @@ func TestGCDoesNotRunBesideAnAdd(t *testing.T) {
 	n.detach(t, "web")
 }
 
-// A collection that fails is told of and stops nothing.
+// A collection that fails is logged and stops nothing.
 func TestGCThatFails(t *testing.T) {
 	n := newNode(t, func(o *Options) { o.Limits.GCPeriod = often })
 	n.configure(t, "10.conflist", "net", n.script())

@@ -44,7 +44,7 @@ func TestStatusThatHangs(t *testing.T) {
 			t.Fatal("ready while STATUS hangs")
 		}
 	}
-	eventually(t, follows, "the reason is told", func() bool {
+	eventually(t, follows, "the reason is reported", func() bool {
 		err := n.ready(t)
 		return err != nil && strings.Contains(err.Error(), "not done after 500ms")
 	})

@@ -47,7 +47,7 @@ func TestNetworkFollowsItsDirectory(t *testing.T) {
 
 	t.Log("a bad one comes before both, and half a one")
 	put(t, filepath.Join(n.ConfDir, "00.conflist"), "bad")
-	eventually(t, follows, "the bad file is told of", func() bool { return len(n.Problems()) == 1 })
+	eventually(t, follows, "the bad file is a problem", func() bool { return len(n.Problems()) == 1 })
 	n.wantNetwork(t, "renamed")
 
 	t.Log("the directory is removed")

@@ -92,7 +92,7 @@ func TestMetricsAreTheKernels(t *testing.T) {
 	between(t, "open files", uint64(len(files)), values["container_file_descriptors"], uint64(len(files)))
 }
 
-// A limit that is no multiple of a page is rounded by the kernel, and told as it is.
+// A limit that is no multiple of a page is rounded by the kernel, and reported as rounded.
 func TestTheMemoryLimitIsTheKernels(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
 	h := m.hierarchies

@@ -296,7 +296,7 @@ func testUnreadable(t *testing.T, unreadable func(path string) error) {
 	}
 }
 
-// A file with no record in it tells nothing of its object.
+// A file with no record in it says nothing of its object.
 func TestNoRecordInAFile(t *testing.T) {
 	for _, content := range []string{`{"version": 1}`, `{"version": 1, "record": null}`} {
 		records := openRecords(t, true)
@@ -361,7 +361,7 @@ func TestRetryOfQuarantine(t *testing.T) {
 	}
 }
 
-// Where the quarantine cannot be listed nobody may take what is in it for orphans.
+// Where the quarantine cannot be listed, what is in it must not count as orphaned.
 func TestQuarantineThatCannotBeListed(t *testing.T) {
 	records := openRecords(t, false)
 	if err := records.Write("a", pod{Name: "a"}); err != nil {

@@ -248,7 +248,7 @@ func manyMappings(n uint32) (mappings []*runtimeapi.IDMapping) {
 	return mappings
 }
 
-// All that is wrong is told at once.
+// All that is wrong is reported at once.
 func TestPodTellsAll(t *testing.T) {
 	err := Pod(&runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{}, LogDirectory: "x", Hostname: "/",

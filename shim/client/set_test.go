@@ -61,13 +61,13 @@ func (p *pod) follow(events int) (*listener, *client.Set) {
 		}
 		if time.Now().After(deadline) {
 			noted, missed := l.counts()
-			p.t.Fatalf("told of %d events, missed %d times; want %d", noted, missed, events)
+			p.t.Fatalf("%d events, missed %d times; want %d", noted, missed, events)
 		}
 	}
 }
 
-// Who comes to events of which the first are gone is told to list; who has seen
-// all is not; who loses the connection is told that, too.
+// A follower that missed the first events is called to list; one that has seen all
+// is not; one that loses the connection learns of that, too.
 func TestGapInTheEvents(t *testing.T) {
 	p := startPod(t)
 	p.run("first", "sleep 1000")
@@ -85,17 +85,17 @@ func TestGapInTheEvents(t *testing.T) {
 	}
 	late, _ := p.follow(200)
 	if _, missed := late.counts(); missed != 1 {
-		t.Errorf("who comes late was told %d times to list, want 1", missed)
+		t.Errorf("a follower that missed events was called %d times to list, want 1", missed)
 	}
 	if _, missed := all.counts(); missed != 0 {
-		t.Errorf("who has seen all was told %d times to list", missed)
+		t.Errorf("a follower that has seen all was called %d times to list", missed)
 	}
 	p.killShim()
 	for _, l := range []*listener{all, late} {
 		select {
 		case <-l.lost:
 		case <-time.After(20 * time.Second):
-			t.Error("a lost connection was not told")
+			t.Error("a lost connection was not reported")
 		}
 	}
 	p.restart()

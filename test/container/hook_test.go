@@ -53,7 +53,7 @@ func byAnnotation(device string) option {
 
 var hookKinds = []string{"createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
 
-// Hooks of a CDI file run at their times, each told of its own container and
+// Hooks of a CDI file run at their times, each given its own container and
 // where its bundle is; also those that come after the daemon and the shim that
 // made the container have died.
 //

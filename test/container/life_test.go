@@ -69,7 +69,7 @@ func TestExits(t *testing.T) {
 	p.wantExit(oom, 137, "OOMKilled")
 }
 
-// A program that cannot be executed, for whatever reason, is told by Start, as
+// A program that cannot be executed, for whatever reason, is an error of Start, as
 // with other runtimes: the kubelet shows what Create says as a fault of the node.
 //
 // cri: ContainerStatus.message

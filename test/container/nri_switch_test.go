@@ -33,7 +33,7 @@ func (n *nriNode) isOn() bool {
 }
 
 // NRI is switched off and on, and over to another socket, without a restart:
-// plugins come and end, and those that come are told which pods there are.
+// plugins come and end, and those that come are sent the pods that there are.
 func TestNRIIsSwitchedByAReload(t *testing.T) {
 	n := newNRINode(t, "")
 	n.install("05", "logger")

@@ -152,7 +152,7 @@ func annotated(key, value string) harness.PodOption {
 
 // A plugin hears of everything in a pod's life, in order, with the network's
 // namespace as long as that is there; one that the daemon has started, and one
-// that connects again after the daemon was killed, which is told what there is.
+// that connects again after the daemon was killed, which is sent what there is.
 func TestNRIEvents(t *testing.T) {
 	n := newNRINode(t, "")
 	n.install("05", "logger")
@@ -177,7 +177,7 @@ func TestNRIEvents(t *testing.T) {
 	}
 	ended := p.run("ended", "exit 3")
 	p.wantExit(ended, 3, "Error")
-	eventually(t, "the plugin is told of an end by itself", func() bool {
+	eventually(t, "the plugin is notified of an end that nothing asked for", func() bool {
 		return slices.Contains(n.events("web", "ended"), "StopContainer")
 	})
 	n.RemovePod(p.id)
@@ -434,7 +434,7 @@ func TestNRIUpdates(t *testing.T) {
 	same(t, "memory", p.limit(id, "memory"), "33554432")
 	_, err = fmt.Fprintf(logger.orders, `{"containerId": "no-such", "linux": {"resources": {"cpu": {"shares": {"value": "2"}}}}}`+"\n")
 	check(t, err)
-	eventually(t, "the plugin is told that its update failed", func() bool {
+	eventually(t, "the plugin learns that its update failed", func() bool {
 		all := n.seen()
 		last := all[len(all)-1]
 		return last.Container == "no-such" && strings.Contains(last.Error, "no-such")

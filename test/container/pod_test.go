@@ -154,7 +154,7 @@ func (p *pod) status(id string) *runtimeapi.ContainerStatus {
 	return answer.Status
 }
 
-// info is what the verbose status tells, as far as tests use it.
+// info is what the verbose status shows, as far as tests use it.
 type info struct {
 	PID         int    `json:"pid"`
 	SandboxID   string `json:"sandboxID"`

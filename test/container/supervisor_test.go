@@ -188,7 +188,7 @@ func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
 	}
 	eventually(t, "it is seen that no supervisor serves", func() bool { return p.status(lives).State == runtimeapi.ContainerState_CONTAINER_UNKNOWN })
 	eventually(t, "it runs under a successor", func() bool { return p.status(lives).State == running })
-	eventually(t, "the end is told", func() bool { return p.status(dies).State == exited })
+	eventually(t, "the end is reported", func() bool { return p.status(dies).State == exited })
 	for _, dir := range supervisorDirs(t, p.Node) {
 		_ = os.Remove(filepath.Join(dir, "lock.old"))
 	}

@@ -180,7 +180,7 @@ func TestProperty9_AttachmentThatCannotBeRead(t *testing.T) {
 				t.Errorf("the pod changed:\nwas %v\nis  %v", was, now)
 			}
 			if !strings.Contains(n.Log(), `attachment quarantined`) {
-				t.Error("the log does not tell of the attachment")
+				t.Error("the attachment is not in the log")
 			}
 			if _, err := os.Stat(filepath.Join(n.Addresses, was.Network.Ip)); err != nil {
 				t.Errorf("the address of a pod that is Ready was freed: %v", err)

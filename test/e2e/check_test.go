@@ -135,7 +135,7 @@ func TestCheckFindsAndRemovesWhatContainersLeave(t *testing.T) {
 	}
 }
 
-// What is left of a pod and its container whose records somebody has removed by hand is
+// What is left of a pod and its container whose records were removed by hand is
 // found and removed, without a daemon too.
 func TestCheckRemovesWhatHasNoRecord(t *testing.T) {
 	n := newNode(t)

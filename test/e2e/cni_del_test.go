@@ -135,7 +135,7 @@ func stopWithout(t *testing.T, harm func(*testing.T, string), restart bool) {
 }
 
 // What a sandbox left that has no record any more is removed at the start,
-// and GC is told of the attachments that are valid.
+// and GC is given the attachments that are valid.
 func TestProperty22_GarbageCollection(t *testing.T) {
 	n := newNode(t, harness.NoNetwork())
 	r := newRecorder(t, n)
@@ -157,7 +157,7 @@ func TestProperty22_GarbageCollection(t *testing.T) {
 	eventually(t, "GC runs", patience, func() bool { return len(r.calls("GC")) > 0 })
 	for _, call := range r.calls("GC") {
 		if valid := validAttachments(t, call); !slices.Contains(valid, kept) {
-			t.Errorf("GC was told that only %v are valid", valid)
+			t.Errorf("GC was given %v as valid", valid)
 		}
 	}
 }

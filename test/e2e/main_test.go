@@ -102,7 +102,7 @@ func ready(t testing.TB, n *harness.Node, id string) bool {
 	return podStatus(t, n, id).State == runtimeapi.PodSandboxState_SANDBOX_READY
 }
 
-// podInfo is what the verbose status of a pod tells, as far as tests use it.
+// podInfo is what the verbose status of a pod shows, as far as tests use it.
 type podInfo struct {
 	PID                int             `json:"pid"`
 	NetNamespace       string          `json:"netNamespace"`

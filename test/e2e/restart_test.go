@@ -176,7 +176,7 @@ func TestProperty9_RecordsThatCannotBeRead(t *testing.T) {
 	if len(quarantined) != 2 {
 		t.Errorf("the verbose status has %v", quarantined)
 	}
-	// What the record told of is left alone: its pod may still serve.
+	// What the record described is left alone: its pod may still serve.
 	if held := addresses(t, n); len(held) != 2 {
 		t.Errorf("addresses %v, want those of both pods", held)
 	}

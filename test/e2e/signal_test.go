@@ -52,10 +52,10 @@ func TestSignalsDoNotEndTheDaemon(t *testing.T) {
 	check(t, os.WriteFile(file, append([]byte("pids_limit = 123\n"), text...), 0o600))
 	check(t, unix.Kill(pid, unix.SIGHUP))
 	eventually(t, "the log names what needs a restart", patience, func() bool { return strings.Contains(n.Log(), "pids_limit") })
-	// What cannot be read is told, and changes nothing.
+	// What cannot be read is logged, and changes nothing.
 	check(t, os.WriteFile(file, []byte("nonsense"), 0o600))
 	check(t, unix.Kill(pid, unix.SIGHUP))
-	eventually(t, "the log tells of the broken file", patience, func() bool {
+	eventually(t, "the broken file is logged", patience, func() bool {
 		return strings.Contains(n.Log(), "config.toml:1") || strings.Contains(n.Log(), "nonsense")
 	})
 	check(t, os.WriteFile(file, text, 0o600))

@@ -1,6 +1,6 @@
 // Command nriplugin are NRI plugins for tests, made of the stub that others are
 // made of. Its name says which one it is: logger writes down every request and
-// can be told by annotations of pods to fail, to hang or to die; the others
+// can be made by annotations of pods to fail, to hang or to die; the others
 // adjust containers as annotations say.
 package main
 

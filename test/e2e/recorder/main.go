@@ -1,5 +1,5 @@
 // Command recorder is a CNI plugin for tests. It writes down how it was called
-// and can be told to fail, to hang or to wait.
+// and can be made to fail, to hang or to wait.
 package main
 
 import (
