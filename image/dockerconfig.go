@@ -5,9 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/internal/state"
 )
 
 // dockerConfig is the part of a docker config.json that holds credentials.
@@ -57,7 +58,7 @@ func readDockerConfig(path string) (dockerConfig, error) {
 	if path == "" {
 		return dockerConfig{}, nil
 	}
-	data, err := os.ReadFile(path)
+	data, err := state.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return dockerConfig{}, nil
 	}

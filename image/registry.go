@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net/http"
-	"os"
 	"path/filepath"
 
 	"github.com/containerd/containerd/v2/core/remotes"
@@ -14,6 +13,8 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker/config"
 	"github.com/containerd/errdefs"
 	"github.com/pelletier/go-toml/v2"
+
+	"github.com/minicri/minicri/internal/state"
 )
 
 // resolver makes what one pull uses to reach the registry and its mirrors. The
@@ -77,7 +78,7 @@ func (s *Store) hostDir(host string) (string, error) {
 // the mirrors to the registry itself, which is what the file may be there to
 // prevent.
 func checkHostsFile(path string) error {
-	data, err := os.ReadFile(path)
+	data, err := state.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
+
+	"github.com/minicri/minicri/internal/state"
 )
 
 // Configuration is one network configuration list as it was read. It is never
@@ -79,7 +81,7 @@ func readFile(file string) (*Configuration, error) {
 // locate adds the line to an error about the form of a JSON file.
 func locate(file string, err error) error {
 	var syntax *json.SyntaxError
-	data, readErr := os.ReadFile(file)
+	data, readErr := state.ReadFile(file)
 	if readErr != nil {
 		return err
 	}
@@ -90,18 +92,43 @@ func locate(file string, err error) error {
 }
 
 func readList(file string) (*libcni.NetworkConfigList, error) {
-	if filepath.Ext(file) == ".conflist" {
-		return libcni.NetworkConfFromFile(file)
-	}
-	data, err := os.ReadFile(file)
+	data, err := state.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
-	plugin, err := libcni.NetworkPluginConfFromBytes(data)
+	if filepath.Ext(file) != ".conflist" {
+		plugin, err := libcni.NetworkPluginConfFromBytes(data)
+		if err != nil {
+			return nil, err
+		}
+		return libcni.ConfListFromConf(plugin)
+	}
+	list, err := libcni.NetworkConfFromBytes(data)
 	if err != nil {
 		return nil, err
 	}
-	return libcni.ConfListFromConf(plugin)
+	if !list.LoadOnlyInlinedPlugins {
+		if err := onlyFiles(filepath.Join(filepath.Dir(file), list.Name)); err != nil {
+			return nil, err
+		}
+	}
+	return libcni.NetworkConfFromFile(file)
+}
+
+// onlyFiles refuses a folder of plugins in which libcni would wait for the writer of
+// a fifo for ever.
+func onlyFiles(folder string) error {
+	files, err := libcni.ConfFiles(folder, []string{".conf"})
+	for _, file := range files {
+		info, statErr := os.Stat(file)
+		switch {
+		case statErr != nil:
+			err = errors.Join(err, statErr)
+		case !info.Mode().IsRegular():
+			err = errors.Join(err, fmt.Errorf("%s is no regular file, its mode is %v", file, info.Mode()))
+		}
+	}
+	return err
 }
 
 func newConfiguration(list *libcni.NetworkConfigList, file string) (*Configuration, error) {

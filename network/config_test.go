@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 const goodList = `{"cniVersion": "1.1.0", "name": "good", "plugins": [{"type": "bridge"}, {"type": "portmap"}]}`
@@ -58,6 +60,28 @@ func TestReadDirectoryPassesOverBadFiles(t *testing.T) {
 				wantError(t, problem, directory)
 			}
 		})
+	}
+}
+
+// What is no regular file is a problem, and is not waited for.
+func TestReadDirectoryDoesNotWaitForFifos(t *testing.T) {
+	directory := t.TempDir()
+	put(t, filepath.Join(directory, "10-good.conflist"), goodList)
+	put(t, filepath.Join(directory, "00-folder.conflist"), `{"cniVersion": "1.1.0", "name": "folder"}`)
+	must(t, os.Mkdir(filepath.Join(directory, "folder"), 0o700))
+	for _, fifo := range []string{"01-fifo.conflist", "02-fifo.conf", "folder/fifo.conf"} {
+		must(t, unix.Mkfifo(filepath.Join(directory, fifo), 0o600))
+	}
+	must(t, os.Symlink("01-fifo.conflist", filepath.Join(directory, "03-link.json")))
+	got, problems := readFirst(directory)
+	if got == nil || got.Name != "good" {
+		t.Errorf("got %+v, %v", got, problems)
+	}
+	if len(problems) != 4 {
+		t.Errorf("%d problems, want one for each of the four: %v", len(problems), problems)
+	}
+	for _, problem := range problems {
+		wantError(t, problem, directory, "no regular file")
 	}
 }
 

@@ -2,12 +2,13 @@ package oci
 
 import (
 	"fmt"
-	"os"
 
 	"github.com/moby/profiles/seccomp"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/state"
 )
 
 func sandboxSeccomp(s *Sandbox, spec *specs.Spec) error {
@@ -59,7 +60,7 @@ func setSeccomp(security asksForSeccomp, spec *specs.Spec, byDefault func(*specs
 }
 
 func loadSeccomp(path string, spec *specs.Spec) (*specs.LinuxSeccomp, error) {
-	body, err := os.ReadFile(path)
+	body, err := state.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}

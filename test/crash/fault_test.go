@@ -44,7 +44,7 @@ var (
 
 // shortLimit is the daemon's own limit in rows where it passes: longer than
 // any undisturbed operation takes, also on a busy machine.
-const shortLimit = 2 * time.Second
+const shortLimit = 5 * time.Second
 
 func shortLimits() harness.Option {
 	return harness.Config(fmt.Sprintf("run = %q\ndestroy = %[1]q\ncni_add = %[1]q\ncni_del = %[1]q\nkill = %[1]q", shortLimit))

@@ -140,7 +140,9 @@ func TestSeccomp(t *testing.T) {
 			t.Errorf("%s: want %s, got %s", name, c.want, got)
 		}
 	}
-	for _, ref := range []string{"", "relative.json", filepath.Join(n.Dir, "absent.json"), n.Dir} {
+	fifo := filepath.Join(n.Dir, "fifo.json") // is not waited for
+	check(t, unix.Mkfifo(fifo, 0o600))
+	for _, ref := range []string{"", "relative.json", filepath.Join(n.Dir, "absent.json"), n.Dir, fifo} {
 		_, err := run(t, n, n.PodConfig("refused", profile(runtimeapi.SecurityProfile_Localhost, ref)))
 		wantCode(t, err, codes.InvalidArgument)
 	}
