@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/sys/user"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -88,12 +89,12 @@ func supplementalGroups(c *Container, wanted string) ([]int64, error) {
 func lookUp(c *Container, wanted string) (*user.ExecUser, error) {
 	found, err := user.GetExecUser(wanted, nil, bytes.NewReader(c.Passwd), bytes.NewReader(c.Group))
 	if err != nil {
-		return nil, fmt.Errorf("user %q of the image: %w", wanted, err)
+		return nil, fmt.Errorf("user %q of the image: %w: %w", wanted, err, errdefs.ErrInvalidArgument)
 	}
 	// A number in these files may be any; cut to 32 bits it could become root.
 	for _, id := range append(found.Sgids, found.Uid, found.Gid) {
 		if id < 0 || id > math.MaxInt32 {
-			return nil, fmt.Errorf("user %q of the image: %d is not a user or group id", wanted, id)
+			return nil, fmt.Errorf("user %q of the image: %d is not a user or group id: %w", wanted, id, errdefs.ErrInvalidArgument)
 		}
 	}
 	return found, nil

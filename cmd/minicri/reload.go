@@ -25,6 +25,7 @@ import (
 func (n *parts) apply(c *config.Config) error {
 	n.runtime.Sandboxes.SetLimits(sandboxLimits(c))
 	n.runtime.Containers.SetLimits(containerLimits(c))
+	n.supervisors.SetAnswer(time.Duration(c.Limits.Kill))
 	n.runtime.Networks.SetLimits(networkLimits(c))
 	n.runtime.Networks.SetDefault(network.DefaultNetwork(c.DefaultNetwork))
 	n.runtime.Networks.SetDirectories(c.CNIConfDirs())

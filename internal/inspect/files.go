@@ -5,8 +5,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
+	"sync"
 
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -61,11 +62,12 @@ type containerHead struct {
 }
 
 func (f Files) pods(match func(timeline.Pod) bool) (found []timeline.Pod, err error) {
-	var containers map[string][]timeline.Container
-	var reading errgroup.Group // on a second processor
-	reading.Go(func() (err error) { containers, err = f.containers(); return err })
+	containers, err := f.containers()
+	if err != nil {
+		return nil, err
+	}
 	all, err := f.heads()
-	if err := errors.Join(err, reading.Wait()); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	for _, p := range all {
@@ -79,19 +81,15 @@ func (f Files) pods(match func(timeline.Pod) bool) (found []timeline.Pod, err er
 
 // heads are the names of all pods.
 func (f Files) heads() (all []timeline.Pod, err error) {
-	ids, err := idsOf(filepath.Join(f.Root, "sandboxes"))
-	if err != nil {
-		return nil, err
-	}
-	for _, id := range ids {
-		head, err := state.Peek[podHead](filepath.Join(f.Root, "sandboxes"), id)
-		if err != nil {
+	ids, heads, err := peekAll[podHead](filepath.Join(f.Root, "sandboxes"))
+	for i, head := range heads {
+		if head == nil {
 			continue // the daemon reports what cannot be read
 		}
 		m := head.Config.Metadata
-		all = append(all, headOf(id, &runtimeapi.PodSandboxMetadata{Name: m.Name, Namespace: m.Namespace, Attempt: m.Attempt}))
+		all = append(all, headOf(ids[i], &runtimeapi.PodSandboxMetadata{Name: m.Name, Namespace: m.Namespace, Attempt: m.Attempt}))
 	}
-	return all, nil
+	return all, err
 }
 
 // read reads all that is known of a pod and its containers.
@@ -116,20 +114,38 @@ func (f Files) read(p timeline.Pod) timeline.Pod {
 
 // containers are the names of all containers, by pod.
 func (f Files) containers() (map[string][]timeline.Container, error) {
-	ids, err := idsOf(filepath.Join(f.Root, "containers"))
-	if err != nil {
-		return nil, err
-	}
+	ids, heads, err := peekAll[containerHead](filepath.Join(f.Root, "containers"))
 	of := make(map[string][]timeline.Container)
-	for _, id := range ids {
-		head, err := state.Peek[containerHead](filepath.Join(f.Root, "containers"), id)
-		if err != nil {
+	for i, head := range heads {
+		if head == nil {
 			continue
 		}
 		m := head.Config.Metadata
-		of[head.SandboxID] = append(of[head.SandboxID], timeline.Container{ID: id, Name: m.Name, Attempt: m.Attempt})
+		of[head.SandboxID] = append(of[head.SandboxID], timeline.Container{ID: ids[i], Name: m.Name, Attempt: m.Attempt})
 	}
-	return of, nil
+	return of, err
+}
+
+// peekAll reads the heads of all records of a directory, on all processors; one
+// that cannot be read is nil.
+func peekAll[T any](directory string) (ids []string, heads []*T, err error) {
+	if ids, err = idsOf(directory); err != nil {
+		return nil, nil, err
+	}
+	heads = make([]*T, len(ids))
+	var reading sync.WaitGroup
+	processors := runtime.GOMAXPROCS(0)
+	for first := range processors {
+		reading.Go(func() {
+			for i := first; i < len(ids); i += processors {
+				if head, err := state.Peek[T](directory, ids[i]); err == nil {
+					heads[i] = &head
+				}
+			}
+		})
+	}
+	reading.Wait()
+	return ids, heads, nil
 }
 
 func decode(config []byte, into proto.Message) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -30,12 +31,12 @@ var ErrLost = fmt.Errorf("the supervisor has ended, and another one takes its pl
 // Connect connects to the supervisor that serves dir. errdefs.ErrUnavailable
 // says that there is none: Start one.
 func Connect(ctx context.Context, dir string) (*Client, error) {
-	return connect(ctx, dir, 0)
+	return connect(ctx, dir, nil)
 }
 
 // connect ends a supervisor that does not answer a call within the limit, none
-// if 0.
-func connect(ctx context.Context, dir string, answer time.Duration) (*Client, error) {
+// if nil.
+func connect(ctx context.Context, dir string, answer *atomic.Int64) (*Client, error) {
 	conn, err := dialSocket(ctx, filepath.Join(dir, api.ControlSocket))
 	if err != nil {
 		return nil, err

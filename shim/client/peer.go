@@ -20,7 +20,7 @@ import (
 // killed: its successor adopts what it held.
 type peer struct {
 	dir    string
-	answer time.Duration // 0: no limit
+	answer *atomic.Int64 // how long a call may take, as a time.Duration; nil: no limit
 	pidfd  *os.File      // nil if it could not be opened
 	asking sync.Mutex    // held while it is asked whether it hangs
 
@@ -28,7 +28,7 @@ type peer struct {
 }
 
 // newPeer finds the process that listens (SO_PEERCRED of unix(7)).
-func newPeer(conn *net.UnixConn, dir string, answer time.Duration) (*peer, error) {
+func newPeer(conn *net.UnixConn, dir string, answer *atomic.Int64) (*peer, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return nil, err
@@ -49,12 +49,20 @@ func newPeer(conn *net.UnixConn, dir string, answer time.Duration) (*peer, error
 
 func (p *peer) close() error { return p.pidfd.Close() }
 
+// limit is how long a call may take now, 0 for no limit.
+func (p *peer) limit() time.Duration {
+	if p.answer == nil {
+		return 0
+	}
+	return time.Duration(p.answer.Load())
+}
+
 // watch is around each call: one that takes half of the limit has the supervisor
 // asked whether it answers at all, within the other half. A call may have its
 // reasons to take long, such as a hook that runs.
 func (p *peer) watch(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, _ *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
-	if p.answer > 0 {
-		late := time.AfterFunc(p.answer/2, p.killIfHung)
+	if limit := p.limit(); limit > 0 {
+		late := time.AfterFunc(limit/2, p.killIfHung)
 		defer late.Stop()
 	}
 	return invoke(ctx, request, response)
@@ -65,15 +73,15 @@ func (p *peer) watch(ctx context.Context, request *ttrpc.Request, response *ttrp
 // answer to something simple, and killed when it gives none.
 func (p *peer) attend(ctx context.Context) (over func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	if p.answer > 0 {
+	if p.limit() > 0 {
 		go p.askUntil(ctx.Done()) // ends with it, and with the limit of an answer
 	}
 	return cancel
 }
 
 func (p *peer) askUntil(over <-chan struct{}) {
-	period := p.answer / 4
 	for {
+		period := p.limit() / 4
 		select {
 		case <-over:
 			return
@@ -87,11 +95,12 @@ func (p *peer) askUntil(over <-chan struct{}) {
 
 // killIfHung kills a supervisor that does not answer the simplest call either.
 func (p *peer) killIfHung() {
-	if p.answer == 0 || !p.asking.TryLock() {
+	limit := p.limit()
+	if limit == 0 || !p.asking.TryLock() {
 		return
 	}
 	defer p.asking.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), p.answer/2)
+	ctx, cancel := context.WithTimeout(context.Background(), limit/2)
 	defer cancel()
 	conn, err := dialSocket(ctx, p.dir+"/"+api.ControlSocket)
 	if err != nil {

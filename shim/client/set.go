@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -25,6 +26,7 @@ const NodeGroup = api.NodeGroup
 // started or connected to.
 type Set struct {
 	options SetOptions
+	answer  atomic.Int64 // how long a supervisor may take to answer, as a time.Duration
 
 	// base ends with Close; work are the goroutines that it ends.
 	base   context.Context
@@ -41,7 +43,7 @@ type SetOptions struct {
 	// Dir has a directory for each group.
 	Dir   string
 	Start StartOptions // all but Dir
-	// Answer is how long a supervisor may take to answer.
+	// Answer is how long a supervisor may take to answer; see SetAnswer.
 	Answer time.Duration
 	Logger *slog.Logger
 }
@@ -71,9 +73,14 @@ func NewSet(options SetOptions) (*Set, error) {
 		return nil, err
 	}
 	s := &Set{options: options, groups: make(map[string]*group)}
+	s.SetAnswer(options.Answer)
 	s.base, s.cancel = context.WithCancel(context.Background())
 	return s, nil
 }
+
+// SetAnswer changes how long a supervisor may take to answer, for calls that begin
+// from now on.
+func (s *Set) SetAnswer(limit time.Duration) { s.answer.Store(int64(limit)) }
 
 // Follow sets the receiver of events from now on. It is called once, before the
 // first Ensure.
@@ -103,10 +110,10 @@ func (s *Set) Connect(ctx context.Context, name string) (*Client, error) {
 	g := s.of(name)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.connect(ctx, s.options.Answer)
+	return g.connect(ctx, &s.answer)
 }
 
-func (g *group) connect(ctx context.Context, answer time.Duration) (*Client, error) {
+func (g *group) connect(ctx context.Context, answer *atomic.Int64) (*Client, error) {
 	if g.client != nil {
 		select {
 		case <-g.lost:
@@ -156,13 +163,13 @@ const endingInterval = 20 * time.Millisecond
 
 // serving connects to a group's supervisor, or starts it; mu is held.
 func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
-	for deadline := time.Now().Add(s.options.Answer); ; time.Sleep(endingInterval) {
-		supervisor, err := g.connect(ctx, s.options.Answer)
+	for deadline := time.Now().Add(time.Duration(s.answer.Load())); ; time.Sleep(endingInterval) {
+		supervisor, err := g.connect(ctx, &s.answer)
 		if !errdefs.IsUnavailable(err) {
 			return supervisor, err
 		}
 		options := s.options.Start
-		options.Dir, options.Answer = g.dir, s.options.Answer
+		options.Dir, options.answer = g.dir, &s.answer
 		supervisor, err = Start(ctx, options)
 		if err == nil {
 			return g.use(supervisor), nil
@@ -220,7 +227,7 @@ func (s *Set) End(ctx context.Context, name string) error {
 	g := s.of(name)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	supervisor, err := g.connect(ctx, s.options.Answer)
+	supervisor, err := g.connect(ctx, &s.answer)
 	if err == nil {
 		err = errors.Join(ignoreUnavailable(empty(ctx, supervisor)), ignoreUnavailable(supervisor.Shutdown(ctx)), supervisor.Close())
 		g.client = nil

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,9 +24,9 @@ type StartOptions struct {
 	Dir           string   // the directory of the supervisor, made if absent
 	SystemdCgroup bool     // cgroupsPath of its containers is slice:prefix:name
 	Cgroups       []string // cgroup directories that the supervisor moves into; none: the daemon's own
-	// Answer is how long a call may take before a supervisor that answers
-	// nothing is killed; 0: no limit.
-	Answer time.Duration
+	// answer is how long a call may take before a supervisor that answers
+	// nothing is killed; nil: no limit.
+	answer *atomic.Int64
 }
 
 // longestSocket: sockaddr_un (unix(7)) holds 107 characters and a NUL.
@@ -49,7 +50,7 @@ func Start(ctx context.Context, options StartOptions) (*Client, error) {
 	if err := spawn(ctx, options); err != nil {
 		return nil, fmt.Errorf("start shim of %s (its log is shim.log there): %w", options.Dir, err)
 	}
-	return connect(ctx, options.Dir, options.Answer)
+	return connect(ctx, options.Dir, options.answer)
 }
 
 // spawn returns when the supervisor serves.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/shim/api"
@@ -55,7 +56,7 @@ func openBelow(directory *os.File, name string, flags, mode uint64) (*os.File, e
 		Flags: flags | unix.O_CLOEXEC, Mode: mode, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
 	})
 	if errors.Is(err, unix.ELOOP) {
-		return nil, fmt.Errorf("open %s: below %s there is a symbolic link, and none is followed there: %w", path, directory.Name(), err)
+		return nil, fmt.Errorf("open %s: below %s there is a symbolic link, and none is followed there: %w: %w", path, directory.Name(), err, errdefs.ErrInvalidArgument)
 	}
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
@@ -74,7 +75,7 @@ func openExisting(directory *os.File, name string) (*os.File, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is %v and not a regular file, remove it", place.Name(), info.Mode().Type())
+		return nil, fmt.Errorf("%s is %v and not a regular file, remove it: %w", place.Name(), info.Mode().Type(), errdefs.ErrInvalidArgument)
 	}
 	file, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", place.Fd()), os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
