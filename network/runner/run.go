@@ -109,13 +109,14 @@ func monotonic() time.Duration {
 }
 
 // Deadline is when the limit of the run is over, whichever daemon waits for it: one
-// that starts again and again does not make it longer.
+// that starts again and again does not make it longer. It is now for a run whose limit
+// was over before: what is killed then has its time to end.
 func (run *Run) Deadline() time.Time {
 	past := monotonic() - run.Began
 	if run.Began == 0 || past < 0 { // an earlier version; another time namespace
 		past = 0
 	}
-	return time.Now().Add(run.Limit - past)
+	return time.Now().Add(max(run.Limit-past, 0))
 }
 
 // PluginDir is the directory of plugins that go-cni is given for this run.

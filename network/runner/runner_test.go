@@ -524,3 +524,21 @@ func eventually(t *testing.T, what string, is func() bool) {
 		}
 	}
 }
+
+// A daemon has for a run of another one what is left of its limit.
+func TestDeadline(t *testing.T) {
+	const limit = time.Minute
+	for began, want := range map[time.Duration]time.Duration{
+		0:                            limit, // not noted
+		monotonic() + time.Hour:      limit, // of another time namespace
+		monotonic() - 20*time.Second: limit - 20*time.Second,
+		monotonic() - 2*time.Hour:    0,
+	} {
+		run := Run{Request: Request{Limit: limit}, Began: began}
+		before := time.Now()
+		got := run.Deadline()
+		if got.Before(before.Add(want-10*time.Second)) || got.Before(before) || got.After(time.Now().Add(want)) {
+			t.Errorf("began at %v: %v, want %v", began, got.Sub(before), want)
+		}
+	}
+}
