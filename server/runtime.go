@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/errtext"
 	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/network"
 )
@@ -92,7 +93,7 @@ func handlerCondition(handlers []handler.Status) *runtimeapi.RuntimeCondition {
 		} else {
 			condition.Message += "; "
 		}
-		condition.Message += h.Err.Error()
+		condition.Message += errtext.Of(h.Err)
 	}
 	return condition
 }

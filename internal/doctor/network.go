@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/minicri/minicri/internal/errtext"
 	"github.com/minicri/minicri/network"
 )
 
@@ -28,8 +29,11 @@ func (c *checker) programs(ctx context.Context) {
 // handlers asks the runtime of each handler what it can do, as the daemon does.
 func (c *checker) handlers(ctx context.Context) {
 	for _, h := range c.Handlers.List(ctx) {
-		if len(h.Program) > 0 {
-			c.when(h.Err == nil, Problem, "handler", fmt.Sprintf("%s runs %v", h.Name, h.Program), fmt.Sprint(h.Err), "install the runtime, or remove the handler from the configuration")
+		switch {
+		case h.Err != nil:
+			c.add("handler", Problem, errtext.Of(h.Err), "install the runtime, or remove the handler from the configuration")
+		case len(h.Program) > 0:
+			c.add("handler", Good, fmt.Sprintf("%s runs %v", h.Name, h.Program), "")
 		}
 	}
 }

@@ -126,6 +126,8 @@ func run(path, argument string) ([]byte, error) {
 	switch {
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("%s %s: no answer within %v", path, argument, askLimit)
+	case err != nil && len(complained)+len(said) == 0:
+		return nil, fmt.Errorf("%s %s: %w", path, argument, err)
 	case err != nil:
 		return nil, fmt.Errorf("%s %s: %w: %.200q", path, argument, err, slices.Concat(complained, said))
 	}

@@ -3,6 +3,7 @@ package runtime
 import (
 	"os"
 	"syscall"
+	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
@@ -67,6 +68,14 @@ type Parent interface {
 	// Exit waits until init has ended, and returns its status as the parent has
 	// seen it. Not known is that of a parent that has ended.
 	Exit() (status syscall.WaitStatus, known bool)
+}
+
+// Aborter is a Container for which its runtime runs further programs, hooks above all.
+type Aborter interface {
+	// Abort ends them, and a call that waits for them.
+	Abort()
+	// AbortStart is Abort if a Start that is under way now has not returned by then.
+	AbortStart(after time.Duration)
 }
 
 // Relay passes on what a process that copies the streams of another cannot see in

@@ -14,7 +14,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/ttrpc"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/environ"
 )
@@ -122,6 +121,7 @@ const abortTimeout = time.Second
 var (
 	_ Parent  = (*taskContainer)(nil)
 	_ Relayed = (*taskContainer)(nil)
+	_ Aborter = (*taskContainer)(nil)
 )
 
 // taskContainer is a container of a Task.
@@ -223,10 +223,6 @@ func (c *taskContainer) Exit() (syscall.WaitStatus, bool) {
 // SignalAll is of Container. Cgroups are enough where there are any; a shim that
 // does not answer would be waited for.
 func (c *taskContainer) SignalAll(sig syscall.Signal) error {
-	if sig == unix.SIGKILL {
-		endHelpers(c.known.Shim.PID, c.id)
-		c.abortStart()
-	}
 	if len(c.known.Cgroups) > 0 {
 		return killCgroup(c.known.Cgroups, "", sig)
 	}

@@ -23,15 +23,32 @@ func (c *taskContainer) setStarting(cancel context.CancelFunc) {
 	c.starting = cancel
 }
 
-// abortStart gives up a start that a shim does not answer although the container
-// is killed.
-func (c *taskContainer) abortStart() {
+// Abort is of Aborter: a start that the shim still does not answer then is given up.
+func (c *taskContainer) Abort() {
+	endHelpers(c.known.Shim.PID, c.id)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.starting != nil {
 		c.aborted.Store(true)
 		time.AfterFunc(abortTimeout, c.starting)
 	}
+}
+
+// AbortStart is of Aborter.
+func (c *taskContainer) AbortStart(after time.Duration) {
+	if c.isStarting() {
+		time.AfterFunc(after, func() {
+			if c.isStarting() { // a container is started once
+				c.Abort()
+			}
+		})
+	}
+}
+
+func (c *taskContainer) isStarting() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.starting != nil
 }
 
 // Started is of Container: the runtime behind the shim has run the hooks.

@@ -70,6 +70,10 @@ func (c *container) endRest() {
 	}
 }
 
+// startGrace is how long the start of a container may take that has ended meanwhile: a
+// hook that hangs would keep it from being deleted.
+const startGrace = 5 * time.Second
+
 // drainTimeout is how long the event of a container's end waits for its output to
 // be in the log: people look there when they hear of it.
 const drainTimeout = 500 * time.Millisecond

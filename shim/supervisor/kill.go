@@ -24,6 +24,9 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 		return fmt.Errorf("kill container %s: it has ended: %w", c.record.ID, errdefs.ErrNotFound)
 	}
 	var err error
+	if aborter, is := c.aborter(); is && all && sig == syscall.SIGKILL {
+		aborter.Abort()
+	}
 	if all {
 		err = c.signalAll(sig)
 	}
@@ -40,6 +43,13 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 		return fmt.Errorf("kill container %s: %w", c.record.ID, err)
 	}
 	return nil
+}
+
+// aborter ends what its runtime runs for the container, if it does.
+func (c *container) aborter() (runtime.Aborter, bool) {
+	loaded, _ := c.loaded()
+	aborter, is := loaded.(runtime.Aborter)
+	return aborter, is
 }
 
 // signalAll signals every process of the container.

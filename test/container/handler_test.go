@@ -92,7 +92,7 @@ func TestHandlerWithoutItsRuntime(t *testing.T) {
 			}
 		}
 	}
-	if !strings.Contains(said, "gone") || !strings.Contains(answer.Info["runtimeHandlers"], "/no/such/runtime") {
+	if !strings.HasSuffix(said, "no such file or directory") || !strings.Contains(said, "gone") || !strings.Contains(answer.Info["runtimeHandlers"], "/no/such/runtime") {
 		t.Errorf("Status says %q and %s", said, answer.Info["runtimeHandlers"])
 	}
 	_, err = n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("other")})
@@ -171,6 +171,23 @@ func TestHandlerOfTypeShim(t *testing.T) {
 	p.wantExit(absent, 128, "StartError")
 	n.RemovePod(p.id)
 	eventually(t, "the shim has ended", func() bool { return programOf(t, shim) == "" })
+}
+
+// The runtime of a shim may still be at the start of a program that has ended: it is
+// not killed with what the container has left.
+func TestProgramThatEndsBeforeItsStart(t *testing.T) {
+	program, err := filepath.Abs("../../bin/debian/usr/bin/containerd-shim-runc-v2")
+	check(t, err)
+	dir := t.TempDir()
+	for name, script := range map[string]string{
+		"containerd-shim-runc-v2": fmt.Sprintf("PATH=%s:$PATH exec %s \"$@\"", dir, program),
+		"runc":                    fmt.Sprintf("%s \"$@\"; code=$?; case \" $* \" in *\" start \"*) sleep 0.3;; esac; exit $code", runc(t)),
+	} {
+		check(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	}
+	n := newNode(t, harness.Runtime("runc-shim", filepath.Join(dir, "containerd-shim-runc-v2")))
+	p := runPod(t, n, "web")
+	p.wantExit(p.run("app", "exit 3"), 3, "Error")
 }
 
 // A shim keeps nothing of a container that no supervisor knows once it is removed, and
