@@ -14,6 +14,7 @@ const page = `
 |---|---|---|
 | TestA | runc, shim-runc | a |
 | TestB | shim-runc | b |
+| TestD | runc?, shim-runc? | d |
 `
 
 func TestCompare(t *testing.T) {
@@ -24,9 +25,11 @@ func TestCompare(t *testing.T) {
 		"--- PASS: TestB (1s)\n--- FAIL: TestA (0.1s)\n    --- FAIL: TestA/part (0s)\n--- SKIP: TestS (0s)\n": "",
 		"--- PASS: TestB (1s)\n--- PASS: TestA (0.1s)\n":                                                      "TestA is in the list",
 		"--- PASS: TestB (1s)\n--- FAIL: TestA (0.1s)\n--- FAIL: TestC (0.1s)\n":                              "TestC fails, and is not",
+		"--- FAIL: TestA (0.1s)\n--- PASS: TestD (0s)\n":                                                      "",
+		"--- PASS: TestB (0s)\n--- FAIL: TestA (0.1s)\n--- FAIL: TestD (0s)\n":                                "",
 		"ok\n": "no test has passed",
 	} {
-		err := compare(io.Discard, strings.NewReader(output), "runc", listed(page, "runc"))
+		err := compare(io.Discard, strings.NewReader(output), "runc", listed(page, "runc"), listed(page, "runc?"))
 		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v, want %q", output, err, says)
 		}
