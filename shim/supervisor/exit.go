@@ -65,6 +65,9 @@ func (c *container) keepExit(exit *api.ExitRecord) error {
 // (pid_namespaces(7)). In one that it shares they would run on, with its ports
 // and locks.
 func (c *container) endRest() {
+	if aborter, is := c.aborter(); is {
+		aborter.AbortStart(startGrace)
+	}
 	if err := c.signalAll(syscall.SIGKILL); err != nil {
 		c.sup.log.Warn("processes of a container that has ended may still run", "container", c.snapshot().ID, "error", err)
 	}
