@@ -49,7 +49,7 @@ type Container struct {
 
 	// announced is set once plugins know of the container, those that come later too;
 	// stopAnnounced once they were notified of its end, under stopLock, which is held
-	// while they are.
+	// while they are, and during a start.
 	announced     atomic.Bool
 	stopAnnounced bool
 	stopLock      lock.Mutex

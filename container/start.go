@@ -35,6 +35,11 @@ func (s *Store) Start(ctx context.Context, id string) error {
 	if s.hasPlugins() {
 		steps.Step(stepNRIStart, func(ctx context.Context) error { return s.askStart(ctx, c) })
 	}
+	// Plugins are notified of the start before the end, however short the life.
+	if err := c.stopLock.Lock(ctx); err != nil {
+		return fmt.Errorf("container %s: wait for plugins that are notified of its end: %w", c.ID, err)
+	}
+	defer c.stopLock.Unlock()
 	steps.Step(stepStart, func(ctx context.Context) error { return s.start(ctx, c) })
 	if err := steps.Err(); err != nil {
 		return fmt.Errorf("container %s: %w", c.ID, err)

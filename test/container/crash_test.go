@@ -127,7 +127,6 @@ func (c *trial) test(row crashRow, fault string) {
 		c.Start()
 	}
 	c.checkWitness()
-	c.removeListed()
 	c.runAgain()
 }
 
@@ -207,11 +206,13 @@ func (c *trial) removeListed() {
 	}
 }
 
-// runAgain: the name is free, at once or when what was cut off is rolled back.
+// runAgain: the name is free, at once or when what was cut off is rolled back. A
+// creation whose caller went away at its end succeeds, and may be listed late.
 func (c *trial) runAgain() {
 	c.t.Helper()
 	var id string
 	eventually(c.t, "the name is free", func() (free bool) {
+		c.removeListed()
 		var err error
 		id, err = c.tryCreate(c.config)
 		return err == nil
