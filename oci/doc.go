@@ -5,7 +5,8 @@
 // process (ForSandbox) and one for its containers (ForContainer). Each rule
 // reads the CRI config and the paths that were made for the pod, and sets one
 // part of the spec; there is a file for each part, and golden tests hold what it
-// makes of a config. The package owns nothing, keeps no state, makes nothing and has no side effects.
-// What is read of the node are devices, profiles, the mount table and links in
-// the sources of mounts; what is read of the image comes with the Container.
+// makes of a config. The package owns nothing, keeps no state and has no side
+// effects. What is read of the node are devices, profiles, the mount table and
+// links in the sources of mounts; what is read of the image comes with the
+// Container.
 package oci

@@ -61,8 +61,9 @@
 //
 // # Locks
 //
-// Store.mu guards the maps and the last creation time, and is never held while anything runs or is
-// written. Each sandbox has a lock of its own, held by every operation that changes
-// it (Run, Stop, Remove, recovery), so one pod never waits for another. Readers of a
-// sandbox (Status) do not take it: its facts are replaced, not changed.
+// Store.mu guards the maps and the last creation time, and is never held while
+// anything runs or is written. Each sandbox has a lock of its own, held by every
+// operation that changes it (Run, Stop, Remove, recovery), so one pod never waits
+// for another. Readers of a sandbox (Status) do not take it: its facts are
+// replaced, not changed.
 package sandbox

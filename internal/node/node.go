@@ -1,8 +1,8 @@
 // Package node keeps the identity of a node: an id, made at random once, from which
-// the beginning of every name in the kernel follows. Two nodes on one machine may have the same --root path, each in a mount namespace
-// of its own, and must never take the other's things for their orphans. With the
-// id are kept the directories that running pods depend on, and the cgroups below
-// which pods were made.
+// the beginning of every name in the kernel follows. Two nodes on one machine may
+// have the same --root path, each in a mount namespace of its own, and must never
+// take the other's things for their orphans. With the id are kept the directories
+// that running pods depend on, and the cgroups below which pods were made.
 //
 // It owns the file ROOT/node.json, which is durable. A Node may be used by many
 // goroutines; its lock is held while the file is written.

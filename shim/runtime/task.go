@@ -138,8 +138,9 @@ type taskContainer struct {
 	aborted     atomic.Bool // its runtime may have been killed, and have left its state
 	execs       execNumbers
 	execCgroups *execCgroups
-	mu          sync.Mutex         // guards known.Address while the container is made, and starting
+	mu          sync.Mutex         // guards known.Address while the container is made, starting and aborts
 	starting    context.CancelFunc // nil unless the shim is asked to start it
+	aborts      []*time.Timer      // of the start: stopped when it returns
 }
 
 func (c *taskContainer) address() string {

@@ -12,7 +12,7 @@ func (c *taskContainer) Start() error {
 	ctx, cancel := context.WithTimeout(context.Background(), longRun)
 	defer cancel()
 	c.setStarting(cancel)
-	defer c.setStarting(nil)
+	defer c.hasStarted()
 	_, err := c.task.Start(ctx, &task.StartRequest{ID: c.id})
 	return taskError("start", err)
 }
@@ -23,6 +23,16 @@ func (c *taskContainer) setStarting(cancel context.CancelFunc) {
 	c.starting = cancel
 }
 
+// hasStarted stops what was to end a start that has returned now.
+func (c *taskContainer) hasStarted() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.starting = nil
+	for _, timer := range c.aborts {
+		timer.Stop()
+	}
+}
+
 // Abort is of Aborter: a start that the shim still does not answer then is given up.
 func (c *taskContainer) Abort() {
 	endHelpers(c.known.Shim.PID, c.id)
@@ -30,18 +40,20 @@ func (c *taskContainer) Abort() {
 	defer c.mu.Unlock()
 	if c.starting != nil {
 		c.aborted.Store(true)
-		time.AfterFunc(abortTimeout, c.starting)
+		c.aborts = append(c.aborts, time.AfterFunc(abortTimeout, c.starting))
 	}
 }
 
 // AbortStart is of Aborter.
 func (c *taskContainer) AbortStart(after time.Duration) {
-	if c.isStarting() {
-		time.AfterFunc(after, func() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.starting != nil {
+		c.aborts = append(c.aborts, time.AfterFunc(after, func() {
 			if c.isStarting() { // a container is started once
 				c.Abort()
 			}
-		})
+		}))
 	}
 }
 

@@ -176,18 +176,40 @@ func TestHandlerOfTypeShim(t *testing.T) {
 // The runtime of a shim may still be at the start of a program that has ended: it is
 // not killed with what the container has left.
 func TestProgramThatEndsBeforeItsStart(t *testing.T) {
+	p := runPod(t, newNode(t, harness.Runtime("runc-shim", shimWhoseStart(t, "sleep 0.3"))), "web")
+	p.wantExit(p.run("app", "exit 3"), 3, "Error")
+}
+
+// One that hangs is: the container would never be known to have ended.
+func TestStartOfAShimThatHangs(t *testing.T) {
+	paused := filepath.Join(t.TempDir(), "paused")
+	program := shimWhoseStart(t, fmt.Sprintf("test ! -e %s || sleep 1000", paused))
+	p := runPod(t, newNode(t, harness.Runtime("runc-shim", program)), "web")
+	check(t, os.WriteFile(paused, nil, 0o644))
+	id := p.create(shell("app", "exit 3"))
+	if err := p.start(id); err != nil && !strings.Contains(err.Error(), id) {
+		t.Errorf("a start that hangs: %v", err)
+	}
+	if end := p.awaitExit(id); end.ExitCode == 0 {
+		t.Errorf("a start that hangs: %v", end)
+	}
+	check(t, p.remove(id))
+}
+
+// shimWhoseStart is containerd-shim-runc-v2 with a runc that does more once it has
+// started a container.
+func shimWhoseStart(t *testing.T, does string) (path string) {
+	t.Helper()
 	program, err := filepath.Abs("../../bin/debian/usr/bin/containerd-shim-runc-v2")
 	check(t, err)
 	dir := t.TempDir()
 	for name, script := range map[string]string{
 		"containerd-shim-runc-v2": fmt.Sprintf("PATH=%s:$PATH exec %s \"$@\"", dir, program),
-		"runc":                    fmt.Sprintf("%s \"$@\"; code=$?; case \" $* \" in *\" start \"*) sleep 0.3;; esac; exit $code", runc(t)),
+		"runc":                    fmt.Sprintf("%s \"$@\"; code=$?; case \" $* \" in *\" start \"*) %s;; esac; exit $code", runc(t), does),
 	} {
 		check(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 	}
-	n := newNode(t, harness.Runtime("runc-shim", filepath.Join(dir, "containerd-shim-runc-v2")))
-	p := runPod(t, n, "web")
-	p.wantExit(p.run("app", "exit 3"), 3, "Error")
+	return filepath.Join(dir, "containerd-shim-runc-v2")
 }
 
 // A shim keeps nothing of a container that no supervisor knows once it is removed, and

@@ -12,8 +12,9 @@ import (
 	"github.com/minicri/minicri/internal/node"
 )
 
-// CgroupDriver is that of all nodes: cgroupfs, or what the environment says. systemd needs a machine that it runs, and no process namespace between:
-// it takes the ids of processes as it sees them.
+// CgroupDriver is that of all nodes: cgroupfs, or what the environment says. systemd needs
+// a machine that it runs, and no process namespace between: it takes the ids of processes
+// as it sees them.
 func CgroupDriver() string {
 	if driver := os.Getenv("MINICRI_CGROUP_DRIVER"); driver != "" {
 		return driver

@@ -39,9 +39,9 @@ type config struct {
 	PrevResult json.RawMessage `json:"prevResult"`
 }
 
-// plugin is the recording plugin (CNI SPEC 1.1). It writes down each call
-// and then does what the file AS.VERB says: "fail CODE MESSAGE", "hang", or "wait" until the file is gone, and
-// otherwise what the plugin does that it wraps; without one it hands on the
+// plugin is the recording plugin (CNI SPEC 1.1). It writes down each call and then does
+// what the file AS.VERB says: "fail CODE MESSAGE", "hang", or "wait" until the file is
+// gone, and otherwise what the plugin does that it wraps; without one it hands on the
 // result that it got.
 func plugin() int {
 	verb := os.Getenv("CNI_COMMAND")
