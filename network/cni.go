@@ -154,7 +154,10 @@ func (n *CNI) openRunner() error {
 	if err != nil {
 		return err
 	}
-	n.plugins = &plugins{runner: r, limits: &n.limits, gcCache: n.gcCacheDir(), ending: n.base.Done(), observe: n.options.Observe, logger: n.options.Logger}
+	n.plugins = &plugins{
+		runner: r, limits: &n.limits, gcCache: n.gcCacheDir(), endingLimit: defaultEndingLimit,
+		ending: n.base.Done(), observe: n.options.Observe, logger: n.options.Logger,
+	}
 	return nil
 }
 
@@ -216,7 +219,7 @@ func (n *CNI) Close() {
 	n.running.Lock() // for a STATUS that Run asks for: it is a run like any other
 	defer n.running.Unlock()
 	n.background.Wait()
-	n.plugins.awaitEnding(endingLimit)
+	n.plugins.awaitEnding()
 	if err := n.plugins.runner.Close(); err != nil {
 		n.options.Logger.Warn("the cgroups that were kept for runs of plugins could not be removed", "err", err)
 	}

@@ -136,10 +136,10 @@ func (p *plugins) removeEnded() {
 	}
 }
 
-// awaitEnding removes the runs that have ended, and waits until the limit for
+// awaitEnding removes the runs that have ended, and waits until its limit for
 // those that are about to: nothing lives on purpose that a DEL has started.
-func (p *plugins) awaitEnding(limit time.Duration) {
-	for deadline := time.Now().Add(limit); ; time.Sleep(firstLook) {
+func (p *plugins) awaitEnding() {
+	for deadline := time.Now().Add(p.endingLimit); ; time.Sleep(firstLook) {
 		p.removeEnded()
 		if !p.lingering.ending() || time.Now().After(deadline) {
 			return

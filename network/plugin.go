@@ -29,8 +29,8 @@ const (
 	returnLimit = time.Second
 	// endLimit is the same when the daemon ends.
 	endLimit = 500 * time.Millisecond
-	// endingLimit is how long a daemon that ends waits for processes of a DEL.
-	endingLimit = 500 * time.Millisecond
+	// defaultEndingLimit is that of plugins.endingLimit.
+	defaultEndingLimit = 500 * time.Millisecond
 	// leaveLimit is how long a run may continue while the daemon shuts down.
 	leaveLimit = 500 * time.Millisecond
 )
@@ -52,6 +52,8 @@ type plugins struct {
 	limits *atomic.Pointer[limitsInForce]
 	// gcCache is the cache that libcni's GC reads.
 	gcCache string
+	// endingLimit is how long a daemon that ends waits for processes of a DEL.
+	endingLimit time.Duration
 	// ending is closed when the daemon ends.
 	ending  <-chan struct{}
 	observe func(plugin, verb string, took time.Duration, ok bool)

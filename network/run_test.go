@@ -214,8 +214,9 @@ func TestCloseWaitsForWhatIsAboutToEnd(t *testing.T) {
 	n.tell(t, "DEL.helper")
 	n.detach(t, "web")
 	helper := n.helper(t)
+	n.plugins.endingLimit = within
 	go func() {
-		time.Sleep(endingLimit / 5)
+		time.Sleep(100 * time.Millisecond) // Close has begun
 		_ = unix.Kill(helper, unix.SIGKILL)
 	}()
 	n.Close()

@@ -9,12 +9,9 @@ import (
 	"time"
 )
 
-// follows is how soon a node has to know a change of its configuration.
-const follows = 5 * time.Second
-
 func (n *node) wantNetwork(t *testing.T, name string) {
 	t.Helper()
-	eventually(t, follows, "the network is "+name+", and ready", func() bool {
+	eventually(t, within, "the network is "+name+", and ready", func() bool {
 		c, err := n.Configuration()
 		return err == nil && c.Name == name && n.ready(t) == nil
 	})
@@ -22,7 +19,7 @@ func (n *node) wantNetwork(t *testing.T, name string) {
 
 func (n *node) wantNotReady(t *testing.T) {
 	t.Helper()
-	eventually(t, follows, "the network is not ready", func() bool { return n.ready(t) != nil })
+	eventually(t, within, "the network is not ready", func() bool { return n.ready(t) != nil })
 }
 
 // A node's network follows whatever is done to its directory.
@@ -47,7 +44,7 @@ func TestNetworkFollowsItsDirectory(t *testing.T) {
 
 	t.Log("a bad one comes before both, and half a one")
 	put(t, filepath.Join(n.ConfDir, "00.conflist"), "bad")
-	eventually(t, follows, "the bad file is a problem", func() bool { return len(n.Problems()) == 1 })
+	eventually(t, within, "the bad file is a problem", func() bool { return len(n.Problems()) == 1 })
 	n.wantNetwork(t, "renamed")
 
 	t.Log("the directory is removed")
@@ -102,7 +99,7 @@ func TestNetworkFollowsAFolderOfPlugins(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, filepath.Join(folder, "10.conf"), `{"cniVersion": "1.1.0", "name": "split", "type": "tuning"}`)
-	eventually(t, follows, "the plugin of the folder is taken", func() bool {
+	eventually(t, within, "the plugin of the folder is taken", func() bool {
 		c, err := n.Configuration()
 		return err == nil && len(c.Plugins) == 2
 	})
@@ -170,13 +167,13 @@ func TestHalfWrittenFileKeepsItsNetwork(t *testing.T) {
 	must(t, err)
 	for _, half := range []string{"", string(good[:len(good)/2])} {
 		put(t, filepath.Join(n.ConfDir, "10.conflist"), half)
-		eventually(t, follows, "the broken file is shown", func() bool { return len(n.Problems()) == 1 })
+		eventually(t, within, "the broken file is shown", func() bool { return len(n.Problems()) == 1 })
 		n.wantNetwork(t, "cluster")
-		wantError(t, n.Problems()[0], "10.conflist", "stays in use")
+		wantError(t, errors.Join(n.Problems()...), "10.conflist", "stays in use")
 		n.reopen(t)
 		n.runs(t)
 		n.wantNetwork(t, "cluster")
-		wantError(t, n.Problems()[0], "10.conflist", "stays in use")
+		wantError(t, errors.Join(n.Problems()...), "10.conflist", "stays in use")
 	}
 	n.configure(t, "10.conflist", "mended", n.script())
 	n.wantNetwork(t, "mended")

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -95,11 +96,34 @@ func TestReapOrphansLeavesChildrenToTheirWaiters(t *testing.T) {
 }
 
 // What a SIGCHLD costs does not grow with the children that live, as all pause
-// processes of a node may be.
+// processes of a node may be. Without and with them are measured by turns, and the
+// least of each counts: CPU time includes what a hypervisor steals.
 func TestASIGCHLDCostsTheSameWithManyChildren(t *testing.T) {
-	const children, signals = 1000, 2000
+	const children = 1000
 	reaping(t)
-	cost := func() time.Duration {
+	none, many := time.Hour, time.Hour
+	holds := func() bool { return many <= 3*none/2+10*time.Microsecond }
+	for round := 0; round == 0 || round < 5 && !holds(); round++ {
+		none = min(none, costOfSIGCHLD(t))
+		t.Run(strconv.Itoa(round), func(t *testing.T) {
+			for range children {
+				start(t, exec.Command("sleep", "600"))
+			}
+			many = min(many, costOfSIGCHLD(t))
+		})
+		t.Logf("CPU time of a SIGCHLD: %v with no child, %v with %d", none, many, children)
+	}
+	if !holds() {
+		t.Errorf("a SIGCHLD costs %v with %d children, and %v with none", many, children, none)
+	}
+}
+
+// costOfSIGCHLD is the least CPU time of this process for each, of several hundreds.
+func costOfSIGCHLD(t *testing.T) time.Duration {
+	t.Helper()
+	const times, signals = 5, 400
+	least := time.Hour
+	for range times {
 		before := usedCPU(t)
 		for range signals {
 			if err := unix.Kill(os.Getpid(), unix.SIGCHLD); err != nil {
@@ -107,17 +131,9 @@ func TestASIGCHLDCostsTheSameWithManyChildren(t *testing.T) {
 			}
 			time.Sleep(100 * time.Microsecond)
 		}
-		return (usedCPU(t) - before) / signals
+		least = min(least, (usedCPU(t)-before)/signals)
 	}
-	none := cost()
-	for range children {
-		start(t, exec.Command("sleep", "600"))
-	}
-	many := cost()
-	t.Logf("CPU time of a SIGCHLD: %v with no child, %v with %d", none, many, children)
-	if most := 3*none/2 + 10*time.Microsecond; many > most {
-		t.Errorf("a SIGCHLD costs %v with %d children, want at most %v: it costs %v with none", many, children, most, none)
-	}
+	return least
 }
 
 // usedCPU is the CPU time of this process, on its own behalf and in the kernel.

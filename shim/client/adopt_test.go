@@ -48,7 +48,7 @@ func (p *pod) startVia(script string) {
 	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
 		p.t.Fatal(err)
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		successor, err := client.Start(p.t.Context(), client.StartOptions{Binary: path, Dir: p.dir})
 		if err == nil {
 			_ = p.Close()
@@ -98,7 +98,7 @@ func TestAdoptionWhenProcessesCannotBeRead(t *testing.T) {
 	if e := p.awaitExit(t.Context(), "ends").Exit; e.CodeKnown && e.Code != 7 {
 		t.Errorf("exit %v", e)
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		err := p.Kill(t.Context(), "runs", uint32(syscall.SIGTERM), false)
 		if err == nil {
 			break
@@ -115,7 +115,7 @@ func TestAdoptionWhenProcessesCannotBeRead(t *testing.T) {
 // awaitSupervisorLog waits until the supervisor's log has a line with all the words.
 func (p *pod) awaitSupervisorLog(words ...string) {
 	p.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		log, err := os.ReadFile(filepath.Join(p.dir, "shim.log"))
 		if err != nil {
 			p.t.Fatal(err)
@@ -173,7 +173,7 @@ func (p *pod) startStarved(descriptors int) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	_ = ready.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_ = ready.SetReadDeadline(time.Now().Add(time.Minute))
 	words := make([]byte, 16)
 	if n, _ := ready.Read(words); n > 0 {
 		time.Sleep(50 * time.Millisecond) // it adopts on, in the background
@@ -199,7 +199,7 @@ func TestAdoptionWhenOutputCannotBeOpened(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.awaitExit(t.Context(), "app")
-	p.awaitLog("app")
+	p.awaitInLog("app", " line 100\n")
 	log, err := os.ReadFile(p.logPath("app"))
 	if err != nil {
 		t.Fatal(err)
@@ -234,8 +234,8 @@ func TestAdoptionWhenTheJournalCannotBeOpened(t *testing.T) {
 	p.restart()
 	p.signal("app", syscall.SIGUSR1)
 	p.awaitExit(t.Context(), "app")
-	p.awaitLog("app")
-	if got := p.logged("app", api.Stdout); got != "ready\none two\n" {
+	const want = "ready\none two\n"
+	if got := p.awaitLogged("app", api.Stdout, len(want)); got != want {
 		t.Errorf("stdout in the log: %q", got)
 	}
 }
@@ -250,7 +250,7 @@ func (p *pod) signal(id string, signal syscall.Signal) {
 // awaitInLog waits until the log of a container has the words.
 func (p *pod) awaitInLog(id, words string) {
 	p.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		log, err := os.ReadFile(p.logPath(id))
 		if err == nil && strings.Contains(string(log), words) {
 			return
@@ -315,7 +315,7 @@ func TestAdoptionOfUnreadableRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range left { // the daemon's, once its processes have ended
-		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 			err := os.Remove(path)
 			if err == nil || os.IsNotExist(err) {
 				break

@@ -14,7 +14,8 @@ import (
 	"github.com/minicri/minicri/shim/client"
 )
 
-// logged is what a stream of a container has in its log, byte for byte.
+// logged is what a stream of a container has in the whole lines of its log, byte for
+// byte.
 func (p *pod) logged(id, stream string) string {
 	p.t.Helper()
 	content, err := os.ReadFile(p.logPath(id))
@@ -23,8 +24,11 @@ func (p *pod) logged(id, stream string) string {
 	}
 	var text strings.Builder
 	for line := range strings.Lines(string(content)) {
+		if !strings.HasSuffix(line, "\n") {
+			break // it is being written
+		}
 		fields := strings.SplitN(line, " ", 4)
-		if len(fields) < 4 || !strings.HasSuffix(line, "\n") {
+		if len(fields) < 4 {
 			p.t.Fatalf("log line %q", line)
 		}
 		if fields[1] != stream {
@@ -73,7 +77,7 @@ func TestKilledShimLosesNoByte(t *testing.T) {
 // restart starts a successor once the one that was killed is gone.
 func (p *pod) restart() {
 	p.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		successor, err := client.Start(p.t.Context(), client.StartOptions{Binary: shimBinary, Dir: p.dir})
 		if err == nil {
 			_ = p.Close()
@@ -95,11 +99,15 @@ func (p *pod) runs(id string) bool {
 	return state.Exit == nil
 }
 
-// wantLogged compares piece by piece, and says where the log differs first.
+// wantLogged compares piece by piece once all is there, and says where the log
+// differs first.
 func (p *pod) wantLogged(id, stream string, count int, piece func(int) string) {
 	p.t.Helper()
-	p.awaitLog(id)
-	rest := p.logged(id, stream)
+	size := 0
+	for i := range count {
+		size += len(piece(i))
+	}
+	rest := p.awaitLogged(id, stream, size)
 	for i := range count {
 		var ok bool
 		if rest, ok = strings.CutPrefix(rest, piece(i)); !ok {
@@ -112,21 +120,14 @@ func (p *pod) wantLogged(id, stream string, count int, piece func(int) string) {
 	}
 }
 
-// awaitLog waits until nothing more comes: an exit is told half a second after
-// it, also when not all of the output has been read.
-func (p *pod) awaitLog(id string) {
+// awaitLogged waits until as many bytes of a stream are in the log, and returns all:
+// an exit is told half a second after it, also when not all of the output has been
+// read.
+func (p *pod) awaitLogged(id, stream string, size int) (logged string) {
 	p.t.Helper()
-	var size int64 = -1
-	for range 100 {
-		info, err := os.Stat(p.logPath(id))
-		if err != nil {
-			p.t.Fatal(err)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		if logged = p.logged(id, stream); len(logged) >= size || time.Now().After(deadline) {
+			return logged
 		}
-		if info.Size() == size {
-			return
-		}
-		size = info.Size()
-		time.Sleep(300 * time.Millisecond)
 	}
-	p.t.Errorf("the log of %s still grows", id)
 }

@@ -28,7 +28,7 @@ func TestMemoryPerPod(t *testing.T) {
 		all[i].run(fmt.Sprint("m", i), "sleep 1000")
 	}
 	// They give back what starting took, some seconds later.
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		total := 0
 		for _, p := range all {
 			total += p.pss()

@@ -3,8 +3,10 @@ package runtime
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -14,27 +16,47 @@ import (
 
 // What a SIGCHLD costs a supervisor does not grow with its children: each pod has
 // two. That is so with builtin containers alone, and for a sub-reaper, which
-// programs that start containers in the background make it.
+// programs that start containers in the background make it. Without and with them
+// are measured by turns, and the least of each counts: CPU time includes what a
+// hypervisor steals.
 func TestASIGCHLDCostsTheSameWithManyPods(t *testing.T) {
-	const pods = 500
+	libcontainer, subReaper := newCosts(), newCosts()
+	for round := 0; round == 0 || round < 5 && !(libcontainer.same() && subReaper.same()); round++ {
+		t.Run(strconv.Itoa(round), func(t *testing.T) { measure(t, libcontainer, subReaper) })
+		t.Logf("CPU time of a SIGCHLD with libcontainer: %v; with a sub-reaper: %v", libcontainer, subReaper)
+	}
+	if !libcontainer.same() || !subReaper.same() {
+		t.Errorf("a SIGCHLD costs more with many pods, with libcontainer: %v; with a sub-reaper: %v", libcontainer, subReaper)
+	}
+}
+
+const manyPods = 500
+
+func measure(t *testing.T, libcontainer, subReaper *costs) {
+	t.Helper()
 	builtin, adopter := newChildren(), newChildren()
 	running(t, builtin)
-	noPod := costOfSIGCHLD(t)
+	libcontainer.none = min(libcontainer.none, costOfSIGCHLD(t))
 	stop := running(t, adopter)
 	adopting(t, adopter)
-	noPodAdopting := costOfSIGCHLD(t)
-	for range 2 * pods {
+	subReaper.none = min(subReaper.none, costOfSIGCHLD(t))
+	for range 2 * manyPods {
 		own(t, adopter)
 	}
-	check := func(how string, none, many time.Duration) {
-		t.Logf("%s: CPU time of a SIGCHLD %v with no pod, %v with %d", how, none, many, pods)
-		if most := 3*none/2 + 10*time.Microsecond; many > most {
-			t.Errorf("%s: a SIGCHLD costs %v with %d pods, want at most %v: it costs %v with none", how, many, pods, most, none)
-		}
-	}
-	check("sub-reaper", noPodAdopting, costOfSIGCHLD(t))
+	subReaper.many = min(subReaper.many, costOfSIGCHLD(t))
 	stop()
-	check("libcontainer", noPod, costOfSIGCHLD(t))
+	libcontainer.many = min(libcontainer.many, costOfSIGCHLD(t))
+}
+
+// costs are of a SIGCHLD with no pod, and with manyPods.
+type costs struct{ none, many time.Duration }
+
+func newCosts() *costs { return &costs{time.Hour, time.Hour} }
+
+func (c *costs) same() bool { return c.many <= 3*c.none/2+10*time.Microsecond }
+
+func (c *costs) String() string {
+	return fmt.Sprintf("%v with no pod, %v with %d", c.none, c.many, manyPods)
 }
 
 func running(t *testing.T, r *children) (stop func()) {
@@ -53,18 +75,22 @@ func running(t *testing.T, r *children) (stop func()) {
 	return stop
 }
 
-// costOfSIGCHLD is the CPU time of this process for each of many.
+// costOfSIGCHLD is the least CPU time of this process for each, of several hundreds.
 func costOfSIGCHLD(t *testing.T) time.Duration {
 	t.Helper()
-	const signals = 1000
-	before := usedCPU(t)
-	for range signals {
-		if err := unix.Kill(os.Getpid(), unix.SIGCHLD); err != nil {
-			t.Fatal(err)
+	const times, signals = 5, 200
+	least := time.Hour
+	for range times {
+		before := usedCPU(t)
+		for range signals {
+			if err := unix.Kill(os.Getpid(), unix.SIGCHLD); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(100 * time.Microsecond)
 		}
-		time.Sleep(100 * time.Microsecond)
+		least = min(least, (usedCPU(t)-before)/signals)
 	}
-	return (usedCPU(t) - before) / signals
+	return least
 }
 
 // libcontainer knows the last child of a start that was cut off late, or not at all.
