@@ -18,10 +18,10 @@ const frozenLimits = fast + `run = "5m"
 destroy = "5m"
 detach_tries = 1000
 detach_time = "1h"
-cni_add = "3s"
-cni_del = "3s"
-cni_gc = "3s"
-cni_status = "3s"
+cni_add = "8s"
+cni_del = "8s"
+cni_gc = "8s"
+cni_status = "8s"
 gc_period = "200ms"
 `
 
@@ -76,7 +76,7 @@ func TestStoppedPlugin(t *testing.T) {
 			}
 			n.order("two", verb, "")
 			if call != nil {
-				if err := <-call; err == nil || !strings.Contains(err.Error(), "not done after 3s") {
+				if err := <-call; err == nil || !strings.Contains(err.Error(), "not done after 8s") {
 					t.Errorf("%s: %v", verb, err)
 				}
 			}
@@ -129,7 +129,7 @@ func (n *frozenNode) wantFailed(call chan error) {
 		return
 	}
 	err := <-call
-	for _, text := range []string{"CNI " + n.verb, "not done after 3s", "do not end"} {
+	for _, text := range []string{"CNI " + n.verb, "not done after 8s", "do not end"} {
 		if err == nil || !strings.Contains(err.Error(), text) {
 			n.t.Errorf("the error does not say %q: %v", text, err)
 		}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -27,7 +29,7 @@ func newCounted(t testing.TB) *counted {
 	t.Helper()
 	n := harness.NewNode(t, harness.Parallel())
 	// Made only now: before the node is made, the test waits for its turn.
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	t.Cleanup(cancel)
 	n.ImportBusybox()
 	config := n.PodConfig("counted")
@@ -38,7 +40,7 @@ func newCounted(t testing.TB) *counted {
 	created, err := n.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: c.pod, SandboxConfig: config, Config: &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "app", Attempt: 3},
 		Image:    &runtimeapi.ImageSpec{Image: harness.BusyboxImage, UserSpecifiedImage: "registry.test/as/written:1"},
-		Command:  []string{"sh", "-c", "echo 1 > /file; sleep 1000000"}, LogPath: "app.log",
+		Command:  []string{"sh", "-c", "echo 1 > /file; echo written; sleep 1000000"}, LogPath: "app.log",
 		Labels: map[string]string{"tier": "front"}, Annotations: map[string]string{"container": "note"},
 		Linux: &runtimeapi.LinuxContainerConfig{},
 	}})
@@ -46,6 +48,10 @@ func newCounted(t testing.TB) *counted {
 	c.container = created.GetContainerId()
 	_, err = n.Runtime.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: c.container})
 	c.check(err)
+	eventually(t, "the container has written", patience, func() bool {
+		log, _ := os.ReadFile(filepath.Join(config.LogDirectory, "app.log")) // it may not be there yet
+		return strings.Contains(string(log), "written")
+	})
 	return c
 }
 

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -84,7 +83,7 @@ func TestReachableByIPv6(t *testing.T) {
 	serve(t, n, id, ":80", "six")
 	address := net.JoinHostPort(podStatus(t, n, id).Network.AdditionalIps[0].Ip, "80")
 	// Duplicate address detection takes its time.
-	eventually(t, "the pod's IPv6 address answers", 10*time.Second, func() bool {
+	eventually(t, "the pod's IPv6 address answers", patience, func() bool {
 		text, err := fetch(n, address)
 		return err == nil && text == "six"
 	})

@@ -109,13 +109,8 @@ func TestSharedMemoryIsGivenBackAtStop(t *testing.T) {
 // A log directory on a mount whose server is gone ends its own call at the limit,
 // again and again, and holds up neither another pod nor the end of the daemon.
 func TestLogDirectoryOnADeadMount(t *testing.T) {
-	n := newNode(t, harness.Config(`[limits]
-run = "2s"
-cni_add = "1s"
-cni_del = "1s"
-kill = "1s"
-shutdown = "2s"
-destroy = "2s"`))
+	const short, long = "run = \"2s\"\ncni_add = \"1s\"\n", "run = \"2m\"\ncni_add = \"1m\"\n"
+	n := newNode(t, harness.Config("[limits]\nreload = \"20ms\"\nshutdown = \"2s\"\n"+short))
 	config := n.PodConfig("web")
 	config.LogDirectory = filepath.Join(harness.DeadMount(t), "logs")
 	for range 2 {
@@ -124,6 +119,7 @@ destroy = "2s"`))
 			t.Errorf("the error does not name the directory: %v", err)
 		}
 	}
+	reload(t, n, short, long)
 	n.RemovePod(n.RunPod(n.PodConfig("other")))
 	good := n.PodConfig("web")
 	n.RemovePod(n.RunPod(good))
@@ -135,7 +131,7 @@ destroy = "2s"`))
 	eventually(t, "it is under way", patience, func() bool { return len(runtimeInfo[[]any](t, n, "building")) == 1 })
 	began := time.Now()
 	n.Stop()
-	if took := time.Since(began); took > 15*time.Second {
+	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("the daemon took %v to end", took)
 	}
 	if err := <-done; err == nil {

@@ -77,7 +77,7 @@ func TestNoPodBreaksTheList(t *testing.T) {
 func TestNoContainerBreaksTheList(t *testing.T) {
 	n := newNode(t)
 	n.ImportBusybox()
-	ctx := harness.Limited(t, patience)
+	ctx := harness.Limited(t, 10*time.Minute)
 	largest := grpc.MaxCallRecvMsgSize(16 << 20)
 	sandbox := n.PodConfig("web")
 	pod := n.RunPod(sandbox)

@@ -3,7 +3,9 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -16,8 +18,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "minicri-recorder")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	recorderPath = filepath.Join(dir, "recorder")
 	code := harness.Main(m)
-	os.Remove(recorderPath())
+	os.RemoveAll(dir)
 	os.Exit(code)
 }
 
@@ -49,7 +57,7 @@ func wantCode(t testing.TB, err error, code codes.Code) {
 }
 
 // patience is the longest that a test waits for what has no limit of its own.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // limited gives a context that ends with the test's patience.
 func limited(t testing.TB) context.Context {

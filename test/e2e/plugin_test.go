@@ -28,9 +28,8 @@ type pluginCall struct {
 	Config    json.RawMessage `json:"config"`
 }
 
-func recorderPath() string {
-	return filepath.Join(os.TempDir(), fmt.Sprintf("minicri-recorder-%d", os.Getpid()))
-}
+// recorderPath is where the recording plugin is built; TestMain sets it.
+var recorderPath string
 
 // recorder is the recording plugin of one node.
 type recorder struct {
@@ -43,14 +42,13 @@ type recorder struct {
 // buildRecorder builds the plugin once for all tests: a small program, as the
 // race detector would make it slow.
 var buildRecorder = sync.OnceValues(func() (string, error) {
-	path := recorderPath()
-	build := exec.Command("go", "build", "-o", path, "./recorder")
+	build := exec.Command("go", "build", "-o", recorderPath, "./recorder")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	output, err := build.CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("building the plugin: %w: %s", err, output)
 	}
-	return path, err
+	return recorderPath, err
 })
 
 // newRecorder makes a recorder for a node.

@@ -15,6 +15,10 @@ import (
 // gateway is the node's address on the bridge.
 const gateway = "10.88.0.1"
 
+// dialTime is the longest that a connection within a node may take, a repeated SYN
+// included. One that is refused is refused at once.
+const dialTime = 20 * time.Second
+
 // serve answers each connection to a port of the pod with a text.
 func serve(t *testing.T, n *harness.Node, id, address, text string) {
 	t.Helper()
@@ -40,7 +44,7 @@ func serve(t *testing.T, n *harness.Node, id, address, text string) {
 func fetch(n *harness.Node, address string) (text string, err error) {
 	n.RunInNetns(func() error {
 		var connection net.Conn
-		if connection, err = net.DialTimeout("tcp", address, 2*time.Second); err != nil {
+		if connection, err = net.DialTimeout("tcp", address, dialTime); err != nil {
 			return nil
 		}
 		defer connection.Close()
@@ -98,7 +102,7 @@ func TestPodsReachEachOther(t *testing.T) {
 	serve(t, n, server, ":80", "hello")
 	address := podStatus(t, n, server).Network.Ip
 	inNetwork(t, pausePID(t, n, client), func() error {
-		connection, err := net.DialTimeout("tcp", address+":80", 2*time.Second)
+		connection, err := net.DialTimeout("tcp", address+":80", dialTime)
 		if err != nil {
 			return err
 		}
@@ -115,7 +119,7 @@ func TestLoopbackIsUp(t *testing.T) {
 	id := n.RunPod(n.PodConfig("web"))
 	serve(t, n, id, "127.0.0.1:80", "self")
 	inNetwork(t, pausePID(t, n, id), func() error {
-		connection, err := net.DialTimeout("tcp", "127.0.0.1:80", 2*time.Second)
+		connection, err := net.DialTimeout("tcp", "127.0.0.1:80", dialTime)
 		if err == nil {
 			connection.Close()
 		}

@@ -178,7 +178,7 @@ func TestReloadOfShutdown(t *testing.T) {
 	go func() { _, err := run(t, n, n.PodConfig("hangs")); failed <- err }()
 	r.hung()
 	r.order("one", "ADD", "")
-	n.Stop() // which fails after half a minute
+	n.Stop() // which fails after a minute
 	if err := <-failed; err == nil {
 		t.Error("a pod was made by a plugin that hangs")
 	}

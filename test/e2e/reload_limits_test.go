@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"strings"
-	"syscall"
 	"testing"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -28,34 +27,31 @@ detach_time = "10h"
 	r := newRecorder(t, n)
 	n.WriteConflist("10-test.conflist", r.bridge("one"))
 	inForce := limits
-	reload := func(key, value string) {
+	reloadLimit := func(key, value string) {
 		t.Helper()
-		before := strings.Count(n.Log(), "configuration reloaded")
 		_, rest, _ := strings.Cut(inForce, key+" = ")
 		old, _, _ := strings.Cut(rest, "\n")
-		rewrite(t, n, key+" = "+old+"\n", key+" = "+value+"\n")
+		reload(t, n, key+" = "+old+"\n", key+" = "+value+"\n")
 		inForce = strings.Replace(inForce, key+" = "+old, key+" = "+value, 1)
-		check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
-		eventually(t, "it is reloaded: "+key, patience, func() bool { return strings.Count(n.Log(), "configuration reloaded") > before })
 	}
 	id := n.RunPod(n.PodConfig("web"))
 
-	reload("cni_add", `"1s"`)
+	reloadLimit("cni_add", `"1s"`)
 	r.order("one", "ADD", "hang")
 	if _, err := run(t, n, n.PodConfig("hangs")); err == nil || !strings.Contains(err.Error(), "not done after 1s") {
 		t.Errorf("cni_add: %v", err)
 	}
 	// The limit of the call begins before that of its ADD.
-	reload("run", `"1s"`)
+	reloadLimit("run", `"1s"`)
 	if _, err := run(t, n, n.PodConfig("hangs")); err == nil || !strings.Contains(err.Error(), "not done within 1s") {
 		t.Errorf("run: %v", err)
 	}
 	r.order("one", "ADD", "")
-	reload("run", `"20m"`)
-	reload("cni_add", `"10m"`)
+	reloadLimit("run", `"20m"`)
+	reloadLimit("cni_add", `"10m"`)
 
 	for verb, key := range map[string]string{"CHECK": "cni_check", "STATUS": "cni_status", "GC": "cni_gc"} {
-		reload(key, `"1s"`)
+		reloadLimit(key, `"1s"`)
 		r.order("one", verb, "hang")
 		eventually(t, verb+" is ended", patience, func() bool {
 			for line := range strings.Lines(n.Log()) {
@@ -66,38 +62,38 @@ detach_time = "10h"
 			return false
 		})
 		r.order("one", verb, "")
-		reload(key, `"10m"`)
+		reloadLimit(key, `"10m"`)
 	}
 
 	r.order("one", "DEL", "hang")
-	reload("cni_del", `"1s"`)
+	reloadLimit("cni_del", `"1s"`)
 	if err := stop(t, n, id); err == nil || !strings.Contains(err.Error(), "not done after 1s") {
 		t.Errorf("cni_del: %v", err)
 	}
-	reload("kill", `"1s"`)
-	reload("destroy", `"1s"`)
+	reloadLimit("kill", `"1s"`)
+	reloadLimit("destroy", `"1s"`)
 	if err := stop(t, n, id); err == nil || !strings.Contains(err.Error(), "not done within 1s") {
 		t.Errorf("destroy: %v", err)
 	}
 	r.order("one", "DEL", "fail 11 not now")
 	for _, key := range []string{"destroy", "kill", "cni_del"} {
-		reload(key, `"10m"`)
+		reloadLimit(key, `"10m"`)
 	}
 	eventually(t, "a DEL that fails blocks the deletion", patience, func() bool {
 		err := stop(t, n, id) // the first may wait for a retry that hangs
 		return err != nil && strings.Contains(err.Error(), "not now")
 	})
-	reload("detach_time", `"1ms"`)
+	reloadLimit("detach_time", `"1ms"`)
 	eventually(t, "the deletion is not blocked", patience, func() bool { return stop(t, n, id) == nil })
 
 	second := n.PodConfig("second")
 	answer, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: second})
 	check(t, err)
-	reload("detach_time", `"10h"`)
+	reloadLimit("detach_time", `"10h"`)
 	if err := stop(t, n, answer.PodSandboxId); err == nil {
 		t.Error("the deletion is not blocked any more")
 	}
-	reload("detach_tries", "1")
+	reloadLimit("detach_tries", "1")
 	eventually(t, "the deletion is not blocked", patience, func() bool { return stop(t, n, answer.PodSandboxId) == nil })
 	r.order("one", "DEL", "")
 	eventually(t, "the addresses are free", patience, func() bool { return len(addresses(t, n)) == 0 })

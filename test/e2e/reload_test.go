@@ -74,6 +74,15 @@ func rewrite(t *testing.T, n *harness.Node, old, new string) {
 	check(t, os.Rename(file+".new", file))
 }
 
+// reload changes the configuration of a node, and waits until it is in force.
+func reload(t *testing.T, n *harness.Node, old, new string) {
+	t.Helper()
+	before := strings.Count(n.Log(), "configuration reloaded")
+	rewrite(t, n, old, new)
+	check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
+	eventually(t, "it is reloaded: "+new, patience, func() bool { return strings.Count(n.Log(), "configuration reloaded") > before })
+}
+
 // A changed file is in force without a restart and without being asked, systemd
 // is told, and what cannot be reloaded is named.
 func TestReload(t *testing.T) {
@@ -138,14 +147,7 @@ config_dir = '%[1]s/conf'
 required_plugins = []
 `, dir)))
 	n.ImportBusybox()
-	reload := func(old, new string) {
-		t.Helper()
-		before := strings.Count(n.Log(), "configuration reloaded")
-		rewrite(t, n, old, new)
-		check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
-		eventually(t, "it is reloaded: "+new, patience, func() bool { return strings.Count(n.Log(), "configuration reloaded") > before })
-	}
-	reload("pinned = []", "pinned = ['"+harness.BusyboxImage+"']")
+	reload(t, n, "pinned = []", "pinned = ['"+harness.BusyboxImage+"']")
 	images, err := n.Image.ListImages(limited(t), &runtimeapi.ListImagesRequest{})
 	check(t, err)
 	if len(images.Images) != 1 || !images.Images[0].Pinned {
@@ -162,13 +164,13 @@ required_plugins = []
 	})
 	id := n.RunPod(n.PodConfig("web"))
 
-	reload("required_plugins = []", "required_plugins = ['absent']")
+	reload(t, n, "required_plugins = []", "required_plugins = ['absent']")
 	if _, err := run(t, n, n.PodConfig("refused")); err == nil || !strings.Contains(err.Error(), "required NRI plugin absent") {
 		t.Errorf("a pod without a required plugin: %v", err)
 	}
-	reload("required_plugins = ['absent']", "required_plugins = []")
+	reload(t, n, "required_plugins = ['absent']", "required_plugins = []")
 	n.RunPod(n.PodConfig("refused"))
-	reload(dir+"/nri.sock", dir+"/other.sock")
+	reload(t, n, dir+"/nri.sock", dir+"/other.sock")
 	if _, err := os.Stat(dir + "/other.sock"); err != nil || !ready(t, n, id) {
 		t.Errorf("plugins cannot connect at the other socket, or the pod has ended: %v", err)
 	}
@@ -191,7 +193,7 @@ func timeOf(t *testing.T, n *harness.Node, words string) time.Time {
 // A lock that is never given back stops the pings. What systemd does then costs
 // no pod.
 func TestWatchdogOfAWedgedLock(t *testing.T) {
-	const interval = 6 * time.Second
+	const interval = 9 * time.Second
 	s, socket := newSystemd(t)
 	points := filepath.Join(filepath.Dir(socket), "points")
 	binaries, err := filepath.Abs("../../bin/failpoints")

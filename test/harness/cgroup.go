@@ -142,11 +142,15 @@ func killAll(root string) error {
 	return nil
 }
 
+// emptyTime is what the kernel may take until processes that were killed have left
+// their cgroup.
+const emptyTime = 20 * time.Second
+
 // removeCgroup waits for the processes that were killed: the kernel refuses to
 // remove a cgroup with one.
 func removeCgroup(root string) error {
 	var err error
-	for range 200 {
+	for deadline := time.Now().Add(emptyTime); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		var dirs []string
 		if dirs, err = cgroupTree(root); err != nil {
 			return err
@@ -157,7 +161,6 @@ func removeCgroup(root string) error {
 		if err == nil {
 			return nil
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
 	return fmt.Errorf("a cgroup stays: %w", err)
 }

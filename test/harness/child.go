@@ -60,7 +60,7 @@ func (c *child) dump() error {
 		select {
 		case <-c.done:
 			return nil
-		case <-time.After(10 * time.Second):
+		case <-time.After(settleTime):
 		}
 	}
 	return errors.Join(fmt.Errorf("its threads are in the kernel at%s", kernelStacks(c.pid())), c.kill())

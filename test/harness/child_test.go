@@ -17,16 +17,12 @@ func script(t *testing.T, text string) (c *child, log string) {
 	c, err := startChild(exec.Command("sh", "-c", text+"\necho ready; while :; do sleep 0.01; done"), log)
 	check(t, err)
 	t.Cleanup(func() { check(t, c.kill()) })
-	for range 500 {
+	Eventually(t, "the script is ready", settleTime, func() bool {
 		data, err := os.ReadFile(log)
 		check(t, err)
-		if strings.Contains(string(data), "ready") {
-			return c, log
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatal("the script never was ready")
-	return nil, ""
+		return strings.Contains(string(data), "ready")
+	})
+	return c, log
 }
 
 func terminate(t *testing.T, c *child, limit time.Duration) error {
@@ -41,7 +37,7 @@ func TestChildThatExitsWithZero(t *testing.T) {
 	if !c.running() {
 		t.Error("it does not run")
 	}
-	check(t, terminate(t, c, 5*time.Second))
+	check(t, terminate(t, c, settleTime))
 	if c.running() {
 		t.Error("it runs after its end")
 	}
@@ -55,7 +51,7 @@ func TestChildThatExitsWithZero(t *testing.T) {
 
 func TestChildThatExitsWithAnotherCode(t *testing.T) {
 	c, _ := script(t, `trap 'exit 3' TERM`)
-	if err := terminate(t, c, 5*time.Second); err == nil || !strings.Contains(err.Error(), "exit status 3") {
+	if err := terminate(t, c, settleTime); err == nil || !strings.Contains(err.Error(), "exit status 3") {
 		t.Errorf("got error %v", err)
 	}
 }

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	readyTime = time.Minute      // from start to an answer of Version
-	stopTime  = 30 * time.Second // from SIGTERM to the exit
+	readyTime = 2 * time.Minute // from start to an answer of Version
+	stopTime  = time.Minute     // from SIGTERM to the exit
 )
 
 // Start starts the daemon, which must not run, and waits until it answers.

@@ -67,15 +67,11 @@ func TestNoThreadStaysInNetns(t *testing.T) {
 			return err
 		})
 	})
-	for range 100 {
+	Eventually(t, "nothing holds the namespace of a node that has ended", settleTime, func() bool {
 		held, err := leak.Take(t.Context(), leak.Scope{Namespaces: []string{"net"}})
 		check(t, err)
-		if !slices.ContainsFunc(leak.Diff(leak.Snapshot{}, held), func(l leak.Leak) bool { return l.Name == name }) {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Errorf("namespace %s is held after its node's end", name)
+		return !slices.ContainsFunc(leak.Diff(leak.Snapshot{}, held), func(l leak.Leak) bool { return l.Name == name })
+	})
 }
 
 func TestCgroupsAreRemovedWithTheirProcesses(t *testing.T) {
@@ -98,7 +94,7 @@ func TestCgroupsAreRemovedWithTheirProcesses(t *testing.T) {
 	check(t, n.removeCgroups())
 	select {
 	case <-ended:
-	case <-time.After(5 * time.Second):
+	case <-time.After(settleTime):
 		t.Error("the process lives on")
 	}
 	for _, hierarchy := range hierarchies {
@@ -151,15 +147,11 @@ func TestNetworkIsInScope(t *testing.T) {
 
 func waitForCommand(t *testing.T, pid int, name string) {
 	t.Helper()
-	for range 500 {
+	Eventually(t, fmt.Sprintf("process %d is %s", pid, name), settleTime, func() bool {
 		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 		check(t, err)
-		if strings.TrimSpace(string(comm)) == name {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("process %d never became %s", pid, name)
+		return strings.TrimSpace(string(comm)) == name
+	})
 }
 
 // recorder is a test whose errors are wanted.

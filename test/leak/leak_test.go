@@ -24,6 +24,19 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// patience is how long a test waits for what the kernel or another process does.
+const patience = time.Minute
+
+// eventually polls until the condition holds, and fails the test if it does not.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !holds(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
 // expectLeak checks a whole life: clean, found once made, clean once undone.
 // name has to be part of the only leak's name.
 func expectLeak(t *testing.T, scope Scope, kind Kind, name string, makeIt func(), undo func()) {
@@ -43,7 +56,7 @@ func expectLeak(t *testing.T, scope Scope, kind Kind, name string, makeIt func()
 	}
 
 	undo()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	leaks, err := Settle(ctx, before, scope)
 	if err != nil || len(leaks) != 0 {
@@ -230,7 +243,7 @@ func TestSettleWaits(t *testing.T) {
 
 	removed := time.AfterFunc(3*settleInterval, func() { os.Remove(path) })
 	defer removed.Stop()
-	long, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	long, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	leaks, err = Settle(long, before, scope)
 	if err != nil || len(leaks) != 0 {

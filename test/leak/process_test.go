@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -77,15 +76,11 @@ func TestZombie(t *testing.T) {
 
 func waitForState(t *testing.T, pid int, state string) {
 	t.Helper()
-	for range 500 {
+	eventually(t, fmt.Sprintf("process %d is in state %s", pid, state), func() bool {
 		all, err := processes()
 		must(t, err)
-		if all[pid].state == state {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("process %d never reached state %s", pid, state)
+		return all[pid].state == state
+	})
 }
 
 // A grandchild counts, the ancestor itself does not.
@@ -110,14 +105,10 @@ func TestDescendant(t *testing.T) {
 // process that was forked bears its parent's name until it executes.
 func waitForCount(t *testing.T, scope Scope, kind Kind, name string) {
 	t.Helper()
-	for range 500 {
+	eventually(t, fmt.Sprintf("there is a %s %s", kind, name), func() bool {
 		leaks := Diff(Snapshot{}, take(t, scope))
-		if len(leaks) == 1 && leaks[0].Kind == kind && strings.Contains(leaks[0].Name, name) {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("no %s %s came", kind, name)
+		return len(leaks) == 1 && leaks[0].Kind == kind && strings.Contains(leaks[0].Name, name)
+	})
 }
 
 func TestParseStat(t *testing.T) {
@@ -198,30 +189,19 @@ func TestNamespaceOfDescriptor(t *testing.T) {
 // another, and which one forks is the scheduler's choice.
 func waitForNamespace(t *testing.T, pid int, kind string) string {
 	t.Helper()
-	for range 500 {
-		if command(pid) == "sleep" {
-			namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
-			must(t, err)
-			return namespace
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("process %d never became sleep", pid)
-	return ""
+	eventually(t, fmt.Sprintf("process %d is sleep", pid), func() bool { return command(pid) == "sleep" })
+	namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
+	must(t, err)
+	return namespace
 }
 
 // expectNamespace looks for one namespace only: other work on the machine has
 // namespaces that come and go.
 func expectNamespace(t *testing.T, kind, name string, want bool) {
 	t.Helper()
-	for range 500 {
-		after := take(t, Scope{Namespaces: []string{kind}})
-		if found := contains(Diff(Snapshot{}, after), name); found == want {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Errorf("namespace %s: want found to become %t", name, want)
+	eventually(t, fmt.Sprintf("namespace %s is found: %t", name, want), func() bool {
+		return contains(Diff(Snapshot{}, take(t, Scope{Namespaces: []string{kind}})), name) == want
+	})
 }
 
 func contains(leaks []Leak, name string) bool {
