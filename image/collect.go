@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"time"
+
+	"github.com/containerd/errdefs"
 )
 
 // Collect removes what no record, lease or container holds: blobs, unfinished
@@ -25,11 +27,22 @@ func (s *Store) Collect(ctx context.Context) error {
 	return nil
 }
 
+// compareRoom is more than compareDisk writes. Where it ends for want of room, files
+// stay that no collection sees.
+const compareRoom = 64 << 10
+
 // collectUnknown removes what is on the disk but not in the database, once after
 // the start. It needs a little room on the disk: on a full one it waits for a
 // later collection, which must not fail for it.
 func (s *Store) collectUnknown(ctx context.Context) error {
-	if err := s.engine.compareDisk(ctx); err != nil {
+	free, err := s.freeBytes()
+	if err == nil && free < compareRoom {
+		err = fmt.Errorf("%d bytes are free on the filesystem of the images, it needs %d: %w", free, compareRoom, errdefs.ErrResourceExhausted)
+	}
+	if err == nil {
+		err = s.engine.compareDisk(ctx)
+	}
+	if err != nil {
 		s.log.Warn("images are not compared with the disk yet: the next collection retries", "error", err)
 		return nil
 	}
