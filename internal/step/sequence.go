@@ -71,26 +71,34 @@ func (s *Sequence) do(ctx context.Context, name Name, do func(context.Context) e
 	return failpoint.Hit(name.After())
 }
 
-// withCause adds to the error of a step that ran into the limit of its context how
-// long that was. What was called, in this process or another, knows only that its
-// time was over.
+// withCause gives the error of a step whose context has ended the cause of that: how
+// long the limit was, or who cancelled it, with the kind of error that this is. What
+// was called, in this process or another, knows only that its time was over.
 func withCause(ctx context.Context, err error) error {
 	cause := context.Cause(ctx)
-	text := strings.TrimSuffix(err.Error(), context.DeadlineExceeded.Error())
-	if text == err.Error() || !errors.Is(cause, context.DeadlineExceeded) || strings.Contains(text, cause.Error()) {
-		return err
+	for _, end := range []error{context.DeadlineExceeded, context.Canceled} {
+		text, is := strings.CutSuffix(err.Error(), end.Error())
+		if !is || cause == nil || strings.Contains(text, cause.Error()) {
+			continue
+		}
+		switch {
+		case errors.Is(cause, end):
+			return &endedError{text: text + cause.Error(), err: err}
+		case end == context.Canceled:
+			return &endedError{text: text + cause.Error(), err: cause}
+		}
 	}
-	return &limitError{text: text + cause.Error(), err: err}
+	return err
 }
 
-// limitError is an error whose text names the limit that was reached.
-type limitError struct {
+// endedError is an error whose text names why the context ended.
+type endedError struct {
 	text string
 	err  error
 }
 
-func (e *limitError) Error() string { return e.text }
-func (e *limitError) Unwrap() error { return e.err }
+func (e *endedError) Error() string { return e.text }
+func (e *endedError) Unwrap() error { return e.err }
 
 // Async is a step that runs alongside those that follow it.
 type Async struct {

@@ -194,3 +194,19 @@ func TestLimitIsNamed(t *testing.T) {
 		}
 	}
 }
+
+// The error of a step that was cancelled says by whom, and is of that kind.
+func TestCauseOfACancellationIsNamed(t *testing.T) {
+	ending := errors.New("minicri is shutting down")
+	for _, err := range []error{context.Canceled, fmt.Errorf("ask the shim: %w", context.Canceled)} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		steps := step.Begin(ctx, nil, step.NewTimeline(nil))
+		steps.Step("pod/create", func(context.Context) error {
+			cancel(ending)
+			return err
+		})
+		if err := steps.Err(); !errors.Is(err, ending) || errors.Is(err, context.Canceled) || !strings.HasSuffix(err.Error(), ": minicri is shutting down") {
+			t.Error(err)
+		}
+	}
+}

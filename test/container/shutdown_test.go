@@ -2,7 +2,10 @@ package container
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,4 +54,30 @@ func TestShutdownCancelsWaits(t *testing.T) {
 	eventually(t, "nothing is left of the command", func() bool { return !slices.Contains(p.tree(id), "tail") })
 	check(t, p.stop(id, 0))
 	p.wantExit(id, 137, "Error")
+}
+
+// A container that is being made when the daemon is stopped is undone, and the caller
+// is told to ask the next daemon.
+//
+// cri: CreateContainerRequest.config
+func TestShutdownDuringCreate(t *testing.T) {
+	p := newPod(t)
+	out := t.TempDir()
+	config := shell("app", forever, byField(vendor(t, map[string]string{"createRuntime": "touch " + out + "/began; exec sleep 1000"}, 0)))
+	answer := make(chan error, 1)
+	go func() {
+		_, err := p.tryCreate(config)
+		answer <- err
+	}()
+	eventually(t, "the hook runs", func() bool { _, err := os.Stat(filepath.Join(out, "began")); return err == nil })
+	p.Stop()
+	err := <-answer
+	wantCode(t, err, codes.Unavailable)
+	if err == nil || !strings.Contains(err.Error(), "shutting down") {
+		t.Errorf("the error does not say why: %v", err)
+	}
+	p.Start()
+	if left := p.list(nil); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
 }
