@@ -21,8 +21,9 @@ import (
 type peer struct {
 	dir    string
 	answer *atomic.Int64 // how long a call may take, as a time.Duration; nil: no limit
-	pidfd  *os.File      // nil if it could not be opened
-	asking sync.Mutex    // held while it is asked whether it hangs
+	pid    int
+	pidfd  *os.File
+	asking sync.Mutex // held while it is asked whether it hangs
 
 	answered atomic.Pointer[time.Time] // when it last did, after being asked whether it hangs
 }
@@ -34,17 +35,18 @@ func newPeer(conn *net.UnixConn, dir string, answer *atomic.Int64) (*peer, error
 		return nil, err
 	}
 	var peerErr error
-	fd := -1
+	pid, fd := 0, -1
 	err = raw.Control(func(socket uintptr) {
 		var credentials *unix.Ucred
 		if credentials, peerErr = unix.GetsockoptUcred(int(socket), unix.SOL_SOCKET, unix.SO_PEERCRED); peerErr == nil {
-			fd, peerErr = unix.PidfdOpen(int(credentials.Pid), 0)
+			pid = int(credentials.Pid)
+			fd, peerErr = unix.PidfdOpen(pid, 0)
 		}
 	})
 	if err = errors.Join(err, peerErr); err != nil {
 		return nil, fmt.Errorf("find the process that serves %s: %w: %w", dir, ErrLost, err)
 	}
-	return &peer{dir: dir, answer: answer, pidfd: os.NewFile(uintptr(fd), "supervisor")}, nil
+	return &peer{dir: dir, answer: answer, pid: pid, pidfd: os.NewFile(uintptr(fd), "supervisor")}, nil
 }
 
 func (p *peer) close() error { return p.pidfd.Close() }
@@ -93,30 +95,61 @@ func (p *peer) askUntil(over <-chan struct{}) {
 	}
 }
 
-// killIfHung kills a supervisor that does not answer the simplest call either.
+// mostQuestions is how often a supervisor is asked that works and does not answer.
+const mostQuestions = 4
+
+// killIfHung kills a supervisor that does not answer the simplest call either. One that
+// uses a processor meanwhile has much to do, or a machine that has: it is asked again,
+// but not without end.
 func (p *peer) killIfHung() {
 	limit := p.limit()
 	if limit == 0 || !p.asking.TryLock() {
 		return
 	}
 	defer p.asking.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), limit/2)
-	defer cancel()
-	conn, err := dialSocket(ctx, p.dir+"/"+api.ControlSocket)
-	if err != nil {
-		return // it has ended
-	}
-	client := ttrpc.NewClient(conn)
-	defer client.Close()
-	_, err = api.NewShimClient(client).List(ctx, &api.Empty{})
-	if err == nil || ctx.Err() == nil {
-		now := time.Now()
-		p.answered.Store(&now)
-		return
+	for range mostQuestions {
+		before := p.cpuTime()
+		if !p.silent(limit / 2) {
+			return
+		}
+		if p.cpuTime()-before < limit/200 { // a hundredth of the time: what the question costs is far less
+			break
+		}
 	}
 	raw, err := p.pidfd.SyscallConn()
 	if err != nil {
 		return
 	}
 	_ = raw.Control(func(fd uintptr) { _ = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+}
+
+// silent asks the supervisor, over a connection of its own, and reports whether it
+// gives no answer within the limit. One that has ended is not silent.
+func (p *peer) silent(limit time.Duration) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	conn, err := dialSocket(ctx, p.dir+"/"+api.ControlSocket)
+	if err != nil {
+		return false
+	}
+	client := ttrpc.NewClient(conn)
+	defer client.Close()
+	_, err = api.NewShimClient(client).List(ctx, &api.Empty{})
+	if err != nil && ctx.Err() != nil {
+		return true
+	}
+	now := time.Now()
+	p.answered.Store(&now)
+	return false
+}
+
+// cpuTime is how long the supervisor has been on a processor (clock_getcpuclockid(3)),
+// 0 if it has ended.
+func (p *peer) cpuTime() time.Duration {
+	const scheduled = 2 // CPUCLOCK_SCHED of the kernel's linux/posix-timers.h
+	var used unix.Timespec
+	if err := unix.ClockGettime(int32(^p.pid<<3|scheduled), &used); err != nil {
+		return 0
+	}
+	return time.Duration(used.Nano())
 }

@@ -13,11 +13,12 @@ import (
 )
 
 // limits are short where a worker would wait for them: a plugin that hangs is
-// ended after them, a DEL that failed is repeated soon. That of DEL is one that
-// bridge does not reach on a busy machine: killed half-way it leaves its masquerade
-// rules for good (docs/node.md), and the soak is no test of bridge.
+// ended after them, a DEL that failed is repeated soon. Bridge does not reach them on
+// a busy machine: ADDs that always end half-way would make no pod, and a DEL that is
+// killed half-way leaves its masquerade rules for good (docs/node.md), and the soak is
+// no test of bridge.
 const limits = `[limits]
-cni_add = "4s"
+cni_add = "10s"
 cni_del = "20s"
 retry_first = "50ms"
 retry_most = "500ms"

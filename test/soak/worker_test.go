@@ -40,7 +40,7 @@ func (s *soak) client() runtimeapi.RuntimeServiceClient {
 }
 
 // patience is the longest that any single thing may take to succeed at last.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 func (s *soak) limited() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -30,7 +30,7 @@ func check(t testing.TB, err error) {
 	harness.Check(t, err)
 }
 
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // receiver keeps the spans that it is sent.
 type receiver struct {
