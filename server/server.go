@@ -67,6 +67,11 @@ type Store interface {
 	Transfers
 }
 
+// callWorkers goroutines answer one call after the other, on stacks that have grown
+// already; growing that of a goroutine of its own was an eighth of a PodSandboxStatus.
+// Calls beyond them get one.
+const callWorkers = 4
+
 // New makes a gRPC server that serves the runtime and the images.
 // traces follows each call from its begin to its end; nil if there are no traces.
 func New(runtime *Runtime, images Store, traces grpcstats.Handler, logger *slog.Logger) *grpc.Server {
@@ -76,6 +81,7 @@ func New(runtime *Runtime, images Store, traces grpcstats.Handler, logger *slog.
 		grpc.MaxSendMsgSize(largestResponse),
 		grpc.UnaryInterceptor(calls.unary),
 		grpc.StreamInterceptor(calls.stream),
+		grpc.NumStreamWorkers(callWorkers),
 	}
 	if traces != nil {
 		options = append(options, grpc.StatsHandler(traces))
