@@ -17,7 +17,7 @@ import (
 
 // cri: ContainerConfig.mounts
 func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
-	n := newNode(t, harness.Config("[limits]\ncreate = '8s'"))
+	n := newNode(t, harness.Config("[limits]\ncreate = '15s'"))
 	p, other := runPod(t, n, "hangs"), runPod(t, n, "other")
 	witness, neighbour := other.run("witness", forever), p.run("neighbour", forever)
 	calls := other.calls(witness)
@@ -32,13 +32,15 @@ func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
 		hangs <- err
 	}()
 	time.Sleep(100 * time.Millisecond)
-	// Most of it is the machine's: no more than before, and 100 ms. While it is busier
-	// than before there are further rounds, as long as the container hangs.
+	// All of it is the machine's, and a call that waits for the container takes seconds.
+	// While the machine is busier than before there are further rounds, as long as the
+	// container hangs.
+	most := 2*before + 100*time.Millisecond
 	calls = other.calls(witness)
-	for calls.round(); calls.slowest() > before+100*time.Millisecond && len(hangs) == 0; {
+	for calls.round(); calls.slowest() > most && len(hangs) == 0; {
 		calls.round()
 	}
-	if during := calls.slowest(); during > before+100*time.Millisecond {
+	if during := calls.slowest(); during > most {
 		t.Errorf("while a container of another pod hangs, the slowest call took %v, before it took %v", during, before)
 	}
 	same(t, "exec in the same pod", p.exec(neighbour, "echo here"), "here")
@@ -145,8 +147,8 @@ func (p *pod) sleepsUninterruptibly(cgroup string) bool {
 
 // cri: ContainerFilter.id
 func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
-	const kill = time.Second
-	n := newNode(t, harness.Config("[limits]\nkill = '1s'"))
+	const kill = 2 * time.Second // also the time in which a supervisor has to answer
+	n := newNode(t, harness.Config("[limits]\nkill = '2s'"))
 	p, together := runPod(t, n, "web"), runPod(t, n, "together", podPID(runtimeapi.NamespaceMode_POD))
 	witness := p.run("witness", forever)
 	const writes = "while true; do echo x >> /disk/file; sleep 0.01; done"
@@ -169,7 +171,7 @@ func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
 			cgroup := p.info(id).CgroupsPath
 			thaw := d.freeze()
 			eventually(t, "the container sleeps", func() bool { return p.sleepsUninterruptibly(cgroup) })
-			for _, err := range []error{p.inTime(30*kill, func() error { return p.stop(id, 0) }), p.inTime(30*kill, func() error { return p.remove(id) })} {
+			for _, err := range []error{p.inTime(20*kill, func() error { return p.stop(id, 0) }), p.inTime(20*kill, func() error { return p.remove(id) })} {
 				if err != nil {
 					wantCode(t, err, codes.Unavailable)
 				}

@@ -56,7 +56,7 @@ func TestHostileOCIRuntimes(t *testing.T) {
 func TestOCIRuntimeThatHangs(t *testing.T) {
 	for verb, seconds := range map[string]string{"create": "86398", "start": "86399"} {
 		t.Run(verb, func(t *testing.T) {
-			n := newNode(t, harness.Runtime("hostile", hostile(t, runc(t), verb, fmt.Sprintf("sleep %s & sleep %s; exit 1", seconds, seconds))), harness.Config("[limits]\ncreate = '3s'"))
+			n := newNode(t, harness.Runtime("hostile", hostile(t, runc(t), verb, fmt.Sprintf("sleep %s & sleep %s; exit 1", seconds, seconds))), harness.Config("[limits]\ncreate = '8s'"))
 			p := runPod(t, n, "web")
 			other := &pod{Node: n, t: t, id: runBuiltin(t, n, "other"), config: n.PodConfig("other")}
 			began := time.Now()

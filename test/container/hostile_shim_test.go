@@ -31,7 +31,7 @@ func TestHostileShims(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			path := filepath.Join(dir, "containerd-shim-"+mode+"-v2")
 			check(t, os.Link(built, path))
-			n := newNode(t, harness.Runtime("hostile", path), harness.Config("[limits]\nrun = '5s'\ncni_add = '5s'"))
+			n := newNode(t, harness.Runtime("hostile", path), harness.Config("[limits]\nrun = '15s'\ncni_add = '15s'"))
 			began := time.Now()
 			_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "hostile"})
 			if err == nil || !strings.Contains(err.Error(), says) || len(err.Error()) > 5000 {
@@ -100,7 +100,7 @@ func TestShimsThatHang(t *testing.T) {
 		t.Run(call, func(t *testing.T) {
 			path := filepath.Join(dir, "containerd-shim-hangsin"+call+"-v2")
 			check(t, os.Link(built, path))
-			n := newNode(t, harness.Runtime("hanging", path), harness.Config("[limits]\nrun = '5s'\ncni_add = '5s'"))
+			n := newNode(t, harness.Runtime("hanging", path), harness.Config("[limits]\nrun = '15s'\ncni_add = '15s'"))
 			other := &pod{Node: n, t: t, id: runBuiltin(t, n, "other"), config: n.PodConfig("other")}
 			witness := other.run("app", forever)
 			_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "hanging"})

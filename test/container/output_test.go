@@ -76,6 +76,7 @@ func TestWritersOutliveSupervisorAndDaemon(t *testing.T) {
 		}
 	}
 	for _, id := range []string{first, second} {
+		p.awaitLine(id, "out 100")
 		p.exec(id, "touch /enough")
 		p.wantExit(id, 0, "Completed")
 		stdout, stderr := p.logs(id)

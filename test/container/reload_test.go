@@ -19,10 +19,10 @@ import (
 func TestReloadOfTheLimitOfCreate(t *testing.T) {
 	n := newNode(t, harness.Config("[limits]\ncreate = '20m'\n"))
 	p := runPod(t, n, "web")
-	reloadLimit(t, n, "create", "1s")
+	reloadLimit(t, n, "create", "5s")
 	device := vendor(t, map[string]string{"createRuntime": "sleep 7774"}, 0)
 	_, err := p.tryCreate(shell("app", "true", byField(device), func(c *runtimeapi.ContainerConfig) { c.LogPath = "" }))
-	if err == nil || !strings.Contains(err.Error(), "create: not done within 1s") {
+	if err == nil || !strings.Contains(err.Error(), "create: not done within 5s") {
 		t.Errorf("want an error that names the step and the limit: %v", err)
 	}
 }
@@ -33,7 +33,7 @@ func TestReloadOfTheLimitOfKill(t *testing.T) {
 	n := newNode(t, harness.Config("[limits]\ndestroy = '30m'\nkill = '20m'\n"))
 	p := runPod(t, n, "web")
 	id := p.run("app", forever)
-	reloadLimit(t, n, "kill", "2s")
+	reloadLimit(t, n, "kill", "5s")
 	pid := shims(n)[0]
 	check(t, unix.Kill(pid, unix.SIGSTOP))
 	defer func() { _ = unix.Kill(pid, unix.SIGCONT) }()

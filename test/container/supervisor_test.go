@@ -175,18 +175,24 @@ func TestExecsOfAKilledSupervisor(t *testing.T) {
 // or memory for example, serves when it can, without any call: what ended
 // meanwhile is told.
 func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
-	p := runPod(t, newNode(t, harness.Config("[limits]\ncreate = '1s'")), "web")
-	lives, dies := p.run("lives", forever), p.run("dies", "sleep 2; exit 7")
+	const limit = 5 * time.Second
+	p := runPod(t, newNode(t, harness.Config("[limits]\ncreate = '5s'")), "web")
+	lives, dies := p.run("lives", forever), p.run("dies", untilGo+"exit 7")
+	pid := p.info(dies).PID
 	for _, dir := range supervisorDirs(t, p.Node) {
 		lock := filepath.Join(dir, "lock")
 		check(t, os.Rename(lock, lock+".old"))
 		check(t, os.Mkdir(lock, 0o700)) // cannot be opened as a lock
-		time.AfterFunc(5*time.Second, func() { _ = os.Remove(lock) })
 	}
 	for _, pid := range shims(p.Node) {
 		check(t, unix.Kill(pid, unix.SIGKILL))
 	}
 	eventually(t, "it is seen that no supervisor serves", func() bool { return p.status(lives).State == runtimeapi.ContainerState_CONTAINER_UNKNOWN })
+	release(t, pid)
+	time.Sleep(limit + time.Second)
+	for _, dir := range supervisorDirs(t, p.Node) {
+		check(t, os.Remove(filepath.Join(dir, "lock")))
+	}
 	eventually(t, "it runs under a successor", func() bool { return p.status(lives).State == running })
 	eventually(t, "the end is reported", func() bool { return p.status(dies).State == exited })
 	for _, dir := range supervisorDirs(t, p.Node) {

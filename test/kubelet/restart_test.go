@@ -9,7 +9,8 @@ import (
 // applyCrash makes a pod with a container that crashes twice and then stays,
 // one that uses too much memory once, and one that just stays.
 func (k *kubelet) applyCrash() {
-	const script = `n=$(cat /state/n || echo 0); echo $((n + 1)) >/state/n; echo "run $n at $(hostname -i)"
+	// A kubelet writes /etc/hosts anew, and not at once, as it starts each container of a pod.
+	const script = `n=$(cat /state/n || echo 0); echo $((n + 1)) >/state/n; echo "run $n at $(until hostname -i 2>/dev/null; do sleep 0.1; done)"
 		test $n -ge 2 || { echo "end of run $n" >/dev/termination-log; exit 3; }`
 	spec := containers(
 		shell("app", script+forever, mounted("state")),
