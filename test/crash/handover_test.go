@@ -20,13 +20,13 @@ func TestStartWhileAnotherProcessHoldsSocketAndLocks(t *testing.T) {
 	check(t, os.Remove(n.Socket))
 	listener, err := net.Listen("unix", n.Socket)
 	check(t, err)
+	began := time.Now()
 	time.AfterFunc(held, func() { listener.Close() })
 	lock, err := os.OpenFile(filepath.Join(n.Root, "lock"), os.O_RDWR, 0)
 	check(t, err)
 	check(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB))
 	time.AfterFunc(2*held, func() { lock.Close() })
 
-	began := time.Now()
 	n.Start()
 	if took := time.Since(began); took < 2*held {
 		t.Errorf("the daemon serves after %v, while its directory was locked", took)

@@ -16,8 +16,8 @@ import (
 // serves at once and gives the plugin what is left of the time of its verb; nothing
 // else waits for it (P3, P14).
 func TestProperty3_HangingPluginOfADaemonThatWasKilled(t *testing.T) {
-	const limit = 4 * time.Second
-	n := newNode(t, harness.Config(`cni_add = "4s"`))
+	const limit = 15 * time.Second
+	n := newNode(t, harness.Config(`cni_add = "15s"`))
 	w := n.runWitness(t)
 	before := n.Look()
 	c := trial{node: n, witness: w, point: "middle ADD", row: row{operation: run}, config: n.PodConfig("case")}

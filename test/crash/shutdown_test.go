@@ -23,7 +23,8 @@ func TestProperty10_SIGTERM(t *testing.T) {
 			done := c.begin(limited(t), t, "hang")
 			began := time.Now()
 			n.Stop()
-			if took := time.Since(began); took > 5*time.Second {
+			// What it undoes takes a busy machine seconds; the plugin would take three minutes.
+			if took := time.Since(began); took > 20*time.Second {
 				t.Errorf("the daemon took %v to end", took)
 			}
 			if err := <-done; err == nil {
@@ -53,7 +54,7 @@ func TestProperty10_SIGTERMInsideADEL(t *testing.T) {
 	n.Stop()
 	took := time.Since(began)
 	fmt.Printf("SIGTERM inside a DEL: the daemon ended after %v\n", took.Round(time.Millisecond))
-	if took > 5*time.Second {
+	if took > 20*time.Second { // the plugin would take a minute
 		t.Errorf("the daemon took %v to end", took)
 	}
 	if err := <-done; err == nil {

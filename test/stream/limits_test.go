@@ -236,7 +236,7 @@ func TestShutdown(t *testing.T) {
 }
 
 const (
-	shutdownTime     = 2 * time.Second
+	shutdownTime     = 5 * time.Second // half of the limit that the daemon has for it
 	shutdownSessions = 20
 )
 

@@ -210,7 +210,7 @@ func TestPortForwardChannels(t *testing.T) {
 
 // A client that does not open what belongs together is told, and cut off.
 func TestCreationTimeout(t *testing.T) {
-	p := newPod(t, forever, nil, harness.Config("creation_timeout = '1s'\n"))
+	p := newPod(t, forever, nil, harness.Config("creation_timeout = '3s'\n"))
 	for name, client := range forwardClients {
 		errs := open(t, p.rawForward(client), "error", 7, 0)
 		if text := readAll(t, errs); !strings.Contains(text, "creation_timeout") {
