@@ -170,8 +170,14 @@ func TestDetachHasATimeForEachAttachment(t *testing.T) {
 	n.runs(t)
 	n.Release("other")
 	eventually(t, within, "other has failed", func() bool { return len(n.Pending()) == 1 && n.Pending()[0].Tries == 1 })
+	began := time.Now()
 	for range 4 {
 		wantError(t, n.Detach(t.Context(), "web", ""), "told to fail")
+	}
+	quick := time.Since(began) < time.Second
+	due := 1 // tries of the other, with the pauses that it has
+	for at, pause := n.Limits.RetryFirst, n.Limits.RetryFirst; at < time.Since(began); at += pause {
+		due, pause = due+1, 2*pause
 	}
 	var others int
 	for _, call := range n.calls(t, "DEL") {
@@ -179,13 +185,13 @@ func TestDetachHasATimeForEachAttachment(t *testing.T) {
 			others++
 		}
 	}
-	if others > 2 {
+	if others > due+1 {
 		t.Errorf("%d DELs of a pod that was not to be detached", others)
 	}
 	n.untell(t, "DEL.fail")
-	began := time.Now()
+	began = time.Now()
 	eventually(t, within, "both are free", func() bool { return len(n.Pending()) == 0 })
-	if took := time.Since(began); took > 5*time.Second {
+	if took := time.Since(began); quick && took > 7*time.Second {
 		t.Errorf("the addresses are free after %v, the next tries were due in 2 s", took)
 	}
 }
@@ -238,8 +244,8 @@ func TestHangingDELsHoldUpNoOther(t *testing.T) {
 	began := time.Now()
 	n.Release("web")
 	eventually(t, within, "the other is free", func() bool { return n.find("web") == nil })
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("it took %v", took)
+	if took := time.Since(began); took > 5*time.Second && len(processesWith(t, mark(), "CNI_COMMAND=DEL")) == 0 {
+		t.Errorf("it took %v, until the others were ended", took)
 	}
 	eventually(t, within, "those that hung are free too", func() bool { return len(n.ids()) == 0 && len(n.runDirs(t)) == 0 })
 }
@@ -251,7 +257,7 @@ func TestDaemonThatEndsLeavesDELRunning(t *testing.T) {
 	for _, how := range []string{"a caller's", "the background's"} {
 		n.journalled(t, "web", nil)
 		n.attach(t, "web")
-		n.tell(t, "DEL.slow")
+		n.tell(t, "DEL.held")
 		stop := n.runs(t)
 		before := len(n.calls(t, "DEL"))
 		failed := make(chan error, 1)
@@ -262,15 +268,12 @@ func TestDaemonThatEndsLeavesDELRunning(t *testing.T) {
 			failed <- errLeft
 		}
 		eventually(t, within, "DEL runs", func() bool { return len(n.calls(t, "DEL")) == before+1 })
-		began := time.Now()
 		n.Close()
 		stop()
 		wantError(t, <-failed, "the daemon shuts down")
-		if took := time.Since(began); took > 900*time.Millisecond {
-			t.Logf("the end took %v", took) // at the load of the machine
-		}
 		n.reopen(t)
 		n.runs(t)
+		n.untell(t, "DEL.held")
 		eventually(t, within, "the attachment and its namespace are removed", func() bool {
 			_, err := os.Lstat(n.Options.Namespaces.Path("web"))
 			return n.find("web") == nil && errors.Is(err, fs.ErrNotExist)

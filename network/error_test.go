@@ -85,12 +85,12 @@ func TestErrorOfAMissingPlugin(t *testing.T) {
 }
 
 func TestErrorOfAHungPlugin(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.Add = 700 * time.Millisecond })
+	n := newNode(t, func(o *Options) { o.Limits.Add = 2 * time.Second })
 	n.tell(t, "ADD.hang")
 	blamed, rows := n.attachError(t, n.script())
-	wantError(t, blamed, "did not answer: not done after 700ms", "limits.cni_add")
+	wantError(t, blamed, "did not answer: not done after 2s", "limits.cni_add")
 	for _, row := range rows {
-		if row.Kind == "plugin" && row.Plugin.Verb == "ADD" && (!row.Plugin.Killed || row.Took < 100*time.Millisecond || row.Error == "") {
+		if row.Kind == "plugin" && row.Plugin.Verb == "ADD" && (!row.Plugin.Killed || row.Took <= 0 || row.Error == "") {
 			t.Errorf("row %+v", row)
 		}
 	}

@@ -94,7 +94,7 @@ func TestGCCanBeTurnedOff(t *testing.T) {
 // A GC that hangs holds up ADD and DEL for its patience only, and is not ended
 // for them before its own limit.
 func TestGCThatHangsBlocksNobody(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.GCPeriod, o.Limits.GC = time.Hour, 2*gcTimeout })
+	n := newNode(t, func(o *Options) { o.Limits.GCPeriod, o.Limits.GC = time.Hour, 3*gcTimeout })
 	n.configure(t, "10.conflist", "net", n.script())
 	n.Reload()
 	n.journalled(t, "web", nil)
@@ -102,21 +102,17 @@ func TestGCThatHangsBlocksNobody(t *testing.T) {
 	n.runs(t)
 	hangs := func() int { return len(processesWith(t, mark(), "CNI_COMMAND=GC")) }
 	eventually(t, within, "GC hangs", func() bool { return hangs() >= 4 })
-	began := time.Now()
 	n.attach(t, "web")
-	if took := time.Since(began); took > gcTimeout+2*time.Second {
-		t.Errorf("ADD took %v beside a GC that hangs", took)
-	}
-	began = time.Now()
+	began := time.Now()
 	n.detach(t, "web")
-	if took := time.Since(began); took > 2*time.Second {
+	if took := time.Since(began); took >= gcTimeout {
 		t.Errorf("DEL took %v beside a GC that is known to hang", took)
 	}
 	if hangs() < 4 {
-		t.Error("GC was ended before its limit")
+		t.Error("GC was ended before its limit, or ADD and DEL have waited for its end")
 	}
 	eventually(t, within, "GC is ended at its limit", func() bool { return hangs() == 0 })
-	eventually(t, within, "that is logged", func() bool { return strings.Contains(n.log.String(), "not done after 10s") })
+	eventually(t, within, "that is logged", func() bool { return strings.Contains(n.log.String(), "not done after 15s") })
 }
 
 // A GC that takes its time is waited for: ADD does not run beside it, and it is
@@ -126,9 +122,13 @@ func TestAddWaitsForGC(t *testing.T) {
 	n.configure(t, "10.conflist", "net", n.script())
 	n.Reload()
 	n.journalled(t, "web", nil)
-	n.tell(t, "GC.slow")
+	n.tell(t, "GC.held")
 	n.runs(t)
 	eventually(t, within, "GC runs", func() bool { return len(n.calls(t, "GC")) == 1 })
+	go func() {
+		time.Sleep(500 * time.Millisecond) // ADD has begun
+		_ = os.Remove(filepath.Join(n.scripted, "GC.held"))
+	}()
 	n.attach(t, "web")
 	if ended := n.calls(t, "GC-end"); len(ended) != 1 {
 		t.Errorf("ADD ran beside GC: %q", ended)

@@ -81,6 +81,7 @@ func newNode(t *testing.T, change func(*Options)) *node {
 		change(&n.Options)
 	}
 	t.Cleanup(func() {
+		n.endLeftRuns(t)
 		// A test may have left a run to a daemon that never comes.
 		if err := unix.Unmount(filepath.Join(n.Options.State, "cni"), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
 			t.Error(err)
@@ -93,6 +94,28 @@ func newNode(t *testing.T, change func(*Options)) *node {
 		}
 	})
 	return n
+}
+
+// endLeftRuns has a last daemon wait for what the one before has left to it: a STATUS
+// or a GC that took long while that ended.
+func (n *node) endLeftRuns(t *testing.T) {
+	t.Helper()
+	if len(n.runDirs(t)) == 0 {
+		return
+	}
+	n.Options.Limits.GCPeriod, n.Options.Limits.CheckPeriod = 0, 0
+	last, err := Open(context.Background(), n.Options)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wait sync.WaitGroup
+	wait.Go(func() { last.Run(ctx) })
+	eventually(t, 2*within, "the runs that were left are over", func() bool { return len(n.runDirs(t)) == 0 })
+	cancel()
+	wait.Wait()
+	last.Close()
 }
 
 // reopen is what a daemon that comes next does.

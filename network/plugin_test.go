@@ -47,40 +47,71 @@ func processesWith(t *testing.T, variables ...string) (found []string) {
 // hang for a sandbox.
 func hanging(t *testing.T, id string) {
 	t.Helper()
-	eventually(t, within, "the whole tree of plugins hangs", func() bool {
-		found := processesWith(t, "CNI_CONTAINERID="+id)
-		return len(found) >= 4 && strings.Contains(strings.Join(found, "\n"), "stuck-ipam")
-	})
+	eventually(t, within, "the whole tree of plugins hangs", func() bool { return hangs(t, id) })
+}
+
+func hangs(t *testing.T, id string) bool {
+	t.Helper()
+	found := processesWith(t, "CNI_CONTAINERID="+id)
+	return len(found) >= 4 && strings.Contains(strings.Join(found, "\n"), "stuck-ipam")
 }
 
 // A plugin that hangs is ended at its limit with all that it started, however
 // little that listens to signals.
 func TestHangingPluginIsEndedAtItsLimit(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.Add, o.Limits.Del = 700*time.Millisecond, 700*time.Millisecond })
+	n := newNode(t, func(o *Options) { o.Limits.DetachTries = 100 })
 	n.configure(t, "10.conflist", "net", n.script())
 	n.journalled(t, "web", nil)
 	for _, verb := range []string{"ADD", "DEL"} {
 		n.tell(t, verb+".hang")
-		began, done := time.Now(), make(chan error, 1)
-		go func() {
-			if verb == "DEL" {
-				done <- n.Detach(t.Context(), "web", n.NamespacePath("web"))
-				return
+		n.untilItHangs(t, func(limit time.Duration) (hung bool) {
+			done := make(chan error, 1)
+			go func() {
+				if verb == "DEL" {
+					done <- n.Detach(t.Context(), "web", n.NamespacePath("web"))
+					return
+				}
+				_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"), nil)
+				done <- err
+			}()
+			tooLate := time.After(limit + within)
+			for over := false; !over; {
+				select {
+				case err := <-done:
+					wantError(t, err, "CNI "+verb, "not done after "+limit.String(), "killed")
+					over = true
+				case <-time.After(10 * time.Millisecond):
+					hung = hung || hangs(t, "web")
+				case <-tooLate:
+					t.Fatalf("%s does not end", verb)
+				}
 			}
-			_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"), nil)
-			done <- err
-		}()
-		hanging(t, "web")
-		wantError(t, <-done, "CNI "+verb, "not done after 700ms", "killed")
-		if left := processesWith(t, "CNI_CONTAINERID=web"); len(left) > 0 {
-			t.Errorf("%s: left running: %q", verb, left)
-		}
-		if took := time.Since(began); took > 5*time.Second {
-			t.Errorf("%s took %v", verb, took)
-		}
+			if left := processesWith(t, "CNI_CONTAINERID=web"); len(left) > 0 {
+				t.Errorf("%s: left running: %q", verb, left)
+			}
+			return hung
+		})
 		n.untell(t, verb+".hang")
 	}
 	n.detach(t, "web")
+}
+
+// untilItHangs runs a plugin that hangs, with limits of ADD and DEL that grow until it
+// did hang before it was ended: the machine may be slow.
+func (n *node) untilItHangs(t *testing.T, run func(limit time.Duration) (hung bool)) {
+	t.Helper()
+	for limit := 700 * time.Millisecond; ; limit *= 3 {
+		if limit > within {
+			t.Fatalf("it does not hang within %v", limit/3)
+		}
+		limits := n.Options.Limits
+		limits.Add, limits.Del = limit, limit
+		n.SetLimits(limits)
+		if run(limit) {
+			break
+		}
+	}
+	n.SetLimits(n.Options.Limits)
 }
 
 // A caller that gives up has the same effect, and its reason is in the error.

@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -146,10 +147,16 @@ func TestRetriesOfAPodLoseNoAddress(t *testing.T) {
 func (n *node) helper(t *testing.T) (pid int) {
 	t.Helper()
 	eventually(t, within, "the helper runs", func() bool {
-		data, _ := os.ReadFile(filepath.Join(n.scripted, "helper"))
-		pid, _ = strconv.Atoi(strings.TrimSpace(string(data)))
+		pid = n.helperOf()
 		return pid > 0
 	})
+	return pid
+}
+
+// helperOf is 0 if there was none yet.
+func (n *node) helperOf() (pid int) {
+	data, _ := os.ReadFile(filepath.Join(n.scripted, "helper"))
+	pid, _ = strconv.Atoi(strings.TrimSpace(string(data)))
 	return pid
 }
 
@@ -173,13 +180,9 @@ func TestHelperOfAPluginLives(t *testing.T) {
 	n.tell(t, "CHECK.hang")
 	n.RequestCheck()
 	eventually(t, within, "CHECK is ended", func() bool { return len(n.Drifted()) == 1 })
-	began := time.Now()
 	n.detach(t, "web")
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("DEL took %v beside a helper", took)
-	}
 	if !alive(helper) {
-		t.Error("the helper was ended")
+		t.Error("the helper was ended, or DEL has waited for its end")
 	}
 	must(t, unix.Kill(helper, unix.SIGKILL))
 	eventually(t, within, "the run of the helper is removed", func() bool { return len(n.runDirs(t)) == 0 })
@@ -268,7 +271,7 @@ func (n *node) runDirs(t *testing.T) []string {
 // environment and a session of its own. Nothing else is touched, whatever its
 // environment says.
 func TestRunIsEndedWithWhatHidesFromIt(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.Add = time.Second })
+	n := newNode(t, nil)
 	n.configure(t, "10.conflist", "net", n.script())
 	n.journalled(t, "web", nil)
 	liar := exec.Command("sleep", "600")
@@ -277,8 +280,11 @@ func TestRunIsEndedWithWhatHidesFromIt(t *testing.T) {
 	t.Cleanup(func() { _ = liar.Process.Kill(); _ = liar.Wait() })
 	n.tell(t, "ADD.helper")
 	n.tell(t, "ADD.hang")
-	_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"), nil)
-	wantError(t, err, "not done after 1s")
+	n.untilItHangs(t, func(limit time.Duration) bool {
+		_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"), nil)
+		wantError(t, err, "not done after "+limit.String())
+		return n.helperOf() > 0
+	})
 	if helper := n.helper(t); alive(helper) {
 		t.Error("the child lives")
 	}
@@ -292,19 +298,33 @@ func TestRunIsEndedWithWhatHidesFromIt(t *testing.T) {
 // A run whose processes cannot be killed fails its call at its limit, keeps its
 // own attachment locked, is shown, and holds up nothing else.
 func TestRunThatCannotBeEnded(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.Add = time.Second; o.Limits.GCPeriod = often })
+	n := newNode(t, func(o *Options) { o.Limits.GCPeriod = often })
 	n.configure(t, "10.conflist", "net", n.script())
 	n.journalled(t, "stuck", nil)
 	n.journalled(t, "web", nil)
 	n.tell(t, "ADD.helper")
 	n.tell(t, "ADD.hang")
-	done := make(chan error, 1)
-	go func() {
-		_, err := n.Attach(t.Context(), "stuck", n.Options.Namespaces.Path("stuck"), nil)
-		done <- err
-	}()
-	thaw := freeze(t, n.helper(t))
-	wantError(t, <-done, "not done after 1s", "do not end")
+	var thaw func()
+	n.untilItHangs(t, func(limit time.Duration) bool {
+		done := make(chan error, 1)
+		go func() {
+			_, err := n.Attach(t.Context(), "stuck", n.Options.Namespaces.Path("stuck"), nil)
+			done <- err
+		}()
+		eventually(t, limit+within, "the helper runs, or the run is over", func() bool { return n.helperOf() > 0 || len(done) > 0 })
+		if n.helperOf() == 0 {
+			return false
+		}
+		thaw = freeze(t, n.helper(t))
+		err := <-done
+		wantError(t, err, "not done after "+limit.String())
+		if !strings.Contains(err.Error(), "do not end") { // it was too late to freeze it
+			thaw()
+			must(t, os.Remove(filepath.Join(n.scripted, "helper")))
+			return false
+		}
+		return true
+	})
 	if stuck := n.Stuck(); len(stuck) != 1 || stuck[0].ID != "stuck" || len(stuck[0].Processes) == 0 {
 		t.Errorf("stuck: %+v", stuck)
 	}
@@ -334,16 +354,21 @@ func TestRunThatCannotBeEnded(t *testing.T) {
 
 // freeze freezes a process, as a plugin that waits for a dead disk is: SIGKILL
 // does not end it before it is thawed. It needs the freezer of version 1, which
-// is the one that holds a killed process.
+// is the one that holds a killed process. One that has ended is not frozen.
 func freeze(t *testing.T, pid int) (thaw func()) {
 	t.Helper()
 	const freezer = "/sys/fs/cgroup/freezer"
 	if _, err := os.Stat(freezer); err != nil {
 		t.Skip("needs the freezer of cgroup v1, which this machine does not have:", err)
 	}
-	dir := filepath.Join(freezer, "minicri-unit-freeze-"+strconv.Itoa(os.Getpid()))
-	must(t, os.Mkdir(dir, 0o755))
-	put(t, filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid))
+	dir, err := os.MkdirTemp(freezer, "minicri-unit-freeze-")
+	must(t, err)
+	err = os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+	if errors.Is(err, unix.ESRCH) {
+		must(t, os.Remove(dir))
+		return func() {}
+	}
+	must(t, err)
 	put(t, filepath.Join(dir, "freezer.state"), "FROZEN")
 	thaw = func() { _ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0) }
 	t.Cleanup(func() {
@@ -378,7 +403,7 @@ func TestResultOfADELOfAnEarlierDaemon(t *testing.T) {
 			n.configure(t, "10.conflist", "net", n.script())
 			n.journalled(t, "web", nil)
 			n.attach(t, "web")
-			n.tell(t, "DEL.slow")
+			n.tell(t, "DEL.held")
 			if verdict == "failure" {
 				put(t, filepath.Join(n.scripted, "DEL.fail"), swallowed[0])
 			}
@@ -386,6 +411,7 @@ func TestResultOfADELOfAnEarlierDaemon(t *testing.T) {
 			eventually(t, within, "DEL runs", func() bool { return len(n.calls(t, "DEL")) == 1 })
 			n.reopen(t)
 			n.runs(t)
+			n.untell(t, "DEL.held")
 			if verdict == "failure" {
 				eventually(t, within, "it is repeated", func() bool { return len(n.calls(t, "DEL")) >= 3 })
 				n.untell(t, "DEL.fail")
@@ -416,17 +442,22 @@ func TestStartBesideManyRunsThatHang(t *testing.T) {
 	n.untell(t, "ADD.hang")
 	began := time.Now()
 	n.reopen(t)
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("the start took %v", took)
+	if left := len(processesWith(t, mark(), "CNI_COMMAND=ADD")); left < many {
+		t.Errorf("%d processes of the runs are left after the start, which took %v", left, time.Since(began))
 	}
 	n.runs(t)
 	n.journalled(t, "web", nil)
 	n.attach(t, "web")
 	n.detach(t, "web")
-	before, began := ownTime(t), time.Now()
-	time.Sleep(time.Second) // what is measured is what waiting costs
-	if used, waited := ownTime(t)-before, time.Since(began); used > waited/2 {
-		t.Errorf("waiting for %d runs used %v of the processor in %v", many, used, waited)
+	least := 1.0
+	for round := 0; round < 5 && least > 0.5; round++ {
+		before, began := ownTime(t), time.Now()
+		time.Sleep(time.Second) // what is measured is what waiting costs
+		least = min(least, float64(ownTime(t)-before)/float64(time.Since(began)))
+		t.Logf("waiting for %d runs uses %.2f of a processor", len(n.runDirs(t)), least)
+	}
+	if least > 0.5 {
+		t.Errorf("waiting for %d runs uses %.2f of a processor", many, least)
 	}
 	eventually(t, 3*within, "all are ended", func() bool { return len(n.runDirs(t)) == 0 })
 	for i := range many {
