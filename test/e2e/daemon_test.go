@@ -83,8 +83,11 @@ func TestProperty10_SIGTERMWithARunUnderWay(t *testing.T) {
 	if err := <-failed; err == nil {
 		t.Error("no error for the call that was cut short")
 	}
-	if alive(plugin[0]) || alive(plugin[1]) || !alive(pid) {
-		t.Error("the plugin lives on, or the pod does not")
+	for _, pid := range plugin {
+		eventually(t, "the plugin is gone", patience, func() bool { return !alive(pid) }) // it was killed
+	}
+	if !alive(pid) {
+		t.Error("the pod has ended with the daemon")
 	}
 	r.order("one", "ADD", "")
 	n.Start()

@@ -15,9 +15,9 @@ import (
 // gateway is the node's address on the bridge.
 const gateway = "10.88.0.1"
 
-// dialTime is the longest that a connection within a node may take, a repeated SYN
-// included. One that is refused is refused at once.
-const dialTime = 20 * time.Second
+// dialTime is the longest that a connection within a node may take, two repeated SYNs
+// included (after 1 s and 3 s). One that is refused is refused at once.
+const dialTime = 5 * time.Second
 
 // serve answers each connection to a port of the pod with a text.
 func serve(t *testing.T, n *harness.Node, id, address, text string) {

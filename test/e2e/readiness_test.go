@@ -15,7 +15,7 @@ import (
 // readyTime is within what NetworkReady has to follow the configuration: a few of the
 // daemon's own periods, which are seconds, and not the minute in which it would be
 // found by chance.
-const readyTime = 20 * time.Second
+const readyTime = 30 * time.Second
 
 func becomesReady(t *testing.T, n *harness.Node, want bool) {
 	t.Helper()
