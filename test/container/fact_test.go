@@ -3,10 +3,13 @@ package container
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -38,6 +41,23 @@ func (p *pod) files() map[string]string {
 	return found
 }
 
+// filesAfterTheEnd are the files when the end of a container is written, which its status
+// shows before.
+func (p *pod) filesAfterTheEnd(id string) (found map[string]string) {
+	p.t.Helper()
+	eventually(p.t, "the end is written", func() bool {
+		facts, err := os.ReadFile(filepath.Join(p.Root, "container-facts", id+".json"))
+		return err == nil && strings.Contains(string(facts), `"finished_at"`)
+	})
+	eventually(p.t, "no file changes for a while", func() bool {
+		before := p.files()
+		time.Sleep(200 * time.Millisecond)
+		found = p.files()
+		return maps.Equal(before, found)
+	})
+	return found
+}
+
 // What is known of pods and containers is written when it changes, and at no other
 // time: not by calls that look, nor by commands, nor by a daemon or a supervisor
 // that takes over.
@@ -45,8 +65,9 @@ func TestFactsAreWrittenOnlyWhenTheyChange(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever)
 	p.awaitLine(id, "ready")
-	p.wantExit(p.run("ended", "exit 3"), 3, "Error")
-	before := p.files()
+	ended := p.run("ended", "exit 3")
+	p.wantExit(ended, 3, "Error")
+	before := p.filesAfterTheEnd(ended)
 	unchanged := func(after string) {
 		t.Helper()
 		now := p.files()
