@@ -25,7 +25,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 // patience is the longest that a test waits for what has no limit of its own.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 const (
 	created = runtimeapi.ContainerState_CONTAINER_CREATED

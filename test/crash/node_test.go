@@ -16,7 +16,7 @@ import (
 )
 
 // patience is the longest that a test waits for what has no limit of its own.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // node is a node with failpoints and with plugins of the test in its chain.
 type node struct {
