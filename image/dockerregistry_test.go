@@ -171,7 +171,7 @@ http:
 			_ = conn.Close()
 			return host
 		}
-		if time.Since(began) > 10*time.Second {
+		if time.Since(began) > time.Minute {
 			t.Fatalf("docker-registry does not listen: %s", output.String())
 		}
 	}

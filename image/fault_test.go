@@ -78,7 +78,7 @@ func TestBrokenDownloadIsResumedByRange(t *testing.T) {
 }
 
 func TestStalledRegistryEndsThePull(t *testing.T) {
-	s, registry := openStore(t, func(c *Config) { c.ProgressTimeout = 300 * time.Millisecond }), newTestRegistry(t)
+	s, registry := openStore(t, func(c *Config) { c.ProgressTimeout = time.Second }), newTestRegistry(t)
 	img, layer := bigImage(t)
 	reference := registry.push(t, "stall:1", img)
 	registry.breakWith(onBlob(layer, func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
@@ -89,10 +89,10 @@ func TestStalledRegistryEndsThePull(t *testing.T) {
 	}))
 	began := time.Now()
 	_, err := s.Pull(t.Context(), reference, Auth{}, nil)
-	if took := time.Since(began); took > 3*time.Second {
+	if took := time.Since(began); took > time.Minute {
 		t.Errorf("the pull took %s", took)
 	}
-	if !errors.Is(err, ErrRegistryUnavailable) || !strings.Contains(err.Error(), layer) || !strings.Contains(err.Error(), "sent nothing for 300ms") {
+	if !errors.Is(err, ErrRegistryUnavailable) || !strings.Contains(err.Error(), layer) || !strings.Contains(err.Error(), "sent nothing for 1s") {
 		t.Errorf("error: %v", err)
 	}
 	if l := collected(t, s); l != (leftovers{}) {
@@ -101,7 +101,7 @@ func TestStalledRegistryEndsThePull(t *testing.T) {
 }
 
 func TestSlowRegistryIsWaitedFor(t *testing.T) {
-	s, registry := openStore(t, func(c *Config) { c.ProgressTimeout = 300 * time.Millisecond }), newTestRegistry(t)
+	s, registry := openStore(t, func(c *Config) { c.ProgressTimeout = 2 * time.Second }), newTestRegistry(t)
 	img, layer := bigImage(t)
 	reference := registry.push(t, "slow:1", img)
 	registry.breakWith(onBlob(layer, func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
@@ -110,7 +110,7 @@ func TestSlowRegistryIsWaitedFor(t *testing.T) {
 			_, _ = w.Write(body[:len(body)/10])
 			body = body[len(body)/10:]
 			w.(http.Flusher).Flush()
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(250 * time.Millisecond)
 		}
 		_, _ = w.Write(body)
 		return true

@@ -55,7 +55,7 @@ func TestLargestConfigurationsCostLittle(t *testing.T) {
 }
 
 // slowness stretches the second on a machine that does more than this test.
-const slowness = 5
+const slowness = 30
 
 func heap() int64 {
 	runtime.GC()

@@ -62,7 +62,7 @@ func TestCloseEndsWhatWasUnmounted(t *testing.T) {
 		t.Errorf("the store is closed, and what was to be ended before is not: %d, %v", n, err)
 	}
 	// A process that looks at all mounts of the machine holds each for a moment.
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Unmount(disk, 0)
 		if err == nil {
 			return

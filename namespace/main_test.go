@@ -54,7 +54,7 @@ func wantError(t *testing.T, err error, says ...string) {
 }
 
 // within is far more than anything takes that has no limit of its own.
-const within = 20 * time.Second
+const within = time.Minute
 
 func eventually(t *testing.T, limit time.Duration, what string, is func() bool) {
 	t.Helper()

@@ -75,7 +75,7 @@ func open(t *testing.T, limit time.Duration) (*Plugins, *counted, string) {
 	measured := &counted{requests: make(map[string]int)}
 	p := New(Options{
 		Source:       Source{Enabled: true, Socket: filepath.Join(dir, "s"), PluginDir: dir, ConfigDir: dir},
-		Registration: 10 * time.Second, Request: limit,
+		Registration: time.Minute, Request: limit,
 		Version: "test", Metrics: measured, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err := p.Open(nonePods{}, none{}); err != nil {
@@ -119,7 +119,7 @@ func (r refuser) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 // Each error has the name of the plugin whose it is, also when others say the same
 // at the same time.
 func TestErrorsAreNamed(t *testing.T) {
-	p, _, socket := open(t, 10*time.Second)
+	p, _, socket := open(t, time.Minute)
 	connect(t, p, socket, "10", refuser{"first"})
 	connect(t, p, socket, "20", refuser{"second"})
 	var wait sync.WaitGroup
@@ -137,7 +137,7 @@ func TestErrorsAreNamed(t *testing.T) {
 
 // NRI can be switched on while what belongs to the plugins of before still ends.
 func TestSwitchedOverAndOver(t *testing.T) {
-	p, _, _ := open(t, 10*time.Second)
+	p, _, _ := open(t, time.Minute)
 	on := p.options
 	off := on
 	off.Enabled = false
@@ -153,7 +153,7 @@ func TestSwitchedOverAndOver(t *testing.T) {
 // Many requests go through while one plugin hangs over another; a plugin that
 // connects meanwhile is synchronized; the one that hangs is counted and dropped.
 func TestOthersGoThroughWhileAPluginHangs(t *testing.T) {
-	p, measured, socket := open(t, 5*time.Second)
+	p, measured, socket := open(t, 8*time.Second)
 	asked := make(chan string, 1000)
 	connect(t, p, socket, "10", slow{asked})
 	hung := make(chan error, 1)

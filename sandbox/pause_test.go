@@ -54,7 +54,7 @@ func preparing(t *testing.T) (*Store, *creation) {
 	t.Helper()
 	s := checker(t)
 	s.options.Root, s.options.State = openDirectory(t), openDirectory(t)
-	s.SetLimits(Limits{Kill: 10 * time.Second})
+	s.SetLimits(Limits{Kill: time.Minute})
 	s.options.CgroupParent = fmt.Sprintf("/minicri-unit-%d", os.Getpid())
 	var err, machineErr, shimErr error
 	var binary string
@@ -80,7 +80,7 @@ func preparing(t *testing.T) (*Store, *creation) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		err := errors.Join(s.removeProcesses(sb), s.options.Supervisors.End(context.Background(), sb.Group()), s.options.Hierarchies.Remove(s.options.CgroupParent, time.Second))
+		err := errors.Join(s.removeProcesses(sb), s.options.Supervisors.End(context.Background(), sb.Group()), s.options.Hierarchies.Remove(s.options.CgroupParent, time.Minute))
 		if err != nil {
 			t.Error(err)
 		}
@@ -92,7 +92,7 @@ func preparing(t *testing.T) (*Store, *creation) {
 func (s *Store) supervise(t *testing.T, binary string) {
 	t.Helper()
 	set, err := client.NewSet(client.SetOptions{
-		Dir: filepath.Join(s.options.State, "shims"), Start: client.StartOptions{Binary: binary}, Answer: 10 * time.Second,
+		Dir: filepath.Join(s.options.State, "shims"), Start: client.StartOptions{Binary: binary}, Answer: time.Minute,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +135,7 @@ func TestPauseIsReleased(t *testing.T) {
 	defer running.Close()
 	// It is released, and may not have come to its execve yet.
 	var program []byte
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		program, err = os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", running.PID))
 		if err != nil || string(program) == oci.PauseProgram+"\x00" {
 			break
@@ -147,7 +147,7 @@ func TestPauseIsReleased(t *testing.T) {
 	if err := c.starter.abort(); err != nil {
 		t.Errorf("abort after the release: %v", err)
 	}
-	if err := running.Kill(10 * time.Second); err != nil {
+	if err := running.Kill(time.Minute); err != nil {
 		t.Error(err)
 	}
 	c.wantNoPause(t)

@@ -48,7 +48,7 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 	t.Helper()
 	options := sandbox.Options{
 		Root: t.TempDir(), State: t.TempDir(),
-		Limits:   sandbox.Limits{Run: time.Minute, Destroy: time.Minute, Kill: 10 * time.Second},
+		Limits:   sandbox.Limits{Run: time.Minute, Destroy: time.Minute, Kill: time.Minute},
 		Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{}),
 		Logger:   slog.New(slog.DiscardHandler),
 	}
@@ -89,10 +89,10 @@ func containers(t *testing.T, options sandbox.Options, runtime *Runtime) *contai
 		Images: noImages{}, Supervisors: options.Supervisors,
 		Root: options.Root, State: options.State, Node: options.Node, Hierarchies: options.Hierarchies,
 		Places: &sweep.Places{
-			Node: options.Node, Hierarchies: options.Hierarchies, Netns: options.Netns, Userns: options.Userns, Root: options.Root, State: options.State, Kill: 10 * time.Second,
+			Node: options.Node, Hierarchies: options.Hierarchies, Netns: options.Netns, Userns: options.Userns, Root: options.Root, State: options.State, Kill: time.Minute,
 		},
 		Sandboxes: runtime.Sandboxes, Events: runtime, Logger: options.Logger,
-		Limits: container.Limits{Create: time.Minute, Kill: 10 * time.Second},
+		Limits: container.Limits{Create: time.Minute, Kill: time.Minute},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -188,7 +188,7 @@ func networks(t *testing.T, options sandbox.Options) *network.CNI {
 	opened, err := network.Open(t.Context(), network.Options{
 		ConfDir: t.TempDir(), Root: options.Root, State: options.State, Namespaces: options.Netns,
 		CgroupParent: fmt.Sprintf("/minicri-unit-server-%d", os.Getpid()), Mark: "minicri-cni-",
-		Limits: network.Limits{Status: time.Second, StatusPeriod: time.Second, Reload: time.Second},
+		Limits: network.Limits{Status: time.Minute, StatusPeriod: time.Second, Reload: time.Second},
 		Logger: options.Logger,
 	})
 	if err != nil {

@@ -70,7 +70,7 @@ func intoCgroup(t *testing.T, pid int, path string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := hierarchies.Remove(path, 10*time.Second); err != nil {
+		if err := hierarchies.Remove(path, time.Minute); err != nil {
 			t.Error(err)
 		}
 	})

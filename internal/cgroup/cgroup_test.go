@@ -14,7 +14,7 @@ import (
 )
 
 // within is far more than the end of a killed process takes.
-const within = 10 * time.Second
+const within = time.Minute
 
 // parent is the cgroup that everything here is made below.
 var parent = fmt.Sprintf("/minicri-unit-%d", os.Getpid())

@@ -37,7 +37,7 @@ func newPlaces(t *testing.T) *sweep.Places {
 	identity, err := node.Open(root, state, netns)
 	must(t, err)
 	return &sweep.Places{
-		Node: identity, Root: root, State: state, Kill: 10 * time.Second,
+		Node: identity, Root: root, State: state, Kill: time.Minute,
 		Netns: namespace.Find(netns, identity.Mark()), Userns: namespace.Find(filepath.Join(state, "userns"), identity.Mark()),
 	}
 }

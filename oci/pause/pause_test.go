@@ -24,11 +24,21 @@ func TestBinaryIsSmall(t *testing.T) {
 
 func TestEndsAtSignals(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
-		t.Run(sig.String(), func(t *testing.T) { endsAt(t, sig) })
+		t.Run(sig.String(), func(t *testing.T) {
+			// The least of them: the machine may be busy.
+			least := time.Hour
+			for try := 0; try < 20 && least > 50*time.Millisecond; try++ {
+				least = min(least, endsAt(t, sig))
+			}
+			if least > 50*time.Millisecond {
+				t.Errorf("pause took %v to end at %v, want < 50ms", least, sig)
+			}
+		})
 	}
 }
 
-func endsAt(t *testing.T, sig syscall.Signal) {
+func endsAt(t *testing.T, sig syscall.Signal) (took time.Duration) {
+	t.Helper()
 	cmd := startAsPid1(t)
 	begin := time.Now()
 	if err := cmd.Process.Signal(sig); err != nil {
@@ -37,9 +47,7 @@ func endsAt(t *testing.T, sig syscall.Signal) {
 	if err := cmd.Wait(); err != nil {
 		t.Fatalf("pause ended badly at %v: %v", sig, err)
 	}
-	if took := time.Since(begin); took > 50*time.Millisecond {
-		t.Errorf("pause took %v to end at %v, want < 50ms", took, sig)
-	}
+	return time.Since(begin)
 }
 
 func TestOutlivesOtherSignals(t *testing.T) {
@@ -50,9 +58,7 @@ func TestOutlivesOtherSignals(t *testing.T) {
 		}
 	}
 	time.Sleep(20 * time.Millisecond)
-	if state := processState(t, cmd.Process.Pid); state != "S" {
-		t.Errorf("pause is in state %s after harmless signals, want S (sleeping)", state)
-	}
+	awaitRest(t, cmd.Process.Pid)
 }
 
 // TestReapsOrphans leaves two orphans in pause's pid namespace and waits for
@@ -60,14 +66,24 @@ func TestOutlivesOtherSignals(t *testing.T) {
 func TestReapsOrphans(t *testing.T) {
 	cmd := startAsPid1(t)
 	pid := strconv.Itoa(cmd.Process.Pid)
-	orphans := exec.Command("nsenter", "--pid", "--target", pid, "sh", "-c", "sleep 0.2 & sleep 0.2 &")
+	orphans := exec.Command("nsenter", "--pid", "--target", pid, "sh", "-c", "sleep 600 & sleep 600 &")
 	if err := orphans.Run(); err != nil {
 		t.Fatalf("make orphans: %v", err)
 	}
-	if n := len(children(t, pid)); n != 2 {
-		t.Fatalf("pause adopted %d orphans, want 2", n)
+	adopted := children(t, pid)
+	if len(adopted) != 2 {
+		t.Fatalf("pause adopted %d orphans, want 2", len(adopted))
 	}
-	deadline := time.Now().Add(2 * time.Second)
+	for _, orphan := range adopted {
+		number, err := strconv.Atoi(orphan)
+		if err == nil {
+			err = syscall.Kill(number, syscall.SIGKILL)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	deadline := time.Now().Add(time.Minute)
 	for len(children(t, pid)) > 0 {
 		if time.Now().After(deadline) {
 			t.Fatalf("orphans %v are not reaped", children(t, pid))
@@ -97,13 +113,18 @@ func startAsPid1(t *testing.T) *exec.Cmd {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	for deadline := time.Now().Add(time.Second); processState(t, cmd.Process.Pid) != "S"; {
-		if time.Now().After(deadline) {
-			t.Fatal("pause does not come to rest")
-		}
-		time.Sleep(time.Millisecond)
-	}
+	awaitRest(t, cmd.Process.Pid)
 	return cmd
+}
+
+// awaitRest waits until a process sleeps.
+func awaitRest(t *testing.T, pid int) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); processState(t, pid) != "S"; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("process %d does not come to rest, its state is %s", pid, processState(t, pid))
+		}
+	}
 }
 
 func children(t *testing.T, pid string) []string {

@@ -110,9 +110,9 @@ func TestAFailedStartLeavesNoZombie(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for deadline := time.Now().Add(20 * time.Second); len(listChildren()) > 1; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); len(listChildren()) > 1; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("children after 20 s: %v, want the one that has an owner", listChildren())
+			t.Fatalf("children after a minute: %v, want the one that has an owner", listChildren())
 		}
 	}
 }
@@ -127,9 +127,9 @@ func TestOrphansAreReapedByASubReaper(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(20 * time.Second); len(listChildren()) > 1; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); len(listChildren()) > 1; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("children after 20 s: %v, want the one that has an owner", listChildren())
+			t.Fatalf("children after a minute: %v, want the one that has an owner", listChildren())
 		}
 	}
 }

@@ -219,7 +219,7 @@ func (n *node) look(t *testing.T, id string, change func(*specs.Spec), start fun
 		t.Fatal(err)
 	}
 	proc := "/proc/" + strconv.Itoa(init.PID)
-	for deadline := time.Now().Add(20 * time.Second); read(proc+"/cmdline") != "/pause\x00" || !strings.HasPrefix(field(read(proc+"/status"), "State:"), "S"); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); read(proc+"/cmdline") != "/pause\x00" || !strings.HasPrefix(field(read(proc+"/status"), "State:"), "S"); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("pause does not come to rest: %q", read(proc+"/cmdline"))
 		}

@@ -193,7 +193,7 @@ func (c *builtinContainer) lookExec(t *testing.T, change func(*specs.Process), s
 	}()
 	proc := "/proc/" + strconv.Itoa(p.PID)
 	want := strings.Join(process.Args, "\x00") + "\x00"
-	for deadline := time.Now().Add(20 * time.Second); read(proc+"/cmdline") != want || !strings.HasPrefix(field(read(proc+"/status"), "State:"), "S"); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); read(proc+"/cmdline") != want || !strings.HasPrefix(field(read(proc+"/status"), "State:"), "S"); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("pause does not come to rest: %q", read(proc+"/cmdline"))
 		}
