@@ -92,14 +92,14 @@ func closeNodes(t testing.TB, nodes []*Node) {
 	}
 	for _, n := range nodes {
 		if n.Running() {
-			n.expectNothingMore("idle, compared with before the first pod", n.idle, n.idleScope())
+			n.expectNothingMore(context.Background(), "idle, compared with before the first pod", n.idle, n.idleScope())
 			n.report("looking at the links of plugins", n.checkPluginLinks())
 			n.report("stopping the daemon", n.stop())
 		}
 	}
 	for _, n := range nodes {
 		n.report("unmounting the directories of namespaces", n.unmountPinDirs())
-		n.expectNothingMore("stopped, compared with before the daemon's start", n.empty, n.machineScope())
+		n.expectNothingMore(context.Background(), "stopped, compared with before the daemon's start", n.empty, n.machineScope())
 	}
 	for _, n := range nodes {
 		if t.Failed() {
@@ -139,8 +139,8 @@ func (n *Node) removeAllPods() error {
 // pod, and kept.
 const cgroupRoot = "/sys/fs/cgroup"
 
-func (n *Node) expectNothingMore(when string, before leak.Snapshot, scope leak.Scope) {
-	ctx, cancel := context.WithTimeout(context.Background(), settleTime)
+func (n *Node) expectNothingMore(ctx context.Context, when string, before leak.Snapshot, scope leak.Scope) {
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
 	n.report("looking for leaks", n.inNetns(func() error {
 		leaks, err := leak.Settle(ctx, before, scope)

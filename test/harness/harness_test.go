@@ -142,7 +142,7 @@ func TestNetworkIsInScope(t *testing.T) {
 	n.RunInNetns(func() error { return cni.DelNetworkList(context.Background(), network, attachment) })
 	check(t, pod.Process.Kill())
 	pod.Wait() // its error is the kill
-	n.expectNothingMore("after DEL", empty, n.machineScope())
+	n.expectNothingMore(t.Context(), "after DEL", empty, n.machineScope())
 }
 
 func waitForCommand(t *testing.T, pid int, name string) {
@@ -175,7 +175,9 @@ func TestLeaksAndLossesAreReportedAndTakenAway(t *testing.T) {
 	check(t, n.inNetns(func() error {
 		return netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: n.Bridge}})
 	}))
-	n.expectNothingMore("test", empty, n.machineScope())
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // all of it stays
+	defer cancel()
+	n.expectNothingMore(ctx, "test", empty, n.machineScope())
 	report := strings.Join(r.errors, "\n")
 	for _, want := range []string{
 		"left behind: mount " + n.Logs, "left behind: cgroup " + n.CgroupParent + "/left", "lost: link " + n.Bridge,
