@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 
@@ -12,6 +11,7 @@ import (
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/oci"
 )
 
@@ -68,7 +68,7 @@ func handlerDefaults(c *config.Config, all oci.Defaults) (map[string]oci.Default
 }
 
 func readBase(path string) (*specs.Spec, error) {
-	data, err := os.ReadFile(path)
+	data, err := state.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
