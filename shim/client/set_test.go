@@ -149,6 +149,8 @@ func TestNamesOfExecCgroups(t *testing.T) {
 		slices.Sort(found)
 		return slices.Compact(found)
 	}
+	// Of the round before two may still be about to go.
+	few := []string{"minicri-exec-0", "minicri-exec-1", "minicri-exec-2", "minicri-exec-3"}
 	for round := range 5 {
 		end := filepath.Join("/tmp", fmt.Sprint("end", round))
 		done := make(chan error, 2)
@@ -158,9 +160,14 @@ func TestNamesOfExecCgroups(t *testing.T) {
 				done <- err
 			}()
 		}
-		for deadline := time.Now().Add(time.Minute); !slices.Equal(names(), []string{"minicri-exec-0", "minicri-exec-1"}); time.Sleep(5 * time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); len(names()) != 2; time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("two execs at a time, after %d others, have the cgroups %v", 2*round, names())
+			}
+		}
+		for _, name := range names() {
+			if !slices.Contains(few, name) {
+				t.Errorf("two execs at a time, after %d others, have a cgroup %s", 2*round, name)
 			}
 		}
 		err := os.WriteFile(filepath.Join(root, end), nil, 0o600)
@@ -168,7 +175,9 @@ func TestNamesOfExecCgroups(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if left := names(); len(left) != 0 {
-		t.Errorf("left: %v", left)
+	for deadline := time.Now().Add(time.Minute); len(names()) != 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("left: %v", names())
+		}
 	}
 }
