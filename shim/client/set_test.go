@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/minicri/minicri/shim/api"
@@ -83,7 +84,11 @@ func TestGapInTheEvents(t *testing.T) {
 	for i := range lives {
 		id := fmt.Sprint("short", i)
 		p.create(id, "true")
-		if err := p.Delete(t.Context(), id, true); err != nil {
+		err := p.Delete(t.Context(), id, true)
+		for deadline := time.Now().Add(time.Minute); errdefs.IsUnavailable(err) && time.Now().Before(deadline); {
+			err = p.Delete(t.Context(), id, true) // each gives it some seconds to end
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}

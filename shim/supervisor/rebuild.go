@@ -84,9 +84,9 @@ func (s *Supervisor) adoptOrRebuild(path string, h *handover) (*container, error
 
 // removeUnreadable removes what is left of a container which is left alone because
 // its record cannot be used, and which the daemon deletes: its cgroups are found by
-// their names.
+// their names. Which shim it has another container may say, as that of its pod.
 func (s *Supervisor) removeUnreadable(id string) error {
-	bundles, _ := filepath.Glob(filepath.Join(s.dir, tasksDir, "*", "bundles", id)) // a good pattern
+	bundles, _ := filepath.Glob(filepath.Join(s.dir, tasksDir, "*", "bundles", "*")) // a good pattern
 	for _, bundle := range bundles {
 		if program := runtime.TaskProgram(bundle); program != nil {
 			s.runtimeOf(record{Runtime: program, Task: true}) // is known from now on
