@@ -76,7 +76,7 @@ func (p *peer) watch(ctx context.Context, request *ttrpc.Request, response *ttrp
 func (p *peer) attend(ctx context.Context) (over func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	if p.limit() > 0 {
-		go p.askUntil(ctx.Done()) // ends with it, and with the limit of an answer
+		go p.askUntil(ctx.Done()) // ends with it, and with the limits of its questions
 	}
 	return cancel
 }
