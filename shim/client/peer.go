@@ -128,9 +128,9 @@ func (p *peer) killIfHung() {
 func (p *peer) silent(limit time.Duration) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	conn, err := dialSocket(ctx, p.dir+"/"+api.ControlSocket)
+	conn, err := dialPatiently(ctx, p.dir+"/"+api.ControlSocket)
 	if err != nil {
-		return false
+		return ctx.Err() != nil
 	}
 	client := ttrpc.NewClient(conn)
 	defer client.Close()
@@ -142,6 +142,24 @@ func (p *peer) silent(limit time.Duration) bool {
 	p.answered.Store(&now)
 	return false
 }
+
+// dialPatiently waits for a place where as many connections wait to be accepted as the
+// kernel keeps (EAGAIN of connect(2)).
+func dialPatiently(ctx context.Context, path string) (conn *net.UnixConn, err error) {
+	for {
+		if conn, err = dialSocket(ctx, path); !errors.Is(err, unix.EAGAIN) {
+			return conn, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(dialInterval):
+		}
+	}
+}
+
+// dialInterval is between two attempts to connect.
+const dialInterval = 10 * time.Millisecond
 
 // cpuTime is how long the supervisor has been on a processor (clock_getcpuclockid(3)),
 // 0 if it has ended.
