@@ -40,6 +40,9 @@ type Container struct {
 	// listSize is what it takes in the list of all, without texts, in bytes.
 	listSize int
 
+	// reaped is how its first process has ended, if it ended as our child; nil before.
+	reaped atomic.Pointer[reaped]
+
 	// watched is set while the daemon waits for its end, because its supervisor does
 	// not know it.
 	watched atomic.Bool

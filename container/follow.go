@@ -132,7 +132,7 @@ func (s *Store) note(reported *api.Container) {
 			f.StartedAt = reported.GetStartedAt()
 		}
 		if exit := reported.GetExit(); exit != nil && reported.GetStatus() == api.Status_STATUS_STOPPED {
-			takeExit(f, exit.GetCode(), exit.GetCodeKnown(), exit.GetOomKilled(), exit.GetFinishedAt())
+			c.takeExit(f, exit.GetCode(), exit.GetCodeKnown(), exit.GetOomKilled(), exit.GetFinishedAt())
 			takeStartError(f, exit.GetStartError())
 		}
 	})
@@ -141,12 +141,20 @@ func (s *Store) note(reported *api.Container) {
 // unknownCode is the exit code of a container whose exit status is lost.
 const unknownCode = 255
 
-func takeExit(f *Facts, code int32, known, oom bool, at int64) {
+// takeExit notes the end of a container. A supervisor that came after it knows neither
+// the code nor when it was; the daemon does if it was the parent meanwhile.
+func (c *Container) takeExit(f *Facts, code int32, known, oom bool, at int64) {
 	if f.FinishedAt != 0 {
 		return
 	}
 	if at == 0 {
 		at = time.Now().UnixNano()
+	}
+	if seen := c.reaped.Load(); seen != nil {
+		at = min(at, seen.at)
+		if !known {
+			code, known = seen.code, true
+		}
 	}
 	f.FinishedAt, f.ExitCode, f.OOMKilled, f.Unknown = at, code, oom, false
 	if !known {
@@ -169,11 +177,11 @@ func takeStartError(f *Facts, message string) {
 func (s *Store) noteEnded(c *Container, exit *api.ExitRecord) {
 	s.change(c, func(f *Facts) {
 		if exit != nil {
-			takeExit(f, exit.Code, exit.CodeKnown, exit.OOMKilled, exit.FinishedAt)
+			c.takeExit(f, exit.Code, exit.CodeKnown, exit.OOMKilled, exit.FinishedAt)
 			takeStartError(f, exit.StartError)
 			return
 		}
-		takeExit(f, 0, f.StartError != "", false, 0)
+		c.takeExit(f, 0, f.StartError != "", false, 0)
 		takeStartError(f, f.StartError)
 	})
 }

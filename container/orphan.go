@@ -1,6 +1,8 @@
 package container
 
 import (
+	"time"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
@@ -10,13 +12,29 @@ import (
 // their supervisor dies.
 func (s *Store) Known(facts process.Facts) bool { return s.byProcess(facts) != nil }
 
+// reaped is how a process has ended, as its parent has seen it.
+type reaped struct {
+	code int32 // 128 + signal if killed by one
+	at   int64 // in nanoseconds since 1970
+}
+
+func reapedNow(status unix.WaitStatus) *reaped {
+	end := &reaped{code: int32(status.ExitStatus()), at: time.Now().UnixNano()}
+	if status.Signaled() {
+		end.code = 128 + int32(status.Signal())
+	}
+	return end
+}
+
 // Ended implements process.Orphans: the exit status of an init whose supervisor has
-// died is handed to the successor, which keeps exits.
+// died is handed to the successor, which keeps exits. There may be none for a long
+// time: the daemon remembers it, too.
 func (s *Store) Ended(facts process.Facts, status unix.WaitStatus) {
 	c := s.byProcess(facts)
 	if c == nil {
 		return // removed at the same time
 	}
+	c.reaped.Store(reapedNow(status))
 	s.work.Go(func() {
 		ctx, cancel := s.within(s.limits.Load().Kill)
 		defer cancel()

@@ -55,7 +55,7 @@ func (s *Store) rollBack(c *Container) {
 	}
 	if err := s.destroy(ctx, c); err != nil {
 		s.options.Logger.Error("a partially created container could not be rolled back: remove it", "container", c.ID, "err", err)
-		s.change(c, func(f *Facts) { takeExit(f, 0, false, false, 0) })
+		s.change(c, func(f *Facts) { c.takeExit(f, 0, false, false, 0) })
 		s.listEnded(c)
 	}
 }

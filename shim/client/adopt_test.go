@@ -379,3 +379,29 @@ func TestAdoptionWithoutItsState(t *testing.T) {
 		}
 	}
 }
+
+// The exit code of an adopted container is known also when its parent, which a busy
+// machine holds up, comes late to reap it.
+func TestAdoptedInitThatIsReapedLate(t *testing.T) {
+	if !hasExitInfo() {
+		t.Log("this kernel keeps no exit codes: the daemon reports them")
+		return
+	}
+	p := startPod(t)
+	pid := int(p.run("c", "exec sleep 1000").Pid) // not sh: that is reaped by reapOrphans
+	for comm := []byte(nil); string(comm) != "sleep\n"; time.Sleep(5 * time.Millisecond) {
+		comm, _ = os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	}
+	p.killShim()
+	p.restart()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(4 * time.Second)
+	if reaped, err := syscall.Wait4(pid, nil, 0, nil); err != nil || reaped != pid {
+		t.Fatalf("wait for the container: %d, %v", reaped, err)
+	}
+	if e := p.awaitExit(t.Context(), "c").Exit; !e.CodeKnown || e.Code != 137 {
+		t.Errorf("exit: %v", e)
+	}
+}

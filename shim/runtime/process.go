@@ -147,6 +147,12 @@ func (p *Process) copyPidfd() (*os.File, error) {
 	return os.NewFile(uintptr(fd), p.pidfd.Name()), nil
 }
 
+// Reaped reports whether an ended process was waited for by its parent.
+func (p *Process) Reaped() bool {
+	stat, err := process.ReadStat(p.PID)
+	return errors.Is(err, process.ErrGone) || err == nil && stat.StartTime != p.StartTime
+}
+
 // KernelExit is the exit status of an ended process that is not our child, as
 // far as the kernel keeps it: on Linux 6.15, once the parent has reaped it.
 func (p *Process) KernelExit() (status syscall.WaitStatus, known bool) {

@@ -113,10 +113,11 @@ func (s *Supervisor) adoptRecord(path string, handed map[string]handedOn) (*cont
 }
 
 const (
-	// parentTimeout is how long the parent of an adopted init may take to reap
-	// it: then the kernel has its status (Linux 6.15), and the parent reports it, if
-	// it is the daemon.
-	parentTimeout = 2500 * time.Millisecond
+	// reapTimeout is how long the parent of an adopted init may take to reap it, on a
+	// busy machine: then the kernel has its status (Linux 6.15), and the parent reports
+	// it, if it is the daemon, within reportTimeout.
+	reapTimeout   = 10 * time.Second
+	reportTimeout = 2500 * time.Millisecond
 	exitPoll      = 2 * time.Millisecond
 )
 
@@ -126,7 +127,11 @@ func (c *container) awaitAdopted() {
 	ended := time.Now()
 	c.sup.changes.RLock() // as in awaitInit
 	defer c.sup.changes.RUnlock()
-	for {
+	deadline, reaped := ended.Add(c.reapTimeout()), false
+	for time.Now().Before(deadline) {
+		if !reaped && c.init.Reaped() {
+			reaped, deadline = true, time.Now().Add(reportTimeout)
+		}
 		if status, known := c.init.KernelExit(); known {
 			c.finish(ended, status, true)
 			return
@@ -137,11 +142,19 @@ func (c *container) awaitAdopted() {
 			return
 		case <-time.After(exitPoll):
 		}
-		if time.Since(ended) > parentTimeout {
-			c.finish(ended, 0, false)
-			return
-		}
 	}
+	c.finish(ended, 0, false)
+}
+
+// reapTimeout is shorter for an init that we have killed: its code says no more than
+// that, and who removes the container waits.
+func (c *container) reapTimeout() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.killed {
+		return reportTimeout
+	}
+	return reapTimeout
 }
 
 // askParent asks the parent of an adopted init for its exit, if that is a process
@@ -166,7 +179,7 @@ func (c *container) awaitParent() {
 	select {
 	case status := <-c.reported:
 		c.finish(ended, status, true)
-	case <-time.After(parentTimeout):
+	case <-time.After(reportTimeout):
 		c.finish(ended, 0, false)
 	}
 }

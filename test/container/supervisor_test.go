@@ -1,6 +1,7 @@
 package container
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -189,12 +190,17 @@ func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
 	}
 	eventually(t, "it is seen that no supervisor serves", func() bool { return p.status(lives).State == runtimeapi.ContainerState_CONTAINER_UNKNOWN })
 	release(t, pid)
+	eventually(t, "it has ended and the daemon, its parent, has seen it", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+	over := time.Now()
 	time.Sleep(limit + time.Second)
 	for _, dir := range supervisorDirs(t, p.Node) {
 		check(t, os.Remove(filepath.Join(dir, "lock")))
 	}
 	eventually(t, "it runs under a successor", func() bool { return p.status(lives).State == running })
-	eventually(t, "the end is reported", func() bool { return p.status(dies).State == exited })
+	p.wantExit(dies, 7, "Error")
+	if at := time.Unix(0, p.status(dies).FinishedAt); at.After(over) {
+		t.Errorf("it has ended %v after its process", at.Sub(over))
+	}
 	for _, dir := range supervisorDirs(t, p.Node) {
 		_ = os.Remove(filepath.Join(dir, "lock.old"))
 	}
