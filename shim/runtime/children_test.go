@@ -15,17 +15,19 @@ import (
 )
 
 // What a SIGCHLD costs a supervisor does not grow with its children: each pod has
-// two. That is so with builtin containers alone, and for a sub-reaper, which
-// programs that start containers in the background make it. Without and with them
-// are measured by turns, and the least of each counts: CPU time includes what a
-// hypervisor steals.
+// two. That is so with builtin containers alone, where it does nothing, and for a
+// sub-reaper, which programs that start containers in the background make it: to look
+// for the dead at each one, or to list all children every 20 ms, costs more than twice
+// as much as nothing does. Without and with them are measured by turns, and the least
+// of each counts: CPU time includes what a hypervisor steals.
 func TestASIGCHLDCostsTheSameWithManyPods(t *testing.T) {
 	libcontainer, subReaper := newCosts(), newCosts()
-	for round := 0; round == 0 || round < 5 && !(libcontainer.same() && subReaper.same()); round++ {
+	holds := func() bool { return libcontainer.same() && subReaper.same() && subReaper.many <= 2*libcontainer.none }
+	for round := 0; round == 0 || round < 5 && !holds(); round++ {
 		t.Run(strconv.Itoa(round), func(t *testing.T) { measure(t, libcontainer, subReaper) })
 		t.Logf("CPU time of a SIGCHLD with libcontainer: %v; with a sub-reaper: %v", libcontainer, subReaper)
 	}
-	if !libcontainer.same() || !subReaper.same() {
+	if !holds() {
 		t.Errorf("a SIGCHLD costs more with many pods, with libcontainer: %v; with a sub-reaper: %v", libcontainer, subReaper)
 	}
 }
