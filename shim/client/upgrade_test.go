@@ -133,12 +133,16 @@ func TestUpgradeThatFails(t *testing.T) {
 		}
 		return path
 	}
-	for name, test := range map[string]struct{ program, says string }{
+	builds := map[string]struct{ program, says string }{
 		"crashes":       {"/bin/false", "exit status 1"},
 		"no program":    {script("what is this"), "exec format error"},
 		"does not read": {script("#!/bin/sh\necho 'the state has version 7' >&2; exit 1"), ""},
 		"is not there":  {"/no/such/program", "no such file"},
-	} {
+	}
+	if os.Getenv("MINICRI_TEST_WHOLE") != "" { // it takes the 10 s that a build may take to look at the state
+		builds["hangs"] = struct{ program, says string }{script("#!/bin/sh\nsleep 4321 & sleep 4321"), "no answer within 10s"}
+	}
+	for name, test := range builds {
 		t.Run(name, func(t *testing.T) {
 			before, err := p.Info(t.Context())
 			if err != nil {
@@ -156,6 +160,9 @@ func TestUpgradeThatFails(t *testing.T) {
 				t.Errorf("exec: %+v, %v", r, err)
 			}
 		})
+	}
+	if left, _ := exec.Command("pgrep", "-fx", "sleep 4321").Output(); len(left) > 0 {
+		t.Errorf("a build that was asked has left processes: %s", left)
 	}
 	_ = attached.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 	if _, err := attached.Read(make([]byte, 1)); err == nil || err == io.EOF {

@@ -10,11 +10,13 @@ import (
 
 // Ask runs a program that may be another build of this one, with arguments from
 // its name on, and returns what it says on both outputs. The file is its
-// descriptor 3.
+// descriptor 3. When ctx ends, so does the program, with what it has started.
 func (b *Builtin) Ask(ctx context.Context, program, file *os.File, arguments ...string) (said []byte, err error) {
 	command := exec.CommandContext(ctx, "/proc/self/fd/4") // as it is in the child
 	command.Args = arguments
 	command.ExtraFiles = []*os.File{file, program}
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	command.Cancel = func() error { return syscall.Kill(-command.Process.Pid, syscall.SIGKILL) }
 	command.WaitDelay = time.Second
 	err = b.children.during(func() (err error) {
 		said, err = command.CombinedOutput()

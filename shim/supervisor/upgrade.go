@@ -163,6 +163,9 @@ func (s *Supervisor) check(ctx context.Context, program *os.File, h *handover) e
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
 	said, err := s.builtin.Ask(ctx, program, state, programName, "check-state", "--dir", s.dir, "--handover-fd", "3")
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		err = fmt.Errorf("no answer within %v", checkLimit)
+	}
 	if err != nil {
 		const most = 1024
 		text := strings.TrimSpace(string(said[max(0, len(said)-most):]))
