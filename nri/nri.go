@@ -33,6 +33,8 @@ type Options struct {
 	Source
 	// Registration bounds the registration of a plugin, Request each answer.
 	Registration, Request time.Duration
+	// State is the volatile directory.
+	State string
 	// Version is the daemon's, which plugins are given.
 	Version string
 	// Required are the names of plugins without which no pod and no container is
@@ -95,6 +97,10 @@ type Plugins struct {
 	// caller may see yet, by id.
 	podsMade       map[string]*sandbox.Sandbox
 	containersMade map[string]*api.Container
+	// launched are the plugins that were started here, skipped says why others of
+	// the directory were not.
+	launched []string
+	skipped  []error
 	// uncounted are requests that were made only to see which plugins there are
 	// (see Connected).
 	uncounted atomic.Int64

@@ -81,8 +81,12 @@ func checkSocket(path string) error {
 // directory are synchronized: requests do not wait for one that does not register.
 // p.switching is held.
 func (p *Plugins) start(source Source) error {
+	dir, err := p.choose(source)
+	if err != nil {
+		return fmt.Errorf("the plugins of %s (nri.plugin_dir): %w", source.PluginDir, err)
+	}
 	choices := []adaptation.Option{
-		adaptation.WithPluginPath(source.PluginDir),
+		adaptation.WithPluginPath(dir),
 		adaptation.WithPluginConfigPath(source.ConfigDir),
 		adaptation.WithSocketPath(source.Socket),
 		adaptation.WithMetrics(measures{p}),
@@ -134,4 +138,5 @@ func (p *Plugins) stop() {
 	defer p.mu.Unlock()
 	clear(p.podsMade)
 	clear(p.containersMade)
+	p.launched, p.skipped = nil, nil
 }

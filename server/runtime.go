@@ -143,7 +143,8 @@ func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[
 		"quarantinedRecords": slices.Concat(r.Sandboxes.Quarantined(), r.Containers.Quarantined(), r.Networks.Quarantined()),
 	}
 	if r.Plugins.Enabled() {
-		info["nriPlugins"] = r.Plugins.Connected(ctx)
+		connected := r.Plugins.Connected(ctx)
+		info["nriPlugins"], info["nriProblems"] = connected, texts(r.Plugins.Problems(connected))
 	}
 	if configuration, err := r.Networks.Configuration(); err == nil {
 		info["cniconfig"] = describeNetwork(configuration)

@@ -61,9 +61,10 @@ func examine(ctx context.Context, c *config.Config) ([]doctor.Finding, error) {
 	if err != nil {
 		shim = c.Shim
 	}
+	_, skipped := nriSource(c).Survey()
 	return doctor.Run(ctx, doctor.Options{
 		Config: c, Shim: shim, Node: identity, Handlers: handler.New(handlerSpecs(c), handler.Features{}),
-		Snapshots: snapshotsOf(ctx, c),
+		Snapshots: snapshotsOf(ctx, c), Plugins: skipped,
 	}), nil
 }
 

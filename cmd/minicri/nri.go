@@ -13,9 +13,14 @@ import (
 func nriOptions(c *config.Config, measured *metrics.Metrics, logger *slog.Logger) nri.Options {
 	n := c.NRI
 	return nri.Options{
-		Source:       nri.Source{Enabled: n.Enabled, Socket: n.Socket, PluginDir: n.PluginDir, ConfigDir: n.ConfigDir},
+		Source:       nriSource(c),
 		Registration: time.Duration(n.Registration), Request: time.Duration(n.Request),
-		Version: version, Required: n.Required, Tolerate: n.Tolerate, Reject: n.Reject,
+		State: c.State, Version: version, Required: n.Required, Tolerate: n.Tolerate, Reject: n.Reject,
 		Metrics: measured, Logger: logger,
 	}
+}
+
+func nriSource(c *config.Config) nri.Source {
+	n := c.NRI
+	return nri.Source{Enabled: n.Enabled, Socket: n.Socket, PluginDir: n.PluginDir, ConfigDir: n.ConfigDir}
 }

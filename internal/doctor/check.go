@@ -47,6 +47,8 @@ type Options struct {
 	// Handlers are the runtime handlers of the configuration.
 	Handlers  *handler.Set
 	Snapshots Snapshots
+	// Plugins says what is wrong with NRI plugins that the daemon would start.
+	Plugins []error
 }
 
 // Snapshots are the writable layers of the node's containers, and the images that

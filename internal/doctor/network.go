@@ -18,6 +18,9 @@ func (c *checker) programs(ctx context.Context) {
 	_, err := os.Stat(c.Shim)
 	c.when(err == nil, Problem, "shim", c.Shim, fmt.Sprint(err), "run 'make install', or give --shim")
 	c.handlers(ctx)
+	for _, problem := range c.Plugins {
+		c.add("NRI plugin", Problem, problem.Error(), "correct or remove it, and restart minicri")
+	}
 	dialer := net.Dialer{Timeout: time.Second}
 	connection, err := dialer.DialContext(ctx, "unix", c.Config.Socket)
 	if err == nil {

@@ -204,6 +204,50 @@ func TestNRIEvents(t *testing.T) {
 	}
 }
 
+// A file in the plugins' directory that cannot be started is skipped, and named by the
+// log, by Status and by minicri check; the node starts, and so do the others.
+func TestNRISkipsWhatIsNoPlugin(t *testing.T) {
+	n := newNRINode(t, "")
+	n.install("05", "logger")
+	n.install("06", "adjuster")
+	for _, name := range []string{"logger", "5-logger", "README"} {
+		check(t, os.Link(filepath.Join(n.dir, "nriplugin"), filepath.Join(n.dir, "plugins", name)))
+	}
+	check(t, os.Mkdir(filepath.Join(n.dir, "conf", "06-adjuster.conf"), 0o755))
+	n.Restart()
+	n.awaitPlugin("05-logger", true)
+	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{Verbose: true})
+	check(t, err)
+	output, err := n.RunCommand("check")
+	if err == nil {
+		t.Errorf("check finds no problem")
+	}
+	for _, name := range []string{"logger", "5-logger", "README", "06-adjuster"} {
+		says := "NRI plugin " + filepath.Join(n.dir, "plugins", name) + " is not started"
+		for what, text := range map[string]string{"the log": n.Log(), "Status": answer.Info["nriProblems"], "check": output} {
+			if !strings.Contains(text, says) {
+				t.Errorf("%s does not say %q: %s", what, says, text)
+			}
+		}
+	}
+	runPod(t, n.Node, "web").run("app", forever)
+
+	// All is well again.
+	n.reload("enabled = false\n")
+	for _, name := range []string{"plugins/logger", "plugins/5-logger", "plugins/README", "conf/06-adjuster.conf"} {
+		check(t, os.Remove(filepath.Join(n.dir, name)))
+	}
+	n.reload("enabled = true\n")
+	n.awaitPlugin("06-adjuster", true)
+	answer, err = n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{Verbose: true})
+	check(t, err)
+	same(t, "problems", answer.Info["nriProblems"], "[]")
+	if _, err := os.Stat(filepath.Join(n.State, "nri-plugins")); err == nil {
+		t.Error("the directory of links is still there")
+	}
+	n.reload("enabled = false\n") // the oracle knows one plugin's descriptors
+}
+
 // Everything that a plugin may adjust is so in the container that runs.
 func TestNRIAdjustments(t *testing.T) {
 	n := newNRINode(t, "")
