@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -53,6 +55,9 @@ func (q *questions) ask(ctx context.Context, of Spec) (Features, error) {
 	asked := q.find(of, path, file)
 	select {
 	case <-asked.done:
+		if asked.err == nil && of.Shim {
+			return asked.features, checkRuntime(path)
+		}
 		return asked.features, asked.err
 	case <-ctx.Done():
 		return Features{}, fmt.Errorf("%s has not yet said what it can do: %w", path, context.Cause(ctx))
@@ -111,6 +116,33 @@ func askFeatures(path string) (Features, error) {
 func askShim(path string) (Features, error) {
 	_, err := run(path, "-v")
 	return Features{}, err
+}
+
+// runcShim is the shim whose runtime is known: the program runc, which it looks for
+// in PATH when it makes a container.
+const runcShim = "containerd-shim-runc-v2"
+
+// checkRuntime fails for a shim whose runtime is missing. A script in its place may
+// give it another PATH, so what that will find is not known.
+func checkRuntime(shim string) error {
+	if filepath.Base(shim) != runcShim || isScript(shim) {
+		return nil
+	}
+	if _, err := exec.LookPath("runc"); err != nil {
+		return fmt.Errorf("the runtime of %s is not there: install runc in a directory of PATH: %w", shim, err)
+	}
+	return nil
+}
+
+func isScript(path string) bool {
+	file, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	var start [2]byte
+	_, err = io.ReadFull(file, start[:])
+	return err == nil && string(start[:]) == "#!"
 }
 
 // run runs a program within askLimit and returns what it says; what it has started

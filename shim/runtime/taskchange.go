@@ -156,8 +156,18 @@ func taskError(verb string, err error) error {
 		return nil
 	}
 	err = fmt.Errorf("shim: %s: %w", verb, shortened{errgrpc.ToNative(err)})
+	if lacksRuntime(err.Error()) {
+		return fmt.Errorf("the shim found no runtime: install it in a directory of PATH (%s): %w: %w", os.Getenv("PATH"), err, errdefs.ErrUnavailable)
+	}
 	if isContainersFault(err.Error()) {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	return err
+}
+
+// lacksRuntime reports whether containerd-shim-runc-v2 could not run its runtime: it
+// says then that it has no error of it to pass on (go-runc and its runtimeError).
+func lacksRuntime(message string) bool {
+	return strings.Contains(message, "unable to retrieve OCI runtime error") &&
+		(strings.Contains(message, "executable file not found in $PATH") || strings.Contains(message, "fork/exec"))
 }

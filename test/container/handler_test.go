@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -97,6 +98,68 @@ func TestHandlerWithoutItsRuntime(t *testing.T) {
 	}
 	_, err = n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("other")})
 	check(t, err)
+}
+
+// A shim whose own runtime is missing counts as missing itself: its pods fail before
+// anything is made, or by what the shim says where only that can know; in both cases the
+// error has what is to be done. When the runtime is there, the pods run.
+func TestShimWithoutItsRuntime(t *testing.T) {
+	program, err := filepath.Abs("../../bin/debian/usr/bin/containerd-shim-runc-v2")
+	check(t, err)
+	dir := t.TempDir()
+	path := "PATH=" + withoutRunc(t) + ":" + dir
+	hidden := filepath.Join(dir, "containerd-shim-runc-v2")
+	check(t, os.WriteFile(hidden, []byte("#!/bin/sh\nexec "+program+" \"$@\"\n"), 0o755))
+	n := newNode(t, harness.Runtime("hidden", hidden), harness.Runtime("shim", program), harness.Env(path))
+	run := func(handler string) (*runtimeapi.RunPodSandboxResponse, error) {
+		return n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: handler})
+	}
+	for handler, says := range map[string]string{"shim": program + " is not there", "hidden": "the shim found no runtime"} {
+		_, err := run(handler)
+		wantCode(t, err, codes.Unavailable)
+		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "PATH") || !strings.Contains(err.Error(), "runc") {
+			t.Errorf("a pod of %s: %v", handler, err)
+		}
+	}
+	problems := func() (status string, found bool) {
+		answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
+		check(t, err)
+		for _, condition := range answer.Status.Conditions {
+			if condition.Type == "RuntimeHandlersReady" {
+				return condition.Message, true
+			}
+		}
+		return "", false
+	}
+	if said, _ := problems(); !strings.Contains(said, program+" is not there") || strings.Contains(said, `"hidden"`) {
+		t.Errorf("Status says %q", said)
+	}
+	if output, err := n.RunCommand("check"); err == nil || !strings.Contains(output, program+" is not there") {
+		t.Errorf("check says %s: %v", output, err)
+	}
+	other, err := run("")
+	check(t, err)
+	n.RemovePod(other.PodSandboxId)
+
+	check(t, os.Symlink(runc(t), filepath.Join(dir, "runc")))
+	if said, found := problems(); said != "" || !found {
+		t.Errorf("Status says %q when the runtime is there", said)
+	}
+	for _, handler := range []string{"shim", "hidden"} {
+		answer, err := run(handler)
+		check(t, err)
+		n.RemovePod(answer.PodSandboxId)
+	}
+}
+
+// withoutRunc is PATH without the directories that have runc.
+func withoutRunc(t *testing.T) string {
+	t.Helper()
+	dirs := slices.DeleteFunc(filepath.SplitList(os.Getenv("PATH")), func(dir string) bool {
+		_, err := os.Stat(filepath.Join(dir, "runc"))
+		return err == nil
+	})
+	return strings.Join(dirs, ":")
 }
 
 // What a runtime does not say that it can do it is not asked for: it would make the
