@@ -1,6 +1,6 @@
-// Command nri measures what NRI costs: three daemons side by side run the same pods in
-// turn. One is of the last commit that had no NRI, one has it off, and one has it on,
-// with an idle plugin that wants pods.
+// Command nri measures what NRI costs: three daemons side by side run the same pods, two
+// of them in turn. One is of the last commit that had no NRI, one has it off, and one has
+// it on, with an idle plugin that wants pods.
 package main
 
 import (
@@ -28,7 +28,7 @@ import (
 const calls = 3
 
 func main() {
-	rounds := flag.Int("rounds", 100, "pods of each daemon that are timed")
+	rounds := flag.Int("rounds", 100, "rounds that are timed")
 	earlier := flag.String("before", "", "directory of minicri and minicri-shim without NRI, see hack/before")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -106,17 +106,18 @@ const (
 )
 
 func compare(ctx context.Context, before, off, on *node.Node, rounds int) error {
-	took, err := measure(ctx, []*node.Node{before, off, on}, rounds)
+	toNone, toOff, err := measure(ctx, before, off, on, rounds)
 	if err != nil {
 		return err
 	}
-	none, without, with := median(took[before]), median(took[off]), median(took[on])
-	fmt.Printf("%d pods of the host's network in turn, medians of run + stop + remove:\n", rounds)
-	fmt.Printf("the commit before NRI  %8.2f ms\n", milliseconds(none))
-	ratio := float64(without) / float64(none)
-	fmt.Printf("NRI off                %8.2f ms: ratio %.2f (to reach <= %g) %s\n", milliseconds(without), ratio, mostOff, reached(ratio, mostOff))
-	call := milliseconds(with-without) / calls
-	fmt.Printf("NRI on, an idle plugin %8.2f ms: %.2f ms for each of %d hooked calls (to reach <= %d) %s\n", milliseconds(with), call, calls, mostCall, reached(call, mostCall))
+	fmt.Printf("%d rounds of pods of the host's network, A B B A of two daemons in each; run + stop + remove, medians:\n", rounds)
+	fmt.Printf("the commit before NRI  %8.2f ms\n", milliseconds(median(toNone.all(quad.ofA))))
+	ratio := median(toNone.all(quad.ratio))
+	fmt.Printf("NRI off                %8.2f ms\n", milliseconds(median(toNone.all(quad.ofB))))
+	fmt.Printf("  ratio of a round     %8.3f (to reach <= %g) %s; half of the rounds %s\n", ratio, mostOff, reached(ratio, mostOff), spread(toNone.all(quad.ratio)))
+	fmt.Printf("  noise                %8.3f: the commit before NRI to itself, the outer pods of a round; half of them %s\n", median(toNone.all(quad.noise)), spread(toNone.all(quad.noise)))
+	call := median(toOff.all(quad.difference)) / calls
+	fmt.Printf("NRI on, an idle plugin %8.2f ms: %.2f ms for each of %d hooked calls (to reach <= %d) %s\n", milliseconds(median(toOff.all(quad.ofB))), milliseconds(call), calls, mostCall, reached(milliseconds(call), mostCall))
 	less, err := contender.PSS(off.PID())
 	if err != nil {
 		return err
@@ -137,23 +138,58 @@ func reached(is, most float64) string {
 	return "✗"
 }
 
-// measure times pods of the nodes, each time in another order.
-func measure(ctx context.Context, nodes []*node.Node, rounds int) (map[*node.Node][]time.Duration, error) {
+// quad are the times of a round, in nanoseconds: one pod of daemon A, two of B, one of
+// A. What grows or shrinks evenly meanwhile, the load above all, is in both alike.
+type quad struct{ a1, b1, b2, a2 float64 }
+
+func (q quad) ofA() float64        { return (q.a1 + q.a2) / 2 }
+func (q quad) ofB() float64        { return (q.b1 + q.b2) / 2 }
+func (q quad) ratio() float64      { return q.ofB() / q.ofA() }
+func (q quad) difference() float64 { return q.ofB() - q.ofA() }
+
+// noise would be 1 if there were none.
+func (q quad) noise() float64 { return q.a2 / q.a1 }
+
+type quads []quad
+
+func (qs quads) all(of func(quad) float64) (values []float64) {
+	for _, q := range qs {
+		values = append(values, of(q))
+	}
+	return values
+}
+
+// measure compares the second daemon with the first, and the third with the second.
+func measure(ctx context.Context, before, off, on *node.Node, rounds int) (toNone, toOff quads, err error) {
 	const warmUp = 5
-	took := make(map[*node.Node][]time.Duration)
 	for round := range warmUp + rounds {
-		for i := range nodes {
-			n := nodes[(round+i)%len(nodes)]
-			began := time.Now()
-			if err := pod(ctx, n, fmt.Sprintf("pod-%d", round)); err != nil {
-				return nil, err
-			}
-			if round >= warmUp {
-				took[n] = append(took[n], time.Since(began))
-			}
+		first, err := timed(ctx, before, off, round)
+		if err != nil {
+			return nil, nil, err
+		}
+		second, err := timed(ctx, off, on, round)
+		if err != nil {
+			return nil, nil, err
+		}
+		if round >= warmUp {
+			toNone, toOff = append(toNone, first), append(toOff, second)
 		}
 	}
-	return took, nil
+	return toNone, toOff, nil
+}
+
+func timed(ctx context.Context, a, b *node.Node, round int) (q quad, err error) {
+	for _, step := range []struct {
+		of   *node.Node
+		took *float64
+	}{{a, &q.a1}, {b, &q.b1}, {b, &q.b2}, {a, &q.a2}} {
+		began := time.Now()
+		if err := pod(ctx, step.of, fmt.Sprintf("pod-%d", round)); err != nil {
+			return q, err
+		}
+		*step.took = float64(time.Since(began))
+	}
+	return q, nil
 }
 
 func pod(ctx context.Context, n *node.Node, name string) error {
@@ -168,11 +204,18 @@ func pod(ctx context.Context, n *node.Node, name string) error {
 	return err
 }
 
-func median(all []time.Duration) time.Duration {
-	slices.Sort(all)
-	return all[len(all)/2]
+func median(all []float64) float64 { return quantile(all, 0.5) }
+
+// spread are the bounds of the middle half.
+func spread(all []float64) string {
+	return fmt.Sprintf("%.3f to %.3f", quantile(all, 0.25), quantile(all, 0.75))
+}
+
+func quantile(all []float64, part float64) float64 {
+	sorted := slices.Sorted(slices.Values(all))
+	return sorted[int(part*float64(len(sorted)))]
 }
 
 func mebibytes(kib int) float64 { return float64(kib) / 1024 }
 
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+func milliseconds(nanoseconds float64) float64 { return nanoseconds / float64(time.Millisecond) }
