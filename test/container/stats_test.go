@@ -193,7 +193,10 @@ func (p *pod) swap(path string, s *runtimeapi.ContainerStats) {
 // cri: NetworkInterfaceUsage.rx_bytes NetworkInterfaceUsage.rx_errors NetworkInterfaceUsage.tx_bytes NetworkInterfaceUsage.tx_errors
 // cri: NetworkUsage.default_interface NetworkUsage.interfaces NetworkUsage.timestamp ProcessUsage.process_count ProcessUsage.timestamp
 func TestStatsOfAPodAreTheKernels(t *testing.T) {
-	p := newPod(t)
+	n := newNode(t)
+	// A cgroup of its own, as the kubelet's pods have: in the node's there are the runs
+	// of CNI plugins, too.
+	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = n.MakeCgroup("pod1") })
 	id := p.run("app", "httpd -f -p 80")
 	p.addLink("second")
 	address := net.JoinHostPort(p.address(), "80")
