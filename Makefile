@@ -57,7 +57,7 @@ test-supervisor: root setup test-deps build ## Upgrade, kill and stop the superv
 
 # A run takes as long as the container tests do in make test: some 10 minutes.
 .PHONY: test-runtimes
-test-runtimes: root setup test-deps build failpoints ## The container tests with RUNTIME=builtin, runc, crun or shim-runc below (root)
+test-runtimes: root setup test-deps build failpoints ## The container tests with RUNTIME=builtin, runc, crun, shim-runc or runsc below (root)
 	hack/test-runtimes $(RUNTIME)
 
 .PHONY: test-prometheus

@@ -24,6 +24,11 @@ func checkAbility(spec *specs.Spec, runtime handler.Status) error {
 			return refuse("make the mounts below "+m.Destination+" read-only", "recursive_read_only")
 		}
 	}
+	if runtime.OwnSandbox {
+		if kind := shared(spec.Linux.Namespaces); kind != "" {
+			return fmt.Errorf("handler %q makes a sandbox for each container, which shares no %s namespace with others (sandbox_per_container): %w", runtime.Name, kind, errdefs.ErrInvalidArgument)
+		}
+	}
 	switch {
 	case len(spec.Linux.NetDevices) > 0 && !can.NetDevices:
 		return refuse("move network devices", "linux.netDevices")
@@ -32,4 +37,20 @@ func checkAbility(spec *specs.Spec, runtime handler.Status) error {
 	default:
 		return nil
 	}
+}
+
+// shared is the kind of a namespace that a sandbox of the container's own would not
+// share, although the container asks for it: that of another's processes, the node's
+// processes or its IPC.
+func shared(namespaces []specs.LinuxNamespace) specs.LinuxNamespaceType {
+	find := func(kind specs.LinuxNamespaceType) int {
+		return slices.IndexFunc(namespaces, func(n specs.LinuxNamespace) bool { return n.Type == kind })
+	}
+	if at := find(specs.PIDNamespace); at < 0 || namespaces[at].Path != "" {
+		return specs.PIDNamespace
+	}
+	if find(specs.IPCNamespace) < 0 {
+		return specs.IPCNamespace
+	}
+	return ""
 }

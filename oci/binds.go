@@ -108,7 +108,7 @@ func bindAccess(m *mount) []string {
 // bindOptions hold for mounts below the source, too, where the kernel can do
 // that (mount_setattr(2)): a volume may have some.
 func (c *Container) bindOptions(m *mount) []string {
-	if !c.Machine.RecursiveReadOnly {
+	if !c.Machine.RecursiveReadOnly || c.Defaults.OwnSandbox {
 		return m.GetMountOptions()
 	}
 	var options []string

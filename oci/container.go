@@ -112,7 +112,7 @@ func ForContainer(c *Container) (*specs.Spec, error) {
 // containerAnnotations are those by which tools know a container's spec.
 func containerAnnotations(c *Container) map[string]string {
 	pod, image := c.Pod.GetMetadata(), c.Config.GetImage()
-	return map[string]string{
+	annotations := map[string]string{
 		"io.kubernetes.cri.container-type":    "container",
 		"io.kubernetes.cri.sandbox-id":        c.SandboxID,
 		"io.kubernetes.cri.sandbox-name":      pod.GetName(),
@@ -121,6 +121,10 @@ func containerAnnotations(c *Container) map[string]string {
 		"io.kubernetes.cri.container-name":    c.Config.GetMetadata().GetName(),
 		"io.kubernetes.cri.image-name":        cmp.Or(image.GetUserSpecifiedImage(), image.GetImage()),
 	}
+	if c.Defaults.OwnSandbox {
+		delete(annotations, "io.kubernetes.cri.container-type")
+	}
+	return annotations
 }
 
 func (c *Container) security() *runtimeapi.LinuxContainerSecurityContext {

@@ -1,9 +1,13 @@
 package oci
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/machine"
 )
 
 // Containers as the kubelet asks for them, all rules together.
@@ -39,6 +43,25 @@ func TestContainerRules(t *testing.T) {
 		{"container_apparmor", containerAppArmor, func(s *specs.Spec) any { return s.Process.ApparmorProfile }},
 	} {
 		t.Run(test.golden, func(t *testing.T) { goldenContainer(t, test.golden, test.rule, test.part) })
+	}
+}
+
+// A runtime that makes a sandbox for each container is not told that there is one of the
+// pod, and gets options of mounts alone that every runtime knows; any other is, and does.
+func TestSandboxPerContainer(t *testing.T) {
+	const kind = "io.kubernetes.cri.container-type"
+	for own, want := range map[bool]struct{ kind, option string }{true: {"", "nosuid"}, false: {"container", "rnosuid"}} {
+		c := &Container{
+			SandboxID: "sandbox", Config: &runtimeapi.ContainerConfig{}, Pod: &runtimeapi.PodSandboxConfig{},
+			Machine: machine.Machine{RecursiveReadOnly: true}, Defaults: Defaults{OwnSandbox: own},
+		}
+		annotations := containerAnnotations(c)
+		if annotations[kind] != want.kind || annotations["io.kubernetes.cri.sandbox-id"] != "sandbox" {
+			t.Errorf("own sandbox %t: annotations %v", own, annotations)
+		}
+		if options := c.bindOptions(&mount{MountOptions: []string{"nosuid"}}); !slices.Equal(options, []string{want.option}) {
+			t.Errorf("own sandbox %t: options %v", own, options)
+		}
 	}
 }
 

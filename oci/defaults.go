@@ -28,6 +28,9 @@ type Defaults struct {
 	// PrivilegedWithoutHostDevices: a privileged container may use all devices,
 	// and has those that it asks for.
 	PrivilegedWithoutHostDevices bool
+	// OwnSandbox: the runtime makes a sandbox for each container, so it is not told that
+	// it has made one for the pod; and its file system knows no mounts below others.
+	OwnSandbox bool
 	// PodAnnotations and ContainerAnnotations are patterns (path.Match) of
 	// annotations that are passed on in the spec, where hooks find them.
 	PodAnnotations, ContainerAnnotations []string

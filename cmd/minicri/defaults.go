@@ -53,7 +53,7 @@ func handlerDefaults(c *config.Config, all oci.Defaults) (map[string]oci.Default
 	of := make(map[string]oci.Defaults)
 	for name, runtime := range c.Runtimes {
 		d := all
-		d.PrivilegedWithoutHostDevices = runtime.PrivilegedWithoutHostDevices
+		d.PrivilegedWithoutHostDevices, d.OwnSandbox = runtime.PrivilegedWithoutHostDevices, runtime.SandboxPerContainer
 		d.PodAnnotations = slices.Concat(all.PodAnnotations, runtime.PodAnnotations)
 		d.ContainerAnnotations = slices.Concat(all.ContainerAnnotations, runtime.ContainerAnnotations)
 		if runtime.BaseSpec != "" {

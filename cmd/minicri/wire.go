@@ -220,7 +220,9 @@ func openHandlers(c *config.Config, m machine.Machine, logger *slog.Logger) *han
 func handlerSpecs(c *config.Config) map[string]handler.Spec {
 	specs := make(map[string]handler.Spec)
 	for name, runtime := range c.Runtimes {
-		specs[name] = handler.Spec{Program: runtime.Program(), Shim: runtime.Type == config.Shim, CNIConf: runtime.CNIConf}
+		specs[name] = handler.Spec{
+			Program: runtime.Program(), Shim: runtime.Type == config.Shim, CNIConf: runtime.CNIConf, OwnSandbox: runtime.SandboxPerContainer,
+		}
 	}
 	return specs
 }

@@ -178,6 +178,9 @@ func (p *problems) checkRuntimes(c *Config) {
 		case kind == Builtin && (c.Runtimes[name].Path != "" || len(c.Runtimes[name].Args) > 0):
 			p.add(key+".path", "type %q runs no program: leave out path and args, or write type = %q", kind, OCI)
 		}
+		if c.Runtimes[name].SandboxPerContainer && c.Runtimes[name].Type != OCI {
+			p.add(key+".sandbox_per_container", "it is for the type %q alone: leave it out", OCI)
+		}
 		p.checkTags(reflect.ValueOf(c.Runtimes[name]), key+".")
 	}
 }

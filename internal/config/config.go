@@ -78,6 +78,8 @@ type Runtime struct {
 	BaseSpec                     string   `toml:"base_spec" need:"path?" comment:"a base_spec instead of that of all handlers; '' is that one"`
 	CNIConf                      string   `toml:"cni_conf_dir" need:"path?" comment:"directory of network configurations for pods of this handler; '' is that of all handlers. default_network does not stand in for it"`
 
+	SandboxPerContainer bool `toml:"sandbox_per_container" comment:"for programs of the type oci that make a sandbox, such as runsc: each container has one of its own, and is not said to be part of a pod"`
+
 	Supervisor string `toml:"supervisor" comment:"node or pod; '' is what the key supervisor of all handlers says"`
 }
 

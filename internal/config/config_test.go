@@ -224,6 +224,9 @@ func TestCheck(t *testing.T) {
 			c.Runtimes["kata"] = Runtime{Type: Builtin, CNIConf: "net.d"}
 		},
 		"runtimes.kata.type: this build has no type \"wasm\", only [\"builtin\" \"oci\" \"shim\"]": func(c *Config) { c.Runtimes["kata"] = Runtime{Type: "wasm"} },
+		"runtimes.kata.sandbox_per_container: it is for the type \"oci\" alone": func(c *Config) {
+			c.Runtimes["kata"] = Runtime{Type: Shim, Path: "/kata", SandboxPerContainer: true}
+		},
 		"runtimes.kata.path: it is missing":                    func(c *Config) { c.Runtimes["kata"] = Runtime{Type: Shim} },
 		"runtimes.kata.type: it is missing":                    func(c *Config) { c.Runtimes["kata"] = Runtime{} },
 		"runtimes.runc.path: it is missing":                    func(c *Config) { c.Runtimes["runc"] = Runtime{Type: OCI} },

@@ -31,6 +31,9 @@ type Spec struct {
 	// CNIConf is the directory of the network configurations of its pods, "" for
 	// the node's.
 	CNIConf string
+	// OwnSandbox: each container has a sandbox of the runtime's own, which shares no
+	// processes and no IPC with others.
+	OwnSandbox bool
 }
 
 // Features are what a handler's runtime can do.
@@ -50,6 +53,8 @@ type Status struct {
 	Shim     bool     `json:"shim,omitempty"`
 	CNIConf  string   `json:"cni_conf_dir,omitempty"`
 	Features Features `json:"features"`
+	// OwnSandbox is as in Spec.
+	OwnSandbox bool `json:"sandbox_per_container,omitempty"`
 	// Err says why the handler cannot run pods.
 	Err error `json:"-"`
 }
@@ -129,7 +134,7 @@ func (s *Set) List(ctx context.Context) []Status {
 
 func (s *Set) status(ctx context.Context, name string) Status {
 	spec := (*s.specs.Load())[name]
-	status := Status{Name: name, Program: spec.Program, Shim: spec.Shim, CNIConf: spec.CNIConf, Features: s.builtin}
+	status := Status{Name: name, Program: spec.Program, Shim: spec.Shim, CNIConf: spec.CNIConf, OwnSandbox: spec.OwnSandbox, Features: s.builtin}
 	if len(status.Program) > 0 {
 		status.Features, status.Err = s.ask(ctx, spec)
 		// What the runtime can do, this machine must be able to do, too.

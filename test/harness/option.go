@@ -35,6 +35,9 @@ func Runtime(handler, path string) Option {
 			kind = "shim"
 		}
 		o.runtimes += fmt.Sprintf("[runtimes.%s]\ntype = '%s'\npath = '%s'\n", handler, kind, path)
+		if filepath.Base(path) == "runsc" { // docs/runtimes.md says why
+			o.runtimes += "args = ['--platform=ptrace', '--network=host']\nsandbox_per_container = true\n"
+		}
 	}
 }
 
