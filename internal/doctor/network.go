@@ -31,7 +31,7 @@ func (c *checker) programs(ctx context.Context) {
 
 // handlers asks the runtime of each handler what it can do, as the daemon does.
 func (c *checker) handlers(ctx context.Context) {
-	for _, h := range c.Handlers.List(ctx) {
+	for _, h := range c.Handlers.ListAll(ctx) {
 		switch {
 		case h.Err != nil:
 			c.add("handler", Problem, errtext.Of(h.Err), "install the runtime, or remove the handler from the configuration")

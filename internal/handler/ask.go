@@ -3,17 +3,21 @@ package handler
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go/features"
+	"golang.org/x/sys/unix"
 )
 
 // questions are what programs are asked, each once at a time.
@@ -146,16 +150,22 @@ func isScript(path string) bool {
 }
 
 // run runs a program within askLimit and returns what it says; what it has started
-// and left with its output is not waited for.
+// and left with its output is not waited for. It ends with us, also if we are killed:
+// by PR_SET_PDEATHSIG, for which the goroutine keeps its thread.
 func run(path, argument string) ([]byte, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	ctx, cancel := context.WithTimeout(context.Background(), askLimit)
 	defer cancel()
 	var said, complained limited
 	command := exec.CommandContext(ctx, path, argument)
 	command.Stdout, command.Stderr = &said, &complained
-	command.WaitDelay = 100 * time.Millisecond
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	command.WaitDelay = askLimit // that long its output is read to the end
 	err := command.Run()
 	switch {
+	case errors.Is(err, exec.ErrWaitDelay): // it has ended well, and left its output to another
+		return said, nil
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("%s %s: no answer within %v", path, argument, askLimit)
 	case err != nil && len(complained)+len(said) == 0:

@@ -14,13 +14,14 @@ import (
 func TestListOfHostilePrograms(t *testing.T) {
 	dir := t.TempDir()
 	programs := map[string]string{
-		"good":  `echo '{"ociVersionMin": "1.0.0", "ociVersionMax": "1.2.0", "mountOptions": ["rro"], "linux": {"netDevices": {"enabled": true}, "memoryPolicy": {"modes": ["MPOL_BIND"]}}}'`,
-		"old":   `test "$1" = --version`,
-		"hangs": `exec sleep 1000`,
-		"flood": `head -c 100000000 /dev/zero; exit 1`,
-		"dies":  `echo it is broken >&2; exit 3`,
-		"mute":  "exit 3",
-		"none":  "",
+		"good":   `echo '{"ociVersionMin": "1.0.0", "ociVersionMax": "1.2.0", "mountOptions": ["rro"], "linux": {"netDevices": {"enabled": true}, "memoryPolicy": {"modes": ["MPOL_BIND"]}}}'`,
+		"old":    `test "$1" = --version`,
+		"hangs":  `exec sleep 1000`,
+		"flood":  `head -c 100000000 /dev/zero; exit 1`,
+		"dies":   `echo it is broken >&2; exit 3`,
+		"mute":   "exit 3",
+		"leaves": `sleep 30 & echo '{"ociVersionMin": "1.0.0", "mountOptions": ["rro"]}'`,
+		"none":   "",
 	}
 	specs := make(map[string]Spec)
 	for name, script := range programs {
@@ -43,17 +44,28 @@ func TestListOfHostilePrograms(t *testing.T) {
 		if took := time.Since(began); took > 30*time.Second {
 			t.Errorf("the list took %v", took)
 		}
-		if list["hangs"].Err != nil && strings.Contains(list["hangs"].Err.Error(), "no answer") && list["good"].Err == nil && list["old"].Err == nil {
+		if list["hangs"].Err != nil && strings.Contains(list["hangs"].Err.Error(), "no answer") && list["good"].Err == nil && list["old"].Err == nil && list["leaves"].Err == nil {
 			break
 		}
+	}
+	for _, h := range s.ListAll(t.Context()) {
+		list[h.Name] = h
 	}
 	for name, says := range map[string]string{"hangs": "hangs --version: no answer", "dies": "it is broken", "mute": "exit status 3", "none": "is not there", "flood": "flood --version"} {
 		if err := list[name].Err; err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), `""`) || len(err.Error()) > 2000 {
 			t.Errorf("%s: %.2000v, want an error that says %q", name, err, says)
 		}
 	}
+	for _, h := range New(specs, Features{}).ListAll(t.Context()) { // asks anew
+		if h.Name == "hangs" && (h.Err == nil || !strings.Contains(h.Err.Error(), "no answer")) {
+			t.Errorf("a list that waits for all: %v", h.Err)
+		}
+	}
 	if h := list["good"]; h.Err != nil || !h.Features.RecursiveReadOnlyMounts || h.Features.UserNamespaces || !h.Features.NetDevices || !h.Features.MemoryPolicy {
 		t.Errorf("good: %+v", h)
+	}
+	if h := list["leaves"]; h.Err != nil || !h.Features.RecursiveReadOnlyMounts {
+		t.Errorf("one whose output is held by what it has started: %+v", h)
 	}
 	if h := list["old"]; h.Err != nil || h.Features != (Features{}) {
 		t.Errorf("old: %+v", h)

@@ -122,6 +122,12 @@ const listTimeout = 2 * time.Second
 func (s *Set) List(ctx context.Context) []Status {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
+	return s.ListAll(ctx)
+}
+
+// ListAll is List, but waits until each program has answered, or was ended at its
+// limit: for a caller that asks once, and who would take a slow program for a bad one.
+func (s *Set) ListAll(ctx context.Context) []Status {
 	names := append([]string{""}, s.Names()...)
 	list := make([]Status, len(names))
 	var wait sync.WaitGroup

@@ -152,6 +152,35 @@ func TestShimWithoutItsRuntime(t *testing.T) {
 	}
 }
 
+// minicri check asks once, so it waits for what a runtime says, or until it is clear that
+// the runtime hangs; then nothing of it is left. Nor is it of one that the daemon asks
+// when that is killed.
+func TestNothingIsLeftOfARuntimeThatHangs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "hangs")
+	check(t, os.WriteFile(path, []byte("#!/bin/sh\nexec sleep 86397\n"), 0o755))
+	n := newNode(t, harness.Runtime("hangs", path))
+	asked := func() bool {
+		files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+		check(t, err)
+		return slices.ContainsFunc(files, func(file string) bool {
+			command, err := os.ReadFile(file)
+			return err == nil && strings.Contains(string(command), "86397")
+		})
+	}
+	if output, err := n.RunCommand("check"); err == nil || !strings.Contains(output, "hangs --version: no answer") {
+		t.Errorf("check: %v: %s", err, output)
+	}
+	eventually(t, "the runtime is not being asked", func() bool { return !asked() })
+	eventually(t, "it is being asked", func() bool {
+		_, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{}) // asks anew at times
+		check(t, err)
+		return asked()
+	})
+	n.Kill()
+	eventually(t, "the runtime has ended with the daemon", func() bool { return !asked() })
+	n.Start()
+}
+
 // withoutRunc is PATH without the directories that have runc.
 func withoutRunc(t *testing.T) string {
 	t.Helper()
