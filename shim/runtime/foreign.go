@@ -85,21 +85,29 @@ func killHelper(pid int, own map[string]string) {
 
 // killTree kills a process and what it has started, as far as ours says so of a pid:
 // what that names is looked at once more when it is held, it may have been given to
-// another process. All are held before the first is killed, because a parent that
-// ends takes its children out of the tree, and the oldest are killed last.
+// another process. All are stopped and held before the first is killed: a parent that
+// ends takes its children out of the tree, and one that runs on starts others.
 func killTree(root int, ours func(pid int) bool) {
-	var held []*Process
-	for _, pid := range append([]int{root}, descendants(root)...) {
-		p, err := openProcess(pid)
-		if err != nil {
-			continue // it has ended
-		}
-		defer p.Close()
-		if descends(pid, root) && ours(pid) {
-			held = append(held, p)
+	held := make(map[int]*Process)
+	for more := true; more; {
+		more = false
+		for _, pid := range append([]int{root}, descendants(root)...) {
+			if held[pid] != nil {
+				continue
+			}
+			p, err := openProcess(pid)
+			if err != nil {
+				continue // it has ended
+			}
+			if !descends(pid, root) || !ours(pid) || p.Signal(unix.SIGSTOP) != nil {
+				_ = p.Close()
+				continue
+			}
+			defer p.Close()
+			held[pid], more = p, true
 		}
 	}
-	for _, p := range slices.Backward(held) {
+	for _, p := range held {
 		_ = p.Signal(unix.SIGKILL) // it may have ended
 	}
 }

@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,6 +46,58 @@ func TestEndRunEndsWhatTheProgramHasInTheBackground(t *testing.T) {
 			t.Fatal("what the program had in the background lives")
 		}
 	}
+}
+
+// Nor does one live that the program starts while it is being ended.
+func TestEndRunEndsWhatIsJustBeingStarted(t *testing.T) {
+	for round := range 5 {
+		mark := fmt.Sprint(86000 + round)
+		command := exec.Command("sh", "-c", "echo; i=0; while [ $i -lt 300 ]; do sleep "+mark+" & i=$((i+1)); done; wait")
+		output, err := command.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := command.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := output.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if err := endRun(command.Process); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			t.Error(err)
+		}
+		_ = command.Wait()
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+			left := sleeping(t, mark)
+			if len(left) == 0 {
+				break
+			}
+			if time.Now().After(deadline) {
+				for _, p := range left {
+					_ = unix.Kill(p, unix.SIGKILL)
+				}
+				t.Fatalf("%d processes live that the program was starting", len(left))
+			}
+		}
+	}
+}
+
+// sleeping are the processes "sleep MARK", and those that are about to become one: they
+// have the mark in what their shell was given.
+func sleeping(t *testing.T, mark string) (pids []int) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if line, err := os.ReadFile(file); err == nil && strings.Contains(string(line), mark) {
+			if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
 }
 
 func endsWithin(p *Process, limit time.Duration) bool {
