@@ -10,15 +10,22 @@ import (
 
 const e2eRepository = "registry.k8s.io/e2e-test-images/"
 
-// e2ePrograms are what Kubernetes' own tests need besides a cluster.
-var e2ePrograms = module{"kubernetes", map[string]string{
-	"e2e.test":      "k8s.io/kubernetes/test/e2e",
-	"e2e_node.test": "k8s.io/kubernetes/test/e2e_node",
-	"ginkgo":        "github.com/onsi/ginkgo/v2/ginkgo",
-}}
+// e2ePrograms are what Kubernetes' own tests need besides a cluster. Those of a
+// node want a bare one, the others do not; each suite takes minutes to build.
+func (c *cluster) e2ePrograms() module {
+	m := module{"kubernetes", map[string]string{"ginkgo": "github.com/onsi/ginkgo/v2/ginkgo"}}
+	if c.Bare {
+		m.packages["e2e_node.test"] = "k8s.io/kubernetes/test/e2e_node"
+	} else {
+		m.packages["e2e.test"] = "k8s.io/kubernetes/test/e2e"
+		m.packages["sample-apiserver"] = "k8s.io/sample-apiserver"
+	}
+	return m
+}
 
 // e2eImages stand in for the images that the specs name: Debian's busybox, agnhost
-// itself, and test/critest/replica for what is no part of Kubernetes.
+// itself, and test/critest/replica for what is no part of Kubernetes. The sources
+// are those of Kubernetes' own images.
 func e2eImages(pauseTag, sources string) []imageOf {
 	shell, debian := []string{"sh"}, []string{busybox, "/usr/bin/bash", "/usr/bin/curl", "/usr/sbin/ip"}
 	// Debian's busybox drops variables with a dash in their names from what it
@@ -30,8 +37,8 @@ func e2eImages(pauseTag, sources string) []imageOf {
 			name: e2eRepository + "agnhost", tag: tag, programs: []string{"agnhost", "replica"}, installed: debian,
 			links: map[string]string{"/agnhost": "usr/local/bin/agnhost", "/agnhost-2": "usr/local/bin/agnhost", "/bin/pgrep": "../local/bin/replica", "/bin/nmeter": "../local/bin/replica", "/bin/nc": "../local/bin/replica", "/bin/sh": "bash"},
 			files: map[string]string{
-				"/localhost.crt": filepath.Join(sources, "porter/localhost.crt"),
-				"/localhost.key": filepath.Join(sources, "porter/localhost.key"),
+				"/localhost.crt": filepath.Join(sources, "agnhost/porter/localhost.crt"),
+				"/localhost.key": filepath.Join(sources, "agnhost/porter/localhost.key"),
 			},
 			entrypoint: []string{"/agnhost"}, command: []string{"pause"},
 		})
@@ -66,6 +73,29 @@ func e2eImages(pauseTag, sources string) []imageOf {
 	)
 }
 
+// alpine is the line of the true images' os-release that a spec looks for in a
+// volume of one.
+const alpine = "NAME=\"Alpine Linux\"\n"
+
+// clusterImages are of specs that want a whole cluster: two of agnhost with a
+// picture, and an API server that extends the cluster's.
+func clusterImages(sources string) []imageOf {
+	list := []imageOf{
+		{name: e2eRepository + "sample-apiserver", tag: "1.29.2", programs: []string{"sample-apiserver"}, entrypoint: []string{"sample-apiserver"}},
+		{name: "registry.k8s.io/etcd", tag: "3.6.8-0", programs: []string{"etcd"}, entrypoint: []string{"etcd"}},
+	}
+	for _, name := range []string{"kitten", "nautilus"} {
+		html := filepath.Join(sources, name, "html")
+		list = append(list, imageOf{
+			name: e2eRepository + name, tag: "1.8", programs: []string{"agnhost"},
+			files:      map[string]string{"/data.json": filepath.Join(html, "data.json"), "/" + name + ".jpg": filepath.Join(html, name+".jpg")},
+			texts:      map[string]string{"etc/os-release": alpine},
+			entrypoint: []string{"agnhost"}, command: []string{"test-webserver"},
+		})
+	}
+	return list
+}
+
 // prepareE2E builds Kubernetes' own tests, imports the images of their specs on
 // every node.
 func (c *cluster) prepareE2E(ctx context.Context) error {
@@ -73,7 +103,7 @@ func (c *cluster) prepareE2E(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := buildE2E(ctx, b, c.progress); err != nil {
+	if err := c.buildE2E(ctx, b); err != nil {
 		return err
 	}
 	top, err := tree()
@@ -84,8 +114,12 @@ func (c *cluster) prepareE2E(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	agnhost := filepath.Join(strings.TrimSpace(module), "test/images/agnhost")
-	for _, i := range e2eImages(b.pause[len(repository+"/pause:"):], agnhost) {
+	sources := filepath.Join(strings.TrimSpace(module), "test/images")
+	list := e2eImages(b.pause[len(repository+"/pause:"):], sources)
+	if !c.Bare {
+		list = append(list, clusterImages(sources)...)
+	}
+	for _, i := range list {
 		file, err := i.make(ctx, b.programs, c.progress)
 		if err != nil {
 			return err
@@ -97,12 +131,12 @@ func (c *cluster) prepareE2E(ctx context.Context) error {
 	return nil
 }
 
-func buildE2E(ctx context.Context, b *built, progress *progress) error {
+func (c *cluster) buildE2E(ctx context.Context, b *built) error {
 	top, err := tree()
 	if err != nil {
 		return err
 	}
-	if err := e2ePrograms.build(ctx, filepath.Join(top, "hack/cluster"), b.programs, b.version, progress); err != nil {
+	if err := c.e2ePrograms().build(ctx, filepath.Join(top, "hack/cluster"), b.programs, b.version, c.progress); err != nil {
 		return err
 	}
 	replica := exec.CommandContext(ctx, "go", "build", "-C", top, "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", filepath.Join(b.programs, "replica"), "./test/critest/replica")
