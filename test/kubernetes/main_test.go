@@ -1,0 +1,95 @@
+package main
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+type spec = map[string]any
+
+func writeReport(t *testing.T, specs ...spec) string {
+	t.Helper()
+	for _, s := range specs {
+		s["LeafNodeType"] = "It"
+	}
+	data, err := json.Marshal([]any{spec{"SpecReports": specs}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "report.json")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func it(name, state, message string) spec {
+	return spec{"ContainerHierarchyTexts": []string{"[sig-node]"}, "LeafNodeText": name, "State": state, "Failure": spec{"Message": message}}
+}
+
+// What a run of some specs says goes into the list; what it does not speak of stays.
+func TestUpdateKeepsWhatDidNotRun(t *testing.T) {
+	list := filepath.Join(t.TempDir(), "specs.txt")
+	first := writeReport(t, it("passes", "passed", ""), it("fails", "failed", "no such device"), it("is mended", "failed", "a defect"))
+	if err := run(first, list, true); err != nil {
+		t.Fatal(err)
+	}
+	second := writeReport(t, it("is mended", "passed", ""), it("is new", "timedout", "waited\tlong\nand more"), it("did not run", "skipped", ""))
+	if err := run(second, list, true); err != nil {
+		t.Fatal(err)
+	}
+	got, err := readSpecs(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]result{
+		"[sig-node] passes": {pass, ""}, "[sig-node] fails": {fail, "no such device"},
+		"[sig-node] is mended": {pass, ""}, "[sig-node] is new": {fail, "waited\tlong"},
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("the list is %v, want %v", got, want)
+	}
+}
+
+// A reason that somebody has written stays when the spec fails again, with a
+// message of its own.
+func TestUpdateKeepsReasons(t *testing.T) {
+	list := filepath.Join(t.TempDir(), "specs.txt")
+	if err := writeSpecs(list, map[string]result{"[sig-node] fails": {fail, "cannot run here: no dummy links"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(writeReport(t, it("fails", "failed", "timed out")), list, true); err != nil {
+		t.Fatal(err)
+	}
+	got, err := readSpecs(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := got["[sig-node] fails"]; r.reason != "cannot run here: no dummy links" {
+		t.Errorf("the reason is %q", r.reason)
+	}
+}
+
+func TestCompare(t *testing.T) {
+	list := filepath.Join(t.TempDir(), "specs.txt")
+	if err := writeSpecs(list, map[string]result{"[sig-node] a": {pass, ""}, "[sig-node] b": {fail, "why"}}); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		report []spec
+		wrong  bool
+	}{
+		"as listed":            {[]spec{it("a", "passed", ""), it("b", "failed", "")}, false},
+		"fails unlisted":       {[]spec{it("a", "failed", "")}, true},
+		"passes, is to fail":   {[]spec{it("b", "passed", "")}, true},
+		"fails and is unknown": {[]spec{it("c", "panicked", "")}, true},
+		"nothing ran":          {[]spec{it("a", "skipped", "")}, true},
+	} {
+		if err := run(writeReport(t, c.report...), list, false); (err != nil) != c.wrong {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
