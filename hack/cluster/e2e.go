@@ -73,27 +73,19 @@ func e2eImages(pauseTag, sources string) []imageOf {
 	)
 }
 
-// alpine is the line of the true images' os-release that a spec looks for in a
-// volume of one.
-const alpine = "NAME=\"Alpine Linux\"\n"
-
-// clusterImages are of specs that want a whole cluster: two of agnhost with a
-// picture, and an API server that extends the cluster's.
+// clusterImages are of specs that want a whole cluster: an API server that extends
+// the cluster's, with its etcd, and agnhost with a picture.
 func clusterImages(sources string) []imageOf {
-	list := []imageOf{
+	html := filepath.Join(sources, "nautilus/html")
+	return []imageOf{
 		{name: e2eRepository + "sample-apiserver", tag: "1.29.2", programs: []string{"sample-apiserver"}, entrypoint: []string{"sample-apiserver"}},
 		{name: "registry.k8s.io/etcd", tag: "3.6.8-0", programs: []string{"etcd"}, entrypoint: []string{"etcd"}},
-	}
-	for _, name := range []string{"kitten", "nautilus"} {
-		html := filepath.Join(sources, name, "html")
-		list = append(list, imageOf{
-			name: e2eRepository + name, tag: "1.8", programs: []string{"agnhost"},
-			files:      map[string]string{"/data.json": filepath.Join(html, "data.json"), "/" + name + ".jpg": filepath.Join(html, name+".jpg")},
-			texts:      map[string]string{"etc/os-release": alpine},
+		{
+			name: e2eRepository + "nautilus", tag: "1.8", programs: []string{"agnhost"},
+			files:      map[string]string{"/data.json": filepath.Join(html, "data.json"), "/nautilus.jpg": filepath.Join(html, "nautilus.jpg")},
 			entrypoint: []string{"agnhost"}, command: []string{"test-webserver"},
-		})
+		},
 	}
-	return list
 }
 
 // prepareE2E builds Kubernetes' own tests, imports the images of their specs on

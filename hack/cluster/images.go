@@ -37,7 +37,6 @@ type imageOf struct {
 	user         string
 	links        map[string]string // symbolic links
 	files        map[string]string // what is in the image, file of this machine
-	texts        map[string]string // what is in the image, its content
 	setuid       string            // a program with this bit
 	controlPlane bool              // for nodes with the control plane only
 }
@@ -172,9 +171,6 @@ func (i imageOf) writeLayer(ctx context.Context, programs, layer string) error {
 	}
 	for to, from := range i.files {
 		w.file(from, to, 0o644)
-	}
-	for to, text := range i.texts {
-		w.data(to, 0o644, []byte(text))
 	}
 	for link, to := range i.links {
 		w.link(link, to)
