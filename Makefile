@@ -211,6 +211,7 @@ test-cluster: root setup build bin/cluster ## What users ask of a cluster, on tw
 # with test/kubernetes/specs.txt, UPDATE=1 writes them there.
 .PHONY: e2e
 e2e: root setup build bin/cluster ## Kubernetes' own tests on two nodes; FOCUS='Probing container' for some (root)
+	@hack/setup hack/cluster/packages.txt
 	CGO_ENABLED=0 go build $(goflags) -o bin/kubernetes ./test/kubernetes
 	test/kubernetes/run
 
@@ -222,6 +223,7 @@ e2e-full: ## The same with every [NodeConformance] and [Conformance] spec, an ho
 # One node without a cluster: the suite brings what it needs of one.
 .PHONY: e2e-node
 e2e-node: root setup build bin/cluster ## Kubernetes' e2e_node on a node; FOCUS='InitContainer' for some (root)
+	@hack/setup hack/cluster/packages.txt
 	CGO_ENABLED=0 go build $(goflags) -o bin/kubernetes ./test/kubernetes
 	test/kubernetes/run-node
 

@@ -27,7 +27,7 @@ func (c *cluster) e2ePrograms() module {
 // itself, and test/critest/replica for what is no part of Kubernetes. The sources
 // are those of Kubernetes' own images.
 func e2eImages(pauseTag, sources string) []imageOf {
-	shell, debian := []string{"sh"}, []string{busybox, "/usr/bin/bash", "/usr/bin/curl", "/usr/sbin/ip"}
+	shell, debian := []string{"sh"}, []string{busybox, "/usr/bin/bash", "/usr/bin/curl", "/usr/sbin/ip", "/usr/bin/dig"}
 	// Debian's busybox drops variables with a dash in their names from what it
 	// starts, bash does not.
 	bash := map[string]string{"/bin/sh": "bash"}
@@ -62,7 +62,7 @@ func e2eImages(pauseTag, sources string) []imageOf {
 		},
 		imageOf{
 			name: e2eRepository + "glibc-dns-testing", tag: "2.0.0", links: bash, command: shell,
-			installed: append([]string{"/usr/bin/hostname", "/usr/bin/getent"}, debian[:2]...),
+			installed: append([]string{"/usr/bin/hostname", "/usr/bin/getent", "/usr/bin/dig"}, debian[:2]...),
 		},
 		imageOf{name: e2eRepository + "nonroot", tag: "1.5", installed: debian[:1], user: "1234", command: shell},
 		imageOf{
