@@ -27,7 +27,7 @@ func (c *cluster) e2ePrograms() module {
 // itself, and test/critest/replica for what is no part of Kubernetes. The sources
 // are those of Kubernetes' own images.
 func e2eImages(pauseTag, sources string) []imageOf {
-	shell, debian := []string{"sh"}, []string{busybox, "/usr/bin/bash", "/usr/bin/curl", "/usr/sbin/ip", "/usr/bin/dig"}
+	shell, debian := []string{"sh"}, []string{busybox, "/usr/bin/bash", "/usr/bin/curl", "/usr/sbin/ip", "/usr/bin/dig", "/usr/bin/getent"}
 	// Debian's busybox drops variables with a dash in their names from what it
 	// starts, bash does not.
 	bash := map[string]string{"/bin/sh": "bash"}
