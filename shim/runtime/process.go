@@ -160,6 +160,14 @@ func (p *Process) KernelExit() (status syscall.WaitStatus, known bool) {
 	return status, known
 }
 
+// Handle is the process's pidfd, which is not the caller's to close; nil for one that
+// ended before it was found.
+func (p *Process) Handle() *os.File { return p.pidfd }
+
+// ExitOf is KernelExit of the process that a descriptor is the pidfd of. Of another
+// kind of descriptor nothing is known.
+func ExitOf(fd int) (status syscall.WaitStatus, known bool) { return exitInfo(fd) }
+
 // Close releases what is held for the process, which lives on if it has not
 // ended.
 func (p *Process) Close() error {

@@ -11,7 +11,8 @@ import (
 
 // Spares hold a read end of each output of a pod's containers, spare ones from
 // which is never read: a container that writes while its supervisor and the daemon
-// are both dead meets no SIGPIPE, and its next supervisor finds what it wrote. They
+// are both dead meets no SIGPIPE, and its next supervisor finds what it wrote; and a
+// pidfd of its init, by which the kernel says how that has ended meanwhile. They
 // are on their way in a pair of sockets (SCM_RIGHTS of unix(7)) whose two ends are
 // stdin and stdout of the pod's pause, which knows nothing of that: what is on its
 // way in a socket lives as long as the socket.
@@ -23,6 +24,8 @@ func NewSpares() (Spares, error) {
 	if err != nil {
 		return Spares{}, fmt.Errorf("sockets for spare descriptors: %w", os.NewSyscallError("socketpair", err))
 	}
+	// Two messages for each container: as much as is allowed, twice the usual (socket(7)).
+	_ = unix.SetsockoptInt(fds[1], unix.SOL_SOCKET, unix.SO_SNDBUF, 1<<20)
 	return Spares{Receive: os.NewFile(uintptr(fds[0]), "spares"), Send: os.NewFile(uintptr(fds[1]), "spares")}, nil
 }
 
@@ -33,7 +36,7 @@ func (s Spares) Close() { closeAll(s.Receive, s.Send) }
 // bytes wait.
 const spareSize = 128
 
-// Keep adds copies of a container's outputs.
+// Keep adds copies of a container's outputs, or of its pidfd.
 func (s Spares) Keep(id string, outputs ...*os.File) error {
 	fds := make([]int, 0, len(outputs))
 	for _, output := range outputs {
@@ -58,23 +61,40 @@ func (s Spares) send(id string, fds []int) error {
 	return os.NewSyscallError("sendmsg", unix.Sendmsg(int(s.Send.Fd()), message, unix.UnixRights(fds...), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL))
 }
 
-// Release takes a container's out; none is no error. Each of the others is sent
-// again before the first copy of it is taken out, so that a supervisor that dies
-// here leaves one twice and none not at all.
+// Release takes a container's out; none is no error.
 func (s Spares) Release(id string) error {
+	return s.each(func(owner string, _ []int) (keep bool) { return owner != id })
+}
+
+// Find calls found with the descriptors of a container, which are closed after that.
+func (s Spares) Find(id string, found func(fd int)) error {
+	return s.each(func(owner string, fds []int) (keep bool) {
+		if owner == id {
+			for _, fd := range fds {
+				found(fd)
+			}
+		}
+		return true
+	})
+}
+
+// each looks at all, and takes those out that look does not keep. Each of the others is
+// sent again before the first copy of it is taken out, so that a supervisor that dies
+// here leaves one twice and none not at all.
+func (s Spares) each(look func(owner string, fds []int) (keep bool)) error {
 	waiting, err := unix.IoctlGetInt(int(s.Receive.Fd()), unix.TIOCINQ)
 	if err != nil {
-		return fmt.Errorf("release spare descriptors of %s: %w", id, os.NewSyscallError("ioctl", err))
+		return fmt.Errorf("spare descriptors: %w", os.NewSyscallError("ioctl", err))
 	}
 	var errs []error
 	for range waiting / spareSize {
 		owner, fds, err := s.receive(unix.MSG_PEEK)
-		if err == nil && owner != id {
+		if err == nil && look(owner, fds) {
 			err = s.send(owner, fds)
 		}
 		closeDescriptors(fds)
 		if err != nil {
-			return errors.Join(append(errs, fmt.Errorf("release spare descriptors of %s: %w", id, err))...)
+			return errors.Join(append(errs, fmt.Errorf("spare descriptors: %w", err))...)
 		}
 		_, fds, err = s.receive(0)
 		closeDescriptors(fds)

@@ -119,6 +119,7 @@ const (
 	reapTimeout   = 10 * time.Second
 	reportTimeout = 2500 * time.Millisecond
 	exitPoll      = 2 * time.Millisecond
+	keptPoll      = 20 * time.Millisecond
 )
 
 // awaitAdopted waits for an init that is not our child.
@@ -176,12 +177,24 @@ func (c *container) awaitParent() {
 	ended := time.Now()
 	c.sup.changes.RLock() // as in awaitInit
 	defer c.sup.changes.RUnlock()
-	select {
-	case status := <-c.reported:
-		c.finish(ended, status, true)
-	case <-time.After(reportTimeout):
-		c.finish(ended, 0, false)
+	asked := false
+	for deadline := ended.Add(reportTimeout); time.Now().Before(deadline); {
+		if !asked {
+			status, known, err := c.keptExit()
+			if known {
+				c.finish(ended, status, true)
+				return
+			}
+			asked = err == nil // else pause may be found later
+		}
+		select {
+		case status := <-c.reported:
+			c.finish(ended, status, true)
+			return
+		case <-time.After(keptPoll):
+		}
 	}
+	c.finish(ended, 0, false)
 }
 
 // noteExit keeps the status that the parent has reported; the first counts.

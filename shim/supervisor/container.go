@@ -107,6 +107,7 @@ func (c *container) build(request *api.CreateRequest, spec *specs.Spec) error {
 	if !c.sharesStreams() {
 		c.io.Run()
 	}
+	c.keepInit()
 	go c.awaitInit()
 	return nil
 }

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/runtime"
 	"github.com/minicri/minicri/shim/stdio"
 )
 
@@ -28,10 +30,39 @@ func (c *container) keepOutputs(outputs []*os.File) error {
 	return err
 }
 
-// releaseOutputs is for outputs that are in the log, or of no use. What cannot be
-// released ends with the pod.
+// keepInit has the pod's pause hold a pidfd of init: a successor that comes when init
+// has ended and was reaped, with neither supervisor nor daemon there, asks the kernel
+// by it. Where pause cannot hold it, such an exit is not known.
+func (c *container) keepInit() {
+	if c.record.Pause == "" || c.record.Task {
+		return
+	}
+	err := c.withSpares(func(s stdio.Spares) error { return s.Keep(c.record.ID, c.init.Handle()) })
+	if err != nil && !errdefs.IsNotFound(err) {
+		c.sup.log.Debug("pause holds no pidfd of a container", "container", c.record.ID, "error", err)
+	}
+}
+
+// keptExit asks the kernel by the pidfd of keepInit. An error says that pause does not
+// run, or is not found yet.
+func (c *container) keptExit() (status syscall.WaitStatus, known bool, err error) {
+	if c.record.Pause == "" || c.record.Task {
+		return 0, false, nil
+	}
+	err = c.withSpares(func(s stdio.Spares) error {
+		return s.Find(c.record.ID, func(fd int) {
+			if !known {
+				status, known = runtime.ExitOf(fd)
+			}
+		})
+	})
+	return status, known, err
+}
+
+// releaseOutputs is for outputs that are in the log, or of no use, when the exit of
+// init is known. What cannot be released ends with the pod.
 func (c *container) releaseOutputs() {
-	if c.record.Pause == "" || c.record.Task || c.record.Terminal {
+	if c.record.Pause == "" || c.record.Task {
 		return
 	}
 	err := c.withSpares(func(s stdio.Spares) error { return s.Release(c.record.ID) })
