@@ -84,13 +84,17 @@ func (s *Set) upgradeGroup(ctx context.Context, group, program string) {
 	logger := s.options.Logger.With("supervisor", group)
 	asking, cancel := context.WithTimeout(ctx, askLimit)
 	info, err := ask(asking, s.Dir(group))
+	late := asking.Err() != nil
 	cancel()
 	switch {
+	case err != nil && late:
+		logger.Warn("the supervisor did not say in time which build it is: it is not upgraded before the daemon is started again, unless it hangs and is replaced", "limit", askLimit, "wanted", s.options.Start.Build)
+		return
 	case errdefs.IsNotImplemented(err):
 		logger.Info("the supervisor is of a build that cannot be upgraded: it serves until its pods are gone")
 		return
 	case err != nil || info.GetBuild() == s.options.Start.Build:
-		return // none serves, or one that hangs, which others will find
+		return // none serves, or it is of this build
 	}
 	upgrading, cancel := context.WithTimeout(ctx, upgradeLimit)
 	defer cancel()

@@ -36,6 +36,14 @@ func TestSpares(t *testing.T) {
 	if err := errors.Join(s.send("c3", nil), s.Release("unknown")); err != nil {
 		t.Fatal(err)
 	}
+	looked := 0
+	if err := s.Find("c5", func(fd int) {
+		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, 0); err == nil {
+			looked++
+		}
+	}); err != nil || looked != 2 {
+		t.Errorf("%d descriptors of c5 were found, %v", looked, err)
+	}
 	for round := range count {
 		released := (round*7 + 3) % count
 		if err := s.Release(fmt.Sprint("c", released)); err != nil {
@@ -68,7 +76,7 @@ func TestSparesThatAreFull(t *testing.T) {
 	for ; err == nil; kept++ {
 		err = s.Keep(fmt.Sprint("c", kept), os.Stdin)
 	}
-	if !errors.Is(err, unix.EAGAIN) || kept < 50 {
+	if !errors.Is(err, unix.EAGAIN) || kept < 100 {
 		t.Errorf("after %d: %v", kept, err)
 	}
 	if err := s.Release("c0"); err != nil {

@@ -140,6 +140,9 @@ func TestDaemonStartsBesideAHungSupervisor(t *testing.T) {
 	if now := shims(p.Node); len(now) != 1 || now[0] != pid {
 		t.Errorf("the daemon waited until the supervisor that hangs was replaced: %v", now)
 	}
+	if !strings.Contains(p.Log(), "the supervisor did not say in time which build it is") {
+		t.Error("that it may continue with another build is not said")
+	}
 	eventually(t, "adopted", func() bool { return p.status(id).State == running })
 	same(t, "exec", p.exec(id, "echo hi"), "hi")
 }
