@@ -2,6 +2,8 @@ package crilog
 
 import (
 	"bytes"
+	"slices"
+	"sync"
 	"time"
 )
 
@@ -41,18 +43,29 @@ func (s *Stream) Restore(line []byte) { s.line = append(s.line[:0], line...) }
 // entries of 2.7 MiB.
 const keptEntries = 128 << 10
 
+// large are buffers for more than that. To make one for each of a flood of short lines
+// would keep the collector busy, and leave a heap in pieces that it does not return.
+var large = sync.Pool{New: func() any { return new([]byte) }}
+
 // Write logs p, except for an unfinished last line, which waits for its end.
 // It never fails: see Log. Entries of one Write have one time.
 func (s *Stream) Write(p []byte) (int, error) {
 	stamp := s.stamp()
 	s.out = s.out[:0]
+	if size := len(s.line) + len(p) + (bytes.Count(p, []byte{'\n'})+2)*(len(stamp)+len("F \n")); size > keptEntries {
+		buffer := large.Get().(*[]byte)
+		*buffer = slices.Grow((*buffer)[:0], size)
+		kept := s.out
+		s.out = *buffer
+		defer func() {
+			s.out = kept
+			large.Put(buffer)
+		}()
+	}
 	for rest := p; len(rest) > 0; {
 		rest = s.take(stamp, rest)
 	}
 	s.log.write(s.out, s.progress)
-	if cap(s.out) > keptEntries {
-		s.out = nil
-	}
 	return len(p), nil
 }
 
