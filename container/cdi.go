@@ -91,7 +91,10 @@ type cdiDevices struct{ *cdi.Cache }
 func (d cdiDevices) InjectDevices(spec *specs.Spec, names ...string) (unknown []string, err error) {
 	edits := &cdi.ContainerEdits{}
 	seen := make(map[*cdi.Spec]bool)
-	for _, name := range names {
+	for i, name := range names {
+		if slices.Contains(names[:i], name) {
+			continue // its hooks must not run twice
+		}
 		device := d.GetDevice(name)
 		if device == nil {
 			unknown = append(unknown, name)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -231,6 +232,11 @@ func readPID(path string) (int, error) {
 
 // Started is of Container: the runtime has run the hooks itself.
 func (c *commandContainer) Started() error { return nil }
+
+// StartHooks is of StartHooked.
+func (c *commandContainer) StartHooks() (names string, limit time.Duration) {
+	return startHooks(c.bundle)
+}
 
 // Start is of Container.
 func (c *commandContainer) Start() error {

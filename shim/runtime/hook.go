@@ -113,6 +113,43 @@ func hookCommand(hook specs.Hook) *configs.Command {
 	return command
 }
 
+// StartHooks is of StartHooked.
+func (c *builtinContainer) StartHooks() (names string, limit time.Duration) {
+	var commands []*configs.Command
+	for _, hook := range c.lib.Config().Hooks[configs.StartContainer] {
+		if command, ok := hook.(configs.CommandHook); ok {
+			commands = append(commands, command.Command)
+		}
+	}
+	return together(commands)
+}
+
+// startHooks are the hooks of a bundle that run in the container, for StartHooked.
+func startHooks(bundle string) (names string, limit time.Duration) {
+	spec, err := ReadSpec(bundle)
+	if err != nil || spec.Hooks == nil {
+		return "", 0 // it cannot be started without its bundle either
+	}
+	var commands []*configs.Command
+	for _, hook := range spec.Hooks.StartContainer {
+		commands = append(commands, hookCommand(hook))
+	}
+	return together(commands)
+}
+
+func together(hooks []*configs.Command) (names string, limit time.Duration) {
+	var paths []string
+	for _, hook := range hooks {
+		paths = append(paths, hook.Path)
+		if hook.Timeout == nil {
+			limit += defaultHookLimit
+		} else {
+			limit += *hook.Timeout
+		}
+	}
+	return strings.Join(paths, ", "), limit
+}
+
 // runHooks runs hooks of one kind that were taken from libcontainer, all of them
 // whatever becomes of the others.
 func (c *builtinContainer) runHooks(name configs.HookName) error {

@@ -78,6 +78,13 @@ type Aborter interface {
 	AbortStart(after time.Duration)
 }
 
+// StartHooked is a Container whose init may run hooks of its own behind the exec
+// barrier, in the container.
+type StartHooked interface {
+	// StartHooks names them, and says how long they may take together; "" for none.
+	StartHooks() (names string, limit time.Duration)
+}
+
 // Relay passes on what a process that copies the streams of another cannot see in
 // its descriptors. A nil one does nothing.
 type Relay struct {

@@ -7,6 +7,11 @@ import (
 	"github.com/containerd/containerd/api/runtime/task/v2"
 )
 
+// StartHooks is of StartHooked.
+func (c *taskContainer) StartHooks() (names string, limit time.Duration) {
+	return startHooks(c.bundle)
+}
+
 // Start is of Container.
 func (c *taskContainer) Start() error {
 	ctx, cancel := context.WithTimeout(context.Background(), longRun)

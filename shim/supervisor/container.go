@@ -42,6 +42,7 @@ type container struct {
 	killed    bool // we sent SIGKILL: not the kernel for lack of memory
 	oom       oomCount
 	neverRan  bool        // init has ended and never executed the program
+	lateHook  string      // which hooks of init were ended at their limit, as an error says it; "" for none
 	initWords chan []byte // what init says behind the barrier; nil before
 	initSays  *stdio.Fanout
 	exit      *api.ExitRecord
@@ -189,7 +190,7 @@ func (c *container) start() error {
 		c.setStarted(0)
 		return errors.Join(err, writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()))
 	}
-	if err := c.awaitProgram(); err != nil {
+	if err := c.awaitProgram(loaded); err != nil {
 		return err
 	}
 	c.announceStart()

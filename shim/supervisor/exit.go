@@ -34,6 +34,9 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 		c.drain() // init has said there why it could not
 		exit.StartError = c.startError()
 	}
+	if late := c.endedHook(); late != "" {
+		exit.StartError = late
+	}
 	if err := c.keepExit(exit); err != nil {
 		c.sup.log.Error("the exit of a container is not on disk", "container", c.snapshot().ID, "error", err)
 	}

@@ -6,12 +6,14 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/minicri/minicri/internal/environ"
 	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/runtime"
 	"github.com/minicri/minicri/shim/runtime/launch"
 )
 
@@ -38,7 +40,8 @@ const execPoll = 20 * time.Microsecond
 
 // awaitProgram returns when the container's program runs, or has run; with an
 // error when init has ended instead.
-func (c *container) awaitProgram() error {
+func (c *container) awaitProgram(loaded runtime.Container) error {
+	late, problem := limitHooks(loaded)
 	for pause := execPoll; ; pause = min(2*pause, 10*time.Millisecond) {
 		waits, err := beforeExec(c.record.PID)
 		if err != nil { // it has been waited for
@@ -56,8 +59,37 @@ func (c *container) awaitProgram() error {
 				return fmt.Errorf("%s: %w", c.exit.StartError, errdefs.ErrFailedPrecondition)
 			}
 			return nil // it was killed
+		case <-late:
+			late = nil
+			c.endLateHook(problem)
 		case <-time.After(pause):
 		}
+	}
+}
+
+// limitHooks gives a channel that fires when the hooks that init runs behind the
+// barrier are late, with what is to be said of it then; nil where there are none.
+// Init itself limits each, but then waits for all that holds its output.
+func limitHooks(loaded runtime.Container) (late <-chan time.Time, problem string) {
+	hooked, is := loaded.(runtime.StartHooked)
+	if !is {
+		return nil, ""
+	}
+	names, limit := hooked.StartHooks()
+	if names == "" {
+		return nil, ""
+	}
+	return time.After(limit + startGrace), fmt.Sprintf("startContainer hook %s: not done within %v", names, limit)
+}
+
+// endLateHook ends init with all that its hooks have started: nothing else of the
+// container runs yet.
+func (c *container) endLateHook(problem string) {
+	c.mu.Lock()
+	c.lateHook = problem
+	c.mu.Unlock()
+	if err := c.kill(syscall.SIGKILL, true); err != nil {
+		c.sup.log.Warn("hooks that are late could not be ended", "container", c.snapshot().ID, "error", err)
 	}
 }
 
@@ -87,6 +119,12 @@ func (c *container) triedToStart() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.neverRan && c.record.StartedAt != 0
+}
+
+func (c *container) endedHook() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lateHook
 }
 
 // startError is why a container that was started never ran its program, "" if

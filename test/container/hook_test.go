@@ -92,6 +92,20 @@ func TestHooks(t *testing.T) {
 	}
 }
 
+// A device that is asked for more than once is there once: its hooks run once.
+func TestDeviceAskedForTwice(t *testing.T) {
+	p := newPod(t)
+	ran := filepath.Join(t.TempDir(), "ran")
+	device := vendor(t, map[string]string{"createRuntime": "echo again >> " + ran}, 0)
+	id := p.run("app", "true", byField(device), byAnnotation(device), func(c *runtimeapi.ContainerConfig) {
+		c.CDIDevices = append(c.CDIDevices, c.CDIDevices...)
+	})
+	p.wantExit(id, 0, "Completed")
+	data, err := os.ReadFile(ran)
+	check(t, err)
+	same(t, "what the hook has written", string(data), "again\n")
+}
+
 func (p *pod) killOf(pids []int) {
 	p.t.Helper()
 	for _, pid := range pids {
@@ -124,7 +138,7 @@ func wantStates(t *testing.T, out, id, bundle string, kinds ...string) {
 // A hook that hangs, with children that hold its output, ends at its limit, is
 // named, and leaves nothing; the shim continues.
 func TestHookThatHangs(t *testing.T) {
-	for _, kind := range []string{"createRuntime", "createContainer"} {
+	for _, kind := range []string{"createRuntime", "createContainer", "startContainer"} {
 		t.Run(kind, func(t *testing.T) {
 			p := newPod(t)
 			witness := p.run("witness", "", command("sleep", "1000000"))
