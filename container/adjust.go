@@ -60,7 +60,7 @@ func (c *creation) checkResources() error {
 	}
 	oci.DropUnsupported(limits, machine)
 	score := c.spec.Process.OOMScoreAdj
-	if err := validate.Resources("linux.resources.", inForce(limits, *score), machine); err != nil {
+	if err := validate.InForce("linux.resources.", inForce(limits, *score), machine); err != nil {
 		return err
 	}
 	*score = machine.OOMScoreAdjNear(*score)

@@ -2,6 +2,7 @@ package container
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -47,6 +48,9 @@ func checkStrings(args, env []string, stack uint64, all string) error {
 	total := uint64(0)
 	for _, list := range [][]string{args, env} {
 		for i, word := range list {
+			if strings.ContainsRune(word, 0) {
+				return fmt.Errorf("%s: has a NUL character: %w", what(args, list, i), errdefs.ErrInvalidArgument)
+			}
 			if len(word) >= longestArgument {
 				return fmt.Errorf("%s: %d bytes in one string, execve(2) takes less than %d: %w", what(args, list, i), len(word), longestArgument, errdefs.ErrInvalidArgument)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -132,6 +133,9 @@ func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig, p
 	if err := validate.Container(config, c.sandbox.Config(), c.owner.options.Machine); err != nil {
 		return err
 	}
+	if err := c.checkImageHandlers(config); err != nil {
+		return err
+	}
 	if c.image, err = c.owner.options.Images.Get(config.GetImage().GetImage()); err != nil {
 		return err
 	}
@@ -145,10 +149,32 @@ func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig, p
 	})
 }
 
+// checkImageHandlers refuses an image for a runtime handler that there is not, as
+// the image service does. A handler that chooses nothing here (see imageOf in
+// package server) is no error, nor is that of the pod, which may be gone from the
+// configuration since.
+func (c *creation) checkImageHandlers(config *runtimeapi.ContainerConfig) error {
+	known := append(c.owner.options.Handlers.Names(), "", c.sandbox.RuntimeHandler)
+	check := func(field string, image *runtimeapi.ImageSpec) error {
+		if slices.Contains(known, image.GetRuntimeHandler()) {
+			return nil
+		}
+		return fmt.Errorf("%s.runtime_handler: %q is unknown, this runtime has %q: %w", field, image.GetRuntimeHandler(), c.owner.options.Handlers.Names(), errdefs.ErrInvalidArgument)
+	}
+	errs := []error{check("config.image", config.GetImage())}
+	for i, m := range config.GetMounts() {
+		errs = append(errs, check(fmt.Sprintf("config.mounts[%d].image", i), m.GetImage()))
+	}
+	return errors.Join(errs...)
+}
+
 // checkPod refuses the config of another pod. Only what identifies a pod is
 // compared: the kubelet makes the config anew for each container, with the
 // annotations and resources that the pod has by then.
 func checkPod(asked *runtimeapi.PodSandboxConfig, of *sandbox.Sandbox) error {
+	if asked.GetWindows() != nil {
+		return fmt.Errorf("sandbox_config.windows: is set, but this node runs Linux: %w", errdefs.ErrInvalidArgument)
+	}
 	if asked.GetMetadata() == nil {
 		return nil
 	}

@@ -76,7 +76,7 @@ func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.Linu
 		return err
 	}
 	next := merge(c.Resources(), asked)
-	if err := validate.Resources("linux.", next, machine); err != nil {
+	if err := validate.InForce("linux.", next, machine); err != nil {
 		return err
 	}
 	if c.State() == runtimeapi.ContainerState_CONTAINER_EXITED {

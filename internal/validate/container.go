@@ -30,7 +30,7 @@ func Container(config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxCon
 	c.mounts()
 	c.devices()
 	c.cdiDevices()
-	c.resources("config.linux.resources.", config.GetLinux().GetResources(), m)
+	c.inForce("config.linux.resources.", config.GetLinux().GetResources(), m)
 	c.privileged()
 	c.capabilities()
 	c.namespaces()

@@ -65,7 +65,7 @@ func goodContainer() *config {
 			Resources: &runtimeapi.LinuxContainerResources{
 				CpuQuota: -1, CpuPeriod: 100000, CpuShares: 2, MemoryLimitInBytes: 1 << 20, MemorySwapLimitInBytes: 1 << 20, OomScoreAdj: -1000,
 				CpusetCpus: "0-3,7", CpusetMems: "0", HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB"}},
-				Unified: map[string]string{"memory.oom.group": "1"},
+				Unified: map[string]string{"memory.oom.group": "1", "cgroup.max.depth": "5"},
 			},
 			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
 				Capabilities: &runtimeapi.Capability{
@@ -82,7 +82,7 @@ func goodContainer() *config {
 }
 
 func goodMachine() machine.Machine {
-	return machine.Machine{CgroupV2: true, RecursiveReadOnly: true, CPUs: 8, MemoryNodes: 1, Capabilities: oci.DefaultCapabilities()}
+	return machine.Machine{CgroupV2: true, Controllers: []string{"cpu", "memory"}, RecursiveReadOnly: true, CPUs: 8, MemoryNodes: 1, Capabilities: oci.DefaultCapabilities()}
 }
 
 func TestContainerAccepts(t *testing.T) {
@@ -172,6 +172,9 @@ func TestContainerRefuses(t *testing.T) {
 		{"negative shares", resourcesField + "cpu_shares", func(c *config) { limits(c).CpuShares = -1 }},
 		{"negative memory", resourcesField + "memory_limit_in_bytes", func(c *config) { limits(c).MemoryLimitInBytes = -2 }},
 		{"negative swap", resourcesField + "memory_swap_limit_in_bytes", func(c *config) { limits(c).MemorySwapLimitInBytes = -2 }},
+		{"swap without memory", resourcesField + "memory_swap_limit_in_bytes", func(c *config) { limits(c).MemoryLimitInBytes = 0 }},
+		{"swap, and no limit of memory", resourcesField + "memory_swap_limit_in_bytes", func(c *config) { limits(c).MemoryLimitInBytes = -1 }},
+		{"unknown controller", resourcesField + "unified[gpu.max]", func(c *config) { limits(c).Unified = map[string]string{"gpu.max": "1"} }},
 		{"less swap than memory", resourcesField + "memory_swap_limit_in_bytes", func(c *config) { limits(c).MemorySwapLimitInBytes = 5 }},
 		{"oom score too low", resourcesField + "oom_score_adj", func(c *config) { limits(c).OomScoreAdj = -1001 }},
 		{"oom score too high", resourcesField + "oom_score_adj", func(c *config) { limits(c).OomScoreAdj = 1001 }},

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -21,6 +22,23 @@ func Resources(field string, r *runtimeapi.LinuxContainerResources, m machine.Ma
 	p := &problems{}
 	p.resources(field, r, m)
 	return p.err()
+}
+
+// InForce is Resources for all that are in force together, where one may need
+// another.
+func InForce(field string, r *runtimeapi.LinuxContainerResources, m machine.Machine) error {
+	p := &problems{}
+	p.inForce(field, r, m)
+	return p.err()
+}
+
+// inForce: the limit of memory and swap together includes that of memory, and
+// without one there is nothing to include.
+func (p *problems) inForce(field string, r *runtimeapi.LinuxContainerResources, m machine.Machine) {
+	p.resources(field, r, m)
+	if swap, memory := r.GetMemorySwapLimitInBytes(), r.GetMemoryLimitInBytes(); swap > 0 && (memory == 0 || memory == -1) {
+		p.bad(field+"memory_swap_limit_in_bytes", "%d includes a memory limit, but there is none: set memory_limit_in_bytes, or -1 here", swap)
+	}
 }
 
 func (p *problems) resources(field string, r *runtimeapi.LinuxContainerResources, m machine.Machine) {
@@ -97,7 +115,8 @@ func (p *problems) cpuset(field, set string, count uint64) {
 	}
 }
 
-// unified: each key is a file in the cgroup, named controller.what.
+// unified: each key is a file in the cgroup, named controller.what, or of all
+// cgroups, named cgroup.what.
 func (p *problems) unified(field string, keys map[string]string, m machine.Machine) {
 	if len(keys) > 0 && !m.CgroupV2 {
 		p.bad(field, "needs cgroup v2, this machine has v1")
@@ -105,8 +124,11 @@ func (p *problems) unified(field string, keys map[string]string, m machine.Machi
 	}
 	for key, value := range keys {
 		controller, what, _ := strings.Cut(key, ".")
-		if controller == "" || what == "" || strings.ContainsAny(key, "/\x00") || strings.ContainsRune(value, 0) {
+		switch {
+		case controller == "" || what == "" || strings.ContainsAny(key, "/\x00") || strings.ContainsRune(value, 0):
 			p.bad(fmt.Sprintf("%s[%s]", field, key), "is not a file of a cgroup")
+		case controller != "cgroup" && len(m.Controllers) > 0 && !slices.Contains(m.Controllers, controller):
+			p.bad(fmt.Sprintf("%s[%s]", field, key), "there is no controller %q, this machine has %q", controller, m.Controllers)
 		}
 	}
 }

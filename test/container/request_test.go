@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // A container is made with the config of its own pod. The kubelet makes that
@@ -129,6 +131,12 @@ func TestFieldsOfWindows(t *testing.T) {
 			})
 			return err
 		},
+		"sandbox_config.windows": func() error {
+			config := proto.CloneOf(p.config)
+			config.Windows = &runtimeapi.WindowsPodSandboxConfig{}
+			_, err := p.Runtime.CreateContainer(limited(t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: shell("windows", forever), SandboxConfig: config})
+			return err
+		},
 		"config.windows": func() error {
 			_, err := p.tryCreate(shell("windows", forever, func(c *runtimeapi.ContainerConfig) { c.Windows = &runtimeapi.WindowsContainerConfig{} }))
 			return err
@@ -165,4 +173,37 @@ func TestUpdateOfAnnotationsAlone(t *testing.T) {
 	if after := p.status(id); !proto.Equal(before, after) {
 		t.Errorf("it was\n%v, and is\n%v", before, after)
 	}
+}
+
+// What can be seen to be wrong before anything is made is refused by its name: an
+// image for a runtime handler that there is not, a limit of memory and swap
+// together without one of memory, a word that no program can get.
+//
+// cri: ImageSpec.runtime_handler LinuxContainerResources.memory_swap_limit_in_bytes ExecSyncRequest.cmd
+func TestRefusedBeforeAnythingIsMade(t *testing.T) {
+	p := newPod(t)
+	for field, change := range map[string]option{
+		"config.image.runtime_handler": func(c *runtimeapi.ContainerConfig) { c.Image.RuntimeHandler = "no-such" },
+		"config.mounts[0].image.runtime_handler": func(c *runtimeapi.ContainerConfig) {
+			image := &runtimeapi.ImageSpec{Image: harness.BusyboxImage, RuntimeHandler: "no-such"}
+			c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/data", Image: image, Readonly: true}}
+		},
+		"config.linux.resources.memory_swap_limit_in_bytes": func(c *runtimeapi.ContainerConfig) {
+			c.Linux.Resources.MemorySwapLimitInBytes = 100 << 20
+		},
+	} {
+		_, err := p.tryCreate(shell("app", forever, change))
+		wantCode(t, err, codes.InvalidArgument)
+		if !strings.Contains(status.Convert(err).Message(), field) {
+			t.Errorf("the error does not name %s: %v", field, err)
+		}
+	}
+	if left := p.list(nil); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	id := p.run("app", forever)
+	_, err := p.tryExec(id, 0, "echo", "a\x00b")
+	wantCode(t, err, codes.InvalidArgument)
+	_, err = p.Runtime.Exec(limited(t), &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"echo", "a\x00b"}, Stdout: true})
+	wantCode(t, err, codes.InvalidArgument)
 }

@@ -116,13 +116,15 @@ func TestRefusedUpdateChangesNothing(t *testing.T) {
 	before := look()
 	for field, r := range map[string]*runtimeapi.LinuxContainerResources{
 		// Only the kernel knows that this is too much (max_cfs_runtime), and says EINVAL.
-		": invalid argument":                 {MemoryLimitInBytes: 80 << 20, CpuShares: 333, CpusetCpus: "0", OomScoreAdj: 700, CpuQuota: 1 << 45},
-		"linux.cpu_quota":                    {MemoryLimitInBytes: 80 << 20, CpuQuota: 500},
-		"linux.cpu_period":                   {MemoryLimitInBytes: 80 << 20, CpuPeriod: 1},
-		"linux.memory_limit_in_bytes":        {MemoryLimitInBytes: -7},
-		"linux.cpuset_cpus":                  {CpusetCpus: "0-x", MemoryLimitInBytes: 80 << 20},
-		"linux.cpuset_mems":                  {CpusetMems: "4000", MemoryLimitInBytes: 80 << 20},
-		"linux.memory_swap_limit_in_bytes":   {MemoryLimitInBytes: 80 << 20, MemorySwapLimitInBytes: 40 << 20},
+		": invalid argument":               {MemoryLimitInBytes: 80 << 20, CpuShares: 333, CpusetCpus: "0", OomScoreAdj: 700, CpuQuota: 1 << 45},
+		"linux.cpu_quota":                  {MemoryLimitInBytes: 80 << 20, CpuQuota: 500},
+		"linux.cpu_period":                 {MemoryLimitInBytes: 80 << 20, CpuPeriod: 1},
+		"linux.memory_limit_in_bytes":      {MemoryLimitInBytes: -7},
+		"linux.cpuset_cpus":                {CpusetCpus: "0-x", MemoryLimitInBytes: 80 << 20},
+		"linux.cpuset_mems":                {CpusetMems: "4000", MemoryLimitInBytes: 80 << 20},
+		"linux.memory_swap_limit_in_bytes": {MemoryLimitInBytes: 80 << 20, MemorySwapLimitInBytes: 40 << 20},
+		// The kernel, too, refuses this one, and libcontainer on version 2.
+		"linux.memory_swap_limit_in_bytes: 83886080 includes": {MemorySwapLimitInBytes: 80 << 20, CpuShares: 333},
 		"linux.oom_score_adj":                {OomScoreAdj: 5000},
 		"linux.cpu_shares":                   {CpuShares: -1},
 		"linux.hugepage_limits[0].page_size": {HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "3 MB"}}},
