@@ -35,12 +35,25 @@ func kernelFilesystems(c *Container, base []specs.Mount) []specs.Mount {
 		},
 	}
 	for _, m := range base {
+		if c.keepsOwn(m, all) {
+			continue
+		}
 		all = slices.DeleteFunc(all, func(other specs.Mount) bool { return other.Destination == m.Destination })
 		all = append(all, m)
 	}
 	return slices.DeleteFunc(all, func(m specs.Mount) bool {
 		return slices.ContainsFunc(c.Config.GetMounts(), func(own *mount) bool { return isAtOrBelow(m.Destination, own.GetContainerPath()) })
 	})
+}
+
+// keepsOwn: a base spec that was made for most containers mounts these read-only,
+// where a privileged one writes to them, and in a way that a user namespace with the
+// network of the node cannot.
+func (c *Container) keepsOwn(m specs.Mount, own []specs.Mount) bool {
+	if m.Destination != "/sys" && m.Destination != cgroupRoot {
+		return false
+	}
+	return c.security().GetPrivileged() || slices.ContainsFunc(own, func(other specs.Mount) bool { return other.Destination == m.Destination && other.Type == "bind" })
 }
 
 // sysfs can only be mounted in a user namespace that owns the network namespace

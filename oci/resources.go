@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"maps"
 	"path"
 	"slices"
@@ -21,17 +22,51 @@ func sandboxResources(_ *Sandbox, spec *specs.Spec) error {
 	return nil
 }
 
+// containerResources: what the container asks for over what the base spec has.
 func containerResources(c *Container, spec *specs.Spec) error {
-	var devices []specs.LinuxDeviceCgroup
+	limits := Resources(c.Config.GetLinux().GetResources(), c.Machine)
 	if base := spec.Linux.Resources; base != nil {
-		devices = base.Devices
+		limits = onBase(base, limits)
+		DropUnsupported(limits, c.Machine)
 	}
-	spec.Linux.Resources = Resources(c.Config.GetLinux().GetResources(), c.Machine)
-	spec.Linux.Resources.Devices = devices
 	if c.PidsLimit > 0 && slices.Contains(c.Machine.Controllers, "pids") {
-		spec.Linux.Resources.Pids = &specs.LinuxPids{Limit: &c.PidsLimit}
+		limits.Pids = &specs.LinuxPids{Limit: &c.PidsLimit}
 	}
+	spec.Linux.Resources = limits
 	return nil
+}
+
+// onBase gives base with what is specified in asked in its place.
+func onBase(base, asked *specs.LinuxResources) *specs.LinuxResources {
+	if base.CPU == nil {
+		base.CPU = &specs.LinuxCPU{}
+	}
+	replace(&base.CPU.Shares, asked.CPU.Shares)
+	replace(&base.CPU.Quota, asked.CPU.Quota)
+	replace(&base.CPU.Period, asked.CPU.Period)
+	base.CPU.Cpus, base.CPU.Mems = cmp.Or(asked.CPU.Cpus, base.CPU.Cpus), cmp.Or(asked.CPU.Mems, base.CPU.Mems)
+	if base.Memory == nil {
+		base.Memory = &specs.LinuxMemory{}
+	}
+	if asked.Memory != nil {
+		replace(&base.Memory.Limit, asked.Memory.Limit)
+		replace(&base.Memory.Swap, asked.Memory.Swap)
+	}
+	for _, limit := range asked.HugepageLimits {
+		base.HugepageLimits = slices.DeleteFunc(base.HugepageLimits, func(old specs.LinuxHugepageLimit) bool { return old.Pagesize == limit.Pagesize })
+		base.HugepageLimits = append(base.HugepageLimits, limit)
+	}
+	if base.Unified == nil {
+		base.Unified = asked.Unified
+	}
+	maps.Copy(base.Unified, asked.Unified)
+	return base
+}
+
+func replace[T any](in **T, by *T) {
+	if by != nil {
+		*in = by
+	}
 }
 
 // Resources are the limits of a container, at its creation or for an update:

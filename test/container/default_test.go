@@ -61,7 +61,11 @@ func TestNodeDefaults(t *testing.T) {
 	base := filepath.Join(t.TempDir(), "base.json")
 	spec := harness.Object{
 		"process": harness.Object{"env": []string{"BASE=of the base", "WHOSE=base"}, "rlimits": []harness.Object{{"type": "RLIMIT_CPU", "soft": 1000, "hard": 2000}}},
-		"mounts":  []harness.Object{{"destination": "/scratch", "type": "tmpfs", "source": "tmpfs", "options": []string{"size=1m"}}},
+		"mounts": []harness.Object{
+			{"destination": "/scratch", "type": "tmpfs", "source": "tmpfs", "options": []string{"size=1m"}},
+			{"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": []string{"nosuid", "noexec", "nodev", "ro"}},
+		},
+		"linux": harness.Object{"resources": harness.Object{"memory": harness.Object{"limit": 64 << 20}, "cpu": harness.Object{"quota": 55000, "period": 100000}}},
 	}
 	data, err := json.Marshal(spec)
 	check(t, err)
@@ -95,10 +99,16 @@ base_spec = %q
 	same(t, "shm", p.exec(id, "df -k /dev/shm | tail -n 1 | awk '{print $2}'"), "1024")
 	same(t, "scratch", p.exec(id, "grep -c ' /scratch tmpfs ' /proc/mounts"), "1")
 	same(t, "owner of the device", p.exec(id, "stat -c %u:%g /dev/given /dev/null"), "1234:567\n0:0")
+	same(t, "memory", p.limit(id, "memory"), "67108864")
+	same(t, "quota", p.limit(id, "quota"), "55000")
+	same(t, "memory of a container that has a limit of its own", p.limit(p.run("own", forever, memory(96<<20)), "memory"), "100663296")
 	annotations := p.annotations(id)
 	if annotations["hooks.example/pod"] != "p" || annotations["hooks.example/container"] != "c" || annotations["other.example/pod"] != "" {
 		t.Errorf("annotations of the spec: %v", annotations)
 	}
+	privileged := runPod(t, n, "privileged", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true })
+	id = privileged.run("app", forever, func(c *runtimeapi.ContainerConfig) { c.Linux.SecurityContext.Privileged = true })
+	same(t, "sysfs of a privileged container", privileged.exec(id, "grep -c '^sysfs /sys sysfs rw' /proc/mounts"), "1")
 	// A pod in the namespaces of the node leaves them as they are.
 	before := sysctl(t, "kernel.msgmax")
 	host := runPod(t, n, "host", harness.HostNetwork(), func(c *runtimeapi.PodSandboxConfig) {
