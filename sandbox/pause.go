@@ -29,9 +29,18 @@ func (s *Store) pauseRoot() string    { return filepath.Join(s.options.Root, "pa
 func (s *Store) pauseProgram() string { return filepath.Join(s.pauseRoot(), oci.PauseProgram) }
 func (s *Store) emptyDir() string     { return filepath.Join(s.options.Root, "pause", "empty") }
 
-// installPause writes the embedded pause program into its rootfs, unless the
-// same one is there: it may be running.
+// installPause makes the rootfs of pause, with labels by which pause may be executed
+// in any pod.
 func (s *Store) installPause() error {
+	if err := s.writePause(); err != nil {
+		return err
+	}
+	return s.options.Machine.RelabelForAll(filepath.Join(s.options.Root, "pause"))
+}
+
+// writePause writes the embedded pause program into its rootfs, unless the same one
+// is there: it may be running.
+func (s *Store) writePause() error {
 	program, err := pause.Binary()
 	if err != nil {
 		return err

@@ -72,6 +72,18 @@ func CheckRelabel(path string) error {
 	return nil
 }
 
+// RelabelForAll gives a directory of the daemon's, and all below it, the label of
+// files that every container may use: without it a policy that is enforced lets no
+// container execute what is there.
+func (m Machine) RelabelForAll(path string) error {
+	if !m.SELinux || m.SELinuxProblem != "" {
+		return nil
+	}
+	process, mount := selinux.ContainerLabels()
+	defer selinux.ReleaseLabel(process)
+	return m.Relabel(path, mount, true)
+}
+
 // Relabel gives a path, and all below it, the label of a container's files, or
 // with shared that of the files of all containers. A file system without labels
 // is left as it is.
