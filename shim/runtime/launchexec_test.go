@@ -62,9 +62,10 @@ func execNode(t *testing.T, change func(*specs.Spec)) (*node, *builtinContainer)
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec := n.spec("exec" + strconv.Itoa(os.Getpid()))
+	id := "exec" + strconv.Itoa(os.Getpid())
+	spec := n.spec(id)
 	change(spec)
-	made, init, err := n.make(spec.Linux.CgroupsPath[len(n.parent)+1:], spec, nil)
+	made, init, err := n.make(id, spec, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,12 +10,16 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/node"
+	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -28,6 +32,17 @@ type nriNode struct {
 	dir string
 }
 
+// buildNRIPlugin builds the plugin once for all tests: in an emulated machine it takes
+// minutes.
+var buildNRIPlugin = sync.OnceValues(func() (program string, err error) {
+	program = filepath.Join(programs, "nriplugin")
+	output, err := exec.Command("go", "build", "-tags", "nri_no_wasm", "-o", program, "./nriplugin").CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("building the plugin: %w: %s", err, output)
+	}
+	return program, err
+})
+
 // newNRINode makes a node whose configuration has these further keys in [nri].
 func newNRINode(t testing.TB, keys string, opts ...harness.Option) *nriNode {
 	t.Helper()
@@ -37,9 +52,11 @@ func newNRINode(t testing.TB, keys string, opts ...harness.Option) *nriNode {
 	for _, sub := range []string{"plugins", "conf"} {
 		check(t, os.Mkdir(filepath.Join(dir, sub), 0o755))
 	}
-	build := exec.Command("go", "build", "-tags", "nri_no_wasm", "-o", filepath.Join(dir, "nriplugin"), "./nriplugin")
-	if output, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %v: %s", build, err, output)
+	program, err := buildNRIPlugin()
+	check(t, err)
+	check(t, os.Link(program, filepath.Join(dir, "nriplugin")))
+	if !strings.Contains(keys, "request_timeout") {
+		keys += "\nrequest_timeout = '1m'\n" // 2 s are short on a machine that is emulated
 	}
 	config := fmt.Sprintf("[nri]\nenabled = true\nsocket = '%[1]s/nri.sock'\nplugin_dir = '%[1]s/plugins'\nconfig_dir = '%[1]s/conf'\n%[2]s", dir, keys)
 	return &nriNode{Node: newNode(t, append(opts, harness.Config(config))...), t: t, dir: dir}
@@ -254,6 +271,7 @@ func TestNRIAdjustments(t *testing.T) {
 	n.connect("10", "adjuster")
 	source := filepath.Join(n.dir, "made", "by minicri") // not there
 	device := vendor(t, map[string]string{"createRuntime": "touch " + n.dir + "/cdi"}, 0)
+	asked := n.cgroupsPath("from-", "nri")
 	adjustment := fmt.Sprintf(`{
 		"annotations": {"from": "nri"}, "args": ["/bin/sh", "-c", "while :; do sleep 0.05; done"],
 		"env": [{"key": "FROM", "value": "nri"}, {"key": "-GONE"}],
@@ -261,12 +279,12 @@ func TestNRIAdjustments(t *testing.T) {
 		"rlimits": [{"type": "RLIMIT_NOFILE", "hard": "512", "soft": "256"}], "CDIDevices": [{"name": %q}],
 		"hooks": {"createRuntime": [{"path": "/bin/sh", "args": ["sh", "-c", "touch %s/hook"]}]},
 		"linux": {
-			"oomScoreAdj": {"value": "700"}, "sysctl": {"kernel.shm_rmid_forced": "1"}, "cgroupsPath": "%s/from-nri",
+			"oomScoreAdj": {"value": "700"}, "sysctl": {"kernel.shm_rmid_forced": "1"}, "cgroupsPath": %q,
 			"devices": [{"path": "/dev/from-nri", "type": "c", "major": "1", "minor": "5", "fileMode": {"value": 438}}],
 			"namespaces": [{"type": "cgroup"}],
 			"seccompPolicy": {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO"}]},
 			"resources": {"memory": {"limit": {"value": "50331648"}}, "cpu": {"shares": {"value": "333"}, "cpus": "0"}, "pids": {"limit": "77"}}
-		}}`, source, device, n.dir, n.CgroupParent)
+		}}`, source, device, n.dir, asked)
 	p := runPod(t, n.Node, "web", annotated("adjust.nri.test/app", adjustment))
 	id := p.run("app", "exit 1", memory(64<<20), func(c *runtimeapi.ContainerConfig) {
 		c.Envs = []*runtimeapi.KeyValue{{Key: "GONE", Value: []byte("1")}, {Key: "KEPT", Value: []byte("1")}}
@@ -295,9 +313,7 @@ func TestNRIAdjustments(t *testing.T) {
 			t.Errorf("%s: %v", file, err)
 		}
 	}
-	if path := p.info(id).CgroupsPath; path != n.CgroupParent+"/from-nri" {
-		t.Errorf("cgroup %s", path)
-	}
+	same(t, "cgroup", p.info(id).CgroupsPath, cgroup.Path(asked))
 	resources := p.status(id).Resources.Linux
 	if resources.MemoryLimitInBytes != 48<<20 || resources.CpuShares != 333 || resources.OomScoreAdj != 700 {
 		t.Errorf("the status does not show what was adjusted: %v", resources)
@@ -316,6 +332,11 @@ func namespaceLink(t *testing.T, kind string) string {
 	return "'" + link + "'"
 }
 
+// cgroupsPath is how the node's driver is asked for a cgroup (runtime-spec).
+func (n *nriNode) cgroupsPath(prefix, name string) string {
+	return oci.CgroupsPath(n.CgroupParent, prefix, name, harness.CgroupDriver() == "systemd")
+}
+
 // What plugins make of a container is checked as the request is; one that makes
 // nonsense fails the container, and nothing is left of it.
 func TestNRIRefusesNonsense(t *testing.T) {
@@ -323,15 +344,18 @@ func TestNRIRefusesNonsense(t *testing.T) {
 	n.connect("10", "adjuster")
 	link := filepath.Join(n.dir, "link")
 	check(t, os.Symlink("/no/such/place", link))
+	identity, err := node.Read(n.Root)
+	check(t, err)
+	there := n.cgroupsPath(identity.Mark(), runPod(t, n.Node, "there").id)
 	for name, row := range map[string]struct{ adjustment, says string }{
 		"root":       {`{"mounts": [{"destination": "/", "type": "tmpfs"}]}`, "root of the container"},
 		"up":         {`{"mounts": [{"destination": "/a", "type": "bind", "source": "/tmp/../etc", "options": ["rbind"]}]}`, "'..'"},
 		"link":       {`{"mounts": [{"destination": "/a", "type": "bind", "source": "` + link + `", "options": ["rbind"]}]}`, "symbolic link"},
 		"kernel":     {`{"mounts": [{"destination": "/a", "type": "bind", "source": "/proc/no-such", "options": ["rbind"]}]}`, "/proc/no-such"},
 		"cpus":       {`{"linux": {"resources": {"cpu": {"cpus": "x"}}}}`, "cpuset_cpus"},
-		"cgroup":     {`{"linux": {"cgroupsPath": "` + n.CgroupParent + `"}}`, "is there already"},
-		"nul":        {`{"linux": {"cgroupsPath": "/a\u0000b"}}`, "NUL"},
-		"long":       {`{"linux": {"cgroupsPath": "/` + strings.Repeat("a", 256) + `"}}`, "256 bytes"},
+		"cgroup":     {`{"linux": {"cgroupsPath": "` + there + `"}}`, "is there already"},
+		"nul":        {`{"linux": {"cgroupsPath": "` + n.cgroupsPath("a-", `\u0000b`) + `"}}`, "NUL"},
+		"long":       {`{"linux": {"cgroupsPath": "` + n.cgroupsPath("a-", strings.Repeat("a", 256)) + `"}}`, "bytes, more than 255"},
 		"rlimit":     {`{"rlimits": [{"type": "RLIMIT_NOFILE", "hard": "1", "soft": "2"}]}`, "RLIMIT_NOFILE"},
 		"cdi":        {`{"CDIDevices": [{"name": "no.such/device=0"}]}`, "no.such/device=0"},
 		"hooks":      {`{"hooks": {"poststop": [{"path": "/bin/true"}]}}`, "10-adjuster"},

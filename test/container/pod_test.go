@@ -22,7 +22,21 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+// programs is where tests build programs; TestMain makes it.
+var programs string
+
+func TestMain(m *testing.M) { os.Exit(testMain(m)) }
+
+func testMain(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "programs")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	programs = dir
+	return harness.Main(m)
+}
 
 // patience is the longest that a test waits for what has no limit of its own.
 const patience = 2 * time.Minute
