@@ -35,6 +35,12 @@ type snapshotter struct {
 	making sync.Mutex // held while a snapshot is made, and while unrecorded ones are listed
 }
 
+// LayersDir is where the layers of images are, and those of containers, below the
+// daemon's durable directory.
+func LayersDir(root string) string {
+	return filepath.Join(root, "image", snapshotterKey, "snapshots")
+}
+
 // openOverlay makes removals cheap: directories are deleted by the sweep.
 func openOverlay(ctx context.Context, dir string) (*snapshotter, error) {
 	meta, err := storage.NewMetaStore(filepath.Join(dir, "metadata.db"), func(o *bolt.Options) error {

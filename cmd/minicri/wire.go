@@ -38,6 +38,9 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*parts, e
 	}
 	measured, stored := metrics.New(), imageConfig(c, logger)
 	stored.Observe = func(pull image.PullResult) { measured.ObservePull(pull.Took, pull.Bytes, pull.Err) }
+	if err := k.machine.LabelLayers(image.LayersDir(c.Root)); err != nil {
+		return nil, errors.Join(err, k.shim.Close())
+	}
 	images, err := image.Open(ctx, stored)
 	if err != nil {
 		return nil, errors.Join(err, k.shim.Close())

@@ -3,6 +3,7 @@ package machine
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -82,6 +83,40 @@ func (m Machine) RelabelForAll(path string) error {
 	process, mount := selinux.ContainerLabels()
 	defer selinux.ReleaseLabel(process)
 	return m.Relabel(path, mount, true)
+}
+
+// LabelLayers makes the directory of the layers of images, and gives it the label of
+// files that every container may read and none may write. What is made in it later
+// inherits that. The label of the mounts is not enough: what a program maps is checked
+// by the label of the layer's file too.
+func (m Machine) LabelLayers(dir string) error {
+	if !m.SELinux || m.SELinuxProblem != "" {
+		return nil
+	}
+	process, _ := selinux.ContainerLabels()
+	defer selinux.ReleaseLabel(process)
+	//lint:ignore SA1019 nothing else says what the policy calls ro_file
+	wanted := selinux.ROFileLabel()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make the directory of layers: %w", err)
+	}
+	if label, err := selinux.FileLabel(dir); errors.Is(err, unix.ENOTSUP) || err == nil && label == wanted {
+		return nil
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("label layers: %w", err)
+	}
+	// The directory comes last: it shows that all is done.
+	for _, entry := range entries {
+		if err := selinux.Chcon(filepath.Join(dir, entry.Name()), wanted, true); err != nil {
+			return fmt.Errorf("label the layer %s: %w", entry.Name(), err)
+		}
+	}
+	if err := selinux.SetFileLabel(dir, wanted); err != nil && !errors.Is(err, unix.ENOTSUP) {
+		return fmt.Errorf("label the directory of layers %s: %w", dir, err)
+	}
+	return nil
 }
 
 // Relabel gives a path, and all below it, the label of a container's files, or
