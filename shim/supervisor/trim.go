@@ -31,8 +31,12 @@ func trimMemory(ctx context.Context) {
 		// is garbage now, and without allocations no collection comes by itself.
 		again := busy
 		if busy = stats.TotalAlloc-seen > 128<<10; busy || again {
+			// Alone: pages that other processors have set aside for what they allocate
+			// next are not returned, and after a flood of output they are megabytes.
+			processors := runtime.GOMAXPROCS(1)
 			runtime.GC() // the next one, of FreeOSMemory, frees what pools held at this one
 			debug.FreeOSMemory()
+			runtime.GOMAXPROCS(processors)
 			runtime.ReadMemStats(&stats)
 			seen = stats.TotalAlloc
 			pages.Release()
