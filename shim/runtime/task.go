@@ -136,7 +136,6 @@ type taskContainer struct {
 	made        bool // the shim has made the container
 	abort       context.CancelFunc
 	aborted     atomic.Bool // its runtime may have been killed, and have left its state
-	execs       execNumbers
 	execCgroups *execCgroups
 	mu          sync.Mutex         // guards known.Address while the container is made, starting and aborts
 	starting    context.CancelFunc // nil unless the shim is asked to start it

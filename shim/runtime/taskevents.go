@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"strconv"
 	"sync"
-	"sync/atomic"
 
 	"github.com/containerd/containerd/api/services/ttrpc/events/v1"
 	"github.com/containerd/ttrpc"
@@ -17,12 +17,9 @@ import (
 	"github.com/minicri/minicri/internal/socket"
 )
 
-// execNumbers are the ids of a container's execs, which no predecessor has given.
-type execNumbers struct{ last atomic.Uint64 }
-
-func (n *execNumbers) next() string {
-	return "exec-" + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatUint(n.last.Add(1), 10)
-}
+// newExecID is an id for an exec that no other has: the shim may still have those of a
+// predecessor, which had our pid if it was upgraded.
+func newExecID() string { return "exec-" + strconv.FormatUint(rand.Uint64(), 36) }
 
 // Events is what the shims of a supervisor publish their events to. A shim does
 // not start without one. The exits of processes are asked for, and lack of memory

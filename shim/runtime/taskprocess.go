@@ -34,7 +34,7 @@ func (c *taskContainer) Exec(spec *specs.Process, streams Streams) (*Process, er
 	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 	defer cancel()
 	go cgroup.WarmLock() // one write(2)
-	id := c.execs.next()
+	id := newExecID()
 	_, err = c.task.Exec(ctx, &task.ExecProcessRequest{
 		ID: c.id, ExecID: id, Spec: encoded, Terminal: streams.Terminal, Stdin: console.stdin, Stdout: console.stdout, Stderr: console.stderr,
 	})
