@@ -186,11 +186,15 @@ func (c *container) start() error {
 		return err
 	}
 	c.listenToInit()
+	defer c.limitHooks(loaded)()
 	if err := loaded.Start(); err != nil {
+		if late := c.endedHook(); late != "" {
+			return fmt.Errorf("%s: %w", late, errdefs.ErrFailedPrecondition)
+		}
 		c.setStarted(0)
 		return errors.Join(err, writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()))
 	}
-	if err := c.awaitProgram(loaded); err != nil {
+	if err := c.awaitProgram(); err != nil {
 		return err
 	}
 	c.announceStart()

@@ -40,8 +40,7 @@ const execPoll = 20 * time.Microsecond
 
 // awaitProgram returns when the container's program runs, or has run; with an
 // error when init has ended instead.
-func (c *container) awaitProgram(loaded runtime.Container) error {
-	late, problem := limitHooks(loaded)
+func (c *container) awaitProgram() error {
 	for pause := execPoll; ; pause = min(2*pause, 10*time.Millisecond) {
 		waits, err := beforeExec(c.record.PID)
 		if err != nil { // it has been waited for
@@ -59,27 +58,26 @@ func (c *container) awaitProgram(loaded runtime.Container) error {
 				return fmt.Errorf("%s: %w", c.exit.StartError, errdefs.ErrFailedPrecondition)
 			}
 			return nil // it was killed
-		case <-late:
-			late = nil
-			c.endLateHook(problem)
 		case <-time.After(pause):
 		}
 	}
 }
 
-// limitHooks gives a channel that fires when the hooks that init runs behind the
-// barrier are late, with what is to be said of it then; nil where there are none.
-// Init itself limits each, but then waits for all that holds its output.
-func limitHooks(loaded runtime.Container) (late <-chan time.Time, problem string) {
+// limitHooks ends the hooks that init runs behind the barrier when they are late,
+// unless what it returns is called before. Init itself limits each, but then waits
+// for all that holds its output; so does the start of some runtimes.
+func (c *container) limitHooks(loaded runtime.Container) (stop func()) {
 	hooked, is := loaded.(runtime.StartHooked)
 	if !is {
-		return nil, ""
+		return func() {}
 	}
 	names, limit := hooked.StartHooks()
 	if names == "" {
-		return nil, ""
+		return func() {}
 	}
-	return time.After(limit + startGrace), fmt.Sprintf("startContainer hook %s: not done within %v", names, limit)
+	problem := fmt.Sprintf("startContainer hook %s: not done within %v", names, limit)
+	timer := time.AfterFunc(limit+startGrace, func() { c.endLateHook(problem) })
+	return func() { timer.Stop() }
 }
 
 // endLateHook ends init with all that its hooks have started: nothing else of the
