@@ -20,10 +20,15 @@ type usage struct {
 	cpu         time.Duration
 	mebibytes   float64 // proportional set size
 	descriptors int
+	// daemons and shims are how many processes that is of.
+	daemons, shims int
 }
 
-// programs are a runtime's by the names of their files.
-var programs = []string{"minicri", "minicri-shim", "containerd", "containerd-shim-runc-v2"}
+// daemons and shims are the programs of runtimes by the names of their files.
+var (
+	daemons = []string{"minicri", "containerd"}
+	shims   = []string{"minicri-shim", "containerd-shim-runc-v2"}
+)
 
 // processesOf finds a cluster's by the cgroups of its node: what the runtime starts
 // is in there, wherever its parent is.
@@ -43,15 +48,34 @@ func processesOf(cluster string) func() (usage, error) {
 				return usage{}, err
 			}
 		}
+		// Each cluster has pods of its own: a runtime of which one kind is not found is
+		// not measured.
+		if all.daemons == 0 || all.shims == 0 {
+			return usage{}, fmt.Errorf("cluster %s has %d daemons and %d shims among its %d processes: one of each has to be there", cluster, all.daemons, all.shims, len(pids))
+		}
 		return all, nil
 	}
 }
 
+// programOf is the name of the file that a process executes, of one in memory
+// (memfd_create(2)) that of the memory.
+func programOf(pid int) (string, error) {
+	path, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
+	return strings.TrimPrefix(filepath.Base(strings.TrimSuffix(path, " (deleted)")), "memfd:"), err
+}
+
 func (u *usage) add(pid int) error {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
-	program, err := os.Readlink(filepath.Join(dir, "exe"))
-	if err != nil || !slices.Contains(programs, filepath.Base(strings.TrimSuffix(program, " (deleted)"))) {
+	program, err := programOf(pid)
+	switch {
+	case err != nil:
 		return err
+	case slices.Contains(daemons, program):
+		u.daemons++
+	case slices.Contains(shims, program):
+		u.shims++
+	default:
+		return nil
 	}
 	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil {
