@@ -87,10 +87,16 @@ func (s *Store) Mount(ctx context.Context, key, target, selinux string) error {
 	if err := os.MkdirAll(target, 0o700); err != nil {
 		return fmt.Errorf("mount snapshot %s: %w", key, err)
 	}
+	mapped := slices.ContainsFunc(mounts, mapsIDs)
+	if mapped {
+		// The helper process is killed with the thread that starts it.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+	}
 	if err := mount.All(mounts, target); err != nil {
 		return fmt.Errorf("mount snapshot %s at %s: %w", key, target, err)
 	}
-	if slices.ContainsFunc(mounts, mapsIDs) {
+	if mapped {
 		// containerd leaves the handle of a helper process, a descriptor, to
 		// the garbage collector, which comes to an idle daemon every 2 minutes.
 		runtime.GC()

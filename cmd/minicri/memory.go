@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/internal/filepages"
+	"github.com/minicri/minicri/internal/idlethreads"
 )
 
 const (
@@ -17,10 +18,13 @@ const (
 	// memoryRise is how much more than last time makes it worth the time to return
 	// memory; of garbage, on top of a quarter.
 	memoryRise = 1 << 20
+	// spareThreads are kept for the next calls.
+	spareThreads = 16
 )
 
 // returnMemory returns to the node the garbage that the start and bursts of calls
-// have left, and the pages of the program that they have touched, until ctx ends.
+// have left, their threads, and the pages of the program that they have touched, until
+// ctx ends.
 func returnMemory(ctx context.Context) {
 	pages := filepages.Find()
 	garbage := heldMemory()
@@ -31,6 +35,7 @@ func returnMemory(ctx context.Context) {
 			return
 		case <-tick:
 		}
+		idlethreads.End(spareThreads)
 		// Once more after it has risen: what was in use at the last look is garbage
 		// now, and without work no collection comes by itself.
 		again := risen || started

@@ -112,6 +112,8 @@ func mappedTree(dir string) (tree int, err error) {
 // openUserns opens a new user namespace. The process that it is made with never
 // runs: it is stopped at its exec, being traced, and ended.
 func openUserns() (_ *os.File, err error) {
+	runtime.LockOSThread() // the process is killed with the thread that starts it
+	defer runtime.UnlockOSThread()
 	mapping := []syscall.SysProcIDMap{{ContainerID: 0, HostID: mappedRoot, Size: 1}}
 	process, err := os.StartProcess("/proc/self/exe", []string{"minicri-probe"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWUSER, UidMappings: mapping, GidMappings: mapping, Ptrace: true, Pdeathsig: unix.SIGKILL,

@@ -7,13 +7,17 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/internal/filepages"
+	"github.com/minicri/minicri/internal/idlethreads"
 )
 
 // trimEvery is how often an idle supervisor looks whether it holds memory that it
 // does not need: with supervisor = "pod" each pod has one.
 const trimEvery = 2 * time.Second
 
-// trimMemory gives memory back to the kernel after something has been done.
+// spareThreads are kept for the next calls.
+const spareThreads = 8
+
+// trimMemory gives memory and threads back to the kernel after something has been done.
 func trimMemory(ctx context.Context) {
 	debug.SetGCPercent(50)
 	pages := filepages.Find()
@@ -26,6 +30,7 @@ func trimMemory(ctx context.Context) {
 			return
 		case <-tick:
 		}
+		idlethreads.End(spareThreads)
 		runtime.ReadMemStats(&stats)
 		// Once more when nothing has happened since: what was in use at the last look
 		// is garbage now, and without allocations no collection comes by itself.
