@@ -127,7 +127,13 @@ type Stat struct {
 	State     byte
 	Parent    int
 	StartTime uint64
+	// Exiting says that it ends or has ended: it loses its namespaces and files before
+	// it is dead.
+	Exiting bool
 }
+
+// flagExiting is PF_EXITING of include/linux/sched.h, in field 9 of proc_pid_stat(5).
+const flagExiting = 0x4
 
 // Dead reports whether the process has ended and only waits to be reaped.
 func (s Stat) Dead() bool { return s.State == 'Z' || s.State == 'X' }
@@ -143,7 +149,7 @@ func ReadStat(pid int) (Stat, error) {
 	}
 	// The second field is a name in parentheses that may hold anything.
 	fields := bytes.Fields(data[bytes.LastIndexByte(data, ')')+1:])
-	const state, parent, startTime = 0, 1, 19 // fields 3, 4 and 22 of the file
+	const state, parent, flags, startTime = 0, 1, 6, 19 // fields 3, 4, 9 and 22 of the file
 	if len(fields) <= startTime {
 		return Stat{}, fmt.Errorf("process %d: unexpected form of its stat file", pid)
 	}
@@ -155,5 +161,10 @@ func ReadStat(pid int) (Stat, error) {
 	if stat.StartTime, err = strconv.ParseUint(string(fields[startTime]), 10, 64); err != nil {
 		return Stat{}, fmt.Errorf("process %d: %w", pid, err)
 	}
+	set, err := strconv.ParseUint(string(fields[flags]), 10, 32)
+	if err != nil {
+		return Stat{}, fmt.Errorf("process %d: %w", pid, err)
+	}
+	stat.Exiting = set&flagExiting != 0
 	return stat, nil
 }

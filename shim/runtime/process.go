@@ -153,6 +153,12 @@ func (p *Process) Reaped() bool {
 	return errors.Is(err, process.ErrGone) || err == nil && stat.StartTime != p.StartTime
 }
 
+// Exiting reports whether the process ends or has ended: its namespaces may be gone.
+func (p *Process) Exiting() bool {
+	stat, err := process.ReadStat(p.PID)
+	return errors.Is(err, process.ErrGone) || err == nil && (stat.Exiting || stat.StartTime != p.StartTime)
+}
+
 // KernelExit is the exit status of an ended process that is not our child, as
 // far as the kernel keeps it: on Linux 6.15, once the parent has reaped it.
 func (p *Process) KernelExit() (status syscall.WaitStatus, known bool) {

@@ -41,10 +41,19 @@ func (c *container) startExec(encoded []byte, stdin bool) (*exec, error) {
 	}
 	e := &exec{container: c, exited: make(chan struct{})}
 	if err := e.launch(loaded, spec, stdin); err != nil {
-		return nil, err
+		return nil, c.execFailure(err)
 	}
 	go e.await()
 	return e, nil
+}
+
+// execFailure says of a command that could not be started whether that is for the end
+// of the container.
+func (c *container) execFailure(err error) error {
+	if init := c.process(); init != nil && init.Exiting() {
+		return fmt.Errorf("it ended while the command was being started: %w: %w", errdefs.ErrFailedPrecondition, err)
+	}
+	return err
 }
 
 func (e *exec) launch(loaded runtime.Container, spec *specs.Process, stdin bool) (err error) {

@@ -52,6 +52,37 @@ func TestP58_TimeoutEndsTheCommandOnly(t *testing.T) {
 	p.exec(id, "true")
 }
 
+// TestExecBesideTheEnd: a command that comes while the container ends is refused for
+// that, or ends with it.
+func TestExecBesideTheEnd(t *testing.T) {
+	p := newPod(t)
+	const rounds, clients = 10, 4
+	refused := 0
+	for range rounds {
+		id := p.run("app", "sleep 0.3")
+		errs := make(chan error)
+		for range clients {
+			go func() {
+				for {
+					if _, err := p.tryExec(id, 0, "true"); err != nil {
+						errs <- err
+						return
+					}
+				}
+			}()
+		}
+		for range clients {
+			err := <-errs
+			wantCode(t, err, codes.FailedPrecondition)
+			if strings.Contains(err.Error(), "while the command was being started") {
+				refused++
+			}
+		}
+		check(t, p.remove(id))
+	}
+	t.Logf("%d of %d commands were being started when their container ended", refused, rounds*clients)
+}
+
 // tree are the commands of all processes of a container, as it sees them.
 func (p *pod) tree(id string) []string {
 	p.t.Helper()
