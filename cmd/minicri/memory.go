@@ -18,6 +18,9 @@ const (
 	// memoryRise is how much more than last time makes it worth the time to return
 	// memory; of garbage, on top of a quarter.
 	memoryRise = 1 << 20
+	// mostPages of the program stay mapped, in bytes: with each page that is touched
+	// the kernel maps those around it, and the calls of a kubelet bring most of them back.
+	mostPages = 8 << 20
 	// spareThreads are kept for the next calls.
 	spareThreads = 16
 )
@@ -43,8 +46,10 @@ func returnMemory(ctx context.Context) {
 		if risen = heldMemory() > garbage+garbage/4+memoryRise; risen || again {
 			runtime.GC() // the next one, of FreeOSMemory, frees what pools held at this one
 			debug.FreeOSMemory()
-			pages.Release()
 			garbage = heldMemory()
+		}
+		if risen || again || filepages.Resident() > mostPages {
+			pages.Release()
 		}
 	}
 }
