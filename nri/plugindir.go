@@ -41,13 +41,21 @@ func (s Source) check(file string) error {
 		return fmt.Errorf("its name is not an index of two digits, '-' and a name, as in 10-logger: %w", err)
 	}
 	for _, configuration := range []string{index + "-" + name, name} {
-		_, err := os.ReadFile(filepath.Join(s.ConfigDir, configuration+".conf"))
-		if err == nil {
-			return nil
+		path := filepath.Join(s.ConfigDir, configuration+".conf")
+		info, err := os.Stat(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
 		}
-		if !errors.Is(err, fs.ErrNotExist) {
+		if err == nil && !info.Mode().IsRegular() { // a fifo would not let go of who reads it
+			err = fmt.Errorf("%s is no regular file", path)
+		}
+		if err == nil {
+			_, err = os.ReadFile(path)
+		}
+		if err != nil {
 			return fmt.Errorf("its configuration: %w", err)
 		}
+		return nil
 	}
 	return nil
 }
