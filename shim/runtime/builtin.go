@@ -32,6 +32,8 @@ type Builtin struct {
 	mu       sync.Mutex // guards what follows
 	creating map[string]creating
 	launcher *os.File // the program of package launch; nil before its first use
+	// emptyMounts is the mount namespace that launches copy; nil before its first use.
+	emptyMounts *os.File
 }
 
 // NewBuiltin keeps the state of containers below root.

@@ -100,6 +100,7 @@ func (b *Builtin) start(l *launching) error {
 		return err
 	}
 	barrier := func() (*os.File, error) { return makeFIFO(filepath.Join(l.dir, fifoFile)) }
+	more := append([]func() (*os.File, error){b.openEmptyMounts}, trees(l.config)...)
 	return l.withFiles(b, barrier, func(ours net.Conn) error {
 		list := &launchList{id: l.id, config: l.config, process: l.process, filter: filter}
 		var err error
@@ -113,7 +114,7 @@ func (b *Builtin) start(l *launching) error {
 			return errors.Join(fmt.Errorf("launch %s: %w", l.process.Args[0], err), l.end())
 		}
 		return nil
-	})
+	}, more...)
 }
 
 // run sends the list to the process, writes libcontainer's state while it works, and
@@ -136,7 +137,7 @@ func (l *launching) run(list *launchList, ours net.Conn) error {
 }
 
 // fork makes the cgroups and starts the process, which waits for its list, in the
-// namespaces that are new. It returns the cgroups that the process has to enter by
+// namespaces that are new, but for that of mounts. It returns the cgroups that the process has to enter by
 // itself.
 func (l *launching) fork() (enter map[string]string, err error) {
 	if l.config.Cgroups.Systemd {
@@ -194,7 +195,7 @@ func (l *launching) setCgroups(pid int) error {
 func (l *launching) exec(unified *os.File) error {
 	attributes := &syscall.ProcAttr{Env: []string{}, Sys: &syscall.SysProcAttr{Setsid: true}}
 	for _, n := range l.config.Namespaces {
-		if n.Path == "" {
+		if n.Path == "" && n.Type != configs.NEWNS {
 			attributes.Sys.Cloneflags |= uintptr(n.Syscall())
 		}
 	}

@@ -295,10 +295,12 @@ func seenOf(pid int, id string) map[string]string {
 	for _, name := range []string{"attr/current", "attr/exec", "attr/fscreate", "cgroup", "limits", "oom_score_adj", "cmdline", "environ", "comm", "sessionid", "loginuid", "timerslack_ns", "personality", "coredump_filter", "uid_map"} {
 		seen[name] = read(proc + "/" + name)
 	}
-	for _, name := range []string{"exe", "cwd", "root", "fd/0", "fd/1", "fd/2", "fd/3", "fd/4", "fd/5"} {
+	for _, name := range []string{"exe", "cwd", "root", "fd/0", "fd/1", "fd/2"} {
 		target, err := os.Readlink(proc + "/" + name)
 		seen[name] = fmt.Sprint(target, err)
 	}
+	descriptors, _ := filepath.Glob(proc + "/fd/*")
+	seen["descriptors"] = strings.ReplaceAll(fmt.Sprint(descriptors), proc, "")
 	// Our parent's are ours. libcontainer may leave our main thread in the mount
 	// namespace of a container (goCreateMountSources).
 	ours, _ := filepath.Glob(fmt.Sprintf("/proc/%d/ns/*", os.Getppid()))
@@ -310,7 +312,9 @@ func seenOf(pid int, id string) map[string]string {
 	volatile := regexp.MustCompile(`(?m)^(FDSize|SigQ|Vm\w*|Rss\w*|Hugetlb\w*|voluntary\w*|nonvoluntary\w*|x86_\w*|PPid):.*\n`)
 	seen["status"] = volatile.ReplaceAllString(read(proc+"/status"), "")
 	ids := regexp.MustCompile(`(?m)^\d+ \d+ \d+:\d+ `)
-	seen["mountinfo"] = ids.ReplaceAllString(read(proc+"/mountinfo"), "")
+	// Newer kernels list them in the order in which they were made, which is another.
+	mounts := slices.Sorted(strings.Lines(ids.ReplaceAllString(read(proc+"/mountinfo"), "")))
+	seen["mountinfo"] = strings.Join(mounts, "")
 	stat := strings.Fields(read(proc + "/stat"))
 	seen["group, session, terminal"] = strings.Join(stat[4:7], " ")
 	seen["priority, nice, threads"] = strings.Join(stat[17:20], " ")

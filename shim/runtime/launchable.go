@@ -84,11 +84,7 @@ func copyOrNull(given *os.File, number int) (*os.File, error) {
 	if given == nil {
 		return os.OpenFile(os.DevNull, min(number, os.O_WRONLY), 0)
 	}
-	fd, err := unix.FcntlInt(given.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, os.NewSyscallError("fcntl", err)
-	}
-	return os.NewFile(uintptr(fd), given.Name()), nil
+	return copyFile(given)
 }
 
 func hasAny(c *configs.Capabilities) bool {

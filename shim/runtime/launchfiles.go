@@ -14,14 +14,14 @@ import (
 
 // withFiles opens what the process gets, calls do with our end of the socket, and
 // closes all of it: the process has copies. What the process gets are its streams,
-// the socket, what third opens, and the program of package launch.
-func (l *launching) withFiles(b *Builtin, third func() (*os.File, error), do func(ours net.Conn) error) error {
+// the socket, what third opens, the program of package launch, and what more opens.
+func (l *launching) withFiles(b *Builtin, third func() (*os.File, error), do func(ours net.Conn) error, more ...func() (*os.File, error)) error {
 	defer func() {
 		for _, file := range l.files {
 			_ = file.Close()
 		}
 	}()
-	ours, err := l.open(third, b.openLauncher)
+	ours, err := l.open(append([]func() (*os.File, error){third, b.openLauncher}, more...)...)
 	if err != nil {
 		return err
 	}
@@ -79,11 +79,7 @@ func (b *Builtin) openLauncher() (*os.File, error) {
 			return nil, err
 		}
 	}
-	fd, err := unix.FcntlInt(b.launcher.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, os.NewSyscallError("fcntl", err)
-	}
-	return os.NewFile(uintptr(fd), launch.Name), nil
+	return copyFile(b.launcher)
 }
 
 func socketPair() (ours net.Conn, theirs *os.File, err error) {

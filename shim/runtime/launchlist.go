@@ -18,7 +18,9 @@ import (
 // The descriptors of a process that is launched, besides its streams.
 const (
 	launchFIFO    = launch.Socket + 1 // the exec barrier, opened with O_PATH
-	launchProgram = launch.Socket + 2 // and all from here on are closed first
+	launchProgram = launch.Socket + 2 // closed first, as are those of an exec from here on
+	launchMounts  = launch.Socket + 3 // the mount namespace that is copied
+	launchTrees   = launch.Socket + 4 // what is mounted there, see trees
 )
 
 // here is AT_FDCWD as an argument.
@@ -37,7 +39,8 @@ type launchList struct {
 
 // fill adds all calls, up to the exec.
 func (l *launchList) fill() error {
-	l.Add("close what is not its own", unix.SYS_CLOSE_RANGE, launchProgram, ^uint64(0)>>32, 0)
+	l.Add("close the program", unix.SYS_CLOSE, launchProgram)
+	l.Add("close what is not its own", unix.SYS_CLOSE_RANGE, launchTrees+uint64(len(trees(l.config))), ^uint64(0)>>32, 0)
 	l.setOOMScoreAdj()
 	l.enterCgroups()
 	l.joinNamespaces()
@@ -111,30 +114,33 @@ func (l *launchList) joinKeyring() {
 // mountRoot: nothing that is mounted here reaches the node. Everything is the
 // node's own below the root; there are no links of others to follow.
 func (l *launchList) mountRoot() {
-	root := l.String(l.config.Rootfs)
-	l.Add("make the mounts slaves of the node's", unix.SYS_MOUNT, 0, l.String("/"), 0, unix.MS_SLAVE|unix.MS_REC)
-	l.Add("mount the root "+l.config.Rootfs, unix.SYS_MOUNT, root, root, 0, unix.MS_BIND|unix.MS_REC)
+	l.Add("join the empty mount namespace", unix.SYS_SETNS, launchMounts, unix.CLONE_NEWNS)
+	l.Add("copy it", unix.SYS_UNSHARE, unix.CLONE_NEWNS)
+	tree := uint64(launchTrees)
+	attach := func(what, target string) {
+		l.Add(what, unix.SYS_MOVE_MOUNT, tree, l.String(""), here, l.String(target), unix.MOVE_MOUNT_F_EMPTY_PATH)
+		tree++
+	}
+	attach("mount the root "+l.config.Rootfs, launchedRoot)
 	for _, m := range l.config.Mounts {
-		target := l.String(l.config.Rootfs + m.Destination)
+		target := launchedRoot + m.Destination
 		what := "mount " + m.Source + " on " + m.Destination
 		if m.Device != "bind" {
-			l.Add(what, unix.SYS_MOUNT, l.String(m.Source), target, l.String(m.Device), uint64(m.Flags), l.String(m.Data))
+			l.Add(what, unix.SYS_MOUNT, l.String(m.Source), l.String(target), l.String(m.Device), uint64(m.Flags), l.String(m.Data))
 			continue
 		}
-		l.Add(what, unix.SYS_MOUNT, l.String(m.Source), target, 0, unix.MS_BIND)
-		l.Add("set the options of "+m.Destination, unix.SYS_MOUNT, 0, target, 0, uint64(m.Flags)|unix.MS_BIND|unix.MS_REMOUNT)
+		attach(what, target)
+		l.Add("set the options of "+m.Destination, unix.SYS_MOUNT, 0, l.String(target), 0, uint64(m.Flags)|unix.MS_BIND|unix.MS_REMOUNT)
 	}
+	l.Add("close the mounts", unix.SYS_CLOSE_RANGE, launchMounts, tree-1, 0)
 }
 
-// pivot: pivot_root(2), NOTES, has the root and the old root in one place.
+// pivot: pivot_root(2), NOTES, has the root and the old root, which is empty, in one
+// place.
 func (l *launchList) pivot() {
 	slash, dot := l.String("/"), l.String(".")
-	l.Keep("open the root of the node", unix.SYS_OPENAT, here, slash, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC)
-	l.Add("enter the root "+l.config.Rootfs, unix.SYS_CHDIR, l.String(l.config.Rootfs))
+	l.Add("enter the root "+l.config.Rootfs, unix.SYS_CHDIR, l.String(launchedRoot))
 	l.Add("change the root", unix.SYS_PIVOT_ROOT, dot, dot)
-	l.Use("enter the old root", unix.SYS_FCHDIR)
-	l.Use("close the old root", unix.SYS_CLOSE)
-	l.Add("make the old root a slave", unix.SYS_MOUNT, 0, dot, 0, unix.MS_SLAVE|unix.MS_REC)
 	l.Add("unmount the old root", unix.SYS_UMOUNT2, dot, unix.MNT_DETACH)
 	l.Add("enter the new root", unix.SYS_CHDIR, slash)
 	l.Add("make the mounts private", unix.SYS_MOUNT, 0, slash, 0, unix.MS_PRIVATE|unix.MS_REC)
