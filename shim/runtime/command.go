@@ -131,8 +131,8 @@ func (c *commandContainer) writeBundle(spec *specs.Spec, process *specs.Process)
 	return writeJSON(filepath.Join(c.bundle, "config.json"), &old)
 }
 
-// mountLabel is the SELinux label of the container's files, "" if it has none.
-func (c *commandContainer) mountLabel() string {
+// MountLabel is of Container.
+func (c *commandContainer) MountLabel() string {
 	spec, err := ReadSpec(c.bundle)
 	if err != nil {
 		return ""

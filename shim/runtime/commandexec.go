@@ -21,7 +21,7 @@ func (c *commandContainer) Exec(spec *specs.Process, streams Streams) (*Process,
 		return nil, err
 	}
 	defer os.RemoveAll(scratch)
-	process, passed, err := withBytes(withOOMScoreAdj(c.bundle, spec), c.mountLabel())
+	process, passed, err := withBytes(withOOMScoreAdj(c.bundle, spec), c.MountLabel())
 	if err != nil {
 		return nil, err
 	}

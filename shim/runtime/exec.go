@@ -4,7 +4,7 @@ import "github.com/opencontainers/runtime-spec/specs-go"
 
 // Exec is of Container.
 func (c *builtinContainer) Exec(spec *specs.Process, streams Streams) (*Process, error) {
-	process, passed, err := processWithBytes(spec, c.lib.Config().MountLabel)
+	process, passed, err := processWithBytes(spec, c.MountLabel())
 	if err != nil {
 		return nil, err
 	}
@@ -19,6 +19,9 @@ func (c *builtinContainer) Exec(spec *specs.Process, streams Streams) (*Process,
 	}
 	return p, err
 }
+
+// MountLabel is of Container.
+func (c *builtinContainer) MountLabel() string { return c.lib.Config().MountLabel }
 
 // EndExecs is of Container.
 func (c *builtinContainer) EndExecs() error { return c.execs.endAll() }

@@ -55,6 +55,9 @@ type Container interface {
 	// EndExecs ends the execs that an earlier supervisor has left, whose streams
 	// have no owner any more, and not what they have put in the background.
 	EndExecs() error
+	// MountLabel is the SELinux label that a stream of its processes has to have, that
+	// of its files; "" for none.
+	MountLabel() string
 	// Cgroups are the container's cgroups by controller, "" for version 2.
 	Cgroups() map[string]string
 	// NotifyOOM sends at each notice of lack of memory, and closes the channel

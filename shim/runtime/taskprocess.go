@@ -55,6 +55,10 @@ func (c *taskContainer) Exec(spec *specs.Process, streams Streams) (*Process, er
 	return p, nil
 }
 
+// MountLabel is of Container: none, as a shim makes the pipes that its processes have
+// and copies what goes through them.
+func (*taskContainer) MountLabel() string { return "" }
+
 // forgetExec has the shim end an exec, if it runs, and forget it.
 func (c *taskContainer) forgetExec(id string) {
 	ctx, cancel := context.WithTimeout(context.Background(), endLimit)

@@ -20,10 +20,11 @@ type Pipes struct {
 	ended    bool // the process has
 }
 
-// OpenPipes makes the streams of an exec without a terminal.
-func OpenPipes(stdin bool) (*Pipes, Ends, error) {
+// OpenPipes makes the streams of an exec without a terminal: of Options it reads Dir,
+// Stdin and SELinux.
+func OpenPipes(o Options) (*Pipes, Ends, error) {
 	p, ends := &Pipes{outputs: map[string]*os.File{}}, Ends{}
-	err := p.open(stdin, &ends)
+	err := p.open(o, &ends)
 	if err != nil {
 		p.Close()
 		ends.Close()
@@ -32,15 +33,15 @@ func OpenPipes(stdin bool) (*Pipes, Ends, error) {
 	return p, ends, nil
 }
 
-func (p *Pipes) open(stdin bool, ends *Ends) (err error) {
-	if p.outputs[api.Stdout], ends.Stdout, err = os.Pipe(); err != nil {
+func (p *Pipes) open(o Options, ends *Ends) (err error) {
+	if p.outputs[api.Stdout], ends.Stdout, err = openPipe(o.Dir, o.SELinux); err != nil {
 		return err
 	}
-	if p.outputs[api.Stderr], ends.Stderr, err = os.Pipe(); err != nil {
+	if p.outputs[api.Stderr], ends.Stderr, err = openPipe(o.Dir, o.SELinux); err != nil {
 		return err
 	}
-	if stdin {
-		ends.Stdin, p.stdin, err = os.Pipe()
+	if o.Stdin {
+		ends.Stdin, p.stdin, err = openPipe(o.Dir, o.SELinux)
 	}
 	return err
 }

@@ -9,8 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/opencontainers/selinux/go-selinux/label"
-
 	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/stdio/crilog"
 	"github.com/minicri/minicri/shim/stdio/journal"
@@ -93,7 +91,7 @@ func (s *Streams) open(o Options, ends *Ends) (err error) {
 		return err
 	}
 	if o.Stdin {
-		if ends.Stdin, s.stdin, err = os.Pipe(); err != nil {
+		if ends.Stdin, s.stdin, err = openPipe(o.Dir, o.SELinux); err != nil {
 			return fmt.Errorf("stdin: %w", err)
 		}
 	}
@@ -120,14 +118,10 @@ func (s *Streams) openOutputs(o Options, ends *Ends) (err error) {
 
 // openFifo makes a fifo and its pump.
 func (s *Streams) openFifo(o Options, stream string) error {
-	path := fifoPath(o.Dir, o.ID, stream)
-	if err := unix.Mkfifo(path, 0o600); err != nil {
-		return fmt.Errorf("fifo %s: %w", path, err)
-	}
 	// At execve SELinux closes what the container's domain may not use; the label
 	// of /run is not for it.
-	if err := label.SetFileLabel(path, o.SELinux); err != nil {
-		return fmt.Errorf("label fifo %s: %w", path, err)
+	if err := makeFifo(fifoPath(o.Dir, o.ID, stream), o.SELinux); err != nil {
+		return err
 	}
 	return s.readFifo(o, stream)
 }
@@ -299,10 +293,10 @@ func HasFifos(dir, id string) bool {
 	return !errors.Is(err, os.ErrNotExist)
 }
 
-// RemoveFifos removes what Open has made in dir.
+// RemoveFifos removes what Open has made in dir, or openPipe.
 func RemoveFifos(dir, id string) error {
 	var errs []error
-	for _, stream := range []string{api.Stdout, api.Stderr} {
+	for _, stream := range []string{api.Stdin, api.Stdout, api.Stderr} {
 		if err := os.Remove(fifoPath(dir, id, stream)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}

@@ -62,7 +62,9 @@ func (e *exec) launch(loaded runtime.Container, spec *specs.Process, stdin bool)
 		e.pipes = stdio.NewTerminalPipes()
 	} else {
 		var ends stdio.Ends
-		if e.pipes, ends, err = stdio.OpenPipes(stdin); err != nil {
+		options := e.container.streamOptions()
+		options.Stdin, options.SELinux = stdin, loaded.MountLabel()
+		if e.pipes, ends, err = stdio.OpenPipes(options); err != nil {
 			return err
 		}
 		defer ends.Close()
