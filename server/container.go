@@ -63,11 +63,16 @@ func (r *Runtime) ReopenContainerLog(ctx context.Context, request *runtimeapi.Re
 	return &runtimeapi.ReopenContainerLogResponse{}, nil
 }
 
+// notWindows is the error of a field that is for Windows: it would have no effect here.
+func notWindows(field string) error {
+	return fmt.Errorf("%s: is set, but this node runs Linux: %w", field, errdefs.ErrInvalidArgument)
+}
+
 // UpdateContainerResources sets resources, all of them or none. Those of Windows
 // are InvalidArgument.
 func (r *Runtime) UpdateContainerResources(ctx context.Context, request *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
 	if request.GetWindows() != nil {
-		return nil, fmt.Errorf("windows: is set, but this node runs Linux: %w", errdefs.ErrInvalidArgument)
+		return nil, notWindows("windows")
 	}
 	if err := r.Containers.Update(ctx, request.GetContainerId(), request.GetLinux()); err != nil {
 		return nil, err

@@ -127,6 +127,9 @@ func (s *ImageServer) imageInfo(ctx context.Context, id string) (map[string]stri
 // PullImage makes an image complete and durable on this node. The answer is its
 // id, the same as in Image.id.
 func (s *ImageServer) PullImage(ctx context.Context, request *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
+	if request.GetSandboxConfig().GetWindows() != nil {
+		return nil, notWindows("sandbox_config.windows")
+	}
 	wanted, err := s.imageName(request.GetImage())
 	if err != nil {
 		return nil, err

@@ -46,6 +46,9 @@ type Machine struct {
 	// where they are not known.
 	CPUs        uint64 `json:",omitempty"`
 	MemoryNodes uint64 `json:",omitempty"`
+	// HugepageSizes are those of the kernel, sorted, in the form that the files of
+	// the controller hugetlb have ("2MB"); none where they are not known.
+	HugepageSizes []string `json:",omitempty"`
 	// RecursiveReadOnly and UserNamespaces are the features of these names (see
 	// Features).
 	RecursiveReadOnly bool `json:",omitempty"`
@@ -85,6 +88,7 @@ func Read(root string) (Machine, error) {
 		CgroupDelegation:  delegates(),
 		CPUs:              count("/sys/devices/system/cpu/possible"),
 		MemoryNodes:       count("/sys/devices/system/node/possible"),
+		HugepageSizes:     slices.Sorted(slices.Values(cgroups.HugePageSizes())),
 		RecursiveReadOnly: probeRecursiveReadOnly() == nil,
 		UserNamespaces:    probeUserNamespaces(root) == nil,
 	}

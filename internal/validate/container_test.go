@@ -82,7 +82,7 @@ func goodContainer() *config {
 }
 
 func goodMachine() machine.Machine {
-	return machine.Machine{CgroupV2: true, Controllers: []string{"cpu", "memory"}, RecursiveReadOnly: true, CPUs: 8, MemoryNodes: 1, Capabilities: oci.DefaultCapabilities()}
+	return machine.Machine{CgroupV2: true, Controllers: []string{"cpu", "memory"}, RecursiveReadOnly: true, CPUs: 8, MemoryNodes: 1, HugepageSizes: []string{"1GB", "2MB"}, Capabilities: oci.DefaultCapabilities()}
 }
 
 func TestContainerAccepts(t *testing.T) {
@@ -164,6 +164,7 @@ func TestContainerRefuses(t *testing.T) {
 		{"quota below none", resourcesField + "cpu_quota", func(c *config) { limits(c).CpuQuota = -2 }},
 		{"a period that is too short", resourcesField + "cpu_period", func(c *config) { limits(c).CpuPeriod = 999 }},
 		{"a period that is too long", resourcesField + "cpu_period", func(c *config) { limits(c).CpuPeriod = 1_000_001 }},
+		{"a quota that the kernel does not take", resourcesField + "cpu_quota", func(c *config) { limits(c).CpuQuota = 1 << 44 }},
 		{"a quota that is too small", resourcesField + "cpu_quota", func(c *config) { limits(c).CpuQuota = 999 }},
 		{"too few shares", resourcesField + "cpu_shares", func(c *config) { limits(c).CpuShares = 1 }},
 		{"too many shares", resourcesField + "cpu_shares", func(c *config) { limits(c).CpuShares = 1<<18 + 1 }},
@@ -181,6 +182,7 @@ func TestContainerRefuses(t *testing.T) {
 		{"cpus that are no list", resourcesField + "cpuset_cpus", func(c *config) { limits(c).CpusetCpus = "0,a" }},
 		{"cpus backwards", resourcesField + "cpuset_cpus", func(c *config) { limits(c).CpusetCpus = "3-1" }},
 		{"mems that are no list", resourcesField + "cpuset_mems", func(c *config) { limits(c).CpusetMems = "0-" }},
+		{"huge pages of another machine", resourcesField + "hugepage_limits[0].page_size", func(c *config) { limits(c).HugepageLimits[0].PageSize = "16MB" }},
 		{"huge pages of no size", resourcesField + "hugepage_limits[0].page_size", func(c *config) { limits(c).HugepageLimits[0].PageSize = "../x" }},
 		{"key that leads elsewhere", resourcesField + "unified[a./../x]", func(c *config) { limits(c).Unified = map[string]string{"a./../x": "1"} }},
 		{"key without a controller", resourcesField + "unified[max]", func(c *config) { limits(c).Unified = map[string]string{"max": "1"} }},

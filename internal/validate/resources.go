@@ -54,20 +54,30 @@ func (p *problems) resources(field string, r *runtimeapi.LinuxContainerResources
 	p.cpuset(field+"cpuset_cpus", r.GetCpusetCpus(), m.CPUs)
 	p.cpuset(field+"cpuset_mems", r.GetCpusetMems(), m.MemoryNodes)
 	for i, limit := range r.GetHugepageLimits() {
-		if !hugepageSize.MatchString(limit.GetPageSize()) {
-			p.bad(fmt.Sprintf("%shugepage_limits[%d].page_size", field, i), "%q is not a size like 2MB or 1GB", limit.GetPageSize())
-		}
+		p.hugepageSize(fmt.Sprintf("%shugepage_limits[%d].page_size", field, i), limit.GetPageSize(), m)
 	}
 	p.unified(field+"unified", r.GetUnified(), m)
 }
 
 var hugepageSize = regexp.MustCompile(`^[1-9][0-9]*[KMGT]B$`)
 
+// hugepageSize: one that the kernel has, in its form, where they are known.
+func (p *problems) hugepageSize(field, size string, m machine.Machine) {
+	switch {
+	case !hugepageSize.MatchString(size):
+		p.bad(field, "%q is not a size like 2MB or 1GB", size)
+	case len(m.HugepageSizes) > 0 && !slices.Contains(m.HugepageSizes, size):
+		p.bad(field, "this machine has no huge pages of %s, it has %q", size, m.HugepageSizes)
+	}
+}
+
 // What the kernel takes, times in microseconds: kernel/sched/core.c has
-// MIN_SHARES, MAX_SHARES, min_cfs_quota_period and max_cfs_quota_period.
+// MIN_SHARES, MAX_SHARES, min_cfs_quota_period, max_cfs_quota_period and
+// max_cfs_runtime.
 const (
 	leastShares, mostShares = 2, 1 << 18
 	leastTime, longestTime  = 1_000, 1_000_000
+	mostQuota               = 1<<44 - 1
 )
 
 // cpu: zero asks for nothing, and a quota of -1 is none.
@@ -75,8 +85,8 @@ func (p *problems) cpu(field string, r *runtimeapi.LinuxContainerResources) {
 	if period := r.GetCpuPeriod(); period != 0 && (period < leastTime || period > longestTime) {
 		p.bad(field+"cpu_period", "%d is not between %d and %d", period, leastTime, longestTime)
 	}
-	if quota := r.GetCpuQuota(); quota != 0 && quota != -1 && quota < leastTime {
-		p.bad(field+"cpu_quota", "%d is neither -1 nor at least %d", quota, leastTime)
+	if quota := r.GetCpuQuota(); quota != 0 && quota != -1 && (quota < leastTime || quota > mostQuota) {
+		p.bad(field+"cpu_quota", "%d is neither -1 nor between %d and %d", quota, leastTime, mostQuota)
 	}
 	if shares := r.GetCpuShares(); shares != 0 && (shares < leastShares || shares > mostShares) {
 		p.bad(field+"cpu_shares", "%d is not between %d and %d", shares, leastShares, mostShares)

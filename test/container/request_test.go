@@ -137,6 +137,12 @@ func TestFieldsOfWindows(t *testing.T) {
 			_, err := p.Runtime.CreateContainer(limited(t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: shell("windows", forever), SandboxConfig: config})
 			return err
 		},
+		"sandbox_config.windows:": func() error {
+			config := proto.CloneOf(p.config)
+			config.Windows = &runtimeapi.WindowsPodSandboxConfig{}
+			_, err := p.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, SandboxConfig: config})
+			return err
+		},
 		"config.windows": func() error {
 			_, err := p.tryCreate(shell("windows", forever, func(c *runtimeapi.ContainerConfig) { c.Windows = &runtimeapi.WindowsContainerConfig{} }))
 			return err

@@ -120,9 +120,10 @@ func TestRefusedUpdateChangesNothing(t *testing.T) {
 	}
 	before := look()
 	for field, r := range map[string]*runtimeapi.LinuxContainerResources{
-		// Only the kernel knows that this is too much (max_cfs_runtime), and says EINVAL.
-		": invalid argument":               {MemoryLimitInBytes: 80 << 20, CpuShares: 333, CpusetCpus: "0", OomScoreAdj: 700, CpuQuota: 1 << 45},
-		"linux.cpu_quota":                  {MemoryLimitInBytes: 80 << 20, CpuQuota: 500},
+		": invalid argument": p.onlyTheKernelRefuses(id),
+		"linux.cpu_quota":    {MemoryLimitInBytes: 80 << 20, CpuQuota: 500},
+		// Version 1 refuses it, systemd takes it.
+		"linux.cpu_quota: 17592186044416":  {MemoryLimitInBytes: 80 << 20, CpuQuota: 1 << 44},
 		"linux.cpu_period":                 {MemoryLimitInBytes: 80 << 20, CpuPeriod: 1},
 		"linux.memory_limit_in_bytes":      {MemoryLimitInBytes: -7},
 		"linux.cpuset_cpus":                {CpusetCpus: "0-x", MemoryLimitInBytes: 80 << 20},
@@ -133,6 +134,7 @@ func TestRefusedUpdateChangesNothing(t *testing.T) {
 		"linux.oom_score_adj":                {OomScoreAdj: 5000},
 		"linux.cpu_shares":                   {CpuShares: -1},
 		"linux.hugepage_limits[0].page_size": {HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "3 MB"}}},
+		"linux.hugepage_limits[0].page_size: this machine has no huge pages of 3MB": {MemoryLimitInBytes: 80 << 20, HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "3MB", Limit: 1 << 30}}},
 	} {
 		err := p.update(id, r)
 		if strings.HasPrefix(field, "linux.") {
@@ -145,6 +147,23 @@ func TestRefusedUpdateChangesNothing(t *testing.T) {
 		}
 		same(t, "after a refused update of "+field, look(), before)
 	}
+}
+
+// onlyTheKernelRefuses are resources that nothing but the kernel knows to be wrong, and
+// only when others are set: it says EINVAL.
+func (p *pod) onlyTheKernelRefuses(id string) *runtimeapi.LinuxContainerResources {
+	p.t.Helper()
+	r := &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 80 << 20, CpuShares: 333, CpusetCpus: "0", OomScoreAdj: 700}
+	if cgroup.Unified() {
+		r.Unified = map[string]string{"cgroup.max.depth": "none"}
+		return r
+	}
+	// More than the cgroup above has.
+	above := filepath.Join("/sys/fs/cgroup/cpu", p.info(id).CgroupsPath, "..", "cpu.cfs_quota_us")
+	check(p.t, os.WriteFile(above, []byte("500000"), 0))
+	p.t.Cleanup(func() { _ = os.WriteFile(above, []byte("-1"), 0) }) // gone with the pod, if that is its own
+	r.CpuQuota = 900000
+	return r
 }
 
 // What an update gives a value is in force for all processes, those of later
