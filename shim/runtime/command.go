@@ -266,9 +266,11 @@ func (c *commandContainer) Update(wanted *specs.LinuxResources, oomScoreAdj *int
 		}
 	}
 	before := readLimits(c.cgroups, wanted.Unified)
-	err = c.runtime.children.during(func() error {
-		return c.run(encoded, Streams{}, nil, "update", "--resources", "-", c.id)
-	})
+	if err = tryLimits(c.cgroups, alone(wanted)); err == nil {
+		err = c.runtime.children.during(func() error {
+			return c.run(encoded, Streams{}, nil, "update", "--resources", "-", c.id)
+		})
+	}
 	if err != nil {
 		return errors.Join(err, before.restore(), undo())
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/fs2"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
 
@@ -38,6 +40,34 @@ func readLimits(paths, unified map[string]string) limits {
 		read.add(filepath.Join(paths[""], name))
 	}
 	return read
+}
+
+// tryLimits sets resources in the files of version 2, before systemd is told of them,
+// which keeps what the kernel refuses as properties of the unit, and writes it again
+// when it likes: no undo would hold. On version 1 it does nothing.
+func tryLimits(paths map[string]string, r cgroups.Resources) error {
+	if !cgroups.IsCgroup2UnifiedMode() {
+		return nil
+	}
+	r.SkipDevices = true
+	// Version 2 takes a limit below what is in use, and kills for it.
+	r.MemoryCheckBeforeUpdate = true
+	m, err := fs2.NewManager(&cgroups.Cgroup{}, paths[""])
+	if err != nil {
+		return err
+	}
+	return m.Set(&r)
+}
+
+// alone are the resources that are named, without those in force: a limit of swap needs
+// that of memory, which it includes.
+func alone(wanted *specs.LinuxResources) cgroups.Resources {
+	var r cgroups.Resources
+	apply(&r, wanted)
+	if r.Memory == 0 {
+		r.MemorySwap = 0
+	}
+	return r
 }
 
 func (l limits) add(path string) {

@@ -29,6 +29,9 @@ func (c *taskContainer) Update(wanted *specs.LinuxResources, oomScoreAdj *int) (
 		return err
 	}
 	before := readLimits(c.known.Cgroups, wanted.Unified)
+	if err := tryLimits(c.known.Cgroups, alone(wanted)); err != nil {
+		return errors.Join(err, before.restore(), undo())
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 	defer cancel()
 	if _, err := c.task.Update(ctx, &task.UpdateTaskRequest{ID: c.id, Resources: resources}); err != nil {

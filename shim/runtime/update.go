@@ -38,6 +38,9 @@ func (c *builtinContainer) setResources(wanted *specs.LinuxResources, oomScoreAd
 	if oomScoreAdj != nil {
 		config.OomScoreAdj = oomScoreAdj // of later execs
 	}
+	if err := tryLimits(c.cgroups, resources); err != nil {
+		return errors.Join(err, before.restore())
+	}
 	err := c.set(config, &resources)
 	if err == nil {
 		return nil
