@@ -90,10 +90,17 @@ func env(name, value string) option {
 	}
 }
 
+// environmentOf waits for what the kernel shows a moment after the start alone: between
+// two programs a process has no environment.
 func environmentOf(t *testing.T, pid int) map[string]string {
 	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	check(t, err)
+	var data []byte
+	eventually(t, "the process has an environment", func() bool {
+		var err error
+		data, err = os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		check(t, err)
+		return len(data) > 0
+	})
 	values := make(map[string]string)
 	for pair := range strings.SplitSeq(string(data), "\x00") {
 		name, value, _ := strings.Cut(pair, "=")
