@@ -1,7 +1,6 @@
 package image
 
 import (
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -26,11 +25,7 @@ func (s *Store) labelMounts(mounts []mount.Mount, selinux string) error {
 			continue
 		}
 		if m.Type == "bind" {
-			empty := filepath.Join(s.dir, emptyDir)
-			if err := os.MkdirAll(empty, 0o755); err != nil {
-				return err
-			}
-			m = overlayOf(m, empty)
+			m = overlayOf(m, filepath.Join(s.dir, emptyDir))
 		}
 		m.Options = append(slices.Clone(m.Options), label.FormatMountLabel("", selinux))
 		mounts[i] = m

@@ -103,6 +103,9 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
+	if err := os.MkdirAll(filepath.Join(dir, emptyDir), 0o755); err != nil {
+		return nil, fmt.Errorf("open image store %s: %w", dir, err)
+	}
 	engine, err := openEngine(ctx, dir)
 	if err != nil {
 		return nil, fmt.Errorf("open image store %s: %w", dir, err)
