@@ -17,7 +17,7 @@ import (
 // withBytes returns the process as it is to be started when its environment has
 // bytes that JSON cannot carry, and the descriptors that it gets after its
 // standard streams, which the caller closes; else the process as it is and no
-// descriptors. mountLabel is what SELinux lets the container execute.
+// descriptors. mountLabel is what SELinux lets the container execute and read.
 func withBytes(p *specs.Process, mountLabel string) (*specs.Process, files, error) {
 	plain, block, err := environ.Take(p.Env)
 	if err != nil || block == nil {
@@ -65,18 +65,22 @@ func environFiles(block []byte, mountLabel string) (files, error) {
 	if err != nil {
 		return nil, err
 	}
-	program, err := sealedFile(environ.Name, elf, unix.MFD_EXEC)
-	if err != nil {
-		return nil, err
+	var made files
+	for _, of := range []struct {
+		name    string
+		content []byte
+		kind    int
+	}{{environ.Name, elf, unix.MFD_EXEC}, {"environ", block, 0}} {
+		file, err := sealedFile(of.name, of.content, of.kind)
+		if err != nil {
+			return nil, errors.Join(err, made.Close())
+		}
+		made = append(made, file)
+		if err := label.SetFileLabel(fmt.Sprintf("/proc/self/fd/%d", file.Fd()), mountLabel); err != nil {
+			return nil, errors.Join(err, made.Close())
+		}
 	}
-	if err := label.SetFileLabel(fmt.Sprintf("/proc/self/fd/%d", program.Fd()), mountLabel); err != nil {
-		return nil, errors.Join(err, program.Close())
-	}
-	variables, err := sealedFile("environ", block, 0)
-	if err != nil {
-		return nil, errors.Join(err, program.Close())
-	}
-	return files{program, variables}, nil
+	return made, nil
 }
 
 // sealedFile is a file in memory that cannot be changed any more. Kernels before
