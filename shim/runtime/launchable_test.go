@@ -30,7 +30,7 @@ func TestPausesAreLaunched(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	spares, err := stdio.NewSpares()
+	spares, err := stdio.NewSpares("")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 
+	"github.com/opencontainers/selinux/go-selinux"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,15 +20,41 @@ import (
 // way in a socket lives as long as the socket.
 type Spares struct{ Receive, Send *os.File }
 
-// NewSpares makes the sockets for a pause that is started.
-func NewSpares() (Spares, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+// NewSpares makes the sockets for a pause that is started and has the SELinux label, ""
+// for none. They get it, too: as the program is executed SELinux takes away what its
+// domain may not use, and with it all that waits.
+func NewSpares(domain string) (Spares, error) {
+	var fds [2]int
+	err := labellingSockets(domain, func() (err error) {
+		fds, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		return os.NewSyscallError("socketpair", err)
+	})
 	if err != nil {
-		return Spares{}, fmt.Errorf("sockets for spare descriptors: %w", os.NewSyscallError("socketpair", err))
+		return Spares{}, fmt.Errorf("sockets for spare descriptors: %w", err)
 	}
 	// Two messages for each container: as much as is allowed, twice the usual (socket(7)).
 	_ = unix.SetsockoptInt(fds[1], unix.SOL_SOCKET, unix.SO_SNDBUF, 1<<20)
 	return Spares{Receive: os.NewFile(uintptr(fds[0]), "spares"), Send: os.NewFile(uintptr(fds[1]), "spares")}, nil
+}
+
+// labellingSockets calls do, whose sockets get the SELinux label, unless it is "". The
+// kernel keeps for each thread which label that is: one that keeps it ends.
+func labellingSockets(domain string, do func() error) (err error) {
+	if domain == "" {
+		return do()
+	}
+	runtime.LockOSThread()
+	defer func() {
+		reset := selinux.SetSocketLabel("")
+		if reset == nil {
+			runtime.UnlockOSThread()
+		}
+		err = errors.Join(err, reset)
+	}()
+	if err := selinux.SetSocketLabel(domain); err != nil {
+		return fmt.Errorf("label %q: %w", domain, err)
+	}
+	return do()
 }
 
 // Close closes our copies.

@@ -12,7 +12,7 @@ import (
 // A pipe whose read end is among the spares can be written to; the others stay
 // when one is released, in what order ever, and none is left at last.
 func TestSpares(t *testing.T) {
-	s, err := NewSpares()
+	s, err := NewSpares("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestSpares(t *testing.T) {
 
 // Sockets that are full refuse what they cannot hold, and give back what they do.
 func TestSparesThatAreFull(t *testing.T) {
-	s, err := NewSpares()
+	s, err := NewSpares("")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,6 +41,7 @@ type Options struct {
 	Terminal bool   // it makes a terminal, whose master is given to TakeTerminal
 	Stdin    bool   // it reads a stdin
 	SELinux  string // label of its files, which its streams get too; empty: none
+	Domain   string // SELinux label of its processes; empty: none
 	Bare     bool   // it has no streams; stdin and stdout are Spares
 	Copied   bool   // another process copies what the container writes
 	Journal  *journal.Journal
@@ -81,7 +82,7 @@ func (s *Streams) open(o Options, ends *Ends) (err error) {
 	}
 	switch {
 	case o.Bare && !o.Copied:
-		spares, err := NewSpares()
+		spares, err := NewSpares(o.Domain)
 		ends.Stdin, ends.Stdout = spares.Receive, spares.Send
 		return err
 	case o.Terminal || o.Bare:

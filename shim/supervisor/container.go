@@ -87,7 +87,7 @@ func (c *container) publish(kind api.EventKind) {
 // build brings init to the barrier, with its streams.
 func (c *container) build(request *api.CreateRequest, spec *specs.Spec) error {
 	options := c.streamOptions()
-	options.Stdin = request.Stdin
+	options.Stdin, options.Domain = request.Stdin, spec.Process.SelinuxLabel
 	if spec.Linux != nil {
 		options.SELinux = spec.Linux.MountLabel
 	}
