@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"syscall"
@@ -24,7 +25,15 @@ func serve(ctx context.Context, address string) error {
 	mux.HandleFunc("/crash", func(http.ResponseWriter, *http.Request) { os.Exit(crashCode) })
 	server := &http.Server{Addr: address, Handler: mux, ReadHeaderTimeout: time.Second}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-	return server.ListenAndServe()
+	// A connection that multipath TCP accepts has the kernel's own SELinux label before
+	// Linux 6.5, and no container may read it.
+	var plain net.ListenConfig
+	plain.SetMultipathTCP(false)
+	listener, err := plain.Listen(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	return server.Serve(listener)
 }
 
 // askTimeout limits the wait for a server that is just starting.
