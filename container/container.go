@@ -49,6 +49,9 @@ type Container struct {
 	// unserved is set when no supervisor served as the container was to be deleted
 	// from it. Only under the lock.
 	unserved bool
+	// quietEnd is set if nothing runs when it is deleted, no hook; not known of one
+	// that a daemon before has made. Only under the lock.
+	quietEnd bool
 
 	// announced is set once plugins know of the container, those that come later too;
 	// stopAnnounced once they were notified of its end, under stopLock, which is held

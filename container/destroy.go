@@ -60,10 +60,11 @@ func (s *Store) exists(id string) bool {
 // else is left. The container's lock is held.
 func (s *Store) destroy(ctx context.Context, c *Container) error {
 	s.announceRemoval(ctx, c)
+	removeSnapshot := s.beginRemoveSnapshot(ctx, c)
 	steps := s.begin(ctx, c)
 	err := errors.Join(
 		steps.Do(stepDelete, func(ctx context.Context) error { return s.deleteProcesses(ctx, c) }),
-		steps.Do(stepRemoveRootfs, func(ctx context.Context) error { return s.removeRootfs(ctx, c.ID, c.numbers()) }),
+		steps.Do(stepRemoveRootfs, func(ctx context.Context) error { return s.removeRootfs(ctx, c.ID, c.numbers(), removeSnapshot) }),
 	)
 	if err == nil {
 		err = steps.Do(stepRemoveRecord, func(context.Context) error {
@@ -131,19 +132,33 @@ func (s *Store) killAndDelete(ctx context.Context, c *Container, shim *client.Cl
 	}
 }
 
+// beginRemoveSnapshot begins to remove the snapshot of a container, which is two waits
+// for the disk, beside what its supervisor has to do, and returns what waits for it.
+// It is removed after that where processes or hooks may still use its files.
+func (s *Store) beginRemoveSnapshot(ctx context.Context, c *Container) (wait func(context.Context) error) {
+	remove := s.removalOfSnapshot(c.ID)
+	if c.State() != runtimeapi.ContainerState_CONTAINER_EXITED || !c.quietEnd {
+		return remove
+	}
+	removed := make(chan error, 1)
+	s.work.Go(func() { removed <- remove(ctx) })
+	return func(context.Context) error { return <-removed }
+}
+
+func (s *Store) removalOfSnapshot(id string) func(context.Context) error {
+	return func(ctx context.Context) error { return s.options.Images.RemoveSnapshot(ctx, id) }
+}
+
 // removeRootfs removes a container's files, and what is mounted among them.
-func (s *Store) removeRootfs(ctx context.Context, id string, mounted []string) error {
-	images := s.options.Images
+func (s *Store) removeRootfs(ctx context.Context, id string, mounted []string, removeSnapshot func(context.Context) error) error {
 	if err := s.removeImages(ctx, id, mounted); err != nil {
 		return err
 	}
-	if err := images.Unmount(s.rootfs(id)); err != nil {
+	if err := s.options.Images.Unmount(s.rootfs(id)); err != nil {
 		return err
 	}
-	if err := images.RemoveSnapshot(ctx, id); err != nil {
-		return err
-	}
-	return errors.Join(os.RemoveAll(s.volumes(id)), os.RemoveAll(s.dir(id)))
+	err := errors.Join(os.RemoveAll(s.volumes(id)), os.RemoveAll(s.dir(id)))
+	return errors.Join(removeSnapshot(ctx), err)
 }
 
 // StopPod stops all containers of a sandbox, side by side, at once, and lets no

@@ -341,6 +341,27 @@ func TestKillAndDelete(t *testing.T) {
 	}
 }
 
+// With version 1 the cgroups of a container are removed when it has ended: who
+// removes it does not wait for a dozen of them. It stays what it was.
+func TestCgroupsGoWithTheEnd(t *testing.T) {
+	p := startPod(t)
+	p.run("c", "exit 3")
+	p.awaitExit(t.Context(), "c")
+	for deadline := time.Now().Add(time.Minute); !cgroup.Unified(); time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(cgroupDir("c")); errors.Is(err, os.ErrNotExist) {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatalf("%s is still there", cgroupDir("c"))
+		}
+	}
+	if c, err := p.state(t.Context(), "c"); err != nil || c.GetExit().GetCode() != 3 {
+		t.Errorf("%v, %v", c, err)
+	}
+	if err := p.Delete(t.Context(), "c", false); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestExecSync(t *testing.T) {
 	p := startPod(t)
 	p.run("c", "sleep 1000")

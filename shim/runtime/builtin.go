@@ -16,6 +16,7 @@ import (
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/shim/stdio"
 )
@@ -243,6 +244,19 @@ func (c *builtinContainer) SignalAll(sig syscall.Signal) error { return killCgro
 
 // Cgroups is of Container.
 func (c *builtinContainer) Cgroups() map[string]string { return c.cgroups }
+
+// Clear is of Clearer. With version 1 there is a cgroup in each of a dozen hierarchies,
+// for which Delete, and with it who removes the container, would wait. The one of
+// version 2 stays: its OOM notices may still be read, and systemd is to see that
+// its scope is empty.
+func (c *builtinContainer) Clear() {
+	if _, v1 := c.cgroups["memory"]; !v1 || c.lib.Config().Cgroups.Systemd {
+		return
+	}
+	for _, path := range c.cgroups {
+		_ = unix.Rmdir(path)
+	}
+}
 
 // NotifyOOM is of Container.
 func (c *builtinContainer) NotifyOOM() (<-chan struct{}, error) { return notifyOOM(c.cgroups) }

@@ -56,7 +56,7 @@ func killCgroup(paths map[string]string, sub string, sig syscall.Signal) error {
 	signalled := map[int]bool{}
 	for deadline := time.Now().Add(emptyTimeout); ; time.Sleep(emptyInterval) {
 		pids, err := cgroups.GetAllPids(path)
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ENODEV) { // it is removed: Clear
 			return fmt.Errorf("signal %s: %w", path, err)
 		}
 		again := false

@@ -81,6 +81,13 @@ type Aborter interface {
 	AbortStart(after time.Duration)
 }
 
+// Clearer is a Container of which more can be removed at its end than at Delete alone.
+type Clearer interface {
+	// Clear removes what only processes need, when there are none any more. What it
+	// cannot remove is left to Delete.
+	Clear()
+}
+
 // StartHooked is a Container whose init may run hooks of its own behind the exec
 // barrier, in the container.
 type StartHooked interface {

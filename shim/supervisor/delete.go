@@ -66,7 +66,9 @@ func (c *container) removeFiles() error {
 
 // lockWithin takes op, which a hook that hangs may hold.
 func (c *container) lockWithin(limit time.Duration) error {
-	for deadline := time.Now().Add(limit); !c.op.TryLock(); time.Sleep(time.Millisecond) {
+	deadline := time.Now().Add(limit)
+	for pause := 50 * time.Microsecond; !c.op.TryLock(); pause = min(2*pause, time.Millisecond) {
+		time.Sleep(pause)
 		if time.Now().After(deadline) {
 			return fmt.Errorf("another operation on it is not done within %v: %w", limit, errdefs.ErrUnavailable)
 		}

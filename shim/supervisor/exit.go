@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/runtime"
 )
 
 // awaitInit waits for a container's init and records its end.
@@ -41,6 +42,21 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 		c.sup.log.Error("the exit of a container is not on disk", "container", c.snapshot().ID, "error", err)
 	}
 	c.conclude(exit)
+	c.clear()
+}
+
+// clear removes already what the one who removes the container would wait for. A
+// change that is under way needs it.
+func (c *container) clear() {
+	if !c.op.TryLock() {
+		return
+	}
+	defer c.op.Unlock()
+	if loaded, err := c.loaded(); err == nil {
+		if clearer, is := loaded.(runtime.Clearer); is {
+			clearer.Clear()
+		}
+	}
 }
 
 // conclude publishes an exit that is on disk.
