@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -72,20 +73,27 @@ func (n *Node) start(ctx context.Context, archive string) (err error) {
 	return until(ctx, func() error { return n.ready(ctx) })
 }
 
-// prepare makes the directory, with a network and, so that no disk is
-// measured, a file system in memory for logs.
+// prepare makes the directory, with a network and file systems in memory: for logs, so
+// that no disk is measured, and for the volatile directory, which is below /run on a
+// node.
 func (n *Node) prepare() error {
-	network, logs := filepath.Join(n.dir, networkName), n.logs()
-	for _, directory := range []string{network, logs} {
-		if err := os.MkdirAll(directory, 0o755); err != nil {
-			return err
-		}
+	network := filepath.Join(n.dir, networkName)
+	if err := os.MkdirAll(network, 0o755); err != nil {
+		return err
 	}
 	conf := ConfList("bench", fmt.Sprintf("bench%d", n.number), fmt.Sprintf("10.%d.0.0/16", 200+n.number), filepath.Join(n.dir, "addresses"))
 	if err := os.WriteFile(filepath.Join(network, "10-bench.conflist"), conf, 0o644); err != nil {
 		return err
 	}
-	return unix.Mount("tmpfs", logs, "tmpfs", 0, "")
+	for _, directory := range []string{n.logs(), filepath.Join(n.dir, stateName)} {
+		if err := os.Mkdir(directory, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount("tmpfs", directory, "tmpfs", 0, "mode=0755"); err != nil {
+			return fmt.Errorf("mount a tmpfs at %s: %w", directory, err)
+		}
+	}
+	return nil
 }
 
 func (n *Node) logs() string { return filepath.Join(n.dir, "logs") }
@@ -148,7 +156,7 @@ func (n *Node) removePods() error {
 // UnmountBelow takes away the mounts that a daemon leaves for the next one.
 func UnmountBelow(dir string) error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	for _, m := range mounts {
+	for _, m := range slices.Backward(mounts) { // those inside of others first
 		err = errors.Join(err, unix.Unmount(m.Mountpoint, unix.MNT_DETACH))
 	}
 	return err

@@ -45,6 +45,7 @@ func BesideUs() Programs {
 const (
 	socketName  = "cri.sock"
 	networkName = "cni"
+	stateName   = "s" // the volatile directory; short: sockets are below it
 )
 
 // OfMinicri is minicri with further lines of configuration.
@@ -67,7 +68,7 @@ func startMinicri(ctx context.Context, programs Programs, dir, config string) (*
 		return nil, err
 	}
 	in := func(name string) string { return filepath.Join(dir, name) }
-	return start(ctx, programs.Minicri, "--config", path, "--root", in("root"), "--state", in("s"), "--socket", in(socketName),
+	return start(ctx, programs.Minicri, "--config", path, "--root", in("root"), "--state", in(stateName), "--socket", in(socketName),
 		"--netns-dir", in("netns"), "--cni-conf-dir", in(networkName), "--cni-bin-dir", programs.CNI, "--log-level", "error")
 }
 
@@ -106,7 +107,7 @@ func OfContainerd(programs Programs, config string) Runtime {
 
 func startContainerd(ctx context.Context, programs Programs, dir, more string) (*Process, error) {
 	in := func(name string) string { return filepath.Join(dir, name) }
-	config := fmt.Sprintf(containerdConfig, in("root"), in("state"), in(socketName), in(networkName), programs.CNI, pauseImage) + more
+	config := fmt.Sprintf(containerdConfig, in("root"), in(stateName), in(socketName), in(networkName), programs.CNI, pauseImage) + more
 	if err := os.WriteFile(in("config.toml"), []byte(config), 0o600); err != nil {
 		return nil, err
 	}
