@@ -11,6 +11,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/seal"
 )
 
 // Program is the shim's program, sealed in memory: no process can change it, nor
@@ -86,8 +88,7 @@ func fill(sealed *os.File, program io.Reader) error {
 	if err := sealed.Chmod(0o511); err != nil {
 		return err
 	}
-	_, err := unix.FcntlInt(sealed.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
-	return os.NewSyscallError("fcntl(F_ADD_SEALS)", err)
+	return seal.Add(sealed, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
 }
 
 // Path is where to execute it, from this process only.

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/environ"
+	"github.com/minicri/minicri/internal/seal"
 )
 
 // withBytes returns the process as it is to be started when its environment has
@@ -99,8 +100,8 @@ func sealedFile(name string, content []byte, kind int) (*os.File, error) {
 		return nil, errors.Join(err, file.Close())
 	}
 	const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
-	if _, err := unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, seals); err != nil {
-		return nil, errors.Join(os.NewSyscallError("fcntl F_ADD_SEALS", err), file.Close())
+	if err := seal.Add(file, seals); err != nil {
+		return nil, errors.Join(err, file.Close())
 	}
 	return file, nil
 }
