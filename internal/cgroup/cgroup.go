@@ -123,6 +123,9 @@ func (h Hierarchies) Remove(path string, limit time.Duration) error {
 	if path == "/" {
 		return fmt.Errorf("remove cgroup %q: that is the root", path)
 	}
+	if h.gone(path) { // as a rule: its supervisor has removed it
+		return nil
+	}
 	if err := h.kill(path, limit); err != nil {
 		return err
 	}
@@ -173,6 +176,16 @@ func (h Hierarchies) kill(path string, limit time.Duration) error {
 		}
 		time.Sleep(pause)
 	}
+}
+
+// gone reports whether no hierarchy has the cgroup, as far as can be seen.
+func (h Hierarchies) gone(path string) bool {
+	for _, hierarchy := range h {
+		if _, err := os.Lstat(filepath.Join(hierarchy, path)); !errors.Is(err, fs.ErrNotExist) {
+			return false
+		}
+	}
+	return true
 }
 
 // Exists reports whether any hierarchy has the cgroup.
