@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -48,26 +49,33 @@ func unmountAll(target string) error {
 	}
 }
 
-// maxUnmounted limits the descriptors that wait for a slow disk.
-const maxUnmounted = 64
+const (
+	// unmountDelay keeps what the end of a file system writes, all that there is to
+	// write, out of the way of what is written for its removal, which is waited for.
+	unmountDelay = time.Second
+	// maxUnmounted limits the descriptors that wait for that, or for a slow disk.
+	maxUnmounted = 64
+)
 
 // unmounted ends file systems that are mounted nowhere any more, one after the other:
 // what the first has written to the disk the next finds written. It has a goroutine
 // while there are any, which wait waits for.
 type unmounted struct {
+	hurry chan struct{} // of one place: nothing is to be delayed
+
 	mu      sync.Mutex // guards pending
-	pending []int      // descriptors of detached mounts; the first is being closed
+	pending []int      // descriptors of detached mounts; the first is the next to be closed
 	closed  *sync.Cond // one of them was
 }
 
 func newUnmounted() *unmounted {
-	u := &unmounted{}
+	u := &unmounted{hurry: make(chan struct{}, 1)}
 	u.closed = sync.NewCond(&u.mu)
 	return u
 }
 
-// end closes the last reference to a file system, and waits for it only behind a disk
-// that is too slow for what is removed.
+// end has the last reference to a file system closed, and waits for that only behind a
+// disk that is too slow for what is removed.
 func (u *unmounted) end(last int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -75,13 +83,28 @@ func (u *unmounted) end(last int) {
 		u.closed.Wait()
 	}
 	u.pending = append(u.pending, last)
-	if len(u.pending) == 1 {
+	switch len(u.pending) {
+	case 1:
 		go u.closeAll()
+	case maxUnmounted / 2:
+		u.hurryUp()
+	}
+}
+
+// hurryUp ends a delay, the present one or the next.
+func (u *unmounted) hurryUp() {
+	select {
+	case u.hurry <- struct{}{}:
+	default:
 	}
 }
 
 // closeAll returns when there are none any more.
 func (u *unmounted) closeAll() {
+	select {
+	case <-time.After(unmountDelay):
+	case <-u.hurry:
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for len(u.pending) > 0 {
@@ -99,6 +122,7 @@ func (u *unmounted) wait() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for len(u.pending) > 0 {
+		u.hurryUp()
 		u.closed.Wait()
 	}
 }
