@@ -69,8 +69,9 @@ type Container interface {
 // which lives on when a supervisor dies.
 type Parent interface {
 	// Exit waits until init has ended, and returns its status as the parent has
-	// seen it. Not known is that of a parent that has ended.
-	Exit() (status syscall.WaitStatus, known bool)
+	// seen it, and when; the zero time if it does not say. Not known is that of a
+	// parent that has ended.
+	Exit() (status syscall.WaitStatus, at time.Time, known bool)
 }
 
 // Aborter is a Container for which its runtime runs further programs, hooks above all.

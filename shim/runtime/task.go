@@ -215,9 +215,12 @@ func (c *taskContainer) startShim(spec *specs.Spec) error {
 }
 
 // Exit is of Parent.
-func (c *taskContainer) Exit() (syscall.WaitStatus, bool) {
+func (c *taskContainer) Exit() (status syscall.WaitStatus, at time.Time, known bool) {
 	answer, err := c.task.Wait(context.Background(), &task.WaitRequest{ID: c.id})
-	return statusOf(answer.GetExitStatus()), err == nil
+	if answer.GetExitedAt().IsValid() {
+		at = answer.GetExitedAt().AsTime()
+	}
+	return statusOf(answer.GetExitStatus()), at, err == nil
 }
 
 // SignalAll is of Container. Cgroups are enough where there are any; a shim that
@@ -236,7 +239,9 @@ func (c *taskContainer) SignalAll(sig syscall.Signal) error {
 }
 
 // EndExecs is of Container.
-func (c *taskContainer) EndExecs() error { return c.execCgroups.endAll() }
+func (c *taskContainer) EndExecs() error {
+	return errors.Join(c.execCgroups.endAll(), c.endNotedExecs())
+}
 
 // Cgroups is of Container.
 func (c *taskContainer) Cgroups() map[string]string { return c.known.Cgroups }

@@ -12,7 +12,6 @@ import (
 	"github.com/containerd/containerd/api/runtime/task/v2"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/minicri/minicri/internal/cgroup"
@@ -35,10 +34,14 @@ func (c *taskContainer) Exec(spec *specs.Process, streams Streams) (*Process, er
 	defer cancel()
 	go cgroup.WarmLock() // one write(2)
 	id := newExecID()
+	if err := os.WriteFile(c.execNote(id), nil, 0o600); err != nil {
+		return nil, err
+	}
 	_, err = c.task.Exec(ctx, &task.ExecProcessRequest{
 		ID: c.id, ExecID: id, Spec: encoded, Terminal: streams.Terminal, Stdin: console.stdin, Stdout: console.stdout, Stderr: console.stderr,
 	})
 	if err != nil {
+		c.forgetExec(id)
 		return nil, taskError("exec", err)
 	}
 	started, err := c.task.Start(ctx, &task.StartRequest{ID: c.id, ExecID: id})
@@ -58,14 +61,6 @@ func (c *taskContainer) Exec(spec *specs.Process, streams Streams) (*Process, er
 // MountLabel is of Container: none, as a shim makes the pipes that its processes have
 // and copies what goes through them.
 func (*taskContainer) MountLabel() string { return "" }
-
-// forgetExec has the shim end an exec, if it runs, and forget it.
-func (c *taskContainer) forgetExec(id string) {
-	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
-	defer cancel()
-	_, _ = c.task.Kill(ctx, &task.KillRequest{ID: c.id, ExecID: id, Signal: uint32(unix.SIGKILL)}) // it may have ended
-	_, _ = c.task.Delete(ctx, &task.DeleteRequest{ID: c.id, ExecID: id})
-}
 
 // anyOf is a part of a runtime-spec, as containerd's typeurl names it.
 func anyOf(kind string, value any) (*anypb.Any, error) {
@@ -146,6 +141,7 @@ func (c *taskContainer) exitOf(p *Process, exec string) (syscall.WaitStatus, boo
 		answered <- answer
 		if exec != "" && err == nil {
 			_, _ = c.task.Delete(ctx, &task.DeleteRequest{ID: c.id, ExecID: exec})
+			_ = os.Remove(c.execNote(exec))
 		}
 	}()
 	for {

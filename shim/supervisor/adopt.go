@@ -88,7 +88,7 @@ func (s *Supervisor) removeUnrecorded() error {
 // adoptRecord makes a container of its record, and continues with its streams unless
 // it has ended.
 func (s *Supervisor) adoptRecord(path string, handed map[string]handedOn) (*container, error) {
-	c := &container{sup: s, adopted: true, made: true, exited: make(chan struct{}), reported: make(chan syscall.WaitStatus, 1), oomWatched: make(chan struct{}), execs: map[string]*exec{}, killed: true}
+	c := &container{sup: s, adopted: true, made: true, exited: make(chan struct{}), reported: make(chan parentsWord, 1), oomWatched: make(chan struct{}), execs: map[string]*exec{}, killed: true}
 	if err := readJSON(path, &c.record); err != nil {
 		return nil, err
 	}
@@ -138,8 +138,8 @@ func (c *container) awaitAdopted() {
 			return
 		}
 		select {
-		case status := <-c.reported:
-			c.finish(ended, status, true)
+		case said := <-c.reported:
+			c.finish(ended, said.status, true)
 			return
 		case <-time.After(exitPoll):
 		}
@@ -166,8 +166,8 @@ func (c *container) askParent(loaded runtime.Container) {
 		return
 	}
 	go func() {
-		if status, known := parent.Exit(); known {
-			c.noteExit(status)
+		if status, at, known := parent.Exit(); known {
+			c.noteExit(parentsWord{status, at})
 		}
 	}()
 }
@@ -188,8 +188,8 @@ func (c *container) awaitParent() {
 			asked = err == nil // else pause may be found later
 		}
 		select {
-		case status := <-c.reported:
-			c.finish(ended, status, true)
+		case said := <-c.reported:
+			c.finish(said.when(c.snapshot(), ended), said.status, true)
 			return
 		case <-time.After(keptPoll):
 		}
@@ -197,10 +197,25 @@ func (c *container) awaitParent() {
 	c.finish(ended, 0, false)
 }
 
-// noteExit keeps the status that the parent has reported; the first counts.
-func (c *container) noteExit(status syscall.WaitStatus) {
+// parentsWord is what the parent of an adopted init says of its end.
+type parentsWord struct {
+	status syscall.WaitStatus
+	at     time.Time // the zero time if it does not say when
+}
+
+// when is the time that the parent says, if the container can have ended then: it was
+// made before, and gone by the time at which it was looked for.
+func (w parentsWord) when(of record, gone time.Time) time.Time {
+	if w.at.IsZero() || w.at.UnixNano() < max(of.CreatedAt, of.StartedAt) || w.at.After(gone) {
+		return gone
+	}
+	return w.at
+}
+
+// noteExit keeps what the parent has reported; the first counts.
+func (c *container) noteExit(said parentsWord) {
 	select {
-	case c.reported <- status:
+	case c.reported <- said:
 	default: // our own child, or reported before
 	}
 }

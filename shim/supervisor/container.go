@@ -28,9 +28,9 @@ type container struct {
 
 	startEvent sync.Once
 	drained    sync.Once
-	reported   chan syscall.WaitStatus // of an adopted init, by its parent
-	oomWatched chan struct{}           // closed when no notice of an OOM kill can come any more
-	sparing    sync.Mutex              // of a pause: held while its spare descriptors are changed
+	reported   chan parentsWord // of an adopted init
+	oomWatched chan struct{}    // closed when no notice of an OOM kill can come any more
+	sparing    sync.Mutex       // of a pause: held while its spare descriptors are changed
 
 	op      sync.Mutex // one change at a time; may be held for long
 	loading sync.Mutex // held while an adopted container's state is read

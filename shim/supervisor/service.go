@@ -196,7 +196,7 @@ func (s *service) Update(_ context.Context, r *api.UpdateRequest) (*api.Empty, e
 func (s *service) NoteExit(_ context.Context, r *api.NoteExitRequest) (*api.Empty, error) {
 	return s.on(r.Id, func(c *container) error {
 		if record := c.snapshot(); record.PID == int(r.Pid) && record.StartTime == r.StartTime {
-			c.noteExit(syscall.WaitStatus(r.Status))
+			c.noteExit(parentsWord{status: syscall.WaitStatus(r.Status)})
 		}
 		return nil
 	})

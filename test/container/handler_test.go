@@ -268,14 +268,14 @@ func TestHandlerOfTypeShim(t *testing.T) {
 // The runtime of a shim may still be at the start of a program that has ended: it is
 // not killed with what the container has left.
 func TestProgramThatEndsBeforeItsStart(t *testing.T) {
-	p := runPod(t, newNode(t, harness.Runtime("runc-shim", shimWhoseStart(t, "sleep 0.3"))), "web")
+	p := runPod(t, newNode(t, harness.Runtime("runc-shim", shimWithRunc(t, "start", "sleep 0.3"))), "web")
 	p.wantExit(p.run("app", "exit 3"), 3, "Error")
 }
 
 // One that hangs is: the container would never be known to have ended.
 func TestStartOfAShimThatHangs(t *testing.T) {
 	paused := filepath.Join(t.TempDir(), "paused")
-	program := shimWhoseStart(t, fmt.Sprintf("test ! -e %s || sleep 1000", paused))
+	program := shimWithRunc(t, "start", fmt.Sprintf("test ! -e %s || sleep 1000", paused))
 	p := runPod(t, newNode(t, harness.Runtime("runc-shim", program)), "web")
 	check(t, os.WriteFile(paused, nil, 0o644))
 	id := p.create(shell("app", "exit 3"))
@@ -288,16 +288,28 @@ func TestStartOfAShimThatHangs(t *testing.T) {
 	check(t, p.remove(id))
 }
 
-// shimWhoseStart is containerd-shim-runc-v2 with a runc that does more once it has
-// started a container.
-func shimWhoseStart(t *testing.T, does string) (path string) {
+// An exec whose pid the shim has not said yet when the supervisor is killed ends as the
+// others do.
+func TestExecOfAShimThatHasNotSaidItsPID(t *testing.T) {
+	endsExecs(t, runPod(t, newNode(t, harness.Runtime("runc-shim", shimWithRunc(t, "exec", "sleep 2"))), "web"))
+}
+
+// shimOfRunc is containerd-shim-runc-v2.
+func shimOfRunc(t *testing.T) (path string) {
 	t.Helper()
-	program, err := filepath.Abs("../../bin/debian/usr/bin/containerd-shim-runc-v2")
+	path, err := filepath.Abs("../../bin/debian/usr/bin/containerd-shim-runc-v2")
 	check(t, err)
-	dir := t.TempDir()
+	return path
+}
+
+// shimWithRunc is containerd-shim-runc-v2 with a runc that does more once it has done a
+// verb.
+func shimWithRunc(t *testing.T, verb, does string) (path string) {
+	t.Helper()
+	program, dir := shimOfRunc(t), t.TempDir()
 	for name, script := range map[string]string{
 		"containerd-shim-runc-v2": fmt.Sprintf("PATH=%s:$PATH exec %s \"$@\"", dir, program),
-		"runc":                    fmt.Sprintf("%s \"$@\"; code=$?; case \" $* \" in *\" start \"*) %s;; esac; exit $code", runc(t), does),
+		"runc":                    fmt.Sprintf("%s \"$@\"; code=$?; case \" $* \" in *\" %s \"*) %s;; esac; exit $code", runc(t), verb, does),
 	} {
 		check(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 	}
@@ -307,9 +319,7 @@ func shimWhoseStart(t *testing.T, does string) (path string) {
 // A shim keeps nothing of a container that no supervisor knows once it is removed, and
 // ends with its pod; also where what the supervisor knew of the shim is spoilt.
 func TestShimOfContainersThatNoSupervisorKnows(t *testing.T) {
-	program, err := filepath.Abs("../../bin/debian/usr/bin/containerd-shim-runc-v2")
-	check(t, err)
-	n := newNode(t, harness.Runtime("runc-shim", program))
+	n := newNode(t, harness.Runtime("runc-shim", shimOfRunc(t)))
 	p := runPod(t, n, "web")
 	// The first to be removed does not say itself which shim it has.
 	containers := []string{p.run("other", forever), p.run("app", forever)}

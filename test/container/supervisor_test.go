@@ -149,8 +149,12 @@ func TestDaemonStartsBesideAHungSupervisor(t *testing.T) {
 
 // What an exec has started goes when its supervisor dies: no one holds its
 // streams any more.
-func TestExecsOfAKilledSupervisor(t *testing.T) {
-	p := newPod(t)
+func TestExecsOfAKilledSupervisor(t *testing.T) { endsExecs(t, newPod(t)) }
+
+// endsExecs fails unless an exec ends with the supervisor of the pod, which is killed
+// as soon as it runs.
+func endsExecs(t *testing.T, p *pod) {
+	t.Helper()
 	id := p.run("app", forever)
 	failed := make(chan error, 1)
 	go func() {
@@ -179,8 +183,18 @@ func TestExecsOfAKilledSupervisor(t *testing.T) {
 // or memory for example, serves when it can, without any call: what ended
 // meanwhile is told.
 func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
+	endsWithoutASupervisor(t)
+}
+
+// What ended is told by the shim, where that is the parent.
+func TestSupervisorOfAShimThatCannotStartForAWhile(t *testing.T) {
+	endsWithoutASupervisor(t, harness.Runtime("runc-shim", shimOfRunc(t)))
+}
+
+func endsWithoutASupervisor(t *testing.T, options ...harness.Option) {
+	t.Helper()
 	const limit = 5 * time.Second
-	p := runPod(t, newNode(t, harness.Config("[limits]\ncreate = '5s'")), "web")
+	p := runPod(t, newNode(t, append(options, harness.Config("[limits]\ncreate = '5s'"))...), "web")
 	lives, dies := p.run("lives", forever), p.run("dies", untilGo+"exit 7")
 	pid := p.info(dies).PID
 	for _, dir := range supervisorDirs(t, p.Node) {
@@ -193,7 +207,7 @@ func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
 	}
 	eventually(t, "it is seen that no supervisor serves", func() bool { return p.status(lives).State == runtimeapi.ContainerState_CONTAINER_UNKNOWN })
 	release(t, pid)
-	eventually(t, "it has ended and the daemon, its parent, has seen it", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+	eventually(t, "it has ended and its parent has seen it", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
 	over := time.Now()
 	time.Sleep(limit + time.Second)
 	for _, dir := range supervisorDirs(t, p.Node) {
@@ -201,7 +215,7 @@ func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
 	}
 	eventually(t, "it runs under a successor", func() bool { return p.status(lives).State == running })
 	p.wantExit(dies, 7, "Error")
-	if at := time.Unix(0, p.status(dies).FinishedAt); at.After(over) {
+	if at := time.Unix(0, p.status(dies).FinishedAt); at.After(over.Add(limit)) {
 		t.Errorf("it has ended %v after its process", at.Sub(over))
 	}
 	for _, dir := range supervisorDirs(t, p.Node) {
