@@ -16,6 +16,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/cgroup"
 )
 
 // Command is a runtime with runc's command line, such as runc, crun and youki:
@@ -65,6 +67,7 @@ func (r *Command) Create(id, _ string, spec *specs.Spec, streams Streams) (Conta
 	if err := c.writeBundle(spec, process); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("write the bundle of container %s: %w", id, err), os.RemoveAll(c.bundle))
 	}
+	go cgroup.WarmLock() // one write(2); the daemon's is too early for a program that has to start first
 	init, err := c.launch(streams, passed, "create", "--bundle", c.bundle)
 	if err == nil {
 		err = c.findCgroups(init.PID, spec.Linux.CgroupsPath)

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/environ"
 )
 
@@ -161,6 +162,7 @@ func (c *taskContainer) create(ctx context.Context, spec *specs.Spec, streams St
 	if err != nil {
 		return nil, err
 	}
+	go cgroup.WarmLock() // as in Command.Create
 	made, err := c.task.Create(ctx, &task.CreateTaskRequest{
 		ID: c.id, Bundle: c.bundle, Options: options,
 		Terminal: streams.Terminal, Stdin: console.stdin, Stdout: console.stdout, Stderr: console.stderr,
