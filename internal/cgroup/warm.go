@@ -1,8 +1,10 @@
 package cgroup
 
 import (
+	"context"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/opencontainers/cgroups"
 )
@@ -24,4 +26,28 @@ func WarmLock() {
 	}
 	procs := "/sys/fs/cgroup/devices" + own["devices"] + "/cgroup.procs"
 	_ = os.WriteFile(procs, []byte(strconv.Itoa(os.Getpid())), 0)
+}
+
+const (
+	// warmPause is shorter than the lock stays warm: that is a grace period at least.
+	warmPause = 4 * time.Millisecond
+	// mostWarm is enough for a program to start and to make a cgroup.
+	mostWarm = 200 * time.Millisecond
+)
+
+// KeepLockWarm is WarmLock for a program that moves a process at a time which is not
+// known, until the context ends, or the program has had enough time for it.
+func KeepLockWarm(ctx context.Context) {
+	if Unified() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, mostWarm)
+	defer cancel()
+	for ctx.Err() == nil {
+		WarmLock()
+		select {
+		case <-ctx.Done():
+		case <-time.After(warmPause):
+		}
+	}
 }

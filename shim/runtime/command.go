@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -67,7 +68,6 @@ func (r *Command) Create(id, _ string, spec *specs.Spec, streams Streams) (Conta
 	if err := c.writeBundle(spec, process); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("write the bundle of container %s: %w", id, err), os.RemoveAll(c.bundle))
 	}
-	go cgroup.WarmLock() // one write(2); the daemon's is too early for a program that has to start first
 	init, err := c.launch(streams, passed, "create", "--bundle", c.bundle)
 	if err == nil {
 		err = c.findCgroups(init.PID, spec.Linux.CgroupsPath)
@@ -193,6 +193,9 @@ func (c *commandContainer) launch(streams Streams, passed files, verb string, ar
 		given = append(given, console.directory)
 		arguments = append(arguments, "--console-socket", console.path(len(passed)))
 	}
+	moving, moved := context.WithCancel(context.Background())
+	defer moved()
+	go cgroup.KeepLockWarm(moving)
 	pid, err := c.runtime.children.own(func() (int, error) {
 		if err := c.run(nil, streams, given, append(arguments, c.id)...); err != nil {
 			return 0, err

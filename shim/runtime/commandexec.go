@@ -7,8 +7,6 @@ import (
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-
-	"github.com/minicri/minicri/internal/cgroup"
 )
 
 const verbExec = "exec"
@@ -35,7 +33,6 @@ func (c *commandContainer) Exec(spec *specs.Process, streams Streams) (*Process,
 	if t != nil {
 		arguments = append(arguments, "--cgroup", c.runtime.execCgroupFlag(t))
 	}
-	go cgroup.WarmLock() // one write(2)
 	p, err := c.launch(streams, passed, verbExec, arguments...)
 	if err != nil {
 		if t != nil {

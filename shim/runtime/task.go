@@ -162,7 +162,9 @@ func (c *taskContainer) create(ctx context.Context, spec *specs.Spec, streams St
 	if err != nil {
 		return nil, err
 	}
-	go cgroup.WarmLock() // as in Command.Create
+	moving, moved := context.WithCancel(ctx)
+	defer moved()
+	go cgroup.KeepLockWarm(moving)
 	made, err := c.task.Create(ctx, &task.CreateTaskRequest{
 		ID: c.id, Bundle: c.bundle, Options: options,
 		Terminal: streams.Terminal, Stdin: console.stdin, Stdout: console.stdout, Stderr: console.stderr,

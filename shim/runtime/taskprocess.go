@@ -32,7 +32,7 @@ func (c *taskContainer) Exec(spec *specs.Process, streams Streams) (*Process, er
 	defer console.close()
 	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 	defer cancel()
-	go cgroup.WarmLock() // one write(2)
+	go cgroup.KeepLockWarm(ctx)
 	id := newExecID()
 	if err := os.WriteFile(c.execNote(id), nil, 0o600); err != nil {
 		return nil, err
