@@ -198,16 +198,16 @@ func (c *taskContainer) startShim(spec *specs.Spec) error {
 	if c.log, err = openTaskLog(c.bundle); err != nil {
 		return err
 	}
-	var address taskAddress
-	err = c.runtime.children.during(func() (err error) {
-		address, err = c.runtime.start(c.id, c.bundle)
-		return err
-	})
-	c.mu.Lock()
-	c.known.taskAddress, c.known.Program = address, c.runtime.program
-	c.mu.Unlock()
-	if err == nil {
-		err = c.connect()
+	if !c.joinShim(spec) {
+		var address taskAddress
+		err = c.runtime.children.during(func() (err error) {
+			address, err = c.runtime.start(c.id, c.bundle)
+			return err
+		})
+		c.noteAddress(address)
+		if err == nil {
+			err = c.connect()
+		}
 	}
 	if err == nil {
 		err = c.findShim()
@@ -216,6 +216,12 @@ func (c *taskContainer) startShim(spec *specs.Spec) error {
 		err = writeJSON(c.file(), c.known) // from here on Delete finds it
 	}
 	return err
+}
+
+func (c *taskContainer) noteAddress(address taskAddress) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.known.taskAddress, c.known.Program = address, c.runtime.program
 }
 
 // Exit is of Parent.

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
 // taskKnown is what a successor has to know of the container.
@@ -40,6 +42,34 @@ func TaskProgram(bundle string) []string {
 }
 
 func (c *taskContainer) file() string { return filepath.Join(c.bundle, taskFile) }
+
+// joinShim connects to the shim that the pod has already, if it is one of which it is
+// known that its verb "start" would do no more than to find that.
+func (c *taskContainer) joinShim(spec *specs.Spec) bool {
+	pod := spec.Annotations[podAnnotation]
+	if filepath.Base(c.runtime.program[0]) != runcShim || spec.Annotations[groupAnnotation] != "" || pod == c.id || pod != filepath.Base(pod) {
+		return false
+	}
+	ofPod := taskContainer{bundle: filepath.Join(c.runtime.bundles, pod)}
+	content, err := os.ReadFile(ofPod.file())
+	if err != nil || json.Unmarshal(content, &ofPod.known) != nil || !slices.Equal(ofPod.known.Program, c.runtime.program) {
+		return false
+	}
+	if known, is := c.runtime.shimAt(ofPod.known.Address); !is || known != ofPod.known.Shim {
+		return false
+	}
+	c.noteAddress(ofPod.known.taskAddress)
+	// The shim itself writes the file where it starts.
+	path := filepath.Join(c.bundle, addressFile)
+	return os.WriteFile(path, []byte(c.known.Address), 0o600) == nil && c.connect() == nil
+}
+
+// Annotations by which containerd-shim-runc-v2 knows which containers it has together.
+// If a container has both, the group counts.
+const (
+	podAnnotation   = "io.kubernetes.cri.sandbox-id"
+	groupAnnotation = "io.containerd.runc.v2.group"
+)
 
 // Load is of Runtime.
 func (r *Task) Load(id string) (Container, error) {

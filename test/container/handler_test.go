@@ -288,6 +288,37 @@ func TestStartOfAShimThatHangs(t *testing.T) {
 	check(t, p.remove(id))
 }
 
+// The containers of a pod are made by the shim that the pod has, which is not looked for
+// by a further run of its program; one that is gone is.
+func TestShimOfAPodIsStartedOnce(t *testing.T) {
+	dir := t.TempDir()
+	log, program := filepath.Join(dir, "log"), filepath.Join(dir, "containerd-shim-runc-v2")
+	script := fmt.Sprintf("#!/bin/sh\necho \"$@\" >> %s\nexec %s \"$@\"\n", log, shimOfRunc(t))
+	check(t, os.WriteFile(program, []byte(script), 0o755))
+	p := runPod(t, newNode(t, harness.Runtime("runc-shim", program)), "web")
+	starts := func() (n int) {
+		content, err := os.ReadFile(log)
+		check(t, err)
+		for line := range strings.Lines(string(content)) {
+			if strings.HasSuffix(strings.TrimSpace(line), " start") {
+				n++
+			}
+		}
+		return n
+	}
+	first, second := p.run("first", forever), p.run("second", forever)
+	if n := starts(); n != 1 {
+		t.Errorf("the shim was started %d times", n)
+	}
+	if a, b := parentOf(t, p.info(first).PID), parentOf(t, p.info(second).PID); a != b {
+		t.Errorf("the containers have the parents %d and %d", a, b)
+	}
+	same(t, "exec", p.exec(second, "echo hi"), "hi")
+	check(t, p.stop(second, 0))
+	check(t, p.remove(second))
+	same(t, "exec in the other", p.exec(first, "echo hi"), "hi")
+}
+
 // An exec whose pid the shim has not said yet when the supervisor is killed ends as the
 // others do.
 func TestExecOfAShimThatHasNotSaidItsPID(t *testing.T) {
