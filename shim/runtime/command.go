@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -222,18 +221,6 @@ func (c *commandContainer) launch(streams Streams, passed files, verb string, ar
 	}
 	p.reap = func() (syscall.WaitStatus, bool) { return c.runtime.children.wait(pid) }
 	return p, nil
-}
-
-func readPID(path string) (int, error) {
-	content, err := os.ReadFile(path)
-	if err != nil {
-		return 0, err
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(content)))
-	if err != nil || pid < 1 {
-		return 0, fmt.Errorf("%s says %q, no process id", path, content)
-	}
-	return pid, nil
 }
 
 // Started is of Container: the runtime has run the hooks itself.

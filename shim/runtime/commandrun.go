@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -171,4 +172,17 @@ func (l *consoleListener) receive() (*os.File, error) {
 func (l *consoleListener) close() {
 	_ = l.listener.Close()
 	_ = l.directory.Close()
+}
+
+// readPID reads a file of --pid-file.
+func readPID(path string) (int, error) {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(content)))
+	if err != nil || pid < 1 {
+		return 0, fmt.Errorf("%s says %q, no process id", path, content)
+	}
+	return pid, nil
 }
