@@ -236,8 +236,25 @@ func (n *demoNode) removeNetwork() error {
 	return errors.Join(append(errs, err)...)
 }
 
+// removePods removes the pods that are there after a step that failed.
+func (n *demoNode) removePods() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	pods, err := n.client.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	errs := []error{err}
+	for _, pod := range pods.GetItems() {
+		_, stopErr := n.client.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod.GetId()})
+		_, removeErr := n.client.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod.GetId()})
+		errs = append(errs, stopErr, removeErr)
+	}
+	return errors.Join(errs...)
+}
+
 func (n *demoNode) remove() error {
 	var errs []error
+	if n.connection != nil && n.hasDaemon() {
+		errs = append(errs, n.removePods())
+	}
 	if n.connection != nil {
 		errs = append(errs, n.connection.Close())
 	}
