@@ -122,6 +122,9 @@ func (l *launchList) mountRoot() {
 		tree++
 	}
 	attach("mount the root "+l.config.Rootfs, launchedRoot)
+	// The tree shares what is mounted in it with the node's, where that is shared, and
+	// such a mount cannot become the root.
+	l.Add("make the root's mounts slaves of the node's", unix.SYS_MOUNT, 0, l.String(launchedRoot), 0, unix.MS_SLAVE|unix.MS_REC)
 	for _, m := range l.config.Mounts {
 		target := launchedRoot + m.Destination
 		what := "mount " + m.Source + " on " + m.Destination
