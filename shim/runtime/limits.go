@@ -20,10 +20,15 @@ type limits map[string]string
 
 // limitFiles are their names, of both versions.
 var limitFiles = [...]string{
-	"cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.weight", "cpu.max", "cpuset.cpus", "cpuset.mems",
+	"cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.weight", "cpu.max",
+	"cpuset.cpus", "cpuset.mems", "cpuset.cpus" + effective, "cpuset.mems" + effective,
 	"memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max", "memory.swap.max",
 	"hugetlb.*.limit_in_bytes", "hugetlb.*.max",
 }
+
+// effective ends the name of a file that says what is in force of another, which may be
+// empty.
+const effective = ".effective"
 
 // readLimits reads them, and the files of version 2 that are named.
 func readLimits(paths, unified map[string]string) limits {
@@ -56,7 +61,13 @@ func tryLimits(paths map[string]string, r cgroups.Resources) error {
 	if err != nil {
 		return err
 	}
-	return m.Set(&r)
+	// Last, as it cannot be undone: a cpuset that has processes is not made empty again.
+	last := cgroups.Resources{SkipDevices: true, CpusetCpus: r.CpusetCpus, CpusetMems: r.CpusetMems}
+	r.CpusetCpus, r.CpusetMems = "", ""
+	if err := m.Set(&r); err != nil {
+		return err
+	}
+	return m.Set(&last)
 }
 
 // alone are the resources that are named, without those in force: a limit of swap needs
@@ -83,7 +94,14 @@ func (l limits) restore() error {
 	for range 3 {
 		failed = nil
 		for path, content := range l {
-			if err := restoreLimit(path, content); err != nil {
+			if strings.HasSuffix(path, effective) {
+				continue
+			}
+			err := restoreLimit(path, content)
+			if errors.Is(err, unix.ENOSPC) && content == "" { // a cpuset, see tryLimits
+				err = restoreLimit(path, l[path+effective])
+			}
+			if err != nil {
 				failed = append(failed, fmt.Errorf("put %s back: %w", path, err))
 			}
 		}
