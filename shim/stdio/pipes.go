@@ -12,6 +12,7 @@ import (
 
 // Pipes are the streams of an exec: each output goes to the client that takes it.
 type Pipes struct {
+	shared   *Shared
 	mu       sync.Mutex
 	stdin    *os.File            // write end or master; nil without or when closed
 	terminal *os.File            // master; nil without
@@ -21,9 +22,9 @@ type Pipes struct {
 }
 
 // OpenPipes makes the streams of an exec without a terminal: of Options it reads Dir,
-// Stdin and SELinux.
+// Stdin, SELinux and Shared.
 func OpenPipes(o Options) (*Pipes, Ends, error) {
-	p, ends := &Pipes{outputs: map[string]*os.File{}}, Ends{}
+	p, ends := NewTerminalPipes(o.Shared), Ends{}
 	err := p.open(o, &ends)
 	if err != nil {
 		p.Close()
@@ -48,7 +49,9 @@ func (p *Pipes) open(o Options, ends *Ends) (err error) {
 
 // NewTerminalPipes are the streams of an exec with a terminal, which
 // TakeTerminal gives.
-func NewTerminalPipes() *Pipes { return &Pipes{outputs: map[string]*os.File{}} }
+func NewTerminalPipes(shared *Shared) *Pipes {
+	return &Pipes{shared: shared, outputs: map[string]*os.File{}}
+}
 
 // TakeTerminal makes the master the source of output and the sink of input.
 func (p *Pipes) TakeTerminal(master *os.File) {
@@ -77,7 +80,7 @@ func (p *Pipes) Take(stream string, emit func([]byte)) (*Pump, error) {
 		return nil, fmt.Errorf("stream %s: %w", stream, errdefs.ErrNotFound)
 	}
 	delete(p.outputs, stream)
-	pump := NewPump(source, emit)
+	pump := p.shared.newPump(source, emit)
 	p.pumps = append(p.pumps, pump)
 	if p.ended {
 		pump.Finish()

@@ -46,9 +46,9 @@ type memory interface {
 	moved()
 }
 
-// NewPump moves what comes from source to emit, which must not keep the slice.
-func NewPump(source *os.File, emit func([]byte)) *Pump {
-	return newPump(source, &shared{}, emit)
+// newPump moves what comes from source to emit, which must not keep the slice.
+func (s *Shared) newPump(source *os.File, emit func([]byte)) *Pump {
+	return newPump(source, &chunk{of: s}, emit)
 }
 
 func newPump(source *os.File, memory memory, emit func([]byte)) *Pump {
@@ -143,19 +143,25 @@ func isClosed(c chan struct{}) bool {
 	}
 }
 
-// shared is memory of all pumps, so that a stream that is silent holds none.
-type shared struct{ buffer *[pumpBuffer]byte }
-
-var buffers = sync.Pool{New: func() any { return new([pumpBuffer]byte) }}
-
-func (s *shared) take(int) []byte {
-	s.buffer = buffers.Get().(*[pumpBuffer]byte)
-	return s.buffer[:]
+// chunk is the memory of a pump for one move.
+type chunk struct {
+	of     *Shared
+	buffer *[pumpBuffer]byte
 }
 
-func (*shared) have(int) {}
+func (c *chunk) take(int) []byte {
+	if c.buffer, _ = c.of.chunks.Get().(*[pumpBuffer]byte); c.buffer == nil {
+		c.buffer = new([pumpBuffer]byte)
+	}
+	return c.buffer[:]
+}
 
-func (s *shared) moved() { buffers.Put(s.buffer) }
+func (*chunk) have(int) {}
+
+func (c *chunk) moved() {
+	c.of.chunks.Put(c.buffer)
+	c.buffer = nil
+}
 
 // pass waits for bytes and moves what one read gives.
 func (p *Pump) pass() (int, error) {

@@ -89,7 +89,7 @@ func TestPumpOfALateSource(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := make(chan string, 1)
-		p := NewPump(nil, func(b []byte) { got <- string(b) })
+		p := new(Shared).newPump(nil, func(b []byte) { got <- string(b) })
 		tried := make(chan struct{}, 10)
 		p.open = func() (*os.File, error) {
 			if tried <- struct{}{}; len(tried) < 3 {
@@ -111,7 +111,7 @@ func TestPumpOfALateSource(t *testing.T) {
 			t.Errorf("ended %v: %q", ended, text)
 		}
 	}
-	p := NewPump(nil, func([]byte) {})
+	p := new(Shared).newPump(nil, func([]byte) {})
 	p.open = func() (*os.File, error) { return nil, unix.EMFILE }
 	go p.Run()
 	if err := p.Close(); err != nil {

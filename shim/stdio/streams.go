@@ -21,7 +21,7 @@ import (
 // it can read its own output then, but does not die of SIGPIPE.
 type Streams struct {
 	log      *crilog.Log // nil: output is not logged
-	journal  *journal.Journal
+	shared   *Shared
 	id       string
 	copied   bool
 	pumps    []*Pump
@@ -31,6 +31,13 @@ type Streams struct {
 
 	mu    sync.Mutex
 	stdin *os.File // write end, or the master; nil without or when closed
+}
+
+// Shared is what all streams of a supervisor share.
+type Shared struct {
+	Journal *journal.Journal
+	entries crilog.Buffers
+	chunks  sync.Pool // of *[pumpBuffer]byte: a stream that is silent holds none
 }
 
 // Options say which streams a container has.
@@ -44,7 +51,7 @@ type Options struct {
 	Domain   string // SELinux label of its processes; empty: none
 	Bare     bool   // it has no streams; stdin and stdout are Spares
 	Copied   bool   // another process copies what the container writes
-	Journal  *journal.Journal
+	Shared   *Shared
 	// Keep has another process hold copies of the read ends of the outputs, before
 	// the container has one to write to. After an error there is no holder.
 	Keep func(outputs []*os.File) error
@@ -59,7 +66,7 @@ func (e Ends) Close() { closeAll(e.Stdin, e.Stdout, e.Stderr) }
 func fifoPath(dir, id, stream string) string { return filepath.Join(dir, id+"."+stream) }
 
 func newStreams(o Options) *Streams {
-	return &Streams{fans: map[string]*Fanout{}, journal: o.Journal, id: o.ID, copied: o.Copied}
+	return &Streams{fans: map[string]*Fanout{}, shared: o.Shared, id: o.ID, copied: o.Copied}
 }
 
 // Open makes the streams of a new container.
@@ -76,7 +83,7 @@ func Open(o Options) (*Streams, Ends, error) {
 
 func (s *Streams) open(o Options, ends *Ends) (err error) {
 	if o.LogPath != "" {
-		if s.log, err = crilog.Open(o.LogPath); err != nil {
+		if s.log, err = crilog.Open(o.LogPath, &o.Shared.entries); err != nil {
 			return err
 		}
 	}
@@ -162,8 +169,8 @@ func Adopt(o Options, handed Handed) (*Streams, error) {
 	var errs []error
 	if o.LogPath != "" {
 		var err error
-		if s.log, err = crilog.Open(o.LogPath); err != nil {
-			s.log = crilog.Late(o.LogPath, err)
+		if s.log, err = crilog.Open(o.LogPath, &o.Shared.entries); err != nil {
+			s.log = crilog.Late(o.LogPath, &o.Shared.entries, err)
 			errs = append(errs, err)
 		}
 	}
@@ -188,10 +195,10 @@ func (s *Streams) addPump(stream string, source *os.File) (err error) {
 	fan := newFanout()
 	s.fans[stream] = fan
 	if s.log == nil {
-		s.pumps, s.flushes = append(s.pumps, NewPump(source, fan.emit)), append(s.flushes, func() {})
+		s.pumps, s.flushes = append(s.pumps, s.shared.newPump(source, fan.emit)), append(s.flushes, func() {})
 		return nil
 	}
-	memory := &journaled{journal: s.journal, owner: s.id + "." + stream, whole: source != nil && source == s.terminal}
+	memory := &journaled{journal: s.shared.Journal, owner: s.id + "." + stream, whole: source != nil && source == s.terminal}
 	memory.entries = s.log.Stream(stream, memory)
 	err = memory.resume(s.log, stream)
 	s.pumps = append(s.pumps, newPump(source, memory, func(p []byte) {

@@ -59,7 +59,7 @@ func (c *container) execFailure(err error) error {
 func (e *exec) launch(loaded runtime.Container, spec *specs.Process, stdin bool) (err error) {
 	streams := runtime.Streams{Terminal: spec.Terminal}
 	if spec.Terminal {
-		e.pipes = stdio.NewTerminalPipes()
+		e.pipes = stdio.NewTerminalPipes(e.container.sup.shared)
 	} else {
 		var ends stdio.Ends
 		options := e.container.streamOptions()

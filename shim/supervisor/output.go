@@ -14,7 +14,7 @@ import (
 )
 
 func (c *container) streamOptions() stdio.Options {
-	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Copied: c.record.Task, Journal: c.sup.journal, Keep: c.keepOutputs}
+	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Copied: c.record.Task, Shared: c.sup.shared, Keep: c.keepOutputs}
 }
 
 // keepOutputs has the pod's pause hold copies of what the container's output is

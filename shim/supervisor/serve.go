@@ -21,6 +21,7 @@ import (
 	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/runtime"
 	"github.com/minicri/minicri/shim/stdio/journal"
+	"github.com/minicri/minicri/shim/stdio"
 )
 
 // Serve is the resident supervisor of a group of pods.
@@ -60,7 +61,8 @@ type Supervisor struct {
 	builtin    *runtime.Builtin
 	taskEvents *runtime.Events
 	journal    *journal.Journal
-	systemd    bool // the cgroup driver
+	shared     *stdio.Shared // of all streams
+	systemd    bool          // the cgroup driver
 	build      string
 	paused     time.Duration // how long the upgrade that has brought this build has held output up
 
@@ -151,6 +153,7 @@ func (s *Supervisor) open(from *os.File) (h *handover, err error) {
 		return nil, err
 	}
 	s.streams, err = listenOr(h.Streams, filepath.Join(s.dir, api.StreamSocket))
+	s.shared = &stdio.Shared{Journal: s.journal}
 	return h, err
 }
 

@@ -12,7 +12,8 @@ import (
 
 // Log is a container's log file.
 type Log struct {
-	path string
+	path    string
+	buffers *Buffers
 
 	mu     sync.Mutex
 	file   *os.File // nil when closed, and before a late log is opened
@@ -30,19 +31,19 @@ type lost struct {
 // Open opens or makes the file at path and appends to it. It fails if its
 // directory is absent, and where something else than a file has its place: a
 // symbolic link is not followed (of api.GuardedPath: in all that is guarded), and
-// neither a fifo nor a device is opened.
-func Open(path string) (*Log, error) {
+// neither a fifo nor a device is opened. buffers may be nil.
+func Open(path string, buffers *Buffers) (*Log, error) {
 	file, err := openFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("open log: %w", err)
 	}
-	return &Log{path: path, file: file}, nil
+	return &Log{path: path, buffers: buffers, file: file}, nil
 }
 
 // Late is a log whose file could not be opened because of cause. What is written
 // counts as lost until Reopen has opened it.
-func Late(path string, cause error) *Log {
-	return &Log{path: path, lost: lost{cause: cause}}
+func Late(path string, buffers *Buffers, cause error) *Log {
+	return &Log{path: path, buffers: buffers, lost: lost{cause: cause}}
 }
 
 // Reopen continues in a new file at the same path, after the old one was renamed

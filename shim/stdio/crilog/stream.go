@@ -43,9 +43,29 @@ func (s *Stream) Restore(line []byte) { s.line = append(s.line[:0], line...) }
 // entries of 2.7 MiB.
 const keptEntries = 128 << 10
 
-// large are buffers for more than that. To make one for each of a flood of short lines
-// would keep the collector busy, and leave a heap in pieces that it does not return.
-var large = sync.Pool{New: func() any { return new([]byte) }}
+// Buffers are for more than that, and shared by logs. To make one for each of a flood of
+// short lines would keep the collector busy, and leave a heap in pieces that it does not
+// return. A nil one keeps none.
+type Buffers struct{ pool sync.Pool }
+
+// take returns an empty buffer with room for size bytes.
+func (b *Buffers) take(size int) *[]byte {
+	var buffer *[]byte
+	if b != nil {
+		buffer, _ = b.pool.Get().(*[]byte)
+	}
+	if buffer == nil {
+		buffer = new([]byte)
+	}
+	*buffer = slices.Grow((*buffer)[:0], size)
+	return buffer
+}
+
+func (b *Buffers) give(buffer *[]byte) {
+	if b != nil {
+		b.pool.Put(buffer)
+	}
+}
 
 // Write logs p, except for an unfinished last line, which waits for its end.
 // It never fails: see Log. Entries of one Write have one time.
@@ -53,13 +73,12 @@ func (s *Stream) Write(p []byte) (int, error) {
 	stamp := s.stamp()
 	s.out = s.out[:0]
 	if size := len(s.line) + len(p) + (bytes.Count(p, []byte{'\n'})+2)*(len(stamp)+len("F \n")); size > keptEntries {
-		buffer := large.Get().(*[]byte)
-		*buffer = slices.Grow((*buffer)[:0], size)
+		buffer := s.log.buffers.take(size)
 		kept := s.out
 		s.out = *buffer
 		defer func() {
 			s.out = kept
-			large.Put(buffer)
+			s.log.buffers.give(buffer)
 		}()
 	}
 	for rest := p; len(rest) > 0; {
