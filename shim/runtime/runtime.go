@@ -44,22 +44,28 @@ type Container interface {
 	// Exec starts a further process. It and what it starts can be ended
 	// together, by Process.KillTree.
 	Exec(spec *specs.Process, streams Streams) (*Process, error)
-	// SignalAll signals every process of the container.
-	SignalAll(sig syscall.Signal) error
 	// Update sets resources, those that are named, and oom_score_adj if it is not
 	// nil, of all processes: all or with an error none.
 	Update(resources *specs.LinuxResources, oomScoreAdj *int) error
 	// Delete kills what is left of the container, and removes its cgroups and
 	// its state. It may be called again after an error.
 	Delete() error
-	// EndExecs ends the execs that an earlier supervisor has left, whose streams
-	// have no owner any more, and not what they have put in the background.
-	EndExecs() error
+	// Cgroups are the container's cgroups by controller, "" for version 2.
+	Cgroups() map[string]string
 	// MountLabel is the SELinux label that a stream of its processes has to have, that
 	// of its files; "" for none.
 	MountLabel() string
-	// Cgroups are the container's cgroups by controller, "" for version 2.
-	Cgroups() map[string]string
+	Adopted
+}
+
+// Adopted is what is done with a container, of a supervisor before too, that does not
+// need to be loaded for it.
+type Adopted interface {
+	// SignalAll signals every process of the container.
+	SignalAll(sig syscall.Signal) error
+	// EndExecs ends the execs that an earlier supervisor has left, whose streams
+	// have no owner any more, and not what they have put in the background.
+	EndExecs() error
 	// NotifyOOM sends at each notice of lack of memory, and closes the channel
 	// when the cgroup is gone.
 	NotifyOOM() (<-chan struct{}, error)

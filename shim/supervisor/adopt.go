@@ -6,8 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	gort "runtime"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -19,8 +21,8 @@ import (
 )
 
 // adoptAll takes over what a supervisor that died has left, or an upgrade hands over:
-// first all streams, for which programs wait, then processes and cgroups,
-// several at a time. A record that cannot be used is quarantined and made anew; it
+// first all streams, for which programs wait, then processes, several at a time; what
+// else there is to do waits until the supervisor serves (settle). A record that cannot be used is quarantined and made anew; it
 // never keeps the others from being served. What cannot be read costs no container
 // anything: it is left alone, or tried again.
 func (s *Supervisor) adoptAll(h *handover) error {
@@ -28,37 +30,40 @@ func (s *Supervisor) adoptAll(h *handover) error {
 	if err != nil {
 		return err
 	}
-	var found []*container
-	for _, id := range recorded {
-		c, err := s.adoptOrRebuild(s.recordPath(id), h)
-		if err != nil {
-			s.log.Error("a container is left alone: neither its record nor the state of its runtime says what it is", "container", id, "error", err)
-			continue
-		}
-		found = append(found, c)
-	}
+	found := make([]*container, len(recorded))
+	several(len(recorded), func(i int) { found[i] = s.adoptOrReport(recorded[i], h) })
+	found = slices.DeleteFunc(found, func(c *container) bool { return c == nil })
 	if h.PausedAt != 0 {
 		s.paused = h.pause()
 	}
-	var wait sync.WaitGroup
-	places := make(chan struct{}, gort.GOMAXPROCS(0))
-	for _, c := range found {
-		places <- struct{}{}
-		wait.Go(func() {
-			defer func() { <-places }()
-			c.adoptProcess()
-		})
-	}
-	wait.Wait()
+	several(len(found), func(i int) { found[i].adoptProcess() })
 	if err := s.removeUnused(); err != nil {
 		s.log.Warn("files of records that are not used stay", "error", err)
 	}
-	return s.removeUnrecorded()
+	return s.removeUnrecorded(recorded)
+}
+
+// several calls do for 0 to n-1, as many at a time as there are processors for us.
+func several(n int, do func(int)) {
+	var wait sync.WaitGroup
+	var next atomic.Int64
+	for range min(n, gort.GOMAXPROCS(0)) {
+		wait.Go(func() {
+			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
+				do(int(i))
+			}
+		})
+	}
+	wait.Wait()
 }
 
 // removeUnrecorded removes what is left of a create that was cut off before the
 // container had a record, whose fifos are made before its state.
-func (s *Supervisor) removeUnrecorded() error {
+func (s *Supervisor) removeUnrecorded(recorded []string) error {
+	known := make(map[string]bool, len(recorded))
+	for _, id := range recorded {
+		known[id] = true
+	}
 	states, err := os.ReadDir(s.stateDir())
 	if err != nil {
 		return err
@@ -69,7 +74,7 @@ func (s *Supervisor) removeUnrecorded() error {
 	}
 	for _, entry := range append(states, fifos...) {
 		id := strings.TrimSuffix(entry.Name(), filepath.Ext(entry.Name())) // ids have no dot
-		if s.hasRecord(id) {
+		if known[id] || s.hasRecord(id) {
 			continue
 		}
 		left, err := s.builtin.Load(id)
@@ -87,7 +92,7 @@ func (s *Supervisor) removeUnrecorded() error {
 
 // adoptRecord makes a container of its record, and continues with its streams unless
 // it has ended.
-func (s *Supervisor) adoptRecord(path string, handed map[string]handedOn) (*container, error) {
+func (s *Supervisor) adoptRecord(path string, from *handover) (*container, error) {
 	c := &container{sup: s, adopted: true, made: true, exited: make(chan struct{}), reported: make(chan parentsWord, 1), oomWatched: make(chan struct{}), execs: map[string]*exec{}, killed: true}
 	if err := readJSON(path, &c.record); err != nil {
 		return nil, err
@@ -95,7 +100,7 @@ func (s *Supervisor) adoptRecord(path string, handed map[string]handedOn) (*cont
 	if id := recordedID(path); c.record.ID != id {
 		return nil, fmt.Errorf("it is the record of container %q", c.record.ID)
 	}
-	h, upgraded := handed[c.record.ID]
+	h, upgraded := from.of(c.record.ID)
 	c.adopted = !upgraded || h.Adopted
 	if err := s.reserve(c); err != nil {
 		return nil, err
@@ -105,7 +110,7 @@ func (s *Supervisor) adoptRecord(path string, handed map[string]handedOn) (*cont
 		close(c.exited)
 		return c, nil
 	}
-	delete(handed, c.record.ID) // its descriptors have an owner now
+	from.take(c.record.ID) // its descriptors have an owner now
 	c.adoptStreams(h.streams())
 	c.stdinOnce = h.StdinOnce
 	c.killed = h.Killed
@@ -160,7 +165,17 @@ func (c *container) reapTimeout() time.Duration {
 
 // askParent asks the parent of an adopted init for its exit, if that is a process
 // which does not end with it.
-func (c *container) askParent(loaded runtime.Container) {
+func (c *container) askParent() {
+	if !c.record.Task {
+		return
+	}
+	loaded, err := c.loaded()
+	if err != nil {
+		if !errdefs.IsNotFound(err) {
+			c.sup.log.Error("a container is adopted without its state: what needs that tries to read it again", "container", c.record.ID, "error", err)
+		}
+		return
+	}
 	parent, lives := loaded.(runtime.Parent)
 	if !lives {
 		return

@@ -32,11 +32,14 @@ type container struct {
 	oomWatched chan struct{}    // closed when no notice of an OOM kill can come any more
 	sparing    sync.Mutex       // of a pause: held while its spare descriptors are changed
 
+	settling  sync.Mutex // guards unsettled, and is held while that is done
+	unsettled func()     // nil if nothing is left to do: see settle
+
 	op      sync.Mutex // one change at a time; may be held for long
 	loading sync.Mutex // held while an adopted container's state is read
 
 	mu        sync.Mutex        // guards what follows
-	runtime   runtime.Container // nil if adopted and not read yet: see loaded
+	runtime   runtime.Container // nil if adopted and not needed yet: see loaded
 	init      *runtime.Process  // nil if adopted and not found: see process
 	record    record
 	killed    bool // we sent SIGKILL: not the kernel for lack of memory

@@ -64,9 +64,18 @@ func (s *Supervisor) forget(id string) {
 	s.mu.Unlock()
 }
 
-// find returns a container that is made. One that is being made, which a hook
-// can make long, has nothing yet that could be used.
+// find returns a container that is made, for a call to be done with it: see settle.
 func (s *Supervisor) find(id string) (*container, error) {
+	c, err := s.lookUp(id)
+	if err == nil {
+		c.settle()
+	}
+	return c, err
+}
+
+// lookUp returns a container that is made. One that is being made, which a hook
+// can make long, has nothing yet that could be used.
+func (s *Supervisor) lookUp(id string) (*container, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c := s.containers[id]; c != nil {

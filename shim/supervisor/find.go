@@ -19,21 +19,56 @@ import (
 
 // adoptProcess finds the container's process and waits for its end.
 func (c *container) adoptProcess() {
-	loaded, err := c.loaded()
-	if err != nil && !errdefs.IsNotFound(err) {
-		c.sup.log.Error("a container is adopted without its state: what needs that tries to read it again", "container", c.record.ID, "error", err)
-	}
 	if c.exit != nil {
 		return
 	}
-	c.askParent(loaded)
-	if !c.findProcess() {
+	c.askParent()
+	init, child, known := c.findProcess()
+	switch {
+	case !known:
 		go c.findAgain()
+	case init != nil:
+		c.found(init)
+		c.unsettled = func() { c.follow(child) } // nothing else knows of c yet
 	}
 }
 
-// loaded is the container as its runtime has it, whose state is read now if it could
-// not be read before. errdefs.ErrNotFound says that there is none.
+// settle does with a container that was adopted what can wait until the supervisor
+// serves, and has to be done before anything else is done with the container: an exec
+// that began before would be ended as one of the predecessor's.
+func (c *container) settle() {
+	c.settling.Lock()
+	defer c.settling.Unlock()
+	if c.unsettled != nil {
+		c.unsettled()
+		c.unsettled = nil
+	}
+}
+
+// settleAll settles what no call has asked for. An upgrade waits for it.
+func (s *Supervisor) settleAll() {
+	s.changes.RLock()
+	defer s.changes.RUnlock()
+	for _, c := range s.all() {
+		c.settle()
+	}
+}
+
+// light is what is done with every container that is adopted, or handed on. The state
+// of one of libcontainer's is not read for it: with hundreds of them that would take
+// longer than all else.
+func (c *container) light() (runtime.Adopted, error) {
+	c.mu.Lock()
+	loaded, record := c.runtime, c.record
+	c.mu.Unlock()
+	if loaded == nil && len(record.Runtime) == 0 {
+		return c.sup.builtin.Adopted(record.ID, record.Cgroups), nil
+	}
+	return c.loaded()
+}
+
+// loaded is the container as its runtime has it, whose state is read now if it was
+// not read before. errdefs.ErrNotFound says that there is none.
 func (c *container) loaded() (runtime.Container, error) {
 	c.loading.Lock()
 	defer c.loading.Unlock()
@@ -70,28 +105,33 @@ func (c *container) findAgain() {
 		case <-time.After(pause):
 		}
 		c.sup.changes.RLock() // the next build looks for it, too
-		found := c.findProcess()
+		init, child, known := c.findProcess()
+		if init != nil {
+			c.op.Lock()
+			c.found(init)
+			c.follow(child)
+			c.op.Unlock()
+		}
 		c.sup.changes.RUnlock()
-		if found {
+		if known {
 			return
 		}
 	}
 }
 
-// findProcess finds out whether the container's process runs, and has its end waited
-// for; it reports false if that cannot be known now.
-func (c *container) findProcess() bool {
+// findProcess finds out whether the container's process runs, and returns it; one that
+// has ended is concluded, and nil. known is false if that cannot be told now.
+func (c *container) findProcess() (init *runtime.Process, child, known bool) {
 	record := c.snapshot()
 	init, child, err := c.sup.builtin.Find(record.PID, record.StartTime)
 	if err == nil {
-		c.follow(init, child)
-		return true
+		return init, child, true
 	}
 	if errors.Is(err, process.ErrGone) {
 		exit, exitErr := c.readExit()
 		if exitErr == nil { // it could not be read before
 			go c.conclude(exit)
-			return true
+			return nil, false, true
 		}
 		var unreadable syscall.Errno
 		if !errors.As(exitErr, &unreadable) || unreadable == syscall.ENOENT {
@@ -99,30 +139,36 @@ func (c *container) findProcess() bool {
 			c.killed = true // perhaps, and that is enough not to blame lack of memory
 			c.mu.Unlock()
 			go c.awaitParent() // it has ended while no supervisor ran
-			return true
+			return nil, false, true
 		}
 		err = exitErr
 	}
 	c.sup.log.Error("whether a container runs cannot be known, it is tried again", "container", record.ID, "pid", record.PID, "error", err)
-	return false
+	return nil, false, false
+}
+
+// found continues with a container whose process runs.
+func (c *container) found(init *runtime.Process) {
+	c.mu.Lock()
+	c.init = init
+	c.mu.Unlock()
+	c.checkStarted()
 }
 
 // follow continues what the predecessor did for a container that runs.
-func (c *container) follow(init *runtime.Process, child bool) {
-	c.op.Lock()
-	defer c.op.Unlock()
+func (c *container) follow(child bool) {
 	c.mu.Lock()
-	c.init = init
 	c.oom.kills, _ = readOOMKills(c.record.Cgroups)
 	c.mu.Unlock()
-	c.checkStarted()
-	if loaded, err := c.loaded(); err == nil {
-		if err := loaded.EndExecs(); err != nil {
-			c.sup.log.Warn("execs of the shim that died may still run", "container", c.record.ID, "error", err)
-		}
+	adopted, err := c.light()
+	if err == nil {
+		err = adopted.EndExecs()
 		if !c.record.Bare {
-			c.watchOOM(loaded)
+			c.watchOOM(adopted)
 		}
+	}
+	if err != nil && !errdefs.IsNotFound(err) {
+		c.sup.log.Warn("execs of the shim that died may still run", "container", c.record.ID, "error", err)
 	}
 	if child {
 		go c.awaitInit()

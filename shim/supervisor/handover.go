@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +29,23 @@ type handover struct {
 	Containers map[string]handedOn `json:"containers"`
 	// Outputs are the fifos of containers, of a standby alone: see outputs.
 	Outputs []int `json:"outputs,omitempty"`
+
+	mu sync.Mutex // guards Containers while they are adopted, several at a time
+}
+
+// of is what is handed over of a container.
+func (h *handover) of(id string) (handed handedOn, known bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	handed, known = h.Containers[id]
+	return handed, known
+}
+
+// take is for what has an owner now: closeRest leaves it alone.
+func (h *handover) take(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.Containers, id)
 }
 
 // handedOn is what is not on disk of a container; descriptors are 0 for none.

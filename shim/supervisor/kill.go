@@ -47,6 +47,9 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 
 // aborter ends what its runtime runs for the container, if it does.
 func (c *container) aborter() (runtime.Aborter, bool) {
+	if !c.record.Task {
+		return nil, false
+	}
 	loaded, _ := c.loaded()
 	aborter, is := loaded.(runtime.Aborter)
 	return aborter, is
@@ -54,8 +57,8 @@ func (c *container) aborter() (runtime.Aborter, bool) {
 
 // signalAll signals every process of the container.
 func (c *container) signalAll(sig syscall.Signal) error {
-	if loaded, err := c.loaded(); err == nil {
-		return loaded.SignalAll(sig)
+	if light, err := c.light(); err == nil {
+		return light.SignalAll(sig)
 	}
 	return runtime.SignalCgroups(c.snapshot().Cgroups, sig)
 }

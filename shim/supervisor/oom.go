@@ -40,9 +40,9 @@ type oomCount struct {
 }
 
 // watchOOM follows the kernel's notices until the cgroup is gone.
-func (c *container) watchOOM(loaded runtime.Container) {
+func (c *container) watchOOM(of runtime.Adopted) {
 	c.oom.before = c.sup.unclaimedOOMKills(c.oomParent())
-	notices, err := loaded.NotifyOOM()
+	notices, err := of.NotifyOOM()
 	if err != nil {
 		c.sup.log.Warn("OOM kills are seen only at the exit", "container", c.snapshot().ID, "error", err)
 		close(c.oomWatched)

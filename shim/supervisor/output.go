@@ -73,7 +73,7 @@ func (c *container) releaseOutputs() {
 
 // withSpares calls use with the spare descriptors of the container's pod.
 func (c *container) withSpares(use func(stdio.Spares) error) error {
-	pause, err := c.sup.find(c.record.Pause)
+	pause, err := c.sup.lookUp(c.record.Pause)
 	if err != nil {
 		return err
 	}

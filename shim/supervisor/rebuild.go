@@ -61,10 +61,19 @@ func (s *Supervisor) rebuildByState(id string) error {
 	return writeJSON(s.recordPath(id), r)
 }
 
+// adoptOrReport is adoptOrRebuild; a container of which nothing can be read is nil.
+func (s *Supervisor) adoptOrReport(id string, h *handover) *container {
+	c, err := s.adoptOrRebuild(s.recordPath(id), h)
+	if err != nil {
+		s.log.Error("a container is left alone: neither its record nor the state of its runtime says what it is", "container", id, "error", err)
+	}
+	return c
+}
+
 // adoptOrRebuild is adoptRecord; where that fails the record is made anew. The error
 // says that nothing of it can be read.
 func (s *Supervisor) adoptOrRebuild(path string, h *handover) (*container, error) {
-	c, err := s.adoptRecord(path, h.Containers)
+	c, err := s.adoptRecord(path, h)
 	if err == nil {
 		return c, nil
 	}
@@ -76,7 +85,7 @@ func (s *Supervisor) adoptOrRebuild(path string, h *handover) (*container, error
 	if rebuildErr := s.rebuild(recordedID(path)); rebuildErr != nil {
 		return nil, errors.Join(err, rebuildErr)
 	}
-	if c, err = s.adoptRecord(path, h.Containers); err == nil {
+	if c, err = s.adoptRecord(path, h); err == nil {
 		s.log.Error("a container is adopted without its record", "container", c.record.ID, "logged", c.record.LogPath != "")
 	}
 	return c, err

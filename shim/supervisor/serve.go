@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	gort "runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,8 +21,8 @@ import (
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/runtime"
-	"github.com/minicri/minicri/shim/stdio/journal"
 	"github.com/minicri/minicri/shim/stdio"
+	"github.com/minicri/minicri/shim/stdio/journal"
 )
 
 // Serve is the resident supervisor of a group of pods.
@@ -80,9 +81,14 @@ type Supervisor struct {
 	oomClaims  map[string]int             // by cgroup: OOM kills found to be those of single containers below it
 }
 
+// startGCPercent has no garbage collected before the supervisor serves, as a rule: the
+// first 16 MiB. From then on trimMemory decides.
+const startGCPercent = 400
+
 // Run serves until ctx is cancelled or Shutdown is called. Containers
 // live on: the next Run on the same directory adopts them.
 func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
+	debug.SetGCPercent(startGCPercent)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	if err := s.enter(log); err != nil {
@@ -114,6 +120,7 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 		log.Info("upgraded", "build", s.Build, "output held up", sup.paused, "serves after", handed.pause(), "containers", len(sup.all()))
 	}
 	go sup.builtin.Run(ctx)
+	go sup.settleAll() // ends with the last container that was adopted
 	go trimMemory(ctx)
 	return sup.serve(ctx, s.Ready)
 }
@@ -146,6 +153,7 @@ func (s *Supervisor) open(from *os.File) (h *handover, err error) {
 	if s.journal, err = journal.OpenOrReplace(filepath.Join(s.dir, journalFile)); err != nil {
 		return nil, err
 	}
+	s.shared = &stdio.Shared{Journal: s.journal}
 	if err := s.journal.Unread(); err != nil {
 		s.log.Error("output that an earlier supervisor had read and not logged is lost: its journal was replaced", "error", err)
 	}
@@ -153,7 +161,6 @@ func (s *Supervisor) open(from *os.File) (h *handover, err error) {
 		return nil, err
 	}
 	s.streams, err = listenOr(h.Streams, filepath.Join(s.dir, api.StreamSocket))
-	s.shared = &stdio.Shared{Journal: s.journal}
 	return h, err
 }
 

@@ -83,9 +83,9 @@ func lockWithin(lock *sync.RWMutex, limit time.Duration) error {
 // has started none yet.
 func (s *Supervisor) endExecs() {
 	for _, c := range s.all() {
-		loaded, err := c.loaded()
+		light, err := c.light()
 		if err == nil {
-			err = loaded.EndExecs()
+			err = light.EndExecs()
 		}
 		if err != nil && !errdefs.IsNotFound(err) {
 			s.log.Warn("execs may outlive the upgrade", "container", c.snapshot().ID, "error", err)
