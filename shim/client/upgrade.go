@@ -64,6 +64,11 @@ const (
 	upgradeLimit = 30 * time.Second
 )
 
+// upgradeWait is how long the start waits for upgrades, which take tenths of a second. One
+// that takes longer goes on: it is refused in the end, or ends our connection to the
+// build before as a death does.
+const upgradeWait = 5 * time.Second
+
 // Upgrade makes all supervisors that serve the build of this set's options, side
 // by side. One that cannot be upgraded serves on as it is, and that is said. It is
 // called once, before there is any connection.
@@ -74,9 +79,25 @@ func (s *Set) Upgrade(ctx context.Context, program string) error {
 	}
 	var wait sync.WaitGroup
 	for _, group := range groups {
-		wait.Go(func() { s.upgradeGroup(ctx, group, program) })
+		wait.Add(1)
+		s.work.Go(func() {
+			defer wait.Done()
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			defer context.AfterFunc(s.base, cancel)()
+			s.upgradeGroup(ctx, group, program)
+		})
 	}
-	wait.Wait()
+	done := make(chan struct{})
+	s.work.Go(func() {
+		wait.Wait()
+		close(done)
+	})
+	select {
+	case <-done:
+	case <-time.After(upgradeWait):
+		s.options.Logger.Warn("the upgrade of a supervisor takes long: the start does not wait for it", "waited", upgradeWait)
+	}
 	return nil
 }
 

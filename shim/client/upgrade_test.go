@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/client"
@@ -197,6 +199,50 @@ func TestUpgradeToAnOlderState(t *testing.T) {
 	}
 	if err := p.upgrade(anotherBuild(t, 2)); err != nil {
 		t.Error(err)
+	}
+}
+
+// A build that hangs as it looks at the state holds up neither the start of the daemon
+// nor calls: both come to their end while it still does.
+func TestUpgradeThatHangsHoldsUpNothing(t *testing.T) {
+	p := startPod(t)
+	p.run("c", "sleep 1000")
+	set, err := client.NewSet(client.SetOptions{Dir: filepath.Dir(p.dir), Start: client.StartOptions{Build: "next"}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hangs := filepath.Join(t.TempDir(), "program")
+	pidFile := hangs + ".pid"
+	if err := os.WriteFile(hangs, []byte("#!/bin/sh\necho $$ >"+pidFile+".new; mv "+pidFile+".new "+pidFile+"; exec sleep 4321\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	created := make(chan error, 1)
+	go func() {
+		pid := 0
+		for deadline := time.Now().Add(time.Minute); pid == 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			content, _ := os.ReadFile(pidFile)
+			_, _ = fmt.Sscan(string(content), &pid)
+		}
+		r, err := p.ExecSync(t.Context(), "c", sh("echo hi"), 0, 10)
+		if err == nil && (pid == 0 || unix.Kill(pid, 0) != nil) {
+			err = fmt.Errorf("a command was run when process %d had been given up: %+v", pid, r)
+		}
+		created <- err
+	}()
+	if err := set.Upgrade(t.Context(), hangs); err != nil {
+		t.Error(err)
+	}
+	content, _ := os.ReadFile(pidFile)
+	var pid int
+	if _, err := fmt.Sscan(string(content), &pid); err != nil || unix.Kill(pid, 0) != nil {
+		t.Errorf("the start waited for process %d, which hung, to be given up: %v", pid, err)
+	}
+	if err := <-created; err != nil {
+		t.Error(err)
+	}
+	set.Close()
+	if info, err := p.Info(t.Context()); err != nil || info.GetBuild() == "next" {
+		t.Errorf("build %v, %v", info, err)
 	}
 }
 

@@ -18,8 +18,8 @@ import (
 
 // An upgrade replaces the program of this process by another build: the same
 // pid, so that containers stay its children and their exits are seen. The new
-// program first looks at all that it will be given, as a process of its own;
-// what it cannot read, or a crash, refuses the upgrade. Then nothing new begins
+// program first looks at all that it will be given, as a process of its own, beside
+// calls; what it cannot read, or a crash, refuses the upgrade. Then nothing new begins
 // (changes), no byte is between a fifo and its log (journal.Move), the
 // descriptors that only we have are made to outlive execve(2), and the new build
 // adopts the containers from the disk, as after a death, but as their parent and
@@ -44,16 +44,16 @@ func (s *Supervisor) upgrade(ctx context.Context, path, build string) error {
 		return fmt.Errorf("open the new program: %w", err)
 	}
 	defer program.Close()
-	if err := lockWithin(&s.changes, quietLimit); err != nil {
-		return fmt.Errorf("an operation on a container is not done within %v: %w", quietLimit, err)
+	if err := s.check(ctx, program); err != nil {
+		return err
+	}
+	if err := s.awaitQuiet(); err != nil {
+		return err
 	}
 	defer s.changes.Unlock()
 	h, kept, err := s.prepare()
 	defer closeDescriptors(kept)
 	if err != nil {
-		return err
-	}
-	if err := s.check(ctx, program, h); err != nil {
 		return err
 	}
 	waits, err := s.startStandby(h, kept)
@@ -67,6 +67,14 @@ func (s *Supervisor) upgrade(ctx context.Context, path, build string) error {
 	}
 	defer s.journal.Move.Unlock()
 	return s.execute(program, build, h, kept, waits)
+}
+
+// awaitQuiet locks changes.
+func (s *Supervisor) awaitQuiet() error {
+	if err := lockWithin(&s.changes, quietLimit); err != nil {
+		return fmt.Errorf("an operation on a container is not done within %v: %w", quietLimit, err)
+	}
+	return nil
 }
 
 // lockWithin locks, without keeping readers out while it waits.
@@ -153,8 +161,18 @@ func closeDescriptors(fds []int) {
 	}
 }
 
-// check has the new program look at the state.
-func (s *Supervisor) check(ctx context.Context, program *os.File, h *handover) error {
+// check has the new program look at the state as it is now. Containers change while it
+// does: what comes to be then has the same form, and a program that hangs holds up none.
+func (s *Supervisor) check(ctx context.Context, program *os.File) error {
+	if err := s.awaitQuiet(); err != nil {
+		return err
+	}
+	h, kept, err := s.prepare()
+	s.changes.Unlock()
+	defer closeDescriptors(kept)
+	if err != nil {
+		return err
+	}
 	state, err := writeHandover(h)
 	if err != nil {
 		return err
