@@ -48,7 +48,7 @@ func returnMemory(ctx context.Context) {
 			debug.FreeOSMemory()
 			garbage = heldMemory()
 		}
-		if risen || again || filepages.Resident() > mostPages {
+		if risen || again || pages.Resident() > mostPages {
 			pages.Release()
 		}
 	}

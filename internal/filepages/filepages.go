@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -52,16 +53,30 @@ func (p Pages) Release() {
 	}
 }
 
-// Resident is how much of files and of shared memory is in our address space, in bytes
-// (the third field of proc_pid_statm(5)); 0 where that cannot be read.
-func Resident() int {
-	statm, err := os.ReadFile("/proc/self/statm")
+// Resident is how much of them is in our address space, in bytes; 0 where that cannot be
+// read. proc_pid_pagemap(5) has a word for each page, in whose highest bit is whether it
+// is there: no other mapping counts, such as that of a database, and it takes a
+// hundredth of the time of smaps.
+func (p Pages) Resident() (bytes int) {
+	pagemap, err := os.Open("/proc/self/pagemap")
 	if err != nil {
 		return 0
 	}
-	var size, resident, shared int
-	if _, err := fmt.Sscan(string(statm), &size, &resident, &shared); err != nil {
-		return 0
+	defer pagemap.Close()
+	const word, highest = 8, 7 // in bytes; x86 and ARM are little-endian
+	size := uintptr(os.Getpagesize())
+	words := make([]byte, 1024*word)
+	for _, one := range p {
+		section := io.NewSectionReader(pagemap, int64(one.start/size*word), int64((one.end-one.start)/size*word))
+		for {
+			n, err := section.Read(words)
+			for i := highest; i < n; i += word {
+				bytes += int(words[i]>>7) * int(size)
+			}
+			if err != nil {
+				break
+			}
+		}
 	}
-	return shared * os.Getpagesize()
+	return bytes
 }
