@@ -161,3 +161,6 @@ func UnmountBelow(dir string) error {
 	}
 	return err
 }
+
+// SupervisorDir is the directory of minicri's supervisor of the node's pods.
+func (n *Node) SupervisorDir() string { return filepath.Join(n.dir, "s", "shims", "node") }
