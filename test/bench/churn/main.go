@@ -1,12 +1,15 @@
-// Command churn makes and removes pods of one container for as long as it is
-// given, all below one supervisor, and prints whether the memory, descriptors and
-// threads of daemon and supervisor stay as they are.
+// Command churn makes and removes pods and containers for as long as it is given, all
+// below one supervisor, and prints whether the memory, descriptors and threads of
+// daemon and supervisor stay as they are. A pod has one container after the other, each
+// with commands, so that in the same time there are several times as many lives as of
+// pods alone.
 package main
 
 import (
 	"context"
 	"flag"
 	"fmt"
+	"math"
 	"os"
 	"text/tabwriter"
 	"time"
@@ -18,15 +21,17 @@ import (
 
 func main() {
 	c := &churn{out: os.Stdout}
-	flag.IntVar(&c.lives, "lives", 100_000, "pods and containers that are made and removed")
+	flag.IntVar(&c.lives, "lives", 100_000, "pods and containers that are made and removed, each counts")
 	flag.DurationVar(&c.limit, "limit", 15*time.Minute, "ends it before")
 	flag.IntVar(&c.atOnce, "at-once", 8, "lives side by side")
+	flag.IntVar(&c.within, "within", 8, "containers of a pod, one after the other, each with two commands; 0 for pods of one container")
 	flag.Parse()
 	contender.Main("churn", c.run)
 }
 
 type churn struct {
 	lives, atOnce int
+	within        int
 	limit         time.Duration
 	out           *os.File
 	samples       []sample
@@ -41,11 +46,11 @@ type sample struct {
 
 const (
 	// parts is how often is looked, in equal parts of the lives or of the time.
-	parts = 10
+	parts = 20
 	// settle is how long idle processes have to give memory back before.
 	settle = 6 * time.Second
 	// slice is how many lives there are between two looks at the clock.
-	slice = 40
+	slice = 8
 )
 
 func (c *churn) run(ctx context.Context, nodes [2]*contender.Node) error {
@@ -59,10 +64,10 @@ func (c *churn) run(ctx context.Context, nodes [2]*contender.Node) error {
 		return err
 	}
 	began := time.Now()
-	done := 0
+	done, each := 0, 1+max(1, c.within) // a pod and its containers
 	for part := range parts + 1 {
-		for until := c.limit * time.Duration(part) / parts; done < c.lives*part/parts && time.Since(began) < until; done += slice {
-			if err := contender.Burst(slice, c.atOnce, func(k int) error { return life(ctx, n, fmt.Sprint("life", done+k)) }); err != nil {
+		for until := c.limit * time.Duration(part) / parts; done < c.lives*part/parts && time.Since(began) < until; done += slice * each {
+			if err := contender.Burst(slice, c.atOnce, func(k int) error { return c.life(ctx, n, fmt.Sprint("life", done+k)) }); err != nil {
 				return fmt.Errorf("after %d lives: %w", done, err)
 			}
 		}
@@ -74,17 +79,40 @@ func (c *churn) run(ctx context.Context, nodes [2]*contender.Node) error {
 	return c.print()
 }
 
-// life is that of a pod with one container, in the node's network: no plugin is
-// measured.
-func life(ctx context.Context, n *contender.Node, name string) error {
+// life is that of a pod, in the node's network: no plugin is measured.
+func (c *churn) life(ctx context.Context, n *contender.Node, name string) error {
 	pod, err := n.RunPodIn(ctx, name, runtimeapi.NamespaceMode_NODE)
 	if err != nil {
 		return err
 	}
-	if _, err := pod.Run(ctx, "app", contender.App); err != nil {
-		return err
+	for k := range c.within {
+		if err := lifeWithin(ctx, pod, fmt.Sprint("app", k)); err != nil {
+			return err
+		}
+	}
+	if c.within == 0 {
+		if _, err := pod.Run(ctx, "app", contender.App); err != nil {
+			return err
+		}
 	}
 	return n.RemovePod(ctx, pod.ID)
+}
+
+// lifeWithin is that of a container: started, two commands, stopped and removed.
+func lifeWithin(ctx context.Context, pod *contender.Pod, name string) error {
+	id, err := pod.Run(ctx, name, contender.App)
+	if err != nil {
+		return err
+	}
+	for range 2 {
+		if _, err := pod.Node.CRI.ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"/bin/true"}, Timeout: 60}); err != nil {
+			return fmt.Errorf("command in %s: %w", name, err)
+		}
+	}
+	if err := pod.Node.StopContainer(ctx, id); err != nil {
+		return err
+	}
+	return pod.Node.RemoveContainer(ctx, id)
 }
 
 func (c *churn) look(ctx context.Context, n *contender.Node, lives int) error {
@@ -128,28 +156,45 @@ func (c *churn) print() error {
 		{"supervisor, threads", func(s sample) float64 { return float64(s.owners.Shims.Threads) }, 0.5},
 		{"supervisor, descriptors", func(s sample) float64 { return float64(s.supervisor) }, 0.5},
 	} {
-		slope, verdict := 1000*c.slope(line.of), "flat"
-		if slope > line.most {
-			verdict = "NOT flat"
-		}
-		fmt.Fprintf(c.out, "%s: %+.2f for each 1000 lives, to reach <= %g: %s\n", line.what, slope, line.most, verdict)
+		slope, deviation := c.slope(line.of)
+		slope, deviation = 1000*slope, 1000*deviation
+		fmt.Fprintf(c.out, "%s: %+.2f ± %.2f for each 1000 lives, to reach <= %g: %s\n", line.what, slope, deviation, line.most, verdict(slope, deviation, line.most))
 	}
 	fmt.Fprintln(c.out)
 	return table.Flush()
 }
 
-// slope is the growth with each life, of the line with the least squares, without
-// the first sample: what the first lives make, such as caches, stays.
-func (c *churn) slope(of func(sample) float64) float64 {
-	samples := c.samples[1:]
+// verdict says what a slope with its standard error, twice that to either side, shows.
+func verdict(slope, deviation, most float64) string {
+	switch {
+	case slope+2*deviation <= most:
+		return "flat"
+	case slope-2*deviation > most:
+		return "NOT flat"
+	default:
+		return "too few lives to tell"
+	}
+}
+
+// slope is the growth with each life, of the line with the least squares, and its
+// standard error. The first quarter of the samples does not count: what the first lives
+// make, such as caches, stays.
+func (c *churn) slope(of func(sample) float64) (slope, deviation float64) {
+	samples := c.samples[len(c.samples)/4:]
 	var x, y, xx, xy float64
 	for _, s := range samples {
 		lives := float64(s.lives)
 		x, y, xx, xy = x+lives, y+of(s), xx+lives*lives, xy+lives*of(s)
 	}
 	n := float64(len(samples))
-	if n*xx == x*x {
-		return 0
+	if n < 3 || n*xx == x*x {
+		return 0, math.Inf(1)
 	}
-	return (n*xy - x*y) / (n*xx - x*x)
+	slope = (n*xy - x*y) / (n*xx - x*x)
+	begin, off := (y-slope*x)/n, 0.0
+	for _, s := range samples {
+		miss := of(s) - begin - slope*float64(s.lives)
+		off += miss * miss
+	}
+	return slope, math.Sqrt(off / (n - 2) / (xx - x*x/n))
 }
