@@ -46,9 +46,10 @@ type sample struct {
 
 const (
 	// parts is how often is looked, in equal parts of the lives or of the time.
-	parts = 20
-	// settle is how long idle processes have to give memory back before.
-	settle = 6 * time.Second
+	parts = 15
+	// settle is how long idle processes have to give memory back before: the daemon looks
+	// every four seconds, and a second time after it has.
+	settle = 10 * time.Second
 	// slice is how many lives there are between two looks at the clock.
 	slice = 8
 )
