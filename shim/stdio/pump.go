@@ -143,26 +143,6 @@ func isClosed(c chan struct{}) bool {
 	}
 }
 
-// chunk is the memory of a pump for one move.
-type chunk struct {
-	of     *Shared
-	buffer *[pumpBuffer]byte
-}
-
-func (c *chunk) take(int) []byte {
-	if c.buffer, _ = c.of.chunks.Get().(*[pumpBuffer]byte); c.buffer == nil {
-		c.buffer = new([pumpBuffer]byte)
-	}
-	return c.buffer[:]
-}
-
-func (*chunk) have(int) {}
-
-func (c *chunk) moved() {
-	c.of.chunks.Put(c.buffer)
-	c.buffer = nil
-}
-
 // pass waits for bytes and moves what one read gives.
 func (p *Pump) pass() (int, error) {
 	if err := p.await(); err != nil {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/stdio/crilog"
-	"github.com/minicri/minicri/shim/stdio/journal"
 )
 
 // Streams is the supervisor's side of a container's standard streams. Output
@@ -31,13 +30,6 @@ type Streams struct {
 
 	mu    sync.Mutex
 	stdin *os.File // write end, or the master; nil without or when closed
-}
-
-// Shared is what all streams of a supervisor share.
-type Shared struct {
-	Journal *journal.Journal
-	entries crilog.Buffers
-	chunks  sync.Pool // of *[pumpBuffer]byte: a stream that is silent holds none
 }
 
 // Options say which streams a container has.
