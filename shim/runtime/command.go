@@ -287,11 +287,15 @@ func (c *commandContainer) Delete() error {
 
 // removeFiles removes a container's directories, and with the last ones those of
 // the runtime. A create that was killed leaves a state that the runtime itself
-// does not take for one.
+// does not take for one, and runsc locks, in files that begin with the id.
 func (r *Command) removeFiles(id string) error {
 	r.dirs.Lock()
 	defer r.dirs.Unlock()
-	if err := errors.Join(os.RemoveAll(filepath.Join(r.bundles, id)), os.RemoveAll(filepath.Join(r.root, id))); err != nil {
+	states, err := filepath.Glob(filepath.Join(r.root, id+"*"))
+	for _, path := range append(states, filepath.Join(r.bundles, id)) {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	if err != nil {
 		return err
 	}
 	for _, dir := range []string{r.bundles, r.root, filepath.Dir(r.root)} {

@@ -218,6 +218,32 @@ func TestRuntimeThatCannot(t *testing.T) {
 	same(t, "exec in another", p.exec(p.run("app", forever), "echo hi"), "hi")
 }
 
+// Files that a runtime keeps of a container under a name of its own, as runsc does with
+// its locks, are removed with the container.
+func TestRuntimeThatLeavesFiles(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "leaves")
+	script := `#!/bin/sh
+for word; do
+	[ "$before" != --root ] || root=$word
+	before=$word
+done
+case " $* " in *" create "*) : > "$root/${word}_sandbox:$word.lock" ;; esac
+exec ` + runc(t) + ` "$@"
+`
+	check(t, os.WriteFile(program, []byte(script), 0o755))
+	p := runPod(t, newNode(t, harness.Runtime("leaves", program)), "web")
+	lives, ends := p.run("lives", forever), p.run("ends", "exit 3")
+	p.wantExit(ends, 3, "Error")
+	check(t, p.remove(ends))
+	for id, want := range map[string]int{lives: 1, ends: 0} {
+		left, err := filepath.Glob(filepath.Join(supervisorDirs(t, p.Node)[0], "oci/leaves/states", id+"_*"))
+		check(t, err)
+		if len(left) != want {
+			t.Errorf("container %s has %v, want %d", id, left, want)
+		}
+	}
+}
+
 // The pod of a handler of type shim is made by that shim, pause included; it
 // lives over the death of the daemon and of the supervisor, and is gone with the
 // pod.
