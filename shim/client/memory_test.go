@@ -20,14 +20,15 @@ import (
 // MiB). The program is built without the race detector, whose memory is not the
 // supervisor's.
 func TestMemoryPerPod(t *testing.T) {
-	const pods, limit = 20, 3600 << 10
+	const pods, limit = 20, 4 << 20
 	program := withoutRace(t)
 	all := make([]*pod, pods)
 	for i := range all {
 		all[i] = startPodOf(t, program)
 		all[i].run(fmt.Sprint("m", i), "sleep 1000")
 	}
-	// They give back what starting took, some seconds later.
+	// Some seconds later they give back what starting took; it takes some to do so.
+	time.Sleep(10 * time.Second)
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		total := 0
 		for _, p := range all {
