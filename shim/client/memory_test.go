@@ -16,7 +16,7 @@ import (
 )
 
 // TestMemoryPerPod bounds what the supervisor of a pod with one container costs,
-// with twenty that share the program's pages. The bound is what is reached (3.5
+// with twenty that share the program's pages. The bound is above what is reached (3.7
 // MiB). The program is built without the race detector, whose memory is not the
 // supervisor's.
 func TestMemoryPerPod(t *testing.T) {
