@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,14 +21,20 @@ type Pages []addresses
 type addresses struct{ start, end uintptr }
 
 // Find lists what cannot be written and has no page that was
-// (proc_pid_smaps(5)): what relocation has written must not be lost. Nothing
-// is mapped later. Where the list cannot be read it is empty.
+// (proc_pid_smaps(5)): what relocation has written must not be lost. What is listed
+// stays mapped as long as the process lives. A database does not: it is mapped anew as
+// it grows, and where it was the Go runtime may then have its heap, which Release would
+// empty. Where the list cannot be read it is empty.
 func Find() (pages Pages) {
 	smaps, err := os.Open("/proc/self/smaps")
 	if err != nil {
 		return nil // they stay in memory, that is all
 	}
 	defer smaps.Close()
+	program, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		return nil
+	}
 	var one addresses
 	fixed := false
 	for scanner := bufio.NewScanner(smaps); scanner.Scan(); {
@@ -35,12 +43,24 @@ func Find() (pages Pages) {
 		switch {
 		case bytes.IndexByte(first, '-') > 0: // START-END PERMISSIONS OFFSET DEVICE INODE PATH
 			_, err := fmt.Sscanf(string(first), "%x-%x", &one.start, &one.end)
-			fixed = err == nil && bytes.HasPrefix(rest, []byte("r-")) && bytes.IndexByte(rest, '/') > 0
+			fixed = err == nil && bytes.HasPrefix(rest, []byte("r-")) && ofProgram(rest, program)
 		case fixed && string(first) == "Anonymous:" && bytes.HasSuffix(rest, []byte(" 0 kB")):
 			pages = append(pages, one)
 		}
 	}
 	return pages
+}
+
+// ofProgram reports whether a mapping is of the program or of a library that it was
+// linked with; of PERMISSIONS OFFSET DEVICE INODE PATH.
+func ofProgram(mapping []byte, program string) bool {
+	path := bytes.IndexByte(mapping, '/')
+	if path < 0 || !bytes.Contains(mapping[:path], []byte("p ")) { // private
+		return false
+	}
+	name := string(mapping[path:])
+	base := filepath.Base(name)
+	return name == program || strings.HasSuffix(base, ".so") || strings.Contains(base, ".so.")
 }
 
 // Release takes the pages out of our address space. They stay in the page

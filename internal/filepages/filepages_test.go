@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -63,5 +64,40 @@ func TestResidentIsOfTheProgramAlone(t *testing.T) {
 	defer func() { _ = unix.Munmap(mapped) }()
 	if after := pages.Resident(); after > before+least {
 		t.Errorf("%d bytes of the program are in memory with a file mapped, %d before", after, before)
+	}
+}
+
+// A database that is mapped already when the list is made is not in it: when it is
+// mapped elsewhere, the heap may be where it was.
+func TestReleaseLeavesWhatIsMappedInThePlaceOfAFile(t *testing.T) {
+	size := 4 * os.Getpagesize()
+	database := filepath.Join(t.TempDir(), "database")
+	if err := os.WriteFile(database, make([]byte, size), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Open(database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	for name, flags := range map[string]uintptr{"shared": unix.MAP_SHARED, "private": unix.MAP_PRIVATE} {
+		at, err := unix.MmapPtr(int(file.Fd()), 0, nil, uintptr(size), unix.PROT_READ, int(flags))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages := Find()
+		heap, err := unix.MmapPtr(-1, 0, at, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		content := unsafe.Slice((*byte)(heap), size)
+		content[0] = 1
+		pages.Release()
+		if content[0] != 1 {
+			t.Errorf("%s: what was written where the file had been mapped is gone", name)
+		}
+		if err := unix.MunmapPtr(heap, uintptr(size)); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
