@@ -134,7 +134,9 @@ func (n *Node) close() error {
 		errs = append(errs, n.removePods(), n.connection.Close())
 	}
 	if n.Process != nil {
-		n.Stop()
+		if n.Stop(); errors.Join(errs...) != nil {
+			fmt.Fprintf(os.Stderr, "%s said:\n%s\n", n.Name, n.Output)
+		}
 	}
 	if hierarchies, err := cgroup.FindHierarchies(); err == nil {
 		errs = append(errs, hierarchies.Remove(n.cgroupParent(), 10*time.Second))

@@ -78,15 +78,23 @@ func (s *scale) run(ctx context.Context, nodes [2]*contender.Node) error {
 	return s.print()
 }
 
-// fill runs pods until there are as many as the mark says; where many are missing,
-// a burst of them at once.
+// fill runs pods until there are as many as the mark says; where a burst of them is
+// missing, that many at once, for what they leave behind in the daemon, and then the
+// others.
 func (s *scale) fill(ctx context.Context, n *contender.Node, held, mark int) error {
-	atOnce := contender.InFlight
 	if mark-held >= s.burst && n.Name == contender.Minicri {
-		atOnce = s.burst
+		if err := s.hold(ctx, n, held, held+s.burst, s.burst); err != nil {
+			return err
+		}
+		held += s.burst
 	}
-	return contender.Burst(mark-held, atOnce, func(k int) error {
-		pod, err := n.RunPod(ctx, fmt.Sprintf("held%d", held+k))
+	return s.hold(ctx, n, held, mark, contender.InFlight)
+}
+
+// hold runs the pods of these numbers, so many at once.
+func (s *scale) hold(ctx context.Context, n *contender.Node, from, to, atOnce int) error {
+	return contender.Burst(to-from, atOnce, func(k int) error {
+		pod, err := n.RunPod(ctx, fmt.Sprintf("held%d", from+k))
 		if err == nil {
 			_, err = pod.Run(ctx, "app", contender.App)
 		}
