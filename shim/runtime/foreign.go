@@ -8,9 +8,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/process"
 )
 
 // What another program says of its processes is not believed: all that is killed
@@ -103,12 +106,26 @@ func killTree(root int, ours func(pid int) bool) {
 				_ = p.Close()
 				continue
 			}
+			awaitStopped(pid)
 			defer p.Close()
 			held[pid], more = p, true
 		}
 	}
 	for _, p := range held {
 		_ = p.Signal(unix.SIGKILL) // it may have ended
+	}
+}
+
+// stopLimit bounds the wait for a process to stop, which one does that gets a processor.
+const stopLimit = time.Second
+
+// awaitStopped waits until a process does not run any more: in the middle of a fork(2)
+// it stops when that is done, and its child is there only then.
+func awaitStopped(pid int) {
+	for deadline := time.Now().Add(stopLimit); time.Now().Before(deadline); time.Sleep(100 * time.Microsecond) {
+		if stat, err := process.ReadStat(pid); err != nil || strings.Contains("TtZXD", string(stat.State)) {
+			return
+		}
 	}
 }
 
