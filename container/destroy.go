@@ -137,7 +137,7 @@ func (s *Store) killAndDelete(ctx context.Context, c *Container, shim *client.Cl
 // It is removed after that where processes or hooks may still use its files.
 func (s *Store) beginRemoveSnapshot(ctx context.Context, c *Container) (wait func(context.Context) error) {
 	remove := s.removalOfSnapshot(c.ID)
-	if c.State() != runtimeapi.ContainerState_CONTAINER_EXITED || !c.quietEnd {
+	if c.State() != runtimeapi.ContainerState_CONTAINER_EXITED || !c.noPoststop {
 		return remove
 	}
 	removed := make(chan error, 1)

@@ -77,7 +77,7 @@ func (c *creation) writeSpec(ctx context.Context) (err error) {
 
 // storeSpec puts the spec where the supervisor reads it.
 func (c *creation) storeSpec(ctx context.Context) error {
-	c.quietEnd = c.spec.Hooks == nil || len(c.spec.Hooks.Poststop) == 0
+	c.noPoststop = c.spec.Hooks == nil || len(c.spec.Hooks.Poststop) == 0
 	traceHooks(c.spec.Hooks, trace.Environment(ctx))
 	encoded, err := marshalSpec(c.spec)
 	if err != nil {

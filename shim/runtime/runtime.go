@@ -58,8 +58,8 @@ type Container interface {
 	Adopted
 }
 
-// Adopted is what is done with a container, of a supervisor before too, that does not
-// need to be loaded for it.
+// Adopted is what is done with a container that an earlier supervisor has made before
+// its state is loaded, and after.
 type Adopted interface {
 	// SignalAll signals every process of the container.
 	SignalAll(sig syscall.Signal) error

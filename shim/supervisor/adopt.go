@@ -22,9 +22,9 @@ import (
 
 // adoptAll takes over what a supervisor that died has left, or an upgrade hands over:
 // first all streams, for which programs wait, then processes, several at a time; what
-// else there is to do waits until the supervisor serves (settle). A record that cannot be used is quarantined and made anew; it
-// never keeps the others from being served. What cannot be read costs no container
-// anything: it is left alone, or tried again.
+// else there is to do waits until the supervisor serves (settle). A record that cannot
+// be used is quarantined and made anew; it never keeps the others from being served.
+// What cannot be read costs no container anything: it is left alone, or tried again.
 func (s *Supervisor) adoptAll(h *handover) error {
 	recorded, err := s.recorded()
 	if err != nil {

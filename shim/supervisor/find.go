@@ -54,10 +54,10 @@ func (s *Supervisor) settleAll() {
 	}
 }
 
-// light is what is done with every container that is adopted, or handed on. The state
-// of one of libcontainer's is not read for it: with hundreds of them that would take
-// longer than all else.
-func (c *container) light() (runtime.Adopted, error) {
+// withoutState is the container for what is done with each that is adopted, or handed
+// on. The state of one of libcontainer's is not read for it: with hundreds of them that
+// would take longer than all else.
+func (c *container) withoutState() (runtime.Adopted, error) {
 	c.mu.Lock()
 	loaded, record := c.runtime, c.record
 	c.mu.Unlock()
@@ -160,7 +160,7 @@ func (c *container) follow(child bool) {
 	c.mu.Lock()
 	c.oom.kills, _ = readOOMKills(c.record.Cgroups)
 	c.mu.Unlock()
-	adopted, err := c.light()
+	adopted, err := c.withoutState()
 	if err == nil {
 		err = adopted.EndExecs()
 		if !c.record.Bare {

@@ -57,8 +57,8 @@ func (c *container) aborter() (runtime.Aborter, bool) {
 
 // signalAll signals every process of the container.
 func (c *container) signalAll(sig syscall.Signal) error {
-	if light, err := c.light(); err == nil {
-		return light.SignalAll(sig)
+	if of, err := c.withoutState(); err == nil {
+		return of.SignalAll(sig)
 	}
 	return runtime.SignalCgroups(c.snapshot().Cgroups, sig)
 }

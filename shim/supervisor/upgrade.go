@@ -91,9 +91,9 @@ func lockWithin(lock *sync.RWMutex, limit time.Duration) error {
 // has started none yet.
 func (s *Supervisor) endExecs() {
 	for _, c := range s.all() {
-		light, err := c.light()
+		of, err := c.withoutState()
 		if err == nil {
-			err = light.EndExecs()
+			err = of.EndExecs()
 		}
 		if err != nil && !errdefs.IsNotFound(err) {
 			s.log.Warn("execs may outlive the upgrade", "container", c.snapshot().ID, "error", err)

@@ -165,4 +165,4 @@ func UnmountBelow(dir string) error {
 }
 
 // SupervisorDir is the directory of minicri's supervisor of the node's pods.
-func (n *Node) SupervisorDir() string { return filepath.Join(n.dir, "s", "shims", "node") }
+func (n *Node) SupervisorDir() string { return filepath.Join(n.dir, stateName, "shims", "node") }
