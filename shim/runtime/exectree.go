@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+
+	"github.com/containerd/errdefs"
 )
 
 // execCgroups are the cgroups of a container's execs: children of its own.
@@ -139,21 +142,41 @@ func (t *tree) close() {
 	}
 }
 
-// endAll ends the execs that an earlier supervisor has left.
+// endAll ends the execs that an earlier supervisor has left. errdefs.ErrUnavailable says
+// that it cannot be read which those are.
 func (e *execCgroups) endAll() error {
 	_, path, ok := tracker(e.cgroups)
-	notes, err := filepath.Glob(filepath.Join(e.dir, execCgroup+"*"))
-	if err != nil || !ok {
+	if !ok {
+		return nil
+	}
+	subs, err := namesIn(e.dir, execCgroup)
+	if err != nil {
 		return err
 	}
 	// Before names were used again they ended with the supervisor's pid, and
 	// there was no note.
 	old, err := filepath.Glob(filepath.Join(path, execCgroup+"*-*"))
-	for _, left := range append(notes, old...) {
-		sub := filepath.Base(left)
+	for _, left := range old {
+		subs = append(subs, filepath.Base(left))
+	}
+	for _, sub := range subs {
 		err = errors.Join(err, killCgroup(e.cgroups, sub, syscall.SIGKILL))
 		removeCgroup(filepath.Join(path, sub), true)
 		err = errors.Join(err, os.RemoveAll(filepath.Join(e.dir, sub)))
 	}
 	return err
+}
+
+// namesIn are the names in a directory of notes that begin with a prefix.
+func namesIn(dir, prefix string) (names []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("read which execs were left: %w: %w", errdefs.ErrUnavailable, err)
+	}
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), prefix) {
+			names = append(names, entry.Name())
+		}
+	}
+	return names, nil
 }

@@ -36,19 +36,19 @@ func (c *taskContainer) forgetExec(id string) {
 
 // endNotedExecs ends the execs that the shim has of an earlier supervisor.
 func (c *taskContainer) endNotedExecs() error {
-	notes, err := filepath.Glob(c.execNote("*"))
+	notes, err := namesIn(c.bundle, taskExecNote)
 	if len(notes) == 0 {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
 	defer cancel()
 	for _, note := range notes {
-		id := strings.TrimPrefix(filepath.Base(note), taskExecNote)
+		id := strings.TrimPrefix(note, taskExecNote)
 		if endErr := c.endExec(ctx, id); endErr != nil {
 			err = errors.Join(err, fmt.Errorf("%s of container %s: %w", id, c.id, endErr))
 			continue
 		}
-		err = errors.Join(err, os.Remove(note))
+		err = errors.Join(err, os.Remove(c.execNote(id)))
 	}
 	return errors.Join(err, c.endLostExecs(ctx))
 }

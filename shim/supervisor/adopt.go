@@ -22,7 +22,7 @@ import (
 
 // adoptAll takes over what a supervisor that died has left, or an upgrade hands over:
 // first all streams, for which programs wait, then processes, several at a time; what
-// else there is to do waits until the supervisor serves (settle). A record that cannot
+// else there is to do waits until the supervisor serves (settleAll). A record that cannot
 // be used is quarantined and made anew; it never keeps the others from being served.
 // What cannot be read costs no container anything: it is left alone, or tried again.
 func (s *Supervisor) adoptAll(h *handover) error {
@@ -31,23 +31,24 @@ func (s *Supervisor) adoptAll(h *handover) error {
 		return err
 	}
 	found := make([]*container, len(recorded))
-	several(len(recorded), func(i int) { found[i] = s.adoptOrReport(recorded[i], h) })
+	places := gort.GOMAXPROCS(0)
+	several(places, len(recorded), func(i int) { found[i] = s.adoptOrReport(recorded[i], h) })
 	found = slices.DeleteFunc(found, func(c *container) bool { return c == nil })
 	if h.PausedAt != 0 {
 		s.paused = h.pause()
 	}
-	several(len(found), func(i int) { found[i].adoptProcess() })
+	several(places, len(found), func(i int) { found[i].adoptProcess() })
 	if err := s.removeUnused(); err != nil {
 		s.log.Warn("files of records that are not used stay", "error", err)
 	}
 	return s.removeUnrecorded(recorded)
 }
 
-// several calls do for 0 to n-1, as many at a time as there are processors for us.
-func several(n int, do func(int)) {
+// several calls do for 0 to n-1, for as many at a time as there are places.
+func several(places, n int, do func(int)) {
 	var wait sync.WaitGroup
 	var next atomic.Int64
-	for range min(n, gort.GOMAXPROCS(0)) {
+	for range min(n, places) {
 		wait.Go(func() {
 			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
 				do(int(i))

@@ -32,8 +32,10 @@ type container struct {
 	oomWatched chan struct{}    // closed when no notice of an OOM kill can come any more
 	sparing    sync.Mutex       // of a pause: held while its spare descriptors are changed
 
-	settling  sync.Mutex // guards unsettled, and is held while that is done
-	unsettled func()     // nil if nothing is left to do: see settle
+	follow func() // of an adopted init: see watchAdopted; else nil
+
+	ending     sync.Mutex // guards execsEnded, and is held while execs are ended
+	execsEnded bool       // no exec of an earlier supervisor is left: see endLeftExecs
 
 	op      sync.Mutex // one change at a time; may be held for long
 	loading sync.Mutex // held while an adopted container's state is read
@@ -60,7 +62,7 @@ func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
 		return nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
 	c := &container{
-		sup: s, stdinOnce: request.StdinOnce, exited: make(chan struct{}), oomWatched: make(chan struct{}), execs: map[string]*exec{},
+		sup: s, stdinOnce: request.StdinOnce, execsEnded: true, exited: make(chan struct{}), oomWatched: make(chan struct{}), execs: map[string]*exec{},
 		record: record{
 			Version: recordVersion, ID: request.Id, LogPath: request.LogPath,
 			Terminal: spec.Process.Terminal, Bare: request.Bare, CreatedAt: time.Now().UnixNano(), Runtime: request.Runtime, Task: request.Task, Pause: request.Pause,

@@ -64,11 +64,12 @@ func (s *Supervisor) forget(id string) {
 	s.mu.Unlock()
 }
 
-// find returns a container that is made, for a call to be done with it: see settle.
+// find returns a container that is made, for a call to be done with it: its end is seen
+// from then on.
 func (s *Supervisor) find(id string) (*container, error) {
 	c, err := s.lookUp(id)
 	if err == nil {
-		c.settle()
+		c.watchAdopted()
 	}
 	return c, err
 }

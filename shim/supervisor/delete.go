@@ -19,9 +19,7 @@ func (c *container) delete() error {
 		return fmt.Errorf("delete container %s: %w", c.record.ID, err)
 	}
 	defer c.op.Unlock()
-	select {
-	case <-c.exited:
-	default:
+	if !c.hasEnded() {
 		return fmt.Errorf("delete container %s: it has not ended: %w", c.record.ID, errdefs.ErrFailedPrecondition)
 	}
 	if err := c.deleteState(); err != nil {

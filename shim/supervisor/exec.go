@@ -35,6 +35,9 @@ func (c *container) startExec(encoded []byte, stdin bool) (*exec, error) {
 	if status := c.state().Status; status != api.Status_STATUS_RUNNING && status != api.Status_STATUS_CREATED {
 		return nil, fmt.Errorf("it is %v: %w", status, errdefs.ErrFailedPrecondition)
 	}
+	if err := c.endLeftExecs(); err != nil {
+		return nil, err
+	}
 	loaded, err := c.loaded()
 	if err != nil {
 		return nil, err

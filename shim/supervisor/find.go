@@ -3,6 +3,7 @@ package supervisor
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"syscall"
 	"time"
 
@@ -17,41 +18,74 @@ import (
 // because a disk fails, says nothing of a container: it is taken for what its record
 // says until it can be read.
 
-// adoptProcess finds the container's process and waits for its end.
+// adoptProcess finds the container's process; its end is waited for once the supervisor
+// serves (watchAdopted).
 func (c *container) adoptProcess() {
 	if c.exit != nil {
+		c.execsEnded = true
 		return
 	}
 	c.askParent()
 	init, child, known := c.findProcess()
+	c.execsEnded = known && init == nil // with the rest of the container: finish
 	switch {
 	case !known:
 		go c.findAgain()
 	case init != nil:
 		c.found(init)
-		c.unsettled = func() { c.follow(child) } // nothing else knows of c yet
+		c.follow = sync.OnceFunc(func() { c.watch(child) })
 	}
 }
 
-// settle does with a container that was adopted what can wait until the supervisor
-// serves, and has to be done before anything else is done with the container: an exec
-// that began before would be ended as one of the predecessor's.
-func (c *container) settle() {
-	c.settling.Lock()
-	defer c.settling.Unlock()
-	if c.unsettled != nil {
-		c.unsettled()
-		c.unsettled = nil
+// watchAdopted continues what the predecessor did for a container that was adopted, as
+// soon as the supervisor serves, or before a call that is for the container.
+func (c *container) watchAdopted() {
+	if c.follow != nil {
+		c.follow()
 	}
 }
 
-// settleAll settles what no call has asked for. An upgrade waits for it.
+// mostSettled is of how many containers at a time the execs are ended: each may be waited
+// for, so there are more than processors.
+const mostSettled = 32
+
+// settleAll does what can wait until the supervisor serves: first no end goes unseen. An
+// upgrade waits for that, not for the execs that are left: the next build ends them, too.
 func (s *Supervisor) settleAll() {
+	all := s.all()
 	s.changes.RLock()
-	defer s.changes.RUnlock()
-	for _, c := range s.all() {
-		c.settle()
+	several(mostSettled, len(all), func(i int) { all[i].watchAdopted() })
+	s.changes.RUnlock()
+	several(mostSettled, len(all), func(i int) { _ = all[i].endLeftExecs() })
+}
+
+// endLeftExecs ends the execs whose streams nobody has any more, before the first one of
+// ours is started, which would be taken for one of them. It may take seconds. An error
+// says that they cannot be known now, and are to be ended later.
+func (c *container) endLeftExecs() error {
+	c.ending.Lock()
+	defer c.ending.Unlock()
+	if c.execsEnded {
+		return nil
 	}
+	err := c.endExecs()
+	if errdefs.IsUnavailable(err) {
+		return fmt.Errorf("end the execs of container %s that an earlier supervisor has left: %w", c.snapshot().ID, err)
+	}
+	c.execsEnded = true
+	return nil
+}
+
+// endExecs ends all execs of a container.
+func (c *container) endExecs() error {
+	adopted, err := c.withoutState()
+	if err == nil {
+		err = adopted.EndExecs()
+	}
+	if err != nil && !errdefs.IsNotFound(err) && !c.hasEnded() {
+		c.sup.log.Warn("execs that no client waits for may still run", "container", c.snapshot().ID, "error", err)
+	}
+	return err
 }
 
 // withoutState is the container for what is done with each that is adopted, or handed
@@ -109,11 +143,12 @@ func (c *container) findAgain() {
 		if init != nil {
 			c.op.Lock()
 			c.found(init)
-			c.follow(child)
+			c.watch(child)
 			c.op.Unlock()
 		}
 		c.sup.changes.RUnlock()
 		if known {
+			_ = c.endLeftExecs() // if they can be read now, too
 			return
 		}
 	}
@@ -155,25 +190,33 @@ func (c *container) found(init *runtime.Process) {
 	c.checkStarted()
 }
 
-// follow continues what the predecessor did for a container that runs.
-func (c *container) follow(child bool) {
+// watch has the lack of memory and the end of a container seen that runs.
+func (c *container) watch(child bool) {
 	c.mu.Lock()
 	c.oom.kills, _ = readOOMKills(c.record.Cgroups)
 	c.mu.Unlock()
-	adopted, err := c.withoutState()
-	if err == nil {
-		err = adopted.EndExecs()
-		if !c.record.Bare {
+	if !c.record.Bare {
+		adopted, err := c.withoutState()
+		switch {
+		case err == nil:
 			c.watchOOM(adopted)
+		case !errdefs.IsNotFound(err):
+			c.sup.log.Warn("OOM kills are seen only at the exit", "container", c.record.ID, "error", err)
 		}
-	}
-	if err != nil && !errdefs.IsNotFound(err) {
-		c.sup.log.Warn("execs of the shim that died may still run", "container", c.record.ID, "error", err)
 	}
 	if child {
 		go c.awaitInit()
 	} else {
 		go c.awaitAdopted()
+	}
+}
+
+func (c *container) hasEnded() bool {
+	select {
+	case <-c.exited:
+		return true
+	default:
+		return false
 	}
 }
 

@@ -90,15 +90,8 @@ func lockWithin(lock *sync.RWMutex, limit time.Duration) error {
 // endExecs ends the execs of a daemon that is gone: the daemon that asks for an upgrade
 // has started none yet.
 func (s *Supervisor) endExecs() {
-	for _, c := range s.all() {
-		of, err := c.withoutState()
-		if err == nil {
-			err = of.EndExecs()
-		}
-		if err != nil && !errdefs.IsNotFound(err) {
-			s.log.Warn("execs may outlive the upgrade", "container", c.snapshot().ID, "error", err)
-		}
-	}
+	all := s.all()
+	several(mostSettled, len(all), func(i int) { _ = all[i].endExecs() })
 }
 
 // prepare makes copies of the descriptors that the next build is given.
