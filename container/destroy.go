@@ -135,6 +135,8 @@ func (s *Store) killAndDelete(ctx context.Context, c *Container, shim *client.Cl
 // beginRemoveSnapshot begins to remove the snapshot of a container, which is two waits
 // for the disk, beside what its supervisor has to do, and returns what waits for it.
 // It is removed after that where processes or hooks may still use its files.
+// If nothing waits, because an unmount has failed, nothing is lost: it is one transaction
+// of the image store, which the next removal finds done or does itself.
 func (s *Store) beginRemoveSnapshot(ctx context.Context, c *Container) (wait func(context.Context) error) {
 	remove := s.removalOfSnapshot(c.ID)
 	if c.State() != runtimeapi.ContainerState_CONTAINER_EXITED || !c.noPoststop {
