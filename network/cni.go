@@ -77,8 +77,10 @@ type CNI struct {
 	// SetDefault.
 	limits  atomic.Pointer[limitsInForce]
 	network atomic.Pointer[DefaultNetwork]
-	plugins *plugins
-	journal *state.Records[Attachment]
+	// masquerade is the embedded network's.
+	masquerade *masquerade
+	plugins    *plugins
+	journal    *state.Records[Attachment]
 	// collected is closed when the first GC is over.
 	collected      chan struct{}
 	firstCollected func() // closes collected
@@ -115,6 +117,7 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 		gates:       make(map[string]*gate),
 		retries:     newRetries(options.Limits),
 		checkNow:    make(chan struct{}, 1),
+		masquerade:  newMasquerade(options.Mark, options.Logger),
 
 		othersChanged: make(chan struct{}, 1),
 	}
@@ -183,7 +186,7 @@ func (n *CNI) Run(ctx context.Context) {
 	n.awaitLeftRuns(n.base)
 	var wait sync.WaitGroup
 	for _, follow := range []func(context.Context){
-		n.watch, n.followStatus, n.followOthers, n.retryDetach, n.collectPeriodically, n.checkPeriodically, n.followHelpers,
+		n.watch, n.followStatus, n.followOthers, n.retryDetach, n.collectPeriodically, n.checkPeriodically, n.followHelpers, n.followMasquerade,
 	} {
 		wait.Go(func() { follow(ctx) })
 	}

@@ -25,13 +25,13 @@ type DefaultNetwork struct {
 	// "" waits for the pod CIDR that UpdateRuntimeConfig brings.
 	Subnet string
 	// Masquerade gives what pods send out of the subnet the node's address, so
-	// that answers come back where no route leads to the pods.
+	// that answers come back where no route leads to the pods; see masquerade.
 	Masquerade bool
 	// DataDir is where host-local keeps addresses; "" is its own default.
 	DataDir string
 }
 
-func (d DefaultNetwork) configuration(podCIDR string) (*Configuration, error) {
+func (d DefaultNetwork) subnets(podCIDR string) ([]netip.Prefix, error) {
 	subnets := d.Subnet
 	if subnets == "" {
 		subnets = podCIDR
@@ -39,11 +39,12 @@ func (d DefaultNetwork) configuration(podCIDR string) (*Configuration, error) {
 	if subnets == "" {
 		return nil, errors.New("the default network has no subnet: set default_network.subnet, or let the kubelet send the pod CIDR")
 	}
-	prefixes, err := ParseSubnets(subnets)
-	if err != nil {
-		return nil, err
-	}
-	encoded, err := json.Marshal(d.list(prefixes))
+	return ParseSubnets(subnets)
+}
+
+// configuration is the network; masqueraded tells that the table does that.
+func (d DefaultNetwork) configuration(subnets []netip.Prefix, masqueraded bool) (*Configuration, error) {
+	encoded, err := json.Marshal(d.list(subnets, masqueraded))
 	if err != nil {
 		return nil, err
 	}
@@ -55,15 +56,19 @@ func (d DefaultNetwork) configuration(podCIDR string) (*Configuration, error) {
 }
 
 // list is the network as a CNI configuration list, its section 1.
-func (d DefaultNetwork) list(subnets []netip.Prefix) map[string]any {
-	return map[string]any{
+func (d DefaultNetwork) list(subnets []netip.Prefix, masqueraded bool) map[string]any {
+	list := map[string]any{
 		"cniVersion": "1.1.0",
 		"name":       d.Name,
 		"plugins": []map[string]any{
-			{"type": "bridge", "bridge": d.Bridge, "isGateway": true, "ipMasq": d.Masquerade, "hairpinMode": true, "ipam": d.ipam(subnets)},
+			{"type": "bridge", "bridge": d.Bridge, "isGateway": true, "ipMasq": d.Masquerade && !masqueraded, "hairpinMode": true, "ipam": d.ipam(subnets)},
 			{"type": "portmap", "capabilities": map[string]bool{"portMappings": true}, "snat": true},
 		},
 	}
+	if masqueraded {
+		list[masqueradeKey] = subnets
+	}
+	return list
 }
 
 // ipam gives each pod an address of every subnet, and a default route for each.

@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -53,8 +54,9 @@ func (d *Directory) reload() {
 	next.good, next.problems = readDirectory(d.path, last.good)
 	if len(next.good) > 0 {
 		next.configuration = next.good[0]
-	} else if d.isNodes() && d.owner.network.Load().Enabled {
-		next.configuration = d.owner.defaultConfiguration(next)
+	}
+	if d.isNodes() {
+		d.owner.standIn(next)
 	}
 	d.current.Store(next)
 	d.logChange(next)
@@ -65,12 +67,24 @@ func (d *Directory) reload() {
 	}
 }
 
-func (n *CNI) defaultConfiguration(next *snapshot) *Configuration {
-	configuration, err := n.network.Load().configuration(n.PodCIDR())
+// standIn has the embedded network stand in for one that is not there.
+func (n *CNI) standIn(next *snapshot) {
+	network := n.network.Load()
+	if next.configuration != nil || !network.Enabled {
+		n.masquerade.use(context.WithoutCancel(n.base), nil)
+		return
+	}
+	subnets, err := network.subnets(n.PodCIDR())
+	if err == nil {
+		var masqueraded []netip.Prefix
+		if network.Masquerade {
+			masqueraded = subnets
+		}
+		next.configuration, err = network.configuration(subnets, n.masquerade.use(context.WithoutCancel(n.base), masqueraded))
+	}
 	if err != nil {
 		next.problems = append(next.problems, err)
 	}
-	return configuration
 }
 
 func (d *Directory) logChange(s *snapshot) {

@@ -18,13 +18,27 @@ const limit = 20 * time.Minute
 type Benchmark func(ctx context.Context, nodes [2]*Node) error
 
 // Main is the main function of a program that compares.
-func Main(name string, benchmark Benchmark) { MainWith(name, Engine{}, benchmark) }
+func Main(name string, benchmark Benchmark) { run(name, setting{}, benchmark) }
 
 // MainWith is Main with pods that an engine runs, in both.
 func MainWith(name string, engine Engine, benchmark Benchmark) {
+	run(name, setting{engine: engine}, benchmark)
+}
+
+// MainEmbedded is Main with minicri's pods in its embedded network. Those of
+// containerd are in the same bridge network as in the other benchmarks.
+func MainEmbedded(name string, benchmark Benchmark) { run(name, setting{embedded: true}, benchmark) }
+
+// setting is what benchmarks have different from each other.
+type setting struct {
+	engine   Engine
+	embedded bool
+}
+
+func run(name string, in setting, benchmark Benchmark) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	ctx, cancel := context.WithTimeout(ctx, limit)
-	err := compare(ctx, engine, benchmark)
+	err := compare(ctx, in, benchmark)
 	cancel()
 	stop()
 	if err != nil {
@@ -33,13 +47,13 @@ func MainWith(name string, engine Engine, benchmark Benchmark) {
 	}
 }
 
-func compare(ctx context.Context, engine Engine, benchmark Benchmark) (err error) {
+func compare(ctx context.Context, in setting, benchmark Benchmark) (err error) {
 	dir, err := os.MkdirTemp("", "mb") // short: sockets are below it
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	nodes, err := startNodes(ctx, dir, engine)
+	nodes, err := startNodes(ctx, dir, in)
 	defer func() { err = errors.Join(err, closeNodes(nodes)) }()
 	if err != nil {
 		return err

@@ -14,3 +14,9 @@ func ConfList(name, bridge, subnet, addresses string) []byte {
   ]
 }`, name, bridge, addresses, subnet)
 }
+
+// embeddedNetwork is minicri's configuration of its own network, with addresses in a
+// directory.
+func embeddedNetwork(addresses string) string {
+	return fmt.Sprintf("[default_network]\nenabled = true\nbridge = \"bench0\"\nsubnet = \"10.200.0.0/16\"\ndata_dir = %q\n", addresses)
+}

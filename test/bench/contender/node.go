@@ -27,17 +27,25 @@ type Node struct {
 	dir        string
 	number     int
 	handler    string
+	embedded   bool // its network is minicri's own
 	connection *grpc.ClientConn
 }
 
-func startNodes(ctx context.Context, dir string, engine Engine) (nodes []*Node, err error) {
+func startNodes(ctx context.Context, dir string, in setting) (nodes []*Node, err error) {
 	archive := filepath.Join(dir, "images.tar")
 	if err := writeImages(archive); err != nil {
 		return nil, err
 	}
 	programs := BesideUs()
-	for i, runtime := range []Runtime{OfMinicri(programs, engine.minicri()), OfContainerd(programs, engine.containerd())} {
-		n := &Node{Runtime: runtime, dir: filepath.Join(dir, strconv.Itoa(i)), number: i, handler: engine.Name}
+	config := in.engine.minicri()
+	if in.embedded {
+		config += embeddedNetwork(filepath.Join(dir, "0", addressesName))
+	}
+	for i, runtime := range []Runtime{OfMinicri(programs, config), OfContainerd(programs, in.engine.containerd())} {
+		n := &Node{
+			Runtime: runtime, dir: filepath.Join(dir, strconv.Itoa(i)), number: i, handler: in.engine.Name,
+			embedded: in.embedded && runtime.Name == Minicri,
+		}
 		nodes = append(nodes, n)
 		if err := n.start(ctx, archive); err != nil {
 			return nodes, fmt.Errorf("%s: %w", runtime.Name, err)
@@ -81,9 +89,11 @@ func (n *Node) prepare() error {
 	if err := os.MkdirAll(network, 0o755); err != nil {
 		return err
 	}
-	conf := ConfList("bench", fmt.Sprintf("bench%d", n.number), fmt.Sprintf("10.%d.0.0/16", 200+n.number), filepath.Join(n.dir, "addresses"))
-	if err := os.WriteFile(filepath.Join(network, "10-bench.conflist"), conf, 0o644); err != nil {
-		return err
+	if !n.embedded {
+		conf := ConfList("bench", fmt.Sprintf("bench%d", n.number), fmt.Sprintf("10.%d.0.0/16", 200+n.number), filepath.Join(n.dir, addressesName))
+		if err := os.WriteFile(filepath.Join(network, "10-bench.conflist"), conf, 0o644); err != nil {
+			return err
+		}
 	}
 	for _, directory := range []string{n.logs(), filepath.Join(n.dir, stateName)} {
 		if err := os.Mkdir(directory, 0o755); err != nil {

@@ -45,7 +45,9 @@ func BesideUs() Programs {
 const (
 	socketName  = "cri.sock"
 	networkName = "cni"
-	stateName   = "s" // the volatile directory; short: sockets are below it
+	// addressesName is where host-local keeps addresses.
+	addressesName = "addresses"
+	stateName     = "s" // the volatile directory; short: sockets are below it
 )
 
 // OfMinicri is minicri with further lines of configuration.

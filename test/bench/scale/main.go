@@ -33,7 +33,7 @@ func main() {
 		}
 		s.marks = append(s.marks, mark)
 	}
-	contender.Main("scale", s.run)
+	contender.MainEmbedded("scale", s.run)
 }
 
 type scale struct {

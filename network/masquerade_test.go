@@ -1,0 +1,245 @@
+package network
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// masqueraded opens the embedded network with a bridge of the test's own.
+func masqueraded(t *testing.T, bridge, subnet string) *node {
+	t.Helper()
+	n := newNode(t, func(o *Options) {
+		bridged(o)
+		o.Default.Bridge, o.Default.Subnet = bridge, subnet
+	})
+	removeLinkAtEnd(t, bridge)
+	t.Cleanup(func() { _, _ = nft(t.Context(), "", "delete", "table", "inet", n.masquerade.table) })
+	return n
+}
+
+// What pods send out of the network has the node's address, what they send to each
+// other has theirs; no pod makes a rule, and the rule comes back when all rules are
+// flushed.
+func TestOneRuleMasqueradesAllPods(t *testing.T) {
+	n := masqueraded(t, "test-br3", "10.97.0.0/24,fd97::/64")
+	outside := newOutside(t, "192.0.2.1/30", "192.0.2.2/30", "2001:db8::1/126", "2001:db8::2/126")
+	before := nftRules(t)
+	n.journalled(t, "web", nil)
+	n.journalled(t, "db", nil)
+	web, db := n.attach(t, "web"), n.attach(t, "db")
+	if now := nftRules(t); now != before {
+		t.Errorf("two pods have changed the rules:\n%s\nbefore:\n%s", now, before)
+	}
+	from := n.Options.Namespaces.Path("web")
+	wantSources := func() {
+		t.Helper()
+		for to, want := range map[string]netip.Addr{
+			"192.0.2.2": netip.MustParseAddr("192.0.2.1"), "2001:db8::2": netip.MustParseAddr("2001:db8::1"),
+		} {
+			if got := source(t, from, outside, to); got != want {
+				t.Errorf("what the pod sends to %s comes from %v, want %v", to, got, want)
+			}
+		}
+		for i, to := range db.Addresses {
+			if got := source(t, from, n.Options.Namespaces.Path("db"), to.String()); got != web.Addresses[i] {
+				t.Errorf("what the pod sends to the pod %v comes from %v, want %v", to, got, web.Addresses[i])
+			}
+		}
+	}
+	wantSources()
+	n.runs(t)
+	if _, err := nft(t.Context(), "", "flush", "ruleset"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, within, "the rule is back", func() bool { return strings.Contains(nftRules(t), "10.97.0.0/24") })
+	wantSources()
+	n.detach(t, "web")
+	n.detach(t, "db")
+}
+
+// Pods keep masquerading when the default network gets another subnet, or gives way to
+// a file; the rule goes with the last of them, also when that ends under a later daemon.
+func TestTheRuleGoesWithTheLastPod(t *testing.T) {
+	n := masqueraded(t, "test-br4", "10.98.0.0/24")
+	stop := n.runs(t)
+	n.journalled(t, "old", nil)
+	other := n.Default
+	other.Subnet = "10.99.0.0/24"
+	n.SetDefault(other)
+	eventually(t, within, "the default network has the other subnet", func() bool {
+		c, err := n.Configuration()
+		return err == nil && slices.Equal(masqueradedBy(c.Bytes), []netip.Prefix{netip.MustParsePrefix("10.99.0.0/24")})
+	})
+	n.wantMasqueraded(t, "10.98.0.0/24", "10.99.0.0/24")
+	n.configure(t, "10.conflist", "file", n.script())
+	n.wantMasqueraded(t, "10.98.0.0/24")
+	stop()
+	n.reopen(t)
+	n.wantMasqueraded(t, "10.98.0.0/24")
+	n.runs(t)
+	n.wantMasqueraded(t, "10.98.0.0/24")
+	n.detach(t, "old")
+	n.wantMasqueraded(t)
+}
+
+// A daemon that starts removes the table of an earlier one that nothing needs.
+func TestTheRuleOfAnEarlierDaemonGoes(t *testing.T) {
+	n := masqueraded(t, "test-br5", "10.98.1.0/24")
+	n.wantMasqueraded(t, "10.98.1.0/24")
+	n.Default.Enabled = false
+	n.reopen(t)
+	n.runs(t)
+	n.wantMasqueraded(t)
+}
+
+// Without nft the bridge plugin masquerades, with rules for each pod; its DEL takes
+// them back when the daemon after that makes one for all.
+func TestPodsFromBeforeTheOneRule(t *testing.T) {
+	path := os.Getenv("PATH")
+	t.Setenv("PATH", withoutNft(t))
+	n := masqueraded(t, "test-br6", "10.98.2.0/24")
+	before := rules(t)
+	n.journalled(t, "old", nil)
+	c, err := n.Configuration()
+	must(t, err)
+	if masq := pluginsOf(t, c)[0]["ipMasq"]; masq != true {
+		t.Errorf("without nft the bridge plugin has ipMasq %v", masq)
+	}
+	n.attach(t, "old")
+	if made := without(rules(t), before, "old"); len(made) == 0 {
+		t.Error("the bridge plugin has made no rules")
+	}
+	must(t, os.Setenv("PATH", path))
+	n.reopen(t)
+	n.wantMasqueraded(t, "10.98.2.0/24")
+	n.detach(t, "old")
+	if left := without(rules(t), before, "old", "CNI-"); len(left) > 0 {
+		t.Errorf("rules left: %q", left)
+	}
+}
+
+func TestOutermost(t *testing.T) {
+	for _, test := range []struct{ of, want string }{
+		{"10.0.0.0/16", "10.0.0.0/16"},
+		{"10.1.0.0/16,10.0.0.0/16,10.1.0.0/16", "10.0.0.0/16,10.1.0.0/16"},
+		{"10.1.2.0/24,fd00::/64,10.0.0.0/8", "10.0.0.0/8,fd00::/64"},
+	} {
+		of, err := ParseSubnets(test.of)
+		must(t, err)
+		want, err := ParseSubnets(test.want)
+		must(t, err)
+		if got := outermost(of); !slices.Equal(got, want) {
+			t.Errorf("outermost(%s) = %v, want %v", test.of, got, want)
+		}
+	}
+}
+
+// wantMasqueraded waits until the table masquerades these subnets and no others.
+func (n *node) wantMasqueraded(t *testing.T, subnets ...string) {
+	t.Helper()
+	eventually(t, within, "masqueraded is "+strings.Join(subnets, ", "), func() bool {
+		shown, err := exec.Command("nft", "list", "table", "inet", n.masquerade.table).Output()
+		if len(subnets) == 0 {
+			return err != nil
+		}
+		return strings.Count(string(shown), " masquerade") == 1 && strings.Contains(string(shown), "saddr "+braced(subnets)+" ")
+	})
+}
+
+// braced is a set as nft prints it: one of a single element has no braces.
+func braced(elements []string) string {
+	if len(elements) == 1 {
+		return elements[0]
+	}
+	return "{ " + strings.Join(elements, ", ") + " }"
+}
+
+func nftRules(t *testing.T) string {
+	t.Helper()
+	rules, err := nft(t.Context(), "", "--stateless", "list", "ruleset")
+	must(t, err)
+	return rules
+}
+
+// withoutNft is a directory of the programs that the bridge plugin needs for iptables.
+func withoutNft(t *testing.T) string {
+	t.Helper()
+	directory := t.TempDir()
+	for _, program := range []string{"iptables", "ip6tables", "iptables-save", "ip6tables-save"} {
+		path, err := exec.LookPath(program)
+		must(t, err)
+		must(t, os.Symlink(path, filepath.Join(directory, program)))
+	}
+	return directory
+}
+
+// newOutside is a network namespace beside the node, linked with it: the addresses of
+// both ends, the node's first, of each family.
+func newOutside(t *testing.T, addresses ...string) (path string) {
+	t.Helper()
+	namespaces := newNamespaces(t, "out-")
+	must(t, namespaces.Create("outside"))
+	path = namespaces.Path("outside")
+	handle, err := netns.GetFromPath(path)
+	must(t, err)
+	defer handle.Close()
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "test-out"}, PeerName: "up", PeerNamespace: netlink.NsFd(handle)}
+	must(t, netlink.LinkAdd(veth))
+	removeLinkAtEnd(t, "test-out")
+	up := func(name string, addresses ...string) error {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		for _, text := range addresses {
+			address, err := netlink.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			address.Flags = noDAD
+			if err := netlink.AddrAdd(link, address); err != nil {
+				return err
+			}
+		}
+		return netlink.LinkSetUp(link)
+	}
+	must(t, up("test-out", addresses[0], addresses[2]))
+	in(t, path, func() error { return up("up", addresses[1], addresses[3]) })
+	return path
+}
+
+// noDAD is IFA_F_NODAD: the address can be used at once.
+const noDAD = 0x02
+
+// source is the address from which what one namespace sends comes to an address in
+// another one.
+func source(t *testing.T, from, to, address string) netip.Addr {
+	t.Helper()
+	var listener net.Listener
+	in(t, to, func() (err error) {
+		listener, err = net.Listen("tcp", net.JoinHostPort(address, "0"))
+		return err
+	})
+	defer listener.Close()
+	var connection net.Conn
+	in(t, from, func() (err error) {
+		connection, err = net.DialTimeout("tcp", listener.Addr().String(), within)
+		return err
+	})
+	defer connection.Close()
+	must(t, listener.(*net.TCPListener).SetDeadline(time.Now().Add(within)))
+	accepted, err := listener.Accept()
+	must(t, err)
+	defer accepted.Close()
+	return netip.MustParseAddrPort(accepted.RemoteAddr().String()).Addr().Unmap()
+}
