@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
 // A version 2 cgroup lists processes of another pid namespace as 0
@@ -51,5 +53,15 @@ func TestSignalsToACgroupNeverReachOurselves(t *testing.T) {
 	inside.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Setpgid: true}
 	if said, err := inside.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, said)
+	}
+}
+
+// A container that has no cgroup of its own, as a shim may make one, is not updated in
+// the place of those that this process is in.
+func TestUpdateWithoutACgroup(t *testing.T) {
+	limit := int64(1 << 30)
+	wanted := &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &limit}}
+	if err := tryLimits(nil, alone(wanted)); err != nil {
+		t.Error(err)
 	}
 }

@@ -49,9 +49,10 @@ func readLimits(paths, unified map[string]string) limits {
 
 // tryLimits sets resources in the files of version 2, before systemd is told of them,
 // which keeps what the kernel refuses as properties of the unit, and writes it again
-// when it likes: no undo would hold. On version 1 it does nothing.
+// when it likes: no undo would hold. On version 1 it does nothing, nor for a container
+// without a cgroup of its own: fs2 would take that of this process for it.
 func tryLimits(paths map[string]string, r cgroups.Resources) error {
-	if !cgroups.IsCgroup2UnifiedMode() {
+	if !cgroups.IsCgroup2UnifiedMode() || paths[""] == "" {
 		return nil
 	}
 	r.SkipDevices = true
