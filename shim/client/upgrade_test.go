@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -207,6 +208,8 @@ func TestUpgradeToAnOlderState(t *testing.T) {
 func TestUpgradeThatHangsHoldsUpNothing(t *testing.T) {
 	p := startPod(t)
 	p.run("c", "sleep 1000")
+	p.run("reads", "cat >/dev/null; exit 7", func(_ *specs.Spec, r *api.CreateRequest) { r.Stdin, r.StdinOnce = true, true })
+	input := p.stream("reads", "", api.Stdin)
 	set, err := client.NewSet(client.SetOptions{Dir: filepath.Dir(p.dir), Start: client.StartOptions{Build: "next"}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
@@ -227,7 +230,7 @@ func TestUpgradeThatHangsHoldsUpNothing(t *testing.T) {
 		if err == nil && (pid == 0 || unix.Kill(pid, 0) != nil) {
 			err = fmt.Errorf("a command was run when process %d had been given up: %+v", pid, r)
 		}
-		created <- err
+		created <- errors.Join(err, input.CloseWrite(), endsBeside(t.Context(), p, "reads", pid))
 	}()
 	if err := set.Upgrade(t.Context(), hangs); err != nil {
 		t.Error(err)
@@ -244,6 +247,23 @@ func TestUpgradeThatHangsHoldsUpNothing(t *testing.T) {
 	if info, err := p.Info(t.Context()); err != nil || info.GetBuild() == "next" {
 		t.Errorf("build %v, %v", info, err)
 	}
+}
+
+// endsBeside waits for the end of a container, which has to come while a process runs.
+func endsBeside(ctx context.Context, p *pod, id string, pid int) error {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		c, err := p.state(ctx, id)
+		if err != nil {
+			return err
+		}
+		if unix.Kill(pid, 0) != nil {
+			break
+		}
+		if c.Exit != nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("container %s had not ended when process %d had been given up", id, pid)
 }
 
 // A build that reads the state and then dies in the place of the old one, or hangs

@@ -88,7 +88,8 @@ func lockWithin(lock *sync.RWMutex, limit time.Duration) error {
 }
 
 // endExecs ends the execs of a daemon that is gone: the daemon that asks for an upgrade
-// has started none yet.
+// has started none yet, or has not waited for an upgrade that took long, which ends its
+// connection.
 func (s *Supervisor) endExecs() {
 	all := s.all()
 	several(mostSettled, len(all), func(i int) { _ = all[i].endExecs() })
@@ -162,7 +163,9 @@ func (s *Supervisor) check(ctx context.Context, program *os.File) error {
 	}
 	h, kept, err := s.prepare()
 	s.changes.Unlock()
-	defer closeDescriptors(kept)
+	// It is told their numbers and given none: a copy of an input would keep it from
+	// ending meanwhile.
+	closeDescriptors(kept)
 	if err != nil {
 		return err
 	}
