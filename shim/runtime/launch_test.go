@@ -19,6 +19,8 @@ import (
 	_ "github.com/opencontainers/runc/libcontainer/nsenter" // this program is libcontainer's init, too
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/namespace"
 )
 
 func init() {
@@ -343,11 +345,40 @@ func seenOf(pid int, id string) map[string]string {
 	seen["group, session, terminal"] = strings.Join(stat[4:7], " ")
 	seen["priority, nice, threads"] = strings.Join(stat[17:20], " ")
 	seen["keyring"] = keyring(id)
+	seen["root of who joins the mounts"] = rootOfJoined(pid)
 	for _, enter := range []string{"--uts hostname", "--ipc cat /proc/sys/kernel/shm_rmid_forced /proc/sys/kernel/msgmax"} {
 		output, err := exec.Command("nsenter", append([]string{"--target", strconv.Itoa(pid)}, strings.Fields(enter)...)...).CombinedOutput()
 		seen[enter] = fmt.Sprint(string(output), err)
 	}
 	return seen
+}
+
+// rootOfJoined lists the root that a process gets that joins the mount namespace of another,
+// and what is above it.
+func rootOfJoined(pid int) string {
+	var names []string
+	err := namespace.OnDisposableThread(func() error {
+		mounts, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+		if err != nil {
+			return err
+		}
+		defer mounts.Close()
+		// Threads share the working directory, and one that does cannot join.
+		if err := errors.Join(unix.Unshare(unix.CLONE_FS), unix.Setns(int(mounts.Fd()), unix.CLONE_NEWNS)); err != nil {
+			return err
+		}
+		for _, dir := range []string{"/", "/.."} {
+			entries, err := os.ReadDir(dir)
+			if err != nil {
+				return err
+			}
+			for _, entry := range entries {
+				names = append(names, entry.Name())
+			}
+		}
+		return nil
+	})
+	return fmt.Sprint(names, err)
 }
 
 // keyring is the session keyring of a container: permissions, owner, name. That of

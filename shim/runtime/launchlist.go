@@ -46,7 +46,7 @@ func (l *launchList) fill() error {
 	l.joinNamespaces()
 	l.joinKeyring()
 	l.mountRoot()
-	l.pivot()
+	l.changeRoot()
 	l.nameHost()
 	l.writeSysctls()
 	l.Add("set no_new_privs", unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1)
@@ -138,13 +138,15 @@ func (l *launchList) mountRoot() {
 	l.Add("close the mounts", unix.SYS_CLOSE_RANGE, launchMounts, tree-1, 0)
 }
 
-// pivot: pivot_root(2), NOTES, has the root and the old root, which is empty, in one
-// place.
-func (l *launchList) pivot() {
+// changeRoot moves the root over that of the empty mount namespace, which nothing leads
+// to from then on: what joins the namespace is in the root, too. pivot_root(2) would look
+// at all threads of the node for those that are in the old root, and unmounting that
+// would wait for all processors.
+func (l *launchList) changeRoot() {
 	slash, dot := l.String("/"), l.String(".")
 	l.Add("enter the root "+l.config.Rootfs, unix.SYS_CHDIR, l.String(launchedRoot))
-	l.Add("change the root", unix.SYS_PIVOT_ROOT, dot, dot)
-	l.Add("unmount the old root", unix.SYS_UMOUNT2, dot, unix.MNT_DETACH)
+	l.Add("move it over the empty one", unix.SYS_MOUNT, dot, slash, 0, unix.MS_MOVE)
+	l.Add("change the root", unix.SYS_CHROOT, dot)
 	l.Add("enter the new root", unix.SYS_CHDIR, slash)
 	l.Add("make the mounts private", unix.SYS_MOUNT, 0, slash, 0, unix.MS_PRIVATE|unix.MS_REC)
 	l.Add("make the root read-only", unix.SYS_MOUNT, 0, slash, 0, unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY)
