@@ -116,17 +116,27 @@ func killTree(root int, ours func(pid int) bool) {
 	}
 }
 
-// stopLimit bounds the wait for a process to stop, which one does that gets a processor.
+// stopLimit bounds the wait for a process to stop, which one does that gets a processor
+// and does not hang in a system call.
 const stopLimit = time.Second
 
-// awaitStopped waits until a process does not run any more: in the middle of a fork(2)
+// awaitStopped waits until no thread of a process runs any more: in the middle of a fork(2)
 // it stops when that is done, and its child is there only then.
 func awaitStopped(pid int) {
-	for deadline := time.Now().Add(stopLimit); time.Now().Before(deadline); time.Sleep(100 * time.Microsecond) {
-		if stat, err := process.ReadStat(pid); err != nil || strings.Contains("TtZXD", string(stat.State)) {
-			return
-		}
+	for deadline := time.Now().Add(stopLimit); !hasStopped(pid) && time.Now().Before(deadline); {
+		time.Sleep(100 * time.Microsecond)
 	}
+}
+
+// hasStopped: a thread that sleeps uninterruptibly may be in a fork, which waits while
+// processes are moved between cgroups of version 1.
+func hasStopped(pid int) bool {
+	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid)) // none if it has ended
+	return !slices.ContainsFunc(threads, func(thread os.DirEntry) bool {
+		id, _ := strconv.Atoi(thread.Name())
+		stat, err := process.ReadStat(id)
+		return err == nil && !strings.Contains("TtZX", string(stat.State))
+	})
 }
 
 // descendants are the processes that a process has started and that those have,
