@@ -23,7 +23,7 @@ func main() {
 	flag.IntVar(&s.theirs, "containerd", 100, "most pods that containerd is given")
 	flag.IntVar(&s.burst, "burst", 200, "pods that are made at once where that many are missing")
 	flag.IntVar(&s.samples, "samples", 9, "operations of each kind that are timed")
-	flag.DurationVar(&s.idle, "idle", 30*time.Second, "how long the node idles for its CPU time to be told")
+	flag.DurationVar(&s.idle, "idle", time.Minute, "how long the node idles for its CPU time to be told, with 100 pods or more")
 	flag.Parse()
 	for _, text := range strings.Split(*marks, ",") {
 		mark, err := strconv.Atoi(text)
@@ -58,22 +58,27 @@ type row struct {
 func (s *scale) run(ctx context.Context, nodes [2]*contender.Node) error {
 	held := [2]int{}
 	for _, mark := range s.marks {
+		began := time.Now()
+		var rows []row
 		for i, n := range nodes {
 			if i == 1 && mark > s.theirs {
 				continue
 			}
-			began := time.Now()
 			if err := s.fill(ctx, n, held[i], mark); err != nil {
 				return err
 			}
 			held[i] = mark
-			r, err := s.measure(ctx, n, mark)
-			if err != nil {
+			r := row{runtime: n.Name, pods: mark}
+			if err := r.times.measure(ctx, n, mark, s.samples); err != nil {
 				return fmt.Errorf("%s with %d pods: %w", n.Name, mark, err)
 			}
-			s.rows = append(s.rows, r)
-			fmt.Fprintf(s.out, "%s with %d pods: measured after %v\n", n.Name, mark, time.Since(began).Round(time.Second))
+			rows = append(rows, r)
 		}
+		if err := s.rest(nodes, rows, mark); err != nil {
+			return err
+		}
+		s.rows = append(s.rows, rows...)
+		fmt.Fprintf(s.out, "%d pods: measured after %v\n", mark, time.Since(began).Round(time.Second))
 	}
 	return s.print()
 }
@@ -105,24 +110,35 @@ func (s *scale) hold(ctx context.Context, n *contender.Node, from, to, atOnce in
 // settle is how long idle processes have to give memory back.
 const settle = 10 * time.Second
 
-func (s *scale) measure(ctx context.Context, n *contender.Node, mark int) (row, error) {
-	r := row{runtime: n.Name, pods: mark}
-	if err := r.times.measure(ctx, n, mark, s.samples); err != nil {
-		return r, err
-	}
+// idleFrom is the lowest mark at which the node idles: the one below is what the others
+// are compared with, and few pods cost nothing.
+const idleFrom = 100
+
+// rest has the nodes of the rows idle, both at once, and tells what that costs and whose
+// memory is whose.
+func (s *scale) rest(nodes [2]*contender.Node, rows []row, mark int) error {
 	time.Sleep(settle)
-	before, err := n.CPU()
-	if err != nil {
-		return r, err
+	for i := range rows {
+		before, err := nodes[i].CPU()
+		if err != nil {
+			return err
+		}
+		rows[i].cpu = -before
 	}
-	time.Sleep(s.idle)
-	after, err := n.CPU()
-	if err != nil {
-		return r, err
+	if mark >= idleFrom {
+		time.Sleep(s.idle)
 	}
-	r.cpu = after - before
-	r.owners, err = n.Owners()
-	return r, err
+	for i := range rows {
+		after, err := nodes[i].CPU()
+		if err != nil {
+			return err
+		}
+		rows[i].cpu += after
+		if rows[i].owners, err = nodes[i].Owners(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *scale) print() error {
