@@ -9,20 +9,23 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/client"
 )
 
 // The end of a container is seen while the successor still ends commands in others that
 // cannot be ended: they sleep uninterruptibly.
 func TestExitsBesideExecsThatCannotBeEnded(t *testing.T) {
 	p := startPod(t)
-	disk, thaw := frozenDisk(t)
+	disk := newDisk(t)
+	disk.freeze()
 	hang := []string{"hangs0", "hangs1"} // each for as many times the limit of one command
 	for _, id := range hang {
-		p.run(id, "sleep 1000", disk)
+		p.run(id, "sleep 1000", disk.mount)
 		p.hangs(id, 10)
 	}
 	ending := make(map[string]int32)
@@ -46,7 +49,7 @@ func TestExitsBesideExecsThatCannotBeEnded(t *testing.T) {
 			t.Errorf("ends of others were seen when the commands of %s had been given up", id)
 		}
 	}
-	thaw()
+	disk.thaw()
 	for _, id := range hang {
 		for deadline := time.Now().Add(time.Minute); len(p.processes(id)) != 1; time.Sleep(time.Millisecond) {
 			if time.Now().After(deadline) {
@@ -60,16 +63,17 @@ func TestExitsBesideExecsThatCannotBeEnded(t *testing.T) {
 func TestUpgradeBesideExecsThatCannotBeEnded(t *testing.T) {
 	const count, each = 6, 4 * time.Second // the limits for the processes of one, and for its cgroup
 	p := startPod(t)
-	disk, thaw := frozenDisk(t)
+	disk := newDisk(t)
+	disk.freeze()
 	for i := range count {
 		id := fmt.Sprint("hangs", i)
-		p.run(id, "sleep 1000", disk)
+		p.run(id, "sleep 1000", disk.mount)
 		p.hangs(id, 1)
 	}
 	began := time.Now()
 	err := p.upgrade(anotherBuild(t, 1))
 	took := time.Since(began)
-	thaw()
+	disk.thaw()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,32 +83,48 @@ func TestUpgradeBesideExecsThatCannotBeEnded(t *testing.T) {
 	}
 }
 
-// frozenDisk is a file system that containers which are changed by mount have at /disk:
-// who writes there sleeps until it is thawed.
-func frozenDisk(t *testing.T) (mount func(*specs.Spec, *api.CreateRequest), thaw func()) {
+// disk is a file system of its own. While it is frozen who writes there sleeps.
+type disk struct {
+	t      *testing.T
+	dir    string
+	frozen bool
+}
+
+func newDisk(t *testing.T) *disk {
 	t.Helper()
-	run := func(name string, args ...string) {
-		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-			t.Fatalf("%s %q: %v: %s", name, args, err, out)
-		}
+	d := &disk{t: t, dir: t.TempDir()}
+	image := filepath.Join(t.TempDir(), "disk")
+	d.run("truncate", "-s", "16M", image)
+	d.run("mkfs.ext4", "-q", image)
+	d.run("mount", "-o", "loop", image, d.dir)
+	t.Cleanup(func() { d.run("umount", d.dir) })
+	return d
+}
+
+func (d *disk) run(name string, args ...string) {
+	d.t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		d.t.Fatalf("%s %q: %v: %s", name, args, err, out)
 	}
-	dir, image := t.TempDir(), filepath.Join(t.TempDir(), "disk")
-	run("truncate", "-s", "16M", image)
-	run("mkfs.ext4", "-q", image)
-	run("mount", "-o", "loop", image, dir)
-	t.Cleanup(func() { run("umount", dir) })
-	run("fsfreeze", "--freeze", dir)
-	frozen := true
-	thaw = func() {
-		if frozen {
-			frozen = false
-			run("fsfreeze", "--unfreeze", dir)
-		}
+}
+
+func (d *disk) freeze() {
+	d.t.Helper()
+	d.run("fsfreeze", "--freeze", d.dir)
+	d.frozen = true
+	d.t.Cleanup(d.thaw)
+}
+
+func (d *disk) thaw() {
+	if d.frozen {
+		d.frozen = false
+		d.run("fsfreeze", "--unfreeze", d.dir)
 	}
-	t.Cleanup(thaw)
-	return func(s *specs.Spec, _ *api.CreateRequest) {
-		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/disk", Type: "bind", Source: dir, Options: []string{"bind"}})
-	}, thaw
+}
+
+// mount has a container have it at /disk.
+func (d *disk) mount(s *specs.Spec, _ *api.CreateRequest) {
+	s.Mounts = append(s.Mounts, specs.Mount{Destination: "/disk", Type: "bind", Source: d.dir, Options: []string{"bind"}})
 }
 
 // hangs runs commands in a container that write to a frozen disk, and waits until they
@@ -132,6 +152,20 @@ func (p *pod) sleeping(id string) (count int) {
 		}
 	}
 	return count
+}
+
+// awaitFile waits until a file has the words.
+func (p *pod) awaitFile(path, words string) {
+	p.t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		content, err := os.ReadFile(path)
+		if err == nil && strings.Contains(string(content), words) {
+			return
+		}
+		if time.Now().After(deadline) {
+			p.t.Fatalf("%q does not come to be in %s: %s, %v", words, path, content, err)
+		}
+	}
 }
 
 // execNotes are what a successor ends the commands of a container by.
@@ -181,5 +215,44 @@ func TestExecsOfAContainerThatIsFoundLate(t *testing.T) {
 	}
 	if err := p.ExecKill(t.Context(), "c", "ours", uint32(unix.SIGKILL), true); err != nil {
 		t.Errorf("the command: %v", err)
+	}
+}
+
+// A log on a disk that hangs keeps a successor neither from serving nor from seeing how
+// its container ends; what was written meanwhile is in the log when the disk goes on.
+func TestSuccessorBesideALogThatHangs(t *testing.T) {
+	disk := newDisk(t) // its end comes after that of the pod, which has files there
+	p := startPod(t)
+	script := "trap 'echo last; exit 7' TERM; echo first; while :; do sleep 1; done"
+	onDisk := func(name string) func(*specs.Spec, *api.CreateRequest) {
+		return func(_ *specs.Spec, r *api.CreateRequest) { r.LogPath = filepath.Join(disk.dir, name) }
+	}
+	pid := p.run("c", script, onDisk("c.log")).Pid
+	p.run("other", "while :; do sleep 1; done", onDisk("other.log"))
+	p.awaitFile(filepath.Join(disk.dir, "c.log"), "first")
+	defer client.HoldOutput(p.dir, "c").Close() // as the daemon does
+	disk.freeze()
+	p.killShim()
+	reapOrphans()
+	p.restart()
+	if r, err := p.ExecSync(t.Context(), "other", sh("echo hi"), time.Minute, 10); err != nil || string(r.Stdout) != "hi\n" {
+		t.Errorf("exec: %+v, %v", r, err)
+	}
+	if err := unix.Kill(int(pid), unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if e := p.awaitExit(t.Context(), "c").Exit; e.CodeKnown && e.Code != 7 {
+		t.Errorf("exit %v, want 7", e)
+	}
+	if err := p.upgrade(anotherBuild(t, 1)); !errdefs.IsUnavailable(err) {
+		t.Errorf("an upgrade, which has nothing to hand over of such a container: %v", err)
+	}
+	disk.thaw()
+	p.awaitFile(filepath.Join(disk.dir, "c.log"), "last")
+	if err := p.upgrade(anotherBuild(t, 2)); err != nil {
+		t.Error(err)
+	}
+	if r, err := p.ExecSync(t.Context(), "other", sh("echo hi"), time.Minute, 10); err != nil || string(r.Stdout) != "hi\n" {
+		t.Errorf("exec: %+v, %v", r, err)
 	}
 }

@@ -236,14 +236,54 @@ func (c *container) noteExit(said parentsWord) {
 	}
 }
 
+const (
+	// openLimit is how long the log of an adopted container may take to be opened;
+	// nextOpenLimit when another one has taken longer: their disk hangs.
+	openLimit     = time.Second
+	nextOpenLimit = 5 * time.Millisecond
+)
+
 // adoptStreams continues to read the fifos. A terminal and an input are lost with
-// their supervisor unless they are handed over.
+// their supervisor unless they are handed over. For a log on a disk that hangs neither
+// the others wait nor calls: its container has no streams until it can be opened, and
+// no upgrade can be done, which would lose what is handed over.
 func (c *container) adoptStreams(handed stdio.Handed) {
-	var err error
-	if c.io, err = stdio.Adopt(c.streamOptions(), handed); err != nil {
-		c.sup.log.Error("output of an adopted container is lost, or comes late", "container", c.record.ID, "error", err)
+	c.ioAdopted = make(chan struct{})
+	c.sup.changes.RLock()
+	go func() { // ends when the log is open, or cannot be opened
+		defer c.sup.changes.RUnlock()
+		defer close(c.ioAdopted)
+		streams, err := stdio.Adopt(c.streamOptions(), handed)
+		if err != nil {
+			c.sup.log.Error("output of an adopted container is lost, or comes late", "container", c.record.ID, "error", err)
+		}
+		c.mu.Lock()
+		c.io = streams
+		c.mu.Unlock()
+		streams.Run()
+	}()
+	limit := openLimit
+	if c.sup.logsHang.Load() {
+		limit = nextOpenLimit
 	}
-	c.io.Run()
+	select {
+	case <-c.ioAdopted:
+	case <-time.After(limit):
+		c.sup.logsHang.Store(true)
+		c.sup.log.Error("the log of an adopted container takes long to be opened, its disk may hang: output waits", "container", c.record.ID, "log", c.record.LogPath)
+	}
+}
+
+// releaseHanded releases what is held for streams until they are adopted: by a standby,
+// and in the journal.
+func (s *Supervisor) releaseHanded(outputs []int) {
+	for _, c := range s.all() {
+		if c.ioAdopted != nil {
+			<-c.ioAdopted
+		}
+	}
+	closeDescriptors(outputs)
+	s.journal.ReleaseRest()
 }
 
 // execTimeout is how long init may take from the barrier to the program.

@@ -20,7 +20,6 @@ import (
 // (stopped), record.StartedAt (running), else created.
 type container struct {
 	sup       *Supervisor
-	io        *stdio.Streams
 	stdinOnce bool
 	adopted   bool
 	made      bool          // guarded by Supervisor.mu: what is above is set
@@ -32,7 +31,8 @@ type container struct {
 	oomWatched chan struct{}    // closed when no notice of an OOM kill can come any more
 	sparing    sync.Mutex       // of a pause: held while its spare descriptors are changed
 
-	follow func() // of an adopted init: see watchAdopted; else nil
+	ioAdopted chan struct{} // of an adopted container: closed when io is set; nil if it had ended, or was made here
+	follow    func()        // of an adopted init: see watchAdopted; else nil
 
 	ending     sync.Mutex // guards execsEnded, and is held while execs are ended
 	execsEnded bool       // no exec of an earlier supervisor is left: see endLeftExecs
@@ -41,6 +41,7 @@ type container struct {
 	loading sync.Mutex // held while an adopted container's state is read
 
 	mu        sync.Mutex        // guards what follows
+	io        *stdio.Streams    // see streams
 	runtime   runtime.Container // nil if adopted and not needed yet: see loaded
 	init      *runtime.Process  // nil if adopted and not found: see process
 	record    record
@@ -111,7 +112,7 @@ func (c *container) build(request *api.CreateRequest, spec *specs.Spec) error {
 		c.watchOOM(c.runtime)
 	}
 	if !c.sharesStreams() {
-		c.io.Run()
+		streams.Run()
 	}
 	c.keepInit()
 	go c.awaitInit()
@@ -218,6 +219,14 @@ func (c *container) setStarted(at int64) {
 	c.mu.Lock()
 	c.record.StartedAt = at
 	c.mu.Unlock()
+}
+
+// streams are nil before they are open, and of a container that was adopted when it had
+// ended.
+func (c *container) streams() *stdio.Streams {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.io
 }
 
 func (c *container) snapshot() record {

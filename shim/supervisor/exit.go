@@ -103,14 +103,17 @@ const drainTimeout = 500 * time.Millisecond
 // drain ends the streams. A disk that hangs keeps them longer than that, in a
 // goroutine that ends with the last write.
 func (c *container) drain() {
-	if c.io == nil {
+	if c.ioAdopted == nil && c.streams() == nil {
 		return
 	}
 	c.drained.Do(func() {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			c.io.Drain()
+			if c.ioAdopted != nil {
+				<-c.ioAdopted
+			}
+			c.streams().Drain()
 			c.releaseOutputs()
 		}()
 		select {

@@ -89,10 +89,11 @@ func (h *handover) renumbered(fds []int, first int) *handover {
 // the new build serves.
 func (s *Supervisor) outputs() (fds []int) {
 	for _, c := range s.all() {
-		if c.io == nil {
+		streams := c.streams()
+		if streams == nil {
 			continue
 		}
-		for _, source := range c.io.Sources() {
+		for _, source := range streams.Sources() {
 			if fd, err := duplicate(source); err == nil && fd > 0 {
 				fds = append(fds, fd)
 			}

@@ -24,10 +24,11 @@ func (c *container) listenToInit() {
 	if c.record.Terminal {
 		stream = api.Stdout
 	}
-	if c.io == nil || c.io.Output(stream) == nil {
+	streams := c.streams()
+	if streams == nil || streams.Output(stream) == nil {
 		return
 	}
-	c.initSays = c.io.Output(stream)
+	c.initSays = streams.Output(stream)
 	words := c.initSays.Attach()
 	c.mu.Lock()
 	c.initWords = words

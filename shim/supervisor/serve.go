@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/ttrpc"
@@ -71,6 +72,7 @@ type Supervisor struct {
 	control, streams net.Listener
 	upgrading        sync.Mutex
 	changes          sync.RWMutex // read-held while what an upgrade hands over is changed
+	logsHang         atomic.Bool  // an adopted container's log takes long to be opened
 
 	life context.Context    // ends with Run
 	stop context.CancelFunc // ends Run
@@ -109,12 +111,15 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	if sup.taskEvents, err = runtime.ListenForEvents(filepath.Join(s.Dir, eventSocket)); err == nil {
 		err = sup.adoptAll(handed)
 	}
-	closeDescriptors(handed.Outputs) // we have our own by now
 	handed.closeRest()
 	if err != nil {
 		return err
 	}
-	sup.journal.ReleaseRest()
+	if sup.logsHang.Load() {
+		go sup.releaseHanded(handed.Outputs) // ends with the last log that can be opened
+	} else {
+		sup.releaseHanded(handed.Outputs) // we have our own by now
+	}
 	if s.Handover != nil {
 		sup.builtin.ReapRest()
 		log.Info("upgraded", "build", s.Build, "output held up", sup.paused, "serves after", handed.pause(), "containers", len(sup.all()))

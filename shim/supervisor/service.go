@@ -171,8 +171,8 @@ func (c *container) master(execID string) (master *os.File, err error) {
 			return nil, err
 		}
 		master = e.pipes.Terminal()
-	} else if c.io != nil {
-		master = c.io.Terminal()
+	} else if streams := c.streams(); streams != nil {
+		master = streams.Terminal()
 	}
 	if master == nil {
 		return nil, fmt.Errorf("container %s exec %q has no terminal: %w", c.record.ID, execID, errdefs.ErrFailedPrecondition)
@@ -182,10 +182,11 @@ func (c *container) master(execID string) (master *os.File, err error) {
 
 func (s *service) ReopenLog(_ context.Context, r *api.ReopenLogRequest) (*api.Empty, error) {
 	return s.on(r.Id, func(c *container) error {
-		if c.io == nil {
+		streams := c.streams()
+		if streams == nil {
 			return nil
 		}
-		return c.io.ReopenLog()
+		return streams.ReopenLog()
 	})
 }
 

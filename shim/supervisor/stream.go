@@ -111,17 +111,21 @@ func (e *exec) deliver(stream string, conn *net.UnixConn) (move func(), err erro
 
 // attach connects a stream of the container itself.
 func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err error) {
-	if c.io == nil {
+	streams := c.streams()
+	if streams == nil && c.ioAdopted != nil {
+		return nil, fmt.Errorf("attach to container %s: its log cannot be opened yet: try again: %w", c.record.ID, errdefs.ErrUnavailable)
+	}
+	if streams == nil {
 		return nil, fmt.Errorf("attach to container %s: it has ended: %w", c.record.ID, errdefs.ErrNotFound)
 	}
 	if stream == api.Stdin {
-		stdin := c.io.Stdin()
+		stdin := streams.Stdin()
 		if stdin == nil {
 			return nil, fmt.Errorf("attach to container %s: no stdin: %w", c.record.ID, errdefs.ErrNotFound)
 		}
 		return func() { c.feed(stdin, conn) }, nil
 	}
-	fan := c.io.Output(stream)
+	fan := streams.Output(stream)
 	if fan == nil {
 		return nil, fmt.Errorf("attach to container %s: stream %s: %w", c.record.ID, stream, errdefs.ErrNotFound)
 	}
@@ -132,7 +136,7 @@ func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err 
 func (c *container) feed(stdin *os.File, conn *net.UnixConn) {
 	_, _ = io.Copy(stdin, conn)
 	if c.stdinOnce {
-		c.io.CloseStdin()
+		c.streams().CloseStdin()
 		c.relay("").StdinClosed()
 	}
 }

@@ -111,11 +111,11 @@ func (s *Supervisor) prepare() (h *handover, kept []int, err error) {
 	keep(s.streams.(*net.UnixListener), &h.Streams)
 	for _, c := range s.all() {
 		handed := c.handOn()
-		if c.io != nil {
-			if stdin := c.io.Stdin(); stdin != nil && stdin != c.io.Terminal() {
+		if streams := c.streams(); streams != nil {
+			if stdin := streams.Stdin(); stdin != nil && stdin != streams.Terminal() {
 				keep(stdin, &handed.Stdin)
 			}
-			if terminal := c.io.Terminal(); terminal != nil {
+			if terminal := streams.Terminal(); terminal != nil {
 				keep(terminal, &handed.Terminal)
 			}
 		}
