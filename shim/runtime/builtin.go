@@ -29,6 +29,7 @@ type Builtin struct {
 	noNewKeyring  bool
 	children      *children
 	filters       filters
+	otherLibrary  func() string // findOtherLibrary, asked once
 
 	mu       sync.Mutex // guards what follows
 	creating map[string]creating
@@ -39,7 +40,7 @@ type Builtin struct {
 
 // NewBuiltin keeps the state of containers below root.
 func NewBuiltin(root string, systemdCgroup bool) *Builtin {
-	return &Builtin{root: root, systemdCgroup: systemdCgroup, noNewKeyring: !canJoinSessionKeyring(), children: newChildren(), creating: make(map[string]creating)}
+	return &Builtin{root: root, systemdCgroup: systemdCgroup, noNewKeyring: !canJoinSessionKeyring(), children: newChildren(), otherLibrary: sync.OnceValue(findOtherLibrary), creating: make(map[string]creating)}
 }
 
 // Run reaps what was adopted, if this process does adopt (Command, Task), until
@@ -207,7 +208,7 @@ func (c *builtinContainer) start(process *libcontainer.Process, streams Streams,
 		process.ConsoleSocket, console = inits, ours
 	}
 	pid, err := c.runtime.children.own(func() (int, error) {
-		if err := c.lib.Start(process); err != nil {
+		if err := c.startLib(process); err != nil {
 			return 0, err
 		}
 		return process.Pid()

@@ -337,7 +337,8 @@ func seenOf(pid int, id string) map[string]string {
 	}
 	volatile := regexp.MustCompile(`(?m)^(FDSize|SigQ|Vm\w*|Rss\w*|Hugetlb\w*|voluntary\w*|nonvoluntary\w*|x86_\w*|PPid):.*\n`)
 	seen["status"] = volatile.ReplaceAllString(read(proc+"/status"), "")
-	ids := regexp.MustCompile(`(?m)^\d+ \d+ \d+:\d+ `)
+	// What libcontainer's init binds is a slave of a mount that the node shares.
+	ids := regexp.MustCompile(`(?m)^\d+ \d+ \d+:\d+ |master:\d+ `)
 	// Newer kernels list them in the order in which they were made, which is another.
 	mounts := slices.Sorted(strings.Lines(ids.ReplaceAllString(read(proc+"/mountinfo"), "")))
 	seen["mountinfo"] = strings.Join(mounts, "")
