@@ -109,6 +109,9 @@ func (b *Builtin) mountsOfStart(config *configs.Config) (paths []mountedPath, wh
 		if m.IsBind() {
 			paths = append(paths, mountedPath{m.Source, m.Flags&unix.MS_REC != 0})
 		}
+		if m.IDMapping != nil && m.IDMapping.UserNSPath != "" {
+			paths = append(paths, mountedPath{m.IDMapping.UserNSPath, false})
+		}
 	}
 	return withoutThoseBelow(paths)
 }
