@@ -71,6 +71,9 @@ func giveNulls(process *libcontainer.Process) (closeNulls func(), err error) {
 	return func() { closeAll([]*os.File{in, out}) }, nil
 }
 
+// maxTrees is how many descriptors a start may take for what it needs.
+const maxTrees = 256
+
 // mountedPath is something of the node that is there at the same path for a start.
 type mountedPath struct {
 	path      string
@@ -193,6 +196,9 @@ func withoutThoseBelow(paths []mountedPath) (kept []mountedPath, why string) {
 		case !slices.Contains(nodeTrees[:], kept[of].path):
 			return nil, fmt.Sprintf("%s is below %s", p.path, kept[of].path)
 		}
+	}
+	if len(kept) > maxTrees {
+		return nil, fmt.Sprintf("there are %d of them", len(kept))
 	}
 	return kept, ""
 }

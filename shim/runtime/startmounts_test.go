@@ -34,12 +34,21 @@ func TestWithoutThoseBelow(t *testing.T) {
 		{paths: []mountedPath{{"a", true}}, why: `"a" is bound`},
 		{paths: []mountedPath{{"/a/../b", true}}, why: `"/a/../b" is bound`},
 		{paths: []mountedPath{{"", true}}, why: `"" is bound`},
+		{paths: many(maxTrees), want: many(maxTrees)},
+		{paths: many(maxTrees + 1), why: "there are 257 of them"},
 	} {
 		got, why := withoutThoseBelow(slices.Clone(test.paths))
 		if why != test.why || !reflect.DeepEqual(got, test.want) {
 			t.Errorf("of %v: %v, %q; want %v, %q", test.paths, got, why, test.want, test.why)
 		}
 	}
+}
+
+func many(n int) (paths []mountedPath) {
+	for i := range n {
+		paths = append(paths, mountedPath{fmt.Sprintf("/volume%04d", i), true})
+	}
+	return paths
 }
 
 func TestNeedsNodesMounts(t *testing.T) {
