@@ -4,19 +4,15 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
-
-	"github.com/minicri/minicri/namespace"
 )
 
 // startLib has libcontainer start an init or an exec. libcontainer's init copies all
@@ -206,148 +202,4 @@ func withoutThoseBelow(paths []mountedPath) (kept []mountedPath, why string) {
 // isBelow reports whether the path is that of the directory or of something in it.
 func isBelow(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, dir+"/")
-}
-
-// amongMounts runs start on a thread for which nothing is mounted but what is at the
-// paths; where that cannot be had it was not started. The mounts are those of the
-// node, not copies on their own: what is shared with the node, for a volume with
-// Bidirectional, stays so.
-func (b *Builtin) amongMounts(paths []mountedPath, start func() error) (started bool, err error) {
-	empty, err := b.openEmptyMounts()
-	if err != nil {
-		return false, err
-	}
-	defer empty.Close()
-	trees, err := openTrees(paths)
-	defer closeAll(trees)
-	if err != nil {
-		return false, err
-	}
-	err = namespace.OnDisposableThread(func() error {
-		if err := enterCopy(empty); err != nil {
-			return fmt.Errorf("enter an empty mount namespace: %w", err)
-		}
-		for i, tree := range trees {
-			if err := moveTo(tree, paths[i].path); err != nil {
-				return fmt.Errorf("mount %s for a start: %w", paths[i].path, err)
-			}
-		}
-		started = true
-		return start()
-	})
-	return started, err
-}
-
-// treesLimit is how long the file systems may take to answer. libcontainer's init can be
-// killed while it waits for one whose server hangs; this process cannot.
-const treesLimit = 5 * time.Second
-
-// openTrees opens what is at the paths. The goroutine that does it ends when the file
-// systems have answered, which may be later.
-func openTrees(paths []mountedPath) (trees []*os.File, err error) {
-	type opened struct {
-		trees []*os.File
-		err   error
-	}
-	answer, late := make(chan opened), make(chan struct{})
-	go func() {
-		trees, err := openTreesInTurn(paths)
-		select {
-		case answer <- opened{trees, err}:
-		case <-late:
-			closeAll(trees)
-		}
-	}()
-	select {
-	case o := <-answer:
-		return o.trees, o.err
-	case <-time.After(treesLimit):
-		close(late)
-		return nil, fmt.Errorf("what is mounted there did not answer within %s", treesLimit)
-	}
-}
-
-func openTreesInTurn(paths []mountedPath) (trees []*os.File, err error) {
-	for _, p := range paths {
-		var flags uint
-		if p.recursive {
-			flags = unix.AT_RECURSIVE
-		}
-		tree, err := openTree(p.path, flags)()
-		if err != nil {
-			return trees, err
-		}
-		trees = append(trees, tree)
-	}
-	return trees, nil
-}
-
-func closeAll(files []*os.File) {
-	for _, file := range files {
-		_ = file.Close()
-	}
-}
-
-// enterCopy gives the thread a copy of a mount namespace with a tmpfs as its root: the
-// files of the one that it has are those of all copies. The mounts end with the last
-// that uses them.
-func enterCopy(of *os.File) error {
-	root, err := newTmpfs()
-	if err != nil {
-		return err
-	}
-	defer unix.Close(root)
-	// Threads share the working directory, and one that does cannot join.
-	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return os.NewSyscallError("unshare", err)
-	}
-	if err := unix.Setns(int(of.Fd()), unix.CLONE_NEWNS); err != nil {
-		return os.NewSyscallError("setns", err)
-	}
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return os.NewSyscallError("unshare", err)
-	}
-	if err := unix.MoveMount(root, "", unix.AT_FDCWD, "/", unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return os.NewSyscallError("move_mount", err)
-	}
-	if err := unix.Fchdir(root); err != nil {
-		return os.NewSyscallError("fchdir", err)
-	}
-	return os.NewSyscallError("chroot", unix.Chroot("."))
-}
-
-func newTmpfs() (int, error) {
-	context, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return -1, os.NewSyscallError("fsopen", err)
-	}
-	defer unix.Close(context)
-	err = errors.Join(unix.FsconfigSetString(context, "mode", "0755"), unix.FsconfigCreate(context))
-	if err != nil {
-		return -1, os.NewSyscallError("fsconfig", err)
-	}
-	made, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
-	return made, os.NewSyscallError("fsmount", err)
-}
-
-// moveTo mounts a tree on a path that is made for it.
-func moveTo(tree *os.File, path string) error {
-	info, err := tree.Stat()
-	if err != nil {
-		return err
-	}
-	dir := path
-	if !info.IsDir() {
-		dir = filepath.Dir(path)
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	if !info.IsDir() {
-		if err := unix.Mknod(path, unix.S_IFREG|0o444, 0); err != nil && !errors.Is(err, fs.ErrExist) {
-			return &os.PathError{Op: "mknod", Path: path, Err: err}
-		}
-	}
-	err = unix.MoveMount(int(tree.Fd()), "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH)
-	return os.NewSyscallError("move_mount", err)
 }
