@@ -20,7 +20,9 @@
 //
 // Locks, in the order in which they are taken: Supervisor.changes (read-held
 // by whatever an upgrade must not cut in two), container.op (one change at a
-// time of one container, may be held for long), Supervisor.mu, container.mu,
-// broker.mu. The last three are held for moments only, never across a system
-// call that can block, so that a hung container delays only itself.
+// time of one container, may be held for long), container.ending and
+// container.loading (while commands are ended, and the state of a runtime is
+// read), Supervisor.mu, container.mu, broker.mu. The last three are held for
+// moments only, never across a system call that can block, so that a hung
+// container delays only itself.
 package supervisor
