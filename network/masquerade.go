@@ -85,6 +85,17 @@ func (m *masquerade) refresh(ctx context.Context, ofAttachments func() []netip.P
 	}
 }
 
+// leave leaves in the table what attachments need: a node whose last pod is gone may
+// get another network, with the same subnet, and no daemon that would remove it.
+func (m *masquerade) leave(ctx context.Context, ofAttachments func() []netip.Prefix) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.network = nil
+	if err := m.put(ctx, ofAttachments()); err != nil {
+		m.logger.Warn("the table that masquerades the default network's pods is left as it was", "table", m.table, "err", err)
+	}
+}
+
 // put makes the table what it has to be, if it is not.
 func (m *masquerade) put(ctx context.Context, subnets []netip.Prefix) error {
 	subnets = outermost(subnets)
@@ -177,12 +188,14 @@ func nft(ctx context.Context, input string, arguments ...string) (string, error)
 	return out.String(), nil
 }
 
-// followMasquerade keeps the table as it has to be.
+// followMasquerade keeps the table as it has to be, and leaves it as pods without a
+// daemon need it.
 func (n *CNI) followMasquerade(ctx context.Context) {
 	for ctx.Err() == nil {
 		n.masquerade.refresh(ctx, n.masqueraded)
 		n.awaitPeriod(ctx, nil, func(l Limits) time.Duration { return l.StatusPeriod })
 	}
+	n.masquerade.leave(context.WithoutCancel(ctx), n.masqueraded)
 }
 
 // masqueraded are the subnets that the table masquerades for attachments. Nearly all

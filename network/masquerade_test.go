@@ -102,6 +102,22 @@ func TestTheRuleOfAnEarlierDaemonGoes(t *testing.T) {
 	n.wantMasqueraded(t)
 }
 
+// A daemon whose last pod is gone leaves no table behind: a network that the node gets
+// afterwards may have the same subnet. One that leaves pods leaves it.
+func TestTheRuleGoesWithTheDaemon(t *testing.T) {
+	n := masqueraded(t, "test-br7", "10.98.3.0/24")
+	stop := n.runs(t)
+	n.journalled(t, "left", nil)
+	stop()
+	n.wantMasqueraded(t, "10.98.3.0/24")
+	n.reopen(t)
+	stop = n.runs(t)
+	n.detach(t, "left")
+	n.wantMasqueraded(t, "10.98.3.0/24") // for the next pod
+	stop()
+	n.wantMasqueraded(t)
+}
+
 // Without nft the bridge plugin masquerades, with rules for each pod; its DEL takes
 // them back when the daemon after that makes one for all.
 func TestPodsFromBeforeTheOneRule(t *testing.T) {
