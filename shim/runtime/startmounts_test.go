@@ -198,7 +198,8 @@ func TestContainerFromFewMounts(t *testing.T) {
 	shareMounts(t, dir)
 	volume, inner, file := filepath.Join(dir, "volume"), filepath.Join(dir, "volume", "inner"), filepath.Join(dir, "file")
 	err := errors.Join(os.MkdirAll(inner, 0o755), os.WriteFile(file, nil, 0o600), unix.Mount("tmpfs", inner, "tmpfs", 0, ""),
-		unix.Mount(n.rootfs, n.rootfs, "", unix.MS_BIND, ""), os.MkdirAll(filepath.Join(n.rootfs, "sys"), 0o755))
+		unix.Mount(n.rootfs, n.rootfs, "", unix.MS_BIND, ""), os.MkdirAll(filepath.Join(n.rootfs, "sys"), 0o755),
+		os.Chmod(n.rootfs, 0o777)) // the root of a user namespace makes mountpoints, too
 	if err != nil {
 		t.Fatal(err)
 	}
