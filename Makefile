@@ -55,6 +55,12 @@ test-supervisor: root setup test-deps build ## Upgrade, kill and stop the superv
 		-test.run '^(TestUpgrade.*|TestKilledUnderManyPods|TestEndedPodsCostNothing|TestSupervisorUnderFire)$$' $(TESTFLAGS)
 	MINICRI_TEST_WHOLE=1 hack/in-netns go test $(goflags) -tags seccomp,nri_no_wasm -v -count=1 -run '^(TestManyLives|TestUpgrade.*)$$' ./shim/client
 
+.PHONY: test-supervisor-pod
+test-supervisor-pod: root setup test-deps build failpoints ## The container tests with a supervisor for each pod; docs/supervisor.md (root)
+	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/container ./test/container
+	cd test/container && PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" MINICRI_TEST_SUPERVISOR=pod \
+		../../hack/in-netns ../../bin/test/container -test.v -test.timeout 50m $(TESTFLAGS)
+
 # A run takes as long as the container tests do in make test: some 10 minutes.
 .PHONY: test-runtimes
 test-runtimes: root setup test-deps build failpoints ## The container tests with RUNTIME=builtin, runc, crun, shim-runc or runsc below (root)
