@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -74,7 +75,9 @@ func (m *masquerade) refresh(ctx context.Context, ofAttachments func() []netip.P
 	if first := !m.refreshed; first {
 		m.refreshed, m.inForce, m.shown = true, nil, ""
 		if len(subnets) == 0 {
-			_ = m.write(ctx, nil) // where nft is not there, no earlier daemon has made a table
+			err := m.write(ctx, nil)
+			// Where nft is not there, no earlier daemon has made a table.
+			m.refreshed = err == nil || errors.Is(err, exec.ErrNotFound)
 			return
 		}
 	}

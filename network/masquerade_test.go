@@ -102,6 +102,25 @@ func TestTheRuleOfAnEarlierDaemonGoes(t *testing.T) {
 	n.wantMasqueraded(t)
 }
 
+// nft may fail at first.
+func TestTheRuleOfAnEarlierDaemonGoesLater(t *testing.T) {
+	n := masqueraded(t, "test-br8", "10.98.4.0/24")
+	n.wantMasqueraded(t, "10.98.4.0/24")
+	n.Default.Enabled = false
+	dir := t.TempDir()
+	program, failed := filepath.Join(dir, "nft"), filepath.Join(dir, "failed")
+	must(t, os.WriteFile(program, []byte("#!/bin/sh\n: > "+failed+"\nexit 1\n"), 0o755))
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	n.reopen(t)
+	n.runs(t)
+	eventually(t, within, "nft has failed", func() bool {
+		_, err := os.Stat(failed)
+		return err == nil
+	})
+	must(t, os.Remove(program))
+	n.wantMasqueraded(t)
+}
+
 // A daemon whose last pod is gone leaves no table behind: a network that the node gets
 // afterwards may have the same subnet. One that leaves pods leaves it.
 func TestTheRuleGoesWithTheDaemon(t *testing.T) {
