@@ -15,6 +15,9 @@ VERSION := $(shell hack/version)
 # belongs to another user than the one who builds.
 goflags  = -trimpath -buildvcs=false
 gobuild  = go build $(goflags) -ldflags "-s -w -X main.version=$(VERSION)"
+# Supervisors are told apart by the content of their program: without a version and a
+# build id, two builds of the same sources are the same.
+shimbuild = go build $(goflags) -ldflags "-s -w -buildid=" -tags seccomp,runc_nocriu
 
 .PHONY: help
 help: ## This list
@@ -30,7 +33,7 @@ demo: root setup build bin/demo ## Run pods, kill and restart the daemon, remove
 	bin/demo
 
 .PHONY: test
-test: root setup test-deps build failpoints kubelet lint ## Lint, and run all but what docs/crash.md lists (root)
+test: root setup test-deps build failpoints bin/demo kubelet lint ## Lint, and run all but what test/results lists (root)
 	hack/test
 
 # The binary is run itself: go test would show its numbers only on failure.
@@ -48,22 +51,15 @@ test-stream: root setup build ## 10000 clients of exec, attach and port-forward 
 	cd test/stream && STREAM_CYCLES=$(CYCLES) ../../hack/in-netns ../../bin/test/stream -test.v -test.timeout 1h -test.run TestAbortedCycles $(TESTFLAGS)
 
 .PHONY: test-supervisor
-test-supervisor: root setup test-deps build ## Upgrade, kill and stop the supervisor under many pods; docs/supervisor.md (root)
-	hack/before supervisor bin/before
+test-supervisor: root setup test-deps build ## Kill and stop the supervisor under many pods; docs/supervisor.md (root)
 	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/container ./test/container
-	cd test/container && MINICRI_TEST_WHOLE=1 MINICRI_TEST_BEFORE=$(CURDIR)/bin/before ../../hack/in-netns ../../bin/test/container -test.v -test.timeout 50m \
-		-test.run '^(TestUpgrade.*|TestKilledUnderManyPods|TestEndedPodsCostNothing|TestSupervisorUnderFire)$$' $(TESTFLAGS)
-	MINICRI_TEST_WHOLE=1 hack/in-netns go test $(goflags) -tags seccomp,nri_no_wasm -v -count=1 -run '^(TestManyLives|TestUpgrade.*)$$' ./shim/client
-
-.PHONY: test-supervisor-pod
-test-supervisor-pod: root setup test-deps build failpoints ## The container tests with a supervisor for each pod; docs/supervisor.md (root)
-	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/container ./test/container
-	cd test/container && PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" MINICRI_TEST_SUPERVISOR=pod \
-		../../hack/in-netns ../../bin/test/container -test.v -test.timeout 50m $(TESTFLAGS)
+	cd test/container && MINICRI_TEST_WHOLE=1 ../../hack/in-netns ../../bin/test/container -test.v -test.timeout 50m \
+		-test.run '^(TestKilledUnderManyPods|TestEndedPodsCostNothing|TestSupervisorUnderFire)$$' $(TESTFLAGS)
+	MINICRI_TEST_WHOLE=1 hack/in-netns go test $(goflags) -tags seccomp,nri_no_wasm -v -count=1 -run '^TestManyLives$$' ./shim/client
 
 # A run takes as long as the container tests do in make test: some 10 minutes.
 .PHONY: test-runtimes
-test-runtimes: root setup test-deps build failpoints ## The container tests with RUNTIME=builtin, runc, crun, shim-runc or runsc below (root)
+test-runtimes: root setup test-deps build failpoints ## The container tests with RUNTIME=builtin, runc, crun or runsc below (root)
 	hack/test-runtimes $(RUNTIME)
 
 .PHONY: test-prometheus
@@ -86,7 +82,7 @@ test-page: root setup build ## Look at the page of minicri timeline --html in Ch
 FUZZ ?= 30s
 
 .PHONY: fuzz
-fuzz: packages ## Fuzz what is parsed from outside; FUZZ=10m for longer
+fuzz: root packages ## Fuzz what is parsed from outside; FUZZ=10m for longer (root)
 	FUZZ=$(FUZZ) hack/fuzz
 
 SOAK ?= 5m
@@ -105,24 +101,18 @@ bin/critest/.built: hack/critest/go.mod hack/critest/go.sum hack/critest/build $
 	hack/critest/build
 	@touch $@
 
-.PHONY: test-vm test-vm-selinux
-test-vm: VMTESTS ?= hack/vm/tests.txt
-test-vm: vm-deps ## The tests in a VM with cgroup v2, systemd and AppArmor (root)
-	hack/vm/payload < $(VMTESTS)
-	hack/vm/run
+# Without CMD it is the demo. Killed, make leaves nobody to end what it started.
+.PHONY: um
+um: root $(if $(CMD),packages,setup build bin/demo) ## Run CMD='...' on a machine with cgroup v2, systemd and AppArmor (root)
+	@CMD="$${CMD:-bin/demo}" && exec setpriv --pdeathsig TERM hack/um/run sh -c "$$CMD"
 
-test-vm-selinux: VMTESTS ?= hack/vm/selinux.txt
-test-vm-selinux: vm-deps ## The same with SELinux enforcing in the place of AppArmor (root)
-	TAGS=vm,selinux hack/vm/payload < $(VMTESTS)
-	CONFINE=selinux hack/vm/run
+.PHONY: test-um
+test-um: root setup test-deps build failpoints bin/demo ## The suites on that machine, whole; a part of it is in make test (root)
+	LIMIT=4h hack/um/test hack/um/all.txt
 
-.PHONY: vm-deps
-vm-deps: root setup test-deps build failpoints bin/demo
-	@hack/setup hack/vm/packages.txt
-	$(MAKE) bin/vm/root.ext4
-
-bin/vm/root.ext4: hack/packages.txt hack/vm/root $(wildcard hack/vm/guest/*.*)
-	hack/vm/root
+.PHONY: test-um-selinux
+test-um-selinux: root setup test-deps build failpoints bin/demo ## The tests of SELinux where it is enforced (root)
+	hack/um/test -s hack/um/selinux.txt
 
 .PHONY: setup
 setup: packages bin/cni/.built ## Debian packages that are missing, and the CNI plugins
@@ -134,6 +124,12 @@ test-deps: packages
 	@hack/unpack docker-registry runc containerd
 bench-deps: packages
 	@hack/unpack containerd runc
+
+# What benchmarks in the guest compare with: containerd and runc as their own projects
+# release them.
+bin/containerd/.built: hack/containerd/go.mod hack/containerd/go.sum
+	CGO_ENABLED=1 go build -C hack/containerd $(goflags) -tags seccomp,no_btrfs -ldflags '-s -w' -o $(CURDIR)/bin/containerd/ tool
+	@touch $@
 
 .PHONY: packages
 packages:
@@ -158,11 +154,9 @@ bin/kubelet/.built: hack/kubelet/go.mod hack/kubelet/go.sum
 .PHONY: build
 build: ## bin/minicri and bin/minicri-shim
 	sh oci/pause/build.sh
-	sh network/runner/build.sh
-	sh internal/environ/build.sh
-	sh shim/runtime/launch/build.sh
+	sh shim/launch/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags grpcnotrace,nri_no_wasm -o bin/minicri ./cmd/minicri
-	CGO_ENABLED=1 $(gobuild) -tags seccomp,runc_nocriu -o bin/minicri-shim ./cmd/minicri-shim
+	CGO_ENABLED=1 $(shimbuild) -o bin/minicri-shim ./cmd/minicri-shim
 
 # The demo, a program of its own: it is no part of what is installed.
 .PHONY: bin/demo
@@ -173,23 +167,22 @@ bin/demo:
 .PHONY: failpoints
 failpoints: bin/cni/.built
 	sh oci/pause/build.sh
-	sh network/runner/build.sh
-	sh internal/environ/build.sh
-	sh shim/runtime/launch/build.sh
+	sh shim/launch/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags failpoints,nri_no_wasm -o bin/failpoints/ ./cmd/minicri ./test/crash/trip
-	CGO_ENABLED=1 $(gobuild) -tags seccomp,runc_nocriu -o bin/failpoints/minicri-shim ./cmd/minicri-shim
+	CGO_ENABLED=1 $(shimbuild) -o bin/failpoints/minicri-shim ./cmd/minicri-shim
 	@ln -sfn ../cni bin/failpoints/cni
 
 # Compiled first, outside: the namespace has no network to fetch a module.
-# RUNTIME is for bench-container: runc, crun or shim-runc below both.
+# RUNTIME is for bench-container: runc or crun below both.
 bench-%: root bench-deps setup build ## Measure and print: sandbox, image, container, stream, nri, scale, churn, takeover or timeline (root)
 	go build $(goflags) -o bin/bench/$* ./test/bench/$*
 	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns $(if $(filter crun,$(RUNTIME)),hack/without-unified) bin/bench/$* $(if $(RUNTIME),-runtime $(RUNTIME))
 
-bench-nri: root bench-deps setup build
-	hack/before nri bin/before-nri
-	go build $(goflags) -o bin/bench/nri ./test/bench/nri
-	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns bin/bench/nri -before $(CURDIR)/bin/before-nri
+# In a guest system calls are slow: what counts is the ratio of two numbers of one boot.
+.PHONY: bench-um
+bench-um: root setup build bin/containerd/.built ## bench-sandbox, bench-container and bench-scale on cgroup v2 with systemd and AppArmor (root)
+	for what in sandbox container scale; do go build $(goflags) -o bin/bench/$$what ./test/bench/$$what || exit; done
+	LIMIT=4h hack/um/run -m 12G hack/um/guest/bench
 
 # What it builds, some minutes of Kubernetes the first time, it keeps outside the tree.
 .PHONY: bin/cluster
@@ -246,6 +239,15 @@ bin/tools/.built: hack/tools/go.mod hack/tools/go.sum $(wildcard hack/tools/*/*.
 lint: packages bin/tools/.built ## gofumpt, go vet, staticcheck, shellcheck
 	hack/lint
 
+# A release is made after this: RELEASE=1 make vulncheck.
+.PHONY: vulncheck
+vulncheck: bin/tools/.built ## Known vulnerabilities in what is linked; RELEASE=1 fails where their list cannot be had
+	hack/vulncheck
+
+.PHONY: size
+size: ## Count the lines of the product, and of its tests
+	@hack/size
+
 .PHONY: fmt
 fmt: bin/tools/.built ## Format the Go files
 	bin/tools/gofumpt -w .
@@ -295,4 +297,4 @@ uninstall: ## Remove what install made, but not state, configuration and plugins
 
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf bin oci/pause/pause.elf network/runner/runner.elf internal/environ/environ.elf shim/runtime/launch/launch.elf
+	rm -rf bin oci/pause/pause.elf shim/launch/launch.elf

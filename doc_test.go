@@ -193,8 +193,8 @@ var layers = [][]string{
 	{"internal/timeline"},
 	{"internal/node", "internal/step"},
 	{"internal/trace"},
-	{"stream/spdy", "shim/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/environ", "internal/errtext", "internal/filepages", "internal/handler", "internal/id", "internal/idlethreads", "internal/lock", "internal/manual", "internal/process", "internal/redact", "internal/seal", "internal/socket", "internal/state", "internal/trace/otlp"},
-	{"internal/step/failpoint", "test/leak"},
+	{"stream/spdy", "shim/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/errtext", "internal/handler", "internal/id", "internal/lock", "internal/manual", "internal/process", "internal/redact", "internal/seal", "internal/socket", "internal/state", "internal/trace/otlp"},
+	{"internal/step/failpoint", "internal/tree", "test/leak"},
 }
 
 func layerOf(name string) int {
@@ -270,18 +270,13 @@ var reserved = []struct {
 	},
 	{
 		"github.com/opencontainers/runc/...",
-		[]string{"shim/runtime", "cmd/minicri-shim"},
+		[]string{"shim/engine", "shim/launch", "cmd/minicri-shim"},
 		"libcontainer is cgo and re-executes its own binary: it must never be in the daemon",
 	},
 	{
 		"github.com/containerd/containerd/v2/...",
 		[]string{"image"},
 		"its libraries are large; what they are used for is behind one package",
-	},
-	{
-		"github.com/containerd/containerd/api/...",
-		[]string{"shim/runtime", "test/container/hostileshim"},
-		"how a runtime is spoken to is behind one interface",
 	},
 	{
 		"github.com/containerd/go-cni/...",
@@ -372,8 +367,8 @@ func TestWhatProgramsAreMadeOf(t *testing.T) {
 
 // inits are the files that may have an init function, each with its reason.
 var inits = map[string]string{
-	"cmd/minicri-shim/main.go":    "libcontainer's init has to run on the main thread, before Go may have moved it",
-	"shim/runtime/launch_test.go": "the same, in a test that compares what it makes",
+	"cmd/minicri-shim/main.go": "libcontainer's init has to run on the main thread, before Go may have moved it",
+	"shim/launch/node_test.go": "the same",
 }
 
 // Code that runs because it was imported cannot be found from main by reading.

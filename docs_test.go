@@ -89,7 +89,7 @@ func TestCommandsOfNodesAreRun(t *testing.T) {
 
 // commandsOf are the commands that a page tells people to run on a node: the lines
 // of its blocks that are no configuration, and what begins with a program in a
-// sentence. Those of the repository itself (make test-vm, make cluster-up) are none.
+// sentence. Those of the repository itself (make test-um, make cluster-up) are none.
 func commandsOf(t *testing.T, page string) (commands []string) {
 	t.Helper()
 	text, err := os.ReadFile(page)

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -209,42 +208,4 @@ func metricNames() map[string]bool {
 		names[f.Name] = true
 	}
 	return names
-}
-
-// The numbers of lines in README.md are those of the source, or nearly.
-func TestREADMECountsTheLines(t *testing.T) {
-	text, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	found := regexp.MustCompile(`The path of a pod \(([^)]*)\) is about ([\d,]+) of ([\d,]+) lines`).FindStringSubmatch(string(text))
-	if found == nil {
-		t.Fatal("README.md does not say how much of the source the path of a pod is")
-	}
-	var path, all int
-	for _, p := range everyPackage(t) {
-		if top, _, _ := strings.Cut(p.name(), "/"); top == "test" || top == "hack" {
-			continue
-		}
-		for _, file := range append(p.GoFiles, p.CgoFiles...) {
-			if strings.HasSuffix(file, ".pb.go") {
-				continue
-			}
-			source, err := os.ReadFile(filepath.Join(p.Dir, file))
-			if err != nil {
-				t.Fatal(err)
-			}
-			lines := strings.Count(string(source), "\n")
-			all += lines
-			if strings.Contains(found[1], "`"+p.name()+"`") {
-				path += lines
-			}
-		}
-	}
-	for said, is := range map[string]int{found[2]: path, found[3]: all} {
-		number, err := strconv.Atoi(strings.ReplaceAll(said, ",", ""))
-		if err != nil || number < is*9/10 || number > is*11/10 {
-			t.Errorf("README.md says %s lines, the source has %d", said, is)
-		}
-	}
 }

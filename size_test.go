@@ -4,7 +4,12 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"math"
+	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -12,7 +17,7 @@ import (
 // Functions fit on a screen, and files are about one thing (CONTRIBUTING.md). Tests
 // are left out: a table of cases may be long.
 func TestFunctionsFitOnAScreen(t *testing.T) {
-	const longestFunction, longestFile = 60, 320
+	const longestFunction, longestFile = 60, 500
 	looked := 0
 	for _, p := range everyPackage(t) {
 		for _, name := range append(p.GoFiles, p.CgoFiles...) {
@@ -42,5 +47,68 @@ func TestFunctionsFitOnAScreen(t *testing.T) {
 	}
 	if looked < 2000 {
 		t.Errorf("%d functions were looked at", looked)
+	}
+}
+
+// What README and ARCHITECTURE say of the number of lines is so, within a tenth.
+func TestNumbersOfLines(t *testing.T) {
+	readme := submatches(t, "README.md", `\(([^()]*)\) has ([0-9,]+) of ([0-9,]+) lines`)
+	var packages []string
+	for _, found := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(readme[1], -1) {
+		packages = append(packages, found[1])
+	}
+	half := 0
+	for _, lines := range size(t, packages...) {
+		if lines == 0 {
+			t.Errorf("README.md names a package without lines: one of %v", packages)
+		}
+		half += lines
+	}
+	whole := size(t)
+	wantLines(t, "README.md, half of a pod's life", readme[2], half)
+	wantLines(t, "README.md, the product", readme[3], whole[0])
+	architecture := submatches(t, "ARCHITECTURE.md", "`make size` counts ([0-9,]+) lines .*, and ([0-9,]+) of tests")
+	wantLines(t, "ARCHITECTURE.md, the product", architecture[1], whole[0])
+	wantLines(t, "ARCHITECTURE.md, tests", architecture[2], whole[1])
+}
+
+// size are the numbers that hack/size prints.
+func size(t *testing.T, directories ...string) (lines []int) {
+	t.Helper()
+	out, err := exec.Command("hack/size", directories...).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, number := range regexp.MustCompile(`(?m) ([0-9]+)( lines)?$`).FindAllStringSubmatch(string(out), -1) {
+		count, err := strconv.Atoi(number[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, count)
+	}
+	return lines
+}
+
+func submatches(t *testing.T, file, pattern string) []string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(pattern).FindStringSubmatch(string(text))
+	if found == nil {
+		t.Fatalf("%s has no %q", file, pattern)
+	}
+	return found
+}
+
+func wantLines(t *testing.T, what, says string, is int) {
+	t.Helper()
+	said, err := strconv.Atoi(strings.ReplaceAll(says, ",", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if math.Abs(float64(said-is)) > float64(is)/10 {
+		t.Errorf("%s: it says %d lines, there are %d: make size", what, said, is)
 	}
 }

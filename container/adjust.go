@@ -30,9 +30,7 @@ func (c *creation) adjust(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("what NRI plugins have made of the container: %w", err)
 	}
-	if err := c.owner.applyChanges(ctx, changes); err != nil {
-		return err
-	}
+	c.owner.applyChanges(ctx, changes)
 	return c.storeSpec(ctx)
 }
 

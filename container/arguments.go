@@ -3,6 +3,7 @@ package container
 import (
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -34,9 +35,8 @@ func checkArguments(c *oci.Container) error {
 	return checkStrings(args, env, stack, "config.command, args and envs, with those of the image")
 }
 
-// checkExec is checkArguments for a command in a container that is there. Its
-// environment was checked when it was made, and is in another form now (package
-// environ).
+// checkExec is checkArguments for a command in a container that is there, whose
+// environment was checked when it was made.
 func checkExec(p *specs.Process) error {
 	return checkStrings(p.Args, nil, oci.SoftStack(p.Rlimits), "cmd")
 }
@@ -50,6 +50,9 @@ func checkStrings(args, env []string, stack uint64, all string) error {
 		for i, word := range list {
 			if strings.ContainsRune(word, 0) {
 				return fmt.Errorf("%s: has a NUL character: %w", what(args, list, i), errdefs.ErrInvalidArgument)
+			}
+			if !utf8.ValidString(word) {
+				return fmt.Errorf("%s: is not UTF-8, and a runtime-spec, which is JSON, cannot carry it: %w", what(args, list, i), errdefs.ErrInvalidArgument)
 			}
 			if len(word) >= longestArgument {
 				return fmt.Errorf("%s: %d bytes in one string, execve(2) takes less than %d: %w", what(args, list, i), len(word), longestArgument, errdefs.ErrInvalidArgument)

@@ -76,12 +76,7 @@ func newContainer(record Record, config *runtimeapi.ContainerConfig) *Container 
 }
 
 // group is that of the container's supervisor.
-func (c *Container) group() string {
-	if c.Supervisor == "" {
-		return c.SandboxID
-	}
-	return c.Supervisor
-}
+func (c *Container) group() string { return c.Supervisor }
 
 // acquire takes the container's lock, or gives up with the context.
 func (c *Container) acquire(ctx context.Context) (unlock func(), err error) {

@@ -11,7 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
-	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/oci"
@@ -32,6 +32,8 @@ type creation struct {
 	spec  *specs.Spec
 	// labels are the container's for SELinux.
 	labels oci.SELinux
+	// joined are the processes whose namespaces the container joins.
+	joined []*process.Process
 	// ctx outlives the caller's.
 	ctx, caller context.Context
 	abandon     context.CancelCauseFunc
@@ -60,6 +62,7 @@ func (s *Store) Create(caller context.Context, sandboxID string, config *runtime
 	}
 	defer c.lock.Unlock() // reserve locked it
 	c.run()
+	c.closeJoined()
 	if c.steps.Err() != nil {
 		return "", s.undo(c)
 	}
@@ -71,7 +74,6 @@ func (s *Store) Create(caller context.Context, sandboxID string, config *runtime
 
 // run goes through the steps 3 to 13.
 func (c *creation) run() {
-	c.owner.work.Go(cgroup.WarmLock) // cgroups are made soon, see WarmLock
 	c.steps.Step(stepRecord, func(context.Context) error { return c.owner.records.Write(c.ID, c.Record) })
 	c.steps.Step(stepRootfs, c.makeRootfs)
 	c.steps.Step(stepSources, c.makeSources)
@@ -91,8 +93,12 @@ func (c *creation) run() {
 }
 
 // recheck fails if the sandbox was stopped at the same time, which has not
-// stopped this container, or if the caller is gone and so will never know its id.
+// stopped this container, if a process that it has joined has ended, or if the caller
+// is gone and so will never know its id.
 func (c *creation) recheck(context.Context) error {
+	if err := c.recheckJoined(); err != nil {
+		return err
+	}
 	if c.caller.Err() != nil {
 		return context.Cause(c.caller)
 	}

@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/tree"
 	"github.com/minicri/minicri/shim/client"
 )
 
@@ -159,7 +160,7 @@ func (s *Store) removeRootfs(ctx context.Context, id string, mounted []string, r
 	if err := s.options.Images.Unmount(s.rootfs(id)); err != nil {
 		return err
 	}
-	err := errors.Join(os.RemoveAll(s.volumes(id)), os.RemoveAll(s.dir(id)))
+	err := errors.Join(tree.Remove(s.volumes(id)), os.RemoveAll(s.dir(id)))
 	return errors.Join(removeSnapshot(ctx), err)
 }
 

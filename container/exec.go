@@ -35,12 +35,26 @@ func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeo
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("exec %q in container %s: %w", command, c.ID, err)
+		return nil, fmt.Errorf("exec %s in container %s: %w", CommandText(command), c.ID, err)
 	}
 	if result.TimedOut {
-		return nil, fmt.Errorf("exec %q in container %s: not done within %v: %w", command, c.ID, timeout, context.DeadlineExceeded)
+		return nil, fmt.Errorf("exec %s in container %s: not done within %v: %w", CommandText(command), c.ID, timeout, context.DeadlineExceeded)
 	}
 	return result, nil
+}
+
+// CommandText names a command in errors, which are logged, without its arguments:
+// they may be secrets.
+func CommandText(command []string) string {
+	switch len(command) {
+	case 0:
+		return "nothing"
+	case 1:
+		return fmt.Sprintf("%q", command[0])
+	case 2:
+		return fmt.Sprintf("%q with 1 argument", command[0])
+	}
+	return fmt.Sprintf("%q with %d arguments", command[0], len(command)-1)
 }
 
 // forExec is what a command in a container needs. A container that was not

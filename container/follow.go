@@ -30,11 +30,11 @@ func (s *Store) Missed(group string, supervisor *client.Client) {
 	}
 }
 
-// Lost implements client.Follower. A pod's supervisor ends with its pod; otherwise
-// another one adopts what still runs, and until then the states are Unknown.
+// Lost implements client.Follower. A supervisor of another build ends with its last pod;
+// otherwise another one adopts what still runs, and until then the states are Unknown.
 func (s *Store) Lost(group string, lost error) {
 	left := slices.DeleteFunc(s.ofGroup(group), func(c *Container) bool { f := c.Facts(); return !f.inShim() || f.FinishedAt != 0 })
-	if len(left) == 0 && group != client.NodeGroup {
+	if len(left) == 0 && s.options.Supervisors.Ended(group) {
 		return
 	}
 	for _, c := range left {
@@ -56,7 +56,20 @@ func (s *Store) lookUntilFound(group string) {
 		if err == nil {
 			return
 		}
+		if errors.Is(err, client.ErrUnknownBuild) {
+			s.leaveAlone(group, err)
+			return
+		}
 		s.options.Logger.Error("containers have no supervisor: its start is retried", "supervisor", group, "err", err)
+	}
+}
+
+// leaveAlone takes the containers of a build that cannot be served for what their facts
+// say.
+func (s *Store) leaveAlone(group string, why error) {
+	s.options.Logger.Error("containers of another build are left alone, and are listed as they were last known", "supervisor", group, "err", why)
+	for _, c := range s.ofGroup(group) {
+		s.change(c, func(f *Facts) { f.Unknown = false })
 	}
 }
 
@@ -72,8 +85,11 @@ func (s *Store) lookAgain(ctx context.Context, group string) error {
 		if err == nil {
 			err = s.reconcile(ctx, group, supervisor)
 		}
-		if err == nil || len(s.ofGroup(group)) == 0 && group != client.NodeGroup {
+		if err == nil || len(s.ofGroup(group)) == 0 && s.options.Supervisors.Ended(group) {
 			return nil
+		}
+		if errors.Is(err, client.ErrUnknownBuild) {
+			return err
 		}
 		select {
 		case <-time.After(reconnectInterval):

@@ -38,8 +38,8 @@ func (c *creation) create(ctx context.Context) error {
 		return err
 	}
 	answer, err := shim.Create(ctx, &api.CreateRequest{
-		Runtime: handler.Program, Task: handler.Shim,
-		Pause: c.SandboxID, Id: c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.shimLog(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
+		Runtime: handler.Program,
+		Pause:   c.SandboxID, Id: c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.shimLog(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
 	})
 	startError := ""
 	if errdefs.IsFailedPrecondition(err) {

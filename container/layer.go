@@ -59,10 +59,6 @@ func makePrivate(dir string, root owner) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	// One that is there may be of an earlier version.
-	if err := os.Chmod(dir, 0o700); err != nil {
-		return err
-	}
 	if err := os.Chown(dir, root.uid, root.gid); err != nil {
 		return fmt.Errorf("give %s to the container's root: %w", dir, err)
 	}

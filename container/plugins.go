@@ -2,8 +2,7 @@ package container
 
 import (
 	"context"
-	"errors"
-	"fmt"
+	"log/slog"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -40,9 +39,11 @@ type Inject func(spec *specs.Spec, devices []string) error
 
 // Change is what a plugin wants to change of a container's resources.
 type Change struct {
-	ID        string
+	ID string
+	// Plugins are those that wanted changes when it came up.
+	Plugins   []string
 	Resources *runtimeapi.LinuxContainerResources
-	// Optional: if it cannot be done, nothing fails.
+	// Optional: the plugin expects that it may not be possible.
 	Optional bool
 }
 
@@ -50,22 +51,20 @@ type Change struct {
 func (s *Store) hasPlugins() bool { return s.options.Plugins != nil && s.options.Plugins.Enabled() }
 
 // applyChanges makes the changes that plugins want for containers other than the
-// one that they were asked about. No lock of a container that others can see is
+// one that they were asked about. One that is not possible, as that container has ended
+// meanwhile, is logged and fails nothing. No lock of a container that others can see is
 // held.
-func (s *Store) applyChanges(ctx context.Context, changes []Change) error {
-	var errs []error
+func (s *Store) applyChanges(ctx context.Context, changes []Change) {
 	for _, change := range changes {
-		err := s.UpdateUnsolicited(ctx, change.ID, change.Resources)
-		if err != nil && change.Optional {
-			s.options.Logger.Info("an optional change by an NRI plugin was not made", "container", change.ID, "err", err)
-			err = nil
+		if err := s.UpdateUnsolicited(ctx, change.ID, change.Resources); err != nil {
+			level := slog.LevelWarn
+			if change.Optional {
+				level = slog.LevelInfo
+			}
+			s.options.Logger.Log(ctx, level, "a change that an NRI plugin wanted for another container was not made",
+				"container", change.ID, "plugins", change.Plugins, "err", err)
 		}
-		errs = append(errs, err)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("changes that NRI plugins want: %w", err)
-	}
-	return nil
 }
 
 func (s *Store) askStart(ctx context.Context, c *Container) error {
@@ -123,7 +122,8 @@ func (s *Store) announceStop(ctx context.Context, c *Container) {
 	c.stopAnnounced = true
 	s.announce(s.begin(ctx, c), c, stepNRIStop, func(p Plugins, ctx context.Context, pod *sandbox.Sandbox, c *Container) error {
 		changes, err := p.Stop(ctx, pod, c)
-		return errors.Join(err, s.applyChanges(ctx, changes))
+		s.applyChanges(ctx, changes)
+		return err
 	})
 }
 

@@ -42,7 +42,7 @@ func (s *Store) Exec(ctx context.Context, containerID string, command []string, 
 	start, cancel := s.outlive(ctx, s.limits.Load().Create)
 	defer cancel()
 	if err := shim.ExecStart(start, p.container, p.exec, spec, stdin); err != nil {
-		return nil, fmt.Errorf("exec %q in container %s: %w", command, c.ID, err)
+		return nil, fmt.Errorf("exec %s in container %s: %w", CommandText(command), c.ID, err)
 	}
 	return p, nil
 }

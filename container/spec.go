@@ -11,7 +11,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/minicri/minicri/image"
-	"github.com/minicri/minicri/internal/environ"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/trace"
 	"github.com/minicri/minicri/oci"
@@ -60,7 +59,7 @@ func (c *creation) fillVolumes(context.Context) error {
 
 // writeSpec makes the runtime-spec and puts it where the supervisor reads it.
 func (c *creation) writeSpec(ctx context.Context) (err error) {
-	if c.parts.Namespaces, err = c.owner.namespaces(c.sandbox, c.config); err != nil {
+	if c.parts.Namespaces, err = c.namespaces(); err != nil {
 		return err
 	}
 	if c.parts.CDI, err = c.owner.cdi.devices(c.config); err != nil {
@@ -79,20 +78,11 @@ func (c *creation) writeSpec(ctx context.Context) (err error) {
 func (c *creation) storeSpec(ctx context.Context) error {
 	c.noPoststop = c.spec.Hooks == nil || len(c.spec.Hooks.Poststop) == 0
 	traceHooks(c.spec.Hooks, trace.Environment(ctx))
-	encoded, err := marshalSpec(c.spec)
+	encoded, err := json.Marshal(c.spec)
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(c.owner.dir(c.ID), specFile), encoded, 0o600)
-}
-
-// marshalSpec keeps an environment of any bytes, which the supervisor decodes.
-func marshalSpec(spec *specs.Spec) ([]byte, error) {
-	process := *spec.Process
-	process.Env = environ.Encode(process.Env)
-	written := *spec
-	written.Process = &process
-	return json.Marshal(&written)
 }
 
 // traceHooks gives hooks the span that they belong to, in their environment.

@@ -8,7 +8,6 @@ import (
 
 	"github.com/minicri/minicri/internal/sweep"
 	"github.com/minicri/minicri/shim/api"
-	"github.com/minicri/minicri/shim/client"
 )
 
 // sweep is the last part of a start: it rolls back the containers that were
@@ -27,7 +26,7 @@ func (s *Store) sweep() {
 	defer cancel()
 	s.removeOrphans(ctx)
 	s.sweepSnapshots(ctx)
-	s.reconcileNode(ctx)
+	s.reconcileAll(ctx)
 }
 
 // errCutOff is why a container was not made.
@@ -102,15 +101,12 @@ func (s *Store) takeName(c *Container) bool {
 func (s *Store) removeOrphans(ctx context.Context) {
 	owners := s.options.Sandboxes.Owners()
 	owners.Container = s.explains
-	owners.Supervisor = func(id string) bool { return owners.Pod(id) || len(s.OfPod(id)) > 0 }
 	orphans, err := s.options.Places.Find(owners)
 	if err != nil {
 		s.options.Logger.Error("not all places were searched for orphans: the next start does it again", "err", err)
 	}
 	for _, o := range orphans {
 		switch o.Kind {
-		case sweep.Supervisor:
-			err = s.options.Supervisors.End(ctx, o.ID)
 		case sweep.ContainerFiles, sweep.Volumes:
 			err = s.removeOrphanedRootfs(ctx, o.ID)
 		default:
@@ -141,14 +137,21 @@ func (s *Store) noteRemoved(kind, name string, err error) {
 	s.options.Logger.Warn("removed an orphan: it had no record", "kind", kind, "name", name)
 }
 
-// reconcileNode has the node's supervisor, if there is one, delete the containers
-// and pauses that have no record any more.
-func (s *Store) reconcileNode(ctx context.Context) {
+// reconcileAll has each supervisor delete the containers and pauses that have no record
+// any more, and ends those of other builds that are left with none.
+func (s *Store) reconcileAll(ctx context.Context) {
 	groups, err := s.options.Supervisors.Groups()
-	if err == nil && slices.Contains(groups, client.NodeGroup) {
-		err = s.lookAgain(ctx, client.NodeGroup)
+	for _, group := range groups {
+		if known := s.options.Supervisors.Known(group); known != nil {
+			s.options.Logger.Error("pods of another build are left alone", "supervisor", group, "err", known)
+			continue
+		}
+		if !s.options.Supervisors.Ended(group) {
+			err = errors.Join(err, s.lookAgain(ctx, group))
+		}
+		err = errors.Join(err, s.options.Supervisors.End(ctx, group))
 	}
 	if err != nil {
-		s.options.Logger.Warn("the node's supervisor may hold orphans: the next start removes them", "err", err)
+		s.options.Logger.Warn("a supervisor may hold orphans: the next start removes them", "err", err)
 	}
 }

@@ -35,12 +35,10 @@ func (s *Store) Update(ctx context.Context, id string, asked *runtimeapi.LinuxCo
 		}
 		return s.update(ctx, c, asked)
 	})
-	if err == nil {
-		err = s.applyChanges(ctx, others) // each under the lock of its container alone
-	}
 	if err != nil {
 		return fmt.Errorf("update container %s: %w", c.ID, err)
 	}
+	s.applyChanges(ctx, others) // each under the lock of its container alone
 	s.announce(s.begin(ctx, c), c, stepNRIUpdated, Plugins.Updated)
 	return nil
 }

@@ -8,10 +8,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestEveryPackageSaysWhy(t *testing.T) {
-	for _, list := range []string{"packages.txt", "vm/packages.txt", "vm/guest/packages.txt"} {
+	for _, list := range []string{"packages.txt", "um/guest/packages.txt", "um/guest/apparmor.txt", "um/guest/selinux.txt"} {
 		for line := range strings.Lines(read(t, list)) {
 			if strings.HasPrefix(line, "#") {
 				continue
@@ -23,28 +24,117 @@ func TestEveryPackageSaysWhy(t *testing.T) {
 	}
 }
 
-// in-netns has to hide the machine's links and keep its cgroups.
+// A test that fails and then passes fails the run, unless the list excuses it.
+func TestFlakyIsRed(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "go.mod"), "module example.com/flaky\n")
+	write(t, filepath.Join(dir, "flaky_test.go"), `package flaky
+
+import (
+	"os"
+	"testing"
+)
+
+func TestSecondTime(t *testing.T) {
+	t.Run("part", func(t *testing.T) {
+		if _, err := os.Stat("ran"); err != nil {
+			os.WriteFile("ran", nil, 0o600)
+			t.Error("the first time")
+		}
+	})
+}
+`)
+	gotestsum, err := filepath.Abs("../bin/tools/gotestsum")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(gotestsum); err != nil {
+		t.Fatalf("%v: make lint builds it", err)
+	}
+	report := filepath.Join(dir, "report")
+	run := exec.Command(gotestsum, "--rerun-fails=1", "--rerun-fails-run-root-test", "--rerun-fails-report", report, "--packages", ".")
+	run.Dir = dir
+	if out, err := run.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	out, err := exec.Command("./flaky", report).Output()
+	if err == nil || strings.Count(string(out), "example.com/flaky.TestSecondTime ") != 1 {
+		t.Errorf("flaky says %q (%v), want the test, once, and a failure", out, err)
+	}
+	list := filepath.Join(dir, "list")
+	write(t, list, "# a comment\nexample.com/flaky.TestSecondTime 2026-11-23 it does so on purpose\n")
+	if out, err := exec.Command("./flaky", report, list).CombinedOutput(); err != nil {
+		t.Errorf("with the test in the list flaky says %q (%v)", out, err)
+	}
+	if out, err := exec.Command("./flaky", filepath.Join(dir, "absent")).CombinedOutput(); err != nil {
+		t.Errorf("without a report flaky says %q (%v)", out, err)
+	}
+}
+
+// Who excuses a flaky test says since when, and why.
+func TestFlakyTestsAreExcusedWithReason(t *testing.T) {
+	for line := range strings.Lines(read(t, "flaky.txt")) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		fields := strings.Fields(line)
+		if len(fields) < 4 {
+			t.Errorf("%q: want a test, a date and a reason", line)
+			continue
+		}
+		if _, err := time.Parse(time.DateOnly, fields[1]); err != nil {
+			t.Errorf("%q: %v", line, err)
+		}
+	}
+}
+
+// in-netns has to hide the machine's links and keep its cgroups, and its mounts are
+// shared as a node's are, but not with the machine.
 func TestInNetns(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Fatal("needs root: in-netns makes namespaces")
 	}
 	const inside = `ip -brief link | wc -l; ip -brief address show lo | cut -d' ' -f1
 		ip link add hack-test type bridge && mkdir "$1" && mount -t tmpfs hack-test "$1"
-		ls -d /sys/fs/cgroup/*/cgroup.procs /sys/fs/cgroup/cgroup.procs 2>/dev/null | head -n 1`
+		ls -d /sys/fs/cgroup/*/cgroup.procs /sys/fs/cgroup/cgroup.procs 2>/dev/null | head -n 1
+		findmnt -no PROPAGATION "$1"`
 	dir := filepath.Join(t.TempDir(), "mount")
 	out, err := exec.Command("./in-netns", "sh", "-euc", inside, "sh", dir).CombinedOutput()
 	if err != nil {
 		t.Fatalf("in-netns: %v: %s", err, out)
 	}
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	if len(lines) != 3 || lines[0] != "1" || lines[1] != "lo" {
-		t.Errorf("want one link, lo, and a cgroup, got %q", lines)
+	if len(lines) != 4 || lines[0] != "1" || lines[1] != "lo" || lines[3] != "shared" {
+		t.Errorf("want one link, lo, a cgroup and a shared mount, got %q", lines)
 	}
 	if strings.Contains(read(t, "/proc/self/mountinfo"), dir) {
 		t.Errorf("a mount made inside reached the machine: %s", dir)
 	}
 	if err := exec.Command("ip", "link", "show", "hack-test").Run(); err == nil {
 		t.Error("a link made inside reached the machine")
+	}
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What systemd does to the unit it does to every pod: see the unit.
+func TestUnitDoesNotReachIntoPods(t *testing.T) {
+	text := read(t, "minicri.service")
+	for line := range strings.Lines(text) {
+		key, _, _ := strings.Cut(line, "=")
+		for _, inherited := range []string{"Protect", "Private", "Restrict", "SystemCall", "NoNewPrivileges", "Lock", "Capability", "Memory", "LimitCORE"} {
+			if strings.HasPrefix(key, inherited) {
+				t.Errorf("pods inherit %q", strings.TrimSpace(line))
+			}
+		}
+	}
+	if !strings.Contains(text, "\nOOMPolicy=continue\n") {
+		t.Error("the end of a decoder ends the daemon")
 	}
 }
 

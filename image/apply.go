@@ -15,23 +15,29 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/archive"
 	continuity "github.com/containerd/continuity/fs"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 )
 
-// applier unpacks a layer straight into the directory of its snapshot and notes
-// which directories it made without the layer listing them. containerd's own
-// applier does not say so, and would bind mount a bottom layer below /tmp first,
-// which a kill would leave behind.
+// applier unpacks layers, each within the bounds of an allowance. Where it can, it
+// unpacks straight into the directory of a layer's snapshot and notes which
+// directories it made without the layer listing them. containerd's own applier does
+// not say so, and would bind mount a bottom layer below /tmp first, which a kill would
+// leave behind.
 type applier struct {
 	content content.Provider
 	syncs   bool
-	// note receives the implied directories of a layer, by its directory.
+	zstd    *semaphore.Weighted // places for decoders
+	room    *room
+	// note receives the implied directories of a layer, by its directory. Nil: layers
+	// are unpacked through a mount, as they have to be in a user namespace.
 	note func(upper string, implied []string)
 }
 
@@ -46,10 +52,6 @@ func (a applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mo
 }
 
 func (a applier) apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts []diff.ApplyOpt) (applied ocispec.Descriptor, err error) {
-	upper, err := upperOf(mounts)
-	if err != nil {
-		return applied, err
-	}
 	var config diff.ApplyConfig
 	for _, opt := range opts {
 		if err := opt(ctx, desc, &config); err != nil {
@@ -61,32 +63,63 @@ func (a applier) apply(ctx context.Context, desc ocispec.Descriptor, mounts []mo
 		return applied, err
 	}
 	defer blob.Close()
-	plain, err := diff.GetProcessor(ctx, diff.NewProcessorChain(desc.MediaType, &progressReader{Reader: content.NewReader(blob), report: config.Progress}), nil)
+	plain, err := a.plain(ctx, desc, &progressReader{Reader: content.NewReader(blob), report: config.Progress})
 	if err != nil {
 		return applied, err
 	}
 	defer plain.Close()
-	if applied, err = a.unpack(ctx, upper, plain); err == nil && a.syncs {
-		err = syncFilesystem(upper)
+	if a.note == nil {
+		err = mount.WithTempMount(ctx, mounts, func(root string) error {
+			applied, err = a.unpack(ctx, root, plain)
+			return err
+		})
+		return applied, err
 	}
-	return applied, err
+	upper, err := upperOf(mounts)
+	if err != nil {
+		return applied, err
+	}
+	return a.unpack(ctx, upper, plain)
+}
+
+func (a applier) plain(ctx context.Context, desc ocispec.Descriptor, packed io.Reader) (io.ReadCloser, error) {
+	if kind, err := images.DiffCompression(ctx, desc.MediaType); err != nil || kind == "" {
+		return io.NopCloser(packed), err
+	}
+	return decompress(ctx, packed, a.zstd)
 }
 
 // unpack writes the files of a plain layer and digests all of its bytes, those
 // after the archive's end too.
-func (a applier) unpack(ctx context.Context, upper string, plain io.Reader) (ocispec.Descriptor, error) {
+func (a applier) unpack(ctx context.Context, root string, plain io.Reader) (ocispec.Descriptor, error) {
 	digester, counted := digest.Canonical.Digester(), &countingWriter{}
 	whole := io.TeeReader(plain, io.MultiWriter(digester.Hash(), counted))
-	listed := listing{root: upper, directories: map[string]bool{}}
-	_, err := archive.Apply(ctx, upper, whole,
-		archive.WithConvertWhiteout(archive.OverlayConvertWhiteout), archive.WithFilter(listed.see))
-	if err != nil {
+	listed := listing{root: root, directories: map[string]bool{}}
+	allowed := a.room.allow()
+	defer allowed.end()
+	options := []archive.ApplyOpt{archive.WithFilter(func(header *tar.Header) (bool, error) {
+		if err := allowed.take(header); err != nil {
+			return false, err
+		}
+		return listed.see(header)
+	})}
+	if a.note != nil {
+		options = append(options, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout))
+	}
+	if _, err := archive.Apply(ctx, root, whole, options...); err != nil {
 		return ocispec.Descriptor{}, err
 	}
 	if _, err := io.Copy(io.Discard, whole); err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	a.note(upper, listed.implied())
+	if a.note != nil {
+		a.note(root, listed.implied())
+	}
+	if a.syncs {
+		if err := syncFilesystem(root); err != nil {
+			return ocispec.Descriptor{}, err
+		}
+	}
 	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Size: counted.n, Digest: digester.Digest()}, nil
 }
 
@@ -160,7 +193,7 @@ func (l *listing) implied() (paths []string) {
 func layerError(err error) error {
 	_, system := errors.AsType[syscall.Errno](err)
 	_, path := errors.AsType[*fs.PathError](err)
-	if system || path || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	if system || path || errdefs.IsResourceExhausted(err) || errdefs.IsInvalidArgument(err) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	return fmt.Errorf("%w: %v", errdefs.ErrDataLoss, err) //nolint:errorlint // io.ErrUnexpectedEOF would count as the registry's

@@ -52,4 +52,9 @@
 // What comes from outside is bounded before it is used: manifests (4 MiB),
 // configurations (1 MiB), layers (256), indexes within indexes (8), and of a
 // registry's answers all that is no blob (4 MiB). See vet.go and link.go.
+//
+// What a layer unpacks to is bounded by what is free, in bytes and inodes, less a
+// twentieth of the file system or 1 GiB, and the names and attributes in it by 128 MiB
+// (room.go). zstd is decoded in a process of its own, with windows of up to 128 MiB,
+// two at a time (decompress.go).
 package image

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
+	"strings"
 
 	"github.com/containerd/errdefs"
 
@@ -15,33 +17,35 @@ import (
 // https://docs.docker.com/reference/cli/docker/login/
 type dockerConfig struct {
 	Auths map[string]dockerAuth `json:"auths"`
-	// Programs that hold credentials are not asked: see unsupported.
+	// Programs that hold credentials are not asked.
 	CredsStore  string            `json:"credsStore"`
 	CredHelpers map[string]string `json:"credHelpers"`
 }
 
-// unsupported names what the file says of credentials and nothing here reads.
-func (c dockerConfig) unsupported() (keys []string) {
-	if c.CredsStore != "" {
-		keys = append(keys, "credsStore")
+// checkDockerConfig returns what pulls will not find in the file, although somebody
+// has configured it.
+func checkDockerConfig(path string) error {
+	config, err := readDockerConfig(path)
+	if path == "" || err != nil {
+		return err
 	}
-	if len(c.CredHelpers) > 0 {
-		keys = append(keys, "credHelpers")
+	var problems []string
+	if config.CredsStore != "" || len(config.CredHelpers) > 0 {
+		problems = append(problems, "credsStore and credHelpers are not supported, only credentials below auths are used")
 	}
-	return keys
-}
-
-// warnOfDockerConfig says at the start what the docker config.json has that
-// pulls will not use.
-func (s *Store) warnOfDockerConfig() {
-	config, err := readDockerConfig(s.settings().DockerConfig)
-	if err != nil {
-		s.log.Warn("images.docker_config cannot be used; pulls that need it will fail", "error", err)
-		return
+	if len(config.Auths) == 0 {
+		problems = append(problems, "it has no credentials: nothing is below auths, or it is not there")
 	}
-	if keys := config.unsupported(); len(keys) > 0 {
-		s.log.Warn("images.docker_config has keys that are not supported; only the credentials below \"auths\" are used", "path", s.settings().DockerConfig, "keys", keys)
+	for server, auth := range config.Auths {
+		if _, err := auth.auth().login(); err != nil || auth == (dockerAuth{}) {
+			problems = append(problems, fmt.Sprintf("%q has no credentials that can be read", server))
+		}
 	}
+	if len(problems) == 0 {
+		return nil
+	}
+	slices.Sort(problems)
+	return fmt.Errorf("registry credentials %s: %s", path, strings.Join(problems, "; "))
 }
 
 type dockerAuth struct {
@@ -50,6 +54,13 @@ type dockerAuth struct {
 	Auth          string `json:"auth"`
 	IdentityToken string `json:"identitytoken"`
 	RegistryToken string `json:"registrytoken"`
+}
+
+func (a dockerAuth) auth() Auth {
+	return Auth{
+		Username: a.Username, Password: a.Password, Auth: a.Auth,
+		IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken,
+	}
 }
 
 // readDockerConfig is called at each pull, so that a changed file counts at
@@ -75,10 +86,7 @@ func readDockerConfig(path string) (dockerConfig, error) {
 func (c dockerConfig) lookup(host string) (Auth, bool) {
 	for server, a := range c.Auths {
 		if sameHost(hostOf(server), host) {
-			return Auth{
-				Username: a.Username, Password: a.Password, Auth: a.Auth,
-				IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken,
-			}, true
+			return a.auth(), true
 		}
 	}
 	return Auth{}, false

@@ -11,12 +11,13 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unicode"
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/containerd/v2/core/remotes/docker/auth"
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/internal/redact"
 )
 
 // ErrRegistryUnavailable: the registry could not be reached, stopped answering or
@@ -136,21 +137,11 @@ func cut(text string, most int) string {
 type pullError struct{ error }
 
 func (e pullError) Error() string {
-	text := strings.ToValidUTF8(e.error.Error(), "?")
-	return strings.ToValidUTF8(cut(strings.Map(printable, text), maxText), "")
+	text := strings.ReplaceAll(redact.Printable(e.error.Error()), "\n", " ")
+	return strings.ToValidUTF8(cut(text, maxText), "")
 }
 
 func (e pullError) Unwrap() error { return e.error }
-
-func printable(r rune) rune {
-	switch {
-	case unicode.IsPrint(r):
-		return r
-	case unicode.IsSpace(r):
-		return ' '
-	}
-	return '?'
-}
 
 // badToken hides what a token service answered where a token was expected: the
 // registry chose the service, and it may be any address of the node's network.

@@ -9,15 +9,15 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/images/archive"
-	"github.com/containerd/containerd/v2/pkg/archive/compression"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // Import reads a tar archive as docker save or an OCI layout writes it, also
-// compressed, and returns the images in it, complete and durable. An image
-// without a name is known by its id. Verifiers are not asked: an archive is
-// brought by the node's administrator.
+// compressed, and returns the images in it, complete and durable: all of them, with
+// all of their names, or none. An image without a name is known by its id. Verifiers
+// are not asked: an archive is brought by the node's administrator.
 func (s *Store) Import(ctx context.Context, file io.Reader) ([]Image, error) {
 	imported, err := s.importAll(s.scope(ctx), file)
 	if err != nil {
@@ -36,21 +36,51 @@ func (s *Store) importAll(ctx context.Context, file io.Reader) ([]Image, error) 
 	if err != nil {
 		return nil, err
 	}
-	var imported []Image
-	for _, manifest := range manifests {
-		image, err := s.importOne(ctx, manifest)
-		if err != nil {
+	all, err := s.unpackArchive(ctx, manifests)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.record(ctx, all...); err != nil {
+		return nil, err
+	}
+	imported := make([]Image, len(all))
+	for i, one := range all {
+		if imported[i], err = s.Get(one.body.id); err != nil {
 			return nil, err
 		}
-		imported = append(imported, image)
 	}
 	return imported, nil
+}
+
+// unpackArchive unpacks each image once, of how many names it may be.
+func (s *Store) unpackArchive(ctx context.Context, manifests []ocispec.Descriptor) (all []recorded, err error) {
+	at := map[digest.Digest]int{}
+	for _, target := range manifests {
+		i, seen := at[target.Digest]
+		if !seen {
+			i, at[target.Digest] = len(all), len(all)
+			if err := s.unpackImported(ctx, target); err != nil {
+				return nil, err
+			}
+			body, err := s.readBody(ctx, target)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, recorded{target: target, body: body})
+		}
+		name := nameInArchive(target)
+		if name == "" {
+			name = target.Digest.String()
+		}
+		all[i].names = append(all[i].names, name)
+	}
+	return all, nil
 }
 
 // readArchive stores the blobs, each under the digest of its bytes, and returns
 // what the archive's index lists.
 func (s *Store) readArchive(ctx context.Context, file io.Reader) ([]ocispec.Descriptor, error) {
-	plain, err := compression.DecompressStream(file)
+	plain, err := decompress(ctx, file, nil)
 	if err != nil {
 		return nil, fmt.Errorf("read archive: %w: %w", err, errdefs.ErrInvalidArgument)
 	}
@@ -73,19 +103,11 @@ func (s *Store) readArchive(ctx context.Context, file io.Reader) ([]ocispec.Desc
 	return index.Manifests, nil
 }
 
-func (s *Store) importOne(ctx context.Context, target ocispec.Descriptor) (Image, error) {
-	tree := tree{
+func (s *Store) unpackImported(ctx context.Context, target ocispec.Descriptor) error {
+	return s.unpackTree(ctx, target, route{
 		platform: nodePlatform(), get: s.present, report: func(Progress) {},
 		locks: s.locks.forPull(newMeter(s.config.waitWindow)),
-	}
-	if err := s.unpackTree(ctx, target, tree); err != nil {
-		return Image{}, err
-	}
-	name := nameInArchive(target)
-	if name == "" {
-		name = target.Digest.String()
-	}
-	return s.record(ctx, target, name)
+	})
 }
 
 // present stands where a pull fetches: an archive's blobs are there, or it is

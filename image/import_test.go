@@ -4,11 +4,14 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -17,6 +20,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	bolt "go.etcd.io/bbolt"
 )
 
 // dockerArchive is what docker save writes.
@@ -132,4 +138,74 @@ func flipped(data []byte) []byte {
 	data = bytes.Clone(data)
 	data[len(data)/2] ^= 1
 	return data
+}
+
+// taggedArchive is what docker save writes of one image with many tags.
+func taggedArchive(t *testing.T, tags []string) []byte {
+	t.Helper()
+	layer := tarOf(t, file("a", "1"))
+	config, err := json.Marshal(ocispec.Image{
+		Platform: ocispec.Platform{OS: "linux", Architecture: nodePlatformArch()},
+		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "Layers": []string{"layer.tar"}, "RepoTags": tags}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tarOf(t, file("layer.tar", string(layer)), file("config.json", string(config)), file("manifest.json", string(manifest)))
+}
+
+// attack: images: an archive of one image with 20000 tags; the same with a tag that cannot be recorded
+// held: imported in one transaction: all tags or none, in seconds
+func TestImportOfManyTagsIsOneTransaction(t *testing.T) {
+	const count = 20000
+	s := openStoreAt(t, inMemory(t))
+	tags := make([]string, count)
+	for i := range tags {
+		tags[i] = fmt.Sprintf("registry.example/app:%d", i)
+	}
+	before := transactions(s)
+	began := time.Now()
+	imported, err := s.Import(t.Context(), bytes.NewReader(taggedArchive(t, tags)))
+	if err != nil || len(imported) != 1 || len(imported[0].RepoTags) != count {
+		t.Fatalf("%d images: %v", len(imported), err)
+	}
+	t.Logf("%d tags in %v and %d transactions", count, time.Since(began), transactions(s)-before)
+	if n := transactions(s) - before; n > 100 {
+		t.Errorf("%d transactions", n)
+	}
+	remove(t, s, imported[0].ID)
+	if len(s.List()) != 0 {
+		t.Error("the image is still there")
+	}
+
+	// The database refuses a name of nothing.
+	target, err := s.Import(t.Context(), bytes.NewReader(taggedArchive(t, tags[:1])))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, b, err := s.targetOf(s.scope(t.Context()), target[0].ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: target[0].Target, Size: 1}
+	names := []string{"registry.example/first:1", ""}
+	if err := s.record(s.scope(t.Context()), recorded{target: desc, body: b, names: names}); err == nil {
+		t.Error("a name of nothing was recorded")
+	}
+	if _, err := s.images.Get(s.scope(t.Context()), names[0]); !errdefs.IsNotFound(err) {
+		t.Errorf("one of the names was recorded: %v", err)
+	}
+}
+
+// transactions is the number of the database's last transaction.
+func transactions(s *Store) (id int) {
+	_ = s.engine.db.View(func(tx *bolt.Tx) error {
+		id = tx.ID()
+		return nil
+	})
+	return id
 }

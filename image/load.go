@@ -3,15 +3,18 @@ package image
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/metadata/boltutil"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	bolt "go.etcd.io/bbolt"
 )
 
 // List returns the node's images, sorted by id, without their Spec.
@@ -76,12 +79,12 @@ func (s *Store) loadCatalog(ctx context.Context) error {
 }
 
 // bodyOf takes an image from its record's labels and checks that what they name
-// is there. A record without them is of an older daemon.
+// is there.
 func (s *Store) bodyOf(ctx context.Context, r images.Image) (body, error) {
 	b := body{id: r.Labels[labelID], user: r.Labels[labelUser], chain: r.Labels[labelChain]}
 	size, err := strconv.ParseInt(r.Labels[labelSize], 10, 64)
 	if b.id == "" || err != nil {
-		return s.readBody(ctx, r.Target)
+		return b, fmt.Errorf("its record says neither %s nor %s", labelID, labelSize)
 	}
 	b.size = size
 	for _, blob := range []digest.Digest{r.Target.Digest, digest.Digest(b.id)} {
@@ -136,24 +139,39 @@ func (s *Store) chainSize(ctx context.Context, chain string) (size int64, err er
 	return size, nil
 }
 
-// record makes an image exist: from here on it is listed and kept, also over a
-// power cut.
-func (s *Store) record(ctx context.Context, target ocispec.Descriptor, names ...string) (Image, error) {
-	b, err := s.readBody(ctx, target)
-	if err != nil {
-		return Image{}, err
-	}
-	return s.recordBody(ctx, target, b, names...)
+// recorded is an image with the names that it is to have.
+type recorded struct {
+	target ocispec.Descriptor
+	body   body
+	names  []string
 }
 
-func (s *Store) recordBody(ctx context.Context, target ocispec.Descriptor, b body, names ...string) (Image, error) {
-	for _, name := range names {
-		if err := s.writeRecord(ctx, name, target, b); err != nil {
-			return Image{}, fmt.Errorf("record image %s: %w", name, err)
+// record makes images exist, all of them or none: from here on they are listed and
+// kept, also over a power cut.
+func (s *Store) record(ctx context.Context, all ...recorded) error {
+	err := s.update(ctx, func(ctx context.Context) error {
+		for _, one := range all {
+			for _, name := range slices.Sorted(slices.Values(one.names)) {
+				if err := s.writeRecord(ctx, name, one.target, one.body); err != nil {
+					return fmt.Errorf("record image %s: %w", name, err)
+				}
+			}
 		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
-	s.catalog.put(target.Digest, b, time.Now(), names...)
-	return s.Get(b.id)
+	now := time.Now()
+	for _, one := range all {
+		s.catalog.put(one.target.Digest, one.body, now, one.names...)
+	}
+	return nil
+}
+
+// update makes what f does one transaction of the database.
+func (s *Store) update(ctx context.Context, f func(ctx context.Context) error) error {
+	return s.engine.db.Update(func(tx *bolt.Tx) error { return f(boltutil.WithTransaction(ctx, tx)) })
 }
 
 // targetOf finds what the records of an image point at.

@@ -9,8 +9,11 @@ import (
 	"go.uber.org/goleak"
 )
 
-// TestMain runs the tests, or, as the child of TestKilledPulls, one pull.
+// TestMain runs the tests, or, as a child of them, one pull or one decoder.
 func TestMain(m *testing.M) {
+	if IsZstdDecoder() {
+		os.Exit(DecodeZstd())
+	}
 	if err := log.SetLevel("fatal"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

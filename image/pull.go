@@ -100,7 +100,15 @@ func (p *pulling) run(ctx context.Context) (Image, error) {
 	if err := p.reportDone(ctx, target); err != nil {
 		return Image{}, err
 	}
-	return s.record(ctx, target, p.ref.String(), p.ref.pinnedTo(target.Digest).String())
+	body, err := s.readBody(ctx, target)
+	if err != nil {
+		return Image{}, err
+	}
+	names := []string{p.ref.String(), p.ref.pinnedTo(target.Digest).String()}
+	if err := s.record(ctx, recorded{target: target, body: body, names: names}); err != nil {
+		return Image{}, err
+	}
+	return s.Get(body.id)
 }
 
 func resolve(ctx context.Context, resolver remotes.Resolver, ref Reference) (ocispec.Descriptor, error) {
@@ -124,8 +132,8 @@ func (p *pulling) fetchAndUnpack(ctx context.Context, resolver remotes.Resolver,
 		content: p.store.engine.content, remote: remote, report: p.report, pull: rand.Text(),
 		meter: meter, fetched: &p.fetched, free: p.store.freeBytes,
 	}
-	tree := tree{platform: p.platform, narrow: p.narrow, get: f.handle, locks: p.store.locks.forPull(meter), report: p.report}
-	return p.store.unpackTree(ctx, target, tree)
+	way := route{platform: p.platform, narrow: p.narrow, get: f.handle, locks: p.store.locks.forPull(meter), report: p.report}
+	return p.store.unpackTree(ctx, target, way)
 }
 
 // manifestOf follows an index to the manifest of a platform.

@@ -2,9 +2,7 @@ package image
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/http"
 	"path/filepath"
 
@@ -12,9 +10,6 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/containerd/v2/core/remotes/docker/config"
 	"github.com/containerd/errdefs"
-	"github.com/pelletier/go-toml/v2"
-
-	"github.com/minicri/minicri/internal/state"
 )
 
 // resolver makes what one pull uses to reach the registry and its mirrors. The
@@ -67,27 +62,9 @@ func (s *Store) hostDir(host string) (string, error) {
 			continue
 		}
 		if err == nil {
-			err = checkHostsFile(filepath.Join(dir, "hosts.toml"))
+			err = checkHostsFile(filepath.Join(dir, hostsFileName))
 		}
 		return dir, err
 	}
 	return "", fmt.Errorf("registry configuration of %s: %w", host, errdefs.ErrNotFound)
-}
-
-// checkHostsFile refuses a broken file. The library would ignore it and go past
-// the mirrors to the registry itself, which is what the file may be there to
-// prevent.
-func checkHostsFile(path string) error {
-	data, err := state.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err == nil {
-		var content map[string]any
-		err = toml.Unmarshal(data, &content)
-	}
-	if err != nil {
-		return fmt.Errorf("registry configuration %s: %w: %w", path, err, errdefs.ErrFailedPrecondition)
-	}
-	return nil
 }

@@ -63,21 +63,30 @@ func (s *Store) Tag(ctx context.Context, refOrID, name string) (Image, error) {
 	if err != nil {
 		return Image{}, fmt.Errorf("tag %s as %s: %w", refOrID, ref, err)
 	}
-	return s.recordBody(ctx, target, b, ref.String())
+	if err := s.record(ctx, recorded{target: target, body: b, names: []string{ref.String()}}); err != nil {
+		return Image{}, err
+	}
+	return s.Get(b.id)
 }
 
 func pinnedError(name string) error {
 	return fmt.Errorf("image %s is pinned: take it out of images.pinned in the daemon's configuration to remove it: %w", name, errdefs.ErrFailedPrecondition)
 }
 
+// removeNames removes all of the names or none.
 func (s *Store) removeNames(ctx context.Context, names []string) error {
-	ctx = s.scope(ctx)
-	for _, name := range names {
-		if err := s.images.Delete(ctx, name); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("remove image %s: %w", name, err)
+	err := s.update(s.scope(ctx), func(ctx context.Context) error {
+		for _, name := range names {
+			if err := s.images.Delete(ctx, name); err != nil && !errdefs.IsNotFound(err) {
+				return fmt.Errorf("remove image %s: %w", name, err)
+			}
 		}
-		s.catalog.remove(name)
+		return nil
+	})
+	if err != nil {
+		return err
 	}
+	s.catalog.remove(names...)
 	s.collector.soon()
 	return nil
 }

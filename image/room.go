@@ -1,10 +1,13 @@
 package image
 
 import (
+	"archive/tar"
 	"context"
 	"fmt"
 	"math"
 	"slices"
+	"strings"
+	"sync"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
@@ -57,12 +60,120 @@ func (s *Store) missing(ctx context.Context, layers []ocispec.Descriptor, diffID
 	return missing, nil
 }
 
-// freeBytes is what may still be written where blobs are kept, without the blocks
-// that the filesystem reserves for root (statvfs(3), f_bavail).
+// freeBytes is what may still be written where blobs are kept.
 func (s *Store) freeBytes() (int64, error) {
+	disk, err := s.room.look()
+	return disk.bytes, err
+}
+
+// room is what layers may still take of the store's file system, for all that are
+// unpacked at once.
+type room struct {
+	dir string
+
+	mu      sync.Mutex // guards writing
+	writing int64      // bytes of the files that are being written
+}
+
+// free is what a file system has left for files, without what is reserved for root
+// (statvfs(3), f_bavail), and how much of that layers leave to others.
+type free struct{ bytes, inodes, bytesReserve, inodesReserve int64 }
+
+const (
+	// reservePart of the file system stays free when layers are unpacked, but no more
+	// than maxReserve: a node whose disk is full is lost, not the pull alone.
+	reservePart = 20
+	maxReserve  = 1 << 30
+)
+
+func (r *room) look() (free, error) {
 	var disk unix.Statfs_t
-	if err := unix.Statfs(s.dir, &disk); err != nil {
-		return 0, fmt.Errorf("free space of %s: %w", s.dir, err)
+	if err := unix.Statfs(r.dir, &disk); err != nil {
+		return free{}, fmt.Errorf("free space of %s: %w", r.dir, err)
 	}
-	return int64(disk.Bavail) * disk.Bsize, nil
+	f := free{bytes: int64(disk.Bavail) * disk.Bsize, inodes: math.MaxInt64}
+	f.bytesReserve = min(int64(disk.Blocks)*disk.Bsize/reservePart, maxReserve)
+	if disk.Files > 0 { // btrfs makes them as it goes, and says 0
+		f.inodes, f.inodesReserve = int64(disk.Ffree), int64(disk.Files)/reservePart
+	}
+	return f, nil
+}
+
+// maxIndex bounds the names and attributes of one layer, which are held in memory
+// until it is unpacked, in bytes: those of a million files. headerCost is what the
+// rest of an entry's takes, directoryCost that of a directory, whose header is held.
+const (
+	maxIndex      = 128 << 20
+	headerCost    = 64
+	directoryCost = 1 << 10
+)
+
+// allowance is what one layer may take. It is looked up anew for each file, before
+// the file is written: a few bytes of a layer can stand for a file of any size.
+type allowance struct {
+	room    *room
+	writing int64 // of room.writing
+	index   int64
+}
+
+func (r *room) allow() *allowance { return &allowance{room: r} }
+
+// take is called before an entry is written.
+func (a *allowance) take(header *tar.Header) error {
+	if err := a.hold(header); err != nil {
+		return err
+	}
+	disk, err := a.room.look()
+	if err != nil {
+		return err
+	}
+	size := int64(0)
+	if header.Typeflag == tar.TypeReg {
+		size = header.Size
+	}
+	left := disk.bytes - disk.bytesReserve - a.write(size)
+	switch {
+	case size > left:
+		return fmt.Errorf("%q is of %d bytes, and layers may take %d more: %d are free on the filesystem of the images, of which %d stay free: %w",
+			cut(header.Name, 100), size, max(left, 0), disk.bytes, disk.bytesReserve, errdefs.ErrResourceExhausted)
+	case disk.inodes <= disk.inodesReserve:
+		return fmt.Errorf("it has too many files: %d inodes are free on the filesystem of the images, of which %d stay free: %w",
+			disk.inodes, disk.inodesReserve, errdefs.ErrResourceExhausted)
+	}
+	return nil
+}
+
+// write notes what is being written, in the place of what was before, and returns
+// what others are writing.
+func (a *allowance) write(size int64) (others int64) {
+	a.room.mu.Lock()
+	defer a.room.mu.Unlock()
+	others = a.room.writing - a.writing
+	a.room.writing += size - a.writing
+	a.writing = size
+	return others
+}
+
+// end is called when nothing more is written.
+func (a *allowance) end() { a.write(0) }
+
+// hold counts what is held of an entry, and drops what is not used: of the records of
+// a header (pax(1)), up to 1 MiB each, those that are no extended attributes.
+func (a *allowance) hold(header *tar.Header) error {
+	for key := range header.PAXRecords {
+		if !strings.HasPrefix(key, "SCHILY.xattr.") {
+			delete(header.PAXRecords, key)
+		}
+	}
+	a.index += headerCost + int64(len(header.Name)+len(header.Linkname))
+	if header.Typeflag == tar.TypeDir {
+		a.index += directoryCost
+		for key, value := range header.PAXRecords {
+			a.index += int64(len(key) + len(value))
+		}
+	}
+	if a.index > maxIndex {
+		return fmt.Errorf("the names and attributes of its files are more than %d MiB: %w", maxIndex>>20, errdefs.ErrInvalidArgument)
+	}
+	return nil
 }

@@ -17,6 +17,8 @@ import (
 	"github.com/containerd/containerd/v2/plugins/snapshots/overlay/overlayutils"
 	"github.com/containerd/errdefs"
 	bolt "go.etcd.io/bbolt"
+
+	"github.com/minicri/minicri/internal/tree"
 )
 
 // snapshotter is containerd's for overlayfs, with a sweep of its own, which the
@@ -90,7 +92,7 @@ func (s *snapshotter) sweep(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		err = errors.Join(err, os.RemoveAll(path))
+		err = errors.Join(err, tree.Remove(path))
 	}
 	return err
 }

@@ -1,25 +1,10 @@
 package image
 
 import (
-	"bytes"
 	"errors"
-	"log/slog"
-	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 )
-
-// What docker's config.json has and pulls do not use is said at the start.
-func TestUnsupportedKeysOfDockerConfigAreSaid(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "config.json")
-	writeFile(t, path, `{"auths":{},"credsStore":"desktop","credHelpers":{"gcr.io":"gcloud"}}`)
-	var log bytes.Buffer
-	openStore(t, func(c *Config) { c.DockerConfig, c.Logger = path, slog.New(slog.NewTextHandler(&log, nil)) })
-	if text := log.String(); !strings.Contains(text, "level=WARN") || !strings.Contains(text, "credsStore credHelpers") || !strings.Contains(text, path) {
-		t.Errorf("the log says %q", text)
-	}
-}
 
 func TestVerifierTimeoutIsConfigured(t *testing.T) {
 	dir := t.TempDir()

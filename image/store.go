@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/log"
+	"golang.org/x/sync/semaphore"
 )
 
 // Config says where a Store lives and how it pulls. Zero values are replaced by
@@ -90,6 +91,8 @@ type Store struct {
 	pulls     *pulls
 	locks     *keyLock
 	usage     *usageCache
+	room      *room
+	zstd      *semaphore.Weighted // places for decoders, of all pulls together
 	collector *collector
 	unmounted *unmounted
 }
@@ -114,9 +117,16 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	if err := s.recover(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("open image store %s: %w", dir, err), engine.close())
 	}
-	s.warnOfDockerConfig()
+	s.warnOfRegistries()
 	s.collector.start()
 	return s, nil
+}
+
+// warnOfRegistries says what pulls will fail for, or not use, before they do.
+func (s *Store) warnOfRegistries() {
+	for _, problem := range CheckRegistries(s.settings().CertsDirs, s.settings().DockerConfig) {
+		s.log.Warn("pulls that need this file will fail, or go without it", "error", problem)
+	}
 }
 
 func (c *Config) setDefaults() {
@@ -154,6 +164,7 @@ func (s *Store) Reconfigure(config Config) {
 	config.setDefaults()
 	s.reloaded.Store(&config)
 	s.catalog.pin(config.Pinned)
+	s.warnOfRegistries()
 }
 
 // settings are those of pulls that are in force.
@@ -173,6 +184,8 @@ func newStore(config Config, dir string, engine *engine) *Store {
 		pulls:      newPulls(),
 		locks:      newKeyLock(),
 		usage:      newUsageCache(),
+		room:       &room{dir: dir},
+		zstd:       semaphore.NewWeighted(maxZstd),
 		unmounted:  newUnmounted(),
 	}
 	s.reloaded.Store(&config)

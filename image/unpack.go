@@ -7,7 +7,6 @@ import (
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/diff"
-	"github.com/containerd/containerd/v2/core/diff/apply"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/unpack"
@@ -18,8 +17,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// tree says how an image is walked from its manifest or index to its layers.
-type tree struct {
+// route says how an image is walked from its manifest or index to its layers.
+type route struct {
 	// platform orders the manifests of an index; one is taken.
 	platform platforms.MatchComparer
 	// narrow: the index that was followed is not kept.
@@ -31,8 +30,8 @@ type tree struct {
 }
 
 // wanted names the platform in errors.
-func (t tree) wanted() string {
-	if t.narrow {
+func (r route) wanted() string {
+	if r.narrow {
 		return "the platform that was asked for"
 	}
 	return "this node"
@@ -41,16 +40,16 @@ func (t tree) wanted() string {
 // unpackTree walks from target to the configuration of one platform and unpacks
 // its layers. It returns when every layer is a committed snapshot, or, after an
 // error, when all work has ended.
-func (s *Store) unpackTree(ctx context.Context, target ocispec.Descriptor, tree tree) error {
+func (s *Store) unpackTree(ctx context.Context, target ocispec.Descriptor, route route) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	unpacker, err := s.newUnpacker(ctx, tree)
+	unpacker, err := s.newUnpacker(ctx, route)
 	if err != nil {
 		return fmt.Errorf("prepare to unpack: %w", err)
 	}
-	gate := &gate{get: tree.get}
-	vetter := &vetter{content: s.engine.content, platform: tree.platform, wanted: tree.wanted(), room: s.checkRoom}
-	handler := images.Handlers(images.HandlerFunc(gate.enter), images.HandlerFunc(vetter.vet), s.children(tree.platform, tree.narrow))
+	gate := &gate{get: route.get}
+	vetter := &vetter{content: s.engine.content, platform: route.platform, wanted: route.wanted(), room: s.checkRoom}
+	handler := images.Handlers(images.HandlerFunc(gate.enter), images.HandlerFunc(vetter.vet), s.children(route.platform, route.narrow))
 	err = images.Dispatch(ctx, unpacker.Unpack(handler), nil, target)
 	if err != nil {
 		cancel()
@@ -121,27 +120,28 @@ func (s *Store) children(platform platforms.MatchComparer, narrow bool) images.H
 // newUnpacker makes what unpacks one image. Layers are unpacked side by side and
 // without their parents, each straight into its directory; at the commit, in
 // order, a layer inherits what it does not list (see inheriting).
-func (s *Store) newUnpacker(ctx context.Context, tree tree) (*unpack.Unpacker, error) {
+func (s *Store) newUnpacker(ctx context.Context, route route) (*unpack.Unpacker, error) {
 	limits := []unpack.UnpackerOpt{
 		unpack.WithLimiter(semaphore.NewWeighted(int64(s.settings().MaxDownloads))),
-		unpack.WithDuplicationSuppressor(tree.locks),
+		unpack.WithDuplicationSuppressor(route.locks),
 	}
+	applier := applier{content: s.engine.content, syncs: !s.settings().NoSync, zstd: s.zstd, room: s.room}
 	platform := unpack.Platform{
-		Platform:       tree.platform,
+		Platform:       route.platform,
 		SnapshotterKey: snapshotterKey,
 		Snapshotter:    s.snapshots,
-		Applier:        apply.NewFileSystemApplier(s.engine.content),
-		ApplyOpts:      []diff.ApplyOpt{diff.WithSyncFs(!s.settings().NoSync), diff.WithProgress(unpackReport(tree.report))},
+		ApplyOpts:      []diff.ApplyOpt{diff.WithProgress(unpackReport(route.report))},
 	}
 	// Whiteouts as device nodes, which side by side needs, cannot be made in a
 	// user namespace: there layers are unpacked in turn, through a mount.
 	if !userns.RunningInUserNS() {
 		snapshotter := newInheriting(s.snapshots, !s.settings().NoSync)
 		platform.Snapshotter = snapshotter
-		platform.Applier = applier{content: s.engine.content, syncs: !s.settings().NoSync, note: snapshotter.note}
+		applier.note = snapshotter.note
 		platform.SnapshotterCapabilities = []string{snapshots.RebaseCap}
 		limits = append(limits, unpack.WithUnpackLimiter(semaphore.NewWeighted(int64(s.settings().MaxUnpacks))))
 	}
+	platform.Applier = applier
 	return unpack.NewUnpacker(ctx, s.engine.content, append(limits, unpack.WithUnpackPlatform(platform))...)
 }
 

@@ -4,14 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"io/fs"
 	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/snapshots"
-	"github.com/containerd/continuity/fs"
+
+	"github.com/minicri/minicri/internal/tree"
 )
 
 // Usage is what something takes on the disk.
@@ -77,33 +78,29 @@ func (s *Store) SnapshotUsage(ctx context.Context, key string) (Usage, error) {
 	if usage, ok := s.usage.fresh(key); ok {
 		return usage, nil
 	}
-	at := time.Now()
-	measured, err := s.snapshots.Usage(s.scope(ctx), key)
+	usage := Usage{Mountpoint: s.dir, Time: time.Now()}
+	snapshot, err := s.snapshots.Stat(s.scope(ctx), key)
 	if err != nil {
 		return Usage{}, fmt.Errorf("measure snapshot %s: %w", key, err)
 	}
-	usage := Usage{Mountpoint: s.dir, Time: at}
-	usage.add(measured.Size, measured.Inodes)
-	if err := s.addVolumes(ctx, key, &usage); err != nil {
-		return Usage{}, err
+	if snapshot.Kind == snapshots.KindActive {
+		if err := usage.addTree(ctx, snapshot.Labels[upperdirLabel]); err != nil {
+			return Usage{}, fmt.Errorf("measure snapshot %s: %w", key, err)
+		}
+	}
+	if s.config.VolumesDir != "" {
+		if err := usage.addTree(ctx, filepath.Join(s.config.VolumesDir, key)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return Usage{}, fmt.Errorf("measure volumes of %s: %w", key, err)
+		}
 	}
 	s.usage.keep(key, usage)
 	return usage, nil
 }
 
-func (s *Store) addVolumes(ctx context.Context, key string, usage *Usage) error {
-	if s.config.VolumesDir == "" {
-		return nil
-	}
-	measured, err := fs.DiskUsage(ctx, filepath.Join(s.config.VolumesDir, key))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("measure volumes of %s: %w", key, err)
-	}
-	usage.add(measured.Size, measured.Inodes)
-	return nil
+func (u *Usage) addTree(ctx context.Context, path string) error {
+	measured, err := tree.Measure(ctx, path)
+	u.add(measured.Bytes, measured.Inodes)
+	return err
 }
 
 func (u *Usage) add(bytes, inodes int64) {

@@ -53,6 +53,11 @@ func makeShared(directory string) error {
 	if err := unix.Mount(directory, directory, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return err
 	}
+	// Private first: the bind is in the peer group of what it was made from, where each
+	// pin would be mounted a second time.
+	if err := unix.Mount("", directory, "none", unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
 	return unix.Mount("", directory, "none", unix.MS_SHARED|unix.MS_REC, "")
 }
 

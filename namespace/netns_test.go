@@ -193,6 +193,31 @@ func TestRemoveReachesOtherMountNamespaces(t *testing.T) {
 	}
 }
 
+// A pin is one mount also where all mounts are shared, as systemd has them.
+func TestPinIsOneMount(t *testing.T) {
+	shared := t.TempDir()
+	for _, err := range []error{unix.Mount(shared, shared, "none", unix.MS_BIND, ""), unix.Mount("", shared, "none", unix.MS_SHARED, "")} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer func() { _ = unix.Unmount(shared, unix.MNT_DETACH) }()
+	n, err := Open(filepath.Join(shared, "namespaces"), "m-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Create("a"); err != nil {
+		t.Fatal(err)
+	}
+	if mounts := mountsBelow(t, n.Path("a")); len(mounts) != 1 {
+		t.Errorf("one pin is %d mounts: %q", len(mounts), mounts)
+	}
+	if err := n.Remove("a"); err != nil {
+		t.Fatal(err)
+	}
+	wantNoPin(t, n, "a")
+}
+
 func TestLoopbackUp(t *testing.T) {
 	n := newNamespaces(t, "m-")
 	if err := n.Create("a"); err != nil {
@@ -222,7 +247,7 @@ func loopback(t *testing.T, path string) (addresses []string) {
 		t.Fatal(err)
 	}
 	defer namespace.Close()
-	handle, err := netlink.NewHandleAt(namespace)
+	handle, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,10 +30,9 @@ type Result struct {
 }
 
 // Attach runs ADD for the attachment that was journalled for id, in the
-// namespace at path. begun, which may be nil, is called once when its first plugin
-// runs. When ADD fails, or the context ends first, the attachment stays in the
+// namespace at path. When ADD fails, or the context ends first, the attachment stays in the
 // journal, and Detach has to be called.
-func (n *CNI) Attach(ctx context.Context, id, path string, begun func()) (*Result, error) {
+func (n *CNI) Attach(ctx context.Context, id, path string) (*Result, error) {
 	a := n.find(id)
 	if a == nil {
 		return nil, fmt.Errorf("attach %s: it is not in the journal", id)
@@ -42,9 +41,11 @@ func (n *CNI) Attach(ctx context.Context, id, path string, begun func()) (*Resul
 	if err != nil {
 		return nil, err
 	}
-	result, o := n.plugins.add(ctx, a.record, path, begun)
+	a.begun = true
+	result, o := n.plugins.add(ctx, a.record, path)
 	defer held.release(o)
 	if o.err != nil {
+		a.record.NeverAttached = !addSucceeded(a.record) // what it answered may be no good
 		return nil, o.err
 	}
 	a.attached = true

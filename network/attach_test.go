@@ -83,7 +83,7 @@ func TestManyAtOnce(t *testing.T) {
 	for i := range pods {
 		go func() {
 			id := fmt.Sprint("pod", i)
-			result, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id), nil)
+			result, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
 			if err != nil {
 				t.Error(err)
 			}
@@ -155,7 +155,7 @@ func (n *node) stdin(t *testing.T, verb string, into any) {
 
 func TestAttachNeedsTheJournal(t *testing.T) {
 	n := newNode(t, nil)
-	_, err := n.Attach(t.Context(), "web", "/nowhere", nil)
+	_, err := n.Attach(t.Context(), "web", "/nowhere")
 	wantError(t, err, "web", "not in the journal")
 }
 
@@ -165,7 +165,7 @@ func TestAttachThatFails(t *testing.T) {
 	n.configure(t, "10.conflist", "net", n.script())
 	n.journalled(t, "web", nil)
 	n.tell(t, "ADD.fail")
-	_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"), nil)
+	_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"))
 	wantError(t, err, "CNI ADD", "scripted", "told to fail", "CNI error code 11")
 	if n.find("web") == nil {
 		t.Error("the attachment has left the journal before DEL")

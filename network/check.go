@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/containernetworking/cni/libcni"
 )
 
 // Drift is what CHECK found of an attachment that is not as ADD left it: an
@@ -56,8 +58,8 @@ func (n *CNI) check(ctx context.Context, id string) {
 		return
 	}
 	o = n.plugins.check(context.WithoutCancel(ctx), a.record, n.NamespacePath(id))
-	if ctx.Err() != nil || errors.Is(o.err, errEnding) {
-		return
+	if ctx.Err() != nil || errors.Is(o.err, errEnding) || errors.Is(o.err, libcni.ErrorCheckNotSupp) {
+		return // the last: a network before CNI 0.4.0 has no CHECK
 	}
 	n.noteDrift(a, o.err)
 }

@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network/runner"
 )
@@ -23,11 +25,9 @@ type Options struct {
 	BinDirs []string
 	// Directories are further configuration directories, see CNI.In.
 	Directories []string
-	// Root is the durable directory of this package: the journal, the pod CIDR
-	// of the default network, and the program that stands in for plugins.
+	// Root is the durable directory of this package: the journal, and the pod CIDR
+	// of the default network.
 	Root string
-	// State is its volatile directory: the runs of plugins.
-	State string
 	// CgroupParent is the cgroup, below each hierarchy, that those of plugin
 	// runs are made in; "" is the one of this process.
 	CgroupParent string
@@ -40,7 +40,10 @@ type Options struct {
 	Limits  Limits
 	// Observe measures each run of a plugin that has ended; nil if nothing does.
 	Observe func(plugin, verb string, took time.Duration, ok bool)
-	Logger  *slog.Logger
+	// Later is told what becomes of an attachment when its sandbox may be gone; nil if
+	// nobody is.
+	Later  func(id string, row step.Row)
+	Logger *slog.Logger
 }
 
 // Limits bound what waits for plugins.
@@ -53,6 +56,10 @@ type Limits struct {
 	// failure.
 	DetachTries int
 	DetachTime  time.Duration
+	// GiveUpTries and GiveUpTime end the undoing of an attachment whose ADD never
+	// succeeded: its DEL has failed so often, or for so long.
+	GiveUpTries int
+	GiveUpTime  time.Duration
 	// RetryFirst and RetryMost are the first and the longest pause between
 	// the background tries of one attachment's DEL; the pause doubles.
 	RetryFirst, RetryMost time.Duration
@@ -91,6 +98,7 @@ type CNI struct {
 	podCIDR     string
 	gates       map[string]*gate // by network
 
+	bootID string
 	// left are the runs of an earlier daemon, by sandbox: found by Open, awaited
 	// by Run.
 	left        map[string][]*runner.Run
@@ -127,20 +135,22 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 	n.network.Store(&options.Default)
 	n.firstCollected = sync.OnceFunc(func() { close(n.collected) })
 	n.base, n.end = context.WithCancel(context.WithoutCancel(ctx))
+	var err error
+	if n.bootID, err = process.BootID(); err != nil {
+		return nil, err
+	}
 	if err := n.openRunner(); err != nil {
 		return nil, err
 	}
 	if err := n.loadPodCIDR(); err != nil {
 		return nil, err
 	}
-	n.makeInUse()
-	n.loadInUse()
 	n.SetDirectories(options.Directories)
-	n.removeInUse()
-	n.Reload()
+	// The journal first: the embedded network asks it whose its bridge is.
 	if err := n.openJournal(); err != nil {
 		return nil, err
 	}
+	n.Reload()
 	n.findLeftRuns()
 	return n, nil
 }
@@ -150,15 +160,12 @@ func (n *CNI) openRunner() error {
 	if err != nil {
 		return fmt.Errorf("find a place for the plugins: %w", err)
 	}
-	r, err := runner.Open(runner.Options{
-		Dir: filepath.Join(n.options.State, "cni"), Program: filepath.Join(n.options.Root, "cni-runner"),
-		BinDirs: n.options.BinDirs, Parent: parent, Mark: n.options.Mark,
-	})
+	r, err := runner.Open(parent, n.options.Mark)
 	if err != nil {
 		return err
 	}
 	n.plugins = &plugins{
-		runner: r, limits: &n.limits, gcCache: n.gcCacheDir(), endingLimit: defaultEndingLimit,
+		runner: r, binDirs: n.options.BinDirs, limits: &n.limits, gcCache: n.gcCacheDir(),
 		ending: n.base.Done(), observe: n.options.Observe, logger: n.options.Logger,
 	}
 	return nil
@@ -215,19 +222,16 @@ func (n *CNI) AwaitFirst(limit time.Duration) {
 // result of an ADD is waited for.
 func (n *CNI) Leave() { n.end() }
 
-// Close leaves the plugins that run to the next daemon, which finds them and takes
-// their result. An ADD is not left: its caller ends with the daemon, and undoes it.
+// Close leaves the plugins that run to the next daemon, which waits for them. An ADD
+// is not left: its caller ends with the daemon, and undoes it.
 func (n *CNI) Close() {
 	n.end()
 	n.running.Lock() // for a STATUS that Run asks for: it is a run like any other
 	defer n.running.Unlock()
 	n.background.Wait()
-	n.plugins.awaitEnding()
+	n.plugins.awaitEnding(leaveLimit)
 	if err := n.plugins.runner.Close(); err != nil {
-		n.options.Logger.Warn("the cgroups that were kept for runs of plugins could not be removed", "err", err)
-	}
-	if left := n.plugins.runner.Left(); len(left) > 0 {
-		n.options.Logger.Info("runs of plugins are left to the next daemon", "runs", left)
+		n.options.Logger.Warn("the cgroup for runs of plugins could not be removed", "err", err)
 	}
 }
 

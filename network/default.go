@@ -7,9 +7,11 @@ import (
 	"io/fs"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/vishvananda/netlink"
 
 	"github.com/minicri/minicri/internal/state"
 )
@@ -88,6 +90,80 @@ func (d DefaultNetwork) ipam(subnets []netip.Prefix) map[string]any {
 		ipam["dataDir"] = d.DataDir
 	}
 	return ipam
+}
+
+// freeBridge removes the bridge where it has an address of another subnet than those of
+// now: the bridge plugin would refuse it. While pods are on it, it stays, and the error
+// says which: until they are gone no pod can be made.
+func (n *CNI) freeBridge(d *DefaultNetwork, subnets []netip.Prefix) error {
+	link, err := netlink.LinkByName(d.Bridge)
+	if _, none := errors.AsType[netlink.LinkNotFoundError](err); none || err == nil && link.Type() != "bridge" {
+		return nil // what else has its name is the plugin's to report
+	}
+	if err != nil {
+		return fmt.Errorf("look at the default network's bridge %s: %w", d.Bridge, err)
+	}
+	earlier, err := earlierAddress(link, subnets)
+	if earlier == "" || err != nil {
+		return err
+	}
+	pods := n.attachedTo(d.Name)
+	ports, err := HasPorts(link)
+	if err != nil {
+		return err
+	}
+	if len(pods) > 0 || ports {
+		return fmt.Errorf("the default network's bridge %s has the address %s of an earlier subnet, and pods are on it: remove these, then it is made anew for %v: %s", d.Bridge, earlier, subnets, strings.Join(pods, " "))
+	}
+	if err := netlink.LinkDel(link); err != nil {
+		return fmt.Errorf("remove the default network's bridge %s, which has the address %s of an earlier subnet: %w", d.Bridge, earlier, err)
+	}
+	n.options.Logger.Info("the default network has another subnet: its bridge is made anew", "bridge", d.Bridge, "had", earlier, "subnets", subnets)
+	return nil
+}
+
+// earlierAddress is an address of the bridge that the plugin would not give it, "" if
+// there is none.
+func earlierAddress(link netlink.Link, subnets []netip.Prefix) (string, error) {
+	addresses, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return "", fmt.Errorf("list the addresses of %s: %w", link.Attrs().Name, err)
+	}
+	for _, address := range addresses {
+		prefix, err := netip.ParsePrefix(address.IPNet.String())
+		if err != nil || prefix.Addr().IsLinkLocalUnicast() {
+			continue
+		}
+		gateway := func(subnet netip.Prefix) bool {
+			return prefix == netip.PrefixFrom(subnet.Addr().Next(), subnet.Bits())
+		}
+		if !slices.ContainsFunc(subnets, gateway) {
+			return prefix.String(), nil
+		}
+	}
+	return "", nil
+}
+
+// HasPorts reports whether something is plugged into a bridge.
+func HasPorts(bridge netlink.Link) (bool, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return false, fmt.Errorf("list the links: %w", err)
+	}
+	return slices.ContainsFunc(links, func(link netlink.Link) bool { return link.Attrs().MasterIndex == bridge.Attrs().Index }), nil
+}
+
+// attachedTo are the sandboxes that have, or may have, an attachment to a network.
+func (n *CNI) attachedTo(network string) (ids []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for id, a := range n.attachments {
+		if a.record.Network == network {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 // ParseSubnets reads one subnet or several with commas between them.

@@ -1,10 +1,15 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"time"
+
+	"github.com/minicri/minicri/internal/step"
 )
 
 // Detach runs DEL for the attachment of id, in the namespace at path, or with
@@ -54,14 +59,72 @@ func (n *CNI) detachTimeOver(a Attachment) bool {
 // delete runs DEL and removes the attachment from the journal, or notes the
 // failure; the attachment's lock is held.
 func (n *CNI) delete(ctx context.Context, a *attachment, path string) outcome {
+	if !a.begun {
+		return outcome{err: n.remove(a)}
+	}
 	o := n.plugins.del(ctx, a.record, path)
+	if o.err != nil && o.stuck == nil && a.record.NeverAttached && !errors.Is(o.err, errLeft) {
+		o = n.deleteAsOfNow(ctx, a, path, o)
+	}
 	switch {
 	case o.err == nil:
 		o.err = n.remove(a)
-	case !errors.Is(o.err, errLeft):
+	case errors.Is(o.err, errLeft):
+	case o.stuck == nil && n.undoingIsOver(a.record):
+		o.gaveUp, o.err = true, n.giveUp(ctx, a, o.err)
+	default:
 		o.err = n.noteFailure(a, o.err)
 	}
 	return o
+}
+
+// deleteAsOfNow is for an attachment that never was and whose DEL has failed with the
+// configuration of its ADD: what was wrong with that may have been corrected since.
+func (n *CNI) deleteAsOfNow(ctx context.Context, a *attachment, path string, before outcome) outcome {
+	for _, d := range n.directories() {
+		now, err := d.Configuration()
+		if err != nil || now.Name != a.record.Network || bytes.Equal(now.Bytes, a.record.Config) {
+			continue
+		}
+		record := a.record
+		record.Config = now.Bytes
+		if o := n.plugins.del(ctx, record, path); o.err == nil || o.stuck != nil {
+			return o
+		}
+	}
+	return before
+}
+
+// undoingIsOver reports whether an attachment whose DEL has failed once more is given
+// up: only one whose ADD never succeeded is.
+func (n *CNI) undoingIsOver(a Attachment) bool {
+	limits := n.limits.Load()
+	return a.NeverAttached && (a.Tries+1 >= limits.GiveUpTries || a.Tries > 0 && time.Since(a.FirstFailure) >= limits.GiveUpTime)
+}
+
+// giveUp removes an attachment whose ADD never succeeded and whose DEL does not either:
+// its entry, and its namespace.
+func (n *CNI) giveUp(ctx context.Context, a *attachment, reason error) error {
+	err := n.remove(a)
+	if err == nil {
+		err = n.options.Namespaces.Remove(a.record.ID)
+	}
+	if err != nil {
+		return errors.Join(reason, err)
+	}
+	left := fmt.Sprintf("its CNI ADD never succeeded, and its DEL failed %d times: what plugins of network %q keep for this id outside of its namespace, such as an address, may be left",
+		a.record.Tries+1, a.record.Network)
+	n.options.Logger.Error("an attachment is given up: "+left, "sandbox", a.record.ID, "err", reason)
+	n.tell(ctx, a.record.ID, step.Row{Kind: "pod", Step: "give up attachment", Start: time.Now(), Error: left + ": " + reason.Error()})
+	return nil
+}
+
+// tell adds a row to the timeline of a sandbox, which the context has while the sandbox
+// is there.
+func (n *CNI) tell(ctx context.Context, id string, row step.Row) {
+	if !step.Record(ctx, row) && n.options.Later != nil {
+		n.options.Later(id, row)
+	}
 }
 
 func (n *CNI) noteFailure(a *attachment, err error) error {
@@ -72,10 +135,20 @@ func (n *CNI) noteFailure(a *attachment, err error) error {
 	a.record.Tries++
 	a.record.LastError = err.Error()
 	a.show()
+	if n.isGivenUp(a) {
+		return fmt.Errorf("%w (try %d, the last: it was given up by hand)", err, a.record.Tries)
+	}
 	if writeErr := n.journal.Write(a.record.ID, a.record); writeErr != nil {
 		n.options.Logger.Error("a failed DEL is not in the journal on disk", "sandbox", a.record.ID, "err", writeErr)
 	}
 	return fmt.Errorf("%w (try %d; it is retried in the background)", err, a.record.Tries)
+}
+
+// isGivenUp reports whether a person has removed the attachment's entry while it waits
+// for its DEL (minicri check --fix --force ID).
+func (n *CNI) isGivenUp(a *attachment) bool {
+	_, err := os.Lstat(n.journal.Path(a.record.ID))
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // Release hands the attachment of id to the background: its DEL runs there,

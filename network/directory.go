@@ -45,7 +45,6 @@ func (n *CNI) In(path string) *Directory {
 		return d
 	}
 	d := n.newDirectory(path)
-	d.loadInUse()
 	close(d.left)
 	return d
 }
@@ -69,8 +68,6 @@ func (n *CNI) SetDirectories(paths []string) {
 		}
 		if next[path] = last[path]; next[path] == nil {
 			next[path] = n.newDirectory(path)
-			next[path].makeInUse()
-			next[path].loadInUse()
 		}
 	}
 	n.others.Store(&next)

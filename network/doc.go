@@ -6,7 +6,7 @@
 //     immutable snapshots (config.go, watch.go, default.go), with the answer
 //     of the plugins to STATUS kept in a cache (status.go);
 //   - every run of a plugin, through go-cni and package runner, each with a
-//     time limit after which everything in its cgroup is ended (plugin.go);
+//     time limit after which everything in its cgroup is ended (plugin.go, run.go);
 //   - the journal of attachments (journal.go, attach.go, detach.go, gc.go).
 //
 // An attachment is what ADD made for one sandbox. Its life is longer than
@@ -20,7 +20,8 @@
 // the arguments of that ADD, and it is removed only after every plugin of the
 // chain said that its DEL succeeded. A DEL that fails is retried in the background,
 // over restarts too. As long as the attachment exists, so does the namespace, which
-// DEL needs.
+// DEL needs. One whose ADD never succeeded is different: its DEL is tried a bounded
+// number of times, and its namespace goes when the same pod is tried again.
 //
 // # Locks
 //

@@ -22,12 +22,9 @@ var (
 	ErrNoAddress = errors.New("the CNI result has no address for eth0")
 )
 
-// PluginError is the failure of one plugin of a run: that of an IPAM plugin, not
-// of the one that called it and says the same again.
+// PluginError is the failure of one plugin of a run.
 type PluginError struct {
 	Network, Plugin, Verb string
-	// Caller is the plugin that called it, "" for the plugins of the chain.
-	Caller string
 	// Code and Message are its CNI error (CNI SPEC, "Error"), or what takes the
 	// place of one: that it did not answer, or answered with something else.
 	Code    uint
@@ -42,11 +39,7 @@ type PluginError struct {
 
 // Error names the plugin, says what it said, and what to do about it.
 func (e *PluginError) Error() string {
-	text := "plugin " + e.Plugin
-	if e.Caller != "" {
-		text += " (called by " + e.Caller + ")"
-	}
-	text += ": " + e.Message
+	text := "plugin " + e.Plugin + ": " + e.Message
 	if e.Code != 0 {
 		text += fmt.Sprintf(" (CNI error code %d)", e.Code)
 	}
@@ -59,7 +52,7 @@ func (e *PluginError) Error() string {
 // Unwrap returns what go-cni, or the end of the run's limit, made of it.
 func (e *PluginError) Unwrap() error { return e.cause }
 
-// failure is the error of a run: that of each plugin that is to blame, for all
+// failure is the error of a run: that of each plugin that failed, for all
 // verbs but DEL that of the first. err is what go-cni makes of the run, killed
 // why it was killed. A DEL has failed if a plugin of its chain has, whatever
 // go-cni makes of it.
@@ -70,54 +63,30 @@ func failure(run *runner.Run, reports []runner.Report, err, killed error) error 
 	if err == nil && killed == nil {
 		return nil
 	}
-	cause := errors.Join(err, killed)
+	cause := err
 	if killed != nil {
 		cause = killed
 	}
 	var errs []error
-	for _, r := range toBlame(run, reports, err) {
-		errs = append(errs, newPluginError(run, r, cause, killed))
+	for _, r := range reports {
+		if r.Failed() {
+			errs = append(errs, newPluginError(run, r, cause, killed))
+		}
+	}
+	if last := len(reports) - 1; len(errs) == 0 && last >= 0 && aboutAnswer(err) {
+		reports[last].NoResult = true
+		errs = append(errs, newPluginError(run, reports[last], cause, killed))
 	}
 	switch {
 	case len(errs) == 0:
 		return explain(cause)
-	case run.Verb == "DEL":
-		return errors.Join(append(errs, notRun(run, reports))...)
-	default:
+	case run.Verb != "DEL":
 		return errs[0]
 	}
-}
-
-// notRun is the error for the plugins of a DEL that were not run at all.
-func notRun(run *runner.Run, reports []runner.Report) error {
-	chain := 0
-	for _, r := range reports {
-		if r.Parent == "" {
-			chain++
-		}
+	if missing := run.Plugins - len(reports); missing > 0 {
+		errs = append(errs, fmt.Errorf("%d of the %d plugins did not run", missing, run.Plugins))
 	}
-	if missing := len(run.Plugins) - chain; missing > 0 {
-		return fmt.Errorf("%d of the %d plugins did not run", missing, len(run.Plugins))
-	}
-	return nil
-}
-
-// toBlame are the plugins that failed; if none did, and the error is about an
-// answer, the last one of the chain, whose answer it was.
-func toBlame(run *runner.Run, reports []runner.Report, err error) []runner.Report {
-	if blamed := runner.Innermost(reports); len(blamed) > 0 {
-		return blamed
-	}
-	if !aboutAnswer(err) {
-		return nil
-	}
-	for i := len(reports) - 1; i >= 0; i-- {
-		if r := reports[i]; r.Parent == "" {
-			r.NoResult = true
-			return []runner.Report{r}
-		}
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // aboutAnswer reports whether libcni could not read what a plugin printed.
@@ -130,7 +99,6 @@ func aboutAnswer(err error) bool {
 
 func newPluginError(run *runner.Run, r runner.Report, cause, killed error) *PluginError {
 	e := &PluginError{Network: run.Network, Plugin: r.Plugin, Verb: r.Verb, Code: r.Code, Message: r.Text(), Stderr: r.Stderr, cause: cause}
-	e.Caller, _, _ = strings.Cut(r.Parent, " ")
 	switch {
 	case !r.Ended && killed != nil:
 		e.Message = r.Text() + ": " + killed.Error()
@@ -166,7 +134,7 @@ func advice(e *PluginError) string {
 			return fmt.Sprintf("network %q has no free address: remove pods, or give it a larger range", e.Network)
 		}
 	}
-	badRange := e.Caller != "" && (strings.Contains(message, "invalid range") || strings.Contains(message, "invalid cidr") || strings.Contains(message, "subnet"))
+	badRange := strings.Contains(message, "invalid range") || strings.Contains(message, "invalid cidr") || strings.Contains(message, "subnet")
 	if e.Code == types.ErrInvalidNetworkConfig || badRange {
 		return fmt.Sprintf("correct the configuration of network %q", e.Network)
 	}

@@ -101,13 +101,6 @@ func (g *gate) collect(ctx context.Context, f func()) bool {
 	}
 }
 
-// occupy is for a collection that is under way already; over ends it.
-func (g *gate) occupy() (over func()) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.occupyLocked()
-}
-
 func (g *gate) occupyLocked() (over func()) {
 	done := make(chan struct{})
 	g.collecting, g.began = done, time.Now()

@@ -148,7 +148,7 @@ func TestGCDoesNotRunBesideAnAdd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"), nil)
+		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"))
 		done <- err
 	}()
 	hanging(t, "web")

@@ -2,12 +2,16 @@ package network
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
 )
 
@@ -32,6 +36,13 @@ type Attachment struct {
 	// be; "" for the journal.
 	Source string `json:"source,omitempty"`
 
+	// Node is the mark of the node that wrote it.
+	Node string `json:"node,omitempty"`
+	// Boot is the boot in which it was journalled. NeverAttached is set once it is known
+	// that its ADD did not succeed: its undoing has an end then, see giveUp.
+	Boot          string `json:"boot,omitempty"`
+	NeverAttached bool   `json:"never_attached,omitempty"`
+
 	// Releasing is set once the attachment has to go.
 	Releasing bool `json:"releasing,omitempty"`
 	// Tries counts the DELs that failed, FirstFailure and LastError describe
@@ -52,8 +63,9 @@ type attachment struct {
 	// end.
 	stuck  chan struct{}
 	record Attachment
-	// attached is set once ADD has succeeded.
-	attached bool
+	// begun is set once ADD has, or may have: until then there is nothing to undo.
+	// attached is set once it has succeeded.
+	begun, attached bool
 	// drift is what the last CHECK found, nil if nothing.
 	drift atomic.Pointer[Drift]
 	// removed is set when the record is gone from the journal.
@@ -92,20 +104,40 @@ func (n *CNI) openJournal() error {
 		return err
 	}
 	n.journal = journal
-	for _, b := range bad {
-		n.openUnreadable(b)
-	}
 	for id, record := range records {
+		if reason := n.foreign(id, record); reason != nil {
+			b := journal.Quarantine(id, reason)
+			n.options.Logger.Error("attachment quarantined: nothing of it is touched", "file", b.Path, "err", reason)
+			continue
+		}
+		succeeded := addSucceeded(record)
+		if !succeeded && process.SameBoot(record.Boot, n.bootID) {
+			record.NeverAttached = true // as far as a later boot knows, the disk may have lost it
+		}
 		a := newAttachment(record)
-		// What was being attached has ended with the earlier daemon: its sandbox
-		// is destroyed, and the attachment with it.
-		a.attached = !record.Releasing
+		a.begun, a.attached = true, succeeded && !record.Releasing
 		n.attachments[id] = a
 		if record.Releasing {
 			n.retries.now(id)
 		}
 	}
+	for _, b := range bad {
+		n.openUnreadable(b)
+	}
 	return nil
+}
+
+// foreign says why an entry is none of this node's: a copy under another name, or one
+// that another node has written. Its DEL would free what a pod that runs has.
+func (n *CNI) foreign(id string, record Attachment) error {
+	switch {
+	case record.ID != id:
+		return fmt.Errorf("it is a copy of the entry of sandbox %q", record.ID)
+	case record.Node != "" && record.Node != n.options.Mark:
+		return fmt.Errorf("it is an entry of another node, %s, and this one is %s", record.Node, n.options.Mark)
+	default:
+		return nil
+	}
 }
 
 // RetryAttachment puts an attachment in quarantine back if it can be decoded; see
@@ -117,6 +149,8 @@ func (n *CNI) Quarantined() []string { return n.journal.Quarantined() }
 
 // Journal writes the attachment down. ADD may run only after SyncJournal.
 func (n *CNI) Journal(a Attachment) error {
+	n.supersede(a)
+	a.Node, a.Boot = n.options.Mark, n.bootID
 	if err := n.journal.Put(a.ID, a); err != nil {
 		return fmt.Errorf("journal the attachment: %w", err)
 	}
@@ -124,6 +158,35 @@ func (n *CNI) Journal(a Attachment) error {
 	defer n.mu.Unlock()
 	n.attachments[a.ID] = newAttachment(a)
 	return nil
+}
+
+// supersede removes the namespaces of earlier tries of the same pod whose ADD failed and
+// whose DEL is being repeated: however often a pod is tried, it has one.
+func (n *CNI) supersede(a Attachment) {
+	for _, other := range n.Pending() {
+		if !other.NeverAttached || !samePod(other, a) {
+			continue
+		}
+		if err := n.options.Namespaces.Remove(other.ID); err != nil {
+			n.options.Logger.Error("the network namespace of an earlier try of a pod stays", "sandbox", other.ID, "err", err)
+		}
+	}
+}
+
+func samePod(a, b Attachment) bool {
+	for _, key := range []string{"K8S_POD_UID", "K8S_POD_NAMESPACE", "K8S_POD_NAME"} {
+		if a.Args[key] != b.Args[key] {
+			return false
+		}
+	}
+	return a.Args["K8S_POD_NAME"] != ""
+}
+
+// addSucceeded reports whether ADD did: libcni remembers what it answered as soon as
+// all plugins have, and until DEL.
+func addSucceeded(a Attachment) bool {
+	_, err := os.Lstat(cachePath(a.Network, a.ID))
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // SyncJournal makes the attachment of id durable; where there is none there is

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // An attachment is on disk when Journal returns, whole.
@@ -16,6 +17,7 @@ func TestJournalSurvivesARestart(t *testing.T) {
 	n.configure(t, "10.conflist", "net", n.script())
 	n.journalled(t, "web", func(a *Attachment) { must(t, a.SetCapability("dns", DNS{Servers: []string{"::1"}})) })
 	before := n.find("web").record
+	before.NeverAttached = true // its ADD has not begun, and nobody else will say so
 	n.reopen(t)
 	after := n.find("web")
 	if after == nil || marshal(t, after.record) != marshal(t, before) {
@@ -84,6 +86,7 @@ func TestPendingDoesNotWait(t *testing.T) {
 	n := newNode(t, nil)
 	n.configure(t, "10.conflist", "net", n.script())
 	n.journalled(t, "web", nil)
+	n.attach(t, "web")
 	n.tell(t, "DEL.hang")
 	done := make(chan error, 1)
 	reason := errors.New("the pod is not wanted any more")
@@ -98,4 +101,29 @@ func TestPendingDoesNotWait(t *testing.T) {
 	if err := <-done; !errors.Is(err, reason) {
 		t.Errorf("got %v, want %v", err, reason)
 	}
+}
+
+// A copy of an entry under another name, and one of another node, are put aside: their
+// DEL would free what a pod that runs has.
+func TestEntryThatIsNoneOfThisNodes(t *testing.T) {
+	n := newNode(t, nil)
+	n.configure(t, "10.conflist", "net", n.chain(t)...)
+	n.journalled(t, "web", nil)
+	n.attach(t, "web")
+	data, err := os.ReadFile(n.journal.Path("web"))
+	must(t, err)
+	put(t, n.journal.Path("backup-of-web"), string(data))
+	foreign := strings.ReplaceAll(strings.ReplaceAll(string(data), "minicri-cni-", "minicri-cni-other-"), "\"web\"", "\"theirs\"")
+	put(t, n.journal.Path("theirs"), foreign)
+	n.reopen(t)
+	n.runs(t)
+	n.ReleaseUnknown(func(id string) bool { return id == "web" })
+	time.Sleep(300 * time.Millisecond) // what would run begins at once
+	if held := n.addresses(t); len(held) != 1 || len(n.calls(t, "DEL")) != 0 || n.find("web") == nil {
+		t.Errorf("addresses %q, DELs %q", held, n.calls(t, "DEL"))
+	}
+	if aside := n.Quarantined(); len(aside) != 2 {
+		t.Errorf("quarantined: %q", aside)
+	}
+	n.detach(t, "web")
 }

@@ -54,7 +54,7 @@ func TestAnswersThatAreNoResult(t *testing.T) {
 			put(t, answer, text)
 			id := next()
 			n.journalled(t, id, nil)
-			result, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id), nil)
+			result, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
 			if err == nil && len(result.Addresses) > 0 {
 				t.Errorf("it is taken for %v", result.Addresses)
 			}

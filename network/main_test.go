@@ -68,10 +68,10 @@ func newNode(t *testing.T, change func(*Options)) *node {
 	namespaces := newNamespaces(t, "net-")
 	n.Options = Options{
 		ConfDir: t.TempDir(), BinDirs: []string{absolute(t, realPlugins), absolute(t, testPlugins)},
-		Root: t.TempDir(), State: t.TempDir(), CgroupParent: newCgroup(t), Mark: "minicri-cni-", Namespaces: namespaces,
+		Root: t.TempDir(), CgroupParent: newCgroup(t), Mark: "minicri-cni-", Namespaces: namespaces,
 		Limits: Limits{
 			Add: within, Del: within, Check: within, Status: within, GC: within,
-			DetachTries: 5, DetachTime: 30 * time.Second,
+			DetachTries: 5, DetachTime: 30 * time.Second, GiveUpTries: 1000, GiveUpTime: time.Hour,
 			RetryFirst: 100 * time.Millisecond, RetryMost: time.Second,
 			Reload: 100 * time.Millisecond, StatusPeriod: 500 * time.Millisecond,
 		},
@@ -80,13 +80,7 @@ func newNode(t *testing.T, change func(*Options)) *node {
 	if change != nil {
 		change(&n.Options)
 	}
-	t.Cleanup(func() {
-		n.endLeftRuns(t)
-		// A test may have left a run to a daemon that never comes.
-		if err := unix.Unmount(filepath.Join(n.Options.State, "cni"), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { n.endLeftRuns(t) })
 	n.reopen(t)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -258,7 +252,7 @@ func (n *node) journalled(t *testing.T, id string, change func(*Attachment)) {
 
 func (n *node) attach(t *testing.T, id string) *Result {
 	t.Helper()
-	result, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id), nil)
+	result, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
 	if err != nil {
 		t.Fatal(err)
 	}

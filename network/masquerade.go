@@ -13,6 +13,9 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 )
 
 // masquerade gives what pods of the default network send out of it the node's
@@ -35,6 +38,8 @@ type masquerade struct {
 	// what an earlier daemon's attachments need, which are not known yet.
 	refreshed bool
 	failed    bool
+	// missed is how often in a row the rule could not be made, though nft is there.
+	missed int
 }
 
 // masqueradeKey is the key of a configuration list, which plugins do not get, with
@@ -42,8 +47,8 @@ type masquerade struct {
 // keep it when the default network changes.
 const masqueradeKey = "minicri.masquerade"
 
-// nftLimit is how long nft may take.
-const nftLimit = 10 * time.Second
+// nftLimit is how long nft may take, and what it has started a second more.
+const nftLimit = 5 * time.Second
 
 func newMasquerade(mark string, logger *slog.Logger) *masquerade {
 	return &masquerade{table: mark + "masquerade", logger: logger}
@@ -60,10 +65,21 @@ func (m *masquerade) use(ctx context.Context, subnets []netip.Prefix) bool {
 	}
 	if err := m.put(ctx, slices.Concat(m.inForce, subnets)); err != nil {
 		m.logger.Warn("masquerading is left to the bridge plugin, which makes rules for each pod: nft could not make one for all", "err", err)
+		if !errors.Is(err, exec.ErrNotFound) {
+			m.missed++
+		}
 		return false
 	}
-	m.network = subnets
+	m.network, m.missed = subnets, 0
 	return true
+}
+
+// tryAgain reports whether it is worth another try that the rule could not be made.
+func (m *masquerade) tryAgain() bool {
+	const mostTries = 10
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.missed > 0 && m.missed <= mostTries
 }
 
 // refresh makes the table anew when others have changed it (nft flush ruleset), or when
@@ -182,6 +198,7 @@ func nft(ctx context.Context, input string, arguments ...string) (string, error)
 	ctx, cancel := context.WithTimeout(ctx, nftLimit)
 	defer cancel()
 	command := exec.CommandContext(ctx, "nft", arguments...)
+	command.WaitDelay = time.Second // a child of a wrapper may hold its output
 	command.Stdin = strings.NewReader(input)
 	var out, said bytes.Buffer
 	command.Stdout, command.Stderr = &out, &said
@@ -194,11 +211,38 @@ func nft(ctx context.Context, input string, arguments ...string) (string, error)
 // followMasquerade keeps the table as it has to be, and leaves it as pods without a
 // daemon need it.
 func (n *CNI) followMasquerade(ctx context.Context) {
+	changed := make(chan struct{}, 1)
+	var watching sync.WaitGroup
+	watching.Go(func() { watchRules(ctx, changed) })
 	for ctx.Err() == nil {
 		n.masquerade.refresh(ctx, n.masqueraded)
-		n.awaitPeriod(ctx, nil, func(l Limits) time.Duration { return l.StatusPeriod })
+		n.awaitPeriod(ctx, changed, func(l Limits) time.Duration { return l.StatusPeriod })
 	}
+	watching.Wait()
 	n.masquerade.leave(context.WithoutCancel(ctx), n.masqueraded)
+}
+
+// watchRules tells when somebody has changed rules of nftables, a few times in a second
+// at most. Where the kernel does not tell, the table is looked at once in a period.
+func watchRules(ctx context.Context, changed chan<- struct{}) {
+	const group, pause = 7, 300 * time.Millisecond // NFNLGRP_NFTABLES
+	socket, err := nl.Subscribe(unix.NETLINK_NETFILTER, group)
+	if err != nil {
+		return
+	}
+	defer socket.Close()
+	defer context.AfterFunc(ctx, socket.Close)()
+	for ctx.Err() == nil {
+		_, _, _ = socket.Receive() // an error is that there were too many changes, or the end
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
 }
 
 // masqueraded are the subnets that the table masquerades for attachments. Nearly all

@@ -278,3 +278,45 @@ func source(t *testing.T, from, to, address string) netip.Addr {
 	defer accepted.Close()
 	return netip.MustParseAddrPort(accepted.RemoteAddr().String()).Addr().Unmap()
 }
+
+// An nft that fails once at the start is tried again, and rules that are flushed are back
+// at once, whatever the period.
+func TestTheRuleIsBackAtOnce(t *testing.T) {
+	n := masqueraded(t, "test-br8", "10.97.0.0/24")
+	path := os.Getenv("PATH")
+	once := t.TempDir()
+	script := "#!/bin/sh\n[ -e " + once + "/failed ] || { touch " + once + "/failed; echo busy >&2; exit 1; }\nPATH='" + path + "' exec nft \"$@\"\n"
+	must(t, os.WriteFile(filepath.Join(once, "nft"), []byte(script), 0o755))
+	t.Setenv("PATH", once+":"+path)
+	n.Options.Limits.StatusPeriod = time.Hour
+	n.reopen(t)
+	n.runs(t)
+	n.wantMasqueraded(t, "10.97.0.0/24")
+	for range 3 {
+		flushed, err := exec.CommandContext(t.Context(), "nft", "flush", "ruleset").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, flushed)
+		}
+		n.wantMasqueraded(t, "10.97.0.0/24")
+	}
+}
+
+// An nft that hangs, or one whose child holds its output, is ended at its limit.
+func TestNftThatHangs(t *testing.T) {
+	bin := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(bin, "nft"), []byte("#!/bin/sh\nsleep 600\n"), 0o755))
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	done := make(chan error, 1)
+	go func() {
+		_, err := nft(t.Context(), "", "list", "ruleset")
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if err == nil {
+			t.Error("it succeeded")
+		}
+	case <-time.After(within):
+		t.Fatal("it does not end")
+	}
+}

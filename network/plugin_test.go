@@ -71,7 +71,7 @@ func TestHangingPluginIsEndedAtItsLimit(t *testing.T) {
 					done <- n.Detach(t.Context(), "web", n.NamespacePath("web"))
 					return
 				}
-				_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"), nil)
+				_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"))
 				done <- err
 			}()
 			tooLate := time.After(limit + within)
@@ -124,7 +124,7 @@ func TestHangingPluginIsEndedWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"), nil)
+		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"))
 		done <- err
 	}()
 	hanging(t, "web")
@@ -149,7 +149,7 @@ func TestAHangingPluginHoldsUpNobodyElse(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := n.Attach(ctx, "stuck", n.Options.Namespaces.Path("stuck"), nil)
+		_, err := n.Attach(ctx, "stuck", n.Options.Namespaces.Path("stuck"))
 		done <- err
 	}()
 	hanging(t, "stuck")
@@ -184,7 +184,7 @@ func TestPluginThatForksIsEnded(t *testing.T) {
 	n.journalled(t, "web", nil)
 	n.tell(t, "ADD.fork")
 	for range 10 {
-		_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"), nil)
+		_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"))
 		wantError(t, err, "not done after")
 		if left := processesWith(t, "CNI_CONTAINERID=web"); len(left) > 0 {
 			t.Fatalf("left running: %d, as %q", len(left), left[0])

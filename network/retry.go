@@ -2,8 +2,13 @@ package network
 
 import (
 	"context"
+	"errors"
+	"io/fs"
+	"os"
 	"sync"
 	"time"
+
+	"github.com/minicri/minicri/internal/step"
 )
 
 const (
@@ -190,16 +195,36 @@ func (n *CNI) retryOne(ctx context.Context, id string) {
 		n.retries.done(id)
 		return
 	}
+	if n.isGivenUp(a) {
+		o.err = n.drop(a)
+		return
+	}
 	// A daemon that ends leaves the run to the next one, and does not cut it.
-	if o = n.delete(context.WithoutCancel(ctx), a, n.NamespacePath(id)); o.err != nil {
+	o = n.delete(context.WithoutCancel(ctx), a, n.NamespacePath(id))
+	if !a.removed {
 		n.retries.failed(id, time.Since(began))
 		n.options.Logger.Warn("CNI DEL failed again", "sandbox", id, "network", a.record.Network, "err", o.err)
 		return
 	}
 	n.retries.done(id)
-	n.options.Logger.Info("CNI DEL succeeded after retries", "sandbox", id, "network", a.record.Network)
+	if o.gaveUp {
+		return
+	}
 	// Kept for this DEL; the sandbox may be gone long since.
 	if err := n.options.Namespaces.Remove(id); err != nil {
 		n.options.Logger.Error("the network namespace of a removed attachment stays", "sandbox", id, "err", err)
 	}
+	n.options.Logger.Info("CNI DEL succeeded after retries", "sandbox", id, "network", a.record.Network)
+	n.tell(ctx, id, step.Row{Kind: "pod", Step: "cni del", Start: began, Took: time.Since(began)})
+}
+
+// drop forgets an attachment that a person has given up.
+func (n *CNI) drop(a *attachment) error {
+	n.retries.done(a.record.ID)
+	n.options.Logger.Warn("an attachment was given up by hand: what its plugins keep for this id may be left", "sandbox", a.record.ID, "network", a.record.Network)
+	cached := os.Remove(cachePath(a.record.Network, a.record.ID))
+	if errors.Is(cached, fs.ErrNotExist) {
+		cached = nil
+	}
+	return errors.Join(cached, n.remove(a), n.options.Namespaces.Remove(a.record.ID))
 }

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/step"
 )
 
@@ -126,7 +126,7 @@ func TestRetriesOfAPodLoseNoAddress(t *testing.T) {
 	for i := range 100 {
 		id := "try" + strconv.Itoa(i)
 		n.journalled(t, id, nil)
-		if _, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id), nil); err == nil {
+		if _, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id)); err == nil {
 			t.Fatal("ADD succeeded")
 		}
 		wantError(t, n.Detach(t.Context(), id, n.NamespacePath(id)), "not found")
@@ -201,15 +201,13 @@ func TestCloseRemovesARunThatHasEnded(t *testing.T) {
 	must(t, unix.Kill(helper, unix.SIGKILL))
 	eventually(t, within, "the helper has ended", func() bool { return !alive(helper) })
 	n.Close()
-	mounted, err := mountinfo.Mounted(filepath.Join(n.Options.State, "cni"))
-	must(t, err)
-	if left := n.runDirs(t); mounted || len(left) > 0 {
-		t.Errorf("left: %v, mounted %v", left, mounted)
+	if left := n.runDirs(t); len(left) > 0 {
+		t.Errorf("left: %v", left)
 	}
 }
 
-// What a DEL has started is waited for, as nothing of it is to live.
-func TestCloseWaitsForWhatIsAboutToEnd(t *testing.T) {
+// Close waits for what a DEL has started, as nothing of it is to live.
+func TestWhatIsAboutToEndIsWaitedFor(t *testing.T) {
 	n := newNode(t, nil)
 	n.configure(t, "10.conflist", "net", n.script())
 	n.journalled(t, "web", nil)
@@ -217,12 +215,11 @@ func TestCloseWaitsForWhatIsAboutToEnd(t *testing.T) {
 	n.tell(t, "DEL.helper")
 	n.detach(t, "web")
 	helper := n.helper(t)
-	n.plugins.endingLimit = within
 	go func() {
-		time.Sleep(100 * time.Millisecond) // Close has begun
+		time.Sleep(100 * time.Millisecond) // it is waited for
 		_ = unix.Kill(helper, unix.SIGKILL)
 	}()
-	n.Close()
+	n.plugins.awaitEnding(within)
 	if left := n.runDirs(t); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
@@ -250,19 +247,20 @@ func TestCloseBesideStatusAndCheck(t *testing.T) {
 		called = max(len(n.calls(t, "CHECK")), len(n.calls(t, "STATUS")))
 		eventually(t, within, moment.what, moment.is)
 		n.Close()
-		mounted, err := mountinfo.Mounted(filepath.Join(n.Options.State, "cni"))
-		must(t, err)
-		if left := n.runDirs(t); mounted || len(left) > 0 {
-			t.Errorf("left: %v, mounted %v", left, mounted)
+		if left := n.runDirs(t); len(left) > 0 {
+			t.Errorf("left: %v", left)
 		}
 		n.reopen(t)
 	}
 	n.detach(t, "web")
 }
 
+// runDirs are the cgroups of runs.
 func (n *node) runDirs(t *testing.T) []string {
 	t.Helper()
-	dirs, err := filepath.Glob(filepath.Join(n.Options.State, "cni", "[^.]*"))
+	parent, err := cgroup.GroupParent(n.Options.CgroupParent)
+	must(t, err)
+	dirs, err := filepath.Glob(filepath.Join(parent.Dir, n.Options.Mark+"*"))
 	must(t, err)
 	return dirs
 }
@@ -281,7 +279,7 @@ func TestRunIsEndedWithWhatHidesFromIt(t *testing.T) {
 	n.tell(t, "ADD.helper")
 	n.tell(t, "ADD.hang")
 	n.untilItHangs(t, func(limit time.Duration) bool {
-		_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"), nil)
+		_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"))
 		wantError(t, err, "not done after "+limit.String())
 		return n.helperOf() > 0
 	})
@@ -308,7 +306,7 @@ func TestRunThatCannotBeEnded(t *testing.T) {
 	n.untilItHangs(t, func(limit time.Duration) bool {
 		done := make(chan error, 1)
 		go func() {
-			_, err := n.Attach(t.Context(), "stuck", n.Options.Namespaces.Path("stuck"), nil)
+			_, err := n.Attach(t.Context(), "stuck", n.Options.Namespaces.Path("stuck"))
 			done <- err
 		}()
 		eventually(t, limit+within, "the helper runs, or the run is over", func() bool { return n.helperOf() > 0 || len(done) > 0 })
@@ -386,43 +384,38 @@ func (n *node) begunEarlier(t *testing.T, verb, id string, limit time.Duration) 
 	a := Attachment{ID: id, Network: "net", Config: []byte(conflist(t, "net", n.script()))}
 	run, err := n.plugins.runner.Begin(a.request(verb, limit))
 	must(t, err)
-	command := exec.Command(filepath.Join(run.PluginDir(), "scripted"))
-	command.Env = []string{"PATH=" + os.Getenv("PATH"), mark(), "CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_NETNS=/x", "CNI_IFNAME=eth0", "CNI_PATH=" + run.PluginDir()}
+	command := exec.Command(filepath.Join(absolute(t, testPlugins), "scripted"))
+	command.Env = []string{"PATH=" + os.Getenv("PATH"), mark(), "CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_NETNS=/x", "CNI_IFNAME=eth0", "CNI_PATH=" + absolute(t, testPlugins)}
 	command.Stdin = strings.NewReader(marshal(t, n.script()))
 	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	must(t, command.Start())
+	must(t, run.Group.Start(command))
 	go func() { _ = command.Wait() }()
 }
 
-// The result of a DEL that an earlier daemon began is taken, and not asked for
-// again.
-func TestResultOfADELOfAnEarlierDaemon(t *testing.T) {
-	for _, verdict := range []string{"success", "failure"} {
-		t.Run(verdict, func(t *testing.T) {
-			n := newNode(t, nil)
-			n.configure(t, "10.conflist", "net", n.script())
-			n.journalled(t, "web", nil)
-			n.attach(t, "web")
-			n.tell(t, "DEL.held")
-			if verdict == "failure" {
-				put(t, filepath.Join(n.scripted, "DEL.fail"), swallowed[0])
-			}
-			n.begunEarlier(t, "DEL", "web", within)
-			eventually(t, within, "DEL runs", func() bool { return len(n.calls(t, "DEL")) == 1 })
-			n.reopen(t)
-			n.runs(t)
-			n.untell(t, "DEL.held")
-			if verdict == "failure" {
-				eventually(t, within, "it is repeated", func() bool { return len(n.calls(t, "DEL")) >= 3 })
-				n.untell(t, "DEL.fail")
-			}
-			eventually(t, within, "the attachment is removed", func() bool { return n.find("web") == nil })
-			if calls := n.calls(t, "DEL"); verdict == "success" && len(calls) != 1 {
-				t.Errorf("DEL ran again: %q", calls)
-			}
-			eventually(t, within, "the run is removed", func() bool { return len(n.runDirs(t)) == 0 })
-		})
+// A DEL that an earlier daemon began is waited for, and repeated then: never do two run
+// side by side.
+func TestDELOfAnEarlierDaemonIsRepeated(t *testing.T) {
+	n := newNode(t, nil)
+	n.configure(t, "10.conflist", "net", n.script())
+	n.journalled(t, "web", nil)
+	n.attach(t, "web")
+	n.tell(t, "DEL.held")
+	n.begunEarlier(t, "DEL", "web", within)
+	eventually(t, within, "DEL runs", func() bool { return len(n.calls(t, "DEL")) == 1 })
+	n.reopen(t)
+	n.runs(t)
+	short, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer stop()
+	wantError(t, n.Detach(short, "web", n.NamespacePath("web")), "wait for another plugin run")
+	if calls := n.calls(t, "DEL"); len(calls) != 1 {
+		t.Errorf("DEL ran beside the one that is waited for: %q", calls)
 	}
+	n.untell(t, "DEL.held")
+	eventually(t, within, "the attachment is removed", func() bool { return n.find("web") == nil })
+	if calls := n.calls(t, "DEL"); len(calls) != 2 {
+		t.Errorf("DEL ran %d times, want twice: %q", len(calls), calls)
+	}
+	eventually(t, within, "the run is removed", func() bool { return len(n.runDirs(t)) == 0 })
 }
 
 // 60 runs of an earlier daemon that hang delay no start, each is ended at its
@@ -495,7 +488,7 @@ func ownTime(t *testing.T) time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// The timeline of a pod has a row for each plugin, IPAM included.
+// The timeline of a pod has a row for each plugin of the chain.
 func TestPluginsInTheTimeline(t *testing.T) {
 	n := newNode(t, nil)
 	n.configure(t, "10.conflist", "net", n.chain(t)...)
@@ -504,7 +497,7 @@ func TestPluginsInTheTimeline(t *testing.T) {
 	detach := func(ctx context.Context) error { return n.Detach(ctx, "web", n.NamespacePath("web")) }
 	steps := step.Begin(t.Context(), nil, timeline)
 	steps.Step("pod/cni add", func(ctx context.Context) error {
-		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"), nil)
+		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"))
 		return err
 	})
 	n.tell(t, "DEL.fail")
@@ -517,13 +510,27 @@ func TestPluginsInTheTimeline(t *testing.T) {
 			continue
 		}
 		seen = append(seen, r.Parent+">"+r.Step)
-		if r.Start.IsZero() || r.Took <= 0 || r.Took > time.Minute || time.Since(r.Start) > time.Minute || (r.Error != "") != (len(seen) == 4) {
+		if r.Start.IsZero() || r.Took <= 0 || r.Took > time.Minute || time.Since(r.Start) > time.Minute || (r.Error != "") != (len(seen) == 3) {
 			t.Errorf("row %d: %+v", len(seen), r)
 		}
 	}
-	want := "cni add>bridge ADD|bridge ADD>host-local ADD|cni add>scripted ADD|" +
-		strings.Repeat("cni del>scripted DEL|cni del>bridge DEL|bridge DEL>host-local DEL|", 2)
+	want := "cni add>bridge ADD|cni add>scripted ADD|" +
+		strings.Repeat("cni del>scripted DEL|cni del>bridge DEL|", 2)
 	if got := strings.Join(seen, "|") + "|"; got != want {
 		t.Errorf("plugins %s, want %s", got, want)
 	}
+}
+
+// A network before CNI 0.4.0, as flannel's manifests have it, has no CHECK: nothing is
+// noted of it.
+func TestCheckOfAnOldNetworkNotesNothing(t *testing.T) {
+	n := newNode(t, nil)
+	put(t, filepath.Join(n.ConfDir, "10.conflist"), marshal(t, map[string]any{"cniVersion": "0.3.1", "name": "net", "plugins": n.chain(t)[:1]}))
+	n.journalled(t, "web", nil)
+	n.attach(t, "web")
+	n.check(t.Context(), "web")
+	if drifted := n.Drifted(); len(drifted) != 0 {
+		t.Errorf("drifted: %+v", drifted)
+	}
+	n.detach(t, "web")
 }

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/moby/sys/mountinfo"
 )
 
 // A plugin that says it is not ready makes the node not ready, with its words,
@@ -75,13 +73,8 @@ func TestCloseInsideASTATUS(t *testing.T) {
 	n.runs(t)
 	eventually(t, within, "STATUS hangs", func() bool { return len(processesWith(t, mark(), "CNI_COMMAND=STATUS")) > 0 })
 	n.Close()
-	dir := filepath.Join(n.Options.State, "cni")
-	mounted, err := mountinfo.Mounted(dir)
-	must(t, err)
-	entries, err := os.ReadDir(dir)
-	must(t, err)
-	if mounted || len(entries) > 0 || strings.Contains(n.log.String(), "left to the next daemon") {
-		t.Errorf("%s: mounted: %v, in it: %v", dir, mounted, entries)
+	if left := n.runDirs(t); len(left) > 0 {
+		t.Errorf("left: %v", left)
 	}
 }
 

@@ -28,7 +28,7 @@ func (n *CNI) openUnreadable(bad state.Bad) {
 	}
 	logger.Warn("CNI DEL will run with the configuration that can still be found", "network", record.Network, "source", record.Source)
 	a := newAttachment(record)
-	a.attached = true
+	a.begun, a.attached = true, true
 	n.attachments[bad.ID] = a
 	if _, err := os.Lstat(n.journal.Path(bad.ID)); err == nil {
 		return // it is where it was, and may be readable the next time

@@ -59,8 +59,9 @@ func (d *Directory) reload() {
 		d.owner.standIn(next)
 	}
 	d.current.Store(next)
-	d.logChange(next)
-	d.keepInUse(last.configuration, next.configuration)
+	if !next.saysAgain(last) {
+		d.logChange(next)
+	}
 	select {
 	case d.changed <- struct{}{}:
 	default:
@@ -76,15 +77,28 @@ func (n *CNI) standIn(next *snapshot) {
 	}
 	subnets, err := network.subnets(n.PodCIDR())
 	if err == nil {
+		if err = n.freeBridge(network, subnets); err != nil {
+			n.readAgain.Store(true) // until the pods are gone
+		}
+	}
+	if err == nil {
 		var masqueraded []netip.Prefix
 		if network.Masquerade {
 			masqueraded = subnets
 		}
 		next.configuration, err = network.configuration(subnets, n.masquerade.use(context.WithoutCancel(n.base), masqueraded))
+		if n.masquerade.tryAgain() {
+			n.readAgain.Store(true)
+		}
 	}
 	if err != nil {
 		next.problems = append(next.problems, err)
 	}
+}
+
+// saysAgain reports whether a snapshot has nothing new for people.
+func (s *snapshot) saysAgain(last *snapshot) bool {
+	return !last.loaded.IsZero() && last.signature == s.signature && (s.configuration == nil) == (last.configuration == nil) && fmt.Sprint(s.problems) == fmt.Sprint(last.problems)
 }
 
 func (d *Directory) logChange(s *snapshot) {

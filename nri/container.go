@@ -1,6 +1,7 @@
 package nri
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"strings"
@@ -19,7 +20,7 @@ var _ container.Plugins = (*Plugins)(nil)
 
 // Created implements container.Plugins.
 func (p *Plugins) Created(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
-	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(a *adaptation.Adaptation) error {
 		return a.PostCreateContainer(ctx, &adaptation.PostCreateContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
 }
@@ -27,21 +28,21 @@ func (p *Plugins) Created(ctx context.Context, pod *sandbox.Sandbox, c *containe
 // Start implements container.Plugins.
 func (p *Plugins) Start(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
 	p.forgetContainer(c.ID)
-	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(a *adaptation.Adaptation) error {
 		return a.StartContainer(ctx, &adaptation.StartContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
 }
 
 // Started implements container.Plugins.
 func (p *Plugins) Started(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
-	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(a *adaptation.Adaptation) error {
 		return a.PostStartContainer(ctx, &adaptation.PostStartContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
 }
 
 // Updated implements container.Plugins.
 func (p *Plugins) Updated(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
-	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(a *adaptation.Adaptation) error {
 		return a.PostUpdateContainer(ctx, &adaptation.PostUpdateContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
 }
@@ -49,22 +50,21 @@ func (p *Plugins) Updated(ctx context.Context, pod *sandbox.Sandbox, c *containe
 // Stop implements container.Plugins.
 func (p *Plugins) Stop(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) ([]container.Change, error) {
 	p.forgetContainer(c.ID)
-	ctx, t := p.begin(ctx, nothing)
-	if t == nil {
-		return nil, nil
-	}
-	defer t.end()
-	answer, err := t.adaptation.StopContainer(ctx, &adaptation.StopContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
+	var answer *adaptation.StopContainerResponse
+	updaters, err := p.request(ctx, nothing, func(a *adaptation.Adaptation) (err error) {
+		answer, err = a.StopContainer(ctx, &adaptation.StopContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
+		return err
+	})
 	if err != nil {
-		return nil, named(err)
+		return nil, err
 	}
-	return p.changes(answer.GetUpdate()), nil
+	return p.changes(updaters, answer.GetUpdate()), nil
 }
 
 // Remove implements container.Plugins.
 func (p *Plugins) Remove(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
 	p.forgetContainer(c.ID)
-	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(a *adaptation.Adaptation) error {
 		return a.RemoveContainer(ctx, &adaptation.RemoveContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
 }
@@ -117,7 +117,7 @@ func newContainer(c *container.Container, spec *specs.Spec) *api.Container {
 		Id: c.ID, PodSandboxId: c.SandboxID, Name: config.GetMetadata().GetName(), State: api.ContainerState_CONTAINER_CREATED,
 		Labels: maps.Clone(config.GetLabels()), Annotations: maps.Clone(config.GetAnnotations()),
 		Mounts: api.FromOCIMounts(spec.Mounts), Hooks: api.FromOCIHooks(spec.Hooks), Linux: &api.LinuxContainer{},
-		CreatedAt: c.CreatedAt, Image: &api.Image{Name: config.GetImage().GetImage(), Digest: c.ImageRef, ConfigDigest: c.ImageID},
+		CreatedAt: c.CreatedAt, Image: imageOf(config.GetImage(), c.ImageRef, c.ImageID),
 	}
 	if message.Annotations == nil {
 		message.Annotations = make(map[string]string)
@@ -142,6 +142,13 @@ func newContainer(c *container.Container, spec *specs.Spec) *api.Container {
 	}
 	message.Linux.SeccompProfile = seccompProfile(config.GetLinux().GetSecurityContext())
 	return message
+}
+
+// imageOf has the name that the user wrote, and the digest alone of the reference that
+// it was found by, which is NAME@DIGEST, or the id if it has no name.
+func imageOf(image *runtimeapi.ImageSpec, reference, id string) *api.Image {
+	_, digest, _ := strings.Cut(reference, "@")
+	return &api.Image{Name: cmp.Or(image.GetUserSpecifiedImage(), image.GetImage()), Digest: digest, ConfigDigest: id}
 }
 
 func fillLinux(to *api.LinuxContainer, linux *specs.Linux) {

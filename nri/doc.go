@@ -16,21 +16,20 @@
 //
 // # Who owns what
 //
-// The library owns connections, the order of plugins, and how their answers
-// become one. This package turns pods, containers and resources into NRI's
-// messages, and answers into changes of a spec.
+// The library owns registration, the order of plugins, and how their answers
+// become one. The door owns the connections and the plugins that were started here:
+// all of them end with it. This package turns pods, containers and resources into
+// NRI's messages, and answers into changes of a spec.
 //
 // # Locks
 //
-// The library holds one lock for the whole node while it asks a plugin, for as
-// long as the plugin takes. Here that lock is released around every question
-// (turn.go), so that a plugin that hangs over one pod holds up no other one. A
-// plugin therefore gets the requests of several pods concurrently; those about
-// one container come one after another, by the container's own lock.
+// The library holds one lock for the whole node while it asks a plugin, for as long
+// as the plugin takes. Plugins.asking is held around that, so that who waits for it
+// gives up with its context.
 //
-// A plugin that connects is synchronized while no request begins: it is sent
-// each pod and container once, in its list or by a request. A request that has
-// begun is not waited for; Plugins.mu guards what such requests are about, and
-// is never held while anything is asked. Plugins.switching is held while NRI is
-// switched on or off; no request takes it.
+// A plugin that connects is synchronized while no request is made: it is sent each
+// pod and container once, in its list or by a request. Plugins.mu guards what requests
+// were about that no list has yet, and is never held while anything is asked, nor
+// door.mu. Plugins.switching is held while NRI is switched on or off; no request takes
+// it.
 package nri

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/internal/lock"
 	"github.com/minicri/minicri/sandbox"
 )
 
@@ -81,15 +83,21 @@ type Plugins struct {
 	containers Containers
 	// reloaded are the options with what Reconfigure has changed.
 	reloaded atomic.Pointer[Options]
-	// adaptation makes the requests, nil while NRI is off.
+	// adaptation makes the requests, nil while NRI is off; plugins come in by door.
 	adaptation atomic.Pointer[adaptation.Adaptation]
+	door       atomic.Pointer[door]
 
 	// switching is held while NRI is switched on or off, and guards source, where
 	// plugins come from now, and opened.
 	switching sync.Mutex
 	source    Source
 	opened    bool
-	end       func() // of adaptation
+	end       func() // of adaptation and door
+
+	// asking is held while plugins are asked about something, as the library does, and
+	// guards updaters: the plugins whose answers have updates.
+	asking   lock.Mutex
+	updaters []string
 
 	// mu guards what follows.
 	mu sync.Mutex
@@ -101,16 +109,15 @@ type Plugins struct {
 	// the directory were not.
 	launched []string
 	skipped  []error
-	// uncounted are requests that were made only to see which plugins there are
-	// (see Connected).
-	uncounted atomic.Int64
+	// away are those that had connected by themselves when NRI was switched off.
+	away map[string]struct{}
 }
 
 // New makes the plugins; none is asked before Open.
 func New(options Options) *Plugins {
 	p := &Plugins{
 		options: options, podsMade: make(map[string]*sandbox.Sandbox),
-		containersMade: make(map[string]*api.Container),
+		containersMade: make(map[string]*api.Container), away: make(map[string]struct{}), asking: lock.New(),
 	}
 	p.reloaded.Store(&options)
 	return p
@@ -118,6 +125,39 @@ func New(options Options) *Plugins {
 
 // settings are the limits and rules that are in force.
 func (p *Plugins) settings() *Options { return p.reloaded.Load() }
+
+// request asks the plugins about something that is noted by note first, under p.mu: a
+// plugin that is synchronized later finds it, one that was before is asked. A plugin that
+// joins waits for the requests that have begun, and others wait for it. It returns the
+// plugins whose answers have updates. While NRI is off nothing is asked.
+func (p *Plugins) request(ctx context.Context, note func(), ask func(*adaptation.Adaptation) error) (updaters []string, err error) {
+	a := p.adaptation.Load()
+	if a == nil {
+		return nil, nil
+	}
+	block := a.BlockPluginSync()
+	defer block.Unblock()
+	p.mu.Lock()
+	if p.adaptation.Load() == a { // or the entry would stay for good
+		note()
+	}
+	p.mu.Unlock()
+	if err := p.asking.Lock(ctx); err != nil {
+		return nil, fmt.Errorf("NRI: wait for the plugins, which are asked about something else: %w", err)
+	}
+	defer p.asking.Unlock()
+	p.updaters = nil
+	err = named(ask(a))
+	return p.updaters, err
+}
+
+func nothing() {}
+
+// notify makes a request that no plugin answers with more than an error.
+func (p *Plugins) notify(ctx context.Context, ask func(*adaptation.Adaptation) error) error {
+	_, err := p.request(ctx, nothing, ask)
+	return err
+}
 
 // Enabled reports whether there may be plugins now.
 func (p *Plugins) Enabled() bool { return p != nil && p.adaptation.Load() != nil }
@@ -142,6 +182,9 @@ func (l logger) Warnf(_ context.Context, format string, args ...any) {
 }
 
 func (l logger) Errorf(_ context.Context, format string, args ...any) {
+	if slices.Contains(args, any(adaptation.ErrWasmDisabled)) {
+		return // as it was built
+	}
 	l.write(slog.LevelWarn, format, args)
 }
 

@@ -4,11 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"github.com/containerd/nri/pkg/api"
+	"golang.org/x/sys/unix"
 )
 
 // Survey returns the plugins of the directory that can be started, as INDEX-NAME,
@@ -34,11 +38,18 @@ func (s Source) Survey() (plugins []string, problems []error) {
 	return plugins, problems
 }
 
-// check fails for a plugin for which the library would start none.
+// check fails for a plugin that cannot be started.
 func (s Source) check(file string) error {
+	_, err := s.configurationOf(file)
+	return err
+}
+
+// configurationOf reads what a plugin of the directory is configured with, "" if there
+// is nothing.
+func (s Source) configurationOf(file string) (string, error) {
 	index, name, err := api.ParsePluginName(file)
 	if err != nil {
-		return fmt.Errorf("its name is not an index of two digits, '-' and a name, as in 10-logger: %w", err)
+		return "", fmt.Errorf("its name is not an index of two digits, '-' and a name, as in 10-logger: %w", err)
 	}
 	for _, configuration := range []string{index + "-" + name, name} {
 		path := filepath.Join(s.ConfigDir, configuration+".conf")
@@ -49,45 +60,79 @@ func (s Source) check(file string) error {
 		if err == nil && !info.Mode().IsRegular() { // a fifo would not let go of who reads it
 			err = fmt.Errorf("%s is no regular file", path)
 		}
+		var content []byte
 		if err == nil {
-			_, err = os.ReadFile(path)
+			content, err = os.ReadFile(path)
 		}
 		if err != nil {
-			return fmt.Errorf("its configuration: %w", err)
+			return "", fmt.Errorf("its configuration: %w", err)
 		}
-		return nil
+		return string(content), nil
 	}
-	return nil
+	return "", nil
 }
 
-// choose returns the directory whose plugins the library starts: that of the
-// configuration, or one with links to those of it that can be started. Of a directory
-// with a file that it does not like, the library starts none.
-func (p *Plugins) choose(source Source) (dir string, err error) {
+// launchAll starts the plugins of the directory side by side, and returns when each has
+// joined or has failed.
+func (p *Plugins) launchAll(d *door, source Source) {
 	plugins, problems := source.Survey()
+	var links []*link
+	for _, plugin := range plugins {
+		l, err := launch(source, plugin)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("NRI plugin %s is not started: %w", filepath.Join(source.PluginDir, plugin), err))
+			continue
+		}
+		links = append(links, l)
+		d.enter(l)
+	}
 	for _, problem := range problems {
 		p.options.Logger.Warn("an NRI plugin is skipped", "err", problem)
 	}
 	p.mu.Lock()
-	p.launched, p.skipped = plugins, problems
+	p.skipped, p.launched = problems, nil
+	for _, l := range links {
+		p.launched = append(p.launched, l.name)
+	}
 	p.mu.Unlock()
-	links := filepath.Join(p.options.State, "nri-plugins")
-	if err := os.RemoveAll(links); err != nil || len(problems) == 0 {
-		return source.PluginDir, err
+	for _, l := range links {
+		<-l.settled
 	}
-	if err := os.Mkdir(links, 0o700); err != nil {
-		return "", err
-	}
-	for _, plugin := range plugins {
-		if err := os.Symlink(filepath.Join(source.PluginDir, plugin), filepath.Join(links, plugin)); err != nil {
-			return "", err
-		}
-	}
-	return links, nil
 }
 
-// Problems are the plugins of the directory that were not started, and those of them
-// that are not among the connected.
+// launch starts a plugin in a process group of its own, connected by its descriptor 3.
+func launch(source Source, plugin string) (*link, error) {
+	index, name, err := api.ParsePluginName(plugin)
+	if err != nil {
+		return nil, err
+	}
+	l := &link{name: plugin}
+	if l.config, err = source.configurationOf(plugin); err != nil {
+		return nil, err
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	ours, theirs := os.NewFile(uintptr(pair[0]), plugin), os.NewFile(uintptr(pair[1]), plugin)
+	defer ours.Close()
+	defer theirs.Close()
+	if l.plugin, err = net.FileConn(ours); err != nil {
+		return nil, err
+	}
+	l.command = exec.Command(filepath.Join(source.PluginDir, plugin))
+	l.command.ExtraFiles = []*os.File{theirs}
+	l.command.Env = []string{api.PluginNameEnvVar + "=" + name, api.PluginIdxEnvVar + "=" + index, api.PluginSocketEnvVar + "=3"}
+	l.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := l.command.Start(); err != nil {
+		_ = l.plugin.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// Problems are plugins that were not started, that are not connected any more, that
+// have not come back since NRI was switched off or over, and that are required.
 func (p *Plugins) Problems(connected []string) (problems []error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,6 +141,14 @@ func (p *Plugins) Problems(connected []string) (problems []error) {
 		if !slices.Contains(connected, plugin) {
 			problems = append(problems, fmt.Errorf("NRI plugin %s is not connected: it did not start, or has ended; the log says why", plugin))
 		}
+	}
+	for plugin := range p.away {
+		if !slices.Contains(connected, plugin) {
+			problems = append(problems, fmt.Errorf("NRI plugin %s was disconnected when NRI was switched off or over, and has not come back: start it again", plugin))
+		}
+	}
+	for _, required := range p.missing(connected) {
+		problems = append(problems, fmt.Errorf("the required NRI plugin %s is not connected (nri.required_plugins): pods are refused", required))
 	}
 	return problems
 }

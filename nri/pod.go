@@ -21,40 +21,35 @@ func (p *Plugins) RunPod(ctx context.Context, sb *sandbox.Sandbox) error {
 		return nil
 	}
 	pod := p.pod(sb)
-	if err := p.checkRequired(ctx, pod, ""); err != nil {
+	if err := p.checkRequired(pod, ""); err != nil {
 		return err
 	}
-	ctx, t := p.begin(ctx, func() { p.podsMade[sb.ID] = sb })
-	if t == nil {
-		return nil
-	}
-	defer t.end()
-	return named(t.adaptation.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: pod}))
+	_, err := p.request(ctx, func() { p.podsMade[sb.ID] = sb }, func(a *adaptation.Adaptation) error {
+		return a.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: pod})
+	})
+	return err
 }
 
 // UpdatePod implements sandbox.Plugins.
 func (p *Plugins) UpdatePod(ctx context.Context, sb *sandbox.Sandbox, overhead, resources *runtimeapi.LinuxContainerResources) error {
-	ctx, t := p.begin(ctx, nothing)
-	if t == nil {
-		return nil
-	}
-	defer t.end()
-	_, err := t.adaptation.UpdatePodSandbox(ctx, &adaptation.UpdatePodSandboxRequest{
-		Pod: p.pod(sb), OverheadLinuxResources: fromCRI(overhead), LinuxResources: fromCRI(resources),
+	return p.notify(ctx, func(a *adaptation.Adaptation) error {
+		_, err := a.UpdatePodSandbox(ctx, &adaptation.UpdatePodSandboxRequest{
+			Pod: p.pod(sb), OverheadLinuxResources: fromCRI(overhead), LinuxResources: fromCRI(resources),
+		})
+		return err
 	})
-	return named(err)
 }
 
 // UpdatedPod implements sandbox.Plugins.
 func (p *Plugins) UpdatedPod(ctx context.Context, sb *sandbox.Sandbox) error {
-	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(a *adaptation.Adaptation) error {
 		return a.PostUpdatePodSandbox(ctx, &adaptation.PostUpdatePodSandboxRequest{Pod: p.pod(sb)})
 	})
 }
 
 // StopPod implements sandbox.Plugins.
 func (p *Plugins) StopPod(ctx context.Context, sb *sandbox.Sandbox) error {
-	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(a *adaptation.Adaptation) error {
 		return a.StopPodSandbox(ctx, &adaptation.StopPodSandboxRequest{Pod: p.pod(sb)})
 	})
 }
@@ -62,21 +57,9 @@ func (p *Plugins) StopPod(ctx context.Context, sb *sandbox.Sandbox) error {
 // RemovePod implements sandbox.Plugins.
 func (p *Plugins) RemovePod(ctx context.Context, sb *sandbox.Sandbox) error {
 	defer p.forgetPod(sb.ID)
-	return p.notify(ctx, func(ctx context.Context, a *adaptation.Adaptation) error {
+	return p.notify(ctx, func(a *adaptation.Adaptation) error {
 		return a.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: p.pod(sb)})
 	})
-}
-
-func nothing() {}
-
-// notify makes a request that no plugin answers with more than an error.
-func (p *Plugins) notify(ctx context.Context, request func(context.Context, *adaptation.Adaptation) error) error {
-	ctx, t := p.begin(ctx, nothing)
-	if t == nil {
-		return nil
-	}
-	defer t.end()
-	return named(request(ctx, t.adaptation))
 }
 
 func (p *Plugins) forgetPod(id string) {

@@ -16,6 +16,7 @@ import (
 	nriplugin "github.com/containerd/nri/pkg/plugin"
 	validator "github.com/containerd/nri/plugins/default-validator"
 	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/status"
 )
 
 // The kinds of adjustments that Options.Reject can name.
@@ -51,47 +52,17 @@ func rulesOf(o *Options) *validator.DefaultValidatorConfig {
 	}
 }
 
-// rollName is the builtin plugin that sees which others there are.
-const rollName = "minicri"
-
-// roll is a validator that accepts everything. A validator gets the names of
-// all connected plugins, which the library gives to no one else.
-func roll() *builtin.BuiltinPlugin {
-	return &builtin.BuiltinPlugin{Base: rollName, Index: "00", Handlers: builtin.BuiltinHandlers{
-		ValidateContainerAdjustment: func(ctx context.Context, request *api.ValidateContainerAdjustmentRequest) error {
-			if t, ours := ctx.Value(turnKey{}).(*turn); ours && t.uncounted != nil {
-				for _, plugin := range request.GetPlugins() {
-					t.connected = append(t.connected, plugin.GetIndex()+"-"+plugin.GetName())
-				}
-			}
-			return nil
-		},
-	}}
-}
-
-// isBuiltin reports whether the plugin is part of this program.
-func isBuiltin(plugin string) bool {
-	return plugin == "00-"+rollName || plugin == "00-default-validator"
-}
-
 // Connected are the plugins that are there now, as INDEX-NAME, in the order in
-// which they are asked. A request goes through the library for that, but to no
-// plugin.
-func (p *Plugins) Connected(ctx context.Context) []string {
-	a := p.adaptation.Load()
-	if a == nil {
-		return nil
+// which they are asked.
+func (p *Plugins) Connected() []string {
+	if d := p.door.Load(); d != nil {
+		return d.connected()
 	}
-	t := &turn{adaptation: a, uncounted: &p.uncounted}
-	// What validators in the plugins would say is of no interest.
-	_, _ = a.CreateContainer(context.WithValue(ctx, turnKey{}, t), &adaptation.CreateContainerRequest{
-		Pod: &api.PodSandbox{}, Container: &api.Container{},
-	})
-	return slices.DeleteFunc(t.connected, isBuiltin)
+	return nil
 }
 
 // checkRequired fails for a pod that may not do without a plugin that is absent.
-func (p *Plugins) checkRequired(ctx context.Context, pod *api.PodSandbox, container string) error {
+func (p *Plugins) checkRequired(pod *api.PodSandbox, container string) error {
 	rules := p.settings()
 	if len(rules.Required) == 0 {
 		return nil
@@ -103,17 +74,21 @@ func (p *Plugins) checkRequired(ctx context.Context, pod *api.PodSandbox, contai
 			}
 		}
 	}
-	connected := p.Connected(ctx)
-	var missing []string
-	for _, required := range rules.Required {
-		if !slices.ContainsFunc(connected, func(plugin string) bool { return isNamed(plugin, required) }) {
-			missing = append(missing, required)
-		}
-	}
+	missing := p.missing(p.Connected())
 	if len(missing) == 0 {
 		return nil
 	}
 	return fmt.Errorf("the required NRI plugin %s is not connected (nri.required_plugins): %w", strings.Join(missing, ", "), errdefs.ErrUnavailable)
+}
+
+// missing are the required plugins that are not connected.
+func (p *Plugins) missing(connected []string) (missing []string) {
+	for _, required := range p.settings().Required {
+		if !slices.ContainsFunc(connected, func(plugin string) bool { return isNamed(plugin, required) }) {
+			missing = append(missing, required)
+		}
+	}
+	return missing
 }
 
 // isNamed: a plugin is required by its name, with its index or without.
@@ -122,33 +97,36 @@ func isNamed(plugin, required string) bool {
 	return plugin == required || name == required
 }
 
+// validator is the library's own plugin, which is part of this program.
+const validatorName = "00-default-validator"
+
 // measures takes what the library says of each request to a plugin.
 type measures struct{ plugins *Plugins }
 
 func (m measures) RecordPluginLatency(plugin, request string, took time.Duration) {
-	if !isBuiltin(plugin) && m.plugins.uncounted.Load() == 0 {
+	if plugin != validatorName {
 		m.plugins.options.Metrics.NRILatency(plugin, request, took)
 	}
 }
 
-// RecordPluginInvocation is the last that is said of a request. While uncounted
-// ones are made, there are no others: the library holds its lock all the time.
+// RecordPluginInvocation is the last that is said of a request.
 func (m measures) RecordPluginInvocation(plugin, request string, err error) {
-	switch {
-	case isBuiltin(plugin):
-	case m.plugins.uncounted.Load() > 0:
-		m.plugins.uncounted.Add(-1)
-	default:
+	if plugin != validatorName {
 		m.plugins.options.Metrics.NRIRequest(plugin, request, outcome(err))
 		blame(plugin, err)
 	}
 }
 
-func (m measures) RecordPluginAdjustments(string, string, *adaptation.ContainerAdjustment, int, int) {
+// RecordPluginAdjustments is said of an answer. Plugins.asking is held, or the plugin
+// is just synchronized.
+func (m measures) RecordPluginAdjustments(plugin, _ string, _ *adaptation.ContainerAdjustment, updates, _ int) {
+	if updates > 0 {
+		m.plugins.updaters = append(m.plugins.updaters, plugin)
+	}
 }
 
 func (m measures) UpdatePluginCount(count int) {
-	const builtins = 2
+	const builtins = 1
 	m.plugins.options.Metrics.NRIPlugins(max(0, count-builtins))
 }
 
@@ -175,6 +153,17 @@ type answerError struct {
 func (e *answerError) Error() string { return e.err.Error() }
 
 func (e *answerError) Unwrap() error { return e.err }
+
+// answered is how a question to a plugin has ended.
+func answered(response *ttrpc.Response, err error) error {
+	if err == nil {
+		err = status.ErrorProto(response.GetStatus()) // what ttrpc makes of it
+	}
+	if err != nil {
+		return &answerError{err: err}
+	}
+	return nil
+}
 
 // blame notes whose error it is: the library returns it without a name.
 func blame(plugin string, err error) {

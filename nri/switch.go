@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/ttrpc"
 
 	"github.com/minicri/minicri/internal/socket"
@@ -77,51 +78,73 @@ func checkSocket(path string) error {
 	return nil
 }
 
-// start switches NRI on. The adaptation is for requests when the plugins of the
-// directory are synchronized: requests do not wait for one that does not register.
-// p.switching is held.
+// start switches NRI on, and returns when the plugins of the directory have joined or
+// have failed: requests do not wait for that. p.switching is held.
 func (p *Plugins) start(source Source) error {
-	dir, err := p.choose(source)
+	d, err := p.openDoor(source)
 	if err != nil {
-		return fmt.Errorf("the plugins of %s (nri.plugin_dir): %w", source.PluginDir, err)
+		return fmt.Errorf("the socket of NRI plugins (nri.socket): %w", err)
 	}
-	choices := []adaptation.Option{
-		adaptation.WithPluginPath(dir),
-		adaptation.WithPluginConfigPath(source.ConfigDir),
-		adaptation.WithSocketPath(source.Socket),
-		adaptation.WithMetrics(measures{p}),
-		adaptation.WithTTRPCOptions([]ttrpc.ClientOpts{ttrpc.WithUnaryClientInterceptor(ask)}, nil),
-		adaptation.WithBuiltinPlugins(p.validation(), roll()),
+	a, err := p.adapt(d)
+	if err != nil {
+		d.close()
+		return fmt.Errorf("start NRI with the socket %s: %w", source.Socket, err)
 	}
-	if source.Socket == "" {
-		choices = append(choices, adaptation.WithDisabledExternalConnections())
+	p.source, p.end = source, func() { p.shut(d, a) }
+	p.door.Store(d)
+	p.adaptation.Store(a)
+	if d.listener != nil {
+		d.wait.Go(d.accept)
 	}
-	ended := make(chan struct{})
+	p.launchAll(d, source)
+	return nil
+}
+
+// adapt starts the library, which listens where the door leads to.
+func (p *Plugins) adapt(d *door) (*adaptation.Adaptation, error) {
 	synchronize := func(ctx context.Context, send adaptation.SyncCB) error {
-		select {
-		case <-ended:
-			return errors.New("NRI has been switched off") // the library disconnects it
-		default:
-			return p.synchronize(ctx, send)
+		if d.isShut() {
+			return errOff // the library disconnects it
 		}
+		return p.synchronize(ctx, d, send)
 	}
-	a, err := adaptation.New("minicri", p.options.Version, synchronize, p.updateUnsolicited, choices...)
+	update := func(ctx context.Context, updates []*api.ContainerUpdate) ([]*api.ContainerUpdate, error) {
+		if d.isShut() {
+			return updates, errOff
+		}
+		return p.updateUnsolicited(ctx, updates)
+	}
+	a, err := adaptation.New("minicri", p.options.Version, synchronize, update,
+		adaptation.WithPluginPath(""), // we start them
+		adaptation.WithSocketPath(d.library),
+		adaptation.WithMetrics(measures{p}),
+		adaptation.WithTTRPCOptions([]ttrpc.ClientOpts{ttrpc.WithUnaryClientInterceptor(d.ask)}, []ttrpc.ServerOpt{ttrpc.WithUnaryServerInterceptor(d.hear)}),
+		adaptation.WithBuiltinPlugins(p.validation()),
+	)
 	if err != nil {
-		return fmt.Errorf("NRI: %w", err)
+		return nil, err
 	}
 	if err := a.Start(); err != nil {
 		a.Stop()
-		return fmt.Errorf("start NRI with the plugins of %s and the socket %s: %w", source.PluginDir, source.Socket, err)
+		return nil, err
 	}
-	p.source, p.end = source, func() {
-		close(ended)
-		// One that is being synchronized would be connected after the end.
-		block := a.BlockPluginSync()
-		defer block.Unblock()
-		a.Stop()
+	return a, nil
+}
+
+var errOff = errors.New("NRI has been switched off")
+
+// shut disconnects all plugins, and notes those that have to come back by themselves.
+func (p *Plugins) shut(d *door, a *adaptation.Adaptation) {
+	external := d.close()
+	// One that is being synchronized would be connected after the end.
+	block := a.BlockPluginSync()
+	defer block.Unblock()
+	a.Stop()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, plugin := range external {
+		p.away[plugin] = struct{}{}
 	}
-	p.adaptation.Store(a)
-	return nil
 }
 
 // stop switches NRI off: plugins that were started here end, others are
@@ -132,6 +155,7 @@ func (p *Plugins) stop() {
 		return
 	}
 	p.end()
+	p.door.Store(nil)
 	p.source = Source{}
 	p.options.Metrics.NRIPlugins(0)
 	p.mu.Lock()

@@ -1,8 +1,10 @@
 package nri
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/containerd/nri/pkg/adaptation"
@@ -15,16 +17,15 @@ import (
 
 // Update implements container.Plugins.
 func (p *Plugins) Update(ctx context.Context, pod *sandbox.Sandbox, c *container.Container, asked *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, []container.Change, error) {
-	ctx, t := p.begin(ctx, nothing)
-	if t == nil {
-		return asked, nil, nil
-	}
-	defer t.end()
-	answer, err := t.adaptation.UpdateContainer(ctx, &adaptation.UpdateContainerRequest{
-		Pod: p.pod(pod), Container: p.container(c), LinuxResources: fromCRI(asked),
+	var answer *adaptation.UpdateContainerResponse
+	updaters, err := p.request(ctx, nothing, func(a *adaptation.Adaptation) (err error) {
+		answer, err = a.UpdateContainer(ctx, &adaptation.UpdateContainerRequest{
+			Pod: p.pod(pod), Container: p.container(c), LinuxResources: fromCRI(asked),
+		})
+		return err
 	})
 	if err != nil {
-		return nil, nil, named(err)
+		return nil, nil, err
 	}
 	var others []*api.ContainerUpdate
 	for _, update := range answer.GetUpdate() {
@@ -37,15 +38,15 @@ func (p *Plugins) Update(ctx context.Context, pod *sandbox.Sandbox, c *container
 			asked.OomScoreAdj = score
 		}
 	}
-	return asked, p.changes(others), nil
+	return asked, p.changes(updaters, others), nil
 }
 
-// changes are updates as package container has them.
-func (p *Plugins) changes(updates []*api.ContainerUpdate) (changes []container.Change) {
+// changes are updates that plugins want as package container has them.
+func (p *Plugins) changes(plugins []string, updates []*api.ContainerUpdate) (changes []container.Change) {
 	for _, update := range updates {
 		if resources := update.GetLinux().GetResources(); resources != nil {
 			changes = append(changes, container.Change{
-				ID: update.GetContainerId(), Resources: p.toCRI(update.GetContainerId(), resources), Optional: update.GetIgnoreFailure(),
+				ID: update.GetContainerId(), Plugins: plugins, Resources: p.toCRI(update.GetContainerId(), resources), Optional: update.GetIgnoreFailure(),
 			})
 		}
 	}
@@ -53,11 +54,11 @@ func (p *Plugins) changes(updates []*api.ContainerUpdate) (changes []container.C
 }
 
 // updateUnsolicited makes the updates that a plugin wants by itself, and returns
-// those that failed. A plugin that asks for an update of the container that it is
-// just being asked about would wait for itself: it gets half of the time that it
-// has for the answer.
+// those that failed. An update may wait for the plugin that asks for it, which is
+// just being asked about that container or another: it gets half of the time that
+// the plugin has for the answer.
 func (p *Plugins) updateUnsolicited(ctx context.Context, updates []*api.ContainerUpdate) (failed []*api.ContainerUpdate, err error) {
-	for _, change := range p.changes(updates) {
+	for _, change := range p.changes(nil, updates) {
 		within, cancel := context.WithTimeout(ctx, p.settings().Request/2)
 		problem := p.containers.UpdateUnsolicited(within, change.ID, change.Resources)
 		cancel()
@@ -74,13 +75,21 @@ func (p *Plugins) updateUnsolicited(ctx context.Context, updates []*api.Containe
 	return failed, err
 }
 
-// synchronize sends a plugin the pods and containers that there are, and makes the
-// updates that it answers with.
-func (p *Plugins) synchronize(ctx context.Context, send adaptation.SyncCB) error {
+// synchronize sends a plugin that joins the pods and containers that there are, and
+// makes the updates that it answers with. It has the time of a registration for that:
+// it is asked about nothing else until then, and neither is another one.
+func (p *Plugins) synchronize(ctx context.Context, d *door, send adaptation.SyncCB) error {
+	limits := p.settings()
+	adaptation.SetPluginRequestTimeout(max(limits.Request, limits.Registration))
 	updates, err := send(ctx, p.allPods(), p.allContainers())
+	adaptation.SetPluginRequestTimeout(p.settings().Request)
 	if err != nil {
 		return err
 	}
+	name := d.synchronized()
+	p.mu.Lock()
+	delete(p.away, name)
+	p.mu.Unlock()
 	// A failure is in the log: the plugin has been synchronized.
 	_, _ = p.updateUnsolicited(ctx, updates)
 	return nil
@@ -119,4 +128,61 @@ func (p *Plugins) allContainers() (containers []*api.Container) {
 		}
 	}
 	return sortedByAge(known, func(c *api.Container) int64 { return c.GetCreatedAt() })
+}
+
+// fromCRI turns resources of the CRI, where zero says nothing, into NRI's.
+func fromCRI(r *runtimeapi.LinuxContainerResources) *api.LinuxResources {
+	if r == nil {
+		return nil
+	}
+	to := &api.LinuxResources{
+		Cpu:     &api.LinuxCPU{Cpus: r.GetCpusetCpus(), Mems: r.GetCpusetMems()},
+		Memory:  &api.LinuxMemory{},
+		Unified: maps.Clone(r.GetUnified()),
+	}
+	if v := r.GetCpuShares(); v != 0 {
+		to.Cpu.Shares = api.UInt64(v)
+	}
+	if v := r.GetCpuQuota(); v != 0 {
+		to.Cpu.Quota = api.Int64(v)
+	}
+	if v := r.GetCpuPeriod(); v != 0 {
+		to.Cpu.Period = api.UInt64(v)
+	}
+	if v := r.GetMemoryLimitInBytes(); v != 0 {
+		to.Memory.Limit = api.Int64(v)
+	}
+	if v := r.GetMemorySwapLimitInBytes(); v != 0 {
+		to.Memory.Swap = api.Int64(v)
+	}
+	for _, limit := range r.GetHugepageLimits() {
+		to.HugepageLimits = append(to.HugepageLimits, &api.HugepageLimit{PageSize: limit.GetPageSize(), Limit: limit.GetLimit()})
+	}
+	return to
+}
+
+// toCRI turns resources of NRI into the CRI's. What the CRI cannot change in a
+// container that is there is left out, and said.
+func (p *Plugins) toCRI(id string, r *api.LinuxResources) *runtimeapi.LinuxContainerResources {
+	cpu, memory := r.GetCpu(), r.GetMemory()
+	to := &runtimeapi.LinuxContainerResources{
+		CpuShares: int64(cpu.GetShares().GetValue()), CpuQuota: cpu.GetQuota().GetValue(), CpuPeriod: int64(cpu.GetPeriod().GetValue()),
+		CpusetCpus: cpu.GetCpus(), CpusetMems: cpu.GetMems(),
+		MemoryLimitInBytes: memory.GetLimit().GetValue(), MemorySwapLimitInBytes: memory.GetSwap().GetValue(),
+		Unified: maps.Clone(r.GetUnified()),
+	}
+	for _, limit := range r.GetHugepageLimits() {
+		to.HugepageLimits = append(to.HugepageLimits, &runtimeapi.HugepageLimit{PageSize: limit.GetPageSize(), Limit: limit.GetLimit()})
+	}
+	if r.GetPids() != nil || r.GetBlockioClass() != nil || r.GetRdtClass() != nil || memory.GetReservation() != nil || memory.GetSwappiness() != nil ||
+		memory.GetDisableOomKiller() != nil || cpu.GetRealtimePeriod() != nil || cpu.GetRealtimeRuntime() != nil {
+		p.options.Logger.Warn("an NRI plugin wants to update what only a new container can get: pids, classes, reservation, swappiness, the OOM killer or realtime; this part is left out",
+			"container", id)
+	}
+	return to
+}
+
+// sortedByAge are the values of a map, the oldest first.
+func sortedByAge[T any](from map[string]T, age func(T) int64) []T {
+	return slices.SortedFunc(maps.Values(from), func(a, b T) int { return cmp.Compare(age(a), age(b)) })
 }

@@ -1,18 +1,389 @@
 package oci
 
-import "github.com/opencontainers/runtime-spec/specs-go"
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
 
 // sandboxMounts gives pause its own /proc, which setting sysctls needs, and
 // nothing else: an empty directory over /dev keeps the runtime from making
-// unused device nodes. Other runtimes than libcontainer do not start without
-// /dev/null.
+// unused device nodes.
 func sandboxMounts(s *Sandbox, spec *specs.Spec) error {
 	spec.Mounts = []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/dev", Type: "bind", Source: s.EmptyDir, Options: []string{"bind", "ro", "nosuid", "noexec", "nodev"}},
 	}
-	if s.OwnDevices {
-		spec.Mounts[1] = specs.Mount{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "mode=755", "size=64k"}}
+	return nil
+}
+
+type mount = runtimeapi.Mount
+
+// containerMounts: the kernel's filesystems, then all that is bound from the
+// host, shallow before deep, so that no mount hides another.
+func containerMounts(c *Container, spec *specs.Spec) error {
+	spec.Mounts = kernelFilesystems(c, spec.Mounts)
+	for _, m := range binds(c) {
+		bound, err := bind(c, m, spec)
+		if err != nil {
+			return fmt.Errorf("mount %s: %w", m.GetContainerPath(), err)
+		}
+		spec.Mounts = append(spec.Mounts, bound)
 	}
 	return nil
+}
+
+// binds are all mounts from the host. Of several in one place the last wins:
+// the container's own over the image's volumes and the pod's files.
+func binds(c *Container) []*mount {
+	var all []*mount
+	at := make(map[string]int)
+	for _, m := range slices.Concat(podFiles(c), volumeMounts(c), c.Config.GetMounts()) {
+		place := path.Clean(m.GetContainerPath())
+		if i, taken := at[place]; taken {
+			all[i] = m
+			continue
+		}
+		at[place] = len(all)
+		all = append(all, m)
+	}
+	slices.SortStableFunc(all, func(a, b *mount) int { return cmp.Compare(depth(a), depth(b)) })
+	return all
+}
+
+func depth(m *mount) int { return strings.Count(path.Clean(m.GetContainerPath()), "/") }
+
+func bind(c *Container, m *mount, spec *specs.Spec) (specs.Mount, error) {
+	source, err := bindSource(c, m)
+	if err != nil {
+		return specs.Mount{}, err
+	}
+	propagation, err := propagate(source, m.GetPropagation(), spec)
+	if err != nil {
+		return specs.Mount{}, err
+	}
+	return specs.Mount{
+		Destination: path.Clean(m.GetContainerPath()),
+		Type:        "bind",
+		Source:      source,
+		Options:     slices.Concat([]string{"rbind", propagation}, bindAccess(m), c.bindOptions(m)),
+		UIDMappings: linuxIDMappings(bindMappings(m.GetImage(), m.GetUidMappings())),
+		GIDMappings: linuxIDMappings(bindMappings(m.GetImage(), m.GetGidMappings())),
+	}, nil
+}
+
+// bindMappings: an image is mounted with the pod's mappings already.
+func bindMappings(image *runtimeapi.ImageSpec, mappings []*runtimeapi.IDMapping) []*runtimeapi.IDMapping {
+	if image != nil {
+		return nil
+	}
+	return mappings
+}
+
+// bindSource follows symbolic links on the host, as the CRI says (host_path).
+func bindSource(c *Container, m *mount) (string, error) {
+	source := c.ImageMounts[m.GetContainerPath()]
+	switch {
+	case m.GetImage() == nil && m.GetHostPath() == "":
+		return "", errors.New("it has no source on the host")
+	case m.GetImage() == nil:
+		return filepath.EvalSymlinks(m.GetHostPath())
+	case source == "":
+		return "", fmt.Errorf("image %s is not mounted on the host", m.GetImage().GetImage())
+	default:
+		return source, nil
+	}
+}
+
+// bindAccess: images are always mounted read-only. What may be written to needs
+// no option: with one, the runtime mounts it anew with these options alone, and
+// nosuid, nodev and noexec of the source would be lost.
+func bindAccess(m *mount) []string {
+	switch {
+	case m.GetRecursiveReadOnly():
+		return []string{"rro"}
+	case m.GetReadonly() || m.GetImage() != nil:
+		return []string{"ro"}
+	default:
+		return nil
+	}
+}
+
+// bindOptions hold for mounts below the source, too, where the kernel can do
+// that (mount_setattr(2)): a volume may have some.
+func (c *Container) bindOptions(m *mount) []string {
+	if !c.Machine.RecursiveReadOnly || c.Defaults.OwnSandbox {
+		return m.GetMountOptions()
+	}
+	var options []string
+	for _, option := range m.GetMountOptions() {
+		options = append(options, "r"+option)
+	}
+	return options
+}
+
+func linuxIDMappings(from []*runtimeapi.IDMapping) []specs.LinuxIDMapping {
+	var to []specs.LinuxIDMapping
+	for _, m := range from {
+		to = append(to, specs.LinuxIDMapping{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Size: m.GetLength()})
+	}
+	return to
+}
+
+// propagate is the mount option for a propagation (mount_namespaces(7)). What
+// is to come from the host needs a source in a peer group, and a container
+// whose root receives; what is to go there needs one that sends.
+func propagate(source string, mode runtimeapi.MountPropagation, spec *specs.Spec) (string, error) {
+	switch mode {
+	case runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER:
+		if err := wantPeers(source, "shared:", "master:"); err != nil {
+			return "", err
+		}
+		if spec.Linux.RootfsPropagation == "" {
+			spec.Linux.RootfsPropagation = "rslave"
+		}
+		return "rslave", nil
+	case runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL:
+		if err := wantPeers(source, "shared:"); err != nil {
+			return "", err
+		}
+		spec.Linux.RootfsPropagation = "rshared"
+		return "rshared", nil
+	default:
+		return "rprivate", nil
+	}
+}
+
+// wantPeers: the mount that holds the path has one of the marks of a peer group
+// (proc_pid_mountinfo(5), optional fields).
+func wantPeers(source string, marks ...string) error {
+	holder, err := mountOf(source)
+	if err != nil {
+		return err
+	}
+	for field := range strings.FieldsSeq(holder.Optional) {
+		for _, mark := range marks {
+			if strings.HasPrefix(field, mark) {
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("%s is on the mount %s, which is private and propagates nothing: run 'mount --make-rshared %s' on the node, or ask for no propagation",
+		source, holder.Mountpoint, holder.Mountpoint)
+}
+
+// mountOf is the mount that a path, without symbolic links, is on: of those
+// above it the deepest, and of several in one place the last, which is on top.
+func mountOf(source string) (*mountinfo.Info, error) {
+	above, err := mountinfo.GetMounts(mountinfo.ParentsFilter(source))
+	if err != nil {
+		return nil, fmt.Errorf("read the mount table: %w", err)
+	}
+	var deepest *mountinfo.Info
+	for _, m := range above {
+		if deepest == nil || len(m.Mountpoint) >= len(deepest.Mountpoint) {
+			deepest = m
+		}
+	}
+	if deepest == nil {
+		return nil, fmt.Errorf("%s is on no mount that can be seen from here", source)
+	}
+	return deepest, nil
+}
+
+// Volume is a volume that an image declares: a directory of the container's
+// own at HostPath, to be filled with what the image has at ContainerPath.
+type Volume struct{ ContainerPath, HostPath string }
+
+// ImageVolumes are the volumes of the container's image, without those that
+// the container mounts something on.
+func ImageVolumes(c *Container) []Volume {
+	var volumes []Volume
+	for i, declared := range slices.Sorted(slices.Values(c.Image.Volumes)) {
+		place := path.Join("/", declared)
+		if place != "/" && !mountsAt(c, place) {
+			volumes = append(volumes, Volume{ContainerPath: place, HostPath: filepath.Join(c.VolumesDir, strconv.Itoa(i))})
+		}
+	}
+	return volumes
+}
+
+func volumeMounts(c *Container) []*mount {
+	var mounts []*mount
+	for _, v := range ImageVolumes(c) {
+		mounts = append(mounts, &mount{ContainerPath: v.ContainerPath, HostPath: v.HostPath, SelinuxRelabel: true})
+	}
+	return mounts
+}
+
+// Source is where a mount of a container comes from.
+type Source struct{ ContainerPath, HostPath string }
+
+// Relabelled are the sources that are to get the SELinux label of the
+// container's files.
+func Relabelled(c *Container) ([]Source, error) {
+	var sources []Source
+	for _, m := range binds(c) {
+		if !m.GetSelinuxRelabel() || m.GetImage() != nil {
+			continue
+		}
+		source, err := bindSource(c, m)
+		if err != nil {
+			return nil, fmt.Errorf("the source of mount %s: %w", m.GetContainerPath(), err)
+		}
+		sources = append(sources, Source{ContainerPath: m.GetContainerPath(), HostPath: source})
+	}
+	return sources, nil
+}
+
+// containerHiddenPaths hides parts of /proc and /sys that show the node or change it.
+// The CRI does not distinguish an empty list from none, so an empty one is the default
+// one, as in containerd. The kubelet asks for no list at all where
+// procMount is Unmasked, which Kubernetes allows with a user namespace alone:
+// there two empty lists hide nothing. A privileged container sees all.
+func containerHiddenPaths(c *Container, spec *specs.Spec) error {
+	defaultMasked, defaultReadonly := hiddenByDefault(spec.Linux)
+	spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = nil, nil
+	if c.security().GetPrivileged() {
+		return nil
+	}
+	masked, readonly := c.security().GetMaskedPaths(), c.security().GetReadonlyPaths()
+	unmasked := c.security() != nil && len(masked)+len(readonly) == 0 && UserNamespace(c.Pod) != nil
+	if len(masked) == 0 && !unmasked {
+		masked = defaultMasked
+	}
+	if len(readonly) == 0 && !unmasked {
+		readonly = defaultReadonly
+	}
+	spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = masked, readonly
+	if !c.Machine.CgroupV2 && mountsHave(spec, cgroupRoot) {
+		// On version 1 it is a tmpfs with links and the hierarchies, which are
+		// read-only themselves.
+		spec.Linux.ReadonlyPaths = append(slices.Clone(readonly), cgroupRoot)
+	}
+	return nil
+}
+
+func mountsHave(spec *specs.Spec, place string) bool {
+	return slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == place && m.Type == "cgroup" })
+}
+
+// hiddenByDefault are the lists of the base spec, or those of the kubelet
+// (procMount: Default).
+func hiddenByDefault(base *specs.Linux) (masked, readonly []string) {
+	masked, readonly = base.MaskedPaths, base.ReadonlyPaths
+	if masked == nil {
+		masked = []string{
+			"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+			"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
+			"/sys/devices/virtual/powercap",
+		}
+	}
+	if readonly == nil {
+		readonly = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+	}
+	return masked, readonly
+}
+
+// kernelFilesystems are mounted in every container, as in Docker and
+// containerd; where the container mounts something itself, also above one of
+// them, that one is not mounted: a mount of the node's /dev means all of it.
+// Mounts of the base spec take the place of these.
+func kernelFilesystems(c *Container, base []specs.Mount) []specs.Mount {
+	access, cgroupAccess := "ro", "ro"
+	if c.security().GetPrivileged() {
+		access, cgroupAccess = "rw", "rw"
+	}
+	if c.Defaults.CgroupWritable && c.Machine.CgroupV2 {
+		cgroupAccess = "rw"
+	}
+	all := []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		c.sysfs(access),
+		{
+			Destination: "/dev/pts", Type: "devpts", Source: "devpts",
+			Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"},
+		},
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+		{
+			Destination: cgroupRoot, Type: "cgroup", Source: "cgroup",
+			Options: []string{"nosuid", "noexec", "nodev", "relatime", cgroupAccess},
+		},
+	}
+	for _, m := range base {
+		if c.keepsOwn(m, all) {
+			continue
+		}
+		all = slices.DeleteFunc(all, func(other specs.Mount) bool { return other.Destination == m.Destination })
+		all = append(all, m)
+	}
+	return slices.DeleteFunc(all, func(m specs.Mount) bool {
+		return slices.ContainsFunc(c.Config.GetMounts(), func(own *mount) bool { return isAtOrBelow(m.Destination, own.GetContainerPath()) })
+	})
+}
+
+// keepsOwn: a base spec that was made for most containers mounts these read-only,
+// where a privileged one writes to them, and in a way that a user namespace with the
+// network of the node cannot.
+func (c *Container) keepsOwn(m specs.Mount, own []specs.Mount) bool {
+	if m.Destination != "/sys" && m.Destination != cgroupRoot {
+		return false
+	}
+	return c.security().GetPrivileged() || slices.ContainsFunc(own, func(other specs.Mount) bool { return other.Destination == m.Destination && other.Type == "bind" })
+}
+
+// sysfs can only be mounted in a user namespace that owns the network namespace
+// (sysfs(5)): with the network of the node it is the node's, read-only.
+func (c *Container) sysfs(access string) specs.Mount {
+	if UserNamespace(c.Pod) == nil || !HostNetwork(c.Pod) {
+		return specs.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}}
+	}
+	readonly := "ro"
+	if c.Machine.RecursiveReadOnly {
+		readonly = "rro"
+	}
+	return specs.Mount{Destination: "/sys", Type: "bind", Source: "/sys", Options: []string{"rbind", "rslave", "nosuid", "noexec", "nodev", readonly}}
+}
+
+const cgroupRoot = "/sys/fs/cgroup"
+
+func isAtOrBelow(name, dir string) bool {
+	dir = path.Clean(dir)
+	return name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// podFiles are what the containers of a pod share, unless the container mounts
+// its own in the same place: the kubelet does so with /etc/hosts.
+func podFiles(c *Container) []*mount {
+	readonly := c.security().GetReadonlyRootfs()
+	files := []*mount{
+		{ContainerPath: "/etc/hosts", HostPath: c.Files.Hosts, Readonly: readonly, SelinuxRelabel: true},
+		{ContainerPath: "/etc/hostname", HostPath: c.Files.Hostname, Readonly: readonly, SelinuxRelabel: true},
+		{ContainerPath: "/etc/resolv.conf", HostPath: c.Files.ResolvConf, Readonly: readonly, SelinuxRelabel: true},
+		{
+			ContainerPath: "/dev/shm", HostPath: c.Files.Shm, SelinuxRelabel: c.Files.Shm != nodeShm,
+			MountOptions: []string{"nosuid", "nodev", "noexec"},
+		},
+	}
+	mountsDev := mountsAt(c, "/dev")
+	return slices.DeleteFunc(files, func(f *mount) bool {
+		return mountsAt(c, f.GetContainerPath()) || mountsDev && strings.HasPrefix(f.GetContainerPath(), "/dev/")
+	})
+}
+
+// nodeShm is shared with the processes of the node and keeps its label.
+const nodeShm = "/dev/shm"
+
+func mountsAt(c *Container, place string) bool {
+	return slices.ContainsFunc(c.Config.GetMounts(), func(m *mount) bool { return path.Clean(m.GetContainerPath()) == place })
 }

@@ -1,7 +1,10 @@
 package oci
 
 import (
+	"encoding/json"
 	"fmt"
+	"maps"
+	"path"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -17,8 +20,6 @@ type Sandbox struct {
 	Rootfs string
 	// EmptyDir is an empty directory that is mounted where there is nothing.
 	EmptyDir string
-	// OwnDevices: the runtime gets a /dev that it can fill.
-	OwnDevices bool
 	// NetNS and UserNS are the pinned namespaces to join, "" for the host's.
 	NetNS, UserNS string
 	// CgroupsPath is where the pause process is accounted (see CgroupsPath).
@@ -87,4 +88,146 @@ func UserNamespace(config *runtimeapi.PodSandboxConfig) *runtimeapi.UserNamespac
 
 func namespaceOptions(config *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
 	return config.GetLinux().GetSecurityContext().GetNamespaceOptions()
+}
+
+// sandboxNamespaces makes the namespaces that live and die with pause, and
+// joins those that were made before it. A pod in the node's network also lives
+// with the node's host name. With the pid mode CONTAINER each container gets a
+// pid namespace, and so does pause. The mappings of a user namespace that is
+// joined are the namespace's own: the runtime reads them there.
+func sandboxNamespaces(s *Sandbox, spec *specs.Spec) error {
+	options := namespaceOptions(s.Config)
+	spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.MountNamespace}}
+	add := func(kind specs.LinuxNamespaceType, path string) {
+		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: kind, Path: path})
+	}
+	if s.UserNS != "" {
+		add(specs.UserNamespace, s.UserNS)
+	}
+	if s.NetNS != "" {
+		add(specs.NetworkNamespace, s.NetNS)
+	}
+	if !HostNetwork(s.Config) {
+		add(specs.UTSNamespace, "")
+		spec.Hostname = s.Config.GetHostname()
+	}
+	if options.GetIpc() != runtimeapi.NamespaceMode_NODE {
+		add(specs.IPCNamespace, "")
+	}
+	if options.GetPid() != runtimeapi.NamespaceMode_NODE {
+		add(specs.PIDNamespace, "")
+	}
+	return nil
+}
+
+// containerNamespaces: a mount namespace of its own; the network, IPC, UTS and user
+// namespaces of the pod; the pid namespace that it asks for, which for the pod's is
+// the node's where the pod has that. On cgroup v2 a container sees its own cgroup as
+// the root, unless it is privileged.
+func containerNamespaces(c *Container, spec *specs.Spec) error {
+	spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.MountNamespace}}
+	pod, node := namespaceOptions(c.Pod), runtimeapi.NamespaceMode_NODE
+	pid := c.security().GetNamespaceOptions().GetPid()
+	for _, join := range []struct {
+		kind specs.LinuxNamespaceType
+		path string
+		want bool
+	}{
+		{specs.UserNamespace, c.Namespaces.User, UserNamespace(c.Pod) != nil},
+		{specs.NetworkNamespace, c.Namespaces.Net, pod.GetNetwork() != node},
+		{specs.UTSNamespace, c.Namespaces.UTS, pod.GetNetwork() != node},
+		{specs.IPCNamespace, c.Namespaces.IPC, pod.GetIpc() != node},
+		{specs.PIDNamespace, c.Namespaces.PID, pid == runtimeapi.NamespaceMode_POD && pod.GetPid() != node || pid == runtimeapi.NamespaceMode_TARGET},
+	} {
+		if !join.want {
+			continue
+		}
+		if join.path == "" {
+			return fmt.Errorf("no path of the %s namespace to join", join.kind)
+		}
+		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: join.kind, Path: join.path})
+	}
+	if pid == runtimeapi.NamespaceMode_CONTAINER {
+		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.PIDNamespace})
+	}
+	if c.Machine.CgroupV2 && !c.security().GetPrivileged() {
+		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.CgroupNamespace})
+	}
+	return nil
+}
+
+// Defaults are what the node's configuration gives to pods and containers that
+// do not say otherwise. Its zero value gives nothing.
+type Defaults struct {
+	// Rlimits are limits of a container's processes by resource; others are as
+	// in defaultRlimits.
+	Rlimits []specs.POSIXRlimit
+	// Env are variables, as NAME=VALUE; image and container have the last word.
+	Env []string
+	// Sysctls are kernel parameters of pods; those of namespaces that a pod
+	// shares with the node are left out.
+	Sysctls map[string]string
+	// DeviceOwnership gives the devices that a container asks for to its
+	// run_as_user and run_as_group.
+	DeviceOwnership bool
+	// CgroupWritable lets a container write to its own cgroup (version 2).
+	CgroupWritable bool
+	// PrivilegedWithoutHostDevices: a privileged container may use all devices,
+	// and has those that it asks for.
+	PrivilegedWithoutHostDevices bool
+	// OwnSandbox: the runtime makes a sandbox for each container, so it is not told that
+	// it has made one for the pod; and its file system knows no mounts below others.
+	OwnSandbox bool
+	// PodAnnotations and ContainerAnnotations are patterns (path.Match) of
+	// annotations that are passed on in the spec, where hooks find them.
+	PodAnnotations, ContainerAnnotations []string
+	// Base is what the spec of each container begins with, nil for an empty one.
+	Base *specs.Spec
+}
+
+// newSpec is the beginning of a container's spec: the base, without what is for
+// the container and the CRI to say.
+func (c *Container) newSpec() (*specs.Spec, error) {
+	spec := &specs.Spec{}
+	if base := c.Defaults.Base; base != nil {
+		encoded, err := json.Marshal(base)
+		if err == nil {
+			err = json.Unmarshal(encoded, spec)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("copy the base spec: %w", err)
+		}
+	}
+	if spec.Process == nil {
+		spec.Process = &specs.Process{}
+	}
+	if spec.Linux == nil {
+		spec.Linux = &specs.Linux{}
+	}
+	spec.Version = specs.Version
+	spec.Root = &specs.Root{Path: c.Rootfs, Readonly: c.security().GetReadonlyRootfs()}
+	spec.Hostname, spec.Domainname = "", ""
+	spec.Process.ApparmorProfile, spec.Process.SelinuxLabel = "", ""
+	spec.Linux.Seccomp, spec.Linux.MountLabel, spec.Linux.RootfsPropagation = nil, "", ""
+	spec.Linux.CgroupsPath = c.CgroupsPath
+	if spec.Annotations == nil {
+		spec.Annotations = make(map[string]string)
+	}
+	maps.Copy(spec.Annotations, matching(c.Pod.GetAnnotations(), c.Defaults.PodAnnotations))
+	maps.Copy(spec.Annotations, matching(c.Config.GetAnnotations(), c.Defaults.ContainerAnnotations))
+	maps.Copy(spec.Annotations, containerAnnotations(c))
+	return spec, nil
+}
+
+// matching are the annotations whose names match one of the patterns.
+func matching(annotations map[string]string, patterns []string) map[string]string {
+	matched := make(map[string]string)
+	for name, value := range annotations {
+		for _, pattern := range patterns {
+			if ok, err := path.Match(pattern, name); err == nil && ok {
+				matched[name] = value
+			}
+		}
+	}
+	return matched
 }

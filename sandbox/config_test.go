@@ -74,7 +74,7 @@ func checker(t *testing.T) *Store {
 		t.Fatal(err)
 	}
 	s := &Store{
-		options: Options{Group: func(_, id string) string { return id }, Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{UserNamespaces: true}), Machine: machine.Machine{UserNamespaces: true}, Node: identity, Logger: slog.New(slog.DiscardHandler)},
+		options: Options{Group: "node", Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{UserNamespaces: true}), Machine: machine.Machine{UserNamespaces: true}, Node: identity, Logger: slog.New(slog.DiscardHandler)},
 		bootID:  "now",
 		facts:   facts,
 		byID:    make(map[string]*Sandbox),

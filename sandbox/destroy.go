@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"time"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
-	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step"
 )
 
@@ -51,6 +49,9 @@ func (s *Store) findLocked(ctx context.Context, id string) (sb *Sandbox, unlock 
 func (s *Store) stop(ctx context.Context, sb *Sandbox) error {
 	if !sb.Facts().StoppedAt.IsZero() {
 		return nil
+	}
+	if err := s.options.Supervisors.Known(sb.Group()); err != nil {
+		return err
 	}
 	steps := s.begin(ctx, sb)
 	if s.containers != nil {
@@ -164,8 +165,9 @@ func (s *Store) teardown(steps *step.Sequence, sb *Sandbox, policy onFailedDetac
 	})
 	detached := steps.Do(stepDel, func(ctx context.Context) error { return s.detach(ctx, sb, policy) })
 	err := errors.Join(ended.Wait(), detached)
-	if detached == nil {
-		err = errors.Join(err, steps.Do(stepRemoveNetns, func(context.Context) error { return s.removeNetns(sb.ID) }))
+	// The network's journal needs the namespace if it still has to run DEL.
+	if detached == nil && !s.options.Networks.Attached(sb.ID) {
+		err = errors.Join(err, steps.Do(stepRemoveNetns, func(context.Context) error { return s.options.Netns.Remove(sb.ID) }))
 	}
 	return errors.Join(
 		err,
@@ -180,15 +182,6 @@ func (s *Store) noteEnd(sb *Sandbox) {
 		sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
 		s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 	}
-}
-
-// removeNetns leaves the namespace to the network's journal if that still has
-// to run DEL, which needs it.
-func (s *Store) removeNetns(id string) error {
-	if s.options.Networks.Attached(id) {
-		return nil
-	}
-	return s.options.Netns.Remove(id)
 }
 
 // killPause waits until pause has ended; the sandbox's lock is held.
@@ -207,7 +200,6 @@ func (s *Store) removeProcesses(sb *Sandbox) error {
 	return errors.Join(
 		s.deletePause(sb),
 		s.options.Hierarchies.Remove(cgroup.Path(sb.CgroupsPath), s.limits.Load().Kill),
-		state.RemoveAll(filepath.Join(s.runtimeRoot(), sb.ID)), // of before supervisors had pauses
 	)
 }
 

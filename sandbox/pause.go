@@ -13,9 +13,9 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/oci/pause"
@@ -34,6 +34,9 @@ func (s *Store) emptyDir() string     { return filepath.Join(s.options.Root, "pa
 func (s *Store) installPause() error {
 	if err := s.writePause(); err != nil {
 		return err
+	}
+	if err := unix.Access(s.pauseProgram(), unix.X_OK); err != nil {
+		return fmt.Errorf("root: %s cannot be executed, so no pod could run: is %s on a file system that is mounted noexec? %w", s.pauseProgram(), s.options.Root, err)
 	}
 	return s.options.Machine.RelabelForAll(filepath.Join(s.options.Root, "pause"))
 }
@@ -88,13 +91,12 @@ func needsInterfaces(sysctls map[string]string) bool {
 }
 
 // spec is the runtime-spec of this sandbox's pause process.
-func (c *creation) spec(by handler.Status) (*specs.Spec, error) {
+func (c *creation) spec() (*specs.Spec, error) {
 	sandbox := &oci.Sandbox{
 		ID:          c.ID,
 		Config:      c.config,
 		Rootfs:      c.owner.pauseRoot(),
 		EmptyDir:    c.owner.emptyDir(),
-		OwnDevices:  by.Shim,
 		CgroupsPath: c.CgroupsPath,
 		Machine:     c.owner.options.Machine,
 		Defaults:    c.owner.options.Defaults,
@@ -127,7 +129,7 @@ type pauseStarter struct {
 }
 
 // preparePause has the supervisor prepare pause.
-func (s *Store) preparePause(ctx context.Context, sb *Sandbox, by handler.Status, spec *specs.Spec) (*pauseStarter, error) {
+func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec) (*pauseStarter, error) {
 	config, err := json.Marshal(spec)
 	if err != nil {
 		return nil, err
@@ -140,10 +142,6 @@ func (s *Store) preparePause(ctx context.Context, sb *Sandbox, by handler.Status
 		return nil, err
 	}
 	request := &api.CreateRequest{Id: sb.ID, Bundle: s.Dir(sb.ID), Bare: true}
-	if by.Shim {
-		// A sandbox of such a runtime is what it makes of pause.
-		request.Runtime, request.Task = by.Program, true
-	}
 	made, err := supervisor.Create(ctx, request)
 	if err != nil {
 		return nil, errors.Join(err, s.deletePause(sb))

@@ -88,7 +88,7 @@ func preparing(t *testing.T) (*Store, *creation) {
 	return s, &creation{Sandbox: sb, owner: s}
 }
 
-// supervise gives the store supervisors of this program, one for each pod.
+// supervise gives the store a supervisor of this program.
 func (s *Store) supervise(t *testing.T, binary string) {
 	t.Helper()
 	set, err := client.NewSet(client.SetOptions{
@@ -99,7 +99,7 @@ func (s *Store) supervise(t *testing.T, binary string) {
 	}
 	t.Cleanup(set.Close)
 	s.options.Supervisors = set
-	s.options.Group = func(_, _ string) string { return "pod" } // short: sockets are below
+	s.options.Group = "pod" // short: sockets are below
 }
 
 // openDirectory is one that processes of other users can go through.

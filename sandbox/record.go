@@ -26,9 +26,9 @@ const (
 type Record struct {
 	ID             string `json:"id"`
 	RuntimeHandler string `json:"runtime_handler,omitempty"`
-	// Supervisor is the group of the supervisor of its processes; "" before
-	// there were groups, when each sandbox had one by its id.
-	Supervisor string `json:"supervisor,omitempty"`
+	// Supervisor is the group of the supervisor of its processes: the build that it
+	// was made with.
+	Supervisor string `json:"supervisor"`
 	// CreatedAt is in nanoseconds since 1970, and larger than that of every
 	// sandbox made before, whatever the clock does.
 	CreatedAt int64 `json:"created_at"`

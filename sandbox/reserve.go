@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/id"
@@ -23,7 +24,7 @@ func (s *Store) reserve(config *runtimeapi.PodSandboxConfig, handler string, tim
 	if err != nil {
 		return nil, false, err
 	}
-	record.Supervisor = s.options.Group(handler, record.ID)
+	record.Supervisor = s.options.Group
 	record.CgroupsPath = s.cgroupsPath(record.ID, config)
 	sb = newSandbox(record, config)
 	sb.timeline = timeline
@@ -65,6 +66,41 @@ func listSize(record Record, config *runtimeapi.PodSandboxConfig) int {
 		Id: record.ID, Metadata: config.GetMetadata(), CreatedAt: time.Now().UnixNano(), State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY,
 		RuntimeHandler: record.RuntimeHandler,
 	})
+}
+
+// wasAskedFor is nil if a request for the name of a sandbox asks for what that is, or is
+// about to be: whoever asks for another runtime, or for other namespaces, must not
+// take it for what it asked for.
+func (sb *Sandbox) wasAskedFor(config *runtimeapi.PodSandboxConfig, handler string) error {
+	what := ""
+	if handler != sb.RuntimeHandler {
+		what = fmt.Sprintf("runtime_handler: it has %q, and %q is asked for", sb.RuntimeHandler, handler)
+	} else if field := difference(sb.config.ProtoReflect(), config.ProtoReflect(), "config"); field != "" {
+		what = field + " differs"
+	}
+	if what == "" {
+		return nil
+	}
+	return fmt.Errorf("sandbox %s has this name and attempt, and was asked for otherwise: %s: remove it, or ask with a higher attempt: %w", sb.ID, what, errdefs.ErrAlreadyExists)
+}
+
+// difference is the path of the first field in which two messages differ, "" if none.
+func difference(a, b protoreflect.Message, path string) string {
+	fields := a.Descriptor().Fields()
+	for i := range fields.Len() {
+		field := fields.Get(i)
+		x, y, at := a.Get(field), b.Get(field), path+"."+string(field.Name())
+		if x.Equal(y) && a.Has(field) == b.Has(field) {
+			continue
+		}
+		if field.Message() == nil || field.IsList() || field.IsMap() {
+			return at
+		}
+		if inside := difference(x.Message(), y.Message(), at); inside != "" {
+			return inside
+		}
+	}
+	return ""
 }
 
 // await waits until the Run that makes the sandbox has ended, no longer than

@@ -184,6 +184,34 @@ func TestAwait(t *testing.T) {
 	}
 }
 
+// A request for a name that exists gets that sandbox only if it asks for the same.
+func TestNameThatExistsIsAskedForOtherwise(t *testing.T) {
+	config := func(change func(*runtimeapi.PodSandboxConfig)) *runtimeapi.PodSandboxConfig {
+		c := named("web", 0)
+		c.Linux = &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{}}
+		change(c)
+		return c
+	}
+	same := func(*runtimeapi.PodSandboxConfig) {}
+	sb := newSandbox(Record{ID: "a", RuntimeHandler: "kata"}, config(same))
+	if err := sb.wasAskedFor(config(same), "kata"); err != nil {
+		t.Errorf("the same request: %v", err)
+	}
+	for says, test := range map[string]struct {
+		handler string
+		change  func(*runtimeapi.PodSandboxConfig)
+	}{
+		`runtime_handler: it has "kata", and "" is asked for`:   {"", same},
+		"config.hostname differs":                               {"kata", func(c *runtimeapi.PodSandboxConfig) { c.Hostname = "other" }},
+		"config.labels differs":                                 {"kata", func(c *runtimeapi.PodSandboxConfig) { c.Labels = map[string]string{"a": "b"} }},
+		"config.linux.security_context.readonly_rootfs differs": {"kata", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.ReadonlyRootfs = true }},
+	} {
+		if err := sb.wasAskedFor(config(test.change), test.handler); !errdefs.IsAlreadyExists(err) || !strings.Contains(err.Error(), says) {
+			t.Errorf("got %v, want AlreadyExists that says %q", err, says)
+		}
+	}
+}
+
 func TestFind(t *testing.T) {
 	s := checker(t)
 	for _, id := range []string{"aa11", "aa22", "bb33", "bb"} {

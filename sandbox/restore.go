@@ -68,13 +68,7 @@ func (s *Store) openFiles() (err error) {
 // makeDirectories makes those that all sandboxes share, so that none of them
 // leaves a directory behind.
 func (s *Store) makeDirectories() error {
-	for _, dir := range []string{s.Dir(""), s.runtimeRoot()} {
-		// Processes of user namespaces have to get through.
-		if err := os.MkdirAll(dir, 0o711); err != nil {
-			return err
-		}
-	}
-	return nil
+	return os.MkdirAll(s.Dir(""), 0o711) // processes of user namespaces have to get through
 }
 
 // readBootMarker finds out whether the machine has booted since the last

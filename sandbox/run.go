@@ -5,14 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
-	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/namespace"
@@ -21,7 +19,7 @@ import (
 )
 
 // Run makes the sandbox of a pod and returns its id. A second call for the
-// same pod and attempt waits for the first and gets the same id. The context
+// same pod and attempt that asks for the same waits for the first and gets the same id. The context
 // limits the waiting, not the work.
 func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
 	timeline := step.NewTimeline(nil)
@@ -44,6 +42,8 @@ func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, ha
 	}
 	if mine {
 		s.work.Go(func() { s.create(ctx, sb) })
+	} else if err := sb.wasAskedFor(config, handler); err != nil {
+		return "", err
 	}
 	return sb.await(ctx)
 }
@@ -74,8 +74,7 @@ func (s *Store) create(ctx context.Context, sb *Sandbox) {
 	}
 	defer sb.lock.Unlock()
 
-	c := &creation{Sandbox: sb, owner: s, steps: s.begin(ctx, sb), plugin: make(chan struct{})}
-	c.pluginRuns = sync.OnceFunc(func() { close(c.plugin) })
+	c := &creation{Sandbox: sb, owner: s, steps: s.begin(ctx, sb)}
 	c.run()
 	if c.steps.Err() == nil {
 		sb.listed.Store(true)
@@ -101,10 +100,6 @@ type creation struct {
 	starter *pauseStarter
 	labels  oci.SELinux
 	holder  holder
-	// plugin is closed, by pluginRuns, when the first plugin of ADD runs, or when
-	// none will.
-	plugin     chan struct{}
-	pluginRuns func()
 }
 
 // run goes through the steps from record to start.
@@ -130,10 +125,9 @@ func (c *creation) run() {
 		steps.Step(stepAddresses, c.checkAddresses)
 		steps.Step(stepPrepare, c.preparePause)
 	} else {
-		prepared := c.prepareBesideAdd()
+		prepared := steps.Async(stepPrepare, c.preparePause)
 		steps.Join(synced)
 		steps.Step(stepAdd, c.attach)
-		c.pluginRuns() // or none will
 		steps.Step(stepAddresses, c.checkAddresses)
 		steps.Join(prepared)
 	}
@@ -220,7 +214,7 @@ func (c *creation) loopbackUp(context.Context) error {
 }
 
 func (c *creation) attach(ctx context.Context) error {
-	result, err := c.owner.options.Networks.Attach(ctx, c.ID, c.owner.options.Netns.Path(c.ID), c.pluginRuns)
+	result, err := c.owner.options.Networks.Attach(ctx, c.ID, c.owner.options.Netns.Path(c.ID))
 	if err != nil {
 		return err
 	}
@@ -239,36 +233,18 @@ func (c *creation) checkAddresses(context.Context) error {
 	return nil
 }
 
-// prepareBesideAdd prepares pause while ADD runs. With a user namespace it begins
-// when the first plugin runs: libcontainer makes such a pause and moves it into
-// cgroups, which waits for a lock of the kernel (cgroup.WarmLock) and for so long
-// keeps every other process from entering a cgroup, as each plugin has to. Other
-// pauses move themselves, without that lock (shim/runtime/launchlist.go).
-func (c *creation) prepareBesideAdd() *step.Async {
-	if oci.UserNamespace(c.config) == nil {
-		return c.steps.Async(stepPrepare, c.preparePause)
-	}
-	return c.steps.AsyncAfter(c.plugin, stepPrepare, func(ctx context.Context) error {
-		c.owner.work.Go(cgroup.WarmLock)
-		return c.preparePause(ctx)
-	})
-}
-
-// preparePause has pause started up to the exec barrier, by the runtime of the pod's
-// handler.
+// preparePause has pause started up to the exec barrier.
 func (c *creation) preparePause(ctx context.Context) error {
-	var by handler.Status // of the type builtin
-	var err error
 	if c.RuntimeHandler != "" {
-		if by, err = c.owner.options.Handlers.Find(ctx, c.RuntimeHandler); err != nil {
+		if _, err := c.owner.options.Handlers.Find(ctx, c.RuntimeHandler); err != nil {
 			return err
 		}
 	}
-	spec, err := c.spec(by)
+	spec, err := c.spec()
 	if err != nil {
 		return err
 	}
-	c.starter, err = c.owner.preparePause(ctx, c.Sandbox, by, spec)
+	c.starter, err = c.owner.preparePause(ctx, c.Sandbox, spec)
 	return err
 }
 

@@ -64,12 +64,7 @@ func (sb *Sandbox) acquire(ctx context.Context) (unlock func(), err error) {
 }
 
 // Group is that of the sandbox's supervisor.
-func (sb *Sandbox) Group() string {
-	if sb.Supervisor == "" {
-		return sb.ID
-	}
-	return sb.Supervisor
-}
+func (sb *Sandbox) Group() string { return sb.Supervisor }
 
 func (sb *Sandbox) hostNetwork() bool { return oci.HostNetwork(sb.config) }
 

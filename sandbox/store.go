@@ -38,10 +38,9 @@ type Options struct {
 	// Node is whose sandboxes they are: the name of every cgroup and namespace
 	// file made here begins with its mark.
 	Node *node.Node
-	// Supervisors start pause; Group says which one is a sandbox's, by its
-	// runtime handler and its id.
+	// Supervisors start pause; Group is the one of new sandboxes.
 	Supervisors *client.Set
-	Group       func(handler, id string) string
+	Group       string
 	// Handlers are the runtime handlers.
 	Handlers *handler.Set
 	// SystemdCgroup chooses the cgroup driver; CgroupParent is for pods that
@@ -143,6 +142,16 @@ func (s *Store) List() []*Sandbox {
 	return s.all(func(sb *Sandbox) bool { return sb.listed.Load() })
 }
 
+// OlderSupervisors are those of other builds than this, which serve until their last pod
+// has ended.
+func (s *Store) OlderSupervisors() ([]client.Supervisor, error) {
+	pods := make(map[string]int)
+	for _, sb := range s.all(func(*Sandbox) bool { return true }) {
+		pods[sb.Group()]++
+	}
+	return s.options.Supervisors.Older(pods)
+}
+
 // Building returns the sandboxes that Run is working on, or that are being
 // destroyed after it failed.
 func (s *Store) Building() []*Sandbox {
@@ -220,11 +229,8 @@ var errShutdown = fmt.Errorf("minicri is shutting down: %w", errdefs.ErrUnavaila
 // Dir is the volatile directory of a sandbox.
 func (s *Store) Dir(id string) string { return filepath.Join(sandboxesDir(s.options.State), id) }
 
-func (s *Store) runtimeRoot() string { return runtimeDir(s.options.State) }
-
-// The directories below the volatile one that have something for each sandbox.
+// sandboxesDir is below the volatile directory and has something for each sandbox.
 func sandboxesDir(state string) string { return filepath.Join(state, "sandboxes") }
-func runtimeDir(state string) string   { return filepath.Join(state, "libcontainer") }
 
 // SetContainers sets the containers that run in the sandboxes. Call it once,
 // before Stop and Remove.

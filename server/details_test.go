@@ -16,10 +16,10 @@ import (
 
 // What the message says for people the details say for programs.
 func TestErrorsHaveFields(t *testing.T) {
-	plugin := &network.PluginError{Network: "net", Plugin: "host-local", Caller: "bridge", Verb: "ADD", Code: 11, Message: "no address", Stderr: "last words", Advice: "remove pods"}
+	plugin := &network.PluginError{Network: "net", Plugin: "host-local", Verb: "ADD", Code: 11, Message: "no address", Stderr: "last words", Advice: "remove pods"}
 	err := grpcError(fmt.Errorf("run sandbox x: %w", &step.Error{Step: "pod/cni add", Err: fmt.Errorf("CNI ADD: %w", plugin)}))
 	answer := status.Convert(err)
-	if want := "run sandbox x: cni add: CNI ADD: plugin host-local (called by bridge): no address (CNI error code 11): remove pods"; answer.Message() != want || answer.Code() != codes.Unknown {
+	if want := "run sandbox x: cni add: CNI ADD: plugin host-local: no address (CNI error code 11): remove pods"; answer.Message() != want || answer.Code() != codes.Unknown {
 		t.Errorf("%v %q", answer.Code(), answer.Message())
 	}
 	if len(answer.Details()) != 2 {
@@ -27,7 +27,7 @@ func TestErrorsHaveFields(t *testing.T) {
 	}
 	info := answer.Details()[0].(*errdetails.ErrorInfo)
 	for key, want := range map[string]string{
-		"step": "pod/cni add", "network": "net", "plugin": "host-local", "caller": "bridge", "verb": "ADD", "cni_code": "11", "cni_message": "no address", "advice": "remove pods",
+		"step": "pod/cni add", "network": "net", "plugin": "host-local", "verb": "ADD", "cni_code": "11", "cni_message": "no address", "advice": "remove pods",
 	} {
 		if got := info.GetMetadata()[key]; got != want {
 			t.Errorf("%s is %q, want %q", key, got, want)

@@ -69,7 +69,7 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 		t.Fatal(err)
 	}
 	t.Cleanup(options.Supervisors.Close)
-	options.Group = func(string, string) string { return client.NodeGroup }
+	options.Group = "node"
 	if runtime.Sandboxes, err = sandbox.Open(t.Context(), options); err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +186,7 @@ func namespaces(t *testing.T, mark string) *namespace.Dir {
 func networks(t *testing.T, options sandbox.Options) *network.CNI {
 	t.Helper()
 	opened, err := network.Open(t.Context(), network.Options{
-		ConfDir: t.TempDir(), Root: options.Root, State: options.State, Namespaces: options.Netns,
+		ConfDir: t.TempDir(), Root: options.Root, Namespaces: options.Netns,
 		CgroupParent: fmt.Sprintf("/minicri-unit-server-%d", os.Getpid()), Mark: "minicri-cni-",
 		Limits: network.Limits{Status: time.Minute, StatusPeriod: time.Second, Reload: time.Second},
 		Logger: options.Logger,

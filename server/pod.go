@@ -3,9 +3,19 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"slices"
+	"strconv"
+	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/sandbox"
 )
 
@@ -153,4 +163,84 @@ func (r *Runtime) pods(filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSan
 		})
 	}
 	return pods
+}
+
+// podAndContainers is the status of a pod and of its containers at one moment,
+// and a time, in nanoseconds since 1970, that is not after it.
+func (r *Runtime) podAndContainers(sb *sandbox.Sandbox) (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus, int64) {
+	at := time.Now().UnixNano()
+	pod, containers := r.snapshot(sb)
+	return pod, containers, at
+}
+
+// snapshot returns the statuses of a pod and its containers at one moment,
+// without a lock: facts are replaced and never changed, so if the same ones are
+// there before and after, nothing has changed in between.
+func (r *Runtime) snapshot(sb *sandbox.Sandbox) (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus) {
+	for {
+		before := r.factsOf(sb)
+		pod := r.podStatus(sb)
+		containers := []*runtimeapi.ContainerStatus{}
+		for _, c := range r.Containers.ListPod(sb.ID) {
+			containers = append(containers, containerStatus(c))
+		}
+		if slices.Equal(before, r.factsOf(sb)) {
+			return pod, containers
+		}
+	}
+}
+
+// factsOf identifies the state of a pod: its facts, its containers, theirs.
+func (r *Runtime) factsOf(sb *sandbox.Sandbox) []any {
+	facts := []any{sb.Facts()}
+	for _, c := range r.Containers.ListPod(sb.ID) {
+		facts = append(facts, c, c.Facts())
+	}
+	return facts
+}
+
+// errorDomain is the domain of our errdetails.ErrorInfo.
+const errorDomain = "minicri"
+
+// withDetails is a status error that says in fields, for programs, what its
+// message says for people: ErrorInfo has the step ("pod/cni add") and, where a
+// CNI plugin is to blame, network, plugin, caller, verb, code, message and
+// advice; DebugInfo has the end of the plugin's stderr.
+func withDetails(code codes.Code, text string, err error) error {
+	plain := status.New(code, text)
+	info := &errdetails.ErrorInfo{Domain: errorDomain, Reason: "STEP_FAILED", Metadata: make(map[string]string)}
+	var failed *step.Error
+	if errors.As(err, &failed) {
+		info.Metadata["step"] = string(failed.Step)
+	}
+	details := []protoadapt.MessageV1{}
+	var plugin *network.PluginError
+	if errors.As(err, &plugin) {
+		info.Reason = "CNI_PLUGIN_FAILED"
+		describePlugin(info.Metadata, plugin)
+		if plugin.Stderr != "" {
+			details = append(details, &errdetails.DebugInfo{Detail: plugin.Stderr})
+		}
+	}
+	if len(info.Metadata) == 0 {
+		return plain.Err()
+	}
+	detailed, err := plain.WithDetails(append([]protoadapt.MessageV1{info}, details...)...)
+	if err != nil {
+		return plain.Err()
+	}
+	return detailed.Err()
+}
+
+func describePlugin(to map[string]string, e *network.PluginError) {
+	for key, value := range map[string]string{
+		"network": e.Network, "plugin": e.Plugin, "verb": e.Verb, "cni_message": e.Message, "advice": e.Advice,
+	} {
+		if value != "" {
+			to[key] = value
+		}
+	}
+	if e.Code != 0 {
+		to["cni_code"] = strconv.FormatUint(uint64(e.Code), 10)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -48,6 +49,7 @@ func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest)
 		},
 	}
 	response.Status.Conditions = append(response.Status.Conditions, r.selinuxConditions()...)
+	response.Status.Conditions = append(response.Status.Conditions, r.buildConditions()...)
 	if !request.GetVerbose() {
 		return response, nil
 	}
@@ -111,6 +113,27 @@ func (r *Runtime) selinuxConditions() []*runtimeapi.RuntimeCondition {
 	return []*runtimeapi.RuntimeCondition{{Type: containerSELinuxReady, Reason: "NoContainerPolicy", Message: problem}}
 }
 
+// olderBuildsServed is a condition of our own: it is there, and false, while pods are of
+// a build that this daemon cannot serve.
+const olderBuildsServed = "OlderBuildsServed"
+
+func (r *Runtime) buildConditions() []*runtimeapi.RuntimeCondition {
+	older, err := r.Sandboxes.OlderSupervisors()
+	var problems []string
+	if err != nil {
+		problems = append(problems, err.Error())
+	}
+	for _, one := range older {
+		if one.Problem != "" && one.Pods > 0 {
+			problems = append(problems, fmt.Sprintf("%d pods: %s", one.Pods, one.Problem))
+		}
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return []*runtimeapi.RuntimeCondition{{Type: olderBuildsServed, Reason: "UnknownBuild", Message: strings.Join(problems, "; ")}}
+}
+
 // handlerFeatures lists "", which is the default handler, and the named ones. What
 // their features say is about containers.
 func handlerFeatures(all []handler.Status) []*runtimeapi.RuntimeHandler {
@@ -143,11 +166,14 @@ func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[
 		"quarantinedRecords": slices.Concat(r.Sandboxes.Quarantined(), r.Containers.Quarantined(), r.Networks.Quarantined()),
 	}
 	if r.Plugins.Enabled() {
-		connected := r.Plugins.Connected(ctx)
+		connected := r.Plugins.Connected()
 		info["nriPlugins"], info["nriProblems"] = connected, texts(r.Plugins.Problems(connected))
 	}
 	if configuration, err := r.Networks.Configuration(); err == nil {
 		info["cniconfig"] = describeNetwork(configuration)
+	}
+	if older, err := r.Sandboxes.OlderSupervisors(); err == nil {
+		info["olderSupervisors"] = older
 	}
 	// The status is an answer without them, too.
 	if keys, err := r.Containers.SnapshotsWithoutContainer(ctx); err == nil {

@@ -1,20 +1,38 @@
+// Package server is the CRI surface of minicri: one file for each noun of the
+// API. A method checks what is about the form of the request, calls the
+// package that does the work, and turns the result into the API's messages.
+// Nothing here mounts, starts a process or writes a file. The only state are the
+// subscriptions to events (events.go) and the calls under way, each under
+// a lock of its own.
+//
+// Errors of the domain are turned into gRPC codes in one place, by the
+// interceptors, with one table. Lists are streamed in pieces
+// that are cut by size (list.go).
 package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
+	"path"
 	"runtime/debug"
+	"slices"
+	"sync"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpcstats "google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/errtext"
 	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/network"
@@ -142,4 +160,145 @@ func (c calls) measure(method string, began time.Time, err error) {
 	if c.observe != nil {
 		c.observe(method, status.Code(err).String(), time.Since(began))
 	}
+}
+
+// work counts the calls under way that change something.
+type work struct {
+	mu    sync.Mutex
+	count int
+	// idle is closed when the last one ends; nil before drain.
+	idle chan struct{}
+}
+
+// changing are the calls that are waited for when the daemon ends. All others
+// only read, and are answered to the end.
+var changing = []string{
+	"RunPodSandbox", "StopPodSandbox", "RemovePodSandbox", "UpdatePodSandboxResources",
+	"CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "UpdateContainerResources",
+	"ReopenContainerLog", "ExecSync", "CheckpointContainer", "CheckpointPod", "RestorePod", "UpdateRuntimeConfig",
+	"PullImage", "RemoveImage", "Import", "Pull", "Tag", "Untag",
+}
+
+var errDraining = fmt.Errorf("minicri is shutting down, ask the next daemon: %w", errdefs.ErrUnavailable)
+
+// enter counts a call in, and refuses it when the daemon is about to end.
+func (w *work) enter(method string) (leave func(), err error) {
+	if !slices.Contains(changing, path.Base(method)) {
+		return func() {}, nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.idle != nil {
+		return nil, errDraining
+	}
+	w.count++
+	return w.leave, nil
+}
+
+func (w *work) leave() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.count--
+	if w.count == 0 && w.idle != nil {
+		close(w.idle)
+	}
+}
+
+// Drain refuses the calls that change something from now on, with
+// errdefs.ErrUnavailable, and waits for those under way, no longer than the
+// context. The others are still answered. It is called once.
+func (r *Runtime) Drain(ctx context.Context) error {
+	w := &r.work
+	w.mu.Lock()
+	w.idle = make(chan struct{})
+	if w.count == 0 {
+		close(w.idle)
+	}
+	w.mu.Unlock()
+	select {
+	case <-w.idle:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// grpcError gives an error of the domain its gRPC code. This is the only such
+// table; an error that already has a code keeps it.
+func grpcError(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	if name := kubeletName(err); name != "" {
+		return withDetails(codes.Unknown, name+": "+errtext.Of(err)+advice(err), err)
+	}
+	return withDetails(codeOf(err), errtext.Of(err), err)
+}
+
+// kubeletName is the text by which the kubelet recognizes an error and shows it as a
+// pod's reason. It looks for it at the beginning of the message, and only in
+// errors of the code Unknown (pkg/kubelet/cri/remote, pkg/kubelet/images).
+func kubeletName(err error) string {
+	switch {
+	case errors.Is(err, image.ErrVerification):
+		return crierrors.ErrSignatureValidationFailed.Error()
+	case errors.Is(err, image.ErrRegistryUnavailable):
+		return crierrors.ErrRegistryUnavailable.Error()
+	case errors.Is(err, container.ErrImageVolume):
+		return crierrors.ErrImageVolumeMountFailed.Error()
+	}
+	return ""
+}
+
+// advice says what to do about an error whose cause is not this node.
+func advice(err error) string {
+	if errors.Is(err, image.ErrRegistryUnavailable) {
+		return "; see whether the registry answers from this node, or name a mirror of it in hosts.toml (images.certs_dirs)"
+	}
+	return ""
+}
+
+func codeOf(err error) codes.Code {
+	for _, row := range []struct {
+		is   func(error) bool
+		code codes.Code
+	}{
+		{errdefs.IsInvalidArgument, codes.InvalidArgument},
+		{errdefs.IsDataLoss, codes.DataLoss}, // containerd's content store adds "failed precondition" to it
+		{errdefs.IsNotFound, codes.NotFound},
+		{errdefs.IsAlreadyExists, codes.AlreadyExists},
+		{errdefs.IsFailedPrecondition, codes.FailedPrecondition},
+		{errdefs.IsNotImplemented, codes.Unimplemented},
+		{errdefs.IsUnauthorized, codes.Unauthenticated},
+		{errdefs.IsPermissionDenied, codes.PermissionDenied},
+		{errdefs.IsResourceExhausted, codes.ResourceExhausted},
+		{func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }, codes.DeadlineExceeded},
+		{func(err error) bool { return errors.Is(err, context.Canceled) }, codes.Canceled},
+		{errdefs.IsUnavailable, codes.Unavailable},
+	} {
+		if row.is(err) {
+			return row.code
+		}
+	}
+	return codes.Unknown
+}
+
+// ListMetricDescriptors names the metrics that ListPodSandboxMetrics gives.
+func (r *Runtime) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
+	return &runtimeapi.ListMetricDescriptorsResponse{Descriptors: stats.Descriptors()}, nil
+}
+
+// ListPodSandboxMetrics measures the pods that are ready, and their containers.
+func (r *Runtime) ListPodSandboxMetrics(ctx context.Context, _ *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
+	return &runtimeapi.ListPodSandboxMetricsResponse{PodMetrics: r.Stats.Metrics(ctx, r.measurablePods(nil))}, nil
+}
+
+// StreamPodSandboxMetrics sends the same list in pieces.
+func (r *Runtime) StreamPodSandboxMetrics(_ *runtimeapi.StreamPodSandboxMetricsRequest, stream runtimeapi.RuntimeService_StreamPodSandboxMetricsServer) error {
+	return sendPieces(r.Stats.Metrics(stream.Context(), r.measurablePods(nil)), func(piece []*runtimeapi.PodSandboxMetrics) error {
+		return stream.Send(&runtimeapi.StreamPodSandboxMetricsResponse{PodSandboxMetrics: piece})
+	})
 }

@@ -176,7 +176,7 @@ func start(t *testing.T, h hierarchies, path, task string) {
 }
 
 func waitEmpty(t testing.TB, h hierarchies, path string) {
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for _, directory := range h.own(path) {
 		for {
 			if left, err := os.ReadFile(directory + "/cgroup.procs"); err != nil || len(left) == 0 {

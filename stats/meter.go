@@ -1,8 +1,33 @@
+// Package stats measures pods and containers: cpu, memory, swap, processes and
+// pressure from the kernel's cgroup files, network counters by netlink, and
+// the writable layers by the image store.
+//
+// It owns no container and no pod: the caller says what is to be measured, and
+// where. What it keeps is the last sample of each cgroup's cpu, from
+// which a rate follows, and the last measurement of each writable layer
+// (layer.go). Both are forgotten when they were not asked for in a while.
+//
+// The cgroup files are read directly, into one buffer, with as few system calls
+// as there can be: a node measures all its containers every few seconds. On
+// version 1 (cgroups(7)) a container is four files in three hierarchies, on
+// version 2 up to ten in one; a controller that is not there leaves its part of
+// the answer empty, and so does a file that cannot be read. On a hybrid machine
+// pressure is read from the unified hierarchy, if the container has a cgroup there.
+//
+// # Locks
+//
+// rates.mu and layers.mu guard a map each and are never held while anything is
+// read. Walking a writable layer may take long, on a dead disk without end: it is
+// done in a goroutine of its own, one for each container and a few at once; a
+// call waits no longer than layerWait for all of them together, or aloneWait for a
+// single container or pod. Close ends the waiting and the walks.
 package stats
 
 import (
 	"context"
 	"log/slog"
+	"sync"
+	"time"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -175,4 +200,114 @@ func (m *Meter) network(p Pod) *runtimeapi.NetworkUsage {
 		m.logger.Warn("a pod's network is left out of the stats", "sandbox", p.ID, "err", err)
 	}
 	return used
+}
+
+// shortestWindow is the least time that a rate is taken over. Who asks again
+// sooner gets the same rate: two that ask in turn must not leave each other
+// with the few milliseconds between them.
+const shortestWindow = time.Second
+
+// sampleAge is how long a sample without a request is kept. It is far above
+// the periods in which a node is asked for all its stats.
+const sampleAge = 5 * time.Minute
+
+// rates keeps one sample for each cgroup.
+type rates struct {
+	mu      sync.Mutex // guards samples and pruned
+	samples map[string]sample
+	pruned  time.Time
+}
+
+// sample is the cpu time at a moment, and the rate over the window that ended
+// there, 0 and unknown if it was the first.
+type sample struct {
+	cpu
+	nanoCores uint64
+	known     bool
+}
+
+func newRates() *rates { return &rates{samples: make(map[string]sample)} }
+
+// rate is how many nanoseconds of cpu time the cgroup uses each second, since
+// the sample before; unknown if this is the first one.
+func (r *rates) rate(path string, now cpu) (nanoCores uint64, known bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.prune(now.at)
+	last, found := r.samples[path]
+	window := now.at.Sub(last.at)
+	if found && window < shortestWindow {
+		return last.nanoCores, last.known
+	}
+	next := sample{cpu: now}
+	// A cgroup that was made again under its old name counts from zero.
+	if found && now.total >= last.total {
+		next.nanoCores, next.known = perSecond(now.total-last.total, window), true
+	}
+	r.samples[path] = next
+	return next.nanoCores, next.known
+}
+
+func perSecond(used, window time.Duration) uint64 {
+	return uint64(float64(used) / window.Seconds())
+}
+
+// prune forgets the samples of cgroups that have gone; mu is held.
+func (r *rates) prune(now time.Time) {
+	if now.Sub(r.pruned) < sampleAge {
+		return
+	}
+	r.pruned = now
+	for path, last := range r.samples {
+		if now.Sub(last.at) >= sampleAge {
+			delete(r.samples, path)
+		}
+	}
+}
+
+// readSum adds up cgroups. Those that are gone add nothing; errdefs.ErrNotFound
+// if all are. A sum of several has no pressure, which cannot be added, and no
+// limit: each part has one of its own.
+func readSum(h hierarchies, paths []string, r *reader) (*usage, error) {
+	var sum *usage
+	var gone error
+	for _, path := range paths {
+		part, err := readUsage(h, path, r)
+		switch {
+		case errdefs.IsNotFound(err):
+			gone = err
+		case err != nil:
+			return nil, err
+		case sum == nil:
+			sum = part
+		default:
+			sum.add(part)
+		}
+	}
+	if sum == nil {
+		return nil, gone
+	}
+	return sum, nil
+}
+
+func (u *usage) add(other *usage) {
+	u.cpuPressure, u.memoryPressure, u.ioPressure = nil, nil, nil
+	if u.cpu != nil && other.cpu != nil {
+		u.cpu.total += other.cpu.total
+	}
+	if u.memory != nil && other.memory != nil {
+		u.memory.add(other.memory)
+	}
+	if u.processes != nil && other.processes != nil {
+		u.processes.count += other.processes.count
+	}
+}
+
+func (m *memory) add(other *memory) {
+	m.limit = unlimited
+	m.usage += other.usage
+	m.inactiveFile += other.inactiveFile
+	m.anon += other.anon
+	m.faults += other.faults
+	m.major += other.major
 }

@@ -44,7 +44,7 @@ func addPair(t *testing.T, path string) {
 		t.Fatal(err)
 	}
 	defer func() { _ = namespace.Close() }()
-	handle, err := netlink.NewHandleAt(namespace)
+	handle, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
 	if err != nil {
 		t.Fatal(err)
 	}

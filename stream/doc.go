@@ -9,7 +9,7 @@
 //	                        '-------> (nothing)
 //
 // The CRI call checks the request and answers with a URL, whose token stands
-// for the request (requests.go): random, good for one use and one minute, and
+// for the request (server.go): random, good for one use and one minute, and
 // never logged. The HTTP request becomes a session (session.go), which lasts as
 // long as the client's connection (conn.go). All that is done for a session is
 // under its context and counted in its work, and has ended when the session
@@ -22,9 +22,9 @@
 //
 //	               SPDY/3.1                     WebSocket
 //	exec, attach   v4, v3, v2, channel.k8s.io   v5 to v1 of channel.k8s.io and of base64.channel.k8s.io, or none
-//	               (commandspdy.go)             (commandwebsocket.go)
+//	               (command.go)                 (command.go)
 //	port-forward   portforward.k8s.io           SPDY/3.1+portforward.k8s.io: the same, tunnelled
-//	               (forwardspdy.go)             v4.channel.k8s.io: a connection for each port (forwardwebsocket.go)
+//	               (forward.go)                 v4.channel.k8s.io: a connection for each port (forward.go)
 //
 // Before v4 a client of exec gets a failure as text, and nothing for success.
 // The API server of a cluster translates what kubectl tunnels, and speaks SPDY
@@ -40,13 +40,13 @@
 //
 // A session holds its buffers, some hundred KiB, whatever its client sends and
 // however slowly it reads: input is passed on in pieces as it arrives
-// (stream/spdy, channels.go), and what a pod writes is read when the client has
+// (stream/spdy, session.go), and what a pod writes is read when the client has
 // taken the piece before. At most maxForwards connections are forwarded at once.
 // A pod that takes nothing while its client sends more holds up the other
 // connections of the session for stallTime at most (forwardpod.go).
 //
 // A connection without a token is one of maxStrangers, of which the oldest makes
-// room, and has seconds to send its request (limit.go). All sessions together
+// room, and has seconds to send its request (conn.go). All sessions together
 // have half of the daemon's descriptors. When there are max_open sessions, one
 // that has been silent for a minute makes room for another.
 //

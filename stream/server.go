@@ -2,14 +2,24 @@ package stream
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/big"
 	"net"
 	"net/http"
 	"net/url"
+	"sync"
 	"time"
+
+	"github.com/containerd/errdefs"
+	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/sandbox"
@@ -166,4 +176,198 @@ func (s *Server) Open() int {
 	s.requests.mu.Lock()
 	defer s.requests.mu.Unlock()
 	return len(s.requests.open)
+}
+
+const (
+	// tokenLife is how long a client may take to come.
+	tokenLife = time.Minute
+	// idleGrace is how long a session has to be silent before it makes room for
+	// another one, when there are too many.
+	idleGrace = time.Minute
+)
+
+// The kinds of requests, which are also in their URLs.
+const (
+	kindExec        = "exec"
+	kindAttach      = "attach"
+	kindPortForward = "portforward"
+)
+
+// request is what a URL stands for.
+type request struct {
+	kind string
+	// target is the id of a container, or of a sandbox for port-forward.
+	target  string
+	options remotecommand.Options // of exec and attach
+	command []string              // of exec
+	ports   []int32               // of port-forward over a WebSocket with channels
+}
+
+// requests are those whose client has not come yet, by their tokens, and the
+// sessions of those whose client is here.
+type requests struct {
+	limit int // of both together
+
+	mu      sync.Mutex
+	pending map[string]*pending
+	open    map[*session]struct{}
+	closed  bool
+	// handled counts the sessions that have not ended, to wait for.
+	handled sync.WaitGroup
+}
+
+// pending is a request that waits for its client.
+type pending struct {
+	request request
+	expires *time.Timer
+}
+
+func newRequests(limit int) *requests {
+	return &requests{limit: limit, pending: make(map[string]*pending), open: make(map[*session]struct{})}
+}
+
+// add makes a token for a request; errdefs.ErrResourceExhausted when there are
+// too many, and none of them is a session that is silent.
+func (r *requests) add(one request) (token string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return "", fmt.Errorf("exec, attach and port-forward are not served any more: %w", errdefs.ErrUnavailable)
+	}
+	if len(r.pending)+len(r.open) >= r.limit && !r.makeRoom() {
+		return "", fmt.Errorf("%d requests to exec, attach or port-forward are open, which is the limit (streaming.max_open): %w", r.limit, errdefs.ErrResourceExhausted)
+	}
+	token = rand.Text()
+	r.pending[token] = &pending{request: one, expires: time.AfterFunc(tokenLife, func() { r.expire(token) })}
+	return token, nil
+}
+
+// makeRoom ends the session that has been silent longest, if there is one whose
+// time is over; mu is held.
+func (r *requests) makeRoom() bool {
+	var oldest *session
+	for s := range r.open {
+		if s.silence() >= idleGrace && (oldest == nil || s.silence() > oldest.silence()) {
+			oldest = s
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	oldest.lost()
+	delete(r.open, oldest)
+	return true
+}
+
+func (r *requests) expire(token string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.pending, token)
+}
+
+// take uses a token up, and reports whether there is such a one.
+func (r *requests) take(token string) (one request, found bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.pending[token]
+	if p == nil {
+		return request{}, false
+	}
+	delete(r.pending, token)
+	p.expires.Stop()
+	return p.request, true
+}
+
+// begin counts a session, and reports whether sessions may still begin. The
+// caller calls end when it has ended.
+func (r *requests) begin(s *session) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return false
+	}
+	r.open[s] = struct{}{}
+	r.handled.Add(1)
+	return true
+}
+
+func (r *requests) end(s *session) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.open, s)
+	r.handled.Done()
+}
+
+// close drops all that are pending, takes no more, and waits for the sessions.
+func (r *requests) close() {
+	r.mu.Lock()
+	r.closed = true
+	for token, p := range r.pending {
+		p.expires.Stop()
+		delete(r.pending, token)
+	}
+	r.mu.Unlock()
+	r.handled.Wait()
+}
+
+// TLS is how sessions are secured: not at all when it is zero.
+type TLS struct {
+	// Cert and Key are PEM files, read anew for each connection, so that they
+	// can be replaced.
+	Cert, Key string
+	// SelfSigned makes a certificate that lasts as long as the daemon.
+	SelfSigned bool
+}
+
+// selfSignedLife is more than a daemon runs.
+const selfSignedLife = 10 * 365 * 24 * time.Hour
+
+// config is nil without TLS. What cannot be used is an error now.
+func (t TLS) config(host string) (*tls.Config, error) {
+	if t.SelfSigned {
+		certificate, err := selfSign(host)
+		if err != nil {
+			return nil, fmt.Errorf("make a certificate: %w", err)
+		}
+		return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*certificate}}, nil
+	}
+	if t.Cert == "" {
+		return nil, nil
+	}
+	load := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		certificate, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+		if err != nil {
+			return nil, fmt.Errorf("the certificate for exec, attach and port-forward (streaming.tls_cert, tls_key): %w", err)
+		}
+		return &certificate, nil
+	}
+	if _, err := load(nil); err != nil {
+		return nil, err
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: load}, nil
+}
+
+func selfSign(host string) (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: "minicri"},
+		NotBefore:    time.Now().Add(-time.Hour), // clocks differ
+		NotAfter:     time.Now().Add(selfSignedLife),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		IPAddresses:  []net.IP{net.ParseIP(host)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }

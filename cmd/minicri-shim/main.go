@@ -4,9 +4,9 @@
 //go:debug updatemaxprocs=0
 
 // Command minicri-shim is the parent of the processes of pods. It is one binary in
-// several roles: the resident supervisor (serve, and check-state and standby for its
-// upgrades), libcontainer's init (re-executed inside the new namespaces), and the
-// process that runs a hook.
+// several roles: the resident supervisor (serve), which has no libcontainer; the process
+// that makes one container, or one process in it (start), with libcontainer, whose init
+// (re-executed inside the new namespaces) it is, too; and the process that runs a hook.
 package main
 
 import (
@@ -16,10 +16,11 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 
-	"github.com/minicri/minicri/shim/runtime"
+	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/engine"
+	"github.com/minicri/minicri/shim/starter"
 	"github.com/minicri/minicri/shim/supervisor"
 	"github.com/opencontainers/runc/libcontainer"
 	_ "github.com/opencontainers/runc/libcontainer/nsenter" // joins namespaces in C, before the Go runtime starts
@@ -30,11 +31,10 @@ const name = "minicri-shim"
 
 const usage = `usage: minicri-shim COMMAND [flags]
   serve        supervise the processes of pods until asked to shut down
-  version      print the version
+  version      print the version of its protocol
 and, for itself only:
+  start        make a container or a process in one, as asked over a socket
   init         libcontainer's init
-  check-state  check that this build can take over the state of another one
-  standby      continue to serve if the new build of an upgrade does not
   hook         run a hook of a container`
 
 // libcontainer's init must run on the process's main thread, which Go promises
@@ -53,27 +53,24 @@ func main() {
 	_ = os.WriteFile("/proc/self/comm", []byte(name), 0)
 	switch command, args := os.Args[1], os.Args[2:]; command {
 	case "serve":
-		os.Exit(serve(command, args, supervisor.Serve.Run))
-	case "check-state":
-		os.Exit(serve(command, args, func(s supervisor.Serve, _ context.Context, _ *slog.Logger) error { return s.CheckState() }))
-	case supervisor.StandbyCommand:
-		if err := supervisor.Standby(args); err != nil {
-			fmt.Fprintln(os.Stderr, "minicri-shim standby:", err)
-			os.Exit(1)
+		os.Exit(serve(args))
+	case starter.Command:
+		if err := engine.Main(); err != nil {
+			fail(fmt.Sprintf("minicri-shim %s: %v", command, err))
 		}
-	case runtime.HookCommand:
-		os.Exit(runtime.RunHook(args))
+	case engine.HookCommand:
+		os.Exit(engine.RunHook(args))
 	case "version":
-		printVersion()
+		fmt.Println("minicri-shim, protocol", api.Protocol) // two builds of the same sources are the same: minicri says the version
 	default:
 		fail(fmt.Sprintf("minicri-shim: unknown command %q\n%s", command, usage))
 	}
 }
 
-func serve(command string, args []string, do func(supervisor.Serve, context.Context, *slog.Logger) error) int {
+func serve(args []string) int {
 	var s supervisor.Serve
-	readyFD, handoverFD := 0, 0
-	flags := flag.NewFlagSet("minicri-shim "+command, flag.ExitOnError)
+	readyFD := 0
+	flags := flag.NewFlagSet("minicri-shim serve", flag.ExitOnError)
 	flags.StringVar(&s.Dir, "dir", "", "the group's directory, absolute")
 	flags.BoolVar(&s.SystemdCgroup, "systemd-cgroup", false, "let systemd make the cgroups: cgroupsPath is slice:prefix:name")
 	flags.Func("cgroup", "cgroup directory to move into, may be repeated", func(dir string) error {
@@ -82,12 +79,8 @@ func serve(command string, args []string, do func(supervisor.Serve, context.Cont
 	})
 	flags.IntVar(&readyFD, "ready-fd", 0, "descriptor that gets \"ready\" once the sockets serve")
 	flags.StringVar(&s.Build, "build", "", "what names this build")
-	flags.IntVar(&handoverFD, "handover-fd", 0, "descriptor of what an upgrade hands over")
+	flags.StringVar(&s.Version, "daemon-version", "", "version of the daemon that starts it")
 	_ = flags.Parse(args) // ExitOnError
-	if handoverFD > 0 {
-		syscall.CloseOnExec(handoverFD)
-		s.Handover = os.NewFile(uintptr(handoverFD), "handover")
-	}
 	if readyFD > 0 {
 		syscall.CloseOnExec(readyFD)
 		s.Ready = os.NewFile(uintptr(readyFD), "ready")
@@ -95,19 +88,14 @@ func serve(command string, args []string, do func(supervisor.Serve, context.Cont
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if err := do(s, ctx, slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
-		fmt.Fprintln(os.Stderr, "minicri-shim "+command+":", err)
+	if err := s.Run(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
+		fmt.Fprintln(os.Stderr, "minicri-shim serve:", err)
+		if s.Ready != nil {
+			fmt.Fprint(s.Ready, err) // it is closed by now if it served
+		}
 		return 1
 	}
 	return 0
-}
-
-func printVersion() {
-	version := "unknown"
-	if info, ok := debug.ReadBuildInfo(); ok {
-		version = info.Main.Version
-	}
-	fmt.Println("minicri-shim", version)
 }
 
 func fail(message string) {

@@ -9,11 +9,17 @@ import (
 	"io"
 	"os"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/doctor"
 	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/node"
+	"github.com/minicri/minicri/internal/redact"
 )
 
 // errNotClean is how `minicri check` ends when there is a problem.
@@ -24,7 +30,7 @@ func checkCommand(ctx context.Context, arguments []string, output io.Writer) err
 	var fix, force, asJSON bool
 	command := manual.Find("check")
 	help := command.FlagHelp
-	c, err := config.Load(arguments, os.Stderr, command.Describe, func(set *flag.FlagSet) {
+	c, ids, err := config.LoadWith(arguments, os.Stderr, command.Describe, func(set *flag.FlagSet) {
 		set.BoolVar(&fix, "fix", false, help("fix"))
 		set.BoolVar(&force, "force", false, help("force"))
 		set.BoolVar(&asJSON, "json", false, help("json"))
@@ -35,7 +41,10 @@ func checkCommand(ctx context.Context, arguments []string, output io.Writer) err
 	if force && !fix {
 		return errors.New("--force goes with --fix")
 	}
-	findings, err := examine(ctx, c)
+	if len(ids) > 0 && !force {
+		return fmt.Errorf("%q: an attachment is given up with --fix --force ID only", ids[0])
+	}
+	findings, err := examine(ctx, c, ids)
 	if err != nil {
 		return err
 	}
@@ -52,7 +61,7 @@ func checkCommand(ctx context.Context, arguments []string, output io.Writer) err
 }
 
 // examine looks at the node, and asks its daemon what only that can know.
-func examine(ctx context.Context, c *config.Config) ([]doctor.Finding, error) {
+func examine(ctx context.Context, c *config.Config, giveUp []string) ([]doctor.Finding, error) {
 	identity, err := node.Read(c.Root)
 	if err != nil {
 		return nil, err
@@ -61,16 +70,50 @@ func examine(ctx context.Context, c *config.Config) ([]doctor.Finding, error) {
 	if err != nil {
 		shim = c.Shim
 	}
-	_, skipped := nriSource(c).Survey()
+	plugins, err := pluginProblems(ctx, c)
+	if err != nil {
+		return nil, err
+	}
 	return doctor.Run(ctx, doctor.Options{
 		Config: c, Shim: shim, Node: identity, Handlers: handler.New(handlerSpecs(c), handler.Features{}),
-		Snapshots: snapshotsOf(ctx, c), Plugins: skipped,
+		Snapshots: snapshotsOf(ctx, c), Plugins: plugins, GiveUp: giveUp,
+		Registries: image.CheckRegistries(c.Images.CertsDirs, c.Images.DockerConfig),
 	}), nil
+}
+
+// pluginProblems are what is wrong with NRI plugins: the daemon knows which are
+// connected; without one it is known which it would not start.
+func pluginProblems(ctx context.Context, c *config.Config) (problems []error, err error) {
+	_, skipped := nriSource(c).Survey()
+	if !c.NRI.Enabled || !daemonServes(ctx, c.Socket) {
+		return skipped, nil
+	}
+	connection, err := grpc.NewClient("unix://"+c.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	defer connection.Close()
+	answer, err := runtimeapi.NewRuntimeServiceClient(connection).Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
+	if err != nil {
+		return append(skipped, fmt.Errorf("ask the daemon which NRI plugins are connected: %w", err)), nil
+	}
+	said := answer.GetInfo()["nriProblems"]
+	if said == "" {
+		return skipped, nil // it is off there
+	}
+	var texts []string
+	if err := json.Unmarshal([]byte(said), &texts); err != nil {
+		return nil, fmt.Errorf("read nriProblems of the daemon's status: %w", err)
+	}
+	for _, text := range texts {
+		problems = append(problems, errors.New(text))
+	}
+	return problems, nil
 }
 
 func printFindings(output io.Writer, findings []doctor.Finding, asJSON bool) error {
 	if asJSON {
-		encoder := json.NewEncoder(output)
+		encoder := json.NewEncoder(printableJSON{output})
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(findings)
 	}
@@ -84,9 +127,19 @@ func printFindings(output io.Writer, findings []doctor.Finding, asJSON bool) err
 		if f.Advice != "" {
 			line += "\n  " + fmt.Sprintf("%-*s  → %s", width, "", f.Advice)
 		}
-		if _, err := fmt.Fprintln(output, line); err != nil {
+		if _, err := fmt.Fprintln(output, redact.Printable(line)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// printableJSON is where JSON is written for people: its texts are from outside.
+type printableJSON struct{ output io.Writer }
+
+func (p printableJSON) Write(document []byte) (int, error) {
+	if _, err := p.output.Write(redact.PrintableJSON(document)); err != nil {
+		return 0, err
+	}
+	return len(document), nil
 }

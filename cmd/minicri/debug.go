@@ -51,7 +51,7 @@ func collect(ctx context.Context, c *config.Config, bundle *inspect.Bundle) {
 	for name, path := range map[string]string{"goroutines.txt": "/goroutines", "heap.pprof": "/debug/pprof/heap", "metrics.txt": "/metrics"} {
 		bundle.File(name, func() ([]byte, error) { return client.Read(ctx, path) })
 	}
-	bundle.JSON("check.json", func() (any, error) { return examine(everything, c) })
+	bundle.JSON("check.json", func() (any, error) { return examine(everything, c, nil) })
 	bundle.Networks("networks", c.CNIConf)
 	for _, path := range c.CNIConfDirs() {
 		bundle.Networks("networks-of-handlers"+path, path)

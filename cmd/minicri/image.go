@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,14 +14,17 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/manual"
+	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/server"
 )
 
@@ -178,7 +182,7 @@ func listImages(ctx context.Context, images nodeImages, _ []string, call imageCa
 	fmt.Fprintln(table, "IMAGE\tID\tSIZE")
 	for _, one := range all {
 		for _, name := range one.shownNames() {
-			fmt.Fprintf(table, "%s\t%s\t%s\n", name, shortID(one.ID), humanSize(one.Size))
+			fmt.Fprintf(table, "%s\t%s\t%s\n", redact.Printable(name), shortID(one.ID), humanSize(one.Size))
 		}
 	}
 	return table.Flush()
@@ -216,4 +220,226 @@ func imageCommand(ctx context.Context, arguments []string, output io.Writer) err
 		return err
 	}
 	return runImage(ctx, arguments, imageOptions{Socket: c.Socket, Store: imageConfig(c, logger), Input: os.Stdin, Output: output})
+}
+
+func importArchive(ctx context.Context, images nodeImages, arguments []string, call imageCall) error {
+	archive := call.options.Input
+	if path := arguments[0]; path != "-" {
+		file, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		archive = file
+	}
+	imported, err := images.Import(ctx, archive)
+	for _, one := range imported {
+		fmt.Fprintln(call.options.Output, redact.Printable(one.shownNames()[0]), one.ID)
+	}
+	return err
+}
+
+// saveArchive removes the file if the archive is not complete.
+func saveArchive(ctx context.Context, images nodeImages, arguments []string, call imageCall) error {
+	refOrID, path := arguments[0], arguments[1]
+	if path == "-" {
+		return withoutCode(images.Save(ctx, refOrID, call.options.Output))
+	}
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(withoutCode(images.Save(ctx, refOrID, file)), file.Close()); err != nil {
+		return errors.Join(err, os.Remove(path))
+	}
+	return nil
+}
+
+func pullImage(ctx context.Context, images nodeImages, arguments []string, call imageCall) error {
+	var auth image.Auth
+	auth.Username, auth.Password, _ = strings.Cut(call.login, ":")
+	lines := newLayerLines(call.options.Output)
+	pulled, err := images.Pull(ctx, arguments[0], call.platform, auth, lines.show)
+	lines.end()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(call.options.Output, pulled.ID)
+	return nil
+}
+
+func inspectImage(ctx context.Context, images nodeImages, arguments []string, call imageCall) error {
+	described, err := images.Describe(ctx, arguments[0])
+	if err != nil {
+		return err
+	}
+	encoder := json.NewEncoder(printableJSON{call.options.Output})
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(described)
+}
+
+func tagImage(ctx context.Context, images nodeImages, arguments []string, _ imageCall) error {
+	return images.Tag(ctx, arguments[0], arguments[1])
+}
+
+func untagImage(ctx context.Context, images nodeImages, arguments []string, _ imageCall) error {
+	return images.Untag(ctx, arguments[0])
+}
+
+func removeImage(ctx context.Context, images nodeImages, arguments []string, _ imageCall) error {
+	return images.Remove(ctx, arguments[0])
+}
+
+// layerLines shows a pull: on a terminal one line for each blob, rewritten as it
+// proceeds; elsewhere a line when a blob is done.
+type layerLines struct {
+	output   io.Writer
+	terminal bool
+	order    []string
+	latest   map[string]image.Progress
+	shown    int // lines on the terminal
+}
+
+func newLayerLines(output io.Writer) *layerLines {
+	return &layerLines{output: output, terminal: isTerminal(output), latest: map[string]image.Progress{}}
+}
+
+func isTerminal(output io.Writer) bool {
+	file, ok := output.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// show shows the progress of one layer. Calls do not overlap.
+func (l *layerLines) show(p image.Progress) {
+	before, known := l.latest[p.Digest]
+	if !known {
+		l.order = append(l.order, p.Digest)
+	}
+	l.latest[p.Digest] = p
+	switch {
+	case l.terminal:
+		l.redraw()
+	case p.Stage == image.StageDone && before.Stage != image.StageDone:
+		fmt.Fprintln(l.output, line(p))
+	}
+}
+
+func (l *layerLines) redraw() {
+	if l.shown > 0 {
+		fmt.Fprintf(l.output, "\x1b[%dA", l.shown)
+	}
+	for _, digest := range l.order {
+		fmt.Fprintf(l.output, "\x1b[2K%s\n", line(l.latest[digest]))
+	}
+	l.shown = len(l.order)
+}
+
+// end shows what is left of blobs that need no unpacking.
+func (l *layerLines) end() {
+	if !l.terminal {
+		return
+	}
+	for digest, p := range l.latest {
+		if p.Done == p.Total {
+			p.Stage = image.StageDone
+			l.latest[digest] = p
+		}
+	}
+	l.redraw()
+}
+
+func line(p image.Progress) string {
+	return fmt.Sprintf("%s  %-12s %s of %s", shortID(p.Digest), p.Stage, humanSize(p.Done), humanSize(p.Total))
+}
+
+// daemonImages asks a running daemon.
+type daemonImages struct {
+	server.ImageTransferClient
+	connection *grpc.ClientConn
+}
+
+func (d daemonImages) Import(ctx context.Context, archive io.Reader) ([]listedImage, error) {
+	imported, err := d.ImageTransferClient.Import(ctx, archive)
+	all := make([]listedImage, len(imported))
+	for i, one := range imported {
+		all[i] = listedImage{ID: one.ID, Names: one.Tags, Size: one.Size}
+	}
+	return all, err
+}
+
+func (d daemonImages) Pull(ctx context.Context, reference, platform string, auth image.Auth, progress func(image.Progress)) (listedImage, error) {
+	request := server.TransferRequest{Reference: reference, Platform: platform, Auth: auth}
+	pulled, err := d.ImageTransferClient.Pull(ctx, request, progress)
+	return listedImage{ID: pulled.ID, Names: pulled.Tags, Size: pulled.Size}, err
+}
+
+func (d daemonImages) List(ctx context.Context) ([]listedImage, error) {
+	response, err := runtimeapi.NewImageServiceClient(d.connection).ListImages(ctx, &runtimeapi.ListImagesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	var all []listedImage
+	for _, one := range response.GetImages() {
+		names := one.GetRepoTags()
+		if len(names) == 0 {
+			names = one.GetRepoDigests()
+		}
+		all = append(all, listedImage{ID: one.GetId(), Names: names, Size: int64(one.GetSize())})
+	}
+	return all, nil
+}
+
+func (d daemonImages) Remove(ctx context.Context, refOrID string) error {
+	spec := &runtimeapi.ImageSpec{Image: refOrID}
+	_, err := runtimeapi.NewImageServiceClient(d.connection).RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: spec})
+	return err
+}
+
+func (d daemonImages) Close() error { return d.connection.Close() }
+
+// storeImages works on the store itself; no daemon holds it.
+type storeImages struct{ *image.Store }
+
+func (s storeImages) Import(ctx context.Context, archive io.Reader) ([]listedImage, error) {
+	imported, err := s.Store.Import(ctx, archive)
+	return listedImages(imported), err
+}
+
+func (s storeImages) Pull(ctx context.Context, reference, platform string, auth image.Auth, progress func(image.Progress)) (listedImage, error) {
+	pulled, err := s.PullFor(ctx, reference, platform, auth, progress)
+	return listedImages([]image.Image{pulled})[0], err
+}
+
+func (s storeImages) Tag(ctx context.Context, refOrID, name string) error {
+	_, err := s.Store.Tag(ctx, refOrID, name)
+	return err
+}
+
+func (s storeImages) List(context.Context) ([]listedImage, error) {
+	return listedImages(s.Store.List()), nil
+}
+
+// Close collects first: there is no background once the process ends.
+func (s storeImages) Close() error {
+	err := s.Collect(context.Background())
+	if closeErr := s.Store.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+func listedImages(images []image.Image) []listedImage {
+	all := make([]listedImage, len(images))
+	for i, one := range images {
+		names := one.RepoTags
+		if len(names) == 0 {
+			names = one.RepoDigests
+		}
+		all[i] = listedImage{ID: one.ID, Names: names, Size: one.Size}
+	}
+	return all
 }

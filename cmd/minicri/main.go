@@ -13,18 +13,23 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/manual"
+	"github.com/minicri/minicri/internal/redact"
 )
 
 // version is a semantic version, set by the linker (hack/version).
 var version = "0.1.0-dev"
 
 func main() {
+	if image.IsZstdDecoder() {
+		os.Exit(image.DecodeZstd())
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	err := command(ctx, os.Args[1:], os.Stdout)
 	stop()
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, "minicri:", err)
+		fmt.Fprintln(os.Stderr, "minicri:", redact.Printable(err.Error()))
 		os.Exit(1)
 	}
 }

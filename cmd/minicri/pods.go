@@ -17,11 +17,12 @@ import (
 
 // podsCommand is `minicri pods`: the node at a glance.
 func podsCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	var watch, asJSON bool
+	var watch, wide, asJSON bool
 	command := manual.Find("pods")
 	help := command.FlagHelp
 	c, err := config.Load(arguments, os.Stderr, command.Describe, func(set *flag.FlagSet) {
 		set.BoolVar(&watch, "watch", false, help("watch"))
+		set.BoolVar(&wide, "wide", false, help("wide"))
 		set.BoolVar(&asJSON, "json", false, help("json"))
 	})
 	if err != nil {
@@ -39,12 +40,15 @@ func podsCommand(ctx context.Context, arguments []string, output io.Writer) erro
 			return fmt.Errorf("list the pods: %w", err)
 		}
 		if asJSON {
-			err = json.NewEncoder(output).Encode(now)
+			err = json.NewEncoder(printableJSON{output}).Encode(now)
 		} else {
 			if watch && style.Color {
 				fmt.Fprint(output, "\x1b[H\x1b[J") // the whole screen anew
 			}
 			err = now.Table(output, earlier, style)
+			if err == nil && wide {
+				err = now.TableOfOlder(output, style)
+			}
 		}
 		if err != nil || !watch {
 			return err

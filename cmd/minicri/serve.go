@@ -59,7 +59,8 @@ func serve(ctx context.Context, arguments []string) error {
 }
 
 // garbagePercent is half of the Go runtime's default: the daemon allocates
-// little, and what it holds is taken from the node's pods.
+// little, and what it holds is taken from the node's pods. The runtime itself returns
+// what a burst of calls has left, within some minutes.
 const garbagePercent = 50
 
 // firstPlugins is how long the start waits for the plugins that are asked then.
@@ -120,7 +121,6 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 func (d *serving) start(ctx context.Context, wait *sync.WaitGroup, signals <-chan os.Signal) {
 	wait.Go(func() { process.ReapOrphans(ctx, d.node.runtime.Containers) })
 	wait.Go(func() { d.node.runtime.Networks.Run(ctx) })
-	wait.Go(func() { returnMemory(ctx) })
 	wait.Go(func() {
 		if err := d.node.streams.Serve(); err != nil {
 			d.logger.Error("exec, attach and port-forward are not served", "err", err)

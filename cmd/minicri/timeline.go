@@ -19,6 +19,7 @@ import (
 	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/podnet"
+	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/internal/timeline"
 )
 
@@ -84,7 +85,7 @@ func findTimelines(ctx context.Context, c *config.Config, wanted string) ([]time
 	pods, err := inspect.NewClient(inspect.DebugSocket(c.State)).Timelines(ctx, wanted)
 	switch {
 	case errors.Is(err, inspect.ErrNoAnswer):
-		fmt.Fprintf(os.Stderr, "minicri: %v; this is what its files say\n", err)
+		fmt.Fprintf(os.Stderr, "minicri: %s; this is what its files say\n", redact.Printable(err.Error()))
 	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED):
 		return pods, err
 	}
@@ -114,7 +115,7 @@ func (f timelineFlags) show(ctx context.Context, output io.Writer, wanted string
 	case f.html != "":
 		return f.writePage(ctx, output, pods[0])
 	case f.asJSON:
-		encoder := json.NewEncoder(output)
+		encoder := json.NewEncoder(printableJSON{output})
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(append([]timeline.Pod{}, pods...)) // not null for none
 	case wanted == "":
@@ -148,6 +149,6 @@ func (f timelineFlags) writePage(ctx context.Context, output io.Writer, pod time
 	if err != nil {
 		return fmt.Errorf("write the page: %w", err)
 	}
-	_, err = fmt.Fprintf(output, "%s: %s %s, %s\n", f.html, pod.Kind, pod.Name, pod.State)
+	_, err = fmt.Fprintf(output, "%s: %s %s, %s\n", f.html, pod.Kind, redact.Printable(pod.Name), pod.State)
 	return err
 }

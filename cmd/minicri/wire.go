@@ -201,7 +201,7 @@ func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k k
 	if k.shim, err = client.OpenProgram(path); err != nil {
 		return k, err
 	}
-	k.supervisors, err = openSupervisors(ctx, c, k, logger)
+	k.supervisors, err = openSupervisors(c, k, logger)
 	return k, err
 }
 
@@ -224,7 +224,7 @@ func handlerSpecs(c *config.Config) map[string]handler.Spec {
 	specs := make(map[string]handler.Spec)
 	for name, runtime := range c.Runtimes {
 		specs[name] = handler.Spec{
-			Program: runtime.Program(), Shim: runtime.Type == config.Shim, CNIConf: runtime.CNIConf, OwnSandbox: runtime.SandboxPerContainer,
+			Program: runtime.Program(), CNIConf: runtime.CNIConf, OwnSandbox: runtime.SandboxPerContainer,
 		}
 	}
 	return specs
@@ -233,7 +233,7 @@ func handlerSpecs(c *config.Config) map[string]handler.Spec {
 func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measured *metrics.Metrics, logger *slog.Logger) sandbox.Options {
 	return sandbox.Options{
 		Root: c.Root, State: c.State, Version: version, Node: k.node, Handlers: k.handlers,
-		Supervisors: k.supervisors, Group: supervisorGroup(k.inForce),
+		Supervisors: k.supervisors, Group: k.supervisors.Own(),
 		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd),
 		Machine: k.machine, Defaults: k.defaults, ShmSize: c.ShmSize, Hierarchies: k.hierarchies, Networks: runtime.Networks, Netns: k.netns, Userns: k.userns,
 		Limits:  sandboxLimits(c),
@@ -268,10 +268,15 @@ func places(c *config.Config, k kernel) *sweep.Places {
 
 func openNetworks(ctx context.Context, c *config.Config, k kernel, measured *metrics.Metrics, logger *slog.Logger) (*network.CNI, error) {
 	return network.Open(ctx, network.Options{
-		ConfDir: c.CNIConf, Directories: c.CNIConfDirs(), BinDirs: c.BinDirs(), Root: c.Root, State: c.State, CgroupParent: pluginCgroup(c), Mark: k.node.PluginMark(), Namespaces: k.netns,
+		ConfDir: c.CNIConf, Directories: c.CNIConfDirs(), BinDirs: c.BinDirs(), Root: c.Root, CgroupParent: pluginCgroup(c), Mark: k.node.PluginMark(), Namespaces: k.netns,
 		Default: network.DefaultNetwork(c.DefaultNetwork),
 		Limits:  networkLimits(c),
 		Observe: measured.ObservePlugin,
-		Logger:  logger,
+		Later: func(id string, row step.Row) {
+			if err := k.lives.Append(id, row); err != nil {
+				logger.Warn("the timeline of a pod does not have what became of its attachment", "sandbox", id, "err", err)
+			}
+		},
+		Logger: logger,
 	})
 }

@@ -24,7 +24,7 @@ func (n *node) connect() error {
 		return fmt.Errorf("the hub's network namespace: %w", err)
 	}
 	defer hub.Close()
-	inHub, err := netlink.NewHandleAt(hub)
+	inHub, err := netlink.NewHandleAt(hub, unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func (n *node) inNetns(do func(*netlink.Handle) error) error {
 		return fmt.Errorf("the network namespace of %s: %w", n.Name, err)
 	}
 	defer namespace.Close()
-	handle, err := netlink.NewHandleAt(namespace)
+	handle, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
 )
@@ -116,7 +117,7 @@ func (n *node) disconnect() error {
 		return err
 	}
 	defer hub.Close()
-	handle, err := netlink.NewHandleAt(hub)
+	handle, err := netlink.NewHandleAt(hub, unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}

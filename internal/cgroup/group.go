@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
@@ -32,10 +35,8 @@ type Group struct {
 var holding = []string{"pids", "devices", "blkio", "cpuacct", "memory", "freezer"}
 
 // GroupParent finds where the groups of this process may be made: at path
-// below a hierarchy, or in the cgroup of this process if path is "". A process
-// that enters a cgroup of version 1 with a single thread waits for no other,
-// while a move within version 2 waits for an RCU grace period or costs another
-// clone; so version 1 is preferred where a machine has both.
+// below a hierarchy, or in the cgroup of this process if path is "". A hierarchy of
+// version 2 comes first: a process can be born in a cgroup of it.
 func GroupParent(path string) (Group, error) {
 	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
 	if err != nil {
@@ -45,16 +46,16 @@ func GroupParent(path string) (Group, error) {
 	if err != nil {
 		return Group{}, fmt.Errorf("find the cgroup hierarchies: %w", err)
 	}
+	for _, m := range mounts {
+		if m.FSType == "cgroup2" {
+			return Group{Dir: below(m, path, own[""]), V2: true}, nil
+		}
+	}
 	for _, controller := range holding {
 		for _, m := range mounts {
 			if m.FSType == "cgroup" && slices.Contains(strings.Split(m.VFSOptions, ","), controller) {
 				return Group{Dir: below(m, path, own[controller])}, nil
 			}
-		}
-	}
-	for _, m := range mounts {
-		if m.FSType == "cgroup2" {
-			return Group{Dir: below(m, path, own[""]), V2: true}, nil
 		}
 	}
 	return Group{}, errors.New("no cgroup hierarchy is mounted that holds processes: mount cgroup2 on /sys/fs/cgroup")
@@ -84,13 +85,44 @@ func (g Group) Make() error {
 	return nil
 }
 
-// Entrance is what a process needs to enter: on version 1 the file that it
-// writes "0" into, on version 2 the directory for CLONE_INTO_CGROUP (clone(2)).
-func (g Group) Entrance() string {
-	if g.V2 {
-		return g.Dir
+// Start starts a command whose process is born in the cgroup.
+func (g Group) Start(command *exec.Cmd) error {
+	if !g.V2 {
+		return g.startFromInside(command)
 	}
-	return filepath.Join(g.Dir, "tasks")
+	dir, err := os.Open(g.Dir)
+	if err != nil {
+		return fmt.Errorf("enter a cgroup: %w", err)
+	}
+	defer dir.Close()
+	if command.SysProcAttr == nil {
+		command.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	command.SysProcAttr.UseCgroupFD, command.SysProcAttr.CgroupFD = true, int(dir.Fd())
+	return command.Start()
+}
+
+// startFromInside is Start on version 1, where a process begins in the cgroup of
+// the thread that forks it. The thread that enters the cgroup for that ends then;
+// until it has, Processes lists this process, which Kill leaves out.
+func (g Group) startFromInside(command *exec.Cmd) error {
+	started := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		if unix.Gettid() == unix.Getpid() {
+			// The main thread never ends. While it is held here, the next goroutine
+			// gets another one.
+			started <- g.startFromInside(command)
+			runtime.UnlockOSThread()
+			return
+		}
+		if err := os.WriteFile(filepath.Join(g.Dir, "tasks"), []byte("0"), 0); err != nil {
+			started <- fmt.Errorf("enter a cgroup: %w", err)
+			return
+		}
+		started <- command.Start()
+	}()
+	return <-started
 }
 
 // Empty reports whether no process is inside, below included. A cgroup that is
@@ -99,7 +131,7 @@ func (g Group) Empty() (bool, error) {
 	if g.V2 {
 		return g.unpopulated()
 	}
-	if g.Parted() {
+	if g.parted() {
 		pids, err := g.Processes()
 		return len(pids) == 0, err
 	}
@@ -107,8 +139,8 @@ func (g Group) Empty() (bool, error) {
 	return len(data) == 0, ignoreGone(err)
 }
 
-// Parted reports whether there are cgroups below this one.
-func (g Group) Parted() bool {
+// parted reports whether there are cgroups below this one.
+func (g Group) parted() bool {
 	const own = 2 // links of a directory: its name and its "."
 	var stat unix.Stat_t
 	return unix.Stat(g.Dir, &stat) == nil && stat.Nlink > own
@@ -186,8 +218,9 @@ func (g Group) killOnce() error {
 	}
 	opened := make(map[int]int, len(pids))
 	for _, pid := range pids {
-		// 0 is a process that we cannot name; kill(2) takes it for our group.
-		if pid <= 0 {
+		// 0 is a process that we cannot name; kill(2) takes it for our group. We are
+		// listed ourselves while a thread starts a command.
+		if pid <= 0 || pid == os.Getpid() {
 			continue
 		}
 		if fd, err := unix.PidfdOpen(pid, 0); err == nil {

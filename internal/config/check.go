@@ -27,7 +27,6 @@ func (c *Config) Check() error {
 	p.checkTracing(&c.Tracing)
 	p.checkLimits(&c.Limits)
 	p.checkRuntimes(c)
-	p.checkSupervisor("supervisor", c.Supervisor, SupervisorNode, SupervisorPod)
 	p.checkNRI(&c.NRI)
 	return errors.Join(p...)
 }
@@ -63,6 +62,13 @@ func (p *problems) checkPaths(c *Config) {
 	for key, path := range map[string]string{"root": c.Root, "state": c.State} {
 		if filepath.Clean(path) == "/" {
 			p.add(key, "%q is the root directory of the machine: write a directory that is minicri's alone", path)
+		}
+	}
+	// Overlay takes the first three in its options apart, CNI's IPAM plugins and the
+	// runtimes' command lines the colon.
+	for key, path := range map[string]string{"root": c.Root, "state": c.State} {
+		if i := strings.IndexAny(path, `:,\`); i >= 0 {
+			p.add(key, "%q has %q in it, which mount options and lists of paths take apart: write a path without it", path, path[i])
 		}
 	}
 	if filepath.Clean(c.Root) == filepath.Clean(c.State) {
@@ -167,7 +173,6 @@ func (p *problems) checkRuntimes(c *Config) {
 		if !handlerName.MatchString(name) {
 			p.add(key, "no RuntimeClass can name this handler: lower-case letters, digits and '-', at most 63")
 		}
-		p.checkSupervisor(key+".supervisor", c.Runtimes[name].Supervisor, "", SupervisorNode, SupervisorPod)
 		switch kind := c.Runtimes[name].Type; {
 		case kind == "":
 			p.add(key+".type", "it is missing: write type = %q", Builtin)
@@ -185,11 +190,5 @@ func (p *problems) checkRuntimes(c *Config) {
 	}
 }
 
-func (p *problems) checkSupervisor(key, value string, known ...string) {
-	if !slices.Contains(known, value) {
-		p.add(key, "%q is neither %s nor %s", value, SupervisorNode, SupervisorPod)
-	}
-}
-
 // runtimeTypes are the types of runtime handlers that this build has.
-func runtimeTypes() []string { return []string{Builtin, OCI, Shim} }
+func runtimeTypes() []string { return []string{Builtin, OCI} }

@@ -43,8 +43,6 @@ type Config struct {
 	DeviceOwnership      bool     `toml:"device_ownership_from_security_context" comment:"whether the devices of a container belong to its runAsUser and runAsGroup, instead of their owner on the node"`
 	CgroupWritable       bool     `toml:"cgroup_writable" comment:"whether containers may write to their own cgroups; needs cgroup v2 mounted with nsdelegate"`
 
-	Supervisor string `toml:"supervisor" comment:"what has pods' processes as its children: node is one supervisor for all pods, pod is one for each"`
-
 	PidsLimit int64 `toml:"pids_limit" least:"0" most:"4194304" zero:"no limit" comment:"maximum number of processes of a container"`
 
 	DefaultNetwork DefaultNetwork     `toml:"default_network" reload:"yes" comment:"a bridge network, used while cni_conf_dir has no configuration"`
@@ -62,14 +60,12 @@ const (
 	Builtin = "builtin"
 	// OCI is a program with runc's command line.
 	OCI = "oci"
-	// Shim is a shim of containerd's, version 2.
-	Shim = "shim"
 )
 
 // Runtime is one runtime handler.
 type Runtime struct {
-	Type string   `toml:"type" comment:"what runs the handler's containers: builtin is libcontainer in minicri-shim, oci a program with runc's command line, such as runc, crun and youki, shim a shim of containerd's (version 2 of the task API), such as containerd-shim-runc-v2"`
-	Path string   `toml:"path" need:"path?" comment:"the program of the types oci and shim"`
+	Type string   `toml:"type" comment:"what runs the handler's containers: builtin is libcontainer in minicri-shim, oci a program with runc's command line, such as runc, crun and youki"`
+	Path string   `toml:"path" need:"path?" comment:"the program of the type oci"`
 	Args []string `toml:"args" comment:"global flags of the program, before its verb"`
 	// What follows is for this handler alone.
 	PrivilegedWithoutHostDevices bool     `toml:"privileged_without_host_devices" comment:"whether privileged containers have only the devices that they ask for, and may use any"`
@@ -79,8 +75,6 @@ type Runtime struct {
 	CNIConf                      string   `toml:"cni_conf_dir" need:"path?" comment:"directory of network configurations for pods of this handler; '' is that of all handlers. default_network does not stand in for it"`
 
 	SandboxPerContainer bool `toml:"sandbox_per_container" comment:"for programs of the type oci that make a sandbox, such as runsc: each container has one of its own, and is not said to be part of a pod"`
-
-	Supervisor string `toml:"supervisor" comment:"node or pod; '' is what the key supervisor of all handlers says"`
 }
 
 // Program is the path and the flags of a runtime, none of type builtin.
@@ -160,6 +154,8 @@ type Limits struct {
 	CNIGC       Duration `toml:"cni_gc" comment:"the same for GC"`
 	DetachTries int      `toml:"detach_tries" least:"1" most:"1000000" comment:"number of failed DELs after which a pod's deletion is not blocked any longer"`
 	DetachTime  Duration `toml:"detach_time" zero:"not at all" comment:"how long failing DELs block a pod's deletion"`
+	GiveUpTries int      `toml:"give_up_tries" least:"1" most:"1000000" comment:"number of failed DELs after which an attachment is given up whose ADD never succeeded"`
+	GiveUpTime  Duration `toml:"give_up_time" zero:"at the second failure" comment:"how long after the first failed DEL such an attachment is given up at the latest"`
 	RetryFirst  Duration `toml:"retry_first" comment:"delay before a failed DEL is retried in the background; it doubles"`
 	RetryMost   Duration `toml:"retry_most" comment:"the longest such delay"`
 	Reload      Duration `toml:"reload" comment:"how often cni_conf_dir is read"`
@@ -184,20 +180,6 @@ func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d)
 
 // BinDirs are the directories of the network plugins.
 func (c *Config) BinDirs() []string { return filepath.SplitList(c.CNIBin) }
-
-// The values of the key supervisor.
-const (
-	SupervisorNode = "node"
-	SupervisorPod  = "pod"
-)
-
-// SupervisorOf says which kind of supervisor pods of a runtime handler have.
-func (c *Config) SupervisorOf(handler string) string {
-	if own := c.Runtimes[handler].Supervisor; own != "" {
-		return own
-	}
-	return c.Supervisor
-}
 
 // CNIConfDirs are the directories of network configurations that handlers have
 // for themselves, sorted, each once.

@@ -73,8 +73,6 @@ func TestReadFileSaysWhere(t *testing.T) {
 		{"text for a number", "[limits]\ndetach_tries = 'five'\n", ":2:"},
 		{"no duration", "[limits]\nrun = '5 minutes'\n", ":2:"},
 		{"text for a list", "[images]\npinned = 'a'\n", ":2:"},
-		{"a handler by name alone", "runtime_handlers = ['runc']\n", ":1: key \"runtime_handlers\" is gone"},
-		{"its new form", "runtime_handlers = ['runc']\n", "[runtimes.NAME]\ntype = \"builtin\""},
 		{"no TOML", "socket = '/a'\nroot /b\n", ":2:"},
 		{"key twice", "root = '/a'\nroot = '/b'\n", ""},
 	} {
@@ -160,74 +158,78 @@ func TestLoadThatFails(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	for says, change := range map[string]func(*Config){
-		"socket: \"a.sock\"":                                            func(c *Config) { c.Socket = "a.sock" },
-		"socket: \"/aaa":                                                func(c *Config) { c.Socket = "/" + strings.Repeat("a", 107) },
-		"root: \"\"":                                                    func(c *Config) { c.Root = "" },
-		"state: \"./x\"":                                                func(c *Config) { c.State = "./x" },
-		"netns_dir: \"x\"":                                              func(c *Config) { c.NetnsDir = "x" },
-		"cni_conf_dir: \"x\"":                                           func(c *Config) { c.CNIConf = "x" },
-		"cgroup_driver: \"v2\"":                                         func(c *Config) { c.CgroupDriver = "v2" },
-		"cgroup_parent: \"/kubepods\"":                                  func(c *Config) { c.CgroupDriver, c.CgroupParent = "systemd", "/kubepods" },
-		"log_level:":                                                    func(c *Config) { c.LogLevel = "loud" },
-		"limits.run: 0s":                                                func(c *Config) { c.Limits.Run = 0 },
-		"limits.cni_add: -1s":                                           func(c *Config) { c.Limits.CNIAdd = Duration(-time.Second) },
-		"limits.reload: 0s":                                             func(c *Config) { c.Limits.Reload = 0 },
-		"limits.detach_tries: 0":                                        func(c *Config) { c.Limits.DetachTries = 0 },
-		"state: \"/aaa":                                                 func(c *Config) { c.State = "/" + strings.Repeat("a", 24) },
-		"state: \"/var/lib/minicri/\" is root":                          func(c *Config) { c.State = c.Root + "/" },
-		"cni_bin_dir: \"b\"":                                            func(c *Config) { c.CNIBin = "/a:b" },
-		"cni_bin_dir: \"\"":                                             func(c *Config) { c.CNIBin = "" },
-		"shim: \"minicri-shim\"":                                        func(c *Config) { c.Shim = "minicri-shim" },
-		"metrics_address: ":                                             func(c *Config) { c.Metrics = "9440" },
-		"metrics_address: \"a:b\"":                                      func(c *Config) { c.Metrics = "a:b" },
-		"metrics_address: \"[::1]:9\"":                                  func(c *Config) { c.Metrics, c.Streaming.Address = "[::1]:9", "[::1]:9" },
-		"pids_limit: -1":                                                func(c *Config) { c.PidsLimit = -1 },
-		"pids_limit: 4194305 is more":                                   func(c *Config) { c.PidsLimit = 4194305 },
-		"root: \"//\" is the root directory":                            func(c *Config) { c.Root = "//" },
-		"state: \"/\" is the root directory":                            func(c *Config) { c.State = "/" },
-		"default_ulimits: \"nofile\" is named":                          func(c *Config) { c.DefaultUlimits = []string{"nofile=1:2", "nofile=3:4"} },
-		"default_sysctls: \"a.b\" is named":                             func(c *Config) { c.DefaultSysctls = []string{"a.b=1", "a.c=1", "a.b=2"} },
-		`default_sysctls: "../../etc/x=1" is not`:                       func(c *Config) { c.DefaultSysctls = []string{"../../etc/x=1"} },
-		`default_sysctls: "net/../x=1" is not`:                          func(c *Config) { c.DefaultSysctls = []string{"net/../x=1"} },
-		`default_sysctls: "net.ipv4 .x=1" is not`:                       func(c *Config) { c.DefaultSysctls = []string{"net.ipv4 .x=1"} },
-		`default_sysctls: "net..x=1" is not`:                            func(c *Config) { c.DefaultSysctls = []string{"net..x=1"} },
-		`default_sysctls: "x=1" is not`:                                 func(c *Config) { c.DefaultSysctls = []string{"x=1"} },
-		`default_env: "A=\x00" contains a NUL`:                          func(c *Config) { c.DefaultEnv = []string{"A=\x00"} },
-		`cgroup_parent: "/a\x00" contains a NUL`:                        func(c *Config) { c.CgroupParent = "/a\x00" },
-		`default_network.bridge: "b\x00"`:                               func(c *Config) { c.DefaultNetwork.Bridge = "b\x00" },
-		"default_network.subnet: \"10.0.0.0/3":                          func(c *Config) { c.DefaultNetwork.Subnet = "10.0.0.0/31" },
-		"cgroup_parent: \"pods\"":                                       func(c *Config) { c.CgroupParent = "pods" },
-		"default_network.name: ":                                        func(c *Config) { c.DefaultNetwork.Name = "a b" },
-		"default_network.bridge: ":                                      func(c *Config) { c.DefaultNetwork.Bridge = "sixteen-letters-" },
-		"default_network.subnet: netip":                                 func(c *Config) { c.DefaultNetwork.Subnet = "10.0.0.0" },
-		"default_network.subnet: \"10.":                                 func(c *Config) { c.DefaultNetwork.Subnet = "10.0.0.0/24,10.1.0.0/24" },
-		"default_network.data_dir: ":                                    func(c *Config) { c.DefaultNetwork.DataDir = "x" },
-		"images.certs_dirs: \"x\"":                                      func(c *Config) { c.Images.CertsDirs = []string{"/a", "x"} },
-		"images.docker_config: ":                                        func(c *Config) { c.Images.DockerConfig = "~/.docker/config.json" },
-		"images.verifier_dir: ":                                         func(c *Config) { c.Images.VerifierDir = "x" },
-		"images.pinned: \"UPPER\"":                                      func(c *Config) { c.Images.Pinned = []string{"UPPER"} },
-		"images.progress_timeout: 60ns":                                 func(c *Config) { c.Images.ProgressTimeout = 60 },
-		"images.max_downloads: 0":                                       func(c *Config) { c.Images.MaxDownloads = 0 },
-		"images.max_unpacks: -1":                                        func(c *Config) { c.Images.MaxUnpacks = -1 },
-		"streaming.address: ":                                           func(c *Config) { c.Streaming.Address = "localhost" },
-		"streaming.tls_cert, ":                                          func(c *Config) { c.Streaming.TLSKey = "/key" },
-		"streaming.tls_self_signed: ":                                   func(c *Config) { s := &c.Streaming; s.SelfSigned, s.TLSCert, s.TLSKey = true, "/c", "/k" },
-		"streaming.idle_timeout: 7ns":                                   func(c *Config) { c.Streaming.Idle = 7 },
-		"streaming.creation_timeout: 0s":                                func(c *Config) { c.Streaming.Creation = 0 },
-		"streaming.max_open: 0":                                         func(c *Config) { c.Streaming.MaxOpen = 0 },
-		"limits.check_period: 5ns":                                      func(c *Config) { c.Limits.Check = 5 },
-		"limits.cni_add: 3m0s is longer than limits.run, which is 1m0s": func(c *Config) { c.Limits.Run = Duration(time.Minute) },
+		"socket: \"a.sock\"":                      func(c *Config) { c.Socket = "a.sock" },
+		"socket: \"/aaa":                          func(c *Config) { c.Socket = "/" + strings.Repeat("a", 107) },
+		"root: \"\"":                              func(c *Config) { c.Root = "" },
+		"state: \"./x\"":                          func(c *Config) { c.State = "./x" },
+		"netns_dir: \"x\"":                        func(c *Config) { c.NetnsDir = "x" },
+		"cni_conf_dir: \"x\"":                     func(c *Config) { c.CNIConf = "x" },
+		"cgroup_driver: \"v2\"":                   func(c *Config) { c.CgroupDriver = "v2" },
+		"cgroup_parent: \"/kubepods\"":            func(c *Config) { c.CgroupDriver, c.CgroupParent = "systemd", "/kubepods" },
+		"log_level:":                              func(c *Config) { c.LogLevel = "loud" },
+		"limits.run: 0s":                          func(c *Config) { c.Limits.Run = 0 },
+		"limits.cni_add: -1s":                     func(c *Config) { c.Limits.CNIAdd = Duration(-time.Second) },
+		"limits.reload: 0s":                       func(c *Config) { c.Limits.Reload = 0 },
+		"limits.detach_tries: 0":                  func(c *Config) { c.Limits.DetachTries = 0 },
+		"state: \"/aaa":                           func(c *Config) { c.State = "/" + strings.Repeat("a", 24) },
+		"state: \"/var/lib/minicri/\" is root":    func(c *Config) { c.State = c.Root + "/" },
+		"root: \"/data:1/minicri\" has ':' in it": func(c *Config) { c.Root = "/data:1/minicri" },
+		"root: \"/data,1\" has ','":               func(c *Config) { c.Root = "/data,1" },
+		"state: \"/run/a:b\" has ':'":             func(c *Config) { c.State = "/run/a:b" },
+		"cni_bin_dir: \"b\"":                      func(c *Config) { c.CNIBin = "/a:b" },
+		"cni_bin_dir: \"\"":                       func(c *Config) { c.CNIBin = "" },
+		"shim: \"minicri-shim\"":                  func(c *Config) { c.Shim = "minicri-shim" },
+		"metrics_address: ":                       func(c *Config) { c.Metrics = "9440" },
+		"metrics_address: \"a:b\"":                func(c *Config) { c.Metrics = "a:b" },
+		"metrics_address: \"[::1]:9\"":            func(c *Config) { c.Metrics, c.Streaming.Address = "[::1]:9", "[::1]:9" },
+		"pids_limit: -1":                          func(c *Config) { c.PidsLimit = -1 },
+		"pids_limit: 4194305 is more":             func(c *Config) { c.PidsLimit = 4194305 },
+		"root: \"//\" is the root directory":      func(c *Config) { c.Root = "//" },
+		"state: \"/\" is the root directory":      func(c *Config) { c.State = "/" },
+		"default_ulimits: \"nofile\" is named":    func(c *Config) { c.DefaultUlimits = []string{"nofile=1:2", "nofile=3:4"} },
+		"default_sysctls: \"a.b\" is named":       func(c *Config) { c.DefaultSysctls = []string{"a.b=1", "a.c=1", "a.b=2"} },
+		`default_sysctls: "../../etc/x=1" is not`: func(c *Config) { c.DefaultSysctls = []string{"../../etc/x=1"} },
+		`default_sysctls: "net/../x=1" is not`:    func(c *Config) { c.DefaultSysctls = []string{"net/../x=1"} },
+		`default_sysctls: "net.ipv4 .x=1" is not`: func(c *Config) { c.DefaultSysctls = []string{"net.ipv4 .x=1"} },
+		`default_sysctls: "net..x=1" is not`:      func(c *Config) { c.DefaultSysctls = []string{"net..x=1"} },
+		`default_sysctls: "x=1" is not`:           func(c *Config) { c.DefaultSysctls = []string{"x=1"} },
+		`default_env: "A=\x00" contains a NUL`:    func(c *Config) { c.DefaultEnv = []string{"A=\x00"} },
+		`cgroup_parent: "/a\x00" contains a NUL`:  func(c *Config) { c.CgroupParent = "/a\x00" },
+		`default_network.bridge: "b\x00"`:         func(c *Config) { c.DefaultNetwork.Bridge = "b\x00" },
+		"default_network.subnet: \"10.0.0.0/3":    func(c *Config) { c.DefaultNetwork.Subnet = "10.0.0.0/31" },
+		"cgroup_parent: \"pods\"":                 func(c *Config) { c.CgroupParent = "pods" },
+		"default_network.name: ":                  func(c *Config) { c.DefaultNetwork.Name = "a b" },
+		"default_network.bridge: ":                func(c *Config) { c.DefaultNetwork.Bridge = "sixteen-letters-" },
+		"default_network.subnet: netip":           func(c *Config) { c.DefaultNetwork.Subnet = "10.0.0.0" },
+		"default_network.subnet: \"10.":           func(c *Config) { c.DefaultNetwork.Subnet = "10.0.0.0/24,10.1.0.0/24" },
+		"default_network.data_dir: ":              func(c *Config) { c.DefaultNetwork.DataDir = "x" },
+		"images.certs_dirs: \"x\"":                func(c *Config) { c.Images.CertsDirs = []string{"/a", "x"} },
+		"images.docker_config: ":                  func(c *Config) { c.Images.DockerConfig = "~/.docker/config.json" },
+		"images.verifier_dir: ":                   func(c *Config) { c.Images.VerifierDir = "x" },
+		"images.pinned: \"UPPER\"":                func(c *Config) { c.Images.Pinned = []string{"UPPER"} },
+		"images.progress_timeout: 60ns":           func(c *Config) { c.Images.ProgressTimeout = 60 },
+		"images.max_downloads: 0":                 func(c *Config) { c.Images.MaxDownloads = 0 },
+		"images.max_unpacks: -1":                  func(c *Config) { c.Images.MaxUnpacks = -1 },
+		"streaming.address: ":                     func(c *Config) { c.Streaming.Address = "localhost" },
+		"streaming.tls_cert, ":                    func(c *Config) { c.Streaming.TLSKey = "/key" },
+		"streaming.tls_self_signed: ":             func(c *Config) { s := &c.Streaming; s.SelfSigned, s.TLSCert, s.TLSKey = true, "/c", "/k" },
+		"streaming.idle_timeout: 7ns":             func(c *Config) { c.Streaming.Idle = 7 },
+		"streaming.creation_timeout: 0s":          func(c *Config) { c.Streaming.Creation = 0 },
+		"streaming.max_open: 0":                   func(c *Config) { c.Streaming.MaxOpen = 0 },
+		"limits.check_period: 5ns":                func(c *Config) { c.Limits.Check = 5 },
+
+		"limits.cni_add: 3m0s is longer than limits.run, which is 1m0s":    func(c *Config) { c.Limits.Run = Duration(time.Minute) },
 		"limits.cni_del: 1m0s is longer than limits.destroy, which is 30s": func(c *Config) { c.Limits.Destroy = Duration(30 * time.Second) },
 		"limits.kill: 2m0s is longer than limits.destroy":                  func(c *Config) { c.Limits.Kill = Duration(2 * time.Minute) },
 		"limits.retry_first: 10m0s is longer than limits.retry_most":       func(c *Config) { c.Limits.RetryFirst = Duration(10 * time.Minute) },
 		"runtimes.kata.cni_conf_dir: \"net.d\"": func(c *Config) {
 			c.Runtimes["kata"] = Runtime{Type: Builtin, CNIConf: "net.d"}
 		},
-		"runtimes.kata.type: this build has no type \"wasm\", only [\"builtin\" \"oci\" \"shim\"]": func(c *Config) { c.Runtimes["kata"] = Runtime{Type: "wasm"} },
+		"runtimes.kata.type: this build has no type \"wasm\", only [\"builtin\" \"oci\"]": func(c *Config) { c.Runtimes["kata"] = Runtime{Type: "wasm"} },
 		"runtimes.kata.sandbox_per_container: it is for the type \"oci\" alone": func(c *Config) {
-			c.Runtimes["kata"] = Runtime{Type: Shim, Path: "/kata", SandboxPerContainer: true}
+			c.Runtimes["kata"] = Runtime{Type: Builtin, SandboxPerContainer: true}
 		},
-		"runtimes.kata.path: it is missing":                    func(c *Config) { c.Runtimes["kata"] = Runtime{Type: Shim} },
+		"runtimes.kata.type: this build has no type \"shim\"":  func(c *Config) { c.Runtimes["kata"] = Runtime{Type: "shim", Path: "/kata"} },
 		"runtimes.kata.type: it is missing":                    func(c *Config) { c.Runtimes["kata"] = Runtime{} },
 		"runtimes.runc.path: it is missing":                    func(c *Config) { c.Runtimes["runc"] = Runtime{Type: OCI} },
 		"runtimes.runc.path: \"runc\" is not an absolute path": func(c *Config) { c.Runtimes["runc"] = Runtime{Type: OCI, Path: "runc"} },
@@ -268,6 +270,31 @@ func TestCheck(t *testing.T) {
 }
 
 // Everything that is wrong is reported at once.
+// Paths are resolved once, at the load: what is made of them later has no link in it.
+func TestLoadResolvesLinks(t *testing.T) {
+	dir, err := os.MkdirTemp("/tmp", "c") // state has to be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	data := filepath.Join(dir, "d")
+	for _, err := range []error{
+		os.MkdirAll(filepath.Join(data, "minicri"), 0o755), os.Symlink(filepath.Join(data, "minicri"), filepath.Join(dir, "root")),
+		os.Symlink(data, filepath.Join(dir, "run")), os.Symlink(filepath.Join(dir, "nowhere"), filepath.Join(dir, "dangling")),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := Load([]string{"--config", os.DevNull, "--root", filepath.Join(dir, "root"), "--state", filepath.Join(dir, "run", "not"), "--netns-dir", filepath.Join(dir, "dangling")}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Root != filepath.Join(data, "minicri") || c.State != filepath.Join(data, "not") || c.NetnsDir != filepath.Join(dir, "dangling") {
+		t.Errorf("root %s, state %s, netns_dir %s", c.Root, c.State, c.NetnsDir)
+	}
+}
+
 func TestCheckReportsAll(t *testing.T) {
 	c := Default()
 	c.Root, c.LogLevel, c.Limits.Kill = "x", "loud", 0

@@ -14,9 +14,8 @@ func Default() *Config {
 		CNIBin:         "/opt/cni/bin",
 		LogLevel:       "info",
 		DefaultUlimits: []string{}, DefaultEnv: []string{}, DefaultSysctls: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{},
-		ShmSize:    64 << 20,
-		Supervisor: SupervisorNode,
-		Runtimes:   map[string]Runtime{"runc": {Type: Builtin, Args: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{}}},
+		ShmSize:  64 << 20,
+		Runtimes: map[string]Runtime{"runc": {Type: Builtin, Args: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{}}},
 		DefaultNetwork: DefaultNetwork{
 			Name:       "minicri",
 			Bridge:     "minicri0",
@@ -35,7 +34,7 @@ func Default() *Config {
 		Limits: Limits{
 			Run: second(230), Destroy: second(100), Create: second(100), Kill: second(10),
 			CNIAdd: second(180), CNIDel: second(60), CNICheck: second(20), CNIStatus: second(5), CNIGC: second(60),
-			DetachTries: 5, DetachTime: second(300),
+			DetachTries: 5, DetachTime: second(300), GiveUpTries: 10, GiveUpTime: second(600),
 			RetryFirst: second(1), RetryMost: second(300),
 			Reload: second(1), Status: second(5), GC: second(600), Shutdown: second(10),
 		},

@@ -46,7 +46,37 @@ func LoadWith(arguments []string, output io.Writer, more ...func(*flag.FlagSet))
 	if _, err := parse(c, &file, arguments, io.Discard, more); err != nil {
 		return nil, nil, err
 	}
-	return c, words, c.Check()
+	return c, words, c.finish()
+}
+
+// finish is the end of every load: paths are resolved once, here, and then checked.
+func (c *Config) finish() error {
+	for _, path := range []*string{&c.Root, &c.State, &c.NetnsDir} {
+		*path = resolved(*path)
+	}
+	return c.Check()
+}
+
+// resolved is a path without symlinks, as libcontainer and mountinfo have it; what is
+// not there yet stays as it is. One that cannot be resolved is for its user to report.
+func resolved(path string) string {
+	if !filepath.IsAbs(path) {
+		return path
+	}
+	rest := ""
+	for above := filepath.Clean(path); ; above = filepath.Dir(above) {
+		real, err := filepath.EvalSymlinks(above)
+		if err == nil {
+			return filepath.Join(real, rest)
+		}
+		if !errors.Is(err, fs.ErrNotExist) || above == "/" {
+			return path
+		}
+		if _, err := os.Lstat(above); err == nil {
+			return path // a link that leads nowhere
+		}
+		rest = filepath.Join(filepath.Base(above), rest)
+	}
 }
 
 func parse(c *Config, file *string, arguments []string, output io.Writer, more []func(*flag.FlagSet)) (words []string, err error) {
@@ -128,11 +158,6 @@ func (c *Config) readAll(file string) error {
 	return nil
 }
 
-// replaced are keys of earlier versions, with what to write instead.
-var replaced = map[string]string{
-	"runtime_handlers": "a name alone does not say what runs the pods; write a table for each, as in\n[runtimes.NAME]\ntype = \"" + Builtin + "\"",
-}
-
 // LoadFile reads and checks a file with its drop-ins, FILE.d/*.toml, as a daemon
 // that is given the file and no other flag does.
 func LoadFile(file string) (*Config, error) {
@@ -140,7 +165,7 @@ func LoadFile(file string) (*Config, error) {
 	if err := c.readAll(file); err != nil {
 		return nil, err
 	}
-	return c, c.Check()
+	return c, c.finish()
 }
 
 // ReadFile reads one file over what is there already. A key that does not
@@ -157,9 +182,6 @@ func (c *Config) ReadFile(file string) error {
 	case errors.As(err, &unknown):
 		first := unknown.Errors[0]
 		line, _ := first.Position()
-		if hint := replaced[dotted(first.Key())]; hint != "" {
-			return fmt.Errorf("%s:%d: key %q is gone: %s", file, line, dotted(first.Key()), hint)
-		}
 		return fmt.Errorf("%s:%d: unknown key %q: 'minicri config default' lists all keys", file, line, dotted(first.Key()))
 	case errors.As(err, &wrong):
 		line, column := wrong.Position()

@@ -47,8 +47,12 @@ type Options struct {
 	// Handlers are the runtime handlers of the configuration.
 	Handlers  *handler.Set
 	Snapshots Snapshots
+	// GiveUp are the ids of attachments whose undoing Fix gives up.
+	GiveUp []string
 	// Plugins says what is wrong with NRI plugins that the daemon would start.
 	Plugins []error
+	// Registries says what is wrong with the files that say how registries are reached.
+	Registries []error
 }
 
 // Snapshots are the writable layers of the node's containers, and the images that
@@ -71,6 +75,7 @@ func Run(ctx context.Context, options Options) []Finding {
 	c.leaks()
 	c.snapshots(ctx)
 	c.sandboxes()
+	c.supervisors()
 	return c.findings
 }
 
@@ -109,6 +114,8 @@ func Fix(findings []Finding, force bool) []Finding {
 
 type checker struct {
 	Options
+	// serves is set if the daemon does.
+	serves   bool
 	findings []Finding
 }
 

@@ -46,7 +46,7 @@ func (c *checker) orphans(hierarchies cgroup.Hierarchies) int {
 		Userns: namespace.Find(filepath.Join(c.Config.State, "userns"), c.Node.Mark()),
 		Root:   c.Config.Root, State: c.Config.State, Kill: time.Duration(c.Config.Limits.Kill),
 	}
-	orphans, err := places.Find(sweep.Owners{Pod: c.hasRecord, Container: c.hasContainer, Supervisor: c.hasRecord, Attached: c.hasAttachment})
+	orphans, err := places.Find(sweep.Owners{Pod: c.hasRecord, Container: c.hasContainer, Attached: c.hasAttachment})
 	for _, o := range orphans {
 		c.leak(fmt.Sprintf("%s %s has no %s", o.Kind, o.Path, o.Owner()), func() error { return places.Remove(o) })
 	}
@@ -149,11 +149,22 @@ func (c *checker) attachments() {
 			continue
 		}
 		if attachment.Releasing || !c.hasRecord(id) {
-			c.add("attachment", Problem,
+			f := c.add("attachment", Problem,
 				fmt.Sprintf("%s on network %q waits for CNI DEL, %d tries: %s", id, attachment.Network, attachment.Tries, attachment.LastError),
-				"repair the plugin; the running daemon retries DEL")
+				"repair the plugin, and the daemon's next DEL succeeds; or give it up with 'minicri check --fix --force "+id+"': its plugins may keep an address of it")
+			if slices.Contains(c.GiveUp, id) {
+				f.fix, f.fixed = func() error { return c.giveUp(id) }, "given up; a daemon that runs notices it with its next DEL"
+			}
 		}
 	}
+}
+
+// giveUp removes the entry of an attachment that waits for its DEL, and its namespace.
+func (c *checker) giveUp(id string) error {
+	if err := os.Remove(filepath.Join(c.attachmentDir(), id+".json")); err != nil {
+		return err
+	}
+	return namespace.Find(c.Config.NetnsDir, c.Node.Mark()).Remove(id)
 }
 
 // quarantine shows the records that cannot be decoded. They are tried again: a
@@ -196,8 +207,21 @@ func (c *checker) unread(dir string) {
 	}
 }
 
-// sandboxes compares what the runtime believes of each sandbox with the kernel.
+// sandboxes compares what the runtime believes of each sandbox with the kernel. A
+// daemon that stops a pod writes that down last: what may be that is asked again.
 func (c *checker) sandboxes() {
+	const most = 10 * time.Second
+	before := len(c.findings)
+	for began := time.Now(); ; time.Sleep(time.Second) {
+		c.findings = c.findings[:before]
+		c.lookAtSandboxes()
+		if len(c.findings) == before || !c.serves || time.Since(began) > most {
+			return
+		}
+	}
+}
+
+func (c *checker) lookAtSandboxes() {
 	dir := c.factsDir()
 	ids, err := state.IDs(dir)
 	if err != nil {

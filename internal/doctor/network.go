@@ -19,13 +19,17 @@ func (c *checker) programs(ctx context.Context) {
 	c.when(err == nil, Problem, "shim", c.Shim, fmt.Sprint(err), "run 'make install', or give --shim")
 	c.handlers(ctx)
 	for _, problem := range c.Plugins {
-		c.add("NRI plugin", Problem, problem.Error(), "correct or remove it, and restart minicri")
+		c.add("NRI plugin", Problem, problem.Error(), "correct, start or remove it; docs/nri.md")
+	}
+	for _, problem := range c.Registries {
+		c.add("registries", Warning, problem.Error(), "correct the file: it is read at each pull")
 	}
 	dialer := net.Dialer{Timeout: time.Second}
 	connection, err := dialer.DialContext(ctx, "unix", c.Config.Socket)
 	if err == nil {
 		err = connection.Close()
 	}
+	c.serves = err == nil
 	c.when(err == nil, Warning, "daemon", "serves "+c.Config.Socket, fmt.Sprintf("does not serve %s", c.Config.Socket), "start it: systemctl start minicri")
 }
 

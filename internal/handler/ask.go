@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -23,7 +21,7 @@ import (
 // questions are what programs are asked, each once at a time.
 type questions struct {
 	mu    sync.Mutex
-	asked map[string]*question // by program and kind
+	asked map[string]*question // by program
 }
 
 func newQuestions() questions { return questions{asked: make(map[string]*question)} }
@@ -56,12 +54,9 @@ func (q *questions) ask(ctx context.Context, of Spec) (Features, error) {
 	if err != nil {
 		return Features{}, fmt.Errorf("its runtime is not there: %w", err)
 	}
-	asked := q.find(of, path, file)
+	asked := q.find(path, file)
 	select {
 	case <-asked.done:
-		if asked.err == nil && of.Shim {
-			return asked.features, checkRuntime(path)
-		}
 		return asked.features, asked.err
 	case <-ctx.Done():
 		return Features{}, fmt.Errorf("%s has not yet said what it can do: %w", path, context.Cause(ctx))
@@ -69,22 +64,17 @@ func (q *questions) ask(ctx context.Context, of Spec) (Features, error) {
 }
 
 // find returns the question that was asked last, or asks anew.
-func (q *questions) find(of Spec, path string, file fs.FileInfo) *question {
-	key := fmt.Sprint(of.Shim, path)
+func (q *questions) find(path string, file fs.FileInfo) *question {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if last := q.asked[key]; last != nil && last.counts(file) {
+	if last := q.asked[path]; last != nil && last.counts(file) {
 		return last
 	}
 	asked := &question{file: file, done: make(chan struct{})}
-	q.asked[key] = asked
+	q.asked[path] = asked
 	go func() { // ends with askLimit, twice
 		defer close(asked.done)
-		ask := askFeatures
-		if of.Shim {
-			ask = askShim
-		}
-		asked.features, asked.err = ask(path)
+		asked.features, asked.err = askFeatures(path)
 		asked.at = time.Now()
 	}()
 	return asked
@@ -113,40 +103,6 @@ func askFeatures(path string) (Features, error) {
 	}
 	_, err = run(path, "--version")
 	return Features{}, err
-}
-
-// askShim: a shim has to say its version. What its runtime can do, the protocol
-// has no words for that all shims know, so it counts as nothing beyond the rest.
-func askShim(path string) (Features, error) {
-	_, err := run(path, "-v")
-	return Features{}, err
-}
-
-// runcShim is the shim whose runtime is known: the program runc, which it looks for
-// in PATH when it makes a container.
-const runcShim = "containerd-shim-runc-v2"
-
-// checkRuntime fails for a shim whose runtime is missing. A script in its place may
-// give it another PATH, so what that will find is not known.
-func checkRuntime(shim string) error {
-	if filepath.Base(shim) != runcShim || isScript(shim) {
-		return nil
-	}
-	if _, err := exec.LookPath("runc"); err != nil {
-		return fmt.Errorf("the runtime of %s is not there: install runc in a directory of PATH: %w", shim, err)
-	}
-	return nil
-}
-
-func isScript(path string) bool {
-	file, err := os.Open(path)
-	if err != nil {
-		return false
-	}
-	defer file.Close()
-	var start [2]byte
-	_, err = io.ReadFull(file, start[:])
-	return err == nil && string(start[:]) == "#!"
 }
 
 // run runs a program within askLimit and returns what it says; what it has started

@@ -3,8 +3,7 @@
 //
 // A handler of type builtin is libcontainer in minicri-shim; one of type oci is
 // a program with runc's command line, asked for its features by its own verb
-// "features"; one of type shim is a shim of containerd's, asked for its version.
-// What a program has said is kept until its file changes; one that could not be
+// "features". What a program has said is kept until its file changes; one that could not be
 // asked is asked again after a while. A Set has locks, which are not held while a
 // program is asked; all programs are asked concurrently, and List does not wait
 // for one that hangs.
@@ -26,8 +25,6 @@ type Spec struct {
 	// Program is the path and the global flags of a runtime; none for
 	// libcontainer.
 	Program []string
-	// Shim: it is a shim of containerd's, not a program with runc's command line.
-	Shim bool
 	// CNIConf is the directory of the network configurations of its pods, "" for
 	// the node's.
 	CNIConf string
@@ -47,10 +44,8 @@ type Features struct {
 
 // Status is a handler as it is now.
 type Status struct {
-	Name    string   `json:"name"`
-	Program []string `json:"program,omitempty"`
-	// Shim says what Program is, as in Spec.
-	Shim     bool     `json:"shim,omitempty"`
+	Name     string   `json:"name"`
+	Program  []string `json:"program,omitempty"`
 	CNIConf  string   `json:"cni_conf_dir,omitempty"`
 	Features Features `json:"features"`
 	// OwnSandbox is as in Spec.
@@ -140,7 +135,7 @@ func (s *Set) ListAll(ctx context.Context) []Status {
 
 func (s *Set) status(ctx context.Context, name string) Status {
 	spec := (*s.specs.Load())[name]
-	status := Status{Name: name, Program: spec.Program, Shim: spec.Shim, CNIConf: spec.CNIConf, OwnSandbox: spec.OwnSandbox, Features: s.builtin}
+	status := Status{Name: name, Program: spec.Program, CNIConf: spec.CNIConf, OwnSandbox: spec.OwnSandbox, Features: s.builtin}
 	if len(status.Program) > 0 {
 		status.Features, status.Err = s.ask(ctx, spec)
 		// What the runtime can do, this machine must be able to do, too.

@@ -43,6 +43,10 @@ func (n *Node) Glance(ctx context.Context) *timeline.Glance {
 		g.Pods = append(g.Pods, line)
 	}
 	g.Released = len(problems)
+	older, _ := n.Sandboxes.OlderSupervisors() // those that can be read
+	for _, one := range older {
+		g.Older = append(g.Older, timeline.Older{Build: one.Group, Version: one.Version, Pods: one.Pods, Problem: one.Problem})
+	}
 	slices.SortFunc(g.Pods, func(a, b timeline.Line) int { return strings.Compare(a.Name+a.ID, b.Name+b.ID) })
 	return g
 }

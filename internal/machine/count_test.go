@@ -20,6 +20,9 @@ func TestCount(t *testing.T) {
 	if got := count("/no/such/file"); got != 0 {
 		t.Errorf("without the file: %d", got)
 	}
+	if got := memoryNodes("/no/such/file"); got != 1 {
+		t.Errorf("a kernel without NUMA has %d memory nodes, want 1", got)
+	}
 	if m, err := Read(t.TempDir()); err != nil || m.CPUs < uint64(runtime.NumCPU()) || m.MemoryNodes == 0 {
 		t.Errorf("this machine has %d CPUs and %d memory nodes: %v", m.CPUs, m.MemoryNodes, err)
 	}

@@ -6,15 +6,20 @@
 package machine
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/moby/sys/capability"
+	"github.com/moby/sys/mountinfo"
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/selinux/go-selinux"
+	"golang.org/x/sys/unix"
 )
 
 // Machine is what specs and checks have to know of the machine they are for.
@@ -87,7 +92,7 @@ func Read(root string) (Machine, error) {
 		Swap:              accountsSwap(),
 		CgroupDelegation:  delegates(),
 		CPUs:              count("/sys/devices/system/cpu/possible"),
-		MemoryNodes:       count("/sys/devices/system/node/possible"),
+		MemoryNodes:       memoryNodes("/sys/devices/system/node/possible"),
 		HugepageSizes:     slices.Sorted(slices.Values(cgroups.HugePageSizes())),
 		RecursiveReadOnly: probeRecursiveReadOnly() == nil,
 		UserNamespaces:    probeUserNamespaces(root) == nil,
@@ -121,4 +126,203 @@ func (m Machine) OOMScoreAdjNear(wanted int) int {
 		return wanted
 	}
 	return max(wanted, m.OOMScoreAdj)
+}
+
+// Feature is something that not every supported kernel has. Distributions add
+// features to older kernels and leave some out of newer ones, so each is asked
+// for by using it.
+type Feature struct {
+	Name string
+	// Since is the release of Linux that brought it.
+	Since string
+	// Required: no pod runs without it.
+	Required bool
+	// Without says what does not work where it is missing.
+	Without string
+	// Probe returns nil if the feature is there, or else why it is not.
+	Probe func() error
+}
+
+// Features are all that make a difference, in the order of a report. Some depend
+// on the file system of images: root is a directory in it.
+func Features(root string) []Feature {
+	return []Feature{
+		{"namespaces", "3.8", true, "pods cannot be isolated", probeNamespaces},
+		{"overlayfs", "3.18", true, "containers have no root file system: modprobe overlay", probeOverlay},
+		{"pidfd", "5.3", true, "the end of a process cannot be waited for", probePidfd},
+		{"openat2", "5.6", true, "paths in a container's root cannot be resolved safely", probeOpenat2},
+		{"seccomp", "3.17", false, "pods that ask for a seccomp profile do not start", probeSeccomp},
+		{"recursive read-only mounts", "5.12", false, "mounts with recursive_read_only are refused", probeRecursiveReadOnly},
+		{"user namespaces", "5.19", false, "pods with hostUsers: false are not scheduled here", func() error { return probeUserNamespaces(root) }},
+	}
+}
+
+func probeNamespaces() error {
+	for _, namespace := range []string{"net", "mnt", "pid", "ipc", "uts", "user"} {
+		if _, err := os.Stat("/proc/self/ns/" + namespace); err != nil {
+			return fmt.Errorf("the kernel is built without %s namespaces", namespace)
+		}
+	}
+	return nil
+}
+
+// probeOverlay asks as a mount does: that loads the module if it was not needed
+// before (fsopen(2), Linux 5.2).
+func probeOverlay() error {
+	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+func probePidfd() error {
+	fd, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+func probeOpenat2() error {
+	fd, err := unix.Openat2(unix.AT_FDCWD, "/", &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+// probeSeccomp asks with an operation on no filter (seccomp(2)): EFAULT is the
+// answer of a kernel that has filters.
+func probeSeccomp() error {
+	const setModeFilter = 1
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, setModeFilter, 0, 0)
+	if errno == unix.EFAULT || errno == unix.EACCES {
+		return nil
+	}
+	return errno
+}
+
+// probeRecursiveReadOnly asks with a call that fails in any case, for want of a
+// valid descriptor where the kernel has it (mount_setattr(2)).
+func probeRecursiveReadOnly() error {
+	err := unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+	if errors.Is(err, unix.EBADF) {
+		return nil
+	}
+	return err
+}
+
+// probeUserNamespaces: pods can have their own, with the owners of files mapped
+// by mounts, also of the layers of an overlay. The limit may be 0
+// (user_namespaces(7)).
+func probeUserNamespaces(root string) error {
+	most, err := os.ReadFile("/proc/sys/user/max_user_namespaces")
+	if err != nil {
+		return err
+	}
+	if strings.TrimSpace(string(most)) == "0" {
+		return errors.New("none are allowed: sysctl -w user.max_user_namespaces=15000")
+	}
+	return probeMappedOverlay(root)
+}
+
+// count is how many CPUs or memory nodes the kernel can have: its list, such as
+// 0-3, ends with the last one (/sys/devices/system/cpu/possible). It is 0 where
+// that cannot be read.
+func count(file string) uint64 {
+	list, err := os.ReadFile(file)
+	if err != nil {
+		return 0
+	}
+	text := strings.TrimSpace(string(list))
+	last, err := strconv.ParseUint(text[strings.LastIndexAny(text, "-,")+1:], 10, 31)
+	if err != nil {
+		return 0
+	}
+	return last + 1
+}
+
+// memoryNodes is count of the kernel's list of memory nodes. A kernel without NUMA has
+// one, and no list.
+func memoryNodes(file string) uint64 {
+	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
+		return 1
+	}
+	return count(file)
+}
+
+const unifiedRoot = "/sys/fs/cgroup"
+
+// readControllers: on version 1 what is mounted counts, not what the kernel
+// could mount; in a hybrid tree that is what containers use.
+func readControllers() ([]string, error) {
+	controllers, err := cgroups.GetAllSubsystems()
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(controllers)
+	if cgroups.IsCgroup2UnifiedMode() {
+		return slices.Compact(controllers), nil
+	}
+	mounts, err := cgroups.GetCgroupMounts(true)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(controllers, func(controller string) bool {
+		return !slices.ContainsFunc(mounts, func(m cgroups.Mount) bool { return slices.Contains(m.Subsystems, controller) })
+	}), nil
+}
+
+// accountsSwap: kernels can be built or booted without accounting of swap.
+// The root of version 2 has no such file, whatever is below it has.
+func accountsSwap() bool {
+	if cgroups.IsCgroup2UnifiedMode() {
+		found, err := filepath.Glob(unifiedRoot + "/*/memory.swap.max")
+		return err == nil && len(found) > 0
+	}
+	memory, err := cgroups.FindCgroupMountpoint("", "memory")
+	return err == nil && cgroups.PathExists(filepath.Join(memory, "memory.memsw.limit_in_bytes"))
+}
+
+// delegates reports whether version 2 is mounted with nsdelegate.
+func delegates() bool {
+	if !cgroups.IsCgroup2UnifiedMode() {
+		return false
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(unifiedRoot))
+	return err == nil && len(mounts) == 1 && slices.Contains(strings.Split(mounts[0].VFSOptions, ","), "nsdelegate")
+}
+
+// resources are those of setrlimit(2), by the names of runtime-spec.
+func resources() map[string]int {
+	return map[string]int{
+		"RLIMIT_AS": unix.RLIMIT_AS, "RLIMIT_CORE": unix.RLIMIT_CORE, "RLIMIT_CPU": unix.RLIMIT_CPU, "RLIMIT_DATA": unix.RLIMIT_DATA,
+		"RLIMIT_FSIZE": unix.RLIMIT_FSIZE, "RLIMIT_LOCKS": unix.RLIMIT_LOCKS, "RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK,
+		"RLIMIT_MSGQUEUE": unix.RLIMIT_MSGQUEUE, "RLIMIT_NICE": unix.RLIMIT_NICE, "RLIMIT_NOFILE": unix.RLIMIT_NOFILE,
+		"RLIMIT_NPROC": unix.RLIMIT_NPROC, "RLIMIT_RSS": unix.RLIMIT_RSS, "RLIMIT_RTPRIO": unix.RLIMIT_RTPRIO,
+		"RLIMIT_RTTIME": unix.RLIMIT_RTTIME, "RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING, "RLIMIT_STACK": unix.RLIMIT_STACK,
+	}
+}
+
+// hardLimits are those of this process.
+func hardLimits() (map[string]uint64, error) {
+	limits := make(map[string]uint64)
+	for name, resource := range resources() {
+		var limit unix.Rlimit
+		if err := unix.Getrlimit(resource, &limit); err != nil {
+			return nil, fmt.Errorf("read our own %s: %w", name, err)
+		}
+		limits[name] = limit.Max
+	}
+	return limits, nil
+}
+
+// RlimitNear is the hard limit nearest to the wanted one that a process of this
+// machine may have.
+func (m Machine) RlimitNear(name string, wanted uint64) uint64 {
+	if own, limited := m.Rlimits[name]; limited {
+		return min(wanted, own)
+	}
+	return wanted
 }

@@ -41,8 +41,8 @@ func Commands() []Command {
 		{Words: "config default", Help: "print the default configuration, every key with its comment"},
 		{Words: "config check", Argument: "FILE", Help: "check a configuration file and its drop-ins, FILE.d/*.toml"},
 		{
-			Words: "check", Help: "report what this node lacks and what was left behind; exit code 0 only without a problem, which a record in quarantine is too", Configured: true,
-			Flags: []Flag{{"fix", "", "remove what was left behind, and try records in quarantine again"}, {"force", "", "with --fix: remove the records in quarantine that cannot be decoded"}, {"json", "", "print JSON"}},
+			Words: "check", Argument: "[ID...]", Help: "report what this node lacks and what was left behind; exit code 0 only without a problem, which a record in quarantine is too", Configured: true,
+			Flags: []Flag{{"fix", "", "remove what was left behind, and try records in quarantine again"}, {"force", "", "with --fix: remove the records in quarantine that cannot be decoded, and give up the attachments whose ids follow"}, {"json", "", "print JSON"}},
 		},
 		{
 			Words: "timeline", Argument: "[POD]", Configured: true,
@@ -57,7 +57,7 @@ func Commands() []Command {
 		},
 		{
 			Words: "pods", Configured: true, Help: "show the pods of the node, one line each: state and stage, containers, memory, addresses, what is wrong with the network",
-			Flags: []Flag{{"watch", "", "look again every two seconds, with the rates of CPU and network"}, {"json", "", "print JSON"}},
+			Flags: []Flag{{"watch", "", "look again every two seconds, with the rates of CPU and network"}, {"wide", "", "also the supervisors of older builds, their version and how many pods they have"}, {"json", "", "print JSON"}},
 		},
 		{Words: "debug bundle", Argument: "FILE", Configured: true, Help: "collect in a tar.gz what a maintainer asks for: configuration, timelines, metrics, stacks, what check finds; without secrets"},
 		{Words: "image import", Argument: "FILE", Help: "import the images of an archive (docker save, OCI layout); - is stdin", Flags: image},

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"path"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,7 +21,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/sandbox"
 )
 
 // Metrics are the runtime's metrics. Observe and its kin may be called by many
@@ -163,3 +167,209 @@ func (m *Metrics) Serve(ctx context.Context, address string, logger *slog.Logger
 	}
 	return nil
 }
+
+// Family is a family of metrics, as docs/metrics.md describes it.
+type Family struct {
+	// Name begins with "minicri_".
+	Name string
+	// Kind is "counter", "gauge" or "histogram".
+	Kind string
+	Help string
+	// Labels are the labels with what they may be: no set is unbounded.
+	Labels []Label
+}
+
+// Label is a label of a family and its values in words.
+type Label struct{ Name, Values string }
+
+// The names of the families.
+const (
+	rpcSeconds     = "minicri_rpc_seconds"
+	stepSeconds    = "minicri_sandbox_step_seconds"
+	pluginSeconds  = "minicri_cni_plugin_seconds"
+	pullSeconds    = "minicri_image_pull_seconds"
+	pulledBytes    = "minicri_image_pulled_bytes_total"
+	exits          = "minicri_container_exits_total"
+	oomKills       = "minicri_container_oom_kills_total"
+	lost           = "minicri_supervisor_restarts_total"
+	dropped        = "minicri_events_dropped_total"
+	sandboxCount   = "minicri_sandboxes"
+	containerCount = "minicri_containers"
+	pending        = "minicri_attachments_pending"
+	oldestPending  = "minicri_attachments_pending_oldest_seconds"
+	drifted        = "minicri_attachments_drifted"
+	quarantined    = "minicri_records_quarantined"
+	stuck          = "minicri_plugin_runs_stuck"
+	networkReady   = "minicri_network_ready"
+	streamsOpen    = "minicri_streams_open"
+)
+
+// Families are all families that this package makes, in the order of the page;
+// those of the Go runtime and of the process (go_, process_: its memory, CPU and
+// descriptors) are client_golang's own.
+func Families() []Family {
+	outcome := Label{"outcome", "ok, error"}
+	return []Family{
+		{rpcSeconds, "histogram", "How long each call of the CRI took.", []Label{{"method", "the methods of the CRI: RunPodSandbox"}, {"code", "the codes of gRPC: OK"}}},
+		{stepSeconds, "histogram", "How long each step of a pod's or container's life took.", []Label{{"step", "the steps of pods and containers: pod/cni add"}, outcome}},
+		{pluginSeconds, "histogram", "How long each run of a CNI plugin took, with the IPAM plugin that it runs.", []Label{{"plugin", "the first 64 plugins that were run, and other"}, {"verb", "ADD, DEL, CHECK, STATUS, GC, VERSION, other"}, outcome}},
+		{pullSeconds, "histogram", "How long each pull of an image took. Pulls that were merged count once.", []Label{outcome}},
+		{pulledBytes, "counter", "Bytes of images that registries sent, of failed pulls too.", nil},
+		{exits, "counter", "Containers that have ended.", []Label{{"reason", "Completed, Error, OOMKilled, StartError, Unknown, other"}}},
+		{oomKills, "counter", "Containers that were killed because they, or their pod, used all of their memory.", nil},
+		{lost, "counter", "Supervisors that died and were replaced.", nil},
+		{dropped, "counter", "Events that a consumer was too slow for; its subscription ended with each.", nil},
+		{"minicri_nri_requests_total", "counter", "Requests to NRI plugins; no rows while there are none.", []Label{{"plugin", "the NRI plugins"}, {"request", "the requests of NRI"}, {"outcome", "ok, error, timeout, lost"}}},
+		{"minicri_nri_request_seconds", "histogram", "How long NRI plugins took for their answers.", []Label{{"plugin", "the NRI plugins"}, {"request", "the requests of NRI"}}},
+		{"minicri_nri_plugins", "gauge", "NRI plugins that are connected.", nil},
+		{sandboxCount, "gauge", "Pod sandboxes.", []Label{{"state", "ready, notready, building"}}},
+		{containerCount, "gauge", "Containers.", []Label{{"state", "created, running, exited, unknown"}}},
+		{pending, "gauge", "Attachments whose CNI DEL has failed and is being repeated.", nil},
+		{oldestPending, "gauge", "How long ago the first DEL of the oldest of them failed; 0 without any.", nil},
+		{drifted, "gauge", "Attachments that CNI CHECK found changed.", nil},
+		{quarantined, "gauge", "Records of pods, containers and attachments that cannot be read.", nil},
+		{stuck, "gauge", "Runs of CNI plugins whose processes were killed and did not end.", nil},
+		{networkReady, "gauge", "Whether pods can be attached: 1, or 0.", nil},
+		{streamsOpen, "gauge", "Sessions of exec, attach and port-forward.", nil},
+	}
+}
+
+// family panics for a name that Families does not have: that is a mistake in
+// the program.
+func family(name string) (f Family, labels []string) {
+	for _, f := range Families() {
+		if f.Name == name {
+			for _, label := range f.Labels {
+				labels = append(labels, label.Name)
+			}
+			return f, labels
+		}
+	}
+	panic("no metric " + name)
+}
+
+// Sources are the owners of what is counted at each scrape.
+type Sources struct {
+	Sandboxes  *sandbox.Store
+	Containers *container.Store
+	Networks   *network.CNI
+	// Streams counts the open sessions, Dropped the events that were lost.
+	Streams func() int
+	Dropped func() uint64
+}
+
+// counts reads its sources at each scrape.
+type counts struct{ Sources }
+
+// Describe implements prometheus.Collector; what is collected describes itself.
+func (c *counts) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (c *counts) Collect(out chan<- prometheus.Metric) {
+	emit := func(name string, value float64, labels ...string) {
+		f, names := family(name)
+		kind := prometheus.GaugeValue
+		if f.Kind == "counter" {
+			kind = prometheus.CounterValue
+		}
+		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(f.Name, f.Help, names, nil), kind, value, labels...)
+	}
+	c.pods(emit)
+	c.containers(emit)
+	c.attachments(emit)
+	emit(quarantined, float64(len(c.Sandboxes.Quarantined())+len(c.Containers.Quarantined())+len(c.Networks.Quarantined())))
+	emit(stuck, float64(len(c.Networks.Stuck())))
+	emit(networkReady, c.ready())
+	emit(streamsOpen, float64(c.Streams()))
+	emit(dropped, float64(c.Dropped()))
+}
+
+// emitter puts out one value.
+type emitter func(name string, value float64, labels ...string)
+
+func (c *counts) pods(emit emitter) {
+	ready, notReady := 0, 0
+	for _, sb := range c.Sandboxes.List() {
+		if sb.Ready() {
+			ready++
+		} else {
+			notReady++
+		}
+	}
+	emit(sandboxCount, float64(ready), "ready")
+	emit(sandboxCount, float64(notReady), "notready")
+	emit(sandboxCount, float64(len(c.Sandboxes.Building())), "building")
+}
+
+func (c *counts) containers(emit emitter) {
+	states := map[string]int{"created": 0, "running": 0, "exited": 0, "unknown": 0}
+	for _, one := range c.Containers.List() {
+		states[strings.ToLower(strings.TrimPrefix(one.State().String(), "CONTAINER_"))]++
+	}
+	for state, count := range states {
+		emit(containerCount, float64(count), state)
+	}
+}
+
+func (c *counts) attachments(emit emitter) {
+	waiting := c.Networks.Pending()
+	oldest := 0.0
+	for _, attachment := range waiting {
+		if first := attachment.FirstFailure; !first.IsZero() {
+			oldest = max(oldest, time.Since(first).Seconds())
+		}
+	}
+	emit(pending, float64(len(waiting)))
+	emit(oldestPending, oldest)
+	emit(drifted, float64(len(c.Networks.Drifted())))
+}
+
+// ready is 1 if pods can be attached. A scrape does not wait for the first
+// answer of the plugins.
+func (c *counts) ready() float64 {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	if c.Networks.Ready(now) == nil {
+		return 1
+	}
+	return 0
+}
+
+// nri are the metrics of NRI's plugins; they have no rows while there are none.
+type nri struct {
+	requests *prometheus.CounterVec
+	latency  *prometheus.HistogramVec
+	plugins  prometheus.Gauge
+	names    *names
+}
+
+func newNRI(registry *prometheus.Registry) nri {
+	n := nri{
+		names: newNames(),
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "minicri_nri_requests_total",
+			Help: "Requests to NRI plugins, by plugin, request and outcome: ok, error, timeout or lost.",
+		}, []string{"plugin", "request", "outcome"}),
+		latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "minicri_nri_request_seconds",
+			Help:    "How long NRI plugins took for their answers, by plugin and request.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 9),
+		}, []string{"plugin", "request"}),
+		plugins: prometheus.NewGauge(prometheus.GaugeOpts{Name: "minicri_nri_plugins", Help: "NRI plugins that are connected."}),
+	}
+	registry.MustRegister(n.requests, n.latency, n.plugins)
+	return n
+}
+
+// NRIRequest notes a request to an NRI plugin that has ended.
+func (m *Metrics) NRIRequest(plugin, request, outcome string) {
+	m.nri.requests.WithLabelValues(m.nri.names.label(plugin), request, outcome).Inc()
+}
+
+// NRILatency notes how long an NRI plugin took for an answer.
+func (m *Metrics) NRILatency(plugin, request string, took time.Duration) {
+	m.nri.latency.WithLabelValues(m.nri.names.label(plugin), request).Observe(took.Seconds())
+}
+
+// NRIPlugins notes how many NRI plugins are connected.
+func (m *Metrics) NRIPlugins(count int) { m.nri.plugins.Set(float64(count)) }

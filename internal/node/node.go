@@ -10,7 +10,6 @@ package node
 
 import (
 	"crypto/rand"
-	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -84,8 +83,10 @@ func Read(root string) (*Node, error) {
 	n := &Node{path: file(root)}
 	data, err := state.ReadFile(n.path)
 	switch {
+	case errors.Is(err, fs.ErrNotExist) && hasRecords(root):
+		return nil, fmt.Errorf("read the node's identity: there are records in %s, but no %s: restore the file, or remove all pods and %[1]s", root, n.path)
 	case errors.Is(err, fs.ErrNotExist):
-		n.facts.ID = newID(root)
+		n.facts.ID = newID()
 		return n, nil
 	case err != nil:
 		return nil, fmt.Errorf("read the node's identity: %w", err)
@@ -96,13 +97,7 @@ func Read(root string) (*Node, error) {
 	return n, nil
 }
 
-// newID makes an id at random. A node with pods of a version that had no id
-// keeps the digits that their names begin with: they followed from the path.
-func newID(root string) string {
-	if hasRecords(root) {
-		sum := sha256.Sum256([]byte(filepath.Clean(root)))
-		return hex.EncodeToString(sum[:4])
-	}
+func newID() string {
 	var id [4]byte
 	_, _ = rand.Read(id[:]) // never fails (crypto/rand)
 	return hex.EncodeToString(id[:])

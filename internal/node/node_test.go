@@ -1,8 +1,6 @@
 package node
 
 import (
-	"crypto/sha256"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,16 +43,13 @@ func TestIDIsRandomAndKept(t *testing.T) {
 	}
 }
 
-// A node that has pods of a version without ids keeps their names.
-func TestNodeOfBeforeKeepsItsMark(t *testing.T) {
+// Records without the file that names their node are of a node that is not known: its
+// cgroups and namespaces would not be found again.
+func TestRecordsWithoutAnIdentity(t *testing.T) {
 	root := t.TempDir()
 	withRecord(t, root)
-	sum := sha256.Sum256([]byte(root))
-	want := fmt.Sprintf("minicri-%x-", sum[:4])
-	for range 2 {
-		if got := open(t, root).Mark(); got != want {
-			t.Errorf("the mark is %s, want %s", got, want)
-		}
+	if _, err := Read(root); err == nil || !strings.Contains(err.Error(), root) {
+		t.Errorf("got %v", err)
 	}
 }
 

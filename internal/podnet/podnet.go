@@ -15,6 +15,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/timeline"
 )
@@ -39,7 +40,7 @@ func look(now *timeline.Now, path string) error {
 		return fmt.Errorf("open the network namespace %s: %w", path, err)
 	}
 	defer ns.Close()
-	inside, err := netlink.NewHandleAt(ns)
+	inside, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("look into the network namespace %s: %w", path, err)
 	}

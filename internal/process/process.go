@@ -13,6 +13,8 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -73,6 +75,15 @@ func (p *Process) Wait() error {
 	return connection.Read(func(fd uintptr) bool { return ended(int(fd), 0) })
 }
 
+// Ended reports whether the process has ended.
+func (p *Process) Ended() (is bool) {
+	connection, err := p.pidfd.SyscallConn()
+	if err == nil {
+		err = connection.Control(func(fd uintptr) { is = ended(int(fd), 0) })
+	}
+	return is || err != nil
+}
+
 // ended polls the pidfd for as long as the limit says. A signal cuts poll(2)
 // short, whatever SA_RESTART says, and this process gets many: SIGCHLD, and
 // those by which the Go runtime preempts its threads.
@@ -130,10 +141,13 @@ type Stat struct {
 	// Exiting says that it ends or has ended: it loses its namespaces and files before
 	// it is dead.
 	Exiting bool
+	// Executed says that it has executed a program since it was forked.
+	Executed bool
 }
 
-// flagExiting is PF_EXITING of include/linux/sched.h, in field 9 of proc_pid_stat(5).
-const flagExiting = 0x4
+// flagExiting and flagNotExecuted are PF_EXITING and PF_FORKNOEXEC of
+// include/linux/sched.h, in field 9 of proc_pid_stat(5).
+const flagExiting, flagNotExecuted = 0x4, 0x40
 
 // Dead reports whether the process has ended and only waits to be reaped.
 func (s Stat) Dead() bool { return s.State == 'Z' || s.State == 'X' }
@@ -165,6 +179,73 @@ func ReadStat(pid int) (Stat, error) {
 	if err != nil {
 		return Stat{}, fmt.Errorf("process %d: %w", pid, err)
 	}
-	stat.Exiting = set&flagExiting != 0
+	stat.Exiting, stat.Executed = set&flagExiting != 0, set&flagNotExecuted == 0
 	return stat, nil
 }
+
+// BootID names the boot that the node is in. Processes, their pids and start times
+// are of one boot. That is the machine's (/proc/sys/kernel/random/boot_id); where
+// the node is a container, in a pid namespace of its own, the start of the first
+// process there goes with it: a container that is started again is a node that has
+// booted, whatever its volatile directory has kept.
+func BootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read the boot id: %w", err)
+	}
+	id := strings.TrimSpace(string(data))
+	namespace, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return "", fmt.Errorf("read the boot id: %w", err)
+	}
+	if namespace == machineNamespace {
+		return id, nil
+	}
+	first, err := ReadStat(1)
+	if err != nil {
+		return "", fmt.Errorf("read the boot id: %w", err)
+	}
+	return fmt.Sprint(id, separator, first.StartTime), nil
+}
+
+const (
+	// machineNamespace is the first pid namespace (PROC_PID_INIT_INO of
+	// linux/proc_ns.h).
+	machineNamespace = "pid:[4026531836]"
+	separator        = "+"
+)
+
+// SameBoot reports whether what was noted is of the boot that BootID names. A
+// version that did not know of containers noted the machine's alone.
+func SameBoot(noted, boot string) bool {
+	machine, _, _ := strings.Cut(boot, separator)
+	return noted == boot || noted == machine
+}
+
+// mostSaid is how much Said keeps, in bytes.
+const mostSaid = 64 << 10
+
+// Said keeps the beginning of what a program writes, and lets it write the rest:
+// one that floods its output costs no memory.
+type Said struct {
+	mu   sync.Mutex
+	kept []byte
+}
+
+// Write takes all of p.
+func (s *Said) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kept = append(s.kept, p[:min(len(p), mostSaid-len(s.kept))]...)
+	return len(p), nil
+}
+
+// Bytes are what is kept.
+func (s *Said) Bytes() []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]byte(nil), s.kept...)
+}
+
+// String is Bytes as text.
+func (s *Said) String() string { return string(s.Bytes()) }

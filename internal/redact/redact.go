@@ -1,11 +1,16 @@
-// Package redact takes secrets out of what is shown or handed on: messages that
-// plugins, registries and programs have written, and configurations. It errs on
-// the side of hiding. It owns nothing and keeps no state.
+// Package redact takes secrets out of what is shown or handed on, and what a terminal
+// would obey: messages that plugins, registries and programs have written, and
+// configurations. It errs on the side of hiding. It owns nothing and keeps no state.
 package redact
 
 import (
+	"bytes"
 	"encoding/json"
+	"fmt"
 	"regexp"
+	"strings"
+	"unicode"
+	"unicode/utf16"
 )
 
 // Hidden stands where a secret was.
@@ -91,4 +96,37 @@ func hides(key string, value any) bool {
 		return false
 	}
 	return environment.MatchString(key) || secretName.MatchString(key) && !secretFile.MatchString(key)
+}
+
+// Printable returns a text that a terminal prints and does not obey: in the place of
+// each character that is not printed, escape sequences and those that turn the
+// direction of writing among them, is a question mark. Lines stay.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n' || unicode.IsPrint(r):
+			return r
+		case unicode.IsSpace(r):
+			return ' '
+		}
+		return '?'
+	}, strings.ToValidUTF8(text, "?"))
+}
+
+// PrintableJSON is Printable for a JSON document, which keeps its meaning: characters
+// that are not printed are escaped.
+func PrintableJSON(document []byte) []byte {
+	var b bytes.Buffer
+	for _, r := range string(document) {
+		switch {
+		case r == '\n' || r == '\t' || unicode.IsPrint(r):
+			b.WriteRune(r)
+		case r <= 0xffff:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		default:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+		}
+	}
+	return b.Bytes()
 }

@@ -1,8 +1,11 @@
 package redact
 
 import (
+	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
+	"unicode"
 )
 
 func TestTextHasNoSecrets(t *testing.T) {
@@ -56,5 +59,29 @@ func TestJSONHasNoSecrets(t *testing.T) {
 	}
 	if got := string(JSON([]byte("no json, token=S3CRET"))); strings.Contains(got, "S3CRET") || !strings.Contains(got, "no json") {
 		t.Error(got)
+	}
+}
+
+func TestPrintable(t *testing.T) {
+	for text, want := range map[string]string{
+		"plain, grün, 日本 ✓\nnext line": "plain, grün, 日本 ✓\nnext line",
+		"\x1b]0;PWNED\x07\x1b[41mred":  "?]0;PWNED??[41mred",
+		"a\tb\u00a0c\rd":               "a b c d",
+		"\u009b2J\u202eexe\xff\x7f":    "?2J?exe??",
+	} {
+		if got := Printable(text); got != want {
+			t.Errorf("%q is %q, want %q", text, got, want)
+		}
+	}
+	document := []byte("{\"a\": \"\u009b\u202e\U000e0001\x7f✓\"}\n")
+	var before, after map[string]string
+	shown := PrintableJSON(document)
+	if err := errors.Join(json.Unmarshal(document, &before), json.Unmarshal(shown, &after)); err != nil || before["a"] != after["a"] {
+		t.Errorf("%s: %v", shown, err)
+	}
+	for _, r := range string(shown) {
+		if r != '\n' && !unicode.IsPrint(r) {
+			t.Errorf("%q in %s", r, shown)
+		}
 	}
 }

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -107,4 +109,185 @@ func IDs(directory string) ([]string, error) {
 		}
 	}
 	return ids, nil
+}
+
+// Bad is a record that could not be read, or not be decoded, and where it is.
+type Bad struct {
+	ID     string
+	Path   string
+	Reason error
+}
+
+// errUndecodable marks the errors of a file that was read and makes no sense.
+var errUndecodable = errors.New("cannot be decoded")
+
+// ErrLaterSchema is the error of a record that a later version of the program
+// wrote. To continue without it would take what it describes for orphans.
+var ErrLaterSchema = errors.New("written by a later version")
+
+// Load reads all records and clears away the temporary files of writes that were
+// cut off. A file that cannot be decoded goes into quarantine; one that cannot
+// be read (EIO, EMFILE, EACCES) stays where it is, for the next Load. Neither
+// stops the others. A record of a later schema does: ErrLaterSchema.
+func (r *Records[T]) Load() (map[string]T, []Bad, error) {
+	if err := ClearTemporary(r.directory); err != nil {
+		return nil, nil, err
+	}
+	entries, err := os.ReadDir(r.directory)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list records: %w", err)
+	}
+	records := make(map[string]T)
+	var bad []Bad
+	for _, entry := range entries {
+		id, isRecord := strings.CutSuffix(entry.Name(), suffix)
+		if !isRecord {
+			continue
+		}
+		record, err := r.read(id)
+		switch {
+		case errors.Is(err, ErrLaterSchema):
+			return nil, nil, err
+		case errors.Is(err, errUndecodable):
+			bad = append(bad, r.Quarantine(id, err))
+		case err != nil:
+			bad = append(bad, Bad{ID: id, Path: r.Path(id), Reason: err})
+		default:
+			records[id] = record
+		}
+	}
+	return records, bad, r.trimQuarantine()
+}
+
+func (r *Records[T]) read(id string) (T, error) {
+	data, err := ReadFile(r.Path(id))
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return r.decode(r.Path(id), data)
+}
+
+// decode looks at the schema first: a later one may have another form.
+func (r *Records[T]) decode(path string, data []byte) (T, error) {
+	var e envelope[T]
+	var head envelope[json.RawMessage]
+	if err := json.Unmarshal(data, &head); err != nil {
+		return e.Record, fmt.Errorf("%w: %w", errUndecodable, err)
+	}
+	if head.Version > r.version {
+		writer := head.Writer
+		if writer == "" {
+			writer = "a version that does not give its name"
+		}
+		return e.Record, fmt.Errorf("%s has schema %d, written by %s; this program reads schemas 1 to %d: run that version again, or remove the pod with it first: %w",
+			path, head.Version, writer, r.version, ErrLaterSchema)
+	}
+	if head.Version < 1 {
+		return e.Record, fmt.Errorf("%w: schema version %d", errUndecodable, head.Version)
+	}
+	if len(head.Record) == 0 || string(head.Record) == "null" {
+		return e.Record, fmt.Errorf("%w: there is no record in it", errUndecodable)
+	}
+	if err := json.Unmarshal(data, &e); err != nil {
+		return e.Record, fmt.Errorf("%w: %w", errUndecodable, err)
+	}
+	return e.Record, nil
+}
+
+// Peek reads one record of a directory that another process writes, of any schema.
+// T may have only some of its fields.
+func Peek[T any](directory, id string) (record T, err error) {
+	data, err := ReadFile((&Records[T]{directory: directory}).Path(id))
+	if err != nil {
+		return record, err
+	}
+	var e envelope[*T]
+	switch err := json.Unmarshal(data, &e); {
+	case err != nil:
+		return record, fmt.Errorf("%w: %w", errUndecodable, err)
+	case e.Version < 1 || e.Record == nil:
+		return record, fmt.Errorf("%w: schema version %d, or there is no record in it", errUndecodable, e.Version)
+	}
+	return *e.Record, nil
+}
+
+// Objects are the files of one kind of object, a pod say: the record of what
+// each was made from, and the facts of what became of it. An object whose files
+// cannot be read is left alone: nothing of it is changed or removed.
+type Objects[R, F any] struct {
+	Records *Records[R]
+	Facts   *Records[F]
+
+	// leftAlone are the ids of records in quarantine and of those that could not
+	// be read, unread the files of the latter. Load and Quarantine change them,
+	// which one goroutine calls before others read.
+	leftAlone map[string]bool
+	unread    []string
+	logger    *slog.Logger
+	kind      string
+}
+
+// Group is a Records and a Facts as one; kind is what an object is called in
+// the log.
+func Group[R, F any](records *Records[R], facts *Records[F], kind string, logger *slog.Logger) *Objects[R, F] {
+	return &Objects[R, F]{Records: records, Facts: facts, leftAlone: make(map[string]bool), logger: logger, kind: kind}
+}
+
+// Load reads all records and facts, as Records.Load does. A record that says it
+// is another object's goes into quarantine. lost are the ids whose facts could
+// not be read.
+func (o *Objects[R, F]) Load(idOf func(R) string) (records map[string]R, facts map[string]F, lost []string, err error) {
+	records, bad, err := o.Records.Load()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	facts, badFacts, err := o.Facts.Load()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	for _, path := range o.Records.Quarantined() {
+		o.leftAlone[IDOf(path)] = true
+	}
+	for _, b := range bad {
+		o.leftAlone[b.ID] = true
+		o.report(b)
+	}
+	for _, b := range badFacts {
+		lost = append(lost, b.ID)
+		o.report(b)
+	}
+	for id, record := range records {
+		if its := idOf(record); its != id {
+			o.Quarantine(id, fmt.Errorf("it is a copy of the record of %s %q", o.kind, its))
+			delete(records, id)
+		}
+	}
+	return records, facts, lost, nil
+}
+
+// Quarantine puts a record into quarantine, and leaves its object alone.
+func (o *Objects[R, F]) Quarantine(id string, reason error) {
+	o.LeaveAlone(id)
+	o.report(o.Records.Quarantine(id, reason))
+}
+
+// LeaveAlone is Quarantine for an object whose own files are in order.
+func (o *Objects[R, F]) LeaveAlone(id string) { o.leftAlone[id] = true }
+
+// LeftAlone reports whether the object with the id is left alone.
+func (o *Objects[R, F]) LeftAlone(id string) bool { return o.leftAlone[id] }
+
+// Quarantined are the files of records and facts that cannot be read.
+func (o *Objects[R, F]) Quarantined() []string {
+	return slices.Concat(o.Records.Quarantined(), o.Facts.Quarantined(), o.unread)
+}
+
+// report logs which file could not be read. One that is not in quarantine is
+// read again by the next daemon.
+func (o *Objects[R, F]) report(b Bad) {
+	o.logger.Error("a record cannot be read: its object is left alone; 'minicri check' says what to do", o.kind, b.ID, "file", b.Path, "err", b.Reason)
+	if dir := filepath.Dir(b.Path); dir == o.Records.directory || dir == o.Facts.directory {
+		o.unread = append(o.unread, b.Path)
+	}
 }

@@ -147,7 +147,10 @@ func (l *Lives) Keep(life Life) error {
 		err = errors.Join(err, ignoreNotExist(os.Remove(filepath.Join(l.directory, l.names[i]))))
 		l.names = slices.Delete(l.names, i, i+1)
 	}
-	if i := slices.IndexFunc(l.names, func(other string) bool { return has(other, life.ID) }); i >= 0 && l.names[i] != name {
+	if i := slices.IndexFunc(l.names, func(other string) bool { return has(other, life.ID) }); i >= 0 {
+		if l.names[i] == name { // written over
+			return nil
+		}
 		remove(i)
 	}
 	at, _ := slices.BinarySearch(l.names, name)
@@ -156,6 +159,16 @@ func (l *Lives) Keep(life Life) error {
 		remove(l.oldest())
 	}
 	return err
+}
+
+// Append adds a row to the last life of an id; where there is none it does nothing.
+func (l *Lives) Append(id string, row Row) error {
+	lives, err := l.Get(id)
+	if err != nil || len(lives) == 0 {
+		return err
+	}
+	lives[0].Rows = append(lives[0].Rows, row)
+	return l.Keep(lives[0])
 }
 
 // encode leaves out rows from the middle until the life fits its file.

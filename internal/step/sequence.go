@@ -114,14 +114,6 @@ func (a *Async) Wait() error {
 
 // Async starts a step, unless an earlier one failed. It must be waited for.
 func (s *Sequence) Async(name Name, do func(context.Context) error) *Async {
-	now := make(chan struct{})
-	close(now)
-	return s.AsyncAfter(now, name, do)
-}
-
-// AsyncAfter is Async for a step that begins when a channel is closed, or when the
-// context of the sequence ends, and fails then. What waits is no part of the step.
-func (s *Sequence) AsyncAfter(begins <-chan struct{}, name Name, do func(context.Context) error) *Async {
 	a := &Async{done: make(chan struct{})}
 	if s.err != nil {
 		close(a.done)
@@ -129,10 +121,6 @@ func (s *Sequence) AsyncAfter(begins <-chan struct{}, name Name, do func(context
 	}
 	go func() {
 		defer close(a.done)
-		select {
-		case <-begins:
-		case <-s.ctx.Done():
-		}
 		a.err = s.Do(name, do)
 	}()
 	return a

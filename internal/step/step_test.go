@@ -102,28 +102,6 @@ func TestAsyncStepIsJoined(t *testing.T) {
 	steps.Join(steps.Async("pod/start", func(context.Context) error { t.Error("it ran"); return nil }))
 }
 
-// What a step waits for before it begins is no part of it; one that never begins fails
-// when the context ends.
-func TestStepThatBeginsLater(t *testing.T) {
-	timeline := step.NewTimeline(nil)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	steps := step.Begin(ctx, nil, timeline)
-	plugin := make(chan struct{})
-	prepared := steps.AsyncAfter(plugin, "pod/prepare", func(context.Context) error { return nil })
-	steps.Step("pod/cni add", func(context.Context) error { return nil })
-	close(plugin)
-	steps.Join(prepared)
-	if got := names(timeline.Rows()); steps.Err() != nil || !slices.Equal(got, []string{"pod/cni add", "pod/prepare"}) {
-		t.Errorf("the timeline is %v, %v", got, steps.Err())
-	}
-	never := steps.AsyncAfter(make(chan struct{}), "pod/start", func(context.Context) error { t.Error("it ran"); return nil })
-	cancel(errTest)
-	steps.Join(never)
-	if !errors.Is(steps.Err(), errTest) {
-		t.Errorf("got %v", steps.Err())
-	}
-}
-
 // What runs below a step adds rows with the step as their parent.
 func TestRowsFromBelow(t *testing.T) {
 	timeline := step.NewTimeline([]step.Row{{Kind: "pod", Step: "record"}})

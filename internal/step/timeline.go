@@ -152,16 +152,17 @@ func withParent(ctx context.Context, timeline *Timeline, name Name) context.Cont
 
 // Record adds a row to the timeline of the object that ctx, the context of a
 // step, works on; its Parent is that step unless the row has one. Without such
-// a context it does nothing.
-func Record(ctx context.Context, row Row) {
+// a context it does nothing, and reports false.
+func Record(ctx context.Context, row Row) bool {
 	of, ok := ctx.Value(parentKey{}).(parent)
 	if !ok {
-		return
+		return false
 	}
 	if row.Parent == "" {
 		row.Parent = of.step
 	}
 	of.timeline.Add(row)
+	return true
 }
 
 // Add adds a row of something that has ended.

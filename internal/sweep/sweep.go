@@ -29,7 +29,6 @@ type Kind string
 const (
 	ContainerCgroup Kind = "container cgroup"
 	PodCgroup       Kind = "pod cgroup"
-	Supervisor      Kind = "supervisor"
 	ContainerFiles  Kind = "container files"
 	Volumes         Kind = "container volumes"
 	Netns           Kind = "netns"
@@ -71,8 +70,6 @@ type Places struct {
 // then nothing of it is touched.
 type Owners struct {
 	Pod, Container func(id string) bool
-	// Supervisor reports whether a pod is to have a supervisor of its own.
-	Supervisor func(id string) bool
 	// Attached reports whether CNI DEL is still to run for a pod, which needs
 	// its network namespace.
 	Attached func(id string) bool
@@ -115,13 +112,11 @@ func (p *Places) places(owners Owners) []place {
 	return []place{
 		{ContainerCgroup, owners.Container, func() ([]Orphan, error) { return p.cgroups(p.Node.ContainerMark()) }},
 		{PodCgroup, owners.Pod, func() ([]Orphan, error) { return p.cgroups(p.Node.Mark()) }},
-		{Supervisor, owners.Supervisor, withID(in(p.State, "shims"))},
 		{ContainerFiles, owners.Container, withID(in(p.State, "containers"))},
 		{Volumes, owners.Container, withID(in(p.Root, "container-volumes"))},
 		{Netns, inNetns, func() ([]Orphan, error) { return pinned(p.Netns) }},
 		{Userns, owners.Pod, func() ([]Orphan, error) { return pinned(p.Userns) }},
 		{PodFiles, owners.Pod, in(p.State, "sandboxes")},
-		{PodFiles, owners.Pod, in(p.State, "libcontainer")}, // of before supervisors had pauses
 	}
 }
 
@@ -154,8 +149,7 @@ func entries(dir string) (found []Orphan, err error) {
 	return found, nil
 }
 
-// withID keeps what is named by an id: the directory of the node's supervisor, for
-// example, is next to those of pods' supervisors.
+// withID keeps what is named by an id.
 func withID(list func() ([]Orphan, error)) func() ([]Orphan, error) {
 	return func() ([]Orphan, error) {
 		found, err := list()

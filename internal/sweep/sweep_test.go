@@ -45,7 +45,7 @@ func newPlaces(t *testing.T) *sweep.Places {
 // known are the owners of a node with one pod and one container, both owned.
 func known(attached ...string) sweep.Owners {
 	is := func(id string) bool { return id == owned }
-	return sweep.Owners{Pod: is, Container: is, Supervisor: is, Attached: func(id string) bool { return slices.Contains(attached, id) }}
+	return sweep.Owners{Pod: is, Container: is, Attached: func(id string) bool { return slices.Contains(attached, id) }}
 }
 
 func makeDirs(t *testing.T, dirs ...string) {
@@ -62,11 +62,11 @@ func TestOrphansOfPodsAndContainers(t *testing.T) {
 	in := func(dir, name string) string { return filepath.Join(p.State, dir, name) }
 	mark := p.Node.Mark()
 	orphans := []string{
-		in("shims", orphan), in("containers", orphan), filepath.Join(p.Root, "container-volumes", orphan),
+		in("containers", orphan), filepath.Join(p.Root, "container-volumes", orphan),
 		filepath.Join(filepath.Dir(p.Netns.Path("x")), mark+orphan), in("sandboxes", orphan),
 	}
 	stay := []string{
-		in("shims", owned), in("shims", "node"), in("containers", owned), in("containers", "notes"), in("sandboxes", owned),
+		in("shims", orphan), in("containers", owned), in("containers", "notes"), in("sandboxes", owned),
 		filepath.Join(filepath.Dir(p.Netns.Path("x")), mark+owned), filepath.Join(filepath.Dir(p.Netns.Path("x")), "minicri-00000000-"+orphan),
 	}
 	makeDirs(t, append(slices.Clone(orphans), stay...)...)

@@ -19,6 +19,29 @@ type Glance struct {
 	Supervisors uint64 `json:"supervisorBytes"`
 	// Released are attachments that wait for their DEL and have no pod any more.
 	Released int `json:"releasedAttachments"`
+	// Older are the supervisors of other builds.
+	Older []Older `json:"olderSupervisors,omitempty"`
+}
+
+// Older is a supervisor of another build, which serves the pods that were made with it.
+type Older struct {
+	Build   string `json:"build"`
+	Version string `json:"version"`
+	Pods    int    `json:"pods"`
+	Problem string `json:"problem,omitempty"`
+}
+
+// TableOfOlder writes one line for each supervisor of another build.
+func (g *Glance) TableOfOlder(w io.Writer, style Style) error {
+	var b strings.Builder
+	for _, o := range g.Older {
+		fmt.Fprintf(&b, "supervisor of build %s, version %s: %s\n", o.Build, o.Version, count(o.Pods, "pod"))
+		if o.Problem != "" {
+			fmt.Fprintf(&b, "  %s\n", style.paint(red, oneLine(o.Problem)))
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 // Line is one pod of a glance.
@@ -57,7 +80,7 @@ func (g *Glance) Table(w io.Writer, earlier *Glance, style Style) error {
 		head += fmt.Sprintf(" %6s %10s %10s", "CPU", "IN", "OUT")
 	}
 	fmt.Fprintf(&b, "%s  %s\n", style.paint(faint, head), style.paint(faint, "ADDRESSES"))
-	for _, l := range g.Pods {
+	for _, l := range printable(g.Pods) {
 		l.write(&b, g.rates(l, earlier), style)
 	}
 	fmt.Fprintf(&b, "%s\n", style.paint(faint, fmt.Sprintf("%s; daemon %s, supervisors %s", count(len(g.Pods), "pod"), size(g.Daemon), size(g.Supervisors))))

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
@@ -140,4 +141,113 @@ func (c *container) cdiDevices() {
 	if _, _, err := cdi.ParseAnnotations(c.config.GetAnnotations()); err != nil {
 		c.bad("config.annotations", "%w", err)
 	}
+}
+
+func (c *container) mounts() {
+	for i, m := range c.config.GetMounts() {
+		field := fmt.Sprintf("config.mounts[%d].", i)
+		c.mountPoint(field+"container_path", m.GetContainerPath())
+		c.mountSource(field, m)
+		c.relabel(field+"selinux_relabel", m)
+		if _, known := runtimeapi.MountPropagation_name[int32(m.GetPropagation())]; !known {
+			c.bad(field+"propagation", "%d is unknown", m.GetPropagation())
+		}
+		c.recursiveReadOnly(field+"recursive_read_only", m)
+		c.mountOptions(field+"mount_options", m.GetMountOptions())
+		c.mountMappings(field, m)
+	}
+}
+
+// Mount reports what is wrong with the places of a mount that does not come from
+// a request; source is empty for one that has none on the node.
+func Mount(destination, source string) error {
+	p := &problems{}
+	p.mountPoint("destination", destination)
+	if source != "" {
+		p.absolute("source", source)
+	}
+	return p.err()
+}
+
+func (p *problems) mountPoint(field, at string) {
+	p.absolute(field, at)
+	if path.Clean(at) == "/" {
+		p.bad(field, "is the root of the container")
+	}
+}
+
+// mountSource is a path or an image.
+func (c *container) mountSource(field string, m *runtimeapi.Mount) {
+	switch {
+	case m.GetImage() == nil:
+		// In a pod that has an image volume, the kubelet (1.36, makeMounts) sends
+		// image_sub_path for the other volumes' sub paths as well. Those are in
+		// host_path already.
+		c.absolute(field+"host_path", m.GetHostPath())
+	case m.GetImage().GetImage() == "":
+		c.bad(field+"image", "has no name")
+	case m.GetHostPath() != "":
+		c.bad(field+"host_path", "is set, and so is an image")
+	case !m.GetReadonly():
+		c.bad(field+"readonly", "is false, but an image can only be mounted read-only")
+	}
+}
+
+// relabel: the labels of some directories are the node's.
+func (c *container) relabel(field string, m *runtimeapi.Mount) {
+	if !m.GetSelinuxRelabel() || !c.machine.SELinux || m.GetImage() != nil {
+		return
+	}
+	if err := machine.CheckRelabel(m.GetHostPath()); err != nil {
+		c.bad(field, "%w", err)
+	}
+}
+
+func (c *container) recursiveReadOnly(field string, m *runtimeapi.Mount) {
+	switch {
+	case !m.GetRecursiveReadOnly():
+	case !m.GetReadonly():
+		c.bad(field, "is set without readonly")
+	case m.GetPropagation() != runtimeapi.MountPropagation_PROPAGATION_PRIVATE:
+		c.bad(field, "is set with the propagation %v, only PRIVATE is possible", m.GetPropagation())
+	case !c.machine.RecursiveReadOnly:
+		c.bad(field, "needs Linux 5.12")
+	}
+}
+
+// mountOptions can only take away: those that would give, or change what other
+// fields say, are refused.
+func (c *container) mountOptions(field string, options []string) {
+	possible := []string{"noexec", "nodev", "nosuid", "nosymfollow", "noatime", "nodiratime"}
+	for i, option := range options {
+		if !slices.Contains(possible, option) {
+			c.bad(fmt.Sprintf("%s[%d]", field, i), "%q is not one of %q", option, possible)
+		}
+	}
+}
+
+// mountMappings map the ids of the mounted files (mount_setattr(2)).
+func (c *container) mountMappings(field string, m *runtimeapi.Mount) {
+	if (len(m.GetUidMappings()) == 0) != (len(m.GetGidMappings()) == 0) {
+		c.bad(field+"uidMappings", "uidMappings and gidMappings go together")
+	}
+	c.idRanges(field+"uidMappings", m.GetUidMappings())
+	c.idRanges(field+"gidMappings", m.GetGidMappings())
+}
+
+// mostListed bounds what all pods together, and all containers together, may take
+// in a list without their labels and annotations, which a list leaves out where it
+// would be too long. The kubelet reads a list as one message of at most 16 MiB, and
+// a list that is longer is none: it takes the node for dead. The statistics of pods
+// name those of containers too, so that each kind has less than half of it.
+const mostListed = 7 << 20
+
+// Listed refuses a pod or a container, as kind says, that would make their list too
+// long. used are the bytes of all that are there, more those of this one.
+func Listed(kind string, count, used, more int) error {
+	if used+more <= mostListed {
+		return nil
+	}
+	return fmt.Errorf("config.metadata, config.image: this %s takes %d bytes in the list of all, the %d that are there take %d, and more than %d together do not fit into one message: remove some, or give it shorter names: %w",
+		kind, more, count, used, mostListed, errdefs.ErrResourceExhausted)
 }

@@ -1,14 +1,20 @@
 package validate
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"net/netip"
+	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/machine"
@@ -215,5 +221,150 @@ func (c *pod) profiles() {
 	}
 	if err := checkAppArmor(apparmor, c.node.Machine); err != nil {
 		c.bad(field+"apparmor", "%w", err)
+	}
+}
+
+// checkCgroupParent reports why a cgroup parent cannot be used with the driver.
+func checkCgroupParent(parent string, systemd bool) error {
+	for _, element := range strings.Split(parent, "/") {
+		if element == ".." {
+			return fmt.Errorf("%q has an element '..'", parent)
+		}
+	}
+	if err := CgroupName(parent); err != nil {
+		return err
+	}
+	if strings.Contains(parent, ":") {
+		return fmt.Errorf("%q has a character that a cgroup parent cannot have", parent)
+	}
+	if systemd && parent != "" && !strings.HasSuffix(path.Base(parent), ".slice") {
+		return fmt.Errorf("%q is not a slice, but the cgroup driver is systemd: kubelet and runtime have to use the same driver", parent)
+	}
+	return nil
+}
+
+// longestElement is NAME_MAX, in bytes.
+const longestElement = 255
+
+// CgroupName reports why there can be no cgroup of that name, a path or what a driver
+// makes one of: what could not be looked for could not be removed either.
+func CgroupName(name string) error {
+	if strings.ContainsRune(name, 0) {
+		return fmt.Errorf("%q has a NUL character: %w", name, errdefs.ErrInvalidArgument)
+	}
+	for _, element := range strings.Split(name, "/") {
+		if len(element) > longestElement {
+			return fmt.Errorf("an element of %.300q has %d bytes, more than %d: %w", name, len(element), longestElement, errdefs.ErrInvalidArgument)
+		}
+	}
+	return nil
+}
+
+// The annotations of the bandwidth capability, as the kubelet has them.
+const (
+	IngressBandwidth = "kubernetes.io/ingress-bandwidth"
+	EgressBandwidth  = "kubernetes.io/egress-bandwidth"
+)
+
+func (c *pod) bandwidth() {
+	for _, name := range []string{IngressBandwidth, EgressBandwidth} {
+		value := c.config.GetAnnotations()[name]
+		if value == "" {
+			continue
+		}
+		// The bounds are the kubelet's: 1k to 1P.
+		if rate, err := BitsPerSecond(value); err != nil || rate < 1e3 || rate > 1e15 {
+			c.bad("config.annotations["+name+"]", "%q is not a rate between 1k and 1P bits per second", value)
+		}
+	}
+}
+
+// BitsPerSecond reads a quantity as Kubernetes writes it: a number with one of
+// the suffixes k, M, G, T, P (powers of 1000) or Ki, Mi, Gi, Ti, Pi (of 1024).
+func BitsPerSecond(text string) (uint64, error) {
+	digits := strings.TrimRight(text, "kKMGTPi")
+	factor, known := map[string]float64{
+		"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+		"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50,
+	}[text[len(digits):]]
+	number, err := strconv.ParseFloat(digits, 64)
+	if err != nil || !known || number < 0 || math.IsInf(number, 0) || math.IsNaN(number) || number*factor > math.MaxInt64 {
+		return 0, fmt.Errorf("%q is not a quantity", text)
+	}
+	return uint64(number * factor), nil
+}
+
+// checkSysctl reports why a kernel parameter cannot be set for this pod: it
+// would be set for the whole node, or it belongs to a namespace that the pod
+// shares with the node.
+func checkSysctl(config *runtimeapi.PodSandboxConfig, name string) error {
+	dotted := oci.SysctlName(name)
+	if strings.ContainsAny(dotted, "\x00 ") || slices.ContainsFunc(strings.Split(dotted, "."), isNoElement) {
+		return errors.New("not a name of a kernel parameter")
+	}
+	switch kind := oci.SysctlNamespace(name); {
+	case kind == "":
+		return fmt.Errorf("%s is not a parameter of a namespace, it would change the node", dotted)
+	case oci.OwnsSysctl(config, name):
+		return nil
+	case kind == specs.NetworkNamespace:
+		return errors.New("the pod shares the network namespace with the node")
+	default:
+		return errors.New("the pod shares the IPC namespace with the node")
+	}
+}
+
+// isNoElement: an element with dots alone (here slashes, see oci.SysctlName) would
+// lead out of the directory of the namespace's parameters.
+func isNoElement(element string) bool { return strings.Trim(element, "/") == "" }
+
+// userNamespace: the mappings go into uid_map and gid_map as they are
+// (user_namespaces(7)), and id 0 of the container must be mapped.
+func (c *pod) userNamespace() {
+	const field = "config.linux.security_context.namespace_options."
+	options := c.security().GetNamespaceOptions()
+	userns := options.GetUsernsOptions()
+	c.mode(field+"userns_options.mode", userns.GetMode(), runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_NODE)
+	if oci.UserNamespace(c.config) == nil {
+		if len(userns.GetUids())+len(userns.GetGids()) > 0 {
+			c.bad(field+"userns_options", "has mappings, but the mode is %v", userns.GetMode())
+		}
+		return
+	}
+	c.mappings(field+"userns_options.uids", userns.GetUids())
+	c.mappings(field+"userns_options.gids", userns.GetGids())
+	if !c.node.Machine.UserNamespaces {
+		c.bad(field+"userns_options", "this machine cannot map the owners of an image's files: see 'minicri check'")
+	}
+	for name, mode := range map[string]runtimeapi.NamespaceMode{"pid": options.GetPid(), "ipc": options.GetIpc()} {
+		if mode == runtimeapi.NamespaceMode_NODE {
+			c.bad(field+name, "is NODE, which a pod with a user namespace of its own cannot have")
+		}
+	}
+}
+
+// mostMappings is less than the 340 lines that the kernel takes: the mappings of
+// a container's root are kept in a label of at most 4096 bytes.
+const mostMappings = 120
+
+func (c *pod) mappings(field string, mappings []*runtimeapi.IDMapping) {
+	if len(mappings) == 0 || len(mappings) > mostMappings {
+		c.bad(field, "has %d mappings, 1 to %d are possible", len(mappings), mostMappings)
+		return
+	}
+	c.idRanges(field, mappings)
+	c.overlap(field+": container ids", mappings, (*runtimeapi.IDMapping).GetContainerId)
+	c.overlap(field+": host ids", mappings, (*runtimeapi.IDMapping).GetHostId)
+	if !slices.ContainsFunc(mappings, func(m *runtimeapi.IDMapping) bool { return m.GetContainerId() == 0 }) {
+		c.bad(field, "container id 0 is not mapped, the pod would have no root")
+	}
+}
+
+func (c *pod) overlap(field string, mappings []*runtimeapi.IDMapping, start func(*runtimeapi.IDMapping) uint32) {
+	sorted := slices.SortedFunc(slices.Values(mappings), func(a, b *runtimeapi.IDMapping) int { return cmp.Compare(start(a), start(b)) })
+	for i := 1; i < len(sorted); i++ {
+		if uint64(start(sorted[i-1]))+uint64(sorted[i-1].GetLength()) > uint64(start(sorted[i])) {
+			c.bad(field, "the ranges at %d and %d overlap", start(sorted[i-1]), start(sorted[i]))
+		}
 	}
 }

@@ -154,7 +154,7 @@ func TestPodRefuses(t *testing.T) {
 		{"an annotation that is no text", "config.annotations", func(c *config) { c.Annotations["a"] = "\xff" }},
 		{"labels beyond what a list holds", "config.labels", func(c *config) { c.Labels["a"] = strings.Repeat("x", mostText) }},
 		{"many labels beyond what a list holds", "config.labels", func(c *config) {
-			for i := range 1024 {
+			for i := range 2048 {
 				c.Labels[strconv.Itoa(i)] = strings.Repeat("x", 256)
 			}
 		}},

@@ -42,10 +42,10 @@ func (p *problems) text(field, text string) {
 	}
 }
 
-// mostText bounds all labels, and all annotations, of a pod or a container, as
-// the API server bounds annotations (TotalAnnotationSizeLimitB): they are in
-// every list, which a message of gRPC has to hold.
-const mostText = 256 << 10
+// mostText bounds all labels, and all annotations, of a pod or a container: they are
+// in every list, which a message of gRPC has to hold. It is twice what the API server
+// takes of annotations (TotalAnnotationSizeLimitB): the kubelet adds its own.
+const mostText = 512 << 10
 
 // texts: labels and annotations are stored as they are, but they are text.
 func (p *problems) texts(field string, pairs map[string]string) {

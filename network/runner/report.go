@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"slices"
-	"strconv"
+	"os/exec"
 	"strings"
+	"syscall"
 	"time"
 	"unicode"
 
@@ -18,32 +16,73 @@ import (
 
 // Report is what became of one plugin of a run.
 type Report struct {
-	Plugin string `json:"plugin"`
-	Verb   string `json:"verb"`
-	// Parent is the plugin that ran it and its verb, as "bridge ADD" runs an
-	// IPAM plugin; "" for the plugins of the chain.
-	Parent string        `json:"parent,omitempty"`
-	Start  time.Time     `json:"start"`
-	Took   time.Duration `json:"took"`
+	Plugin, Verb string
+	Start        time.Time
+	Took         time.Duration
 	// Ended is false for a plugin that was killed with its run, or still runs;
 	// of what follows Stderr alone is known then.
-	Ended bool `json:"ended"`
-	// Exit is its exit code; Signal the one that ended it instead, or 0.
-	Exit   int `json:"exit"`
-	Signal int `json:"signal,omitempty"`
-	// Code, Message and Details are its CNI error (CNI SPEC, "Error").
-	Code    uint   `json:"code,omitempty"`
-	Message string `json:"message,omitempty"`
-	Details string `json:"details,omitempty"`
+	Ended bool
+	// Exit is its exit code, -1 if it could not be run; Signal the one that ended it
+	// instead, or 0.
+	Exit   int
+	Signal int
+	// Code, Message and Details are its CNI error (CNI SPEC, "Error"), or Message says
+	// why it could not be run.
+	Code             uint
+	Message, Details string
 	// Answer is the beginning of what it printed when it succeeded, if that is
 	// no JSON object and so no result (CNI SPEC, "Success").
-	Answer string `json:"answer,omitempty"`
+	Answer string
 	// NoResult is set when what it printed could not be read.
-	NoResult bool `json:"noResult,omitempty"`
+	NoResult bool
 	// Stderr is the end of what it wrote there, at most 4 KiB, in printable text.
-	Stderr string `json:"stderr,omitempty"`
+	Stderr string
+}
 
-	note string
+// end notes what became of a plugin: what it printed, and the error of its process.
+func (run *Run) end(r *Report, answer []byte, err error) {
+	run.mu.Lock()
+	defer run.mu.Unlock()
+	r.Took = time.Since(r.Start)
+	if run.stderr != nil {
+		r.Stderr = printable(run.stderr.now())
+		run.stderr = nil
+	}
+	exit, ran := errors.AsType[*exec.ExitError](err)
+	switch {
+	case run.killed:
+		return
+	case ran:
+		r.ended(exit.Sys().(syscall.WaitStatus))
+		r.answer(answer)
+	case err != nil:
+		r.Exit, r.Message = -1, err.Error()
+	case run.Verb == "ADD" && !bytes.HasPrefix(bytes.TrimSpace(answer), []byte{'{'}):
+		r.Answer = string(answer[:min(len(answer), mostShown)])
+	}
+	r.Ended = true
+}
+
+func (r *Report) ended(status syscall.WaitStatus) {
+	if status.Signaled() {
+		r.Signal = int(status.Signal())
+		return
+	}
+	r.Exit = status.ExitStatus()
+}
+
+// Reports are those of the plugins that have been started so far, in that order.
+func (run *Run) Reports() []Report {
+	run.mu.Lock()
+	defer run.mu.Unlock()
+	reports := make([]Report, 0, len(run.reports))
+	for _, report := range run.reports {
+		reports = append(reports, *report)
+	}
+	if run.stderr != nil {
+		reports[len(reports)-1].Stderr = printable(run.stderr.now())
+	}
+	return reports
 }
 
 // Failed reports whether the plugin did not answer with success.
@@ -60,13 +99,31 @@ func (r Report) Text() string {
 		return fmt.Sprintf("it did not answer; the last that it wrote to stderr: %q", r.LastWords())
 	case !r.Ended:
 		return "it did not answer"
-	case r.Message != "" && r.Details != "":
-		return r.Message + "; " + r.Details
-	case r.Message != "" || r.Code != 0:
-		return r.Message
-	default:
-		return strings.TrimSpace(fmt.Sprintf("exit code %d without a CNI error: %s", r.Exit, strings.TrimSpace(r.Stderr)))
 	}
+	said := r.Message
+	if said != "" && r.Details != "" {
+		said += "; " + r.Details
+	}
+	switch {
+	case r.Signal != 0:
+		return without(fmt.Sprintf("it was ended by signal %d (%v)", r.Signal, syscall.Signal(r.Signal)), said, r.Stderr)
+	case said == "" && r.Code == 0:
+		return without(fmt.Sprintf("exit code %d without a CNI error", r.Exit), r.Stderr, "")
+	default:
+		return said
+	}
+}
+
+// without is a text about a plugin that gave no CNI error, and the first of what it
+// said instead, if anything.
+func without(text, said, or string) string {
+	if said == "" {
+		said = strings.TrimSpace(or)
+	}
+	if said = strings.TrimSpace(said); said == "" {
+		return text
+	}
+	return text + ": " + said
 }
 
 // Err is the failure of the plugin as an error, nil if it succeeded.
@@ -74,119 +131,23 @@ func (r Report) Err() error {
 	switch {
 	case !r.Failed():
 		return nil
-	case r.Ended && (r.Code != 0 || r.Message != ""):
+	case r.Ended && r.Code != 0:
 		return fmt.Errorf("plugin %s: %w (CNI error code %d)", r.Plugin, &types.Error{Code: r.Code, Msg: r.Message, Details: r.Details}, r.Code)
 	default:
 		return fmt.Errorf("plugin %s: %s", r.Plugin, r.Text())
 	}
 }
 
-// Innermost are the reports of those that failed and called none that failed: a
-// plugin says again what its IPAM plugin said. An IPAM plugin that printed no
-// result is one of them when its caller failed.
-func Innermost(reports []Report) []Report {
-	failed := func(r Report) bool { return r.Failed() || r.Answer != "" && r.Parent != "" }
-	return slices.DeleteFunc(slices.Clone(reports), func(r Report) bool {
-		return !failed(r) || slices.ContainsFunc(reports, func(other Report) bool {
-			return failed(other) && strings.HasPrefix(other.note, r.note+"-")
-		})
-	})
-}
-
-// Reports are those of the plugins that have been started so far, the chain
-// and what its plugins ran, in the order of their start.
-func (run *Run) Reports() ([]Report, error) {
-	files, err := filepath.Glob(filepath.Join(run.dir, "n*"))
-	if err != nil {
-		return nil, err
-	}
-	var reports []Report
-	names := make(map[string]string) // of plugins and verbs, by note
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			return nil, fmt.Errorf("read what became of a plugin: %w", err)
-		}
-		report, err := parseNote(data)
-		if err != nil {
-			return nil, fmt.Errorf("read what became of a plugin: %s: %w", file, err)
-		}
-		report.note = strings.TrimPrefix(filepath.Base(file), "n")
-		if !report.Ended {
-			written, _ := os.ReadFile(filepath.Join(run.dir, "e"+report.note)) // none if it wrote nothing
-			report.Stderr = printable(written)
-		}
-		names[report.note] = report.Plugin + " " + report.Verb
-		reports = append(reports, report)
-	}
-	for i := range reports {
-		if cut := strings.LastIndexByte(reports[i].note, '-'); cut >= 0 {
-			reports[i].Parent = names[reports[i].note[:cut]]
-		}
-	}
-	slices.SortStableFunc(reports, func(a, b Report) int { return a.Start.Compare(b.Start) })
-	return reports, nil
-}
-
 // Verdict is nil if every plugin of the chain has answered with success.
 func (run *Run) Verdict(reports []Report) error {
 	var errs []error
-	answered := 0
 	for _, report := range reports {
-		if report.Parent == "" {
-			answered++
-			errs = append(errs, report.Err())
-		}
+		errs = append(errs, report.Err())
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
+	if missing := run.Plugins - len(reports); missing > 0 {
+		errs = append(errs, fmt.Errorf("%d of the %d plugins did not run", missing, run.Plugins))
 	}
-	if answered < len(run.Plugins) {
-		return fmt.Errorf("%d of the %d plugins did not run", len(run.Plugins)-answered, len(run.Plugins))
-	}
-	return nil
-}
-
-// parseNote reads what note_start and note_end of runner.c write: the plugin,
-// the verb and the start; then, when it has ended, the exit code, the signal,
-// the time, and two lengths with the bytes of the answer and of stderr.
-func parseNote(data []byte) (Report, error) {
-	const atStart, atEnd = 3, 5
-	fields := bytes.SplitN(data, []byte{0}, atStart+1)
-	if len(fields) <= atStart {
-		return Report{Plugin: "?"}, nil // it has only just begun
-	}
-	r := Report{Plugin: string(fields[0]), Verb: string(fields[1])}
-	start, err := strconv.ParseInt(string(fields[2]), 10, 64)
-	if err != nil {
-		return r, err
-	}
-	r.Start = time.Unix(0, start)
-	rest := bytes.SplitN(fields[atStart], []byte{0}, atEnd+1)
-	if len(rest) <= atEnd {
-		return r, nil
-	}
-	var numbers [atEnd]int64
-	for i := range numbers {
-		if numbers[i], err = strconv.ParseInt(string(rest[i]), 10, 64); err != nil {
-			return r, err
-		}
-	}
-	text, answered, written := rest[atEnd], numbers[3], numbers[4]
-	if answered < 0 || written < 0 {
-		return r, fmt.Errorf("lengths %d and %d", answered, written)
-	}
-	if left := int64(len(text)) - answered; left < written {
-		return r, nil // it was killed as it wrote
-	}
-	r.Ended, r.Exit, r.Signal, r.Took = true, int(numbers[0]), int(numbers[1]), time.Duration(numbers[2])
-	if r.Exit == 0 && r.Signal == 0 {
-		r.Answer = string(text[:answered])
-	} else {
-		r.answer(text[:answered])
-	}
-	r.Stderr = printable(text[answered : answered+written])
-	return r, nil
+	return errors.Join(errs...)
 }
 
 // printable is text that may stand in an error and in a gRPC status, which take

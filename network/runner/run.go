@@ -1,146 +1,179 @@
 package runner
 
 import (
+	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/trace"
 )
 
 // Request says what is run.
 type Request struct {
-	Verb string `json:"verb"`
+	Verb string
 	// ID is the sandbox that it is for, "" for the verbs that are for none.
-	ID      string `json:"id,omitempty"`
-	Network string `json:"network"`
-	// Plugins are the types of the chain, in the order of the configuration.
-	Plugins []string `json:"plugins"`
+	ID, Network string
+	// Plugins is how many the chain has.
+	Plugins int
 	// Limit is how long the run may take.
-	Limit time.Duration `json:"limit"`
+	Limit time.Duration
 }
 
-// Run is one run of a verb over a chain of plugins.
+// Run is one run of a verb over a chain of plugins, and the Exec of libcni for it.
 type Run struct {
 	Request
-	// Group is the cgroup of the run.
-	Group cgroup.Group `json:"group"`
-	// Began is when the run did, by a clock that nobody sets (CLOCK_MONOTONIC); 0 in
-	// runs of versions that did not note it.
-	Began time.Duration `json:"began,omitempty"`
+	version.PluginDecoder
+	// Group is the cgroup of the run, Deadline when its limit is over.
+	Group    cgroup.Group
+	Deadline time.Time
 
-	dir    string
-	runner *Runner
-	// ended is set when the cgroup is given back, killed by Kill.
-	ended, killed bool
+	mu      sync.Mutex
+	reports []*Report
+	// process is the plugin that runs, nil if none does; killed is set by Kill.
+	process *os.Process
+	stderr  *output
+	killed  bool
 }
 
-// Begin makes a run: its files first and then its cgroup, so that there is no
-// cgroup that no file describes. End has to be called, also where a run is returned
-// with an error: then it could not be removed yet.
+// Begin makes a run. End has to be called.
 func (r *Runner) Begin(request Request) (*Run, error) {
-	random := make([]byte, 8)
-	_, _ = rand.Read(random) // never fails
-	name := hex.EncodeToString(random)
-	run := &Run{Request: request, Group: r.group(name), Began: monotonic(), dir: filepath.Join(r.options.Dir, name), runner: r}
-	installed, err := r.installed()
-	if err == nil {
-		err = r.link(installed, request.Plugins)
+	run := &Run{Request: request, Deadline: time.Now().Add(request.Limit)}
+	run.Group = r.parent.Child(r.mark + run.name(monotonic()+request.Limit))
+	if err := run.Group.Make(); err != nil {
+		return nil, fmt.Errorf("begin a run of plugins: %w", err)
 	}
-	if err == nil {
-		err = run.writeFiles(r.options, installed)
-	}
-	if err == nil { // one of the pool is there
-		err = run.Group.Make()
-	}
-	if err == nil {
-		return run, nil
-	}
-	err = fmt.Errorf("prepare the run of plugins: %w", err)
-	if endErr := run.End(); endErr != nil {
-		return run, errors.Join(err, endErr)
-	}
-	return nil, err
+	return run, nil
 }
 
-func (run *Run) writeFiles(options Options, installed map[string]string) error {
-	request, err := json.Marshal(run)
+// FindInPath returns the program of a plugin; for one that is missing its name, so that
+// the chain goes on to ExecPlugin, which says so.
+func (run *Run) FindInPath(plugin string, directories []string) (string, error) {
+	if !isName(plugin) {
+		return "", fmt.Errorf("the plugin's type %q is no name of a file", plugin)
+	}
+	if path, err := invoke.FindInPath(plugin, directories); err == nil {
+		return path, nil
+	}
+	return plugin, nil
+}
+
+// ExecPlugin runs a plugin and returns what it printed. A DEL that fails is an error
+// of the last plugin of the chain only: libcni ends the chain at one, and forgets what
+// ADD made at none.
+func (run *Run) ExecPlugin(ctx context.Context, path string, stdin []byte, environment []string) ([]byte, error) {
+	report := run.begin(filepath.Base(path))
+	answer, err := run.execute(path, stdin, append(environment, trace.Environment(ctx)...))
+	run.end(report, answer, err)
+	if run.Verb != "DEL" {
+		return answer, report.Err()
+	}
+	if reports := run.Reports(); len(reports) >= run.Plugins {
+		return nil, run.Verdict(reports)
+	}
+	return nil, nil
+}
+
+func (run *Run) begin(plugin string) *Report {
+	report := &Report{Plugin: plugin, Verb: run.Verb, Start: time.Now()}
+	run.mu.Lock()
+	defer run.mu.Unlock()
+	run.reports = append(run.reports, report)
+	return report
+}
+
+// errKilled: the run is over, and nothing is started in it any more.
+var errKilled = errors.New("not started: the run was killed")
+
+// execute runs the program to its end and returns what it printed to stdout.
+func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte, error) {
+	if !filepath.IsAbs(path) {
+		return nil, fmt.Errorf("failed to find the plugin %s in %s: install it or set cni_bin_dir", path, directoriesOf(environment))
+	}
+	var stdout, stderr output
+	var command *exec.Cmd
+	for tries := 0; ; tries++ {
+		command = &exec.Cmd{Path: path, Args: []string{path}, Env: environment, Stdin: bytes.NewReader(stdin), WaitDelay: time.Second}
+		command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		err := run.start(command, &stdout, &stderr)
+		if err == nil {
+			break
+		}
+		const mostTries = 5 // as libcni has it
+		if !errors.Is(err, unix.ETXTBSY) || tries == mostTries {
+			return nil, fmt.Errorf("start the plugin: %w", err)
+		}
+		time.Sleep(time.Second) // it is being installed
+	}
+	err := command.Wait()
+	run.mu.Lock()
+	run.process = nil
+	run.mu.Unlock()
+	answer := stdout.end()
+	stderr.end()
+	if stdout.tooMuch {
+		return nil, fmt.Errorf("the answer has more than %d MiB, which no CNI result has", mostAnswer>>20)
+	}
+	if errors.Is(err, exec.ErrWaitDelay) { // something that it left holds its input
+		err = nil
+	}
+	return answer, err
+}
+
+// start starts the command in the cgroup of the run, its output in two pipes.
+func (run *Run) start(command *exec.Cmd, stdout, stderr *output) error {
+	if run.isKilled() {
+		return errKilled
+	}
+	var err error
+	if command.Stdout, err = stdout.open(mostAnswer, func() { _ = command.Process.Kill() }); err != nil {
+		return err
+	}
+	if command.Stderr, err = stderr.open(mostStderr, nil); err == nil {
+		err = run.Group.Start(command)
+	}
 	if err != nil {
+		stdout.abandon()
+		stderr.abandon()
 		return err
 	}
-	if err := os.Mkdir(run.dir, 0o700); err != nil {
-		return err
+	run.mu.Lock()
+	run.process, run.stderr = command.Process, stderr
+	killed := run.killed
+	run.mu.Unlock()
+	stdout.follow()
+	stderr.follow()
+	if killed { // between the two looks
+		return errors.Join(run.Kill(0), nil)
 	}
-	return errors.Join(
-		os.WriteFile(filepath.Join(run.dir, "request.json"), request, 0o600),
-		os.WriteFile(filepath.Join(run.dir, "run"), run.settings(options, installed), 0o600),
-		os.Symlink(filepath.Join("..", pluginsName), run.PluginDir()),
-	)
+	return nil
 }
 
-// settings are what the program reads: fields that each end with a zero byte.
-func (run *Run) settings(options Options, installed map[string]string) []byte {
-	version := "1"
-	if run.Group.V2 {
-		version = "2"
-	}
-	fields := []string{version, run.Group.Entrance(), strconv.Itoa(len(run.Plugins)), strings.Join(options.BinDirs, ":")}
-	for name, program := range installed {
-		fields = append(fields, name, program)
-	}
-	return []byte(strings.Join(fields, "\x00") + "\x00")
+func (run *Run) isKilled() bool {
+	run.mu.Lock()
+	defer run.mu.Unlock()
+	return run.killed
 }
 
-func monotonic() time.Duration {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // never fails
-	return time.Duration(now.Nano())
-}
-
-// Deadline is when the limit of the run is over, whichever daemon waits for it: one
-// that starts again and again does not make it longer. It is now for a run whose limit
-// was over before: what is killed then has its time to end.
-func (run *Run) Deadline() time.Time {
-	past := monotonic() - run.Began
-	if run.Began == 0 || past < 0 { // an earlier version; another time namespace
-		past = 0
-	}
-	return time.Now().Add(max(run.Limit-past, 0))
-}
-
-// PluginDir is the directory of plugins that go-cni is given for this run.
-func (run *Run) PluginDir() string { return filepath.Join(run.dir, "p") }
-
-// firstInterval is between two looks for the first plugin; it grows with the time that
-// has been waited: a plugin that is kept from its cgroup costs next to nothing.
-const firstInterval = 200 * time.Microsecond
-
-// AwaitFirst waits until the first plugin of the run with that directory of
-// plugins has entered the run's cgroup; it reports false if the context ends
-// first.
-func AwaitFirst(ctx context.Context, pluginDir string) bool {
-	note := filepath.Join(filepath.Dir(pluginDir), "n0")
-	for began := time.Now(); ; {
-		if _, err := os.Lstat(note); err == nil {
-			return true
-		}
-		select {
-		case <-ctx.Done():
-			return false
-		case <-time.After(max(firstInterval, time.Since(began)/8)):
+func directoriesOf(environment []string) string {
+	for _, variable := range environment {
+		if path, is := strings.CutPrefix(variable, "CNI_PATH="); is {
+			return path
 		}
 	}
+	return ""
 }
 
 // Running reports whether a process of the run lives.
@@ -149,42 +182,24 @@ func (run *Run) Running() bool {
 	return err != nil || !empty
 }
 
-// Kill ends everything that the run has started, within the limit; processes
-// that do not go are cgroup.ErrBusy.
+// Kill ends everything that the run has started, and a plugin that has moved itself out
+// of its cgroup, within the limit; processes that do not go are cgroup.ErrBusy.
 func (run *Run) Kill(limit time.Duration) error {
+	run.mu.Lock()
 	run.killed = true
+	if run.process != nil {
+		_ = run.process.Kill() // it may have ended
+	}
+	run.mu.Unlock()
 	if err := run.Group.Kill(limit); err != nil {
 		return fmt.Errorf("kill the plugins: %w", err)
 	}
 	return nil
 }
 
-// Done marks a run that is over and whose processes are to live.
-func (run *Run) Done() error {
-	return os.WriteFile(filepath.Join(run.dir, "done"), nil, 0o600)
-}
-
-func (run *Run) isDone() bool {
-	_, err := os.Stat(filepath.Join(run.dir, "done"))
-	return !errors.Is(err, fs.ErrNotExist)
-}
-
-// End removes the run; nothing may run in it any more. A second call does
-// nothing.
+// End removes the cgroup of the run; nothing may run in it any more.
 func (run *Run) End() error {
-	if run.ended {
-		return nil
-	}
-	if err := awaitEmpty(run.Group); err != nil {
-		return fmt.Errorf("end a run of plugins: %w", err)
-	}
-	// The files first: a plugin that is started late finds none, and does not enter
-	// the cgroup, which another run may have then.
-	if err := os.RemoveAll(run.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("end a run of plugins: %w", err)
-	}
-	run.ended = true
-	if err := run.runner.giveBack(run.Group, run.killed); err != nil {
+	if err := run.Group.Remove(); err != nil {
 		return fmt.Errorf("end a run of plugins: %w", err)
 	}
 	return nil

@@ -18,9 +18,16 @@ package api
 const (
 	ControlSocket = "shim.sock"
 	StreamSocket  = "stream.sock"
-	ExitDir       = "exits" // ID.json per ended container, see ExitRecord
-	StreamDir     = "io"    // ID.stdout and ID.stderr, the fifos that containers write to
+	LockFile      = "lock"       // see Lock
+	AboutFile     = "about.json" // see About
+	RecordDir     = "records"    // ID.json of each container and pause
+	ExitDir       = "exits"      // ID.json per ended container, see ExitRecord
+	StreamDir     = "io"         // ID.stdout and ID.stderr, the fifos that containers write to
 )
+
+// Ready is what a supervisor says to the process that starts it once it serves; all
+// else is why it does not.
+const Ready = "ready\n"
 
 // Names of streams in a StreamRequest.
 const (

@@ -2,10 +2,6 @@ package api
 
 import "path/filepath"
 
-// NodeGroup is the group of all pods that share the node's supervisor, and the name
-// of its directory.
-const NodeGroup = "node"
-
 // PathGuard stands in the path of a log between what belongs to the owner of the
 // node and what others may write, such as a log agent that has /var/log/pods
 // mounted. To everybody else it means nothing (path_resolution(7)).

@@ -181,7 +181,6 @@ type CreateRequest struct {
 	StdinOnce     bool                   `protobuf:"varint,5,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"` // close it when the first attached stdin ends
 	Runtime       []string               `protobuf:"bytes,6,rep,name=runtime,proto3" json:"runtime,omitempty"`                       // an OCI runtime with runc's command line: program and global flags; empty: libcontainer
 	Bare          bool                   `protobuf:"varint,7,opt,name=bare,proto3" json:"bare,omitempty"`                            // pause: it has no streams, nobody asks for its exit
-	Task          bool                   `protobuf:"varint,8,opt,name=task,proto3" json:"task,omitempty"`                            // runtime is a shim of containerd's instead
 	Pause         string                 `protobuf:"bytes,9,opt,name=pause,proto3" json:"pause,omitempty"`                           // id of the pod's pause, which keeps the output readable; empty: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -262,13 +261,6 @@ func (x *CreateRequest) GetRuntime() []string {
 func (x *CreateRequest) GetBare() bool {
 	if x != nil {
 		return x.Bare
-	}
-	return false
-}
-
-func (x *CreateRequest) GetTask() bool {
-	if x != nil {
-		return x.Task
 	}
 	return false
 }
@@ -1302,8 +1294,9 @@ func (x *NoteExitRequest) GetStatus() uint32 {
 
 type InfoResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Build         string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`    // what --build said
-	Paused        int64                  `protobuf:"varint,2,opt,name=paused,proto3" json:"paused,omitempty"` // how long its upgrade has held output up, in ns; 0 if it was started
+	Build         string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`        // what --build said
+	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`    // what --daemon-version said
+	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // see api.Protocol
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1345,35 +1338,41 @@ func (x *InfoResponse) GetBuild() string {
 	return ""
 }
 
-func (x *InfoResponse) GetPaused() int64 {
+func (x *InfoResponse) GetVersion() string {
 	if x != nil {
-		return x.Paused
+		return x.Version
+	}
+	return ""
+}
+
+func (x *InfoResponse) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
 	}
 	return 0
 }
 
-type UpgradeRequest struct {
+type UseProgramRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Program       string                 `protobuf:"bytes,1,opt,name=program,proto3" json:"program,omitempty"` // path of the new program, as the supervisor sees it
-	Build         string                 `protobuf:"bytes,2,opt,name=build,proto3" json:"build,omitempty"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // as the supervisor sees it; it is opened at once
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *UpgradeRequest) Reset() {
-	*x = UpgradeRequest{}
+func (x *UseProgramRequest) Reset() {
+	*x = UseProgramRequest{}
 	mi := &file_shim_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *UpgradeRequest) String() string {
+func (x *UseProgramRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*UpgradeRequest) ProtoMessage() {}
+func (*UseProgramRequest) ProtoMessage() {}
 
-func (x *UpgradeRequest) ProtoReflect() protoreflect.Message {
+func (x *UseProgramRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_shim_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1385,21 +1384,14 @@ func (x *UpgradeRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use UpgradeRequest.ProtoReflect.Descriptor instead.
-func (*UpgradeRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use UseProgramRequest.ProtoReflect.Descriptor instead.
+func (*UseProgramRequest) Descriptor() ([]byte, []int) {
 	return file_shim_proto_rawDescGZIP(), []int{20}
 }
 
-func (x *UpgradeRequest) GetProgram() string {
+func (x *UseProgramRequest) GetPath() string {
 	if x != nil {
-		return x.Program
-	}
-	return ""
-}
-
-func (x *UpgradeRequest) GetBuild() string {
-	if x != nil {
-		return x.Build
+		return x.Path
 	}
 	return ""
 }
@@ -1582,7 +1574,7 @@ const file_shim_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
 	"shim.proto\x12\x0fminicri.shim.v1\"\a\n" +
-	"\x05Empty\"\xdf\x01\n" +
+	"\x05Empty\"\xd1\x01\n" +
 	"\rCreateRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06bundle\x18\x02 \x01(\tR\x06bundle\x12\x19\n" +
@@ -1591,9 +1583,8 @@ const file_shim_proto_rawDesc = "" +
 	"\n" +
 	"stdin_once\x18\x05 \x01(\bR\tstdinOnce\x12\x18\n" +
 	"\aruntime\x18\x06 \x03(\tR\aruntime\x12\x12\n" +
-	"\x04bare\x18\a \x01(\bR\x04bare\x12\x12\n" +
-	"\x04task\x18\b \x01(\bR\x04task\x12\x14\n" +
-	"\x05pause\x18\t \x01(\tR\x05pause\"A\n" +
+	"\x04bare\x18\a \x01(\bR\x04bare\x12\x14\n" +
+	"\x05pause\x18\t \x01(\tR\x05pauseJ\x04\b\b\x10\t\"A\n" +
 	"\x0eCreateResponse\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x1d\n" +
 	"\n" +
@@ -1673,13 +1664,13 @@ const file_shim_proto_rawDesc = "" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x1d\n" +
 	"\n" +
 	"start_time\x18\x03 \x01(\x04R\tstartTime\x12\x16\n" +
-	"\x06status\x18\x04 \x01(\rR\x06status\"<\n" +
+	"\x06status\x18\x04 \x01(\rR\x06status\"Z\n" +
 	"\fInfoResponse\x12\x14\n" +
-	"\x05build\x18\x01 \x01(\tR\x05build\x12\x16\n" +
-	"\x06paused\x18\x02 \x01(\x03R\x06paused\"@\n" +
-	"\x0eUpgradeRequest\x12\x18\n" +
-	"\aprogram\x18\x01 \x01(\tR\aprogram\x12\x14\n" +
-	"\x05build\x18\x02 \x01(\tR\x05build\"f\n" +
+	"\x05build\x18\x01 \x01(\tR\x05build\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\rR\bprotocol\"'\n" +
+	"\x11UseProgramRequest\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\"f\n" +
 	"\rResizeRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\aexec_id\x18\x02 \x01(\tR\x06execId\x12\x14\n" +
@@ -1703,7 +1694,7 @@ const file_shim_proto_rawDesc = "" +
 	"\rEVENT_STARTED\x10\x02\x12\x10\n" +
 	"\fEVENT_EXITED\x10\x03\x12\r\n" +
 	"\tEVENT_OOM\x10\x04\x12\x11\n" +
-	"\rEVENT_DELETED\x10\x052\xdd\b\n" +
+	"\rEVENT_DELETED\x10\x052\xe3\b\n" +
 	"\x04Shim\x12I\n" +
 	"\x06Create\x12\x1e.minicri.shim.v1.CreateRequest\x1a\x1f.minicri.shim.v1.CreateResponse\x12>\n" +
 	"\x05Start\x12\x1d.minicri.shim.v1.StartRequest\x1a\x16.minicri.shim.v1.Empty\x12<\n" +
@@ -1718,8 +1709,9 @@ const file_shim_proto_rawDesc = "" +
 	"\tReopenLog\x12!.minicri.shim.v1.ReopenLogRequest\x1a\x16.minicri.shim.v1.Empty\x12@\n" +
 	"\x06Update\x12\x1e.minicri.shim.v1.UpdateRequest\x1a\x16.minicri.shim.v1.Empty\x12D\n" +
 	"\bNoteExit\x12 .minicri.shim.v1.NoteExitRequest\x1a\x16.minicri.shim.v1.Empty\x12=\n" +
-	"\x04Info\x12\x16.minicri.shim.v1.Empty\x1a\x1d.minicri.shim.v1.InfoResponse\x12B\n" +
-	"\aUpgrade\x12\x1f.minicri.shim.v1.UpgradeRequest\x1a\x16.minicri.shim.v1.Empty\x12:\n" +
+	"\x04Info\x12\x16.minicri.shim.v1.Empty\x1a\x1d.minicri.shim.v1.InfoResponse\x12H\n" +
+	"\n" +
+	"UseProgram\x12\".minicri.shim.v1.UseProgramRequest\x1a\x16.minicri.shim.v1.Empty\x12:\n" +
 	"\bShutdown\x12\x16.minicri.shim.v1.Empty\x1a\x16.minicri.shim.v1.EmptyB)Z'github.com/minicri/minicri/shim/api;apib\x06proto3"
 
 var (
@@ -1760,7 +1752,7 @@ var (
 		(*ExecWaitResponse)(nil),  // 19: minicri.shim.v1.ExecWaitResponse
 		(*NoteExitRequest)(nil),   // 20: minicri.shim.v1.NoteExitRequest
 		(*InfoResponse)(nil),      // 21: minicri.shim.v1.InfoResponse
-		(*UpgradeRequest)(nil),    // 22: minicri.shim.v1.UpgradeRequest
+		(*UseProgramRequest)(nil), // 22: minicri.shim.v1.UseProgramRequest
 		(*ResizeRequest)(nil),     // 23: minicri.shim.v1.ResizeRequest
 		(*ReopenLogRequest)(nil),  // 24: minicri.shim.v1.ReopenLogRequest
 		(*UpdateRequest)(nil),     // 25: minicri.shim.v1.UpdateRequest
@@ -1788,7 +1780,7 @@ var file_shim_proto_depIdxs = []int32{
 	25, // 17: minicri.shim.v1.Shim.Update:input_type -> minicri.shim.v1.UpdateRequest
 	20, // 18: minicri.shim.v1.Shim.NoteExit:input_type -> minicri.shim.v1.NoteExitRequest
 	2,  // 19: minicri.shim.v1.Shim.Info:input_type -> minicri.shim.v1.Empty
-	22, // 20: minicri.shim.v1.Shim.Upgrade:input_type -> minicri.shim.v1.UpgradeRequest
+	22, // 20: minicri.shim.v1.Shim.UseProgram:input_type -> minicri.shim.v1.UseProgramRequest
 	2,  // 21: minicri.shim.v1.Shim.Shutdown:input_type -> minicri.shim.v1.Empty
 	4,  // 22: minicri.shim.v1.Shim.Create:output_type -> minicri.shim.v1.CreateResponse
 	2,  // 23: minicri.shim.v1.Shim.Start:output_type -> minicri.shim.v1.Empty
@@ -1804,7 +1796,7 @@ var file_shim_proto_depIdxs = []int32{
 	2,  // 33: minicri.shim.v1.Shim.Update:output_type -> minicri.shim.v1.Empty
 	2,  // 34: minicri.shim.v1.Shim.NoteExit:output_type -> minicri.shim.v1.Empty
 	21, // 35: minicri.shim.v1.Shim.Info:output_type -> minicri.shim.v1.InfoResponse
-	2,  // 36: minicri.shim.v1.Shim.Upgrade:output_type -> minicri.shim.v1.Empty
+	2,  // 36: minicri.shim.v1.Shim.UseProgram:output_type -> minicri.shim.v1.Empty
 	2,  // 37: minicri.shim.v1.Shim.Shutdown:output_type -> minicri.shim.v1.Empty
 	22, // [22:38] is the sub-list for method output_type
 	6,  // [6:22] is the sub-list for method input_type

@@ -23,7 +23,7 @@ type ShimService interface {
 	Update(context.Context, *UpdateRequest) (*Empty, error)
 	NoteExit(context.Context, *NoteExitRequest) (*Empty, error)
 	Info(context.Context, *Empty) (*InfoResponse, error)
-	Upgrade(context.Context, *UpgradeRequest) (*Empty, error)
+	UseProgram(context.Context, *UseProgramRequest) (*Empty, error)
 	Shutdown(context.Context, *Empty) (*Empty, error)
 }
 
@@ -140,12 +140,12 @@ func RegisterShimService(srv *ttrpc.Server, svc ShimService) {
 				}
 				return svc.Info(ctx, &req)
 			},
-			"Upgrade": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
-				var req UpgradeRequest
+			"UseProgram": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req UseProgramRequest
 				if err := unmarshal(&req); err != nil {
 					return nil, err
 				}
-				return svc.Upgrade(ctx, &req)
+				return svc.UseProgram(ctx, &req)
 			},
 			"Shutdown": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req Empty
@@ -197,7 +197,7 @@ type ShimClient interface {
 	Update(context.Context, *UpdateRequest) (*Empty, error)
 	NoteExit(context.Context, *NoteExitRequest) (*Empty, error)
 	Info(context.Context, *Empty) (*InfoResponse, error)
-	Upgrade(context.Context, *UpgradeRequest) (*Empty, error)
+	UseProgram(context.Context, *UseProgramRequest) (*Empty, error)
 	Shutdown(context.Context, *Empty) (*Empty, error)
 }
 
@@ -365,9 +365,9 @@ func (c *shimClient) Info(ctx context.Context, req *Empty) (*InfoResponse, error
 	return &resp, nil
 }
 
-func (c *shimClient) Upgrade(ctx context.Context, req *UpgradeRequest) (*Empty, error) {
+func (c *shimClient) UseProgram(ctx context.Context, req *UseProgramRequest) (*Empty, error) {
 	var resp Empty
-	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "Upgrade", req, &resp); err != nil {
+	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "UseProgram", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -22,6 +22,9 @@ type Client struct {
 	dir  string
 	conn *ttrpc.Client
 	peer *peer
+
+	closed chan struct{} // closed when the connection is
+	lost   chan struct{} // closed when the supervisor has ended
 }
 
 // ErrLost says that the connection to a supervisor is gone. It is an
@@ -45,45 +48,99 @@ func connect(ctx context.Context, dir string, answer *atomic.Int64) (*Client, er
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	client := ttrpc.NewClient(conn, ttrpc.WithUnaryClientInterceptor(p.watch))
-	return &Client{Shim: Shim{api.NewShimClient(client)}, dir: dir, conn: client, peer: p}, nil
+	c := &Client{dir: dir, peer: p, closed: make(chan struct{}), lost: make(chan struct{})}
+	c.conn = ttrpc.NewClient(conn, ttrpc.WithUnaryClientInterceptor(p.watch), ttrpc.WithOnClose(func() { close(c.closed) }))
+	c.Shim = Shim{api.NewShimClient(c.conn)}
+	go c.await() // ends with the supervisor, or Close
+	return c, nil
 }
+
+// await ends the connection of a supervisor that has ended. A child of it may have a
+// copy of the socket, which keeps the connection.
+func (c *Client) await() {
+	if c.peer.Wait() != nil {
+		return // closed
+	}
+	close(c.lost)
+	select {
+	case <-c.closed:
+	case <-time.After(lostGrace):
+		_ = c.conn.Close()
+	}
+}
+
+// lostGrace is for what a supervisor has said before it ended.
+const lostGrace = time.Second
 
 // greetLimit is how long greet waits: a connection that is refused is closed at
 // once.
 const greetLimit = time.Second
 
-// greet makes sure that the supervisor serves: one that is about to end closes
-// new connections, which is ErrLost. One that says nothing, or is
-// of an older build that knows no Info, may serve.
-func (c *Client) greet(ctx context.Context) error {
+// greet makes sure that the supervisor serves, and hands it the program for its starters:
+// one that is about to end closes new connections, which is ErrLost. One that says
+// nothing may serve.
+func (c *Client) greet(ctx context.Context, options SetOptions) error {
 	limited, cancel := context.WithTimeout(ctx, greetLimit)
 	defer cancel()
-	if _, err := c.Info(limited); errdefs.IsUnavailable(err) {
+	_, err := c.Info(limited)
+	if err == nil && options.Start.ForOthers != "" {
+		err = c.UseProgram(limited, options.Start.ForOthers)
+	}
+	if errdefs.IsUnavailable(err) {
 		return err
+	}
+	if err != nil && options.Logger != nil {
+		options.Logger.Warn("a supervisor was not handed this build's program for its starters", "dir", c.dir, "err", err)
 	}
 	return ctx.Err()
 }
 
 // Close closes the connection; the supervisor lives on.
-func (c *Client) Close() error { return errors.Join(c.conn.Close(), c.peer.close()) }
+func (c *Client) Close() error { return errors.Join(c.conn.Close(), c.peer.Close()) }
 
-// Lost is closed when the supervisor, or the connection to it, is gone.
-func (c *Client) Lost() <-chan struct{} {
-	lost := make(chan struct{})
-	go func() {
-		defer close(lost)
-		_ = c.conn.UserOnCloseWait(context.Background()) // ends with the connection
-	}()
-	return lost
+// Lost is closed when the supervisor has ended.
+func (c *Client) Lost() <-chan struct{} { return c.lost }
+
+// broken reports whether the connection is closed, as it is soon after the end of the
+// supervisor.
+func (c *Client) broken() bool {
+	select {
+	case <-c.closed:
+		return true
+	case <-c.lost:
+		return true
+	default:
+		return false
+	}
 }
 
-func dial(ctx context.Context, dir string) (*ttrpc.Client, error) {
-	conn, err := dialSocket(ctx, filepath.Join(dir, api.ControlSocket))
+// open opens a connection for one call that takes as long as a program runs. Its ctx
+// ends with the supervisor, too.
+func (c *Client) open(ctx context.Context) (_ context.Context, call api.ShimClient, done func(), err error) {
+	conn, err := dialSocket(ctx, filepath.Join(c.dir, api.ControlSocket))
 	if err != nil {
-		return nil, err
+		return nil, nil, nil, err
 	}
-	return ttrpc.NewClient(conn), nil
+	client := ttrpc.NewClient(conn)
+	ctx, cancel := context.WithCancel(ctx)
+	go func() { // ends with the call or the supervisor
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.lost:
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(lostGrace):
+			_ = client.Close()
+		}
+	}()
+	over := c.peer.attend(ctx)
+	return ctx, api.NewShimClient(client), func() {
+		over()
+		cancel()
+		_ = client.Close()
+	}, nil
 }
 
 func dialSocket(ctx context.Context, path string) (*net.UnixConn, error) {

@@ -10,12 +10,12 @@ import (
 // kept), on the caller's goroutine, until ctx ends, each fails or the supervisor is
 // gone. A gap in the numbers says that events were dropped: List then.
 func (c *Client) Events(ctx context.Context, after uint64, each func(*api.Event) error) error {
-	conn, err := dial(ctx, c.dir)
+	ctx, call, done, err := c.open(ctx)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	stream, err := api.NewShimClient(conn).Events(ctx, &api.EventsRequest{After: after})
+	defer done()
+	stream, err := call.Events(ctx, &api.EventsRequest{After: after})
 	if err != nil {
 		return native(err)
 	}

@@ -54,13 +54,12 @@ const (
 )
 
 func (c *Client) execSync(ctx context.Context, id string, process []byte, timeout time.Duration, limit uint64) (*Result, error) {
-	conn, err := dial(ctx, c.dir)
+	ctx, call, done, err := c.open(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close()
-	defer c.peer.attend(ctx)()
-	stream, err := api.NewShimClient(conn).ExecSync(ctx, &api.ExecSyncRequest{
+	defer done()
+	stream, err := call.ExecSync(ctx, &api.ExecSyncRequest{
 		Id: id, Process: process, Timeout: int64(timeout), OutputCap: limit,
 	})
 	if err != nil {
@@ -127,13 +126,12 @@ func (c *Client) ExecEnd(ctx context.Context, id, exec string) {
 }
 
 func (c *Client) execWait(ctx context.Context, id, exec string) (int32, error) {
-	conn, err := dial(ctx, c.dir)
+	ctx, call, done, err := c.open(ctx)
 	if err != nil {
 		return 0, err
 	}
-	defer conn.Close()
-	defer c.peer.attend(ctx)()
-	answer, err := api.NewShimClient(conn).ExecWait(ctx, &api.ExecWaitRequest{Id: id, ExecId: exec})
+	defer done()
+	answer, err := call.ExecWait(ctx, &api.ExecWaitRequest{Id: id, ExecId: exec})
 	return answer.GetCode(), native(err)
 }
 

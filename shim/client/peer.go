@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,43 +13,45 @@ import (
 	"github.com/containerd/ttrpc"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/shim/api"
 )
 
 // peer is the process at the other end of a connection. One that hangs is
 // killed: its successor adopts what it held.
 type peer struct {
+	*process.Process
 	dir    string
 	answer *atomic.Int64 // how long a call may take, as a time.Duration; nil: no limit
-	pid    int
-	pidfd  *os.File
-	asking sync.Mutex // held while it is asked whether it hangs
 
-	answered atomic.Pointer[time.Time] // when it last did, after being asked whether it hangs
+	asking   sync.Mutex // held while it is asked whether it hangs
+	answered time.Time  // when it last did; guarded by asking
 }
 
-// newPeer finds the process that listens (SO_PEERCRED of unix(7)).
+// newPeer finds the process that listens (SO_PEERCRED of unix(7)). It has the lock of
+// its directory, so it is not another one that was given its pid.
 func newPeer(conn *net.UnixConn, dir string, answer *atomic.Int64) (*peer, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	var peerErr error
-	pid, fd := 0, -1
+	var credentials *unix.Ucred
+	var asked error
 	err = raw.Control(func(socket uintptr) {
-		var credentials *unix.Ucred
-		if credentials, peerErr = unix.GetsockoptUcred(int(socket), unix.SOL_SOCKET, unix.SO_PEERCRED); peerErr == nil {
-			pid = int(credentials.Pid)
-			fd, peerErr = unix.PidfdOpen(pid, 0)
-		}
+		credentials, asked = unix.GetsockoptUcred(int(socket), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	})
-	if err = errors.Join(err, peerErr); err != nil {
+	if err = errors.Join(err, asked); err != nil {
+		return nil, fmt.Errorf("find the process that serves %s: %w", dir, err)
+	}
+	listens, err := openProcess(int(credentials.Pid))
+	if err != nil {
 		return nil, fmt.Errorf("find the process that serves %s: %w: %w", dir, ErrLost, err)
 	}
-	return &peer{dir: dir, answer: answer, pid: pid, pidfd: os.NewFile(uintptr(fd), "supervisor")}, nil
+	if holder, err := api.LockHolder(dir); err != nil || holder != listens.PID {
+		return nil, errors.Join(fmt.Errorf("process %d listens in %s and does not have its lock: %w", listens.PID, dir, ErrLost), err, listens.Close())
+	}
+	return &peer{Process: listens, dir: dir, answer: answer}, nil
 }
-
-func (p *peer) close() error { return p.pidfd.Close() }
 
 // limit is how long a call may take now, 0 for no limit.
 func (p *peer) limit() time.Duration {
@@ -59,68 +61,47 @@ func (p *peer) limit() time.Duration {
 	return time.Duration(p.answer.Load())
 }
 
-// watch is around each call: one that takes half of the limit has the supervisor
-// asked whether it answers at all, within the other half. A call may have its
-// reasons to take long, such as a hook that runs.
+// watch is around each unary call.
 func (p *peer) watch(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, _ *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
-	if limit := p.limit(); limit > 0 {
-		late := time.AfterFunc(limit/2, p.killIfHung)
-		defer late.Stop()
-	}
+	defer p.attend(ctx)()
 	return invoke(ctx, request, response)
 }
 
-// attend is for a call that takes as long as a program runs, and so has no limit of
-// its own: until over is called the supervisor is asked every now and then for an
-// answer to something simple, and killed when it gives none.
+// attend is for a call that may have its reasons to take long, such as a hook that runs:
+// as long as it is not over, the supervisor is asked every half of the limit whether it
+// answers at all.
 func (p *peer) attend(ctx context.Context) (over func()) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, over = context.WithCancel(ctx)
 	if p.limit() > 0 {
-		go p.askUntil(ctx.Done()) // ends with it, and with the limits of its questions
+		go func() { // ends with the call, and the limit of a question
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(p.limit() / 2):
+					p.killIfHung()
+				}
+			}
+		}()
 	}
-	return cancel
+	return over
 }
 
-func (p *peer) askUntil(over <-chan struct{}) {
-	for {
-		period := p.limit() / 4
-		select {
-		case <-over:
-			return
-		case <-time.After(period):
-		}
-		if last := p.answered.Load(); last == nil || time.Since(*last) >= period {
-			p.killIfHung()
-		}
-	}
-}
-
-// mostQuestions is how often a supervisor is asked that works and does not answer.
-const mostQuestions = 4
-
-// killIfHung kills a supervisor that does not answer the simplest call either. One that
-// uses a processor meanwhile has much to do, or a machine that has: it is asked again,
-// but not without end.
+// killIfHung kills a supervisor that does not answer the simplest call within the limit.
 func (p *peer) killIfHung() {
 	limit := p.limit()
 	if limit == 0 || !p.asking.TryLock() {
 		return
 	}
 	defer p.asking.Unlock()
-	for range mostQuestions {
-		before := p.cpuTime()
-		if !p.silent(limit / 2) {
-			return
-		}
-		if p.cpuTime()-before < limit/200 { // a hundredth of the time: what the question costs is far less
-			break
-		}
+	if time.Since(p.answered) < limit/2 {
+		return // to another call's question
 	}
-	raw, err := p.pidfd.SyscallConn()
-	if err != nil {
+	if p.silent(limit) {
+		_ = p.Kill(0) // that it has not ended at once is no news
 		return
 	}
-	_ = raw.Control(func(fd uintptr) { _ = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+	p.answered = time.Now()
 }
 
 // silent asks the supervisor, over a connection of its own, and reports whether it
@@ -128,19 +109,21 @@ func (p *peer) killIfHung() {
 func (p *peer) silent(limit time.Duration) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	conn, err := dialPatiently(ctx, p.dir+"/"+api.ControlSocket)
+	conn, err := dialPatiently(ctx, filepath.Join(p.dir, api.ControlSocket))
 	if err != nil {
-		return ctx.Err() != nil
+		return isTimeout(err)
 	}
 	client := ttrpc.NewClient(conn)
 	defer client.Close()
 	_, err = api.NewShimClient(client).List(ctx, &api.Empty{})
-	if err != nil && ctx.Err() != nil {
-		return true
-	}
-	now := time.Now()
-	p.answered.Store(&now)
-	return false
+	return isTimeout(err)
+}
+
+// isTimeout reports whether an error is for the end of a limit, of which package net
+// may know before a context does.
+func isTimeout(err error) bool {
+	var timeout interface{ Timeout() bool }
+	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
 // dialPatiently waits for a place where as many connections wait to be accepted as the
@@ -160,14 +143,3 @@ func dialPatiently(ctx context.Context, path string) (conn *net.UnixConn, err er
 
 // dialInterval is between two attempts to connect.
 const dialInterval = 10 * time.Millisecond
-
-// cpuTime is how long the supervisor has been on a processor (clock_getcpuclockid(3)),
-// 0 if it has ended.
-func (p *peer) cpuTime() time.Duration {
-	const scheduled = 2 // CPUCLOCK_SCHED of the kernel's linux/posix-timers.h
-	var used unix.Timespec
-	if err := unix.ClockGettime(int32(^p.pid<<3|scheduled), &used); err != nil {
-		return 0
-	}
-	return time.Duration(used.Nano())
-}

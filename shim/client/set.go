@@ -13,17 +13,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/minicri/minicri/shim/api"
 )
 
-// NodeGroup is the group of all pods that share the node's supervisor.
-const NodeGroup = api.NodeGroup
-
-// Set are the supervisors of a node, one for each group of pods. The map is
-// guarded by mu; a group has a lock of its own, held while its supervisor is
-// started or connected to.
+// Set are the supervisors of a node, one for each group of pods: those that were made
+// with one build, which names the group. The map is guarded by mu; a group has a lock of
+// its own, held while its supervisor is started or connected to.
 type Set struct {
 	options SetOptions
 	answer  atomic.Int64 // how long a supervisor may take to answer, as a time.Duration
@@ -63,8 +58,8 @@ type group struct {
 	dir      string
 	mu       sync.Mutex
 	client   *Client
-	lost     <-chan struct{} // closed when the connection is gone
 	followed bool
+	failed   backOff
 }
 
 // NewSet makes a set whose supervisors are followed until Close.
@@ -110,24 +105,26 @@ func (s *Set) Connect(ctx context.Context, name string) (*Client, error) {
 	g := s.of(name)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.connect(ctx, &s.answer)
+	return g.connect(ctx, s)
 }
 
-func (g *group) connect(ctx context.Context, answer *atomic.Int64) (*Client, error) {
-	if g.client != nil {
-		select {
-		case <-g.lost:
-			_ = g.client.Close()
-			g.client = nil
-		default:
-			return g.client, nil
-		}
+// connect is Connect; mu is held.
+func (g *group) connect(ctx context.Context, s *Set) (*Client, error) {
+	if g.client != nil && !g.client.broken() {
+		return g.client, nil
 	}
-	connected, err := connect(ctx, g.dir, answer)
+	if g.client != nil {
+		_ = g.client.Close()
+		g.client = nil
+	}
+	if err := s.Known(filepath.Base(g.dir)); err != nil {
+		return nil, err
+	}
+	connected, err := connect(ctx, g.dir, &s.answer)
 	if err != nil {
 		return nil, err
 	}
-	if err := connected.greet(ctx); err != nil {
+	if err := connected.greet(ctx, s.options); err != nil {
 		return nil, errors.Join(err, connected.Close())
 	}
 	return g.use(connected), nil
@@ -135,7 +132,7 @@ func (g *group) connect(ctx context.Context, answer *atomic.Int64) (*Client, err
 
 // use keeps a new connection; mu is held.
 func (g *group) use(connected *Client) *Client {
-	g.client, g.lost, g.followed = connected, connected.Lost(), false
+	g.client, g.followed = connected, false
 	return connected
 }
 
@@ -155,29 +152,6 @@ func (s *Set) Ensure(ctx context.Context, name string) (*Client, error) {
 		s.follow(name, supervisor)
 	}
 	return supervisor, nil
-}
-
-// endingInterval is between two looks at a supervisor that is about to end: it
-// holds its directory's lock and does not answer.
-const endingInterval = 20 * time.Millisecond
-
-// serving connects to a group's supervisor, or starts it; mu is held.
-func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
-	for deadline := time.Now().Add(time.Duration(s.answer.Load())); ; time.Sleep(endingInterval) {
-		supervisor, err := g.connect(ctx, &s.answer)
-		if !errdefs.IsUnavailable(err) {
-			return supervisor, err
-		}
-		options := s.options.Start
-		options.Dir, options.answer = g.dir, &s.answer
-		supervisor, err = Start(ctx, options)
-		if err == nil {
-			return g.use(supervisor), nil
-		}
-		if !errdefs.IsAlreadyExists(err) || ctx.Err() != nil || time.Now().After(deadline) {
-			return nil, err
-		}
-	}
 }
 
 // follow passes on the events of a supervisor, in a goroutine that ends with it or
@@ -218,54 +192,11 @@ func (s *Set) drop(name string, supervisor *Client) {
 	}
 }
 
-// End ends the supervisor of a group of one pod, which is gone or stopped, and
-// removes its directory. That of the node stays.
-func (s *Set) End(ctx context.Context, name string) error {
-	if name == NodeGroup {
-		return nil
-	}
-	g := s.of(name)
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	supervisor, err := g.connect(ctx, &s.answer)
-	if err == nil {
-		err = errors.Join(ignoreUnavailable(empty(ctx, supervisor)), ignoreUnavailable(supervisor.Shutdown(ctx)), supervisor.Close())
-		g.client = nil
-	} else {
-		err = ignoreUnavailable(err)
-	}
-	if err == nil {
-		err = os.RemoveAll(g.dir)
-	}
-	if err != nil {
-		return fmt.Errorf("end the supervisor of %s: %w", name, err)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.groups, name)
-	return nil
-}
-
-// empty removes from a supervisor what it adopted of containers that were
-// removed while none served: with them it would not end.
-func empty(ctx context.Context, supervisor *Client) error {
-	left, err := supervisor.List(ctx)
-	for _, c := range left {
-		err = errors.Join(err, supervisor.Delete(ctx, c.GetId(), true))
-	}
-	return err
-}
-
-func ignoreUnavailable(err error) error {
-	if errdefs.IsUnavailable(err) {
-		return nil
-	}
-	return err
-}
-
 // Groups lists those that have a directory.
-func (s *Set) Groups() ([]string, error) {
-	entries, err := os.ReadDir(s.options.Dir)
+func (s *Set) Groups() ([]string, error) { return groupsIn(s.options.Dir) }
+
+func groupsIn(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}

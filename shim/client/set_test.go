@@ -130,7 +130,7 @@ func TestStartIsOnDiskBeforeTheProgramRuns(t *testing.T) {
 	if said := p.log("c"); said != "" {
 		t.Errorf("its program ran: %q", said)
 	}
-	if err := os.Remove(inTheWay); err != nil {
+	if err := os.RemoveAll(inTheWay); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Start(t.Context(), "c"); err != nil {

@@ -78,11 +78,16 @@ func (s Shim) NoteExit(ctx context.Context, id string, pid int, startTime uint64
 	return native(err)
 }
 
-// Info returns which build serves; errdefs.ErrNotImplemented from one of before there
-// were upgrades.
+// Info returns which build serves.
 func (s Shim) Info(ctx context.Context) (*api.InfoResponse, error) {
 	answer, err := s.rpc.Info(ctx, &api.Empty{})
 	return answer, native(err)
+}
+
+// UseProgram has starters run another build of the program from now on.
+func (s Shim) UseProgram(ctx context.Context, path string) error {
+	_, err := s.rpc.UseProgram(ctx, &api.UseProgramRequest{Path: path})
+	return native(err)
 }
 
 // Shutdown ends the supervisor. errdefs.ErrFailedPrecondition while it has

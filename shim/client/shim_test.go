@@ -37,6 +37,9 @@ var (
 const busybox = "/bin/busybox" // Debian's busybox-static
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(lockEnv); dir != "" {
+		holdLock(dir)
+	}
 	dir, err := os.MkdirTemp("", "minicri-client-test-")
 	if err == nil {
 		err = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -341,27 +344,6 @@ func TestKillAndDelete(t *testing.T) {
 	}
 }
 
-// With version 1 the cgroups of a container are removed when it has ended: who
-// removes it does not wait for a dozen of them. It stays what it was.
-func TestCgroupsGoWithTheEnd(t *testing.T) {
-	p := startPod(t)
-	p.run("c", "exit 3")
-	p.awaitExit(t.Context(), "c")
-	for deadline := time.Now().Add(time.Minute); !cgroup.Unified(); time.Sleep(time.Millisecond) {
-		if _, err := os.Stat(cgroupDir("c")); errors.Is(err, os.ErrNotExist) {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatalf("%s is still there", cgroupDir("c"))
-		}
-	}
-	if c, err := p.state(t.Context(), "c"); err != nil || c.GetExit().GetCode() != 3 {
-		t.Errorf("%v, %v", c, err)
-	}
-	if err := p.Delete(t.Context(), "c", false); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestExecSync(t *testing.T) {
 	p := startPod(t)
 	p.run("c", "sleep 1000")
@@ -621,10 +603,9 @@ func TestUpdateIsAllOrNothing(t *testing.T) {
 	}
 }
 
-// Without a pid namespace of its own, what a container leaves behind comes to
-// the daemon, which is this test, and not to the supervisor: that would have to
-// look for it among the processes of all pods at each exit.
-func TestOrphansComeToTheDaemon(t *testing.T) {
+// Without a pid namespace of its own, what a container leaves behind comes to the
+// supervisor, which reaps it.
+func TestOrphansAreReaped(t *testing.T) {
 	p := startPod(t)
 	p.run("c", "exec sleep 1000", func(spec *specs.Spec, _ *api.CreateRequest) {
 		spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.IPCNamespace}, {Type: specs.MountNamespace}}
@@ -633,12 +614,17 @@ func TestOrphansComeToTheDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	orphan, err := strconv.Atoi(strings.TrimSpace(string(r.Stdout)))
-	if err != nil {
+	orphan := "/proc/" + strings.TrimSpace(string(r.Stdout))
+	if _, err := os.Stat(orphan + "/stat"); err != nil {
 		t.Fatal(err)
 	}
-	if reaped, err := syscall.Wait4(orphan, nil, 0, nil); err != nil || reaped != orphan {
-		t.Errorf("wait for the orphan %d: %d, %v", orphan, reaped, err)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(orphan); os.IsNotExist(err) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is not reaped", orphan)
+		}
 	}
 }
 
@@ -686,66 +672,18 @@ func TestKilledShim(t *testing.T) {
 	}
 }
 
-// A record that cannot be read costs no container its life: a successor adopts it by
-// what libcontainer has of it.
-func TestAdoptionWithoutARecord(t *testing.T) {
-	p := startPod(t)
-	pid := p.run("runs", "i=0; while true; do i=$((i+1)); echo $i; sleep 0.002; done").Pid
-	p.run("terminal", "sleep 1000", func(s *specs.Spec, _ *api.CreateRequest) { s.Process.Terminal = true })
-	p.create("waits", "exit 6")
-	p.killShim()
-	for id, content := range map[string]string{"runs": "{", "terminal": "", "waits": "{}"} {
-		if err := os.WriteFile(filepath.Join(p.dir, "records", id+".json"), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	time.Sleep(50 * time.Millisecond)
-	p.start()
-	for _, id := range []string{"runs", "terminal"} {
-		if s, err := p.state(t.Context(), id); err != nil || s.Status != api.Status_STATUS_RUNNING || id == "runs" && s.Pid != pid {
-			t.Fatalf("%s: %v, %v", id, s, err)
-		}
-		if r, err := p.ExecSync(t.Context(), id, sh("echo hi"), 0, 10); err != nil || string(r.Stdout) != "hi\n" {
-			t.Errorf("exec in %s: %+v, %v", id, r, err)
-		}
-	}
-	if s, err := p.state(t.Context(), "waits"); err != nil || s.Status != api.Status_STATUS_CREATED {
-		t.Errorf("the one that was not started: %v, %v", s, err)
-	}
-	if err := p.Start(t.Context(), "waits"); err != nil {
-		t.Error(err)
-	}
-	reapOrphans()
-	if e := p.awaitExit(t.Context(), "waits").Exit; e.CodeKnown && e.Code != 6 || !e.CodeKnown && hasExitInfo() {
-		t.Errorf("exit: %v", e)
-	}
-	for _, id := range []string{"runs", "terminal", "waits"} {
-		if err := p.Delete(t.Context(), id, true); err != nil {
-			t.Error(err)
-		}
-	}
-	for _, dir := range []string{"records", "containers", api.StreamDir, api.ExitDir} {
-		if left, err := os.ReadDir(filepath.Join(p.dir, dir)); err != nil || len(left) != 0 {
-			t.Errorf("left in %s: %v, %v", dir, left, err)
-		}
-	}
-}
-
 // pid is the supervisor's.
 func (p *pod) pid() int {
 	p.t.Helper()
-	var out []byte
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		var err error
-		if out, err = exec.Command("fuser", filepath.Join(p.dir, "lock")).Output(); err != nil {
-			p.t.Fatalf("find the shim (needs fuser of psmisc): %v", err)
-		}
-		if pid, err := strconv.Atoi(strings.TrimSpace(string(out))); err == nil {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		pid, err := api.LockHolder(p.dir)
+		if err == nil && pid != 0 {
 			return pid
 		}
+		if time.Now().After(deadline) {
+			p.t.Fatalf("no process has the lock: %v", err)
+		}
 	}
-	p.t.Fatalf("several processes hold the lock: %s", out) // a standby ends when the next build serves
-	return 0
 }
 
 func (p *pod) killShim() {

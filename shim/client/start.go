@@ -1,13 +1,13 @@
 package client
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -20,7 +20,9 @@ import (
 // StartOptions says how to start a supervisor.
 type StartOptions struct {
 	Binary        string   // path of minicri-shim
-	Build         string   // what names it
+	Build         string   // what names it: Program.Build
+	Version       string   // of this daemon
+	ForOthers     string   // where a supervisor finds the program for its starters: Program.ForOthers
 	Dir           string   // the directory of the supervisor, made if absent
 	SystemdCgroup bool     // cgroupsPath of its containers is slice:prefix:name
 	Cgroups       []string // cgroup directories that the supervisor moves into; none: the daemon's own
@@ -36,19 +38,19 @@ const longestSocket = 107
 const startTimeout = 10 * time.Second
 
 // Start starts a supervisor in a session of its own, which outlives the daemon, and
-// connects to it. Its log is DIR/shim.log. While another one serves DIR, Start
+// connects to it. Its log is DIR/shim.log. While another process has DIR locked, Start
 // fails with errdefs.ErrAlreadyExists.
 func Start(ctx context.Context, options StartOptions) (*Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	if socket := filepath.Join(options.Dir, api.StreamSocket); len(socket) > longestSocket {
-		return nil, fmt.Errorf("start shim: %s is longer than the %d characters that a unix socket can have, choose a shorter directory: %w", socket, longestSocket, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("start the supervisor: %s is longer than the %d characters that a unix socket can have, choose a shorter directory: %w", socket, longestSocket, errdefs.ErrInvalidArgument)
 	}
 	if err := os.MkdirAll(options.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("start shim: %w", err)
+		return nil, fmt.Errorf("start the supervisor: %w", err)
 	}
 	if err := spawn(ctx, options); err != nil {
-		return nil, fmt.Errorf("start shim of %s (its log is shim.log there): %w", options.Dir, err)
+		return nil, fmt.Errorf("start the supervisor of %s (its log is shim.log there): %w", options.Dir, err)
 	}
 	return connect(ctx, options.Dir, options.answer)
 }
@@ -89,7 +91,7 @@ func spawn(ctx context.Context, options StartOptions) error {
 }
 
 func arguments(options StartOptions) []string {
-	args := []string{"serve", "--dir", options.Dir, "--build", options.Build, "--ready-fd", "3"}
+	args := []string{"serve", "--dir", options.Dir, "--build", options.Build, "--daemon-version", options.Version, "--ready-fd", "3"}
 	if options.SystemdCgroup {
 		args = append(args, "--systemd-cgroup")
 	}
@@ -108,8 +110,14 @@ func awaitReady(ctx context.Context, ready *os.File, shim *os.Process) error {
 		_ = shim.Kill()
 		return fmt.Errorf("it does not serve: %w", errdefs.ErrUnavailable)
 	}
-	if !bytes.Equal(word, []byte("ready\n")) {
-		return fmt.Errorf("it ended, or another one serves: %w", errdefs.ErrAlreadyExists)
+	switch said := string(word); {
+	case said == api.Ready:
+		return nil
+	case said == "":
+		return fmt.Errorf("it ended and did not say why: %w", errdefs.ErrUnavailable)
+	case strings.Contains(said, api.ErrLocked.Error()):
+		return fmt.Errorf("%s: %w", said, errdefs.ErrAlreadyExists)
+	default:
+		return fmt.Errorf("%s: %w", said, errdefs.ErrUnavailable)
 	}
-	return nil
 }

@@ -21,17 +21,17 @@ func (c *Client) Stream(ctx context.Context, id, exec, stream string) (*net.Unix
 	}
 	defer c.peer.attend(ctx)()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	if err := open(conn, api.StreamRequest{Container: id, Exec: exec, Stream: stream}); err != nil {
+	if err := request(conn, api.StreamRequest{Container: id, Exec: exec, Stream: stream}); err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("open %s of container %s exec %q: %w", stream, id, exec, err)
 	}
 	return conn, nil
 }
 
-// open sends the request and reads the answer, byte by byte: what follows it
+// request asks for a stream and reads the answer, byte by byte: what follows it
 // is data.
-func open(conn *net.UnixConn, request api.StreamRequest) error {
-	line, err := json.Marshal(request)
+func request(conn *net.UnixConn, what api.StreamRequest) error {
+	line, err := json.Marshal(what)
 	if err != nil {
 		return err
 	}

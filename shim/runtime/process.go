@@ -1,34 +1,36 @@
 package runtime
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/shim/cgroup"
+	"github.com/minicri/minicri/shim/children"
 )
 
-// Process is a process of a container: a child that this package has started,
-// or one that an earlier supervisor has. Its owner waits for it once, and
+// Process is a process of a container: one that was made for this supervisor, its
+// child, or for an earlier one. Its owner waits for it once, and
 // closes it.
 type Process struct {
 	PID       int
 	StartTime uint64   // clock ticks since boot (proc_pid_stat(5), field 22)
 	Terminal  *os.File // the terminal's master; nil without one
-	Relay     *Relay   // of an exec; nil if no other process copies its streams
 
-	pidfd *os.File // nil for one that ended before it was found
-	// reap takes the status of the ended child; nil for another one's.
-	reap func() (status syscall.WaitStatus, known bool)
-	tree *tree // nil if only the process itself can be ended
+	pidfd *os.File        // nil for one that ended before it was found
+	child *children.Child // nil: it is not ours
+	group *cgroup.Exec    // of an exec; nil if only the process itself can be ended
 }
 
 // Find returns the process with that pid and start time, which is no child of
-// ours or has no owner yet. The start time tells it from another one that was
+// ours. The start time tells it from another one that was
 // given its pid. process.ErrGone says that there is none; any other error says
 // nothing of it.
 func Find(pid int, startTime uint64) (*Process, error) {
@@ -81,8 +83,8 @@ func (p *Process) KillTree() error {
 	if errors.Is(err, os.ErrProcessDone) {
 		err = nil
 	}
-	if p.tree != nil {
-		err = errors.Join(err, p.tree.kill())
+	if p.group != nil {
+		err = errors.Join(err, p.group.Kill())
 	}
 	return err
 }
@@ -110,13 +112,27 @@ func hasEnded(pidfd int) bool {
 	}
 }
 
-// Wait reaps a process that this package has started, when it has ended, and
-// returns its exit status.
+// EndedBefore waits for the end of the process, and reports false when ctx ends first.
+func (p *Process) EndedBefore(ctx context.Context) bool {
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		ended := true
+		if p.pidfd != nil && p.control(func(fd int) { ended = hasEnded(fd) }) != nil || ended {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(pause):
+		}
+	}
+}
+
+// Wait waits until a process of ours is reaped, and returns its exit status.
 func (p *Process) Wait() (status syscall.WaitStatus, known bool) {
-	if err := p.Ended(); err != nil || p.reap == nil {
+	if p.child == nil {
 		return 0, false
 	}
-	return p.reap()
+	return p.child.Wait(), true
 }
 
 // Descriptor is a copy of one of the process's descriptors, pidfd_getfd(2).
@@ -177,40 +193,13 @@ func ExitOf(fd int) (status syscall.WaitStatus, known bool) { return exitInfo(fd
 // Close releases what is held for the process, which lives on if it has not
 // ended.
 func (p *Process) Close() error {
-	if p.tree != nil {
-		p.tree.close()
+	if p.group != nil {
+		p.group.Close()
 	}
 	if p.pidfd == nil {
 		return nil
 	}
 	return p.pidfd.Close()
-}
-
-// Find returns the process with that pid and start time. child: it is one of
-// ours, which this process has started before it executed this program, and Wait
-// reaps it. process.ErrGone is as in the function Find; after any other error a
-// child is kept for the next call.
-func (b *Builtin) Find(pid int, startTime uint64) (p *Process, child bool, err error) {
-	child = isChild(pid)
-	claimed := child && b.children.take(pid) // before it is reaped as one without an owner
-	p, err = Find(pid, startTime)
-	if claimed && errors.Is(err, process.ErrGone) {
-		b.children.disown(pid) // another one of ours
-	}
-	if err != nil || !child {
-		return p, false, err
-	}
-	p.reap = func() (syscall.WaitStatus, bool) { return b.children.wait(pid) }
-	return p, true, nil
-}
-
-func isChild(pid int) bool {
-	for {
-		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
-		if !errors.Is(err, unix.EINTR) {
-			return err == nil
-		}
-	}
 }
 
 func (p *Process) control(do func(pidfd int)) error {

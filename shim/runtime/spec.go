@@ -5,10 +5,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"time"
 
-	_ "github.com/opencontainers/cgroups/devices" // without it libcontainer cannot apply device rules
-	"github.com/opencontainers/runc/libcontainer/configs"
-	"github.com/opencontainers/runc/libcontainer/specconv"
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
@@ -33,8 +32,8 @@ func ReadSpec(bundle string) (*specs.Spec, error) {
 	return spec, nil
 }
 
-// parseSpec reads what Linux has of a specification: what encoding/json keeps of all
-// the types of the other systems, for good, is 50 KiB of each supervisor of a pod.
+// parseSpec reads what Linux has of a specification: encoding/json would keep what it
+// knows of the types of all other systems.
 func parseSpec(content []byte) (*specs.Spec, error) {
 	var linux struct {
 		Version     string            `json:"ociVersion"`
@@ -56,19 +55,52 @@ func parseSpec(content []byte) (*specs.Spec, error) {
 	}, nil
 }
 
-// toConfig translates a specification to libcontainer's terms.
-func toConfig(spec *specs.Spec, id string, systemdCgroup, noNewKeyring bool) (*configs.Config, error) {
-	if err := clampOOMScoreAdj(spec.Process); err != nil {
-		return nil, err
+// DefaultHookLimit is how long a hook may take that has no limit of its own.
+const DefaultHookLimit = 30 * time.Second
+
+// startHooks names the hooks that init runs behind the barrier, in the container, and
+// says how long they may take together; none is "".
+func startHooks(hooks *specs.Hooks) (names string, limit time.Duration) {
+	if hooks == nil {
+		return "", 0
 	}
-	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{
-		CgroupName:       id,
-		UseSystemdCgroup: systemdCgroup,
-		NoNewKeyring:     noNewKeyring,
-		Spec:             spec,
-	})
+	for _, hook := range hooks.StartContainer {
+		if names != "" {
+			names += ", "
+		}
+		names += hook.Path
+		if hook.Timeout == nil {
+			limit += DefaultHookLimit
+		} else {
+			limit += time.Duration(*hook.Timeout) * time.Second
+		}
+	}
+	return names, limit
+}
+
+// oomScoreAdjFile keeps what an update has set, in the container's directory: the bundle
+// has what the container was made with, and execs would get that.
+func oomScoreAdjFile(dir string) string { return filepath.Join(dir, "oom_score_adj") }
+
+// KeepOOMScoreAdj keeps the value for later execs, unless it is nil.
+func KeepOOMScoreAdj(dir string, adjust *int) error {
+	if adjust == nil {
+		return nil
+	}
+	return os.WriteFile(oomScoreAdjFile(dir), []byte(strconv.Itoa(*adjust)), 0o600)
+}
+
+// WithOOMScoreAdj returns an exec's process with the container's oom_score_adj of now.
+func WithOOMScoreAdj(dir string, process *specs.Process) *specs.Process {
+	content, err := os.ReadFile(oomScoreAdjFile(dir))
 	if err != nil {
-		return nil, fmt.Errorf("translate the specification: %w", err)
+		return process // no update has set it
 	}
-	return config, nil
+	adjust, err := strconv.Atoi(string(content))
+	if err != nil {
+		return process
+	}
+	changed := *process
+	changed.OOMScoreAdj = &adjust
+	return &changed
 }

@@ -13,35 +13,30 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/minicri/minicri/shim/api"
-	"github.com/minicri/minicri/shim/runtime"
 	"github.com/minicri/minicri/shim/stdio"
 )
 
-// adoptAll takes over what a supervisor that died has left, or an upgrade hands over:
-// first all streams, for which programs wait, then processes, several at a time; what
-// else there is to do waits until the supervisor serves (settleAll). A record that cannot
-// be used is quarantined and made anew; it never keeps the others from being served.
-// What cannot be read costs no container anything: it is left alone, or tried again.
-func (s *Supervisor) adoptAll(h *handover) error {
+// adoptAll takes over what a supervisor that died has left: first all streams, for
+// which programs wait, then processes, several at a time; what else there is to do
+// waits until the supervisor serves (settleAll). A record that cannot be used never
+// keeps the others from being served, and costs its container nothing: it is left alone.
+func (s *Supervisor) adoptAll() error {
 	recorded, err := s.recorded()
 	if err != nil {
 		return err
 	}
 	found := make([]*container, len(recorded))
 	places := gort.GOMAXPROCS(0)
-	several(places, len(recorded), func(i int) { found[i] = s.adoptOrReport(recorded[i], h) })
+	several(places, len(recorded), func(i int) {
+		var err error
+		if found[i], err = s.adoptRecord(recorded[i]); err != nil {
+			s.log.Error("a container is left alone: its record cannot be used", "container", recorded[i], "error", err)
+		}
+	})
 	found = slices.DeleteFunc(found, func(c *container) bool { return c == nil })
-	if h.PausedAt != 0 {
-		s.paused = h.pause()
-	}
 	several(places, len(found), func(i int) { found[i].adoptProcess() })
-	if err := s.removeUnused(); err != nil {
-		s.log.Warn("files of records that are not used stay", "error", err)
-	}
-	return s.removeUnrecorded(recorded)
+	return s.removeUnrecorded()
 }
 
 // several calls do for 0 to n-1, for as many at a time as there are places.
@@ -58,51 +53,43 @@ func several(places, n int, do func(int)) {
 	wait.Wait()
 }
 
-// removeUnrecorded removes what is left of a create that was cut off before the
-// container had a record, whose fifos are made before its state.
-func (s *Supervisor) removeUnrecorded(recorded []string) error {
-	known := make(map[string]bool, len(recorded))
-	for _, id := range recorded {
-		known[id] = true
-	}
-	states, err := os.ReadDir(s.stateDir())
-	if err != nil {
-		return err
-	}
+// removeUnrecorded removes what belongs to no record: writes of one that were cut off,
+// and pipes (stdio.OpenPipes).
+func (s *Supervisor) removeUnrecorded() error {
+	cut, _ := filepath.Glob(filepath.Join(s.dir, recordsDir, "*.new")) // a good pattern
 	fifos, err := os.ReadDir(filepath.Join(s.dir, api.StreamDir))
-	if err != nil {
-		return err
+	for _, path := range cut {
+		err = errors.Join(err, os.Remove(path))
 	}
-	for _, entry := range append(states, fifos...) {
-		id := strings.TrimSuffix(entry.Name(), filepath.Ext(entry.Name())) // ids have no dot
-		if known[id] || s.hasRecord(id) {
-			continue
+	for _, entry := range fifos {
+		if id, _, _ := strings.Cut(entry.Name(), "."); !s.hasRecord(id) { // ids have no dot
+			err = errors.Join(err, stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id))
 		}
-		left, err := s.builtin.Load(id)
-		switch {
-		case err == nil:
-			err = left.Delete()
-		case errdefs.IsNotFound(err): // no more than a directory
-			err = s.builtin.Discard(id)
-		}
-		err = errors.Join(err, stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id))
-		s.log.Warn("removed what was left of a container that was never made", "container", id, "error", err)
 	}
-	return nil
+	return err
 }
 
 // adoptRecord makes a container of its record, and continues with its streams unless
-// it has ended.
-func (s *Supervisor) adoptRecord(path string, from *handover) (*container, error) {
-	c := &container{sup: s, adopted: true, made: true, exited: make(chan struct{}), reported: make(chan parentsWord, 1), oomWatched: make(chan struct{}), execs: map[string]*exec{}, killed: true}
-	if err := readJSON(path, &c.record); err != nil {
+// it has ended. One whose creation was cut off is removed later: it is nil.
+func (s *Supervisor) adoptRecord(id string) (*container, error) {
+	var r record
+	if err := readJSON(s.recordPath(id), &r); err != nil {
 		return nil, err
 	}
-	if id := recordedID(path); c.record.ID != id {
-		return nil, fmt.Errorf("it is the record of container %q", c.record.ID)
+	switch {
+	case r.ID != id:
+		return nil, fmt.Errorf("it is the record of container %q", r.ID)
+	case r.Version > recordVersion:
+		return nil, fmt.Errorf("it has version %d, and this build knows %d at most", r.Version, recordVersion)
 	}
-	h, upgraded := from.of(c.record.ID)
-	c.adopted = !upgraded || h.Adopted
+	c := s.newContainer(r)
+	c.adopted, c.made = true, true
+	if r.PID == 0 {
+		s.mu.Lock()
+		s.cutOff = append(s.cutOff, c)
+		s.mu.Unlock()
+		return nil, nil
+	}
 	if err := s.reserve(c); err != nil {
 		return nil, err
 	}
@@ -111,10 +98,7 @@ func (s *Supervisor) adoptRecord(path string, from *handover) (*container, error
 		close(c.exited)
 		return c, nil
 	}
-	from.take(c.record.ID) // its descriptors have an owner now
-	c.adoptStreams(h.streams())
-	c.stdinOnce = h.StdinOnce
-	c.killed = h.Killed
+	c.adoptStreams()
 	return c, nil
 }
 
@@ -132,8 +116,6 @@ const (
 func (c *container) awaitAdopted() {
 	_ = c.init.Ended()
 	ended := time.Now()
-	c.sup.changes.RLock() // as in awaitInit
-	defer c.sup.changes.RUnlock()
 	deadline, reaped := ended.Add(c.reapTimeout()), false
 	for time.Now().Before(deadline) {
 		if !reaped && c.init.Reaped() {
@@ -164,35 +146,9 @@ func (c *container) reapTimeout() time.Duration {
 	return reapTimeout
 }
 
-// askParent asks the parent of an adopted init for its exit, if that is a process
-// which does not end with it.
-func (c *container) askParent() {
-	if !c.record.Task {
-		return
-	}
-	loaded, err := c.loaded()
-	if err != nil {
-		if !errdefs.IsNotFound(err) {
-			c.sup.log.Error("a container is adopted without its state: what needs that tries to read it again", "container", c.record.ID, "error", err)
-		}
-		return
-	}
-	parent, lives := loaded.(runtime.Parent)
-	if !lives {
-		return
-	}
-	go func() {
-		if status, at, known := parent.Exit(); known {
-			c.noteExit(parentsWord{status, at})
-		}
-	}()
-}
-
 // awaitParent is awaitAdopted for an init that was gone when we came.
 func (c *container) awaitParent() {
 	ended := time.Now()
-	c.sup.changes.RLock() // as in awaitInit
-	defer c.sup.changes.RUnlock()
 	asked := false
 	for deadline := ended.Add(reportTimeout); time.Now().Before(deadline); {
 		if !asked {
@@ -244,16 +200,13 @@ const (
 )
 
 // adoptStreams continues to read the fifos. A terminal and an input are lost with
-// their supervisor unless they are handed over. For a log on a disk that hangs neither
-// the others wait nor calls: its container has no streams until it can be opened, and
-// no upgrade can be done, which would lose what is handed over.
-func (c *container) adoptStreams(handed stdio.Handed) {
+// their supervisor. For a log on a disk that hangs neither the others wait nor calls:
+// its container has no streams until it can be opened.
+func (c *container) adoptStreams() {
 	c.ioAdopted = make(chan struct{})
-	c.sup.changes.RLock()
 	go func() { // ends when the log is open, or cannot be opened
-		defer c.sup.changes.RUnlock()
 		defer close(c.ioAdopted)
-		streams, err := stdio.Adopt(c.streamOptions(), handed)
+		streams, err := stdio.Adopt(c.streamOptions(), stdio.Handed{})
 		if err != nil {
 			c.sup.log.Error("output of an adopted container is lost, or comes late", "container", c.record.ID, "error", err)
 		}
@@ -274,15 +227,13 @@ func (c *container) adoptStreams(handed stdio.Handed) {
 	}
 }
 
-// releaseHanded releases what is held for streams until they are adopted: by a standby,
-// and in the journal.
-func (s *Supervisor) releaseHanded(outputs []int) {
+// releaseJournal releases what the journal holds for streams until they are adopted.
+func (s *Supervisor) releaseJournal() {
 	for _, c := range s.all() {
 		if c.ioAdopted != nil {
 			<-c.ioAdopted
 		}
 	}
-	closeDescriptors(outputs)
 	s.journal.ReleaseRest()
 }
 
@@ -293,7 +244,7 @@ const execTimeout = 100 * time.Millisecond
 // predecessor died before it opened the barrier.
 func (c *container) checkStarted() {
 	for deadline := time.Now().Add(execTimeout); c.record.StartedAt != 0; time.Sleep(time.Millisecond) {
-		waits, err := beforeExec(c.record.PID)
+		waits, err := c.beforeExec()
 		if err != nil || !waits {
 			return
 		}

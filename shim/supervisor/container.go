@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -16,7 +17,7 @@ import (
 	"github.com/minicri/minicri/shim/stdio"
 )
 
-// container is one container of the pod. Its state follows from facts: exit
+// container is a container of the node. Its state follows from facts: exit
 // (stopped), record.StartedAt (running), else created.
 type container struct {
 	sup       *Supervisor
@@ -24,6 +25,9 @@ type container struct {
 	adopted   bool
 	made      bool          // guarded by Supervisor.mu: what is above is set
 	exited    chan struct{} // closed when exit is set and on disk
+
+	life    context.Context // of what is under way for it: ends when it is killed
+	abandon context.CancelFunc
 
 	startEvent sync.Once
 	drained    sync.Once
@@ -37,13 +41,12 @@ type container struct {
 	ending     sync.Mutex // guards execsEnded, and is held while execs are ended
 	execsEnded bool       // no exec of an earlier supervisor is left: see endLeftExecs
 
-	op      sync.Mutex // one change at a time; may be held for long
-	loading sync.Mutex // held while an adopted container's state is read
+	op sync.Mutex // one change at a time; may be held for long
 
-	mu        sync.Mutex        // guards what follows
-	io        *stdio.Streams    // see streams
-	runtime   runtime.Container // nil if adopted and not needed yet: see loaded
-	init      *runtime.Process  // nil if adopted and not found: see process
+	mu        sync.Mutex         // guards what follows
+	io        *stdio.Streams     // see streams
+	runtime   *runtime.Container // as it is made; of an adopted one from the beginning
+	init      *runtime.Process   // nil if adopted and not found: see process
 	record    record
 	killed    bool // we sent SIGKILL: not the kernel for lack of memory
 	oom       oomCount
@@ -55,26 +58,55 @@ type container struct {
 	execs     map[string]*exec
 }
 
+// newContainer returns a container that has a record, on disk or not yet.
+func (s *Supervisor) newContainer(r record) *container {
+	c := &container{
+		sup: s, record: r, runtime: s.runtime.Container(r.Facts), exited: make(chan struct{}),
+		reported: make(chan parentsWord, 1), oomWatched: make(chan struct{}), execs: map[string]*exec{},
+	}
+	c.life, c.abandon = context.WithCancel(context.Background())
+	return c
+}
+
+// operationLimit bounds an operation whose caller names no limit.
+const operationLimit = 4 * time.Minute
+
+// errKilled ends what is under way for a container that is killed.
+var errKilled = fmt.Errorf("it was ended with its container: %w", errdefs.ErrFailedPrecondition)
+
+// bound returns the context of an operation: it ends with ctx, with the container, and
+// at its limit.
+func (c *container) bound(ctx context.Context) (context.Context, func()) {
+	limited, cancel := context.WithTimeout(ctx, operationLimit)
+	bounded, end := context.WithCancelCause(limited)
+	stop := context.AfterFunc(c.life, func() { end(errKilled) })
+	return bounded, func() {
+		stop()
+		end(nil)
+		cancel()
+	}
+}
+
 // create makes a container whose init waits at the exec barrier. On an error
 // nothing is left.
-func (s *Supervisor) create(request *api.CreateRequest) (*container, error) {
+func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*container, error) {
 	spec, err := runtime.ReadSpec(request.Bundle)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
-	c := &container{
-		sup: s, stdinOnce: request.StdinOnce, execsEnded: true, exited: make(chan struct{}), oomWatched: make(chan struct{}), execs: map[string]*exec{},
-		record: record{
-			Version: recordVersion, ID: request.Id, LogPath: request.LogPath,
-			Terminal: spec.Process.Terminal, Bare: request.Bare, CreatedAt: time.Now().UnixNano(), Runtime: request.Runtime, Task: request.Task, Pause: request.Pause,
-		},
-	}
+	c := s.newContainer(record{
+		Facts: runtime.FactsOf(request.Id, request.Bundle, request.Runtime, spec), Version: recordVersion,
+		LogPath: request.LogPath, Terminal: spec.Process.Terminal, Bare: request.Bare, CreatedAt: time.Now().UnixNano(), Pause: request.Pause,
+	})
+	c.stdinOnce, c.execsEnded = request.StdinOnce, true
 	c.op.Lock()
 	defer c.op.Unlock()
 	if err := s.reserve(c); err != nil {
 		return nil, err
 	}
-	if err := c.build(request, spec); err != nil {
+	ctx, done := c.bound(ctx)
+	defer done()
+	if err := c.build(ctx, request, spec); err != nil {
 		s.forget(request.Id)
 		return nil, err
 	}
@@ -91,25 +123,28 @@ func (c *container) publish(kind api.EventKind) {
 }
 
 // build brings init to the barrier, with its streams.
-func (c *container) build(request *api.CreateRequest, spec *specs.Spec) error {
+func (c *container) build(ctx context.Context, request *api.CreateRequest, spec *specs.Spec) error {
 	options := c.streamOptions()
 	options.Stdin, options.Domain = request.Stdin, spec.Process.SelinuxLabel
 	if spec.Linux != nil {
 		options.SELinux = spec.Linux.MountLabel
+	}
+	if err := writeJSON(c.sup.recordPath(c.record.ID), c.record); err != nil {
+		return fmt.Errorf("write the record of container %s: %w", c.record.ID, err)
 	}
 	streams, ends, err := stdio.Open(options)
 	if err == nil && c.sharesStreams() {
 		streams.Run()
 	}
 	if err == nil {
-		err = c.launch(request.Bundle, spec, streams, ends)
+		err = c.launch(ctx, spec, streams, ends)
 	}
 	if err != nil {
 		c.releaseOutputs()
 		return errors.Join(err, stdio.RemoveFifos(options.Dir, request.Id), c.sup.removeRecord(request.Id))
 	}
 	if !c.record.Bare {
-		c.watchOOM(c.runtime)
+		c.watchOOM()
 	}
 	if !c.sharesStreams() {
 		streams.Run()
@@ -119,16 +154,16 @@ func (c *container) build(request *api.CreateRequest, spec *specs.Spec) error {
 	return nil
 }
 
-// sharesStreams reports whether the runtime is a program that has the container's
-// streams while it makes it: what it writes there has to be read, or it waits.
+// sharesStreams reports whether a program makes the container and has its streams
+// meanwhile: what it writes there has to be read, or it waits.
 func (c *container) sharesStreams() bool {
-	return len(c.record.Runtime) > 0 && !c.record.Task && !c.record.Terminal
+	return len(c.record.Program) > 0 && !c.record.Terminal
 }
 
-func (c *container) launch(bundle string, spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
-	made, init, err := c.sup.runtimeOf(c.record).Create(c.record.ID, bundle, spec, runtime.Streams{
-		Stdin: ends.Stdin, Stdout: ends.Stdout, Stderr: ends.Stderr, Terminal: c.record.Terminal,
-	})
+func (c *container) launch(ctx context.Context, spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
+	init, err := c.runtime.Create(ctx, spec, runtime.Streams{
+		Stdio: [3]*os.File{ends.Stdin, ends.Stdout, ends.Stderr}, Terminal: c.record.Terminal,
+	}, c.record.Bare, c.noteProgram)
 	ends.Close()
 	if err != nil {
 		if c.sharesStreams() {
@@ -139,7 +174,7 @@ func (c *container) launch(bundle string, spec *specs.Spec, streams *stdio.Strea
 		return err
 	}
 	c.mu.Lock()
-	c.runtime, c.init, c.io = made, init, streams
+	c.init, c.io = init, streams
 	c.mu.Unlock()
 	if c.record.Terminal {
 		err = streams.TakeTerminal(c.init.Terminal)
@@ -157,33 +192,30 @@ func (c *container) undoCreate() error {
 		return err
 	}
 	c.init.Wait()
-	return errors.Join(c.runtime.Delete(), c.init.Close())
+	return errors.Join(c.runtime.Delete(context.Background()), c.init.Close())
 }
 
 // identify records which process init is, so that a successor can adopt it.
 func (c *container) identify() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.record.PID, c.record.StartTime, c.record.Cgroups = c.init.PID, c.init.StartTime, c.runtime.Cgroups()
-	path := c.sup.recordPath(c.record.ID)
-	err := writeJSON(path, c.record)
-	if err == nil && (!c.record.Bare || len(c.record.Runtime) > 0) { // of pause libcontainer knows all
-		err = writeJSON(copied(path), c.record)
-	}
-	return err
+	c.record.Facts, c.record.PID, c.record.StartTime = c.runtime.Facts, c.init.PID, c.init.StartTime
+	return writeJSON(c.sup.recordPath(c.record.ID), c.record)
 }
 
 // start lets init through the barrier.
-func (c *container) start() error {
+func (c *container) start(ctx context.Context) error {
 	c.op.Lock()
 	defer c.op.Unlock()
 	if status := c.state().Status; status != api.Status_STATUS_CREATED {
 		return fmt.Errorf("it is %v: %w", status, errdefs.ErrFailedPrecondition)
 	}
-	loaded, err := c.loaded()
-	if err != nil {
-		return err
+	init := c.process()
+	if init == nil {
+		return fmt.Errorf("its first process is not known yet, try again: %w", errdefs.ErrUnavailable)
 	}
+	ctx, done := c.bound(ctx)
+	defer done()
 	// Before the barrier opens: a successor must not take a program that runs for
 	// one that waits.
 	c.setStarted(time.Now().UnixNano())
@@ -192,19 +224,19 @@ func (c *container) start() error {
 		return err
 	}
 	c.listenToInit()
-	defer c.limitHooks(loaded)()
-	if err := loaded.Start(); err != nil {
+	defer c.limitHooks()()
+	if err := c.runtime.Start(ctx, init); err != nil {
 		if late := c.endedHook(); late != "" {
 			return fmt.Errorf("%s: %w", late, errdefs.ErrFailedPrecondition)
 		}
 		c.setStarted(0)
 		return errors.Join(err, writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()))
 	}
-	if err := c.awaitProgram(); err != nil {
+	if err := c.awaitProgram(ctx); err != nil {
 		return err
 	}
 	c.announceStart()
-	if err := loaded.Started(); err != nil {
+	if err := c.runtime.Started(ctx, init); err != nil {
 		c.sup.log.Warn("a hook failed after the start", "container", c.record.ID, "error", err)
 	}
 	return nil

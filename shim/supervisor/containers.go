@@ -32,7 +32,8 @@ func (s *Supervisor) kill(id string, sig syscall.Signal, all bool) error {
 	case err == nil:
 		return c.kill(sig, all)
 	case errdefs.IsFailedPrecondition(err) && sig == syscall.SIGKILL:
-		return s.abort(id)
+		s.abort(id)
+		return nil
 	default:
 		return err
 	}
@@ -49,9 +50,7 @@ func (s *Supervisor) end(id string) error {
 		if !errdefs.IsFailedPrecondition(err) || time.Now().After(deadline) {
 			return err
 		}
-		if err := s.abort(id); err != nil {
-			return err
-		}
+		s.abort(id)
 	}
 }
 
@@ -99,12 +98,11 @@ func (s *Supervisor) all() []*container {
 }
 
 // abort ends the creation of a container.
-func (s *Supervisor) abort(id string) error {
+func (s *Supervisor) abort(id string) {
 	s.mu.Lock()
 	c := s.containers[id]
 	s.mu.Unlock()
-	if c == nil {
-		return nil // it has failed meanwhile
+	if c != nil { // else it has failed meanwhile
+		c.abandon()
 	}
-	return s.runtimeOf(c.snapshot()).Abort(id)
 }

@@ -1,20 +1,21 @@
 package supervisor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/minicri/minicri/shim/api"
-	"github.com/minicri/minicri/shim/runtime"
 	"github.com/minicri/minicri/shim/stdio"
 )
 
 // delete removes a stopped container. It may be called again after an error.
-func (c *container) delete() error {
+func (c *container) delete(ctx context.Context) error {
 	if err := c.lockWithin(killTimeout); err != nil {
 		return fmt.Errorf("delete container %s: %w", c.record.ID, err)
 	}
@@ -22,7 +23,9 @@ func (c *container) delete() error {
 	if !c.hasEnded() {
 		return fmt.Errorf("delete container %s: it has not ended: %w", c.record.ID, errdefs.ErrFailedPrecondition)
 	}
-	if err := c.deleteState(); err != nil {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), operationLimit)
+	defer cancel()
+	if err := c.runtime.Delete(ctx); err != nil {
 		return fmt.Errorf("delete container %s: %w: %w", c.record.ID, errdefs.ErrUnavailable, err)
 	}
 	if err := c.removeFiles(); err != nil {
@@ -34,23 +37,6 @@ func (c *container) delete() error {
 	c.sup.forget(c.record.ID)
 	c.publish(api.EventKind_EVENT_DELETED)
 	return nil
-}
-
-// deleteState deletes the container as its runtime has it. Where that cannot be
-// read, what the record names is removed.
-func (c *container) deleteState() error {
-	loaded, err := c.loaded()
-	if err == nil {
-		return loaded.Delete()
-	}
-	record := c.snapshot()
-	if !errdefs.IsNotFound(err) {
-		c.sup.log.Error("a container is deleted without its state", "container", record.ID, "error", err)
-	}
-	if err := runtime.RemoveCgroups(record.Cgroups); err != nil {
-		return err
-	}
-	return c.sup.runtimeOf(record).Discard(record.ID)
 }
 
 func (c *container) removeFiles() error {
@@ -72,4 +58,17 @@ func (c *container) lockWithin(limit time.Duration) error {
 		}
 	}
 	return nil
+}
+
+// removeUnreadable removes the files of a container which is left alone because its
+// record cannot be used, and which the daemon deletes.
+func (s *Supervisor) removeUnreadable(id string) error {
+	var errs []error
+	for _, pattern := range []string{stateDir, filepath.Join(programsDir, "*")} {
+		found, _ := filepath.Glob(filepath.Join(s.dir, pattern, id)) // a good pattern
+		for _, path := range found {
+			errs = append(errs, os.RemoveAll(path))
+		}
+	}
+	return errors.Join(append(errs, stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id), os.RemoveAll(s.exitPath(id)), s.removeRecord(id))...)
 }

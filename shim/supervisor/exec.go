@@ -1,8 +1,10 @@
 package supervisor
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -25,9 +27,9 @@ type exec struct {
 
 // startExec starts a process in a container that was created or started. The
 // caller takes its outputs and ends it with release.
-func (c *container) startExec(encoded []byte, stdin bool) (*exec, error) {
-	c.sup.changes.RLock()
-	defer c.sup.changes.RUnlock()
+func (c *container) startExec(ctx context.Context, encoded []byte, stdin bool) (*exec, error) {
+	ctx, done := c.bound(ctx)
+	defer done()
 	spec := new(specs.Process)
 	if err := json.Unmarshal(encoded, spec); err != nil {
 		return nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
@@ -38,12 +40,12 @@ func (c *container) startExec(encoded []byte, stdin bool) (*exec, error) {
 	if err := c.endLeftExecs(); err != nil {
 		return nil, err
 	}
-	loaded, err := c.loaded()
-	if err != nil {
-		return nil, err
+	init := c.process()
+	if init == nil {
+		return nil, fmt.Errorf("its first process is not known yet, try again: %w", errdefs.ErrUnavailable)
 	}
 	e := &exec{container: c, exited: make(chan struct{})}
-	if err := e.launch(loaded, spec, stdin); err != nil {
+	if err := e.launch(ctx, init, spec, stdin); err != nil {
 		return nil, c.execFailure(err)
 	}
 	go e.await()
@@ -59,21 +61,21 @@ func (c *container) execFailure(err error) error {
 	return err
 }
 
-func (e *exec) launch(loaded runtime.Container, spec *specs.Process, stdin bool) (err error) {
+func (e *exec) launch(ctx context.Context, init *runtime.Process, spec *specs.Process, stdin bool) (err error) {
 	streams := runtime.Streams{Terminal: spec.Terminal}
 	if spec.Terminal {
 		e.pipes = stdio.NewTerminalPipes(e.container.sup.shared)
 	} else {
 		var ends stdio.Ends
 		options := e.container.streamOptions()
-		options.Stdin, options.SELinux = stdin, loaded.MountLabel()
+		options.Stdin, options.SELinux = stdin, e.container.record.MountLabel
 		if e.pipes, ends, err = stdio.OpenPipes(options); err != nil {
 			return err
 		}
 		defer ends.Close()
-		streams.Stdin, streams.Stdout, streams.Stderr = ends.Stdin, ends.Stdout, ends.Stderr
+		streams.Stdio = [3]*os.File{ends.Stdin, ends.Stdout, ends.Stderr}
 	}
-	if e.process, err = loaded.Exec(spec, streams); err != nil {
+	if e.process, err = e.container.runtime.Exec(ctx, spec, init, streams); err != nil {
 		e.pipes.Close()
 		return err
 	}

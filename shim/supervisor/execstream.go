@@ -13,14 +13,14 @@ import (
 const execWaitTimeout = 30 * time.Second
 
 // execStart starts a process whose streams are then opened one by one.
-func (c *container) execStart(request *api.ExecStartRequest) (*exec, error) {
+func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest) (*exec, error) {
 	c.mu.Lock()
 	taken := c.execs[request.ExecId] != nil
 	c.mu.Unlock()
 	if taken || request.ExecId == "" {
 		return nil, fmt.Errorf("exec %q in container %s: %w", request.ExecId, request.Id, errdefs.ErrAlreadyExists)
 	}
-	e, err := c.startExec(request.Process, request.Stdin)
+	e, err := c.startExec(ctx, request.Process, request.Stdin)
 	if err != nil {
 		return nil, err
 	}

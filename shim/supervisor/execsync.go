@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -47,9 +48,18 @@ func (k *capture) pass(stream string, p []byte) {
 // execSync runs a process to its end, its time-out or the client's going away;
 // the latter two end its whole tree.
 func (c *container) execSync(ctx context.Context, request *api.ExecSyncRequest, send func(*api.ExecSyncResponse) error) error {
-	e, err := c.startExec(request.Process, false)
+	timeout, began := time.Duration(request.Timeout), time.Now()
+	starting, over := ctx, func() {}
+	if timeout > 0 {
+		starting, over = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not done within %v: %w", timeout, context.DeadlineExceeded))
+	}
+	e, err := c.startExec(starting, request.Process, false)
+	over()
 	if err != nil {
 		return err
+	}
+	if timeout > 0 {
+		timeout = max(1, timeout-time.Since(began))
 	}
 	defer e.release()
 	k := &capture{ctx: ctx, send: send, cap: request.OutputCap}
@@ -60,7 +70,7 @@ func (c *container) execSync(ctx context.Context, request *api.ExecSyncRequest, 
 		}
 		go pump.Run() // ends with release
 	}
-	timedOut, err := e.awaitOrKill(ctx, time.Duration(request.Timeout))
+	timedOut, err := e.awaitOrKill(ctx, timeout)
 	if err != nil {
 		return err
 	}

@@ -5,17 +5,12 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/shim/api"
-	"github.com/minicri/minicri/shim/runtime"
 )
 
 // awaitInit waits for a container's init and records its end.
 func (c *container) awaitInit() {
 	_ = c.init.Ended()
 	ended := time.Now()
-	// From here to the exit on disk: one that is reaped cannot be asked again.
-	c.sup.changes.RLock()
-	defer c.sup.changes.RUnlock()
-	c.noteProgram()
 	status, known := c.init.Wait()
 	c.finish(ended, status, known)
 }
@@ -42,21 +37,6 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 		c.sup.log.Error("the exit of a container is not on disk", "container", c.snapshot().ID, "error", err)
 	}
 	c.conclude(exit)
-	c.clear()
-}
-
-// clear removes already what the one who removes the container would wait for. A
-// change that is under way needs it.
-func (c *container) clear() {
-	if !c.op.TryLock() {
-		return
-	}
-	defer c.op.Unlock()
-	if loaded, err := c.loaded(); err == nil {
-		if clearer, is := loaded.(runtime.Clearer); is {
-			clearer.Clear()
-		}
-	}
 }
 
 // conclude publishes an exit that is on disk.
@@ -84,9 +64,7 @@ func (c *container) keepExit(exit *api.ExitRecord) error {
 // (pid_namespaces(7)). In one that it shares they would run on, with its ports
 // and locks.
 func (c *container) endRest() {
-	if aborter, is := c.aborter(); is {
-		aborter.AbortStart(startGrace)
-	}
+	time.AfterFunc(startGrace, c.abandon)
 	if err := c.signalAll(syscall.SIGKILL); err != nil {
 		c.sup.log.Warn("processes of a container that has ended may still run", "container", c.snapshot().ID, "error", err)
 	}

@@ -25,15 +25,14 @@ func (c *container) adoptProcess() {
 		c.execsEnded = true
 		return
 	}
-	c.askParent()
-	init, child, known := c.findProcess()
+	init, known := c.findProcess()
 	c.execsEnded = known && init == nil // with the rest of the container: finish
 	switch {
 	case !known:
 		go c.findAgain()
 	case init != nil:
 		c.found(init)
-		c.follow = sync.OnceFunc(func() { c.watch(child) })
+		c.follow = sync.OnceFunc(c.watch)
 	}
 }
 
@@ -49,14 +48,21 @@ func (c *container) watchAdopted() {
 // for, so there are more than processors.
 const mostSettled = 32
 
-// settleAll does what can wait until the supervisor serves: first no end goes unseen. An
-// upgrade waits for that, not for the execs that are left: the next build ends them, too.
+// settleAll does what can wait until the supervisor serves: first no end goes unseen.
 func (s *Supervisor) settleAll() {
 	all := s.all()
-	s.changes.RLock()
 	several(mostSettled, len(all), func(i int) { all[i].watchAdopted() })
-	s.changes.RUnlock()
 	several(mostSettled, len(all), func(i int) { _ = all[i].endLeftExecs() })
+	several(mostSettled, len(s.cutOff), func(i int) { s.cutOff[i].removeCutOff() })
+}
+
+// removeCutOff removes a container whose creation was cut off, with what it had started.
+func (c *container) removeCutOff() {
+	err := c.runtime.Delete(c.sup.life)
+	if err == nil {
+		err = c.removeFiles()
+	}
+	c.sup.log.Warn("removed what was left of a container that was never made", "container", c.record.ID, "error", err)
 }
 
 // endLeftExecs ends the execs whose streams nobody has any more, before the first one of
@@ -78,51 +84,11 @@ func (c *container) endLeftExecs() error {
 
 // endExecs ends all execs of a container.
 func (c *container) endExecs() error {
-	adopted, err := c.withoutState()
-	if err == nil {
-		err = adopted.EndExecs()
-	}
+	err := c.runtime.EndExecs()
 	if err != nil && !errdefs.IsNotFound(err) && !c.hasEnded() {
 		c.sup.log.Warn("execs that no client waits for may still run", "container", c.snapshot().ID, "error", err)
 	}
 	return err
-}
-
-// withoutState is the container for what is done with each that is adopted, or handed
-// on. The state of one of libcontainer's is not read for it: with hundreds of them that
-// would take longer than all else.
-func (c *container) withoutState() (runtime.Adopted, error) {
-	c.mu.Lock()
-	loaded, record := c.runtime, c.record
-	c.mu.Unlock()
-	if loaded == nil && len(record.Runtime) == 0 {
-		return c.sup.builtin.Adopted(record.ID, record.Cgroups), nil
-	}
-	return c.loaded()
-}
-
-// loaded is the container as its runtime has it, whose state is read now if it was
-// not read before. errdefs.ErrNotFound says that there is none.
-func (c *container) loaded() (runtime.Container, error) {
-	c.loading.Lock()
-	defer c.loading.Unlock()
-	c.mu.Lock()
-	loaded, record := c.runtime, c.record
-	c.mu.Unlock()
-	if loaded != nil {
-		return loaded, nil
-	}
-	loaded, err := c.sup.runtimeOf(record).Load(record.ID)
-	if errdefs.IsNotFound(err) {
-		return nil, err
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the state of container %s: %w: %w", record.ID, errdefs.ErrUnavailable, err)
-	}
-	c.mu.Lock()
-	c.runtime = loaded
-	c.mu.Unlock()
-	return loaded, nil
 }
 
 const (
@@ -138,15 +104,13 @@ func (c *container) findAgain() {
 			return
 		case <-time.After(pause):
 		}
-		c.sup.changes.RLock() // the next build looks for it, too
-		init, child, known := c.findProcess()
+		init, known := c.findProcess()
 		if init != nil {
 			c.op.Lock()
 			c.found(init)
-			c.watch(child)
+			c.watch()
 			c.op.Unlock()
 		}
-		c.sup.changes.RUnlock()
 		if known {
 			_ = c.endLeftExecs() // if they can be read now, too
 			return
@@ -156,17 +120,17 @@ func (c *container) findAgain() {
 
 // findProcess finds out whether the container's process runs, and returns it; one that
 // has ended is concluded, and nil. known is false if that cannot be told now.
-func (c *container) findProcess() (init *runtime.Process, child, known bool) {
+func (c *container) findProcess() (init *runtime.Process, known bool) {
 	record := c.snapshot()
-	init, child, err := c.sup.builtin.Find(record.PID, record.StartTime)
+	init, err := runtime.Find(record.PID, record.StartTime)
 	if err == nil {
-		return init, child, true
+		return init, true
 	}
 	if errors.Is(err, process.ErrGone) {
 		exit, exitErr := c.readExit()
 		if exitErr == nil { // it could not be read before
 			go c.conclude(exit)
-			return nil, false, true
+			return nil, true
 		}
 		var unreadable syscall.Errno
 		if !errors.As(exitErr, &unreadable) || unreadable == syscall.ENOENT {
@@ -174,12 +138,12 @@ func (c *container) findProcess() (init *runtime.Process, child, known bool) {
 			c.killed = true // perhaps, and that is enough not to blame lack of memory
 			c.mu.Unlock()
 			go c.awaitParent() // it has ended while no supervisor ran
-			return nil, false, true
+			return nil, true
 		}
 		err = exitErr
 	}
 	c.sup.log.Error("whether a container runs cannot be known, it is tried again", "container", record.ID, "pid", record.PID, "error", err)
-	return nil, false, false
+	return nil, false
 }
 
 // found continues with a container whose process runs.
@@ -191,24 +155,14 @@ func (c *container) found(init *runtime.Process) {
 }
 
 // watch has the lack of memory and the end of a container seen that runs.
-func (c *container) watch(child bool) {
+func (c *container) watch() {
 	c.mu.Lock()
 	c.oom.kills, _ = readOOMKills(c.record.Cgroups)
 	c.mu.Unlock()
 	if !c.record.Bare {
-		adopted, err := c.withoutState()
-		switch {
-		case err == nil:
-			c.watchOOM(adopted)
-		case !errdefs.IsNotFound(err):
-			c.sup.log.Warn("OOM kills are seen only at the exit", "container", c.record.ID, "error", err)
-		}
+		c.watchOOM()
 	}
-	if child {
-		go c.awaitInit()
-	} else {
-		go c.awaitAdopted()
-	}
+	go c.awaitAdopted()
 }
 
 func (c *container) hasEnded() bool {

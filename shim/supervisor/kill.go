@@ -24,8 +24,8 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 		return fmt.Errorf("kill container %s: it has ended: %w", c.record.ID, errdefs.ErrNotFound)
 	}
 	var err error
-	if aborter, is := c.aborter(); is && all && sig == syscall.SIGKILL {
-		aborter.Abort()
+	if all && sig == syscall.SIGKILL {
+		c.abandon() // a start or an exec that is under way
 	}
 	if all {
 		err = c.signalAll(sig)
@@ -36,31 +36,15 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 			err = errors.Join(err, killErr)
 		}
 	}
-	if all && sig == syscall.SIGKILL {
-		err = errors.Join(err, c.sup.runtimeOf(c.snapshot()).Abort(c.record.ID)) // of a start or an exec that hangs
-	}
 	if err != nil {
 		return fmt.Errorf("kill container %s: %w", c.record.ID, err)
 	}
 	return nil
 }
 
-// aborter ends what its runtime runs for the container, if it does.
-func (c *container) aborter() (runtime.Aborter, bool) {
-	if !c.record.Task {
-		return nil, false
-	}
-	loaded, _ := c.loaded()
-	aborter, is := loaded.(runtime.Aborter)
-	return aborter, is
-}
-
 // signalAll signals every process of the container.
 func (c *container) signalAll(sig syscall.Signal) error {
-	if of, err := c.withoutState(); err == nil {
-		return of.SignalAll(sig)
-	}
-	return runtime.SignalCgroups(c.snapshot().Cgroups, sig)
+	return c.snapshot().Cgroups.Signal(sig)
 }
 
 func (c *container) signalInit(sig syscall.Signal) error {

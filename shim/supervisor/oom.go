@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/shim/api"
-	"github.com/minicri/minicri/shim/runtime"
 )
 
 const (
@@ -40,9 +39,9 @@ type oomCount struct {
 }
 
 // watchOOM follows the kernel's notices until the cgroup is gone.
-func (c *container) watchOOM(of runtime.Adopted) {
+func (c *container) watchOOM() {
 	c.oom.before = c.sup.unclaimedOOMKills(c.oomParent())
-	notices, err := of.NotifyOOM()
+	notices, err := c.snapshot().Cgroups.NotifyOOM()
 	if err != nil {
 		c.sup.log.Warn("OOM kills are seen only at the exit", "container", c.snapshot().ID, "error", err)
 		close(c.oomWatched)

@@ -14,13 +14,13 @@ import (
 )
 
 func (c *container) streamOptions() stdio.Options {
-	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Copied: c.record.Task, Shared: c.sup.shared, Keep: c.keepOutputs}
+	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Shared: c.sup.shared, Keep: c.keepOutputs}
 }
 
 // keepOutputs has the pod's pause hold copies of what the container's output is
 // read from, for the time when neither this process nor the daemon lives.
 func (c *container) keepOutputs(outputs []*os.File) error {
-	if c.record.Pause == "" || c.record.Task { // a shim holds both ends of its fifos itself
+	if c.record.Pause == "" {
 		return errdefs.ErrNotFound
 	}
 	err := c.withSpares(func(s stdio.Spares) error { return s.Keep(c.record.ID, outputs...) })
@@ -34,7 +34,7 @@ func (c *container) keepOutputs(outputs []*os.File) error {
 // has ended and was reaped, with neither supervisor nor daemon there, asks the kernel
 // by it. Where pause cannot hold it, such an exit is not known.
 func (c *container) keepInit() {
-	if c.record.Pause == "" || c.record.Task {
+	if c.record.Pause == "" {
 		return
 	}
 	err := c.withSpares(func(s stdio.Spares) error { return s.Keep(c.record.ID, c.init.Handle()) })
@@ -46,7 +46,7 @@ func (c *container) keepInit() {
 // keptExit asks the kernel by the pidfd of keepInit. An error says that pause does not
 // run, or is not found yet.
 func (c *container) keptExit() (status syscall.WaitStatus, known bool, err error) {
-	if c.record.Pause == "" || c.record.Task {
+	if c.record.Pause == "" {
 		return 0, false, nil
 	}
 	err = c.withSpares(func(s stdio.Spares) error {
@@ -62,7 +62,7 @@ func (c *container) keptExit() (status syscall.WaitStatus, known bool, err error
 // releaseOutputs is for outputs that are in the log, or of no use, when the exit of
 // init is known. What cannot be released ends with the pod.
 func (c *container) releaseOutputs() {
-	if c.record.Pause == "" || c.record.Task {
+	if c.record.Pause == "" {
 		return
 	}
 	err := c.withSpares(func(s stdio.Spares) error { return s.Release(c.record.ID) })

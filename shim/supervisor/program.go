@@ -2,19 +2,18 @@ package supervisor
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
-	"os"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
 
-	"github.com/minicri/minicri/internal/environ"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/shim/api"
-	"github.com/minicri/minicri/shim/runtime"
-	"github.com/minicri/minicri/shim/runtime/launch"
+	"github.com/minicri/minicri/shim/launch"
 )
 
 // listenToInit keeps what init says until its program runs. Behind the barrier
@@ -41,9 +40,10 @@ const execPoll = 20 * time.Microsecond
 
 // awaitProgram returns when the container's program runs, or has run; with an
 // error when init has ended instead.
-func (c *container) awaitProgram() error {
+func (c *container) awaitProgram(ctx context.Context) error {
+	over := ctx.Done()
 	for pause := execPoll; ; pause = min(2*pause, 10*time.Millisecond) {
-		waits, err := beforeExec(c.record.PID)
+		waits, err := c.beforeExec()
 		if err != nil { // it has been waited for
 			c.mu.Lock()
 			waits = c.neverRan
@@ -59,6 +59,11 @@ func (c *container) awaitProgram() error {
 				return fmt.Errorf("%s: %w", c.exit.StartError, errdefs.ErrFailedPrecondition)
 			}
 			return nil // it was killed
+		case <-over:
+			if !errors.Is(context.Cause(ctx), errKilled) {
+				return fmt.Errorf("it is behind the exec barrier, and has not executed its program: %w", context.Cause(ctx))
+			}
+			over = nil // it ends: exited says how
 		case <-time.After(pause):
 		}
 	}
@@ -67,12 +72,8 @@ func (c *container) awaitProgram() error {
 // limitHooks ends the hooks that init runs behind the barrier when they are late,
 // unless what it returns is called before. Init itself limits each, but then waits
 // for all that holds its output; so does the start of some runtimes.
-func (c *container) limitHooks(loaded runtime.Container) (stop func()) {
-	hooked, is := loaded.(runtime.StartHooked)
-	if !is {
-		return func() {}
-	}
-	names, limit := hooked.StartHooks()
+func (c *container) limitHooks() (stop func()) {
+	names, limit := c.runtime.StartHooks()
 	if names == "" {
 		return func() {}
 	}
@@ -104,9 +105,9 @@ func (c *container) ignoreInit() {
 
 // noteProgram is called when init, our child, has ended and before it is
 // reaped, and notes whether it has become the program: later it cannot be found out.
-func (c *container) noteProgram() {
+func (c *container) noteProgram(pid int) {
 	c.countOOM(false) // before systemd removes the cgroup
-	waits, err := beforeExec(c.snapshot().PID)
+	waits, err := beforeExec(pid)
 	c.mu.Lock()
 	c.neverRan = err == nil && waits
 	c.mu.Unlock()
@@ -146,38 +147,19 @@ func (c *container) startError() string {
 	return "init ended and did not execute the program"
 }
 
-// forkNoExec is PF_FORKNOEXEC of include/linux/sched.h: no execve(2) since the
-// fork, which is true of init until it becomes the program.
-const forkNoExec = 0x40
-
-// beforeExec reports whether a process has executed no program of its own yet,
-// also of one that has ended and is not waited for (proc_pid_stat(5), flags and
-// comm). The programs that set its environment, or launch it, are not its own.
-func beforeExec(pid int) (bool, error) {
-	const flags = 6 // behind the name
-	content, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return false, err
-	}
-	begin, end := bytes.IndexByte(content, '('), bytes.LastIndexByte(content, ')')
-	if begin < 0 || end < begin {
-		return false, fmt.Errorf("/proc/%d/stat: %.100q", pid, content)
-	}
-	name := content[begin+1 : end]
-	if string(name) == environ.Name || string(name) == launch.Name || isStarter(pid) {
+// beforeExec reports whether init has executed no program of the container's yet.
+func (c *container) beforeExec() (bool, error) {
+	record := c.snapshot()
+	if record.Launched && launch.IsLauncher(record.PID) {
 		return true, nil
 	}
-	fields := bytes.Fields(content[end+1:])
-	if len(fields) <= flags {
-		return false, fmt.Errorf("/proc/%d/stat: %d fields", pid, len(fields))
-	}
-	value, err := strconv.ParseUint(string(fields[flags]), 10, 64)
-	return value&forkNoExec != 0, err
+	return beforeExec(record.PID)
 }
 
-// isStarter reports whether a process that lives runs environ or launch, which has
-// not got round to saying its name.
-func isStarter(pid int) bool {
-	exe, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/exe")
-	return err == nil && (strings.HasPrefix(exe, "/memfd:"+environ.Name+" ") || strings.HasPrefix(exe, "/memfd:"+launch.Name+" "))
+// beforeExec reports whether a process has executed no program since its fork, also of
+// one that has ended and is not reaped (PF_FORKNOEXEC, proc_pid_stat(5)). It is true of
+// init until it becomes the program.
+func beforeExec(pid int) (bool, error) {
+	stat, err := process.ReadStat(pid)
+	return err == nil && !stat.Executed, err
 }

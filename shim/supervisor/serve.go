@@ -11,7 +11,6 @@ import (
 	gort "runtime"
 	"runtime/debug"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,19 +20,22 @@ import (
 
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/children"
+	"github.com/minicri/minicri/shim/launch"
 	"github.com/minicri/minicri/shim/runtime"
+	"github.com/minicri/minicri/shim/starter"
 	"github.com/minicri/minicri/shim/stdio"
 	"github.com/minicri/minicri/shim/stdio/journal"
 )
 
-// Serve is the resident supervisor of a group of pods.
+// Serve is the resident supervisor of the pods that were made with one build.
 type Serve struct {
 	Dir           string   // the group's directory, absolute
 	SystemdCgroup bool     // cgroupsPath is slice:prefix:name, made by systemd
 	Cgroups       []string // cgroup directories to move into first
-	Build         string   // what Info answers
+	Build         string   // of this program, by its content
+	Version       string   // of the daemon that starts it
 	Ready         *os.File // gets "ready\n" once the sockets serve, then is closed; may be nil
-	Handover      *os.File // what an upgrade has handed over; nil if there was none
 }
 
 // ownOOMScore keeps the shim alive when memory runs out, as containerd and
@@ -43,182 +45,124 @@ const ownOOMScore = "-998"
 // mostProcessors is how many of them may move bytes of the logs of a node at once.
 const mostProcessors = 4
 
-// processors: one is enough for the supervisor of a pod, and saves 0.4 MiB of each.
-func (s Serve) processors() int {
-	if filepath.Base(s.Dir) != api.NodeGroup {
-		return 1
-	}
-	return min(gort.NumCPU(), mostProcessors)
-}
-
 // answerGrace lets the answer to Shutdown out: ttrpc takes a
 // connection for idle before it has written the last one.
 const answerGrace = 100 * time.Millisecond
 
 // Supervisor serves one directory. See the package for its lock rule.
 type Supervisor struct {
-	dir        string
-	log        *slog.Logger
-	events     *broker
-	builtin    *runtime.Builtin
-	taskEvents *runtime.Events
-	journal    *journal.Journal
-	shared     *stdio.Shared // of all streams
-	systemd    bool          // the cgroup driver
-	build      string
-	paused     time.Duration // how long the upgrade that has brought this build has held output up
+	dir      string
+	log      *slog.Logger
+	events   *broker
+	children *children.Children
+	runtime  *runtime.Runtime
+	journal  *journal.Journal
+	shared   *stdio.Shared // of all streams
+	about    api.About
 
 	lock             *os.File
 	control, streams net.Listener
-	upgrading        sync.Mutex
-	changes          sync.RWMutex // read-held while what an upgrade hands over is changed
-	logsHang         atomic.Bool  // an adopted container's log takes long to be opened
+	logsHang         atomic.Bool // an adopted container's log takes long to be opened
 
 	life context.Context    // ends with Run
 	stop context.CancelFunc // ends Run
 
 	mu         sync.Mutex
 	containers map[string]*container
-	programs   map[string]runtime.Runtime // by program and flags
-	oomClaims  map[string]int             // by cgroup: OOM kills found to be those of single containers below it
+	cutOff     []*container   // their creation was, by the end of an earlier supervisor
+	oomClaims  map[string]int // by cgroup: OOM kills found to be those of single containers below it
 }
 
-// startGCPercent has no garbage collected before the supervisor serves, as a rule: the
-// first 16 MiB. From then on trimMemory decides.
-const startGCPercent = 400
+// garbagePercent is half of the Go runtime's default: the supervisor allocates little,
+// and what it holds is taken from the node's pods.
+const garbagePercent = 50
 
 // Run serves until ctx is cancelled or Shutdown is called. Containers
 // live on: the next Run on the same directory adopts them.
 func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
-	debug.SetGCPercent(startGCPercent)
+	debug.SetGCPercent(garbagePercent)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	if err := s.enter(log); err != nil {
 		return err
 	}
-	gort.GOMAXPROCS(s.processors()) // the environment's one is for inits
+	gort.GOMAXPROCS(min(gort.NumCPU(), mostProcessors)) // the environment's one is for inits
 	sup := &Supervisor{
-		dir: s.Dir, log: log, events: newBroker(), builtin: runtime.NewBuiltin(filepath.Join(s.Dir, stateDir), s.SystemdCgroup), systemd: s.SystemdCgroup,
-		build: s.Build, life: ctx, stop: stop,
-		containers: map[string]*container{}, programs: map[string]runtime.Runtime{}, oomClaims: map[string]int{},
+		dir: s.Dir, log: log, events: newBroker(),
+		about: api.About{Build: s.Build, Version: s.Version, Protocol: api.Protocol, Records: api.RecordVersion}, life: ctx, stop: stop,
+		containers: map[string]*container{}, oomClaims: map[string]int{},
 	}
-	handed, err := sup.open(s.Handover)
-	if err != nil {
+	if err := sup.open(); err != nil {
 		return err
 	}
 	defer sup.lock.Close()
 	defer sup.journal.Close()
-	if sup.taskEvents, err = runtime.ListenForEvents(filepath.Join(s.Dir, eventSocket)); err == nil {
-		err = sup.adoptAll(handed)
+	if err := sup.prepareRuntime(s.SystemdCgroup); err != nil {
+		return err
 	}
-	handed.closeRest()
-	if err != nil {
+	defer sup.runtime.Starters.Close()
+	if err := sup.adoptAll(); err != nil {
 		return err
 	}
 	if sup.logsHang.Load() {
-		go sup.releaseHanded(handed.Outputs) // ends with the last log that can be opened
+		go sup.releaseJournal() // ends with the last log that can be opened
 	} else {
-		sup.releaseHanded(handed.Outputs) // we have our own by now
+		sup.releaseJournal()
 	}
-	if s.Handover != nil {
-		sup.builtin.ReapRest()
-		log.Info("upgraded", "build", s.Build, "output held up", sup.paused, "serves after", handed.pause(), "containers", len(sup.all()))
-	}
-	go sup.builtin.Run(ctx)
-	go sup.settleAll() // ends with the last container that was adopted
-	go trimMemory(ctx)
+	go sup.children.Run(ctx)
+	go sup.runtime.Starters.Prepare() // ends with the fork
+	go sup.settleAll()                // ends with the last container that was adopted
 	return sup.serve(ctx, s.Ready)
 }
 
-// eventSocket is where containerd's shims publish.
-const eventSocket = "events.sock"
+// prepareRuntime makes what all containers share.
+func (s *Supervisor) prepareRuntime(systemd bool) (err error) {
+	if s.children, err = children.New(); err != nil {
+		return err
+	}
+	starters, err := starter.New(s.children, s.log)
+	if err != nil {
+		return err
+	}
+	s.runtime = &runtime.Runtime{Dir: s.dir, SystemdCgroup: systemd, Children: s.children, Starters: starters, Launcher: launch.New(s.children)}
+	return nil
+}
 
 // journalFile is below the supervisor's directory. The number is the version of
 // its form.
 const journalFile = "journal.1"
 
-// open takes the lock, the sockets and the journal: those of the build before,
-// or new ones.
-func (s *Supervisor) open(from *os.File) (h *handover, err error) {
-	h = &handover{}
-	if from != nil {
-		if h, err = readHandover(from); err != nil {
-			return nil, err
-		}
-		_ = from.Close()
-		for _, fd := range h.Outputs {
-			unix.CloseOnExec(fd)
-		}
+// open takes the lock, the journal and the sockets.
+func (s *Supervisor) open() (err error) {
+	if s.lock, err = api.Lock(s.dir); err != nil {
+		return err
 	}
-	if s.lock = inherited(h.Lock, "lock"); s.lock == nil {
-		if s.lock, err = lockDir(s.dir); err != nil {
-			return nil, err
-		}
+	if err = s.about.Write(s.dir); err != nil {
+		return err
 	}
 	if s.journal, err = journal.OpenOrReplace(filepath.Join(s.dir, journalFile)); err != nil {
-		return nil, err
+		return err
 	}
 	s.shared = &stdio.Shared{Journal: s.journal}
 	if err := s.journal.Unread(); err != nil {
 		s.log.Error("output that an earlier supervisor had read and not logged is lost: its journal was replaced", "error", err)
 	}
-	if s.control, err = listenOr(h.Control, filepath.Join(s.dir, api.ControlSocket)); err != nil {
-		return nil, err
+	if s.control, err = listen(filepath.Join(s.dir, api.ControlSocket)); err != nil {
+		return err
 	}
-	s.streams, err = listenOr(h.Streams, filepath.Join(s.dir, api.StreamSocket))
-	return h, err
+	s.streams, err = listen(filepath.Join(s.dir, api.StreamSocket))
+	return err
 }
 
-// listenOr takes a socket that was handed over, or makes it.
-func listenOr(fd int, path string) (net.Listener, error) {
-	file := inherited(fd, path)
-	if file == nil {
-		return listen(path)
-	}
-	defer file.Close() // FileListener has its own
-	// Clients ask the socket which process they talk to (SO_PEERCRED of unix(7)):
-	// the one that has called listen(2) last.
-	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, os.NewSyscallError("listen", err))
-	}
-	return net.FileListener(file)
-}
-
-// runtimeOf is the runtime that the container was made with, or is to be.
-func (s *Supervisor) runtimeOf(r record) runtime.Runtime {
-	if len(r.Runtime) == 0 {
-		return s.builtin
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	key := strings.Join(r.Runtime, "\x00")
-	program := s.programs[key]
-	if program == nil {
-		// Runtimes do not read each other's states.
-		name := filepath.Base(r.Runtime[0])
-		if r.Task {
-			program = runtime.NewTask(r.Runtime, filepath.Join(s.dir, tasksDir, name), s.systemd, s.builtin, s.taskEvents)
-		} else {
-			program = runtime.NewCommand(r.Runtime, filepath.Join(s.dir, commandsDir, name), s.systemd, s.builtin)
-		}
-		s.programs[key] = program
-	}
-	return program
-}
-
-// stateDir is libcontainer's; commandsDir and tasksDir have those of other
-// runtimes, below the supervisor's directory.
+// Directories below the supervisor's, of containers' states (package runtime).
 const (
 	stateDir    = "containers"
-	commandsDir = "oci"
-	tasksDir    = "task"
+	programsDir = "oci"
 )
-
-func (s *Supervisor) stateDir() string { return filepath.Join(s.dir, stateDir) }
 
 // enter makes the process fit to outlive the daemon.
 func (s Serve) enter(log *slog.Logger) error {
-	for _, dir := range []string{stateDir, commandsDir, "records", api.StreamDir, api.ExitDir} {
+	for _, dir := range []string{stateDir, programsDir, recordsDir, api.StreamDir, api.ExitDir} {
 		if err := os.MkdirAll(filepath.Join(s.Dir, dir), 0o700); err != nil {
 			return fmt.Errorf("make the shim's directory: %w", err)
 		}
@@ -240,28 +184,14 @@ func (s Serve) enter(log *slog.Logger) error {
 	return nil
 }
 
-// lockDir makes sure that one supervisor serves a directory. The lock ends with the
-// process.
-func lockDir(dir string) (*os.File, error) {
-	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock: %w", err)
-	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = lock.Close()
-		return nil, fmt.Errorf("another shim serves %s: %w", dir, err)
-	}
-	return lock, nil
-}
-
 func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
-	server, err := ttrpc.NewServer(ttrpc.WithUnaryServerInterceptor(s.gate))
+	server, err := ttrpc.NewServer()
 	if err != nil {
 		return err
 	}
 	api.RegisterShimService(server, &service{s})
 	if ready != nil {
-		_, _ = ready.WriteString(serves)
+		_, _ = ready.WriteString(api.Ready)
 		_ = ready.Close()
 	}
 	go s.serveStreams(s.streams)
@@ -280,18 +210,6 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 	defer cancel()
 	_ = server.Shutdown(grace)
 	return server.Close()
-}
-
-// gate keeps what changes a container from beginning while an upgrade is under
-// way. Calls that only look, or wait for long, are let through.
-func (s *Supervisor) gate(ctx context.Context, unmarshal ttrpc.Unmarshaler, info *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
-	switch _, name, _ := strings.Cut(strings.TrimPrefix(info.FullMethod, "/"), "/"); name {
-	case "Info", "List", "ExecWait", "Upgrade":
-		return method(ctx, unmarshal)
-	}
-	s.changes.RLock()
-	defer s.changes.RUnlock()
-	return method(ctx, unmarshal)
 }
 
 // endIfUnused ends a supervisor that has no containers, when the last client

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/minicri/minicri/shim/api"
-	"github.com/minicri/minicri/shim/runtime"
 	"github.com/minicri/minicri/shim/stdio"
 )
 
@@ -56,8 +55,8 @@ func (s *service) on(id string, what func(*container) error) (*api.Empty, error)
 	return done, mapped(err)
 }
 
-func (s *service) Create(_ context.Context, r *api.CreateRequest) (*api.CreateResponse, error) {
-	c, err := s.sup.create(r)
+func (s *service) Create(ctx context.Context, r *api.CreateRequest) (*api.CreateResponse, error) {
+	c, err := s.sup.create(ctx, r)
 	if err != nil {
 		return nil, mapped(err)
 	}
@@ -65,8 +64,8 @@ func (s *service) Create(_ context.Context, r *api.CreateRequest) (*api.CreateRe
 	return &api.CreateResponse{Pid: int32(record.PID), StartTime: record.StartTime}, nil
 }
 
-func (s *service) Start(_ context.Context, r *api.StartRequest) (*api.Empty, error) {
-	return s.on(r.Id, (*container).start)
+func (s *service) Start(ctx context.Context, r *api.StartRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error { return c.start(ctx) })
 }
 
 func (s *service) Kill(_ context.Context, r *api.KillRequest) (*api.Empty, error) {
@@ -85,7 +84,7 @@ func (s *service) Kill(_ context.Context, r *api.KillRequest) (*api.Empty, error
 	})
 }
 
-func (s *service) Delete(_ context.Context, r *api.DeleteRequest) (*api.Empty, error) {
+func (s *service) Delete(ctx context.Context, r *api.DeleteRequest) (*api.Empty, error) {
 	if r.Kill {
 		if err := s.sup.end(r.Id); errdefs.IsNotFound(err) && s.sup.hasRecord(r.Id) {
 			return done, mapped(s.sup.removeUnreadable(r.Id))
@@ -93,7 +92,7 @@ func (s *service) Delete(_ context.Context, r *api.DeleteRequest) (*api.Empty, e
 			return done, mapped(err)
 		}
 	}
-	return s.on(r.Id, (*container).delete)
+	return s.on(r.Id, func(c *container) error { return c.delete(ctx) })
 }
 
 func (s *service) List(context.Context, *api.Empty) (*api.ListResponse, error) {
@@ -120,12 +119,12 @@ func (s *service) ExecSync(ctx context.Context, r *api.ExecSyncRequest, stream a
 	return mapped(c.execSync(ctx, r, stream.Send))
 }
 
-func (s *service) ExecStart(_ context.Context, r *api.ExecStartRequest) (*api.ExecStartResponse, error) {
+func (s *service) ExecStart(ctx context.Context, r *api.ExecStartRequest) (*api.ExecStartResponse, error) {
 	c, err := s.sup.find(r.Id)
 	if err != nil {
 		return nil, mapped(err)
 	}
-	e, err := c.execStart(r)
+	e, err := c.execStart(ctx, r)
 	if err != nil {
 		return nil, mapped(err)
 	}
@@ -147,20 +146,8 @@ func (s *service) Resize(_ context.Context, r *api.ResizeRequest) (*api.Empty, e
 		if err != nil {
 			return err
 		}
-		return errors.Join(stdio.Resize(master, r.Width, r.Height), c.relay(r.ExecId).Resized(r.Width, r.Height))
+		return stdio.Resize(master, r.Width, r.Height)
 	})
-}
-
-// relay is that of an exec, or of the container itself.
-func (c *container) relay(execID string) *runtime.Relay {
-	if e, err := c.findExec(execID); err == nil {
-		return e.process.Relay
-	}
-	loaded, _ := c.loaded()
-	if relayed, is := loaded.(runtime.Relayed); is && execID == "" {
-		return relayed.Relay()
-	}
-	return nil
 }
 
 // master is the terminal of an exec, or of the container itself.
@@ -190,8 +177,8 @@ func (s *service) ReopenLog(_ context.Context, r *api.ReopenLogRequest) (*api.Em
 	})
 }
 
-func (s *service) Update(_ context.Context, r *api.UpdateRequest) (*api.Empty, error) {
-	return s.on(r.Id, func(c *container) error { return c.update(r) })
+func (s *service) Update(ctx context.Context, r *api.UpdateRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error { return c.update(ctx, r) })
 }
 
 func (s *service) NoteExit(_ context.Context, r *api.NoteExitRequest) (*api.Empty, error) {
@@ -204,11 +191,17 @@ func (s *service) NoteExit(_ context.Context, r *api.NoteExitRequest) (*api.Empt
 }
 
 func (s *service) Info(context.Context, *api.Empty) (*api.InfoResponse, error) {
-	return &api.InfoResponse{Build: s.sup.build, Paused: int64(s.sup.paused)}, nil
+	about := s.sup.about
+	return &api.InfoResponse{Build: about.Build, Version: about.Version, Protocol: about.Protocol}, nil
 }
 
-func (s *service) Upgrade(ctx context.Context, r *api.UpgradeRequest) (*api.Empty, error) {
-	return done, mapped(s.sup.upgrade(ctx, r.Program, r.Build))
+func (s *service) UseProgram(_ context.Context, r *api.UseProgramRequest) (*api.Empty, error) {
+	program, err := os.Open(r.Path)
+	if err != nil {
+		return nil, mapped(fmt.Errorf("open the program of starters: %w: %w", errdefs.ErrInvalidArgument, err))
+	}
+	s.sup.runtime.Starters.Use(program)
+	return done, nil
 }
 
 func (s *service) Shutdown(context.Context, *api.Empty) (*api.Empty, error) {

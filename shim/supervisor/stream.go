@@ -87,7 +87,6 @@ func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error
 		return func() {
 			_, _ = io.Copy(stdin, conn) // an end on either side is the end
 			e.pipes.CloseStdin()
-			e.process.Relay.StdinClosed()
 		}, nil
 	}
 	return e.deliver(stream, conn)
@@ -137,7 +136,6 @@ func (c *container) feed(stdin *os.File, conn *net.UnixConn) {
 	_, _ = io.Copy(stdin, conn)
 	if c.stdinOnce {
 		c.streams().CloseStdin()
-		c.relay("").StdinClosed()
 	}
 }
 

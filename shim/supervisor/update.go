@@ -1,21 +1,16 @@
 package supervisor
 
 import (
-	"encoding/json"
+	"context"
 	"fmt"
 
 	"github.com/containerd/errdefs"
-	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/minicri/minicri/shim/api"
 )
 
 // update sets resources: all that are named or, with an error, none.
-func (c *container) update(r *api.UpdateRequest) error {
-	wanted := new(specs.LinuxResources)
-	if err := json.Unmarshal(r.Resources, wanted); err != nil {
-		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
-	}
+func (c *container) update(ctx context.Context, r *api.UpdateRequest) error {
 	c.op.Lock()
 	defer c.op.Unlock()
 	if c.state().Exit != nil {
@@ -25,9 +20,7 @@ func (c *container) update(r *api.UpdateRequest) error {
 	if r.OomScoreAdj != nil {
 		oomScoreAdj = new(int(*r.OomScoreAdj))
 	}
-	loaded, err := c.loaded()
-	if err != nil {
-		return err
-	}
-	return loaded.Update(wanted, oomScoreAdj)
+	ctx, done := c.bound(context.WithoutCancel(ctx)) // half an update is none
+	defer done()
+	return c.runtime.Update(ctx, r.Resources, oomScoreAdj)
 }

@@ -79,6 +79,9 @@ func (p *pod) replaceShims(id string) {
 
 // A log on a disk that hangs hides neither the end of its container nor its
 // exit code, and keeps no one from stopping and removing it.
+//
+// attack: what a container can stop: by a disk that hangs under its log
+// held: its own log; its end is seen, and it is stopped and removed
 func TestEndOnALogDiskThatHangs(t *testing.T) {
 	n := newNode(t)
 	d := newDisk(t, "16M")

@@ -54,6 +54,9 @@ func TestP58_TimeoutEndsTheCommandOnly(t *testing.T) {
 
 // TestExecBesideTheEnd: a command that comes while the container ends is refused for
 // that, or ends with it.
+//
+// attack: what a container can stop: by the exit of its init while execs are being started
+// held: those execs, which say so
 func TestExecBesideTheEnd(t *testing.T) {
 	p := newPod(t)
 	const rounds, mostRounds, clients = 10, 200, 4
@@ -123,7 +126,7 @@ func TestExecOutputIsCapped(t *testing.T) {
 // is started, as runc's do: with both ways of exec.
 func TestExecBeforeTheStart(t *testing.T) {
 	p := newPod(t)
-	id := p.create(shell("app", forever, env("ODD", "\xff")))
+	id := p.create(shell("app", forever))
 	same(t, "before the start", p.exec(id, `echo "$HOSTNAME"; echo made >/tmp/before`), "web")
 	if _, err := p.Runtime.Exec(limited(t), &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"true"}, Stdout: true}); err != nil {
 		t.Errorf("an exec with streams: %v", err)
@@ -146,6 +149,9 @@ func TestExecBeforeTheStart(t *testing.T) {
 
 // A command that sleeps uninterruptibly past its time-out is given up, and reaped
 // with its cgroup when it can end.
+//
+// attack: what a container can stop: by a disk that hangs under what an exec writes
+// held: that exec, until its time-out; it is reaped when it can end
 func TestExecThatSleepsUninterruptibly(t *testing.T) {
 	n := newNode(t)
 	d := newDisk(t, "16M")

@@ -16,6 +16,9 @@ import (
 )
 
 // cri: ContainerConfig.mounts
+//
+// attack: what a container can stop: by a volume whose server (FUSE) does not answer, while it is mounted
+// held: that container, until the limit of creations
 func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
 	n := newNode(t, harness.Config("[limits]\ncreate = '15s'"))
 	p, other := runPod(t, n, "hangs"), runPod(t, n, "other")

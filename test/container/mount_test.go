@@ -184,31 +184,3 @@ func TestDevicesInVolumes(t *testing.T) {
 	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) { c.Image.Image = image })
 	same(t, "the volume", p.exec(id, "ls /data"), "file")
 }
-
-// A container starts where nothing is mounted but what it needs, or each start would
-// take longer with every pod of the node; one that has the whole node as a volume
-// starts among all mounts, and the supervisor says why.
-func TestStartsAmongFewMounts(t *testing.T) {
-	p := newPod(t)
-	volume, file := filepath.Join(p.Dir, "volume"), filepath.Join(p.Dir, "etc-hosts")
-	check(t, os.MkdirAll(volume, 0o755))
-	check(t, os.WriteFile(file, []byte("127.0.0.1 localhost\n"), 0o644))
-	mountTmpfs(t, volume, 0)
-	plain := p.run("plain", forever, mounted(volume, "/v"), mounted(file, "/etc/hosts"), mounted("/sys/fs/cgroup", "/cgroups"))
-	whole := p.run("whole", forever, mounted("/", "/node"))
-	p.exec(whole, "grep ' /node"+volume+" ' /proc/self/mountinfo")
-	var among []string
-	logs, _ := filepath.Glob(filepath.Join(p.State, "shims", "*", "shim.log"))
-	for _, path := range logs {
-		content, err := os.ReadFile(path)
-		check(t, err)
-		for line := range strings.Lines(string(content)) {
-			if strings.Contains(line, "among all mounts") {
-				among = append(among, line)
-			}
-		}
-	}
-	if len(among) != 1 || !strings.Contains(among[0], whole) || !strings.Contains(among[0], `is bound`) {
-		t.Errorf("the log says\n%s\nof containers %s (plain) and %s", among, plain, whole)
-	}
-}

@@ -32,6 +32,17 @@ func (n *nriNode) isOn() bool {
 	return answer.Info["nriPlugins"] != ""
 }
 
+// withoutPlugins switches NRI off and on, and leaves it without those that the daemon
+// starts.
+func (n *nriNode) withoutPlugins(names ...string) {
+	n.t.Helper()
+	n.reload("enabled = false\n")
+	for _, name := range names {
+		check(n.t, os.Remove(filepath.Join(n.dir, "plugins", name)))
+	}
+	n.reload("enabled = true\n")
+}
+
 // NRI is switched off and on, and over to another socket, without a restart:
 // plugins come and end, and those that come are sent the pods that there are.
 func TestNRIIsSwitchedByAReload(t *testing.T) {
@@ -88,6 +99,7 @@ func TestNRIIsSwitchedByAReload(t *testing.T) {
 	if got := len(n.seen()); got != heard || n.isOn() {
 		t.Errorf("plugins that are gone were asked %d times", got-heard)
 	}
+	n.withoutPlugins("05-logger")
 	if n.PID() != pid || strings.Contains(n.Log(), "need a restart") {
 		t.Error("the daemon was restarted, or wants to be")
 	}

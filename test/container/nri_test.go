@@ -122,6 +122,7 @@ type seen struct {
 	Shares     uint64
 	Pods       []string
 	Containers []string
+	Image      struct{ Name string }
 }
 
 func (n *nriNode) seen() (all []seen) {
@@ -259,10 +260,7 @@ func TestNRISkipsWhatIsNoPlugin(t *testing.T) {
 	answer, err = n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{Verbose: true})
 	check(t, err)
 	same(t, "problems", answer.Info["nriProblems"], "[]")
-	if _, err := os.Stat(filepath.Join(n.State, "nri-plugins")); err == nil {
-		t.Error("the directory of links is still there")
-	}
-	n.reload("enabled = false\n") // the oracle knows one plugin's descriptors
+	n.withoutPlugins("05-logger", "06-adjuster") // the oracle knows one plugin's descriptors
 }
 
 // Everything that a plugin may adjust is so in the container that runs.
@@ -409,8 +407,11 @@ func TestNRINetworkDevices(t *testing.T) {
 	same(t, "network device", p.exec(p.run("app", forever), "ls /sys/class/net/ | grep data"), "data0")
 }
 
-// A plugin that hangs over one pod holds up that one alone, and no longer than
-// its limit; then it is disconnected, and named.
+// While a plugin hangs over one pod others wait, no longer than its limit or until that
+// pod is removed; then it is disconnected, and named.
+//
+// attack: what a container can stop: by an NRI plugin that hangs over one pod
+// held: that pod, and hooks of others, until the plugin's limit
 func TestNRIPluginHangs(t *testing.T) {
 	n := newNRINode(t, "request_timeout = '50s'")
 	n.connect("10", "logger")
@@ -423,12 +424,20 @@ func TestNRIPluginHangs(t *testing.T) {
 		done <- err
 	}()
 	eventually(t, "the plugin hangs", func() bool { return slices.Contains(n.events("hung", "app"), "CreateContainer") })
-	check(t, other.stop(other.run("app", forever), 0))
-	n.RemovePod(runPod(t, n.Node, "third").id)
+	waits := make(chan error, 1)
+	go func() {
+		_, err := other.tryCreate(shell("waits", forever))
+		waits <- err
+	}()
 	n.RemovePod(hung.id) // abandons the container that is being made
 	if err := <-done; err == nil {
 		t.Error("a container was made in a pod that was stopped")
 	}
+	if err := <-waits; err != nil {
+		t.Errorf("a container that waited for the plugin: %v", err)
+	}
+	check(t, other.stop(other.run("app", forever), 0))
+	n.RemovePod(runPod(t, n.Node, "third").id)
 	if took := time.Since(began); took > 50*time.Second {
 		t.Errorf("others waited %v for a plugin that hangs", took)
 	}
@@ -476,6 +485,9 @@ func TestNRIRequiredPlugin(t *testing.T) {
 	if _, err := n.Runtime.RunPodSandbox(limited(t), request); err == nil || !strings.Contains(err.Error(), "required NRI plugin logger") {
 		t.Errorf("without a required plugin: %v", err)
 	}
+	if output, err := n.RunCommand("check"); err == nil || !strings.Contains(output, "required NRI plugin logger is not connected") {
+		t.Errorf("check does not say which plugin is missing: %v: %s", err, output)
+	}
 	runPod(t, n.Node, "tolerant", annotated("tolerate.nri.test", "true")).run("app", forever)
 	logger := n.connect("10", "logger")
 	p := runPod(t, n.Node, "web")
@@ -508,4 +520,38 @@ func TestNRIUpdates(t *testing.T) {
 		last := all[len(all)-1]
 		return last.Container == "no-such" && strings.Contains(last.Error, "no-such")
 	})
+}
+
+// What a plugin wants for another container fails neither the creation nor the update of
+// the one that it was asked about: that container may have ended just now.
+func TestNRIUpdatesOfOthersFailNothing(t *testing.T) {
+	n := newNRINode(t, "")
+	n.connect("10", "logger")
+	ended := runPod(t, n.Node, "ended").run("ended", "true")
+	eventually(t, "the container has ended", func() bool { return slices.Contains(n.events("ended", "ended"), "StopContainer") })
+	for name, other := range map[string]string{"no-such": "no-such", "has-ended": ended} {
+		p := runPod(t, n.Node, name, annotated("others.nri.test", fmt.Sprintf(`{"containerId": %q, "linux": {"resources": {"cpu": {"shares": {"value": "100"}}}}}`, other)))
+		id := p.run("app", forever, memory(64<<20))
+		check(t, p.update(id, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 48 << 20}))
+		same(t, "memory", p.limit(id, "memory"), fmt.Sprint(48<<20))
+		lines := strings.Split(n.Log(), "\n")
+		if !slices.ContainsFunc(lines, func(line string) bool {
+			return strings.Contains(line, "level=WARN") && strings.Contains(line, "10-logger") && strings.Contains(line, other)
+		}) {
+			t.Errorf("%s: no warning names the plugin and the container", name)
+		}
+	}
+}
+
+// A plugin is told of the image what the user wrote, and not its id.
+func TestNRIImage(t *testing.T) {
+	n := newNRINode(t, "")
+	n.connect("10", "logger")
+	p := runPod(t, n.Node, "web")
+	image, err := n.Image.ImageStatus(limited(t), &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}})
+	check(t, err)
+	p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
+		c.Image.UserSpecifiedImage, c.Image.Image = c.Image.Image, image.Image.Id
+	})
+	same(t, "name", n.find("CreateContainer", "web", "app").Image.Name, harness.BusyboxImage)
 }

@@ -255,11 +255,8 @@ func (p *pod) address() string {
 	return answer.Status.Network.GetIp()
 }
 
-// shims are the processes of the node's shims.
-func shims(n *harness.Node) []int {
-	node, pods := n.Supervisors()
-	return append(node, pods...)
-}
+// shims are the processes of the node's supervisors.
+func shims(n *harness.Node) []int { return n.Supervisors() }
 
 // inCgroup are the commands of the processes in a container's cgroups.
 func (p *pod) inCgroup(path string) (commands []string) {

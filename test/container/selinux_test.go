@@ -16,7 +16,7 @@ import (
 )
 
 // These tests need SELinux that enforces a policy which knows containers: make
-// test-vm-selinux. They ask the kernel, by the labels of processes and files and
+// test-um-selinux. They ask the kernel, by the labels of processes and files and
 // by what it denies.
 
 // domain is the label of a process.

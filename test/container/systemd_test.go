@@ -16,7 +16,7 @@ import (
 )
 
 // These tests need a machine that systemd runs, with cgroup v2 alone, and the
-// driver systemd (MINICRI_CGROUP_DRIVER): that is the VM of hack/vm.
+// driver systemd (MINICRI_CGROUP_DRIVER): that is the guest of hack/um.
 
 // newSlicedPod makes a pod as a kubelet does, in a slice of its own.
 func newSlicedPod(t *testing.T) (p *pod, slice string) {

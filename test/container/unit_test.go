@@ -94,7 +94,7 @@ func TestUnit(t *testing.T) {
 	}
 	systemctl(t, "stop", "kubepods.slice")
 	runProgram(t, "make", "-s", "-C", "../..", "uninstall")
-	t.Cleanup(func() { runProgram(t, "cp", "-a", "../../installed/.", "/") })
+	t.Cleanup(func() { runProgram(t, "cp", "-a", "../../bin/test/installed/.", "/") })
 	for path, stays := range map[string]bool{
 		"/usr/local/bin/minicri": false, "/usr/local/bin/minicri-shim": false, "/etc/systemd/system/" + unit: false,
 		"/etc/minicri/config.toml": true, "/opt/cni/bin/bridge": true,

@@ -42,11 +42,11 @@ func (n *node) offSmallDisk(t *testing.T, directory string) {
 func (n *node) endSupervisors(t *testing.T) {
 	t.Helper()
 	eventually(t, "the supervisors have ended", func() bool {
-		node, pods := n.Supervisors()
-		for _, pid := range append(node, pods...) {
+		left := n.Supervisors()
+		for _, pid := range left {
 			_ = unix.Kill(pid, unix.SIGKILL) // it may be gone by now
 		}
-		return len(node)+len(pods) == 0
+		return len(left) == 0
 	})
 }
 

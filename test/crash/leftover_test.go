@@ -65,17 +65,12 @@ cni_add = "1m"`))
 		calls.Go(func() { _, _ = n.run(harness.Limited(t, 2*time.Minute), n.PodConfig(fmt.Sprint("hangs-", i))) }) // the daemon is killed
 	}
 	harness.Eventually(t, "all plugins hang", 2*time.Minute, func() bool { return len(n.running(t, "trip")) == many })
-	var memory int
-	for _, pid := range n.running(t, "cni-runner") {
-		memory += pss(pid)
-	}
 	n.Kill()
 	calls.Wait()
 	began = time.Now()
 	n.Start()
 	beside := time.Since(began)
-	fmt.Printf("start beside %d plugins that hang: %v, alone %v; the runner of each: %d KiB\n",
-		many, beside.Round(time.Millisecond), alone.Round(time.Millisecond), memory/many)
+	fmt.Printf("start beside %d plugins that hang: %v, alone %v\n", many, beside.Round(time.Millisecond), alone.Round(time.Millisecond))
 	if beside > alone+bound {
 		t.Errorf("the start took %v, alone %v", beside, alone)
 	}
@@ -94,17 +89,6 @@ func (n *node) running(t *testing.T, program string) (pids []int) {
 		}
 	}
 	return pids
-}
-
-// pss is the memory of a process in KiB, what it shares by parts; 0 if it has ended.
-func pss(pid int) (kib int) {
-	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	for line := range strings.Lines(string(data)) {
-		if value, found := strings.CutPrefix(line, "Pss:"); found {
-			_, _ = fmt.Sscan(value, &kib)
-		}
-	}
-	return kib
 }
 
 func (n *node) tripRuns(t *testing.T) bool {

@@ -68,7 +68,7 @@ func TestProperty57_HealthChecksLeakNothing(t *testing.T) {
 }
 
 // anonymous is the memory in KiB that a process has allocated: not pages of its
-// program, which an idle daemon lets go and calls bring back.
+// program, which the kernel drops when memory is short.
 func anonymous(t *testing.T, pid int) (kib int) {
 	t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -194,7 +194,7 @@ if [ "$CNI_COMMAND" = DEL ] && [ ! -S %s ]; then
 	echo '{"cniVersion": "1.0.0", "code": 11, "msg": "dial unix %[1]s: connect: no such file or directory"}'
 	exit 1
 fi
-exec "$CNI_PATH/bridge"
+PATH=$CNI_PATH:$PATH exec bridge
 `, socket)
 	check(t, os.WriteFile(filepath.Join(n.Plugins, "agent"), []byte(agent), 0o755))
 	bridge := n.BridgePlugin()

@@ -90,7 +90,7 @@ func cgroupDir(path string) string {
 }
 
 // What containers leave is seen too, and removed: cgroups with what runs in them,
-// mounted files, volumes, directories of shims; and nothing of another node.
+// mounted files, volumes; and nothing of another node.
 func TestCheckFindsAndRemovesWhatContainersLeave(t *testing.T) {
 	n := newNode(t)
 	id := n.RunPod(n.PodConfig("web"))
@@ -104,15 +104,15 @@ func TestCheckFindsAndRemovesWhatContainersLeave(t *testing.T) {
 	go func() { ended <- process.Wait() }()
 	check(t, os.WriteFile(filepath.Join(cgroupDir(group), "cgroup.procs"), []byte(strconv.Itoa(process.Process.Pid)), 0))
 	rootfs := filepath.Join(n.State, "containers", orphan, "rootfs")
-	left := []string{filepath.Join(n.State, "containers", orphan), filepath.Join(n.State, "shims", orphan), filepath.Join(n.Root, "container-volumes", orphan)}
+	left := []string{filepath.Join(n.State, "containers", orphan), filepath.Join(n.Root, "container-volumes", orphan)}
 	for _, dir := range append(left, rootfs) {
 		check(t, os.MkdirAll(dir, 0o700))
 	}
 	check(t, unix.Mount("left", rootfs, "tmpfs", 0, "size=64k"))
 
 	found, clean := problems(t, n)
-	if clean || len(found) != 4 {
-		t.Errorf("want the cgroup and 3 directories, got %v, clean %v", found, clean)
+	if clean || len(found) != 3 {
+		t.Errorf("want the cgroup and 2 directories, got %v, clean %v", found, clean)
 	}
 	if left, clean := problems(t, n, "--fix"); !clean {
 		t.Errorf("after --fix: %v", left)

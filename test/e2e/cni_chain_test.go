@@ -76,7 +76,7 @@ func TestProperty11_ChainThatFailsInTheMiddleAndWithDEL(t *testing.T) {
 func TestProperty11_DELThatSaysNotFound(t *testing.T) {
 	for _, text := range []string{`clusterinformations "default" not found`, "endpoint of this container not found", "dial unix /run/agent.sock: connect: no such file or directory"} {
 		t.Run(text, func(t *testing.T) {
-			n := newNode(t, harness.NoNetwork(), harness.Config(fast))
+			n := newNode(t, harness.NoNetwork(), harness.Config(fast+"give_up_tries = 100000\n"))
 			r := newRecorder(t, n)
 			n.WriteConflist("10-test.conflist", r.addressesOnly("one"), r.plugin("two", nil))
 			r.order("two", "ADD", "fail 42 no")

@@ -117,8 +117,7 @@ func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
 func reboot(t *testing.T, n *harness.Node, pids []int) {
 	t.Helper()
 	n.Kill()
-	node, pods := n.Supervisors()
-	for _, pid := range slices.Concat(pids, node, pods) {
+	for _, pid := range append(n.Supervisors(), pids...) {
 		check(t, unix.Kill(pid, unix.SIGKILL))
 		eventually(t, "it is gone", patience, func() bool { return !alive(pid) })
 	}

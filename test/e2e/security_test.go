@@ -92,14 +92,14 @@ func TestOOMScoreAdj(t *testing.T) {
 	}
 }
 
-// Pause has three descriptors: two sockets, in which the output of the pod's
-// containers is held open, and nothing of the node.
+// Pause has three descriptors: two sockets, in which the output of the pod's containers
+// is held open, and a pipe that nobody reads; nothing of the node.
 func TestPauseHoldsNoDescriptors(t *testing.T) {
 	n := newNode(t)
 	pid := pausePID(t, n, n.RunPod(n.PodConfig("web")))
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	check(t, err)
-	want := map[string]string{"0": "socket:", "1": "socket:", "2": "/dev/null"}
+	want := map[string]string{"0": "socket:", "1": "socket:", "2": "pipe:"}
 	for _, entry := range entries {
 		target, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, entry.Name()))
 		if kind, known := want[entry.Name()]; !known || !strings.HasPrefix(target, kind) {

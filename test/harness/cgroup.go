@@ -22,7 +22,13 @@ func (n *Node) makeCgroups() {
 		n.makeSlice(n.CgroupParent)
 		return
 	}
-	n.makeCgroup(n.CgroupParent)
+	for _, hierarchy := range n.hierarchies() {
+		dir := filepath.Join(hierarchy, n.CgroupParent)
+		owned, err := makeOwned(dir)
+		n.must("making a cgroup", err)
+		n.cgroups = append(n.cgroups, owned)
+		n.must("filling a cpuset", fillCpuset(dir))
+	}
 }
 
 func (n *Node) makeCgroup(path string) {
@@ -106,6 +112,10 @@ func (n *Node) removeCgroups() error {
 	for _, hierarchy := range n.hierarchies() {
 		errs = append(errs, removeCgroup(filepath.Join(hierarchy, n.CgroupParent)))
 	}
+	for _, owned := range n.cgroups {
+		errs = append(errs, owned.Close())
+	}
+	n.cgroups = nil
 	return errors.Join(errs...)
 }
 

@@ -59,15 +59,14 @@ func (n *Node) idleScope() leak.Scope {
 	scope := n.machineScope()
 	// The supervisor that serves now is not the one of before if a test has
 	// killed that; it goes with the daemon.
-	supervisor, _ := n.Supervisors()
-	scope.Except = append([]int{n.daemon.pid()}, supervisor...)
+	scope.Except = append([]int{n.daemon.pid()}, n.Supervisors()...)
 	scope.Executables = slices.DeleteFunc(scope.Executables, func(name string) bool { return name == "minicri" })
 	scope.Descriptors = []int{n.daemon.pid()}
 	scope.KeptDescriptors = []string{cgroupRoot}
 	scope.StateDirs = []string{n.Root, n.State}
 	// The links of plugins are those of the plugins that are installed:
 	// checkPluginLinks looks at them.
-	scope.KeptDirs = []string{filepath.Join(n.Root, "lives"), filepath.Join(n.State, "cni/.plugins")}
+	scope.KeptDirs = []string{filepath.Join(n.Root, "lives")}
 	return scope
 }
 
@@ -93,7 +92,6 @@ func closeNodes(t testing.TB, nodes []*Node) {
 	for _, n := range nodes {
 		if n.Running() {
 			n.expectNothingMore(context.Background(), "idle, compared with before the first pod", n.idle, n.idleScope())
-			n.report("looking at the links of plugins", n.checkPluginLinks())
 			n.report("stopping the daemon", n.stop())
 		}
 	}
@@ -106,20 +104,6 @@ func closeNodes(t testing.TB, nodes []*Node) {
 			t.Logf("node %s: its daemon's log:\n%s", n.Network, n.Log())
 		}
 	}
-}
-
-// checkPluginLinks finds what is no link to the program of plugin runs in the
-// directory of such links: nothing else is kept there.
-func (n *Node) checkPluginLinks() error {
-	dir := filepath.Join(n.State, "cni/.plugins")
-	entries, err := os.ReadDir(dir)
-	errs := []error{err}
-	for _, entry := range entries {
-		if to, err := os.Readlink(filepath.Join(dir, entry.Name())); err != nil || to != filepath.Join(n.Root, "cni-runner") {
-			errs = append(errs, fmt.Errorf("%s leads to %q (%v)", filepath.Join(dir, entry.Name()), to, err))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // removeAllPods needs a daemon: a test may end with it stopped or killed.
@@ -162,7 +146,7 @@ var othersMayEnd = []leak.Kind{leak.Namespace, leak.Process, leak.Descriptor}
 // is for no pod (STATUS, GC).
 func (n *Node) mayEnd(l leak.Leak) bool {
 	return slices.Contains(othersMayEnd, l.Kind) || strings.HasPrefix(l.Name, filepath.Join(n.Root, "image")+"/") ||
-		strings.HasPrefix(l.Name, filepath.Join(n.State, "cni")+"/") || strings.HasPrefix(filepath.Base(l.Name), "minicri-cni-")
+		strings.HasPrefix(filepath.Base(l.Name), "minicri-cni-")
 }
 
 // expectNothingLost finds what was taken down though it was no pod's.

@@ -25,7 +25,7 @@ func (n *Node) configure() {
 	if !n.options.noNetwork {
 		n.WriteNetwork()
 	}
-	toml := fmt.Sprintf("cgroup_driver = %q\ncgroup_parent = %q\n%s", CgroupDriver(), n.CgroupParent, supervisorConfig()+n.options.config+n.options.runtimes)
+	toml := fmt.Sprintf("cgroup_driver = %q\ncgroup_parent = %q\n%s", CgroupDriver(), n.CgroupParent, n.options.config+n.options.runtimes)
 	n.must("writing the daemon's configuration", os.WriteFile(n.configFile(), []byte(toml), 0o600))
 }
 

@@ -40,7 +40,8 @@ type Node struct {
 	daemon   *child // nil before the first start
 	hangUp   func() // closes the clients' connection
 
-	podCgroups []string // of MakeCgroup
+	cgroups    []*os.File // its cgroups, one of each hierarchy: the locks of their owner
+	podCgroups []string   // of MakeCgroup
 
 	empty leak.Snapshot // before the daemon's first start
 	idle  leak.Snapshot // after it, before any pod
@@ -103,11 +104,6 @@ func prepare(t testing.TB, binaries string, opts []Option) *Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	alive, err := lockAlive(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = alive.Close() })
 	unique := filepath.Base(dir)
 	n := &Node{
 		Dir:     dir,

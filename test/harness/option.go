@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 )
 
 // Option changes how a node is made.
@@ -26,15 +25,11 @@ type options struct {
 }
 
 // Runtime adds a runtime handler of that name, an OCI runtime with runc's
-// command line or one of containerd's shims, which RunPod uses from then on.
+// command line, which RunPod uses from then on.
 func Runtime(handler, path string) Option {
 	return func(o *options) {
 		o.handler = handler
-		kind := "oci"
-		if strings.HasPrefix(filepath.Base(path), "containerd-shim-") {
-			kind = "shim"
-		}
-		o.runtimes += fmt.Sprintf("[runtimes.%s]\ntype = '%s'\npath = '%s'\n", handler, kind, path)
+		o.runtimes += fmt.Sprintf("[runtimes.%s]\ntype = 'oci'\npath = '%s'\n", handler, path)
 		if filepath.Base(path) == "runsc" { // docs/runtimes.md says why
 			o.runtimes += "args = ['--platform=ptrace', '--network=host']\nsandbox_per_container = true\n"
 		}

@@ -3,9 +3,9 @@ package harness
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -13,36 +13,42 @@ import (
 
 // cgroupPrefix is what the parent cgroups of nodes begin with; the name of the
 // node's directory follows.
-const cgroupPrefix = "minicri-test-"
+const cgroupPrefix = "minicri-tests-"
 
-// lockAlive locks a file in the node's directory. The kernel releases the lock
-// with this process (flock(2)), so that who comes later knows whether the node
-// still has an owner.
-func lockAlive(dir string) (*os.File, error) {
-	file, err := os.OpenFile(aliveFile(dir), os.O_CREATE|os.O_RDWR, 0o600)
+// A cgroup's owner holds a lock on its directory (flock(2)), which the kernel
+// releases with the process. Whoever sees the cgroup sees the lock, also in another
+// mount or process namespace.
+
+// makeOwned makes a cgroup that this process owns until the file is closed.
+func makeOwned(dir string) (*os.File, error) {
+	// Nobody sweeps between the two.
+	sweeps, err := locked(filepath.Dir(dir), unix.LOCK_SH)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", file.Name(), err), file.Close())
+	defer sweeps.Close()
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return nil, err
 	}
-	return file, nil
+	return locked(dir, unix.LOCK_EX|unix.LOCK_NB)
 }
 
-func aliveFile(dir string) string { return filepath.Join(dir, "alive") }
-
-// dead reports whether no process owns the node with this directory: it is gone,
-// or its lock is free. A directory without a lock file is being made.
-func dead(dir string) bool {
-	if _, err := os.Stat(dir); err != nil {
-		return os.IsNotExist(err)
-	}
-	file, err := os.OpenFile(aliveFile(dir), os.O_RDWR, 0)
+// locked opens a directory and locks it as flock(2) does.
+func locked(dir string, how int) (*os.File, error) {
+	file, err := os.Open(dir)
 	if err != nil {
-		return false
+		return nil, err
 	}
-	defer file.Close()
-	return unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
+	for {
+		err = unix.Flock(int(file.Fd()), how)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), file.Close())
+	}
+	return file, nil
 }
 
 // SweepCgroups removes the cgroups of nodes whose test was killed, with the
@@ -55,13 +61,29 @@ func SweepCgroups() error {
 	}
 	var errs []error
 	for _, hierarchy := range hierarchies {
-		parents, err := filepath.Glob(filepath.Join(hierarchy, cgroupPrefix+"*"))
-		errs = append(errs, err)
-		for _, parent := range parents {
-			if dead(filepath.Join(os.TempDir(), strings.TrimPrefix(filepath.Base(parent), cgroupPrefix))) {
-				errs = append(errs, killAll(parent), removeCgroup(parent))
-			}
+		errs = append(errs, sweep(hierarchy))
+	}
+	return errors.Join(errs...)
+}
+
+func sweep(hierarchy string) error {
+	others, err := locked(hierarchy, unix.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer others.Close()
+	parents, err := filepath.Glob(filepath.Join(hierarchy, cgroupPrefix+"*"))
+	errs := []error{err}
+	for _, parent := range parents {
+		owner, err := locked(parent, unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case errors.Is(err, unix.EWOULDBLOCK), errors.Is(err, fs.ErrNotExist):
+			continue // it has an owner, or has just been removed by it
+		case err != nil:
+			errs = append(errs, err)
+			continue
 		}
+		errs = append(errs, killAll(parent), removeCgroup(parent), owner.Close())
 	}
 	return errors.Join(errs...)
 }

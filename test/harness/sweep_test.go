@@ -1,38 +1,63 @@
 package harness
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
-// The cgroup of a node that has no owner is removed, that of one that has stays.
+// The cgroup of a node that has no owner is removed.
 func TestSweepCgroups(t *testing.T) {
-	n := prepared(t)
 	all, err := hierarchies()
 	check(t, err)
-	gone := filepath.Join(all[0], cgroupPrefix+"mcr-gone")
-	check(t, os.MkdirAll(filepath.Join(gone, "below"), 0o755))
-	killed, err := os.MkdirTemp("", "mcr")
-	check(t, err)
-	t.Cleanup(func() { check(t, os.RemoveAll(killed)) })
-	lock, err := lockAlive(killed)
+	for _, hierarchy := range all {
+		check(t, os.MkdirAll(filepath.Join(hierarchy, cgroupPrefix+"mcr-gone", "below"), 0o755))
+	}
+	ended := filepath.Join(all[0], cgroupPrefix+"mcr-ended")
+	lock, err := makeOwned(ended)
 	check(t, err)
 	check(t, lock.Close()) // as the kernel does for a process that was killed
-	left := filepath.Join(all[0], cgroupPrefix+filepath.Base(killed))
-	check(t, os.Mkdir(left, 0o755))
-	owned := filepath.Join(all[0], n.CgroupParent)
 
 	check(t, SweepCgroups())
-	for _, path := range []string{gone, left} {
-		if _, err := os.Stat(path); !os.IsNotExist(err) {
-			t.Errorf("%s stays: %v", path, err)
+	for _, hierarchy := range all {
+		expectAbsent(t, filepath.Join(hierarchy, cgroupPrefix+"mcr-gone"))
+	}
+	expectAbsent(t, ended)
+}
+
+// The cgroup of a node that has an owner stays, also when the one that sweeps sees
+// nothing else of the node: it is in a mount namespace with another /tmp.
+func TestSweepKeepsCgroupsOfOtherMountNamespaces(t *testing.T) {
+	n := prepared(t)
+	check(t, onThreadOfItsOwn(func() error {
+		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return fmt.Errorf("make / private: %w", err)
+		}
+		if err := unix.Mount("tmpfs", os.TempDir(), "tmpfs", 0, ""); err != nil {
+			return fmt.Errorf("hide %s: %w", os.TempDir(), err)
+		}
+		if _, err := os.Stat(n.Dir); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("the node's directory is in sight: %v", err)
+		}
+		return SweepCgroups()
+	}))
+	for _, hierarchy := range n.hierarchies() {
+		if _, err := os.Stat(filepath.Join(hierarchy, n.CgroupParent)); err != nil {
+			t.Errorf("the cgroup of a node that has an owner: %v", err)
 		}
 	}
-	if CgroupDriver() == "systemd" {
-		return // slices are systemd's, which ends them
-	}
-	if _, err := os.Stat(owned); err != nil {
-		t.Errorf("the cgroup of a node that has an owner: %v", err)
+}
+
+func expectAbsent(t *testing.T, path string) {
+	t.Helper()
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s stays: %v", path, err)
 	}
 }

@@ -36,7 +36,8 @@ func TestAContainerCannotFillTheNode(t *testing.T) {
 	n.ImportBusybox()
 	for _, privileged := range []bool{false, true} {
 		t.Run(fmt.Sprintf("privileged=%t", privileged), func(t *testing.T) {
-			id := fillable(t, n, privileged)
+			p := newTenant(t, n, fmt.Sprintf("fill-%t", privileged), func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = privileged })
+			id := p.run("c", func(c *runtimeapi.ContainerConfig) { c.Linux.SecurityContext.Privileged = privileged })
 			before := kept(t, n.State)
 			files := int64(0)
 			for _, file := range []string{"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"} {
@@ -86,20 +87,4 @@ func kept(t testing.TB, directory string) (bytes int64) {
 		return err
 	}))
 	return bytes
-}
-
-func fillable(t testing.TB, n *harness.Node, privileged bool) (id string) {
-	t.Helper()
-	name := fmt.Sprintf("fill-%t", privileged)
-	pod := n.PodConfig(name, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = privileged })
-	sandbox := n.RunPod(pod)
-	ctx := limited(t)
-	made, err := n.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: sandbox, SandboxConfig: pod, Config: &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, Command: []string{"sleep", "1000000"},
-		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{Privileged: privileged}},
-	}})
-	check(t, err)
-	_, err = n.Runtime.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: made.GetContainerId()})
-	check(t, err)
-	return made.GetContainerId()
 }

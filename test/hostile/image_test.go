@@ -75,7 +75,7 @@ func TestUserOfAnImageWithoutParents(t *testing.T) {
 		l.File("tmp/other", 0o644, 0, "x")
 		l.File("home/bob/other", 0o644, 0, "x")
 	})
-	id := start(t, n, "parents", image, &runtimeapi.ContainerConfig{Command: []string{"sleep", "1000000"}})
+	id := newTenant(t, n, "parents").run("c", func(c *runtimeapi.ContainerConfig) { c.Image.Image = image })
 	if code, output := run(t, n, id, "sh", "-c", "touch /tmp/mine /home/bob/mine && stat -c %a:%u /tmp /home/bob"); code != 0 || output != "1777:0\n700:1000\n" {
 		t.Errorf("exit code %d: %s", code, output)
 	}

@@ -35,7 +35,7 @@ func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
 	content.Manifest("suid:1", m.MediaType, m)
 	_, err = pull(t, n, host+"/suid:1", nil)
 	check(t, err)
-	start(t, n, "suid", host+"/suid:1", &runtimeapi.ContainerConfig{Command: []string{"sleep", "1000000"}})
+	newTenant(t, n, "suid").run("c", func(c *runtimeapi.ContainerConfig) { c.Image.Image = host + "/suid:1" })
 	found := dangerous(t, n.Root, n.State)
 	if len(found) < 3 {
 		t.Fatalf("the attack is not in place: %q", found)

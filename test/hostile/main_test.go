@@ -43,21 +43,6 @@ func pull(t testing.TB, n *harness.Node, reference string, auth *runtimeapi.Auth
 	return answer.GetImageRef(), err
 }
 
-// start starts a container of an image in a new pod.
-func start(t testing.TB, n *harness.Node, name, image string, config *runtimeapi.ContainerConfig) (id string) {
-	t.Helper()
-	pod := n.PodConfig(name)
-	sandbox := n.RunPod(pod)
-	config.Metadata, config.Image = &runtimeapi.ContainerMetadata{Name: "c"}, &runtimeapi.ImageSpec{Image: image}
-	config.LogPath = "c.log"
-	ctx := limited(t)
-	made, err := n.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: sandbox, Config: config, SandboxConfig: pod})
-	check(t, err)
-	_, err = n.Runtime.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: made.GetContainerId()})
-	check(t, err)
-	return made.GetContainerId()
-}
-
 func run(t testing.TB, n *harness.Node, container string, command ...string) (code int32, output string) {
 	t.Helper()
 	answer, err := n.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: container, Cmd: command, Timeout: 60})

@@ -47,20 +47,8 @@ func newTarget(t testing.TB, config string) *target {
 	t.Helper()
 	n := harness.NewNode(t, harness.Config("[streaming]\n"+config), harness.Parallel())
 	n.ImportBusybox()
-	sandbox := n.PodConfig("target")
-	p := &target{Node: n, t: t, pod: n.RunPod(sandbox)}
-	created, err := n.Runtime.CreateContainer(limited(t), &runtimeapi.CreateContainerRequest{
-		PodSandboxId: p.pod, SandboxConfig: sandbox,
-		Config: &runtimeapi.ContainerConfig{
-			Metadata: &runtimeapi.ContainerMetadata{Name: "app"}, Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage},
-			Command: []string{"sleep", "1000000"}, LogPath: "app.log", Linux: &runtimeapi.LinuxContainerConfig{},
-		},
-	})
-	check(t, err)
-	p.container = created.ContainerId
-	_, err = n.Runtime.StartContainer(limited(t), &runtimeapi.StartContainerRequest{ContainerId: p.container})
-	check(t, err)
-	return p
+	p := newTenant(t, n, "target")
+	return &target{Node: n, t: t, pod: p.id, container: p.run("app")}
 }
 
 // dial connects to the daemon's streaming server from inside the node's network
@@ -136,7 +124,7 @@ func (c spdyClient) open(t testing.TB, kind string, port, id int) *spdystream.St
 }
 
 // memory is what the daemon has allocated, in bytes. Pages of its program are no cost
-// of a session: an idle daemon lets them go, and the first call brings them back.
+// of a session: the kernel drops them when memory is short.
 func (p *target) memory() int {
 	p.t.Helper()
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))

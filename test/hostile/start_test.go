@@ -1,6 +1,7 @@
 package hostile
 
 import (
+	"io"
 	"strings"
 	"testing"
 
@@ -17,15 +18,14 @@ import (
 func TestSpoiltPodFilesKeepNoContainerFromStarting(t *testing.T) {
 	n := harness.NewNode(t)
 	n.ImportBusybox()
-	pod := n.PodConfig("spoilt")
-	sandbox := n.RunPod(pod)
-	spoiler := started(t, n, sandbox, pod, "spoiler", "sleep", "1000000")
+	p := newTenant(t, n, "spoilt")
+	spoiler := p.run("spoiler")
 	for _, file := range []string{"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"} {
 		written(t, n, spoiler, file)
 	}
-	next := started(t, n, sandbox, pod, "next", "sleep", "1000000")
-	if _, output := run(t, n, next, "/bin/sh", "-c", "echo $HOSTNAME"); output != pod.Hostname+"\n" {
-		t.Errorf("HOSTNAME is %q, want %q", output, pod.Hostname)
+	next := p.run("next")
+	if _, output := run(t, n, next, "/bin/sh", "-c", "echo $HOSTNAME"); output != p.pod.Hostname+"\n" {
+		t.Errorf("HOSTNAME is %q, want %q", output, p.pod.Hostname)
 	}
 }
 
@@ -35,8 +35,7 @@ func TestSpoiltPodFilesKeepNoContainerFromStarting(t *testing.T) {
 func TestExecBeyondWhatExecveTakes(t *testing.T) {
 	n := harness.NewNode(t)
 	n.ImportBusybox()
-	pod := n.PodConfig("large")
-	id := started(t, n, n.RunPod(pod), pod, "c", "sleep", "1000000")
+	id := newTenant(t, n, "large").run("c")
 	for name, command := range map[string][]string{
 		"one argument": {"true", strings.Repeat("x", 32*4096)}, "many arguments": append([]string{"true"}, make([]string, 1<<20)...),
 	} {
@@ -50,15 +49,35 @@ func TestExecBeyondWhatExecveTakes(t *testing.T) {
 	}
 }
 
-// started makes and starts a container.
-func started(t testing.TB, n *harness.Node, sandbox string, pod *runtimeapi.PodSandboxConfig, name string, command ...string) (id string) {
-	t.Helper()
-	ctx := limited(t)
-	made, err := n.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: sandbox, SandboxConfig: pod, Config: &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: name}, Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, Command: command,
-	}})
+// attack: containers: secrets as arguments of execs that fail: a program that is not there, a time-out, over the streaming server too
+// held: the log has the program and the number of arguments, and no argument
+// field: containerd logs the whole command line
+func TestArgumentsOfExecsAreNotLogged(t *testing.T) {
+	const secret = "S3CRETEXEC"
+	p := newTarget(t, "")
+	for _, command := range [][]string{{"/no/such/program", secret}, {"sh", "-c", "sleep 1000", secret}} {
+		_, err := p.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: command, Timeout: 1})
+		if err == nil {
+			t.Errorf("%q did not fail", command)
+		}
+	}
+	c := p.upgrade(p.exec("/no/such/program", "-a", secret), "v4.channel.k8s.io")
+	ended := c.open(t, "error", 0, 0)
+	for _, kind := range []string{"stdin", "stdout", "stderr"} {
+		c.open(t, kind, 0, 0)
+	}
+	status, err := io.ReadAll(ended)
 	check(t, err)
-	_, err = n.Runtime.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: made.GetContainerId()})
-	check(t, err)
-	return made.GetContainerId()
+	if !strings.Contains(string(status), "Failure") {
+		t.Errorf("the status is %s", status)
+	}
+	log := p.Log()
+	if strings.Contains(log, secret) {
+		t.Errorf("the log has an argument:\n%s", log)
+	}
+	for _, want := range []string{"/no/such/program", "with 1 argument", "with 2 arguments", "with 3 arguments"} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the log lacks %q:\n%s", want, log)
+		}
+	}
 }

@@ -28,8 +28,14 @@ func (s Snapshot) addProcesses(scope Scope) error {
 	if err != nil {
 		return err
 	}
+	waiting := make(map[int]bool) // by supervisor
 	for _, p := range all {
 		if slices.Contains(scope.Except, p.pid) {
+			continue
+		}
+		// One starter waits ready for each supervisor; a second one is left behind.
+		if slices.Contains(scope.Except, p.parent) && !waiting[p.parent] && p.isStarter() {
+			waiting[p.parent] = true
 			continue
 		}
 		if p.runs(scope.Executables) || p.descends(scope.Ancestors, all) || p.carries(scope.Marks) {
@@ -38,6 +44,11 @@ func (s Snapshot) addProcesses(scope Scope) error {
 		}
 	}
 	return nil
+}
+
+func (p process) isStarter() bool {
+	line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.pid))
+	return string(line) == "minicri-shim\x00start\x00"
 }
 
 func (p process) runs(executables []string) bool {

@@ -48,7 +48,7 @@ func TestProcess(t *testing.T) {
 		func() { end(t, cmd) })
 }
 
-// An upgrade replaces the executable of a process that runs on.
+// A new build replaces the executable of a process that runs on.
 func TestProcessOfDeletedExecutable(t *testing.T) {
 	path, name := program(t)
 	scope := Scope{Executables: []string{name}}

@@ -241,7 +241,7 @@ func (p *pod) shim() int {
 	for _, pid := range pids(p.t) {
 		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		arguments := strings.Split(string(line), "\x00")
-		if filepath.Base(arguments[0]) == "minicri-shim" && (strings.Contains(string(line), p.id) || strings.Contains(string(line), p.State+"/shims/node")) {
+		if filepath.Base(arguments[0]) == "minicri-shim" && (strings.Contains(string(line), p.id) || strings.Contains(string(line), p.State+"/shims/")) {
 			return pid
 		}
 	}

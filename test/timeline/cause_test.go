@@ -49,7 +49,7 @@ func TestBadRange(t *testing.T) {
 	n.network(n.bridgeWith(harness.Object{"subnet": "10.88.0.0/24", "rangeStart": "10.89.0.10"}))
 	err := n.fails(n.PodConfig("web"))
 	says(t, err, "RangeStart 10.89.0.10 not in network 10.88.0.0/24", "correct the configuration of network")
-	words := []string{"failed at cni add", "host-local ADD", "RangeStart 10.89.0.10 not in network 10.88.0.0/24", "correct the configuration of network", "cni del: a plugin failed", "undone: "}
+	words := []string{"failed at cni add", "bridge ADD", "RangeStart 10.89.0.10 not in network 10.88.0.0/24", "correct the configuration of network", "cni del: a plugin failed", "undone: "}
 	text := n.explained("web", words...)
 	documented(t, "bad range", text, words...)
 	if strings.Contains(text, "✓ cni del") {
@@ -65,10 +65,10 @@ func TestFullRange(t *testing.T) {
 	err := n.fails(n.PodConfig("web"))
 	says(t, err, "no IP addresses available", "has no free address: remove pods, or give it a larger range")
 	d := details(t, err)
-	if d["step"] != "pod/cni add" || d["plugin"] != "host-local" || d["caller"] != "bridge" || d["verb"] != "ADD" || d["cni_code"] == "" || !strings.Contains(d["cni_message"], "no IP addresses") {
+	if d["step"] != "pod/cni add" || d["plugin"] != "bridge" || d["verb"] != "ADD" || d["cni_code"] == "" || !strings.Contains(d["cni_message"], "no IP addresses") {
 		t.Errorf("details %v", d)
 	}
-	words := []string{"failed at cni add", "host-local (called by bridge)", "no IP addresses available in range set", "CNI error code", "remove pods, or give it a larger range"}
+	words := []string{"failed at cni add", "bridge ADD", "no IP addresses available in range set", "CNI error code", "remove pods, or give it a larger range"}
 	documented(t, "full range", n.explained("web", words...), words...)
 	if first := n.json("first"); len(first) != 1 || first[0].State != "ready" || len(first[0].Addresses) != 1 || first[0].DidFail() {
 		t.Errorf("the first pod: %+v", first)

@@ -130,11 +130,11 @@ func TestSpansReachACollector(t *testing.T) {
 			var spans map[string]*tracepb.Span
 			harness.Eventually(t, "the spans have come", patience, func() bool {
 				spans = r.of(ours)
-				return spans["runtime.v1.RuntimeService/RunPodSandbox"] != nil && spans["host-local ADD"] != nil && spans["pod/start"] != nil
+				return spans["runtime.v1.RuntimeService/RunPodSandbox"] != nil && spans["bridge ADD"] != nil && spans["pod/start"] != nil
 			})
 			for child, parent := range map[string]string{
 				"runtime.v1.RuntimeService/RunPodSandbox": "", "pod/cni add": "runtime.v1.RuntimeService/RunPodSandbox", "pod/start": "runtime.v1.RuntimeService/RunPodSandbox",
-				"bridge ADD": "pod/cni add", "host-local ADD": "bridge ADD", "traced ADD": "pod/cni add",
+				"bridge ADD": "pod/cni add", "traced ADD": "pod/cni add",
 			} {
 				got, want := fmt.Sprintf("%x", spans[child].GetParentSpanId()), above
 				if parent != "" {

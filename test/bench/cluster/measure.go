@@ -13,11 +13,11 @@ const (
 	rowTwenty  = "20 pods together, all Ready, s"
 	rowSixty   = "60 pods together, all Ready, s"
 	rowIdle    = "CPU of the runtime in an idle minute with 60 pods, s"
-	rowMemory  = "memory of the runtime with 60 pods, PSS, MiB"
+	rowMemory  = "memory of the runtime with 60 pods, MiB"
 	rowJob     = "Job of 200 short pods, 40 at a time, s"
-	rowJobMem  = "memory after the Job, its pods not deleted, PSS, MiB"
+	rowJobMem  = "memory after the Job, its pods not deleted, MiB"
 	rowJobFD   = "descriptors after the Job"
-	rowBefore  = "memory before the Job, PSS, MiB"
+	rowBefore  = "memory before the Job, MiB"
 	rowFDFirst = "descriptors before the Job"
 )
 

@@ -12,13 +12,14 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	cost "github.com/minicri/minicri/test/bench/contender"
 )
 
 // usage is of all processes of a runtime: daemon and shims. What holds a pod's
 // namespaces, pause, is not counted for either.
 type usage struct {
 	cpu         time.Duration
-	mebibytes   float64 // proportional set size
+	mebibytes   float64 // what the node cannot take back
 	descriptors int
 	// daemons and shims are how many processes that is of.
 	daemons, shims int
@@ -91,19 +92,11 @@ func (u *usage) add(pid int) error {
 		}
 		u.cpu += time.Duration(ticks) * 10 * time.Millisecond
 	}
-	rollup, err := os.ReadFile(filepath.Join(dir, "smaps_rollup"))
+	kibibytes, err := cost.MemoryOf(filepath.Join(dir, "smaps_rollup"))
 	if err != nil {
 		return err
 	}
-	for line := range strings.Lines(string(rollup)) {
-		if value, ok := strings.CutPrefix(line, "Pss:"); ok {
-			kibibytes, err := strconv.Atoi(strings.Fields(value)[0])
-			if err != nil {
-				return fmt.Errorf("%s/smaps_rollup: %w", dir, err)
-			}
-			u.mebibytes += float64(kibibytes) / 1024
-		}
-	}
+	u.mebibytes += float64(kibibytes) / 1024
 	open, err := os.ReadDir(filepath.Join(dir, "fd"))
 	u.descriptors += len(open)
 	return err

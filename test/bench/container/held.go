@@ -53,19 +53,25 @@ func (c *comparison) fill(ctx context.Context, pods []*contender.Pod) error {
 }
 
 func (c *comparison) weigh() error {
-	row := contender.Row{What: "PSS of a pod with one container, shim and pause, MiB", MostOfOurs: 0.5}
+	row := contender.Row{What: "memory of a pod with one container, shim and pause, MiB", MostOfOurs: 0.5}
 	numbers := [2]*float64{&row.Ours, &row.Theirs}
 	for i, n := range c.nodes {
 		shims, pauses, kib, err := n.Weight()
 		if err != nil {
 			return err
 		}
-		if want := map[string]int{contender.Minicri: 1, contender.Containerd: c.pods}[n.Name]; shims != want || pauses != c.pods {
+		if want := map[string]int{contender.Minicri: 1, contender.Containerd: c.pods}[n.Name]; shims < want || pauses != c.pods { // minicri may have a starter beside it
 			return fmt.Errorf("%s: %d pods have %d shims, want %d, and %d pause processes", n.Name, c.pods, shims, want, pauses)
 		}
 		*numbers[i] = float64(kib) / 1024 / float64(c.pods)
 	}
 	c.add(row)
+	owners, err := c.nodes[0].Owners()
+	if err != nil {
+		return err
+	}
+	what := fmt.Sprintf("supervisor of %d pods with one container, starter included, MiB", c.pods)
+	c.add(contender.Row{What: what, Ours: float64(owners.Shims.KiB) / 1024, MostOfOurs: 25})
 	return nil
 }
 

@@ -17,10 +17,11 @@ func main() {
 	var o options
 	flag.IntVar(&o.rounds, "rounds", 30, "containers of each runtime that are timed")
 	flag.IntVar(&o.logRounds, "log-rounds", 5, "logs of each runtime that are timed")
-	flag.IntVar(&o.pods, "pods", 20, "pods of each runtime that are held")
+	flag.IntVar(&o.probeCount, "probes", 1000, "exec probes of each runtime whose CPU is measured")
+	flag.IntVar(&o.pods, "pods", 100, "pods of each runtime that are held")
 	flag.IntVar(&o.containers, "containers", 200, "containers of each runtime that are held")
-	flag.StringVar(&o.parts, "parts", "lives,logs,held,neighbour,memory", "what is measured")
-	flag.StringVar(&o.runtime, "runtime", "", "runs the containers of both: runc, crun or shim-runc; only their lives are timed then")
+	flag.StringVar(&o.parts, "parts", "lives,host,probes,logs,held,neighbour,memory", "what is measured")
+	flag.StringVar(&o.runtime, "runtime", "", "runs the containers of both: runc or crun; only their lives are timed then")
 	flag.Parse()
 	engine, err := contender.FindEngine(o.runtime)
 	if err != nil {
@@ -33,8 +34,8 @@ func main() {
 }
 
 type options struct {
-	rounds, logRounds, pods, containers int
-	runtime, parts                      string
+	rounds, logRounds, pods, containers, probeCount int
+	runtime, parts                                  string
 }
 
 // comparison is of two nodes; what belongs to each has the index of the node.
@@ -45,7 +46,7 @@ type comparison struct {
 }
 
 func (c *comparison) run(ctx context.Context) error {
-	all := map[string]func(context.Context) error{"lives": c.lives, "logs": c.logs, "held": c.held, "neighbour": c.neighbour, "memory": c.memory}
+	all := map[string]func(context.Context) error{"lives": c.lives, "host": c.hostPods, "probes": c.probes, "logs": c.logs, "held": c.held, "neighbour": c.neighbour, "memory": c.memory}
 	names := strings.Split(c.parts, ",")
 	if c.runtime != "" {
 		names = []string{"lives"}

@@ -44,7 +44,7 @@ func ended(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
 }
 
-// Weight is the PSS of all shims and pause processes of the node, in KiB, and
+// Weight is the memory of all shims and pause processes of the node, in KiB, and
 // their counts.
 func (n *Node) Weight() (shims, pauses int, kib int, err error) {
 	all, err := named(n.shim)
@@ -66,7 +66,7 @@ func (n *Node) Weight() (shims, pauses int, kib int, err error) {
 		}
 	}
 	for _, pid := range all {
-		one, err := PSS(pid)
+		one, err := Memory(pid)
 		if err != nil {
 			return 0, 0, 0, fmt.Errorf("%s: %w", n.Name, err)
 		}

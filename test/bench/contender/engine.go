@@ -8,28 +8,24 @@ import (
 // Engine is what runs containers below both runtimes: minicri's handler of that
 // name, and containerd's. The zero Engine is what each has by itself.
 type Engine struct {
-	Name       string
-	kind, path string // of minicri's handler
-	binary     string // of containerd's runc shim, "" for runc
+	Name   string
+	path   string
+	binary string // of containerd's runc shim, "" for runc
 }
 
-// FindEngine finds a runtime in PATH: runc or crun, by its command line, or
-// shim-runc, which is containerd's shim.
+// FindEngine finds a runtime in PATH: runc or crun.
 func FindEngine(name string) (Engine, error) {
-	e := Engine{Name: name, kind: "oci"}
-	program := name
+	e := Engine{Name: name}
 	switch name {
 	case "":
 		return Engine{}, nil
 	case "runc":
 	case "crun":
 		e.binary = name
-	case "shim-runc":
-		e.kind, program = "shim", "containerd-shim-runc-v2"
 	default:
-		return Engine{}, fmt.Errorf("runtime %q is none of runc, crun and shim-runc", name)
+		return Engine{}, fmt.Errorf("runtime %q is neither runc nor crun", name)
 	}
-	path, err := exec.LookPath(program)
+	path, err := exec.LookPath(name)
 	e.path = path
 	return e, err
 }
@@ -38,7 +34,7 @@ func (e Engine) minicri() string {
 	if e.Name == "" {
 		return ""
 	}
-	return fmt.Sprintf("[runtimes.%s]\ntype = %q\npath = %q\n", e.Name, e.kind, e.path)
+	return fmt.Sprintf("[runtimes.%s]\ntype = \"oci\"\npath = %q\n", e.Name, e.path)
 }
 
 func (e Engine) containerd() string {

@@ -8,13 +8,13 @@ import (
 // Owner is what processes of one kind hold.
 type Owner struct {
 	Processes, Threads int
-	KiB                int // PSS
+	KiB                int // Memory
 }
 
 // Owners are the daemon, its shims and the pause processes of the node's pods.
 type Owners struct{ Daemon, Shims, Pauses Owner }
 
-// KiB is the PSS of all: what the node's pods cost beside their own processes.
+// KiB is the memory of all: what the node's pods cost beside their own processes.
 func (o Owners) KiB() int { return o.Daemon.KiB + o.Shims.KiB + o.Pauses.KiB }
 
 // Owners weighs what runs for the node's pods.
@@ -66,7 +66,7 @@ func (n *Node) Descriptors() (daemon, shims int, err error) {
 
 func ownerOf(pids []int) (o Owner, err error) {
 	for _, pid := range pids {
-		kib, err := PSS(pid)
+		kib, err := Memory(pid)
 		if ended(err) {
 			continue
 		}

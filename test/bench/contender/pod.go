@@ -32,9 +32,11 @@ func PodConfig(name, logs string, network runtimeapi.NamespaceMode) *runtimeapi.
 
 // Pod is a pod of a node.
 type Pod struct {
-	ID     string
-	Node   *Node
-	config *runtimeapi.PodSandboxConfig
+	ID   string
+	Node *Node
+	// Seccomp is the filter of system calls of the containers that are made from now on.
+	Seccomp runtimeapi.SecurityProfile_ProfileType
+	config  *runtimeapi.PodSandboxConfig
 }
 
 // RunPod runs a pod of its own network.
@@ -49,7 +51,7 @@ func (n *Node) RunPodIn(ctx context.Context, name string, network runtimeapi.Nam
 	if err := os.MkdirAll(logs, 0o755); err != nil {
 		return nil, err
 	}
-	p := &Pod{Node: n, config: PodConfig(name, logs, network)}
+	p := &Pod{Node: n, Seccomp: runtimeapi.SecurityProfile_Unconfined, config: PodConfig(name, logs, network)}
 	p.config.Linux.CgroupParent = n.cgroupParent()
 	answer, err := n.CRI.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: p.config, RuntimeHandler: n.handler})
 	p.ID = answer.GetPodSandboxId()
@@ -87,7 +89,10 @@ func (p *Pod) Create(ctx context.Context, name string, command ...string) (strin
 		Linux: &runtimeapi.LinuxContainerConfig{
 			Resources: &runtimeapi.LinuxContainerResources{CpuShares: 102, OomScoreAdj: 1000, MemoryLimitInBytes: 1 << 30},
 			// As a kubelet sends them: without, a container shares the pids of its pod.
-			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: p.config.GetLinux().GetSecurityContext().GetNamespaceOptions()},
+			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
+				NamespaceOptions: p.config.GetLinux().GetSecurityContext().GetNamespaceOptions(),
+				Seccomp:          &runtimeapi.SecurityProfile{ProfileType: p.Seccomp},
+			},
 		},
 	}
 	request := &runtimeapi.CreateContainerRequest{PodSandboxId: p.ID, Config: config, SandboxConfig: p.config}

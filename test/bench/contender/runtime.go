@@ -84,7 +84,6 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
 [grpc]
   address = %[3]q
 [plugins."io.containerd.grpc.v1.cri"]
-  disable_apparmor = true
   restrict_oom_score_adj = true
   netns_mounts_under_state_dir = true
   sandbox_image = %[6]q

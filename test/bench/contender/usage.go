@@ -53,18 +53,37 @@ func PeakMemory(pid int) (int64, error) {
 	return kib << 10, err
 }
 
-// PSS is the proportional set size of a process in KiB (proc_pid_smaps(5)).
-func PSS(pid int) (kib int, err error) {
-	data, err := os.ReadFile(procFile(pid, "smaps_rollup"))
+// Memory is what the node cannot take back from a process, in KiB: its anonymous and
+// shmem pages. Pages of its program and of other files are not counted: the kernel
+// drops them when memory is short, after it has written those that are dirty.
+func Memory(pid int) (kib int, err error) {
+	return MemoryOf(procFile(pid, "smaps_rollup"))
+}
+
+// MemoryOf is that of a smaps_rollup (proc_pid_smaps(5)). It has Private_Dirty too, but
+// that says nothing else: private dirty pages are anonymous, or shmem, or pages of a
+// file that is not written yet. A program that was built just now has 10 MiB of those.
+func MemoryOf(rollup string) (kib int, err error) {
+	data, err := os.ReadFile(rollup)
 	if err != nil {
 		return 0, err
 	}
-	for line := range strings.Lines(string(data)) {
-		if _, err := fmt.Sscanf(line, "Pss: %d kB", &kib); err == nil {
-			return kib, nil
+	anonymous, err := rollupField(data, rollup, "Anonymous")
+	if err != nil {
+		return 0, err
+	}
+	shmem, err := rollupField(data, rollup, "Pss_Shmem")
+	return anonymous + shmem, err
+}
+
+func rollupField(rollup []byte, path, name string) (kib int, err error) {
+	for line := range strings.Lines(string(rollup)) {
+		if value, found := strings.CutPrefix(line, name+":"); found {
+			_, err := fmt.Sscanf(value, "%d kB", &kib)
+			return kib, err
 		}
 	}
-	return 0, fmt.Errorf("process %d: no Pss in its smaps_rollup", pid)
+	return 0, fmt.Errorf("%s has no %s", path, name)
 }
 
 func procFile(pid int, name string) string {

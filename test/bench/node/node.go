@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,26 +45,12 @@ func Start(ctx context.Context, binaries string) (*Node, error) {
 
 // StartWith is Start with a changed configuration.
 func StartWith(ctx context.Context, binaries string, change func(*config.Config)) (*Node, error) {
-	return start(ctx, binaries, change, (*config.Config).Write)
-}
-
-// StartEarlier is Start for an earlier build: its configuration has only the keys that
-// every build knows.
-func StartEarlier(ctx context.Context, binaries string) (*Node, error) {
-	return start(ctx, binaries, func(*config.Config) {}, func(c *config.Config, file io.Writer) error {
-		_, err := fmt.Fprintf(file, "socket = %q\nroot = %q\nstate = %q\nnetns_dir = %q\ncni_conf_dir = %q\ncni_bin_dir = %q\ncgroup_driver = %q\ncgroup_parent = %q\n",
-			c.Socket, c.Root, c.State, c.NetnsDir, c.CNIConf, c.CNIBin, c.CgroupDriver, c.CgroupParent)
-		return err
-	})
-}
-
-func start(ctx context.Context, binaries string, change func(*config.Config), write func(*config.Config, io.Writer) error) (*Node, error) {
 	dir, err := os.MkdirTemp("", "mb") // short: state may have 24 characters
 	if err != nil {
 		return nil, err
 	}
 	n := &Node{Dir: dir, Config: config.Default()}
-	if err := n.configure(binaries, change, write); err != nil {
+	if err := n.configure(binaries, change); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
 	if err := n.start(ctx, filepath.Join(binaries, "minicri")); err != nil {
@@ -77,7 +62,7 @@ func start(ctx context.Context, binaries string, change func(*config.Config), wr
 
 func (n *Node) path(name string) string { return filepath.Join(n.Dir, name) }
 
-func (n *Node) configure(binaries string, change func(*config.Config), write func(*config.Config, io.Writer) error) error {
+func (n *Node) configure(binaries string, change func(*config.Config)) error {
 	c := n.Config
 	c.Socket, c.Root, c.State = n.path("sock"), n.path("root"), n.path("state")
 	c.NetnsDir, c.CNIConf, c.CNIBin = n.path("netns"), n.path("net.d"), filepath.Join(binaries, "cni")
@@ -93,7 +78,7 @@ func (n *Node) configure(binaries string, change func(*config.Config), write fun
 	if err != nil {
 		return err
 	}
-	return errors.Join(write(c, file), file.Close())
+	return errors.Join(c.Write(file), file.Close())
 }
 
 // ConfList is the network configuration that the daemon and the floor use.

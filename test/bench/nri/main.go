@@ -1,6 +1,5 @@
-// Command nri measures what NRI costs: three daemons side by side run the same pods, two
-// of them in turn. One is of the last commit that had no NRI, one has it off, and one has
-// it on, with an idle plugin that wants pods.
+// Command nri measures what NRI costs: two daemons side by side run the same pods in
+// turn. One has it off, and one has it on, with an idle plugin that wants pods.
 package main
 
 import (
@@ -29,10 +28,9 @@ const calls = 3
 
 func main() {
 	rounds := flag.Int("rounds", 100, "rounds that are timed")
-	earlier := flag.String("before", "", "directory of minicri and minicri-shim without NRI, see hack/before")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	err := run(ctx, *earlier, *rounds)
+	err := run(ctx, *rounds)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench-nri:", err)
@@ -40,17 +38,12 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, earlier string, rounds int) (err error) {
+func run(ctx context.Context, rounds int) (err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	binaries := filepath.Dir(filepath.Dir(self))
-	before, err := node.StartEarlier(ctx, earlier)
-	if err != nil {
-		return fmt.Errorf("the daemon of before: %w", err)
-	}
-	defer func() { err = errors.Join(err, before.Close()) }()
 	off, err := node.Start(ctx, binaries)
 	if err != nil {
 		return err
@@ -70,7 +63,7 @@ func run(ctx context.Context, earlier string, rounds int) (err error) {
 		return err
 	}
 	defer plugin.Stop()
-	return compare(ctx, before, off, on, rounds)
+	return compare(ctx, off, on, rounds)
 }
 
 // idle is a plugin that wants pods and does nothing.
@@ -97,37 +90,33 @@ func connect(ctx context.Context, socket string) (stub.Stub, error) {
 	return s, nil
 }
 
-// The goals: mostOff is the ratio of NRI off to none, mostCall what an idle plugin
-// costs a hooked call in milliseconds, mostMemory what it costs the daemon in MiB.
+// The goals: mostCall is what an idle plugin costs a hooked call in milliseconds,
+// mostMemory what it costs the daemon in MiB.
 const (
-	mostOff    = 1.02
 	mostCall   = 3
 	mostMemory = 6
 )
 
-func compare(ctx context.Context, before, off, on *node.Node, rounds int) error {
-	toNone, toOff, err := measure(ctx, before, off, on, rounds)
+func compare(ctx context.Context, off, on *node.Node, rounds int) error {
+	all, err := measure(ctx, off, on, rounds)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%d rounds of pods of the host's network, A B B A of two daemons in each; run + stop + remove, medians:\n", rounds)
-	fmt.Printf("the commit before NRI  %8.2f ms\n", milliseconds(median(toNone.all(quad.ofA))))
-	ratio := median(toNone.all(quad.ratio))
-	fmt.Printf("NRI off                %8.2f ms\n", milliseconds(median(toNone.all(quad.ofB))))
-	fmt.Printf("  ratio of a round     %8.3f (to reach <= %g) %s; half of the rounds %s\n", ratio, mostOff, reached(ratio, mostOff), spread(toNone.all(quad.ratio)))
-	fmt.Printf("  noise                %8.3f: the commit before NRI to itself, the outer pods of a round; half of them %s\n", median(toNone.all(quad.noise)), spread(toNone.all(quad.noise)))
-	call := median(toOff.all(quad.difference)) / calls
-	fmt.Printf("NRI on, an idle plugin %8.2f ms: %.2f ms for each of %d hooked calls (to reach <= %d) %s\n", milliseconds(median(toOff.all(quad.ofB))), milliseconds(call), calls, mostCall, reached(milliseconds(call), mostCall))
-	less, err := contender.PSS(off.PID())
+	fmt.Printf("%d rounds of pods of the host's network, A B B A of the two daemons in each; run + stop + remove, medians:\n", rounds)
+	fmt.Printf("NRI off                %8.2f ms\n", milliseconds(median(all.all(quad.ofA))))
+	fmt.Printf("  noise                %8.3f: NRI off to itself, the outer pods of a round; half of them %s\n", median(all.all(quad.noise)), spread(all.all(quad.noise)))
+	call := median(all.all(quad.difference)) / calls
+	fmt.Printf("NRI on, an idle plugin %8.2f ms: %.2f ms for each of %d hooked calls (to reach <= %d) %s\n", milliseconds(median(all.all(quad.ofB))), milliseconds(call), calls, mostCall, reached(milliseconds(call), mostCall))
+	less, err := contender.Memory(off.PID())
 	if err != nil {
 		return err
 	}
-	more, err := contender.PSS(on.PID())
+	more, err := contender.Memory(on.PID())
 	if err != nil {
 		return err
 	}
 	memory := mebibytes(more) - mebibytes(less)
-	fmt.Printf("memory of the daemon   %8.2f MiB off, %.2f MiB on: %+.2f MiB (PSS, to reach <= +%d) %s\n", mebibytes(less), mebibytes(more), memory, mostMemory, reached(memory, mostMemory))
+	fmt.Printf("memory of the daemon   %8.2f MiB off, %.2f MiB on: %+.2f MiB (to reach <= +%d) %s\n", mebibytes(less), mebibytes(more), memory, mostMemory, reached(memory, mostMemory))
 	return nil
 }
 
@@ -144,7 +133,6 @@ type quad struct{ a1, b1, b2, a2 float64 }
 
 func (q quad) ofA() float64        { return (q.a1 + q.a2) / 2 }
 func (q quad) ofB() float64        { return (q.b1 + q.b2) / 2 }
-func (q quad) ratio() float64      { return q.ofB() / q.ofA() }
 func (q quad) difference() float64 { return q.ofB() - q.ofA() }
 
 // noise would be 1 if there were none.
@@ -159,23 +147,19 @@ func (qs quads) all(of func(quad) float64) (values []float64) {
 	return values
 }
 
-// measure compares the second daemon with the first, and the third with the second.
-func measure(ctx context.Context, before, off, on *node.Node, rounds int) (toNone, toOff quads, err error) {
+// measure compares the daemon that has it on with the one that has it off.
+func measure(ctx context.Context, off, on *node.Node, rounds int) (all quads, err error) {
 	const warmUp = 5
 	for round := range warmUp + rounds {
-		first, err := timed(ctx, before, off, round)
+		q, err := timed(ctx, off, on, round)
 		if err != nil {
-			return nil, nil, err
-		}
-		second, err := timed(ctx, off, on, round)
-		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if round >= warmUp {
-			toNone, toOff = append(toNone, first), append(toOff, second)
+			all = append(all, q)
 		}
 	}
-	return toNone, toOff, nil
+	return all, nil
 }
 
 func timed(ctx context.Context, a, b *node.Node, round int) (q quad, err error) {

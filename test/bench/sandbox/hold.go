@@ -21,7 +21,7 @@ import (
 // density is what held pods cost.
 type density struct {
 	runAll, endAll time.Duration
-	pssPerPod      float64 // KiB
+	memoryPerPod   float64 // KiB
 	processes      int
 	daemon         int // KiB
 }
@@ -55,7 +55,7 @@ func (m *measurement) hold(ctx context.Context) (density, error) {
 // that descends from the daemon, and what runs in the pods' cgroups.
 func (m *measurement) weigh(ctx context.Context, ids []string, d *density) error {
 	var err error
-	if d.daemon, err = contender.PSS(m.node.PID()); err != nil {
+	if d.daemon, err = contender.Memory(m.node.PID()); err != nil {
 		return err
 	}
 	processes, err := descendants(m.node.PID())
@@ -71,7 +71,7 @@ func (m *measurement) weigh(ctx context.Context, ids []string, d *density) error
 	}
 	total := 0
 	for pid := range processes {
-		kib, err := contender.PSS(pid)
+		kib, err := contender.Memory(pid)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 			delete(processes, pid) // a shim on its way out
 			continue
@@ -82,7 +82,7 @@ func (m *measurement) weigh(ctx context.Context, ids []string, d *density) error
 		total += kib
 	}
 	d.processes = len(processes)
-	d.pssPerPod = float64(total) / float64(len(ids))
+	d.memoryPerPod = float64(total) / float64(len(ids))
 	return nil
 }
 

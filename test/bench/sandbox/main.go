@@ -53,7 +53,7 @@ func run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
 	time.Sleep(idleTime)
-	idle, err := contender.PSS(n.PID())
+	idle, err := contender.Memory(n.PID())
 	if err != nil {
 		return err
 	}

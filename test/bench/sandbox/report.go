@@ -33,9 +33,9 @@ func (m *measurement) report(idle int, d density) {
 	goal("the same without a wait for RCU, ms", "%.2f", m.p50(warmRun), 8)
 	goal("host-network Stop p50, ms", "%.2f", m.p50("host-network Stop"), 3)
 	goal("runner per plugin run, ms", "%.2f", m.p50("plugin by the runner")-m.p50("plugin alone"), 0.5)
-	goal("PSS per held pod, MiB", "%.2f", d.pssPerPod/1024, 0.2)
+	goal("memory per held pod, MiB", "%.2f", d.memoryPerPod/1024, 0.2)
 	goal("processes per held pod", "%.2f", float64(d.processes)/held, 1)
-	goal("PSS of the idle daemon, MiB", "%.1f", float64(idle)/1024, 20)
+	goal("memory of the idle daemon, MiB", "%.1f", float64(idle)/1024, 20)
 	fmt.Printf("\n%d pods with %d in flight: run in %.2f s, removed in %.2f s; daemon with them %.1f MiB\n",
 		held, contender.InFlight, d.runAll.Seconds(), d.endAll.Seconds(), float64(d.daemon)/1024)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"time"
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/network/runner"
@@ -25,22 +26,16 @@ func (m *measurement) runs(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	r, err := runner.Open(runner.Options{
-		Dir: filepath.Join(m.node.Dir, "runs"), Program: filepath.Join(m.node.Dir, "runner"),
-		BinDirs: m.node.Config.BinDirs(), Parent: parent, Mark: "bench-cni-",
-	})
+	r, err := runner.Open(parent, "bench-cni-")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	if _, _, err := r.Runs(); err != nil {
-		return err
-	}
 	program := filepath.Join(m.node.Config.CNIBin, plugin)
 	for range runTimes {
 		err := errors.Join(
 			m.time("plugin alone", func() error { return call(ctx, program) }),
-			m.time("plugin by the runner", func() error { return runOnce(ctx, r) }),
+			m.time("plugin by the runner", func() error { return runOnce(ctx, r, program) }),
 		)
 		if err != nil {
 			return err
@@ -49,17 +44,13 @@ func (m *measurement) runs(ctx context.Context) (err error) {
 	return nil
 }
 
-func runOnce(ctx context.Context, r *runner.Runner) error {
-	run, err := r.Begin(runner.Request{Verb: "VERSION", Network: "bench", Plugins: []string{plugin}})
+func runOnce(ctx context.Context, r *runner.Runner, program string) error {
+	run, err := r.Begin(runner.Request{Verb: "VERSION", Network: "bench", Plugins: 1, Limit: time.Minute})
 	if err != nil {
 		return err
 	}
-	err = call(ctx, filepath.Join(run.PluginDir(), plugin))
-	reports, readErr := run.Reports()
-	if err == nil {
-		err = run.Verdict(reports)
-	}
-	return errors.Join(err, readErr, run.End())
+	_, err = run.ExecPlugin(ctx, program, nil, []string{"CNI_COMMAND=VERSION"})
+	return errors.Join(err, run.End())
 }
 
 func call(ctx context.Context, program string) error {

@@ -142,7 +142,7 @@ func (s *scale) rest(nodes [2]*contender.Node, rows []row, mark int) error {
 }
 
 func (s *scale) print() error {
-	fmt.Fprintf(s.out, "\np50 of %d operations in ms; CPU in ms for each %v of idling; PSS in MiB\n\n", s.samples, s.idle)
+	fmt.Fprintf(s.out, "\np50 of %d operations in ms; CPU in ms for each %v of idling; memory in MiB\n\n", s.samples, s.idle)
 	table := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(table, "\tpods\trun\thost run\tcreate+start\tstop pod\tpods\tcontainers\tcontainer stats\tpod stats\tCPU idle\tdaemon\tshims\tpauses\tthreads of daemon\tof shims\t")
 	for _, r := range s.rows {

@@ -1,6 +1,5 @@
-// Command takeover measures what a node's pods notice when their supervisor dies or
-// becomes another build: pods of several sleeping processes each, the supervisor
-// killed, and upgraded, again and again.
+// Command takeover measures what a node's pods notice when their supervisor dies:
+// pods of several sleeping processes each, the supervisor killed again and again.
 package main
 
 import (
@@ -9,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -26,7 +24,7 @@ func main() {
 	b := &takeover{}
 	flag.IntVar(&b.pods, "pods", 100, "pods")
 	flag.IntVar(&b.containers, "containers", 4, "containers of each, besides its pause")
-	flag.IntVar(&b.times, "times", 9, "deaths, and upgrades")
+	flag.IntVar(&b.times, "times", 9, "deaths")
 	flag.Parse()
 	contender.Main("takeover", b.run)
 }
@@ -36,11 +34,8 @@ type takeover struct {
 	dir                     string // of the supervisor
 }
 
-// goals, on a machine that does nothing else.
-const (
-	mostDeath   = time.Second
-	mostUpgrade = 100 * time.Millisecond
-)
+// mostDeath is the goal, on a machine that does nothing else.
+const mostDeath = time.Second
 
 func (b *takeover) run(ctx context.Context, nodes [2]*contender.Node) error {
 	n := nodes[0]
@@ -57,7 +52,7 @@ func (b *takeover) run(ctx context.Context, nodes [2]*contender.Node) error {
 		return err
 	}
 	fmt.Printf("%d pods of %d containers made in %v\n", b.pods, b.containers, time.Since(began).Round(time.Second))
-	var deaths, listens, pauses, upgrades []time.Duration
+	var deaths, listens []time.Duration
 	for range b.times {
 		listened, served, err := b.kill(ctx)
 		if err != nil {
@@ -65,18 +60,9 @@ func (b *takeover) run(ctx context.Context, nodes [2]*contender.Node) error {
 		}
 		listens, deaths = append(listens, listened), append(deaths, served)
 	}
-	for i := range b.times {
-		paused, took, err := b.upgrade(ctx, byte(i))
-		if err != nil {
-			return err
-		}
-		pauses, upgrades = append(pauses, paused), append(upgrades, took)
-	}
 	fmt.Println()
 	tell("after a kill another process has the sockets after", listens, 0)
 	tell("after a kill a successor serves after", deaths, mostDeath)
-	tell("an upgrade holds output up for", pauses, mostUpgrade)
-	tell("an upgrade takes, all in all", upgrades, 0)
 	return nil
 }
 
@@ -159,30 +145,3 @@ func (b *takeover) kill(ctx context.Context) (listened, served time.Duration, er
 
 // settle is how long daemon and supervisor have to be done with the time before.
 const settle = 3 * time.Second
-
-// upgrade makes the supervisor the same program with one more byte.
-func (b *takeover) upgrade(ctx context.Context, mark byte) (paused, took time.Duration, err error) {
-	time.Sleep(settle)
-	content, err := os.ReadFile(filepath.Join(filepath.Dir(contender.BesideUs().Minicri), "minicri-shim"))
-	if err != nil {
-		return 0, 0, err
-	}
-	path := filepath.Join(b.dir, "next")
-	defer os.Remove(path)
-	if err := os.WriteFile(path, append(content, mark), 0o700); err != nil {
-		return 0, 0, err
-	}
-	program, err := client.OpenProgram(path)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer program.Close()
-	began := time.Now()
-	info, err := client.Upgrade(ctx, b.dir, program.ForOthers(), program.Build())
-	if err != nil {
-		return 0, 0, err
-	}
-	took = time.Since(began)
-	_, err = b.serving(ctx, 0)
-	return time.Duration(info.GetPaused()), took, err
-}

@@ -26,7 +26,13 @@ type record struct {
 	// Pods and Containers are the names of those it was synchronized with.
 	Pods       []string `json:"pods,omitempty"`
 	Containers []string `json:"containers,omitempty"`
+	Image      *image   `json:"image,omitempty"`
 	Error      string   `json:"error,omitempty"`
+}
+
+type image struct {
+	Name   string `json:"name"`
+	Digest string `json:"digest"`
 }
 
 type logger struct {
@@ -65,6 +71,9 @@ func (l *logger) note(ctx context.Context, event string, pod *api.PodSandbox, c 
 	if c != nil {
 		r.State = c.GetState().String()
 		r.Memory, r.Shares = c.GetLinux().GetResources().GetMemory().GetLimit().GetValue(), c.GetLinux().GetResources().GetCpu().GetShares().GetValue()
+	}
+	if i := c.GetImage(); i != nil {
+		r.Image = &image{Name: i.GetName(), Digest: i.GetDigest()}
 	}
 	l.write(r)
 	annotations := pod.GetAnnotations()
@@ -121,7 +130,11 @@ func (l *logger) RemovePodSandbox(ctx context.Context, pod *api.PodSandbox) erro
 }
 
 func (l *logger) CreateContainer(ctx context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
-	return nil, nil, l.note(ctx, "CreateContainer", pod, c)
+	if err := l.note(ctx, "CreateContainer", pod, c); err != nil {
+		return nil, nil, err
+	}
+	others, err := others(pod)
+	return nil, others, err
 }
 
 func (l *logger) PostCreateContainer(ctx context.Context, pod *api.PodSandbox, c *api.Container) error {
@@ -136,6 +149,17 @@ func (l *logger) PostStartContainer(ctx context.Context, pod *api.PodSandbox, c 
 	return l.note(ctx, "PostStartContainer", pod, c)
 }
 
+// others is the update of another container that the annotation others.nri.test has.
+func others(pod *api.PodSandbox) ([]*api.ContainerUpdate, error) {
+	wanted := pod.GetAnnotations()["others.nri.test"]
+	if wanted == "" {
+		return nil, nil
+	}
+	update := &api.ContainerUpdate{}
+	err := protojson.Unmarshal([]byte(wanted), update)
+	return []*api.ContainerUpdate{update}, err
+}
+
 // UpdateContainer answers with the annotation update.nri.test of the pod.
 func (l *logger) UpdateContainer(ctx context.Context, pod *api.PodSandbox, c *api.Container, asked *api.LinuxResources) ([]*api.ContainerUpdate, error) {
 	l.write(record{Event: "asked for the container", Memory: asked.GetMemory().GetLimit().GetValue(), Shares: asked.GetCpu().GetShares().GetValue()})
@@ -144,7 +168,7 @@ func (l *logger) UpdateContainer(ctx context.Context, pod *api.PodSandbox, c *ap
 	}
 	wanted := pod.GetAnnotations()["update.nri.test"]
 	if wanted == "" {
-		return nil, nil
+		return others(pod)
 	}
 	update := &api.ContainerUpdate{}
 	err := protojson.Unmarshal([]byte(wanted), update)

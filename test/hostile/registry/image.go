@@ -57,21 +57,25 @@ func Device(name string, mode, major, minor int64) Entry {
 // Image stores configuration and layers of an image for this machine and returns
 // its manifest, for a test to spoil and to name.
 func (r *Registry) Image(config ocispec.ImageConfig, layers ...[]byte) ocispec.Manifest {
-	spec := ocispec.Image{
-		Platform: ocispec.Platform{OS: "linux", Architecture: runtime.GOARCH},
-		Config:   config, RootFS: ocispec.RootFS{Type: "layers"},
-	}
+	var diffIDs []digest.Digest
 	manifest := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest}
 	for _, layer := range layers {
-		spec.RootFS.DiffIDs = append(spec.RootFS.DiffIDs, digest.FromBytes(layer))
+		diffIDs = append(diffIDs, digest.FromBytes(layer))
 		manifest.Layers = append(manifest.Layers, r.Blob(ocispec.MediaTypeImageLayer, layer))
 	}
-	data, err := json.Marshal(spec)
-	if err != nil {
-		panic(err)
-	}
-	manifest.Config = r.Blob(ocispec.MediaTypeImageConfig, data)
+	manifest.Config = r.Configuration(config, diffIDs)
 	return manifest
+}
+
+// Configuration stores the configuration of an image for this machine, with the
+// digests of its plain layers.
+func (r *Registry) Configuration(config ocispec.ImageConfig, diffIDs []digest.Digest) ocispec.Descriptor {
+	data, err := json.Marshal(ocispec.Image{
+		Platform: ocispec.Platform{OS: "linux", Architecture: runtime.GOARCH},
+		Config:   config, RootFS: ocispec.RootFS{Type: "layers", DiffIDs: diffIDs},
+	})
+	must(err)
+	return r.Blob(ocispec.MediaTypeImageConfig, data)
 }
 
 // Spoilt names the manifests of the images that are to be refused, each with

@@ -1,0 +1,213 @@
+package image
+
+import (
+	"bytes"
+	"io"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"golang.org/x/sys/unix"
+
+	hostile "github.com/minicri/minicri/test/hostile/registry"
+)
+
+// bomb is a layer that is small until it is unpacked.
+func bomb(t testing.TB, kind types.MediaType, packed []byte, plain io.Reader) v1.Layer {
+	t.Helper()
+	hash, _, err := v1.SHA256(plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bombLayer{static.NewLayer(packed, kind), hash}
+}
+
+type bombLayer struct {
+	v1.Layer
+	diffID v1.Hash
+}
+
+func (l bombLayer) DiffID() (v1.Hash, error) { return l.diffID, nil }
+
+// attack: images: layers of some KiB that unpack to 1 GiB of zeros, by gzip and zstd, to a file of 1 TiB that is all hole, to more files than there are inodes
+// held: refused by the size before the file is written; a twentieth of the disk stays free all the while; nothing is left
+// field: containerd and CRI-O write until the disk is full
+func TestWhatALayerUnpacksToIsBounded(t *testing.T) {
+	const gib = 1 << 30
+	for name, test := range map[string]struct {
+		layer v1.Layer
+		word  string
+	}{
+		"gzip":   {bomb(t, types.OCILayer, hostile.Gzip(hostile.Zeros(gib)), hostile.Zeros(gib)), "is of 1073741824 bytes, and layers may take"},
+		"zstd":   {bomb(t, types.OCILayerZStd, hostile.Zstd(hostile.Zeros(gib), 20), hostile.Zeros(gib)), "is of 1073741824 bytes, and layers may take"},
+		"sparse": {bomb(t, types.OCILayer, hostile.Gzip(hostile.Sparse(1<<40)), hostile.Sparse(1<<40)), "is of 1099511627776 bytes, and layers may take"},
+		"inodes": {bomb(t, types.OCILayer, hostile.Gzip(hostile.EmptyFiles(20000)), hostile.EmptyFiles(20000)), "too many files"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root, _ := newDisk(t, "64M") // with 16384 inodes
+			s, registry := openStoreAt(t, root), newTestRegistry(t)
+			reference := registry.push(t, "bomb:1", imageOf(t, v1.Config{}, test.layer))
+			least := leastFree(t, root)
+			_, err := s.Pull(t.Context(), reference, Auth{}, nil)
+			if !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), test.word) {
+				t.Errorf("error: %v", err)
+			}
+			bytes, inodes := least()
+			t.Logf("at least %d bytes and %d inodes were free", bytes, inodes)
+			if bytes < 2<<20 || inodes < 700 {
+				t.Errorf("the disk was filled: %d bytes, %d inodes", bytes, inodes)
+			}
+			if l := collected(t, s); l != (leftovers{}) {
+				t.Errorf("left: %+v", l)
+			}
+		})
+	}
+}
+
+// leastFree watches a filesystem until it is asked what was free at the least.
+func leastFree(t *testing.T, dir string) func() (bytes, inodes uint64) {
+	t.Helper()
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	var least unix.Statfs_t
+	if err := unix.Statfs(dir, &least); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(stopped)
+		for {
+			var now unix.Statfs_t
+			_ = unix.Statfs(dir, &now)
+			least.Bavail, least.Ffree = min(least.Bavail, now.Bavail), min(least.Ffree, now.Ffree)
+			select {
+			case <-stop:
+				return
+			default:
+				runtime.Gosched()
+			}
+		}
+	}()
+	ask := sync.OnceFunc(func() { close(stop); <-stopped })
+	t.Cleanup(ask)
+	return func() (bytes, inodes uint64) {
+		ask()
+		return least.Bavail * uint64(least.Bsize), least.Ffree
+	}
+}
+
+// attack: images: zstd layers that want a window of 512 MiB, or one segment of 1 GiB, or four windows of 128 MiB at once
+// held: the first two are refused by the window; the others are decoded, no more than two at a time, in processes of less than 192 MiB that the kernel ends first
+// field: containerd decodes them all within itself, in up to 1 GiB each
+func TestZstdWindowsAreBounded(t *testing.T) {
+	const size = 160 << 20
+	for name, packed := range map[string][]byte{"window": hostile.Zstd(hostile.Zeros(1<<20), 29), "segment": hostile.ZstdSegment(1 << 30)} {
+		plain, err := decompress(t.Context(), bytes.NewReader(packed), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := io.Copy(io.Discard, plain); n != 0 || err == nil || !strings.Contains(err.Error(), "window of a frame is larger than 128 MiB") {
+			t.Errorf("%s: %d bytes, %v", name, n, err)
+		}
+		plain.Close()
+	}
+	packed := hostile.Zstd(hostile.Zeros(size), 27)
+	s, all := openStore(t), sync.WaitGroup{}
+	for range 4 {
+		all.Go(func() {
+			plain, err := decompress(t.Context(), bytes.NewReader(packed), s.zstd)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer plain.Close()
+			if s.zstd.TryAcquire(maxZstd) {
+				t.Error("a decoder has taken no place")
+			}
+			if n, err := io.Copy(io.Discard, plain); n < size || err != nil {
+				t.Errorf("%d bytes, %v", n, err)
+			}
+			usage := plain.(*zstdDecoder).command.ProcessState.SysUsage().(*syscall.Rusage)
+			if usage.Maxrss > maxDecoder {
+				t.Errorf("a decoder took %d KiB", usage.Maxrss)
+			}
+		})
+	}
+	all.Wait()
+	if !s.zstd.TryAcquire(maxZstd) {
+		t.Error("a place was not given back")
+	}
+	s.zstd.Release(maxZstd)
+}
+
+// A decoder that ends too early, or is not read to its end, leaves no process, and its
+// error is that of the pull.
+func TestZstdDecoderThatIsEnded(t *testing.T) {
+	packed := hostile.Zstd(hostile.Zeros(64<<20), 20)
+	plain, err := decompress(t.Context(), bytes.NewReader(packed), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := plain.(*zstdDecoder).command.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, plain); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("a decoder was killed: %v", err)
+	}
+	if plain, err = decompress(t.Context(), bytes.NewReader(packed), nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := plain.Read(make([]byte, 1)); err != nil {
+		t.Error(err)
+	}
+	plain.Close()
+	if plain.(*zstdDecoder).command.ProcessState == nil {
+		t.Error("the process has not ended")
+	}
+	if plain, err = decompress(t.Context(), bytes.NewReader(packed[:len(packed)/2]), nil); err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	if _, err := io.Copy(io.Discard, plain); err == nil || !strings.Contains(err.Error(), "unexpected EOF") {
+		t.Errorf("half a frame: %v", err)
+	}
+}
+
+// attack: images: a layer of some KiB with 300 directories, each with a comment of 1 MiB
+// held: comments are not kept; what is kept of names and attributes ends at 128 MiB
+// field: containerd keeps them all until the layer is unpacked
+func TestHeadersOfALayerAreNotKept(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	layer := bomb(t, types.OCILayer, hostile.Gzip(hostile.LongHeaders(300)), hostile.LongHeaders(300))
+	reference := registry.push(t, "headers:1", imageOf(t, v1.Config{}, layer))
+	registry.breakWith(nil)
+	most, stop := mostHeap()
+	pull(t, s, reference)
+	stop()
+	t.Logf("at most %d MiB of heap", *most>>20)
+	if *most > 100<<20 {
+		t.Errorf("%d MiB of heap", *most>>20)
+	}
+}
+
+// mostHeap collects garbage again and again, and notes the most that was not any.
+func mostHeap() (most *int64, stop func()) {
+	most = new(int64)
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			*most = max(*most, heap())
+			select {
+			case <-end:
+				return
+			default:
+			}
+		}
+	}()
+	return most, func() { close(end); <-ended }
+}

@@ -1,0 +1,142 @@
+package image
+
+import (
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/remotes/docker/config"
+	"github.com/containerd/errdefs"
+	"github.com/pelletier/go-toml/v2"
+)
+
+// spoiltHosts are files that say less than their author thinks, each with what the
+// error says. MIRROR is the mirror's address.
+var spoiltHosts = map[string]struct{ text, want string }{
+	"capability":      {"[host.\"MIRROR\"]\ncapabilities = [\"pull\", \"resolv\"]", `line 2: host.MIRROR.capabilities: "resolv" is none of`},
+	"skip_verify":     {"[host.\"MIRROR\"]\nskip_verify = \"true\"", "line 2: host.MIRROR.skip_verify: "},
+	"dial_timeout":    {"[host.\"MIRROR\"]\n\ndial_timeout = \"5\"", "line 3: host.MIRROR.dial_timeout: time: missing unit"},
+	"a negative time": {"[host.\"MIRROR\"]\ndial_timeout = \"-5s\"", "line 2: host.MIRROR.dial_timeout: -5s is no time"},
+	"unknown key":     {"[host.\"MIRROR\"]\ncapabilites = [\"pull\"]", "line 2: host.MIRROR.capabilites: there is no such key"},
+	"unknown table":   {"[hosts.\"MIRROR\"]\ncapabilities = [\"pull\"]", "line 1: hosts.MIRROR: there is no such key"},
+	"ca":              {"[host.\"MIRROR\"]\nca = 5", "line 2: host.MIRROR.ca: 5 is neither a text nor a list"},
+	"client":          {"[host.\"MIRROR\"]\nclient = [[\"a\", \"b\", \"c\"]]", "line 2: host.MIRROR.client: "},
+	"header":          {"[host.\"MIRROR\"]\n[host.\"MIRROR\".header]\nx = { y = 1 }", "line 3: host.MIRROR.header.x: "},
+	"no table":        {"host = { \"MIRROR\" = { capabilities = [\"pull\"] } }", "line 1: host.MIRROR: it has to be a table of its own"},
+	"an address":      {"[host.\"MIRROR\"]\n[host.\"https://\"]", `line 2: host.https://: "https://" is no address of a registry`},
+	"the server":      {"server = \"httpx://x\"\n[host.\"MIRROR\"]", `line 1: server: "httpx://x" is no address of a registry`},
+	"a bare server":   {"[host.\"MIRROR\"]\n[server]\nx = 1", "line "},
+}
+
+// attack: registries: a hosts.toml with a wrong value, an unknown key, a host that is not written as a table
+// held: the pull fails with file, line and key; neither the mirror nor the registry behind it is asked; the start warns
+// field: containerd logs it and goes past the mirror to the registry itself
+func TestAWrongHostsFileFailsThePull(t *testing.T) {
+	certs := t.TempDir()
+	s := openStore(t, func(c *Config) { c.CertsDirs = []string{certs} })
+	mirror := newTestRegistry(t)
+	mirror.push(t, "app:1", smallImage(t))
+	var asked atomic.Bool
+	origin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked.Store(true)
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer origin.Close()
+	host := hostOfURL(origin.URL)
+	before := len(mirror.seen(func(seenRequest) bool { return true }))
+	for name, test := range spoiltHosts {
+		t.Run(name, func(t *testing.T) {
+			address := "http://" + mirror.host()
+			writeHosts(t, certs, host, strings.ReplaceAll(test.text, "MIRROR", address))
+			_, err := s.Pull(t.Context(), host+"/app:1", Auth{}, nil)
+			want := strings.ReplaceAll(test.want, "MIRROR", address)
+			if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), filepath.Join(certs, host, "hosts.toml")+": "+want) {
+				t.Errorf("%v, want %q", err, want)
+			}
+			if asked.Load() || len(mirror.seen(func(seenRequest) bool { return true })) != before {
+				t.Error("a registry was asked")
+			}
+			if problems := CheckRegistries([]string{certs, filepath.Join(certs, "none")}, ""); len(problems) != 1 || !strings.Contains(problems[0].Error(), want) {
+				t.Errorf("the start says %v", problems)
+			}
+		})
+	}
+	writeHosts(t, certs, host, strings.ReplaceAll(`# all that there is
+[host."MIRROR"]
+  capabilities = ["pull", "Resolve", "push", "referrers"]
+  skip_verify = true
+  override_path = false
+  dial_timeout = "5s"
+  [host."MIRROR".header]
+    x-one = "1"
+    x-two = ["2", "3"]
+`, "MIRROR", "http://"+mirror.host()))
+	if problems := CheckRegistries([]string{certs}, ""); problems != nil {
+		t.Errorf("a correct file: %v", problems)
+	}
+	pull(t, s, host+"/app:1")
+	if asked.Load() {
+		t.Error("the registry was asked in the mirror's place")
+	}
+}
+
+// Credentials that pulls will not find are said at the start.
+func TestDockerConfigThatNamesNothing(t *testing.T) {
+	for text, want := range map[string]string{
+		`{}`: "it has no credentials",
+		`{"auth": {"a.example": {"auth": "dTpw"}}}`:                         "it has no credentials",
+		`{"auths": {"a.example": {}}}`:                                      `"a.example" has no credentials`,
+		`{"auths": {"a.example": {"auth": "no base64"}}}`:                   `"a.example" has no credentials`,
+		`{"auths": {"a.example": {"auth": "dTpw"}}, "credsStore": "x"}`:     "credsStore and credHelpers are not supported",
+		`{"auths": {"a.example": {"username": "u", "password": "s3cret"}}`:  "registry credentials",
+		`{"auths": {"a.example": {"username": "u", "password": "s3cret"}}}`: "",
+	} {
+		path := filepath.Join(t.TempDir(), "config.json")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var log strings.Builder
+		s := openStore(t, func(c *Config) { c.DockerConfig, c.Logger = path, slog.New(slog.NewTextHandler(&log, nil)) })
+		_ = s
+		said := strings.ReplaceAll(log.String(), `\"`, `"`)
+		if (want == "") != (said == "") || !strings.Contains(said, strings.ReplaceAll(want, `"`, `\"`)) && !strings.Contains(said, want) {
+			t.Errorf("%s: %q, want %q", text, said, want)
+		}
+		if strings.Contains(said, "s3cret") {
+			t.Errorf("a password: %s", said)
+		}
+	}
+	if problems := CheckRegistries(nil, filepath.Join(t.TempDir(), "none")); len(problems) != 1 {
+		t.Errorf("a file that is not there: %v", problems)
+	}
+}
+
+// FuzzHosts: the library takes every host of a file that is accepted.
+func FuzzHosts(f *testing.F) {
+	for _, spoilt := range spoiltHosts {
+		f.Add([]byte(spoilt.text))
+	}
+	f.Add([]byte("server = \"a.example\"\nca = [\"x\"]\n[host.\"https://b.example\"]\nclient = [[\"x\", \"y\"]]\n[host.\"c.example\".header]\na = \"b\"\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if checkHosts(data) != nil || len(data) == 0 {
+			return
+		}
+		var file hostsFile
+		if err := toml.Unmarshal(data, &file); err != nil {
+			t.Fatal(err)
+		}
+		certs := t.TempDir()
+		if err := os.WriteFile(filepath.Join(certs, hostsFileName), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		hosts, err := config.ConfigureHosts(t.Context(), config.HostOptions{HostDir: func(string) (string, error) { return certs, nil }})("a.example")
+		if err == nil && len(hosts) < len(file.Hosts)+1 {
+			t.Errorf("%d of %d hosts were taken", len(hosts), len(file.Hosts)+1)
+		}
+	})
+}

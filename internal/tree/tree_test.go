@@ -1,0 +1,172 @@
+package tree
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// deepTree makes directories within each other, with a file in each that is asked for,
+// and a large one in the last.
+func deepTree(t testing.TB, top string, depth, each int) {
+	t.Helper()
+	at, err := unix.Open(top, directory, 0)
+	check(t, err)
+	for i := range depth {
+		check(t, unix.Mkdirat(at, "d", 0o755))
+		for file := range each {
+			writeAt(t, at, fmt.Sprintf("%d-%d", i, file), 1)
+		}
+		next, err := unix.Openat(at, "d", directory, 0)
+		check(t, err)
+		check(t, unix.Close(at))
+		at = next
+	}
+	writeAt(t, at, "last", 1<<20)
+	check(t, unix.Close(at))
+}
+
+func writeAt(t testing.TB, at int, name string, size int) {
+	t.Helper()
+	fd, err := unix.Openat(at, name, unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o644)
+	check(t, err)
+	_, err = unix.Write(fd, make([]byte, size))
+	check(t, err)
+	check(t, unix.Close(fd))
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fewDescriptors limits those of this process while it runs f.
+func fewDescriptors(t testing.TB, f func()) {
+	t.Helper()
+	open, err := os.ReadDir("/proc/self/fd")
+	check(t, err)
+	var before unix.Rlimit
+	check(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	less := before
+	less.Cur = uint64(len(open) + maxDepth + 10)
+	check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &less))
+	defer func() { check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) }()
+	f()
+}
+
+func TestDeepTree(t *testing.T) {
+	const depth = 5000
+	top := filepath.Join(t.TempDir(), "top")
+	check(t, os.Mkdir(top, 0o755))
+	deepTree(t, top, depth, 0)
+	fewDescriptors(t, func() {
+		began := time.Now()
+		usage, err := Measure(t.Context(), top)
+		t.Logf("measured in %v", time.Since(began))
+		if err != nil || usage.Inodes != depth+2 || usage.Bytes < 1<<20 {
+			t.Errorf("%+v, %v", usage, err)
+		}
+		began = time.Now()
+		check(t, Remove(top))
+		t.Logf("removed in %v", time.Since(began))
+	})
+	if _, err := os.Lstat(top); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+// What is wide, has links and files on every level is counted as du(1) does.
+func TestMeasureIsThatOfAWalk(t *testing.T) {
+	top := t.TempDir()
+	deepTree(t, top, 50, 3)
+	for i := range 2000 {
+		check(t, os.MkdirAll(filepath.Join(top, "wide", strings.Repeat("x", 200)+fmt.Sprint(i), "within"), 0o755))
+	}
+	check(t, os.Link(filepath.Join(top, "0-0"), filepath.Join(top, "wide", "again")))
+	check(t, os.Symlink("/etc", filepath.Join(top, "link")))
+	check(t, unix.Mkfifo(filepath.Join(top, "fifo"), 0o600))
+	var want Usage
+	seen := map[uint64]bool{}
+	check(t, filepath.WalkDir(top, func(_ string, entry fs.DirEntry, err error) error {
+		check(t, err)
+		info, err := entry.Info()
+		check(t, err)
+		stat := info.Sys().(*syscall.Stat_t)
+		if !seen[stat.Ino] {
+			seen[stat.Ino] = true
+			want.Inodes++
+			want.Bytes += stat.Blocks * 512
+		}
+		return nil
+	}))
+	got, err := Measure(t.Context(), top)
+	if err != nil || got != want {
+		t.Errorf("%+v, want %+v: %v", got, want, err)
+	}
+	check(t, Remove(top))
+	check(t, Remove(top)) // it is not there
+}
+
+// A container may move its directories meanwhile: the walk never leaves the tree, and
+// comes to an end.
+func TestMeasureWhileDirectoriesMove(t *testing.T) {
+	outside := t.TempDir()
+	top := filepath.Join(outside, "top")
+	check(t, os.MkdirAll(filepath.Join(top, "a", "moved"), 0o755))
+	check(t, os.MkdirAll(filepath.Join(top, "b"), 0o755))
+	deepTree(t, filepath.Join(top, "a", "moved"), 300, 1)
+	for i := range 5000 {
+		check(t, os.WriteFile(filepath.Join(outside, fmt.Sprint(i)), nil, 0o600))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	moved := make(chan int)
+	go func() {
+		n := 0
+		for ; ctx.Err() == nil; n++ {
+			from, to := "a", "b"
+			if n%2 == 1 {
+				from, to = to, from
+			}
+			_ = os.Rename(filepath.Join(top, from, "moved"), filepath.Join(top, to, "moved"))
+		}
+		moved <- n
+	}()
+	for range 50 {
+		usage, err := Measure(ctx, top)
+		if err != nil && !errors.Is(err, errUnsteady) {
+			t.Fatal(err)
+		}
+		if usage.Inodes > 2000 { // twice what is there, at most
+			t.Fatalf("the walk left the tree: %+v", usage)
+		}
+	}
+	stop()
+	t.Logf("moved %d times", <-moved)
+}
+
+func TestRemoveLeavesWhatLinksPointAt(t *testing.T) {
+	outside, top := t.TempDir(), t.TempDir()
+	check(t, os.WriteFile(filepath.Join(outside, "kept"), nil, 0o600))
+	check(t, os.Symlink(outside, filepath.Join(top, "link")))
+	check(t, os.Mkdir(filepath.Join(top, "moved-1"), 0o755))
+	check(t, os.WriteFile(filepath.Join(top, "moved-1", "file"), nil, 0o600))
+	check(t, os.WriteFile(filepath.Join(top, "moved-2"), nil, 0o600))
+	deepTree(t, top, 2*maxDepth+5, 1)
+	check(t, Remove(filepath.Join(top, "link")))
+	check(t, os.Symlink(outside, filepath.Join(top, "link")))
+	check(t, Remove(top))
+	if _, err := os.Lstat(filepath.Join(outside, "kept")); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,169 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/minicri/minicri/internal/step"
+)
+
+// impossible is a chain whose ADD and DEL can never succeed: a range that begins outside
+// of its subnet.
+func (n *node) impossible(t *testing.T) []map[string]any {
+	t.Helper()
+	chain := n.chain(t)
+	chain[0]["ipam"].(map[string]any)["ranges"] = []any{[]any{map[string]string{"subnet": "10.97.0.0/24", "rangeStart": "10.98.0.9"}}}
+	return chain
+}
+
+// try is one try of a pod as sandbox.Run has it: ADD fails, and is undone.
+func (n *node) try(t *testing.T, id string) {
+	t.Helper()
+	n.journalled(t, id, func(a *Attachment) {
+		a.Args = map[string]string{"IgnoreUnknown": "1", "K8S_POD_NAME": "web", "K8S_POD_NAMESPACE": "default", "K8S_POD_UID": "uid"}
+	})
+	if _, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id)); err == nil {
+		t.Fatal("ADD succeeded")
+	}
+	if err := n.Detach(t.Context(), id, n.NamespacePath(id)); err != nil {
+		n.Release(id)
+	}
+}
+
+func (n *node) pinned(t *testing.T) []string {
+	t.Helper()
+	ids, err := n.Options.Namespaces.IDs()
+	must(t, err)
+	return ids
+}
+
+func (n *node) entries(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(n.Options.Root, "attachments", "*.json"))
+	must(t, err)
+	return files
+}
+
+// Forty tries of a pod whose network can never work hold one namespace at most, and
+// leave nothing when their DEL has failed often enough; also over a restart, and the log
+// and the timeline tell.
+func TestWhatNeverWorkedLeavesNothing(t *testing.T) {
+	for _, broken := range []string{"a range outside of its subnet", "a plugin that is not installed"} {
+		t.Run(broken, func(t *testing.T) {
+			var mu sync.Mutex
+			rows := make(map[string][]step.Row)
+			n := newNode(t, func(o *Options) {
+				o.Limits.GiveUpTries, o.Limits.RetryFirst, o.Limits.RetryMost = 4, 300*time.Millisecond, 300*time.Millisecond
+				o.Later = func(id string, row step.Row) {
+					mu.Lock()
+					defer mu.Unlock()
+					rows[id] = append(rows[id], row)
+				}
+			})
+			if broken == "a plugin that is not installed" {
+				n.configure(t, "10.conflist", "net", n.chain(t)[0], map[string]any{"type": "istio-cni"})
+			} else {
+				n.configure(t, "10.conflist", "net", n.impossible(t)...)
+			}
+			for i := range 40 {
+				if i == 20 {
+					n.reopen(t)
+				}
+				n.try(t, fmt.Sprint("try", i))
+				if pinned := n.pinned(t); len(pinned) > 1 {
+					t.Fatalf("namespaces of one pod: %q", pinned)
+				}
+			}
+			n.runs(t)
+			eventually(t, within, "nothing is left", func() bool { return len(n.entries(t)) == 0 && len(n.pinned(t)) == 0 && len(n.Pending()) == 0 })
+			mu.Lock()
+			defer mu.Unlock()
+			if last := rows["try39"]; len(last) != 1 || last[0].Step != "give up attachment" || !strings.Contains(last[0].Error, "may be left") {
+				t.Errorf("rows %+v", last)
+			}
+			if !strings.Contains(n.log.String(), "an attachment is given up") {
+				t.Error("the log does not tell")
+			}
+			if held := n.addresses(t); len(held) != 0 {
+				t.Errorf("addresses %q", held)
+			}
+		})
+	}
+}
+
+// When the configuration is corrected, its network's DEL undoes what was tried with the
+// one that was wrong.
+func TestCorrectedConfigurationUndoesWhatFailed(t *testing.T) {
+	n := newNode(t, nil)
+	n.configure(t, "10.conflist", "net", n.impossible(t)...)
+	n.try(t, "web")
+	n.runs(t)
+	if len(n.Pending()) != 1 {
+		t.Fatal("its DEL succeeded")
+	}
+	n.configure(t, "10.conflist", "net", n.chain(t)...)
+	eventually(t, within, "nothing is left", func() bool { return len(n.entries(t)) == 0 && len(n.pinned(t)) == 0 })
+	if strings.Contains(n.log.String(), "given up") {
+		t.Error("it was given up")
+	}
+}
+
+// An attachment whose ADD succeeded is kept until its DEL has, over restarts too: its
+// address is never lost.
+func TestWhatWasAttachedIsNotGivenUp(t *testing.T) {
+	n := newNode(t, func(o *Options) {
+		o.Limits.GiveUpTries, o.Limits.GiveUpTime, o.Limits.RetryFirst, o.Limits.RetryMost = 2, time.Nanosecond, 10*time.Millisecond, 10*time.Millisecond
+	})
+	n.configure(t, "10.conflist", "net", n.chain(t)...)
+	n.journalled(t, "web", nil)
+	n.attach(t, "web")
+	n.tell(t, "DEL.fail")
+	for range 2 {
+		n.Release("web")
+		stop := n.runs(t)
+		tries := len(n.calls(t, "DEL"))
+		eventually(t, within, "DEL was tried", func() bool { return len(n.calls(t, "DEL")) > tries+4 })
+		stop()
+		n.reopen(t)
+	}
+	if len(n.entries(t)) != 1 || len(n.pinned(t)) != 1 {
+		t.Errorf("entries %q, namespaces %q", n.entries(t), n.pinned(t))
+	}
+	n.untell(t, "DEL.fail")
+	n.detach(t, "web")
+}
+
+// Where ADD has not even begun there is nothing to undo, and no plugin is run for it.
+func TestWhatNeverBeganHasNoDEL(t *testing.T) {
+	n := newNode(t, nil)
+	n.configure(t, "10.conflist", "net", n.script())
+	n.journalled(t, "web", nil)
+	n.detach(t, "web")
+	if calls := n.calls(t, "DEL"); len(calls) != 0 || len(n.entries(t)) != 0 {
+		t.Errorf("calls %q, entries %q", calls, n.entries(t))
+	}
+}
+
+// What a person gives up by removing the entry, the daemon gives up too.
+func TestAttachmentThatAPersonGivesUp(t *testing.T) {
+	n := newNode(t, nil)
+	n.configure(t, "10.conflist", "net", n.script())
+	n.journalled(t, "web", nil)
+	n.attach(t, "web")
+	n.tell(t, "DEL.fail")
+	n.runs(t)
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	wantError(t, n.Detach(ctx, "web", n.NamespacePath("web")), "told to fail")
+	must(t, os.Remove(n.journal.Path("web")))
+	eventually(t, within, "it is given up", func() bool { return len(n.Pending()) == 0 && len(n.pinned(t)) == 0 })
+	if len(n.entries(t)) != 0 || !strings.Contains(n.log.String(), "given up by hand") {
+		t.Errorf("entries %q", n.entries(t))
+	}
+}

@@ -1,0 +1,284 @@
+package nri
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/ttrpc"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/minicri/minicri/internal/socket"
+)
+
+// door is where all plugins come in: each connection goes through it to the socket
+// of the library. The library has no way to disconnect a plugin, waits for one
+// registration after another, and ends of a program that it has started the first
+// process only; the door does these things. It lasts until NRI is switched off.
+type door struct {
+	plugins  *Plugins
+	library  string       // the path of the library's socket
+	listener net.Listener // nil if no plugin may connect by itself
+
+	// introducing is held while a plugin is shown to the library, until it has joined
+	// or is over: the library takes one after another, and current says which it is.
+	introducing sync.Mutex
+	wait        sync.WaitGroup // for all that run for links
+
+	mu      sync.Mutex // guards what follows, and the links
+	shut    bool
+	links   map[*link]struct{}
+	current *link // the library registers or synchronizes it
+}
+
+// link is the connection of one plugin.
+type link struct {
+	plugin, library net.Conn
+	command         *exec.Cmd     // nil if it has connected by itself
+	config          string        // what it is configured with, if we have started it
+	name            string        // INDEX-NAME, "" until it has registered
+	joined          bool          // it is synchronized, and asked from now on
+	settled         chan struct{} // closed when it has joined or has failed
+	over            chan struct{} // closed when the connection has ended
+}
+
+// openDoor listens for plugins at the configured socket, if there is one.
+func (p *Plugins) openDoor(source Source) (*door, error) {
+	d := &door{plugins: p, library: filepath.Join(p.options.State, "nri.sock"), links: make(map[*link]struct{})}
+	if source.Socket == "" {
+		return d, nil
+	}
+	_ = os.Remove(source.Socket) // nobody listens there: checkSocket
+	if err := os.MkdirAll(filepath.Dir(source.Socket), 0o700); err != nil {
+		return nil, err
+	}
+	var err error
+	d.listener, err = socket.ListenPrivate(source.Socket)
+	return d, err
+}
+
+// accept lets plugins in that connect by themselves, until the door is shut.
+func (d *door) accept() {
+	for {
+		conn, err := d.listener.Accept()
+		if err != nil {
+			return
+		}
+		d.enter(&link{plugin: conn})
+	}
+}
+
+// enter takes a plugin in, and returns at once.
+func (d *door) enter(l *link) {
+	l.settled, l.over = make(chan struct{}), make(chan struct{})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.shut {
+		l.hangUp()
+	}
+	d.links[l] = struct{}{}
+	d.wait.Go(func() { d.serve(l) })
+}
+
+// serve carries what a plugin and the library say, until one of them ends it.
+func (d *door) serve(l *link) {
+	defer d.leave(l)
+	first, err := l.firstWords(d.plugins.settings().Registration)
+	if err == nil {
+		err = d.introduce(l, first)
+	}
+	if err != nil && !d.isShut() {
+		d.plugins.options.Logger.Warn("an NRI plugin has not registered", "plugin", l.name, "err", err)
+		return
+	}
+	<-l.over
+}
+
+// firstWords are the first bytes of the registration: the library is not held up by a
+// plugin that says nothing.
+func (l *link) firstWords(limit time.Duration) ([]byte, error) {
+	words := make([]byte, 4096)
+	if err := l.plugin.SetReadDeadline(time.Now().Add(limit)); err != nil {
+		return nil, err
+	}
+	n, err := l.plugin.Read(words)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = fmt.Errorf("it has said nothing within %v (nri.registration_timeout)", limit)
+	}
+	return words[:n], errors.Join(err, l.plugin.SetReadDeadline(time.Time{}))
+}
+
+// introduce connects a plugin to the library, and returns when it has joined or has
+// failed: the library's limits see to it that it comes to that.
+func (d *door) introduce(l *link, first []byte) error {
+	d.introducing.Lock()
+	defer d.introducing.Unlock()
+	library, err := net.Dial("unix", d.library)
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	l.library, d.current = library, l
+	if d.shut {
+		l.hangUp()
+	}
+	d.mu.Unlock()
+	over := sync.OnceFunc(func() { close(l.over) })
+	carry := func(to, from net.Conn) {
+		_, _ = io.Copy(to, from)
+		l.hangUp()
+		over()
+	}
+	_, err = library.Write(first)
+	d.wait.Go(func() { carry(library, l.plugin) })
+	d.wait.Go(func() { carry(l.plugin, library) })
+	select {
+	case <-l.settled:
+	case <-l.over:
+	}
+	return err
+}
+
+// hangUp ends the connection.
+func (l *link) hangUp() {
+	_ = l.plugin.Close()
+	if l.library != nil {
+		_ = l.library.Close()
+	}
+}
+
+// leave forgets a plugin whose connection has ended, and ends one that we have started
+// with its process group: what it has started is in there.
+func (d *door) leave(l *link) {
+	l.hangUp()
+	if l.command != nil {
+		_ = unix.Kill(-l.command.Process.Pid, unix.SIGKILL)
+		_ = l.command.Wait() // killed
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.links, l)
+	if !l.joined {
+		close(l.settled)
+	}
+}
+
+// close ends all connections, and returns the names of plugins that had connected by
+// themselves.
+func (d *door) close() (external []string) {
+	d.mu.Lock()
+	d.shut = true
+	for l := range d.links {
+		if l.joined && l.command == nil {
+			external = append(external, l.name)
+		}
+		l.hangUp()
+	}
+	d.mu.Unlock()
+	if d.listener != nil {
+		_ = d.listener.Close()
+	}
+	d.wait.Wait()
+	return external
+}
+
+func (d *door) isShut() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.shut
+}
+
+// connected are the names of the plugins that are asked, in their order.
+func (d *door) connected() (names []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for l := range d.links {
+		if l.joined {
+			names = append(names, l.name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// synchronized notes that the plugin that joins has been synchronized, and returns
+// its name.
+func (d *door) synchronized() (name string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l := d.current
+	if l == nil || l.joined {
+		return "" // the library's own plugins
+	}
+	l.joined = true
+	close(l.settled)
+	return l.name
+}
+
+// hear is between a plugin and the library that it calls. A plugin that we have started
+// has the name of its file, whatever it registers with.
+func (d *door) hear(ctx context.Context, unmarshal ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
+	return method(ctx, func(message any) error {
+		err := unmarshal(message)
+		if registration, ok := message.(*api.RegisterPluginRequest); ok && err == nil {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.register(registration)
+		}
+		return err
+	})
+}
+
+// register notes the name of the plugin that registers. d.mu is held.
+func (d *door) register(r *api.RegisterPluginRequest) {
+	l := d.current
+	if l == nil || l.joined {
+		return
+	}
+	if l.command != nil {
+		r.PluginIdx, r.PluginName, _ = api.ParsePluginName(l.name)
+		return
+	}
+	l.name = cmp.Or(r.GetPluginIdx(), "??") + "-" + r.GetPluginName()
+}
+
+// ask is between the library and a plugin that it asks.
+func (d *door) ask(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, _ *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
+	switch request.GetMethod() {
+	case "Configure":
+		if err := d.configure(request); err != nil {
+			return err
+		}
+		fallthrough
+	case "Synchronize": // the library looks at its errors
+		return invoke(ctx, request, response)
+	default:
+		return answered(response, invoke(ctx, request, response))
+	}
+}
+
+// configure adds the configuration of a plugin that we have started: the library has
+// none for one that connects.
+func (d *door) configure(request *ttrpc.Request) (err error) {
+	d.mu.Lock()
+	l := d.current
+	d.mu.Unlock()
+	configure := &api.ConfigureRequest{}
+	if err := proto.Unmarshal(request.GetPayload(), configure); err != nil {
+		return err
+	}
+	configure.Config = l.config
+	request.Payload, err = proto.Marshal(configure)
+	return err
+}

@@ -1,0 +1,210 @@
+package nri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
+	"golang.org/x/sys/unix"
+)
+
+// external is a plugin that connects by itself, and says when its connection ends.
+type external struct {
+	stub.Stub
+	ended chan struct{}
+}
+
+func connectExternal(t *testing.T, p *Plugins, socket, index string, plugin any) external {
+	t.Helper()
+	e := external{ended: make(chan struct{})}
+	var err error
+	e.Stub, err = stub.New(plugin, stub.WithSocketPath(socket), stub.WithPluginName("slow"), stub.WithPluginIdx(index), stub.WithOnClose(sync.OnceFunc(func() { close(e.ended) })))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Stop)
+	awaitThat(t, "the plugin is connected", func() bool { return slices.Contains(p.Connected(), index+"-slow") })
+	return e
+}
+
+func awaitThat(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
+func (e external) awaitEnd(t *testing.T) {
+	t.Helper()
+	select {
+	case <-e.ended:
+	case <-time.After(time.Minute):
+		t.Fatal("the plugin was not disconnected within a minute")
+	}
+}
+
+// NRI switched off, or over to another directory, disconnects plugins that have
+// connected by themselves: nothing of them is left, and what they want is refused. Those
+// that are not back are named.
+func TestSwitchedOffIsOff(t *testing.T) {
+	p, _, socket := open(t, time.Minute)
+	off, elsewhere := p.options, p.options
+	off.Enabled = false
+	elsewhere.PluginDir = t.TempDir()
+	asked := make(chan string, 100)
+	switchOver := func(options Options) {
+		t.Helper()
+		if err := p.Reconfigure(options); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cycle := func() {
+		plugin := connectExternal(t, p, socket, "10", slow{asked})
+		switchOver(off)
+		plugin.awaitEnd(t)
+		switchOver(p.options)
+		if problems := fmt.Sprint(p.Problems(p.Connected())); !strings.Contains(problems, "10-slow") {
+			t.Errorf("a plugin that is not back is no problem: %s", problems)
+		}
+		again := connectExternal(t, p, socket, "10", slow{asked})
+		if problems := p.Problems(p.Connected()); len(problems) > 0 {
+			t.Errorf("the plugin is back: %v", problems)
+		}
+		switchOver(elsewhere)
+		again.awaitEnd(t)
+		if _, err := again.UpdateContainers([]*api.ContainerUpdate{{ContainerId: "c"}}); err == nil {
+			t.Error("a plugin that was disconnected has updated a container")
+		}
+		switchOver(off)
+	}
+	cycle()
+	goroutines, files := runtime.NumGoroutine(), descriptors(t)
+	for range 5 {
+		switchOver(p.options)
+		cycle()
+	}
+	awaitThat(t, "no goroutine and no descriptor is left", func() bool {
+		return runtime.NumGoroutine() <= goroutines && descriptors(t) <= files
+	})
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(files)
+}
+
+// Several plugins that do not register hold up the start once, and end with what they
+// have started.
+func TestMutePlugins(t *testing.T) {
+	const many, registration = 4, 3 * time.Second
+	dir := t.TempDir()
+	for i := range many {
+		script := fmt.Sprintf("#!/bin/sh\nsleep 1000 &\necho $! >>%s/children\nwait\n", dir)
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("1%d-mute", i)), []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := New(Options{
+		Source: Source{Enabled: true, PluginDir: dir, ConfigDir: dir}, State: t.TempDir(),
+		Registration: registration, Request: time.Minute,
+		Version: "test", Metrics: &counted{requests: make(map[string]int)}, Logger: slog.New(slog.DiscardHandler),
+	})
+	began := time.Now()
+	if err := p.Open(nonePods{}, none{}); err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if took := time.Since(began); took > (many-1)*registration {
+		t.Errorf("the start took %v, one registration may take %v", took, registration)
+	}
+	if problems := p.Problems(p.Connected()); len(problems) != many {
+		t.Errorf("problems: %v", problems)
+	}
+	content, err := os.ReadFile(filepath.Join(dir, "children"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for child := range strings.FieldsSeq(string(content)) {
+		pid, err := strconv.Atoi(child)
+		if err != nil {
+			t.Fatal(err)
+		}
+		awaitThat(t, "what a plugin has started is ended", func() bool { return gone(pid) })
+	}
+}
+
+// gone reports whether a process has ended; as an orphan it may not be reaped yet.
+func gone(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) || strings.Contains(string(stat), ") Z ")
+}
+
+// late is a plugin whose synchronization takes until it is told to answer.
+type late struct {
+	begun, answer chan struct{}
+	seen          chan string
+}
+
+func (l late) Synchronize(context.Context, []*api.PodSandbox, []*api.Container) ([]*api.ContainerUpdate, error) {
+	close(l.begun)
+	<-l.answer
+	return nil, nil
+}
+
+func (l late) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	l.seen <- pod.GetName()
+	return nil
+}
+
+// What is made while a plugin joins is seen by it, also if it takes longer for that than
+// it may for another answer.
+func TestMadeWhileAPluginJoins(t *testing.T) {
+	const limit = time.Second
+	p, _, socket := open(t, limit)
+	l := late{begun: make(chan struct{}), answer: make(chan struct{}), seen: make(chan string, 10)}
+	s, err := stub.New(l, stub.WithSocketPath(socket), stub.WithPluginName("slow"), stub.WithPluginIdx("10"), stub.WithOnClose(func() {}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop()
+	<-l.begun
+	const many = 3
+	var wait sync.WaitGroup
+	for i := range many {
+		wait.Go(func() {
+			if err := p.run(t.Context(), fmt.Sprint(i)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	time.Sleep(2 * limit)
+	close(l.answer)
+	wait.Wait()
+	if len(l.seen) != many {
+		t.Errorf("of %d pods that were made while it was synchronized, the plugin has seen %d", many, len(l.seen))
+	}
+}

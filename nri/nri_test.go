@@ -1,0 +1,253 @@
+package nri
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/containerd/nri/pkg/api"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/sandbox"
+)
+
+// none is a node without pods and containers.
+type (
+	none     struct{}
+	nonePods struct{}
+)
+
+func (nonePods) List() []*sandbox.Sandbox                   { return nil }
+func (nonePods) NetnsPath(*sandbox.Sandbox) string          { return "" }
+func (nonePods) UsernsPath(*sandbox.Sandbox) string         { return "" }
+func (none) List() []*container.Container                   { return nil }
+func (none) Spec(*container.Container) (*specs.Spec, error) { return &specs.Spec{}, nil }
+func (none) UpdateUnsolicited(context.Context, string, *runtimeapi.LinuxContainerResources) error {
+	return nil
+}
+
+// counted counts requests by plugin and outcome.
+type counted struct {
+	mu       sync.Mutex
+	requests map[string]int
+}
+
+func (c *counted) NRIRequest(plugin, request, outcome string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.requests[plugin+" "+request+" "+outcome]++
+}
+func (*counted) NRILatency(string, string, time.Duration) {}
+func (*counted) NRIPlugins(int)                           {}
+
+// slow is a plugin whose answers about the pod "hung" never come.
+type slow struct{ asked chan string }
+
+func (s slow) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	s.asked <- pod.GetName()
+	if pod.GetName() == "hung" {
+		select {}
+	}
+	return nil
+}
+
+func (s slow) CreateContainer(context.Context, *api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	return nil, nil, nil
+}
+
+func open(t *testing.T, limit time.Duration) (*Plugins, *counted, string) {
+	t.Helper()
+	dir := t.TempDir()
+	measured := &counted{requests: make(map[string]int)}
+	p := New(Options{
+		Source:       Source{Enabled: true, Socket: filepath.Join(dir, "s"), PluginDir: dir, ConfigDir: dir},
+		Registration: time.Minute, Request: limit,
+		State: t.TempDir(), Version: "test", Metrics: measured, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err := p.Open(nonePods{}, none{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p, measured, filepath.Join(dir, "s")
+}
+
+func (p *Plugins) run(ctx context.Context, name string) error {
+	return p.notify(ctx, func(a *adaptation.Adaptation) error {
+		return a.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: &api.PodSandbox{Name: name}})
+	})
+}
+
+// refuser fails requests about the pods with the name that it has.
+type refuser struct{ pod string }
+
+func (r refuser) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	if pod.GetName() == r.pod {
+		return errors.New("not wanted")
+	}
+	return nil
+}
+
+// Each error has the name of the plugin whose it is, also when others say the same
+// at the same time.
+func TestErrorsAreNamed(t *testing.T) {
+	p, _, socket := open(t, time.Minute)
+	connectExternal(t, p, socket, "10", refuser{"first"})
+	connectExternal(t, p, socket, "20", refuser{"second"})
+	var wait sync.WaitGroup
+	for range 200 {
+		for pod, want := range map[string]string{"first": "NRI plugin 10-slow: ", "second": "NRI plugin 20-slow: "} {
+			wait.Go(func() {
+				if err := p.run(t.Context(), pod); err == nil || !strings.HasPrefix(err.Error(), want) {
+					t.Errorf("want an error of %q, got %v", want, err)
+				}
+			})
+		}
+	}
+	wait.Wait()
+}
+
+// NRI can be switched on while what belongs to the plugins of before still ends.
+func TestSwitchedOverAndOver(t *testing.T) {
+	p, _, _ := open(t, time.Minute)
+	on := p.options
+	off := on
+	off.Enabled = false
+	for range 20 {
+		for _, options := range []Options{off, on} {
+			if err := p.Reconfigure(options); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// While one plugin hangs others wait, as long as their context lets them; then it is
+// counted and dropped, and they go on.
+func TestAPluginThatHangsIsDropped(t *testing.T) {
+	p, measured, socket := open(t, 3*time.Second)
+	asked := make(chan string, 1000)
+	connectExternal(t, p, socket, "10", slow{asked})
+	hung := make(chan error, 1)
+	go func() { hung <- p.run(t.Context(), "hung") }()
+	if name := <-asked; name != "hung" {
+		t.Fatalf("asked about %s", name)
+	}
+	impatient, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.run(impatient, "impatient"); !errors.Is(err, context.Canceled) {
+		t.Errorf("who does not wait gets %v", err)
+	}
+	var wait sync.WaitGroup
+	for i := range 50 {
+		wait.Go(func() {
+			if err := p.run(t.Context(), fmt.Sprint(i)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if got := p.Connected(); !slices.Equal(got, []string{"10-slow"}) {
+		t.Errorf("connected while it hangs: %v", got)
+	}
+	if err := <-hung; err != nil {
+		t.Errorf("a pod has to do without the plugin: %v", err)
+	}
+	wait.Wait()
+	awaitThat(t, "the plugin is not connected any more", func() bool { return len(p.Connected()) == 0 })
+	connectExternal(t, p, socket, "20", slow{asked})
+	if err := p.run(t.Context(), "after"); err != nil || <-asked != "after" {
+		t.Errorf("the next plugin was not asked: %v", err)
+	}
+	measured.mu.Lock()
+	defer measured.mu.Unlock()
+	if measured.requests["10-slow RunPodSandbox ok"] != 0 || measured.requests["10-slow RunPodSandbox timeout"] != 1 {
+		t.Errorf("counted: %v", measured.requests)
+	}
+}
+
+// What the library's generator does with a spec is done by the editor here, and
+// what it leaves out, too.
+func TestAdjustedSpec(t *testing.T) {
+	wanted := &api.ContainerAdjustment{}
+	err := protojson.Unmarshal([]byte(`{
+		"annotations": {"a": "new", "-b": ""}, "env": [{"key": "A", "value": "new"}, {"key": "-B"}, {"key": "C", "value": "1"}],
+		"mounts": [{"destination": "-/gone"}, {"destination": "/new", "type": "tmpfs"}],
+		"linux": {
+			"sysctl": {"kernel.a": "1", "-kernel.b": ""}, "namespaces": [{"type": "-ipc"}, {"type": "network", "path": "/n"}],
+			"netDevices": {"eth7": {"name": "eth0"}}, "ioPriority": {"class": "IOPRIO_CLASS_BE", "priority": 3},
+			"scheduler": {"policy": "SCHED_BATCH"}, "rdt": {"closId": {"value": "gold"}},
+			"resources": {"memory": {"limit": {"value": "10"}, "swap": {"value": "30"}, "reservation": {"value": "5"}, "swappiness": {"value": "7"}},
+				"hugepageLimits": [{"pageSize": "2MB", "limit": "4"}], "unified": {"memory.high": "9"}}}}`), wanted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := &specs.Spec{
+		Annotations: map[string]string{"a": "old", "b": "old"}, Process: &specs.Process{Env: []string{"A=old", "B=old"}},
+		Mounts: []specs.Mount{{Destination: "/gone"}, {Destination: "/kept"}},
+		Linux: &specs.Linux{
+			Sysctl: map[string]string{"kernel.b": "1"}, Namespaces: []specs.LinuxNamespace{{Type: "ipc"}, {Type: "network"}, {Type: "mount"}},
+		},
+	}
+	if err := adjust(spec, wanted, nil); err != nil {
+		t.Fatal(err)
+	}
+	limit, swap, reservation, swappiness := int64(10), int64(30), int64(5), uint64(7)
+	want := &specs.Spec{
+		Annotations: map[string]string{"a": "new"}, Process: &specs.Process{
+			Env: []string{"A=new", "C=1"}, IOPriority: &specs.LinuxIOPriority{Class: "IOPRIO_CLASS_BE", Priority: 3}, Scheduler: spec.Process.Scheduler,
+		},
+		Mounts: []specs.Mount{{Destination: "/kept"}, {Destination: "/new", Type: "tmpfs", Options: spec.Mounts[1].Options}},
+		Linux: &specs.Linux{
+			Sysctl: map[string]string{"kernel.a": "1"}, Namespaces: []specs.LinuxNamespace{{Type: "mount"}, {Type: "network", Path: "/n"}},
+			NetDevices: map[string]specs.LinuxNetDevice{"eth7": {Name: "eth0"}}, IntelRdt: &specs.LinuxIntelRdt{ClosID: "gold"},
+			Resources: &specs.LinuxResources{
+				Memory:         &specs.LinuxMemory{Limit: &limit, Swap: &swap, Reservation: &reservation, Swappiness: &swappiness},
+				HugepageLimits: []specs.LinuxHugepageLimit{{Pagesize: "2MB", Limit: 4}}, Unified: map[string]string{"memory.high": "9"},
+			},
+		},
+	}
+	if spec.Process.Scheduler == nil || spec.Process.Scheduler.Policy != specs.SchedBatch {
+		t.Errorf("scheduler %+v", spec.Process.Scheduler)
+	}
+	if got, want := text(t, spec), text(t, want); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func text(t *testing.T, spec *specs.Spec) string {
+	t.Helper()
+	encoded, err := json.Marshal(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(encoded)
+}
+
+// The name is what the user wrote, the digest that of the reference.
+func TestImage(t *testing.T) {
+	const id, digest = "sha256:1", "sha256:2"
+	for _, test := range []struct {
+		image     *runtimeapi.ImageSpec
+		reference string
+		want      *api.Image
+	}{
+		{&runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: "r.test/bb:1"}, "r.test/bb@" + digest, &api.Image{Name: "r.test/bb:1", Digest: digest, ConfigDigest: id}},
+		{&runtimeapi.ImageSpec{Image: "r.test/bb:1"}, id, &api.Image{Name: "r.test/bb:1", ConfigDigest: id}}, // imported
+	} {
+		if got := imageOf(test.image, test.reference, id); got.String() != test.want.String() {
+			t.Errorf("got %v, want %v", got, test.want)
+		}
+	}
+}

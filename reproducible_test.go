@@ -1,0 +1,68 @@
+package minicri_test
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The helper programs in C are the same bytes wherever, whenever and in whatever
+// locale they are built: what is installed can be compared with what the source makes.
+func TestHelperProgramsAreReproducible(t *testing.T) {
+	scripts, err := exec.Command("git", "ls-files", "*/build.sh").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	built := 0
+	for _, script := range strings.Fields(string(scripts)) {
+		source, err := os.ReadFile(script)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(source), ".elf") {
+			continue
+		}
+		first := buildIn(t, filepath.Join(t.TempDir(), "a"), filepath.Dir(script), "LANG=C", "TZ=UTC")
+		second := buildIn(t, filepath.Join(t.TempDir(), "another", "directory"), filepath.Dir(script), "LANG=de_DE.UTF-8", "TZ=Asia/Tokyo", "CFLAGS=-O0 -g", "LDFLAGS=-g")
+		if !bytes.Equal(first, second) {
+			t.Errorf("%s makes %d bytes and %d other ones", script, len(first), len(second))
+		}
+		built++
+	}
+	if built == 0 {
+		t.Error("there is no helper program")
+	}
+}
+
+func buildIn(t *testing.T, dir, source string, environment ...string) []byte {
+	t.Helper()
+	if err := os.CopyFS(dir, os.DirFS(source)); err != nil {
+		t.Fatal(err)
+	}
+	old, err := filepath.Glob(filepath.Join(dir, "*.elf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, elf := range old {
+		if err := os.Remove(elf); err != nil {
+			t.Fatal(err)
+		}
+	}
+	build := exec.Command("sh", filepath.Join(dir, "build.sh"))
+	build.Env = append(os.Environ(), environment...)
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v: %s", build, err, out)
+	}
+	made, err := filepath.Glob(filepath.Join(dir, "*.elf"))
+	if err != nil || len(made) != 1 {
+		t.Fatalf("%s makes %v: %v", source, made, err)
+	}
+	data, err := os.ReadFile(made[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}

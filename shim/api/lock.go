@@ -1,0 +1,70 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrLocked says that another process has the lock of a directory.
+var ErrLocked = errors.New("another process has the lock")
+
+// Lock makes this process the one that serves a directory, until it ends or closes
+// the file. It is a record lock (F_SETLK of fcntl(2)): a child has none, whatever
+// descriptors it has. The file says the pid, for people who look. No other part of the
+// process may open it: the lock ends with the first descriptor that is closed.
+func Lock(dir string) (*os.File, error) {
+	lock, err := os.OpenFile(filepath.Join(dir, LockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	err = unix.FcntlFlock(lock.Fd(), unix.F_SETLK, wholeFile())
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
+		holder, holderErr := holderOf(lock)
+		return nil, errors.Join(fmt.Errorf("lock %s: process %d serves it: %w", dir, holder, ErrLocked), holderErr, lock.Close())
+	}
+	if err == nil {
+		err = lock.Truncate(0)
+	}
+	if err == nil {
+		_, err = lock.WriteString(strconv.Itoa(os.Getpid()) + "\n")
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), lock.Close())
+	}
+	return lock, nil
+}
+
+// LockHolder returns the pid of the process that has the lock of a directory, 0 if none
+// has.
+func LockHolder(dir string) (pid int, err error) {
+	lock, err := os.Open(filepath.Join(dir, LockFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer lock.Close()
+	return holderOf(lock)
+}
+
+func holderOf(lock *os.File) (pid int, err error) {
+	asked := wholeFile()
+	if err := unix.FcntlFlock(lock.Fd(), unix.F_GETLK, asked); err != nil {
+		return 0, fmt.Errorf("find the process that has locked %s: %w", lock.Name(), err)
+	}
+	if asked.Type == unix.F_UNLCK {
+		return 0, nil
+	}
+	return int(asked.Pid), nil
+}
+
+func wholeFile() *unix.Flock_t {
+	return &unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
+}

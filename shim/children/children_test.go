@@ -1,0 +1,118 @@
+package children
+
+import (
+	"context"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func run(t *testing.T) *Children {
+	t.Helper()
+	c, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		c.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-over
+	})
+	return c
+}
+
+// shell starts a shell with its output in a pipe.
+func shell(t *testing.T, c *Children, script string) (*Child, *os.File) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	child, err := c.Start(func() (int, error) {
+		return syscall.ForkExec("/bin/sh", []string{"sh", "-c", script}, &syscall.ProcAttr{Files: []uintptr{0, w.Fd(), 2}})
+	})
+	_ = w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return child, r
+}
+
+func TestStatusOfAChild(t *testing.T) {
+	c := run(t)
+	for code := range 20 {
+		child, _ := shell(t, c, "exit "+strconv.Itoa(code))
+		if status := child.Wait(); status.ExitStatus() != code {
+			t.Fatalf("status %v, want exit code %d", status, code)
+		}
+	}
+}
+
+// A process that a child of ours has made, and that ends before its parent does.
+func TestOwnedBeforeItsParentEnds(t *testing.T) {
+	c := run(t)
+	parent, out := shell(t, c, `sh -c 'sleep 0.1; exit 7' & echo $!; exec sleep 1000`)
+	line := make([]byte, 32)
+	n, err := out.Read(line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(line[:n])))
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := make(chan string, 1)
+	child, err := c.Own(pid, func() {
+		stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+		seen <- string(stat)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Own(pid, nil); err == nil {
+		t.Error("a second owner")
+	}
+	select {
+	case <-child.Exited():
+		t.Fatal("reaped while its parent lives")
+	case <-time.After(300 * time.Millisecond):
+	}
+	if err := syscall.Kill(parent.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if status := child.Wait(); status.ExitStatus() != 7 {
+		t.Errorf("status %v, want exit code 7", status)
+	}
+	if stat := <-seen; !strings.Contains(stat, ") Z ") {
+		t.Errorf("before it was reaped it was %q, no zombie", stat)
+	}
+}
+
+// Orphans are reaped, also beside a child that nobody waits for.
+func TestOrphansAreReaped(t *testing.T) {
+	c := run(t)
+	_, _ = shell(t, c, "exit 1")
+	_, out := shell(t, c, `(sleep 0.1; exit 3) & echo $!`)
+	line := make([]byte, 32)
+	n, err := out.Read(line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat("/proc/" + strings.TrimSpace(string(line[:n]))); os.IsNotExist(err) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the orphan is not reaped")
+		}
+	}
+}

@@ -1,0 +1,333 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/profiles/seccomp"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// execVariants are what clients, and the containers that they ask for, have.
+var execVariants = map[string]func(*specs.Process){
+	"as root": func(*specs.Process) {},
+	"by PATH, as a user of /etc/passwd": func(p *specs.Process) {
+		p.Args = []string{"pause", "with", "arguments"}
+		p.User = specs.User{UID: 1234, GID: 5678, AdditionalGids: []uint32{7, 8, 100000}}
+	},
+	"as a user whom /etc/passwd does not have": func(p *specs.Process) { p.User = specs.User{UID: 99, GID: 99} },
+	"the last variable of a name counts": func(p *specs.Process) {
+		p.Env = append(p.Env, "A=1", "HOME=/tmp", "A=2", "B=\"x y\"", "HOME=", "EMPTY=")
+	},
+	"a directory and limits": func(p *specs.Process) {
+		p.Cwd = "/work/link"
+		p.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 100, Hard: 200}, {Type: "RLIMIT_CORE"}}
+	},
+	"capabilities": func(p *specs.Process) {
+		set := []string{"CAP_CHOWN", "CAP_NET_BIND_SERVICE", "CAP_SYS_PTRACE", "CAP_BPF"}
+		p.Capabilities = &specs.LinuxCapabilities{Bounding: set, Effective: set[:2], Permitted: set[:3]}
+	},
+	"ambient capabilities of a user": func(p *specs.Process) {
+		set := []string{"CAP_NET_BIND_SERVICE"}
+		p.User = specs.User{UID: 1234, GID: 5678}
+		p.Capabilities = &specs.LinuxCapabilities{Bounding: set, Effective: set, Permitted: set, Inheritable: set, Ambient: set}
+	},
+	"the container's capabilities":  func(p *specs.Process) { p.Capabilities = nil },
+	"privileges that it may get":    func(p *specs.Process) { p.NoNewPrivileges = false },
+	"a directory only the user has": func(p *specs.Process) { p.Cwd, p.User = "/work/private", specs.User{UID: 1234, GID: 5678} },
+}
+
+// execNode is a node with a container whose image has a little more than pause.
+func execNode(t *testing.T, change func(*specs.Spec)) (*node, *containerOf) {
+	t.Helper()
+	n := newNode(t)
+	err := errors.Join(
+		os.MkdirAll(n.rootfs+"/etc", 0o755), os.MkdirAll(n.rootfs+"/work/real", 0o755), os.MkdirAll(n.rootfs+"/bin/pause", 0o755),
+		os.Mkdir(n.rootfs+"/work/private", 0o700), os.Chown(n.rootfs+"/work/private", 1234, 5678),
+		os.Symlink("real", n.rootfs+"/work/link"),
+		os.WriteFile(n.rootfs+"/etc/passwd", []byte("root:x:0:0:root:/root:/bin/sh\napp:x:1234:5678::/home/app:/bin/sh\n"), 0o644),
+		os.WriteFile(n.rootfs+"/text", []byte("no program"), 0o755),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n, n.container(t, "exec"+strconv.Itoa(os.Getpid()), change)
+}
+
+// containerOf is a container that libcontainer has made.
+type containerOf struct {
+	node *node
+	id   string
+	spec *specs.Spec
+	pid  int
+	init *os.File
+}
+
+func (n *node) container(t *testing.T, id string, change func(*specs.Spec)) *containerOf {
+	t.Helper()
+	c := &containerOf{node: n, id: id, spec: n.spec(id)}
+	change(c.spec)
+	c.pid = n.create(t, id, c.spec)
+	fd, err := unix.PidfdOpen(c.pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.init = os.NewFile(uintptr(fd), "pidfd")
+	t.Cleanup(func() { _ = c.init.Close() })
+	rests(t, c.pid, c.spec.Process.Args)
+	return c
+}
+
+// cgroups are those of the container's first process, by controller.
+func (c *containerOf) cgroups(t *testing.T) map[string]string {
+	t.Helper()
+	found := make(map[string]string)
+	for line := range strings.Lines(read(fmt.Sprintf("/proc/%d/cgroup", c.pid))) {
+		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
+		controllers, path, _ := strings.Cut(rest, ":")
+		dir := filepath.Join("/sys/fs/cgroup", strings.TrimPrefix(controllers, "name="), path)
+		if _, err := os.Stat("/sys/fs/cgroup/unified"); err == nil && controllers == "" {
+			dir = filepath.Join("/sys/fs/cgroup/unified", path)
+		}
+		if path == "/" || !strings.Contains(path, strings.TrimSuffix(c.node.parent, ".slice")) {
+			continue // of a hierarchy that libcontainer leaves alone
+		}
+		if _, err := os.Stat(dir); err != nil {
+			t.Fatal(err)
+		}
+		found[controllers] = dir
+	}
+	return found
+}
+
+func execProcess() *specs.Process {
+	return &specs.Process{
+		Args: []string{"/pause"}, Cwd: "/", NoNewPrivileges: true, Capabilities: &specs.LinuxCapabilities{},
+		Env: []string{"PATH=/nowhere:/bin:/"},
+	}
+}
+
+// exec launches a process in the container.
+func (c *containerOf) exec(t *testing.T, ctx context.Context, p *specs.Process, change ...func(*Exec)) (*Launched, error) {
+	t.Helper()
+	if why := ExecNeedsStarter(c.spec, p); why != "" {
+		t.Fatalf("it is not launched: %s", why)
+	}
+	none, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer none.Close()
+	e := Exec{ID: c.id, Init: c.init, Spec: c.spec, Process: p, Streams: [3]*os.File{nil, none, none}, Cgroups: c.cgroups(t)}
+	for _, change := range change {
+		change(&e)
+	}
+	return c.node.Exec(ctx, e)
+}
+
+// An exec that is launched cannot be told from one that libcontainer's init became.
+func TestLaunchedExecIsWhatInitBecomes(t *testing.T) {
+	containers := map[string]func(*specs.Spec){
+		"namespaces of its own": func(*specs.Spec) {},
+		"the node's processes":  variants["the node's processes"],
+		"a network, and no seccomp": func(s *specs.Spec) {
+			variants["a network namespace"](s)
+			s.Linux.Seccomp = nil
+		},
+		"the default profile": func(s *specs.Spec) { s.Linux.Seccomp = defaultProfile(t, s) },
+		"a cgroup namespace": func(s *specs.Spec) {
+			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.CgroupNamespace})
+		},
+		"the network of the node by its path, a umask": func(s *specs.Spec) {
+			umask := uint32(0o027)
+			s.Process.User.Umask = &umask
+		},
+	}
+	for name, change := range containers {
+		t.Run(name, func(t *testing.T) {
+			_, c := execNode(t, change)
+			for variant, change := range execVariants {
+				t.Run(variant, func(t *testing.T) {
+					p := execProcess()
+					change(p)
+					if !p.NoNewPrivileges && c.spec.Linux.Seccomp != nil && len(c.spec.Linux.Seccomp.Architectures) == 0 {
+						return // that filter does not allow what drops the privileges
+					}
+					want := c.lookInit(t, p)
+					got := c.lookExec(t, p)
+					if name == "the default profile" { // in any order of architectures: see filter_test.go
+						delete(got, "seccomp")
+						delete(want, "seccomp")
+					}
+					compare(t, got, want)
+				})
+			}
+		})
+	}
+}
+
+// defaultProfile is what the kubelet's RuntimeDefault is here.
+func defaultProfile(t *testing.T, s *specs.Spec) *specs.LinuxSeccomp {
+	t.Helper()
+	profile, err := seccomp.GetDefaultProfile(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return profile
+}
+
+func (c *containerOf) lookInit(t *testing.T, p *specs.Process) map[string]string {
+	t.Helper()
+	output := filepath.Join(t.TempDir(), "output")
+	pid, err := c.node.ask(t, request{Do: "exec", ID: c.id, Process: p, Output: output})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+		gone(t, pid)
+	}()
+	return c.look(t, pid, p, output)
+}
+
+func (c *containerOf) lookExec(t *testing.T, p *specs.Process) map[string]string {
+	t.Helper()
+	output, err := os.Create(filepath.Join(t.TempDir(), "output"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer output.Close()
+	l, err := c.exec(t, t.Context(), p, func(e *Exec) { e.Streams[1] = output })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.node.end(t, l)
+	return c.look(t, l.Child.PID, p, output.Name())
+}
+
+func (c *containerOf) look(t *testing.T, pid int, p *specs.Process, output string) map[string]string {
+	t.Helper()
+	rests(t, pid, p.Args)
+	seen := seenOf(t, pid, c.id)
+	var stat syscall.Stat_t
+	if err := syscall.Stat(output, &stat); err != nil {
+		t.Fatal(err)
+	}
+	seen["owner of the output"] = fmt.Sprint(stat.Uid, stat.Gid)
+	return seen
+}
+
+// What cannot be started is refused in the words of libcontainer, which users know, and
+// nothing of it is left.
+func TestExecThatCannotBeLaunched(t *testing.T) {
+	_, c := execNode(t, func(*specs.Spec) {})
+	for words, change := range map[string]func(*specs.Process){
+		`exec: "/no/such/program": stat /no/such/program: no such file or directory`:               func(p *specs.Process) { p.Args = []string{"/no/such/program"} },
+		`exec: "no-such-program": executable file not found in $PATH`:                              func(p *specs.Process) { p.Args = []string{"no-such-program"} },
+		`exec: "/etc/passwd": permission denied`:                                                   func(p *specs.Process) { p.Args = []string{"/etc/passwd"} },
+		`exec: "/etc": is a directory`:                                                             func(p *specs.Process) { p.Args = []string{"/etc"} },
+		`chdir to cwd ("/no/such/directory") set in config.json failed: no such file or directory`: func(p *specs.Process) { p.Cwd = "/no/such/directory" },
+		"": func(p *specs.Process) { p.Args = []string{"/text"} }, // libcontainer's init says it too late for an error
+	} {
+		t.Run(words, func(t *testing.T) {
+			p := execProcess()
+			change(p)
+			_, err := c.exec(t, t.Context(), p)
+			if words == "" {
+				words = "exec /text: exec format error"
+			} else if _, byInit := c.node.ask(t, request{Do: "exec", ID: c.id, Process: p}); !strings.Contains(fmt.Sprint(byInit), words) {
+				t.Errorf("by init: %v", byInit)
+			}
+			if !strings.Contains(fmt.Sprint(err), words) || !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("launched: %v", err)
+			}
+		})
+	}
+	for words, change := range map[string]func(*specs.Process){
+		`chdir to cwd ("/proc/self/fd/3")`: func(p *specs.Process) { p.Cwd = "/proc/self/fd/3" },
+		`chdir to cwd ("/proc/1/root")`:    func(p *specs.Process) { p.Cwd = "/proc/1/root" },
+		"set RLIMIT_CORE":                  func(p *specs.Process) { p.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_CORE", Soft: 2, Hard: 1}} },
+	} {
+		p := execProcess()
+		change(p)
+		if _, err := c.exec(t, t.Context(), p); !strings.Contains(fmt.Sprint(err), words) {
+			t.Errorf("%s: %v", words, err)
+		}
+	}
+	p := execProcess()
+	p.Env = []string{"NAME"}
+	if _, err := c.exec(t, t.Context(), p); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "NAME") {
+		t.Errorf("a variable without a value: %v", err)
+	}
+	nothingLeft(t, c.pid)
+}
+
+// The node's /dev/null is no container's: it could change its mode (CVE-like finding 4 of
+// the security review). Without streams an exec has those of its container.
+func TestExecWithoutStreams(t *testing.T) {
+	_, c := execNode(t, func(s *specs.Spec) {
+		s.Mounts[1].Options = []string{"bind", "nosuid", "noexec"}
+		own := s.Mounts[1].Source + "/null"
+		if err := errors.Join(unix.Mknod(own, unix.S_IFCHR, int(unix.Mkdev(1, 3))), os.Chmod(own, 0o666)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	for _, user := range []uint32{0, 1234} {
+		p := execProcess()
+		p.User.UID = user
+		l, err := c.exec(t, t.Context(), p, func(e *Exec) { e.Streams = [3]*os.File{} })
+		if err != nil {
+			t.Fatal(err)
+		}
+		rests(t, l.Child.PID, p.Args)
+		node, err := os.Stat(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for number := range 3 {
+			its, err := os.Stat(fmt.Sprintf("/proc/%d/fd/%d", l.Child.PID, number))
+			if err != nil || os.SameFile(its, node) || number > 0 && its.Mode()&os.ModeCharDevice == 0 {
+				t.Errorf("stream %d is %v, %v", number, its, err)
+			}
+		}
+		c.node.end(t, l)
+	}
+	own := c.spec.Mounts[1].Source + "/null"
+	if err := errors.Join(os.Remove(own), unix.Mkfifo(own, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := c.exec(t, t.Context(), execProcess(), func(e *Exec) { e.Streams = [3]*os.File{} })
+	if !strings.Contains(fmt.Sprint(err), "open /dev/null: no such device or address") {
+		t.Errorf("with a fifo as its /dev/null: %v", err)
+	}
+}
+
+// A profile is compiled once.
+func TestFiltersAreKept(t *testing.T) {
+	var f filters
+	first, err := f.of(allowing("write"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := f.of(allowing("write"))
+	if err != nil || &first.program[0] != &again.program[0] {
+		t.Errorf("compiled again: %v", err)
+	}
+	for i := range 2 * mostFilters {
+		if _, err := f.of(allowing("write", "x"+strconv.Itoa(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(f.compiled) > mostFilters {
+		t.Errorf("%d are kept", len(f.compiled))
+	}
+}

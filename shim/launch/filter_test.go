@@ -1,0 +1,95 @@
+package launch
+
+import (
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// profiles are of all kinds. What is compared allows what libcontainer's init does.
+func profiles(t *testing.T, s *specs.Spec) map[string]*specs.LinuxSeccomp {
+	errno := uint(unix.EPERM)
+	enosys := uint(unix.ENOSYS)
+	byArgument := allowing(initCalls...)
+	byArgument.Architectures = []specs.Arch{specs.ArchX86_64}
+	byArgument.Syscalls = append(byArgument.Syscalls,
+		specs.LinuxSyscall{Names: []string{"personality", "no_such_call"}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{{Index: 0, Value: 8, Op: specs.OpEqualTo}}},
+		specs.LinuxSyscall{Names: []string{"clone"}, Action: specs.ActErrno, ErrnoRet: &enosys, Args: []specs.LinuxSeccompArg{
+			{Index: 0, Value: 0x7e020000, ValueTwo: 0x10000000, Op: specs.OpMaskedEqual}, {Index: 1, Value: 1, Op: specs.OpNotEqual},
+		}},
+		specs.LinuxSyscall{Names: []string{"socket"}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{
+			{Index: 0, Value: 1, Op: specs.OpEqualTo}, {Index: 0, Value: 2, Op: specs.OpGreaterThan}, {Index: 0, Value: 9, Op: specs.OpLessEqual},
+		}},
+	)
+	small := &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{
+		{Names: []string{"reboot"}, Action: specs.ActKillProcess},
+		{Names: []string{"kexec_load"}, Action: specs.ActKill},
+		{Names: []string{"acct"}, Action: specs.ActTrap},
+		{Names: []string{"swapon"}, Action: specs.ActErrno},
+		{Names: []string{"swapoff"}, Action: specs.ActTrace, ErrnoRet: &errno},
+	}, Flags: []specs.LinuxSeccompFlag{specs.LinuxSeccompFlagLog}}
+	return map[string]*specs.LinuxSeccomp{
+		"a list":                 allowing(initCalls...),
+		"arguments":              byArgument,
+		"what is refused":        small,
+		"a log":                  {DefaultAction: specs.ActLog},
+		"the default profile":    defaultProfile(t, s),
+		"x32 too":                {DefaultAction: specs.ActErrno, DefaultErrnoRet: &enosys, Architectures: []specs.Arch{specs.ArchX86_64, specs.ArchX32}, Syscalls: byArgument.Syscalls, Flags: []specs.LinuxSeccompFlag{}},
+		"another machine's also": {DefaultAction: specs.ActKillThread, Architectures: []specs.Arch{specs.ArchX86}, Syscalls: byArgument.Syscalls},
+	}
+}
+
+// The kernel has, byte for byte, the filter of libcontainer's init. That writes what it has
+// for more than one architecture in a random order.
+func TestFilterIsWhatInitLoads(t *testing.T) {
+	n := newNode(t)
+	for name, profile := range profiles(t, n.spec("any")) {
+		t.Run(name, func(t *testing.T) {
+			c := n.container(t, "filtered", func(s *specs.Spec) { s.Linux.Seccomp = profile })
+			l, err := c.exec(t, t.Context(), execProcess())
+			if err != nil {
+				t.Fatal(err)
+			}
+			rests(t, l.Child.PID, []string{"/pause"})
+			got := seccompOf(t, l.Child.PID)
+			n.end(t, l)
+			const tries = 50 // one of four is in our order
+			for range tries {
+				want := c.lookInit(t, execProcess())["seccomp"]
+				if got == want {
+					return
+				}
+				if len(profile.Architectures) == 0 {
+					t.Fatalf("launched: %s\nby init:  %s", got, want)
+				}
+			}
+			t.Errorf("never the same as %s", got)
+		})
+	}
+}
+
+// What cannot be compiled is an error, and what needs another process is libcontainer's.
+func TestProfileThatCannotBeCompiled(t *testing.T) {
+	for name, profile := range map[string]*specs.LinuxSeccomp{
+		"an unknown action":       {DefaultAction: "SCMP_ACT_DANCE"},
+		"one of a call":           {DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{Names: []string{"read"}, Action: "SCMP_ACT_DANCE"}}},
+		"an unknown architecture": {DefaultAction: specs.ActErrno, Architectures: []specs.Arch{"SCMP_ARCH_PDP11"}},
+		"one of another order":    {DefaultAction: specs.ActErrno, Architectures: []specs.Arch{specs.ArchS390X}},
+		"an unknown flag":         {DefaultAction: specs.ActErrno, Flags: []specs.LinuxSeccompFlag{"FLAG"}},
+		"an unknown operator": {DefaultAction: specs.ActErrno, Syscalls: []specs.LinuxSyscall{
+			{Names: []string{"read"}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{{Op: "SCMP_CMP_ODD"}}},
+		}},
+		"an argument that no call has": {DefaultAction: specs.ActErrno, Syscalls: []specs.LinuxSyscall{
+			{Names: []string{"read"}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{{Index: 6, Op: specs.OpEqualTo}}},
+		}},
+	} {
+		if _, err := new(filters).of(profile); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	ask := &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{Names: []string{"mount"}, Action: specs.ActNotify}}}
+	if filterNeedsStarter(ask) == "" {
+		t.Error("a filter that asks another process is launched")
+	}
+}

@@ -1,0 +1,182 @@
+package launch
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// variants are what pods ask for of their pause.
+var variants = map[string]func(*specs.Spec){
+	"a plain pod": func(*specs.Spec) {},
+	"its own host name and parameters": func(s *specs.Spec) {
+		s.Hostname = "web-0"
+		s.Linux.Sysctl = map[string]string{"kernel.shm_rmid_forced": "1", "kernel.msgmax": "4711"}
+	},
+	"a network namespace": func(s *specs.Spec) {
+		s.Linux.Namespaces = append(s.Linux.Namespaces, joined(specs.NetworkNamespace, "net"))
+	},
+	"the node's processes":   func(s *specs.Spec) { withoutNamespace(s, specs.PIDNamespace) },
+	"only mounts of its own": func(s *specs.Spec) { s.Linux.Namespaces = s.Linux.Namespaces[:1] },
+	"a user and groups": func(s *specs.Spec) {
+		s.Process.User = specs.User{UID: 1234, GID: 5678, AdditionalGids: []uint32{7, 8, 100000}}
+	},
+	"no filter":           func(s *specs.Spec) { s.Linux.Seccomp = nil },
+	"flags of the filter": func(s *specs.Spec) { s.Linux.Seccomp.Flags = []specs.LinuxSeccompFlag{} },
+	"memory and processes": func(s *specs.Spec) {
+		limit, pids := int64(64<<20), int64(10)
+		s.Linux.Resources.Memory = &specs.LinuxMemory{Limit: &limit}
+		s.Linux.Resources.Pids = &specs.LinuxPids{Limit: &pids}
+	},
+}
+
+// A pause that is launched cannot be told from one that libcontainer's init became.
+func TestLaunchedIsWhatInitBecomes(t *testing.T) {
+	n, number := newNode(t), 0
+	for name, change := range variants {
+		t.Run(name, func(t *testing.T) {
+			number++
+			want := n.lookInit(t, fmt.Sprintf("byinit%02d", number), change)
+			got := n.lookPause(t, fmt.Sprintf("launched%02d", number), change)
+			compare(t, got, want)
+		})
+	}
+}
+
+func compare(t *testing.T, got, want map[string]string) {
+	t.Helper()
+	for key := range want {
+		if got[key] != want[key] {
+			t.Errorf("%s:\n--- launched\n%s\n--- by init\n%s", key, got[key], want[key])
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("%d facts, want %d", len(got), len(want))
+	}
+}
+
+func (n *node) lookInit(t *testing.T, id string, change func(*specs.Spec)) map[string]string {
+	t.Helper()
+	spec := n.spec(id)
+	change(spec)
+	pid := n.create(t, id, spec)
+	rests(t, pid, spec.Process.Args)
+	return seenOf(t, pid, id)
+}
+
+// create makes a container by libcontainer, which ends with the test.
+func (n *node) create(t *testing.T, id string, spec *specs.Spec) (pid int) {
+	t.Helper()
+	pid, err := n.ask(t, request{Do: "create", ID: id, Spec: spec})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+		gone(t, pid)
+		if _, err := n.ask(t, request{Do: "delete", ID: id}); err != nil {
+			t.Error(err)
+		}
+	})
+	return pid
+}
+
+func (n *node) lookPause(t *testing.T, id string, change func(*specs.Spec)) map[string]string {
+	t.Helper()
+	spec := n.spec(id)
+	change(spec)
+	if why := PauseNeedsStarter(spec, [3]*os.File{}, false); why != "" {
+		t.Fatalf("it is not launched: %s", why)
+	}
+	p, err := n.pause(t, id, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.end(t, p)
+	if strings.Contains(read(fmt.Sprintf("/proc/%d/cmdline", p.Child.PID)), "/pause") {
+		t.Error("it does not wait at the barrier")
+	}
+	if _, err := os.ReadFile(n.fifo(id)); err != nil {
+		t.Fatal(err)
+	}
+	rests(t, p.Child.PID, spec.Process.Args)
+	return seenOf(t, p.Child.PID, id)
+}
+
+func (n *node) fifo(id string) string { return filepath.Join(n.dir, id, FIFOFile) }
+
+func (n *node) pause(t *testing.T, id string, spec *specs.Spec) (*Launched, error) {
+	t.Helper()
+	dir := filepath.Dir(n.fifo(id))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return n.Pause(t.Context(), Pause{ID: id, Dir: dir, Spec: spec, SystemdCgroup: bySystemd()})
+}
+
+// end ends what was launched, and removes its cgroups.
+func (n *node) end(t *testing.T, l *Launched) {
+	t.Helper()
+	if err := unix.PidfdSendSignal(int(l.Pidfd.Fd()), unix.SIGKILL, nil, 0); err != nil {
+		t.Error(err)
+	}
+	if status := l.Child.Wait(); status.Signal() != unix.SIGKILL {
+		t.Errorf("it ended with %v", status)
+	}
+	if err := l.Pidfd.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, dir := range l.Cgroups {
+		if err := os.Remove(dir); err != nil && !os.IsNotExist(err) {
+			t.Error(err)
+		}
+	}
+}
+
+// What fails is named, is the container's fault, and leaves nothing.
+func TestPauseThatFails(t *testing.T) {
+	n := newNode(t)
+	for words, change := range map[string]func(*specs.Spec){
+		"/absent": func(s *specs.Spec) { s.Process.Args = []string{"/absent"} },
+		"msgmax":  func(s *specs.Spec) { s.Linux.Sysctl = map[string]string{"kernel.msgmax": "words"} },
+		"/nodir":  func(s *specs.Spec) { s.Mounts[1].Destination = "/nodir" },
+	} {
+		spec := n.spec("failing0")
+		change(spec)
+		_, err := n.pause(t, "failing0", spec)
+		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(fmt.Sprint(err), words) {
+			t.Errorf("%s: %v", words, err)
+		}
+		if _, err := os.Stat(n.fifo("failing0")); !os.IsNotExist(err) || len(n.leftCgroups()) > 0 {
+			t.Errorf("%s: left are %v, %v", words, err, n.leftCgroups())
+		}
+		nothingLeft(t)
+	}
+}
+
+// A launch ends with its context, and leaves nothing.
+func TestPauseThatIsGivenUp(t *testing.T) {
+	n := newNode(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	dir := filepath.Dir(n.fifo("given-up"))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	_, err := n.Pause(ctx, Pause{ID: "given-up", Dir: dir, Spec: n.spec("given-up"), SystemdCgroup: bySystemd()})
+	if !strings.Contains(fmt.Sprint(err), "waiting for its first process") || !strings.Contains(fmt.Sprint(err), context.Canceled.Error()) {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Stat(n.fifo("given-up")); !os.IsNotExist(err) || len(n.leftCgroups()) > 0 {
+		t.Errorf("left are %v, %v", err, n.leftCgroups())
+	}
+	nothingLeft(t)
+}

@@ -1,0 +1,175 @@
+package starter
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// Verb is what a starter does.
+type Verb string
+
+// The verbs. Those that make a process answer its pid.
+const (
+	Create Verb = "create" // makes a container whose init waits at the exec barrier
+	Exec   Verb = "exec"   // starts a further process
+	Start  Verb = "start"  // a program opens the barrier; libcontainer's containers have their poststart hooks run
+	Update Verb = "update" // sets resources, all or none
+	Delete Verb = "delete" // ends what is left and removes it, then runs poststop hooks
+)
+
+// Request is what a starter is to do, for one container.
+type Request struct {
+	Verb          Verb              `json:"verb"`
+	ID            string            `json:"id"`
+	Bundle        string            `json:"bundle"`            // directory of config.json
+	Root          string            `json:"root"`              // of the engine's states
+	Program       []string          `json:"program,omitempty"` // with runc's command line, and its global flags; none for libcontainer
+	SystemdCgroup bool              `json:"systemd_cgroup,omitempty"`
+	CgroupsPath   string            `json:"cgroups_path"`       // the spec's linux.cgroupsPath
+	Cgroups       map[string]string `json:"cgroups,omitempty"`  // the container's, by controller, "" for version 2; not of Create
+	InitPID       int               `json:"init_pid,omitempty"` // of Start
+
+	// Of Create and Exec: which of stdin, stdout and stderr are among the descriptors, or
+	// a terminal, whose master is sent over the descriptor.
+	Streams  [3]bool `json:"streams,omitempty"`
+	Terminal bool    `json:"terminal,omitempty"`
+
+	Process    json.RawMessage `json:"process,omitempty"`     // of Exec: specs.Process
+	ExecCgroup ExecCgroup      `json:"exec_cgroup,omitempty"` // of Exec
+
+	Resources   json.RawMessage `json:"resources,omitempty"` // of Update: specs.LinuxResources
+	OOMScoreAdj *int            `json:"oom_score_adj,omitempty"`
+}
+
+// ExecCgroup is the cgroup of an exec, below that of its container; none if Sub is "".
+type ExecCgroup struct {
+	Controller string `json:"controller,omitempty"` // "" for version 2
+	Sub        string `json:"sub,omitempty"`
+	Form       string `json:"form,omitempty"` // how the program takes it, see Answer
+}
+
+// Answer is what a starter has done.
+type Answer struct {
+	PID     int               `json:"pid,omitempty"`
+	Cgroups map[string]string `json:"cgroups,omitempty"` // of Create
+	// ExecCgroups, of Create, is how the program takes the cgroup of an exec, "" if not
+	// at all.
+	ExecCgroups string `json:"exec_cgroups,omitempty"`
+	Error       string `json:"error,omitempty"`
+	Kind        string `json:"kind,omitempty"` // of the error, see kinds
+}
+
+// kinds are the kinds of errors that callers tell apart.
+var kinds = map[string]error{
+	"failed precondition": errdefs.ErrFailedPrecondition,
+	"invalid argument":    errdefs.ErrInvalidArgument,
+	"not found":           errdefs.ErrNotFound,
+	"unavailable":         errdefs.ErrUnavailable,
+	"deadline exceeded":   context.DeadlineExceeded,
+}
+
+// Failed is the answer that says err.
+func Failed(err error) Answer {
+	answer := Answer{Error: err.Error()}
+	for name, kind := range kinds {
+		if errors.Is(err, kind) {
+			answer.Kind = name
+		}
+	}
+	return answer
+}
+
+// Err is the error of an answer, nil for none.
+func (a Answer) Err() error {
+	if a.Error == "" {
+		return nil
+	}
+	return &failure{text: a.Error, kind: kinds[a.Kind]}
+}
+
+// failure is an error of another process; its text names its kind already.
+type failure struct {
+	text string
+	kind error
+}
+
+func (f *failure) Error() string { return f.text }
+func (f *failure) Unwrap() error { return f.kind }
+
+// maxMessage bounds a message: the arguments and the environment of an exec, above all,
+// of which the kernel takes 6 MiB (execve(2)).
+const maxMessage = 32 << 20
+
+// send writes a message: its length, with the descriptors, and JSON.
+func send(conn *net.UnixConn, message any, files []*os.File) error {
+	content, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	if len(content) > maxMessage {
+		return fmt.Errorf("a message of %d bytes is too long: %w", len(content), errdefs.ErrInvalidArgument)
+	}
+	var rights []byte
+	if len(files) > 0 {
+		fds := make([]int, len(files))
+		for i, file := range files {
+			fds[i] = int(file.Fd())
+		}
+		rights = unix.UnixRights(fds...)
+	}
+	if _, _, err := conn.WriteMsgUnix(binary.NativeEndian.AppendUint32(nil, uint32(len(content))), rights, nil); err != nil {
+		return err
+	}
+	_, err = conn.Write(content)
+	return err
+}
+
+// maxFiles is how many descriptors a request has at most.
+const maxFiles = 4
+
+// receive reads a message into one of its type, and returns the descriptors.
+func receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
+	length, oob := make([]byte, 4), make([]byte, unix.CmsgSpace(4*maxFiles))
+	n, oobn, _, _, err := conn.ReadMsgUnix(length, oob)
+	if err != nil {
+		return nil, err
+	}
+	if n == 0 {
+		return nil, io.EOF
+	}
+	controls, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil {
+		return nil, err
+	}
+	for _, control := range controls {
+		fds, err := unix.ParseUnixRights(&control)
+		if err != nil {
+			return files, err
+		}
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			files = append(files, os.NewFile(uintptr(fd), "of the request"))
+		}
+	}
+	if _, err := io.ReadFull(conn, length[n:]); err != nil {
+		return files, err
+	}
+	size := binary.NativeEndian.Uint32(length)
+	if size > maxMessage {
+		return files, fmt.Errorf("a message of %d bytes is too long", size)
+	}
+	content := make([]byte, size)
+	if _, err := io.ReadFull(conn, content); err != nil {
+		return files, err
+	}
+	return files, json.Unmarshal(content, message)
+}

@@ -1,0 +1,31 @@
+package stream
+
+import (
+	"fmt"
+	"testing"
+
+	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+)
+
+func TestLastSize(t *testing.T) {
+	for text, want := range map[string]struct {
+		size *remotecommand.TerminalSize
+		rest string
+	}{
+		``:                                {nil, ""},
+		`{"Width":80,"Height":24}` + "\n": {&remotecommand.TerminalSize{Width: 80, Height: 24}, "\n"},
+		`{"Width":1,"Height":2}{"Width":3,"Height":4`: {&remotecommand.TerminalSize{Width: 1, Height: 2}, `{"Width":3,"Height":4`},
+		`"Height":9}{"Width":3,"Height":4}`:           {&remotecommand.TerminalSize{Width: 3, Height: 4}, ""},
+		`no size}`:                                    {nil, ""},
+		`{"Width":"wide"}{`:                           {nil, "{"},
+		`{"Width":70000}`:                             {nil, ""},
+	} {
+		size, rest := lastSize([]byte(text))
+		if fmt.Sprint(size) != fmt.Sprint(want.size) || string(rest) != want.rest {
+			t.Errorf("%q: %v and %q, want %v and %q", text, size, rest, want.size, want.rest)
+		}
+	}
+	if _, rest := lastSize(make([]byte, 1<<20)); len(rest) != largestSize {
+		t.Errorf("%d bytes are kept", len(rest))
+	}
+}

@@ -1,0 +1,196 @@
+package container
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/shim/client"
+	"github.com/minicri/minicri/test/harness"
+)
+
+// anotherShim is the node's shim with a byte more: another build of it.
+func anotherShim(t *testing.T, n *harness.Node, mark byte) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(n.Binaries(), "minicri-shim"))
+	check(t, err)
+	path := filepath.Join(t.TempDir(), "minicri-shim")
+	check(t, os.WriteFile(path, append(content, mark), 0o755))
+	return path
+}
+
+// useBuild kills the daemon and starts one with another build of the shim.
+func useBuild(t *testing.T, n *harness.Node, mark byte) {
+	t.Helper()
+	n.Kill()
+	n.SetFlags("--shim", anotherShim(t, n, mark))
+	n.Start()
+}
+
+// useFirstBuild goes back to the build that the node began with, whose end is compared with
+// its beginning.
+func useFirstBuild(n *harness.Node) {
+	n.Kill()
+	n.SetFlags("--shim", filepath.Join(n.Binaries(), "minicri-shim"))
+	n.Start()
+}
+
+// built is a pod of one build: containers of all kinds.
+type built struct {
+	runs
+	dir             string // of its supervisor
+	terminal, stdin string
+}
+
+func startBuilt(t *testing.T, n *harness.Node, i int) built {
+	t.Helper()
+	before := supervisorDirs(t, n)
+	b := built{runs: startRuns(t, n, i), dir: before[0]}
+	const echo = "while read line; do echo got $line; done"
+	b.stdin = b.run("stdin", echo, func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
+	b.terminal = b.run("terminal", echo, func(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true })
+	for _, dir := range before {
+		if _, err := os.Stat(filepath.Join(dir, "records", b.id+".json")); err == nil {
+			b.dir = dir
+		}
+	}
+	return b
+}
+
+// talk writes a line to a container and reads what it answers.
+func (b built) talk(t *testing.T, id, word string) {
+	t.Helper()
+	c, err := client.Connect(limited(t), b.dir)
+	check(t, err)
+	defer c.Close()
+	output, err := c.Stream(limited(t), id, "", api.Stdout)
+	check(t, err)
+	defer output.Close()
+	input, err := c.Stream(limited(t), id, "", api.Stdin)
+	check(t, err)
+	defer input.Close()
+	_, err = fmt.Fprintln(input, word)
+	check(t, err)
+	for lines := bufio.NewScanner(output); lines.Scan(); {
+		if strings.Contains(lines.Text(), "got "+word) {
+			return
+		}
+	}
+	t.Errorf("container %s does not answer %q", id, word)
+}
+
+// Supervisors of three builds serve beside each other, also when the daemon is killed, and
+// each ends with its last pod.
+func TestSupervisorsOfThreeBuilds(t *testing.T) {
+	n := newNode(t)
+	var all []built
+	for i := range 3 {
+		if i > 0 {
+			useBuild(t, n, byte(i))
+		}
+		all = append(all, startBuilt(t, n, i))
+	}
+	if now := supervisorDirs(t, n); len(now) != 3 || len(shims(n)) != 3 {
+		t.Fatalf("supervisors %v in %v", shims(n), now)
+	}
+	for i, b := range all {
+		b.talk(t, b.terminal, "terminal")
+		b.talk(t, b.stdin, "stdin")
+		same(t, "exec", b.exec(b.lives, "echo hi"), "hi")
+		if i == 1 {
+			n.Kill()
+			n.Start()
+		}
+	}
+	wide, err := n.RunCommand("pods", "--wide")
+	check(t, err)
+	for _, b := range all[:2] {
+		if line := "supervisor of build " + filepath.Base(b.dir) + ", version "; !strings.Contains(wide, line) {
+			t.Errorf("%q is not in\n%s", line, wide)
+		}
+	}
+	for i, b := range all {
+		b.wantUndisturbed(t, i)
+		b.talk(t, b.terminal, "again")
+		b.talk(t, b.stdin, "again")
+		n.RemovePod(b.id)
+		if i == 2 {
+			break // its own build's stays
+		}
+		eventually(t, "the supervisor ends with its last pod", func() bool {
+			_, err := os.Stat(b.dir)
+			return os.IsNotExist(err) && len(shims(n)) == 2-i
+		})
+	}
+	useFirstBuild(n)
+}
+
+// A supervisor of another build that dies is replaced by this build's program, in its
+// place.
+func TestDeathOfAnOlderBuildsSupervisor(t *testing.T) {
+	n := newNode(t)
+	b := startRuns(t, n, 0)
+	old := shims(n)[0]
+	useBuild(t, n, 1)
+	newer := runPod(t, n, "newer")
+	id := newer.run("app", forever)
+	check(t, unix.Kill(old, unix.SIGKILL))
+	eventually(t, "a successor serves", func() bool {
+		_, err := b.tryExec(b.lives, 10, "true")
+		return err == nil
+	})
+	b.wantUndisturbed(t, 0)
+	same(t, "exec", newer.exec(id, "echo hi"), "hi")
+	n.RemovePod(b.id)
+	eventually(t, "it ends with its last pod", func() bool { return len(shims(n)) == 1 && len(supervisorDirs(t, n)) == 1 })
+	n.RemovePod(newer.id)
+	useFirstBuild(n)
+}
+
+// Pods of a build whose protocol this one does not know are listed as they were last
+// known, nothing is done to them, and it is said which build can serve them.
+func TestBuildThatIsNotKnown(t *testing.T) {
+	n := newNode(t)
+	p := runPod(t, n, "pod")
+	id := p.run("app", forever)
+	pid, dir := p.info(id).PID, supervisorDirs(t, n)[0]
+	n.Kill()
+	known, err := api.ReadAbout(dir)
+	check(t, err)
+	other := *known
+	other.Protocol, other.Version = 99, "9.9.9"
+	check(t, other.Write(dir))
+	n.SetFlags("--shim", anotherShim(t, n, 1))
+	n.Start()
+
+	if state := p.status(id).State; state != running {
+		t.Errorf("it is %v", state)
+	}
+	_, err = p.tryExec(id, 10, "true")
+	wantCode(t, err, codes.FailedPrecondition)
+	_, err = n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
+	wantCode(t, err, codes.FailedPrecondition)
+	_, err = n.Runtime.RemovePodSandbox(limited(t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
+	wantCode(t, err, codes.FailedPrecondition)
+	check(t, unix.Kill(pid, 0))
+	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{Verbose: true})
+	check(t, err)
+	checked, _ := n.RunCommand("check") // fails, because of this
+	for what, said := range map[string]string{"Status": fmt.Sprint(answer.Status.Conditions), "info": answer.Info["olderSupervisors"], "check": checked} {
+		if !strings.Contains(said, "9.9.9") || !strings.Contains(said, filepath.Base(dir)) {
+			t.Errorf("%s does not say which build can serve the pod: %s", what, said)
+		}
+	}
+	other = *known
+	check(t, other.Write(dir))
+	same(t, "exec", p.exec(id, "echo hi"), "hi")
+	useFirstBuild(n)
+}

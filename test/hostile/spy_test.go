@@ -1,0 +1,228 @@
+package hostile
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// What spies look for, by the letters of attacker.c.
+const (
+	everything = "rmufxe"
+	ofOneUser  = "mug"
+)
+
+// secret is in the supervisor's environment, which is in its memory.
+const secret = "/no/secret-of-the-node"
+
+// newSpiedNode makes a node with a file of root's that is a mount, too, and says what a
+// spy needs to know.
+func newSpiedNode(t *testing.T) (n *harness.Node, args func(kinds string) []string) {
+	t.Helper()
+	n = newAttackedNode(t, harness.Env("PATH="+os.Getenv("PATH")+":"+secret))
+	own := filepath.Join(n.Dir, "of-the-node")
+	check(t, os.WriteFile(own, []byte("secret\n"), 0o600))
+	check(t, unix.Mount(own, own, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { check(t, unix.Unmount(own, unix.MNT_DETACH)) })
+	return n, func(kinds string) []string { return []string{"spy", n.Network, own, secret, kinds} }
+}
+
+// wantNoBreach makes execs until the spy has seen a twentieth of that many processes, and
+// fails the test if it has seen of one of them what it should not have.
+func (p *tenant) wantNoBreach(id, spy string, execs int) {
+	p.t.Helper()
+	const rounds = 10 // a busy machine lets a spy see few
+	seen, breaches := 0, make(map[string]int)
+	for range rounds {
+		if seen >= execs/20 || len(breaches) > 0 {
+			break
+		}
+		p.execs(id, execs, 10, 2, false)
+		seen, breaches = p.sightings(spy)
+	}
+	p.t.Logf("the spy has looked at %d processes", seen)
+	if seen < execs/20 && len(breaches) == 0 {
+		p.t.Errorf("of %d execs the spy has seen %d: this shows nothing", rounds*execs, seen)
+	}
+	for what, times := range breaches {
+		p.t.Errorf("seen of the node, %d times: %s", times, map[string]string{
+			"r": "its files, by /proc/PID/root", "m": "its mounts, by /proc/PID/mountinfo", "u": "its sockets, by /proc/PID/net/unix",
+			"f": "what the supervisor has open, by /proc/PID/fd", "x": "a program of its own, to be written to, by /proc/PID/exe",
+			"e": "the supervisor's memory, by /proc/PID/mem and environ", "g": "cgroups outside the container's, by /proc/PID/cgroup",
+		}[what])
+	}
+}
+
+// sightings counts what a spy says in its log.
+func (p *tenant) sightings(spy string) (seen int, breaches map[string]int) {
+	breaches = make(map[string]int)
+	for line := range strings.Lines(p.log(spy)) {
+		if strings.Contains(line, " seen ") {
+			seen++
+		}
+		if _, what, is := strings.Cut(line, " breach "); is {
+			breaches[strings.TrimSpace(what)]++
+		}
+	}
+	return seen, breaches
+}
+
+// attack: what a container can see: a container in the pid namespace of another (TARGET, as kubectl debug --target makes it), with SYS_PTRACE alone, looks at root, fd, mem, environ, exe, mountinfo and net/unix of each process that comes, while 200 execs do
+// held: no file of the node, no descriptor and no memory of the supervisor, no mount and no socket of the node
+// field: runc: /proc/PID/root is the container's, too
+func TestADebuggerSeesNothingOfTheNode(t *testing.T) {
+	n, args := newSpiedNode(t)
+	p := newTenant(t, n, "debugged")
+	for _, profile := range profiles {
+		app := p.run("app-"+profile.String(), powerless(profile))
+		spy := "spy-" + profile.String()
+		p.run(spy, ofAttacker(args(everything)...), pidNamespace(runtimeapi.NamespaceMode_TARGET, app), func(c *runtimeapi.ContainerConfig) {
+			c.Linux.SecurityContext.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"SYS_PTRACE"}}
+		})
+		p.wantNoBreach(app, spy, 200)
+	}
+}
+
+// attack: what a container can see: a user of it, without capabilities and with no_new_privs, looks at mountinfo, cgroup and net/unix of each process that comes, while 200 execs do
+// held: no mount, no cgroup and no socket of the node
+// field: libcontainer's own execs, as runc makes them, show no mount and no socket either, and on cgroup v1 the cgroup of who makes them
+func TestAUserSeesNothingOfTheNode(t *testing.T) {
+	n, args := newSpiedNode(t)
+	p := newTenant(t, n, "used")
+	for _, profile := range profiles {
+		spy := "spy-" + profile.String()
+		id := p.run(spy, ofAttacker(args(ofOneUser)...), powerless(profile), func(c *runtimeapi.ContainerConfig) {
+			c.Linux.SecurityContext.RunAsUser = &runtimeapi.Int64Value{Value: 1000}
+			c.Linux.SecurityContext.NoNewPrivs = true
+		})
+		p.wantNoBreach(id, spy, 200)
+	}
+}
+
+// descriptorsOf are what a process has open, by number; none, once it has ended.
+func descriptorsOf(pid int) map[string]string {
+	all := make(map[string]string)
+	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	for _, link := range links {
+		if to, err := os.Readlink(link); err == nil {
+			all[filepath.Base(link)] = to
+		}
+	}
+	return all
+}
+
+// attack: what a container can see: its processes, and those of an exec, look at what they have open
+// held: their three streams
+func TestContainersHaveTheirStreamsOnly(t *testing.T) {
+	n := newAttackedNode(t)
+	p := newTenant(t, n, "streams")
+	p.run("other") // whose streams, log and record the supervisor has open, too
+	for _, profile := range profiles {
+		id := p.run("app-"+profile.String(), powerless(profile), command("sleep", "7774"))
+		go func() { _, _ = p.exec(id, 5, "sleep", "7773") }() // at its limit
+		for _, argument := range []string{"7774", "7773"} {
+			var found process
+			harness.Eventually(t, "sleep "+argument+" runs", patience, func() bool {
+				all := processes()
+				i := slices.IndexFunc(all, func(p process) bool { return len(p.args) > 1 && p.args[0] == "sleep" && p.args[1] == argument })
+				if i >= 0 {
+					found = all[i]
+				}
+				return i >= 0
+			})
+			open := descriptorsOf(found.pid)
+			if len(open) != 3 || open["0"] == "" || open["1"] == "" || open["2"] == "" {
+				t.Errorf("sleep %s has %v, want its three streams", argument, open)
+			}
+		}
+		check(t, p.stop(id))
+	}
+}
+
+// A starter has what its request needs: it is looked at before it has one, and while a
+// hook of its container hangs.
+//
+// attack: what a container can see: what makes it, as long as a hook hangs, holds descriptors
+// held: three for its own output, its socket, the container's streams and what libcontainer opens; no lock, socket, log or journal of the supervisor
+func TestStartersHaveTheirOwnDescriptorsOnly(t *testing.T) {
+	n := newAttackedNode(t)
+	p := newTenant(t, n, "starters")
+	p.run("other") // whose streams, log and record the supervisor has open
+	starters := func(working bool) (pids []int) {
+		all := processes()
+		for _, one := range all {
+			busy := slices.ContainsFunc(all, func(p process) bool { return p.parent == one.pid })
+			if len(one.args) > 1 && strings.HasSuffix(one.args[0], "minicri-shim") && one.args[1] == "start" && busy == working {
+				pids = append(pids, one.pid)
+			}
+		}
+		return pids
+	}
+	harness.Eventually(t, "a starter waits for a request", patience/4, func() bool { return len(starters(false)) > 0 })
+	for _, pid := range starters(false) {
+		p.wantNothingShared(pid, 1)
+	}
+	made := make(chan error, 1)
+	go func() {
+		_, err := p.create("hangs", hookThatHangs(t))
+		made <- err
+	}()
+	harness.Eventually(t, "a starter runs a hook", patience, func() bool { return len(starters(true)) > 0 })
+	for _, pid := range starters(true) {
+		p.wantNothingShared(pid, 16)
+	}
+	if err := <-made; err == nil {
+		t.Error("a container was made whose hook hangs: this shows nothing")
+	}
+}
+
+// wantNothingShared fails the test if a starter has a socket or a file of the node's open
+// that a supervisor has, too, or more than so many beside its streams and what Go and
+// the kernel make for it alone.
+func (p *tenant) wantNothingShared(pid, most int) {
+	p.t.Helper()
+	theirs := make(map[string]bool)
+	for _, supervisor := range supervisors(p.Node) {
+		for _, to := range descriptorsOf(supervisor) {
+			theirs[to] = true
+		}
+	}
+	open, own := descriptorsOf(pid), 0
+	for number, to := range open {
+		if number != "0" && number != "1" && number != "2" && !strings.HasPrefix(to, "anon_inode:") {
+			own++
+		}
+		if theirs[to] && (strings.HasPrefix(to, "socket:") || strings.Contains(to, p.Network)) {
+			p.t.Errorf("starter %d has %s open as %s, which the supervisor has, too", pid, to, number)
+		}
+	}
+	if own > most {
+		p.t.Errorf("starter %d has %v open, want at most %d beside its streams", pid, open, most)
+	}
+}
+
+// hookThatHangs is a container with a hook of the node that does not end in time.
+func hookThatHangs(t testing.TB) change {
+	t.Helper()
+	const dir = "/var/run/cdi"
+	check(t, os.MkdirAll(dir, 0o755))
+	kind := fmt.Sprintf("hostile%d", os.Getpid())
+	file := filepath.Join(dir, kind+".json")
+	check(t, os.WriteFile(file, fmt.Appendf(nil, `{"cdiVersion": "0.6.0", "kind": "test.example/%s", "devices": [{"name": "0", "containerEdits": {"hooks": [
+		{"hookName": "createRuntime", "path": "/bin/sleep", "args": ["sleep", "7772"], "timeout": 5}]}}]}`, kind), 0o644))
+	t.Cleanup(func() {
+		check(t, os.Remove(file))
+		_ = os.Remove(dir) // if it was ours
+	})
+	return func(c *runtimeapi.ContainerConfig) {
+		c.CDIDevices = []*runtimeapi.CDIDevice{{Name: "test.example/" + kind + "=0"}}
+	}
+}

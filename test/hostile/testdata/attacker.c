@@ -1,0 +1,186 @@
+/* attacker MODE ARG...: what a program of a container does to whatever comes into its
+ * pid namespace, or opens its files. The tests of package hostile put it into an image. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { SPINS = 20000, SMALL = 512, LARGE = 1 << 18 };
+
+/* next is the pid that will be given out next, when nobody else forks. */
+static pid_t next(void)
+{
+	pid_t last = fork();
+	if (last == 0)
+		_exit(0);
+	waitpid(last, NULL, 0);
+	return last + 1;
+}
+
+/* hit sends each pid the signal as soon as there is such a process. */
+static void hit(int number)
+{
+	for (;;) {
+		pid_t pid = next();
+		for (int i = 0; i < SPINS && kill(pid, number) != 0; i++)
+			;
+	}
+}
+
+static char *file(pid_t pid, const char *name)
+{
+	static char path[SMALL];
+	snprintf(path, sizeof path, "/proc/%d/%s", pid, name);
+	return path;
+}
+
+static int opens(const char *path, int flags)
+{
+	int fd = open(path, flags | O_CLOEXEC);
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0;
+}
+
+/* readall gives back what a file has, "" if it cannot be read. */
+static char *readall(const char *path, ssize_t *size)
+{
+	static char pair[2][LARGE + 1];
+	static int turn;
+	char *content = pair[turn ^= 1]; // the one before stays
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n;
+	for (*size = 0; fd >= 0 && *size < LARGE && (n = read(fd, content + *size, LARGE - *size)) > 0; *size += n)
+		;
+	if (fd >= 0)
+		close(fd);
+	content[*size] = 0;
+	return content;
+}
+
+static int has(const char *path, const char *text)
+{
+	ssize_t size;
+	char *content = readall(path, &size);
+	return memmem(content, size, text, strlen(text)) != NULL;
+}
+
+/* linked reports whether a descriptor leads to what has the text in its name. */
+static int linked(pid_t pid, const char *text)
+{
+	int found = 0;
+	DIR *all = opendir(file(pid, "fd"));
+	for (struct dirent *one; all && (one = readdir(all));) {
+		char to[SMALL];
+		ssize_t n = readlinkat(dirfd(all), one->d_name, to, sizeof to);
+		found |= n > 0 && memmem(to, n, text, strlen(text)) != NULL;
+	}
+	if (all)
+		closedir(all);
+	return found;
+}
+
+/* holds reports whether the memory that the process writes to has the text. */
+static int holds(pid_t pid, const char *text)
+{
+	static char content[LARGE];
+	ssize_t size, n;
+	int found = 0, fd = open(file(pid, "mem"), O_RDONLY | O_CLOEXEC);
+	char *rest = fd < 0 ? "" : readall(file(pid, "maps"), &size);
+	for (char *line; !found && (line = strtok_r(rest, "\n", &rest));) {
+		unsigned long from, to;
+		char mode[8];
+		if (sscanf(line, "%lx-%lx %7s", &from, &to, mode) != 3 || mode[1] != 'w')
+			continue;
+		for (; !found && from < to && (n = pread(fd, content, to - from < LARGE ? to - from : LARGE, from)) > 0; from += n)
+			found = memmem(content, n, text, strlen(text)) != NULL;
+	}
+	if (fd >= 0)
+		close(fd);
+	return found;
+}
+
+/* outside reports whether the process is in a cgroup that is not below ours. */
+static int outside(pid_t pid)
+{
+	ssize_t size;
+	char *theirs = readall(file(pid, "cgroup"), &size), *ours = readall("/proc/self/cgroup", &size);
+	int found = strstr(theirs, "/..") != NULL;
+	for (char *a, *b; (a = strtok_r(ours, "\n", &ours)) && (b = strtok_r(theirs, "\n", &theirs));)
+		found |= strncmp(a, b, strlen(a)) != 0;
+	return found;
+}
+
+/* args: a name that only files of the node have, a file of the node, a text in the
+ * supervisor's memory, and what is looked for in turn, a letter each. */
+static int breached(char what, pid_t pid, char **args)
+{
+	char path[SMALL];
+	switch (what) {
+	case 'r':
+		snprintf(path, sizeof path, "/proc/%d/root%s", pid, args[1]);
+		return opens(path, O_RDONLY);
+	case 'm':
+		return has(file(pid, "mountinfo"), args[1]);
+	case 'u':
+		return has(file(pid, "net/unix"), args[0]);
+	case 'f':
+		return linked(pid, args[0]);
+	case 'x':
+		return opens(file(pid, "exe"), O_WRONLY);
+	case 'e':
+		return has(file(pid, "environ"), args[2]) || holds(pid, args[2]);
+	case 'g':
+		return outside(pid);
+	}
+	return 1;
+}
+
+/* spy looks at each process that comes, as long as it is there. It says "seen" for
+ * each, and "breach" and what when it saw what it should not. */
+static void spy(char **args)
+{
+	for (int seen = 0;;) {
+		pid_t pid = next();
+		char what = args[3][seen % strlen(args[3])];
+		int looks = 0, found = 0;
+		for (int i = 0; i < SPINS && looks < SPINS / 10 && !found; i++) {
+			found = breached(what, pid, args);
+			if (found || access(file(pid, "stat"), F_OK) == 0)
+				looks++;
+			else if (looks)
+				break;
+		}
+		if (looks)
+			printf("seen %d %c\n", ++seen, what);
+		if (found)
+			printf("breach %c\n", what);
+	}
+}
+
+/* lease holds up whoever opens the file, for as long as the kernel lets it. */
+static void lease(const char *path)
+{
+	int fd = open(path, O_RDWR);
+	signal(SIGIO, SIG_IGN);
+	printf("lease %d\n", fcntl(fd, F_SETLEASE, F_WRLCK));
+	for (;; usleep(1000))
+		fcntl(fd, F_SETLEASE, F_WRLCK);
+}
+
+int main(int count, char **args)
+{
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	if (count == 3 && strcmp(args[1], "hit") == 0)
+		hit(atoi(args[2]));
+	if (count == 6 && strcmp(args[1], "spy") == 0)
+		spy(args + 2);
+	if (count == 3 && strcmp(args[1], "lease") == 0)
+		lease(args[2]);
+	return 2;
+}
