@@ -206,7 +206,8 @@ func (a *attempt) step() (done bool, err error) {
 	return false, err
 }
 
-// openHelper opens the helper, whose pid is its own as long as its parent lives.
+// openHelper opens the helper, whose pid is its own as long as its parent lives, and lets
+// it go on.
 func (a *attempt) openHelper(pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -217,7 +218,7 @@ func (a *attempt) openHelper(pid int) error {
 		return errors.Join(errKilled, helper.Close())
 	}
 	a.parents = append(a.parents, helper)
-	return nil
+	return a.goOn()
 }
 
 // own makes the process a child with an owner, and lets it go on.
@@ -247,7 +248,13 @@ func (a *attempt) own(pid int) error {
 	if a.reaped() {
 		return errKilled
 	}
-	if _, err = a.ours.Write([]byte{0}); errors.Is(err, syscall.EPIPE) {
+	return a.goOn()
+}
+
+// goOn lets the process that was forked last go on.
+func (a *attempt) goOn() error {
+	_, err := a.ours.Write([]byte{0})
+	if errors.Is(err, syscall.EPIPE) {
 		return a.ended()
 	}
 	return err

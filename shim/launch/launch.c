@@ -107,9 +107,10 @@ static void read_all(char *to, long n)
 }
 
 /*
- * The child goes on with the list, the last one of them when it is told to: who
- * started us gave up, if not. The parent lives until it is killed, so that
- * nothing but it can reap the child; or until who started us has ended.
+ * The child goes on with the list when it is told to, which is when who started
+ * us knows its pid: who started us gave up, if not. The parent lives until it is
+ * killed, so that nothing but it can reap the child; or until who started us has
+ * ended.
  */
 static void forked(long pid, long is_last)
 {
@@ -121,10 +122,9 @@ static void forked(long pid, long is_last)
 		call3(READ, LIFE, (long)&byte, 1);
 		end(0);
 	}
-	if (is_last) {
+	if (is_last)
 		call3(CLOSE, LIFE, 0, 0);
-		read_all(&byte, 1);
-	}
+	read_all(&byte, 1);
 }
 
 __attribute__((noreturn, used)) void start(void)
