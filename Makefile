@@ -5,9 +5,8 @@ DESTDIR ?=
 
 bindir   = $(DESTDIR)$(PREFIX)/bin
 sharedir = $(DESTDIR)$(PREFIX)/share
-confdir  = $(DESTDIR)/etc/minicri
-unitdir  = $(DESTDIR)/etc/systemd/system
-cnidir   = $(DESTDIR)/opt/cni/bin
+libdir   = $(DESTDIR)$(PREFIX)/lib
+confdir  = $(DESTDIR)/etc
 
 VERSION := $(shell hack/version)
 
@@ -16,8 +15,9 @@ VERSION := $(shell hack/version)
 goflags  = -trimpath -buildvcs=false
 gobuild  = go build $(goflags) -ldflags "-s -w -X main.version=$(VERSION)"
 # Supervisors are told apart by the content of their program: without a version and a
-# build id, two builds of the same sources are the same.
-shimbuild = go build $(goflags) -ldflags "-s -w -buildid=" -tags seccomp,runc_nocriu
+# build id, two builds of the same sources are the same. It is static, libseccomp and
+# libc too: what is released runs on any distribution.
+shimbuild = go build $(goflags) -ldflags "-s -w -buildid= -extldflags=-static" -tags seccomp,runc_nocriu,netgo,osusergo
 
 .PHONY: help
 help: ## This list
@@ -152,11 +152,12 @@ bin/kubelet/.built: hack/kubelet/go.mod hack/kubelet/go.sum
 	@touch $@
 
 .PHONY: build
-build: ## bin/minicri and bin/minicri-shim
+build: bin/cni/.built ## All that make install installs, below bin/
 	sh oci/pause/build.sh
 	sh shim/launch/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags grpcnotrace,nri_no_wasm -o bin/minicri ./cmd/minicri
 	CGO_ENABLED=1 $(shimbuild) -o bin/minicri-shim ./cmd/minicri-shim
+	GOARCH= CC= CGO_ENABLED=0 go run $(goflags) ./hack/manual share bin/share
 
 # The demo, a program of its own: it is no part of what is installed.
 .PHONY: bin/demo
@@ -264,36 +265,36 @@ generate: packages bin/tools/.built ## Make what is checked in and made by a pro
 	bin/tools/notice > bin/tools/NOTICE && cp bin/tools/NOTICE NOTICE
 	PATH="$(CURDIR)/bin/tools:$$PATH" protogen shim/api/shim.proto shim/api protoc-gen-go protoc-gen-go-ttrpc
 
-# What the owner of a node may have changed is never overwritten: configurations,
-# and a directory of plugins that is not empty (plugins of two versions lose STATUS
-# without an error).
+# What hack/manual writes below share/.
+pages = man/man8/minicri.8 man/man5/minicri.toml.5 bash-completion/completions/minicri \
+	zsh/site-functions/_minicri fish/vendor_completions.d/minicri.fish
+
+# It copies what make build has built, to where its user may write. What the owner of a
+# node may have changed is never overwritten.
 .PHONY: install
-install: setup build ## Binaries, plugins, configuration, systemd unit, crictl.yaml, manual (root)
+install: ## Copy what make build has built: binaries, plugins, unit, manual; PREFIX and DESTDIR say where
+	@ls bin/minicri bin/minicri-shim bin/cni/bridge bin/share/config.toml >/dev/null || { echo "install: run 'make build' first" >&2; exit 1; }
 	install -D -m 0755 -t $(bindir) bin/minicri bin/minicri-shim
-	install -d -m 0755 $(confdir)
-	[ -e $(confdir)/config.toml ] || { bin/minicri config default > bin/config.toml && \
-		install -m 0644 bin/config.toml $(confdir)/config.toml; }
-	[ -e $(DESTDIR)/etc/crictl.yaml ] || install -D -m 0644 hack/crictl.yaml $(DESTDIR)/etc/crictl.yaml
-	install -d -m 0755 $(unitdir)
-	sed 's|@BINDIR@|$(PREFIX)/bin|' hack/minicri.service > $(unitdir)/minicri.service
-	install -d $(sharedir)/man/man8 $(sharedir)/man/man5 $(sharedir)/bash-completion/completions \
-		$(sharedir)/zsh/site-functions $(sharedir)/fish/vendor_completions.d $(sharedir)/doc/minicri
-	go run $(goflags) ./hack/manual man8 > $(sharedir)/man/man8/minicri.8
-	go run $(goflags) ./hack/manual man5 > $(sharedir)/man/man5/minicri.toml.5
-	go run $(goflags) ./hack/manual bash > $(sharedir)/bash-completion/completions/minicri
-	go run $(goflags) ./hack/manual zsh > $(sharedir)/zsh/site-functions/_minicri
-	go run $(goflags) ./hack/manual fish > $(sharedir)/fish/vendor_completions.d/minicri.fish
-	install -m 0644 -t $(sharedir)/doc/minicri LICENSE NOTICE README.md CHANGELOG.md
-	[ -n "$$(ls -A $(cnidir) 2>/dev/null)" ] || install -D -m 0755 -t $(cnidir) bin/cni/*
+	install -D -m 0755 -t $(libdir)/minicri/cni bin/cni/*
+	install -d $(libdir)/systemd/system
+	sed 's|@BINDIR@|$(PREFIX)/bin|' hack/minicri.service > $(libdir)/systemd/system/minicri.service
+	for page in $(pages); do install -D -m 0644 bin/share/$$page $(sharedir)/$$page || exit; done
+	install -D -m 0644 -t $(sharedir)/doc/minicri LICENSE NOTICE *.md hack/grafana.json bin/share/config.toml
+	install -D -m 0644 -t $(sharedir)/doc/minicri/docs docs/*
+	[ -e $(confdir)/minicri/config.toml ] || install -D -m 0644 bin/share/config.toml $(confdir)/minicri/config.toml
+	[ -e $(confdir)/crictl.yaml ] || install -D -m 0644 hack/crictl.yaml $(confdir)/crictl.yaml
 	@echo 'Start it with: systemctl daemon-reload && systemctl enable --now minicri'
 
+# A configuration of comments alone, and crictl's as it came, are what install brought.
 .PHONY: uninstall
-uninstall: ## Remove what install made, but not state, configuration and plugins
-	rm -f $(bindir)/minicri $(bindir)/minicri-shim $(unitdir)/minicri.service \
-		$(sharedir)/man/man8/minicri.8 $(sharedir)/man/man5/minicri.toml.5 \
-		$(sharedir)/bash-completion/completions/minicri $(sharedir)/zsh/site-functions/_minicri \
-		$(sharedir)/fish/vendor_completions.d/minicri.fish
-	rm -rf $(sharedir)/doc/minicri
+uninstall: ## Remove what install brought, and say what is left
+	rm -f $(bindir)/minicri $(bindir)/minicri-shim $(libdir)/systemd/system/minicri.service $(addprefix $(sharedir)/,$(pages))
+	rm -rf $(sharedir)/doc/minicri $(libdir)/minicri
+	@grep -qsv '^#\|^$$' $(confdir)/minicri/config.toml || rm -f $(confdir)/minicri/config.toml
+	@! cmp -s hack/crictl.yaml $(confdir)/crictl.yaml || rm $(confdir)/crictl.yaml
+	@rmdir $(confdir)/minicri 2>/dev/null || true
+	@for path in $(confdir)/minicri $(confdir)/crictl.yaml $(DESTDIR)/var/lib/minicri $(DESTDIR)/run/minicri; do \
+		[ ! -e $$path ] || echo "uninstall: left where it is: $$path"; done
 
 .PHONY: clean
 clean: ## Remove what was built

@@ -5,13 +5,15 @@
 //	manual metrics        docs/metrics.md
 //	manual man8           the manual page minicri(8)
 //	manual man5           the manual page minicri.toml(5)
-//	manual bash|zsh|fish  the completion of a shell
+//	manual share DIR      what is installed below share/: pages, completions of shells,
+//	                      and config.toml, every key as a comment
 package main
 
 import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 )
 
 func main() {
@@ -22,13 +24,39 @@ func main() {
 }
 
 func run(arguments []string, output io.Writer) error {
+	if len(arguments) == 2 && arguments[0] == "share" {
+		return share(arguments[1])
+	}
 	pages := map[string]func() string{
 		"configuration": configuration, "metrics": metricsPage, "man8": programPage, "man5": filePage,
-		"bash": bashCompletion, "zsh": zshCompletion, "fish": fishCompletion,
 	}
 	if len(arguments) != 1 || pages[arguments[0]] == nil {
-		return fmt.Errorf("which page: configuration, metrics, man8, man5, bash, zsh or fish? Got %q", arguments)
+		return fmt.Errorf("which page: configuration, metrics, man8, man5, or share DIR? Got %q", arguments)
 	}
 	_, err := io.WriteString(output, pages[arguments[0]]())
 	return err
+}
+
+func share(directory string) error {
+	file, err := commentedFile()
+	if err != nil {
+		return err
+	}
+	for name, text := range map[string]string{
+		"man/man8/minicri.8":                     programPage(),
+		"man/man5/minicri.toml.5":                filePage(),
+		"bash-completion/completions/minicri":    bashCompletion(),
+		"zsh/site-functions/_minicri":            zshCompletion(),
+		"fish/vendor_completions.d/minicri.fish": fishCompletion(),
+		"config.toml":                            file,
+	} {
+		path := filepath.Join(directory, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/manual"
 )
 
@@ -85,5 +86,29 @@ func TestUnknownPage(t *testing.T) {
 		if err := run(slices.Clone(arguments), &bytes.Buffer{}); err == nil {
 			t.Errorf("manual %q is no error", arguments)
 		}
+	}
+}
+
+// What is installed says nothing, and with the '#' of its keys removed it is the default.
+func TestInstalledFileIsOfComments(t *testing.T) {
+	if err := share(t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	text, err := commentedFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var uncommented, want strings.Builder
+	for line := range strings.Lines(strings.TrimPrefix(text, fileHead)) {
+		if line != "\n" && line[0] != '#' {
+			t.Errorf("the file sets something: %s", line)
+		}
+		if len(line) > 1 && line[1] != ' ' {
+			line = line[1:]
+		}
+		uncommented.WriteString(line)
+	}
+	if err := config.Default().Write(&want); err != nil || uncommented.String() != want.String() {
+		t.Errorf("without '#' it is not the default: %v\n%s", err, uncommented.String())
 	}
 }

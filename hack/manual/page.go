@@ -15,7 +15,7 @@ type page struct{ strings.Builder }
 
 func newPage(name, section, title, what string) *page {
 	p := &page{}
-	fmt.Fprintf(p, ".TH %s %s \"\" minicri \"%s\"\n", strings.ToUpper(name), section, title)
+	fmt.Fprintf(p, ".TH %s %s \"\" minicri \"%s\"\n.ad l\n", strings.ToUpper(name), section, title)
 	p.section("NAME")
 	p.text(name + ` \- ` + roff(what))
 	return p

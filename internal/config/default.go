@@ -11,7 +11,7 @@ func Default() *Config {
 		State:          "/run/minicri",
 		NetnsDir:       "/run/netns",
 		CNIConf:        "/etc/cni/net.d",
-		CNIBin:         "/opt/cni/bin",
+		CNIBin:         "/opt/cni/bin:/usr/lib/cni:/usr/local/lib/minicri/cni:/usr/lib/minicri/cni",
 		LogLevel:       "info",
 		DefaultUlimits: []string{}, DefaultEnv: []string{}, DefaultSysctls: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{},
 		ShmSize:  64 << 20,

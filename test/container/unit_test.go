@@ -96,8 +96,9 @@ func TestUnit(t *testing.T) {
 	runProgram(t, "make", "-s", "-C", "../..", "uninstall")
 	t.Cleanup(func() { runProgram(t, "cp", "-a", "../../bin/test/installed/.", "/") })
 	for path, stays := range map[string]bool{
-		"/usr/local/bin/minicri": false, "/usr/local/bin/minicri-shim": false, "/etc/systemd/system/" + unit: false,
-		"/etc/minicri/config.toml": true, "/opt/cni/bin/bridge": true,
+		"/usr/local/bin/minicri": false, "/usr/local/bin/minicri-shim": false, "/usr/local/lib/systemd/system/" + unit: false,
+		"/usr/local/lib/minicri": false, "/etc/crictl.yaml": false, "/etc/minicri/config.toml": false,
+		"/etc/minicri/config.toml.d/10-test.toml": true,
 	} {
 		if _, err := os.Stat(path); (err == nil) != stays {
 			t.Errorf("make uninstall: %s: %v", path, err)
