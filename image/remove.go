@@ -12,8 +12,8 @@ import (
 // Remove removes an image: given by any of its names or its id, all of its names
 // go, as the CRI has it (RemoveImage: "all tags"). Its files are collected in the
 // background; containers that run from it keep theirs. An image that is not there
-// is removed already; one that the configuration pins is an
-// ErrFailedPrecondition.
+// is removed already. That the configuration pins one is a word to the kubelet's
+// collection, not to who asks for its removal: the API has it so.
 func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	found, err := s.catalog.find(refOrID)
 	if errdefs.IsNotFound(err) {
@@ -21,9 +21,6 @@ func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	}
 	if err != nil {
 		return err
-	}
-	if found.Pinned {
-		return pinnedError(refOrID)
 	}
 	return s.removeNames(ctx, s.catalog.namesOf(found.ID))
 }
@@ -36,13 +33,7 @@ func (s *Store) Untag(ctx context.Context, reference string) error {
 	if err != nil {
 		return err
 	}
-	names := s.catalog.withLastDigest(ref)
-	for _, name := range names {
-		if s.catalog.pinned[name] {
-			return pinnedError(name)
-		}
-	}
-	return s.removeNames(ctx, names)
+	return s.removeNames(ctx, s.catalog.withLastDigest(ref))
 }
 
 // Tag gives an image one more name, which another image loses if it has it.
@@ -67,10 +58,6 @@ func (s *Store) Tag(ctx context.Context, refOrID, name string) (Image, error) {
 		return Image{}, err
 	}
 	return s.Get(b.id)
-}
-
-func pinnedError(name string) error {
-	return fmt.Errorf("image %s is pinned: take it out of images.pinned in the daemon's configuration to remove it: %w", name, errdefs.ErrFailedPrecondition)
 }
 
 // removeNames removes all of the names or none.

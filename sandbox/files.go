@@ -79,11 +79,14 @@ func writeFiles(dir string, config *runtimeapi.PodSandboxConfig) error {
 	if err := unix.Mount("pod", dir, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount a tmpfs for the pod's files: %w", err)
 	}
-	return errors.Join(
-		os.WriteFile(filepath.Join(dir, hostnameFile), []byte(hostname), 0o644),
-		os.WriteFile(filepath.Join(dir, hostsFile), hosts, 0o644),
-		os.WriteFile(filepath.Join(dir, resolvFile), resolv, 0o644),
-	)
+	uid, gid := oci.HostUser(config, specs.User{}) // root of the pod
+	for name, content := range map[string][]byte{hostnameFile: []byte(hostname), hostsFile: hosts, resolvFile: resolv} {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.WriteFile(path, content, 0o644), os.Chown(path, uid, gid)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // hostnameOf is the node's name for a pod without a name or a network of its own.

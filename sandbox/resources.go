@@ -3,11 +3,13 @@ package sandbox
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
-	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/validate"
 )
 
 // Resources are those of a pod as a whole, in protobuf's JSON. The kubelet sets
@@ -17,14 +19,15 @@ type Resources struct {
 	Resources json.RawMessage `json:"resources,omitempty"`
 }
 
-// UpdateResources records the resources of a pod. The kubelet calls it before it
-// resizes a pod, and an error would block that, so a sandbox that has ended, or
-// is gone, is success.
+// UpdateResources records the resources of a pod, which the kubelet has set on the
+// pod's cgroup. Those that are not given stay as they are recorded.
 func (s *Store) UpdateResources(ctx context.Context, id string, overhead, resources *runtimeapi.LinuxContainerResources) error {
 	sb, err := s.Find(id)
-	if errdefs.IsNotFound(err) {
-		return nil
+	if err != nil {
+		return err
 	}
+	machine := s.options.Machine
+	err = errors.Join(validate.Resources("overhead.", overhead, machine), validate.Resources("resources.", resources, machine))
 	if err != nil {
 		return err
 	}
@@ -45,12 +48,22 @@ func (s *Store) recordResources(ctx context.Context, sb *Sandbox, overhead, reso
 		return err
 	}
 	defer unlock()
-	if !s.Exists(sb.ID) {
-		return nil
+	if _, err := s.Find(sb.ID); err != nil { // a Remove was faster
+		return err
+	}
+	recorded, err := sb.Resources()
+	if err != nil {
+		return err
 	}
 	next, err := encodeResources(overhead, resources)
 	if err != nil {
 		return err
+	}
+	if overhead == nil {
+		next.Overhead = recorded.Overhead
+	}
+	if resources == nil {
+		next.Resources = recorded.Resources
 	}
 	sb.update(func(f *Facts) { f.Updated = next })
 	return s.writeFacts(sb)

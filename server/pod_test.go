@@ -185,8 +185,8 @@ func wantCode(t *testing.T, err error, code codes.Code) {
 }
 
 // The resources of a pod are recorded and shown, those of the last update or
-// those that it was made with. The call is success for a pod that has ended or
-// is gone: an error would block a resize.
+// those that it was made with, for a pod that has ended too. What an update does not
+// give stays.
 //
 // cri: LinuxPodSandboxConfig.overhead UpdatePodSandboxResources
 // cri: UpdatePodSandboxResourcesRequest.pod_sandbox_id UpdatePodSandboxResourcesRequest.resources
@@ -217,7 +217,7 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 	if got := shown("aa11").Info; got.Overhead.CPUShares != "7" || got.Resources.CPUShares != "" {
 		t.Errorf("before an update: %+v", got)
 	}
-	for _, id := range []string{"aa11", "bb22", "gone"} {
+	for _, id := range []string{"aa11", "bb22"} {
 		_, err := client.UpdatePodSandboxResources(t.Context(), &runtimeapi.UpdatePodSandboxResourcesRequest{
 			PodSandboxId: id, Resources: &runtimeapi.LinuxContainerResources{CpuShares: 512, MemoryLimitInBytes: 1 << 30},
 		})
@@ -225,11 +225,30 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 			t.Errorf("update of %s: %v", id, err)
 		}
 	}
-	for _, id := range []string{"aa11", "bb22"} {
-		if got := shown(id).Info; got.Overhead.CPUShares != "" || got.Resources.CPUShares != "512" || got.Resources.MemoryLimitInBytes != "1073741824" {
+	for id, overhead := range map[string]string{"aa11": "7", "bb22": ""} {
+		if got := shown(id).Info; got.Overhead.CPUShares != overhead || got.Resources.CPUShares != "512" || got.Resources.MemoryLimitInBytes != "1073741824" {
 			t.Errorf("after an update of %s: %+v", id, got)
 		}
 	}
-	_, err := client.UpdatePodSandboxResources(t.Context(), &runtimeapi.UpdatePodSandboxResourcesRequest{})
-	wantCode(t, err, codes.InvalidArgument)
+	shares := func(count int64) *runtimeapi.LinuxContainerResources {
+		return &runtimeapi.LinuxContainerResources{CpuShares: count}
+	}
+	_, err := client.UpdatePodSandboxResources(t.Context(), &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: "aa11", Overhead: shares(9)})
+	if got := shown("aa11").Info; err != nil || got.Overhead.CPUShares != "9" || got.Resources.CPUShares != "512" {
+		t.Errorf("after an update of the overhead: %+v, %v", got, err)
+	}
+	for name, refused := range map[string]struct {
+		request *runtimeapi.UpdatePodSandboxResourcesRequest
+		code    codes.Code
+	}{
+		"no pod":             {&runtimeapi.UpdatePodSandboxResourcesRequest{}, codes.InvalidArgument},
+		"unknown pod":        {&runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: "gone", Resources: shares(512)}, codes.NotFound},
+		"negative shares":    {&runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: "aa11", Resources: shares(-5)}, codes.InvalidArgument},
+		"shares of overhead": {&runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: "aa11", Overhead: shares(-5)}, codes.InvalidArgument},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := client.UpdatePodSandboxResources(t.Context(), refused.request)
+			wantCode(t, err, refused.code)
+		})
+	}
 }

@@ -208,7 +208,7 @@ func (u *usage) readPressure(h hierarchies, path string, r *reader) {
 }
 
 // pressure reads one file of Pressure Stall Information, nil if there is none.
-// Totals are in microseconds, as the kernel has them.
+// Totals are in nanoseconds, as the API has them; the kernel counts microseconds.
 //
 //	some avg10=0.00 avg60=0.00 avg300=0.00 total=0
 //	full avg10=0.00 avg60=0.00 avg300=0.00 total=0
@@ -241,6 +241,7 @@ func takePressure(data *runtimeapi.PsiData, fields [][]byte) (err error) {
 			*average, err = strconv.ParseFloat(string(value), 64)
 		case string(key) == "total":
 			data.Total, err = strconv.ParseUint(string(value), 10, 64)
+			data.Total *= uint64(time.Microsecond)
 		}
 		if err != nil {
 			return err

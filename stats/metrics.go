@@ -101,6 +101,8 @@ func (m *metrics) addUsage(used *usage) {
 		m.add("container_memory_usage_bytes", memory.usage)
 		m.add("container_memory_working_set_bytes", memory.workingSet())
 		m.add("container_memory_rss", memory.anon)
+		m.add("container_memory_total_active_file_bytes", memory.activeFile)
+		m.add("container_memory_total_inactive_file_bytes", memory.inactiveFile)
 		m.add("container_memory_failures_total", memory.faults, "pgfault", "hierarchy")
 		m.add("container_memory_failures_total", memory.major, "pgmajfault", "hierarchy")
 	}
@@ -118,11 +120,8 @@ func (m *metrics) addPressure(used *usage) {
 		if pressure == nil {
 			continue
 		}
-		micros := func(data *runtimeapi.PsiData) uint64 {
-			return seconds(time.Duration(data.GetTotal()) * time.Microsecond)
-		}
-		m.add("container_pressure_"+name+"_waiting_seconds_total", micros(pressure.GetSome()))
-		m.add("container_pressure_"+name+"_stalled_seconds_total", micros(pressure.GetFull()))
+		m.add("container_pressure_"+name+"_waiting_seconds_total", seconds(time.Duration(pressure.GetSome().GetTotal())))
+		m.add("container_pressure_"+name+"_stalled_seconds_total", seconds(time.Duration(pressure.GetFull().GetTotal())))
 	}
 }
 
@@ -234,6 +233,8 @@ func usageDescriptors() []descriptor {
 		{"container_memory_usage_bytes", "Memory used, all of it.", gauge, nil},
 		{"container_memory_working_set_bytes", "Memory used, without inactive files.", gauge, nil},
 		{"container_memory_rss", "Anonymous memory.", gauge, nil},
+		{"container_memory_total_active_file_bytes", "Page cache that was used again of late.", gauge, nil},
+		{"container_memory_total_inactive_file_bytes", "Page cache that the kernel takes back first.", gauge, nil},
 		{"container_memory_swap", "Swap used.", gauge, nil},
 		{"container_memory_cache", "Page cache.", gauge, nil},
 		{"container_memory_mapped_file", "Files mapped into memory.", gauge, nil},

@@ -30,6 +30,7 @@ type memory struct {
 	at                 time.Time
 	usage, limit       uint64
 	inactiveFile, anon uint64
+	activeFile         uint64
 	faults, major      uint64
 }
 
@@ -101,7 +102,7 @@ func (u *usage) readMemory1(dir string, r *reader) {
 	both := uint64(unlimited)
 	if !r.table(dir, "memory.stat", map[string]*uint64{
 		"hierarchical_memory_limit": &m.limit, "hierarchical_memsw_limit": &both,
-		"total_inactive_file": &m.inactiveFile, "total_rss": &m.anon,
+		"total_inactive_file": &m.inactiveFile, "total_active_file": &m.activeFile, "total_rss": &m.anon,
 		"total_pgfault": &m.faults, "total_pgmajfault": &m.major, "total_swap": &s.usage,
 	}) {
 		return
@@ -120,7 +121,7 @@ func (u *usage) readMemory2(dir string, r *reader) {
 	}
 	m := &memory{at: time.Now(), usage: bytes, limit: unlimited}
 	if !r.table(dir, "memory.stat", map[string]*uint64{
-		"inactive_file": &m.inactiveFile, "anon": &m.anon, "pgfault": &m.faults, "pgmajfault": &m.major,
+		"inactive_file": &m.inactiveFile, "active_file": &m.activeFile, "anon": &m.anon, "pgfault": &m.faults, "pgmajfault": &m.major,
 	}) {
 		return
 	}

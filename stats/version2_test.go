@@ -37,13 +37,13 @@ func TestVersion2Files(t *testing.T) {
 	if got.cpu.total != 1234567*time.Microsecond {
 		t.Errorf("cpu time is %v", got.cpu.total)
 	}
-	if m := got.memory; m.usage != 200<<20 || m.limit != 256<<20 || m.workingSet() != 130<<20 || m.anon != 100<<20 || m.faults != 51200 || m.major != 7 {
+	if m := got.memory; m.usage != 200<<20 || m.limit != 256<<20 || m.workingSet() != 130<<20 || m.anon != 100<<20 || m.activeFile != 20<<20 || m.inactiveFile != 70<<20 || m.faults != 51200 || m.major != 7 {
 		t.Errorf("memory is %+v", *m)
 	}
 	if got.swap.usage != 4<<20 || got.swap.limit < unlimited || got.processes.count != 3 {
 		t.Errorf("swap is %+v, processes are %+v", *got.swap, *got.processes)
 	}
-	if p := got.cpuPressure; p.GetSome().GetAvg10() != 1.5 || p.GetSome().GetTotal() != 7654321 || p.GetFull().GetTotal() != 12 || p.GetSome().GetAvg300() != 0.05 {
+	if p := got.cpuPressure; p.GetSome().GetAvg10() != 1.5 || p.GetSome().GetTotal() != 7654321000 || p.GetFull().GetTotal() != 12000 || p.GetSome().GetAvg300() != 0.05 {
 		t.Errorf("pressure is %v", p)
 	}
 }

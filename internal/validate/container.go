@@ -123,7 +123,7 @@ func (c *container) devices() {
 		field := fmt.Sprintf("config.devices[%d].", i)
 		c.absolute(field+"host_path", device.GetHostPath())
 		if device.GetContainerPath() != "" {
-			c.absolute(field+"container_path", device.GetContainerPath())
+			c.place(field+"container_path", device.GetContainerPath())
 		}
 		permissions := device.GetPermissions()
 		if permissions == "" || strings.Trim(permissions, "rwm") != "" {
@@ -146,7 +146,8 @@ func (c *container) cdiDevices() {
 func (c *container) mounts() {
 	for i, m := range c.config.GetMounts() {
 		field := fmt.Sprintf("config.mounts[%d].", i)
-		c.mountPoint(field+"container_path", m.GetContainerPath())
+		c.place(field+"container_path", m.GetContainerPath())
+		c.notRoot(field+"container_path", m.GetContainerPath())
 		c.mountSource(field, m)
 		c.relabel(field+"selinux_relabel", m)
 		if _, known := runtimeapi.MountPropagation_name[int32(m.GetPropagation())]; !known {
@@ -162,15 +163,15 @@ func (c *container) mounts() {
 // a request; source is empty for one that has none on the node.
 func Mount(destination, source string) error {
 	p := &problems{}
-	p.mountPoint("destination", destination)
+	p.absolute("destination", destination)
+	p.notRoot("destination", destination)
 	if source != "" {
 		p.absolute("source", source)
 	}
 	return p.err()
 }
 
-func (p *problems) mountPoint(field, at string) {
-	p.absolute(field, at)
+func (p *problems) notRoot(field, at string) {
 	if path.Clean(at) == "/" {
 		p.bad(field, "is the root of the container")
 	}

@@ -56,7 +56,7 @@ func goodContainer() *config {
 		Mounts: []*runtimeapi.Mount{
 			{ContainerPath: "/a/..b", HostPath: "/b", Readonly: true, RecursiveReadOnly: true, MountOptions: []string{"noexec", "nodev", "nosuid"}},
 			{ContainerPath: "/c", Image: &runtimeapi.ImageSpec{Image: "x"}, ImageSubPath: "d", Readonly: true},
-			{ContainerPath: "/e", HostPath: "/e", ImageSubPath: "as the kubelet sends it", Propagation: runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL, UidMappings: unmapped, GidMappings: unmapped},
+			{ContainerPath: "/d/../../e", HostPath: "/e", ImageSubPath: "as the kubelet sends it", Propagation: runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL, UidMappings: unmapped, GidMappings: unmapped},
 		},
 		Devices:     []*runtimeapi.Device{{HostPath: "/dev/null", Permissions: "mrw"}, {HostPath: "/dev/x", ContainerPath: "/dev/y", Permissions: "r"}},
 		CDIDevices:  []*runtimeapi.CDIDevice{{Name: "vendor.com/net=eth0"}},
@@ -131,7 +131,7 @@ func TestContainerRefuses(t *testing.T) {
 
 		{"mount without a place", "config.mounts[0].container_path", func(c *config) { c.Mounts[0].ContainerPath = "" }},
 		{"mount in a relative place", "config.mounts[0].container_path", func(c *config) { c.Mounts[0].ContainerPath = "a" }},
-		{"mount that leads up", "config.mounts[0].container_path", func(c *config) { c.Mounts[0].ContainerPath = "/a/../b" }},
+		{"mount that leads up to the root", "config.mounts[0].container_path", func(c *config) { c.Mounts[0].ContainerPath = "/a/../.." }},
 		{"mount on the root", "config.mounts[0].container_path", func(c *config) { c.Mounts[0].ContainerPath = "//" }},
 		{"mount without a source", "config.mounts[0].host_path", func(c *config) { c.Mounts[0].HostPath = "" }},
 		{"mount of a relative source", "config.mounts[0].host_path", func(c *config) { c.Mounts[0].HostPath = "b" }},

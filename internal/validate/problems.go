@@ -63,14 +63,18 @@ func (p *problems) texts(field string, pairs map[string]string) {
 
 // absolute: a place that does not lead back up.
 func (p *problems) absolute(field, name string) {
-	switch {
-	case !path.IsAbs(name):
-		p.bad(field, "%q is not an absolute path", name)
-	case strings.ContainsRune(name, 0):
-		p.bad(field, "has a NUL character")
-	case slices.Contains(strings.Split(name, "/"), ".."):
+	p.place(field, name)
+	if slices.Contains(strings.Split(name, "/"), "..") {
 		p.bad(field, "%q has an element '..'", name)
 	}
+}
+
+// place: one in a container may lead back up. It is cleaned, and nothing is above /.
+func (p *problems) place(field, name string) {
+	if !path.IsAbs(name) {
+		p.bad(field, "%q is not an absolute path", name)
+	}
+	p.text(field, name)
 }
 
 func (p *problems) mode(field string, mode runtimeapi.NamespaceMode, allowed ...runtimeapi.NamespaceMode) {

@@ -136,15 +136,15 @@ func TestMounts(t *testing.T) {
 	check(t, os.MkdirAll(filepath.Join(dir, "sub"), 0o755))
 	check(t, os.WriteFile(filepath.Join(dir, "file"), []byte("of the node\n"), 0o644))
 	absent := filepath.Join(p.Dir, "made", "by", "it")
-	id := p.run("app", forever, mounted(dir, "/rw"), mounted(dir, "/ro", readonly), mounted(filepath.Join(dir, "file"), "/etc/one"), mounted(absent, "/absent"), mounted(filepath.Join(dir, "sub"), "/rw/file.d"))
-	same(t, "file", p.exec(id, "cat /rw/file /ro/file /etc/one"), "of the node\nof the node\nof the node")
+	id := p.run("app", forever, mounted(dir, "/rw"), mounted(dir, "/ro", readonly), mounted(filepath.Join(dir, "file"), "/etc/one"), mounted(absent, "/absent"), mounted(filepath.Join(dir, "sub"), "/rw/file.d"), mounted(filepath.Join(dir, "file"), "/rw/../../etc/./two"))
+	same(t, "file", p.exec(id, "cat /rw/file /ro/file /etc/one /etc/two"), strings.TrimSpace(strings.Repeat("of the node\n", 4)))
 	p.exec(id, "echo written > /rw/new; echo written > /absent/new; ! touch /ro/new 2>/dev/null")
 	for _, file := range []string{filepath.Join(dir, "new"), filepath.Join(absent, "new")} {
 		data, err := os.ReadFile(file)
 		check(t, err)
 		same(t, file, string(data), "written\n")
 	}
-	if n := len(p.status(id).Mounts); n != 5 {
+	if n := len(p.status(id).Mounts); n != 6 {
 		t.Errorf("status has %d mounts", n)
 	}
 }

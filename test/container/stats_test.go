@@ -139,7 +139,7 @@ func (p *pod) containerStats(id string) *runtimeapi.ContainerStats {
 }
 
 // pressure compares with the file of version 2, if it can be read: a kernel may
-// have it and refuse (psi=0).
+// have it and refuse (psi=0). Its totals are microseconds, the API's nanoseconds.
 func (p *pod) pressure(path, of string, got *runtimeapi.PsiStats) {
 	p.t.Helper()
 	root := "/sys/fs/cgroup"
@@ -159,7 +159,7 @@ func (p *pod) pressure(path, of string, got *runtimeapi.PsiStats) {
 		_, total, _ := strings.Cut(rest, "total=")
 		after, err := strconv.ParseUint(strings.TrimSpace(total), 10, 64)
 		check(p.t, err)
-		if one == nil || one.Total > after || one.Avg10 > 100 || one.Avg60 > 100 || one.Avg300 > 100 {
+		if one == nil || one.Total > after*1000 || one.Total%1000 != 0 || one.Avg10 > 100 || one.Avg60 > 100 || one.Avg300 > 100 {
 			p.t.Errorf("pressure of %s: %v, the kernel says %s", of, one, line)
 		}
 	}

@@ -47,6 +47,7 @@ func TestSeveralMappings(t *testing.T) {
 		return strings.Join(strings.Fields(p.exec(id, "stat -c %u:%g "+paths)), " ")
 	}
 	same(t, "root", owners("/bin/busybox /home"), "0:0 1000:1000")
+	same(t, "the pod's files", owners("/etc/resolv.conf /etc/hosts /etc/hostname"), "0:0 0:0 0:0")
 	same(t, "volume", owners("/v/file"), "1000:60001")
 	same(t, "image", owners("/data/readme /data/models"), "0:0 1000:1000")
 	p.exec(id, "touch /v/new && chown 60005:1500 /v/new")
