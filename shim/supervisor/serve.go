@@ -170,6 +170,9 @@ func (s Serve) enter(log *slog.Logger) error {
 	if err := os.Chdir("/"); err != nil {
 		return err
 	}
+	if err := keepInherited(); err != nil {
+		return err
+	}
 	for _, cgroup := range s.Cgroups {
 		if err := os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
 			return fmt.Errorf("move the shim to its cgroup: %w", err)
@@ -182,6 +185,18 @@ func (s Serve) enter(log *slog.Logger) error {
 		return fmt.Errorf("setsid: %w", err)
 	}
 	return nil
+}
+
+// keepInherited keeps what the daemon had open when it was started, and left to us, from
+// starters and from hooks.
+func keepInherited() error {
+	open, err := os.ReadDir("/proc/self/fd")
+	for _, descriptor := range open {
+		if number, _ := strconv.Atoi(descriptor.Name()); number > 2 {
+			unix.CloseOnExec(number)
+		}
+	}
+	return err
 }
 
 func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {

@@ -85,7 +85,7 @@ func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error
 			return nil, fmt.Errorf("stdin: %w", errdefs.ErrNotFound)
 		}
 		return func() {
-			_, _ = io.Copy(stdin, conn) // an end on either side is the end
+			feed(stdin, conn)
 			e.pipes.CloseStdin()
 		}, nil
 	}
@@ -122,7 +122,12 @@ func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err 
 		if stdin == nil {
 			return nil, fmt.Errorf("attach to container %s: no stdin: %w", c.record.ID, errdefs.ErrNotFound)
 		}
-		return func() { c.feed(stdin, conn) }, nil
+		return func() {
+			feed(stdin, conn)
+			if c.stdinOnce {
+				c.streams().CloseStdin()
+			}
+		}, nil
 	}
 	fan := streams.Output(stream)
 	if fan == nil {
@@ -132,11 +137,10 @@ func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err 
 	return func() { show(fan, output, conn) }, nil
 }
 
-func (c *container) feed(stdin *os.File, conn *net.UnixConn) {
-	_, _ = io.Copy(stdin, conn)
-	if c.stdinOnce {
-		c.streams().CloseStdin()
-	}
+// feed moves a client's input until either side ends. It hides that stdin is a file:
+// os would splice(2), by pipes that it keeps open for later inputs.
+func feed(stdin *os.File, conn *net.UnixConn) {
+	_, _ = io.Copy(struct{ io.Writer }{stdin}, conn)
 }
 
 // show writes output to a client until either ends.

@@ -147,8 +147,8 @@ func TestContainersHaveTheirStreamsOnly(t *testing.T) {
 	}
 }
 
-// A starter has what its request needs: it is looked at before it has one, and while a
-// hook of its container hangs.
+// A starter that waits has its own descriptors alone. One that works has those of its
+// request, too, and what it has opened itself: while a hook of its container hangs.
 //
 // attack: what a container can see: what makes it, as long as a hook hangs, holds descriptors
 // held: three for its own output, its socket, the container's streams and what libcontainer opens; no lock, socket, log or journal of the supervisor
@@ -166,28 +166,62 @@ func TestStartersHaveTheirOwnDescriptorsOnly(t *testing.T) {
 		}
 		return pids
 	}
-	harness.Eventually(t, "a starter waits for a request", patience/4, func() bool { return len(starters(false)) > 0 })
-	for _, pid := range starters(false) {
-		p.wantNothingShared(pid, 1)
-	}
+	own := []string{"/dev/null", "/dev/null", "/dev/null", "anon_inode:[eventfd]", "anon_inode:[eventpoll]", "socket:"}
+	harness.Eventually(t, fmt.Sprintf("a starter waits with %v", own), patience, func() bool {
+		return slices.ContainsFunc(starters(false), func(pid int) bool { return slices.Equal(kindsOf(descriptorsOf(pid)), own) })
+	})
+	before := fifosOf(t, n)
 	made := make(chan error, 1)
 	go func() {
-		_, err := p.create("hangs", hookThatHangs(t))
+		id, err := p.create("hangs", hookThatHangs(t))
+		if err == nil {
+			err = p.start(id) // which says why it could not be made
+		}
 		made <- err
 	}()
-	harness.Eventually(t, "a starter runs a hook", patience, func() bool { return len(starters(true)) > 0 })
-	for _, pid := range starters(true) {
-		p.wantNothingShared(pid, 16)
+	harness.Eventually(t, "a starter runs a hook", patience, func() bool {
+		return slices.ContainsFunc(processes(), func(p process) bool { return len(p.args) > 1 && p.args[0] == "sleep" && p.args[1] == "7772" })
+	})
+	request := slices.DeleteFunc(fifosOf(t, n), func(fifo string) bool { return slices.Contains(before, fifo) })
+	if len(request) != 2 {
+		t.Fatalf("the new container has the streams %v, want two", request)
+	}
+	working := starters(true)
+	if len(working) == 0 {
+		t.Fatal("no starter has a child: this shows nothing")
+	}
+	for _, pid := range working {
+		p.wantNothingShared(pid, request)
 	}
 	if err := <-made; err == nil {
-		t.Error("a container was made whose hook hangs: this shows nothing")
+		t.Error("a container runs whose hook hangs: this shows nothing")
 	}
 }
 
-// wantNothingShared fails the test if a starter has a socket or a file of the node's open
-// that a supervisor has, too, or more than so many beside its streams and what Go and
-// the kernel make for it alone.
-func (p *tenant) wantNothingShared(pid, most int) {
+// kindsOf are what descriptors are, sorted, without the numbers of sockets.
+func kindsOf(open map[string]string) (kinds []string) {
+	for _, to := range open {
+		if strings.HasPrefix(to, "socket:") {
+			to = "socket:"
+		}
+		kinds = append(kinds, to)
+	}
+	slices.Sort(kinds)
+	return kinds
+}
+
+// fifosOf are the outputs of the node's containers.
+func fifosOf(t *testing.T, n *harness.Node) []string {
+	t.Helper()
+	fifos, err := filepath.Glob(filepath.Join(n.Dir, "state", "shims", "*", "io", "*"))
+	check(t, err)
+	return fifos
+}
+
+// wantNothingShared fails the test unless a starter has the outputs of its request once
+// each, and beside them no file of the node, no pipe and no socket that the
+// supervisor has, too.
+func (p *tenant) wantNothingShared(pid int, request []string) {
 	p.t.Helper()
 	theirs := make(map[string]bool)
 	for _, supervisor := range supervisors(p.Node) {
@@ -195,17 +229,17 @@ func (p *tenant) wantNothingShared(pid, most int) {
 			theirs[to] = true
 		}
 	}
-	open, own := descriptorsOf(pid), 0
-	for number, to := range open {
-		if number != "0" && number != "1" && number != "2" && !strings.HasPrefix(to, "anon_inode:") {
-			own++
-		}
-		if theirs[to] && (strings.HasPrefix(to, "socket:") || strings.Contains(to, p.Network)) {
-			p.t.Errorf("starter %d has %s open as %s, which the supervisor has, too", pid, to, number)
+	var given []string
+	for number, to := range descriptorsOf(pid) {
+		switch {
+		case slices.Contains(request, to):
+			given = append(given, to)
+		case theirs[to] && (strings.HasPrefix(to, "socket:") || strings.HasPrefix(to, "pipe:") || strings.Contains(to, p.Network)):
+			p.t.Errorf("starter %d has %s open as %s, which is no part of its request", pid, to, number)
 		}
 	}
-	if own > most {
-		p.t.Errorf("starter %d has %v open, want at most %d beside its streams", pid, open, most)
+	if slices.Sort(given); !slices.Equal(given, request) {
+		p.t.Errorf("starter %d has %v of its request, want %v", pid, given, request)
 	}
 }
 

@@ -105,15 +105,35 @@ static int holds(pid_t pid, const char *text)
 	return found;
 }
 
-/* outside reports whether the process is in a cgroup that is not below ours. */
+/* ends reports whether a process has begun to exit (PF_EXITING), or is gone. */
+static int ends(pid_t pid)
+{
+	ssize_t size;
+	unsigned flags = ~0U;
+	char *rest = strrchr(readall(file(pid, "stat"), &size), ')');
+	if (rest)
+		sscanf(rest, ") %*c %*d %*d %*d %*d %*d %u", &flags);
+	return flags & 4;
+}
+
+/* outside reports whether the process is in a cgroup that is not below ours. Of one
+ * that ends the kernel says "/" in each hierarchy of version 1 (proc_cgroup_show of
+ * kernel/cgroup/cgroup.c), wherever it was. */
 static int outside(pid_t pid)
 {
 	ssize_t size;
 	char *theirs = readall(file(pid, "cgroup"), &size), *ours = readall("/proc/self/cgroup", &size);
-	int found = strstr(theirs, "/..") != NULL;
-	for (char *a, *b; (a = strtok_r(ours, "\n", &ours)) && (b = strtok_r(theirs, "\n", &theirs));)
-		found |= strncmp(a, b, strlen(a)) != 0;
-	return found;
+	int root = 0, found = strstr(theirs, "/..") != NULL;
+	for (char *a, *b; (a = strtok_r(ours, "\n", &ours)) && (b = strtok_r(theirs, "\n", &theirs));) {
+		size_t n = strlen(b);
+		if (strncmp(a, b, strlen(a)) == 0)
+			continue;
+		if (n > 2 && strcmp(b + n - 2, ":/") == 0 && strncmp(b, "0:", 2) != 0)
+			root = 1;
+		else
+			found = 1;
+	}
+	return found || (root && !ends(pid));
 }
 
 /* args: a name that only files of the node have, a file of the node, a text in the
