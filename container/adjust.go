@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/validate"
@@ -36,11 +37,11 @@ func (c *creation) adjust(ctx context.Context) error {
 
 // injectDevices adds CDI devices that a plugin asks for.
 func (c *creation) injectDevices(spec *specs.Spec, names []string) error {
-	cache, err := c.owner.cdi.parsed()
+	cache, err := cdi.NewCache(cdi.WithAutoRefresh(false))
 	if err != nil {
 		return err
 	}
-	if _, err := (cdiDevices{cache}).InjectDevices(spec, names...); err != nil {
+	if _, err := cache.InjectDevices(spec, oci.Once(names)...); err != nil {
 		return fmt.Errorf("CDI devices %q: %w", names, err)
 	}
 	return nil

@@ -49,9 +49,6 @@ type Container struct {
 	// unserved is set when no supervisor served as the container was to be deleted
 	// from it. Only under the lock.
 	unserved bool
-	// noPoststop is set if it has no poststop hooks, which run when it is deleted; not
-	// known of one that a daemon before has made. Only under the lock.
-	noPoststop bool
 
 	// announced is set once plugins know of the container, those that come later too;
 	// stopAnnounced once they were notified of its end, under stopLock, which is held

@@ -61,11 +61,10 @@ func (s *Store) exists(id string) bool {
 // else is left. The container's lock is held.
 func (s *Store) destroy(ctx context.Context, c *Container) error {
 	s.announceRemoval(ctx, c)
-	removeSnapshot := s.beginRemoveSnapshot(ctx, c)
 	steps := s.begin(ctx, c)
 	err := errors.Join(
 		steps.Do(stepDelete, func(ctx context.Context) error { return s.deleteProcesses(ctx, c) }),
-		steps.Do(stepRemoveRootfs, func(ctx context.Context) error { return s.removeRootfs(ctx, c.ID, c.numbers(), removeSnapshot) }),
+		steps.Do(stepRemoveRootfs, func(ctx context.Context) error { return s.removeRootfs(ctx, c.ID, c.numbers()) }),
 	)
 	if err == nil {
 		err = steps.Do(stepRemoveRecord, func(context.Context) error {
@@ -133,27 +132,8 @@ func (s *Store) killAndDelete(ctx context.Context, c *Container, shim *client.Cl
 	}
 }
 
-// beginRemoveSnapshot begins to remove the snapshot of a container, which is two waits
-// for the disk, beside what its supervisor has to do, and returns what waits for it.
-// It is removed after that where processes or hooks may still use its files.
-// If nothing waits, because an unmount has failed, nothing is lost: it is one transaction
-// of the image store, which the next removal finds done or does itself.
-func (s *Store) beginRemoveSnapshot(ctx context.Context, c *Container) (wait func(context.Context) error) {
-	remove := s.removalOfSnapshot(c.ID)
-	if c.State() != runtimeapi.ContainerState_CONTAINER_EXITED || !c.noPoststop {
-		return remove
-	}
-	removed := make(chan error, 1)
-	s.work.Go(func() { removed <- remove(ctx) })
-	return func(context.Context) error { return <-removed }
-}
-
-func (s *Store) removalOfSnapshot(id string) func(context.Context) error {
-	return func(ctx context.Context) error { return s.options.Images.RemoveSnapshot(ctx, id) }
-}
-
 // removeRootfs removes a container's files, and what is mounted among them.
-func (s *Store) removeRootfs(ctx context.Context, id string, mounted []string, removeSnapshot func(context.Context) error) error {
+func (s *Store) removeRootfs(ctx context.Context, id string, mounted []string) error {
 	if err := s.removeImages(ctx, id, mounted); err != nil {
 		return err
 	}
@@ -161,7 +141,7 @@ func (s *Store) removeRootfs(ctx context.Context, id string, mounted []string, r
 		return err
 	}
 	err := errors.Join(tree.Remove(s.volumes(id)), os.RemoveAll(s.dir(id)))
-	return errors.Join(removeSnapshot(ctx), err)
+	return errors.Join(s.options.Images.RemoveSnapshot(ctx, id), err)
 }
 
 // StopPod stops all containers of a sandbox, side by side, at once, and lets no

@@ -27,8 +27,7 @@
 // with it. StopContainer has the step kill, after the grace. The step nri stop comes
 // after every end, asked for or not.
 // RemoveContainer kills, and goes through: nri remove, delete, remove rootfs,
-// remove record. The snapshot is removed from the image store beside delete, unless
-// something may still use its files (beginRemoveSnapshot).
+// remove record.
 //
 // On any error the container is destroyed (destroy.go). As for sandboxes,
 // destroy is the only undo; its callers are a failed create, RemoveContainer,

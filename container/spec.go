@@ -3,15 +3,17 @@ package container
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/minicri/minicri/image"
-	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/trace"
 	"github.com/minicri/minicri/oci"
 )
@@ -62,7 +64,7 @@ func (c *creation) writeSpec(ctx context.Context) (err error) {
 	if c.parts.Namespaces, err = c.namespaces(); err != nil {
 		return err
 	}
-	if c.parts.CDI, err = c.owner.cdi.devices(c.config); err != nil {
+	if c.parts.CDI, err = vendorDevices(c.config); err != nil {
 		return err
 	}
 	if err := readUsers(c.parts); err != nil {
@@ -74,9 +76,22 @@ func (c *creation) writeSpec(ctx context.Context) (err error) {
 	return c.storeSpec(ctx)
 }
 
+// vendorDevices are the devices that vendors describe now; nil for a container that asks
+// for none. Their files are parsed for each container that does, because they may change
+// at any time.
+func vendorDevices(config *runtimeapi.ContainerConfig) (oci.CDI, error) {
+	_, annotated, err := cdi.ParseAnnotations(config.GetAnnotations())
+	if err != nil {
+		return nil, fmt.Errorf("CDI annotations: %w", err)
+	}
+	if len(annotated) == 0 && len(config.GetCDIDevices()) == 0 {
+		return nil, nil
+	}
+	return cdi.NewCache(cdi.WithAutoRefresh(false))
+}
+
 // storeSpec puts the spec where the supervisor reads it.
 func (c *creation) storeSpec(ctx context.Context) error {
-	c.noPoststop = c.spec.Hooks == nil || len(c.spec.Hooks.Poststop) == 0
 	traceHooks(c.spec.Hooks, trace.Environment(ctx))
 	encoded, err := json.Marshal(c.spec)
 	if err != nil {
@@ -102,36 +117,6 @@ func traceHooks(hooks *specs.Hooks, variables []string) {
 
 // specFile is the runtime-spec in a container's directory, its bundle.
 const specFile = "config.json"
-
-// largeSpec is what a container that has ended may keep in memory, where the
-// volatile directory is.
-const largeSpec = 16 << 10
-
-// trimSpec takes the environment out of the spec of a container that has ended,
-// if it is large: a container that crashes in a loop leaves many.
-func (s *Store) trimSpec(c *Container) {
-	unlock, err := c.acquire(s.base)
-	if err != nil {
-		return
-	}
-	defer unlock()
-	path := filepath.Join(s.dir(c.ID), specFile)
-	info, err := os.Stat(path)
-	if err != nil || info.Size() <= largeSpec { // it is removed, or small
-		return
-	}
-	spec, err := s.Spec(c)
-	if err == nil {
-		spec.Process.Env = nil
-		var encoded []byte
-		if encoded, err = json.Marshal(spec); err == nil {
-			err = state.WriteFile(path, encoded, false)
-		}
-	}
-	if err != nil {
-		s.options.Logger.Warn("a container that has ended keeps its environment in memory", "container", c.ID, "err", err)
-	}
-}
 
 // relabel gives the sources of mounts the labels of the container.
 func (c *creation) relabel(context.Context) error { return relabel(c.parts) }

@@ -121,7 +121,6 @@ func (s *Store) write(c *Container, change func(*Facts)) error {
 			ctx, cancel := s.within(s.limits.Load().Create)
 			defer cancel()
 			s.announceStop(ctx, c)
-			s.trimSpec(c)
 		})
 	}
 	return err

@@ -120,7 +120,6 @@ type Store struct {
 	files *state.Objects[Record, Facts]
 	// hostPaths are the paths of mounts that are being looked at.
 	hostPaths singleflight.Group
-	cdi       cdiFiles
 
 	// base ends when the daemon does; work are the goroutines that it ends.
 	base   context.Context

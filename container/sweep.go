@@ -125,7 +125,7 @@ func (s *Store) removeOrphanedRootfs(ctx context.Context, id string) error {
 	for _, entry := range images {
 		numbers = append(numbers, entry.Name())
 	}
-	return s.removeRootfs(ctx, id, numbers, s.removalOfSnapshot(id))
+	return s.removeRootfs(ctx, id, numbers)
 }
 
 // noteRemoved logs what became of an orphan.

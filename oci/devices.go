@@ -202,12 +202,17 @@ func cdiDevices(c *Container) ([]string, error) {
 	for _, device := range c.Config.GetCDIDevices() {
 		devices = append(devices, device.GetName())
 	}
-	for _, device := range annotated {
-		if !slices.Contains(devices, device) {
-			devices = append(devices, device)
+	return Once(append(devices, annotated...)), nil
+}
+
+// Once has each name at its first place only: the hooks of a device must not run twice.
+func Once(names []string) (once []string) {
+	for _, name := range names {
+		if !slices.Contains(once, name) {
+			once = append(once, name)
 		}
 	}
-	return devices, nil
+	return once
 }
 
 // cdiErrors lists the files that could not be read: the device may be in one.
