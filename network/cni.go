@@ -88,9 +88,6 @@ type CNI struct {
 	masquerade *masquerade
 	plugins    *plugins
 	journal    *state.Records[Attachment]
-	// collected is closed when the first GC is over.
-	collected      chan struct{}
-	firstCollected func() // closes collected
 
 	// mu guards the three fields below, and nothing is run or written under it.
 	mu          sync.Mutex
@@ -101,10 +98,9 @@ type CNI struct {
 	bootID string
 	// left are the runs of an earlier daemon, by sandbox: found by Open, awaited
 	// by Run.
-	left        map[string][]*runner.Run
-	leftAtStart bool
-	retries     retries
-	checkNow    chan struct{}
+	left     map[string][]*runner.Run
+	retries  retries
+	checkNow chan struct{}
 
 	// base is the context of what waits in the background; Close ends it, and
 	// waits for that, and for Run, which holds running.
@@ -120,7 +116,6 @@ type CNI struct {
 func Open(ctx context.Context, options Options) (*CNI, error) {
 	n := &CNI{
 		options:     options,
-		collected:   make(chan struct{}),
 		attachments: make(map[string]*attachment),
 		gates:       make(map[string]*gate),
 		retries:     newRetries(options.Limits),
@@ -133,7 +128,6 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 	n.others.Store(&map[string]*Directory{})
 	n.SetLimits(options.Limits)
 	n.network.Store(&options.Default)
-	n.firstCollected = sync.OnceFunc(func() { close(n.collected) })
 	n.base, n.end = context.WithCancel(context.WithoutCancel(ctx))
 	var err error
 	if n.bootID, err = process.BootID(); err != nil {
@@ -198,23 +192,6 @@ func (n *CNI) Run(ctx context.Context) {
 		wait.Go(func() { follow(ctx) })
 	}
 	wait.Wait()
-}
-
-// AwaitFirst waits until the first STATUS and the first GC that Run begins are
-// over, but no longer than the limit: then the node is as quiet as it can be
-// when its first request comes.
-func (n *CNI) AwaitFirst(limit time.Duration) {
-	if n.leftAtStart {
-		return // GC waits for them
-	}
-	over := time.After(limit)
-	for _, first := range []chan struct{}{n.asked, n.collected} {
-		select {
-		case <-first:
-		case <-over:
-			return
-		}
-	}
 }
 
 // Leave has the plugins that run, and those that are begun from now on, continue

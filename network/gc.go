@@ -10,22 +10,16 @@ import (
 
 // collectPeriodically runs CNI GC at the start and then once in a period.
 func (n *CNI) collectPeriodically(ctx context.Context) {
-	first := n.firstCollected
-	defer first()
 	for ctx.Err() == nil {
-		if n.limits.Load().GCPeriod <= 0 {
-			first()
-			n.awaitPeriod(ctx, nil, gcPeriod)
-			continue
-		}
 		var networks sync.WaitGroup
-		for _, configuration := range n.networksInUse() {
-			networks.Go(func() {
-				n.gate(configuration.Name).collect(ctx, func() { n.collect(ctx, configuration) })
-			})
+		if n.limits.Load().GCPeriod > 0 {
+			for _, configuration := range n.networksInUse() {
+				networks.Go(func() {
+					n.gate(configuration.Name).collect(ctx, func() { n.collect(ctx, configuration) })
+				})
+			}
 		}
 		networks.Wait()
-		first()
 		n.awaitPeriod(ctx, nil, gcPeriod)
 	}
 }

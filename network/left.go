@@ -200,7 +200,6 @@ func (n *CNI) findLeftRuns() {
 			n.left[run.ID] = append(n.left[run.ID], run)
 		}
 	}
-	n.leftAtStart = len(n.left) > 0
 }
 
 // awaitLeftRuns waits for the runs of an earlier daemon, each within its limit. What

@@ -63,9 +63,6 @@ func serve(ctx context.Context, arguments []string) error {
 // what a burst of calls has left, within some minutes.
 const garbagePercent = 50
 
-// firstPlugins is how long the start waits for the plugins that are asked then.
-const firstPlugins = time.Second
-
 func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error) {
 	c, logger := d.config, d.logger
 	debug.SetGCPercent(garbagePercent)
@@ -93,7 +90,6 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 		return err
 	}
 	defer traces.close(logger)
-	node.runtime.Networks.AwaitFirst(firstPlugins)
 	listener, err := listen(c.Socket)
 	if err != nil {
 		return err
