@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/log"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -94,7 +95,8 @@ type Store struct {
 	room      *room
 	zstd      *semaphore.Weighted // places for decoders, of all pulls together
 	collector *collector
-	unmounted *unmounted
+	// unmounted ends file systems that are mounted nowhere any more.
+	unmounted errgroup.Group
 }
 
 // Open opens or makes the store below config.Root. What a killed predecessor
@@ -186,8 +188,8 @@ func newStore(config Config, dir string, engine *engine) *Store {
 		usage:      newUsageCache(),
 		room:       &room{dir: dir},
 		zstd:       semaphore.NewWeighted(maxZstd),
-		unmounted:  newUnmounted(),
 	}
+	s.unmounted.SetLimit(closesAtOnce)
 	s.reloaded.Store(&config)
 	s.collector = newCollector(config.CollectDelay, s.Collect, s.log)
 	return s
@@ -215,7 +217,7 @@ func (s *Store) recover(ctx context.Context) error {
 func (s *Store) Close() error {
 	s.pulls.close()
 	s.collector.stop()
-	s.unmounted.wait()
+	_ = s.unmounted.Wait() // to close a descriptor of ours cannot fail
 	if err := s.engine.close(); err != nil {
 		return fmt.Errorf("close image store %s: %w", s.dir, err)
 	}

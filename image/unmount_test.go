@@ -48,13 +48,13 @@ func TestCloseEndsWhatWasUnmounted(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	s.unmounted.end(lingering(t))
+	s.closeLater(lingering(t))
 	var behind [2]int
 	if err := unix.Pipe2(behind[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Close(behind[0]) })
-	s.unmounted.end(behind[1])
+	s.closeLater(behind[1])
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
