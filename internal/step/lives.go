@@ -40,7 +40,7 @@ type Life struct {
 }
 
 // Lives are kept up to these numbers; a file takes at most two blocks of the
-// disk, so all of them at most 8 MiB, and an index of them 200 KiB of memory.
+// disk, so all of them at most 8 MiB.
 const (
 	mostLives  = 1000
 	mostFailed = 750
@@ -56,9 +56,7 @@ const (
 type Lives struct {
 	directory string
 
-	mu sync.Mutex
-	// names are the files' names, the oldest first; nil before the first look.
-	names []string
+	mu sync.Mutex // held while one is written and others are removed
 }
 
 // OpenLives keeps lives in a directory, which it makes. A directory that another
@@ -104,23 +102,15 @@ func RefusedID(kind, name string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// outcomeAndID reads a file's name; ok is false for a foreign file.
-func outcomeAndID(name string) (outcome, id string, ok bool) {
-	outcome, id, _, ok = parseName(name)
-	return outcome, id, ok
-}
-
-// parseName also returns the pod's hash, "" for a file of a version without it.
+// parseName reads a file's name: pod is the hash of its pod's, and ok is false for a
+// foreign file.
 func parseName(name string) (outcome, id, pod string, ok bool) {
 	parts := strings.Split(strings.TrimSuffix(name, ".json"), "-")
-	if len(parts) < 4 || len(parts) > 5 || !strings.HasSuffix(name, ".json") {
+	if len(parts) != 5 || !strings.HasSuffix(name, ".json") {
 		return "", "", "", false
 	}
-	if len(parts) == 5 {
-		pod = parts[4]
-	}
 	_, err := strconv.ParseInt(parts[0], 10, 64)
-	return parts[1], parts[3], pod, err == nil
+	return parts[1], parts[3], parts[4], err == nil
 }
 
 // Keep writes a life down, in the place of an earlier one of the same id, and
@@ -136,27 +126,29 @@ func (l *Lives) Keep(life Life) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.load(); err != nil {
+	names, foreign, err := l.list()
+	if err != nil {
 		return err
 	}
 	name := life.file()
 	if err := state.WriteFile(filepath.Join(l.directory, name), data, false); err != nil {
 		return fmt.Errorf("keep the timeline of %s: %w", life.ID, err)
 	}
-	remove := func(i int) {
-		err = errors.Join(err, ignoreNotExist(os.Remove(filepath.Join(l.directory, l.names[i]))))
-		l.names = slices.Delete(l.names, i, i+1)
-	}
-	if i := slices.IndexFunc(l.names, func(other string) bool { return has(other, life.ID) }); i >= 0 {
-		if l.names[i] == name { // written over
-			return nil
+	gone := slices.DeleteFunc(foreign, func(name string) bool { return !state.IsTemporary(name) })
+	names = slices.DeleteFunc(names, func(other string) bool {
+		earlier := has(other, life.ID)
+		if earlier && other != name {
+			gone = append(gone, other)
 		}
-		remove(i)
+		return earlier
+	})
+	for names = append(names, name); len(names) > mostLives; {
+		i := oldest(names)
+		gone = append(gone, names[i])
+		names = slices.Delete(names, i, i+1)
 	}
-	at, _ := slices.BinarySearch(l.names, name)
-	l.names = slices.Insert(l.names, at, name)
-	for len(l.names) > mostLives {
-		remove(l.oldest())
+	for _, name := range gone {
+		err = errors.Join(err, ignoreNotExist(os.Remove(filepath.Join(l.directory, name))))
 	}
 	return err
 }
@@ -194,52 +186,34 @@ func has(name, id string) bool {
 	if !strings.Contains(name, id) {
 		return false
 	}
-	_, its, ok := outcomeAndID(name)
+	_, its, _, ok := parseName(name)
 	return ok && its == id
 }
 
 // oldest is which one goes first: the oldest that did not fail, unless most did.
-func (l *Lives) oldest() int {
+func oldest(names []string) int {
 	didFail := func(name string) bool {
 		_, after, _ := strings.Cut(name, "-")
 		return strings.HasPrefix(after, failed+"-")
 	}
 	count := 0
-	for _, name := range l.names {
+	for _, name := range names {
 		if didFail(name) {
 			count++
 		}
 	}
 	wanted := count > mostFailed
-	return max(0, slices.IndexFunc(l.names, func(name string) bool { return didFail(name) == wanted }))
+	return max(0, slices.IndexFunc(names, func(name string) bool { return didFail(name) == wanted }))
 }
 
-// load lists the files, once, and clears what a crash has left of a write; mu
-// is held.
-func (l *Lives) load() error {
-	if l.names != nil {
-		return nil
-	}
-	names, foreign, err := l.list()
-	if err != nil {
-		return err
-	}
-	for _, name := range foreign {
-		if state.IsTemporary(name) {
-			err = errors.Join(err, ignoreNotExist(os.Remove(filepath.Join(l.directory, name))))
-		}
-	}
-	l.names = append(make([]string, 0, mostLives+1), names...)
-	return err
-}
-
+// list has the names of the files that are lives, the oldest first, and those of others.
 func (l *Lives) list() (names, foreign []string, err error) {
 	entries, err := os.ReadDir(l.directory)
 	if err != nil {
 		return nil, nil, fmt.Errorf("list the timelines: %w", err)
 	}
 	for _, entry := range entries {
-		if _, _, ok := outcomeAndID(entry.Name()); ok {
+		if _, _, _, ok := parseName(entry.Name()); ok {
 			names = append(names, entry.Name())
 		} else {
 			foreign = append(foreign, entry.Name())
