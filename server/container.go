@@ -152,7 +152,7 @@ func (r *Runtime) verboseContainerStatus(c *container.Container) (map[string]str
 
 // ListContainers lists the containers that match every field of the filter.
 func (r *Runtime) ListContainers(_ context.Context, request *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
-	return fitContainers(&runtimeapi.ListContainersResponse{Containers: r.containers(request.GetFilter())}), nil
+	return fit(&runtimeapi.ListContainersResponse{Containers: r.containers(request.GetFilter())}), nil
 }
 
 // StreamContainers sends the same list in pieces.

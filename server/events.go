@@ -114,7 +114,7 @@ func (b *Broadcaster) Publish(id string, kind runtimeapi.ContainerEventType, loo
 	// Taken before the look: what is shown is at least as new as the time says.
 	event := &runtimeapi.ContainerEventResponse{ContainerId: id, ContainerEventType: kind, CreatedAt: b.now()}
 	event.PodSandboxStatus, event.ContainersStatuses = look()
-	fitStatuses(event, event.PodSandboxStatus, event.ContainersStatuses)
+	event = fit(event)
 	queued := queuedEvent{event: event, size: int64(proto.Size(event))}
 	for s := range b.subscriptions {
 		if !s.queue(queued) {

@@ -19,7 +19,7 @@ func TestFit(t *testing.T) {
 		configs[i] = map[string]string{"long": long, "short": fmt.Sprint(i)}
 		list.Items = append(list.Items, &runtimeapi.PodSandbox{Id: fmt.Sprint(i), Labels: map[string]string{"app": "web"}, Annotations: configs[i]})
 	}
-	list = fitPods(list)
+	list = fit(list)
 	if size := proto.Size(list); size > mostAnswer || len(list.Items) != len(configs) {
 		t.Errorf("%d pods in %d bytes", len(list.Items), size)
 	}
@@ -29,7 +29,7 @@ func TestFit(t *testing.T) {
 		}
 	}
 	small := &runtimeapi.ListPodSandboxResponse{Items: []*runtimeapi.PodSandbox{{Annotations: configs[0]}}}
-	if fitPods(small).Items[0].Annotations["long"] != long {
+	if fit(small).Items[0].Annotations["long"] != long {
 		t.Error("a list that fits has lost a text")
 	}
 }
@@ -47,8 +47,8 @@ func TestFitKeepsWhatTheKubeletNeeds(t *testing.T) {
 		annotations := map[string]string{"io.kubernetes.container.hash": strings.Repeat("x", 256<<10)} // not by the kubelet
 		list.Items = append(list.Items, &runtimeapi.PodSandbox{Labels: labels, Annotations: annotations})
 	}
-	if size := proto.Size(fitPods(list)); size > mostAnswer {
-		t.Errorf("%d bytes", size)
+	if list = fit(list); proto.Size(list) > mostAnswer {
+		t.Errorf("%d bytes", proto.Size(list))
 	}
 	for i, pod := range list.Items {
 		if pod.Labels["io.kubernetes.pod.namespace"] != namespace || pod.Labels["io.kubernetes.pod.uid"] != fmt.Sprint(i) {
@@ -68,10 +68,10 @@ func TestFitOfStatisticsAndEvents(t *testing.T) {
 		event.ContainersStatuses = append(event.ContainersStatuses, &runtimeapi.ContainerStatus{Annotations: much})
 		containers.Containers = append(containers.Containers, &runtimeapi.Container{Labels: much})
 	}
-	fitStatuses(event, event.PodSandboxStatus, event.ContainersStatuses)
+	event = fit(event)
 	for _, message := range []proto.Message{
-		event, fitContainers(containers), fitPodStats(&runtimeapi.ListPodSandboxStatsResponse{Stats: []*runtimeapi.PodSandboxStats{pod}}),
-		fitContainerStats(&runtimeapi.ListContainerStatsResponse{Stats: []*runtimeapi.ContainerStats{{Attributes: &runtimeapi.ContainerAttributes{Labels: much}}}}),
+		event, fit(containers), fit(&runtimeapi.ListPodSandboxStatsResponse{Stats: []*runtimeapi.PodSandboxStats{pod}}),
+		fit(&runtimeapi.ListContainerStatsResponse{Stats: []*runtimeapi.ContainerStats{{Attributes: &runtimeapi.ContainerAttributes{Labels: much}}}}),
 	} {
 		if size := proto.Size(message); size > mostAnswer {
 			t.Errorf("%T of %d bytes", message, size)

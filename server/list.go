@@ -1,11 +1,11 @@
 package server
 
 import (
-	"maps"
 	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/container"
@@ -97,82 +97,47 @@ func droppable(key, value string) int {
 
 // fit leaves labels and annotations out of a message that is too long, the longest
 // first, until it fits: a list without some texts is one that the kubelet can work
-// with, whose own are kept; none is not. texts are the maps of the message; those
-// of the pods' configurations stay as they are. What is left then has a limit of
-// its own (validate.Listed).
-func fit(message proto.Message, texts []*map[string]string) {
+// with, whose own are kept; none is not. The message is copied then: its maps are those
+// of the pods' configurations. What is left has a limit of its own (validate.Listed).
+func fit[M proto.Message](message M) M {
 	excess := proto.Size(message) - mostAnswer
 	if excess <= 0 {
-		return
+		return message
 	}
+	message = proto.CloneOf(message)
 	var sizes []int
-	for _, text := range texts {
-		for key, value := range *text {
-			sizes = append(sizes, droppable(key, value))
-		}
-	}
+	eachText(message.ProtoReflect(), func(_ protoreflect.Map, _ protoreflect.MapKey, size int) { sizes = append(sizes, size) })
 	slices.Sort(sizes)
 	longest := 1 // what is as long as this, or longer, is left out
 	for i := len(sizes) - 1; i >= 0 && excess > 0 && sizes[i] > 0; i-- {
 		longest = sizes[i]
 		excess -= longest
 	}
-	for _, text := range texts {
-		short := maps.Clone(*text)
-		maps.DeleteFunc(short, func(key, value string) bool { return droppable(key, value) >= longest })
-		*text = short
-	}
+	eachText(message.ProtoReflect(), func(texts protoreflect.Map, key protoreflect.MapKey, size int) {
+		if size >= longest {
+			texts.Clear(key)
+		}
+	})
+	return message
 }
 
-func fitPods(list *runtimeapi.ListPodSandboxResponse) *runtimeapi.ListPodSandboxResponse {
-	var texts []*map[string]string
-	for _, pod := range list.Items {
-		texts = append(texts, &pod.Labels, &pod.Annotations)
-	}
-	fit(list, texts)
-	return list
-}
-
-func fitContainers(list *runtimeapi.ListContainersResponse) *runtimeapi.ListContainersResponse {
-	var texts []*map[string]string
-	for _, container := range list.Containers {
-		texts = append(texts, &container.Labels, &container.Annotations)
-	}
-	fit(list, texts)
-	return list
-}
-
-func fitContainerStats(list *runtimeapi.ListContainerStatsResponse) *runtimeapi.ListContainerStatsResponse {
-	fit(list, textsOfStats(list.Stats))
-	return list
-}
-
-func fitPodStats(list *runtimeapi.ListPodSandboxStatsResponse) *runtimeapi.ListPodSandboxStatsResponse {
-	var texts []*map[string]string
-	for _, pod := range list.Stats {
-		texts = append(texts, &pod.Attributes.Labels, &pod.Attributes.Annotations)
-		texts = append(texts, textsOfStats(pod.GetLinux().GetContainers())...)
-	}
-	fit(list, texts)
-	return list
-}
-
-func textsOfStats(containers []*runtimeapi.ContainerStats) (texts []*map[string]string) {
-	for _, container := range containers {
-		texts = append(texts, &container.Attributes.Labels, &container.Attributes.Annotations)
-	}
-	return texts
-}
-
-// fitStatuses is for a pod with the statuses of all its containers, in an event or
-// an answer.
-func fitStatuses(message proto.Message, pod *runtimeapi.PodSandboxStatus, containers []*runtimeapi.ContainerStatus) {
-	var texts []*map[string]string
-	if pod != nil {
-		texts = append(texts, &pod.Labels, &pod.Annotations)
-	}
-	for _, container := range containers {
-		texts = append(texts, &container.Labels, &container.Annotations)
-	}
-	fit(message, texts)
+// eachText calls do for each label and annotation in a message, with what it counts.
+func eachText(message protoreflect.Message, do func(texts protoreflect.Map, key protoreflect.MapKey, size int)) {
+	message.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		switch {
+		case field.IsMap() && (field.Name() == "labels" || field.Name() == "annotations"):
+			value.Map().Range(func(key protoreflect.MapKey, text protoreflect.Value) bool {
+				do(value.Map(), key, droppable(key.String(), text.String()))
+				return true
+			})
+		case field.Message() == nil || field.IsMap():
+		case field.IsList():
+			for i := range value.List().Len() {
+				eachText(value.List().Get(i).Message(), do)
+			}
+		default:
+			eachText(value.Message(), do)
+		}
+		return true
+	})
 }

@@ -62,7 +62,7 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, request *runtimeapi.PodSan
 	}
 	response := &runtimeapi.PodSandboxStatusResponse{}
 	response.Status, response.ContainersStatuses, response.Timestamp = r.podAndContainers(sb)
-	fitStatuses(response, response.Status, response.ContainersStatuses)
+	response = fit(response)
 	if request.GetVerbose() {
 		response.Info, err = r.verbosePodStatus(sb)
 	}
@@ -135,7 +135,7 @@ func (r *Runtime) verbosePodStatus(sb *sandbox.Sandbox) (map[string]string, erro
 // ListPodSandbox lists the sandboxes that match every field of the filter. Texts
 // that make the list longer than a message are left out; a stream has them.
 func (r *Runtime) ListPodSandbox(_ context.Context, request *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
-	return fitPods(&runtimeapi.ListPodSandboxResponse{Items: r.pods(request.GetFilter())}), nil
+	return fit(&runtimeapi.ListPodSandboxResponse{Items: r.pods(request.GetFilter())}), nil
 }
 
 // StreamPodSandboxes sends the same list in pieces.

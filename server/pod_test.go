@@ -113,7 +113,7 @@ func TestStreamPodSandboxes(t *testing.T) {
 				}
 			}
 			sent := proto.Size(whole)
-			whole = fitPods(whole) // which leaves out of the stream's what the list has not
+			whole = fit(whole) // which leaves out of the stream's what the list has not
 			same := slices.EqualFunc(whole.Items, list.GetItems(), func(a, b *runtimeapi.PodSandbox) bool { return proto.Equal(a, b) })
 			if !same || messages > 1+sent/(pieceBytes/2) {
 				t.Errorf("%d pods, filter %v: %d in %d messages, want %d", test.count, filter, len(streamed), messages, len(list.GetItems()))

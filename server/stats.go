@@ -28,7 +28,7 @@ func (r *Runtime) ContainerStats(ctx context.Context, request *runtimeapi.Contai
 // ListContainerStats measures the running containers that match every field of
 // the filter.
 func (r *Runtime) ListContainerStats(ctx context.Context, request *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
-	return fitContainerStats(&runtimeapi.ListContainerStatsResponse{Stats: r.containerStats(ctx, request.GetFilter())}), nil
+	return fit(&runtimeapi.ListContainerStatsResponse{Stats: r.containerStats(ctx, request.GetFilter())}), nil
 }
 
 // StreamContainerStats sends the same list in pieces.
@@ -82,7 +82,7 @@ func (r *Runtime) PodSandboxStats(ctx context.Context, request *runtimeapi.PodSa
 // ListPodSandboxStats measures the ready pods that match every field of the
 // filter.
 func (r *Runtime) ListPodSandboxStats(ctx context.Context, request *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
-	return fitPodStats(&runtimeapi.ListPodSandboxStatsResponse{Stats: r.podStats(ctx, request.GetFilter())}), nil
+	return fit(&runtimeapi.ListPodSandboxStatsResponse{Stats: r.podStats(ctx, request.GetFilter())}), nil
 }
 
 // StreamPodSandboxStats sends the same list in pieces.
