@@ -141,7 +141,7 @@ const findShare = 5
 func (s *Store) findShim(group string) {
 	lives := false
 	for _, c := range s.ofGroup(group) {
-		if process.SameBoot(c.Facts().BootID, s.bootID) {
+		if c.Facts().BootID == s.bootID {
 			lives = true
 		} else if c.Facts().inShim() {
 			exit, err := s.options.Supervisors.ExitOf(c.group(), c.ID)

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
 )
 
@@ -111,7 +110,7 @@ func (n *CNI) openJournal() error {
 			continue
 		}
 		succeeded := addSucceeded(record)
-		if !succeeded && process.SameBoot(record.Boot, n.bootID) {
+		if !succeeded && record.Boot == n.bootID {
 			record.NeverAttached = true // as far as a later boot knows, the disk may have lost it
 		}
 		a := newAttachment(record)

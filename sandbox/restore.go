@@ -78,7 +78,7 @@ func (s *Store) readBootMarker() error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	s.rebooted = !process.SameBoot(string(marker), s.bootID)
+	s.rebooted = string(marker) != s.bootID
 	return nil
 }
 
@@ -155,7 +155,7 @@ func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 	sb.timeline, facts.Timeline = step.NewTimeline(facts.Timeline), nil
 	ended := s.rebooted || facts.BootID != "" || lost
 	switch {
-	case process.SameBoot(facts.BootID, s.bootID):
+	case facts.BootID == s.bootID:
 		sb.facts.Store(&facts)
 		sb.listed.Store(true)
 		sb.announced, sb.stopAnnounced = true, !facts.StoppedAt.IsZero()

@@ -57,7 +57,7 @@ func Open(root, stateDir, netnsDir string) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	if process.SameBoot(n.facts.BootID, boot) && hasRecords(root) {
+	if n.facts.BootID == boot && hasRecords(root) {
 		if err := errors.Join(changed("state", n.facts.State, stateDir), changed("netns_dir", n.facts.NetnsDir, netnsDir)); err != nil {
 			return nil, err
 		}

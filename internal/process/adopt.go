@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,20 +40,16 @@ type Orphans interface {
 // reaper reaps adopted children.
 type reaper struct {
 	known Orphans
-	first int                 // the pid that waitid(2) named last, 0 for none
 	since map[Facts]time.Time // when the dead that are left were first seen
 }
 
-// lookAfter is how long the first of the dead may hide others: the daemon's own
-// children are waited for sooner.
+// lookAfter is how long the reaper waits after a SIGCHLD: the daemon's own children are
+// waited for sooner.
 const lookAfter = 20 * time.Millisecond
 
 // ReapOrphans reaps adopted children that nothing waits for, such as what a
 // plugin left behind, until the context ends: known ones within lookAfter. The
-// list of all children, each pod may have one, is read only when the same child is
-// still dead after that. For waitid(2) the kernel walks them, so there is one look
-// for all that end within lookAfter, and what a SIGCHLD costs does not grow with
-// the children.
+// list of all children, each pod may have one, is read only when a child is dead.
 func ReapOrphans(ctx context.Context, known Orphans) {
 	changed := make(chan os.Signal, 1)
 	signal.Notify(changed, unix.SIGCHLD)
@@ -79,32 +74,13 @@ func ReapOrphans(ctx context.Context, known Orphans) {
 	}
 }
 
-// look reaps what can be reaped now, and says when to look again; 0 if no child
-// is dead.
+// look reaps, of the children that are dead, the known ones, and others that have been
+// dead for reapAfter, and says when to look again; 0 if no child is dead.
 func (r *reaper) look() time.Duration {
-	for {
-		pid := firstDead()
-		if pid == 0 {
-			r.first = 0
-			clear(r.since)
-			return 0
-		}
-		stat, err := ReadStat(pid)
-		if err == nil && r.isKnown(Facts{PID: pid, StartTime: stat.StartTime}) {
-			r.reap(Facts{PID: pid, StartTime: stat.StartTime})
-			continue
-		}
-		if pid != r.first {
-			r.first = pid
-			return lookAfter
-		}
-		return r.lookAtAll()
+	if !anyDead() {
+		clear(r.since)
+		return 0
 	}
-}
-
-// lookAtAll reaps, of all children, the known dead, and others that have been
-// dead for reapAfter.
-func (r *reaper) lookAtAll() time.Duration {
 	left := make(map[Facts]time.Time)
 	for pid, start := range deadChildren() {
 		dead := Facts{PID: pid, StartTime: start}
@@ -132,28 +108,16 @@ func (r *reaper) reap(dead Facts) {
 	}
 }
 
-// firstDead is the pid of a child that is dead and not reaped, 0 if there is
-// none. It stays as it is (waitid(2), WNOWAIT).
-func firstDead() int {
+// anyDead reports whether a child is dead and not reaped. It stays as it is (waitid(2),
+// WNOWAIT).
+func anyDead() bool {
 	var info unix.Siginfo
 	for {
 		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
-		if err == nil {
-			return pidOf(&info)
-		}
 		if err != unix.EINTR {
-			return 0 // ECHILD: no children
+			return err == nil && info.Signo != 0 // ECHILD: no children
 		}
 	}
-}
-
-// pidOf is the field si_pid of a siginfo_t of SIGCHLD, which is the first after
-// the three that all have (sigaction(2)); where pointers have 64 bits, the union
-// begins at 16.
-func pidOf(info *unix.Siginfo) int {
-	offset := unsafe.Sizeof(info.Signo) + unsafe.Sizeof(info.Errno) + unsafe.Sizeof(info.Code)
-	offset = (offset + unsafe.Sizeof(uintptr(0)) - 1) &^ (unsafe.Sizeof(uintptr(0)) - 1)
-	return int(*(*int32)(unsafe.Add(unsafe.Pointer(info), offset)))
 }
 
 // deadChildren maps the pid of each zombie among our children to its start.

@@ -215,13 +215,6 @@ const (
 	separator        = "+"
 )
 
-// SameBoot reports whether what was noted is of the boot that BootID names. A
-// version that did not know of containers noted the machine's alone.
-func SameBoot(noted, boot string) bool {
-	machine, _, _ := strings.Cut(boot, separator)
-	return noted == boot || noted == machine
-}
-
 // mostSaid is how much Said keeps, in bytes.
 const mostSaid = 64 << 10
 
