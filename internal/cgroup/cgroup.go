@@ -77,30 +77,16 @@ func expandSlice(slice string) string {
 
 // Processes are the processes in the cgroup and below it, in any hierarchy.
 func (h Hierarchies) Processes(path string) ([]int, error) {
-	found := make(map[int]bool)
+	var found []int
 	for _, hierarchy := range h {
-		err := filepath.WalkDir(filepath.Join(hierarchy, path), func(directory string, entry fs.DirEntry, err error) error {
-			if err != nil {
-				return ignoreGone(err)
-			}
-			if !entry.IsDir() {
-				return nil
-			}
-			pids, err := cgroups.GetPids(directory)
-			for _, pid := range pids {
-				found[pid] = true
-			}
-			return ignoreGone(err)
-		})
+		pids, err := Group{Dir: filepath.Join(hierarchy, path)}.Processes()
 		if err != nil {
-			return nil, fmt.Errorf("list the processes of cgroup %s: %w", path, err)
+			return nil, err
 		}
+		found = append(found, pids...)
 	}
-	pids := make([]int, 0, len(found))
-	for pid := range found {
-		pids = append(pids, pid)
-	}
-	return pids, nil
+	slices.Sort(found)
+	return slices.Compact(found), nil
 }
 
 func ignoreGone(err error) error {
@@ -158,24 +144,19 @@ var errForeign = errors.New("it has processes of another pid namespace: not touc
 
 func (h Hierarchies) kill(path string, limit time.Duration) error {
 	deadline := time.Now().Add(limit)
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		pids, err := h.Processes(path)
-		if err != nil || len(pids) == 0 {
+	pids, err := h.Processes(path)
+	if err != nil || len(pids) == 0 {
+		return err
+	}
+	if pids[0] < 1 {
+		return fmt.Errorf("cgroup %s: %w", path, errForeign)
+	}
+	for _, hierarchy := range h {
+		if err := (Group{Dir: filepath.Join(hierarchy, path), V2: Unified()}).Kill(time.Until(deadline)); err != nil {
 			return err
 		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("cgroup %s, processes %v: %w", path, pids, ErrBusy)
-		}
-		if slices.Min(pids) < 1 {
-			return fmt.Errorf("cgroup %s: %w", path, errForeign)
-		}
-		for _, pid := range pids {
-			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
-				return fmt.Errorf("kill process %d of cgroup %s: %w", pid, path, err)
-			}
-		}
-		time.Sleep(pause)
 	}
+	return nil
 }
 
 // gone reports whether no hierarchy has the cgroup, as far as can be seen.
