@@ -142,32 +142,12 @@ func (c *catalog) find(refOrID string) (Image, error) {
 	if err != nil {
 		return Image{}, err
 	}
-	image, ok := c.byID(id)
-	if !ok {
+	all := c.list()
+	at := slices.IndexFunc(all, func(image Image) bool { return image.ID == id })
+	if at < 0 {
 		return Image{}, notFound(refOrID)
 	}
-	return image, nil
-}
-
-// byID gathers one image without building the whole list.
-func (c *catalog) byID(id string) (Image, bool) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	image, newest := Image{ID: id}, time.Time{}
-	for name, r := range c.records {
-		b := c.bodies[r.target]
-		if b.id != id {
-			continue
-		}
-		c.addName(&image, name)
-		image.Size, image.UserText, image.ChainID = b.size, b.user, b.chain
-		if !r.updated.Before(newest) {
-			newest, image.Target = r.updated, r.target
-		}
-	}
-	slices.Sort(image.RepoTags)
-	slices.Sort(image.RepoDigests)
-	return image, image.Target != ""
+	return all[at], nil
 }
 
 func (c *catalog) resolve(refOrID string) (id string, err error) {
