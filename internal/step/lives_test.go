@@ -147,7 +147,9 @@ func TestWhatIsNoFileIsNoLife(t *testing.T) {
 	dir := t.TempDir()
 	kept := open(t, dir)
 	check(t, kept.Keep(step.Life{Kind: "pod", ID: "good", Name: "test/web", End: time.Now()}))
-	names := func(i int) string { return filepath.Join(dir, fmt.Sprintf("%019d-failed-pod-bad%d-00000000.json", i, i)) }
+	names := func(i int) string {
+		return filepath.Join(dir, fmt.Sprintf("%019d-failed-pod-bad%d-00000000.json", i, i))
+	}
 	check(t, errors.Join(syscall.Mkfifo(names(1), 0o600), os.Symlink("/dev/zero", names(2)), os.Mkdir(names(3), 0o700), os.WriteFile(names(4), []byte("{"), 0o600)))
 	lives, err := kept.List()
 	if err != nil || len(lives) != 1 || lives[0].ID != "good" {
