@@ -127,7 +127,7 @@ func (r *Runtime) verbosePodStatus(sb *sandbox.Sandbox) (map[string]string, erro
 			"resources":          resources.Resources,
 			"cniResult":          facts.CNIResult,
 			"runtimeSpec":        json.RawMessage(details.RuntimeSpec),
-			"timeline":           sb.Timeline(),
+			"timeline":           withUnits(sb.Timeline()...),
 		},
 	})
 }

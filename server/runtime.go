@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/minicri/minicri/internal/errtext"
 	"github.com/minicri/minicri/internal/handler"
+	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/network"
 )
 
@@ -38,9 +40,7 @@ func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtime
 func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	all := r.handlers(ctx)
 	conditions := []*runtimeapi.RuntimeCondition{{Type: runtimeapi.RuntimeReady, Status: true}, r.networkCondition(ctx)}
-	if slices.ContainsFunc(all, func(h handler.Status) bool { return len(h.Program) > 0 || h.CNIConf != "" }) {
-		conditions = append(conditions, handlerCondition(all))
-	}
+	conditions = append(conditions, handlerConditions(all)...)
 	response := &runtimeapi.StatusResponse{
 		Status:          &runtimeapi.RuntimeStatus{Conditions: conditions},
 		RuntimeHandlers: handlerFeatures(all),
@@ -82,22 +82,22 @@ func (r *Runtime) networkCondition(ctx context.Context) *runtimeapi.RuntimeCondi
 	return condition
 }
 
-// handlerCondition names the handlers whose pods cannot run; the rest can. It is
-// there if any handler has a runtime that may be missing.
-func handlerCondition(handlers []handler.Status) *runtimeapi.RuntimeCondition {
-	condition := &runtimeapi.RuntimeCondition{Type: "RuntimeHandlersReady", Status: true}
+// handlerReady and the name of a handler are the type of a condition of our own, one
+// for each handler but the default one: its pods can run.
+const handlerReady = "RuntimeHandlerReady/"
+
+func handlerConditions(handlers []handler.Status) (conditions []*runtimeapi.RuntimeCondition) {
 	for _, h := range handlers {
-		if h.Err == nil {
+		if h.Name == "" {
 			continue
 		}
-		if condition.Status {
-			condition.Status, condition.Reason = false, "RuntimeHandlerNotReady"
-		} else {
-			condition.Message += "; "
+		condition := &runtimeapi.RuntimeCondition{Type: handlerReady + h.Name, Status: h.Err == nil}
+		if h.Err != nil {
+			condition.Reason, condition.Message = "RuntimeHandlerNotReady", errtext.Of(h.Err)
 		}
-		condition.Message += errtext.Of(h.Err)
+		conditions = append(conditions, condition)
 	}
-	return condition
+	return conditions
 }
 
 // containerSELinuxReady is a condition of our own: it is there, and false, on a
@@ -158,7 +158,7 @@ func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[
 	info := map[string]any{
 		"config":             r.config(),
 		"golang":             runtime.Version(),
-		"runtimeHandlers":    r.describeHandlers(all),
+		"handlers":           r.describeHandlers(all), // crictl has runtimeHandlers of its own
 		"networkProblems":    r.networkProblems(all),
 		"pendingAttachments": pending(r.Networks.Pending()),
 		"driftedAttachments": r.Networks.Drifted(),
@@ -182,7 +182,11 @@ func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[
 	under := []building{}
 	for _, sb := range r.Sandboxes.Building() {
 		m := sb.Config().GetMetadata()
-		under = append(under, building{ID: sb.ID, Name: m.GetNamespace() + "/" + m.GetName(), Stage: sb.Stage()})
+		one := building{ID: sb.ID, Name: m.GetNamespace() + "/" + m.GetName()}
+		if stage := sb.Stage(); stage != nil {
+			one.Stage = withUnits(*stage)[0]
+		}
+		under = append(under, one)
 	}
 	info["building"] = under
 	return encodeInfo(info)
@@ -236,10 +240,31 @@ func texts(errs []error) []string {
 	return list
 }
 
-// encodeInfo turns the values of verbose answers into JSON, as crictl wants.
+// timed is a row whose duration has a unit.
+type timed struct {
+	step.Row
+	Took string `json:"took,omitempty"`
+}
+
+func withUnits(rows ...step.Row) []timed {
+	list := make([]timed, len(rows))
+	for i, row := range rows {
+		list[i].Row = row
+		if row.Took != 0 {
+			list[i].Took = row.Took.String()
+		}
+	}
+	return list
+}
+
+// encodeInfo turns the values of verbose answers into JSON. Lists are in objects:
+// crictl shows anything else as text, with all quotes escaped.
 func encodeInfo(values map[string]any) (map[string]string, error) {
 	info := make(map[string]string, len(values))
 	for key, value := range values {
+		if reflect.ValueOf(value).Kind() == reflect.Slice {
+			value = map[string]any{"items": value}
+		}
 		encoded, err := json.Marshal(value)
 		if err != nil {
 			return nil, fmt.Errorf("encode %s for the verbose answer: %w", key, err)

@@ -30,21 +30,28 @@ func TestStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	conditions := response.GetStatus().GetConditions()
-	if len(conditions) != 2 || conditions[0].GetType() != runtimeapi.RuntimeReady || !conditions[0].GetStatus() {
+	if len(conditions) != 3 || conditions[0].GetType() != runtimeapi.RuntimeReady || !conditions[0].GetStatus() {
 		t.Fatalf("conditions %v", conditions)
 	}
 	if n := conditions[1]; n.GetType() != runtimeapi.NetworkReady || n.GetStatus() || n.GetReason() == "" || !strings.Contains(n.GetMessage(), "default_network.enabled") {
 		t.Errorf("network condition %v", n)
 	}
+	if h := conditions[2]; h.GetType() != "RuntimeHandlerReady/runc" || !h.GetStatus() {
+		t.Errorf("condition of a handler %v", h)
+	}
 	if handlers := response.GetRuntimeHandlers(); len(handlers) != 2 || handlers[0].GetName() != "" || handlers[1].GetName() != "runc" {
 		t.Errorf("handlers %v", handlers)
 	}
 	for key, value := range response.GetInfo() {
-		if !json.Valid([]byte(value)) {
-			t.Errorf("info %s is no JSON: %s", key, value)
+		// crictl shows an object as it is, and anything else as text with its quotes escaped.
+		if !json.Valid([]byte(value)) || !strings.HasPrefix(value, "{") && key != "golang" && key != "config" {
+			t.Errorf("info %s is no JSON object: %s", key, value)
 		}
 	}
-	for _, key := range []string{"config", "building", "networkProblems", "pendingAttachments", "quarantinedRecords"} {
+	if _, has := response.GetInfo()["runtimeHandlers"]; has {
+		t.Error("info hides crictl's own list of runtimeHandlers")
+	}
+	for _, key := range []string{"config", "handlers", "building", "networkProblems", "pendingAttachments", "quarantinedRecords"} {
 		if _, has := response.GetInfo()[key]; !has {
 			t.Errorf("info has no %s", key)
 		}
@@ -95,7 +102,7 @@ func TestStatusWithoutAContainerPolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 	conditions := response.GetStatus().GetConditions()
-	if len(conditions) != 3 || conditions[2].GetType() != containerSELinuxReady || conditions[2].GetStatus() || conditions[2].GetMessage() != "install container-selinux" {
+	if len(conditions) != 4 || conditions[3].GetType() != containerSELinuxReady || conditions[3].GetStatus() || conditions[3].GetMessage() != "install container-selinux" {
 		t.Errorf("conditions %v", conditions)
 	}
 }

@@ -101,11 +101,11 @@ func pluginProblems(ctx context.Context, c *config.Config) (problems []error, er
 	if said == "" {
 		return skipped, nil // it is off there
 	}
-	var texts []string
+	var texts struct{ Items []string }
 	if err := json.Unmarshal([]byte(said), &texts); err != nil {
 		return nil, fmt.Errorf("read nriProblems of the daemon's status: %w", err)
 	}
-	for _, text := range texts {
+	for _, text := range texts.Items {
 		problems = append(problems, errors.New(text))
 	}
 	return problems, nil

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"flag"
 	"io"
@@ -381,5 +382,20 @@ func put(t *testing.T, path, text string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// What is shown to people has the keys and units of the file.
+func TestConfigurationAsJSON(t *testing.T) {
+	text, err := json.Marshal(Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var shown struct {
+		NetnsDir string `json:"netns_dir"`
+		Limits   map[string]any
+	}
+	if err := json.Unmarshal(text, &shown); err != nil || shown.NetnsDir != Default().NetnsDir || shown.Limits["cni_add"] != time.Duration(Default().Limits.CNIAdd).String() {
+		t.Errorf("%s: %v", text, err)
 	}
 }

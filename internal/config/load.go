@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -236,4 +237,17 @@ func (d *directories) Set(directory string) error {
 	}
 	*d.list = append(*d.list, directory)
 	return nil
+}
+
+// MarshalJSON has the keys and the forms of the file.
+func (c *Config) MarshalJSON() ([]byte, error) {
+	text, err := toml.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	var tables map[string]any
+	if err := toml.Unmarshal(text, &tables); err != nil {
+		return nil, err
+	}
+	return json.Marshal(tables)
 }

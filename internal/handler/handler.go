@@ -35,11 +35,11 @@ type Spec struct {
 
 // Features are what a handler's runtime can do.
 type Features struct {
-	RecursiveReadOnlyMounts bool
-	UserNamespaces          bool
+	RecursiveReadOnlyMounts bool `json:"recursive_read_only_mounts"`
+	UserNamespaces          bool `json:"user_namespaces"`
 	// NetDevices is moving network devices into containers.
-	NetDevices   bool
-	MemoryPolicy bool
+	NetDevices   bool `json:"net_devices"`
+	MemoryPolicy bool `json:"memory_policy"`
 }
 
 // Status is a handler as it is now.

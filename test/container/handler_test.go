@@ -81,10 +81,10 @@ func TestHandlerWithoutItsRuntime(t *testing.T) {
 	said := ""
 	for _, condition := range answer.Status.Conditions {
 		switch condition.Type {
-		case "RuntimeHandlersReady":
+		case "RuntimeHandlerReady/gone":
 			said = condition.Message
 			if condition.Status {
-				t.Error("all handlers are ready")
+				t.Error("the handler is ready")
 			}
 		case runtimeapi.RuntimeReady:
 			if !condition.Status {
@@ -92,8 +92,8 @@ func TestHandlerWithoutItsRuntime(t *testing.T) {
 			}
 		}
 	}
-	if !strings.HasSuffix(said, "no such file or directory") || !strings.Contains(said, "gone") || !strings.Contains(answer.Info["runtimeHandlers"], "/no/such/runtime") {
-		t.Errorf("Status says %q and %s", said, answer.Info["runtimeHandlers"])
+	if !strings.HasSuffix(said, "no such file or directory") || !strings.Contains(said, "gone") || !strings.Contains(answer.Info["handlers"], "/no/such/runtime") {
+		t.Errorf("Status says %q and %s", said, answer.Info["handlers"])
 	}
 	_, err = n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("other")})
 	check(t, err)

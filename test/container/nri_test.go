@@ -104,10 +104,7 @@ func (n *nriNode) awaitPlugin(name string, there bool) {
 
 func (n *nriNode) plugins() (names []string) {
 	n.t.Helper()
-	answer, err := n.Runtime.Status(limited(n.t), &runtimeapi.StatusRequest{Verbose: true})
-	check(n.t, err)
-	check(n.t, json.Unmarshal([]byte(answer.Info["nriPlugins"]), &names))
-	return names
+	return harness.Info[[]string](n.t, n.Node, "nriPlugins")
 }
 
 func (n *nriNode) log() string { return filepath.Join(n.dir, "log") }
@@ -257,9 +254,7 @@ func TestNRISkipsWhatIsNoPlugin(t *testing.T) {
 	}
 	n.reload("enabled = true\n")
 	n.awaitPlugin("06-adjuster", true)
-	answer, err = n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{Verbose: true})
-	check(t, err)
-	same(t, "problems", answer.Info["nriProblems"], "[]")
+	same(t, "problems", strings.Join(harness.Info[[]string](t, n.Node, "nriProblems"), "\n"), "")
 	n.withoutPlugins("05-logger", "06-adjuster") // the oracle knows one plugin's descriptors
 }
 

@@ -1,12 +1,9 @@
 package container
 
 import (
-	"encoding/json"
 	"log/slog"
 	"strings"
 	"testing"
-
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/inspect"
@@ -29,11 +26,7 @@ func TestSnapshotsWithoutContainer(t *testing.T) {
 	check(t, store.Close())
 	p.Start()
 	eventually(t, "the layers are removed", func() bool { return strings.Count(p.Log(), "name="+orphan) == 2 })
-	answer, err := p.Runtime.Status(limited(t), &runtimeapi.StatusRequest{Verbose: true})
-	check(t, err)
-	var left []string
-	check(t, json.Unmarshal([]byte(answer.Info["orphanSnapshots"]), &left))
-	if len(left) != 0 {
+	if left := harness.Info[[]string](t, p.Node, "orphanSnapshots"); len(left) != 0 {
 		t.Errorf("snapshots without a container: %v", left)
 	}
 	if output, err := p.RunCommand("check"); err != nil || strings.Contains(output, "snapshot") {

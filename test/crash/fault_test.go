@@ -70,7 +70,7 @@ func strikeError(t *testing.T, c *trial) {
 	if c.operation.name == recovery.name {
 		check(t, err)
 		// What cannot be rolled back is listed then.
-		eventually(t, "recovery ends", func() bool { return len(info[[]any](t, c.node, "building")) == 0 })
+		eventually(t, "recovery ends", func() bool { return len(harness.Info[[]any](t, c.node.Node, "building")) == 0 })
 		c.disarm(t)
 		return
 	}

@@ -133,15 +133,6 @@ func (n *node) pausePID(t testing.TB, id string) int {
 	return info.PID
 }
 
-// info decodes one key of the verbose Status.
-func info[T any](t testing.TB, n *node, key string) (value T) {
-	t.Helper()
-	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{Verbose: true})
-	check(t, err)
-	check(t, json.Unmarshal([]byte(answer.GetInfo()[key]), &value))
-	return value
-}
-
 // limited gives a context that ends with the test's patience.
 func limited(t testing.TB) context.Context {
 	t.Helper()

@@ -212,7 +212,7 @@ PATH=$CNI_PATH:$PATH exec bridge
 	}
 	n.Reboot()
 	n.Start()
-	eventually(t, "DEL has failed for both", func() bool { return len(info[[]any](t, n, "pendingAttachments")) == 2 })
+	eventually(t, "DEL has failed for both", func() bool { return len(harness.Info[[]any](t, n.Node, "pendingAttachments")) == 2 })
 	if err := n.stop(limited(t), goes); err == nil {
 		t.Error("Stop succeeded, and DEL has failed")
 	}

@@ -14,6 +14,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/leak"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // damages are what may become of a file on disk.
@@ -63,7 +65,7 @@ func TestProperty9_RecordThatCannotBeRead(t *testing.T) {
 // wantQuarantined: the verbose status shows the record of this id and no other.
 func (n *node) wantQuarantined(t *testing.T, id string) {
 	t.Helper()
-	shown := info[[]string](t, n, "quarantinedRecords")
+	shown := harness.Info[[]string](t, n.Node, "quarantinedRecords")
 	if len(shown) != 1 || filepath.Base(shown[0]) != id+".json" {
 		t.Errorf("the verbose status shows %v", shown)
 	}
@@ -216,7 +218,7 @@ func TestProperty9_TwoRecordsOfOneName(t *testing.T) {
 	(&trial{node: n, witness: w}).checkWitness(t)
 	n.wantListed(t, w.Id)
 	var shown []string
-	for _, file := range info[[]string](t, n, "quarantinedRecords") {
+	for _, file := range harness.Info[[]string](t, n.Node, "quarantinedRecords") {
 		shown = append(shown, filepath.Base(file))
 	}
 	if slices.Sort(shown); !slices.Equal(shown, []string{twin + ".json", double + ".json"}) {

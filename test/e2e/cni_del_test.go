@@ -21,7 +21,7 @@ type pendingAttachment struct {
 
 func pending(t *testing.T, n *harness.Node) []pendingAttachment {
 	t.Helper()
-	return runtimeInfo[[]pendingAttachment](t, n, "pendingAttachments")
+	return harness.Info[[]pendingAttachment](t, n, "pendingAttachments")
 }
 
 func TestProperty12_DELThatFailsIsRepeated(t *testing.T) {

@@ -142,7 +142,7 @@ type stuckRun struct {
 
 func (n *frozenNode) stuck() []stuckRun {
 	n.t.Helper()
-	return runtimeInfo[[]stuckRun](n.t, n.Node, "stuckPlugins")
+	return harness.Info[[]stuckRun](n.t, n.Node, "stuckPlugins")
 }
 
 func (n *frozenNode) wantShown() {

@@ -71,9 +71,9 @@ func TestProperty14_HangingADD(t *testing.T) {
 	check(t, remove(t, n, third))
 	n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", harness.Object{"new": true}))
 	eventually(t, "the new configuration is in effect", patience, func() bool {
-		return strings.Contains(fmt.Sprint(runtimeInfo[any](t, n, "cniconfig")), "new")
+		return strings.Contains(fmt.Sprint(harness.Info[any](t, n, "cniconfig")), "new")
 	})
-	building := runtimeInfo[[]struct {
+	building := harness.Info[[]struct {
 		Name  string
 		Stage struct{ Step string }
 	}](t, n, "building")

@@ -95,7 +95,7 @@ func TestFileTakesThePlaceOfTheDefaultNetwork(t *testing.T) {
 	becomesReady(t, n, true)
 	path := n.WriteNetwork()
 	eventually(t, "the file is in effect", readyTime, func() bool {
-		return runtimeInfo[struct{ File string }](t, n, "cniconfig").File == path
+		return harness.Info[struct{ File string }](t, n, "cniconfig").File == path
 	})
 	wantAddressIn(t, podStatus(t, n, n.RunPod(n.PodConfig("web"))), "10.88.0.0/16")
 }

@@ -128,7 +128,7 @@ func TestLogDirectoryOnADeadMount(t *testing.T) {
 		_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config})
 		done <- err
 	}()
-	eventually(t, "it is under way", patience, func() bool { return len(runtimeInfo[[]any](t, n, "building")) == 1 })
+	eventually(t, "it is under way", patience, func() bool { return len(harness.Info[[]any](t, n, "building")) == 1 })
 	began := time.Now()
 	n.Stop()
 	if took := time.Since(began); took > 20*time.Second {

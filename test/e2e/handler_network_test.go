@@ -93,7 +93,7 @@ func handlerProblem(t *testing.T, n *harness.Node) (said string) {
 	found := false
 	for _, condition := range answer.Status.Conditions {
 		switch condition.Type {
-		case "RuntimeHandlersReady":
+		case "RuntimeHandlerReady/own":
 			found, said = true, condition.Message
 		case runtimeapi.NetworkReady:
 			if !condition.Status {
@@ -102,7 +102,7 @@ func handlerProblem(t *testing.T, n *harness.Node) (said string) {
 		}
 	}
 	if !found {
-		t.Error("Status has no condition RuntimeHandlersReady")
+		t.Error("Status has no condition of the handler")
 	}
 	return said
 }

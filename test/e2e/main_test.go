@@ -136,15 +136,6 @@ func verbose(t testing.TB, n *harness.Node, id string) podInfo {
 	return info
 }
 
-// runtimeInfo decodes one key of the verbose Status.
-func runtimeInfo[T any](t testing.TB, n *harness.Node, key string) (value T) {
-	t.Helper()
-	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{Verbose: true})
-	check(t, err)
-	check(t, json.Unmarshal([]byte(answer.Info[key]), &value))
-	return value
-}
-
 func networkReady(t testing.TB, n *harness.Node) (ready bool, message string) {
 	t.Helper()
 	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})

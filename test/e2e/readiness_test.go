@@ -132,7 +132,7 @@ func TestProperty20_BadFileHidesNoGoodOne(t *testing.T) {
 	check(t, os.WriteFile(filepath.Join(n.CNIConf, "01-empty.conf"), nil, 0o644))
 	check(t, os.WriteFile(filepath.Join(n.CNIConf, "02-no-plugins.conflist"), []byte(`{"cniVersion": "1.0.0", "name": "x", "plugins": []}`), 0o644))
 	eventually(t, "the bad files are seen", readyTime, func() bool {
-		problems := runtimeInfo[[]string](t, n, "networkProblems")
+		problems := harness.Info[[]string](t, n, "networkProblems")
 		return len(problems) == 3 && strings.Contains(problems[0], bad)
 	})
 	if isReady, message := networkReady(t, n); !isReady {

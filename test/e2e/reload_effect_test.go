@@ -162,7 +162,7 @@ detach_time = "1h"
 		t.Errorf("the network is not ready: %s", reason)
 	}
 	n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", nil))
-	eventually(t, "the directory is looked at", patience, func() bool { return strings.Contains(fmt.Sprint(runtimeInfo[any](t, n, "cniconfig")), "two") })
+	eventually(t, "the directory is looked at", patience, func() bool { return strings.Contains(fmt.Sprint(harness.Info[any](t, n, "cniconfig")), "two") })
 }
 
 // A shutdown takes as long as is said now.

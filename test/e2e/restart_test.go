@@ -183,7 +183,7 @@ func TestProperty9_RecordsThatCannotBeRead(t *testing.T) {
 	if pods := list(t, n, nil); len(pods) != 1 || pods[0].Id != good || !ready(t, n, good) {
 		t.Errorf("listed: %v", pods)
 	}
-	quarantined := runtimeInfo[[]string](t, n, "quarantinedRecords")
+	quarantined := harness.Info[[]string](t, n, "quarantinedRecords")
 	if len(quarantined) != 2 {
 		t.Errorf("the verbose status has %v", quarantined)
 	}

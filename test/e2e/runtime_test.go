@@ -46,11 +46,11 @@ func TestStatusHasBothConditions(t *testing.T) {
 
 func TestVerboseStatusShowsTheNetwork(t *testing.T) {
 	n := newNode(t)
-	network := runtimeInfo[struct{ Name, File string }](t, n, "cniconfig")
+	network := harness.Info[struct{ Name, File string }](t, n, "cniconfig")
 	if network.Name != n.Network || network.File == "" {
 		t.Errorf("got %+v", network)
 	}
-	config := runtimeInfo[map[string]any](t, n, "config")
+	config := harness.Info[map[string]any](t, n, "config")
 	if config["Root"] != n.Root {
 		t.Errorf("the configuration in effect is not shown: %v", config)
 	}

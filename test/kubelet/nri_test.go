@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // startPlugins switches NRI on, under the pods that run: with a plugin that writes
@@ -54,12 +56,7 @@ func (k *kubelet) stopPlugins() {
 
 func (k *kubelet) plugins() (names []string) {
 	k.t.Helper()
-	answer, err := k.Runtime.Status(limited(k.t), &runtimeapi.StatusRequest{Verbose: true})
-	check(k.t, err)
-	if text := answer.Info["nriPlugins"]; text != "" {
-		check(k.t, json.Unmarshal([]byte(text), &names))
-	}
-	return names
+	return harness.Info[[]string](k.t, k.Node, "nriPlugins")
 }
 
 // heard are the requests of a kind about a pod, or a container of it, that the
