@@ -240,6 +240,25 @@ bin/tools/.built: hack/tools/go.mod hack/tools/go.sum $(wildcard hack/tools/*/*.
 lint: packages bin/tools/.built ## gofumpt, go vet, staticcheck, shellcheck
 	hack/lint
 
+bin/tools/.release: hack/release/go.mod hack/release/go.sum hack/release/main.go
+	go build -C hack/release $(goflags) -o $(CURDIR)/bin/tools/ tool
+	go build -C hack/release $(goflags) -o $(CURDIR)/bin/tools/sbom .
+	@touch $@
+
+.PHONY: release
+release: packages bin/tools/.release ## Tarballs, .deb and .rpm for amd64 and arm64, in bin/release/files
+	@hack/setup hack/release/packages.txt
+	@hack/release/sysroot libseccomp-dev
+	hack/release/make
+
+# The second build has a cache of its own: what the first has compiled is compiled again.
+.PHONY: test-release
+test-release: root setup release ## Install, upgrade and remove the packages; build again and compare (root)
+	go test $(goflags) -tags seccomp -race -c -o bin/test/release ./test/release
+	cd test/release && ../../hack/in-netns ../../hack/release/machine ../../bin/test/release -test.v -test.timeout 10m $(TESTFLAGS)
+	GOCACHE=$(CURDIR)/bin/release/cache TMPDIR=$(CURDIR)/bin/release TZ=Asia/Tokyo LANG=de_DE.UTF-8 hack/release/make bin/release/again
+	cmp bin/release/files/SHA256SUMS bin/release/again/SHA256SUMS
+
 # A release is made after this: RELEASE=1 make vulncheck.
 .PHONY: vulncheck
 vulncheck: bin/tools/.built ## Known vulnerabilities in what is linked; RELEASE=1 fails where their list cannot be had

@@ -193,7 +193,7 @@ var layers = [][]string{
 	{"internal/timeline"},
 	{"internal/node", "internal/step"},
 	{"internal/trace"},
-	{"stream/spdy", "shim/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/errtext", "internal/handler", "internal/id", "internal/lock", "internal/manual", "internal/process", "internal/redact", "internal/seal", "internal/socket", "internal/state", "internal/trace/otlp"},
+	{"stream/spdy", "shim/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/containerd", "internal/errtext", "internal/handler", "internal/id", "internal/lock", "internal/manual", "internal/process", "internal/redact", "internal/seal", "internal/socket", "internal/state", "internal/trace/otlp"},
 	{"internal/step/failpoint", "internal/tree", "test/leak"},
 }
 

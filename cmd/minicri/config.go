@@ -1,12 +1,12 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/internal/manual"
 )
 
 // configCommand is "minicri config".
@@ -20,8 +20,10 @@ func configCommand(arguments []string, output io.Writer) error {
 		}
 		_, err := fmt.Fprintln(output, arguments[1], "is valid")
 		return err
+	case len(arguments) == 2 && arguments[0] == "from-containerd":
+		return fromContainerd(arguments[1], output)
 	default:
-		return errors.New("usage: minicri config default, or minicri config check FILE")
+		return fmt.Errorf("usage:\n%s", manual.UsageOf("config"))
 	}
 }
 

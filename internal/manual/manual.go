@@ -40,6 +40,7 @@ func Commands() []Command {
 	return []Command{
 		{Words: "config default", Help: "print the default configuration, every key with its comment"},
 		{Words: "config check", Argument: "FILE", Help: "check a configuration file and its drop-ins, FILE.d/*.toml"},
+		{Words: "config from-containerd", Argument: "FILE", Help: "print the configuration for a file of containerd's, with what has no counterpart as comments"},
 		{
 			Words: "check", Argument: "[ID...]", Help: "report what this node lacks and what was left behind; exit code 0 only without a problem, which a record in quarantine is too", Configured: true,
 			Flags: []Flag{{"fix", "", "remove what was left behind, and try records in quarantine again"}, {"force", "", "with --fix: remove the records in quarantine that cannot be decoded, and give up the attachments whose ids follow"}, {"json", "", "print JSON"}},

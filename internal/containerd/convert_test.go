@@ -1,0 +1,129 @@
+package containerd
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/minicri/minicri/internal/config"
+)
+
+// What is written loads, and has the values.
+func TestConvert(t *testing.T) {
+	for name, test := range map[string]struct {
+		from  string
+		check func(*config.Config) bool
+		notes []string
+	}{
+		"version 3": {`version = 3
+[plugins.'io.containerd.cri.v1.images']
+max_concurrent_downloads = 7
+[plugins.'io.containerd.cri.v1.images'.registry]
+config_path = '/etc/containerd/certs.d:/etc/docker/certs.d'
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+sandbox = 'registry.k8s.io/pause:3.10'
+[plugins.'io.containerd.cri.v1.runtime']
+device_ownership_from_security_context = true
+selinux_category_range = 512
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+runtime_type = 'io.containerd.runc.v2'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+SystemdCgroup = true
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]
+runtime_type = 'io.containerd.runc.v2'
+privileged_without_host_devices = true
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia.options]
+BinaryName = '/usr/bin/nvidia-container-runtime'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.kata]
+runtime_type = 'io.containerd.kata.v2'
+[plugins.'io.containerd.nri.v1.nri']
+disable = false
+`, func(c *config.Config) bool {
+			return c.Images.MaxDownloads == 7 && len(c.Images.CertsDirs) == 2 && c.DeviceOwnership && c.CgroupDriver == "systemd" && c.NRI.Enabled &&
+				c.Runtimes["runc"].Type == config.Builtin && c.Runtimes["nvidia"].Path == "/usr/bin/nvidia-container-runtime" && c.Runtimes["nvidia"].PrivilegedWithoutHostDevices
+		}, []string{"selinux_category_range = 512", "runtime handler kata"}},
+		"version 2": {`version = 2
+[plugins.'io.containerd.grpc.v1.cri']
+sandbox_image = 'registry.k8s.io/pause:3.8'
+stream_idle_timeout = '1h'
+[plugins.'io.containerd.grpc.v1.cri'.cni]
+bin_dir = '/usr/libexec/cni'
+[plugins.'io.containerd.grpc.v1.cri'.registry.mirrors.'docker.io']
+endpoint = ['https://mirror.example']
+[plugins.'io.containerd.grpc.v1.cri'.registry.configs.'registry.example'.auth]
+password = 'hunter2'
+`, func(c *config.Config) bool {
+			return c.CNIBin == "/usr/libexec/cni" && time.Duration(c.Streaming.Idle) == time.Hour
+		}, []string{"mirror.example", "images.docker_config"}},
+	} {
+		text, err := Convert([]byte(test.from))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		c := load(t, text)
+		if !test.check(c) {
+			t.Errorf("%s: it became\n%s", name, text)
+		}
+		for _, note := range test.notes {
+			if !strings.Contains(string(text), note) {
+				t.Errorf("%s: nothing says %q:\n%s", name, note, text)
+			}
+		}
+		if strings.Contains(string(text), "hunter2") {
+			t.Errorf("%s: the password is in it", name)
+		}
+	}
+}
+
+// What Debian's containerd prints as its default says nothing.
+func TestDefaultsSayNothing(t *testing.T) {
+	data, err := exec.Command("../../bin/debian/usr/bin/containerd", "config", "default").Output()
+	if err != nil {
+		t.Fatalf("%v: make test-deps unpacks it", err)
+	}
+	text, err := Convert(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(text), "# These") {
+		t.Errorf("it became\n%s", text)
+	}
+}
+
+func TestRefusesOtherVersions(t *testing.T) {
+	for _, text := range []string{"", "version = 1\n", "version = 4\n", "x"} {
+		if got, err := Convert([]byte(text)); err == nil {
+			t.Errorf("%q became %q", text, got)
+		}
+	}
+}
+
+// Each rule leads to a key that there is, or gives a reason, or neither.
+func TestRulesNameKeys(t *testing.T) {
+	keys := map[string]bool{}
+	for _, key := range config.Keys() {
+		keys[key.Name] = true
+	}
+	for name, r := range rules() {
+		if r.to != "" && (!keys[r.to] || r.why != "") {
+			t.Errorf("%s: %q is no key, or there is a reason too: %q", name, r.to, r.why)
+		}
+	}
+}
+
+func load(t *testing.T, text []byte) *config.Config {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.toml")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.LoadFile(file)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return c
+}

@@ -1,0 +1,216 @@
+// Package release tests what make release has made: that a machine that has only Debian
+// can use it, with pods running over an upgrade and a removal, and that another build
+// makes the same bytes. make test-release runs it on a throw-away copy of this machine's
+// files, which hack/release/machine makes.
+package release
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+const files = "../../bin/release/files"
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	harness.Check(t, err)
+}
+
+// run runs a program and returns what it writes.
+func run(t *testing.T, name string, arguments ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, arguments...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v: %s", name, strings.Join(arguments, " "), err, out)
+	}
+	return string(out)
+}
+
+// file is the one file of the release whose name ends so.
+func file(t *testing.T, suffix string) string {
+	t.Helper()
+	found, err := filepath.Glob(files + "/minicri-*-linux-" + suffix)
+	check(t, err)
+	if len(found) != 1 {
+		t.Fatalf("%s: %v: make release makes one", suffix, found)
+	}
+	return found[0]
+}
+
+// Every file is named with its checksum, and every program of the package is in the
+// list of what is linked.
+func TestChecksumsAndList(t *testing.T) {
+	check := exec.Command("sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS")
+	check.Dir = files
+	if out, err := check.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	for _, arch := range []string{"amd64", "arm64"} {
+		for _, suffix := range []string{".deb", ".rpm", ".tar.gz", ".cdx.json"} {
+			sums := run(t, "cat", files+"/SHA256SUMS")
+			if name := filepath.Base(file(t, arch+suffix)); !strings.Contains(sums, name) {
+				t.Errorf("SHA256SUMS does not name %s", name)
+			}
+		}
+		var list struct {
+			BOMFormat  string `json:"bomFormat"`
+			Components []struct{ Name string }
+		}
+		if err := json.Unmarshal([]byte(run(t, "cat", file(t, arch+".cdx.json"))), &list); err != nil || list.BOMFormat != "CycloneDX" {
+			t.Errorf("%s: %v, %s", arch, err, list.BOMFormat)
+		}
+		names := map[string]bool{}
+		for _, c := range list.Components {
+			names[c.Name] = true
+		}
+		for _, name := range []string{"bin/minicri", "bin/minicri-shim", "lib/minicri/cni/bridge", "stdlib", "libseccomp", "google.golang.org/grpc"} {
+			if !names[name] {
+				t.Errorf("%s: the list does not name %s", arch, name)
+			}
+		}
+	}
+}
+
+// What is for arm64 is of arm64, static, down to the helper programs inside.
+func TestArchitectures(t *testing.T) {
+	for arch, machine := range map[string]string{"amd64": "x86-64", "arm64": "ARM aarch64"} {
+		dir := t.TempDir()
+		run(t, "tar", "-C", dir, "-xzf", file(t, arch+".tar.gz"))
+		for _, program := range []string{"bin/minicri", "bin/minicri-shim", "lib/minicri/cni/bridge"} {
+			if says := run(t, "file", filepath.Join(dir, program)); !strings.Contains(says, machine) || !strings.Contains(says, "statically linked") {
+				t.Errorf("%s of %s: %s", program, arch, says)
+			}
+		}
+	}
+}
+
+// TestPackage is docs/quickstart.md with dpkg: a daemon of the package runs a pod, which
+// an upgrade, a removal and another installation leave alone.
+func TestPackage(t *testing.T) {
+	deb := file(t, "amd64.deb")
+	run(t, "dpkg", "-i", deb)
+	for _, path := range []string{"/usr/bin/minicri", "/usr/lib/systemd/system/minicri.service", "/usr/share/man/man8/minicri.8", "/etc/minicri/config.toml", "/etc/crictl.yaml"} {
+		if _, err := os.Stat(path); err != nil {
+			t.Error(err)
+		}
+	}
+	run(t, "minicri", "config", "check", "/etc/minicri/config.toml")
+	const network = "/etc/minicri/config.toml.d/10-network.toml"
+	check(t, os.MkdirAll(filepath.Dir(network), 0o755))
+	check(t, os.WriteFile(network, []byte("[default_network]\nenabled = true\nsubnet = \"10.99.0.0/16\"\n"), 0o644))
+
+	stop := serve(t)
+	client := connect(t)
+	pod, err := client.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: "web", Uid: "0815", Namespace: "test"}, LogDirectory: t.TempDir(),
+		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: "/minicri-release-test"},
+	}})
+	check(t, err)
+	before := pausePID(t, client, pod.PodSandboxId)
+	same := func(when string) {
+		t.Helper()
+		if now := pausePID(t, connect(t), pod.PodSandboxId); now != before {
+			t.Errorf("%s: pause was %d, is %d", when, before, now)
+		}
+	}
+
+	stop()
+	run(t, "dpkg", "-i", later(t, deb))
+	if version := run(t, "dpkg-query", "-W", "-f", "${Version}", "minicri"); !strings.HasPrefix(version, "99.") {
+		t.Errorf("the version is %s", version)
+	}
+	stop = serve(t)
+	same("upgrade")
+
+	stop()
+	if says := run(t, "dpkg", "--remove", "minicri"); !strings.Contains(says, "pods keep running") {
+		t.Errorf("dpkg --remove says %s", says)
+	}
+	for path, stays := range map[string]bool{"/usr/bin/minicri": false, "/etc/crictl.yaml": false, "/usr/lib/minicri": false, network: true, "/var/lib/minicri": true} {
+		if _, err := os.Stat(path); (err == nil) != stays {
+			t.Errorf("dpkg --remove: %s: %v", path, err)
+		}
+	}
+	check(t, syscall.Kill(before, 0))
+	run(t, "dpkg", "-i", deb)
+	stop = serve(t)
+	same("removal")
+
+	client = connect(t)
+	_, err = client.StopPodSandbox(t.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod.PodSandboxId})
+	check(t, err)
+	_, err = client.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod.PodSandboxId})
+	check(t, err)
+	stop()
+	run(t, "dpkg", "--purge", "minicri")
+}
+
+// later is the same package with a later version.
+func later(t *testing.T, deb string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "later")
+	run(t, "dpkg-deb", "-R", deb, dir)
+	run(t, "sed", "-i", "s/^Version: .*/Version: 99.0.0/", dir+"/DEBIAN/control")
+	run(t, "dpkg-deb", "-Znone", "-b", dir, dir+".deb")
+	return dir + ".deb"
+}
+
+// serve starts the daemon as its unit does; there is no systemd. What ends it waits for
+// its end.
+func serve(t *testing.T) (stop func()) {
+	t.Helper()
+	unit := run(t, "sed", "-n", "s/^ExecStart=//p", "/usr/lib/systemd/system/minicri.service")
+	daemon := exec.Command(strings.TrimSpace(unit))
+	daemon.Stdout, daemon.Stderr = os.Stdout, os.Stderr
+	check(t, daemon.Start())
+	ended := make(chan error, 1)
+	go func() { ended <- daemon.Wait() }()
+	return func() {
+		check(t, daemon.Process.Signal(syscall.SIGTERM))
+		check(t, <-ended)
+	}
+}
+
+// connect waits until the daemon answers.
+func connect(t *testing.T) runtimeapi.RuntimeServiceClient {
+	t.Helper()
+	connection, err := grpc.NewClient("unix:///run/minicri/minicri.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	check(t, err)
+	t.Cleanup(func() { connection.Close() })
+	client := runtimeapi.NewRuntimeServiceClient(connection)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	_, err = client.Version(ctx, &runtimeapi.VersionRequest{}, grpc.WaitForReady(true))
+	check(t, err)
+	return client
+}
+
+func pausePID(t *testing.T, client runtimeapi.RuntimeServiceClient, id string) int {
+	t.Helper()
+	answer, err := client.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	check(t, err)
+	if state := answer.Status.GetState(); state != runtimeapi.PodSandboxState_SANDBOX_READY {
+		t.Errorf("the pod is %v", state)
+	}
+	var info struct {
+		PID int `json:"pid"`
+	}
+	if err := json.Unmarshal([]byte(answer.Info["info"]), &info); err != nil || info.PID == 0 {
+		t.Fatalf("the pod's process: %v: %s", err, fmt.Sprint(answer.Info))
+	}
+	return info.PID
+}
