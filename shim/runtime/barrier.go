@@ -54,7 +54,7 @@ func readBarrier(fifo *os.File) error {
 		return err
 	}
 	var failed error
-	err = raw.Read(func(fd uintptr) bool {
+	read := func(fd uintptr) bool {
 		n, err := unix.Read(int(fd), make([]byte, 1))
 		switch {
 		case n > 0:
@@ -64,6 +64,14 @@ func readBarrier(fifo *os.File) error {
 		}
 		failed = err
 		return true
-	})
-	return errors.Join(err, failed)
+	}
+	if err = raw.Read(read); err == nil {
+		return failed
+	}
+	// A program that ends at once may be seen to have ended before its byte is read.
+	var goneOn bool
+	if raw.Control(func(fd uintptr) { goneOn = read(fd) }) == nil && goneOn {
+		return failed
+	}
+	return err
 }
