@@ -185,8 +185,8 @@ func (n *demoNode) podStatus(ctx context.Context, id string) (*runtimeapi.PodSan
 type podInfo struct {
 	NetNamespace string `json:"netNamespace"`
 	Timeline     []struct {
-		Step string        `json:"step"`
-		Took time.Duration `json:"took"`
+		Step string `json:"step"`
+		Took string `json:"took"`
 	} `json:"timeline"`
 }
 
@@ -203,7 +203,8 @@ func (n *demoNode) timeline(ctx context.Context, id string) (string, error) {
 	info, err := n.info(ctx, id)
 	var parts []string
 	for _, step := range info.Timeline {
-		parts = append(parts, fmt.Sprintf("%s %s", step.Step, short(step.Took)))
+		took, _ := time.ParseDuration(step.Took) // none for one that took none
+		parts = append(parts, fmt.Sprintf("%s %s", step.Step, short(took)))
 	}
 	return strings.Join(parts, ", "), err
 }
