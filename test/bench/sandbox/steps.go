@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -20,7 +21,12 @@ func (m *measurement) noteSteps(ctx context.Context, kind, id string) error {
 	if err != nil {
 		return err
 	}
-	var info struct{ Timeline []step.Row }
+	var info struct {
+		Timeline []struct {
+			step.Row
+			Took string `json:"took"`
+		}
+	}
 	if err := json.Unmarshal([]byte(response.GetInfo()["info"]), &info); err != nil {
 		return err
 	}
@@ -32,7 +38,8 @@ func (m *measurement) noteSteps(ctx context.Context, kind, id string) error {
 		if row.Kind == "plugin" {
 			name = kind + "  " + row.Step
 		}
-		m.took[name] = append(m.took[name], row.Took)
+		took, _ := time.ParseDuration(row.Took) // none for one that took none
+		m.took[name] = append(m.took[name], took)
 		m.began[name] = append(m.began[name], row.Start.Sub(info.Timeline[0].Start))
 	}
 	return nil
