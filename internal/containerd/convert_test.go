@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -126,4 +127,25 @@ func load(t *testing.T, text []byte) *config.Config {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	return c
+}
+
+// docs/from-containerd.md says of each key what the rule does.
+func TestPageHasTheRules(t *testing.T) {
+	page, err := os.ReadFile("../../docs/from-containerd.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := 0
+	for _, row := range regexp.MustCompile("(?m)^\\| (`.*`) \\| (`([a-z_.]+)`|none.*) \\|$").FindAllStringSubmatch(string(page), -1) {
+		for _, key := range regexp.MustCompile("`([a-z_.0-9]+)`").FindAllStringSubmatch(row[1], -1) {
+			r, known := rules()["cri."+key[1]]
+			if !known || r.to != row[3] {
+				t.Errorf("the page says %s of %s, the rule %q (%v)", row[2], key[1], r.to, known)
+			}
+			rows++
+		}
+	}
+	if rows < 15 {
+		t.Errorf("%d keys were found on the page", rows)
+	}
 }

@@ -23,7 +23,7 @@ const (
 // versions of the file.
 func rules() map[string]rule {
 	all := map[string]rule{
-		"version": {}, "root": {}, "state": {}, "temp": {}, "imports": {why: "only this file was read: 'containerd config dump' prints all of them as one"},
+		"version": {}, "root": {}, "state": {}, "temp": {}, "imports": {},
 		"plugin_dir": {}, "oom_score": {}, "disabled_plugins": {}, "required_plugins": {},
 		"grpc.address":    {usual: "/run/containerd/containerd.sock", why: "minicri's socket is /run/minicri/minicri.sock; the key 'socket' moves it"},
 		"debug.level":     {to: "log_level", usual: "", as: logLevel},

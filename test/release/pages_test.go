@@ -1,0 +1,73 @@
+package release
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"testing"
+)
+
+// blocks are the commands of a page that its tests run: its blocks of sh.
+func blocks(t *testing.T, page string) (scripts []string) {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/" + page)
+	check(t, err)
+	for _, found := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+		scripts = append(scripts, found[1])
+	}
+	return scripts
+}
+
+// script runs a block of a page in a directory.
+func script(t *testing.T, dir, text string) {
+	t.Helper()
+	command := exec.Command("sh", "-eux", "-c", text)
+	command.Dir = dir
+	out, err := command.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Errorf("%v: %s", err, text)
+	}
+}
+
+func absolute(t *testing.T, path string) string {
+	t.Helper()
+	path, err := filepath.Abs(path)
+	check(t, err)
+	return path
+}
+
+// TestQuickstart runs the page from the files of the release to a node that is fit. What
+// systemd does there, starting the daemon, the test does.
+func TestQuickstart(t *testing.T) {
+	all := blocks(t, "quickstart.md")
+	if len(all) < 3 {
+		t.Fatalf("the page has %d blocks of sh", len(all))
+	}
+	script(t, files, all[0])
+	defer run(t, "dpkg", "--purge", "minicri")
+	stop := serve(t)
+	defer stop()
+	connect(t)
+	for _, text := range all[1:] {
+		script(t, files, text)
+	}
+}
+
+// TestFromContainerd runs the page's conversion of what Debian's containerd is told.
+func TestFromContainerd(t *testing.T) {
+	t.Setenv("PATH", absolute(t, "../../bin/debian/usr/bin")+":"+os.Getenv("PATH"))
+	run(t, "dpkg", "-i", file(t, "amd64.deb"))
+	defer run(t, "dpkg", "--purge", "minicri")
+	check(t, os.MkdirAll("/etc/containerd", 0o755))
+	check(t, os.WriteFile("/etc/containerd/config.toml", []byte("version = 2\n[plugins.'io.containerd.grpc.v1.cri']\nmax_concurrent_downloads = 9\n"), 0o644))
+	for _, text := range blocks(t, "from-containerd.md") {
+		script(t, t.TempDir(), text)
+	}
+	made, err := os.ReadFile("/etc/minicri/config.toml.d/10-containerd.toml")
+	check(t, err)
+	if !regexp.MustCompile(`(?m)^max_downloads = 9$`).Match(made) {
+		t.Errorf("the file is\n%s", made)
+	}
+}
