@@ -64,10 +64,36 @@ func Survey(directory string, binDirs []string) (*Configuration, []error) {
 	if len(good) == 0 {
 		return nil, problems
 	}
-	if err := missingPlugins(good[0], binDirs); err != nil {
-		problems = append(problems, err)
+	return good[0], slices.Concat(problems, missingPrograms(good[0], binDirs))
+}
+
+// missingPrograms are those of a network, with the IPAM plugins that plugins run.
+func missingPrograms(c *Configuration, directories []string) (problems []error) {
+	for _, err := range []error{missingPlugins(c, directories), missingIPAM(c, directories)} {
+		if err != nil {
+			problems = append(problems, err)
+		}
 	}
-	return good[0], problems
+	return problems
+}
+
+// missingIPAM: plugins look for these in the same directories.
+func missingIPAM(c *Configuration, directories []string) error {
+	var list struct {
+		Plugins []struct{ IPAM struct{ Type string } }
+	}
+	if err := json.Unmarshal(c.Bytes, &list); err != nil {
+		return fmt.Errorf("network %q: %w", c.Name, err)
+	}
+	var missing []error
+	for _, plugin := range list.Plugins {
+		if name := plugin.IPAM.Type; name != "" {
+			if _, err := invoke.FindInPath(name, directories); err != nil {
+				missing = append(missing, fmt.Errorf("network %q: ipam: %w: install the plugin or set cni_bin_dir", c.Name, err))
+			}
+		}
+	}
+	return errors.Join(missing...)
 }
 
 func readFile(file string) (*Configuration, error) {

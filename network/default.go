@@ -44,6 +44,15 @@ func (d DefaultNetwork) subnets(podCIDR string) ([]netip.Prefix, error) {
 	return ParseSubnets(subnets)
 }
 
+// Survey is the function Survey for this network, whose subnet may come later.
+func (d DefaultNetwork) Survey(binDirs []string) (*Configuration, []error) {
+	c, err := d.configuration(nil, false)
+	if err != nil {
+		return nil, []error{err}
+	}
+	return c, missingPrograms(c, binDirs)
+}
+
 // configuration is the network; masqueraded tells that the table does that.
 func (d DefaultNetwork) configuration(subnets []netip.Prefix, masqueraded bool) (*Configuration, error) {
 	encoded, err := json.Marshal(d.list(subnets, masqueraded))

@@ -322,6 +322,24 @@ type TLS struct {
 // selfSignedLife is more than a daemon runs.
 const selfSignedLife = 10 * 365 * 24 * time.Hour
 
+// Check returns why the files cannot be used.
+func (t TLS) Check() error {
+	_, err := t.load()
+	return err
+}
+
+// load reads the files; the certificate is nil where none are named.
+func (t TLS) load() (*tls.Certificate, error) {
+	if t.Cert == "" {
+		return nil, nil
+	}
+	certificate, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+	if err != nil {
+		return nil, fmt.Errorf("the certificate for exec, attach and port-forward (streaming.tls_cert, tls_key): %w", err)
+	}
+	return &certificate, nil
+}
+
 // config is nil without TLS. What cannot be used is an error now.
 func (t TLS) config(host string) (*tls.Config, error) {
 	if t.SelfSigned {
@@ -331,19 +349,10 @@ func (t TLS) config(host string) (*tls.Config, error) {
 		}
 		return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*certificate}}, nil
 	}
-	if t.Cert == "" {
-		return nil, nil
-	}
-	load := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		certificate, err := tls.LoadX509KeyPair(t.Cert, t.Key)
-		if err != nil {
-			return nil, fmt.Errorf("the certificate for exec, attach and port-forward (streaming.tls_cert, tls_key): %w", err)
-		}
-		return &certificate, nil
-	}
-	if _, err := load(nil); err != nil {
+	if first, err := t.load(); first == nil || err != nil {
 		return nil, err
 	}
+	load := func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return t.load() }
 	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: load}, nil
 }
 

@@ -7,16 +7,13 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"os"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"slices"
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/doctor"
 	"github.com/minicri/minicri/internal/handler"
+	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/redact"
@@ -27,29 +24,36 @@ var errNotClean = errors.New("this node has problems, see above")
 
 // checkCommand is `minicri check`: what this node lacks, and what was left.
 func checkCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	var fix, force, asJSON bool
+	var fix, force, asJSON, pod bool
 	command := manual.Find("check")
 	help := command.FlagHelp
-	c, ids, err := config.LoadWith(arguments, os.Stderr, command.Describe, func(set *flag.FlagSet) {
+	l, ids, err := look(arguments, func(set *flag.FlagSet) {
 		set.BoolVar(&fix, "fix", false, help("fix"))
 		set.BoolVar(&force, "force", false, help("force"))
 		set.BoolVar(&asJSON, "json", false, help("json"))
+		set.BoolVar(&pod, "pod", false, help("pod"))
 	})
 	if err != nil {
 		return err
 	}
 	if force && !fix {
-		return errors.New("--force goes with --fix")
+		return misused("--force goes with --fix")
 	}
 	if len(ids) > 0 && !force {
-		return fmt.Errorf("%q: an attachment is given up with --fix --force ID only", ids[0])
+		return misused("%q: an attachment is given up with --fix --force ID only", ids[0])
 	}
-	findings, err := examine(ctx, c, ids)
+	if fix && len(l.Broken) > 0 {
+		return fmt.Errorf("--fix needs a configuration that is right, to know what is this node's: %w", errors.Join(l.Broken...))
+	}
+	findings, err := examine(ctx, l, ids)
 	if err != nil {
 		return err
 	}
 	if fix {
 		findings = doctor.Fix(findings, force)
+	}
+	if pod {
+		findings = append(findings, tryPod(ctx, l.Config))
 	}
 	if err := printFindings(output, findings, asJSON); err != nil {
 		return err
@@ -61,7 +65,8 @@ func checkCommand(ctx context.Context, arguments []string, output io.Writer) err
 }
 
 // examine looks at the node, and asks its daemon what only that can know.
-func examine(ctx context.Context, c *config.Config, giveUp []string) ([]doctor.Finding, error) {
+func examine(ctx context.Context, l *config.Loaded, giveUp []string) ([]doctor.Finding, error) {
+	c := l.Config
 	identity, err := node.Read(c.Root)
 	if err != nil {
 		return nil, err
@@ -70,45 +75,20 @@ func examine(ctx context.Context, c *config.Config, giveUp []string) ([]doctor.F
 	if err != nil {
 		shim = c.Shim
 	}
-	plugins, err := pluginProblems(ctx, c)
+	m, err := machine.Read(c.Root)
 	if err != nil {
 		return nil, err
 	}
+	_, plugins := nriSource(c).Survey() // those that a daemon would not start
+	daemon, connected := askDaemon(ctx, c.Socket)
+	if connected != nil {
+		plugins = connected
+	}
 	return doctor.Run(ctx, doctor.Options{
-		Config: c, Shim: shim, Node: identity, Handlers: handler.New(handlerSpecs(c), handler.Features{}),
+		Config: c, Daemon: daemon, Configuration: slices.Concat(l.Broken, located(l, preflight(c, m))), Unknown: l.Unknown, Shim: shim, Node: identity, Handlers: handler.New(handlerSpecs(c), handler.Features{}),
 		Snapshots: snapshotsOf(ctx, c), Plugins: plugins, GiveUp: giveUp,
 		Registries: image.CheckRegistries(c.Images.CertsDirs, c.Images.DockerConfig),
 	}), nil
-}
-
-// pluginProblems are what is wrong with NRI plugins: the daemon knows which are
-// connected; without one it is known which it would not start.
-func pluginProblems(ctx context.Context, c *config.Config) (problems []error, err error) {
-	_, skipped := nriSource(c).Survey()
-	if !c.NRI.Enabled || !daemonServes(ctx, c.Socket) {
-		return skipped, nil
-	}
-	connection, err := grpc.NewClient("unix://"+c.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return nil, err
-	}
-	defer connection.Close()
-	answer, err := runtimeapi.NewRuntimeServiceClient(connection).Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
-	if err != nil {
-		return append(skipped, fmt.Errorf("ask the daemon which NRI plugins are connected: %w", err)), nil
-	}
-	said := answer.GetInfo()["nriProblems"]
-	if said == "" {
-		return skipped, nil // it is off there
-	}
-	var texts struct{ Items []string }
-	if err := json.Unmarshal([]byte(said), &texts); err != nil {
-		return nil, fmt.Errorf("read nriProblems of the daemon's status: %w", err)
-	}
-	for _, text := range texts.Items {
-		problems = append(problems, errors.New(text))
-	}
-	return problems, nil
 }
 
 func printFindings(output io.Writer, findings []doctor.Finding, asJSON bool) error {

@@ -1,43 +1,83 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"reflect"
+	"slices"
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/machine"
-	"github.com/minicri/minicri/internal/manual"
+	"github.com/minicri/minicri/internal/redact"
 )
 
 // configCommand is "minicri config".
-func configCommand(arguments []string, output io.Writer) error {
-	switch {
-	case len(arguments) == 1 && arguments[0] == "default":
+func configCommand(ctx context.Context, arguments []string, output io.Writer) error {
+	if len(arguments) == 0 {
+		return misused("config: default, check or show? `minicri help config`")
+	}
+	l, words, err := config.Read(arguments[1:], output)
+	if err != nil {
+		return usageError{err}
+	}
+	switch verb := arguments[0]; {
+	case verb == "default" && len(words) == 0:
 		return config.Default().Write(output)
-	case len(arguments) == 2 && arguments[0] == "check":
-		if err := checkConfig(arguments[1]); err != nil {
-			return fmt.Errorf("check %s: %w", arguments[1], err)
+	case verb == "check" && len(words) <= 1:
+		return checkConfig(slices.Concat(words, []string{config.File(arguments[1:])})[0], output)
+	case verb == "show" && len(words) == 0:
+		running, err := runningConfig(ctx, l.Socket)
+		if err != nil {
+			return fmt.Errorf("ask the daemon for its configuration: %w", err)
 		}
-		_, err := fmt.Fprintln(output, arguments[1], "is valid")
-		return err
-	case len(arguments) == 2 && arguments[0] == "from-containerd":
-		return fromContainerd(arguments[1], output)
+		return errors.Join(showConfig(output, l, running), l.Strict())
+	case verb == "from-containerd" && len(words) == 1:
+		return fromContainerd(words[0], output)
 	default:
-		return fmt.Errorf("usage:\n%s", manual.UsageOf("config"))
+		return misused("usage: minicri config default, config check [FILE], config show or config from-containerd FILE")
 	}
 }
 
-// checkConfig checks what the daemon would refuse at its start, but for what this
-// machine cannot do.
-func checkConfig(file string) error {
-	c, err := config.LoadFile(file)
+// checkConfig reports what the daemon would refuse at its start on this machine, and
+// keys that it does not know.
+func checkConfig(file string, output io.Writer) error {
+	l, _, err := config.Read([]string{"--config", file}, output)
 	if err != nil {
 		return err
 	}
-	defaults, err := readDefaults(c, machine.Machine{CgroupDelegation: true})
+	m, err := machine.Read(l.Root)
 	if err != nil {
 		return err
 	}
-	_, err = handlerDefaults(c, defaults)
+	if err := errors.Join(l.Strict(), errors.Join(located(l, preflight(l.Config, m))...)); err != nil {
+		return fmt.Errorf("%s is not good:\n%w", file, err)
+	}
+	_, err = fmt.Fprintln(output, file, "is valid")
 	return err
+}
+
+// showConfig prints each value that is in force and where it is from. running has the
+// daemon's, nil if none serves.
+func showConfig(output io.Writer, l *config.Loaded, running map[string]any) error {
+	document, err := json.Marshal(l.Config)
+	if err != nil {
+		return err
+	}
+	now, err := keysIn(document)
+	if err != nil {
+		return err
+	}
+	for _, v := range l.Values() {
+		source := v.Source
+		if running != nil && !reflect.DeepEqual(running[v.Name], now[v.Name]) {
+			source += "; the daemon that runs has another value, until it is restarted"
+		}
+		if _, err := fmt.Fprintf(output, "%s = %s  # %s\n", v.Name, redact.Printable(v.Text), redact.Printable(source)); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -3,31 +3,32 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
-	"os"
+	"strings"
 	"time"
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/inspect"
-	"github.com/minicri/minicri/internal/manual"
 )
 
 // debugCommand is `minicri debug bundle FILE`: what a maintainer asks for.
 func debugCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	c, words, err := config.LoadWith(arguments, os.Stderr, manual.Find("debug bundle").Describe)
+	var force bool
+	l, words, err := look(arguments, func(set *flag.FlagSet) { set.BoolVar(&force, "force", false, "") })
 	if err != nil {
 		return err
 	}
 	if len(words) != 2 || words[0] != "bundle" {
-		return errors.New("usage: minicri debug bundle FILE.tar.gz")
+		return misused("usage: minicri debug bundle FILE.tar.gz")
 	}
-	file, err := os.OpenFile(words[1], os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	file, err := create(words[1], force)
 	if err != nil {
 		return fmt.Errorf("write the bundle: %w", err)
 	}
 	bundle := inspect.NewBundle(file)
-	collect(ctx, c, bundle)
+	collect(ctx, l, bundle)
 	if err := errors.Join(bundle.Close(), file.Close()); err != nil {
 		return fmt.Errorf("write the bundle: %w", err)
 	}
@@ -39,9 +40,14 @@ func debugCommand(ctx context.Context, arguments []string, output io.Writer) err
 const daemonLimit = 30 * time.Second
 
 // collect adds every part; in place of one that cannot be collected it adds the error.
-func collect(ctx context.Context, c *config.Config, bundle *inspect.Bundle) {
+func collect(ctx context.Context, l *config.Loaded, bundle *inspect.Bundle) {
+	c := l.Config
 	bundle.Text("version.txt", func() (string, error) { return "minicri " + version + "\n", nil })
 	bundle.JSON("config.json", func() (any, error) { return c, nil })
+	bundle.Text("config-sources.txt", func() (string, error) {
+		var b strings.Builder
+		return b.String(), showConfig(&b, l, nil)
+	})
 	client := inspect.NewClient(inspect.DebugSocket(c.State))
 	everything := ctx
 	ctx, cancel := context.WithTimeout(ctx, daemonLimit)
@@ -51,7 +57,7 @@ func collect(ctx context.Context, c *config.Config, bundle *inspect.Bundle) {
 	for name, path := range map[string]string{"goroutines.txt": "/goroutines", "heap.pprof": "/debug/pprof/heap", "metrics.txt": "/metrics"} {
 		bundle.File(name, func() ([]byte, error) { return client.Read(ctx, path) })
 	}
-	bundle.JSON("check.json", func() (any, error) { return examine(everything, c, nil) })
+	bundle.JSON("check.json", func() (any, error) { return examine(everything, l, nil) })
 	bundle.Networks("networks", c.CNIConf)
 	for _, path := range c.CNIConfDirs() {
 		bundle.Networks("networks-of-handlers"+path, path)

@@ -7,8 +7,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -17,25 +20,13 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
-	"github.com/minicri/minicri/internal/config"
-	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/server"
 )
-
-// imageUsage is the help of all verbs.
-func imageUsage() string {
-	return "minicri image handles the images of this node. A REFERENCE is a name or an id.\n\n" + manual.UsageOf("image") + `
-The commands ask the daemon. Where none runs they work on its directory, so that
-a machine can be given images before it is a node.
-
-`
-}
 
 // imageOptions is what runImage needs to know of the daemon.
 type imageOptions struct {
@@ -43,6 +34,10 @@ type imageOptions struct {
 	Store  image.Config // its images, used when no daemon serves
 	Input  io.Reader    // the archive "-"
 	Output io.Writer
+
+	Creds, Platform string // of a pull
+	JSON            bool   // the form of a list
+	Force           bool   // whether a file may be overwritten
 }
 
 // nodeImages is the node's images, by way of the daemon or without it.
@@ -58,47 +53,30 @@ type nodeImages interface {
 	Close() error
 }
 
+// listedImage is an image as programs read it, too.
 type listedImage struct {
-	ID    string
-	Names []string
-	Size  int64
+	ID string `json:"id"`
+	// Tags are names, Digests the same repositories with the manifest's digest.
+	Tags    []string `json:"tags"`
+	Digests []string `json:"digests"`
+	Size    int64    `json:"size"`
 }
 
-// runImage is `minicri image`: args are what follows it.
-func runImage(ctx context.Context, args []string, options imageOptions) error {
-	flags := flag.NewFlagSet("minicri image", flag.ContinueOnError)
-	flags.SetOutput(options.Output)
-	flags.Usage = func() { fmt.Fprint(options.Output, imageUsage()); flags.PrintDefaults() }
-	flags.StringVar(&options.Socket, "socket", options.Socket, "the daemon's socket")
-	flags.StringVar(&options.Store.Root, "root", options.Store.Root, "the daemon's directory, where no daemon runs")
-	login := flags.String("creds", "", "user:password for pull")
-	platform := flags.String("platform", "", "os/arch[/variant] for pull; the node's if empty")
-	words, err := parseFlags(flags, args)
-	if err != nil {
-		return err
-	}
+// runImage is `minicri image`: words are the verb and its arguments.
+func runImage(ctx context.Context, words []string, options imageOptions) error {
 	verb, arguments, err := imageVerb(words)
 	if err != nil {
 		return err
 	}
-	images, err := openImages(ctx, options)
+	images, err := openImages(ctx, words[0], options)
+	if errors.Is(err, fs.ErrNotExist) && words[0] == "ls" {
+		return printImages(nil, options)
+	}
 	if err != nil {
 		return err
 	}
-	err = verb(ctx, images, arguments, imageCall{options: options, login: *login, platform: *platform})
+	err = verb(ctx, images, arguments, options)
 	return errors.Join(withoutCode(err), images.Close())
-}
-
-// parseFlags parses flags before and after the verb, and returns the other
-// arguments.
-func parseFlags(flags *flag.FlagSet, args []string) (words []string, err error) {
-	for {
-		if err := flags.Parse(args); err != nil || flags.NArg() == 0 {
-			return words, err
-		}
-		words = append(words, flags.Arg(0))
-		args = flags.Args()[1:]
-	}
 }
 
 // withoutCode returns the message of a gRPC status, in the words of the daemon's log:
@@ -115,19 +93,12 @@ func withoutCode(err error) error {
 	return errors.New(answer.Message())
 }
 
-// imageCall is what the verbs share.
-type imageCall struct {
-	options  imageOptions
-	login    string
-	platform string
-}
-
-type imageVerbFunc func(ctx context.Context, images nodeImages, arguments []string, call imageCall) error
+type imageVerbFunc func(ctx context.Context, images nodeImages, arguments []string, call imageOptions) error
 
 // imageVerb finds the verb and checks that it has the arguments it needs.
 func imageVerb(args []string) (imageVerbFunc, []string, error) {
 	if len(args) == 0 {
-		return nil, nil, fmt.Errorf("image: a verb is missing\n\n%s", imageUsage())
+		return nil, nil, misused("image: a verb is missing: `minicri help image` lists them")
 	}
 	verbs := map[string]struct {
 		run       imageVerbFunc
@@ -138,29 +109,57 @@ func imageVerb(args []string) (imageVerbFunc, []string, error) {
 	}
 	verb, ok := verbs[args[0]]
 	if !ok {
-		return nil, nil, fmt.Errorf("image: unknown verb %q\n\n%s", args[0], imageUsage())
+		return nil, nil, misused("image: unknown verb %q: `minicri help image` lists them", args[0])
 	}
 	if len(args)-1 != verb.arguments {
-		return nil, nil, fmt.Errorf("image %s: wrong number of arguments\n\n%s", args[0], imageUsage())
+		return nil, nil, misused("image %s: wrong number of arguments: `minicri help image %s`", args[0], args[0])
 	}
 	return verb.run, args[1:], nil
 }
 
 // openImages prefers the daemon: the store belongs to it while it runs.
-func openImages(ctx context.Context, options imageOptions) (nodeImages, error) {
+func openImages(ctx context.Context, verb string, options imageOptions) (nodeImages, error) {
 	if daemonServes(ctx, options.Socket) {
-		connection, err := grpc.NewClient("unix://"+options.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
+		connection, err := dialDaemon(options.Socket)
 		if err != nil {
 			return nil, err
 		}
 		return daemonImages{server.ImageTransferClient{Connection: connection}, connection}, nil
 	}
+	if err := needsStore(verb, options.Store.Root); err != nil {
+		return nil, err
+	}
 	store, err := image.Open(ctx, options.Store)
 	if err != nil {
 		return nil, fmt.Errorf("no daemon serves at %s, and: %w", options.Socket, err)
 	}
-	return storeImages{store}, nil
+	return storeImages{store, slices.Contains([]string{"ls", "inspect", "save"}, verb)}, nil
+}
+
+// needsStore is an error where nothing but a pull or an import has something to do: a
+// command that looks makes no store.
+func needsStore(verb, root string) error {
+	if verb == "pull" || verb == "import" {
+		return nil
+	}
+	dir := filepath.Join(root, "image")
+	if _, err := os.Stat(dir); err != nil {
+		return fmt.Errorf("no daemon serves, and there are no images of one: %w", err)
+	}
+	return nil
+}
+
+// create makes a file that is not there; with force it replaces one that is.
+func create(path string, force bool) (*os.File, error) {
+	how := os.O_EXCL
+	if force {
+		how = os.O_TRUNC
+	}
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|how, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("%s is there already: name another file, or give --force", path)
+	}
+	return file, err
 }
 
 func daemonServes(ctx context.Context, socket string) bool {
@@ -173,26 +172,50 @@ func daemonServes(ctx context.Context, socket string) bool {
 	return true
 }
 
-func listImages(ctx context.Context, images nodeImages, _ []string, call imageCall) error {
+func listImages(ctx context.Context, images nodeImages, _ []string, call imageOptions) error {
 	all, err := images.List(ctx)
 	if err != nil {
 		return err
 	}
-	table := tabwriter.NewWriter(call.options.Output, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(table, "IMAGE\tID\tSIZE")
+	return printImages(all, call)
+}
+
+func printImages(all []listedImage, call imageOptions) error {
+	if call.JSON {
+		encoder := json.NewEncoder(printableJSON{call.Output})
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(append([]listedImage{}, all...))
+	}
+	table := tabwriter.NewWriter(call.Output, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(table, "IMAGE\tDIGEST\tID\tSIZE")
 	for _, one := range all {
 		for _, name := range one.shownNames() {
-			fmt.Fprintf(table, "%s\t%s\t%s\n", redact.Printable(name), shortID(one.ID), humanSize(one.Size))
+			fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", redact.Printable(name), shortID(one.digest()), shortID(one.ID), humanSize(one.Size))
 		}
 	}
 	return table.Flush()
 }
 
 func (i listedImage) shownNames() []string {
-	if len(i.Names) == 0 {
+	switch {
+	case len(i.Tags) > 0:
+		return i.Tags
+	case len(i.Digests) > 0:
+		return i.Digests
+	default:
 		return []string{"<none>"}
 	}
-	return i.Names
+}
+
+// digest is that of the manifest, by which a registry has the image; "" if it comes from
+// none.
+func (i listedImage) digest() string {
+	for _, name := range i.Digests {
+		if _, digest, found := strings.Cut(name, "@"); found {
+			return digest
+		}
+	}
+	return ""
 }
 
 func shortID(id string) string {
@@ -211,19 +234,26 @@ func humanSize(bytes int64) string {
 
 // imageCommand runs `minicri image` with the configuration of the daemon.
 func imageCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	c, err := config.Load(nil, os.Stderr)
+	options := imageOptions{Input: os.Stdin, Output: output}
+	l, words, err := look(arguments, func(set *flag.FlagSet) {
+		set.StringVar(&options.Creds, "creds", "", "")
+		set.StringVar(&options.Platform, "platform", "", "")
+		set.BoolVar(&options.JSON, "json", false, "")
+		set.BoolVar(&options.Force, "force", false, "")
+	})
 	if err != nil {
 		return err
 	}
-	logger, _, err := newLogger(c)
+	logger, _, err := newLogger(l.Config)
 	if err != nil {
 		return err
 	}
-	return runImage(ctx, arguments, imageOptions{Socket: c.Socket, Store: imageConfig(c, logger), Input: os.Stdin, Output: output})
+	options.Socket, options.Store = l.Socket, imageConfig(l.Config, logger)
+	return runImage(ctx, words, options)
 }
 
-func importArchive(ctx context.Context, images nodeImages, arguments []string, call imageCall) error {
-	archive := call.options.Input
+func importArchive(ctx context.Context, images nodeImages, arguments []string, call imageOptions) error {
+	archive := call.Input
 	if path := arguments[0]; path != "-" {
 		file, err := os.Open(path)
 		if err != nil {
@@ -234,18 +264,18 @@ func importArchive(ctx context.Context, images nodeImages, arguments []string, c
 	}
 	imported, err := images.Import(ctx, archive)
 	for _, one := range imported {
-		fmt.Fprintln(call.options.Output, redact.Printable(one.shownNames()[0]), one.ID)
+		fmt.Fprintln(call.Output, redact.Printable(one.shownNames()[0]), one.ID)
 	}
 	return err
 }
 
 // saveArchive removes the file if the archive is not complete.
-func saveArchive(ctx context.Context, images nodeImages, arguments []string, call imageCall) error {
+func saveArchive(ctx context.Context, images nodeImages, arguments []string, call imageOptions) error {
 	refOrID, path := arguments[0], arguments[1]
 	if path == "-" {
-		return withoutCode(images.Save(ctx, refOrID, call.options.Output))
+		return withoutCode(images.Save(ctx, refOrID, call.Output))
 	}
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	file, err := create(path, call.Force)
 	if err != nil {
 		return err
 	}
@@ -255,38 +285,44 @@ func saveArchive(ctx context.Context, images nodeImages, arguments []string, cal
 	return nil
 }
 
-func pullImage(ctx context.Context, images nodeImages, arguments []string, call imageCall) error {
+func pullImage(ctx context.Context, images nodeImages, arguments []string, call imageOptions) error {
 	var auth image.Auth
-	auth.Username, auth.Password, _ = strings.Cut(call.login, ":")
-	lines := newLayerLines(call.options.Output)
-	pulled, err := images.Pull(ctx, arguments[0], call.platform, auth, lines.show)
+	auth.Username, auth.Password, _ = strings.Cut(call.Creds, ":")
+	lines := newLayerLines(call.Output)
+	pulled, err := images.Pull(ctx, arguments[0], call.Platform, auth, lines.show)
 	lines.end()
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(call.options.Output, pulled.ID)
+	fmt.Fprintln(call.Output, pulled.ID)
 	return nil
 }
 
-func inspectImage(ctx context.Context, images nodeImages, arguments []string, call imageCall) error {
+func inspectImage(ctx context.Context, images nodeImages, arguments []string, call imageOptions) error {
 	described, err := images.Describe(ctx, arguments[0])
 	if err != nil {
 		return err
 	}
-	encoder := json.NewEncoder(printableJSON{call.options.Output})
+	encoder := json.NewEncoder(printableJSON{call.Output})
 	encoder.SetIndent("", "  ")
 	return encoder.Encode(described)
 }
 
-func tagImage(ctx context.Context, images nodeImages, arguments []string, _ imageCall) error {
+func tagImage(ctx context.Context, images nodeImages, arguments []string, _ imageOptions) error {
 	return images.Tag(ctx, arguments[0], arguments[1])
 }
 
-func untagImage(ctx context.Context, images nodeImages, arguments []string, _ imageCall) error {
+func untagImage(ctx context.Context, images nodeImages, arguments []string, _ imageOptions) error {
+	if _, err := images.Describe(ctx, arguments[0]); err != nil { // the call itself succeeds for none
+		return err
+	}
 	return images.Untag(ctx, arguments[0])
 }
 
-func removeImage(ctx context.Context, images nodeImages, arguments []string, _ imageCall) error {
+func removeImage(ctx context.Context, images nodeImages, arguments []string, _ imageOptions) error {
+	if _, err := images.Describe(ctx, arguments[0]); err != nil {
+		return err
+	}
 	return images.Remove(ctx, arguments[0])
 }
 
@@ -366,7 +402,7 @@ func (d daemonImages) Import(ctx context.Context, archive io.Reader) ([]listedIm
 	imported, err := d.ImageTransferClient.Import(ctx, archive)
 	all := make([]listedImage, len(imported))
 	for i, one := range imported {
-		all[i] = listedImage{ID: one.ID, Names: one.Tags, Size: one.Size}
+		all[i] = listedImage{ID: one.ID, Tags: one.Tags, Size: one.Size}
 	}
 	return all, err
 }
@@ -374,7 +410,7 @@ func (d daemonImages) Import(ctx context.Context, archive io.Reader) ([]listedIm
 func (d daemonImages) Pull(ctx context.Context, reference, platform string, auth image.Auth, progress func(image.Progress)) (listedImage, error) {
 	request := server.TransferRequest{Reference: reference, Platform: platform, Auth: auth}
 	pulled, err := d.ImageTransferClient.Pull(ctx, request, progress)
-	return listedImage{ID: pulled.ID, Names: pulled.Tags, Size: pulled.Size}, err
+	return listedImage{ID: pulled.ID, Tags: pulled.Tags, Size: pulled.Size}, err
 }
 
 func (d daemonImages) List(ctx context.Context) ([]listedImage, error) {
@@ -384,11 +420,7 @@ func (d daemonImages) List(ctx context.Context) ([]listedImage, error) {
 	}
 	var all []listedImage
 	for _, one := range response.GetImages() {
-		names := one.GetRepoTags()
-		if len(names) == 0 {
-			names = one.GetRepoDigests()
-		}
-		all = append(all, listedImage{ID: one.GetId(), Names: names, Size: int64(one.GetSize())})
+		all = append(all, listedImage{ID: one.GetId(), Tags: one.GetRepoTags(), Digests: one.GetRepoDigests(), Size: int64(one.GetSize())})
 	}
 	return all, nil
 }
@@ -402,7 +434,11 @@ func (d daemonImages) Remove(ctx context.Context, refOrID string) error {
 func (d daemonImages) Close() error { return d.connection.Close() }
 
 // storeImages works on the store itself; no daemon holds it.
-type storeImages struct{ *image.Store }
+type storeImages struct {
+	*image.Store
+	// looks: the command changes nothing, so nothing is collected.
+	looks bool
+}
 
 func (s storeImages) Import(ctx context.Context, archive io.Reader) ([]listedImage, error) {
 	imported, err := s.Store.Import(ctx, archive)
@@ -425,21 +461,16 @@ func (s storeImages) List(context.Context) ([]listedImage, error) {
 
 // Close collects first: there is no background once the process ends.
 func (s storeImages) Close() error {
-	err := s.Collect(context.Background())
-	if closeErr := s.Store.Close(); err == nil {
-		err = closeErr
+	if s.looks {
+		return s.Store.Close()
 	}
-	return err
+	return errors.Join(s.Collect(context.Background()), s.Store.Close())
 }
 
 func listedImages(images []image.Image) []listedImage {
 	all := make([]listedImage, len(images))
 	for i, one := range images {
-		names := one.RepoTags
-		if len(names) == 0 {
-			names = one.RepoDigests
-		}
-		all[i] = listedImage{ID: one.ID, Names: names, Size: one.Size}
+		all[i] = listedImage{ID: one.ID, Tags: one.RepoTags, Digests: one.RepoDigests, Size: one.Size}
 	}
 	return all
 }

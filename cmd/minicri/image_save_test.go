@@ -14,7 +14,7 @@ import (
 // A save that fails leaves no file, and its error has no code of gRPC in it.
 func TestErrorOfASave(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.tar")
-	err := saveArchive(t.Context(), failingSave{}, []string{"none", path}, imageCall{})
+	err := saveArchive(t.Context(), failingSave{}, []string{"none", path}, imageOptions{})
 	if err == nil || withoutCode(err).Error() != `image "none": not found` {
 		t.Errorf("error: %v", err)
 	}

@@ -63,6 +63,15 @@ func testImage(t *testing.T) v1.Image {
 	return img
 }
 
+func digestOf(t *testing.T, img v1.Image) string {
+	t.Helper()
+	digest, err := img.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return digest.String()
+}
+
 func archiveOf(t *testing.T, img v1.Image, text string) string {
 	t.Helper()
 	tag, err := name.NewTag(text)
@@ -145,6 +154,15 @@ func TestImageCommand(t *testing.T) {
 			if got := minicri("ls"); !strings.Contains(got, reference) || strings.Contains(got, "imported") {
 				t.Errorf("ls: %q", got)
 			}
+			if got := minicri("ls"); !strings.Contains(got, "DIGEST") || !strings.Contains(got, shortID(digestOf(t, img))) {
+				t.Errorf("ls without the digest: %q", got)
+			}
+			for _, words := range [][]string{{"rm", "registry.example/typo:1"}, {"untag", "registry.example/typo:1"}} {
+				err := runImage(t.Context(), words, imageOptions{Socket: socket, Store: image.Config{Root: root}, Output: io.Discard})
+				if err == nil || !strings.Contains(err.Error(), "not found") {
+					t.Errorf("%v: %v", words, err)
+				}
+			}
 			minicri("rm", reference)
 			if got := minicri("ls"); strings.Contains(got, reference) {
 				t.Errorf("ls after rm: %q", got)
@@ -174,6 +192,22 @@ func TestImageCommandTellsWhatIsWrong(t *testing.T) {
 	// The daemon holds the store; options has another socket.
 	if err := runImage(context.Background(), []string{"ls"}, options); err == nil || !strings.Contains(err.Error(), "held by another process") {
 		t.Errorf("a store that is held: %v", err)
+	}
+}
+
+// To look at a machine without images makes no store on it.
+func TestListWithoutAStore(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "none")
+	var output bytes.Buffer
+	options := imageOptions{Socket: "/nowhere", Store: image.Config{Root: root}, Output: &output, JSON: true}
+	if err := runImage(t.Context(), []string{"ls"}, options); err != nil || output.String() != "[]\n" {
+		t.Errorf("%v, %q", err, output.String())
+	}
+	if err := runImage(t.Context(), []string{"rm", "a"}, options); err == nil {
+		t.Error("rm succeeds")
+	}
+	if _, err := os.Stat(root); err == nil {
+		t.Errorf("%s was made", root)
 	}
 }
 

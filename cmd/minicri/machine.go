@@ -74,8 +74,7 @@ func systemdCgroup(c *config.Config) bool {
 	if c.CgroupDriver != "" {
 		return c.CgroupDriver == "systemd"
 	}
-	_, err := os.Stat("/run/systemd/system") // sd_booted(3)
-	return err == nil && cgroup.Unified()
+	return systemdRuns() && cgroup.Unified()
 }
 
 func cgroupParent(c *config.Config, systemd bool) string {

@@ -10,10 +10,12 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/redact"
 )
@@ -30,19 +32,35 @@ func main() {
 	stop()
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "minicri:", redact.Printable(err.Error()))
+		if _, usage := errors.AsType[usageError](err); usage {
+			os.Exit(2)
+		}
 		os.Exit(1)
 	}
 }
 
+// usageError is a command line that means nothing: the exit code is 2.
+type usageError struct{ error }
+
+// Unwrap returns what is wrong with it.
+func (e usageError) Unwrap() error { return e.error }
+
+func misused(format string, values ...any) error { return usageError{fmt.Errorf(format, values...)} }
+
 // command runs the command that the arguments begin with; the daemon if they
 // begin with a flag.
 func command(ctx context.Context, arguments []string, output io.Writer) error {
-	if len(arguments) == 0 || strings.HasPrefix(arguments[0], "-") {
+	switch {
+	case len(arguments) == 1 && (arguments[0] == "--version" || arguments[0] == "-version" || arguments[0] == "-v"):
+		arguments = []string{"version"}
+	case len(arguments) == 0 || strings.HasPrefix(arguments[0], "-"):
 		return serve(ctx, arguments)
+	case slices.ContainsFunc(arguments, isHelp):
+		return help(arguments, output)
 	}
 	switch rest := arguments[1:]; arguments[0] {
 	case "config":
-		return configCommand(rest, output)
+		return configCommand(ctx, rest, output)
 	case "check":
 		return checkCommand(ctx, rest, output)
 	case "image":
@@ -57,9 +75,54 @@ func command(ctx context.Context, arguments []string, output io.Writer) error {
 		_, err := fmt.Fprintln(output, "minicri", version)
 		return err
 	case "help":
+		return help(rest, output)
+	default:
+		return misused("unknown command %q: `minicri help` lists all", arguments[0])
+	}
+}
+
+func isHelp(argument string) bool {
+	return argument == "--help" || argument == "-help" || argument == "-h"
+}
+
+// help prints what the command does that the words begin with, the list of all
+// commands without words, and of a group such as image those of the group.
+func help(words []string, output io.Writer) error {
+	if i := slices.IndexFunc(words, func(word string) bool { return strings.HasPrefix(word, "-") }); i >= 0 {
+		words = words[:i]
+	}
+	if len(words) == 0 {
 		_, err := fmt.Fprint(output, manual.Usage())
 		return err
-	default:
-		return fmt.Errorf("unknown command %q\n\n%s", arguments[0], manual.Usage())
 	}
+	for n := len(words); n > 0; n-- {
+		name := strings.Join(words[:n], " ")
+		if i := slices.IndexFunc(manual.Commands(), func(c manual.Command) bool { return c.Words == name }); i >= 0 {
+			describe(manual.Commands()[i], output)
+			return nil
+		}
+		if group := manual.UsageOf(name); group != "" {
+			_, err := fmt.Fprint(output, group)
+			return err
+		}
+	}
+	return misused("unknown command %q: `minicri help` lists all", words[0])
+}
+
+// describe prints what a command does and its flags.
+func describe(c manual.Command, output io.Writer) {
+	set := flag.NewFlagSet("minicri", flag.ContinueOnError)
+	set.SetOutput(output)
+	if c.Configured {
+		config.Default().Flags(set, new(string))
+	}
+	for _, f := range c.Flags {
+		if f.Value == "" {
+			set.Bool(f.Name, false, f.Help)
+		} else {
+			set.String(f.Name, "", "`"+f.Value+"`: "+f.Help)
+		}
+	}
+	c.Describe(set)
+	set.Usage()
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"errors"
-	"flag"
 	"io"
 	"os"
 	"strings"
@@ -11,9 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/doctor"
-	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/timeline"
 )
 
@@ -65,6 +61,17 @@ func TestTimelineRefusesWhatFlagsCannotMean(t *testing.T) {
 func TestPageToTheOutput(t *testing.T) {
 	var output strings.Builder
 	t.Chdir(t.TempDir())
+	for _, force := range []bool{false, true} {
+		if err := os.WriteFile("page", nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := (timelineFlags{html: "page", force: force}).show(t.Context(), io.Discard, "web", []timeline.Pod{{}}); (err == nil) != force {
+			t.Errorf("a file that is there, --force %v: %v", force, err)
+		}
+		if err := os.Remove("page"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	pods := []timeline.Pod{{Kind: "pod", ID: "1", Name: "test/web", State: timeline.Removed}}
 	if err := (timelineFlags{html: "-"}).show(t.Context(), &output, "web", pods); err != nil || !strings.HasSuffix(strings.TrimSpace(output.String()), "</html>") {
 		t.Errorf("%v: %q", err, output.String())
@@ -85,16 +92,5 @@ func TestFindingsAreColumns(t *testing.T) {
 	column := func(line string) int { return len([]rune(line[:strings.Index(line, "MESSAGE")])) }
 	if len(lines) != 3 || column(lines[0]) != column(lines[1]) || column(lines[2]) != column(lines[0])+2 {
 		t.Errorf("%s", output.String())
-	}
-}
-
-func TestHelpOfACommandSaysWhatItDoes(t *testing.T) {
-	for _, words := range []string{"timeline", "pods", "check", "debug bundle"} {
-		var output strings.Builder
-		_, _, err := config.LoadWith([]string{"--help"}, &output, manual.Find(words).Describe)
-		first, _, _ := strings.Cut(output.String(), "\n")
-		if !errors.Is(err, flag.ErrHelp) || !strings.HasPrefix(first, "Usage: minicri "+words) || !strings.Contains(output.String(), manual.Find(words).Help[1:]) {
-			t.Errorf("minicri %s --help: %v, %s", words, err, output.String())
-		}
 	}
 }

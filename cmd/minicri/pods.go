@@ -9,7 +9,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/inspect"
 	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/timeline"
@@ -20,13 +19,16 @@ func podsCommand(ctx context.Context, arguments []string, output io.Writer) erro
 	var watch, wide, asJSON bool
 	command := manual.Find("pods")
 	help := command.FlagHelp
-	c, err := config.Load(arguments, os.Stderr, command.Describe, func(set *flag.FlagSet) {
+	c, words, err := look(arguments, func(set *flag.FlagSet) {
 		set.BoolVar(&watch, "watch", false, help("watch"))
 		set.BoolVar(&wide, "wide", false, help("wide"))
 		set.BoolVar(&asJSON, "json", false, help("json"))
 	})
 	if err != nil {
 		return err
+	}
+	if len(words) > 0 {
+		return misused("minicri pods takes no argument: %q", words)
 	}
 	client := inspect.NewClient(inspect.DebugSocket(c.State))
 	style := timeline.Style{Color: isTerminal(output) && os.Getenv("NO_COLOR") == ""}

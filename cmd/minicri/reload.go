@@ -47,11 +47,13 @@ func (n *parts) apply(c *config.Config) error {
 func (d *serving) reload() {
 	notify(d.logger, fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", monotonicMicros()))
 	defer notify(d.logger, daemon.SdNotifyReady)
-	fresh, err := config.Load(d.arguments, os.Stderr)
+	l, err := loadForServing(d.arguments)
 	if err != nil {
 		d.logger.Error("the configuration cannot be reloaded: it stays as it was", "err", err)
 		return
 	}
+	fresh := l.Config
+	warnOfUnknown(l, d.logger)
 	level, err := fresh.Level()
 	if err != nil {
 		d.logger.Error("the configuration cannot be reloaded: it stays as it was", "err", err)

@@ -34,10 +34,11 @@ func serve(ctx context.Context, arguments []string) error {
 	// the daemon was started from.
 	syscall.Umask(0o022)
 	read := stamp(arguments) // first: what changes from here on is followed
-	c, err := config.Load(arguments, os.Stderr, manual.DescribeDaemon)
+	l, err := loadForServing(arguments)
 	if err != nil {
 		return err
 	}
+	c := l.Config
 	if os.Geteuid() != 0 {
 		return errors.New("the daemon needs to be root: it makes namespaces, mounts and cgroups")
 	}
@@ -45,6 +46,7 @@ func serve(ctx context.Context, arguments []string) error {
 	if err != nil {
 		return err
 	}
+	warnOfUnknown(l, logger)
 	// Before anything is made, so that a daemon that is refused leaves nothing.
 	unlock, err := claim(ctx, c)
 	if err != nil {
@@ -56,6 +58,24 @@ func serve(ctx context.Context, arguments []string) error {
 	}
 	d := &serving{arguments: arguments, read: read, config: c, level: level, logger: logger}
 	return d.run(ctx, signals)
+}
+
+// loadForServing reads the configuration of a daemon, which refuses what is broken.
+func loadForServing(arguments []string) (*config.Loaded, error) {
+	l, words, err := config.Read(arguments, os.Stdout, manual.DescribeDaemon)
+	switch {
+	case err != nil:
+		return nil, usageError{err}
+	case len(words) > 0:
+		return nil, misused("%q is neither a command nor a flag of minicri: see minicri --help", words[0])
+	}
+	return l, errors.Join(l.Broken...)
+}
+
+func warnOfUnknown(l *config.Loaded, logger *slog.Logger) {
+	for _, key := range l.Unknown {
+		logger.Warn("the configuration has a key without effect", "err", key)
+	}
 }
 
 // garbagePercent is half of the Go runtime's default: the daemon allocates

@@ -29,27 +29,29 @@ type timelineFlags struct {
 	since          time.Duration
 	slowest        int
 	html           string
+	force          bool
 }
 
 // timelineCommand is `minicri timeline`: the lives of pods.
 func timelineCommand(ctx context.Context, arguments []string, output io.Writer) error {
 	var f timelineFlags
 	command := manual.Find("timeline")
-	c, words, err := config.LoadWith(arguments, os.Stderr, command.Describe, func(set *flag.FlagSet) {
+	c, words, err := look(arguments, func(set *flag.FlagSet) {
 		set.BoolVar(&f.failed, "failed", false, command.FlagHelp("failed"))
 		set.BoolVar(&f.asJSON, "json", false, command.FlagHelp("json"))
 		set.DurationVar(&f.since, "since", 0, command.FlagHelp("since"))
 		set.IntVar(&f.slowest, "slowest", 0, command.FlagHelp("slowest"))
 		set.StringVar(&f.html, "html", "", command.FlagHelp("html"))
+		set.BoolVar(&f.force, "force", false, command.FlagHelp("force"))
 	})
 	if err != nil {
 		return err
 	}
 	if err := f.check(words); err != nil {
-		return err
+		return usageError{err}
 	}
 	wanted := slices.Concat(words, []string{""})[0]
-	all, err := findTimelines(ctx, c, wanted)
+	all, err := findTimelines(ctx, c.Config, wanted)
 	if err != nil {
 		return err
 	}
@@ -141,7 +143,7 @@ func (f timelineFlags) writePage(ctx context.Context, output io.Writer, pod time
 	if f.html == "-" {
 		return pod.Page(output, version, time.Now())
 	}
-	file, err := os.OpenFile(f.html, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	file, err := create(f.html, f.force)
 	if err != nil {
 		return fmt.Errorf("write the page: %w", err)
 	}

@@ -171,6 +171,9 @@ func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k k
 	if k.machine, err = readMachine(ctx, c.Root, logger); err != nil {
 		return k, err
 	}
+	if err = errors.Join(preflight(c, k.machine)...); err != nil {
+		return k, err
+	}
 	if k.defaults, err = readDefaults(c, k.machine); err != nil {
 		return k, err
 	}

@@ -57,7 +57,7 @@ func bashCompletion() string {
 	}
 	for _, c := range manual.Commands() {
 		files := ""
-		if c.Argument == "FILE" {
+		if strings.Contains(c.Argument, "FILE") {
 			files = " files=1"
 		}
 		fmt.Fprintf(&b, "\t'%s' | '%s '*) words='%s'%s ;;\n", c.Words, c.Words, strings.Join(flagsOf(c), " "), files)
@@ -84,7 +84,7 @@ func zshCompletion() string {
 	}
 	for _, c := range manual.Commands() {
 		fmt.Fprintf(&b, "'%s'|'%s '*) compadd -- %s", c.Words, c.Words, strings.Join(flagsOf(c), " "))
-		if c.Argument == "FILE" {
+		if strings.Contains(c.Argument, "FILE") {
 			b.WriteString("; _files")
 		}
 		b.WriteString(" ;;\n")
@@ -119,7 +119,7 @@ func fishCompletion() string {
 		for _, f := range c.Flags {
 			fmt.Fprintf(&b, "complete -c minicri -n %s -l %s -d %s\n", seen, f.Name, quote(f.Help))
 		}
-		if c.Argument == "FILE" {
+		if strings.Contains(c.Argument, "FILE") {
 			fmt.Fprintf(&b, "complete -c minicri -n %s -F\n", seen)
 		}
 	}

@@ -61,7 +61,7 @@ func TestBashCompletes(t *testing.T) {
 	for _, test := range []struct{ line, want string }{
 		{"minicri conf", "config"},
 		{"minicri --sock", "--socket"},
-		{"minicri config ", "default check from-containerd"},
+		{"minicri config ", "default check show from-containerd"},
 		{"minicri image im", "import"},
 		{"minicri check --f", "--fix --force"},
 		{"minicri check --fix --js", "--json"},

@@ -14,7 +14,9 @@ import (
 
 // Check reports everything that cannot work, each with its key: values that are
 // invalid, and values that contradict each other.
-func (c *Config) Check() error {
+func (c *Config) Check() error { return errors.Join(c.problems()...) }
+
+func (c *Config) problems() []error {
 	var p problems
 	p.checkTags(reflect.ValueOf(c).Elem(), "")
 	p.checkPaths(c)
@@ -28,7 +30,7 @@ func (c *Config) Check() error {
 	p.checkLimits(&c.Limits)
 	p.checkRuntimes(c)
 	p.checkNRI(&c.NRI)
-	return errors.Join(p...)
+	return p
 }
 
 func (p *problems) checkTracing(t *Tracing) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -20,8 +21,9 @@ import (
 func TestWhatIsWrittenIsReadBack(t *testing.T) {
 	changed := Default()
 	changed.CNIBin, changed.CgroupDriver, changed.Runtimes = "/a:/b", "systemd", map[string]Runtime{
-		"x": {Type: Builtin, Args: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{}},
-		"y": {Type: OCI, Path: "/runc", Args: []string{"--debug"}, PodAnnotations: []string{"a/*"}, ContainerAnnotations: []string{"b"}, BaseSpec: "/base", PrivilegedWithoutHostDevices: true, CNIConf: "/net.d"},
+		"runc": Default().Runtimes["runc"],
+		"x":    {Type: Builtin, Args: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{}},
+		"y":    {Type: OCI, Path: "/runc", Args: []string{"--debug"}, PodAnnotations: []string{"a/*"}, ContainerAnnotations: []string{"b"}, BaseSpec: "/base", PrivilegedWithoutHostDevices: true, CNIConf: "/net.d"},
 	}
 	changed.DefaultNetwork = DefaultNetwork{Enabled: true, Name: "n", Bridge: "b", Subnet: "10.0.0.0/24,fd00::/64", DataDir: "/d"}
 	changed.Limits.GC, changed.Limits.RetryFirst = 0, Duration(1500*time.Millisecond)
@@ -30,12 +32,12 @@ func TestWhatIsWrittenIsReadBack(t *testing.T) {
 		if err := config.Write(&text); err != nil {
 			t.Fatal(err)
 		}
-		got := &Config{}
-		if err := got.ReadFile(file(t, text.String())); err != nil {
+		got := read(t, "--config", file(t, text.String()))
+		if err := got.Strict(); err != nil {
 			t.Fatalf("%s: %v\n%s", name, err, text.String())
 		}
-		if !reflect.DeepEqual(got, config) {
-			t.Errorf("%s: wrote\n%+v\nread\n%+v", name, config, got)
+		if !reflect.DeepEqual(got.Config, config) {
+			t.Errorf("%s: wrote\n%+v\nread\n%+v", name, config, got.Config)
 		}
 	}
 }
@@ -78,12 +80,12 @@ func TestReadFileSaysWhere(t *testing.T) {
 		{"key twice", "root = '/a'\nroot = '/b'\n", ""},
 	} {
 		path := file(t, test.text)
-		err := Default().ReadFile(path)
+		err := read(t, "--config", path).Strict()
 		if err == nil || !strings.HasPrefix(err.Error(), path+":") || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s: %v, want %s%s", test.name, err, path, test.says)
 		}
 	}
-	if err := Default().ReadFile(filepath.Join(t.TempDir(), "missing")); !errors.Is(err, fs.ErrNotExist) {
+	if err := read(t, "--config", filepath.Join(t.TempDir(), "missing")).Strict(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a file that is not there: %v", err)
 	}
 }
@@ -99,7 +101,7 @@ func TestOrder(t *testing.T) {
 	put(t, filepath.Join(dropIns, "20-later.toml"), "state = '/20'\nnetns_dir = '/20'\n")
 	put(t, filepath.Join(dropIns, "10-first.toml"), "state = '/10'\nnetns_dir = '/10'\n[limits]\nkill = '13s'\n")
 	put(t, filepath.Join(dropIns, "30-not.toml.bak"), "no TOML")
-	got, err := Load([]string{"--config", path, "--netns-dir", "/flag", "--log-level=debug"}, io.Discard)
+	got, err := load([]string{"--config", path, "--netns-dir", "/flag", "--log-level=debug"}, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,8 +111,8 @@ func TestOrder(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%+v\nwant\n%+v", got, want)
 	}
-	put(t, filepath.Join(dropIns, "15-bad.toml"), "\n\nrooot = '/x'\n")
-	if _, err := Load([]string{"--config", path}, io.Discard); err == nil || !strings.Contains(err.Error(), "15-bad.toml:3:") {
+	put(t, filepath.Join(dropIns, "15-bad.toml"), "\n\nroot = 7\n")
+	if _, err := load([]string{"--config", path}, io.Discard); err == nil || !strings.Contains(err.Error(), "15-bad.toml:3:") {
 		t.Errorf("a bad drop-in: %v", err)
 	}
 }
@@ -120,7 +122,7 @@ func TestEveryFlagIsAKey(t *testing.T) {
 	for _, flag := range []string{"socket", "root", "state", "netns-dir", "cni-conf-dir", "cni-bin-dir", "shim"} {
 		arguments = append(arguments, "--"+flag, "/"+flag)
 	}
-	got, err := Load(append(arguments, "--log-level", "error"), io.Discard)
+	got, err := load(append(arguments, "--log-level", "error"), io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,12 +146,12 @@ func TestLoadThatFails(t *testing.T) {
 		{[]string{"--config", empty, "serve"}, `"serve"`},
 		{[]string{"--config", empty, "--root", "relative"}, "root:"},
 	} {
-		if _, err := Load(test.arguments, io.Discard); err == nil || !strings.Contains(err.Error(), test.says) {
-			t.Errorf("Load(%q) = %v, want an error that says %q", test.arguments, err, test.says)
+		if _, err := load(test.arguments, io.Discard); err == nil || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("load(%q) = %v, want an error that says %q", test.arguments, err, test.says)
 		}
 	}
 	var help bytes.Buffer
-	if _, err := Load([]string{"--help"}, &help); !errors.Is(err, flag.ErrHelp) {
+	if _, err := load([]string{"--help"}, &help); !errors.Is(err, flag.ErrHelp) {
 		t.Errorf("--help: %v", err)
 	}
 	if n := strings.Count(help.String(), "-cni-conf-dir"); n != 1 {
@@ -287,7 +289,7 @@ func TestLoadResolvesLinks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c, err := Load([]string{"--config", os.DevNull, "--root", filepath.Join(dir, "root"), "--state", filepath.Join(dir, "run", "not"), "--netns-dir", filepath.Join(dir, "dangling")}, io.Discard)
+	c, err := load([]string{"--config", os.DevNull, "--root", filepath.Join(dir, "root"), "--state", filepath.Join(dir, "run", "not"), "--netns-dir", filepath.Join(dir, "dangling")}, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -335,17 +337,50 @@ func TestEveryNumberIsChecked(t *testing.T) {
 	visit(reflect.ValueOf(c).Elem(), "", c)
 }
 
+// A drop-in that is broken costs its own values alone, and what is refused is named with
+// file and line; what is unknown is no reason to refuse a start.
+func TestBrokenPartsDisableThemselvesOnly(t *testing.T) {
+	path := file(t, "socket = '/s'\n\nsockt = '/x'\nstate = '/run/a'\nlog_level = 'loud'\nruntimes.x = { type = 'oci', path = '/x' }\n")
+	if err := os.Mkdir(path+".d", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	bad := filepath.Join(path+".d", "10-bad.toml")
+	put(t, bad, "root = '/bad'\npids_limit = 'many'\n")
+	put(t, filepath.Join(path+".d", "20-good.toml"), "root = '/good'\n[limits]\nkill = '20s'\n")
+	l := read(t, "--config", path, "--state", "/run/b")
+	if l.Socket != "/s" || l.State != "/run/b" || l.Root != "/good" || l.LogLevel != "info" || l.PidsLimit != 0 {
+		t.Errorf("%+v", l.Config)
+	}
+	if len(l.Unknown) != 1 || !strings.HasPrefix(l.Unknown[0].Error(), path+":3: unknown key \"sockt\"") {
+		t.Errorf("unknown: %v", l.Unknown)
+	}
+	if len(l.Broken) != 2 || !strings.HasPrefix(l.Broken[0].Error(), bad+":2:") || !strings.HasPrefix(l.Broken[1].Error(), path+":5: log_level: ") {
+		t.Errorf("broken: %v", l.Broken)
+	}
+	for key, want := range map[string]string{
+		"socket": path + ":1", "state": "--state", "root": filepath.Join(path+".d", "20-good.toml") + ":1", "limits.kill": filepath.Join(path+".d", "20-good.toml") + ":3",
+		"runtimes.x.path": path + ":6", "limits.run": "",
+	} {
+		if got := l.Sources[key]; got != want {
+			t.Errorf("%s is from %q, want %q", key, got, want)
+		}
+	}
+	if _, err := load([]string{"--config", file(t, "sockt = '/x'\n")}, io.Discard); err != nil {
+		t.Errorf("a start with an unknown key: %v", err)
+	}
+}
+
 // A file is checked with its drop-ins, as the daemon reads it.
-func TestLoadFile(t *testing.T) {
+func TestReadWithDropIns(t *testing.T) {
 	path := file(t, "log_level = 'warn'\n")
-	if c, err := LoadFile(path); err != nil || c.LogLevel != "warn" {
-		t.Errorf("LoadFile = %v, %v", c, err)
+	if l := read(t, "--config", path); l.Strict() != nil || l.LogLevel != "warn" {
+		t.Errorf("read = %v", l)
 	}
 	if err := os.Mkdir(path+".d", 0o700); err != nil {
 		t.Fatal(err)
 	}
 	put(t, filepath.Join(path+".d", "10.toml"), "[images]\nprogress_timeout = 60\n")
-	if _, err := LoadFile(path); err == nil || !strings.Contains(err.Error(), "images.progress_timeout: 60ns is too short") {
+	if err := read(t, "--config", path).Strict(); err == nil || !strings.Contains(err.Error(), "images.progress_timeout: 60ns is too short") {
 		t.Errorf("a bad drop-in: %v", err)
 	}
 }
@@ -353,8 +388,8 @@ func TestLoadFile(t *testing.T) {
 // TOML lets a number through where a duration is meant, as nanoseconds.
 func TestADurationNeedsAUnit(t *testing.T) {
 	for _, key := range []string{"run", "cni_del", "gc_period", "detach_time", "check_period"} {
-		_, err := Load([]string{"--config", file(t, "[limits]\n"+key+" = 5\n")}, io.Discard)
-		if err == nil || !strings.HasPrefix(err.Error(), "limits."+key+": 5ns is too short") {
+		_, err := load([]string{"--config", file(t, "[limits]\n"+key+" = 5\n")}, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), ":2: limits."+key+": 5ns is too short") {
 			t.Errorf("%s = 5: %v", key, err)
 		}
 	}
@@ -369,6 +404,29 @@ func TestLevelAndBinDirs(t *testing.T) {
 	if dirs := c.BinDirs(); len(dirs) != 2 || dirs[0] != "/a" || dirs[1] != "/b" {
 		t.Errorf("BinDirs = %q", dirs)
 	}
+}
+
+func read(t *testing.T, arguments ...string) *Loaded {
+	t.Helper()
+	l, _, err := Read(arguments, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// load is what a start does.
+func load(arguments []string, output io.Writer) (*Config, error) {
+	l, words, err := Read(arguments, output)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(words) > 0:
+		return nil, fmt.Errorf("%q", words)
+	case len(l.Broken) > 0:
+		return nil, errors.Join(l.Broken...)
+	}
+	return l.Config, nil
 }
 
 func file(t *testing.T, text string) string {

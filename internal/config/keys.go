@@ -1,8 +1,11 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -60,21 +63,69 @@ func keysOf(table reflect.Value, prefix string) (keys []Key) {
 	return keys
 }
 
+// Value is what one key has.
+type Value struct {
+	// Name is the key with its table, Text the value as a file has it.
+	Name, Text string
+	// Source is "default", FILE:LINE or a flag.
+	Source string
+}
+
+// Values are all keys with what they have.
+func (l *Loaded) Values() []Value {
+	values := valuesOf(reflect.ValueOf(l.Config).Elem(), "")
+	for i, v := range values {
+		values[i].Source = cmp.Or(l.Sources[v.Name], "default")
+	}
+	return values
+}
+
+func valuesOf(table reflect.Value, prefix string) (values []Value) {
+	for i := range table.NumField() {
+		field := table.Type().Field(i)
+		name := prefix + field.Tag.Get("toml")
+		switch value := table.Field(i); value.Kind() {
+		case reflect.Struct:
+			values = append(values, valuesOf(value, name+".")...)
+		case reflect.Map:
+			for _, key := range slices.SortedFunc(slices.Values(value.MapKeys()), func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) }) {
+				values = append(values, valuesOf(value.MapIndex(key), name+"."+key.String()+".")...)
+			}
+		default:
+			_, text := form(value, field.Tag)
+			values = append(values, Value{Name: name, Text: text})
+		}
+	}
+	return values
+}
+
 // form is the kind of a value and the value as it is written.
 func form(v reflect.Value, tag reflect.StructTag) (kind, text string) {
 	switch value := v.Interface().(type) {
 	case Duration:
 		return "duration", fmt.Sprintf("'%v'", time.Duration(value))
 	case string:
-		return "text", "'" + value + "'"
+		return "text", quoted(value)
 	case bool:
 		return "true or false", fmt.Sprint(value)
 	case []string:
 		if len(value) == 0 {
 			return "list of texts", "[]"
 		}
-		return "list of texts", "['" + strings.Join(value, "', '") + "']"
+		var texts []string
+		for _, text := range value {
+			texts = append(texts, quoted(text))
+		}
+		return "list of texts", "[" + strings.Join(texts, ", ") + "]"
 	default:
 		return fmt.Sprintf("number, %s to %s", tag.Get("least"), tag.Get("most")), fmt.Sprint(value)
 	}
+}
+
+// quoted is a text of TOML.
+func quoted(text string) string {
+	if strings.ContainsAny(text, "'\n\r") {
+		return strconv.Quote(text)
+	}
+	return "'" + text + "'"
 }

@@ -1,18 +1,15 @@
 package config
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"flag"
-	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
@@ -21,41 +18,34 @@ import (
 // DefaultFile is read if it is there, when no other file is named.
 const DefaultFile = "/etc/minicri/config.toml"
 
-// Load reads the configuration for the given flags. A file that is named has
-// to exist. Help and errors of flags are written to the output. A command that
-// has more flags than the daemon adds them with more.
-func Load(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (*Config, error) {
-	c, words, err := LoadWith(arguments, output, more...)
-	if err == nil && len(words) > 0 {
-		err = fmt.Errorf("%q is neither a command nor a flag of minicri: see minicri --help", words[0])
-	}
-	return c, err
-}
-
-// LoadWith is Load for a command that takes words too, before, between or after
-// its flags; it returns them.
-func LoadWith(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (_ *Config, words []string, err error) {
+// Read reads the configuration for the given flags; its error is that of the flags. Help
+// is written to the output. A command that has more flags than the daemon adds them with
+// more, and may take words too, before, between or after its flags.
+func Read(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (_ *Loaded, words []string, err error) {
 	// Parsed twice: once to find the file, and again over its values.
 	var file string
-	if words, err = parse(Default(), &file, arguments, output, more); err != nil {
+	if words, err = parse(Default(), &file, arguments, output, nil, more); err != nil {
 		return nil, nil, err
 	}
-	c := Default()
-	if err := c.readAll(file); err != nil {
+	l := &Loaded{Config: Default(), Sources: make(map[string]string)}
+	l.readAll(file)
+	if _, err := parse(l.Config, &file, arguments, io.Discard, l.Sources, more); err != nil {
 		return nil, nil, err
 	}
-	if _, err := parse(c, &file, arguments, io.Discard, more); err != nil {
-		return nil, nil, err
-	}
-	return c, words, c.finish()
+	l.finish()
+	return l, words, nil
 }
 
-// finish is the end of every load: paths are resolved once, here, and then checked.
-func (c *Config) finish() error {
-	for _, path := range []*string{&c.Root, &c.State, &c.NetnsDir} {
+// finish is the end of every load: paths are resolved once, here, and then checked. A
+// value that is refused is the default from here on.
+func (l *Loaded) finish() {
+	for _, path := range []*string{&l.Root, &l.State, &l.NetnsDir} {
 		*path = resolved(*path)
 	}
-	return c.Check()
+	for _, problem := range l.problems() {
+		l.Broken = append(l.Broken, l.Locate(problem))
+		l.reset(keyOf(problem))
+	}
 }
 
 // resolved is a path without symlinks, as libcontainer and mountinfo have it; what is
@@ -80,18 +70,39 @@ func resolved(path string) string {
 	}
 }
 
-func parse(c *Config, file *string, arguments []string, output io.Writer, more []func(*flag.FlagSet)) (words []string, err error) {
+// parse notes in sources which keys have a flag.
+func parse(c *Config, file *string, arguments []string, output io.Writer, sources map[string]string, more []func(*flag.FlagSet)) (words []string, err error) {
 	set := flag.NewFlagSet("minicri", flag.ContinueOnError)
 	set.SetOutput(output)
 	c.Flags(set, file)
 	for _, add := range more {
 		add(set)
 	}
+	// The package would print the whole help below each error.
+	usage := set.Usage
+	if usage == nil {
+		usage = set.PrintDefaults
+	}
+	set.Usage = func() {}
+	set.SetOutput(io.Discard)
 	for {
 		if err := set.Parse(arguments); err != nil {
+			if errors.Is(err, flag.ErrHelp) {
+				set.SetOutput(output)
+				usage()
+			}
 			return nil, err
 		}
 		if set.NArg() == 0 {
+			set.Visit(func(f *flag.Flag) {
+				key := strings.ReplaceAll(f.Name, "-", "_")
+				if key == "certs_dir" {
+					key = "images.certs_dirs"
+				}
+				if sources != nil {
+					sources[key] = "--" + f.Name
+				}
+			})
 			return words, nil
 		}
 		words, arguments = append(words, set.Arg(0)), set.Args()[1:]
@@ -130,78 +141,10 @@ func commentOf(key string) string {
 // File is the configuration file that Load reads for the given flags.
 func File(arguments []string) string {
 	var file string
-	if _, err := parse(Default(), &file, arguments, io.Discard, nil); err != nil || file == "" {
+	if _, err := parse(Default(), &file, arguments, io.Discard, nil, nil); err != nil || file == "" {
 		return DefaultFile
 	}
 	return file
-}
-
-// readAll reads the file and its drop-ins.
-func (c *Config) readAll(file string) error {
-	named := file != ""
-	if !named {
-		file = DefaultFile
-	}
-	err := c.ReadFile(file)
-	if err != nil && (named || !errors.Is(err, fs.ErrNotExist)) {
-		return err
-	}
-	dropIns, err := filepath.Glob(filepath.Join(file+".d", "*.toml"))
-	if err != nil {
-		return err
-	}
-	slices.Sort(dropIns)
-	for _, dropIn := range dropIns {
-		if err := c.ReadFile(dropIn); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// LoadFile reads and checks a file with its drop-ins, FILE.d/*.toml, as a daemon
-// that is given the file and no other flag does.
-func LoadFile(file string) (*Config, error) {
-	c := Default()
-	if err := c.readAll(file); err != nil {
-		return nil, err
-	}
-	return c, c.finish()
-}
-
-// ReadFile reads one file over what is there already. A key that does not
-// exist, or a value of a wrong kind, is an error with file and line.
-func (c *Config) ReadFile(file string) error {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return fmt.Errorf("read the configuration: %w", err)
-	}
-	err = toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields().Decode(c)
-	var unknown *toml.StrictMissingError
-	var wrong *toml.DecodeError
-	switch {
-	case errors.As(err, &unknown):
-		first := unknown.Errors[0]
-		line, _ := first.Position()
-		return fmt.Errorf("%s:%d: unknown key %q: 'minicri config default' lists all keys", file, line, dotted(first.Key()))
-	case errors.As(err, &wrong):
-		line, column := wrong.Position()
-		return fmt.Errorf("%s:%d:%d: %w", file, line, column, err)
-	case err != nil:
-		return fmt.Errorf("%s: %w", file, err)
-	}
-	return nil
-}
-
-func dotted(key toml.Key) string {
-	var b bytes.Buffer
-	for i, part := range key {
-		if i > 0 {
-			b.WriteByte('.')
-		}
-		b.WriteString(part)
-	}
-	return b.String()
 }
 
 // Write writes the configuration as a file that ReadFile reads, with a comment

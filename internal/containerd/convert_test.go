@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -122,11 +123,14 @@ func load(t *testing.T, text []byte) *config.Config {
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c, err := config.LoadFile(file)
+	l, _, err := config.Read([]string{"--config", file}, io.Discard)
+	if err == nil {
+		err = l.Strict()
+	}
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
-	return c
+	return l.Config
 }
 
 // docs/from-containerd.md says of each key what the rule does.

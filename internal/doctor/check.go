@@ -40,6 +40,12 @@ type Finding struct {
 // Options say which node is looked at.
 type Options struct {
 	Config *config.Config
+	// Daemon is what the daemon that serves says, nil if none does.
+	Daemon *Daemon
+	// Configuration is what is wrong with it: a daemon refuses to start with that.
+	Configuration []error
+	// Unknown are its keys that this build does not have.
+	Unknown []error
 	// Shim is the path of the minicri-shim that the daemon would use.
 	Shim string
 	// Node is the node that is looked at.
@@ -68,7 +74,14 @@ type Snapshots interface {
 // Run looks at everything, in the order in which a report shows it.
 func Run(ctx context.Context, options Options) []Finding {
 	c := &checker{Options: options}
+	for _, problem := range c.Configuration {
+		c.add("configuration", Problem, problem.Error(), "correct it: the daemon does not start with it; 'minicri config check' says whether it is good")
+	}
+	for _, key := range c.Unknown {
+		c.add("configuration", Warning, key.Error(), "correct it: it is without effect")
+	}
 	c.kernel()
+	c.storage()
 	c.cgroups()
 	c.programs(ctx)
 	c.networks()
@@ -114,8 +127,6 @@ func Fix(findings []Finding, force bool) []Finding {
 
 type checker struct {
 	Options
-	// serves is set if the daemon does.
-	serves   bool
 	findings []Finding
 }
 

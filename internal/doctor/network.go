@@ -1,13 +1,12 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"slices"
-	"time"
 
 	"github.com/minicri/minicri/internal/errtext"
 	"github.com/minicri/minicri/network"
@@ -24,16 +23,11 @@ func (c *checker) programs(ctx context.Context) {
 	for _, problem := range c.Registries {
 		c.add("registries", Warning, problem.Error(), "correct the file: it is read at each pull")
 	}
-	dialer := net.Dialer{Timeout: time.Second}
-	connection, err := dialer.DialContext(ctx, "unix", c.Config.Socket)
-	if err == nil {
-		err = connection.Close()
-	}
-	c.serves = err == nil
-	c.when(err == nil, Warning, "daemon", "serves "+c.Config.Socket, fmt.Sprintf("does not serve %s", c.Config.Socket), "start it: systemctl start minicri")
+	c.daemon()
 }
 
-// handlers asks the runtime of each handler what it can do, as the daemon does.
+// handlers asks the runtime of each handler what it can do, as the daemon does; what
+// the daemon itself says of them is a condition of its status.
 func (c *checker) handlers(ctx context.Context) {
 	for _, h := range c.Handlers.ListAll(ctx) {
 		switch {
@@ -51,8 +45,8 @@ func (c *checker) networks() {
 	switch {
 	case found:
 	case c.Config.DefaultNetwork.Enabled:
-		c.add("network", Good, "the default network", "")
-		c.packetFilter([]string{"portmap"})
+		configuration, problems := network.DefaultNetwork(c.Config.DefaultNetwork).Survey(c.Config.BinDirs())
+		c.network("network", configuration, problems)
 	default:
 		c.add("network", Problem, "no configuration in "+c.Config.CNIConf, "install a network, or set default_network.enabled")
 	}
@@ -66,13 +60,18 @@ func (c *checker) networks() {
 // survey looks at one of them, and reports whether it has a network.
 func (c *checker) survey(subject, path string) bool {
 	configuration, problems := network.Survey(path, c.Config.BinDirs())
+	return c.network(subject, configuration, problems)
+}
+
+// network shows a network, if there is one, and what is wrong with it.
+func (c *checker) network(subject string, configuration *network.Configuration, problems []error) bool {
 	for _, problem := range problems {
 		c.add(subject, Problem, problem.Error(), "correct or remove it")
 	}
 	if configuration == nil {
 		return false
 	}
-	c.add(subject, Good, fmt.Sprintf("%q from %s, plugins %v", configuration.Name, configuration.File, configuration.Plugins), "")
+	c.add(subject, Good, fmt.Sprintf("%q from %s, plugins %v", configuration.Name, cmp.Or(configuration.File, "default_network"), configuration.Plugins), "")
 	c.packetFilter(configuration.Plugins)
 	return true
 }

@@ -148,11 +148,7 @@ func (f Files) Timelines(wanted string) ([]timeline.Pod, error) {
 	if _, err := os.Stat(f.Root); err != nil {
 		return nil, err
 	}
-	lives, err := step.OpenLives(directory)
-	if err != nil {
-		return nil, err
-	}
-	return query(f, lives, wanted)
+	return query(f, step.FindLives(directory), wanted)
 }
 
 // podHead and containerHead are what is read of the records of all pods and

@@ -31,19 +31,17 @@ type Flag struct {
 
 // Commands are all commands, in the order of the usage text.
 func Commands() []Command {
-	platform := Flag{Name: "platform", Value: "OS/ARCH[/VARIANT]", Help: "of the image to pull; the node's if empty"}
-	image := []Flag{
-		{"socket", "PATH", "the daemon's socket"},
-		{"root", "DIRECTORY", "the daemon's directory, where no daemon runs"},
-	}
-	creds := Flag{"creds", "USER:PASSWORD", "credentials for the registry"}
+	pull := []Flag{{"creds", "USER:PASSWORD", "credentials for the registry"}, {"platform", "OS/ARCH[/VARIANT]", "of the image to pull; the node's if empty"}}
+	asJSON := Flag{"json", "", "print JSON"}
+	force := Flag{"force", "", "replace the file if it is there"}
 	return []Command{
 		{Words: "config default", Help: "print the default configuration, every key with its comment"},
-		{Words: "config check", Argument: "FILE", Help: "check a configuration file and its drop-ins, FILE.d/*.toml"},
+		{Words: "config check", Argument: "[FILE]", Help: "check a configuration file and its drop-ins, FILE.d/*.toml: all that the daemon refuses at its start on this machine, and keys that it does not know; without FILE that of the daemon"},
+		{Words: "config show", Help: "print every key with the value that is in force and where it is from: a file and its line, a flag, or the default", Configured: true},
 		{Words: "config from-containerd", Argument: "FILE", Help: "print the configuration for a file of containerd's, with what has no counterpart as comments"},
 		{
 			Words: "check", Argument: "[ID...]", Help: "report what this node lacks and what was left behind; exit code 0 only without a problem, which a record in quarantine is too", Configured: true,
-			Flags: []Flag{{"fix", "", "remove what was left behind, and try records in quarantine again"}, {"force", "", "with --fix: remove the records in quarantine that cannot be decoded, and give up the attachments whose ids follow"}, {"json", "", "print JSON"}},
+			Flags: []Flag{{"fix", "", "remove what was left behind, and try records in quarantine again"}, {"force", "", "with --fix: remove the records in quarantine that cannot be decoded, and give up the attachments whose ids follow"}, asJSON, {"pod", "", "run a pod of the embedded pause by way of the daemon, and remove it; exit code 0 means that it ran"}},
 		},
 		{
 			Words: "timeline", Argument: "[POD]", Configured: true,
@@ -52,25 +50,26 @@ func Commands() []Command {
 				{"failed", "", "only those in which something failed"},
 				{"since", "DURATION", "only those in which something happened since then: 10m"},
 				{"slowest", "N", "the N that took longest, the slowest first"},
-				{"json", "", "print JSON"},
+				asJSON,
 				{"html", "FILE", "write a page for a browser, with the pod's network as it is now, to attach to a report; - is stdout"},
+				force,
 			},
 		},
 		{
 			Words: "pods", Configured: true, Help: "show the pods of the node, one line each: state and stage, containers, memory, addresses, what is wrong with the network",
-			Flags: []Flag{{"watch", "", "look again every two seconds, with the rates of CPU and network"}, {"wide", "", "also the supervisors of older builds, their version and how many pods they have"}, {"json", "", "print JSON"}},
+			Flags: []Flag{{"watch", "", "look again every two seconds, with the rates of CPU and network"}, {"wide", "", "also the supervisors of older builds, their version and how many pods they have"}, asJSON},
 		},
-		{Words: "debug bundle", Argument: "FILE", Configured: true, Help: "collect in a tar.gz what a maintainer asks for: configuration, timelines, metrics, stacks, what check finds; without secrets"},
-		{Words: "image import", Argument: "FILE", Help: "import the images of an archive (docker save, OCI layout); - is stdin", Flags: image},
-		{Words: "image pull", Argument: "REFERENCE", Help: "pull an image", Flags: append([]Flag{creds, platform}, image...)},
-		{Words: "image save", Argument: "REFERENCE FILE", Help: "write an image as an archive (OCI layout, also for docker load); - is stdout", Flags: image},
-		{Words: "image inspect", Argument: "REFERENCE", Help: "print all that is known of an image, in JSON", Flags: image},
-		{Words: "image tag", Argument: "REFERENCE NAME", Help: "give an image one more name", Flags: image},
-		{Words: "image untag", Argument: "NAME", Help: "remove one name of an image, and the image with its last one", Flags: image},
-		{Words: "image ls", Help: "list the images", Flags: image},
-		{Words: "image rm", Argument: "REFERENCE", Help: "remove an image with all its names", Flags: image},
+		{Words: "debug bundle", Argument: "FILE", Configured: true, Help: "collect in a tar.gz what a maintainer asks for: configuration, timelines, metrics, stacks, what check finds; without secrets", Flags: []Flag{force}},
+		{Words: "image import", Argument: "FILE", Help: "import the images of an archive (docker save, OCI layout); - is stdin", Configured: true},
+		{Words: "image pull", Argument: "REFERENCE", Help: "pull an image", Configured: true, Flags: pull},
+		{Words: "image save", Argument: "REFERENCE FILE", Help: "write an image as an archive (OCI layout, also for docker load); - is stdout", Configured: true, Flags: []Flag{force}},
+		{Words: "image inspect", Argument: "REFERENCE", Help: "print all that is known of an image, in JSON", Configured: true},
+		{Words: "image tag", Argument: "REFERENCE NAME", Help: "give an image one more name", Configured: true},
+		{Words: "image untag", Argument: "NAME", Help: "remove one name of an image, and the image with its last one", Configured: true},
+		{Words: "image ls", Help: "list the images, with the digests by which registries have them", Configured: true, Flags: []Flag{asJSON}},
+		{Words: "image rm", Argument: "REFERENCE", Help: "remove an image with all its names", Configured: true},
 		{Words: "version", Help: "print the version"},
-		{Words: "help", Help: "print this list"},
+		{Words: "help", Argument: "[COMMAND]", Help: "print this list, or what one command does and its flags"},
 	}
 }
 

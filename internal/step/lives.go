@@ -65,8 +65,11 @@ func OpenLives(directory string) (*Lives, error) {
 	if err := os.MkdirAll(directory, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory for timelines: %w", err)
 	}
-	return &Lives{directory: directory}, nil
+	return FindLives(directory), nil
 }
+
+// FindLives is OpenLives for those that only read: the directory need not be there.
+func FindLives(directory string) *Lives { return &Lives{directory: directory} }
 
 const (
 	fine   = "ok"
@@ -209,7 +212,7 @@ func oldest(names []string) int {
 // list has the names of the files that are lives, the oldest first, and those of others.
 func (l *Lives) list() (names, foreign []string, err error) {
 	entries, err := os.ReadDir(l.directory)
-	if err != nil {
+	if err = ignoreNotExist(err); err != nil {
 		return nil, nil, fmt.Errorf("list the timelines: %w", err)
 	}
 	for _, entry := range entries {
