@@ -146,3 +146,27 @@ func read(t *testing.T, path string) string {
 	}
 	return string(data)
 }
+
+// A node whose daemon is refused a start for a while is not given up, and proxies have
+// a place.
+func TestUnitStartsForEver(t *testing.T) {
+	text, err := os.ReadFile("minicri.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	section, sections := "", map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "[") {
+			section = strings.TrimSpace(line)
+		}
+		sections[section] += line
+	}
+	for line, of := range map[string]string{
+		"StartLimitIntervalSec=0": "[Unit]", "Before=kubelet.service": "[Unit]", "Documentation=man:minicri(8)": "[Unit]",
+		"EnvironmentFile=-/etc/default/minicri": "[Service]", "Restart=always": "[Service]",
+	} {
+		if !strings.Contains(sections[of], "\n"+line) {
+			t.Errorf("%s is not in %s", line, of)
+		}
+	}
+}

@@ -31,12 +31,20 @@ func main() {
 	err := command(ctx, os.Args[1:], os.Stdout)
 	stop()
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, "minicri:", redact.Printable(err.Error()))
+		fmt.Fprintln(os.Stderr, "minicri:", redact.Printable(errorText(err)))
 		if _, usage := errors.AsType[usageError](err); usage {
 			os.Exit(2)
 		}
 		os.Exit(1)
 	}
+}
+
+// errorText is one line for a daemon, as a log has it, and as it is for a command.
+func errorText(err error) string {
+	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
+		return err.Error()
+	}
+	return strings.ReplaceAll(err.Error(), "\n", "; ")
 }
 
 // usageError is a command line that means nothing: the exit code is 2.
