@@ -85,6 +85,7 @@ func examine(ctx context.Context, l *config.Loaded, giveUp []string) ([]doctor.F
 		plugins = connected
 	}
 	return doctor.Run(ctx, doctor.Options{
+		Ended:  func(id string) bool { return daemon != nil && hasEnded(ctx, c.Socket, id) },
 		Config: c, Daemon: daemon, Configuration: slices.Concat(l.Broken, located(l, preflight(c, m))), Unknown: l.Unknown, Shim: shim, Node: identity, Handlers: handler.New(handlerSpecs(c), handler.Features{}),
 		Snapshots: snapshotsOf(ctx, c), Plugins: plugins, GiveUp: giveUp,
 		Registries: image.CheckRegistries(c.Images.CertsDirs, c.Images.DockerConfig),

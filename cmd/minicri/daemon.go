@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/config"
@@ -18,6 +20,17 @@ import (
 
 // statusLimit is how long the daemon may take for its status; it asks programs for it.
 const statusLimit = 30 * time.Second
+
+// hasEnded asks the daemon whether a pod has ended, or is gone.
+func hasEnded(ctx context.Context, socket, id string) bool {
+	connection, err := dialDaemon(socket)
+	if err != nil {
+		return false
+	}
+	defer connection.Close()
+	answer, err := runtimeapi.NewRuntimeServiceClient(connection).PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
+	return status.Code(err) == codes.NotFound || err == nil && answer.GetStatus().GetState() != runtimeapi.PodSandboxState_SANDBOX_READY
+}
 
 // askDaemon returns what the daemon says of itself, nil if none serves, and what is
 // wrong with NRI plugins, nil if it does not say.

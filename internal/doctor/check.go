@@ -55,6 +55,9 @@ type Options struct {
 	Snapshots Snapshots
 	// GiveUp are the ids of attachments whose undoing Fix gives up.
 	GiveUp []string
+	// Ended reports whether the daemon knows that a pod has ended, or is gone; nil if no
+	// daemon serves.
+	Ended func(id string) bool
 	// Plugins says what is wrong with NRI plugins that the daemon would start.
 	Plugins []error
 	// Registries says what is wrong with the files that say how registries are reached.

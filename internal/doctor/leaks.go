@@ -66,7 +66,7 @@ func (c *checker) containersWithoutPod() (count int) {
 	}
 	for _, id := range ids {
 		record, err := state.Peek[container.Record](c.containerDir(), id)
-		if err != nil || c.hasRecord(record.SandboxID) {
+		if err != nil || c.hasRecord(record.SandboxID) || !c.hasContainer(id) {
 			continue // removed at the same time, or for the daemon to quarantine
 		}
 		count++
@@ -148,7 +148,7 @@ func (c *checker) attachments() {
 			c.add("attachment", Problem, fmt.Sprintf("%s: %v", id, err), "")
 			continue
 		}
-		if attachment.Releasing || !c.hasRecord(id) {
+		if attachment.Releasing || !c.hasRecord(id) && c.hasAttachment(id) {
 			f := c.add("attachment", Problem,
 				fmt.Sprintf("%s on network %q waits for CNI DEL, %d tries: %s", id, attachment.Network, attachment.Tries, attachment.LastError),
 				"repair the plugin, and the daemon's next DEL succeeds; or give it up with 'minicri check --fix --force "+id+"': its plugins may keep an address of it")
@@ -208,26 +208,9 @@ func (c *checker) unread(dir string) {
 }
 
 // sandboxes compares what the runtime believes of each sandbox with the kernel. A
-// daemon that stops a pod writes that down last: what may be that is asked again, and
-// only what is there each time counts.
+// daemon knows of a pod's end before it takes anything of it away, and writes it down
+// last: what looks wrong by the files is asked of it.
 func (c *checker) sandboxes() {
-	const most = 10 * time.Second
-	before := len(c.findings)
-	c.lookAtSandboxes()
-	for began := time.Now(); ; time.Sleep(time.Second) {
-		earlier := slices.Clone(c.findings[before:])
-		c.findings = c.findings[:before]
-		c.lookAtSandboxes()
-		c.findings = slices.DeleteFunc(c.findings, func(f Finding) bool {
-			return f.Subject == "sandbox" && !slices.ContainsFunc(earlier, func(e Finding) bool { return e.Message == f.Message })
-		})
-		if len(c.findings) == before || c.Daemon == nil || time.Since(began) > most {
-			return
-		}
-	}
-}
-
-func (c *checker) lookAtSandboxes() {
 	dir := c.factsDir()
 	ids, err := state.IDs(dir)
 	if err != nil {
@@ -239,14 +222,22 @@ func (c *checker) lookAtSandboxes() {
 		if err != nil || !facts.Ready() || !c.hasRecord(id) {
 			continue
 		}
-		if pause, err := process.Open(facts.Pause); err != nil && !errors.Is(err, process.ErrGone) {
+		pause, err := process.Open(facts.Pause)
+		lost := len(facts.Addresses) > 0 && !netns.Alive(id)
+		if (err != nil || lost) && c.Ended != nil && c.Ended(id) {
+			if err == nil {
+				_ = pause.Close()
+			}
+			continue
+		}
+		if err != nil && !errors.Is(err, process.ErrGone) {
 			c.add("sandbox", Problem, fmt.Sprintf("whether the pause process of %s runs cannot be known: %v", id, err), "look for what keeps root from /proc")
 		} else if err != nil {
 			c.add("sandbox", Problem, fmt.Sprintf("%s is recorded as Ready, but its pause process is gone: %v", id, err), "the daemon notices when it starts, and the kubelet makes the pod again")
 		} else if err := pause.Close(); err != nil {
 			c.add("sandbox", Problem, err.Error(), "")
 		}
-		if len(facts.Addresses) > 0 && !netns.Alive(id) {
+		if lost {
 			c.add("sandbox", Problem, id+" has lost its network namespace", "stop and remove the pod")
 		}
 	}

@@ -12,34 +12,21 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// A plugin that hangs outlives the daemon that started it. The next daemon
-// serves at once and gives the plugin what is left of the time of its verb; nothing
-// else waits for it (P3, P14).
+// A plugin that hangs ends with the daemon that started it, and all that it has
+// started does. The next daemon serves at once, and what the plugins had made is undone.
 func TestProperty3_HangingPluginOfADaemonThatWasKilled(t *testing.T) {
-	const limit = 15 * time.Second
-	n := newNode(t, harness.Config(`cni_add = "15s"`))
+	n := newNode(t, harness.Config(`cni_add = "1m"`))
 	w := n.runWitness(t)
 	before := n.Look()
 	c := trial{node: n, witness: w, point: "middle ADD", row: row{operation: run}, config: n.PodConfig("case")}
-	asked := time.Now()
 	done := c.begin(limited(t), t, "hang")
+	n.disarm(t)
 	n.Kill()
 	<-done
-	began := time.Now()
+	eventually(t, "the plugin has ended", func() bool { return !n.tripRuns(t) })
 	n.Start()
 	c.checkWitness(t)
-	if took := time.Since(began); took > limit/2 {
-		t.Errorf("serving after %v", took)
-	}
-	n.RemovePod(n.RunPod(n.PodConfig("host", harness.HostNetwork())))
-	if took := time.Since(asked); took < limit && !n.tripRuns(t) {
-		t.Errorf("the plugin was ended after %v, before its time", took)
-	}
-	eventually(t, "the plugin is ended", func() bool { return !n.tripRuns(t) })
-	if lived, waited := time.Since(asked), time.Since(began); lived < limit || waited > 2*limit {
-		t.Errorf("the plugin was ended after %v, %v after the daemon's end; its limit is %v", lived, waited, limit)
-	}
-	n.disarm(t)
+	n.RemovePod(n.RunPod(n.PodConfig("other")))
 	n.wantSame(t, before)
 }
 
