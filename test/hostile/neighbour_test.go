@@ -17,8 +17,6 @@ const (
 	reference = 4 * time.Second
 	// tact is how often something happens in the other pod.
 	tact = 100 * time.Millisecond
-	// delay is what a call in another pod may take longer because of an attack.
-	delay = 2 * time.Second
 	// moreThreads is what Go's scheduler may start of its own accord.
 	moreThreads = 8
 )
