@@ -1,3 +1,5 @@
+//go:build vm
+
 // Package um holds the guest that tests run in, a machine with cgroup v2, systemd and
 // AppArmor in a process: these tests boot it by run.
 package um
