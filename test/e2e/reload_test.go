@@ -96,7 +96,7 @@ func TestReload(t *testing.T) {
 	rewrite(t, n, "shm_size = 65536", "shm_size = 131072\nmetrics_address = '127.0.0.1:0'")
 	rewrite(t, n, "[limits]", "[runtimes.late]\ntype = 'oci'\npath = '/nonexistent'\n[limits]")
 	eventually(t, "the limit is reloaded", patience, func() bool {
-		return strings.Contains(fmt.Sprint(harness.Info[map[string]any](t, n, "config")["Limits"]), "CNIAdd:2s")
+		return strings.Contains(fmt.Sprint(harness.Info[map[string]any](t, n, "config")["limits"]), "cni_add:2s")
 	})
 	eventually(t, "the other keys are named", patience, func() bool {
 		return strings.Contains(n.Log(), "need a restart") && strings.Contains(n.Log(), "shm_size") && strings.Contains(n.Log(), "metrics_address")
@@ -127,7 +127,7 @@ func TestReload(t *testing.T) {
 	}
 	rewrite(t, n, "cni_add = \"soon\"", "cni_add = \"3s\"")
 	eventually(t, "the next good file counts", patience, func() bool {
-		return strings.Contains(fmt.Sprint(harness.Info[map[string]any](t, n, "config")["Limits"]), "CNIAdd:3s")
+		return strings.Contains(fmt.Sprint(harness.Info[map[string]any](t, n, "config")["limits"]), "cni_add:3s")
 	})
 }
 

@@ -51,7 +51,7 @@ func TestVerboseStatusShowsTheNetwork(t *testing.T) {
 		t.Errorf("got %+v", network)
 	}
 	config := harness.Info[map[string]any](t, n, "config")
-	if config["Root"] != n.Root {
+	if config["root"] != n.Root {
 		t.Errorf("the configuration in effect is not shown: %v", config)
 	}
 }
