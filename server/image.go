@@ -13,7 +13,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
-	"github.com/minicri/minicri/internal/errtext"
 	"github.com/minicri/minicri/internal/step"
 )
 
@@ -149,7 +148,7 @@ func (s *ImageServer) notePull(pod *runtimeapi.PodSandboxConfig, wanted string, 
 	}
 	row := step.Row{Step: wanted, Start: began, Took: time.Since(began)}
 	if err != nil {
-		row.Error = errtext.Of(err) + advice(err)
+		row.Error = err.Error() + advice(err) // with its kind: no code goes with it
 	} else {
 		row.Note = units.BytesSize(float64(pulled.Size))
 	}

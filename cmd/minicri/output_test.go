@@ -94,3 +94,27 @@ func TestFindingsAreColumns(t *testing.T) {
 		t.Errorf("%s", output.String())
 	}
 }
+
+func TestYAML(t *testing.T) {
+	var b strings.Builder
+	glance := timeline.Glance{Pods: []timeline.Line{{ID: "1", Name: "a/b: #c", Addresses: []string{"10.0.0.1"}}}}
+	if err := writeYAML(&b, glance.Pods); err != nil {
+		t.Fatal(err)
+	}
+	want := "- addresses:\n    - \"10.0.0.1\"\n  containers: 0\n  cpuNanoseconds: 0\n  id: \"1\"\n  memoryBytes: 0\n  name: \"a/b: #c\"\n  receivedBytes: 0\n"
+	if !strings.HasPrefix(b.String(), want) {
+		t.Errorf("%s\nwant\n%s", b.String(), want)
+	}
+}
+
+func TestPodsAreChosen(t *testing.T) {
+	l := timeline.Line{ID: "0123abcd", Name: "shop/cart-1", State: timeline.Ready}
+	for f, want := range map[podsFlags]bool{
+		{}: true, {namespace: "shop"}: true, {namespace: "sho"}: false, {state: "ready"}: true, {state: "not ready"}: false,
+		{name: "cart"}: true, {name: "shop/ca"}: true, {name: "0123"}: true, {name: "shop/x"}: false, {name: "cart", namespace: "x"}: false,
+	} {
+		if got := f.shows(l); got != want {
+			t.Errorf("%+v: %v", f, got)
+		}
+	}
+}

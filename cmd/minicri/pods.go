@@ -7,52 +7,60 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/inspect"
 	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/timeline"
 )
 
+// podsFlags are those of `minicri pods`.
+type podsFlags struct {
+	watch, wide, asJSON      bool
+	output, namespace, state string
+	// name is a part of the names, or the beginning of the ids, that are shown.
+	name string
+}
+
 // podsCommand is `minicri pods`: the node at a glance.
 func podsCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	var watch, wide, asJSON bool
+	var f podsFlags
 	command := manual.Find("pods")
 	help := command.FlagHelp
 	c, words, err := look(arguments, func(set *flag.FlagSet) {
-		set.BoolVar(&watch, "watch", false, help("watch"))
-		set.BoolVar(&wide, "wide", false, help("wide"))
-		set.BoolVar(&asJSON, "json", false, help("json"))
+		set.BoolVar(&f.watch, "watch", false, help("watch"))
+		set.BoolVar(&f.wide, "wide", false, help("wide"))
+		set.BoolVar(&f.asJSON, "json", false, help("json"))
+		set.StringVar(&f.output, "o", "table", help("o"))
+		set.StringVar(&f.namespace, "n", "", help("n"))
+		set.StringVar(&f.state, "phase", "", help("phase"))
 	})
 	if err != nil {
 		return err
 	}
-	if len(words) > 0 {
-		return misused("minicri pods takes no argument: %q", words)
+	if f.asJSON {
+		f.output = "json"
 	}
+	if len(words) > 1 || !slices.Contains([]string{"table", "json", "yaml"}, f.output) {
+		return misused("usage: minicri pods [POD] [-o table|json|yaml]")
+	}
+	f.name = strings.Join(words, "")
 	client := inspect.NewClient(inspect.DebugSocket(c.State))
-	style := timeline.Style{Color: isTerminal(output) && os.Getenv("NO_COLOR") == ""}
 	var earlier *timeline.Glance
 	for {
 		now, err := client.Glance(ctx)
-		if ctx.Err() != nil && watch {
+		if ctx.Err() != nil && f.watch {
 			return nil
 		}
 		if err != nil {
 			return fmt.Errorf("list the pods: %w", err)
 		}
-		if asJSON {
-			err = json.NewEncoder(printableJSON{output}).Encode(now)
-		} else {
-			if watch && style.Color {
-				fmt.Fprint(output, "\x1b[H\x1b[J") // the whole screen anew
-			}
-			err = now.Table(output, earlier, style)
-			if err == nil && wide {
-				err = now.TableOfOlder(output, style)
-			}
-		}
-		if err != nil || !watch {
+		now.Pods = slices.DeleteFunc(now.Pods, func(l timeline.Line) bool { return !f.shows(l) })
+		if err := f.show(output, now, earlier); err != nil || !f.watch {
 			return err
 		}
 		earlier = now
@@ -66,3 +74,59 @@ func podsCommand(ctx context.Context, arguments []string, output io.Writer) erro
 
 // watchPeriod is how often `minicri pods --watch` looks.
 const watchPeriod = 2 * time.Second
+
+func (f podsFlags) shows(l timeline.Line) bool {
+	namespace, name, _ := strings.Cut(l.Name, "/")
+	return (f.namespace == "" || namespace == f.namespace) && (f.state == "" || l.State == f.state) &&
+		(f.name == "" || strings.Contains(name, f.name) || strings.HasPrefix(l.Name, f.name) || strings.HasPrefix(l.ID, f.name))
+}
+
+func (f podsFlags) show(output io.Writer, now, earlier *timeline.Glance) error {
+	switch f.output {
+	case "json":
+		encoder := json.NewEncoder(printableJSON{output})
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(now)
+	case "yaml":
+		return writeYAML(printableJSON{output}, now)
+	}
+	style := styleOf(output)
+	style.Wide = f.wide
+	if f.watch && style.Width > 0 {
+		style.Height = heightOf(output)
+		fmt.Fprint(output, "\x1b[H\x1b[J") // the whole screen anew
+	}
+	if err := now.Table(output, earlier, style); err != nil || !f.wide {
+		return err
+	}
+	return now.TableOfOlder(output, style)
+}
+
+// styleOf is how lists are written: in colours and cut to its width on a terminal.
+func styleOf(output io.Writer) timeline.Style {
+	style := timeline.Style{Color: isTerminal(output) && os.Getenv("NO_COLOR") == ""}
+	if size := windowOf(output); size != nil {
+		style.Width = int(size.Col)
+	}
+	return style
+}
+
+func heightOf(output io.Writer) int {
+	if size := windowOf(output); size != nil {
+		return int(size.Row)
+	}
+	return 0
+}
+
+// windowOf is nil for what is no terminal.
+func windowOf(output io.Writer) *unix.Winsize {
+	file, ok := output.(*os.File)
+	if !ok {
+		return nil
+	}
+	size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return nil
+	}
+	return size
+}

@@ -112,7 +112,7 @@ func (f timelineFlags) choose(pods []timeline.Pod, now time.Time) []timeline.Pod
 }
 
 func (f timelineFlags) show(ctx context.Context, output io.Writer, wanted string, pods []timeline.Pod) error {
-	style := timeline.Style{Color: isTerminal(output) && os.Getenv("NO_COLOR") == ""}
+	style := styleOf(output)
 	switch {
 	case f.html != "":
 		return f.writePage(ctx, output, pods[0])

@@ -53,7 +53,7 @@ func (n *Node) Glance(ctx context.Context) *timeline.Glance {
 
 func (n *Node) line(sb *sandbox.Sandbox, building bool) timeline.Line {
 	head := headOf(sb.ID, sb.Config().GetMetadata())
-	line := timeline.Line{ID: sb.ID, Name: head.Name, State: stateOf(sb.Facts(), building)}
+	line := timeline.Line{ID: sb.ID, Name: head.Name, State: stateOf(sb.Facts(), building), Created: time.Unix(0, sb.CreatedAt)}
 	if stage := sb.Stage(); stage != nil {
 		line.Stage, line.For = stage.Step, stage.Took
 	}

@@ -56,8 +56,15 @@ func Commands() []Command {
 			},
 		},
 		{
-			Words: "pods", Configured: true, Help: "show the pods of the node, one line each: state and stage, containers, memory, addresses, what is wrong with the network",
-			Flags: []Flag{{"watch", "", "look again every two seconds, with the rates of CPU and network"}, {"wide", "", "also the supervisors of older builds, their version and how many pods they have"}, asJSON},
+			Words: "pods", Argument: "[POD]", Configured: true, Help: "show the pods of the node, one line each: id, state and stage, age, containers, memory, addresses, what is wrong with the network; POD is a part of their names, or the beginning of an id",
+			Flags: []Flag{
+				{"watch", "", "look again every two seconds, with the rates of CPU and network"},
+				{"wide", "", "whole ids and names, what the runtime takes for each pod, and the supervisors of older builds, their version and how many pods they have"},
+				{"n", "NAMESPACE", "only the pods of this namespace"},
+				{"phase", "STATE", "only those in this state: ready, 'not ready', 'being made'"},
+				{"o", "FORM", "table, json or yaml"},
+				asJSON,
+			},
 		},
 		{Words: "debug bundle", Argument: "FILE", Configured: true, Help: "collect in a tar.gz what a maintainer asks for: configuration, timelines, metrics, stacks, what check finds; without secrets", Flags: []Flag{force}},
 		{Words: "image import", Argument: "FILE", Help: "import the images of an archive (docker save, OCI layout); - is stdin", Configured: true},

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/docker/go-units"
 )
@@ -49,6 +50,8 @@ type Line struct {
 	ID    string `json:"id"`
 	Name  string `json:"name"`
 	State string `json:"state"`
+	// Created is when the pod was made.
+	Created time.Time `json:"created,omitzero"`
 	// Stage is the step that is under way, and For how long it has been; "" if
 	// there is none.
 	Stage string        `json:"stage,omitempty"`
@@ -72,16 +75,39 @@ type Line struct {
 }
 
 // Table writes one line for each pod; with an earlier glance also the rates
-// since then.
+// since then. Of a style with a height the lines that fit are written.
 func (g *Glance) Table(w io.Writer, earlier *Glance, style Style) error {
 	var b strings.Builder
-	head := fmt.Sprintf("%-28s %-19s %5s %9s %8s", "NAME", "STATE", "CTRS", "MEMORY", "RUNTIME")
+	pods := printable(g.Pods)
+	names, left := len("NAME"), 0
+	for _, l := range pods {
+		names = max(names, utf8.RuneCountInString(l.Name))
+	}
+	if style.Height > 0 {
+		shown := min(len(pods), max(1, style.Height-4))
+		pods, left = pods[:shown], len(pods)-shown
+	}
+	head := fmt.Sprintf(" %-14s %4s %5s %9s", "STATE", "AGE", "CTRS", "MEMORY")
+	if style.Wide {
+		head += fmt.Sprintf(" %8s", "RUNTIME")
+	}
 	if earlier != nil {
 		head += fmt.Sprintf(" %6s %10s %10s", "CPU", "IN", "OUT")
 	}
-	fmt.Fprintf(&b, "%s  %s\n", style.paint(faint, head), style.paint(faint, "ADDRESSES"))
-	for _, l := range printable(g.Pods) {
-		l.write(&b, g.rates(l, earlier), style)
+	ids := 12
+	if style.Wide {
+		ids = 64
+	}
+	if style.Width > 0 && !style.Wide {
+		names = min(names, max(20, style.Width-ids-1-len(head)-2-len("ADDRESSES")-4))
+	}
+	fmt.Fprintf(&b, "%s  %s\n", style.paint(faint, pad("ID", ids)+" "+pad("NAME", names)+head), style.paint(faint, "ADDRESSES"))
+	for _, l := range pods {
+		fmt.Fprintf(&b, "%s %s", pad(l.ID[:min(ids, len(l.ID))], ids), pad(middle(l.Name, names), names))
+		l.write(&b, g.age(l), g.rates(l, earlier), style)
+	}
+	if left > 0 {
+		fmt.Fprintf(&b, "%s\n", style.paint(faint, fmt.Sprintf("and %d more, for which the screen has no lines", left)))
 	}
 	fmt.Fprintf(&b, "%s\n", style.paint(faint, fmt.Sprintf("%s; daemon %s, supervisors %s", count(len(g.Pods), "pod"), size(g.Daemon), size(g.Supervisors))))
 	if g.Released > 0 {
@@ -89,6 +115,23 @@ func (g *Glance) Table(w io.Writer, earlier *Glance, style Style) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// age is how long ago a pod was made.
+func (g *Glance) age(l Line) string {
+	if l.Created.IsZero() {
+		return "-"
+	}
+	switch d := g.At.Sub(l.Created); {
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	default:
+		return fmt.Sprintf("%dd", int(d.Hours())/24)
+	}
 }
 
 // count is a number of things: "1 pod", "2 pods".
@@ -99,7 +142,7 @@ func count(number int, thing string) string {
 	return fmt.Sprintf("%d %s", number, thing)
 }
 
-func (l Line) write(b *strings.Builder, rates string, style Style) {
+func (l Line) write(b *strings.Builder, age, rates string, style Style) {
 	state := l.State
 	if l.Stage != "" {
 		state = fmt.Sprintf("%s %s", l.Stage, short(l.For))
@@ -108,8 +151,11 @@ func (l Line) write(b *strings.Builder, rates string, style Style) {
 	if l.Stage != "" {
 		color = yellow
 	}
-	fmt.Fprintf(b, "%s %s %5s %9s %8s%s  %s\n", pad(l.Name, 28), style.paint(color, pad(state, 19)), fmt.Sprintf("%d/%d", l.Running, l.Containers),
-		size(l.Memory), size(l.Runtime), rates, strings.Join(l.Addresses, ","))
+	fmt.Fprintf(b, " %s %4s %5s %9s", style.paint(color, pad(state, 14)), age, fmt.Sprintf("%d/%d", l.Running, l.Containers), size(l.Memory))
+	if style.Wide {
+		fmt.Fprintf(b, " %8s", size(l.Runtime))
+	}
+	fmt.Fprintf(b, "%s  %s\n", rates, strings.Join(l.Addresses, ","))
 	for _, problem := range l.Problems {
 		fmt.Fprintf(b, "  %s\n", style.paint(red, shorten(oneLine(problem), width-2)))
 	}

@@ -37,3 +37,35 @@ func TestRatesOfAGlance(t *testing.T) {
 		t.Errorf("without an earlier glance: %v\n%s", err, text.String())
 	}
 }
+
+// Replicas differ at the ends of their names; a table is as wide as the terminal and as
+// long as the screen, and where it goes to a program names are whole.
+func TestTableFitsTheTerminal(t *testing.T) {
+	at := time.Unix(100000, 0)
+	g := &Glance{At: at}
+	for _, end := range []string{"aaaaa", "bbbbb", "ccccc"} {
+		g.Pods = append(g.Pods, Line{ID: strings.Repeat(end[:1], 64), Name: "production/checkout-frontend-7f9c6d5b8b-" + end, State: Ready, Created: at.Add(-3 * time.Hour), Addresses: []string{"10.88.0.2"}})
+	}
+	table := func(style Style) []string {
+		var b strings.Builder
+		if err := g.Table(&b, nil, style); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Split(strings.TrimSpace(b.String()), "\n")
+	}
+	lines := table(Style{Width: 80})
+	for i, end := range []string{"aaaaa", "bbbbb", "ccccc"} {
+		if line := lines[i+1]; len([]rune(line)) > 80 || !strings.Contains(line, "…") || !strings.Contains(line, "b8b-"+end) || !strings.Contains(line, " 3h ") || !strings.HasPrefix(line, strings.Repeat(end[:1], 12)) {
+			t.Errorf("%d columns: %q", len([]rune(line)), line)
+		}
+	}
+	if lines := table(Style{}); !strings.Contains(lines[1], g.Pods[0].Name) {
+		t.Errorf("for a program: %q", lines[1])
+	}
+	if lines := table(Style{Wide: true, Width: 80}); !strings.Contains(lines[1], g.Pods[0].Name) || !strings.Contains(lines[1], g.Pods[0].ID) || !strings.Contains(lines[0], "RUNTIME") {
+		t.Errorf("wide: %q", lines)
+	}
+	if lines := table(Style{Width: 80, Height: 6}); len(lines) > 6 || !strings.Contains(lines[3], "and 1 more") {
+		t.Errorf("on six lines: %q", lines)
+	}
+}

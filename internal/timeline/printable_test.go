@@ -25,7 +25,7 @@ func FuzzTerminal(f *testing.F) {
 		for _, color := range []bool{false, true} {
 			var b strings.Builder
 			for _, err := range []error{
-				pod.Text(&b, Style{color}), List(&b, []Pod{pod}, time.Now(), Style{color}), glance.Table(&b, &glance, Style{color}),
+				pod.Text(&b, Style{Color: color}), List(&b, []Pod{pod}, time.Now(), Style{Color: color}), glance.Table(&b, &glance, Style{Color: color}),
 			} {
 				if err != nil {
 					t.Error(err)

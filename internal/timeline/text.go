@@ -17,7 +17,15 @@ const (
 )
 
 // Style says how a text is marked.
-type Style struct{ Color bool }
+type Style struct {
+	Color bool
+	// Width is the number of columns of the terminal, 0 for no limit.
+	Width int
+	// Height is its number of lines, where no more may be written; 0 for no limit.
+	Height int
+	// Wide is for lists with all that is known.
+	Wide bool
+}
 
 const (
 	red    = "31"
@@ -210,6 +218,17 @@ func shorten(text string, most int) string {
 	return string(letters[:most-1]) + "…"
 }
 
+// middle cuts a text to a number of letters in its middle: names of pods differ at
+// their ends.
+func middle(text string, most int) string {
+	letters := []rune(text)
+	if len(letters) <= most || most < 3 {
+		return text
+	}
+	end := (most - 1) * 2 / 3
+	return string(letters[:most-1-end]) + "…" + string(letters[len(letters)-end:])
+}
+
 // pad makes a text exactly so many letters wide.
 func pad(text string, to int) string {
 	text = shorten(text, to)
@@ -249,6 +268,14 @@ func wrap(b *strings.Builder, prefix, text string, indent int) {
 	b.WriteString(line + "\n")
 }
 
+// cut cuts a name that begins at a column to what is left of the line.
+func (s Style) cut(name string, column int) string {
+	if s.Width == 0 {
+		return name
+	}
+	return middle(name, max(20, s.Width-column))
+}
+
 // List writes one line for each pod, and a second one with why it failed.
 func List(w io.Writer, pods []Pod, now time.Time, style Style) error {
 	var b strings.Builder
@@ -262,7 +289,7 @@ func List(w io.Writer, pods []Pod, now time.Time, style Style) error {
 		if p.Attempt > 0 {
 			name += fmt.Sprintf(" (attempt %d)", p.Attempt)
 		}
-		fmt.Fprintf(&b, "%-13s  %9s  %9s  %s  %s\n", shorten(p.ID, 13), p.age(now), short(p.Took), style.paint(color, pad(p.State, 10)), shorten(name, 31))
+		fmt.Fprintf(&b, "%-13s  %9s  %9s  %s  %s\n", shorten(p.ID, 13), p.age(now), short(p.Took), style.paint(color, pad(p.State, 10)), style.cut(name, 13+2+9+2+9+2+10+2))
 		for _, problem := range p.Problems() {
 			at := problem.Of
 			if problem.Step != "" {

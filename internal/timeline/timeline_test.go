@@ -146,3 +146,25 @@ func TestListSaysWhyInOneLine(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// A container that was stopped has not failed, whatever its exit code; one that ended
+// before has.
+func TestStoppedIsNotFailed(t *testing.T) {
+	exit := row("exit", "ran", "", 0, 100, "")
+	exit.Note = "Error, exit code 137"
+	for at, failed := range map[int]bool{90: false, 110: true} {
+		p := &Pod{Kind: "pod", Containers: []Container{{Name: "app", Rows: []step.Row{exit, row("container", "kill", "", at, 10, "")}}}}
+		if p.DidFail() != failed {
+			t.Errorf("stopped at %d, ended at 100: failed %v", at, p.DidFail())
+		}
+	}
+}
+
+// What is named last is what the time is of.
+func TestSlowestHasItsOwnTime(t *testing.T) {
+	p := &Pod{Kind: "pod", Rows: []step.Row{row("pod", "cni add", "", 0, 188, ""), row("plugin", "bridge ADD", "cni add", 5, 170, "")}}
+	p.Rows[1].Plugin = &step.Plugin{Name: "bridge", Verb: "ADD"}
+	if text := p.episodes()[0].slowest(); !strings.HasPrefix(text, "cni add > bridge ADD took 170 ms of 188 ms") {
+		t.Error(text)
+	}
+}

@@ -51,6 +51,9 @@ func (c *Container) problems() (all []Problem) {
 		return []Problem{failure(of, c.Error, c.Rows)}
 	}
 	for _, row := range c.Rows {
+		if row.Kind == "exit" && stopped(c.Rows, row) {
+			continue
+		}
 		if row.Kind == "exit" && row.Error != "" {
 			all = append(all, Problem{Of: of, Text: row.Note + ": " + row.Error})
 		} else if row.Kind == "exit" && strings.HasPrefix(row.Note, "Error") {
@@ -61,6 +64,12 @@ func (c *Container) problems() (all []Problem) {
 		all = stepProblems(of, c.Rows)
 	}
 	return all
+}
+
+// stopped reports whether a container was being stopped when it ended.
+func stopped(rows []step.Row, exit step.Row) bool {
+	end := exit.Start.Add(exit.Took)
+	return slices.ContainsFunc(rows, func(r step.Row) bool { return r.Step == "kill" && r.Kind != "exit" && !r.Start.After(end) })
 }
 
 // stepProblems are the steps that failed, each name once, the last time.
@@ -139,7 +148,7 @@ func (e *episode) slowest() string {
 			}
 		}
 	}
-	text := fmt.Sprintf("%s took %s of %s", strings.Join(names, " > "), short(worst.Took), short(e.took()))
+	text := fmt.Sprintf("%s took %s of %s", strings.Join(names, " > "), short(last.Took), short(e.took()))
 	switch waited := waits[worst.Step]; {
 	case worst.Kind == "image":
 		text += ": the registry, the line to it and the disk"
