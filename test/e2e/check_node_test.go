@@ -106,20 +106,20 @@ func TestDiagnosticsWithABrokenConfiguration(t *testing.T) {
 	check(t, os.Mkdir(dir, 0o755))
 	broken := filepath.Join(dir, "10.toml")
 	check(t, os.WriteFile(broken, []byte("\npids_limit = 'many'\n"), 0o600))
-	check(t, os.WriteFile(filepath.Join(dir, "20.toml"), []byte("[limits]\nrun = '0s'\n"), 0o600))
+	check(t, os.WriteFile(filepath.Join(dir, "20.toml"), []byte("\nshm_size = 1\n"), 0o600))
 	bundle := filepath.Join(t.TempDir(), "bundle.tar.gz")
 	for _, words := range [][]string{{"pods"}, {"timeline"}, {"image", "ls"}, {"debug", "bundle", bundle}} {
 		if output, err := n.RunCommand(words[0], words[1:]...); err != nil || words[0] != "image" && words[0] != "debug" && !strings.Contains(output, "test/web") {
 			t.Errorf("minicri %v: %v, %s", words, err, output)
 		}
 	}
-	if found, _ := problems(t, n); len(found) != 2 || !finds(found, "configuration", broken+":2:") || !finds(found, "configuration", "20.toml:2: limits.run") {
+	if found, _ := problems(t, n); len(found) != 2 || !finds(found, "configuration", broken+":2:") || !finds(found, "configuration", "20.toml:2: shm_size") {
 		t.Errorf("problems: %v", found)
 	}
 	if _, err := n.RunCommand("check", "--fix"); err == nil {
 		t.Error("check --fix works with half of a configuration")
 	}
-	if output, err := n.RunDaemon(); err == nil || !strings.Contains(output, broken+":2:") || !strings.Contains(output, "limits.run") || strings.Count(strings.TrimSpace(output), "\n") > 0 {
+	if output, err := n.RunDaemon(); err == nil || !strings.Contains(output, broken+":2:") || !strings.Contains(output, "shm_size") || strings.Count(strings.TrimSpace(output), "\n") > 0 {
 		t.Errorf("a start: %v, %s", err, output)
 	}
 }
