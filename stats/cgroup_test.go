@@ -3,6 +3,8 @@ package stats
 import (
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,10 +14,10 @@ import (
 // cpuNow is what the kernel's file says, in nanoseconds.
 func cpuNow(t *testing.T, h hierarchies, path string) uint64 {
 	t.Helper()
-	if h.cpuacct != "" {
-		return kernel(t, dir(h.cpuacct, path), "cpuacct.usage", "")
+	if !h.version2("cpuacct") {
+		return kernel(t, h.dir("cpuacct", path), "cpuacct.usage", "")
 	}
-	return kernel(t, dir(h.unified, path), "cpu.stat", "usage_usec") * 1000
+	return kernel(t, h.dir("cpuacct", path), "cpu.stat", "usage_usec") * 1000
 }
 
 // cri: CpuUsage.usage_core_nano_seconds CpuUsage.usage_nano_cores MemoryUsage.timestamp
@@ -69,9 +71,9 @@ func TestMemory(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
 	h := m.hierarchies
 	path := makeCgroup(t, h, "memory")
-	directory, limitFile, usageFile, prefix, anon := dir(h.memory, path), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_", "rss"
-	if version2(h.memory) {
-		directory, limitFile, usageFile, prefix, anon = dir(h.unified, path), "memory.max", "memory.current", "", "anon"
+	directory, limitFile, usageFile, prefix, anon := h.dir("memory", path), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_", "rss"
+	if h.version2("memory") {
+		limitFile, usageFile, prefix, anon = "memory.max", "memory.current", "", "anon"
 	}
 	if got := measure(t, m, path).GetMemory().GetAvailableBytes(); got != nil {
 		t.Errorf("%v bytes are available below no limit", got)
@@ -102,9 +104,9 @@ func TestMemory(t *testing.T) {
 func TestSwapIsPresentWhereTheKernelCountsIt(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
 	path := makeCgroup(t, m.hierarchies, "swap")
-	counted := filepath.Join(dir(m.hierarchies.memory, path), "memory.memsw.usage_in_bytes")
-	if version2(m.hierarchies.memory) {
-		counted = filepath.Join(dir(m.hierarchies.unified, path), "memory.swap.current")
+	counted := filepath.Join(m.hierarchies.dir("memory", path), "memory.memsw.usage_in_bytes")
+	if m.hierarchies.version2("memory") {
+		counted = filepath.Join(m.hierarchies.dir("memory", path), "memory.swap.current")
 	}
 	_, err := os.Stat(counted)
 	swap := measure(t, m, path).GetSwap()
@@ -126,11 +128,7 @@ func TestPod(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pids := dir(m.hierarchies.pids, one)
-	if version2(m.hierarchies.pids) {
-		pids = dir(m.hierarchies.unified, one)
-	}
-	single := kernel(t, pids, "pids.current", "")
+	single := kernel(t, m.hierarchies.dir("pids", one), "pids.current", "")
 	between(t, "processes of two cgroups", single+1, pod.GetLinux().GetProcess().GetProcessCount().GetValue(), 3*single)
 	if n := len(pod.GetLinux().GetContainers()); n != 1 {
 		t.Errorf("the pod has %d containers", n)
@@ -145,7 +143,7 @@ func TestPod(t *testing.T) {
 func TestPressure(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
 	path := makeCgroup(t, m.hierarchies, "pressure")
-	file := filepath.Join(dir(m.hierarchies.unified, path), "cpu.pressure")
+	file := filepath.Join(m.hierarchies.dir("", path), "cpu.pressure")
 	_, err := os.Stat(file)
 	if m.hierarchies.unified == "" {
 		err = os.ErrNotExist
@@ -172,10 +170,15 @@ func TestPressure(t *testing.T) {
 // pressureTotal is the first line's: "some avg10=.. avg60=.. avg300=.. total=N".
 func pressureTotal(t *testing.T, file string) uint64 {
 	t.Helper()
-	r := &reader{}
-	stats := r.pressure(filepath.Dir(file), filepath.Base(file))
-	if err := r.failed(); err != nil {
+	content, err := os.ReadFile(file)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return stats.GetSome().GetTotal()
+	line, _, _ := strings.Cut(string(content), "\n")
+	_, total, _ := strings.Cut(line, "total=")
+	micros, err := strconv.ParseUint(total, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return micros * 1000
 }

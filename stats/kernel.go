@@ -1,253 +1,150 @@
 package stats
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
-	"math"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/sys/mountinfo"
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/fs"
+	"github.com/opencontainers/cgroups/fs2"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// reader reads the files of one cgroup after another into one buffer. A file
-// that cannot be read or parsed leaves out what is in it and nothing else; what
-// was wrong with it is kept for failed.
-type reader struct {
-	buffer []byte
-	errs   []error
+// hierarchies are where those of cgroups are mounted: that of version 2, "" without one,
+// and those of the controllers that are on version 1, by name.
+type hierarchies struct {
+	unified string
+	v1      map[string]string
 }
 
+// onVersion1 are the controllers that are read, by their names on version 1.
+func onVersion1() map[string]cgroups.Controller {
+	return map[string]cgroups.Controller{
+		"cpu": cgroups.CPU, "cpuacct": cgroups.CPU, "memory": cgroups.Memory, "pids": cgroups.Pids, "blkio": cgroups.IO, "hugetlb": cgroups.HugeTLB,
+	}
+}
+
+// What the statistics need, and the metrics.
 const (
-	// bufferSize holds most files, memory.stat several times.
-	bufferSize = 16 << 10
-	// maxFile is that of a million processes, or of ten thousand devices.
-	maxFile = 8 << 20
+	forStats   = cgroups.CPU | cgroups.Memory | cgroups.Pids
+	forMetrics = forStats | cgroups.IO | cgroups.HugeTLB
 )
 
-// failed returns what went wrong since it was last called.
-func (r *reader) failed() error {
-	errs := r.errs
-	r.errs = nil
-	return errors.Join(errs...)
-}
-
-// read returns the content of a file, which is good until the next read, and
-// false if there is none. It bypasses os.File, whose poller and finalizer cost
-// more than the reading.
-func (r *reader) read(dir, name string) ([]byte, bool) {
-	path := dir + "/" + name
-	content, err := r.readFile(path)
-	switch {
-	case err == nil:
-		return content, true
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV), errors.Is(err, unix.EOPNOTSUPP):
-		// Absent, removed while it was open, or switched off as PSI can be.
-		return nil, false
-	}
-	r.errs = append(r.errs, fmt.Errorf("read %s: %w", path, err))
-	return nil, false
-}
-
-func (r *reader) readFile(path string) ([]byte, error) {
-	if r.buffer == nil {
-		r.buffer = make([]byte, bufferSize)
-	}
-	fd, err := open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	for length := 0; ; {
-		if length == len(r.buffer) {
-			if length >= maxFile {
-				return nil, unix.EFBIG
-			}
-			r.buffer = append(r.buffer, make([]byte, length)...)
-		}
-		n, err := unix.Read(fd, r.buffer[length:])
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if n == 0 {
-			return r.buffer[:length], nil
-		}
-		length += n
-	}
-}
-
-func open(path string) (int, error) {
-	for {
-		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if !errors.Is(err, unix.EINTR) {
-			return fd, err
-		}
-	}
-}
-
-// number reads a file that is one number. "max" is the largest one.
-func (r *reader) number(dir, name string) (uint64, bool) {
-	content, found := r.read(dir, name)
-	if !found {
-		return 0, false
-	}
-	content = bytes.TrimSpace(content)
-	if string(content) == "max" {
-		return math.MaxUint64, true
-	}
-	return r.parse(dir, name, content)
-}
-
-func (r *reader) parse(dir, name string, text []byte) (uint64, bool) {
-	value, err := strconv.ParseUint(string(text), 10, 64)
-	if err != nil {
-		r.errs = append(r.errs, fmt.Errorf("read %s/%s: %w", dir, name, err))
-		return 0, false
-	}
-	return value, true
-}
-
-// table reads some rows of a file of "key value" lines, and reports whether it
-// could. Rows that are not there leave their variables as they are.
-func (r *reader) table(dir, name string, rows map[string]*uint64) bool {
-	content, found := r.read(dir, name)
-	if !found {
-		return false
-	}
-	for line := range bytes.Lines(content) {
-		key, value, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
-		row := rows[string(key)]
-		if row == nil {
-			continue
-		}
-		if *row, found = r.parse(dir, name, value); !found {
-			return false
-		}
-	}
-	return true
-}
-
-// hierarchies are where the controllers are mounted; "" for one that is not.
-// With version 2 alone only unified is set.
-type hierarchies struct {
-	cpu, cpuacct, memory, pids, blkio, hugetlb string
-	unified                                    string
-}
-
-// findHierarchies reads them from the mount table. Of a hierarchy that is
-// mounted several times, the first counts.
 func findHierarchies() (hierarchies, error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
 	if err != nil {
 		return hierarchies{}, fmt.Errorf("find the cgroup hierarchies: %w", err)
 	}
-	var h hierarchies
+	h := hierarchies{v1: make(map[string]string)}
 	for _, m := range mounts {
-		h.take(m)
+		if m.FSType == "cgroup2" && h.unified == "" {
+			h.unified = m.Mountpoint
+		}
+		for name := range onVersion1() {
+			if m.FSType == "cgroup" && h.v1[name] == "" && slices.Contains(strings.Split(m.VFSOptions, ","), name) {
+				h.v1[name] = m.Mountpoint
+			}
+		}
 	}
-	if h.unified == "" && h.cpuacct == "" && h.memory == "" {
+	if h.unified == "" && len(h.v1) == 0 {
 		return hierarchies{}, errors.New("no cgroup hierarchy is mounted: mount cgroup2 on /sys/fs/cgroup")
 	}
 	return h, nil
 }
 
-func (h *hierarchies) take(m *mountinfo.Info) {
-	if m.FSType == "cgroup2" {
-		setFirst(&h.unified, m.Mountpoint)
-		return
-	}
-	controllers := strings.Split(m.VFSOptions, ",")
-	for name, where := range map[string]*string{
-		"cpu": &h.cpu, "cpuacct": &h.cpuacct, "memory": &h.memory, "pids": &h.pids, "blkio": &h.blkio, "hugetlb": &h.hugetlb,
-	} {
-		if slices.Contains(controllers, name) {
-			setFirst(where, m.Mountpoint)
-		}
-	}
-}
+// version2 reports whether a controller is not on version 1, and so on version 2 if
+// anywhere.
+func (h hierarchies) version2(controller string) bool { return h.v1[controller] == "" }
 
-func setFirst(where *string, value string) {
-	if *where == "" {
-		*where = value
+// dir is a cgroup in the hierarchy of a controller. Cleaned as a rooted path, it never
+// leads out.
+func (h hierarchies) dir(controller, path string) string {
+	hierarchy := h.v1[controller]
+	if hierarchy == "" {
+		hierarchy = h.unified
 	}
-}
-
-// version2 reports whether a controller is not on version 1, and so on version 2
-// if anywhere.
-func version2(hierarchy string) bool { return hierarchy == "" }
-
-// dir is a cgroup in a hierarchy. Cleaned as a rooted path, it never leads out.
-func dir(hierarchy, path string) string {
 	return filepath.Join(hierarchy, filepath.Clean("/"+path))
 }
 
-func (u *usage) readPressure(h hierarchies, path string, r *reader) {
-	if h.unified == "" {
+// read measures a cgroup; errdefs.ErrNotFound if it is in no hierarchy. Beside another
+// error are the controllers that could be read.
+func (h hierarchies) read(path string, wanted cgroups.Controller) (*cgroups.Stats, error) {
+	if !h.has(path) {
+		return nil, fmt.Errorf("measure cgroup %s: %w", path, errdefs.ErrNotFound)
+	}
+	paths := make(map[string]string)
+	var onV1 cgroups.Controller
+	for name := range h.v1 {
+		paths[name] = h.dir(name, path)
+		onV1 |= onVersion1()[name]
+	}
+	first, err := fs.NewManager(&cgroups.Cgroup{Resources: &cgroups.Resources{}}, paths)
+	if err != nil {
+		return nil, err
+	}
+	second, err := fs2.NewManager(&cgroups.Cgroup{}, h.dir("", path))
+	if err != nil {
+		return nil, err
+	}
+	all, errs := cgroups.NewStats(), []error(nil)
+	for controller := cgroups.CPU; controller <= cgroups.HugeTLB; controller <<= 1 {
+		stats := second.Stats
+		switch {
+		case wanted&controller == 0:
+			continue
+		case onV1&controller != 0:
+			stats = first.Stats
+		}
+		part, err := stats(&cgroups.StatsOptions{Controllers: controller})
+		errs = append(errs, err)
+		keep(all, part, controller)
+	}
+	if h.unified != "" { // pressure is there on a hybrid machine, too
+		part, err := second.Stats(&cgroups.StatsOptions{Controllers: cgroups.CPU | cgroups.Memory | cgroups.IO})
+		errs = append(errs, err)
+		all.CpuStats.PSI, all.MemoryStats.PSI, all.BlkioStats.PSI = part.CpuStats.PSI, part.MemoryStats.PSI, part.BlkioStats.PSI
+	}
+	return all, errors.Join(errs...)
+}
+
+// has reports whether a hierarchy has the cgroup.
+func (h hierarchies) has(path string) bool {
+	for _, controller := range []string{"cpuacct", "memory", ""} {
+		if _, err := os.Stat(h.dir(controller, path)); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// keep takes one controller's part over, if there is any.
+func keep(all, part *cgroups.Stats, controller cgroups.Controller) {
+	if part == nil {
 		return
 	}
-	unified := dir(h.unified, path)
-	u.cpuPressure = r.pressure(unified, "cpu.pressure")
-	if u.cpuPressure == nil {
-		return // the kernel has none, or the cgroup is not here
+	switch controller {
+	case cgroups.CPU:
+		all.CpuStats = part.CpuStats
+	case cgroups.Memory:
+		all.MemoryStats = part.MemoryStats
+	case cgroups.Pids:
+		all.PidsStats = part.PidsStats
+	case cgroups.IO:
+		all.BlkioStats = part.BlkioStats
+	case cgroups.HugeTLB:
+		all.HugetlbStats = part.HugetlbStats
 	}
-	u.memoryPressure = r.pressure(unified, "memory.pressure")
-	u.ioPressure = r.pressure(unified, "io.pressure")
-}
-
-// pressure reads one file of Pressure Stall Information, nil if there is none.
-// Totals are in nanoseconds, as the API has them; the kernel counts microseconds.
-//
-//	some avg10=0.00 avg60=0.00 avg300=0.00 total=0
-//	full avg10=0.00 avg60=0.00 avg300=0.00 total=0
-func (r *reader) pressure(dir, name string) *runtimeapi.PsiStats {
-	content, found := r.read(dir, name)
-	if !found {
-		return nil
-	}
-	stats := &runtimeapi.PsiStats{Some: &runtimeapi.PsiData{}, Full: &runtimeapi.PsiData{}}
-	for line := range bytes.Lines(content) {
-		fields := bytes.Fields(line)
-		data := stats.Some
-		if string(fields[0]) == "full" {
-			data = stats.Full
-		}
-		if err := takePressure(data, fields[1:]); err != nil {
-			r.errs = append(r.errs, fmt.Errorf("read %s/%s: %w", dir, name, err))
-			return nil
-		}
-	}
-	return stats
-}
-
-func takePressure(data *runtimeapi.PsiData, fields [][]byte) (err error) {
-	averages := map[string]*float64{"avg10": &data.Avg10, "avg60": &data.Avg60, "avg300": &data.Avg300}
-	for _, field := range fields {
-		key, value, _ := bytes.Cut(field, []byte("="))
-		switch average := averages[string(key)]; {
-		case average != nil:
-			*average, err = strconv.ParseFloat(string(value), 64)
-		case string(key) == "total":
-			data.Total, err = strconv.ParseUint(string(value), 10, 64)
-			data.Total *= uint64(time.Microsecond)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 const (

@@ -3,13 +3,10 @@ package stats
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/image"
 )
@@ -100,105 +97,6 @@ func TestHungLayerHoldsUpNobody(t *testing.T) {
 		t.Errorf("the fastest list took %v beside a layer that hangs; the other layer is measured: %v", fastest, measured)
 	}
 	<-source.entered
-}
-
-// listSize containers have to be listed for less than listLimit times the cpu time
-// that it takes to read the files their usage is in.
-const (
-	listSize  = 200
-	listLimit = 1.3
-)
-
-func listed(t testing.TB, m *Meter, layers string) []Container {
-	t.Helper()
-	containers := make([]Container, listSize)
-	for i := range containers {
-		id := fmt.Sprintf("list-%d", i)
-		containers[i] = Container{ID: id, Cgroup: makeCgroup(t, m.hierarchies, id)}
-		if err := os.Mkdir(filepath.Join(layers, id), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return containers
-}
-
-// The two are measured by turns, and the least of each counts: what else the machine
-// does makes caches cold, and cpu time includes what a hypervisor steals.
-func TestListOf200CostsLittle(t *testing.T) {
-	layers := t.TempDir()
-	m := newMeter(t, directories(layers))
-	containers := listed(t, m, layers)
-	files := usageFiles(t, m.hierarchies, containers)
-	m.Containers(t.Context(), containers) // walks their layers
-	reading, listing := time.Hour, time.Hour
-	holds := func() bool { return float64(listing) <= listLimit*float64(reading) }
-	for round := 0; round < 5 || round < 40 && !holds(); round++ {
-		reading = min(reading, costOf(t, func() {
-			for _, file := range files {
-				if _, err := os.ReadFile(file); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}))
-		listing = min(listing, costOf(t, func() {
-			if list := m.Containers(t.Context(), containers); len(list) != listSize {
-				t.Fatalf("%d of %d are listed", len(list), listSize)
-			}
-		}))
-	}
-	t.Logf("listing %d containers cost %v of cpu time, reading their %d files %v", listSize, listing, len(files), reading)
-	if !holds() {
-		t.Errorf("listing costs more than %v times the cpu time of reading", listLimit)
-	}
-}
-
-// usageFiles are the files that one look at each container has to read.
-func usageFiles(t *testing.T, h hierarchies, containers []Container) (files []string) {
-	t.Helper()
-	for _, c := range containers {
-		for _, directory := range h.own(c.Cgroup) {
-			for _, name := range []string{
-				"cpuacct.usage", "memory.usage_in_bytes", "memory.stat", "pids.current", // version 1
-				"memory.current", "memory.max", "memory.swap.current", "memory.swap.max", // version 2
-				"cpu.pressure", "memory.pressure", "io.pressure",
-			} {
-				if _, err := os.Stat(filepath.Join(directory, name)); err == nil {
-					files = append(files, filepath.Join(directory, name))
-				}
-			}
-		}
-	}
-	return files
-}
-
-// costOf is the cpu time that this process uses while it does something.
-func costOf(t *testing.T, do func()) time.Duration {
-	t.Helper()
-	before := cpuTime(t)
-	do()
-	return cpuTime(t) - before
-}
-
-func cpuTime(t *testing.T) time.Duration {
-	t.Helper()
-	var usage unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-}
-
-func BenchmarkContainers(b *testing.B) {
-	layers := b.TempDir()
-	m, err := Open(b.Context(), directories(layers), nil)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(m.Close)
-	containers := listed(b, m, layers)
-	for b.Loop() {
-		m.Containers(b.Context(), containers)
-	}
 }
 
 func TestSamplesAreForgotten(t *testing.T) {

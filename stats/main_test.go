@@ -91,9 +91,9 @@ func newMeter(t *testing.T, source Layers) *Meter {
 // own are the directories of a cgroup, one in each hierarchy.
 func (h hierarchies) own(path string) []string {
 	var dirs []string
-	for _, hierarchy := range []string{h.cpu, h.cpuacct, h.memory, h.pids, h.unified} {
-		if hierarchy != "" {
-			dirs = append(dirs, dir(hierarchy, path))
+	for _, controller := range []string{"cpu", "cpuacct", "memory", "pids", ""} {
+		if directory := h.dir(controller, path); controller != "" || h.unified != "" {
+			dirs = append(dirs, directory)
 		}
 	}
 	slices.Sort(dirs)
@@ -121,7 +121,7 @@ func makeCgroup(t testing.TB, h hierarchies, name string) string {
 // enableControllers does so on version 2, for those that are not on version 1.
 func enableControllers(t testing.TB, h hierarchies, directory string) {
 	t.Helper()
-	if h.memory != "" || !strings.HasPrefix(directory, h.unified) {
+	if !h.version2("memory") || !strings.HasPrefix(directory, h.unified) {
 		return
 	}
 	if err := os.WriteFile(filepath.Join(directory, "cgroup.subtree_control"), []byte("+cpu +memory +pids"), 0); err != nil {

@@ -7,11 +7,8 @@
 // which a rate follows, and the last measurement of each writable layer
 // (layer.go). Both are forgotten when they were not asked for in a while.
 //
-// The cgroup files are read directly, into one buffer, with as few system calls
-// as there can be: a node measures all its containers every few seconds. On
-// version 1 (cgroups(7)) a container is four files in three hierarchies, on
-// version 2 up to ten in one; a controller that is not there leaves its part of
-// the answer empty, and so does a file that cannot be read. On a hybrid machine
+// The cgroup files are read by github.com/opencontainers/cgroups. A controller that is
+// not there, or cannot be read, leaves its part of the answer empty. On a hybrid machine
 // pressure is read from the unified hierarchy, if the container has a cgroup there.
 //
 // # Locks
@@ -30,6 +27,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/cgroups"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -84,7 +82,7 @@ func (m *Meter) Close() { m.layers.close() }
 // no more than its attributes and its writable layer.
 func (m *Meter) Container(ctx context.Context, c Container) (*runtimeapi.ContainerStats, error) {
 	m.layers.refreshOne(ctx, []Container{c})
-	measured, err := m.container(c, &reader{})
+	measured, err := m.container(c)
 	if errdefs.IsNotFound(err) {
 		return &runtimeapi.ContainerStats{Attributes: c.Attributes, WritableLayer: m.writableLayer(c.ID)}, nil
 	}
@@ -101,9 +99,8 @@ func (m *Meter) Containers(ctx context.Context, containers []Container) []*runti
 // containers is Containers after the layers are fresh.
 func (m *Meter) containers(containers []Container) []*runtimeapi.ContainerStats {
 	list := make([]*runtimeapi.ContainerStats, 0, len(containers))
-	r := &reader{}
 	for _, c := range containers {
-		measured, err := m.container(c, r)
+		measured, err := m.container(c)
 		switch {
 		case err == nil:
 			list = append(list, measured)
@@ -114,14 +111,13 @@ func (m *Meter) containers(containers []Container) []*runtimeapi.ContainerStats 
 	return list
 }
 
-// container reads the cgroup, errdefs.ErrNotFound if there is none. The reader
-// may be used again.
-func (m *Meter) container(c Container, r *reader) (*runtimeapi.ContainerStats, error) {
-	used, err := readUsage(m.hierarchies, c.Cgroup, r)
+// container reads the cgroup, errdefs.ErrNotFound if there is none.
+func (m *Meter) container(c Container) (*runtimeapi.ContainerStats, error) {
+	used, err := readUsage(m.hierarchies, c.Cgroup, forStats)
 	if err != nil {
 		return nil, err
 	}
-	m.warnIncomplete(c.ID, r)
+	m.warnIncomplete(c.ID, used)
 	return &runtimeapi.ContainerStats{
 		Attributes:    c.Attributes,
 		Cpu:           m.cpuUsage(c.Cgroup, used),
@@ -133,8 +129,8 @@ func (m *Meter) container(c Container, r *reader) (*runtimeapi.ContainerStats, e
 }
 
 // warnIncomplete logs what could not be read of a container or pod.
-func (m *Meter) warnIncomplete(id string, r *reader) {
-	if err := r.failed(); err != nil {
+func (m *Meter) warnIncomplete(id string, used *usage) {
+	if err := used.incomplete; err != nil {
 		m.logger.Warn("some numbers are left out of the stats", "id", id, "err", err)
 	}
 }
@@ -171,12 +167,11 @@ func (m *Meter) Pods(ctx context.Context, pods []Pod) []*runtimeapi.PodSandboxSt
 }
 
 func (m *Meter) pod(p Pod) (*runtimeapi.PodSandboxStats, error) {
-	r := &reader{}
-	used, err := readSum(m.hierarchies, p.Cgroups, r)
+	used, err := readSum(m.hierarchies, p.Cgroups, forStats)
 	if err != nil {
 		return nil, err
 	}
-	m.warnIncomplete(p.ID, r)
+	m.warnIncomplete(p.ID, used)
 	return &runtimeapi.PodSandboxStats{
 		Attributes: p.Attributes,
 		Linux: &runtimeapi.LinuxPodSandboxStats{
@@ -268,11 +263,11 @@ func (r *rates) prune(now time.Time) {
 // readSum adds up cgroups. Those that are gone add nothing; errdefs.ErrNotFound
 // if all are. A sum of several has no pressure, which cannot be added, and no
 // limit: each part has one of its own.
-func readSum(h hierarchies, paths []string, r *reader) (*usage, error) {
+func readSum(h hierarchies, paths []string, wanted cgroups.Controller) (*usage, error) {
 	var sum *usage
 	var gone error
 	for _, path := range paths {
-		part, err := readUsage(h, path, r)
+		part, err := readUsage(h, path, wanted)
 		switch {
 		case errdefs.IsNotFound(err):
 			gone = err
@@ -291,15 +286,13 @@ func readSum(h hierarchies, paths []string, r *reader) (*usage, error) {
 }
 
 func (u *usage) add(other *usage) {
-	u.cpuPressure, u.memoryPressure, u.ioPressure = nil, nil, nil
+	u.all.CpuStats.PSI, u.all.MemoryStats.PSI, u.all.BlkioStats.PSI = nil, nil, nil
+	u.all.PidsStats.Current += other.all.PidsStats.Current
 	if u.cpu != nil && other.cpu != nil {
 		u.cpu.total += other.cpu.total
 	}
 	if u.memory != nil && other.memory != nil {
 		u.memory.add(other.memory)
-	}
-	if u.processes != nil && other.processes != nil {
-		u.processes.count += other.processes.count
 	}
 }
 

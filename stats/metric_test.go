@@ -76,16 +76,15 @@ func TestMetricsAreTheKernels(t *testing.T) {
 	for _, metric := range to.list {
 		values[metric.GetName()] = metric.GetValue().GetValue()
 	}
-	procs := dir(h.pids, path)
-	directory, cache, most := dir(h.memory, path), "total_cache", "memory.max_usage_in_bytes"
-	if version2(h.memory) {
-		procs, directory, cache, most = dir(h.unified, path), dir(h.unified, path), "file", "memory.peak"
+	directory, cache, most := h.dir("memory", path), "total_cache", "memory.max_usage_in_bytes"
+	if h.version2("memory") {
+		cache, most = "file", "memory.peak"
 	}
 	const slack = 4 << 20
 	between(t, "cache", kernel(t, directory, "memory.stat", cache)-slack, values["container_memory_cache"], kernel(t, directory, "memory.stat", cache)+slack)
 	between(t, "the most memory", heldBytes+fileBytes, values["container_memory_max_usage_bytes"], kernel(t, directory, most, ""))
 	between(t, "processes", 1, values["container_processes"], 1)
-	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", kernel(t, procs, "cgroup.procs", "")))
+	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", kernel(t, h.dir("pids", path), "cgroup.procs", "")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,9 +96,9 @@ func TestTheMemoryLimitIsTheKernels(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
 	h := m.hierarchies
 	path := makeCgroup(t, h, "pages")
-	directory, file := dir(h.memory, path), "memory.limit_in_bytes"
-	if version2(h.memory) {
-		directory, file = dir(h.unified, path), "memory.max"
+	directory, file := h.dir("memory", path), "memory.limit_in_bytes"
+	if h.version2("memory") {
+		file = "memory.max"
 	}
 	const asked = 80_000_000
 	if err := os.WriteFile(filepath.Join(directory, file), []byte(strconv.Itoa(asked)), 0); err != nil {

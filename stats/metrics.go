@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -53,8 +54,7 @@ func (m *Meter) podMetrics(p Pod, kinds map[string]runtimeapi.MetricType) *runti
 // whose container is "". A pod without a cgroup of its own has the sum of its
 // parts, where sums have a meaning.
 func (m *Meter) cgroupMetrics(p Pod, to *metrics) {
-	r := &reader{}
-	used, err := readSum(m.hierarchies, p.Cgroups, r)
+	used, err := readSum(m.hierarchies, p.Cgroups, forMetrics)
 	if errdefs.IsNotFound(err) {
 		return
 	}
@@ -65,29 +65,28 @@ func (m *Meter) cgroupMetrics(p Pod, to *metrics) {
 	to.addUsage(used)
 	to.addPressure(used)
 	if len(p.Cgroups) == 1 {
-		to.addCPU(m.hierarchies, p.Cgroups[0], r)
-		to.addMemory(m.hierarchies, p.Cgroups[0], r)
-		to.addDevices(m.hierarchies, p.Cgroups[0], r)
+		to.addCPU(used)
+		to.addMemory(m.hierarchies, p.Cgroups[0], used)
+		to.addDevices(used)
 	}
-	m.warnIncomplete(p.ID, r)
+	m.warnIncomplete(p.ID, used)
 }
 
 func (m *Meter) containerMetrics(c Container, to *metrics) error {
-	r := &reader{}
-	used, err := readUsage(m.hierarchies, c.Cgroup, r)
+	used, err := readUsage(m.hierarchies, c.Cgroup, forMetrics)
 	if err != nil {
 		return err
 	}
 	to.addUsage(used)
 	to.addPressure(used)
-	to.addCPU(m.hierarchies, c.Cgroup, r)
-	to.addMemory(m.hierarchies, c.Cgroup, r)
-	to.addHugePages(m.hierarchies, c.Cgroup, r)
-	to.addDevices(m.hierarchies, c.Cgroup, r)
-	to.addProcesses(m.hierarchies, c.Cgroup, r)
+	to.addCPU(used)
+	to.addMemory(m.hierarchies, c.Cgroup, used)
+	to.addHugePages(used)
+	to.addDevices(used)
+	to.addProcesses(m.hierarchies.dir("pids", c.Cgroup), used)
 	m.addLayer(c, to)
 	to.addSpec(c)
-	m.warnIncomplete(c.ID, r)
+	m.warnIncomplete(c.ID, used)
 	return nil
 }
 
@@ -109,19 +108,19 @@ func (m *metrics) addUsage(used *usage) {
 	if used.swap != nil {
 		m.add("container_memory_swap", used.swap.usage)
 	}
-	if used.processes != nil {
-		m.add("container_threads", used.processes.count)
+	if threads := used.all.PidsStats.Current; threads > 0 {
+		m.add("container_threads", threads)
 	}
 	m.add("container_last_seen", uint64(time.Now().Unix()))
 }
 
 func (m *metrics) addPressure(used *usage) {
-	for name, pressure := range map[string]*runtimeapi.PsiStats{"cpu": used.cpuPressure, "memory": used.memoryPressure, "io": used.ioPressure} {
+	for name, pressure := range map[string]*cgroups.PSIStats{"cpu": used.all.CpuStats.PSI, "memory": used.all.MemoryStats.PSI, "io": used.all.BlkioStats.PSI} {
 		if pressure == nil {
 			continue
 		}
-		m.add("container_pressure_"+name+"_waiting_seconds_total", seconds(time.Duration(pressure.GetSome().GetTotal())))
-		m.add("container_pressure_"+name+"_stalled_seconds_total", seconds(time.Duration(pressure.GetFull().GetTotal())))
+		m.add("container_pressure_"+name+"_waiting_seconds_total", seconds(time.Duration(pressure.Some.Total)*time.Microsecond))
+		m.add("container_pressure_"+name+"_stalled_seconds_total", seconds(time.Duration(pressure.Full.Total)*time.Microsecond))
 	}
 }
 

@@ -2,21 +2,25 @@ package stats
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/cgroups"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // usage is what a cgroup uses. A part that is nil could not be read: the
 // controller is not there.
 type usage struct {
-	cpu       *cpu
-	memory    *memory
-	swap      *swap
-	processes *processes
-	// Pressure Stall Information, where the kernel has it.
-	cpuPressure, memoryPressure, ioPressure *runtimeapi.PsiStats
+	at     time.Time
+	all    *cgroups.Stats
+	cpu    *cpu
+	memory *memory
+	swap   *swap
+	// incomplete says what could not be read.
+	incomplete error
 }
 
 // cpu is the time that all tasks have run, on all cores together.
@@ -27,23 +31,13 @@ type cpu struct {
 
 // memory is in bytes. limit is unlimited, or more, if there is none.
 type memory struct {
-	at                 time.Time
-	usage, limit       uint64
-	inactiveFile, anon uint64
-	activeFile         uint64
-	faults, major      uint64
+	usage, limit             uint64
+	inactiveFile, activeFile uint64
+	anon, faults, major      uint64
 }
 
 // swap is in bytes; limit is of swap alone.
-type swap struct {
-	at           time.Time
-	usage, limit uint64
-}
-
-type processes struct {
-	at    time.Time
-	count uint64
-}
+type swap struct{ usage, limit uint64 }
 
 // unlimited: version 1 says "no limit" with the largest signed number, rounded
 // to pages, and no machine has half of that.
@@ -52,100 +46,62 @@ const unlimited = 1 << 62
 // workingSet is what the kubelet evicts by: what cannot easily be given back.
 func (m *memory) workingSet() uint64 { return m.usage - min(m.usage, m.inactiveFile) }
 
-// readUsage measures a cgroup, errdefs.ErrNotFound if there is none. What the
-// reader could not read is missing; an error says that nothing could be read.
-func readUsage(h hierarchies, path string, r *reader) (*usage, error) {
-	u := &usage{}
-	u.readCPU(h, path, r)
-	u.readMemory(h, path, r)
-	u.readProcesses(h, path, r)
-	u.readPressure(h, path, r)
+// readUsage measures a cgroup, errdefs.ErrNotFound if there is none. What could not be
+// read is missing; an error says that nothing could be read.
+func readUsage(h hierarchies, path string, wanted cgroups.Controller) (*usage, error) {
+	all, err := h.read(path, wanted)
+	if all == nil {
+		return nil, err
+	}
+	u := &usage{at: time.Now(), all: all, incomplete: err}
+	if _, err := os.Stat(h.dir("cpuacct", path)); err == nil {
+		u.cpu = &cpu{at: u.at, total: time.Duration(all.CpuStats.CpuUsage.TotalUsage)}
+	}
+	if len(all.MemoryStats.Stats) > 0 {
+		u.takeMemory(h, path)
+	}
 	if u.cpu == nil && u.memory == nil {
-		if err := r.failed(); err != nil {
-			return nil, fmt.Errorf("measure cgroup %s: %w", path, err)
+		if !h.has(path) || err == nil {
+			err = errdefs.ErrNotFound
 		}
-		return nil, fmt.Errorf("measure cgroup %s: it has no cpu and no memory controller, or is gone: %w", path, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("measure cgroup %s: it has no cpu and no memory controller, or is gone: %w", path, err)
 	}
 	return u, nil
 }
 
-func (u *usage) readCPU(h hierarchies, path string, r *reader) {
-	if version2(h.cpuacct) {
-		var micros uint64
-		if r.table(dir(h.unified, path), "cpu.stat", map[string]*uint64{"usage_usec": &micros}) {
-			u.cpu = &cpu{at: time.Now(), total: time.Duration(micros) * time.Microsecond}
+// takeMemory: usage and limits are of the cgroup and all below it, so on version 1 the
+// rows of memory.stat that begin with total_ belong to them.
+func (u *usage) takeMemory(h hierarchies, path string) {
+	stats := u.all.MemoryStats
+	row, prefix, anon := stats.Stats, "", "anon"
+	m := &memory{usage: stats.Usage.Usage, limit: stats.Usage.Limit}
+	if h.version2("memory") {
+		if _, err := os.Stat(filepath.Join(h.dir("memory", path), "memory.swap.current")); err == nil { // else the kernel does not count it
+			u.swap = &swap{usage: stats.SwapOnlyUsage.Usage, limit: stats.SwapOnlyUsage.Limit}
 		}
-		return
+	} else {
+		prefix, anon = "total_", "rss"
+		m.limit = row["hierarchical_memory_limit"]
+		u.swap = &swap{usage: row["total_swap"], limit: unlimited}
+		if both, counted := row["hierarchical_memsw_limit"]; counted && both < unlimited {
+			u.swap.limit = both - min(both, m.limit)
+		}
 	}
-	if nanos, found := r.number(dir(h.cpuacct, path), "cpuacct.usage"); found {
-		u.cpu = &cpu{at: time.Now(), total: time.Duration(nanos)}
-	}
-}
-
-func (u *usage) readMemory(h hierarchies, path string, r *reader) {
-	if version2(h.memory) {
-		u.readMemory2(dir(h.unified, path), r)
-		return
-	}
-	u.readMemory1(dir(h.memory, path), r)
-}
-
-// readMemory1: usage and limits are of the cgroup and all below it, so the rows
-// of memory.stat that begin with total_ belong to them.
-func (u *usage) readMemory1(dir string, r *reader) {
-	bytes, found := r.number(dir, "memory.usage_in_bytes")
-	if !found {
-		return
-	}
-	m := &memory{at: time.Now(), usage: bytes, limit: unlimited}
-	s := &swap{at: m.at}
-	both := uint64(unlimited)
-	if !r.table(dir, "memory.stat", map[string]*uint64{
-		"hierarchical_memory_limit": &m.limit, "hierarchical_memsw_limit": &both,
-		"total_inactive_file": &m.inactiveFile, "total_active_file": &m.activeFile, "total_rss": &m.anon,
-		"total_pgfault": &m.faults, "total_pgmajfault": &m.major, "total_swap": &s.usage,
-	}) {
-		return
-	}
-	s.limit = unlimited
-	if both < unlimited {
-		s.limit = both - min(both, m.limit)
-	}
-	u.memory, u.swap = m, s
-}
-
-func (u *usage) readMemory2(dir string, r *reader) {
-	bytes, found := r.number(dir, "memory.current")
-	if !found {
-		return
-	}
-	m := &memory{at: time.Now(), usage: bytes, limit: unlimited}
-	if !r.table(dir, "memory.stat", map[string]*uint64{
-		"inactive_file": &m.inactiveFile, "active_file": &m.activeFile, "anon": &m.anon, "pgfault": &m.faults, "pgmajfault": &m.major,
-	}) {
-		return
-	}
-	if limit, found := r.number(dir, "memory.max"); found {
-		m.limit = limit
-	}
+	m.inactiveFile, m.activeFile, m.anon = row[prefix+"inactive_file"], row[prefix+"active_file"], row[prefix+anon]
+	m.faults, m.major = row[prefix+"pgfault"], row[prefix+"pgmajfault"]
 	u.memory = m
-	if bytes, found = r.number(dir, "memory.swap.current"); !found {
-		return // the kernel has no swap accounting
-	}
-	u.swap = &swap{at: m.at, usage: bytes, limit: unlimited}
-	if limit, found := r.number(dir, "memory.swap.max"); found {
-		u.swap.limit = limit
-	}
 }
 
-func (u *usage) readProcesses(h hierarchies, path string, r *reader) {
-	hierarchy := h.pids
-	if version2(hierarchy) {
-		hierarchy = h.unified
+// psi is what the kernel says of pressure, nil where it says nothing. It counts
+// microseconds, and the API nanoseconds.
+func psi(from *cgroups.PSIStats) *runtimeapi.PsiStats {
+	if from == nil {
+		return nil
 	}
-	if count, found := r.number(dir(hierarchy, path), "pids.current"); found {
-		u.processes = &processes{at: time.Now(), count: count}
+	data := func(d cgroups.PSIData) *runtimeapi.PsiData {
+		return &runtimeapi.PsiData{Avg10: d.Avg10, Avg60: d.Avg60, Avg300: d.Avg300, Total: d.Total * uint64(time.Microsecond)}
 	}
+	return &runtimeapi.PsiStats{Some: data(from.Some), Full: data(from.Full)}
 }
 
 // cpuUsage has a rate from the second sample on; samples are kept by the key.
@@ -154,9 +110,9 @@ func (m *Meter) cpuUsage(key string, used *usage) *runtimeapi.CpuUsage {
 		return nil
 	}
 	answer := &runtimeapi.CpuUsage{
-		Timestamp:            used.cpu.at.UnixNano(),
+		Timestamp:            used.at.UnixNano(),
 		UsageCoreNanoSeconds: value(uint64(used.cpu.total)),
-		Psi:                  used.cpuPressure,
+		Psi:                  psi(used.all.CpuStats.PSI),
 	}
 	if nanoCores, known := m.rates.rate(key, *used.cpu); known {
 		answer.UsageNanoCores = value(nanoCores)
@@ -170,14 +126,14 @@ func (u *usage) memoryUsage() *runtimeapi.MemoryUsage {
 		return nil
 	}
 	return &runtimeapi.MemoryUsage{
-		Timestamp:       m.at.UnixNano(),
+		Timestamp:       u.at.UnixNano(),
 		WorkingSetBytes: value(m.workingSet()),
 		AvailableBytes:  available(m.limit, m.workingSet()),
 		UsageBytes:      value(m.usage),
 		RssBytes:        value(m.anon),
 		PageFaults:      value(m.faults),
 		MajorPageFaults: value(m.major),
-		Psi:             u.memoryPressure,
+		Psi:             psi(u.all.MemoryStats.PSI),
 	}
 }
 
@@ -195,24 +151,24 @@ func (u *usage) swapUsage() *runtimeapi.SwapUsage {
 		return nil
 	}
 	return &runtimeapi.SwapUsage{
-		Timestamp:          s.at.UnixNano(),
+		Timestamp:          u.at.UnixNano(),
 		SwapAvailableBytes: available(s.limit, s.usage),
 		SwapUsageBytes:     value(s.usage),
 	}
 }
 
 func (u *usage) processUsage() *runtimeapi.ProcessUsage {
-	if u.processes == nil {
+	if u.all.PidsStats.Current == 0 {
 		return nil
 	}
-	return &runtimeapi.ProcessUsage{Timestamp: u.processes.at.UnixNano(), ProcessCount: value(u.processes.count)}
+	return &runtimeapi.ProcessUsage{Timestamp: u.at.UnixNano(), ProcessCount: value(u.all.PidsStats.Current)}
 }
 
 func (u *usage) ioUsage() *runtimeapi.IoUsage {
-	if u.ioPressure == nil {
+	if u.all.BlkioStats.PSI == nil {
 		return nil
 	}
-	return &runtimeapi.IoUsage{Timestamp: time.Now().UnixNano(), Psi: u.ioPressure}
+	return &runtimeapi.IoUsage{Timestamp: u.at.UnixNano(), Psi: psi(u.all.BlkioStats.PSI)}
 }
 
 // writableLayer is nil before the first measurement has ended.

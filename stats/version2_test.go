@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/opencontainers/cgroups"
 )
 
 // The files of a version 2 container as Linux 6.18 writes them, on a machine
@@ -19,6 +21,7 @@ var version2Files = map[string]string{
 	"memory.swap.current": "4194304\n",
 	"memory.swap.max":     "max\n",
 	"pids.current":        "3\n",
+	"pids.max":            "max\n",
 	"cpu.pressure":        "some avg10=1.50 avg60=0.25 avg300=0.05 total=7654321\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=12\n",
 }
 
@@ -30,7 +33,9 @@ func TestVersion2Files(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got, err := readUsage(hierarchies{unified: hierarchy}, "/", &reader{})
+	cgroups.TestMode = true
+	defer func() { cgroups.TestMode = false }()
+	got, err := readUsage(hierarchies{unified: hierarchy}, "/", forStats)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,10 +45,10 @@ func TestVersion2Files(t *testing.T) {
 	if m := got.memory; m.usage != 200<<20 || m.limit != 256<<20 || m.workingSet() != 130<<20 || m.anon != 100<<20 || m.activeFile != 20<<20 || m.inactiveFile != 70<<20 || m.faults != 51200 || m.major != 7 {
 		t.Errorf("memory is %+v", *m)
 	}
-	if got.swap.usage != 4<<20 || got.swap.limit < unlimited || got.processes.count != 3 {
-		t.Errorf("swap is %+v, processes are %+v", *got.swap, *got.processes)
+	if got.swap.usage != 4<<20 || got.swap.limit < unlimited || got.all.PidsStats.Current != 3 {
+		t.Errorf("swap is %+v, processes are %+v", *got.swap, got.all.PidsStats)
 	}
-	if p := got.cpuPressure; p.GetSome().GetAvg10() != 1.5 || p.GetSome().GetTotal() != 7654321000 || p.GetFull().GetTotal() != 12000 || p.GetSome().GetAvg300() != 0.05 {
+	if p := psi(got.all.CpuStats.PSI); p.GetSome().GetAvg10() != 1.5 || p.GetSome().GetTotal() != 7654321000 || p.GetFull().GetTotal() != 12000 || p.GetSome().GetAvg300() != 0.05 {
 		t.Errorf("pressure is %v", p)
 	}
 }
