@@ -68,45 +68,6 @@ func TestAttachAndDetachWithRealPlugins(t *testing.T) {
 	}
 }
 
-// 20 pods at once get 20 addresses, and give them back.
-func TestManyAtOnce(t *testing.T) {
-	n := newNode(t, func(o *Options) {
-		bridged(o)
-		o.Default.Bridge, o.Default.Subnet = "test-br2", "10.96.0.0/24"
-	})
-	removeLinkAtEnd(t, "test-br2")
-	const pods = 20
-	results := make(chan *Result, pods)
-	for i := range pods {
-		n.journalled(t, fmt.Sprint("pod", i), nil)
-	}
-	for i := range pods {
-		go func() {
-			id := fmt.Sprint("pod", i)
-			result, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
-			if err != nil {
-				t.Error(err)
-			}
-			results <- result
-		}()
-	}
-	seen := make(map[netip.Addr]bool)
-	for range pods {
-		if result := <-results; result != nil && len(result.Addresses) == 1 {
-			seen[result.Addresses[0]] = true
-		}
-	}
-	if len(seen) != pods {
-		t.Errorf("%d addresses for %d pods", len(seen), pods)
-	}
-	for i := range pods {
-		n.detach(t, fmt.Sprint("pod", i))
-	}
-	if left := addressFiles(t, n); len(left) > 0 {
-		t.Errorf("addresses left: %q", left)
-	}
-}
-
 // CNI_ARGS and capabilities reach the plugins that declare them, at ADD and
 // again at DEL, over a restart too.
 func TestArgumentsAndCapabilities(t *testing.T) {

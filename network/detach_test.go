@@ -96,35 +96,6 @@ func TestDetachFailsAndThenWorks(t *testing.T) {
 	}
 }
 
-// After so many tries a failing DEL blocks a pod's deletion no longer; the
-// attachment is not forgotten.
-func TestDetachLosesPatienceAfterTries(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.DetachTries = 3 })
-	n.configure(t, "10.conflist", "net", n.script())
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
-	n.tell(t, "DEL.fail")
-	for _, try := range []string{"try 1", "try 2"} {
-		wantError(t, n.Detach(t.Context(), "web", ""), try)
-	}
-	for range 3 {
-		n.detach(t, "web")
-	}
-	if calls := n.calls(t, "DEL"); len(calls) != 3 {
-		t.Errorf("%d DELs, want 3", len(calls))
-	}
-	if pending := n.Pending(); len(pending) != 1 || pending[0].Tries != 3 {
-		t.Errorf("pending %+v", pending)
-	}
-	if !strings.Contains(n.log.String(), "deleted without CNI DEL") {
-		t.Error("nothing in the log")
-	}
-	n.untell(t, "DEL.fail")
-	n.reopen(t)
-	n.runs(t)
-	eventually(t, within, "the attachment is struck out", func() bool { return len(n.Pending()) == 0 && n.find("web") == nil })
-}
-
 func TestDetachLosesPatienceAfterTime(t *testing.T) {
 	n := newNode(t, func(o *Options) { o.Limits.DetachTries, o.Limits.DetachTime = 1000, 300*time.Millisecond })
 	n.configure(t, "10.conflist", "net", n.script())

@@ -2,7 +2,6 @@ package network
 
 import (
 	"context"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -291,90 +290,6 @@ func TestRunIsEndedWithWhatHidesFromIt(t *testing.T) {
 	}
 	n.untell(t, "ADD.hang")
 	n.detach(t, "web")
-}
-
-// A run whose processes cannot be killed fails its call at its limit, keeps its
-// own attachment locked, is shown, and holds up nothing else.
-func TestRunThatCannotBeEnded(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.GCPeriod = often })
-	n.configure(t, "10.conflist", "net", n.script())
-	n.journalled(t, "stuck", nil)
-	n.journalled(t, "web", nil)
-	n.tell(t, "ADD.helper")
-	n.tell(t, "ADD.hang")
-	var thaw func()
-	n.untilItHangs(t, func(limit time.Duration) bool {
-		done := make(chan error, 1)
-		go func() {
-			_, err := n.Attach(t.Context(), "stuck", n.Options.Namespaces.Path("stuck"))
-			done <- err
-		}()
-		eventually(t, limit+within, "the helper runs, or the run is over", func() bool { return n.helperOf() > 0 || len(done) > 0 })
-		if n.helperOf() == 0 {
-			return false
-		}
-		thaw = freeze(t, n.helper(t))
-		err := <-done
-		wantError(t, err, "not done after "+limit.String())
-		if !strings.Contains(err.Error(), "do not end") { // it was too late to freeze it
-			thaw()
-			must(t, os.Remove(filepath.Join(n.scripted, "helper")))
-			return false
-		}
-		return true
-	})
-	if stuck := n.Stuck(); len(stuck) != 1 || stuck[0].ID != "stuck" || len(stuck[0].Processes) == 0 {
-		t.Errorf("stuck: %+v", stuck)
-	}
-	n.untell(t, "ADD.hang")
-	n.untell(t, "ADD.helper")
-	// Who undoes the ADD does not wait, and also not in the background.
-	wantError(t, n.Detach(t.Context(), "stuck", ""), "wait for another plugin run", "do not end")
-
-	n.reopen(t) // the next daemon starts, and knows it too
-	stop := n.runs(t)
-	n.attach(t, "web")
-	n.detach(t, "web")
-	if err := n.ready(t); err != nil {
-		t.Error(err)
-	}
-	eventually(t, within, "GC runs", func() bool { return len(n.calls(t, "GC")) > 0 })
-	wantError(t, n.Detach(t.Context(), "stuck", ""), "wait for another plugin run", "do not end")
-	eventually(t, within, "it is shown by the next daemon", func() bool { return len(n.Stuck()) == 1 })
-	stop()
-
-	n.reopen(t)
-	n.runs(t)
-	thaw()
-	eventually(t, within, "it is not stuck any more", func() bool { return len(n.Stuck()) == 0 && len(n.runDirs(t)) == 0 })
-	n.detach(t, "stuck")
-}
-
-// freeze freezes a process, as a plugin that waits for a dead disk is: SIGKILL
-// does not end it before it is thawed. It needs the freezer of version 1, which
-// is the one that holds a killed process. One that has ended is not frozen.
-func freeze(t *testing.T, pid int) (thaw func()) {
-	t.Helper()
-	const freezer = "/sys/fs/cgroup/freezer"
-	if _, err := os.Stat(freezer); err != nil {
-		t.Skip("needs the freezer of cgroup v1, which this machine does not have:", err)
-	}
-	dir, err := os.MkdirTemp(freezer, "minicri-unit-freeze-")
-	must(t, err)
-	err = os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
-	if errors.Is(err, unix.ESRCH) {
-		must(t, os.Remove(dir))
-		return func() {}
-	}
-	must(t, err)
-	put(t, filepath.Join(dir, "freezer.state"), "FROZEN")
-	thaw = func() { _ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0) }
-	t.Cleanup(func() {
-		thaw()
-		_ = unix.Kill(pid, unix.SIGKILL)
-		eventually(t, within, "the freezer is empty", func() bool { return os.Remove(dir) == nil })
-	})
-	return thaw
 }
 
 // begunEarlier begins a run as a daemon does that is killed then: the plugin

@@ -4,26 +4,10 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 )
-
-// A plugin that says it is not ready makes the node not ready, with its words,
-// until it says otherwise.
-func TestStatusThatFails(t *testing.T) {
-	n := newNode(t, nil)
-	n.tell(t, "STATUS.fail")
-	n.configure(t, "10.conflist", "net", n.script())
-	n.reopen(t)
-	n.runs(t)
-	wantError(t, n.ready(t), "CNI STATUS", "told to fail", "CNI error code 11")
-	n.untell(t, "STATUS.fail")
-	eventually(t, within, "ready", func() bool { return n.ready(t) == nil })
-	n.tell(t, "STATUS.fail")
-	n.wantNotReady(t)
-}
 
 // statusLimit is the limit of a STATUS that hangs.
 const statusLimit = 500 * time.Millisecond
@@ -33,34 +17,6 @@ func (n *node) limitStatus(t *testing.T, limit time.Duration) {
 	limits := n.Options.Limits
 	limits.Status = limit
 	n.SetLimits(limits)
-}
-
-// A plugin that hangs at STATUS makes the node not ready, and no call of Ready
-// ever waits for it.
-func TestStatusThatHangs(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	n.runs(t)
-	eventually(t, within, "ready", func() bool { return n.ready(t) == nil })
-	n.limitStatus(t, statusLimit)
-	n.tell(t, "STATUS.hang")
-	eventually(t, within, "Ready answers while a STATUS hangs", func() bool {
-		before := processesWith(t, mark(), "CNI_COMMAND=STATUS")
-		_ = n.ready(t)
-		after := processesWith(t, mark(), "CNI_COMMAND=STATUS")
-		return slices.ContainsFunc(before, func(process string) bool { return slices.Contains(after, process) })
-	})
-	eventually(t, 3*within, "the reason is reported", func() bool {
-		err := n.ready(t)
-		return err != nil && strings.Contains(err.Error(), "not done after 500ms")
-	})
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
-	n.detach(t, "web")
-	n.untell(t, "STATUS.hang")
-	n.limitStatus(t, within)
-	eventually(t, within, "ready again", func() bool { return n.ready(t) == nil })
-	eventually(t, within, "nothing of STATUS runs", func() bool { return len(processesWith(t, mark(), "CNI_COMMAND=STATUS")) == 0 })
 }
 
 // A daemon that ends while the plugins are asked for STATUS leaves nothing of

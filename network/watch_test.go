@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 )
 
 func (n *node) wantNetwork(t *testing.T, name string) {
@@ -15,77 +14,6 @@ func (n *node) wantNetwork(t *testing.T, name string) {
 		c, err := n.Configuration()
 		return err == nil && c.Name == name && n.ready(t) == nil
 	})
-}
-
-func (n *node) wantNotReady(t *testing.T) {
-	t.Helper()
-	eventually(t, within, "the network is not ready", func() bool { return n.ready(t) != nil })
-}
-
-// A node's network follows whatever is done to its directory.
-func TestNetworkFollowsItsDirectory(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.Reload = time.Second })
-	n.runs(t)
-	wantError(t, n.ready(t), n.ConfDir, "default_network.enabled")
-	if !errors.Is(n.ready(t), ErrNoConfiguration) {
-		t.Errorf("%v is not ErrNoConfiguration", n.ready(t))
-	}
-
-	n.configure(t, "10.conflist", "first", n.script())
-	n.wantNetwork(t, "first")
-
-	t.Log("a file is renamed in, before the first")
-	next := filepath.Join(t.TempDir(), "next")
-	put(t, next, conflist(t, "renamed", n.script()))
-	if err := os.Rename(next, filepath.Join(n.ConfDir, "05.conflist")); err != nil {
-		t.Fatal(err)
-	}
-	n.wantNetwork(t, "renamed")
-
-	t.Log("a bad one comes before both, and half a one")
-	put(t, filepath.Join(n.ConfDir, "00.conflist"), "bad")
-	eventually(t, within, "the bad file is a problem", func() bool { return len(n.Problems()) == 1 })
-	n.wantNetwork(t, "renamed")
-
-	t.Log("the directory is removed")
-	if err := os.RemoveAll(n.ConfDir); err != nil {
-		t.Fatal(err)
-	}
-	n.wantNotReady(t)
-
-	t.Log("the directory is made again")
-	if err := os.Mkdir(n.ConfDir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	n.configure(t, "10.conflist", "remade", n.script())
-	n.wantNetwork(t, "remade")
-}
-
-// A ConfigMap is a directory of links through one link that is switched.
-func TestNetworkFollowsASwitchedLink(t *testing.T) {
-	n := newNode(t, nil)
-	for _, version := range []string{"v1", "v2"} {
-		if err := os.Mkdir(filepath.Join(n.ConfDir, ".."+version), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		n.configure(t, "../"+filepath.Base(n.ConfDir)+"/.."+version+"/10.conflist", version, n.script())
-	}
-	link(t, "..v1", filepath.Join(n.ConfDir, "..data"))
-	link(t, "..data/10.conflist", filepath.Join(n.ConfDir, "10.conflist"))
-	n.runs(t)
-	n.wantNetwork(t, "v1")
-	link(t, "..v2", filepath.Join(n.ConfDir, "..data_tmp"))
-	if err := os.Rename(filepath.Join(n.ConfDir, "..data_tmp"), filepath.Join(n.ConfDir, "..data")); err != nil {
-		t.Fatal(err)
-	}
-	n.wantNetwork(t, "v2")
-}
-
-func link(t *testing.T, to, path string) {
-	t.Helper()
-	if err := os.Symlink(to, path); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // The folder that a list takes plugins from is followed, too.
@@ -152,26 +80,4 @@ func TestReadersNeverWaitForChanges(t *testing.T) {
 			t.Fatalf("change %d: %v, %v", i, c, err)
 		}
 	}
-}
-
-// A file that is in use and is half written now keeps what it said: the next pod does not land on another network. One that is
-// removed does not.
-func TestHalfWrittenFileKeepsItsNetwork(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "cluster", n.script())
-	n.configure(t, "87.conflist", "podman", n.script())
-	n.runs(t)
-	n.wantNetwork(t, "cluster")
-	good, err := os.ReadFile(filepath.Join(n.ConfDir, "10.conflist"))
-	must(t, err)
-	for _, half := range []string{"", string(good[:len(good)/2])} {
-		put(t, filepath.Join(n.ConfDir, "10.conflist"), half)
-		eventually(t, within, "the broken file is shown", func() bool { return len(n.Problems()) == 1 })
-		n.wantNetwork(t, "cluster")
-		wantError(t, errors.Join(n.Problems()...), "10.conflist", "stays in use")
-	}
-	n.configure(t, "10.conflist", "mended", n.script())
-	n.wantNetwork(t, "mended")
-	must(t, os.Remove(filepath.Join(n.ConfDir, "10.conflist")))
-	n.wantNetwork(t, "podman")
 }

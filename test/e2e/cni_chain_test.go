@@ -71,41 +71,6 @@ func TestProperty11_ChainThatFailsInTheMiddleAndWithDEL(t *testing.T) {
 	}
 }
 
-// A DEL that fails has failed, whatever its text, and a pod that is tried again
-// and again loses no address for it (go-cni takes these texts for success).
-func TestProperty11_DELThatSaysNotFound(t *testing.T) {
-	for _, text := range []string{`clusterinformations "default" not found`, "endpoint of this container not found", "dial unix /run/agent.sock: connect: no such file or directory"} {
-		t.Run(text, func(t *testing.T) {
-			n := newNode(t, harness.NoNetwork(), harness.Config(fast+"give_up_tries = 100000\n"))
-			r := newRecorder(t, n)
-			n.WriteConflist("10-test.conflist", r.addressesOnly("one"), r.plugin("two", nil))
-			r.order("two", "ADD", "fail 42 no")
-			r.order("two", "DEL", "fail 43 "+text)
-			const tries = 20
-			for range tries {
-				if _, err := run(t, n, n.PodConfig("web")); err == nil {
-					t.Fatal("no error")
-				}
-			}
-			if held := addresses(t, n); len(held) != 0 {
-				t.Errorf("addresses stay: %v", held)
-			}
-			if pending := statusInfo(t, n)["pendingAttachments"]; strings.Count(pending, `"sandbox"`) != tries {
-				t.Errorf("pending: %s", pending)
-			}
-			n.Kill()
-			n.Start()
-			r.order("two", "ADD", "")
-			r.order("two", "DEL", "")
-			eventually(t, "all are released", patience, func() bool { return !strings.Contains(statusInfo(t, n)["pendingAttachments"], "sandbox") })
-			n.RunPod(n.PodConfig("web"))
-			if held := addresses(t, n); len(held) != 1 {
-				t.Errorf("one pod has the addresses %v", held)
-			}
-		})
-	}
-}
-
 func TestAddressIsNeeded(t *testing.T) {
 	n := newNode(t, harness.NoNetwork())
 	r := newRecorder(t, n)

@@ -92,44 +92,6 @@ func TestProperty14_HangingADD(t *testing.T) {
 	eventually(t, "only the other pod has an address", patience, func() bool { return len(addresses(t, n)) == 1 })
 }
 
-// At its limit a plugin that hangs is killed, with its child. It is the first of the
-// chain: how long the bridge takes is no part of the limit.
-func TestHangingADDIsKilledAtItsLimit(t *testing.T) {
-	n := newNode(t, harness.NoNetwork(), harness.Config(fast+`cni_add = "4s"`))
-	r := newRecorder(t, n)
-	n.WriteConflist("10-test.conflist", r.plugin("two", nil), r.bridge("one"))
-	r.order("two", "ADD", "hang")
-	failed := make(chan error, 1)
-	go func() {
-		_, err := n.Runtime.RunPodSandbox(context.Background(), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("hangs")})
-		failed <- err
-	}()
-	pids := r.hung()
-	err := <-failed
-	if err == nil || !strings.Contains(err.Error(), "ADD") || !strings.Contains(err.Error(), "4s") {
-		t.Errorf("got %v", err)
-	}
-	for _, pid := range pids {
-		eventually(t, "the plugin and its child are gone", patience, func() bool { return !alive(pid) })
-	}
-	eventually(t, "nothing waits for its DEL", patience, func() bool { return len(pending(t, n)) == 0 })
-}
-
-// A DEL that hangs ends at its limit, and the next Stop may succeed.
-func TestHangingDEL(t *testing.T) {
-	n := newNode(t, harness.NoNetwork(), harness.Config(fast+"cni_del = \"6s\"\ndetach_tries = 1000\n"))
-	r := newRecorder(t, n)
-	n.WriteConflist("10-test.conflist", r.bridge("one"))
-	id := n.RunPod(n.PodConfig("web"))
-	r.order("one", "DEL", "hang")
-	err := stop(t, n, id)
-	if err == nil || !strings.Contains(err.Error(), "DEL") || !strings.Contains(err.Error(), "6s") {
-		t.Errorf("got %v", err)
-	}
-	r.order("one", "DEL", "")
-	eventually(t, "Stop succeeds", patience, func() bool { return stop(t, n, id) == nil })
-}
-
 func TestProperty15_CancelledInTheMiddleOfADD(t *testing.T) {
 	n := newNode(t, harness.NoNetwork())
 	r := newRecorder(t, n)

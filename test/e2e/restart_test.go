@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -111,100 +110,6 @@ func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
 		t.Error("the attempt that died was handed out again")
 	}
 	n.RunPod(n.PodConfig("web", harness.Attempt(attempt)))
-}
-
-// reboot ends what a reboot ends: processes, mounts and volatile directories.
-func reboot(t *testing.T, n *harness.Node, pids []int) {
-	t.Helper()
-	n.Kill()
-	for _, pid := range append(n.Supervisors(), pids...) {
-		check(t, unix.Kill(pid, unix.SIGKILL))
-		eventually(t, "it is gone", patience, func() bool { return !alive(pid) })
-	}
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(n.Dir))
-	check(t, err)
-	for i := len(mounts) - 1; i >= 0; i-- {
-		check(t, unix.Unmount(mounts[i].Mountpoint, unix.MNT_DETACH))
-	}
-	for _, dir := range []string{n.State, n.Netns} {
-		entries, err := os.ReadDir(dir)
-		check(t, err)
-		for _, entry := range entries {
-			check(t, os.RemoveAll(filepath.Join(dir, entry.Name())))
-		}
-	}
-}
-
-func TestProperty18_Reboot(t *testing.T) {
-	n := newNode(t, harness.NoNetwork(), harness.Config(fast))
-	r := newRecorder(t, n)
-	n.WriteConflist("10-test.conflist", r.addressesOnly("one"))
-	created := map[string]int64{}
-	var pids []int
-	for _, config := range []*runtimeapi.PodSandboxConfig{
-		n.PodConfig("a"), n.PodConfig("b", userNamespace(idMap(0, 100000, 65536))), n.PodConfig("host", harness.HostNetwork()),
-	} {
-		id := n.RunPod(config)
-		created[id] = podStatus(t, n, id).CreatedAt
-		pids = append(pids, pausePID(t, n, id))
-	}
-	reboot(t, n, pids)
-	r.forget()
-	n.Start()
-	if len(list(t, n, nil)) != len(created) {
-		t.Errorf("listed: %v", list(t, n, nil))
-	}
-	for id, when := range created {
-		if status := podStatus(t, n, id); ready(t, n, id) || status.CreatedAt != when || status.Network.GetIp() != "" {
-			t.Errorf("after the reboot: %v", status)
-		}
-	}
-	eventually(t, "all addresses are free", patience, func() bool { return len(addresses(t, n)) == 0 })
-	for _, call := range r.calls("DEL") {
-		if call.Netns != "" {
-			t.Errorf("DEL was called for a namespace that ended: %+v", call)
-		}
-	}
-	for id := range created {
-		check(t, stop(t, n, id))
-		check(t, remove(t, n, id))
-	}
-	n.RunPod(n.PodConfig("a"))
-}
-
-func TestProperty9_RecordsThatCannotBeRead(t *testing.T) {
-	n := newNode(t)
-	good, bad := n.RunPod(n.PodConfig("good")), n.RunPod(n.PodConfig("bad"))
-	address := podStatus(t, n, bad).Network.Ip
-	n.Kill()
-	check(t, os.WriteFile(filepath.Join(n.Root, "sandboxes", bad+".json"), []byte(`{"version": 1, "rec`), 0o600))
-	check(t, os.WriteFile(filepath.Join(n.Root, "sandboxes", "empty.json"), nil, 0o600))
-	n.Start()
-	if pods := list(t, n, nil); len(pods) != 1 || pods[0].Id != good || !ready(t, n, good) {
-		t.Errorf("listed: %v", pods)
-	}
-	quarantined := harness.Info[[]string](t, n, "quarantinedRecords")
-	if len(quarantined) != 2 {
-		t.Errorf("the verbose status has %v", quarantined)
-	}
-	// What the record described is left alone: its pod may still serve.
-	if held := addresses(t, n); len(held) != 2 {
-		t.Errorf("addresses %v, want those of both pods", held)
-	}
-	// Its name can be used again.
-	again := n.RunPod(n.PodConfig("bad"))
-	// Without the files it is an orphan.
-	for _, file := range quarantined {
-		check(t, os.Remove(file))
-	}
-	check(t, os.Remove(filepath.Join(n.Root, "sandboxes", "quarantine")))
-	n.Kill()
-	n.Start()
-	eventually(t, "the address of the bad one is free", patience, func() bool { return len(addresses(t, n)) == 2 })
-	if slices.Contains(addresses(t, n), address) {
-		t.Error("the wrong address was freed")
-	}
-	n.RemovePod(again)
 }
 
 // What stands in the place of a file, and cannot be read as one, costs its pod
