@@ -15,9 +15,6 @@ const (
 	// that we wait for has ended, to be taken for the end: a background child
 	// may keep it open forever.
 	drainPause = 5 * time.Millisecond
-	// copiedPause is the same for what another process copies, which may come to it
-	// late; it closes its end when it has.
-	copiedPause = time.Second
 	// openInterval is between two tries to open a source, lateLimit how long it is
 	// tried when the process has ended.
 	openInterval = 250 * time.Millisecond
@@ -31,7 +28,6 @@ type Pump struct {
 	memory memory
 	emit   func([]byte)
 	done   chan struct{}
-	pause  time.Duration // drainPause, or longer
 
 	mu               sync.Mutex
 	source           *os.File // nil while it cannot be opened
@@ -52,7 +48,7 @@ func (s *Shared) newPump(source *os.File, emit func([]byte)) *Pump {
 }
 
 func newPump(source *os.File, memory memory, emit func([]byte)) *Pump {
-	return &Pump{source: source, memory: memory, emit: emit, done: make(chan struct{}), pause: drainPause, finished: make(chan struct{}), closed: make(chan struct{})}
+	return &Pump{source: source, memory: memory, emit: emit, done: make(chan struct{}), finished: make(chan struct{}), closed: make(chan struct{})}
 }
 
 // Done is closed when all bytes are moved.
@@ -92,7 +88,7 @@ func (p *Pump) Run() {
 			continue
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) && p.pending() {
-			_ = p.source.SetReadDeadline(time.Now().Add(p.pause))
+			_ = p.source.SetReadDeadline(time.Now().Add(drainPause))
 			continue
 		}
 		return // the end, EIO from a terminal without users included
@@ -129,7 +125,7 @@ func (p *Pump) setSource(source *os.File) bool {
 	}
 	p.source = source
 	if isClosed(p.finished) {
-		_ = source.SetReadDeadline(time.Now().Add(p.pause))
+		_ = source.SetReadDeadline(time.Now().Add(drainPause))
 	}
 	return true
 }
@@ -201,7 +197,7 @@ func (p *Pump) Finish() {
 	}
 	close(p.finished)
 	if p.source != nil {
-		_ = p.source.SetReadDeadline(time.Now().Add(p.pause))
+		_ = p.source.SetReadDeadline(time.Now().Add(drainPause))
 	}
 }
 

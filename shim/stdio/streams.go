@@ -22,7 +22,6 @@ type Streams struct {
 	log      *crilog.Log // nil: output is not logged
 	shared   *Shared
 	id       string
-	copied   bool
 	pumps    []*Pump
 	flushes  []func()           // one per pump: logs an unfinished last line
 	fans     map[string]*Fanout // by stream name
@@ -42,7 +41,6 @@ type Options struct {
 	SELinux  string // label of its files, which its streams get too; empty: none
 	Domain   string // SELinux label of its processes; empty: none
 	Bare     bool   // it has no streams; stdin and stdout are Spares
-	Copied   bool   // another process copies what the container writes
 	Shared   *Shared
 	// Keep has another process hold copies of the read ends of the outputs, before
 	// the container has one to write to. After an error there is no holder.
@@ -58,7 +56,7 @@ func (e Ends) Close() { closeAll(e.Stdin, e.Stdout, e.Stderr) }
 func fifoPath(dir, id, stream string) string { return filepath.Join(dir, id+"."+stream) }
 
 func newStreams(o Options) *Streams {
-	return &Streams{fans: map[string]*Fanout{}, shared: o.Shared, id: o.ID, copied: o.Copied}
+	return &Streams{fans: map[string]*Fanout{}, shared: o.Shared, id: o.ID}
 }
 
 // Open makes the streams of a new container.
@@ -80,11 +78,11 @@ func (s *Streams) open(o Options, ends *Ends) (err error) {
 		}
 	}
 	switch {
-	case o.Bare && !o.Copied:
+	case o.Bare:
 		spares, err := NewSpares(o.Domain)
 		ends.Stdin, ends.Stdout = spares.Receive, spares.Send
 		return err
-	case o.Terminal || o.Bare:
+	case o.Terminal:
 		return nil
 	}
 	if err := s.openOutputs(o, ends); err != nil {
@@ -146,16 +144,12 @@ func (s *Streams) readFifoLater(o Options, stream string) error {
 	return err
 }
 
-// Handed is what a supervisor hands to the next one of what ends with it
-// otherwise; nil for none.
-type Handed struct{ Terminal, Stdin *os.File }
-
-// Adopt opens the streams of a container whose supervisor has died, or was
-// upgraded. Those that it returns with an error can be used; the error says what is
-// lost, or comes late. A terminal is lost if it is not handed over.
-func Adopt(o Options, handed Handed) (*Streams, error) {
+// Adopt opens the streams of a container whose supervisor has died. Those that it
+// returns with an error can be used; the error says what is lost, or comes late. A
+// terminal and an input are lost with their supervisor.
+func Adopt(o Options) (*Streams, error) {
 	s := newStreams(o)
-	if o.Terminal && handed.Terminal == nil || o.Bare {
+	if o.Terminal || o.Bare {
 		return s, nil
 	}
 	var errs []error
@@ -166,10 +160,6 @@ func Adopt(o Options, handed Handed) (*Streams, error) {
 			errs = append(errs, err)
 		}
 	}
-	if o.Terminal {
-		return s, errors.Join(append(errs, s.TakeTerminal(handed.Terminal))...)
-	}
-	s.stdin = handed.Stdin
 	for _, stream := range []string{api.Stdout, api.Stderr} {
 		source, err := openToRead(o, stream)
 		if err == nil {
@@ -210,9 +200,6 @@ func (s *Streams) TakeTerminal(master *os.File) error {
 // Run starts moving bytes.
 func (s *Streams) Run() {
 	for _, p := range s.pumps {
-		if s.copied {
-			p.pause = copiedPause
-		}
 		go p.Run()
 	}
 }
@@ -284,13 +271,6 @@ func (s *Streams) Close() {
 	if s.log != nil {
 		_ = s.log.Close()
 	}
-}
-
-// HasFifos reports whether the output of a container goes through fifos in dir: one
-// with a terminal, or without streams, has none.
-func HasFifos(dir, id string) bool {
-	_, err := os.Lstat(fifoPath(dir, id, api.Stdout))
-	return !errors.Is(err, os.ErrNotExist)
 }
 
 // RemoveFifos removes what Open has made in dir, or openPipe.

@@ -206,7 +206,7 @@ func (c *container) adoptStreams() {
 	c.ioAdopted = make(chan struct{})
 	go func() { // ends when the log is open, or cannot be opened
 		defer close(c.ioAdopted)
-		streams, err := stdio.Adopt(c.streamOptions(), stdio.Handed{})
+		streams, err := stdio.Adopt(c.streamOptions())
 		if err != nil {
 			c.sup.log.Error("output of an adopted container is lost, or comes late", "container", c.record.ID, "error", err)
 		}
