@@ -828,207 +828,20 @@ func (x *Event) GetContainer() *Container {
 	return nil
 }
 
-type ExecSyncRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Process       []byte                 `protobuf:"bytes,2,opt,name=process,proto3" json:"process,omitempty"`                       // OCI process, JSON
-	Timeout       int64                  `protobuf:"varint,3,opt,name=timeout,proto3" json:"timeout,omitempty"`                      // nanoseconds, 0: none
-	OutputCap     uint64                 `protobuf:"varint,4,opt,name=output_cap,json=outputCap,proto3" json:"output_cap,omitempty"` // bytes of both outputs; the rest is read and dropped
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ExecSyncRequest) Reset() {
-	*x = ExecSyncRequest{}
-	mi := &file_shim_proto_msgTypes[11]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ExecSyncRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ExecSyncRequest) ProtoMessage() {}
-
-func (x *ExecSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[11]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ExecSyncRequest.ProtoReflect.Descriptor instead.
-func (*ExecSyncRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{11}
-}
-
-func (x *ExecSyncRequest) GetId() string {
-	if x != nil {
-		return x.Id
-	}
-	return ""
-}
-
-func (x *ExecSyncRequest) GetProcess() []byte {
-	if x != nil {
-		return x.Process
-	}
-	return nil
-}
-
-func (x *ExecSyncRequest) GetTimeout() int64 {
-	if x != nil {
-		return x.Timeout
-	}
-	return 0
-}
-
-func (x *ExecSyncRequest) GetOutputCap() uint64 {
-	if x != nil {
-		return x.OutputCap
-	}
-	return 0
-}
-
-type ExecSyncResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Stdout        []byte                 `protobuf:"bytes,1,opt,name=stdout,proto3" json:"stdout,omitempty"`
-	Stderr        []byte                 `protobuf:"bytes,2,opt,name=stderr,proto3" json:"stderr,omitempty"`
-	Exit          *ExecExit              `protobuf:"bytes,3,opt,name=exit,proto3" json:"exit,omitempty"` // in the last message
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ExecSyncResponse) Reset() {
-	*x = ExecSyncResponse{}
-	mi := &file_shim_proto_msgTypes[12]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ExecSyncResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ExecSyncResponse) ProtoMessage() {}
-
-func (x *ExecSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[12]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ExecSyncResponse.ProtoReflect.Descriptor instead.
-func (*ExecSyncResponse) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{12}
-}
-
-func (x *ExecSyncResponse) GetStdout() []byte {
-	if x != nil {
-		return x.Stdout
-	}
-	return nil
-}
-
-func (x *ExecSyncResponse) GetStderr() []byte {
-	if x != nil {
-		return x.Stderr
-	}
-	return nil
-}
-
-func (x *ExecSyncResponse) GetExit() *ExecExit {
-	if x != nil {
-		return x.Exit
-	}
-	return nil
-}
-
-type ExecExit struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Code          int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
-	TimedOut      bool                   `protobuf:"varint,2,opt,name=timed_out,json=timedOut,proto3" json:"timed_out,omitempty"`
-	Truncated     bool                   `protobuf:"varint,3,opt,name=truncated,proto3" json:"truncated,omitempty"` // output_cap was reached
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ExecExit) Reset() {
-	*x = ExecExit{}
-	mi := &file_shim_proto_msgTypes[13]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ExecExit) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ExecExit) ProtoMessage() {}
-
-func (x *ExecExit) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[13]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
-func (*ExecExit) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{13}
-}
-
-func (x *ExecExit) GetCode() int32 {
-	if x != nil {
-		return x.Code
-	}
-	return 0
-}
-
-func (x *ExecExit) GetTimedOut() bool {
-	if x != nil {
-		return x.TimedOut
-	}
-	return false
-}
-
-func (x *ExecExit) GetTruncated() bool {
-	if x != nil {
-		return x.Truncated
-	}
-	return false
-}
-
 type ExecStartRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	ExecId        string                 `protobuf:"bytes,2,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"` // chosen by the caller, unique in the container
 	Process       []byte                 `protobuf:"bytes,3,opt,name=process,proto3" json:"process,omitempty"`             // OCI process, JSON; terminal as it says
 	Stdin         bool                   `protobuf:"varint,4,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	Timeout       int64                  `protobuf:"varint,5,opt,name=timeout,proto3" json:"timeout,omitempty"` // of the start, nanoseconds; 0: none but the caller's
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExecStartRequest) Reset() {
 	*x = ExecStartRequest{}
-	mi := &file_shim_proto_msgTypes[14]
+	mi := &file_shim_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1040,7 +853,7 @@ func (x *ExecStartRequest) String() string {
 func (*ExecStartRequest) ProtoMessage() {}
 
 func (x *ExecStartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[14]
+	mi := &file_shim_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1053,7 +866,7 @@ func (x *ExecStartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStartRequest.ProtoReflect.Descriptor instead.
 func (*ExecStartRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{14}
+	return file_shim_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExecStartRequest) GetId() string {
@@ -1084,6 +897,13 @@ func (x *ExecStartRequest) GetStdin() bool {
 	return false
 }
 
+func (x *ExecStartRequest) GetTimeout() int64 {
+	if x != nil {
+		return x.Timeout
+	}
+	return 0
+}
+
 type ExecStartResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pid           int32                  `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
@@ -1093,7 +913,7 @@ type ExecStartResponse struct {
 
 func (x *ExecStartResponse) Reset() {
 	*x = ExecStartResponse{}
-	mi := &file_shim_proto_msgTypes[15]
+	mi := &file_shim_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1105,7 +925,7 @@ func (x *ExecStartResponse) String() string {
 func (*ExecStartResponse) ProtoMessage() {}
 
 func (x *ExecStartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[15]
+	mi := &file_shim_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1118,7 +938,7 @@ func (x *ExecStartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStartResponse.ProtoReflect.Descriptor instead.
 func (*ExecStartResponse) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{15}
+	return file_shim_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExecStartResponse) GetPid() int32 {
@@ -1138,7 +958,7 @@ type ExecWaitRequest struct {
 
 func (x *ExecWaitRequest) Reset() {
 	*x = ExecWaitRequest{}
-	mi := &file_shim_proto_msgTypes[16]
+	mi := &file_shim_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1150,7 +970,7 @@ func (x *ExecWaitRequest) String() string {
 func (*ExecWaitRequest) ProtoMessage() {}
 
 func (x *ExecWaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[16]
+	mi := &file_shim_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1163,7 +983,7 @@ func (x *ExecWaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecWaitRequest.ProtoReflect.Descriptor instead.
 func (*ExecWaitRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{16}
+	return file_shim_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ExecWaitRequest) GetId() string {
@@ -1189,7 +1009,7 @@ type ExecWaitResponse struct {
 
 func (x *ExecWaitResponse) Reset() {
 	*x = ExecWaitResponse{}
-	mi := &file_shim_proto_msgTypes[17]
+	mi := &file_shim_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +1021,7 @@ func (x *ExecWaitResponse) String() string {
 func (*ExecWaitResponse) ProtoMessage() {}
 
 func (x *ExecWaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[17]
+	mi := &file_shim_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +1034,7 @@ func (x *ExecWaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecWaitResponse.ProtoReflect.Descriptor instead.
 func (*ExecWaitResponse) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{17}
+	return file_shim_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExecWaitResponse) GetCode() int32 {
@@ -1236,7 +1056,7 @@ type NoteExitRequest struct {
 
 func (x *NoteExitRequest) Reset() {
 	*x = NoteExitRequest{}
-	mi := &file_shim_proto_msgTypes[18]
+	mi := &file_shim_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1248,7 +1068,7 @@ func (x *NoteExitRequest) String() string {
 func (*NoteExitRequest) ProtoMessage() {}
 
 func (x *NoteExitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[18]
+	mi := &file_shim_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1261,7 +1081,7 @@ func (x *NoteExitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoteExitRequest.ProtoReflect.Descriptor instead.
 func (*NoteExitRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{18}
+	return file_shim_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NoteExitRequest) GetId() string {
@@ -1303,7 +1123,7 @@ type InfoResponse struct {
 
 func (x *InfoResponse) Reset() {
 	*x = InfoResponse{}
-	mi := &file_shim_proto_msgTypes[19]
+	mi := &file_shim_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +1135,7 @@ func (x *InfoResponse) String() string {
 func (*InfoResponse) ProtoMessage() {}
 
 func (x *InfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[19]
+	mi := &file_shim_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +1148,7 @@ func (x *InfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
 func (*InfoResponse) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{19}
+	return file_shim_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *InfoResponse) GetBuild() string {
@@ -1361,7 +1181,7 @@ type UseProgramRequest struct {
 
 func (x *UseProgramRequest) Reset() {
 	*x = UseProgramRequest{}
-	mi := &file_shim_proto_msgTypes[20]
+	mi := &file_shim_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1193,7 @@ func (x *UseProgramRequest) String() string {
 func (*UseProgramRequest) ProtoMessage() {}
 
 func (x *UseProgramRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[20]
+	mi := &file_shim_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1206,7 @@ func (x *UseProgramRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UseProgramRequest.ProtoReflect.Descriptor instead.
 func (*UseProgramRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{20}
+	return file_shim_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *UseProgramRequest) GetPath() string {
@@ -1408,7 +1228,7 @@ type ResizeRequest struct {
 
 func (x *ResizeRequest) Reset() {
 	*x = ResizeRequest{}
-	mi := &file_shim_proto_msgTypes[21]
+	mi := &file_shim_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1420,7 +1240,7 @@ func (x *ResizeRequest) String() string {
 func (*ResizeRequest) ProtoMessage() {}
 
 func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[21]
+	mi := &file_shim_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1433,7 +1253,7 @@ func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{21}
+	return file_shim_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ResizeRequest) GetId() string {
@@ -1473,7 +1293,7 @@ type ReopenLogRequest struct {
 
 func (x *ReopenLogRequest) Reset() {
 	*x = ReopenLogRequest{}
-	mi := &file_shim_proto_msgTypes[22]
+	mi := &file_shim_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1485,7 +1305,7 @@ func (x *ReopenLogRequest) String() string {
 func (*ReopenLogRequest) ProtoMessage() {}
 
 func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[22]
+	mi := &file_shim_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1498,7 +1318,7 @@ func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenLogRequest.ProtoReflect.Descriptor instead.
 func (*ReopenLogRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{22}
+	return file_shim_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReopenLogRequest) GetId() string {
@@ -1519,7 +1339,7 @@ type UpdateRequest struct {
 
 func (x *UpdateRequest) Reset() {
 	*x = UpdateRequest{}
-	mi := &file_shim_proto_msgTypes[23]
+	mi := &file_shim_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1531,7 +1351,7 @@ func (x *UpdateRequest) String() string {
 func (*UpdateRequest) ProtoMessage() {}
 
 func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[23]
+	mi := &file_shim_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1544,7 +1364,7 @@ func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{23}
+	return file_shim_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UpdateRequest) GetId() string {
@@ -1632,26 +1452,13 @@ const file_shim_proto_rawDesc = "" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1a.minicri.shim.v1.EventKindR\x04kind\x12\x0e\n" +
 	"\x02at\x18\x03 \x01(\x03R\x02at\x128\n" +
-	"\tcontainer\x18\x04 \x01(\v2\x1a.minicri.shim.v1.ContainerR\tcontainer\"t\n" +
-	"\x0fExecSyncRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
-	"\aprocess\x18\x02 \x01(\fR\aprocess\x12\x18\n" +
-	"\atimeout\x18\x03 \x01(\x03R\atimeout\x12\x1d\n" +
-	"\n" +
-	"output_cap\x18\x04 \x01(\x04R\toutputCap\"q\n" +
-	"\x10ExecSyncResponse\x12\x16\n" +
-	"\x06stdout\x18\x01 \x01(\fR\x06stdout\x12\x16\n" +
-	"\x06stderr\x18\x02 \x01(\fR\x06stderr\x12-\n" +
-	"\x04exit\x18\x03 \x01(\v2\x19.minicri.shim.v1.ExecExitR\x04exit\"Y\n" +
-	"\bExecExit\x12\x12\n" +
-	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x1b\n" +
-	"\ttimed_out\x18\x02 \x01(\bR\btimedOut\x12\x1c\n" +
-	"\ttruncated\x18\x03 \x01(\bR\ttruncated\"k\n" +
+	"\tcontainer\x18\x04 \x01(\v2\x1a.minicri.shim.v1.ContainerR\tcontainer\"\x85\x01\n" +
 	"\x10ExecStartRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\aexec_id\x18\x02 \x01(\tR\x06execId\x12\x18\n" +
 	"\aprocess\x18\x03 \x01(\fR\aprocess\x12\x14\n" +
-	"\x05stdin\x18\x04 \x01(\bR\x05stdin\"%\n" +
+	"\x05stdin\x18\x04 \x01(\bR\x05stdin\x12\x18\n" +
+	"\atimeout\x18\x05 \x01(\x03R\atimeout\"%\n" +
 	"\x11ExecStartResponse\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\":\n" +
 	"\x0fExecWaitRequest\x12\x0e\n" +
@@ -1694,15 +1501,14 @@ const file_shim_proto_rawDesc = "" +
 	"\rEVENT_STARTED\x10\x02\x12\x10\n" +
 	"\fEVENT_EXITED\x10\x03\x12\r\n" +
 	"\tEVENT_OOM\x10\x04\x12\x11\n" +
-	"\rEVENT_DELETED\x10\x052\xe3\b\n" +
+	"\rEVENT_DELETED\x10\x052\x90\b\n" +
 	"\x04Shim\x12I\n" +
 	"\x06Create\x12\x1e.minicri.shim.v1.CreateRequest\x1a\x1f.minicri.shim.v1.CreateResponse\x12>\n" +
 	"\x05Start\x12\x1d.minicri.shim.v1.StartRequest\x1a\x16.minicri.shim.v1.Empty\x12<\n" +
 	"\x04Kill\x12\x1c.minicri.shim.v1.KillRequest\x1a\x16.minicri.shim.v1.Empty\x12@\n" +
 	"\x06Delete\x12\x1e.minicri.shim.v1.DeleteRequest\x1a\x16.minicri.shim.v1.Empty\x12=\n" +
 	"\x04List\x12\x16.minicri.shim.v1.Empty\x1a\x1d.minicri.shim.v1.ListResponse\x12B\n" +
-	"\x06Events\x12\x1e.minicri.shim.v1.EventsRequest\x1a\x16.minicri.shim.v1.Event0\x01\x12Q\n" +
-	"\bExecSync\x12 .minicri.shim.v1.ExecSyncRequest\x1a!.minicri.shim.v1.ExecSyncResponse0\x01\x12R\n" +
+	"\x06Events\x12\x1e.minicri.shim.v1.EventsRequest\x1a\x16.minicri.shim.v1.Event0\x01\x12R\n" +
 	"\tExecStart\x12!.minicri.shim.v1.ExecStartRequest\x1a\".minicri.shim.v1.ExecStartResponse\x12O\n" +
 	"\bExecWait\x12 .minicri.shim.v1.ExecWaitRequest\x1a!.minicri.shim.v1.ExecWaitResponse\x12@\n" +
 	"\x06Resize\x12\x1e.minicri.shim.v1.ResizeRequest\x1a\x16.minicri.shim.v1.Empty\x12F\n" +
@@ -1728,7 +1534,7 @@ func file_shim_proto_rawDescGZIP() []byte {
 
 var (
 	file_shim_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-	file_shim_proto_msgTypes  = make([]protoimpl.MessageInfo, 24)
+	file_shim_proto_msgTypes  = make([]protoimpl.MessageInfo, 21)
 	file_shim_proto_goTypes   = []any{
 		Status(0),                 // 0: minicri.shim.v1.Status
 		EventKind(0),              // 1: minicri.shim.v1.EventKind
@@ -1743,19 +1549,16 @@ var (
 		(*Exit)(nil),              // 10: minicri.shim.v1.Exit
 		(*EventsRequest)(nil),     // 11: minicri.shim.v1.EventsRequest
 		(*Event)(nil),             // 12: minicri.shim.v1.Event
-		(*ExecSyncRequest)(nil),   // 13: minicri.shim.v1.ExecSyncRequest
-		(*ExecSyncResponse)(nil),  // 14: minicri.shim.v1.ExecSyncResponse
-		(*ExecExit)(nil),          // 15: minicri.shim.v1.ExecExit
-		(*ExecStartRequest)(nil),  // 16: minicri.shim.v1.ExecStartRequest
-		(*ExecStartResponse)(nil), // 17: minicri.shim.v1.ExecStartResponse
-		(*ExecWaitRequest)(nil),   // 18: minicri.shim.v1.ExecWaitRequest
-		(*ExecWaitResponse)(nil),  // 19: minicri.shim.v1.ExecWaitResponse
-		(*NoteExitRequest)(nil),   // 20: minicri.shim.v1.NoteExitRequest
-		(*InfoResponse)(nil),      // 21: minicri.shim.v1.InfoResponse
-		(*UseProgramRequest)(nil), // 22: minicri.shim.v1.UseProgramRequest
-		(*ResizeRequest)(nil),     // 23: minicri.shim.v1.ResizeRequest
-		(*ReopenLogRequest)(nil),  // 24: minicri.shim.v1.ReopenLogRequest
-		(*UpdateRequest)(nil),     // 25: minicri.shim.v1.UpdateRequest
+		(*ExecStartRequest)(nil),  // 13: minicri.shim.v1.ExecStartRequest
+		(*ExecStartResponse)(nil), // 14: minicri.shim.v1.ExecStartResponse
+		(*ExecWaitRequest)(nil),   // 15: minicri.shim.v1.ExecWaitRequest
+		(*ExecWaitResponse)(nil),  // 16: minicri.shim.v1.ExecWaitResponse
+		(*NoteExitRequest)(nil),   // 17: minicri.shim.v1.NoteExitRequest
+		(*InfoResponse)(nil),      // 18: minicri.shim.v1.InfoResponse
+		(*UseProgramRequest)(nil), // 19: minicri.shim.v1.UseProgramRequest
+		(*ResizeRequest)(nil),     // 20: minicri.shim.v1.ResizeRequest
+		(*ReopenLogRequest)(nil),  // 21: minicri.shim.v1.ReopenLogRequest
+		(*UpdateRequest)(nil),     // 22: minicri.shim.v1.UpdateRequest
 	}
 )
 
@@ -1765,44 +1568,41 @@ var file_shim_proto_depIdxs = []int32{
 	10, // 2: minicri.shim.v1.Container.exit:type_name -> minicri.shim.v1.Exit
 	1,  // 3: minicri.shim.v1.Event.kind:type_name -> minicri.shim.v1.EventKind
 	9,  // 4: minicri.shim.v1.Event.container:type_name -> minicri.shim.v1.Container
-	15, // 5: minicri.shim.v1.ExecSyncResponse.exit:type_name -> minicri.shim.v1.ExecExit
-	3,  // 6: minicri.shim.v1.Shim.Create:input_type -> minicri.shim.v1.CreateRequest
-	5,  // 7: minicri.shim.v1.Shim.Start:input_type -> minicri.shim.v1.StartRequest
-	6,  // 8: minicri.shim.v1.Shim.Kill:input_type -> minicri.shim.v1.KillRequest
-	7,  // 9: minicri.shim.v1.Shim.Delete:input_type -> minicri.shim.v1.DeleteRequest
-	2,  // 10: minicri.shim.v1.Shim.List:input_type -> minicri.shim.v1.Empty
-	11, // 11: minicri.shim.v1.Shim.Events:input_type -> minicri.shim.v1.EventsRequest
-	13, // 12: minicri.shim.v1.Shim.ExecSync:input_type -> minicri.shim.v1.ExecSyncRequest
-	16, // 13: minicri.shim.v1.Shim.ExecStart:input_type -> minicri.shim.v1.ExecStartRequest
-	18, // 14: minicri.shim.v1.Shim.ExecWait:input_type -> minicri.shim.v1.ExecWaitRequest
-	23, // 15: minicri.shim.v1.Shim.Resize:input_type -> minicri.shim.v1.ResizeRequest
-	24, // 16: minicri.shim.v1.Shim.ReopenLog:input_type -> minicri.shim.v1.ReopenLogRequest
-	25, // 17: minicri.shim.v1.Shim.Update:input_type -> minicri.shim.v1.UpdateRequest
-	20, // 18: minicri.shim.v1.Shim.NoteExit:input_type -> minicri.shim.v1.NoteExitRequest
-	2,  // 19: minicri.shim.v1.Shim.Info:input_type -> minicri.shim.v1.Empty
-	22, // 20: minicri.shim.v1.Shim.UseProgram:input_type -> minicri.shim.v1.UseProgramRequest
-	2,  // 21: minicri.shim.v1.Shim.Shutdown:input_type -> minicri.shim.v1.Empty
-	4,  // 22: minicri.shim.v1.Shim.Create:output_type -> minicri.shim.v1.CreateResponse
-	2,  // 23: minicri.shim.v1.Shim.Start:output_type -> minicri.shim.v1.Empty
-	2,  // 24: minicri.shim.v1.Shim.Kill:output_type -> minicri.shim.v1.Empty
-	2,  // 25: minicri.shim.v1.Shim.Delete:output_type -> minicri.shim.v1.Empty
-	8,  // 26: minicri.shim.v1.Shim.List:output_type -> minicri.shim.v1.ListResponse
-	12, // 27: minicri.shim.v1.Shim.Events:output_type -> minicri.shim.v1.Event
-	14, // 28: minicri.shim.v1.Shim.ExecSync:output_type -> minicri.shim.v1.ExecSyncResponse
-	17, // 29: minicri.shim.v1.Shim.ExecStart:output_type -> minicri.shim.v1.ExecStartResponse
-	19, // 30: minicri.shim.v1.Shim.ExecWait:output_type -> minicri.shim.v1.ExecWaitResponse
-	2,  // 31: minicri.shim.v1.Shim.Resize:output_type -> minicri.shim.v1.Empty
-	2,  // 32: minicri.shim.v1.Shim.ReopenLog:output_type -> minicri.shim.v1.Empty
-	2,  // 33: minicri.shim.v1.Shim.Update:output_type -> minicri.shim.v1.Empty
-	2,  // 34: minicri.shim.v1.Shim.NoteExit:output_type -> minicri.shim.v1.Empty
-	21, // 35: minicri.shim.v1.Shim.Info:output_type -> minicri.shim.v1.InfoResponse
-	2,  // 36: minicri.shim.v1.Shim.UseProgram:output_type -> minicri.shim.v1.Empty
-	2,  // 37: minicri.shim.v1.Shim.Shutdown:output_type -> minicri.shim.v1.Empty
-	22, // [22:38] is the sub-list for method output_type
-	6,  // [6:22] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	3,  // 5: minicri.shim.v1.Shim.Create:input_type -> minicri.shim.v1.CreateRequest
+	5,  // 6: minicri.shim.v1.Shim.Start:input_type -> minicri.shim.v1.StartRequest
+	6,  // 7: minicri.shim.v1.Shim.Kill:input_type -> minicri.shim.v1.KillRequest
+	7,  // 8: minicri.shim.v1.Shim.Delete:input_type -> minicri.shim.v1.DeleteRequest
+	2,  // 9: minicri.shim.v1.Shim.List:input_type -> minicri.shim.v1.Empty
+	11, // 10: minicri.shim.v1.Shim.Events:input_type -> minicri.shim.v1.EventsRequest
+	13, // 11: minicri.shim.v1.Shim.ExecStart:input_type -> minicri.shim.v1.ExecStartRequest
+	15, // 12: minicri.shim.v1.Shim.ExecWait:input_type -> minicri.shim.v1.ExecWaitRequest
+	20, // 13: minicri.shim.v1.Shim.Resize:input_type -> minicri.shim.v1.ResizeRequest
+	21, // 14: minicri.shim.v1.Shim.ReopenLog:input_type -> minicri.shim.v1.ReopenLogRequest
+	22, // 15: minicri.shim.v1.Shim.Update:input_type -> minicri.shim.v1.UpdateRequest
+	17, // 16: minicri.shim.v1.Shim.NoteExit:input_type -> minicri.shim.v1.NoteExitRequest
+	2,  // 17: minicri.shim.v1.Shim.Info:input_type -> minicri.shim.v1.Empty
+	19, // 18: minicri.shim.v1.Shim.UseProgram:input_type -> minicri.shim.v1.UseProgramRequest
+	2,  // 19: minicri.shim.v1.Shim.Shutdown:input_type -> minicri.shim.v1.Empty
+	4,  // 20: minicri.shim.v1.Shim.Create:output_type -> minicri.shim.v1.CreateResponse
+	2,  // 21: minicri.shim.v1.Shim.Start:output_type -> minicri.shim.v1.Empty
+	2,  // 22: minicri.shim.v1.Shim.Kill:output_type -> minicri.shim.v1.Empty
+	2,  // 23: minicri.shim.v1.Shim.Delete:output_type -> minicri.shim.v1.Empty
+	8,  // 24: minicri.shim.v1.Shim.List:output_type -> minicri.shim.v1.ListResponse
+	12, // 25: minicri.shim.v1.Shim.Events:output_type -> minicri.shim.v1.Event
+	14, // 26: minicri.shim.v1.Shim.ExecStart:output_type -> minicri.shim.v1.ExecStartResponse
+	16, // 27: minicri.shim.v1.Shim.ExecWait:output_type -> minicri.shim.v1.ExecWaitResponse
+	2,  // 28: minicri.shim.v1.Shim.Resize:output_type -> minicri.shim.v1.Empty
+	2,  // 29: minicri.shim.v1.Shim.ReopenLog:output_type -> minicri.shim.v1.Empty
+	2,  // 30: minicri.shim.v1.Shim.Update:output_type -> minicri.shim.v1.Empty
+	2,  // 31: minicri.shim.v1.Shim.NoteExit:output_type -> minicri.shim.v1.Empty
+	18, // 32: minicri.shim.v1.Shim.Info:output_type -> minicri.shim.v1.InfoResponse
+	2,  // 33: minicri.shim.v1.Shim.UseProgram:output_type -> minicri.shim.v1.Empty
+	2,  // 34: minicri.shim.v1.Shim.Shutdown:output_type -> minicri.shim.v1.Empty
+	20, // [20:35] is the sub-list for method output_type
+	5,  // [5:20] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_shim_proto_init() }
@@ -1810,14 +1610,14 @@ func file_shim_proto_init() {
 	if File_shim_proto != nil {
 		return
 	}
-	file_shim_proto_msgTypes[23].OneofWrappers = []any{}
+	file_shim_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_shim_proto_rawDesc), len(file_shim_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   24,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

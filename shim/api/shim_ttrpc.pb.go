@@ -15,7 +15,6 @@ type ShimService interface {
 	Delete(context.Context, *DeleteRequest) (*Empty, error)
 	List(context.Context, *Empty) (*ListResponse, error)
 	Events(context.Context, *EventsRequest, Shim_EventsServer) error
-	ExecSync(context.Context, *ExecSyncRequest, Shim_ExecSyncServer) error
 	ExecStart(context.Context, *ExecStartRequest) (*ExecStartResponse, error)
 	ExecWait(context.Context, *ExecWaitRequest) (*ExecWaitResponse, error)
 	Resize(context.Context, *ResizeRequest) (*Empty, error)
@@ -37,19 +36,6 @@ type shimEventsServer struct {
 }
 
 func (x *shimEventsServer) Send(m *Event) error {
-	return x.StreamServer.SendMsg(m)
-}
-
-type Shim_ExecSyncServer interface {
-	Send(*ExecSyncResponse) error
-	ttrpc.StreamServer
-}
-
-type shimExecSyncServer struct {
-	ttrpc.StreamServer
-}
-
-func (x *shimExecSyncServer) Send(m *ExecSyncResponse) error {
 	return x.StreamServer.SendMsg(m)
 }
 
@@ -167,17 +153,6 @@ func RegisterShimService(srv *ttrpc.Server, svc ShimService) {
 				StreamingClient: false,
 				StreamingServer: true,
 			},
-			"ExecSync": {
-				Handler: func(ctx context.Context, stream ttrpc.StreamServer) (interface{}, error) {
-					m := new(ExecSyncRequest)
-					if err := stream.RecvMsg(m); err != nil {
-						return nil, err
-					}
-					return nil, svc.ExecSync(ctx, m, &shimExecSyncServer{stream})
-				},
-				StreamingClient: false,
-				StreamingServer: true,
-			},
 		},
 	})
 }
@@ -189,7 +164,6 @@ type ShimClient interface {
 	Delete(context.Context, *DeleteRequest) (*Empty, error)
 	List(context.Context, *Empty) (*ListResponse, error)
 	Events(context.Context, *EventsRequest) (Shim_EventsClient, error)
-	ExecSync(context.Context, *ExecSyncRequest) (Shim_ExecSyncClient, error)
 	ExecStart(context.Context, *ExecStartRequest) (*ExecStartResponse, error)
 	ExecWait(context.Context, *ExecWaitRequest) (*ExecWaitResponse, error)
 	Resize(context.Context, *ResizeRequest) (*Empty, error)
@@ -274,35 +248,6 @@ type shimEventsClient struct {
 
 func (x *shimEventsClient) Recv() (*Event, error) {
 	m := new(Event)
-	if err := x.ClientStream.RecvMsg(m); err != nil {
-		return nil, err
-	}
-	return m, nil
-}
-
-func (c *shimClient) ExecSync(ctx context.Context, req *ExecSyncRequest) (Shim_ExecSyncClient, error) {
-	stream, err := c.client.NewStream(ctx, &ttrpc.StreamDesc{
-		StreamingClient: false,
-		StreamingServer: true,
-	}, "minicri.shim.v1.Shim", "ExecSync", req)
-	if err != nil {
-		return nil, err
-	}
-	x := &shimExecSyncClient{stream}
-	return x, nil
-}
-
-type Shim_ExecSyncClient interface {
-	Recv() (*ExecSyncResponse, error)
-	ttrpc.ClientStream
-}
-
-type shimExecSyncClient struct {
-	ttrpc.ClientStream
-}
-
-func (x *shimExecSyncClient) Recv() (*ExecSyncResponse, error) {
-	m := new(ExecSyncResponse)
 	if err := x.ClientStream.RecvMsg(m); err != nil {
 		return nil, err
 	}

@@ -1,16 +1,17 @@
 package client
 
 import (
-	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math"
+	"net"
+	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"github.com/minicri/minicri/shim/api"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -29,16 +30,12 @@ type Result struct {
 // that keeps an output open. A cancelled ctx ends the process and all that it
 // started.
 func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit uint64) (*Result, error) {
-	encoded, err := json.Marshal(process)
-	if err != nil {
-		return nil, fmt.Errorf("exec in container %s: %w", id, err)
-	}
 	if timeout <= 0 || timeout > math.MaxInt64-execSlack {
-		return c.execSync(ctx, id, encoded, timeout, limit)
+		return c.execSync(ctx, id, process, 0, limit)
 	}
 	limited, cancel := context.WithTimeout(ctx, timeout+execSlack)
 	defer cancel()
-	result, err := c.execSync(limited, id, encoded, timeout, limit)
+	result, err := c.execSync(limited, id, process, timeout, limit)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		go c.peer.killIfHung() // ends with the limit of an answer
 		return &Result{Code: killedCode, TimedOut: true}, nil
@@ -53,51 +50,112 @@ const (
 	killedCode = 137
 )
 
-func (c *Client) execSync(ctx context.Context, id string, process []byte, timeout time.Duration, limit uint64) (*Result, error) {
-	ctx, call, done, err := c.open(ctx)
+func (c *Client) execSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit uint64) (*Result, error) {
+	began, exec := time.Now(), rand.Text()
+	request, err := execRequest(id, exec, process, false)
+	if err != nil {
+		return nil, err
+	}
+	request.Timeout = int64(timeout)
+	opened, call, done, err := c.open(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	stream, err := call.ExecSync(ctx, &api.ExecSyncRequest{
-		Id: id, Process: process, Timeout: int64(timeout), OutputCap: limit,
-	})
-	if err != nil {
+	if _, err := call.ExecStart(opened, request); err != nil {
+		if ctx.Err() != nil {
+			go c.ExecEnd(ctx, id, exec) // it may have been started; within endTime
+		}
 		return nil, native(err)
 	}
-	return collect(stream)
+	var timedOut atomic.Bool
+	if timeout > 0 {
+		late := time.AfterFunc(timeout-time.Since(began), func() {
+			timedOut.Store(true)
+			_ = c.ExecKill(ctx, id, exec, uint32(unix.SIGKILL), true) // it has ended, or ends with the connection
+		})
+		defer late.Stop()
+	}
+	output := &capture{room: limit}
+	err = output.open(opened, c, id, exec)
+	var answer *api.ExecWaitResponse
+	if err == nil {
+		answer, err = call.ExecWait(opened, &api.ExecWaitRequest{Id: id, ExecId: exec})
+	}
+	if err != nil {
+		go func() { // within endTime
+			c.ExecEnd(ctx, id, exec)
+			output.close() // not before: what its reader leaves ends by itself, without what it has started
+		}()
+		return nil, native(err)
+	}
+	defer context.AfterFunc(opened, output.close)()
+	output.work.Wait()
+	result := output.Result
+	result.Code, result.TimedOut = answer.GetCode(), timedOut.Load()
+	return &result, nil
 }
 
-func collect(stream api.Shim_ExecSyncClient) (*Result, error) {
-	// As they come: a consumer that is slow, such as a buffer that grows, loses
-	// the stream (ttrpc, ErrStreamFull).
-	var stdout, stderr [][]byte
-	for {
-		message, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil, fmt.Errorf("the shim ended an exec without its exit: %w", errdefs.ErrUnavailable)
-		}
+// capture reads the outputs of an exec: what is over the limit is read and dropped, so
+// that the process does not wait.
+type capture struct {
+	Result
+	conns []*net.UnixConn
+	work  sync.WaitGroup
+	mu    sync.Mutex // guards Result and room, until work is done
+	room  uint64
+}
+
+func (k *capture) open(ctx context.Context, c *Client, id, exec string) error {
+	for stream, into := range map[string]*[]byte{api.Stdout: &k.Stdout, api.Stderr: &k.Stderr} {
+		conn, err := c.Stream(ctx, id, exec, stream)
 		if err != nil {
-			return nil, native(err)
+			return err
 		}
-		stdout, stderr = append(stdout, message.Stdout), append(stderr, message.Stderr)
-		if exit := message.Exit; exit != nil {
-			return &Result{
-				Stdout: bytes.Join(stdout, nil), Stderr: bytes.Join(stderr, nil),
-				Code: exit.Code, TimedOut: exit.TimedOut, Truncated: exit.Truncated,
-			}, nil
+		k.conns = append(k.conns, conn)
+		k.work.Go(func() { // ends with the stream, or at close
+			k.read(conn, into)
+			_ = conn.Close()
+		})
+	}
+	return nil
+}
+
+func (k *capture) close() {
+	for _, conn := range k.conns {
+		_ = conn.Close()
+	}
+}
+
+func (k *capture) read(from io.Reader, into *[]byte) {
+	for buffer := make([]byte, 32<<10); ; {
+		n, err := from.Read(buffer)
+		k.mu.Lock()
+		kept := min(uint64(n), k.room)
+		k.room, k.Truncated = k.room-kept, k.Truncated || kept < uint64(n)
+		*into = append(*into, buffer[:kept]...)
+		k.mu.Unlock()
+		if err != nil {
+			return
 		}
 	}
+}
+
+func execRequest(id, exec string, process *specs.Process, stdin bool) (*api.ExecStartRequest, error) {
+	encoded, err := json.Marshal(process)
+	if err != nil {
+		return nil, fmt.Errorf("exec in container %s: %w", id, err)
+	}
+	return &api.ExecStartRequest{Id: id, ExecId: exec, Process: encoded, Stdin: stdin}, nil
 }
 
 // ExecStart starts a process, by an id that is unique in the container. Open
 // its streams, then ExecWait: within 30 s, or it is ended.
 func (c *Client) ExecStart(ctx context.Context, id, exec string, process *specs.Process, stdin bool) error {
-	encoded, err := json.Marshal(process)
-	if err != nil {
-		return fmt.Errorf("exec in container %s: %w", id, err)
+	request, err := execRequest(id, exec, process, stdin)
+	if err == nil {
+		_, err = c.rpc.ExecStart(ctx, request)
 	}
-	_, err = c.rpc.ExecStart(ctx, &api.ExecStartRequest{Id: id, ExecId: exec, Process: encoded, Stdin: stdin})
 	return native(err)
 }
 

@@ -22,7 +22,7 @@ type exec struct {
 	pipes     *stdio.Pipes
 	exited    chan struct{}
 	code      int32       // set before exited is closed
-	expire    *time.Timer // ends an exec that no client waits for; nil for execSync
+	expire    *time.Timer // ends an exec that no client waits for
 }
 
 // startExec starts a process in a container that was created or started. The
@@ -109,4 +109,103 @@ func (e *exec) release() {
 			_ = e.process.Close()
 		}()
 	}
+}
+
+// execWaitTimeout is how long an exec may run without a client that waits.
+const execWaitTimeout = 30 * time.Second
+
+// execStart starts a process whose streams are then opened one by one.
+func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest) (*exec, error) {
+	c.mu.Lock()
+	taken := c.execs[request.ExecId] != nil
+	c.mu.Unlock()
+	if taken || request.ExecId == "" {
+		return nil, fmt.Errorf("exec %q in container %s: %w", request.ExecId, request.Id, errdefs.ErrAlreadyExists)
+	}
+	if timeout := time.Duration(request.Timeout); timeout > 0 {
+		var over func()
+		ctx, over = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not done within %v: %w", timeout, context.DeadlineExceeded))
+		defer over()
+	}
+	e, err := c.startExec(ctx, request.Process, request.Stdin)
+	if err != nil {
+		return nil, err
+	}
+	e.expire = time.AfterFunc(execWaitTimeout, func() {
+		_ = e.process.KillTree()
+		c.forgetExec(request.ExecId)
+		e.release()
+	})
+	c.mu.Lock()
+	c.execs[request.ExecId] = e
+	c.mu.Unlock()
+	if ctx.Err() != nil { // nobody waits for it
+		e.expire.Reset(0)
+		return nil, context.Cause(ctx)
+	}
+	return e, nil
+}
+
+// execWait waits for the end of a process and of its opened outputs, and
+// forgets it. A client that goes away takes the process with it.
+func (c *container) execWait(ctx context.Context, id string) (int32, error) {
+	e, err := c.findExec(id)
+	if err != nil {
+		return 0, err
+	}
+	e.expire.Stop()
+	defer e.release()
+	defer c.forgetExec(id)
+	if err := e.awaitOrKill(ctx); err != nil {
+		return 0, err
+	}
+	delivered := make(chan struct{})
+	go func() {
+		defer close(delivered)
+		e.pipes.AwaitOutput()
+	}()
+	select {
+	case <-delivered:
+	case <-ctx.Done(): // release closes the pipes, which ends the pumps
+	}
+	return e.code, nil
+}
+
+// killTimeout is how long a killed process may take to be gone, in D state
+// for example.
+const killTimeout = 3 * time.Second
+
+// awaitOrKill waits for the end of the process, and brings it about when ctx ends first.
+func (e *exec) awaitOrKill(ctx context.Context) error {
+	select {
+	case <-e.exited:
+		if ctx.Err() == nil {
+			return nil
+		}
+	case <-ctx.Done():
+	}
+	if err := e.process.KillTree(); err != nil {
+		return err
+	}
+	select {
+	case <-e.exited:
+		return nil
+	case <-time.After(killTimeout): // D state: it ends when it can, and is reaped then
+		return context.DeadlineExceeded
+	}
+}
+
+func (c *container) findExec(id string) (*exec, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e := c.execs[id]; e != nil {
+		return e, nil
+	}
+	return nil, fmt.Errorf("exec %s in container %s: %w", id, c.record.ID, errdefs.ErrNotFound)
+}
+
+func (c *container) forgetExec(id string) {
+	c.mu.Lock()
+	delete(c.execs, id)
+	c.mu.Unlock()
 }

@@ -111,14 +111,6 @@ func (s *service) Events(ctx context.Context, r *api.EventsRequest, stream api.S
 	return mapped(s.sup.events.stream(ctx, r.After, stream.Send))
 }
 
-func (s *service) ExecSync(ctx context.Context, r *api.ExecSyncRequest, stream api.Shim_ExecSyncServer) error {
-	c, err := s.sup.find(r.Id)
-	if err != nil {
-		return mapped(err)
-	}
-	return mapped(c.execSync(ctx, r, stream.Send))
-}
-
 func (s *service) ExecStart(ctx context.Context, r *api.ExecStartRequest) (*api.ExecStartResponse, error) {
 	c, err := s.sup.find(r.Id)
 	if err != nil {
