@@ -170,7 +170,7 @@ failpoints: bin/cni/.built
 	sh oci/pause/build.sh
 	sh shim/launch/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags failpoints,nri_no_wasm -o bin/failpoints/ ./cmd/minicri ./test/crash/trip
-	CGO_ENABLED=1 $(shimbuild) -o bin/failpoints/minicri-shim ./cmd/minicri-shim
+	CGO_ENABLED=1 $(shimbuild),failpoints -o bin/failpoints/minicri-shim ./cmd/minicri-shim
 	@ln -sfn ../cni bin/failpoints/cni
 
 # Compiled first, outside: the namespace has no network to fetch a module.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/minicri/minicri/internal/step/failpoint"
 	"github.com/minicri/minicri/shim/api"
 )
 
@@ -74,7 +75,7 @@ func spawn(ctx context.Context, options StartOptions) error {
 	cmd.Dir = "/"
 	// One processor is enough for a supervisor and saves 0.3 MiB; libcontainer hands
 	// it on to its inits, which start faster with it.
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GOMAXPROCS=1"}
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "GOMAXPROCS=1"}, failpoint.Environ()...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = cmd.Start()
 	_ = inShim.Close()

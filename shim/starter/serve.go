@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/step/failpoint"
 )
 
 // Socket is the descriptor over which a starter gets its request.
@@ -41,11 +43,19 @@ func Serve(engine Engine) error {
 	if err != nil {
 		return fmt.Errorf("read what to start: %w", err)
 	}
+	if err := failpoint.Hit("starter/asked"); err != nil {
+		return err
+	}
 	answer, undo := engine.Do(request, files)
 	for _, file := range files {
 		_ = file.Close()
 	}
-	err = send(supervisor, answer, nil)
+	if err = failpoint.Hit("starter/made"); err == nil {
+		err = send(supervisor, answer, nil)
+	}
+	if err == nil {
+		err = failpoint.Hit("starter/answered")
+	}
 	if err == nil && answer.Err() == nil {
 		_, err = io.ReadFull(supervisor, make([]byte, len(taken)))
 	}

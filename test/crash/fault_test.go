@@ -28,6 +28,7 @@ var (
 	daemonKilled        = fault{"daemon killed", strikeKill}
 	shimKilled          = fault{"shim killed", func(t *testing.T, c *trial) { strikeShim(t, c, false) }}
 	shimAndDaemonKilled = fault{"shim and daemon killed", func(t *testing.T, c *trial) { strikeShim(t, c, true) }}
+	starterKilled       = fault{"starter killed", strikeStarter}
 	startedTwice        = fault{"daemon killed, second start", strikeKillTwice}
 	terminated          = fault{"SIGTERM", strikeTerminate}
 	cancelled           = fault{"cancelled", strikeCancel}
@@ -93,10 +94,19 @@ func wantPluginError(t *testing.T, err error, point string) {
 	}
 }
 
+// strikeStarter: the process that makes the container dies at the point, by itself.
+func strikeStarter(t *testing.T, c *trial) {
+	err := <-c.begin(limited(t), t, "kill")
+	c.disarm(t)
+	if err == nil && c.point != "starter/answered" { // what it has answered may be taken over
+		t.Error("the starter was killed, and the request succeeded")
+	}
+}
+
 // strikeKill: the daemon dies at the point, by itself; or, where the point is
-// in a plugin, while the plugin hangs, which the next daemon has to end.
+// in a plugin or a starter, while that hangs, which the next daemon has to end.
 func strikeKill(t *testing.T, c *trial) {
-	if isPlugin(c.point) {
+	if isPlugin(c.point) || strings.HasPrefix(c.point, "starter/") {
 		done := c.begin(limited(t), t, "hang")
 		c.Kill()
 		<-done

@@ -31,6 +31,7 @@ func rows() []row {
 			{stop, ownNetwork, stopping(ownNetwork), some},
 			{removeStopped, ownNetwork, slices.Concat(removing()[:2], releaseAgain(), removing()[2:]), some},
 			{undo, ownNetwork, teardown(ownNetwork), some},
+			{run, userns, starter, []fault{starterKilled, shimKilled}},
 		}
 	}
 	all := []fault{fails, daemonKilled, cancelled, deadlinePassed}
@@ -48,6 +49,7 @@ func rows() []row {
 		{run, ownNetwork, withinLimit(ownNetwork.run), []fault{limitPassed}},
 		{run, userns, userns.run, all},
 		{run, userns, userns.shim, []fault{shimKilled, shimAndDaemonKilled}},
+		{run, userns, starter, []fault{starterKilled, daemonKilled, shimKilled, shimAndDaemonKilled}},
 		{run, hostNetwork, hostNetwork.run, all},
 		{run, hostNetwork, hostNetwork.shim, []fault{shimKilled, shimAndDaemonKilled}},
 		{run, lateInterfaces, lateInterfaces.run, all},
@@ -113,6 +115,10 @@ var (
 		shim:    []string{"pod/prepare after", "pod/start before"},
 	}
 )
+
+// starter are the points in the life of the process that makes pause where it is not
+// launched: in a user namespace.
+var starter = []string{"starter/asked", "starter/made", "starter/answered"}
 
 // inside are the points that are passed within a step: where a record gets its
 // name, and the plugins of the chain.

@@ -36,6 +36,9 @@ func Hit(name string) error {
 	return nil
 }
 
+// Environ is what another process needs that passes points of its own.
+func Environ() []string { return []string{"MINICRI_FAILPOINTS=" + file()} }
+
 func file() string { return os.Getenv("MINICRI_FAILPOINTS") }
 
 func actionFor(name string) string {
