@@ -21,35 +21,33 @@ var ErrUnknownBuild = fmt.Errorf("a daemon of that build, or of one that knows b
 // Own is the group of new pods: that of this build.
 func (s *Set) Own() string { return s.options.Start.Build }
 
-// Known is nil unless a group's supervisor is of a build that this one cannot serve:
-// ErrUnknownBuild.
+// Known is nil unless a group's supervisor is of a build that this one cannot serve, or
+// has died and is of one that this build cannot take the place of: ErrUnknownBuild.
 func (s *Set) Known(name string) error {
 	about, err := api.ReadAbout(s.Dir(name))
 	if err != nil {
 		return err
 	}
-	return known(name, about)
+	return known(s.Dir(name), about)
 }
 
-func known(name string, about *api.About) error {
-	if about == nil || about.Protocol == api.Protocol {
+func known(dir string, about *api.About) error {
+	switch {
+	case about == nil:
+		return nil
+	case about.Protocol != api.Protocol:
+		return unknown(dir, about, "its protocol is", about.Protocol, api.Protocol)
+	case about.Records <= api.RecordVersion:
 		return nil
 	}
-	return unknown(name, about, "its protocol", about.Protocol, api.Protocol)
-}
-
-// adoptable is Known for a supervisor of this build that takes the place of one which
-// has died.
-func (s *Set) adoptable(name string) error {
-	about, err := api.ReadAbout(s.Dir(name))
-	if err == nil && about != nil && about.Records > api.RecordVersion {
-		err = unknown(name, about, "its records", about.Records, api.RecordVersion)
+	if holder, err := api.LockHolder(dir); err != nil || holder != 0 {
+		return err // it lives, and serves what it has written
 	}
-	return err
+	return unknown(dir, about, "it has died, and its records are", about.Records, api.RecordVersion)
 }
 
-func unknown(name string, about *api.About, what string, version, known uint32) error {
-	return fmt.Errorf("the supervisor of build %s, version %s: %s has version %d, and this build knows %d: %w", name, about.Version, what, version, known, ErrUnknownBuild)
+func unknown(dir string, about *api.About, what string, version, known uint32) error {
+	return fmt.Errorf("the supervisor of build %s, version %s: %s of version %d, and this build knows %d: %w", filepath.Base(dir), about.Version, what, version, known, ErrUnknownBuild)
 }
 
 // Supervisor is one of a node's, for people.
@@ -74,7 +72,7 @@ func Older(dir, build string, pods map[string]int) (older []Supervisor, err erro
 		if about != nil {
 			one.About = *about
 		}
-		if problem := errors.Join(aboutErr, known(group, about)); problem != nil {
+		if problem := errors.Join(aboutErr, known(filepath.Join(dir, group), about)); problem != nil {
 			one.Problem = problem.Error()
 		}
 		older = append(older, one)

@@ -34,7 +34,7 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 			err = endHolder(g.dir)
 		}
 		if err == nil {
-			err = s.adoptable(filepath.Base(g.dir))
+			err = s.Known(filepath.Base(g.dir))
 		}
 		if err == nil {
 			supervisor, err = s.start(ctx, g)

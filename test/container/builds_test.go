@@ -155,9 +155,22 @@ func TestDeathOfAnOlderBuildsSupervisor(t *testing.T) {
 	useFirstBuild(n)
 }
 
-// Pods of a build whose protocol this one does not know are listed as they were last
-// known, nothing is done to them, and it is said which build can serve them.
+// Pods of a build that this one cannot serve are listed as they were last known, nothing
+// is done to them, and it is said which build can serve them: where it does not know the
+// protocol of their supervisor, and where that has died, what it has written.
 func TestBuildThatIsNotKnown(t *testing.T) {
+	for name, change := range map[string]func(about *api.About, supervisor int){
+		"protocol": func(about *api.About, _ int) { about.Protocol = 99 },
+		"records": func(about *api.About, supervisor int) {
+			about.Records = 99
+			check(t, unix.Kill(supervisor, unix.SIGKILL))
+		},
+	} {
+		t.Run(name, func(t *testing.T) { leavesAlone(t, change) })
+	}
+}
+
+func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 	n := newNode(t)
 	p := runPod(t, n, "pod")
 	id := p.run("app", forever)
@@ -166,7 +179,8 @@ func TestBuildThatIsNotKnown(t *testing.T) {
 	known, err := api.ReadAbout(dir)
 	check(t, err)
 	other := *known
-	other.Protocol, other.Version = 99, "9.9.9"
+	other.Version = "9.9.9"
+	change(&other, shims(n)[0])
 	check(t, other.Write(dir))
 	n.SetFlags("--shim", anotherShim(t, n, 1))
 	n.Start()
@@ -189,8 +203,10 @@ func TestBuildThatIsNotKnown(t *testing.T) {
 			t.Errorf("%s does not say which build can serve the pod: %s", what, said)
 		}
 	}
-	other = *known
-	check(t, other.Write(dir))
-	same(t, "exec", p.exec(id, "echo hi"), "hi")
+	check(t, known.Write(dir))
+	eventually(t, "it is served again", func() bool {
+		answer, err := p.tryExec(id, 10, "echo", "hi")
+		return err == nil && string(answer.Stdout) == "hi\n"
+	})
 	useFirstBuild(n)
 }
