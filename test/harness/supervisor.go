@@ -3,8 +3,11 @@ package harness
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/minicri/minicri/internal/process"
 )
 
 // Supervisors are the processes that supervise the node's pods.
@@ -18,5 +21,10 @@ func (n *Node) Supervisors() (pids []int) {
 			pids = append(pids, pid)
 		}
 	}
-	return pids
+	// What one has forked, and has not executed its program yet, looks like it.
+	forked := func(pid int) bool {
+		stat, err := process.ReadStat(pid)
+		return err != nil || slices.Contains(pids, stat.Parent)
+	}
+	return slices.DeleteFunc(slices.Clone(pids), forked)
 }
