@@ -103,6 +103,7 @@ func (s *Store) write(c *Container, change func(*Facts)) error {
 	c.holdOutput(s.options.Supervisors.Dir(c.group()))
 	if before.FinishedAt == 0 && after.FinishedAt != 0 {
 		c.noteExit(after)
+		s.logExit(c, after)
 		if s.options.ObserveExit != nil {
 			s.options.ObserveExit(after.ExitReason())
 		}

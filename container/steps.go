@@ -112,6 +112,16 @@ func (c *creation) keepRefused(config *runtimeapi.ContainerConfig, timeline *ste
 	}
 }
 
+// logExit says which container of which pod has ended, and how.
+func (s *Store) logExit(c *Container, f *Facts) {
+	pairs := []any{"sandbox", c.SandboxID, "container", c.config.GetMetadata().GetName(), "id", c.ID, "image", c.config.GetImage().GetImage()}
+	if pod, err := s.options.Sandboxes.Find(c.SandboxID); err == nil {
+		m := pod.Config().GetMetadata()
+		pairs = append([]any{"namespace", m.GetNamespace(), "pod", m.GetName()}, pairs...)
+	}
+	s.options.Logger.Info("container ended", append(pairs, "code", f.ExitCode, "reason", f.ExitReason(), "oom", f.OOMKilled)...)
+}
+
 // noteExit adds to the timeline what the container did from its start to its end.
 func (c *Container) noteExit(f *Facts) {
 	began := f.StartedAt

@@ -47,7 +47,7 @@ func (s *Store) PullFor(ctx context.Context, reference, platform string, auth Au
 		if err != nil {
 			err = pullError{fmt.Errorf("pull %s: %w", ref, registryError(ctx, err))}
 		}
-		s.config.Observe(PullResult{Took: time.Since(began), Bytes: work.fetched.Load(), Err: err})
+		s.config.Observe(PullResult{Reference: ref.String(), Size: image.Size, Took: time.Since(began), Bytes: work.fetched.Load(), Err: err})
 		return image, err
 	})
 }

@@ -68,6 +68,9 @@ type Config struct {
 
 // PullResult is how a pull ended.
 type PullResult struct {
+	Reference string
+	// Size is that of the image, 0 if there is none.
+	Size  int64
 	Took  time.Duration
 	Bytes int64 // that came from the registry
 	Err   error

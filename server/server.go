@@ -93,7 +93,7 @@ const callWorkers = 4
 // New makes a gRPC server that serves the runtime and the images.
 // traces follows each call from its begin to its end; nil if there are no traces.
 func New(runtime *Runtime, images Store, traces grpcstats.Handler, logger *slog.Logger) *grpc.Server {
-	calls := calls{logger: logger, work: &runtime.work, observe: runtime.Observe}
+	calls := calls{logger: logger, work: &runtime.work, runtime: runtime, observe: runtime.Observe}
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(largestRequest),
 		grpc.MaxSendMsgSize(largestResponse),
@@ -114,13 +114,30 @@ func New(runtime *Runtime, images Store, traces grpcstats.Handler, logger *slog.
 // calls intercepts every call: its error gets a code, a panic becomes an error
 // of this call alone, and both are logged.
 type calls struct {
-	logger  *slog.Logger
-	work    *work
+	logger *slog.Logger
+	work   *work
+	// runtime knows which pod an id is of; nil where nothing does.
+	runtime *Runtime
 	observe func(method, code string, took time.Duration)
 }
 
 func (c calls) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
-	defer c.end(info.FullMethod, time.Now(), &err)
+	// Asked before the call, which may remove what it is about; for those that only
+	// look nobody wants to know.
+	var about []any
+	name := path.Base(info.FullMethod)
+	if slices.Contains(changing, name) || milestones[name] != "" || c.logger.Enabled(ctx, slog.LevelDebug) {
+		about = c.about(request)
+		note(ctx, about)
+	}
+	defer func(began time.Time) {
+		if reason := recover(); reason != nil {
+			err = c.panicked(info.FullMethod, reason)
+		}
+		ids := made(response)
+		note(ctx, ids)
+		c.end(ctx, info.FullMethod, slices.Concat(about, ids), began, &err)
+	}(time.Now())
 	leave, err := c.work.enter(info.FullMethod)
 	if err != nil {
 		return nil, err
@@ -130,7 +147,12 @@ func (c calls) unary(ctx context.Context, request any, info *grpc.UnaryServerInf
 }
 
 func (c calls) stream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
-	defer c.end(info.FullMethod, time.Now(), &err)
+	defer func(began time.Time) {
+		if reason := recover(); reason != nil {
+			err = c.panicked(info.FullMethod, reason)
+		}
+		c.end(stream.Context(), info.FullMethod, nil, began, &err)
+	}(time.Now())
 	leave, err := c.work.enter(info.FullMethod)
 	if err != nil {
 		return err
@@ -139,21 +161,16 @@ func (c calls) stream(server any, stream grpc.ServerStream, info *grpc.StreamSer
 	return handler(server, stream)
 }
 
-func (c calls) end(method string, began time.Time, err *error) {
-	if reason := recover(); reason != nil {
-		c.logger.Error("panic in a call", "method", method, "reason", reason, "stack", string(debug.Stack()))
-		*err = status.Error(codes.Internal, fmt.Sprintf("%s: panic: %v", method, reason))
-		c.measure(method, began, *err)
-		return
-	}
+// panicked is the error of a call that panicked.
+func (c calls) panicked(method string, reason any) error {
+	c.logger.Error("panic in a call", "method", method, "reason", reason, "stack", string(debug.Stack()))
+	return status.Error(codes.Internal, fmt.Sprintf("%s: panic: %v", method, reason))
+}
+
+func (c calls) end(ctx context.Context, method string, pairs []any, began time.Time, err *error) {
 	*err = grpcError(*err)
 	c.measure(method, began, *err)
-	switch status.Code(*err) {
-	case codes.OK, codes.NotFound:
-		c.logger.Debug("call", "method", method, "took", time.Since(began), "err", *err)
-	default:
-		c.logger.Warn("call failed", "method", method, "took", time.Since(began), "err", *err)
-	}
+	c.log(ctx, method, pairs, began, *err)
 }
 
 func (c calls) measure(method string, began time.Time, err error) {

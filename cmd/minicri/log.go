@@ -3,10 +3,14 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
 	"os"
+	"sync"
 
 	"github.com/containerd/log"
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/minicri/minicri/internal/config"
@@ -20,7 +24,7 @@ func newLogger(c *config.Config) (*slog.Logger, *slog.LevelVar, error) {
 	}
 	level := &slog.LevelVar{}
 	level.Set(configured)
-	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	logger := slog.New(newHandler(os.Stderr, c.LogFormat, &slog.HandlerOptions{Level: level}, toJournal(os.Stderr)))
 	// Libraries log to the default: one stream, one form.
 	libraries := slog.New(libraryLog{logger.Handler()})
 	slog.SetDefault(libraries)
@@ -30,6 +34,76 @@ func newLogger(c *config.Config) (*slog.Logger, *slog.LevelVar, error) {
 		return nil, nil, err
 	}
 	return logger, level, nil
+}
+
+// newHandler writes to a file; the journal gets the priority of each line.
+func newHandler(file io.Writer, format string, options *slog.HandlerOptions, journal bool) slog.Handler {
+	to := &prioritized{to: file}
+	if journal {
+		file = to
+	}
+	var handler slog.Handler = slog.NewTextHandler(file, options)
+	if format == "json" {
+		handler = slog.NewJSONHandler(file, options)
+	}
+	if journal {
+		return priorities{handler, to}
+	}
+	return handler
+}
+
+// toJournal reports whether a file leads to journald (systemd.exec(5), JOURNAL_STREAM).
+func toJournal(file *os.File) bool {
+	var found unix.Stat_t
+	err := unix.Fstat(int(file.Fd()), &found)
+	return err == nil && os.Getenv("JOURNAL_STREAM") == fmt.Sprintf("%d:%d", found.Dev, found.Ino)
+}
+
+// priorities are those of sd-daemon(3), for journalctl -p.
+type priorities struct {
+	slog.Handler
+	to *prioritized
+}
+
+// Handle implements slog.Handler.
+func (p priorities) Handle(ctx context.Context, r slog.Record) error {
+	p.to.mu.Lock()
+	defer p.to.mu.Unlock()
+	switch {
+	case r.Level >= slog.LevelError:
+		p.to.priority = "<3>"
+	case r.Level >= slog.LevelWarn:
+		p.to.priority = "<4>"
+	case r.Level >= slog.LevelInfo:
+		p.to.priority = "<6>"
+	default:
+		p.to.priority = "<7>"
+	}
+	return p.Handler.Handle(ctx, r)
+}
+
+// WithAttrs implements slog.Handler.
+func (p priorities) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return priorities{p.Handler.WithAttrs(attrs), p.to}
+}
+
+// WithGroup implements slog.Handler.
+func (p priorities) WithGroup(name string) slog.Handler {
+	return priorities{p.Handler.WithGroup(name), p.to}
+}
+
+// prioritized writes the priority of the record that is being written; mu is held then.
+type prioritized struct {
+	mu       sync.Mutex
+	priority string
+	to       io.Writer
+}
+
+func (p *prioritized) Write(line []byte) (int, error) {
+	if _, err := p.to.Write(append([]byte(p.priority), line...)); err != nil {
+		return 0, err
+	}
+	return len(line), nil
 }
 
 // libraryLog is the log of libraries. Some of them log an error when a caller is

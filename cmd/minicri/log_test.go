@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -28,5 +29,24 @@ func TestLibraryLog(t *testing.T) {
 		if !strings.Contains(written.String(), want) {
 			t.Errorf("%q has no %s", &written, want)
 		}
+	}
+}
+
+// Each line has the priority of its record, for journalctl -p err; a line of JSON is one.
+func TestPrioritiesAndForms(t *testing.T) {
+	var written bytes.Buffer
+	logger := slog.New(newHandler(&written, "text", &slog.HandlerOptions{Level: slog.LevelDebug}, true)).With("pod", "web")
+	for want, say := range map[string]func(string, ...any){"<3>": logger.Error, "<4>": logger.Warn, "<6>": logger.Info, "<7>": logger.Debug} {
+		written.Reset()
+		say("x")
+		if !strings.HasPrefix(written.String(), want+"time=") || !strings.Contains(written.String(), "pod=web") {
+			t.Errorf("%q does not begin with %s", &written, want)
+		}
+	}
+	written.Reset()
+	slog.New(newHandler(&written, "json", nil, false)).Info("x", "pod", "web")
+	var line struct{ Msg, Pod string }
+	if err := json.Unmarshal(written.Bytes(), &line); err != nil || line.Msg != "x" || line.Pod != "web" {
+		t.Errorf("%s: %v", &written, err)
 	}
 }

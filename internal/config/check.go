@@ -24,6 +24,9 @@ func (c *Config) problems() []error {
 	if _, err := c.Level(); err != nil {
 		p.add("log_level", "%v: write debug, info, warn or error", err)
 	}
+	if c.LogFormat != "text" && c.LogFormat != "json" {
+		p.add("log_format", "%q is neither text nor json", c.LogFormat)
+	}
 	p.checkDefaultNetwork(&c.DefaultNetwork)
 	p.checkStreaming(c)
 	p.checkTracing(&c.Tracing)

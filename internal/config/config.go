@@ -20,15 +20,16 @@ import (
 // Config is the whole configuration. A flag has the name of its key, with
 // hyphens for underscores.
 type Config struct {
-	Socket   string `toml:"socket" need:"path" comment:"unix socket of the CRI, mode 0600"`
-	Root     string `toml:"root" need:"path" comment:"directory of what has to survive a reboot"`
-	State    string `toml:"state" need:"path" comment:"directory of what a reboot may remove; at most 24 characters, because sockets are below it"`
-	NetnsDir string `toml:"netns_dir" need:"path" comment:"directory where network namespaces are pinned"`
-	CNIConf  string `toml:"cni_conf_dir" need:"path" comment:"directory of network configurations; the first valid one by name is used"`
-	CNIBin   string `toml:"cni_bin_dir" need:"paths" comment:"directories of network plugins, separated by ':'"`
-	Shim     string `toml:"shim" need:"path?" comment:"path of minicri-shim; '' is the one in the daemon's own directory"`
-	LogLevel string `toml:"log_level" reload:"yes" comment:"debug, info, warn or error"`
-	Metrics  string `toml:"metrics_address" need:"endpoint?" comment:"TCP address of Prometheus metrics (/metrics), such as 127.0.0.1:9440; '' disables them"`
+	Socket    string `toml:"socket" need:"path" comment:"unix socket of the CRI, mode 0600"`
+	Root      string `toml:"root" need:"path" comment:"directory of what has to survive a reboot"`
+	State     string `toml:"state" need:"path" comment:"directory of what a reboot may remove; at most 24 characters, because sockets are below it"`
+	NetnsDir  string `toml:"netns_dir" need:"path" comment:"directory where network namespaces are pinned"`
+	CNIConf   string `toml:"cni_conf_dir" need:"path" comment:"directory of network configurations; the first valid one by name is used"`
+	CNIBin    string `toml:"cni_bin_dir" need:"paths" comment:"directories of network plugins, separated by ':'"`
+	Shim      string `toml:"shim" need:"path?" comment:"path of minicri-shim; '' is the one in the daemon's own directory"`
+	LogLevel  string `toml:"log_level" reload:"yes" comment:"debug, info, warn or error"`
+	LogFormat string `toml:"log_format" comment:"text or json"`
+	Metrics   string `toml:"metrics_address" need:"endpoint?" comment:"TCP address of Prometheus metrics (/metrics), such as 127.0.0.1:9440; '' disables them"`
 
 	CgroupDriver string `toml:"cgroup_driver" comment:"cgroupfs or systemd; '' is systemd where it manages a machine with cgroup v2, else cgroupfs"`
 	CgroupParent string `toml:"cgroup_parent" comment:"cgroup of pods that name none; '' is /minicri, or system.slice with the driver systemd"`

@@ -170,6 +170,7 @@ func TestCheck(t *testing.T) {
 		"cgroup_driver: \"v2\"":                   func(c *Config) { c.CgroupDriver = "v2" },
 		"cgroup_parent: \"/kubepods\"":            func(c *Config) { c.CgroupDriver, c.CgroupParent = "systemd", "/kubepods" },
 		"log_level:":                              func(c *Config) { c.LogLevel = "loud" },
+		"log_format: \"yaml\"":                    func(c *Config) { c.LogFormat = "yaml" },
 		"limits.run: 0s":                          func(c *Config) { c.Limits.Run = 0 },
 		"limits.cni_add: -1s":                     func(c *Config) { c.Limits.CNIAdd = Duration(-time.Second) },
 		"limits.reload: 0s":                       func(c *Config) { c.Limits.Reload = 0 },

@@ -13,6 +13,7 @@ func Default() *Config {
 		CNIConf:        "/etc/cni/net.d",
 		CNIBin:         "/opt/cni/bin:/usr/lib/cni:/usr/local/lib/minicri/cni:/usr/lib/minicri/cni",
 		LogLevel:       "info",
+		LogFormat:      "text",
 		DefaultUlimits: []string{}, DefaultEnv: []string{}, DefaultSysctls: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{},
 		ShmSize:  64 << 20,
 		Runtimes: map[string]Runtime{"runc": {Type: Builtin, Args: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{}}},

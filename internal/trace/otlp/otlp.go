@@ -7,6 +7,7 @@ package otlp
 import (
 	"context"
 	"fmt"
+	"os"
 	"time"
 
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
@@ -36,6 +37,15 @@ type Options struct {
 // Exporter sends spans.
 type Exporter struct{ provider *trace.TracerProvider }
 
+// hostname is the name of the node, unless its kubelet was given another.
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return name
+}
+
 // Open makes an exporter. It connects in the background.
 func Open(ctx context.Context, o Options) (*Exporter, error) {
 	exporter, err := otlptrace.New(ctx, client(o))
@@ -45,7 +55,7 @@ func Open(ctx context.Context, o Options) (*Exporter, error) {
 	sampler := trace.ParentBased(trace.TraceIDRatioBased(float64(o.PerMillion) / 1e6))
 	return &Exporter{trace.NewTracerProvider(
 		trace.WithBatcher(exporter, trace.WithBatchTimeout(batchTime)), trace.WithSampler(sampler),
-		trace.WithResource(resource.NewSchemaless(attribute.String("service.name", "minicri"), attribute.String("service.version", o.Version))),
+		trace.WithResource(resource.NewSchemaless(attribute.String("service.name", "minicri"), attribute.String("service.version", o.Version), attribute.String("host.name", hostname()), attribute.String("k8s.node.name", hostname()))),
 	)}, nil
 }
 
