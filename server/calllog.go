@@ -83,12 +83,12 @@ func made(response any) (pairs []any) {
 }
 
 // log writes the line of a call. A failure of a call that changes something is an error
-// whatever its code; that something is not there is what a kubelet often asks to hear.
+// whatever its code, but for probes; that something is not there is what a kubelet often asks to hear.
 func (c calls) log(ctx context.Context, method string, pairs []any, began time.Time, err error) {
 	name := path.Base(method)
 	level, text := slog.LevelDebug, "call"
 	switch {
-	case err != nil && (slices.Contains(changing, name) || milestones[name] != ""):
+	case err != nil && name != "ExecSync" && (slices.Contains(changing, name) || milestones[name] != ""):
 		level, text = slog.LevelError, "call failed"
 	case err != nil && status.Code(err) != codes.NotFound:
 		level, text = slog.LevelWarn, "call failed"
