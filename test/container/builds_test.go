@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -12,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/shim/api"
 	"github.com/minicri/minicri/shim/client"
 	"github.com/minicri/minicri/test/harness"
@@ -152,6 +155,35 @@ func TestDeathOfAnOlderBuildsSupervisor(t *testing.T) {
 	n.RemovePod(b.id)
 	eventually(t, "it ends with its last pod", func() bool { return len(shims(n)) == 1 && len(supervisorDirs(t, n)) == 1 })
 	n.RemovePod(newer.id)
+	useFirstBuild(n)
+}
+
+// The starters of an older build's supervisor are of the daemon's build: what it mends
+// reaches the next exec there, too.
+func TestStartersOfAnOlderBuildsSupervisor(t *testing.T) {
+	n := newNode(t)
+	p := runPod(t, n, "pod")
+	id := p.run("app", forever)
+	old := shims(n)[0]
+	useBuild(t, n, 1)
+	newer, err := client.BuildOf(anotherShim(t, n, 1))
+	check(t, err)
+	eventually(t, "a starter of the daemon's build waits", func() bool {
+		lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+		return slices.ContainsFunc(lines, func(path string) bool {
+			line, _ := os.ReadFile(path) // it may have ended
+			pid, _ := strconv.Atoi(strings.Split(path, "/")[2])
+			stat, err := process.ReadStat(pid)
+			if err != nil || stat.Parent != old || !strings.HasPrefix(string(line), "minicri-shim\x00start\x00") {
+				return false
+			}
+			build, _ := client.BuildOf(filepath.Join(filepath.Dir(path), "exe"))
+			return build == newer
+		})
+	})
+	same(t, "exec", p.exec(id, "echo hi"), "hi")
+	check(t, unix.Kill(old, 0))
+	n.RemovePod(p.id)
 	useFirstBuild(n)
 }
 
