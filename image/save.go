@@ -8,18 +8,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/images/archive"
 	"github.com/containerd/containerd/v2/core/mount"
-	layers "github.com/containerd/containerd/v2/pkg/archive"
-	"github.com/containerd/errdefs"
+	"github.com/containerd/containerd/v2/pkg/rootfs"
+	"github.com/containerd/containerd/v2/plugins/diff/walking"
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 )
 
 // Save writes an image with its tags as a tar archive, an OCI layout that docker
@@ -55,99 +56,36 @@ func (s *Store) save(ctx context.Context, refOrID string, w io.Writer) error {
 	return archive.Export(ctx, s.engine.content, w, archive.WithManifest(manifest, image.RepoTags...))
 }
 
-// archiveLayers archives the layers of a chain, the bottom one first.
+// archiveLayers archives the layers of a chain, the bottom one first. Views and
+// blobs are the lease's: should this process be killed, they go with it.
 func (s *Store) archiveLayers(ctx context.Context, chain string) (archived []ocispec.Descriptor, err error) {
-	var chains []string
+	differ := walking.NewWalkingDiff(s.engine.content)
 	for chain != "" {
 		info, err := s.snapshots.Stat(ctx, chain)
 		if err != nil {
 			return nil, err
 		}
-		chains = append(chains, chain)
-		chain = info.Parent
-	}
-	slices.Reverse(chains)
-	below := ""
-	for _, chain := range chains {
-		layer, err := s.archiveLayer(ctx, below, chain)
+		layer, err := rootfs.CreateDiff(ctx, chain, s.snapshots, differ, diff.WithMediaType(ocispec.MediaTypeImageLayer))
 		if err != nil {
 			return nil, fmt.Errorf("archive layer %s: %w", chain, err)
 		}
 		archived = append(archived, layer)
-		below = chain
+		chain = info.Parent
 	}
+	slices.Reverse(archived)
 	return archived, nil
-}
-
-// archiveLayer archives what one snapshot has that the one below has not.
-func (s *Store) archiveLayer(ctx context.Context, below, chain string) (desc ocispec.Descriptor, err error) {
-	lower, unmountLower, err := s.view(ctx, below)
-	if err != nil {
-		return desc, err
-	}
-	defer func() { err = errors.Join(err, unmountLower()) }()
-	upper, unmountUpper, err := s.view(ctx, chain)
-	if err != nil {
-		return desc, err
-	}
-	defer func() { err = errors.Join(err, unmountUpper()) }()
-	w, err := content.OpenWriter(ctx, s.engine.content, content.WithRef("save-"+rand.Text()))
-	if err != nil {
-		return desc, err
-	}
-	defer w.Close()
-	if err := layers.WriteDiff(ctx, w, lower, upper); err != nil {
-		return desc, err
-	}
-	status, err := w.Status()
-	if err != nil {
-		return desc, err
-	}
-	desc = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: w.Digest(), Size: status.Offset}
-	if err := w.Commit(ctx, desc.Size, desc.Digest); err != nil && !errdefs.IsAlreadyExists(err) {
-		return desc, err
-	}
-	return desc, nil
 }
 
 // savesDir is where snapshots are mounted while they are archived.
 func (s *Store) savesDir() string { return filepath.Join(s.dir, "saves") }
 
-// view mounts a snapshot, or nothing for "", read-only.
-func (s *Store) view(ctx context.Context, chain string) (path string, unmount func() error, err error) {
-	key := "save-" + rand.Text()
-	path = filepath.Join(s.savesDir(), key)
-	if err := os.MkdirAll(path, 0o700); err != nil {
-		return "", nil, err
-	}
-	unmount = func() error { return s.Unmount(path) }
-	if chain == "" {
-		return path, unmount, nil
-	}
-	// The lease holds the view should this process be killed, and no longer.
-	mounts, err := s.snapshots.View(ctx, key, chain)
-	if err != nil {
-		return "", nil, errors.Join(err, os.Remove(path))
-	}
-	unmount = func() error {
-		return errors.Join(s.Unmount(path), s.snapshots.Remove(context.WithoutCancel(ctx), key))
-	}
-	if err := mount.All(mounts, path); err != nil {
-		return "", nil, errors.Join(err, unmount())
-	}
-	return path, unmount, nil
-}
-
 // dropSaves unmounts what a killed predecessor was archiving.
 func (s *Store) dropSaves() error {
-	left, err := os.ReadDir(s.savesDir())
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
+	if err := mount.SetTempMountLocation(s.savesDir()); err != nil {
+		return err
 	}
-	for _, one := range left {
-		err = errors.Join(err, s.Unmount(filepath.Join(s.savesDir(), one.Name())))
-	}
-	return err
+	failed, err := mount.CleanupTempMounts(unix.MNT_DETACH)
+	return errors.Join(append(failed, err)...)
 }
 
 // writeManifest stores the image's configuration with the layers as they are

@@ -2,6 +2,7 @@ package image
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"golang.org/x/sys/unix"
 )
 
 // A saved image is the same files in the same layers, on another node too.
@@ -55,6 +57,22 @@ func TestSavedImageIsImported(t *testing.T) {
 	}
 	if l := collected(t, s); l.records != 1 || l.blobs != 2 || l.snapshots != 3 || entries(t, s.savesDir()) != 0 {
 		t.Errorf("left of %s: %+v", image.ID, l)
+	}
+}
+
+// What a killed save had mounted is gone when the store is opened again.
+func TestKilledSaveLeavesNoMount(t *testing.T) {
+	root := t.TempDir()
+	s, err := Open(t.Context(), Config{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := filepath.Join(s.savesDir(), "containerd-mount1")
+	if err := errors.Join(os.Mkdir(target, 0o700), unix.Mount(t.TempDir(), target, "", unix.MS_BIND, ""), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if s = openStoreAt(t, root); entries(t, s.savesDir()) != 0 {
+		t.Errorf("%s is still mounted", target)
 	}
 }
 
