@@ -259,6 +259,12 @@ test-release: root setup release ## Install, upgrade and remove the packages; bu
 	GOCACHE=$(CURDIR)/bin/release/cache TMPDIR=$(CURDIR)/bin/release TZ=Asia/Tokyo LANG=de_DE.UTF-8 hack/release/make bin/release/again
 	cmp bin/release/files/SHA256SUMS bin/release/again/SHA256SUMS
 
+# Some minutes, more on a busy machine: each instruction of the guest is translated.
+.PHONY: test-arm64
+test-arm64: root release ## The demo with the release for arm64, on Debian's kernel in an emulator (root)
+	@hack/setup hack/release/arm64.txt
+	hack/release/arm64
+
 # A release is made after this: RELEASE=1 make vulncheck.
 .PHONY: vulncheck
 vulncheck: bin/tools/.built ## Known vulnerabilities in what is linked; RELEASE=1 fails where their list cannot be had
@@ -298,7 +304,7 @@ install: ## Copy what make build has built: binaries, plugins, unit, manual; PRE
 	install -d $(libdir)/systemd/system
 	sed 's|@BINDIR@|$(PREFIX)/bin|' hack/minicri.service > $(libdir)/systemd/system/minicri.service
 	for page in $(pages); do install -D -m 0644 bin/share/$$page $(sharedir)/$$page || exit; done
-	install -D -m 0644 -t $(sharedir)/doc/minicri LICENSE NOTICE *.md hack/grafana.json bin/share/config.toml
+	install -D -m 0644 -t $(sharedir)/doc/minicri LICENSE NOTICE *.md hack/grafana.json hack/crictl.yaml bin/share/config.toml
 	install -D -m 0644 -t $(sharedir)/doc/minicri/docs docs/*
 	[ -e $(confdir)/minicri/config.toml ] || install -D -m 0644 bin/share/config.toml $(confdir)/minicri/config.toml
 	[ -e $(confdir)/crictl.yaml ] || install -D -m 0644 hack/crictl.yaml $(confdir)/crictl.yaml

@@ -47,6 +47,7 @@ func TestQuickstart(t *testing.T) {
 	}
 	script(t, files, all[0])
 	defer run(t, "dpkg", "--purge", "minicri")
+	defer os.RemoveAll("/etc/minicri")
 	stop := serve(t)
 	defer stop()
 	connect(t)
@@ -60,6 +61,7 @@ func TestFromContainerd(t *testing.T) {
 	t.Setenv("PATH", absolute(t, "../../bin/debian/usr/bin")+":"+os.Getenv("PATH"))
 	run(t, "dpkg", "-i", file(t, "amd64.deb"))
 	defer run(t, "dpkg", "--purge", "minicri")
+	defer os.RemoveAll("/etc/minicri")
 	check(t, os.MkdirAll("/etc/containerd", 0o755))
 	check(t, os.WriteFile("/etc/containerd/config.toml", []byte("version = 2\n[plugins.'io.containerd.grpc.v1.cri']\nmax_concurrent_downloads = 9\n"), 0o644))
 	for _, text := range blocks(t, "from-containerd.md") {

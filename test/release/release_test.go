@@ -114,16 +114,11 @@ func TestPackage(t *testing.T) {
 	check(t, os.WriteFile(network, []byte("[default_network]\nenabled = true\nsubnet = \"10.99.0.0/16\"\n"), 0o644))
 
 	stop := serve(t)
-	client := connect(t)
-	pod, err := client.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{
-		Metadata: &runtimeapi.PodSandboxMetadata{Name: "web", Uid: "0815", Namespace: "test"}, LogDirectory: t.TempDir(),
-		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: "/minicri-release-test"},
-	}})
-	check(t, err)
-	before := pausePID(t, client, pod.PodSandboxId)
+	pod := runPod(t, "web")
+	before := pausePID(t, connect(t), pod)
 	same := func(when string) {
 		t.Helper()
-		if now := pausePID(t, connect(t), pod.PodSandboxId); now != before {
+		if now := pausePID(t, connect(t), pod); now != before {
 			t.Errorf("%s: pause was %d, is %d", when, before, now)
 		}
 	}
@@ -150,11 +145,7 @@ func TestPackage(t *testing.T) {
 	stop = serve(t)
 	same("removal")
 
-	client = connect(t)
-	_, err = client.StopPodSandbox(t.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod.PodSandboxId})
-	check(t, err)
-	_, err = client.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod.PodSandboxId})
-	check(t, err)
+	removePod(t, pod)
 	stop()
 	run(t, "dpkg", "--purge", "minicri")
 }
@@ -169,12 +160,14 @@ func later(t *testing.T, deb string) string {
 	return dir + ".deb"
 }
 
-// serve starts the daemon as its unit does; there is no systemd. What ends it waits for
-// its end.
-func serve(t *testing.T) (stop func()) {
+// serve starts the daemon as its unit does, or as another command line does; there is no
+// systemd. What ends it waits for its end.
+func serve(t *testing.T, command ...string) (stop func()) {
 	t.Helper()
-	unit := run(t, "sed", "-n", "s/^ExecStart=//p", "/usr/lib/systemd/system/minicri.service")
-	daemon := exec.Command(strings.TrimSpace(unit))
+	if len(command) == 0 {
+		command = strings.Fields(run(t, "sed", "-n", "s/^ExecStart=//p", "/usr/lib/systemd/system/minicri.service"))
+	}
+	daemon := exec.Command(command[0], command[1:]...)
 	daemon.Stdout, daemon.Stderr = os.Stdout, os.Stderr
 	check(t, daemon.Start())
 	ended := make(chan error, 1)
