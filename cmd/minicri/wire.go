@@ -62,6 +62,7 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*parts, e
 	}
 	runtime.Streams = streams
 	measured.Watch(metrics.Sources{
+		Version:   version,
 		Sandboxes: runtime.Sandboxes, Containers: runtime.Containers, Networks: runtime.Networks, Streams: streams.Open, Dropped: runtime.Events.Dropped,
 	})
 	n := &parts{shim: k.shim, supervisors: k.supervisors, runtime: runtime, images: images, streams: streams, metrics: measured, lives: k.lives, defaults: k.defaults, inForce: k.inForce}

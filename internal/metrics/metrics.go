@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"path"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -184,6 +185,7 @@ type Label struct{ Name, Values string }
 
 // The names of the families.
 const (
+	buildInfo      = "minicri_build_info"
 	rpcSeconds     = "minicri_rpc_seconds"
 	stepSeconds    = "minicri_sandbox_step_seconds"
 	pluginSeconds  = "minicri_cni_plugin_seconds"
@@ -210,6 +212,7 @@ const (
 func Families() []Family {
 	outcome := Label{"outcome", "ok, error"}
 	return []Family{
+		{buildInfo, "gauge", "1, with the version of the daemon.", []Label{{"version", "the version"}, {"goversion", "the version of Go"}}},
 		{rpcSeconds, "histogram", "How long each call of the CRI took.", []Label{{"method", "the methods of the CRI: RunPodSandbox"}, {"code", "the codes of gRPC: OK"}}},
 		{stepSeconds, "histogram", "How long each step of a pod's or container's life took.", []Label{{"step", "the steps of pods and containers: pod/cni add"}, outcome}},
 		{pluginSeconds, "histogram", "How long each run of a CNI plugin took, with the IPAM plugin that it runs.", []Label{{"plugin", "the first 64 plugins that were run, and other"}, {"verb", "ADD, DEL, CHECK, STATUS, GC, VERSION, other"}, outcome}},
@@ -250,6 +253,8 @@ func family(name string) (f Family, labels []string) {
 
 // Sources are the owners of what is counted at each scrape.
 type Sources struct {
+	// Version is the daemon's.
+	Version    string
 	Sandboxes  *sandbox.Store
 	Containers *container.Store
 	Networks   *network.CNI
@@ -282,6 +287,7 @@ func (c *counts) Collect(out chan<- prometheus.Metric) {
 	emit(networkReady, c.ready())
 	emit(streamsOpen, float64(c.Streams()))
 	emit(dropped, float64(c.Dropped()))
+	emit(buildInfo, 1, c.Version, runtime.Version())
 }
 
 // emitter puts out one value.

@@ -46,8 +46,10 @@ func TestLogSaysWhichPod(t *testing.T) {
 	}
 	n.RemovePod(pod)
 	for _, words := range [][]string{
-		{"level=INFO", `"pod made"`, "sandbox=" + pod}, {"level=INFO", `"container started"`, "container=app", "image="},
-		{"level=ERROR", "method=StartContainer", "container=app"}, {"level=INFO", `"pod removed"`, "sandbox=" + pod},
+		{"level=INFO", `"pod made"`, "sandbox=" + pod},
+		{"level=INFO", `"container started"`, "container=app", "image="},
+		{"level=ERROR", "method=StartContainer", "container=app"},
+		{"level=INFO", `"pod removed"`, "sandbox=" + pod},
 	} {
 		if !line(words...) {
 			t.Errorf("no line with %q in\n%s", words, n.Log())
