@@ -23,7 +23,7 @@ import (
 // lacks stops it: what cannot be read is left alone, and what was partially
 // created is rolled back in the background.
 func Open(ctx context.Context, options Options) (*Store, error) {
-	s := &Store{options: options, byID: make(map[string]*Sandbox), byName: make(map[string]*Sandbox), rolledBack: make(chan struct{})}
+	s := &Store{options: options, byID: make(map[string]*Sandbox), byName: make(map[string]*Sandbox), rolledBack: make(chan struct{}), proof: make(chan struct{})}
 	s.limits.Store(&options.Limits)
 	s.base, s.cancel = context.WithCancelCause(ctx)
 	if err := s.openFiles(); err != nil {

@@ -115,6 +115,11 @@ type Store struct {
 	work   sync.WaitGroup
 	// rolledBack is closed by rollBack.
 	rolledBack chan struct{}
+	// unproven is why no pause could be made until now, nil if one could; proof is
+	// closed when the first has been tried.
+	unproven atomic.Pointer[error]
+	tried    sync.Once
+	proof    chan struct{}
 	// logDirs are the log directories that are being made.
 	logDirs singleflight.Group
 

@@ -39,7 +39,7 @@ func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtime
 // that was seen; only a daemon that has just started waits for the first.
 func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	all := r.handlers(ctx)
-	conditions := []*runtimeapi.RuntimeCondition{{Type: runtimeapi.RuntimeReady, Status: true}, r.networkCondition(ctx)}
+	conditions := []*runtimeapi.RuntimeCondition{r.runtimeCondition(), r.networkCondition(ctx)}
 	conditions = append(conditions, handlerConditions(all)...)
 	response := &runtimeapi.StatusResponse{
 		Status:          &runtimeapi.RuntimeStatus{Conditions: conditions},
@@ -70,6 +70,15 @@ func (r *Runtime) handlers(ctx context.Context) []handler.Status {
 		}
 	}
 	return all
+}
+
+// runtimeCondition is true once a pause could be made.
+func (r *Runtime) runtimeCondition() *runtimeapi.RuntimeCondition {
+	condition := &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
+	if err := r.Sandboxes.Ready(); err != nil {
+		condition.Status, condition.Reason, condition.Message = false, "NoPause", errtext.Of(err)
+	}
+	return condition
 }
 
 func (r *Runtime) networkCondition(ctx context.Context) *runtimeapi.RuntimeCondition {

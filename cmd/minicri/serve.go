@@ -83,6 +83,9 @@ func warnOfUnknown(l *config.Loaded, logger *slog.Logger) {
 // what a burst of calls has left, within some minutes.
 const garbagePercent = 50
 
+// firstPause is how long the start waits for the pause that shows that pods can be made.
+const firstPause = 5 * time.Second
+
 func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error) {
 	c, logger := d.config, d.logger
 	debug.SetGCPercent(garbagePercent)
@@ -110,6 +113,7 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 		return err
 	}
 	defer traces.close(logger)
+	node.runtime.Sandboxes.AwaitProof(firstPause)
 	listener, err := listen(c.Socket)
 	if err != nil {
 		return err

@@ -167,6 +167,7 @@ func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.
 		return nil, err
 	}
 	startSupervisor(ctx, c, k, logger)
+	runtime.Sandboxes.Prove()
 	runtime.Sandboxes.SetContainers(runtime.Containers)
 	return runtime, nil
 }

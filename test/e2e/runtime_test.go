@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -42,6 +43,27 @@ func TestStatusHasBothConditions(t *testing.T) {
 	if len(answer.Info) != 0 {
 		t.Errorf("info without verbose: %v", answer.Info)
 	}
+}
+
+// A node that cannot make a pause is not ready, and says why; it is when it can.
+func TestNotReadyUntilAPauseStarts(t *testing.T) {
+	n := newNode(t)
+	ready := func() *runtimeapi.RuntimeCondition {
+		answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
+		check(t, err)
+		return answer.Status.Conditions[0]
+	}
+	n.Kill()
+	// A tmpfs that is read-only has no place for what a pod has there.
+	dir := filepath.Join(n.State, "sandboxes")
+	check(t, unix.Mount("full", dir, "tmpfs", unix.MS_RDONLY, ""))
+	n.Start()
+	if c := ready(); c.Status || c.Type != runtimeapi.RuntimeReady || !strings.Contains(c.Message, "pause") || c.Reason == "" {
+		t.Errorf("beside a directory that is read-only: %v", c)
+	}
+	check(t, unix.Unmount(dir, unix.MNT_DETACH))
+	eventually(t, "a pause can be made again", patience, func() bool { return ready().Status })
+	n.RemovePod(n.RunPod(n.PodConfig("web")))
 }
 
 func TestVerboseStatusShowsTheNetwork(t *testing.T) {
