@@ -34,6 +34,7 @@ demo: root setup build bin/demo ## Run pods, kill and restart the daemon, remove
 
 .PHONY: test
 test: root setup test-deps build failpoints bin/demo kubelet lint ## Lint, and run all but what test/results lists (root)
+	hack/vulncheck
 	hack/test
 
 # The binary is run itself: go test would show its numbers only on failure.
