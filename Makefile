@@ -262,7 +262,7 @@ test-release: root setup release ## Install, upgrade and remove the packages; bu
 
 # Some minutes, more on a busy machine: each instruction of the guest is translated.
 .PHONY: test-arm64
-test-arm64: root release ## The demo with the release for arm64, on Debian's kernel in an emulator (root)
+test-arm64: root release ## A pod with the release for arm64, on Debian's kernel in an emulator (root)
 	@hack/setup hack/release/arm64.txt
 	hack/release/arm64
 
