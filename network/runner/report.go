@@ -109,6 +109,8 @@ func (r Report) Text() string {
 		return without(fmt.Sprintf("it was ended by signal %d (%v)", r.Signal, syscall.Signal(r.Signal)), said, r.Stderr)
 	case said == "" && r.Code == 0:
 		return without(fmt.Sprintf("exit code %d without a CNI error", r.Exit), r.Stderr, "")
+	case said == "":
+		return without(fmt.Sprintf("exit code %d, CNI error %d without a message", r.Exit, r.Code), r.Details, r.Stderr)
 	default:
 		return said
 	}
