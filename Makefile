@@ -56,7 +56,7 @@ test-supervisor: root setup test-deps build ## Kill and stop the supervisor unde
 	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/container ./test/container
 	cd test/container && MINICRI_TEST_WHOLE=1 ../../hack/in-netns ../../bin/test/container -test.v -test.timeout 50m \
 		-test.run '^(TestKilledUnderManyPods|TestEndedPodsCostNothing|TestSupervisorUnderFire)$$' $(TESTFLAGS)
-	MINICRI_TEST_WHOLE=1 hack/in-netns go test $(goflags) -tags seccomp,nri_no_wasm -v -count=1 -run '^TestManyLives$$' ./shim/client
+	MINICRI_TEST_WHOLE=1 hack/in-netns go test $(goflags) -tags seccomp,nri_no_wasm -v -count=1 -run '^TestManyLives$$' ./supervisor/client
 
 # A run takes as long as the container tests do in make test: some 10 minutes.
 .PHONY: test-runtimes
@@ -155,7 +155,7 @@ bin/kubelet/.built: hack/kubelet/go.mod hack/kubelet/go.sum
 .PHONY: build
 build: bin/cni/.built ## All that make install installs, below bin/
 	sh oci/pause/build.sh
-	sh shim/launch/build.sh
+	sh supervisor/launch/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags grpcnotrace,nri_no_wasm -o bin/minicri ./cmd/minicri
 	CGO_ENABLED=1 $(shimbuild) -o bin/minicri-shim ./cmd/minicri-shim
 	GOARCH= CC= CGO_ENABLED=0 go run $(goflags) ./hack/manual share bin/share
@@ -169,7 +169,7 @@ bin/demo:
 .PHONY: failpoints
 failpoints: bin/cni/.built
 	sh oci/pause/build.sh
-	sh shim/launch/build.sh
+	sh supervisor/launch/build.sh
 	CGO_ENABLED=0 $(gobuild) -tags failpoints,nri_no_wasm -o bin/failpoints/ ./cmd/minicri ./test/crash/trip
 	CGO_ENABLED=1 $(shimbuild),failpoints -o bin/failpoints/minicri-shim ./cmd/minicri-shim
 	@ln -sfn ../cni bin/failpoints/cni
@@ -280,16 +280,16 @@ fmt: bin/tools/.built ## Format the Go files
 	bin/tools/gofumpt -w .
 
 # What is checked in and made by a program. The tests of the top directory fail
-# when it is not current; shim/api has its own test.
+# when it is not current; supervisor/api has its own test.
 .PHONY: generate
-generate: packages bin/tools/.built ## Make what is checked in and made by a program: NOTICE, shim/api, pages of docs/
+generate: packages bin/tools/.built ## Make what is checked in and made by a program: NOTICE, supervisor/api, pages of docs/
 	go run $(goflags) ./hack/manual configuration > docs/configuration.md
 	go run $(goflags) ./hack/manual metrics > docs/metrics.md
 	go run $(goflags) ./hack/cri > docs/cri.md.new && mv docs/cri.md.new docs/cri.md
 	go test $(goflags) -tags seccomp,nri_no_wasm -run TestSecurityPageIsCurrent . -update
 	go build -C hack/notice $(goflags) -o $(CURDIR)/bin/tools/notice .
 	bin/tools/notice > bin/tools/NOTICE && cp bin/tools/NOTICE NOTICE
-	PATH="$(CURDIR)/bin/tools:$$PATH" protogen shim/api/shim.proto shim/api protoc-gen-go protoc-gen-go-ttrpc
+	PATH="$(CURDIR)/bin/tools:$$PATH" protogen supervisor/api/shim.proto supervisor/api protoc-gen-go protoc-gen-go-ttrpc
 
 # What hack/manual writes below share/.
 pages = man/man8/minicri.8 man/man5/minicri.toml.5 bash-completion/completions/minicri \
@@ -324,4 +324,4 @@ uninstall: ## Remove what install brought, and say what is left
 
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf bin oci/pause/pause.elf shim/launch/launch.elf
+	rm -rf bin oci/pause/pause.elf supervisor/launch/launch.elf

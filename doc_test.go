@@ -187,13 +187,13 @@ var layers = [][]string{
 	{"internal/doctor", "internal/inspect", "internal/metrics", "nri"},
 	{"container", "sandbox", "image", "stream", "stats"},
 	{"internal/sweep", "internal/validate"},
-	{"network", "oci", "shim/client"},
+	{"network", "oci", "supervisor/client"},
 	{"namespace", "network/runner"},
 	{"internal/podnet"},
 	{"internal/timeline"},
 	{"internal/node", "internal/step"},
 	{"internal/trace"},
-	{"stream/spdy", "shim/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/containerd", "internal/errtext", "internal/handler", "internal/id", "internal/lock", "internal/manual", "internal/process", "internal/redact", "internal/seal", "internal/socket", "internal/state", "internal/trace/otlp"},
+	{"stream/spdy", "supervisor/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/containerd", "internal/errtext", "internal/handler", "internal/id", "internal/lock", "internal/manual", "internal/process", "internal/redact", "internal/seal", "internal/socket", "internal/state", "internal/trace/otlp"},
 	{"internal/step/failpoint", "internal/tree", "test/leak"},
 }
 
@@ -265,12 +265,12 @@ var reserved = []struct {
 	},
 	{
 		"google.golang.org/grpc/...",
-		[]string{"cmd/minicri", "server", "nri", "shim/supervisor", "internal/trace/otlp", "hack/cluster", "hack/demo", "test/..."},
+		[]string{"cmd/minicri", "server", "nri", "supervisor/serve", "internal/trace/otlp", "hack/cluster", "hack/demo", "test/..."},
 		"errors have domain kinds inside; their codes are given at the edges: in server, and where ttrpc begins and ends",
 	},
 	{
 		"github.com/opencontainers/runc/...",
-		[]string{"shim/engine", "shim/launch", "cmd/minicri-shim"},
+		[]string{"supervisor/engine", "supervisor/launch", "cmd/minicri-shim"},
 		"libcontainer is cgo and re-executes its own binary: it must never be in the daemon",
 	},
 	{
@@ -367,8 +367,8 @@ func TestWhatProgramsAreMadeOf(t *testing.T) {
 
 // inits are the files that may have an init function, each with its reason.
 var inits = map[string]string{
-	"cmd/minicri-shim/main.go": "libcontainer's init has to run on the main thread, before Go may have moved it",
-	"shim/launch/node_test.go": "the same",
+	"cmd/minicri-shim/main.go":       "libcontainer's init has to run on the main thread, before Go may have moved it",
+	"supervisor/launch/node_test.go": "the same",
 }
 
 // Code that runs because it was imported cannot be found from main by reading.

@@ -12,23 +12,23 @@ import (
 )
 
 // The supervisor is only a parent: these are its packages, and those that speak to it.
-var parents = []string{"shim/api", "shim/children", "shim/cgroup", "shim/client", "shim/launch", "shim/runtime", "shim/starter", "shim/stdio", "shim/supervisor"}
+var parents = []string{"supervisor/api", "supervisor/children", "supervisor/cgroup", "supervisor/client", "supervisor/launch", "supervisor/runtime", "supervisor/starter", "supervisor/stdio", "supervisor/serve"}
 
 // mayFork are the calls with which the supervisor, or who speaks to it, makes
 // processes, by package, each with why no container can hold it up.
 var mayFork = map[string]string{
-	"shim/client exec.Command":      "the daemon starts supervisors",
-	"shim/starter syscall.ForkExec": "starters, in the supervisor's own namespaces and cgroup",
-	"shim/launch syscall.ForkExec":  "launchers, in the supervisor's own namespaces and cgroup: they clone, after they have joined the container's",
-	"shim/launch unix.SYS_CLONE":    "a call of a launcher's list, not of the supervisor",
-	"shim/launch unix.SYS_CLONE3":   "the same",
-	"shim/launch unix.SYS_SETNS":    "the same",
-	"shim/launch unix.Unshare":      "a thread of the supervisor makes the empty mount namespace that pauses copy, where nobody is",
-	"namespace exec.Command":        daemons,
-	"namespace exec.Cmd":            daemons,
-	"namespace Cloneflags":          daemons,
-	"namespace UidMappings":         daemons,
-	"namespace GidMappings":         daemons,
+	"supervisor/client exec.Command":      "the daemon starts supervisors",
+	"supervisor/starter syscall.ForkExec": "starters, in the supervisor's own namespaces and cgroup",
+	"supervisor/launch syscall.ForkExec":  "launchers, in the supervisor's own namespaces and cgroup: they clone, after they have joined the container's",
+	"supervisor/launch unix.SYS_CLONE":    "a call of a launcher's list, not of the supervisor",
+	"supervisor/launch unix.SYS_CLONE3":   "the same",
+	"supervisor/launch unix.SYS_SETNS":    "the same",
+	"supervisor/launch unix.Unshare":      "a thread of the supervisor makes the empty mount namespace that pauses copy, where nobody is",
+	"namespace exec.Command":              daemons,
+	"namespace exec.Cmd":                  daemons,
+	"namespace Cloneflags":                daemons,
+	"namespace UidMappings":               daemons,
+	"namespace GidMappings":               daemons,
 }
 
 const daemons = "the daemon makes the user namespaces of pods; the supervisor has of this package a thread that is thrown away"

@@ -11,7 +11,7 @@ import (
 
 	"github.com/minicri/minicri/internal/lock"
 	"github.com/minicri/minicri/internal/step"
-	"github.com/minicri/minicri/shim/client"
+	"github.com/minicri/minicri/supervisor/client"
 )
 
 // Container is one application container.

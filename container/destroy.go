@@ -14,7 +14,7 @@ import (
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/tree"
-	"github.com/minicri/minicri/shim/client"
+	"github.com/minicri/minicri/supervisor/client"
 )
 
 // Remove kills the container if it runs and removes all of it, the name last.

@@ -49,7 +49,7 @@
 // The supervisor (minicri-shim) owns the processes: it is their parent, holds their
 // streams, writes their log and keeps their exit on disk. This package owns the
 // record, the facts, the snapshot and its mount, and follows the events of
-// supervisors (shim/client).
+// supervisors (supervisor/client).
 //
 // # Locks
 //

@@ -6,9 +6,12 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/minicri/minicri/internal/process"
-	"github.com/minicri/minicri/shim/api"
-	"github.com/minicri/minicri/shim/client"
+	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/client"
 )
 
 // shimOf returns the connection to a group's supervisor, and starts one if none
@@ -208,4 +211,81 @@ func (s *Store) change(c *Container, change func(*Facts)) {
 	if err := s.write(c, change); err != nil {
 		s.options.Logger.Error("the facts of a container are not on disk", "container", c.ID, "err", err)
 	}
+}
+
+// Known implements process.Orphans: the inits of containers come to the daemon when
+// their supervisor dies.
+func (s *Store) Known(facts process.Facts) bool { return s.byProcess(facts) != nil }
+
+// reaped is how a process has ended, as its parent has seen it.
+type reaped struct {
+	code int32 // 128 + signal if killed by one
+	at   int64 // in nanoseconds since 1970
+}
+
+func reapedNow(status unix.WaitStatus) *reaped {
+	end := &reaped{code: int32(status.ExitStatus()), at: time.Now().UnixNano()}
+	if status.Signaled() {
+		end.code = 128 + int32(status.Signal())
+	}
+	return end
+}
+
+// Ended implements process.Orphans: the exit status of an init whose supervisor has
+// died is handed to the successor, which keeps exits. There may be none for a long
+// time: the daemon remembers it, too.
+func (s *Store) Ended(facts process.Facts, status unix.WaitStatus) {
+	c := s.byProcess(facts)
+	if c == nil {
+		return // removed at the same time
+	}
+	c.reaped.Store(reapedNow(status))
+	s.work.Go(func() {
+		ctx, cancel := s.within(s.limits.Load().Kill)
+		defer cancel()
+		supervisor, err := s.shimOf(ctx, c.group())
+		if err == nil {
+			err = supervisor.NoteExit(ctx, c.ID, facts.PID, facts.StartTime, uint32(status))
+		}
+		if err != nil {
+			s.options.Logger.Warn("the exit status of a container did not reach its supervisor", "container", c.ID, "err", err)
+		}
+	})
+}
+
+func (s *Store) byProcess(facts process.Facts) *Container {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, c := range s.byID {
+		if c.Facts().Process == facts {
+			return c
+		}
+	}
+	return nil
+}
+
+// emit publishes an event of a listed container.
+func (s *Store) emit(c *Container, kind runtimeapi.ContainerEventType) {
+	if s.options.Events != nil && c.listed.Load() {
+		s.options.Events.ContainerEvent(c, kind)
+	}
+}
+
+// emitChange emits the events of a change of facts. A container may have started and
+// ended in one change, while no daemon ran; one that could not be started has only
+// ended.
+func (s *Store) emitChange(c *Container, before, after *Facts) {
+	if before.StartedAt == 0 && after.StartedAt != 0 && after.Reason != reasonStartError {
+		s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+	}
+	if before.FinishedAt == 0 && after.FinishedAt != 0 {
+		s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+	}
+}
+
+// listEnded lists a container that has ended before it was listed.
+func (s *Store) listEnded(c *Container) {
+	c.listed.Store(true)
+	s.emit(c, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
+	s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 }

@@ -7,15 +7,21 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode/utf8"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/handler"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/trace"
 	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/sandbox"
 )
 
 // makeSources makes the directories of the node that the container's mounts come
@@ -131,4 +137,182 @@ func imageFacts(i image.Image) oci.Image {
 		facts.Volumes = append(facts.Volumes, volume)
 	}
 	return facts
+}
+
+// What execve(2) takes (binfmts.h, exec.c of the kernel): each string, with its
+// end, and all of them with their pointers. The whole may be a quarter of the
+// stack's limit, within these bounds.
+const (
+	longestArgument = 32 * 4096
+	leastArguments  = 32 * 4096
+	mostArguments   = 6 << 20
+	pointer         = 8
+)
+
+// checkArguments refuses a command and an environment that no program could be
+// executed with, before anything of them is written.
+func checkArguments(c *oci.Container) error {
+	args, env, err := oci.Arguments(c)
+	if err != nil {
+		return err
+	}
+	stack, err := oci.StackLimit(c)
+	if err != nil {
+		return err
+	}
+	return checkStrings(args, env, stack, "config.command, args and envs, with those of the image")
+}
+
+// checkExec is checkArguments for a command in a container that is there, whose
+// environment was checked when it was made.
+func checkExec(p *specs.Process) error {
+	return checkStrings(p.Args, nil, oci.SoftStack(p.Rlimits), "cmd")
+}
+
+// checkStrings is for a process with this limit of its stack, in bytes. all is
+// what an error calls args and env together.
+func checkStrings(args, env []string, stack uint64, all string) error {
+	limit := min(mostArguments, max(leastArguments, stack/4))
+	total := uint64(0)
+	for _, list := range [][]string{args, env} {
+		for i, word := range list {
+			if strings.ContainsRune(word, 0) {
+				return fmt.Errorf("%s: has a NUL character: %w", what(args, list, i), errdefs.ErrInvalidArgument)
+			}
+			if !utf8.ValidString(word) {
+				return fmt.Errorf("%s: is not UTF-8, and a runtime-spec, which is JSON, cannot carry it: %w", what(args, list, i), errdefs.ErrInvalidArgument)
+			}
+			if len(word) >= longestArgument {
+				return fmt.Errorf("%s: %d bytes in one string, execve(2) takes less than %d: %w", what(args, list, i), len(word), longestArgument, errdefs.ErrInvalidArgument)
+			}
+			total += uint64(len(word)) + 1 + pointer
+		}
+	}
+	if total > limit {
+		return fmt.Errorf("%s: %d bytes together, execve(2) takes %d: %w", all, total, limit, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// what names a string, without its value, which may be a secret.
+func what(args, list []string, i int) string {
+	if len(args) > 0 && &list[0] == &args[0] {
+		return fmt.Sprintf("argument %d of the command", i)
+	}
+	return "environment variable " + oci.VariableName(list[i])
+}
+
+// checkAbility refuses a spec with what the handler's runtime does not say that it
+// can do, and would pass over without a word: a mount that is writable all the same,
+// a network device that stays where it is.
+func checkAbility(spec *specs.Spec, runtime handler.Status) error {
+	refuse := func(what, field string) error {
+		return fmt.Errorf("the runtime of handler %q does not say that it can %s (%s): use a handler whose runtime can, or do without: %w",
+			runtime.Name, what, field, errdefs.ErrInvalidArgument)
+	}
+	can := runtime.Features
+	for _, m := range spec.Mounts {
+		if slices.Contains(m.Options, "rro") && !can.RecursiveReadOnlyMounts {
+			return refuse("make the mounts below "+m.Destination+" read-only", "recursive_read_only")
+		}
+	}
+	if runtime.OwnSandbox {
+		if kind := shared(spec.Linux.Namespaces); kind != "" {
+			return fmt.Errorf("handler %q makes a sandbox for each container, which shares no %s namespace with others (sandbox_per_container): %w", runtime.Name, kind, errdefs.ErrInvalidArgument)
+		}
+	}
+	switch {
+	case len(spec.Linux.NetDevices) > 0 && !can.NetDevices:
+		return refuse("move network devices", "linux.netDevices")
+	case spec.Linux.MemoryPolicy != nil && !can.MemoryPolicy:
+		return refuse("set a memory policy", "linux.memoryPolicy")
+	default:
+		return nil
+	}
+}
+
+// shared is the kind of a namespace that a sandbox of the container's own would not
+// share, although the container asks for it: that of another's processes, the node's
+// processes or its IPC.
+func shared(namespaces []specs.LinuxNamespace) specs.LinuxNamespaceType {
+	find := func(kind specs.LinuxNamespaceType) int {
+		return slices.IndexFunc(namespaces, func(n specs.LinuxNamespace) bool { return n.Type == kind })
+	}
+	if at := find(specs.PIDNamespace); at < 0 || namespaces[at].Path != "" {
+		return specs.PIDNamespace
+	}
+	if find(specs.IPCNamespace) < 0 {
+		return specs.IPCNamespace
+	}
+	return ""
+}
+
+// namespaces are those of the pod that a container joins: the pinned ones, and
+// those that pause, or another container, holds.
+func (c *creation) namespaces() (n oci.Namespaces, err error) {
+	options := c.config.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	pod := c.sandbox.Config().GetLinux().GetSecurityContext().GetNamespaceOptions()
+	pause := c.sandbox.Facts().Pause
+	n.Net, n.User = c.owner.options.Sandboxes.NetnsPath(c.sandbox), c.owner.options.Sandboxes.UsernsPath(c.sandbox)
+	if n.Net != "" {
+		n.UTS, err = c.join(pause, "uts")
+	}
+	if err == nil && pod.GetIpc() != runtimeapi.NamespaceMode_NODE {
+		n.IPC, err = c.join(pause, "ipc")
+	}
+	if err != nil {
+		return n, err
+	}
+	switch options.GetPid() {
+	case runtimeapi.NamespaceMode_POD:
+		if pod.GetPid() != runtimeapi.NamespaceMode_NODE {
+			n.PID, err = c.join(pause, "pid")
+		}
+	case runtimeapi.NamespaceMode_TARGET:
+		var target process.Facts
+		if target, err = c.owner.target(c.sandbox, options.GetTargetId()); err == nil {
+			n.PID, err = c.join(target, "pid")
+		}
+	}
+	return n, err
+}
+
+// target is the process whose pid namespace another container asks for.
+func (s *Store) target(sb *sandbox.Sandbox, id string) (process.Facts, error) {
+	target, err := s.Find(id)
+	if err != nil {
+		return process.Facts{}, fmt.Errorf("target_id: %w", err)
+	}
+	if target.SandboxID != sb.ID || target.State() != runtimeapi.ContainerState_CONTAINER_RUNNING {
+		return process.Facts{}, fmt.Errorf("target_id: container %s does not run in sandbox %s: %w", target.ID, sb.ID, errdefs.ErrFailedPrecondition)
+	}
+	return target.Facts().Process, nil
+}
+
+// join is the path of a process's namespace, by its pid. The process is held by a
+// pidfd until the container has joined: see recheckJoined.
+func (c *creation) join(of process.Facts, kind string) (path string, err error) {
+	held, err := process.Open(of)
+	if err != nil {
+		return "", fmt.Errorf("join the %s namespace: %w: %w", kind, err, errdefs.ErrFailedPrecondition)
+	}
+	c.joined = append(c.joined, held)
+	return filepath.Join("/proc", strconv.Itoa(of.PID), "ns", kind), nil
+}
+
+// recheckJoined fails if a process whose namespace the container has joined has ended
+// meanwhile: its pid may have become that of another, and the namespace the node's.
+func (c *creation) recheckJoined() error {
+	for _, held := range c.joined {
+		if held.Ended() {
+			return fmt.Errorf("process %d, whose namespaces it was to join, has ended: %w", held.PID, errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
+}
+
+func (c *creation) closeJoined() {
+	for _, held := range c.joined {
+		_ = held.Close() // a descriptor of ours: that cannot fail
+	}
 }

@@ -26,7 +26,7 @@ import (
 	"github.com/minicri/minicri/internal/sweep"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
-	"github.com/minicri/minicri/shim/client"
+	"github.com/minicri/minicri/supervisor/client"
 )
 
 // Options say what containers are made with.

@@ -3,11 +3,14 @@ package container
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/minicri/minicri/internal/sweep"
-	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/supervisor/api"
 )
 
 // sweep is the last part of a start: it rolls back the containers that were
@@ -153,5 +156,47 @@ func (s *Store) reconcileAll(ctx context.Context) {
 	}
 	if err != nil {
 		s.options.Logger.Warn("a supervisor may hold orphans: the next start removes them", "err", err)
+	}
+}
+
+// idLength is that of the ids that image stores' keys begin with.
+const idLength = 64
+
+// OfSnapshot is the id of the container that a snapshot is of, by its key.
+func OfSnapshot(key string) string { return key[:min(idLength, len(key))] }
+
+// SnapshotsWithoutContainer are the keys of writable layers, and of mounted images,
+// that no container explains. They are listed first, and the containers asked for
+// then: a record is written before a layer is made.
+func (s *Store) SnapshotsWithoutContainer(ctx context.Context) ([]string, error) {
+	keys, err := s.options.Images.Snapshots(ctx)
+	orphans := []string{}
+	for _, key := range keys {
+		if !s.explains(OfSnapshot(key)) {
+			orphans = append(orphans, key)
+		}
+	}
+	return orphans, err
+}
+
+// RemoveSnapshot removes a snapshot that no container explains; of one that a
+// container has it is an ErrFailedPrecondition.
+func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
+	if id := OfSnapshot(key); s.explains(id) {
+		return fmt.Errorf("snapshot %s belongs to container %s: remove that: %w", key, id, errdefs.ErrFailedPrecondition)
+	}
+	err := s.options.Images.RemoveSnapshot(ctx, key)
+	s.noteRemoved("snapshot", key, err)
+	return err
+}
+
+// sweepSnapshots removes those that no container explains.
+func (s *Store) sweepSnapshots(ctx context.Context) {
+	keys, err := s.SnapshotsWithoutContainer(ctx)
+	if err != nil {
+		s.options.Logger.Error("sweep", "err", err)
+	}
+	for _, key := range keys {
+		_ = s.RemoveSnapshot(ctx, key) // logged there
 	}
 }

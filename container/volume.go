@@ -4,11 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
+	copying "github.com/containerd/continuity/fs"
+	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/oci"
 )
 
 // ErrImageVolume marks errors of mounts that are images, which the kubelet
@@ -128,4 +135,156 @@ func (s *Store) removeImages(ctx context.Context, id string, numbers []string) e
 // container's own, as large as its writable layer, and so not in memory.
 func (s *Store) volumes(id string) string {
 	return filepath.Join(s.options.Root, "container-volumes", id)
+}
+
+// fillVolumes makes the volumes and copies what the image has in their places
+// into them, with owners, modes and all. The rootfs is mounted. A place that the
+// image does not have is an empty volume of the container's user.
+func fillVolumes(rootfs string, volumes []oci.Volume, user owner) error {
+	for _, v := range volumes {
+		if err := fillVolume(rootfs, v, user); err != nil {
+			return fmt.Errorf("fill the image's volume %s: %w", v.ContainerPath, err)
+		}
+	}
+	return nil
+}
+
+func fillVolume(rootfs string, v oci.Volume, user owner) error {
+	if err := os.MkdirAll(v.HostPath, 0o755); err != nil {
+		return err
+	}
+	if err := os.Chown(v.HostPath, user.uid, user.gid); err != nil {
+		return err
+	}
+	source, err := inRootfs(rootfs, v.ContainerPath)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	info, err := os.Lstat(source)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return errors.New("it is not a directory in the image")
+	}
+	// A filesystem without extended attributes holds all the rest.
+	if err := copying.CopyDir(v.HostPath, source, copying.WithAllowXAttrErrors()); err != nil {
+		return err
+	}
+	return removeDevices(v.HostPath)
+}
+
+// removeDevices removes device nodes: in a volume they are on a filesystem of the
+// node. A container gets its devices from its config.
+func removeDevices(dir string) error {
+	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.Type()&fs.ModeDevice != 0 {
+			err = os.Remove(path)
+		}
+		return err
+	})
+}
+
+// makeSources makes the directories that the container's mounts come from,
+// where they are missing and no client makes them. It is idempotent; the
+// directories stay when the container goes.
+func makeSources(c *oci.Container) error {
+	for _, m := range c.Config.GetMounts() {
+		if m.GetImage() != nil {
+			continue
+		}
+		if err := makeSource(m.GetHostPath(), c.Pod.GetMetadata().GetUid()); err != nil {
+			return fmt.Errorf("the source of mount %s: %w", m.GetContainerPath(), err)
+		}
+	}
+	return nil
+}
+
+// makeSource: the CRI wants an error for a host_path that is not there, but the
+// kubelet leaves it to the runtime to make the directory of a hostPath volume
+// without a type, so a missing one is made. Not made is what the kubelet has
+// made itself, below its directory of the pod: a volume that has gone meanwhile
+// must not become a directory of the node that is written to in its place. Nor
+// is a directory made where only the kernel has files, or behind a symbolic
+// link that leads nowhere.
+func makeSource(path, podUID string) error {
+	_, err := os.Stat(path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if _, linkErr := os.Lstat(path); linkErr == nil {
+		return fmt.Errorf("%s is a symbolic link to what is not there: %w", path, errdefs.ErrFailedPrecondition)
+	}
+	if podUID != "" && strings.Contains(filepath.Clean(path), "/pods/"+podUID+"/") || isOfTheKernel(path) {
+		return fmt.Errorf("%s is not there: %w", path, errdefs.ErrFailedPrecondition)
+	}
+	return os.MkdirAll(path, 0o755)
+}
+
+func isOfTheKernel(path string) bool {
+	path = filepath.Clean(path)
+	for _, dir := range []string{"/dev/", "/proc/", "/sys/"} {
+		if strings.HasPrefix(path, dir) && !strings.HasPrefix(path, "/dev/shm/") {
+			return true
+		}
+	}
+	return false
+}
+
+// makeLabels makes the SELinux labels of the container, with the level of its
+// pod.
+func (c *creation) makeLabels() (err error) {
+	o := c.owner.options
+	c.labels.Process, c.labels.Mount, err = o.Machine.NewLabels(oci.ContainerSELinux(c.config, o.Sandboxes.SELinux(c.sandbox)))
+	return err
+}
+
+// relabel gives the sources of the mounts that ask for it the SELinux label of
+// the container's files.
+func relabel(c *oci.Container) error {
+	sources, err := oci.Relabelled(c)
+	if err != nil {
+		return err
+	}
+	for _, source := range sources {
+		if err := c.Machine.Relabel(source.HostPath, c.SELinux.Mount, c.SELinux.Shared()); err != nil {
+			return fmt.Errorf("the source of mount %s: %w", source.ContainerPath, err)
+		}
+	}
+	return nil
+}
+
+// awaitHostPaths waits until the sources of the mounts answer, whether they are
+// there or not. On a mount whose server is gone that may be never, and nothing
+// can end such a call, so it is left behind: one for each path, however often a
+// container is asked for.
+func (s *Store) awaitHostPaths(ctx context.Context, mounts []*runtimeapi.Mount) error {
+	for _, mount := range mounts {
+		if mount.GetHostPath() == "" {
+			continue
+		}
+		if err := s.awaitHostPath(ctx, mount.GetContainerPath(), mount.GetHostPath()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitHostPath waits for one of them; mountPoint is where it is mounted.
+func (s *Store) awaitHostPath(ctx context.Context, mountPoint, path string) error {
+	answer := s.hostPaths.DoChan(path, func() (any, error) {
+		_, _ = os.Stat(path) // its error is returned by the step that needs the path
+		return nil, nil
+	})
+	select {
+	case <-answer:
+		return nil
+	case <-ctx.Done():
+		// The kind is that of the mount: the deadline is not the caller's.
+		return fmt.Errorf("mount %s: %s on the node does not answer, it may be on a mount whose server is gone: %w: %v",
+			mountPoint, path, errdefs.ErrUnavailable, context.Cause(ctx))
+	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,8 +17,10 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/sirupsen/logrus"
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
 )
@@ -124,4 +128,31 @@ func (e *engine) mark(ctx context.Context) error {
 
 func (e *engine) close() error {
 	return errors.Join(e.overlay.Close(), e.db.Close())
+}
+
+// libraryLog passes what containerd's packages log to logger, all of it for
+// debugging: what went wrong they also return, and what they find worth a line
+// (a mirror that did not answer, TLS tried before HTTP) comes with every pull.
+func libraryLog(logger *slog.Logger) *log.Entry {
+	library := logrus.New()
+	library.SetOutput(io.Discard)
+	library.SetLevel(logrus.DebugLevel)
+	library.AddHook(debugHook{logger})
+	return logrus.NewEntry(library)
+}
+
+type debugHook struct{ logger *slog.Logger }
+
+func (debugHook) Levels() []logrus.Level { return logrus.AllLevels }
+
+func (h debugHook) Fire(entry *logrus.Entry) error {
+	if !h.logger.Enabled(entry.Context, slog.LevelDebug) {
+		return nil
+	}
+	fields := []any{"library_level", entry.Level.String()}
+	for key, value := range entry.Data {
+		fields = append(fields, key, value)
+	}
+	h.logger.Debug(entry.Message, fields...)
+	return nil
 }

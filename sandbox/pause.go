@@ -19,8 +19,8 @@ import (
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/oci/pause"
-	"github.com/minicri/minicri/shim/api"
-	"github.com/minicri/minicri/shim/client"
+	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/client"
 )
 
 // pauseRoot holds the rootfs that all pause processes share, read-only. It is

@@ -19,8 +19,8 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/oci"
-	"github.com/minicri/minicri/shim/api"
-	"github.com/minicri/minicri/shim/client"
+	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/client"
 )
 
 func TestNeedsInterfaces(t *testing.T) {

@@ -9,7 +9,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/process"
@@ -267,4 +270,87 @@ func (s *Store) releaseLost() {
 			s.options.Networks.Release(sb.ID)
 		}
 	}
+}
+
+// rollBack destroys partially created sandboxes, several at a time, each with a
+// limit of its own. One that cannot be destroyed is listed then, as NotReady, so
+// that its removal can be retried.
+func (s *Store) rollBack(partial []*Sandbox) {
+	const atOnce = 8
+	slots := make(chan struct{}, atOnce)
+	var wait sync.WaitGroup
+	for _, sb := range partial {
+		slots <- struct{}{}
+		wait.Go(func() {
+			defer func() { <-slots }()
+			s.rollBackOne(sb)
+		})
+	}
+	wait.Wait()
+	close(s.rolledBack)
+}
+
+// RolledBack is closed when every partially created sandbox is destroyed, or is
+// listed because it could not be.
+func (s *Store) RolledBack() <-chan struct{} { return s.rolledBack }
+
+// errCutOff is why a sandbox was not made.
+var errCutOff = errors.New("the daemon ended while the sandbox was being made")
+
+func (s *Store) rollBackOne(sb *Sandbox) {
+	ctx, cancel := s.bound(s.base, s.limits.Load().Destroy)
+	defer cancel()
+	sb.failure = errCutOff
+	if sb.lock.Lock(s.base) != nil {
+		return
+	}
+	defer sb.lock.Unlock()
+	s.options.Logger.Info("roll back a sandbox that was partially created", "sandbox", sb.ID)
+	if err := s.destroy(ctx, sb, leaveToJournal); err != nil {
+		s.options.Logger.Error("a partially created sandbox could not be rolled back: stop and remove it", "sandbox", sb.ID, "err", err)
+		s.listPartial(sb)
+	}
+}
+
+// listPartial lists a sandbox that could not be destroyed, with its name unless
+// that has been given to another one.
+func (s *Store) listPartial(sb *Sandbox) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if name := nameOf(sb.config.GetMetadata()); s.byName[name] == nil {
+		s.byName[name] = sb
+	}
+	sb.listed.Store(true)
+}
+
+// watch notices when pause ends. The goroutine ends when pause does, or when
+// its handle is closed: by destroy, or by Close.
+func (s *Store) watch(sb *Sandbox) {
+	pause := sb.pause
+	s.work.Go(func() {
+		// Closing is what makes Wait return; destroy may have done it already.
+		stop := context.AfterFunc(s.base, func() { _ = pause.Close() })
+		defer stop()
+		if err := pause.Wait(); err != nil {
+			return
+		}
+		pause.Reap()
+		s.noteExit(sb)
+	})
+}
+
+func (s *Store) noteExit(sb *Sandbox) {
+	if sb.lock.Lock(s.base) != nil {
+		return
+	}
+	defer sb.lock.Unlock()
+	if !sb.Ready() {
+		return
+	}
+	s.options.Logger.Warn("the pause process ended by itself: the sandbox is not ready any more", "sandbox", sb.ID)
+	sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
+	if err := s.writeFacts(sb); err != nil {
+		s.options.Logger.Error("the end of pause is not on disk; a restart notices it again", "sandbox", sb.ID, "err", err)
+	}
+	s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 }

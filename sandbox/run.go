@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
@@ -262,4 +265,73 @@ func (c *creation) startPause(ctx context.Context) error {
 		f.ReadyAt = time.Now()
 	})
 	return c.owner.writeFacts(c.Sandbox)
+}
+
+// holder is the process that holds a new user namespace, if there is one.
+type holder struct{ *namespace.Holder }
+
+func (h *holder) running() bool { return h.Holder != nil }
+
+func (h *holder) end() error {
+	ending := h.Holder
+	h.Holder = nil
+	return ending.End()
+}
+
+// makeUserns makes the pod's user namespace and, by the same clone(2), the
+// network namespace that it owns; the step netns pins that one.
+func (c *creation) makeUserns(context.Context) error {
+	userns := oci.UserNamespace(c.config)
+	held, err := namespace.StartHolder(c.owner.pauseProgram(), idMappings(userns.GetUids()), idMappings(userns.GetGids()))
+	if err != nil {
+		return err
+	}
+	c.holder.Holder = held
+	err = held.Pin(c.owner.options.Userns, c.ID, "user")
+	if err == nil && !c.hostNetwork() {
+		return nil
+	}
+	return errors.Join(err, c.holder.end())
+}
+
+func idMappings(from []*runtimeapi.IDMapping) []namespace.IDMapping {
+	var to []namespace.IDMapping
+	for _, m := range from {
+		to = append(to, namespace.IDMapping{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Length: m.GetLength()})
+	}
+	return to
+}
+
+// makeLabels makes the SELinux labels of the pod. Its level is its own until
+// removeFiles gives it back.
+func (c *creation) makeLabels() (err error) {
+	c.labels.Process, c.labels.Mount, err = c.owner.options.Machine.NewLabels(oci.SandboxSELinux(c.config))
+	return err
+}
+
+// SELinux are the labels of the sandbox's pause process, which its containers
+// share the level of; none on a machine without SELinux.
+func (s *Store) SELinux(sb *Sandbox) oci.SELinux { return s.labels(sb.ID) }
+
+// labels are read from the spec of pause: what it was started with.
+func (s *Store) labels(id string) oci.SELinux {
+	if !s.options.Machine.SELinux {
+		return oci.SELinux{}
+	}
+	data, err := os.ReadFile(filepath.Join(s.Dir(id), "config.json"))
+	if err != nil {
+		return oci.SELinux{} // pause was never prepared, or its files are gone
+	}
+	spec := &specs.Spec{}
+	if json.Unmarshal(data, spec) != nil || spec.Process == nil || spec.Linux == nil {
+		return oci.SELinux{}
+	}
+	return oci.SELinux{Process: spec.Process.SelinuxLabel, Mount: spec.Linux.MountLabel}
+}
+
+// reserveLevels keeps the levels of the pods that an earlier daemon made.
+func (s *Store) reserveLevels() {
+	for id := range s.byID {
+		s.options.Machine.ReserveLevel(s.labels(id).Process)
+	}
 }

@@ -26,7 +26,7 @@ import (
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
-	"github.com/minicri/minicri/shim/client"
+	"github.com/minicri/minicri/supervisor/client"
 )
 
 // Options say what sandboxes are made with.

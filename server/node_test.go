@@ -31,8 +31,8 @@ import (
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/sandbox"
-	"github.com/minicri/minicri/shim/client"
 	"github.com/minicri/minicri/stats"
+	"github.com/minicri/minicri/supervisor/client"
 )
 
 // stored is a pod that an earlier daemon left.

@@ -13,7 +13,7 @@ import (
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 
 	"github.com/minicri/minicri/container"
-	"github.com/minicri/minicri/shim/api"
+	"github.com/minicri/minicri/supervisor/api"
 )
 
 // copyBuffer is what a pipe holds, and the most that the supervisor sends at once.

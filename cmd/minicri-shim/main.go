@@ -18,10 +18,10 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/minicri/minicri/shim/api"
-	"github.com/minicri/minicri/shim/engine"
-	"github.com/minicri/minicri/shim/starter"
-	"github.com/minicri/minicri/shim/supervisor"
+	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/engine"
+	"github.com/minicri/minicri/supervisor/serve"
+	"github.com/minicri/minicri/supervisor/starter"
 	"github.com/opencontainers/runc/libcontainer"
 	_ "github.com/opencontainers/runc/libcontainer/nsenter" // joins namespaces in C, before the Go runtime starts
 )
@@ -53,7 +53,7 @@ func main() {
 	_ = os.WriteFile("/proc/self/comm", []byte(name), 0)
 	switch command, args := os.Args[1], os.Args[2:]; command {
 	case "serve":
-		os.Exit(serve(args))
+		os.Exit(serveNode(args))
 	case starter.Command:
 		if err := engine.Main(); err != nil {
 			fail(fmt.Sprintf("minicri-shim %s: %v", command, err))
@@ -67,8 +67,8 @@ func main() {
 	}
 }
 
-func serve(args []string) int {
-	var s supervisor.Serve
+func serveNode(args []string) int {
+	var s serve.Serve
 	readyFD := 0
 	flags := flag.NewFlagSet("minicri-shim serve", flag.ExitOnError)
 	flags.StringVar(&s.Dir, "dir", "", "the group's directory, absolute")

@@ -25,9 +25,9 @@ import (
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/server"
-	"github.com/minicri/minicri/shim/client"
 	"github.com/minicri/minicri/stats"
 	"github.com/minicri/minicri/stream"
+	"github.com/minicri/minicri/supervisor/client"
 )
 
 // wire puts the packages together.
@@ -289,4 +289,39 @@ func openNetworks(ctx context.Context, c *config.Config, k kernel, measured *met
 		},
 		Logger: logger,
 	})
+}
+
+// nriOptions are those of a configuration; a reload needs no measured and no logger.
+func nriOptions(c *config.Config, measured *metrics.Metrics, logger *slog.Logger) nri.Options {
+	n := c.NRI
+	return nri.Options{
+		Source:       nriSource(c),
+		Registration: time.Duration(n.Registration), Request: time.Duration(n.Request),
+		State: c.State, Version: version, Required: n.Required, Tolerate: n.Tolerate, Reject: n.Reject,
+		Metrics: measured, Logger: logger,
+	}
+}
+
+func nriSource(c *config.Config) nri.Source {
+	n := c.NRI
+	return nri.Source{Enabled: n.Enabled, Socket: n.Socket, PluginDir: n.PluginDir, ConfigDir: n.ConfigDir}
+}
+
+// openSupervisors finds the supervisors of an earlier daemon.
+func openSupervisors(c *config.Config, k kernel, logger *slog.Logger) (*client.Set, error) {
+	return client.NewSet(client.SetOptions{
+		Dir:    filepath.Join(c.State, "shims"),
+		Start:  client.StartOptions{Binary: k.shim.Path(), Build: k.shim.Build(), Version: version, ForOthers: k.shim.ForOthers(), SystemdCgroup: k.systemd},
+		Answer: time.Duration(c.Limits.Kill), Logger: logger,
+	})
+}
+
+// startSupervisor has this build's supervisor serve before the first pod asks for
+// it. One that does not start now is started by that pod.
+func startSupervisor(ctx context.Context, c *config.Config, k kernel, logger *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(c.Limits.Kill))
+	defer cancel()
+	if _, err := k.supervisors.Ensure(ctx, k.supervisors.Own()); err != nil {
+		logger.Error("the supervisor does not start; the first pod retries", "err", err)
+	}
 }

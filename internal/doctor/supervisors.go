@@ -6,7 +6,7 @@ import (
 
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/sandbox"
-	"github.com/minicri/minicri/shim/client"
+	"github.com/minicri/minicri/supervisor/client"
 )
 
 // supervisors names those of other builds than the one that the daemon would use.

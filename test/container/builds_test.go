@@ -15,8 +15,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/process"
-	"github.com/minicri/minicri/shim/api"
-	"github.com/minicri/minicri/shim/client"
+	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/client"
 	"github.com/minicri/minicri/test/harness"
 )
 

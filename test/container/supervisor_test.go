@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/shim/client"
+	"github.com/minicri/minicri/supervisor/client"
 	"github.com/minicri/minicri/test/harness"
 )
 

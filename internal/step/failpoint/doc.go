@@ -8,6 +8,6 @@
 // The points are "STEP before" and "STEP after" for each step (see packages sandbox
 // and container), and "rename DIRECTORY" between the writing of a record
 // and its renaming, where DIRECTORY is sandboxes, attachments or facts; "lock
-// pods", while the lock of all pods is held; and, of a starter (package shim/starter),
+// pods", while the lock of all pods is held; and, of a starter (package supervisor/starter),
 // "starter/asked", "starter/made" before it answers, and "starter/answered".
 package failpoint

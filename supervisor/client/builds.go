@@ -1,0 +1,135 @@
+package client
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/supervisor/api"
+)
+
+// ErrUnknownBuild says that a supervisor speaks a protocol, or has files, that this
+// build does not know. It is an errdefs.ErrFailedPrecondition.
+var ErrUnknownBuild = fmt.Errorf("a daemon of that build, or of one that knows both, can serve its pods: %w", errdefs.ErrFailedPrecondition)
+
+// Own is the group of new pods: that of this build.
+func (s *Set) Own() string { return s.options.Start.Build }
+
+// Known is nil unless a group's supervisor is of a build that this one cannot serve, or
+// has died and is of one that this build cannot take the place of: ErrUnknownBuild.
+func (s *Set) Known(name string) error {
+	about, err := api.ReadAbout(s.Dir(name))
+	if err != nil {
+		return err
+	}
+	return known(s.Dir(name), about)
+}
+
+func known(dir string, about *api.About) error {
+	switch {
+	case about == nil:
+		return nil
+	case about.Protocol != api.Protocol:
+		return unknown(dir, about, "its protocol is", about.Protocol, api.Protocol)
+	case about.Records <= api.RecordVersion:
+		return nil
+	}
+	if holder, err := api.LockHolder(dir); err != nil || holder != 0 {
+		return err // it lives, and serves what it has written
+	}
+	return unknown(dir, about, "it has died, and its records are", about.Records, api.RecordVersion)
+}
+
+func unknown(dir string, about *api.About, what string, version, known uint32) error {
+	return fmt.Errorf("the supervisor of build %s, version %s: %s of version %d, and this build knows %d: %w", filepath.Base(dir), about.Version, what, version, known, ErrUnknownBuild)
+}
+
+// Supervisor is one of a node's, for people.
+type Supervisor struct {
+	api.About
+	Group string `json:"group"` // the build that its pods were made with
+	Pods  int    `json:"pods"`
+	// Problem says why its pods cannot be served; "" if they can.
+	Problem string `json:"problem,omitempty"`
+}
+
+// Older are the supervisors below a directory that are of other builds than one; pods are
+// counted by their group.
+func Older(dir, build string, pods map[string]int) (older []Supervisor, err error) {
+	groups, err := groupsIn(dir)
+	for _, group := range groups {
+		about, aboutErr := api.ReadAbout(filepath.Join(dir, group))
+		if group == build || about == nil && aboutErr == nil {
+			continue
+		}
+		one := Supervisor{Group: group, Pods: pods[group]}
+		if about != nil {
+			one.About = *about
+		}
+		if problem := errors.Join(aboutErr, known(filepath.Join(dir, group), about)); problem != nil {
+			one.Problem = problem.Error()
+		}
+		older = append(older, one)
+	}
+	return older, err
+}
+
+// Older are those of other builds than this.
+func (s *Set) Older(pods map[string]int) ([]Supervisor, error) {
+	return Older(s.options.Dir, s.Own(), pods)
+}
+
+// Ended reports whether a group of another build has no containers and no pauses.
+func (s *Set) Ended(name string) bool {
+	records, err := os.ReadDir(filepath.Join(s.Dir(name), api.RecordDir))
+	return name != s.Own() && (errors.Is(err, os.ErrNotExist) || err == nil && len(records) == 0)
+}
+
+// End ends the supervisor of another build that has no pod any more, and removes its
+// directory. One that has some serves on, and so does this build's.
+func (s *Set) End(ctx context.Context, name string) error {
+	if !s.Ended(name) || s.Known(name) != nil {
+		return nil
+	}
+	g := s.of(name)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	supervisor, err := g.connect(ctx, s)
+	if err == nil {
+		err = errors.Join(supervisor.Shutdown(ctx), supervisor.Close())
+		g.client = nil
+	}
+	switch {
+	case errdefs.IsFailedPrecondition(err): // it has some again
+		return nil
+	case err == nil || errdefs.IsUnavailable(err):
+		err = os.RemoveAll(g.dir)
+	}
+	if err != nil {
+		return fmt.Errorf("end the supervisor of build %s: %w", name, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.groups, name)
+	return nil
+}
+
+// BuildOf names the program in a file, as Program.Build does.
+func BuildOf(path string) (string, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	digest := sha256.New()
+	if _, err := io.Copy(digest, file); err != nil {
+		return "", fmt.Errorf("read %s: %w", path, err)
+	}
+	return nameOf(digest), nil
+}

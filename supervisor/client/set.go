@@ -1,0 +1,238 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/minicri/minicri/supervisor/api"
+)
+
+// Set are the supervisors of a node, one for each group of pods: those that were made
+// with one build, which names the group. The map is guarded by mu; a group has a lock of
+// its own, held while its supervisor is started or connected to.
+type Set struct {
+	options SetOptions
+	answer  atomic.Int64 // how long a supervisor may take to answer, as a time.Duration
+
+	// base ends with Close; work are the goroutines that it ends.
+	base   context.Context
+	cancel context.CancelFunc
+	work   sync.WaitGroup
+
+	mu       sync.Mutex
+	groups   map[string]*group
+	follower Follower
+}
+
+// SetOptions say where supervisors are and how they are started.
+type SetOptions struct {
+	// Dir has a directory for each group.
+	Dir   string
+	Start StartOptions // all but Dir
+	// Answer is how long a supervisor may take to answer; see SetAnswer.
+	Answer time.Duration
+	Logger *slog.Logger
+}
+
+// Follower receives what supervisors report, in a goroutine for each group.
+type Follower interface {
+	// Noted receives each event.
+	Noted(event *api.Event)
+	// Missed is called when events were dropped: List has the present state.
+	Missed(group string, supervisor *Client)
+	// Lost is called when the connection to a supervisor is gone.
+	Lost(group string, err error)
+}
+
+// group is the connection to one supervisor; nil client if there is none.
+type group struct {
+	dir      string
+	mu       sync.Mutex
+	client   *Client
+	followed bool
+	failed   backOff
+}
+
+// NewSet makes a set whose supervisors are followed until Close.
+func NewSet(options SetOptions) (*Set, error) {
+	if err := os.MkdirAll(options.Dir, 0o711); err != nil {
+		return nil, err
+	}
+	s := &Set{options: options, groups: make(map[string]*group)}
+	s.SetAnswer(options.Answer)
+	s.base, s.cancel = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// SetAnswer changes how long a supervisor may take to answer, for calls that begin
+// from now on.
+func (s *Set) SetAnswer(limit time.Duration) { s.answer.Store(int64(limit)) }
+
+// Follow sets the receiver of events from now on. It is called once, before the
+// first Ensure.
+func (s *Set) Follow(follower Follower) {
+	s.mu.Lock()
+	s.follower = follower
+	s.mu.Unlock()
+}
+
+// Dir is the directory of a group's supervisor.
+func (s *Set) Dir(group string) string { return filepath.Join(s.options.Dir, group) }
+
+func (s *Set) of(name string) *group {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.groups[name]
+	if g == nil {
+		g = &group{dir: s.Dir(name)}
+		s.groups[name] = g
+	}
+	return g
+}
+
+// Connect returns the connection to the group's supervisor, and
+// errdefs.ErrUnavailable if none serves.
+func (s *Set) Connect(ctx context.Context, name string) (*Client, error) {
+	g := s.of(name)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.connect(ctx, s)
+}
+
+// connect is Connect; mu is held.
+func (g *group) connect(ctx context.Context, s *Set) (*Client, error) {
+	if g.client != nil && !g.client.broken() {
+		return g.client, nil
+	}
+	if g.client != nil {
+		_ = g.client.Close()
+		g.client = nil
+	}
+	if err := s.Known(filepath.Base(g.dir)); err != nil {
+		return nil, err
+	}
+	connected, err := connect(ctx, g.dir, &s.answer)
+	if err != nil {
+		return nil, err
+	}
+	if err := connected.greet(ctx, s.options); err != nil {
+		return nil, errors.Join(err, connected.Close())
+	}
+	return g.use(connected), nil
+}
+
+// use keeps a new connection; mu is held.
+func (g *group) use(connected *Client) *Client {
+	g.client, g.followed = connected, false
+	return connected
+}
+
+// Ensure returns the connection to the group's supervisor, and starts one if
+// none serves; one that is started on the directory of one that died adopts its
+// containers.
+func (s *Set) Ensure(ctx context.Context, name string) (*Client, error) {
+	g := s.of(name)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	supervisor, err := s.serving(ctx, g)
+	if err != nil {
+		return nil, err
+	}
+	if !g.followed {
+		g.followed = true
+		s.follow(name, supervisor)
+	}
+	return supervisor, nil
+}
+
+// follow passes on the events of a supervisor, in a goroutine that ends with it or
+// with the set.
+func (s *Set) follow(name string, supervisor *Client) {
+	s.mu.Lock()
+	follower := s.follower
+	s.mu.Unlock()
+	if follower == nil {
+		return // no receiver: there are no containers
+	}
+	s.work.Go(func() {
+		last := uint64(0)
+		err := supervisor.Events(s.base, 0, func(event *api.Event) error {
+			if event.GetSeq() != last+1 {
+				follower.Missed(name, supervisor)
+			}
+			last = event.GetSeq()
+			follower.Noted(event)
+			return nil
+		})
+		if s.base.Err() != nil {
+			return
+		}
+		s.drop(name, supervisor)
+		follower.Lost(name, err)
+	})
+}
+
+// drop closes a connection over which nothing comes any more.
+func (s *Set) drop(name string, supervisor *Client) {
+	g := s.of(name)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.client == supervisor {
+		_ = supervisor.Close()
+		g.client = nil
+	}
+}
+
+// Groups lists those that have a directory.
+func (s *Set) Groups() ([]string, error) { return groupsIn(s.options.Dir) }
+
+func groupsIn(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	names := make([]string, 0, len(entries))
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return names, nil
+}
+
+// ExitOf reads what a supervisor wrote of a container's end, nil if nothing that
+// can be decoded. An error says that it cannot be read now.
+func (s *Set) ExitOf(name, id string) (*api.ExitRecord, error) {
+	data, err := os.ReadFile(filepath.Join(s.Dir(name), api.ExitDir, id+".json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read how container %s has ended: %w", id, err)
+	}
+	exit := &api.ExitRecord{}
+	if err := json.Unmarshal(data, exit); err != nil {
+		return nil, nil
+	}
+	return exit, nil
+}
+
+// Close ends the connections; the supervisors live on.
+func (s *Set) Close() {
+	s.cancel()
+	s.work.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.groups {
+		if g.client != nil {
+			_ = g.client.Close()
+		}
+	}
+}

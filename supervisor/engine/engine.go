@@ -1,0 +1,114 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/supervisor/runtime"
+	"github.com/minicri/minicri/supervisor/starter"
+)
+
+// Main is a starter's life.
+func Main() error { return starter.Serve(engine{}) }
+
+type engine struct{}
+
+// Do is of starter.Engine.
+func (engine) Do(r starter.Request, files []*os.File) (starter.Answer, func() error) {
+	answer, undo, err := do(r, files)
+	if err != nil {
+		return starter.Failed(err), nil
+	}
+	return answer, undo
+}
+
+func do(r starter.Request, files []*os.File) (answer starter.Answer, undo func() error, err error) {
+	given, err := streamsOf(r, files)
+	if err != nil {
+		return answer, nil, err
+	}
+	var c container = &libContainer{Request: r}
+	if len(r.Program) > 0 {
+		c = &programContainer{Request: r}
+	}
+	switch r.Verb {
+	case starter.Create:
+		spec, err := runtime.ReadSpec(r.Bundle)
+		if err != nil {
+			return answer, nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
+		}
+		answer, err = c.create(spec, given)
+		return answer, c.delete, err
+	case starter.Exec:
+		answer.PID, err = c.exec(given)
+		return answer, func() error { return killProcess(answer.PID) }, err
+	case starter.Start:
+		return answer, nil, c.start()
+	case starter.Update:
+		return answer, nil, update(r, c)
+	case starter.Delete:
+		return answer, nil, c.delete()
+	}
+	return answer, nil, fmt.Errorf("verb %q: %w", r.Verb, errdefs.ErrInvalidArgument)
+}
+
+// container is a container of libcontainer's, or of a program. After an error of create
+// and exec nothing is left of what they have made.
+type container interface {
+	create(spec *specs.Spec, given streams) (starter.Answer, error)
+	exec(given streams) (pid int, err error)
+	start() error
+	// setResources may have set a part after an error.
+	setResources(wanted *specs.LinuxResources, oomScoreAdj *int) error
+	delete() error
+}
+
+// streams are the standard streams of a process; those that are nil are /dev/null. With
+// a terminal all of them are, and its master is sent over console.
+type streams struct {
+	stdio   [3]*os.File
+	console *os.File
+}
+
+func streamsOf(r starter.Request, files []*os.File) (given streams, err error) {
+	next := func() (file *os.File) {
+		if len(files) > 0 {
+			file, files = files[0], files[1:]
+		} else {
+			err = errors.New("a descriptor is missing")
+		}
+		return file
+	}
+	for i, is := range r.Streams {
+		if is {
+			given.stdio[i] = next()
+		}
+	}
+	if r.Terminal {
+		given.console = next()
+	}
+	return given, err
+}
+
+// process returns what an exec is to start.
+func processOf(r starter.Request) (*specs.Process, error) {
+	process := new(specs.Process)
+	if err := decode(r.Process, process); err != nil {
+		return nil, fmt.Errorf("the process of an exec: %w", err)
+	}
+	return runtime.WithOOMScoreAdj(filepath.Join(r.Root, r.ID), process), nil
+}
+
+// killProcess ends a process that was made for nobody.
+func killProcess(pid int) error {
+	if pid > 0 {
+		_ = unix.Kill(pid, unix.SIGKILL) // it is our child, and cannot be another one
+	}
+	return nil
+}

@@ -1,0 +1,175 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/errdefs"
+	_ "github.com/opencontainers/cgroups/devices" // without it libcontainer cannot apply device rules
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runc/libcontainer/specconv"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/supervisor/runtime"
+	"github.com/minicri/minicri/supervisor/starter"
+)
+
+// libContainer is a container of libcontainer's.
+type libContainer struct{ starter.Request }
+
+func (c *libContainer) create(spec *specs.Spec, given streams) (answer starter.Answer, err error) {
+	process, err := newProcess(spec.Process)
+	if err != nil {
+		return answer, err
+	}
+	process.Init = true
+	config, err := c.config(spec)
+	if err != nil {
+		return answer, err
+	}
+	lib, err := libcontainer.Create(c.Root, c.ID, config)
+	if err != nil {
+		return answer, err
+	}
+	if answer.PID, err = launch(lib, process, given); err == nil {
+		answer.Cgroups, err = cgroupsOf(lib)
+	}
+	if err != nil {
+		return answer, errors.Join(startError(process, err), destroy(lib, process))
+	}
+	return answer, nil
+}
+
+// config translates the specification to libcontainer's terms, without the hooks that
+// libcontainer runs at another time than the specification wants.
+func (c *libContainer) config(spec *specs.Spec) (*configs.Config, error) {
+	if err := clampOOMScoreAdj(spec.Process); err != nil {
+		return nil, err
+	}
+	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{
+		CgroupName: c.ID, UseSystemdCgroup: c.SystemdCgroup, NoNewKeyring: !canJoinSessionKeyring(), Spec: spec,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("translate the specification: %w", err)
+	}
+	nameBundle(config, c.Bundle)
+	takeHooks(config)
+	return config, nil
+}
+
+// launch starts an init or an exec, and returns its pid.
+func launch(lib *libcontainer.Container, process *libcontainer.Process, given streams) (int, error) {
+	if err := giveStreams(lib, process, given.stdio); err != nil {
+		return 0, err
+	}
+	if file := given.stdio[0]; file != nil {
+		process.Stdin = file
+	}
+	if file := given.stdio[1]; file != nil {
+		process.Stdout = file
+	}
+	if file := given.stdio[2]; file != nil {
+		process.Stderr = file
+	}
+	process.ConsoleSocket = given.console
+	if err := lib.Start(process); err != nil {
+		return 0, err
+	}
+	return process.Pid()
+}
+
+// giveStreams lets the process open its streams again by their names in
+// /proc/self/fd, as /dev/stdout is one: in a user namespace their owner has to
+// be an id of it. (libcontainer sees to all others.)
+func giveStreams(lib *libcontainer.Container, process *libcontainer.Process, stdio [3]*os.File) error {
+	config := lib.Config()
+	if !config.Namespaces.Contains(configs.NEWUSER) {
+		return nil
+	}
+	uid, err := config.HostUID(process.UID)
+	if err != nil {
+		return fmt.Errorf("owner of the streams: %w", err)
+	}
+	gid, err := config.HostGID(process.GID)
+	if err != nil {
+		return fmt.Errorf("owner of the streams: %w", err)
+	}
+	for _, stream := range stdio {
+		if stream == nil {
+			continue
+		}
+		if err := stream.Chown(uid, gid); err != nil {
+			return fmt.Errorf("owner of the streams: %w", err)
+		}
+	}
+	return nil
+}
+
+func cgroupsOf(lib *libcontainer.Container) (map[string]string, error) {
+	state, err := lib.State()
+	if err != nil {
+		return nil, fmt.Errorf("cgroups of container %s: %w", lib.ID(), err)
+	}
+	return state.CgroupPaths, nil
+}
+
+// startError is the error of a start that failed. Where the process had begun to run,
+// errdefs.ErrFailedPrecondition says that it asks for what the container does not have:
+// a program, a directory, memory.
+func startError(process *libcontainer.Process, err error) error {
+	if _, pidErr := process.Pid(); pidErr != nil {
+		return err // the machine's fault: nothing ran
+	}
+	return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+}
+
+// destroy kills what runs of a container and removes its cgroup and its state.
+// It may be called in any state and again; process may never have started.
+func destroy(lib *libcontainer.Container, process *libcontainer.Process) error {
+	if err := process.Signal(unix.SIGKILL); err == nil {
+		_, _ = process.Wait() // killed: the exit status says nothing new
+	} else if _, pidErr := process.Pid(); pidErr == nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("destroy container %s: kill: %w", lib.ID(), err)
+	}
+	if err := lib.Destroy(); err != nil {
+		return fmt.Errorf("destroy container %s: %w", lib.ID(), err)
+	}
+	return nil
+}
+
+func (c *libContainer) exec(given streams) (int, error) {
+	spec, err := processOf(c.Request)
+	if err != nil {
+		return 0, err
+	}
+	process, err := newProcess(spec)
+	if err != nil {
+		return 0, err
+	}
+	lib, err := libcontainer.Load(c.Root, c.ID)
+	if err != nil {
+		return 0, fmt.Errorf("load container %s: %w", c.ID, err)
+	}
+	if c.ExecCgroup.Sub != "" {
+		process.SubCgroupPaths = map[string]string{c.ExecCgroup.Controller: c.ExecCgroup.Sub}
+	}
+	return launch(lib, process, given)
+}
+
+// start runs the hooks that wait for the program.
+func (c *libContainer) start() error { return c.runHooks(configs.Poststart) }
+
+// delete removes a container, which was made whole or not, and then runs the hooks that
+// wait for its end. What fails there is a warning of the supervisor's, and no reason to
+// keep the container (runtime-spec, Lifecycle).
+func (c *libContainer) delete() error {
+	hooks := c.hooks(configs.Poststop)
+	if err := runtime.RemoveState(filepath.Join(c.Root, c.ID), c.Cgroups, c.CgroupsPath, c.SystemdCgroup); err != nil {
+		return err
+	}
+	return hooks()
+}

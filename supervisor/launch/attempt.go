@@ -1,0 +1,306 @@
+package launch
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/supervisor/children"
+)
+
+// The descriptors of the first process besides its streams; more follow.
+const (
+	socketFD  = 3 // gets the list, and answers
+	lifeFD    = 4 // ends when the supervisor has ended
+	programFD = 5
+)
+
+// attempt is one launch: its list, and what is made for it.
+//
+// The first process is made in the supervisor's own namespaces and cgroup. It forks a
+// helper into the container's cgroup (version 2) or enters that itself, and it or the
+// helper, when it has joined the namespaces, forks the process that is launched. Both
+// live until that has executed its program, so that its pid stays its own.
+type attempt struct {
+	calls
+	launcher *Launcher
+	files    []*os.File // the descriptors of the first process, by their numbers
+	toClose  []io.Closer
+
+	ours    net.Conn
+	parents []*os.File // pidfds of the first process and of the helper
+	made    *Launched  // the process; nil before its pid is known
+	waiting string     // for what
+}
+
+// newAttempt prepares a launch that lasts until ctx ends. The caller closes it.
+func (l *Launcher) newAttempt(ctx context.Context, streams [3]*os.File) (*attempt, error) {
+	a := &attempt{launcher: l, waiting: "its first process"}
+	if err := a.open(ctx, streams); err != nil {
+		a.close()
+		return nil, err
+	}
+	return a, nil
+}
+
+// open opens what each first process gets.
+func (a *attempt) open(ctx context.Context, streams [3]*os.File) error {
+	none, end, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	a.toClose = append(a.toClose, none)
+	if err := end.Close(); err != nil {
+		return err
+	}
+	for _, stream := range streams {
+		if stream == nil {
+			stream = none
+		}
+		a.files = append(a.files, stream)
+	}
+	if err := a.openSocket(ctx); err != nil {
+		return err
+	}
+	alive, life, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	a.files = append(a.files, alive)
+	a.toClose = append(a.toClose, alive, life)
+	program, err := a.launcher.program()
+	if err != nil {
+		return err
+	}
+	a.files = append(a.files, program)
+	return nil
+}
+
+// openSocket opens the socket, whose end here is good until ctx ends.
+func (a *attempt) openSocket(ctx context.Context) error {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socketpair", err)
+	}
+	file := os.NewFile(uintptr(fds[0]), "launch")
+	defer file.Close()
+	theirs := os.NewFile(uintptr(fds[1]), "launched")
+	a.files = append(a.files, theirs)
+	a.toClose = append(a.toClose, theirs)
+	if a.ours, err = net.FileConn(file); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = a.ours.SetDeadline(time.Unix(1, 0)) })
+	a.toClose = append(a.toClose, closer(func() { stop() }), a.ours)
+	return nil
+}
+
+type closer func()
+
+func (c closer) Close() error {
+	c()
+	return nil
+}
+
+// give opens a further descriptor of the first process, and returns its number.
+func (a *attempt) give(file *os.File, err error) (number uint64, _ error) {
+	if err != nil {
+		return 0, err
+	}
+	a.files = append(a.files, file)
+	a.toClose = append(a.toClose, file)
+	return uint64(len(a.files) - 1), nil
+}
+
+func (a *attempt) close() {
+	for _, c := range a.toClose {
+		_ = c.Close()
+	}
+	for _, pidfd := range a.parents {
+		_ = pidfd.Close()
+	}
+}
+
+// fork starts the first process, which waits for its list. Nothing can stop it before
+// it has executed the program: it is nobody's but the supervisor's.
+func (a *attempt) fork() (*children.Child, error) {
+	var pidfd int
+	attributes := &syscall.ProcAttr{Env: []string{}, Sys: &syscall.SysProcAttr{PidFD: &pidfd}}
+	for _, file := range a.files {
+		attributes.Files = append(attributes.Files, file.Fd())
+	}
+	first, err := a.launcher.children.Start(func() (int, error) {
+		return syscall.ForkExec(fmt.Sprintf("/proc/self/fd/%d", programFD), []string{name}, attributes)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start the program launch: %w", err)
+	}
+	a.parents = append(a.parents, os.NewFile(uintptr(pidfd), "pidfd"))
+	return first, nil
+}
+
+// run sends the list and follows what becomes of it: until the process is at the exec
+// barrier, or has executed its program. After an error nothing of it runs, or what does
+// ends when it can.
+func (a *attempt) run(ctx context.Context) (*Launched, error) {
+	err := a.send()
+	for done := false; err == nil && !done; {
+		done, err = a.step()
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = a.late(ctx)
+	}
+	if err != nil && a.made != nil {
+		err = errors.Join(err, a.giveUp())
+	}
+	a.endParents()
+	if err != nil {
+		return nil, err
+	}
+	return a.made, nil
+}
+
+// send hands over the list. The socket has no other end here from then on, so that
+// there is an end to read when all that have it have ended.
+func (a *attempt) send() error {
+	if _, err := a.WriteTo(a.ours); err != nil {
+		return fmt.Errorf("say what to do: %w", err)
+	}
+	return a.files[socketFD].Close()
+}
+
+// step waits for one thing that is said.
+func (a *attempt) step() (done bool, err error) {
+	said := make([]byte, 8)
+	_, err = io.ReadFull(a.ours, said)
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
+		return true, a.ended()
+	}
+	if err != nil {
+		return false, err
+	}
+	what, value := int(int32(binary.NativeEndian.Uint32(said))), int(int32(binary.NativeEndian.Uint32(said[4:])))
+	switch what {
+	case helperMade:
+		a.waiting = "its helper in the cgroup of the container"
+		return false, a.openHelper(value)
+	case pidMade:
+		return false, a.own(value)
+	case atBarrier:
+		return true, nil
+	}
+	err = a.failure(what, syscall.Errno(value))
+	if a.made != nil {
+		err = fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition) // what it asks for is not there
+	}
+	return false, err
+}
+
+// openHelper opens the helper, whose pid is its own as long as its parent lives, and lets
+// it go on.
+func (a *attempt) openHelper(pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return fmt.Errorf("the helper: %w", os.NewSyscallError("pidfd_open", err))
+	}
+	helper, parent := os.NewFile(uintptr(fd), "pidfd"), a.parents[0]
+	if hasEnded(parent) {
+		return errors.Join(errKilled, helper.Close())
+	}
+	a.parents = append(a.parents, helper)
+	return a.goOn()
+}
+
+// own makes the process a child with an owner, and lets it go on.
+func (a *attempt) own(pid int) error {
+	parent := a.parents[len(a.parents)-1]
+	child, err := a.launcher.children.Start(func() (int, error) {
+		if hasEnded(parent) { // the pid may be another's
+			return 0, errKilled
+		}
+		return pid, nil
+	})
+	if err != nil {
+		return err
+	}
+	a.made = &Launched{Child: child}
+	a.waiting = fmt.Sprintf("process %d to execute its program", pid)
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return fmt.Errorf("the launched process: %w", os.NewSyscallError("pidfd_open", err))
+	}
+	a.made.Pidfd = os.NewFile(uintptr(fd), "pidfd")
+	stat, err := process.ReadStat(pid)
+	if err != nil {
+		return fmt.Errorf("the launched process: %w", err)
+	}
+	a.made.StartTime = stat.StartTime
+	if a.reaped() {
+		return errKilled
+	}
+	return a.goOn()
+}
+
+// goOn lets the process that was forked last go on.
+func (a *attempt) goOn() error {
+	_, err := a.ours.Write([]byte{0})
+	if errors.Is(err, syscall.EPIPE) {
+		return a.ended()
+	}
+	return err
+}
+
+var errKilled = errors.New("it was killed before it executed its program")
+
+// ended is what it means that nothing more is to be heard: the socket is closed by the
+// execution of the program, or by the end of the process.
+func (a *attempt) ended() error {
+	if a.made == nil {
+		return errKilled
+	}
+	stat, err := process.ReadStat(a.made.Child.PID)
+	if err == nil && !a.reaped() && stat.Executed {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", errKilled, errdefs.ErrFailedPrecondition)
+}
+
+// reaped reports whether the pid may be another process's by now.
+func (a *attempt) reaped() bool {
+	select {
+	case <-a.made.Child.Exited():
+		return true
+	default:
+		return false
+	}
+}
+
+// late is why a launch is given up when ctx has ended.
+func (a *attempt) late(ctx context.Context) error {
+	state := ""
+	if a.made != nil {
+		if stat, err := process.ReadStat(a.made.Child.PID); err == nil {
+			state = fmt.Sprintf(", whose state is %c", stat.State)
+		}
+	}
+	return fmt.Errorf("not done in time, waiting for %s%s: %w", a.waiting, state, context.Cause(ctx))
+}
+
+// giveUp ends the process. The helpers are still there: its pid is its own.
+func (a *attempt) giveUp() error {
+	if a.made.Pidfd == nil {
+		return nil // it waits to be told to go on, and ends with the socket
+	}
+	_ = unix.PidfdSendSignal(int(a.made.Pidfd.Fd()), unix.SIGKILL, nil, 0)
+	return a.made.Pidfd.Close()
+}

@@ -1,0 +1,423 @@
+package launch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	_ "github.com/opencontainers/cgroups/devices"
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	_ "github.com/opencontainers/runc/libcontainer/nsenter" // this program is libcontainer's init, too
+	"github.com/opencontainers/runc/libcontainer/specconv"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/supervisor/children"
+)
+
+func init() {
+	switch {
+	case len(os.Args) > 1 && os.Args[1] == "init":
+		libcontainer.Init()
+	case len(os.Args) > 1 && os.Args[1] == "filters":
+		pid, _ := strconv.Atoi(os.Args[2])
+		fmt.Println(filtersOf(pid))
+		os.Exit(0)
+	case len(os.Args) > 1 && os.Args[1] == "by-libcontainer":
+		if err := json.NewEncoder(os.Stdout).Encode(byLibcontainer()); err != nil {
+			panic(err)
+		}
+		os.Exit(0)
+	}
+}
+
+// request is what a process of this program, with libcontainer, is asked for: what it
+// starts would otherwise be reaped by ours.
+type request struct {
+	Do, Root, ID string
+	Systemd      bool
+	Spec         *specs.Spec
+	Process      *specs.Process
+	Sub          map[string]string // cgroups of an exec
+	Output       string            // of an exec
+}
+
+type answer struct {
+	PID   int
+	Error string
+}
+
+func byLibcontainer() answer {
+	var r request
+	err := json.NewDecoder(os.Stdin).Decode(&r)
+	var pid int
+	if err == nil {
+		pid, err = r.do()
+	}
+	if err != nil {
+		return answer{Error: err.Error()}
+	}
+	return answer{PID: pid}
+}
+
+func (r *request) do() (int, error) {
+	if r.Do == "create" {
+		config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{CgroupName: r.ID, UseSystemdCgroup: r.Systemd, Spec: r.Spec})
+		if err != nil {
+			return 0, err
+		}
+		lib, err := libcontainer.Create(r.Root, r.ID, config)
+		if err != nil {
+			return 0, err
+		}
+		pid, err := r.start(lib, r.Spec.Process, true)
+		if err != nil {
+			return 0, errors.Join(err, lib.Destroy())
+		}
+		return pid, lib.Exec()
+	}
+	lib, err := libcontainer.Load(r.Root, r.ID)
+	if err != nil {
+		return 0, err
+	}
+	if r.Do == "delete" {
+		return 0, lib.Destroy()
+	}
+	return r.start(lib, r.Process, false)
+}
+
+func (r *request) start(lib *libcontainer.Container, p *specs.Process, init bool) (int, error) {
+	process := &libcontainer.Process{
+		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: int(p.User.UID), GID: int(p.User.GID), Init: init, LogLevel: "3",
+		NoNewPrivileges: &p.NoNewPrivileges, SubCgroupPaths: r.Sub, AppArmorProfile: p.ApparmorProfile, Label: p.SelinuxLabel,
+	}
+	for _, gid := range p.User.AdditionalGids {
+		process.AdditionalGroups = append(process.AdditionalGroups, int(gid))
+	}
+	if c := p.Capabilities; c != nil {
+		process.Capabilities = &configs.Capabilities{Bounding: c.Bounding, Effective: c.Effective, Inheritable: c.Inheritable, Permitted: c.Permitted, Ambient: c.Ambient}
+	}
+	for _, limit := range p.Rlimits {
+		process.Rlimits = append(process.Rlimits, configs.Rlimit{Type: int(rlimits[limit.Type]), Hard: limit.Hard, Soft: limit.Soft})
+	}
+	if r.Output != "" {
+		output, err := os.OpenFile(r.Output, os.O_WRONLY|os.O_CREATE, 0o644)
+		if err != nil {
+			return 0, err
+		}
+		defer output.Close()
+		process.Stdout = output
+	}
+	if err := lib.Start(process); err != nil {
+		return 0, err
+	}
+	return process.Pid()
+}
+
+// family are the children of this process, all tests'.
+var family = sync.OnceValue(func() *children.Children {
+	c, err := children.New()
+	if err != nil {
+		panic(err)
+	}
+	go c.Run(context.Background())
+	return c
+})
+
+// node is where pauses of a test are made.
+type node struct {
+	*Launcher
+	dir, rootfs, empty string
+	parent             string // of their cgroups: a directory, or a slice
+}
+
+// bySystemd is as in package harness: systemd has to run this machine.
+func bySystemd() bool { return os.Getenv("MINICRI_CGROUP_DRIVER") == "systemd" }
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "launch-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	shareMounts(t, dir)
+	n := &node{
+		Launcher: New(family()), dir: dir, parent: fmt.Sprintf("/minicri-launch-%d", os.Getpid()),
+		rootfs: filepath.Join(dir, "rootfs"), empty: filepath.Join(dir, "empty"),
+	}
+	program, err := os.ReadFile("../../oci/pause/pause.elf")
+	if err != nil {
+		t.Fatalf("run `make build`: %v", err)
+	}
+	for _, made := range []string{n.empty, n.rootfs + "/proc", n.rootfs + "/dev", dir + "/states"} {
+		err = errors.Join(err, os.MkdirAll(made, 0o755))
+	}
+	err = errors.Join(err, os.Chmod(dir, 0o755), os.WriteFile(n.rootfs+"/pause", program, 0o555))
+	// libcontainer does this to a process that loads a filter of devices (version 2 has no
+	// other): what we start has it after that, and what comes before has not.
+	if e := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}); !errors.Is(e, unix.EPERM) {
+		err = errors.Join(err, e)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bySystemd() {
+		n.parent = fmt.Sprintf("minicrilaunch%d.slice", os.Getpid())
+	}
+	t.Cleanup(func() { n.removeParent(t) })
+	return n
+}
+
+// shareMounts makes a directory what it is on a node, where systemd shares all mounts
+// (systemd(1)), and fails the test if something is mounted in it in the end.
+func shareMounts(t *testing.T, dir string) {
+	t.Helper()
+	if err := errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_SHARED, "")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for mount := range strings.Lines(read("/proc/thread-self/mountinfo")) {
+			if strings.HasPrefix(strings.Fields(mount)[4], dir+"/") {
+				t.Errorf("a mount is left on the node: %s", mount)
+			}
+		}
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// leftCgroups are the cgroups below the parent, in any hierarchy.
+func (n *node) leftCgroups() (left []string) {
+	for _, hierarchy := range []string{"/sys/fs/cgroup/*", "/sys/fs/cgroup"} {
+		found, _ := filepath.Glob(filepath.Join(hierarchy, n.parent, "*", "cgroup.procs"))
+		left = append(left, found...)
+	}
+	return left
+}
+
+// removeParent fails the test if there is anything left below it.
+func (n *node) removeParent(t *testing.T) {
+	if left := n.leftCgroups(); len(left) > 0 {
+		t.Errorf("left are %v", left)
+	}
+	if bySystemd() {
+		if said, status := command(t, "systemctl", "stop", n.parent); status != 0 {
+			t.Errorf("systemctl stop: %d: %s", status, said)
+		}
+		return
+	}
+	groups, _ := filepath.Glob("/sys/fs/cgroup/*" + n.parent)
+	for _, group := range append(groups, "/sys/fs/cgroup"+n.parent) {
+		if err := os.Remove(group); err != nil && !os.IsNotExist(err) {
+			t.Errorf("something is left: %v", err)
+		}
+	}
+}
+
+// run runs this program or another one to its end: nothing but our children may wait for
+// one.
+func run(t *testing.T, program string, args []string, stdin io.Reader) (output []byte, status int) {
+	t.Helper()
+	in, err := os.CreateTemp(t.TempDir(), "in")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	if stdin != nil {
+		_, err = io.Copy(in, stdin)
+	}
+	_, e := in.Seek(0, io.SeekStart)
+	reader, writer, err2 := os.Pipe()
+	if err := errors.Join(err, e, err2); err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	child, err := family().Start(func() (int, error) {
+		return syscall.ForkExec(program, append([]string{program}, args...), &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{in.Fd(), writer.Fd(), 2}})
+	})
+	if err = errors.Join(err, writer.Close()); err != nil {
+		t.Fatal(err)
+	}
+	output, err = io.ReadAll(reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return output, child.Wait().ExitStatus()
+}
+
+func command(t *testing.T, name string, args ...string) (output string, status int) {
+	t.Helper()
+	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+		if path := filepath.Join(dir, name); unix.Access(path, unix.X_OK) == nil {
+			out, status := run(t, path, args, nil)
+			return string(out), status
+		}
+	}
+	t.Fatalf("no program %s", name)
+	return "", 0
+}
+
+// seccompOf has those of filtersOf, by a process of its own: ours waits for children only.
+func seccompOf(t *testing.T, pid int) string {
+	t.Helper()
+	out, status := run(t, "/proc/self/exe", []string{"filters", strconv.Itoa(pid)}, nil)
+	if status != 0 || !strings.HasSuffix(string(out), "<nil>\n") {
+		t.Fatalf("the filters of process %d: %d: %s", pid, status, out)
+	}
+	return string(out)
+}
+
+// ask has libcontainer do something.
+func (n *node) ask(t *testing.T, r request) (pid int, err error) {
+	t.Helper()
+	r.Root, r.Systemd = n.dir+"/states", bySystemd()
+	encoded, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, _ := run(t, "/proc/self/exe", []string{"by-libcontainer"}, strings.NewReader(string(encoded)))
+	var a answer
+	if err := json.Unmarshal(out, &a); err != nil {
+		t.Fatalf("libcontainer says %q: %v", out, err)
+	}
+	if a.Error != "" {
+		return 0, errors.New(a.Error)
+	}
+	return a.PID, nil
+}
+
+// cgroupOf is where a container is, in the form of the driver.
+func (n *node) cgroupOf(id string) string {
+	if bySystemd() {
+		return n.parent + ":minicrilaunch:" + id
+	}
+	return n.parent + "/" + id
+}
+
+// spec is that of a plain pod's pause.
+func (n *node) spec(id string) *specs.Spec {
+	shares, adjust := uint64(2), 100
+	return &specs.Spec{
+		Version: specs.Version,
+		Root:    &specs.Root{Path: n.rootfs, Readonly: true},
+		Process: &specs.Process{Args: []string{"/pause"}, Cwd: "/", NoNewPrivileges: true, Capabilities: &specs.LinuxCapabilities{}, OOMScoreAdj: &adjust},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+			{Destination: "/dev", Type: "bind", Source: n.empty, Options: []string{"bind", "ro", "nosuid", "noexec", "nodev"}},
+		},
+		Linux: &specs.Linux{
+			CgroupsPath: n.cgroupOf(id),
+			Namespaces:  []specs.LinuxNamespace{{Type: specs.MountNamespace}, {Type: specs.UTSNamespace}, {Type: specs.IPCNamespace}, {Type: specs.PIDNamespace}},
+			Resources:   &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: &shares}},
+			Seccomp:     allowing(initCalls...),
+		},
+	}
+}
+
+// initCalls are those that pause, launches and libcontainer's init make under a filter.
+var initCalls = []string{
+	"rt_sigprocmask", "rt_sigtimedwait", "wait4", "exit_group", "openat", "openat2", "write", "close", "execve", "close_range", "fcntl", "futex",
+	"statx", "fstatfs", "fstat", "readlinkat", "getdents64", "epoll_ctl", "epoll_pwait", "mmap", "munmap", "madvise", "rt_sigaction", "sigaltstack",
+	"rt_sigreturn", "nanosleep", "getpid", "tgkill", "gettid", "read", "dup3", "newfstatat", "lseek", "sched_yield", "prlimit64",
+}
+
+// allowing allows calls and refuses all others, as pause's default profile does.
+func allowing(calls ...string) *specs.LinuxSeccomp {
+	errno := uint(unix.EPERM)
+	return &specs.LinuxSeccomp{DefaultAction: specs.ActErrno, DefaultErrnoRet: &errno, Syscalls: []specs.LinuxSyscall{{Action: specs.ActAllow, Names: calls}}}
+}
+
+// joined is a namespace of this process, as one to join.
+func joined(kind specs.LinuxNamespaceType, name string) specs.LinuxNamespace {
+	return specs.LinuxNamespace{Type: kind, Path: fmt.Sprintf("/proc/%d/ns/%s", os.Getpid(), name)}
+}
+
+func withoutNamespace(s *specs.Spec, kind specs.LinuxNamespaceType) {
+	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == kind })
+}
+
+func read(path string) string {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	return string(content)
+}
+
+func field(status, name string) string {
+	for line := range strings.Lines(status) {
+		if value, ok := strings.CutPrefix(line, name); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not so: %s", what)
+		}
+	}
+}
+
+// rests waits until a process has executed a program and sleeps in it.
+func rests(t *testing.T, pid int, args []string) {
+	t.Helper()
+	proc := "/proc/" + strconv.Itoa(pid)
+	eventually(t, fmt.Sprintf("%v comes to rest", args), func() bool {
+		return read(proc+"/cmdline") == strings.Join(args, "\x00")+"\x00" && strings.HasPrefix(field(read(proc+"/status"), "State:"), "S")
+	})
+}
+
+// gone waits until a process has ended.
+func gone(t *testing.T, pid int) {
+	t.Helper()
+	eventually(t, "the process is gone", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
+}
+
+// nothingLeft fails the test unless our only children are those.
+func nothingLeft(t *testing.T, but ...int) {
+	t.Helper()
+	var left []string
+	eventually := time.Now().Add(10 * time.Second)
+	for {
+		left = nil
+		for _, pid := range strings.Fields(childrenOf()) {
+			if number, _ := strconv.Atoi(pid); !slices.Contains(but, number) {
+				left = append(left, pid+" "+strings.TrimSpace(read("/proc/"+pid+"/comm"))+" "+field(read("/proc/"+pid+"/status"), "State:"))
+			}
+		}
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(eventually) {
+			t.Errorf("children are left: %v", left)
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func childrenOf() (pids string) {
+	tasks, _ := filepath.Glob("/proc/self/task/*/children")
+	for _, task := range tasks {
+		pids += read(task) + " "
+	}
+	return pids
+}

@@ -1,0 +1,318 @@
+package runtime
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/minicri/minicri/supervisor/cgroup"
+	"github.com/minicri/minicri/supervisor/children"
+	"github.com/minicri/minicri/supervisor/launch"
+	"github.com/minicri/minicri/supervisor/starter"
+	"github.com/minicri/minicri/supervisor/stdio"
+)
+
+// Runtime is what all containers of a supervisor share.
+type Runtime struct {
+	Dir           string // of the supervisor: containers' states are below it
+	SystemdCgroup bool   // cgroupsPath is slice:prefix:name
+	Children      *children.Children
+	Starters      *starter.Starters
+	Launcher      *launch.Launcher
+}
+
+// Facts are all that has to be known of a container, in the supervisor's record.
+type Facts struct {
+	ID          string       `json:"id"`
+	Bundle      string       `json:"bundle"`
+	Program     []string     `json:"runtime,omitempty"` // with runc's command line, and its flags; none for libcontainer
+	CgroupsPath string       `json:"cgroups_path"`
+	Cgroups     cgroup.Paths `json:"cgroups,omitempty"` // by controller, "" for version 2
+	MountLabel  string       `json:"mount_label,omitempty"`
+	Launched    bool         `json:"launched,omitempty"`     // a pause that is not libcontainer's
+	Poststart   bool         `json:"poststart,omitempty"`    // it has such hooks
+	Poststop    bool         `json:"poststop,omitempty"`     // it has such hooks
+	ExecCgroups string       `json:"exec_cgroups,omitempty"` // of starter.Answer
+}
+
+// FactsOf returns what is known of a container before it is made.
+func FactsOf(id, bundle string, program []string, spec *specs.Spec) Facts {
+	return Facts{
+		ID: id, Bundle: bundle, Program: program, CgroupsPath: spec.Linux.CgroupsPath, MountLabel: spec.Linux.MountLabel,
+		Poststart: spec.Hooks != nil && len(spec.Hooks.Poststart) > 0,
+		Poststop:  spec.Hooks != nil && len(spec.Hooks.Poststop) > 0,
+	}
+}
+
+// Streams are the standard streams of a process that is started. Those left nil are
+// /dev/null; with Terminal all of them are. They are the caller's to close.
+type Streams struct {
+	Stdio    [3]*os.File
+	Terminal bool
+}
+
+// Container is a container, made or to be made.
+type Container struct {
+	Facts
+	runtime *Runtime
+	execs   *cgroup.Execs
+}
+
+// Container returns the container that facts are of.
+func (r *Runtime) Container(facts Facts) *Container {
+	c := &Container{Facts: facts, runtime: r}
+	c.execs = cgroup.NewExecs(c.Cgroups, c.dir())
+	return c
+}
+
+// Directories of containers' states, below the supervisor's.
+const (
+	statesDir   = "containers" // libcontainer's, and those of launched pauses
+	programsDir = "oci"        // of programs: they do not read each other's
+)
+
+// root is where the engine that has made the container keeps its states.
+func (c *Container) root() string {
+	if len(c.Program) > 0 {
+		return filepath.Join(c.runtime.Dir, programsDir, filepath.Base(c.Program[0]))
+	}
+	return filepath.Join(c.runtime.Dir, statesDir)
+}
+
+func (c *Container) dir() string { return filepath.Join(c.root(), c.ID) }
+
+func (c *Container) request(verb starter.Verb) starter.Request {
+	return starter.Request{
+		Verb: verb, ID: c.ID, Bundle: c.Bundle, Root: c.root(), Program: c.Program, SystemdCgroup: c.runtime.SystemdCgroup,
+		CgroupsPath: c.CgroupsPath, Cgroups: c.Cgroups,
+	}
+}
+
+// Create makes the container and brings its init to the exec barrier; hooks get the
+// bundle as its directory. After an error nothing is left. errdefs.ErrFailedPrecondition
+// says that init ran and could not get there: the container asks for what it does not
+// have. ended, if any, is called when init has ended, before it is reaped.
+func (c *Container) Create(ctx context.Context, spec *specs.Spec, streams Streams, bare bool, ended func(pid int)) (*Process, error) {
+	if bare && len(c.Program) == 0 && launch.PauseNeedsStarter(spec, streams.Stdio, streams.Terminal) == "" {
+		return c.launchPause(ctx, spec, streams)
+	}
+	p, err := c.run(ctx, c.request(starter.Create), streams, ended, func(answer starter.Answer) {
+		c.Cgroups, c.ExecCgroups = answer.Cgroups, answer.ExecCgroups
+		c.execs = cgroup.NewExecs(c.Cgroups, c.dir())
+	})
+	if err != nil {
+		// A starter that was ended has left what it had made.
+		return nil, errors.Join(err, RemoveState(c.dir(), c.Cgroups, c.CgroupsPath, c.runtime.SystemdCgroup))
+	}
+	return p, nil
+}
+
+func (c *Container) launchPause(ctx context.Context, spec *specs.Spec, streams Streams) (*Process, error) {
+	if err := os.MkdirAll(c.dir(), 0o711); err != nil {
+		return nil, err
+	}
+	c.Launched = true
+	made, err := c.runtime.Launcher.Pause(ctx, launch.Pause{ID: c.ID, Dir: c.dir(), Spec: spec, SystemdCgroup: c.runtime.SystemdCgroup, Streams: streams.Stdio})
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(c.dir()))
+	}
+	c.Cgroups = made.Cgroups
+	return &Process{PID: made.Child.PID, StartTime: made.StartTime, pidfd: made.Pidfd, child: made.Child}, nil
+}
+
+// run has a starter make a process, and takes it over; note is called with the answer.
+func (c *Container) run(ctx context.Context, request starter.Request, streams Streams, ended func(pid int), note func(starter.Answer)) (p *Process, err error) {
+	var files []*os.File
+	for i, file := range streams.Stdio {
+		if file != nil {
+			request.Streams[i] = true
+			files = append(files, file)
+		}
+	}
+	var console *os.File
+	if streams.Terminal {
+		ours, theirs, err := stdio.ConsolePair()
+		if err != nil {
+			return nil, err
+		}
+		defer ours.Close()
+		defer theirs.Close()
+		request.Terminal, console = true, ours
+		files = append(files, theirs)
+	}
+	err = c.runtime.Starters.Run(ctx, request, files, func(answer starter.Answer) (err error) {
+		if p, err = c.take(answer.PID, ended); err == nil && console != nil {
+			p.Terminal, err = stdio.ReceiveMaster(console)
+		}
+		if err == nil && note != nil {
+			note(answer)
+		}
+		return err
+	})
+	if err != nil && p != nil {
+		err = errors.Join(err, p.Close())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// take makes a process of a starter that lives one of ours.
+func (c *Container) take(pid int, ended func(pid int)) (*Process, error) {
+	p, err := openProcess(pid)
+	if err != nil {
+		return nil, err
+	}
+	before := func() {}
+	if ended != nil {
+		before = func() { ended(pid) }
+	}
+	if p.child, err = c.runtime.Children.Own(pid, before); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
+// Start lets init through the exec barrier.
+func (c *Container) Start(ctx context.Context, init *Process) error {
+	if len(c.Program) > 0 {
+		return c.runtime.Starters.Run(ctx, c.request(starter.Start), nil, nil)
+	}
+	return openBarrier(ctx, c.dir(), init)
+}
+
+// Started is called once the program runs, for hooks that wait for it. Its error is a
+// warning. A program has run its hooks itself.
+func (c *Container) Started(ctx context.Context, init *Process) error {
+	if !c.Poststart || len(c.Program) > 0 {
+		return nil
+	}
+	request := c.request(starter.Start)
+	request.InitPID = init.PID
+	return c.runtime.Starters.Run(ctx, request, nil, nil)
+}
+
+// StartHooks names the hooks that init runs behind the barrier, and says how long they
+// may take together; "" for none.
+func (c *Container) StartHooks() (names string, limit time.Duration) {
+	spec, err := ReadSpec(c.Bundle)
+	if err != nil {
+		return "", 0
+	}
+	return startHooks(spec.Hooks)
+}
+
+// Exec starts a further process. It and what it starts can be ended together, by
+// Process.KillTree.
+func (c *Container) Exec(ctx context.Context, process *specs.Process, init *Process, streams Streams) (*Process, error) {
+	if c.Cgroups.Frozen() {
+		return nil, fmt.Errorf("container %s is frozen, and no process can be started in it: thaw its cgroup: %w", c.ID, errdefs.ErrFailedPrecondition)
+	}
+	var group *cgroup.Exec
+	if len(c.Program) == 0 || c.ExecCgroups == "name" || c.ExecCgroups == "path" && c.Cgroups[""] != "" {
+		group = c.execs.New()
+	}
+	p, err := c.startExec(ctx, process, init, streams, group)
+	if err != nil {
+		if group != nil {
+			err = errors.Join(err, group.Kill())
+			group.Close()
+		}
+		return nil, err
+	}
+	p.group = group
+	return p, nil
+}
+
+func (c *Container) startExec(ctx context.Context, process *specs.Process, init *Process, streams Streams, group *cgroup.Exec) (*Process, error) {
+	if len(c.Program) == 0 {
+		spec, err := ReadSpec(c.Bundle)
+		if err != nil {
+			return nil, err
+		}
+		process = WithOOMScoreAdj(c.dir(), process)
+		if process.OOMScoreAdj == nil {
+			process.OOMScoreAdj = spec.Process.OOMScoreAdj
+		}
+		if !streams.Terminal && launch.ExecNeedsStarter(spec, process) == "" {
+			return c.launchExec(ctx, spec, process, init, streams, group)
+		}
+	}
+	request := c.request(starter.Exec)
+	var err error
+	if request.Process, err = json.Marshal(process); err != nil {
+		return nil, err
+	}
+	if group != nil {
+		request.ExecCgroup = starter.ExecCgroup{Controller: group.Controller, Sub: group.Sub, Form: c.ExecCgroups}
+	}
+	return c.run(ctx, request, streams, nil, nil)
+}
+
+func (c *Container) launchExec(ctx context.Context, spec *specs.Spec, process *specs.Process, init *Process, streams Streams, group *cgroup.Exec) (*Process, error) {
+	pidfd, err := init.copyPidfd()
+	if err != nil {
+		return nil, err
+	}
+	defer pidfd.Close()
+	cgroups := c.Cgroups
+	if group != nil {
+		cgroups = group.Paths()
+	}
+	made, err := c.runtime.Launcher.Exec(ctx, launch.Exec{ID: c.ID, Init: pidfd, Spec: spec, Process: process, Streams: streams.Stdio, Cgroups: cgroups})
+	if err != nil {
+		return nil, err
+	}
+	return &Process{PID: made.Child.PID, StartTime: made.StartTime, pidfd: made.Pidfd, child: made.Child}, nil
+}
+
+// EndExecs ends the execs that an earlier supervisor has left, whose streams have no
+// owner any more, and not what they have put in the background.
+func (c *Container) EndExecs() error { return c.execs.EndAll() }
+
+// Update sets resources, those that are named, and oom_score_adj if it is not nil, of
+// all processes: all or with an error none. resources is a specs.LinuxResources.
+func (c *Container) Update(ctx context.Context, resources json.RawMessage, oomScoreAdj *int) error {
+	request := c.request(starter.Update)
+	request.Resources, request.OOMScoreAdj = resources, oomScoreAdj
+	return c.runtime.Starters.Run(ctx, request, nil, nil)
+}
+
+// Delete kills what is left of the container, and removes its cgroups and its state. It
+// may be called again after an error.
+func (c *Container) Delete(ctx context.Context) error {
+	if len(c.Program) > 0 || c.Poststop {
+		return c.runtime.Starters.Run(ctx, c.request(starter.Delete), nil, nil)
+	}
+	return RemoveState(c.dir(), c.Cgroups, c.CgroupsPath, c.runtime.SystemdCgroup)
+}
+
+// ProgramStates is the directory of a program's own states, below that of its containers.
+const ProgramStates = "states"
+
+// RemoveState ends what runs in a container's cgroups, removes them, and then what is
+// kept of it: its directory, and what a program has. A create that was killed leaves a
+// state that the program itself does not take for one, and runsc locks, in files that
+// begin with the id. With the last container go the directories of the program.
+func RemoveState(dir string, paths cgroup.Paths, cgroupsPath string, systemd bool) error {
+	if err := cgroup.Remove(paths, cgroupsPath, systemd); err != nil {
+		return fmt.Errorf("remove the cgroups %s: %w", cgroupsPath, err)
+	}
+	states := filepath.Join(filepath.Dir(dir), ProgramStates)
+	left, err := filepath.Glob(filepath.Join(states, filepath.Base(dir)+"*"))
+	for _, path := range append(left, dir) {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	if err == nil && os.Remove(states) == nil {
+		_ = os.Remove(filepath.Dir(dir)) // unless it has other containers
+	}
+	return err
+}

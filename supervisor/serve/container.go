@@ -1,0 +1,291 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/runtime"
+	"github.com/minicri/minicri/supervisor/stdio"
+)
+
+// container is a container of the node. Its state follows from facts: exit
+// (stopped), record.StartedAt (running), else created.
+type container struct {
+	sup       *Supervisor
+	stdinOnce bool
+	adopted   bool
+	made      bool          // guarded by Supervisor.mu: what is above is set
+	exited    chan struct{} // closed when exit is set and on disk
+
+	life    context.Context // of what is under way for it: ends when it is killed
+	abandon context.CancelFunc
+
+	startEvent sync.Once
+	drained    sync.Once
+	reported   chan parentsWord // of an adopted init
+	oomWatched chan struct{}    // closed when no notice of an OOM kill can come any more
+	sparing    sync.Mutex       // of a pause: held while its spare descriptors are changed
+
+	ioAdopted chan struct{} // of an adopted container: closed when io is set; nil if it had ended, or was made here
+	follow    func()        // of an adopted init: see watchAdopted; else nil
+
+	ending     sync.Mutex // guards execsEnded, and is held while execs are ended
+	execsEnded bool       // no exec of an earlier supervisor is left: see endLeftExecs
+
+	op sync.Mutex // one change at a time; may be held for long
+
+	mu        sync.Mutex         // guards what follows
+	io        *stdio.Streams     // see streams
+	runtime   *runtime.Container // as it is made; of an adopted one from the beginning
+	init      *runtime.Process   // nil if adopted and not found: see process
+	record    record
+	killed    bool // we sent SIGKILL: not the kernel for lack of memory
+	oom       oomCount
+	neverRan  bool        // init has ended and never executed the program
+	lateHook  string      // which hooks of init were ended at their limit, as an error says it; "" for none
+	initWords chan []byte // what init says behind the barrier; nil before
+	initSays  *stdio.Fanout
+	exit      *api.ExitRecord
+	execs     map[string]*exec
+}
+
+// newContainer returns a container that has a record, on disk or not yet.
+func (s *Supervisor) newContainer(r record) *container {
+	c := &container{
+		sup: s, record: r, runtime: s.runtime.Container(r.Facts), exited: make(chan struct{}),
+		reported: make(chan parentsWord, 1), oomWatched: make(chan struct{}), execs: map[string]*exec{},
+	}
+	c.life, c.abandon = context.WithCancel(context.Background())
+	return c
+}
+
+// operationLimit bounds an operation whose caller names no limit.
+const operationLimit = 4 * time.Minute
+
+// errKilled ends what is under way for a container that is killed.
+var errKilled = fmt.Errorf("it was ended with its container: %w", errdefs.ErrFailedPrecondition)
+
+// bound returns the context of an operation: it ends with ctx, with the container, and
+// at its limit.
+func (c *container) bound(ctx context.Context) (context.Context, func()) {
+	limited, cancel := context.WithTimeout(ctx, operationLimit)
+	bounded, end := context.WithCancelCause(limited)
+	stop := context.AfterFunc(c.life, func() { end(errKilled) })
+	return bounded, func() {
+		stop()
+		end(nil)
+		cancel()
+	}
+}
+
+// create makes a container whose init waits at the exec barrier. On an error
+// nothing is left.
+func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*container, error) {
+	spec, err := runtime.ReadSpec(request.Bundle)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
+	}
+	c := s.newContainer(record{
+		Facts: runtime.FactsOf(request.Id, request.Bundle, request.Runtime, spec), Version: recordVersion,
+		LogPath: request.LogPath, Terminal: spec.Process.Terminal, Bare: request.Bare, CreatedAt: time.Now().UnixNano(), Pause: request.Pause,
+	})
+	c.stdinOnce, c.execsEnded = request.StdinOnce, true
+	c.op.Lock()
+	defer c.op.Unlock()
+	if err := s.reserve(c); err != nil {
+		return nil, err
+	}
+	ctx, done := c.bound(ctx)
+	defer done()
+	if err := c.build(ctx, request, spec); err != nil {
+		s.forget(request.Id)
+		return nil, err
+	}
+	s.setMade(c)
+	c.publish(api.EventKind_EVENT_CREATED)
+	return c, nil
+}
+
+// publish emits an event of the container; a bare one has no listeners.
+func (c *container) publish(kind api.EventKind) {
+	if !c.record.Bare {
+		c.sup.events.publish(kind, c.state())
+	}
+}
+
+// build brings init to the barrier, with its streams.
+func (c *container) build(ctx context.Context, request *api.CreateRequest, spec *specs.Spec) error {
+	options := c.streamOptions()
+	options.Stdin, options.Domain = request.Stdin, spec.Process.SelinuxLabel
+	if spec.Linux != nil {
+		options.SELinux = spec.Linux.MountLabel
+	}
+	if err := writeJSON(c.sup.recordPath(c.record.ID), c.record); err != nil {
+		return fmt.Errorf("write the record of container %s: %w", c.record.ID, err)
+	}
+	streams, ends, err := stdio.Open(options)
+	if err == nil && c.sharesStreams() {
+		streams.Run()
+	}
+	if err == nil {
+		err = c.launch(ctx, spec, streams, ends)
+	}
+	if err != nil {
+		c.releaseOutputs()
+		return errors.Join(err, stdio.RemoveFifos(options.Dir, request.Id), c.sup.removeRecord(request.Id))
+	}
+	if !c.record.Bare {
+		c.watchOOM()
+	}
+	if !c.sharesStreams() {
+		streams.Run()
+	}
+	c.keepInit()
+	go c.awaitInit()
+	return nil
+}
+
+// sharesStreams reports whether a program makes the container and has its streams
+// meanwhile: what it writes there has to be read, or it waits.
+func (c *container) sharesStreams() bool {
+	return len(c.record.Program) > 0 && !c.record.Terminal
+}
+
+func (c *container) launch(ctx context.Context, spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
+	init, err := c.runtime.Create(ctx, spec, runtime.Streams{
+		Stdio: [3]*os.File{ends.Stdin, ends.Stdout, ends.Stderr}, Terminal: c.record.Terminal,
+	}, c.record.Bare, c.noteProgram)
+	ends.Close()
+	if err != nil {
+		if c.sharesStreams() {
+			streams.Drain()
+		} else {
+			streams.Close()
+		}
+		return err
+	}
+	c.mu.Lock()
+	c.init, c.io = init, streams
+	c.mu.Unlock()
+	if c.record.Terminal {
+		err = streams.TakeTerminal(c.init.Terminal)
+	}
+	if err := errors.Join(err, c.identify()); err != nil {
+		streams.Close()
+		return errors.Join(err, c.undoCreate())
+	}
+	return nil
+}
+
+// undoCreate ends an init that nothing waits for yet.
+func (c *container) undoCreate() error {
+	if err := c.init.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	c.init.Wait()
+	return errors.Join(c.runtime.Delete(context.Background()), c.init.Close())
+}
+
+// identify records which process init is, so that a successor can adopt it.
+func (c *container) identify() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.record.Facts, c.record.PID, c.record.StartTime = c.runtime.Facts, c.init.PID, c.init.StartTime
+	return writeJSON(c.sup.recordPath(c.record.ID), c.record)
+}
+
+// start lets init through the barrier.
+func (c *container) start(ctx context.Context) error {
+	c.op.Lock()
+	defer c.op.Unlock()
+	if status := c.state().Status; status != api.Status_STATUS_CREATED {
+		return fmt.Errorf("it is %v: %w", status, errdefs.ErrFailedPrecondition)
+	}
+	init := c.process()
+	if init == nil {
+		return fmt.Errorf("its first process is not known yet, try again: %w", errdefs.ErrUnavailable)
+	}
+	ctx, done := c.bound(ctx)
+	defer done()
+	// Before the barrier opens: a successor must not take a program that runs for
+	// one that waits.
+	c.setStarted(time.Now().UnixNano())
+	if err := writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()); err != nil {
+		c.setStarted(0)
+		return err
+	}
+	c.listenToInit()
+	defer c.limitHooks()()
+	if err := c.runtime.Start(ctx, init); err != nil {
+		if late := c.endedHook(); late != "" {
+			return fmt.Errorf("%s: %w", late, errdefs.ErrFailedPrecondition)
+		}
+		c.setStarted(0)
+		return errors.Join(err, writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()))
+	}
+	if err := c.awaitProgram(ctx); err != nil {
+		return err
+	}
+	c.announceStart()
+	if err := c.runtime.Started(ctx, init); err != nil {
+		c.sup.log.Warn("a hook failed after the start", "container", c.record.ID, "error", err)
+	}
+	return nil
+}
+
+// announceStart publishes the start once: before the exit, however quick.
+func (c *container) announceStart() {
+	c.startEvent.Do(func() { c.publish(api.EventKind_EVENT_STARTED) })
+}
+
+func (c *container) setStarted(at int64) {
+	c.mu.Lock()
+	c.record.StartedAt = at
+	c.mu.Unlock()
+}
+
+// streams are nil before they are open, and of a container that was adopted when it had
+// ended.
+func (c *container) streams() *stdio.Streams {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.io
+}
+
+func (c *container) snapshot() record {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.record
+}
+
+// state is the container as clients see it.
+func (c *container) state() *api.Container {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	state := &api.Container{
+		Id: c.record.ID, Pid: int32(c.record.PID), StartTime: c.record.StartTime, Adopted: c.adopted,
+		LogPath: c.record.LogPath, CreatedAt: c.record.CreatedAt, StartedAt: c.record.StartedAt,
+	}
+	switch {
+	case c.exit != nil:
+		state.Status = api.Status_STATUS_STOPPED
+		state.Exit = &api.Exit{
+			Code: c.exit.Code, CodeKnown: c.exit.CodeKnown, OomKilled: c.exit.OOMKilled,
+			FinishedAt: c.exit.FinishedAt, StartError: c.exit.StartError,
+		}
+	case c.record.StartedAt != 0:
+		state.Status = api.Status_STATUS_RUNNING
+	default:
+		state.Status = api.Status_STATUS_CREATED
+	}
+	return state
+}

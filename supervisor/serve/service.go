@@ -1,0 +1,205 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/stdio"
+)
+
+// service is the control protocol: it finds the object, calls it, and maps the
+// error.
+type service struct{ sup *Supervisor }
+
+var done = &api.Empty{}
+
+// mapped turns an error into a status that the client turns back.
+func mapped(err error) error {
+	kinds := []struct {
+		kind error
+		code codes.Code
+	}{
+		{errdefs.ErrNotFound, codes.NotFound},
+		{errdefs.ErrAlreadyExists, codes.AlreadyExists},
+		{errdefs.ErrInvalidArgument, codes.InvalidArgument},
+		{errdefs.ErrFailedPrecondition, codes.FailedPrecondition},
+		{errdefs.ErrUnavailable, codes.Unavailable},
+		{context.Canceled, codes.Canceled},
+		{context.DeadlineExceeded, codes.DeadlineExceeded},
+	}
+	if err == nil {
+		return nil
+	}
+	for _, k := range kinds {
+		if errors.Is(err, k.kind) {
+			return status.Error(k.code, err.Error())
+		}
+	}
+	return status.Error(codes.Unknown, err.Error())
+}
+
+// on calls what with a container.
+func (s *service) on(id string, what func(*container) error) (*api.Empty, error) {
+	c, err := s.sup.find(id)
+	if err == nil {
+		err = what(c)
+	}
+	return done, mapped(err)
+}
+
+func (s *service) Create(ctx context.Context, r *api.CreateRequest) (*api.CreateResponse, error) {
+	c, err := s.sup.create(ctx, r)
+	if err != nil {
+		return nil, mapped(err)
+	}
+	record := c.snapshot()
+	return &api.CreateResponse{Pid: int32(record.PID), StartTime: record.StartTime}, nil
+}
+
+func (s *service) Start(ctx context.Context, r *api.StartRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error { return c.start(ctx) })
+}
+
+func (s *service) Kill(_ context.Context, r *api.KillRequest) (*api.Empty, error) {
+	if r.ExecId == "" {
+		return done, mapped(s.sup.kill(r.Id, syscall.Signal(r.Signal), r.All))
+	}
+	return s.on(r.Id, func(c *container) error {
+		e, err := c.findExec(r.ExecId)
+		if err != nil {
+			return err
+		}
+		if r.All {
+			return e.process.KillTree()
+		}
+		return e.process.Signal(syscall.Signal(r.Signal))
+	})
+}
+
+func (s *service) Delete(ctx context.Context, r *api.DeleteRequest) (*api.Empty, error) {
+	if r.Kill {
+		if err := s.sup.end(r.Id); errdefs.IsNotFound(err) && s.sup.hasRecord(r.Id) {
+			return done, mapped(s.sup.removeUnreadable(r.Id))
+		} else if err != nil {
+			return done, mapped(err)
+		}
+	}
+	return s.on(r.Id, func(c *container) error { return c.delete(ctx) })
+}
+
+func (s *service) List(context.Context, *api.Empty) (*api.ListResponse, error) {
+	list := new(api.ListResponse)
+	for _, c := range s.sup.all() {
+		list.Containers = append(list.Containers, c.state())
+	}
+	return list, nil
+}
+
+func (s *service) Events(ctx context.Context, r *api.EventsRequest, stream api.Shim_EventsServer) error {
+	// The supervisor's own end must not wait for listeners.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.sup.life, cancel)()
+	return mapped(s.sup.events.stream(ctx, r.After, stream.Send))
+}
+
+func (s *service) ExecStart(ctx context.Context, r *api.ExecStartRequest) (*api.ExecStartResponse, error) {
+	c, err := s.sup.find(r.Id)
+	if err != nil {
+		return nil, mapped(err)
+	}
+	e, err := c.execStart(ctx, r)
+	if err != nil {
+		return nil, mapped(err)
+	}
+	return &api.ExecStartResponse{Pid: int32(e.process.PID)}, nil
+}
+
+func (s *service) ExecWait(ctx context.Context, r *api.ExecWaitRequest) (*api.ExecWaitResponse, error) {
+	c, err := s.sup.find(r.Id)
+	if err != nil {
+		return nil, mapped(err)
+	}
+	code, err := c.execWait(ctx, r.ExecId)
+	return &api.ExecWaitResponse{Code: code}, mapped(err)
+}
+
+func (s *service) Resize(_ context.Context, r *api.ResizeRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error {
+		master, err := c.master(r.ExecId)
+		if err != nil {
+			return err
+		}
+		return stdio.Resize(master, r.Width, r.Height)
+	})
+}
+
+// master is the terminal of an exec, or of the container itself.
+func (c *container) master(execID string) (master *os.File, err error) {
+	if execID != "" {
+		e, err := c.findExec(execID)
+		if err != nil {
+			return nil, err
+		}
+		master = e.pipes.Terminal()
+	} else if streams := c.streams(); streams != nil {
+		master = streams.Terminal()
+	}
+	if master == nil {
+		return nil, fmt.Errorf("container %s exec %q has no terminal: %w", c.record.ID, execID, errdefs.ErrFailedPrecondition)
+	}
+	return master, nil
+}
+
+func (s *service) ReopenLog(_ context.Context, r *api.ReopenLogRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error {
+		streams := c.streams()
+		if streams == nil {
+			return nil
+		}
+		return streams.ReopenLog()
+	})
+}
+
+func (s *service) Update(ctx context.Context, r *api.UpdateRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error { return c.update(ctx, r) })
+}
+
+func (s *service) NoteExit(_ context.Context, r *api.NoteExitRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error {
+		if record := c.snapshot(); record.PID == int(r.Pid) && record.StartTime == r.StartTime {
+			c.noteExit(parentsWord{status: syscall.WaitStatus(r.Status)})
+		}
+		return nil
+	})
+}
+
+func (s *service) Info(context.Context, *api.Empty) (*api.InfoResponse, error) {
+	about := s.sup.about
+	return &api.InfoResponse{Build: about.Build, Version: about.Version, Protocol: about.Protocol}, nil
+}
+
+func (s *service) UseProgram(_ context.Context, r *api.UseProgramRequest) (*api.Empty, error) {
+	program, err := os.Open(r.Path)
+	if err != nil {
+		return nil, mapped(fmt.Errorf("open the program of starters: %w: %w", errdefs.ErrInvalidArgument, err))
+	}
+	s.sup.runtime.Starters.Use(program)
+	return done, nil
+}
+
+func (s *service) Shutdown(context.Context, *api.Empty) (*api.Empty, error) {
+	if n := len(s.sup.all()); n > 0 {
+		return nil, mapped(fmt.Errorf("the shim has %d containers: %w", n, errdefs.ErrFailedPrecondition))
+	}
+	s.sup.stop()
+	return done, nil
+}

@@ -1,0 +1,159 @@
+package serve
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/stdio"
+)
+
+const (
+	maxStreamRequest  = 4096
+	streamOpenTimeout = 5 * time.Second
+)
+
+// serveStreams accepts data connections until the listener is closed. Each has
+// a goroutine, which ends with its connection.
+func (s *Supervisor) serveStreams(listener net.Listener) {
+	for {
+		conn, err := listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // no descriptors left, for example
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		go s.serveStream(conn.(*net.UnixConn))
+	}
+}
+
+func (s *Supervisor) serveStream(conn *net.UnixConn) {
+	defer conn.Close()
+	move, err := s.openStream(conn)
+	var answer api.StreamResponse
+	if err != nil {
+		answer.Error = err.Error()
+	}
+	_ = json.NewEncoder(conn).Encode(answer) // a client that has gone is noticed by move
+	if err == nil {
+		move()
+	}
+}
+
+// openStream reads the request. Clients wait for the answer before they send
+// data, so that one read holds the request and nothing else.
+func (s *Supervisor) openStream(conn *net.UnixConn) (move func(), err error) {
+	_ = conn.SetDeadline(time.Now().Add(streamOpenTimeout))
+	defer conn.SetDeadline(time.Time{})
+	buffer := make([]byte, maxStreamRequest)
+	n, err := conn.Read(buffer)
+	if err != nil {
+		return nil, err
+	}
+	var request api.StreamRequest
+	if err := json.Unmarshal(buffer[:n], &request); err != nil {
+		return nil, fmt.Errorf("stream request: %w", err)
+	}
+	c, err := s.find(request.Container)
+	if err != nil {
+		return nil, err
+	}
+	if request.Exec == "" {
+		return c.attach(request.Stream, conn)
+	}
+	e, err := c.findExec(request.Exec)
+	if err != nil {
+		return nil, err
+	}
+	return e.attach(request.Stream, conn)
+}
+
+// attach connects a stream of an exec.
+func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error) {
+	if stream == api.Stdin {
+		stdin := e.pipes.Stdin()
+		if stdin == nil {
+			return nil, fmt.Errorf("stdin: %w", errdefs.ErrNotFound)
+		}
+		return func() {
+			feed(stdin, conn)
+			e.pipes.CloseStdin()
+		}, nil
+	}
+	return e.deliver(stream, conn)
+}
+
+// deliver takes an output, so that a caller that waits for the exec waits for it too,
+// and moves it to the client. One that goes away closes the pipe, as a shell's
+// reader would.
+func (e *exec) deliver(stream string, conn *net.UnixConn) (move func(), err error) {
+	var p *stdio.Pump
+	p, err = e.pipes.Take(stream, func(chunk []byte) {
+		if _, err := conn.Write(chunk); err != nil {
+			_ = p.Close()
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return p.Run, nil
+}
+
+// attach connects a stream of the container itself.
+func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err error) {
+	streams := c.streams()
+	if streams == nil && c.ioAdopted != nil {
+		return nil, fmt.Errorf("attach to container %s: its log cannot be opened yet: try again: %w", c.record.ID, errdefs.ErrUnavailable)
+	}
+	if streams == nil {
+		return nil, fmt.Errorf("attach to container %s: it has ended: %w", c.record.ID, errdefs.ErrNotFound)
+	}
+	if stream == api.Stdin {
+		stdin := streams.Stdin()
+		if stdin == nil {
+			return nil, fmt.Errorf("attach to container %s: no stdin: %w", c.record.ID, errdefs.ErrNotFound)
+		}
+		return func() {
+			feed(stdin, conn)
+			if c.stdinOnce {
+				c.streams().CloseStdin()
+			}
+		}, nil
+	}
+	fan := streams.Output(stream)
+	if fan == nil {
+		return nil, fmt.Errorf("attach to container %s: stream %s: %w", c.record.ID, stream, errdefs.ErrNotFound)
+	}
+	output := fan.Attach()
+	return func() { show(fan, output, conn) }, nil
+}
+
+// feed moves a client's input until either side ends. It hides that stdin is a file:
+// os would splice(2), by pipes that it keeps open for later inputs.
+func feed(stdin *os.File, conn *net.UnixConn) {
+	_, _ = io.Copy(struct{ io.Writer }{stdin}, conn)
+}
+
+// show writes output to a client until either ends.
+func show(fan *stdio.Fanout, output chan []byte, conn *net.UnixConn) {
+	go func() {
+		// The client sends nothing: the end of this read is the client's.
+		_, _ = io.Copy(io.Discard, conn)
+		fan.Detach(output)
+	}()
+	for chunk := range output {
+		if _, err := conn.Write(chunk); err != nil {
+			fan.Detach(output)
+			return
+		}
+	}
+}

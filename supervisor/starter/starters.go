@@ -1,0 +1,196 @@
+package starter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/supervisor/children"
+)
+
+// Command is the command of minicri-shim that a starter is.
+const Command = "start"
+
+// Starters are the supervisor's starters.
+type Starters struct {
+	children *children.Children
+	log      *slog.Logger
+
+	mu      sync.Mutex
+	program *os.File // sealed; of the daemon's build, once it has said so
+	ready   *starter // waits for its request; nil if there is none
+	closed  bool
+}
+
+// New returns starters of the program that this process executes.
+func New(children *children.Children, log *slog.Logger) (*Starters, error) {
+	self, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return nil, fmt.Errorf("the program of starters: %w", err)
+	}
+	return &Starters{children: children, log: log, program: self}, nil
+}
+
+// Use has another program start from now on, and owns it.
+func (s *Starters) Use(program *os.File) {
+	s.mu.Lock()
+	old, ready := s.program, s.ready
+	s.program, s.ready = program, nil
+	s.mu.Unlock()
+	_ = old.Close()
+	if ready != nil {
+		_ = ready.conn.Close()
+	}
+	s.Prepare()
+}
+
+// Close ends the one that waits. Others end with their requests.
+func (s *Starters) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	if s.ready != nil {
+		_ = s.ready.conn.Close()
+		s.ready = nil
+	}
+	_ = s.program.Close()
+}
+
+// Prepare starts the one that is to wait, unless there is one.
+func (s *Starters) Prepare() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.ready != nil {
+		return
+	}
+	ready, err := s.start()
+	if err != nil {
+		s.log.Warn("no starter waits ready; the next operation starts its own", "error", err)
+		return
+	}
+	s.ready = ready
+}
+
+// get returns a starter that waits for its request.
+func (s *Starters) get() (*starter, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ready := s.ready; ready != nil {
+		s.ready = nil
+		select {
+		case <-ready.child.Exited(): // somebody has killed it
+			_ = ready.conn.Close()
+		default:
+			return ready, nil
+		}
+	}
+	return s.start()
+}
+
+// starter is one as the supervisor has it.
+type starter struct {
+	child *children.Child
+	conn  *net.UnixConn
+}
+
+// start starts a starter; mu is held, for the fork alone.
+func (s *Starters) start() (*starter, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("the socket of a starter: %w", os.NewSyscallError("socketpair", err))
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "starter"), os.NewFile(uintptr(fds[1]), "starter's")
+	defer ours.Close()
+	defer theirs.Close()
+	conn, err := net.FileConn(ours)
+	if err != nil {
+		return nil, fmt.Errorf("the socket of a starter: %w", err)
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	defer null.Close()
+	// By the number of this process: the new one has no descriptor of the program.
+	program := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.program.Fd())
+	child, err := s.children.Start(func() (int, error) {
+		return syscall.ForkExec(program, []string{"minicri-shim", Command}, &syscall.ProcAttr{
+			Dir: "/", Env: os.Environ(), Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), theirs.Fd()}, Sys: &syscall.SysProcAttr{Setsid: true},
+		})
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start a starter: %w: %w", errdefs.ErrUnavailable, err), conn.Close())
+	}
+	return &starter{child: child, conn: conn.(*net.UnixConn)}, nil
+}
+
+// Run has a starter do what is requested, with the descriptors, until ctx ends; then it
+// is ended with all that it has started, and the error has that of ctx. take is called
+// with the answer while the starter, and what it has made, is still there: what take
+// does not own the supervisor does not get.
+func (s *Starters) Run(ctx context.Context, request Request, files []*os.File, take func(Answer) error) error {
+	one, err := s.get()
+	if err != nil {
+		return err
+	}
+	defer func() { go s.Prepare() }() // behind the operation, and in nobody's way; it ends with the fork
+	defer one.conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = one.conn.SetDeadline(time.Now()) })
+	defer stop()
+	answer, err := one.ask(request, files)
+	if err == nil && answer.Err() != nil {
+		return answer.Err() // it has taken back what it had made, and ends
+	}
+	if err == nil && take != nil {
+		err = take(answer)
+	}
+	if err == nil {
+		_, err = one.conn.Write([]byte(taken))
+	}
+	if err == nil {
+		return nil
+	}
+	one.end()
+	if ctx.Err() != nil {
+		err = fmt.Errorf("%s of container %s was not done in time, and was ended: %w", request.Verb, request.ID, context.Cause(ctx))
+	}
+	return err
+}
+
+// ask sends the request and waits for the answer.
+func (p *starter) ask(request Request, files []*os.File) (answer Answer, err error) {
+	if err := send(p.conn, request, files); err != nil {
+		return answer, fmt.Errorf("%s of container %s: tell the starter: %w", request.Verb, request.ID, err)
+	}
+	if _, err := receive(p.conn, &answer); err != nil {
+		return answer, fmt.Errorf("%s of container %s: its starter has ended without an answer: %w: %w", request.Verb, request.ID, errdefs.ErrUnavailable, err)
+	}
+	return answer, nil
+}
+
+// endLimit is how long a starter may take to end that was killed: longer than that only
+// an uninterruptible sleep takes, and then it is reaped when it ends.
+const endLimit = 2 * time.Second
+
+// end kills the starter with all that it has started and not handed over.
+func (p *starter) end() {
+	select {
+	case <-p.child.Exited():
+		return
+	default:
+	}
+	KillTree(p.child.PID)
+	select {
+	case <-p.child.Exited():
+	case <-time.After(endLimit):
+	}
+}

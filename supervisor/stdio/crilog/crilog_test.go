@@ -1,0 +1,354 @@
+package crilog
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/cri-client/pkg/logs"
+
+	"github.com/minicri/minicri/supervisor/api"
+)
+
+// kubeletReads gives back what the kubelet's reader makes of a log.
+func kubeletReads(t *testing.T, path string) (stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	if err := logs.ReadLogs(context.Background(), path, "", &logs.LogOptions{}, nil, &out, &errs); err != nil {
+		t.Fatal(err)
+	}
+	return out.String(), errs.String()
+}
+
+func TestKubeletReadsWhatWasWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "0.log")
+	log, err := Open(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	for i := range 2000 {
+		fmt.Fprintf(&text, "%d %s\n", i, strings.Repeat("x", rand.IntN(5)*rand.IntN(9000)))
+	}
+	for _, n := range []int{MaxLine - 1, MaxLine, MaxLine + 1, 2 * MaxLine, 2*MaxLine + 1, 0} {
+		text.WriteString(strings.Repeat("y", n) + "\n")
+	}
+	text.WriteString("no newline at the end")
+	writeInPieces(log.Stream("stdout", nil), text.String())
+	writeInPieces(log.Stream("stderr", nil), "oops\n")
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	stdout, stderr := kubeletReads(t, path)
+	if want := text.String(); stdout != want {
+		t.Errorf("stdout differs: %d bytes, want %d", len(stdout), len(want))
+	}
+	if stderr != "oops\n" { // with the newline that was written, and no other
+		t.Errorf("stderr %q", stderr)
+	}
+	for _, line := range readLines(t, path) {
+		if fields := strings.SplitN(line, " ", 4); len(fields) != 4 || len(fields[3]) > MaxLine {
+			t.Fatalf("entry %.80q is not in the format or longer than %d", line, MaxLine)
+		}
+	}
+}
+
+// TestReopenLosesNothing is property 39: lines written across many rotations
+// are each in exactly one file, in order.
+func TestReopenLosesNothing(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "0.log")
+	log, err := Open(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const lines = 400_000
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		stream := log.Stream("stdout", nil)
+		for i := range lines {
+			fmt.Fprintf(stream, "%d\n", i)
+		}
+		stream.Flush()
+	}()
+	rotations := 0
+	for running := true; running; rotations++ {
+		if err := os.Rename(path, fmt.Sprintf("%s/%06d", dir, rotations)); err != nil {
+			t.Fatal(err)
+		}
+		if err := log.Reopen(); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-done:
+			running = false
+		case <-time.After(time.Millisecond):
+		}
+	}
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next := 0
+	for i := range rotations {
+		next = wantLines(t, fmt.Sprintf("%s/%06d", dir, i), next)
+	}
+	if next = wantLines(t, path, next); next != lines {
+		t.Errorf("%d lines after %d rotations, want %d", next, rotations, lines)
+	}
+	if rotations < 10 {
+		t.Errorf("only %d rotations: too few to prove anything", rotations)
+	}
+}
+
+// wantLines checks that a log's lines count on from next.
+func wantLines(t *testing.T, path string, next int) int {
+	t.Helper()
+	for _, line := range readLines(t, path) {
+		if !strings.HasSuffix(line, fmt.Sprintf(" F %d", next)) {
+			t.Fatalf("%s: line %q, want number %d", path, line, next)
+		}
+		next++
+	}
+	return next
+}
+
+// TestDiskFull fills a small tmpfs, frees it, and looks for the notice.
+func TestDiskFull(t *testing.T) {
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatalf("mount a small tmpfs (needs root): %v", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+	path := filepath.Join(dir, "0.log")
+	log, err := Open(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream := log.Stream("stdout", nil)
+	for i := range 5000 {
+		fmt.Fprintf(stream, "line %d\n", i)
+	}
+	kept := len(readLines(t, path))
+	if kept == 0 || kept >= 5000 {
+		t.Fatalf("%d lines fit, want some but not all", kept)
+	}
+	if err := os.Rename(path, path+".old"); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range readLines(t, path+".old") {
+		if !strings.Contains(line, " F line ") {
+			t.Fatalf("torn entry %q", line)
+		}
+	}
+	if err := os.Remove(path + ".old"); err != nil {
+		t.Fatal(err)
+	}
+	if err := log.Reopen(); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(stream, "space again")
+	lines := readLines(t, path)
+	notice := fmt.Sprintf("minicri: %d log lines", 5000-kept)
+	if len(lines) != 2 || !strings.Contains(lines[0], notice) || !strings.HasSuffix(lines[1], "space again") {
+		t.Errorf("log after the disk had space again: %q, want %q first", lines, notice)
+	}
+}
+
+func TestReopenFailureKeepsTheFile(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "pod")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	log, err := Open(filepath.Join(dir, "0.log"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(dir, dir+".old"); err != nil {
+		t.Fatal(err)
+	}
+	if err := log.Reopen(); err == nil {
+		t.Fatal("Reopen succeeded without the directory")
+	}
+	fmt.Fprintln(log.Stream("stdout", nil), "still here")
+	if lines := readLines(t, dir+".old/0.log"); len(lines) != 1 {
+		t.Errorf("log %q, want one line", lines)
+	}
+}
+
+// What is at the place of a log and is not a file is refused at once, untouched,
+// when the log is opened and when it is opened again.
+func TestOnlyFilesAreLogs(t *testing.T) {
+	dir := t.TempDir()
+	target := filepath.Join(dir, "target")
+	if err := os.WriteFile(target, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, put := range map[string]func(path string) error{
+		"link":      func(path string) error { return os.Symlink(target, path) },
+		"dead link": func(path string) error { return os.Symlink(filepath.Join(dir, "absent"), path) },
+		"fifo":      func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"device":    func(path string) error { return syscall.Mknod(path, syscall.S_IFCHR|0o600, 1<<8|3) },
+		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(dir, name)
+			if err := put(path); err != nil {
+				t.Fatal(err)
+			}
+			if log, err := Open(path, nil); err == nil || !strings.Contains(err.Error(), path) {
+				t.Fatalf("opened %v, error %v", log, err)
+			}
+			before, err := os.Lstat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			log, err := Open(filepath.Join(dir, "of "+name), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			log.path = path
+			if err := log.Reopen(); err == nil {
+				t.Error("Reopen has opened it")
+			}
+			fmt.Fprintln(log.Stream("stdout", nil), "still here")
+			if lines := readLines(t, filepath.Join(dir, "of "+name)); len(lines) != 1 {
+				t.Errorf("log %q, want one line", lines)
+			}
+			if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
+				t.Errorf("another thing is there: %v, %v", after, err)
+			}
+		})
+	}
+	if content, err := os.ReadFile(target); err != nil || string(content) != "precious" {
+		t.Errorf("the link's target holds %q, %v", content, err)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "absent")); err == nil {
+		t.Error("a file was made behind a link")
+	}
+}
+
+// Nothing of a guarded path is a symbolic link, when the log is opened and when
+// it is opened again; before the guard the owner of the node may have some.
+func TestGuardedPath(t *testing.T) {
+	dir := t.TempDir()
+	real, elsewhere := filepath.Join(dir, "real"), filepath.Join(dir, "elsewhere")
+	for _, path := range []string{filepath.Join(real, "pod", "app"), filepath.Join(elsewhere, "app")} {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	base := filepath.Join(dir, "logs")
+	if err := os.Symlink(real, base); err != nil {
+		t.Fatal(err)
+	}
+	log, err := Open(api.GuardedPath(base, "pod/app/0.log"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	fmt.Fprintln(log.Stream("stdout", nil), "here")
+	if lines := readLines(t, filepath.Join(real, "pod/app/0.log")); len(lines) != 1 {
+		t.Errorf("log %q", lines)
+	}
+	for _, link := range []string{"pod", "pod/app"} {
+		place := filepath.Join(real, link)
+		if err := os.Rename(place, place+".away"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(filepath.Join(elsewhere, strings.TrimPrefix(link, "pod")), place); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(api.GuardedPath(base, "pod/app/0.log"), nil); !errors.Is(err, syscall.ELOOP) || !strings.Contains(err.Error(), "symbolic link") {
+			t.Errorf("%s is a link: error %v", link, err)
+		}
+		if err := log.Reopen(); !errors.Is(err, syscall.ELOOP) {
+			t.Errorf("%s is a link: Reopen says %v", link, err)
+		}
+		if err := errors.Join(os.Remove(place), os.Rename(place+".away", place)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(elsewhere, "app", "0.log")); err == nil {
+		t.Error("a log was made behind a link")
+	}
+	if _, err := Open(api.GuardedPath(base, "../elsewhere/app/0.log"), nil); err == nil {
+		t.Error("a path that leads out was opened")
+	}
+}
+
+// A log that could not be opened counts what it loses until it is opened again,
+// and says it there.
+func TestLateLog(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pod", "0.log")
+	_, err := Open(path, nil)
+	if err == nil {
+		t.Fatal("opened without a directory")
+	}
+	log := Late(path, nil, err)
+	stream := log.Stream("stdout", nil)
+	fmt.Fprintln(stream, "lost")
+	if err := log.Reopen(); err == nil {
+		t.Fatal("opened again without a directory")
+	}
+	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := log.Reopen(); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(stream, "here")
+	if lines := readLines(t, path); len(lines) != 2 || !strings.Contains(lines[0], "minicri: 1 log lines") || !strings.HasSuffix(lines[1], "here") {
+		t.Errorf("log %q", lines)
+	}
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func BenchmarkWrite(b *testing.B) {
+	log, err := Open(filepath.Join("/dev/shm", fmt.Sprintf("minicri-crilog-%d", os.Getpid())), nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer os.Remove(log.path)
+	chunk := []byte(strings.Repeat(strings.Repeat("x", 99)+"\n", 655))
+	stream := log.Stream("stdout", nil)
+	b.SetBytes(int64(len(chunk)))
+	for i := 0; b.Loop(); i++ {
+		if i%1000 == 0 {
+			_ = log.file.Truncate(0)
+		}
+		_, _ = stream.Write(chunk)
+	}
+}
+
+func writeInPieces(s *Stream, text string) {
+	for len(text) > 0 {
+		n := min(1+rand.IntN(40_000), len(text))
+		_, _ = s.Write([]byte(text[:n]))
+		text = text[n:]
+	}
+	s.Flush()
+}
+
+func readLines(t *testing.T, path string) []string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(content) == 0 {
+		return nil
+	}
+	return strings.Split(strings.TrimSuffix(string(content), "\n"), "\n")
+}

@@ -1,0 +1,293 @@
+package stdio
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/stdio/crilog"
+)
+
+// Streams is the supervisor's side of a container's standard streams. Output
+// goes through named fifos, of which others hold a read end too (Options.Keep):
+// when the supervisor dies, the container can continue to write, and the next one
+// continues to read. Without a holder the container itself has them open for reading:
+// it can read its own output then, but does not die of SIGPIPE.
+type Streams struct {
+	log      *crilog.Log // nil: output is not logged
+	shared   *Shared
+	id       string
+	pumps    []*Pump
+	flushes  []func()           // one per pump: logs an unfinished last line
+	fans     map[string]*Fanout // by stream name
+	terminal *os.File           // master; nil without
+
+	mu    sync.Mutex
+	stdin *os.File // write end, or the master; nil without or when closed
+}
+
+// Options say which streams a container has.
+type Options struct {
+	Dir      string // where its fifos are
+	ID       string // the container's
+	LogPath  string // CRI log; empty: output is discarded
+	Terminal bool   // it makes a terminal, whose master is given to TakeTerminal
+	Stdin    bool   // it reads a stdin
+	SELinux  string // label of its files, which its streams get too; empty: none
+	Domain   string // SELinux label of its processes; empty: none
+	Bare     bool   // it has no streams; stdin and stdout are Spares
+	Shared   *Shared
+	// Keep has another process hold copies of the read ends of the outputs, before
+	// the container has one to write to. After an error there is no holder.
+	Keep func(outputs []*os.File) error
+}
+
+// Ends are the container's ends of its streams; nil where there is none.
+type Ends struct{ Stdin, Stdout, Stderr *os.File }
+
+// Close closes our copies of them, whether the container was started or not.
+func (e Ends) Close() { closeAll(e.Stdin, e.Stdout, e.Stderr) }
+
+func fifoPath(dir, id, stream string) string { return filepath.Join(dir, id+"."+stream) }
+
+func newStreams(o Options) *Streams {
+	return &Streams{fans: map[string]*Fanout{}, shared: o.Shared, id: o.ID}
+}
+
+// Open makes the streams of a new container.
+func Open(o Options) (*Streams, Ends, error) {
+	s, ends := newStreams(o), Ends{}
+	err := s.open(o, &ends)
+	if err != nil {
+		s.Close()
+		ends.Close()
+		return nil, Ends{}, err
+	}
+	return s, ends, nil
+}
+
+func (s *Streams) open(o Options, ends *Ends) (err error) {
+	if o.LogPath != "" {
+		if s.log, err = crilog.Open(o.LogPath, &o.Shared.entries); err != nil {
+			return err
+		}
+	}
+	switch {
+	case o.Bare:
+		spares, err := NewSpares(o.Domain)
+		ends.Stdin, ends.Stdout = spares.Receive, spares.Send
+		return err
+	case o.Terminal:
+		return nil
+	}
+	if err := s.openOutputs(o, ends); err != nil {
+		return err
+	}
+	if o.Stdin {
+		if ends.Stdin, s.stdin, err = openPipe(o.Dir, o.SELinux); err != nil {
+			return fmt.Errorf("stdin: %w", err)
+		}
+	}
+	return nil
+}
+
+// openOutputs makes the fifos and their pumps, and opens the container's ends.
+func (s *Streams) openOutputs(o Options, ends *Ends) (err error) {
+	for _, stream := range []string{api.Stdout, api.Stderr} {
+		if err := s.openFifo(o, stream); err != nil {
+			return err
+		}
+	}
+	mode := os.O_WRONLY
+	if err := o.Keep(s.Sources()); err != nil {
+		mode = os.O_RDWR
+	}
+	if ends.Stdout, err = os.OpenFile(fifoPath(o.Dir, o.ID, api.Stdout), mode, 0); err != nil {
+		return err
+	}
+	ends.Stderr, err = os.OpenFile(fifoPath(o.Dir, o.ID, api.Stderr), mode, 0)
+	return err
+}
+
+// openFifo makes a fifo and its pump.
+func (s *Streams) openFifo(o Options, stream string) error {
+	// At execve SELinux closes what the container's domain may not use; the label
+	// of /run is not for it.
+	if err := makeFifo(fifoPath(o.Dir, o.ID, stream), o.SELinux); err != nil {
+		return err
+	}
+	return s.readFifo(o, stream)
+}
+
+func (s *Streams) readFifo(o Options, stream string) error {
+	source, err := openToRead(o, stream)
+	if err != nil {
+		return err
+	}
+	return s.addPump(stream, source)
+}
+
+func openToRead(o Options, stream string) (*os.File, error) {
+	return os.OpenFile(fifoPath(o.Dir, o.ID, stream), os.O_RDONLY|unix.O_NONBLOCK, 0)
+}
+
+// readFifoLater is readFifo of a fifo that cannot be opened now: that is tried again,
+// and the container waits meanwhile when it has filled the pipe.
+func (s *Streams) readFifoLater(o Options, stream string) error {
+	err := s.addPump(stream, nil)
+	s.pumps[len(s.pumps)-1].open = func() (*os.File, error) { return openToRead(o, stream) }
+	return err
+}
+
+// Adopt opens the streams of a container whose supervisor has died. Those that it
+// returns with an error can be used; the error says what is lost, or comes late. A
+// terminal and an input are lost with their supervisor.
+func Adopt(o Options) (*Streams, error) {
+	s := newStreams(o)
+	if o.Terminal || o.Bare {
+		return s, nil
+	}
+	var errs []error
+	if o.LogPath != "" {
+		var err error
+		if s.log, err = crilog.Open(o.LogPath, &o.Shared.entries); err != nil {
+			s.log = crilog.Late(o.LogPath, &o.Shared.entries, err)
+			errs = append(errs, err)
+		}
+	}
+	for _, stream := range []string{api.Stdout, api.Stderr} {
+		source, err := openToRead(o, stream)
+		if err == nil {
+			errs = append(errs, s.addPump(stream, source))
+			continue
+		}
+		errs = append(errs, fmt.Errorf("%s is read when it can be opened, which is tried again: %w", stream, err), s.readFifoLater(o, stream))
+	}
+	return s, errors.Join(errs...)
+}
+
+// addPump moves a stream to the log and to attached clients. The error says what
+// a predecessor has left and is lost.
+func (s *Streams) addPump(stream string, source *os.File) (err error) {
+	fan := newFanout()
+	s.fans[stream] = fan
+	if s.log == nil {
+		s.pumps, s.flushes = append(s.pumps, s.shared.newPump(source, fan.emit)), append(s.flushes, func() {})
+		return nil
+	}
+	memory := &journaled{journal: s.shared.Journal, owner: s.id + "." + stream, whole: source != nil && source == s.terminal}
+	memory.entries = s.log.Stream(stream, memory)
+	err = memory.resume(s.log, stream)
+	s.pumps = append(s.pumps, newPump(source, memory, func(p []byte) {
+		_, _ = memory.entries.Write(p) // never fails
+		fan.emit(p)
+	}))
+	s.flushes = append(s.flushes, memory.flush)
+	return err
+}
+
+// TakeTerminal makes the master the source of output and the sink of input.
+func (s *Streams) TakeTerminal(master *os.File) error {
+	s.terminal, s.stdin = master, master
+	return s.addPump(api.Stdout, master)
+}
+
+// Run starts moving bytes.
+func (s *Streams) Run() {
+	for _, p := range s.pumps {
+		go p.Run()
+	}
+}
+
+// Drain ends the streams after the process has ended, with all that it wrote.
+func (s *Streams) Drain() {
+	for _, p := range s.pumps {
+		p.Finish()
+	}
+	for i, p := range s.pumps {
+		<-p.Done()
+		s.flushes[i]()
+	}
+	for _, fan := range s.fans {
+		fan.end()
+	}
+	s.Close()
+}
+
+// Sources are what output is read from; of a terminal that is its master.
+func (s *Streams) Sources() []*os.File {
+	sources := make([]*os.File, 0, len(s.pumps))
+	for _, p := range s.pumps {
+		if source := p.Source(); source != nil {
+			sources = append(sources, source)
+		}
+	}
+	return sources
+}
+
+// Output is what copies a stream to attached clients; nil if there is no such
+// stream.
+func (s *Streams) Output(stream string) *Fanout { return s.fans[stream] }
+
+// Terminal is the terminal's master, nil without one.
+func (s *Streams) Terminal() *os.File { return s.terminal }
+
+// Stdin is what the container reads, nil if it has none or it is closed.
+func (s *Streams) Stdin() *os.File {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stdin
+}
+
+// ReopenLog continues in a new file at the log's path.
+func (s *Streams) ReopenLog() error {
+	if s.log == nil {
+		return nil
+	}
+	return s.log.Reopen()
+}
+
+// CloseStdin ends the container's stdin for good.
+func (s *Streams) CloseStdin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stdin != nil && s.stdin != s.terminal {
+		_ = s.stdin.Close()
+	}
+	s.stdin = nil
+}
+
+// Close is for streams that do not run (any more).
+func (s *Streams) Close() {
+	s.CloseStdin()
+	for _, p := range s.pumps {
+		_ = p.Close()
+	}
+	if s.log != nil {
+		_ = s.log.Close()
+	}
+}
+
+// RemoveFifos removes what Open has made in dir, or openPipe.
+func RemoveFifos(dir, id string) error {
+	var errs []error
+	for _, stream := range []string{api.Stdin, api.Stdout, api.Stderr} {
+		if err := os.Remove(fifoPath(dir, id, stream)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func closeAll(files ...*os.File) {
+	for _, f := range files {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
