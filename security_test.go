@@ -94,7 +94,10 @@ func securityPage(attacks []attack) string {
 
 Each line is a test of ` + "`make test`" + `, on the real daemon, kernel and registries: what is
 tried, how it ends, and what other runtimes do where that is known. ` + "`test/hostile/serve`" + `
-is the hostile registry for trials by hand.
+is the hostile registry for trials by hand. SECURITY.md has what is promised, and why.
+
+` + "`streaming.tls_self_signed`" + ` is not the default: the kubelet's proxy verifies certificates by
+the roots of the node, so that ` + "`kubectl exec`" + ` would fail with it.
 `)
 	slices.SortStableFunc(attacks, func(a, b attack) int { return strings.Compare(a.subject+a.test, b.subject+b.test) })
 	subject := ""
