@@ -49,7 +49,7 @@ func TestUnitReload(t *testing.T) {
 	p := unitPod(t, "")
 	id := p.run("app", forever)
 	before := p.processes(t, id)
-	const call = "level=DEBUG msg=call method=/runtime.v1.RuntimeService/ContainerStatus"
+	const call = "level=DEBUG msg=call method=ContainerStatus"
 	if strings.Contains(logged(t), call) {
 		t.Error("calls are in the log already")
 	}
