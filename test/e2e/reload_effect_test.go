@@ -35,7 +35,7 @@ func TestReloadOfLevelAndRegistries(t *testing.T) {
 	if err := pull(); err == nil {
 		t.Fatal("an image was pulled from nowhere")
 	}
-	const line = "level=DEBUG msg=call method=/runtime.v1.RuntimeService/ListPodSandbox"
+	const line = "level=DEBUG msg=call method=ListPodSandbox"
 	list(t, n, nil)
 	if strings.Contains(n.Log(), line) {
 		t.Error("a line of level debug is in the log")
