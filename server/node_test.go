@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -116,11 +115,10 @@ func (noLayers) SnapshotUsage(context.Context, string) (image.Usage, error) {
 
 func store(t *testing.T, options sandbox.Options, pods []stored) {
 	t.Helper()
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	bootID, err := process.BootID()
 	if err != nil {
 		t.Fatal(err)
 	}
-	bootID := strings.TrimSpace(string(boot))
 	if err := os.WriteFile(filepath.Join(options.State, "boot-id"), []byte(bootID), 0o600); err != nil {
 		t.Fatal(err)
 	}

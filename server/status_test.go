@@ -60,7 +60,11 @@ func TestEventsOfAPodThatDies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Kill(sb.Facts().Pause.PID, unix.SIGKILL); err != nil {
+	pause := sb.Facts().Pause.PID
+	if pause <= 0 { // kill(2) takes 0 for our process group
+		t.Fatalf("the pause is process %d", pause)
+	}
+	if err := unix.Kill(pause, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	stopped := nextEvent(t, stream)
