@@ -28,8 +28,15 @@ func TestHandlerWithItsOwnNetwork(t *testing.T) {
 		t.Errorf("the error does not name the directory: %v", err)
 	}
 	wantHandlerProblem(t, n, conf)
-	if found, _ := problems(t, n); len(found) != 1 || !strings.Contains(found[0].Message, conf) {
-		t.Errorf("minicri check finds %v", found)
+	// The condition that the daemon says, and what the check sees itself.
+	found, _ := problems(t, n)
+	if len(found) == 0 {
+		t.Error("minicri check finds nothing")
+	}
+	for _, problem := range found {
+		if !strings.Contains(problem.Message, conf) {
+			t.Errorf("minicri check finds %v", problem)
+		}
 	}
 
 	check(t, os.Mkdir(conf, 0o755))
