@@ -69,17 +69,6 @@ test-prometheus: root setup build ## Ask a real Prometheus every query of hack/g
 	go test $(goflags) -tags seccomp -c -o bin/test/prometheus ./test/prometheus
 	cd test/prometheus && PATH="$(CURDIR)/bin/debian/usr/bin:$$PATH" ../../hack/in-netns ../../bin/test/prometheus -test.v -test.timeout 10m $(TESTFLAGS)
 
-# Chromium and the libraries of it that a small Debian lacks.
-chromium = chromium-common chromium libdouble-conversion3 libogg0 libflac12 libharfbuzz-subset0 libminizip1 libopenh264-7 \
-	libopenjp2-7 libasyncns0 libmp3lame0 libmpg123-0 libvorbis0a libvorbisenc2 libsndfile1 libpulse0 libxnvctrl0 libgtk-3-0 \
-	libcolord2 libwayland-cursor0 libwayland-egl1
-
-.PHONY: test-page
-test-page: root setup build ## Look at the page of minicri timeline --html in Chromium (root)
-	@hack/unpack $(chromium)
-	go test $(goflags) -tags seccomp -c -o bin/test/page ./test/page
-	cd test/page && ../../hack/in-netns ../../bin/test/page -test.v -test.timeout 10m $(TESTFLAGS)
-
 FUZZ ?= 30s
 
 .PHONY: fuzz
@@ -110,6 +99,10 @@ um: root $(if $(CMD),packages,setup build bin/demo) ## Run CMD='...' on a machin
 .PHONY: test-um
 test-um: root setup test-deps build failpoints bin/demo ## The suites on that machine, whole; a part of it is in make test (root)
 	LIMIT=4h hack/um/test hack/um/all.txt
+
+.PHONY: test-um-release
+test-um-release: root setup test-deps build failpoints bin/demo kubelet bin/critest/.built ## critest, a kubelet and the crash matrix on that machine, for a release: hours (root)
+	LIMIT=6h hack/um/test hack/um/release.txt
 
 .PHONY: test-um-selinux
 test-um-selinux: root setup test-deps build failpoints bin/demo ## The tests of SELinux where it is enforced (root)
@@ -182,9 +175,9 @@ bench-%: root bench-deps setup build ## Measure and print: sandbox, image, conta
 
 # In a guest system calls are slow: what counts is the ratio of two numbers of one boot.
 .PHONY: bench-um
-bench-um: root setup build bin/containerd/.built ## bench-sandbox, bench-container and bench-scale on cgroup v2 with systemd and AppArmor (root)
+bench-um: root setup build bin/containerd/.built ## bench-sandbox, bench-container and bench-scale on cgroup v2 with systemd and AppArmor; MARKS=10,110 are numbers of pods (root)
 	for what in sandbox container scale; do go build $(goflags) -o bin/bench/$$what ./test/bench/$$what || exit; done
-	LIMIT=4h hack/um/run -m 12G hack/um/guest/bench
+	LIMIT=4h hack/um/run -m 12G hack/um/guest/bench $(MARKS)
 
 # What it builds, some minutes of Kubernetes the first time, it keeps outside the tree.
 .PHONY: bin/cluster
@@ -254,11 +247,22 @@ release: packages bin/tools/.release ## Tarballs, .deb and .rpm for amd64 and ar
 
 # The second build has a cache of its own: what the first has compiled is compiled again.
 .PHONY: test-release
-test-release: root setup release ## Install, upgrade and remove the packages; build again and compare (root)
-	go test $(goflags) -tags seccomp -race -c -o bin/test/release ./test/release
-	cd test/release && ../../hack/in-netns ../../hack/release/machine ../../bin/test/release -test.v -test.timeout 10m $(TESTFLAGS)
+test-release: root setup build release ## Install, upgrade and remove the packages; build again and compare (root)
+	hack/release/test $(TESTFLAGS)
 	GOCACHE=$(CURDIR)/bin/release/cache TMPDIR=$(CURDIR)/bin/release TZ=Asia/Tokyo LANG=de_DE.UTF-8 hack/release/make bin/release/again
 	cmp bin/release/files/SHA256SUMS bin/release/again/SHA256SUMS
+
+# Kubernetes' programs and images are built the first time, some minutes.
+.PHONY: kind-image
+kind-image: root release bin/cluster ## A node as an image, an OCI archive: bin/release/minicri-node.tar; docs/kind.md (root)
+	bin/cluster offer $(CURDIR)/bin/release/node
+	hack/release/kind-image
+
+# docs/quickstart.md and docs/kind.md, word for word, on a Debian 12 with systemd.
+.PHONY: test-node
+test-node: kind-image ## From the release's files to a Ready node of kubeadm, by docs/quickstart.md (root)
+	go test $(goflags) -tags seccomp,nri_no_wasm,vm -c -o bin/test/node ./test/release
+	hack/um/run -m 6G sh -c 'cd test/release && exec ../../bin/test/node -test.v -test.run "^TestReadyNode$$" -test.timeout 50m'
 
 # Some minutes, more on a busy machine: each instruction of the guest is translated.
 .PHONY: test-arm64
@@ -305,7 +309,8 @@ install: ## Copy what make build has built: binaries, plugins, unit, manual; PRE
 	install -d $(libdir)/systemd/system
 	sed 's|@BINDIR@|$(PREFIX)/bin|' hack/minicri.service > $(libdir)/systemd/system/minicri.service
 	for page in $(pages); do install -D -m 0644 bin/share/$$page $(sharedir)/$$page || exit; done
-	install -D -m 0644 -t $(sharedir)/doc/minicri LICENSE NOTICE *.md hack/grafana.json hack/crictl.yaml bin/share/config.toml
+	install -D -m 0644 -t $(sharedir)/doc/minicri LICENSE NOTICE *.md hack/grafana.json bin/share/config.toml
+	install -D -m 0644 -t $(sharedir)/minicri hack/crictl.yaml
 	install -D -m 0644 -t $(sharedir)/doc/minicri/docs docs/*
 	[ -e $(confdir)/minicri/config.toml ] || install -D -m 0644 bin/share/config.toml $(confdir)/minicri/config.toml
 	[ -e $(confdir)/crictl.yaml ] || install -D -m 0644 hack/crictl.yaml $(confdir)/crictl.yaml
@@ -315,7 +320,7 @@ install: ## Copy what make build has built: binaries, plugins, unit, manual; PRE
 .PHONY: uninstall
 uninstall: ## Remove what install brought, and say what is left
 	rm -f $(bindir)/minicri $(bindir)/minicri-shim $(libdir)/systemd/system/minicri.service $(addprefix $(sharedir)/,$(pages))
-	rm -rf $(sharedir)/doc/minicri $(libdir)/minicri
+	rm -rf $(sharedir)/doc/minicri $(sharedir)/minicri $(libdir)/minicri
 	@grep -qsv '^#\|^$$' $(confdir)/minicri/config.toml || rm -f $(confdir)/minicri/config.toml
 	@! cmp -s hack/crictl.yaml $(confdir)/crictl.yaml || rm $(confdir)/crictl.yaml
 	@rmdir $(confdir)/minicri 2>/dev/null || true

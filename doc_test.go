@@ -189,7 +189,6 @@ var layers = [][]string{
 	{"internal/sweep", "internal/validate"},
 	{"network", "oci", "supervisor/client"},
 	{"namespace", "network/runner"},
-	{"internal/podnet"},
 	{"internal/timeline"},
 	{"internal/node", "internal/step"},
 	{"internal/trace"},

@@ -97,6 +97,7 @@ func commandsOf(t *testing.T, page string) (commands []string) {
 		t.Fatal(err)
 	}
 	inline := regexp.MustCompile("`((?:make (?:un)?install|systemctl|minicri|kubeadm|crictl|ip|bin/cluster) [^`]+)`")
+	text = regexp.MustCompile("(?s)```.*?```").ReplaceAll(text, nil) // which are of TestReadyNode
 	for line := range strings.Lines(string(text)) {
 		code, isBlock := strings.CutPrefix(strings.TrimRight(line, "\n"), "    ")
 		switch {

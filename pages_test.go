@@ -202,6 +202,26 @@ func makeTargets(t *testing.T) map[string]bool {
 	return targets
 }
 
+// A rule or a panel for a metric that is not there never fires.
+func TestAlertsAndDashboardNameMetrics(t *testing.T) {
+	families := metricNames()
+	for _, file := range []string{"hack/alerts.yml", "hack/grafana.json"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := regexp.MustCompile(`minicri_[a-z_]+`).FindAllString(string(text), -1)
+		for _, name := range found {
+			if !families[name] && !families[regexp.MustCompile(`_(bucket|count|sum)$`).ReplaceAllString(name, "")] {
+				t.Errorf("%s: there is no metric %s", file, name)
+			}
+		}
+		if len(found) < 5 {
+			t.Errorf("%s: %d metrics", file, len(found))
+		}
+	}
+}
+
 func metricNames() map[string]bool {
 	names := map[string]bool{}
 	for _, f := range metrics.Families() {

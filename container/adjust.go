@@ -12,7 +12,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/validate"
@@ -37,7 +36,7 @@ func (c *creation) adjust(ctx context.Context) error {
 
 // injectDevices adds CDI devices that a plugin asks for.
 func (c *creation) injectDevices(spec *specs.Spec, names []string) error {
-	cache, err := cdi.NewCache(cdi.WithAutoRefresh(false))
+	cache, err := c.owner.cdiDevices()
 	if err != nil {
 		return err
 	}
@@ -82,15 +81,18 @@ func (c *creation) checkMounts(ctx context.Context, before []specs.Mount) error 
 }
 
 func (c *creation) checkMount(ctx context.Context, m *specs.Mount) error {
+	source := m.Source
 	bound := m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
 	if !bound {
-		return validate.Mount(m.Destination, "")
-	}
-	if m.Source == "" {
+		source = "" // a name, such as tmpfs
+	} else if source == "" {
 		return fmt.Errorf("source: is missing: %w", errdefs.ErrInvalidArgument)
 	}
-	if err := validate.Mount(m.Destination, m.Source); err != nil {
+	if err := validate.Mount(m.Destination, source); err != nil {
 		return err
+	}
+	if m.Destination = path.Clean(m.Destination); !bound {
+		return nil
 	}
 	if err := c.owner.awaitHostPath(ctx, m.Destination, m.Source); err != nil {
 		return err

@@ -231,7 +231,7 @@ func (c *creation) create(ctx context.Context) error {
 	}
 	answer, err := shim.Create(ctx, &api.CreateRequest{
 		Runtime: handler.Program,
-		Pause:   c.SandboxID, Id: c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.shimLog(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
+		Id:      c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.shimLog(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
 	})
 	startError := ""
 	if errdefs.IsFailedPrecondition(err) {

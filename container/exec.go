@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -75,6 +76,7 @@ func (s *Store) forExec(ctx context.Context, id string, command []string, tty bo
 		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)
 	}
 	process := oci.ForExec(spec, command, tty)
+	process.OOMScoreAdj = new(s.options.Machine.OOMScoreAdjNear(int(c.Resources().GetOomScoreAdj()))) // an update may have changed it
 	if err := checkExec(process); err != nil {
 		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)
 	}
@@ -93,10 +95,19 @@ func (s *Store) alive(ctx context.Context, id string, states ...runtimeapi.Conta
 		return nil, nil, err
 	}
 	if state := c.State(); !slices.Contains(states, state) {
-		return nil, nil, fmt.Errorf("container %s is %v, it has to be %v: %w", c.ID, state, states, errdefs.ErrFailedPrecondition)
+		return nil, nil, fmt.Errorf("container %s is %s, and has to be %s: %w", c.ID, stateText(state), stateText(states...), errdefs.ErrFailedPrecondition)
 	}
 	shim, err := s.shimOf(ctx, c.group())
 	return c, shim, err
+}
+
+// stateText names states in errors: created or running, for example.
+func stateText(states ...runtimeapi.ContainerState) string {
+	var names []string
+	for _, state := range states {
+		names = append(names, strings.ToLower(strings.TrimPrefix(state.String(), "CONTAINER_")))
+	}
+	return strings.Join(names, " or ")
 }
 
 // Spec is the container's runtime-spec, from the file that the supervisor reads.

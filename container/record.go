@@ -28,8 +28,7 @@ const (
 type Record struct {
 	ID        string `json:"id"`
 	SandboxID string `json:"sandbox_id"`
-	// Supervisor is the group of its supervisor; "" before there were groups,
-	// when each sandbox had a supervisor by its id.
+	// Supervisor is the group of its supervisor: the build that it is of.
 	Supervisor string `json:"supervisor,omitempty"`
 	// CreatedAt is in nanoseconds since 1970.
 	CreatedAt   int64  `json:"created_at"`

@@ -70,7 +70,7 @@ func (c *creation) writeSpec(ctx context.Context) (err error) {
 	if c.parts.Namespaces, err = c.namespaces(); err != nil {
 		return err
 	}
-	if c.parts.CDI, err = vendorDevices(c.config); err != nil {
+	if c.parts.CDI, err = c.vendorDevices(); err != nil {
 		return err
 	}
 	if err := readUsers(c.parts); err != nil {
@@ -85,15 +85,19 @@ func (c *creation) writeSpec(ctx context.Context) (err error) {
 // vendorDevices are the devices that vendors describe now; nil for a container that asks
 // for none. Their files are parsed for each container that does, because they may change
 // at any time.
-func vendorDevices(config *runtimeapi.ContainerConfig) (oci.CDI, error) {
-	_, annotated, err := cdi.ParseAnnotations(config.GetAnnotations())
+func (c *creation) vendorDevices() (oci.CDI, error) {
+	_, annotated, err := cdi.ParseAnnotations(c.config.GetAnnotations())
 	if err != nil {
 		return nil, fmt.Errorf("CDI annotations: %w", err)
 	}
-	if len(annotated) == 0 && len(config.GetCDIDevices()) == 0 {
+	if len(annotated) == 0 && len(c.config.GetCDIDevices()) == 0 {
 		return nil, nil
 	}
-	return cdi.NewCache(cdi.WithAutoRefresh(false))
+	return c.owner.cdiDevices()
+}
+
+func (s *Store) cdiDevices() (*cdi.Cache, error) {
+	return cdi.NewCache(cdi.WithAutoRefresh(false), cdi.WithSpecDirs(s.options.CDIDirs...))
 }
 
 // storeSpec puts the spec where the supervisor reads it.

@@ -26,7 +26,7 @@ func (s *Store) Start(ctx context.Context, id string) error {
 	}
 	defer unlock()
 	if state := c.State(); state != runtimeapi.ContainerState_CONTAINER_CREATED {
-		return fmt.Errorf("container %s is %v, only a created one can be started: %w", c.ID, state, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("container %s is %s, only a created one can be started: %w", c.ID, stateText(state), errdefs.ErrFailedPrecondition)
 	}
 	if !s.exists(c.ID) { // removed meanwhile
 		return fmt.Errorf("container %s: %w", c.ID, errdefs.ErrNotFound)

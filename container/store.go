@@ -44,7 +44,9 @@ type Options struct {
 	CgroupParent  string
 	// PidsLimit is the most processes of a container, 0 for no limit.
 	PidsLimit int64
-	Machine   machine.Machine
+	// CDIDirs are where vendors describe their devices.
+	CDIDirs []string
+	Machine machine.Machine
 	// Defaults are those of the node for containers, and HandlerDefaults those
 	// of runtime handlers that have others.
 	Defaults        oci.Defaults

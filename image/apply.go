@@ -8,9 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"slices"
-	"strings"
 	"syscall"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -18,7 +15,6 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/archive"
-	continuity "github.com/containerd/continuity/fs"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -26,19 +22,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// applier unpacks layers, each within the bounds of an allowance. Where it can, it
-// unpacks straight into the directory of a layer's snapshot and notes which
-// directories it made without the layer listing them. containerd's own applier does
-// not say so, and would bind mount a bottom layer below /tmp first, which a kill would
-// leave behind.
+// applier unpacks layers onto those below, each within the bounds of an allowance,
+// which containerd's own applier does not have.
 type applier struct {
 	content content.Provider
-	syncs   bool
 	zstd    *semaphore.Weighted // places for decoders
 	room    *room
-	// note receives the implied directories of a layer, by its directory. Nil: layers
-	// are unpacked through a mount, as they have to be in a user namespace.
-	note func(upper string, implied []string)
 }
 
 // Apply unpacks a layer and returns the descriptor of its uncompressed bytes.
@@ -63,23 +52,20 @@ func (a applier) apply(ctx context.Context, desc ocispec.Descriptor, mounts []mo
 		return applied, err
 	}
 	defer blob.Close()
-	plain, err := a.plain(ctx, desc, &progressReader{Reader: content.NewReader(blob), report: config.Progress})
+	plain, err := a.plain(ctx, desc, &countedReader{Reader: content.NewReader(blob), report: func(at int64, _ int) {
+		if config.Progress != nil {
+			config.Progress(at)
+		}
+	}})
 	if err != nil {
 		return applied, err
 	}
 	defer plain.Close()
-	if a.note == nil {
-		err = mount.WithTempMount(ctx, mounts, func(root string) error {
-			applied, err = a.unpack(ctx, root, plain)
-			return err
-		})
-		return applied, err
-	}
-	upper, err := upperOf(mounts)
-	if err != nil {
-		return applied, err
-	}
-	return a.unpack(ctx, upper, plain)
+	err = mount.WithTempMount(ctx, mounts, func(root string) error {
+		applied, err = a.unpack(ctx, root, plain)
+		return err
+	})
+	return applied, err
 }
 
 func (a applier) plain(ctx context.Context, desc ocispec.Descriptor, packed io.Reader) (io.ReadCloser, error) {
@@ -92,100 +78,21 @@ func (a applier) plain(ctx context.Context, desc ocispec.Descriptor, packed io.R
 // unpack writes the files of a plain layer and digests all of its bytes, those
 // after the archive's end too.
 func (a applier) unpack(ctx context.Context, root string, plain io.Reader) (ocispec.Descriptor, error) {
-	digester, counted := digest.Canonical.Digester(), &countingWriter{}
-	whole := io.TeeReader(plain, io.MultiWriter(digester.Hash(), counted))
-	listed := listing{root: root, directories: map[string]bool{}}
+	digester := digest.Canonical.Digester()
+	whole := &countedReader{Reader: io.TeeReader(plain, digester.Hash()), report: func(int64, int) {}}
 	allowed := a.room.allow()
 	defer allowed.end()
-	options := []archive.ApplyOpt{archive.WithFilter(func(header *tar.Header) (bool, error) {
-		if err := allowed.take(header); err != nil {
-			return false, err
-		}
-		return listed.see(header)
-	})}
-	if a.note != nil {
-		options = append(options, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout))
-	}
-	if _, err := archive.Apply(ctx, root, whole, options...); err != nil {
+	bounded := archive.WithFilter(func(header *tar.Header) (bool, error) { return true, allowed.take(header) })
+	if _, err := archive.Apply(ctx, root, whole, bounded); err != nil {
 		return ocispec.Descriptor{}, err
 	}
 	if _, err := io.Copy(io.Discard, whole); err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	if a.note != nil {
-		a.note(root, listed.implied())
+	if err := syncFilesystem(root); err != nil {
+		return ocispec.Descriptor{}, err
 	}
-	if a.syncs {
-		if err := syncFilesystem(root); err != nil {
-			return ocispec.Descriptor{}, err
-		}
-	}
-	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Size: counted.n, Digest: digester.Digest()}, nil
-}
-
-// upperOf finds the directory that a layer is unpacked into: the source of the
-// bind mount of a snapshot without parents, or the upper directory of an overlay.
-func upperOf(mounts []mount.Mount) (string, error) {
-	if len(mounts) == 1 && mounts[0].Type == "bind" {
-		return mounts[0].Source, nil
-	}
-	for _, m := range mounts {
-		for _, option := range m.Options {
-			if upper, ok := strings.CutPrefix(option, "upperdir="); ok {
-				return upper, nil
-			}
-		}
-	}
-	return "", fmt.Errorf("the snapshot has no directory to unpack into: %v", mounts)
-}
-
-// listing watches the entries of a layer go by, each just before it is written.
-type listing struct {
-	root        string
-	directories map[string]bool // that exist, by path; true if the layer listed them
-}
-
-// see is an archive.Filter that takes every entry. It resolves the entry's
-// directory as archive.Apply is about to.
-func (l *listing) see(header *tar.Header) (bool, error) {
-	dir, base := filepath.Split(header.Name)
-	dir, err := continuity.RootPath(l.root, dir)
-	if err != nil {
-		return false, err
-	}
-	for parent := dir; len(parent) > len(l.root); parent = filepath.Dir(parent) {
-		if _, known := l.directories[parent]; known {
-			break
-		}
-		l.directories[parent] = false
-	}
-	path := filepath.Join(dir, filepath.Join("/", base))
-	if header.Typeflag == tar.TypeDir {
-		l.directories[path] = true
-	} else if _, known := l.directories[path]; known {
-		l.replaced(path)
-	}
-	return true, nil
-}
-
-// replaced forgets a directory in whose place the layer has something else.
-func (l *listing) replaced(path string) {
-	for dir := range l.directories {
-		if dir == path || strings.HasPrefix(dir, path+"/") {
-			delete(l.directories, dir)
-		}
-	}
-}
-
-// implied returns the directories that the layer did not list, parents first.
-func (l *listing) implied() (paths []string) {
-	for dir, listed := range l.directories {
-		if !listed {
-			paths = append(paths, strings.TrimPrefix(dir, l.root))
-		}
-	}
-	slices.Sort(paths)
-	return paths
+	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Size: whole.at, Digest: digester.Digest()}, nil
 }
 
 // layerError sorts out whose fault an error is: one of a system call, or of the
@@ -211,27 +118,4 @@ func syncFilesystem(path string) error {
 		return fmt.Errorf("sync the filesystem of %s: %w", path, err)
 	}
 	return nil
-}
-
-// progressReader reports how many compressed bytes have been unpacked.
-type progressReader struct {
-	io.Reader
-	done   int64
-	report func(int64)
-}
-
-func (r *progressReader) Read(p []byte) (int, error) {
-	n, err := r.Reader.Read(p)
-	r.done += int64(n)
-	if r.report != nil {
-		r.report(r.done)
-	}
-	return n, err
-}
-
-type countingWriter struct{ n int64 }
-
-func (w *countingWriter) Write(p []byte) (int, error) {
-	w.n += int64(len(p))
-	return len(p), nil
 }

@@ -7,21 +7,28 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/http"
 	"net/url"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/errdefs"
 
+	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/internal/state"
 )
 
 // Auth is what a pull may show a registry. It is used for the pull and not kept.
 // The first form that is set counts: registry token, identity token, Auth,
-// username and password.
+// username and password. An entry of a docker config.json has these fields, in small
+// letters.
 type Auth struct {
 	Username string
 	Password string
@@ -82,46 +89,51 @@ type credentials struct {
 
 // ownHosts are the hosts that a pull's configuration names: the registry's and
 // its mirrors'. What they redirect to, or name in an answer, is not one of them.
-type ownHosts struct {
-	mu    sync.Mutex // guards names
-	names map[string]bool
-}
+type ownHosts struct{ names sync.Map }
 
-func newOwnHosts() *ownHosts { return &ownHosts{names: map[string]bool{}} }
-
-func (o *ownHosts) add(host string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.names[strings.ToLower(host)] = true
-}
+func (o *ownHosts) add(host string) { o.names.Store(strings.ToLower(host), true) }
 
 func (o *ownHosts) has(host string) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.names[strings.ToLower(host)]
+	_, own := o.names.Load(strings.ToLower(host))
+	return own
 }
 
 // forHost returns the credentials for host. A mirror that the node's config.json
 // knows gets those; the pull's are for the registry, and for mirrors which the
 // node's administrator set without credentials of their own. A host that is
 // neither is shown none, whatever it asks for.
-func (c credentials) forHost(host string) Auth {
+func (c credentials) forHost(ctx context.Context, host string) (Auth, error) {
 	if !c.own.has(host) {
-		return Auth{}
+		return Auth{}, nil
 	}
-	configured, known := c.config.lookup(host)
-	if known && !sameHost(host, c.registry) {
-		return configured
+	brought := c.request != (Auth{}) && c.request.allows(host)
+	if brought && sameHost(host, c.registry) {
+		return c.request, nil
 	}
-	if c.request != (Auth{}) && c.request.allows(host) {
-		return c.request
+	configured, known, err := c.config.ask(ctx, host)
+	if brought && !known && err == nil {
+		return c.request, nil
 	}
-	return configured
+	return configured, err
 }
 
-func (c credentials) login(host string) (user, secret string, err error) {
-	l, err := c.forHost(host).login()
+func (c credentials) login(ctx context.Context, host string) (user, secret string, err error) {
+	shown, err := c.forHost(ctx, host)
+	if err != nil {
+		return "", "", err
+	}
+	l, err := shown.login()
 	return l.user, l.secret, err
+}
+
+// token is the registry token for host. Without one in sight no helper is asked: most
+// pulls need no credentials.
+func (c credentials) token(ctx context.Context, host string) (string, error) {
+	if configured, _ := c.config.lookup(host); c.request.RegistryToken == "" && configured.RegistryToken == "" {
+		return "", nil
+	}
+	shown, err := c.forHost(ctx, host)
+	return shown.RegistryToken, err
 }
 
 // allows applies ServerAddress.
@@ -190,13 +202,14 @@ func (t tokenAuthorizer) AddResponses(_ context.Context, responses []*http.Respo
 	return fmt.Errorf("registry %s refused the registry token: %w", host, docker.ErrInvalidAuthorization)
 }
 
-// dockerConfig is the part of a docker config.json that holds credentials.
+// dockerConfig is the part of a docker config.json that says where credentials are.
 // https://docs.docker.com/reference/cli/docker/login/
 type dockerConfig struct {
-	Auths map[string]dockerAuth `json:"auths"`
-	// Programs that hold credentials are not asked.
-	CredsStore  string            `json:"credsStore"`
+	Auths map[string]Auth `json:"auths"`
+	// CredHelpers names the credential helpers of registries, CredsStore that of
+	// all others.
 	CredHelpers map[string]string `json:"credHelpers"`
+	CredsStore  string            `json:"credsStore"`
 }
 
 // checkDockerConfig returns what pulls will not find in the file, although somebody
@@ -207,14 +220,18 @@ func checkDockerConfig(path string) error {
 		return err
 	}
 	var problems []string
-	if config.CredsStore != "" || len(config.CredHelpers) > 0 {
-		problems = append(problems, "credsStore and credHelpers are not supported, only credentials below auths are used")
+	helpers := slices.Sorted(maps.Values(config.CredHelpers))
+	for _, name := range slices.Compact(append(helpers, config.CredsStore)) {
+		if _, err := exec.LookPath(helperPrefix + name); name != "" && err != nil {
+			problems = append(problems, fmt.Sprintf("credential helper %s%s is not in PATH", helperPrefix, name))
+		}
 	}
-	if len(config.Auths) == 0 {
-		problems = append(problems, "it has no credentials: nothing is below auths, or it is not there")
+	if len(config.Auths) == 0 && len(helpers) == 0 && config.CredsStore == "" {
+		problems = append(problems, "it has no credentials: nothing is below auths, no helper is named, or it is not there")
 	}
 	for server, auth := range config.Auths {
-		if _, err := auth.auth().login(); err != nil || auth == (dockerAuth{}) {
+		// docker login leaves an empty entry for what it gave to a helper.
+		if _, err := auth.login(); err != nil || auth == (Auth{}) && config.helper(hostOf(server)) == "" {
 			problems = append(problems, fmt.Sprintf("%q has no credentials that can be read", server))
 		}
 	}
@@ -223,21 +240,6 @@ func checkDockerConfig(path string) error {
 	}
 	slices.Sort(problems)
 	return fmt.Errorf("registry credentials %s: %s", path, strings.Join(problems, "; "))
-}
-
-type dockerAuth struct {
-	Username      string `json:"username"`
-	Password      string `json:"password"`
-	Auth          string `json:"auth"`
-	IdentityToken string `json:"identitytoken"`
-	RegistryToken string `json:"registrytoken"`
-}
-
-func (a dockerAuth) auth() Auth {
-	return Auth{
-		Username: a.Username, Password: a.Password, Auth: a.Auth,
-		IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken,
-	}
 }
 
 // readDockerConfig is called at each pull, so that a changed file counts at
@@ -263,8 +265,80 @@ func readDockerConfig(path string) (dockerConfig, error) {
 func (c dockerConfig) lookup(host string) (Auth, bool) {
 	for server, a := range c.Auths {
 		if sameHost(hostOf(server), host) {
-			return a.auth(), true
+			return a, true
 		}
 	}
 	return Auth{}, false
+}
+
+// ask returns the credentials for host: those that a helper has, or else the file's.
+func (c dockerConfig) ask(ctx context.Context, host string) (Auth, bool, error) {
+	if name := c.helper(host); name != "" {
+		auth, err := askHelper(ctx, name, canonicalHost(host), helperLimit)
+		if err != nil || auth != (Auth{}) {
+			return auth, true, err
+		}
+	}
+	auth, known := c.lookup(host)
+	return auth, known, nil
+}
+
+// helper names the credential helper for host, "" if there is none.
+func (c dockerConfig) helper(host string) string {
+	for server, name := range c.CredHelpers {
+		if sameHost(hostOf(server), host) {
+			return name
+		}
+	}
+	return c.CredsStore
+}
+
+const (
+	helperPrefix = "docker-credential-"
+	// helperLimit is how long a helper may take: some ask a service.
+	helperLimit = 30 * time.Second
+)
+
+// askHelper runs a credential helper
+// (https://docs.docker.com/reference/cli/docker/login/#credential-helper-protocol).
+// One that is not installed has no credentials.
+func askHelper(ctx context.Context, name, host string, limit time.Duration) (Auth, error) {
+	program, err := exec.LookPath(helperPrefix + name)
+	if errors.Is(err, exec.ErrNotFound) {
+		return Auth{}, nil
+	}
+	server := host
+	if host == "docker.io" {
+		server = "https://index.docker.io/v1/" // as docker login stores it
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var said process.Said
+	if err == nil {
+		command := exec.CommandContext(ctx, program, "get")
+		command.Stdin, command.Stdout = strings.NewReader(server), &said
+		command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		command.Cancel = func() error { return syscall.Kill(-command.Process.Pid, syscall.SIGKILL) } // with its children
+		command.WaitDelay = time.Second
+		err = command.Run()
+	}
+	text := strings.TrimSpace(said.String())
+	var answer struct{ Username, Secret string }
+	switch {
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case err != nil && text == "credentials not found in native keychain":
+		return Auth{}, nil
+	case err != nil && !strings.ContainsAny(text, "{}"): // else an answer, with the secret
+		err = fmt.Errorf("%w: %s", err, cut(redact.Text(text), 200))
+	case err == nil && json.Unmarshal([]byte(text), &answer) != nil:
+		err = errors.New("its answer is not the JSON of a credential helper") // the decoder's error quotes it
+	}
+	switch {
+	case err != nil:
+		return Auth{}, fmt.Errorf("credential helper %s%s for %s: %w: %w", helperPrefix, name, host, err, errdefs.ErrUnavailable)
+	case answer.Username == "<token>":
+		return Auth{IdentityToken: answer.Secret}, nil
+	}
+	return Auth{Username: answer.Username, Password: answer.Secret}, nil
 }

@@ -1,14 +1,17 @@
 package image
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -70,9 +73,7 @@ func TestDockerConfigIsTheFallback(t *testing.T) {
 		t.Errorf("without the file: %v", err)
 	}
 	text := `{"auths": {"http://` + registry.host() + `/v2/": {"auth": "` + encoded("user:pass") + `"}}}`
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o600))
 	pull(t, s, reference)
 	if _, err := s.Pull(t.Context(), reference, Auth{Username: "user", Password: "no"}, nil); !errdefs.IsUnauthorized(err) {
 		t.Errorf("the request's credentials do not go before the file's: %v", err)
@@ -194,14 +195,84 @@ func TestMirrorsGetTheirOwnCredentials(t *testing.T) {
 	registry.breakWith(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool { return demandBasic(w, r) })
 	writeHosts(t, certs, "registry.example", `[host."http://`+registry.host()+`"]`)
 	text := `{"auths": {"` + registry.host() + `": {"username": "user", "password": "pass"}}}`
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o600))
 	if _, err := s.Pull(t.Context(), "registry.example/team/app:1", Auth{Username: "pod", Password: "secret"}, nil); err != nil {
 		t.Error(err)
 	}
 	shown := registry.seen(func(r seenRequest) bool { return r.authorization == "Basic "+encoded("pod:secret") })
 	if len(shown) != 0 {
 		t.Errorf("the mirror was shown the pod's credentials: %v", shown)
+	}
+}
+
+// writeHelpers puts programs docker-credential-NAME into PATH.
+func writeHelpers(t *testing.T, scripts map[string]string) {
+	t.Helper()
+	dir := t.TempDir()
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	for name, script := range scripts {
+		must(t, os.WriteFile(filepath.Join(dir, "docker-credential-"+name), []byte("#!/bin/sh\n"+script), 0o755))
+	}
+}
+
+// TestCredentialHelpers: a program that config.json names is asked for the
+// credentials of a pull that brings none, and of no other.
+func TestCredentialHelpers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.json")
+	s, registry := openStore(t, func(c *Config) { c.DockerConfig = path }), newTestRegistry(t)
+	reference := registry.push(t, "helper:1", smallImage(t))
+	registry.breakWith(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool { return demandBasic(w, r) })
+	const answer = `echo '{"Username": "user", "Secret": "pass"}'`
+	writeHelpers(t, map[string]string{
+		"good":   `[ "$1" = get ] && [ "$(cat)" = "` + registry.host() + `" ] && ` + answer,
+		"none":   `echo credentials not found in native keychain; exit 1`,
+		"broken": `echo "the vault is locked, password=s3cret"; exit 1`,
+		"json":   `echo '{"Username": "user", "Secret": "s3cret"}'; exit 1`,
+		"words":  `echo s3cret`,
+	})
+	for name, test := range map[string]struct {
+		config string
+		auth   Auth
+		want   string // in the error
+	}{
+		"of the registry":     {`"credHelpers": {"` + registry.host() + `": "good"}, "credsStore": "broken"`, Auth{}, ""},
+		"of all":              {`"credHelpers": {"a.example": "broken"}, "credsStore": "good"`, Auth{}, ""},
+		"none, but the file":  {`"credsStore": "none", "auths": {"` + registry.host() + `": {"auth": "` + encoded("user:pass") + `"}}`, Auth{}, ""},
+		"the pod's go first":  {`"credsStore": "broken"`, Auth{Username: "user", Password: "pass"}, ""},
+		"no credentials":      {`"credsStore": "none"`, Auth{}, "no basic auth credentials"},
+		"no such helper":      {`"credsStore": "not-there"`, Auth{}, "no basic auth credentials"},
+		"broken":              {`"credsStore": "broken"`, Auth{}, "docker-credential-broken for " + registry.host() + ": exit status 1: the vault is locked"},
+		"exit code with JSON": {`"credsStore": "json"`, Auth{}, "docker-credential-json for " + registry.host() + ": exit status 1"},
+		"no JSON":             {`"credsStore": "words"`, Auth{}, "docker-credential-words for " + registry.host()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			must(t, os.WriteFile(path, []byte("{"+test.config+"}"), 0o600))
+			_, err := s.Pull(t.Context(), reference, test.auth, nil)
+			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error: %v, want %q", err, test.want)
+			}
+			if err != nil && strings.Contains(err.Error(), "s3cret") {
+				t.Errorf("the error shows the secret: %v", err)
+			}
+		})
+	}
+}
+
+// attack: registries: a credential helper of the node that hangs, with a child that holds its output, or floods it
+// held: ended with its children at half a minute; of its output 64 KiB are read
+func TestHelperThatHangs(t *testing.T) {
+	writeHelpers(t, map[string]string{
+		"hangs":  `sleep 1000`,
+		"floods": `head -c 1000000 /dev/zero`,
+		"token":  `[ "$(cat)" = https://index.docker.io/v1/ ] && echo '{"Username": "<token>", "Secret": "refresh"}'`,
+	})
+	if _, err := askHelper(t.Context(), "hangs", "a.example", 10*time.Millisecond); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "docker-credential-hangs for a.example") {
+		t.Errorf("one that hangs: %v", err)
+	}
+	if _, err := askHelper(t.Context(), "floods", "a.example", helperLimit); !errdefs.IsUnavailable(err) || len(err.Error()) > 300 {
+		t.Errorf("one that floods: %v", err)
+	}
+	if auth, err := askHelper(t.Context(), "token", "docker.io", helperLimit); err != nil || auth != (Auth{IdentityToken: "refresh"}) {
+		t.Errorf("a token: %#v, %v", auth, err)
 	}
 }

@@ -22,9 +22,7 @@ import (
 func bomb(t testing.TB, kind types.MediaType, packed []byte, plain io.Reader) v1.Layer {
 	t.Helper()
 	hash, _, err := v1.SHA256(plain)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return bombLayer{static.NewLayer(packed, kind), hash}
 }
 
@@ -75,9 +73,7 @@ func leastFree(t *testing.T, dir string) func() (bytes, inodes uint64) {
 	t.Helper()
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	var least unix.Statfs_t
-	if err := unix.Statfs(dir, &least); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Statfs(dir, &least))
 	go func() {
 		defer close(stopped)
 		for {
@@ -107,9 +103,7 @@ func TestZstdWindowsAreBounded(t *testing.T) {
 	const size = 160 << 20
 	for name, packed := range map[string][]byte{"window": hostile.Zstd(hostile.Zeros(1<<20), 29), "segment": hostile.ZstdSegment(1 << 30)} {
 		plain, err := decompress(t.Context(), bytes.NewReader(packed), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if n, err := io.Copy(io.Discard, plain); n != 0 || err == nil || !strings.Contains(err.Error(), "window of a frame is larger than 128 MiB") {
 			t.Errorf("%s: %d bytes, %v", name, n, err)
 		}
@@ -149,12 +143,8 @@ func TestZstdWindowsAreBounded(t *testing.T) {
 func TestZstdDecoderThatIsEnded(t *testing.T) {
 	packed := hostile.Zstd(hostile.Zeros(64<<20), 20)
 	plain, err := decompress(t.Context(), bytes.NewReader(packed), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := plain.(*zstdDecoder).command.Process.Signal(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, plain.(*zstdDecoder).command.Process.Signal(syscall.SIGKILL))
 	if _, err := io.Copy(io.Discard, plain); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("a decoder was killed: %v", err)
 	}

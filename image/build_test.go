@@ -49,16 +49,12 @@ func tarOf(t testing.TB, entries ...entry) []byte {
 	for _, e := range entries {
 		e.header.Size = int64(len(e.data))
 		e.header.Format = tar.FormatPAX
-		if err := w.WriteHeader(&e.header); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.WriteHeader(&e.header))
 		if _, err := w.Write(e.data); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Close())
 	return buffer.Bytes()
 }
 
@@ -73,9 +69,7 @@ func gzipLayer(t testing.TB, plain []byte, media types.MediaType) v1.Layer {
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(plain)), nil
 	}, tarball.WithMediaType(media), tarball.WithCompressionLevel(gzip.BestSpeed))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return layer
 }
 
@@ -92,9 +86,7 @@ func (l packedLayer) Uncompressed() (io.ReadCloser, error) { return l.plain.Comp
 func zstdLayer(t testing.TB, plain []byte) v1.Layer {
 	t.Helper()
 	w, err := zstd.NewWriter(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return packedLayer{
 		Layer: static.NewLayer(w.EncodeAll(plain, nil), types.OCILayerZStd),
 		plain: static.NewLayer(plain, types.OCIUncompressedLayer),
@@ -125,37 +117,27 @@ func dockerImageOf(t testing.TB, config v1.Config, layers ...v1.Layer) v1.Image 
 func configured(t testing.TB, img v1.Image, platform v1.Platform, config v1.Config, layers ...v1.Layer) v1.Image {
 	t.Helper()
 	img, err := mutate.AppendLayers(img, layers...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	spec, err := img.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	spec = spec.DeepCopy()
 	spec.OS, spec.Architecture, spec.Variant = platform.OS, platform.Architecture, platform.Variant
 	spec.Config = config
 	img, err = mutate.ConfigFile(img, spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return img
 }
 
 func digestOf(t testing.TB, what interface{ Digest() (v1.Hash, error) }) string {
 	t.Helper()
 	hash, err := what.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return hash.String()
 }
 
 func idOf(t testing.TB, img v1.Image) string {
 	t.Helper()
 	hash, err := img.ConfigName()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return hash.String()
 }

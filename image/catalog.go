@@ -188,15 +188,15 @@ func (c *catalog) byPrefix(prefix string) (id string, err error) {
 
 // namesOf returns the names of all records of an image.
 func (c *catalog) namesOf(id string) []string {
-	return c.namesWhere(func(_ string, b body) bool { return b.id == id })
+	return c.namesWhere(func(_ string, r record) bool { return c.bodies[r.target].id == id })
 }
 
-func (c *catalog) namesWhere(match func(name string, b body) bool) []string {
+func (c *catalog) namesWhere(match func(name string, r record) bool) []string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	var names []string
 	for name, r := range c.records {
-		if match(name, c.bodies[r.target]) {
+		if match(name, r) {
 			names = append(names, name)
 		}
 	}

@@ -50,8 +50,8 @@ func (s *Store) collectUnknown(ctx context.Context) error {
 	return s.Collect(ctx)
 }
 
-// collector runs a collection when it was asked for and then left in peace for a
-// while, so that a burst of removals costs one pass.
+// collector runs a collection a while after it was asked for, so that a burst
+// of removals costs one pass.
 type collector struct {
 	delay   time.Duration
 	collect func(context.Context) error
@@ -62,9 +62,6 @@ type collector struct {
 	end   context.CancelFunc
 	done  chan struct{}
 }
-
-// maxRenewals bounds how often the delay is renewed before a pass runs all the same.
-const maxRenewals = 10
 
 func newCollector(delay time.Duration, collect func(context.Context) error, log *slog.Logger) *collector {
 	ctx, end := context.WithCancel(context.Background())
@@ -101,19 +98,15 @@ func (c *collector) run() {
 func (c *collector) wait() bool {
 	select {
 	case <-c.asked:
+		err := pause(c.ctx, c.delay)
+		select {
+		case <-c.asked: // meanwhile
+		default:
+		}
+		return err == nil
 	case <-c.ctx.Done():
 		return false
 	}
-	for range maxRenewals {
-		select {
-		case <-c.asked:
-		case <-time.After(c.delay):
-			return true
-		case <-c.ctx.Done():
-			return false
-		}
-	}
-	return true
 }
 
 // stop ends a running pass and waits for it.

@@ -26,9 +26,7 @@ func TestPrepareBesideCollections(t *testing.T) {
 	for worker := range workers {
 		preparing.Go(func() {
 			for i := range each {
-				if err := s.Prepare(t.Context(), fmt.Sprintf("%d-%d", worker, i), image.ID, PrepareOptions{}); err != nil {
-					t.Error(err)
-				}
+				report(t, s.Prepare(t.Context(), fmt.Sprintf("%d-%d", worker, i), image.ID, PrepareOptions{}))
 			}
 		})
 	}
@@ -54,28 +52,18 @@ func TestSnapshotWithTheNumberOfAFailedOne(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	image := pull(t, s, registry.push(t, "failed:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")), layerOf(t, file("b", "2")))))
 	collected(t, s)
-	if err := s.Prepare(t.Context(), "newest", image.ID, PrepareOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Prepare(t.Context(), "newest", image.ID, PrepareOptions{}))
 	failed := filepath.Join(s.dir, snapshotterKey, "snapshots", strconv.Itoa(numberOfNewest(t, s)+1))
-	if err := os.MkdirAll(filepath.Join(failed, "fs"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(failed, "fs"), 0o700))
 	deleting := waste(t, filepath.Dir(failed))
 	swept := make(chan error, 1)
 	go func() { swept <- s.engine.overlay.sweep(s.scope(t.Context())) }()
 	for !deleting() {
 		time.Sleep(100 * time.Microsecond)
 	}
-	if err := os.RemoveAll(failed); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Prepare(t.Context(), "next", image.ID, PrepareOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-swept; err != nil {
-		t.Error(err)
-	}
+	must(t, os.RemoveAll(failed))
+	must(t, s.Prepare(t.Context(), "next", image.ID, PrepareOptions{}))
+	report(t, <-swept)
 	checkMountable(t, s, "next")
 	if newest := numberOfNewest(t, s); strconv.Itoa(newest) != filepath.Base(failed) {
 		t.Errorf("the snapshot has number %d and not that of %s: nothing was shown", newest, failed)
@@ -86,9 +74,7 @@ func TestSnapshotWithTheNumberOfAFailedOne(t *testing.T) {
 func numberOfNewest(t *testing.T, s *Store) (newest int) {
 	t.Helper()
 	all, err := os.ReadDir(filepath.Join(s.dir, snapshotterKey, "snapshots"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, entry := range all {
 		if number, err := strconv.Atoi(entry.Name()); err == nil {
 			newest = max(newest, number)
@@ -113,9 +99,7 @@ func waste(t *testing.T, dir string) (deleting func() bool) {
 	}
 	for i := range directories * files {
 		path := filepath.Join(dir, fmt.Sprintf("waste-%d", i%directories))
-		if err := errors.Join(os.MkdirAll(path, 0o700), os.WriteFile(filepath.Join(path, strconv.Itoa(i)), nil, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.MkdirAll(path, 0o700), os.WriteFile(filepath.Join(path, strconv.Itoa(i)), nil, 0o600)))
 	}
 	return func() bool { return left() < directories*files }
 }
@@ -124,15 +108,9 @@ func waste(t *testing.T, dir string) (deleting func() bool) {
 // without a removal would look at no layers.
 func removeAndCollect(t *testing.T, s *Store, image Image, stop <-chan struct{}) {
 	for {
-		if err := s.Prepare(t.Context(), "removed", image.ID, PrepareOptions{}); err != nil {
-			t.Error(err)
-		}
-		if err := s.RemoveSnapshot(t.Context(), "removed"); err != nil {
-			t.Error(err)
-		}
-		if err := s.Collect(t.Context()); err != nil {
-			t.Error(err)
-		}
+		report(t, s.Prepare(t.Context(), "removed", image.ID, PrepareOptions{}))
+		report(t, s.RemoveSnapshot(t.Context(), "removed"))
+		report(t, s.Collect(t.Context()))
 		select {
 		case <-stop:
 			return
@@ -154,9 +132,7 @@ func checkMountable(t *testing.T, s *Store, key string) {
 			t.Error(err)
 		}
 	}
-	if err := s.Unmount(target); err != nil {
-		t.Error(err)
-	}
+	report(t, s.Unmount(target))
 }
 
 // TestComparisonOnAFullDisk compares the disk with the database where there would be
@@ -191,16 +167,10 @@ func TestComparisonOnAFullDisk(t *testing.T) {
 func fillBut(t *testing.T, root string, spare int) (free func()) {
 	t.Helper()
 	var disk unix.Statfs_t
-	if err := unix.Statfs(root, &disk); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Statfs(root, &disk))
 	filler := filepath.Join(root, "filler")
-	if err := os.WriteFile(filler, make([]byte, (int64(disk.Bfree)-int64(spare))*disk.Bsize), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filler, make([]byte, (int64(disk.Bfree)-int64(spare))*disk.Bsize), 0o600))
 	return func() {
-		if err := os.Remove(filler); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(filler))
 	}
 }

@@ -119,7 +119,7 @@ func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
 	if err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("remove snapshot %s: %w", key, err)
 	}
-	s.usage.forget(key)
+	s.usage.Delete(key)
 	s.collector.soon()
 	return nil
 }

@@ -30,38 +30,26 @@ func TestSnapshotOfAContainer(t *testing.T) {
 	root, registry := t.TempDir(), newTestRegistry(t)
 	reference := registry.push(t, "snap:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1"))))
 	s, err := Open(t.Context(), Config{Root: root})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	image := pull(t, s, reference)
-	if err := s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}))
 	if err := s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("prepared twice: %v", err)
 	}
 	if err := s.Prepare(t.Context(), "c2", "sha256:0123456789", PrepareOptions{}); !errdefs.IsNotFound(err) {
 		t.Errorf("prepared without an image: %v", err)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Close())
 	s = openStoreAt(t, root)
 	if keys, err := s.Snapshots(t.Context()); err != nil || !slices.Equal(keys, []string{"c1"}) {
 		t.Errorf("snapshots after a restart: %v, %v", keys, err)
 	}
 	target := filepath.Join(t.TempDir(), "rootfs")
-	if err := s.Mount(t.Context(), "c1", target, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Mount(t.Context(), "c1", target, ""))
 	checkUsage(t, s, target)
 	for range 2 { // both are idempotent
-		if err := s.Unmount(target); err != nil {
-			t.Error(err)
-		}
-		if err := s.RemoveSnapshot(t.Context(), "c1"); err != nil {
-			t.Error(err)
-		}
+		report(t, s.Unmount(target))
+		report(t, s.RemoveSnapshot(t.Context(), "c1"))
 	}
 	if l := collected(t, s); l.snapshots != 1 {
 		t.Errorf("left: %+v", l)
@@ -71,13 +59,9 @@ func TestSnapshotOfAContainer(t *testing.T) {
 // checkUsage writes 1 MiB and ten files and demands to find them.
 func checkUsage(t *testing.T, s *Store, target string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(target, "big"), make([]byte, 1<<20), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(target, "big"), make([]byte, 1<<20), 0o644))
 	for i := range 10 {
-		if err := os.WriteFile(filepath.Join(target, fmt.Sprint(i)), nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(target, fmt.Sprint(i)), nil, 0o644))
 	}
 	own, err := s.SnapshotUsage(t.Context(), "c1")
 	if err != nil || own.Bytes < 1<<20 || own.Bytes > 2<<20 || own.Inodes < 11 || own.Inodes > 14 || own.Time.IsZero() {
@@ -96,13 +80,9 @@ func checkUsage(t *testing.T, s *Store, target string) {
 func TestReadOnlySnapshot(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	image := pull(t, s, registry.push(t, "volume:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))))
-	if err := s.Prepare(t.Context(), "volume", image.ID, PrepareOptions{ReadOnly: true}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Prepare(t.Context(), "volume", image.ID, PrepareOptions{ReadOnly: true}))
 	target := filepath.Join(t.TempDir(), "volume")
-	if err := s.Mount(t.Context(), "volume", target, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Mount(t.Context(), "volume", target, ""))
 	defer s.Unmount(target)
 	if err := os.WriteFile(filepath.Join(target, "a"), nil, 0o644); err == nil {
 		t.Error("a volume that is an image was written to")
@@ -116,18 +96,12 @@ func TestSnapshotForAUserNamespace(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	image := pull(t, s, registry.push(t, "userns:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))))
 	shift := []IDMap{{HostID: 100000, Size: 65536}}
-	if err := s.Prepare(t.Context(), "shifted", image.ID, PrepareOptions{UIDs: shift, GIDs: shift}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Prepare(t.Context(), "shifted", image.ID, PrepareOptions{UIDs: shift, GIDs: shift}))
 	target := filepath.Join(t.TempDir(), "rootfs")
-	if err := s.Mount(t.Context(), "shifted", target, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Mount(t.Context(), "shifted", target, ""))
 	defer s.Unmount(target)
 	info, err := os.Stat(filepath.Join(target, "a"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if st := info.Sys().(*syscall.Stat_t); st.Uid != 100000 || st.Gid != 100000 {
 		t.Errorf("a belongs to %d:%d, want 100000", st.Uid, st.Gid)
 	}

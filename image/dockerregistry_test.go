@@ -27,8 +27,8 @@ import (
 	"golang.org/x/crypto/bcrypt"
 )
 
-// TestDockerRegistry pulls from Debian's docker-registry over TLS with a
-// certificate authority of its own, a client certificate and a password.
+// TestDockerRegistry pulls from Debian's docker-registry over TLS with an authority of
+// its own, a client certificate and a password.
 func TestDockerRegistry(t *testing.T) {
 	dir := t.TempDir()
 	keys := makeKeys(t, dir)
@@ -40,7 +40,7 @@ func TestDockerRegistry(t *testing.T) {
 	s := openStore(t, func(c *Config) { c.CertsDirs = []string{certs} })
 	reference, login := host+"/team/app:1", Auth{Username: "user", Password: "pass"}
 
-	writeHosts(t, certs, host, fmt.Sprintf("[host.%q]\nca = %q\n", "https://"+host, keys.ca))
+	writeHosts(t, certs, host, fmt.Sprintf("[host.%q]\nca = %q\n", "https://"+host, keys.cert))
 	if _, err := s.Pull(t.Context(), reference, login, nil); !errors.Is(err, ErrRegistryUnavailable) {
 		t.Errorf("without a client certificate: %v", err)
 	}
@@ -48,7 +48,7 @@ func TestDockerRegistry(t *testing.T) {
 	if _, err := s.Pull(t.Context(), reference, login, nil); !errors.Is(err, ErrRegistryUnavailable) {
 		t.Errorf("without the authority: %v", err)
 	}
-	writeHosts(t, certs, host, fmt.Sprintf("[host.%q]\nca = %q\nclient = [[%q, %q]]\n", "https://"+host, keys.ca, keys.cert, keys.key))
+	writeHosts(t, certs, host, fmt.Sprintf("[host.%q]\nca = %q\nclient = [[%q, %q]]\n", "https://"+host, keys.cert, keys.cert, keys.key))
 	if _, err := s.Pull(t.Context(), reference, Auth{}, nil); !errdefs.IsUnauthorized(err) {
 		t.Errorf("without a password: %v", err)
 	}
@@ -61,69 +61,35 @@ func TestDockerRegistry(t *testing.T) {
 	}
 }
 
-// keyFiles are one authority and one certificate, of server and client alike.
-type keyFiles struct{ ca, cert, key string }
+// keyFiles are a certificate, of authority, server and client alike.
+type keyFiles struct{ cert, key string }
 
 func makeKeys(t *testing.T, dir string) keyFiles {
 	t.Helper()
-	caKey, key := newKey(t), newKey(t)
-	ca := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test authority"}, IsCA: true, BasicConstraintsValid: true,
-		NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
-	}
-	leaf := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "test"}, NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageDigitalSignature,
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IsCA: true, BasicConstraintsValid: true,
+		NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		KeyUsage:    x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
+	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	must(t, err)
 	der, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return keyFiles{
-		ca:   writePEM(t, dir, "ca.pem", "CERTIFICATE", sign(t, ca, ca, &caKey.PublicKey, caKey)),
-		cert: writePEM(t, dir, "cert.pem", "CERTIFICATE", sign(t, leaf, ca, &key.PublicKey, caKey)),
-		key:  writePEM(t, dir, "key.pem", "EC PRIVATE KEY", der),
-	}
-}
-
-func newKey(t *testing.T) *ecdsa.PrivateKey {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
-func sign(t *testing.T, template, parent *x509.Certificate, public *ecdsa.PublicKey, by *ecdsa.PrivateKey) []byte {
-	t.Helper()
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, public, by)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return der
-}
-
-func writePEM(t *testing.T, dir, name, kind string, der []byte) string {
-	t.Helper()
-	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	must(t, err)
+	k := keyFiles{cert: filepath.Join(dir, "cert.pem"), key: filepath.Join(dir, "key.pem")}
+	writeFile(t, k.cert, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate})))
+	writeFile(t, k.key, string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})))
+	return k
 }
 
 func (k keyFiles) transport(t *testing.T) *http.Transport {
 	t.Helper()
 	pair, err := tls.LoadX509KeyPair(k.cert, k.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ca, err := os.ReadFile(k.ca)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	ca, err := os.ReadFile(k.cert)
+	must(t, err)
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(ca)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}}}
@@ -140,13 +106,9 @@ func startDockerRegistry(t *testing.T, dir string, keys keyFiles) (host string) 
 	}
 	host = freeAddress(t)
 	hash, err := bcrypt.GenerateFromPassword([]byte("pass"), bcrypt.MinCost)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	passwords := filepath.Join(dir, "htpasswd")
-	if err := os.WriteFile(passwords, []byte("user:"+string(hash)+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, passwords, "user:"+string(hash)+"\n")
 	config := fmt.Sprintf(`version: 0.1
 log: {level: error}
 storage: {filesystem: {rootdirectory: %q}}
@@ -154,17 +116,13 @@ auth: {htpasswd: {realm: test, path: %q}}
 http:
   addr: %q
   tls: {certificate: %q, key: %q, clientcas: [%q]}
-`, filepath.Join(dir, "data"), passwords, host, keys.cert, keys.key, keys.ca)
+`, filepath.Join(dir, "data"), passwords, host, keys.cert, keys.key, keys.cert)
 	file := filepath.Join(dir, "config.yml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, file, config)
 	var output bytes.Buffer
 	server := exec.Command(program, "serve", file)
 	server.Stdout, server.Stderr = &output, &output
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.Start())
 	t.Cleanup(func() { _ = server.Process.Kill(); _ = server.Wait() })
 	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
 		if conn, err := net.Dial("tcp", host); err == nil {
@@ -180,9 +138,7 @@ http:
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer listener.Close()
 	return listener.Addr().String()
 }

@@ -84,7 +84,6 @@ func openContent(dir string) (content.Store, error) {
 	return local.NewStore(dir)
 }
 
-// boltOptions never has NoSync: the records are what makes an image exist.
 func boltOptions() *bolt.Options {
 	return &bolt.Options{
 		Timeout:        lockTimeout,

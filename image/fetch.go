@@ -154,17 +154,16 @@ func (f fetcher) copyFrom(ctx context.Context, w io.Writer, desc ocispec.Descrip
 			return err
 		}
 	}
-	at := Progress{Digest: desc.Digest.String(), Stage: StageDownload, Done: offset, Total: desc.Size}
-	body := &countedBody{Reader: io.LimitReader(rc, desc.Size-offset+1), at: at, report: func(p Progress, n int) {
+	body := &countedReader{Reader: io.LimitReader(rc, desc.Size-offset+1), at: offset, report: func(at int64, n int) {
 		add(n)
 		f.fetched.Add(int64(n))
-		f.report(p)
+		f.report(Progress{Digest: desc.Digest.String(), Stage: StageDownload, Done: at, Total: desc.Size})
 	}}
 	if _, err := io.CopyBuffer(w, body, make([]byte, copyBuffer)); err != nil {
 		return err
 	}
-	if body.at.Done < desc.Size {
-		return fmt.Errorf("%d of %d bytes: %w", body.at.Done, desc.Size, io.ErrUnexpectedEOF)
+	if body.at < desc.Size {
+		return fmt.Errorf("%d of %d bytes: %w", body.at, desc.Size, io.ErrUnexpectedEOF)
 	}
 	return nil
 }

@@ -245,7 +245,7 @@ func (s *Store) resolver(ctx context.Context, ref Reference, auth Auth) (remotes
 	if err != nil {
 		return nil, nil, err
 	}
-	own := newOwnHosts()
+	own := &ownHosts{}
 	shown := credentials{registry: ref.Host(), request: auth, config: stored, own: own}
 	if _, err := auth.login(); err != nil {
 		return nil, nil, err
@@ -253,25 +253,29 @@ func (s *Store) resolver(ctx context.Context, ref Reference, auth Auth) (remotes
 	link := &link{timeout: s.settings().ProgressTimeout, minRate: s.settings().MinRate, own: own.has}
 	hosts := config.ConfigureHosts(ctx, config.HostOptions{
 		HostDir:      s.hostDir,
-		Credentials:  shown.login,
+		Credentials:  func(host string) (string, string, error) { return shown.login(ctx, host) },
 		UpdateClient: link.wrap,
 	})
 	return docker.NewResolver(docker.ResolverOptions{
-		Hosts:   authorized(hosts, shown),
+		Hosts:   authorized(ctx, hosts, shown),
 		Headers: http.Header{"User-Agent": []string{"minicri"}},
 	}), link.close, nil
 }
 
 // authorized notes which hosts are the pull's own and keeps credentials with
 // them. A ready token takes the place of the token protocol.
-func authorized(hosts docker.RegistryHosts, shown credentials) docker.RegistryHosts {
+func authorized(ctx context.Context, hosts docker.RegistryHosts, shown credentials) docker.RegistryHosts {
 	return func(name string) ([]docker.RegistryHost, error) {
 		all, err := hosts(name)
 		for i := range all {
 			host := &all[i]
 			shown.own.add(host.Host)
 			a := authorizer{host: host.Host, shown: host.Authorizer, elsewhere: docker.NewDockerAuthorizer(docker.WithAuthClient(host.Client))}
-			if token := shown.forHost(host.Host).RegistryToken; token != "" {
+			token, err := shown.token(ctx, host.Host)
+			if err != nil {
+				return nil, err
+			}
+			if token != "" {
 				a.shown = tokenAuthorizer{token}
 			}
 			host.Authorizer = a

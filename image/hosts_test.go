@@ -87,19 +87,19 @@ func TestAWrongHostsFileFailsThePull(t *testing.T) {
 
 // Credentials that pulls will not find are said at the start.
 func TestDockerConfigThatNamesNothing(t *testing.T) {
+	writeHelpers(t, map[string]string{"y": ""})
 	for text, want := range map[string]string{
 		`{}`: "it has no credentials",
 		`{"auth": {"a.example": {"auth": "dTpw"}}}`:                         "it has no credentials",
 		`{"auths": {"a.example": {}}}`:                                      `"a.example" has no credentials`,
 		`{"auths": {"a.example": {"auth": "no base64"}}}`:                   `"a.example" has no credentials`,
-		`{"auths": {"a.example": {"auth": "dTpw"}}, "credsStore": "x"}`:     "credsStore and credHelpers are not supported",
+		`{"auths": {"a.example": {"auth": "dTpw"}}, "credsStore": "x"}`:     "credential helper docker-credential-x is not in PATH",
+		`{"auths": {"a.example": {}}, "credHelpers": {"a.example": "y"}}`:   "",
 		`{"auths": {"a.example": {"username": "u", "password": "s3cret"}}`:  "registry credentials",
 		`{"auths": {"a.example": {"username": "u", "password": "s3cret"}}}`: "",
 	} {
 		path := filepath.Join(t.TempDir(), "config.json")
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o600))
 		var log strings.Builder
 		s := openStore(t, func(c *Config) { c.DockerConfig, c.Logger = path, slog.New(slog.NewTextHandler(&log, nil)) })
 		_ = s
@@ -127,13 +127,9 @@ func FuzzHosts(f *testing.F) {
 			return
 		}
 		var file hostsFile
-		if err := toml.Unmarshal(data, &file); err != nil {
-			t.Fatal(err)
-		}
+		must(t, toml.Unmarshal(data, &file))
 		certs := t.TempDir()
-		if err := os.WriteFile(filepath.Join(certs, hostsFileName), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(certs, hostsFileName), data, 0o600))
 		hosts, err := config.ConfigureHosts(t.Context(), config.HostOptions{HostDir: func(string) (string, error) { return certs, nil }})("a.example")
 		if err == nil && len(hosts) < len(file.Hosts)+1 {
 			t.Errorf("%d of %d hosts were taken", len(hosts), len(file.Hosts)+1)

@@ -31,15 +31,11 @@ func dockerArchive(t *testing.T, img v1.Image, names ...string) []byte {
 	all := map[name.Reference]v1.Image{}
 	for _, text := range names {
 		tag, err := name.NewTag(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		all[tag] = img
 	}
 	var buffer bytes.Buffer
-	if err := tarball.MultiRefWrite(all, &buffer); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tarball.MultiRefWrite(all, &buffer))
 	return buffer.Bytes()
 }
 
@@ -48,20 +44,12 @@ func ociArchive(t *testing.T, img v1.Image, annotations map[string]string) []byt
 	t.Helper()
 	dir := t.TempDir()
 	path, err := layout.Write(dir, empty.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := path.AppendImage(img, layout.WithAnnotations(annotations)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, path.AppendImage(img, layout.WithAnnotations(annotations)))
 	var buffer bytes.Buffer
 	w := tar.NewWriter(&buffer)
-	if err := w.AddFS(os.DirFS(dir)); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.AddFS(os.DirFS(dir)))
+	must(t, w.Close())
 	return buffer.Bytes()
 }
 
@@ -72,9 +60,7 @@ func gzipped(t *testing.T, data []byte) []byte {
 	if _, err := w.Write(data); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Close())
 	return buffer.Bytes()
 }
 
@@ -148,13 +134,9 @@ func taggedArchive(t *testing.T, tags []string) []byte {
 		Platform: ocispec.Platform{OS: "linux", Architecture: nodePlatformArch()},
 		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "Layers": []string{"layer.tar"}, "RepoTags": tags}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return tarOf(t, file("layer.tar", string(layer)), file("config.json", string(config)), file("manifest.json", string(manifest)))
 }
 
@@ -184,13 +166,9 @@ func TestImportOfManyTagsIsOneTransaction(t *testing.T) {
 
 	// The database refuses a name of nothing.
 	target, err := s.Import(t.Context(), bytes.NewReader(taggedArchive(t, tags[:1])))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, b, err := s.targetOf(s.scope(t.Context()), target[0].ID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: target[0].Target, Size: 1}
 	names := []string{"registry.example/first:1", ""}
 	if err := s.record(s.scope(t.Context()), recorded{target: desc, body: b, names: names}); err == nil {

@@ -98,25 +98,17 @@ func TestCollectRemovesWhatTheDatabaseDoesNotKnow(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := s.dir
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Close())
 	blobs, err := local.NewStore(filepath.Join(dir, "content"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	desc := descriptorOf("unknown")
-	if err := content.WriteBlob(ctx, blobs, "whole", strings.NewReader("unknown"), desc); err != nil {
-		t.Fatal(err)
-	}
+	must(t, content.WriteBlob(ctx, blobs, "whole", strings.NewReader("unknown"), desc))
 	if w, err := blobs.Writer(ctx, content.WithRef("half")); err != nil {
 		t.Fatal(err)
 	} else if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(filepath.Join(dir, "content", "ingest", "hardly-begun"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(dir, "content", "ingest", "hardly-begun"), 0o755))
 	if l := collected(t, openStoreAt(t, root)); l != (leftovers{}) {
 		t.Errorf("left: %+v", l)
 	}
@@ -154,14 +146,10 @@ func TestPullAfterAKillBetweenASnapshotAndItsRecord(t *testing.T) {
 func pullAndPrepare(t *testing.T, root, reference, key string) {
 	t.Helper()
 	s, err := Open(t.Context(), Config{Root: root, CollectDelay: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer s.Close()
 	image := pull(t, s, reference)
-	if err := s.Prepare(t.Context(), key, image.ID, PrepareOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Prepare(t.Context(), key, image.ID, PrepareOptions{}))
 }
 
 func descriptorOf(data string) ocispec.Descriptor {
@@ -188,9 +176,7 @@ func killOne(t *testing.T, registry *testRegistry, root, reference string, bytes
 	defer registry.breakWith(nil)
 	child := exec.Command(os.Args[0])
 	child.Env = append(os.Environ(), childRoot+"="+root, childReference+"="+reference)
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, child.Start())
 	process.Store(child.Process)
 	if after > 0 {
 		timer := time.AfterFunc(after, func() { _ = child.Process.Signal(syscall.SIGKILL) })
@@ -205,28 +191,16 @@ func killOne(t *testing.T, registry *testRegistry, root, reference string, bytes
 func checkAfterKill(t *testing.T, root, reference string) {
 	t.Helper()
 	s, err := Open(t.Context(), Config{Root: root, CollectDelay: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer s.Close()
 	for _, image := range s.List() {
 		target := filepath.Join(t.TempDir(), "r")
-		if err := s.Prepare(t.Context(), "check", image.ID, PrepareOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Mount(t.Context(), "check", target, ""); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Prepare(t.Context(), "check", image.ID, PrepareOptions{}))
+		must(t, s.Mount(t.Context(), "check", target, ""))
 		checkContent(t, target)
-		if err := s.Unmount(target); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.RemoveSnapshot(t.Context(), "check"); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Remove(t.Context(), reference); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Unmount(target))
+		must(t, s.RemoveSnapshot(t.Context(), "check"))
+		must(t, s.Remove(t.Context(), reference))
 	}
 }
 

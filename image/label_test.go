@@ -14,20 +14,12 @@ import (
 // to. The label itself is TestSELinuxOfImageVolumes of test/container.
 func TestOverlayOfABoundLayer(t *testing.T) {
 	layer, empty, target := t.TempDir(), t.TempDir(), t.TempDir()
-	if err := os.WriteFile(filepath.Join(layer, "file"), []byte("content"), 0o640); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(layer, 0o711); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(layer, "file"), []byte("content"), 0o640))
+	must(t, os.Chmod(layer, 0o711))
 	bind := mount.Mount{Type: "bind", Source: layer, Options: []string{"ro", "rbind"}}
-	if err := mount.All([]mount.Mount{overlayOf(bind, empty)}, target); err != nil {
-		t.Fatal(err)
-	}
+	must(t, mount.All([]mount.Mount{overlayOf(bind, empty)}, target))
 	t.Cleanup(func() {
-		if err := unix.Unmount(target, 0); err != nil {
-			t.Error(err)
-		}
+		report(t, unix.Unmount(target, 0))
 	})
 	info, err := os.Stat(target)
 	if err != nil || info.Mode().Perm() != 0o711 {

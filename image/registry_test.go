@@ -126,9 +126,7 @@ func (r *testRegistry) push(t testing.TB, path string, what remote.Taggable) str
 func pushTo(t testing.TB, reference string, what remote.Taggable, options ...remote.Option) {
 	t.Helper()
 	ref, err := name.ParseReference(reference, name.Insecure)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	switch what := what.(type) {
 	case v1.Image:
 		err = remote.Write(ref, what, options...)
@@ -165,10 +163,6 @@ func wholeBody(origin http.Handler, r *http.Request) []byte {
 func writeHosts(t testing.TB, dir, host, text string) {
 	t.Helper()
 	at := filepath.Join(dir, host)
-	if err := os.MkdirAll(at, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(at, "hosts.toml"), []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(at, 0o755))
+	must(t, os.WriteFile(filepath.Join(at, "hosts.toml"), []byte(text), 0o644))
 }

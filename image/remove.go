@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
-	"github.com/opencontainers/go-digest"
 )
 
 // Remove removes an image: given by any of its names or its id, all of its names
@@ -78,29 +77,19 @@ func (s *Store) removeNames(ctx context.Context, names []string) error {
 	return nil
 }
 
-// namesIn returns a repository's names for a target.
-func (c *catalog) namesIn(repository string, target digest.Digest) []string {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	var names []string
-	for name, r := range c.records {
-		if ref, ok := splitRecord(name); ok && ref.Repository == repository && r.target == target {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
 // withLastDigest returns the name if it is known, and the repository's digest for
 // it when no other tag of the repository points there.
 func (c *catalog) withLastDigest(ref Reference) []string {
 	c.mu.RLock()
-	record, known := c.records[ref.String()]
+	wanted, known := c.records[ref.String()]
 	c.mu.RUnlock()
 	if !known {
 		return nil
 	}
-	names := c.namesIn(ref.Repository, record.target)
+	names := c.namesWhere(func(name string, r record) bool {
+		other, ok := splitRecord(name)
+		return ok && other.Repository == ref.Repository && r.target == wanted.target
+	})
 	tags := 0
 	for _, name := range names {
 		if !strings.Contains(name, "@") {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/diff"
@@ -17,6 +18,7 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/rootfs"
 	"github.com/containerd/containerd/v2/plugins/diff/walking"
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -24,9 +26,9 @@ import (
 )
 
 // Save writes an image with its tags as a tar archive, an OCI layout that docker
-// load reads too. Compressed layers are not kept once they are unpacked, so the
+// load reads too. Layers that were kept (KeepLayers) are the registry's bytes. Else the
 // layers are archived anew: the same files, but digests, and so an id, of their
-// own. Of extended attributes capabilities alone are archived, as docker save
+// own. Of extended attributes capabilities alone are archived then, as docker save
 // does.
 func (s *Store) Save(ctx context.Context, refOrID string, w io.Writer) error {
 	if err := s.save(s.scope(ctx), refOrID, w); err != nil {
@@ -45,15 +47,51 @@ func (s *Store) save(ctx context.Context, refOrID string, w io.Writer) error {
 		return err
 	}
 	defer release()
-	archived, err := s.archiveLayers(ctx, image.ChainID)
+	manifest, whole, err := s.keptManifest(ctx, image.ID)
 	if err != nil {
 		return err
 	}
-	manifest, err := s.writeManifest(ctx, image.ID, archived)
-	if err != nil {
-		return err
+	if !whole {
+		archived, err := s.archiveLayers(ctx, image.ChainID)
+		if err != nil {
+			return err
+		}
+		if manifest, err = s.writeManifest(ctx, image.ID, archived); err != nil {
+			return err
+		}
 	}
 	return archive.Export(ctx, s.engine.content, w, archive.WithManifest(manifest, image.RepoTags...))
+}
+
+// keptManifest is the manifest as it came, and whether all of its layers are kept. A
+// layer that was unpacked without being kept is not fetched again for another image.
+func (s *Store) keptManifest(ctx context.Context, id string) (desc ocispec.Descriptor, whole bool, err error) {
+	if desc, _, err = s.targetOf(ctx, id); err != nil {
+		return desc, false, err
+	}
+	if desc, err = s.manifestOf(ctx, desc, nodePlatform()); err != nil {
+		return desc, false, err
+	}
+	info, err := s.engine.content.Info(ctx, desc.Digest)
+	if err != nil {
+		return desc, false, err
+	}
+	// The collection may take layers without a label at any moment.
+	kept := 0
+	for label, layer := range info.Labels {
+		if !strings.HasPrefix(label, "containerd.io/gc.ref.content.l.") {
+			continue
+		}
+		_, err := s.engine.content.Info(ctx, digest.Digest(layer))
+		if errdefs.IsNotFound(err) {
+			return desc, false, nil
+		}
+		if err != nil {
+			return desc, false, err
+		}
+		kept++
+	}
+	return desc, kept > 0, nil
 }
 
 // archiveLayers archives the layers of a chain, the bottom one first. Views and
@@ -76,12 +114,12 @@ func (s *Store) archiveLayers(ctx context.Context, chain string) (archived []oci
 	return archived, nil
 }
 
-// savesDir is where snapshots are mounted while they are archived.
-func (s *Store) savesDir() string { return filepath.Join(s.dir, "saves") }
+// mountsDir is where snapshots are mounted while they are unpacked or archived.
+func (s *Store) mountsDir() string { return filepath.Join(s.dir, "mounts") }
 
-// dropSaves unmounts what a killed predecessor was archiving.
-func (s *Store) dropSaves() error {
-	if err := mount.SetTempMountLocation(s.savesDir()); err != nil {
+// dropMounts unmounts what a killed predecessor was at.
+func (s *Store) dropMounts() error {
+	if err := mount.SetTempMountLocation(s.mountsDir()); err != nil {
 		return err
 	}
 	failed, err := mount.CleanupTempMounts(unix.MNT_DETACH)

@@ -23,20 +23,14 @@ func TestSavedImageIsImported(t *testing.T) {
 	reference := registry.push(t, "saved:1", everything(t))
 	image := pull(t, s, reference)
 	var archive bytes.Buffer
-	if err := s.Save(t.Context(), reference, &archive); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Save(t.Context(), reference, &archive))
 	imported, err := other.Import(t.Context(), &archive)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(imported) != 1 || !slices.Equal(imported[0].RepoTags, []string{reference}) || imported[0].UserText != "web:www" {
 		t.Fatalf("imported: %+v", imported)
 	}
 	again, err := other.Get(reference)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(again.Spec.RootFS.DiffIDs) != 3 || again.Spec.Config.StopSignal != "SIGQUIT" {
 		t.Errorf("configuration: %+v", again.Spec)
 	}
@@ -55,8 +49,42 @@ func TestSavedImageIsImported(t *testing.T) {
 			t.Errorf("%s: %v", gone, err)
 		}
 	}
-	if l := collected(t, s); l.records != 1 || l.blobs != 2 || l.snapshots != 3 || entries(t, s.savesDir()) != 0 {
+	if l := collected(t, s); l.records != 1 || l.blobs != 2 || l.snapshots != 3 || entries(t, s.mountsDir()) != 0 {
 		t.Errorf("left of %s: %+v", image.ID, l)
+	}
+}
+
+// TestKeptLayersAreSaved: the archive has the registry's bytes, unless a layer was
+// unpacked before layers were kept.
+func TestKeptLayersAreSaved(t *testing.T) {
+	keep := func(c *Config) { c.KeepLayers = true }
+	s, other, registry := openStore(t, keep), openStore(t, keep), newTestRegistry(t)
+	image := pull(t, s, registry.push(t, "kept:1", everything(t)))
+	if l := collected(t, s); l.blobs != 5 {
+		t.Errorf("of three layers, manifest and configuration are left: %+v", l)
+	}
+	var archive bytes.Buffer
+	must(t, s.Save(t.Context(), image.ID, &archive))
+	imported, err := other.Import(t.Context(), &archive)
+	must(t, err)
+	if len(imported) != 1 || imported[0].ID != image.ID || imported[0].Target != image.Target || collected(t, other).blobs != 5 {
+		t.Errorf("%+v became %+v", image, imported)
+	}
+	must(t, s.Remove(t.Context(), image.ID))
+	if l := collected(t, s); l.blobs != 0 {
+		t.Errorf("left of a removed image: %+v", l)
+	}
+
+	late, below := openStore(t), layerOf(t, file("a", "1"))
+	pull(t, late, registry.push(t, "below:1", imageOf(t, v1.Config{}, below)))
+	collected(t, late)
+	late.Reconfigure(Config{KeepLayers: true})
+	image = pull(t, late, registry.push(t, "above:1", imageOf(t, v1.Config{}, below, layerOf(t, file("b", "2")))))
+	collected(t, late)
+	archive.Reset()
+	must(t, late.Save(t.Context(), image.ID, &archive))
+	if imported, err = other.Import(t.Context(), &archive); err != nil || len(imported) != 1 {
+		t.Errorf("of an image with a layer that was not kept: %+v, %v", imported, err)
 	}
 }
 
@@ -64,14 +92,10 @@ func TestSavedImageIsImported(t *testing.T) {
 func TestKilledSaveLeavesNoMount(t *testing.T) {
 	root := t.TempDir()
 	s, err := Open(t.Context(), Config{Root: root})
-	if err != nil {
-		t.Fatal(err)
-	}
-	target := filepath.Join(s.savesDir(), "containerd-mount1")
-	if err := errors.Join(os.Mkdir(target, 0o700), unix.Mount(t.TempDir(), target, "", unix.MS_BIND, ""), s.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if s = openStoreAt(t, root); entries(t, s.savesDir()) != 0 {
+	must(t, err)
+	target := filepath.Join(s.mountsDir(), "containerd-mount1")
+	must(t, errors.Join(os.Mkdir(target, 0o700), unix.Mount(t.TempDir(), target, "", unix.MS_BIND, ""), s.Close()))
+	if s = openStoreAt(t, root); entries(t, s.mountsDir()) != 0 {
 		t.Errorf("%s is still mounted", target)
 	}
 }
@@ -79,9 +103,7 @@ func TestKilledSaveLeavesNoMount(t *testing.T) {
 func inodeOf(t *testing.T, path string) uint64 {
 	t.Helper()
 	info, err := os.Lstat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return info.Sys().(*syscall.Stat_t).Ino
 }
 
@@ -89,9 +111,7 @@ func TestTagGivesOneMoreName(t *testing.T) {
 	root, registry := t.TempDir(), newTestRegistry(t)
 	reference := registry.push(t, "tagged:1", smallImage(t))
 	s, err := Open(t.Context(), Config{Root: root})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	image := pull(t, s, reference)
 	if _, err := s.Tag(t.Context(), image.ID[7:20], "example.org/named:2"); err != nil {
 		t.Error(err)
@@ -105,9 +125,7 @@ func TestTagGivesOneMoreName(t *testing.T) {
 		t.Errorf("tag with a digest: %v", err)
 	}
 	untag(t, s, reference)
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Close())
 	s = openStoreAt(t, root) // the name is on the disk
 	if got, err := s.Get("example.org/named:2"); err != nil || got.ID != image.ID || len(got.RepoTags) != 1 {
 		t.Errorf("named: %+v, %v", got, err)

@@ -56,9 +56,7 @@ func TestTwentyPullsFetchEachLayerOnce(t *testing.T) {
 		t.Errorf("left: %+v", l)
 	}
 	for i, image := range s.List() {
-		if err := s.Prepare(t.Context(), fmt.Sprint(i), image.ID, PrepareOptions{}); err != nil {
-			t.Error(err)
-		}
+		report(t, s.Prepare(t.Context(), fmt.Sprint(i), image.ID, PrepareOptions{}))
 	}
 }
 
@@ -144,9 +142,7 @@ func TestProgressTellsOfEachLayer(t *testing.T) {
 		}
 		last[p.Digest] = p
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, layer := range layers {
 		if p := last[layer]; p.Stage != StageDone || p.Done != p.Total || p.Total == 0 {
 			t.Errorf("layer %s ended with %+v", layer, p)
@@ -167,18 +163,14 @@ func TestCloseEndsRunningPulls(t *testing.T) {
 		return true
 	}))
 	s, err := Open(t.Context(), Config{Root: filepath.Join(t.TempDir(), "root")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	failed := make(chan error)
 	go func() {
 		_, err := s.Pull(t.Context(), reference, Auth{}, nil)
 		failed <- err
 	}()
 	<-reached
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
+	report(t, s.Close())
 	if err := <-failed; err == nil {
 		t.Error("the pull succeeded on a closed store")
 	}

@@ -54,9 +54,7 @@ func TestSlowPullIsNotWaitedFor(t *testing.T) {
 	}
 	tenant.breakWith(nil)
 	tenant.proxy.CloseClientConnections() // the next try is quick
-	if err := <-attacked; err != nil {
-		t.Error(err)
-	}
+	report(t, <-attacked)
 	if l := collected(t, s); l.records != 2 || l.snapshots != 2 || l.ingests != 0 {
 		t.Errorf("left: %+v", l)
 	}

@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -36,8 +36,6 @@ type Config struct {
 	VerifierDir string
 	// Pinned are references whose images are reported as pinned.
 	Pinned []string
-	// NoSync gives up the promise that a pulled image survives a power cut.
-	NoSync bool
 	// ProgressTimeout ends a pull whose registry sends no byte for so long.
 	// Default 1 minute.
 	ProgressTimeout time.Duration
@@ -52,11 +50,10 @@ type Config struct {
 	VolumesDir string
 	// MaxDownloads is how many blobs one pull fetches at once. Default 3.
 	MaxDownloads int
-	// MaxUnpacks is how many layers one pull unpacks at once. Default 4, or the
-	// number of processors if there are fewer.
-	MaxUnpacks int
-	// CollectDelay is how long the store must be quiet before garbage is
-	// collected. Default 2 seconds.
+	// KeepLayers keeps the layers of a pull or an import as they came, after they are
+	// unpacked.
+	KeepLayers bool
+	// CollectDelay is how long after a removal garbage is collected. Default 2 seconds.
 	CollectDelay time.Duration
 	// Observe is called when a pull ends. Nil: not.
 	Observe func(PullResult)
@@ -94,7 +91,7 @@ type Store struct {
 	catalog   *catalog
 	pulls     *pulls
 	locks     *keyLock
-	usage     *usageCache
+	usage     sync.Map // the last measurement of each container's layer, by key
 	room      *room
 	zstd      *semaphore.Weighted // places for decoders, of all pulls together
 	collector *collector
@@ -147,9 +144,6 @@ func (c *Config) setDefaults() {
 	if c.MaxDownloads <= 0 {
 		c.MaxDownloads = 3
 	}
-	if c.MaxUnpacks <= 0 {
-		c.MaxUnpacks = min(4, runtime.NumCPU())
-	}
 	if c.CollectDelay <= 0 {
 		c.CollectDelay = 2 * time.Second
 	}
@@ -188,7 +182,6 @@ func newStore(config Config, dir string, engine *engine) *Store {
 		catalog:    newCatalog(config.Pinned),
 		pulls:      newPulls(),
 		locks:      newKeyLock(),
-		usage:      newUsageCache(),
 		room:       &room{dir: dir},
 		zstd:       semaphore.NewWeighted(maxZstd),
 	}
@@ -203,8 +196,8 @@ func newStore(config Config, dir string, engine *engine) *Store {
 // therefore builds on nothing that a killed one left.
 func (s *Store) recover(ctx context.Context) error {
 	ctx = s.scope(ctx)
-	if err := s.dropSaves(); err != nil {
-		return fmt.Errorf("unmount unfinished saves: %w", err)
+	if err := s.dropMounts(); err != nil {
+		return fmt.Errorf("unmount what was being unpacked or saved: %w", err)
 	}
 	if err := s.dropLeases(ctx); err != nil {
 		return err

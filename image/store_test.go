@@ -35,13 +35,9 @@ func openStoreAt(t testing.TB, root string, change ...func(*Config)) *Store {
 		f(&config)
 	}
 	s, err := Open(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
+		report(t, s.Close())
 	})
 	return s
 }
@@ -49,9 +45,7 @@ func openStoreAt(t testing.TB, root string, change ...func(*Config)) *Store {
 func pull(t testing.TB, s *Store, reference string) Image {
 	t.Helper()
 	image, err := s.Pull(t.Context(), reference, Auth{}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return image
 }
 
@@ -59,20 +53,12 @@ func pull(t testing.TB, s *Store, reference string) Image {
 func mountImage(t testing.TB, s *Store, image Image) string {
 	t.Helper()
 	key := filepath.Base(t.TempDir()) + image.ID
-	if err := s.Prepare(t.Context(), key, image.ID, PrepareOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Prepare(t.Context(), key, image.ID, PrepareOptions{}))
 	target := filepath.Join(t.TempDir(), "rootfs")
-	if err := s.Mount(t.Context(), key, target, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Mount(t.Context(), key, target, ""))
 	t.Cleanup(func() {
-		if err := s.Unmount(target); err != nil {
-			t.Error(err)
-		}
-		if err := s.RemoveSnapshot(context.Background(), key); err != nil {
-			t.Error(err)
-		}
+		report(t, s.Unmount(target))
+		report(t, s.RemoveSnapshot(context.Background(), key))
 	})
 	return target
 }
@@ -84,9 +70,7 @@ type leftovers struct{ blobs, ingests, snapshots, records int }
 // collected runs a collection and counts what is left.
 func collected(t testing.TB, s *Store) leftovers {
 	t.Helper()
-	if err := s.Collect(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Collect(t.Context()))
 	l := leftovers{
 		blobs:     files(t, filepath.Join(s.dir, "content", "blobs")),
 		ingests:   entries(t, filepath.Join(s.dir, "content", "ingest")),
@@ -102,13 +86,9 @@ func checkDatabase(t testing.TB, s *Store, l leftovers) {
 	t.Helper()
 	ctx, known := s.scope(t.Context()), leftovers{}
 	err := s.engine.content.Walk(ctx, func(content.Info) error { known.blobs++; return nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	err = s.snapshots.Walk(ctx, func(context.Context, snapshots.Info) error { known.snapshots++; return nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if known.blobs != l.blobs || known.snapshots != l.snapshots {
 		t.Errorf("database knows %+v, on disk are %+v", known, l)
 	}
@@ -156,9 +136,7 @@ func TestStoreWritesNothingOutsideItsDirectory(t *testing.T) {
 	root := t.TempDir()
 	openStoreAt(t, root)
 	all, err := os.ReadDir(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(all) != 1 || all[0].Name() != "image" {
 		t.Fatalf("root holds %v, want image alone", all)
 	}
@@ -166,14 +144,26 @@ func TestStoreWritesNothingOutsideItsDirectory(t *testing.T) {
 
 func writeFile(t testing.TB, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func mkdir(t testing.TB, path string) {
 	t.Helper()
-	if err := os.MkdirAll(path, 0o700); err != nil {
+	must(t, os.MkdirAll(path, 0o700))
+}
+
+// must ends the test for an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// report fails the test for an error, and goes on.
+func report(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
 	}
 }

@@ -17,47 +17,29 @@ import (
 // is closed: the disk below can be unmounted.
 func TestCloseEndsWhatWasUnmounted(t *testing.T) {
 	disk, registry := t.TempDir(), newTestRegistry(t)
-	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("tmpfs", disk, "tmpfs", 0, ""))
 	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
 	s, err := Open(t.Context(), Config{Root: disk})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	image := pull(t, s, registry.push(t, "gone:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))))
 	for _, key := range []string{"c1", "c2", "c3", "c4"} {
-		if err := s.Prepare(t.Context(), key, image.ID, PrepareOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Prepare(t.Context(), key, image.ID, PrepareOptions{}))
 		target := filepath.Join(t.TempDir(), "rootfs")
-		if err := s.Mount(t.Context(), key, target, ""); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(target, "written"), make([]byte, 1<<20), 0o644); err != nil {
-			t.Error(err)
-		}
-		if err := s.Unmount(target); err != nil {
-			t.Error(err)
-		}
+		must(t, s.Mount(t.Context(), key, target, ""))
+		report(t, os.WriteFile(filepath.Join(target, "written"), make([]byte, 1<<20), 0o644))
+		report(t, s.Unmount(target))
 		mounts, err := os.ReadFile("/proc/self/mountinfo")
 		if err != nil || strings.Contains(string(mounts), target) {
 			t.Errorf("%s is still mounted (%v)", target, err)
 		}
-		if err := s.RemoveSnapshot(t.Context(), key); err != nil {
-			t.Error(err)
-		}
+		report(t, s.RemoveSnapshot(t.Context(), key))
 	}
 	s.closeLater(lingering(t))
 	var behind [2]int
-	if err := unix.Pipe2(behind[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Pipe2(behind[:], unix.O_CLOEXEC|unix.O_NONBLOCK))
 	t.Cleanup(func() { _ = unix.Close(behind[0]) })
 	s.closeLater(behind[1])
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
+	report(t, s.Close())
 	if n, err := unix.Read(behind[0], make([]byte, 1)); n != 0 || err != nil {
 		t.Errorf("the store is closed, and what was to be ended before is not: %d, %v", n, err)
 	}
@@ -78,14 +60,10 @@ func TestCloseEndsWhatWasUnmounted(t *testing.T) {
 func lingering(t *testing.T) int {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	address := &unix.SockaddrInet4{Port: listener.Addr().(*net.TCPAddr).Port, Addr: [4]byte{127, 0, 0, 1}}
 	if err := errors.Join(unix.Connect(fd, address), unix.SetNonblock(fd, true),
 		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 1})); err != nil {

@@ -8,11 +8,9 @@ import (
 
 	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
-	"github.com/moby/sys/userns"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
 )
@@ -101,14 +99,18 @@ func (g *gate) close() {
 }
 
 // children lists what a blob points at, for one platform only, and labels it so
-// that the collection keeps manifests and configurations. Layers get no label:
-// once unpacked, the blob is not needed. An index that is not to be kept gets
+// that the collection keeps manifests and configurations. Layers get a label only if
+// they are to be kept: once unpacked, the blob is not needed. An index that is not to be kept gets
 // none either: another image may have it, with a label for another platform.
 func (s *Store) children(platform platforms.MatchComparer, narrow bool) images.HandlerFunc {
 	plain := images.ChildrenHandler(s.engine.content)
 	plain = images.FilterPlatforms(plain, platform)
 	plain = images.LimitManifests(plain, platform, 1)
-	labelled := images.SetChildrenMappedLabels(s.engine.content, plain, images.ChildGCLabelsFilterLayers)
+	labels := images.ChildGCLabelsFilterLayers
+	if s.settings().KeepLayers {
+		labels = images.ChildGCLabels
+	}
+	labelled := images.SetChildrenMappedLabels(s.engine.content, plain, labels)
 	return func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		if narrow && images.IsIndexType(desc.MediaType) {
 			return plain(ctx, desc)
@@ -117,32 +119,20 @@ func (s *Store) children(platform platforms.MatchComparer, narrow bool) images.H
 	}
 }
 
-// newUnpacker makes what unpacks one image. Layers are unpacked side by side and
-// without their parents, each straight into its directory; at the commit, in
-// order, a layer inherits what it does not list (see inheriting).
+// newUnpacker makes what unpacks one image, a layer after the other, while those
+// above are fetched.
 func (s *Store) newUnpacker(ctx context.Context, route route) (*unpack.Unpacker, error) {
-	limits := []unpack.UnpackerOpt{
+	applier := applier{content: s.engine.content, zstd: s.zstd, room: s.room}
+	return unpack.NewUnpacker(ctx, s.engine.content,
 		unpack.WithLimiter(semaphore.NewWeighted(int64(s.settings().MaxDownloads))),
 		unpack.WithDuplicationSuppressor(route.locks),
-	}
-	applier := applier{content: s.engine.content, syncs: !s.settings().NoSync, zstd: s.zstd, room: s.room}
-	platform := unpack.Platform{
-		Platform:       route.platform,
-		SnapshotterKey: snapshotterKey,
-		Snapshotter:    s.snapshots,
-		ApplyOpts:      []diff.ApplyOpt{diff.WithProgress(unpackReport(route.report))},
-	}
-	// Whiteouts as device nodes, which side by side needs, cannot be made in a
-	// user namespace: there layers are unpacked in turn, through a mount.
-	if !userns.RunningInUserNS() {
-		snapshotter := newInheriting(s.snapshots, !s.settings().NoSync)
-		platform.Snapshotter = snapshotter
-		applier.note = snapshotter.note
-		platform.SnapshotterCapabilities = []string{snapshots.RebaseCap}
-		limits = append(limits, unpack.WithUnpackLimiter(semaphore.NewWeighted(int64(s.settings().MaxUnpacks))))
-	}
-	platform.Applier = applier
-	return unpack.NewUnpacker(ctx, s.engine.content, append(limits, unpack.WithUnpackPlatform(platform))...)
+		unpack.WithUnpackPlatform(unpack.Platform{
+			Platform:       route.platform,
+			SnapshotterKey: snapshotterKey,
+			Snapshotter:    s.snapshots,
+			Applier:        applier,
+			ApplyOpts:      []diff.ApplyOpt{diff.WithProgress(unpackReport(route.report))},
+		}))
 }
 
 func unpackReport(report func(Progress)) func(ocispec.Descriptor, int64) {

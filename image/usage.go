@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -14,6 +13,10 @@ import (
 
 	"github.com/minicri/minicri/internal/tree"
 )
+
+// upperdirLabel is where the overlay snapshotter says which directory holds a
+// snapshot's files.
+const upperdirLabel = "containerd.io/snapshot/overlay.upperdir"
 
 // Usage is what something takes on the disk.
 type Usage struct {
@@ -75,7 +78,8 @@ func (s *Store) ContainerUsage(ctx context.Context) (Usage, error) {
 // with it the volumes that its image declares: they too are the container's own
 // files, and nothing else counts them. A measurement is good for usageAge.
 func (s *Store) SnapshotUsage(ctx context.Context, key string) (Usage, error) {
-	if usage, ok := s.usage.fresh(key); ok {
+	last, _ := s.usage.Load(key)
+	if usage, ok := last.(Usage); ok && time.Since(usage.Time) < usageAge {
 		return usage, nil
 	}
 	usage := Usage{Mountpoint: s.dir, Time: time.Now()}
@@ -93,7 +97,7 @@ func (s *Store) SnapshotUsage(ctx context.Context, key string) (Usage, error) {
 			return Usage{}, fmt.Errorf("measure volumes of %s: %w", key, err)
 		}
 	}
-	s.usage.keep(key, usage)
+	s.usage.Store(key, usage)
 	return usage, nil
 }
 
@@ -111,30 +115,3 @@ func (u *Usage) add(bytes, inodes int64) {
 // usageAge is the kubelet's period of housekeeping: asking more often than that
 // for the same thing walks no directory.
 const usageAge = 10 * time.Second
-
-// usageCache keeps the last measurement of each container's layer.
-type usageCache struct {
-	mu   sync.Mutex // guards last
-	last map[string]Usage
-}
-
-func newUsageCache() *usageCache { return &usageCache{last: map[string]Usage{}} }
-
-func (c *usageCache) fresh(key string) (Usage, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	usage, ok := c.last[key]
-	return usage, ok && time.Since(usage.Time) < usageAge
-}
-
-func (c *usageCache) keep(key string, usage Usage) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.last[key] = usage
-}
-
-func (c *usageCache) forget(key string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.last, key)
-}

@@ -10,9 +10,7 @@ import (
 
 func writeVerifier(t *testing.T, dir, name, script string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script), 0o755))
 }
 
 func TestVerifiersDecide(t *testing.T) {
@@ -28,9 +26,7 @@ func TestVerifiersDecide(t *testing.T) {
 		}
 	}
 	refused("no such file") // missing: closed
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o755))
 	refused("no verifier") // empty: closed
 	writeVerifier(t, dir, "1", `[ "$2" = "`+reference+`" ] && [ "$4" = "`+digestOf(t, img)+`" ] && grep -q digest`)
 	writeVerifier(t, dir, "2", `echo not signed by us; exit 1`)

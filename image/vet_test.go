@@ -35,9 +35,7 @@ func (r *testRegistry) putBlob(t testing.TB, repository, mediaType string, data 
 func (r *testRegistry) putManifest(t testing.TB, repository string, manifest any, mediaType string) string {
 	t.Helper()
 	data, err := json.Marshal(manifest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.put(t, http.MethodPut, "/v2/"+repository+"/manifests/1", mediaType, data)
 	return r.host() + "/" + repository + ":1"
 }
@@ -45,14 +43,10 @@ func (r *testRegistry) putManifest(t testing.TB, repository string, manifest any
 func (r *testRegistry) put(t testing.TB, method, path, mediaType string, data []byte) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), method, r.origin.URL+path, bytes.NewReader(data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	request.Header.Set("Content-Type", mediaType)
 	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer answer.Body.Close()
 	if words, _ := io.ReadAll(answer.Body); answer.StatusCode != http.StatusCreated {
 		t.Fatalf("%s %s: %s: %s", method, path, answer.Status, words)
@@ -68,9 +62,7 @@ func (r *testRegistry) handmade(t testing.TB, repository string) ocispec.Manifes
 		Platform: ocispec.Platform{OS: "linux", Architecture: nodePlatformArch()},
 		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	manifest := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest}
 	manifest.SchemaVersion = 2
 	manifest.Config = r.putBlob(t, repository, ocispec.MediaTypeImageConfig, config)
@@ -163,9 +155,7 @@ func TestDocumentsOfTheWrongKind(t *testing.T) {
 			document := map[string]any{"schemaVersion": 2, "config": manifest.Config, "layers": manifest.Layers}
 			test.spoil(document)
 			data, err := json.Marshal(document)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			registry.breakWith(manifestIs(data, test.mediaType))
 			_, err = s.Pull(t.Context(), registry.host()+"/kind:1", Auth{}, nil)
 			if err == nil || !test.is(err) || !strings.Contains(err.Error(), test.words) {
@@ -240,13 +230,9 @@ func TestAsManyLayersAsAreLetInCanBeMounted(t *testing.T) {
 func inMemory(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256m"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256m"))
 	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
+		report(t, unix.Unmount(dir, unix.MNT_DETACH))
 	})
 	return dir
 }

@@ -95,10 +95,7 @@ type CNI struct {
 	podCIDR     string
 	gates       map[string]*gate // by network
 
-	bootID string
-	// left are the runs of an earlier daemon, by sandbox: found by Open, awaited
-	// by Run.
-	left     map[string][]*runner.Run
+	bootID   string
 	retries  retries
 	checkNow chan struct{}
 
@@ -111,8 +108,8 @@ type CNI struct {
 }
 
 // Open reads the journal and the configuration directory, and finds the plugin
-// runs of an earlier daemon. Run has to be called to follow changes, to wait
-// for those runs and to retry; Close has to be called at the end.
+// runs of an earlier daemon, which are waited for in the background. Run has to be called
+// to follow changes and to retry; Close has to be called at the end.
 func Open(ctx context.Context, options Options) (*CNI, error) {
 	n := &CNI{
 		options:     options,
@@ -146,6 +143,7 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 	}
 	n.Reload()
 	n.findLeftRuns()
+	n.background.Go(func() { n.followLingering(n.base) })
 	return n, nil
 }
 
@@ -184,10 +182,9 @@ func (n *CNI) Run(ctx context.Context) {
 	defer stop()
 	defer context.AfterFunc(ctx, n.end)()
 	defer context.AfterFunc(n.base, stop)()
-	n.awaitLeftRuns(n.base)
 	var wait sync.WaitGroup
 	for _, follow := range []func(context.Context){
-		n.watch, n.followStatus, n.followOthers, n.retryDetach, n.collectPeriodically, n.checkPeriodically, n.followHelpers, n.followMasquerade,
+		n.watch, n.followStatus, n.followOthers, n.retryDetach, n.collectPeriodically, n.checkPeriodically, n.followMasquerade,
 	} {
 		wait.Go(func() { follow(ctx) })
 	}

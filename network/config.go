@@ -204,3 +204,18 @@ func missingPlugins(c *Configuration, directories []string) error {
 	}
 	return errors.Join(missing...)
 }
+
+// pluginTypes returns the plugin types of a configuration list. It ignores a list that
+// it cannot decode: go-cni reports that.
+func pluginTypes(config []byte) (names []string) {
+	var list struct {
+		Plugins []struct {
+			Type string `json:"type"`
+		} `json:"plugins"`
+	}
+	_ = json.Unmarshal(config, &list)
+	for _, plugin := range list.Plugins {
+		names = append(names, plugin.Type)
+	}
+	return names
+}

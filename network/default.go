@@ -1,6 +1,8 @@
 package network
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +10,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
@@ -117,7 +120,7 @@ func (n *CNI) freeBridge(d *DefaultNetwork, subnets []netip.Prefix) error {
 		return err
 	}
 	pods := n.attachedTo(d.Name)
-	ports, err := HasPorts(link)
+	ports, err := hasPorts(link)
 	if err != nil {
 		return err
 	}
@@ -153,14 +156,63 @@ func earlierAddress(link netlink.Link, subnets []netip.Prefix) (string, error) {
 	return "", nil
 }
 
-// HasPorts reports whether something is plugged into a bridge.
-func HasPorts(bridge netlink.Link) (bool, error) {
+// hasPorts reports whether something is plugged into a bridge.
+func hasPorts(bridge netlink.Link) (bool, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return false, fmt.Errorf("list the links: %w", err)
 	}
 	return slices.ContainsFunc(links, func(link netlink.Link) bool { return link.Attrs().MasterIndex == bridge.Attrs().Index }), nil
 }
+
+// Leftover is something of the embedded network that is there without it.
+type Leftover struct {
+	What   string
+	Remove func() error
+}
+
+// Leftovers are the bridge and the table that the embedded network has left, while
+// another one is in its place. What exists is looked at first, and then asked for in the
+// lists of networks and attachments; nothing is left over while not all of these are
+// known. A bridge that an operator has named may be anybody's.
+func (d DefaultNetwork) Leftovers(ctx context.Context, mark string, lists func() (lists [][]byte, all bool)) (left []Leftover, err error) {
+	bridge, err := netlink.LinkByName(d.Bridge)
+	if _, none := errors.AsType[netlink.LinkNotFoundError](err); err != nil && !none {
+		return nil, fmt.Errorf("look at the default network's bridge %s: %w", d.Bridge, err)
+	}
+	table := mark + "masquerade"
+	tables, _ := nft(ctx, "", "list", "tables", "inet") // what cannot list any has made none
+	hasTable := slices.Contains(strings.Split(tables, "\n"), "table inet "+table)
+	hasBridge := bridge != nil && bridge.Type() == "bridge" && strings.HasPrefix(d.Bridge, ownBridges)
+	if hasBridge {
+		ports, err := hasPorts(bridge)
+		if err != nil {
+			return nil, err
+		}
+		hasBridge = !ports
+	}
+	inUse, all := lists()
+	if !all {
+		return nil, nil
+	}
+	for _, list := range inUse {
+		hasBridge = hasBridge && !bytes.Contains(list, []byte(strconv.Quote(d.Bridge)))
+		hasTable = hasTable && len(masqueradedBy(list)) == 0
+	}
+	if hasBridge {
+		left = append(left, Leftover{"bridge " + d.Bridge, func() error { return netlink.LinkDel(bridge) }})
+	}
+	if hasTable {
+		left = append(left, Leftover{"nftables table inet " + table, func() error {
+			_, err := nft(ctx, "", "delete", "table", "inet", table)
+			return err
+		}})
+	}
+	return left, nil
+}
+
+// ownBridges begins the names of bridges that are nobody else's.
+const ownBridges = "minicri"
 
 // attachedTo are the sandboxes that have, or may have, an attachment to a network.
 func (n *CNI) attachedTo(network string) (ids []string) {

@@ -198,7 +198,7 @@ func TestDetachTimeMeansWhatItSays(t *testing.T) {
 func TestHangingDELsHoldUpNoOther(t *testing.T) {
 	n := newNode(t, func(o *Options) { o.Limits.Del = 8 * time.Second })
 	n.configure(t, "10.conflist", "net", n.script())
-	for i := range slowAtOnce + 1 {
+	for i := range atOnce / 2 {
 		id := "hang" + strconv.Itoa(i)
 		n.journalled(t, id, nil)
 		n.attach(t, id)
@@ -207,10 +207,10 @@ func TestHangingDELsHoldUpNoOther(t *testing.T) {
 	n.attach(t, "web")
 	n.tell(t, "DEL.hang")
 	n.runs(t)
-	for i := range slowAtOnce + 1 {
+	for i := range atOnce / 2 {
 		n.Release("hang" + strconv.Itoa(i))
 	}
-	eventually(t, within, "DELs hang", func() bool { return len(n.calls(t, "DEL")) == slowAtOnce+1 })
+	eventually(t, within, "DELs hang", func() bool { return len(n.calls(t, "DEL")) == atOnce/2 })
 	n.untell(t, "DEL.hang")
 	began := time.Now()
 	n.Release("web")

@@ -3,8 +3,11 @@ package network
 import (
 	"context"
 	"fmt"
-	"sync"
+	"math"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 )
 
 // gcTimeout is how long ADD, DEL and CHECK wait for a GC of their network. One
@@ -15,101 +18,55 @@ const gcTimeout = 5 * time.Second
 // apart: CNI GC must not overlap an ADD or DEL (CNI SPEC, "GC"). Collection
 // waits for a moment when nothing runs, and nothing cuts it short.
 type gate struct {
-	mu      sync.Mutex
-	running int
-	// quiet is closed when nothing runs any more, nil if nothing waits for it.
-	quiet chan struct{}
-	// collecting is closed when the collection under way is over, nil if there
-	// is none; began is when it did.
-	collecting chan struct{}
-	began      time.Time
+	// places are one for each run; a collection takes all.
+	places *semaphore.Weighted
+	// hangs is set while a collection is under way that was waited for in vain.
+	hangs atomic.Bool
 }
+
+const allPlaces = math.MaxInt64
 
 // gate is the gate of a network.
 func (n *CNI) gate(network string) *gate {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.gates[network] == nil {
-		n.gates[network] = &gate{}
+		n.gates[network] = newGate()
 	}
 	return n.gates[network]
 }
 
+func newGate() *gate { return &gate{places: semaphore.NewWeighted(allPlaces)} }
+
 // enter waits for a collection to be over, for gcTimeout at most.
-func (g *gate) enter(ctx context.Context) error {
-	for {
-		g.mu.Lock()
-		left := gcTimeout - time.Since(g.began)
-		if g.collecting == nil || left <= 0 {
-			g.running++
-			g.mu.Unlock()
-			return nil
-		}
-		over := g.collecting
-		g.mu.Unlock()
-		select {
-		case <-over:
-		case <-time.After(left):
-		case <-ctx.Done():
-			return fmt.Errorf("wait for CNI GC to end: %w", context.Cause(ctx))
-		}
+func (g *gate) enter(ctx context.Context) (leave func(), err error) {
+	if g.hangs.Load() {
+		return func() {}, nil
 	}
-}
-
-// begin counts a run that is under way already.
-func (g *gate) begin() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.running++
-}
-
-func (g *gate) leave() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.running--
-	if g.running == 0 && g.quiet != nil {
-		close(g.quiet)
-		g.quiet = nil
+	within, cancel := context.WithTimeout(ctx, gcTimeout)
+	defer cancel()
+	switch {
+	case g.places.Acquire(within, 1) == nil:
+		return func() { g.places.Release(1) }, nil
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("wait for CNI GC to end: %w", context.Cause(ctx))
 	}
+	g.hangs.Store(true)
+	return func() {}, nil
 }
 
 // collect waits until nothing runs, and calls f; runs that are to begin then
 // wait. It reports false if the context ends first.
 func (g *gate) collect(ctx context.Context, f func()) bool {
-	for {
-		g.mu.Lock()
-		wait := g.collecting
-		if wait == nil && g.running > 0 {
-			if g.quiet == nil {
-				g.quiet = make(chan struct{})
-			}
-			wait = g.quiet
-		}
-		if wait == nil {
-			over := g.occupyLocked()
-			g.mu.Unlock()
-			defer over()
-			f()
-			return true
-		}
-		g.mu.Unlock()
+	for !g.places.TryAcquire(allPlaces) {
 		select {
-		case <-wait:
+		case <-time.After(firstLook):
 		case <-ctx.Done():
 			return false
 		}
 	}
-}
-
-func (g *gate) occupyLocked() (over func()) {
-	done := make(chan struct{})
-	g.collecting, g.began = done, time.Now()
-	return func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if g.collecting == done {
-			g.collecting = nil
-		}
-		close(done)
-	}
+	f()
+	g.hangs.Store(false)
+	g.places.Release(allPlaces)
+	return true
 }

@@ -15,6 +15,9 @@ func (n *CNI) collectPeriodically(ctx context.Context) {
 		if n.limits.Load().GCPeriod > 0 {
 			for _, configuration := range n.networksInUse() {
 				networks.Go(func() {
+					for n.plugins.lingering.mayEnd(configuration.Name) && ctx.Err() == nil {
+						time.Sleep(lastLook)
+					}
 					n.gate(configuration.Name).collect(ctx, func() { n.collect(ctx, configuration) })
 				})
 			}
@@ -36,9 +39,6 @@ func (n *CNI) collect(ctx context.Context, c *Configuration) {
 	o := n.plugins.gc(context.WithoutCancel(ctx), c, n.valid(c.Name))
 	if o.err != nil && ctx.Err() == nil {
 		n.options.Logger.Warn("CNI GC failed", "network", c.Name, "err", o.err)
-	}
-	if o.stuck != nil {
-		n.awaitStuck(o.stuck, func() {})
 	}
 }
 

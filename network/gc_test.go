@@ -175,13 +175,14 @@ func TestGCThatFails(t *testing.T) {
 
 // However runs and collections come together, they never are together.
 func TestGate(t *testing.T) {
-	var g gate
+	g := newGate()
 	var running, collecting, collected atomic.Int32
 	var wait sync.WaitGroup
 	for range 8 {
 		wait.Go(func() {
 			for range 500 {
-				if err := g.enter(t.Context()); err != nil {
+				leave, err := g.enter(t.Context())
+				if err != nil {
 					t.Error(err)
 					return
 				}
@@ -190,7 +191,7 @@ func TestGate(t *testing.T) {
 					t.Error("a collection runs beside")
 				}
 				running.Add(-1)
-				g.leave()
+				leave()
 				time.Sleep(time.Microsecond)
 			}
 		})
@@ -218,7 +219,7 @@ func TestGate(t *testing.T) {
 
 // A run that gives up waiting for a collection to end does not count as running.
 func TestGateThatIsLeftWaiting(t *testing.T) {
-	var g gate
+	g := newGate()
 	inside, end, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(over)
@@ -230,7 +231,8 @@ func TestGateThatIsLeftWaiting(t *testing.T) {
 	<-inside
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	wantError(t, g.enter(ctx), "wait for CNI GC")
+	_, err := g.enter(ctx)
+	wantError(t, err, "wait for CNI GC")
 	close(end)
 	<-over
 	if !g.collect(t.Context(), func() {}) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -188,6 +189,11 @@ func samePod(a, b Attachment) bool {
 func addSucceeded(a Attachment) bool {
 	_, err := os.Lstat(cachePath(a.Network, a.ID))
 	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// cachePath is where libcni keeps what ADD answered, once all plugins have.
+func cachePath(network, id string) string {
+	return filepath.Join(libcni.CacheDir, "results", network+"-"+id+"-"+eth0)
 }
 
 // SyncJournal makes the attachment of id durable; where there is none there is

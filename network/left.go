@@ -11,16 +11,23 @@ import (
 	"github.com/minicri/minicri/network/runner"
 )
 
-// lingering are the runs that are over for their callers while a process of
-// them lives: some because a plugin wants it so, some because it does not end.
+// linger is a run that is over for its callers, or that an earlier daemon has begun,
+// while a process of it lives.
+type linger struct {
+	run *runner.Run
+	// deadline is when it is killed; none for one whose processes are to live for their
+	// pod, or that could not be removed yet.
+	deadline time.Time
+	// stuck is since when its processes do not go although they were killed.
+	stuck time.Time
+	// a is the attachment whose lock it has, nil if none.
+	a *attachment
+}
+
+// lingering are the runs that linger.
 type lingering struct {
-	mu sync.Mutex
-	// helpers are runs that succeeded and left processes to live, and those that
-	// could not be removed yet.
-	helpers []*runner.Run
-	// stuck are runs whose processes did not go when they were killed, and
-	// since when.
-	stuck map[*runner.Run]time.Time
+	mu   sync.Mutex
+	runs []*linger
 }
 
 // StuckRun is a run of plugins whose processes did not end when they were
@@ -36,132 +43,123 @@ type StuckRun struct {
 // Stuck are the runs of plugins that could not be ended. Each keeps the lock of
 // its attachment, and nothing else.
 func (n *CNI) Stuck() []StuckRun {
-	l := &n.plugins.lingering
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	stuck := []StuckRun{}
-	for run, since := range l.stuck {
-		pids, _ := run.Group.Processes()
-		stuck = append(stuck, StuckRun{run.Verb, run.ID, run.Network, since, pids})
+	for _, l := range n.plugins.lingering.those(func(l *linger) bool { return !l.stuck.IsZero() }) {
+		pids, _ := l.run.Group.Processes()
+		stuck = append(stuck, StuckRun{l.run.Verb, l.run.ID, l.run.Network, l.stuck, pids})
 	}
 	slices.SortFunc(stuck, func(a, b StuckRun) int { return strings.Compare(a.ID+a.Verb, b.ID+b.Verb) })
 	return stuck
 }
 
-// awaitStuck waits in the background until the processes of a stuck run have
-// gone, and then calls over.
-func (n *CNI) awaitStuck(run *runner.Run, over func()) {
-	n.options.Logger.Error("plugins were killed and do not end: their attachment stays locked",
-		"verb", run.Verb, "sandbox", run.ID, "network", run.Network)
-	n.plugins.lingering.noteStuck(run)
-	n.background.Go(func() {
-		if n.awaitEnd(n.base, run, time.Now().Add(-killLimit)) {
-			n.options.Logger.Info("plugins that did not end have ended", "verb", run.Verb, "sandbox", run.ID)
-			over()
-		}
-	})
-}
-
-func (l *lingering) noteStuck(run *runner.Run) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.stuck == nil {
-		l.stuck = make(map[*runner.Run]time.Time)
-	}
-	if _, noted := l.stuck[run]; !noted {
-		l.stuck[run] = time.Now()
-	}
-}
-
-func (l *lingering) unstick(run *runner.Run) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.stuck, run)
-}
-
 // isStuck reports whether a run of the verb is stuck that is for the network
 // and for no attachment: another one would get stuck as well.
 func (l *lingering) isStuck(verb, network string) bool {
+	return len(l.those(func(l *linger) bool {
+		return !l.stuck.IsZero() && l.run.Verb == verb && (l.run.Network == network || l.run.Network == "")
+	})) > 0
+}
+
+// mayEnd reports whether an ADD or DEL of an earlier daemon is under way in the network.
+func (l *lingering) mayEnd(network string) bool {
+	return len(l.those(func(l *linger) bool { return l.a != nil && l.stuck.IsZero() && l.run.Network == network })) > 0
+}
+
+func (l *lingering) those(are func(*linger) bool) (found []*linger) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for run := range l.stuck {
-		if run.Verb == verb && run.ID == "" && (run.Network == network || run.Network == "") {
-			return true
+	for _, one := range l.runs {
+		if are(one) {
+			found = append(found, one)
 		}
 	}
-	return false
+	return found
 }
 
-func (l *lingering) keep(run *runner.Run) {
+func (l *lingering) keep(one *linger) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.helpers = append(l.helpers, run)
+	l.runs = append(l.runs, one)
 }
 
-// followHelpers removes the runs whose last process has ended that a plugin had
-// left running for its pod.
-func (n *CNI) followHelpers(ctx context.Context) {
-	const period = time.Second
-	for {
-		n.plugins.removeEnded()
+func (l *lingering) drop(one *linger) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.runs = slices.DeleteFunc(l.runs, func(other *linger) bool { return other == one })
+}
+
+// stick keeps a run whose processes do not end, with the lock of its attachment, if it
+// is for one; the next look finds it stuck.
+func (l *lingering) stick(run *runner.Run, a *attachment) {
+	l.keep(&linger{run: run, deadline: time.Now().Add(-killLimit), a: a})
+}
+
+// firstLook and lastLook are pauses between two looks at processes that are waited for.
+const firstLook, lastLook = 10 * time.Millisecond, 200 * time.Millisecond
+
+// followLingering removes runs whose last process has ended, kills those whose time is
+// over, and unlocks their attachments; one that was to be released is then.
+func (n *CNI) followLingering(ctx context.Context) {
+	for ctx.Err() == nil {
+		for _, l := range n.plugins.lookAtLingering() {
+			if l.a == nil {
+				continue
+			}
+			if !l.stuck.IsZero() {
+				n.options.Logger.Info("plugins that did not end have ended", "verb", l.run.Verb, "sandbox", l.run.ID)
+				<-l.a.stuck
+			}
+			<-l.a.lock
+			if l.a.released.Load() {
+				n.retries.now(l.a.record.ID)
+			}
+		}
 		select {
 		case <-ctx.Done():
-			return
-		case <-time.After(period):
+		case <-time.After(lastLook):
 		}
 	}
 }
 
-// removeEnded removes the runs that were kept and of which nothing runs any more.
-func (p *plugins) removeEnded() {
-	l := &p.lingering
-	l.mu.Lock()
-	helpers := l.helpers
-	l.helpers = nil
-	l.mu.Unlock()
-	for _, run := range helpers {
-		if run.Running() {
-			l.keep(run)
-		} else {
-			p.remove(run)
+// lookAtLingering returns the runs that are over.
+func (p *plugins) lookAtLingering() (over []*linger) {
+	for _, l := range p.lingering.those(func(*linger) bool { return true }) {
+		late := time.Since(l.deadline)
+		switch {
+		case !l.run.Running() && l.run.End() == nil:
+			p.lingering.drop(l)
+			over = append(over, l)
+		case l.deadline.IsZero() || late < 0:
+		case l.run.Kill(0) != nil && late > killLimit && l.stuck.IsZero():
+			p.logger.Error("plugins were killed and do not end: their attachment stays locked", "verb", l.run.Verb, "sandbox", l.run.ID, "network", l.run.Network)
+			p.lingering.mu.Lock()
+			l.stuck = time.Now()
+			p.lingering.mu.Unlock()
+			if l.a != nil {
+				l.a.stuck <- struct{}{}
+			}
 		}
 	}
+	return over
 }
 
 // awaitEnding removes the runs that have ended, and waits until its limit for
 // those that are about to: nothing lives on purpose that a DEL has started.
 func (p *plugins) awaitEnding(limit time.Duration) {
 	for deadline := time.Now().Add(limit); ; time.Sleep(firstLook) {
-		p.removeEnded()
-		if !p.lingering.ending() || time.Now().After(deadline) {
+		p.lookAtLingering()
+		ending := p.lingering.those(func(l *linger) bool { return l.deadline.IsZero() && l.run.Verb != "ADD" })
+		if len(ending) == 0 || time.Now().After(deadline) {
 			return
 		}
-	}
-}
-
-// ending reports whether a run is kept that left nothing running on purpose.
-func (l *lingering) ending() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.ContainsFunc(l.helpers, func(run *runner.Run) bool { return run.Verb != "ADD" })
-}
-
-func (p *plugins) remove(run *runner.Run) {
-	if err := run.End(); err != nil {
-		p.logger.Error("the cgroup of a plugin run that is over could not be removed: this is retried", "verb", run.Verb, "sandbox", run.ID, "err", err)
-		p.lingering.keep(run)
 	}
 }
 
 // end removes the run if nothing is left of it. Processes that a run left live on if
 // it succeeded, and are killed otherwise; errStuck says that they do not end.
 func (p *plugins) end(run *runner.Run, err error, killed bool) error {
-	if !run.Running() {
-		p.remove(run)
-		return nil
-	}
-	if err == nil {
-		p.lingering.keep(run)
+	if run.Running() && err == nil {
+		p.lingering.keep(&linger{run: run})
 		return nil
 	}
 	limit := killLimit
@@ -171,7 +169,10 @@ func (p *plugins) end(run *runner.Run, err error, killed bool) error {
 	if err := run.Kill(limit); err != nil {
 		return fmt.Errorf("%w: %w", errStuck, err)
 	}
-	p.remove(run)
+	if err := run.End(); err != nil {
+		p.logger.Error("the cgroup of a plugin run that is over could not be removed: this is retried", "verb", run.Verb, "sandbox", run.ID, "err", err)
+		p.lingering.keep(&linger{run: run})
+	}
 	return nil
 }
 
@@ -179,101 +180,30 @@ func (p *plugins) end(run *runner.Run, err error, killed bool) error {
 // that is killed half-way can leave what no DEL finds again (bridge deletes the
 // interface first, from which it has read the masquerade rules that it then
 // removes). Until they have, their attachment is locked, because an ADD must
-// not overlap the DEL that undoes it; nothing else waits for them.
+// not overlap the DEL that undoes it; a DEL is repeated then. What has no attachment is
+// ended at once.
 func (n *CNI) findLeftRuns() {
 	left, err := n.plugins.runner.Left()
 	if err != nil {
 		n.options.Logger.Error("some plugin runs of an earlier daemon are left as they are", "err", err)
 	}
-	n.left = make(map[string][]*runner.Run)
 	for _, run := range left {
-		a := n.find(run.ID)
-		switch {
+		l := &linger{run: run}
+		switch a := n.find(run.ID); {
 		case run.Verb != "ADD" && run.Verb != "DEL": // nothing waits for what they answer
-			n.left[""] = append(n.left[""], run)
+			l.deadline = time.Now()
 		case a == nil || run.Verb == "ADD" && a.attached: // it was over, and its processes are to live
-			n.plugins.lingering.keep(run)
 		default:
-			if n.left[run.ID] == nil {
-				a.lock <- struct{}{} // free: nothing runs yet
+			l.deadline, run.Network = run.Deadline, a.record.Network
+			if run.Verb == "DEL" {
+				a.released.Store(true)
 			}
-			n.left[run.ID] = append(n.left[run.ID], run)
+			select {
+			case a.lock <- struct{}{}:
+				l.a = a
+			default: // another run of it has the lock
+			}
 		}
+		n.plugins.lingering.keep(l)
 	}
-}
-
-// awaitLeftRuns waits for the runs of an earlier daemon, each within its limit. What
-// has no attachment is ended at once.
-func (n *CNI) awaitLeftRuns(ctx context.Context) {
-	for id, runs := range n.left {
-		if id != "" {
-			a := n.find(id)
-			n.background.Go(func() { n.awaitLeft(ctx, a, runs) })
-			continue
-		}
-		for _, run := range runs {
-			n.background.Go(func() { n.awaitEnd(ctx, run, time.Now()) })
-		}
-	}
-	n.left = nil
-}
-
-// awaitLeft waits for the runs of an attachment and unlocks it; a DEL is repeated then.
-// Where the daemon ends first, the next one finds them again.
-func (n *CNI) awaitLeft(ctx context.Context, a *attachment, runs []*runner.Run) {
-	for _, run := range runs {
-		run.Network = a.record.Network
-		if !n.awaitEndApart(ctx, a, run) {
-			return
-		}
-		n.options.Logger.Info("a plugin run that an earlier daemon began is over", "verb", run.Verb, "sandbox", run.ID, "network", run.Network)
-		if run.Verb == "DEL" {
-			a.released.Store(true)
-		}
-	}
-	<-a.lock
-	if a.released.Load() {
-		n.retries.now(a.record.ID)
-	}
-}
-
-// awaitEndApart is awaitEnd, and keeps GC away for as long as the run may take. The
-// attachment is stuck from then on.
-func (n *CNI) awaitEndApart(ctx context.Context, a *attachment, run *runner.Run) bool {
-	gate := n.gate(run.Network)
-	gate.begin()
-	within, cancel := context.WithDeadline(ctx, run.Deadline.Add(killLimit))
-	ended := n.awaitEnd(within, run, run.Deadline)
-	cancel()
-	gate.leave()
-	if ended || ctx.Err() != nil {
-		return ended
-	}
-	a.stuck <- struct{}{}
-	defer func() { <-a.stuck }()
-	return n.awaitEnd(ctx, run, run.Deadline)
-}
-
-// The pauses between two looks at processes that are waited for.
-const firstLook, lastLook = 10 * time.Millisecond, 200 * time.Millisecond
-
-// awaitEnd waits until nothing of the run is left, kills what is left after
-// the deadline, and removes the run. It reports false if the context ends first.
-func (n *CNI) awaitEnd(ctx context.Context, run *runner.Run, deadline time.Time) bool {
-	for pause := firstLook; run.Running(); pause = min(2*pause, lastLook) {
-		if time.Now().After(deadline) {
-			_ = run.Kill(0) // what does not go is asked again
-		}
-		if time.Now().After(deadline.Add(killLimit)) {
-			n.plugins.lingering.noteStuck(run)
-		}
-		select {
-		case <-ctx.Done():
-			return false
-		case <-time.After(pause):
-		}
-	}
-	n.plugins.lingering.unstick(run)
-	n.plugins.remove(run)
-	return true
 }

@@ -9,9 +9,9 @@ import (
 // held is the lock of an attachment, and the presence in the gate of its
 // network that keeps garbage collection away.
 type held struct {
-	n    *CNI
-	a    *attachment
-	gate *gate
+	n     *CNI
+	a     *attachment
+	leave func()
 }
 
 // lock takes the attachment's lock. It does not wait for a run whose processes do
@@ -41,28 +41,23 @@ func (n *CNI) tryLock(ctx context.Context, a *attachment) (held, error) {
 }
 
 func (n *CNI) enter(ctx context.Context, a *attachment) (held, error) {
-	h := held{n: n, a: a, gate: n.gate(a.record.Network)}
-	if err := h.gate.enter(ctx); err != nil {
+	leave, err := n.gate(a.record.Network).enter(ctx)
+	if err != nil {
 		<-a.lock
 		return held{}, err
 	}
-	return h, nil
+	return held{n, a, leave}, nil
 }
 
 // release gives the lock back. Where a run is stuck it does so when its
 // processes have gone, and where a run is left to the next daemon never:
 // nothing else may run for the same sandbox at the same time.
 func (h held) release(o outcome) {
-	h.gate.leave()
-	unlock := func() { <-h.a.lock }
+	h.leave()
 	switch {
 	case o.stuck != nil:
-		h.a.stuck <- struct{}{}
-		h.n.awaitStuck(o.stuck, func() {
-			<-h.a.stuck
-			unlock()
-		})
+		h.n.plugins.lingering.stick(o.stuck, h.a)
 	case !errors.Is(o.err, errLeft):
-		unlock()
+		<-h.a.lock
 	}
 }

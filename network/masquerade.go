@@ -31,11 +31,12 @@ type masquerade struct {
 	// network are the subnets of the default network, none while it is not in use.
 	network []netip.Prefix
 	// inForce are the subnets that the table was made for, shown is the table as it
-	// was then.
+	// was then; known is set while they are so, and not after an nft that was cut short.
 	inForce []netip.Prefix
 	shown   string
-	// refreshed is set when the table has been made anew once: until then it may have
-	// what an earlier daemon's attachments need, which are not known yet.
+	known   bool
+	// refreshed is set when the table is made anew for the first time: until then it may
+	// have what an earlier daemon's attachments need, which are not known yet.
 	refreshed bool
 	failed    bool
 	// missed is how often in a row the rule could not be made, though nft is there.
@@ -88,14 +89,8 @@ func (m *masquerade) refresh(ctx context.Context, ofAttachments func() []netip.P
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	subnets := slices.Concat(m.network, ofAttachments())
-	if first := !m.refreshed; first {
-		m.refreshed, m.inForce, m.shown = true, nil, ""
-		if len(subnets) == 0 {
-			err := m.write(ctx, nil)
-			// Where nft is not there, no earlier daemon has made a table.
-			m.refreshed = err == nil || errors.Is(err, exec.ErrNotFound)
-			return
-		}
+	if !m.refreshed {
+		m.refreshed, m.known = true, false
 	}
 	err := m.put(ctx, subnets)
 	if failed := err != nil; failed != m.failed && ctx.Err() == nil {
@@ -118,7 +113,7 @@ func (m *masquerade) leave(ctx context.Context, ofAttachments func() []netip.Pre
 // put makes the table what it has to be, if it is not.
 func (m *masquerade) put(ctx context.Context, subnets []netip.Prefix) error {
 	subnets = outermost(subnets)
-	if slices.Equal(subnets, m.inForce) {
+	if m.known && slices.Equal(subnets, m.inForce) {
 		shown, err := m.show(ctx)
 		if err == nil && shown == m.shown {
 			return nil
@@ -128,12 +123,17 @@ func (m *masquerade) put(ctx context.Context, subnets []netip.Prefix) error {
 }
 
 func (m *masquerade) write(ctx context.Context, subnets []netip.Prefix) error {
-	if _, err := nft(ctx, m.script(subnets), "--file", "-"); err != nil {
+	m.known = false
+	_, err := nft(ctx, m.script(subnets), "--file", "-")
+	if len(subnets) == 0 && errors.Is(err, exec.ErrNotFound) {
+		err = nil // where nft is not there, no daemon has made a table
+	}
+	if err != nil {
 		return err
 	}
 	m.inForce = subnets
-	var err error
 	m.shown, err = m.show(ctx)
+	m.known = err == nil
 	return err
 }
 

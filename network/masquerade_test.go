@@ -1,13 +1,16 @@
 package network
 
 import (
+	"context"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -134,6 +137,18 @@ func TestTheRuleGoesWithTheDaemon(t *testing.T) {
 	n.detach(t, "left")
 	n.wantMasqueraded(t, "10.98.3.0/24") // for the next pod
 	stop()
+	n.wantMasqueraded(t)
+}
+
+// It goes too when the daemon ends while nft makes the table.
+func TestTheRuleGoesWhenNftIsCutShort(t *testing.T) {
+	n := masqueraded(t, "test-br9", "10.98.5.0/24")
+	n.wantMasqueraded(t, "10.98.5.0/24")
+	ended, end := context.WithCancel(t.Context())
+	end()
+	none := func() []netip.Prefix { return nil }
+	n.masquerade.refresh(ended, none)
+	n.masquerade.leave(t.Context(), none)
 	n.wantMasqueraded(t)
 }
 
@@ -304,8 +319,14 @@ func TestTheRuleIsBackAtOnce(t *testing.T) {
 // An nft that hangs, or one whose child holds its output, is ended at its limit.
 func TestNftThatHangs(t *testing.T) {
 	bin := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(bin, "nft"), []byte("#!/bin/sh\nsleep 600\n"), 0o755))
+	must(t, os.WriteFile(filepath.Join(bin, "nft"), []byte("#!/bin/sh\nsleep 600 &\necho $! >"+bin+"/child\nwait\n"), 0o755))
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	t.Cleanup(func() {
+		text, _ := os.ReadFile(filepath.Join(bin, "child"))
+		if child, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && child > 1 {
+			_ = syscall.Kill(child, syscall.SIGKILL)
+		}
+	})
 	done := make(chan error, 1)
 	go func() {
 		_, err := nft(t.Context(), "", "list", "ruleset")

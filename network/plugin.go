@@ -2,12 +2,10 @@ package network
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"reflect"
 	"sync/atomic"
 	"time"
@@ -35,11 +33,7 @@ type plugins struct {
 }
 
 func (p *plugins) add(ctx context.Context, a Attachment, path string) (result *gocni.Result, o outcome) {
-	o = p.run(ctx, a.request("ADD", p.limits.Load().Add), func(ctx context.Context, run *runner.Run) error {
-		cni, err := p.goCNI(run, a.Config)
-		if err != nil {
-			return err
-		}
+	o = p.call(ctx, runner.Request{Verb: "ADD", ID: a.ID, Network: a.Network, Limit: p.limits.Load().Add}, a.Config, func(ctx context.Context, cni gocni.CNI) (err error) {
 		// Not Setup, which reads answers in goroutines of its own, where no code of ours could
 		// recover from them.
 		result, err = cni.SetupSerially(ctx, a.ID, path, a.options()...)
@@ -52,11 +46,7 @@ func (p *plugins) add(ctx context.Context, a Attachment, path string) (result *g
 // success whose text has "not found" in it, or "no such file or directory"; so
 // what the plugins themselves answered counts.
 func (p *plugins) del(ctx context.Context, a Attachment, path string) outcome {
-	return p.run(ctx, a.request("DEL", p.limits.Load().Del), func(ctx context.Context, run *runner.Run) error {
-		cni, err := p.goCNI(run, a.Config)
-		if err != nil {
-			return err
-		}
+	return p.call(ctx, runner.Request{Verb: "DEL", ID: a.ID, Network: a.Network, Limit: p.limits.Load().Del}, a.Config, func(ctx context.Context, cni gocni.CNI) error {
 		remove := func() error { return recovered(func() error { return cni.Remove(ctx, a.ID, path, a.options()...) }) }
 		// What ADD answered is in libcni's cache, where it reads it for DEL; an answer
 		// that cannot be decoded is left out: a DEL needs none (CNI SPEC, "DEL").
@@ -70,34 +60,21 @@ func (p *plugins) del(ctx context.Context, a Attachment, path string) outcome {
 	})
 }
 
-// cachePath is where libcni keeps what ADD answered, once all plugins have.
-func cachePath(network, id string) string {
-	return filepath.Join(libcni.CacheDir, "results", network+"-"+id+"-"+eth0)
-}
-
 func (p *plugins) check(ctx context.Context, a Attachment, path string) outcome {
-	return p.run(ctx, a.request("CHECK", p.limits.Load().Check), func(ctx context.Context, run *runner.Run) error {
-		cni, err := p.goCNI(run, a.Config)
-		if err != nil {
-			return err
-		}
+	return p.call(ctx, runner.Request{Verb: "CHECK", ID: a.ID, Network: a.Network, Limit: p.limits.Load().Check}, a.Config, func(ctx context.Context, cni gocni.CNI) error {
 		return cni.Check(ctx, a.ID, path, a.options()...)
 	})
 }
 
 func (p *plugins) status(ctx context.Context, c *Configuration) outcome {
-	return p.run(ctx, c.request("STATUS", p.limits.Load().Status), func(_ context.Context, run *runner.Run) error {
-		cni, err := p.goCNI(run, c.Bytes)
-		if err != nil {
-			return err
-		}
+	return p.call(ctx, runner.Request{Verb: "STATUS", Network: c.Name, Limit: p.limits.Load().Status}, c.Bytes, func(_ context.Context, cni gocni.CNI) error {
 		return cni.Status()
 	})
 }
 
 // gc goes through libcni, because go-cni has no GC.
 func (p *plugins) gc(ctx context.Context, c *Configuration, valid []types.GCAttachment) outcome {
-	return p.run(ctx, c.request("GC", p.limits.Load().GC), func(ctx context.Context, run *runner.Run) error {
+	return p.run(ctx, runner.Request{Verb: "GC", Network: c.Name, Limit: p.limits.Load().GC}, func(ctx context.Context, run *runner.Run) error {
 		list, err := libcni.NetworkConfFromBytes(c.Bytes)
 		if err != nil {
 			return err
@@ -107,20 +84,23 @@ func (p *plugins) gc(ctx context.Context, c *Configuration, valid []types.GCAtta
 	})
 }
 
-// goCNI is an instance for one run, so that go-cni's lock couples nothing to
-// anything.
-func (p *plugins) goCNI(run *runner.Run, config []byte) (gocni.CNI, error) {
-	cni, err := gocni.New(gocni.WithMinNetworkCount(1), gocni.WithInterfacePrefix("eth"))
-	if err == nil {
-		err = throughExec(cni, libcni.NewCNIConfig(p.binDirs, run))
-	}
-	if err == nil {
-		err = cni.Load(gocni.WithConfListBytes(config))
-	}
-	if err != nil {
-		return nil, fmt.Errorf("load the configuration: %w", err)
-	}
-	return cni, nil
+// call makes a run of what is called of go-cni, by an instance of its own, so that
+// go-cni's lock couples nothing to anything.
+func (p *plugins) call(ctx context.Context, request runner.Request, config []byte, do func(context.Context, gocni.CNI) error) outcome {
+	request.Plugins = len(pluginTypes(config))
+	return p.run(ctx, request, func(ctx context.Context, run *runner.Run) error {
+		cni, err := gocni.New(gocni.WithMinNetworkCount(1), gocni.WithInterfacePrefix("eth"))
+		if err == nil {
+			err = throughExec(cni, libcni.NewCNIConfig(p.binDirs, run))
+		}
+		if err == nil {
+			err = cni.Load(gocni.WithConfListBytes(config))
+		}
+		if err != nil {
+			return fmt.Errorf("load the configuration: %w", err)
+		}
+		return do(ctx, cni)
+	})
 }
 
 // throughExec has go-cni call plugins by a libcni with an Exec of ours. go-cni has no
@@ -137,27 +117,4 @@ func throughExec(cni gocni.CNI, calls libcni.CNI) error {
 	}
 	reflect.NewAt(field.Type(), field.Addr().UnsafePointer()).Elem().Set(reflect.ValueOf(calls))
 	return nil
-}
-
-func (a *Attachment) request(verb string, limit time.Duration) runner.Request {
-	return runner.Request{Verb: verb, ID: a.ID, Network: a.Network, Plugins: len(pluginTypes(a.Config)), Limit: limit}
-}
-
-func (c *Configuration) request(verb string, limit time.Duration) runner.Request {
-	return runner.Request{Verb: verb, Network: c.Name, Plugins: len(c.Plugins), Limit: limit}
-}
-
-// pluginTypes are the types of the plugins of a configuration list; of one that
-// cannot be decoded is go-cni's to report.
-func pluginTypes(config []byte) (names []string) {
-	var list struct {
-		Plugins []struct {
-			Type string `json:"type"`
-		} `json:"plugins"`
-	}
-	_ = json.Unmarshal(config, &list)
-	for _, plugin := range list.Plugins {
-		names = append(names, plugin.Type)
-	}
-	return names
 }

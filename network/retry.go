@@ -11,14 +11,8 @@ import (
 	"github.com/minicri/minicri/internal/step"
 )
 
-const (
-	// atOnce is how many DELs the background runs side by side, slowAtOnce how
-	// many of them may be of attachments whose last DEL took long: those that
-	// hang leave room for those that do not.
-	atOnce, slowAtOnce = 8, 4
-	// slowDEL is the time from which on a DEL took long.
-	slowDEL = 5 * time.Second
-)
+// atOnce is how many DELs the background runs side by side.
+const atOnce = 16
 
 // retries are the DELs that the background is to run, each at its own time.
 type retries struct {
@@ -34,8 +28,8 @@ type retries struct {
 type retry struct {
 	next time.Time
 	// pause before the try after the next one.
-	pause         time.Duration
-	running, slow bool
+	pause   time.Duration
+	running bool
 }
 
 func newRetries(limits Limits) retries {
@@ -102,26 +96,19 @@ func (r *retries) all() {
 func (r *retries) take() (id string, wait time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	running, slow := 0, 0
-	for _, retry := range r.byID {
+	running := 0
+	wait = time.Hour
+	for candidate, retry := range r.byID {
 		if retry.running {
 			running++
-			if retry.slow {
-				slow++
-			}
-		}
-	}
-	wait = time.Hour
-	if running == atOnce {
-		return "", wait
-	}
-	for candidate, retry := range r.byID {
-		if retry.running || retry.slow && slow == slowAtOnce {
 			continue
 		}
 		if left := time.Until(retry.next); left < wait {
 			id, wait = candidate, left
 		}
+	}
+	if running >= atOnce {
+		return "", time.Hour
 	}
 	if id == "" || wait > 0 {
 		return "", wait
@@ -139,12 +126,12 @@ func (r *retries) gaveUp(id string) {
 	r.wake()
 }
 
-// failed notes a try that failed, and how long it took.
-func (r *retries) failed(id string, took time.Duration) {
+// failed notes a try that failed.
+func (r *retries) failed(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	retry := r.byID[id]
-	retry.running, retry.slow = false, took >= slowDEL
+	retry.running = false
 	retry.next = time.Now().Add(retry.pause)
 	retry.pause = min(2*retry.pause, r.most)
 	r.wake()
@@ -202,7 +189,7 @@ func (n *CNI) retryOne(ctx context.Context, id string) {
 	// A daemon that ends leaves the run to the next one, and does not cut it.
 	o = n.delete(context.WithoutCancel(ctx), a, n.NamespacePath(id))
 	if !a.removed {
-		n.retries.failed(id, time.Since(began))
+		n.retries.failed(id)
 		n.options.Logger.Warn("CNI DEL failed again", "sandbox", id, "network", a.record.Network, "err", o.err)
 		return
 	}

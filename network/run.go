@@ -1,9 +1,12 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"strings"
 	"time"
 
 	"github.com/minicri/minicri/internal/step"
@@ -65,7 +68,9 @@ func (p *plugins) run(ctx context.Context, request runner.Request, do func(conte
 	p.record(ctx, reports, o.err)
 	if err := p.end(run, o.err, killed != nil); err != nil {
 		o.err = errors.Join(o.err, err)
-		o.stuck = run
+		if o.stuck = run; run.ID == "" {
+			p.lingering.stick(run, nil)
+		}
 	}
 	return o
 }
@@ -89,16 +94,12 @@ func (p *plugins) follow(ctx context.Context, run *runner.Run, do func(context.C
 		return err, nil
 	case <-ending:
 	case <-ctx.Done():
-		if !isClosed(ending) { // or the context ends with the daemon
-			limit := killLimit
-			if isClosed(p.ending) {
-				limit = leaveLimit
-			}
-			return p.kill(run, done, limit), context.Cause(ctx)
-		}
 	}
-	if run.Verb == "STATUS" || run.Verb == "CHECK" {
-		return p.kill(run, done, leaveLimit), errEnding
+	switch {
+	case !isClosed(ending): // the context may end with the daemon
+		return kill(run, done, killLimit), context.Cause(ctx)
+	case run.Verb == "STATUS" || run.Verb == "CHECK":
+		return kill(run, done, leaveLimit), errEnding
 	}
 	select {
 	case err := <-done:
@@ -108,20 +109,15 @@ func (p *plugins) follow(ctx context.Context, run *runner.Run, do func(context.C
 	}
 }
 
-// kill ends the processes of a run, and returns what go-cni makes of it. A plugin
-// that is being started may enter its cgroup only after that has been killed.
-func (p *plugins) kill(run *runner.Run, done <-chan error, limit time.Duration) error {
-	deadline := time.Now().Add(limit)
-	for {
-		err := run.Kill(time.Until(deadline))
-		select {
-		case doErr := <-done:
-			return doErr
-		case <-time.After(firstLook):
-		}
-		if time.Now().After(deadline) {
-			return err
-		}
+// kill ends the processes of a run, and returns what go-cni makes of it.
+func kill(run *runner.Run, done <-chan error, limit time.Duration) error {
+	over := time.After(limit)
+	err := run.Kill(limit)
+	select {
+	case err := <-done:
+		return err
+	case <-over:
+		return err
 	}
 }
 
@@ -145,32 +141,65 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
+// failure is the error of a run: that of each plugin that failed, for all
+// verbs but DEL that of the first. err is what go-cni makes of the run, killed
+// why it was killed. A DEL has failed if a plugin of its chain has, whatever
+// go-cni makes of it.
+func failure(run *runner.Run, reports []runner.Report, err, killed error) error {
+	if run.Verb == "DEL" {
+		err = cmp.Or(err, run.Verdict())
+	}
+	cause := cmp.Or(killed, err)
+	if cause == nil {
+		return nil
+	}
+	var errs []error
+	for _, r := range reports {
+		if r.Failed() {
+			errs = append(errs, newPluginError(run, r, cause, killed))
+		}
+	}
+	_, disk := errors.AsType[*fs.PathError](err) // libcni's cache
+	if last := len(reports) - 1; len(errs) == 0 && last >= 0 && run.Verb == "ADD" && killed == nil && !disk {
+		e := newPluginError(run, reports[last], cause, nil)
+		e.Message = "it succeeded, and " + cmp.Or(e.Message, "what it printed is no CNI result: "+cause.Error())
+		e.Advice = "run a version of the plugin that prints its result and nothing else to stdout"
+		errs = append(errs, e)
+	}
+	switch {
+	case len(errs) == 0:
+		return cause
+	case run.Verb != "DEL":
+		return errs[0]
+	}
+	if missing := run.Plugins - len(reports); missing > 0 {
+		errs = append(errs, fmt.Errorf("%d of the %d plugins did not run", missing, run.Plugins))
+	}
+	return errors.Join(errs...)
+}
+
+func newPluginError(run *runner.Run, r runner.Report, cause, killed error) *PluginError {
+	e := &PluginError{Network: run.Network, Plugin: r.Name, Verb: r.Verb, Code: r.Code, Message: r.Text(), Stderr: r.Stderr, cause: cause}
+	if r.Killed && killed != nil {
+		e.Message += ": " + killed.Error()
+		e.Advice = fmt.Sprintf("find out what it waits for, an agent or a lock; its limit is limits.cni_%s", strings.ToLower(run.Verb))
+	} else {
+		e.Advice = advice(e)
+	}
+	return e
+}
+
 // record adds a row for each plugin to the timeline of what the run was for.
 func (p *plugins) record(ctx context.Context, reports []runner.Report, err error) {
 	for _, r := range reports {
-		ran := row(r, err)
-		step.Record(ctx, ran)
-		trace.Past(ctx, ran.Step, ran.Start, ran.Took, ran.Error, "cni.plugin", r.Plugin, "cni.verb", r.Verb)
+		row := step.Row{Kind: "plugin", Step: r.Name + " " + r.Verb, Start: r.Start, Took: r.Took, Error: r.Text(), Plugin: &r.Plugin}
+		if blamed, ok := errors.AsType[*PluginError](err); ok && r.Name == blamed.Plugin {
+			row.Error = blamed.Message
+		}
+		step.Record(ctx, row)
+		trace.Past(ctx, row.Step, row.Start, row.Took, row.Error, "cni.plugin", r.Name, "cni.verb", r.Verb)
 		if p.observe != nil {
-			p.observe(r.Plugin, r.Verb, ran.Took, ran.Error == "")
+			p.observe(r.Name, r.Verb, row.Took, row.Error == "")
 		}
 	}
-}
-
-func row(r runner.Report, err error) step.Row {
-	row := step.Row{Kind: "plugin", Step: r.Plugin + " " + r.Verb, Start: r.Start, Took: r.Took, Plugin: &step.Plugin{
-		Name: r.Plugin, Verb: r.Verb, Killed: !r.Ended, Exit: r.Exit, Signal: r.Signal,
-		Code: r.Code, Message: r.Message, Details: r.Details, Stderr: r.Stderr,
-	}}
-	blamed, ok := errors.AsType[*PluginError](err)
-	switch {
-	case ok && r.Plugin == blamed.Plugin && r.Verb == blamed.Verb:
-		row.Error = blamed.Message
-	case r.Failed() || r.Answer != "":
-		row.Error = r.Text()
-	}
-	if row.Took == 0 && !r.Ended {
-		row.Took = time.Since(r.Start)
-	}
-	return row
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/network/runner"
 )
 
 // swallowed are texts of errors that go-cni takes for success.
@@ -297,7 +298,7 @@ func TestRunIsEndedWithWhatHidesFromIt(t *testing.T) {
 func (n *node) begunEarlier(t *testing.T, verb, id string, limit time.Duration) {
 	t.Helper()
 	a := Attachment{ID: id, Network: "net", Config: []byte(conflist(t, "net", n.script()))}
-	run, err := n.plugins.runner.Begin(a.request(verb, limit))
+	run, err := n.plugins.runner.Begin(runner.Request{Verb: verb, ID: a.ID, Network: a.Network, Plugins: 1, Limit: limit})
 	must(t, err)
 	command := exec.Command(filepath.Join(absolute(t, testPlugins), "scripted"))
 	command.Env = []string{"PATH=" + os.Getenv("PATH"), mark(), "CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_NETNS=/x", "CNI_IFNAME=eth0", "CNI_PATH=" + absolute(t, testPlugins)}

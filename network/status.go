@@ -103,8 +103,5 @@ func (n *CNI) askStatus(ctx context.Context, c *Configuration) (err error, slow 
 		return fmt.Errorf("CNI STATUS: %w", errStuck), false
 	}
 	o := n.plugins.status(context.WithoutCancel(ctx), c)
-	if o.stuck != nil {
-		n.awaitStuck(o.stuck, func() {})
-	}
 	return o.err, o.late
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -135,7 +136,7 @@ func describe(b *strings.Builder, directory string, descend bool) {
 			fmt.Fprintln(b, err)
 			continue
 		}
-		fmt.Fprintln(b, path, info.Size(), info.ModTime().UnixNano(), inode(info))
+		fmt.Fprintln(b, path, info.Size(), info.ModTime().UnixNano(), info.Sys().(*syscall.Stat_t).Ino)
 		if info.IsDir() && descend {
 			describe(b, path, false)
 		}

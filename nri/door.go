@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/socket"
 )
 
@@ -159,10 +160,12 @@ func (l *link) hangUp() {
 }
 
 // leave forgets a plugin whose connection has ended, and ends one that we have started
-// with its process group: what it has started is in there.
+// with what it has started: its tree, whatever its sessions, and its process group, in
+// which those are whose parent has ended.
 func (d *door) leave(l *link) {
 	l.hangUp()
 	if l.command != nil {
+		process.KillTree(l.command.Process.Pid)
 		_ = unix.Kill(-l.command.Process.Pid, unix.SIGKILL)
 		_ = l.command.Wait() // killed
 	}

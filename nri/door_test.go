@@ -115,12 +115,12 @@ func descriptors(t *testing.T) int {
 }
 
 // Several plugins that do not register hold up the start once, and end with what they
-// have started.
+// have started, in sessions of its own too.
 func TestMutePlugins(t *testing.T) {
 	const many, registration = 4, 3 * time.Second
 	dir := t.TempDir()
 	for i := range many {
-		script := fmt.Sprintf("#!/bin/sh\nsleep 1000 &\necho $! >>%s/children\nwait\n", dir)
+		script := fmt.Sprintf("#!/bin/sh\nsleep 1000 &\necho $! >>%[1]s/children\nsetsid sh -c 'echo $$ >>%[1]s/children; exec sleep 1000' &\nwait\n", dir)
 		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("1%d-mute", i)), []byte(script), 0o700); err != nil {
 			t.Fatal(err)
 		}

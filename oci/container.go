@@ -113,6 +113,7 @@ func containerRules() []containerRule {
 		containerSeccomp,
 		containerAppArmor,
 		containerSELinux,
+		containerHome,
 	}
 }
 
@@ -314,6 +315,25 @@ func containerUser(c *Container, spec *specs.Spec) error {
 			spec.Process.User.AdditionalGids = append(spec.Process.User.AdditionalGids, uint32(group))
 		}
 	}
+	return nil
+}
+
+// containerHome gives the container, and its commands, the home of its user in the
+// image's /etc/passwd, if nothing says HOME. Where a volume hides that file the runtime
+// looks into it.
+func containerHome(c *Container, spec *specs.Spec) error {
+	hides := func(m specs.Mount) bool {
+		return slices.Contains([]string{"/", "/etc", "/etc/passwd"}, path.Clean(m.Destination))
+	}
+	says := func(pair string) bool { return strings.HasPrefix(pair, "HOME=") && pair != "HOME=" }
+	if slices.ContainsFunc(spec.Process.Env, says) || slices.ContainsFunc(spec.Mounts, hides) {
+		return nil
+	}
+	found, err := lookUp(c, strconv.FormatUint(uint64(spec.Process.User.UID), 10))
+	if err != nil {
+		return err
+	}
+	spec.Process.Env = append(spec.Process.Env, "HOME="+cmp.Or(found.Home, "/"))
 	return nil
 }
 

@@ -162,6 +162,11 @@ type Defaults struct {
 	// Rlimits are limits of a container's processes by resource; others are as
 	// in defaultRlimits.
 	Rlimits []specs.POSIXRlimit
+	// Capabilities are those of a container that asks for none; nil: DefaultCapabilities.
+	Capabilities []string
+	// Seccomp and AppArmor are the profiles of containers that ask for none, as the CRI
+	// has them in a text: "" is unconfined, and runtime/default.
+	Seccomp, AppArmor string
 	// Env are variables, as NAME=VALUE; image and container have the last word.
 	Env []string
 	// Sysctls are kernel parameters of pods; those of namespaces that a pod

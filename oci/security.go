@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -58,7 +59,7 @@ func containerCapabilities(c *Container, spec *specs.Spec) error {
 	asked := c.security().GetCapabilities()
 	ambient, drop := CapabilityNames(asked.GetAddAmbientCapabilities()), CapabilityNames(asked.GetDropCapabilities())
 	add := slices.Concat(CapabilityNames(asked.GetAddCapabilities()), ambient)
-	set := baseCapabilities(add, drop)
+	set := c.baseCapabilities(add, drop)
 	if slices.Contains(set, AllCapabilities) {
 		set = slices.Clone(c.Machine.Capabilities)
 	}
@@ -73,12 +74,14 @@ func containerCapabilities(c *Container, spec *specs.Spec) error {
 
 // baseCapabilities is what single capabilities are added to and dropped from:
 // dropping all is stronger than adding all.
-func baseCapabilities(add, drop []string) []string {
+func (c *Container) baseCapabilities(add, drop []string) []string {
 	switch {
 	case slices.Contains(drop, AllCapabilities):
 		return nil
 	case slices.Contains(add, AllCapabilities):
 		return []string{AllCapabilities}
+	case c.Defaults.Capabilities != nil:
+		return slices.Clone(c.Defaults.Capabilities)
 	default:
 		return DefaultCapabilities()
 	}
@@ -120,7 +123,7 @@ func sandboxSeccomp(s *Sandbox, spec *specs.Spec) error {
 	if s.security().GetPrivileged() {
 		return nil
 	}
-	return setSeccomp(s.security(), spec, func(*specs.Spec) (*specs.LinuxSeccomp, error) { return pauseDefault(), nil })
+	return setSeccomp(SeccompOf(s.security()), spec, func(*specs.Spec) (*specs.LinuxSeccomp, error) { return pauseDefault(), nil })
 }
 
 // containerSeccomp: the default profile allows the system calls that belong to
@@ -129,7 +132,11 @@ func containerSeccomp(c *Container, spec *specs.Spec) error {
 	if c.security().GetPrivileged() {
 		return nil
 	}
-	return setSeccomp(c.security(), spec, seccomp.GetDefaultProfile)
+	profile := SeccompOf(c.security())
+	if profile == nil {
+		profile = parseProfile(c.Defaults.Seccomp)
+	}
+	return setSeccomp(profile, spec, seccomp.GetDefaultProfile)
 }
 
 // asksForSeccomp is the security context of a pod or of a container.
@@ -149,8 +156,7 @@ func SeccompOf(security asksForSeccomp) *runtimeapi.SecurityProfile {
 
 // setSeccomp sets the filter of the profile that is asked for; byDefault makes that
 // of RuntimeDefault.
-func setSeccomp(security asksForSeccomp, spec *specs.Spec, byDefault func(*specs.Spec) (*specs.LinuxSeccomp, error)) (err error) {
-	profile := SeccompOf(security)
+func setSeccomp(profile *runtimeapi.SecurityProfile, spec *specs.Spec, byDefault func(*specs.Spec) (*specs.LinuxSeccomp, error)) (err error) {
 	switch {
 	case profile == nil || profile.GetProfileType() == runtimeapi.SecurityProfile_Unconfined:
 	case profile.GetProfileType() == runtimeapi.SecurityProfile_Localhost:
@@ -212,7 +218,7 @@ func containerAppArmor(c *Container, spec *specs.Spec) error {
 	}
 	profile := ContainerAppArmor(c.security())
 	if profile == nil {
-		profile = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
+		profile = parseProfile(cmp.Or(c.Defaults.AppArmor, "runtime/default"))
 	}
 	spec.Process.ApparmorProfile = appArmorProfile(profile, c.Machine)
 	return nil

@@ -39,7 +39,7 @@
 // On any error of Run the sandbox is destroyed (destroy.go). Destroy is the only
 // undo: it tries every part, joins the errors, and leaves the record until all
 // parts are gone, so that it can be called again. Its callers are a failed Run,
-// Remove, and recovery after a crash (rollback.go); Stop is its first part,
+// Remove, and recovery after a crash (restore.go); Stop is its first part,
 // teardown. What has no record is removed by package sweep, which the containers
 // start when they are restored.
 //

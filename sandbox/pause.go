@@ -74,7 +74,7 @@ func (s *Store) writePause() error {
 // hidePause makes the program of pause one that can be executed and not read. Pause
 // runs without capabilities, and a process that executes a program which it cannot
 // read is not dumpable (ptrace(2), "Ptrace access mode checking"). A container of the
-// same user could otherwise take its descriptors, in a pid namespace that they share.
+// same user could otherwise trace it, in a pid namespace that they share, and end the pod.
 func hidePause(path string) error { return os.Chmod(path, 0o111) }
 
 // needsInterfaces reports whether there are parameters of single interfaces,
@@ -128,8 +128,8 @@ type pauseStarter struct {
 	started bool
 }
 
-// preparePause has the supervisor prepare pause.
-func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec) (*pauseStarter, error) {
+// preparePause has the supervisor prepare pause, by a program if one is given.
+func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec, program []string) (*pauseStarter, error) {
 	config, err := json.Marshal(spec)
 	if err != nil {
 		return nil, err
@@ -141,7 +141,7 @@ func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec)
 	if err != nil {
 		return nil, err
 	}
-	request := &api.CreateRequest{Id: sb.ID, Bundle: s.Dir(sb.ID), Bare: true}
+	request := &api.CreateRequest{Id: sb.ID, Bundle: s.Dir(sb.ID), Bare: true, Runtime: program}
 	made, err := supervisor.Create(ctx, request)
 	if err != nil {
 		return nil, errors.Join(err, s.deletePause(sb))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -92,7 +93,7 @@ func preparing(t *testing.T) (*Store, *creation) {
 func (s *Store) supervise(t *testing.T, binary string) {
 	t.Helper()
 	set, err := client.NewSet(client.SetOptions{
-		Dir: filepath.Join(s.options.State, "shims"), Start: client.StartOptions{Binary: binary}, Answer: time.Minute,
+		Dir: filepath.Join(s.options.State, "shims"), Start: client.StartOptions{Binary: binary}, Answer: time.Minute, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -81,7 +81,7 @@ func (sb *Sandbox) wasAskedFor(config *runtimeapi.PodSandboxConfig, handler stri
 	if what == "" {
 		return nil
 	}
-	return fmt.Errorf("sandbox %s has this name and attempt, and was asked for otherwise: %s: remove it, or ask with a higher attempt: %w", sb.ID, what, errdefs.ErrAlreadyExists)
+	return fmt.Errorf("sandbox %s already has this name and attempt, and is another one: %s: remove it, or ask with a higher attempt: %w", sb.ID, what, errdefs.ErrAlreadyExists)
 }
 
 // difference is the path of the first field in which two messages differ, "" if none.

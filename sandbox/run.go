@@ -247,7 +247,7 @@ func (c *creation) preparePause(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.starter, err = c.owner.preparePause(ctx, c.Sandbox, spec)
+	c.starter, err = c.owner.preparePause(ctx, c.Sandbox, spec, nil)
 	return err
 }
 

@@ -14,7 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// milestones are the calls that are a line at the level info, and what it says. The
+// milestones maps calls that are logged at the level info to the text of the line. The
 // kubelet probes by ExecSync: only Exec and Attach are a user's.
 var milestones = map[string]string{
 	"RunPodSandbox": "pod made", "RemovePodSandbox": "pod removed", "StartContainer": "container started",

@@ -37,7 +37,6 @@ import (
 // imageNode is an image service over a real store, called over a real socket.
 type imageNode struct {
 	runtimeapi.ImageServiceClient
-	transfer ImageTransferClient
 	registry *httptest.Server
 }
 
@@ -57,11 +56,9 @@ func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
 	calls := calls{logger: slog.New(slog.DiscardHandler), work: &work{}}
 	server := grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
 	runtimeapi.RegisterImageServiceServer(server, NewImageServer(store, func() []string { return []string{"kata"} }, nil))
-	RegisterImageTransfer(server, store)
 	connection := serveOnSocket(t, server)
 	node := &imageNode{
 		ImageServiceClient: runtimeapi.NewImageServiceClient(connection),
-		transfer:           ImageTransferClient{connection},
 		registry:           httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0)))),
 	}
 	t.Cleanup(func() {
@@ -288,29 +285,5 @@ func TestPullUsesTheCredentialsOfTheRequest(t *testing.T) {
 	auth := &runtimeapi.AuthConfig{Auth: base64.StdEncoding.EncodeToString([]byte("u:p"))}
 	if _, err := node.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: named(reference), Auth: auth}); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestTransferImportsAndShowsPulls(t *testing.T) {
-	node := newImageNode(t)
-	tag, err := name.NewTag("docker.io/library/imported:1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var archive bytes.Buffer
-	if err := tarball.Write(tag, oneFile(t, strings.Repeat("x", 3<<20), v1.Config{}), &archive); err != nil {
-		t.Fatal(err)
-	}
-	imported, err := node.transfer.Import(t.Context(), &archive)
-	if err != nil || len(imported) != 1 || imported[0].Tags[0] != "docker.io/library/imported:1" {
-		t.Errorf("imported %v: %v", imported, err)
-	}
-	if _, err := node.transfer.Import(t.Context(), strings.NewReader("no archive")); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("import of no archive: %v", err)
-	}
-	reference, stages := node.push(t, "shown:1", oneFile(t, "y", v1.Config{})), map[image.Stage]bool{}
-	pulled, err := node.transfer.Pull(t.Context(), TransferRequest{Reference: reference}, func(p image.Progress) { stages[p.Stage] = true })
-	if err != nil || pulled.Tags[0] != reference || !stages[image.StageDownload] || !stages[image.StageDone] {
-		t.Errorf("pulled %v with %v: %v", pulled, stages, err)
 	}
 }

@@ -79,12 +79,6 @@ const (
 	largestResponse = math.MaxInt32
 )
 
-// Store is what the server asks of the image store.
-type Store interface {
-	Images
-	Transfers
-}
-
 // callWorkers goroutines answer one call after the other, on stacks that have grown
 // already; growing stacks was 8 % of the daemon's time in calls of PodSandboxStatus.
 // Calls beyond them get a goroutine of their own.
@@ -92,7 +86,7 @@ const callWorkers = 4
 
 // New makes a gRPC server that serves the runtime and the images.
 // traces follows each call from its begin to its end; nil if there are no traces.
-func New(runtime *Runtime, images Store, traces grpcstats.Handler, logger *slog.Logger) *grpc.Server {
+func New(runtime *Runtime, images Images, traces grpcstats.Handler, logger *slog.Logger) *grpc.Server {
 	calls := calls{logger: logger, work: &runtime.work, runtime: runtime, observe: runtime.Observe}
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(largestRequest),
@@ -107,7 +101,6 @@ func New(runtime *Runtime, images Store, traces grpcstats.Handler, logger *slog.
 	server := grpc.NewServer(options...)
 	runtimeapi.RegisterRuntimeServiceServer(server, runtime)
 	runtimeapi.RegisterImageServiceServer(server, NewImageServer(images, runtime.Info.Handlers.Names, runtime.Sandboxes))
-	RegisterImageTransfer(server, images)
 	return server
 }
 
@@ -122,8 +115,8 @@ type calls struct {
 }
 
 func (c calls) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
-	// Asked before the call, which may remove what it is about; for those that only
-	// look nobody wants to know.
+	// Look up the names before the call, which may remove the pod. Calls that only read
+	// are logged for debugging alone.
 	var about []any
 	name := path.Base(info.FullMethod)
 	if slices.Contains(changing, name) || milestones[name] != "" || c.logger.Enabled(ctx, slog.LevelDebug) {
@@ -193,7 +186,7 @@ var changing = []string{
 	"RunPodSandbox", "StopPodSandbox", "RemovePodSandbox", "UpdatePodSandboxResources",
 	"CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "UpdateContainerResources",
 	"ReopenContainerLog", "ExecSync", "CheckpointContainer", "CheckpointPod", "RestorePod", "UpdateRuntimeConfig",
-	"PullImage", "RemoveImage", "Import", "Pull", "Tag", "Untag",
+	"PullImage", "RemoveImage",
 }
 
 var errDraining = fmt.Errorf("minicri is shutting down, ask the next daemon: %w", errdefs.ErrUnavailable)

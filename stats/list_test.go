@@ -83,8 +83,9 @@ func TestHungLayerHoldsUpNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The least of them: the machine may be busy.
+	const most = layerWait + 50*time.Millisecond
 	fastest, measured := time.Hour, false
-	for began := time.Now(); !measured && time.Since(began) < 10*time.Second; {
+	for began := time.Now(); (!measured || fastest > most) && time.Since(began) < 10*time.Second; {
 		began := time.Now()
 		list := m.Containers(t.Context(), []Container{{ID: "hung", Cgroup: path}, {ID: "beside", Cgroup: path}})
 		fastest = min(fastest, time.Since(began))
@@ -93,7 +94,7 @@ func TestHungLayerHoldsUpNobody(t *testing.T) {
 		}
 		measured = list[1].GetWritableLayer() != nil
 	}
-	if !measured || fastest > layerWait+50*time.Millisecond {
+	if !measured || fastest > most {
 		t.Errorf("the fastest list took %v beside a layer that hangs; the other layer is measured: %v", fastest, measured)
 	}
 	<-source.entered

@@ -85,7 +85,7 @@ func Listen(ctx context.Context, options Options) (*Server, error) {
 		address: url.URL{Scheme: "http", Host: reachable(listener.Addr())},
 	}
 	s.base, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	config, err := options.TLS.config(s.address.Hostname())
+	config, err := options.TLS.Config(s.address.Hostname())
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
@@ -335,13 +335,13 @@ func (t TLS) load() (*tls.Certificate, error) {
 	}
 	certificate, err := tls.LoadX509KeyPair(t.Cert, t.Key)
 	if err != nil {
-		return nil, fmt.Errorf("the certificate for exec, attach and port-forward (streaming.tls_cert, tls_key): %w", err)
+		return nil, fmt.Errorf("the certificate: %w", err)
 	}
 	return &certificate, nil
 }
 
-// config is nil without TLS. What cannot be used is an error now.
-func (t TLS) config(host string) (*tls.Config, error) {
+// Config is nil without TLS. What cannot be used is an error now.
+func (t TLS) Config(host string) (*tls.Config, error) {
 	if t.SelfSigned {
 		certificate, err := selfSign(host)
 		if err != nil {

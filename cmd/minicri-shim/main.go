@@ -6,7 +6,7 @@
 // Command minicri-shim is the parent of the processes of pods. It is one binary in
 // several roles: the resident supervisor (serve), which has no libcontainer; the process
 // that makes one container, or one process in it (start), with libcontainer, whose init
-// (re-executed inside the new namespaces) it is, too; and the process that runs a hook.
+// (re-executed inside the new namespaces) it is, too.
 package main
 
 import (
@@ -34,8 +34,7 @@ const usage = `usage: minicri-shim COMMAND [flags]
   version      print the version of its protocol
 and, for itself only:
   start        make a container or a process in one, as asked over a socket
-  init         libcontainer's init
-  hook         run a hook of a container`
+  init         libcontainer's init`
 
 // libcontainer's init must run on the process's main thread, which Go promises
 // only before main. It never returns.
@@ -58,8 +57,6 @@ func main() {
 		if err := engine.Main(); err != nil {
 			fail(fmt.Sprintf("minicri-shim %s: %v", command, err))
 		}
-	case engine.HookCommand:
-		os.Exit(engine.RunHook(args))
 	case "version":
 		fmt.Println("minicri-shim, protocol", api.Protocol) // two builds of the same sources are the same: minicri says the version
 	default:

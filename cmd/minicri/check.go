@@ -9,6 +9,8 @@ import (
 	"io"
 	"slices"
 
+	"go.yaml.in/yaml/v3"
+
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/doctor"
@@ -94,9 +96,7 @@ func examine(ctx context.Context, l *config.Loaded, giveUp []string) ([]doctor.F
 
 func printFindings(output io.Writer, findings []doctor.Finding, asJSON bool) error {
 	if asJSON {
-		encoder := json.NewEncoder(printableJSON{output})
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(findings)
+		return writeJSON(output, findings)
 	}
 	marks := map[doctor.Grade]string{doctor.Good: "✓", doctor.Warning: "!", doctor.Problem: "✗"}
 	width := 0
@@ -115,12 +115,29 @@ func printFindings(output io.Writer, findings []doctor.Finding, asJSON bool) err
 	return nil
 }
 
-// printableJSON is where JSON is written for people: its texts are from outside.
-type printableJSON struct{ output io.Writer }
-
-func (p printableJSON) Write(document []byte) (int, error) {
-	if _, err := p.output.Write(redact.PrintableJSON(document)); err != nil {
-		return 0, err
+// writeJSON writes a value for people: its texts are from outside.
+func writeJSON(output io.Writer, value any) error {
+	document, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		return err
 	}
-	return len(document), nil
+	_, err = output.Write(redact.PrintableJSON(append(document, '\n')))
+	return err
+}
+
+// writeYAML writes a value with the keys that it has in JSON.
+func writeYAML(output io.Writer, value any) error {
+	document, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	var read any
+	if err := yaml.Unmarshal(redact.PrintableJSON(document), &read); err != nil {
+		return err
+	}
+	if document, err = yaml.Marshal(read); err != nil {
+		return err
+	}
+	_, err = output.Write(document)
+	return err
 }

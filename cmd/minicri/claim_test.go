@@ -14,19 +14,13 @@ import (
 func TestWritesThatWereCutOffAreCleared(t *testing.T) {
 	c := &config.Config{Root: t.TempDir(), State: t.TempDir()}
 	kept := filepath.Join(c.Root, "node.json")
-	if err := state.WriteFile(kept, []byte("{}"), false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, state.WriteFile(kept, []byte("{}"), false))
 	cutOff := []string{filepath.Join(c.Root, ".new-node.json-1"), filepath.Join(c.State, ".new-boot-id-2")}
 	for _, path := range cutOff {
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, nil, 0o600))
 	}
 	unlock, err := lockDirectories(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer unlock()
 	for _, path := range cutOff {
 		if _, err := os.Lstat(path); !os.IsNotExist(err) {

@@ -15,12 +15,8 @@ import (
 func TestConfigCheck(t *testing.T) {
 	dir := t.TempDir()
 	fifo, base := filepath.Join(dir, "fifo"), filepath.Join(dir, "base.json")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(base, []byte("{}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mkfifo(fifo, 0o600))
+	must(t, os.WriteFile(base, []byte("{}"), 0o600))
 	for text, key := range map[string]string{
 		fmt.Sprintf("base_spec = %q", base):                                               "",
 		`base_spec = "/nowhere/base.json"`:                                                "base_spec",
@@ -33,9 +29,7 @@ func TestConfigCheck(t *testing.T) {
 		`default_ulimits = ["files=1"]`:                                                   "default_ulimits",
 	} {
 		file := filepath.Join(dir, "config.toml")
-		if err := os.WriteFile(file, []byte(text+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte(text+"\n"), 0o600))
 		err := configCommand(t.Context(), []string{"check", file}, io.Discard)
 		if (err != nil) != (key != "") || err != nil && !strings.Contains(err.Error(), key) {
 			t.Errorf("%s: %v", text, err)
@@ -46,9 +40,7 @@ func TestConfigCheck(t *testing.T) {
 // Each value is shown with its source, and what is wrong with the files is an error.
 func TestConfigShow(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.toml")
-	if err := os.WriteFile(file, []byte("socket = '/nowhere/s'\n[limits]\nrun = '4m'\nrum = '5m'\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte("socket = '/nowhere/s'\n[limits]\nrun = '4m'\nrum = '5m'\n"), 0o600))
 	var output strings.Builder
 	err := configCommand(t.Context(), []string{"show", "--config", file, "--root", "/r"}, &output)
 	if err == nil || !strings.Contains(err.Error(), file+":4: unknown key") {

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -107,6 +109,20 @@ func addKeys(keys map[string]any, prefix string, table map[string]any) {
 func dialDaemon(socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
+}
+
+// withoutCode returns the message of a gRPC status, in the words of the daemon's log:
+// of its code it has what the message leaves out (package errtext).
+func withoutCode(err error) error {
+	answer, ok := status.FromError(err)
+	if !ok || err == nil {
+		return err
+	}
+	kind := map[codes.Code]error{codes.NotFound: errdefs.ErrNotFound, codes.AlreadyExists: errdefs.ErrAlreadyExists}[answer.Code()]
+	if kind != nil && !strings.Contains(answer.Message(), kind.Error()) {
+		return fmt.Errorf("%s: %w", answer.Message(), kind)
+	}
+	return errors.New(answer.Message())
 }
 
 // tryPod runs a pod as the kubelet would, and removes it.

@@ -6,11 +6,13 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/inspect"
+	"github.com/minicri/minicri/supervisor/client"
 )
 
 // debugCommand is `minicri debug bundle FILE`: what a maintainer asks for.
@@ -57,10 +59,19 @@ func collect(ctx context.Context, l *config.Loaded, bundle *inspect.Bundle) {
 	for name, path := range map[string]string{"goroutines.txt": "/goroutines", "heap.pprof": "/debug/pprof/heap", "metrics.txt": "/metrics"} {
 		bundle.File(name, func() ([]byte, error) { return client.Read(ctx, path) })
 	}
+	addLogs(bundle, c.State)
 	bundle.JSON("check.json", func() (any, error) { return examine(everything, l, nil) })
 	bundle.Networks("networks", c.CNIConf)
 	for _, path := range c.CNIConfDirs() {
 		bundle.Networks("networks-of-handlers"+path, path)
 	}
 	bundle.Machine(everything)
+}
+
+// addLogs adds what supervisors have logged last.
+func addLogs(bundle *inspect.Bundle, state string) {
+	logs, _ := filepath.Glob(filepath.Join(state, "shims", "*", client.Log)) // the pattern is fine
+	for _, path := range logs {
+		bundle.File("supervisors/"+filepath.Base(filepath.Dir(path))+".log", func() ([]byte, error) { return client.TailOfLog(path) })
+	}
 }

@@ -20,6 +20,10 @@ func readDefaults(c *config.Config, m machine.Machine) (oci.Defaults, error) {
 	d := oci.Defaults{
 		Env: c.DefaultEnv, Sysctls: make(map[string]string), DeviceOwnership: c.DeviceOwnership, CgroupWritable: c.CgroupWritable,
 		PodAnnotations: c.PodAnnotations, ContainerAnnotations: c.ContainerAnnotations,
+		Capabilities: oci.CapabilityNames(c.DefaultCapabilities), Seccomp: c.DefaultSeccomp, AppArmor: c.DefaultAppArmor,
+	}
+	if strings.HasPrefix(c.DefaultAppArmor, "localhost/") && !m.AppArmor {
+		return d, fmt.Errorf("default_apparmor: this machine has no AppArmor, or no apparmor_parser")
 	}
 	if c.CgroupWritable && !m.CgroupDelegation {
 		return d, fmt.Errorf("cgroup_writable: a container could write to cgroups that are not its own: it needs cgroup v2 mounted with nsdelegate")
@@ -63,6 +67,9 @@ func handlerDefaults(c *config.Config, all oci.Defaults) (map[string]oci.Default
 			}
 		}
 		of[name] = d
+	}
+	if c.DefaultRuntime != "" {
+		of[""] = of[c.DefaultRuntime]
 	}
 	return of, nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,28 +10,27 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
-	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"github.com/docker/go-units"
+	"golang.org/x/term"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/inspect"
 	"github.com/minicri/minicri/internal/redact"
-	"github.com/minicri/minicri/server"
 )
 
 // imageOptions is what runImage needs to know of the daemon.
 type imageOptions struct {
-	Socket string       // where a daemon serves
+	Socket string       // where a daemon answers (inspect.DebugSocket)
 	Store  image.Config // its images, used when no daemon serves
 	Input  io.Reader    // the archive "-"
 	Output io.Writer
@@ -40,60 +40,23 @@ type imageOptions struct {
 	Force           bool   // whether a file may be overwritten
 }
 
-// nodeImages is the node's images, by way of the daemon or without it.
-type nodeImages interface {
-	Import(ctx context.Context, archive io.Reader) ([]listedImage, error)
-	Pull(ctx context.Context, reference, platform string, auth image.Auth, progress func(image.Progress)) (listedImage, error)
-	Save(ctx context.Context, refOrID string, archive io.Writer) error
-	Describe(ctx context.Context, refOrID string) (image.Description, error)
-	Tag(ctx context.Context, refOrID, name string) error
-	Untag(ctx context.Context, name string) error
-	List(ctx context.Context) ([]listedImage, error)
-	Remove(ctx context.Context, refOrID string) error
-	Close() error
-}
-
-// listedImage is an image as programs read it, too.
-type listedImage struct {
-	ID string `json:"id"`
-	// Tags are names, Digests the same repositories with the manifest's digest.
-	Tags    []string `json:"tags"`
-	Digests []string `json:"digests"`
-	Size    int64    `json:"size"`
-}
-
 // runImage is `minicri image`: words are the verb and its arguments.
 func runImage(ctx context.Context, words []string, options imageOptions) error {
 	verb, arguments, err := imageVerb(words)
 	if err != nil {
 		return err
 	}
-	images, err := openImages(ctx, words[0], options)
+	images, done, err := openImages(ctx, words[0], options)
 	if errors.Is(err, fs.ErrNotExist) && words[0] == "ls" {
 		return printImages(nil, options)
 	}
 	if err != nil {
 		return err
 	}
-	err = verb(ctx, images, arguments, options)
-	return errors.Join(withoutCode(err), images.Close())
+	return errors.Join(verb(ctx, images, arguments, options), done())
 }
 
-// withoutCode returns the message of a gRPC status, in the words of the daemon's log:
-// of its code it has what the message leaves out (package errtext).
-func withoutCode(err error) error {
-	answer, ok := status.FromError(err)
-	if !ok || err == nil {
-		return err
-	}
-	kind := map[codes.Code]error{codes.NotFound: errdefs.ErrNotFound, codes.AlreadyExists: errdefs.ErrAlreadyExists}[answer.Code()]
-	if kind != nil && !strings.Contains(answer.Message(), kind.Error()) {
-		return fmt.Errorf("%s: %w", answer.Message(), kind)
-	}
-	return errors.New(answer.Message())
-}
-
-type imageVerbFunc func(ctx context.Context, images nodeImages, arguments []string, call imageOptions) error
+type imageVerbFunc func(ctx context.Context, images inspect.Client, arguments []string, call imageOptions) error
 
 // imageVerb finds the verb and checks that it has the arguments it needs.
 func imageVerb(args []string) (imageVerbFunc, []string, error) {
@@ -104,8 +67,9 @@ func imageVerb(args []string) (imageVerbFunc, []string, error) {
 		run       imageVerbFunc
 		arguments int
 	}{
-		"import": {importArchive, 1}, "save": {saveArchive, 2}, "pull": {pullImage, 1}, "rm": {removeImage, 1}, "ls": {listImages, 0},
-		"inspect": {inspectImage, 1}, "tag": {tagImage, 2}, "untag": {untagImage, 1},
+		"import": {importArchive, 1}, "save": {saveArchive, 2}, "pull": {pullImage, 1}, "ls": {listImages, 0}, "inspect": {inspectImage, 1},
+		"rm": {changeImage(http.MethodDelete, "/images?name="), 1}, "untag": {changeImage(http.MethodDelete, "/images/name?name="), 1},
+		"tag": {changeImage(http.MethodPost, "/images/tag?name=", "&as="), 2},
 	}
 	verb, ok := verbs[args[0]]
 	if !ok {
@@ -117,23 +81,33 @@ func imageVerb(args []string) (imageVerbFunc, []string, error) {
 	return verb.run, args[1:], nil
 }
 
-// openImages prefers the daemon: the store belongs to it while it runs.
-func openImages(ctx context.Context, verb string, options imageOptions) (nodeImages, error) {
+// openImages prefers the daemon: the store belongs to it while it runs. Without one
+// this process answers itself.
+func openImages(ctx context.Context, verb string, options imageOptions) (images inspect.Client, done func() error, err error) {
 	if daemonServes(ctx, options.Socket) {
-		connection, err := dialDaemon(options.Socket)
-		if err != nil {
-			return nil, err
-		}
-		return daemonImages{server.ImageTransferClient{Connection: connection}, connection}, nil
+		return inspect.NewClient(options.Socket), func() error { return nil }, nil
 	}
 	if err := needsStore(verb, options.Store.Root); err != nil {
-		return nil, err
+		return images, nil, err
 	}
 	store, err := image.Open(ctx, options.Store)
 	if err != nil {
-		return nil, fmt.Errorf("no daemon serves at %s, and: %w", options.Socket, err)
+		return images, nil, fmt.Errorf("no daemon serves at %s, and: %w", options.Socket, err)
 	}
-	return storeImages{store, slices.Contains([]string{"ls", "inspect", "save"}, verb)}, nil
+	mux := http.NewServeMux()
+	inspect.ImageRoutes(mux, store)
+	listener, server := bufconn.Listen(1<<20), &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	return inspect.NewClientBy("in this process", listener.DialContext), func() error {
+		err := server.Close()
+		<-served // it always has an error, that it was closed
+		if verb == "ls" || verb == "inspect" || verb == "save" {
+			return errors.Join(err, store.Close())
+		}
+		// There is no background once the process ends.
+		return errors.Join(err, store.Collect(context.WithoutCancel(ctx)), store.Close())
+	}, nil
 }
 
 // needsStore is an error where nothing but a pull or an import has something to do: a
@@ -147,6 +121,22 @@ func needsStore(verb, root string) error {
 		return fmt.Errorf("no daemon serves, and there are no images of one: %w", err)
 	}
 	return nil
+}
+
+// changeImage makes a call whose answer has nothing; each part of the path is followed
+// by an argument.
+func changeImage(method string, parts ...string) imageVerbFunc {
+	return func(ctx context.Context, images inspect.Client, arguments []string, _ imageOptions) error {
+		path := ""
+		for i, part := range parts {
+			path += part + url.QueryEscape(arguments[i])
+		}
+		answer, err := images.Call(ctx, method, path, http.NoBody)
+		if err != nil {
+			return err
+		}
+		return answer.Body.Close()
+	}
 }
 
 // create makes a file that is not there; with force it replaces one that is.
@@ -172,31 +162,29 @@ func daemonServes(ctx context.Context, socket string) bool {
 	return true
 }
 
-func listImages(ctx context.Context, images nodeImages, _ []string, call imageOptions) error {
-	all, err := images.List(ctx)
-	if err != nil {
+func listImages(ctx context.Context, images inspect.Client, _ []string, call imageOptions) error {
+	var all []inspect.Image
+	if err := images.JSON(ctx, "/images", &all); err != nil {
 		return err
 	}
 	return printImages(all, call)
 }
 
-func printImages(all []listedImage, call imageOptions) error {
+func printImages(all []inspect.Image, call imageOptions) error {
 	if call.JSON {
-		encoder := json.NewEncoder(printableJSON{call.Output})
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(append([]listedImage{}, all...))
+		return writeJSON(call.Output, append([]inspect.Image{}, all...))
 	}
 	table := tabwriter.NewWriter(call.Output, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "IMAGE\tDIGEST\tID\tSIZE")
 	for _, one := range all {
-		for _, name := range one.shownNames() {
-			fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", redact.Printable(name), shortID(one.digest()), shortID(one.ID), humanSize(one.Size))
+		for _, name := range shownNames(one) {
+			fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", redact.Printable(name), shortID(digestOfImage(one)), shortID(one.ID), humanSize(one.Size))
 		}
 	}
 	return table.Flush()
 }
 
-func (i listedImage) shownNames() []string {
+func shownNames(i inspect.Image) []string {
 	switch {
 	case len(i.Tags) > 0:
 		return i.Tags
@@ -207,9 +195,9 @@ func (i listedImage) shownNames() []string {
 	}
 }
 
-// digest is that of the manifest, by which a registry has the image; "" if it comes from
+// digestOfImage is that of the manifest, by which a registry has the image; "" if it comes from
 // none.
-func (i listedImage) digest() string {
+func digestOfImage(i inspect.Image) string {
 	for _, name := range i.Digests {
 		if _, digest, found := strings.Cut(name, "@"); found {
 			return digest
@@ -223,14 +211,7 @@ func shortID(id string) string {
 	return id[:min(12, len(id))]
 }
 
-func humanSize(bytes int64) string {
-	const unit = 1024.0
-	size, names := float64(bytes), []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	for len(names) > 1 && size >= unit {
-		size, names = size/unit, names[1:]
-	}
-	return fmt.Sprintf("%.4g %s", size, names[0])
-}
+func humanSize(bytes int64) string { return units.BytesSize(float64(bytes)) }
 
 // imageCommand runs `minicri image` with the configuration of the daemon.
 func imageCommand(ctx context.Context, arguments []string, output io.Writer) error {
@@ -248,11 +229,31 @@ func imageCommand(ctx context.Context, arguments []string, output io.Writer) err
 	if err != nil {
 		return err
 	}
-	options.Socket, options.Store = l.Socket, imageConfig(l.Config, logger)
+	state, err := stateOf(ctx, l)
+	if err != nil {
+		return err
+	}
+	options.Socket, options.Store = inspect.DebugSocket(state), imageConfig(l.Config, logger)
 	return runImage(ctx, words, options)
 }
 
-func importArchive(ctx context.Context, images nodeImages, arguments []string, call imageOptions) error {
+// stateOf returns the directory of the daemon whose images are meant. Who names its CRI
+// socket alone means the one that serves there, which knows where its directory is.
+func stateOf(ctx context.Context, l *config.Loaded) (string, error) {
+	if l.Sources["socket"] != "--socket" || l.Sources["state"] == "--state" {
+		return l.State, nil
+	}
+	running, err := runningConfig(ctx, l.Socket)
+	if err != nil {
+		return "", fmt.Errorf("ask the daemon at %s for its directory: %w", l.Socket, err)
+	}
+	if state, says := running["state"].(string); says {
+		return state, nil
+	}
+	return l.State, nil
+}
+
+func importArchive(ctx context.Context, images inspect.Client, arguments []string, call imageOptions) error {
 	archive := call.Input
 	if path := arguments[0]; path != "-" {
 		file, err := os.Open(path)
@@ -262,34 +263,47 @@ func importArchive(ctx context.Context, images nodeImages, arguments []string, c
 		defer file.Close()
 		archive = file
 	}
-	imported, err := images.Import(ctx, archive)
-	for _, one := range imported {
-		fmt.Fprintln(call.Output, redact.Printable(one.shownNames()[0]), one.ID)
+	answer, err := images.Call(ctx, http.MethodPost, "/images/import", archive)
+	if err != nil {
+		return err
 	}
-	return err
+	defer answer.Body.Close()
+	var imported []inspect.Image
+	if err := json.NewDecoder(answer.Body).Decode(&imported); err != nil {
+		return err
+	}
+	for _, one := range imported {
+		fmt.Fprintln(call.Output, redact.Printable(shownNames(one)[0]), one.ID)
+	}
+	return nil
 }
 
 // saveArchive removes the file if the archive is not complete.
-func saveArchive(ctx context.Context, images nodeImages, arguments []string, call imageOptions) error {
-	refOrID, path := arguments[0], arguments[1]
+func saveArchive(ctx context.Context, images inspect.Client, arguments []string, call imageOptions) error {
+	source, path := "/images/save?name="+url.QueryEscape(arguments[0]), arguments[1]
 	if path == "-" {
-		return withoutCode(images.Save(ctx, refOrID, call.Output))
+		return images.Save(ctx, source, call.Output)
 	}
 	file, err := create(path, call.Force)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(withoutCode(images.Save(ctx, refOrID, file)), file.Close()); err != nil {
+	if err := errors.Join(images.Save(ctx, source, file), file.Close()); err != nil {
 		return errors.Join(err, os.Remove(path))
 	}
 	return nil
 }
 
-func pullImage(ctx context.Context, images nodeImages, arguments []string, call imageOptions) error {
+func pullImage(ctx context.Context, images inspect.Client, arguments []string, call imageOptions) error {
 	var auth image.Auth
 	auth.Username, auth.Password, _ = strings.Cut(call.Creds, ":")
+	document, err := json.Marshal(auth)
+	if err != nil {
+		return err
+	}
 	lines := newLayerLines(call.Output)
-	pulled, err := images.Pull(ctx, arguments[0], call.Platform, auth, lines.show)
+	path := "/images/pull?" + url.Values{"name": arguments, "platform": {call.Platform}}.Encode()
+	pulled, err := images.Pull(ctx, path, bytes.NewReader(document), lines.show)
 	lines.end()
 	if err != nil {
 		return err
@@ -298,32 +312,12 @@ func pullImage(ctx context.Context, images nodeImages, arguments []string, call 
 	return nil
 }
 
-func inspectImage(ctx context.Context, images nodeImages, arguments []string, call imageOptions) error {
-	described, err := images.Describe(ctx, arguments[0])
-	if err != nil {
+func inspectImage(ctx context.Context, images inspect.Client, arguments []string, call imageOptions) error {
+	var described image.Description
+	if err := images.JSON(ctx, "/images/inspect?name="+url.QueryEscape(arguments[0]), &described); err != nil {
 		return err
 	}
-	encoder := json.NewEncoder(printableJSON{call.Output})
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(described)
-}
-
-func tagImage(ctx context.Context, images nodeImages, arguments []string, _ imageOptions) error {
-	return images.Tag(ctx, arguments[0], arguments[1])
-}
-
-func untagImage(ctx context.Context, images nodeImages, arguments []string, _ imageOptions) error {
-	if _, err := images.Describe(ctx, arguments[0]); err != nil { // the call itself succeeds for none
-		return err
-	}
-	return images.Untag(ctx, arguments[0])
-}
-
-func removeImage(ctx context.Context, images nodeImages, arguments []string, _ imageOptions) error {
-	if _, err := images.Describe(ctx, arguments[0]); err != nil {
-		return err
-	}
-	return images.Remove(ctx, arguments[0])
+	return writeJSON(call.Output, described)
 }
 
 // layerLines shows a pull: on a terminal one line for each blob, rewritten as it
@@ -334,19 +328,17 @@ type layerLines struct {
 	order    []string
 	latest   map[string]image.Progress
 	shown    int // lines on the terminal
+	began    time.Time
+	fetched  int64 // bytes
 }
 
 func newLayerLines(output io.Writer) *layerLines {
-	return &layerLines{output: output, terminal: isTerminal(output), latest: map[string]image.Progress{}}
+	return &layerLines{output: output, terminal: isTerminal(output), latest: map[string]image.Progress{}, began: time.Now()}
 }
 
 func isTerminal(output io.Writer) bool {
 	file, ok := output.(*os.File)
-	if !ok {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
-	return err == nil
+	return ok && term.IsTerminal(int(file.Fd()))
 }
 
 // show shows the progress of one layer. Calls do not overlap.
@@ -356,6 +348,9 @@ func (l *layerLines) show(p image.Progress) {
 		l.order = append(l.order, p.Digest)
 	}
 	l.latest[p.Digest] = p
+	if p.Stage == image.StageDownload {
+		l.fetched += p.Done - before.Done
+	}
 	switch {
 	case l.terminal:
 		l.redraw()
@@ -368,10 +363,19 @@ func (l *layerLines) redraw() {
 	if l.shown > 0 {
 		fmt.Fprintf(l.output, "\x1b[%dA", l.shown)
 	}
+	var done, total int64
 	for _, digest := range l.order {
-		fmt.Fprintf(l.output, "\x1b[2K%s\n", line(l.latest[digest]))
+		p := l.latest[digest]
+		fmt.Fprintf(l.output, "\x1b[2K%s  %s\n", bar(p), line(p))
+		if total += p.Total; p.Stage == image.StageDownload {
+			done += p.Done
+		} else {
+			done += p.Total
+		}
 	}
-	l.shown = len(l.order)
+	speed := float64(l.fetched) / max(time.Since(l.began).Seconds(), 1)
+	fmt.Fprintf(l.output, "\x1b[2K%s of %s, %s/s\n", humanSize(done), humanSize(total), humanSize(int64(speed)))
+	l.shown = len(l.order) + 1
 }
 
 // end shows what is left of blobs that need no unpacking.
@@ -388,89 +392,13 @@ func (l *layerLines) end() {
 	l.redraw()
 }
 
+// bar is as full as the stage of a blob.
+func bar(p image.Progress) string {
+	const width = 20
+	full := int(width * p.Done / max(p.Total, 1))
+	return "[" + strings.Repeat("#", full) + strings.Repeat(" ", width-full) + "]"
+}
+
 func line(p image.Progress) string {
 	return fmt.Sprintf("%s  %-12s %s of %s", shortID(p.Digest), p.Stage, humanSize(p.Done), humanSize(p.Total))
-}
-
-// daemonImages asks a running daemon.
-type daemonImages struct {
-	server.ImageTransferClient
-	connection *grpc.ClientConn
-}
-
-func (d daemonImages) Import(ctx context.Context, archive io.Reader) ([]listedImage, error) {
-	imported, err := d.ImageTransferClient.Import(ctx, archive)
-	all := make([]listedImage, len(imported))
-	for i, one := range imported {
-		all[i] = listedImage{ID: one.ID, Tags: one.Tags, Size: one.Size}
-	}
-	return all, err
-}
-
-func (d daemonImages) Pull(ctx context.Context, reference, platform string, auth image.Auth, progress func(image.Progress)) (listedImage, error) {
-	request := server.TransferRequest{Reference: reference, Platform: platform, Auth: auth}
-	pulled, err := d.ImageTransferClient.Pull(ctx, request, progress)
-	return listedImage{ID: pulled.ID, Tags: pulled.Tags, Size: pulled.Size}, err
-}
-
-func (d daemonImages) List(ctx context.Context) ([]listedImage, error) {
-	response, err := runtimeapi.NewImageServiceClient(d.connection).ListImages(ctx, &runtimeapi.ListImagesRequest{})
-	if err != nil {
-		return nil, err
-	}
-	var all []listedImage
-	for _, one := range response.GetImages() {
-		all = append(all, listedImage{ID: one.GetId(), Tags: one.GetRepoTags(), Digests: one.GetRepoDigests(), Size: int64(one.GetSize())})
-	}
-	return all, nil
-}
-
-func (d daemonImages) Remove(ctx context.Context, refOrID string) error {
-	spec := &runtimeapi.ImageSpec{Image: refOrID}
-	_, err := runtimeapi.NewImageServiceClient(d.connection).RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: spec})
-	return err
-}
-
-func (d daemonImages) Close() error { return d.connection.Close() }
-
-// storeImages works on the store itself; no daemon holds it.
-type storeImages struct {
-	*image.Store
-	// looks: the command changes nothing, so nothing is collected.
-	looks bool
-}
-
-func (s storeImages) Import(ctx context.Context, archive io.Reader) ([]listedImage, error) {
-	imported, err := s.Store.Import(ctx, archive)
-	return listedImages(imported), err
-}
-
-func (s storeImages) Pull(ctx context.Context, reference, platform string, auth image.Auth, progress func(image.Progress)) (listedImage, error) {
-	pulled, err := s.PullFor(ctx, reference, platform, auth, progress)
-	return listedImages([]image.Image{pulled})[0], err
-}
-
-func (s storeImages) Tag(ctx context.Context, refOrID, name string) error {
-	_, err := s.Store.Tag(ctx, refOrID, name)
-	return err
-}
-
-func (s storeImages) List(context.Context) ([]listedImage, error) {
-	return listedImages(s.Store.List()), nil
-}
-
-// Close collects first: there is no background once the process ends.
-func (s storeImages) Close() error {
-	if s.looks {
-		return s.Store.Close()
-	}
-	return errors.Join(s.Collect(context.Background()), s.Store.Close())
-}
-
-func listedImages(images []image.Image) []listedImage {
-	all := make([]listedImage, len(images))
-	for i, one := range images {
-		all[i] = listedImage{ID: one.ID, Tags: one.RepoTags, Digests: one.RepoDigests, Size: one.Size}
-	}
-	return all
 }

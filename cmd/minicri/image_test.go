@@ -9,6 +9,7 @@ import (
 	"log"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -23,11 +24,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
-	"google.golang.org/grpc"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
-	"github.com/minicri/minicri/server"
+	"github.com/minicri/minicri/internal/inspect"
 )
 
 // testImage is an image of one file for this node.
@@ -35,26 +34,16 @@ func testImage(t *testing.T) v1.Image {
 	t.Helper()
 	var plain bytes.Buffer
 	w := tar.NewWriter(&plain)
-	if err := w.WriteHeader(&tar.Header{Name: "file", Mode: 0o644}); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.WriteHeader(&tar.Header{Name: "file", Mode: 0o644}))
+	must(t, w.Close())
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(plain.Bytes())), nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	img, err := mutate.AppendLayers(empty.Image, layer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	spec, err := img.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	spec = spec.DeepCopy()
 	spec.OS, spec.Architecture = "linux", runtime.GOARCH
 	if img, err = mutate.ConfigFile(img, spec); err != nil {
@@ -66,22 +55,16 @@ func testImage(t *testing.T) v1.Image {
 func digestOf(t *testing.T, img v1.Image) string {
 	t.Helper()
 	digest, err := img.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return digest.String()
 }
 
 func archiveOf(t *testing.T, img v1.Image, text string) string {
 	t.Helper()
 	tag, err := name.NewTag(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	path := filepath.Join(t.TempDir(), "archive.tar")
-	if err := tarball.WriteToFile(path, tag, img); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tarball.WriteToFile(path, tag, img))
 	return path
 }
 
@@ -94,9 +77,7 @@ func pushedTo(t *testing.T, img v1.Image) (reference string) {
 	if err == nil {
 		err = remote.Write(ref, img)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return reference
 }
 
@@ -104,20 +85,16 @@ func pushedTo(t *testing.T, img v1.Image) (reference string) {
 func startImageDaemon(t *testing.T, root string) (socket string) {
 	t.Helper()
 	store, err := image.Open(t.Context(), image.Config{Root: root, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	socket = filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	service := grpc.NewServer()
-	runtimeapi.RegisterImageServiceServer(service, server.NewImageServer(store, func() []string { return nil }, nil))
-	server.RegisterImageTransfer(service, store)
-	go func() { _ = service.Serve(listener) }() // ends with Stop
+	must(t, err)
+	mux := http.NewServeMux()
+	inspect.ImageRoutes(mux, store)
+	service := &http.Server{Handler: mux}
+	go func() { _ = service.Serve(listener) }() // ends with Close
 	t.Cleanup(func() {
-		service.Stop()
+		_ = service.Close()
 		if err := store.Close(); err != nil {
 			t.Error(err)
 		}
@@ -157,11 +134,28 @@ func TestImageCommand(t *testing.T) {
 			if got := minicri("ls"); !strings.Contains(got, "DIGEST") || !strings.Contains(got, shortID(digestOf(t, img))) {
 				t.Errorf("ls without the digest: %q", got)
 			}
-			for _, words := range [][]string{{"rm", "registry.example/typo:1"}, {"untag", "registry.example/typo:1"}} {
+			minicri("tag", reference, "registry.example/second:1")
+			minicri("untag", "registry.example/second:1")
+			if got := minicri("ls"); strings.Contains(got, "second") {
+				t.Errorf("ls after untag: %q", got)
+			}
+			if got := minicri("inspect", reference); !strings.Contains(got, `"imageSpec"`) {
+				t.Errorf("inspect: %q", got)
+			}
+			saved := filepath.Join(t.TempDir(), "saved.tar")
+			minicri("save", reference, saved)
+			if got := minicri("import", saved); !strings.Contains(got, reference) {
+				t.Errorf("import of what was saved: %q", got)
+			}
+			none := filepath.Join(t.TempDir(), "none.tar")
+			for _, words := range [][]string{{"rm", "registry.example/typo:1"}, {"untag", "registry.example/typo:1"}, {"save", "registry.example/typo:1", none}, {"tag", "registry.example/typo:1", "a"}} {
 				err := runImage(t.Context(), words, imageOptions{Socket: socket, Store: image.Config{Root: root}, Output: io.Discard})
 				if err == nil || !strings.Contains(err.Error(), "not found") {
 					t.Errorf("%v: %v", words, err)
 				}
+			}
+			if _, err := os.Stat(none); !os.IsNotExist(err) {
+				t.Errorf("a save that failed leaves a file: %v", err)
 			}
 			minicri("rm", reference)
 			if got := minicri("ls"); strings.Contains(got, reference) {
@@ -218,8 +212,16 @@ func TestLayerLinesOffATerminal(t *testing.T) {
 		lines.show(image.Progress{Digest: "sha256:0123456789abcdef", Stage: stage, Done: 2048, Total: 2048})
 	}
 	lines.end()
-	if want := fmt.Sprintln("0123456789ab  done         2 KiB of 2 KiB"); output.String() != want {
+	if want := fmt.Sprintln("0123456789ab  done         2KiB of 2KiB"); output.String() != want {
 		t.Errorf("%q, want %q", output.String(), want)
+	}
+	output.Reset()
+	lines.terminal = true
+	lines.show(image.Progress{Digest: "sha256:second", Stage: image.StageDownload, Done: 1024, Total: 4096})
+	for _, want := range []string{"[#####               ]  second  downloading  1KiB of 4KiB\n", "3KiB of 6KiB, 3KiB/s\n"} {
+		if !strings.Contains(output.String(), want) {
+			t.Errorf("%q lacks %q", output.String(), want)
+		}
 	}
 	if isTerminal(os.Stdin) && isTerminal(&output) {
 		t.Error("a buffer is a terminal")

@@ -33,9 +33,7 @@ func TestEveryCommandIsThere(t *testing.T) {
 // And the program has no command that the list does not have.
 func TestEveryCommandIsInTheManual(t *testing.T) {
 	source, err := os.ReadFile("main.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cases := regexp.MustCompile(`(?m)^\tcase "([a-z]+)":`).FindAllStringSubmatch(string(source), -1)
 	if len(cases) < 5 {
 		t.Fatalf("main.go has the cases %q: this test does not find its commands any more", cases)
@@ -50,9 +48,7 @@ func TestEveryCommandIsInTheManual(t *testing.T) {
 // The flags of `minicri image` are those that the manual has for one verb or another.
 func TestImageFlagsAreInTheManual(t *testing.T) {
 	source, err := os.ReadFile("image.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var flags, listed []string
 	for _, found := range regexp.MustCompile(`set\.\w+Var\(&options\.\w+, "([a-z-]+)"`).FindAllStringSubmatch(string(source), -1) {
 		flags = append(flags, found[1])
@@ -91,5 +87,13 @@ func TestHelpAndUsage(t *testing.T) {
 		if _, usage := errors.AsType[usageError](err); !usage || strings.Contains(err.Error(), "\n") {
 			t.Errorf("minicri %s: %v", arguments, err)
 		}
+	}
+}
+
+// must ends the test for an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

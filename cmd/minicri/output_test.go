@@ -2,7 +2,6 @@ package main
 
 import (
 	"io"
-	"os"
 	"strings"
 	"testing"
 
@@ -16,7 +15,7 @@ import (
 // A program that reads the list of a node without pods gets a list.
 func TestNoTimelinesAreAnEmptyList(t *testing.T) {
 	var output strings.Builder
-	if err := (timelineFlags{asJSON: true}).show(t.Context(), &output, "", nil); err != nil || output.String() != "[]\n" {
+	if err := (timelineFlags{asJSON: true}).show(&output, "", nil); err != nil || output.String() != "[]\n" {
 		t.Errorf("%q, %v; want []", output.String(), err)
 	}
 }
@@ -47,8 +46,6 @@ func TestTimelineRefusesWhatFlagsCannotMean(t *testing.T) {
 		{"one two", "name one pod"},
 		{"--since -5m", "--since 10m is the last ten minutes"},
 		{"--slowest -1", "the number of pods"},
-		{"web --html x --json", "give one of them"},
-		{"--html x", "is for one pod"},
 	} {
 		err := timelineCommand(t.Context(), append(strings.Fields(c.arguments), "--root", t.TempDir(), "--state", "/tmp/none"), io.Discard)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -57,37 +54,11 @@ func TestTimelineRefusesWhatFlagsCannotMean(t *testing.T) {
 	}
 }
 
-// A page goes to a file, or to the output.
-func TestPageToTheOutput(t *testing.T) {
-	var output strings.Builder
-	t.Chdir(t.TempDir())
-	for _, force := range []bool{false, true} {
-		if err := os.WriteFile("page", nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := (timelineFlags{html: "page", force: force}).show(t.Context(), io.Discard, "web", []timeline.Pod{{}}); (err == nil) != force {
-			t.Errorf("a file that is there, --force %v: %v", force, err)
-		}
-		if err := os.Remove("page"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	pods := []timeline.Pod{{Kind: "pod", ID: "1", Name: "test/web", State: timeline.Removed}}
-	if err := (timelineFlags{html: "-"}).show(t.Context(), &output, "web", pods); err != nil || !strings.HasSuffix(strings.TrimSpace(output.String()), "</html>") {
-		t.Errorf("%v: %q", err, output.String())
-	}
-	if entries, err := os.ReadDir("."); err != nil || len(entries) != 0 {
-		t.Errorf("%v, %v", entries, err)
-	}
-}
-
 // The subjects of findings are a column, whatever their length.
 func TestFindingsAreColumns(t *testing.T) {
 	var output strings.Builder
 	findings := []doctor.Finding{{Subject: "kernel", Grade: doctor.Good, Message: "MESSAGE"}, {Subject: "recursive read-only mounts", Grade: doctor.Warning, Message: "MESSAGE", Advice: "MESSAGE"}}
-	if err := printFindings(&output, findings, false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, printFindings(&output, findings, false))
 	lines := strings.Split(strings.TrimSpace(output.String()), "\n")
 	column := func(line string) int { return len([]rune(line[:strings.Index(line, "MESSAGE")])) }
 	if len(lines) != 3 || column(lines[0]) != column(lines[1]) || column(lines[2]) != column(lines[0])+2 {
@@ -98,10 +69,8 @@ func TestFindingsAreColumns(t *testing.T) {
 func TestYAML(t *testing.T) {
 	var b strings.Builder
 	glance := timeline.Glance{Pods: []timeline.Line{{ID: "1", Name: "a/b: #c", Addresses: []string{"10.0.0.1"}}}}
-	if err := writeYAML(&b, glance.Pods); err != nil {
-		t.Fatal(err)
-	}
-	want := "- addresses:\n    - \"10.0.0.1\"\n  containers: 0\n  cpuNanoseconds: 0\n  id: \"1\"\n  memoryBytes: 0\n  name: \"a/b: #c\"\n  receivedBytes: 0\n"
+	must(t, writeYAML(&b, glance.Pods))
+	want := "- addresses:\n    - 10.0.0.1\n  containers: 0\n  cpuNanoseconds: 0\n  id: \"1\"\n  memoryBytes: 0\n  name: 'a/b: #c'\n  receivedBytes: 0\n"
 	if !strings.HasPrefix(b.String(), want) {
 		t.Errorf("%s\nwant\n%s", b.String(), want)
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -11,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
 	"github.com/minicri/minicri/internal/inspect"
 	"github.com/minicri/minicri/internal/manual"
@@ -84,17 +83,16 @@ func (f podsFlags) shows(l timeline.Line) bool {
 func (f podsFlags) show(output io.Writer, now, earlier *timeline.Glance) error {
 	switch f.output {
 	case "json":
-		encoder := json.NewEncoder(printableJSON{output})
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(now)
+		return writeJSON(output, now)
 	case "yaml":
-		return writeYAML(printableJSON{output}, now)
+		return writeYAML(output, now)
 	}
 	style := styleOf(output)
 	style.Wide = f.wide
-	if f.watch && style.Width > 0 {
-		style.Height = heightOf(output)
+	if f.watch && style.Height > 0 {
 		fmt.Fprint(output, "\x1b[H\x1b[J") // the whole screen anew
+	} else {
+		style.Height = 0
 	}
 	if err := now.Table(output, earlier, style); err != nil || !f.wide {
 		return err
@@ -103,30 +101,10 @@ func (f podsFlags) show(output io.Writer, now, earlier *timeline.Glance) error {
 }
 
 // styleOf is how lists are written: in colours and cut to its width on a terminal.
-func styleOf(output io.Writer) timeline.Style {
-	style := timeline.Style{Color: isTerminal(output) && os.Getenv("NO_COLOR") == ""}
-	if size := windowOf(output); size != nil {
-		style.Width = int(size.Col)
+func styleOf(output io.Writer) (style timeline.Style) {
+	if file, ok := output.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
+		style.Color = os.Getenv("NO_COLOR") == ""
+		style.Width, style.Height, _ = term.GetSize(int(file.Fd())) // without limits if it has none
 	}
 	return style
-}
-
-func heightOf(output io.Writer) int {
-	if size := windowOf(output); size != nil {
-		return int(size.Row)
-	}
-	return 0
-}
-
-// windowOf is nil for what is no terminal.
-func windowOf(output io.Writer) *unix.Winsize {
-	file, ok := output.(*os.File)
-	if !ok {
-		return nil
-	}
-	size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
-	if err != nil {
-		return nil
-	}
-	return size
 }

@@ -20,7 +20,11 @@ func preflight(c *config.Config, m machine.Machine) (problems []error) {
 	if certErr != nil {
 		certErr = fmt.Errorf("streaming.tls_cert, streaming.tls_key: %w", certErr)
 	}
-	for _, err := range []error{checkCgroupDriver(c), err, handlersErr, certErr} {
+	metricsErr := stream.TLS{Cert: c.MetricsCert, Key: c.MetricsKey}.Check()
+	if metricsErr != nil {
+		metricsErr = fmt.Errorf("metrics_tls_cert, metrics_tls_key: %w", metricsErr)
+	}
+	for _, err := range []error{checkCgroupDriver(c), err, handlersErr, certErr, metricsErr} {
 		if err != nil {
 			problems = append(problems, err)
 		}

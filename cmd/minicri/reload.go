@@ -47,26 +47,34 @@ func (n *parts) apply(c *config.Config) error {
 func (d *serving) reload() {
 	notify(d.logger, fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", monotonicMicros()))
 	defer notify(d.logger, daemon.SdNotifyReady)
-	l, err := loadForServing(d.arguments)
+	whole, err := d.reloadFiles()
 	if err != nil {
 		d.logger.Error("the configuration cannot be reloaded: it stays as it was", "err", err)
-		return
+	}
+	d.node.metrics.ObserveReload(whole)
+}
+
+// reloadFiles reports whether all that can be reloaded is in force.
+func (d *serving) reloadFiles() (whole bool, err error) {
+	l, err := loadForServing(d.arguments)
+	if err != nil {
+		return false, err
 	}
 	fresh := l.Config
 	warnOfUnknown(l, d.logger)
 	level, err := fresh.Level()
 	if err != nil {
-		d.logger.Error("the configuration cannot be reloaded: it stays as it was", "err", err)
-		return
+		return false, err
 	}
 	of, err := handlerDefaults(fresh, d.node.defaults)
 	if err != nil {
-		d.logger.Error("the configuration cannot be reloaded: it stays as it was", "err", err)
-		return
+		return false, err
 	}
 	d.level.Set(level)
 	if err := d.node.apply(fresh); err != nil {
 		d.logger.Error("NRI cannot be reloaded, all other keys can: correct nri, or free what it needs, and send SIGHUP", "nri.enabled", fresh.NRI.Enabled, "err", err)
+	} else {
+		whole = true
 	}
 	d.node.runtime.Containers.SetHandlerDefaults(of)
 	before := d.node.inForce.Load()
@@ -82,9 +90,10 @@ func (d *serving) reload() {
 	}
 	if len(restart) > 0 {
 		d.logger.Warn("configuration reloaded; some keys have changed that need a restart of the daemon", "applied", applied, "keys", restart)
-		return
+		return whole, nil
 	}
 	d.logger.Info("configuration reloaded", "applied", applied)
+	return whole, nil
 }
 
 // monotonicMicros is the time as systemd wants to have it.

@@ -24,6 +24,7 @@ import (
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/server"
+	"github.com/minicri/minicri/stream"
 )
 
 // serve is the daemon: it restores what an earlier one left, serves until the
@@ -84,8 +85,8 @@ func warnOfUnknown(l *config.Loaded, logger *slog.Logger) {
 // what a burst of calls has left, within some minutes.
 const garbagePercent = 50
 
-// firstPause is how long the start waits for the pause that shows that pods can be made.
-const firstPause = 5 * time.Second
+// firstProof is how long the start waits for what shows that pods can be made.
+const firstProof = 8 * time.Second
 
 func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error) {
 	c, logger := d.config, d.logger
@@ -114,7 +115,7 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 		return err
 	}
 	defer traces.close(logger)
-	node.runtime.Sandboxes.AwaitProof(firstPause)
+	node.runtime.Sandboxes.AwaitProof(firstProof)
 	listener, err := listen(c.Socket)
 	if err != nil {
 		return err
@@ -123,7 +124,7 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 	grpcServer := server.New(node.runtime, node.images, traces.calls(), logger)
 	go func() { served <- grpcServer.Serve(listener) }()
 	notify(logger, daemon.SdNotifyReady)
-	wait.Go(func() { watchdog(background, seen, logger) })
+	go watchdog(background, seen, logger) // not waited for: a lock may never be had
 	logger.Info("serving", "socket", c.Socket, "version", version, "pods", len(node.runtime.Sandboxes.List()))
 	debug.FreeOSMemory() // what only the start needed
 
@@ -157,17 +158,21 @@ func (d *serving) startInspection(ctx context.Context, wait *sync.WaitGroup, nod
 	if err != nil {
 		return err
 	}
-	inspection := &inspect.Server{Node: node, Metrics: d.node.metrics.Handler(), Logger: d.logger}
+	inspection := &inspect.Server{Node: node, Images: d.node.images, Metrics: d.node.metrics.Handler()}
 	wait.Go(func() {
 		if err := inspection.Serve(ctx, socket.RootOnly(listener)); err != nil {
-			d.logger.Error("the debug socket is not served: minicri timeline, pods and debug do not work", "err", err)
+			d.logger.Error("the debug socket is not served: minicri timeline, pods, image and debug do not work", "err", err)
 		}
 	})
 	if d.config.Metrics == "" {
 		return nil
 	}
+	secure, err := stream.TLS{Cert: d.config.MetricsCert, Key: d.config.MetricsKey}.Config("")
+	if err != nil {
+		return fmt.Errorf("metrics_tls_cert, metrics_tls_key: %w", err)
+	}
 	wait.Go(func() {
-		if err := d.node.metrics.Serve(ctx, d.config.Metrics, d.logger); err != nil {
+		if err := d.node.metrics.Serve(ctx, d.config.Metrics, secure, d.logger); err != nil {
 			d.logger.Error("metrics are not served", "address", d.config.Metrics, "err", err)
 		}
 	})
@@ -299,6 +304,5 @@ func watchdog(ctx context.Context, node *inspect.Node, logger *slog.Logger) {
 	// Every third of the interval, so that one ping may come late, and that after two
 	// of them the log says what is stuck: systemd ends the daemon after the third.
 	third := max(interval/3, time.Millisecond)
-	health := &inspect.Health{Probes: node.Probes(), Limit: third}
-	health.Watch(ctx, third, func() { notify(logger, daemon.SdNotifyWatchdog) }, logger)
+	inspect.Watch(ctx, node.Probes(), third, func() { notify(logger, daemon.SdNotifyWatchdog) }, logger)
 }

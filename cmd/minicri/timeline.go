@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -18,7 +17,6 @@ import (
 	"github.com/minicri/minicri/internal/inspect"
 	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/node"
-	"github.com/minicri/minicri/internal/podnet"
 	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/internal/timeline"
 )
@@ -28,8 +26,6 @@ type timelineFlags struct {
 	failed, asJSON bool
 	since          time.Duration
 	slowest        int
-	html           string
-	force          bool
 }
 
 // timelineCommand is `minicri timeline`: the lives of pods.
@@ -41,8 +37,6 @@ func timelineCommand(ctx context.Context, arguments []string, output io.Writer) 
 		set.BoolVar(&f.asJSON, "json", false, command.FlagHelp("json"))
 		set.DurationVar(&f.since, "since", 0, command.FlagHelp("since"))
 		set.IntVar(&f.slowest, "slowest", 0, command.FlagHelp("slowest"))
-		set.StringVar(&f.html, "html", "", command.FlagHelp("html"))
-		set.BoolVar(&f.force, "force", false, command.FlagHelp("force"))
 	})
 	if err != nil {
 		return err
@@ -62,7 +56,7 @@ func timelineCommand(ctx context.Context, arguments []string, output io.Writer) 
 	if wanted != "" && len(pods) == 0 {
 		return fmt.Errorf("%q is there, and it is not what --failed or --since ask for", wanted)
 	}
-	return f.show(ctx, output, wanted, pods)
+	return f.show(output, wanted, pods)
 }
 
 // check refuses what the flags cannot mean.
@@ -74,10 +68,6 @@ func (f timelineFlags) check(words []string) error {
 		return fmt.Errorf("--since %s is not in the past: --since 10m is the last ten minutes", f.since)
 	case f.slowest < 0:
 		return fmt.Errorf("--slowest %d: it is the number of pods to show", f.slowest)
-	case f.html != "" && f.asJSON:
-		return errors.New("--html and --json are two forms of the same: give one of them")
-	case f.html != "" && len(words) == 0:
-		return errors.New("--html is for one pod: name it, `minicri timeline` lists them")
 	}
 	return nil
 }
@@ -111,15 +101,11 @@ func (f timelineFlags) choose(pods []timeline.Pod, now time.Time) []timeline.Pod
 	return pods
 }
 
-func (f timelineFlags) show(ctx context.Context, output io.Writer, wanted string, pods []timeline.Pod) error {
+func (f timelineFlags) show(output io.Writer, wanted string, pods []timeline.Pod) error {
 	style := styleOf(output)
 	switch {
-	case f.html != "":
-		return f.writePage(ctx, output, pods[0])
 	case f.asJSON:
-		encoder := json.NewEncoder(printableJSON{output})
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(append([]timeline.Pod{}, pods...)) // not null for none
+		return writeJSON(output, append([]timeline.Pod{}, pods...)) // not null for none
 	case wanted == "":
 		return timeline.List(output, pods, time.Now(), style)
 	}
@@ -132,25 +118,4 @@ func (f timelineFlags) show(ctx context.Context, output io.Writer, wanted string
 		return err
 	}
 	return timeline.List(output, pods[1:], time.Now(), style)
-}
-
-// writePage writes the page of a pod to a file, or to the output for "-".
-func (f timelineFlags) writePage(ctx context.Context, output io.Writer, pod timeline.Pod) error {
-	if n := pod.Network; n != nil && n.Path != "" && (pod.State == timeline.Ready || pod.State == timeline.NotReady || pod.State == timeline.Building) {
-		n.Now = podnet.Look(ctx, n.Path, pod.ID, pod.Addresses)
-		pod.Finish()
-	}
-	if f.html == "-" {
-		return pod.Page(output, version, time.Now())
-	}
-	file, err := create(f.html, f.force)
-	if err != nil {
-		return fmt.Errorf("write the page: %w", err)
-	}
-	err = errors.Join(pod.Page(file, version, time.Now()), file.Close())
-	if err != nil {
-		return fmt.Errorf("write the page: %w", err)
-	}
-	_, err = fmt.Fprintf(output, "%s: %s %s, %s\n", f.html, pod.Kind, redact.Printable(pod.Name), pod.State)
-	return err
 }

@@ -64,6 +64,7 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*parts, e
 	measured.Watch(metrics.Sources{
 		Version:   version,
 		Sandboxes: runtime.Sandboxes, Containers: runtime.Containers, Networks: runtime.Networks, Streams: streams.Open, Dropped: runtime.Events.Dropped,
+		Images: images, Root: c.Root, Cadvisor: runtime.MeasureForMetrics,
 	})
 	n := &parts{shim: k.shim, supervisors: k.supervisors, runtime: runtime, images: images, streams: streams, metrics: measured, lives: k.lives, defaults: k.defaults, inForce: k.inForce}
 	if err := runtime.Plugins.Open(runtime.Sandboxes, runtime.Containers); err != nil {
@@ -122,7 +123,7 @@ func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
 	return image.Config{
 		VerifierTimeout: time.Duration(i.VerifierTimeout), MinRate: int64(i.MinRate), VolumesDir: filepath.Join(c.Root, "container-volumes"),
 		Root: c.Root, CertsDirs: i.CertsDirs, DockerConfig: i.DockerConfig, VerifierDir: i.VerifierDir, Pinned: i.Pinned,
-		NoSync: !i.Sync, ProgressTimeout: time.Duration(i.ProgressTimeout), MaxDownloads: i.MaxDownloads, MaxUnpacks: i.MaxUnpacks,
+		ProgressTimeout: time.Duration(i.ProgressTimeout), MaxDownloads: i.MaxDownloads, KeepLayers: i.KeepLayers,
 		Logger: logger,
 	}
 }
@@ -237,6 +238,9 @@ func handlerSpecs(c *config.Config) map[string]handler.Spec {
 			Program: runtime.Program(), CNIConf: runtime.CNIConf, OwnSandbox: runtime.SandboxPerContainer,
 		}
 	}
+	if c.DefaultRuntime != "" {
+		specs[""] = specs[c.DefaultRuntime]
+	}
 	return specs
 }
 
@@ -258,7 +262,7 @@ func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measure
 func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) container.Options {
 	return container.Options{
 		Root: c.Root, State: c.State, Version: version, Node: k.node, Supervisors: k.supervisors,
-		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd), PidsLimit: c.PidsLimit,
+		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd), PidsLimit: c.PidsLimit, CDIDirs: c.CDIDirs,
 		Machine: k.machine, Defaults: k.defaults, HandlerDefaults: k.handlerDefaults, Hierarchies: k.hierarchies, Places: places(c, k), Sandboxes: runtime.Sandboxes, Handlers: k.handlers, Images: images,
 		Limits:  containerLimits(c),
 		Observe: measured.Observe, ObserveExit: measured.ObserveExit, ObserveLost: measured.ObserveLost,

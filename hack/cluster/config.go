@@ -37,9 +37,6 @@ func (c *cluster) criSocket() string {
 // that is the runtime. The bundled network is minicri's for both.
 func (n *node) configureRuntime(pause string) error {
 	c := config.Default()
-	// Images are imported again when the power was cut: there is no need to wait
-	// for the disk.
-	c.Images.Sync = false
 	// kubeadm asks for it when the node is joined again; no pod uses it.
 	c.Images.Pinned = []string{pause}
 	// The other nodes have routes to the pods of this one.

@@ -9,6 +9,7 @@
 //	cluster upgrade-runtime PATH
 //	cluster prepare-e2e
 //	cluster programs
+//	cluster offer DIRECTORY
 //	cluster exec NODE COMMAND [ARG...]
 //	cluster kubectl [ARG...]
 //

@@ -34,6 +34,7 @@ const usage = `cluster [--name NAME] COMMAND
   add-metrics             run metrics-server, which kubectl top asks
   prepare-e2e             build Kubernetes' own tests and import their images
   programs                print the directory of Kubernetes' programs
+  offer DIR               put kubelet, kubeadm, kubectl and the images of a node into DIR
   exec NODE COMMAND...    run a command in a node
   kubectl ARG...          kubectl with the cluster's kubeconfig`
 
@@ -85,6 +86,8 @@ func command(ctx context.Context, name string, arguments []string, output io.Wri
 	switch verb {
 	case "up":
 		return upCommand(ctx, name, rest, output)
+	case "programs", "offer":
+		return buildCommand(ctx, rest, output)
 	case "exec", "kubectl":
 		c, err := load(name)
 		if err != nil {
@@ -107,18 +110,23 @@ func command(ctx context.Context, name string, arguments []string, output io.Wri
 		return c.addMetrics(ctx)
 	case verb == "prepare-e2e" && len(rest) == 0:
 		return c.prepareE2E(ctx)
-	case verb == "programs" && len(rest) == 0:
-		b, err := c.build(ctx)
-		if err == nil {
-			fmt.Fprintln(output, b.programs)
-		}
-		return err
 	case verb == "upgrade-runtime" && len(rest) == 1:
 		return c.upgradeRuntime(ctx, rest[0])
 	case verb == "node" && len(rest) == 2:
 		return c.nodeCommand(ctx, rest[0], rest[1])
 	}
 	return fmt.Errorf("no such command: %q\n%s", strings.Join(arguments, " "), usage)
+}
+
+// buildCommand builds what nodes are made of, for others than a cluster: it says where
+// that is, or puts what a node without a registry needs into a directory.
+func buildCommand(ctx context.Context, directory []string, output io.Writer) error {
+	b, err := (&cluster{progress: newProgress(os.Stderr)}).build(ctx)
+	if err != nil || len(directory) == 0 {
+		fmt.Fprintln(output, b.programs)
+		return err
+	}
+	return b.offer(directory[0])
 }
 
 func upCommand(ctx context.Context, name string, arguments []string, output io.Writer) error {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -37,6 +38,23 @@ func (c *cluster) build(ctx context.Context) (*built, error) {
 	b.pause = repository + "/pause:" + tag
 	b.everywhere, b.controlPlane, err = archives(ctx, b.programs, b.version, tag, c.progress)
 	return b, err
+}
+
+// offer links the programs and the images of a node into a directory.
+func (b *built) offer(directory string) error {
+	if err := errors.Join(os.RemoveAll(directory), os.MkdirAll(directory, 0o755)); err != nil {
+		return err
+	}
+	files := slices.Concat(b.everywhere, b.controlPlane)
+	for _, program := range []string{"kubelet", "kubeadm", "kubectl"} {
+		files = append(files, filepath.Join(b.programs, program))
+	}
+	for _, file := range files {
+		if err := install(file, filepath.Join(directory, filepath.Base(file))); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // pauseTag is the tag of the pause image that kubeadm wants to find.

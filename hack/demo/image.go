@@ -25,7 +25,7 @@ func (n *demoNode) importImage(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	command := exec.CommandContext(ctx, n.minicri(), "image", "--socket", n.socket(), "import", "-")
+	command := exec.CommandContext(ctx, n.minicri(), "image", "--state", n.path("state"), "import", "-")
 	command.Stdin = bytes.NewReader(archive)
 	if out, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("%v: %w: %s", command, err, out)

@@ -40,6 +40,18 @@ func flagsOf(c manual.Command) (flags []string) {
 	return flags
 }
 
+// names is a command of the shell that prints the pods or images that may follow a
+// command, "" where none may: of letters that a shell takes as they are.
+func names(c manual.Command) string {
+	switch {
+	case strings.Contains(c.Argument, "POD"):
+		return `minicri pods 2>/dev/null | awk '$2 ~ "^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$" {print $2}'`
+	case c.Words != "image pull" && strings.HasPrefix(c.Words, "image ") && (strings.HasPrefix(c.Argument, "REFERENCE") || c.Argument == "NAME"):
+		return `minicri image ls 2>/dev/null | awk 'NR > 1 && $1 ~ "^[A-Za-z0-9._:/@-]+$" {print $1}'`
+	}
+	return ""
+}
+
 // bashCompletion defines _minicri for bash's complete: the words of commands,
 // then flags and files.
 func bashCompletion() string {
@@ -59,6 +71,9 @@ func bashCompletion() string {
 		files := ""
 		if strings.Contains(c.Argument, "FILE") {
 			files = " files=1"
+		}
+		if from := names(c); from != "" {
+			files += " && words+=\" $(" + from + ")\""
 		}
 		fmt.Fprintf(&b, "\t'%s' | '%s '*) words='%s'%s ;;\n", c.Words, c.Words, strings.Join(flagsOf(c), " "), files)
 	}
@@ -84,6 +99,9 @@ func zshCompletion() string {
 	}
 	for _, c := range manual.Commands() {
 		fmt.Fprintf(&b, "'%s'|'%s '*) compadd -- %s", c.Words, c.Words, strings.Join(flagsOf(c), " "))
+		if from := names(c); from != "" {
+			b.WriteString("; compadd -- $(" + from + ")")
+		}
 		if strings.Contains(c.Argument, "FILE") {
 			b.WriteString("; _files")
 		}
@@ -121,6 +139,9 @@ func fishCompletion() string {
 		}
 		if strings.Contains(c.Argument, "FILE") {
 			fmt.Fprintf(&b, "complete -c minicri -n %s -F\n", seen)
+		}
+		if from := names(c); from != "" {
+			fmt.Fprintf(&b, "complete -c minicri -n %s -a %s\n", seen, quote("("+from+")"))
 		}
 	}
 	return b.String()

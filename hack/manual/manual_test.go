@@ -69,8 +69,19 @@ func TestBashCompletes(t *testing.T) {
 		{"minicri config check manual_t", "manual_test.go"},
 		{"minicri --config manual_t", "manual_test.go"},
 		{"minicri version ", ""},
+		{"minicri timeline shop/c", "shop/cart-1"},
+		{"minicri pods shop/w", "shop/web"},
+		{"minicri image rm do", "docker.io/library/busybox:latest"},
+		{"minicri image save r", "registry.example/a:1"},
+		{"minicri image pull do", ""},
 	} {
 		script := bashCompletion() + `
+			minicri() {
+				case $1 in
+				pods) printf '%s\n' 'ID NAME STATE' '0a shop/cart-1 ready' '0b shop/web ready' '0c shop/w$(id) ready' '2 pods; daemon 1MiB' ;;
+				image) printf '%s\n' 'IMAGE DIGEST' 'docker.io/library/busybox:latest 1' 'registry.example/a:1 2' ;;
+				esac
+			}
 			IFS=' ' read -ra COMP_WORDS <<<"$1"
 			case $1 in *' ') COMP_WORDS+=('') ;; esac
 			COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) && _minicri && echo "${COMPREPLY[*]}"`

@@ -55,6 +55,33 @@ func TestMachine(t *testing.T) {
 	t.Logf("the kernel is %s", kernel)
 }
 
+// Where no kernel can be built the guest has Debian's, if that runs on the processor, and
+// all hear of it.
+func TestKernelWithoutSource(t *testing.T) {
+	bin := t.TempDir()
+	without := "#!/bin/sh\ncase \"$*\" in *linux-source*) exit 100 ;; esac\nexec /usr/bin/apt-get \"$@\"\n"
+	if err := os.WriteFile(filepath.Join(bin, "apt-get"), []byte(without), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	linux := exec.Command("./linux")
+	linux.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "MINICRI_UM="+t.TempDir())
+	said := &bytes.Buffer{}
+	linux.Stderr = said
+	kernel, err := linux.Output()
+	if strings.Contains(said.String(), "does not run on this processor") && err != nil && len(kernel) == 0 {
+		t.Skip(said.String())
+	}
+	if err != nil || !strings.Contains(said.String(), "NO KERNEL OF OUR OWN") {
+		t.Fatalf("%v: %s", err, said)
+	}
+	command := exec.Command("./run", "sh", "-c", "uname -r; cat /sys/module/apparmor/parameters/enabled; iptables -w -S INPUT && stat -fc %T /sys/fs/cgroup")
+	command.Env = append(os.Environ(), "MINICRI_UM_KERNEL="+strings.TrimSpace(string(kernel)))
+	output, err := command.CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(output), "6.") || !strings.HasSuffix(string(output), "\nY\n-P INPUT ACCEPT\ncgroup2fs\n") {
+		t.Errorf("%v: the guest says %q", err, output)
+	}
+}
+
 // A guest ends with run, also when that is killed, and leaves nothing behind.
 func TestKilled(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {

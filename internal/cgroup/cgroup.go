@@ -1,7 +1,7 @@
 // Package cgroup finds, empties and removes the cgroups of pods.
 //
-// It owns no cgroup and keeps no state: the supervisor makes them (through
-// libcontainer), and the path of each follows from the id of its pod or
+// It keeps no state. Launches and libcontainer make the cgroups of pods; this package
+// makes those of plugin runs. The path of each follows from the id of its pod or
 // container, so what is left of one can be found in every hierarchy without
 // asking the process. Both versions are covered: on v1 (cgroups(7)) a path stands
 // once in each mounted hierarchy, on v2 once in all.

@@ -53,8 +53,8 @@ const (
 	// longestSocket: sockaddr_un (unix(7)) holds 107 characters and a NUL.
 	longestSocket = 107
 	// belowState is the longest path of a socket below state:
-	// shims/SANDBOX_ID/stream.sock.
-	belowState = len("/shims/") + 64 + len("/stream.sock")
+	// shims/BUILD/stream.sock.
+	belowState = len("/shims/") + 16 + len("/stream.sock")
 )
 
 func (p *problems) checkPaths(c *Config) {
@@ -141,6 +141,9 @@ func (p *problems) checkStreaming(c *Config) {
 	if (s.TLSCert == "") != (s.TLSKey == "") {
 		p.add("streaming.tls_cert, streaming.tls_key", "one is of no use without the other")
 	}
+	if (c.MetricsCert == "") != (c.MetricsKey == "") {
+		p.add("metrics_tls_cert, metrics_tls_key", "one is of no use without the other")
+	}
 	if s.SelfSigned && s.TLSCert != "" {
 		p.add("streaming.tls_self_signed", "streaming.tls_cert names a certificate already")
 	}
@@ -173,6 +176,9 @@ var handlerName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 // checkRuntimes refuses a handler whose pods would run by something else than
 // its type says.
 func (p *problems) checkRuntimes(c *Config) {
+	if _, known := c.Runtimes[c.DefaultRuntime]; c.DefaultRuntime != "" && !known {
+		p.add("default_runtime", "there is no table runtimes.%s", c.DefaultRuntime)
+	}
 	for _, name := range c.Handlers() {
 		key := "runtimes." + name
 		if !handlerName.MatchString(name) {

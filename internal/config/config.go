@@ -21,16 +21,18 @@ import (
 // Config is the whole configuration. A flag has the name of its key, with
 // hyphens for underscores.
 type Config struct {
-	Socket    string `toml:"socket" need:"path" comment:"unix socket of the CRI, mode 0600"`
-	Root      string `toml:"root" need:"path" comment:"directory of what has to survive a reboot"`
-	State     string `toml:"state" need:"path" comment:"directory of what a reboot may remove; at most 24 characters, because sockets are below it"`
-	NetnsDir  string `toml:"netns_dir" need:"path" comment:"directory where network namespaces are pinned"`
-	CNIConf   string `toml:"cni_conf_dir" need:"path" comment:"directory of network configurations; the first valid one by name is used"`
-	CNIBin    string `toml:"cni_bin_dir" need:"paths" comment:"directories of network plugins, separated by ':'"`
-	Shim      string `toml:"shim" need:"path?" comment:"path of minicri-shim; '' is the one in the daemon's own directory"`
-	LogLevel  string `toml:"log_level" reload:"yes" comment:"debug, info, warn or error"`
-	LogFormat string `toml:"log_format" comment:"text or json"`
-	Metrics   string `toml:"metrics_address" need:"endpoint?" comment:"TCP address of Prometheus metrics (/metrics), such as 127.0.0.1:9440; '' disables them"`
+	Socket      string `toml:"socket" need:"path" comment:"unix socket of the CRI, mode 0600"`
+	Root        string `toml:"root" need:"path" comment:"directory of what has to survive a reboot"`
+	State       string `toml:"state" need:"path" comment:"directory of what a reboot may remove; at most 72 characters, because sockets are below it"`
+	NetnsDir    string `toml:"netns_dir" need:"path" comment:"directory where network namespaces are pinned"`
+	CNIConf     string `toml:"cni_conf_dir" need:"path" comment:"directory of network configurations; the first valid one by name is used"`
+	CNIBin      string `toml:"cni_bin_dir" need:"paths" comment:"directories of network plugins, separated by ':'"`
+	Shim        string `toml:"shim" need:"path?" comment:"path of minicri-shim; '' is the one in the daemon's own directory"`
+	LogLevel    string `toml:"log_level" reload:"yes" comment:"debug, info, warn or error"`
+	LogFormat   string `toml:"log_format" comment:"text or json"`
+	Metrics     string `toml:"metrics_address" need:"endpoint?" comment:"TCP address of Prometheus metrics (/metrics), such as 127.0.0.1:9440; '' disables them"`
+	MetricsCert string `toml:"metrics_tls_cert" need:"path?" comment:"PEM file of a certificate for metrics_address, with metrics_tls_key; '' is no TLS"`
+	MetricsKey  string `toml:"metrics_tls_key" need:"path?" comment:"PEM file of the certificate's key"`
 
 	CgroupDriver string `toml:"cgroup_driver" comment:"cgroupfs or systemd; '' is systemd where it manages a machine with cgroup v2, else cgroupfs"`
 	CgroupParent string `toml:"cgroup_parent" comment:"cgroup of pods that name none; '' is /minicri, or system.slice with the driver systemd"`
@@ -38,6 +40,10 @@ type Config struct {
 	DefaultUlimits       []string `toml:"default_ulimits" need:"ulimit" comment:"limits of a container's processes, each name=soft:hard as in 'nofile=1024:524288', -1 for none; others are nofile=1024:524288, nproc and core without a limit, and the kernel's own defaults"`
 	DefaultEnv           []string `toml:"default_env" need:"pair" comment:"variables of all containers, each NAME=VALUE; image and container may set them anew"`
 	DefaultSysctls       []string `toml:"default_sysctls" need:"sysctl" comment:"kernel parameters of all pods, each name=value; a pod may set them anew, and pods that share the namespace with the node do without"`
+	DefaultCapabilities  []string `toml:"default_capabilities" need:"capability" comment:"capabilities of a container that is not privileged, before it adds and drops its own; [] is those of containerd"`
+	DefaultSeccomp       string   `toml:"default_seccomp" need:"profile?" comment:"seccomp profile of containers that ask for none: runtime/default, unconfined or localhost/ and the path of a file; '' is unconfined"`
+	DefaultAppArmor      string   `toml:"default_apparmor" need:"profile?" comment:"AppArmor profile of containers that ask for none: runtime/default, unconfined or localhost/ and the name of a loaded profile; '' is runtime/default"`
+	CDIDirs              []string `toml:"cdi_spec_dirs" need:"path" comment:"directories of CDI specifications, those of later ones count"`
 	ShmSize              int64    `toml:"shm_size" least:"4096" most:"1099511627776" comment:"size of a pod's /dev/shm in bytes"`
 	BaseSpec             string   `toml:"base_spec" need:"path?" comment:"file with a runtime-spec (config.json) that the spec of each container begins with, read at the start; '' is an empty one"`
 	PodAnnotations       []string `toml:"pod_annotations" need:"pattern" comment:"annotations of pods that are passed on in the runtime-spec of containers, where hooks find them; '*' matches all but a '/'"`
@@ -47,13 +53,15 @@ type Config struct {
 
 	PidsLimit int64 `toml:"pids_limit" least:"0" most:"4194304" zero:"no limit" comment:"maximum number of processes of a container"`
 
+	DefaultRuntime string `toml:"default_runtime" reload:"yes" comment:"the runtime handler of pods that name none; '' is type builtin"`
+
 	DefaultNetwork DefaultNetwork     `toml:"default_network" reload:"yes" comment:"a bridge network, used while cni_conf_dir has no configuration"`
 	Images         Images             `toml:"images" reload:"yes" comment:"pulling and keeping images"`
 	Streaming      Streaming          `toml:"streaming" comment:"exec, attach and port-forward"`
 	NRI            NRI                `toml:"nri" reload:"yes" comment:"plugins of the Node Resource Interface, which adjust pods and containers"`
 	Tracing        Tracing            `toml:"tracing" comment:"spans of OpenTelemetry, for calls, steps, plugins and layers"`
 	Limits         Limits             `toml:"limits" reload:"yes" comment:"how long operations may take, and how often they are tried"`
-	Runtimes       map[string]Runtime `toml:"runtimes" reload:"yes" comment:"the runtime handlers that a RuntimeClass may name; pods without a RuntimeClass use type builtin"`
+	Runtimes       map[string]Runtime `toml:"runtimes" reload:"yes" comment:"the runtime handlers that a RuntimeClass may name; pods without a RuntimeClass use that of default_runtime"`
 }
 
 // The types of runtime handlers.
@@ -100,15 +108,14 @@ type DefaultNetwork struct {
 // Images says how images are pulled and kept.
 type Images struct {
 	CertsDirs       []string `toml:"certs_dirs" need:"path" comment:"searched in order for HOST/hosts.toml, at each pull"`
-	DockerConfig    string   `toml:"docker_config" need:"path?" comment:"a docker config.json with credentials, for pulls that bring none"`
+	DockerConfig    string   `toml:"docker_config" need:"path?" comment:"a docker config.json with credentials, or the names of credential helpers in the daemon's PATH, for pulls that bring none"`
 	VerifierDir     string   `toml:"verifier_dir" need:"path?" comment:"directory of programs that all have to accept an image before it is fetched"`
 	Pinned          []string `toml:"pinned" need:"reference" comment:"references of images that the kubelet must not collect"`
-	Sync            bool     `toml:"sync" comment:"whether a pulled image survives a power cut"`
 	VerifierTimeout Duration `toml:"verifier_timeout" comment:"how long one of them may take"`
 	ProgressTimeout Duration `toml:"progress_timeout" comment:"ends a pull whose registry sends no byte for this long"`
 	MinRate         int      `toml:"min_rate" least:"0" most:"1073741824" comment:"ends a pull whose registry sends fewer bytes per second on average over progress_timeout; 0 is no minimum"`
 	MaxDownloads    int      `toml:"max_downloads" least:"1" most:"256" comment:"number of blobs that one pull fetches at once"`
-	MaxUnpacks      int      `toml:"max_unpacks" least:"1" most:"256" comment:"number of layers that one pull unpacks at once"`
+	KeepLayers      bool     `toml:"keep_layers" comment:"whether the layers of images that are pulled or imported from now on stay as they came, compressed, beside the unpacked ones: 'minicri image save' writes the registry's bytes then, and the disk holds both"`
 }
 
 // Streaming says where exec, attach and port-forward are served.
@@ -234,6 +241,7 @@ func Default() *Config {
 		LogLevel:       "info",
 		LogFormat:      "text",
 		DefaultUlimits: []string{}, DefaultEnv: []string{}, DefaultSysctls: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{},
+		DefaultCapabilities: []string{}, CDIDirs: []string{"/etc/cdi", "/var/run/cdi"},
 		ShmSize:  64 << 20,
 		Runtimes: map[string]Runtime{"runc": {Type: Builtin, Args: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{}}},
 		DefaultNetwork: DefaultNetwork{
@@ -243,7 +251,7 @@ func Default() *Config {
 		},
 		Images: Images{
 			CertsDirs: []string{"/etc/minicri/certs.d", "/etc/containerd/certs.d"},
-			Pinned:    []string{}, Sync: true, VerifierTimeout: second(10), ProgressTimeout: second(60), MinRate: 1024, MaxDownloads: 3, MaxUnpacks: 2,
+			Pinned:    []string{}, VerifierTimeout: second(10), ProgressTimeout: second(60), MinRate: 1024, MaxDownloads: 3,
 		},
 		Streaming: Streaming{Address: "127.0.0.1:0", Idle: second(4 * 3600), Creation: second(30), MaxOpen: 1000},
 		NRI: NRI{

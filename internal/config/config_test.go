@@ -175,11 +175,12 @@ func TestCheck(t *testing.T) {
 		"limits.cni_add: -1s":                     func(c *Config) { c.Limits.CNIAdd = Duration(-time.Second) },
 		"limits.reload: 0s":                       func(c *Config) { c.Limits.Reload = 0 },
 		"limits.detach_tries: 0":                  func(c *Config) { c.Limits.DetachTries = 0 },
-		"state: \"/aaa":                           func(c *Config) { c.State = "/" + strings.Repeat("a", 24) },
+		"state: \"/aaa":                           func(c *Config) { c.State = "/" + strings.Repeat("a", 72) },
 		"state: \"/var/lib/minicri/\" is root":    func(c *Config) { c.State = c.Root + "/" },
 		"root: \"/data:1/minicri\" has ':' in it": func(c *Config) { c.Root = "/data:1/minicri" },
 		"root: \"/data,1\" has ','":               func(c *Config) { c.Root = "/data,1" },
 		"state: \"/run/a:b\" has ':'":             func(c *Config) { c.State = "/run/a:b" },
+		"root: \"/data/a,b\" has ','":             func(c *Config) { c.Root = "/data/a,b" },
 		"cni_bin_dir: \"b\"":                      func(c *Config) { c.CNIBin = "/a:b" },
 		"cni_bin_dir: \"\"":                       func(c *Config) { c.CNIBin = "" },
 		"shim: \"minicri-shim\"":                  func(c *Config) { c.Shim = "minicri-shim" },
@@ -213,7 +214,6 @@ func TestCheck(t *testing.T) {
 		"images.pinned: \"UPPER\"":                func(c *Config) { c.Images.Pinned = []string{"UPPER"} },
 		"images.progress_timeout: 60ns":           func(c *Config) { c.Images.ProgressTimeout = 60 },
 		"images.max_downloads: 0":                 func(c *Config) { c.Images.MaxDownloads = 0 },
-		"images.max_unpacks: -1":                  func(c *Config) { c.Images.MaxUnpacks = -1 },
 		"streaming.address: ":                     func(c *Config) { c.Streaming.Address = "localhost" },
 		"streaming.tls_cert, ":                    func(c *Config) { c.Streaming.TLSKey = "/key" },
 		"streaming.tls_self_signed: ":             func(c *Config) { s := &c.Streaming; s.SelfSigned, s.TLSCert, s.TLSKey = true, "/c", "/k" },
@@ -263,7 +263,7 @@ func TestCheck(t *testing.T) {
 			c.DefaultSysctls = []string{"net.ipv4.tcp_syncookies=1", "net/ipv4/conf/eth0.1/arp_filter=1", "net.ipv4.conf.eth0/2.arp_filter=1", "kernel.sem=250 32000 32 128"}
 		},
 		"GC again soon after GC": func(c *Config) { c.Limits.GC = Duration(time.Second) }, // the pause is from its end
-		"the longest state":      func(c *Config) { c.State = "/" + strings.Repeat("a", 23) },
+		"the longest state":      func(c *Config) { c.State = "/" + strings.Repeat("a", 71) },
 	} {
 		c := Default()
 		change(c)

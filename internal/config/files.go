@@ -25,8 +25,8 @@ type Loaded struct {
 	// Unknown are keys that this build does not have, with file and line. They are
 	// without effect: another build may have written them.
 	Unknown []error
-	// Broken are the files that cannot be used, of which no value is, and the values
-	// that cannot, in whose place the default is.
+	// Broken lists files that cannot be used, and single values that cannot. Nothing of
+	// such a file counts; such a value is replaced by its default.
 	Broken []error
 }
 

@@ -86,6 +86,9 @@ func (p *problems) checkNames(key string, values []string, need string) {
 }
 
 // sysctlName is a path below /proc/sys in either form of sysctl.d(5).
+// capability is the form of a name; those that the machine does not have are left out.
+var capability = regexp.MustCompile(`^(CAP_)?[A-Z_]+$`)
+
 var sysctlName = regexp.MustCompile(`^[^\s./]+([./][^\s./]+)+$`)
 
 // checkText checks a text by its need tag.
@@ -118,6 +121,14 @@ func (p *problems) checkText(key, text, need string) {
 	case "sysctl":
 		if name, _, found := strings.Cut(text, "="); !found || !sysctlName.MatchString(name) {
 			p.add(key, "%q is not the name of a kernel parameter and its value: write it as in 'net.ipv4.tcp_syncookies=1'", text)
+		}
+	case "capability":
+		if !capability.MatchString(text) {
+			p.add(key, "%q is no capability: write it as in 'CAP_CHOWN'", text)
+		}
+	case "profile":
+		if ref, local := strings.CutPrefix(text, "localhost/"); text != "runtime/default" && text != "unconfined" && (!local || ref == "") {
+			p.add(key, "%q is neither 'runtime/default', 'unconfined' nor 'localhost/' and a profile", text)
 		}
 	case "pattern":
 		if _, err := path.Match(text, ""); err != nil || text == "" {

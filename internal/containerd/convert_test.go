@@ -23,6 +23,7 @@ func TestConvert(t *testing.T) {
 		"version 3": {`version = 3
 [plugins.'io.containerd.cri.v1.images']
 max_concurrent_downloads = 7
+discard_unpacked_layers = false
 [plugins.'io.containerd.cri.v1.images'.registry]
 config_path = '/etc/containerd/certs.d:/etc/docker/certs.d'
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
@@ -44,13 +45,15 @@ runtime_type = 'io.containerd.kata.v2'
 [plugins.'io.containerd.nri.v1.nri']
 disable = false
 `, func(c *config.Config) bool {
-			return c.Images.MaxDownloads == 7 && len(c.Images.CertsDirs) == 2 && c.DeviceOwnership && c.CgroupDriver == "systemd" && c.NRI.Enabled &&
+			return c.Images.MaxDownloads == 7 && c.Images.KeepLayers && len(c.Images.CertsDirs) == 2 && c.DeviceOwnership && c.CgroupDriver == "systemd" && c.NRI.Enabled &&
 				c.Runtimes["runc"].Type == config.Builtin && c.Runtimes["nvidia"].Path == "/usr/bin/nvidia-container-runtime" && c.Runtimes["nvidia"].PrivilegedWithoutHostDevices
 		}, []string{"selinux_category_range = 512", "runtime handler kata"}},
 		"version 2": {`version = 2
 [plugins.'io.containerd.grpc.v1.cri']
 sandbox_image = 'registry.k8s.io/pause:3.8'
 stream_idle_timeout = '1h'
+[plugins.'io.containerd.grpc.v1.cri'.containerd]
+discard_unpacked_layers = true
 [plugins.'io.containerd.grpc.v1.cri'.cni]
 bin_dir = '/usr/libexec/cni'
 [plugins.'io.containerd.grpc.v1.cri'.registry.mirrors.'docker.io']
@@ -58,7 +61,7 @@ endpoint = ['https://mirror.example']
 [plugins.'io.containerd.grpc.v1.cri'.registry.configs.'registry.example'.auth]
 password = 'hunter2'
 `, func(c *config.Config) bool {
-			return c.CNIBin == "/usr/libexec/cni" && time.Duration(c.Streaming.Idle) == time.Hour
+			return c.CNIBin == "/usr/libexec/cni" && !c.Images.KeepLayers && time.Duration(c.Streaming.Idle) == time.Hour
 		}, []string{"mirror.example", "images.docker_config"}},
 	} {
 		text, err := Convert([]byte(test.from))

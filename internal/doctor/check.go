@@ -89,6 +89,7 @@ func Run(ctx context.Context, options Options) []Finding {
 	c.programs(ctx)
 	c.networks()
 	c.leaks()
+	c.leftovers(ctx)
 	c.snapshots(ctx)
 	c.sandboxes()
 	c.supervisors()

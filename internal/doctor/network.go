@@ -3,12 +3,16 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 
 	"github.com/minicri/minicri/internal/errtext"
+	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/network"
 )
 
@@ -55,6 +59,47 @@ func (c *checker) networks() {
 			c.add("handler network", Problem, "no configuration in "+path, "install a network there, or remove cni_conf_dir from the handlers that name it")
 		}
 	}
+}
+
+// leftovers of the embedded network are looked for while another one is in its place. A
+// daemon that serves removes its table by itself.
+func (c *checker) leftovers(ctx context.Context) {
+	own, _ := network.Survey(c.Config.CNIConf, nil)
+	if own == nil && c.Config.DefaultNetwork.Enabled {
+		return
+	}
+	left, err := network.DefaultNetwork(c.Config.DefaultNetwork).Leftovers(ctx, c.Node.PluginMark(), c.networkLists)
+	if err != nil {
+		c.add("leaks", Problem, err.Error(), "")
+	}
+	for _, l := range left {
+		if table := strings.HasPrefix(l.What, "nftables"); !table || c.Daemon == nil {
+			c.leak(l.What+" is the default network's, which is not in use", l.Remove)
+		}
+	}
+}
+
+// networkLists are the configuration lists of networks and of attachments, if all can
+// be read.
+func (c *checker) networkLists() (lists [][]byte, all bool) {
+	for _, path := range append(c.Config.CNIConfDirs(), c.Config.CNIConf) {
+		if configuration, _ := network.Survey(path, nil); configuration != nil {
+			lists = append(lists, configuration.Bytes)
+		}
+	}
+	ids, err := state.IDs(c.attachmentDir())
+	quarantined, quarantineErr := state.Quarantined(c.attachmentDir())
+	if err != nil || quarantineErr != nil || len(quarantined) > 0 {
+		return nil, false
+	}
+	for _, id := range ids {
+		attachment, err := state.Peek[network.Attachment](c.attachmentDir(), id)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, false
+		}
+		lists = append(lists, attachment.Config)
+	}
+	return lists, true
 }
 
 // survey looks at one of them, and reports whether it has a network.

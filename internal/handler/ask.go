@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -21,13 +22,13 @@ import (
 // questions are what programs are asked, each once at a time.
 type questions struct {
 	mu    sync.Mutex
-	asked map[string]*question // by program
+	asked map[string]*question // by what a program is asked, and the program
 }
 
 func newQuestions() questions { return questions{asked: make(map[string]*question)} }
 
-// question is one run of a program that says what it is. What it says counts as
-// long as its file is the same; an error counts for errorLife.
+// question is one run of a program that says what it is, or shows what it does. The
+// answer counts as long as its file is the same; an error counts for errorLife.
 type question struct {
 	file     fs.FileInfo
 	done     chan struct{} // closed when what follows is set
@@ -50,11 +51,10 @@ const (
 // the program continues until askLimit, and its answer is there for the next caller.
 func (q *questions) ask(ctx context.Context, of Spec) (Features, error) {
 	path := of.Program[0]
-	file, err := os.Stat(path)
+	asked, err := q.find(path, path, func() (Features, error) { return askFeatures(path) })
 	if err != nil {
-		return Features{}, fmt.Errorf("its runtime is not there: %w", err)
+		return Features{}, err
 	}
-	asked := q.find(path, file)
 	select {
 	case <-asked.done:
 		return asked.features, asked.err
@@ -63,21 +63,40 @@ func (q *questions) ask(ctx context.Context, of Spec) (Features, error) {
 	}
 }
 
-// find returns the question that was asked last, or asks anew.
-func (q *questions) find(path string, file fs.FileInfo) *question {
+// prove returns nil if try has succeeded with the handler's program.
+func (q *questions) prove(ctx context.Context, of Spec, try func([]string) error) error {
+	asked, err := q.find("try "+strings.Join(of.Program, " "), of.Program[0], func() (Features, error) { return Features{}, try(of.Program) })
+	if err != nil {
+		return err
+	}
+	select {
+	case <-asked.done:
+		return asked.err
+	case <-ctx.Done():
+		return fmt.Errorf("%s has not yet made a container on trial: %w", of.Program[0], context.Cause(ctx))
+	}
+}
+
+// find returns the question that was asked last, or asks anew. answer returns within a
+// limit of its own.
+func (q *questions) find(key, path string, answer func() (Features, error)) (*question, error) {
+	file, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("its runtime is not there: %w", err)
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if last := q.asked[path]; last != nil && last.counts(file) {
-		return last
+	if last := q.asked[key]; last != nil && last.counts(file) {
+		return last, nil
 	}
 	asked := &question{file: file, done: make(chan struct{})}
-	q.asked[path] = asked
-	go func() { // ends with askLimit, twice
+	q.asked[key] = asked
+	go func() { // ends with answer
 		defer close(asked.done)
-		asked.features, asked.err = askFeatures(path)
+		asked.features, asked.err = answer()
 		asked.at = time.Now()
 	}()
-	return asked
+	return asked, nil
 }
 
 func (a *question) counts(file fs.FileInfo) bool {

@@ -3,7 +3,8 @@
 //
 // A handler of type builtin is libcontainer in minicri-shim; one of type oci is
 // a program with runc's command line, asked for its features by its own verb
-// "features". What a program has said is kept until its file changes; one that could not be
+// "features", and to make a container on trial before it is listed as one that can run
+// pods. What a program has said is kept until its file changes; one that could not be
 // asked is asked again after a while. A Set has locks, which are not held while a
 // program is asked; all programs are asked concurrently, and List does not wait
 // for one that hangs.
@@ -59,6 +60,7 @@ type Set struct {
 	builtin Features
 	// specs are replaced, never changed.
 	specs atomic.Pointer[map[string]Spec]
+	try   atomic.Pointer[func([]string) error]
 
 	questions
 }
@@ -75,6 +77,12 @@ func New(specs map[string]Spec, builtin Features) *Set {
 // name of theirs.
 func (s *Set) Replace(specs map[string]Spec) { s.specs.Store(&specs) }
 
+// ProveBy has List say of a program that it cannot run pods unless try succeeds with it:
+// its path and its flags. try is called once at a time for each program, again when its
+// file has changed and some time after a failure, and returns within a limit of its own.
+// Find does not wait for it: what is tried there is the pod itself.
+func (s *Set) ProveBy(try func(program []string) error) { s.try.Store(&try) }
+
 // Names are the handlers besides "", sorted; a nil Set has none.
 func (s *Set) Names() []string {
 	if s == nil {
@@ -82,7 +90,9 @@ func (s *Set) Names() []string {
 	}
 	names := make([]string, 0, len(*s.specs.Load()))
 	for name := range *s.specs.Load() {
-		names = append(names, name)
+		if name != "" { // what stands for it
+			names = append(names, name)
+		}
 	}
 	sort.Strings(names)
 	return names
@@ -127,10 +137,24 @@ func (s *Set) ListAll(ctx context.Context) []Status {
 	list := make([]Status, len(names))
 	var wait sync.WaitGroup
 	for i, name := range names {
-		wait.Go(func() { list[i] = s.status(ctx, name) })
+		wait.Go(func() { list[i] = s.proven(ctx, name) })
 	}
 	wait.Wait()
 	return list
+}
+
+func (s *Set) proven(ctx context.Context, name string) Status {
+	status := s.status(ctx, name)
+	if try := s.try.Load(); try != nil && status.Err == nil && len(status.Program) > 0 {
+		if err := s.prove(ctx, Spec{Program: status.Program}, *try); err != nil {
+			status.Err = unavailable(name, err)
+		}
+	}
+	return status
+}
+
+func unavailable(name string, err error) error {
+	return fmt.Errorf("runtime handler %q: %w: %w", name, err, errdefs.ErrUnavailable)
 }
 
 func (s *Set) status(ctx context.Context, name string) Status {
@@ -143,7 +167,7 @@ func (s *Set) status(ctx context.Context, name string) Status {
 		status.Features.UserNamespaces = status.Features.UserNamespaces && s.builtin.UserNamespaces
 	}
 	if status.Err != nil {
-		status.Err = fmt.Errorf("runtime handler %q: %w: %w", name, status.Err, errdefs.ErrUnavailable)
+		status.Err = unavailable(name, status.Err)
 	}
 	return status
 }

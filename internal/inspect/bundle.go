@@ -11,9 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -148,59 +146,31 @@ func (f Files) Timelines(wanted string) ([]timeline.Pod, error) {
 	if _, err := os.Stat(f.Root); err != nil {
 		return nil, err
 	}
-	return query(f, step.FindLives(directory), wanted)
-}
-
-// podHead and containerHead are what is read of the records of all pods and
-// containers, to find those that are asked for.
-type podHead struct {
-	Config struct {
-		Metadata struct {
-			Name, Namespace string
-			Attempt         uint32
-		}
+	pods, err := f.pods()
+	if err != nil {
+		return nil, err
 	}
+	return query(pods, step.FindLives(directory), wanted)
 }
 
-type containerHead struct {
-	SandboxID string `json:"sandbox_id"`
-	Config    struct {
-		Metadata struct {
-			Name    string
-			Attempt uint32
-		}
-	}
-}
-
-func (f Files) pods(match func(timeline.Pod) bool) (found []timeline.Pod, err error) {
+func (f Files) pods() (found []timeline.Pod, err error) {
 	containers, err := f.containers()
 	if err != nil {
 		return nil, err
 	}
-	all, err := f.heads()
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range all {
-		p.Containers = containers[p.ID]
-		if match(p) {
-			found = append(found, f.read(p))
-		}
-	}
-	return found, nil
-}
-
-// heads are the names of all pods.
-func (f Files) heads() (all []timeline.Pod, err error) {
-	ids, heads, err := peekAll[podHead](filepath.Join(f.Root, "sandboxes"))
-	for i, head := range heads {
-		if head == nil {
+	directory := filepath.Join(f.Root, "sandboxes")
+	ids, err := idsOf(directory)
+	for _, id := range ids {
+		record, err := state.Peek[sandbox.Record](directory, id)
+		config := &runtimeapi.PodSandboxConfig{}
+		if err != nil || decode(record.Config, config) != nil {
 			continue // the daemon reports what cannot be read
 		}
-		m := head.Config.Metadata
-		all = append(all, headOf(ids[i], &runtimeapi.PodSandboxMetadata{Name: m.Name, Namespace: m.Namespace, Attempt: m.Attempt}))
+		p := headOf(id, config.GetMetadata())
+		p.Containers = containers[id]
+		found = append(found, f.read(p))
 	}
-	return all, err
+	return found, err
 }
 
 // read reads all that is known of a pod and its containers.
@@ -214,49 +184,25 @@ func (f Files) read(p timeline.Pod) timeline.Pod {
 	for i, c := range p.Containers {
 		facts, _ := state.Peek[container.Facts](filepath.Join(f.Root, "container-facts"), c.ID) // none: it was being made
 		p.Containers[i].State, p.Containers[i].Rows = containerState(&facts), facts.Timeline
-		record, err := state.Peek[container.Record](filepath.Join(f.Root, "containers"), c.ID)
-		config := &runtimeapi.ContainerConfig{}
-		if err == nil && decode(record.Config, config) == nil {
-			p.Containers[i].Image = imageOf(config)
-		}
 	}
 	return p
 }
 
-// containers are the names of all containers, by pod.
+// containers are all containers by pod, without their lives.
 func (f Files) containers() (map[string][]timeline.Container, error) {
-	ids, heads, err := peekAll[containerHead](filepath.Join(f.Root, "containers"))
+	directory := filepath.Join(f.Root, "containers")
+	ids, err := idsOf(directory)
 	of := make(map[string][]timeline.Container)
-	for i, head := range heads {
-		if head == nil {
+	for _, id := range ids {
+		record, err := state.Peek[container.Record](directory, id)
+		config := &runtimeapi.ContainerConfig{}
+		if err != nil || decode(record.Config, config) != nil {
 			continue
 		}
-		m := head.Config.Metadata
-		of[head.SandboxID] = append(of[head.SandboxID], timeline.Container{ID: ids[i], Name: m.Name, Attempt: m.Attempt})
+		m := config.GetMetadata()
+		of[record.SandboxID] = append(of[record.SandboxID], timeline.Container{ID: id, Name: m.GetName(), Attempt: m.GetAttempt(), Image: imageOf(config)})
 	}
 	return of, err
-}
-
-// peekAll reads the heads of all records of a directory, on all processors; one
-// that cannot be read is nil.
-func peekAll[T any](directory string) (ids []string, heads []*T, err error) {
-	if ids, err = idsOf(directory); err != nil {
-		return nil, nil, err
-	}
-	heads = make([]*T, len(ids))
-	var reading sync.WaitGroup
-	processors := runtime.GOMAXPROCS(0)
-	for first := range processors {
-		reading.Go(func() {
-			for i := first; i < len(ids); i += processors {
-				if head, err := state.Peek[T](directory, ids[i]); err == nil {
-					heads[i] = &head
-				}
-			}
-		})
-	}
-	reading.Wait()
-	return ids, heads, nil
 }
 
 func decode(config []byte, into proto.Message) error {

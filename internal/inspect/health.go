@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -20,27 +19,13 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// Health asks whether the daemon can still do its work: whether every lock that
-// all calls need can be acquired, so that nothing that waits for one of them
-// waits forever. A pod that hangs, a plugin or a disk does not count: they hold
-// up no other.
-type Health struct {
-	// Probes are asked one after the other; each takes a lock for a moment.
-	Probes []Probe
-	// Limit is how long all of them may take.
-	Limit time.Duration
-
-	busy atomic.Bool
-}
-
 // Probe takes a lock for a moment, and returns when it has had it.
 type Probe struct {
 	Name string
 	Take func()
 }
 
-// Probes of a node: the lists of pods, containers and attachments, and the
-// subscriptions of events.
+// Probes of a node: the lists of pods, containers and attachments.
 func (n *Node) Probes() []Probe {
 	return []Probe{
 		{"pods", func() { n.Sandboxes.Building() }},
@@ -49,51 +34,23 @@ func (n *Node) Probes() []Probe {
 	}
 }
 
-// Check reports which probe did not return within the limit, "" if all did. A
-// probe that hangs is left hanging, and the check fails until it returns.
-func (h *Health) Check(ctx context.Context) (stuck string) {
-	if !h.busy.CompareAndSwap(false, true) {
-		return "an earlier probe"
-	}
-	var at atomic.Pointer[string]
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for _, probe := range h.Probes {
-			at.Store(&probe.Name)
-			probe.Take()
-		}
-		h.busy.Store(false)
-	}()
-	limit := time.NewTimer(h.Limit)
-	defer limit.Stop()
-	select {
-	case <-done:
-		return ""
-	case <-ctx.Done():
-		return ""
-	case <-limit.C:
-		return *at.Load()
-	}
-}
-
-// Watch checks once in a period and calls ping as long as all is well, until the
-// context ends. The first check that fails is logged with the stacks of all
-// goroutines, which a restart would take along.
-func (h *Health) Watch(ctx context.Context, period time.Duration, ping func(), logger *slog.Logger) {
+// Watch takes every lock that all calls need once in a period, and calls ping when it
+// has had them all, until the context ends: nothing that waits for one of them waits
+// forever. A pod that hangs, a plugin or a disk does not count: they hold up no other.
+// A probe that takes longer than a period is logged with the stacks of all goroutines,
+// which a restart would take along; one that hangs keeps Watch from returning.
+func Watch(ctx context.Context, probes []Probe, period time.Duration, ping func(), logger *slog.Logger) {
 	tick := time.NewTicker(period)
 	defer tick.Stop()
-	said := false
 	for {
-		stuck := h.Check(ctx)
-		switch {
-		case stuck == "":
-			said = false
-			ping()
-		case !said:
-			said = true
-			logger.Error("the daemon is stuck: systemd's watchdog will restart it, and the pods keep running", "probe", stuck, "goroutines", string(goroutines()))
+		for _, probe := range probes {
+			late := time.AfterFunc(period, func() {
+				logger.Error("the daemon is stuck: systemd's watchdog will restart it, and the pods keep running", "probe", probe.Name, "goroutines", string(goroutines()))
+			})
+			probe.Take()
+			late.Stop()
 		}
+		ping()
 		select {
 		case <-ctx.Done():
 			return
@@ -116,9 +73,11 @@ type Node struct {
 }
 
 // Timelines are the pods that are asked for; see query.
-func (n *Node) Timelines(wanted string) ([]timeline.Pod, error) { return query(n, n.Lives, wanted) }
+func (n *Node) Timelines(wanted string) ([]timeline.Pod, error) {
+	return query(n.pods(), n.Lives, wanted)
+}
 
-func (n *Node) pods(match func(timeline.Pod) bool) (found []timeline.Pod, err error) {
+func (n *Node) pods() (found []timeline.Pod) {
 	containers := make(map[string][]*container.Container)
 	for _, c := range n.Containers.List() {
 		containers[c.SandboxID] = append(containers[c.SandboxID], c)
@@ -128,14 +87,10 @@ func (n *Node) pods(match func(timeline.Pod) bool) (found []timeline.Pod, err er
 		p := headOf(sb.ID, sb.Config().GetMetadata())
 		p.State = stateOf(sb.Facts(), i >= len(listed))
 		for _, c := range containers[sb.ID] {
-			p.Containers = append(p.Containers, timeline.Container{ID: c.ID, Name: c.Config().GetMetadata().GetName(), Attempt: c.Config().GetMetadata().GetAttempt()})
-		}
-		if !match(p) {
-			continue
-		}
-		for i, c := range containers[sb.ID] {
-			p.Containers[i].State, p.Containers[i].Rows = containerState(c.Facts()), c.Timeline()
-			p.Containers[i].Image = imageOf(c.Config())
+			m := c.Config().GetMetadata()
+			p.Containers = append(p.Containers, timeline.Container{
+				ID: c.ID, Name: m.GetName(), Attempt: m.GetAttempt(), Image: imageOf(c.Config()), State: containerState(c.Facts()), Rows: c.Timeline(),
+			})
 		}
 		p.Rows = sb.Timeline()
 		for _, address := range n.Sandboxes.LiveAddresses(sb) {
@@ -144,7 +99,7 @@ func (n *Node) pods(match func(timeline.Pod) bool) (found []timeline.Pod, err er
 		p.Network = networkOf(n.Root, sb.ID, n.Sandboxes.NetnsPath(sb), sb.Facts().CNIResult)
 		found = append(found, p)
 	}
-	return found, nil
+	return found
 }
 
 func headOf(id string, m *runtimeapi.PodSandboxMetadata) timeline.Pod {

@@ -15,13 +15,13 @@ import (
 func TestWedgedLockStopsThePing(t *testing.T) {
 	var mu sync.Mutex
 	var pings atomic.Int64
-	h := &Health{Probes: []Probe{{"fine", func() {}}, {"pods", func() { mu.Lock(); defer mu.Unlock() }}}, Limit: 50 * time.Millisecond}
+	probes := []Probe{{"fine", func() {}}, {"pods", func() { mu.Lock(); defer mu.Unlock() }}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var log lockedBuffer
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		h.Watch(ctx, 10*time.Millisecond, func() { pings.Add(1) }, slog.New(slog.NewTextHandler(&log, nil)))
+		Watch(ctx, probes, 50*time.Millisecond, func() { pings.Add(1) }, slog.New(slog.NewTextHandler(&log, nil)))
 	}()
 	await := func(what string, holds func() bool) {
 		t.Helper()

@@ -188,29 +188,3 @@ func TestBundleHasNoSecrets(t *testing.T) {
 		t.Error(got)
 	}
 }
-
-// BenchmarkTimelineOfOneOf1000 is what a daemon, or the files, need for one pod.
-func BenchmarkTimelineOfOneOf1000(b *testing.B) {
-	f := files(b, 1000)
-	lives, err := step.OpenLives(filepath.Join(f.Root, "lives"))
-	must(b, err)
-	b.Run("files", func(b *testing.B) {
-		for b.Loop() {
-			if _, err := f.Timelines("web500"); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("lives", func(b *testing.B) {
-		for b.Loop() {
-			if _, err := query(nothing{}, lives, "gone500"); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-}
-
-// nothing is a daemon without pods.
-type nothing struct{}
-
-func (nothing) pods(func(timeline.Pod) bool) ([]timeline.Pod, error) { return nil, nil }

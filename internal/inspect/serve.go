@@ -1,8 +1,8 @@
 // Package inspect shows people what a node is doing: the lives of its pods, their
 // state and costs, and what the daemon itself is doing. A daemon serves it on a
 // socket that is for root alone (DebugSocket), and Files answers from the files
-// where none runs. It changes nothing but what `minicri check --fix` asks for,
-// keeps no state, and waits for no lock of a pod. Secrets are left out by packages
+// where none runs. It changes nothing but what `minicri check --fix` and `minicri
+// image` ask for, keeps no state, and waits for no lock of a pod. Secrets are left out by packages
 // timeline and redact.
 package inspect
 
@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -25,6 +24,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/timeline"
 )
@@ -34,10 +34,10 @@ func DebugSocket(state string) string { return filepath.Join(state, "debug.sock"
 
 // Server answers questions about a daemon over HTTP, on a unix socket.
 type Server struct {
-	Node *Node
+	Node   *Node
+	Images *image.Store
 	// Metrics answers a scrape, whether there is an address for that or not.
 	Metrics http.Handler
-	Logger  *slog.Logger
 }
 
 // Serve answers on the listener until the context ends:
@@ -46,6 +46,7 @@ type Server struct {
 //	/pods                  all pods at a glance, as JSON
 //	/snapshots/orphans     the keys of snapshots that no container explains, as JSON;
 //	                       DELETE /snapshots/orphans/KEY removes one
+//	/images...             see ImageRoutes
 //	/goroutines            the stacks of all goroutines
 //	/metrics               the metrics of Prometheus
 //	/debug/pprof/          profiles, as net/http/pprof has them
@@ -63,16 +64,17 @@ func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /timelines", func(w http.ResponseWriter, r *http.Request) {
 		pods, err := s.Node.Timelines(r.URL.Query().Get("pod"))
-		s.answer(w, pods, err)
+		answer(w, pods, err)
 	})
-	mux.HandleFunc("GET /pods", func(w http.ResponseWriter, r *http.Request) { s.answer(w, s.Node.Glance(r.Context()), nil) })
+	mux.HandleFunc("GET /pods", func(w http.ResponseWriter, r *http.Request) { answer(w, s.Node.Glance(r.Context()), nil) })
 	mux.HandleFunc("GET /snapshots/orphans", func(w http.ResponseWriter, r *http.Request) {
 		keys, err := s.Node.Containers.SnapshotsWithoutContainer(r.Context())
-		s.answer(w, keys, err)
+		answer(w, keys, err)
 	})
 	mux.HandleFunc("DELETE /snapshots/orphans/{key}", func(w http.ResponseWriter, r *http.Request) {
-		s.answer(w, nil, s.Node.Containers.RemoveSnapshot(r.Context(), r.PathValue("key")))
+		answer(w, nil, s.Node.Containers.RemoveSnapshot(r.Context(), r.PathValue("key")))
 	})
+	ImageRoutes(mux, s.Images)
 	mux.HandleFunc("GET /goroutines", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(goroutines()) })
 	mux.Handle("GET /metrics", s.Metrics)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -82,15 +84,13 @@ func (s *Server) routes() http.Handler {
 	return mux
 }
 
-func (s *Server) answer(w http.ResponseWriter, value any, err error) {
+func answer(w http.ResponseWriter, value any, err error) {
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	if err := json.NewEncoder(w).Encode(value); err != nil {
-		s.Logger.Debug("an answer was not read to its end", "err", err)
-	}
+	_ = json.NewEncoder(w).Encode(value) // nobody reads on
 }
 
 // goroutines are the stacks of all goroutines of this process, as a panic has
@@ -113,11 +113,16 @@ type Client struct {
 
 // NewClient asks the daemon that serves at a socket.
 func NewClient(socket string) Client {
-	// A client that forgets to close leaves nothing open.
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	return NewClientBy(socket, func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}}
-	return Client{socket, &http.Client{Transport: transport}, answerLimit}
+	})
+}
+
+// NewClientBy asks who answers where dial leads to.
+func NewClientBy(name string, dial func(context.Context) (net.Conn, error)) Client {
+	// A client that forgets to close leaves nothing open.
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
+	return Client{name, &http.Client{Transport: transport}, answerLimit}
 }
 
 // ErrNoAnswer is the error of a daemon that is there and does not answer.
@@ -129,17 +134,18 @@ const answerLimit = 15 * time.Second
 
 // Timelines are the pods that are asked for; see Node.Timelines.
 func (c Client) Timelines(ctx context.Context, wanted string) (pods []timeline.Pod, err error) {
-	err = c.get(ctx, "/timelines?pod="+url.QueryEscape(wanted), &pods)
+	err = c.JSON(ctx, "/timelines?pod="+url.QueryEscape(wanted), &pods)
 	return pods, err
 }
 
 // Glance is Node.Glance.
 func (c Client) Glance(ctx context.Context) (g *timeline.Glance, err error) {
-	err = c.get(ctx, "/pods", &g)
+	err = c.JSON(ctx, "/pods", &g)
 	return g, err
 }
 
-func (c Client) get(ctx context.Context, path string, into any) error {
+// JSON reads what the daemon has at a path of Server.Serve.
+func (c Client) JSON(ctx context.Context, path string, into any) error {
 	data, err := c.Read(ctx, path)
 	if err != nil {
 		return err
@@ -161,103 +167,57 @@ func (c Client) Delete(ctx context.Context, path string) error {
 	return err
 }
 
-func (c Client) do(ctx context.Context, method, path string) ([]byte, error) {
+func (c Client) do(ctx context.Context, method, path string) (data []byte, err error) {
 	limited, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
-	request, err := http.NewRequestWithContext(limited, method, "http://minicri"+path, http.NoBody)
+	answer, err := c.Call(limited, method, path, http.NoBody)
+	if err == nil {
+		defer answer.Body.Close()
+		data, err = io.ReadAll(answer.Body)
+	}
+	if limited.Err() != nil && ctx.Err() == nil {
+		return nil, fmt.Errorf("%w: it serves %s, and has said nothing for %s; it is stopped or wedged", ErrNoAnswer, c.socket, c.limit)
+	}
+	return data, err
+}
+
+// Call asks without a limit of time. The caller closes the answer's body.
+func (c Client) Call(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, method, "http://minicri"+path, body)
 	if err != nil {
 		return nil, err
 	}
-	data, code, err := c.exchange(request)
+	answer, err := c.http.Do(request)
 	if wrapper := (*url.Error)(nil); errors.As(err, &wrapper) {
 		err = wrapper.Err // without its URL, which names no real host
 	}
 	switch {
-	case limited.Err() != nil && ctx.Err() == nil:
-		return nil, fmt.Errorf("%w: it serves %s, and has said nothing for %s; it is stopped or wedged", ErrNoAnswer, c.socket, c.limit)
 	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED):
 		return nil, fmt.Errorf("no daemon serves %s: start it, or name its directory with --state: %w", c.socket, err)
 	case err != nil:
 		return nil, fmt.Errorf("ask the daemon at %s: %w", c.socket, err)
-	case code != http.StatusOK:
-		return nil, fmt.Errorf("the daemon answers: %s", strings.TrimSpace(string(data)))
+	case answer.StatusCode != http.StatusOK:
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		return nil, errors.Join(errors.New(strings.TrimSpace(string(text))), err)
 	}
-	return data, nil
-}
-
-func (c Client) exchange(request *http.Request) (data []byte, code int, err error) {
-	answer, err := c.http.Do(request)
-	if err != nil {
-		return nil, 0, err
-	}
-	defer answer.Body.Close()
-	data, err = io.ReadAll(answer.Body)
-	return data, answer.StatusCode, err
-}
-
-// source is where pods and containers are read: a daemon, or its files.
-type source interface {
-	// pods are those that are there and match, with their containers.
-	pods(match func(timeline.Pod) bool) ([]timeline.Pod, error)
+	return answer, nil
 }
 
 // query finds the pods that are asked for: an id or its beginning, a name,
 // NAMESPACE/NAME, the same of a container, or "" for all; those that are there,
 // and those that are gone or have failed.
-func query(from source, lives *step.Lives, wanted string) ([]timeline.Pod, error) {
-	pods, err := from.pods(func(p timeline.Pod) bool { return p.Matches(wanted) })
+func query(pods []timeline.Pod, lives *step.Lives, wanted string) ([]timeline.Pod, error) {
+	past, err := lives.List()
 	if err != nil {
 		return nil, err
 	}
-	past, err := pastOf(lives, pods, wanted)
-	if err != nil {
-		return nil, err
-	}
-	all := join(pods, past)
-	if len(all) == 0 && wanted != "" {
-		// A container's own name, of a pod that is gone: no index knows it.
-		if past, err = lives.List(); err != nil {
-			return nil, err
-		}
-		all = join(nil, past)
-	}
-	all = slices.DeleteFunc(all, func(p timeline.Pod) bool { return !p.Matches(wanted) })
+	all := slices.DeleteFunc(join(pods, past), func(p timeline.Pod) bool { return !p.Matches(wanted) })
 	for i := range all {
 		all[i].Finish()
 	}
 	timeline.Newest(all)
 	return all, nil
-}
-
-// pastOf reads as few of the lives as it can.
-func pastOf(lives *step.Lives, pods []timeline.Pod, wanted string) ([]step.Life, error) {
-	if wanted == "" {
-		return lives.List()
-	}
-	names := []string{wanted}
-	if parts := strings.Split(wanted, "/"); len(parts) > 1 {
-		names[0] = parts[1]
-	}
-	past, err := lives.Get(wanted)
-	if err != nil {
-		return nil, err
-	}
-	for _, life := range past {
-		names = append(names, life.PodName())
-	}
-	for _, p := range pods {
-		_, name, _ := strings.Cut(p.Name, "/")
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range slices.Compact(names) {
-		of, err := lives.OfPod(name)
-		if err != nil {
-			return nil, err
-		}
-		past = append(past, of...)
-	}
-	return past, nil
 }
 
 // join adds the lives to the pods: containers to theirs, the others by themselves.

@@ -51,8 +51,6 @@ func Commands() []Command {
 				{"since", "DURATION", "only those in which something happened since then: 10m"},
 				{"slowest", "N", "the N that took longest, the slowest first"},
 				asJSON,
-				{"html", "FILE", "write a page for a browser, with the pod's network as it is now, to attach to a report; - is stdout"},
-				force,
 			},
 		},
 		{

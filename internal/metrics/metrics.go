@@ -6,6 +6,7 @@ package metrics
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -21,8 +22,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/sandbox"
@@ -34,6 +37,8 @@ type Metrics struct {
 	registry                    *prometheus.Registry
 	calls, steps, plugins, pull *prometheus.HistogramVec
 	exits                       *prometheus.CounterVec
+	reloaded, reloadedAt        prometheus.Gauge
+	cadvisor                    cadvisor
 	pulled, oomKills, lost      prometheus.Counter
 
 	// named are the CNI plugins that have a label value of their own.
@@ -45,10 +50,12 @@ type Metrics struct {
 // New makes the metrics.
 func New() *Metrics {
 	m := &Metrics{registry: prometheus.NewRegistry(), named: newNames()}
-	m.calls, m.steps = m.histogram(rpcSeconds, 0.0005, 4, 10), m.histogram(stepSeconds, 0.0005, 2, 18)
-	m.plugins, m.pull = m.histogram(pluginSeconds, 0.001, 2, 16), m.histogram(pullSeconds, 0.05, 2, 16)
+	m.calls, m.steps = m.histogram(rpcSeconds, 0.0005, 4, 10), m.histogram(stepSeconds, 0.001, 4, 8)
+	m.plugins, m.pull = m.histogram(pluginSeconds, 0.004, 4, 8), m.histogram(pullSeconds, 0.05, 2, 16)
 	m.exits = m.counter(exits)
 	m.pulled, m.oomKills, m.lost = m.counter(pulledBytes).WithLabelValues(), m.counter(oomKills).WithLabelValues(), m.counter(lost).WithLabelValues()
+	m.reloaded, m.reloadedAt = m.gauge(reloadOK), m.gauge(reloadAt)
+	m.ObserveReload(true) // the start
 	m.nri = newNRI(m.registry)
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -68,6 +75,23 @@ func (m *Metrics) counter(name string) *prometheus.CounterVec {
 	made := prometheus.NewCounterVec(prometheus.CounterOpts{Name: f.Name, Help: f.Help}, labels)
 	m.registry.MustRegister(made)
 	return made
+}
+
+func (m *Metrics) gauge(name string) prometheus.Gauge {
+	f, _ := family(name)
+	made := prometheus.NewGauge(prometheus.GaugeOpts{Name: f.Name, Help: f.Help})
+	m.registry.MustRegister(made)
+	return made
+}
+
+// ObserveReload notes whether a configuration was put into force.
+func (m *Metrics) ObserveReload(ok bool) {
+	if !ok {
+		m.reloaded.Set(0)
+		return
+	}
+	m.reloaded.Set(1)
+	m.reloadedAt.SetToCurrentTime()
 }
 
 // Observe notes how long a step took, and whether it failed.
@@ -144,21 +168,31 @@ func outcomeOf(ok bool) string {
 }
 
 // Watch adds what is counted at each scrape.
-func (m *Metrics) Watch(sources Sources) { m.registry.MustRegister(&counts{sources}) }
+func (m *Metrics) Watch(sources Sources) {
+	m.registry.MustRegister(&counts{sources})
+	m.cadvisor = sources.Cadvisor
+}
 
 // Handler answers a scrape.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
-// Serve answers /metrics on a TCP address until the context ends.
-func (m *Metrics) Serve(ctx context.Context, address string, logger *slog.Logger) error {
+// Serve answers /metrics and /metrics/cadvisor on a TCP address until the context ends;
+// without TLS if that is nil.
+func (m *Metrics) Serve(ctx context.Context, address string, secure *tls.Config, logger *slog.Logger) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
 		return fmt.Errorf("listen for metrics: %w", err)
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", m.Handler())
+	pods := prometheus.NewRegistry()
+	pods.MustRegister(m.cadvisor)
+	mux.Handle("/metrics/cadvisor", promhttp.HandlerFor(pods, promhttp.HandlerOpts{}))
+	if secure != nil {
+		listener = tls.NewListener(listener, secure)
+	}
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
@@ -204,6 +238,12 @@ const (
 	stuck          = "minicri_plugin_runs_stuck"
 	networkReady   = "minicri_network_ready"
 	streamsOpen    = "minicri_streams_open"
+	reloadOK       = "minicri_config_last_reload_successful"
+	reloadAt       = "minicri_config_last_reload_success_timestamp_seconds"
+	imageCount     = "minicri_images"
+	diskSize       = "minicri_disk_size_bytes"
+	diskFree       = "minicri_disk_free_bytes"
+	inodesFree     = "minicri_disk_free_inodes"
 )
 
 // Families are all families that this package makes, in the order of the page;
@@ -234,6 +274,12 @@ func Families() []Family {
 		{stuck, "gauge", "Runs of CNI plugins whose processes were killed and did not end.", nil},
 		{networkReady, "gauge", "Whether pods can be attached: 1, or 0.", nil},
 		{streamsOpen, "gauge", "Sessions of exec, attach and port-forward.", nil},
+		{reloadOK, "gauge", "Whether the configuration that was read last is in force: 1, or 0.", nil},
+		{reloadAt, "gauge", "When a configuration was put into force last, by a start or a reload.", nil},
+		{imageCount, "gauge", "Images on the node.", nil},
+		{diskSize, "gauge", "Size of the file system of root, which has images and writable layers.", nil},
+		{diskFree, "gauge", "What is free of it for everybody.", nil},
+		{inodesFree, "gauge", "Inodes that are free there.", nil},
 	}
 }
 
@@ -258,6 +304,11 @@ type Sources struct {
 	Sandboxes  *sandbox.Store
 	Containers *container.Store
 	Networks   *network.CNI
+	Images     *image.Store
+	// Cadvisor measures pods and containers.
+	Cadvisor func() []Value
+	// Root is the durable directory.
+	Root string
 	// Streams counts the open sessions, Dropped the events that were lost.
 	Streams func() int
 	Dropped func() uint64
@@ -287,6 +338,13 @@ func (c *counts) Collect(out chan<- prometheus.Metric) {
 	emit(networkReady, c.ready())
 	emit(streamsOpen, float64(c.Streams()))
 	emit(dropped, float64(c.Dropped()))
+	emit(imageCount, float64(len(c.Images.List())))
+	var disk unix.Statfs_t
+	if unix.Statfs(c.Root, &disk) == nil {
+		emit(diskSize, float64(disk.Blocks)*float64(disk.Bsize))
+		emit(diskFree, float64(disk.Bavail)*float64(disk.Bsize))
+		emit(inodesFree, float64(disk.Ffree))
+	}
 	emit(buildInfo, 1, c.Version, runtime.Version())
 }
 

@@ -123,24 +123,25 @@ func anyDead() bool {
 // deadChildren maps the pid of each zombie among our children to its start.
 func deadChildren() map[int]uint64 {
 	dead := make(map[int]uint64)
-	files, err := filepath.Glob("/proc/self/task/*/children")
-	if err != nil {
-		return dead
-	}
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			continue // the thread has ended
-		}
-		for _, field := range strings.Fields(string(data)) {
-			pid, err := strconv.Atoi(field)
-			if err != nil {
-				continue
-			}
-			if stat, err := ReadStat(pid); err == nil && stat.State == 'Z' {
-				dead[pid] = stat.StartTime
-			}
+	for _, pid := range Children("self") {
+		if stat, err := ReadStat(pid); err == nil && stat.State == 'Z' {
+			dead[pid] = stat.StartTime
 		}
 	}
 	return dead
+}
+
+// Children lists the children of all threads of a process, a pid or "self"
+// (proc_pid_task_children(5)).
+func Children(of string) (pids []int) {
+	files, _ := filepath.Glob("/proc/" + of + "/task/*/children") // a good pattern
+	for _, file := range files {
+		data, _ := os.ReadFile(file) // the thread may have ended
+		for field := range strings.FieldsSeq(string(data)) {
+			if pid, err := strconv.Atoi(field); err == nil {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
 }

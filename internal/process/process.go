@@ -84,6 +84,9 @@ func (p *Process) Ended() (is bool) {
 	return is || err != nil
 }
 
+// HasEnded reports whether the process of a pidfd has ended.
+func HasEnded(pidfd int) bool { return ended(pidfd, 0) }
+
 // ended polls the pidfd for as long as the limit says. A signal cuts poll(2)
 // short, whatever SA_RESTART says, and this process gets many: SIGCHLD, and
 // those by which the Go runtime preempts its threads.

@@ -1,13 +1,41 @@
-// Package seal closes files in memory to writers. It has no state and no lock.
+// Package seal keeps programs in memory that nobody can change. It has no state and no
+// lock.
 package seal
 
 import (
 	"errors"
+	"io"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// Executable makes a file in memory that can be executed. It fails where the machine does
+// not execute memory (vm.memfd_noexec).
+func Executable(name string) (*os.File, error) {
+	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	fd, err := unix.MemfdCreate(name, flags|unix.MFD_EXEC)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3 all memory could be executed
+		fd, err = unix.MemfdCreate(name, flags)
+	}
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// Fill copies a program there and closes it to all writers. The seals are those that
+// libcontainer asks for.
+func Fill(file *os.File, program io.Reader) error {
+	if _, err := io.Copy(file, program); err != nil {
+		return err
+	}
+	if err := file.Chmod(0o511); err != nil {
+		return err
+	}
+	return Add(file, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
+}
 
 // tries to seal, with the pauses between them, are seconds: the kernel waits by itself
 // in each of them, for 150 ms.

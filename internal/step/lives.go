@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -81,21 +80,8 @@ func (l Life) file() string {
 	if l.Error != "" {
 		outcome = failed
 	}
-	parts := []string{fmt.Sprintf("%019d", l.End.UnixNano()), outcome, l.Kind, l.ID, podHash(l.PodName())}
+	parts := []string{fmt.Sprintf("%019d", l.End.UnixNano()), outcome, l.Kind, l.ID}
 	return strings.Join(parts, "-") + ".json"
-}
-
-// PodName is the name of the pod, without its namespace.
-func (l Life) PodName() string {
-	parts := strings.Split(l.Name, "/")
-	return parts[min(1, len(parts)-1)]
-}
-
-// podHash stands for a name in a file's name, which is too short for some.
-func podHash(name string) string {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(name)) // never fails
-	return fmt.Sprintf("%08x", h.Sum32())
 }
 
 // RefusedID is the id of what was refused before it had one: the same for every
@@ -105,15 +91,14 @@ func RefusedID(kind, name string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// parseName reads a file's name: pod is the hash of its pod's, and ok is false for a
-// foreign file.
-func parseName(name string) (outcome, id, pod string, ok bool) {
+// idOf reads the id from a file's name; ok is false for a foreign file.
+func idOf(name string) (id string, ok bool) {
 	parts := strings.Split(strings.TrimSuffix(name, ".json"), "-")
-	if len(parts) != 5 || !strings.HasSuffix(name, ".json") {
-		return "", "", "", false
+	if len(parts) < 4 || !strings.HasSuffix(name, ".json") {
+		return "", false
 	}
 	_, err := strconv.ParseInt(parts[0], 10, 64)
-	return parts[1], parts[3], parts[4], err == nil
+	return parts[3], err == nil
 }
 
 // Keep writes a life down, in the place of an earlier one of the same id, and
@@ -189,7 +174,7 @@ func has(name, id string) bool {
 	if !strings.Contains(name, id) {
 		return false
 	}
-	_, its, _, ok := parseName(name)
+	its, ok := idOf(name)
 	return ok && its == id
 }
 
@@ -216,7 +201,7 @@ func (l *Lives) list() (names, foreign []string, err error) {
 		return nil, nil, fmt.Errorf("list the timelines: %w", err)
 	}
 	for _, entry := range entries {
-		if _, _, _, ok := parseName(entry.Name()); ok {
+		if _, ok := idOf(entry.Name()); ok {
 			names = append(names, entry.Name())
 		} else {
 			foreign = append(foreign, entry.Name())
@@ -227,21 +212,14 @@ func (l *Lives) list() (names, foreign []string, err error) {
 
 // List returns the lives that are kept, the newest first. A file that cannot be
 // read is left out.
-func (l *Lives) List() ([]Life, error) { return l.read(func(string, string) bool { return true }) }
+func (l *Lives) List() ([]Life, error) { return l.read(func(string) bool { return true }) }
 
 // Get returns those whose id begins so, the newest first.
 func (l *Lives) Get(id string) ([]Life, error) {
-	return l.read(func(its, _ string) bool { return strings.HasPrefix(its, id) })
+	return l.read(func(its string) bool { return strings.HasPrefix(its, id) })
 }
 
-// OfPod returns those of pods with a name, whatever their namespace, and of
-// their containers, the newest first; maybe those of a few other pods too.
-func (l *Lives) OfPod(name string) ([]Life, error) {
-	wanted := podHash(name)
-	return l.read(func(_, pod string) bool { return pod == wanted || pod == "" })
-}
-
-func (l *Lives) read(match func(id, pod string) bool) ([]Life, error) {
+func (l *Lives) read(match func(id string) bool) ([]Life, error) {
 	names, _, err := l.list()
 	if err != nil {
 		return nil, err
@@ -249,7 +227,7 @@ func (l *Lives) read(match func(id, pod string) bool) ([]Life, error) {
 	slices.Reverse(names)
 	var lives []Life
 	for _, name := range names {
-		if _, id, pod, _ := parseName(name); !match(id, pod) {
+		if id, _ := idOf(name); !match(id) {
 			continue
 		}
 		var life Life

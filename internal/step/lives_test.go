@@ -155,7 +155,4 @@ func TestWhatIsNoFileIsNoLife(t *testing.T) {
 	if err != nil || len(lives) != 1 || lives[0].ID != "good" {
 		t.Errorf("%+v, %v", lives, err)
 	}
-	if lives, err = kept.OfPod("web"); err != nil || len(lives) != 1 {
-		t.Errorf("%+v, %v", lives, err)
-	}
 }

@@ -104,7 +104,7 @@ func (g *Glance) Table(w io.Writer, earlier *Glance, style Style) error {
 	fmt.Fprintf(&b, "%s  %s\n", style.paint(faint, pad("ID", ids)+" "+pad("NAME", names)+head), style.paint(faint, "ADDRESSES"))
 	for _, l := range pods {
 		fmt.Fprintf(&b, "%s %s", pad(l.ID[:min(ids, len(l.ID))], ids), pad(middle(l.Name, names), names))
-		l.write(&b, g.age(l), g.rates(l, earlier), style)
+		l.write(&b, age(l.Created, g.At), g.rates(l, earlier), style)
 	}
 	if left > 0 {
 		fmt.Fprintf(&b, "%s\n", style.paint(faint, fmt.Sprintf("and %d more, for which the screen has no lines", left)))
@@ -115,23 +115,6 @@ func (g *Glance) Table(w io.Writer, earlier *Glance, style Style) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-// age is how long ago a pod was made.
-func (g *Glance) age(l Line) string {
-	if l.Created.IsZero() {
-		return "-"
-	}
-	switch d := g.At.Sub(l.Created); {
-	case d < 2*time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < 2*time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", int(d.Hours()))
-	default:
-		return fmt.Sprintf("%dd", int(d.Hours())/24)
-	}
 }
 
 // count is a number of things: "1 pod", "2 pods".

@@ -1,5 +1,5 @@
-// Package timeline shows the life of a pod: as a waterfall for a terminal, as a
-// page for a browser, and in a list of many. It reads nothing but what it is
+// Package timeline shows the life of a pod as a waterfall for a terminal, and in a
+// list of many. It reads nothing but what it is
 // given, which internal/inspect collects, and keeps no state. Whatever others
 // have written in it goes through package redact first.
 package timeline
@@ -57,8 +57,7 @@ type Container struct {
 	Rows    []step.Row `json:"rows,omitempty"`
 }
 
-// Network is the network of a pod: as it was asked for, as it was given, and as
-// it is.
+// Network is the network of a pod: as it was asked for, and as it was given.
 type Network struct {
 	Name   string          `json:"name,omitempty"`
 	Config json.RawMessage `json:"config,omitempty"`
@@ -68,30 +67,6 @@ type Network struct {
 	// Waits says why the attachment could not be released yet, "" if it was, or
 	// if it was not asked for.
 	Waits string `json:"waits,omitempty"`
-	// Now is nil when the kernel was not asked.
-	Now *Now `json:"now,omitempty"`
-}
-
-// Now is the network of a pod at this moment.
-type Now struct {
-	Interfaces []Interface `json:"interfaces,omitempty"`
-	Routes     []string    `json:"routes,omitempty"`
-	// Rules are those of the node's packet filter that belong to the pod.
-	Rules []string `json:"rules,omitempty"`
-	// Problem says what could not be looked at.
-	Problem string `json:"problem,omitempty"`
-}
-
-// Interface is one interface in the namespace.
-type Interface struct {
-	Name      string   `json:"name"`
-	Kind      string   `json:"kind,omitempty"`
-	Up        bool     `json:"up"`
-	MTU       int      `json:"mtu"`
-	MAC       string   `json:"mac,omitempty"`
-	Addresses []string `json:"addresses,omitempty"`
-	// Peer is the other end on the node, with what it is plugged into.
-	Peer string `json:"peer,omitempty"`
 }
 
 // Finish sets what follows from the rows, and takes secrets out of all that

@@ -279,7 +279,7 @@ func (s Style) cut(name string, column int) string {
 // List writes one line for each pod, and a second one with why it failed.
 func List(w io.Writer, pods []Pod, now time.Time, style Style) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n", style.paint(faint, fmt.Sprintf("%-13s  %9s  %9s  %-10s  %s", "ID", "BEGAN", "TOOK", "STATE", "NAME")))
+	fmt.Fprintf(&b, "%s\n", style.paint(faint, fmt.Sprintf("%-13s  %9s  %9s  %-10s  %s", "ID", "AGE", "TOOK", "STATE", "NAME")))
 	for _, p := range printable(pods) {
 		color := map[string]string{Ready: green, Failed: red, Building: yellow}[p.State]
 		name := p.Name
@@ -289,7 +289,7 @@ func List(w io.Writer, pods []Pod, now time.Time, style Style) error {
 		if p.Attempt > 0 {
 			name += fmt.Sprintf(" (attempt %d)", p.Attempt)
 		}
-		fmt.Fprintf(&b, "%-13s  %9s  %9s  %s  %s\n", shorten(p.ID, 13), p.age(now), short(p.Took), style.paint(color, pad(p.State, 10)), style.cut(name, 13+2+9+2+9+2+10+2))
+		fmt.Fprintf(&b, "%-13s  %9s  %9s  %s  %s\n", shorten(p.ID, 13), age(p.Begin, now), short(p.Took), style.paint(color, pad(p.State, 10)), style.cut(name, 13+2+9+2+9+2+10+2))
 		for _, problem := range p.Problems() {
 			at := problem.Of
 			if problem.Step != "" {
@@ -302,18 +302,18 @@ func List(w io.Writer, pods []Pod, now time.Time, style Style) error {
 	return err
 }
 
-// age is how long ago the pod began.
-func (p *Pod) age(now time.Time) string {
-	switch d := now.Sub(p.Begin); {
-	case p.Begin.IsZero():
-		return "-" // nothing is known of it but its record
-	case d < time.Minute:
-		return fmt.Sprintf("%ds ago", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm ago", int(d.Minutes()))
+// age is how long ago something was, "-" if that is not known.
+func age(at, now time.Time) string {
+	switch d := now.Sub(at); {
+	case at.IsZero():
+		return "-"
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
 	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh ago", int(d.Hours()))
+		return fmt.Sprintf("%dh", int(d.Hours()))
 	default:
-		return fmt.Sprintf("%dd ago", int(d.Hours())/24)
+		return fmt.Sprintf("%dd", int(d.Hours())/24)
 	}
 }

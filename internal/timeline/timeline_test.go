@@ -89,26 +89,6 @@ func TestDELLeftToTheJournal(t *testing.T) {
 	}
 }
 
-func TestPageStandsAlone(t *testing.T) {
-	p := failedPod()
-	p.Network.Now = &Now{Interfaces: []Interface{{Name: "eth0", Up: true, MTU: 1500, Addresses: []string{"10.0.0.2/24"}, Peer: "veth1 in bridge cni0"}}, Routes: []string{"default via 10.0.0.1 dev eth0"}, Rules: []string{"-A X -s 10.0.0.2"}}
-	var b bytes.Buffer
-	if err := p.Page(&b, "1.0.0", noon); err != nil {
-		t.Fatal(err)
-	}
-	got := b.String()
-	for _, want := range []string{"prefers-color-scheme: dark", "host-local ADD", "no address &lt;b&gt;", "veth1 in bridge cni0", "default via 10.0.0.1", "-A X -s 10.0.0.2", "the pod failed at cni add", "(hidden)"} {
-		if !strings.Contains(got, want) {
-			t.Errorf("the page lacks %q", want)
-		}
-	}
-	for _, never := range []string{"S3CRET", "<script", "http://", "https://", "@import", "url(", " src=", "<link", "<b>"} {
-		if strings.Contains(got, never) {
-			t.Errorf("the page has %q", never)
-		}
-	}
-}
-
 // Hours of running are no part of the scale of what was done before and after.
 func TestEpisodes(t *testing.T) {
 	p := Pod{Kind: "pod", Name: "test/web", State: Removed, Rows: []step.Row{row("pod", "start", "", 0, 5, ""), row("pod", "end pause", "", 3_600_000, 10, "")}}
@@ -142,7 +122,7 @@ func TestListSaysWhyInOneLine(t *testing.T) {
 	if err := List(&b, []Pod{failedPod()}, noon.Add(time.Hour), Style{}); err != nil {
 		t.Fatal(err)
 	}
-	if got := b.String(); !strings.Contains(got, "1h ago") || !strings.Contains(got, "the pod, cni add: CNI ADD: no address") || strings.Count(got, "\n") != 3 {
+	if got := b.String(); !strings.Contains(got, "  60m  ") || !strings.Contains(got, "the pod, cni add: CNI ADD: no address") || strings.Count(got, "\n") != 3 {
 		t.Error(got)
 	}
 }

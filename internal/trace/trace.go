@@ -26,7 +26,7 @@ func Begin(ctx context.Context, name string, pairs ...string) (_ context.Context
 	if !parent.IsRecording() {
 		return ctx, func(error) {}
 	}
-	ctx, span := parent.TracerProvider().Tracer(scope).Start(ctx, name, trace.WithAttributes(attributes(pairs)...))
+	ctx, span := parent.TracerProvider().Tracer(scope).Start(ctx, name, trace.WithAttributes(inherited(parent)...), trace.WithAttributes(attributes(pairs)...))
 	return ctx, func(err error) {
 		if err != nil {
 			span.SetStatus(codes.Error, redact.Text(err.Error()))
@@ -42,7 +42,7 @@ func Past(ctx context.Context, name string, start time.Time, took time.Duration,
 	if !parent.IsRecording() {
 		return ctx
 	}
-	ctx, span := parent.TracerProvider().Tracer(scope).Start(ctx, name, trace.WithTimestamp(start), trace.WithAttributes(attributes(pairs)...))
+	ctx, span := parent.TracerProvider().Tracer(scope).Start(ctx, name, trace.WithTimestamp(start), trace.WithAttributes(inherited(parent)...), trace.WithAttributes(attributes(pairs)...))
 	if failure != "" {
 		span.SetStatus(codes.Error, redact.Text(failure))
 	}
@@ -63,6 +63,21 @@ func withRecorded(ctx context.Context, parent, span trace.Span) context.Context 
 		return ctx
 	}
 	return trace.ContextWithSpan(ctx, recorded{span})
+}
+
+// inherited are the attributes that say which pod and container the parent is about.
+func inherited(parent trace.Span) (list []attribute.KeyValue) {
+	if past, ok := parent.(recorded); ok {
+		parent = past.Span
+	}
+	if span, ok := parent.(interface{ Attributes() []attribute.KeyValue }); ok {
+		for _, one := range span.Attributes() {
+			if one.Key == "namespace" || one.Key == "pod" || one.Key == "container" {
+				list = append(list, one)
+			}
+		}
+	}
+	return list
 }
 
 func attributes(pairs []string) (list []attribute.KeyValue) {

@@ -163,10 +163,10 @@ func (c *container) mounts() {
 // a request; source is empty for one that has none on the node.
 func Mount(destination, source string) error {
 	p := &problems{}
-	p.absolute("destination", destination)
+	p.place("destination", destination)
 	p.notRoot("destination", destination)
 	if source != "" {
-		p.absolute("source", source)
+		p.place("source", source)
 	}
 	return p.err()
 }

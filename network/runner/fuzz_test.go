@@ -3,6 +3,8 @@ package runner
 import (
 	"testing"
 	"unicode/utf8"
+
+	"github.com/minicri/minicri/internal/step"
 )
 
 // FuzzAnswer reads what a plugin that failed has printed. Results of success are
@@ -14,8 +16,8 @@ func FuzzAnswer(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		r := Report{Ended: true, Exit: 1}
-		r.answer(data)
+		r := Report{Plugin: step.Plugin{Exit: 1}}
+		r.takeError(data)
 		if text := r.Text(); text == "" || !utf8.ValidString(text) || len(r.Message) > 8*mostShown+64 {
 			t.Errorf("%d bytes became %q", len(data), text)
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/trace"
 )
 
@@ -42,32 +44,19 @@ type Run struct {
 
 	mu      sync.Mutex
 	reports []*Report
-	// process is the plugin that runs, nil if none does; killed is set by Kill.
+	// process is the plugin that runs, nil if none does; stderr is of the last one.
 	process *os.Process
 	stderr  *output
 	killed  bool
 }
 
-// Begin makes a run. End has to be called.
-func (r *Runner) Begin(request Request) (*Run, error) {
-	run := &Run{Request: request, Deadline: time.Now().Add(request.Limit)}
-	run.Group = r.parent.Child(r.mark + run.name(monotonic()+request.Limit))
-	if err := run.Group.Make(); err != nil {
-		return nil, fmt.Errorf("begin a run of plugins: %w", err)
-	}
-	return run, nil
-}
-
 // FindInPath returns the program of a plugin; for one that is missing its name, so that
 // the chain goes on to ExecPlugin, which says so.
 func (run *Run) FindInPath(plugin string, directories []string) (string, error) {
-	if !isName(plugin) {
-		return "", fmt.Errorf("the plugin's type %q is no name of a file", plugin)
-	}
 	if path, err := invoke.FindInPath(plugin, directories); err == nil {
 		return path, nil
 	}
-	return plugin, nil
+	return filepath.Base(plugin), nil
 }
 
 // ExecPlugin runs a plugin and returns what it printed. A DEL that fails is an error
@@ -77,94 +66,86 @@ func (run *Run) ExecPlugin(ctx context.Context, path string, stdin []byte, envir
 	report := run.begin(filepath.Base(path))
 	answer, err := run.execute(path, stdin, append(environment, trace.Environment(ctx)...))
 	run.end(report, answer, err)
-	if run.Verb != "DEL" {
-		return answer, report.Err()
+	switch {
+	case run.Verb == "DEL" && len(run.Reports()) < run.Plugins:
+		return nil, nil
+	case run.Verb == "DEL":
+		return nil, run.Verdict()
+	case report.Failed():
+		return nil, errors.New(report.Text())
 	}
-	if reports := run.Reports(); len(reports) >= run.Plugins {
-		return nil, run.Verdict(reports)
-	}
-	return nil, nil
+	return answer, nil
 }
 
 func (run *Run) begin(plugin string) *Report {
-	report := &Report{Plugin: plugin, Verb: run.Verb, Start: time.Now()}
+	report := &Report{Plugin: step.Plugin{Name: plugin, Verb: run.Verb, Killed: true}, Start: time.Now()}
 	run.mu.Lock()
 	defer run.mu.Unlock()
-	run.reports = append(run.reports, report)
+	run.reports, run.stderr = append(run.reports, report), &output{most: mostStderr, end: true}
 	return report
 }
 
-// errKilled: the run is over, and nothing is started in it any more.
-var errKilled = errors.New("not started: the run was killed")
-
-// execute runs the program to its end and returns what it printed to stdout.
+// execute runs the program to its end and returns what it printed to stdout. A child
+// that holds the plugin's input or output is waited for no longer than WaitDelay.
 func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte, error) {
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("failed to find the plugin %s in %s: install it or set cni_bin_dir", path, directoriesOf(environment))
 	}
-	var stdout, stderr output
-	var command *exec.Cmd
-	for tries := 0; ; tries++ {
-		command = &exec.Cmd{Path: path, Args: []string{path}, Env: environment, Stdin: bytes.NewReader(stdin), WaitDelay: time.Second}
-		command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-		err := run.start(command, &stdout, &stderr)
-		if err == nil {
-			break
-		}
-		const mostTries = 5 // as libcni has it
-		if !errors.Is(err, unix.ETXTBSY) || tries == mostTries {
-			return nil, fmt.Errorf("start the plugin: %w", err)
-		}
-		time.Sleep(time.Second) // it is being installed
+	from, to, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("start the plugin: %w", err)
 	}
-	err := command.Wait()
+	defer from.Close()
+	command := &exec.Cmd{
+		Path: path, Args: []string{path}, Env: environment, Stdin: bytes.NewReader(stdin), Stdout: to, Stderr: run.stderr,
+		WaitDelay: leftDelay, SysProcAttr: &syscall.SysProcAttr{Setsid: true},
+	}
+	err = run.start(command)
+	_ = to.Close()
+	if err != nil {
+		return nil, fmt.Errorf("start the plugin: %w", err)
+	}
+	stdout := &output{most: mostAnswer}
+	read := make(chan struct{})
+	go func() { // ends with the pipe, or in readRest
+		defer close(read)
+		if _, err := io.Copy(stdout, from); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			_ = from.Close() // it prints too much
+		}
+	}()
+	err = command.Wait()
 	run.mu.Lock()
 	run.process = nil
 	run.mu.Unlock()
-	answer := stdout.end()
-	stderr.end()
-	if stdout.tooMuch {
+	stdout.readRest(from, read)
+	answer := stdout.now()
+	if len(answer) > mostAnswer {
 		return nil, fmt.Errorf("the answer has more than %d MiB, which no CNI result has", mostAnswer>>20)
 	}
-	if errors.Is(err, exec.ErrWaitDelay) { // something that it left holds its input
+	if errors.Is(err, exec.ErrWaitDelay) {
 		err = nil
 	}
 	return answer, err
 }
 
-// start starts the command in the cgroup of the run, its output in two pipes.
-func (run *Run) start(command *exec.Cmd, stdout, stderr *output) error {
-	if run.isKilled() {
-		return errKilled
-	}
-	var err error
-	if command.Stdout, err = stdout.open(mostAnswer, func() { _ = command.Process.Kill() }); err != nil {
-		return err
-	}
-	if command.Stderr, err = stderr.open(mostStderr, nil); err == nil {
-		err = run.Group.Start(command)
-	}
-	if err != nil {
-		stdout.abandon()
-		stderr.abandon()
-		return err
-	}
+// start starts the command in the cgroup of the run, unless that was killed.
+func (run *Run) start(command *exec.Cmd) error {
 	run.mu.Lock()
-	run.process, run.stderr = command.Process, stderr
 	killed := run.killed
 	run.mu.Unlock()
-	stdout.follow()
-	stderr.follow()
+	if killed {
+		return errors.New("the run was killed")
+	}
+	if err := run.Group.Start(command); err != nil {
+		return err
+	}
+	run.mu.Lock()
+	run.process, killed = command.Process, run.killed
+	run.mu.Unlock()
 	if killed { // between the two looks
-		return errors.Join(run.Kill(0), nil)
+		_ = run.Kill(time.Second) // who has killed the run looks again
 	}
 	return nil
-}
-
-func (run *Run) isKilled() bool {
-	run.mu.Lock()
-	defer run.mu.Unlock()
-	return run.killed
 }
 
 func directoriesOf(environment []string) string {
@@ -173,10 +154,10 @@ func directoriesOf(environment []string) string {
 			return path
 		}
 	}
-	return ""
+	return "no directory"
 }
 
-// Running reports whether a process of the run lives.
+// Running reports whether anything of the run lives; what cannot be known does.
 func (run *Run) Running() bool {
 	empty, err := run.Group.Empty()
 	return err != nil || !empty
@@ -203,4 +184,68 @@ func (run *Run) End() error {
 		return fmt.Errorf("end a run of plugins: %w", err)
 	}
 	return nil
+}
+
+const (
+	// mostAnswer is how much a plugin may print; the pipe of one that prints more is
+	// closed.
+	mostAnswer = 4 << 20
+	// mostStderr is how much is kept of the end of what it writes to stderr.
+	mostStderr = 4 << 10
+	// leftDelay is how long a plugin's pipes are read that something it has left holds.
+	leftDelay = time.Second
+)
+
+// output keeps what a plugin prints: all, or the end.
+type output struct {
+	most int
+	end  bool
+	mu   sync.Mutex
+	text []byte
+}
+
+func (o *output) Write(text []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.text = append(o.text, text...)
+	switch over := len(o.text) - o.most; {
+	case over > 0 && o.end:
+		o.text = append(o.text[:0], o.text[over:]...)
+	case over > 0:
+		return 0, errors.New("the plugin prints too much")
+	}
+	return len(text), nil
+}
+
+// readRest reads what a plugin that has ended still has in its pipe, however busy the
+// machine is. It does not wait for the end of what the plugin has left.
+func (o *output) readRest(from *os.File, read <-chan struct{}) {
+	select {
+	case <-read:
+		return
+	case <-time.After(leftDelay):
+	}
+	_ = from.SetReadDeadline(time.Now())
+	<-read
+	_ = from.SetReadDeadline(time.Time{})
+	pipe, err := from.SyscallConn()
+	if err != nil {
+		return // it is closed
+	}
+	_ = pipe.Read(func(fd uintptr) bool {
+		rest := make([]byte, mostInPipe)
+		if n, err := unix.Read(int(fd), rest); err == nil {
+			_, _ = o.Write(rest[:n])
+		}
+		return true
+	})
+}
+
+// mostInPipe is the size of a pipe (pipe(7)).
+const mostInPipe = 64 << 10
+
+func (o *output) now() []byte {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return bytes.Clone(o.text)
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -30,10 +29,8 @@ func Open(parent cgroup.Group, mark string) (*Runner, error) {
 	if mark == "" {
 		return nil, errors.New("open the plugin runs: without a mark every cgroup below the parent would be taken for a run's")
 	}
-	r := &Runner{parent: parent, mark: mark}
 	_, err := os.Stat(parent.Dir)
-	r.made = errors.Is(err, fs.ErrNotExist)
-	return r, parent.Make()
+	return &Runner{parent: parent, mark: mark, made: errors.Is(err, fs.ErrNotExist)}, parent.Make()
 }
 
 // Close removes the parent if Open made it and nothing is in it any more.
@@ -46,6 +43,16 @@ func (r *Runner) Close() error {
 		return nil
 	}
 	return err
+}
+
+// Begin makes a run. End has to be called.
+func (r *Runner) Begin(request Request) (*Run, error) {
+	run := &Run{Request: request, Deadline: time.Now().Add(request.Limit)}
+	run.Group = r.parent.Child(r.mark + run.name(monotonic()+request.Limit))
+	if err := run.Group.Make(); err != nil {
+		return nil, fmt.Errorf("begin a run of plugins: %w", err)
+	}
+	return run, nil
 }
 
 // Left are the runs whose processes an earlier daemon left. Cgroups in which nothing
@@ -62,8 +69,7 @@ func (r *Runner) Left() (left []*Run, err error) {
 			continue
 		}
 		run := &Run{Group: r.parent.Child(entry.Name())}
-		empty, err := run.Group.Empty()
-		switch {
+		switch empty, err := run.Group.Empty(); {
 		case err != nil:
 			errs = append(errs, err)
 		case empty:
@@ -98,9 +104,4 @@ func monotonic() time.Duration {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // never fails
 	return time.Duration(now.Nano())
-}
-
-// isName reports whether a plugin's type is the name of a file, as libcni demands.
-func isName(plugin string) bool {
-	return plugin != "" && filepath.Base(plugin) == plugin && plugin != "." && plugin != ".."
 }

@@ -85,7 +85,6 @@ const (
 	EventKind_EVENT_CREATED EventKind = 1
 	EventKind_EVENT_STARTED EventKind = 2
 	EventKind_EVENT_EXITED  EventKind = 3
-	EventKind_EVENT_OOM     EventKind = 4 // some process of the container was killed
 	EventKind_EVENT_DELETED EventKind = 5
 )
 
@@ -96,7 +95,6 @@ var (
 		1: "EVENT_CREATED",
 		2: "EVENT_STARTED",
 		3: "EVENT_EXITED",
-		4: "EVENT_OOM",
 		5: "EVENT_DELETED",
 	}
 	EventKind_value = map[string]int32{
@@ -104,7 +102,6 @@ var (
 		"EVENT_CREATED": 1,
 		"EVENT_STARTED": 2,
 		"EVENT_EXITED":  3,
-		"EVENT_OOM":     4,
 		"EVENT_DELETED": 5,
 	}
 )
@@ -181,7 +178,6 @@ type CreateRequest struct {
 	StdinOnce     bool                   `protobuf:"varint,5,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"` // close it when the first attached stdin ends
 	Runtime       []string               `protobuf:"bytes,6,rep,name=runtime,proto3" json:"runtime,omitempty"`                       // an OCI runtime with runc's command line: program and global flags; empty: libcontainer
 	Bare          bool                   `protobuf:"varint,7,opt,name=bare,proto3" json:"bare,omitempty"`                            // pause: it has no streams, nobody asks for its exit
-	Pause         string                 `protobuf:"bytes,9,opt,name=pause,proto3" json:"pause,omitempty"`                           // id of the pod's pause, which keeps the output readable; empty: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -263,13 +259,6 @@ func (x *CreateRequest) GetBare() bool {
 		return x.Bare
 	}
 	return false
-}
-
-func (x *CreateRequest) GetPause() string {
-	if x != nil {
-		return x.Pause
-	}
-	return ""
 }
 
 type CreateResponse struct {
@@ -1112,76 +1101,16 @@ func (x *NoteExitRequest) GetStatus() uint32 {
 	return 0
 }
 
-type InfoResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Build         string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`        // what --build said
-	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`    // what --daemon-version said
-	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // see api.Protocol
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *InfoResponse) Reset() {
-	*x = InfoResponse{}
-	mi := &file_shim_proto_msgTypes[16]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *InfoResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*InfoResponse) ProtoMessage() {}
-
-func (x *InfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[16]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
-func (*InfoResponse) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{16}
-}
-
-func (x *InfoResponse) GetBuild() string {
-	if x != nil {
-		return x.Build
-	}
-	return ""
-}
-
-func (x *InfoResponse) GetVersion() string {
-	if x != nil {
-		return x.Version
-	}
-	return ""
-}
-
-func (x *InfoResponse) GetProtocol() uint32 {
-	if x != nil {
-		return x.Protocol
-	}
-	return 0
-}
-
 type UseProgramRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // as the supervisor sees it; it is opened at once
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // as the supervisor sees it; it is opened at once; empty: stays
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UseProgramRequest) Reset() {
 	*x = UseProgramRequest{}
-	mi := &file_shim_proto_msgTypes[17]
+	mi := &file_shim_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1193,7 +1122,7 @@ func (x *UseProgramRequest) String() string {
 func (*UseProgramRequest) ProtoMessage() {}
 
 func (x *UseProgramRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[17]
+	mi := &file_shim_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1206,7 +1135,7 @@ func (x *UseProgramRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UseProgramRequest.ProtoReflect.Descriptor instead.
 func (*UseProgramRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{17}
+	return file_shim_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *UseProgramRequest) GetPath() string {
@@ -1228,7 +1157,7 @@ type ResizeRequest struct {
 
 func (x *ResizeRequest) Reset() {
 	*x = ResizeRequest{}
-	mi := &file_shim_proto_msgTypes[18]
+	mi := &file_shim_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1240,7 +1169,7 @@ func (x *ResizeRequest) String() string {
 func (*ResizeRequest) ProtoMessage() {}
 
 func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[18]
+	mi := &file_shim_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1253,7 +1182,7 @@ func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{18}
+	return file_shim_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ResizeRequest) GetId() string {
@@ -1293,7 +1222,7 @@ type ReopenLogRequest struct {
 
 func (x *ReopenLogRequest) Reset() {
 	*x = ReopenLogRequest{}
-	mi := &file_shim_proto_msgTypes[19]
+	mi := &file_shim_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1305,7 +1234,7 @@ func (x *ReopenLogRequest) String() string {
 func (*ReopenLogRequest) ProtoMessage() {}
 
 func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[19]
+	mi := &file_shim_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1318,7 +1247,7 @@ func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenLogRequest.ProtoReflect.Descriptor instead.
 func (*ReopenLogRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{19}
+	return file_shim_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReopenLogRequest) GetId() string {
@@ -1339,7 +1268,7 @@ type UpdateRequest struct {
 
 func (x *UpdateRequest) Reset() {
 	*x = UpdateRequest{}
-	mi := &file_shim_proto_msgTypes[20]
+	mi := &file_shim_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1351,7 +1280,7 @@ func (x *UpdateRequest) String() string {
 func (*UpdateRequest) ProtoMessage() {}
 
 func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[20]
+	mi := &file_shim_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1364,7 +1293,7 @@ func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{20}
+	return file_shim_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *UpdateRequest) GetId() string {
@@ -1394,7 +1323,7 @@ const file_shim_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
 	"shim.proto\x12\x0fminicri.shim.v1\"\a\n" +
-	"\x05Empty\"\xd1\x01\n" +
+	"\x05Empty\"\xc1\x01\n" +
 	"\rCreateRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06bundle\x18\x02 \x01(\tR\x06bundle\x12\x19\n" +
@@ -1403,8 +1332,8 @@ const file_shim_proto_rawDesc = "" +
 	"\n" +
 	"stdin_once\x18\x05 \x01(\bR\tstdinOnce\x12\x18\n" +
 	"\aruntime\x18\x06 \x03(\tR\aruntime\x12\x12\n" +
-	"\x04bare\x18\a \x01(\bR\x04bare\x12\x14\n" +
-	"\x05pause\x18\t \x01(\tR\x05pauseJ\x04\b\b\x10\t\"A\n" +
+	"\x04bare\x18\a \x01(\bR\x04bareJ\x04\b\b\x10\tJ\x04\b\t\x10\n" +
+	"\"A\n" +
 	"\x0eCreateResponse\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x1d\n" +
 	"\n" +
@@ -1471,11 +1400,7 @@ const file_shim_proto_rawDesc = "" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x1d\n" +
 	"\n" +
 	"start_time\x18\x03 \x01(\x04R\tstartTime\x12\x16\n" +
-	"\x06status\x18\x04 \x01(\rR\x06status\"Z\n" +
-	"\fInfoResponse\x12\x14\n" +
-	"\x05build\x18\x01 \x01(\tR\x05build\x12\x18\n" +
-	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1a\n" +
-	"\bprotocol\x18\x03 \x01(\rR\bprotocol\"'\n" +
+	"\x06status\x18\x04 \x01(\rR\x06status\"'\n" +
 	"\x11UseProgramRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\"f\n" +
 	"\rResizeRequest\x12\x0e\n" +
@@ -1494,14 +1419,13 @@ const file_shim_proto_rawDesc = "" +
 	"\x0eSTATUS_UNKNOWN\x10\x00\x12\x12\n" +
 	"\x0eSTATUS_CREATED\x10\x01\x12\x12\n" +
 	"\x0eSTATUS_RUNNING\x10\x02\x12\x12\n" +
-	"\x0eSTATUS_STOPPED\x10\x04\"\x04\b\x03\x10\x03*x\n" +
+	"\x0eSTATUS_STOPPED\x10\x04\"\x04\b\x03\x10\x03*o\n" +
 	"\tEventKind\x12\x11\n" +
 	"\rEVENT_UNKNOWN\x10\x00\x12\x11\n" +
 	"\rEVENT_CREATED\x10\x01\x12\x11\n" +
 	"\rEVENT_STARTED\x10\x02\x12\x10\n" +
-	"\fEVENT_EXITED\x10\x03\x12\r\n" +
-	"\tEVENT_OOM\x10\x04\x12\x11\n" +
-	"\rEVENT_DELETED\x10\x052\x90\b\n" +
+	"\fEVENT_EXITED\x10\x03\x12\x11\n" +
+	"\rEVENT_DELETED\x10\x05\"\x04\b\x04\x10\x042\xd1\a\n" +
 	"\x04Shim\x12I\n" +
 	"\x06Create\x12\x1e.minicri.shim.v1.CreateRequest\x1a\x1f.minicri.shim.v1.CreateResponse\x12>\n" +
 	"\x05Start\x12\x1d.minicri.shim.v1.StartRequest\x1a\x16.minicri.shim.v1.Empty\x12<\n" +
@@ -1514,8 +1438,7 @@ const file_shim_proto_rawDesc = "" +
 	"\x06Resize\x12\x1e.minicri.shim.v1.ResizeRequest\x1a\x16.minicri.shim.v1.Empty\x12F\n" +
 	"\tReopenLog\x12!.minicri.shim.v1.ReopenLogRequest\x1a\x16.minicri.shim.v1.Empty\x12@\n" +
 	"\x06Update\x12\x1e.minicri.shim.v1.UpdateRequest\x1a\x16.minicri.shim.v1.Empty\x12D\n" +
-	"\bNoteExit\x12 .minicri.shim.v1.NoteExitRequest\x1a\x16.minicri.shim.v1.Empty\x12=\n" +
-	"\x04Info\x12\x16.minicri.shim.v1.Empty\x1a\x1d.minicri.shim.v1.InfoResponse\x12H\n" +
+	"\bNoteExit\x12 .minicri.shim.v1.NoteExitRequest\x1a\x16.minicri.shim.v1.Empty\x12H\n" +
 	"\n" +
 	"UseProgram\x12\".minicri.shim.v1.UseProgramRequest\x1a\x16.minicri.shim.v1.Empty\x12:\n" +
 	"\bShutdown\x12\x16.minicri.shim.v1.Empty\x1a\x16.minicri.shim.v1.EmptyB/Z-github.com/minicri/minicri/supervisor/api;apib\x06proto3"
@@ -1534,7 +1457,7 @@ func file_shim_proto_rawDescGZIP() []byte {
 
 var (
 	file_shim_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-	file_shim_proto_msgTypes  = make([]protoimpl.MessageInfo, 21)
+	file_shim_proto_msgTypes  = make([]protoimpl.MessageInfo, 20)
 	file_shim_proto_goTypes   = []any{
 		Status(0),                 // 0: minicri.shim.v1.Status
 		EventKind(0),              // 1: minicri.shim.v1.EventKind
@@ -1554,11 +1477,10 @@ var (
 		(*ExecWaitRequest)(nil),   // 15: minicri.shim.v1.ExecWaitRequest
 		(*ExecWaitResponse)(nil),  // 16: minicri.shim.v1.ExecWaitResponse
 		(*NoteExitRequest)(nil),   // 17: minicri.shim.v1.NoteExitRequest
-		(*InfoResponse)(nil),      // 18: minicri.shim.v1.InfoResponse
-		(*UseProgramRequest)(nil), // 19: minicri.shim.v1.UseProgramRequest
-		(*ResizeRequest)(nil),     // 20: minicri.shim.v1.ResizeRequest
-		(*ReopenLogRequest)(nil),  // 21: minicri.shim.v1.ReopenLogRequest
-		(*UpdateRequest)(nil),     // 22: minicri.shim.v1.UpdateRequest
+		(*UseProgramRequest)(nil), // 18: minicri.shim.v1.UseProgramRequest
+		(*ResizeRequest)(nil),     // 19: minicri.shim.v1.ResizeRequest
+		(*ReopenLogRequest)(nil),  // 20: minicri.shim.v1.ReopenLogRequest
+		(*UpdateRequest)(nil),     // 21: minicri.shim.v1.UpdateRequest
 	}
 )
 
@@ -1576,30 +1498,28 @@ var file_shim_proto_depIdxs = []int32{
 	11, // 10: minicri.shim.v1.Shim.Events:input_type -> minicri.shim.v1.EventsRequest
 	13, // 11: minicri.shim.v1.Shim.ExecStart:input_type -> minicri.shim.v1.ExecStartRequest
 	15, // 12: minicri.shim.v1.Shim.ExecWait:input_type -> minicri.shim.v1.ExecWaitRequest
-	20, // 13: minicri.shim.v1.Shim.Resize:input_type -> minicri.shim.v1.ResizeRequest
-	21, // 14: minicri.shim.v1.Shim.ReopenLog:input_type -> minicri.shim.v1.ReopenLogRequest
-	22, // 15: minicri.shim.v1.Shim.Update:input_type -> minicri.shim.v1.UpdateRequest
+	19, // 13: minicri.shim.v1.Shim.Resize:input_type -> minicri.shim.v1.ResizeRequest
+	20, // 14: minicri.shim.v1.Shim.ReopenLog:input_type -> minicri.shim.v1.ReopenLogRequest
+	21, // 15: minicri.shim.v1.Shim.Update:input_type -> minicri.shim.v1.UpdateRequest
 	17, // 16: minicri.shim.v1.Shim.NoteExit:input_type -> minicri.shim.v1.NoteExitRequest
-	2,  // 17: minicri.shim.v1.Shim.Info:input_type -> minicri.shim.v1.Empty
-	19, // 18: minicri.shim.v1.Shim.UseProgram:input_type -> minicri.shim.v1.UseProgramRequest
-	2,  // 19: minicri.shim.v1.Shim.Shutdown:input_type -> minicri.shim.v1.Empty
-	4,  // 20: minicri.shim.v1.Shim.Create:output_type -> minicri.shim.v1.CreateResponse
-	2,  // 21: minicri.shim.v1.Shim.Start:output_type -> minicri.shim.v1.Empty
-	2,  // 22: minicri.shim.v1.Shim.Kill:output_type -> minicri.shim.v1.Empty
-	2,  // 23: minicri.shim.v1.Shim.Delete:output_type -> minicri.shim.v1.Empty
-	8,  // 24: minicri.shim.v1.Shim.List:output_type -> minicri.shim.v1.ListResponse
-	12, // 25: minicri.shim.v1.Shim.Events:output_type -> minicri.shim.v1.Event
-	14, // 26: minicri.shim.v1.Shim.ExecStart:output_type -> minicri.shim.v1.ExecStartResponse
-	16, // 27: minicri.shim.v1.Shim.ExecWait:output_type -> minicri.shim.v1.ExecWaitResponse
-	2,  // 28: minicri.shim.v1.Shim.Resize:output_type -> minicri.shim.v1.Empty
-	2,  // 29: minicri.shim.v1.Shim.ReopenLog:output_type -> minicri.shim.v1.Empty
-	2,  // 30: minicri.shim.v1.Shim.Update:output_type -> minicri.shim.v1.Empty
-	2,  // 31: minicri.shim.v1.Shim.NoteExit:output_type -> minicri.shim.v1.Empty
-	18, // 32: minicri.shim.v1.Shim.Info:output_type -> minicri.shim.v1.InfoResponse
-	2,  // 33: minicri.shim.v1.Shim.UseProgram:output_type -> minicri.shim.v1.Empty
-	2,  // 34: minicri.shim.v1.Shim.Shutdown:output_type -> minicri.shim.v1.Empty
-	20, // [20:35] is the sub-list for method output_type
-	5,  // [5:20] is the sub-list for method input_type
+	18, // 17: minicri.shim.v1.Shim.UseProgram:input_type -> minicri.shim.v1.UseProgramRequest
+	2,  // 18: minicri.shim.v1.Shim.Shutdown:input_type -> minicri.shim.v1.Empty
+	4,  // 19: minicri.shim.v1.Shim.Create:output_type -> minicri.shim.v1.CreateResponse
+	2,  // 20: minicri.shim.v1.Shim.Start:output_type -> minicri.shim.v1.Empty
+	2,  // 21: minicri.shim.v1.Shim.Kill:output_type -> minicri.shim.v1.Empty
+	2,  // 22: minicri.shim.v1.Shim.Delete:output_type -> minicri.shim.v1.Empty
+	8,  // 23: minicri.shim.v1.Shim.List:output_type -> minicri.shim.v1.ListResponse
+	12, // 24: minicri.shim.v1.Shim.Events:output_type -> minicri.shim.v1.Event
+	14, // 25: minicri.shim.v1.Shim.ExecStart:output_type -> minicri.shim.v1.ExecStartResponse
+	16, // 26: minicri.shim.v1.Shim.ExecWait:output_type -> minicri.shim.v1.ExecWaitResponse
+	2,  // 27: minicri.shim.v1.Shim.Resize:output_type -> minicri.shim.v1.Empty
+	2,  // 28: minicri.shim.v1.Shim.ReopenLog:output_type -> minicri.shim.v1.Empty
+	2,  // 29: minicri.shim.v1.Shim.Update:output_type -> minicri.shim.v1.Empty
+	2,  // 30: minicri.shim.v1.Shim.NoteExit:output_type -> minicri.shim.v1.Empty
+	2,  // 31: minicri.shim.v1.Shim.UseProgram:output_type -> minicri.shim.v1.Empty
+	2,  // 32: minicri.shim.v1.Shim.Shutdown:output_type -> minicri.shim.v1.Empty
+	19, // [19:33] is the sub-list for method output_type
+	5,  // [5:19] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name
@@ -1610,14 +1530,14 @@ func file_shim_proto_init() {
 	if File_shim_proto != nil {
 		return
 	}
-	file_shim_proto_msgTypes[20].OneofWrappers = []any{}
+	file_shim_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_shim_proto_rawDesc), len(file_shim_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   21,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

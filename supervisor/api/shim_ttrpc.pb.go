@@ -21,7 +21,6 @@ type ShimService interface {
 	ReopenLog(context.Context, *ReopenLogRequest) (*Empty, error)
 	Update(context.Context, *UpdateRequest) (*Empty, error)
 	NoteExit(context.Context, *NoteExitRequest) (*Empty, error)
-	Info(context.Context, *Empty) (*InfoResponse, error)
 	UseProgram(context.Context, *UseProgramRequest) (*Empty, error)
 	Shutdown(context.Context, *Empty) (*Empty, error)
 }
@@ -119,13 +118,6 @@ func RegisterShimService(srv *ttrpc.Server, svc ShimService) {
 				}
 				return svc.NoteExit(ctx, &req)
 			},
-			"Info": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
-				var req Empty
-				if err := unmarshal(&req); err != nil {
-					return nil, err
-				}
-				return svc.Info(ctx, &req)
-			},
 			"UseProgram": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req UseProgramRequest
 				if err := unmarshal(&req); err != nil {
@@ -170,7 +162,6 @@ type ShimClient interface {
 	ReopenLog(context.Context, *ReopenLogRequest) (*Empty, error)
 	Update(context.Context, *UpdateRequest) (*Empty, error)
 	NoteExit(context.Context, *NoteExitRequest) (*Empty, error)
-	Info(context.Context, *Empty) (*InfoResponse, error)
 	UseProgram(context.Context, *UseProgramRequest) (*Empty, error)
 	Shutdown(context.Context, *Empty) (*Empty, error)
 }
@@ -297,14 +288,6 @@ func (c *shimClient) Update(ctx context.Context, req *UpdateRequest) (*Empty, er
 func (c *shimClient) NoteExit(ctx context.Context, req *NoteExitRequest) (*Empty, error) {
 	var resp Empty
 	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "NoteExit", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *shimClient) Info(ctx context.Context, req *Empty) (*InfoResponse, error) {
-	var resp InfoResponse
-	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "Info", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -37,23 +37,34 @@ func (p Paths) Processes() ([]int, error) {
 	return cgroups.GetAllPids(path)
 }
 
-// Frozen reports whether the container's processes do not run until they are thawed,
-// and with them whatever is started among them.
+// Frozen reports whether the container's processes do not run until they are thawed, or
+// are about to stop, and with them whatever is started among them.
 func (p Paths) Frozen() bool {
-	if freezer := p["freezer"]; freezer != "" {
-		state, err := os.ReadFile(filepath.Join(freezer, "freezer.state"))
-		return err == nil && strings.TrimSpace(string(state)) != "THAWED"
+	says := func(path, file, text string) bool {
+		state, err := os.ReadFile(filepath.Join(path, file))
+		return path != "" && err == nil && strings.Contains(string(state), text)
 	}
-	events, err := os.ReadFile(filepath.Join(p[""], "cgroup.events")) // of those above it, too
-	return p[""] != "" && err == nil && strings.Contains(string(events), "frozen 1")
+	if freezer := p["freezer"]; freezer != "" {
+		return says(freezer, "freezer.state", "FR") // FREEZING, FROZEN
+	}
+	return says(p[""], "cgroup.freeze", "1") || says(p[""], "cgroup.events", "frozen 1") // by those above it, too
 }
 
-// A process that is being forked is not in the list of its cgroup yet, but its
-// parent is, which ends after it: one look at the list, or two, can miss it.
-const (
-	emptyTimeout  = time.Second
-	emptyInterval = 500 * time.Microsecond
-)
+// limit is how long processes that were killed may take to be gone. Longer takes only
+// an uninterruptible sleep.
+const limit = 2 * time.Second
+
+// repeat calls do until it is done, and reports whether it was within the limit.
+func repeat(do func() (done bool)) bool {
+	for deadline := time.Now().Add(limit); ; time.Sleep(500 * time.Microsecond) {
+		if do() {
+			return true
+		}
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+}
 
 // Signal signals all processes of a container until no new ones appear; SIGKILL until
 // there are none.
@@ -72,26 +83,29 @@ func (p Paths) signal(sub string, sig syscall.Signal) error {
 		}
 	}
 	p.thaw()
+	// A process that is being forked is not in the list of its cgroup yet, but its
+	// parent is, which ends after it: one look at the list, or two, can miss it.
 	signalled := map[int]bool{}
-	for deadline := time.Now().Add(emptyTimeout); ; time.Sleep(emptyInterval) {
+	var failed error
+	repeat(func() (done bool) {
 		pids, err := cgroups.GetAllPids(path)
 		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ENODEV) { // it is removed
-			return fmt.Errorf("signal %s: %w", path, err)
+			failed = fmt.Errorf("signal %s: %w", path, err)
+			return true
 		}
-		again := false
+		done = true
 		for _, pid := range pids {
 			if pid < 1 { // of another pid namespace; 0 would be our own process group
 				continue
 			}
 			if sig == syscall.SIGKILL || !signalled[pid] {
-				signalled[pid], again = true, true
+				signalled[pid], done = true, false
 				_ = syscall.Kill(pid, sig) // ESRCH: it ended meanwhile
 			}
 		}
-		if !again || time.Now().After(deadline) { // in an uninterruptible sleep it ends when it can
-			return nil
-		}
-	}
+		return done
+	})
+	return failed
 }
 
 // thaw lets processes of a frozen v1 cgroup take their signals; v2 needs none.
@@ -101,53 +115,49 @@ func (p Paths) thaw() {
 	}
 }
 
-// removeTimeout is how long killed processes may take to be gone.
-const removeTimeout = 3 * time.Second
-
 // Remove ends what is left in a container's cgroups, those that are known by paths and
 // those that a spec's cgroupsPath names, and removes the latter: the unit, where systemd
 // has made one. It may be called again after an error.
 func Remove(paths Paths, cgroupsPath string, systemd bool) error {
-	m, err := managerOf(cgroupsPath, systemd)
-	if m == nil {
+	config := ConfigOf(cgroupsPath, systemd)
+	if config == nil {
+		return nil
+	}
+	m, err := manager.New(config)
+	if err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(removeTimeout); ; time.Sleep(time.Millisecond) {
+	repeat(func() bool {
 		_ = paths.Signal(syscall.SIGKILL)
 		_ = Paths(m.GetPaths()).Signal(syscall.SIGKILL)
-		err := m.Destroy()
-		if err == nil || time.Now().After(deadline) {
-			return err
-		}
-	}
+		err = m.Destroy()
+		return err == nil
+	})
+	return err
 }
 
-// managerOf is nil for a container without cgroups of its own: no path may ever lead to
-// those of others.
-func managerOf(cgroupsPath string, systemd bool) (cgroups.Manager, error) {
+// ConfigOf names the cgroups of a spec's cgroupsPath: slice:prefix:name for systemd. It is
+// nil for a container without cgroups of its own: no path may ever lead to those of others.
+func ConfigOf(cgroupsPath string, systemd bool) *cgroups.Cgroup {
 	config := &cgroups.Cgroup{Systemd: systemd, Resources: &cgroups.Resources{}}
 	switch parts := strings.Split(cgroupsPath, ":"); {
-	case systemd && len(parts) == 3 && parts[2] != "": // slice:prefix:name
+	case systemd && len(parts) == 3 && parts[2] != "":
 		config.Parent, config.ScopePrefix, config.Name = parts[0], parts[1], parts[2]
 	case !systemd && filepath.Clean("/"+cgroupsPath) != "/":
 		config.Path = filepath.Clean("/" + cgroupsPath)
 	default:
-		return nil, nil
+		return nil
 	}
-	return manager.New(config)
+	return config
 }
 
-// removeOne removes a cgroup and reports whether it is gone. One with processes is left,
+// removeOne removes a cgroup. One with processes is left,
 // unless they were killed: then they are waited for.
-func removeOne(path string, killed bool) bool {
-	for deadline := time.Now().Add(removeTimeout); ; time.Sleep(time.Millisecond) {
-		if err := os.Remove(path); err == nil || errors.Is(err, os.ErrNotExist) {
-			return true
-		}
-		if !killed && hasProcesses(path) || time.Now().After(deadline) {
-			return false
-		}
-	}
+func removeOne(path string, killed bool) {
+	repeat(func() bool {
+		err := os.Remove(path)
+		return err == nil || errors.Is(err, os.ErrNotExist) || !killed && hasProcesses(path)
+	})
 }
 
 func hasProcesses(path string) bool {

@@ -1,6 +1,6 @@
 // Package cgroup is what the supervisor and its starters do with the cgroups of one
-// container, which [Paths] names: end and remove what is in them, keep each exec in
-// one of its own ([Execs]), and hear of lack of memory ([NotifyOOM]).
+// container, which [Paths] names: end and remove what is in them, and keep each exec in
+// one of its own ([Execs]).
 //
 // Locks: Execs.mu, for moments only.
 package cgroup

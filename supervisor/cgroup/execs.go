@@ -20,15 +20,14 @@ type Execs struct {
 	cgroups Paths  // the container's
 	dir     string // has a note for each exec that is waited for
 
-	mu    sync.Mutex   // guards what follows
+	mu    sync.Mutex
 	slots map[int]bool // those in use
-	left  map[int]bool // those whose cgroup held a background process at the end
 }
 
 // NewExecs returns those of a container. dir has a note for each exec that is waited
 // for, so that a successor of the supervisor knows which to end.
 func NewExecs(of Paths, dir string) *Execs {
-	return &Execs{cgroups: of, dir: dir, slots: make(map[int]bool), left: make(map[int]bool)}
+	return &Execs{cgroups: of, dir: dir, slots: make(map[int]bool)}
 }
 
 // Exec is the cgroup of an exec, a child of its container's: what is in it can
@@ -62,15 +61,14 @@ func (e *Execs) New() *Exec {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.removeLeft(path)
 	for slot := range mostSlots {
 		if e.slots[slot] {
 			continue
 		}
 		t := &Exec{of: e, slot: slot, Controller: controller, Sub: execCgroup + strconv.Itoa(slot)}
 		t.path = filepath.Join(path, t.Sub)
-		// One that is there holds what an earlier exec has left in the
-		// background, or held it.
+		// One that is there held what an earlier exec has left in the background, or
+		// holds it: then its name is passed by.
 		_ = os.Remove(t.path)
 		err := os.Mkdir(t.path, 0o755)
 		if errors.Is(err, os.ErrExist) {
@@ -87,20 +85,6 @@ func (e *Execs) New() *Exec {
 		return t
 	}
 	return nil
-}
-
-// removeLeft removes the cgroups whose background processes have ended since; mu
-// is held.
-func (e *Execs) removeLeft(path string) {
-	for slot := range e.left {
-		if e.slots[slot] {
-			continue
-		}
-		err := os.Remove(filepath.Join(path, execCgroup+strconv.Itoa(slot)))
-		if err == nil || errors.Is(err, os.ErrNotExist) {
-			delete(e.left, slot)
-		}
-	}
 }
 
 // note is the file that exists as long as a client waits for the exec.
@@ -127,13 +111,10 @@ func (t *Exec) Close() {
 		return
 	}
 	_ = os.Remove(t.note())
-	gone := removeOne(t.path, t.killed.Load())
+	removeOne(t.path, t.killed.Load())
 	t.of.mu.Lock()
 	defer t.of.mu.Unlock()
 	delete(t.of.slots, t.slot)
-	if !gone {
-		t.of.left[t.slot] = true
-	}
 }
 
 // EndAll ends the execs that an earlier supervisor has left. errdefs.ErrUnavailable says

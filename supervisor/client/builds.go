@@ -2,10 +2,8 @@ package client
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
@@ -118,18 +116,4 @@ func (s *Set) End(ctx context.Context, name string) error {
 	defer s.mu.Unlock()
 	delete(s.groups, name)
 	return nil
-}
-
-// BuildOf names the program in a file, as Program.Build does.
-func BuildOf(path string) (string, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer file.Close()
-	digest := sha256.New()
-	if _, err := io.Copy(digest, file); err != nil {
-		return "", fmt.Errorf("read %s: %w", path, err)
-	}
-	return nameOf(digest), nil
 }

@@ -82,10 +82,7 @@ const greetLimit = time.Second
 func (c *Client) greet(ctx context.Context, options SetOptions) error {
 	limited, cancel := context.WithTimeout(ctx, greetLimit)
 	defer cancel()
-	_, err := c.Info(limited)
-	if err == nil && options.Start.ForOthers != "" {
-		err = c.UseProgram(limited, options.Start.ForOthers)
-	}
+	err := c.UseProgram(limited, options.Start.ForOthers)
 	if errdefs.IsUnavailable(err) {
 		return err
 	}

@@ -109,7 +109,14 @@ func (p *peer) killIfHung() {
 func (p *peer) silent(limit time.Duration) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	conn, err := dialPatiently(ctx, filepath.Join(p.dir, api.ControlSocket))
+	conn, err := dialSocket(ctx, filepath.Join(p.dir, api.ControlSocket))
+	for errors.Is(err, unix.EAGAIN) { // as many wait to be accepted as the kernel keeps (connect(2))
+		if ctx.Err() != nil {
+			return true
+		}
+		time.Sleep(dialInterval)
+		conn, err = dialSocket(ctx, filepath.Join(p.dir, api.ControlSocket))
+	}
 	if err != nil {
 		return isTimeout(err)
 	}
@@ -124,21 +131,6 @@ func (p *peer) silent(limit time.Duration) bool {
 func isTimeout(err error) bool {
 	var timeout interface{ Timeout() bool }
 	return errors.As(err, &timeout) && timeout.Timeout()
-}
-
-// dialPatiently waits for a place where as many connections wait to be accepted as the
-// kernel keeps (EAGAIN of connect(2)).
-func dialPatiently(ctx context.Context, path string) (conn *net.UnixConn, err error) {
-	for {
-		if conn, err = dialSocket(ctx, path); !errors.Is(err, unix.EAGAIN) {
-			return conn, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-time.After(dialInterval):
-		}
-	}
 }
 
 // dialInterval is between two attempts to connect.

@@ -5,12 +5,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"os"
 	"strconv"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/seal"
 )
@@ -30,28 +27,40 @@ type Program struct {
 // for all supervisors. Where the machine does not execute memory (vm.memfd_noexec),
 // the program is the file.
 func OpenProgram(path string) (*Program, error) {
-	file, err := os.Open(path)
+	sealed, err := seal.Executable(Name)
 	if err != nil {
-		return nil, err
+		build, err := BuildOf(path)
+		return &Program{path: path, build: build}, err
 	}
-	defer file.Close()
-	sealed, err := executableMemory()
+	build, err := read(path, func(program io.Reader) error { return seal.Fill(sealed, program) })
 	if err != nil {
-		digest := sha256.New()
-		if _, err := io.Copy(digest, file); err != nil {
-			return nil, fmt.Errorf("read %s: %w", path, err)
-		}
-		return &Program{path: path, build: nameOf(digest)}, nil
-	}
-	digest := sha256.New()
-	if err := fill(sealed, io.TeeReader(file, digest)); err != nil {
 		return nil, errors.Join(fmt.Errorf("copy %s into memory: %w", path, err), sealed.Close())
 	}
-	return &Program{path: "/proc/self/fd/" + strconv.Itoa(int(sealed.Fd())), sealed: sealed, build: nameOf(digest)}, nil
+	return &Program{path: "/proc/self/fd/" + strconv.Itoa(int(sealed.Fd())), sealed: sealed, build: build}, nil
 }
 
-// nameOf is the beginning of a digest: enough to distinguish builds.
-func nameOf(digest hash.Hash) string { return hex.EncodeToString(digest.Sum(nil))[:16] }
+// BuildOf names the program in a file, as Program.Build does.
+func BuildOf(path string) (string, error) {
+	return read(path, func(program io.Reader) error {
+		_, err := io.Copy(io.Discard, program)
+		return err
+	})
+}
+
+// read has a program read to its end, and names it by the beginning of its digest, which
+// is enough to distinguish builds.
+func read(path string, all func(program io.Reader) error) (build string, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	digest := sha256.New()
+	if err := all(io.TeeReader(file, digest)); err != nil {
+		return "", fmt.Errorf("read %s: %w", path, err)
+	}
+	return hex.EncodeToString(digest.Sum(nil))[:16], nil
+}
 
 // Build names the program by its content.
 func (p *Program) Build() string { return p.build }
@@ -66,30 +75,6 @@ func (p *Program) ForOthers() string {
 
 // Name is what the program calls itself: its path says nothing.
 const Name = "minicri-shim"
-
-func executableMemory() (*os.File, error) {
-	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
-	fd, err := unix.MemfdCreate(Name, flags|unix.MFD_EXEC)
-	if errors.Is(err, unix.EINVAL) { // before Linux 6.3 all memory could be executed
-		fd, err = unix.MemfdCreate(Name, flags)
-	}
-	if err != nil {
-		return nil, os.NewSyscallError("memfd_create", err)
-	}
-	return os.NewFile(uintptr(fd), Name), nil
-}
-
-// fill copies the program and closes it to all writers. The seals are those
-// that libcontainer asks for (fcntl(2), F_ADD_SEALS).
-func fill(sealed *os.File, program io.Reader) error {
-	if _, err := io.Copy(sealed, program); err != nil {
-		return err
-	}
-	if err := sealed.Chmod(0o511); err != nil {
-		return err
-	}
-	return seal.Add(sealed, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
-}
 
 // Path is where to execute it, from this process only.
 func (p *Program) Path() string { return p.path }

@@ -62,7 +62,7 @@ type group struct {
 	failed   backOff
 }
 
-// NewSet makes a set whose supervisors are followed until Close.
+// NewSet makes a set whose supervisors, and their logs, are followed until Close.
 func NewSet(options SetOptions) (*Set, error) {
 	if err := os.MkdirAll(options.Dir, 0o711); err != nil {
 		return nil, err
@@ -70,6 +70,7 @@ func NewSet(options SetOptions) (*Set, error) {
 	s := &Set{options: options, groups: make(map[string]*group)}
 	s.SetAnswer(options.Answer)
 	s.base, s.cancel = context.WithCancel(context.Background())
+	s.work.Go(s.passLogsOn)
 	return s, nil
 }
 

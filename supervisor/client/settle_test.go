@@ -9,13 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/supervisor/api"
-	"github.com/minicri/minicri/supervisor/client"
 )
 
 // The end of a container is seen while the successor still ends commands in others that
@@ -151,50 +148,6 @@ func (p *pod) execNotes(id string) []string {
 	return notes
 }
 
-// A command is refused while the successor does not know yet whether its container runs;
-// one that is run then is none of those that the successor ends.
-func TestExecsOfAContainerThatIsFoundLate(t *testing.T) {
-	p := startPod(t)
-	init := p.run("c", "while :; do sleep 1; done").Pid
-	const waits = "while :; do sleep 1; done"
-	if err := p.ExecStart(t.Context(), "c", "left", sh(waits), false); err != nil {
-		t.Fatal(err)
-	}
-	p.killShim()
-	reapOrphans()
-	garbage := filepath.Join(t.TempDir(), "garbage")
-	if err := os.WriteFile(garbage, []byte("?"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	stat := fmt.Sprintf("/proc/%d/stat", init)
-	p.startVia(fmt.Sprintf(`exec unshare --mount --propagation private sh -c 'mount --bind %s %s; exec %s "$@"' shim "$@"`, garbage, stat, shimBinary))
-	p.awaitSupervisorLog("cannot be known", "container=c ")
-	if err := p.ExecStart(t.Context(), "c", "early", sh(waits), false); !errdefs.IsUnavailable(err) {
-		t.Errorf("a command in a container that is not found yet: %v, want unavailable", err)
-	}
-	out, err := exec.Command("nsenter", "--mount", "--target", fmt.Sprint(p.pid()), "umount", stat).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s: %v", out, err)
-	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		err := p.ExecStart(t.Context(), "c", "ours", sh(waits), false)
-		if err == nil {
-			break // it is found
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
-	for deadline := time.Now().Add(time.Minute); p.shells("c") != 2; time.Sleep(10 * time.Millisecond) { // init and ours
-		if time.Now().After(deadline) {
-			t.Fatalf("%d shells run, its own and the command's are two", p.shells("c"))
-		}
-	}
-	if err := p.ExecKill(t.Context(), "c", "ours", uint32(unix.SIGKILL), true); err != nil {
-		t.Errorf("the command: %v", err)
-	}
-}
-
 // A log on a disk that hangs keeps a successor neither from serving nor from seeing how
 // its container ends; what was written meanwhile is in the log when the disk goes on.
 func TestSuccessorBesideALogThatHangs(t *testing.T) {
@@ -207,7 +160,6 @@ func TestSuccessorBesideALogThatHangs(t *testing.T) {
 	pid := p.run("c", script, onDisk("c.log")).Pid
 	p.run("other", "while :; do sleep 1; done", onDisk("other.log"))
 	p.awaitFile(filepath.Join(disk.dir, "c.log"), "first")
-	defer client.HoldOutput(p.dir, "c").Close() // as the daemon does
 	disk.freeze()
 	p.killShim()
 	reapOrphans()

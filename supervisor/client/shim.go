@@ -78,12 +78,6 @@ func (s Shim) NoteExit(ctx context.Context, id string, pid int, startTime uint64
 	return native(err)
 }
 
-// Info returns which build serves.
-func (s Shim) Info(ctx context.Context) (*api.InfoResponse, error) {
-	answer, err := s.rpc.Info(ctx, &api.Empty{})
-	return answer, native(err)
-}
-
 // UseProgram has starters run another build of the program from now on.
 func (s Shim) UseProgram(ctx context.Context, path string) error {
 	_, err := s.rpc.UseProgram(ctx, &api.UseProgramRequest{Path: path})

@@ -39,7 +39,7 @@ const longestSocket = 107
 const startTimeout = 10 * time.Second
 
 // Start starts a supervisor in a session of its own, which outlives the daemon, and
-// connects to it. Its log is DIR/shim.log. While another process has DIR locked, Start
+// connects to it. Its log is the file Log of DIR. While another process has DIR locked, Start
 // fails with errdefs.ErrAlreadyExists.
 func Start(ctx context.Context, options StartOptions) (*Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -58,7 +58,7 @@ func Start(ctx context.Context, options StartOptions) (*Client, error) {
 
 // spawn returns when the supervisor serves.
 func spawn(ctx context.Context, options StartOptions) error {
-	log, err := os.OpenFile(filepath.Join(options.Dir, "shim.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	log, err := os.OpenFile(filepath.Join(options.Dir, Log), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -46,6 +45,9 @@ func do(r starter.Request, files []*os.File) (answer starter.Answer, undo func()
 		answer, err = c.create(spec, given)
 		return answer, c.delete, err
 	case starter.Exec:
+		if err := given.fill(); err != nil {
+			return answer, nil, err
+		}
 		answer.PID, err = c.exec(given)
 		return answer, func() error { return killProcess(answer.PID) }, err
 	case starter.Start:
@@ -58,8 +60,8 @@ func do(r starter.Request, files []*os.File) (answer starter.Answer, undo func()
 	return answer, nil, fmt.Errorf("verb %q: %w", r.Verb, errdefs.ErrInvalidArgument)
 }
 
-// container is a container of libcontainer's, or of a program. After an error of create
-// and exec nothing is left of what they have made.
+// container is a container of libcontainer's, or of a program. After an error of exec
+// nothing is left of what it has made; after one of create the supervisor removes it.
 type container interface {
 	create(spec *specs.Spec, given streams) (starter.Answer, error)
 	exec(given streams) (pid int, err error)
@@ -69,11 +71,31 @@ type container interface {
 	delete() error
 }
 
-// streams are the standard streams of a process; those that are nil are /dev/null. With
-// a terminal all of them are, and its master is sent over console.
+// streams are the standard streams of a process; those that are nil are /dev/null, which
+// for an init is the container's own. With a terminal all of them are, and its master is
+// sent over console.
 type streams struct {
 	stdio   [3]*os.File
 	console *os.File
+}
+
+// fill gives an exec the end of a pipe that nobody has for each stream that is nil, as
+// launches do: its /dev/null would be the node's, whose mode root in the container may
+// change.
+func (s *streams) fill() error {
+	if s.console != nil {
+		return nil
+	}
+	none, end, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make the streams of an exec: %w", err)
+	}
+	for i, stream := range s.stdio {
+		if stream == nil {
+			s.stdio[i] = none
+		}
+	}
+	return end.Close()
 }
 
 func streamsOf(r starter.Request, files []*os.File) (given streams, err error) {
@@ -96,13 +118,13 @@ func streamsOf(r starter.Request, files []*os.File) (given streams, err error) {
 	return given, err
 }
 
-// process returns what an exec is to start.
+// processOf returns what an exec is to start.
 func processOf(r starter.Request) (*specs.Process, error) {
 	process := new(specs.Process)
 	if err := decode(r.Process, process); err != nil {
 		return nil, fmt.Errorf("the process of an exec: %w", err)
 	}
-	return runtime.WithOOMScoreAdj(filepath.Join(r.Root, r.ID), process), nil
+	return process, nil
 }
 
 // killProcess ends a process that was made for nobody.

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,8 +11,8 @@ import (
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runc/libcontainer/specconv"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/runtime"
 	"github.com/minicri/minicri/supervisor/starter"
 )
@@ -35,11 +34,11 @@ func (c *libContainer) create(spec *specs.Spec, given streams) (answer starter.A
 	if err != nil {
 		return answer, err
 	}
-	if answer.PID, err = launch(lib, process, given); err == nil {
+	if answer.PID, err = startIn(lib, process, given); err == nil {
 		answer.Cgroups, err = cgroupsOf(lib)
 	}
 	if err != nil {
-		return answer, errors.Join(startError(process, err), destroy(lib, process))
+		return answer, startError(process, err)
 	}
 	return answer, nil
 }
@@ -47,11 +46,8 @@ func (c *libContainer) create(spec *specs.Spec, given streams) (answer starter.A
 // config translates the specification to libcontainer's terms, without the hooks that
 // libcontainer runs at another time than the specification wants.
 func (c *libContainer) config(spec *specs.Spec) (*configs.Config, error) {
-	if err := clampOOMScoreAdj(spec.Process); err != nil {
-		return nil, err
-	}
 	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{
-		CgroupName: c.ID, UseSystemdCgroup: c.SystemdCgroup, NoNewKeyring: !canJoinSessionKeyring(), Spec: spec,
+		CgroupName: c.ID, UseSystemdCgroup: c.SystemdCgroup, NoNewKeyring: !launch.CanJoinSessionKeyring(), Spec: spec,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("translate the specification: %w", err)
@@ -61,8 +57,8 @@ func (c *libContainer) config(spec *specs.Spec) (*configs.Config, error) {
 	return config, nil
 }
 
-// launch starts an init or an exec, and returns its pid.
-func launch(lib *libcontainer.Container, process *libcontainer.Process, given streams) (int, error) {
+// startIn starts an init or an exec, and returns its pid.
+func startIn(lib *libcontainer.Container, process *libcontainer.Process, given streams) (int, error) {
 	if err := giveStreams(lib, process, given.stdio); err != nil {
 		return 0, err
 	}
@@ -127,20 +123,6 @@ func startError(process *libcontainer.Process, err error) error {
 	return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 }
 
-// destroy kills what runs of a container and removes its cgroup and its state.
-// It may be called in any state and again; process may never have started.
-func destroy(lib *libcontainer.Container, process *libcontainer.Process) error {
-	if err := process.Signal(unix.SIGKILL); err == nil {
-		_, _ = process.Wait() // killed: the exit status says nothing new
-	} else if _, pidErr := process.Pid(); pidErr == nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("destroy container %s: kill: %w", lib.ID(), err)
-	}
-	if err := lib.Destroy(); err != nil {
-		return fmt.Errorf("destroy container %s: %w", lib.ID(), err)
-	}
-	return nil
-}
-
 func (c *libContainer) exec(given streams) (int, error) {
 	spec, err := processOf(c.Request)
 	if err != nil {
@@ -157,11 +139,11 @@ func (c *libContainer) exec(given streams) (int, error) {
 	if c.ExecCgroup.Sub != "" {
 		process.SubCgroupPaths = map[string]string{c.ExecCgroup.Controller: c.ExecCgroup.Sub}
 	}
-	return launch(lib, process, given)
+	return startIn(lib, process, given)
 }
 
 // start runs the hooks that wait for the program.
-func (c *libContainer) start() error { return c.runHooks(configs.Poststart) }
+func (c *libContainer) start() error { return c.hooks(configs.Poststart)() }
 
 // delete removes a container, which was made whole or not, and then runs the hooks that
 // wait for its end. What fails there is a warning of the supervisor's, and no reason to

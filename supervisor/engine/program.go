@@ -33,9 +33,6 @@ func (c *programContainer) dir() string    { return filepath.Join(c.Root, c.ID) 
 func (c *programContainer) states() string { return filepath.Join(c.Root, runtime.ProgramStates) }
 
 func (c *programContainer) create(spec *specs.Spec, given streams) (answer starter.Answer, err error) {
-	if err := clampOOMScoreAdj(spec.Process); err != nil {
-		return answer, err
-	}
 	if err := c.writeBundle(spec); err != nil {
 		return answer, errors.Join(fmt.Errorf("write the bundle of container %s: %w", c.ID, err), os.RemoveAll(c.dir()))
 	}
@@ -59,7 +56,7 @@ func (c *programContainer) writeBundle(spec *specs.Spec) error {
 		return err
 	}
 	old := *spec
-	old.Version, old.Hooks = oldestVersion, limitedHooks(spec.Hooks)
+	old.Version = oldestVersion
 	return writeJSON(filepath.Join(c.dir(), "config.json"), &old)
 }
 
@@ -72,31 +69,6 @@ func (c *programContainer) makeDirectories() (err error) {
 		}
 	}
 	return err
-}
-
-// limitedHooks are the hooks as the program gets them: run by this one, but for those
-// that run in the container, and poststop. A hook with children that hold its output
-// would outlast the limit of runc.
-func limitedHooks(hooks *specs.Hooks) *specs.Hooks {
-	if hooks == nil {
-		return nil
-	}
-	// The program is in memory and has no path. That of the supervisor is there as long as
-	// hooks run.
-	self := fmt.Sprintf("/proc/%d/exe", os.Getppid())
-	limit := func(list []specs.Hook) (through []specs.Hook) {
-		for _, hook := range list {
-			command := limited(hookCommand(hook))
-			through = append(through, specs.Hook{Path: self, Args: command.Args, Env: command.Env, Timeout: new(int(command.Timeout.Seconds()))})
-		}
-		return through
-	}
-	changed := *hooks
-	changed.Prestart = limit(hooks.Prestart) //nolint:staticcheck // deprecated in the runtime-spec, and still served
-	changed.CreateRuntime = limit(hooks.CreateRuntime)
-	changed.CreateContainer = limit(hooks.CreateContainer)
-	changed.Poststart = limit(hooks.Poststart)
-	return &changed
 }
 
 // findCgroups returns init's cgroups: those that were made for the container. A
@@ -203,21 +175,10 @@ func (c *programContainer) exec(given streams) (int, error) {
 		}
 		arguments = append(arguments, "--cgroup", path)
 	}
-	c.inheritOOMScoreAdj(process)
+	if process.OOMScoreAdj != nil { // crun leaves a command what it has inherited; one that may not be set stays
+		_ = writeOOMScoreAdj(os.Getpid(), strconv.Itoa(*process.OOMScoreAdj))
+	}
 	return c.launch(given, "exec", arguments...)
-}
-
-// inheritOOMScoreAdj gives this process the container's oom_score_adj of now: crun
-// leaves a command what it has inherited. One that may not be set stays, as for the
-// container.
-func (c *programContainer) inheritOOMScoreAdj(process *specs.Process) {
-	adjust := process.OOMScoreAdj
-	if spec, err := runtime.ReadSpec(c.Bundle); err == nil && adjust == nil {
-		adjust = spec.Process.OOMScoreAdj
-	}
-	if adjust != nil {
-		_ = writeOOMScoreAdj(os.Getpid(), strconv.Itoa(*adjust))
-	}
 }
 
 func (c *programContainer) start() error { return c.run(nil, streams{}, nil, "start", c.ID) }

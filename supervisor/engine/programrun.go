@@ -34,15 +34,14 @@ func (c *programContainer) launch(given streams, verb string, arguments ...strin
 	pidFile := filepath.Join(scratch, "pid")
 	arguments = append([]string{"--pid-file", pidFile}, arguments...)
 	var passed []*os.File
+	var terminal *console
 	if given.console != nil {
-		console, err := listenForConsole(scratch)
-		if err != nil {
+		if terminal, err = listenForConsole(scratch); err != nil {
 			return 0, err
 		}
-		defer console.close()
-		passed = append(passed, console.directory)
-		arguments = append(arguments, "--console-socket", console.path())
-		defer console.forward(given.console)
+		defer terminal.close()
+		passed = append(passed, terminal.directory)
+		arguments = append(arguments, "--console-socket", terminal.path())
 	}
 	if err := c.run(nil, given, passed, verb, append(arguments, c.ID)...); err != nil {
 		return 0, err
@@ -53,6 +52,11 @@ func (c *programContainer) launch(given streams, verb string, arguments ...strin
 	}
 	if err != nil {
 		return 0, fmt.Errorf("%s %s of container %s has ended without an error, but has made no process: %w", c.Program[0], verb, c.ID, err)
+	}
+	if terminal != nil {
+		if err := terminal.forward(given.console); err != nil {
+			return 0, errors.Join(fmt.Errorf("%s %s of container %s: %w", c.Program[0], verb, c.ID, err), killProcess(pid))
+		}
 	}
 	return pid, nil
 }
@@ -168,26 +172,27 @@ func listenForConsole(scratch string) (*console, error) {
 // after the standard ones.
 func (*console) path() string { return "/proc/self/fd/3/" + consoleName }
 
-// forward sends the terminal on, if there is one: it has been sent when the program has
-// ended.
-func (c *console) forward(to *os.File) {
-	_ = c.listener.SetDeadline(time.Now().Add(time.Second))
+// forward sends the terminal on: it has been sent when the program has ended.
+func (c *console) forward(to *os.File) error {
+	if err := c.listener.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		return err
+	}
 	connection, err := c.listener.AcceptUnix()
 	if err != nil {
-		return // who receives nothing says so
+		return fmt.Errorf("receive the terminal: %w", err)
 	}
 	defer connection.Close()
 	socket, err := connection.File()
 	if err != nil {
-		return
+		return err
 	}
 	defer socket.Close()
 	master, err := stdio.ReceiveMaster(socket)
 	if err != nil {
-		return
+		return err
 	}
 	defer master.Close()
-	_ = unix.Sendmsg(int(to.Fd()), []byte("terminal"), unix.UnixRights(int(master.Fd())), nil, 0)
+	return os.NewSyscallError("sendmsg", unix.Sendmsg(int(to.Fd()), []byte("terminal"), unix.UnixRights(int(master.Fd())), nil, 0))
 }
 
 func (c *console) close() {

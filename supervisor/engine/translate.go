@@ -6,7 +6,8 @@ import (
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/supervisor/launch"
 )
 
 // initLogLevel silences the debug lines that init pipes to us: logrus.WarnLevel.
@@ -72,35 +73,11 @@ func toGroups(gids []uint32) []int {
 func toRlimits(limits []specs.POSIXRlimit) ([]configs.Rlimit, error) {
 	var list []configs.Rlimit
 	for _, limit := range limits {
-		kind, ok := rlimitKind(limit.Type)
+		kind, ok := launch.Rlimits[limit.Type]
 		if !ok {
 			return nil, fmt.Errorf("unknown rlimit %q", limit.Type)
 		}
-		list = append(list, configs.Rlimit{Type: kind, Hard: limit.Hard, Soft: limit.Soft})
+		list = append(list, configs.Rlimit{Type: int(kind), Hard: limit.Hard, Soft: limit.Soft})
 	}
 	return list, nil
-}
-
-// rlimitKind gives the number of a limit by its name in getrlimit(2).
-func rlimitKind(name string) (int, bool) {
-	kinds := map[string]int{
-		"RLIMIT_AS":         unix.RLIMIT_AS,
-		"RLIMIT_CORE":       unix.RLIMIT_CORE,
-		"RLIMIT_CPU":        unix.RLIMIT_CPU,
-		"RLIMIT_DATA":       unix.RLIMIT_DATA,
-		"RLIMIT_FSIZE":      unix.RLIMIT_FSIZE,
-		"RLIMIT_LOCKS":      unix.RLIMIT_LOCKS,
-		"RLIMIT_MEMLOCK":    unix.RLIMIT_MEMLOCK,
-		"RLIMIT_MSGQUEUE":   unix.RLIMIT_MSGQUEUE,
-		"RLIMIT_NICE":       unix.RLIMIT_NICE,
-		"RLIMIT_NOFILE":     unix.RLIMIT_NOFILE,
-		"RLIMIT_NPROC":      unix.RLIMIT_NPROC,
-		"RLIMIT_RSS":        unix.RLIMIT_RSS,
-		"RLIMIT_RTPRIO":     unix.RLIMIT_RTPRIO,
-		"RLIMIT_RTTIME":     unix.RLIMIT_RTTIME,
-		"RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING,
-		"RLIMIT_STACK":      unix.RLIMIT_STACK,
-	}
-	kind, ok := kinds[name]
-	return kind, ok
 }

@@ -6,17 +6,14 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/runc/libcontainer"
-	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/minicri/minicri/supervisor/cgroup"
-	"github.com/minicri/minicri/supervisor/runtime"
 	"github.com/minicri/minicri/supervisor/starter"
 )
 
@@ -43,7 +40,7 @@ func update(r starter.Request, c container) error {
 	if err != nil {
 		return errors.Join(err, before.restore(), undo())
 	}
-	return runtime.KeepOOMScoreAdj(filepath.Join(r.Root, r.ID), r.OOMScoreAdj)
+	return nil
 }
 
 func (c *libContainer) setResources(wanted *specs.LinuxResources, oomScoreAdj *int) error {
@@ -52,32 +49,15 @@ func (c *libContainer) setResources(wanted *specs.LinuxResources, oomScoreAdj *i
 		return fmt.Errorf("load container %s: %w", c.ID, err)
 	}
 	config := lib.Config()
-	old := config.Cgroups.Resources
-	resources := *old
+	group, resources := *config.Cgroups, *config.Cgroups.Resources
 	apply(&resources, wanted)
 	// Version 2 takes a limit below what is in use, and kills for it.
-	resources.MemoryCheckBeforeUpdate = true
+	resources.SkipDevices, resources.MemoryCheckBeforeUpdate = true, true
+	group.Resources, config.Cgroups = &resources, &group
 	if oomScoreAdj != nil {
 		config.OomScoreAdj = oomScoreAdj // of later execs
 	}
-	if err = set(lib, config, &resources); err == nil {
-		return nil
-	}
-	// systemd keeps the properties of a unit: they have to be set there, too. What fails
-	// here shows in the files. libcontainer puts the old resources back, but not those
-	// that had no value.
-	defaults := *old
-	nameDefaults(&defaults, wanted)
-	_ = set(lib, lib.Config(), &defaults)
-	return err
-}
-
-// set gives libcontainer a configuration with other resources.
-func set(lib *libcontainer.Container, config configs.Config, resources *cgroups.Resources) error {
-	group := *config.Cgroups
-	group.Resources, config.Cgroups = resources, &group
-	resources.SkipDevices = true
-	err := lib.Set(config)
+	err = lib.Set(config)
 	resources.SkipDevices = false // libcontainer keeps config, and refuses to start execs with it
 	return err
 }
@@ -124,37 +104,6 @@ func apply(r *cgroups.Resources, wanted *specs.LinuxResources) {
 func setField[T any](field, wanted *T) {
 	if wanted != nil {
 		*field = *wanted
-	}
-}
-
-// The kernel's values of what has not been set.
-const (
-	unlimited     = -1
-	defaultShares = 1024
-	defaultWeight = 100
-	defaultPeriod = 100_000
-)
-
-// nameDefaults gives what wanted names and r has no value for the kernel's.
-func nameDefaults(r *cgroups.Resources, wanted *specs.LinuxResources) {
-	if cpu := wanted.CPU; cpu != nil {
-		if cpu.Shares != nil && r.CpuShares == 0 {
-			r.CpuShares, r.CpuWeight = defaultShares, defaultWeight
-		}
-		if cpu.Quota != nil && r.CpuQuota == 0 {
-			r.CpuQuota = unlimited
-		}
-		if cpu.Period != nil && r.CpuPeriod == 0 {
-			r.CpuPeriod = defaultPeriod
-		}
-	}
-	if memory := wanted.Memory; memory != nil {
-		if memory.Limit != nil && r.Memory == 0 {
-			r.Memory = unlimited
-		}
-		if memory.Swap != nil && r.MemorySwap == 0 {
-			r.MemorySwap = unlimited
-		}
 	}
 }
 

@@ -29,9 +29,9 @@ type attacked struct {
 func newAttacked(t *testing.T, change func(*specs.Spec)) *attacked {
 	t.Helper()
 	n := newNode(t)
-	_, status := command(t, "gcc", "-O2", "-static", "-Wall", "-o", n.rootfs+"/attacker", "testdata/attacker.c")
+	_, status := command(t, "gcc", "-O2", "-static", "-Wall", "-o", n.rootfs+"/attacker", "../../test/hostile/testdata/attacker.c")
 	program, err := os.ReadFile(n.rootfs + "/pause")
-	err = errors.Join(err, os.Mkdir(n.rootfs+"/etc", 0o755), os.WriteFile(n.rootfs+"/etc/passwd", []byte("root:x:0:0:root:/root:/bin/sh\n"), 0o644),
+	err = errors.Join(err, os.Mkdir(n.rootfs+"/etc", 0o755),
 		os.WriteFile(n.rootfs+"/minicri-launch", program, 0o755))
 	if status != 0 || err != nil {
 		t.Fatal(status, err)
@@ -112,7 +112,7 @@ func TestStopperOfExecs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAttacked(t, change)
-			a.attack(t, false, "stop")
+			a.attack(t, false, "hit", "19") // SIGSTOP
 			stop := a.lively(t)
 			defer stop()
 			hit := 0
@@ -145,7 +145,7 @@ func TestStopperOfExecs(t *testing.T) {
 // held: A command that is killed before it is executed is an error, not one that was started and has ended.
 func TestKillerOfExecs(t *testing.T) {
 	a := newAttacked(t, noFilter)
-	a.attack(t, false, "kill")
+	a.attack(t, false, "hit", "9")
 	early := 0
 	for range 50 {
 		l, err := a.exec(t, t.Context(), execProcess())
@@ -171,7 +171,7 @@ func TestKillerOfExecs(t *testing.T) {
 // field: runc holds; in minicri 0.1 it had the root of the node.
 func TestSpyOnExecs(t *testing.T) {
 	a := newAttacked(t, noFilter)
-	output := a.attack(t, true, "spy")
+	output := a.attack(t, true, "look")
 	own := regexp.MustCompile(`^(root of the container|exe /(pause|attacker)|exe /memfd:minicri-launch \(deleted\)|cwd /|cwd /etc|fd/4 /etc|fd/[012] (pipe|/dev/null).*|fd/3 socket:.*|fd/4 pipe:.*|mountinfo .*|net/unix .*)$`)
 	p := execProcess()
 	p.Cwd = "/etc"
@@ -322,24 +322,6 @@ func loadHere(t *testing.T, profile *specs.LinuxSeccomp) {
 	if _, _, errno := unix.RawSyscall(unix.SYS_CLONE3, 0, 0, 0); errno != unix.ENOSYS {
 		t.Fatalf("clone3 gives %v: this shows nothing", errno)
 	}
-}
-
-// attack: A container has a lease on its own /etc/passwd, in which HOME is looked up (fcntl(2), F_SETLEASE).
-// held: Its commands start at once.
-// field: in minicri 0.1 each waited for 45 seconds.
-func TestExecUnderLease(t *testing.T) {
-	a := newAttacked(t, func(s *specs.Spec) { s.Linux.Seccomp, s.Root.Readonly = nil, false })
-	output := a.attack(t, false, "lease", "/etc/passwd")
-	eventually(t, "the file is leased", func() bool { return read(output) == "leased\n" })
-	began := time.Now()
-	l, err := a.exec(t, t.Context(), execProcess())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if took := time.Since(began); took > 20*time.Second {
-		t.Errorf("it took %v", took)
-	}
-	a.node.end(t, l)
 }
 
 // attack: A program that has the name of a process that is being launched.

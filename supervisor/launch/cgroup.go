@@ -4,16 +4,15 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path"
-	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/opencontainers/cgroups"
 	_ "github.com/opencontainers/cgroups/devices" // without it no rules of devices can be set
 	devices "github.com/opencontainers/cgroups/devices/config"
 	"github.com/opencontainers/cgroups/manager"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/supervisor/cgroup"
 )
 
 // enterCgroups brings what goes on with the list into cgroups, by controller. The whole
@@ -58,8 +57,12 @@ func (a *attempt) resetAffinity() {
 
 // pauseCgroups are the cgroups of a pause, which are not made by that.
 func pauseCgroups(p Pause) (cgroups.Manager, *cgroups.Resources, error) {
-	r := &cgroups.Resources{Devices: pauseDevices()}
-	c := &cgroups.Cgroup{Systemd: p.SystemdCgroup, Resources: r}
+	c := cgroup.ConfigOf(p.Spec.Linux.CgroupsPath, p.SystemdCgroup)
+	if c == nil {
+		return nil, nil, fmt.Errorf("the cgroup %q is none of its own", p.Spec.Linux.CgroupsPath)
+	}
+	r := c.Resources
+	r.Devices = pauseDevices()
 	if asked := p.Spec.Linux.Resources; asked != nil {
 		if asked.CPU != nil && asked.CPU.Shares != nil {
 			r.CpuShares = *asked.CPU.Shares
@@ -71,15 +74,6 @@ func pauseCgroups(p Pause) (cgroups.Manager, *cgroups.Resources, error) {
 		if asked.Pids != nil {
 			r.PidsLimit = asked.Pids.Limit
 		}
-	}
-	if p.SystemdCgroup {
-		parts := strings.Split(p.Spec.Linux.CgroupsPath, ":")
-		if len(parts) != 3 {
-			return nil, nil, fmt.Errorf("the cgroup %q is not of the form slice:prefix:name", p.Spec.Linux.CgroupsPath)
-		}
-		c.Parent, c.ScopePrefix, c.Name = parts[0], parts[1], parts[2]
-	} else {
-		c.Path = path.Join("/", filepath.Clean(p.Spec.Linux.CgroupsPath))
 	}
 	m, err := manager.New(c)
 	return m, r, err

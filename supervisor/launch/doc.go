@@ -1,6 +1,6 @@
 // Package launch starts processes in containers without libcontainer: pause, up to
 // the exec barrier, and execs. What is rare is left to libcontainer, in a starter
-// (PauseNeedsStarter, ExecNeedsStarter); nothing is tried in both ways.
+// (CanPause, CanExec); nothing is tried in both ways.
 //
 // A process that is to become a container's has to make a hundred system calls
 // before it executes its program. libcontainer makes them in Go, for any container

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"slices"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -89,7 +88,7 @@ func (a *attempt) fillExec(e Exec) error {
 	if err != nil {
 		return err
 	}
-	environment, err := environmentOf(&p, e)
+	environment, err := environmentOf(&p)
 	if err != nil {
 		return err
 	}
@@ -194,7 +193,7 @@ func (a *attempt) become(p *specs.Process, streams [3]*os.File, f filter, enviro
 
 func (a *attempt) setLimits(limits []specs.POSIXRlimit) error {
 	for _, limit := range limits {
-		kind, ok := rlimits[limit.Type]
+		kind, ok := Rlimits[limit.Type]
 		if !ok {
 			return fmt.Errorf("unknown limit %q", limit.Type)
 		}
@@ -203,8 +202,8 @@ func (a *attempt) setLimits(limits []specs.POSIXRlimit) error {
 	return nil
 }
 
-// rlimits are limits by their names in getrlimit(2).
-var rlimits = map[string]uint64{
+// Rlimits are limits by their names in getrlimit(2).
+var Rlimits = map[string]uint64{
 	"RLIMIT_AS": unix.RLIMIT_AS, "RLIMIT_CORE": unix.RLIMIT_CORE, "RLIMIT_CPU": unix.RLIMIT_CPU, "RLIMIT_DATA": unix.RLIMIT_DATA,
 	"RLIMIT_FSIZE": unix.RLIMIT_FSIZE, "RLIMIT_LOCKS": unix.RLIMIT_LOCKS, "RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK,
 	"RLIMIT_MSGQUEUE": unix.RLIMIT_MSGQUEUE, "RLIMIT_NICE": unix.RLIMIT_NICE, "RLIMIT_NOFILE": unix.RLIMIT_NOFILE,
@@ -295,14 +294,4 @@ func (a *attempt) execute(args, environment []string, f filter) {
 		a.needs(calls, program, unix.SYS_FACCESSAT, here, place, unix.X_OK)
 		found(place, "exec "+file)
 	}
-}
-
-// valueOf is the value of a variable, the last one of its name.
-func valueOf(env []string, name string) string {
-	for _, variable := range slices.Backward(env) {
-		if value, ok := strings.CutPrefix(variable, name+"="); ok {
-			return value
-		}
-	}
-	return ""
 }

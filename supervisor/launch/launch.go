@@ -1,7 +1,6 @@
 package launch
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -10,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/children"
 )
 
@@ -28,7 +28,7 @@ func New(children *children.Children) *Launcher {
 		children: children,
 		program:  sync.OnceValues(openProgram),
 		mounts:   sync.OnceValues(makeEmptyMounts),
-		keyrings: sync.OnceValue(canJoinSessionKeyring),
+		keyrings: sync.OnceValue(CanJoinSessionKeyring),
 	}
 }
 
@@ -41,12 +41,12 @@ type Launched struct {
 	Cgroups map[string]string
 }
 
-// canJoinSessionKeyring tries whether processes may have a session keyring of
+// CanJoinSessionKeyring tries whether processes may have a session keyring of
 // their own. Where they may not (no keyrings, seccomp of an outer container, a
 // used-up quota), to join one would fail the whole process.
 //
 // The try leaves the calling thread in a new, empty, anonymous keyring.
-func canJoinSessionKeyring() bool {
+func CanJoinSessionKeyring() bool {
 	const anonymous = 0
 	_, _, errno := unix.RawSyscall(unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, anonymous, 0)
 	return errno == 0
@@ -104,12 +104,4 @@ func (a *attempt) parentsEnded() bool {
 	return !slices.ContainsFunc(a.parents, func(pidfd *os.File) bool { return !hasEnded(pidfd) })
 }
 
-func hasEnded(pidfd *os.File) bool {
-	poll := []unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}
-	for {
-		n, err := unix.Poll(poll, 0)
-		if !errors.Is(err, unix.EINTR) {
-			return err != nil || n > 0
-		}
-	}
-}
+func hasEnded(pidfd *os.File) bool { return process.HasEnded(int(pidfd.Fd())) }

@@ -110,7 +110,7 @@ func (r *request) start(lib *libcontainer.Container, p *specs.Process, init bool
 		process.Capabilities = &configs.Capabilities{Bounding: c.Bounding, Effective: c.Effective, Inheritable: c.Inheritable, Permitted: c.Permitted, Ambient: c.Ambient}
 	}
 	for _, limit := range p.Rlimits {
-		process.Rlimits = append(process.Rlimits, configs.Rlimit{Type: int(rlimits[limit.Type]), Hard: limit.Hard, Soft: limit.Soft})
+		process.Rlimits = append(process.Rlimits, configs.Rlimit{Type: int(Rlimits[limit.Type]), Hard: limit.Hard, Soft: limit.Soft})
 	}
 	if r.Output != "" {
 		output, err := os.OpenFile(r.Output, os.O_WRONLY|os.O_CREATE, 0o644)

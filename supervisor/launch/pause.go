@@ -22,7 +22,6 @@ type Pause struct {
 	Dir           string // gets the exec barrier, FIFOFile
 	Spec          *specs.Spec
 	SystemdCgroup bool
-	Streams       [3]*os.File // sockets; what is nil cannot be used
 }
 
 // FIFOFile is the name of the exec barrier: whoever reads from it starts the program.
@@ -31,7 +30,7 @@ const FIFOFile = "exec.fifo"
 // Pause brings a pause to the exec barrier. After an error nothing is left of it: no
 // process, cgroup or fifo.
 func (l *Launcher) Pause(ctx context.Context, p Pause) (*Launched, error) {
-	a, err := l.newAttempt(ctx, p.Streams)
+	a, err := l.newAttempt(ctx, [3]*os.File{}) // it has none
 	if err != nil {
 		return nil, err
 	}

@@ -1,14 +1,13 @@
 package launch
 
 import (
+	"bytes"
 	"embed"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/seal"
 )
@@ -31,19 +30,11 @@ func openProgram() (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the program launch is not built in, run `make build`: %w", err)
 	}
-	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
-	fd, err := unix.MemfdCreate(name, flags|unix.MFD_EXEC)
-	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
-		fd, err = unix.MemfdCreate(name, flags)
-	}
+	file, err := seal.Executable(name)
 	if err != nil {
-		return nil, os.NewSyscallError("memfd_create", err)
+		return nil, err
 	}
-	file := os.NewFile(uintptr(fd), name)
-	if _, err = file.Write(elf); err == nil {
-		err = seal.Add(file, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
-	}
-	if err != nil {
+	if err := seal.Fill(file, bytes.NewReader(elf)); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
 	return file, nil

@@ -1,8 +1,8 @@
 package launch
 
 import (
-	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -11,200 +11,105 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ExecNeedsStarter says why only libcontainer can start a process, "" if a launch can.
-func ExecNeedsStarter(spec *specs.Spec, p *specs.Process) string {
-	switch {
-	case p.Terminal:
-		return "a terminal, which is made in the container"
-	case len(p.Args) == 0:
-		return "no program"
-	case spec.Linux == nil || spec.Linux.Personality != nil || spec.Linux.MemoryPolicy != nil || spec.Linux.IntelRdt != nil:
-		return "settings of the process"
-	}
-	mounts := false
-	for _, n := range spec.Linux.Namespaces {
+// CanExec reports whether a launch can start a process of a container; else
+// libcontainer does, in a starter. A terminal is made in the container, and where nothing
+// says HOME its /etc/passwd is read there.
+func CanExec(spec *specs.Spec, p *specs.Process) bool {
+	return len(p.Args) > 0 && !p.Terminal && !hasRareSettings(p) &&
+		spec.Linux != nil && spec.Linux.Personality == nil && spec.Linux.MemoryPolicy == nil && spec.Linux.IntelRdt == nil &&
+		(spec.Process == nil || !hasRareSettings(spec.Process)) &&
+		hasOwnMounts(spec.Linux.Namespaces) && valueOf(p.Env, "HOME") != "" && !asksAnother(spec.Linux.Seccomp)
+}
+
+func hasRareSettings(p *specs.Process) bool {
+	return p.Scheduler != nil || p.IOPriority != nil || p.ExecCPUAffinity != nil
+}
+
+// hasOwnMounts reports whether there is a mount namespace, and none of a kind that a
+// launch does not know.
+func hasOwnMounts(namespaces []specs.LinuxNamespace) (mounts bool) {
+	for _, n := range namespaces {
 		if namespaceFlags[n.Type] == 0 {
-			return "a namespace of type " + string(n.Type)
+			return false
 		}
 		mounts = mounts || n.Type == specs.MountNamespace
 	}
-	if !mounts {
-		return "the mount namespace of the node"
-	}
-	if needsPasswd(spec, p) {
-		return "an /etc/passwd on a volume, which is read in the container"
-	}
-	why := rareSettings(p)
-	if why == "" && spec.Process != nil {
-		why = rareSettings(spec.Process)
-	}
-	return why + filterNeedsStarter(spec.Linux.Seccomp)
+	return mounts
 }
 
-func rareSettings(p *specs.Process) string {
-	if p.Scheduler != nil || p.IOPriority != nil || p.ExecCPUAffinity != nil {
-		return "priorities and processors"
-	}
-	return ""
+// CanPause is CanExec of a pause. What few pauses need is left to libcontainer, and all
+// that a launch does not know. (In a user namespace options of the node's mounts cannot
+// be removed (mount_namespaces(7), "Restrictions on mount namespaces"), which
+// libcontainer finds out mount by mount.)
+func CanPause(spec *specs.Spec) bool {
+	return spec.Root != nil && spec.Process != nil && spec.Linux != nil && !userns.RunningInUserNS() &&
+		isPlain(spec) && hasPlainProcess(spec.Process) && hasPlainCgroups(spec) &&
+		hasOwnMounts(spec.Linux.Namespaces) && !slices.ContainsFunc(spec.Linux.Namespaces, isOthers) &&
+		hasPlainMounts(spec) && !asksAnother(spec.Linux.Seccomp)
 }
 
-// PauseNeedsStarter says why only libcontainer can make a pause, "" if a launch can.
-// What few pauses need is left to it.
-func PauseNeedsStarter(spec *specs.Spec, streams [3]*os.File, terminal bool) string {
-	switch {
-	case spec.Root == nil || spec.Process == nil || spec.Linux == nil:
-		return "a specification without root, process or linux"
-	case userns.RunningInUserNS():
-		// There options of the node's mounts cannot be removed (mount_namespaces(7),
-		// "Restrictions on mount namespaces"), which libcontainer finds out mount by mount.
-		return "a node in a user namespace"
-	case terminal || slices.ContainsFunc(streams[:], hasOwner):
-		return "streams: they are given to the user of the process"
-	}
-	for _, why := range []string{
-		pauseProcess(spec.Process), pauseNamespaces(spec.Linux.Namespaces), pauseMounts(spec), pauseSettings(spec),
-		cgroupsNeedStarter(spec), filterNeedsStarter(spec.Linux.Seccomp),
-	} {
-		if why != "" {
-			return why
-		}
-	}
-	return ""
+// isPlain reports whether a specification has nothing but what a launch does, or what is
+// looked at elsewhere.
+func isPlain(spec *specs.Spec) bool {
+	rest, linux := *spec, *spec.Linux
+	rest.Version, rest.Root, rest.Process, rest.Linux, rest.Hostname, rest.Mounts, rest.Annotations = "", nil, nil, nil, "", nil, nil
+	linux.CgroupsPath, linux.Namespaces, linux.Resources, linux.Seccomp, linux.Sysctl = "", nil, nil, nil, nil
+	return reflect.DeepEqual(rest, specs.Spec{}) && reflect.DeepEqual(linux, specs.Linux{})
 }
 
-// hasOwner reports whether the owner of the stream matters: it can be opened anew
-// by its name in /proc/self/fd, which sockets cannot (proc_pid_fd(5)).
-func hasOwner(stream *os.File) bool {
-	if stream == nil {
-		return false
-	}
-	info, err := stream.Stat()
-	return err != nil || info.Mode()&os.ModeSocket == 0
+// hasPlainProcess: with no_new_privs, or its filter would be loaded while it still has
+// its own privileges.
+func hasPlainProcess(p *specs.Process) bool {
+	rest := *p
+	rest.Args, rest.OOMScoreAdj, rest.User = nil, nil, specs.User{Umask: p.User.Umask}
+	plain := specs.Process{Cwd: "/", NoNewPrivileges: true, Capabilities: &specs.LinuxCapabilities{}}
+	return len(p.Args) > 0 && filepath.IsAbs(p.Args[0]) && reflect.DeepEqual(rest, plain)
 }
 
-func pauseProcess(p *specs.Process) string {
-	switch {
-	case p.Terminal:
-		return "a terminal"
-	case len(p.Args) == 0 || !filepath.IsAbs(p.Args[0]):
-		return "a program that has to be looked for"
-	case p.Cwd != "/":
-		return "a working directory, which may have to be made"
-	case len(p.Env) > 0:
-		return "an environment"
-	case !p.NoNewPrivileges:
-		return "privileges that it may get: its filter is then loaded while it still has its own"
-	case p.Capabilities == nil || len(slices.Concat(p.Capabilities.Bounding, p.Capabilities.Effective, p.Capabilities.Inheritable, p.Capabilities.Permitted, p.Capabilities.Ambient)) > 0:
-		return "capabilities"
-	case len(p.Rlimits) > 0 || p.User.Umask != nil:
-		return "limits, or a umask"
-	case p.SelinuxLabel != "" || p.ApparmorProfile != "":
-		return "labels of SELinux or a profile of AppArmor"
-	}
-	return rareSettings(p)
+// isOthers reports whether a namespace is one that others are in, but for the pod's
+// network, or a new network, which has no loopback device yet.
+func isOthers(n specs.LinuxNamespace) bool {
+	return (n.Path != "") != (n.Type == specs.NetworkNamespace) || n.Type == specs.CgroupNamespace
 }
 
-// pauseNamespaces: where others are, or a user namespace has to be entered first,
-// nothing is launched.
-func pauseNamespaces(namespaces []specs.LinuxNamespace) string {
-	mounts := false
-	for _, n := range namespaces {
-		switch n.Type {
-		case specs.MountNamespace, specs.UTSNamespace, specs.IPCNamespace, specs.PIDNamespace:
-			if n.Path != "" {
-				return "a namespace that is joined: " + string(n.Type)
-			}
-			mounts = mounts || n.Type == specs.MountNamespace
-		case specs.NetworkNamespace:
-			if n.Path == "" {
-				return "a network namespace of its own"
-			}
-		default:
-			return "a namespace of type " + string(n.Type)
-		}
-	}
-	if !mounts {
-		return "the mount namespace of the node"
-	}
-	return ""
-}
-
-// pauseMounts: proc and plain binds onto directories that are there, in a root
+// hasPlainMounts: proc and plain binds onto directories that are there, in a root
 // that only the node can write to.
-func pauseMounts(spec *specs.Spec) string {
-	proc := false
+func hasPlainMounts(spec *specs.Spec) (proc bool) {
 	for _, m := range spec.Mounts {
 		flags, known := flagsOf(m)
-		switch {
-		case m.Type != "proc" && flags&unix.MS_BIND == 0:
-			return "a mount of type " + m.Type
-		case !known || len(m.UIDMappings)+len(m.GIDMappings) > 0:
-			return "options of the mount on " + m.Destination
+		if m.Type != "proc" && flags&unix.MS_BIND == 0 || !known || len(m.UIDMappings)+len(m.GIDMappings) > 0 {
+			return false
 		}
 		proc = proc || m.Type == "proc" && m.Destination == "/proc"
 	}
-	switch {
-	case !proc:
-		return "no /proc"
-	case !spec.Root.Readonly || spec.Linux.RootfsPropagation != "":
-		return "a root that is not read-only and private"
-	case len(spec.Linux.MaskedPaths)+len(spec.Linux.ReadonlyPaths) > 0:
-		return "masked paths"
-	}
-	return ""
+	return proc && spec.Root.Readonly
 }
 
-func pauseSettings(spec *specs.Spec) string {
-	l := spec.Linux
-	switch {
-	case spec.Hooks != nil:
-		return "hooks"
-	case l.MountLabel != "":
-		return "labels of SELinux"
-	case len(l.NetDevices)+len(l.Devices) > 0:
-		return "devices"
-	case spec.Domainname != "" || l.Personality != nil:
-		return "settings of the process"
-	case l.IntelRdt != nil || l.MemoryPolicy != nil || len(l.TimeOffsets) > 0:
-		return "resources besides cgroups"
-	}
-	return ""
-}
-
-// cgroupsNeedStarter says what a pause's cgroups are asked for that only libcontainer
-// translates.
-func cgroupsNeedStarter(spec *specs.Spec) string {
-	r := spec.Linux.Resources
-	if r == nil {
-		return ""
-	}
-	cpu, memory := r.CPU, r.Memory
-	switch {
-	case len(r.Devices)+len(r.HugepageLimits)+len(r.Rdma)+len(r.Unified) > 0 || r.BlockIO != nil || r.Network != nil,
-		cpu != nil && *cpu != (specs.LinuxCPU{Shares: cpu.Shares}),
-		memory != nil && *memory != (specs.LinuxMemory{Limit: memory.Limit}):
-		return "resources of a pause"
-	}
+// hasPlainCgroups reports whether a pause's cgroups are asked for nothing that only
+// libcontainer translates.
+func hasPlainCgroups(spec *specs.Spec) bool {
 	for name := range spec.Annotations {
 		if strings.HasPrefix(name, "org.systemd.property.") {
-			return "properties of systemd"
+			return false
 		}
 	}
-	return ""
+	if spec.Linux.Resources == nil {
+		return true
+	}
+	rest := *spec.Linux.Resources
+	if cpu := rest.CPU; cpu != nil && *cpu == (specs.LinuxCPU{Shares: cpu.Shares}) {
+		rest.CPU = nil
+	}
+	if memory := rest.Memory; memory != nil && *memory == (specs.LinuxMemory{Limit: memory.Limit}) {
+		rest.Memory = nil
+	}
+	rest.Pids = nil
+	return reflect.DeepEqual(rest, specs.LinuxResources{})
 }
 
-// filterNeedsStarter: another process can decide on calls only if it gets a descriptor of
-// the filter.
-func filterNeedsStarter(profile *specs.LinuxSeccomp) string {
-	if profile == nil {
-		return ""
-	}
-	notify := profile.DefaultAction == specs.ActNotify || profile.ListenerPath != ""
-	for _, call := range profile.Syscalls {
-		notify = notify || call.Action == specs.ActNotify
-	}
-	if notify {
-		return "a seccomp profile that asks another process"
-	}
-	return ""
+// asksAnother reports whether another process decides on calls, which needs a descriptor
+// of the filter.
+func asksAnother(profile *specs.LinuxSeccomp) bool {
+	return profile != nil && (profile.DefaultAction == specs.ActNotify || profile.ListenerPath != "" ||
+		slices.ContainsFunc(profile.Syscalls, func(call specs.LinuxSyscall) bool { return call.Action == specs.ActNotify }))
 }

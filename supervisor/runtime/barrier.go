@@ -19,7 +19,8 @@ const fifoFile = "exec.fifo"
 // openBarrier lets init through. It returns when init has said that it goes on.
 func openBarrier(ctx context.Context, dir string, init *Process) error {
 	path := filepath.Join(dir, fifoFile)
-	fifo, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	// For both, so that what has not opened it yet is no end.
+	fifo, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("it was started before: %w", errdefs.ErrFailedPrecondition)
 	}
@@ -46,32 +47,19 @@ func openBarrier(ctx context.Context, dir string, init *Process) error {
 
 var errInitEnded = fmt.Errorf("the container's first process has ended: %w", errdefs.ErrFailedPrecondition)
 
-// readBarrier reads the byte that init writes. Before it has opened the fifo there is
-// nothing to read, which is no end yet: it comes, and wakes the poller (fifo(7)).
+// readBarrier reads the byte that init writes. A program that ends at once may be seen to
+// have ended before that.
 func readBarrier(fifo *os.File) error {
-	raw, err := fifo.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var failed error
-	read := func(fd uintptr) bool {
-		n, err := unix.Read(int(fd), make([]byte, 1))
-		switch {
-		case n > 0:
-			return true
-		case err == nil || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR):
-			return false
+	_, err := fifo.Read(make([]byte, 1))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		raw, rawErr := fifo.SyscallConn()
+		if rawErr != nil {
+			return rawErr
 		}
-		failed = err
-		return true
-	}
-	if err = raw.Read(read); err == nil {
-		return failed
-	}
-	// A program that ends at once may be seen to have ended before its byte is read.
-	var goneOn bool
-	if raw.Control(func(fd uintptr) { goneOn = read(fd) }) == nil && goneOn {
-		return failed
+		n := 0
+		if rawErr := raw.Control(func(fd uintptr) { n, _ = unix.Read(int(fd), make([]byte, 1)) }); rawErr == nil && n > 0 {
+			return nil
+		}
 	}
 	return err
 }

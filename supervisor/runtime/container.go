@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -100,26 +99,26 @@ func (c *Container) request(verb starter.Verb) starter.Request {
 // says that init ran and could not get there: the container asks for what it does not
 // have. ended, if any, is called when init has ended, before it is reaped.
 func (c *Container) Create(ctx context.Context, spec *specs.Spec, streams Streams, bare bool, ended func(pid int)) (*Process, error) {
-	if bare && len(c.Program) == 0 && launch.PauseNeedsStarter(spec, streams.Stdio, streams.Terminal) == "" {
-		return c.launchPause(ctx, spec, streams)
+	if bare && len(c.Program) == 0 && launch.CanPause(spec) {
+		return c.launchPause(ctx, spec)
 	}
 	p, err := c.run(ctx, c.request(starter.Create), streams, ended, func(answer starter.Answer) {
 		c.Cgroups, c.ExecCgroups = answer.Cgroups, answer.ExecCgroups
 		c.execs = cgroup.NewExecs(c.Cgroups, c.dir())
 	})
 	if err != nil {
-		// A starter that was ended has left what it had made.
+		// What the starter has made is left.
 		return nil, errors.Join(err, RemoveState(c.dir(), c.Cgroups, c.CgroupsPath, c.runtime.SystemdCgroup))
 	}
 	return p, nil
 }
 
-func (c *Container) launchPause(ctx context.Context, spec *specs.Spec, streams Streams) (*Process, error) {
+func (c *Container) launchPause(ctx context.Context, spec *specs.Spec) (*Process, error) {
 	if err := os.MkdirAll(c.dir(), 0o711); err != nil {
 		return nil, err
 	}
 	c.Launched = true
-	made, err := c.runtime.Launcher.Pause(ctx, launch.Pause{ID: c.ID, Dir: c.dir(), Spec: spec, SystemdCgroup: c.runtime.SystemdCgroup, Streams: streams.Stdio})
+	made, err := c.runtime.Launcher.Pause(ctx, launch.Pause{ID: c.ID, Dir: c.dir(), Spec: spec, SystemdCgroup: c.runtime.SystemdCgroup})
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(c.dir()))
 	}
@@ -200,16 +199,6 @@ func (c *Container) Started(ctx context.Context, init *Process) error {
 	return c.runtime.Starters.Run(ctx, request, nil, nil)
 }
 
-// StartHooks names the hooks that init runs behind the barrier, and says how long they
-// may take together; "" for none.
-func (c *Container) StartHooks() (names string, limit time.Duration) {
-	spec, err := ReadSpec(c.Bundle)
-	if err != nil {
-		return "", 0
-	}
-	return startHooks(spec.Hooks)
-}
-
 // Exec starts a further process. It and what it starts can be ended together, by
 // Process.KillTree.
 func (c *Container) Exec(ctx context.Context, process *specs.Process, init *Process, streams Streams) (*Process, error) {
@@ -238,11 +227,7 @@ func (c *Container) startExec(ctx context.Context, process *specs.Process, init 
 		if err != nil {
 			return nil, err
 		}
-		process = WithOOMScoreAdj(c.dir(), process)
-		if process.OOMScoreAdj == nil {
-			process.OOMScoreAdj = spec.Process.OOMScoreAdj
-		}
-		if !streams.Terminal && launch.ExecNeedsStarter(spec, process) == "" {
+		if launch.CanExec(spec, process) {
 			return c.launchExec(ctx, spec, process, init, streams, group)
 		}
 	}
@@ -311,8 +296,15 @@ func RemoveState(dir string, paths cgroup.Paths, cgroupsPath string, systemd boo
 	for _, path := range append(left, dir) {
 		err = errors.Join(err, os.RemoveAll(path))
 	}
-	if err == nil && os.Remove(states) == nil {
-		_ = os.Remove(filepath.Dir(dir)) // unless it has other containers
+	if err != nil {
+		return err
 	}
-	return err
+	if root := filepath.Dir(dir); filepath.Base(root) != statesDir {
+		// Another container that goes at the same moment may have removed states, and
+		// left the rest for this one.
+		if err := os.Remove(states); err == nil || errors.Is(err, os.ErrNotExist) {
+			_ = os.Remove(root) // unless it has other containers
+		}
+	}
+	return nil
 }

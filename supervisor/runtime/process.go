@@ -24,25 +24,28 @@ type Process struct {
 	StartTime uint64   // clock ticks since boot (proc_pid_stat(5), field 22)
 	Terminal  *os.File // the terminal's master; nil without one
 
-	pidfd *os.File        // nil for one that ended before it was found
+	pidfd *os.File        // nil for one that is Gone
 	child *children.Child // nil: it is not ours
 	group *cgroup.Exec    // of an exec; nil if only the process itself can be ended
 }
 
-// Find returns the process with that pid and start time, which is no child of
-// ours. The start time tells it from another one that was
-// given its pid. process.ErrGone says that there is none; any other error says
-// nothing of it.
+// Find returns the process with that pid and start time, which is no child of ours. The
+// start time tells it from another one that was given its pid. An error says nothing of it.
 func Find(pid int, startTime uint64) (*Process, error) {
 	p, err := openProcess(pid)
-	if err != nil {
-		return nil, err
+	if err == nil && p.StartTime == startTime {
+		return p, nil
 	}
-	if p.StartTime != startTime {
-		return nil, errors.Join(fmt.Errorf("process %d is not the one of the record: %w", pid, process.ErrGone), p.Close())
+	if err == nil {
+		err = p.Close()
+	} else if errors.Is(err, process.ErrGone) {
+		err = nil
 	}
-	return p, nil
+	return &Process{PID: pid, StartTime: startTime}, err
 }
+
+// Gone reports whether the process had ended before it was found.
+func (p *Process) Gone() bool { return p.pidfd == nil }
 
 func openProcess(pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
@@ -99,24 +102,14 @@ func (p *Process) Ended() error {
 	if err != nil {
 		return err
 	}
-	return raw.Read(func(fd uintptr) bool { return hasEnded(int(fd)) })
-}
-
-func hasEnded(pidfd int) bool {
-	poll := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-	for {
-		n, err := unix.Poll(poll, 0)
-		if !errors.Is(err, unix.EINTR) {
-			return err != nil || n > 0
-		}
-	}
+	return raw.Read(func(fd uintptr) bool { return process.HasEnded(int(fd)) })
 }
 
 // EndedBefore waits for the end of the process, and reports false when ctx ends first.
 func (p *Process) EndedBefore(ctx context.Context) bool {
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		ended := true
-		if p.pidfd != nil && p.control(func(fd int) { ended = hasEnded(fd) }) != nil || ended {
+		if p.pidfd != nil && p.control(func(fd int) { ended = process.HasEnded(fd) }) != nil || ended {
 			return true
 		}
 		select {
@@ -133,20 +126,6 @@ func (p *Process) Wait() (status syscall.WaitStatus, known bool) {
 		return 0, false
 	}
 	return p.child.Wait(), true
-}
-
-// Descriptor is a copy of one of the process's descriptors, pidfd_getfd(2).
-func (p *Process) Descriptor(number int) (*os.File, error) {
-	if p.pidfd == nil {
-		return nil, os.ErrProcessDone
-	}
-	var fd int
-	var got error
-	err := p.control(func(pidfd int) { fd, got = unix.PidfdGetfd(pidfd, number, 0) })
-	if err = errors.Join(err, got); err != nil {
-		return nil, fmt.Errorf("descriptor %d of process %d: %w", number, p.PID, os.NewSyscallError("pidfd_getfd", err))
-	}
-	return os.NewFile(uintptr(fd), fmt.Sprintf("descriptor %d of process %d", number, p.PID)), nil
 }
 
 // copyPidfd is a further descriptor of the process's pidfd.
@@ -178,17 +157,11 @@ func (p *Process) Exiting() bool {
 // KernelExit is the exit status of an ended process that is not our child, as
 // far as the kernel keeps it: on Linux 6.15, once the parent has reaped it.
 func (p *Process) KernelExit() (status syscall.WaitStatus, known bool) {
-	_ = p.control(func(fd int) { status, known = exitInfo(fd) })
+	if p.pidfd != nil {
+		_ = p.control(func(fd int) { status, known = exitInfo(fd) })
+	}
 	return status, known
 }
-
-// Handle is the process's pidfd, which is not the caller's to close; nil for one that
-// ended before it was found.
-func (p *Process) Handle() *os.File { return p.pidfd }
-
-// ExitOf is KernelExit of the process that a descriptor is the pidfd of. Of another
-// kind of descriptor nothing is known.
-func ExitOf(fd int) (status syscall.WaitStatus, known bool) { return exitInfo(fd) }
 
 // Close releases what is held for the process, which lives on if it has not
 // ended.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -22,8 +23,8 @@ import (
 type container struct {
 	sup       *Supervisor
 	stdinOnce bool
+	created   chan struct{} // closed when it is made, or its creation has failed
 	adopted   bool
-	made      bool          // guarded by Supervisor.mu: what is above is set
 	exited    chan struct{} // closed when exit is set and on disk
 
 	life    context.Context // of what is under way for it: ends when it is killed
@@ -31,12 +32,13 @@ type container struct {
 
 	startEvent sync.Once
 	drained    sync.Once
-	reported   chan parentsWord // of an adopted init
-	oomWatched chan struct{}    // closed when no notice of an OOM kill can come any more
-	sparing    sync.Mutex       // of a pause: held while its spare descriptors are changed
+	reported   chan syscall.WaitStatus // of an adopted init, by its parent
 
-	ioAdopted chan struct{} // of an adopted container: closed when io is set; nil if it had ended, or was made here
-	follow    func()        // of an adopted init: see watchAdopted; else nil
+	// Of one that was adopted and had not ended, see watchAdopted; else nil. Its io is set
+	// when ioAdopted is closed.
+	follow    func()
+	ioAdopted chan struct{}
+	init      *runtime.Process // set before it is made; of one that has ended there is nothing
 
 	ending     sync.Mutex // guards execsEnded, and is held while execs are ended
 	execsEnded bool       // no exec of an earlier supervisor is left: see endLeftExecs
@@ -45,13 +47,12 @@ type container struct {
 
 	mu        sync.Mutex         // guards what follows
 	io        *stdio.Streams     // see streams
+	ioProblem error              // of Adopt
 	runtime   *runtime.Container // as it is made; of an adopted one from the beginning
-	init      *runtime.Process   // nil if adopted and not found: see process
 	record    record
 	killed    bool // we sent SIGKILL: not the kernel for lack of memory
 	oom       oomCount
 	neverRan  bool        // init has ended and never executed the program
-	lateHook  string      // which hooks of init were ended at their limit, as an error says it; "" for none
 	initWords chan []byte // what init says behind the barrier; nil before
 	initSays  *stdio.Fanout
 	exit      *api.ExitRecord
@@ -61,8 +62,8 @@ type container struct {
 // newContainer returns a container that has a record, on disk or not yet.
 func (s *Supervisor) newContainer(r record) *container {
 	c := &container{
-		sup: s, record: r, runtime: s.runtime.Container(r.Facts), exited: make(chan struct{}),
-		reported: make(chan parentsWord, 1), oomWatched: make(chan struct{}), execs: map[string]*exec{},
+		sup: s, record: r, runtime: s.runtime.Container(r.Facts), exited: make(chan struct{}), init: &runtime.Process{}, ioAdopted: make(chan struct{}), created: make(chan struct{}),
+		reported: make(chan syscall.WaitStatus, 1), execs: map[string]*exec{},
 	}
 	c.life, c.abandon = context.WithCancel(context.Background())
 	return c
@@ -96,7 +97,7 @@ func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*c
 	}
 	c := s.newContainer(record{
 		Facts: runtime.FactsOf(request.Id, request.Bundle, request.Runtime, spec), Version: recordVersion,
-		LogPath: request.LogPath, Terminal: spec.Process.Terminal, Bare: request.Bare, CreatedAt: time.Now().UnixNano(), Pause: request.Pause,
+		LogPath: request.LogPath, Terminal: spec.Process.Terminal, Bare: request.Bare, CreatedAt: time.Now().UnixNano(),
 	})
 	c.stdinOnce, c.execsEnded = request.StdinOnce, true
 	c.op.Lock()
@@ -106,11 +107,13 @@ func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*c
 	}
 	ctx, done := c.bound(ctx)
 	defer done()
-	if err := c.build(ctx, request, spec); err != nil {
+	if err = c.build(ctx, request, spec); err != nil {
 		s.forget(request.Id)
+	}
+	close(c.created)
+	if err != nil {
 		return nil, err
 	}
-	s.setMade(c)
 	c.publish(api.EventKind_EVENT_CREATED)
 	return c, nil
 }
@@ -125,7 +128,7 @@ func (c *container) publish(kind api.EventKind) {
 // build brings init to the barrier, with its streams.
 func (c *container) build(ctx context.Context, request *api.CreateRequest, spec *specs.Spec) error {
 	options := c.streamOptions()
-	options.Stdin, options.Domain = request.Stdin, spec.Process.SelinuxLabel
+	options.Stdin = request.Stdin
 	if spec.Linux != nil {
 		options.SELinux = spec.Linux.MountLabel
 	}
@@ -140,18 +143,20 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest, spec 
 		err = c.launch(ctx, spec, streams, ends)
 	}
 	if err != nil {
-		c.releaseOutputs()
 		return errors.Join(err, stdio.RemoveFifos(options.Dir, request.Id), c.sup.removeRecord(request.Id))
 	}
 	if !c.record.Bare {
-		c.watchOOM()
+		c.noteOOM()
 	}
 	if !c.sharesStreams() {
 		streams.Run()
 	}
-	c.keepInit()
 	go c.awaitInit()
 	return nil
+}
+
+func (c *container) streamOptions() stdio.Options {
+	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Shared: c.sup.shared}
 }
 
 // sharesStreams reports whether a program makes the container and has its streams
@@ -173,8 +178,9 @@ func (c *container) launch(ctx context.Context, spec *specs.Spec, streams *stdio
 		}
 		return err
 	}
+	c.init = init
 	c.mu.Lock()
-	c.init, c.io = init, streams
+	c.io = streams
 	c.mu.Unlock()
 	if c.record.Terminal {
 		err = streams.TakeTerminal(c.init.Terminal)
@@ -210,10 +216,6 @@ func (c *container) start(ctx context.Context) error {
 	if status := c.state().Status; status != api.Status_STATUS_CREATED {
 		return fmt.Errorf("it is %v: %w", status, errdefs.ErrFailedPrecondition)
 	}
-	init := c.process()
-	if init == nil {
-		return fmt.Errorf("its first process is not known yet, try again: %w", errdefs.ErrUnavailable)
-	}
 	ctx, done := c.bound(ctx)
 	defer done()
 	// Before the barrier opens: a successor must not take a program that runs for
@@ -224,19 +226,18 @@ func (c *container) start(ctx context.Context) error {
 		return err
 	}
 	c.listenToInit()
-	defer c.limitHooks()()
-	if err := c.runtime.Start(ctx, init); err != nil {
-		if late := c.endedHook(); late != "" {
-			return fmt.Errorf("%s: %w", late, errdefs.ErrFailedPrecondition)
-		}
+	if err := c.runtime.Start(ctx, c.init); err != nil {
 		c.setStarted(0)
 		return errors.Join(err, writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()))
 	}
 	if err := c.awaitProgram(ctx); err != nil {
+		if errors.Is(err, context.DeadlineExceeded) { // it hangs, in a hook for example, with all that it has started
+			err = errors.Join(err, c.kill(syscall.SIGKILL, true))
+		}
 		return err
 	}
 	c.announceStart()
-	if err := c.runtime.Started(ctx, init); err != nil {
+	if err := c.runtime.Started(ctx, c.init); err != nil {
 		c.sup.log.Warn("a hook failed after the start", "container", c.record.ID, "error", err)
 	}
 	return nil
@@ -266,6 +267,8 @@ func (c *container) snapshot() record {
 	defer c.mu.Unlock()
 	return c.record
 }
+
+func (c *container) hasEnded() bool { return isClosed(c.exited) }
 
 // state is the container as clients see it.
 func (c *container) state() *api.Container {

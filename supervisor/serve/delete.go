@@ -31,9 +31,7 @@ func (c *container) delete(ctx context.Context) error {
 	if err := c.removeFiles(); err != nil {
 		return fmt.Errorf("delete container %s: %w", c.record.ID, err)
 	}
-	if init := c.process(); init != nil {
-		_ = init.Close()
-	}
+	_ = c.init.Close()
 	c.sup.forget(c.record.ID)
 	c.publish(api.EventKind_EVENT_DELETED)
 	return nil
@@ -42,7 +40,6 @@ func (c *container) delete(ctx context.Context) error {
 func (c *container) removeFiles() error {
 	var errs []error
 	if !c.record.Bare {
-		c.releaseOutputs()
 		errs = append(errs, stdio.RemoveFifos(c.streamOptions().Dir, c.record.ID), os.RemoveAll(c.sup.exitPath(c.record.ID)))
 	}
 	return errors.Join(append(errs, c.sup.removeRecord(c.record.ID))...)

@@ -13,13 +13,12 @@
 //	DIR/containers/ID/     libcontainer's state, or that of a launched pause
 //	DIR/oci/PROGRAM/       the states of a program with runc's command line
 //	DIR/records/ID.json    what is known of the container, also by a successor
-//	DIR/io/ID.stdout       output, a fifo that pause and the daemon hold open too
+//	DIR/io/ID.stdout       output, a fifo that the daemon holds open too
 //	DIR/journal.1          see package journal
 //	DIR/exits/ID.json      how it ended
 //
 // Locks, in the order in which they are taken: container.op (one change at a time
-// of one container, may be held for long), container.ending and container.loading
-// (while commands are ended, and the state of a runtime is read), Supervisor.mu,
-// container.mu, broker.mu. The last three are held for moments only, never across a
+// of one container, may be held for long), container.ending (while commands are ended),
+// Supervisor.mu, container.mu, broker.mu. The last three are held for moments only, never across a
 // system call that can block, so that a hung container delays only itself.
 package serve

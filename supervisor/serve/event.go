@@ -2,7 +2,6 @@ package serve
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -12,9 +11,8 @@ import (
 // eventHistory is how many events are kept for a client that comes back.
 const eventHistory = 256
 
-// broker numbers events and keeps the last ones, of the notices of lack of memory
-// the last one of each container. Readers pull: one that does
-// not read holds up no other, and sees by the numbers what it missed.
+// broker numbers events and keeps the last ones. Readers pull: one that does not read
+// holds up no other, and sees by the numbers what it missed.
 type broker struct {
 	mu      sync.Mutex
 	last    uint64
@@ -30,11 +28,6 @@ func (b *broker) publish(kind api.EventKind, c *api.Container) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.last++
-	if kind == api.EventKind_EVENT_OOM { // a container can have 40 a second
-		b.history = slices.DeleteFunc(b.history, func(e *api.Event) bool {
-			return e.Kind == kind && e.Container.GetId() == c.GetId()
-		})
-	}
 	b.history = append(b.history, &api.Event{Seq: b.last, Kind: kind, At: time.Now().UnixNano(), Container: c})
 	if len(b.history) > eventHistory {
 		b.history = append([]*api.Event(nil), b.history[1:]...)

@@ -40,12 +40,8 @@ func (c *container) startExec(ctx context.Context, encoded []byte, stdin bool) (
 	if err := c.endLeftExecs(); err != nil {
 		return nil, err
 	}
-	init := c.process()
-	if init == nil {
-		return nil, fmt.Errorf("its first process is not known yet, try again: %w", errdefs.ErrUnavailable)
-	}
 	e := &exec{container: c, exited: make(chan struct{})}
-	if err := e.launch(ctx, init, spec, stdin); err != nil {
+	if err := e.launch(ctx, spec, stdin); err != nil {
 		return nil, c.execFailure(err)
 	}
 	go e.await()
@@ -55,16 +51,16 @@ func (c *container) startExec(ctx context.Context, encoded []byte, stdin bool) (
 // execFailure says of a command that could not be started whether that is for the end
 // of the container.
 func (c *container) execFailure(err error) error {
-	if init := c.process(); init != nil && init.Exiting() {
+	if c.init.Exiting() {
 		return fmt.Errorf("it ended while the command was being started: %w: %w", errdefs.ErrFailedPrecondition, err)
 	}
 	return err
 }
 
-func (e *exec) launch(ctx context.Context, init *runtime.Process, spec *specs.Process, stdin bool) (err error) {
+func (e *exec) launch(ctx context.Context, spec *specs.Process, stdin bool) (err error) {
 	streams := runtime.Streams{Terminal: spec.Terminal}
 	if spec.Terminal {
-		e.pipes = stdio.NewTerminalPipes(e.container.sup.shared)
+		e.pipes = stdio.NewTerminalPipes()
 	} else {
 		var ends stdio.Ends
 		options := e.container.streamOptions()
@@ -75,7 +71,7 @@ func (e *exec) launch(ctx context.Context, init *runtime.Process, spec *specs.Pr
 		defer ends.Close()
 		streams.Stdio = [3]*os.File{ends.Stdin, ends.Stdout, ends.Stderr}
 	}
-	if e.process, err = e.container.runtime.Exec(ctx, spec, init, streams); err != nil {
+	if e.process, err = e.container.runtime.Exec(ctx, spec, e.container.init, streams); err != nil {
 		e.pipes.Close()
 		return err
 	}

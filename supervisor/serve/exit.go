@@ -30,9 +30,6 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 		c.drain() // init has said there why it could not
 		exit.StartError = c.startError()
 	}
-	if late := c.endedHook(); late != "" {
-		exit.StartError = late
-	}
 	if err := c.keepExit(exit); err != nil {
 		c.sup.log.Error("the exit of a container is not on disk", "container", c.snapshot().ID, "error", err)
 	}
@@ -81,18 +78,17 @@ const drainTimeout = 500 * time.Millisecond
 // drain ends the streams. A disk that hangs keeps them longer than that, in a
 // goroutine that ends with the last write.
 func (c *container) drain() {
-	if c.ioAdopted == nil && c.streams() == nil {
+	if c.follow == nil && c.streams() == nil {
 		return
 	}
 	c.drained.Do(func() {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			if c.ioAdopted != nil {
+			if c.follow != nil {
 				<-c.ioAdopted
 			}
 			c.streams().Drain()
-			c.releaseOutputs()
 		}()
 		select {
 		case <-done:

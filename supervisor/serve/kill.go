@@ -8,9 +8,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-
-	"github.com/minicri/minicri/internal/process"
-	"github.com/minicri/minicri/supervisor/runtime"
 )
 
 // kill signals init, or every process of the container. A signal to a stopped
@@ -32,7 +29,7 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 	}
 	// A privileged init may have moved to a cgroup outside.
 	if !all || sig == syscall.SIGKILL {
-		if killErr := c.signalInit(sig); !errors.Is(killErr, os.ErrProcessDone) {
+		if killErr := c.init.Signal(sig); !errors.Is(killErr, os.ErrProcessDone) {
 			err = errors.Join(err, killErr)
 		}
 	}
@@ -45,21 +42,6 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 // signalAll signals every process of the container.
 func (c *container) signalAll(sig syscall.Signal) error {
 	return c.snapshot().Cgroups.Signal(sig)
-}
-
-func (c *container) signalInit(sig syscall.Signal) error {
-	if init := c.process(); init != nil {
-		return init.Signal(sig)
-	}
-	record := c.snapshot()
-	init, err := runtime.Find(record.PID, record.StartTime)
-	if errors.Is(err, process.ErrGone) {
-		return os.ErrProcessDone
-	}
-	if err != nil {
-		return err
-	}
-	return errors.Join(init.Signal(sig), init.Close())
 }
 
 // end kills a container that runs, and waits until it has ended.

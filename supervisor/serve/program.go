@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -69,30 +68,6 @@ func (c *container) awaitProgram(ctx context.Context) error {
 	}
 }
 
-// limitHooks ends the hooks that init runs behind the barrier when they are late,
-// unless what it returns is called before. Init itself limits each, but then waits
-// for all that holds its output; so does the start of some runtimes.
-func (c *container) limitHooks() (stop func()) {
-	names, limit := c.runtime.StartHooks()
-	if names == "" {
-		return func() {}
-	}
-	problem := fmt.Sprintf("startContainer hook %s: not done within %v", names, limit)
-	timer := time.AfterFunc(limit+startGrace, func() { c.endLateHook(problem) })
-	return func() { timer.Stop() }
-}
-
-// endLateHook ends init with all that its hooks have started: nothing else of the
-// container runs yet.
-func (c *container) endLateHook(problem string) {
-	c.mu.Lock()
-	c.lateHook = problem
-	c.mu.Unlock()
-	if err := c.kill(syscall.SIGKILL, true); err != nil {
-		c.sup.log.Warn("hooks that are late could not be ended", "container", c.snapshot().ID, "error", err)
-	}
-}
-
 func (c *container) ignoreInit() {
 	if c.initWords == nil {
 		return
@@ -106,7 +81,7 @@ func (c *container) ignoreInit() {
 // noteProgram is called when init, our child, has ended and before it is
 // reaped, and notes whether it has become the program: later it cannot be found out.
 func (c *container) noteProgram(pid int) {
-	c.countOOM(false) // before systemd removes the cgroup
+	c.countOOM() // before systemd removes the cgroup
 	waits, err := beforeExec(pid)
 	c.mu.Lock()
 	c.neverRan = err == nil && waits
@@ -119,12 +94,6 @@ func (c *container) triedToStart() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.neverRan && c.record.StartedAt != 0
-}
-
-func (c *container) endedHook() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.lateHook
 }
 
 // startError is why a container that was started never ran its program, "" if

@@ -25,7 +25,6 @@ type record struct {
 	Bare      bool   `json:"bare,omitempty"` // no streams, and its exit is not asked for
 	CreatedAt int64  `json:"created_at"`
 	StartedAt int64  `json:"started_at"`
-	Pause     string `json:"pause,omitempty"` // id of the pod's pause; none for itself
 }
 
 // recordVersion is the newest that this build can read.

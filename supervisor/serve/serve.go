@@ -62,7 +62,7 @@ type Supervisor struct {
 
 	lock             *os.File
 	control, streams net.Listener
-	logsHang         atomic.Bool // an adopted container's log takes long to be opened
+	followers        atomic.Int32
 
 	life context.Context    // ends with Run
 	stop context.CancelFunc // ends Run
@@ -104,11 +104,7 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	if err := sup.adoptAll(); err != nil {
 		return err
 	}
-	if sup.logsHang.Load() {
-		go sup.releaseJournal() // ends with the last log that can be opened
-	} else {
-		sup.releaseJournal()
-	}
+	go sup.releaseJournal() // ends with the last log that can be opened
 	go sup.children.Run(ctx)
 	go sup.runtime.Starters.Prepare() // ends with the fork
 	go sup.settleAll()                // ends with the last container that was adopted
@@ -120,7 +116,7 @@ func (s *Supervisor) prepareRuntime(systemd bool) (err error) {
 	if s.children, err = children.New(); err != nil {
 		return err
 	}
-	starters, err := starter.New(s.children, s.log)
+	starters, err := starter.New(s.dir, s.children, s.log)
 	if err != nil {
 		return err
 	}
@@ -140,13 +136,18 @@ func (s *Supervisor) open() (err error) {
 	if err = s.about.Write(s.dir); err != nil {
 		return err
 	}
-	if s.journal, err = journal.OpenOrReplace(filepath.Join(s.dir, journalFile)); err != nil {
+	path := filepath.Join(s.dir, journalFile)
+	s.journal, err = journal.Open(path)
+	if err != nil && !isShortage(err) {
+		s.log.Error("output that an earlier supervisor had read and not logged is lost: its journal cannot be opened, and is replaced", "error", err)
+		if err = os.RemoveAll(path); err == nil {
+			s.journal, err = journal.Open(path)
+		}
+	}
+	if err != nil {
 		return err
 	}
 	s.shared = &stdio.Shared{Journal: s.journal}
-	if err := s.journal.Unread(); err != nil {
-		s.log.Error("output that an earlier supervisor had read and not logged is lost: its journal was replaced", "error", err)
-	}
 	if s.control, err = listen(filepath.Join(s.dir, api.ControlSocket)); err != nil {
 		return err
 	}
@@ -211,15 +212,14 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 	}
 	go s.serveStreams(s.streams)
 	failed := make(chan error, 1)
-	watched := newWatchedListener(s.control, s.endIfUnused)
 	// Calls that are under way are answered, so they do not end with ctx.
-	go func() { failed <- server.Serve(context.WithoutCancel(ctx), watched) }()
+	go func() { failed <- server.Serve(context.WithoutCancel(ctx), s.control) }()
 	select {
 	case err := <-failed:
 		return fmt.Errorf("serve: %w", err)
 	case <-ctx.Done():
 	}
-	_ = s.streams.Close()
+	_, _ = s.control.Close(), s.streams.Close() // who comes now finds that no supervisor serves
 	time.Sleep(answerGrace)
 	grace, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -227,15 +227,16 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 	return server.Close()
 }
 
-// endIfUnused ends a supervisor that has no containers, when the last client
-// has gone, and reports whether it did: with no daemon and no pods, nothing
-// stays. A daemon that comes starts another one.
-func (s *Supervisor) endIfUnused() bool {
-	if len(s.all()) > 0 {
-		return false
+// follow is for a client that follows the events, as a daemon does as long as it lives.
+// When the last one has gone, a supervisor that has no containers ends: with no daemon
+// and no pods, nothing stays. A daemon that comes in that moment starts another one.
+func (s *Supervisor) follow() (over func()) {
+	s.followers.Add(1)
+	return func() {
+		if s.followers.Add(-1) == 0 && len(s.all()) == 0 {
+			s.stop()
+		}
 	}
-	s.stop()
-	return true
 }
 
 // listen replaces a stale socket: the caller holds the directory's lock.

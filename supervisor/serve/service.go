@@ -2,13 +2,12 @@ package serve
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"syscall"
 
 	"github.com/containerd/errdefs"
-	"google.golang.org/grpc/codes"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 	"google.golang.org/grpc/status"
 
 	"github.com/minicri/minicri/supervisor/api"
@@ -23,27 +22,10 @@ var done = &api.Empty{}
 
 // mapped turns an error into a status that the client turns back.
 func mapped(err error) error {
-	kinds := []struct {
-		kind error
-		code codes.Code
-	}{
-		{errdefs.ErrNotFound, codes.NotFound},
-		{errdefs.ErrAlreadyExists, codes.AlreadyExists},
-		{errdefs.ErrInvalidArgument, codes.InvalidArgument},
-		{errdefs.ErrFailedPrecondition, codes.FailedPrecondition},
-		{errdefs.ErrUnavailable, codes.Unavailable},
-		{context.Canceled, codes.Canceled},
-		{context.DeadlineExceeded, codes.DeadlineExceeded},
-	}
 	if err == nil {
 		return nil
 	}
-	for _, k := range kinds {
-		if errors.Is(err, k.kind) {
-			return status.Error(k.code, err.Error())
-		}
-	}
-	return status.Error(codes.Unknown, err.Error())
+	return status.Error(status.Code(errgrpc.ToGRPC(errdefs.Resolve(err))), err.Error())
 }
 
 // on calls what with a container.
@@ -104,6 +86,7 @@ func (s *service) List(context.Context, *api.Empty) (*api.ListResponse, error) {
 }
 
 func (s *service) Events(ctx context.Context, r *api.EventsRequest, stream api.Shim_EventsServer) error {
+	defer s.sup.follow()()
 	// The supervisor's own end must not wait for listeners.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -176,18 +159,16 @@ func (s *service) Update(ctx context.Context, r *api.UpdateRequest) (*api.Empty,
 func (s *service) NoteExit(_ context.Context, r *api.NoteExitRequest) (*api.Empty, error) {
 	return s.on(r.Id, func(c *container) error {
 		if record := c.snapshot(); record.PID == int(r.Pid) && record.StartTime == r.StartTime {
-			c.noteExit(parentsWord{status: syscall.WaitStatus(r.Status)})
+			c.noteExit(syscall.WaitStatus(r.Status))
 		}
 		return nil
 	})
 }
 
-func (s *service) Info(context.Context, *api.Empty) (*api.InfoResponse, error) {
-	about := s.sup.about
-	return &api.InfoResponse{Build: about.Build, Version: about.Version, Protocol: about.Protocol}, nil
-}
-
 func (s *service) UseProgram(_ context.Context, r *api.UseProgramRequest) (*api.Empty, error) {
+	if r.Path == "" {
+		return done, nil
+	}
 	program, err := os.Open(r.Path)
 	if err != nil {
 		return nil, mapped(fmt.Errorf("open the program of starters: %w: %w", errdefs.ErrInvalidArgument, err))

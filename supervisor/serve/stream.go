@@ -111,7 +111,7 @@ func (e *exec) deliver(stream string, conn *net.UnixConn) (move func(), err erro
 // attach connects a stream of the container itself.
 func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err error) {
 	streams := c.streams()
-	if streams == nil && c.ioAdopted != nil {
+	if streams == nil && c.follow != nil {
 		return nil, fmt.Errorf("attach to container %s: its log cannot be opened yet: try again: %w", c.record.ID, errdefs.ErrUnavailable)
 	}
 	if streams == nil {

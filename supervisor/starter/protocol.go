@@ -2,7 +2,6 @@ package starter
 
 import (
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -65,35 +64,23 @@ type Answer struct {
 	// at all.
 	ExecCgroups string `json:"exec_cgroups,omitempty"`
 	Error       string `json:"error,omitempty"`
-	Kind        string `json:"kind,omitempty"` // of the error, see kinds
-}
-
-// kinds are the kinds of errors that callers tell apart.
-var kinds = map[string]error{
-	"failed precondition": errdefs.ErrFailedPrecondition,
-	"invalid argument":    errdefs.ErrInvalidArgument,
-	"not found":           errdefs.ErrNotFound,
-	"unavailable":         errdefs.ErrUnavailable,
-	"deadline exceeded":   context.DeadlineExceeded,
+	Kind        string `json:"kind,omitempty"` // of the error
 }
 
 // Failed is the answer that says err.
-func Failed(err error) Answer {
-	answer := Answer{Error: err.Error()}
-	for name, kind := range kinds {
-		if errors.Is(err, kind) {
-			answer.Kind = name
-		}
-	}
-	return answer
-}
+func Failed(err error) Answer { return Answer{Error: err.Error(), Kind: errdefs.Resolve(err).Error()} }
 
 // Err is the error of an answer, nil for none.
 func (a Answer) Err() error {
 	if a.Error == "" {
 		return nil
 	}
-	return &failure{text: a.Error, kind: kinds[a.Kind]}
+	for _, kind := range []error{errdefs.ErrFailedPrecondition, errdefs.ErrInvalidArgument, errdefs.ErrNotFound, errdefs.ErrUnavailable, context.DeadlineExceeded} {
+		if kind.Error() == a.Kind {
+			return &failure{text: a.Error, kind: kind}
+		}
+	}
+	return errors.New(a.Error)
 }
 
 // failure is an error of another process; its text names its kind already.
@@ -109,7 +96,7 @@ func (f *failure) Unwrap() error { return f.kind }
 // of which the kernel takes 6 MiB (execve(2)).
 const maxMessage = 32 << 20
 
-// send writes a message: its length, with the descriptors, and JSON.
+// send writes a message: a byte, with the descriptors, and JSON.
 func send(conn *net.UnixConn, message any, files []*os.File) error {
 	content, err := json.Marshal(message)
 	if err != nil {
@@ -126,7 +113,7 @@ func send(conn *net.UnixConn, message any, files []*os.File) error {
 		}
 		rights = unix.UnixRights(fds...)
 	}
-	if _, _, err := conn.WriteMsgUnix(binary.NativeEndian.AppendUint32(nil, uint32(len(content))), rights, nil); err != nil {
+	if _, _, err := conn.WriteMsgUnix([]byte{0}, rights, nil); err != nil {
 		return err
 	}
 	_, err = conn.Write(content)
@@ -136,10 +123,17 @@ func send(conn *net.UnixConn, message any, files []*os.File) error {
 // maxFiles is how many descriptors a request has at most.
 const maxFiles = 4
 
-// receive reads a message into one of its type, and returns the descriptors.
+// receive reads a message into one of its type, and returns the descriptors: none of one
+// that is not understood.
 func receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
-	length, oob := make([]byte, 4), make([]byte, unix.CmsgSpace(4*maxFiles))
-	n, oobn, _, _, err := conn.ReadMsgUnix(length, oob)
+	defer func() {
+		if err != nil {
+			closeAll(files)
+			files = nil
+		}
+	}()
+	oob := make([]byte, unix.CmsgSpace(4*maxFiles))
+	n, oobn, _, _, err := conn.ReadMsgUnix(make([]byte, 1), oob)
 	if err != nil {
 		return nil, err
 	}
@@ -160,16 +154,12 @@ func receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
 			files = append(files, os.NewFile(uintptr(fd), "of the request"))
 		}
 	}
-	if _, err := io.ReadFull(conn, length[n:]); err != nil {
-		return files, err
+	// The other side says nothing more before it has the answer: no byte of it is lost.
+	return files, json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(message)
+}
+
+func closeAll(files []*os.File) {
+	for _, file := range files {
+		_ = file.Close()
 	}
-	size := binary.NativeEndian.Uint32(length)
-	if size > maxMessage {
-		return files, fmt.Errorf("a message of %d bytes is too long", size)
-	}
-	content := make([]byte, size)
-	if _, err := io.ReadFull(conn, content); err != nil {
-		return files, err
-	}
-	return files, json.Unmarshal(content, message)
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/step/failpoint"
 )
 
@@ -47,8 +48,9 @@ func Serve(engine Engine) error {
 		return err
 	}
 	answer, undo := engine.Do(request, files)
-	for _, file := range files {
-		_ = file.Close()
+	closeAll(files)
+	if answer.Err() != nil {
+		endChildren()
 	}
 	if err = failpoint.Hit("starter/made"); err == nil {
 		err = send(supervisor, answer, nil)
@@ -63,6 +65,14 @@ func Serve(engine Engine) error {
 		err = errors.Join(err, undo())
 	}
 	return err
+}
+
+// endChildren ends what a program has left that did not do what it was asked for: the
+// starter is a sub-reaper, so all of it is below.
+func endChildren() {
+	for _, child := range process.Children("self") {
+		process.KillTree(child)
+	}
 }
 
 // taken is what the supervisor says when it has taken over what was made.

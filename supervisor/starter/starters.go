@@ -14,14 +14,21 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/children"
 )
 
 // Command is the command of minicri-shim that a starter is.
 const Command = "start"
 
+// of is the variable that says whose a starter is: the directory of its supervisor.
+const of = "MINICRI_SUPERVISOR"
+
+func arguments() []string { return []string{"minicri-shim", Command} }
+
 // Starters are the supervisor's starters.
 type Starters struct {
+	dir      string
 	children *children.Children
 	log      *slog.Logger
 
@@ -31,13 +38,14 @@ type Starters struct {
 	closed  bool
 }
 
-// New returns starters of the program that this process executes.
-func New(children *children.Children, log *slog.Logger) (*Starters, error) {
+// New returns starters of the program that this process executes, a supervisor with the
+// directory dir.
+func New(dir string, children *children.Children, log *slog.Logger) (*Starters, error) {
 	self, err := os.Open("/proc/self/exe")
 	if err != nil {
 		return nil, fmt.Errorf("the program of starters: %w", err)
 	}
-	return &Starters{children: children, log: log, program: self}, nil
+	return &Starters{dir: dir, children: children, log: log, program: self}, nil
 }
 
 // Use has another program start from now on, and owns it.
@@ -123,8 +131,8 @@ func (s *Starters) start() (*starter, error) {
 	// By the number of this process: the new one has no descriptor of the program.
 	program := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.program.Fd())
 	child, err := s.children.Start(func() (int, error) {
-		return syscall.ForkExec(program, []string{"minicri-shim", Command}, &syscall.ProcAttr{
-			Dir: "/", Env: os.Environ(), Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), theirs.Fd()}, Sys: &syscall.SysProcAttr{Setsid: true},
+		return syscall.ForkExec(program, arguments(), &syscall.ProcAttr{
+			Dir: "/", Env: append(os.Environ(), of+"="+s.dir), Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), theirs.Fd()}, Sys: &syscall.SysProcAttr{Setsid: true},
 		})
 	})
 	if err != nil {
@@ -148,7 +156,7 @@ func (s *Starters) Run(ctx context.Context, request Request, files []*os.File, t
 	defer stop()
 	answer, err := one.ask(request, files)
 	if err == nil && answer.Err() != nil {
-		return answer.Err() // it has taken back what it had made, and ends
+		return answer.Err() // it ends
 	}
 	if err == nil && take != nil {
 		err = take(answer)
@@ -171,7 +179,9 @@ func (p *starter) ask(request Request, files []*os.File) (answer Answer, err err
 	if err := send(p.conn, request, files); err != nil {
 		return answer, fmt.Errorf("%s of container %s: tell the starter: %w", request.Verb, request.ID, err)
 	}
-	if _, err := receive(p.conn, &answer); err != nil {
+	unasked, err := receive(p.conn, &answer)
+	closeAll(unasked)
+	if err != nil {
 		return answer, fmt.Errorf("%s of container %s: its starter has ended without an answer: %w: %w", request.Verb, request.ID, errdefs.ErrUnavailable, err)
 	}
 	return answer, nil
@@ -188,7 +198,7 @@ func (p *starter) end() {
 		return
 	default:
 	}
-	KillTree(p.child.PID)
+	process.KillTree(p.child.PID)
 	select {
 	case <-p.child.Exited():
 	case <-time.After(endLimit):

@@ -19,7 +19,6 @@ type journaled struct {
 }
 
 func (j *journaled) take(pending int) []byte {
-	j.journal.Move.RLock()
 	if j.slot == nil {
 		j.slot = j.journal.Acquire(j.owner)
 	}
@@ -33,11 +32,6 @@ func (j *journaled) have(n int) { j.slot.Have(n) }
 
 // moved is called when all entries are written.
 func (j *journaled) moved() {
-	j.keepLine()
-	j.journal.Move.RUnlock()
-}
-
-func (j *journaled) keepLine() {
 	switch line := j.entries.Line(); {
 	case j.slot == nil:
 	case len(line) > 0:
@@ -50,7 +44,6 @@ func (j *journaled) keepLine() {
 
 // flush ends the stream: a line without an end is one.
 func (j *journaled) flush() {
-	j.journal.Move.RLock()
 	j.entries.Flush()
 	j.moved()
 }
@@ -72,12 +65,8 @@ func (j *journaled) Written() {
 // resume brings to the log what a predecessor has left in the journal.
 func (j *journaled) resume(log *crilog.Log, stream string) error {
 	if j.slot = j.journal.Take(j.owner); j.slot == nil {
-		if err := j.journal.Unread(); err != nil {
-			log.Say(fmt.Sprintf("up to %d bytes of %s may be missing here: the supervisor was killed, and its journal cannot be read: %v", journal.BufferSize+crilog.MaxLine, stream, err))
-		}
 		return nil
 	}
-	j.journal.Move.RLock()
 	defer j.moved()
 	left := j.slot.Left()
 	switch {

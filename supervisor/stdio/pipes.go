@@ -12,7 +12,6 @@ import (
 
 // Pipes are the streams of an exec: each output goes to the client that takes it.
 type Pipes struct {
-	shared   *Shared
 	mu       sync.Mutex
 	stdin    *os.File            // write end or master; nil without or when closed
 	terminal *os.File            // master; nil without
@@ -22,9 +21,9 @@ type Pipes struct {
 }
 
 // OpenPipes makes the streams of an exec without a terminal: of Options it reads Dir,
-// Stdin, SELinux and Shared.
+// Stdin and SELinux.
 func OpenPipes(o Options) (*Pipes, Ends, error) {
-	p, ends := NewTerminalPipes(o.Shared), Ends{}
+	p, ends := NewTerminalPipes(), Ends{}
 	err := p.open(o, &ends)
 	if err != nil {
 		p.Close()
@@ -49,8 +48,8 @@ func (p *Pipes) open(o Options, ends *Ends) (err error) {
 
 // NewTerminalPipes are the streams of an exec with a terminal, which
 // TakeTerminal gives.
-func NewTerminalPipes(shared *Shared) *Pipes {
-	return &Pipes{shared: shared, outputs: map[string]*os.File{}}
+func NewTerminalPipes() *Pipes {
+	return &Pipes{outputs: map[string]*os.File{}}
 }
 
 // TakeTerminal makes the master the source of output and the sink of input.
@@ -80,7 +79,7 @@ func (p *Pipes) Take(stream string, emit func([]byte)) (*Pump, error) {
 		return nil, fmt.Errorf("stream %s: %w", stream, errdefs.ErrNotFound)
 	}
 	delete(p.outputs, stream)
-	pump := p.shared.newPump(source, emit)
+	pump := newPump(source, chunk{}, emit)
 	p.pumps = append(p.pumps, pump)
 	if p.ended {
 		pump.Finish()

@@ -1,8 +1,6 @@
 package stdio
 
 import (
-	"sync"
-
 	"github.com/minicri/minicri/supervisor/stdio/crilog"
 	"github.com/minicri/minicri/supervisor/stdio/journal"
 )
@@ -11,25 +9,11 @@ import (
 type Shared struct {
 	Journal *journal.Journal
 	entries crilog.Buffers
-	chunks  sync.Pool // of *[pumpBuffer]byte: a stream that is silent holds none
 }
 
-// chunk is the memory of a pump for one move.
-type chunk struct {
-	of     *Shared
-	buffer *[pumpBuffer]byte
-}
+// chunk is the memory of a pump for one move: a stream that is silent holds none.
+type chunk struct{}
 
-func (c *chunk) take(int) []byte {
-	if c.buffer, _ = c.of.chunks.Get().(*[pumpBuffer]byte); c.buffer == nil {
-		c.buffer = new([pumpBuffer]byte)
-	}
-	return c.buffer[:]
-}
-
-func (*chunk) have(int) {}
-
-func (c *chunk) moved() {
-	c.of.chunks.Put(c.buffer)
-	c.buffer = nil
-}
+func (chunk) take(pending int) []byte { return make([]byte, min(max(pending, 1), pumpBuffer)) }
+func (chunk) have(int)                {}
+func (chunk) moved()                  {}

@@ -14,10 +14,9 @@ import (
 )
 
 // Streams is the supervisor's side of a container's standard streams. Output
-// goes through named fifos, of which others hold a read end too (Options.Keep):
-// when the supervisor dies, the container can continue to write, and the next one
-// continues to read. Without a holder the container itself has them open for reading:
-// it can read its own output then, but does not die of SIGPIPE.
+// goes through named fifos, of which the daemon holds a read end too
+// (client.HoldOutput): when the supervisor dies, the container can continue to write,
+// and the next one continues to read.
 type Streams struct {
 	log      *crilog.Log // nil: output is not logged
 	shared   *Shared
@@ -39,12 +38,8 @@ type Options struct {
 	Terminal bool   // it makes a terminal, whose master is given to TakeTerminal
 	Stdin    bool   // it reads a stdin
 	SELinux  string // label of its files, which its streams get too; empty: none
-	Domain   string // SELinux label of its processes; empty: none
-	Bare     bool   // it has no streams; stdin and stdout are Spares
+	Bare     bool   // it has no streams
 	Shared   *Shared
-	// Keep has another process hold copies of the read ends of the outputs, before
-	// the container has one to write to. After an error there is no holder.
-	Keep func(outputs []*os.File) error
 }
 
 // Ends are the container's ends of its streams; nil where there is none.
@@ -77,12 +72,7 @@ func (s *Streams) open(o Options, ends *Ends) (err error) {
 			return err
 		}
 	}
-	switch {
-	case o.Bare:
-		spares, err := NewSpares(o.Domain)
-		ends.Stdin, ends.Stdout = spares.Receive, spares.Send
-		return err
-	case o.Terminal:
+	if o.Bare || o.Terminal {
 		return nil
 	}
 	if err := s.openOutputs(o, ends); err != nil {
@@ -103,14 +93,10 @@ func (s *Streams) openOutputs(o Options, ends *Ends) (err error) {
 			return err
 		}
 	}
-	mode := os.O_WRONLY
-	if err := o.Keep(s.Sources()); err != nil {
-		mode = os.O_RDWR
-	}
-	if ends.Stdout, err = os.OpenFile(fifoPath(o.Dir, o.ID, api.Stdout), mode, 0); err != nil {
+	if ends.Stdout, err = os.OpenFile(fifoPath(o.Dir, o.ID, api.Stdout), os.O_WRONLY, 0); err != nil {
 		return err
 	}
-	ends.Stderr, err = os.OpenFile(fifoPath(o.Dir, o.ID, api.Stderr), mode, 0)
+	ends.Stderr, err = os.OpenFile(fifoPath(o.Dir, o.ID, api.Stderr), os.O_WRONLY, 0)
 	return err
 }
 
@@ -125,23 +111,11 @@ func (s *Streams) openFifo(o Options, stream string) error {
 }
 
 func (s *Streams) readFifo(o Options, stream string) error {
-	source, err := openToRead(o, stream)
+	source, err := os.OpenFile(fifoPath(o.Dir, o.ID, stream), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
 	return s.addPump(stream, source)
-}
-
-func openToRead(o Options, stream string) (*os.File, error) {
-	return os.OpenFile(fifoPath(o.Dir, o.ID, stream), os.O_RDONLY|unix.O_NONBLOCK, 0)
-}
-
-// readFifoLater is readFifo of a fifo that cannot be opened now: that is tried again,
-// and the container waits meanwhile when it has filled the pipe.
-func (s *Streams) readFifoLater(o Options, stream string) error {
-	err := s.addPump(stream, nil)
-	s.pumps[len(s.pumps)-1].open = func() (*os.File, error) { return openToRead(o, stream) }
-	return err
 }
 
 // Adopt opens the streams of a container whose supervisor has died. Those that it
@@ -161,12 +135,7 @@ func Adopt(o Options) (*Streams, error) {
 		}
 	}
 	for _, stream := range []string{api.Stdout, api.Stderr} {
-		source, err := openToRead(o, stream)
-		if err == nil {
-			errs = append(errs, s.addPump(stream, source))
-			continue
-		}
-		errs = append(errs, fmt.Errorf("%s is read when it can be opened, which is tried again: %w", stream, err), s.readFifoLater(o, stream))
+		errs = append(errs, s.readFifo(o, stream))
 	}
 	return s, errors.Join(errs...)
 }
@@ -177,7 +146,7 @@ func (s *Streams) addPump(stream string, source *os.File) (err error) {
 	fan := newFanout()
 	s.fans[stream] = fan
 	if s.log == nil {
-		s.pumps, s.flushes = append(s.pumps, s.shared.newPump(source, fan.emit)), append(s.flushes, func() {})
+		s.pumps, s.flushes = append(s.pumps, newPump(source, chunk{}, fan.emit)), append(s.flushes, func() {})
 		return nil
 	}
 	memory := &journaled{journal: s.shared.Journal, owner: s.id + "." + stream, whole: source != nil && source == s.terminal}
@@ -217,17 +186,6 @@ func (s *Streams) Drain() {
 		fan.end()
 	}
 	s.Close()
-}
-
-// Sources are what output is read from; of a terminal that is its master.
-func (s *Streams) Sources() []*os.File {
-	sources := make([]*os.File, 0, len(s.pumps))
-	for _, p := range s.pumps {
-		if source := p.Source(); source != nil {
-			sources = append(sources, source)
-		}
-	}
-	return sources
 }
 
 // Output is what copies a stream to attached clients; nil if there is no such

@@ -70,7 +70,13 @@ func TestNodeDefaults(t *testing.T) {
 	data, err := json.Marshal(spec)
 	check(t, err)
 	check(t, os.WriteFile(base, data, 0o600))
+	cdi := t.TempDir()
+	check(t, os.WriteFile(filepath.Join(cdi, "knob.json"), []byte(`{"cdiVersion": "0.6.0", "kind": "vendor.example/knob", "devices": [{"name": "0", "containerEdits": {"env": ["CDI=of the vendor"]}}]}`), 0o644))
 	n := newNode(t, harness.Config(fmt.Sprintf(`
+default_capabilities = ["CHOWN", "CAP_KILL"]
+default_seccomp = "runtime/default"
+default_apparmor = "unconfined"
+cdi_spec_dirs = [%q]
 default_ulimits = ["nofile=2048:4096", "core=0:0"]
 default_env = ["WHOSE=node", "GIVEN=by the node", "WON=node"]
 default_sysctls = ["net.ipv4.ip_default_ttl=77", "net.core.somaxconn=1111", "net.ipv4.conf.eth0.arp_filter=1", "kernel.msgmax=9999"]
@@ -79,7 +85,7 @@ pod_annotations = ["hooks.example/*"]
 container_annotations = ["hooks.example/*"]
 device_ownership_from_security_context = true
 base_spec = %q
-`, base)))
+`, cdi, base)))
 	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) {
 		c.Linux.Sysctls = map[string]string{"net.core.somaxconn": "2222"}
 		c.Annotations = map[string]string{"hooks.example/pod": "p", "other.example/pod": "o"}
@@ -88,9 +94,16 @@ base_spec = %q
 		c.Envs = []*runtimeapi.KeyValue{{Key: "WON", Value: []byte("container")}}
 		c.Annotations = map[string]string{"hooks.example/container": "c"}
 		c.Devices = []*runtimeapi.Device{{HostPath: "/dev/null", ContainerPath: "/dev/given", Permissions: "rw"}}
+		c.CDIDevices = []*runtimeapi.CDIDevice{{Name: "vendor.example/knob=0"}}
 		c.Linux.SecurityContext.RunAsUser, c.Linux.SecurityContext.RunAsGroup = &runtimeapi.Int64Value{Value: 1234}, &runtimeapi.Int64Value{Value: 567}
 	})
-	same(t, "variables", p.exec(id, "echo $BASE, $WHOSE, $GIVEN, $WON"), "of the base, node, by the node, container")
+	same(t, "variables", p.exec(id, "echo $BASE, $WHOSE, $GIVEN, $WON, $CDI"), "of the base, node, by the node, container, of the vendor")
+	same(t, "capabilities and filter", p.exec(id, "grep -E '^(CapBnd|Seccomp):' /proc/1/status | tr -s '\t\n' ' '"), "CapBnd: 0000000000000021 Seccomp: 2")
+	unconfined := p.run("unconfined", forever, func(c *runtimeapi.ContainerConfig) {
+		c.Linux.SecurityContext.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"SYS_TIME"}, DropCapabilities: []string{"KILL"}}
+		c.Linux.SecurityContext.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}
+	})
+	same(t, "those of one that says otherwise", p.exec(unconfined, "grep -E '^(CapBnd|Seccomp):' /proc/1/status | tr -s '\t\n' ' '"), "CapBnd: 0000000002000001 Seccomp: 0")
 	limits := limitsOf(t, p.exec(id, "cat /proc/self/limits"))
 	same(t, "open files", limits["Max open files"], "2048:4096")
 	same(t, "core", limits["Max core file size"], "0:0")
@@ -145,6 +158,14 @@ func TestDefaultsThatCannotBe(t *testing.T) {
 		"shm_size":        `shm_size = 5`,
 		"base_spec":       `base_spec = "/nowhere/base.json"`,
 		"pod_annotations": `pod_annotations = ["["]`,
+
+		"default_capabilities": `default_capabilities = ["all of them"]`,
+		"default_seccomp":      `default_seccomp = "runtime/other"`,
+		"default_apparmor":     `default_apparmor = "localhost/"`,
+		"default_runtime":      `default_runtime = "none"`,
+		"cdi_spec_dirs":        `cdi_spec_dirs = ["cdi"]`,
+		"metrics_tls_cert":     `metrics_tls_cert = "/a"`,
+		"metrics_tls_key":      "metrics_tls_cert = '/nowhere/a'\nmetrics_tls_key = '/nowhere/b'",
 	} {
 		file := filepath.Join(t.TempDir(), "config.toml")
 		check(t, os.WriteFile(file, []byte(text+"\n"), 0o600))

@@ -177,9 +177,11 @@ func TestOOMKilledIsWhatItSays(t *testing.T) {
 	// Its child is killed for memory, and it continues.
 	id := p.run("goes-on", eats+"; echo went on; sleep 1000000", memory(16<<20))
 	p.awaitLine(id, "went on")
-	time.Sleep(5 * time.Second) // longer than an OOM kill is taken for that of init (oomWindow of supervisor/serve)
-	check(t, unix.Kill(p.info(id).PID, unix.SIGKILL))
+	check(t, p.stop(id, 0))
 	p.wantExit(id, 137, "Error")
+	killed := p.run("killed", "sleep 1000000", memory(16<<20))
+	check(t, unix.Kill(p.info(killed).PID, unix.SIGKILL))
+	p.wantExit(killed, 137, "Error")
 	self := p.run("self", "exit 137", memory(16<<20))
 	p.wantExit(self, 137, "Error")
 }

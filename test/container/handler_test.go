@@ -28,7 +28,14 @@ func runc(t *testing.T) string {
 // The containers of a pod are made by the runtime of its handler: runc keeps
 // its own state of them, and libcontainer in the shim has none.
 func TestHandlerOfTypeOCI(t *testing.T) {
-	n := newNode(t, harness.Runtime("runc", runc(t)))
+	n := newNode(t, harness.Runtime("runc", runc(t)), harness.Config("default_runtime = 'runc'\n"))
+	nameless := &pod{Node: n, t: t, config: n.PodConfig("nameless")}
+	made, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: nameless.config})
+	check(t, err)
+	nameless.id = made.PodSandboxId
+	if states := statesOf(t, n, "oci/runc/states", nameless.run("app", forever)); states != 1 {
+		t.Errorf("runc has %d states of the container of a pod that names no handler, want 1", states)
+	}
 	p := runPod(t, n, "web")
 	id := p.run("app", "trap 'exit 5' USR1; echo hello; while :; do sleep 0.05; done")
 	if states := statesOf(t, n, "oci/runc/states", id); states != 1 {
@@ -234,4 +241,35 @@ func TestHandlerOptions(t *testing.T) {
 			t.Errorf("handler %q: the annotation is %q", handler, passed)
 		}
 	}
+}
+
+// A handler is ready when its runtime has made a container, not when it says what it can
+// do. One that is cured is ready without a word to the daemon.
+func TestHandlerIsReadyOnceItHasMadeAContainer(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "runtime")
+	write := func(script string) {
+		t.Helper()
+		check(t, os.WriteFile(program+".new", []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+		check(t, os.Rename(program+".new", program))
+	}
+	write(fmt.Sprintf(`case " $* " in *" create "*) exit 33; esac; exec %s "$@"`, runc(t)))
+	n := newNode(t, harness.Runtime("broken", program))
+	last := ""
+	wait := func(ready bool, says string) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("the handler is ready: %v %s", ready, says), func() bool {
+			answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
+			check(t, err)
+			at := slices.IndexFunc(answer.Status.Conditions, func(c *runtimeapi.RuntimeCondition) bool { return c.Type == "RuntimeHandlerReady/broken" })
+			c := answer.Status.Conditions[at]
+			if c.Message != last {
+				last = c.Message
+				t.Log(last)
+			}
+			return c.Status == ready && strings.Contains(c.Message, says)
+		})
+	}
+	wait(false, "exit status 33")
+	write(fmt.Sprintf(`exec %s "$@"`, runc(t)))
+	wait(true, "")
 }

@@ -35,6 +35,8 @@ func TestHostileOCIRuntimes(t *testing.T) {
 		"a flood of errors":  {"create", "head -c 3000000 /dev/zero >&2; head -c 3000000 /dev/zero; exit 1", "create: exit status 1"},
 		"its own death":      {"create", "kill -9 $$", "create: signal: killed"},
 		"a start that fails": {"start", "exit 4", "start: exit status 4"},
+		"a child it leaves":  {"create", "sleep 86395 & exit 5", "create: exit status 5"},
+		"another's cgroup":   {"create", `sleep 86395 & echo $! > $(pidfile "$@"); exit 0`, "has put process"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, harness.Runtime("hostile", hostile(t, runc(t), c.verb, c.script)))
@@ -47,6 +49,7 @@ func TestHostileOCIRuntimes(t *testing.T) {
 				t.Errorf("got %.2000v, want an error that says %q", err, c.says)
 			}
 			n.RemovePod(p.id)
+			eventually(t, "what it has started has ended", func() bool { return len(processesWithArgument(t, "86395")) == 0 })
 		})
 	}
 }

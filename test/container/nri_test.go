@@ -262,13 +262,13 @@ func TestNRISkipsWhatIsNoPlugin(t *testing.T) {
 func TestNRIAdjustments(t *testing.T) {
 	n := newNRINode(t, "")
 	n.connect("10", "adjuster")
-	source := filepath.Join(n.dir, "made", "by minicri") // not there
+	source := n.dir + "/../" + filepath.Base(n.dir) + "/made/by minicri" // not there
 	device := vendor(t, map[string]string{"createRuntime": "touch " + n.dir + "/cdi"}, 0)
 	asked := n.cgroupsPath("from-", "nri")
 	adjustment := fmt.Sprintf(`{
 		"annotations": {"from": "nri"}, "args": ["/bin/sh", "-c", "while :; do sleep 0.05; done"],
 		"env": [{"key": "FROM", "value": "nri"}, {"key": "-GONE"}],
-		"mounts": [{"destination": "/from-nri", "type": "bind", "source": %q, "options": ["rbind", "ro"]}, {"destination": "/scratch", "type": "tmpfs", "source": "tmpfs", "options": ["size=64k"]}],
+		"mounts": [{"destination": "/gone/../../from-nri/.", "type": "bind", "source": %q, "options": ["rbind", "ro"]}, {"destination": "/scratch", "type": "tmpfs", "source": "tmpfs", "options": ["size=64k"]}],
 		"rlimits": [{"type": "RLIMIT_NOFILE", "hard": "512", "soft": "256"}], "CDIDevices": [{"name": %q}],
 		"hooks": {"createRuntime": [{"path": "/bin/sh", "args": ["sh", "-c", "touch %s/hook"]}]},
 		"linux": {
@@ -342,7 +342,7 @@ func TestNRIRefusesNonsense(t *testing.T) {
 	there := n.cgroupsPath(identity.Mark(), runPod(t, n.Node, "there").id)
 	for name, row := range map[string]struct{ adjustment, says string }{
 		"root":       {`{"mounts": [{"destination": "/", "type": "tmpfs"}]}`, "root of the container"},
-		"up":         {`{"mounts": [{"destination": "/a", "type": "bind", "source": "/tmp/../etc", "options": ["rbind"]}]}`, "'..'"},
+		"up":         {`{"mounts": [{"destination": "/a/../..", "type": "tmpfs"}]}`, "root of the container"},
 		"link":       {`{"mounts": [{"destination": "/a", "type": "bind", "source": "` + link + `", "options": ["rbind"]}]}`, "symbolic link"},
 		"kernel":     {`{"mounts": [{"destination": "/a", "type": "bind", "source": "/proc/no-such", "options": ["rbind"]}]}`, "/proc/no-such"},
 		"cpus":       {`{"linux": {"resources": {"cpu": {"cpus": "x"}}}}`, "cpuset_cpus"},

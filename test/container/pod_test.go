@@ -343,15 +343,3 @@ func same(t testing.TB, what, got, want string) {
 	t.Helper()
 	harness.Same(t, what, got, want)
 }
-
-// pausePID is the process id of the pod's pause.
-func (p *pod) pausePID() int {
-	p.t.Helper()
-	answer, err := p.Runtime.PodSandboxStatus(limited(p.t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id, Verbose: true})
-	check(p.t, err)
-	var info struct {
-		PID int `json:"pid"`
-	}
-	check(p.t, json.Unmarshal([]byte(answer.Info["info"]), &info))
-	return info.PID
-}

@@ -216,53 +216,6 @@ func endsWithoutASupervisor(t *testing.T, options ...harness.Option) {
 }
 
 // supervisorDirs are the directories of the node's supervisors.
-// A container that ends while neither its supervisor nor the daemon runs has another
-// parent then. Its exit code is known all the same where the kernel keeps it.
-func TestExitWhileNeitherSupervisorNorDaemonRuns(t *testing.T) {
-	p := newPod(t)
-	lives := p.run("lives", forever)
-	dies := p.run("dies", untilGo+"exit 7")
-	terminal := p.run("terminal", "trap 'exit 8' HUP; while true; do sleep 0.02; done", func(c *runtimeapi.ContainerConfig) { c.Tty = true })
-	killed := p.run("killed", forever)
-	pids := map[string]int{dies: p.info(dies).PID, terminal: p.info(terminal).PID, killed: p.info(killed).PID}
-	before := shims(p.Node)
-	p.Kill()
-	for _, pid := range before {
-		check(t, unix.Kill(pid, unix.SIGKILL))
-	}
-	for id, pid := range pids {
-		if id == killed {
-			check(t, unix.Kill(pid, unix.SIGKILL))
-		} else if id == dies { // a terminal ends with its supervisor, and its program is told so
-			release(t, pid)
-		}
-		eventually(t, "it has ended", func() bool {
-			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // it may be ours now, or that of process 1
-			return errors.Is(unix.Kill(pid, 0), unix.ESRCH)
-		})
-	}
-	p.Start()
-	eventually(t, "it runs under a successor", func() bool { return p.status(lives).State == running })
-	if !hasExitInfo(t) {
-		t.Log("this kernel keeps no exit codes")
-		return
-	}
-	p.wantExit(dies, 7, "Error")
-	p.wantExit(terminal, 8, "Error")
-	p.wantExit(killed, 137, "Error")
-}
-
-// hasExitInfo reports whether the kernel keeps exit codes in pidfds: Linux 6.15.
-func hasExitInfo(t *testing.T) bool {
-	t.Helper()
-	var name unix.Utsname
-	check(t, unix.Uname(&name))
-	var major, minor int
-	_, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor)
-	check(t, err)
-	return major > 6 || major == 6 && minor >= 15
-}
-
 func supervisorDirs(t *testing.T, n *harness.Node) []string {
 	t.Helper()
 	dirs, err := filepath.Glob(filepath.Join(n.State, "shims", "*"))

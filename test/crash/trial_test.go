@@ -68,7 +68,11 @@ func (c *trial) checkPause(t *testing.T, id string) {
 	t.Helper()
 	pid := c.pausePID(t, id)
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
-	if err != nil || filepath.Base(exe) != "pause" {
+	isReady := func(pod *runtimeapi.PodSandbox) bool {
+		return pod.Id == id && pod.State == runtimeapi.PodSandboxState_SANDBOX_READY
+	}
+	// The work of a request that was given up may have ended it meanwhile.
+	if (err != nil || filepath.Base(exe) != "pause") && slices.ContainsFunc(c.list(t), isReady) {
 		t.Errorf("sandbox %s is Ready, but process %d is %q (%v)", id, pid, exe, err)
 	}
 }

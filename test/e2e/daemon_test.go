@@ -43,7 +43,7 @@ func TestTwoDaemonsSideBySide(t *testing.T) {
 func TestSecondDaemonOnTheSameDirectoriesIsRefused(t *testing.T) {
 	n := newNode(t)
 	id := n.RunPod(n.PodConfig("web"))
-	other := filepath.Join(n.Dir, "o") // short: a state directory may have 24 characters
+	other := filepath.Join(n.Dir, "o") // short: sockets are below the state directory
 	for name, flags := range map[string][]string{
 		n.Root:   {"--state", other + "s", "--socket", other + ".sock"},
 		n.State:  {"--root", other + "r", "--socket", other + ".sock"},

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -98,4 +99,53 @@ func TestFileTakesThePlaceOfTheDefaultNetwork(t *testing.T) {
 		return harness.Info[struct{ File string }](t, n, "cniconfig").File == path
 	})
 	wantAddressIn(t, podStatus(t, n, n.RunPod(n.PodConfig("web"))), "10.88.0.0/16")
+}
+
+// The bridge and the table of the embedded network are found once another network is in
+// its place and no pod has them, and removed; the table of another node, and the bridge
+// of the node's own network, stay.
+func TestCheckFindsWhatTheDefaultNetworkLeaves(t *testing.T) {
+	n := newNode(t, harness.NoNetwork())
+	n.Stop()
+	dir := filepath.Join(n.Dir, "config.toml.d")
+	check(t, os.Mkdir(dir, 0o755))
+	check(t, os.WriteFile(filepath.Join(dir, "network.toml"), fmt.Appendf(nil, "[default_network]\nenabled = true\nname = %q\nsubnet = \"10.77.0.0/24\"\ndata_dir = %q\n",
+		n.Network, filepath.Dir(n.Addresses)), 0o600))
+	n.Start()
+	id := n.RunPod(n.PodConfig("web"))
+	n.WriteNetwork()
+	wantProblems := func(when string, want int, flags ...string) {
+		t.Helper()
+		if found, clean := problems(t, n, flags...); len(found) != want || clean != (want == 0) {
+			t.Errorf("%s: want %d problems, got %v", when, want, found)
+		}
+	}
+	wantProblems("a pod is on the bridge", 0)
+	// The daemon that takes the last pod away has no time to remove the table.
+	table := filepath.Join(n.Dir, "table")
+	nft := func(arguments ...string) (out []byte) {
+		n.RunInNetns(func() (err error) {
+			out, err = exec.CommandContext(t.Context(), "nft", arguments...).Output()
+			return err
+		})
+		return out
+	}
+	check(t, os.WriteFile(table, nft("list", "ruleset"), 0o600))
+	n.RemovePod(id)
+	n.Stop()
+	nft("flush", "ruleset")
+	nft("-f", table)
+	nft("add", "table", "inet", "minicri-cni-00000000-masquerade")
+	wantProblems("nothing is on the bridge", 2)
+	wantProblems("repaired", 0, "--fix")
+	wantProblems("after that", 0)
+	n.RunInNetns(func() error {
+		_, err := netlink.LinkByName(n.Bridge)
+		return err
+	})
+	if left := string(nft("list", "tables", "inet")); left != "table inet minicri-cni-00000000-masquerade\n" {
+		t.Errorf("the tables are %q", left)
+	}
+	nft("delete", "table", "inet", "minicri-cni-00000000-masquerade")
+	n.Start()
 }

@@ -138,13 +138,18 @@ func verbose(t testing.TB, n *harness.Node, id string) podInfo {
 
 func networkReady(t testing.TB, n *harness.Node) (ready bool, message string) {
 	t.Helper()
+	return condition(t, n, runtimeapi.NetworkReady)
+}
+
+func condition(t testing.TB, n *harness.Node, kind string) (holds bool, message string) {
+	t.Helper()
 	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
 	check(t, err)
 	for _, condition := range answer.Status.Conditions {
-		if condition.Type == runtimeapi.NetworkReady {
+		if condition.Type == kind {
 			return condition.Status, condition.Message
 		}
 	}
-	t.Fatal("Status has no condition NetworkReady")
+	t.Fatal("Status has no condition " + kind)
 	return false, ""
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -137,4 +138,27 @@ func TestRootBehindALink(t *testing.T) {
 	check(t, os.Remove(n.Root))
 	check(t, os.Rename(n.Root+"-real", n.Root))
 	n.Start()
+}
+
+// A daemon whose pods cannot be executed does not start, and says by which key; one
+// that cannot make a pause is not ready, and is once it can.
+func TestNodeThatCannotMakeAPause(t *testing.T) {
+	n := newNode(t)
+	n.Stop()
+	check(t, unix.Mount("noexec", n.Root, "tmpfs", unix.MS_NOEXEC, "size=64m"))
+	output, err := n.RunDaemon()
+	check(t, unix.Unmount(n.Root, 0))
+	if err == nil || !strings.Contains(output, "root: ") || !strings.Contains(output, "noexec") {
+		t.Errorf("on a noexec mount: %v, %s", err, output)
+	}
+	most := filepath.Join(cgroupDir(n.CgroupParent), "pids.max")
+	check(t, os.WriteFile(most, []byte("0"), 0))
+	n.Start()
+	eventually(t, "the node says that it is not ready, and why", patience, func() bool {
+		is, message := condition(t, n, runtimeapi.RuntimeReady)
+		return !is && strings.Contains(message, "a pause did not start")
+	})
+	check(t, os.WriteFile(most, []byte("max"), 0))
+	eventually(t, "the node is ready", patience, func() bool { is, _ := condition(t, n, runtimeapi.RuntimeReady); return is })
+	n.RemovePod(n.RunPod(n.PodConfig("web")))
 }

@@ -92,14 +92,13 @@ func TestOOMScoreAdj(t *testing.T) {
 	}
 }
 
-// Pause has three descriptors: two sockets, in which the output of the pod's containers
-// is held open, and a pipe that nobody reads; nothing of the node.
+// Pause has three descriptors, all of a pipe that nobody else has; nothing of the node.
 func TestPauseHoldsNoDescriptors(t *testing.T) {
 	n := newNode(t)
 	pid := pausePID(t, n, n.RunPod(n.PodConfig("web")))
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	check(t, err)
-	want := map[string]string{"0": "socket:", "1": "socket:", "2": "pipe:"}
+	want := map[string]string{"0": "pipe:", "1": "pipe:", "2": "pipe:"}
 	for _, entry := range entries {
 		target, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, entry.Name()))
 		if kind, known := want[entry.Name()]; !known || !strings.HasPrefix(target, kind) {
@@ -202,9 +201,8 @@ func TestRootfsOfPauseIsReadOnly(t *testing.T) {
 	}
 }
 
-// The sockets of pause hold the outputs of its pod's containers: a process of the pod
-// that has the same user, and sees pause in a pid namespace that they share, does not
-// get them.
+// A process of the pod that has the same user, and sees pause in a pid namespace that
+// they share, gets at nothing that pause has open.
 func TestPauseGivesNoDescriptorAway(t *testing.T) {
 	n := newNode(t)
 	for _, user := range []int{0, 1234} {

@@ -40,6 +40,7 @@ func (n *Node) machineScope() leak.Scope {
 		Mounts:      []string{n.Dir},
 		Links:       true,
 		Rules:       true,
+		Tables:      true,
 		AddressDirs: []string{n.Addresses},
 		ResultDirs:  []string{resultDir},
 		Networks:    []string{n.Network},
@@ -57,6 +58,7 @@ func (n *Node) machineScope() leak.Scope {
 // idleScope is machineScope, and what only a daemon that runs has.
 func (n *Node) idleScope() leak.Scope {
 	scope := n.machineScope()
+	scope.Tables = false // the daemon's, as long as it lives
 	// The supervisor that serves now is not the one of before if a test has
 	// killed that; it goes with the daemon.
 	scope.Except = append([]int{n.daemon.pid()}, n.Supervisors()...)

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/process"
 )
 
 // Reboot does to the node what a reboot of the machine does: PowerOff, and the
@@ -70,6 +72,17 @@ func (n *Node) processes() (pids []int) {
 		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
 		if strings.Contains(string(line), n.State+"/") {
 			found[pid] = true
+		}
+	}
+	// What these have started: a starter that its supervisor has stopped, to kill it, ends
+	// with nobody.
+	for more := true; more; {
+		more = false
+		for _, path := range lines {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			if stat, err := process.ReadStat(pid); err == nil && !found[pid] && stat.Parent != os.Getpid() && found[stat.Parent] {
+				found[pid], more = true, true
+			}
 		}
 	}
 	for pid := range found {

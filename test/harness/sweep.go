@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -85,7 +86,26 @@ func sweep(hierarchy string) error {
 		}
 		errs = append(errs, killAll(parent), removeCgroup(parent), owner.Close())
 	}
+	sweepOld(hierarchy)
 	return errors.Join(errs...)
+}
+
+// sweepOld removes the cgroups of tests of packages, which have no owner, once nothing
+// runs in them and nothing was made in them for longer than a test may take.
+func sweepOld(hierarchy string) {
+	const longest = 2 * time.Hour
+	for _, pattern := range []string{"minicri-unit-*", "minicri-launch-*", "minicri-release-test"} {
+		roots, _ := filepath.Glob(filepath.Join(hierarchy, pattern))
+		for _, root := range roots {
+			if info, err := os.Stat(root); err != nil || time.Since(info.ModTime()) < longest {
+				continue
+			}
+			dirs, _ := cgroupTree(root)
+			for _, dir := range dirs {
+				_ = os.Remove(dir) // what runs there keeps it
+			}
+		}
+	}
 }
 
 func hierarchies() (mountpoints []string, err error) {

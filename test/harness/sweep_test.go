@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,8 +22,14 @@ func TestSweepCgroups(t *testing.T) {
 	lock, err := makeOwned(ended)
 	check(t, err)
 	check(t, lock.Close()) // as the kernel does for a process that was killed
+	old, young := filepath.Join(all[0], "minicri-unit-sweep-old"), filepath.Join(all[0], "minicri-unit-sweep-young")
+	check(t, errors.Join(os.MkdirAll(filepath.Join(old, "below"), 0o755), os.Mkdir(young, 0o755)))
+	yesterday := time.Now().AddDate(0, 0, -1)
+	check(t, os.Chtimes(old, yesterday, yesterday))
 
 	check(t, SweepCgroups())
+	expectAbsent(t, old)
+	check(t, os.Remove(young))
 	for _, hierarchy := range all {
 		expectAbsent(t, filepath.Join(hierarchy, cgroupPrefix+"mcr-gone"))
 	}

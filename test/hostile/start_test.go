@@ -2,6 +2,8 @@ package hostile
 
 import (
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -49,13 +51,13 @@ func TestExecBeyondWhatExecveTakes(t *testing.T) {
 	}
 }
 
-// attack: containers: secrets as arguments of execs that fail: a program that is not there, a time-out, over the streaming server too
+// attack: containers: secrets as arguments of execs that fail: a program that is not there, a file that is no program, a time-out, over the streaming server too
 // held: the log has the program and the number of arguments, and no argument
 // field: containerd logs the whole command line
 func TestArgumentsOfExecsAreNotLogged(t *testing.T) {
 	const secret = "S3CRETEXEC"
 	p := newTarget(t, "")
-	for _, command := range [][]string{{"/no/such/program", secret}, {"sh", "-c", "sleep 1000", secret}} {
+	for _, command := range [][]string{{"/no/such/program", secret}, {"/etc/hostname", secret}, {"sh", "-c", "sleep 1000", secret}} {
 		_, err := p.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: command, Timeout: 1})
 		if err == nil {
 			t.Errorf("%q did not fail", command)
@@ -75,9 +77,44 @@ func TestArgumentsOfExecsAreNotLogged(t *testing.T) {
 	if strings.Contains(log, secret) {
 		t.Errorf("the log has an argument:\n%s", log)
 	}
-	for _, want := range []string{"/no/such/program", "with 1 argument", "with 2 arguments", "with 3 arguments"} {
+	for _, want := range []string{"/no/such/program", "/etc/hostname", "permission denied", "with 1 argument", "with 2 arguments", "with 3 arguments"} {
 		if !strings.Contains(log, want) {
 			t.Errorf("the log lacks %q:\n%s", want, log)
 		}
 	}
+}
+
+// attack: containers: root in a container, and in an exec of it, changes the mode of its stdin, which it has none of (chmod on /proc/self/fd/0); also by runc
+// held: the node's /dev/null is as it was; the exec reads an end
+// field: runc's exec has the node's /dev/null
+func TestNullOfAnExecIsNotTheNodes(t *testing.T) {
+	path, err := filepath.Abs("../../bin/debian/usr/sbin/runc")
+	check(t, err)
+	n := harness.NewNode(t, harness.Runtime("runc", path))
+	n.ImportBusybox()
+	before := modeOfNull(t)
+	t.Cleanup(func() { check(t, os.Chmod(os.DevNull, before)) })
+	for _, handler := range []string{"", "runc"} {
+		pod := n.PodConfig("null" + handler)
+		answer, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: pod, RuntimeHandler: handler})
+		check(t, err)
+		p := &tenant{n, t, pod, answer.GetPodSandboxId()}
+		id := p.run("c", func(c *runtimeapi.ContainerConfig) {
+			c.Command = []string{"/bin/sh", "-c", "chmod 0600 /proc/self/fd/0; touch /tmp/done; exec sleep 1000000"}
+		})
+		code, output := run(t, n, id, "/bin/sh", "-c", "until [ -e /tmp/done ]; do sleep 0.1; done; chmod 0600 /proc/self/fd/0; cat; echo end")
+		if code != 0 || output != "end\n" {
+			t.Errorf("handler %q: %d, %q", handler, code, output)
+		}
+		if after := modeOfNull(t); after != before {
+			t.Errorf("handler %q: the mode of the node's /dev/null is %v, it was %v", handler, after, before)
+		}
+	}
+}
+
+func modeOfNull(t *testing.T) os.FileMode {
+	t.Helper()
+	info, err := os.Stat(os.DevNull)
+	check(t, err)
+	return info.Mode().Perm()
 }

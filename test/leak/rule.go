@@ -25,15 +25,19 @@ var attachmentChain = regexp.MustCompile(`CNI-(DN-)?[0-9a-f]{16,}`)
 // What plugins share stays for good after the last DEL and does not count: in
 // iptables the chains CNI-HOSTPORT-*, CNI-FORWARD and CNI-ADMIN, in nftables
 // the tables cni_hostport and cni_plugins_masquerade.
-func (s Snapshot) addRules(ctx context.Context, wanted bool) error {
-	if !wanted {
-		return nil
+func (s Snapshot) addRules(ctx context.Context, scope Scope) error {
+	var lists []ruleList
+	if scope.Rules {
+		lists = []ruleList{
+			{[]string{"iptables-save"}, ofAttachment},
+			{[]string{"ip6tables-save"}, ofAttachment},
+			{[]string{"nft", "--stateless", "list", "ruleset"}, ofAttachmentNft},
+		}
 	}
-	for _, list := range []ruleList{
-		{[]string{"iptables-save"}, ofAttachment},
-		{[]string{"ip6tables-save"}, ofAttachment},
-		{[]string{"nft", "--stateless", "list", "ruleset"}, ofAttachmentNft},
-	} {
+	if scope.Tables {
+		lists = append(lists, ruleList{[]string{"nft", "list", "tables"}, ofMinicri})
+	}
+	for _, list := range lists {
 		if err := s.addRuleList(ctx, list); err != nil {
 			return err
 		}
@@ -58,6 +62,8 @@ func (s Snapshot) addRuleList(ctx context.Context, list ruleList) error {
 	}
 	return nil
 }
+
+func ofMinicri(line string) bool { return strings.HasPrefix(line, "table inet minicri-") }
 
 // ofAttachment tells the lines of iptables-save that plugins remove with
 // DEL: the chains of an attachment, what jumps to them, and what the firewall

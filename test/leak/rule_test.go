@@ -105,3 +105,11 @@ func TestStandingRulesDoNotCount(t *testing.T) {
 		func() { run(t, "iptables", "-t", "nat", "-N", "CNI-DN-b115d0f60c93e46bfc23d") },
 		func() { run(t, "iptables", "-t", "nat", "-X", "CNI-DN-b115d0f60c93e46bfc23d") })
 }
+
+func TestTable(t *testing.T) {
+	inNetns(t)
+	run(t, "nft", "add", "table", "inet", "another")
+	expectLeak(t, Scope{Tables: true}, Rule, "table inet minicri-cni-1-masquerade",
+		func() { run(t, "nft", "add", "table", "inet", "minicri-cni-1-masquerade") },
+		func() { run(t, "nft", "delete", "table", "inet", "minicri-cni-1-masquerade") })
+}

@@ -29,6 +29,10 @@ type Scope struct {
 	// do not count.
 	Rules bool
 
+	// Tables asks for the nftables tables of minicri itself, which it has while its
+	// embedded network is in use.
+	Tables bool
+
 	// AddressDirs are host-local's directories of one network each: its
 	// dataDir and the network's name, such as /var/lib/cni/networks/NAME.
 	AddressDirs []string
@@ -85,7 +89,7 @@ func Take(ctx context.Context, scope Scope) (Snapshot, error) {
 		Namespace:  func() error { return s.addNamespaces(scope.Namespaces) },
 		Mount:      func() error { return s.addMounts(scope.Mounts) },
 		Link:       func() error { return s.addLinks(scope.Links) },
-		Rule:       func() error { return s.addRules(ctx, scope.Rules) },
+		Rule:       func() error { return s.addRules(ctx, scope) },
 		Address:    func() error { return s.addAddresses(scope.AddressDirs) },
 		Result:     func() error { return s.addResults(scope.ResultDirs, scope.Networks) },
 		Cgroup:     func() error { return s.addCgroups(scope.Cgroups) },

@@ -91,6 +91,12 @@ func live(t *testing.T, n *harness.Node) {
 	_, _ = n.Runtime.StopContainer(t.Context(), &runtimeapi.StopContainerRequest{ContainerId: ""})                              // fails
 }
 
+func TestAlertingRules(t *testing.T) {
+	if output, err := exec.Command("promtool", "check", "rules", "../../hack/alerts.yml").CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, output)
+	}
+}
+
 func TestEveryQueryOfTheDashboard(t *testing.T) {
 	n := harness.NewNode(t, harness.Config("metrics_address = '"+target+"'\n"))
 	live(t, n)

@@ -18,7 +18,7 @@ func laterDaemon(t *testing.T) string {
 	dir := t.TempDir()
 	overlay := map[string]map[string]string{"Replace": {}}
 	for file, change := range map[string][2]string{
-		"sandbox/record.go":         {"recordVersion = 1", "recordVersion = 2"},
+		"sandbox/sandbox.go":        {"recordVersion = 1", "recordVersion = 2"},
 		"internal/config/config.go": {"type Config struct {", "type Config struct {\n\tTomorrow string `toml:\"tomorrow\" comment:\"a key of tomorrow\"`"},
 	} {
 		path := absolute(t, "../../"+file)

@@ -24,10 +24,9 @@ func script(t *testing.T, dir, text string) {
 	t.Helper()
 	command := exec.Command("sh", "-eux", "-c", text)
 	command.Dir = dir
-	out, err := command.CombinedOutput()
-	t.Logf("%s", out)
-	if err != nil {
-		t.Errorf("%v: %s", err, text)
+	command.Stdout, command.Stderr = os.Stdout, os.Stdout
+	if err := command.Run(); err != nil {
+		t.Fatalf("%v: %s", err, text)
 	}
 }
 
@@ -39,7 +38,7 @@ func absolute(t *testing.T, path string) string {
 }
 
 // TestQuickstart runs the page from the files of the release to a node that is fit. What
-// systemd does there, starting the daemon, the test does.
+// systemd does there, starting the daemon, the test does; TestReadyNode goes on.
 func TestQuickstart(t *testing.T) {
 	all := blocks(t, "quickstart.md")
 	if len(all) < 3 {
@@ -51,7 +50,7 @@ func TestQuickstart(t *testing.T) {
 	stop := serve(t)
 	defer stop()
 	connect(t)
-	for _, text := range all[1:] {
+	for _, text := range all[1:3] {
 		script(t, files, text)
 	}
 }

@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -24,6 +25,7 @@ retry_first = "50ms"
 retry_most = "500ms"
 detach_tries = 1000000
 detach_time = "1h"
+give_up_tries = 4
 `
 
 // faulty is a plugin that makes nothing. While there is a file "fail", its DEL
@@ -62,16 +64,40 @@ func (s *soak) order(name string, during time.Duration) {
 	check(s.t, os.Remove(file))
 }
 
+// misconfigure has a network that can never work in the place of the node's for a while:
+// with a range outside of its subnet, or a plugin that is not installed after one that
+// is; as another configuration of the same network, or as another network.
+func (s *soak) misconfigure(random *rand.Rand) {
+	n := s.node
+	bridge := n.BridgePlugin()
+	network := harness.Object{"cniVersion": "1.0.0", "name": n.Network, "plugins": []harness.Object{bridge, {"type": "not-installed"}}}
+	if random.IntN(2) == 0 {
+		bridge["ipam"].(harness.Object)["ranges"] = [][]harness.Object{{{"subnet": "10.88.0.0/24", "rangeStart": "10.99.0.1"}}}
+		network["plugins"] = []harness.Object{bridge}
+	}
+	if random.IntN(2) == 0 {
+		network["name"] = n.Network + "-other"
+	}
+	data, err := json.Marshal(network)
+	check(s.t, err)
+	half, file := filepath.Join(n.Dir, "half.conflist"), filepath.Join(n.CNIConf, "00-broken.conflist")
+	check(s.t, os.WriteFile(half, data, 0o600))
+	check(s.t, os.Rename(half, file))
+	time.Sleep(time.Duration(random.Int64N(int64(3 * time.Second))))
+	check(s.t, os.Remove(file))
+}
+
 // counts are the faults of one run.
-type counts struct{ kills, terminations, failures, hangs, reboots int }
+type counts struct{ kills, terminations, failures, hangs, misconfigured, reboots int }
 
 func (c counts) String() string {
-	return fmt.Sprintf("%d kills, %d SIGTERMs, %d times DELs failed and %d plugins hung, %d reboots", c.kills, c.terminations, c.failures, c.hangs, c.reboots)
+	return fmt.Sprintf("%d kills, %d SIGTERMs, %d times DELs failed, %d times plugins hung, %d networks that cannot work, %d reboots",
+		c.kills, c.terminations, c.failures, c.hangs, c.misconfigured, c.reboots)
 }
 
 // strike does one of the faults, by chance.
 func (s *soak) strike(random *rand.Rand, c *counts) {
-	switch chance := random.IntN(20); {
+	switch chance := random.IntN(23); {
 	case chance < 9:
 		c.kills++
 		s.node.Kill()
@@ -87,6 +113,10 @@ func (s *soak) strike(random *rand.Rand, c *counts) {
 	case chance < 19:
 		c.hangs++
 		s.order("hang", time.Duration(random.Int64N(int64(2*time.Second))))
+		return
+	case chance < 22:
+		c.misconfigured++
+		s.misconfigure(random)
 		return
 	default:
 		c.reboots++

@@ -92,19 +92,14 @@ func (n node) text(arguments ...string) string {
 	return text
 }
 
-// explained fails the test unless text and page of the pod have all the words,
-// and no line of the text is wider than a terminal. It returns the text.
+// explained fails the test unless the text of the pod has all the words, and no line of the text is wider than a terminal. It returns the text.
 func (n node) explained(pod string, words ...string) string {
 	n.t.Helper()
 	text := n.text(pod)
-	page := n.page(pod)
 	flat := strings.Join(strings.Fields(text), " ")
 	for _, word := range words {
 		if !strings.Contains(flat, word) {
 			n.t.Errorf("the text does not say %q:\n%s", word, text)
-		}
-		if !strings.Contains(page, word) && !strings.Contains(strings.Join(strings.Fields(page), " "), word) {
-			n.t.Errorf("the page does not say %q", word)
 		}
 	}
 	for line := range strings.Lines(text) {
@@ -119,19 +114,6 @@ func (n node) explained(pod string, words ...string) string {
 		n.t.Logf("the text:\n%s", text)
 	}
 	return text
-}
-
-// page is what --html writes, with its entities read.
-func (n node) page(pod string) string {
-	n.t.Helper()
-	file := filepath.Join(n.t.TempDir(), "page.html")
-	n.text(pod, "--html", file)
-	data, err := os.ReadFile(file)
-	check(n.t, err)
-	if keep := os.Getenv("TIMELINE_PAGES"); keep != "" {
-		check(n.t, os.WriteFile(filepath.Join(keep, n.t.Name()+".html"), data, 0o600))
-	}
-	return strings.NewReplacer("&#34;", `"`, "&#39;", "'", "&amp;", "&", "&lt;", "<", "&gt;", ">").Replace(string(data))
 }
 
 // json is what --json prints.

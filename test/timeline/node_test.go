@@ -86,7 +86,7 @@ func TestNodeAtAGlance(t *testing.T) {
 		says(t, err, "connection refused")
 	}
 	bundle(t, n)
-	all := n.text("web") + n.page("web") + n.text("web", "--json") + n.text("--json") + text + table
+	all := n.text("web") + n.text("web", "--json") + n.text("--json") + text + table
 	for _, secret := range secrets {
 		if strings.Contains(all, secret) {
 			t.Errorf("%s is shown", secret)
@@ -130,5 +130,8 @@ func bundle(t *testing.T, n node) {
 		if !slices.Contains(names, want) {
 			t.Errorf("the bundle lacks %s: %q", want, names)
 		}
+	}
+	if !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, "supervisors/") }) {
+		t.Errorf("the bundle has no log of a supervisor: %q", names)
 	}
 }

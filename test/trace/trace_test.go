@@ -143,6 +143,9 @@ func TestSpansReachACollector(t *testing.T) {
 				if got != want {
 					t.Errorf("%q is below %s, want %q (%s)", child, got, parent, want)
 				}
+				if attribute(spans[child], "pod") != "web" || attribute(spans[child], "namespace") == "" {
+					t.Errorf("%q does not say of which pod it is: %v", child, spans[child].GetAttributes())
+				}
 			}
 			data, err := os.ReadFile(seen)
 			check(t, err)

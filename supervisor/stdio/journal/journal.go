@@ -16,7 +16,7 @@
 // overwrites tells.
 //
 // Locks: Journal.mu guards the list of free slots and the mappings. A Slot has
-// one user. Move is read-held during each move.
+// one user.
 package journal
 
 import (
@@ -31,16 +31,11 @@ import (
 // Journal is the file. The zero value has slots in plain memory, which are lost
 // with the process.
 type Journal struct {
-	// Move is read-held while bytes are moved: a writer that locks it finds all slots idle.
-	Move sync.RWMutex
-
 	mu   sync.Mutex
 	file *os.File // nil: plain memory
 	size int64
 	free []*Slot
 	left map[string]*Slot // of a predecessor, by owner
-
-	unread error
 }
 
 // segmentSlots are mapped at a time.
@@ -68,35 +63,6 @@ func Open(path string) (*Journal, error) {
 		j.takeOver(slots)
 	}
 	return j, nil
-}
-
-// OpenOrReplace is Open, and replaces a journal that cannot be opened, which is kept
-// with ".unreadable" after its name: Unread then says why. A journal that cannot be
-// made is plain memory. An error is want of descriptors or memory: nothing is wrong
-// with the journal then, and a later try may open it.
-func OpenOrReplace(path string) (*Journal, error) {
-	j, unread := Open(path)
-	if unread == nil || errors.Is(unread, unix.EMFILE) || errors.Is(unread, unix.ENFILE) || errors.Is(unread, unix.ENOMEM) {
-		return j, unread
-	}
-	aside := path + ".unreadable"
-	err := errors.Join(os.RemoveAll(aside), os.Rename(path, aside))
-	if err == nil {
-		j, err = Open(path)
-	}
-	if err != nil {
-		j = &Journal{}
-	}
-	j.unread = errors.Join(unread, err)
-	return j, nil
-}
-
-// Unread is why what a predecessor has left could not be read; nil if it was, and
-// after ReleaseRest.
-func (j *Journal) Unread() error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.unread
 }
 
 // mapSegment maps the segment at size.
@@ -181,7 +147,7 @@ func (j *Journal) Take(owner string) *Slot {
 func (j *Journal) ReleaseRest() {
 	j.mu.Lock()
 	rest := j.left
-	j.left, j.unread = make(map[string]*Slot), nil
+	j.left = make(map[string]*Slot)
 	j.mu.Unlock()
 	for _, slot := range rest {
 		j.Release(slot)

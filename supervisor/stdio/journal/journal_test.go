@@ -1,13 +1,9 @@
 package journal
 
 import (
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 // A successor finds in each phase what is not in the log.
@@ -85,72 +81,5 @@ func TestSlotsAreUsedAgain(t *testing.T) {
 	}
 	if j.size != 3*segmentSize {
 		t.Errorf("the journal has %d bytes, want %d", j.size, 3*segmentSize)
-	}
-}
-
-// A journal that cannot be opened is replaced, and it is known that it was; one that
-// could be opened later is left as it is.
-func TestJournalThatCannotBeOpened(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "journal")
-	if err := os.Mkdir(path, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if j, err := Open(path); err == nil {
-		t.Errorf("a directory was opened: %v", j)
-	}
-	for range 2 { // the second time there is an unreadable one already
-		j, err := OpenOrReplace(path)
-		if err != nil || !errors.Is(j.Unread(), unix.EISDIR) {
-			t.Fatalf("%v, unread %v", err, j.Unread())
-		}
-		j.ReleaseRest()
-		if err := j.Unread(); err != nil {
-			t.Errorf("after all was adopted: %v", err)
-		}
-		j.Acquire("kept").Keep([]byte("line"))
-		if err := j.Close(); err != nil {
-			t.Fatal(err)
-		}
-		j, err = OpenOrReplace(path)
-		if err != nil || j.Unread() != nil || string(j.Take("kept").Left().Line) != "line" {
-			t.Errorf("the new journal: %v, %v", err, j.Unread())
-		}
-		if err := errors.Join(j.Close(), os.Remove(path), os.Mkdir(path, 0o700)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := os.Lstat(path + ".unreadable"); err != nil {
-		t.Error(err)
-	}
-}
-
-// Want of descriptors says nothing of the journal.
-func TestJournalWithoutDescriptors(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "journal")
-	j, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	j.Acquire("kept").Keep([]byte("line"))
-	if err := j.Close(); err != nil {
-		t.Fatal(err)
-	}
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: limit.Max}); err != nil {
-		t.Fatal(err)
-	}
-	_, err = OpenOrReplace(path)
-	if restoreErr := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); restoreErr != nil {
-		t.Fatal(restoreErr)
-	}
-	if !errors.Is(err, unix.EMFILE) {
-		t.Errorf("without descriptors: %v", err)
-	}
-	j, err = OpenOrReplace(path)
-	if err != nil || string(j.Take("kept").Left().Line) != "line" {
-		t.Errorf("later: %v", err)
 	}
 }

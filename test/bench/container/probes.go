@@ -69,21 +69,3 @@ func (c *comparison) probes(ctx context.Context) error {
 	}
 	return nil
 }
-
-// hostPods times pods of the node's network, which take no plugin.
-func (c *comparison) hostPods(ctx context.Context) error {
-	var took [2][]time.Duration
-	err := contender.Alternate(warmUp+c.rounds, func(round, i int) error {
-		began := time.Now()
-		id, err := c.nodes[i].RunHostPod(ctx, fmt.Sprintf("host%d", round))
-		if round >= warmUp {
-			took[i] = append(took[i], time.Since(began))
-		}
-		if err != nil {
-			return err
-		}
-		return c.nodes[i].RemovePod(ctx, id)
-	})
-	c.add(contender.Row{What: "host-network Run, p50 ms", MostOfOurs: 10}.Medians(took))
-	return err
-}

@@ -39,20 +39,9 @@ func costOf(process *contender.Process) (cost, error) {
 	return cost{cpu: cpu, peak: peak}, err
 }
 
-// Rows of the table besides the daemon's defaults: one that gives up durability,
-// and one that unpacks a layer at a time.
-const (
-	withoutSync = "minicri-nosync"
-	inTurn      = "minicri-in-turn"
-)
-
 func contenders(minicri string) []contender.Runtime {
 	programs := programsWith(minicri)
-	fast := contender.OfMinicri(programs, "[images]\nsync = false\n")
-	fast.Name = withoutSync
-	serial := contender.OfMinicri(programs, "[images]\nmax_unpacks = 1\n")
-	serial.Name = inTurn
-	return []contender.Runtime{contender.OfMinicri(programs, ""), contender.OfContainerd(programs, ""), fast, serial}
+	return []contender.Runtime{contender.OfMinicri(programs, ""), contender.OfContainerd(programs, "")}
 }
 
 // pullInTurn lets each contender pull once per round.
@@ -133,7 +122,7 @@ func printPulls(results map[string][]result) {
 	base := medianOf(results[contender.Containerd])
 	table := tabwriter.NewWriter(os.Stdout, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "PullImage, median\twall s\tratio\tCPU s\tratio\tpeak MiB\tratio")
-	for _, name := range []string{contender.Minicri, inTurn, withoutSync, contender.Containerd} {
+	for _, name := range []string{contender.Minicri, contender.Containerd} {
 		m := medianOf(results[name])
 		fmt.Fprintf(table, "%s\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f\t%.2f\n", name,
 			m.wall.Seconds(), m.wall.Seconds()/base.wall.Seconds(), m.cpu.Seconds(), m.cpu.Seconds()/base.cpu.Seconds(),

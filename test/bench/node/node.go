@@ -45,7 +45,7 @@ func Start(ctx context.Context, binaries string) (*Node, error) {
 
 // StartWith is Start with a changed configuration.
 func StartWith(ctx context.Context, binaries string, change func(*config.Config)) (*Node, error) {
-	dir, err := os.MkdirTemp("", "mb") // short: state may have 24 characters
+	dir, err := os.MkdirTemp("", "mb") // short: sockets are below the state directory
 	if err != nil {
 		return nil, err
 	}

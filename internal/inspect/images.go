@@ -1,0 +1,159 @@
+package inspect
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/minicri/minicri/image"
+)
+
+// Image is an image as people and programs read it.
+type Image struct {
+	ID string `json:"id"`
+	// Tags are names, Digests the same repositories with the manifest's digest.
+	Tags    []string `json:"tags"`
+	Digests []string `json:"digests"`
+	Size    int64    `json:"size"`
+}
+
+func imagesOf(images ...image.Image) []Image {
+	all := make([]Image, len(images))
+	for i, one := range images {
+		all[i] = Image{ID: one.ID, Tags: one.RepoTags, Digests: one.RepoDigests, Size: one.Size}
+	}
+	return all
+}
+
+// PullUpdate is a line of the answer to a pull: progress or, last, the image or the error.
+type PullUpdate struct {
+	Progress *image.Progress `json:",omitempty"`
+	Image    *Image          `json:",omitempty"`
+	Error    string          `json:",omitempty"`
+}
+
+// ImageRoutes serves what `minicri image` asks of an image store, for which the CRI has
+// no calls: none that takes or gives an archive, and none that reports how far a pull is.
+//
+//	GET /images                    the images
+//	DELETE /images?name=           removes one, with all its names
+//	DELETE /images/name?name=      removes one name
+//	POST /images/tag?name=&as=     gives an image one more name
+//	GET /images/inspect?name=      an image.Description
+//	POST /images/import            the images of the archive that is sent
+//	GET /images/save?name=         an archive; the trailer Error says what it lacks
+//	POST /images/pull?name=        takes an image.Auth, answers with lines of PullUpdate
+func ImageRoutes(mux *http.ServeMux, images *image.Store) {
+	for pattern, do := range map[string]func(r *http.Request, name string) (any, error){
+		"GET /images": func(*http.Request, string) (any, error) { return imagesOf(images.List()...), nil },
+		"DELETE /images": func(r *http.Request, name string) (any, error) {
+			if _, err := images.Get(name); err != nil { // the call itself succeeds for none
+				return nil, err
+			}
+			return nil, images.Remove(r.Context(), name)
+		},
+		"DELETE /images/name": func(r *http.Request, name string) (any, error) {
+			if _, err := images.Get(name); err != nil {
+				return nil, err
+			}
+			return nil, images.Untag(r.Context(), name)
+		},
+		"POST /images/tag": func(r *http.Request, name string) (any, error) {
+			_, err := images.Tag(r.Context(), name, r.URL.Query().Get("as"))
+			return nil, err
+		},
+		"GET /images/inspect": func(r *http.Request, name string) (any, error) { return images.Describe(r.Context(), name) },
+		"POST /images/import": func(r *http.Request, _ string) (any, error) {
+			imported, err := images.Import(r.Context(), r.Body)
+			_, _ = io.Copy(io.Discard, r.Body) // who is still sending reads no answer
+			return imagesOf(imported...), err
+		},
+	} {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			value, err := do(r, r.URL.Query().Get("name"))
+			answer(w, value, err)
+		})
+	}
+	mux.HandleFunc("GET /images/save", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Trailer", archiveError)
+		if err := images.Save(r.Context(), r.URL.Query().Get("name"), w); err != nil {
+			w.Header().Set(archiveError, err.Error())
+		}
+	})
+	mux.HandleFunc("POST /images/pull", func(w http.ResponseWriter, r *http.Request) { servePull(w, r, images) })
+}
+
+// archiveError is the trailer of an archive that is not whole.
+const archiveError = "Error"
+
+// servePull leaves progress out while the client does not take it: a pull never
+// waits for the client that watches it.
+func servePull(w http.ResponseWriter, r *http.Request, images *image.Store) {
+	var auth image.Auth
+	if err := json.NewDecoder(r.Body).Decode(&auth); err != nil {
+		answer(w, nil, err)
+		return
+	}
+	updates, lines, sent := make(chan image.Progress, 256), json.NewEncoder(w), make(chan struct{})
+	go func() {
+		defer close(sent)
+		for p := range updates {
+			_ = lines.Encode(PullUpdate{Progress: &p}) // a client that has left ends the pull
+			_ = http.NewResponseController(w).Flush()
+		}
+	}()
+	query := r.URL.Query()
+	pulled, err := images.PullFor(r.Context(), query.Get("name"), query.Get("platform"), auth, func(p image.Progress) {
+		select {
+		case updates <- p:
+		default:
+		}
+	})
+	close(updates)
+	<-sent
+	last := PullUpdate{Image: &imagesOf(pulled)[0]}
+	if err != nil {
+		last = PullUpdate{Error: err.Error()}
+	}
+	_ = lines.Encode(last)
+}
+
+// Pull pulls an image, path is that of the request, and reports how far it is.
+func (c Client) Pull(ctx context.Context, path string, auth io.Reader, progress func(image.Progress)) (Image, error) {
+	response, err := c.Call(ctx, http.MethodPost, path, auth)
+	if err != nil {
+		return Image{}, err
+	}
+	defer response.Body.Close()
+	for lines := json.NewDecoder(response.Body); ; {
+		var update PullUpdate
+		err := lines.Decode(&update)
+		switch {
+		case err != nil:
+			return Image{}, err
+		case update.Error != "":
+			return Image{}, errors.New(update.Error)
+		case update.Image != nil:
+			return *update.Image, nil
+		}
+		progress(*update.Progress)
+	}
+}
+
+// Save writes the archive of an image that a path of ImageRoutes has.
+func (c Client) Save(ctx context.Context, path string, archive io.Writer) error {
+	response, err := c.Call(ctx, http.MethodGet, path, http.NoBody)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(archive, response.Body); err != nil {
+		return err
+	}
+	if text := response.Trailer.Get(archiveError); text != "" {
+		return errors.New(text)
+	}
+	return nil
+}

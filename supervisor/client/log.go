@@ -1,0 +1,123 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Log is the file that a supervisor logs to, in its directory.
+const Log = "shim.log"
+
+const (
+	// logPeriod is how often logs are looked at.
+	logPeriod = 2 * time.Second
+	// maxPassedOn is how many bytes of a log are passed on at a time.
+	maxPassedOn = 64 << 10
+	// keptLog is how much of what was passed on stays in the file.
+	keptLog = 128 << 10
+	// passedOn is the attribute of the file that says up to where it was passed on.
+	passedOn = "trusted.minicri.passed"
+)
+
+// passLogsOn makes what supervisors log lines of the daemon's log, until Close. While
+// there is no daemon they stay in the file.
+func (s *Set) passLogsOn() {
+	for {
+		groups, _ := s.Groups() // they are there the next time
+		for _, name := range groups {
+			if err := s.passLogOn(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				s.options.Logger.Debug("the log of a supervisor cannot be read", "build", name, "err", err)
+			}
+		}
+		select {
+		case <-s.base.Done():
+			return
+		case <-time.After(logPeriod):
+		}
+	}
+}
+
+// TailOfLog is the end of a supervisor's log.
+func TailOfLog(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	size, err := file.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, err
+	}
+	tail := make([]byte, min(size, 2*keptLog))
+	n, _ := file.ReadAt(tail, size-int64(len(tail))) // to its end
+	return bytes.TrimLeft(tail[:n], "\x00"), nil     // of the hole
+}
+
+// passLogOn passes on what a supervisor has logged since the last time.
+func (s *Set) passLogOn(name string) error {
+	file, err := os.OpenFile(filepath.Join(s.Dir(name), Log), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	number := make([]byte, 32)
+	n, err := unix.Fgetxattr(int(file.Fd()), passedOn, number)
+	if err != nil && !errors.Is(err, unix.ENODATA) {
+		return os.NewSyscallError("fgetxattr", err)
+	}
+	from, _ := strconv.ParseInt(string(number[:max(n, 0)]), 10, 64) // 0 without one
+	lines := make([]byte, maxPassedOn)
+	for {
+		n, _ = file.ReadAt(lines, from) // to its end
+		whole := bytes.LastIndexByte(lines[:n], '\n') + 1
+		if whole == 0 && n == maxPassedOn {
+			whole = n // one long line
+		}
+		if whole == 0 {
+			return nil
+		}
+		for line := range strings.Lines(string(lines[:whole])) {
+			level, text := parseLine(strings.TrimSpace(line))
+			s.options.Logger.Log(context.Background(), level, "supervisor", "build", name, "said", text)
+		}
+		from += int64(whole)
+		if err := shorten(file, from); err != nil {
+			return err
+		}
+	}
+}
+
+// shorten notes up to where a log was passed on, and gives back its disk but for the
+// end. The supervisor appends meanwhile: a file that is cut would lose a line.
+func shorten(file *os.File, from int64) error {
+	if over := (from - keptLog) &^ 4095; over > 0 {
+		_ = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, over) // it stays long
+	}
+	return os.NewSyscallError("fsetxattr", unix.Fsetxattr(int(file.Fd()), passedOn, strconv.AppendInt(nil, from, 10), 0))
+}
+
+// parseLine takes time and level off a line of log/slog. One with a level in small letters
+// is of a library, which finds a client that has gone worth an error: it is for debugging,
+// as the daemon's own libraries are. Another one is the end of a program that fails.
+func parseLine(line string) (level slog.Level, text string) {
+	_, rest, found := strings.Cut(line, " level=")
+	word, text, _ := strings.Cut(rest, " ")
+	if !found || level.UnmarshalText([]byte(word)) != nil {
+		return slog.LevelError, line
+	}
+	if word != strings.ToUpper(word) {
+		return slog.LevelDebug, text
+	}
+	return level, text
+}

@@ -1,0 +1,110 @@
+package stdio
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// The master of a pseudo-terminal is taken. Nothing else is, not two of them either, and
+// nothing of what is refused stays open.
+func TestReceiveMaster(t *testing.T) {
+	master, slave := openTerminal(t)
+	regular, err := os.Create(filepath.Join(t.TempDir(), "regular"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer regular.Close()
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	defer writer.Close()
+	for _, c := range []struct {
+		what string
+		sent []*os.File
+		take bool
+	}{
+		{"a pipe", []*os.File{reader}, false},
+		{"a regular file", []*os.File{regular}, false},
+		{"a slave", []*os.File{slave}, false},
+		{"nothing", nil, false},
+		{"two masters", []*os.File{master, master}, false},
+		{"five masters", []*os.File{master, master, master, master, master}, false},
+		{"a master", []*os.File{master}, true},
+	} {
+		before := openFiles(t)
+		got, err := receiveSent(t, c.sent)
+		if c.take != (err == nil) {
+			t.Errorf("%s: %v", c.what, err)
+		}
+		if got != nil {
+			if err := Resize(got, 80, 25); err != nil {
+				t.Errorf("%s: %v", c.what, err)
+			}
+			_ = got.Close()
+		}
+		if after := openFiles(t); after != before {
+			t.Errorf("%s: %d files are open, before there were %d", c.what, after, before)
+		}
+	}
+}
+
+// receiveSent is what ReceiveMaster makes of a message with these files.
+func receiveSent(t *testing.T, files []*os.File) (*os.File, error) {
+	t.Helper()
+	ours, theirs, err := ConsolePair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	defer theirs.Close()
+	var rights []byte
+	if len(files) > 0 {
+		fds := make([]int, len(files))
+		for i, file := range files {
+			fds[i] = int(file.Fd())
+		}
+		rights = unix.UnixRights(fds...)
+	}
+	if err := unix.Sendmsg(int(theirs.Fd()), []byte("/dev/ptmx"), rights, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	return ReceiveMaster(ours)
+}
+
+// openTerminal does as posix_openpt(3), unlockpt(3) and ptsname(3) do.
+func openTerminal(t *testing.T) (master, slave *os.File) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = master.Close() })
+	number, err := unix.IoctlGetUint32(int(master.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = slave.Close() })
+	return master, slave
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(files)
+}

@@ -1,0 +1,108 @@
+package release
+
+import (
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+const nobody = 65534
+
+// make install needs nothing but a place that its user may write: no root, no network,
+// which is not here, no compiler. What uninstall does not take back it names.
+func TestMakeInstall(t *testing.T) {
+	dir := t.TempDir()
+	for _, path := range []string{filepath.Dir(dir), dir} {
+		check(t, os.Chmod(path, 0o755))
+	}
+	tree, programs, target := dir+"/tree", dir+"/programs", dir+"/target"
+	for _, path := range []string{tree + "/bin", programs, target} {
+		check(t, os.MkdirAll(path, 0o755))
+	}
+	check(t, os.Chown(target, nobody, nobody))
+	run(t, "sh", "-c", "cd ../.. && cp -R Makefile VERSION LICENSE *.md NOTICE hack docs "+tree+" && cp -R bin/minicri bin/minicri-shim bin/cni bin/share "+tree+"/bin")
+	for _, name := range []string{"make", "sh", "install", "sed", "ls", "cat", "echo", "rm", "rmdir", "grep", "cmp", "dirname"} {
+		path, err := exec.LookPath(name)
+		check(t, err)
+		check(t, os.Symlink(path, programs+"/"+name))
+	}
+	unprivileged := func(verb string) string {
+		t.Helper()
+		command := exec.Command(programs+"/make", "-s", "-C", tree, verb, "DESTDIR="+target)
+		command.Env = []string{"PATH=" + programs}
+		command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		out, err := command.CombinedOutput()
+		if err != nil {
+			t.Fatalf("make %s: %v: %s", verb, err, out)
+		}
+		return string(out)
+	}
+
+	unprivileged("install")
+	all := installed(t, target)
+	for _, path := range []string{
+		"/usr/local/bin/minicri", "/usr/local/bin/minicri-shim", "/usr/local/lib/minicri/cni/bridge", "/usr/local/lib/systemd/system/minicri.service",
+		"/usr/local/share/man/man8/minicri.8", "/usr/local/share/doc/minicri/docs/quickstart.md", "/etc/minicri/config.toml", "/etc/crictl.yaml",
+	} {
+		if !slices.Contains(all, path) {
+			t.Errorf("make install: there is no %s", path)
+		}
+	}
+	if says := unprivileged("uninstall"); says != "" || len(installed(t, target)) > 0 {
+		t.Errorf("make uninstall says %q, and leaves %v", says, installed(t, target))
+	}
+
+	unprivileged("install")
+	check(t, os.WriteFile(target+"/etc/minicri/config.toml", []byte("log_level = \"debug\"\n"), 0o644))
+	says := unprivileged("uninstall")
+	if left := installed(t, target); len(left) != 1 || !strings.Contains(says, "left where it is: "+target+"/etc/minicri\n") {
+		t.Errorf("make uninstall says %q, and leaves %v", says, left)
+	}
+}
+
+// installed are the files below a directory.
+func installed(t *testing.T, root string) (paths []string) {
+	t.Helper()
+	check(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			paths = append(paths, strings.TrimPrefix(path, root))
+		}
+		return err
+	}))
+	return paths
+}
+
+// The .rpm has what the .deb has, and rpm installs and removes it.
+func TestRPM(t *testing.T) {
+	rpm, root := file(t, "amd64.rpm"), t.TempDir()
+	run(t, "dpkg", "-x", file(t, "amd64.deb"), root)
+	run(t, "sh", "-c", "mkdir '"+root+"/rpm' && rpm2cpio '"+absolute(t, rpm)+"' | (cd '"+root+"/rpm' && busybox cpio -idm) 2>&1")
+	run(t, "diff", "-r", root+"/usr", root+"/rpm/usr")
+	run(t, "diff", "-r", root+"/etc", root+"/rpm/etc")
+	if list := run(t, "rpm", "-qpl", rpm); !strings.Contains(list, "/usr/bin/minicri\n") || !strings.Contains(list, "/etc/minicri/config.toml\n") {
+		t.Errorf("rpm -qpl: %s", list)
+	}
+
+	if host := run(t, "rpm", "-qp", "--qf", "%{BUILDHOST}", rpm); host != "minicri" {
+		t.Errorf("the .rpm names the machine that it was made on, %s", host)
+	}
+
+	// Of Debian: nothing here provides what rpm asks for.
+	run(t, "rpm", "--install", "--nodeps", rpm)
+	run(t, "rpm", "--verify", "--nodeps", "minicri")
+	run(t, "minicri", "config", "check", "/etc/minicri/config.toml")
+	if _, err := os.Stat("/etc/crictl.yaml"); err != nil {
+		t.Error(err)
+	}
+	run(t, "rpm", "--erase", "--nodeps", "minicri")
+	for _, path := range []string{"/usr/bin/minicri", "/usr/lib/minicri", "/etc/crictl.yaml", "/etc/minicri/config.toml"} {
+		if _, err := os.Stat(path); err == nil {
+			t.Errorf("rpm --erase: %s is there", path)
+		}
+	}
+}
