@@ -14,15 +14,8 @@
 // exec is the container itself: what it writes from then on.
 package api
 
-// Files in a supervisor's directory, known to both sides.
-const (
-	ControlSocket = "shim.sock"
-	StreamSocket  = "stream.sock"
-	LockFile      = "lock"       // see Lock
-	AboutFile     = "about.json" // see About
-	RecordDir     = "records"    // ID.json of each container and pause
-	ExitDir       = "exits"      // ID.json per ended container, see ExitRecord
-	StreamDir     = "io"         // ID.stdout and ID.stderr, the fifos that containers write to
+import (
+	"path/filepath"
 )
 
 // Ready is what a supervisor says to the process that starts it once it serves; all
@@ -58,4 +51,15 @@ type ExitRecord struct {
 	PID        int   `json:"pid"`
 	// StartError says why the program was never executed; "" if it was.
 	StartError string `json:"start_error,omitempty"`
+}
+
+// PathGuard stands in the path of a log between what belongs to the owner of the
+// node and what others may write, such as a log agent that has /var/log/pods
+// mounted. To everybody else it means nothing (path_resolution(7)).
+const PathGuard = "/./"
+
+// GuardedPath is the path of name in base. A log that is opened by it is below
+// base and behind no symbolic link there; base itself may have some.
+func GuardedPath(base, name string) string {
+	return filepath.Clean(base) + PathGuard + filepath.Clean(name)
 }

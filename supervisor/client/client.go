@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +13,9 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/ttrpc"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
 	"github.com/minicri/minicri/supervisor/api"
 )
 
@@ -159,4 +163,186 @@ func native(err error) error {
 		return err
 	}
 	return errgrpc.ToNative(err)
+}
+
+// Shim is the protocol's unary calls.
+type Shim struct{ rpc api.ShimClient }
+
+// Create makes a container whose init waits at the exec barrier.
+func (s Shim) Create(ctx context.Context, r *api.CreateRequest) (*api.CreateResponse, error) {
+	answer, err := s.rpc.Create(ctx, r)
+	return answer, native(err)
+}
+
+// Start lets the container's program run.
+func (s Shim) Start(ctx context.Context, id string) error {
+	_, err := s.rpc.Start(ctx, &api.StartRequest{Id: id})
+	return native(err)
+}
+
+// Kill signals a container's init, or with all every process of it.
+func (s Shim) Kill(ctx context.Context, id string, signal uint32, all bool) error {
+	_, err := s.rpc.Kill(ctx, &api.KillRequest{Id: id, Signal: signal, All: all})
+	return native(err)
+}
+
+// Delete removes a stopped container, or with kill one that runs.
+// errdefs.ErrUnavailable says that processes do not go yet: call again.
+func (s Shim) Delete(ctx context.Context, id string, kill bool) error {
+	_, err := s.rpc.Delete(ctx, &api.DeleteRequest{Id: id, Kill: kill})
+	return native(err)
+}
+
+// List returns all containers, in no order.
+func (s Shim) List(ctx context.Context) ([]*api.Container, error) {
+	answer, err := s.rpc.List(ctx, &api.Empty{})
+	return answer.GetContainers(), native(err)
+}
+
+// Resize sets the size of a terminal; an empty exec is the container's.
+func (s Shim) Resize(ctx context.Context, id, exec string, width, height uint32) error {
+	_, err := s.rpc.Resize(ctx, &api.ResizeRequest{Id: id, ExecId: exec, Width: width, Height: height})
+	return native(err)
+}
+
+// ReopenLog continues in a new file at the log's path.
+func (s Shim) ReopenLog(ctx context.Context, id string) error {
+	_, err := s.rpc.ReopenLog(ctx, &api.ReopenLogRequest{Id: id})
+	return native(err)
+}
+
+// Update sets the named resources, and oom_score_adj if it is not nil; all or
+// with an error none.
+func (s Shim) Update(ctx context.Context, id string, resources *specs.LinuxResources, oomScoreAdj *int) error {
+	encoded, err := json.Marshal(resources)
+	if err != nil {
+		return fmt.Errorf("update container %s: %w", id, err)
+	}
+	request := &api.UpdateRequest{Id: id, Resources: encoded}
+	if oomScoreAdj != nil {
+		request.OomScoreAdj = new(int32(*oomScoreAdj))
+	}
+	_, err = s.rpc.Update(ctx, request)
+	return native(err)
+}
+
+// NoteExit passes on how the init of an adopted container has ended, which the
+// caller has reaped: status is wait4(2)'s.
+func (s Shim) NoteExit(ctx context.Context, id string, pid int, startTime uint64, status uint32) error {
+	_, err := s.rpc.NoteExit(ctx, &api.NoteExitRequest{Id: id, Pid: int32(pid), StartTime: startTime, Status: status})
+	return native(err)
+}
+
+// UseProgram has starters run another build of the program from now on.
+func (s Shim) UseProgram(ctx context.Context, path string) error {
+	_, err := s.rpc.UseProgram(ctx, &api.UseProgramRequest{Path: path})
+	return native(err)
+}
+
+// Shutdown ends the supervisor. errdefs.ErrFailedPrecondition while it has
+// containers.
+func (s Shim) Shutdown(ctx context.Context) error {
+	_, err := s.rpc.Shutdown(ctx, &api.Empty{})
+	if err = native(err); errdefs.IsUnavailable(err) {
+		return nil // it ended before it could answer
+	}
+	return err
+}
+
+// Stream opens api.Stdin, api.Stdout or api.Stderr of an exec, or with an empty
+// exec of the container itself: attach. What comes from the connection, or goes
+// into it, is the stream's bytes; CloseWrite on stdin is its end.
+func (c *Client) Stream(ctx context.Context, id, exec, stream string) (*net.UnixConn, error) {
+	conn, err := dialSocket(ctx, filepath.Join(c.dir, api.StreamSocket))
+	if err != nil {
+		return nil, err
+	}
+	defer c.peer.attend(ctx)()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	if err := request(conn, api.StreamRequest{Container: id, Exec: exec, Stream: stream}); err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("open %s of container %s exec %q: %w", stream, id, exec, err)
+	}
+	return conn, nil
+}
+
+// request asks for a stream and reads the answer, byte by byte: what follows it
+// is data.
+func request(conn *net.UnixConn, what api.StreamRequest) error {
+	line, err := json.Marshal(what)
+	if err != nil {
+		return err
+	}
+	if _, err := conn.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("%w: %w", errdefs.ErrUnavailable, err)
+	}
+	var answer []byte
+	for b := make([]byte, 1); b[0] != '\n'; answer = append(answer, b[0]) {
+		if _, err := conn.Read(b); err != nil {
+			return fmt.Errorf("%w: %w", errdefs.ErrUnavailable, err)
+		}
+	}
+	var response api.StreamResponse
+	if err := json.Unmarshal(answer, &response); err != nil {
+		return err
+	}
+	if response.Error != "" {
+		return fmt.Errorf("%w: %s", errdefs.ErrNotFound, response.Error)
+	}
+	return nil
+}
+
+// Events calls each for every event after a sequence number (0: all that are
+// kept), on the caller's goroutine, until ctx ends, each fails or the supervisor is
+// gone. A gap in the numbers says that events were dropped: List then.
+func (c *Client) Events(ctx context.Context, after uint64, each func(*api.Event) error) error {
+	ctx, call, done, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	stream, err := call.Events(ctx, &api.EventsRequest{After: after})
+	if err != nil {
+		return native(err)
+	}
+	for {
+		event, err := stream.Recv()
+		if err != nil {
+			return native(err)
+		}
+		if err := each(event); err != nil {
+			return err
+		}
+	}
+}
+
+// Output keeps what a container has written and its supervisor has not read: the
+// kernel drops the content of a fifo that no process has open, and a supervisor
+// that is killed and a container that ends are two. Nothing is read from it. (Its
+// descriptors are none of Go's poller, which every write would wake.)
+type Output struct{ fds []int }
+
+// HoldOutput opens the fifos of a container of the supervisor that serves dir,
+// as far as it has any.
+func HoldOutput(dir, id string) *Output {
+	o := &Output{}
+	for _, stream := range []string{api.Stdout, api.Stderr} {
+		fd, err := unix.Open(filepath.Join(dir, api.StreamDir, id+"."+stream), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err == nil {
+			o.fds = append(o.fds, fd)
+		}
+	}
+	return o
+}
+
+// Close is for an output that is in the log, or of no use. It may be called on
+// nil, and again.
+func (o *Output) Close() {
+	if o == nil {
+		return
+	}
+	for _, fd := range o.fds {
+		_ = unix.Close(fd)
+	}
+	o.fds = nil
 }

@@ -2,11 +2,13 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/step/failpoint"
 	"github.com/minicri/minicri/supervisor/api"
 )
@@ -121,4 +124,135 @@ func awaitReady(ctx context.Context, ready *os.File, shim *os.Process) error {
 	default:
 		return fmt.Errorf("%s: %w", said, errdefs.ErrUnavailable)
 	}
+}
+
+// endingInterval is between two looks at a supervisor that is about to end: it
+// holds its directory's lock and does not answer.
+const endingInterval = 20 * time.Millisecond
+
+// serving connects to a group's supervisor, or starts it; mu is held.
+func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
+	for began := time.Now(); ; time.Sleep(endingInterval) {
+		supervisor, err := g.connect(ctx, s)
+		if !errdefs.IsUnavailable(err) || ctx.Err() != nil {
+			return supervisor, err
+		}
+		holder, err := api.LockHolder(g.dir)
+		if err == nil && holder != 0 && time.Since(began) < holderGrace {
+			continue
+		}
+		if err := g.failed.wait(); err != nil {
+			return nil, err
+		}
+		if err == nil && holder != 0 {
+			err = endHolder(g.dir)
+		}
+		if err == nil {
+			err = s.Known(filepath.Base(g.dir))
+		}
+		if err == nil {
+			supervisor, err = s.start(ctx, g)
+		}
+		if err == nil {
+			g.failed = backOff{}
+			return g.use(supervisor), nil
+		}
+		if next := g.failed.note(err); s.options.Logger != nil {
+			s.options.Logger.Error("a supervisor does not start: it is tried again", "dir", g.dir, "after", next, "err", err)
+		}
+		return nil, err
+	}
+}
+
+func (s *Set) start(ctx context.Context, g *group) (*Client, error) {
+	options := s.options.Start
+	options.Dir, options.answer = g.dir, &s.answer
+	started, err := Start(ctx, options)
+	if err != nil {
+		return nil, err
+	}
+	if err := started.greet(ctx, s.options); err != nil {
+		return nil, errors.Join(err, started.Close())
+	}
+	return started, nil
+}
+
+// backOff keeps a start that has failed from being tried again at once.
+type backOff struct {
+	err   error // why it failed
+	pause time.Duration
+	until time.Time
+}
+
+const (
+	firstPause   = 100 * time.Millisecond
+	longestPause = 5 * time.Second
+)
+
+// note is for a start that has failed, and returns when there may be the next.
+func (b *backOff) note(err error) time.Duration {
+	b.pause = min(max(2*b.pause, firstPause), longestPause)
+	b.err, b.until = err, time.Now().Add(b.pause)
+	return b.pause
+}
+
+// wait says why there is no start now, nil if there may be one.
+func (b *backOff) wait() error {
+	if left := time.Until(b.until); left > 0 {
+		return fmt.Errorf("the supervisor is started again in %v, its last start failed: %w: %w", left.Round(time.Millisecond), errdefs.ErrUnavailable, b.err)
+	}
+	return nil
+}
+
+// A directory that is locked and does not answer has a supervisor that is about to end,
+// or one that no connection reaches. The former is waited for.
+const holderGrace = 2 * time.Second
+
+// holderKill is how long a supervisor may take to end after SIGKILL.
+const holderKill = 5 * time.Second
+
+// endHolder ends the supervisor that has the lock of a directory and does not answer.
+// The error names a process that is no supervisor of ours.
+func endHolder(dir string) error {
+	pid, err := api.LockHolder(dir)
+	if err != nil || pid == 0 {
+		return err
+	}
+	holder, err := openProcess(pid)
+	if errors.Is(err, process.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer holder.Close()
+	if again, err := api.LockHolder(dir); err != nil || again != pid {
+		return err // the pid may have been given to another process before it was opened
+	}
+	if line := commandLine(pid); !serves(line, dir) {
+		return fmt.Errorf("%s/%s is locked by process %d (%s), which is no supervisor: end that process: %w", dir, api.LockFile, pid, strings.Join(line, " "), errdefs.ErrUnavailable)
+	}
+	if err := holder.Kill(holderKill); err != nil {
+		return fmt.Errorf("end the supervisor that has %s locked and does not answer: %w: %w", dir, errdefs.ErrUnavailable, err)
+	}
+	return nil
+}
+
+// openProcess finds the process that has a pid now.
+func openProcess(pid int) (*process.Process, error) {
+	stat, err := process.ReadStat(pid)
+	if err != nil {
+		return nil, err
+	}
+	return process.Open(process.Facts{PID: pid, StartTime: stat.StartTime})
+}
+
+// serves reports whether a command line is that of the supervisor of a directory.
+func serves(line []string, dir string) bool {
+	return len(line) > 1 && line[0] == Name && line[1] == "serve" && slices.Contains(line, dir)
+}
+
+func commandLine(pid int) []string {
+	content, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // "" if it has ended
+	return strings.Split(strings.TrimSuffix(string(content), "\x00"), "\x00")
 }

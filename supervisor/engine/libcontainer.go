@@ -1,9 +1,13 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 	_ "github.com/opencontainers/cgroups/devices" // without it libcontainer cannot apply device rules
@@ -154,4 +158,136 @@ func (c *libContainer) delete() error {
 		return err
 	}
 	return hooks()
+}
+
+// initLogLevel silences the debug lines that init pipes to us: logrus.WarnLevel.
+const initLogLevel = "3"
+
+// newProcess translates a process of a specification to libcontainer's terms.
+// Standard streams and Init are the caller's to set; streams left nil are
+// /dev/null.
+func newProcess(p *specs.Process) (*libcontainer.Process, error) {
+	limits, err := toRlimits(p.Rlimits)
+	if err != nil {
+		return nil, err
+	}
+	affinity, err := configs.ConvertCPUAffinity(p.ExecCPUAffinity)
+	if err != nil {
+		return nil, fmt.Errorf("cpu affinity: %w", err)
+	}
+	process := &libcontainer.Process{
+		Args:             p.Args,
+		Env:              p.Env,
+		UID:              int(p.User.UID),
+		GID:              int(p.User.GID),
+		AdditionalGroups: toGroups(p.User.AdditionalGids),
+		Cwd:              p.Cwd,
+		Capabilities:     toCapabilities(p.Capabilities),
+		AppArmorProfile:  p.ApparmorProfile,
+		Label:            p.SelinuxLabel,
+		NoNewPrivileges:  &p.NoNewPrivileges,
+		Rlimits:          limits,
+		Scheduler:        p.Scheduler,
+		IOPriority:       p.IOPriority,
+		CPUAffinity:      affinity,
+		LogLevel:         initLogLevel,
+	}
+	if p.ConsoleSize != nil {
+		process.ConsoleWidth = uint16(p.ConsoleSize.Width)
+		process.ConsoleHeight = uint16(p.ConsoleSize.Height)
+	}
+	return process, nil
+}
+
+func toCapabilities(c *specs.LinuxCapabilities) *configs.Capabilities {
+	if c == nil {
+		return nil
+	}
+	return &configs.Capabilities{
+		Bounding:    c.Bounding,
+		Effective:   c.Effective,
+		Inheritable: c.Inheritable,
+		Permitted:   c.Permitted,
+		Ambient:     c.Ambient,
+	}
+}
+
+func toGroups(gids []uint32) []int {
+	groups := make([]int, len(gids))
+	for i, gid := range gids {
+		groups[i] = int(gid)
+	}
+	return groups
+}
+
+func toRlimits(limits []specs.POSIXRlimit) ([]configs.Rlimit, error) {
+	var list []configs.Rlimit
+	for _, limit := range limits {
+		kind, ok := launch.Rlimits[limit.Type]
+		if !ok {
+			return nil, fmt.Errorf("unknown rlimit %q", limit.Type)
+		}
+		list = append(list, configs.Rlimit{Type: int(kind), Hard: limit.Hard, Soft: limit.Soft})
+	}
+	return list, nil
+}
+
+// hookLimit is how long a hook may take that has no limit of its own. What it leaves,
+// and holds its output, ends with the starter.
+const hookLimit = 30 * time.Second
+
+// takeHooks limits the hooks of the configuration, and takes those out which
+// libcontainer runs at another time than the specification wants: poststart when init
+// waits at the barrier, and poststop when errors of it make Destroy fail.
+func takeHooks(config *configs.Config) {
+	delete(config.Hooks, configs.Poststart)
+	delete(config.Hooks, configs.Poststop)
+	for _, list := range config.Hooks {
+		for _, hook := range list {
+			if command, ok := hook.(configs.CommandHook); ok && command.Timeout == nil {
+				command.Timeout = new(hookLimit)
+			}
+		}
+	}
+}
+
+// hooks returns what runs the hooks of one kind that were taken from libcontainer, all of
+// them whatever becomes of the others. They are in the bundle: the container may be gone
+// by then.
+func (c *libContainer) hooks(name configs.HookName) (run func() error) {
+	spec, err := runtime.ReadSpec(c.Bundle)
+	if err != nil || spec.Hooks == nil { // never made, or without any
+		return func() error { return nil }
+	}
+	list, status := spec.Hooks.Poststart, specs.StateRunning
+	if name == configs.Poststop {
+		list, status = spec.Hooks.Poststop, specs.StateStopped
+	}
+	state := &specs.State{Version: specs.Version, ID: c.ID, Status: status, Bundle: c.Bundle, Annotations: spec.Annotations}
+	if status == specs.StateRunning {
+		state.Pid = c.InitPID
+	}
+	return func() error {
+		var errs []error
+		for _, hook := range list {
+			command := &configs.Command{Path: hook.Path, Args: hook.Args, Env: hook.Env, Timeout: new(hookLimit)}
+			if hook.Timeout != nil {
+				command.Timeout = new(time.Duration(*hook.Timeout) * time.Second)
+			}
+			if err := command.Run(state); err != nil {
+				errs = append(errs, fmt.Errorf("%s hook %s: %w", name, hook.Path, err))
+			}
+		}
+		return errors.Join(errs...)
+	}
+}
+
+// bundleLabel is where libcontainer keeps the bundle that hooks get in their state.
+const bundleLabel = "bundle"
+
+// nameBundle makes the bundle of the state that hooks get the container's own:
+// libcontainer takes its working directory for it.
+func nameBundle(config *configs.Config, bundle string) {
+	config.Labels = slices.DeleteFunc(config.Labels, func(label string) bool { return strings.HasPrefix(label, bundleLabel+"=") })
+	config.Labels = append(config.Labels, bundleLabel+"="+bundle)
 }

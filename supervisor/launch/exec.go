@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/selinux/go-selinux"
 	"golang.org/x/sys/unix"
@@ -294,4 +296,33 @@ func (a *attempt) execute(args, environment []string, f filter) {
 		a.needs(calls, program, unix.SYS_FACCESSAT, here, place, unix.X_OK)
 		found(place, "exec "+file)
 	}
+}
+
+// environmentOf has each variable once, as it was given last (prepareEnv of
+// libcontainer).
+func environmentOf(p *specs.Process) ([]string, error) {
+	var environment []string
+	seen := make(map[string]bool)
+	for _, variable := range slices.Backward(p.Env) {
+		name, value, found := strings.Cut(variable, "=")
+		if !found || name == "" || strings.IndexByte(variable, 0) >= 0 {
+			return nil, fmt.Errorf("variable %q of the environment has no name, no value, or a NUL in it: %w", name, errdefs.ErrInvalidArgument)
+		}
+		if !seen[name] && (name != "HOME" || value != "") {
+			environment = append(environment, variable)
+		}
+		seen[name] = true
+	}
+	slices.Reverse(environment)
+	return environment, nil
+}
+
+// valueOf is the value of a variable, the last one of its name.
+func valueOf(env []string, name string) string {
+	for _, variable := range slices.Backward(env) {
+		if value, ok := strings.CutPrefix(variable, name+"="); ok {
+			return value
+		}
+	}
+	return ""
 }

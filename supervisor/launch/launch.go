@@ -1,15 +1,23 @@
 package launch
 
 import (
+	"bytes"
+	"embed"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/seal"
 	"github.com/minicri/minicri/supervisor/children"
 )
 
@@ -105,3 +113,83 @@ func (a *attempt) parentsEnded() bool {
 }
 
 func hasEnded(pidfd *os.File) bool { return process.HasEnded(int(pidfd.Fd())) }
+
+// name is the name of a process that is launched until it executes its program
+// (proc_pid_comm(5)). Nothing may rely on it: others can have it.
+const name = "minicri-launch"
+
+// The pattern also matches launch.c, so that the package compiles before
+// launch.elf is built.
+//
+//go:embed launch.*
+var files embed.FS
+
+// openProgram puts the program, a static ELF executable of this machine's
+// architecture, into memory that cannot be changed any more. It fails when this
+// program was compiled before launch.elf was built.
+func openProgram() (*os.File, error) {
+	elf, err := files.ReadFile("launch.elf")
+	if err != nil {
+		return nil, fmt.Errorf("the program launch is not built in, run `make build`: %w", err)
+	}
+	file, err := seal.Executable(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := seal.Fill(file, bytes.NewReader(elf)); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
+}
+
+// IsLauncher reports whether a process that was launched has not become its program
+// yet. One that has ended has no program.
+func IsLauncher(pid int) bool {
+	exe, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/exe")
+	return err == nil && strings.HasPrefix(exe, "/memfd:"+name+" ")
+}
+
+// filterInstruction is the size of an instruction of a filter (struct sock_filter
+// of linux/filter.h).
+const filterInstruction = 8
+
+// filter is what seccomp(2) loads; the program is nil for none.
+type filter struct {
+	program []byte
+	flags   uint64
+}
+
+// filters are what seccomp profiles were compiled to: nearly all containers of a node
+// have one of a few.
+type filters struct {
+	mu       sync.Mutex
+	compiled map[string]filter // by profile
+}
+
+// mostFilters is how many are kept.
+const mostFilters = 16
+
+// of returns the filter of a profile.
+func (f *filters) of(profile *specs.LinuxSeccomp) (filter, error) {
+	if profile == nil || profile.DefaultAction == "" && len(profile.Syscalls) == 0 {
+		return filter{}, nil
+	}
+	key, err := json.Marshal(profile)
+	if err != nil {
+		return filter{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if made, ok := f.compiled[string(key)]; ok {
+		return made, nil
+	}
+	made, err := compile(profile)
+	if err != nil {
+		return filter{}, err
+	}
+	if f.compiled == nil || len(f.compiled) == mostFilters {
+		f.compiled = make(map[string]filter)
+	}
+	f.compiled[string(key)] = made
+	return made, nil
+}

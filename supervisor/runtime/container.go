@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/supervisor/cgroup"
 	"github.com/minicri/minicri/supervisor/children"
@@ -307,4 +309,77 @@ func RemoveState(dir string, paths cgroup.Paths, cgroupsPath string, systemd boo
 		}
 	}
 	return nil
+}
+
+// ReadSpec reads the OCI runtime specification of a bundle. Paths in it are
+// made absolute: nothing here depends on the working directory.
+func ReadSpec(bundle string) (*specs.Spec, error) {
+	path := filepath.Join(bundle, "config.json")
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the bundle: %w", err)
+	}
+	spec := new(specs.Spec)
+	if err := json.Unmarshal(content, spec); err != nil {
+		return nil, fmt.Errorf("parse %s: %w", path, err)
+	}
+	if spec.Root == nil || spec.Process == nil || spec.Linux == nil {
+		return nil, fmt.Errorf("parse %s: root, process and linux are needed", path)
+	}
+	if !filepath.IsAbs(spec.Root.Path) {
+		spec.Root.Path = filepath.Join(bundle, spec.Root.Path)
+	}
+	return spec, nil
+}
+
+// fifoFile is libcontainer's exec barrier, in the container's directory: init waits
+// until somebody reads from it.
+const fifoFile = "exec.fifo"
+
+// openBarrier lets init through. It returns when init has said that it goes on.
+func openBarrier(ctx context.Context, dir string, init *Process) error {
+	path := filepath.Join(dir, fifoFile)
+	// For both, so that what has not opened it yet is no end.
+	fifo, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("it was started before: %w", errdefs.ErrFailedPrecondition)
+	}
+	if err != nil {
+		return fmt.Errorf("open the exec barrier: %w", err)
+	}
+	defer fifo.Close()
+	ended, over := context.WithCancelCause(ctx)
+	defer over(nil)
+	go func() { // ends with init, or with ended
+		if init.EndedBefore(ended) {
+			over(errInitEnded)
+		}
+	}()
+	defer context.AfterFunc(ended, func() { _ = fifo.SetReadDeadline(time.Now()) })()
+	if err := readBarrier(fifo); err != nil {
+		if cause := context.Cause(ended); cause != nil {
+			err = cause
+		}
+		return fmt.Errorf("wait at the exec barrier: %w", err)
+	}
+	return os.Remove(path)
+}
+
+var errInitEnded = fmt.Errorf("the container's first process has ended: %w", errdefs.ErrFailedPrecondition)
+
+// readBarrier reads the byte that init writes. A program that ends at once may be seen to
+// have ended before that.
+func readBarrier(fifo *os.File) error {
+	_, err := fifo.Read(make([]byte, 1))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		raw, rawErr := fifo.SyscallConn()
+		if rawErr != nil {
+			return rawErr
+		}
+		n := 0
+		if rawErr := raw.Control(func(fd uintptr) { n, _ = unix.Read(int(fd), make([]byte, 1)) }); rawErr == nil && n > 0 {
+			return nil
+		}
+	}
+	return err
 }

@@ -1,6 +1,7 @@
 package stdio
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/stdio/crilog"
+	"github.com/minicri/minicri/supervisor/stdio/journal"
 )
 
 // Streams is the supervisor's side of a container's standard streams. Output
@@ -249,3 +251,79 @@ func closeAll(files ...*os.File) {
 		}
 	}
 }
+
+// fanoutBacklog is how many chunks (pumpBuffer bytes at most) an attached
+// client may be behind before it is dropped: the container never waits for it.
+const fanoutBacklog = 32
+
+// Fanout copies a container's output to attached clients.
+type Fanout struct {
+	mu      sync.Mutex
+	clients map[chan []byte]bool
+	ended   bool
+}
+
+func newFanout() *Fanout { return &Fanout{clients: map[chan []byte]bool{}} }
+
+func (f *Fanout) emit(p []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for client := range f.clients {
+		select {
+		case client <- bytes.Clone(p):
+		default:
+			f.drop(client)
+		}
+	}
+}
+
+// Attach returns the output from now on; closed at its end, or when the client
+// is too slow.
+func (f *Fanout) Attach() chan []byte {
+	client := make(chan []byte, fanoutBacklog)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ended {
+		close(client)
+		return client
+	}
+	f.clients[client] = true
+	return client
+}
+
+// Detach ends what Attach returned.
+func (f *Fanout) Detach(client chan []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.drop(client)
+}
+
+func (f *Fanout) end() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ended = true
+	for client := range f.clients {
+		f.drop(client)
+	}
+}
+
+// drop needs mu.
+func (f *Fanout) drop(client chan []byte) {
+	if f.clients[client] {
+		delete(f.clients, client)
+		close(client)
+	}
+}
+
+// Shared is what all streams of a supervisor share.
+type Shared struct {
+	Journal *journal.Journal
+	entries crilog.Buffers
+}
+
+// chunk is the memory of a pump for one move: a stream that is silent holds none.
+type chunk struct{}
+
+func (chunk) take(pending int) []byte { return make([]byte, min(max(pending, 1), pumpBuffer)) }
+func (chunk) have(int)                {}
+func (chunk) moved()                  {}
