@@ -54,26 +54,28 @@ func (c *comparison) fill(ctx context.Context, pods []*contender.Pod) error {
 
 func (c *comparison) weigh() error {
 	row := contender.Row{What: "memory of a pod with one container, shim and pause, MiB", MostOfOurs: 0.5}
-	numbers := [2]*float64{&row.Ours, &row.Theirs}
+	numbers, ours := [2]*float64{&row.Ours, &row.Theirs}, 0.0
 	for i, n := range c.nodes {
-		shims, pauses, kib, err := n.Weight()
+		o, err := n.Owners()
 		if err != nil {
 			return err
 		}
+		shims, pauses := o.Shims.Processes, o.Pauses.Processes
 		if want := map[string]int{contender.Minicri: 1, contender.Containerd: c.pods}[n.Name]; shims < want || pauses != c.pods { // minicri may have a starter beside it
 			return fmt.Errorf("%s: %d pods have %d shims, want %d, and %d pause processes", n.Name, c.pods, shims, want, pauses)
 		}
-		*numbers[i] = float64(kib) / 1024 / float64(c.pods)
+		*numbers[i] = mib(o.Shims.KiB+o.Pauses.KiB) / float64(c.pods)
+		if i == 0 {
+			ours = mib(o.Shims.KiB)
+		}
 	}
 	c.add(row)
-	owners, err := c.nodes[0].Owners()
-	if err != nil {
-		return err
-	}
 	what := fmt.Sprintf("supervisor of %d pods with one container, starter included, MiB", c.pods)
-	c.add(contender.Row{What: what, Ours: float64(owners.Shims.KiB) / 1024, MostOfOurs: 25})
+	c.add(contender.Row{What: what, Ours: ours, MostOfOurs: 25})
 	return nil
 }
+
+func mib(kib int) float64 { return float64(kib) / 1024 }
 
 // list times lists of containers, and weighs lists of their stats.
 func (c *comparison) list(ctx context.Context, pods [2][]*contender.Pod) error {

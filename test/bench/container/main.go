@@ -16,11 +16,10 @@ import (
 func main() {
 	var o options
 	flag.IntVar(&o.rounds, "rounds", 30, "containers of each runtime that are timed")
-	flag.IntVar(&o.logRounds, "log-rounds", 5, "logs of each runtime that are timed")
 	flag.IntVar(&o.probeCount, "probes", 1000, "exec probes of each runtime whose CPU is measured")
 	flag.IntVar(&o.pods, "pods", 100, "pods of each runtime that are held")
 	flag.IntVar(&o.containers, "containers", 200, "containers of each runtime that are held")
-	flag.StringVar(&o.parts, "parts", "pods,lives,probes,logs,held,neighbour,memory", "what is measured")
+	flag.StringVar(&o.parts, "parts", "pods,lives,probes,held", "what is measured")
 	flag.StringVar(&o.runtime, "runtime", "", "runs the containers of both: runc or crun; only their lives are timed then")
 	flag.Parse()
 	engine, err := contender.FindEngine(o.runtime)
@@ -34,8 +33,8 @@ func main() {
 }
 
 type options struct {
-	rounds, logRounds, pods, containers, probeCount int
-	runtime, parts                                  string
+	rounds, pods, containers, probeCount int
+	runtime, parts                       string
 }
 
 // comparison is of two nodes; what belongs to each has the index of the node.
@@ -46,7 +45,7 @@ type comparison struct {
 }
 
 func (c *comparison) run(ctx context.Context) error {
-	all := map[string]func(context.Context) error{"lives": c.lives, "pods": c.emptyPods, "probes": c.probes, "logs": c.logs, "held": c.held, "neighbour": c.neighbour, "memory": c.memory}
+	all := map[string]func(context.Context) error{"lives": c.lives, "pods": c.emptyPods, "probes": c.probes, "held": c.held}
 	names := strings.Split(c.parts, ",")
 	if c.runtime != "" {
 		names = []string{"lives"}

@@ -2,10 +2,7 @@ package contender
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
-	"os"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -42,35 +39,4 @@ func (n *Node) cpu(of func(pid int) (time.Duration, error)) (sum time.Duration, 
 // ended reports whether /proc has no such process any more.
 func ended(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
-}
-
-// Weight is the memory of all shims and pause processes of the node, in KiB, and
-// their counts.
-func (n *Node) Weight() (shims, pauses int, kib int, err error) {
-	all, err := named(n.shim)
-	if err != nil {
-		return 0, 0, 0, err
-	}
-	shims = len(all)
-	sandboxes, err := named("pause")
-	if err != nil {
-		return 0, 0, 0, err
-	}
-	for _, pid := range sandboxes {
-		cgroups, err := os.ReadFile(procFile(pid, "cgroup"))
-		if err != nil {
-			return 0, 0, 0, err
-		}
-		if strings.Contains(string(cgroups), n.cgroupParent()+"/") {
-			all = append(all, pid)
-		}
-	}
-	for _, pid := range all {
-		one, err := Memory(pid)
-		if err != nil {
-			return 0, 0, 0, fmt.Errorf("%s: %w", n.Name, err)
-		}
-		kib += one
-	}
-	return shims, len(all) - shims, kib, nil
 }

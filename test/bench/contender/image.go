@@ -7,8 +7,6 @@ import (
 	"io"
 	"os"
 	"runtime"
-	"slices"
-	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -20,25 +18,18 @@ import (
 )
 
 const (
-	// Image is what containers of benchmarks are made from: busybox, App and
-	// Lines.
+	// Image is what containers of benchmarks are made from: busybox and App.
 	Image = "bench.example/app:1"
 	// pauseImage is minicri's own pause program, for runtimes that want an
 	// image.
 	pauseImage = "bench.example/pause:1"
 	// App is a program that sleeps, and ends at SIGTERM.
 	App = "/app"
-	// Lines is a file of LinesSize bytes of text.
-	Lines = "/lines"
-	// LineSize is how many bytes a line of Lines has.
-	LineSize = 128
-	// LinesSize is the size of Lines.
-	LinesSize = 8 << 20
 
 	busybox = "/bin/busybox" // Debian's busybox-static
 )
 
-var applets = []string{"cat", "dd", "echo", "nc", "sh", "sleep", "tr", "true"}
+var applets = []string{"sh", "true"}
 
 // writeImages writes an archive of both images, as docker save does.
 func writeImages(path string) error {
@@ -85,7 +76,6 @@ func appImage() (v1.Image, error) {
 			l.add(&tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + applet, Linkname: "busybox"}, nil)
 		}
 		l.file(App[1:], 0o755, app)
-		l.file(Lines[1:], 0o644, slices.Repeat([]byte(strings.Repeat("x", LineSize-1)+"\n"), LinesSize/LineSize))
 	}, App)
 }
 

@@ -18,15 +18,13 @@ const limit = 3 * time.Hour
 // order everywhere.
 type Benchmark func(ctx context.Context, nodes [2]*Node) error
 
-// Main is the main function of a program that compares.
-func Main(name string, benchmark Benchmark) { run(name, setting{}, benchmark) }
-
-// MainWith is Main with pods that an engine runs, in both.
+// MainWith is the main function of a program that compares, with pods that an engine
+// runs, in both.
 func MainWith(name string, engine Engine, benchmark Benchmark) {
 	run(name, setting{engine: engine}, benchmark)
 }
 
-// MainEmbedded is Main with minicri's pods in its embedded network. Those of
+// MainEmbedded is that of one with minicri's pods in its embedded network. Those of
 // containerd are in the same bridge network as in the other benchmarks.
 func MainEmbedded(name string, benchmark Benchmark) { run(name, setting{embedded: true}, benchmark) }
 

@@ -173,13 +173,3 @@ func UnmountBelow(dir string) error {
 	}
 	return err
 }
-
-// SupervisorDir is the directory of minicri's supervisor of the node's pods, "" if it has
-// none.
-func (n *Node) SupervisorDir() string {
-	dirs, _ := filepath.Glob(filepath.Join(n.dir, stateName, "shims", "*")) // a good pattern
-	if len(dirs) == 0 {
-		return ""
-	}
-	return dirs[0]
-}

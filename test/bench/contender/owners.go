@@ -44,26 +44,6 @@ func (n *Node) Owners() (o Owners, err error) {
 	return o, err
 }
 
-// Descriptors are how many files the daemon and its shims have open.
-func (n *Node) Descriptors() (daemon, shims int, err error) {
-	pids, err := named(n.shim)
-	if err != nil {
-		return 0, 0, err
-	}
-	open, err := os.ReadDir(procFile(n.PID, "fd"))
-	if err != nil {
-		return 0, 0, err
-	}
-	for _, pid := range pids {
-		of, err := os.ReadDir(procFile(pid, "fd"))
-		if err != nil && !ended(err) {
-			return 0, 0, err
-		}
-		shims += len(of)
-	}
-	return len(open), shims, nil
-}
-
 func ownerOf(pids []int) (o Owner, err error) {
 	for _, pid := range pids {
 		kib, err := Memory(pid)

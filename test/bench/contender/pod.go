@@ -103,11 +103,6 @@ func (p *Pod) Create(ctx context.Context, name string, command ...string) (strin
 	return answer.GetContainerId(), nil
 }
 
-// LogPath is the log of the container with a name.
-func (p *Pod) LogPath(name string) string {
-	return filepath.Join(p.config.GetLogDirectory(), name+".log")
-}
-
 // StartContainer lets a created container run.
 func (n *Node) StartContainer(ctx context.Context, id string) error {
 	_, err := n.CRI.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: id})

@@ -13,11 +13,6 @@ func (r Row) Quantiles(took [2][]time.Duration, q float64) Row {
 // Medians fills in the medians of durations, in milliseconds.
 func (r Row) Medians(took [2][]time.Duration) Row { return r.Quantiles(took, 0.5) }
 
-// Rates fills in how many of something there were in a second.
-func (r Row) Rates(took [2][]time.Duration, count float64) Row {
-	return r.Numbers(took, func(all []time.Duration) float64 { return count / Quantile(all, 0.5).Seconds() })
-}
-
 // Costs fills in how many milliseconds each of something took.
 func (r Row) Costs(used [2][]time.Duration, count float64) Row {
 	return r.Numbers(used, func(all []time.Duration) float64 { return Milliseconds(Quantile(all, 0.5)) / count })

@@ -10,10 +10,9 @@ import (
 type Row struct {
 	What         string // with its unit
 	Ours, Theirs float64
-	// AtMost and AtLeast are the goals of the ratio of ours to theirs; MostOfOurs
-	// is that of our number alone. 0 is none. Theirs is 0 where the other one is not
-	// measured.
-	AtMost, AtLeast, MostOfOurs float64
+	// AtMost is the goal of the ratio of ours to theirs, MostOfOurs that of our number
+	// alone; 0 is none. Theirs is 0 where the other one is not measured.
+	AtMost, MostOfOurs float64
 }
 
 // PrintTable prints rows with their goals and whether they are reached.
@@ -37,8 +36,6 @@ func (r Row) goal() (text string, reached bool) {
 	switch {
 	case r.AtMost > 0:
 		return fmt.Sprintf("ratio <= %g", r.AtMost), r.ratio() <= r.AtMost
-	case r.AtLeast > 0:
-		return fmt.Sprintf("ratio >= %g", r.AtLeast), r.ratio() >= r.AtLeast
 	case r.MostOfOurs > 0:
 		return fmt.Sprintf("<= %g", r.MostOfOurs), r.Ours <= r.MostOfOurs
 	}

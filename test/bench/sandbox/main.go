@@ -15,7 +15,6 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/test/bench/contender"
 	"github.com/minicri/minicri/test/bench/node"
 )
@@ -58,11 +57,6 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 	m := &measurement{node: n, floor: newFloor(n), took: make(map[string][]time.Duration), began: make(map[string][]time.Duration)}
-	leave, err := m.enterGroup()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, leave()) }()
 	if err := m.alternate(ctx); err != nil {
 		return err
 	}
@@ -84,8 +78,6 @@ type measurement struct {
 	took  map[string][]time.Duration
 	// began is when the steps of a Run did, after its first one.
 	began map[string][]time.Duration
-	// mine is a cgroup for this process.
-	mine cgroup.Group
 }
 
 func (m *measurement) time(name string, do func() error) error {
@@ -113,9 +105,6 @@ func (m *measurement) alternate(ctx context.Context) error {
 			return err
 		}
 		if err := m.pod(ctx, hostNetwork, m.node.Pod(fmt.Sprintf("host-%d", i), runtimeapi.NamespaceMode_NODE)); err != nil {
-			return err
-		}
-		if err := m.moves(ctx, i); err != nil {
 			return err
 		}
 	}

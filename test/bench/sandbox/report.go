@@ -18,7 +18,7 @@ func (m *measurement) report(idle int, d density) {
 	for _, name := range []string{
 		"bare ADD", "Run", "bare DEL", "Stop", "Remove", "bare call", "Status",
 		hostNetwork + "Run", hostNetwork + "Stop", hostNetwork + "Remove", hostNetwork + "Status",
-		firstMove, nextMove, warmRun, "plugin alone", "plugin by the runner",
+		"plugin alone", "plugin by the runner",
 	} {
 		fmt.Printf("%-30s %9.3f %9.3f\n", name, m.p50(name), m.quantile(name, 0.95))
 	}
@@ -29,8 +29,6 @@ func (m *measurement) report(idle int, d density) {
 	goal("Remove p50, ms", "%.2f", m.p50("Remove"), 3)
 	goal("Status p50, ms", "%.2f", m.p50("Status"), 0.2)
 	goal("host-network Run p50, ms", "%.2f", m.p50("host-network Run"), 8)
-	// What a move costs that a Run does not wait for must not be subtracted from it.
-	goal("the same without a wait for RCU, ms", "%.2f", m.p50(warmRun), 8)
 	goal("host-network Stop p50, ms", "%.2f", m.p50("host-network Stop"), 3)
 	goal("runner per plugin run, ms", "%.2f", m.p50("plugin by the runner")-m.p50("plugin alone"), 0.5)
 	goal("memory per held pod, MiB", "%.2f", d.memoryPerPod/1024, 0.2)
