@@ -158,7 +158,7 @@ func (n *CNI) openRunner() error {
 	}
 	n.plugins = &plugins{
 		runner: r, binDirs: n.options.BinDirs, limits: &n.limits, gcCache: n.gcCacheDir(),
-		ending: n.base.Done(), observe: n.options.Observe, logger: n.options.Logger,
+		ending: n.base.Done(), observe: n.options.Observe, logger: n.options.Logger, lingering: make(map[*linger]bool),
 	}
 	return nil
 }
@@ -204,9 +204,6 @@ func (n *CNI) Close() {
 	defer n.running.Unlock()
 	n.background.Wait()
 	n.plugins.awaitEnding(leaveLimit)
-	if err := n.plugins.runner.Close(); err != nil {
-		n.options.Logger.Warn("the cgroup for runs of plugins could not be removed", "err", err)
-	}
 }
 
 func (n *CNI) journalDir() string { return filepath.Join(n.options.Root, "attachments") }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -38,7 +39,8 @@ func (n *CNI) gate(network string) *gate {
 
 func newGate() *gate { return &gate{places: semaphore.NewWeighted(allPlaces)} }
 
-// enter waits for a collection to be over, for gcTimeout at most.
+// enter waits for a collection to be over, for gcTimeout at most. A second leave does
+// nothing.
 func (g *gate) enter(ctx context.Context) (leave func(), err error) {
 	if g.hangs.Load() {
 		return func() {}, nil
@@ -47,7 +49,7 @@ func (g *gate) enter(ctx context.Context) (leave func(), err error) {
 	defer cancel()
 	switch {
 	case g.places.Acquire(within, 1) == nil:
-		return func() { g.places.Release(1) }, nil
+		return sync.OnceFunc(func() { g.places.Release(1) }), nil
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("wait for CNI GC to end: %w", context.Cause(ctx))
 	}

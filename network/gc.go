@@ -15,9 +15,6 @@ func (n *CNI) collectPeriodically(ctx context.Context) {
 		if n.limits.Load().GCPeriod > 0 {
 			for _, configuration := range n.networksInUse() {
 				networks.Go(func() {
-					for n.plugins.lingering.mayEnd(configuration.Name) && ctx.Err() == nil {
-						time.Sleep(lastLook)
-					}
 					n.gate(configuration.Name).collect(ctx, func() { n.collect(ctx, configuration) })
 				})
 			}
@@ -33,7 +30,7 @@ func gcPeriod(l Limits) time.Duration { return l.GCPeriod }
 // they free what belongs to none of them (CNI SPEC, "GC"). libcni honours
 // disableGC.
 func (n *CNI) collect(ctx context.Context, c *Configuration) {
-	if n.plugins.lingering.isStuck("GC", c.Name) {
+	if n.plugins.isStuck("GC", c.Name) {
 		return
 	}
 	o := n.plugins.gc(context.WithoutCancel(ctx), c, n.valid(c.Name))

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/minicri/minicri/network/runner"
@@ -20,14 +19,8 @@ type linger struct {
 	deadline time.Time
 	// stuck is since when its processes do not go although they were killed.
 	stuck time.Time
-	// a is the attachment whose lock it has, nil if none.
-	a *attachment
-}
-
-// lingering are the runs that linger.
-type lingering struct {
-	mu   sync.Mutex
-	runs []*linger
+	// held is the lock of its attachment and the place in the gate, if it has them.
+	held held
 }
 
 // StuckRun is a run of plugins whose processes did not end when they were
@@ -44,7 +37,7 @@ type StuckRun struct {
 // its attachment, and nothing else.
 func (n *CNI) Stuck() []StuckRun {
 	stuck := []StuckRun{}
-	for _, l := range n.plugins.lingering.those(func(l *linger) bool { return !l.stuck.IsZero() }) {
+	for _, l := range n.plugins.lingers(func(l *linger) bool { return !l.stuck.IsZero() }) {
 		pids, _ := l.run.Group.Processes()
 		stuck = append(stuck, StuckRun{l.run.Verb, l.run.ID, l.run.Network, l.stuck, pids})
 	}
@@ -54,44 +47,33 @@ func (n *CNI) Stuck() []StuckRun {
 
 // isStuck reports whether a run of the verb is stuck that is for the network
 // and for no attachment: another one would get stuck as well.
-func (l *lingering) isStuck(verb, network string) bool {
-	return len(l.those(func(l *linger) bool {
+func (p *plugins) isStuck(verb, network string) bool {
+	return len(p.lingers(func(l *linger) bool {
 		return !l.stuck.IsZero() && l.run.Verb == verb && (l.run.Network == network || l.run.Network == "")
 	})) > 0
 }
 
-// mayEnd reports whether an ADD or DEL of an earlier daemon is under way in the network.
-func (l *lingering) mayEnd(network string) bool {
-	return len(l.those(func(l *linger) bool { return l.a != nil && l.stuck.IsZero() && l.run.Network == network })) > 0
-}
-
-func (l *lingering) those(are func(*linger) bool) (found []*linger) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, one := range l.runs {
-		if are(one) {
-			found = append(found, one)
+func (p *plugins) lingers(are func(*linger) bool) (found []*linger) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.lingering {
+		if are(l) {
+			found = append(found, l)
 		}
 	}
 	return found
 }
 
-func (l *lingering) keep(one *linger) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.runs = append(l.runs, one)
-}
-
-func (l *lingering) drop(one *linger) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.runs = slices.DeleteFunc(l.runs, func(other *linger) bool { return other == one })
+func (p *plugins) keep(l *linger) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lingering[l] = true
 }
 
 // stick keeps a run whose processes do not end, with the lock of its attachment, if it
 // is for one; the next look finds it stuck.
-func (l *lingering) stick(run *runner.Run, a *attachment) {
-	l.keep(&linger{run: run, deadline: time.Now().Add(-killLimit), a: a})
+func (p *plugins) stick(run *runner.Run, h held) {
+	p.keep(&linger{run: run, deadline: time.Now().Add(-killLimit), held: h})
 }
 
 // firstLook and lastLook are pauses between two looks at processes that are waited for.
@@ -102,16 +84,17 @@ const firstLook, lastLook = 10 * time.Millisecond, 200 * time.Millisecond
 func (n *CNI) followLingering(ctx context.Context) {
 	for ctx.Err() == nil {
 		for _, l := range n.plugins.lookAtLingering() {
-			if l.a == nil {
+			a := l.held.a
+			if a == nil {
 				continue
 			}
 			if !l.stuck.IsZero() {
 				n.options.Logger.Info("plugins that did not end have ended", "verb", l.run.Verb, "sandbox", l.run.ID)
-				<-l.a.stuck
+				<-a.stuck
 			}
-			<-l.a.lock
-			if l.a.released.Load() {
-				n.retries.now(l.a.record.ID)
+			l.held.release(outcome{})
+			if a.released.Load() {
+				n.retries.now(a.record.ID)
 			}
 		}
 		select {
@@ -123,20 +106,23 @@ func (n *CNI) followLingering(ctx context.Context) {
 
 // lookAtLingering returns the runs that are over.
 func (p *plugins) lookAtLingering() (over []*linger) {
-	for _, l := range p.lingering.those(func(*linger) bool { return true }) {
+	for _, l := range p.lingers(func(*linger) bool { return true }) {
 		late := time.Since(l.deadline)
 		switch {
 		case !l.run.Running() && l.run.End() == nil:
-			p.lingering.drop(l)
+			p.mu.Lock()
+			delete(p.lingering, l)
+			p.mu.Unlock()
 			over = append(over, l)
 		case l.deadline.IsZero() || late < 0:
 		case l.run.Kill(0) != nil && late > killLimit && l.stuck.IsZero():
 			p.logger.Error("plugins were killed and do not end: their attachment stays locked", "verb", l.run.Verb, "sandbox", l.run.ID, "network", l.run.Network)
-			p.lingering.mu.Lock()
+			p.mu.Lock()
 			l.stuck = time.Now()
-			p.lingering.mu.Unlock()
-			if l.a != nil {
-				l.a.stuck <- struct{}{}
+			p.mu.Unlock()
+			if l.held.a != nil {
+				l.held.a.stuck <- struct{}{}
+				l.held.leave()
 			}
 		}
 	}
@@ -146,10 +132,9 @@ func (p *plugins) lookAtLingering() (over []*linger) {
 // awaitEnding removes the runs that have ended, and waits until its limit for
 // those that are about to: nothing lives on purpose that a DEL has started.
 func (p *plugins) awaitEnding(limit time.Duration) {
-	for deadline := time.Now().Add(limit); ; time.Sleep(firstLook) {
-		p.lookAtLingering()
-		ending := p.lingering.those(func(l *linger) bool { return l.deadline.IsZero() && l.run.Verb != "ADD" })
-		if len(ending) == 0 || time.Now().After(deadline) {
+	ending := func(l *linger) bool { return l.deadline.IsZero() && l.run.Verb != "ADD" }
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(firstLook) {
+		if p.lookAtLingering(); len(p.lingers(ending)) == 0 {
 			return
 		}
 	}
@@ -159,7 +144,7 @@ func (p *plugins) awaitEnding(limit time.Duration) {
 // it succeeded, and are killed otherwise; errStuck says that they do not end.
 func (p *plugins) end(run *runner.Run, err error, killed bool) error {
 	if run.Running() && err == nil {
-		p.lingering.keep(&linger{run: run})
+		p.keep(&linger{run: run})
 		return nil
 	}
 	limit := killLimit
@@ -171,7 +156,7 @@ func (p *plugins) end(run *runner.Run, err error, killed bool) error {
 	}
 	if err := run.End(); err != nil {
 		p.logger.Error("the cgroup of a plugin run that is over could not be removed: this is retried", "verb", run.Verb, "sandbox", run.ID, "err", err)
-		p.lingering.keep(&linger{run: run})
+		p.keep(&linger{run: run})
 	}
 	return nil
 }
@@ -180,7 +165,7 @@ func (p *plugins) end(run *runner.Run, err error, killed bool) error {
 // that is killed half-way can leave what no DEL finds again (bridge deletes the
 // interface first, from which it has read the masquerade rules that it then
 // removes). Until they have, their attachment is locked, because an ADD must
-// not overlap the DEL that undoes it; a DEL is repeated then. What has no attachment is
+// not overlap the DEL that undoes it, and no GC begins; a DEL is repeated then. What has no attachment is
 // ended at once.
 func (n *CNI) findLeftRuns() {
 	left, err := n.plugins.runner.Left()
@@ -198,12 +183,10 @@ func (n *CNI) findLeftRuns() {
 			if run.Verb == "DEL" {
 				a.released.Store(true)
 			}
-			select {
-			case a.lock <- struct{}{}:
-				l.a = a
-			default: // another run of it has the lock
+			if held, err := n.tryLock(n.base, a); err == nil { // else another run of it has the lock
+				l.held = held
 			}
 		}
-		n.plugins.lingering.keep(l)
+		n.plugins.keep(l)
 	}
 }

@@ -56,7 +56,7 @@ func (h held) release(o outcome) {
 	h.leave()
 	switch {
 	case o.stuck != nil:
-		h.n.plugins.lingering.stick(o.stuck, h.a)
+		h.n.plugins.stick(o.stuck, h)
 	case !errors.Is(o.err, errLeft):
 		<-h.a.lock
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"reflect"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,7 +30,9 @@ type plugins struct {
 	observe func(plugin, verb string, took time.Duration, ok bool)
 	logger  *slog.Logger
 
-	lingering lingering
+	// mu guards lingering, and when one of them got stuck.
+	mu        sync.Mutex
+	lingering map[*linger]bool
 }
 
 func (p *plugins) add(ctx context.Context, a Attachment, path string) (result *gocni.Result, o outcome) {
@@ -107,11 +110,7 @@ func (p *plugins) call(ctx context.Context, request runner.Request, config []byt
 // option for that: it makes the libcni of each instance itself, with an Exec that
 // starts a plugin among the daemon's own processes (docs/workarounds.md).
 func throughExec(cni gocni.CNI, calls libcni.CNI) error {
-	value := reflect.Indirect(reflect.ValueOf(cni))
-	if value.Kind() != reflect.Struct {
-		return fmt.Errorf("go-cni's instance is %v: update minicri", value.Kind())
-	}
-	field := value.FieldByName("cniConfig")
+	field := reflect.Indirect(reflect.ValueOf(cni)).FieldByName("cniConfig")
 	if !field.IsValid() || field.Type() != reflect.TypeFor[libcni.CNI]() {
 		return errors.New("go-cni keeps its libcni elsewhere than this version of minicri knows: update minicri")
 	}

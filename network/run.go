@@ -69,7 +69,7 @@ func (p *plugins) run(ctx context.Context, request runner.Request, do func(conte
 	if err := p.end(run, o.err, killed != nil); err != nil {
 		o.err = errors.Join(o.err, err)
 		if o.stuck = run; run.ID == "" {
-			p.lingering.stick(run, nil)
+			p.stick(run, held{})
 		}
 	}
 	return o

@@ -99,7 +99,7 @@ func (d *Directory) refreshStatus(ctx context.Context) {
 
 // askStatus runs STATUS; slow reports whether it was not answered in time.
 func (n *CNI) askStatus(ctx context.Context, c *Configuration) (err error, slow bool) {
-	if n.plugins.lingering.isStuck("STATUS", c.Name) {
+	if n.plugins.isStuck("STATUS", c.Name) {
 		return fmt.Errorf("CNI STATUS: %w", errStuck), false
 	}
 	o := n.plugins.status(context.WithoutCancel(ctx), c)

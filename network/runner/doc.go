@@ -12,5 +12,5 @@
 // name of its cgroup has the verb, the id and the end of its limit, which is all that the
 // next daemon needs to wait for one that is not over.
 //
-// Run.mu guards the reports and the process that runs, and is held for moments.
+// Run.mu guards the reports, and is held for moments.
 package runner

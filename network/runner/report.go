@@ -11,10 +11,10 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unicode"
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/internal/step"
 )
 
@@ -31,10 +31,10 @@ type Report struct {
 func (run *Run) end(r *Report, answer []byte, err error) {
 	run.mu.Lock()
 	defer run.mu.Unlock()
-	r.Took, r.Stderr, r.Killed = time.Since(r.Start), printable(run.stderr.now()), run.killed
+	r.Took, r.Stderr, r.Killed = time.Since(r.Start), run.stderr.String(), run.alive.Err() != nil
 	exit, ran := errors.AsType[*exec.ExitError](err)
 	switch {
-	case run.killed:
+	case r.Killed:
 	case ran:
 		if status := exit.Sys().(syscall.WaitStatus); status.Signaled() {
 			r.Signal = int(status.Signal())
@@ -70,7 +70,7 @@ func (run *Run) Reports() []Report {
 		reports = append(reports, *report)
 	}
 	if last := len(reports) - 1; last >= 0 && reports[last].Took == 0 {
-		reports[last].Took, reports[last].Stderr = time.Since(reports[last].Start), printable(run.stderr.now())
+		reports[last].Took, reports[last].Stderr = time.Since(reports[last].Start), run.stderr.String()
 	}
 	return reports
 }
@@ -119,19 +119,8 @@ func (run *Run) Verdict() error {
 const mostShown = 700
 
 func shown(text string) string {
-	if text = printable([]byte(text)); len(text) <= mostShown {
+	if text = redact.Printable(text); len(text) <= mostShown {
 		return text
 	}
 	return fmt.Sprintf("%s... (%d bytes)", strings.ToValidUTF8(text[:mostShown], ""), len(text))
-}
-
-// printable is text that may stand in an error and in a gRPC status, which take
-// UTF-8 only; lines stay.
-func printable(text []byte) string {
-	return strings.Map(func(r rune) rune {
-		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, strings.ToValidUTF8(string(text), string(unicode.ReplacementChar)))
 }

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/trace"
 )
@@ -42,17 +43,22 @@ type Run struct {
 	Group    cgroup.Group
 	Deadline time.Time
 
+	// alive ends with Kill, and with it the plugin that runs.
+	alive context.Context
+	kill  context.CancelFunc
+
 	mu      sync.Mutex
 	reports []*Report
-	// process is the plugin that runs, nil if none does; stderr is of the last one.
-	process *os.Process
-	stderr  *output
-	killed  bool
+	// stderr is that of the last plugin.
+	stderr *tail
+	// searched are the directories that FindInPath has looked into last.
+	searched []string
 }
 
 // FindInPath returns the program of a plugin; for one that is missing its name, so that
 // the chain goes on to ExecPlugin, which says so.
 func (run *Run) FindInPath(plugin string, directories []string) (string, error) {
+	run.searched = directories
 	if path, err := invoke.FindInPath(plugin, directories); err == nil {
 		return path, nil
 	}
@@ -81,80 +87,66 @@ func (run *Run) begin(plugin string) *Report {
 	report := &Report{Plugin: step.Plugin{Name: plugin, Verb: run.Verb, Killed: true}, Start: time.Now()}
 	run.mu.Lock()
 	defer run.mu.Unlock()
-	run.reports, run.stderr = append(run.reports, report), &output{most: mostStderr, end: true}
+	run.reports, run.stderr = append(run.reports, report), &tail{}
 	return report
 }
 
 // execute runs the program to its end and returns what it printed to stdout. A child
-// that holds the plugin's input or output is waited for no longer than WaitDelay.
+// that holds the plugin's input or output is waited for no longer than leftDelay.
 func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte, error) {
 	if !filepath.IsAbs(path) {
-		return nil, fmt.Errorf("failed to find the plugin %s in %s: install it or set cni_bin_dir", path, directoriesOf(environment))
+		return nil, fmt.Errorf("failed to find the plugin %s in %s: install it or set cni_bin_dir", path, strings.Join(run.searched, ":"))
 	}
 	from, to, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("start the plugin: %w", err)
 	}
 	defer from.Close()
-	command := &exec.Cmd{
-		Path: path, Args: []string{path}, Env: environment, Stdin: bytes.NewReader(stdin), Stdout: to, Stderr: run.stderr,
-		WaitDelay: leftDelay, SysProcAttr: &syscall.SysProcAttr{Setsid: true},
-	}
-	err = run.start(command)
+	command := exec.CommandContext(run.alive, path)
+	command.Env, command.Stdin, command.Stdout, command.Stderr = environment, bytes.NewReader(stdin), to, run.stderr
+	command.WaitDelay, command.SysProcAttr = leftDelay, &syscall.SysProcAttr{Setsid: true}
+	err = run.Group.Start(command)
 	_ = to.Close()
 	if err != nil {
 		return nil, fmt.Errorf("start the plugin: %w", err)
 	}
-	stdout := &output{most: mostAnswer}
+	var answer bytes.Buffer
 	read := make(chan struct{})
-	go func() { // ends with the pipe, or in readRest
+	go func() { // ends with the pipe, or at the deadline
 		defer close(read)
-		if _, err := io.Copy(stdout, from); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			_ = from.Close() // it prints too much
+		if n, _ := io.Copy(&answer, io.LimitReader(from, mostAnswer+1)); n > mostAnswer {
+			_ = from.Close() // the plugin ends when it prints more
 		}
 	}()
 	err = command.Wait()
-	run.mu.Lock()
-	run.process = nil
-	run.mu.Unlock()
-	stdout.readRest(from, read)
-	answer := stdout.now()
-	if len(answer) > mostAnswer {
+	_ = from.SetReadDeadline(time.Now().Add(leftDelay))
+	<-read
+	answer.Write(rest(from))
+	if answer.Len() > mostAnswer {
 		return nil, fmt.Errorf("the answer has more than %d MiB, which no CNI result has", mostAnswer>>20)
 	}
 	if errors.Is(err, exec.ErrWaitDelay) {
 		err = nil
 	}
-	return answer, err
+	return answer.Bytes(), err
 }
 
-// start starts the command in the cgroup of the run, unless that was killed.
-func (run *Run) start(command *exec.Cmd) error {
-	run.mu.Lock()
-	killed := run.killed
-	run.mu.Unlock()
-	if killed {
-		return errors.New("the run was killed")
+// rest reads what a plugin that has ended still has in its pipe: on a busy machine a
+// deadline may be over before anything was read.
+func rest(from *os.File) []byte {
+	_ = from.SetReadDeadline(time.Time{})
+	pipe, err := from.SyscallConn()
+	if err != nil {
+		return nil // it is closed
 	}
-	if err := run.Group.Start(command); err != nil {
-		return err
-	}
-	run.mu.Lock()
-	run.process, killed = command.Process, run.killed
-	run.mu.Unlock()
-	if killed { // between the two looks
-		_ = run.Kill(time.Second) // who has killed the run looks again
-	}
-	return nil
-}
-
-func directoriesOf(environment []string) string {
-	for _, variable := range environment {
-		if path, is := strings.CutPrefix(variable, "CNI_PATH="); is {
-			return path
-		}
-	}
-	return "no directory"
+	const mostInPipe = 64 << 10 // pipe(7)
+	text := make([]byte, mostInPipe)
+	length := 0
+	_ = pipe.Read(func(fd uintptr) bool {
+		length, _ = unix.Read(int(fd), text)
+		return true
+	})
+	return text[:max(length, 0)]
 }
 
 // Running reports whether anything of the run lives; what cannot be known does.
@@ -166,12 +158,7 @@ func (run *Run) Running() bool {
 // Kill ends everything that the run has started, and a plugin that has moved itself out
 // of its cgroup, within the limit; processes that do not go are cgroup.ErrBusy.
 func (run *Run) Kill(limit time.Duration) error {
-	run.mu.Lock()
-	run.killed = true
-	if run.process != nil {
-		_ = run.process.Kill() // it may have ended
-	}
-	run.mu.Unlock()
+	run.kill()
 	if err := run.Group.Kill(limit); err != nil {
 		return fmt.Errorf("kill the plugins: %w", err)
 	}
@@ -196,56 +183,23 @@ const (
 	leftDelay = time.Second
 )
 
-// output keeps what a plugin prints: all, or the end.
-type output struct {
-	most int
-	end  bool
+// tail keeps the end of what a plugin writes to stderr.
+type tail struct {
 	mu   sync.Mutex
 	text []byte
 }
 
-func (o *output) Write(text []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.text = append(o.text, text...)
-	switch over := len(o.text) - o.most; {
-	case over > 0 && o.end:
-		o.text = append(o.text[:0], o.text[over:]...)
-	case over > 0:
-		return 0, errors.New("the plugin prints too much")
-	}
+func (t *tail) Write(text []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text = append(t.text, text...)
+	t.text = append(t.text[:0], t.text[max(0, len(t.text)-mostStderr):]...)
 	return len(text), nil
 }
 
-// readRest reads what a plugin that has ended still has in its pipe, however busy the
-// machine is. It does not wait for the end of what the plugin has left.
-func (o *output) readRest(from *os.File, read <-chan struct{}) {
-	select {
-	case <-read:
-		return
-	case <-time.After(leftDelay):
-	}
-	_ = from.SetReadDeadline(time.Now())
-	<-read
-	_ = from.SetReadDeadline(time.Time{})
-	pipe, err := from.SyscallConn()
-	if err != nil {
-		return // it is closed
-	}
-	_ = pipe.Read(func(fd uintptr) bool {
-		rest := make([]byte, mostInPipe)
-		if n, err := unix.Read(int(fd), rest); err == nil {
-			_, _ = o.Write(rest[:n])
-		}
-		return true
-	})
-}
-
-// mostInPipe is the size of a pipe (pipe(7)).
-const mostInPipe = 64 << 10
-
-func (o *output) now() []byte {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return bytes.Clone(o.text)
+// String returns it in a form that an error and a gRPC status can have.
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return redact.Printable(string(t.text))
 }

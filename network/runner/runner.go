@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,10 +17,8 @@ import (
 
 // Runner begins runs, and finds those of an earlier daemon.
 type Runner struct {
-	// parent is the cgroup that those of the runs are made below; made is set if it
-	// was not there before.
+	// parent is the cgroup that those of the runs are made below.
 	parent cgroup.Group
-	made   bool
 	mark   string
 }
 
@@ -29,25 +28,13 @@ func Open(parent cgroup.Group, mark string) (*Runner, error) {
 	if mark == "" {
 		return nil, errors.New("open the plugin runs: without a mark every cgroup below the parent would be taken for a run's")
 	}
-	_, err := os.Stat(parent.Dir)
-	return &Runner{parent: parent, mark: mark, made: errors.Is(err, fs.ErrNotExist)}, parent.Make()
-}
-
-// Close removes the parent if Open made it and nothing is in it any more.
-func (r *Runner) Close() error {
-	if !r.made {
-		return nil
-	}
-	err := unix.Rmdir(r.parent.Dir)
-	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	return err
+	return &Runner{parent: parent, mark: mark}, parent.Make()
 }
 
 // Begin makes a run. End has to be called.
 func (r *Runner) Begin(request Request) (*Run, error) {
 	run := &Run{Request: request, Deadline: time.Now().Add(request.Limit)}
+	run.alive, run.kill = context.WithCancel(context.Background())
 	run.Group = r.parent.Child(r.mark + run.name(monotonic()+request.Limit))
 	if err := run.Group.Make(); err != nil {
 		return nil, fmt.Errorf("begin a run of plugins: %w", err)
@@ -68,7 +55,7 @@ func (r *Runner) Left() (left []*Run, err error) {
 		if !ours || !entry.IsDir() {
 			continue
 		}
-		run := &Run{Group: r.parent.Child(entry.Name())}
+		run := &Run{Group: r.parent.Child(entry.Name()), kill: func() {}}
 		switch empty, err := run.Group.Empty(); {
 		case err != nil:
 			errs = append(errs, err)

@@ -21,7 +21,7 @@ const (
 
 // runs measures what a run of one plugin takes alone, and through the runner
 // with all that the daemon does for a run.
-func (m *measurement) runs(ctx context.Context) (err error) {
+func (m *measurement) runs(ctx context.Context) error {
 	parent, err := cgroup.GroupParent(m.node.Config.CgroupParent)
 	if err != nil {
 		return err
@@ -30,7 +30,6 @@ func (m *measurement) runs(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, r.Close()) }()
 	program := filepath.Join(m.node.Config.CNIBin, plugin)
 	for range runTimes {
 		err := errors.Join(
