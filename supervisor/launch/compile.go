@@ -34,7 +34,7 @@ func compile(profile *specs.LinuxSeccomp) (filter, error) {
 	if err != nil {
 		return filter{}, fmt.Errorf("seccomp: %w", err)
 	}
-	archs := []seccomp.ScmpArch{native}
+	var archs []seccomp.ScmpArch // in this order libcontainer has them most of the time
 	for _, name := range profile.Architectures {
 		arch, err := seccomp.GetArchFromString(strings.TrimPrefix(string(name), "SCMP_ARCH_"))
 		if err == nil {
@@ -46,6 +46,9 @@ func compile(profile *specs.LinuxSeccomp) (filter, error) {
 		if !slices.Contains(archs, arch) {
 			archs = append(archs, arch)
 		}
+	}
+	if !slices.Contains(archs, native) {
+		archs = append(archs, native)
 	}
 	if err := addRules(program, profile, action); err != nil {
 		return filter{}, err

@@ -6,8 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/seccomp/libseccomp-golang"
@@ -37,6 +35,7 @@ func prologue(profile *specs.LinuxSeccomp, archs []seccomp.ScmpArch) ([]byte, er
 		return nil, nil
 	}
 	last := make(map[uint32]map[seccomp.ScmpArch]uint32) // calls, by what is seen of their architecture
+	var order []uint32                                   // of what is seen
 	for _, arch := range archs {
 		seen, ok := auditArchs[arch]
 		if !ok {
@@ -44,12 +43,13 @@ func prologue(profile *specs.LinuxSeccomp, archs []seccomp.ScmpArch) ([]byte, er
 		}
 		if last[seen] == nil {
 			last[seen] = make(map[seccomp.ScmpArch]uint32)
+			order = append(order, seen)
 		}
 		if number := lastCall(profile, arch); number > 0 {
 			last[seen][arch] = number
 		}
 	}
-	return assemble(last)
+	return assemble(last, order)
 }
 
 func lastCall(profile *specs.LinuxSeccomp, arch seccomp.ScmpArch) (last uint32) {
@@ -66,10 +66,9 @@ func lastCall(profile *specs.LinuxSeccomp, arch seccomp.ScmpArch) (last uint32) 
 
 // assemble writes the prologue from its end, from which its jumps are counted: a section
 // for each architecture, and before them the jumps to the sections.
-func assemble(last map[uint32]map[seccomp.ScmpArch]uint32) ([]byte, error) {
+func assemble(last map[uint32]map[seccomp.ScmpArch]uint32, order []uint32) ([]byte, error) {
 	code := []unix.SockFilter{jump(1), ret(retENOSYS)}
 	at := make(map[uint32]int) // of sections, from the end
-	order := slices.Sorted(maps.Keys(last))
 	for _, arch := range order {
 		if len(last[arch]) == 0 {
 			continue
