@@ -117,19 +117,21 @@ static int ends(pid_t pid)
 	return flags & 4;
 }
 
-/* outside reports whether the process is in a cgroup that is not below ours. Of one
- * that ends the kernel says "/" in each hierarchy of version 1 (proc_cgroup_show of
- * kernel/cgroup/cgroup.c), wherever it was. */
+/* outside reports whether the process is in a cgroup that is not below ours, in a hierarchy
+ * that we know. Of one that ends the kernel says "/" in each hierarchy of version 1
+ * (proc_cgroup_show of kernel/cgroup/cgroup.c), wherever it was. */
 static int outside(pid_t pid)
 {
 	ssize_t size;
 	char *theirs = readall(file(pid, "cgroup"), &size), *ours = readall("/proc/self/cgroup", &size);
 	int root = 0, found = strstr(theirs, "/..") != NULL;
-	for (char *a, *b; (a = strtok_r(ours, "\n", &ours)) && (b = strtok_r(theirs, "\n", &theirs));) {
-		size_t n = strlen(b);
-		if (strncmp(a, b, strlen(a)) == 0)
+	for (char *b; (b = strtok_r(theirs, "\n", &theirs));) {
+		const char *path = strstr(b, ":/"); // of "4:cpu,cpuacct:/PATH"
+		const char *a = path ? memmem(ours, size, b, path + 1 - b) : NULL;
+		size_t n = a ? strcspn(a, "\n") : 0;
+		if (!a || strncmp(a, b, n) == 0)
 			continue;
-		if (n > 2 && strcmp(b + n - 2, ":/") == 0 && strncmp(b, "0:", 2) != 0)
+		if (path[2] == 0 && strncmp(b, "0:", 2) != 0)
 			root = 1;
 		else
 			found = 1;
