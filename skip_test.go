@@ -17,7 +17,6 @@ var skips = map[string]string{
 	"test/e2e/cni_frozen_test.go":        "where there is no freezer of cgroup v1: no other one keeps a killed process from ending",
 	"supervisor/launch/apparmor_test.go": "this machine may have no AppArmor: make test-um has",
 	"supervisor/launch/attack_test.go":   "a machine has one version of cgroups, or both",
-	"hack/um/um_test.go":                 "Debian's kernel dies on processors with AMX",
 	"test/container/fire_test.go":        "it takes minutes: make test-supervisor",
 	"test/hostile/limits_test.go":        "freezer.state is of cgroup v1, memory.high of v2",
 	"test/crash/ping_test.go":            "it takes minutes: make test-crash",

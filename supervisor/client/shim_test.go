@@ -333,7 +333,11 @@ func TestCreateFailureLeavesNothing(t *testing.T) {
 func TestKillAndDelete(t *testing.T) {
 	p := startPod(t)
 	p.run("k", "trap '' TERM; sleep 1000 & sleep 1000 & wait; sleep 1000")
-	time.Sleep(50 * time.Millisecond)
+	for deadline := time.Now().Add(time.Minute); len(p.processes("k")) < 3; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the container has no children")
+		}
+	}
 	if err := p.Delete(t.Context(), "k", false); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("delete of a running container: %v", err)
 	}

@@ -187,11 +187,11 @@ func lostLines(t *testing.T, stderr string) (sum int) {
 // cri: ContainerStatus.log_path
 func TestReopenWhileStopping(t *testing.T) {
 	p := newPod(t)
-	id := p.run("app", deaf)
+	id := p.run("app", heedless)
 	p.awaitLine(id, "ready")
 	stopped := make(chan error, 1)
 	go func() { stopped <- p.stop(id, 15) }()
-	time.Sleep(100 * time.Millisecond)
+	p.awaitLine(id, "told")
 	check(t, os.Rename(p.status(id).LogPath, p.status(id).LogPath+".old"))
 	began := time.Now()
 	check(t, p.reopen(id))

@@ -2,10 +2,10 @@ package container
 
 import (
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -47,6 +47,13 @@ func TestAProcessCannotReadWhatItWrote(t *testing.T) {
 	}
 }
 
+func fileSize(t *testing.T, path string) int64 {
+	t.Helper()
+	info, err := os.Stat(path)
+	check(t, err)
+	return info.Size()
+}
+
 // A container writes on while its supervisor does not live, however short, and then
 // while the daemon does not, and nothing of it is lost, nor the last words of one that
 // ends meanwhile.
@@ -62,8 +69,10 @@ func TestWritersOutliveTheirSupervisor(t *testing.T) {
 		if stdout, _ := p.logs(ends); stdout != "last words\n" {
 			t.Errorf("round %d: of a container that ended meanwhile: %q", round, stdout)
 		}
+		path := p.status(id).LogPath
 		p.Kill()
-		time.Sleep(600 * time.Millisecond)
+		before := fileSize(t, path)
+		eventually(t, "the log grows without a daemon", func() bool { return fileSize(t, path) > before })
 		p.Start()
 		eventually(t, "the container is known to run", func() bool { return p.status(id).State == running })
 	}

@@ -17,8 +17,8 @@ func TestP59_NothingRunsAfterRemove(t *testing.T) {
 	p := newPod(t)
 	for _, script := range []string{deaf, forever, "(while true; do (sleep 1000 &) ; sleep 0.001; done) & sleep 1000"} {
 		id := p.run("app", script, func(c *runtimeapi.ContainerConfig) { c.LogPath = "" })
-		time.Sleep(50 * time.Millisecond)
 		cgroup := p.info(id).CgroupsPath
+		eventually(t, "it has a child", func() bool { return len(p.pidsInCgroup(cgroup)) > 1 })
 		check(t, p.remove(id))
 		if left := p.inCgroup(cgroup); len(left) != 0 {
 			t.Errorf("%q: left: %v", script, left)

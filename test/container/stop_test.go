@@ -26,6 +26,9 @@ func TestStopSignal(t *testing.T) {
 // deaf is a script that no signal but SIGKILL ends, with a child of its own.
 const deaf = "trap '' TERM USR1; sleep 1000 & echo ready; while true; do sleep 0.02; done"
 
+// heedless is a script that says when it is told to end, and does not.
+const heedless = "trap 'echo told' TERM USR1; echo ready; while true; do sleep 0.02; done"
+
 // cri: StopContainer StopContainerRequest.timeout
 func TestStopKillsAfterTheGrace(t *testing.T) {
 	p := newPod(t)
@@ -44,11 +47,11 @@ func TestStopKillsAfterTheGrace(t *testing.T) {
 
 func TestP40_ShorterGraceWins(t *testing.T) {
 	p := newPod(t)
-	id := p.run("app", deaf)
+	id := p.run("app", heedless)
 	p.awaitLine(id, "ready")
 	first := make(chan error, 1)
 	go func() { first <- p.stop(id, 3600) }()
-	time.Sleep(100 * time.Millisecond)
+	p.awaitLine(id, "told")
 	began := time.Now()
 	check(t, p.stop(id, 0))
 	check(t, <-first)

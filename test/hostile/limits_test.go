@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/moby/spdystream"
 	"google.golang.org/grpc/codes"
@@ -73,12 +72,14 @@ func TestExecsOfAFrozenContainer(t *testing.T) {
 func TestExecsOfAContainerThatCannotRun(t *testing.T) {
 	for name, c := range map[string]struct {
 		script  string
+		is      string      // how the command lines of its processes begin
+		count   int         // of them
 		limits  [][3]string // file, limit, none; the first that there is
 		mayFail bool
 	}{
-		"cpu.max":     {"for i in $(seq 300); do while :; do :; done & done; wait", [][3]string{{"cpu.max", "1000 1000000", "max"}, {"cpu.cfs_quota_us", "1000", "-1"}}, false},
-		"memory.high": {"dd if=/dev/zero of=/dev/null bs=64M", [][3]string{{"memory.high", "4194304", "max"}}, false},
-		"pids.max":    {"sleep 1000000", [][3]string{{"pids.max", "1", "max"}}, true},
+		"cpu.max":     {"for i in $(seq 300); do while :; do :; done & done; wait", "/bin/sh -c for i in ", 301, [][3]string{{"cpu.max", "1000 1000000", "max"}, {"cpu.cfs_quota_us", "1000", "-1"}}, false},
+		"memory.high": {"dd if=/dev/zero of=/dev/null bs=64M", "dd if=", 1, [][3]string{{"memory.high", "4194304", "max"}}, false},
+		"pids.max":    {"sleep 7771", "sleep 7771", 1, [][3]string{{"pids.max", "1", "max"}}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newAttackedNode(t)
@@ -90,7 +91,15 @@ func TestExecsOfAContainerThatCannotRun(t *testing.T) {
 			}
 			besides(t, n, func() {
 				id := p.run("app", command("/bin/sh", "-c", c.script), func(c *runtimeapi.ContainerConfig) { c.Linux.Resources.CpuPeriod = 1_000_000 })
-				time.Sleep(time.Second) // all of it runs
+				harness.Eventually(t, "all of it runs", patience, func() bool {
+					running := 0
+					for _, one := range processes() {
+						if strings.HasPrefix(strings.Join(one.args, " "), c.is) {
+							running++
+						}
+					}
+					return running >= c.count
+				})
 				p.limit(id, c.limits[i][0], c.limits[i][1])
 				p.execs(id, 20, 2, 4, c.mayFail)
 				p.limit(id, c.limits[i][0], c.limits[i][2]) // what is killed has to run to its end

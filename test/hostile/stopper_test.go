@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -198,15 +199,19 @@ func TestRemovalBesideStoppedExecs(t *testing.T) {
 			id := p.newStopper(fmt.Sprint("stopper", i), unix.SIGSTOP)
 			p.execs(id, 1, 2, 1, false)
 			var probes sync.WaitGroup
-			for range 3 {
+			var ended atomic.Int32
+			const count = 3
+			for range count {
 				probes.Go(func() {
 					began := time.Now()
+					defer ended.Add(1)
 					if _, err := p.exec(id, 50, "true"); time.Since(began) > 30*time.Second {
 						t.Errorf("a probe of a container that was removed ended after %v: %v", time.Since(began), err)
 					}
 				})
 			}
-			time.Sleep(time.Second) // they are stopped by now
+			namespace := pidNamespaceOf(p.facts(id).PID)
+			harness.Eventually(t, "the probes are stopped", patience, func() bool { return len(stoppedIn(namespace))+int(ended.Load()) >= count })
 			p.end(id)
 			probes.Wait()
 		}

@@ -213,24 +213,33 @@ func processes() (all []process) {
 	return all
 }
 
+func pidNamespaceOf(pid int) string {
+	link, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid)) // it may have ended
+	return link
+}
+
+// stoppedIn are the processes of a pid namespace that a signal has stopped.
+func stoppedIn(namespace string) (pids []int) {
+	for _, p := range processes() {
+		if p.state == "T" && pidNamespaceOf(p.pid) == namespace {
+			pids = append(pids, p.pid)
+		}
+	}
+	return pids
+}
+
 // releaseStopped kills, at the test's end, what an attacker has stopped in the pid
 // namespace of a process: where the attack succeeds, nobody else can.
 func releaseStopped(t testing.TB, of int) {
 	t.Helper()
-	namespace := func(pid int) string {
-		link, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid))
-		return link
-	}
-	theirs := namespace(of)
-	if theirs == "" || theirs == namespace(os.Getpid()) {
+	theirs := pidNamespaceOf(of)
+	if theirs == "" || theirs == pidNamespaceOf(os.Getpid()) {
 		t.Fatalf("process %d is in no pid namespace of its own", of)
 	}
 	t.Cleanup(func() {
 		for began := time.Now(); time.Since(began) < time.Second; time.Sleep(10 * time.Millisecond) {
-			for _, p := range processes() {
-				if p.state == "T" && namespace(p.pid) == theirs {
-					_ = unix.Kill(p.pid, unix.SIGKILL) // it may have ended
-				}
+			for _, pid := range stoppedIn(theirs) {
+				_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
 			}
 		}
 	})
