@@ -124,24 +124,28 @@ func (c *Client) open(ctx context.Context) (_ context.Context, call api.ShimClie
 	}
 	client := ttrpc.NewClient(conn)
 	ctx, cancel := context.WithCancel(ctx)
-	go func() { // ends with the call or the supervisor
-		select {
-		case <-ctx.Done():
-			return
-		case <-c.lost:
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(lostGrace):
-			_ = client.Close()
-		}
-	}()
+	go c.whenLost(ctx, func() { _ = client.Close() })
 	over := c.peer.attend(ctx)
 	return ctx, api.NewShimClient(client), func() {
 		over()
 		cancel()
 		_ = client.Close()
 	}, nil
+}
+
+// whenLost ends a call of a supervisor that has ended, unless its ctx ends before. A copy
+// of the supervisor's socket keeps the call's connection.
+func (c *Client) whenLost(ctx context.Context, end func()) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-c.lost:
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(lostGrace):
+		end()
+	}
 }
 
 func dialSocket(ctx context.Context, path string) (*net.UnixConn, error) {
@@ -257,6 +261,9 @@ func (c *Client) Stream(ctx context.Context, id, exec, stream string) (*net.Unix
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go c.whenLost(ctx, cancel)
 	defer c.peer.attend(ctx)()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	if err := request(conn, api.StreamRequest{Container: id, Exec: exec, Stream: stream}); err != nil {
