@@ -41,9 +41,7 @@ func TestReadInRootfs(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			rootfs := filepath.Join(t.TempDir(), "rootfs")
-			if err := os.MkdirAll(rootfs+"/etc", 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.MkdirAll(rootfs+"/etc", 0o755))
 			test.make(t, rootfs)
 			got, err := readInRootfs(rootfs, "etc/passwd")
 			if string(got) != test.want || (err != nil) != (test.says != "") || err != nil && !strings.Contains(err.Error(), test.says) {
@@ -55,27 +53,26 @@ func TestReadInRootfs(t *testing.T) {
 
 func write(t *testing.T, name, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+	must(t, os.WriteFile(name, []byte(text), 0o644))
 }
 
 func link(t *testing.T, target, name string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(target, name); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+	must(t, os.Symlink(target, name))
 }
 
 func makeNode(t *testing.T, name string, kind uint32, number int) {
 	t.Helper()
 	if err := unix.Mknod(name, kind|0o600, number); err != nil {
 		t.Fatalf("make a node (this test needs root): %v", err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -13,9 +13,7 @@ import (
 func TestMakeSources(t *testing.T) {
 	host := t.TempDir()
 	file := filepath.Join(host, "file")
-	if err := os.WriteFile(file, []byte("kept"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte("kept"), 0o600))
 	c := &oci.Container{
 		Config: &runtimeapi.ContainerConfig{Mounts: []*runtimeapi.Mount{
 			{ContainerPath: "/f", HostPath: file},
@@ -24,9 +22,7 @@ func TestMakeSources(t *testing.T) {
 		}},
 	}
 	for range 2 { // a second time changes nothing
-		if err := makeSources(c); err != nil {
-			t.Fatal(err)
-		}
+		must(t, makeSources(c))
 	}
 	for _, dir := range []string{"made/deep"} {
 		if info, err := os.Stat(filepath.Join(host, dir)); err != nil || !info.IsDir() {
@@ -43,9 +39,7 @@ func TestMakeSources(t *testing.T) {
 
 func TestMakeSourcesTellsTheMount(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, nil, 0o600))
 	c := &oci.Container{Config: &runtimeapi.ContainerConfig{Mounts: []*runtimeapi.Mount{{ContainerPath: "/f", HostPath: file + "/below"}}}}
 	if err := makeSources(c); err == nil {
 		t.Error("a directory below a file has been made")

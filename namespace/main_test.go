@@ -22,9 +22,7 @@ func newNamespaces(t *testing.T, mark string) *Dir {
 	t.Helper()
 	directory := filepath.Join(t.TempDir(), "namespaces")
 	namespaces, err := Open(directory, mark)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		ids, err := namespaces.IDs()
 		for _, id := range ids {
@@ -39,9 +37,7 @@ func newNamespaces(t *testing.T, mark string) *Dir {
 
 func put(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func wantError(t *testing.T, err error, says ...string) {
@@ -66,3 +62,10 @@ func eventually(t *testing.T, limit time.Duration, what string, is func() bool) 
 }
 
 func inode(info fs.FileInfo) uint64 { return info.Sys().(*syscall.Stat_t).Ino }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

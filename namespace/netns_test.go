@@ -23,9 +23,7 @@ func TestNamespaceLife(t *testing.T) {
 	}
 	ours := inodeOf(t, "/proc/thread-self/ns/net")
 	for _, id := range []string{"a", "b"} {
-		if err := n.Create(id); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Create(id))
 		if !n.Alive(id) {
 			t.Errorf("%s is not alive", id)
 		}
@@ -41,9 +39,7 @@ func TestNamespaceLife(t *testing.T) {
 		t.Errorf("IDs = %q, %v", ids, err)
 	}
 	for range 3 { // the second time there is nothing to remove
-		if err := n.Remove("a"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Remove("a"))
 	}
 	wantNoPin(t, n, "a")
 	if !n.Alive("b") {
@@ -54,9 +50,7 @@ func TestNamespaceLife(t *testing.T) {
 // A path that is taken is never pinned over: one of the two would be lost.
 func TestCreateTwiceIsRefused(t *testing.T) {
 	n := newNamespaces(t, "m-")
-	if err := n.Create("a"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Create("a"))
 	before := inodeOf(t, n.Path("a"))
 	if err := n.Create("a"); err == nil {
 		t.Error("made twice")
@@ -80,42 +74,28 @@ func TestRemoveWhateverIsThere(t *testing.T) {
 		"unmounted": func(t *testing.T, path string) { unmount(t, path) },
 		"replaced by a plain file": func(t *testing.T, path string) {
 			unmount(t, path)
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(path))
 			put(t, path, "plain")
 		},
 		"replaced by a directory": func(t *testing.T, path string) {
 			unmount(t, path)
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.MkdirAll(filepath.Join(path, "in it"), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(path))
+			must(t, os.MkdirAll(filepath.Join(path, "in it"), 0o755))
 		},
 		"replaced by a link": func(t *testing.T, path string) {
 			unmount(t, path)
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Symlink("/proc/self/ns/net", path); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(path))
+			must(t, os.Symlink("/proc/self/ns/net", path))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNamespaces(t, "m-")
-			if err := n.Create("a"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, n.Create("a"))
 			spoil(t, n.Path("a"))
 			if name != "replaced by a link" && n.Alive("a") {
 				t.Error("alive")
 			}
-			if err := n.Remove("a"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, n.Remove("a"))
 			wantNoPin(t, n, "a")
 		})
 	}
@@ -123,17 +103,11 @@ func TestRemoveWhateverIsThere(t *testing.T) {
 
 func TestRemoveWhatIsMountedTwice(t *testing.T) {
 	n := newNamespaces(t, "m-")
-	if err := n.Create("a"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Create("a"))
 	for range 2 {
-		if err := unix.Mount("/proc/self/ns/net", n.Path("a"), "none", unix.MS_BIND, ""); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unix.Mount("/proc/self/ns/net", n.Path("a"), "none", unix.MS_BIND, ""))
 	}
-	if err := n.Remove("a"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Remove("a"))
 	wantNoPin(t, n, "a")
 }
 
@@ -152,31 +126,21 @@ func TestRemoveReachesOtherMountNamespaces(t *testing.T) {
 	if mounts := mountsBelow(t, directory); len(mounts) != 1 || !strings.Contains(mounts[0], "shared:") {
 		t.Errorf("mounted as %q, want once and shared", mounts)
 	}
-	if err := n.Create("a"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Create("a"))
 	other := exec.Command("unshare", "--mount", "--propagation", "slave", "sh", "-c", "echo ready; cat >/dev/null; cat /proc/self/mountinfo")
 	stdin, err := other.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	stdout, err := other.StdoutPipe()
 	if err == nil {
 		err = other.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	buffer := make([]byte, 64<<10)
 	if _, err := stdout.Read(buffer); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Remove("a"); err != nil {
-		t.Fatal(err)
-	}
-	if err := stdin.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Remove("a"))
+	must(t, stdin.Close())
 	var seen strings.Builder
 	for {
 		count, err := stdout.Read(buffer)
@@ -185,9 +149,7 @@ func TestRemoveReachesOtherMountNamespaces(t *testing.T) {
 			break
 		}
 	}
-	if err := other.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, other.Wait())
 	if !strings.Contains(seen.String(), directory) || strings.Contains(seen.String(), n.Path("a")) {
 		t.Errorf("another mount namespace keeps the pin, or never saw the directory:\n%s", seen.String())
 	}
@@ -197,39 +159,27 @@ func TestRemoveReachesOtherMountNamespaces(t *testing.T) {
 func TestPinIsOneMount(t *testing.T) {
 	shared := t.TempDir()
 	for _, err := range []error{unix.Mount(shared, shared, "none", unix.MS_BIND, ""), unix.Mount("", shared, "none", unix.MS_SHARED, "")} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	defer func() { _ = unix.Unmount(shared, unix.MNT_DETACH) }()
 	n, err := Open(filepath.Join(shared, "namespaces"), "m-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.Create("a"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, n.Create("a"))
 	if mounts := mountsBelow(t, n.Path("a")); len(mounts) != 1 {
 		t.Errorf("one pin is %d mounts: %q", len(mounts), mounts)
 	}
-	if err := n.Remove("a"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Remove("a"))
 	wantNoPin(t, n, "a")
 }
 
 func TestLoopbackUp(t *testing.T) {
 	n := newNamespaces(t, "m-")
-	if err := n.Create("a"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Create("a"))
 	if addresses := loopback(t, n.Path("a")); len(addresses) != 0 {
 		t.Fatalf("a new namespace has %v", addresses)
 	}
 	for range 2 {
-		if err := LoopbackUp(n.Path("a")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, LoopbackUp(n.Path("a")))
 	}
 	if addresses := loopback(t, n.Path("a")); !slices.Contains(addresses, "127.0.0.1/8") {
 		t.Errorf("lo has %v", addresses)
@@ -243,23 +193,15 @@ func TestLoopbackUp(t *testing.T) {
 func loopback(t *testing.T, path string) (addresses []string) {
 	t.Helper()
 	namespace, err := netns.GetFromPath(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer namespace.Close()
 	handle, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer handle.Close()
 	lo, err := handle.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	list, err := handle.AddrList(lo, netlink.FAMILY_ALL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, address := range list {
 		addresses = append(addresses, address.IPNet.String())
 	}
@@ -268,17 +210,13 @@ func loopback(t *testing.T, path string) (addresses []string) {
 
 func unmount(t *testing.T, path string) {
 	t.Helper()
-	if err := unix.Unmount(path, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Unmount(path, 0))
 }
 
 func inodeOf(t *testing.T, path string) uint64 {
 	t.Helper()
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return inode(info)
 }
 
@@ -295,9 +233,7 @@ func wantNoPin(t *testing.T, n *Dir, id string) {
 func mountsBelow(t *testing.T, path string) (mounts []string) {
 	t.Helper()
 	data, err := os.ReadFile("/proc/thread-self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for line := range strings.Lines(string(data)) {
 		if strings.Contains(line, " "+path) {
 			mounts = append(mounts, line)

@@ -22,14 +22,10 @@ func waiter(t *testing.T) string {
 	if err == nil {
 		err = os.Chmod(directory, 0o755)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(directory) })
 	program := filepath.Join(directory, "waiter")
-	if err := os.WriteFile(program, []byte("#!/bin/sh\nexec /bin/sleep 600\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(program, []byte("#!/bin/sh\nexec /bin/sleep 600\n"), 0o755))
 	return program
 }
 
@@ -40,9 +36,7 @@ var mapped = []IDMapping{{ContainerID: 0, HostID: 100000, Length: 1000}, {Contai
 func TestHolder(t *testing.T) {
 	networks, users := newNamespaces(t, "net-"), newNamespaces(t, "user-")
 	holder, err := StartHolder(waiter(t), mapped, mapped)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := holder.Pin(users, "a", "user"); err != nil {
 		t.Error(err)
 	}
@@ -66,9 +60,7 @@ func TestHolder(t *testing.T) {
 	if maps := mountSysfs(t, users.Path("a"), networks.Path("a")); maps != "0 100000 1000;2000 300000 1;" {
 		t.Errorf("mapped %q", maps)
 	}
-	if err := networks.Create("node"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, networks.Create("node"))
 	if out, err := sysfs(users.Path("a"), networks.Path("node")); err == nil {
 		t.Errorf("the sysfs of a namespace of the node's can be mounted: %s", out)
 	}
@@ -79,19 +71,13 @@ func TestHolder(t *testing.T) {
 func ownerOf(t *testing.T, path string) uint64 {
 	t.Helper()
 	file, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer file.Close()
 	owner, err := unix.IoctlRetInt(int(file.Fd()), unix.NS_GET_USERNS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer unix.Close(owner)
 	var stat unix.Stat_t
-	if err := unix.Fstat(owner, &stat); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Fstat(owner, &stat))
 	return stat.Ino
 }
 
@@ -135,9 +121,7 @@ func TestHolderEndsWithItsThread(t *testing.T) {
 		holder, err = StartHolder(program, mapped, mapped)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ended := make(chan error, 1)
 	go func() {
 		_, err := holder.command.Process.Wait()
@@ -158,25 +142,19 @@ func TestHolderEndsWithItsThread(t *testing.T) {
 func TestProperty24_PIDThatIsUsedAgain(t *testing.T) {
 	users, networks := newNamespaces(t, "user-"), newNamespaces(t, "net-")
 	holder, err := StartHolder(waiter(t), mapped, mapped)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pid := holder.command.Process.Pid
 	want := make(map[string]uint64)
 	for _, kind := range []string{"user", "net"} {
 		want[kind] = inodeOf(t, fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
 	}
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Kill(pid, unix.SIGKILL))
 	if _, err := unix.Wait4(pid, nil, 0, nil); err != nil { // as who reaps orphans does
 		t.Fatal(err)
 	}
 	foreign := usePIDAgain(t, pid)
 	for kind, dir := range map[string]*Dir{"user": users, "net": networks} {
-		if err := holder.Pin(dir, "a", kind); err != nil {
-			t.Fatal(err)
-		}
+		must(t, holder.Pin(dir, "a", kind))
 		if got := inodeOf(t, dir.Path("a")); got != want[kind] {
 			t.Errorf("pinned is the %s namespace %d, want %d; that of the process that has its pid is %d",
 				kind, got, want[kind], inodeOf(t, fmt.Sprintf("/proc/%d/ns/%s", foreign.Process.Pid, kind)))
@@ -197,9 +175,7 @@ func usePIDAgain(t *testing.T, pid int) *exec.Cmd {
 		}
 		command := exec.Command("sleep", "600")
 		command.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWUSER}
-		if err := command.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, command.Start())
 		if command.Process.Pid == pid {
 			t.Cleanup(func() { _ = command.Process.Kill(); _ = command.Wait() })
 			return command

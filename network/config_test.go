@@ -46,9 +46,7 @@ func TestReadDirectoryPassesOverBadFiles(t *testing.T) {
 			for _, bad := range []string{"00-bad.conflist", "20-bad.conflist", "01-bad.conf", "02-bad.json"} {
 				put(t, filepath.Join(directory, bad), content)
 			}
-			if err := os.Symlink("nowhere", filepath.Join(directory, "03-dangling.conflist")); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Symlink("nowhere", filepath.Join(directory, "03-dangling.conflist")))
 			got, problems := readFirst(directory)
 			if got == nil || got.Name != "good" {
 				t.Errorf("got %+v, %v", got, problems)
@@ -111,18 +109,14 @@ func TestReadDirectoryTakesSinglePlugins(t *testing.T) {
 // A list may take plugins from files beside it; what is kept stands alone.
 func TestPluginsFromAFolderAreInlined(t *testing.T) {
 	directory := t.TempDir()
-	if err := os.Mkdir(filepath.Join(directory, "split"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(directory, "split"), 0o700))
 	put(t, filepath.Join(directory, "10-split.conflist"), `{"cniVersion": "1.1.0", "name": "split", "plugins": [{"type": "bridge"}]}`)
 	put(t, filepath.Join(directory, "split", "10-tuning.conf"), `{"cniVersion": "1.1.0", "name": "split", "type": "tuning", "mtu": 1400}`)
 	got, problems := readFirst(directory)
 	if len(problems) > 0 || got == nil || !slices.Equal(got.Plugins, []string{"bridge", "tuning"}) {
 		t.Fatalf("%+v, %v", got, problems)
 	}
-	if err := os.RemoveAll(directory); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(directory))
 	if plugins := pluginsOf(t, got); len(plugins) != 2 || plugins[1]["type"] != "tuning" || plugins[1]["mtu"] != 1400.0 {
 		t.Errorf("plugins %v", plugins)
 	}
@@ -142,9 +136,7 @@ func TestConfigurationKeepsUnknownFields(t *testing.T) {
 		t.Fatal(problems)
 	}
 	var list map[string]json.RawMessage
-	if err := json.Unmarshal(got.Bytes, &list); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(got.Bytes, &list))
 	if string(list["disableGC"]) != "true" || string(list["new"]) != `{"a":[1]}` {
 		t.Errorf("the list became %s", got.Bytes)
 	}
@@ -166,9 +158,7 @@ func TestMissingPlugins(t *testing.T) {
 func pluginsOf(t *testing.T, c *Configuration) (plugins []map[string]any) {
 	t.Helper()
 	var list struct{ Plugins []map[string]any }
-	if err := json.Unmarshal(c.Bytes, &list); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(c.Bytes, &list))
 	return list.Plugins
 }
 

@@ -44,9 +44,7 @@ func TestDefaultNetworkFollowsThePodCIDR(t *testing.T) {
 	n := newNode(t, bridged)
 	wantError(t, n.ready(t), "no subnet", "pod CIDR")
 	for _, cidr := range []string{"10.91.0.0/24", "10.92.0.0/24,fd92::/64"} {
-		if err := n.SetPodCIDR(cidr); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.SetPodCIDR(cidr))
 		wantSubnets(t, n, cidr)
 	}
 	n.reopen(t)
@@ -64,9 +62,7 @@ func TestDefaultNetworkFollowsThePodCIDR(t *testing.T) {
 	if c, err := n.Configuration(); err != nil || c.Name != "file" {
 		t.Errorf("a file does not take the place of the default: %v, %v", c, err)
 	}
-	if err := os.Remove(filepath.Join(n.ConfDir, "10.conflist")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(n.ConfDir, "10.conflist")))
 	n.Reload()
 	wantSubnets(t, n, "10.92.0.0/24,fd92::/64")
 }
@@ -77,9 +73,7 @@ func TestDefaultNetworkWithASubnet(t *testing.T) {
 		bridged(o)
 		o.Default.Subnet = "10.93.0.0/24"
 	})
-	if err := n.SetPodCIDR("10.94.0.0/24"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.SetPodCIDR("10.94.0.0/24"))
 	wantSubnets(t, n, "10.93.0.0/24")
 }
 
@@ -108,16 +102,12 @@ func TestSpoiltPodCIDR(t *testing.T) {
 func wantSubnets(t *testing.T, n *node, subnets string) {
 	t.Helper()
 	c, err := n.Configuration()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if c.Name != "embedded" || c.CNIVersion != "1.1.0" || c.File != "" || !slices.Equal(c.Plugins, []string{"bridge", "portmap"}) {
 		t.Errorf("got %+v", c)
 	}
 	prefixes, err := ParseSubnets(subnets)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var ranges [][]map[string]netip.Prefix
 	for _, prefix := range prefixes {
 		ranges = append(ranges, []map[string]netip.Prefix{{"subnet": prefix}})

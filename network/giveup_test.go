@@ -1,9 +1,7 @@
 package network
 
 import (
-	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -147,23 +145,5 @@ func TestWhatNeverBeganHasNoDEL(t *testing.T) {
 	n.detach(t, "web")
 	if calls := n.calls(t, "DEL"); len(calls) != 0 || len(n.entries(t)) != 0 {
 		t.Errorf("calls %q, entries %q", calls, n.entries(t))
-	}
-}
-
-// What a person gives up by removing the entry, the daemon gives up too.
-func TestAttachmentThatAPersonGivesUp(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
-	n.tell(t, "DEL.fail")
-	n.runs(t)
-	ctx, cancel := context.WithTimeout(t.Context(), within)
-	defer cancel()
-	wantError(t, n.Detach(ctx, "web", n.NamespacePath("web")), "told to fail")
-	must(t, os.Remove(n.journal.Path("web")))
-	eventually(t, within, "it is given up", func() bool { return len(n.Pending()) == 0 && len(n.pinned(t)) == 0 })
-	if len(n.entries(t)) != 0 || !strings.Contains(n.log.String(), "given up by hand") {
-		t.Errorf("entries %q", n.entries(t))
 	}
 }

@@ -15,9 +15,7 @@ func newLiar(t *testing.T) (n *node, answer string) {
 	bin := t.TempDir()
 	answer = filepath.Join(bin, "answer")
 	script := fmt.Sprintf("#!/bin/sh\ncat >/dev/null\n[ $CNI_COMMAND != ADD ] || cat %s\n", answer)
-	if err := os.WriteFile(filepath.Join(bin, "liar"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(bin, "liar"), []byte(script), 0o755))
 	n = newNode(t, func(o *Options) { o.BinDirs = append(o.BinDirs, bin) })
 	n.configure(t, "10.conflist", "net", map[string]any{"type": "liar"})
 	return n, answer

@@ -122,9 +122,7 @@ func (n *node) reopen(t *testing.T) {
 		n.CNI.background.Wait()
 	}
 	networks, err := Open(t.Context(), n.Options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	n.CNI = networks
 	t.Cleanup(networks.Close)
 }
@@ -135,9 +133,7 @@ func newCgroup(t *testing.T) string {
 	t.Helper()
 	path := fmt.Sprintf("/minicri-unit-net-%d-%d", os.Getpid(), time.Now().UnixNano())
 	parent, err := cgroup.GroupParent(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	must(t, parent.Make())
 	t.Cleanup(func() {
 		left, err := os.ReadDir(parent.Dir)
@@ -210,9 +206,7 @@ func (n *node) tell(t *testing.T, what string) {
 
 func (n *node) untell(t *testing.T, what string) {
 	t.Helper()
-	if err := os.Remove(filepath.Join(n.scripted, what)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(n.scripted, what)))
 }
 
 // calls are the calls of a verb that the plugin "scripted" got.
@@ -238,41 +232,31 @@ func (n *node) journalled(t *testing.T, id string, change func(*Attachment)) {
 	if err == nil {
 		err = n.Options.Namespaces.Create(id)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	a := Attachment{ID: id, Network: configuration.Name, Config: configuration.Bytes, Args: map[string]string{"IgnoreUnknown": "1", "K8S_POD_NAME": id}}
 	if change != nil {
 		change(&a)
 	}
-	if err := n.Journal(a); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Journal(a))
 }
 
 func (n *node) attach(t *testing.T, id string) *Result {
 	t.Helper()
 	result, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return result
 }
 
 func (n *node) detach(t *testing.T, id string) {
 	t.Helper()
-	if err := n.Detach(t.Context(), id, n.NamespacePath(id)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Detach(t.Context(), id, n.NamespacePath(id)))
 }
 
 func newNamespaces(t *testing.T, mark string) *namespace.Dir {
 	t.Helper()
 	directory := filepath.Join(t.TempDir(), "namespaces")
 	namespaces, err := namespace.Open(directory, mark)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		ids, err := namespaces.IDs()
 		for _, id := range ids {
@@ -323,25 +307,19 @@ func wantError(t *testing.T, err error, says ...string) {
 
 func put(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func absolute(t *testing.T, path string) string {
 	t.Helper()
 	result, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return result
 }
 
 func marshal(t *testing.T, value any) string {
 	t.Helper()
 	data, err := json.Marshal(value)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(data)
 }

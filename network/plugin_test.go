@@ -19,9 +19,7 @@ import (
 func processesWith(t *testing.T, variables ...string) (found []string) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
 		if err != nil || pid == os.Getpid() {
@@ -114,39 +112,17 @@ func (n *node) untilItHangs(t *testing.T, run func(limit time.Duration) (hung bo
 	n.SetLimits(n.Options.Limits)
 }
 
-// A caller that gives up has the same effect, and its reason is in the error.
-func TestHangingPluginIsEndedWithItsContext(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	n.journalled(t, "web", nil)
-	n.tell(t, "ADD.hang")
-	reason := errors.New("the pod is not wanted any more")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"))
-		done <- err
-	}()
-	hanging(t, "web")
-	cancel(reason)
-	if err := <-done; !errors.Is(err, reason) {
-		t.Errorf("got %v, want %v", err, reason)
-	}
-	if left := processesWith(t, "CNI_CONTAINERID=web"); len(left) > 0 {
-		t.Errorf("left running: %q", left)
-	}
-	n.detach(t, "web")
-}
-
 // While a plugin hangs for one pod, others are attached, and only its own
-// detach waits, for as long as its caller likes.
+// detach waits, for as long as its caller likes. It is ended when its caller gives
+// up, whose reason is in the error.
 func TestAHangingPluginHoldsUpNobodyElse(t *testing.T) {
 	n := newNode(t, nil)
 	n.configure(t, "10.conflist", "net", n.script())
 	n.journalled(t, "stuck", nil)
 	n.journalled(t, "web", nil)
 	n.tell(t, "ADD.hang")
-	ctx, cancel := context.WithCancel(t.Context())
+	reason := errors.New("the pod is not wanted any more")
+	ctx, cancel := context.WithCancelCause(t.Context())
 	done := make(chan error, 1)
 	go func() {
 		_, err := n.Attach(ctx, "stuck", n.Options.Namespaces.Path("stuck"))
@@ -169,9 +145,12 @@ func TestAHangingPluginHoldsUpNobodyElse(t *testing.T) {
 	if len(processesWith(t, "CNI_CONTAINERID=stuck")) < 4 {
 		t.Error("the plugins of another pod were ended")
 	}
-	cancel()
-	if err := <-done; err == nil {
-		t.Error("ADD succeeded")
+	cancel(reason)
+	if err := <-done; !errors.Is(err, reason) {
+		t.Errorf("got %v, want %v", err, reason)
+	}
+	if left := processesWith(t, "CNI_CONTAINERID=stuck"); len(left) > 0 {
+		t.Errorf("left running: %q", left)
 	}
 	n.detach(t, "stuck")
 }

@@ -65,9 +65,7 @@ func TestOldStatusDoesNotCount(t *testing.T) {
 	n.configure(t, "10.conflist", "net", n.script())
 	n.reopen(t)
 	n.refreshStatus(t.Context())
-	if err := n.ready(t); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.ready(t))
 	limits, answer := *n.limits.Load(), *n.status.Load()
 	old := -2*limits.StatusPeriod - 3*limits.Status
 	answer.at = answer.at.Add(old)

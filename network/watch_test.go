@@ -23,9 +23,7 @@ func TestNetworkFollowsAFolderOfPlugins(t *testing.T) {
 	n.runs(t)
 	n.wantNetwork(t, "split")
 	folder := filepath.Join(n.ConfDir, "split")
-	if err := os.Mkdir(folder, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(folder, 0o700))
 	put(t, filepath.Join(folder, "10.conf"), `{"cniVersion": "1.1.0", "name": "split", "type": "tuning"}`)
 	eventually(t, within, "the plugin of the folder is taken", func() bool {
 		c, err := n.Configuration()
@@ -71,9 +69,7 @@ func TestReadersNeverWaitForChanges(t *testing.T) {
 	for i := range 100 {
 		next := filepath.Join(t.TempDir(), "next")
 		put(t, next, conflist(t, "net", n.script(), map[string]any{"type": "tuning", "mtu": 1000 + i}))
-		if err := os.Rename(next, filepath.Join(n.ConfDir, "10.conflist")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Rename(next, filepath.Join(n.ConfDir, "10.conflist")))
 		n.Reload()
 		c, err := n.Configuration()
 		if err != nil || fmt.Sprint(pluginsOf(t, c)[1]["mtu"]) != fmt.Sprint(1000+i) {

@@ -16,9 +16,7 @@ func TestNewAttachment(t *testing.T) {
 	config.PortMappings = append(config.PortMappings, &runtimeapi.PortMapping{ContainerPort: 9090})
 	sb := newSandbox(Record{ID: "4e5f"}, config)
 	a, err := newAttachment(sb, &network.Configuration{Name: "net", Bytes: []byte(`{"name":"net"}`)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if a.ID != "4e5f" || a.Network != "net" || string(a.Config) != `{"name":"net"}` {
 		t.Errorf("attachment %+v", a)
 	}
@@ -39,18 +37,14 @@ func TestNewAttachment(t *testing.T) {
 func TestNewAttachmentOfABarePod(t *testing.T) {
 	sb := newSandbox(Record{ID: "4e5f"}, &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: "a"}})
 	a, err := newAttachment(sb, &network.Configuration{Name: "net", Bytes: []byte(`{}`)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	wantJSON(t, "capabilities", a.Capabilities, `{"io.kubernetes.cri.pod-annotations": null}`)
 }
 
 func wantJSON(t *testing.T, what string, got any, want string) {
 	t.Helper()
 	data, err := json.Marshal(got)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if canonical(t, data) != canonical(t, []byte(want)) {
 		t.Errorf("%s:\n got %s\nwant %s", what, canonical(t, data), canonical(t, []byte(want)))
 	}
@@ -62,12 +56,8 @@ func canonical(t *testing.T, data []byte) string {
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.UseNumber()
 	var value any
-	if err := decoder.Decode(&value); err != nil {
-		t.Fatal(err)
-	}
+	must(t, decoder.Decode(&value))
 	sorted, err := json.Marshal(value)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(sorted)
 }

@@ -70,9 +70,7 @@ func checker(t *testing.T) *Store {
 	dir := t.TempDir()
 	identity, err := node.Open(dir, dir, dir)
 	facts, factsErr := state.Open[Facts](filepath.Join(dir, "facts"), factsVersion, false)
-	if err := errors.Join(err, factsErr); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, factsErr))
 	s := &Store{
 		options: Options{Group: "node", Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{UserNamespaces: true}), Machine: machine.Machine{UserNamespaces: true}, Node: identity, Logger: slog.New(slog.DiscardHandler)},
 		bootID:  "now",
@@ -104,5 +102,12 @@ func wantEmpty(t *testing.T, directories ...string) {
 		if err != nil && !errors.Is(err, os.ErrNotExist) || len(found) > 0 {
 			t.Errorf("%s is not empty: %q, %v", directory, found, err)
 		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

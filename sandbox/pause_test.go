@@ -62,9 +62,7 @@ func preparing(t *testing.T) (*Store, *creation) {
 	s.options.Hierarchies, err = cgroup.FindHierarchies()
 	s.options.Machine, machineErr = machine.Read(t.TempDir())
 	binary, shimErr = filepath.Abs("../bin/minicri-shim")
-	if err := errors.Join(err, machineErr, shimErr, s.installPause()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, machineErr, shimErr, s.installPause()))
 	if _, err := os.Stat(binary); err != nil {
 		t.Fatalf("run 'make build': %v", err)
 	}
@@ -77,9 +75,7 @@ func preparing(t *testing.T) (*Store, *creation) {
 	if err == nil {
 		err = os.MkdirAll(s.Dir(sb.ID), 0o711)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		err := errors.Join(s.removeProcesses(sb), s.options.Supervisors.End(context.Background(), sb.Group()), s.options.Hierarchies.Remove(s.options.CgroupParent, time.Minute))
 		if err != nil {
@@ -95,9 +91,7 @@ func (s *Store) supervise(t *testing.T, binary string) {
 	set, err := client.NewSet(client.SetOptions{
 		Dir: filepath.Join(s.options.State, "shims"), Start: client.StartOptions{Binary: binary}, Answer: time.Minute, Logger: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(set.Close)
 	s.options.Supervisors = set
 	s.options.Group = "pod" // short: sockets are below
@@ -110,9 +104,7 @@ func openDirectory(t *testing.T) string {
 	if err == nil {
 		err = os.Chmod(directory, 0o755)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(directory) })
 	return directory
 }
@@ -126,13 +118,9 @@ func (c *creation) wantNoPause(t *testing.T) {
 
 func TestPauseIsReleased(t *testing.T) {
 	_, c := preparing(t)
-	if err := c.preparePause(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.preparePause(t.Context()))
 	running, err := c.starter.start(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer running.Close()
 	// It is released, and may not have come to its execve yet.
 	var program []byte
@@ -160,9 +148,7 @@ func TestPauseIsReleased(t *testing.T) {
 func TestPauseOfTheKubeletIsLaunched(t *testing.T) {
 	_, c := preparing(t)
 	c.config.Linux.SecurityContext.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
-	if err := c.preparePause(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.preparePause(t.Context()))
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.starter.facts.PID))
 	if err != nil || string(name) != "minicri-launch\n" {
 		t.Errorf("at the barrier it is %q, %v", name, err)
@@ -175,9 +161,7 @@ func TestPauseOfTheKubeletIsLaunched(t *testing.T) {
 
 func TestPauseIsAborted(t *testing.T) {
 	_, c := preparing(t)
-	if err := c.preparePause(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.preparePause(t.Context()))
 	for range 2 {
 		if err := c.starter.abort(); err != nil {
 			t.Error(err)
@@ -190,14 +174,10 @@ func TestPauseIsAborted(t *testing.T) {
 // adopts pause: the pod starts all the same.
 func TestPauseIsReleasedByASuccessor(t *testing.T) {
 	s, c := preparing(t)
-	if err := c.preparePause(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.preparePause(t.Context()))
 	killSupervisor(t, s.options.Supervisors.Dir(c.Group()))
 	running, err := c.starter.start(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer running.Close()
 	program, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", running.PID))
 	if err != nil || string(program) != oci.PauseProgram+"\x00" {
@@ -208,9 +188,7 @@ func TestPauseIsReleasedByASuccessor(t *testing.T) {
 // What was prepared goes also when its supervisor was killed.
 func TestPauseIsAbortedAfterTheSupervisorWasKilled(t *testing.T) {
 	s, c := preparing(t)
-	if err := c.preparePause(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.preparePause(t.Context()))
 	killSupervisor(t, s.options.Supervisors.Dir(c.Group()))
 	if err := errors.Join(c.starter.abort(), s.removeProcesses(c.Sandbox)); err != nil {
 		t.Errorf("abort: %v", err)
@@ -222,32 +200,22 @@ func TestPauseIsAbortedAfterTheSupervisorWasKilled(t *testing.T) {
 func killSupervisor(t *testing.T, dir string) {
 	t.Helper()
 	conn, err := net.Dial("unix", filepath.Join(dir, api.ControlSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close()
 	raw, err := conn.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var peer *unix.Ucred
 	var peerErr error
 	err = raw.Control(func(fd uintptr) { peer, peerErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err := errors.Join(err, peerErr); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Kill(int(peer.Pid), unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, peerErr))
+	must(t, unix.Kill(int(peer.Pid), unix.SIGKILL))
 	_, _ = io.Copy(io.Discard, conn) // its end
 }
 
 // What the shim says of its failure reaches the caller.
 func TestShimThatFails(t *testing.T) {
 	s, c := preparing(t)
-	if err := os.Remove(s.pauseProgram()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(s.pauseProgram()))
 	err := c.preparePause(t.Context())
 	if err == nil {
 		_, err = c.starter.start(t.Context())

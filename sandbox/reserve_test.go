@@ -57,15 +57,11 @@ func TestReserveGivesANameOnce(t *testing.T) {
 func TestCreatedAtGrowsUnderClockJumps(t *testing.T) {
 	s := checker(t)
 	ahead := time.Now().Add(24 * time.Hour).UnixNano()
-	if err := s.restoreOne(storedRecord(t, "old", ahead), Facts{}, false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.restoreOne(storedRecord(t, "old", ahead), Facts{}, false))
 	last := ahead
 	for i := range 1000 {
 		sb, _, err := s.reserve(named("web", uint32(i)), "", step.NewTimeline(nil))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if sb.CreatedAt <= last {
 			t.Fatalf("sandbox %d is created at %d, the one before at %d", i, sb.CreatedAt, last)
 		}
@@ -81,9 +77,7 @@ func TestCreatedAtGrowsUnderClockJumps(t *testing.T) {
 func storedRecord(t *testing.T, name string, createdAt int64) Record {
 	t.Helper()
 	record, err := newRecord(id.New(), named(name, 0), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	record.CreatedAt = createdAt
 	return record
 }
@@ -91,9 +85,7 @@ func storedRecord(t *testing.T, name string, createdAt int64) Record {
 func TestRestoreOneRefusesWhatIsNoSandbox(t *testing.T) {
 	s := checker(t)
 	listed := Facts{BootID: "before"}
-	if err := s.restoreOne(storedRecord(t, "web", 5), listed, false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.restoreOne(storedRecord(t, "web", 5), listed, false))
 	garbage := storedRecord(t, "x", 1)
 	garbage.Config = json.RawMessage(`{"metadata": 7}`)
 	nameless := storedRecord(t, "x", 1)
@@ -149,9 +141,7 @@ func TestRestoreOneFollowsTheFacts(t *testing.T) {
 		s := checker(t)
 		s.bootID, s.rebooted = "now", test.rebooted
 		record := storedRecord(t, fmt.Sprint("pod", i), int64(i+1))
-		if err := s.restoreOne(record, test.facts, false); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.restoreOne(record, test.facts, false))
 		sb := s.byID[record.ID]
 		if sb.listed.Load() != test.listed || sb.Ready() != test.ready {
 			t.Errorf("%s: listed %v, ready %v, want %v and %v", test.name, sb.listed.Load(), sb.Ready(), test.listed, test.ready)

@@ -17,15 +17,9 @@ func FuzzRecords(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		type record struct{ Name string }
 		records, err := Open[record](t.TempDir(), 1, false)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := records.Write("good", record{Name: "kept"}); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(records.Path("other"), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, records.Write("good", record{Name: "kept"}))
+		must(t, os.WriteFile(records.Path("other"), data, 0o600))
 		all, bad, err := records.Load()
 		if errors.Is(err, ErrLaterSchema) && strings.Contains(err.Error(), records.Path("other")) {
 			return

@@ -65,9 +65,7 @@ func TestKilledWriterLeavesTheOldOrTheNewRecord(t *testing.T) {
 	for range 50 {
 		reported := killWriter(t, directory)
 		entries, err := os.ReadDir(directory)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		cutOff += len(entries) - 1
 		_, found, err := openCounted(directory)
 		if err != nil {
@@ -96,9 +94,7 @@ func killWriter(t *testing.T, directory string) int {
 	if err == nil {
 		err = command.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lines := bufio.NewScanner(output)
 	last := 0
 	for lines.Scan() {

@@ -23,9 +23,7 @@ type pod struct {
 func openRecords(t *testing.T, durable bool) *Records[pod] {
 	t.Helper()
 	records, err := Open[pod](filepath.Join(t.TempDir(), "pods"), 2, durable)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return records
 }
 
@@ -33,13 +31,9 @@ func TestWriteLoadRemove(t *testing.T) {
 	for _, durable := range []bool{false, true} {
 		records := openRecords(t, durable)
 		for _, write := range []pod{{Name: "old", Ports: []int{1}}, {Name: "new"}} {
-			if err := records.Write("a", write); err != nil {
-				t.Fatal(err)
-			}
+			must(t, records.Write("a", write))
 		}
-		if err := records.Write("b", pod{Name: "b", Ports: []int{80, 443}}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, records.Write("b", pod{Name: "b", Ports: []int{80, 443}}))
 		loaded := load(t, records)
 		if len(loaded) != 2 || loaded["a"].Name != "new" || loaded["a"].Ports != nil || !slices.Equal(loaded["b"].Ports, []int{80, 443}) {
 			t.Errorf("durable %v: loaded %v", durable, loaded)
@@ -60,14 +54,10 @@ func TestWriteLoadRemove(t *testing.T) {
 
 func TestRecordsAreForRootAlone(t *testing.T) {
 	records := openRecords(t, false)
-	if err := records.Write("a", pod{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, records.Write("a", pod{}))
 	for path, want := range map[string]fs.FileMode{records.directory: 0o700, records.Path("a"): 0o600} {
 		info, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if info.Mode().Perm() != want {
 			t.Errorf("%s has mode %v, want %v", path, info.Mode().Perm(), want)
 		}
@@ -92,9 +82,7 @@ func TestLoadSetsBadRecordsAside(t *testing.T) {
 			put(t, records.Path("good"), good)
 			put(t, records.Path("bad"), test.content)
 			loaded, bad, err := records.Load()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if len(loaded) != 1 || loaded["good"].Name != "good" {
 				t.Errorf("loaded %v, want the good one", loaded)
 			}
@@ -133,9 +121,7 @@ func TestQuarantineThatFails(t *testing.T) {
 	records := openRecords(t, false)
 	put(t, filepath.Join(records.directory, quarantine), "in the way")
 	put(t, records.Path("bad"), "garbage")
-	if err := records.Write("good", pod{Name: "good"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, records.Write("good", pod{Name: "good"}))
 	loaded, bad, err := records.Load()
 	if err != nil || len(loaded) != 1 || len(bad) != 1 {
 		t.Fatalf("loaded %v, bad %v, err %v", loaded, bad, err)
@@ -151,9 +137,7 @@ func TestQuarantineThatFails(t *testing.T) {
 func TestLoadPassesOverWhatIsNoRecord(t *testing.T) {
 	records := openRecords(t, false)
 	put(t, filepath.Join(records.directory, "README"), "not ours")
-	if err := os.Mkdir(filepath.Join(records.directory, "dir"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(records.directory, "dir"), 0o700))
 	if loaded := load(t, records); len(loaded) != 0 {
 		t.Errorf("loaded %v", loaded)
 	}
@@ -164,9 +148,7 @@ func TestLoadPassesOverWhatIsNoRecord(t *testing.T) {
 
 func TestLoadClearsCutOffWrites(t *testing.T) {
 	records := openRecords(t, false)
-	if err := records.Write("a", pod{Name: "a"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, records.Write("a", pod{Name: "a"}))
 	put(t, filepath.Join(records.directory, temporaryPrefix+"a.json-123"), `{"version": 2, "rec`)
 	if loaded := load(t, records); len(loaded) != 1 || loaded["a"].Name != "a" {
 		t.Errorf("loaded %v", loaded)
@@ -180,9 +162,7 @@ func TestLoadClearsCutOffWrites(t *testing.T) {
 func TestWriteThatFails(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
-	if err := os.MkdirAll(filepath.Join(path, "in the way"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(path, "in the way"), 0o700))
 	if err := WriteFile(path, []byte("new"), true); err == nil {
 		t.Error("a file was renamed over a directory that is not empty")
 	}
@@ -193,9 +173,7 @@ func TestWriteThatFails(t *testing.T) {
 		t.Errorf("into a directory that is not there: %v", err)
 	}
 	records := openRecords(t, false)
-	if err := os.RemoveAll(records.directory); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(records.directory))
 	if err := records.Write("a", pod{}); err == nil || !strings.Contains(err.Error(), "record of a") {
 		t.Errorf("Write = %v, want an error that names the record", err)
 	}
@@ -216,9 +194,7 @@ func load(t *testing.T, records *Records[pod]) map[string]pod {
 func list(t *testing.T, records *Records[pod]) []string {
 	t.Helper()
 	entries, err := os.ReadDir(records.directory)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var names []string
 	for _, entry := range entries {
 		names = append(names, entry.Name())
@@ -228,17 +204,13 @@ func list(t *testing.T, records *Records[pod]) []string {
 
 func put(t *testing.T, path, content string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(content), 0o600))
 }
 
 func read(t *testing.T, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(data)
 }
 
@@ -278,9 +250,7 @@ func TestRecordThatCannotBeReadStays(t *testing.T) {
 func testUnreadable(t *testing.T, unreadable func(path string) error) {
 	records := openRecords(t, true)
 	put(t, records.Path("good"), `{"version": 1, "record": {"name": "good"}}`)
-	if err := unreadable(records.Path("bad")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unreadable(records.Path("bad")))
 	loaded, bad, err := records.Load()
 	if err != nil || len(loaded) != 1 || len(bad) != 1 || bad[0].ID != "bad" || bad[0].Path != records.Path("bad") {
 		t.Fatalf("loaded %v, bad %v, err %v", loaded, bad, err)
@@ -312,9 +282,7 @@ func TestNoRecordInAFile(t *testing.T) {
 func TestRecordsNameTheirWriter(t *testing.T) {
 	records := openRecords(t, false)
 	records.WrittenBy("1.2.3")
-	if err := records.Write("a", pod{Name: "a"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, records.Write("a", pod{Name: "a"}))
 	if text := read(t, records.Path("a")); !strings.Contains(text, `"writer": "1.2.3"`) {
 		t.Errorf("written: %s", text)
 	}
@@ -343,18 +311,14 @@ func TestRetryOfQuarantine(t *testing.T) {
 		t.Error("garbage went back")
 	}
 	put(t, path, `{"version": 1, "record": {"name": "mended"}}`)
-	if err := Retry[pod](path, 2); err != nil {
-		t.Fatal(err)
-	}
+	must(t, Retry[pod](path, 2))
 	if loaded := load(t, records); loaded["a"].Name != "mended" || len(records.Quarantined()) != 0 {
 		t.Errorf("loaded %v", loaded)
 	}
 	if _, err := os.Stat(filepath.Dir(path)); !os.IsNotExist(err) {
 		t.Errorf("the empty quarantine is still there: %v", err)
 	}
-	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Dir(path), 0o700))
 	put(t, path, `{"version": 1, "record": {"name": "another"}}`)
 	if err := Retry[pod](path, 2); err == nil {
 		t.Error("a record was replaced")
@@ -364,9 +328,7 @@ func TestRetryOfQuarantine(t *testing.T) {
 // Where the quarantine cannot be listed, what is in it must not count as orphaned.
 func TestQuarantineThatCannotBeListed(t *testing.T) {
 	records := openRecords(t, false)
-	if err := records.Write("a", pod{Name: "a"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, records.Write("a", pod{Name: "a"}))
 	dir := filepath.Join(filepath.Dir(records.Path("a")), quarantine)
 	if err := os.Symlink(quarantine, dir); err != nil { // ELOOP
 		t.Fatal(err)
@@ -374,10 +336,15 @@ func TestQuarantineThatCannotBeListed(t *testing.T) {
 	if _, _, err := records.Load(); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("got %v, want an error about %s", err, dir)
 	}
-	if err := os.Remove(dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(dir))
 	if loaded := load(t, records); len(loaded) != 1 {
 		t.Errorf("loaded %v", loaded)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -76,28 +76,6 @@ func alive(pid int) bool {
 	return err == nil && filepath.Base(exe) == "pause"
 }
 
-// A record that cannot be read now (here ELOOP) stays where it is and costs its
-// pod nothing: the daemon that can read it lists the pod as it was.
-func TestProperty48_RecordThatCannotBeReadNow(t *testing.T) {
-	n := newNode(t)
-	id := n.RunPod(n.PodConfig("victim"))
-	was := n.status(t, id)
-	n.Kill()
-	aside := n.record(id) + ".aside"
-	check(t, os.Rename(n.record(id), aside))
-	check(t, os.Symlink(filepath.Base(n.record(id)), n.record(id)))
-	n.Start()
-	n.wantListed(t)
-	n.wantQuarantined(t, id)
-	n.Kill()
-	check(t, os.Rename(aside, n.record(id)))
-	n.Start()
-	if now := n.status(t, id); now.String() != was.String() {
-		t.Errorf("the pod changed:\nwas %v\nis  %v", was, now)
-	}
-	n.RemovePod(id)
-}
-
 // A file of a later schema refuses the start, names the file, and costs nothing.
 func TestProperty52_FileOfALaterSchema(t *testing.T) {
 	n := newNode(t)
@@ -226,27 +204,6 @@ func TestProperty9_TwoRecordsOfOneName(t *testing.T) {
 	}
 	check(t, os.RemoveAll(filepath.Join(n.Root, "sandboxes", "quarantine")))
 	check(t, os.Remove(n.facts(twin))) // it was left alone, too
-}
-
-// Names of all that is listed are reserved after a restart, Ready or not.
-func TestProperty8_NamesAfterARestart(t *testing.T) {
-	n := newNode(t)
-	ready, stopped := n.PodConfig("ready"), n.PodConfig("stopped")
-	readyID, stoppedID := n.RunPod(ready), n.RunPod(stopped)
-	check(t, n.stop(limited(t), stoppedID))
-	n.Kill()
-	n.Start()
-
-	if id := n.RunPod(ready); id != readyID {
-		t.Errorf("want the sandbox %s again, got %s", readyID, id)
-	}
-	_, err := n.run(limited(t), stopped)
-	wantCode(t, err, codes.AlreadyExists)
-	n.wantListed(t, readyID, stoppedID)
-	check(t, n.remove(limited(t), stoppedID))
-	if id := n.RunPod(stopped); id == stoppedID {
-		t.Error("a removed sandbox came back")
-	}
 }
 
 // A sandbox that could not be made, nor rolled back, keeps its name, over a restart

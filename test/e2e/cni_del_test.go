@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -175,21 +174,4 @@ func validAttachments(t *testing.T, call pluginCall) []string {
 		ids = append(ids, attachment.ContainerID)
 	}
 	return ids
-}
-
-func TestProperty22_DisabledGarbageCollection(t *testing.T) {
-	n := newNode(t, harness.NoNetwork(), harness.Config("[limits]\ngc_period = \"50ms\""))
-	r := newRecorder(t, n)
-	file := n.WriteConflist("10-test.conflist", r.addressesOnly("one"))
-	eventually(t, "GC runs", patience, func() bool { return len(r.calls("GC")) > 0 })
-	config, err := os.ReadFile(file)
-	check(t, err)
-	n.Stop()
-	check(t, os.WriteFile(file, bytes.Replace(config, []byte("{"), []byte(`{"disableGC": true,`), 1), 0o644))
-	n.Start()
-	r.forget()
-	n.RunPod(n.PodConfig("web"))
-	if calls := r.calls("GC"); len(calls) != 0 {
-		t.Errorf("GC ran %d times", len(calls))
-	}
 }

@@ -156,20 +156,6 @@ func TestProperty16_DuplicatesAreJoined(t *testing.T) {
 	}
 }
 
-func TestNameOfAFailedPodIsFreeForAnother(t *testing.T) {
-	n := newNode(t, harness.NoNetwork())
-	r := newRecorder(t, n)
-	n.WriteConflist("10-test.conflist", r.bridge("one"))
-	r.order("one", "ADD", "fail 11 later")
-	for range 3 {
-		if _, err := run(t, n, n.PodConfig("web")); err == nil {
-			t.Error("no error")
-		}
-	}
-	r.order("one", "ADD", "")
-	n.RunPod(n.PodConfig("web"))
-}
-
 // cri: PodSandboxNetworkStatus.ip PodSandboxStatus.network
 func TestProperty26_ManyPodsAtOnce(t *testing.T) {
 	n := newNode(t, harness.DualStack())

@@ -272,9 +272,7 @@ func TestMetricsOfPods(t *testing.T) {
 func TestStatusFeatures(t *testing.T) {
 	n := harness.NewNode(t, harness.Parallel())
 	response, err := n.Runtime.Status(t.Context(), &runtimeapi.StatusRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if f := response.GetFeatures(); !f.GetSupplementalGroupsPolicy() || !f.GetMountOptions() {
 		t.Errorf("the features are %v", f)
 	}

@@ -59,45 +59,6 @@ func TestSecondDaemonOnTheSameDirectoriesIsRefused(t *testing.T) {
 	}
 }
 
-// run under way at SIGTERM is finished or rolled back; either way exit 0, and
-// the pods that run stay.
-func TestProperty10_SIGTERMWithARunUnderWay(t *testing.T) {
-	n := newNode(t, harness.NoNetwork(), harness.Config(fast+`shutdown = "300ms"`))
-	r := newRecorder(t, n)
-	n.WriteConflist("10-test.conflist", r.bridge("one"))
-	stays := n.RunPod(n.PodConfig("stays"))
-	pid := pausePID(t, n, stays)
-	r.order("one", "ADD", "hang")
-	failed := make(chan error, 1)
-	go func() {
-		_, err := n.Runtime.RunPodSandbox(context.Background(), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("hangs")})
-		failed <- err
-	}()
-	plugin := r.hung()
-	began := time.Now()
-	n.Stop()
-	// The ADD has three minutes of its own.
-	if took := time.Since(began); took > 20*time.Second {
-		t.Errorf("it took %v", took)
-	}
-	if err := <-failed; err == nil {
-		t.Error("no error for the call that was cut short")
-	}
-	for _, pid := range plugin {
-		eventually(t, "the plugin is gone", patience, func() bool { return !alive(pid) }) // it was killed
-	}
-	if !alive(pid) {
-		t.Error("the pod has ended with the daemon")
-	}
-	r.order("one", "ADD", "")
-	n.Start()
-	if pods := list(t, n, nil); len(pods) != 1 || !ready(t, n, stays) {
-		t.Errorf("listed: %v", pods)
-	}
-	eventually(t, "only one address is held", patience, func() bool { return len(addresses(t, n)) == 1 })
-	n.RunPod(n.PodConfig("hangs"))
-}
-
 func TestSIGTERMLetsCallsFinish(t *testing.T) {
 	n := newNode(t, harness.NoNetwork(), harness.Config(fast+`shutdown = "50s"`))
 	r := newRecorder(t, n)

@@ -91,16 +91,6 @@ func TestDefaultNetworkWaitsForThePodCIDR(t *testing.T) {
 	check(t, os.Remove(filepath.Join(n.Root, "pod-cidr.json")))
 }
 
-func TestFileTakesThePlaceOfTheDefaultNetwork(t *testing.T) {
-	n := newDefaultNode(t, "10.77.0.0/24")
-	becomesReady(t, n, true)
-	path := n.WriteNetwork()
-	eventually(t, "the file is in effect", readyTime, func() bool {
-		return harness.Info[struct{ File string }](t, n, "cniconfig").File == path
-	})
-	wantAddressIn(t, podStatus(t, n, n.RunPod(n.PodConfig("web"))), "10.88.0.0/16")
-}
-
 // The bridge and the table of the embedded network are found once another network is in
 // its place and no pod has them, and removed; the table of another node, and the bridge
 // of the node's own network, stay.

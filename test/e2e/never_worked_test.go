@@ -70,7 +70,9 @@ func TestCheckGivesUpAnAttachment(t *testing.T) {
 	if found, clean := problems(t, n, "--fix", "--force", id); !clean {
 		t.Errorf("problems: %v", found)
 	}
-	eventually(t, "the daemon gives it up too", patience, func() bool { return len(pending(t, n)) == 0 })
+	eventually(t, "the daemon gives it up too", patience, func() bool {
+		return len(pending(t, n)) == 0 && strings.Contains(n.Log(), "given up by hand")
+	})
 	r.order("two", "DEL", "")
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -53,13 +54,22 @@ func TestProperty23_RestartChangesNothing(t *testing.T) {
 	if len(list(t, n, nil)) != len(before) {
 		t.Errorf("listed: %v", list(t, n, nil))
 	}
-	// The names are reserved again.
+	// The names are reserved again, also that of a pod that is stopped, until it is removed.
 	for id, status := range before {
-		if status.State != runtimeapi.PodSandboxState_SANDBOX_READY || status.Metadata.Name == "host" {
-			continue
-		}
-		if again := n.RunPod(n.PodConfig(status.Metadata.Name, harness.Attempt(status.Metadata.Attempt))); again != id {
-			t.Errorf("pod %s got a second sandbox %s", id, again)
+		config := n.PodConfig(status.Metadata.Name, harness.Attempt(status.Metadata.Attempt))
+		switch {
+		case status.Metadata.Name == "host":
+		case status.State == runtimeapi.PodSandboxState_SANDBOX_READY:
+			if again := n.RunPod(config); again != id {
+				t.Errorf("pod %s got a second sandbox %s", id, again)
+			}
+		default:
+			_, err := run(t, n, config)
+			wantCode(t, err, codes.AlreadyExists)
+			check(t, remove(t, n, id))
+			if n.RunPod(config) == id {
+				t.Error("a removed sandbox came back")
+			}
 		}
 	}
 }
@@ -119,6 +129,7 @@ func TestWhatIsNoFileCostsNoPod(t *testing.T) {
 	for kind, put := range map[string]func(path string) error{
 		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
 		"fifo":      func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"loop":      func(path string) error { return os.Symlink(filepath.Base(path), path) }, // ELOOP
 	} {
 		t.Run(kind, func(t *testing.T) {
 			n := newNode(t)
@@ -131,9 +142,9 @@ func TestWhatIsNoFileCostsNoPod(t *testing.T) {
 				"facts":      filepath.Join(n.State, "facts", ids["facts"]+".json"),
 				"attachment": filepath.Join(n.Root, "attachments", ids["attachment"]+".json"),
 			}
-			pids := map[string]int{}
+			pids, was := map[string]int{}, map[string]*runtimeapi.PodSandboxStatus{}
 			for name, id := range ids {
-				pids[name] = pausePID(t, n, id)
+				pids[name], was[name] = pausePID(t, n, id), podStatus(t, n, id)
 			}
 			n.Kill()
 			for _, file := range files {
@@ -141,6 +152,9 @@ func TestWhatIsNoFileCostsNoPod(t *testing.T) {
 				check(t, put(file))
 			}
 			n.Start()
+			if shown := statusInfo(t, n)["quarantinedRecords"]; !strings.Contains(shown, files["record"]) || len(list(t, n, nil)) != 2 {
+				t.Errorf("the verbose status shows %s, listed are %v", shown, list(t, n, nil))
+			}
 			output, err := n.RunCommand("check")
 			for name, file := range files {
 				if err == nil || !strings.Contains(output, file) {
@@ -157,8 +171,8 @@ func TestWhatIsNoFileCostsNoPod(t *testing.T) {
 			}
 			n.Start()
 			for name, id := range ids {
-				if !ready(t, n, id) || pausePID(t, n, id) != pids[name] {
-					t.Errorf("%s is back, and its pod is not what it was", name)
+				if now := podStatus(t, n, id); !proto.Equal(now, was[name]) || pausePID(t, n, id) != pids[name] {
+					t.Errorf("%s is back, and its pod is not what it was:\nwas %v\nis  %v", name, was[name], now)
 				}
 			}
 		})
