@@ -135,10 +135,11 @@ func (n *CNI) noteFailure(a *attachment, err error) error {
 	a.record.Tries++
 	a.record.LastError = err.Error()
 	a.show()
+	writeErr := n.journal.Update(a.record.ID, a.record)
 	if n.isGivenUp(a) {
 		return fmt.Errorf("%w (try %d, the last: it was given up by hand)", err, a.record.Tries)
 	}
-	if writeErr := n.journal.Write(a.record.ID, a.record); writeErr != nil {
+	if writeErr != nil {
 		n.options.Logger.Error("a failed DEL is not in the journal on disk", "sandbox", a.record.ID, "err", writeErr)
 	}
 	return fmt.Errorf("%w (try %d; it is retried in the background)", err, a.record.Tries)

@@ -55,6 +55,11 @@ func ReadFile(path string) ([]byte, error) {
 // returns only when the data and the name are on the disk (fsync(2) of the
 // file and of its directory).
 func WriteFile(path string, data []byte, durable bool) error {
+	return writeFile(path, data, durable, os.Rename)
+}
+
+// writeFile writes a temporary file, and has rename put it in its place.
+func writeFile(path string, data []byte, durable bool, rename func(from, to string) error) error {
 	temporary, err := writeTemporary(path, data, durable)
 	if err != nil {
 		return err
@@ -62,13 +67,29 @@ func WriteFile(path string, data []byte, durable bool) error {
 	if err := failpoint.Hit("rename " + filepath.Base(filepath.Dir(path))); err != nil {
 		return errors.Join(err, os.Remove(temporary))
 	}
-	if err := os.Rename(temporary, path); err != nil {
+	if err := rename(temporary, path); err != nil {
 		return errors.Join(err, os.Remove(temporary))
 	}
 	if !durable {
 		return nil
 	}
 	return syncFile(filepath.Dir(path))
+}
+
+// renameOver is rename(2) to a name that exists: fs.ErrNotExist if another process has
+// removed it. A file system that cannot exchange two names is asked beforehand.
+func renameOver(from, to string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_EXCHANGE)
+	if err == nil {
+		return os.Remove(from) // what was there before
+	}
+	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS) {
+		return &os.LinkError{Op: "renameat2", Old: from, New: to, Err: err}
+	}
+	if _, err := os.Lstat(to); err != nil {
+		return err
+	}
+	return os.Rename(from, to)
 }
 
 func writeTemporary(path string, data []byte, durable bool) (string, error) {

@@ -51,11 +51,19 @@ func (r *Records[T]) WrittenBy(writer string) { r.writer = writer }
 func (r *Records[T]) Path(id string) string { return filepath.Join(r.directory, id+suffix) }
 
 // Write replaces the record of id.
-func (r *Records[T]) Write(id string, record T) error { return r.write(id, record, r.durable) }
+func (r *Records[T]) Write(id string, record T) error {
+	return r.write(id, record, r.durable, os.Rename)
+}
+
+// Update replaces the record of id, if there is one: fs.ErrNotExist where another process
+// has removed it.
+func (r *Records[T]) Update(id string, record T) error {
+	return r.write(id, record, r.durable, renameOver)
+}
 
 // Put replaces the record of id for all that read it from now on, after a crash
 // of the daemon too; a power cut may still undo it, until Sync returns.
-func (r *Records[T]) Put(id string, record T) error { return r.write(id, record, false) }
+func (r *Records[T]) Put(id string, record T) error { return r.write(id, record, false, os.Rename) }
 
 // Sync makes what Put has written durable.
 func (r *Records[T]) Sync(id string) error {
@@ -65,12 +73,12 @@ func (r *Records[T]) Sync(id string) error {
 	return syncFile(r.directory)
 }
 
-func (r *Records[T]) write(id string, record T, durable bool) error {
+func (r *Records[T]) write(id string, record T, durable bool, rename func(from, to string) error) error {
 	data, err := json.MarshalIndent(envelope[T]{r.version, r.writer, record}, "", " ")
 	if err != nil {
 		return fmt.Errorf("encode the record of %s: %w", id, err)
 	}
-	if err := WriteFile(r.Path(id), append(data, '\n'), durable); err != nil {
+	if err := writeFile(r.Path(id), append(data, '\n'), durable, rename); err != nil {
 		return fmt.Errorf("write the record of %s: %w", id, err)
 	}
 	return nil

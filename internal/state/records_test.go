@@ -348,3 +348,30 @@ func must(t *testing.T, err error) {
 		t.Fatal(err)
 	}
 }
+
+// A record that another process removes is not written again, whichever comes first.
+func TestUpdateBesideItsRemoval(t *testing.T) {
+	records := openRecords(t, true)
+	if err := records.Update("a", pod{}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("an update of no record: %v", err)
+	}
+	must(t, records.Write("a", pod{Name: "old"}))
+	must(t, records.Update("a", pod{Name: "new"}))
+	if loaded := load(t, records); loaded["a"].Name != "new" {
+		t.Errorf("loaded %v", loaded)
+	}
+	const rounds = 200
+	for range rounds {
+		must(t, records.Write("a", pod{}))
+		removed := make(chan error, 1)
+		go func() { removed <- os.Remove(records.Path("a")) }()
+		err := records.Update("a", pod{})
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		must(t, <-removed)
+		if names := list(t, records); len(names) != 0 {
+			t.Fatalf("after its removal: %q", names)
+		}
+	}
+}
