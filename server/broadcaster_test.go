@@ -19,18 +19,14 @@ func nothing() (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus) { r
 func subscribed(t *testing.T, b *Broadcaster) *Subscription {
 	t.Helper()
 	s, err := b.Subscribe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
 func next(t *testing.T, s *Subscription) *runtimeapi.ContainerEventResponse {
 	t.Helper()
 	event, err := s.Next(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return event
 }
 

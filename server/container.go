@@ -26,18 +26,12 @@ func (r *Runtime) CreateContainer(ctx context.Context, request *runtimeapi.Creat
 
 // StartContainer lets a created container run, once.
 func (r *Runtime) StartContainer(ctx context.Context, request *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
-	if err := r.Containers.Start(ctx, request.GetContainerId()); err != nil {
-		return nil, err
-	}
-	return &runtimeapi.StartContainerResponse{}, nil
+	return &runtimeapi.StartContainerResponse{}, r.Containers.Start(ctx, request.GetContainerId())
 }
 
 // StopContainer ends a container, with the grace of its timeout in seconds.
 func (r *Runtime) StopContainer(ctx context.Context, request *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
-	if err := r.Containers.Stop(ctx, request.GetContainerId(), seconds(request.GetTimeout())); err != nil {
-		return nil, err
-	}
-	return &runtimeapi.StopContainerResponse{}, nil
+	return &runtimeapi.StopContainerResponse{}, r.Containers.Stop(ctx, request.GetContainerId(), seconds(request.GetTimeout()))
 }
 
 // seconds is a time-out of the CRI: none below 0, and no longer than a Duration
@@ -49,18 +43,12 @@ func seconds(n int64) time.Duration {
 
 // RemoveContainer removes a container, running or not.
 func (r *Runtime) RemoveContainer(ctx context.Context, request *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
-	if err := r.Containers.Remove(ctx, request.GetContainerId()); err != nil {
-		return nil, err
-	}
-	return &runtimeapi.RemoveContainerResponse{}, nil
+	return &runtimeapi.RemoveContainerResponse{}, r.Containers.Remove(ctx, request.GetContainerId())
 }
 
 // ReopenContainerLog continues in a new log file after a rotation.
 func (r *Runtime) ReopenContainerLog(ctx context.Context, request *runtimeapi.ReopenContainerLogRequest) (*runtimeapi.ReopenContainerLogResponse, error) {
-	if err := r.Containers.ReopenLog(ctx, request.GetContainerId()); err != nil {
-		return nil, err
-	}
-	return &runtimeapi.ReopenContainerLogResponse{}, nil
+	return &runtimeapi.ReopenContainerLogResponse{}, r.Containers.ReopenLog(ctx, request.GetContainerId())
 }
 
 // notWindows is the error of a field that is for Windows: it would have no effect here.
@@ -74,10 +62,7 @@ func (r *Runtime) UpdateContainerResources(ctx context.Context, request *runtime
 	if request.GetWindows() != nil {
 		return nil, notWindows("windows")
 	}
-	if err := r.Containers.Update(ctx, request.GetContainerId(), request.GetLinux()); err != nil {
-		return nil, err
-	}
-	return &runtimeapi.UpdateContainerResourcesResponse{}, nil
+	return &runtimeapi.UpdateContainerResourcesResponse{}, r.Containers.Update(ctx, request.GetContainerId(), request.GetLinux())
 }
 
 // ContainerStatus describes one container; NotFound when there is none. It waits
@@ -185,13 +170,6 @@ func (r *Runtime) containers(filter *runtimeapi.ContainerFilter) []*runtimeapi.C
 	return containers
 }
 
-// Streams makes the URLs that clients of exec, attach and port-forward go to.
-type Streams interface {
-	Exec(context.Context, *runtimeapi.ExecRequest) (url string, err error)
-	Attach(context.Context, *runtimeapi.AttachRequest) (url string, err error)
-	PortForward(context.Context, *runtimeapi.PortForwardRequest) (url string, err error)
-}
-
 // ExecSync runs a command in a container and captures its output.
 func (r *Runtime) ExecSync(ctx context.Context, request *runtimeapi.ExecSyncRequest) (*runtimeapi.ExecSyncResponse, error) {
 	result, err := r.Containers.ExecSync(ctx, request.GetContainerId(), request.GetCmd(), seconds(request.GetTimeout()))
@@ -204,26 +182,17 @@ func (r *Runtime) ExecSync(ctx context.Context, request *runtimeapi.ExecSyncRequ
 // Exec answers with a URL that runs a command in a container, once.
 func (r *Runtime) Exec(ctx context.Context, request *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
 	url, err := r.Streams.Exec(ctx, request)
-	if err != nil {
-		return nil, err
-	}
-	return &runtimeapi.ExecResponse{Url: url}, nil
+	return &runtimeapi.ExecResponse{Url: url}, err
 }
 
 // Attach answers with a URL that attaches to a container, once.
 func (r *Runtime) Attach(ctx context.Context, request *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error) {
 	url, err := r.Streams.Attach(ctx, request)
-	if err != nil {
-		return nil, err
-	}
-	return &runtimeapi.AttachResponse{Url: url}, nil
+	return &runtimeapi.AttachResponse{Url: url}, err
 }
 
 // PortForward answers with a URL that forwards ports of a pod, for one session.
 func (r *Runtime) PortForward(ctx context.Context, request *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
 	url, err := r.Streams.PortForward(ctx, request)
-	if err != nil {
-		return nil, err
-	}
-	return &runtimeapi.PortForwardResponse{Url: url}, nil
+	return &runtimeapi.PortForwardResponse{Url: url}, err
 }

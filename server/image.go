@@ -14,46 +14,27 @@ import (
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/sandbox"
 )
-
-// Images is what the image service asks of the image store.
-type Images interface {
-	List() []image.Image
-	Get(refOrID string) (image.Image, error)
-	Describe(ctx context.Context, refOrID string) (image.Description, error)
-	Pull(ctx context.Context, reference string, auth image.Auth, progress func(image.Progress)) (image.Image, error)
-	Remove(ctx context.Context, refOrID string) error
-	ImageUsage(ctx context.Context) (image.Usage, error)
-	ContainerUsage(ctx context.Context) (image.Usage, error)
-}
 
 // ImageServer implements runtime.v1.ImageService.
 type ImageServer struct {
 	runtimeapi.UnimplementedImageServiceServer
-	images   Images
+	images   *image.Store
 	handlers func() []string
-	pods     Pods
-}
-
-// Pods keep the pulls of their images in their timelines.
-type Pods interface {
-	// NotePull notes a pull that has ended; the pod is nil if it was for none.
-	NotePull(pod *runtimeapi.PodSandboxConfig, pull step.Row)
+	pods     *sandbox.Store // keeps the pulls of images in the timelines of pods
 }
 
 // NewImageServer serves the images of a store, which are the same for all of the
 // runtime handlers. pods is nil if none are to know of pulls.
-func NewImageServer(images Images, handlers func() []string, pods Pods) *ImageServer {
+func NewImageServer(images *image.Store, handlers func() []string, pods *sandbox.Store) *ImageServer {
 	return &ImageServer{images: images, handlers: handlers, pods: pods}
 }
 
 // ListImages lists all images, or the one that the filter names.
 func (s *ImageServer) ListImages(_ context.Context, request *runtimeapi.ListImagesRequest) (*runtimeapi.ListImagesResponse, error) {
 	images, err := s.list(request.GetFilter())
-	if err != nil {
-		return nil, err
-	}
-	return &runtimeapi.ListImagesResponse{Images: images}, nil
+	return &runtimeapi.ListImagesResponse{Images: images}, err
 }
 
 // StreamImages is ListImages in parts.
@@ -169,10 +150,7 @@ func (s *ImageServer) RemoveImage(ctx context.Context, request *runtimeapi.Remov
 	if err != nil {
 		return nil, err
 	}
-	if err := s.images.Remove(ctx, wanted); err != nil {
-		return nil, err
-	}
-	return &runtimeapi.RemoveImageResponse{}, nil
+	return &runtimeapi.RemoveImageResponse{}, s.images.Remove(ctx, wanted)
 }
 
 // ImageFsInfo measures images and the writable layers of containers, which are

@@ -9,7 +9,6 @@ import (
 	"io"
 	"log"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -27,7 +26,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -50,41 +48,18 @@ func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
 		f(&config)
 	}
 	store, err := image.Open(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	calls := calls{logger: slog.New(slog.DiscardHandler), work: &work{}}
-	server := grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
-	runtimeapi.RegisterImageServiceServer(server, NewImageServer(store, func() []string { return []string{"kata"} }, nil))
-	connection := serveOnSocket(t, server)
-	node := &imageNode{
-		ImageServiceClient: runtimeapi.NewImageServiceClient(connection),
-		registry:           httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0)))),
-	}
+	must(t, err)
+	registry := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	t.Cleanup(func() {
-		_ = connection.Close()
-		server.Stop()
-		node.registry.Close()
+		registry.Close()
 		if err := store.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return node
-}
-
-func serveOnSocket(t testing.TB, server *grpc.Server) *grpc.ClientConn {
-	t.Helper()
-	socket := filepath.Join(t.TempDir(), "s")
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	go func() { _ = server.Serve(listener) }() // ends with server.Stop
-	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return connection
+	calls := calls{logger: slog.New(slog.DiscardHandler), work: &work{}}
+	server := grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
+	runtimeapi.RegisterImageServiceServer(server, NewImageServer(store, func() []string { return []string{"kata"} }, nil))
+	return &imageNode{runtimeapi.NewImageServiceClient(serveOnSocket(t, server)), registry}
 }
 
 func (n *imageNode) push(t testing.TB, path string, img v1.Image) string {
@@ -94,9 +69,7 @@ func (n *imageNode) push(t testing.TB, path string, img v1.Image) string {
 	if err == nil {
 		err = remote.Write(ref, img)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return reference
 }
 
@@ -105,9 +78,7 @@ func oneFile(t testing.TB, content string, config v1.Config) v1.Image {
 	t.Helper()
 	var buffer bytes.Buffer
 	w := tar.NewWriter(&buffer)
-	if err := w.WriteHeader(&tar.Header{Name: "file", Mode: 0o644, Size: int64(len(content))}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.WriteHeader(&tar.Header{Name: "file", Mode: 0o644, Size: int64(len(content))}))
 	if _, err := w.Write([]byte(content)); err != nil {
 		t.Fatal(err)
 	}
@@ -115,23 +86,15 @@ func oneFile(t testing.TB, content string, config v1.Config) v1.Image {
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(buffer.Bytes())), nil
 	}, tarball.WithCompressionLevel(gzip.BestSpeed))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	img, err := mutate.AppendLayers(empty.Image, layer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	spec, err := img.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	spec = spec.DeepCopy()
 	spec.OS, spec.Architecture, spec.Config = "linux", runtime.GOARCH, config
 	img, err = mutate.ConfigFile(img, spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return img
 }
 
@@ -140,9 +103,7 @@ func named(text string) *runtimeapi.ImageSpec { return &runtimeapi.ImageSpec{Ima
 func (n *imageNode) pull(t testing.TB, reference string) string {
 	t.Helper()
 	response, err := n.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: named(reference)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return response.GetImageRef()
 }
 
@@ -158,9 +119,7 @@ func TestImageLife(t *testing.T) {
 	}
 	id := node.pull(t, reference)
 	got, err := node.ImageStatus(t.Context(), &runtimeapi.ImageStatusRequest{Image: named(reference), Verbose: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	i := got.GetImage()
 	if i.GetId() != id || i.GetSize() == 0 || i.GetUid().GetValue() != 1001 || i.GetUsername() != "" ||
 		len(i.GetRepoTags()) != 1 || len(i.GetRepoDigests()) != 1 || !strings.Contains(got.GetInfo()["info"], `"A=b"`) {
@@ -189,18 +148,14 @@ func TestStreamImagesSendsEachOnce(t *testing.T) {
 		node.pull(t, node.push(t, fmt.Sprintf("stream/%d:1", i), oneFile(t, fmt.Sprint(i), v1.Config{})))
 	}
 	stream, err := node.StreamImages(t.Context(), &runtimeapi.StreamImagesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	seen := map[string]bool{}
 	for {
 		part, err := stream.Recv()
 		if err == io.EOF {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, i := range part.GetImages() {
 			if seen[i.GetId()] {
 				t.Errorf("%s came twice", i.GetId())

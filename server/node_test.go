@@ -52,9 +52,7 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 		Logger:   slog.New(slog.DiscardHandler),
 	}
 	identity, err := node.Open(options.Root, options.State, t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	options.Node = identity
 	store(t, options, pods)
 	options.Netns, options.Userns = namespaces(t, identity.Mark()), namespaces(t, identity.Mark())
@@ -62,7 +60,7 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 	if options.Hierarchies, err = cgroup.FindHierarchies(); err != nil {
 		t.Fatal(err)
 	}
-	runtime := &Runtime{Networks: options.Networks, Events: NewBroadcaster(), Info: Info{Version: "1.2.3", Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{})}}
+	runtime := &Runtime{Networks: options.Networks, Events: NewBroadcaster(), Info: Info{Version: "1.2.3", Handlers: options.Handlers, Config: func() any { return nil }}}
 	options.Events = runtime
 	if options.Supervisors, err = client.NewSet(client.SetOptions{Dir: filepath.Join(options.State, "shims"), Logger: options.Logger}); err != nil {
 		t.Fatal(err)
@@ -93,9 +91,7 @@ func containers(t *testing.T, options sandbox.Options, runtime *Runtime) *contai
 		Sandboxes: runtime.Sandboxes, Events: runtime, Logger: options.Logger,
 		Limits: container.Limits{Create: time.Minute, Kill: time.Minute},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(opened.Close)
 	runtime.Sandboxes.SetContainers(opened)
 	return opened
@@ -116,53 +112,35 @@ func (noLayers) SnapshotUsage(context.Context, string) (image.Usage, error) {
 func store(t *testing.T, options sandbox.Options, pods []stored) {
 	t.Helper()
 	bootID, err := process.BootID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(options.State, "boot-id"), []byte(bootID), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(options.State, "boot-id"), []byte(bootID), 0o600))
 	records, err := state.Open[sandbox.Record](filepath.Join(options.Root, "sandboxes"), 1, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	facts, err := state.Open[sandbox.Facts](filepath.Join(options.State, "facts"), 1, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i, pod := range pods {
 		config, err := protojson.Marshal(pod.config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		record := sandbox.Record{ID: pod.id, CreatedAt: int64(i + 1), CgroupsPath: "/" + options.Node.Mark() + pod.id, Config: json.RawMessage(config)}
 		fact := sandbox.Facts{BootID: bootID, ReadyAt: time.Now(), StoppedAt: time.Now()}
 		if pod.ready {
 			fact.StoppedAt, fact.Pause = time.Time{}, startProcess(t)
 		}
-		if err := records.Write(pod.id, record); err != nil {
-			t.Fatal(err)
-		}
-		if err := facts.Write(pod.id, fact); err != nil {
-			t.Fatal(err)
-		}
+		must(t, records.Write(pod.id, record))
+		must(t, facts.Write(pod.id, fact))
 	}
 }
 
 func startProcess(t *testing.T) process.Facts {
 	t.Helper()
 	command := exec.Command("sleep", "600")
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, command.Start())
 	t.Cleanup(func() {
 		_ = command.Process.Kill()
 		_ = command.Wait()
 	})
 	stat, err := process.ReadStat(command.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return process.Facts{PID: command.Process.Pid, StartTime: stat.StartTime}
 }
 
@@ -189,9 +167,7 @@ func networks(t *testing.T, options sandbox.Options) *network.CNI {
 		Limits: network.Limits{Status: time.Minute, StatusPeriod: time.Second, Reload: time.Second},
 		Logger: options.Logger,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	go opened.Run(t.Context())
 	t.Cleanup(opened.Close)
 	return opened
@@ -200,18 +176,18 @@ func networks(t *testing.T, options sandbox.Options) *network.CNI {
 // dial serves the runtime on a unix socket and connects to it.
 func dial(t *testing.T, runtime *Runtime) runtimeapi.RuntimeServiceClient {
 	t.Helper()
+	return runtimeapi.NewRuntimeServiceClient(serveOnSocket(t, New(runtime, nil, nil, slog.New(slog.DiscardHandler))))
+}
+
+func serveOnSocket(t testing.TB, server *grpc.Server) *grpc.ClientConn {
+	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := New(runtime, nil, nil, slog.New(slog.DiscardHandler))
+	must(t, err)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		_ = connection.Close()
 		server.Stop()
@@ -219,7 +195,7 @@ func dial(t *testing.T, runtime *Runtime) runtimeapi.RuntimeServiceClient {
 			t.Error(err)
 		}
 	})
-	return runtimeapi.NewRuntimeServiceClient(connection)
+	return connection
 }
 
 func podConfig(name string, labels map[string]string) *runtimeapi.PodSandboxConfig {
@@ -229,5 +205,13 @@ func podConfig(name string, labels map[string]string) *runtimeapi.PodSandboxConf
 		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 			NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
 		}},
+	}
+}
+
+// must ends the test for an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -30,27 +30,18 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, request *runtimeapi.RunPodS
 
 // StopPodSandbox ends what runs in the sandbox and detaches it from its network.
 func (r *Runtime) StopPodSandbox(ctx context.Context, request *runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
-	if err := r.Sandboxes.Stop(ctx, request.GetPodSandboxId()); err != nil {
-		return nil, err
-	}
-	return &runtimeapi.StopPodSandboxResponse{}, nil
+	return &runtimeapi.StopPodSandboxResponse{}, r.Sandboxes.Stop(ctx, request.GetPodSandboxId())
 }
 
 // RemovePodSandbox removes the sandbox, running or not.
 func (r *Runtime) RemovePodSandbox(ctx context.Context, request *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
-	if err := r.Sandboxes.Remove(ctx, request.GetPodSandboxId()); err != nil {
-		return nil, err
-	}
-	return &runtimeapi.RemovePodSandboxResponse{}, nil
+	return &runtimeapi.RemovePodSandboxResponse{}, r.Sandboxes.Remove(ctx, request.GetPodSandboxId())
 }
 
 // UpdatePodSandboxResources records the resources of a pod, which are the
 // kubelet's to set, and shows them in the verbose status.
 func (r *Runtime) UpdatePodSandboxResources(ctx context.Context, request *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
-	if err := r.Sandboxes.UpdateResources(ctx, request.GetPodSandboxId(), request.GetOverhead(), request.GetResources()); err != nil {
-		return nil, err
-	}
-	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, nil
+	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, r.Sandboxes.UpdateResources(ctx, request.GetPodSandboxId(), request.GetOverhead(), request.GetResources())
 }
 
 // PodSandboxStatus describes one sandbox; NotFound when there is none. It waits
@@ -60,8 +51,8 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, request *runtimeapi.PodSan
 	if err != nil {
 		return nil, err
 	}
-	response := &runtimeapi.PodSandboxStatusResponse{}
-	response.Status, response.ContainersStatuses, response.Timestamp = r.podAndContainers(sb)
+	response := &runtimeapi.PodSandboxStatusResponse{Timestamp: time.Now().UnixNano()} // not after what is looked at then
+	response.Status, response.ContainersStatuses = r.snapshot(sb)
 	response = fit(response)
 	if request.GetVerbose() {
 		response.Info, err = r.verbosePodStatus(sb)
@@ -163,14 +154,6 @@ func (r *Runtime) pods(filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSan
 		})
 	}
 	return pods
-}
-
-// podAndContainers is the status of a pod and of its containers at one moment,
-// and a time, in nanoseconds since 1970, that is not after it.
-func (r *Runtime) podAndContainers(sb *sandbox.Sandbox) (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus, int64) {
-	at := time.Now().UnixNano()
-	pod, containers := r.snapshot(sb)
-	return pod, containers, at
 }
 
 // snapshot returns the statuses of a pod and its containers at one moment,

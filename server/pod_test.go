@@ -46,9 +46,7 @@ func TestListPodSandboxFilter(t *testing.T) {
 		{"not all of it matches", &filter{Id: "aa", State: ready, LabelSelector: labels{"app": "db"}}, ""},
 	} {
 		response, err := client.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: test.filter})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if got := ids(response.GetItems()); got != test.want {
 			t.Errorf("%s: listed %q, want %q", test.name, got, test.want)
 		}
@@ -79,13 +77,9 @@ func TestStreamPodSandboxes(t *testing.T) {
 		client := dial(t, restored(t, pods...))
 		for _, filter := range []*runtimeapi.PodSandboxFilter{nil, {LabelSelector: map[string]string{"odd": "1"}}} {
 			list, err := client.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: filter}, grpc.MaxCallRecvMsgSize(math.MaxInt32))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			stream, err := client.StreamPodSandboxes(t.Context(), &runtimeapi.StreamPodSandboxesRequest{Filter: filter}, grpc.MaxCallRecvMsgSize(most))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			var streamed []*runtimeapi.PodSandbox
 			messages := 0
 			for {
@@ -93,9 +87,7 @@ func TestStreamPodSandboxes(t *testing.T) {
 				if errors.Is(err, io.EOF) {
 					break
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if n := len(message.GetPodSandboxes()); n == 0 || n > 1 && proto.Size(message) > 2*pieceBytes {
 					t.Errorf("a message of %d pods and %d bytes", n, proto.Size(message))
 				}
@@ -128,9 +120,7 @@ func TestPodSandboxStatus(t *testing.T) {
 	config.Metadata.Attempt = 7
 	client := dial(t, restored(t, stored{id: "aa11", config: config, ready: true}))
 	response, err := client.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: "aa11"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := &runtimeapi.PodSandboxStatus{
 		Id: "aa11", Metadata: config.Metadata, State: runtimeapi.PodSandboxState_SANDBOX_READY, CreatedAt: 1,
 		Network: &runtimeapi.PodSandboxNetworkStatus{},
@@ -206,12 +196,8 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 	},
 	) {
 		response, err := client.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := json.Unmarshal([]byte(response.GetInfo()["info"]), &resources.Info); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, json.Unmarshal([]byte(response.GetInfo()["info"]), &resources.Info))
 		return resources
 	}
 	if got := shown("aa11").Info; got.Overhead.CPUShares != "7" || got.Resources.CPUShares != "" {

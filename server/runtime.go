@@ -165,7 +165,7 @@ func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[
 		Stage any    `json:"stage"`
 	}
 	info := map[string]any{
-		"config":             r.config(),
+		"config":             r.Info.Config(),
 		"golang":             runtime.Version(),
 		"handlers":           r.describeHandlers(all), // crictl has runtimeHandlers of its own
 		"networkProblems":    r.networkProblems(all),
@@ -301,15 +301,5 @@ func (r *Runtime) UpdateRuntimeConfig(_ context.Context, request *runtimeapi.Upd
 	if _, err := network.ParseSubnets(cidr); err != nil {
 		return nil, fmt.Errorf("runtime_config.network_config.pod_cidr: %w: %w", err, errdefs.ErrInvalidArgument)
 	}
-	if err := r.Networks.SetPodCIDR(cidr); err != nil {
-		return nil, err
-	}
-	return &runtimeapi.UpdateRuntimeConfigResponse{}, nil
-}
-
-func (r *Runtime) config() any {
-	if r.Info.Config == nil {
-		return nil
-	}
-	return r.Info.Config()
+	return &runtimeapi.UpdateRuntimeConfigResponse{}, r.Networks.SetPodCIDR(cidr)
 }

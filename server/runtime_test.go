@@ -12,9 +12,7 @@ import (
 func TestVersion(t *testing.T) {
 	client := dial(t, restored(t))
 	version, err := client.Version(t.Context(), &runtimeapi.VersionRequest{Version: "0.1.0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if version.GetVersion() != "0.1.0" || version.GetRuntimeName() != "minicri" || version.GetRuntimeVersion() != "1.2.3" || version.GetRuntimeApiVersion() != "v1" {
 		t.Errorf("version %v", version)
 	}
@@ -26,9 +24,7 @@ func TestVersion(t *testing.T) {
 func TestStatus(t *testing.T) {
 	client := dial(t, restored(t))
 	response, err := client.Status(t.Context(), &runtimeapi.StatusRequest{Verbose: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	conditions := response.GetStatus().GetConditions()
 	if len(conditions) != 3 || conditions[0].GetType() != runtimeapi.RuntimeReady || !conditions[0].GetStatus() {
 		t.Fatalf("conditions %v", conditions)
@@ -98,9 +94,7 @@ func TestStatusWithoutAContainerPolicy(t *testing.T) {
 	runtime := restored(t)
 	runtime.Info.Machine.SELinuxProblem = "install container-selinux"
 	response, err := dial(t, runtime).Status(t.Context(), &runtimeapi.StatusRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	conditions := response.GetStatus().GetConditions()
 	if len(conditions) != 4 || conditions[3].GetType() != containerSELinuxReady || conditions[3].GetStatus() || conditions[3].GetMessage() != "install container-selinux" {
 		t.Errorf("conditions %v", conditions)

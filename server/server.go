@@ -39,6 +39,7 @@ import (
 	"github.com/minicri/minicri/nri"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/stats"
+	"github.com/minicri/minicri/stream"
 )
 
 // Runtime implements runtime.v1.RuntimeService. What it does not implement
@@ -49,7 +50,7 @@ type Runtime struct {
 	Containers *container.Store
 	Networks   *network.CNI
 	Stats      *stats.Meter
-	Streams    Streams
+	Streams    *stream.Server
 	Events     *Broadcaster
 	Info       Info
 	// Plugins are those of NRI.
@@ -86,7 +87,7 @@ const callWorkers = 4
 
 // New makes a gRPC server that serves the runtime and the images.
 // traces follows each call from its begin to its end; nil if there are no traces.
-func New(runtime *Runtime, images Images, traces grpcstats.Handler, logger *slog.Logger) *grpc.Server {
+func New(runtime *Runtime, images *image.Store, traces grpcstats.Handler, logger *slog.Logger) *grpc.Server {
 	calls := calls{logger: logger, work: &runtime.work, runtime: runtime, observe: runtime.Observe}
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(largestRequest),
@@ -162,14 +163,10 @@ func (c calls) panicked(method string, reason any) error {
 
 func (c calls) end(ctx context.Context, method string, pairs []any, began time.Time, err *error) {
 	*err = grpcError(*err)
-	c.measure(method, began, *err)
-	c.log(ctx, method, pairs, began, *err)
-}
-
-func (c calls) measure(method string, began time.Time, err error) {
 	if c.observe != nil {
-		c.observe(method, status.Code(err).String(), time.Since(began))
+		c.observe(method, status.Code(*err).String(), time.Since(began))
 	}
+	c.log(ctx, method, pairs, began, *err)
 }
 
 // work counts the calls under way that change something.

@@ -20,10 +20,7 @@ func (r *Runtime) ContainerStats(ctx context.Context, request *runtimeapi.Contai
 		return nil, err
 	}
 	measured, err := r.Stats.Container(ctx, measurable(c))
-	if err != nil {
-		return nil, err
-	}
-	return &runtimeapi.ContainerStatsResponse{Stats: measured}, nil
+	return &runtimeapi.ContainerStatsResponse{Stats: measured}, err
 }
 
 // ListContainerStats measures the running containers that match every field of
@@ -74,10 +71,7 @@ func (r *Runtime) PodSandboxStats(ctx context.Context, request *runtimeapi.PodSa
 		return nil, err
 	}
 	measured, err := r.Stats.Pod(ctx, r.measurablePod(sb))
-	if err != nil {
-		return nil, err
-	}
-	return &runtimeapi.PodSandboxStatsResponse{Stats: measured}, nil
+	return &runtimeapi.PodSandboxStatsResponse{Stats: measured}, err
 }
 
 // ListPodSandboxStats measures the ready pods that match every field of the

@@ -29,9 +29,7 @@ func TestPodStats(t *testing.T) {
 	)
 	client := dial(t, runtime)
 	sb, err := runtime.Sandboxes.Find("aa11")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	intoCgroup(t, sb.Facts().Pause.PID, sb.CgroupsPath)
 	list, err := client.ListPodSandboxStats(t.Context(), &runtimeapi.ListPodSandboxStatsRequest{
 		Filter: &runtimeapi.PodSandboxStatsFilter{LabelSelector: map[string]string{"app": "web"}},
@@ -44,9 +42,7 @@ func TestPodStats(t *testing.T) {
 		t.Errorf("the stats of a pod with one process are %v", pod)
 	}
 	stream, err := client.StreamPodSandboxStats(t.Context(), &runtimeapi.StreamPodSandboxStatsRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if piece, err := stream.Recv(); err != nil || len(piece.GetPodSandboxStats()) != 1 {
 		t.Errorf("the stream has %v (%v)", piece, err)
 	}
@@ -66,9 +62,7 @@ func TestPodStats(t *testing.T) {
 func intoCgroup(t *testing.T, pid int, path string) {
 	t.Helper()
 	hierarchies, err := cgroup.FindHierarchies()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := hierarchies.Remove(path, time.Minute); err != nil {
 			t.Error(err)
@@ -76,14 +70,10 @@ func intoCgroup(t *testing.T, pid int, path string) {
 	})
 	for _, hierarchy := range hierarchies {
 		directory := filepath.Join(hierarchy, path)
-		if err := os.Mkdir(directory, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(directory, 0o755))
 		if filepath.Base(hierarchy) == "cpuset" {
 			continue // a new one on version 1 has no processors
 		}
-		if err := os.WriteFile(filepath.Join(directory, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(directory, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0))
 	}
 }

@@ -17,9 +17,7 @@ func listen(t *testing.T, runtime *Runtime, client runtimeapi.RuntimeServiceClie
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	stream, err := client.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	arrived := make(chan error, 1)
 	go func() {
 		_, err := stream.Recv()
@@ -30,9 +28,7 @@ func listen(t *testing.T, runtime *Runtime, client runtimeapi.RuntimeServiceClie
 			func() (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus) { return nil, nil })
 		select {
 		case err := <-arrived:
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return stream
 		case <-time.After(10 * time.Millisecond):
 		}
@@ -43,9 +39,7 @@ func nextEvent(t *testing.T, stream runtimeapi.RuntimeService_GetContainerEvents
 	t.Helper()
 	for {
 		event, err := stream.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if event.GetContainerId() != "first" {
 			return event
 		}
@@ -57,16 +51,12 @@ func TestEventsOfAPodThatDies(t *testing.T) {
 	client := dial(t, runtime)
 	stream := listen(t, runtime, client)
 	sb, err := runtime.Sandboxes.Find("aa11")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pause := sb.Facts().Pause.PID
 	if pause <= 0 { // kill(2) takes 0 for our process group
 		t.Fatalf("the pause is process %d", pause)
 	}
-	if err := unix.Kill(pause, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Kill(pause, unix.SIGKILL))
 	stopped := nextEvent(t, stream)
 	if _, err := client.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: "aa11"}); err != nil {
 		t.Fatal(err)
@@ -108,9 +98,7 @@ func TestStatusHasTheContainersWithTheTime(t *testing.T) {
 	client := dial(t, restored(t, stored{id: "aa11", config: podConfig("web", nil), ready: true}))
 	before := time.Now().UnixNano()
 	response, err := client.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: "aa11"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if at := response.GetTimestamp(); at < before || at > time.Now().UnixNano() || len(response.GetContainersStatuses()) != 0 {
 		t.Errorf("the status is of %d (asked at %d), with the containers %v", at, before, response.GetContainersStatuses())
 	}
