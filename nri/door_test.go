@@ -31,12 +31,8 @@ func connectExternal(t *testing.T, p *Plugins, socket, index string, plugin any)
 	e := external{ended: make(chan struct{})}
 	var err error
 	e.Stub, err = stub.New(plugin, stub.WithSocketPath(socket), stub.WithPluginName("slow"), stub.WithPluginIdx(index), stub.WithOnClose(sync.OnceFunc(func() { close(e.ended) })))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, e.Start(t.Context()))
 	t.Cleanup(e.Stop)
 	awaitThat(t, "the plugin is connected", func() bool { return slices.Contains(p.Connected(), index+"-slow") })
 	return e
@@ -71,9 +67,7 @@ func TestSwitchedOffIsOff(t *testing.T) {
 	asked := make(chan string, 100)
 	switchOver := func(options Options) {
 		t.Helper()
-		if err := p.Reconfigure(options); err != nil {
-			t.Fatal(err)
-		}
+		must(t, p.Reconfigure(options))
 	}
 	cycle := func() {
 		plugin := connectExternal(t, p, socket, "10", slow{asked})
@@ -108,9 +102,7 @@ func TestSwitchedOffIsOff(t *testing.T) {
 func descriptors(t *testing.T) int {
 	t.Helper()
 	files, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return len(files)
 }
 
@@ -121,9 +113,7 @@ func TestMutePlugins(t *testing.T) {
 	dir := t.TempDir()
 	for i := range many {
 		script := fmt.Sprintf("#!/bin/sh\nsleep 1000 &\necho $! >>%[1]s/children\nsetsid sh -c 'echo $$ >>%[1]s/children; exec sleep 1000' &\nwait\n", dir)
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("1%d-mute", i)), []byte(script), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("1%d-mute", i)), []byte(script), 0o700))
 	}
 	p := New(Options{
 		Source: Source{Enabled: true, PluginDir: dir, ConfigDir: dir}, State: t.TempDir(),
@@ -131,9 +121,7 @@ func TestMutePlugins(t *testing.T) {
 		Version: "test", Metrics: &counted{requests: make(map[string]int)}, Logger: slog.New(slog.DiscardHandler),
 	})
 	began := time.Now()
-	if err := p.Open(nonePods{}, none{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Open(nonePods{}, none{}))
 	defer p.Close()
 	if took := time.Since(began); took > (many-1)*registration {
 		t.Errorf("the start took %v, one registration may take %v", took, registration)
@@ -142,14 +130,10 @@ func TestMutePlugins(t *testing.T) {
 		t.Errorf("problems: %v", problems)
 	}
 	content, err := os.ReadFile(filepath.Join(dir, "children"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for child := range strings.FieldsSeq(string(content)) {
 		pid, err := strconv.Atoi(child)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		awaitThat(t, "what a plugin has started is ended", func() bool { return gone(pid) })
 	}
 }
@@ -184,12 +168,8 @@ func TestMadeWhileAPluginJoins(t *testing.T) {
 	p, _, socket := open(t, limit)
 	l := late{begun: make(chan struct{}), answer: make(chan struct{}), seen: make(chan string, 10)}
 	s, err := stub.New(l, stub.WithSocketPath(socket), stub.WithPluginName("slow"), stub.WithPluginIdx("10"), stub.WithOnClose(func() {}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, s.Start(t.Context()))
 	defer s.Stop()
 	<-l.begun
 	const many = 3
@@ -206,5 +186,22 @@ func TestMadeWhileAPluginJoins(t *testing.T) {
 	wait.Wait()
 	if len(l.seen) != many {
 		t.Errorf("of %d pods that were made while it was synchronized, the plugin has seen %d", many, len(l.seen))
+	}
+}
+
+// TestSurveyBesideAFifo: the configuration of a plugin may be anything; a fifo that
+// nobody writes holds up nobody, and costs its own plugin only.
+func TestSurveyBesideAFifo(t *testing.T) {
+	source := Source{Enabled: true, PluginDir: t.TempDir(), ConfigDir: t.TempDir()}
+	for _, plugin := range []string{"10-good", "20-fifo"} {
+		must(t, os.WriteFile(filepath.Join(source.PluginDir, plugin), nil, 0o700))
+	}
+	must(t, unix.Mkfifo(filepath.Join(source.ConfigDir, "fifo.conf"), 0o600))
+	plugins, problems := source.Survey()
+	if !slices.Equal(plugins, []string{"10-good"}) {
+		t.Errorf("plugins that are started: %v", plugins)
+	}
+	if len(problems) != 1 || !strings.Contains(problems[0].Error(), "20-fifo") || !strings.Contains(problems[0].Error(), "no regular file") {
+		t.Errorf("problems: %v", problems)
 	}
 }

@@ -77,9 +77,7 @@ func open(t *testing.T, limit time.Duration) (*Plugins, *counted, string) {
 		Registration: time.Minute, Request: limit,
 		State: t.TempDir(), Version: "test", Metrics: measured, Logger: slog.New(slog.DiscardHandler),
 	})
-	if err := p.Open(nonePods{}, none{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Open(nonePods{}, none{}))
 	t.Cleanup(p.Close)
 	return p, measured, filepath.Join(dir, "s")
 }
@@ -127,9 +125,7 @@ func TestSwitchedOverAndOver(t *testing.T) {
 	off.Enabled = false
 	for range 20 {
 		for _, options := range []Options{off, on} {
-			if err := p.Reconfigure(options); err != nil {
-				t.Fatal(err)
-			}
+			must(t, p.Reconfigure(options))
 		}
 	}
 }
@@ -190,9 +186,7 @@ func TestAdjustedSpec(t *testing.T) {
 			"scheduler": {"policy": "SCHED_BATCH"}, "rdt": {"closId": {"value": "gold"}},
 			"resources": {"memory": {"limit": {"value": "10"}, "swap": {"value": "30"}, "reservation": {"value": "5"}, "swappiness": {"value": "7"}},
 				"hugepageLimits": [{"pageSize": "2MB", "limit": "4"}], "unified": {"memory.high": "9"}}}}`), wanted)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	spec := &specs.Spec{
 		Annotations: map[string]string{"a": "old", "b": "old"}, Process: &specs.Process{Env: []string{"A=old", "B=old"}},
 		Mounts: []specs.Mount{{Destination: "/gone"}, {Destination: "/kept"}},
@@ -200,9 +194,7 @@ func TestAdjustedSpec(t *testing.T) {
 			Sysctl: map[string]string{"kernel.b": "1"}, Namespaces: []specs.LinuxNamespace{{Type: "ipc"}, {Type: "network"}, {Type: "mount"}},
 		},
 	}
-	if err := adjust(spec, wanted, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, adjust(spec, wanted, nil))
 	limit, swap, reservation, swappiness := int64(10), int64(30), int64(5), uint64(7)
 	want := &specs.Spec{
 		Annotations: map[string]string{"a": "new"}, Process: &specs.Process{
@@ -229,9 +221,7 @@ func TestAdjustedSpec(t *testing.T) {
 func text(t *testing.T, spec *specs.Spec) string {
 	t.Helper()
 	encoded, err := json.Marshal(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(encoded)
 }
 
@@ -249,5 +239,13 @@ func TestImage(t *testing.T) {
 		if got := imageOf(test.image, test.reference, id); got.String() != test.want.String() {
 			t.Errorf("got %v, want %v", got, test.want)
 		}
+	}
+}
+
+// must ends the test for an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -1,13 +1,16 @@
 package stats
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/opencontainers/cgroups"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -54,9 +57,7 @@ func TestCPU(t *testing.T) {
 func measure(t *testing.T, m *Meter, path string) *runtimeapi.ContainerStats {
 	t.Helper()
 	measured, err := m.Container(t.Context(), Container{ID: filepath.Base(path), Cgroup: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for what, timestamp := range map[string]int64{"cpu": measured.GetCpu().GetTimestamp(), "memory": measured.GetMemory().GetTimestamp()} {
 		if time.Since(time.Unix(0, timestamp)) > time.Minute {
 			t.Errorf("the timestamp of %s is %d", what, timestamp)
@@ -79,9 +80,7 @@ func TestMemory(t *testing.T) {
 		t.Errorf("%v bytes are available below no limit", got)
 	}
 	const limit = 256 << 20
-	if err := os.WriteFile(filepath.Join(directory, limitFile), []byte("268435456"), 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(directory, limitFile), []byte("268435456"), 0))
 	start(t, h, path, "hold "+filepath.Join(t.TempDir(), "file"))
 
 	row := func(key string) uint64 { return kernel(t, directory, "memory.stat", prefix+key) }
@@ -125,9 +124,7 @@ func TestPod(t *testing.T) {
 	start(t, m.hierarchies, one, "sit")
 	start(t, m.hierarchies, two, "sit")
 	pod, err := m.Pod(t.Context(), Pod{ID: "pod", Cgroups: []string{one, two}, Containers: []Container{{ID: "one", Cgroup: one}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	single := kernel(t, m.hierarchies.dir("pids", one), "pids.current", "")
 	between(t, "processes of two cgroups", single+1, pod.GetLinux().GetProcess().GetProcessCount().GetValue(), 3*single)
 	if n := len(pod.GetLinux().GetContainers()); n != 1 {
@@ -171,14 +168,55 @@ func TestPressure(t *testing.T) {
 func pressureTotal(t *testing.T, file string) uint64 {
 	t.Helper()
 	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	line, _, _ := strings.Cut(string(content), "\n")
 	_, total, _ := strings.Cut(line, "total=")
 	micros, err := strconv.ParseUint(total, 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return micros * 1000
+}
+
+// The files of a version 2 container as Linux 6.18 writes them, on a machine
+// where version 1 has the controllers: reading them is the same everywhere.
+var version2Files = map[string]string{
+	"cpu.stat":            "usage_usec 1234567\nuser_usec 1000000\nsystem_usec 234567\n",
+	"memory.current":      "209715200\n",
+	"memory.max":          "268435456\n",
+	"memory.stat":         "anon 104857600\nfile 94371840\ninactive_anon 104857600\nactive_anon 0\ninactive_file 73400320\nactive_file 20971520\npgfault 51200\npgmajfault 7\n",
+	"memory.swap.current": "4194304\n",
+	"memory.swap.max":     "max\n",
+	"pids.current":        "3\n",
+	"pids.max":            "max\n",
+	"cpu.pressure":        "some avg10=1.50 avg60=0.25 avg300=0.05 total=7654321\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=12\n",
+}
+
+// cri: PsiData.Avg10 PsiData.Avg300 PsiData.Total PsiStats.Full PsiStats.Some
+func TestVersion2Files(t *testing.T) {
+	hierarchy := t.TempDir()
+	for _, name := range slices.Collect(maps.Keys(version2Files)) {
+		must(t, os.WriteFile(filepath.Join(hierarchy, name), []byte(version2Files[name]), 0o600))
+	}
+	cgroups.TestMode = true
+	defer func() { cgroups.TestMode = false }()
+	got, err := readUsage(hierarchies{unified: hierarchy}, "/", forStats)
+	must(t, err)
+	if got.cpu.total != 1234567*time.Microsecond {
+		t.Errorf("cpu time is %v", got.cpu.total)
+	}
+	if m := got.memory; m.usage != 200<<20 || m.limit != 256<<20 || m.workingSet() != 130<<20 || m.anon != 100<<20 || m.activeFile != 20<<20 || m.inactiveFile != 70<<20 || m.faults != 51200 || m.major != 7 {
+		t.Errorf("memory is %+v", *m)
+	}
+	if got.swap.usage != 4<<20 || got.swap.limit < unlimited || got.all.PidsStats.Current != 3 {
+		t.Errorf("swap is %+v, processes are %+v", *got.swap, got.all.PidsStats)
+	}
+	if p := psi(got.all.CpuStats.PSI); p.GetSome().GetAvg10() != 1.5 || p.GetSome().GetTotal() != 7654321000 || p.GetFull().GetTotal() != 12000 || p.GetSome().GetAvg300() != 0.05 {
+		t.Errorf("pressure is %v", p)
+	}
+}
+
+func TestWorkingSetIsNeverNegative(t *testing.T) {
+	m := memory{usage: 10, inactiveFile: 11}
+	if got := m.workingSet(); got != 0 {
+		t.Errorf("the working set is %d", got)
+	}
 }

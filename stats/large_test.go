@@ -3,10 +3,7 @@ package stats
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
-	"syscall"
 	"testing"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -19,47 +16,16 @@ func manyProcesses(t *testing.T, h hierarchies, path string, count int) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "pause")
 	content, err := pause.Binary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(program, content, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	var script strings.Builder
-	for _, directory := range h.own(path) {
-		fmt.Fprintf(&script, "echo $$ > %s/cgroup.procs && ", directory)
-	}
-	fmt.Fprintf(&script, `i=1; while [ $i -lt %d ]; do "$0" & i=$((i+1)); done; echo ready; read end`, count)
-	command := exec.Command("sh", "-c", script.String(), program)
-	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	stdin, err := command.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := command.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = syscall.Kill(-command.Process.Pid, syscall.SIGKILL)
-		_ = stdin.Close()
-		_ = command.Wait()
-	})
-	if _, err := stdout.Read(make([]byte, 5)); err != nil {
-		t.Fatalf("%d processes were not started: %v", count, err)
-	}
+	must(t, err)
+	must(t, os.WriteFile(program, content, 0o700))
+	startShell(t, h, path, fmt.Sprintf(`i=1; while [ $i -lt %d ]; do "$0" & i=$((i+1)); done; echo ready; read end`, count), program)
 }
 
 // metricsOf are the metrics of a container by name, of which each has one row.
 func metricsOf(t *testing.T, m *Meter, path string) map[string]uint64 {
 	t.Helper()
 	to := &metrics{kinds: kindsOfMetrics()}
-	if err := m.containerMetrics(Container{ID: "large", Cgroup: path}, to); err != nil {
-		t.Fatal(err)
-	}
+	must(t, m.containerMetrics(Container{ID: "large", Cgroup: path}, to))
 	values := make(map[string]uint64)
 	for _, metric := range to.list {
 		values[metric.GetName()] = metric.GetValue().GetValue()

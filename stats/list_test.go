@@ -15,12 +15,8 @@ func TestListLeavesOutWhatCannotBeMeasured(t *testing.T) {
 	layers := t.TempDir()
 	m := newMeter(t, directories(layers))
 	path := makeCgroup(t, m.hierarchies, "listed")
-	if err := os.MkdirAll(filepath.Join(layers, "listed", "sub"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(layers, "listed", "sub", "file"), make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(layers, "listed", "sub"), 0o755))
+	must(t, os.WriteFile(filepath.Join(layers, "listed", "sub", "file"), make([]byte, 1<<20), 0o600))
 	list := m.Containers(t.Context(), []Container{
 		{ID: "vanished", Cgroup: path + "/vanished"},
 		{ID: "broken", Cgroup: path + "/cgroup.procs/not-a-directory"},
@@ -31,9 +27,7 @@ func TestListLeavesOutWhatCannotBeMeasured(t *testing.T) {
 	}
 	// Alone it is waited for longer than in a list.
 	listed, err := m.Container(t.Context(), Container{ID: "listed", Cgroup: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	layer := listed.GetWritableLayer()
 	between(t, "bytes of the layer", 1<<20, layer.GetUsedBytes().GetValue(), 1<<20+64<<10)
 	between(t, "inodes of the layer", 3, layer.GetInodesUsed().GetValue(), 3)
@@ -46,13 +40,9 @@ func TestListLeavesOutWhatCannotBeMeasured(t *testing.T) {
 func TestContainerThatDoesNotRunHasItsLayer(t *testing.T) {
 	layers := t.TempDir()
 	m := newMeter(t, directories(layers))
-	if err := os.Mkdir(filepath.Join(layers, "ended"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(layers, "ended"), 0o755))
 	got, err := m.Container(t.Context(), Container{ID: "ended", Cgroup: "/minicri-stats-no-such-cgroup"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got.GetCpu() != nil || got.GetMemory() != nil || got.GetWritableLayer().GetInodesUsed().GetValue() != 1 {
 		t.Errorf("the stats of a container that has ended are %v", got)
 	}
@@ -79,9 +69,7 @@ func TestHungLayerHoldsUpNobody(t *testing.T) {
 	source := hung{directories(layers), make(chan struct{})}
 	m := newMeter(t, source)
 	path := makeCgroup(t, m.hierarchies, "beside")
-	if err := os.Mkdir(filepath.Join(layers, "beside"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(layers, "beside"), 0o755))
 	// The least of them: the machine may be busy.
 	const most = layerWait + 50*time.Millisecond
 	fastest, measured := time.Hour, false
@@ -140,9 +128,7 @@ func TestLastMeasurementStays(t *testing.T) {
 	m := newMeter(t, failing{make(map[string]bool)})
 	for range 2 {
 		got, err := m.Container(t.Context(), Container{ID: "one", Cgroup: "/minicri-stats-no-such-cgroup"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if got.GetWritableLayer().GetUsedBytes().GetValue() != 5 {
 			t.Errorf("the layer is %v", got.GetWritableLayer())
 		}

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -81,9 +82,7 @@ func (d directories) SnapshotUsage(_ context.Context, id string) (image.Usage, e
 func newMeter(t *testing.T, source Layers) *Meter {
 	t.Helper()
 	m, err := Open(t.Context(), source, slog.New(slog.NewTextHandler(t.Output(), nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(m.Close)
 	return m
 }
@@ -124,9 +123,7 @@ func enableControllers(t testing.TB, h hierarchies, directory string) {
 	if !h.version2("memory") || !strings.HasPrefix(directory, h.unified) {
 		return
 	}
-	if err := os.WriteFile(filepath.Join(directory, "cgroup.subtree_control"), []byte("+cpu +memory +pids"), 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(directory, "cgroup.subtree_control"), []byte("+cpu +memory +pids"), 0))
 }
 
 func removeCgroup(t testing.TB, h hierarchies, parent, path string) {
@@ -147,31 +144,32 @@ func removeCgroup(t testing.TB, h hierarchies, parent, path string) {
 // ready. It is ended after the test.
 func start(t *testing.T, h hierarchies, path, task string) {
 	t.Helper()
-	var script strings.Builder
+	startShell(t, h, path, `exec "$0"`, os.Args[0], taskVariable+"="+task, "GOMAXPROCS=2")
+}
+
+// startShell runs a script whose $0 is the program, as start does. It and all that it
+// has started are killed after the test.
+func startShell(t *testing.T, h hierarchies, path, script, program string, env ...string) {
+	t.Helper()
+	var enter strings.Builder
 	for _, directory := range h.own(path) {
-		fmt.Fprintf(&script, "echo $$ > %s/cgroup.procs && ", directory)
+		fmt.Fprintf(&enter, "echo $$ > %s/cgroup.procs && ", directory)
 	}
-	command := exec.Command("sh", "-c", script.String()+`exec "$0"`, os.Args[0])
-	command.Env = append(os.Environ(), taskVariable+"="+task, "GOMAXPROCS=2")
-	command.Stderr = os.Stderr
+	command := exec.Command("sh", "-c", enter.String()+script, program)
+	command.Env, command.Stderr = append(os.Environ(), env...), os.Stderr
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stdin, err := command.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	stdout, err := command.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, command.Start())
 	t.Cleanup(func() {
-		_ = command.Process.Kill()
+		_ = syscall.Kill(-command.Process.Pid, syscall.SIGKILL)
 		_ = stdin.Close()
 		_ = command.Wait()
 	})
 	if _, err := stdout.Read(make([]byte, 5)); err != nil {
-		t.Fatalf("the task %q did not become ready: %v", task, err)
+		t.Fatalf("%s %v did not become ready: %v", script, env, err)
 	}
 }
 
@@ -196,17 +194,13 @@ func waitEmpty(t testing.TB, h hierarchies, path string) {
 func kernel(t *testing.T, directory, name, key string) uint64 {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(directory, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	fields := strings.Fields(string(content))
 	if key != "" {
 		fields = fields[slices.Index(fields, key)+1:]
 	}
 	number, err := strconv.ParseUint(fields[0], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return number
 }
 
@@ -215,5 +209,13 @@ func between(t *testing.T, what string, low, got, high uint64) {
 	t.Helper()
 	if got < low || got > high {
 		t.Errorf("%s: got %d, the kernel says %d to %d", what, got, low, high)
+	}
+}
+
+// must ends the test for an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

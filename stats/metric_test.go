@@ -26,9 +26,7 @@ func TestEveryMetricIsDescribedAndMeasured(t *testing.T) {
 	layers := t.TempDir()
 	m := newMeter(t, directories(layers))
 	path := makeCgroup(t, m.hierarchies, "metrics")
-	if err := os.Mkdir(filepath.Join(layers, "metrics"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(layers, "metrics"), 0o755))
 	start(t, m.hierarchies, path, "hold "+filepath.Join(t.TempDir(), "file"))
 	namespace := newNamespace(t)
 	netns := fmt.Sprintf("/proc/%d/ns/net", namespace)
@@ -68,14 +66,7 @@ func TestMetricsAreTheKernels(t *testing.T) {
 	h := m.hierarchies
 	path := makeCgroup(t, h, "values")
 	start(t, h, path, "hold "+filepath.Join(t.TempDir(), "file"))
-	to := &metrics{kinds: kindsOfMetrics()}
-	if err := m.containerMetrics(Container{ID: "values", Cgroup: path}, to); err != nil {
-		t.Fatal(err)
-	}
-	values := make(map[string]uint64)
-	for _, metric := range to.list {
-		values[metric.GetName()] = metric.GetValue().GetValue()
-	}
+	values := metricsOf(t, m, path)
 	directory, cache, most := h.dir("memory", path), "total_cache", "memory.max_usage_in_bytes"
 	if h.version2("memory") {
 		cache, most = "file", "memory.peak"
@@ -85,9 +76,7 @@ func TestMetricsAreTheKernels(t *testing.T) {
 	between(t, "the most memory", heldBytes+fileBytes, values["container_memory_max_usage_bytes"], kernel(t, directory, most, ""))
 	between(t, "processes", 1, values["container_processes"], 1)
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", kernel(t, h.dir("pids", path), "cgroup.procs", "")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	between(t, "open files", uint64(len(files)), values["container_file_descriptors"], uint64(len(files)))
 }
 
@@ -101,9 +90,7 @@ func TestTheMemoryLimitIsTheKernels(t *testing.T) {
 		file = "memory.max"
 	}
 	const asked = 80_000_000
-	if err := os.WriteFile(filepath.Join(directory, file), []byte(strconv.Itoa(asked)), 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(directory, file), []byte(strconv.Itoa(asked)), 0))
 	to := &metrics{kinds: kindsOfMetrics()}
 	to.addSpec(Container{ID: "pages", Cgroup: path, Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: asked}})
 	for _, metric := range to.list {

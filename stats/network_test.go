@@ -22,12 +22,8 @@ func newNamespace(t *testing.T) (pid int) {
 	command := exec.Command("sh", "-c", "echo; read line")
 	command.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
 	stdin, err := command.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, command.Start())
 	t.Cleanup(func() {
 		_ = stdin.Close()
 		_ = command.Wait()
@@ -40,30 +36,20 @@ func newNamespace(t *testing.T) (pid int) {
 func addPair(t *testing.T, path string) {
 	t.Helper()
 	namespace, err := netns.GetFromPath(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = namespace.Close() }()
 	handle, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer handle.Close()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(handle.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "net1"}))
+	must(t, handle.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "net1"}))
 	eth0, err := handle.LinkByName("eth0")
-	must(err)
+	must(t, err)
 	net1, err := handle.LinkByName("net1")
-	must(err)
-	must(handle.AddrAdd(eth0, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 1, 1, 1), Mask: net.CIDRMask(24, 32)}}))
-	must(handle.LinkSetUp(eth0))
-	must(handle.LinkSetUp(net1))
-	must(handle.NeighSet(&netlink.Neigh{
+	must(t, err)
+	must(t, handle.AddrAdd(eth0, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 1, 1, 1), Mask: net.CIDRMask(24, 32)}}))
+	must(t, handle.LinkSetUp(eth0))
+	must(t, handle.LinkSetUp(net1))
+	must(t, handle.NeighSet(&netlink.Neigh{
 		LinkIndex: eth0.Attrs().Index, State: unix.NUD_PERMANENT, IP: net.IPv4(10, 1, 1, 2), HardwareAddr: net1.Attrs().HardwareAddr,
 	}))
 	// Until the kernel has seen that both ends are up, it drops what is sent.
@@ -74,7 +60,7 @@ func addPair(t *testing.T, path string) {
 		}
 		time.Sleep(time.Millisecond)
 		eth0, err = handle.LinkByName("eth0")
-		must(err)
+		must(t, err)
 	}
 }
 
@@ -84,9 +70,7 @@ type device struct{ rxBytes, rxErrors, txBytes, txErrors uint64 }
 func devices(t *testing.T, pid int) map[string]device {
 	t.Helper()
 	file, err := os.Open(fmt.Sprintf("/proc/%d/net/dev", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = file.Close() }()
 	found := make(map[string]device)
 	for lines := bufio.NewScanner(file); lines.Scan(); {
@@ -97,9 +81,7 @@ func devices(t *testing.T, pid int) map[string]device {
 		fields := strings.Fields(counters)
 		number := func(column int) uint64 {
 			n, err := strconv.ParseUint(fields[column], 10, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return n
 		}
 		found[strings.TrimSpace(name)] = device{number(0), number(2), number(8), number(10)}
@@ -127,9 +109,7 @@ func TestNetwork(t *testing.T) {
 	}
 	low := devices(t, pid)
 	got, err := readNetwork(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	high := devices(t, pid)
 	if got.GetTimestamp() <= 0 || got.GetDefaultInterface().GetName() != "eth0" || len(got.GetInterfaces()) != 1 || got.GetInterfaces()[0].GetName() != "net1" {
 		t.Fatalf("the interfaces are %v", got)
@@ -149,9 +129,7 @@ func TestNetwork(t *testing.T) {
 // cri: LinuxPodSandboxStats.network
 func TestNetworkThatIsGone(t *testing.T) {
 	plain := t.TempDir() + "/plain"
-	if err := os.WriteFile(plain, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(plain, nil, 0o600))
 	for _, path := range []string{plain, plain + "-missing"} {
 		if got, err := readNetwork(path); err == nil {
 			t.Errorf("%s is no namespace and has %v", path, got)

@@ -29,9 +29,7 @@ func TestWhatIsWrittenIsReadBack(t *testing.T) {
 	changed.Limits.GC, changed.Limits.RetryFirst = 0, Duration(1500*time.Millisecond)
 	for name, config := range map[string]*Config{"the defaults": Default(), "others": changed} {
 		var text bytes.Buffer
-		if err := config.Write(&text); err != nil {
-			t.Fatal(err)
-		}
+		must(t, config.Write(&text))
 		got := read(t, "--config", file(t, text.String()))
 		if err := got.Strict(); err != nil {
 			t.Fatalf("%s: %v\n%s", name, err, text.String())
@@ -45,9 +43,7 @@ func TestWhatIsWrittenIsReadBack(t *testing.T) {
 // A person finds every key, with a comment, in what "config default" prints.
 func TestEveryKeyHasAComment(t *testing.T) {
 	var text bytes.Buffer
-	if err := Default().Write(&text); err != nil {
-		t.Fatal(err)
-	}
+	must(t, Default().Write(&text))
 	for _, kind := range []reflect.Type{
 		reflect.TypeFor[Config](), reflect.TypeFor[Limits](), reflect.TypeFor[DefaultNetwork](),
 		reflect.TypeFor[Images](), reflect.TypeFor[Streaming](), reflect.TypeFor[Runtime](),
@@ -95,16 +91,12 @@ func TestReadFileSaysWhere(t *testing.T) {
 func TestOrder(t *testing.T) {
 	path := file(t, "root = '/file'\nstate = '/file'\nnetns_dir = '/file'\nlog_level = 'warn'\n[limits]\nrun = '4m'\nkill = '12s'\n")
 	dropIns := path + ".d"
-	if err := os.Mkdir(dropIns, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dropIns, 0o700))
 	put(t, filepath.Join(dropIns, "20-later.toml"), "state = '/20'\nnetns_dir = '/20'\n")
 	put(t, filepath.Join(dropIns, "10-first.toml"), "state = '/10'\nnetns_dir = '/10'\n[limits]\nkill = '13s'\n")
 	put(t, filepath.Join(dropIns, "30-not.toml.bak"), "no TOML")
 	got, err := load([]string{"--config", path, "--netns-dir", "/flag", "--log-level=debug"}, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := Default()
 	want.Root, want.State, want.NetnsDir, want.LogLevel = "/file", "/20", "/flag", "debug"
 	want.Limits.Run, want.Limits.Kill = Duration(4*time.Minute), Duration(13*time.Second)
@@ -123,9 +115,7 @@ func TestEveryFlagIsAKey(t *testing.T) {
 		arguments = append(arguments, "--"+flag, "/"+flag)
 	}
 	got, err := load(append(arguments, "--log-level", "error"), io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := Default()
 	want.Socket, want.Root, want.State, want.NetnsDir = "/socket", "/root", "/state", "/netns-dir"
 	want.CNIConf, want.CNIBin, want.Shim, want.LogLevel = "/cni-conf-dir", "/cni-bin-dir", "/shim", "error"
@@ -277,23 +267,17 @@ func TestCheck(t *testing.T) {
 // Paths are resolved once, at the load: what is made of them later has no link in it.
 func TestLoadResolvesLinks(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "c") // state has to be short
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	data := filepath.Join(dir, "d")
 	for _, err := range []error{
 		os.MkdirAll(filepath.Join(data, "minicri"), 0o755), os.Symlink(filepath.Join(data, "minicri"), filepath.Join(dir, "root")),
 		os.Symlink(data, filepath.Join(dir, "run")), os.Symlink(filepath.Join(dir, "nowhere"), filepath.Join(dir, "dangling")),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	c, err := load([]string{"--config", os.DevNull, "--root", filepath.Join(dir, "root"), "--state", filepath.Join(dir, "run", "not"), "--netns-dir", filepath.Join(dir, "dangling")}, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if c.Root != filepath.Join(data, "minicri") || c.State != filepath.Join(data, "not") || c.NetnsDir != filepath.Join(dir, "dangling") {
 		t.Errorf("root %s, state %s, netns_dir %s", c.Root, c.State, c.NetnsDir)
 	}
@@ -342,9 +326,7 @@ func TestEveryNumberIsChecked(t *testing.T) {
 // file and line; what is unknown is no reason to refuse a start.
 func TestBrokenPartsDisableThemselvesOnly(t *testing.T) {
 	path := file(t, "socket = '/s'\n\nsockt = '/x'\nstate = '/run/a'\nlog_level = 'loud'\nruntimes.x = { type = 'oci', path = '/x' }\n")
-	if err := os.Mkdir(path+".d", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(path+".d", 0o700))
 	bad := filepath.Join(path+".d", "10-bad.toml")
 	put(t, bad, "root = '/bad'\npids_limit = 'many'\n")
 	put(t, filepath.Join(path+".d", "20-good.toml"), "root = '/good'\n[limits]\nkill = '20s'\n")
@@ -377,9 +359,7 @@ func TestReadWithDropIns(t *testing.T) {
 	if l := read(t, "--config", path); l.Strict() != nil || l.LogLevel != "warn" {
 		t.Errorf("read = %v", l)
 	}
-	if err := os.Mkdir(path+".d", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(path+".d", 0o700))
 	put(t, filepath.Join(path+".d", "10.toml"), "[images]\nprogress_timeout = 60\n")
 	if err := read(t, "--config", path).Strict(); err == nil || !strings.Contains(err.Error(), "images.progress_timeout: 60ns is too short") {
 		t.Errorf("a bad drop-in: %v", err)
@@ -410,9 +390,7 @@ func TestLevelAndBinDirs(t *testing.T) {
 func read(t *testing.T, arguments ...string) *Loaded {
 	t.Helper()
 	l, _, err := Read(arguments, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return l
 }
 
@@ -439,22 +417,26 @@ func file(t *testing.T, text string) string {
 
 func put(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 // What is shown to people has the keys and units of the file.
 func TestConfigurationAsJSON(t *testing.T) {
 	text, err := json.Marshal(Default())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var shown struct {
 		NetnsDir string `json:"netns_dir"`
 		Limits   map[string]any
 	}
 	if err := json.Unmarshal(text, &shown); err != nil || shown.NetnsDir != Default().NetnsDir || shown.Limits["cni_add"] != time.Duration(Default().Limits.CNIAdd).String() {
 		t.Errorf("%s: %v", text, err)
+	}
+}
+
+// must ends the test for an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -15,9 +15,7 @@ func FuzzLoadFile(f *testing.F) {
 	f.Add([]byte("[runtimes.kata]\ntype = 'shim'\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		file := filepath.Join(t.TempDir(), "config.toml")
-		if err := os.WriteFile(file, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, data, 0o600))
 		l := read(t, "--config", file)
 		_ = l.Check()
 		_ = l.Handlers()
