@@ -29,7 +29,7 @@ func (s Source) Survey() (plugins []string, problems []error) {
 		if info, err := entry.Info(); err != nil || info.IsDir() || info.Mode()&0o111 == 0 {
 			continue // no program, or just removed
 		}
-		if err := s.check(entry.Name()); err != nil {
+		if _, err := s.configurationOf(entry.Name()); err != nil {
 			problems = append(problems, fmt.Errorf("NRI plugin %s is not started: %w", filepath.Join(s.PluginDir, entry.Name()), err))
 			continue
 		}
@@ -38,14 +38,8 @@ func (s Source) Survey() (plugins []string, problems []error) {
 	return plugins, problems
 }
 
-// check fails for a plugin that cannot be started.
-func (s Source) check(file string) error {
-	_, err := s.configurationOf(file)
-	return err
-}
-
 // configurationOf reads what a plugin of the directory is configured with, "" if there
-// is nothing.
+// is nothing. It fails for one that cannot be started.
 func (s Source) configurationOf(file string) (string, error) {
 	index, name, err := api.ParsePluginName(file)
 	if err != nil {

@@ -157,19 +157,15 @@ const (
 )
 
 // readNetwork reads the counters of all interfaces in the namespace pinned at
-// the path, but loopback. It is nil if there is none: the kubelet takes it for
-// granted that there is a default one.
+// the path. It is nil if there is none: the kubelet takes it for granted that there is a
+// default one.
 func readNetwork(path string) (*runtimeapi.NetworkUsage, error) {
 	links, err := listLinks(path)
 	if err != nil {
 		return nil, fmt.Errorf("read the interfaces in %s: %w", path, err)
 	}
 	usage := &runtimeapi.NetworkUsage{Timestamp: time.Now().UnixNano()}
-	for _, link := range links {
-		attributes := link.Attrs()
-		if attributes.Flags&net.FlagLoopback != 0 || attributes.Statistics == nil {
-			continue
-		}
+	for _, attributes := range links {
 		if attributes.Name == defaultInterface {
 			usage.DefaultInterface = interfaceUsage(attributes)
 			continue
@@ -185,7 +181,8 @@ func readNetwork(path string) (*runtimeapi.NetworkUsage, error) {
 	return usage, nil
 }
 
-func listLinks(path string) ([]netlink.Link, error) {
+// listLinks are the interfaces in a namespace that have counters, but loopback.
+func listLinks(path string) (links []*netlink.LinkAttrs, err error) {
 	namespace, err := netns.GetFromPath(path)
 	if err != nil {
 		return nil, err
@@ -200,10 +197,16 @@ func listLinks(path string) ([]netlink.Link, error) {
 		return nil, err
 	}
 	for try := 1; ; try++ {
-		links, err := handle.LinkList()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) || try == dumpTries {
-			return links, err
+		all, err := handle.LinkList()
+		if errors.Is(err, netlink.ErrDumpInterrupted) && try < dumpTries {
+			continue
 		}
+		for _, link := range all {
+			if a := link.Attrs(); a.Flags&net.FlagLoopback == 0 && a.Statistics != nil {
+				links = append(links, a)
+			}
+		}
+		return links, err
 	}
 }
 

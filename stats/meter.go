@@ -148,11 +148,7 @@ func (m *Meter) Pod(ctx context.Context, p Pod) (*runtimeapi.PodSandboxStats, er
 
 // Pods measures all that have a cgroup, and leaves out the others.
 func (m *Meter) Pods(ctx context.Context, pods []Pod) []*runtimeapi.PodSandboxStats {
-	var containers []Container
-	for _, p := range pods {
-		containers = append(containers, p.Containers...)
-	}
-	m.layers.refresh(ctx, containers, layerWait)
+	m.layers.refresh(ctx, containersOf(pods), layerWait)
 	list := make([]*runtimeapi.PodSandboxStats, 0, len(pods))
 	for _, p := range pods {
 		measured, err := m.pod(p)
@@ -164,6 +160,13 @@ func (m *Meter) Pods(ctx context.Context, pods []Pod) []*runtimeapi.PodSandboxSt
 		}
 	}
 	return list
+}
+
+func containersOf(pods []Pod) (all []Container) {
+	for _, p := range pods {
+		all = append(all, p.Containers...)
+	}
+	return all
 }
 
 func (m *Meter) pod(p Pod) (*runtimeapi.PodSandboxStats, error) {
@@ -237,14 +240,10 @@ func (r *rates) rate(path string, now cpu) (nanoCores uint64, known bool) {
 	next := sample{cpu: now}
 	// A cgroup that was made again under its old name counts from zero.
 	if found && now.total >= last.total {
-		next.nanoCores, next.known = perSecond(now.total-last.total, window), true
+		next.nanoCores, next.known = uint64(float64(now.total-last.total)/window.Seconds()), true
 	}
 	r.samples[path] = next
 	return next.nanoCores, next.known
-}
-
-func perSecond(used, window time.Duration) uint64 {
-	return uint64(float64(used) / window.Seconds())
 }
 
 // prune forgets the samples of cgroups that have gone; mu is held.

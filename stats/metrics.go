@@ -2,7 +2,6 @@ package stats
 
 import (
 	"context"
-	"net"
 	"os"
 	"slices"
 	"time"
@@ -16,11 +15,7 @@ import (
 // Metrics are those of pods and their containers. What has ended in the
 // meantime, or cannot be read, is left out.
 func (m *Meter) Metrics(ctx context.Context, pods []Pod) []*runtimeapi.PodSandboxMetrics {
-	var containers []Container
-	for _, p := range pods {
-		containers = append(containers, p.Containers...)
-	}
-	m.layers.refresh(ctx, containers, layerWait)
+	m.layers.refresh(ctx, containersOf(pods), layerWait)
 	kinds := kindsOfMetrics()
 	list := make([]*runtimeapi.PodSandboxMetrics, 0, len(pods))
 	for _, p := range pods {
@@ -181,11 +176,7 @@ func (m *Meter) networkMetrics(p Pod, to *metrics) {
 		m.logger.Warn("a pod's network is left out of the metrics", "sandbox", p.ID, "err", err)
 		return
 	}
-	for _, link := range links {
-		a := link.Attrs()
-		if a.Flags&net.FlagLoopback != 0 || a.Statistics == nil {
-			continue
-		}
+	for _, a := range links {
 		s := a.Statistics
 		to.add("container_network_receive_bytes_total", s.RxBytes, a.Name)
 		to.add("container_network_receive_errors_total", s.RxErrors, a.Name)

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -79,15 +78,13 @@ func (b *Bundle) Text(name string, get func() (string, error)) {
 	})
 }
 
-// File adds a file; only profiles stay as they are.
+// File adds a file; profiles stay as they are.
 func (b *Bundle) File(name string, get func() ([]byte, error)) {
 	data, err := get()
 	switch {
 	case err != nil:
 		b.add(name+".missing", []byte(redact.Text(err.Error())+"\n"))
-	case strings.HasSuffix(name, ".pprof"):
-		b.add(name, data)
-	case strings.HasSuffix(name, ".json"):
+	case strings.HasSuffix(name, ".pprof"), strings.HasSuffix(name, ".json"): // which JSON has redacted
 		b.add(name, data)
 	default:
 		b.add(name, []byte(redact.Text(string(data))))
@@ -159,7 +156,7 @@ func (f Files) pods() (found []timeline.Pod, err error) {
 		return nil, err
 	}
 	directory := filepath.Join(f.Root, "sandboxes")
-	ids, err := idsOf(directory)
+	ids, err := state.IDs(directory)
 	for _, id := range ids {
 		record, err := state.Peek[sandbox.Record](directory, id)
 		config := &runtimeapi.PodSandboxConfig{}
@@ -191,7 +188,7 @@ func (f Files) read(p timeline.Pod) timeline.Pod {
 // containers are all containers by pod, without their lives.
 func (f Files) containers() (map[string][]timeline.Container, error) {
 	directory := filepath.Join(f.Root, "containers")
-	ids, err := idsOf(directory)
+	ids, err := state.IDs(directory)
 	of := make(map[string][]timeline.Container)
 	for _, id := range ids {
 		record, err := state.Peek[container.Record](directory, id)
@@ -207,13 +204,4 @@ func (f Files) containers() (map[string][]timeline.Container, error) {
 
 func decode(config []byte, into proto.Message) error {
 	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(config, into)
-}
-
-// idsOf lists a directory that may not be there.
-func idsOf(directory string) ([]string, error) {
-	ids, err := state.IDs(directory)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return ids, err
 }

@@ -63,10 +63,7 @@ func (p *Pod) Text(w io.Writer, style Style) error {
 func (p *Pod) head(b *strings.Builder, style Style) {
 	color := map[string]string{Ready: green, Failed: red, Building: yellow}[p.State]
 	fmt.Fprintf(b, "%s %s", p.Kind, style.paint(bold, p.Name))
-	if p.Attempt > 0 {
-		fmt.Fprintf(b, " (attempt %d)", p.Attempt)
-	}
-	fmt.Fprintf(b, ": %s", style.paint(color, p.State))
+	fmt.Fprintf(b, "%s: %s", attempt(p.Attempt), style.paint(color, p.State))
 	if p.State == Failed {
 		fmt.Fprintf(b, " after %s", short(p.Took))
 	} else if p.Took > 0 {
@@ -78,16 +75,20 @@ func (p *Pod) head(b *strings.Builder, style Style) {
 	}
 	fmt.Fprintf(b, "  id         %s\n", p.ID)
 	for _, c := range p.Containers {
-		name := c.Name
-		if c.Attempt > 0 {
-			name += fmt.Sprintf(" (attempt %d)", c.Attempt)
-		}
-		fmt.Fprintf(b, "  container  %s %s: %s", shorten(name, 24), shorten(c.ID, 13), c.State)
+		fmt.Fprintf(b, "  container  %s %s: %s", shorten(c.Name+attempt(c.Attempt), 24), shorten(c.ID, 13), c.State)
 		if c.Image != "" {
 			fmt.Fprintf(b, ", %s", shorten(c.Image, 24))
 		}
 		b.WriteString("\n")
 	}
+}
+
+// attempt is what follows the name of something that was made before.
+func attempt(n uint32) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (attempt %d)", n)
 }
 
 // text writes one episode: a head, a line for each row, and what was slowest.
@@ -148,27 +149,15 @@ func (l *line) details() (texts []string) {
 
 // bar is the line in the waterfall.
 func (e *episode) bar(l *line) string {
-	begin, length := e.place(l, barWidth)
+	columns := func(d time.Duration) int { return int(d * barWidth / max(1, e.took())) }
+	begin := min(barWidth-1, columns(l.at().Sub(e.begin)))
+	mark := "▏"
 	if l.Kind == "exit" {
-		return strings.Repeat(" ", begin) + "●"
+		mark = "●"
+	} else if length := min(columns(l.Took), barWidth-begin); length > 0 {
+		mark = strings.Repeat("█", length)
 	}
-	if length == 0 {
-		return strings.Repeat(" ", begin) + "▏"
-	}
-	return strings.Repeat(" ", begin) + strings.Repeat("█", length)
-}
-
-// place is where a line begins in a scale and how long it is there.
-func (e *episode) place(l *line, scale int) (begin, length int) {
-	total := e.took()
-	if total <= 0 {
-		return 0, 0
-	}
-	begin = min(scale-1, int(int64(l.at().Sub(e.begin))*int64(scale)/int64(total)))
-	if l.Kind != "exit" {
-		length = int(int64(l.Took)*int64(scale)/int64(total) + 0)
-	}
-	return begin, min(length, scale-begin)
+	return strings.Repeat(" ", begin) + mark
 }
 
 // verdict writes what went wrong, what was undone, and what is left.
@@ -282,12 +271,9 @@ func List(w io.Writer, pods []Pod, now time.Time, style Style) error {
 	fmt.Fprintf(&b, "%s\n", style.paint(faint, fmt.Sprintf("%-13s  %9s  %9s  %-10s  %s", "ID", "AGE", "TOOK", "STATE", "NAME")))
 	for _, p := range printable(pods) {
 		color := map[string]string{Ready: green, Failed: red, Building: yellow}[p.State]
-		name := p.Name
+		name := p.Name + attempt(p.Attempt)
 		if p.Kind != "pod" {
 			name = p.Kind + " " + name
-		}
-		if p.Attempt > 0 {
-			name += fmt.Sprintf(" (attempt %d)", p.Attempt)
 		}
 		fmt.Fprintf(&b, "%-13s  %9s  %9s  %s  %s\n", shorten(p.ID, 13), age(p.Begin, now), short(p.Took), style.paint(color, pad(p.State, 10)), style.cut(name, 13+2+9+2+9+2+10+2))
 		for _, problem := range p.Problems() {

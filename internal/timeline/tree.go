@@ -53,15 +53,16 @@ func (l *line) failed() bool {
 // blamed reports whether the line failed by itself, and not because a plugin
 // below it did.
 func (l *line) blamed() bool {
-	return l.failed() && !slices.ContainsFunc(l.children, func(c *line) bool { return c.failed() })
+	return l.failed() && !slices.ContainsFunc(l.children, (*line).failed)
 }
 
-// walk calls do for the line and for all below it.
-func (l *line) walk(do func(*line)) {
-	do(l)
+// all are the line and all below it.
+func (l *line) all() []*line {
+	all := []*line{l}
 	for _, child := range l.children {
-		child.walk(do)
+		all = append(all, child.all()...)
 	}
+	return all
 }
 
 // episode is a part of a life in which something was always happening: the
@@ -77,7 +78,7 @@ func (e *episode) took() time.Duration { return e.end.Sub(e.begin) }
 // lines are all lines of the episode, plugins after the step that ran them.
 func (e *episode) lines() (all []*line) {
 	for _, root := range e.roots {
-		root.walk(func(l *line) { all = append(all, l) })
+		all = append(all, root.all()...)
 	}
 	return all
 }

@@ -12,6 +12,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/oci"
 )
 
 // Container reports what is wrong with a request for a container in a pod. What
@@ -24,10 +25,12 @@ func Container(config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxCon
 		return c.err()
 	}
 	c.metadata()
-	c.image()
+	if config.GetImage().GetImage() == "" {
+		c.bad("config.image", "is missing")
+	}
 	c.process()
 	c.logPath()
-	c.stopSignal()
+	known(&c.problems, "config.stop_signal", runtimeapi.Signal_name, config.GetStopSignal())
 	c.mounts()
 	c.devices()
 	c.cdiDevices()
@@ -37,7 +40,9 @@ func Container(config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxCon
 	c.namespaces()
 	c.user()
 	c.hiddenPaths()
-	c.profiles()
+	if !c.security().GetPrivileged() { // whose profiles are not applied
+		c.profiles(oci.SeccompOf(c.security()), oci.ContainerAppArmor(c.security()), m)
+	}
 	c.texts("labels", config.GetLabels())
 	c.texts("annotations", config.GetAnnotations())
 	c.notWindows("config.windows", config.GetWindows() != nil)
@@ -69,12 +74,6 @@ func (c *container) metadata() {
 		c.bad("config.metadata.name", "has %d characters, more than %d", len(name), longestName)
 	case strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == 0x7f || r == '/' }) || strings.Contains(name, ".."):
 		c.bad("config.metadata.name", "%q has a space, a control character, '/' or '..'", name)
-	}
-}
-
-func (c *container) image() {
-	if c.config.GetImage().GetImage() == "" {
-		c.bad("config.image", "is missing")
 	}
 }
 
@@ -112,12 +111,6 @@ func (c *container) logPath() {
 	}
 }
 
-func (c *container) stopSignal() {
-	if _, known := runtimeapi.Signal_name[int32(c.config.GetStopSignal())]; !known {
-		c.bad("config.stop_signal", "%d is unknown", c.config.GetStopSignal())
-	}
-}
-
 func (c *container) devices() {
 	for i, device := range c.config.GetDevices() {
 		field := fmt.Sprintf("config.devices[%d].", i)
@@ -150,9 +143,7 @@ func (c *container) mounts() {
 		c.notRoot(field+"container_path", m.GetContainerPath())
 		c.mountSource(field, m)
 		c.relabel(field+"selinux_relabel", m)
-		if _, known := runtimeapi.MountPropagation_name[int32(m.GetPropagation())]; !known {
-			c.bad(field+"propagation", "%d is unknown", m.GetPropagation())
-		}
+		known(&c.problems, field+"propagation", runtimeapi.MountPropagation_name, m.GetPropagation())
 		c.recursiveReadOnly(field+"recursive_read_only", m)
 		c.mountOptions(field+"mount_options", m.GetMountOptions())
 		c.mountMappings(field, m)

@@ -51,7 +51,7 @@ func Pod(config *runtimeapi.PodSandboxConfig, handler string, node Node) error {
 	c.userNamespace()
 	c.user()
 	c.sysctls()
-	c.profiles()
+	c.profiles(oci.SeccompOf(c.security()), c.security().GetApparmor(), node.Machine)
 	c.resources("config.linux.overhead.", config.GetLinux().GetOverhead(), node.Machine)
 	c.resources("config.linux.resources.", config.GetLinux().GetResources(), node.Machine)
 	c.notWindows("config.windows", config.GetWindows() != nil)
@@ -144,9 +144,7 @@ func (c *pod) dns() {
 func (c *pod) portMappings() {
 	for i, m := range c.config.GetPortMappings() {
 		field := fmt.Sprintf("config.port_mappings[%d].", i)
-		if _, known := runtimeapi.Protocol_name[int32(m.GetProtocol())]; !known {
-			c.bad(field+"protocol", "%d is unknown", m.GetProtocol())
-		}
+		known(&c.problems, field+"protocol", runtimeapi.Protocol_name, m.GetProtocol())
 		if m.GetHostPort() < 0 || m.GetHostPort() > math.MaxUint16 {
 			c.bad(field+"host_port", "%d is not a port", m.GetHostPort())
 		}
@@ -166,7 +164,7 @@ func (c *pod) cgroupParent() {
 }
 
 func (c *pod) namespaces() {
-	const field = "config.linux.security_context.namespace_options."
+	const field = securityContext + "namespace_options."
 	o := c.security().GetNamespaceOptions()
 	const ofPod, ofContainer, ofNode = runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_CONTAINER, runtimeapi.NamespaceMode_NODE
 	c.mode(field+"network", o.GetNetwork(), ofPod, ofNode)
@@ -178,7 +176,7 @@ func (c *pod) namespaces() {
 }
 
 func (c *pod) user() {
-	const field = "config.linux.security_context."
+	const field = securityContext
 	security := c.security()
 	c.id(field+"run_as_user", security.GetRunAsUser())
 	c.id(field+"run_as_group", security.GetRunAsGroup())
@@ -188,9 +186,7 @@ func (c *pod) user() {
 	for i, group := range security.GetSupplementalGroups() {
 		c.id(fmt.Sprintf("%ssupplemental_groups[%d]", field, i), &runtimeapi.Int64Value{Value: group})
 	}
-	if _, known := runtimeapi.SupplementalGroupsPolicy_name[int32(security.GetSupplementalGroupsPolicy())]; !known {
-		c.bad(field+"supplemental_groups_policy", "%d is unknown", security.GetSupplementalGroupsPolicy())
-	}
+	known(&c.problems, field+"supplemental_groups_policy", runtimeapi.SupplementalGroupsPolicy_name, security.GetSupplementalGroupsPolicy())
 }
 
 func (c *pod) sysctls() {
@@ -211,25 +207,10 @@ func (c *pod) sysctls() {
 	}
 }
 
-func (c *pod) profiles() {
-	const field = "config.linux.security_context."
-	seccomp, apparmor := oci.SeccompOf(c.security()), c.security().GetApparmor()
-	c.profileType(field+"seccomp.profile_type", seccomp)
-	c.profileType(field+"apparmor.profile_type", apparmor)
-	if err := checkSeccomp(seccomp); err != nil {
-		c.bad(field+"seccomp", "%w", err)
-	}
-	if err := checkAppArmor(apparmor, c.node.Machine); err != nil {
-		c.bad(field+"apparmor", "%w", err)
-	}
-}
-
 // checkCgroupParent reports why a cgroup parent cannot be used with the driver.
 func checkCgroupParent(parent string, systemd bool) error {
-	for _, element := range strings.Split(parent, "/") {
-		if element == ".." {
-			return fmt.Errorf("%q has an element '..'", parent)
-		}
+	if slices.Contains(strings.Split(parent, "/"), "..") {
+		return fmt.Errorf("%q has an element '..'", parent)
 	}
 	if err := CgroupName(parent); err != nil {
 		return err
@@ -321,7 +302,7 @@ func isNoElement(element string) bool { return strings.Trim(element, "/") == "" 
 // userNamespace: the mappings go into uid_map and gid_map as they are
 // (user_namespaces(7)), and id 0 of the container must be mapped.
 func (c *pod) userNamespace() {
-	const field = "config.linux.security_context.namespace_options."
+	const field = securityContext + "namespace_options."
 	options := c.security().GetNamespaceOptions()
 	userns := options.GetUsernsOptions()
 	c.mode(field+"userns_options.mode", userns.GetMode(), runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_NODE)

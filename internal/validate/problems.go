@@ -108,9 +108,10 @@ func (p *problems) idRanges(field string, mappings []*runtimeapi.IDMapping) {
 	}
 }
 
-func (p *problems) profileType(field string, profile *runtimeapi.SecurityProfile) {
-	if _, known := runtimeapi.SecurityProfile_ProfileType_name[int32(profile.GetProfileType())]; !known {
-		p.bad(field, "%d is unknown", profile.GetProfileType())
+// known: a value of an enumeration that the API of this build has.
+func known[E ~int32](p *problems, field string, names map[int32]string, value E) {
+	if _, is := names[int32(value)]; !is {
+		p.bad(field, "%d is unknown", value)
 	}
 }
 

@@ -104,9 +104,7 @@ func (c *container) user() {
 	for i, group := range security.GetSupplementalGroups() {
 		c.posixID(fmt.Sprintf("%ssupplemental_groups[%d]", securityContext, i), group)
 	}
-	if _, known := runtimeapi.SupplementalGroupsPolicy_name[int32(security.GetSupplementalGroupsPolicy())]; !known {
-		c.bad(securityContext+"supplemental_groups_policy", "%d is unknown", security.GetSupplementalGroupsPolicy())
-	}
+	known(&c.problems, securityContext+"supplemental_groups_policy", runtimeapi.SupplementalGroupsPolicy_name, security.GetSupplementalGroupsPolicy())
 }
 
 // username: a name has to be found in the image; a number would be taken even
@@ -128,19 +126,15 @@ func (c *container) hiddenPaths() {
 	}
 }
 
-// profiles: those of a privileged container are not applied.
-func (c *container) profiles() {
-	if c.security().GetPrivileged() {
-		return
-	}
-	seccomp, apparmor := oci.SeccompOf(c.security()), oci.ContainerAppArmor(c.security())
-	c.profileType(securityContext+"seccomp.profile_type", seccomp)
-	c.profileType(securityContext+"apparmor.profile_type", apparmor)
+// profiles are those of a pod or a container.
+func (p *problems) profiles(seccomp, apparmor *runtimeapi.SecurityProfile, m machine.Machine) {
+	known(p, securityContext+"seccomp.profile_type", runtimeapi.SecurityProfile_ProfileType_name, seccomp.GetProfileType())
+	known(p, securityContext+"apparmor.profile_type", runtimeapi.SecurityProfile_ProfileType_name, apparmor.GetProfileType())
 	if err := checkSeccomp(seccomp); err != nil {
-		c.bad(securityContext+"seccomp", "%w", err)
+		p.bad(securityContext+"seccomp", "%w", err)
 	}
-	if err := checkAppArmor(apparmor, c.machine); err != nil {
-		c.bad(securityContext+"apparmor", "%w", err)
+	if err := checkAppArmor(apparmor, m); err != nil {
+		p.bad(securityContext+"apparmor", "%w", err)
 	}
 }
 
