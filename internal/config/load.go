@@ -114,7 +114,7 @@ func parse(c *Config, file *string, arguments []string, output io.Writer, source
 func (c *Config) Flags(set *flag.FlagSet, file *string) {
 	set.StringVar(file, "config", "", "configuration `file` in TOML, with its drop-ins FILE.d/*.toml (default "+DefaultFile+" if it exists)")
 	for key, value := range c.flagKeys() {
-		set.StringVar(value, strings.ReplaceAll(key, "_", "-"), *value, commentOf(key))
+		set.StringVar(value, strings.ReplaceAll(key, "_", "-"), *value, tagOf(key).Get("comment"))
 	}
 	set.Var(&directories{list: &c.Images.CertsDirs}, "certs-dir", "`directory` searched for HOST/hosts.toml of registries; may be repeated, and replaces images.certs_dirs")
 }
@@ -127,15 +127,33 @@ func (c *Config) flagKeys() map[string]*string {
 	}
 }
 
-// commentOf is the comment of a key that is in no table.
-func commentOf(key string) string {
-	kind := reflect.TypeFor[Config]()
-	for i := range kind.NumField() {
-		if tag := kind.Field(i).Tag; tag.Get("toml") == key {
-			return tag.Get("comment")
+// tagOf has the tags of a key or a table that is in no other.
+func tagOf(key string) reflect.StructTag {
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
+		if field.Tag.Get("toml") == key {
+			return field.Tag
 		}
 	}
 	return ""
+}
+
+// IsReloaded reports whether a change of the key, "limits.run" say, takes effect
+// without a restart of the daemon: the tag is on its table.
+func IsReloaded(key string) bool {
+	first, _, _ := strings.Cut(key, ".")
+	return tagOf(first).Get("reload") != ""
+}
+
+// Reloaded is the configuration with those keys of a fresh one that are reloaded.
+func (c *Config) Reloaded(fresh *Config) *Config {
+	next := *c
+	from, to := reflect.ValueOf(fresh).Elem(), reflect.ValueOf(&next).Elem()
+	for i := range to.NumField() {
+		if to.Type().Field(i).Tag.Get("reload") != "" {
+			to.Field(i).Set(from.Field(i))
+		}
+	}
+	return &next
 }
 
 // File is the configuration file that Load reads for the given flags.

@@ -17,31 +17,38 @@ import (
 	"github.com/docker/go-units"
 )
 
-// checkTags checks each field by its tags, the fields of tables too.
-func (p *problems) checkTags(table reflect.Value, prefix string) {
+// eachField calls do for each field of a table, with its key and its tags, and for those
+// of the tables in it.
+func eachField(table reflect.Value, prefix string, do func(key string, value reflect.Value, tag reflect.StructTag)) {
 	for i := range table.NumField() {
-		field := table.Type().Field(i)
-		key := prefix + field.Tag.Get("toml")
-		switch value := table.Field(i).Interface().(type) {
-		case Duration:
-			p.checkDuration(key, value, field.Tag)
-		case int:
-			p.checkNumber(key, int64(value), field.Tag)
-		case int64:
-			p.checkNumber(key, value, field.Tag)
-		case string:
-			p.checkText(key, value, field.Tag.Get("need"))
-		case []string:
-			for _, text := range value {
-				p.checkText(key, text, field.Tag.Get("need"))
-			}
-			p.checkNames(key, value, field.Tag.Get("need"))
-		default:
-			if field.Type.Kind() == reflect.Struct {
-				p.checkTags(table.Field(i), key+".")
-			}
+		tag := table.Type().Field(i).Tag
+		key := prefix + tag.Get("toml")
+		do(key, table.Field(i), tag)
+		if table.Field(i).Kind() == reflect.Struct {
+			eachField(table.Field(i), key+".", do)
 		}
 	}
+}
+
+// checkTags checks each field by its tags, the fields of tables too.
+func (p *problems) checkTags(table reflect.Value, prefix string) {
+	eachField(table, prefix, func(key string, field reflect.Value, tag reflect.StructTag) {
+		switch value := field.Interface().(type) {
+		case Duration:
+			p.checkDuration(key, value, tag)
+		case int:
+			p.checkNumber(key, int64(value), tag)
+		case int64:
+			p.checkNumber(key, value, tag)
+		case string:
+			p.checkText(key, value, tag.Get("need"))
+		case []string:
+			for _, text := range value {
+				p.checkText(key, text, tag.Get("need"))
+			}
+			p.checkNames(key, value, tag.Get("need"))
+		}
+	})
 }
 
 // shortest is less than any duration can be meant. TOML lets a number without
@@ -85,10 +92,10 @@ func (p *problems) checkNames(key string, values []string, need string) {
 	}
 }
 
-// sysctlName is a path below /proc/sys in either form of sysctl.d(5).
 // capability is the form of a name; those that the machine does not have are left out.
 var capability = regexp.MustCompile(`^(CAP_)?[A-Z_]+$`)
 
+// sysctlName is a path below /proc/sys in either form of sysctl.d(5).
 var sysctlName = regexp.MustCompile(`^[^\s./]+([./][^\s./]+)+$`)
 
 // checkText checks a text by its need tag.
@@ -190,22 +197,20 @@ func Keys() []Key {
 }
 
 func keysOf(table reflect.Value, prefix string) (keys []Key) {
-	for i := range table.NumField() {
-		field := table.Type().Field(i)
-		key := Key{Name: prefix + field.Tag.Get("toml"), Comment: field.Tag.Get("comment"), Zero: field.Tag.Get("zero")}
-		key.Reload = IsReloaded(key.Name)
-		switch value := table.Field(i); value.Kind() {
+	eachField(table, prefix, func(name string, value reflect.Value, tag reflect.StructTag) {
+		key := Key{Name: name, Comment: tag.Get("comment"), Zero: tag.Get("zero"), Reload: IsReloaded(name)}
+		switch value.Kind() {
 		case reflect.Struct:
 			key.Table = true
-			keys = append(append(keys, key), keysOf(value, key.Name+".")...)
+			keys = append(keys, key)
 		case reflect.Map:
-			key.Table, key.Name = true, key.Name+".NAME"
-			keys = append(append(keys, key), keysOf(reflect.New(field.Type.Elem()).Elem(), key.Name+".")...)
+			key.Table, key.Name = true, name+".NAME"
+			keys = append(append(keys, key), keysOf(reflect.Zero(value.Type().Elem()), key.Name+".")...)
 		default:
-			key.Kind, key.Default = form(value, field.Tag)
+			key.Kind, key.Default = form(value, tag)
 			keys = append(keys, key)
 		}
-	}
+	})
 	return keys
 }
 
@@ -227,21 +232,18 @@ func (l *Loaded) Values() []Value {
 }
 
 func valuesOf(table reflect.Value, prefix string) (values []Value) {
-	for i := range table.NumField() {
-		field := table.Type().Field(i)
-		name := prefix + field.Tag.Get("toml")
-		switch value := table.Field(i); value.Kind() {
-		case reflect.Struct:
-			values = append(values, valuesOf(value, name+".")...)
+	eachField(table, prefix, func(name string, value reflect.Value, tag reflect.StructTag) {
+		switch value.Kind() {
+		case reflect.Struct: // its fields follow
 		case reflect.Map:
 			for _, key := range slices.SortedFunc(slices.Values(value.MapKeys()), func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) }) {
 				values = append(values, valuesOf(value.MapIndex(key), name+"."+key.String()+".")...)
 			}
 		default:
-			_, text := form(value, field.Tag)
+			_, text := form(value, tag)
 			values = append(values, Value{Name: name, Text: text})
 		}
-	}
+	})
 	return values
 }
 

@@ -5,6 +5,7 @@ package doctor
 
 import (
 	"context"
+	"slices"
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/handler"
@@ -98,12 +99,7 @@ func Run(ctx context.Context, options Options) []Finding {
 
 // Clean reports whether there is no problem among the findings.
 func Clean(findings []Finding) bool {
-	for _, f := range findings {
-		if f.Grade == Problem {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(findings, func(f Finding) bool { return f.Grade == Problem })
 }
 
 // Fix removes what was left behind, and says with each finding what came of it.

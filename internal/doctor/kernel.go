@@ -96,13 +96,7 @@ func kernelVersion() (major, minor int, release string) {
 
 // number reads a file with one number; 0 when there is none.
 func number(file string) int {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return 0
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		return 0
-	}
+	text, _ := os.ReadFile(file)
+	n, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 	return n
 }
