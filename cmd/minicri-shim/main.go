@@ -70,10 +70,6 @@ func serveNode(args []string) int {
 	flags := flag.NewFlagSet("minicri-shim serve", flag.ExitOnError)
 	flags.StringVar(&s.Dir, "dir", "", "the group's directory, absolute")
 	flags.BoolVar(&s.SystemdCgroup, "systemd-cgroup", false, "let systemd make the cgroups: cgroupsPath is slice:prefix:name")
-	flags.Func("cgroup", "cgroup directory to move into, may be repeated", func(dir string) error {
-		s.Cgroups = append(s.Cgroups, dir)
-		return nil
-	})
 	flags.IntVar(&readyFD, "ready-fd", 0, "descriptor that gets \"ready\" once the sockets serve")
 	flags.StringVar(&s.Build, "build", "", "what names this build")
 	flags.StringVar(&s.Version, "daemon-version", "", "version of the daemon that starts it")

@@ -1,6 +1,6 @@
 // Package socket makes Unix sockets that only root can connect to, and checks
-// before whether a path is free. The listeners that it returns belong to the caller;
-// it keeps no state and has no locks.
+// before whether a path is free; and pairs of sockets, over which descriptors come. What
+// it returns belongs to the caller; it keeps no state and has no locks.
 package socket
 
 import (
@@ -104,4 +104,48 @@ func peer(connection net.Conn) (uid uint32, err error) {
 		return 0, err
 	}
 	return credentials.Uid, nil
+}
+
+// Pair returns a connection, and its other end, which is for another process.
+func Pair() (ours *net.UnixConn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	theirs = os.NewFile(uintptr(fds[1]), "socket")
+	if ours, err = Conn(os.NewFile(uintptr(fds[0]), "socket")); err != nil {
+		return nil, nil, errors.Join(err, theirs.Close())
+	}
+	return ours, theirs, nil
+}
+
+// Conn makes a connection of the file of a Unix socket, and closes that.
+func Conn(file *os.File) (*net.UnixConn, error) {
+	connection, err := net.FileConn(file)
+	if err := errors.Join(err, file.Close()); err != nil {
+		return nil, err
+	}
+	return connection.(*net.UnixConn), nil
+}
+
+// Receive fills a buffer with what is sent in one message, and returns the descriptors that
+// come with it: as many as there is room for, which are closed on exec; none with an error.
+func Receive(connection *net.UnixConn, buffer []byte, room int) (fds []int, err error) {
+	control := make([]byte, unix.CmsgSpace(4*room))
+	_, n, _, _, err := connection.ReadMsgUnix(buffer, control)
+	if err != nil {
+		return nil, err
+	}
+	messages, err := unix.ParseSocketControlMessage(control[:n])
+	for _, message := range messages {
+		more, e := unix.ParseUnixRights(&message)
+		fds, err = append(fds, more...), errors.Join(err, e)
+	}
+	if err != nil {
+		for _, fd := range fds {
+			_ = unix.Close(fd)
+		}
+		return nil, err
+	}
+	return fds, nil
 }

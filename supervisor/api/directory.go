@@ -1,7 +1,6 @@
 package api
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -56,22 +55,6 @@ func ReadAbout(dir string) (*About, error) {
 		return nil, fmt.Errorf("read which build serves %s: %w", dir, err)
 	}
 	return about, nil
-}
-
-// Write replaces the file as a whole, unless it says the same.
-func (a About) Write(dir string) error {
-	content, err := json.Marshal(a)
-	if err != nil {
-		return err
-	}
-	path := filepath.Join(dir, AboutFile)
-	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content) {
-		return nil
-	}
-	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
 }
 
 // ErrLocked says that another process has the lock of a directory.

@@ -124,28 +124,21 @@ func (e *Execs) EndAll() error {
 	if !ok {
 		return nil
 	}
-	subs, err := namesIn(e.dir, execCgroup)
-	if err != nil {
-		return err
+	notes, err := os.ReadDir(e.dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
-	for _, sub := range subs {
+	if err != nil {
+		return fmt.Errorf("read which execs were left: %w: %w", errdefs.ErrUnavailable, err)
+	}
+	for _, note := range notes {
+		sub := note.Name()
+		if !strings.HasPrefix(sub, execCgroup) {
+			continue
+		}
 		err = errors.Join(err, e.cgroups.signal(sub, syscall.SIGKILL))
 		removeOne(filepath.Join(path, sub), true)
 		err = errors.Join(err, os.RemoveAll(filepath.Join(e.dir, sub)))
 	}
 	return err
-}
-
-// namesIn are the names in a directory of notes that begin with a prefix.
-func namesIn(dir, prefix string) (names []string, err error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("read which execs were left: %w: %w", errdefs.ErrUnavailable, err)
-	}
-	for _, entry := range entries {
-		if strings.HasPrefix(entry.Name(), prefix) {
-			names = append(names, entry.Name())
-		}
-	}
-	return names, nil
 }

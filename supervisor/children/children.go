@@ -67,7 +67,7 @@ func (c *Children) reapOne(pid int) {
 	child := c.owned[pid]
 	c.mu.Unlock()
 	if child != nil && child.before != nil {
-		child.before()
+		child.before(pid)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,7 +113,7 @@ func (c *Children) Start(fork func() (pid int, err error)) (*Child, error) {
 //
 // before, if any, is called when the child has ended and can still be looked at in
 // /proc, before it is reaped. All other children wait for it.
-func (c *Children) Own(pid int, before func()) (*Child, error) {
+func (c *Children) Own(pid int, before func(pid int)) (*Child, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.owned[pid] != nil {
@@ -133,7 +133,7 @@ func (c *Children) own(pid int) *Child {
 // Child is a child with an owner.
 type Child struct {
 	PID    int
-	before func()
+	before func(pid int)
 	exited chan struct{}
 	status syscall.WaitStatus
 }

@@ -71,7 +71,7 @@ func TestOwnedBeforeItsParentEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen := make(chan string, 1)
-	child, err := c.Own(pid, func() {
+	child, err := c.Own(pid, func(int) {
 		stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 		seen <- string(stat)
 	})

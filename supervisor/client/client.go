@@ -29,6 +29,9 @@ type Client struct {
 
 	closed chan struct{} // closed when the connection is
 	lost   chan struct{} // closed when the supervisor has ended
+
+	life context.Context // ends lostGrace after the supervisor
+	over context.CancelFunc
 }
 
 // ErrLost says that the connection to a supervisor is gone. It is an
@@ -55,21 +58,18 @@ func connect(ctx context.Context, dir string, answer *atomic.Int64) (*Client, er
 	c := &Client{dir: dir, peer: p, closed: make(chan struct{}), lost: make(chan struct{})}
 	c.conn = ttrpc.NewClient(conn, ttrpc.WithUnaryClientInterceptor(p.watch), ttrpc.WithOnClose(func() { close(c.closed) }))
 	c.Shim = Shim{api.NewShimClient(c.conn)}
+	c.life, c.over = context.WithCancel(context.Background())
+	context.AfterFunc(c.life, func() { _ = c.conn.Close() })
 	go c.await() // ends with the supervisor, or Close
 	return c, nil
 }
 
-// await ends the connection of a supervisor that has ended. A child of it may have a
-// copy of the socket, which keeps the connection.
+// await ends the connections to a supervisor that has ended. A child of it may have a
+// copy of a socket, which keeps the connection.
 func (c *Client) await() {
-	if c.peer.Wait() != nil {
-		return // closed
-	}
-	close(c.lost)
-	select {
-	case <-c.closed:
-	case <-time.After(lostGrace):
-		_ = c.conn.Close()
+	if c.peer.Wait() == nil { // not closed
+		close(c.lost)
+		time.AfterFunc(lostGrace, c.over)
 	}
 }
 
@@ -116,7 +116,7 @@ func (c *Client) broken() bool {
 }
 
 // open opens a connection for one call that takes as long as a program runs. Its ctx
-// ends with the supervisor, too.
+// ends when it is done.
 func (c *Client) open(ctx context.Context) (_ context.Context, call api.ShimClient, done func(), err error) {
 	conn, err := dialSocket(ctx, filepath.Join(c.dir, api.ControlSocket))
 	if err != nil {
@@ -124,34 +124,20 @@ func (c *Client) open(ctx context.Context) (_ context.Context, call api.ShimClie
 	}
 	client := ttrpc.NewClient(conn)
 	ctx, cancel := context.WithCancel(ctx)
-	go c.whenLost(ctx, func() { _ = client.Close() })
+	stop := context.AfterFunc(c.life, func() { _ = client.Close() })
 	over := c.peer.attend(ctx)
 	return ctx, api.NewShimClient(client), func() {
+		stop()
 		over()
 		cancel()
 		_ = client.Close()
 	}, nil
 }
 
-// whenLost ends a call of a supervisor that has ended, unless its ctx ends before. A copy
-// of the supervisor's socket keeps the call's connection.
-func (c *Client) whenLost(ctx context.Context, end func()) {
-	select {
-	case <-ctx.Done():
-		return
-	case <-c.lost:
-	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(lostGrace):
-		end()
-	}
-}
-
 func dialSocket(ctx context.Context, path string) (*net.UnixConn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {
-		return nil, fmt.Errorf("no shim serves %s, start one: %w: %w", path, errdefs.ErrUnavailable, err)
+		return nil, fmt.Errorf("no supervisor serves %s, start one: %w: %w", path, errdefs.ErrUnavailable, err)
 	}
 	return conn.(*net.UnixConn), nil
 }
@@ -261,11 +247,9 @@ func (c *Client) Stream(ctx context.Context, id, exec, stream string) (*net.Unix
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go c.whenLost(ctx, cancel)
 	defer c.peer.attend(ctx)()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	defer context.AfterFunc(c.life, func() { _ = conn.Close() })() // a copy of its socket keeps the connection
 	if err := request(conn, api.StreamRequest{Container: id, Exec: exec, Stream: stream}); err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("open %s of container %s exec %q: %w", stream, id, exec, err)

@@ -110,15 +110,12 @@ func (p *peer) silent(limit time.Duration) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	conn, err := dialSocket(ctx, filepath.Join(p.dir, api.ControlSocket))
-	for errors.Is(err, unix.EAGAIN) { // as many wait to be accepted as the kernel keeps (connect(2))
-		if ctx.Err() != nil {
-			return true
-		}
+	for errors.Is(err, unix.EAGAIN) && ctx.Err() == nil { // as many wait to be accepted as the kernel keeps (connect(2))
 		time.Sleep(dialInterval)
 		conn, err = dialSocket(ctx, filepath.Join(p.dir, api.ControlSocket))
 	}
 	if err != nil {
-		return isTimeout(err)
+		return errors.Is(err, unix.EAGAIN) || isTimeout(err)
 	}
 	client := ttrpc.NewClient(conn)
 	defer client.Close()

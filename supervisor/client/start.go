@@ -23,13 +23,12 @@ import (
 
 // StartOptions says how to start a supervisor.
 type StartOptions struct {
-	Binary        string   // path of minicri-shim
-	Build         string   // what names it: Program.Build
-	Version       string   // of this daemon
-	ForOthers     string   // where a supervisor finds the program for its starters: Program.ForOthers
-	Dir           string   // the directory of the supervisor, made if absent
-	SystemdCgroup bool     // cgroupsPath of its containers is slice:prefix:name
-	Cgroups       []string // cgroup directories that the supervisor moves into; none: the daemon's own
+	Binary        string // path of minicri-shim
+	Build         string // what names it: Program.Build
+	Version       string // of this daemon
+	ForOthers     string // where a supervisor finds the program for its starters: Program.ForOthers
+	Dir           string // the directory of the supervisor, made if absent
+	SystemdCgroup bool   // cgroupsPath of its containers is slice:prefix:name
 	// answer is how long a call may take before a supervisor that answers
 	// nothing is killed; nil: no limit.
 	answer *atomic.Int64
@@ -98,9 +97,6 @@ func arguments(options StartOptions) []string {
 	args := []string{"serve", "--dir", options.Dir, "--build", options.Build, "--daemon-version", options.Version, "--ready-fd", "3"}
 	if options.SystemdCgroup {
 		args = append(args, "--systemd-cgroup")
-	}
-	for _, cgroup := range options.Cgroups {
-		args = append(args, "--cgroup", cgroup)
 	}
 	return args
 }

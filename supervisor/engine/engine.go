@@ -14,18 +14,7 @@ import (
 )
 
 // Main is a starter's life.
-func Main() error { return starter.Serve(engine{}) }
-
-type engine struct{}
-
-// Do is of starter.Engine.
-func (engine) Do(r starter.Request, files []*os.File) (starter.Answer, func() error) {
-	answer, undo, err := do(r, files)
-	if err != nil {
-		return starter.Failed(err), nil
-	}
-	return answer, undo
-}
+func Main() error { return starter.Serve(do) }
 
 func do(r starter.Request, files []*os.File) (answer starter.Answer, undo func() error, err error) {
 	given, err := streamsOf(r, files)

@@ -368,12 +368,7 @@ func (c *console) forward(to *os.File) error {
 		return fmt.Errorf("receive the terminal: %w", err)
 	}
 	defer connection.Close()
-	socket, err := connection.File()
-	if err != nil {
-		return err
-	}
-	defer socket.Close()
-	master, err := stdio.ReceiveMaster(socket)
+	master, err := stdio.ReceiveMaster(connection)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/supervisor/children"
 )
 
@@ -37,16 +38,16 @@ type attempt struct {
 	files    []*os.File // the descriptors of the first process, by their numbers
 	toClose  []io.Closer
 
-	ours    net.Conn
+	ours    *net.UnixConn
 	parents []*os.File // pidfds of the first process and of the helper
 	made    *Launched  // the process; nil before its pid is known
 	waiting string     // for what
 }
 
-// newAttempt prepares a launch that lasts until ctx ends. The caller closes it.
-func (l *Launcher) newAttempt(ctx context.Context, streams [3]*os.File) (*attempt, error) {
+// newAttempt prepares a launch. The caller closes it.
+func (l *Launcher) newAttempt(streams [3]*os.File) (*attempt, error) {
 	a := &attempt{launcher: l, waiting: "its first process"}
-	if err := a.open(ctx, streams); err != nil {
+	if err := a.open(streams); err != nil {
 		a.close()
 		return nil, err
 	}
@@ -54,7 +55,7 @@ func (l *Launcher) newAttempt(ctx context.Context, streams [3]*os.File) (*attemp
 }
 
 // open opens what each first process gets.
-func (a *attempt) open(ctx context.Context, streams [3]*os.File) error {
+func (a *attempt) open(streams [3]*os.File) error {
 	none, end, err := os.Pipe()
 	if err != nil {
 		return err
@@ -69,46 +70,23 @@ func (a *attempt) open(ctx context.Context, streams [3]*os.File) error {
 		}
 		a.files = append(a.files, stream)
 	}
-	if err := a.openSocket(ctx); err != nil {
+	ours, theirs, err := socket.Pair()
+	if err != nil {
 		return err
 	}
+	a.ours = ours
+	a.toClose = append(a.toClose, ours, theirs)
 	alive, life, err := os.Pipe()
 	if err != nil {
 		return err
 	}
-	a.files = append(a.files, alive)
+	a.files = append(a.files, theirs, alive)
 	a.toClose = append(a.toClose, alive, life)
 	program, err := a.launcher.program()
 	if err != nil {
 		return err
 	}
 	a.files = append(a.files, program)
-	return nil
-}
-
-// openSocket opens the socket, whose end here is good until ctx ends.
-func (a *attempt) openSocket(ctx context.Context) error {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return os.NewSyscallError("socketpair", err)
-	}
-	file := os.NewFile(uintptr(fds[0]), "launch")
-	defer file.Close()
-	theirs := os.NewFile(uintptr(fds[1]), "launched")
-	a.files = append(a.files, theirs)
-	a.toClose = append(a.toClose, theirs)
-	if a.ours, err = net.FileConn(file); err != nil {
-		return err
-	}
-	stop := context.AfterFunc(ctx, func() { _ = a.ours.SetDeadline(time.Unix(1, 0)) })
-	a.toClose = append(a.toClose, closer(func() { stop() }), a.ours)
-	return nil
-}
-
-type closer func()
-
-func (c closer) Close() error {
-	c()
 	return nil
 }
 
@@ -153,6 +131,7 @@ func (a *attempt) fork() (*children.Child, error) {
 // barrier, or has executed its program. After an error nothing of it runs, or what does
 // ends when it can.
 func (a *attempt) run(ctx context.Context) (*Launched, error) {
+	defer context.AfterFunc(ctx, func() { _ = a.ours.SetDeadline(time.Unix(1, 0)) })()
 	err := a.send()
 	for done := false; err == nil && !done; {
 		done, err = a.step()

@@ -31,7 +31,7 @@ type Exec struct {
 // does ends when it can. errdefs.ErrFailedPrecondition says that the process asks for what
 // the container does not have; where ctx has ended, its cause is in the chain.
 func (l *Launcher) Exec(ctx context.Context, e Exec) (*Launched, error) {
-	a, err := l.newAttempt(ctx, e.Streams)
+	a, err := l.newAttempt(e.Streams)
 	if err != nil {
 		return nil, fmt.Errorf("launch a command in container %s: %w", e.ID, err)
 	}

@@ -24,13 +24,14 @@ type Pause struct {
 	SystemdCgroup bool
 }
 
-// FIFOFile is the name of the exec barrier: whoever reads from it starts the program.
+// FIFOFile is the name of the exec barrier, libcontainer's too: whoever reads from it starts
+// the program.
 const FIFOFile = "exec.fifo"
 
 // Pause brings a pause to the exec barrier. After an error nothing is left of it: no
 // process, cgroup or fifo.
 func (l *Launcher) Pause(ctx context.Context, p Pause) (*Launched, error) {
-	a, err := l.newAttempt(ctx, [3]*os.File{}) // it has none
+	a, err := l.newAttempt([3]*os.File{}) // it has none
 	if err != nil {
 		return nil, err
 	}

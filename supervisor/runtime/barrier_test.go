@@ -7,12 +7,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/supervisor/launch"
 )
 
 // A program that was let through, and whose end was seen before its byte was read, has
 // been started.
 func TestBarrierOfAProgramThatEndsAtOnce(t *testing.T) {
-	path := filepath.Join(t.TempDir(), fifoFile)
+	path := filepath.Join(t.TempDir(), launch.FIFOFile)
 	if err := unix.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/supervisor/cgroup"
 	"github.com/minicri/minicri/supervisor/children"
 	"github.com/minicri/minicri/supervisor/launch"
@@ -75,16 +77,16 @@ func (r *Runtime) Container(facts Facts) *Container {
 
 // Directories of containers' states, below the supervisor's.
 const (
-	statesDir   = "containers" // libcontainer's, and those of launched pauses
-	programsDir = "oci"        // of programs: they do not read each other's
+	StatesDir   = "containers" // libcontainer's, and those of launched pauses
+	ProgramsDir = "oci"        // of programs: they do not read each other's
 )
 
 // root is where the engine that has made the container keeps its states.
 func (c *Container) root() string {
 	if len(c.Program) > 0 {
-		return filepath.Join(c.runtime.Dir, programsDir, filepath.Base(c.Program[0]))
+		return filepath.Join(c.runtime.Dir, ProgramsDir, filepath.Base(c.Program[0]))
 	}
-	return filepath.Join(c.runtime.Dir, statesDir)
+	return filepath.Join(c.runtime.Dir, StatesDir)
 }
 
 func (c *Container) dir() string { return filepath.Join(c.root(), c.ID) }
@@ -137,9 +139,9 @@ func (c *Container) run(ctx context.Context, request starter.Request, streams St
 			files = append(files, file)
 		}
 	}
-	var console *os.File
+	var console *net.UnixConn
 	if streams.Terminal {
-		ours, theirs, err := stdio.ConsolePair()
+		ours, theirs, err := socket.Pair()
 		if err != nil {
 			return nil, err
 		}
@@ -172,22 +174,18 @@ func (c *Container) take(pid int, ended func(pid int)) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	before := func() {}
-	if ended != nil {
-		before = func() { ended(pid) }
-	}
-	if p.child, err = c.runtime.Children.Own(pid, before); err != nil {
+	if p.child, err = c.runtime.Children.Own(pid, ended); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil
 }
 
-// Start lets init through the exec barrier.
-func (c *Container) Start(ctx context.Context, init *Process) error {
+// Start lets init through the exec barrier, unless it has ended.
+func (c *Container) Start(ctx context.Context, ended <-chan struct{}) error {
 	if len(c.Program) > 0 {
 		return c.runtime.Starters.Run(ctx, c.request(starter.Start), nil, nil)
 	}
-	return openBarrier(ctx, c.dir(), init)
+	return openBarrier(ctx, c.dir(), ended)
 }
 
 // Started is called once the program runs, for hooks that wait for it. Its error is a
@@ -301,7 +299,7 @@ func RemoveState(dir string, paths cgroup.Paths, cgroupsPath string, systemd boo
 	if err != nil {
 		return err
 	}
-	if root := filepath.Dir(dir); filepath.Base(root) != statesDir {
+	if root := filepath.Dir(dir); filepath.Base(root) != StatesDir {
 		// Another container that goes at the same moment may have removed states, and
 		// left the rest for this one.
 		if err := os.Remove(states); err == nil || errors.Is(err, os.ErrNotExist) {
@@ -332,13 +330,9 @@ func ReadSpec(bundle string) (*specs.Spec, error) {
 	return spec, nil
 }
 
-// fifoFile is libcontainer's exec barrier, in the container's directory: init waits
-// until somebody reads from it.
-const fifoFile = "exec.fifo"
-
-// openBarrier lets init through. It returns when init has said that it goes on.
-func openBarrier(ctx context.Context, dir string, init *Process) error {
-	path := filepath.Join(dir, fifoFile)
+// openBarrier lets init through, which waits until somebody reads from the fifo. It returns when init has said that it goes on.
+func openBarrier(ctx context.Context, dir string, ended <-chan struct{}) error {
+	path := filepath.Join(dir, launch.FIFOFile)
 	// For both, so that what has not opened it yet is no end.
 	fifo, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -348,16 +342,18 @@ func openBarrier(ctx context.Context, dir string, init *Process) error {
 		return fmt.Errorf("open the exec barrier: %w", err)
 	}
 	defer fifo.Close()
-	ended, over := context.WithCancelCause(ctx)
+	waiting, over := context.WithCancelCause(ctx)
 	defer over(nil)
-	go func() { // ends with init, or with ended
-		if init.EndedBefore(ended) {
+	go func() { // ends with init, or with waiting
+		select {
+		case <-ended:
 			over(errInitEnded)
+		case <-waiting.Done():
 		}
 	}()
-	defer context.AfterFunc(ended, func() { _ = fifo.SetReadDeadline(time.Now()) })()
+	defer context.AfterFunc(waiting, func() { _ = fifo.SetReadDeadline(time.Now()) })()
 	if err := readBarrier(fifo); err != nil {
-		if cause := context.Cause(ended); cause != nil {
+		if cause := context.Cause(waiting); cause != nil {
 			err = cause
 		}
 		return fmt.Errorf("wait at the exec barrier: %w", err)

@@ -1,13 +1,11 @@
 package runtime
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"syscall"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -104,21 +102,6 @@ func (p *Process) Ended() error {
 		return err
 	}
 	return raw.Read(func(fd uintptr) bool { return process.HasEnded(int(fd)) })
-}
-
-// EndedBefore waits for the end of the process, and reports false when ctx ends first.
-func (p *Process) EndedBefore(ctx context.Context) bool {
-	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		ended := true
-		if p.pidfd != nil && p.control(func(fd int) { ended = process.HasEnded(fd) }) != nil || ended {
-			return true
-		}
-		select {
-		case <-ctx.Done():
-			return false
-		case <-time.After(pause):
-		}
-	}
 }
 
 // Wait waits until a process of ours is reaped, and returns its exit status.

@@ -218,6 +218,7 @@ const (
 // awaitAdopted waits for the end of an init that is not our child.
 func (c *container) awaitAdopted() {
 	_ = c.init.Ended()
+	close(c.ended)
 	ended, reaped := time.Now(), false
 	for deadline := ended.Add(c.reapTimeout()); time.Now().Before(deadline); {
 		if !reaped && c.init.Reaped() {

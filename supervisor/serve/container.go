@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/minicri/minicri/internal/lock"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/runtime"
 	"github.com/minicri/minicri/supervisor/stdio"
@@ -25,6 +26,7 @@ type container struct {
 	stdinOnce bool
 	created   chan struct{} // closed when it is made, or its creation has failed
 	adopted   bool
+	ended     chan struct{} // closed when init has ended
 	exited    chan struct{} // closed when exit is set and on disk
 
 	life    context.Context // of what is under way for it: ends when it is killed
@@ -43,7 +45,7 @@ type container struct {
 	ending     sync.Mutex // guards execsEnded, and is held while execs are ended
 	execsEnded bool       // no exec of an earlier supervisor is left: see endLeftExecs
 
-	op sync.Mutex // one change at a time; may be held for long
+	op lock.Mutex // one change at a time; may be held for long
 
 	mu        sync.Mutex         // guards what follows
 	io        *stdio.Streams     // see streams
@@ -62,7 +64,8 @@ type container struct {
 // newContainer returns a container that has a record, on disk or not yet.
 func (s *Supervisor) newContainer(r record) *container {
 	c := &container{
-		sup: s, record: r, runtime: s.runtime.Container(r.Facts), exited: make(chan struct{}), init: &runtime.Process{}, ioAdopted: make(chan struct{}), created: make(chan struct{}),
+		sup: s, record: r, runtime: s.runtime.Container(r.Facts), init: &runtime.Process{}, op: lock.New(),
+		created: make(chan struct{}), ended: make(chan struct{}), exited: make(chan struct{}), ioAdopted: make(chan struct{}),
 		reported: make(chan syscall.WaitStatus, 1), execs: map[string]*exec{},
 	}
 	c.life, c.abandon = context.WithCancel(context.Background())
@@ -100,13 +103,15 @@ func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*c
 		LogPath: request.LogPath, Terminal: spec.Process.Terminal, Bare: request.Bare, CreatedAt: time.Now().UnixNano(),
 	})
 	c.stdinOnce, c.execsEnded = request.StdinOnce, true
-	c.op.Lock()
+	ctx, done := c.bound(ctx)
+	defer done()
+	if err := c.op.Lock(ctx); err != nil {
+		return nil, err
+	}
 	defer c.op.Unlock()
 	if err := s.reserve(c); err != nil {
 		return nil, err
 	}
-	ctx, done := c.bound(ctx)
-	defer done()
 	if err = c.build(ctx, request, spec); err != nil {
 		s.forget(request.Id)
 	}
@@ -156,7 +161,7 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest, spec 
 }
 
 func (c *container) streamOptions() stdio.Options {
-	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Shared: c.sup.shared}
+	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Journal: c.sup.journal}
 }
 
 // sharesStreams reports whether a program makes the container and has its streams
@@ -211,13 +216,15 @@ func (c *container) identify() error {
 
 // start lets init through the barrier.
 func (c *container) start(ctx context.Context) error {
-	c.op.Lock()
+	ctx, done := c.bound(ctx)
+	defer done()
+	if err := c.op.Lock(ctx); err != nil {
+		return err
+	}
 	defer c.op.Unlock()
 	if status := c.state().Status; status != api.Status_STATUS_CREATED {
 		return fmt.Errorf("it is %v: %w", status, errdefs.ErrFailedPrecondition)
 	}
-	ctx, done := c.bound(ctx)
-	defer done()
 	// Before the barrier opens: a successor must not take a program that runs for
 	// one that waits.
 	c.setStarted(time.Now().UnixNano())
@@ -226,7 +233,7 @@ func (c *container) start(ctx context.Context) error {
 		return err
 	}
 	c.listenToInit()
-	if err := c.runtime.Start(ctx, c.init); err != nil {
+	if err := c.runtime.Start(ctx, c.ended); err != nil {
 		c.setStarted(0)
 		return errors.Join(err, writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()))
 	}
@@ -295,7 +302,11 @@ func (c *container) state() *api.Container {
 
 // update sets resources: all that are named or, with an error, none.
 func (c *container) update(ctx context.Context, r *api.UpdateRequest) error {
-	c.op.Lock()
+	ctx, done := c.bound(context.WithoutCancel(ctx)) // half an update is none
+	defer done()
+	if err := c.op.Lock(ctx); err != nil {
+		return err
+	}
 	defer c.op.Unlock()
 	if c.state().Exit != nil {
 		return fmt.Errorf("it has ended: %w", errdefs.ErrFailedPrecondition)
@@ -304,7 +315,5 @@ func (c *container) update(ctx context.Context, r *api.UpdateRequest) error {
 	if r.OomScoreAdj != nil {
 		oomScoreAdj = new(int(*r.OomScoreAdj))
 	}
-	ctx, done := c.bound(context.WithoutCancel(ctx)) // half an update is none
-	defer done()
 	return c.runtime.Update(ctx, r.Resources, oomScoreAdj)
 }

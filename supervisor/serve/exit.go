@@ -12,12 +12,14 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/runtime"
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
 // awaitInit waits for a container's init and records its end.
 func (c *container) awaitInit() {
 	_ = c.init.Ended()
+	close(c.ended)
 	ended := time.Now()
 	status, known := c.init.Wait()
 	c.finish(ended, status, known)
@@ -38,14 +40,11 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 		c.drain() // init has said there why it could not
 		exit.StartError = c.startError()
 	}
-	if err := c.keepExit(exit); err != nil {
-		c.sup.log.Error("the exit of a container is not on disk", "container", c.snapshot().ID, "error", err)
+	if !c.record.Bare {
+		if err := writeJSON(c.sup.exitPath(c.record.ID), exit); err != nil {
+			c.sup.log.Error("the exit of a container is not on disk", "container", c.record.ID, "error", err)
+		}
 	}
-	c.conclude(exit)
-}
-
-// conclude publishes an exit that is on disk.
-func (c *container) conclude(exit *api.ExitRecord) {
 	c.drain()
 	c.mu.Lock()
 	c.exit = exit
@@ -55,13 +54,6 @@ func (c *container) conclude(exit *api.ExitRecord) {
 		c.announceStart()
 	}
 	c.publish(api.EventKind_EVENT_EXITED)
-}
-
-func (c *container) keepExit(exit *api.ExitRecord) error {
-	if c.record.Bare {
-		return nil
-	}
-	return writeJSON(c.sup.exitPath(c.record.ID), exit)
 }
 
 // endRest kills what init leaves behind. With a pid namespace of the container's
@@ -165,7 +157,9 @@ func (c *container) end() error {
 
 // delete removes a stopped container. It may be called again after an error.
 func (c *container) delete(ctx context.Context) error {
-	if err := c.lockWithin(killTimeout); err != nil {
+	waiting, over := context.WithTimeoutCause(ctx, killTimeout, fmt.Errorf("another operation on it is not done within %v: %w", killTimeout, errdefs.ErrUnavailable))
+	defer over()
+	if err := c.op.Lock(waiting); err != nil { // a hook that hangs may hold it
 		return fmt.Errorf("delete container %s: %w", c.record.ID, err)
 	}
 	defer c.op.Unlock()
@@ -194,23 +188,11 @@ func (c *container) removeFiles() error {
 	return errors.Join(append(errs, c.sup.removeRecord(c.record.ID))...)
 }
 
-// lockWithin takes op, which a hook that hangs may hold.
-func (c *container) lockWithin(limit time.Duration) error {
-	deadline := time.Now().Add(limit)
-	for pause := 50 * time.Microsecond; !c.op.TryLock(); pause = min(2*pause, time.Millisecond) {
-		time.Sleep(pause)
-		if time.Now().After(deadline) {
-			return fmt.Errorf("another operation on it is not done within %v: %w", limit, errdefs.ErrUnavailable)
-		}
-	}
-	return nil
-}
-
 // removeUnreadable removes the files of a container which is left alone because its
 // record cannot be used, and which the daemon deletes.
 func (s *Supervisor) removeUnreadable(id string) error {
 	var errs []error
-	for _, pattern := range []string{stateDir, filepath.Join(programsDir, "*")} {
+	for _, pattern := range []string{runtime.StatesDir, filepath.Join(runtime.ProgramsDir, "*")} {
 		found, _ := filepath.Glob(filepath.Join(s.dir, pattern, id)) // a good pattern
 		for _, path := range found {
 			errs = append(errs, os.RemoveAll(path))

@@ -24,7 +24,6 @@ import (
 	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/runtime"
 	"github.com/minicri/minicri/supervisor/starter"
-	"github.com/minicri/minicri/supervisor/stdio"
 	"github.com/minicri/minicri/supervisor/stdio/journal"
 )
 
@@ -32,13 +31,12 @@ import (
 type Serve struct {
 	Dir           string   // the group's directory, absolute
 	SystemdCgroup bool     // cgroupsPath is slice:prefix:name, made by systemd
-	Cgroups       []string // cgroup directories to move into first
 	Build         string   // of this program, by its content
 	Version       string   // of the daemon that starts it
 	Ready         *os.File // gets "ready\n" once the sockets serve, then is closed; may be nil
 }
 
-// ownOOMScore keeps the shim alive when memory runs out, as containerd and
+// ownOOMScore keeps the supervisor alive when memory runs out, as containerd and
 // CRI-O do for theirs.
 const ownOOMScore = "-998"
 
@@ -57,7 +55,6 @@ type Supervisor struct {
 	children *children.Children
 	runtime  *runtime.Runtime
 	journal  *journal.Journal
-	shared   *stdio.Shared // of all streams
 	about    api.About
 
 	lock             *os.File
@@ -133,8 +130,10 @@ func (s *Supervisor) open() (err error) {
 	if s.lock, err = api.Lock(s.dir); err != nil {
 		return err
 	}
-	if err = s.about.Write(s.dir); err != nil {
-		return err
+	if old, _ := api.ReadAbout(s.dir); old == nil || *old != s.about {
+		if err = writeJSON(filepath.Join(s.dir, api.AboutFile), s.about); err != nil {
+			return fmt.Errorf("write which build serves: %w", err)
+		}
 	}
 	path := filepath.Join(s.dir, journalFile)
 	s.journal, err = journal.Open(path)
@@ -147,7 +146,6 @@ func (s *Supervisor) open() (err error) {
 	if err != nil {
 		return err
 	}
-	s.shared = &stdio.Shared{Journal: s.journal}
 	if s.control, err = listen(filepath.Join(s.dir, api.ControlSocket)); err != nil {
 		return err
 	}
@@ -155,17 +153,11 @@ func (s *Supervisor) open() (err error) {
 	return err
 }
 
-// Directories below the supervisor's, of containers' states (package runtime).
-const (
-	stateDir    = "containers"
-	programsDir = "oci"
-)
-
 // enter makes the process fit to outlive the daemon.
 func (s Serve) enter(log *slog.Logger) error {
-	for _, dir := range []string{stateDir, programsDir, recordsDir, api.StreamDir, api.ExitDir} {
+	for _, dir := range []string{runtime.StatesDir, runtime.ProgramsDir, recordsDir, api.StreamDir, api.ExitDir} {
 		if err := os.MkdirAll(filepath.Join(s.Dir, dir), 0o700); err != nil {
-			return fmt.Errorf("make the shim's directory: %w", err)
+			return fmt.Errorf("make the supervisor's directories: %w", err)
 		}
 	}
 	if err := os.Chdir("/"); err != nil {
@@ -173,11 +165,6 @@ func (s Serve) enter(log *slog.Logger) error {
 	}
 	if err := keepInherited(); err != nil {
 		return err
-	}
-	for _, cgroup := range s.Cgroups {
-		if err := os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
-			return fmt.Errorf("move the shim to its cgroup: %w", err)
-		}
 	}
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(ownOOMScore), 0); err != nil {
 		log.Info("oom_score_adj stays as it is", "wanted", ownOOMScore, "error", err)

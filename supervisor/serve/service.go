@@ -181,7 +181,7 @@ func (s *service) UseProgram(_ context.Context, r *api.UseProgramRequest) (*api.
 
 func (s *service) Shutdown(context.Context, *api.Empty) (*api.Empty, error) {
 	if n := len(s.sup.all()); n > 0 {
-		return nil, mapped(fmt.Errorf("the shim has %d containers: %w", n, errdefs.ErrFailedPrecondition))
+		return nil, mapped(fmt.Errorf("the supervisor has %d containers: %w", n, errdefs.ErrFailedPrecondition))
 	}
 	s.sup.stop()
 	return done, nil

@@ -77,7 +77,9 @@ func (s *Supervisor) openStream(conn *net.UnixConn) (move func(), err error) {
 	return e.attach(request.Stream, conn)
 }
 
-// attach connects a stream of an exec.
+// attach connects a stream of an exec. An output is taken, so that a caller that waits
+// for the exec waits for it too, and moved to the client. One that goes away closes the
+// pipe, as a shell's reader would.
 func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error) {
 	if stream == api.Stdin {
 		stdin := e.pipes.Stdin()
@@ -89,13 +91,6 @@ func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error
 			e.pipes.CloseStdin()
 		}, nil
 	}
-	return e.deliver(stream, conn)
-}
-
-// deliver takes an output, so that a caller that waits for the exec waits for it too,
-// and moves it to the client. One that goes away closes the pipe, as a shell's
-// reader would.
-func (e *exec) deliver(stream string, conn *net.UnixConn) (move func(), err error) {
 	var p *stdio.Pump
 	p, err = e.pipes.Take(stream, func(chunk []byte) {
 		if _, err := conn.Write(chunk); err != nil {

@@ -8,9 +8,12 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/socket"
 )
 
 // Verb is what a starter does.
@@ -67,8 +70,10 @@ type Answer struct {
 	Kind        string `json:"kind,omitempty"` // of the error
 }
 
-// Failed is the answer that says err.
-func Failed(err error) Answer { return Answer{Error: err.Error(), Kind: errdefs.Resolve(err).Error()} }
+// answerOf is the answer that says err.
+func answerOf(err error) Answer {
+	return Answer{Error: err.Error(), Kind: errdefs.Resolve(err).Error()}
+}
 
 // Err is the error of an answer, nil for none.
 func (a Answer) Err() error {
@@ -77,20 +82,11 @@ func (a Answer) Err() error {
 	}
 	for _, kind := range []error{errdefs.ErrFailedPrecondition, errdefs.ErrInvalidArgument, errdefs.ErrNotFound, errdefs.ErrUnavailable, context.DeadlineExceeded} {
 		if kind.Error() == a.Kind {
-			return &failure{text: a.Error, kind: kind}
+			return fmt.Errorf("%s: %w", strings.TrimSuffix(a.Error, ": "+a.Kind), kind)
 		}
 	}
 	return errors.New(a.Error)
 }
-
-// failure is an error of another process; its text names its kind already.
-type failure struct {
-	text string
-	kind error
-}
-
-func (f *failure) Error() string { return f.text }
-func (f *failure) Unwrap() error { return f.kind }
 
 // maxMessage bounds a message: the arguments and the environment of an exec, above all,
 // of which the kernel takes 6 MiB (execve(2)).
@@ -126,36 +122,19 @@ const maxFiles = 4
 // receive reads a message into one of its type, and returns the descriptors: none of one
 // that is not understood.
 func receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
-	defer func() {
-		if err != nil {
-			closeAll(files)
-			files = nil
-		}
-	}()
-	oob := make([]byte, unix.CmsgSpace(4*maxFiles))
-	n, oobn, _, _, err := conn.ReadMsgUnix(make([]byte, 1), oob)
+	fds, err := socket.Receive(conn, make([]byte, 1), maxFiles)
 	if err != nil {
 		return nil, err
 	}
-	if n == 0 {
-		return nil, io.EOF
-	}
-	controls, err := unix.ParseSocketControlMessage(oob[:oobn])
-	if err != nil {
-		return nil, err
-	}
-	for _, control := range controls {
-		fds, err := unix.ParseUnixRights(&control)
-		if err != nil {
-			return files, err
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "of the request"))
-		}
+	for _, fd := range fds {
+		files = append(files, os.NewFile(uintptr(fd), "of the request"))
 	}
 	// The other side says nothing more before it has the answer: no byte of it is lost.
-	return files, json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(message)
+	if err := json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(message); err != nil {
+		closeAll(files)
+		return nil, err
+	}
+	return files, nil
 }
 
 func closeAll(files []*os.File) {

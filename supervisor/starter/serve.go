@@ -4,38 +4,30 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/internal/step/failpoint"
 )
 
 // Socket is the descriptor over which a starter gets its request.
 const Socket = 3
 
-// Engine does what requests ask for, in a starter.
-type Engine interface {
-	// Do answers a request. undo takes back what it has made; it is called when the
-	// supervisor does not take it, because it has ended.
-	Do(request Request, files []*os.File) (answer Answer, undo func() error)
-}
-
-// Serve is all of a starter's life: it waits for its request, has the engine do it,
-// answers, and returns when the supervisor has taken what was made.
-func Serve(engine Engine) error {
+// Serve is all of a starter's life: it waits for its request, does it, answers, and
+// returns when the supervisor has taken what was made. undo takes back what was made; it
+// is called when the supervisor does not take it, because it has ended.
+func Serve(do func(request Request, files []*os.File) (answer Answer, undo func() error, err error)) error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become a sub-reaper: %w", os.NewSyscallError("prctl", err))
 	}
 	unix.CloseOnExec(Socket)
-	socket := os.NewFile(Socket, "socket")
-	conn, err := net.FileConn(socket)
-	if err := errors.Join(err, socket.Close()); err != nil {
+	supervisor, err := socket.Conn(os.NewFile(Socket, "socket"))
+	if err != nil {
 		return fmt.Errorf("the socket of a starter: %w", err)
 	}
-	supervisor := conn.(*net.UnixConn)
 	var request Request
 	files, err := receive(supervisor, &request)
 	if errors.Is(err, io.EOF) {
@@ -47,10 +39,11 @@ func Serve(engine Engine) error {
 	if err := failpoint.Hit("starter/asked"); err != nil {
 		return err
 	}
-	answer, undo := engine.Do(request, files)
+	answer, undo, failed := do(request, files)
 	closeAll(files)
-	if answer.Err() != nil {
+	if failed != nil {
 		endChildren()
+		answer, undo = answerOf(failed), nil
 	}
 	if err = failpoint.Hit("starter/made"); err == nil {
 		err = send(supervisor, answer, nil)
@@ -58,7 +51,7 @@ func Serve(engine Engine) error {
 	if err == nil {
 		err = failpoint.Hit("starter/answered")
 	}
-	if err == nil && answer.Err() == nil {
+	if err == nil && failed == nil {
 		_, err = io.ReadFull(supervisor, make([]byte, len(taken)))
 	}
 	if err != nil && undo != nil {

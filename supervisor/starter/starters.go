@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/supervisor/children"
 )
 
@@ -116,17 +117,11 @@ type starter struct {
 
 // start starts a starter; mu is held, for the fork alone.
 func (s *Starters) start() (*starter, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("the socket of a starter: %w", os.NewSyscallError("socketpair", err))
-	}
-	ours, theirs := os.NewFile(uintptr(fds[0]), "starter"), os.NewFile(uintptr(fds[1]), "starter's")
-	defer ours.Close()
-	defer theirs.Close()
-	conn, err := net.FileConn(ours)
+	conn, theirs, err := socket.Pair()
 	if err != nil {
 		return nil, fmt.Errorf("the socket of a starter: %w", err)
 	}
+	defer theirs.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
@@ -142,7 +137,7 @@ func (s *Starters) start() (*starter, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start a starter: %w: %w", errdefs.ErrUnavailable, err), conn.Close())
 	}
-	return &starter{child: child, conn: conn.(*net.UnixConn)}, nil
+	return &starter{child: child, conn: conn}, nil
 }
 
 // Run has a starter do what is requested, with the descriptors, until ctx ends; then it

@@ -1,34 +1,28 @@
 package stdio
 
 import (
-	"errors"
 	"fmt"
+	"net"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/socket"
 )
 
-// ConsolePair is the socket over which init sends the master of the terminal
-// that it made in the container.
-func ConsolePair() (ours, inits *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, fmt.Errorf("console socket: %w", err)
-	}
-	return os.NewFile(uintptr(fds[0]), "console"), os.NewFile(uintptr(fds[1]), "console-init"), nil
-}
+// masterLimit is how long a terminal's master may take that is on its way.
+const masterLimit = time.Second
 
 // ReceiveMaster takes the terminal's master out of the socket. Init has sent
 // it by the time that it is at the barrier. Who sends it may be a program of the
 // node's administrator: what is not one master of a pseudo-terminal is refused.
-func ReceiveMaster(socket *os.File) (*os.File, error) {
-	// There is room for a second descriptor, so two are seen to be no one.
-	name, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(2*4))
-	_, n, _, _, err := unix.Recvmsg(int(socket.Fd()), name, oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
-	if err != nil {
+func ReceiveMaster(from *net.UnixConn) (*os.File, error) {
+	if err := from.SetReadDeadline(time.Now().Add(masterLimit)); err != nil {
 		return nil, fmt.Errorf("receive the terminal: %w", err)
 	}
-	fds, err := descriptors(oob[:n])
+	// There is room for a second descriptor, so two are seen to be no one.
+	fds, err := socket.Receive(from, make([]byte, 4096), 2)
 	if err == nil && len(fds) != 1 {
 		err = fmt.Errorf("%d descriptors or more were sent, not one", len(fds))
 	}
@@ -47,17 +41,6 @@ func ReceiveMaster(socket *os.File) (*os.File, error) {
 		return nil, fmt.Errorf("receive the terminal: %w", err)
 	}
 	return os.NewFile(uintptr(fds[0]), "terminal"), nil
-}
-
-// descriptors are those of control messages, also of ones that are not understood as a
-// whole.
-func descriptors(control []byte) (fds []int, err error) {
-	messages, err := unix.ParseSocketControlMessage(control)
-	for _, message := range messages {
-		more, e := unix.ParseUnixRights(&message)
-		fds, err = append(fds, more...), errors.Join(err, e)
-	}
-	return fds, err
 }
 
 // Resize sets a terminal's size, ioctl_tty(2).

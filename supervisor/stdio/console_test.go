@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/socket"
 )
 
 // The master of a pseudo-terminal is taken. Nothing else is, not two of them either, and
@@ -57,7 +59,7 @@ func TestReceiveMaster(t *testing.T) {
 // receiveSent is what ReceiveMaster makes of a message with these files.
 func receiveSent(t *testing.T, files []*os.File) (*os.File, error) {
 	t.Helper()
-	ours, theirs, err := ConsolePair()
+	ours, theirs, err := socket.Pair()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func FuzzJournal(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer found.Close()
-		log, err := crilog.Open(logPath, nil)
+		log, err := crilog.Open(logPath)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -21,7 +21,7 @@ import (
 // and the next one continues to read.
 type Streams struct {
 	log      *crilog.Log // nil: output is not logged
-	shared   *Shared
+	journal  *journal.Journal
 	id       string
 	pumps    []*Pump
 	flushes  []func()           // one per pump: logs an unfinished last line
@@ -41,7 +41,7 @@ type Options struct {
 	Stdin    bool   // it reads a stdin
 	SELinux  string // label of its files, which its streams get too; empty: none
 	Bare     bool   // it has no streams
-	Shared   *Shared
+	Journal  *journal.Journal
 }
 
 // Ends are the container's ends of its streams; nil where there is none.
@@ -53,7 +53,7 @@ func (e Ends) Close() { closeAll(e.Stdin, e.Stdout, e.Stderr) }
 func fifoPath(dir, id, stream string) string { return filepath.Join(dir, id+"."+stream) }
 
 func newStreams(o Options) *Streams {
-	return &Streams{fans: map[string]*Fanout{}, shared: o.Shared, id: o.ID}
+	return &Streams{fans: map[string]*Fanout{}, journal: o.Journal, id: o.ID}
 }
 
 // Open makes the streams of a new container.
@@ -70,7 +70,7 @@ func Open(o Options) (*Streams, Ends, error) {
 
 func (s *Streams) open(o Options, ends *Ends) (err error) {
 	if o.LogPath != "" {
-		if s.log, err = crilog.Open(o.LogPath, &o.Shared.entries); err != nil {
+		if s.log, err = crilog.Open(o.LogPath); err != nil {
 			return err
 		}
 	}
@@ -131,8 +131,8 @@ func Adopt(o Options) (*Streams, error) {
 	var errs []error
 	if o.LogPath != "" {
 		var err error
-		if s.log, err = crilog.Open(o.LogPath, &o.Shared.entries); err != nil {
-			s.log = crilog.Late(o.LogPath, &o.Shared.entries, err)
+		if s.log, err = crilog.Open(o.LogPath); err != nil {
+			s.log = crilog.Late(o.LogPath, err)
 			errs = append(errs, err)
 		}
 	}
@@ -151,7 +151,7 @@ func (s *Streams) addPump(stream string, source *os.File) (err error) {
 		s.pumps, s.flushes = append(s.pumps, newPump(source, chunk{}, fan.emit)), append(s.flushes, func() {})
 		return nil
 	}
-	memory := &journaled{journal: s.shared.Journal, owner: s.id + "." + stream, whole: source != nil && source == s.terminal}
+	memory := &journaled{journal: s.journal, owner: s.id + "." + stream, whole: source != nil && source == s.terminal}
 	memory.entries = s.log.Stream(stream, memory)
 	err = memory.resume(s.log, stream)
 	s.pumps = append(s.pumps, newPump(source, memory, func(p []byte) {
@@ -313,12 +313,6 @@ func (f *Fanout) drop(client chan []byte) {
 		delete(f.clients, client)
 		close(client)
 	}
-}
-
-// Shared is what all streams of a supervisor share.
-type Shared struct {
-	Journal *journal.Journal
-	entries crilog.Buffers
 }
 
 // chunk is the memory of a pump for one move: a stream that is silent holds none.

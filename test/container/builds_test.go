@@ -2,6 +2,7 @@ package container
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -202,6 +203,12 @@ func TestBuildThatIsNotKnown(t *testing.T) {
 	}
 }
 
+func writeAbout(t *testing.T, dir string, about api.About) {
+	content, err := json.Marshal(about)
+	check(t, err)
+	check(t, os.WriteFile(filepath.Join(dir, api.AboutFile), content, 0o600))
+}
+
 func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 	n := newNode(t)
 	p := runPod(t, n, "pod")
@@ -213,7 +220,7 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 	other := *known
 	other.Version = "9.9.9"
 	change(&other, shims(n)[0])
-	check(t, other.Write(dir))
+	writeAbout(t, dir, other)
 	n.SetFlags("--shim", anotherShim(t, n, 1))
 	n.Start()
 
@@ -235,7 +242,7 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 			t.Errorf("%s does not say which build can serve the pod: %s", what, said)
 		}
 	}
-	check(t, known.Write(dir))
+	writeAbout(t, dir, *known)
 	eventually(t, "it is served again", func() bool {
 		answer, err := p.tryExec(id, 10, "echo", "hi")
 		return err == nil && string(answer.Stdout) == "hi\n"

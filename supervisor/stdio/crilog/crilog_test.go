@@ -30,7 +30,7 @@ func kubeletReads(t *testing.T, path string) (stdout, stderr string) {
 
 func TestKubeletReadsWhatWasWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
-	log, err := Open(path, nil)
+	log, err := Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestKubeletReadsWhatWasWritten(t *testing.T) {
 func TestReopenLosesNothing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "0.log")
-	log, err := Open(path, nil)
+	log, err := Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func TestDiskFull(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
 	path := filepath.Join(dir, "0.log")
-	log, err := Open(path, nil)
+	log, err := Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func TestReopenFailureKeepsTheFile(t *testing.T) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	log, err := Open(filepath.Join(dir, "0.log"), nil)
+	log, err := Open(filepath.Join(dir, "0.log"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,14 +205,14 @@ func TestOnlyFilesAreLogs(t *testing.T) {
 			if err := put(path); err != nil {
 				t.Fatal(err)
 			}
-			if log, err := Open(path, nil); err == nil || !strings.Contains(err.Error(), path) {
+			if log, err := Open(path); err == nil || !strings.Contains(err.Error(), path) {
 				t.Fatalf("opened %v, error %v", log, err)
 			}
 			before, err := os.Lstat(path)
 			if err != nil {
 				t.Fatal(err)
 			}
-			log, err := Open(filepath.Join(dir, "of "+name), nil)
+			log, err := Open(filepath.Join(dir, "of "+name))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -251,7 +251,7 @@ func TestGuardedPath(t *testing.T) {
 	if err := os.Symlink(real, base); err != nil {
 		t.Fatal(err)
 	}
-	log, err := Open(api.GuardedPath(base, "pod/app/0.log"), nil)
+	log, err := Open(api.GuardedPath(base, "pod/app/0.log"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -268,7 +268,7 @@ func TestGuardedPath(t *testing.T) {
 		if err := os.Symlink(filepath.Join(elsewhere, strings.TrimPrefix(link, "pod")), place); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Open(api.GuardedPath(base, "pod/app/0.log"), nil); !errors.Is(err, syscall.ELOOP) || !strings.Contains(err.Error(), "symbolic link") {
+		if _, err := Open(api.GuardedPath(base, "pod/app/0.log")); !errors.Is(err, syscall.ELOOP) || !strings.Contains(err.Error(), "symbolic link") {
 			t.Errorf("%s is a link: error %v", link, err)
 		}
 		if err := log.Reopen(); !errors.Is(err, syscall.ELOOP) {
@@ -281,7 +281,7 @@ func TestGuardedPath(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(elsewhere, "app", "0.log")); err == nil {
 		t.Error("a log was made behind a link")
 	}
-	if _, err := Open(api.GuardedPath(base, "../elsewhere/app/0.log"), nil); err == nil {
+	if _, err := Open(api.GuardedPath(base, "../elsewhere/app/0.log")); err == nil {
 		t.Error("a path that leads out was opened")
 	}
 }
@@ -290,11 +290,11 @@ func TestGuardedPath(t *testing.T) {
 // and says it there.
 func TestLateLog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pod", "0.log")
-	_, err := Open(path, nil)
+	_, err := Open(path)
 	if err == nil {
 		t.Fatal("opened without a directory")
 	}
-	log := Late(path, nil, err)
+	log := Late(path, err)
 	stream := log.Stream("stdout", nil)
 	fmt.Fprintln(stream, "lost")
 	if err := log.Reopen(); err == nil {
@@ -316,7 +316,7 @@ func TestLateLog(t *testing.T) {
 }
 
 func BenchmarkWrite(b *testing.B) {
-	log, err := Open(filepath.Join("/dev/shm", fmt.Sprintf("minicri-crilog-%d", os.Getpid())), nil)
+	log, err := Open(filepath.Join("/dev/shm", fmt.Sprintf("minicri-crilog-%d", os.Getpid())))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -20,8 +20,7 @@ import (
 
 // Log is a container's log file.
 type Log struct {
-	path    string
-	buffers *Buffers
+	path string
 
 	mu     sync.Mutex
 	file   *os.File // nil when closed, and before a late log is opened
@@ -39,19 +38,19 @@ type lost struct {
 // Open opens or makes the file at path and appends to it. It fails if its
 // directory is absent, and where something else than a file has its place: a
 // symbolic link is not followed (of api.GuardedPath: in all that is guarded), and
-// neither a fifo nor a device is opened. buffers may be nil.
-func Open(path string, buffers *Buffers) (*Log, error) {
+// neither a fifo nor a device is opened.
+func Open(path string) (*Log, error) {
 	file, err := openFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("open log: %w", err)
 	}
-	return &Log{path: path, buffers: buffers, file: file}, nil
+	return &Log{path: path, file: file}, nil
 }
 
 // Late is a log whose file could not be opened because of cause. What is written
 // counts as lost until Reopen has opened it.
-func Late(path string, buffers *Buffers, cause error) *Log {
-	return &Log{path: path, buffers: buffers, lost: lost{cause: cause}}
+func Late(path string, cause error) *Log {
+	return &Log{path: path, lost: lost{cause: cause}}
 }
 
 // Reopen continues in a new file at the same path, after the old one was renamed
@@ -88,27 +87,28 @@ func (l *Log) Close() error {
 	return err
 }
 
-// write appends whole entries, or counts those that the disk did not take.
-func (l *Log) write(entries []byte, progress Progress) {
+// write appends the whole entries that next returns, until it returns none, or counts
+// those that the disk did not take.
+func (l *Log) write(next func() []byte, progress Progress) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || len(entries) == 0 {
-		return
-	}
-	if l.file == nil {
-		l.count(entries, l.lost.cause)
-		return
-	}
-	if !l.sayLoss() {
-		l.count(entries, l.lost.cause)
-		return
-	}
-	if progress != nil {
-		defer progress.Written()
-		progress.Writing(l.place())
-	}
-	if rest, err := l.append(entries); err != nil {
-		l.count(entries[len(entries)-rest:], err)
+	begun := false
+	for entries := next(); len(entries) > 0; entries = next() {
+		if l.closed {
+			continue
+		}
+		if l.file == nil || !l.sayLoss() {
+			l.count(entries, l.lost.cause)
+			continue
+		}
+		if progress != nil && !begun {
+			begun = true
+			defer progress.Written()
+			progress.Writing(l.place())
+		}
+		if rest, err := l.append(entries); err != nil {
+			l.count(entries[len(entries)-rest:], err)
+		}
 	}
 }
 

@@ -27,7 +27,7 @@ func TestResume(t *testing.T) {
 		if err := os.Truncate(path, place.offset+cut-at.offset); err != nil {
 			t.Fatal(err)
 		}
-		log, err := Open(path, nil)
+		log, err := Open(path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,7 +51,7 @@ func TestResume(t *testing.T) {
 // line, and returns the log and where the entries of data begin.
 func logOnce(t *testing.T, path, before, data string) ([]byte, noted) {
 	t.Helper()
-	log, err := Open(path, nil)
+	log, err := Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func TestResumeAfterRotation(t *testing.T) {
 	if err := os.Rename(path, path+".1"); err != nil {
 		t.Fatal(err)
 	}
-	log, err := Open(path, nil)
+	log, err := Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}

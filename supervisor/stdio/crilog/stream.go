@@ -2,8 +2,6 @@ package crilog
 
 import (
 	"bytes"
-	"slices"
-	"sync"
 	"time"
 )
 
@@ -17,7 +15,7 @@ type Stream struct {
 	progress Progress // nil: not reported
 	name     string   // "stdout" or "stderr"
 	line     []byte   // the beginning of a line whose end is not here yet, at most MaxLine
-	out      []byte   // entries of one Write
+	out      []byte   // entries that are written at once
 }
 
 // Progress is called, while no other stream writes to the log, when entries of a
@@ -39,52 +37,20 @@ func (s *Stream) Line() []byte { return s.line }
 // Restore continues with the beginning of a line.
 func (s *Stream) Restore(line []byte) { s.line = append(s.line[:0], line...) }
 
-// keptEntries is the largest buffer that a stream keeps: 64 KiB of newlines are
-// entries of 2.7 MiB.
-const keptEntries = 128 << 10
-
-// Buffers are for more than that, and shared by logs. To make one for each of a flood of
-// short lines would keep the collector busy, and leave a heap in pieces that it does not
-// return. A nil one keeps none.
-type Buffers struct{ pool sync.Pool }
-
-// take returns an empty buffer with room for size bytes.
-func (b *Buffers) take(size int) *[]byte {
-	var buffer *[]byte
-	if b != nil {
-		buffer, _ = b.pool.Get().(*[]byte)
-	}
-	if buffer == nil {
-		buffer = new([]byte)
-	}
-	*buffer = slices.Grow((*buffer)[:0], size)
-	return buffer
-}
-
-func (b *Buffers) give(buffer *[]byte) {
-	if b != nil {
-		b.pool.Put(buffer)
-	}
-}
+// mostEntries is about the most that is written to the file at a time, and with it the
+// largest buffer of a stream: 64 KiB of newlines are entries of 2.7 MiB.
+const mostEntries = 96 << 10
 
 // Write logs p, except for an unfinished last line, which waits for its end.
 // It never fails: see Log. Entries of one Write have one time.
 func (s *Stream) Write(p []byte) (int, error) {
-	stamp := s.stamp()
-	s.out = s.out[:0]
-	if size := len(s.line) + len(p) + (bytes.Count(p, []byte{'\n'})+2)*(len(stamp)+len("F \n")); size > keptEntries {
-		buffer := s.log.buffers.take(size)
-		kept := s.out
-		s.out = *buffer
-		defer func() {
-			s.out = kept
-			s.log.buffers.give(buffer)
-		}()
-	}
-	for rest := p; len(rest) > 0; {
-		rest = s.take(stamp, rest)
-	}
-	s.log.write(s.out, s.progress)
+	stamp, rest := s.stamp(), p
+	s.log.write(func() []byte {
+		for s.out = s.out[:0]; len(rest) > 0 && len(s.out) < mostEntries; {
+			rest = s.take(stamp, rest)
+		}
+		return s.out
+	}, s.progress)
 	return len(p), nil
 }
 
@@ -121,12 +87,13 @@ func (s *Stream) entry(stamp []byte, tag byte, tail []byte) {
 // containerd and CRI-O write it: a reader adds the newline of an F, and the
 // program has written none.
 func (s *Stream) Flush() {
-	if len(s.line) == 0 {
-		return
-	}
-	s.out = s.out[:0]
-	s.entry(s.stamp(), 'P', nil)
-	s.log.write(s.out, s.progress)
+	s.log.write(func() []byte {
+		s.out = s.out[:0]
+		if len(s.line) > 0 {
+			s.entry(s.stamp(), 'P', nil)
+		}
+		return s.out
+	}, s.progress)
 }
 
 // stamp is the beginning of an entry: time, stream and a space each.
