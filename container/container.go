@@ -57,10 +57,6 @@ type Container struct {
 	stopAnnounced bool
 	stopLock      lock.Mutex
 
-	// shownUser and shownResources are what the facts have as JSON.
-	shownUser      decoded[runtimeapi.ContainerUser, *runtimeapi.ContainerUser]
-	shownResources decoded[runtimeapi.LinuxContainerResources, *runtimeapi.LinuxContainerResources]
-
 	timeline *step.Timeline
 	// failure is why the container could not be made, nil if it was.
 	failure atomic.Pointer[error]

@@ -35,9 +35,13 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 	return nil
 }
 
+// remove is Remove, also of a container that was partially created and is still to be
+// rolled back.
 func (s *Store) remove(ctx context.Context, c *Container) error {
-	if err := s.stop(ctx, c, 0); err != nil {
-		return err
+	if c.listed.Load() {
+		if err := s.stop(ctx, c, 0); err != nil {
+			return err
+		}
 	}
 	unlock, err := c.acquire(ctx)
 	if err != nil {
@@ -191,30 +195,13 @@ func (s *Store) awaitMade(ctx context.Context, c *Container) error {
 
 // RemovePod removes all containers of a sandbox.
 func (s *Store) RemovePod(ctx context.Context, sandboxID string) error {
-	if err := s.each(sandboxID, func(c *Container) error { return s.removeOfPod(ctx, c) }); err != nil {
+	if err := s.each(sandboxID, func(c *Container) error { return s.remove(ctx, c) }); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.stopping, sandboxID)
 	return nil
-}
-
-// removeOfPod removes a container, also one that was partially created and is
-// still to be rolled back.
-func (s *Store) removeOfPod(ctx context.Context, c *Container) error {
-	if c.listed.Load() {
-		return s.remove(ctx, c)
-	}
-	unlock, err := c.acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if !s.exists(c.ID) {
-		return nil
-	}
-	return s.destroy(ctx, c)
 }
 
 func (s *Store) each(sandboxID string, do func(*Container) error) error {

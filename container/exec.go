@@ -129,9 +129,14 @@ func (s *Store) ReopenLog(ctx context.Context, id string) error {
 	return shim.ReopenLog(ctx, c.ID)
 }
 
-// User is the user of the container's first process, nil before it was made. It
-// must not be changed.
-func (c *Container) User() *runtimeapi.ContainerUser { return c.shownUser.of(c.Facts().User) }
+// User is the user of the container's first process, nil before it was made.
+func (c *Container) User() *runtimeapi.ContainerUser {
+	user := &runtimeapi.ContainerUser{}
+	if !decode(c.Facts().User, user) {
+		return nil
+	}
+	return user
+}
 
 // StopSignalName is the signal that Stop sends, by the CRI's name.
 func (c *Container) StopSignalName() runtimeapi.Signal { return signalEnum(c.StopSignal) }

@@ -164,8 +164,9 @@ func value[N int64 | uint64](n *N) N {
 // Resources are those in force: what the container was made with, and what has
 // been updated since. They must not be changed.
 func (c *Container) Resources() *runtimeapi.LinuxContainerResources {
-	if known := c.shownResources.of(c.Facts().Resources); known != nil {
-		return known
+	updated := &runtimeapi.LinuxContainerResources{}
+	if decode(c.Facts().Resources, updated) {
+		return updated
 	}
 	return c.config.GetLinux().GetResources()
 }

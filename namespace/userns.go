@@ -91,19 +91,21 @@ func (h *Holder) Pin(namespaces *Dir, id, kind string) error {
 // End kills the holder and waits for it. On a nil holder, and when called
 // again, it does nothing.
 func (h *Holder) End() error {
-	if h == nil || h.command.ProcessState != nil {
+	if h == nil || h.command == nil {
 		return nil
 	}
+	command := h.command
+	h.command = nil
 	defer runtime.UnlockOSThread()
 	for _, file := range h.opened {
 		_ = file.Close() // of an nsfs file, which has nothing to write
 	}
-	if err := h.command.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := command.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill the process that holds the user namespace: %w", err)
 	}
 	var killed *exec.ExitError
 	// ECHILD: it ended long ago and was reaped as an orphan.
-	if err := h.command.Wait(); err != nil && !errors.As(err, &killed) && !errors.Is(err, unix.ECHILD) {
+	if err := command.Wait(); err != nil && !errors.As(err, &killed) && !errors.Is(err, unix.ECHILD) {
 		return fmt.Errorf("wait for the process that held the user namespace: %w", err)
 	}
 	return nil

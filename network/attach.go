@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -17,6 +18,9 @@ type (
 	BandWidth   = gocni.BandWidth
 	DNS         = gocni.DNS
 )
+
+// ErrNoAddress says that ADD succeeded and gave eth0 no address.
+var ErrNoAddress = errors.New("the CNI result has no address for eth0")
 
 // eth0 is the interface whose addresses are the pod's.
 const eth0 = "eth0"

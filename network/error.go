@@ -1,29 +1,20 @@
 package network
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
-)
 
-var (
-	// ErrNoConfiguration: no file of the configuration directory can be used.
-	ErrNoConfiguration = errors.New("no CNI configuration")
-	// ErrNoAddress: ADD succeeded but gave eth0 no address.
-	ErrNoAddress = errors.New("the CNI result has no address for eth0")
+	"github.com/minicri/minicri/internal/step"
 )
 
 // PluginError is the failure of one plugin of a run.
 type PluginError struct {
-	Network, Plugin, Verb string
-	// Code and Message are its CNI error (CNI SPEC, "Error"), or what takes the
-	// place of one: that it did not answer, or answered with something else.
-	Code    uint
-	Message string
-	// Stderr is the end of what it wrote there.
-	Stderr string
+	Network string
+	// Plugin is what the run came to. Its Message is also what takes the place of a CNI
+	// error: that it did not answer, or answered with something else.
+	step.Plugin
 	// Advice says what to do about it, "" if there is nothing to say.
 	Advice string
 
@@ -32,7 +23,7 @@ type PluginError struct {
 
 // Error names the plugin, says what it said, and what to do about it.
 func (e *PluginError) Error() string {
-	text := "plugin " + e.Plugin + ": " + e.Message
+	text := "plugin " + e.Name + ": " + e.Message
 	if e.Code != 0 {
 		text += fmt.Sprintf(" (CNI error code %d)", e.Code)
 	}

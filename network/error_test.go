@@ -52,7 +52,7 @@ func TestErrorOfAFullRange(t *testing.T) {
 	n.journalled(t, "first", nil)
 	n.attach(t, "first")
 	blamed, rows := n.attachError(t, chain...)
-	if blamed.Plugin != "bridge" || blamed.Verb != "ADD" || blamed.Code == 0 {
+	if blamed.Name != "bridge" || blamed.Verb != "ADD" || blamed.Code == 0 {
 		t.Errorf("to blame is %+v", blamed)
 	}
 	wantError(t, blamed, "plugin bridge: ", "no IP addresses available", "CNI error code", `network "net" has no free address: remove pods, or give it a larger range`)

@@ -143,19 +143,16 @@ func (p *plugins) awaitEnding(limit time.Duration) {
 // end removes the run if nothing is left of it. Processes that a run left live on if
 // it succeeded, and are killed otherwise; errStuck says that they do not end.
 func (p *plugins) end(run *runner.Run, err error, killed bool) error {
-	if run.Running() && err == nil {
-		p.keep(&linger{run: run})
-		return nil
+	if err != nil {
+		limit := killLimit
+		if killed {
+			limit = firstLook // they have had their time
+		}
+		if err := run.Kill(limit); err != nil {
+			return fmt.Errorf("%w: %w", errStuck, err)
+		}
 	}
-	limit := killLimit
-	if killed {
-		limit = firstLook // they have had their time
-	}
-	if err := run.Kill(limit); err != nil {
-		return fmt.Errorf("%w: %w", errStuck, err)
-	}
-	if err := run.End(); err != nil {
-		p.logger.Error("the cgroup of a plugin run that is over could not be removed: this is retried", "verb", run.Verb, "sandbox", run.ID, "err", err)
+	if run.Running() || run.End() != nil { // the next look tries to remove it again
 		p.keep(&linger{run: run})
 	}
 	return nil

@@ -20,17 +20,14 @@ const (
 	killLimit = 2 * time.Second
 	// leaveLimit is the same when the daemon ends, and how long a run may continue then
 	// that is left to the next daemon.
-	leaveLimit = 500 * time.Millisecond
+	leaveLimit = killLimit / 4
 )
 
 var (
-	// errLeft: the daemon ends before the plugins do. They run on, and the next
-	// daemon waits for them.
 	errLeft = errors.New("the daemon shuts down: the plugins continue, and the next daemon waits for them")
-	// errEnding: the daemon ends, and the plugins with it: they change nothing.
+	// errEnding is for those that change nothing.
 	errEnding = errors.New("the daemon shuts down: the plugins were killed")
-	// errStuck: the processes of a run did not go when they were killed.
-	errStuck = errors.New("the plugins were killed and do not end")
+	errStuck  = errors.New("the plugins were killed and do not end")
 	// errAnswer: go-cni, or libcni, panicked at what a plugin had answered.
 	errAnswer = errors.New("the answer is not what its CNI version says it is")
 )
@@ -179,7 +176,8 @@ func failure(run *runner.Run, reports []runner.Report, err, killed error) error 
 }
 
 func newPluginError(run *runner.Run, r runner.Report, cause, killed error) *PluginError {
-	e := &PluginError{Network: run.Network, Plugin: r.Name, Verb: r.Verb, Code: r.Code, Message: r.Text(), Stderr: r.Stderr, cause: cause}
+	e := &PluginError{Network: run.Network, Plugin: r.Plugin, cause: cause}
+	e.Message = r.Text()
 	if r.Killed && killed != nil {
 		e.Message += ": " + killed.Error()
 		e.Advice = fmt.Sprintf("find out what it waits for, an agent or a lock; its limit is limits.cni_%s", strings.ToLower(run.Verb))
@@ -193,7 +191,7 @@ func newPluginError(run *runner.Run, r runner.Report, cause, killed error) *Plug
 func (p *plugins) record(ctx context.Context, reports []runner.Report, err error) {
 	for _, r := range reports {
 		row := step.Row{Kind: "plugin", Step: r.Name + " " + r.Verb, Start: r.Start, Took: r.Took, Error: r.Text(), Plugin: &r.Plugin}
-		if blamed, ok := errors.AsType[*PluginError](err); ok && r.Name == blamed.Plugin {
+		if blamed, ok := errors.AsType[*PluginError](err); ok && r.Name == blamed.Name {
 			row.Error = blamed.Message
 		}
 		step.Record(ctx, row)

@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -10,6 +11,9 @@ import (
 	"syscall"
 	"time"
 )
+
+// ErrNoConfiguration says that no file of the configuration directory can be used.
+var ErrNoConfiguration = errors.New("no CNI configuration")
 
 // snapshot is one look at the configuration directory. It is immutable.
 type snapshot struct {

@@ -37,34 +37,32 @@ func (c *creation) announce(ctx context.Context) error {
 	return c.owner.options.Plugins.RunPod(ctx, c.Sandbox)
 }
 
-// announceStop notifies the plugins once that the pod stops, if they know of it. Their
-// errors do not keep the pod from stopping. The sandbox's lock is held.
+// announceStop notifies the plugins once that the pod stops, if they know of it. The
+// sandbox's lock is held.
 func (s *Store) announceStop(steps *step.Sequence, sb *Sandbox) {
-	if !sb.announced || sb.stopAnnounced {
-		return
-	}
-	sb.stopAnnounced = true
-	if !s.hasPlugins() {
-		return
-	}
-	err := steps.Do(stepNRIStop, func(ctx context.Context) error { return s.options.Plugins.StopPod(ctx, sb) })
-	if err != nil {
-		s.options.Logger.Warn("an NRI plugin was not notified that a pod stops", "sandbox", sb.ID, "err", err)
+	if sb.announced && !sb.stopAnnounced {
+		sb.stopAnnounced = true
+		s.notify(steps, sb, stepNRIStop, Plugins.StopPod)
 	}
 }
 
 // announceRemoval is the same for the pod's removal.
 func (s *Store) announceRemoval(steps *step.Sequence, sb *Sandbox) {
-	if !sb.announced {
-		return
+	if sb.announced {
+		sb.announced = false
+		s.notify(steps, sb, stepNRIRemove, Plugins.RemovePod)
 	}
-	sb.announced = false
+}
+
+// notify tells the plugins what was done to a pod; an error is logged and changes
+// nothing.
+func (s *Store) notify(steps *step.Sequence, sb *Sandbox, name step.Name, call func(Plugins, context.Context, *Sandbox) error) {
 	if !s.hasPlugins() {
 		return
 	}
-	err := steps.Do(stepNRIRemove, func(ctx context.Context) error { return s.options.Plugins.RemovePod(ctx, sb) })
+	err := steps.Do(name, func(ctx context.Context) error { return call(s.options.Plugins, ctx, sb) })
 	if err != nil {
-		s.options.Logger.Warn("an NRI plugin was not notified that a pod is removed", "sandbox", sb.ID, "err", err)
+		s.options.Logger.Warn("an NRI plugin was not notified of what was done to a pod", "sandbox", sb.ID, "err", err)
 	}
 }
 
@@ -77,15 +75,4 @@ func (s *Store) askUpdate(ctx context.Context, sb *Sandbox, overhead, resources 
 	return s.begin(ctx, sb).Do(stepNRIUpdate, func(ctx context.Context) error {
 		return s.options.Plugins.UpdatePod(ctx, sb, overhead, resources)
 	})
-}
-
-// announceUpdate notifies the plugins that the update is recorded.
-func (s *Store) announceUpdate(ctx context.Context, sb *Sandbox) {
-	if !s.hasPlugins() {
-		return
-	}
-	err := s.begin(ctx, sb).Do(stepNRIUpdated, func(ctx context.Context) error { return s.options.Plugins.UpdatedPod(ctx, sb) })
-	if err != nil {
-		s.options.Logger.Warn("an NRI plugin was not notified that the resources of a pod have changed", "sandbox", sb.ID, "err", err)
-	}
 }

@@ -38,7 +38,7 @@ func (s *Store) UpdateResources(ctx context.Context, id string, overhead, resour
 	if err != nil {
 		return fmt.Errorf("update the resources of sandbox %s: %w", sb.ID, err)
 	}
-	s.announceUpdate(ctx, sb)
+	s.notify(s.begin(ctx, sb), sb, stepNRIUpdated, Plugins.UpdatedPod)
 	return nil
 }
 

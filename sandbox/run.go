@@ -102,7 +102,8 @@ type creation struct {
 	steps   *step.Sequence
 	starter *pauseStarter
 	labels  oci.SELinux
-	holder  holder
+	// holder is the process that holds a new user namespace, nil if there is none.
+	holder *namespace.Holder
 }
 
 // run goes through the steps from record to start.
@@ -157,7 +158,7 @@ func (s *Store) undo(ctx context.Context, c *creation) error {
 	ctx, cancel := step.Bound(ctx, context.Background(), s.limits.Load().Destroy)
 	defer cancel()
 	c.failure = c.steps.Err()
-	undoErr := errors.Join(c.starter.abort(), c.holder.end(), s.destroy(ctx, c.Sandbox, leaveToJournal))
+	undoErr := errors.Join(c.starter.abort(), c.holder.End(), s.destroy(ctx, c.Sandbox, leaveToJournal))
 	err := fmt.Errorf("run sandbox %s: %w", c.ID, c.failure)
 	if undoErr == nil {
 		return err
@@ -206,8 +207,8 @@ func (c *creation) journal() error {
 }
 
 func (c *creation) makeNetns(context.Context) error {
-	if c.holder.running() {
-		return errors.Join(c.holder.Pin(c.owner.options.Netns, c.ID, "net"), c.holder.end())
+	if c.holder != nil {
+		return errors.Join(c.holder.Pin(c.owner.options.Netns, c.ID, "net"), c.holder.End())
 	}
 	return c.owner.options.Netns.Create(c.ID)
 }
@@ -267,17 +268,6 @@ func (c *creation) startPause(ctx context.Context) error {
 	return c.owner.writeFacts(c.Sandbox)
 }
 
-// holder is the process that holds a new user namespace, if there is one.
-type holder struct{ *namespace.Holder }
-
-func (h *holder) running() bool { return h.Holder != nil }
-
-func (h *holder) end() error {
-	ending := h.Holder
-	h.Holder = nil
-	return ending.End()
-}
-
 // makeUserns makes the pod's user namespace and, by the same clone(2), the
 // network namespace that it owns; the step netns pins that one.
 func (c *creation) makeUserns(context.Context) error {
@@ -286,12 +276,12 @@ func (c *creation) makeUserns(context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.holder.Holder = held
+	c.holder = held
 	err = held.Pin(c.owner.options.Userns, c.ID, "user")
 	if err == nil && !c.hostNetwork() {
 		return nil
 	}
-	return errors.Join(err, c.holder.end())
+	return errors.Join(err, c.holder.End())
 }
 
 func idMappings(from []*runtimeapi.IDMapping) []namespace.IDMapping {

@@ -217,7 +217,7 @@ func withDetails(code codes.Code, text string, err error) error {
 
 func describePlugin(to map[string]string, e *network.PluginError) {
 	for key, value := range map[string]string{
-		"network": e.Network, "plugin": e.Plugin, "verb": e.Verb, "cni_message": e.Message, "advice": e.Advice,
+		"network": e.Network, "plugin": e.Name, "verb": e.Verb, "cni_message": e.Message, "advice": e.Advice,
 	} {
 		if value != "" {
 			to[key] = value

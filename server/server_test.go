@@ -88,7 +88,7 @@ func TestAPanicIsAnErrorOfItsCall(t *testing.T) {
 
 // What the message says for people the details say for programs.
 func TestErrorsHaveFields(t *testing.T) {
-	plugin := &network.PluginError{Network: "net", Plugin: "host-local", Verb: "ADD", Code: 11, Message: "no address", Stderr: "last words", Advice: "remove pods"}
+	plugin := &network.PluginError{Network: "net", Plugin: step.Plugin{Name: "host-local", Verb: "ADD", Code: 11, Message: "no address", Stderr: "last words"}, Advice: "remove pods"}
 	err := grpcError(fmt.Errorf("run sandbox x: %w", &step.Error{Step: "pod/cni add", Err: fmt.Errorf("CNI ADD: %w", plugin)}))
 	answer := status.Convert(err)
 	if want := "run sandbox x: cni add: CNI ADD: plugin host-local: no address (CNI error code 11): remove pods"; answer.Message() != want || answer.Code() != codes.Unknown {

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
-	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/sandbox"
 )
@@ -45,7 +45,7 @@ func (n *parts) apply(c *config.Config) error {
 // cannot be read changes nothing. systemd is notified when it begins and when it is
 // over (sd_notify(3)).
 func (d *serving) reload() {
-	notify(d.logger, fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", monotonicMicros()))
+	notify(d.logger, fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", process.Monotonic().Microseconds()))
 	defer notify(d.logger, daemon.SdNotifyReady)
 	whole, err := d.reloadFiles()
 	if err != nil {
@@ -94,13 +94,6 @@ func (d *serving) reloadFiles() (whole bool, err error) {
 	}
 	d.logger.Info("configuration reloaded", "applied", applied)
 	return whole, nil
-}
-
-// monotonicMicros is the time as systemd wants to have it.
-func monotonicMicros() int64 {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // never fails
-	return now.Nano() / int64(time.Microsecond)
 }
 
 // lookPeriod is how often the configuration is looked at for changes.

@@ -186,6 +186,13 @@ func ReadStat(pid int) (Stat, error) {
 	return stat, nil
 }
 
+// Monotonic is the time since the machine was started, by a clock that nobody sets.
+func Monotonic() time.Duration {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // never fails
+	return time.Duration(now.Nano())
+}
+
 // BootID names the boot that the node is in. Processes, their pids and start times
 // are of one boot. That is the machine's (/proc/sys/kernel/random/boot_id); where
 // the node is a container, in a pid namespace of its own, the start of the first

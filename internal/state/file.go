@@ -204,15 +204,11 @@ func IDOf(path string) string { return strings.TrimSuffix(filepath.Base(path), s
 // removeQuarantined removes a record from quarantine, and the directory with the
 // last one.
 func (r *Records[T]) removeQuarantined(id string) error {
-	dir := filepath.Join(r.directory, quarantine)
-	if _, err := os.Lstat(filepath.Join(dir, id+suffix)); errors.Is(err, fs.ErrNotExist) {
+	path := filepath.Join(r.directory, quarantine, id+suffix)
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err := os.Remove(filepath.Join(dir, id+suffix)); err != nil {
-		return err
-	}
-	_ = os.Remove(dir) // fails while there are others
-	return nil
+	return GiveUp(path)
 }
 
 func (r *Records[T]) trimQuarantine() error {

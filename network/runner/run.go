@@ -39,8 +39,9 @@ type Request struct {
 type Run struct {
 	Request
 	version.PluginDecoder
-	// Group is the cgroup of the run, Deadline when its limit is over.
-	Group    cgroup.Group
+	// Group is the cgroup of the run.
+	Group cgroup.Group
+	// Deadline is when the limit of a run is over that an earlier daemon left.
 	Deadline time.Time
 
 	// alive ends with Kill, and with it the plugin that runs.

@@ -4,15 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"strconv"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/process"
 )
 
 // Runner begins runs, and finds those of an earlier daemon.
@@ -33,9 +31,9 @@ func Open(parent cgroup.Group, mark string) (*Runner, error) {
 
 // Begin makes a run. End has to be called.
 func (r *Runner) Begin(request Request) (*Run, error) {
-	run := &Run{Request: request, Deadline: time.Now().Add(request.Limit)}
+	run := &Run{Request: request}
 	run.alive, run.kill = context.WithCancel(context.Background())
-	run.Group = r.parent.Child(r.mark + run.name(monotonic()+request.Limit))
+	run.Group = r.parent.Child(r.mark + run.name(process.Monotonic()+request.Limit))
 	if err := run.Group.Make(); err != nil {
 		return nil, fmt.Errorf("begin a run of plugins: %w", err)
 	}
@@ -46,9 +44,6 @@ func (r *Runner) Begin(request Request) (*Run, error) {
 // runs are removed; the error names what could not be looked at, or is no run's.
 func (r *Runner) Left() (left []*Run, err error) {
 	entries, err := os.ReadDir(r.parent.Dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
 	errs := []error{err}
 	for _, entry := range entries {
 		name, ours := strings.CutPrefix(entry.Name(), r.mark)
@@ -83,12 +78,6 @@ func (run *Run) parse(name string) bool {
 	}
 	end, err := strconv.ParseUint(name[last+1:], 16, 63)
 	run.Verb, run.ID = name[:first], name[first+1:last]
-	run.Deadline = time.Now().Add(max(time.Duration(end)-monotonic(), 0))
+	run.Deadline = time.Now().Add(max(time.Duration(end)-process.Monotonic(), 0))
 	return err == nil
-}
-
-func monotonic() time.Duration {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // never fails
-	return time.Duration(now.Nano())
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/process"
 )
 
 // within is far more than anything here takes, on a busy machine too.
@@ -152,7 +153,10 @@ func TestPluginThatSignalsItsGroup(t *testing.T) {
 			defer func() { _, _ = other.Process.Kill(), other.Wait() }()
 			if name == "STOP" {
 				go func() { // a plugin that has stopped itself is ended at the limit
-					eventually(t, "it runs", run.Running)
+					eventually(t, "it is about to stop itself", func() bool {
+						session, err := os.ReadFile(filepath.Join(s.bin, "session"))
+						return err == nil && len(session) > 0
+					})
 					time.Sleep(100 * time.Millisecond)
 					_ = run.Kill(within)
 				}()
@@ -424,7 +428,7 @@ func TestDeadline(t *testing.T) {
 	for left, want := range map[time.Duration]time.Duration{time.Minute: time.Minute, -time.Hour: 0} {
 		run := Run{Request: Request{Verb: "ADD", ID: "web-1"}}
 		var next Run
-		if !next.parse(run.name(monotonic() + left)) {
+		if !next.parse(run.name(process.Monotonic() + left)) {
 			t.Fatal("the name cannot be read")
 		}
 		if got := time.Until(next.Deadline); got > want || got < want-30*time.Second || next.ID != "web-1" || next.Verb != "ADD" {
