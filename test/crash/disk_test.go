@@ -70,7 +70,7 @@ func fill(t *testing.T, directory string) (free func()) {
 // was there stays, over a restart too. With space they work again.
 func TestProperty48_FullDisk(t *testing.T) {
 	for _, directory := range []string{"root", "state"} {
-		for _, option := range []harness.PodOption{harness.HostNetwork(), harness.HostPort(8080, 80), userNamespace} {
+		for _, option := range []harness.PodOption{harness.HostNetwork(), harness.HostPort(8080, 80), harness.UserNamespace} {
 			t.Run(directory, func(t *testing.T) {
 				n := newNode(t)
 				disk := filepath.Join(n.Dir, directory)

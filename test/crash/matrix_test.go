@@ -95,7 +95,7 @@ var (
 	}
 	userns = pod{
 		name:    "user namespace",
-		options: []harness.PodOption{userNamespace},
+		options: []harness.PodOption{harness.UserNamespace},
 		is:      []string{sandbox.OwnNetwork, sandbox.OwnUsers},
 		run:     points("run", sandbox.OwnNetwork, sandbox.OwnUsers),
 		shim:    []string{"pod/prepare after", "pod/start before"},
@@ -175,13 +175,6 @@ func releaseAgain() []string { return release(pod{}) }
 
 // withinLimit are those of a Run to which the daemon's own limit applies.
 func withinLimit(run []string) []string { return from(run, "pod/record before") }
-
-func userNamespace(c *runtimeapi.PodSandboxConfig) {
-	mapping := []*runtimeapi.IDMapping{{ContainerId: 0, HostId: 200000, Length: 65536}}
-	c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{
-		Mode: runtimeapi.NamespaceMode_POD, Uids: mapping, Gids: mapping,
-	}
-}
 
 func interfaceSysctl(c *runtimeapi.PodSandboxConfig) {
 	c.Linux.Sysctls = map[string]string{"net.ipv4.conf.all.rp_filter": "0"}

@@ -3,7 +3,6 @@ package crash
 import (
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -46,13 +45,16 @@ func TestProperty57_HealthChecksLeakNothing(t *testing.T) {
 		check(t, err)
 		return len(files)
 	}
+	// What a process has allocated: not pages of its program, which the kernel drops
+	// when memory is short.
+	anonymous := func() int { return harness.ProcKiB(t, n.PID(), "RssAnon") }
 	ping(first)
-	before, files := anonymous(t, n.PID()), open()
+	before, files := anonymous(), open()
 	ping(all - first)
 	// What was allocated in a burst is collected, and given back, when it is over.
-	busy, after := anonymous(t, n.PID()), 0
+	busy, after := anonymous(), 0
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		after = anonymous(t, n.PID())
+		after = anonymous()
 		if after <= before+2<<10 {
 			break
 		}
@@ -65,21 +67,4 @@ func TestProperty57_HealthChecksLeakNothing(t *testing.T) {
 	if now := open(); now > files+4 {
 		t.Errorf("%d descriptors, there were %d", now, files)
 	}
-}
-
-// anonymous is the memory in KiB that a process has allocated: not pages of its
-// program, which the kernel drops when memory is short.
-func anonymous(t *testing.T, pid int) (kib int) {
-	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	check(t, err)
-	for line := range strings.Lines(string(data)) {
-		if value, found := strings.CutPrefix(line, "RssAnon:"); found {
-			_, err := fmt.Sscan(value, &kib)
-			check(t, err)
-			return kib
-		}
-	}
-	t.Fatalf("process %d has no RssAnon", pid)
-	return 0
 }

@@ -36,7 +36,7 @@ func TestProperty18_Reboot(t *testing.T) {
 			n := newNode(t)
 			var were []*runtimeapi.PodSandboxStatus
 			for _, config := range []*runtimeapi.PodSandboxConfig{
-				n.PodConfig("own", harness.HostPort(8080, 80)), n.PodConfig("userns", userNamespace), n.PodConfig("host", harness.HostNetwork()),
+				n.PodConfig("own", harness.HostPort(8080, 80)), n.PodConfig("userns", harness.UserNamespace), n.PodConfig("host", harness.HostNetwork()),
 			} {
 				were = append(were, n.status(t, n.RunPod(config)))
 			}

@@ -25,11 +25,9 @@ func TestTargetWhosePidIsReused(t *testing.T) {
 	pod := n.PodConfig("target")
 	sandbox := n.RunPod(pod)
 	create := func(name string, options *runtimeapi.NamespaceOption) (string, error) {
-		made, err := n.Runtime.CreateContainer(harness.Limited(t, patience), &runtimeapi.CreateContainerRequest{PodSandboxId: sandbox, SandboxConfig: pod, Config: &runtimeapi.ContainerConfig{
-			Metadata: &runtimeapi.ContainerMetadata{Name: name}, Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, Command: []string{"sleep", "1000000"},
-			Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: options}},
-		}})
-		return made.GetContainerId(), err
+		c := harness.Container(name, "sleep", "1000000")
+		c.Linux.SecurityContext.NamespaceOptions = options
+		return n.CreateContainer(sandbox, pod, c)
 	}
 	target, err := create("target", &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER})
 	check(t, err)

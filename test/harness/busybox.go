@@ -12,7 +12,7 @@ const (
 // applets are the commands that the image has, beside busybox.
 var applets = []string{
 	"cat", "chmod", "dd", "echo", "env", "false", "grep", "head", "hostname", "httpd", "id", "kill", "ls", "mkdir", "mknod", "mount",
-	"nc", "printf", "ps", "pwd", "readlink", "rm", "seq", "sh", "sleep", "stat", "stty", "tail", "touch", "tr", "true", "umount", "unshare", "wc", "wget", "yes",
+	"nc", "printf", "ps", "pwd", "readlink", "rm", "seq", "sh", "sleep", "stat", "stty", "tail", "test", "touch", "tr", "true", "umount", "unshare", "wc", "wget", "yes",
 }
 
 // ImportBusybox builds BusyboxImage and brings it to the node.

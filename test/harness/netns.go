@@ -2,6 +2,7 @@ package harness
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -50,6 +51,59 @@ func (n *Node) inNetns(do func() error) error {
 		}
 		return do()
 	})
+}
+
+// Listen listens in the node's network namespace until the test ends.
+func (n *Node) Listen(address string) (listener net.Listener) {
+	n.t.Helper()
+	n.RunInNetns(func() (err error) {
+		listener, err = net.Listen("tcp", address)
+		return err
+	})
+	n.t.Cleanup(func() { _ = listener.Close() })
+	return listener
+}
+
+// Dial connects from inside the node's network namespace.
+func (n *Node) Dial(address string) (conn net.Conn, err error) {
+	n.RunInNetns(func() error {
+		conn, err = net.DialTimeout("tcp", address, settleTime)
+		return nil
+	})
+	return conn, err
+}
+
+// Relay leads from the test's network namespace to an address in the node's, until the
+// test ends, and returns where: clients dial as they like.
+func (n *Node) Relay(server string) (address string) {
+	n.t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	n.must("listening for a relay", err)
+	n.t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return // closed
+			}
+			conn, err := n.Dial(server)
+			if err != nil {
+				_ = client.Close()
+				continue
+			}
+			go join(conn, client)
+			go join(client, conn)
+		}
+	}()
+	return listener.Addr().String()
+}
+
+func join(to, from net.Conn) {
+	if _, err := io.Copy(to, from); err != nil {
+		_, _ = to.Close(), from.Close()
+		return
+	}
+	_ = to.(*net.TCPConn).CloseWrite()
 }
 
 // ServeInPod listens in the network namespace of a pod, and has serve answer each

@@ -60,6 +60,12 @@ func HostPort(host, pod int32) PodOption {
 	}
 }
 
+// UserNamespace gives a pod 65536 users of its own.
+func UserNamespace(c *runtimeapi.PodSandboxConfig) {
+	mapping := []*runtimeapi.IDMapping{{ContainerId: 0, HostId: 200000, Length: 65536}}
+	c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mapping, Gids: mapping}
+}
+
 // Attempt is the pod's number of earlier sandboxes.
 func Attempt(number uint32) PodOption {
 	return func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Attempt = number }

@@ -97,9 +97,8 @@ func TestDeepTreeOfAContainer(t *testing.T) {
 	const depth, size = 30000, 50 << 20
 	n := harness.NewNode(t)
 	n.ImportBusybox()
-	pod := n.PodConfig("deep")
-	sandbox := n.RunPod(pod)
-	id := started(t, n, sandbox, pod, "c", "sleep", "1000000")
+	p := newTenant(t, n, "deep")
+	id := p.run("c")
 	makeDeep(t, filepath.Join(n.State, "containers", id, "rootfs"), depth, size)
 	began := time.Now()
 	for usage := uint64(0); usage < size; {
@@ -113,7 +112,7 @@ func TestDeepTreeOfAContainer(t *testing.T) {
 	}
 	t.Logf("measured after %v", time.Since(began))
 	before := layers(t, n)
-	_, err := n.Runtime.RemovePodSandbox(limited(t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: sandbox})
+	_, err := n.Runtime.RemovePodSandbox(limited(t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
 	check(t, err)
 	for began = time.Now(); layers(t, n) >= before; time.Sleep(100 * time.Millisecond) {
 		if time.Since(began) > 10*patience {
@@ -150,17 +149,4 @@ func layers(t testing.TB, n *harness.Node) int {
 	all, err := os.ReadDir(filepath.Join(n.Root, "image", "overlayfs", "snapshots"))
 	check(t, err)
 	return len(all)
-}
-
-// started makes and starts a container.
-func started(t testing.TB, n *harness.Node, sandbox string, pod *runtimeapi.PodSandboxConfig, name string, command ...string) (id string) {
-	t.Helper()
-	ctx := limited(t)
-	made, err := n.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: sandbox, SandboxConfig: pod, Config: &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: name}, Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, Command: command,
-	}})
-	check(t, err)
-	_, err = n.Runtime.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: made.GetContainerId()})
-	check(t, err)
-	return made.GetContainerId()
 }

@@ -1,8 +1,6 @@
 package hostile
 
 import (
-	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -18,16 +16,7 @@ import (
 // residentMemory is the daemon's resident memory in bytes.
 func residentMemory(t testing.TB, n *harness.Node) int64 {
 	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.PID()))
-	check(t, err)
-	for line := range strings.Lines(string(data)) {
-		var kib int64
-		if _, err := fmt.Sscanf(line, "VmRSS: %d kB", &kib); err == nil {
-			return kib << 10
-		}
-	}
-	t.Fatal("no VmRSS")
-	return 0
+	return int64(harness.ProcKiB(t, n.PID(), "VmRSS")) << 10
 }
 
 // attack: images: every manifest of test/hostile/registry, through the daemon: 16 MB of history, 600 layers, 3000 indexes, artifacts, digests that are paths, sizes without end

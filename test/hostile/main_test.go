@@ -1,7 +1,6 @@
 package hostile
 
 import (
-	"net"
 	"net/http"
 	"os"
 	"testing"
@@ -18,11 +17,7 @@ func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 // its host and port.
 func serve(t testing.TB, n *harness.Node, address string, handler http.Handler) string {
 	t.Helper()
-	var listener net.Listener
-	n.RunInNetns(func() (err error) {
-		listener, err = net.Listen("tcp", address)
-		return err
-	})
+	listener := n.Listen(address)
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: patience}
 	go func() { _ = server.Serve(listener) }() // until Close
 	t.Cleanup(func() { _ = server.Close() })

@@ -51,16 +51,6 @@ func newTarget(t testing.TB, config string) *target {
 	return &target{Node: n, t: t, pod: p.id, container: p.run("app")}
 }
 
-// dial connects to the daemon's streaming server from inside the node's network
-// namespace.
-func (p *target) dial(address string) (conn net.Conn, err error) {
-	p.RunInNetns(func() error {
-		conn, err = net.DialTimeout("tcp", address, patience)
-		return nil
-	})
-	return conn, err
-}
-
 func (p *target) exec(command ...string) string {
 	p.t.Helper()
 	answer, err := p.Runtime.Exec(limited(p.t), &runtimeapi.ExecRequest{ContainerId: p.container, Cmd: command, Stdin: true, Stdout: true, Stderr: true})
@@ -96,7 +86,7 @@ func (p *target) upgradeRaw(address, protocol string) net.Conn {
 	p.t.Helper()
 	u, err := url.Parse(address)
 	check(p.t, err)
-	raw, err := p.dial(u.Host)
+	raw, err := p.Dial(u.Host)
 	check(p.t, err)
 	p.t.Cleanup(func() { raw.Close() })
 	_, err = fmt.Fprintf(raw, "POST %s HTTP/1.1\r\nHost: node\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: %s\r\n\r\n", u.Path, protocol)
@@ -127,13 +117,7 @@ func (c spdyClient) open(t testing.TB, kind string, port, id int) *spdystream.St
 // of a session: the kernel drops them when memory is short.
 func (p *target) memory() int {
 	p.t.Helper()
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
-	check(p.t, err)
-	_, rest, _ := strings.Cut(string(content), "RssAnon:")
-	var size int
-	_, err = fmt.Sscanf(rest, "%d kB", &size)
-	check(p.t, err)
-	return size << 10
+	return harness.ProcKiB(p.t, p.PID(), "RssAnon") << 10
 }
 
 // dataFrame is the header of a frame of data, which says any length.

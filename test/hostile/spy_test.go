@@ -244,17 +244,8 @@ func (p *tenant) wantNothingShared(pid int, request []string) {
 // hookThatHangs is a container with a hook of the node that does not end in time.
 func hookThatHangs(t testing.TB) change {
 	t.Helper()
-	const dir = "/var/run/cdi"
-	check(t, os.MkdirAll(dir, 0o755))
-	kind := fmt.Sprintf("hostile%d", os.Getpid())
-	file := filepath.Join(dir, kind+".json")
-	check(t, os.WriteFile(file, fmt.Appendf(nil, `{"cdiVersion": "0.6.0", "kind": "test.example/%s", "devices": [{"name": "0", "containerEdits": {"hooks": [
-		{"hookName": "createRuntime", "path": "/bin/sleep", "args": ["sleep", "7772"], "timeout": 5}]}}]}`, kind), 0o644))
-	t.Cleanup(func() {
-		check(t, os.Remove(file))
-		_ = os.Remove(dir) // if it was ours
-	})
+	device := harness.CDIDevice(t, harness.Hook{Kind: "createRuntime", Script: "exec sleep 7772", Seconds: 5})
 	return func(c *runtimeapi.ContainerConfig) {
-		c.CDIDevices = []*runtimeapi.CDIDevice{{Name: "test.example/" + kind + "=0"}}
+		c.CDIDevices = []*runtimeapi.CDIDevice{{Name: device}}
 	}
 }

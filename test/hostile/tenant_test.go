@@ -79,21 +79,11 @@ func pidNamespace(mode runtimeapi.NamespaceMode, target string) change {
 }
 
 func (p *tenant) create(name string, changes ...change) (id string, err error) {
-	config := &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: name}, Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage},
-		Command: []string{"sleep", "1000000"}, LogPath: name + ".log",
-		Linux: &runtimeapi.LinuxContainerConfig{
-			Resources: &runtimeapi.LinuxContainerResources{},
-			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
-				NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
-			},
-		},
-	}
+	config := harness.Container(name, "sleep", "1000000")
 	for _, apply := range changes {
 		apply(config)
 	}
-	made, err := p.Runtime.CreateContainer(limited(p.t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, SandboxConfig: p.pod, Config: config})
-	return made.GetContainerId(), err
+	return p.CreateContainer(p.id, p.pod, config)
 }
 
 func (p *tenant) start(id string) error {

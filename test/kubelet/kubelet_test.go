@@ -18,6 +18,8 @@ import (
 
 const (
 	nodeName = "node"
+	// imageName is the image that all containers are made from.
+	imageName = "test.example/plain:1"
 	// nodeAddress is for documentation (RFC 5737). A kubelet wants an address
 	// that is not a loopback one; it may be of the loopback device.
 	nodeAddress = "192.0.2.1"
@@ -42,7 +44,7 @@ type kubelet struct {
 func newKubelet(t testing.TB) *kubelet {
 	t.Helper()
 	n := harness.NewNode(t, harness.Config("[streaming]\naddress = '127.0.0.1:10010'"))
-	importImage(t, n)
+	n.BuildImage(imageName, harness.Object{"Env": []string{"PATH=/bin"}}, n.AddBusybox)
 	k := &kubelet{Node: n, t: t, binary: findBinary(t), dir: filepath.Join(n.Dir, "kubelet")}
 	for _, dir := range []string{"root", "fixed", "manifests", "logs", "certificates", "plugins", "home", "out"} {
 		check(t, os.MkdirAll(k.path(dir), 0o755))
@@ -50,7 +52,7 @@ func newKubelet(t testing.TB) *kubelet {
 	check(t, os.WriteFile(k.path("resolv.conf"), []byte("nameserver 192.0.2.53\n"), 0o644))
 	n.RunInNetns(addNodeAddress)
 	k.mounts = newMountNamespace(t, n, k.path("fixed"), k.path("root"))
-	k.server = relay(t, n, "127.0.0.1:10250")
+	k.server = n.Relay("127.0.0.1:10250")
 	t.Cleanup(k.removeCgroups)
 	t.Cleanup(k.showLog)
 	return k

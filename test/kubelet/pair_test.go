@@ -57,7 +57,7 @@ func (k *kubelet) checkPair() {
 	same(k.t, "hostname", k.run("pair", "client", "cat /etc/hostname"), "pair-node\n")
 	same(k.t, "resolv.conf", k.run("pair", "client", "cat /etc/resolv.conf"), "nameserver 192.0.2.53\n")
 	same(k.t, "own line of hosts", k.run("pair", "client", "grep pair /etc/hosts"), pod.Status.PodIP+"\tpair-node\n")
-	if got := len(fetch(k.t, relay(k.t, k.Node, pod.Status.PodIP+":8080"), "/big")); got != bigFile {
+	if got := len(fetch(k.t, k.Relay(pod.Status.PodIP+":8080"), "/big")); got != bigFile {
 		k.t.Errorf("the node reads %d bytes from the pod", got)
 	}
 }
@@ -83,7 +83,7 @@ func (k *kubelet) applyHost() {
 
 func (k *kubelet) checkHost() {
 	k.awaitReady("host")
-	same(k.t, "page", fetch(k.t, relay(k.t, k.Node, nodeAddress+":8081"), "/page"), "on the node\n")
+	same(k.t, "page", fetch(k.t, k.Relay(nodeAddress+":8081"), "/page"), "on the node\n")
 	k.run("host", "server", fmt.Sprintf("ls /proc/%d", k.process.Process.Pid))
 }
 

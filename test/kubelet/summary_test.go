@@ -112,7 +112,7 @@ func (k *kubelet) checkPodSummary() {
 	before := k.stats("pair").Network
 	same(k.t, "interface", before.Name, "eth0")
 	k.between("received", 1, before.RxBytes, 1<<40)
-	fetch(k.t, relay(k.t, k.Node, k.pods()["pair"].Status.PodIP+":8080"), "/big")
+	fetch(k.t, k.Relay(k.pods()["pair"].Status.PodIP+":8080"), "/big")
 	k.between("sent for a big file", bigFile, k.stats("pair").Network.TxBytes-before.TxBytes, 2*bigFile)
 }
 

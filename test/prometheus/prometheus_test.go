@@ -57,13 +57,7 @@ func queries(t *testing.T) map[string]string {
 
 // get asks an HTTP server in the node's network namespace.
 func get(n *harness.Node, address string) (body []byte, err error) {
-	dial := func(_ context.Context, network, address string) (connection net.Conn, err error) {
-		n.RunInNetns(func() error {
-			connection, err = net.Dial(network, address)
-			return nil
-		})
-		return connection, err
-	}
+	dial := func(_ context.Context, _, address string) (net.Conn, error) { return n.Dial(address) }
 	client := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
 	answer, err := client.Get(address)
 	if err != nil {
@@ -79,13 +73,9 @@ func live(t *testing.T, n *harness.Node) {
 	pod := n.PodConfig("web")
 	id := n.RunPod(pod)
 	for name, script := range map[string]string{"fine": "exit 0", "oom": "exec tail /dev/zero"} {
-		made, err := n.Runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: id, SandboxConfig: pod, Config: &runtimeapi.ContainerConfig{
-			Metadata: &runtimeapi.ContainerMetadata{Name: name}, Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, Command: []string{"/bin/sh", "-c", script},
-			Linux: &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 16 << 20}},
-		}})
-		check(t, err)
-		_, err = n.Runtime.StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: made.ContainerId})
-		check(t, err)
+		c := harness.Container(name, "/bin/sh", "-c", script)
+		c.Linux.Resources.MemoryLimitInBytes = 16 << 20
+		n.RunContainer(id, pod, c)
 	}
 	_, _ = n.Image.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "127.0.0.1:1/a:1"}}) // fails
 	_, _ = n.Runtime.StopContainer(t.Context(), &runtimeapi.StopContainerRequest{ContainerId: ""})                              // fails

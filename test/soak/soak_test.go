@@ -61,7 +61,7 @@ func newSoak(t *testing.T) *soak {
 func (s *soak) runWitnesses() {
 	s.witnesses = nil
 	for _, config := range []*runtimeapi.PodSandboxConfig{
-		s.node.PodConfig("stays"), s.node.PodConfig("stays-userns", userNamespace), s.node.PodConfig("stays-host", harness.HostNetwork()),
+		s.node.PodConfig("stays"), s.node.PodConfig("stays-userns", harness.UserNamespace), s.node.PodConfig("stays-host", harness.HostNetwork()),
 	} {
 		id := s.node.RunPod(config)
 		s.witnesses = append(s.witnesses, s.status(id))
@@ -121,13 +121,6 @@ func (s *soak) wantNothingListed() {
 	check(s.t, err)
 	if extra := len(answer.Items) - len(s.witnesses); extra != 0 {
 		s.t.Errorf("%d sandboxes are listed that were not asked for: %v", extra, answer.Items)
-	}
-}
-
-func userNamespace(c *runtimeapi.PodSandboxConfig) {
-	mapping := []*runtimeapi.IDMapping{{ContainerId: 0, HostId: 200000, Length: 65536}}
-	c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{
-		Mode: runtimeapi.NamespaceMode_POD, Uids: mapping, Gids: mapping,
 	}
 }
 

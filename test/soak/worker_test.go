@@ -101,7 +101,7 @@ func (w *worker) config() *runtimeapi.PodSandboxConfig {
 	case 0:
 		options = append(options, harness.HostNetwork())
 	case 1:
-		options = append(options, userNamespace)
+		options = append(options, harness.UserNamespace)
 	case 2:
 		options = append(options, harness.HostPort(w.port, 80))
 	}

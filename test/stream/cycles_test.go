@@ -64,7 +64,7 @@ func TestAbortedCycles(t *testing.T) {
 		t.Logf("before: %v; after %d cycles: %v", before, total, after)
 		if t.Failed() {
 			t.Logf("descriptors of the shim: %q", files(p.shim()))
-			t.Logf("children of the shim: %q", described(t, p.shim()))
+			t.Logf("children of the shim: %q", children(t, p.shim()))
 		}
 	}()
 	eventually(t, "all is as before", func() bool {
@@ -158,7 +158,7 @@ func (h holdings) within(other holdings) bool {
 func (p *pod) holdings() holdings {
 	p.t.Helper()
 	shim := p.shim()
-	return holdings{goroutines: p.goroutines(), daemonFiles: descriptors(p.t, p.PID()), shimFiles: descriptors(p.t, shim), processes: children(p.t, p.PID()) + children(p.t, shim)}
+	return holdings{goroutines: p.goroutines(), daemonFiles: descriptors(p.t, p.PID()), shimFiles: descriptors(p.t, shim), processes: len(children(p.t, p.PID())) + len(children(p.t, shim))}
 }
 
 // least is the least that is held within a while, of each kind: what comes and
@@ -200,24 +200,8 @@ func descriptors(t testing.TB, pid int) int {
 	return len(list)
 }
 
-// children counts the processes that have a parent.
-func children(t testing.TB, parent int) (count int) {
-	t.Helper()
-	for _, pid := range pids(t) {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			continue // it has ended
-		}
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		if fields[1] == strconv.Itoa(parent) {
-			count++
-		}
-	}
-	return count
-}
-
-// described says of each child what it is and in which cgroup.
-func described(t testing.TB, parent int) (list []string) {
+// children describes the processes that have a parent: what each is, and in which cgroup.
+func children(t testing.TB, parent int) (list []string) {
 	t.Helper()
 	for _, pid := range pids(t) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

@@ -163,7 +163,7 @@ func TestTokens(t *testing.T) {
 		t.Errorf("a token worked twice: %v, %q", err, &out)
 	}
 	for _, path := range []string{"/", "/exec", "/exec/", "/exec/x", "/metrics"} {
-		answer, err := http.Get("http://" + p.relay.Addr().String() + path)
+		answer, err := http.Get("http://" + p.relay + path)
 		check(t, err)
 		answer.Body.Close()
 		if answer.StatusCode != http.StatusNotFound {

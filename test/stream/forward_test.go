@@ -23,7 +23,7 @@ import (
 )
 
 func dialer(p *pod) func(context.Context, string, string) (net.Conn, error) {
-	return func(_ context.Context, _, address string) (net.Conn, error) { return p.dial(address) }
+	return func(_ context.Context, _, address string) (net.Conn, error) { return p.Dial(address) }
 }
 
 // forwardClient is how client-go opens a port-forward.

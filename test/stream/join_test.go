@@ -11,6 +11,8 @@ import (
 
 	"k8s.io/client-go/tools/remotecommand"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // An exec is in the container, in each way there is, and never on the host.
@@ -81,11 +83,11 @@ func (p *pod) sameAs(name string, first, exec int) {
 		}
 	}
 	for _, field := range []string{"Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Seccomp_filters"} {
-		if of, want := statusOf(p.t, exec, field), statusOf(p.t, first, field); of != want || of == "" {
+		if of, want := harness.ProcStatus(p.t, exec, field), harness.ProcStatus(p.t, first, field); of != want || of == "" {
 			p.t.Errorf("%s: %s is %q, that of the container %q", name, field, of, want)
 		}
 	}
-	if seccomp := statusOf(p.t, exec, "Seccomp"); seccomp != "2" {
+	if seccomp := harness.ProcStatus(p.t, exec, "Seccomp"); seccomp != "2" {
 		p.t.Errorf("%s: no filter of system calls: %q", name, seccomp)
 	}
 	for controller, path := range cgroupsOf(p.t, exec) {
@@ -101,19 +103,6 @@ func (p *pod) sameAs(name string, first, exec int) {
 	if root(first) != root(exec) {
 		p.t.Errorf("%s: another root directory", name)
 	}
-}
-
-// statusOf is a field of /proc/PID/status.
-func statusOf(t testing.TB, pid int, field string) string {
-	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	check(t, err)
-	for line := range strings.Lines(string(data)) {
-		if value, ok := strings.CutPrefix(line, field+":"); ok {
-			return strings.Join(strings.Fields(value), " ")
-		}
-	}
-	return ""
 }
 
 // cgroupsOf are paths by controllers.

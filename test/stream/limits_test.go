@@ -129,7 +129,7 @@ func TestCertificate(t *testing.T) {
 	}
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(authority)
-	conn, err := tls.Dial("tcp", p.relay.Addr().String(), &tls.Config{RootCAs: pool, MaxVersion: tls.VersionTLS11})
+	conn, err := tls.Dial("tcp", p.relay, &tls.Config{RootCAs: pool, MaxVersion: tls.VersionTLS11})
 	if err == nil {
 		conn.Close()
 		t.Error("TLS 1.1 is served")
@@ -208,12 +208,9 @@ func TestSlowReaders(t *testing.T) {
 }
 
 // memory is the daemon's resident memory in KiB.
-func (p *pod) memory() (size int) {
+func (p *pod) memory() int {
 	p.t.Helper()
-	text := statusOf(p.t, p.PID(), "VmRSS")
-	_, err := fmt.Sscanf(text, "%d kB", &size)
-	check(p.t, err)
-	return size
+	return harness.ProcKiB(p.t, p.PID(), "VmRSS")
 }
 
 // The daemon's end ends its sessions at once, and their processes; the

@@ -2,9 +2,7 @@ package stream
 
 import (
 	"context"
-	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -50,8 +48,7 @@ type pod struct {
 	t         testing.TB
 	id        string
 	container string
-	relay     net.Listener
-	server    string // where the daemon listens, in its namespace
+	relay     string // leads to where the daemon listens
 }
 
 // newPod runs a script in a pod.
@@ -66,63 +63,14 @@ func newPod(t testing.TB, script string, change func(*runtimeapi.ContainerConfig
 func runPod(t testing.TB, n *harness.Node, script string, change func(*runtimeapi.ContainerConfig), opts ...harness.PodOption) *pod {
 	t.Helper()
 	sandbox := n.PodConfig("web", opts...)
-	p := &pod{Node: n, t: t, id: n.RunPod(sandbox), server: "127.0.0.1:10010"}
-	config := &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: "app"},
-		Image:    &runtimeapi.ImageSpec{Image: harness.BusyboxImage},
-		Command:  []string{"/bin/sh", "-c", script},
-		LogPath:  "app.log",
-		Linux:    &runtimeapi.LinuxContainerConfig{},
-	}
+	p := &pod{Node: n, t: t, id: n.RunPod(sandbox)}
+	config := harness.Container("app", "/bin/sh", "-c", script)
 	if change != nil {
 		change(config)
 	}
-	created, err := n.Runtime.CreateContainer(limited(t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: sandbox})
-	check(t, err)
-	p.container = created.ContainerId
-	_, err = n.Runtime.StartContainer(limited(t), &runtimeapi.StartContainerRequest{ContainerId: p.container})
-	check(t, err)
-	p.relay, err = net.Listen("tcp", "127.0.0.1:0")
-	check(t, err)
-	t.Cleanup(func() { p.relay.Close() })
-	go p.serveRelay()
+	p.container = n.RunContainer(p.id, sandbox, config)
+	p.relay = n.Relay("127.0.0.1:10010")
 	return p
-}
-
-// serveRelay leads from the test's network namespace to the daemon's.
-func (p *pod) serveRelay() {
-	for {
-		client, err := p.relay.Accept()
-		if err != nil {
-			return // closed
-		}
-		server, err := p.dial(p.server)
-		if err != nil {
-			client.Close()
-			continue
-		}
-		go join(client, server)
-		go join(server, client)
-	}
-}
-
-func join(to, from net.Conn) {
-	_, err := io.Copy(to, from)
-	if err != nil {
-		to.Close()
-		from.Close()
-		return
-	}
-	to.(*net.TCPConn).CloseWrite()
-}
-
-// dial connects from inside the node's network namespace.
-func (p *pod) dial(address string) (conn net.Conn, err error) {
-	p.RunInNetns(func() error {
-		conn, err = net.Dial("tcp", address)
-		return nil
-	})
-	return conn, err
 }
 
 // reach makes a URL of the daemon's one that the test can dial.
@@ -130,7 +78,7 @@ func (p *pod) reach(text string) *url.URL {
 	p.t.Helper()
 	u, err := url.Parse(text)
 	check(p.t, err)
-	u.Host = p.relay.Addr().String()
+	u.Host = p.relay
 	return u
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -84,18 +83,6 @@ func answers(ctx context.Context, n *harness.Node) bool {
 	return err == nil
 }
 
-// silentRegistry takes connections in the node's namespace, and never answers.
-func silentRegistry(t testing.TB, n *harness.Node) (address string) {
-	t.Helper()
-	var listener net.Listener
-	n.RunInNetns(func() (err error) {
-		listener, err = net.Listen("tcp", "127.0.0.1:0")
-		return err
-	})
-	t.Cleanup(func() { listener.Close() })
-	return listener.Addr().String()
-}
-
 // A restart by SIGTERM leaves the node without a CRI for no longer than a start
 // takes, whatever is under way: what can be asked again
 // ends at once, and for what is awaited the socket answers meanwhile. Nothing
@@ -167,7 +154,8 @@ func (p *pod) beginAll(ended string) (calls map[string]chan struct{}) {
 			_, err = events.Recv()
 		}
 	})
-	image := &runtimeapi.ImageSpec{Image: silentRegistry(p.t, p.Node) + "/never:1"}
+	// A registry that takes connections, and never answers.
+	image := &runtimeapi.ImageSpec{Image: p.Listen("127.0.0.1:0").Addr().String() + "/never:1"}
 	begin("PullImage", func() {
 		_, _ = p.Image.PullImage(ctx, &runtimeapi.PullImageRequest{Image: image})
 	})

@@ -18,7 +18,7 @@ func TestCollectorThatDoesNotAnswer(t *testing.T) {
 				const address = "127.0.0.1:14318"
 				n := harness.NewNode(t, harness.Config("[tracing]\nendpoint = '"+address+"'\nprotocol = '"+protocol+"'\nsampling_rate_per_million = 1000000\n"))
 				if listens {
-					listener := listenIn(t, n, address)
+					listener := n.Listen(address)
 					go hold(t, listener)
 				}
 				began := time.Now()

@@ -27,7 +27,7 @@ func TestPullHasASpanForEachBlob(t *testing.T) {
 	r := &receiver{}
 	spans := grpc.NewServer()
 	collector.RegisterTraceServiceServer(spans, r)
-	listener := listenIn(t, n, address)
+	listener := n.Listen(address)
 	go func() { _ = spans.Serve(listener) }()
 	t.Cleanup(spans.Stop)
 	content := registry.New()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -64,17 +63,6 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	w.Header().Set("Content-Type", "application/x-protobuf")
 }
 
-// listenIn listens in the node's network namespace.
-func listenIn(t *testing.T, n *harness.Node, address string) (listener net.Listener) {
-	t.Helper()
-	n.RunInNetns(func() (err error) {
-		listener, err = net.Listen("tcp", address)
-		return err
-	})
-	t.Cleanup(func() { _ = listener.Close() })
-	return listener
-}
-
 // of returns the spans of one trace, by name.
 func (r *receiver) of(trace string) map[string]*tracepb.Span {
 	r.mu.Lock()
@@ -105,7 +93,7 @@ func TestSpansReachACollector(t *testing.T) {
 			n := harness.NewNode(t, harness.NoNetwork(), harness.Config("[limits]\nreload = '20ms'\n[tracing]\nendpoint = '"+address+"'\nprotocol = '"+protocol+"'\n"))
 			n.ImportBusybox()
 			r := &receiver{}
-			listener := listenIn(t, n, address)
+			listener := n.Listen(address)
 			if protocol == "grpc" {
 				server := grpc.NewServer()
 				collector.RegisterTraceServiceServer(server, r)
@@ -170,23 +158,11 @@ func TestSpansReachACollector(t *testing.T) {
 // find the trace in its environment.
 func hookIsTold(t *testing.T, n *harness.Node, pod string) {
 	t.Helper()
-	const dir = "/var/run/cdi"
-	check(t, os.MkdirAll(dir, 0o755))
-	seen, name := filepath.Join(n.Dir, "hook"), "traced"+filepath.Base(n.Dir)
-	device := fmt.Sprintf(`{"cdiVersion": "0.6.0", "kind": "vendor.example/%s", "devices": [{"name": "0", "containerEdits": {"hooks": [
-		{"hookName": "createRuntime", "path": "/bin/sh", "args": ["sh", "-c", "echo $TRACEPARENT > %s"]}]}}]}`, name, seen)
-	file := filepath.Join(dir, name+".json")
-	check(t, os.WriteFile(file, []byte(device), 0o644))
-	t.Cleanup(func() {
-		check(t, os.Remove(file))
-		_ = os.Remove(dir) // if it was ours
-	})
+	seen := filepath.Join(n.Dir, "hook")
+	config := harness.Container("app", "true")
+	config.CDIDevices = []*runtimeapi.CDIDevice{{Name: harness.CDIDevice(t, harness.Hook{Kind: "createRuntime", Script: "echo $TRACEPARENT > " + seen})}}
 	_, err := n.Runtime.CreateContainer(traced(t), &runtimeapi.CreateContainerRequest{
-		PodSandboxId: pod, SandboxConfig: n.PodConfig("web"),
-		Config: &runtimeapi.ContainerConfig{
-			Metadata: &runtimeapi.ContainerMetadata{Name: "app"}, Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage},
-			Command: []string{"true"}, Linux: &runtimeapi.LinuxContainerConfig{}, CDIDevices: []*runtimeapi.CDIDevice{{Name: "vendor.example/" + name + "=0"}},
-		},
+		PodSandboxId: pod, SandboxConfig: n.PodConfig("web"), Config: config,
 	})
 	check(t, err)
 	told, err := os.ReadFile(seen)
