@@ -147,10 +147,7 @@ func TestDeathOfAnOlderBuildsSupervisor(t *testing.T) {
 	newer := runPod(t, n, "newer")
 	id := newer.run("app", forever)
 	check(t, unix.Kill(old, unix.SIGKILL))
-	eventually(t, "a successor serves", func() bool {
-		_, err := b.tryExec(b.lives, 10, "true")
-		return err == nil
-	})
+	b.awaitExecs(b.lives)
 	b.wantUndisturbed(t, 0)
 	same(t, "exec", newer.exec(id, "echo hi"), "hi")
 	n.RemovePod(b.id)
@@ -229,8 +226,7 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 	}
 	_, err = p.tryExec(id, 10, "true")
 	wantCode(t, err, codes.FailedPrecondition)
-	_, err = n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
-	wantCode(t, err, codes.FailedPrecondition)
+	wantCode(t, p.stopPod(), codes.FailedPrecondition)
 	_, err = n.Runtime.RemovePodSandbox(limited(t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
 	wantCode(t, err, codes.FailedPrecondition)
 	check(t, unix.Kill(pid, 0))
@@ -243,9 +239,6 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 		}
 	}
 	writeAbout(t, dir, *known)
-	eventually(t, "it is served again", func() bool {
-		answer, err := p.tryExec(id, 10, "echo", "hi")
-		return err == nil && string(answer.Stdout) == "hi\n"
-	})
+	p.awaitExecs(id)
 	useFirstBuild(n)
 }

@@ -118,8 +118,7 @@ func TestEndOnALogDiskThatHangs(t *testing.T) {
 // /dev/stdout. That works for every user of every pod, also in a command.
 func TestStreamsByTheirNames(t *testing.T) {
 	n := newNode(t)
-	mapping := []*runtimeapi.IDMapping{{ContainerId: 0, HostId: 300000, Length: 65536}}
-	users := &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mapping, Gids: mapping}
+	users := usersOf(ids(0, 300000, 65536))
 	for name, userns := range map[string]*runtimeapi.UserNamespace{"node": nil, "own": users} {
 		p := runPod(t, n, name, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = userns })
 		for _, uid := range []int64{0, 1000} {

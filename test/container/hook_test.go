@@ -20,29 +20,11 @@ import (
 // name. Each hook is a shell script.
 func vendor(t *testing.T, hooks map[string]string, timeout int) string {
 	t.Helper()
-	const dir = "/var/run/cdi"
-	check(t, os.MkdirAll(dir, 0o755))
-	name := fmt.Sprintf("test%d", time.Now().UnixNano())
-	var list []map[string]any
+	var list []harness.Hook
 	for kind, script := range hooks {
-		hook := map[string]any{"hookName": kind, "path": "/bin/sh", "args": []string{"sh", "-c", script}}
-		if timeout > 0 {
-			hook["timeout"] = timeout
-		}
-		list = append(list, hook)
+		list = append(list, harness.Hook{Kind: kind, Script: script, Seconds: timeout})
 	}
-	data, err := json.Marshal(map[string]any{
-		"cdiVersion": "0.6.0", "kind": "vendor.example/" + name,
-		"devices": []map[string]any{{"name": "0", "containerEdits": map[string]any{"hooks": list}}},
-	})
-	check(t, err)
-	file := filepath.Join(dir, name+".json")
-	check(t, os.WriteFile(file, data, 0o644))
-	t.Cleanup(func() {
-		check(t, os.Remove(file))
-		_ = os.Remove(dir) // if it was ours
-	})
-	return "vendor.example/" + name + "=0"
+	return harness.CDIDevice(t, list...)
 }
 
 func byField(device string) option {
@@ -80,7 +62,7 @@ func TestHooks(t *testing.T) {
 				wantStates(t, out, id, bundle, hookKinds[:2]...)
 				if killed {
 					p.Kill()
-					p.killOf(shims(p.Node))
+					p.killShim()
 					p.Start()
 					eventually(t, "it is adopted", func() bool { return p.status(id).State == created })
 				}
@@ -106,15 +88,6 @@ func TestDeviceAskedForTwice(t *testing.T) {
 	data, err := os.ReadFile(ran)
 	check(t, err)
 	same(t, "what the hook has written", string(data), "again\n")
-}
-
-func (p *pod) killOf(pids []int) {
-	p.t.Helper()
-	for _, pid := range pids {
-		process, err := os.FindProcess(pid)
-		check(p.t, err)
-		check(p.t, process.Kill())
-	}
 }
 
 // wantStates fails the test unless these hooks have run and no others.
@@ -198,10 +171,7 @@ func TestStopBesideAHookThatHangs(t *testing.T) {
 				_, err := os.Stat(began)
 				return err == nil
 			})
-			check(t, p.inTime(20*time.Second, func() error {
-				_, err := p.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
-				return err
-			}))
+			check(t, p.inTime(20*time.Second, p.stopPod))
 			if err := <-made; err == nil {
 				t.Error("the container was made")
 			}
@@ -212,22 +182,7 @@ func TestStopBesideAHookThatHangs(t *testing.T) {
 			}
 			other.exec(witness, "true")
 			n.RemovePod(p.id)
-			if running := commandsOfNode(t, "sleep\x007775"); len(running) > 0 {
-				t.Errorf("left: %v", running)
-			}
+			eventually(t, "the hook has ended, with its child", func() bool { return len(processesWithArgument(t, "7775")) == 0 })
 		})
 	}
-}
-
-// commandsOfNode are the processes whose command line begins so.
-func commandsOfNode(t *testing.T, line string) (found []string) {
-	t.Helper()
-	paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	check(t, err)
-	for _, path := range paths {
-		if data, _ := os.ReadFile(path); strings.HasPrefix(string(data), line) {
-			found = append(found, path)
-		}
-	}
-	return found
 }

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -77,7 +75,6 @@ func TestKilledUnderManyPods(t *testing.T) {
 		r.wantUndisturbed(t, i)
 	}
 	for _, r := range all {
-		_, err := n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: r.id})
-		check(t, err)
+		check(t, r.stopPod())
 	}
 }

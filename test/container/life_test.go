@@ -261,8 +261,7 @@ func TestCodes(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument)
 	check(t, p.stop("nosuch", 1))
 	check(t, p.remove("nosuch"))
-	_, err = p.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
-	check(t, err)
+	check(t, p.stopPod())
 	_, err = p.tryCreate(shell("late", "true"))
 	wantCode(t, err, codes.FailedPrecondition)
 }

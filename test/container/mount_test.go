@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,8 +12,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/minicri/minicri/test/harness"
 )
 
 // A source that no one else makes is made. One that the kubelet made and that
@@ -53,11 +52,7 @@ func (p *pod) mountOptions(id, place string) []string {
 func wantOptions(t *testing.T, what string, got []string, want ...string) {
 	t.Helper()
 	for _, option := range want {
-		found := false
-		for _, one := range got {
-			found = found || one == option
-		}
-		if !found {
+		if !slices.Contains(got, option) {
 			t.Errorf("%s: the options are %q, want %s", what, got, option)
 		}
 	}
@@ -140,47 +135,4 @@ func TestDevicesOfPrivileged(t *testing.T) {
 			t.Errorf("a device that is missing: %v", err)
 		}
 	}
-}
-
-// Variables that no program can be started with are refused before anything is
-// written.
-func TestEnvironmentBeyondExecve(t *testing.T) {
-	p := newPod(t)
-	before := p.Look()
-	for name, envs := range map[string][]*runtimeapi.KeyValue{
-		"one":  {{Key: "A", Value: []byte(strings.Repeat("x", 1<<20))}},
-		"many": repeated(64, 100<<10),
-	} {
-		_, err := p.tryCreate(shell(name, "true", func(c *runtimeapi.ContainerConfig) { c.Envs = envs; c.LogPath = "" }))
-		wantCode(t, err, codes.InvalidArgument)
-	}
-	for _, left := range p.Differences(before) {
-		t.Error(left)
-	}
-	p.wantExit(p.run("fits", "exit 3", func(c *runtimeapi.ContainerConfig) { c.Envs = repeated(10, 100<<10) }), 3, "Error")
-}
-
-func repeated(count, size int) (envs []*runtimeapi.KeyValue) {
-	for i := range count {
-		envs = append(envs, &runtimeapi.KeyValue{Key: fmt.Sprintf("A%d", i), Value: []byte(strings.Repeat("x", size))})
-	}
-	return envs
-}
-
-// What the image has at the place of a volume is copied, but for devices, which
-// would be devices of the node.
-func TestDevicesInVolumes(t *testing.T) {
-	n := newNode(t)
-	const image = "test.example/devices:1"
-	n.BuildImage(image, harness.Object{
-		"Cmd": []string{"/bin/sh"}, "Env": []string{"PATH=/bin"}, "Volumes": harness.Object{"/data": harness.Object{}},
-	}, n.AddBusybox, func(l *harness.Layer) {
-		l.Dir("data", 0o755, 0)
-		l.File("data/file", 0o644, 0, "x")
-		l.Device("data/mem", 1, 1)
-		l.Dir("etc", 0o755, 0)
-	})
-	p := runPod(t, n, "web")
-	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) { c.Image.Image = image })
-	same(t, "the volume", p.exec(id, "ls /data"), "file")
 }

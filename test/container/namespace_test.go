@@ -31,15 +31,6 @@ func wantNamespaces(t *testing.T, one, other int, shared bool, kinds ...string) 
 	}
 }
 
-func TestTwoContainersOverLocalhost(t *testing.T) {
-	p := newPod(t)
-	p.run("server", "mkdir /tmp/www; echo over localhost > /tmp/www/index.html; httpd -f -p 127.0.0.1:8080 -h /tmp/www")
-	client := p.run("client", "until wget -q -O - http://127.0.0.1:8080/; do sleep 0.05; done 2>/dev/null")
-	p.wantExit(client, 0, "Completed")
-	stdout, _ := p.logs(client)
-	same(t, "what the server said", stdout, "over localhost\n")
-}
-
 func TestCrashedContainerKeepsTheAddress(t *testing.T) {
 	p := newPod(t)
 	before := p.address()
@@ -92,8 +83,7 @@ func TestP35_ExecJoinsTheContainer(t *testing.T) {
 // cri: IDMapping.container_id IDMapping.length LinuxContainerSecurityContext.namespace_options
 // cri: UserNamespace.gids UserNamespace.mode
 func TestUserNamespace(t *testing.T) {
-	mapping := []*runtimeapi.IDMapping{{ContainerId: 0, HostId: 300000, Length: 65536}}
-	users := &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mapping, Gids: mapping}
+	users := usersOf(ids(0, 300000, 65536))
 	p := newPod(t, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users })
 	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
 		c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users

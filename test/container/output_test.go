@@ -14,8 +14,7 @@ import (
 // container's nor for a command's, as every user, also in a user namespace.
 func TestAProcessCannotReadWhatItWrote(t *testing.T) {
 	n := newNode(t)
-	mapping := []*runtimeapi.IDMapping{{ContainerId: 0, HostId: 300000, Length: 65536}}
-	users := &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mapping, Gids: mapping}
+	users := usersOf(ids(0, 300000, 65536))
 	// Descriptors 5 and 6 are as 1 and 2, which head writes to.
 	const tries = "for fd in 5 6; do timeout 5 head -c 1 0<&$fd && echo read from $fd || echo not read from $fd; done"
 	const script = "exec 5>&1 6>&2; echo out; echo err >&2; " + tries

@@ -80,18 +80,7 @@ type option func(*runtimeapi.ContainerConfig)
 
 // shell is the configuration of a container that runs a script.
 func shell(name, script string, opts ...option) *runtimeapi.ContainerConfig {
-	config := &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: name},
-		Image:    &runtimeapi.ImageSpec{Image: harness.BusyboxImage},
-		Command:  []string{"/bin/sh", "-c", script},
-		LogPath:  name + ".log",
-		Linux: &runtimeapi.LinuxContainerConfig{
-			Resources: &runtimeapi.LinuxContainerResources{},
-			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
-				NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
-			},
-		},
-	}
+	config := harness.Container(name, "/bin/sh", "-c", script)
 	for _, opt := range opts {
 		opt(config)
 	}
@@ -247,6 +236,21 @@ func (p *pod) awaitLine(id, line string) {
 	})
 }
 
+// awaitExecs waits until a supervisor runs commands in a container.
+func (p *pod) awaitExecs(id string) {
+	p.t.Helper()
+	eventually(p.t, "a supervisor runs commands", func() bool {
+		answer, err := p.tryExec(id, 0, "echo", "hi")
+		return err == nil && string(answer.Stdout) == "hi\n"
+	})
+}
+
+// stopPod stops the pod, which stays.
+func (p *pod) stopPod() error {
+	_, err := p.Runtime.StopPodSandbox(limited(p.t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
+	return err
+}
+
 // address is the pod's.
 func (p *pod) address() string {
 	p.t.Helper()
@@ -297,15 +301,7 @@ func isCgroup(file string) bool {
 // procStatus is a field of /proc/PID/status.
 func procStatus(t testing.TB, pid int, field string) string {
 	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	check(t, err)
-	for line := range strings.Lines(string(data)) {
-		if value, found := strings.CutPrefix(line, field+":"); found {
-			return strings.TrimSpace(value)
-		}
-	}
-	t.Fatalf("/proc/%d/status has no %s", pid, field)
-	return ""
+	return harness.ProcStatus(t, pid, field)
 }
 
 func namespace(t testing.TB, pid int, kind string) string {

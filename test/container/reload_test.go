@@ -39,10 +39,7 @@ func TestReloadOfTheLimitOfKill(t *testing.T) {
 	defer func() { _ = unix.Kill(pid, unix.SIGCONT) }()
 	_, err := p.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}})
 	wantCode(t, err, codes.Unavailable)
-	eventually(t, "the successor runs commands", func() bool {
-		answer, err := p.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"echo", "hi"}})
-		return err == nil && string(answer.GetStdout()) == "hi\n"
-	})
+	p.awaitExecs(id)
 }
 
 // reloadLimit changes a limit of 20 minutes.

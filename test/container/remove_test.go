@@ -44,8 +44,7 @@ func TestEndedPodsCostNothing(t *testing.T) {
 	for i := range pods {
 		ended := runPod(t, p.Node, fmt.Sprint("ended-", i))
 		ended.wantExit(ended.run("app", "exit 3"), 3, "Error")
-		_, err := p.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: ended.id})
-		check(t, err)
+		check(t, ended.stopPod())
 	}
 	eventually(t, "descriptors, threads and shims are as before", func() bool {
 		return descriptors(t, p.Node) <= before && len(shims(p.Node)) == 1 && threads(t, p.Node) <= mostThreads
@@ -82,8 +81,7 @@ func TestPodStopsItsContainers(t *testing.T) {
 	p := newPod(t)
 	ids := []string{p.run("deaf", deaf), p.run("app", forever), p.create(shell("waits", "true")), p.run("ended", "true")}
 	began := time.Now()
-	_, err := p.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
-	check(t, err)
+	check(t, p.stopPod())
 	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("it took %v", took)
 	}
@@ -95,18 +93,8 @@ func TestPodStopsItsContainers(t *testing.T) {
 			t.Errorf("left: %v", left)
 		}
 	}
-	_, err = p.Runtime.RemovePodSandbox(limited(t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
+	_, err := p.Runtime.RemovePodSandbox(limited(t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
 	check(t, err)
-	if left := p.list(nil); len(left) != 0 {
-		t.Errorf("left: %v", left)
-	}
-}
-
-func TestPodIsRemovedWithItsContainers(t *testing.T) {
-	p := newPod(t)
-	p.run("deaf", deaf)
-	p.create(shell("waits", "true"))
-	p.RemovePod(p.id)
 	if left := p.list(nil); len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
@@ -129,8 +117,7 @@ func TestPodIsStoppedWhileContainersAreMade(t *testing.T) {
 			}
 		}()
 		time.Sleep(time.Duration(round) * 30 * time.Millisecond)
-		_, err := n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
-		check(t, err)
+		check(t, p.stopPod())
 		for _, c := range p.list(&runtimeapi.ContainerFilter{PodSandboxId: p.id}) {
 			if c.State != exited {
 				t.Errorf("in a pod that was stopped: %v", c)

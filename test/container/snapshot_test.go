@@ -16,14 +16,8 @@ func TestSnapshotsWithoutContainer(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", "echo kept > /kept; "+forever)
 	p.Stop()
-	store, err := image.Open(t.Context(), image.Config{Root: p.Root, Logger: slog.New(slog.DiscardHandler)})
-	check(t, err)
 	orphan := strings.Repeat("ab", 32)
-	for _, key := range []string{orphan, orphan + "-image-0"} {
-		err = store.Prepare(t.Context(), key, harness.BusyboxImage, image.PrepareOptions{})
-		check(t, err)
-	}
-	check(t, store.Close())
+	p.makeSnapshots(orphan, orphan+"-image-0")
 	p.Start()
 	eventually(t, "the layers are removed", func() bool { return strings.Count(p.Log(), "name="+orphan) == 2 })
 	if left := harness.Info[[]string](t, p.Node, "orphanSnapshots"); len(left) != 0 {
@@ -43,11 +37,7 @@ func TestCheckRemovesSnapshotsWithoutContainer(t *testing.T) {
 	id := p.run("app", "echo kept > /kept; "+forever)
 	orphan := strings.Repeat("cd", 32)
 	p.Stop()
-	store, err := image.Open(t.Context(), image.Config{Root: p.Root, Logger: slog.New(slog.DiscardHandler)})
-	check(t, err)
-	err = store.Prepare(t.Context(), orphan, harness.BusyboxImage, image.PrepareOptions{})
-	check(t, err)
-	check(t, store.Close())
+	p.makeSnapshots(orphan)
 	if output, err := p.RunCommand("check"); err == nil || !strings.Contains(output, "snapshot "+orphan+" has no container") {
 		t.Errorf("check: %v\n%s", err, output)
 	}
@@ -64,4 +54,15 @@ func TestCheckRemovesSnapshotsWithoutContainer(t *testing.T) {
 	}
 	check(t, client.Delete(t.Context(), "/snapshots/orphans/"+orphan)) // gone already
 	same(t, "the file of the container", p.exec(id, "cat /kept"), "kept")
+}
+
+// makeSnapshots makes layers that no container explains, where no daemon runs.
+func (p *pod) makeSnapshots(keys ...string) {
+	p.t.Helper()
+	store, err := image.Open(p.t.Context(), image.Config{Root: p.Root, Logger: slog.New(slog.DiscardHandler)})
+	check(p.t, err)
+	for _, key := range keys {
+		check(p.t, store.Prepare(p.t.Context(), key, harness.BusyboxImage, image.PrepareOptions{}))
+	}
+	check(p.t, store.Close())
 }

@@ -201,15 +201,8 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 	p.addLink("second")
 	address := net.JoinHostPort(p.address(), "80")
 	eventually(t, "the pod answers", func() bool {
-		var err error
-		p.RunInNetns(func() error {
-			var conn net.Conn
-			if conn, err = net.DialTimeout("tcp", address, time.Second); err == nil {
-				err = conn.Close()
-			}
-			return nil
-		})
-		return err == nil
+		conn, err := p.Dial(address)
+		return err == nil && conn.Close() == nil
 	})
 	counters := func(link string) (c [4]uint64) {
 		words := strings.Fields(p.exec(id, "cd /sys/class/net/"+link+"/statistics && cat rx_bytes rx_errors tx_bytes tx_errors"))

@@ -64,8 +64,7 @@ func TestProperty31_FormOfEveryStatus(t *testing.T) {
 	n.Restart()
 	look()
 	for _, p := range pods {
-		_, err := n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
-		check(t, err)
+		check(t, p.stopPod())
 	}
 	look()
 }

@@ -2,7 +2,6 @@ package container
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,39 +15,6 @@ import (
 	"github.com/minicri/minicri/supervisor/client"
 	"github.com/minicri/minicri/test/harness"
 )
-
-// A supervisor that was killed is replaced at once, before any call, and
-// the exit codes of what ended meanwhile are known: the daemon is the parent.
-func TestKilledSupervisorOfManyPods(t *testing.T) {
-	first := newPod(t)
-	pods := []*pod{first}
-	for i := range 7 {
-		pods = append(pods, runPod(t, first.Node, fmt.Sprint("many-", i)))
-	}
-	lives, dies := make([]string, len(pods)), make([]string, len(pods))
-	for i, p := range pods {
-		lives[i], dies[i] = p.run("lives", forever), p.run("dies", fmt.Sprintf("sleep 1; exit %d", i+1))
-	}
-	killed := shims(first.Node)
-	for _, pid := range killed {
-		check(t, unix.Kill(pid, unix.SIGKILL))
-	}
-	began := time.Now()
-	eventually(t, "a successor runs", func() bool {
-		now := shims(first.Node)
-		return len(now) == len(killed) && now[0] != killed[0]
-	})
-	for i, p := range pods {
-		eventually(t, "adopted", func() bool { return p.status(lives[i]).State == running })
-	}
-	t.Logf("adopted %v after the kill", time.Since(began))
-	for i, p := range pods {
-		if end := p.awaitExit(dies[i]); end.ExitCode != int32(i+1) || end.Reason != "Error" {
-			t.Errorf("exit of pod %d: %v", i, end)
-		}
-		same(t, "exec", p.exec(lives[i], "echo hi"), "hi")
-	}
-}
 
 // A supervisor that hangs is found by a call that is not answered, killed and
 // replaced; ExecSync's time-out holds meanwhile, and StopContainer works.
@@ -88,10 +54,7 @@ func TestExecBesideASupervisorThatHangs(t *testing.T) {
 	check(t, unix.Kill(pid, unix.SIGSTOP))
 	defer func() { _ = unix.Kill(pid, unix.SIGCONT) }()
 	wantCode(t, <-failed, codes.Unavailable)
-	eventually(t, "the successor runs commands", func() bool {
-		answer, err := p.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"echo", "hi"}})
-		return err == nil && string(answer.GetStdout()) == "hi\n"
-	})
+	p.awaitExecs(id)
 }
 
 // A supervisor that hangs keeps neither a pod from being removed, by the first
@@ -146,28 +109,15 @@ func TestDaemonStartsBesideAHungSupervisor(t *testing.T) {
 
 // What an exec has started goes when its supervisor dies: no one holds its
 // streams any more.
-func TestExecsOfAKilledSupervisor(t *testing.T) { endsExecs(t, newPod(t)) }
-
-// endsExecs fails unless an exec ends with the supervisor of the pod, which is killed
-// as soon as it runs.
-func endsExecs(t *testing.T, p *pod) {
-	t.Helper()
+func TestExecsOfAKilledSupervisor(t *testing.T) {
+	p := newPod(t)
 	id := p.run("app", forever)
 	failed := make(chan error, 1)
 	go func() {
-		_, err := p.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"sleep", "7777"}, Timeout: 300})
+		_, err := p.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"sleep", "7779"}, Timeout: 300})
 		failed <- err
 	}()
-	cgroup := p.info(id).CgroupsPath
-	has := func() bool {
-		for _, pid := range p.pidsInCgroup(cgroup) {
-			line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
-			if strings.Contains(string(line), "7777") {
-				return true
-			}
-		}
-		return false
-	}
+	has := func() bool { return len(processesWithArgument(t, "7779")) > 0 }
 	eventually(t, "the exec runs", has)
 	p.killShim()
 	if err := <-failed; err == nil {
@@ -180,13 +130,8 @@ func endsExecs(t *testing.T, p *pod) {
 // or memory for example, serves when it can, without any call: what ended
 // meanwhile is told.
 func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
-	endsWithoutASupervisor(t)
-}
-
-func endsWithoutASupervisor(t *testing.T, options ...harness.Option) {
-	t.Helper()
 	const limit = 5 * time.Second
-	p := runPod(t, newNode(t, append(options, harness.Config("[limits]\ncreate = '5s'"))...), "web")
+	p := runPod(t, newNode(t, harness.Config("[limits]\ncreate = '5s'")), "web")
 	lives, dies := p.run("lives", forever), p.run("dies", untilGo+"exit 7")
 	pid := p.info(dies).PID
 	for _, dir := range supervisorDirs(t, p.Node) {

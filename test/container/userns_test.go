@@ -22,15 +22,21 @@ func ids(numbers ...uint32) (mappings []*runtimeapi.IDMapping) {
 	return mappings
 }
 
+func usersOf(mappings []*runtimeapi.IDMapping) *runtimeapi.UserNamespace {
+	return &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mappings, Gids: mappings}
+}
+
 // users gives a pod a user namespace.
 func users(mappings []*runtimeapi.IDMapping) harness.PodOption {
 	return func(c *runtimeapi.PodSandboxConfig) {
-		c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mappings, Gids: mappings}
+		c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = usersOf(mappings)
 	}
 }
 
 // All mappings of a pod hold for the root of its containers, for volumes and for
 // images that are mounted.
+//
+// cri: Mount.gidMappings Mount.uidMappings
 func TestSeveralMappings(t *testing.T) {
 	n := newNode(t)
 	importData(n)

@@ -93,19 +93,6 @@ func TestImageSubPaths(t *testing.T) {
 	}
 }
 
-// cri: Mount.gidMappings Mount.uidMappings
-func TestImageAsAVolumeInAUserNamespace(t *testing.T) {
-	n := newNode(t)
-	importData(n)
-	mapping := []*runtimeapi.IDMapping{{ContainerId: 0, HostId: 300000, Length: 65536}}
-	users := &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mapping, Gids: mapping}
-	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users })
-	id := p.run("app", forever, imageMount("/data", func(m *runtimeapi.Mount) { m.UidMappings, m.GidMappings = mapping, mapping }), func(c *runtimeapi.ContainerConfig) {
-		c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users
-	})
-	same(t, "owners", strings.Join(strings.Fields(p.exec(id, "stat -c %u:%g /data/readme /data/models")), " "), "0:0 1000:1000")
-}
-
 // cri: ContainerConfig.image ImageSpec.image
 func TestVolumesOfTheImage(t *testing.T) {
 	n := newNode(t)

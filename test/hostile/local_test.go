@@ -29,15 +29,25 @@ func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
 	m := content.Image(
 		ocispec.ImageConfig{Env: []string{"PATH=/bin"}, Volumes: map[string]struct{}{"/data": {}}},
 		registry.Layer(
-			registry.Dir("bin", 0o755, 0), registry.File("bin/sleep", 0o755, string(program)), registry.File("bin/suid", 0o4755, string(program)), registry.Device("mem", 0o666, 1, 1),
+			registry.Dir("bin", 0o755, 0), registry.File("bin/sleep", 0o755, string(program)), registry.File("bin/stat", 0o755, string(program)), registry.File("bin/suid", 0o4755, string(program)), registry.Device("mem", 0o666, 1, 1),
 			registry.Dir("data", 0o777, 0), registry.File("data/suid", 0o4755, string(program)), registry.Device("data/mem", 0o666, 1, 1),
 		))
 	content.Manifest("suid:1", m.MediaType, m)
 	_, err = pull(t, n, host+"/suid:1", nil)
 	check(t, err)
-	newTenant(t, n, "suid").run("c", func(c *runtimeapi.ContainerConfig) { c.Image.Image = host + "/suid:1" })
-	found := dangerous(t, n.Root, n.State)
-	if len(found) < 3 {
+	var found []string
+	for name, options := range map[string][]harness.PodOption{"suid": nil, "suid-userns": {harness.UserNamespace}} {
+		p := newTenant(t, n, name, options...)
+		id := p.run("c", func(c *runtimeapi.ContainerConfig) { c.Image.Image = host + "/suid:1" })
+		if code, output := run(t, n, id, "/bin/stat", "-c", "%u:%a", "/bin/suid", "/data"); code != 0 || output != "0:4755\n0:777\n" {
+			t.Errorf("%s: the container's own view: %d, %s", name, code, output)
+		}
+		found = append(found, filepath.Join(n.State, "containers", id, "config.json"))
+		_, err := os.Lstat(found[len(found)-1])
+		check(t, err) // else it would prove nothing
+	}
+	found = append(found, dangerous(t, n.Root, n.State)...)
+	if len(found) < 2+2*3 {
 		t.Fatalf("the attack is not in place: %q", found)
 	}
 	for _, path := range found {
