@@ -2,7 +2,7 @@ package network
 
 import (
 	"context"
-	"slices"
+	"maps"
 	"sync"
 	"sync/atomic"
 )
@@ -19,14 +19,17 @@ type Directory struct {
 	// current is what was read last.
 	current atomic.Pointer[snapshot]
 	status  atomic.Pointer[status]
-	// asked is closed when the plugins have answered STATUS for the first time,
-	// left when nothing follows the directory any more.
-	asked, left chan struct{}
-	changed     chan struct{}
+	// asked is closed when the plugins have answered STATUS for the first time.
+	asked   chan struct{}
+	changed chan struct{}
+	// left ends, by leave, when nothing follows the directory any more.
+	left  context.Context
+	leave context.CancelFunc
 }
 
 func (n *CNI) newDirectory(path string) *Directory {
-	d := &Directory{owner: n, path: path, asked: make(chan struct{}), left: make(chan struct{}), changed: make(chan struct{}, 1)}
+	d := &Directory{owner: n, path: path, asked: make(chan struct{}), changed: make(chan struct{}, 1)}
+	d.left, d.leave = context.WithCancel(context.Background())
 	d.current.Store(&snapshot{})
 	return d
 }
@@ -45,7 +48,7 @@ func (n *CNI) In(path string) *Directory {
 		return d
 	}
 	d := n.newDirectory(path)
-	close(d.left)
+	d.leave()
 	return d
 }
 
@@ -73,7 +76,7 @@ func (n *CNI) SetDirectories(paths []string) {
 	n.others.Store(&next)
 	for path, d := range last {
 		if next[path] == nil {
-			close(d.left) // nothing waits for its first STATUS any more
+			d.leave() // nothing waits for its first STATUS any more
 		}
 	}
 	select {
@@ -87,28 +90,23 @@ func (n *CNI) SetDirectories(paths []string) {
 func (n *CNI) followOthers(ctx context.Context) {
 	var wait sync.WaitGroup
 	defer wait.Wait()
-	followed := make(map[*Directory]context.CancelFunc)
+	followed := make(map[*Directory]bool)
 	for {
-		all := n.directories()
-		for d, end := range followed {
-			if !slices.Contains(all, d) {
-				end()
-				delete(followed, d)
-			}
-		}
-		for _, d := range all {
-			if d.isNodes() || followed[d] != nil {
+		maps.DeleteFunc(followed, func(d *Directory, _ bool) bool { return d.left.Err() != nil })
+		for _, d := range *n.others.Load() {
+			if followed[d] {
 				continue
 			}
-			within, end := context.WithCancel(ctx)
-			followed[d] = end
-			wait.Go(func() { d.followStatus(within) })
+			followed[d] = true
+			wait.Go(func() {
+				ctx, end := context.WithCancel(ctx)
+				defer end()
+				defer context.AfterFunc(d.left, end)()
+				d.followStatus(ctx)
+			})
 		}
 		select {
 		case <-ctx.Done():
-			for _, end := range followed {
-				end()
-			}
 			return
 		case <-n.othersChanged:
 		}

@@ -30,7 +30,7 @@ func (d *Directory) Ready(ctx context.Context) error {
 	}
 	select {
 	case <-d.asked:
-	case <-d.left:
+	case <-d.left.Done():
 		return fmt.Errorf("%s is no configuration directory of the node or of a runtime handler any more", d.path)
 	case <-ctx.Done():
 		if isClosed(d.asked) {

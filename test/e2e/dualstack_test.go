@@ -12,9 +12,10 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
+// cri: PodIP.ip PodSandboxNetworkStatus.additional_ips
 func TestDualStack(t *testing.T) {
-	n := newNode(t, harness.DualStack())
-	id := n.RunPod(n.PodConfig("web"))
+	n := newNode(t, harness.DualStack(), harness.PortMap())
+	id := n.RunPod(n.PodConfig("web", harness.HostPort(8080, 80)))
 	status := podStatus(t, n, id)
 	if len(status.Network.AdditionalIps) != 1 {
 		t.Fatalf("got %v", status.Network)
@@ -29,6 +30,12 @@ func TestDualStack(t *testing.T) {
 			t.Errorf("%v is not on eth0: %v", address, onInterface)
 		}
 	}
+	serve(t, n, id, ":80", "six")
+	// Duplicate address detection takes its time.
+	eventually(t, "the pod's IPv6 address answers", patience, func() bool {
+		text, err := fetch(n, net.JoinHostPort(additional.String(), "80"))
+		return err == nil && text == "six"
+	})
 	n.Restart()
 	if again := podStatus(t, n, id); again.Network.Ip != status.Network.Ip || again.Network.AdditionalIps[0].Ip != status.Network.AdditionalIps[0].Ip {
 		t.Errorf("after a restart: %v", again.Network)
@@ -74,19 +81,6 @@ func TestPrimaryAddressIsIPv4(t *testing.T) {
 	if !slices.Equal(got, []string{"10.99.0.2", "fd00:99::2"}) {
 		t.Errorf("got %v", got)
 	}
-}
-
-// cri: PodIP.ip PodSandboxNetworkStatus.additional_ips
-func TestReachableByIPv6(t *testing.T) {
-	n := newNode(t, harness.DualStack(), harness.PortMap())
-	id := n.RunPod(n.PodConfig("web", harness.HostPort(8080, 80)))
-	serve(t, n, id, ":80", "six")
-	address := net.JoinHostPort(podStatus(t, n, id).Network.AdditionalIps[0].Ip, "80")
-	// Duplicate address detection takes its time.
-	eventually(t, "the pod's IPv6 address answers", patience, func() bool {
-		text, err := fetch(n, address)
-		return err == nil && text == "six"
-	})
 }
 
 // cri: NamespaceOption.network

@@ -37,6 +37,7 @@ func TestNamespaceModes(t *testing.T) {
 		nodeNet, err = os.Readlink("/proc/thread-self/ns/net")
 		return err
 	})
+	own := make(map[string]bool) // namespaces of pods
 	for name, mode := range map[string][3]runtimeapi.NamespaceMode{
 		"all-own":       {modePod, modePod, modePod},
 		"container-pid": {modePod, modeContainer, modePod},
@@ -60,22 +61,19 @@ func TestNamespaceModes(t *testing.T) {
 				t.Errorf("%s: %s: shared with the node is %v, want %v", name, kind, shared[kind], want[kind])
 			}
 		}
+		for _, kind := range []string{"net", "uts", "pid", "ipc", "mnt"} {
+			of := namespace(t, pid, kind)
+			if own[of] {
+				t.Errorf("%s: it shares %s with another pod", name, of)
+			}
+			own[of] = !shared[kind]
+		}
 		if namespace(t, pid, "mnt") == namespace(t, node, "mnt") {
 			t.Errorf("%s: pause is in the node's mount namespace", name)
 		}
 		echoed := podStatus(t, n, id).Linux.GetNamespaces().GetOptions()
 		if !proto.Equal(echoed, config.Linux.SecurityContext.NamespaceOptions) {
 			t.Errorf("%s: status has %v", name, echoed)
-		}
-	}
-}
-
-func TestTwoPodsShareNothing(t *testing.T) {
-	n := newNode(t)
-	a, b := pausePID(t, n, n.RunPod(n.PodConfig("a"))), pausePID(t, n, n.RunPod(n.PodConfig("b")))
-	for _, kind := range []string{"net", "uts", "pid", "ipc", "mnt"} {
-		if namespace(t, a, kind) == namespace(t, b, kind) {
-			t.Errorf("both are in %s", namespace(t, a, kind))
 		}
 	}
 }

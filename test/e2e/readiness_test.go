@@ -25,27 +25,18 @@ func becomesReady(t *testing.T, n *harness.Node, want bool) {
 	})
 }
 
+// Also over a start, at which the directory is not there.
 func TestProperty20_DirectoryRemovedAndMadeAgain(t *testing.T) {
 	n := newNode(t)
-	for range 2 {
+	for _, restart := range []func(){func() {}, n.Restart} {
 		check(t, os.RemoveAll(n.CNIConf))
+		restart()
 		becomesReady(t, n, false)
 		check(t, os.Mkdir(n.CNIConf, 0o755))
 		n.WriteNetwork()
 		becomesReady(t, n, true)
 	}
 	n.RunPod(n.PodConfig("web"))
-}
-
-func TestProperty20_DirectoryThatIsNotThereAtTheStart(t *testing.T) {
-	n := newNode(t, harness.NoNetwork())
-	n.Stop()
-	check(t, os.Remove(n.CNIConf))
-	n.Start()
-	becomesReady(t, n, false)
-	check(t, os.Mkdir(n.CNIConf, 0o755))
-	n.WriteNetwork()
-	becomesReady(t, n, true)
 }
 
 func TestProperty20_FileMovedInByRename(t *testing.T) {
