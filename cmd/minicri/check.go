@@ -16,7 +16,6 @@ import (
 	"github.com/minicri/minicri/internal/doctor"
 	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/machine"
-	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/redact"
 )
@@ -27,13 +26,11 @@ var errNotClean = errors.New("this node has problems, see above")
 // checkCommand is `minicri check`: what this node lacks, and what was left.
 func checkCommand(ctx context.Context, arguments []string, output io.Writer) error {
 	var fix, force, asJSON, pod bool
-	command := manual.Find("check")
-	help := command.FlagHelp
 	l, ids, err := look(arguments, func(set *flag.FlagSet) {
-		set.BoolVar(&fix, "fix", false, help("fix"))
-		set.BoolVar(&force, "force", false, help("force"))
-		set.BoolVar(&asJSON, "json", false, help("json"))
-		set.BoolVar(&pod, "pod", false, help("pod"))
+		set.BoolVar(&fix, "fix", false, "")
+		set.BoolVar(&force, "force", false, "")
+		set.BoolVar(&asJSON, "json", false, "")
+		set.BoolVar(&pod, "pod", false, "")
 	})
 	if err != nil {
 		return err

@@ -4,12 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
+	"os"
 	"reflect"
 	"slices"
 
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/containerd"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/redact"
 )
@@ -80,4 +83,31 @@ func showConfig(output io.Writer, l *config.Loaded, running map[string]any) erro
 		}
 	}
 	return nil
+}
+
+// fromContainerd is "minicri config from-containerd": the file of minicri is printed.
+func fromContainerd(file string, output io.Writer) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("read containerd's configuration: %w", err)
+	}
+	text, err := containerd.Convert(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	_, err = output.Write(text)
+	return err
+}
+
+// look reads the configuration for a command that looks at a node: what is wrong with
+// it is said, and keeps the command from nothing.
+func look(arguments []string, more ...func(*flag.FlagSet)) (l *config.Loaded, words []string, err error) {
+	if l, words, err = config.Read(arguments, os.Stderr, more...); err != nil {
+		return nil, nil, usageError{err}
+	}
+	for _, problem := range slices.Concat(l.Unknown, l.Broken) {
+		fmt.Fprintf(os.Stderr, "minicri: %s; this goes on without it\n", redact.Printable(problem.Error()))
+	}
+	_, _, err = newLogger(l.Config) // libraries log little
+	return l, words, err
 }

@@ -23,33 +23,50 @@ import (
 // statusLimit is how long the daemon may take for its status; it asks programs for it.
 const statusLimit = 30 * time.Second
 
-// hasEnded asks the daemon whether a pod has ended, or is gone.
-func hasEnded(ctx context.Context, socket, id string) bool {
-	connection, err := dialDaemon(socket)
+// askRuntime asks the daemon that serves.
+func askRuntime(socket string, ask func(runtimeapi.RuntimeServiceClient) error) error {
+	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
 	if err != nil {
-		return false
+		return err
 	}
 	defer connection.Close()
-	answer, err := runtimeapi.NewRuntimeServiceClient(connection).PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
+	return ask(runtimeapi.NewRuntimeServiceClient(connection))
+}
+
+// hasEnded asks the daemon whether a pod has ended, or is gone.
+func hasEnded(ctx context.Context, socket, id string) bool {
+	var answer *runtimeapi.PodSandboxStatusResponse
+	err := askRuntime(socket, func(runtime runtimeapi.RuntimeServiceClient) (err error) {
+		answer, err = runtime.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
+		return err
+	})
 	return status.Code(err) == codes.NotFound || err == nil && answer.GetStatus().GetState() != runtimeapi.PodSandboxState_SANDBOX_READY
 }
 
-// askDaemon returns what the daemon says of itself, nil if none serves, and what is
-// wrong with NRI plugins, nil if it does not say.
-func askDaemon(ctx context.Context, socket string) (_ *doctor.Daemon, plugins []error) {
+// verboseStatus is what the daemon says of itself, nil if none serves.
+func verboseStatus(ctx context.Context, socket string) (answer *runtimeapi.StatusResponse, err error) {
 	if !daemonServes(ctx, socket) {
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusLimit)
 	defer cancel()
-	connection, err := dialDaemon(socket)
-	if err != nil {
+	err = askRuntime(socket, func(runtime runtimeapi.RuntimeServiceClient) (err error) {
+		answer, err = runtime.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
+		return withoutCode(err)
+	})
+	return answer, err
+}
+
+// askDaemon returns what the daemon says of itself, nil if none serves, and what is
+// wrong with NRI plugins, nil if it does not say.
+func askDaemon(ctx context.Context, socket string) (_ *doctor.Daemon, plugins []error) {
+	answer, err := verboseStatus(ctx, socket)
+	switch {
+	case err != nil:
 		return &doctor.Daemon{Err: err}, nil
-	}
-	defer connection.Close()
-	answer, err := runtimeapi.NewRuntimeServiceClient(connection).Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
-	if err != nil {
-		return &doctor.Daemon{Err: withoutCode(err)}, nil
+	case answer == nil:
+		return nil, nil
 	}
 	said := &doctor.Daemon{}
 	for _, c := range answer.GetStatus().GetConditions() {
@@ -70,17 +87,9 @@ func askDaemon(ctx context.Context, socket string) (_ *doctor.Daemon, plugins []
 
 // runningConfig has the keys of the daemon that serves, nil if none does.
 func runningConfig(ctx context.Context, socket string) (map[string]any, error) {
-	if !daemonServes(ctx, socket) {
-		return nil, nil
-	}
-	connection, err := dialDaemon(socket)
-	if err != nil {
+	answer, err := verboseStatus(ctx, socket)
+	if err != nil || answer == nil {
 		return nil, err
-	}
-	defer connection.Close()
-	answer, err := runtimeapi.NewRuntimeServiceClient(connection).Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
-	if err != nil {
-		return nil, withoutCode(err)
 	}
 	return keysIn([]byte(answer.GetInfo()["config"]))
 }
@@ -106,11 +115,6 @@ func addKeys(keys map[string]any, prefix string, table map[string]any) {
 	}
 }
 
-func dialDaemon(socket string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
-}
-
 // withoutCode returns the message of a gRPC status, in the words of the daemon's log:
 // of its code it has what the message leaves out (package errtext).
 func withoutCode(err error) error {
@@ -133,7 +137,11 @@ func tryPod(ctx context.Context, c *config.Config) doctor.Finding {
 		return finding
 	}
 	began := time.Now()
-	address, err := runAndRemove(ctx, c)
+	var address string
+	err := askRuntime(c.Socket, func(runtime runtimeapi.RuntimeServiceClient) (err error) {
+		address, err = runAndRemove(ctx, c, runtime)
+		return err
+	})
 	if err != nil {
 		finding.Message = err.Error()
 		return finding
@@ -143,13 +151,7 @@ func tryPod(ctx context.Context, c *config.Config) doctor.Finding {
 }
 
 // runAndRemove returns the address of the pod.
-func runAndRemove(ctx context.Context, c *config.Config) (address string, err error) {
-	connection, err := dialDaemon(c.Socket)
-	if err != nil {
-		return "", err
-	}
-	defer connection.Close()
-	runtime := runtimeapi.NewRuntimeServiceClient(connection)
+func runAndRemove(ctx context.Context, c *config.Config, runtime runtimeapi.RuntimeServiceClient) (address string, err error) {
 	limited, cancel := context.WithTimeout(ctx, time.Duration(c.Limits.Run))
 	defer cancel()
 	answer, err := runtime.RunPodSandbox(limited, &runtimeapi.RunPodSandboxRequest{Config: checkPod()})

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/term"
 
 	"github.com/minicri/minicri/internal/inspect"
-	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/timeline"
 )
 
@@ -28,15 +27,13 @@ type podsFlags struct {
 // podsCommand is `minicri pods`: the node at a glance.
 func podsCommand(ctx context.Context, arguments []string, output io.Writer) error {
 	var f podsFlags
-	command := manual.Find("pods")
-	help := command.FlagHelp
 	c, words, err := look(arguments, func(set *flag.FlagSet) {
-		set.BoolVar(&f.watch, "watch", false, help("watch"))
-		set.BoolVar(&f.wide, "wide", false, help("wide"))
-		set.BoolVar(&f.asJSON, "json", false, help("json"))
-		set.StringVar(&f.output, "o", "table", help("o"))
-		set.StringVar(&f.namespace, "n", "", help("n"))
-		set.StringVar(&f.state, "phase", "", help("phase"))
+		set.BoolVar(&f.watch, "watch", false, "")
+		set.BoolVar(&f.wide, "wide", false, "")
+		set.BoolVar(&f.asJSON, "json", false, "")
+		set.StringVar(&f.output, "o", "table", "")
+		set.StringVar(&f.namespace, "n", "", "")
+		set.StringVar(&f.state, "phase", "", "")
 	})
 	if err != nil {
 		return err

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -31,14 +29,8 @@ func snapshotsOf(ctx context.Context, c *config.Config) doctor.Snapshots {
 type daemonSnapshots struct{ client inspect.Client }
 
 func (d daemonSnapshots) List(ctx context.Context, _ func(id string) bool) (keys []string, err error) {
-	answer, err := d.client.Read(ctx, "/snapshots/orphans")
-	if err != nil {
-		return nil, err
-	}
-	if err := json.Unmarshal(answer, &keys); err != nil {
-		return nil, fmt.Errorf("read the daemon's list of snapshots: %w", err)
-	}
-	return keys, nil
+	err = d.client.JSON(ctx, "/snapshots/orphans", &keys)
+	return keys, err
 }
 
 func (d daemonSnapshots) Remove(ctx context.Context, key string) error {

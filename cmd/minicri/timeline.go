@@ -15,7 +15,6 @@ import (
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/inspect"
-	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/internal/timeline"
@@ -31,12 +30,11 @@ type timelineFlags struct {
 // timelineCommand is `minicri timeline`: the lives of pods.
 func timelineCommand(ctx context.Context, arguments []string, output io.Writer) error {
 	var f timelineFlags
-	command := manual.Find("timeline")
 	c, words, err := look(arguments, func(set *flag.FlagSet) {
-		set.BoolVar(&f.failed, "failed", false, command.FlagHelp("failed"))
-		set.BoolVar(&f.asJSON, "json", false, command.FlagHelp("json"))
-		set.DurationVar(&f.since, "since", 0, command.FlagHelp("since"))
-		set.IntVar(&f.slowest, "slowest", 0, command.FlagHelp("slowest"))
+		set.BoolVar(&f.failed, "failed", false, "")
+		set.BoolVar(&f.asJSON, "json", false, "")
+		set.DurationVar(&f.since, "since", 0, "")
+		set.IntVar(&f.slowest, "slowest", 0, "")
 	})
 	if err != nil {
 		return err

@@ -78,27 +78,6 @@ func Commands() []Command {
 	}
 }
 
-// Find is the command with the given words. It panics for a command that the
-// list does not have: that is a mistake in the program.
-func Find(words string) Command {
-	for _, c := range Commands() {
-		if c.Words == words {
-			return c
-		}
-	}
-	panic("no command " + words)
-}
-
-// FlagHelp is the help of one of the command's flags.
-func (c Command) FlagHelp(name string) string {
-	for _, f := range c.Flags {
-		if f.Name == name {
-			return f.Help
-		}
-	}
-	panic("no flag " + name + " of " + c.Words)
-}
-
 // Line is the command as it is typed: "config check FILE".
 func (c Command) Line() string { return strings.TrimSpace(c.Words + " " + c.Argument) }
 
