@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/errdefs"
 )
 
 // Collect removes what no record, lease or container holds: blobs, unfinished
@@ -36,10 +35,7 @@ const compareRoom = 64 << 10
 // the start. It needs a little room on the disk: on a full one it waits for a
 // later collection, which must not fail for it.
 func (s *Store) collectUnknown(ctx context.Context) error {
-	free, err := s.freeBytes()
-	if err == nil && free < compareRoom {
-		err = fmt.Errorf("%d bytes are free on the filesystem of the images, it needs %d: %w", free, compareRoom, errdefs.ErrResourceExhausted)
-	}
+	err := s.checkFree(compareRoom, "")
 	if err == nil {
 		err = s.engine.compareDisk(ctx)
 	}

@@ -41,8 +41,8 @@ type fetcher struct {
 	meter *meter
 	// fetched counts the bytes that have come.
 	fetched *atomic.Int64
-	// free returns the bytes that are free where blobs are kept.
-	free func() (int64, error)
+	// checkFree refuses a blob that does not fit, before it is asked for.
+	checkFree func(needed int64, what string) error
 }
 
 // handle is the handler of images.Dispatch: it fetches one blob.
@@ -114,7 +114,7 @@ func (f fetcher) once(ctx context.Context, ref string, desc ocispec.Descriptor) 
 		return err
 	}
 	if status.Offset < desc.Size {
-		if err := f.checkFree(desc.Size - status.Offset); err != nil {
+		if err := f.checkFree(desc.Size-status.Offset, ""); err != nil {
 			return err
 		}
 		if err := f.copyFrom(ctx, w, desc, status.Offset); err != nil {
@@ -122,18 +122,6 @@ func (f fetcher) once(ctx context.Context, ref string, desc ocispec.Descriptor) 
 		}
 	}
 	return w.Commit(ctx, desc.Size, desc.Digest)
-}
-
-// checkFree refuses a blob that does not fit, before it is asked for.
-func (f fetcher) checkFree(needed int64) error {
-	free, err := f.free()
-	if err != nil {
-		return err
-	}
-	if needed > free {
-		return fmt.Errorf("%d bytes are needed, %d are free on the filesystem of the images: %w", needed, free, errdefs.ErrResourceExhausted)
-	}
-	return nil
 }
 
 // copyFrom adds the bytes from offset on. Of bytes past the end one is enough

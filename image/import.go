@@ -125,17 +125,11 @@ func (s *Store) present(ctx context.Context, desc ocispec.Descriptor) ([]ocispec
 // nameInArchive takes the full name where there is one; the annotation of the
 // OCI layout is often the tag alone, which names no image.
 func nameInArchive(target ocispec.Descriptor) string {
-	for _, key := range []string{images.AnnotationImageName, ocispec.AnnotationRefName} {
-		if name := target.Annotations[key]; name != "" && (key == images.AnnotationImageName || isFullName(name)) {
-			if ref, err := ParseReference(name); err == nil {
-				return ref.String()
-			}
-		}
+	if ref, err := ParseReference(target.Annotations[images.AnnotationImageName]); err == nil {
+		return ref.String()
+	}
+	if ref, full := splitRecord(target.Annotations[ocispec.AnnotationRefName]); full {
+		return ref.String()
 	}
 	return ""
-}
-
-func isFullName(name string) bool {
-	_, full := splitRecord(name)
-	return full
 }

@@ -130,7 +130,7 @@ func (p *pulling) fetchAndUnpack(ctx context.Context, resolver remotes.Resolver,
 	meter := newMeter(p.store.config.waitWindow)
 	f := fetcher{
 		content: p.store.engine.content, remote: remote, report: p.report, pull: rand.Text(),
-		meter: meter, fetched: &p.fetched, free: p.store.freeBytes,
+		meter: meter, fetched: &p.fetched, checkFree: p.store.checkFree,
 	}
 	way := route{platform: p.platform, narrow: p.narrow, get: f.handle, locks: p.store.locks.forPull(meter), report: p.report}
 	return p.store.unpackTree(ctx, target, way)

@@ -29,14 +29,7 @@ func (s *Store) checkRoom(ctx context.Context, layers []ocispec.Descriptor, diff
 	for _, size := range missing {
 		needed += min(size, math.MaxInt64-needed)
 	}
-	free, err := s.freeBytes()
-	if err != nil {
-		return err
-	}
-	if needed > free {
-		return fmt.Errorf("%d bytes are needed for its layers, %d are free on the filesystem of the images: %w", needed, free, errdefs.ErrResourceExhausted)
-	}
-	return nil
+	return s.checkFree(needed, " for its layers")
 }
 
 // missing returns the sizes of the blobs that have to be fetched: those of layers
@@ -60,10 +53,13 @@ func (s *Store) missing(ctx context.Context, layers []ocispec.Descriptor, diffID
 	return missing, nil
 }
 
-// freeBytes is what may still be written where blobs are kept.
-func (s *Store) freeBytes() (int64, error) {
+// checkFree refuses what does not fit where blobs are kept.
+func (s *Store) checkFree(needed int64, what string) error {
 	disk, err := s.room.look()
-	return disk.bytes, err
+	if err == nil && needed > disk.bytes {
+		err = fmt.Errorf("%d bytes are needed%s, %d are free on the filesystem of the images: %w", needed, what, disk.bytes, errdefs.ErrResourceExhausted)
+	}
+	return err
 }
 
 // room is what layers may still take of the store's file system, for all that are

@@ -4,9 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -129,9 +127,7 @@ func (d *serving) followFile(ctx context.Context, changed chan<- struct{}) {
 func stamp(arguments []string) string {
 	var b strings.Builder
 	file := config.File(arguments)
-	dropIns, _ := filepath.Glob(filepath.Join(file+".d", "*.toml")) // the pattern is fine
-	slices.Sort(dropIns)
-	for _, path := range append([]string{file}, dropIns...) {
+	for _, path := range append([]string{file}, config.DropIns(file)...) {
 		if info, err := os.Stat(path); err == nil {
 			fmt.Fprintln(&b, path, info.Size(), info.ModTime().UnixNano())
 		}

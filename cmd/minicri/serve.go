@@ -23,6 +23,7 @@ import (
 	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/socket"
+	"github.com/minicri/minicri/internal/trace/otlp"
 	"github.com/minicri/minicri/server"
 	"github.com/minicri/minicri/stream"
 )
@@ -114,14 +115,14 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 	if err != nil {
 		return err
 	}
-	defer traces.close(logger)
+	defer closeTraces(traces, logger)
 	node.runtime.Sandboxes.AwaitProof(firstProof)
 	listener, err := listen(c.Socket)
 	if err != nil {
 		return err
 	}
 	served := make(chan error, 1)
-	grpcServer := server.New(node.runtime, node.images, traces.calls(), logger)
+	grpcServer := server.New(node.runtime, node.images, traces.Calls(), logger)
 	go func() { served <- grpcServer.Serve(listener) }()
 	notify(logger, daemon.SdNotifyReady)
 	go watchdog(background, seen, logger) // not waited for: a lock may never be had
@@ -211,6 +212,28 @@ func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Durat
 	}
 	grpcServer.Stop()
 	<-finished
+}
+
+// openTraces sends spans to a collector; without one it returns nil.
+func openTraces(ctx context.Context, c *config.Config) (*otlp.Exporter, error) {
+	t := c.Tracing
+	if t.Endpoint == "" {
+		return nil, nil
+	}
+	return otlp.Open(ctx, otlp.Options{
+		Endpoint: t.Endpoint, HTTP: t.Protocol == "http", Insecure: t.Insecure, PerMillion: t.PerMillion, Version: version,
+	})
+}
+
+// lastSpans is how long the last spans may take, when the daemon ends.
+const lastSpans = time.Second
+
+func closeTraces(traces *otlp.Exporter, logger *slog.Logger) {
+	ctx, cancel := context.WithTimeout(context.Background(), lastSpans)
+	defer cancel()
+	if err := traces.Close(ctx); err != nil {
+		logger.Warn("some traces are lost", "err", err)
+	}
 }
 
 // listen makes the socket, for root alone from its first moment on. A socket

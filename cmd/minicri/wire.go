@@ -66,7 +66,7 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*parts, e
 		Sandboxes: runtime.Sandboxes, Containers: runtime.Containers, Networks: runtime.Networks, Streams: streams.Open, Dropped: runtime.Events.Dropped,
 		Images: images, Root: c.Root, Cadvisor: runtime.MeasureForMetrics,
 	})
-	n := &parts{shim: k.shim, supervisors: k.supervisors, runtime: runtime, images: images, streams: streams, metrics: measured, lives: k.lives, defaults: k.defaults, inForce: k.inForce}
+	n := &parts{kernel: k, runtime: runtime, images: images, streams: streams, metrics: measured}
 	if err := runtime.Plugins.Open(runtime.Sandboxes, runtime.Containers); err != nil {
 		return nil, errors.Join(err, n.close())
 	}
@@ -75,17 +75,11 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*parts, e
 
 // parts are what the daemon consists of.
 type parts struct {
-	shim        *client.Program
-	supervisors *client.Set
-	runtime     *server.Runtime
-	images      *image.Store
-	streams     *stream.Server
-	metrics     *metrics.Metrics
-	lives       *step.Lives
-	// defaults are those of all runtime handlers, which a reload does not change.
-	defaults oci.Defaults
-	// inForce is the configuration with what was reloaded.
-	inForce *atomic.Pointer[config.Config]
+	kernel
+	runtime *server.Runtime
+	images  *image.Store
+	streams *stream.Server
+	metrics *metrics.Metrics
 }
 
 // inspect is what people may ask of the daemon.
@@ -132,6 +126,7 @@ func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
 type kernel struct {
 	machine  machine.Machine
 	handlers *handler.Set
+	// defaults are those of all runtime handlers, which a reload does not change.
 	defaults oci.Defaults
 	// handlerDefaults are those of runtime handlers, by name.
 	handlerDefaults map[string]oci.Defaults

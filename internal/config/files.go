@@ -73,13 +73,18 @@ func (l *Loaded) readAll(file string) {
 	if err := l.readFile(file); err != nil && (named || !errors.Is(err, fs.ErrNotExist)) {
 		l.Broken = append(l.Broken, err)
 	}
-	dropIns, _ := filepath.Glob(filepath.Join(file+".d", "*.toml")) // the pattern is fine
-	slices.Sort(dropIns)
-	for _, dropIn := range dropIns {
+	for _, dropIn := range DropIns(file) {
 		if err := l.readFile(dropIn); err != nil {
 			l.Broken = append(l.Broken, err)
 		}
 	}
+}
+
+// DropIns are the drop-ins of a file, by name.
+func DropIns(file string) []string {
+	paths, _ := filepath.Glob(filepath.Join(file+".d", "*.toml")) // the pattern is fine
+	slices.Sort(paths)
+	return paths
 }
 
 // readFile reads one file over what is there already. A value of a wrong kind is an
