@@ -155,10 +155,7 @@ func TestForbiddenIsToldApart(t *testing.T) {
 		refuse(w, http.StatusForbidden, "not from your country")
 		return true
 	})
-	_, err := s.Pull(t.Context(), reference, Auth{}, nil)
-	if !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), "not from your country") {
-		t.Errorf("error: %v", err)
-	}
+	checkRefused(t, s, reference, Auth{}, errdefs.IsPermissionDenied, "not from your country")
 }
 
 func TestHostsFileIsReadAtEachPull(t *testing.T) {
@@ -196,9 +193,8 @@ func TestMirrorsGetTheirOwnCredentials(t *testing.T) {
 	writeHosts(t, certs, "registry.example", `[host."http://`+registry.host()+`"]`)
 	text := `{"auths": {"` + registry.host() + `": {"username": "user", "password": "pass"}}}`
 	must(t, os.WriteFile(path, []byte(text), 0o600))
-	if _, err := s.Pull(t.Context(), "registry.example/team/app:1", Auth{Username: "pod", Password: "secret"}, nil); err != nil {
-		t.Error(err)
-	}
+	_, err := s.Pull(t.Context(), "registry.example/team/app:1", Auth{Username: "pod", Password: "secret"}, nil)
+	report(t, err)
 	shown := registry.seen(func(r seenRequest) bool { return r.authorization == "Basic "+encoded("pod:secret") })
 	if len(shown) != 0 {
 		t.Errorf("the mirror was shown the pod's credentials: %v", shown)

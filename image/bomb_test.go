@@ -52,18 +52,13 @@ func TestWhatALayerUnpacksToIsBounded(t *testing.T) {
 			s, registry := openStoreAt(t, root), newTestRegistry(t)
 			reference := registry.push(t, "bomb:1", imageOf(t, v1.Config{}, test.layer))
 			least := leastFree(t, root)
-			_, err := s.Pull(t.Context(), reference, Auth{}, nil)
-			if !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), test.word) {
-				t.Errorf("error: %v", err)
-			}
+			checkRefused(t, s, reference, Auth{}, errdefs.IsResourceExhausted, test.word)
 			bytes, inodes := least()
 			t.Logf("at least %d bytes and %d inodes were free", bytes, inodes)
 			if bytes < 2<<20 || inodes < 700 {
 				t.Errorf("the disk was filled: %d bytes, %d inodes", bytes, inodes)
 			}
-			if l := collected(t, s); l != (leftovers{}) {
-				t.Errorf("left: %+v", l)
-			}
+			checkLeft(t, s, leftovers{})
 		})
 	}
 }

@@ -26,15 +26,13 @@ func TestContainerKeepsItsFilesWhenItsImageGoes(t *testing.T) {
 	if l := collected(t, s); l.snapshots != 3 || l.blobs != 0 {
 		t.Errorf("left: %+v, want two layers and the container's", l)
 	}
-	if data, err := os.ReadFile(filepath.Join(root, "b")); string(data) != "2" {
-		t.Errorf("b holds %q: %v", data, err)
-	}
+	checkFile(t, filepath.Join(root, "b"), "2")
 	pull(t, s, registry.host()+"/used:1") // again, while the container has it
 }
 
 func TestSnapshotOfAContainer(t *testing.T) {
 	root, registry := t.TempDir(), newTestRegistry(t)
-	reference := registry.push(t, "snap:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1"))))
+	reference := registry.push(t, "snap:1", smallImage(t))
 	s, err := Open(t.Context(), Config{Root: root})
 	must(t, err)
 	image := pull(t, s, reference)
@@ -85,26 +83,20 @@ func checkUsage(t *testing.T, s *Store, target string) {
 
 func TestReadOnlySnapshot(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
-	image := pull(t, s, registry.push(t, "volume:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))))
-	must(t, s.Prepare(t.Context(), "volume", image.ID, PrepareOptions{ReadOnly: true}))
-	target := filepath.Join(t.TempDir(), "volume")
-	must(t, s.Mount(t.Context(), "volume", target, ""))
+	image := pull(t, s, registry.push(t, "volume:1", smallImage(t)))
+	target := mountAs(t, s, "volume", image, PrepareOptions{ReadOnly: true})
 	defer s.Unmount(target)
 	if err := os.WriteFile(filepath.Join(target, "a"), nil, 0o644); err == nil {
 		t.Error("a volume that is an image was written to")
 	}
-	if data, err := os.ReadFile(filepath.Join(target, "a")); string(data) != "1" {
-		t.Errorf("a holds %q: %v", data, err)
-	}
+	checkFile(t, filepath.Join(target, "a"), "1")
 }
 
 func TestSnapshotForAUserNamespace(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
-	image := pull(t, s, registry.push(t, "userns:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))))
+	image := pull(t, s, registry.push(t, "userns:1", smallImage(t)))
 	shift := []IDMap{{HostID: 100000, Size: 65536}}
-	must(t, s.Prepare(t.Context(), "shifted", image.ID, PrepareOptions{UIDs: shift, GIDs: shift}))
-	target := filepath.Join(t.TempDir(), "rootfs")
-	must(t, s.Mount(t.Context(), "shifted", target, ""))
+	target := mountAs(t, s, "shifted", image, PrepareOptions{UIDs: shift, GIDs: shift})
 	defer s.Unmount(target)
 	info, err := os.Stat(filepath.Join(target, "a"))
 	must(t, err)
@@ -152,11 +144,9 @@ func TestCloseEndsWhatWasUnmounted(t *testing.T) {
 	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
 	s, err := Open(t.Context(), Config{Root: disk})
 	must(t, err)
-	image := pull(t, s, registry.push(t, "gone:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")))))
+	image := pull(t, s, registry.push(t, "gone:1", smallImage(t)))
 	for _, key := range []string{"c1", "c2", "c3", "c4"} {
-		must(t, s.Prepare(t.Context(), key, image.ID, PrepareOptions{}))
-		target := filepath.Join(t.TempDir(), "rootfs")
-		must(t, s.Mount(t.Context(), key, target, ""))
+		target := mountAs(t, s, key, image, PrepareOptions{})
 		report(t, os.WriteFile(filepath.Join(target, "written"), make([]byte, 1<<20), 0o644))
 		report(t, s.Unmount(target))
 		mounts, err := os.ReadFile("/proc/self/mountinfo")

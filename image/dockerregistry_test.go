@@ -56,9 +56,7 @@ func TestDockerRegistry(t *testing.T) {
 	if err != nil || image.ID != idOf(t, img) {
 		t.Fatalf("id %s: %v", image.ID, err)
 	}
-	if data, err := os.ReadFile(filepath.Join(mountImage(t, s, image), "a")); string(data) != "1" {
-		t.Errorf("a holds %q: %v", data, err)
-	}
+	checkFile(t, filepath.Join(mountImage(t, s, image), "a"), "1")
 }
 
 // keyFiles are a certificate, of authority, server and client alike.

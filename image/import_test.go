@@ -90,9 +90,7 @@ func TestImport(t *testing.T) {
 			if err != nil || strings.Join(image.RepoTags, " ") != test.tags {
 				t.Fatalf("tags %v: %v", image.RepoTags, err)
 			}
-			if data, err := os.ReadFile(filepath.Join(mountImage(t, s, image), "b")); string(data) != "2" {
-				t.Errorf("b holds %q: %v", data, err)
-			}
+			checkFile(t, filepath.Join(mountImage(t, s, image), "b"), "2")
 			remove(t, s, image.ID)
 			if all := s.List(); len(all) != 0 {
 				t.Errorf("removed, and still there: %v", all)
@@ -114,9 +112,7 @@ func TestImportOfABrokenArchiveLeavesNothing(t *testing.T) {
 			t.Errorf("%s: %v", title, err)
 		}
 	}
-	if l := collected(t, s); l != (leftovers{}) {
-		t.Errorf("left: %+v", l)
-	}
+	checkLeft(t, s, leftovers{})
 }
 
 // flipped changes a byte in the middle, which is in the layer.

@@ -83,9 +83,7 @@ func TestKilledPulls(t *testing.T) {
 	s := openStoreAt(t, root)
 	image := pull(t, s, reference)
 	checkContent(t, mountImage(t, s, image))
-	if l := collected(t, s); l != (leftovers{blobs: 2, snapshots: 4, records: 1}) { // three layers and the mounted one
-		t.Errorf("left: %+v", l)
-	}
+	checkLeft(t, s, leftovers{blobs: 2, snapshots: 4, records: 1}) // three layers and the mounted one
 }
 
 // TestCollectRemovesWhatTheDatabaseDoesNotKnow leaves on the disk what a daemon
@@ -109,9 +107,7 @@ func TestCollectRemovesWhatTheDatabaseDoesNotKnow(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t, os.Mkdir(filepath.Join(dir, "content", "ingest", "hardly-begun"), 0o755))
-	if l := collected(t, openStoreAt(t, root)); l != (leftovers{}) {
-		t.Errorf("left: %+v", l)
-	}
+	checkLeft(t, openStoreAt(t, root), leftovers{})
 }
 
 // TestPullAfterAKillBetweenASnapshotAndItsRecord leaves the directory that a
@@ -132,9 +128,7 @@ func TestPullAfterAKillBetweenASnapshotAndItsRecord(t *testing.T) {
 			mkdir(t, filepath.Join(half, "work"))
 			pullAndPrepare(t, root, reference, "after")
 			s := openStoreAt(t, root)
-			if data, err := os.ReadFile(filepath.Join(mountImage(t, s, pull(t, s, reference)), "a")); string(data) != "1" {
-				t.Errorf("a holds %q: %v", data, err)
-			}
+			checkFile(t, filepath.Join(mountImage(t, s, pull(t, s, reference)), "a"), "1")
 			if l := collected(t, s); l.snapshots != 1+before+2 { // the layer, a container of each store, the mounted one
 				t.Errorf("left: %+v", l)
 			}
@@ -194,9 +188,7 @@ func checkAfterKill(t *testing.T, root, reference string) {
 	must(t, err)
 	defer s.Close()
 	for _, image := range s.List() {
-		target := filepath.Join(t.TempDir(), "r")
-		must(t, s.Prepare(t.Context(), "check", image.ID, PrepareOptions{}))
-		must(t, s.Mount(t.Context(), "check", target, ""))
+		target := mountAs(t, s, "check", image, PrepareOptions{})
 		checkContent(t, target)
 		must(t, s.Unmount(target))
 		must(t, s.RemoveSnapshot(t.Context(), "check"))

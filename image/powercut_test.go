@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 
@@ -56,9 +55,7 @@ func TestFullDiskIsReportedAndRecoveredFrom(t *testing.T) {
 			if filled {
 				run(t, "rm", other)
 			}
-			if l := collected(t, s); l != (leftovers{}) {
-				t.Errorf("left: %+v", l)
-			}
+			checkLeft(t, s, leftovers{})
 			pull(t, s, small)
 		})
 	}
@@ -78,10 +75,7 @@ func TestLayersThatDoNotFitTogether(t *testing.T) {
 	if l := collected(t, s); l.blobs != 2 {
 		t.Fatalf("left: %+v, want a manifest and a configuration", l)
 	}
-	_, err := s.Pull(t.Context(), all, Auth{}, nil)
-	if !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "bytes are needed for its layers") {
-		t.Errorf("error: %v", err)
-	}
+	checkRefused(t, s, all, Auth{}, errdefs.IsResourceExhausted, "bytes are needed for its layers")
 	for _, layer := range []v1.Layer{b, c} {
 		if gets := registry.blobGets(digestOf(t, layer)); len(gets) > 0 {
 			t.Errorf("a layer was fetched: %v", gets)
@@ -153,9 +147,7 @@ func isWhole(t *testing.T, root, reference string) bool {
 	if err != nil {
 		return false
 	}
-	must(t, s.Prepare(t.Context(), "check", image.ID, PrepareOptions{}))
-	target := filepath.Join(t.TempDir(), "r")
-	must(t, s.Mount(t.Context(), "check", target, ""))
+	target := mountAs(t, s, "check", image, PrepareOptions{})
 	defer s.Unmount(target)
 	a, _ := os.ReadFile(filepath.Join(target, "a"))
 	b, _ := os.ReadFile(filepath.Join(target, "b"))

@@ -2,6 +2,7 @@ package image
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -166,3 +167,13 @@ func writeHosts(t testing.TB, dir, host, text string) {
 	must(t, os.MkdirAll(at, 0o755))
 	must(t, os.WriteFile(filepath.Join(at, "hosts.toml"), []byte(text), 0o644))
 }
+
+// checkRefused pulls what cannot be pulled.
+func checkRefused(t testing.TB, s *Store, reference string, auth Auth, is func(error) bool, words string) {
+	t.Helper()
+	if _, err := s.Pull(t.Context(), reference, auth, nil); err == nil || !is(err) || !strings.Contains(err.Error(), words) {
+		t.Errorf("pull %s: %v, want %q", reference, err, words)
+	}
+}
+
+func isUnavailable(err error) bool { return errors.Is(err, ErrRegistryUnavailable) }

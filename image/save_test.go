@@ -12,8 +12,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,9 +39,7 @@ func TestSavedImageIsImported(t *testing.T) {
 	if a, b := inodeOf(t, filepath.Join(root, "first")), inodeOf(t, filepath.Join(root, "second")); a != b {
 		t.Errorf("first and second are not one file: %d, %d", a, b)
 	}
-	if data, err := os.ReadFile(filepath.Join(root, "etc/kept")); string(data) != "changed" {
-		t.Errorf("etc/kept: %q, %v", data, err)
-	}
+	checkFile(t, filepath.Join(root, "etc/kept"), "changed")
 	for _, gone := range []string{"etc/gone", "opaque/old"} {
 		if _, err := os.Lstat(filepath.Join(root, gone)); !os.IsNotExist(err) {
 			t.Errorf("%s: %v", gone, err)
@@ -136,11 +132,7 @@ func TestTagGivesOneMoreName(t *testing.T) {
 // An image of another platform is for those who emulate it, or save it.
 func TestPullForAPlatform(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
-	foreign := imageFor(t, v1.Platform{OS: "linux", Architecture: "s390x"}, v1.Config{}, layerOf(t, file("a", "foreign")))
-	own := imageOf(t, v1.Config{}, layerOf(t, file("a", "own")))
-	index := mutate.AppendManifests(empty.Index,
-		mutate.IndexAddendum{Add: foreign, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "s390x"}}},
-		mutate.IndexAddendum{Add: own, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: nodePlatformArch()}}})
+	index, own, foreign := twoPlatforms(t)
 	reference, other := registry.push(t, "multi:1", index), registry.push(t, "multi:2", index)
 	pull(t, s, other)
 	got, err := s.PullFor(t.Context(), reference, "linux/s390x", Auth{}, nil)

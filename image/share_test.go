@@ -41,9 +41,8 @@ func TestTwentyPullsFetchEachLayerOnce(t *testing.T) {
 	var work sync.WaitGroup
 	for i := range 20 {
 		work.Go(func() {
-			if _, err := s.Pull(t.Context(), references[i%5], Auth{}, nil); err != nil {
-				t.Error(err)
-			}
+			_, err := s.Pull(t.Context(), references[i%5], Auth{}, nil)
+			report(t, err)
 		})
 	}
 	work.Wait()
@@ -84,9 +83,8 @@ func TestOneCancelledPullDoesNotEndOthers(t *testing.T) {
 	<-reached
 	for i := range 6 {
 		others.Go(func() {
-			if _, err := s.Pull(t.Context(), references[i%3], Auth{}, nil); err != nil {
-				t.Error(err)
-			}
+			_, err := s.Pull(t.Context(), references[i%3], Auth{}, nil)
+			report(t, err)
 		})
 	}
 	for waiting(s) != 7 {
@@ -120,9 +118,8 @@ func TestPullsWithOtherCredentialsAreNotJoined(t *testing.T) {
 	})
 	var work sync.WaitGroup
 	work.Go(func() {
-		if _, err := s.Pull(t.Context(), reference, Auth{Username: "user", Password: "pass"}, nil); err != nil {
-			t.Error(err)
-		}
+		_, err := s.Pull(t.Context(), reference, Auth{Username: "user", Password: "pass"}, nil)
+		report(t, err)
 	})
 	work.Go(func() {
 		if _, err := s.Pull(t.Context(), reference, Auth{Username: "user", Password: "guess"}, nil); err == nil {

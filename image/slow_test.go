@@ -1,7 +1,6 @@
 package image
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -69,10 +68,7 @@ func TestTrickleEndsThePull(t *testing.T) {
 	img, layer := bigImage(t)
 	reference := registry.push(t, "trickle:1", img)
 	registry.breakWith(onBlob(layer, trickle(20*time.Millisecond)))
-	_, err := s.Pull(t.Context(), reference, Auth{}, nil)
-	if !errors.Is(err, ErrRegistryUnavailable) || !strings.Contains(err.Error(), "less than the minimum of 1024 bytes per second") {
-		t.Errorf("error: %v", err)
-	}
+	checkRefused(t, s, reference, Auth{}, isUnavailable, "less than the minimum of 1024 bytes per second")
 }
 
 // endless answers with bytes that do not end before the client goes.

@@ -53,14 +53,36 @@ func pull(t testing.TB, s *Store, reference string) Image {
 func mountImage(t testing.TB, s *Store, image Image) string {
 	t.Helper()
 	key := filepath.Base(t.TempDir()) + image.ID
-	must(t, s.Prepare(t.Context(), key, image.ID, PrepareOptions{}))
-	target := filepath.Join(t.TempDir(), "rootfs")
-	must(t, s.Mount(t.Context(), key, target, ""))
+	target := mountAs(t, s, key, image, PrepareOptions{})
 	t.Cleanup(func() {
 		report(t, s.Unmount(target))
 		report(t, s.RemoveSnapshot(context.Background(), key))
 	})
 	return target
+}
+
+// mountAs is mountImage under a name of the test's, which is left to it.
+func mountAs(t testing.TB, s *Store, key string, image Image, options PrepareOptions) (target string) {
+	t.Helper()
+	must(t, s.Prepare(t.Context(), key, image.ID, options))
+	target = filepath.Join(t.TempDir(), "rootfs")
+	must(t, s.Mount(t.Context(), key, target, ""))
+	return target
+}
+
+func checkFile(t testing.TB, path, want string) {
+	t.Helper()
+	if data, err := os.ReadFile(path); err != nil || string(data) != want {
+		t.Errorf("%q holds %q, want %q: %v", path, data, want, err)
+	}
+}
+
+// checkLeft runs a collection and compares what is left.
+func checkLeft(t testing.TB, s *Store, want leftovers) {
+	t.Helper()
+	if l := collected(t, s); l != want {
+		t.Errorf("left: %+v, want %+v", l, want)
+	}
 }
 
 // leftovers is what is on the disk of a store: blobs, ingests and snapshot
@@ -127,9 +149,7 @@ func TestSecondOpenOfAStoreFailsWithAReason(t *testing.T) {
 }
 
 func TestCollectionOfANewStore(t *testing.T) {
-	if l := collected(t, openStore(t)); l != (leftovers{}) {
-		t.Errorf("left: %+v", l)
-	}
+	checkLeft(t, openStore(t), leftovers{})
 }
 
 func TestStoreWritesNothingOutsideItsDirectory(t *testing.T) {

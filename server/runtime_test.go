@@ -9,6 +9,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+// cri: Version VersionRequest.version VersionResponse.runtime_api_version VersionResponse.runtime_name
+// cri: VersionResponse.runtime_version VersionResponse.version
 func TestVersion(t *testing.T) {
 	client := dial(t, restored(t))
 	version, err := client.Version(t.Context(), &runtimeapi.VersionRequest{Version: "0.1.0"})
@@ -64,6 +66,8 @@ func TestRuntimeConfig(t *testing.T) {
 	}
 }
 
+// cri: NetworkConfig.pod_cidr RuntimeConfig.network_config UpdateRuntimeConfig
+// cri: UpdateRuntimeConfigRequest.runtime_config
 func TestUpdateRuntimeConfig(t *testing.T) {
 	runtime := restored(t)
 	client := dial(t, runtime)

@@ -13,17 +13,6 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// cri: Version VersionRequest.version VersionResponse.runtime_api_version VersionResponse.runtime_name
-// cri: VersionResponse.runtime_version VersionResponse.version
-func TestVersion(t *testing.T) {
-	n := newNode(t)
-	answer, err := n.Runtime.Version(limited(t), &runtimeapi.VersionRequest{Version: "0.1.0"})
-	check(t, err)
-	if answer.Version != "0.1.0" || answer.RuntimeName != "minicri" || answer.RuntimeApiVersion != "v1" || answer.RuntimeVersion == "" {
-		t.Errorf("got %v", answer)
-	}
-}
-
 // cri: RuntimeCondition.status RuntimeCondition.type RuntimeStatus.conditions StatusResponse.info
 // cri: StatusResponse.status
 func TestStatusHasBothConditions(t *testing.T) {
@@ -86,14 +75,6 @@ func TestRuntimeConfigTellsTheCgroupDriver(t *testing.T) {
 	if strings.ToLower(answer.Linux.GetCgroupDriver().String()) != harness.CgroupDriver() {
 		t.Errorf("got %v", answer)
 	}
-}
-
-// cri: NetworkConfig.pod_cidr RuntimeConfig.network_config UpdateRuntimeConfig
-// cri: UpdateRuntimeConfigRequest.runtime_config
-func TestUpdateRuntimeConfigRefusesWhatIsNoCIDR(t *testing.T) {
-	n := newNode(t)
-	_, err := n.Runtime.UpdateRuntimeConfig(limited(t), podCIDR("10.1.0.0"))
-	wantCode(t, err, codes.InvalidArgument)
 }
 
 func podCIDR(cidr string) *runtimeapi.UpdateRuntimeConfigRequest {
