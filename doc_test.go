@@ -46,9 +46,7 @@ var all = sync.OnceValues(func() ([]pkg, error) { return list("./...") })
 func everyPackage(t *testing.T) []pkg {
 	t.Helper()
 	packages, err := all()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return packages
 }
 
@@ -95,18 +93,14 @@ func TestEveryPackageHasOneComment(t *testing.T) {
 func packageComments(t *testing.T, directory string) (comments []string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(directory, "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	sources := slices.DeleteFunc(slices.Clone(files), func(file string) bool { return strings.HasSuffix(file, "_test.go") })
 	if len(sources) == 0 {
 		sources = files
 	}
 	for _, file := range sources {
 		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments|parser.PackageClauseOnly)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if parsed.Doc != nil && !ast.IsGenerated(parsed) {
 			comments = append(comments, parsed.Doc.Text())
 		}
@@ -120,9 +114,7 @@ func TestEveryExportHasAComment(t *testing.T) {
 		for _, file := range p.GoFiles {
 			files := token.NewFileSet()
 			parsed, err := parser.ParseFile(files, filepath.Join(p.Dir, file), nil, parser.ParseComments)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if ast.IsGenerated(parsed) || parsed.Name.Name == "main" {
 				continue
 			}
@@ -351,9 +343,7 @@ func TestWhatProgramsAreMadeOf(t *testing.T) {
 	for _, rule := range programs {
 		t.Setenv("CGO_ENABLED", map[bool]string{true: "0", false: "1"}[rule.program == "./cmd/minicri"])
 		packages, err := list("-deps", rule.program)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, p := range packages {
 			for _, pattern := range rule.without {
 				if matches(pattern, p.ImportPath) {
@@ -394,12 +384,18 @@ func TestNoInitFunctions(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for file := range inits {
 		if !used[file] {
 			t.Errorf("%s may have an init function, but has none: remove the exception", file)
 		}
+	}
+}
+
+// must ends the test for an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -93,9 +93,7 @@ func TestCommandsOfNodesAreRun(t *testing.T) {
 func commandsOf(t *testing.T, page string) (commands []string) {
 	t.Helper()
 	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	inline := regexp.MustCompile("`((?:make (?:un)?install|systemctl|minicri|kubeadm|crictl|ip|bin/cluster) [^`]+)`")
 	text = regexp.MustCompile("(?s)```.*?```").ReplaceAll(text, nil) // which are of TestReadyNode
 	for line := range strings.Lines(string(text)) {
@@ -117,9 +115,7 @@ func commandsOf(t *testing.T, page string) (commands []string) {
 // other.
 func TestArchitectureIsCurrent(t *testing.T) {
 	text, err := os.ReadFile("ARCHITECTURE.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, rest, _ := strings.Cut(string(text), "## Packages")
 	block := strings.Split(rest, "```")[1]
 	listed := map[string]bool{}
@@ -157,9 +153,7 @@ func directModules(t *testing.T) map[string]bool {
 	command := exec.Command("go", "list", "-deps", "-tags", "seccomp,nri_no_wasm", "-f", "{{if .Module}}{{if not .Module.Main}}{{.ImportPath}} {{.Module.Path}}{{end}}{{end}}", "./cmd/...")
 	command.Stderr = os.Stderr
 	out, err := command.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	moduleOf := map[string]string{}
 	for line := range strings.Lines(string(out)) {
 		if fields := strings.Fields(line); len(fields) == 2 {
@@ -200,9 +194,7 @@ func testNames(t *testing.T) map[string]bool {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return names
 }
 
@@ -210,9 +202,7 @@ func testNames(t *testing.T) map[string]bool {
 func tableRows(t *testing.T, page string) (rows [][]string) {
 	t.Helper()
 	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lines := strings.Split(string(text), "\n")
 	for i, line := range lines {
 		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| ---") || i+1 < len(lines) && strings.HasPrefix(lines[i+1], "| ---") {

@@ -15,13 +15,9 @@ import (
 // Who adds a key has its line in docs/configuration.md, too.
 func TestConfigurationIsCurrent(t *testing.T) {
 	want, err := exec.Command("go", "run", "./hack/manual", "configuration").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got, err := os.ReadFile("docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if string(got) != string(want) {
 		t.Error("docs/configuration.md is not what internal/config says: run make generate")
 	}
@@ -30,13 +26,9 @@ func TestConfigurationIsCurrent(t *testing.T) {
 // Who adds a metric has its line in docs/metrics.md, too.
 func TestMetricsPageIsCurrent(t *testing.T) {
 	want, err := exec.Command("go", "run", "./hack/manual", "metrics").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got, err := os.ReadFile("docs/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if string(got) != string(want) {
 		t.Error("docs/metrics.md is not what internal/metrics says: run make generate")
 	}
@@ -52,9 +44,7 @@ func TestNoticeIsCurrent(t *testing.T) {
 	slices.Sort(want)
 	want = slices.Compact(want)
 	notice, err := os.ReadFile("NOTICE")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	list, _, _ := strings.Cut(string(notice), "\n====")
 	var got []string
 	for _, line := range regexp.MustCompile(`(?m)^(\S+ v\S+): `).FindAllStringSubmatch(list, -1) {

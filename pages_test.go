@@ -26,19 +26,13 @@ type page struct {
 func everyPage(t *testing.T) (pages []page) {
 	t.Helper()
 	files, err := filepath.Glob("docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	top, err := filepath.Glob("*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	block := regexp.MustCompile("(?s)```.*?```")
 	for _, file := range append(top, files...) {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		p := page{file: file, text: string(text)}
 		for _, found := range regexp.MustCompile("`([^`\n]+)`").FindAllStringSubmatch(block.ReplaceAllString(p.text, ""), -1) {
 			p.spans = append(p.spans, found[1])
@@ -183,9 +177,7 @@ func headings(text string) (names []string) {
 func makeTargets(t *testing.T) map[string]bool {
 	t.Helper()
 	text, err := os.ReadFile("Makefile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	targets := map[string]bool{}
 	for _, found := range regexp.MustCompile(`(?m)^([\w ./-]+):(?:[^=]|$)`).FindAllStringSubmatch(string(text), -1) {
 		for _, target := range strings.Fields(found[1]) {
@@ -207,9 +199,7 @@ func TestAlertsAndDashboardNameMetrics(t *testing.T) {
 	families := metricNames()
 	for _, file := range []string{"hack/alerts.yml", "hack/grafana.json"} {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		found := regexp.MustCompile(`minicri_[a-z_]+`).FindAllString(string(text), -1)
 		for _, name := range found {
 			if !families[name] && !families[regexp.MustCompile(`_(bucket|count|sum)$`).ReplaceAllString(name, "")] {

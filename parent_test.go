@@ -52,9 +52,7 @@ func inParents(t *testing.T, do func(of string, p pkg)) {
 			continue
 		}
 		packages, err := list("-deps", "./"+name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, p := range packages {
 			if !seen[p.ImportPath] {
 				do(name, p)
@@ -104,9 +102,7 @@ func TestTheSupervisorForksWhereNoContainerIs(t *testing.T) {
 func forksIn(t *testing.T, file string) (found []string) {
 	t.Helper()
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ast.Inspect(parsed, func(node ast.Node) bool {
 		switch n := node.(type) {
 		case *ast.SelectorExpr:

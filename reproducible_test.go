@@ -13,15 +13,11 @@ import (
 // locale they are built: what is installed can be compared with what the source makes.
 func TestHelperProgramsAreReproducible(t *testing.T) {
 	scripts, err := exec.Command("git", "ls-files", "*/build.sh").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	built := 0
 	for _, script := range strings.Fields(string(scripts)) {
 		source, err := os.ReadFile(script)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if !strings.Contains(string(source), ".elf") {
 			continue
 		}
@@ -39,17 +35,11 @@ func TestHelperProgramsAreReproducible(t *testing.T) {
 
 func buildIn(t *testing.T, dir, source string, environment ...string) []byte {
 	t.Helper()
-	if err := os.CopyFS(dir, os.DirFS(source)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.CopyFS(dir, os.DirFS(source)))
 	old, err := filepath.Glob(filepath.Join(dir, "*.elf"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, elf := range old {
-		if err := os.Remove(elf); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(elf))
 	}
 	build := exec.Command("sh", filepath.Join(dir, "build.sh"))
 	build.Env = append(os.Environ(), environment...)
@@ -61,8 +51,6 @@ func buildIn(t *testing.T, dir, source string, environment ...string) []byte {
 		t.Fatalf("%s makes %v: %v", source, made, err)
 	}
 	data, err := os.ReadFile(made[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return data
 }

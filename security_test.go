@@ -28,9 +28,7 @@ func TestSecurityPageIsCurrent(t *testing.T) {
 	}
 	want := securityPage(attacks)
 	if *update {
-		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(page, []byte(want), 0o644))
 	}
 	got, err := os.ReadFile(page)
 	if err != nil || string(got) != want {
@@ -42,9 +40,7 @@ func findAttacks(t *testing.T) (attacks []attack) {
 	t.Helper()
 	for _, p := range everyPackage(t) {
 		files, err := filepath.Glob(filepath.Join(p.Dir, "*_test.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, file := range files {
 			attacks = append(attacks, attacksIn(t, p.name(), file)...)
 		}
@@ -55,9 +51,7 @@ func findAttacks(t *testing.T) (attacks []attack) {
 func attacksIn(t *testing.T, directory, file string) (attacks []attack) {
 	t.Helper()
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, declaration := range parsed.Decls {
 		function, ok := declaration.(*ast.FuncDecl)
 		if !ok || function.Doc == nil || !strings.HasPrefix(function.Name.Name, "Test") {

@@ -23,9 +23,7 @@ func TestFunctionsFitOnAScreen(t *testing.T) {
 		for _, name := range append(p.GoFiles, p.CgoFiles...) {
 			files := token.NewFileSet()
 			parsed, err := parser.ParseFile(files, filepath.Join(p.Dir, name), nil, parser.ParseComments)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if ast.IsGenerated(parsed) || strings.HasSuffix(name, ".pb.go") {
 				continue
 			}
@@ -76,14 +74,10 @@ func TestNumbersOfLines(t *testing.T) {
 func size(t *testing.T, directories ...string) (lines []int) {
 	t.Helper()
 	out, err := exec.Command("hack/size", directories...).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, number := range regexp.MustCompile(`(?m) ([0-9]+)( lines)?$`).FindAllStringSubmatch(string(out), -1) {
 		count, err := strconv.Atoi(number[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		lines = append(lines, count)
 	}
 	return lines
@@ -92,9 +86,7 @@ func size(t *testing.T, directories ...string) (lines []int) {
 func submatches(t *testing.T, file, pattern string) []string {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	found := regexp.MustCompile(pattern).FindStringSubmatch(string(text))
 	if found == nil {
 		t.Fatalf("%s has no %q", file, pattern)
@@ -105,9 +97,7 @@ func submatches(t *testing.T, file, pattern string) []string {
 func wantLines(t *testing.T, what, says string, is int) {
 	t.Helper()
 	said, err := strconv.Atoi(strings.ReplaceAll(says, ",", ""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if math.Abs(float64(said-is)) > float64(is)/10 {
 		t.Errorf("%s: it says %d lines, there are %d: make size", what, said, is)
 	}

@@ -26,9 +26,7 @@ var skips = map[string]string{
 
 func TestSkipsAreKnown(t *testing.T) {
 	out, err := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard", "*.go").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	used := make(map[string]bool)
 	skip := regexp.MustCompile(`\bt\.Skip(f|Now)?\(`)
 	for file := range strings.Lines(string(out)) {

@@ -17,9 +17,7 @@ func TestDocumentationNamesTheSteps(t *testing.T) {
 		"container/doc.go": container.Steps(),
 	} {
 		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		text := string(data)
 		for _, s := range steps {
 			_, rest, found := strings.Cut(text, s.Name.Own())

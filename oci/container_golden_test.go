@@ -116,9 +116,7 @@ func makeFiles(t *testing.T, files map[string]string, host string) {
 		} else if err == nil {
 			err = os.WriteFile(name, []byte(content), 0o644)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 }
 
@@ -147,9 +145,7 @@ func contentOf(t *testing.T, file string) []byte {
 func cdiCache(t *testing.T, dir string) *cdi.Cache {
 	t.Helper()
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return cache
 }
 

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"reflect"
 	"slices"
 	"testing"
 
@@ -71,4 +72,131 @@ func hiddenPart(s *specs.Spec) any {
 
 func devicesPart(s *specs.Spec) any {
 	return map[string]any{"nodes": s.Linux.Devices, "rules": s.Linux.Resources.Devices, "mounts": s.Mounts}
+}
+
+func TestSandboxAppArmor(t *testing.T) {
+	golden(t, "apparmor", sandboxAppArmor, func(s *specs.Spec) any { return s.Process.ApparmorProfile })
+}
+
+func TestSandboxMounts(t *testing.T) {
+	golden(t, "mounts", sandboxMounts, func(s *specs.Spec) any { return s.Mounts })
+}
+
+func TestSandboxProcess(t *testing.T) {
+	golden(t, "process", sandboxProcess, func(s *specs.Spec) any { return s.Process })
+}
+
+func TestSandboxUser(t *testing.T) {
+	golden(t, "user", sandboxUser, func(s *specs.Spec) any { return s.Process.User })
+}
+
+func TestSandboxNamespaces(t *testing.T) {
+	golden(t, "namespaces", sandboxNamespaces, func(s *specs.Spec) any {
+		return struct {
+			Hostname    string                 `json:"hostname,omitempty"`
+			Namespaces  []specs.LinuxNamespace `json:"namespaces"`
+			UIDMappings []specs.LinuxIDMapping `json:"uidMappings,omitempty"`
+			GIDMappings []specs.LinuxIDMapping `json:"gidMappings,omitempty"`
+		}{s.Hostname, s.Linux.Namespaces, s.Linux.UIDMappings, s.Linux.GIDMappings}
+	})
+}
+
+func TestImageVolumes(t *testing.T) {
+	c := &Container{
+		VolumesDir: "/v",
+		Image:      Image{Volumes: []string{"/z/", "data", "/"}},
+		Config:     &runtimeapi.ContainerConfig{Mounts: []*runtimeapi.Mount{{ContainerPath: "/data/", HostPath: "/d"}}},
+	}
+	want := []Volume{{ContainerPath: "/z", HostPath: "/v/1"}}
+	if got := ImageVolumes(c); !reflect.DeepEqual(got, want) {
+		t.Errorf("ImageVolumes = %v, want %v", got, want)
+	}
+}
+
+func TestForExec(t *testing.T) {
+	spec := &specs.Spec{Process: &specs.Process{
+		Args: []string{"/server"}, Cwd: "/app", Env: make([]string, 1, 8), User: specs.User{UID: 7, AdditionalGids: []uint32{8}},
+		Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_KILL"}}, NoNewPrivileges: true,
+	}}
+	spec.Process.Env[0] = "A=1"
+	want := *spec.Process
+	want.Args = []string{"ls"}
+	if got := ForExec(spec, []string{"ls"}, false); !reflect.DeepEqual(*got, want) {
+		t.Errorf("ForExec = %+v, want %+v", got, want)
+	}
+	want.Terminal, want.Env = true, []string{"A=1", "TERM=xterm"}
+	if got := ForExec(spec, []string{"ls"}, true); !reflect.DeepEqual(*got, want) {
+		t.Errorf("with a terminal: %+v, want %+v", got, want)
+	}
+	if len(spec.Process.Env) != 1 || spec.Process.Env[:2][1] != "" || spec.Process.Args[0] != "/server" {
+		t.Errorf("the container's own process has changed: %+v", spec.Process)
+	}
+	spec.Process.Env = []string{"TERM=linux"}
+	if got := ForExec(spec, []string{"ls"}, true).Env; !reflect.DeepEqual(got, []string{"TERM=linux"}) {
+		t.Errorf("the environment is %q", got)
+	}
+}
+
+func TestUserOf(t *testing.T) {
+	spec := &specs.Spec{Process: &specs.Process{User: specs.User{UID: 1, GID: 2, AdditionalGids: []uint32{2, 5}}}}
+	got := UserOf(spec).GetLinux()
+	want := &runtimeapi.LinuxContainerUser{Uid: 1, Gid: 2, SupplementalGroups: []int64{2, 5}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("UserOf = %v, want %v", got, want)
+	}
+}
+
+func TestSandboxResources(t *testing.T) {
+	golden(t, "resources", sandboxResources, func(s *specs.Spec) any { return s.Linux.Resources })
+}
+
+func TestCgroupsPath(t *testing.T) {
+	for _, test := range []struct {
+		parent  string
+		systemd bool
+		want    string
+	}{
+		{"/kubepods/burstable/pod1", false, "/kubepods/burstable/pod1/m-1f-abc"},
+		{"kubepods", false, "/kubepods/m-1f-abc"},
+		{"", false, "/m-1f-abc"},
+		{"/a//b/./", false, "/a/b/m-1f-abc"},
+		{"kubepods-pod1.slice", true, "kubepods-pod1.slice:m-1f:abc"},
+		// The kubelet sends the whole path of the slice.
+		{"/kubepods.slice/kubepods-pod1.slice", true, "kubepods-pod1.slice:m-1f:abc"},
+		{"/kubepods.slice/", true, "kubepods.slice:m-1f:abc"},
+	} {
+		if got := CgroupsPath(test.parent, "m-1f-", "abc", test.systemd); got != test.want {
+			t.Errorf("CgroupsPath(%q, systemd %v) = %q, want %q", test.parent, test.systemd, got, test.want)
+		}
+	}
+}
+
+func TestParseProfile(t *testing.T) {
+	if profile := parseProfile(""); profile != nil {
+		t.Errorf("no text gives %v", profile)
+	}
+	for _, test := range []struct {
+		text string
+		kind runtimeapi.SecurityProfile_ProfileType
+		ref  string
+	}{
+		{"runtime/default", runtimeapi.SecurityProfile_RuntimeDefault, ""},
+		{"docker/default", runtimeapi.SecurityProfile_RuntimeDefault, ""},
+		{"unconfined", runtimeapi.SecurityProfile_Unconfined, ""},
+		{"localhost//etc/p.json", runtimeapi.SecurityProfile_Localhost, "/etc/p.json"},
+		{"localhost/web", runtimeapi.SecurityProfile_Localhost, "web"},
+	} {
+		profile := parseProfile(test.text)
+		if profile.GetProfileType() != test.kind || profile.GetLocalhostRef() != test.ref {
+			t.Errorf("parseProfile(%q) = %v, want %v %q", test.text, profile, test.kind, test.ref)
+		}
+	}
+}
+
+// must ends the test for an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -40,12 +40,8 @@ func TestDevicesOfADirectory(t *testing.T) {
 	for name, number := range map[string]uint32{"a": uint32(unix.Mkdev(1, 3)), "sub/b": uint32(unix.Mkdev(1, 5)), "pts/c": uint32(unix.Mkdev(1, 7))} {
 		makeDevice(t, filepath.Join(dir, name), number)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("a", filepath.Join(dir, "link")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
+	must(t, os.Symlink("a", filepath.Join(dir, "link")))
 	spec := devicesOf(t, &runtimeapi.ContainerConfig{Devices: []*runtimeapi.Device{
 		{HostPath: dir, ContainerPath: "/dev/vendor/", Permissions: "r"},
 	}})
@@ -64,17 +60,13 @@ func TestDevicesOfADirectory(t *testing.T) {
 func devicesOf(t *testing.T, config *runtimeapi.ContainerConfig) *specs.Spec {
 	t.Helper()
 	spec := &specs.Spec{Linux: &specs.Linux{}}
-	if err := containerDevices(&Container{Config: config}, spec); err != nil {
-		t.Fatal(err)
-	}
+	must(t, containerDevices(&Container{Config: config}, spec))
 	return spec
 }
 
 func makeDevice(t *testing.T, path string, number uint32) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(number)); err != nil {
 		t.Fatalf("make a device (this test needs root): %v", err)
 	}

@@ -91,9 +91,7 @@ func readGolden[C any, P interface {
 }](t *testing.T, file string) []C {
 	t.Helper()
 	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var cases []C
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()
@@ -117,9 +115,7 @@ func writeGolden(t *testing.T, file string, cases any) {
 	if err == nil {
 		err = os.WriteFile(file, append(data, '\n'), 0o644)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 func sandboxOf(t *testing.T, c goldenCase) *Sandbox {
@@ -143,8 +139,6 @@ func sandboxOf(t *testing.T, c goldenCase) *Sandbox {
 func compact(t *testing.T, value any) json.RawMessage {
 	t.Helper()
 	data, err := json.Marshal(value)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return data
 }

@@ -83,33 +83,21 @@ func ownMounts(t *testing.T) {
 	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
 		t.Fatalf("a mount namespace (this test needs root): %v", err)
 	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 }
 
 func mountTmpfs(t *testing.T, place string, propagation uintptr) {
 	t.Helper()
-	if err := os.MkdirAll(place, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("test", place, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(place, 0o755))
+	must(t, unix.Mount("test", place, "tmpfs", 0, ""))
 	t.Cleanup(func() { _ = unix.Unmount(place, unix.MNT_DETACH) })
-	if err := unix.Mount("", place, "", propagation, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("", place, "", propagation, ""))
 }
 
 // mountSlaveOf puts a slave of a shared mount on top of it.
 func mountSlaveOf(t *testing.T, place string) {
 	t.Helper()
-	if err := unix.Mount(place, place, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount(place, place, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { _ = unix.Unmount(place, unix.MNT_DETACH) })
-	if err := unix.Mount("", place, "", unix.MS_SLAVE, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("", place, "", unix.MS_SLAVE, ""))
 }

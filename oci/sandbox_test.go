@@ -23,3 +23,46 @@ func TestTheSameInputGivesTheSameSpec(t *testing.T) {
 		}
 	}
 }
+
+func TestSandboxSysctls(t *testing.T) {
+	golden(t, "sysctl", sandboxSysctls, func(s *specs.Spec) any { return s.Linux.Sysctl })
+}
+
+func TestSysctlName(t *testing.T) {
+	for _, test := range []struct{ name, want string }{
+		{"kernel.shmmax", "kernel.shmmax"},
+		{"kernel/shmmax", "kernel.shmmax"},
+		{"net/ipv4/conf/eth0.100/arp_filter", "net.ipv4.conf.eth0/100.arp_filter"},
+		{"net.ipv4.conf.eth0/100.arp_filter", "net.ipv4.conf.eth0/100.arp_filter"},
+		{"net", "net"},
+		{"", ""},
+		{"/net", ".net"},
+	} {
+		if got := SysctlName(test.name); got != test.want {
+			t.Errorf("SysctlName(%q) = %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
+// FuzzPasswd: the files of an image name no user or group whose number is not
+// one, and a number in the image's configuration stays that number.
+func FuzzPasswd(f *testing.F) {
+	f.Add("web:www", []byte("root:x:0:0::/root:/bin/sh\nweb:x:1000:1000::/:/bin/sh\n"), []byte("www:x:5:web\nextra:x:6:web\n"))
+	f.Add("1000", []byte("1000:x:0:0::/:\n"), []byte(""))
+	f.Add("u", []byte("u:x:4294967296:-1::/:\n"), []byte("u:x:99999999999999999999:u\n"))
+	f.Add(":", []byte(":::::::\n::\n"), []byte("\x00:\n"))
+	f.Fuzz(func(t *testing.T, wanted string, passwd, group []byte) {
+		found, err := lookUp(&Container{Passwd: passwd, Group: group}, wanted)
+		if err != nil {
+			return
+		}
+		for _, id := range append(found.Sgids, found.Uid, found.Gid) {
+			if id < 0 || id > 1<<31-1 {
+				t.Errorf("user %q has the id %d", wanted, id)
+			}
+		}
+		if wanted == "1000" && found.Uid != 1000 {
+			t.Errorf("user 1000 is %d", found.Uid)
+		}
+	})
+}

@@ -22,9 +22,7 @@ func TestDefaultSeccompProfileFitsPause(t *testing.T) {
 	spec := &specs.Spec{Linux: &specs.Linux{}}
 	asked := &runtimeapi.LinuxSandboxSecurityContext{Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}}
 	pod := &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: asked}}
-	if err := sandboxSeccomp(&Sandbox{Config: pod}, spec); err != nil {
-		t.Fatal(err)
-	}
+	must(t, sandboxSeccomp(&Sandbox{Config: pod}, spec))
 	profile := spec.Linux.Seccomp
 	for _, name := range []string{"execve", "rt_sigaction", "rt_sigprocmask", "rt_sigtimedwait", "wait4", "exit", "exit_group"} {
 		if !allows(profile, name) {
@@ -83,9 +81,7 @@ func seccompOf(t *testing.T, security *runtimeapi.LinuxContainerSecurityContext)
 	}
 	spec := &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}
 	for _, rule := range []containerRule{containerCapabilities, containerSeccomp} {
-		if err := rule(c, spec); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rule(c, spec))
 	}
 	return spec
 }
@@ -93,9 +89,7 @@ func seccompOf(t *testing.T, security *runtimeapi.LinuxContainerSecurityContext)
 // cri: LinuxContainerSecurityContext.seccomp_profile_path
 func TestContainerSeccompFromFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "profile.json")
-	if err := os.WriteFile(file, []byte(`{"defaultAction":"SCMP_ACT_LOG"}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(`{"defaultAction":"SCMP_ACT_LOG"}`), 0o600))
 	for _, security := range []*runtimeapi.LinuxContainerSecurityContext{
 		{Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: file}},
 		{SeccompProfilePath: "localhost/" + file},

@@ -44,9 +44,7 @@ func TestRecursiveReadOnlyIsTrue(t *testing.T) {
 func descriptors(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return len(entries)
 }
 
@@ -55,9 +53,7 @@ func descriptors(t *testing.T) int {
 func TestProbeMappedOverlay(t *testing.T) {
 	root := t.TempDir()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	before := descriptors(t)
 	for _, dir := range []string{root, filepath.Join(root, "not", "there")} {
 		if err := probeMappedOverlay(dir); err != nil {
@@ -69,9 +65,7 @@ func TestProbeMappedOverlay(t *testing.T) {
 		t.Error("an overlay over /proc has mapped owners")
 	}
 	after, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if string(after) != string(mounts) {
 		t.Errorf("the mounts were\n%s\nand are\n%s", mounts, after)
 	}

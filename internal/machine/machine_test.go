@@ -2,17 +2,23 @@ package machine
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
 	"testing"
+
+	"github.com/moby/sys/capability"
+	"github.com/opencontainers/cgroups"
 )
 
 // The value that pause gets on this machine has to be one that the kernel
 // takes: a real process tries it.
 func TestMachineKnowsWhatTheKernelAllows(t *testing.T) {
 	machine, err := Read(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	near := machine.OOMScoreAdjNear(-998)
 	script := fmt.Sprintf("printf %%d %d > /proc/self/oom_score_adj && cat /proc/self/oom_score_adj", near)
 	out, err := exec.Command("sh", "-c", script).CombinedOutput()
@@ -40,5 +46,114 @@ func TestOOMScoreAdjNear(t *testing.T) {
 		if near := test.machine.OOMScoreAdjNear(test.wanted); near != test.near {
 			t.Errorf("%s: %d becomes %d, want %d", test.name, test.wanted, near, test.near)
 		}
+	}
+}
+
+func TestCount(t *testing.T) {
+	for text, want := range map[string]uint64{"0\n": 1, "0-1\n": 2, "0-3,8-127\n": 128, "": 0, "all": 0} {
+		file := filepath.Join(t.TempDir(), "possible")
+		must(t, os.WriteFile(file, []byte(text), 0o600))
+		if got := count(file); got != want {
+			t.Errorf("%q: %d, want %d", text, got, want)
+		}
+	}
+	if got := count("/no/such/file"); got != 0 {
+		t.Errorf("without the file: %d", got)
+	}
+	if got := memoryNodes("/no/such/file"); got != 1 {
+		t.Errorf("a kernel without NUMA has %d memory nodes, want 1", got)
+	}
+	if m, err := Read(t.TempDir()); err != nil || m.CPUs < uint64(runtime.NumCPU()) || m.MemoryNodes == 0 {
+		t.Errorf("this machine has %d CPUs and %d memory nodes: %v", m.CPUs, m.MemoryNodes, err)
+	}
+}
+
+// What the kernel says of the mounted controllers is what we say.
+func TestReadControllers(t *testing.T) {
+	machine, err := Read(t.TempDir())
+	must(t, err)
+	for _, controller := range []string{"memory", "cpu", "pids"} {
+		if want := isMounted(t, controller); slices.Contains(machine.Controllers, controller) != want {
+			t.Errorf("%s: want %v, controllers %q", controller, want, machine.Controllers)
+		}
+	}
+	if slices.Contains(machine.Controllers, "systemd") || slices.Contains(machine.Controllers, "") {
+		t.Errorf("a hierarchy without a controller is among %q", machine.Controllers)
+	}
+}
+
+func isMounted(t *testing.T, controller string) bool {
+	t.Helper()
+	if cgroups.IsCgroup2UnifiedMode() {
+		text, err := os.ReadFile(unifiedRoot + "/cgroup.controllers")
+		must(t, err)
+		return slices.Contains(strings.Fields(string(text)), controller)
+	}
+	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
+	must(t, err)
+	_, mounted := own[controller]
+	return mounted
+}
+
+// The capabilities are those of this process, as the kernel shows them.
+func TestMachineCapabilities(t *testing.T) {
+	machine, err := Read(t.TempDir())
+	must(t, err)
+	if !slices.IsSorted(machine.Capabilities) {
+		t.Errorf("%q is not sorted", machine.Capabilities)
+	}
+	for _, name := range machine.Capabilities {
+		if !capabilityKnown(name) {
+			t.Errorf("%q is no capability", name)
+		}
+	}
+	if slices.Contains(machine.Capabilities, "CAP_SYS_RESOURCE") != machine.CanLowerOOMAdj {
+		t.Errorf("%q, but CanLowerOOMAdj is %v", machine.Capabilities, machine.CanLowerOOMAdj)
+	}
+}
+
+func capabilityKnown(name string) bool {
+	return slices.ContainsFunc(capability.ListKnown(), func(c capability.Cap) bool { return "CAP_"+strings.ToUpper(c.String()) == name })
+}
+
+// Directories that the node needs are never relabelled, whatever their spelling,
+// and what is below them may be.
+func TestCheckRelabel(t *testing.T) {
+	for _, path := range []string{"/", "//", "/etc", "/etc/", "/usr", "/usr/.", "/var/../etc", "/var/lib"} {
+		if CheckRelabel(path) == nil {
+			t.Errorf("%s may be relabelled", path)
+		}
+		if (Machine{SELinux: true}).Relabel(path, "system_u:object_r:container_file_t:s0", false) == nil {
+			t.Errorf("%s has been relabelled", path)
+		}
+	}
+	for _, path := range []string{"/etc/app", "/var/lib/kubelet/pods/1/volumes/x", "/data"} {
+		if err := CheckRelabel(path); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Without SELinux there are no labels, and nothing is relabelled.
+func TestWithoutSELinux(t *testing.T) {
+	m, err := Read(t.TempDir())
+	must(t, err)
+	if _, err := os.Stat("/sys/fs/selinux/enforce"); (err == nil) != m.SELinux {
+		t.Errorf("SELinux is %v, but the kernel says %v", m.SELinux, err)
+	}
+	process, mount, err := Machine{}.NewLabels([]string{"level:s0:c1,c2"})
+	if err != nil || process != "" || mount != "" {
+		t.Errorf("labels %q and %q, %v", process, mount, err)
+	}
+	if err := (Machine{}).Relabel(t.TempDir(), "system_u:object_r:container_file_t:s0", false); err != nil {
+		t.Error(err)
+	}
+}
+
+// must ends the test for an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

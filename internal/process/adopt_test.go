@@ -26,9 +26,7 @@ func readPID(t *testing.T, from io.Reader) (pid int) {
 // reaping runs the reaper of orphans for as long as the test takes.
 func reaping(t *testing.T) {
 	t.Helper()
-	if err := Adopt(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, Adopt())
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -52,9 +50,7 @@ func TestReapOrphans(t *testing.T) {
 	out, err := exec.Command("sh", "-c", `
 		sleep 600 >/dev/null 2>&1 & echo $!
 		sleep 60 >/dev/null 2>&1 & echo $!`).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	output := strings.NewReader(string(out))
 	short, long := open(t, factsOf(t, readPID(t, output))), open(t, factsOf(t, readPID(t, output)))
 	t.Cleanup(func() { _ = long.Kill(within) })
@@ -64,9 +60,7 @@ func TestReapOrphans(t *testing.T) {
 		}
 	}
 	began := time.Now()
-	if err := errors.Join(unix.Kill(short.PID, unix.SIGKILL), short.Wait()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(unix.Kill(short.PID, unix.SIGKILL), short.Wait()))
 	if !exists(short.PID) && time.Since(began) < reapAfter {
 		t.Error("reaped at once: another waiter would have had no time to")
 	}
@@ -127,9 +121,7 @@ func costOfSIGCHLD(t *testing.T) time.Duration {
 	for range times {
 		before := usedCPU(t)
 		for range signals {
-			if err := unix.Kill(os.Getpid(), unix.SIGCHLD); err != nil {
-				t.Fatal(err)
-			}
+			must(t, unix.Kill(os.Getpid(), unix.SIGCHLD))
 			time.Sleep(100 * time.Microsecond)
 		}
 		least = min(least, (usedCPU(t)-before)/signals)
@@ -141,9 +133,7 @@ func costOfSIGCHLD(t *testing.T) time.Duration {
 func usedCPU(t *testing.T) time.Duration {
 	t.Helper()
 	var usage unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Getrusage(unix.RUSAGE_SELF, &usage))
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 

@@ -41,9 +41,7 @@ func TestOpenAnotherStartTimeIsGone(t *testing.T) {
 func TestWaitReturnsWithTheEnd(t *testing.T) {
 	command := exec.Command("cat")
 	stdin, err := command.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p := open(t, start(t, command))
 	waited := waiting(p)
 	select {
@@ -51,9 +49,7 @@ func TestWaitReturnsWithTheEnd(t *testing.T) {
 		t.Fatalf("Wait = %v while the process runs", err)
 	case <-time.After(50 * time.Millisecond):
 	}
-	if err := stdin.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, stdin.Close())
 	if err := result(t, waited); err != nil {
 		t.Errorf("Wait = %v after the process ended", err)
 	}
@@ -64,14 +60,10 @@ func TestWaitReturnsWithTheEnd(t *testing.T) {
 
 func TestCloseEndsWait(t *testing.T) {
 	p, err := Open(start(t, exec.Command("sleep", "60")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	waited := waiting(p)
 	time.Sleep(20 * time.Millisecond)
-	if err := p.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Close())
 	if err := result(t, waited); err == nil {
 		t.Error("Wait says that the process ended, but the handle was only closed")
 	}
@@ -85,16 +77,12 @@ func TestCloseEndsWait(t *testing.T) {
 func TestReap(t *testing.T) {
 	command := exec.Command("cat")
 	stdin, err := command.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p := open(t, start(t, command))
 	if p.Reap(); !exists(p.PID) {
 		t.Fatal("Reap took a process that runs")
 	}
-	if err := errors.Join(stdin.Close(), p.Wait()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(stdin.Close(), p.Wait()))
 	if stat, err := ReadStat(p.PID); err != nil || !stat.Dead() {
 		t.Fatalf("before Reap: %+v, %v, want a zombie", stat, err)
 	}
@@ -114,9 +102,7 @@ func TestReap(t *testing.T) {
 func TestKill(t *testing.T) {
 	p := open(t, start(t, exec.Command("sh", "-c", "trap '' TERM INT HUP; while :; do sleep 60; done")))
 	for range 2 { // the second time it is gone already
-		if err := p.Kill(within); err != nil {
-			t.Fatal(err)
-		}
+		must(t, p.Kill(within))
 	}
 	if exists(p.PID) {
 		t.Error("still there after Kill")
@@ -128,9 +114,7 @@ func TestKillAnothersChild(t *testing.T) {
 	parent := exec.Command("sh", "-c", "sleep 60 & echo $!; exec tail -f /dev/null")
 	child := startWithPID(t, parent)
 	p := open(t, child)
-	if err := p.Kill(within); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Kill(within))
 	if stat, err := ReadStat(child.PID); err != nil || !stat.Dead() {
 		t.Errorf("%+v, %v: want a zombie that its parent does not reap", stat, err)
 	}
@@ -139,17 +123,13 @@ func TestKillAnothersChild(t *testing.T) {
 // The name of a process may look like the fields that follow it.
 func TestReadStatOfAnOddName(t *testing.T) {
 	sleep, err := exec.LookPath("sleep")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	odd := t.TempDir() + "/) Z 1 (x"
 	data, err := os.ReadFile(sleep)
 	if err == nil {
 		err = os.WriteFile(odd, data, 0o755)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	facts := start(t, exec.Command(odd, "60"))
 	stat, err := ReadStat(facts.PID)
 	if err != nil || stat.Dead() || stat.Parent != os.Getpid() || stat.StartTime == 0 {
@@ -163,9 +143,7 @@ func TestReadStatOfAnOddName(t *testing.T) {
 // start starts a child that ends with the test at the latest.
 func start(t *testing.T, command *exec.Cmd) Facts {
 	t.Helper()
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, command.Start())
 	t.Cleanup(func() {
 		_ = command.Process.Kill()
 		_ = command.Wait() // an error where the test has reaped it
@@ -177,9 +155,7 @@ func start(t *testing.T, command *exec.Cmd) Facts {
 func startWithPID(t *testing.T, command *exec.Cmd) Facts {
 	t.Helper()
 	output, err := command.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	start(t, command)
 	return factsOf(t, readPID(t, output))
 }
@@ -187,18 +163,14 @@ func startWithPID(t *testing.T, command *exec.Cmd) Facts {
 func factsOf(t *testing.T, pid int) Facts {
 	t.Helper()
 	stat, err := ReadStat(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return Facts{PID: pid, StartTime: stat.StartTime}
 }
 
 func open(t *testing.T, facts Facts) *Process {
 	t.Helper()
 	p, err := Open(facts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = p.Close() })
 	return p
 }
@@ -223,4 +195,12 @@ func result(t *testing.T, waited <-chan error) error {
 func exists(pid int) bool {
 	_, err := ReadStat(pid)
 	return err == nil
+}
+
+// must ends the test for an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -50,9 +50,7 @@ func (r *recorded) wait(t *testing.T) string {
 func connected(t *testing.T) (client, server net.Conn) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer listener.Close()
 	if client, err = net.Dial("tcp", listener.Addr().String()); err != nil {
 		t.Fatal(err)
@@ -98,15 +96,11 @@ func TestClientOfKubectl(t *testing.T) {
 	near, far := connected(t)
 	streams, served := serving(t, far)
 	client, err := spdystream.NewConnection(near, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	go client.Serve(func(*spdystream.Stream) {})
 	for i := range 20 { // headers are compressed with those before
 		opened, err := client.CreateStream(http.Header{"Streamtype": {"data"}, "Port": {fmt.Sprint(i)}}, nil, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if err := opened.WaitTimeout(time.Minute); err != nil {
 			t.Fatalf("stream %d: %v", i, err)
 		}
@@ -118,9 +112,7 @@ func TestClientOfKubectl(t *testing.T) {
 		if _, err := opened.Write([]byte(sent)); err != nil {
 			t.Fatal(err)
 		}
-		if err := opened.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, opened.Close())
 		if how := stream.sink.wait(t); how != "closed" || stream.sink.data.String() != sent {
 			t.Fatalf("%s after %d bytes", how, stream.sink.data.Len())
 		}
@@ -136,29 +128,21 @@ func TestClientOfKubectl(t *testing.T) {
 		}
 	}
 	refused, err := client.CreateStream(http.Header{"Streamtype": {"bad"}}, nil, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := refused.WaitTimeout(time.Minute); !errors.Is(err, spdystream.ErrReset) {
 		t.Errorf("a stream that is refused: %v", err)
 	}
 	reset, err := client.CreateStream(http.Header{"Streamtype": {"data"}}, nil, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	last := <-streams
-	if err := reset.Reset(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, reset.Reset())
 	if how := last.sink.wait(t); how != "aborted" {
 		t.Errorf("a reset: %s", how)
 	}
 	if _, err := client.Ping(); err != nil {
 		t.Error(err)
 	}
-	if err := client.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.Close())
 	if err := <-served; err != nil {
 		t.Error(err)
 	}
@@ -200,13 +184,9 @@ func TestHostileFrames(t *testing.T) {
 	near, far := connected(t)
 	streams, served := serving(t, far)
 	client, err := spdystream.NewConnection(near, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	opened, err := client.CreateStream(http.Header{"Streamtype": {"data"}}, nil, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	stream := <-streams
 	if _, err := near.Write(frame(opened.Identifier(), flagFin, make([]byte, huge))); err != nil {
 		t.Fatal(err)
@@ -233,9 +213,7 @@ func TestHostileHeaders(t *testing.T) {
 		near, far := connected(t)
 		_, served := serving(t, far)
 		client, err := spdystream.NewConnection(near, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := client.CreateStream(header, nil, false); err != nil {
 			t.Fatal(err)
 		}
@@ -271,4 +249,12 @@ func FuzzServe(f *testing.F) {
 			t.Errorf("a piece of %d bytes", sink.largest)
 		}
 	})
+}
+
+// must ends the test for an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
