@@ -134,8 +134,8 @@ func TestRuntimeThatCannot(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "old")
 	check(t, os.WriteFile(program, []byte(fmt.Sprintf("#!/bin/sh\ntest \"$1\" != features && exec %s \"$@\"\n", runc(t))), 0o755))
 	n := newNRINode(t, "", harness.Runtime("old", program))
-	n.connect("10", "network-device-injector")
-	p := runPod(t, n.Node, "web", annotated("netdevices.nri.test/moves", `{"lo": "data0"}`))
+	n.connect("10", "adjuster")
+	p := runPod(t, n.Node, "web", annotated("adjuster.nri.test/moves", `{"linux": {"netDevices": {"lo": {"name": "data0"}}}}`))
 	rro := mounted(t.TempDir(), "/deep", func(m *runtimeapi.Mount) {
 		m.Readonly, m.RecursiveReadOnly, m.Propagation = true, true, runtimeapi.MountPropagation_PROPAGATION_PRIVATE
 	})

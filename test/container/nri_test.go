@@ -278,7 +278,7 @@ func TestNRIAdjustments(t *testing.T) {
 			"seccompPolicy": {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO"}]},
 			"resources": {"memory": {"limit": {"value": "50331648"}}, "cpu": {"shares": {"value": "333"}, "cpus": "0"}, "pids": {"limit": "77"}}
 		}}`, source, device, n.dir, asked)
-	p := runPod(t, n.Node, "web", annotated("adjust.nri.test/app", adjustment))
+	p := runPod(t, n.Node, "web", annotated("adjuster.nri.test/app", adjustment))
 	id := p.run("app", "exit 1", memory(64<<20), func(c *runtimeapi.ContainerConfig) {
 		c.Envs = []*runtimeapi.KeyValue{{Key: "GONE", Value: []byte("1")}, {Key: "KEPT", Value: []byte("1")}}
 	})
@@ -355,7 +355,7 @@ func TestNRIRefusesNonsense(t *testing.T) {
 		"annotation": {`no JSON`, "10-adjuster"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := runPod(t, n.Node, name, annotated("adjust.nri.test/app", row.adjustment))
+			p := runPod(t, n.Node, name, annotated("adjuster.nri.test/app", row.adjustment))
 			if _, err := p.tryCreate(shell("app", forever)); err == nil || !strings.Contains(err.Error(), row.says) {
 				t.Errorf("got %v, want an error with %q", err, row.says)
 			}
@@ -370,13 +370,13 @@ func TestNRIRefusesNonsense(t *testing.T) {
 // The purposes that the sample plugins of NRI have, each in a plugin of its own.
 func TestNRIPurposes(t *testing.T) {
 	n := newNRINode(t, "")
-	for i, name := range []string{"device-injector", "ulimit-adjuster", "hook-injector"} {
+	for i, name := range []string{"devices", "ulimits", "hooks"} {
 		n.connect(fmt.Sprint(10+i), name)
 	}
 	p := runPod(t, n.Node, "web",
-		annotated("devices.nri.test/app", `[{"path": "/dev/mine", "type": "c", "major": 1, "minor": 3, "fileMode": 438}]`),
-		annotated("ulimits.nri.test/app", `[{"type": "RLIMIT_CORE", "hard": 4096, "soft": 4096}]`),
-		annotated("hooks.nri.test/app", `{"poststop": [{"path": "/bin/sh", "args": ["sh", "-c", "touch `+n.dir+`/hook"]}]}`))
+		annotated("devices.nri.test/app", `{"linux": {"devices": [{"path": "/dev/mine", "type": "c", "major": "1", "minor": "3", "fileMode": {"value": 438}}]}}`),
+		annotated("ulimits.nri.test/app", `{"rlimits": [{"type": "RLIMIT_CORE", "hard": "4096", "soft": "4096"}]}`),
+		annotated("hooks.nri.test/app", `{"hooks": {"poststop": [{"path": "/bin/sh", "args": ["sh", "-c", "touch `+n.dir+`/hook"]}]}}`))
 	id := p.run("app", forever)
 	same(t, "device", p.exec(id, "echo x > /dev/mine && stat -c %t,%T /dev/mine"), "1,3")
 	same(t, "ulimit", p.exec(id, "grep 'core file' /proc/1/limits | tr -s ' ' | cut -d' ' -f5"), "4096")
@@ -389,7 +389,7 @@ func TestNRIPurposes(t *testing.T) {
 // A plugin moves a network device of the node into a container.
 func TestNRINetworkDevices(t *testing.T) {
 	n := newNRINode(t, "")
-	n.connect("10", "network-device-injector")
+	n.connect("10", "adjuster")
 	n.RunInNetns(func() error {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "nri0"}, PeerName: "nri1"})
 	})
@@ -398,7 +398,7 @@ func TestNRINetworkDevices(t *testing.T) {
 			n.RunInNetns(func() error { return netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "nri1"}}) })
 		}
 	}()
-	p := runPod(t, n.Node, "web", annotated("netdevices.nri.test/app", `{"nri0": "data0"}`))
+	p := runPod(t, n.Node, "web", annotated("adjuster.nri.test/app", `{"linux": {"netDevices": {"nri0": {"name": "data0"}}}}`))
 	same(t, "network device", p.exec(p.run("app", forever), "ls /sys/class/net/ | grep data"), "data0")
 }
 

@@ -32,45 +32,36 @@ func terminate(t *testing.T, c *child, limit time.Duration) error {
 	return c.terminate(ctx)
 }
 
-func TestChildThatExitsWithZero(t *testing.T) {
-	c, log := script(t, `trap 'echo bye; exit 0' TERM`)
-	if !c.running() {
-		t.Error("it does not run")
+// A child that ends by SIGTERM within the limit, with code 0, is no error; any other end
+// is said to be one, and after each the child is gone.
+func TestChild(t *testing.T) {
+	for _, c := range []struct {
+		script string
+		limit  time.Duration
+		says   string
+	}{
+		{`trap 'echo bye; exit 0' TERM`, settleTime, ""},
+		{`trap 'echo bye; exit 3' TERM`, settleTime, "exit status 3"},
+		{`trap '' TERM`, 100 * time.Millisecond, "still runs"},
+	} {
+		child, log := script(t, c.script)
+		if !child.running() {
+			t.Errorf("%s: it does not run", c.script)
+		}
+		if err := terminate(t, child, c.limit); (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: got error %v, want %q", c.script, err, c.says)
+		}
+		if data, err := os.ReadFile(log); err != nil || strings.HasSuffix(string(data), "bye\n") != strings.Contains(c.script, "bye") {
+			t.Errorf("%s: log is %q, error %v", c.script, data, err)
+		}
+		if child.running() || terminate(t, child, time.Second) == nil {
+			t.Errorf("%s: it runs after its end", c.script)
+		}
 	}
-	check(t, terminate(t, c, settleTime))
-	if c.running() {
-		t.Error("it runs after its end")
-	}
-	if data, err := os.ReadFile(log); err != nil || !strings.HasSuffix(string(data), "bye\n") {
-		t.Errorf("log is %q, error %v", data, err)
-	}
-	if err := terminate(t, c, time.Second); err == nil {
-		t.Error("no error for a process that had ended")
-	}
-}
-
-func TestChildThatExitsWithAnotherCode(t *testing.T) {
-	c, _ := script(t, `trap 'exit 3' TERM`)
-	if err := terminate(t, c, settleTime); err == nil || !strings.Contains(err.Error(), "exit status 3") {
-		t.Errorf("got error %v", err)
-	}
-}
-
-func TestChildThatIgnoresSIGTERM(t *testing.T) {
-	c, _ := script(t, `trap '' TERM`)
-	if err := terminate(t, c, 100*time.Millisecond); err == nil || !strings.Contains(err.Error(), "still runs") {
-		t.Errorf("got error %v", err)
-	}
-	if c.running() {
-		t.Error("it was not killed in the end")
-	}
-}
-
-func TestKillTwice(t *testing.T) {
-	c, _ := script(t, "")
-	check(t, c.kill())
-	check(t, c.kill())
-	if c.running() {
+	killed, _ := script(t, "")
+	check(t, killed.kill())
+	check(t, killed.kill())
+	if killed.running() {
 		t.Error("it runs")
 	}
 }

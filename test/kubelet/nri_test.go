@@ -86,7 +86,7 @@ type heard struct {
 func (k *kubelet) applyAdjusted() {
 	adjustment := fmt.Sprintf(`{"annotations": {"from": "nri"}, "env": [{"key": "FROM", "value": "nri"}],
 		"mounts": [{"destination": "/given", "type": "bind", "source": %q, "options": ["rbind", "ro"]}]}`, k.path("nri/given"))
-	k.applyAnnotated("adjusted", map[string]string{"adjust.nri.test/app": adjustment}, containers(shell("app", "echo $FROM; cat /given/file"+forever)))
+	k.applyAnnotated("adjusted", map[string]string{"adjuster.nri.test/app": adjustment}, containers(shell("app", "echo $FROM; cat /given/file"+forever)))
 }
 
 // checkAdjusted looks at what the container has of it, in each life of the daemon.

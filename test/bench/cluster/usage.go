@@ -78,21 +78,12 @@ func (u *usage) add(pid int) error {
 	default:
 		return nil
 	}
-	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+	cpu, err := cost.CPU(pid)
 	if err != nil {
 		return err
 	}
-	// proc_pid_stat(5): the name may have spaces, utime and stime are the 12th and
-	// 13th field after it, in ticks of 10 ms.
-	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-	for _, field := range fields[11:13] {
-		ticks, err := strconv.Atoi(field)
-		if err != nil {
-			return fmt.Errorf("%s/stat: %w", dir, err)
-		}
-		u.cpu += time.Duration(ticks) * 10 * time.Millisecond
-	}
-	kibibytes, err := cost.MemoryOf(filepath.Join(dir, "smaps_rollup"))
+	u.cpu += cpu
+	kibibytes, err := cost.Memory(pid)
 	if err != nil {
 		return err
 	}

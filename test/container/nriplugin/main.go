@@ -1,13 +1,12 @@
 // Command nriplugin are NRI plugins for tests, made of the stub that others are
 // made of. Its name says which one it is: logger writes down every request and
-// can be made by annotations of pods to fail, to hang or to die; the others
-// adjust containers as annotations say.
+// can be made by annotations of pods to fail, to hang or to die; one of any other
+// name adjusts containers as annotations say.
 package main
 
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -31,9 +30,9 @@ func run() error {
 	name := flag.String("name", os.Getenv(api.PluginNameEnvVar), "which plugin it is")
 	log := flag.String("log", "", "file of the logger; empty for the one that its configuration names")
 	flag.Parse()
-	plugin, err := pluginOf(*name, *log)
-	if err != nil {
-		return err
+	var plugin any = adjuster{*name}
+	if *name == "logger" {
+		plugin = &logger{file: *log}
 	}
 	var options []stub.Option
 	if *socket != "" {
@@ -47,25 +46,6 @@ func run() error {
 		go l.obey(s)
 	}
 	return s.Run(context.Background())
-}
-
-func pluginOf(name, log string) (any, error) {
-	switch name {
-	case "logger":
-		return &logger{file: log}, nil
-	case "device-injector":
-		return adjuster{"devices", devices}, nil
-	case "ulimit-adjuster":
-		return adjuster{"ulimits", ulimits}, nil
-	case "hook-injector":
-		return adjuster{"hooks", hooks}, nil
-	case "network-device-injector":
-		return adjuster{"netdevices", netDevices}, nil
-	case "adjuster":
-		return adjuster{"adjust", everything}, nil
-	default:
-		return nil, fmt.Errorf("%q is none of its names", name)
-	}
 }
 
 // obey makes the updates that are on standard input, one to a line.
@@ -84,66 +64,18 @@ func (l *logger) obey(s stub.Stub) {
 	}
 }
 
-// adjuster adjusts the containers whose pod has the annotation
-// KIND.nri.test/CONTAINER.
-type adjuster struct {
-	kind   string
-	adjust func(value string, a *api.ContainerAdjustment) error
-}
+// adjuster adjusts the containers whose pod has the annotation NAME.nri.test/CONTAINER,
+// which is the adjustment.
+type adjuster struct{ name string }
 
 func (p adjuster) CreateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
-	value, asked := pod.GetAnnotations()[p.kind+".nri.test/"+c.GetName()]
+	value, asked := pod.GetAnnotations()[p.name+".nri.test/"+c.GetName()]
 	if !asked {
 		return nil, nil, nil
 	}
 	adjustment := &api.ContainerAdjustment{}
-	if err := p.adjust(value, adjustment); err != nil {
-		return nil, nil, fmt.Errorf("annotation %s of pod %s: %w", p.kind, pod.GetName(), err)
+	if err := protojson.Unmarshal([]byte(value), adjustment); err != nil {
+		return nil, nil, fmt.Errorf("annotation %s of pod %s: %w", p.name, pod.GetName(), err)
 	}
 	return adjustment, nil, nil
-}
-
-func everything(value string, a *api.ContainerAdjustment) error {
-	return protojson.Unmarshal([]byte(value), a)
-}
-
-func devices(value string, a *api.ContainerAdjustment) error {
-	var list []struct {
-		Path, Type   string
-		Major, Minor int64
-		FileMode     uint32
-	}
-	err := json.Unmarshal([]byte(value), &list)
-	for _, d := range list {
-		a.AddDevice(&api.LinuxDevice{Path: d.Path, Type: d.Type, Major: d.Major, Minor: d.Minor, FileMode: api.FileMode(d.FileMode)})
-	}
-	return err
-}
-
-func ulimits(value string, a *api.ContainerAdjustment) error {
-	var list []struct {
-		Type       string
-		Hard, Soft uint64
-	}
-	err := json.Unmarshal([]byte(value), &list)
-	for _, l := range list {
-		a.AddRlimit(l.Type, l.Hard, l.Soft)
-	}
-	return err
-}
-
-func hooks(value string, a *api.ContainerAdjustment) error {
-	list := &api.Hooks{}
-	err := protojson.Unmarshal([]byte(value), list)
-	a.AddHooks(list)
-	return err
-}
-
-func netDevices(value string, a *api.ContainerAdjustment) error {
-	list := make(map[string]string)
-	err := json.Unmarshal([]byte(value), &list)
-	for onNode, inContainer := range list {
-		a.AddLinuxNetDevice(onNode, &api.LinuxNetDevice{Name: inContainer})
-	}
-	return err
 }
