@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/minicri/minicri/internal/step"
@@ -183,11 +185,7 @@ func (n *CNI) ReleaseUnknown(exists func(id string) bool) {
 func (n *CNI) ids() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	ids := make([]string, 0, len(n.attachments))
-	for id := range n.attachments {
-		ids = append(ids, id)
-	}
-	return ids
+	return slices.Collect(maps.Keys(n.attachments))
 }
 
 // NamespacePath is the path of id's network namespace for CNI_NETNS: "" when

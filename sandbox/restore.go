@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -103,7 +104,7 @@ func (s *Store) restore() (partial []*Sandbox, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, record := range newestFirst(records) {
+	for _, record := range slices.SortedFunc(maps.Values(records), newestFirst) {
 		if err := s.restoreOne(record, facts[record.ID], slices.Contains(lost, record.ID)); err != nil {
 			s.files.Quarantine(record.ID, err)
 		}
@@ -132,15 +133,8 @@ func (s *Store) removeOrphanedFacts(facts map[string]Facts) {
 	}
 }
 
-// newestFirst: where two records have one name, the newer one keeps it.
-func newestFirst(records map[string]Record) []Record {
-	list := make([]Record, 0, len(records))
-	for _, record := range records {
-		list = append(list, record)
-	}
-	slices.SortFunc(list, func(a, b Record) int { return cmp.Compare(b.CreatedAt, a.CreatedAt) })
-	return list
-}
+// newestFirst is the order of records: where two have one name, the newer one keeps it.
+func newestFirst(a, b Record) int { return cmp.Compare(b.CreatedAt, a.CreatedAt) }
 
 // restoreOne brings one sandbox back: as it was if the facts are of this boot,
 // and so Run had come to its end; as NotReady if it has ended with a reboot, or

@@ -172,7 +172,7 @@ func (s *Store) all(match func(*Sandbox) bool) []*Sandbox {
 		}
 	}
 	s.mu.RUnlock()
-	slices.SortFunc(list, func(a, b *Sandbox) int { return int(b.CreatedAt - a.CreatedAt) })
+	slices.SortFunc(list, func(a, b *Sandbox) int { return newestFirst(a.Record, b.Record) })
 	return list
 }
 
