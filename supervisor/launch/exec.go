@@ -59,8 +59,8 @@ func (a *attempt) exec(ctx context.Context, e Exec) (*Launched, error) {
 }
 
 // giveTo gives a stream to the user of the process, who can then open it by its
-// name in /proc/self/fd. Where that is refused it stays as it is, as with
-// libcontainer (fixStdioPermissions).
+// name in /proc/self/fd. /dev/null, which may be the node's, stays as it is, and so does
+// what cannot be given, as with libcontainer (fixStdioPermissions).
 func giveTo(stream *os.File, uid uint32) error {
 	if stream == nil {
 		return nil
@@ -69,7 +69,8 @@ func giveTo(stream *os.File, uid uint32) error {
 	if err := unix.Fstat(int(stream.Fd()), &stat); err != nil {
 		return fmt.Errorf("owner of the streams: %w", err)
 	}
-	if stat.Uid == uid {
+	null := stat.Mode&unix.S_IFMT == unix.S_IFCHR && stat.Rdev == unix.Mkdev(1, 3)
+	if stat.Uid == uid || null {
 		return nil
 	}
 	err := unix.Fchown(int(stream.Fd()), int(uid), -1)

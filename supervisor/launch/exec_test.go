@@ -310,6 +310,32 @@ func TestExecWithoutStreams(t *testing.T) {
 	}
 }
 
+// A /dev/null that a process gets stays whose it is.
+func TestNullIsNotGivenToAUser(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "null")
+	if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
+		t.Fatal(err)
+	}
+	null, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	_, c := execNode(t, func(*specs.Spec) {})
+	p := execProcess()
+	p.User.UID = 1234
+	l, err := c.exec(t, t.Context(), p, func(e *Exec) { e.Streams[1] = null })
+	if err != nil {
+		t.Fatal(err)
+	}
+	rests(t, l.Child.PID, p.Args)
+	c.node.end(t, l)
+	var stat unix.Stat_t
+	if err := unix.Stat(path, &stat); err != nil || stat.Uid != 0 {
+		t.Errorf("it belongs to %d, %v", stat.Uid, err)
+	}
+}
+
 // A profile is compiled once.
 func TestFiltersAreKept(t *testing.T) {
 	var f filters
