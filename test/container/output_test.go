@@ -53,9 +53,9 @@ func fileSize(t *testing.T, path string) int64 {
 	return info.Size()
 }
 
-// A container writes on while its supervisor does not live, however short, and then
-// while the daemon does not, and nothing of it is lost, nor the last words of one that
-// ends meanwhile.
+// A container writes on while its supervisor does not live, however short, and then, when
+// the next one reads, while the daemon does not, and nothing of it is lost, nor the last
+// words of one that ends meanwhile.
 func TestWritersOutliveTheirSupervisor(t *testing.T) {
 	p := newPod(t)
 	const writes = "i=0; until test -e /enough; do echo out $i; echo err $i >&2; i=$((i+1)); usleep 2000; done; echo end"
@@ -69,6 +69,11 @@ func TestWritersOutliveTheirSupervisor(t *testing.T) {
 			t.Errorf("round %d: of a container that ended meanwhile: %q", round, stdout)
 		}
 		path := p.status(id).LogPath
+		stdout, stderr := p.logs(id)
+		eventually(t, "both outputs are read", func() bool {
+			o, e := p.logs(id)
+			return len(o) > len(stdout) && len(e) > len(stderr)
+		})
 		p.Kill()
 		before := fileSize(t, path)
 		eventually(t, "the log grows without a daemon", func() bool { return fileSize(t, path) > before })
