@@ -158,7 +158,7 @@ func (n *CNI) openRunner() error {
 	}
 	n.plugins = &plugins{
 		runner: r, binDirs: n.options.BinDirs, limits: &n.limits, gcCache: n.gcCacheDir(),
-		ending: n.base.Done(), observe: n.options.Observe, logger: n.options.Logger, lingering: make(map[*linger]bool),
+		daemon: n.base, observe: n.options.Observe, logger: n.options.Logger, lingering: make(map[*linger]bool),
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/network/runner"
 )
 
 // attachError attaches with a chain of plugins, which has to fail, and returns
@@ -106,6 +107,23 @@ func TestErrorOfRubbish(t *testing.T) {
 		wantError(t, blamed, "plugin rubbish: it succeeded, and what it printed is no CNI result", shown, "stdout")
 		if row := rowOf(t, rows, "rubbish ADD"); row.Error == "" || row.Plugin.Exit != 0 || row.Plugin.Stderr != "words\n" {
 			t.Errorf("row %+v, %+v", row, row.Plugin)
+		}
+	}
+}
+
+// A plugin is blamed for its own answer, not for what libcni refuses before the next one.
+func TestErrorBetweenTwoPlugins(t *testing.T) {
+	for sought, blames := range map[int]bool{1: true, 2: false} {
+		run := &runner.Run{Request: runner.Request{Verb: "ADD", Network: "net", Plugins: 2}}
+		for range sought {
+			_, err := run.FindInPath("bridge", nil)
+			must(t, err)
+		}
+		reports := []runner.Report{{Plugin: step.Plugin{Name: "bridge", Verb: "ADD"}}}
+		refused := errors.New("refused")
+		err := failure(run, reports, refused, nil)
+		if _, blamed := errors.AsType[*PluginError](err); blamed != blames || !errors.Is(err, refused) {
+			t.Errorf("%d of 2 plugins were sought: %v", sought, err)
 		}
 	}
 }

@@ -25,8 +25,8 @@ type plugins struct {
 	limits  *atomic.Pointer[limitsInForce]
 	// gcCache is the cache that libcni's GC reads.
 	gcCache string
-	// ending is closed when the daemon ends.
-	ending  <-chan struct{}
+	// daemon is the context that ends with the daemon.
+	daemon  context.Context
 	observe func(plugin, verb string, took time.Duration, ok bool)
 	logger  *slog.Logger
 

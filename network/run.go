@@ -82,7 +82,7 @@ func (p *plugins) follow(ctx context.Context, run *runner.Run, do func(context.C
 	go func() {
 		done <- recovered(func() error { return do(context.WithoutCancel(ctx), run) })
 	}()
-	ending := p.ending
+	ending := p.daemon.Done()
 	if run.Verb == "ADD" {
 		ending = nil // its caller ends with the daemon, and destroys what it was making
 	}
@@ -93,7 +93,7 @@ func (p *plugins) follow(ctx context.Context, run *runner.Run, do func(context.C
 	case <-ctx.Done():
 	}
 	switch {
-	case !isClosed(ending): // the context may end with the daemon
+	case run.Verb == "ADD" || p.daemon.Err() == nil: // the context may end with the daemon
 		return kill(run, done, killLimit), context.Cause(ctx)
 	case run.Verb == "STATUS" || run.Verb == "CHECK":
 		return kill(run, done, leaveLimit), errEnding
@@ -129,15 +129,6 @@ func recovered(do func() error) (err error) {
 	return do()
 }
 
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false // also where it is nil
-	}
-}
-
 // failure is the error of a run: that of each plugin that failed, for all
 // verbs but DEL that of the first. err is what go-cni makes of the run, killed
 // why it was killed. A DEL has failed if a plugin of its chain has, whatever
@@ -157,7 +148,9 @@ func failure(run *runner.Run, reports []runner.Report, err, killed error) error 
 		}
 	}
 	_, disk := errors.AsType[*fs.PathError](err) // libcni's cache
-	if last := len(reports) - 1; len(errs) == 0 && last >= 0 && run.Verb == "ADD" && killed == nil && !disk {
+	// A plugin is to blame for its answer until libcni has gone on to the next one.
+	blame := run.Verb == "ADD" && killed == nil && !disk && run.Sought == len(reports)
+	if last := len(reports) - 1; len(errs) == 0 && last >= 0 && blame {
 		e := newPluginError(run, reports[last], cause, nil)
 		e.Message = "it succeeded, and " + cmp.Or(e.Message, "what it printed is no CNI result: "+cause.Error())
 		e.Advice = "run a version of the plugin that prints its result and nothing else to stdout"

@@ -33,7 +33,7 @@ func (d *Directory) Ready(ctx context.Context) error {
 	case <-d.left.Done():
 		return fmt.Errorf("%s is no configuration directory of the node or of a runtime handler any more", d.path)
 	case <-ctx.Done():
-		if isClosed(d.asked) {
+		if d.status.Load() != nil {
 			break
 		}
 		return fmt.Errorf("the network plugins have not answered STATUS yet: %w", context.Cause(ctx))

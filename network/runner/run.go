@@ -43,6 +43,8 @@ type Run struct {
 	Group cgroup.Group
 	// Deadline is when the limit of a run is over that an earlier daemon left.
 	Deadline time.Time
+	// Sought is how many plugins FindInPath was called for.
+	Sought int
 
 	// alive ends with Kill, and with it the plugin that runs.
 	alive context.Context
@@ -60,6 +62,7 @@ type Run struct {
 // the chain goes on to ExecPlugin, which says so.
 func (run *Run) FindInPath(plugin string, directories []string) (string, error) {
 	run.searched = directories
+	run.Sought++
 	if path, err := invoke.FindInPath(plugin, directories); err == nil {
 		return path, nil
 	}
