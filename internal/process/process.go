@@ -37,29 +37,78 @@ type Process struct {
 	pidfd *os.File
 }
 
-// Open finds the process that the facts name. It must be closed.
+// Open finds the process that the facts name and that runs. It must be closed.
 func Open(facts Facts) (*Process, error) {
-	if facts.PID < 1 {
-		return nil, fmt.Errorf("process %d: %w", facts.PID, ErrGone)
-	}
-	fd, err := unix.PidfdOpen(facts.PID, unix.PIDFD_NONBLOCK)
-	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
-		return nil, fmt.Errorf("process %d: %w", facts.PID, ErrGone)
-	}
+	p, stat, err := find(facts.PID)
 	if err != nil {
-		return nil, fmt.Errorf("open process %d: %w", facts.PID, err)
+		return nil, err
 	}
-	p := &Process{Facts: facts, pidfd: os.NewFile(uintptr(fd), "pidfd:"+strconv.Itoa(facts.PID))}
-	// Read after the pidfd was opened: now the pid cannot change its owner
-	// without the start time telling so.
-	stat, err := ReadStat(facts.PID)
-	if err == nil && (stat.StartTime != facts.StartTime || stat.Dead()) {
-		err = fmt.Errorf("process %d: %w", facts.PID, ErrGone)
-	}
-	if err != nil {
-		return nil, errors.Join(err, p.Close())
+	if stat.StartTime != facts.StartTime || stat.Dead() {
+		return nil, errors.Join(fmt.Errorf("process %d: %w", facts.PID, ErrGone), p.Close())
 	}
 	return p, nil
+}
+
+// Find finds the process that has a pid now, also one that has ended and is not reaped.
+// It must be closed.
+func Find(pid int) (*Process, error) {
+	p, _, err := find(pid)
+	return p, err
+}
+
+func find(pid int) (*Process, Stat, error) {
+	if pid < 1 {
+		return nil, Stat{}, fmt.Errorf("process %d: %w", pid, ErrGone)
+	}
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) { // EINVAL: no pid of a process
+		return nil, Stat{}, fmt.Errorf("process %d: %w: %w", pid, ErrGone, err)
+	}
+	if err != nil {
+		return nil, Stat{}, fmt.Errorf("open process %d: %w", pid, os.NewSyscallError("pidfd_open", err))
+	}
+	p := &Process{Facts: Facts{PID: pid}, pidfd: os.NewFile(uintptr(fd), "pidfd:"+strconv.Itoa(pid))}
+	// Read after the pidfd was opened: now the pid cannot change its owner
+	// without the start time telling so.
+	stat, err := ReadStat(pid)
+	if errors.Is(err, ErrGone) && p.Signal(0) == nil { // it is /proc that is not there
+		err = errors.New(err.Error())
+	}
+	if err != nil {
+		return nil, Stat{}, errors.Join(fmt.Errorf("open process %d: %w", pid, err), p.Close())
+	}
+	p.StartTime = stat.StartTime
+	return p, stat, nil
+}
+
+// Signal sends a signal to the process; os.ErrProcessDone if it has ended.
+func (p *Process) Signal(signal unix.Signal) error {
+	var sent error
+	err := p.Control(func(pidfd int) { sent = unix.PidfdSendSignal(pidfd, signal, nil, 0) })
+	if errors.Is(sent, unix.ESRCH) {
+		return os.ErrProcessDone
+	}
+	return errors.Join(err, sent)
+}
+
+// Pidfd is a further descriptor of the process's pidfd.
+func (p *Process) Pidfd() (*os.File, error) {
+	var fd int
+	var copied error
+	err := p.Control(func(pidfd int) { fd, copied = unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0) })
+	if err = errors.Join(err, copied); err != nil {
+		return nil, fmt.Errorf("copy the pidfd of process %d: %w", p.PID, err)
+	}
+	return os.NewFile(uintptr(fd), p.pidfd.Name()), nil
+}
+
+// Control calls do with the pidfd, which is not closed before it returns.
+func (p *Process) Control(do func(pidfd int)) error {
+	connection, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return connection.Control(func(fd uintptr) { do(int(fd)) })
 }
 
 // Close gives the pidfd back; a Wait that is under way ends.
@@ -77,10 +126,7 @@ func (p *Process) Wait() error {
 
 // Ended reports whether the process has ended.
 func (p *Process) Ended() (is bool) {
-	connection, err := p.pidfd.SyscallConn()
-	if err == nil {
-		err = connection.Control(func(fd uintptr) { is = ended(int(fd), 0) })
-	}
+	err := p.Control(func(pidfd int) { is = ended(pidfd, 0) })
 	return is || err != nil
 }
 
@@ -103,17 +149,13 @@ func ended(fd int, limit time.Duration) bool {
 // Kill sends SIGKILL and waits for the end, no longer than the limit. If the
 // process is our child, also by adoption, it is reaped.
 func (p *Process) Kill(limit time.Duration) error {
-	connection, err := p.pidfd.SyscallConn()
-	if err != nil {
-		return err
-	}
 	var killErr error
-	err = connection.Control(func(fd uintptr) {
-		killErr = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0)
+	err := p.Control(func(pidfd int) {
+		killErr = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
 		if errors.Is(killErr, unix.ESRCH) {
 			killErr = nil
 		}
-		if killErr == nil && !ended(int(fd), limit) {
+		if killErr == nil && !ended(pidfd, limit) {
 			killErr = fmt.Errorf("process %d still runs %v after SIGKILL", p.PID, limit)
 		}
 	})
@@ -127,12 +169,8 @@ func (p *Process) Kill(limit time.Duration) error {
 // Reap takes the exit status of an ended process if it is our child; if not,
 // another process does.
 func (p *Process) Reap() {
-	connection, err := p.pidfd.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = connection.Control(func(fd uintptr) {
-		_ = unix.Waitid(unix.P_PIDFD, int(fd), nil, unix.WEXITED|unix.WNOHANG, nil)
+	_ = p.Control(func(pidfd int) {
+		_ = unix.Waitid(unix.P_PIDFD, pidfd, nil, unix.WEXITED|unix.WNOHANG, nil)
 	})
 }
 

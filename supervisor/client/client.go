@@ -19,12 +19,12 @@ import (
 	"github.com/minicri/minicri/supervisor/api"
 )
 
-// Client talks to one supervisor. Its Shim has the calls of the protocol, see
-// shim.proto; their errors are errdefs kinds.
+// Client talks to one supervisor. It has the calls of the protocol, see shim.proto; their
+// errors are errdefs kinds.
 type Client struct {
-	Shim
 	dir  string
 	conn *ttrpc.Client
+	rpc  api.ShimClient // over conn
 	peer *peer
 
 	closed chan struct{} // closed when the connection is
@@ -57,7 +57,7 @@ func connect(ctx context.Context, dir string, answer *atomic.Int64) (*Client, er
 	}
 	c := &Client{dir: dir, peer: p, closed: make(chan struct{}), lost: make(chan struct{})}
 	c.conn = ttrpc.NewClient(conn, ttrpc.WithUnaryClientInterceptor(p.watch), ttrpc.WithOnClose(func() { close(c.closed) }))
-	c.Shim = Shim{api.NewShimClient(c.conn)}
+	c.rpc = api.NewShimClient(c.conn)
 	c.life, c.over = context.WithCancel(context.Background())
 	context.AfterFunc(c.life, func() { _ = c.conn.Close() })
 	go c.await() // ends with the supervisor, or Close
@@ -155,55 +155,52 @@ func native(err error) error {
 	return errgrpc.ToNative(err)
 }
 
-// Shim is the protocol's unary calls.
-type Shim struct{ rpc api.ShimClient }
-
 // Create makes a container whose init waits at the exec barrier.
-func (s Shim) Create(ctx context.Context, r *api.CreateRequest) (*api.CreateResponse, error) {
-	answer, err := s.rpc.Create(ctx, r)
+func (c *Client) Create(ctx context.Context, r *api.CreateRequest) (*api.CreateResponse, error) {
+	answer, err := c.rpc.Create(ctx, r)
 	return answer, native(err)
 }
 
 // Start lets the container's program run.
-func (s Shim) Start(ctx context.Context, id string) error {
-	_, err := s.rpc.Start(ctx, &api.StartRequest{Id: id})
+func (c *Client) Start(ctx context.Context, id string) error {
+	_, err := c.rpc.Start(ctx, &api.StartRequest{Id: id})
 	return native(err)
 }
 
 // Kill signals a container's init, or with all every process of it.
-func (s Shim) Kill(ctx context.Context, id string, signal uint32, all bool) error {
-	_, err := s.rpc.Kill(ctx, &api.KillRequest{Id: id, Signal: signal, All: all})
+func (c *Client) Kill(ctx context.Context, id string, signal uint32, all bool) error {
+	_, err := c.rpc.Kill(ctx, &api.KillRequest{Id: id, Signal: signal, All: all})
 	return native(err)
 }
 
 // Delete removes a stopped container, or with kill one that runs.
 // errdefs.ErrUnavailable says that processes do not go yet: call again.
-func (s Shim) Delete(ctx context.Context, id string, kill bool) error {
-	_, err := s.rpc.Delete(ctx, &api.DeleteRequest{Id: id, Kill: kill})
+func (c *Client) Delete(ctx context.Context, id string, kill bool) error {
+	_, err := c.rpc.Delete(ctx, &api.DeleteRequest{Id: id, Kill: kill})
 	return native(err)
 }
 
 // List returns all containers, in no order.
-func (s Shim) List(ctx context.Context) ([]*api.Container, error) {
-	answer, err := s.rpc.List(ctx, &api.Empty{})
+func (c *Client) List(ctx context.Context) ([]*api.Container, error) {
+	answer, err := c.rpc.List(ctx, &api.Empty{})
 	return answer.GetContainers(), native(err)
 }
 
 // Resize sets the size of a terminal; an empty exec is the container's.
-func (s Shim) Resize(ctx context.Context, id, exec string, width, height uint32) error {
-	_, err := s.rpc.Resize(ctx, &api.ResizeRequest{Id: id, ExecId: exec, Width: width, Height: height})
+func (c *Client) Resize(ctx context.Context, id, exec string, width, height uint32) error {
+	_, err := c.rpc.Resize(ctx, &api.ResizeRequest{Id: id, ExecId: exec, Width: width, Height: height})
 	return native(err)
 }
 
 // ReopenLog continues in a new file at the log's path.
-func (s Shim) ReopenLog(ctx context.Context, id string) error {
-	_, err := s.rpc.ReopenLog(ctx, &api.ReopenLogRequest{Id: id})
+func (c *Client) ReopenLog(ctx context.Context, id string) error {
+	_, err := c.rpc.ReopenLog(ctx, &api.ReopenLogRequest{Id: id})
 	return native(err)
 }
 
 // Update sets the named resources, and oom_score_adj if it is not nil; all or
 // with an error none.
-func (s Shim) Update(ctx context.Context, id string, resources *specs.LinuxResources, oomScoreAdj *int) error {
+func (c *Client) Update(ctx context.Context, id string, resources *specs.LinuxResources, oomScoreAdj *int) error {
 	encoded, err := json.Marshal(resources)
 	if err != nil {
 		return fmt.Errorf("update container %s: %w", id, err)
@@ -212,27 +209,27 @@ func (s Shim) Update(ctx context.Context, id string, resources *specs.LinuxResou
 	if oomScoreAdj != nil {
 		request.OomScoreAdj = new(int32(*oomScoreAdj))
 	}
-	_, err = s.rpc.Update(ctx, request)
+	_, err = c.rpc.Update(ctx, request)
 	return native(err)
 }
 
 // NoteExit passes on how the init of an adopted container has ended, which the
 // caller has reaped: status is wait4(2)'s.
-func (s Shim) NoteExit(ctx context.Context, id string, pid int, startTime uint64, status uint32) error {
-	_, err := s.rpc.NoteExit(ctx, &api.NoteExitRequest{Id: id, Pid: int32(pid), StartTime: startTime, Status: status})
+func (c *Client) NoteExit(ctx context.Context, id string, pid int, startTime uint64, status uint32) error {
+	_, err := c.rpc.NoteExit(ctx, &api.NoteExitRequest{Id: id, Pid: int32(pid), StartTime: startTime, Status: status})
 	return native(err)
 }
 
 // UseProgram has starters run another build of the program from now on.
-func (s Shim) UseProgram(ctx context.Context, path string) error {
-	_, err := s.rpc.UseProgram(ctx, &api.UseProgramRequest{Path: path})
+func (c *Client) UseProgram(ctx context.Context, path string) error {
+	_, err := c.rpc.UseProgram(ctx, &api.UseProgramRequest{Path: path})
 	return native(err)
 }
 
 // Shutdown ends the supervisor. errdefs.ErrFailedPrecondition while it has
 // containers.
-func (s Shim) Shutdown(ctx context.Context) error {
-	_, err := s.rpc.Shutdown(ctx, &api.Empty{})
+func (c *Client) Shutdown(ctx context.Context) error {
+	_, err := c.rpc.Shutdown(ctx, &api.Empty{})
 	if err = native(err); errdefs.IsUnavailable(err) {
 		return nil // it ended before it could answer
 	}

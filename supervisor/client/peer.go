@@ -43,7 +43,7 @@ func newPeer(conn *net.UnixConn, dir string, answer *atomic.Int64) (*peer, error
 	if err = errors.Join(err, asked); err != nil {
 		return nil, fmt.Errorf("find the process that serves %s: %w", dir, err)
 	}
-	listens, err := openProcess(int(credentials.Pid))
+	listens, err := process.Find(int(credentials.Pid))
 	if err != nil {
 		return nil, fmt.Errorf("find the process that serves %s: %w: %w", dir, ErrLost, err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
 )
 
@@ -64,7 +65,7 @@ func sleepingPeer(t *testing.T, dir string) *peer {
 	t.Helper()
 	supervisor := exec.Command("sleep", "600")
 	check(t, supervisor.Start())
-	sleeps, err := openProcess(supervisor.Process.Pid)
+	sleeps, err := process.Find(supervisor.Process.Pid)
 	check(t, err)
 	t.Cleanup(func() { _, _, _ = supervisor.Process.Kill(), supervisor.Wait(), sleeps.Close() })
 	return &peer{Process: sleeps, dir: dir, answer: new(atomic.Int64)}

@@ -214,7 +214,7 @@ func endHolder(dir string) error {
 	if err != nil || pid == 0 {
 		return err
 	}
-	holder, err := openProcess(pid)
+	holder, err := process.Find(pid)
 	if errors.Is(err, process.ErrGone) {
 		return nil
 	}
@@ -232,15 +232,6 @@ func endHolder(dir string) error {
 		return fmt.Errorf("end the supervisor that has %s locked and does not answer: %w: %w", dir, errdefs.ErrUnavailable, err)
 	}
 	return nil
-}
-
-// openProcess finds the process that has a pid now.
-func openProcess(pid int) (*process.Process, error) {
-	stat, err := process.ReadStat(pid)
-	if err != nil {
-		return nil, err
-	}
-	return process.Open(process.Facts{PID: pid, StartTime: stat.StartTime})
 }
 
 // serves reports whether a command line is that of the supervisor of a directory.

@@ -182,7 +182,7 @@ func newProcess(p *specs.Process) (*libcontainer.Process, error) {
 		GID:              int(p.User.GID),
 		AdditionalGroups: toGroups(p.User.AdditionalGids),
 		Cwd:              p.Cwd,
-		Capabilities:     toCapabilities(p.Capabilities),
+		Capabilities:     (*configs.Capabilities)(p.Capabilities),
 		AppArmorProfile:  p.ApparmorProfile,
 		Label:            p.SelinuxLabel,
 		NoNewPrivileges:  &p.NoNewPrivileges,
@@ -197,19 +197,6 @@ func newProcess(p *specs.Process) (*libcontainer.Process, error) {
 		process.ConsoleHeight = uint16(p.ConsoleSize.Height)
 	}
 	return process, nil
-}
-
-func toCapabilities(c *specs.LinuxCapabilities) *configs.Capabilities {
-	if c == nil {
-		return nil
-	}
-	return &configs.Capabilities{
-		Bounding:    c.Bounding,
-		Effective:   c.Effective,
-		Inheritable: c.Inheritable,
-		Permitted:   c.Permitted,
-		Ambient:     c.Ambient,
-	}
 }
 
 func toGroups(gids []uint32) []int {

@@ -155,9 +155,9 @@ func TestKillerOfExecs(t *testing.T) {
 		case err != nil:
 			t.Error(err)
 		default:
-			_ = unix.PidfdSendSignal(int(l.Pidfd.Fd()), unix.SIGKILL, nil, 0) // it may have ended
+			_ = l.Process.Signal(unix.SIGKILL) // it may have ended
 			l.Child.Wait()
-			_ = l.Pidfd.Close()
+			_ = l.Process.Close()
 		}
 	}
 	if early == 0 {
@@ -343,5 +343,5 @@ func TestExecOfTheSameName(t *testing.T) {
 	if status := l.Child.Wait(); status.ExitStatus() != 7 {
 		t.Errorf("it ended with %v", status)
 	}
-	_ = l.Pidfd.Close()
+	_ = l.Process.Close()
 }

@@ -95,9 +95,14 @@ func (a *attempt) give(file *os.File, err error) (number uint64, _ error) {
 	if err != nil {
 		return 0, err
 	}
-	a.files = append(a.files, file)
 	a.toClose = append(a.toClose, file)
-	return uint64(len(a.files) - 1), nil
+	return a.lend(file), nil
+}
+
+// lend is give of a file that stays open here.
+func (a *attempt) lend(file *os.File) (number uint64) {
+	a.files = append(a.files, file)
+	return uint64(len(a.files) - 1)
 }
 
 func (a *attempt) close() {
@@ -214,16 +219,9 @@ func (a *attempt) own(pid int) error {
 	}
 	a.made = &Launched{Child: child}
 	a.waiting = fmt.Sprintf("process %d to execute its program", pid)
-	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
-	if err != nil {
-		return fmt.Errorf("the launched process: %w", os.NewSyscallError("pidfd_open", err))
-	}
-	a.made.Pidfd = os.NewFile(uintptr(fd), "pidfd")
-	stat, err := process.ReadStat(pid)
-	if err != nil {
+	if a.made.Process, err = process.Find(pid); err != nil {
 		return fmt.Errorf("the launched process: %w", err)
 	}
-	a.made.StartTime = stat.StartTime
 	if a.reaped() {
 		return errKilled
 	}
@@ -277,9 +275,9 @@ func (a *attempt) late(ctx context.Context) error {
 
 // giveUp ends the process. The helpers are still there: its pid is its own.
 func (a *attempt) giveUp() error {
-	if a.made.Pidfd == nil {
+	if a.made.Process == nil {
 		return nil // it waits to be told to go on, and ends with the socket
 	}
-	_ = unix.PidfdSendSignal(int(a.made.Pidfd.Fd()), unix.SIGKILL, nil, 0)
-	return a.made.Pidfd.Close()
+	_ = a.made.Process.Signal(unix.SIGKILL) // it may have ended
+	return a.made.Process.Close()
 }

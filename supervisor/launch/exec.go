@@ -13,14 +13,16 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/selinux/go-selinux"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/process"
 )
 
 // Exec is a further process of a container.
 type Exec struct {
-	ID      string         // of the container
-	Init    *os.File       // the pidfd of the container's first process
-	Spec    *specs.Spec    // the container's
-	Process *specs.Process // what to execute
+	ID      string           // of the container
+	Init    *process.Process // the container's first
+	Spec    *specs.Spec      // the container's
+	Process *specs.Process   // what to execute
 	// Streams become the user's of the process. Without a stdin it has one that is at its
 	// end; without an output it has the container's /dev/null.
 	Streams [3]*os.File
@@ -95,7 +97,7 @@ func (a *attempt) fillExec(e Exec) error {
 	if err != nil {
 		return err
 	}
-	init, err := a.give(copyFile(e.Init, nil))
+	init, err := a.give(e.Init.Pidfd())
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,8 @@ import (
 	"github.com/moby/profiles/seccomp"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/process"
 )
 
 // execVariants are what clients, and the containers that they ask for, have.
@@ -68,7 +70,7 @@ type containerOf struct {
 	id   string
 	spec *specs.Spec
 	pid  int
-	init *os.File
+	init *process.Process
 }
 
 func (n *node) container(t *testing.T, id string, change func(*specs.Spec)) *containerOf {
@@ -76,11 +78,10 @@ func (n *node) container(t *testing.T, id string, change func(*specs.Spec)) *con
 	c := &containerOf{node: n, id: id, spec: n.spec(id)}
 	change(c.spec)
 	c.pid = n.create(t, id, c.spec)
-	fd, err := unix.PidfdOpen(c.pid, 0)
-	if err != nil {
+	var err error
+	if c.init, err = process.Find(c.pid); err != nil {
 		t.Fatal(err)
 	}
-	c.init = os.NewFile(uintptr(fd), "pidfd")
 	t.Cleanup(func() { _ = c.init.Close() })
 	rests(t, c.pid, c.spec.Process.Args)
 	return c

@@ -3,6 +3,7 @@ package launch
 import (
 	"bytes"
 	"embed"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/moby/sys/capability"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
@@ -40,11 +42,11 @@ func New(children *children.Children) *Launcher {
 	}
 }
 
-// Launched is a process that was launched. Its owner waits for Child, and closes Pidfd.
+// Launched is a process that was launched. Its owner waits for Child, and closes Process,
+// which was found while the pid could be no other's.
 type Launched struct {
-	Child     *children.Child
-	Pidfd     *os.File // was opened while the pid could be no other's
-	StartTime uint64   // clock ticks since boot (proc_pid_stat(5), field 22)
+	Child   *children.Child
+	Process *process.Process
 	// Cgroups are those of a pause, by controller, "" for version 2; nil for an exec.
 	Cgroups map[string]string
 }
@@ -192,4 +194,77 @@ func (f *filters) of(profile *specs.LinuxSeccomp) (filter, error) {
 	}
 	f.compiled[string(key)] = made
 	return made, nil
+}
+
+// becomeUser makes the process the user's, with the capabilities that it is to have;
+// nil: all of them.
+func (a *attempt) becomeUser(u specs.User, caps *specs.LinuxCapabilities) error {
+	last, err := capability.LastCap()
+	if err != nil {
+		return err
+	}
+	if caps != nil {
+		bounding := capSet(caps.Bounding, last)
+		for c := range last + 1 {
+			if bounding&(1<<c) == 0 {
+				a.add("drop "+c.String()+" for good", unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uint64(c))
+			}
+		}
+	}
+	a.add("keep capabilities", unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 1)
+	a.setUser(u)
+	a.add("keep capabilities no longer", unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 0)
+	if caps != nil {
+		a.setCapabilities(caps, last)
+	}
+	return nil
+}
+
+func (a *attempt) setUser(u specs.User) {
+	var groups []byte
+	for _, group := range u.AdditionalGids {
+		groups = binary.NativeEndian.AppendUint32(groups, group)
+	}
+	a.add("set the groups", unix.SYS_SETGROUPS, uint64(len(u.AdditionalGids)), a.bytes(groups))
+	a.add("set the group", unix.SYS_SETGID, uint64(u.GID))
+	a.add("set the user", unix.SYS_SETUID, uint64(u.UID))
+}
+
+func (a *attempt) setCapabilities(caps *specs.LinuxCapabilities, last capability.Cap) {
+	effective, permitted, inheritable := capSet(caps.Effective, last), capSet(caps.Permitted, last), capSet(caps.Inheritable, last)
+	var data []byte // struct __user_cap_data_struct, low halves first (capset(2))
+	for _, shift := range []int{0, 32} {
+		for _, set := range []uint64{effective, permitted, inheritable} {
+			data = binary.NativeEndian.AppendUint32(data, uint32(set>>shift))
+		}
+	}
+	itself := a.numbers(unix.LINUX_CAPABILITY_VERSION_3)
+	a.add("set the capabilities", unix.SYS_CAPSET, itself, a.bytes(data))
+	a.add("drop the ambient capabilities", unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL)
+	ambient := capSet(caps.Ambient, last)
+	for c := range last + 1 {
+		if ambient&(1<<c) != 0 {
+			a.try("raise "+c.String(), unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, uint64(c))
+		}
+	}
+}
+
+// capSet is a set of capabilities by their names; those that this kernel does not
+// have are left out.
+func capSet(names []string, last capability.Cap) (set uint64) {
+	for c := range last + 1 {
+		if slices.Contains(names, "CAP_"+strings.ToUpper(c.String())) {
+			set |= 1 << c
+		}
+	}
+	return set
+}
+
+// loadFilter loads a seccomp filter, if there is one.
+func (a *attempt) loadFilter(f filter) {
+	if f.program == nil {
+		return
+	}
+	program := a.numbers(uint64(len(f.program)/filterInstruction), a.bytes(f.program))
+	a.add("load the seccomp filter", unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, f.flags, program)
 }

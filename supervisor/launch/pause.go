@@ -82,9 +82,10 @@ const endLimit = time.Second
 func (a *attempt) undo(p Pause, m cgroups.Manager) error {
 	_ = a.ours.Close() // what waits to be told to go on, ends
 	a.endParents()
-	for deadline := time.Now().Add(endLimit); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if a.parentsEnded() && (a.made == nil || a.reaped()) {
-			break
+	if a.made != nil {
+		select {
+		case <-a.made.Child.Exited():
+		case <-time.After(endLimit):
 		}
 	}
 	err := m.Destroy()
@@ -107,10 +108,11 @@ func (a *attempt) fillPause(p Pause, enter map[string]string) error {
 	if err != nil {
 		return err
 	}
-	mounts, err := a.give(copyFile(a.launcher.mounts()))
+	empty, err := a.launcher.mounts()
 	if err != nil {
 		return err
 	}
+	mounts := a.lend(empty)
 	trees, err := a.giveTrees(spec)
 	if err != nil {
 		return err
@@ -216,15 +218,4 @@ func makeFIFO(path string) (*os.File, error) {
 		return nil, err
 	}
 	return os.OpenFile(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-}
-
-func copyFile(file *os.File, err error) (*os.File, error) {
-	if err != nil {
-		return nil, err
-	}
-	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, os.NewSyscallError("fcntl", err)
-	}
-	return os.NewFile(uintptr(fd), file.Name()), nil
 }

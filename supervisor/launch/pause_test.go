@@ -125,13 +125,13 @@ func (n *node) pause(t *testing.T, id string, spec *specs.Spec) (*Launched, erro
 // end ends what was launched, and removes its cgroups.
 func (n *node) end(t *testing.T, l *Launched) {
 	t.Helper()
-	if err := unix.PidfdSendSignal(int(l.Pidfd.Fd()), unix.SIGKILL, nil, 0); err != nil {
+	if err := l.Process.Signal(unix.SIGKILL); err != nil {
 		t.Error(err)
 	}
 	if status := l.Child.Wait(); status.Signal() != unix.SIGKILL {
 		t.Errorf("it ended with %v", status)
 	}
-	if err := l.Pidfd.Close(); err != nil {
+	if err := l.Process.Close(); err != nil {
 		t.Error(err)
 	}
 	for _, dir := range l.Cgroups {

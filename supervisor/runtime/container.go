@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/supervisor/cgroup"
 	"github.com/minicri/minicri/supervisor/children"
@@ -127,7 +128,7 @@ func (c *Container) launchPause(ctx context.Context, spec *specs.Spec) (*Process
 		return nil, errors.Join(err, os.RemoveAll(c.dir()))
 	}
 	c.Cgroups = made.Cgroups
-	return &Process{PID: made.Child.PID, StartTime: made.StartTime, pidfd: made.Pidfd, child: made.Child}, nil
+	return launched(made), nil
 }
 
 // run has a starter make a process, and takes it over; note is called with the answer.
@@ -170,10 +171,11 @@ func (c *Container) run(ctx context.Context, request starter.Request, streams St
 
 // take makes a process of a starter that lives one of ours.
 func (c *Container) take(pid int, ended func(pid int)) (*Process, error) {
-	p, err := openProcess(pid)
+	found, err := process.Find(pid)
 	if err != nil {
 		return nil, err
 	}
+	p := &Process{Facts: found.Facts, found: found}
 	if p.child, err = c.runtime.Children.Own(pid, ended); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -243,20 +245,18 @@ func (c *Container) startExec(ctx context.Context, process *specs.Process, init 
 }
 
 func (c *Container) launchExec(ctx context.Context, spec *specs.Spec, process *specs.Process, init *Process, streams Streams, group *cgroup.Exec) (*Process, error) {
-	pidfd, err := init.copyPidfd()
-	if err != nil {
-		return nil, err
+	if init.Gone() {
+		return nil, os.ErrProcessDone
 	}
-	defer pidfd.Close()
 	cgroups := c.Cgroups
 	if group != nil {
 		cgroups = group.Paths()
 	}
-	made, err := c.runtime.Launcher.Exec(ctx, launch.Exec{ID: c.ID, Init: pidfd, Spec: spec, Process: process, Streams: streams.Stdio, Cgroups: cgroups})
+	made, err := c.runtime.Launcher.Exec(ctx, launch.Exec{ID: c.ID, Init: init.found, Spec: spec, Process: process, Streams: streams.Stdio, Cgroups: cgroups})
 	if err != nil {
 		return nil, err
 	}
-	return &Process{PID: made.Child.PID, StartTime: made.StartTime, pidfd: made.Pidfd, child: made.Child}, nil
+	return launched(made), nil
 }
 
 // EndExecs ends the execs that an earlier supervisor has left, whose streams have no

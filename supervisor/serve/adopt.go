@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/runtime"
 	"github.com/minicri/minicri/supervisor/starter"
@@ -100,7 +101,7 @@ func (s *Supervisor) adopt(id string) error {
 	case isShortage(err):
 		return err
 	}
-	if c.init, err = runtime.Find(r.PID, r.StartTime); err != nil {
+	if c.init, err = runtime.Find(process.Facts{PID: r.PID, StartTime: r.StartTime}); err != nil {
 		return err
 	}
 	c.execsEnded = c.init.Gone() // with the rest of the container: finish

@@ -141,10 +141,10 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest, spec 
 		return fmt.Errorf("write the record of container %s: %w", c.record.ID, err)
 	}
 	streams, ends, err := stdio.Open(options)
-	if err == nil && c.sharesStreams() {
-		streams.Run()
-	}
 	if err == nil {
+		// A program that makes the container has them meanwhile: what it writes has to be read,
+		// or it waits.
+		streams.Run()
 		err = c.launch(ctx, spec, streams, ends)
 	}
 	if err != nil {
@@ -152,9 +152,6 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest, spec 
 	}
 	if !c.record.Bare {
 		c.noteOOM()
-	}
-	if !c.sharesStreams() {
-		streams.Run()
 	}
 	go c.awaitInit()
 	return nil
@@ -164,23 +161,13 @@ func (c *container) streamOptions() stdio.Options {
 	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Journal: c.sup.journal}
 }
 
-// sharesStreams reports whether a program makes the container and has its streams
-// meanwhile: what it writes there has to be read, or it waits.
-func (c *container) sharesStreams() bool {
-	return len(c.record.Program) > 0 && !c.record.Terminal
-}
-
 func (c *container) launch(ctx context.Context, spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
 	init, err := c.runtime.Create(ctx, spec, runtime.Streams{
 		Stdio: [3]*os.File{ends.Stdin, ends.Stdout, ends.Stderr}, Terminal: c.record.Terminal,
 	}, c.record.Bare, c.noteProgram)
 	ends.Close()
 	if err != nil {
-		if c.sharesStreams() {
-			streams.Drain()
-		} else {
-			streams.Close()
-		}
+		streams.Drain()
 		return err
 	}
 	c.init = init

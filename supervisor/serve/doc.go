@@ -15,10 +15,12 @@
 //	DIR/records/ID.json    what is known of the container, also by a successor
 //	DIR/io/ID.stdout       output, a fifo that the daemon holds open too
 //	DIR/journal.1          see package journal
+//	DIR/shim.log           what the supervisor logs, see package client
 //	DIR/exits/ID.json      how it ended
 //
 // Locks, in the order in which they are taken: container.op (one change at a time
-// of one container, may be held for long), container.ending (while commands are ended),
-// Supervisor.mu, container.mu, broker.mu. The last three are held for moments only, never across a
-// system call that can block, so that a hung container delays only itself.
+// of one container, may be held for long), container.ending (while the execs of an earlier
+// supervisor are ended), Supervisor.mu, container.mu, broker.mu. The last three are held for
+// moments only, never across a system call that can block, so that a hung container delays
+// only itself.
 package serve

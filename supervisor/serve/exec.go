@@ -42,19 +42,13 @@ func (c *container) startExec(ctx context.Context, encoded []byte, stdin bool) (
 	}
 	e := &exec{container: c, exited: make(chan struct{})}
 	if err := e.launch(ctx, spec, stdin); err != nil {
-		return nil, c.execFailure(err)
+		if c.init.Exiting() {
+			err = fmt.Errorf("it ended while the command was being started: %w: %w", errdefs.ErrFailedPrecondition, err)
+		}
+		return nil, err
 	}
 	go e.await()
 	return e, nil
-}
-
-// execFailure says of a command that could not be started whether that is for the end
-// of the container.
-func (c *container) execFailure(err error) error {
-	if c.init.Exiting() {
-		return fmt.Errorf("it ended while the command was being started: %w: %w", errdefs.ErrFailedPrecondition, err)
-	}
-	return err
 }
 
 func (e *exec) launch(ctx context.Context, spec *specs.Process, stdin bool) (err error) {

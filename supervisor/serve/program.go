@@ -96,14 +96,11 @@ func (c *container) triedToStart() bool {
 	return c.neverRan && c.record.StartedAt != 0
 }
 
-// startError is why a container that was started never ran its program, "" if
-// it did. Its streams have ended.
+// startError is why a container that was started never ran its program. Its streams have
+// ended.
 func (c *container) startError() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.neverRan || c.record.StartedAt == 0 {
-		return ""
-	}
 	said := bytes.Buffer{}
 	if c.initWords != nil {
 		for chunk := range c.initWords {

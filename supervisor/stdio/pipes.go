@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/selinux/go-selinux/label"
@@ -16,12 +15,10 @@ import (
 
 // Pipes are the streams of an exec: each output goes to the client that takes it.
 type Pipes struct {
-	mu       sync.Mutex
-	stdin    *os.File            // write end or master; nil without or when closed
-	terminal *os.File            // master; nil without
-	outputs  map[string]*os.File // read ends that no pump has taken
-	pumps    []*Pump
-	ended    bool // the process has
+	input                       // its mu guards what follows, too
+	outputs map[string]*os.File // read ends that no pump has taken
+	pumps   []*Pump
+	ended   bool // the process has
 }
 
 // OpenPipes makes the streams of an exec without a terminal: of Options it reads Dir,
@@ -63,16 +60,6 @@ func (p *Pipes) TakeTerminal(master *os.File) {
 	p.stdin, p.terminal, p.outputs[api.Stdout] = master, master, master
 }
 
-// Terminal is the terminal's master, nil without one.
-func (p *Pipes) Terminal() *os.File { return p.terminal }
-
-// Stdin is what the process reads, nil if it has none or it is closed.
-func (p *Pipes) Stdin() *os.File {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.stdin
-}
-
 // Take makes a pump of an output that has none yet. The caller runs it:
 // from now on AwaitOutput waits for it.
 func (p *Pipes) Take(stream string, emit func([]byte)) (*Pump, error) {
@@ -109,16 +96,6 @@ func (p *Pipes) AwaitOutput() {
 	for _, pump := range pumps {
 		<-pump.Done()
 	}
-}
-
-// CloseStdin ends the process's stdin.
-func (p *Pipes) CloseStdin() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.stdin != nil && p.stdin != p.terminal {
-		_ = p.stdin.Close()
-	}
-	p.stdin = nil
 }
 
 // Close closes what is open; pumps end at once.

@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/stdio/crilog"
 	"github.com/minicri/minicri/supervisor/stdio/journal"
@@ -20,16 +23,40 @@ import (
 // (client.HoldOutput): when the supervisor dies, the container can continue to write,
 // and the next one continues to read.
 type Streams struct {
-	log      *crilog.Log // nil: output is not logged
-	journal  *journal.Journal
-	id       string
-	pumps    []*Pump
-	flushes  []func()           // one per pump: logs an unfinished last line
-	fans     map[string]*Fanout // by stream name
-	terminal *os.File           // master; nil without
+	log     *crilog.Log // nil: output is not logged
+	journal *journal.Journal
+	id      string
+	pumps   []*Pump
+	flushes []func()           // one per pump: logs an unfinished last line
+	fans    map[string]*Fanout // by stream name
+	input
+}
 
-	mu    sync.Mutex
-	stdin *os.File // write end, or the master; nil without or when closed
+// input is what a process reads.
+type input struct {
+	mu       sync.Mutex
+	stdin    *os.File // write end, or the master; nil without or when closed
+	terminal *os.File // master; nil without
+}
+
+// Terminal is the terminal's master, nil without one.
+func (i *input) Terminal() *os.File { return i.terminal }
+
+// Stdin is what the process reads, nil if it has none or it is closed.
+func (i *input) Stdin() *os.File {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.stdin
+}
+
+// CloseStdin ends the process's stdin for good.
+func (i *input) CloseStdin() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.stdin != nil && i.stdin != i.terminal {
+		_ = i.stdin.Close()
+	}
+	i.stdin = nil
 }
 
 // Options say which streams a container has.
@@ -162,10 +189,13 @@ func (s *Streams) addPump(stream string, source *os.File) (err error) {
 	return err
 }
 
-// TakeTerminal makes the master the source of output and the sink of input.
+// TakeTerminal makes the master the source of output, which moves from then on, and the
+// sink of input.
 func (s *Streams) TakeTerminal(master *os.File) error {
 	s.terminal, s.stdin = master, master
-	return s.addPump(api.Stdout, master)
+	err := s.addPump(api.Stdout, master)
+	go s.pumps[0].Run()
+	return err
 }
 
 // Run starts moving bytes.
@@ -194,32 +224,12 @@ func (s *Streams) Drain() {
 // stream.
 func (s *Streams) Output(stream string) *Fanout { return s.fans[stream] }
 
-// Terminal is the terminal's master, nil without one.
-func (s *Streams) Terminal() *os.File { return s.terminal }
-
-// Stdin is what the container reads, nil if it has none or it is closed.
-func (s *Streams) Stdin() *os.File {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.stdin
-}
-
 // ReopenLog continues in a new file at the log's path.
 func (s *Streams) ReopenLog() error {
 	if s.log == nil {
 		return nil
 	}
 	return s.log.Reopen()
-}
-
-// CloseStdin ends the container's stdin for good.
-func (s *Streams) CloseStdin() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stdin != nil && s.stdin != s.terminal {
-		_ = s.stdin.Close()
-	}
-	s.stdin = nil
 }
 
 // Close is for streams that do not run (any more).
@@ -321,3 +331,51 @@ type chunk struct{}
 func (chunk) take(pending int) []byte { return make([]byte, min(max(pending, 1), pumpBuffer)) }
 func (chunk) have(int)                {}
 func (chunk) moved()                  {}
+
+// masterLimit is how long a terminal's master may take that is on its way.
+const masterLimit = time.Second
+
+// ReceiveMaster takes the terminal's master out of the socket. Init has sent
+// it by the time that it is at the barrier. Who sends it may be a program of the
+// node's administrator: what is not one master of a pseudo-terminal is refused.
+func ReceiveMaster(from *net.UnixConn) (*os.File, error) {
+	if err := from.SetReadDeadline(time.Now().Add(masterLimit)); err != nil {
+		return nil, fmt.Errorf("receive the terminal: %w", err)
+	}
+	// There is room for a second descriptor, so two are seen to be no one.
+	fds, err := socket.Receive(from, make([]byte, 4096), 2)
+	if err == nil && len(fds) != 1 {
+		err = fmt.Errorf("%d descriptors or more were sent, not one", len(fds))
+	}
+	if err == nil {
+		if _, e := unix.IoctlGetUint32(fds[0], unix.TIOCGPTN); e != nil {
+			err = fmt.Errorf("what was sent is no master of a pseudo-terminal: %w", os.NewSyscallError("ioctl(TIOCGPTN)", e))
+		}
+	}
+	if err == nil {
+		err = os.NewSyscallError("fcntl", unix.SetNonblock(fds[0], true)) // for deadlines
+	}
+	if err != nil {
+		for _, fd := range fds {
+			_ = unix.Close(fd)
+		}
+		return nil, fmt.Errorf("receive the terminal: %w", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "terminal"), nil
+}
+
+// Resize sets a terminal's size, ioctl_tty(2).
+func Resize(master *os.File, width, height uint32) error {
+	raw, err := master.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var ioctlErr error
+	err = raw.Control(func(fd uintptr) {
+		ioctlErr = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(height), Col: uint16(width)})
+	})
+	if err != nil {
+		return err
+	}
+	return ioctlErr
+}
