@@ -222,7 +222,7 @@ func (c *creation) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	handler, err := c.owner.options.Handlers.Find(ctx, c.sandbox.RuntimeHandler)
+	handler, err := c.owner.options.Handlers.Find(ctx, c.sandbox.Handler())
 	if err != nil {
 		return err
 	}

@@ -77,7 +77,7 @@ type Options struct {
 
 // defaultsOf are those of a pod's runtime handler.
 func (s *Store) defaultsOf(pod *sandbox.Sandbox) oci.Defaults {
-	if own, has := (*s.handlerDefaults.Load())[pod.RuntimeHandler]; has {
+	if own, has := (*s.handlerDefaults.Load())[pod.Handler()]; has {
 		return own
 	}
 	return s.options.Defaults

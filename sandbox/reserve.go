@@ -24,6 +24,9 @@ func (s *Store) reserve(config *runtimeapi.PodSandboxConfig, handler string, tim
 	if err != nil {
 		return nil, false, err
 	}
+	if handler == "" {
+		record.DefaultHandler = s.options.Handlers.Default()
+	}
 	record.Supervisor = s.options.Group
 	record.CgroupsPath = s.cgroupsPath(record.ID, config)
 	sb = newSandbox(record, config)

@@ -193,7 +193,7 @@ func (c *creation) journal() error {
 	if c.hostNetwork() {
 		return nil
 	}
-	directory := c.owner.options.Networks.In(c.owner.options.Handlers.CNIConf(c.RuntimeHandler))
+	directory := c.owner.options.Networks.In(c.owner.options.Handlers.CNIConf(c.Handler()))
 	configuration, err := directory.Configuration()
 	if err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -106,6 +107,10 @@ const (
 type Record struct {
 	ID             string `json:"id"`
 	RuntimeHandler string `json:"runtime_handler,omitempty"`
+	// DefaultHandler is the handler that "" stood for when the sandbox was made, so that
+	// all its containers have one, whatever the default is later. It is "" where another
+	// one was asked for, and in records of builds that did not keep it.
+	DefaultHandler string `json:"default_handler,omitempty"`
 	// Supervisor is the group of the supervisor of its processes: the build that it
 	// was made with.
 	Supervisor string `json:"supervisor"`
@@ -143,6 +148,9 @@ type Facts struct {
 func (f *Facts) Ready() bool {
 	return !f.ReadyAt.IsZero() && f.ExitedAt.IsZero() && f.StoppedAt.IsZero()
 }
+
+// Handler is the name of the handler that runs the containers of the sandbox.
+func (r *Record) Handler() string { return cmp.Or(r.RuntimeHandler, r.DefaultHandler) }
 
 func newRecord(id string, config *runtimeapi.PodSandboxConfig, handler string) (Record, error) {
 	encoded, err := protojson.Marshal(config)

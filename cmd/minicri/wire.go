@@ -234,7 +234,9 @@ func handlerSpecs(c *config.Config) map[string]handler.Spec {
 		}
 	}
 	if c.DefaultRuntime != "" {
-		specs[""] = specs[c.DefaultRuntime]
+		standsFor := specs[c.DefaultRuntime]
+		standsFor.Name = c.DefaultRuntime
+		specs[""] = standsFor
 	}
 	return specs
 }

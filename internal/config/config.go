@@ -53,7 +53,7 @@ type Config struct {
 
 	PidsLimit int64 `toml:"pids_limit" least:"0" most:"4194304" zero:"no limit" comment:"maximum number of processes of a container"`
 
-	DefaultRuntime string `toml:"default_runtime" reload:"yes" comment:"the runtime handler of pods that name none; '' is type builtin"`
+	DefaultRuntime string `toml:"default_runtime" reload:"yes" comment:"the runtime handler of pods that name none, kept by pods that are there; '' is type builtin"`
 
 	DefaultNetwork DefaultNetwork     `toml:"default_network" reload:"yes" comment:"a bridge network, used while cni_conf_dir has no configuration"`
 	Images         Images             `toml:"images" reload:"yes" comment:"pulling and keeping images"`

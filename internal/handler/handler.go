@@ -11,6 +11,7 @@
 package handler
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sort"
@@ -23,6 +24,8 @@ import (
 
 // Spec is what the configuration says of a handler.
 type Spec struct {
+	// Name is that of the handler which "" stands for, in the Spec of "" alone.
+	Name string
 	// Program is the path and the global flags of a runtime; none for
 	// libcontainer.
 	Program []string
@@ -98,6 +101,19 @@ func (s *Set) Names() []string {
 	return names
 }
 
+// Builtin is the name of libcontainer where no other handler stands for "". No handler
+// of a configuration can have it.
+const Builtin = "(builtin)"
+
+// Default is the name of the handler that "" stands for now: who keeps it has the same
+// handler after Replace. It is "" for a nil Set.
+func (s *Set) Default() string {
+	if s == nil {
+		return ""
+	}
+	return cmp.Or((*s.specs.Load())[""].Name, Builtin)
+}
+
 // CNIConf is the directory of the network configurations of a handler's pods, ""
 // for the node's.
 func (s *Set) CNIConf(name string) string {
@@ -111,7 +127,7 @@ func (s *Set) CNIConf(name string) string {
 // configuration has none of that name, errdefs.ErrUnavailable if its runtime
 // cannot be run.
 func (s *Set) Find(ctx context.Context, name string) (Status, error) {
-	if _, known := (*s.specs.Load())[name]; name != "" && !known {
+	if _, known := (*s.specs.Load())[name]; name != "" && name != Builtin && !known {
 		return Status{}, fmt.Errorf("runtime handler %q is unknown, there are %q: %w", name, s.Names(), errdefs.ErrNotFound)
 	}
 	status := s.status(ctx, name)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -59,6 +60,53 @@ func TestHandlerOfTypeOCI(t *testing.T) {
 		t.Errorf("start of a program that is not there: %v", err)
 	}
 	p.wantExit(absent, 128, "StartError")
+}
+
+// A pod that names no handler keeps the one that was the default when it was made: a
+// container that is made after a reload or a restart with another one has the runtime of
+// its siblings, and listings still say that none was named.
+func TestDefaultHandlerOfAPodStays(t *testing.T) {
+	n := newNode(t, harness.Runtime("runc", runc(t)))
+	nameless := func(name string) *pod {
+		p := &pod{Node: n, t: t, config: n.PodConfig(name)}
+		made, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: p.config})
+		check(t, err)
+		p.id = made.PodSandboxId
+		return p
+	}
+	wantRunc := func(p *pod, name string, want int) {
+		t.Helper()
+		if states := statesOf(t, n, "oci/runc/states", p.run(name, forever)); states != want {
+			t.Errorf("runc has %d states of container %s of pod %s, want %d", states, name, p.config.Metadata.Name, want)
+		}
+	}
+	byDefault := func(handler string) {
+		dropIns := filepath.Join(n.Dir, "config.toml.d")
+		check(t, os.MkdirAll(dropIns, 0o755))
+		check(t, os.WriteFile(filepath.Join(dropIns, "default.toml"), []byte("default_runtime = '"+handler+"'\n"), 0o600))
+	}
+	builtin := nameless("builtin")
+	wantRunc(builtin, "first", 0)
+
+	byDefault("runc")
+	check(t, unix.Kill(n.PID(), unix.SIGHUP))
+	eventually(t, "it is reloaded", func() bool { return strings.Contains(n.Log(), "applied=[default_runtime]") })
+	wantRunc(builtin, "reloaded", 0)
+	byRunc := nameless("by-runc")
+	wantRunc(byRunc, "first", 1)
+
+	n.Kill()
+	byDefault("")
+	n.Start()
+	wantRunc(byRunc, "restarted", 1)
+	wantRunc(builtin, "restarted", 0)
+	list, err := n.Runtime.ListPodSandbox(limited(t), &runtimeapi.ListPodSandboxRequest{})
+	check(t, err)
+	for _, item := range list.Items {
+		if item.RuntimeHandler != "" {
+			t.Errorf("pod %s is listed with handler %q, it named none", item.Metadata.Name, item.RuntimeHandler)
+		}
+	}
 }
 
 // statesOf counts the directories named like the container below a directory
