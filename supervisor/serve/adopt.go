@@ -264,13 +264,16 @@ const mostSettled = 32
 
 // settleAll does what can wait until the supervisor serves: first no end goes unseen.
 func (s *Supervisor) settleAll() {
-	starter.EndStopped(s.dir)
 	all := s.all()
 	for _, c := range all {
 		c.watchAdopted()
 	}
 	var settling errgroup.Group
 	settling.SetLimit(mostSettled)
+	settling.Go(func() error {
+		starter.EndStopped(s.dir)
+		return nil
+	})
 	for _, c := range all {
 		settling.Go(c.endLeftExecs)
 	}

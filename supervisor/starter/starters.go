@@ -1,6 +1,7 @@
 package starter
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -205,20 +206,31 @@ func (p *starter) end() {
 }
 
 // EndStopped ends the starters of a supervisor with this directory that died as it was
-// ending them, stopped and not yet killed: no other signal would ever reach them.
+// ending them, stopped and not yet killed: no other signal would ever reach them. They
+// are in the cgroup of supervisors, where no process of a container is: one of those
+// could give itself the arguments of a starter, and have who reads them wait for its
+// memory (proc_pid_cmdline(5)).
 func EndStopped(dir string) {
-	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline") // a good pattern
-	for _, path := range lines {
-		line, _ := os.ReadFile(path) // it may have ended
-		if string(line) != strings.Join(arguments(), "\x00")+"\x00" {
-			continue
-		}
-		environment, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "environ"))
-		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		if slices.Contains(strings.Split(string(environment), "\x00"), of+"="+dir) && process.HasStopped(pid) {
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return
+	}
+	processes, _ := filepath.Glob("/proc/[0-9]*") // a good pattern
+	for _, path := range processes {
+		pid, _ := strconv.Atoi(filepath.Base(path))
+		group, err := os.ReadFile(filepath.Join(path, "cgroup"))
+		if err == nil && bytes.Equal(group, own) && process.HasStopped(pid) && isStarter(path, dir) {
 			process.KillTree(pid)
 		}
 	}
+}
+
+// isStarter reports whether a process, by its directory in /proc, is a starter of the
+// supervisor of dir.
+func isStarter(path, dir string) bool {
+	line, _ := os.ReadFile(filepath.Join(path, "cmdline")) // it may have ended
+	environment, _ := os.ReadFile(filepath.Join(path, "environ"))
+	return string(line) == strings.Join(arguments(), "\x00")+"\x00" && slices.Contains(strings.Split(string(environment), "\x00"), of+"="+dir)
 }
 
 // IsChild reports whether a process is a child of this one, also one that has ended.

@@ -2,6 +2,7 @@ package starter
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -11,18 +12,21 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/process"
 )
 
 // A supervisor that is killed while it ends a starter leaves that stopped, with what it
 // has started: the next one with its directory ends both, and none that is not stopped
-// or not its own.
+// or not its own, nor a process of another cgroup, as those of containers are, that
+// calls itself a starter.
 func TestEndStopped(t *testing.T) {
 	dir := t.TempDir()
-	stopped, output := starterOf(t, dir)
-	running, _ := starterOf(t, dir)
-	other, _ := starterOf(t, t.TempDir())
-	for _, one := range []*exec.Cmd{stopped, other} {
+	stopped, output := starterOf(t, dir, (*exec.Cmd).Start)
+	running, _ := starterOf(t, dir, (*exec.Cmd).Start)
+	other, _ := starterOf(t, t.TempDir(), (*exec.Cmd).Start)
+	forged, _ := starterOf(t, dir, anotherCgroup(t).Start)
+	for _, one := range []*exec.Cmd{stopped, other, forged} {
 		if err := one.Process.Signal(unix.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
@@ -37,16 +41,35 @@ func TestEndStopped(t *testing.T) {
 	if err := stopped.Wait(); err == nil || err.Error() != "signal: killed" {
 		t.Errorf("the stopped starter: %v", err)
 	}
-	for name, one := range map[string]*exec.Cmd{"one that works": running, "another supervisor's": other} {
+	for name, one := range map[string]*exec.Cmd{"one that works": running, "another supervisor's": other, "a container's": forged} {
 		if hasEnded, err := unix.Wait4(one.Process.Pid, nil, unix.WNOHANG, nil); hasEnded != 0 || err != nil {
 			t.Errorf("%s: %d, %v", name, hasEnded, err)
 		}
 	}
 }
 
+// anotherCgroup is one below that of this process.
+func anotherCgroup(t *testing.T) cgroup.Group {
+	t.Helper()
+	own, err := cgroup.GroupParent("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	group := own.Child(fmt.Sprint("minicri-unit-starter-", os.Getpid()))
+	if err := group.Make(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := group.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	return group
+}
+
 // starterOf starts a shell with the arguments and the variable of a starter, and a child of it. Both hold
 // the pipe whose reader is returned.
-func starterOf(t *testing.T, dir string) (*exec.Cmd, *bufio.Reader) {
+func starterOf(t *testing.T, dir string, start func(*exec.Cmd) error) (*exec.Cmd, *bufio.Reader) {
 	t.Helper()
 	scripts := t.TempDir()
 	if err := os.WriteFile(filepath.Join(scripts, Command), []byte("sleep 1000 & echo ready; wait"), 0o600); err != nil {
@@ -57,7 +80,7 @@ func starterOf(t *testing.T, dir string) (*exec.Cmd, *bufio.Reader) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := command.Start(); err != nil {
+	if err := start(command); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
