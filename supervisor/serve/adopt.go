@@ -132,6 +132,9 @@ func (c *container) adoptStreams() {
 	c.mu.Lock()
 	c.io, c.ioProblem = streams, err
 	c.mu.Unlock()
+	if isShortage(err) {
+		c.sup.stop() // serving or not: an output that nobody reads holds up who writes, and the next one tries again
+	}
 	streams.Run()
 }
 
