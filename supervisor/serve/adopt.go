@@ -106,6 +106,9 @@ func (s *Supervisor) adopt(id string) error {
 	}
 	c.execsEnded = c.init.Gone() // with the rest of the container: finish
 	c.checkStarted()
+	if !r.Bare {
+		c.countOOM() // before the first noteOOM, which counts what no container has claimed
+	}
 	c.follow = sync.OnceFunc(c.watch)
 	go c.adoptStreams() // ends when the log is open, or cannot be opened
 	return s.reserve(c)

@@ -2,13 +2,16 @@ package serve
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/runtime"
 )
@@ -37,6 +40,44 @@ func TestOutputWithoutDescriptors(t *testing.T) {
 	if c.ioProblem == nil || s.life.Err() == nil {
 		t.Errorf("it serves on without the output: %v", c.ioProblem)
 	}
+}
+
+// An adopted container whose cgroup is gone has the kill that its parent has counted since
+// then, whatever was killed in others below that before they were adopted.
+func TestOOMKillAfterAdoption(t *testing.T) {
+	s := newSupervisor(t)
+	stat, err := process.ReadStat(os.Getpid())
+	must(t, err)
+	parent := t.TempDir()
+	writeKills(t, parent, 5)
+	for id, kills := range map[string]int{"first": 0, "second": 5} {
+		dir := filepath.Join(parent, id)
+		must(t, os.Mkdir(dir, 0o700))
+		writeKills(t, dir, kills)
+		r := record{Facts: runtime.Facts{ID: id, Cgroups: map[string]string{"": dir}}, Version: recordVersion, PID: os.Getpid(), StartTime: stat.StartTime, StartedAt: 1}
+		must(t, writeJSON(s.recordPath(id), r))
+		for _, stream := range []string{api.Stdout, api.Stderr} {
+			must(t, unix.Mkfifo(filepath.Join(s.dir, api.StreamDir, id+"."+stream), 0o600))
+		}
+		must(t, s.adopt(id))
+	}
+	first, second := s.get("first"), s.get("second")
+	first.noteOOM()
+	second.noteOOM()
+	writeKills(t, parent, 6)
+	must(t, os.RemoveAll(filepath.Join(parent, "first")))
+	if !first.killedByOOM(syscall.WaitStatus(syscall.SIGKILL)) {
+		t.Error("it was killed for want of memory, and is taken for ended by others")
+	}
+	for _, c := range []*container{first, second} {
+		<-c.ioAdopted
+		c.streams().Drain()
+	}
+}
+
+func writeKills(t *testing.T, cgroup string, kills int) {
+	t.Helper()
+	must(t, os.WriteFile(filepath.Join(cgroup, "memory.events"), fmt.Appendf(nil, "oom 0\noom_kill %d\n", kills), 0o600))
 }
 
 func must(t *testing.T, err error) {
