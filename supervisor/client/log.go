@@ -7,8 +7,10 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,17 +28,22 @@ const (
 	maxPassedOn = 64 << 10
 	// keptLog is how much of what was passed on stays in the file.
 	keptLog = 128 << 10
-	// passedOn is the attribute of the file that says up to where it was passed on.
+	// passedOn is the attribute of the file that tells the next daemon up to where it was
+	// passed on.
 	passedOn = "trusted.minicri.passed"
 )
 
 // passLogsOn makes what supervisors log lines of the daemon's log, until Close. While
 // there is no daemon they stay in the file.
 func (s *Set) passLogsOn() {
+	passed := make(map[string]int64) // by group, up to where its log was passed on
 	for {
-		groups, _ := s.Groups() // they are there the next time
+		groups, err := s.Groups()
+		if err == nil { // else they are there the next time
+			maps.DeleteFunc(passed, func(name string, _ int64) bool { return !slices.Contains(groups, name) })
+		}
 		for _, name := range groups {
-			if err := s.passLogOn(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if err := s.passLogOn(name, passed); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				s.options.Logger.Debug("the log of a supervisor cannot be read", "build", name, "err", err)
 			}
 		}
@@ -65,25 +72,24 @@ func TailOfLog(path string) ([]byte, error) {
 }
 
 // passLogOn passes on what a supervisor has logged since the last time.
-func (s *Set) passLogOn(name string) error {
+func (s *Set) passLogOn(name string, passed map[string]int64) error {
 	file, err := os.OpenFile(filepath.Join(s.Dir(name), Log), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	number := make([]byte, 32)
-	n, err := unix.Fgetxattr(int(file.Fd()), passedOn, number)
-	if err != nil && !errors.Is(err, unix.ENODATA) {
-		return os.NewSyscallError("fgetxattr", err)
+	from, known := passed[name]
+	if !known {
+		from = passedBefore(file)
 	}
-	from, _ := strconv.ParseInt(string(number[:max(n, 0)]), 10, 64) // 0 without one
 	lines := make([]byte, maxPassedOn)
 	for {
-		n, _ = file.ReadAt(lines, from) // to its end
+		n, _ := file.ReadAt(lines, from) // to its end
 		whole := bytes.LastIndexByte(lines[:n], '\n') + 1
 		if whole == 0 && n == maxPassedOn {
 			whole = n // one long line
 		}
+		passed[name] = from + int64(whole)
 		if whole == 0 {
 			return nil
 		}
@@ -92,19 +98,31 @@ func (s *Set) passLogOn(name string) error {
 			s.options.Logger.Log(context.Background(), level, "supervisor", "build", name, "said", text)
 		}
 		from += int64(whole)
-		if err := shorten(file, from); err != nil {
-			return err
-		}
+		shorten(file, from)
 	}
 }
 
+// passedBefore is up to where another daemon has passed a log on. Where nothing says so,
+// because the file system has no attributes or no daemon may set this one, that is the
+// beginning of what the file still has.
+func passedBefore(file *os.File) int64 {
+	number := make([]byte, 32)
+	n, _ := unix.Fgetxattr(int(file.Fd()), passedOn, number)
+	from, _ := strconv.ParseInt(string(number[:max(n, 0)]), 10, 64) // 0 without one
+	if data, err := file.Seek(from, unix.SEEK_DATA); err == nil {
+		return data
+	}
+	return from // the end
+}
+
 // shorten notes up to where a log was passed on, and gives back its disk but for the
-// end. The supervisor appends meanwhile: a file that is cut would lose a line.
-func shorten(file *os.File, from int64) error {
+// end. The supervisor appends meanwhile: a file that is cut would lose a line. Without
+// the note the next daemon passes on again what the file has.
+func shorten(file *os.File, from int64) {
 	if over := (from - keptLog) &^ 4095; over > 0 {
 		_ = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, over) // it stays long
 	}
-	return os.NewSyscallError("fsetxattr", unix.Fsetxattr(int(file.Fd()), passedOn, strconv.AppendInt(nil, from, 10), 0))
+	_ = unix.Fsetxattr(int(file.Fd()), passedOn, strconv.AppendInt(nil, from, 10), 0)
 }
 
 // parseLine takes time and level off a line of log/slog. One with a level in small letters

@@ -82,3 +82,42 @@ func TestLogIsPassedOn(t *testing.T) {
 		t.Errorf("of a log of %d bytes %d are kept", info.Size, kept)
 	}
 }
+
+// A daemon that finds no note of what was passed on, and can leave none, passes on what
+// the file has: once.
+func TestLogIsPassedOnWithoutAttributes(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("minicri-unit", dir, "ramfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	path := filepath.Join(dir, "build", client.Log)
+	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := unix.Fsetxattr(int(file.Fd()), "trusted.minicri.passed", []byte("0"), 0); err == nil {
+		t.Fatal("this file system has attributes")
+	}
+	var daemon linesOf
+	set, err := client.NewSet(client.SetOptions{Dir: dir, Logger: slog.New(slog.NewTextHandler(&daemon, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer set.Close()
+	for _, line := range []string{"first", "second", "third"} {
+		fmt.Fprintf(file, "time=2026-11-23T00:00:00Z level=WARN msg=%s\n", line)
+		for deadline := time.Now().Add(time.Minute); !strings.Contains(daemon.text(), "msg="+line); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s is not passed on: %.1000s", line, daemon.text())
+			}
+		}
+	}
+	if n := strings.Count(daemon.text(), "msg=first"); n != 1 {
+		t.Errorf("the first line was passed on %d times", n)
+	}
+}
