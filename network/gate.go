@@ -3,15 +3,11 @@ package network
 import (
 	"context"
 	"fmt"
-	"math"
 	"sync"
-	"sync/atomic"
 	"time"
-
-	"golang.org/x/sync/semaphore"
 )
 
-// gcTimeout is how long ADD, DEL and CHECK wait for a GC of their network. One
+// gcTimeout is how long a GC may hold up ADD, DEL and CHECK of its network. One
 // that takes longer hangs, and they do not wait for its end.
 const gcTimeout = 5 * time.Second
 
@@ -19,13 +15,13 @@ const gcTimeout = 5 * time.Second
 // apart: CNI GC must not overlap an ADD or DEL (CNI SPEC, "GC"). Collection
 // waits for a moment when nothing runs, and nothing cuts it short.
 type gate struct {
-	// places are one for each run; a collection takes all.
-	places *semaphore.Weighted
-	// hangs is set while a collection is under way that was waited for in vain.
-	hangs atomic.Bool
+	mu sync.Mutex
+	// inside are the runs that are under way or wait for a collection to be over, and
+	// the collection. None begins beside them.
+	inside int
+	// collecting ends with the last collection, or gcTimeout after it has begun.
+	collecting context.Context
 }
-
-const allPlaces = math.MaxInt64
 
 // gate is the gate of a network.
 func (n *CNI) gate(network string) *gate {
@@ -37,38 +33,64 @@ func (n *CNI) gate(network string) *gate {
 	return n.gates[network]
 }
 
-func newGate() *gate { return &gate{places: semaphore.NewWeighted(allPlaces)} }
+func newGate() *gate {
+	g := &gate{}
+	g.begin()() // so that one is over
+	return g
+}
 
-// enter waits for a collection to be over, for gcTimeout at most. A second leave does
-// nothing.
+// enter waits for a collection to be over, or to hang. A second leave does nothing.
 func (g *gate) enter(ctx context.Context) (leave func(), err error) {
-	if g.hangs.Load() {
-		return func() {}, nil
+	g.mu.Lock()
+	g.inside++
+	collecting := g.collecting
+	g.mu.Unlock()
+	leave = sync.OnceFunc(g.leave)
+	select {
+	case <-collecting.Done():
+	case <-ctx.Done():
 	}
-	within, cancel := context.WithTimeout(ctx, gcTimeout)
-	defer cancel()
-	switch {
-	case g.places.Acquire(within, 1) == nil:
-		return sync.OnceFunc(func() { g.places.Release(1) }), nil
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
+		leave()
 		return nil, fmt.Errorf("wait for CNI GC to end: %w", context.Cause(ctx))
 	}
-	g.hangs.Store(true)
-	return func() {}, nil
+	return leave, nil
+}
+
+func (g *gate) leave() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.inside--
 }
 
 // collect waits until nothing runs, and calls f; runs that are to begin then
 // wait. It reports false if the context ends first.
 func (g *gate) collect(ctx context.Context, f func()) bool {
-	for !g.places.TryAcquire(allPlaces) {
+	end := g.begin()
+	for ; end == nil; end = g.begin() {
 		select {
 		case <-time.After(firstLook):
 		case <-ctx.Done():
 			return false
 		}
 	}
+	defer end()
 	f()
-	g.hangs.Store(false)
-	g.places.Release(allPlaces)
 	return true
+}
+
+// begin begins a collection if nothing is inside; else it returns nil.
+func (g *gate) begin() (end func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.inside > 0 {
+		return nil
+	}
+	g.inside++
+	collecting, over := context.WithTimeout(context.Background(), gcTimeout)
+	g.collecting = collecting
+	return func() {
+		over()
+		g.leave()
+	}
 }

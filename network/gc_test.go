@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -238,4 +239,45 @@ func TestGateThatIsLeftWaiting(t *testing.T) {
 	if !g.collect(t.Context(), func() {}) {
 		t.Error("the gate is not free")
 	}
+}
+
+// What did not wait for the end of a collection that hangs keeps the next one away, and the
+// next one is waited for again.
+func TestGateBesideACollectionThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate()
+		var begun atomic.Int32
+		hung, next := make(chan struct{}), make(chan struct{})
+		for _, end := range []chan struct{}{hung, next} {
+			go g.collect(t.Context(), func() {
+				begun.Add(1)
+				<-end
+			})
+			synctest.Wait()
+		}
+		began := time.Now()
+		leave, err := g.enter(t.Context())
+		must(t, err)
+		late, err := g.enter(t.Context())
+		must(t, err)
+		if took := time.Since(began); took != gcTimeout {
+			t.Errorf("two runs have waited %v for a collection that hangs", took)
+		}
+		leave()
+		close(hung)
+		time.Sleep(time.Second)
+		if begun.Load() != 1 {
+			t.Error("a collection has begun beside a run")
+		}
+		late()
+		time.Sleep(time.Second)
+		if begun.Load() != 2 {
+			t.Error("no collection has begun after the last run")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = g.enter(ctx)
+		wantError(t, err, "wait for CNI GC")
+		close(next)
+	})
 }
