@@ -106,10 +106,16 @@ func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte
 		return nil, fmt.Errorf("start the plugin: %w", err)
 	}
 	defer from.Close()
-	command := exec.CommandContext(run.alive, path)
-	command.Env, command.Stdin, command.Stdout, command.Stderr = environment, bytes.NewReader(stdin), to, run.stderr
-	command.WaitDelay, command.SysProcAttr = leftDelay, &syscall.SysProcAttr{Setsid: true}
-	err = run.Group.Start(command)
+	var command *exec.Cmd
+	for began := time.Now(); ; time.Sleep(busyPause) {
+		command = exec.CommandContext(run.alive, path)
+		command.Env, command.Stdin, command.Stdout, command.Stderr = environment, bytes.NewReader(stdin), to, run.stderr
+		command.WaitDelay, command.SysProcAttr = leftDelay, &syscall.SysProcAttr{Setsid: true}
+		// An installer may still be writing the program. Half of the limit leaves time to say so.
+		if err = run.Group.Start(command); !errors.Is(err, unix.ETXTBSY) || time.Since(began) > run.Limit/2 {
+			break
+		}
+	}
 	_ = to.Close()
 	if err != nil {
 		return nil, fmt.Errorf("start the plugin: %w", err)
@@ -163,19 +169,11 @@ func (run *Run) Running() bool {
 // of its cgroup, within the limit; processes that do not go are cgroup.ErrBusy.
 func (run *Run) Kill(limit time.Duration) error {
 	run.kill()
-	if err := run.Group.Kill(limit); err != nil {
-		return fmt.Errorf("kill the plugins: %w", err)
-	}
-	return nil
+	return run.Group.Kill(limit)
 }
 
 // End removes the cgroup of the run; nothing may run in it any more.
-func (run *Run) End() error {
-	if err := run.Group.Remove(); err != nil {
-		return fmt.Errorf("end a run of plugins: %w", err)
-	}
-	return nil
-}
+func (run *Run) End() error { return run.Group.Remove() }
 
 const (
 	// mostAnswer is how much a plugin may print; the pipe of one that prints more is
@@ -185,6 +183,8 @@ const (
 	mostStderr = 4 << 10
 	// leftDelay is how long a plugin's pipes are read that something it has left holds.
 	leftDelay = time.Second
+	// busyPause is the pause between two tries to start a program that is being written.
+	busyPause = 100 * time.Millisecond
 )
 
 // tail keeps the end of what a plugin writes to stderr.

@@ -318,6 +318,35 @@ func TestPluginThatCannotBeStarted(t *testing.T) {
 	must(t, run.End())
 }
 
+// A plugin that an installer is writing is started when it is whole; one that stays open for
+// writing fails, and says so, and a run that is killed does not wait for it.
+func TestPluginThatIsBeingWritten(t *testing.T) {
+	eachVersion(t, map[string]string{"copied": "echo whole", "open": ""}, func(t *testing.T, s scene) {
+		file, err := os.OpenFile(filepath.Join(s.bin, "copied"), os.O_WRONLY, 0)
+		must(t, err)
+		open, err := os.OpenFile(filepath.Join(s.bin, "open"), os.O_WRONLY, 0)
+		must(t, err)
+		defer open.Close()
+		if err := exec.Command(open.Name()).Run(); !errors.Is(err, unix.ETXTBSY) {
+			t.Skipf("this kernel runs what is open for writing (%v)", err)
+		}
+		time.AfterFunc(150*time.Millisecond, func() { _ = file.Close() })
+		if out, err := s.call(t, s.begin(t, "ADD", 1), "copied", ""); err != nil || out != "whole\n" {
+			t.Errorf("got %q, %v", out, err)
+		}
+		run := s.begin(t, "ADD", 1)
+		run.Limit = time.Second
+		if _, err := s.call(t, run, "open", ""); err == nil || !strings.Contains(err.Error(), "text file busy") {
+			t.Errorf("got %v", err)
+		}
+		run = s.begin(t, "ADD", 1)
+		time.AfterFunc(150*time.Millisecond, func() { _ = run.Kill(within) })
+		if _, err := s.call(t, run, "open", ""); err == nil || !strings.Contains(err.Error(), "did not answer") {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
 // In a chain of DELs each plugin gets its own, whatever the others say; libcni
 // hears of a failure from the last one.
 func TestChainOfDELs(t *testing.T) {
