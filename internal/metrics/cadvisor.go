@@ -1,6 +1,11 @@
 package metrics
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
 
 // Value is one value of a metric of a pod or a container.
 type Value struct {
@@ -14,6 +19,16 @@ type Value struct {
 // kubelet shows at its own /metrics/cadvisor.
 type cadvisor func() []Value
 
+// mostScrapes is how many scrapes of pods are answered at once: each measures all of them.
+const mostScrapes = 4
+
+// handler answers a scrape, without a value that makes no metric.
+func (list cadvisor) handler() http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(list)
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: mostScrapes, ErrorHandling: promhttp.ContinueOnError})
+}
+
 // Describe implements prometheus.Collector; what is collected describes itself.
 func (cadvisor) Describe(chan<- *prometheus.Desc) {}
 
@@ -24,6 +39,11 @@ func (list cadvisor) Collect(out chan<- prometheus.Metric) {
 		if v.Counter {
 			kind = prometheus.CounterValue
 		}
-		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(v.Name, v.Help, v.Labels, nil), kind, v.Value, v.LabelValues...)
+		desc := prometheus.NewDesc(v.Name, v.Help, v.Labels, nil)
+		metric, err := prometheus.NewConstMetric(desc, kind, v.Value, v.LabelValues...)
+		if err != nil { // in a goroutine of the registry a panic would end the daemon
+			metric = prometheus.NewInvalidMetric(desc, err)
+		}
+		out <- metric
 	}
 }

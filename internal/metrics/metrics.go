@@ -187,9 +187,7 @@ func (m *Metrics) Serve(ctx context.Context, address string, secure *tls.Config,
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", m.Handler())
-	pods := prometheus.NewRegistry()
-	pods.MustRegister(m.cadvisor)
-	mux.Handle("/metrics/cadvisor", promhttp.HandlerFor(pods, promhttp.HandlerOpts{}))
+	mux.Handle("/metrics/cadvisor", m.cadvisor.handler())
 	if secure != nil {
 		listener = tls.NewListener(listener, secure)
 	}
