@@ -72,13 +72,13 @@ func TestExecsOfAFrozenContainer(t *testing.T) {
 func TestExecsOfAContainerThatCannotRun(t *testing.T) {
 	for name, c := range map[string]struct {
 		script  string
-		is      string      // how the command lines of its processes begin
+		is      string      // how the command lines of its processes begin; of one that runs dd it is the shell's, of busybox
 		count   int         // of them
 		limits  [][3]string // file, limit, none; the first that there is
 		mayFail bool
 	}{
-		"cpu.max":     {"for i in $(seq 300); do while :; do :; done & done; wait", "/bin/sh -c for i in ", 301, [][3]string{{"cpu.max", "1000 1000000", "max"}, {"cpu.cfs_quota_us", "1000", "-1"}}, false},
-		"memory.high": {"dd if=/dev/zero of=/dev/null bs=64M", "dd if=", 1, [][3]string{{"memory.high", "4194304", "max"}}, false},
+		"cpu.max":     {"for i in $(seq 300); do { sleep 7; while :; do :; done; } & done; wait", "/bin/sh -c for i in ", 301, [][3]string{{"cpu.max", "1000 1000000", "max"}, {"cpu.cfs_quota_us", "1000", "-1"}}, false},
+		"memory.high": {"dd if=/dev/zero of=/dev/null bs=64M", "/bin/sh -c dd if=", 1, [][3]string{{"memory.high", "4194304", "max"}}, false},
 		"pids.max":    {"sleep 7771", "sleep 7771", 1, [][3]string{{"pids.max", "1", "max"}}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -91,14 +91,16 @@ func TestExecsOfAContainerThatCannotRun(t *testing.T) {
 			}
 			besides(t, n, func() {
 				id := p.run("app", command("/bin/sh", "-c", c.script), func(c *runtimeapi.ContainerConfig) { c.Linux.Resources.CpuPeriod = 1_000_000 })
-				harness.Eventually(t, "all of it runs", patience, func() bool {
-					running := 0
+				harness.Eventually(t, "all of it runs", 5*patience, func() bool {
+					running, asleep := 0, false
 					for _, one := range processes() {
-						if strings.HasPrefix(strings.Join(one.args, " "), c.is) {
+						line := strings.Join(one.args, " ")
+						asleep = asleep || line == "sleep 7"
+						if strings.HasPrefix(line, c.is) {
 							running++
 						}
 					}
-					return running >= c.count
+					return running >= c.count && !asleep
 				})
 				p.limit(id, c.limits[i][0], c.limits[i][1])
 				p.execs(id, 20, 2, 4, c.mayFail)
