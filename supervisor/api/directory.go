@@ -24,8 +24,10 @@ const (
 )
 
 const (
-	// Protocol is the version of the protocol that this build speaks.
-	Protocol = 1
+	// Protocol is the version of the protocol that this build speaks. It covers the form of
+	// starters too (starter.Request, starter.Answer and their framing): a supervisor of
+	// another build runs those of the daemon's build (UseProgram).
+	Protocol = 2
 	// RecordVersion is that of the files in a supervisor's directory by which a
 	// successor adopts its containers.
 	RecordVersion = 1
