@@ -47,6 +47,7 @@ type door struct {
 type link struct {
 	plugin, library net.Conn
 	command         *exec.Cmd     // nil if it has connected by itself
+	release         func()        // of process.Hold, if we have started it
 	config          string        // what it is configured with, if we have started it
 	name            string        // INDEX-NAME, "" until it has registered
 	joined          bool          // it is synchronized, and asked from now on
@@ -161,13 +162,15 @@ func (l *link) hangUp() {
 
 // leave forgets a plugin whose connection has ended, and ends one that we have started
 // with what it has started: its tree, whatever its sessions, and its process group, in
-// which those are whose parent has ended.
+// which those are whose parent has ended. Its first process may have ended long ago: it is
+// reaped here and not before, so its pid and its group are no other's.
 func (d *door) leave(l *link) {
 	l.hangUp()
 	if l.command != nil {
 		process.KillTree(l.command.Process.Pid)
 		_ = unix.Kill(-l.command.Process.Pid, unix.SIGKILL)
 		_ = l.command.Wait() // killed
+		l.release()
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -18,6 +18,8 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/process"
 )
 
 // external is a plugin that connects by itself, and says when its connection ends.
@@ -136,6 +138,47 @@ func TestMutePlugins(t *testing.T) {
 		must(t, err)
 		awaitThat(t, "what a plugin has started is ended", func() bool { return gone(pid) })
 	}
+}
+
+// The first process of a plugin ends, and a descendant in a session of its own holds the
+// connection. Until that ends the pid stays taken, also if orphans are reaped: no other
+// process is killed for it, and what is left in its process group is.
+func TestPIDOfAPluginThatHasEnded(t *testing.T) {
+	must(t, process.Adopt())
+	ctx, stop := context.WithCancel(t.Context())
+	var wait sync.WaitGroup
+	wait.Go(func() { process.ReapOrphans(ctx, nil) })
+	defer wait.Wait()
+	defer stop()
+	dir := t.TempDir()
+	pids := filepath.Join(dir, "pids")
+	script := fmt.Sprintf("#!/bin/sh\nsetsid sleep 1000 &\nholder=$!\nsleep 1000 3>&- &\necho $$ $holder $! >%[1]s.new\nmv %[1]s.new %[1]s\n", pids)
+	must(t, os.WriteFile(filepath.Join(dir, "10-ends"), []byte(script), 0o700))
+	p := New(Options{
+		Source: Source{Enabled: true, PluginDir: dir, ConfigDir: dir}, State: t.TempDir(),
+		Registration: time.Minute, Request: time.Minute,
+		Version: "test", Metrics: &counted{requests: make(map[string]int)}, Logger: slog.New(slog.DiscardHandler),
+	})
+	defer p.Close()
+	opened := make(chan error, 1)
+	go func() { opened <- p.Open(nonePods{}, none{}) }()
+	var first, holder, member int
+	awaitThat(t, "the plugin has written its pids", func() bool {
+		content, _ := os.ReadFile(pids)
+		n, _ := fmt.Sscan(string(content), &first, &holder, &member)
+		return n == 3 && gone(first)
+	})
+	time.Sleep(3 * time.Second) // orphans are reaped after two
+	if stat, err := process.ReadStat(first); err != nil || stat.Parent != os.Getpid() {
+		t.Errorf("the pid of the plugin may be another process's: %+v, %v", stat, err)
+	}
+	must(t, unix.Kill(holder, unix.SIGKILL))
+	awaitThat(t, "what is left in the plugin's group is ended", func() bool { return gone(member) })
+	awaitThat(t, "the plugin is reaped", func() bool {
+		_, err := process.ReadStat(first)
+		return errors.Is(err, process.ErrGone)
+	})
+	must(t, <-opened)
 }
 
 // gone reports whether a process has ended; as an orphan it may not be reaped yet.

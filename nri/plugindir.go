@@ -13,6 +13,8 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/process"
 )
 
 // Survey returns the plugins of the directory that can be started, as INDEX-NAME,
@@ -122,6 +124,7 @@ func launch(source Source, plugin string) (*link, error) {
 		_ = l.plugin.Close()
 		return nil, err
 	}
+	l.release = process.Hold(l.command.Process.Pid)
 	return l, nil
 }
 

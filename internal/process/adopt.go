@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +36,18 @@ type Orphans interface {
 	Known(Facts) bool
 	// Ended receives the exit status of a known one, which has been reaped.
 	Ended(Facts, unix.WaitStatus)
+}
+
+// held are the pids of children that Hold leaves to their waiters.
+var held sync.Map
+
+// Hold has ReapOrphans leave a child of this process to its waiter, however late that
+// waits. A child that is dead and not reaped keeps its pid, so signals to that, to its
+// process group and to its tree reach no other process. It is called when the child has
+// been started, and release when it has been waited for.
+func Hold(pid int) (release func()) {
+	held.Store(pid, nil)
+	return func() { held.Delete(pid) }
 }
 
 // reaper reaps adopted children.
@@ -75,7 +88,7 @@ func ReapOrphans(ctx context.Context, known Orphans) {
 }
 
 // look reaps, of the children that are dead, the known ones, and others that have been
-// dead for reapAfter, and says when to look again; 0 if no child is dead.
+// dead for reapAfter and that nobody holds, and says when to look again; 0 if no child is dead.
 func (r *reaper) look() time.Duration {
 	if !anyDead() {
 		clear(r.since)
@@ -83,6 +96,9 @@ func (r *reaper) look() time.Duration {
 	}
 	left := make(map[Facts]time.Time)
 	for pid, start := range deadChildren() {
+		if _, is := held.Load(pid); is {
+			continue
+		}
 		dead := Facts{PID: pid, StartTime: start}
 		since, seen := r.since[dead]
 		if !seen {
