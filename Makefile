@@ -254,7 +254,7 @@ test-release: root setup build release ## Install, upgrade and remove the packag
 
 # Kubernetes' programs and images are built the first time, some minutes.
 .PHONY: kind-image
-kind-image: root release bin/cluster ## A node as an image, an OCI archive: bin/release/minicri-node.tar; docs/kind.md (root)
+kind-image: root build release bin/cluster ## A node as an image, an OCI archive: bin/release/minicri-node.tar; docs/kind.md (root)
 	bin/cluster offer $(CURDIR)/bin/release/node
 	hack/release/kind-image
 
