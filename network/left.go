@@ -21,6 +21,8 @@ type linger struct {
 	stuck time.Time
 	// held is the lock of its attachment and the place in the gate, if it has them.
 	held held
+	// failed is set once its cgroup could not be removed, which is logged then.
+	failed bool
 }
 
 // StuckRun is a run of plugins whose processes did not end when they were
@@ -76,14 +78,15 @@ func (p *plugins) stick(run *runner.Run, h held) {
 	p.keep(&linger{run: run, deadline: time.Now().Add(-killLimit), held: h})
 }
 
-// firstLook and lastLook are pauses between two looks at processes that are waited for.
-const firstLook, lastLook = 10 * time.Millisecond, 200 * time.Millisecond
+// firstLook and lastLook are pauses between two looks at processes that are waited for;
+// those that nothing waits for are looked at every seldom-th time.
+const firstLook, lastLook, seldom = 10 * time.Millisecond, 200 * time.Millisecond, 25
 
 // followLingering removes runs whose last process has ended, kills those whose time is
 // over, and unlocks their attachments; one that was to be released is then.
 func (n *CNI) followLingering(ctx context.Context) {
-	for ctx.Err() == nil {
-		for _, l := range n.plugins.lookAtLingering() {
+	for looks := 0; ctx.Err() == nil; looks++ {
+		for _, l := range n.plugins.lookAtLingering(looks%seldom == 0) {
 			a := l.held.a
 			if a == nil {
 				continue
@@ -104,18 +107,24 @@ func (n *CNI) followLingering(ctx context.Context) {
 	}
 }
 
-// lookAtLingering returns the runs that are over.
-func (p *plugins) lookAtLingering() (over []*linger) {
-	for _, l := range p.lingers(func(*linger) bool { return true }) {
-		late := time.Since(l.deadline)
+// lookAtLingering returns the runs that are over, of all or of those with a deadline.
+func (p *plugins) lookAtLingering(all bool) (over []*linger) {
+	for _, l := range p.lingers(func(l *linger) bool { return all || !l.deadline.IsZero() }) {
 		switch {
-		case !l.run.Running() && l.run.End() == nil:
+		case !l.run.Running():
+			if err := l.run.End(); err != nil {
+				if !l.failed {
+					p.logger.Warn("a run of plugins cannot be removed, which is tried again", "verb", l.run.Verb, "sandbox", l.run.ID, "err", err)
+				}
+				l.failed, l.deadline = true, time.Time{} // nothing is left to kill
+				continue
+			}
 			p.mu.Lock()
 			delete(p.lingering, l)
 			p.mu.Unlock()
 			over = append(over, l)
-		case l.deadline.IsZero() || late < 0:
-		case l.run.Kill(0) != nil && late > killLimit && l.stuck.IsZero():
+		case l.deadline.IsZero() || time.Now().Before(l.deadline):
+		case l.run.Kill(0) != nil && time.Since(l.deadline) > killLimit && l.stuck.IsZero():
 			p.logger.Error("plugins were killed and do not end: their attachment stays locked", "verb", l.run.Verb, "sandbox", l.run.ID, "network", l.run.Network)
 			p.mu.Lock()
 			l.stuck = time.Now()
@@ -134,7 +143,7 @@ func (p *plugins) lookAtLingering() (over []*linger) {
 func (p *plugins) awaitEnding(limit time.Duration) {
 	ending := func(l *linger) bool { return l.deadline.IsZero() && l.run.Verb != "ADD" }
 	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(firstLook) {
-		if p.lookAtLingering(); len(p.lingers(ending)) == 0 {
+		if p.lookAtLingering(true); len(p.lingers(ending)) == 0 {
 			return
 		}
 	}
@@ -158,12 +167,11 @@ func (p *plugins) end(run *runner.Run, err error, killed bool) error {
 	return nil
 }
 
-// findLeftRuns finds the runs that an earlier daemon left. They may finish: one
-// that is killed half-way can leave what no DEL finds again (bridge deletes the
-// interface first, from which it has read the masquerade rules that it then
-// removes). Until they have, their attachment is locked, because an ADD must
-// not overlap the DEL that undoes it, and no GC begins; a DEL is repeated then. What has no attachment is
-// ended at once.
+// findLeftRuns finds the runs that an earlier daemon left. They may finish: one that is
+// killed half-way can leave what no DEL finds again (bridge deletes the interface first,
+// from which it has read the masquerade rules that it then removes). Until they have,
+// their attachment is locked, because an ADD must not overlap the DEL that undoes it, and
+// no GC begins; a DEL is repeated then. All verbs but ADD and DEL are ended at once.
 func (n *CNI) findLeftRuns() {
 	left, err := n.plugins.runner.Left()
 	if err != nil {

@@ -34,8 +34,7 @@ var (
 
 // outcome is what came of a run.
 type outcome struct {
-	// stuck is the run when its processes could not be ended; it is over when
-	// they are gone.
+	// stuck is the run when its processes could not be ended; it is over when they go.
 	stuck *runner.Run
 	// late is set when it was killed at its limit, gaveUp when its attachment is given up.
 	late, gaveUp bool
@@ -72,9 +71,8 @@ func (p *plugins) run(ctx context.Context, request runner.Request, do func(conte
 	return o
 }
 
-// follow waits for do, for the end of the limit or of the context, or for the
-// end of the daemon. killed is why the plugins were killed, nil if they were
-// not.
+// follow waits for do, for the end of the limit or of the context, or for the end of the
+// daemon. killed is why the plugins were killed, nil if they were not.
 func (p *plugins) follow(ctx context.Context, run *runner.Run, do func(context.Context, *runner.Run) error) (err, killed error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, run.Limit, fmt.Errorf("not done after %v, the plugins were killed", run.Limit))
 	defer cancel()
@@ -111,11 +109,10 @@ func kill(run *runner.Run, done <-chan error, limit time.Duration) error {
 	over := time.After(limit)
 	err := run.Kill(limit)
 	select {
-	case err := <-done:
-		return err
+	case err = <-done:
 	case <-over:
-		return err
 	}
+	return err
 }
 
 // recovered makes a panic of go-cni or libcni an error: they panic at an address of an

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -222,6 +223,34 @@ func TestWhatIsAboutToEndIsWaitedFor(t *testing.T) {
 	n.plugins.awaitEnding(within)
 	if left := n.runDirs(t); len(left) > 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// Why a run that is over cannot be removed is logged once. It is removed when it can be, by
+// one of the rare looks.
+func TestRunThatCannotBeRemoved(t *testing.T) {
+	n := newNode(t, nil)
+	n.CNI.end()
+	n.CNI.background.Wait() // the looks are those of this test
+	run, err := n.plugins.runner.Begin(runner.Request{Verb: "ADD", ID: "web", Network: "net", Limit: within})
+	must(t, err)
+	must(t, unix.Mount(run.Group.Dir, run.Group.Dir, "", unix.MS_BIND, ""))
+	unmount := sync.OnceFunc(func() { must(t, unix.Unmount(run.Group.Dir, unix.MNT_DETACH)) })
+	t.Cleanup(unmount)
+	n.plugins.stick(run, held{})
+	for range 2 {
+		if over := n.plugins.lookAtLingering(true); len(over) > 0 {
+			t.Error("what cannot be removed is over")
+		}
+	}
+	if logged := strings.Count(n.log.String(), "cannot be removed"); logged != 1 {
+		t.Errorf("it is logged %d times", logged)
+	}
+	unmount()
+	for want, all := range []bool{false, true} {
+		if over := n.plugins.lookAtLingering(all); len(over) != want {
+			t.Errorf("looking at all: %v, %d runs are over, want %d", all, len(over), want)
+		}
 	}
 }
 

@@ -149,8 +149,7 @@ func rest(from *os.File) []byte {
 	if err != nil {
 		return nil // it is closed
 	}
-	const mostInPipe = 64 << 10 // pipe(7)
-	text := make([]byte, mostInPipe)
+	text := make([]byte, 64<<10) // what a pipe has room for, pipe(7)
 	length := 0
 	_ = pipe.Read(func(fd uintptr) bool {
 		length, _ = unix.Read(int(fd), text)
