@@ -193,6 +193,10 @@ func (w *work) enter(method string) (leave func(), err error) {
 	if !slices.Contains(changing, path.Base(method)) {
 		return func() {}, nil
 	}
+	return w.begin()
+}
+
+func (w *work) begin() (leave func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.idle != nil {
@@ -210,6 +214,10 @@ func (w *work) leave() {
 		close(w.idle)
 	}
 }
+
+// Enter counts something in that Drain waits for and that is no call of the CRI, until
+// leave is called; it refuses it after Drain.
+func (r *Runtime) Enter() (leave func(), err error) { return r.work.begin() }
 
 // Drain refuses the calls that change something from now on, with
 // errdefs.ErrUnavailable, and waits for those under way, no longer than the

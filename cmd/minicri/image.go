@@ -81,6 +81,10 @@ func imageVerb(args []string) (imageVerbFunc, []string, error) {
 	return verb.run, args[1:], nil
 }
 
+// lastChange is how long a pull or an import that was interrupted may take to end: the
+// store is not closed beside it.
+const lastChange = time.Minute
+
 // openImages prefers the daemon: the store belongs to it while it runs. Without one
 // this process answers itself.
 func openImages(ctx context.Context, verb string, options imageOptions) (images inspect.Client, done func() error, err error) {
@@ -95,12 +99,12 @@ func openImages(ctx context.Context, verb string, options imageOptions) (images 
 		return images, nil, fmt.Errorf("no daemon serves at %s, and: %w", options.Socket, err)
 	}
 	mux := http.NewServeMux()
-	inspect.ImageRoutes(mux, store)
+	inspect.ImageRoutes(mux, store, nil)
 	listener, server := bufconn.Listen(1<<20), &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	return inspect.NewClientBy("in this process", listener.DialContext), func() error {
-		err := server.Close()
+		err := inspect.Stop(server, lastChange)
 		<-served // it always has an error, that it was closed
 		if verb == "ls" || verb == "inspect" || verb == "save" {
 			return errors.Join(err, store.Close())

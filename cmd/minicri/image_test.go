@@ -90,7 +90,7 @@ func startImageDaemon(t *testing.T, root string) (socket string) {
 	listener, err := net.Listen("unix", socket)
 	must(t, err)
 	mux := http.NewServeMux()
-	inspect.ImageRoutes(mux, store)
+	inspect.ImageRoutes(mux, store, nil)
 	service := &http.Server{Handler: mux}
 	go func() { _ = service.Serve(listener) }() // ends with Close
 	t.Cleanup(func() {

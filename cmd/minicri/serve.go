@@ -107,7 +107,12 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 	node.runtime.Info.Config = func() any { return node.inForce.Load() }
 	seen := node.inspect(c)
 	d.start(background, &wait, signals)
-	if err := d.startInspection(background, &wait, seen); err != nil {
+	// It ends before what it shows is closed.
+	inspecting, endInspection := context.WithCancel(background)
+	var inspected sync.WaitGroup
+	defer inspected.Wait()
+	defer endInspection()
+	if err := d.startInspection(inspecting, &inspected, seen); err != nil {
 		return err
 	}
 
@@ -159,7 +164,7 @@ func (d *serving) startInspection(ctx context.Context, wait *sync.WaitGroup, nod
 	if err != nil {
 		return err
 	}
-	inspection := &inspect.Server{Node: node, Images: d.node.images, Metrics: d.node.metrics.Handler()}
+	inspection := &inspect.Server{Node: node, Images: d.node.images, Enter: d.node.runtime.Enter, Metrics: d.node.metrics.Handler()}
 	wait.Go(func() {
 		if err := inspection.Serve(ctx, socket.RootOnly(listener)); err != nil {
 			d.logger.Error("the debug socket is not served: minicri timeline, pods, image and debug do not work", "err", err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"time"
 
 	"github.com/minicri/minicri/image"
 )
@@ -45,7 +46,29 @@ type PullUpdate struct {
 //	POST /images/import            the images of the archive that is sent
 //	GET /images/save?name=         an archive; the trailer Error says what it lacks
 //	POST /images/pull?name=        takes an image.Auth, answers with lines of PullUpdate
-func ImageRoutes(mux *http.ServeMux, images *image.Store) {
+//
+// enter counts a call in that changes something, or refuses it; nil if nobody counts.
+func ImageRoutes(mux *http.ServeMux, images *image.Store, enter func() (leave func(), err error)) {
+	handle := func(pattern string, serve http.HandlerFunc) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			if enter != nil && r.Method != http.MethodGet && r.Method != http.MethodHead {
+				leave, err := enter()
+				if err != nil {
+					answer(w, nil, err)
+					return
+				}
+				defer leave()
+			}
+			// A request that is cancelled does not wait for its client.
+			stop := context.AfterFunc(r.Context(), func() {
+				connection := http.NewResponseController(w)
+				_ = connection.SetReadDeadline(time.Now())
+				_ = connection.SetWriteDeadline(time.Now().Add(lastRequests / 2)) // for the error
+			})
+			defer stop()
+			serve(w, r)
+		})
+	}
 	for pattern, do := range map[string]func(r *http.Request, name string) (any, error){
 		"GET /images": func(*http.Request, string) (any, error) { return imagesOf(images.List()...), nil },
 		"DELETE /images": func(r *http.Request, name string) (any, error) {
@@ -71,18 +94,18 @@ func ImageRoutes(mux *http.ServeMux, images *image.Store) {
 			return imagesOf(imported...), err
 		},
 	} {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		handle(pattern, func(w http.ResponseWriter, r *http.Request) {
 			value, err := do(r, r.URL.Query().Get("name"))
 			answer(w, value, err)
 		})
 	}
-	mux.HandleFunc("GET /images/save", func(w http.ResponseWriter, r *http.Request) {
+	handle("GET /images/save", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Trailer", archiveError)
 		if err := images.Save(r.Context(), r.URL.Query().Get("name"), w); err != nil {
 			w.Header().Set(archiveError, err.Error())
 		}
 	})
-	mux.HandleFunc("POST /images/pull", func(w http.ResponseWriter, r *http.Request) { servePull(w, r, images) })
+	handle("POST /images/pull", func(w http.ResponseWriter, r *http.Request) { servePull(w, r, images) })
 }
 
 // archiveError is the trailer of an archive that is not whole.

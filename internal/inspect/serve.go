@@ -36,11 +36,17 @@ func DebugSocket(state string) string { return filepath.Join(state, "debug.sock"
 type Server struct {
 	Node   *Node
 	Images *image.Store
+	// Enter is that of ImageRoutes.
+	Enter func() (leave func(), err error)
 	// Metrics answers a scrape, whether there is an address for that or not.
 	Metrics http.Handler
 }
 
-// Serve answers on the listener until the context ends:
+// lastRequests is how long requests may take to end once they are cancelled.
+const lastRequests = 2 * time.Second
+
+// Serve answers on the listener until the context ends, and then waits for the requests,
+// which end with it:
 //
 //	/timelines?pod=NAME    the lives of pods, as JSON
 //	/pods                  all pods at a glance, as JSON
@@ -51,13 +57,24 @@ type Server struct {
 //	/metrics               the metrics of Prometheus
 //	/debug/pprof/          profiles, as net/http/pprof has them
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
-	server := &http.Server{Handler: s.routes(), ReadHeaderTimeout: 10 * time.Second}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+	server := &http.Server{Handler: s.routes(), ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
 		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+	case <-ctx.Done():
+		_ = Stop(server, lastRequests) // what is left then is cut off
+		return nil
 	}
-	return nil
+}
+
+// Stop ends a server whose requests are over or cancelled, when they have ended or after
+// the limit.
+func Stop(server *http.Server, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	return errors.Join(server.Shutdown(ctx), server.Close())
 }
 
 func (s *Server) routes() http.Handler {
@@ -74,7 +91,7 @@ func (s *Server) routes() http.Handler {
 	mux.HandleFunc("DELETE /snapshots/orphans/{key}", func(w http.ResponseWriter, r *http.Request) {
 		answer(w, nil, s.Node.Containers.RemoveSnapshot(r.Context(), r.PathValue("key")))
 	})
-	ImageRoutes(mux, s.Images)
+	ImageRoutes(mux, s.Images, s.Enter)
 	mux.HandleFunc("GET /goroutines", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(goroutines()) })
 	mux.Handle("GET /metrics", s.Metrics)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
