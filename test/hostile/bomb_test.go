@@ -45,11 +45,13 @@ func TestLayersCostLittleMemory(t *testing.T) {
 	n.ImportBusybox() // makes the directories of the image store
 	content, host := newRegistry(t, n)
 	const size = 136 << 20
-	zeros := func() io.Reader { return registry.Zeros(size) }
-	other := registry.Zstd(zeros(), 26) // the same files, in other bytes
-	packed(t, content, "window:1", ocispec.MediaTypeImageLayerZstd, zeros, registry.Zstd(zeros(), 29))
-	packed(t, content, "large:1", ocispec.MediaTypeImageLayerZstd, zeros, registry.Zstd(zeros(), 27), other)
-	packed(t, content, "gzip:1", ocispec.MediaTypeImageLayerGzip, zeros, registry.Gzip(zeros()))
+	zeros := func(size int64) func() io.Reader { return func() io.Reader { return registry.Zeros(size) } }
+	// Of sizes of their own: a layer that is there, or not yet removed, is not unpacked again.
+	window, large, gzip := zeros(size), zeros(size+1<<20), zeros(size+2<<20)
+	other := registry.Zstd(large(), 26) // the same files, in other bytes
+	packed(t, content, "window:1", ocispec.MediaTypeImageLayerZstd, window, registry.Zstd(window(), 29))
+	packed(t, content, "large:1", ocispec.MediaTypeImageLayerZstd, large, registry.Zstd(large(), 27), other)
+	packed(t, content, "gzip:1", ocispec.MediaTypeImageLayerGzip, gzip, registry.Gzip(gzip()))
 	headers := func() io.Reader { return registry.LongHeaders(200) }
 	packed(t, content, "headers:1", ocispec.MediaTypeImageLayerGzip, headers, registry.Gzip(headers()))
 	for name, word := range map[string]string{"window": "window of a frame is larger than 128 MiB", "large": "", "gzip": "", "headers": ""} {
