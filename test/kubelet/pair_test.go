@@ -23,7 +23,7 @@ func (k *kubelet) applyPair() {
 	const fetch = "until wget -qO /www/page http://127.0.0.1:9000/page; do sleep 0.1; done; dd if=/dev/zero of=/www/big bs=1M count=4"
 	spec := containers(
 		shell("server", "httpd -p 8080 -h /www"+forever, mounted("www"), readiness(httpGet("/page", 8080))),
-		shell("client", "until wget -qO- http://127.0.0.1:8080/page; do sleep 0.1; done; echo said so"+forever, restricted),
+		shell("client", "until wget -qO- http://127.0.0.1:8080/page 2>/dev/null; do sleep 0.1; done; echo said so"+forever, restricted),
 	)
 	share := true
 	spec.ShareProcessNamespace = &share
