@@ -96,8 +96,8 @@ func sigchldPID(info *unix.Siginfo) int32 {
 	return (*sigchld)(unsafe.Pointer(info)).pid
 }
 
-// Start has fork make a child, which nobody can reap before it has an owner. fork
-// must not wait for the child.
+// Start owns the child that fork makes, or finds: nobody can reap it before. fork must
+// not wait for the child.
 func (c *Children) Start(fork func() (pid int, err error)) (*Child, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -105,7 +105,7 @@ func (c *Children) Start(fork func() (pid int, err error)) (*Child, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.own(pid), nil
+	return c.own(pid, nil)
 }
 
 // Own makes pid a child with an owner: a child of ours, or one of a child of ours
@@ -116,18 +116,16 @@ func (c *Children) Start(fork func() (pid int, err error)) (*Child, error) {
 func (c *Children) Own(pid int, before func(pid int)) (*Child, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.own(pid, before)
+}
+
+func (c *Children) own(pid int, before func(pid int)) (*Child, error) {
 	if c.owned[pid] != nil {
 		return nil, fmt.Errorf("process %d has an owner already", pid)
 	}
-	child := c.own(pid)
-	child.before = before
-	return child, nil
-}
-
-func (c *Children) own(pid int) *Child {
-	child := &Child{PID: pid, exited: make(chan struct{})}
+	child := &Child{PID: pid, before: before, exited: make(chan struct{})}
 	c.owned[pid] = child
-	return child
+	return child, nil
 }
 
 // Child is a child with an owner.
@@ -141,6 +139,16 @@ type Child struct {
 // Exited is closed when the child has exited and is reaped. Until then its pid is
 // no other process's.
 func (c *Child) Exited() <-chan struct{} { return c.exited }
+
+// HasExited reports whether the child has exited and is reaped.
+func (c *Child) HasExited() bool {
+	select {
+	case <-c.exited:
+		return true
+	default:
+		return false
+	}
+}
 
 // Wait waits for the exit and returns its status.
 func (c *Child) Wait() syscall.WaitStatus {

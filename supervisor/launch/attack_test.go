@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -196,6 +197,38 @@ func TestSpyOnExecs(t *testing.T) {
 		t.Errorf("it saw nothing before an execution, but %v: this shows nothing", seen)
 	}
 	t.Logf("it saw %v", seen)
+}
+
+// attack: A container with SYS_PTRACE in the same pid namespace takes the socket of each process that is let in, and says over it that processes of the node are of that launch.
+// held: None of them is touched; the command fails or is executed.
+func TestForgedWords(t *testing.T) {
+	a := newAttacked(t, noFilter)
+	victim := exec.Command("sleep", "1000000")
+	if err := victim.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- victim.Wait() }()
+	defer func() { _ = victim.Process.Kill() }()
+	output := a.attack(t, true, "forge", strconv.Itoa(victim.Process.Pid))
+	forged := func() int { return strings.Count(read(output), "forged") }
+	failed := 0
+	for deadline := time.Now().Add(2 * time.Minute); forged() < 50 && time.Now().Before(deadline); {
+		if l, err := a.exec(t, t.Context(), execProcess()); err == nil {
+			a.node.end(t, l)
+		} else {
+			failed++
+		}
+	}
+	if forged() < 50 {
+		t.Errorf("%d words were forged: this shows nothing", forged())
+	}
+	t.Logf("%d words were forged, %d execs failed", forged(), failed)
+	select {
+	case err := <-ended:
+		t.Errorf("a process of the node was ended: %v", err)
+	default:
+	}
 }
 
 func ownLines(t *testing.T, pid int, name string) (lines []string) {

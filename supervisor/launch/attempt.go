@@ -40,7 +40,9 @@ type attempt struct {
 
 	ours    *net.UnixConn
 	parents []*os.File // pidfds of the first process and of the helper
+	parent  int        // the pid of the last of them
 	made    *Launched  // the process; nil before its pid is known
+	barrier bool       // it waits at the exec barrier
 	waiting string     // for what
 }
 
@@ -128,7 +130,7 @@ func (a *attempt) fork() (*children.Child, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start the program launch: %w", err)
 	}
-	a.parents = append(a.parents, os.NewFile(uintptr(pidfd), "pidfd"))
+	a.parents, a.parent = append(a.parents, os.NewFile(uintptr(pidfd), "pidfd")), first.PID
 	return first, nil
 }
 
@@ -158,12 +160,13 @@ func (a *attempt) run(ctx context.Context) (*Launched, error) {
 // there is an end to read when all that have it have ended.
 func (a *attempt) send() error {
 	if _, err := a.WriteTo(a.ours); err != nil {
-		return fmt.Errorf("say what to do: %w", err)
+		return fmt.Errorf("send the list of calls to the program launch: %w", err)
 	}
 	return a.files[socketFD].Close()
 }
 
-// step waits for one thing that is said.
+// step waits for one thing that is said. The process has the socket, too, in reach of a
+// container that traces it: over it nothing may be said but that it has failed.
 func (a *attempt) step() (done bool, err error) {
 	said := make([]byte, 8)
 	_, err = io.ReadFull(a.ours, said)
@@ -174,13 +177,13 @@ func (a *attempt) step() (done bool, err error) {
 		return false, err
 	}
 	what, value := int(int32(binary.NativeEndian.Uint32(said))), int(int32(binary.NativeEndian.Uint32(said[4:])))
-	switch what {
-	case helperMade:
+	switch {
+	case what == helperMade && a.made == nil:
 		a.waiting = "its helper in the cgroup of the container"
 		return false, a.openHelper(value)
-	case pidMade:
+	case what == pidMade && a.made == nil:
 		return false, a.own(value)
-	case atBarrier:
+	case what == atBarrier && a.made != nil && a.barrier:
 		return true, nil
 	}
 	err = a.failure(what, syscall.Errno(value))
@@ -198,21 +201,30 @@ func (a *attempt) openHelper(pid int) error {
 		return fmt.Errorf("the helper: %w", os.NewSyscallError("pidfd_open", err))
 	}
 	helper, parent := os.NewFile(uintptr(fd), "pidfd"), a.parents[0]
-	if hasEnded(parent) {
-		return errors.Join(errKilled, helper.Close())
+	if err := a.isChild(pid, parent); err != nil {
+		return errors.Join(err, helper.Close())
 	}
-	a.parents = append(a.parents, helper)
+	a.parents, a.parent = append(a.parents, helper), pid
 	return a.goOn()
+}
+
+// isChild is nil if a process is a child of the last parent, which does not reap it.
+func (a *attempt) isChild(pid int, parent *os.File) error {
+	stat, err := process.ReadStat(pid)
+	if hasEnded(parent) { // the pid may be another's
+		return errKilled
+	}
+	if err == nil && stat.Parent != a.parent {
+		err = fmt.Errorf("process %d was named, which is none of this launch: %w", pid, errdefs.ErrFailedPrecondition)
+	}
+	return err
 }
 
 // own makes the process a child with an owner, and lets it go on.
 func (a *attempt) own(pid int) error {
 	parent := a.parents[len(a.parents)-1]
 	child, err := a.launcher.children.Start(func() (int, error) {
-		if hasEnded(parent) { // the pid may be another's
-			return 0, errKilled
-		}
-		return pid, nil
+		return pid, a.isChild(pid, parent)
 	})
 	if err != nil {
 		return err
@@ -222,7 +234,7 @@ func (a *attempt) own(pid int) error {
 	if a.made.Process, err = process.Find(pid); err != nil {
 		return fmt.Errorf("the launched process: %w", err)
 	}
-	if a.reaped() {
+	if a.made.Child.HasExited() {
 		return errKilled
 	}
 	return a.goOn()
@@ -246,20 +258,10 @@ func (a *attempt) ended() error {
 		return errKilled
 	}
 	stat, err := process.ReadStat(a.made.Child.PID)
-	if err == nil && !a.reaped() && stat.Executed {
+	if err == nil && !a.made.Child.HasExited() && stat.Executed {
 		return nil
 	}
 	return fmt.Errorf("%w: %w", errKilled, errdefs.ErrFailedPrecondition)
-}
-
-// reaped reports whether the pid may be another process's by now.
-func (a *attempt) reaped() bool {
-	select {
-	case <-a.made.Child.Exited():
-		return true
-	default:
-		return false
-	}
 }
 
 // late is why a launch is given up when ctx has ended.

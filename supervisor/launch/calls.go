@@ -144,5 +144,5 @@ func (c *calls) failure(which int, errno syscall.Errno) error {
 	case which == len(c.what):
 		return fmt.Errorf("%s", c.end)
 	}
-	return fmt.Errorf("read what to do: %w", errno)
+	return fmt.Errorf("read the list of calls: %w", errno)
 }

@@ -4,15 +4,16 @@
 //
 // A process that is to become a container's has to make a hundred system calls
 // before it executes its program. libcontainer makes them in Go, for any container
-// there can be. Here the supervisor makes the list of calls, and a program of 1 KiB
+// there can be. Here the supervisor makes the list of calls, and a program of 1.3 KiB
 // without a libc (launch.c) makes the calls and decides nothing.
 //
 // The supervisor forks that program into its own namespaces and cgroup, where no
 // container can stop what it waits for. The first process does what needs the node
 // and gives itself the labels. For cgroups of version 2 it forks a helper into the
 // container's; those of version 1 it enters itself. There all namespaces are joined,
-// or made, and all that is of the node is closed. Only then the process is forked that
-// a container sees: it waits until the supervisor is its owner (supervisor/children), goes
+// and all that is of the node is closed but the socket. Only then the process is forked that
+// a container sees (a pause, which no container sees yet, with the namespaces that are its
+// own, and it closes its mounts itself): it waits until the supervisor is its owner (supervisor/children), goes
 // on with the list and executes its program. Its parents live until then, so that its
 // pid is no other's, and are killed.
 //

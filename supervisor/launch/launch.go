@@ -117,7 +117,8 @@ func (a *attempt) parentsEnded() bool {
 func hasEnded(pidfd *os.File) bool { return process.HasEnded(int(pidfd.Fd())) }
 
 // name is the name of a process that is launched until it executes its program
-// (proc_pid_comm(5)). Nothing may rely on it: others can have it.
+// (proc_pid_comm(5)), and of the memory that its program is in. Nothing may rely on the
+// former: others can have it.
 const name = "minicri-launch"
 
 // The pattern also matches launch.c, so that the package compiles before

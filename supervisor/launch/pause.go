@@ -95,9 +95,9 @@ func (a *attempt) undo(p Pause, m cgroups.Manager) error {
 	return err
 }
 
-// fillPause opens what the process needs, and adds all calls up to the exec: the same
-// that libcontainer's init makes for such a container, in the same order
-// (standard_init_linux.go).
+// fillPause opens what the process needs, and adds all calls up to the exec: what
+// libcontainer's init makes of such a container (standard_init_linux.go), on mounts that are
+// made beforehand.
 func (a *attempt) fillPause(p Pause, enter map[string]string) error {
 	spec := p.Spec
 	filter, err := a.launcher.filters.of(spec.Linux.Seccomp)
@@ -197,6 +197,7 @@ func (a *attempt) executePause(args []string, f filter, fifo uint64) {
 	a.add("find "+args[0], unix.SYS_FACCESSAT, here, program, unix.X_OK)
 	a.loadFilter(f)
 	barrier := int32(atBarrier)
+	a.barrier = true
 	a.add("report to the supervisor", unix.SYS_WRITE, socketFD, a.numbers(uint64(uint32(barrier))), 8)
 	a.add("close the socket", unix.SYS_CLOSE, socketFD)
 	const what = "wait at the exec barrier"

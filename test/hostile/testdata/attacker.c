@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -186,6 +188,32 @@ static void spy(char **args)
 	}
 }
 
+/* forge takes the descriptor over which each process that comes is launched, and says on
+ * it, as the programs of supervisor/launch do, that the victims, pids of the node, are the
+ * helper (-2) and the process (-3) of that launch. */
+static void forge(char **victims)
+{
+	for (;;) {
+		pid_t pid = next();
+		int fd = -1;
+		for (int i = 0; i < SPINS && fd < 0; i++) {
+			int process = syscall(SYS_pidfd_open, pid, 0);
+			if (process < 0)
+				continue;
+			fd = syscall(SYS_pidfd_getfd, process, 3, 0);
+			close(process);
+		}
+		for (char **one = victims; fd >= 0 && *one; one++)
+			for (int what = -2; what >= -3; what--) {
+				int words[2] = { what, atoi(*one) };
+				if (send(fd, words, sizeof words, MSG_NOSIGNAL) == sizeof words)
+					printf("forged %d %s\n", what, *one);
+			}
+		if (fd >= 0)
+			close(fd);
+	}
+}
+
 static void name(pid_t pid, const char *link)
 {
 	char target[SMALL];
@@ -242,6 +270,8 @@ int main(int count, char **args)
 		hit(atoi(args[2]));
 	if (count == 6 && strcmp(args[1], "spy") == 0)
 		spy(args + 2);
+	if (count >= 3 && strcmp(args[1], "forge") == 0)
+		forge(args + 2);
 	if (count == 3 && strcmp(args[1], "lease") == 0)
 		lease(args[2]);
 	if (count == 2 && strcmp(args[1], "look") == 0)
