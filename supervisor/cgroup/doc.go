@@ -2,5 +2,5 @@
 // container, which [Paths] names: end and remove what is in them, and keep each exec in
 // one of its own ([Execs]).
 //
-// Locks: Execs.mu, for moments only.
+// Locks: Exec.mu, while an exec is killed or removed; below it Execs.mu, for moments only.
 package cgroup

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 
 	"github.com/containerd/errdefs"
@@ -36,11 +35,12 @@ func NewExecs(of Paths, dir string) *Execs {
 type Exec struct {
 	Controller, Sub string
 
-	of     *Execs
-	slot   int
-	path   string
-	killed atomic.Bool
-	closed atomic.Bool
+	of   *Execs
+	slot int
+	path string
+
+	mu             sync.Mutex // so that what is closed is not killed: the name may be another's
+	killed, closed bool
 }
 
 // Names of the cgroups of execs. They are used again and again: what watches
@@ -97,21 +97,28 @@ func (t *Exec) Paths() Paths {
 	return paths
 }
 
-// Kill ends all that is in it.
+// Kill ends all that is in it. Once it is closed that is nothing.
 func (t *Exec) Kill() error {
-	t.killed.Store(true)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return nil
+	}
+	t.killed = true
 	return t.of.cgroups.signal(t.Sub, syscall.SIGKILL)
 }
 
 // Close removes the cgroup, unless it holds a background process of an exec
-// that has ended by itself. Called again it does nothing: the name may be that
-// of another exec by then.
+// that has ended by itself. Called again it does nothing.
 func (t *Exec) Close() {
-	if t.closed.Swap(true) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
 		return
 	}
+	t.closed = true
 	_ = os.Remove(t.note())
-	removeOne(t.path, t.killed.Load())
+	removeOne(t.path, t.killed)
 	t.of.mu.Lock()
 	defer t.of.mu.Unlock()
 	delete(t.of.slots, t.slot)
