@@ -150,6 +150,7 @@ func Features(root string) []Feature {
 		{"namespaces", "3.8", true, "pods cannot be isolated", probeNamespaces},
 		{"overlayfs", "3.18", true, "containers have no root file system: modprobe overlay", probeOverlay},
 		{"pidfd", "5.3", true, "the end of a process cannot be waited for", probePidfd},
+		{"programs in memory", "3.17", true, "minicri's own programs run from sealed memory: sysctl -w vm.memfd_noexec=1", probeMemory},
 		{"openat2", "5.6", true, "paths in a container's root cannot be resolved safely", probeOpenat2},
 		{"seccomp", "3.17", false, "pods that ask for a seccomp profile do not start", probeSeccomp},
 		{"recursive read-only mounts", "5.12", false, "mounts with recursive_read_only are refused", probeRecursiveReadOnly},
@@ -178,6 +179,17 @@ func probeOverlay() error {
 
 func probePidfd() error {
 	fd, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+func probeMemory() error {
+	fd, err := unix.MemfdCreate("probe", unix.MFD_CLOEXEC|unix.MFD_EXEC)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3 all memory can be executed
+		return nil
+	}
 	if err != nil {
 		return err
 	}

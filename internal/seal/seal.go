@@ -4,6 +4,7 @@ package seal
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"time"
@@ -12,12 +13,15 @@ import (
 )
 
 // Executable makes a file in memory that can be executed. It fails where the machine does
-// not execute memory (vm.memfd_noexec).
+// not execute memory (vm.memfd_noexec is 2).
 func Executable(name string) (*os.File, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_EXEC)
 	if errors.Is(err, unix.EINVAL) { // before Linux 6.3 all memory could be executed
 		fd, err = unix.MemfdCreate(name, flags)
+	}
+	if errors.Is(err, unix.EACCES) {
+		return nil, fmt.Errorf("programs in memory are forbidden: set vm.memfd_noexec to 1 or 0: %w", os.NewSyscallError("memfd_create", err))
 	}
 	if err != nil {
 		return nil, os.NewSyscallError("memfd_create", err)

@@ -20,17 +20,15 @@ import (
 type Program struct {
 	path   string
 	build  string
-	sealed *os.File // nil where executing memory is forbidden
+	sealed *os.File
 }
 
 // OpenProgram reads the program into memory: its size is what that costs, once
-// for all supervisors. Where the machine does not execute memory (vm.memfd_noexec),
-// the program is the file.
+// for all supervisors.
 func OpenProgram(path string) (*Program, error) {
 	sealed, err := seal.Executable(Name)
 	if err != nil {
-		build, err := BuildOf(path)
-		return &Program{path: path, build: build}, err
+		return nil, fmt.Errorf("copy %s into memory: %w", path, err)
 	}
 	build, err := read(path, func(program io.Reader) error { return seal.Fill(sealed, program) })
 	if err != nil {
@@ -67,9 +65,6 @@ func (p *Program) Build() string { return p.build }
 
 // ForOthers is where other processes find it, as long as this one runs.
 func (p *Program) ForOthers() string {
-	if p.sealed == nil {
-		return p.path
-	}
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.sealed.Fd())
 }
 
@@ -80,9 +75,4 @@ const Name = "minicri-shim"
 func (p *Program) Path() string { return p.path }
 
 // Close gives the memory back once no supervisor runs in it.
-func (p *Program) Close() error {
-	if p.sealed == nil {
-		return nil
-	}
-	return p.sealed.Close()
-}
+func (p *Program) Close() error { return p.sealed.Close() }
