@@ -158,6 +158,9 @@ func (s *Store) undo(ctx context.Context, c *creation) error {
 	ctx, cancel := step.Bound(ctx, context.Background(), s.limits.Load().Destroy)
 	defer cancel()
 	c.failure = c.steps.Err()
+	if s.labels(c.ID).Process == "" { // pause was not prepared: destroy does not know the level
+		s.options.Machine.ReleaseLevel(c.labels.Process)
+	}
 	undoErr := errors.Join(c.starter.abort(), c.holder.End(), s.destroy(ctx, c.Sandbox, leaveToJournal))
 	err := fmt.Errorf("run sandbox %s: %w", c.ID, c.failure)
 	if undoErr == nil {
@@ -292,8 +295,8 @@ func idMappings(from []*runtimeapi.IDMapping) []namespace.IDMapping {
 	return to
 }
 
-// makeLabels makes the SELinux labels of the pod. Its level is its own until
-// removeFiles gives it back.
+// makeLabels makes the SELinux labels of the pod. Its level is its own until Stop or
+// undo gives it back.
 func (c *creation) makeLabels() (err error) {
 	c.labels.Process, c.labels.Mount, err = c.owner.options.Machine.NewLabels(oci.SandboxSELinux(c.config))
 	return err
