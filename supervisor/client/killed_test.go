@@ -84,7 +84,7 @@ func (p *pod) restart() {
 			p.Client = successor
 			return
 		}
-		if !errdefs.IsAlreadyExists(err) || time.Now().After(deadline) {
+		if !errdefs.IsUnavailable(err) || time.Now().After(deadline) {
 			p.t.Fatal(err)
 		}
 	}

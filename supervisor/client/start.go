@@ -42,7 +42,7 @@ const startTimeout = 10 * time.Second
 
 // Start starts a supervisor in a session of its own, which outlives the daemon, and
 // connects to it. Its log is the file Log of DIR. While another process has DIR locked, Start
-// fails with errdefs.ErrAlreadyExists.
+// fails.
 func Start(ctx context.Context, options StartOptions) (*Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -115,8 +115,6 @@ func awaitReady(ctx context.Context, ready *os.File, shim *os.Process) error {
 		return nil
 	case said == "":
 		return fmt.Errorf("it ended and did not say why: %w", errdefs.ErrUnavailable)
-	case strings.Contains(said, api.ErrLocked.Error()):
-		return fmt.Errorf("%s: %w", said, errdefs.ErrAlreadyExists)
 	default:
 		return fmt.Errorf("%s: %w", said, errdefs.ErrUnavailable)
 	}

@@ -68,8 +68,8 @@ type streams struct {
 	console *os.File
 }
 
-// fill gives an exec the end of a pipe that nobody has for each stream that is nil, as
-// launches do: its /dev/null would be the node's, whose mode root in the container may
+// fill gives an exec the end of a pipe that nobody has for each stream that is nil:
+// its /dev/null would be the node's, whose mode root in the container may
 // change.
 func (s *streams) fill() error {
 	if s.console != nil {

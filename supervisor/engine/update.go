@@ -97,10 +97,8 @@ func apply(r *cgroups.Resources, wanted *specs.LinuxResources) {
 		r.HugetlbLimit = append(r.HugetlbLimit, &cgroups.HugepageLimit{Pagesize: limit.Pagesize, Limit: limit.Limit})
 	}
 	if len(wanted.Unified) > 0 {
-		unified := maps.Clone(r.Unified)
-		if unified == nil {
-			unified = make(map[string]string)
-		}
+		unified := make(map[string]string)
+		maps.Copy(unified, r.Unified)
 		maps.Copy(unified, wanted.Unified)
 		r.Unified = unified
 	}
@@ -145,17 +143,21 @@ const effective = ".effective"
 
 // readLimits reads them, and the files of version 2 that are named.
 func readLimits(paths cgroup.Paths, unified map[string]string) limits {
-	read := make(limits)
+	var files []string
 	for _, dir := range paths {
 		for _, pattern := range limitFiles {
 			found, _ := filepath.Glob(filepath.Join(dir, pattern)) // a good pattern
-			for _, path := range found {
-				read.add(path)
-			}
+			files = append(files, found...)
 		}
 	}
 	for name := range unified {
-		read.add(filepath.Join(paths[""], name))
+		files = append(files, filepath.Join(paths[""], name))
+	}
+	read := make(limits)
+	for _, path := range files {
+		if content, err := os.ReadFile(path); err == nil {
+			read[path] = strings.TrimSpace(string(content))
+		}
 	}
 	return read
 }
@@ -193,12 +195,6 @@ func alone(wanted *specs.LinuxResources) cgroups.Resources {
 		r.MemorySwap = 0
 	}
 	return r
-}
-
-func (l limits) add(path string) {
-	if content, err := os.ReadFile(path); err == nil {
-		l[path] = strings.TrimSpace(string(content))
-	}
 }
 
 // restore writes back what has changed. It goes over the files more than once:

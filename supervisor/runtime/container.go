@@ -330,7 +330,8 @@ func ReadSpec(bundle string) (*specs.Spec, error) {
 	return spec, nil
 }
 
-// openBarrier lets init through, which waits until somebody reads from the fifo. It returns when init has said that it goes on.
+// openBarrier lets init through, which waits until somebody reads from the fifo. It
+// returns when init has said that it goes on.
 func openBarrier(ctx context.Context, dir string, ended <-chan struct{}) error {
 	path := filepath.Join(dir, launch.FIFOFile)
 	// For both, so that what has not opened it yet is no end.

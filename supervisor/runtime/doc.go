@@ -11,6 +11,6 @@
 // Each call that waits for a process of a container ends with its context, and with it
 // what it had started.
 //
-// Locks: none. Calls on one container must not overlap, except Exec, Signal and those on
-// its processes.
+// Locks: none. Calls on one container must not overlap, except Exec, EndExecs and
+// those on its processes.
 package runtime

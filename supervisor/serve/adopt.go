@@ -57,7 +57,7 @@ func isShortage(err error) bool {
 // removeUnrecorded removes what belongs to no record: writes of one that were cut off,
 // and pipes (stdio.OpenPipes).
 func (s *Supervisor) removeUnrecorded() error {
-	cut, _ := filepath.Glob(filepath.Join(s.dir, recordsDir, "*.new")) // a good pattern
+	cut, _ := filepath.Glob(filepath.Join(s.dir, api.RecordDir, "*.new")) // a good pattern
 	fifos, err := os.ReadDir(filepath.Join(s.dir, api.StreamDir))
 	for _, path := range cut {
 		err = errors.Join(err, os.Remove(path))
@@ -80,8 +80,8 @@ func (s *Supervisor) adopt(id string) error {
 	switch {
 	case r.ID != id:
 		return fmt.Errorf("its record is that of container %q", r.ID)
-	case r.Version > recordVersion:
-		return fmt.Errorf("its record has version %d, and this build knows %d at most", r.Version, recordVersion)
+	case r.Version > api.RecordVersion:
+		return fmt.Errorf("its record has version %d, and this build knows %d at most", r.Version, api.RecordVersion)
 	}
 	c := s.newContainer(r)
 	c.adopted = true

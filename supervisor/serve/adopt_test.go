@@ -21,7 +21,7 @@ func newSupervisor(t *testing.T) *Supervisor {
 	t.Helper()
 	s := &Supervisor{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), events: newBroker(), runtime: &runtime.Runtime{}, containers: map[string]*container{}, oomClaims: map[string]int{}}
 	s.life, s.stop = context.WithCancel(t.Context())
-	for _, dir := range []string{recordsDir, api.StreamDir, api.ExitDir} {
+	for _, dir := range []string{api.RecordDir, api.StreamDir, api.ExitDir} {
 		must(t, os.Mkdir(filepath.Join(s.dir, dir), 0o700))
 	}
 	return s
@@ -54,7 +54,7 @@ func TestOOMKillAfterAdoption(t *testing.T) {
 		dir := filepath.Join(parent, id)
 		must(t, os.Mkdir(dir, 0o700))
 		writeKills(t, dir, kills)
-		r := record{Facts: runtime.Facts{ID: id, Cgroups: map[string]string{"": dir}}, Version: recordVersion, PID: os.Getpid(), StartTime: stat.StartTime, StartedAt: 1}
+		r := record{Facts: runtime.Facts{ID: id, Cgroups: map[string]string{"": dir}}, Version: api.RecordVersion, PID: os.Getpid(), StartTime: stat.StartTime, StartedAt: 1}
 		must(t, writeJSON(s.recordPath(id), r))
 		for _, stream := range []string{api.Stdout, api.Stderr} {
 			must(t, unix.Mkfifo(filepath.Join(s.dir, api.StreamDir, id+"."+stream), 0o600))

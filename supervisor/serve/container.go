@@ -72,7 +72,7 @@ func (s *Supervisor) newContainer(r record) *container {
 	return c
 }
 
-// operationLimit bounds an operation whose caller names no limit.
+// operationLimit bounds each operation, whatever its caller says.
 const operationLimit = 4 * time.Minute
 
 // errKilled ends what is under way for a container that is killed.
@@ -99,7 +99,7 @@ func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*c
 		return nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
 	c := s.newContainer(record{
-		Facts: runtime.FactsOf(request.Id, request.Bundle, request.Runtime, spec), Version: recordVersion,
+		Facts: runtime.FactsOf(request.Id, request.Bundle, request.Runtime, spec), Version: api.RecordVersion,
 		LogPath: request.LogPath, Terminal: spec.Process.Terminal, Bare: request.Bare, CreatedAt: time.Now().UnixNano(),
 	})
 	c.stdinOnce, c.execsEnded = request.StdinOnce, true

@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -96,11 +98,7 @@ func (s *Supervisor) get(id string) *container {
 func (s *Supervisor) all() []*container {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list := make([]*container, 0, len(s.containers))
-	for _, c := range s.containers {
-		list = append(list, c)
-	}
-	return list
+	return slices.Collect(maps.Values(s.containers))
 }
 
 // record is what DIR/records/ID.json holds: what is needed to adopt a container from a
@@ -117,11 +115,6 @@ type record struct {
 	CreatedAt int64  `json:"created_at"`
 	StartedAt int64  `json:"started_at"`
 }
-
-// recordVersion is the newest that this build can read.
-const recordVersion = api.RecordVersion
-
-const recordsDir = "records"
 
 // writeJSON replaces a file as a whole: a reader sees the old or the new.
 func writeJSON(path string, value any) error {
@@ -149,12 +142,12 @@ func readJSON(path string, value any) error {
 }
 
 func (s *Supervisor) recordPath(id string) string {
-	return filepath.Join(s.dir, recordsDir, id+".json")
+	return filepath.Join(s.dir, api.RecordDir, id+".json")
 }
 
 // recorded are the ids of containers with a record.
 func (s *Supervisor) recorded() ([]string, error) {
-	entries, err := os.ReadDir(filepath.Join(s.dir, recordsDir))
+	entries, err := os.ReadDir(filepath.Join(s.dir, api.RecordDir))
 	if err != nil {
 		return nil, fmt.Errorf("list the records of containers: %w", err)
 	}

@@ -21,6 +21,6 @@
 // Locks, in the order in which they are taken: container.op (one change at a time
 // of one container, may be held for long), container.ending (while the execs of an earlier
 // supervisor are ended), Supervisor.mu, container.mu, broker.mu. The last three are held for
-// moments only, never across a system call that can block, so that a hung container delays
-// only itself.
+// moments only: across a read of a cgroup's file, or the write of a record to the volatile
+// directory, and nothing that a container can hold up.
 package serve

@@ -155,7 +155,7 @@ func (s *Supervisor) open() (err error) {
 
 // enter makes the process fit to outlive the daemon.
 func (s Serve) enter(log *slog.Logger) error {
-	for _, dir := range []string{runtime.StatesDir, runtime.ProgramsDir, recordsDir, api.StreamDir, api.ExitDir} {
+	for _, dir := range []string{runtime.StatesDir, runtime.ProgramsDir, api.RecordDir, api.StreamDir, api.ExitDir} {
 		if err := os.MkdirAll(filepath.Join(s.Dir, dir), 0o700); err != nil {
 			return fmt.Errorf("make the supervisor's directories: %w", err)
 		}

@@ -72,11 +72,6 @@ type Answer struct {
 	Kind        string `json:"kind,omitempty"` // of the error
 }
 
-// answerOf is the answer that says err.
-func answerOf(err error) Answer {
-	return Answer{Error: err.Error(), Kind: errdefs.Resolve(err).Error()}
-}
-
 // Err is the error of an answer, nil for none.
 func (a Answer) Err() error {
 	if a.Error == "" {
@@ -175,7 +170,7 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	closeAll(files)
 	if failed != nil {
 		endChildren()
-		answer, undo = answerOf(failed), nil
+		answer, undo = Answer{Error: failed.Error(), Kind: errdefs.Resolve(failed).Error()}, nil
 	}
 	if err = failpoint.Hit("starter/made"); err == nil {
 		err = send(supervisor, answer, nil)

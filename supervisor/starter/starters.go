@@ -100,12 +100,10 @@ func (s *Starters) get() (*starter, error) {
 	defer s.mu.Unlock()
 	if ready := s.ready; ready != nil {
 		s.ready = nil
-		select {
-		case <-ready.child.Exited(): // somebody has killed it
-			_ = ready.conn.Close()
-		default:
+		if !ready.child.HasExited() {
 			return ready, nil
 		}
+		_ = ready.conn.Close() // somebody has killed it
 	}
 	return s.start()
 }
@@ -193,10 +191,8 @@ const endLimit = 2 * time.Second
 
 // end kills the starter with all that it has started and not handed over.
 func (p *starter) end() {
-	select {
-	case <-p.child.Exited():
+	if p.child.HasExited() {
 		return
-	default:
 	}
 	process.KillTree(p.child.PID)
 	select {

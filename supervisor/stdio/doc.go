@@ -2,9 +2,9 @@
 // to its log and to attached clients, an exec's to the client that asked for
 // it, and holds terminals and stdin. The log's form is package crilog's.
 //
-// Nothing waits for a client: one that is too slow is dropped. A container waits
-// for its log's disk alone.
+// A container waits for its log's disk alone: an attached client that is too slow is
+// dropped. An exec waits for the client that reads its output, as for a pipe.
 //
-// Locks: Streams.mu guards stdin, Fanout.mu the clients; both are held for
+// Locks: input.mu guards what a process reads, Fanout.mu the clients; both are held for
 // moments only and never together.
 package stdio

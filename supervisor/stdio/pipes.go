@@ -104,7 +104,7 @@ func (p *Pipes) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, source := range p.outputs {
-		closeAll(source)
+		_ = source.Close()
 	}
 	for _, pump := range p.pumps {
 		_ = pump.Close()

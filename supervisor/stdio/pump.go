@@ -95,14 +95,9 @@ func (p *Pump) Finish() { _ = p.source.SetReadDeadline(time.Now().Add(drainPause
 
 // waiting is how many bytes wait.
 func (p *Pump) waiting() int {
-	raw, err := p.source.SyscallConn()
-	if err != nil {
-		return 0
-	}
 	waiting := 0
-	err = raw.Control(func(fd uintptr) { waiting, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
-	if err != nil {
-		return 0
+	if raw, err := p.source.SyscallConn(); err == nil { // else it is closed
+		_ = raw.Control(func(fd uintptr) { waiting, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
 	}
 	return waiting
 }

@@ -172,7 +172,7 @@ func Adopt(o Options) (*Streams, error) {
 // addPump moves a stream to the log and to attached clients. The error says what
 // a predecessor has left and is lost.
 func (s *Streams) addPump(stream string, source *os.File) (err error) {
-	fan := newFanout()
+	fan := &Fanout{clients: map[chan []byte]bool{}}
 	s.fans[stream] = fan
 	if s.log == nil {
 		s.pumps, s.flushes = append(s.pumps, newPump(source, chunk{}, fan.emit)), append(s.flushes, func() {})
@@ -273,8 +273,6 @@ type Fanout struct {
 	ended   bool
 }
 
-func newFanout() *Fanout { return &Fanout{clients: map[chan []byte]bool{}} }
-
 func (f *Fanout) emit(p []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -374,8 +372,5 @@ func Resize(master *os.File, width, height uint32) error {
 	err = raw.Control(func(fd uintptr) {
 		ioctlErr = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(height), Col: uint16(width)})
 	})
-	if err != nil {
-		return err
-	}
-	return ioctlErr
+	return errors.Join(err, ioctlErr)
 }
