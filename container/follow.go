@@ -177,7 +177,7 @@ func (c *Container) takeExit(f *Facts, code int32, known, oom bool, at int64) {
 	}
 	f.FinishedAt, f.ExitCode, f.OOMKilled, f.Unknown = at, code, oom, false
 	if !known {
-		f.ExitCode, f.Reason, f.Message = unknownCode, reasonUnknown, "the container ended while no supervisor ran: its exit status is lost"
+		f.ExitCode, f.Reason, f.Message = unknownCode, reasonUnknown, "the container ended while nothing that runs was its parent: its exit status is lost"
 	}
 }
 

@@ -14,8 +14,8 @@ import (
 // Observer receives each step that has ended; nil if nothing measures.
 type Observer func(step Name, took time.Duration, err error)
 
-// Sequence is one way through steps. After the first error of Step, Async or
-// Join the steps that follow do nothing, so a function of Steps reads as a table
+// Sequence is one way through steps. After the first error of Step or
+// Join (which is how those of Async are seen) the steps that follow do nothing, so a function of Steps reads as a table
 // of contents. It is used by one goroutine.
 type Sequence struct {
 	ctx      context.Context
