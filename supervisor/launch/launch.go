@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -143,13 +142,6 @@ func openProgram() (*os.File, error) {
 		return nil, errors.Join(err, file.Close())
 	}
 	return file, nil
-}
-
-// IsLauncher reports whether a process that was launched has not become its program
-// yet. One that has ended has no program.
-func IsLauncher(pid int) bool {
-	exe, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/exe")
-	return err == nil && strings.HasPrefix(exe, "/memfd:"+name+" ")
 }
 
 // filterInstruction is the size of an instruction of a filter (struct sock_filter

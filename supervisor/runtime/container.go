@@ -40,7 +40,6 @@ type Facts struct {
 	CgroupsPath string       `json:"cgroups_path"`
 	Cgroups     cgroup.Paths `json:"cgroups,omitempty"` // by controller, "" for version 2
 	MountLabel  string       `json:"mount_label,omitempty"`
-	Launched    bool         `json:"launched,omitempty"`     // a pause that is not libcontainer's
 	Poststart   bool         `json:"poststart,omitempty"`    // it has such hooks
 	Poststop    bool         `json:"poststop,omitempty"`     // it has such hooks
 	ExecCgroups string       `json:"exec_cgroups,omitempty"` // of starter.Answer
@@ -122,7 +121,6 @@ func (c *Container) launchPause(ctx context.Context, spec *specs.Spec) (*Process
 	if err := os.MkdirAll(c.dir(), 0o711); err != nil {
 		return nil, err
 	}
-	c.Launched = true
 	made, err := c.runtime.Launcher.Pause(ctx, launch.Pause{ID: c.ID, Dir: c.dir(), Spec: spec, SystemdCgroup: c.runtime.SystemdCgroup})
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(c.dir()))

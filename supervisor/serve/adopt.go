@@ -184,7 +184,7 @@ const execTimeout = 100 * time.Millisecond
 // predecessor died before it opened the barrier.
 func (c *container) checkStarted() {
 	for deadline := time.Now().Add(execTimeout); c.record.StartedAt != 0; time.Sleep(time.Millisecond) {
-		waits, err := c.beforeExec()
+		waits, err := beforeExec(c.snapshot().PID)
 		if err != nil || !waits {
 			return
 		}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
-	"github.com/minicri/minicri/supervisor/launch"
 )
 
 // listenToInit keeps what init says until its program runs. Behind the barrier
@@ -42,7 +41,7 @@ const execPoll = 20 * time.Microsecond
 func (c *container) awaitProgram(ctx context.Context) error {
 	over := ctx.Done()
 	for pause := execPoll; ; pause = min(2*pause, 10*time.Millisecond) {
-		waits, err := c.beforeExec()
+		waits, err := beforeExec(c.snapshot().PID)
 		if err != nil { // it has been waited for
 			c.mu.Lock()
 			waits = c.neverRan
@@ -113,18 +112,9 @@ func (c *container) startError() string {
 	return "init ended and did not execute the program"
 }
 
-// beforeExec reports whether init has executed no program of the container's yet.
-func (c *container) beforeExec() (bool, error) {
-	record := c.snapshot()
-	if record.Launched && launch.IsLauncher(record.PID) {
-		return true, nil
-	}
-	return beforeExec(record.PID)
-}
-
 // beforeExec reports whether a process has executed no program since its fork, also of
 // one that has ended and is not reaped (PF_FORKNOEXEC, proc_pid_stat(5)). It is true of
-// init until it becomes the program.
+// init until it becomes the program, also of one that was launched.
 func beforeExec(pid int) (bool, error) {
 	stat, err := process.ReadStat(pid)
 	return err == nil && !stat.Executed, err
