@@ -128,12 +128,12 @@ func TestADebuggerCannotSpeakForALaunch(t *testing.T) {
 	if state := neighbour.status(other).GetState(); state != runtimeapi.ContainerState_CONTAINER_RUNNING {
 		t.Errorf("the other pod's container is %v", state)
 	}
-	check(t, unix.Kill(neighbour.facts(other).PID, unix.SIGTERM))
+	check(t, unix.Kill(neighbour.facts(other).PID, unix.SIGKILL))
 	harness.Eventually(t, "the end of the other pod's container is seen", patience, func() bool {
 		return neighbour.status(other).GetState() == runtimeapi.ContainerState_CONTAINER_EXITED
 	})
-	if code := neighbour.status(other).GetExitCode(); code != 128+int32(unix.SIGTERM) {
-		t.Errorf("the other pod's container ended by SIGTERM has the code %d", code)
+	if code := neighbour.status(other).GetExitCode(); code != 128+int32(unix.SIGKILL) {
+		t.Errorf("the other pod's container ended by SIGKILL has the code %d", code)
 	}
 }
 
