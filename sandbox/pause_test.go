@@ -122,17 +122,7 @@ func TestPauseIsReleased(t *testing.T) {
 	running, err := c.starter.start(t.Context())
 	must(t, err)
 	defer running.Close()
-	// It is released, and may not have come to its execve yet.
-	var program []byte
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		program, err = os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", running.PID))
-		if err != nil || string(program) == oci.PauseProgram+"\x00" {
-			break
-		}
-	}
-	if err != nil || string(program) != oci.PauseProgram+"\x00" {
-		t.Errorf("process %d is %q, %v", running.PID, program, err)
-	}
+	wantPause(t, running.PID)
 	if err := c.starter.abort(); err != nil {
 		t.Errorf("abort after the release: %v", err)
 	}
@@ -170,10 +160,21 @@ func TestPauseIsReleasedByASuccessor(t *testing.T) {
 	running, err := c.starter.start(t.Context())
 	must(t, err)
 	defer running.Close()
-	program, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", running.PID))
-	if err != nil || string(program) != oci.PauseProgram+"\x00" {
-		t.Errorf("process %d is %q, %v", running.PID, program, err)
+	wantPause(t, running.PID)
+}
+
+// wantPause waits for the arguments of pause, which is released and may not have come to
+// its execve yet.
+func wantPause(t *testing.T, pid int) {
+	t.Helper()
+	var program []byte
+	var err error
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if program, err = os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); string(program) == oci.PauseProgram+"\x00" {
+			return
+		}
 	}
+	t.Errorf("process %d is %q, %v", pid, program, err)
 }
 
 // What was prepared goes also when its supervisor was killed.
