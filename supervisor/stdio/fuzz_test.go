@@ -21,6 +21,7 @@ func FuzzJournal(f *testing.F) {
 		f.Add(phase|3<<16|5<<32, int64(len(written)), true, []byte("data\n"), []byte("2026-11-23T00:00:01Z stdout F lin"))
 	}
 	f.Add(uint64(3|0xffff<<16|0xffffffff<<32), int64(-1), true, []byte{0xc0, 0xff}, []byte("2026-11-23T00:00:01Z stdout P \n \n"))
+	f.Add(uint64(0xffffffffffff0042), int64(-1), true, []byte("\n"), []byte("\n")) // leaves a line that is nearly full
 	f.Fuzz(func(t *testing.T, word uint64, offset int64, same bool, data, after []byte) {
 		dir := t.TempDir()
 		logPath, journalPath := filepath.Join(dir, "log"), filepath.Join(dir, "journal")
@@ -43,7 +44,7 @@ func FuzzJournal(f *testing.F) {
 		j := &journaled{journal: found, owner: "c.stdout"}
 		j.entries = log.Stream("stdout", j)
 		_ = j.resume(log, "stdout")
-		_, _ = j.entries.Write([]byte("later\n"))
+		_, _ = j.entries.Write([]byte("\nlater\n")) // behind the line that was left, which may be full in the middle of a word
 		if err := log.Close(); err != nil {
 			t.Fatal(err)
 		}
