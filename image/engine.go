@@ -41,13 +41,21 @@ type engine struct {
 	compared atomic.Bool
 }
 
-func openEngine(ctx context.Context, dir string) (_ *engine, err error) {
-	file, err := bolt.Open(filepath.Join(dir, "meta.db"), 0o600, boltOptions())
+func openDatabase(dir string, options *bolt.Options) (*bolt.DB, error) {
+	file, err := bolt.Open(filepath.Join(dir, "meta.db"), 0o600, options)
 	if errors.Is(err, bolterrors.ErrTimeout) {
 		return nil, fmt.Errorf("held by another process, is a daemon running? %w", errdefs.ErrUnavailable)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open meta.db: %w", err)
+	}
+	return file, nil
+}
+
+func openEngine(ctx context.Context, dir string) (_ *engine, err error) {
+	file, err := openDatabase(dir, boltOptions())
+	if err != nil {
+		return nil, err
 	}
 	defer func() {
 		if err != nil {

@@ -94,7 +94,11 @@ func openImages(ctx context.Context, verb string, options imageOptions) (images 
 	if err := needsStore(verb, options.Store.Root); err != nil {
 		return images, nil, err
 	}
-	store, err := image.Open(ctx, options.Store)
+	looks, open := verb == "ls" || verb == "inspect", image.Open
+	if looks {
+		open = image.OpenToLook
+	}
+	store, err := open(ctx, options.Store)
 	if err != nil {
 		return images, nil, fmt.Errorf("no daemon serves at %s, and: %w", options.Socket, err)
 	}
@@ -106,7 +110,7 @@ func openImages(ctx context.Context, verb string, options imageOptions) (images 
 	return inspect.NewClientBy("in this process", listener.DialContext), func() error {
 		err := inspect.Stop(server, lastChange)
 		<-served // it always has an error, that it was closed
-		if verb == "ls" || verb == "inspect" || verb == "save" {
+		if looks || verb == "save" {
 			return errors.Join(err, store.Close())
 		}
 		// There is no background once the process ends.

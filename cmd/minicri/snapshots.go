@@ -41,7 +41,7 @@ func (d daemonSnapshots) Remove(ctx context.Context, key string) error {
 type storedSnapshots struct{ config image.Config }
 
 func (s storedSnapshots) List(ctx context.Context, explains func(id string) bool) (keys []string, err error) {
-	err = s.open(ctx, func(store *image.Store) error {
+	err = s.open(ctx, image.OpenToLook, func(store *image.Store) error {
 		all, err := store.Snapshots(ctx)
 		for _, key := range all {
 			if !explains(container.OfSnapshot(key)) {
@@ -56,7 +56,7 @@ func (s storedSnapshots) List(ctx context.Context, explains func(id string) bool
 // Remove does what the daemon's store would do in the background, too: the files
 // are gone when it returns.
 func (s storedSnapshots) Remove(ctx context.Context, key string) error {
-	return s.open(ctx, func(store *image.Store) error {
+	return s.open(ctx, image.Open, func(store *image.Store) error {
 		if err := store.RemoveSnapshot(ctx, key); err != nil {
 			return err
 		}
@@ -66,11 +66,11 @@ func (s storedSnapshots) Remove(ctx context.Context, key string) error {
 
 // open does something with the store, if there is one: to look at a node makes
 // nothing on it.
-func (s storedSnapshots) open(ctx context.Context, do func(*image.Store) error) error {
-	if _, err := os.Stat(filepath.Join(s.config.Root, "image")); errors.Is(err, fs.ErrNotExist) {
+func (s storedSnapshots) open(ctx context.Context, open func(context.Context, image.Config) (*image.Store, error), do func(*image.Store) error) error {
+	if _, err := os.Stat(filepath.Join(s.config.Root, "image", "meta.db")); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	store, err := image.Open(ctx, s.config)
+	store, err := open(ctx, s.config)
 	if err != nil {
 		return err
 	}
