@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"strings"
 	"testing"
@@ -73,6 +74,13 @@ func TestYAML(t *testing.T) {
 	want := "- addresses:\n    - 10.0.0.1\n  containers: 0\n  cpuNanoseconds: 0\n  id: \"1\"\n  memoryBytes: 0\n  name: 'a/b: #c'\n  receivedBytes: 0\n"
 	if !strings.HasPrefix(b.String(), want) {
 		t.Errorf("%s\nwant\n%s", b.String(), want)
+	}
+}
+
+func TestPodsRefuseAPhaseThatIsNone(t *testing.T) {
+	err := podsCommand(t.Context(), []string{"--phase", "NONSENSE", "--root", t.TempDir(), "--state", "/tmp/none"}, io.Discard)
+	if _, usage := errors.AsType[usageError](err); !usage || !strings.Contains(err.Error(), "not ready") {
+		t.Errorf("--phase NONSENSE: %v", err)
 	}
 }
 

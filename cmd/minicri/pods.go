@@ -44,6 +44,9 @@ func podsCommand(ctx context.Context, arguments []string, output io.Writer) erro
 	if len(words) > 1 || !slices.Contains([]string{"table", "json", "yaml"}, f.output) {
 		return misused("usage: minicri pods [POD] [-o table|json|yaml]")
 	}
+	if phases := []string{timeline.Ready, timeline.NotReady, timeline.Building}; f.state != "" && !slices.Contains(phases, f.state) {
+		return misused("--phase %q: a pod is %q", f.state, phases)
+	}
 	f.name = strings.Join(words, "")
 	client := inspect.NewClient(inspect.DebugSocket(c.State))
 	var earlier *timeline.Glance
