@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -25,13 +24,12 @@ func debugCommand(ctx context.Context, arguments []string, output io.Writer) err
 	if len(words) != 2 || words[0] != "bundle" {
 		return misused("usage: minicri debug bundle FILE.tar.gz")
 	}
-	file, err := create(words[1], force)
+	err = writeFile(words[1], force, func(file io.Writer) error {
+		bundle := inspect.NewBundle(file)
+		collect(ctx, l, bundle)
+		return bundle.Close()
+	})
 	if err != nil {
-		return fmt.Errorf("write the bundle: %w", err)
-	}
-	bundle := inspect.NewBundle(file)
-	collect(ctx, l, bundle)
-	if err := errors.Join(bundle.Close(), file.Close()); err != nil {
 		return fmt.Errorf("write the bundle: %w", err)
 	}
 	_, err = fmt.Fprintf(output, "%s: look at it before you send it. Environments, secrets and credentials are left out; names of pods, images and addresses are in it.\n", words[1])

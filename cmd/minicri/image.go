@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -147,17 +148,39 @@ func changeImage(method string, parts ...string) imageVerbFunc {
 	}
 }
 
-// create makes a file that is not there; with force it replaces one that is.
-func create(path string, force bool) (*os.File, error) {
-	how := os.O_EXCL
+// writeFile makes a file of what write writes, or none. With force it replaces one that
+// is there, which stays until the new one is whole; what is no file, as a device, is
+// written to.
+func writeFile(path string, force bool, write func(io.Writer) error) error {
+	open := func() (*os.File, error) { return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) }
 	if force {
-		how = os.O_TRUNC
+		if before, err := os.Stat(path); err == nil && !before.Mode().IsRegular() {
+			file, err := os.OpenFile(path, os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			return errors.Join(write(file), file.Close())
+		}
+		if target, err := filepath.EvalSymlinks(path); err == nil {
+			path = target // the link stays
+		}
+		open = func() (*os.File, error) { return os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") }
 	}
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|how, 0o600)
+	file, err := open()
 	if errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("%s is there already: name another file, or give --force", path)
+		return fmt.Errorf("%s is there already: name another file, or give --force", path)
 	}
-	return file, err
+	if err != nil {
+		return err
+	}
+	err = errors.Join(write(file), file.Close())
+	if err == nil && force {
+		err = os.Rename(file.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(file.Name()))
+	}
+	return nil
 }
 
 func daemonServes(ctx context.Context, socket string) bool {
@@ -286,20 +309,13 @@ func importArchive(ctx context.Context, images inspect.Client, arguments []strin
 	return nil
 }
 
-// saveArchive removes the file if the archive is not complete.
 func saveArchive(ctx context.Context, images inspect.Client, arguments []string, call imageOptions) error {
 	source, path := "/images/save?name="+url.QueryEscape(arguments[0]), arguments[1]
+	save := func(archive io.Writer) error { return images.Save(ctx, source, archive) }
 	if path == "-" {
-		return images.Save(ctx, source, call.Output)
+		return save(call.Output)
 	}
-	file, err := create(path, call.Force)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(images.Save(ctx, source, file), file.Close()); err != nil {
-		return errors.Join(err, os.Remove(path))
-	}
-	return nil
+	return writeFile(path, call.Force, save)
 }
 
 func pullImage(ctx context.Context, images inspect.Client, arguments []string, call imageOptions) error {
@@ -335,13 +351,15 @@ type layerLines struct {
 	terminal bool
 	order    []string
 	latest   map[string]image.Progress
-	shown    int // lines on the terminal
+	shown    int        // lines on the terminal
+	height   func() int // of the terminal, 0 for no limit
 	began    time.Time
 	fetched  int64 // bytes
 }
 
 func newLayerLines(output io.Writer) *layerLines {
-	return &layerLines{output: output, terminal: isTerminal(output), latest: map[string]image.Progress{}, began: time.Now()}
+	height := func() int { return styleOf(output).Height }
+	return &layerLines{output: output, terminal: isTerminal(output), height: height, latest: map[string]image.Progress{}, began: time.Now()}
 }
 
 func isTerminal(output io.Writer) bool {
@@ -374,16 +392,40 @@ func (l *layerLines) redraw() {
 	var done, total int64
 	for _, digest := range l.order {
 		p := l.latest[digest]
-		fmt.Fprintf(l.output, "\x1b[2K%s  %s\n", bar(p), line(p))
 		if total += p.Total; p.Stage == image.StageDownload {
 			done += p.Done
 		} else {
 			done += p.Total
 		}
 	}
+	rows := l.rows()
+	for _, p := range rows {
+		fmt.Fprintf(l.output, "\x1b[2K%s  %s\n", bar(p), line(p))
+	}
 	speed := float64(l.fetched) / max(time.Since(l.began).Seconds(), 1)
-	fmt.Fprintf(l.output, "\x1b[2K%s of %s, %s/s\n", humanSize(done), humanSize(total), humanSize(int64(speed)))
-	l.shown = len(l.order) + 1
+	fmt.Fprintf(l.output, "\x1b[2K%s of %s, %s/s\n\x1b[J", humanSize(done), humanSize(total), humanSize(int64(speed)))
+	l.shown = len(rows) + 1
+}
+
+// rows are the blobs for which the screen has lines, those first that are not done: the
+// cursor goes up no further than to its first line.
+func (l *layerLines) rows() (rows []image.Progress) {
+	for _, digest := range l.order {
+		rows = append(rows, l.latest[digest])
+	}
+	if height := l.height(); height > 0 && len(rows) > height-2 {
+		slices.SortStableFunc(rows, func(a, b image.Progress) int {
+			switch done := a.Stage == image.StageDone; {
+			case done == (b.Stage == image.StageDone):
+				return 0
+			case done:
+				return 1
+			}
+			return -1
+		})
+		rows = rows[:max(0, height-2)]
+	}
+	return rows
 }
 
 // end shows what is left of blobs that need no unpacking.
@@ -403,7 +445,7 @@ func (l *layerLines) end() {
 // bar is as full as the stage of a blob.
 func bar(p image.Progress) string {
 	const width = 20
-	full := int(width * p.Done / max(p.Total, 1))
+	full := int(min(width, width*p.Done/max(p.Total, 1))) // a registry may send more than it said
 	return "[" + strings.Repeat("#", full) + strings.Repeat(" ", width-full) + "]"
 }
 

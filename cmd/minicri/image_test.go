@@ -25,6 +25,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/inspect"
@@ -254,6 +255,44 @@ func TestLookingAtImagesChangesNothing(t *testing.T) {
 	}
 }
 
+// A blob may be longer than it was said to be.
+func TestBarIsNeverTooFull(t *testing.T) {
+	for done, want := range map[int64]string{0: strings.Repeat(" ", 20), 20: strings.Repeat("#", 20), 21: strings.Repeat("#", 20), 1 << 40: strings.Repeat("#", 20)} {
+		if got := bar(image.Progress{Done: done, Total: 20}); got != "["+want+"]" {
+			t.Errorf("%d of 20: %q", done, got)
+		}
+	}
+}
+
+// A file that is there stays until its successor is whole; a link and a device stay
+// what they are.
+func TestForceKeepsTheFileUntilTheNewOneIsWhole(t *testing.T) {
+	dir := t.TempDir()
+	old, link, device := filepath.Join(dir, "old.tar"), filepath.Join(dir, "link.tar"), filepath.Join(dir, "device")
+	must(t, os.WriteFile(old, []byte("old"), 0o600))
+	must(t, os.Symlink(old, link))
+	must(t, unix.Mknod(device, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))))
+	root := t.TempDir()
+	options := imageOptions{Socket: "/nowhere", Store: image.Config{Root: root}, Output: io.Discard, Force: true}
+	must(t, runImage(t.Context(), []string{"import", archiveOf(t, testImage(t), "registry.example/imported:1")}, options))
+	for _, path := range []string{old, link, device} {
+		if err := runImage(t.Context(), []string{"save", "registry.example/typo:1", path}, options); err == nil || !strings.Contains(err.Error(), "not found") {
+			t.Errorf("save of nothing to %s: %v", path, err)
+		}
+		if data, err := os.ReadFile(path); err != nil || path != device && string(data) != "old" {
+			t.Errorf("%s holds %q: %v", path, data, err)
+		}
+		must(t, runImage(t.Context(), []string{"save", "registry.example/imported:1", path}, options))
+		if data, err := os.ReadFile(path); err != nil || (len(data) > 1000) == (path == device) {
+			t.Errorf("%s holds %d bytes: %v", path, len(data), err)
+		}
+		must(t, os.WriteFile(old, []byte("old"), 0o600))
+	}
+	if all, err := os.ReadDir(dir); err != nil || len(all) != 3 || all[1].Type() != fs.ModeSymlink {
+		t.Errorf("left: %v, %v", all, err)
+	}
+}
+
 func TestLayerLinesOffATerminal(t *testing.T) {
 	var output bytes.Buffer
 	lines := newLayerLines(&output)
@@ -271,6 +310,15 @@ func TestLayerLinesOffATerminal(t *testing.T) {
 		if !strings.Contains(output.String(), want) {
 			t.Errorf("%q lacks %q", output.String(), want)
 		}
+	}
+	output.Reset()
+	lines.height = func() int { return 5 }
+	for i := range 10 {
+		lines.show(image.Progress{Digest: fmt.Sprint("blob", i), Stage: image.StageDownload, Done: 30, Total: 20})
+	}
+	last := output.String()[strings.LastIndex(output.String(), "\x1b[4A"):]
+	if strings.Count(last, "\n") != 4 || strings.Contains(last, "done ") || !strings.Contains(last, "/s\n") || strings.Contains(output.String(), "\x1b[5A") {
+		t.Errorf("on five lines: %q", last)
 	}
 	if isTerminal(os.Stdin) && isTerminal(&output) {
 		t.Error("a buffer is a terminal")
