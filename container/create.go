@@ -120,7 +120,7 @@ func (s *Store) undo(c *creation) error {
 	c.failure.Store(&failure)
 	err := fmt.Errorf("create container %s in sandbox %s: %w", c.ID, c.SandboxID, failure)
 	if undoErr := s.destroy(ctx, c.Container); undoErr != nil {
-		s.options.Logger.Error("a container that failed could not be rolled back: remove it", "container", c.ID, "err", undoErr)
+		s.log(c.Container).Error("a container that failed could not be rolled back: remove it", "err", undoErr)
 		writeErr := s.write(c.Container, func(f *Facts) { f.Message = failure.Error() })
 		c.listed.Store(true) // as Created: its init may still wait
 		return errors.Join(err, undoErr, writeErr)

@@ -110,7 +110,7 @@ func (s *Store) notifySupervisor(ctx context.Context, c *Container) {
 		err = s.killAndDelete(ctx, c, shim)
 	}
 	if err != nil && !errdefs.IsUnavailable(err) && !errdefs.IsNotFound(err) {
-		s.options.Logger.Warn("the supervisor may still hold a removed container", "container", c.ID, "err", err)
+		s.log(c).Warn("the supervisor may still hold a removed container", "err", err)
 	}
 }
 
@@ -175,7 +175,7 @@ func (s *Store) StopPod(ctx context.Context, sandboxID string) error {
 func (s *Store) leaveSupervisor(ctx context.Context, c *Container) {
 	if supervisor, err := s.options.Supervisors.Connect(ctx, c.group()); err == nil && c.Facts().inShim() {
 		if err := supervisor.Delete(ctx, c.ID, false); err != nil && !errdefs.IsNotFound(err) {
-			s.options.Logger.Warn("the supervisor keeps a container that has ended", "container", c.ID, "err", err)
+			s.log(c).Warn("the supervisor keeps a container that has ended", "err", err)
 		}
 	}
 }

@@ -209,7 +209,7 @@ func (s *Store) noteEnded(c *Container, exit *api.ExitRecord) {
 // does not wait for one.
 func (s *Store) change(c *Container, change func(*Facts)) {
 	if err := s.write(c, change); err != nil {
-		s.options.Logger.Error("the facts of a container are not on disk", "container", c.ID, "err", err)
+		s.log(c).Error("the facts of a container are not on disk", "err", err)
 	}
 }
 
@@ -248,7 +248,7 @@ func (s *Store) Ended(facts process.Facts, status unix.WaitStatus) {
 			err = supervisor.NoteExit(ctx, c.ID, facts.PID, facts.StartTime, uint32(status))
 		}
 		if err != nil {
-			s.options.Logger.Warn("the exit status of a container did not reach its supervisor", "container", c.ID, "err", err)
+			s.log(c).Warn("the exit status of a container did not reach its supervisor", "err", err)
 		}
 	})
 }

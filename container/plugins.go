@@ -61,8 +61,12 @@ func (s *Store) applyChanges(ctx context.Context, changes []Change) {
 			if change.Optional {
 				level = slog.LevelInfo
 			}
-			s.options.Logger.Log(ctx, level, "a change that an NRI plugin wanted for another container was not made",
-				"container", change.ID, "plugins", change.Plugins, "err", err)
+			logger := s.options.Logger.With("id", change.ID)
+			if c, err := s.Find(change.ID); err == nil {
+				logger = s.log(c)
+			}
+			logger.Log(ctx, level, "a change that an NRI plugin wanted for another container was not made",
+				"plugins", change.Plugins, "err", err)
 		}
 	}
 }
@@ -105,7 +109,7 @@ func (s *Store) announce(steps *step.Sequence, c *Container, name step.Name, not
 		return notify(s.options.Plugins, ctx, pod, c)
 	})
 	if err != nil {
-		s.options.Logger.Warn("an NRI plugin was not notified of what was done to a container", "container", c.ID, "err", err)
+		s.log(c).Warn("an NRI plugin was not notified of what was done to a container", "err", err)
 	}
 }
 

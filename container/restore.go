@@ -147,7 +147,7 @@ func (s *Store) findShim(group string) {
 		} else if c.Facts().inShim() {
 			exit, err := s.options.Supervisors.ExitOf(c.group(), c.ID)
 			if err != nil {
-				s.options.Logger.Warn("how a container ended before the last boot is lost", "container", c.ID, "err", err)
+				s.log(c).Warn("how a container ended before the last boot is lost", "err", err)
 			}
 			s.noteEnded(c, exit)
 		}
@@ -186,7 +186,7 @@ func (s *Store) noteUnlisted(c *Container) error {
 	if c.watched.Swap(true) {
 		return running.Close()
 	}
-	s.options.Logger.Error("a container runs that its supervisor does not know: it is left alone, and can only be stopped", "container", c.ID, "pid", running.PID)
+	s.log(c).Error("a container runs that its supervisor does not know: it is left alone, and can only be stopped", "pid", running.PID)
 	s.work.Go(func() { s.watchUnlisted(c, running) })
 	return nil
 }
@@ -204,7 +204,7 @@ func (s *Store) watchUnlisted(c *Container, running *process.Process) {
 		return
 	}
 	if err := s.noteUnlisted(c); err != nil {
-		s.options.Logger.Error("the end of a container cannot be noted; the next look does", "container", c.ID, "err", err)
+		s.log(c).Error("the end of a container cannot be noted; the next look does", "err", err)
 	}
 }
 

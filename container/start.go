@@ -85,7 +85,7 @@ func (s *Store) noteStartError(ctx context.Context, c *Container, startErr error
 		takeStartError(f, errtext.Of(startErr))
 	})
 	if err != nil {
-		s.options.Logger.Error("a failed start is not on disk", "container", c.ID, "err", err)
+		s.log(c).Error("a failed start is not on disk", "err", err)
 	}
 	return startErr
 }

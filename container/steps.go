@@ -3,6 +3,7 @@ package container
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -91,7 +92,7 @@ func (s *Store) keepLife(c *Container) {
 		life.Error = (*failure).Error()
 	}
 	if err := s.options.Lives.Keep(life); err != nil {
-		s.options.Logger.Warn("the timeline of a container is not kept", "container", c.ID, "err", err)
+		s.log(c).Warn("the timeline of a container is not kept", "err", err)
 	}
 }
 
@@ -112,14 +113,18 @@ func (c *creation) keepRefused(config *runtimeapi.ContainerConfig, timeline *ste
 	}
 }
 
-// logExit says which container of which pod has ended, and how.
-func (s *Store) logExit(c *Container, f *Facts) {
-	pairs := []any{"sandbox", c.SandboxID, "container", c.config.GetMetadata().GetName(), "id", c.ID, "image", c.config.GetImage().GetImage()}
+// log names a container and its pod in each line.
+func (s *Store) log(c *Container) *slog.Logger {
+	names := []any{"sandbox", c.SandboxID}
 	if pod, err := s.options.Sandboxes.Find(c.SandboxID); err == nil {
-		m := pod.Config().GetMetadata()
-		pairs = append([]any{"namespace", m.GetNamespace(), "pod", m.GetName()}, pairs...)
+		names = pod.Names()
 	}
-	s.options.Logger.Info("container ended", append(pairs, "code", f.ExitCode, "reason", f.ExitReason(), "oom", f.OOMKilled)...)
+	return s.options.Logger.With(append(names, "container", c.config.GetMetadata().GetName(), "id", c.ID, "image", c.config.GetImage().GetImage())...)
+}
+
+// logExit says how a container has ended.
+func (s *Store) logExit(c *Container, f *Facts) {
+	s.log(c).Info("container ended", "code", f.ExitCode, "reason", f.ExitReason(), "oom", f.OOMKilled)
 }
 
 // noteExit adds to the timeline what the container did from its start to its end.

@@ -51,12 +51,12 @@ func (s *Store) rollBack(c *Container) {
 	if s.restoreStarted(ctx, c) {
 		return
 	}
-	s.options.Logger.Info("roll back a container that was partially created", "container", c.ID)
+	s.log(c).Info("roll back a container that was partially created")
 	if !c.Facts().Created {
 		c.failure.Store(&errCutOff)
 	}
 	if err := s.destroy(ctx, c); err != nil {
-		s.options.Logger.Error("a partially created container could not be rolled back: remove it", "container", c.ID, "err", err)
+		s.log(c).Error("a partially created container could not be rolled back: remove it", "err", err)
 		s.change(c, func(f *Facts) { c.takeExit(f, 0, false, false, 0) })
 		s.listEnded(c)
 	}
@@ -79,7 +79,7 @@ func (s *Store) restoreStarted(ctx context.Context, c *Container) bool {
 	if err != nil || at < 0 || !s.takeName(c) {
 		return false
 	}
-	s.options.Logger.Error("the facts of a container are lost; it is what its supervisor knows of it", "container", c.ID)
+	s.log(c).Error("the facts of a container are lost; it is what its supervisor knows of it")
 	s.change(c, func(f *Facts) { f.BootID, f.Created = s.bootID, true })
 	c.announced.Store(true)
 	c.listed.Store(true)

@@ -70,11 +70,11 @@ func (n *CNI) noteDrift(a *attachment, err error) {
 	case err == nil:
 		a.drift.Store(nil)
 		if last != nil {
-			n.options.Logger.Info("the attachment is as ADD left it again", "sandbox", a.record.ID, "network", a.record.Network)
+			a.record.logger(n.options.Logger).Info("the attachment is as ADD left it again")
 		}
 	case last == nil:
 		a.drift.Store(&Drift{ID: a.record.ID, Network: a.record.Network, Since: time.Now(), Error: err.Error()})
-		n.options.Logger.Warn("the attachment is not as ADD left it", "sandbox", a.record.ID, "network", a.record.Network, "err", err)
+		a.record.logger(n.options.Logger).Warn("the attachment is not as ADD left it", "err", err)
 	}
 }
 

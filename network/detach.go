@@ -44,8 +44,8 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 	}
 	n.retries.later(id)
 	if n.detachTimeOver(a.record) {
-		n.options.Logger.Error("the pod is deleted without CNI DEL, which is retried in the background",
-			"sandbox", id, "network", a.record.Network, "tries", a.record.Tries, "err", o.err)
+		a.record.logger(n.options.Logger).Error("the pod is deleted without CNI DEL, which is retried in the background",
+			"tries", a.record.Tries, "err", o.err)
 		return nil
 	}
 	return o.err
@@ -116,7 +116,7 @@ func (n *CNI) giveUp(ctx context.Context, a *attachment, reason error) error {
 	}
 	left := fmt.Sprintf("its CNI ADD never succeeded, and its DEL failed %d times: what plugins of network %q keep for this id outside of its namespace, such as an address, may be left",
 		a.record.Tries+1, a.record.Network)
-	n.options.Logger.Error("an attachment is given up: "+left, "sandbox", a.record.ID, "err", reason)
+	a.record.logger(n.options.Logger).Error("an attachment is given up: "+left, "err", reason)
 	n.tell(ctx, a.record.ID, step.Row{Kind: "pod", Step: "give up attachment", Start: time.Now(), Error: left + ": " + reason.Error()})
 	return nil
 }
@@ -142,7 +142,7 @@ func (n *CNI) noteFailure(a *attachment, err error) error {
 		return fmt.Errorf("%w (try %d, the last: it was given up by hand)", err, a.record.Tries)
 	}
 	if writeErr != nil {
-		n.options.Logger.Error("a failed DEL is not in the journal on disk", "sandbox", a.record.ID, "err", writeErr)
+		a.record.logger(n.options.Logger).Error("a failed DEL is not in the journal on disk", "err", writeErr)
 	}
 	return fmt.Errorf("%w (try %d; it is retried in the background)", err, a.record.Tries)
 }
@@ -176,7 +176,9 @@ func (n *CNI) Attached(id string) bool { return n.find(id) != nil }
 func (n *CNI) ReleaseUnknown(exists func(id string) bool) {
 	for _, id := range n.ids() {
 		if !exists(id) {
-			n.options.Logger.Info("an attachment has no sandbox: CNI DEL runs in the background", "sandbox", id)
+			if a := n.find(id); a != nil {
+				a.record.logger(n.options.Logger).Info("an attachment has no sandbox: CNI DEL runs in the background")
+			}
 			n.Release(id)
 		}
 	}

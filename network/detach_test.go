@@ -39,6 +39,10 @@ func TestDetachFailsAndThenWorks(t *testing.T) {
 		t.Fatalf("pending %+v", pending)
 	}
 
+	eventually(t, within, "the log says for which pod", func() bool {
+		return strings.Contains(n.log.String(), `msg="CNI DEL failed again" pod=web sandbox=web network=net`)
+	})
+
 	stop()
 	must(t, n.Options.Namespaces.Remove("web"))
 	n.reopen(t)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -54,6 +55,19 @@ type Attachment struct {
 	Stops        int       `json:"stops,omitempty"`
 	FirstFailure time.Time `json:"first_failure,omitzero"`
 	LastError    string    `json:"last_error,omitempty"`
+}
+
+// logger names the attachment and its pod in each line. It reads what never changes, so
+// that it needs no lock.
+func (a *Attachment) logger(to *slog.Logger) *slog.Logger {
+	for _, name := range [][2]string{
+		{"namespace", a.Args["K8S_POD_NAMESPACE"]}, {"pod", a.Args["K8S_POD_NAME"]}, {"sandbox", a.ID}, {"network", a.Network},
+	} {
+		if name[1] != "" {
+			to = to.With(name[0], name[1])
+		}
+	}
+	return to
 }
 
 // attachment is an Attachment in memory with its lock, whose holder may run
@@ -170,7 +184,7 @@ func (n *CNI) supersede(a Attachment) {
 			continue
 		}
 		if err := n.options.Namespaces.Remove(other.ID); err != nil {
-			n.options.Logger.Error("the network namespace of an earlier try of a pod stays", "sandbox", other.ID, "err", err)
+			other.logger(n.options.Logger).Error("the network namespace of an earlier try of a pod stays", "err", err)
 		}
 	}
 }
@@ -255,7 +269,8 @@ func (n *CNI) openUnreadable(bad state.Bad) {
 		logger.Error("CNI DEL cannot be run: no configuration of its ADD is known; its addresses may have to be freed by hand", "err", err)
 		return
 	}
-	logger.Warn("CNI DEL will run with the configuration that can still be found", "network", record.Network, "source", record.Source)
+	logger = record.logger(n.options.Logger).With("file", bad.Path)
+	logger.Warn("CNI DEL will run with the configuration that can still be found", "source", record.Source)
 	a := newAttachment(record)
 	a.begun, a.attached = true, true
 	n.attachments[bad.ID] = a

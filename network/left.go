@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -78,6 +79,15 @@ func (p *plugins) stick(run *runner.Run, h held) {
 	p.keep(&linger{run: run, deadline: time.Now().Add(-killLimit), held: h})
 }
 
+// logger names the run in each line, and the pod that its attachment is of.
+func (l *linger) logger(to *slog.Logger) *slog.Logger {
+	to = to.With("verb", l.run.Verb)
+	if l.held.a != nil {
+		return l.held.a.record.logger(to)
+	}
+	return to.With("sandbox", l.run.ID, "network", l.run.Network)
+}
+
 // firstLook and lastLook are pauses between two looks at processes that are waited for;
 // those that nothing waits for are looked at every seldom-th time.
 const firstLook, lastLook, seldom = 10 * time.Millisecond, 200 * time.Millisecond, 25
@@ -92,7 +102,7 @@ func (n *CNI) followLingering(ctx context.Context) {
 				continue
 			}
 			if !l.stuck.IsZero() {
-				n.options.Logger.Info("plugins that did not end have ended", "verb", l.run.Verb, "sandbox", l.run.ID)
+				l.logger(n.options.Logger).Info("plugins that did not end have ended")
 				<-a.stuck
 			}
 			l.held.release(outcome{})
@@ -114,7 +124,7 @@ func (p *plugins) lookAtLingering(all bool) (over []*linger) {
 		case !l.run.Running():
 			if err := l.run.End(); err != nil {
 				if !l.failed {
-					p.logger.Warn("a run of plugins cannot be removed, which is tried again", "verb", l.run.Verb, "sandbox", l.run.ID, "err", err)
+					l.logger(p.logger).Warn("a run of plugins cannot be removed, which is tried again", "err", err)
 				}
 				l.failed, l.deadline = true, time.Time{} // nothing is left to kill
 				continue
@@ -125,7 +135,7 @@ func (p *plugins) lookAtLingering(all bool) (over []*linger) {
 			over = append(over, l)
 		case l.deadline.IsZero() || time.Now().Before(l.deadline):
 		case l.run.Kill(0) != nil && time.Since(l.deadline) > killLimit && l.stuck.IsZero():
-			p.logger.Error("plugins were killed and do not end: their attachment stays locked", "verb", l.run.Verb, "sandbox", l.run.ID, "network", l.run.Network)
+			l.logger(p.logger).Error("plugins were killed and do not end: their attachment stays locked")
 			p.mu.Lock()
 			l.stuck = time.Now()
 			p.mu.Unlock()

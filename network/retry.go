@@ -190,7 +190,7 @@ func (n *CNI) retryOne(ctx context.Context, id string) {
 	o = n.delete(context.WithoutCancel(ctx), a, n.NamespacePath(id))
 	if !a.removed {
 		n.retries.failed(id)
-		n.options.Logger.Warn("CNI DEL failed again", "sandbox", id, "network", a.record.Network, "err", o.err)
+		a.record.logger(n.options.Logger).Warn("CNI DEL failed again", "err", o.err)
 		return
 	}
 	n.retries.done(id)
@@ -199,16 +199,16 @@ func (n *CNI) retryOne(ctx context.Context, id string) {
 	}
 	// Kept for this DEL; the sandbox may be gone long since.
 	if err := n.options.Namespaces.Remove(id); err != nil {
-		n.options.Logger.Error("the network namespace of a removed attachment stays", "sandbox", id, "err", err)
+		a.record.logger(n.options.Logger).Error("the network namespace of a removed attachment stays", "err", err)
 	}
-	n.options.Logger.Info("CNI DEL succeeded after retries", "sandbox", id, "network", a.record.Network)
+	a.record.logger(n.options.Logger).Info("CNI DEL succeeded after retries")
 	n.tell(ctx, id, step.Row{Kind: "pod", Step: "cni del", Start: began, Took: time.Since(began)})
 }
 
 // drop forgets an attachment that a person has given up.
 func (n *CNI) drop(a *attachment) error {
 	n.retries.done(a.record.ID)
-	n.options.Logger.Warn("an attachment was given up by hand: what its plugins keep for this id may be left", "sandbox", a.record.ID, "network", a.record.Network)
+	a.record.logger(n.options.Logger).Warn("an attachment was given up by hand: what its plugins keep for this id may be left")
 	cached := os.Remove(cachePath(a.record.Network, a.record.ID))
 	if errors.Is(cached, fs.ErrNotExist) {
 		cached = nil

@@ -150,7 +150,7 @@ func (s *Store) notifySupervisor(sb *Sandbox) {
 		return
 	}
 	if err := s.deletePause(sb); err != nil {
-		s.options.Logger.Warn("the supervisor may still hold the pause of a removed sandbox", "sandbox", sb.ID, "err", err)
+		s.log(sb).Warn("the supervisor may still hold the pause of a removed sandbox", "err", err)
 	}
 }
 
@@ -207,7 +207,7 @@ func (s *Store) detach(ctx context.Context, sb *Sandbox, policy onFailedDetach) 
 	networks := s.options.Networks
 	err := networks.Detach(ctx, sb.ID, networks.NamespacePath(sb.ID))
 	if err != nil && policy == leaveToJournal {
-		s.options.Logger.Warn("a sandbox is removed before its attachment: CNI DEL is retried in the background", "sandbox", sb.ID, "err", err)
+		s.log(sb).Warn("a sandbox is removed before its attachment: CNI DEL is retried in the background", "err", err)
 		networks.Release(sb.ID)
 		return nil
 	}

@@ -62,7 +62,7 @@ func (s *Store) notify(steps *step.Sequence, sb *Sandbox, name step.Name, call f
 	}
 	err := steps.Do(name, func(ctx context.Context) error { return call(s.options.Plugins, ctx, sb) })
 	if err != nil {
-		s.options.Logger.Warn("an NRI plugin was not notified of what was done to a pod", "sandbox", sb.ID, "err", err)
+		s.log(sb).Warn("an NRI plugin was not notified of what was done to a pod", "err", err)
 	}
 }
 

@@ -160,12 +160,12 @@ func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 		sb.facts.Store(&Facts{BootID: s.bootID, ExitedAt: time.Now()})
 		sb.listed.Store(true)
 		sb.announced = true
-	case ended || s.pauseRuns(&record):
+	case ended || s.pauseRuns(sb):
 		s.restoreEnded(sb)
 	}
 	s.lastCreated = max(s.lastCreated, record.CreatedAt)
 	if err := s.options.Node.Know(cgroup.Path(record.CgroupsPath)); err != nil {
-		s.options.Logger.Error("the cgroup parent of a sandbox is not on disk: minicri check may miss its cgroups", "sandbox", record.ID, "err", err)
+		s.log(sb).Error("the cgroup parent of a sandbox is not on disk: minicri check may miss its cgroups", "err", err)
 	}
 	return s.claim(sb)
 }
@@ -184,16 +184,16 @@ func (s *Store) restoreEnded(sb *Sandbox) {
 	sb.announced = true
 	if err := s.writeFacts(sb); err != nil {
 		s.unrecorded = true
-		s.options.Logger.Error("the end of a sandbox is not on disk; a restart notices it again", "sandbox", sb.ID, "err", err)
+		s.log(sb).Error("the end of a sandbox is not on disk; a restart notices it again", "err", err)
 	}
 }
 
 // pauseRuns reports whether a sandbox without facts has its pause, past the exec
 // barrier: then it was Ready, and its facts were lost.
-func (s *Store) pauseRuns(record *Record) bool {
-	pids, err := s.options.Hierarchies.Processes(cgroup.Path(record.CgroupsPath))
+func (s *Store) pauseRuns(sb *Sandbox) bool {
+	pids, err := s.options.Hierarchies.Processes(cgroup.Path(sb.CgroupsPath))
 	if err != nil {
-		s.options.Logger.Error("look for pause", "sandbox", record.ID, "err", err)
+		s.log(sb).Error("look for pause", "err", err)
 		return true // touch nothing
 	}
 	return slices.ContainsFunc(pids, func(pid int) bool {
@@ -232,7 +232,7 @@ func (s *Store) restorePause(sb *Sandbox) {
 	case errors.Is(err, process.ErrGone):
 		sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
 	default:
-		s.options.Logger.Error("whether pause runs cannot be known: the sandbox stays Ready, and it is tried again", "sandbox", sb.ID, "err", err)
+		s.log(sb).Error("whether pause runs cannot be known: the sandbox stays Ready, and it is tried again", "err", err)
 		s.work.Go(func() { s.restorePauseLater(sb) })
 	}
 }
@@ -299,9 +299,9 @@ func (s *Store) rollBackOne(sb *Sandbox) {
 		return
 	}
 	defer sb.lock.Unlock()
-	s.options.Logger.Info("roll back a sandbox that was partially created", "sandbox", sb.ID)
+	s.log(sb).Info("roll back a sandbox that was partially created")
 	if err := s.destroy(ctx, sb, leaveToJournal); err != nil {
-		s.options.Logger.Error("a partially created sandbox could not be rolled back: stop and remove it", "sandbox", sb.ID, "err", err)
+		s.log(sb).Error("a partially created sandbox could not be rolled back: stop and remove it", "err", err)
 		s.listPartial(sb)
 	}
 }
@@ -341,10 +341,10 @@ func (s *Store) noteExit(sb *Sandbox) {
 	if !sb.Ready() {
 		return
 	}
-	s.options.Logger.Warn("the pause process ended by itself: the sandbox is not ready any more", "sandbox", sb.ID)
+	s.log(sb).Warn("the pause process ended by itself: the sandbox is not ready any more")
 	sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
 	if err := s.writeFacts(sb); err != nil {
-		s.options.Logger.Error("the end of pause is not on disk; a restart notices it again", "sandbox", sb.ID, "err", err)
+		s.log(sb).Error("the end of pause is not on disk; a restart notices it again", "err", err)
 	}
 	s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 }

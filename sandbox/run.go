@@ -166,7 +166,7 @@ func (s *Store) undo(ctx context.Context, c *creation) error {
 	if undoErr == nil {
 		return err
 	}
-	s.options.Logger.Error("a sandbox that failed could not be rolled back: stop and remove it", "sandbox", c.ID, "err", undoErr)
+	s.log(c.Sandbox).Error("a sandbox that failed could not be rolled back: stop and remove it", "err", undoErr)
 	c.listed.Store(true)
 	return errors.Join(err, fmt.Errorf("roll back sandbox %s: %w", c.ID, undoErr))
 }

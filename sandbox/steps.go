@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -107,11 +108,24 @@ func (s *Store) writeFacts(sb *Sandbox) error {
 	return s.facts.Write(sb.ID, facts)
 }
 
+// Names say which pod a line of the log is about, as pairs. The default handler has none.
+func (sb *Sandbox) Names() []any {
+	m := sb.config.GetMetadata()
+	names := []any{"namespace", m.GetNamespace(), "pod", m.GetName(), "sandbox", sb.ID}
+	if sb.RuntimeHandler != "" {
+		names = append(names, "handler", sb.RuntimeHandler)
+	}
+	return names
+}
+
+// log names a sandbox in each line.
+func (s *Store) log(sb *Sandbox) *slog.Logger { return s.options.Logger.With(sb.Names()...) }
+
 // keepLife writes down the timeline of a sandbox that is gone, and of one that
 // could not be made.
 func (s *Store) keepLife(sb *Sandbox) {
 	if err := s.options.Lives.Keep(sb.life()); err != nil {
-		s.options.Logger.Warn("the timeline of a pod is not kept", "sandbox", sb.ID, "err", err)
+		s.log(sb).Warn("the timeline of a pod is not kept", "err", err)
 	}
 }
 
@@ -167,7 +181,7 @@ func (s *Store) keepTimeline(sb *Sandbox) {
 		return
 	}
 	if err := s.writeFacts(sb); err != nil {
-		s.options.Logger.Warn("the timeline of a pod is not on disk", "sandbox", sb.ID, "err", err)
+		s.log(sb).Warn("the timeline of a pod is not on disk", "err", err)
 	}
 }
 

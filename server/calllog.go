@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"path"
 	"slices"
@@ -18,7 +19,7 @@ import (
 // kubelet probes by ExecSync: only Exec and Attach are a user's.
 var milestones = map[string]string{
 	"RunPodSandbox": "pod made", "RemovePodSandbox": "pod removed", "StartContainer": "container started",
-	"Exec": "exec", "Attach": "attach",
+	"Exec": "exec", "Attach": "attach", "PullImage": "image pulled",
 }
 
 // about says which pod, container and image a request is about, as pairs of the log.
@@ -28,14 +29,15 @@ func (c calls) about(request any) (pairs []any) {
 			pairs = append(pairs, key, value)
 		}
 	}
-	pod := func(config *runtimeapi.PodSandboxConfig) {
+	pod := func(config *runtimeapi.PodSandboxConfig) { // of one that is not made yet
 		add("namespace", config.GetMetadata().GetNamespace())
 		add("pod", config.GetMetadata().GetName())
 	}
 	sandbox := func(id string) {
 		if c.runtime != nil && id != "" {
 			if sb, err := c.runtime.Sandboxes.Find(id); err == nil {
-				pod(sb.Config())
+				pairs = append(pairs, sb.Names()...)
+				return
 			}
 		}
 		add("sandbox", id)
@@ -55,6 +57,7 @@ func (c calls) about(request any) (pairs []any) {
 	}
 	if r, ok := request.(interface{ GetImage() *runtimeapi.ImageSpec }); ok {
 		add("image", r.GetImage().GetImage())
+		add("handler", r.GetImage().GetRuntimeHandler())
 	}
 	switch r := request.(type) {
 	case *runtimeapi.RunPodSandboxRequest:
@@ -69,15 +72,22 @@ func (c calls) about(request any) (pairs []any) {
 	return pairs
 }
 
-// made are the ids that an answer brings.
-func made(response any) (pairs []any) {
+// made are the ids that an answer brings, and the size of an image.
+func (c calls) made(response any) (pairs []any) {
 	switch r := response.(type) {
 	case *runtimeapi.RunPodSandboxResponse:
 		return []any{"sandbox", r.GetPodSandboxId()}
 	case *runtimeapi.CreateContainerResponse:
 		return []any{"id", r.GetContainerId()}
 	case *runtimeapi.PullImageResponse:
-		return []any{"id", r.GetImageRef()}
+		pairs = []any{"id", r.GetImageRef()}
+		if c.images == nil {
+			return pairs
+		}
+		if pulled, err := c.images.Get(r.GetImageRef()); err == nil {
+			pairs = append(pairs, "size", pulled.Size)
+		}
+		return pairs
 	}
 	return nil
 }
@@ -105,7 +115,6 @@ func note(ctx context.Context, pairs []any) {
 		return
 	}
 	for i := 0; i+1 < len(pairs); i += 2 {
-		key, value := pairs[i].(string), pairs[i+1].(string)
-		span.SetAttributes(attribute.String(key, value))
+		span.SetAttributes(attribute.String(pairs[i].(string), fmt.Sprint(pairs[i+1])))
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -56,7 +57,7 @@ func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
 			t.Error(err)
 		}
 	})
-	calls := calls{logger: slog.New(slog.DiscardHandler), work: &work{}}
+	calls := calls{logger: config.Logger, work: &work{}, images: store}
 	server := grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
 	runtimeapi.RegisterImageServiceServer(server, NewImageServer(store, func() []string { return []string{"kata"} }, nil))
 	return &imageNode{runtimeapi.NewImageServiceClient(serveOnSocket(t, server)), registry}
@@ -105,6 +106,37 @@ func (n *imageNode) pull(t testing.TB, reference string) string {
 	response, err := n.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: named(reference)})
 	must(t, err)
 	return response.GetImageRef()
+}
+
+// The line of a pull says for which pod it was, and what came of it.
+func TestPullIsLogged(t *testing.T) {
+	file, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	must(t, err)
+	defer file.Close()
+	node := newImageNode(t, func(c *image.Config) { c.Logger = slog.New(slog.NewTextHandler(file, nil)) })
+	pod := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: "web", Namespace: "test"}}
+	pull := func(reference string) error {
+		_, err := node.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: named(reference), SandboxConfig: pod})
+		return err
+	}
+	reference := node.push(t, "logged:1", oneFile(t, "x", v1.Config{}))
+	must(t, pull(reference))
+	absent := strings.Replace(reference, "logged", "absent", 1)
+	if pull(absent) == nil {
+		t.Error("an image was pulled that is not there")
+	}
+	log, err := os.ReadFile(file.Name())
+	must(t, err)
+	for _, words := range [][]string{
+		{"level=INFO", `msg="image pulled"`, "image=" + reference, "size=", "took="},
+		{"level=ERROR", "method=PullImage", "image=" + absent},
+	} {
+		if !slices.ContainsFunc(strings.Split(string(log), "\n"), func(line string) bool {
+			return strings.Contains(line, "namespace=test pod=web") && !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) })
+		}) {
+			t.Errorf("no line with %q in\n%s", words, log)
+		}
+	}
 }
 
 // cri: Image.repo_digests Image.repo_tags Image.size Image.uid Image.username ImageFilter.image ImageStatus

@@ -88,7 +88,7 @@ const callWorkers = 4
 // New makes a gRPC server that serves the runtime and the images.
 // traces follows each call from its begin to its end; nil if there are no traces.
 func New(runtime *Runtime, images *image.Store, traces grpcstats.Handler, logger *slog.Logger) *grpc.Server {
-	calls := calls{logger: logger, work: &runtime.work, runtime: runtime, observe: runtime.Observe}
+	calls := calls{logger: logger, work: &runtime.work, runtime: runtime, images: images, observe: runtime.Observe}
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(largestRequest),
 		grpc.MaxSendMsgSize(largestResponse),
@@ -112,6 +112,8 @@ type calls struct {
 	work   *work
 	// runtime knows which pod an id is of; nil where nothing does.
 	runtime *Runtime
+	// images knows the size of one that was pulled; nil where nothing does.
+	images  *image.Store
 	observe func(method, code string, took time.Duration)
 }
 
@@ -128,7 +130,7 @@ func (c calls) unary(ctx context.Context, request any, info *grpc.UnaryServerInf
 		if reason := recover(); reason != nil {
 			err = c.panicked(info.FullMethod, reason)
 		}
-		ids := made(response)
+		ids := c.made(response)
 		note(ctx, ids)
 		c.end(ctx, info.FullMethod, slices.Concat(about, ids), began, &err)
 	}(time.Now())

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -104,7 +105,7 @@ func openImages(ctx context.Context, verb string, options imageOptions) (images 
 		return images, nil, fmt.Errorf("no daemon serves at %s, and: %w", options.Socket, err)
 	}
 	mux := http.NewServeMux()
-	inspect.ImageRoutes(mux, store, nil)
+	inspect.ImageRoutes(mux, store, slog.New(slog.DiscardHandler), nil) // it says itself how a pull ends
 	listener, server := bufconn.Listen(1<<20), &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()

@@ -92,7 +92,7 @@ func startImageDaemon(t *testing.T, root string) (socket string) {
 	listener, err := net.Listen("unix", socket)
 	must(t, err)
 	mux := http.NewServeMux()
-	inspect.ImageRoutes(mux, store, nil)
+	inspect.ImageRoutes(mux, store, slog.New(slog.DiscardHandler), nil)
 	service := &http.Server{Handler: mux}
 	go func() { _ = service.Serve(listener) }() // ends with Close
 	t.Cleanup(func() {

@@ -164,7 +164,7 @@ func (d *serving) startInspection(ctx context.Context, wait *sync.WaitGroup, nod
 	if err != nil {
 		return err
 	}
-	inspection := &inspect.Server{Node: node, Images: d.node.images, Enter: d.node.runtime.Enter, Metrics: d.node.metrics.Handler()}
+	inspection := &inspect.Server{Node: node, Images: d.node.images, Logger: d.logger, Enter: d.node.runtime.Enter, Metrics: d.node.metrics.Handler()}
 	wait.Go(func() {
 		if err := inspection.Serve(ctx, socket.RootOnly(listener)); err != nil {
 			d.logger.Error("the debug socket is not served: minicri timeline, pods, image and debug do not work", "err", err)

@@ -38,10 +38,7 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*parts, e
 	}
 	measured, stored := metrics.New(), imageConfig(c, logger)
 	stored.Observe = func(pull image.PullResult) {
-		measured.ObservePull(pull.Took, pull.Bytes, pull.Err)
-		if pull.Err == nil { // the call of one that fails is an error
-			logger.Info("image pulled", "image", pull.Reference, "size", pull.Size, "fetched", pull.Bytes, "took", pull.Took)
-		}
+		measured.ObservePull(pull.Took, pull.Bytes, pull.Err) // the line of the log is its caller's, who knows for which pod
 	}
 	if err := k.machine.LabelLayers(image.LayersDir(c.Root)); err != nil {
 		return nil, errors.Join(err, k.shim.Close())

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -48,7 +49,8 @@ type PullUpdate struct {
 //	POST /images/pull?name=        takes an image.Auth, answers with lines of PullUpdate
 //
 // enter counts a call in that changes something, or refuses it; nil if nobody counts.
-func ImageRoutes(mux *http.ServeMux, images *image.Store, enter func() (leave func(), err error)) {
+// logger gets a line for each pull, as the CRI's have one.
+func ImageRoutes(mux *http.ServeMux, images *image.Store, logger *slog.Logger, enter func() (leave func(), err error)) {
 	handle := func(pattern string, serve http.HandlerFunc) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			if enter != nil && r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -105,7 +107,7 @@ func ImageRoutes(mux *http.ServeMux, images *image.Store, enter func() (leave fu
 			w.Header().Set(archiveError, err.Error())
 		}
 	})
-	handle("POST /images/pull", func(w http.ResponseWriter, r *http.Request) { servePull(w, r, images) })
+	handle("POST /images/pull", func(w http.ResponseWriter, r *http.Request) { servePull(w, r, images, logger) })
 }
 
 // archiveError is the trailer of an archive that is not whole.
@@ -113,7 +115,7 @@ const archiveError = "Error"
 
 // servePull leaves progress out while the client does not take it: a pull never
 // waits for the client that watches it.
-func servePull(w http.ResponseWriter, r *http.Request, images *image.Store) {
+func servePull(w http.ResponseWriter, r *http.Request, images *image.Store, logger *slog.Logger) {
 	var auth image.Auth
 	if err := json.NewDecoder(r.Body).Decode(&auth); err != nil {
 		answer(w, nil, err)
@@ -127,7 +129,7 @@ func servePull(w http.ResponseWriter, r *http.Request, images *image.Store) {
 			_ = http.NewResponseController(w).Flush()
 		}
 	}()
-	query := r.URL.Query()
+	query, began := r.URL.Query(), time.Now()
 	pulled, err := images.PullFor(r.Context(), query.Get("name"), query.Get("platform"), auth, func(p image.Progress) {
 		select {
 		case updates <- p:
@@ -137,8 +139,12 @@ func servePull(w http.ResponseWriter, r *http.Request, images *image.Store) {
 	close(updates)
 	<-sent
 	last := PullUpdate{Image: &imagesOf(pulled)[0]}
+	logger = logger.With("by", "minicri image pull", "image", query.Get("name"), "took", time.Since(began))
 	if err != nil {
 		last = PullUpdate{Error: err.Error()}
+		logger.Error("pull failed", "err", err)
+	} else {
+		logger.Info("image pulled", "id", pulled.ID, "size", pulled.Size)
 	}
 	_ = lines.Encode(last)
 }

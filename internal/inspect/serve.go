@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -36,8 +37,9 @@ func DebugSocket(state string) string { return filepath.Join(state, "debug.sock"
 type Server struct {
 	Node   *Node
 	Images *image.Store
-	// Enter is that of ImageRoutes.
-	Enter func() (leave func(), err error)
+	// Logger and Enter are those of ImageRoutes.
+	Logger *slog.Logger
+	Enter  func() (leave func(), err error)
 	// Metrics answers a scrape, whether there is an address for that or not.
 	Metrics http.Handler
 }
@@ -91,7 +93,7 @@ func (s *Server) routes() http.Handler {
 	mux.HandleFunc("DELETE /snapshots/orphans/{key}", func(w http.ResponseWriter, r *http.Request) {
 		answer(w, nil, s.Node.Containers.RemoveSnapshot(r.Context(), r.PathValue("key")))
 	})
-	ImageRoutes(mux, s.Images, s.Enter)
+	ImageRoutes(mux, s.Images, s.Logger, s.Enter)
 	mux.HandleFunc("GET /goroutines", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(goroutines()) })
 	mux.Handle("GET /metrics", s.Metrics)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
