@@ -22,8 +22,8 @@ func TestReadyNode(t *testing.T) {
 	}
 	giveNetwork(t)
 	giveKubernetes(t)
-	t.Cleanup(func() { showFailure(t) })
 	t.Setenv("KUBECONFIG", "/etc/kubernetes/admin.conf")
+	t.Cleanup(func() { showFailure(t) })
 	for _, text := range blocks(t, "quickstart.md") {
 		switch {
 		case strings.Contains(text, "kubeadm init"):
@@ -85,6 +85,7 @@ func giveImages(t *testing.T) {
 func runsAPod(t *testing.T) {
 	t.Helper()
 	const image = "cluster.minicri.test/tools:minicri"
+	run(t, "kubectl", "wait", "--for=create", "serviceaccount/default", "--timeout=10m") // by a controller, some time after the node
 	run(t, "kubectl", "run", "web", "--image", image, "--image-pull-policy", "Never", "--command", "--", "httpd", "-f", "-p", "8080")
 	run(t, "kubectl", "wait", "--for=condition=Ready", "pod/web", "--timeout=10m")
 	if says := run(t, "kubectl", "exec", "web", "--", "hostname"); says != "web\n" {
