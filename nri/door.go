@@ -61,7 +61,7 @@ func (p *Plugins) openDoor(source Source) (*door, error) {
 	if source.Socket == "" {
 		return d, nil
 	}
-	_ = os.Remove(source.Socket) // nobody listens there: checkSocket
+	_ = os.Remove(source.Socket) // nobody listens there: CheckSocket
 	if err := os.MkdirAll(filepath.Dir(source.Socket), 0o700); err != nil {
 		return nil, err
 	}

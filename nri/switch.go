@@ -40,7 +40,7 @@ func (p *Plugins) Reconfigure(options Options) error {
 		return nil
 	}
 	if options.Enabled && options.Socket != p.source.Socket {
-		if err := checkSocket(options.Socket); err != nil {
+		if err := CheckSocket(options.Socket); err != nil {
 			return err
 		}
 	}
@@ -67,8 +67,8 @@ func (p *Plugins) Close() {
 	p.stop()
 }
 
-// checkSocket refuses the socket of another runtime: the library would remove it.
-func checkSocket(path string) error {
+// CheckSocket refuses the socket of another runtime: the library would remove it.
+func CheckSocket(path string) error {
 	if path == "" {
 		return nil
 	}

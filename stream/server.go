@@ -76,9 +76,9 @@ type Server struct {
 
 // Listen opens the listener; Serve then serves it.
 func Listen(ctx context.Context, options Options) (*Server, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", options.Address)
+	listener, err := listen(ctx, options.Address)
 	if err != nil {
-		return nil, fmt.Errorf("listen for exec, attach and port-forward (streaming.address): %w", err)
+		return nil, err
 	}
 	s := &Server{
 		options: options, requests: newRequests(options.MaxOpen), descriptors: descriptors{limit: descriptorLimit()},
@@ -95,6 +95,23 @@ func Listen(ctx context.Context, options Options) (*Server, error) {
 	}
 	s.listener = listener
 	return s, nil
+}
+
+func listen(ctx context.Context, address string) (net.Listener, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listen for exec, attach and port-forward (streaming.address): %w", err)
+	}
+	return listener, nil
+}
+
+// CheckAddress listens for a moment, and returns the error with which Listen would fail.
+func CheckAddress(ctx context.Context, address string) error {
+	listener, err := listen(ctx, address)
+	if err != nil {
+		return err
+	}
+	return listener.Close()
 }
 
 // reachable is what clients of this machine, such as the kubelet, dial.

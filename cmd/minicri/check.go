@@ -83,9 +83,13 @@ func examine(ctx context.Context, l *config.Loaded, giveUp []string) ([]doctor.F
 	if connected != nil {
 		plugins = connected
 	}
+	problems := slices.Concat(l.Broken, located(l, preflight(c, m)))
+	if daemon == nil {
+		problems = append(problems, located(l, obstacles(ctx, c, nil))...)
+	}
 	return doctor.Run(ctx, doctor.Options{
 		Ended:  func(id string) bool { return daemon != nil && hasEnded(ctx, c.Socket, id) },
-		Config: c, Daemon: daemon, Configuration: slices.Concat(l.Broken, located(l, preflight(c, m))), Unknown: l.Unknown, Shim: shim, Node: identity, Handlers: handler.New(handlerSpecs(c), handler.Features{}),
+		Config: c, Daemon: daemon, Configuration: problems, Unknown: l.Unknown, Shim: shim, Node: identity, Handlers: handler.New(handlerSpecs(c), handler.Features{}),
 		Snapshots: snapshotsOf(ctx, c), Plugins: plugins, GiveUp: giveUp,
 		Registries: image.CheckRegistries(c.Images.CertsDirs, c.Images.DockerConfig),
 	}), nil

@@ -30,7 +30,11 @@ func configCommand(ctx context.Context, arguments []string, output io.Writer) er
 	case verb == "default" && len(words) == 0:
 		return config.Default().Write(output)
 	case verb == "check" && len(words) <= 1:
-		return checkConfig(slices.Concat(words, []string{config.File(arguments[1:])})[0], output)
+		flags := arguments[1:]
+		if len(words) == 1 {
+			flags = slices.Concat(flags, []string{"--config", words[0]})
+		}
+		return checkConfig(ctx, flags, output)
 	case verb == "show" && len(words) == 0:
 		running, err := runningConfig(ctx, l.Socket)
 		if err != nil {
@@ -44,19 +48,31 @@ func configCommand(ctx context.Context, arguments []string, output io.Writer) er
 	}
 }
 
-// checkConfig reports what the daemon would refuse at its start on this machine, and
-// keys that it does not know.
-func checkConfig(file string, output io.Writer) error {
-	l, _, err := config.Read([]string{"--config", file}, output)
+// checkConfig reports what a daemon with these flags would refuse at its start on this
+// machine, and keys that it does not know.
+func checkConfig(ctx context.Context, flags []string, output io.Writer) error {
+	l, _, err := config.Read(flags, output)
 	if err != nil {
-		return err
+		return usageError{err}
 	}
 	m, err := machine.Read(l.Root)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(l.Strict(), errors.Join(located(l, preflight(l.Config, m))...)); err != nil {
+	running, err := runningConfig(ctx, l.Socket)
+	if err != nil {
+		running = map[string]any{} // one serves, and does not say what
+	}
+	problems := slices.Concat(preflight(l.Config, m), obstacles(ctx, l.Config, running))
+	if _, err := findShim(l.Shim); err != nil {
+		problems = append(problems, fmt.Errorf("shim: %w", err))
+	}
+	file := config.File(flags)
+	if err := errors.Join(l.Strict(), errors.Join(located(l, problems)...)); err != nil {
 		return fmt.Errorf("%s is not good:\n%w", file, err)
+	}
+	if _, err := os.Stat(file); errors.Is(err, os.ErrNotExist) { // no flag names it
+		file = "the configuration without " + file
 	}
 	_, err = fmt.Fprintln(output, file, "is valid")
 	return err

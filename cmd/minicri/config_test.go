@@ -3,36 +3,90 @@ package main
 import (
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/config"
 )
 
 // What the daemon refuses at its start is refused by the check, with its key.
 func TestConfigCheck(t *testing.T) {
 	dir := t.TempDir()
-	fifo, base := filepath.Join(dir, "fifo"), filepath.Join(dir, "base.json")
+	fifo, base, link := filepath.Join(dir, "fifo"), filepath.Join(dir, "base.json"), filepath.Join(dir, "link")
 	must(t, unix.Mkfifo(fifo, 0o600))
 	must(t, os.WriteFile(base, []byte("{}"), 0o600))
+	must(t, os.Symlink("/nowhere", link))
+	taken, port := listenAt(t, "unix", filepath.Join(dir, "nri.sock")), listenAt(t, "tcp", "127.0.0.1:0")
 	for text, key := range map[string]string{
-		fmt.Sprintf("base_spec = %q", base):                                               "",
-		`base_spec = "/nowhere/base.json"`:                                                "base_spec",
-		fmt.Sprintf("base_spec = %q", fifo):                                               "base_spec",
-		"[runtimes.strict]\ntype = \"builtin\"\nbase_spec = \"/nowhere/base.json\"":       "runtimes.strict.base_spec",
-		fmt.Sprintf("[runtimes.strict]\ntype = \"builtin\"\nbase_spec = %q", t.TempDir()): "runtimes.strict.base_spec",
-		`default_sysctls = ["kernel.panic=1"]`:                                            "default_sysctls",
-		"socket = '/s'\nsockt = '/t'":                                                     `:2: unknown key "sockt"`,
-		"\n[streaming]\ntls_cert = '/nowhere/c'\ntls_key = '/nowhere/k'":                  ":3: streaming.tls_cert",
-		`default_ulimits = ["files=1"]`:                                                   "default_ulimits",
+		fmt.Sprintf("base_spec = %q", base):                                                      "",
+		`base_spec = "/nowhere/base.json"`:                                                       "base_spec",
+		fmt.Sprintf("base_spec = %q", fifo):                                                      "base_spec",
+		"[runtimes.strict]\ntype = \"builtin\"\nbase_spec = \"/nowhere/base.json\"":              "runtimes.strict.base_spec",
+		fmt.Sprintf("[runtimes.strict]\ntype = \"builtin\"\nbase_spec = %q", t.TempDir()):        "runtimes.strict.base_spec",
+		`default_sysctls = ["kernel.panic=1"]`:                                                   "default_sysctls",
+		"socket = '/s'\nsockt = '/t'":                                                            `:2: unknown key "sockt"`,
+		"\n[streaming]\ntls_cert = '/nowhere/c'\ntls_key = '/nowhere/k'":                         ":3: streaming.tls_cert",
+		`default_ulimits = ["files=1"]`:                                                          "default_ulimits",
+		`shim = "/nowhere"`:                                                                      ":1: shim",
+		"[streaming]\naddress = '192.0.2.1:0'":                                                   ":2: streaming.address",
+		fmt.Sprintf("[streaming]\naddress = %q", port):                                           ":2: streaming.address",
+		fmt.Sprintf("[nri]\nenabled = true\nsocket = %q", taken):                                 ":3: nri.socket",
+		fmt.Sprintf("[nri]\nenabled = true\nsocket = %q", fifo):                                  ":3: nri.socket",
+		"[nri]\nenabled = true\nsocket = '/dev/null/x/s'":                                        ":3: nri.socket",
+		fmt.Sprintf("[nri]\nenabled = false\nsocket = %q", taken):                                "",
+		`root = "/dev/null/x"`:                                                                   ":1: root",
+		`state = "/dev/null/x"`:                                                                  ":1: state",
+		fmt.Sprintf("netns_dir = %q", fifo):                                                      ":1: netns_dir",
+		fmt.Sprintf("netns_dir = %q", link):                                                      ":1: netns_dir",
+		fmt.Sprintf("socket = %q", fifo):                                                         ":1: socket",
+		`socket = "/dev/null/x/s"`:                                                               ":1: socket",
+		fmt.Sprintf("root = %q\nstate = %q\nnetns_dir = %q", dir+"/r/r", dir+"/s/s", dir+"/n/n"): "",
 	} {
 		file := filepath.Join(dir, "config.toml")
 		must(t, os.WriteFile(file, []byte(text+"\n"), 0o600))
-		err := configCommand(t.Context(), []string{"check", file}, io.Discard)
+		arguments := []string{"check", file}
+		if !strings.HasPrefix(text, "shim") {
+			arguments = append(arguments, "--shim", base) // these tests have none beside them
+		}
+		err := configCommand(t.Context(), arguments, io.Discard)
 		if (err != nil) != (key != "") || err != nil && !strings.Contains(err.Error(), key) {
 			t.Errorf("%s: %v", text, err)
+		}
+	}
+	for _, name := range []string{"r", "s", "n"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			t.Errorf("the check has made %s", name)
+		}
+	}
+}
+
+// listenAt listens until the test ends, and returns where.
+func listenAt(t *testing.T, network, address string) string {
+	t.Helper()
+	listener, err := net.Listen(network, address)
+	must(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	return listener.Addr().String()
+}
+
+// Without a FILE it is what a daemon with these flags starts with, which needs none.
+func TestConfigCheckWithoutFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "shim")
+	must(t, os.WriteFile(file, nil, 0o600))
+	var says strings.Builder
+	must(t, configCommand(t.Context(), []string{"check", "--shim", file}, &says))
+	if !strings.Contains(says.String(), config.DefaultFile+" is valid") {
+		t.Errorf("it says %q", says.String())
+	}
+	for _, flags := range [][]string{{"--root", "/dev/null/x"}, {"--config", "/nowhere/config.toml"}} {
+		if err := configCommand(t.Context(), slices.Concat([]string{"check", "--shim", file}, flags), io.Discard); err == nil {
+			t.Errorf("%v is valid", flags)
 		}
 	}
 }

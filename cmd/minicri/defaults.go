@@ -1,18 +1,25 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/docker/go-units"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/nri"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/stream"
 )
@@ -88,9 +95,9 @@ func readBase(path string) (*specs.Spec, error) {
 	return base, nil
 }
 
-// preflight returns everything for which a daemon with this configuration refuses to
-// start on this machine, apart from what Config.Check finds. Each error begins with its
-// key.
+// preflight returns for which values a daemon refuses to start on this machine, apart
+// from what Config.Check finds; obstacles has what is in its way. Each error begins with
+// its key.
 func preflight(c *config.Config, m machine.Machine) (problems []error) {
 	defaults, err := readDefaults(c, m)
 	_, handlersErr := handlerDefaults(c, defaults)
@@ -109,6 +116,62 @@ func preflight(c *config.Config, m machine.Machine) (problems []error) {
 		}
 	}
 	return problems
+}
+
+// obstacles returns what else keeps a daemon with this configuration from starting, which
+// the start finds on its way. It makes nothing. running is what the daemon that serves
+// has in force, nil if none serves: what that has taken is no obstacle. Each error begins
+// with its key.
+func obstacles(ctx context.Context, c *config.Config, running map[string]any) (problems []error) {
+	add := func(key string, err error) {
+		if err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", key, err))
+		}
+	}
+	add("root", canMake(c.Root))
+	add("state", canMake(c.State))
+	add("netns_dir", canMake(c.NetnsDir))
+	add("socket", canMake(filepath.Dir(c.Socket)))
+	// Only root can ask the daemon what it has.
+	serves, unprivileged := running != nil, os.Geteuid() != 0
+	if err := socket.CheckFree(c.Socket); !errors.Is(err, socket.ErrInUse) {
+		add("socket", err)
+	}
+	if err := stream.CheckAddress(ctx, c.Streaming.Address); !errors.Is(err, unix.EADDRINUSE) || !serves && !unprivileged {
+		add("streaming.address", err)
+	}
+	if c.NRI.Enabled && c.NRI.Socket != "" {
+		add("nri.socket", canMake(filepath.Dir(c.NRI.Socket)))
+		own := running["nri.enabled"] == true && running["nri.socket"] == c.NRI.Socket
+		if err := nri.CheckSocket(c.NRI.Socket); err != nil && (!errors.Is(err, socket.ErrInUse) || !own && !unprivileged) {
+			problems = append(problems, err) // it begins with the key
+		}
+	}
+	return problems
+}
+
+// canMake is an error if a directory is not there and cannot be made, or if it cannot be
+// written to.
+func canMake(directory string) error {
+	above := filepath.Clean(directory)
+	info, err := os.Stat(above)
+	for errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(above); err == nil {
+			return fmt.Errorf("%s is a link that leads nowhere", above)
+		}
+		above = filepath.Dir(above)
+		info, err = os.Stat(above)
+	}
+	if err == nil && !info.IsDir() {
+		err = &fs.PathError{Op: "mkdir", Path: above, Err: unix.ENOTDIR}
+	}
+	if err == nil {
+		err = os.NewSyscallError("write to "+above, unix.Access(above, unix.W_OK|unix.X_OK))
+	}
+	if os.Geteuid() != 0 && errors.Is(err, fs.ErrPermission) {
+		return nil // the daemon is root
+	}
+	return err
 }
 
 // located adds file and line to each.

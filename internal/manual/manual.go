@@ -36,7 +36,7 @@ func Commands() []Command {
 	force := Flag{"force", "", "replace the file if it is there"}
 	return []Command{
 		{Words: "config default", Help: "print the default configuration, every key with its comment"},
-		{Words: "config check", Argument: "[FILE]", Help: "check a configuration file and its drop-ins, FILE.d/*.toml: all that the daemon refuses at its start on this machine, and keys that it does not know; without FILE that of the daemon"},
+		{Words: "config check", Argument: "[FILE]", Help: "check a configuration file and its drop-ins, FILE.d/*.toml: all that the daemon refuses at its start on this machine, and keys that it does not know; without FILE that of the daemon", Configured: true},
 		{Words: "config show", Help: "print every key with the value that is in force and where it is from: a file and its line, a flag, or the default", Configured: true},
 		{Words: "config from-containerd", Argument: "FILE", Help: "print the configuration for a file of containerd's, with what has no counterpart as comments"},
 		{
