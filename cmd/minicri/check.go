@@ -105,11 +105,11 @@ func printFindings(output io.Writer, findings []doctor.Finding, asJSON bool) err
 		width = max(width, len(f.Subject))
 	}
 	for _, f := range findings {
-		line := fmt.Sprintf("%s %-*s  %s", marks[f.Grade], width, f.Subject, f.Message)
+		line := fmt.Sprintf("%s %-*s  %s", marks[f.Grade], width, redact.Line(f.Subject), redact.Line(f.Message))
 		if f.Advice != "" {
-			line += "\n  " + fmt.Sprintf("%-*s  → %s", width, "", f.Advice)
+			line += "\n  " + fmt.Sprintf("%-*s  → %s", width, "", redact.Line(f.Advice))
 		}
-		if _, err := fmt.Fprintln(output, redact.Printable(line)); err != nil {
+		if _, err := fmt.Fprintln(output, line); err != nil {
 			return err
 		}
 	}

@@ -94,7 +94,7 @@ func showConfig(output io.Writer, l *config.Loaded, running map[string]any) erro
 		if running != nil && !reflect.DeepEqual(running[v.Name], now[v.Name]) {
 			source += "; the daemon that runs has another value, until it is restarted"
 		}
-		if _, err := fmt.Fprintf(output, "%s = %s  # %s\n", v.Name, redact.Printable(v.Text), redact.Printable(source)); err != nil {
+		if _, err := fmt.Fprintf(output, "%s = %s  # %s\n", v.Name, redact.Line(v.Text), redact.Line(source)); err != nil {
 			return err
 		}
 	}
@@ -122,7 +122,7 @@ func look(arguments []string, more ...func(*flag.FlagSet)) (l *config.Loaded, wo
 		return nil, nil, usageError{err}
 	}
 	for _, problem := range slices.Concat(l.Unknown, l.Broken) {
-		fmt.Fprintf(os.Stderr, "minicri: %s; this goes on without it\n", redact.Printable(problem.Error()))
+		fmt.Fprintf(os.Stderr, "minicri: %s; this goes on without it\n", redact.Line(problem.Error()))
 	}
 	_, _, err = newLogger(l.Config) // libraries log little
 	return l, words, err

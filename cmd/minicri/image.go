@@ -210,7 +210,7 @@ func printImages(all []inspect.Image, call imageOptions) error {
 	fmt.Fprintln(table, "IMAGE\tDIGEST\tID\tSIZE")
 	for _, one := range all {
 		for _, name := range shownNames(one) {
-			fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", redact.Printable(name), shortID(digestOfImage(one)), shortID(one.ID), humanSize(one.Size))
+			fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", redact.Line(name), shortID(digestOfImage(one)), shortID(one.ID), humanSize(one.Size))
 		}
 	}
 	return table.Flush()
@@ -305,7 +305,7 @@ func importArchive(ctx context.Context, images inspect.Client, arguments []strin
 		return err
 	}
 	for _, one := range imported {
-		fmt.Fprintln(call.Output, redact.Printable(shownNames(one)[0]), one.ID)
+		fmt.Fprintln(call.Output, redact.Line(shownNames(one)[0]), one.ID)
 	}
 	return nil
 }
@@ -451,5 +451,5 @@ func bar(p image.Progress) string {
 }
 
 func line(p image.Progress) string {
-	return fmt.Sprintf("%s  %-12s %s of %s", shortID(p.Digest), p.Stage, humanSize(p.Done), humanSize(p.Total))
+	return fmt.Sprintf("%s  %-12s %s of %s", redact.Line(shortID(p.Digest)), p.Stage, humanSize(p.Done), humanSize(p.Total))
 }

@@ -39,10 +39,11 @@ func main() {
 	}
 }
 
-// errorText is one line for a daemon, as a log has it, and as it is for a command.
+// errorText is one line for a daemon, as a log has it, and for a command with its own
+// lines: those after the first are indented, so that each is seen to belong to it.
 func errorText(err error) string {
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
-		return err.Error()
+		return strings.ReplaceAll(err.Error(), "\n", "\n  ")
 	}
 	return strings.ReplaceAll(err.Error(), "\n", "; ")
 }

@@ -67,6 +67,16 @@ func TestFindingsAreColumns(t *testing.T) {
 	}
 }
 
+// An error's text makes no finding of its own.
+func TestFindingsAreOneLineEach(t *testing.T) {
+	var output strings.Builder
+	forged := "a\n✓ b  all is well"
+	must(t, printFindings(&output, []doctor.Finding{{Subject: forged, Grade: doctor.Problem, Message: forged, Advice: forged}}, false))
+	if lines := strings.Split(strings.TrimSpace(output.String()), "\n"); len(lines) != 2 || strings.HasPrefix(lines[1], "✓") {
+		t.Errorf("%q", lines)
+	}
+}
+
 func TestYAML(t *testing.T) {
 	var b strings.Builder
 	glance := timeline.Glance{Pods: []timeline.Line{{ID: "1", Name: "a/b: #c", Addresses: []string{"10.0.0.1"}}}}

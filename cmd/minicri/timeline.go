@@ -75,7 +75,7 @@ func findTimelines(ctx context.Context, c *config.Config, wanted string) ([]time
 	pods, err := inspect.NewClient(inspect.DebugSocket(c.State)).Timelines(ctx, wanted)
 	switch {
 	case errors.Is(err, inspect.ErrNoAnswer):
-		fmt.Fprintf(os.Stderr, "minicri: %s; this is what its files say\n", redact.Printable(err.Error()))
+		fmt.Fprintf(os.Stderr, "minicri: %s; this is what its files say\n", redact.Line(err.Error()))
 	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED):
 		return pods, err
 	}

@@ -113,6 +113,10 @@ func Printable(text string) string {
 	}, strings.ToValidUTF8(text, "?"))
 }
 
+// Line is Printable for a place that has one line, as a cell of a table: a newline, with
+// which a text could make rows of its own, is a space.
+func Line(text string) string { return strings.ReplaceAll(Printable(text), "\n", " ") }
+
 // PrintableJSON is Printable for a JSON document, which keeps its meaning: characters
 // that are not printed are escaped.
 func PrintableJSON(document []byte) []byte {

@@ -73,6 +73,9 @@ func TestPrintable(t *testing.T) {
 			t.Errorf("%q is %q, want %q", text, got, want)
 		}
 	}
+	if got := Line("a\nb\r\n\x1bc"); got != "a b  ?c" {
+		t.Errorf("%q", got)
+	}
 	document := []byte("{\"a\": \"\u009b\u202e\U000e0001\x7f✓\"}\n")
 	var before, after map[string]string
 	shown := PrintableJSON(document)

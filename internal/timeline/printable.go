@@ -7,8 +7,8 @@ import (
 )
 
 // printable returns a copy of what is shown on a terminal, with all of its texts as
-// redact.Printable has them: whoever wrote them, a pod's author, an image, a plugin, a
-// registry, must not write to the terminal of who reads them.
+// redact.Line has them: whoever wrote them, a pod's author, an image, a plugin, a
+// registry, must not write to the terminal of who reads them, nor rows of their own.
 func printable[T any](value T) T {
 	return copyPrintable(reflect.ValueOf(value)).Interface().(T)
 }
@@ -18,7 +18,7 @@ func copyPrintable(from reflect.Value) reflect.Value {
 	to.Set(from)
 	switch from.Kind() {
 	case reflect.String:
-		to.SetString(redact.Printable(from.String()))
+		to.SetString(redact.Line(from.String()))
 	case reflect.Pointer:
 		if !from.IsNil() {
 			to.Set(reflect.New(from.Type().Elem()))

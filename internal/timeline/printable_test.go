@@ -18,21 +18,9 @@ func FuzzTerminal(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		var pod Pod
-		fillTexts(reflect.ValueOf(&pod).Elem(), text)
-		glance := Glance{Pods: make([]Line, 1)}
-		fillTexts(reflect.ValueOf(&glance).Elem(), text)
-		for _, color := range []bool{false, true} {
-			var b strings.Builder
-			for _, err := range []error{
-				pod.Text(&b, Style{Color: color}), List(&b, []Pod{pod}, time.Now(), Style{Color: color}), glance.Table(&b, &glance, Style{Color: color}),
-			} {
-				if err != nil {
-					t.Error(err)
-				}
-			}
-			shown := b.String()
-			if color {
+		for _, style := range []Style{{}, {Color: true}, {Width: 80, Height: 24}, {Color: true, Width: 30, Height: 5, Wide: true}} {
+			shown := shownOf(t, text, style)
+			if style.Color {
 				shown = marks.ReplaceAllString(shown, "")
 			}
 			for _, r := range shown {
@@ -40,11 +28,31 @@ func FuzzTerminal(f *testing.F) {
 					t.Fatalf("%q is shown of %q", r, text)
 				}
 			}
-		}
-		if text != "" && pod.Name != text {
-			t.Errorf("the pod has changed: %q", pod.Name)
+			// A text makes no rows of its own.
+			if spaced := strings.ReplaceAll(text, "\n", " "); spaced != text && shownOf(t, spaced, Style{Width: style.Width, Height: style.Height, Wide: style.Wide}) != shown {
+				t.Errorf("%q is shown with its lines:\n%s", text, shown)
+			}
 		}
 	})
+}
+
+// shownOf is what is shown of things that have a text everywhere.
+func shownOf(t *testing.T, text string, style Style) string {
+	t.Helper()
+	var pod Pod
+	fillTexts(reflect.ValueOf(&pod).Elem(), text)
+	glance := Glance{Pods: make([]Line, 1)}
+	fillTexts(reflect.ValueOf(&glance).Elem(), text)
+	var b strings.Builder
+	for _, err := range []error{pod.Text(&b, style), List(&b, []Pod{pod}, time.Now(), style), glance.Table(&b, &glance, style)} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if text != "" && pod.Name != text {
+		t.Errorf("the pod has changed: %q", pod.Name)
+	}
+	return b.String()
 }
 
 // fillTexts sets every text in a value, and makes one of each that there can be any
