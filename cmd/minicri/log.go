@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 
 	"github.com/containerd/log"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/redact"
 )
 
 // newLogger logs to stderr, from the configured level on, which may be set anew.
@@ -57,6 +59,30 @@ func toJournal(file *os.File) bool {
 	var found unix.Stat_t
 	err := unix.Fstat(int(file.Fd()), &found)
 	return err == nil && os.Getenv("JOURNAL_STREAM") == fmt.Sprintf("%d:%d", found.Dev, found.Ino)
+}
+
+// endError is why a daemon ended, with the form of its log.
+type endError struct {
+	error
+	form string
+}
+
+// Unwrap returns what happened.
+func (e endError) Unwrap() error { return e.error }
+
+// sayLast writes why the process ends. The journal gets the priority of an error, and a
+// log of JSON ends with JSON.
+func sayLast(to io.Writer, journal bool, err error) {
+	text, priority := redact.Printable(errorText(err)), ""
+	if end, is := errors.AsType[endError](err); is && end.form == "json" {
+		slog.New(newHandler(to, end.form, nil, journal)).Error("minicri ends", "err", text)
+		return
+	}
+	if journal {
+		priority = "<3>"
+		text = strings.ReplaceAll(text, "\n", "\n"+priority)
+	}
+	fmt.Fprintln(to, priority+"minicri:", text)
 }
 
 // priorities are those of sd-daemon(3), for journalctl -p.

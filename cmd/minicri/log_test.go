@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -48,5 +50,32 @@ func TestPrioritiesAndForms(t *testing.T) {
 	var line struct{ Msg, Pod string }
 	if err := json.Unmarshal(written.Bytes(), &line); err != nil || line.Msg != "x" || line.Pod != "web" {
 		t.Errorf("%s: %v", &written, err)
+	}
+}
+
+// The last line has the priority of an error in the journal, and the form of the log.
+func TestLastLineHasTheFormOfTheLog(t *testing.T) {
+	failed := errors.New("no \"bridge\"")
+	for want, say := range map[string]func(*bytes.Buffer){
+		"minicri: no \"bridge\"\n":    func(to *bytes.Buffer) { sayLast(to, false, failed) },
+		"<3>minicri: no \"bridge\"\n": func(to *bytes.Buffer) { sayLast(to, true, endError{failed, "text"}) },
+		"<3>{\"time\":":               func(to *bytes.Buffer) { sayLast(to, true, endError{failed, "json"}) },
+	} {
+		var written bytes.Buffer
+		if say(&written); !strings.HasPrefix(written.String(), want) {
+			t.Errorf("%q does not begin with %q", &written, want)
+		}
+	}
+	var written bytes.Buffer
+	sayLast(&written, false, endError{failed, "json"})
+	var line struct{ Level, Err string }
+	if err := json.Unmarshal(written.Bytes(), &line); err != nil || line.Level != "ERROR" || line.Err != failed.Error() {
+		t.Errorf("%s: %v", &written, err)
+	}
+	file := filepath.Join(t.TempDir(), "config.toml")
+	must(t, os.WriteFile(file, []byte("log_format = 'json'\nshm_size = 1\n"), 0o600))
+	err := serve(t.Context(), []string{"--config", file})
+	if end, is := errors.AsType[endError](err); !is || end.form != "json" {
+		t.Errorf("a daemon with a broken configuration: %T: %v", err, err)
 	}
 }

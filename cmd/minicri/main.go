@@ -17,7 +17,6 @@ import (
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/manual"
-	"github.com/minicri/minicri/internal/redact"
 )
 
 // version is a semantic version, set by the linker (hack/version).
@@ -31,7 +30,7 @@ func main() {
 	err := command(ctx, os.Args[1:], os.Stdout)
 	stop()
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, "minicri:", redact.Printable(errorText(err)))
+		sayLast(os.Stderr, toJournal(os.Stderr), err)
 		if _, usage := errors.AsType[usageError](err); usage {
 			os.Exit(2)
 		}

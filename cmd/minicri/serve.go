@@ -30,7 +30,7 @@ import (
 
 // serve is the daemon: it restores what an earlier one left, serves until the
 // context ends, and leaves the pods running.
-func serve(ctx context.Context, arguments []string) error {
+func serve(ctx context.Context, arguments []string) (err error) {
 	signals := daemonSignals()
 	defer signal.Ignore(syscall.SIGUSR1, syscall.SIGHUP) // until the very end
 	// What is made for containers of any user must not depend on the shell that
@@ -38,6 +38,13 @@ func serve(ctx context.Context, arguments []string) error {
 	syscall.Umask(0o022)
 	read := stamp(arguments) // first: what changes from here on is followed
 	l, err := loadForServing(arguments)
+	if l != nil { // also of a configuration that is refused
+		defer func() {
+			if err != nil {
+				err = endError{err, l.LogFormat}
+			}
+		}()
+	}
 	if err != nil {
 		return err
 	}
