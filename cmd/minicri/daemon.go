@@ -46,8 +46,8 @@ func hasEnded(ctx context.Context, socket, id string) bool {
 
 // verboseStatus is what the daemon says of itself, nil if none serves.
 func verboseStatus(ctx context.Context, socket string) (answer *runtimeapi.StatusResponse, err error) {
-	if !daemonServes(ctx, socket) {
-		return nil, nil
+	if serves, err := daemonServes(ctx, socket); !serves {
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusLimit)
 	defer cancel()
@@ -132,13 +132,18 @@ func withoutCode(err error) error {
 // tryPod runs a pod as the kubelet would, and removes it.
 func tryPod(ctx context.Context, c *config.Config) doctor.Finding {
 	finding := doctor.Finding{Subject: "pod", Grade: doctor.Problem, Advice: "'minicri timeline minicri-check' shows its steps"}
-	if !daemonServes(ctx, c.Socket) {
+	serves, err := daemonServes(ctx, c.Socket)
+	if err != nil {
+		finding.Message, finding.Advice = "not run: "+err.Error(), ""
+		return finding
+	}
+	if !serves {
 		finding.Message, finding.Advice = "not run: no daemon serves "+c.Socket, "start it: systemctl start minicri"
 		return finding
 	}
 	began := time.Now()
 	var address string
-	err := askRuntime(c.Socket, func(runtime runtimeapi.RuntimeServiceClient) (err error) {
+	err = askRuntime(c.Socket, func(runtime runtimeapi.RuntimeServiceClient) (err error) {
 		address, err = runAndRemove(ctx, c, runtime)
 		return err
 	})

@@ -90,7 +90,11 @@ const lastChange = time.Minute
 // openImages prefers the daemon: the store belongs to it while it runs. Without one
 // this process answers itself.
 func openImages(ctx context.Context, verb string, options imageOptions) (images inspect.Client, done func() error, err error) {
-	if daemonServes(ctx, options.Socket) {
+	serves, err := daemonServes(ctx, options.Socket)
+	switch {
+	case err != nil:
+		return images, nil, err
+	case serves:
 		return inspect.NewClient(options.Socket), func() error { return nil }, nil
 	}
 	if err := needsStore(verb, options.Store.Root); err != nil {
@@ -184,14 +188,17 @@ func writeFile(path string, force bool, write func(io.Writer) error) error {
 	return nil
 }
 
-func daemonServes(ctx context.Context, socket string) bool {
+// daemonServes fails where who asks may not know.
+func daemonServes(ctx context.Context, socket string) (bool, error) {
 	dialer := net.Dialer{Timeout: time.Second}
 	connection, err := dialer.DialContext(ctx, "unix", socket)
-	if err != nil {
-		return false
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return false, fmt.Errorf("a daemon that may serve cannot be asked: run this as root: %w", err)
+	case err != nil:
+		return false, nil
 	}
-	_ = connection.Close()
-	return true
+	return true, connection.Close()
 }
 
 func listImages(ctx context.Context, images inspect.Client, _ []string, call imageOptions) error {

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -28,6 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/inspect"
 )
 
@@ -322,5 +324,31 @@ func TestLayerLinesOffATerminal(t *testing.T) {
 	}
 	if isTerminal(os.Stdin) && isTerminal(&output) {
 		t.Error("a buffer is a terminal")
+	}
+}
+
+// A socket that one may not open says nothing of whether a daemon serves.
+func TestSocketOfAnotherUser(t *testing.T) {
+	root := t.TempDir()
+	socket := startImageDaemon(t, root)
+	must(t, os.Chmod(socket, 0o600))
+	runtime.LockOSThread() // the user is that of the thread, which is not used again if it stays
+	defer runtime.UnlockOSThread()
+	_, err := unix.SetfsuidRetUid(65534)
+	must(t, err)
+	defer func() {
+		_, err := unix.SetfsuidRetUid(0)
+		must(t, err)
+	}()
+	options := imageOptions{Socket: socket, Store: image.Config{Root: root}, Output: io.Discard}
+	c := config.Default()
+	c.Socket = socket
+	daemon, _ := askDaemon(t.Context(), socket)
+	for what, err := range map[string]error{
+		"image": runImage(t.Context(), []string{"ls"}, options), "check": daemon.Err, "check --pod": errors.New(tryPod(t.Context(), c).Message),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "run this as root: ") || !strings.Contains(err.Error(), socket) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }

@@ -19,7 +19,7 @@ import (
 // belongs to the daemon while that runs, so it is asked; where none serves, the
 // store is opened here, which is refused while another process has it.
 func snapshotsOf(ctx context.Context, c *config.Config) doctor.Snapshots {
-	if daemonServes(ctx, c.Socket) {
+	if serves, err := daemonServes(ctx, c.Socket); serves || err != nil { // the error comes again
 		return daemonSnapshots{inspect.NewClient(inspect.DebugSocket(c.State))}
 	}
 	return storedSnapshots{imageConfig(c, slog.New(slog.DiscardHandler))}

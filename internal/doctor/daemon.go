@@ -2,7 +2,9 @@ package doctor
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"strings"
 
@@ -31,6 +33,9 @@ func (c *checker) daemon() {
 	switch {
 	case c.Daemon == nil:
 		c.add("daemon", Warning, "does not serve "+c.Config.Socket, "start it: systemctl start minicri")
+		return
+	case errors.Is(c.Daemon.Err, fs.ErrPermission):
+		c.add("daemon", Problem, c.Daemon.Err.Error(), "")
 		return
 	case c.Daemon.Err != nil:
 		c.add("daemon", Problem, c.Config.Socket+" takes connections, and there is no status of the daemon: "+c.Daemon.Err.Error(), "read its log: journalctl -u minicri")
