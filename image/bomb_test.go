@@ -133,6 +133,34 @@ func TestZstdWindowsAreBounded(t *testing.T) {
 	s.zstd.Release(maxZstd)
 }
 
+// The decoder of an archive has a place of the same number as those of layers.
+func TestZstdOfAnImportIsBounded(t *testing.T) {
+	s, packed := openStore(t), hostile.Zstd(hostile.Zeros(1<<20), 20)
+	archive, sender := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.Import(t.Context(), archive)
+		ended <- err
+	}()
+	// The decoder alone takes the second part, and waits for a third.
+	for _, part := range [][]byte{packed[:16], packed[16 : len(packed)-4]} {
+		if _, err := sender.Write(part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.zstd.TryAcquire(maxZstd) {
+		t.Error("the decoder of an archive has taken no place")
+	}
+	sender.Close()
+	if err := <-ended; err == nil {
+		t.Error("half of an archive was imported")
+	}
+	if !s.zstd.TryAcquire(maxZstd) {
+		t.Error("a place was not given back")
+	}
+	s.zstd.Release(maxZstd)
+}
+
 // A decoder that ends too early, or is not read to its end, leaves no process, and its
 // error is that of the pull.
 func TestZstdDecoderThatIsEnded(t *testing.T) {

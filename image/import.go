@@ -80,7 +80,7 @@ func (s *Store) unpackArchive(ctx context.Context, manifests []ocispec.Descripto
 // readArchive stores the blobs, each under the digest of its bytes, and returns
 // what the archive's index lists.
 func (s *Store) readArchive(ctx context.Context, file io.Reader) ([]ocispec.Descriptor, error) {
-	plain, err := decompress(ctx, file, nil)
+	plain, err := decompress(ctx, file, s.zstd)
 	if err != nil {
 		return nil, fmt.Errorf("read archive: %w: %w", err, errdefs.ErrInvalidArgument)
 	}

@@ -93,7 +93,7 @@ type Store struct {
 	locks     *keyLock
 	usage     sync.Map // the last measurement of each container's layer, by key
 	room      *room
-	zstd      *semaphore.Weighted // places for decoders, of all pulls together
+	zstd      *semaphore.Weighted // places for decoders, of all pulls and imports together
 	collector *collector
 	// unmounted ends file systems that are mounted nowhere any more.
 	unmounted errgroup.Group
