@@ -3,17 +3,23 @@ package timeline
 import (
 	"fmt"
 	"io"
+	"math"
 	"strings"
 	"time"
 	"unicode/utf8"
 )
 
-// width is that of a terminal, in columns.
 const (
-	width     = 80
-	nameWidth = 30
-	barWidth  = width - 10 - 10 - 2 - nameWidth - 1
-	indent    = 22
+	// width is that of what is written to no terminal, in columns.
+	width = 80
+	// narrow is the width below which lines are not made shorter.
+	narrow = 40
+	// indent is where the names of steps begin.
+	indent = 22
+	// deepest is how far plugins are indented below what ran them.
+	deepest = 4
+	// whole is the room for a name that is not cut.
+	whole = math.MaxInt
 )
 
 // Style says how a text is marked.
@@ -25,6 +31,25 @@ type Style struct {
 	Height int
 	// Wide is for lists with all that is known.
 	Wide bool
+}
+
+// columns are those that a text has.
+func (s Style) columns() int {
+	if s.Width == 0 {
+		return width
+	}
+	return max(narrow, s.Width)
+}
+
+// waterfall is how wide the names and the bars of a waterfall are, with a blank between.
+func (s Style) waterfall(lines []*line) (names, bars int) {
+	longest := 30
+	for _, l := range lines {
+		longest = max(longest, 2*min(l.depth, deepest)+2+utf8.RuneCountInString(l.name(whole)))
+	}
+	room := s.columns() - indent - 1
+	names = min(longest, max(room-27, room/2))
+	return names, room - names
 }
 
 const (
@@ -42,7 +67,7 @@ func (s Style) paint(code, text string) string {
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
-// Text writes the life of a pod as a waterfall, 80 columns wide.
+// Text writes the life of a pod as a waterfall, as wide as the terminal.
 func (p *Pod) Text(w io.Writer, style Style) error {
 	p = printable(p)
 	var b strings.Builder
@@ -75,11 +100,13 @@ func (p *Pod) head(b *strings.Builder, style Style) {
 	}
 	fmt.Fprintf(b, "  id         %s\n", p.ID)
 	for _, c := range p.Containers {
-		fmt.Fprintf(b, "  container  %s %s: %s", shorten(c.Name+attempt(c.Attempt), 24), shorten(c.ID, 13), c.State)
+		room := style.columns() - len("  container   : , ") - 13 - utf8.RuneCountInString(c.State)
+		name := middle(c.Name+attempt(c.Attempt), max(16, room-20))
+		text := fmt.Sprintf("  container  %s %s: %s", name, shorten(c.ID, 13), c.State)
 		if c.Image != "" {
-			fmt.Fprintf(b, ", %s", shorten(c.Image, 24))
+			text += ", " + middle(c.Image, max(8, room-utf8.RuneCountInString(name)))
 		}
-		b.WriteString("\n")
+		fmt.Fprintf(b, "%s\n", shorten(text, style.columns()))
 	}
 }
 
@@ -98,26 +125,28 @@ func (e *episode) text(b *strings.Builder, style Style, gap time.Duration) {
 		when += ", " + short(gap) + " later"
 	}
 	fmt.Fprintf(b, "\n%s\n", style.paint(bold, when))
-	scale := "0" + strings.Repeat(" ", max(1, barWidth-1-utf8.RuneCountInString(short(e.took())))) + short(e.took())
-	fmt.Fprintf(b, "%s\n", style.paint(faint, fmt.Sprintf("%9s %9s   %s %s", "start", "took", pad("step", nameWidth), scale)))
+	names, bars := style.waterfall(e.lines())
+	scale := "0" + strings.Repeat(" ", max(1, bars-1-utf8.RuneCountInString(short(e.took())))) + short(e.took())
+	fmt.Fprintf(b, "%s\n", style.paint(faint, fmt.Sprintf("%9s %9s   %s %s", "start", "took", pad("step", names), scale)))
 	for _, l := range e.lines() {
-		e.line(b, style, l)
+		e.line(b, style, l, names, bars)
 	}
 	if slowest := e.slowest(); slowest != "" {
-		wrap(b, "  slowest: ", slowest, 11)
+		style.wrap(b, "  slowest: ", slowest, 11)
 	}
 }
 
-func (e *episode) line(b *strings.Builder, style Style, l *line) {
+func (e *episode) line(b *strings.Builder, style Style, l *line, names, bars int) {
 	mark, color := "✓", green
 	if l.failed() {
 		mark, color = "✗", red
 	}
-	name := pad(strings.Repeat("  ", l.depth)+mark+" "+l.name(), nameWidth)
+	depth := min(l.depth, deepest)
+	name := pad(strings.Repeat("  ", depth)+mark+" "+l.name(names-2*depth-2), names)
 	fmt.Fprintf(b, "%9s %9s   %s %s\n", short(l.at().Sub(e.begin)), short(l.Took),
-		strings.Replace(name, mark, style.paint(color, mark), 1), style.paint(color, e.bar(l)))
+		strings.Replace(name, mark, style.paint(color, mark), 1), style.paint(color, e.bar(l, bars)))
 	for _, text := range l.details() {
-		wrap(b, strings.Repeat(" ", indent+2*l.depth), text, indent+2*l.depth)
+		style.wrap(b, strings.Repeat(" ", indent+2*depth), text, indent+2*depth)
 	}
 }
 
@@ -147,14 +176,14 @@ func (l *line) details() (texts []string) {
 	return texts
 }
 
-// bar is the line in the waterfall.
-func (e *episode) bar(l *line) string {
-	columns := func(d time.Duration) int { return int(d * barWidth / max(1, e.took())) }
-	begin := min(barWidth-1, columns(l.at().Sub(e.begin)))
+// bar is the line in the waterfall, of at most so many columns.
+func (e *episode) bar(l *line, most int) string {
+	columns := func(d time.Duration) int { return int(d * time.Duration(most) / max(1, e.took())) }
+	begin := min(most-1, columns(l.at().Sub(e.begin)))
 	mark := "▏"
 	if l.Kind == "exit" {
 		mark = "●"
-	} else if length := min(columns(l.Took), barWidth-begin); length > 0 {
+	} else if length := min(columns(l.Took), most-begin); length > 0 {
 		mark = strings.Repeat("█", length)
 	}
 	return strings.Repeat(" ", begin) + mark
@@ -168,12 +197,12 @@ func (p *Pod) verdict(b *strings.Builder, style Style) {
 			head += " at " + problem.Step
 		}
 		fmt.Fprintf(b, "\n%s\n", style.paint(red, head))
-		wrap(b, "  ", oneLine(problem.Text), 2)
+		style.wrap(b, "  ", oneLine(problem.Text), 2)
 		if len(problem.Undone) > 0 {
-			wrap(b, "  undone: ", strings.Join(problem.Undone, ", "), 10)
+			style.wrap(b, "  undone: ", strings.Join(problem.Undone, ", "), 10)
 		}
 		for _, text := range problem.NotUndone {
-			wrap(b, "  NOT undone: ", text, 14)
+			style.wrap(b, "  NOT undone: ", text, 14)
 		}
 	}
 }
@@ -218,6 +247,29 @@ func middle(text string, most int) string {
 	return string(letters[:most-1-end]) + "…" + string(letters[len(letters)-end:])
 }
 
+// clip cuts a finished line, which may have colours, to the width of the terminal.
+func (s Style) clip(line string) string {
+	if s.Width <= 0 || utf8.RuneCountInString(line) <= s.Width {
+		return line
+	}
+	var b strings.Builder
+	column, code := 0, false
+	for _, r := range line {
+		switch {
+		case code:
+			code = r != 'm'
+		case r == '\x1b':
+			code = true
+		case column >= s.Width:
+			continue
+		default:
+			column++
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
 // pad makes a text exactly so many letters wide.
 func pad(text string, to int) string {
 	text = shorten(text, to)
@@ -228,12 +280,12 @@ func oneLine(text string) string { return strings.Join(strings.Fields(text), " "
 
 // wrap writes a text that begins after a prefix, in lines no longer than the
 // terminal; those that follow are indented.
-func wrap(b *strings.Builder, prefix, text string, indent int) {
+func (s Style) wrap(b *strings.Builder, prefix, text string, indent int) {
 	line := prefix
 	empty := true
 	for _, word := range strings.Fields(text) {
 		for {
-			room := width - utf8.RuneCountInString(line)
+			room := s.columns() - utf8.RuneCountInString(line)
 			if !empty {
 				room--
 			}
@@ -281,7 +333,7 @@ func List(w io.Writer, pods []Pod, now time.Time, style Style) error {
 			if problem.Step != "" {
 				at += ", " + problem.Step
 			}
-			fmt.Fprintf(&b, "  %s\n", style.paint(red, shorten(at+": "+oneLine(problem.Text), width-2)))
+			fmt.Fprintf(&b, "  %s\n", style.paint(red, shorten(at+": "+oneLine(problem.Text), style.columns()-2)))
 		}
 	}
 	_, err := io.WriteString(w, b.String())

@@ -97,7 +97,7 @@ func TestEpisodes(t *testing.T) {
 	p.Containers = []Container{{Name: "app", Rows: []step.Row{row("container", "create", "", 2, 3, ""), ended}}}
 	p.Finish()
 	episodes := p.episodes()
-	if len(episodes) != 2 || len(episodes[0].roots) != 2 || len(episodes[1].roots) != 2 || episodes[1].roots[0].name() != "app: ended" {
+	if len(episodes) != 2 || len(episodes[0].roots) != 2 || len(episodes[1].roots) != 2 || episodes[1].roots[0].name(whole) != "app: ended" {
 		t.Fatalf("%d episodes: %s", len(episodes), text(t, p, Style{}))
 	}
 	if got := text(t, p, Style{}); !strings.Contains(got, "59m59s later") && !strings.Contains(got, "later") {
@@ -124,6 +124,38 @@ func TestListSaysWhyInOneLine(t *testing.T) {
 	}
 	if got := b.String(); !strings.Contains(got, "  60m  ") || !strings.Contains(got, "the pod, cni add: CNI ADD: no address") || strings.Count(got, "\n") != 3 {
 		t.Error(got)
+	}
+}
+
+// Names that differ at their ends are told apart in every line, which is as wide as the
+// terminal.
+func TestTextFitsTheTerminal(t *testing.T) {
+	p := Pod{Kind: "pod", ID: strings.Repeat("ab", 32), Name: "test/web", State: Ready, Rows: []step.Row{row("image", "registry.example/team/checkout-frontend:v1", "", 0, 5, "")}}
+	for i, name := range []string{"checkout-frontend-web", "checkout-frontend-proxy", "checkout-frontend-production-web", "checkout-frontend-production-proxy"} {
+		p.Containers = append(p.Containers, Container{Name: name, ID: strings.Repeat("c", 64), State: "exited (OOMKilled, 137)", Image: "registry.example/team/checkout-frontend:v1", Rows: []step.Row{row("container", "remove rootfs", "", 10*i, 5, "it "+strings.Repeat("fails ", 30))}})
+	}
+	for _, columns := range []int{0, 40, 60, 80, 120, 200} {
+		got := text(t, p, Style{Width: columns})
+		uncut := strings.Count(got, "checkout-frontend-production-proxy: remove rootfs  ")
+		if (columns >= 120) != (uncut > 0) {
+			t.Errorf("%d columns have %d whole names:\n%s", columns, uncut, got)
+		}
+		seen := map[string]bool{}
+		for line := range strings.Lines(got) {
+			if most := max(columns, width*(1-min(columns, 1))); utf8.RuneCountInString(strings.TrimRight(line, "\n")) > most && !strings.Contains(line, p.ID) && !strings.Contains(line, " failed at ") {
+				t.Errorf("wider than %d: %s", most, line)
+			}
+			if name, _, is := strings.Cut(line, ": remove rootfs "); is && strings.Contains(name, "✗") {
+				_, name, _ = strings.Cut(name, "✗")
+				seen[name] = true
+			} else if name, is := strings.CutPrefix(line, "  container  "); is && columns != 40 {
+				name, _, _ = strings.Cut(name, " ccc")
+				seen["head "+name] = true
+			}
+		}
+		if want := 2 * len(p.Containers); len(seen) != want && columns >= 80 {
+			t.Errorf("%d columns: %d of %d names differ:\n%s", columns, len(seen), want, got)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/minicri/minicri/internal/step"
 )
@@ -18,8 +19,9 @@ type line struct {
 	children  []*line
 }
 
-// name is what the line is called.
-func (l *line) name() string {
+// name is what the line is called, in so many letters: of a name that is longer the
+// middle is left out, that of a container before that of its step.
+func (l *line) name(most int) string {
 	name := l.Step
 	switch l.Kind {
 	case "image":
@@ -28,9 +30,9 @@ func (l *line) name() string {
 		name = "ended"
 	}
 	if l.container != "" {
-		return shorten(l.container, 14) + ": " + name
+		return middle(l.container, max(8, most-len(": ")-utf8.RuneCountInString(name))) + ": " + name
 	}
-	return name
+	return middle(name, most)
 }
 
 // at is when the line happened: what a container did is shown where it ended.

@@ -138,12 +138,12 @@ func (e *episode) slowest() string {
 	if worst == nil || e.took() <= 0 {
 		return ""
 	}
-	names, last := []string{worst.name()}, worst
+	names, last := []string{worst.name(whole)}, worst
 	for deeper := true; deeper; {
 		deeper = false
 		for _, child := range last.children {
 			if child.Took*10 >= worst.Took*6 {
-				names, last, deeper = append(names, child.name()), child, true
+				names, last, deeper = append(names, child.name(whole)), child, true
 				break
 			}
 		}
