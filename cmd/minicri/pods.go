@@ -94,10 +94,7 @@ func (f podsFlags) show(output io.Writer, now, earlier *timeline.Glance) error {
 	} else {
 		style.Height = 0
 	}
-	if err := now.Table(output, earlier, style); err != nil || !f.wide {
-		return err
-	}
-	return now.TableOfOlder(output, style)
+	return now.Table(output, earlier, style)
 }
 
 // styleOf is how lists are written: in colours and cut to its width on a terminal.

@@ -32,19 +32,6 @@ type Older struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// TableOfOlder writes one line for each supervisor of another build.
-func (g *Glance) TableOfOlder(w io.Writer, style Style) error {
-	var b strings.Builder
-	for _, o := range g.Older {
-		fmt.Fprintf(&b, "supervisor of build %s, version %s: %s\n", o.Build, o.Version, count(o.Pods, "pod"))
-		if o.Problem != "" {
-			fmt.Fprintf(&b, "  %s\n", style.paint(red, oneLine(o.Problem)))
-		}
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
 // Line is one pod of a glance.
 type Line struct {
 	ID    string `json:"id"`
@@ -77,44 +64,134 @@ type Line struct {
 // Table writes one line for each pod; with an earlier glance also the rates
 // since then. Of a style with a height the lines that fit are written.
 func (g *Glance) Table(w io.Writer, earlier *Glance, style Style) error {
-	var b strings.Builder
-	pods := printable(g.Pods)
-	names, left := len("NAME"), 0
-	for _, l := range pods {
-		names = max(names, utf8.RuneCountInString(l.Name))
-	}
+	pods, foot := printable(g.Pods), g.foot(style)
+	c := columnsOf(pods, earlier != nil, style)
+	lines := []string{c.head(style)}
 	if style.Height > 0 {
-		shown := min(len(pods), max(1, style.Height-4))
-		pods, left = pods[:shown], len(pods)-shown
+		foot = foot[:min(len(foot), max(1, style.Height/3))] // pods come first
 	}
-	head := fmt.Sprintf(" %-14s %4s %5s %9s", "STATE", "AGE", "CTRS", "MEMORY")
-	if style.Wide {
+	room, all := style.Height-1-len(lines)-len(foot), 0 // the cursor has a line, too
+	for _, l := range pods {
+		all += 1 + len(l.Problems)
+	}
+	if style.Height <= 0 {
+		room = all
+	} else if all > room {
+		room-- // for that of how many there are
+	}
+	for i, l := range pods {
+		if room <= 0 {
+			lines = append(lines, style.paint(faint, fmt.Sprintf("and %d more, for which the screen has no lines", len(pods)-i)))
+			break
+		}
+		of := append([]string{c.row(l, age(l.Created, g.At), g.rates(l, earlier, c), style)}, l.problems(style)...)
+		of = of[:min(len(of), room)]
+		lines, room = append(lines, of...), room-len(of)
+	}
+	lines = append(lines, foot...)
+	if style.Height > 0 {
+		lines = lines[:min(len(lines), max(1, style.Height-1))]
+	}
+	for i, line := range lines {
+		if style.Height > 0 || !style.Wide {
+			line = style.clip(line)
+		}
+		lines[i] = line + "\n"
+	}
+	_, err := io.WriteString(w, strings.Join(lines, ""))
+	return err
+}
+
+// foot are the lines below those of the pods: what is on the node, and of a wide table
+// the supervisors of other builds.
+func (g *Glance) foot(style Style) []string {
+	lines := []string{style.paint(faint, fmt.Sprintf("%s; daemon %s, supervisors %s", count(len(g.Pods), "pod"), size(g.Daemon), size(g.Supervisors)))}
+	if g.Released > 0 {
+		lines = append(lines, style.paint(yellow, fmt.Sprintf("pods that are gone have %s waiting for a DEL: minicri timeline --failed", count(g.Released, "attachment"))))
+	}
+	if !style.Wide {
+		return lines
+	}
+	for _, o := range printable(g.Older) {
+		lines = append(lines, fmt.Sprintf("supervisor of build %s, version %s: %s", o.Build, o.Version, count(o.Pods, "pod")))
+		if o.Problem != "" {
+			lines = append(lines, "  "+style.paint(red, oneLine(o.Problem)))
+		}
+	}
+	return lines
+}
+
+// columns are how wide those of a table are, and which it has.
+type columns struct {
+	ids, names, states   int
+	wide, rates, network bool // network: the rates of the network, too
+}
+
+// columnsOf leaves out of a terminal's table what it has no room for beside the
+// addresses: the rates of the network first, then the middles of names.
+func columnsOf(pods []Line, rates bool, style Style) columns {
+	c := columns{ids: 12, names: len("NAME"), states: 14, wide: style.Wide, rates: rates, network: rates}
+	addresses, states := len("ADDRESSES"), len("STATE")
+	for _, l := range pods {
+		c.names = max(c.names, utf8.RuneCountInString(l.Name))
+		addresses = max(addresses, utf8.RuneCountInString(strings.Join(l.Addresses, ",")))
+		states = max(states, utf8.RuneCountInString(l.state()))
+	}
+	if c.wide {
+		c.ids = 64
+	}
+	if style.Width == 0 {
+		return c
+	}
+	c.states = min(c.states, states)
+	left := func() int { return style.Width - len(c.head(Style{})) + c.names + len("ADDRESSES") - addresses }
+	c.network = rates && left() >= min(c.names, 20)
+	if !c.wide {
+		c.names = min(c.names, max(12, left()))
+	}
+	return c
+}
+
+func (c columns) head(style Style) string {
+	head := fmt.Sprintf("%s %s %s %4s %5s %9s", pad("ID", c.ids), pad("NAME", c.names), pad("STATE", c.states), "AGE", "CTRS", "MEMORY")
+	if c.wide {
 		head += fmt.Sprintf(" %8s", "RUNTIME")
 	}
-	if earlier != nil {
-		head += fmt.Sprintf(" %6s %10s %10s", "CPU", "IN", "OUT")
+	if c.rates {
+		head += fmt.Sprintf(" %6s", "CPU")
 	}
-	ids := 12
-	if style.Wide {
-		ids = 64
+	if c.network {
+		head += fmt.Sprintf(" %10s %10s", "IN", "OUT")
 	}
-	if style.Width > 0 && !style.Wide {
-		names = min(names, max(20, style.Width-ids-1-len(head)-2-len("ADDRESSES")-4))
+	return style.paint(faint, head+"  ADDRESSES")
+}
+
+func (c columns) row(l Line, age, rates string, style Style) string {
+	color := map[string]string{Ready: green, NotReady: red}[l.State]
+	if l.Stage != "" {
+		color = yellow
 	}
-	fmt.Fprintf(&b, "%s  %s\n", style.paint(faint, pad("ID", ids)+" "+pad("NAME", names)+head), style.paint(faint, "ADDRESSES"))
-	for _, l := range pods {
-		fmt.Fprintf(&b, "%s %s", pad(l.ID[:min(ids, len(l.ID))], ids), pad(middle(l.Name, names), names))
-		l.write(&b, age(l.Created, g.At), g.rates(l, earlier), style)
+	row := fmt.Sprintf("%s %s %s %4s %5s %9s", pad(l.ID[:min(c.ids, len(l.ID))], c.ids), pad(middle(l.Name, c.names), c.names),
+		style.paint(color, pad(l.state(), c.states)), age, fmt.Sprintf("%d/%d", l.Running, l.Containers), size(l.Memory))
+	if c.wide {
+		row += fmt.Sprintf(" %8s", size(l.Runtime))
 	}
-	if left > 0 {
-		fmt.Fprintf(&b, "%s\n", style.paint(faint, fmt.Sprintf("and %d more, for which the screen has no lines", left)))
+	return row + rates + "  " + strings.Join(l.Addresses, ",")
+}
+
+// state is that of the pod, or the step that is under way.
+func (l Line) state() string {
+	if l.Stage != "" {
+		return fmt.Sprintf("%s %s", l.Stage, short(l.For))
 	}
-	fmt.Fprintf(&b, "%s\n", style.paint(faint, fmt.Sprintf("%s; daemon %s, supervisors %s", count(len(g.Pods), "pod"), size(g.Daemon), size(g.Supervisors))))
-	if g.Released > 0 {
-		fmt.Fprintf(&b, "%s\n", style.paint(yellow, fmt.Sprintf("pods that are gone have %s waiting for a DEL: minicri timeline --failed", count(g.Released, "attachment"))))
+	return l.State
+}
+
+func (l Line) problems(style Style) (lines []string) {
+	for _, problem := range l.Problems {
+		lines = append(lines, "  "+style.paint(red, shorten(oneLine(problem), style.columns()-2)))
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return lines
 }
 
 // count is a number of things: "1 pod", "2 pods".
@@ -125,39 +202,26 @@ func count(number int, thing string) string {
 	return fmt.Sprintf("%d %s", number, thing)
 }
 
-func (l Line) write(b *strings.Builder, age, rates string, style Style) {
-	state := l.State
-	if l.Stage != "" {
-		state = fmt.Sprintf("%s %s", l.Stage, short(l.For))
-	}
-	color := map[string]string{Ready: green, NotReady: red}[l.State]
-	if l.Stage != "" {
-		color = yellow
-	}
-	fmt.Fprintf(b, " %s %4s %5s %9s", style.paint(color, pad(state, 14)), age, fmt.Sprintf("%d/%d", l.Running, l.Containers), size(l.Memory))
-	if style.Wide {
-		fmt.Fprintf(b, " %8s", size(l.Runtime))
-	}
-	fmt.Fprintf(b, "%s  %s\n", rates, strings.Join(l.Addresses, ","))
-	for _, problem := range l.Problems {
-		fmt.Fprintf(b, "  %s\n", style.paint(red, shorten(oneLine(problem), width-2)))
-	}
-}
-
 // rates are what the pod has used each second since an earlier glance.
-func (g *Glance) rates(l Line, earlier *Glance) string {
+func (g *Glance) rates(l Line, earlier *Glance, c columns) string {
 	if earlier == nil {
 		return ""
 	}
+	cpu, in, out := "-", "-", "-"
 	seconds := g.At.Sub(earlier.At).Seconds()
 	for _, before := range earlier.Pods {
 		if before.ID != l.ID || seconds <= 0 {
 			continue
 		}
 		rate := func(now, then uint64) float64 { return float64(now-min(now, then)) / seconds }
-		return fmt.Sprintf(" %5.1f%% %8s/s %8s/s", rate(l.CPU, before.CPU)/1e7, size(uint64(rate(l.Received, before.Received))), size(uint64(rate(l.Sent, before.Sent))))
+		cpu = fmt.Sprintf("%.1f%%", rate(l.CPU, before.CPU)/1e7)
+		in, out = size(uint64(rate(l.Received, before.Received)))+"/s", size(uint64(rate(l.Sent, before.Sent)))+"/s"
+		break
 	}
-	return fmt.Sprintf(" %6s %10s %10s", "-", "-", "-")
+	if !c.network {
+		return fmt.Sprintf(" %6s", cpu)
+	}
+	return fmt.Sprintf(" %6s %10s %10s", cpu, in, out)
 }
 
 func size(bytes uint64) string {

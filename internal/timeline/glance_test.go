@@ -1,9 +1,11 @@
 package timeline
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 )
 
 // With an earlier glance each line has what its pod has used each second since
@@ -65,7 +67,55 @@ func TestTableFitsTheTerminal(t *testing.T) {
 	if lines := table(Style{Wide: true, Width: 80}); !strings.Contains(lines[1], g.Pods[0].Name) || !strings.Contains(lines[1], g.Pods[0].ID) || !strings.Contains(lines[0], "RUNTIME") {
 		t.Errorf("wide: %q", lines)
 	}
-	if lines := table(Style{Width: 80, Height: 6}); len(lines) > 6 || !strings.Contains(lines[3], "and 1 more") {
-		t.Errorf("on six lines: %q", lines)
+	if lines := table(Style{Width: 80, Height: 5}); len(lines) != 4 || !strings.Contains(lines[2], "and 2 more") {
+		t.Errorf("on five lines: %q", lines)
+	}
+}
+
+// Whatever the node has, what is looked at again and again is as large as the screen, in
+// colours too; addresses are whole, and names are told apart.
+func TestWatchFitsTheScreen(t *testing.T) {
+	at := time.Unix(100000, 0)
+	g, earlier := &Glance{At: at, Released: 3}, &Glance{At: at.Add(-2 * time.Second)}
+	for i := range 40 {
+		id := fmt.Sprintf("%064d", i)
+		g.Pods = append(g.Pods, Line{ID: id, Name: fmt.Sprintf("production/checkout-frontend-7f9c6d5b8b-x%03d", i), State: Ready, Created: at.Add(-3 * time.Hour), Addresses: []string{"10.244.100.150"}, Received: 1 << 30, CPU: 1e9})
+		earlier.Pods = append(earlier.Pods, Line{ID: id})
+		if i%4 == 1 {
+			g.Pods[i].Problems = []string{strings.Repeat("the plugin fails ", 20), "and again"}
+		}
+		g.Older = append(g.Older, Older{Build: "1234", Version: "0.1.0", Pods: 1, Problem: strings.Repeat("it hangs ", 40)})
+	}
+	for _, style := range []Style{
+		{Width: 80, Height: 24}, {Width: 120, Height: 24}, {Width: 80, Height: 24, Color: true}, {Width: 80, Height: 3}, {Width: 80, Height: 200},
+		{Width: 80, Height: 24, Wide: true}, {Width: 200, Height: 100, Wide: true, Color: true}, {Width: 30, Height: 5},
+	} {
+		for _, before := range []*Glance{nil, earlier} {
+			var b strings.Builder
+			if err := g.Table(&b, before, style); err != nil {
+				t.Fatal(err)
+			}
+			shown := marks.ReplaceAllString(b.String(), "")
+			if strings.Contains(shown, "\x1b") || strings.Count(shown, "\n") >= style.Height {
+				t.Errorf("%+v has %d lines:\n%s", style, strings.Count(shown, "\n"), shown)
+			}
+			for i, line := range strings.Split(shown, "\n") {
+				if utf8.RuneCountInString(line) > style.Width {
+					t.Errorf("%+v: line %d has %d columns: %q", style, i, utf8.RuneCountInString(line), line)
+				}
+			}
+			if row := strings.Split(shown, "\n")[1]; style.Width >= 80 && style.Height == 24 && !style.Wide && (!strings.HasSuffix(row, "  10.244.100.150") || !strings.Contains(row, "b-x000 ")) {
+				t.Errorf("%+v: %q", style, row)
+			}
+			if style.Height == 24 && !strings.Contains(shown, "b-x006 ") && !strings.Contains(shown, g.Pods[6].ID) {
+				t.Errorf("%+v has few pods:\n%s", style, shown)
+			}
+			if network := strings.Contains(shown, " OUT "); network != (before != nil && style.Width > 80 && style.Height > 5) {
+				t.Errorf("%+v has rates of the network: %v", style, network)
+			}
+			if more := strings.Contains(shown, " more, for which"); style.Height == 24 && !more || style.Height == 200 && more {
+				t.Errorf("%+v says that there are more: %v\n%s", style, more, shown)
+			}
+		}
 	}
 }
