@@ -194,11 +194,12 @@ func layerOf(name string) int {
 
 // besides are edges inside a layer, each with its reason.
 var besides = map[string]string{
-	"container -> sandbox": "a container lives in a pod, and needs its namespaces and files",
-	"container -> image":   "a container's rootfs is made of an image",
-	"stats -> image":       "the numbers of the image file system",
-	"stream -> container":  "exec and attach go to a container",
-	"stream -> sandbox":    "port-forward goes to a pod",
+	"container -> sandbox":                   "a container lives in a pod, and needs its namespaces and files",
+	"container -> image":                     "a container's rootfs is made of an image",
+	"internal/containerd -> internal/config": "what it writes is checked as a daemon would",
+	"stats -> image":                         "the numbers of the image file system",
+	"stream -> container":                    "exec and attach go to a container",
+	"stream -> sandbox":                      "port-forward goes to a pod",
 }
 
 func TestImportsPointDown(t *testing.T) {

@@ -3,14 +3,18 @@ package containerd
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
+
+	"github.com/minicri/minicri/internal/config"
 )
 
 // conversion is a file of minicri that is being made.
@@ -32,11 +36,18 @@ func Convert(data []byte) ([]byte, error) {
 	values := map[string]any{}
 	flatten(values, "", file)
 	c := conversion{file: map[string]any{}}
-	c.runtimes(values)
+	handlers := c.runtimes(values)
+	name, _ := values[defaultRuntimeName].(string)
+	delete(values, defaultRuntimeName)
+	tracing(values)
 	known := rules()
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		c.key(name, values[name], known)
 	}
+	if err := c.settle(); err != nil {
+		return nil, err
+	}
+	c.defaultRuntime(cmp.Or(name, usualRuntime), handlers)
 	return c.bytes()
 }
 
@@ -102,8 +113,8 @@ func (c *conversion) set(key string, value any) {
 	table[path[len(path)-1]] = value
 }
 
-// runtimes makes the handlers, and takes their keys from the values.
-func (c *conversion) runtimes(values map[string]any) {
+// runtimes makes the handlers, takes their keys from the values, and returns these.
+func (c *conversion) runtimes(values map[string]any) map[string]map[string]any {
 	const prefix = "cri.containerd.runtimes."
 	handlers := map[string]map[string]any{}
 	for _, key := range slices.Sorted(maps.Keys(values)) {
@@ -121,6 +132,99 @@ func (c *conversion) runtimes(values map[string]any) {
 	for _, name := range slices.Sorted(maps.Keys(handlers)) {
 		c.runtime(name, handlers[name])
 	}
+	return handlers
+}
+
+const (
+	defaultRuntimeName = "cri.containerd.default_runtime_name"
+	// usualRuntime is the default of both, containerd's and minicri's.
+	usualRuntime = "runc"
+)
+
+// defaultRuntime gives pods without a RuntimeClass the handler that containerd gives
+// them, unless its table says no more than minicri's default does.
+func (c *conversion) defaultRuntime(name string, handlers map[string]map[string]any) {
+	made, _ := c.file["runtimes"].(map[string]any)
+	table, _ := made[name].(map[string]any)
+	plain := len(table) == 1 && table["type"] == config.Builtin
+	switch {
+	case table != nil && (name != usualRuntime || !plain):
+		c.set("default_runtime", name)
+	case table == nil && (name != usualRuntime || handlers[name] != nil):
+		c.note("containerd.default_runtime_name = %s: there is no such handler here, pods without a RuntimeClass get the plain builtin one", name)
+	}
+}
+
+// tracing writes the collector as minicri has it: an address without a scheme. That of
+// containerd's default protocol is a URL.
+func tracing(values map[string]any) {
+	const prefix = "plugins.io.containerd.tracing.processor.v1.otlp."
+	endpoint, _ := values[prefix+"endpoint"].(string)
+	if endpoint == "" {
+		return
+	}
+	if u, err := url.Parse(endpoint); err == nil && u.Host != "" {
+		values[prefix+"endpoint"] = u.Host
+		if u.Scheme == "http" {
+			values[prefix+"insecure"] = true
+		}
+	}
+	if protocol := values[prefix+"protocol"]; protocol == nil || protocol == "" || protocol == "http/protobuf" {
+		values[prefix+"protocol"] = "http"
+	}
+}
+
+// settle takes back, with a note, what minicri would refuse at its start.
+func (c *conversion) settle() error {
+	for {
+		err := c.check()
+		if err == nil {
+			return nil
+		}
+		first, _, _ := strings.Cut(err.Error(), "\n")
+		keys, reason, _ := strings.Cut(first, ": ")
+		settled := false
+		for key := range strings.SplitSeq(keys, ", ") {
+			if key, value := c.take(key); value != nil {
+				c.note("%s = %v: minicri refuses %s: %s", key, value, keys, reason)
+				settled = true
+			}
+		}
+		if !settled {
+			return fmt.Errorf("what it becomes is not valid: %w", err)
+		}
+	}
+}
+
+// check is an error that begins with its keys.
+func (c *conversion) check() error {
+	text, err := toml.Marshal(c.file)
+	if err != nil {
+		return err
+	}
+	made := config.Default()
+	err = toml.Unmarshal(text, made)
+	if wrong, is := errors.AsType[*toml.DecodeError](err); is {
+		return fmt.Errorf("%s: %w", strings.Join(wrong.Key(), "."), err)
+	}
+	return errors.Join(err, made.Check())
+}
+
+// take removes a key, and returns what it was. Of a handler it removes all: without one of
+// its keys its pods would run by something else than its name promises.
+func (c *conversion) take(key string) (taken string, value any) {
+	path := strings.Split(key, ".")
+	if path[0] == "runtimes" && len(path) > 2 {
+		path = path[:2]
+	}
+	table := c.file
+	for _, name := range path[:len(path)-1] {
+		table, _ = table[name].(map[string]any)
+	}
+	last := path[len(path)-1]
+	value = table[last]
+	delete(table, last)
+	return strings.Join(path, "."), value
 }
 
 // runtime makes one handler. Where containerd's is runc below its shim, minicri's is
@@ -175,7 +279,7 @@ func (c *conversion) bytes() ([]byte, error) {
 	var b bytes.Buffer
 	b.WriteString("# Made of containerd's configuration by 'minicri config from-containerd'.\n")
 	if len(c.notes) > 0 {
-		b.WriteString("# These have no counterpart:\n")
+		b.WriteString("# These have no counterpart, or are refused:\n")
 	}
 	for _, note := range c.notes {
 		b.WriteString("#  " + strings.Join(strings.Fields(note), " ") + "\n")

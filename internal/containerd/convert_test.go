@@ -63,6 +63,21 @@ password = 'hunter2'
 `, func(c *config.Config) bool {
 			return c.CNIBin == "/usr/libexec/cni" && !c.Images.KeepLayers && time.Duration(c.Streaming.Idle) == time.Hour
 		}, []string{"mirror.example", "images.docker_config"}},
+		"the handler was skipped": {criV2 + "[plugins.'io.containerd.grpc.v1.cri'.containerd]\ndefault_runtime_name = 'kata'\n" + runtimeV2("kata", "io.containerd.kata.v2", ""), noDefault, []string{"runtime handler kata", "default_runtime_name = kata"}},
+		"its program is relative": {criV2 + runtimeV2("runc", "io.containerd.runc.v2", "BinaryName = 'crun'"), noDefault, []string{"runtime handler runc", "default_runtime_name = runc"}},
+		"runc is crun":            {criV2 + runtimeV2("runc", "io.containerd.runc.v2", "BinaryName = '/usr/bin/crun'"), runcIsDefault, nil},
+		"runc is runc":            {criV2 + runtimeV2("runc", "io.containerd.runc.v2", "BinaryName = 'runc'"), noDefault, nil},
+		"runc has a base spec":    {criV2 + "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\nbase_runtime_spec = '/etc/base.json'\n", runcIsDefault, nil},
+		"runc has annotations":    {criV2 + "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\npod_annotations = ['a.b/*']\n", runcIsDefault, nil},
+		"a base spec is relative": {criV2 + "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\nbase_runtime_spec = 'base.json'\n", noDefault, []string{"runtimes.runc = ", "runtimes.runc.base_spec"}},
+		"there is no limit":       {criV2 + "image_pull_progress_timeout = '0s'\n", anything, []string{"images.progress_timeout = 0s"}},
+		"a limit is no duration":  {criV2 + "image_pull_progress_timeout = 'soon'\n", anything, []string{"images.progress_timeout = soon"}},
+		"half a certificate":      {criV2 + "[plugins.'io.containerd.grpc.v1.cri'.x509_key_pair_streaming]\ntls_cert_file = '/c'\n", anything, []string{"streaming.tls_cert = /c"}},
+		"the collector is a URL": {"version = 2\n[plugins.'io.containerd.tracing.processor.v1.otlp']\nendpoint = 'http://h:4318'\nprotocol = 'http/protobuf'\n", func(c *config.Config) bool {
+			return c.Tracing.Endpoint == "h:4318" && c.Tracing.Protocol == "http" && c.Tracing.Insecure
+		}, nil},
+		"the collector has no port":  {"version = 2\n[plugins.'io.containerd.tracing.processor.v1.otlp']\nendpoint = 'h'\nprotocol = 'grpc'\n", func(c *config.Config) bool { return c.Tracing.Endpoint == "" && c.Tracing.Protocol == "grpc" }, []string{"tracing.endpoint = h"}},
+		"the collector speaks other": {"version = 2\n[plugins.'io.containerd.tracing.processor.v1.otlp']\nendpoint = 'h:1'\nprotocol = 'smoke'\n", anything, []string{"tracing.protocol = smoke"}},
 	} {
 		text, err := Convert([]byte(test.from))
 		if err != nil {
@@ -83,6 +98,17 @@ password = 'hunter2'
 		}
 	}
 }
+
+const criV2 = "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\n"
+
+func runtimeV2(name, kind, options string) string {
+	const table = "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes."
+	return table + name + "]\nruntime_type = '" + kind + "'\n" + table + name + ".options]\n" + options + "\n"
+}
+
+func anything(*config.Config) bool        { return true }
+func noDefault(c *config.Config) bool     { return c.DefaultRuntime == "" }
+func runcIsDefault(c *config.Config) bool { return c.DefaultRuntime == "runc" }
 
 // What Debian's containerd prints as its default says nothing.
 func TestDefaultsSayNothing(t *testing.T) {
