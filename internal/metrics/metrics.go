@@ -277,7 +277,7 @@ func Families() []Family {
 		{imageCount, "gauge", "Images on the node.", nil},
 		{diskSize, "gauge", "Size of the file system of root, which has images and writable layers.", nil},
 		{diskFree, "gauge", "What is free of it for everybody.", nil},
-		{inodesFree, "gauge", "Inodes that are free there.", nil},
+		{inodesFree, "gauge", "Inodes that are free there; no value where the file system does not count them, as btrfs.", nil},
 	}
 }
 
@@ -337,17 +337,24 @@ func (c *counts) Collect(out chan<- prometheus.Metric) {
 	emit(streamsOpen, float64(c.Streams()))
 	emit(dropped, float64(c.Dropped()))
 	emit(imageCount, float64(len(c.Images.List())))
-	var disk unix.Statfs_t
-	if unix.Statfs(c.Root, &disk) == nil {
-		emit(diskSize, float64(disk.Blocks)*float64(disk.Bsize))
-		emit(diskFree, float64(disk.Bavail)*float64(disk.Bsize))
-		emit(inodesFree, float64(disk.Ffree))
-	}
+	disk(c.Root, emit)
 	emit(buildInfo, 1, c.Version, runtime.Version())
 }
 
 // emitter puts out one value.
 type emitter func(name string, value float64, labels ...string)
+
+func disk(root string, emit emitter) {
+	var disk unix.Statfs_t
+	if unix.Statfs(root, &disk) != nil {
+		return
+	}
+	emit(diskSize, float64(disk.Blocks)*float64(disk.Bsize))
+	emit(diskFree, float64(disk.Bavail)*float64(disk.Bsize))
+	if disk.Files > 0 { // btrfs makes inodes as it needs them, and counts none
+		emit(inodesFree, float64(disk.Ffree))
+	}
+}
 
 func (c *counts) pods(emit emitter) {
 	ready, notReady := 0, 0
