@@ -21,7 +21,7 @@ shimbuild = go build $(goflags) -ldflags "-s -w -buildid= -extldflags=-static" -
 
 .PHONY: help
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Asked first: nobody should wait for a build to learn this.
 .PHONY: root
@@ -309,7 +309,7 @@ install: ## Copy what make build has built: binaries, plugins, unit, manual; PRE
 	install -d $(libdir)/systemd/system
 	sed 's|@BINDIR@|$(PREFIX)/bin|' hack/minicri.service > $(libdir)/systemd/system/minicri.service
 	for page in $(pages); do install -D -m 0644 bin/share/$$page $(sharedir)/$$page || exit; done
-	install -D -m 0644 -t $(sharedir)/doc/minicri LICENSE NOTICE *.md hack/grafana.json bin/share/config.toml
+	install -D -m 0644 -t $(sharedir)/doc/minicri LICENSE NOTICE *.md hack/grafana.json hack/alerts.yml bin/share/config.toml
 	install -D -m 0644 -t $(sharedir)/minicri hack/crictl.yaml
 	install -D -m 0644 -t $(sharedir)/doc/minicri/docs docs/*
 	[ -e $(confdir)/minicri/config.toml ] || install -D -m 0644 bin/share/config.toml $(confdir)/minicri/config.toml

@@ -47,7 +47,7 @@ func TestMakeInstall(t *testing.T) {
 	all := installed(t, target)
 	for _, path := range []string{
 		"/usr/local/bin/minicri", "/usr/local/bin/minicri-shim", "/usr/local/lib/minicri/cni/bridge", "/usr/local/lib/systemd/system/minicri.service",
-		"/usr/local/share/man/man8/minicri.8", "/usr/local/share/doc/minicri/docs/quickstart.md", "/etc/minicri/config.toml", "/etc/crictl.yaml",
+		"/usr/local/share/man/man8/minicri.8", "/usr/local/share/doc/minicri/docs/quickstart.md", "/usr/local/share/doc/minicri/grafana.json", "/usr/local/share/doc/minicri/alerts.yml", "/etc/minicri/config.toml", "/etc/crictl.yaml",
 	} {
 		if !slices.Contains(all, path) {
 			t.Errorf("make install: there is no %s", path)
@@ -82,6 +82,7 @@ func TestRPM(t *testing.T) {
 	rpm, root := file(t, "amd64.rpm"), t.TempDir()
 	run(t, "dpkg", "-x", file(t, "amd64.deb"), root)
 	run(t, "sh", "-c", "mkdir '"+root+"/rpm' && rpm2cpio '"+absolute(t, rpm)+"' | (cd '"+root+"/rpm' && busybox cpio -idm) 2>&1")
+	run(t, "mv", root+"/usr/share/zsh/vendor-completions", root+"/usr/share/zsh/site-functions") // Debian's zsh has another directory
 	run(t, "diff", "-r", root+"/usr", root+"/rpm/usr")
 	run(t, "diff", "-r", root+"/etc", root+"/rpm/etc")
 	if list := run(t, "rpm", "-qpl", rpm); !strings.Contains(list, "/usr/bin/minicri\n") || !strings.Contains(list, "/etc/minicri/config.toml\n") {

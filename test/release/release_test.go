@@ -150,6 +150,32 @@ func TestPackage(t *testing.T) {
 	run(t, "dpkg", "--purge", "minicri")
 }
 
+// TestPackageWithoutStart has a systemd that starts no daemon: dpkg goes on, whoever
+// installs is told, and a package that was removed starts as one that is new.
+func TestPackageWithoutStart(t *testing.T) {
+	const systemctl, asked = "/usr/local/bin/systemctl", "/run/systemd/asked"
+	check(t, os.MkdirAll("/run/systemd/system", 0o755))
+	defer os.RemoveAll("/run/systemd")
+	check(t, os.WriteFile(systemctl, []byte("#!/bin/sh\necho \"$@\" >>"+asked+"\ncase $1 in enable | try-restart) exit 1 ;; esac\n"), 0o755))
+	defer os.Remove(systemctl)
+	deb := file(t, "amd64.deb")
+	defer run(t, "dpkg", "--purge", "minicri")
+	for _, step := range []struct{ deb, want string }{{deb, "enable --now minicri"}, {later(t, deb), "try-restart minicri"}, {"", "disable --now minicri"}, {deb, "enable --now minicri"}} {
+		check(t, os.WriteFile(asked, nil, 0o600))
+		command := []string{"-i", step.deb}
+		if step.deb == "" {
+			command = []string{"--remove", "minicri"}
+		}
+		says := run(t, "dpkg", command...)
+		if got := run(t, "cat", asked); !strings.Contains(got, step.want) {
+			t.Errorf("dpkg %v: systemctl was asked for %q, not for %s", command, got, step.want)
+		}
+		if told := strings.Contains(says, "minicri does not start: journalctl -u minicri"); told != (step.deb != "") {
+			t.Errorf("dpkg %v says %s", command, says)
+		}
+	}
+}
+
 // later is the same package with a later version.
 func later(t *testing.T, deb string) string {
 	t.Helper()
