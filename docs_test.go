@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/minicri/minicri/internal/machine"
 )
 
 // docs/properties.md has each number once, with a test or the reason why there is
@@ -48,6 +50,42 @@ func TestWorkaroundsNameTests(t *testing.T) {
 		named := testName.FindAllString(cells[3], -1)
 		if len(named) == 0 && !strings.HasPrefix(cells[3], "none: ") {
 			t.Errorf("%s: it names no test", cells[0])
+		}
+	}
+}
+
+// docs/troubleshooting.md has a row for each finding of minicri check: the subjects that
+// are named in its source, and the features that it asks the kernel for. The conditions
+// are the daemon's.
+func TestFindingsHaveRows(t *testing.T) {
+	rows := map[string]bool{}
+	for _, cells := range tableRows(t, "docs/troubleshooting.md") {
+		for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cells[0], -1) {
+			rows[name[1]] = len(cells) == 3
+		}
+	}
+	subjects := map[string]bool{}
+	for _, feature := range machine.Features(t.TempDir()) {
+		subjects[feature.Name] = true
+	}
+	files, err := filepath.Glob("internal/doctor/*.go")
+	must(t, err)
+	named := regexp.MustCompile(`(?:c\.(?:add|survey|network|fileSystem)\(|c\.when\(.*?\b(?:Problem|Warning), |Subject: )"([^"]+)"`)
+	for _, file := range append(files, "cmd/minicri/daemon.go") {
+		source, err := os.ReadFile(file)
+		must(t, err)
+		for _, found := range named.FindAllStringSubmatch(string(source), -1) {
+			subjects[found[1]] = true
+		}
+	}
+	for _, known := range []string{"kernel", "root", "network", "pod", "CAP_SYS_RESOURCE", "overlayfs"} {
+		if !subjects[known] {
+			t.Errorf("this test does not find the subject %q", known)
+		}
+	}
+	for subject := range subjects {
+		if !rows[subject] {
+			t.Errorf("docs/troubleshooting.md has no row for the finding %q of minicri check", subject)
 		}
 	}
 }
