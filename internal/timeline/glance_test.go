@@ -87,8 +87,14 @@ func TestWatchFitsTheScreen(t *testing.T) {
 		g.Older = append(g.Older, Older{Build: "1234", Version: "0.1.0", Pods: 1, Problem: strings.Repeat("it hangs ", 40)})
 	}
 	for _, style := range []Style{
-		{Width: 80, Height: 24}, {Width: 120, Height: 24}, {Width: 80, Height: 24, Color: true}, {Width: 80, Height: 3}, {Width: 80, Height: 200},
-		{Width: 80, Height: 24, Wide: true}, {Width: 200, Height: 100, Wide: true, Color: true}, {Width: 30, Height: 5},
+		{Width: 80, Height: 24},
+		{Width: 120, Height: 24},
+		{Width: 80, Height: 24, Color: true},
+		{Width: 80, Height: 3},
+		{Width: 80, Height: 200},
+		{Width: 80, Height: 24, Wide: true},
+		{Width: 200, Height: 100, Wide: true, Color: true},
+		{Width: 30, Height: 5},
 	} {
 		for _, before := range []*Glance{nil, earlier} {
 			var b strings.Builder
