@@ -35,6 +35,8 @@ type Record struct {
 	// ImageID is the image's id, ImageRef what the CRI shows of it.
 	ImageID  string `json:"image_id"`
 	ImageRef string `json:"image_ref"`
+	// ImageTarget is the digest of the image's manifest or index.
+	ImageTarget string `json:"image_target,omitempty"`
 	// ImageMounts are the mounts of images, in the order of the config.
 	ImageMounts []ImageMount `json:"image_mounts,omitempty"`
 	// LogPath is absolute, and never empty.

@@ -90,6 +90,7 @@ func (c *creation) record(config *runtimeapi.ContainerConfig) (Record, error) {
 		CgroupsPath: oci.CgroupsPath(parent, o.Node.ContainerMark(), made, o.SystemdCgroup),
 		ImageID:     c.image.ID,
 		ImageRef:    imageRef(c.image),
+		ImageTarget: c.image.Target.String(),
 		ImageMounts: c.mounted,
 		LogPath:     logPath(c.sandbox.Config().GetLogDirectory(), config, c.owner.dir(made)),
 		StopSignal:  stopSignal(config.GetStopSignal(), c.image.Spec.Config.StopSignal),

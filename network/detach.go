@@ -34,7 +34,14 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 	}
 	var o outcome
 	defer func() { held.release(o) }()
-	if a.removed || n.detachTimeOver(a.record) {
+	if a.removed {
+		return nil
+	}
+	if a.record.Releasing && n.isGivenUp(a) {
+		o.err = n.drop(a)
+		return o.err
+	}
+	if n.detachTimeOver(a.record) {
 		return nil
 	}
 	a.record.Stops++ // with the failure, if it comes to that

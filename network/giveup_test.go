@@ -2,6 +2,7 @@ package network
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -98,7 +99,7 @@ func TestWhatNeverWorkedLeavesNothing(t *testing.T) {
 // When the configuration is corrected, its network's DEL undoes what was tried with the
 // one that was wrong.
 func TestCorrectedConfigurationUndoesWhatFailed(t *testing.T) {
-	n := newNode(t, nil)
+	n := newNode(t, func(o *Options) { o.Limits.RetryFirst, o.Limits.RetryMost = time.Hour, time.Hour })
 	n.configure(t, "10.conflist", "net", n.impossible(t)...)
 	n.try(t, "web")
 	n.runs(t)
@@ -135,6 +136,27 @@ func TestWhatWasAttachedIsNotGivenUp(t *testing.T) {
 	}
 	n.untell(t, "DEL.fail")
 	n.detach(t, "web")
+}
+
+// An attachment that a person gives up, by the removal of its entry, is dropped soon,
+// however late its next DEL is, and no longer keeps its pod from being stopped.
+func TestWhatAPersonGivesUpIsDroppedSoon(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.RetryFirst, o.Limits.RetryMost = time.Hour, time.Hour })
+	n.configure(t, "10.conflist", "net", n.chain(t)...)
+	for _, id := range []string{"stopped", "waits"} {
+		n.journalled(t, id, nil)
+		n.attach(t, id)
+	}
+	n.tell(t, "DEL.fail")
+	for _, id := range []string{"stopped", "waits"} {
+		if err := n.Detach(t.Context(), id, n.NamespacePath(id)); err == nil {
+			t.Fatal("DEL succeeds: this shows nothing")
+		}
+		must(t, os.Remove(n.journal.Path(id)))
+	}
+	n.detach(t, "stopped")
+	n.runs(t)
+	eventually(t, within, "the other is dropped", func() bool { return len(n.Pending()) == 0 && len(n.pinned(t)) == 0 })
 }
 
 // Where ADD has not even begun there is nothing to undo, and no plugin is run for it.

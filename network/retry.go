@@ -137,6 +137,16 @@ func (r *retries) failed(id string) {
 	r.wake()
 }
 
+// at has the next DEL of id tried at a time, unless it is to be tried before that.
+func (r *retries) at(id string, when time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if retry := r.byID[id]; retry != nil && !retry.running && retry.next.After(when) {
+		retry.next = when
+		r.wake()
+	}
+}
+
 // done forgets an attachment that has none to run any more.
 func (r *retries) done(id string) {
 	r.mu.Lock()
@@ -158,7 +168,20 @@ func (n *CNI) retryDetach(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-n.retries.changed:
-		case <-time.After(wait):
+		case <-time.After(min(wait, givenUpPeriod)):
+			n.hurryGivenUp()
+		}
+	}
+}
+
+// givenUpPeriod is how soon it is seen that a person has given an attachment up.
+const givenUpPeriod = 2 * time.Second
+
+// hurryGivenUp has the attachments dropped that were given up and wait for a DEL.
+func (n *CNI) hurryGivenUp() {
+	for _, pending := range n.Pending() {
+		if _, err := os.Lstat(n.journal.Path(pending.ID)); errors.Is(err, fs.ErrNotExist) {
+			n.retries.at(pending.ID, time.Now())
 		}
 	}
 }
@@ -190,6 +213,9 @@ func (n *CNI) retryOne(ctx context.Context, id string) {
 	o = n.delete(context.WithoutCancel(ctx), a, n.NamespacePath(id))
 	if !a.removed {
 		n.retries.failed(id)
+		if end := a.record.FirstFailure.Add(n.limits.Load().GiveUpTime); a.record.NeverAttached && end.After(time.Now()) {
+			n.retries.at(id, end)
+		}
 		a.record.logger(n.options.Logger).Warn("CNI DEL failed again", "err", o.err)
 		return
 	}

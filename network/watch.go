@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -66,6 +67,9 @@ func (d *Directory) reload() {
 	d.current.Store(next)
 	if !next.saysAgain(last) {
 		d.logChange(next)
+	}
+	if last.configuration != nil && next.configuration != nil && !bytes.Equal(last.configuration.Bytes, next.configuration.Bytes) {
+		d.owner.retries.all() // what no DEL could undo may be corrected
 	}
 	select {
 	case d.changed <- struct{}{}:

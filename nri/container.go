@@ -117,7 +117,7 @@ func newContainer(c *container.Container, spec *specs.Spec) *api.Container {
 		Id: c.ID, PodSandboxId: c.SandboxID, Name: config.GetMetadata().GetName(), State: api.ContainerState_CONTAINER_CREATED,
 		Labels: maps.Clone(config.GetLabels()), Annotations: maps.Clone(config.GetAnnotations()),
 		Mounts: api.FromOCIMounts(spec.Mounts), Hooks: api.FromOCIHooks(spec.Hooks), Linux: &api.LinuxContainer{},
-		CreatedAt: c.CreatedAt, Image: imageOf(config.GetImage(), c.ImageRef, c.ImageID),
+		CreatedAt: c.CreatedAt, Image: imageOf(config.GetImage(), c.ImageRef, c.ImageTarget, c.ImageID),
 	}
 	if message.Annotations == nil {
 		message.Annotations = make(map[string]string)
@@ -144,11 +144,12 @@ func newContainer(c *container.Container, spec *specs.Spec) *api.Container {
 	return message
 }
 
-// imageOf has the name that the user wrote, and the digest alone of the reference that
-// it was found by, which is NAME@DIGEST, or the id if it has no name.
-func imageOf(image *runtimeapi.ImageSpec, reference, id string) *api.Image {
+// imageOf has the name that the user wrote, and the digest of the image's manifest or
+// index: that of the reference that it was found by, which is NAME@DIGEST, or of what was
+// imported.
+func imageOf(image *runtimeapi.ImageSpec, reference, target, id string) *api.Image {
 	_, digest, _ := strings.Cut(reference, "@")
-	return &api.Image{Name: cmp.Or(image.GetUserSpecifiedImage(), image.GetImage()), Digest: digest, ConfigDigest: id}
+	return &api.Image{Name: cmp.Or(image.GetUserSpecifiedImage(), image.GetImage()), Digest: cmp.Or(digest, target), ConfigDigest: id}
 }
 
 func fillLinux(to *api.LinuxContainer, linux *specs.Linux) {

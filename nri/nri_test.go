@@ -229,14 +229,14 @@ func text(t *testing.T, spec *specs.Spec) string {
 func TestImage(t *testing.T) {
 	const id, digest = "sha256:1", "sha256:2"
 	for _, test := range []struct {
-		image     *runtimeapi.ImageSpec
-		reference string
-		want      *api.Image
+		image             *runtimeapi.ImageSpec
+		reference, target string
+		want              *api.Image
 	}{
-		{&runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: "r.test/bb:1"}, "r.test/bb@" + digest, &api.Image{Name: "r.test/bb:1", Digest: digest, ConfigDigest: id}},
-		{&runtimeapi.ImageSpec{Image: "r.test/bb:1"}, id, &api.Image{Name: "r.test/bb:1", ConfigDigest: id}}, // imported
+		{&runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: "r.test/bb:1"}, "r.test/bb@" + digest, "sha256:3", &api.Image{Name: "r.test/bb:1", Digest: digest, ConfigDigest: id}},
+		{&runtimeapi.ImageSpec{Image: "r.test/bb:1"}, id, digest, &api.Image{Name: "r.test/bb:1", Digest: digest, ConfigDigest: id}}, // imported
 	} {
-		if got := imageOf(test.image, test.reference, id); got.String() != test.want.String() {
+		if got := imageOf(test.image, test.reference, test.target, id); got.String() != test.want.String() {
 			t.Errorf("got %v, want %v", got, test.want)
 		}
 	}

@@ -271,7 +271,10 @@ func withUnits(rows ...step.Row) []timed {
 func encodeInfo(values map[string]any) (map[string]string, error) {
 	info := make(map[string]string, len(values))
 	for key, value := range values {
-		if reflect.ValueOf(value).Kind() == reflect.Slice {
+		if list := reflect.ValueOf(value); list.Kind() == reflect.Slice {
+			if list.Len() == 0 {
+				value = []any{} // not null
+			}
 			value = map[string]any{"items": value}
 		}
 		encoded, err := json.Marshal(value)

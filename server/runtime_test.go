@@ -104,3 +104,12 @@ func TestStatusWithoutAContainerPolicy(t *testing.T) {
 		t.Errorf("conditions %v", conditions)
 	}
 }
+
+// A list that is empty is one, and not null.
+func TestEmptyListsOfVerboseAnswers(t *testing.T) {
+	var none []string
+	info, err := encodeInfo(map[string]any{"quarantinedRecords": none, "version": "1"})
+	if err != nil || info["quarantinedRecords"] != `{"items":[]}` || info["version"] != `"1"` {
+		t.Errorf("%v, %v", info, err)
+	}
+}

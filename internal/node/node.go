@@ -74,6 +74,9 @@ func changed(key, was, is string) error {
 	if filepath.Clean(was) == filepath.Clean(is) {
 		return nil
 	}
+	if resolved, err := filepath.EvalSymlinks(was); err == nil && resolved == filepath.Clean(is) {
+		return nil // a build that did not resolve paths has written it
+	}
 	return fmt.Errorf("%s is %s, but pods of this node have theirs in %s: start with %[1]s = %[3]q, or remove all pods first", key, is, was)
 }
 

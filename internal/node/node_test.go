@@ -74,6 +74,14 @@ func TestChangedDirectoriesAreRefusedWhilePodsRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// A build that did not resolve paths has written a symlink.
+	real, link := t.TempDir(), filepath.Join(t.TempDir(), "netns")
+	if err := os.Symlink(real, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := changed("netns_dir", link, real); err != nil {
+		t.Error(err)
+	}
 	n.facts.BootID = "before"
 	if err := n.write(); err != nil {
 		t.Fatal(err)
