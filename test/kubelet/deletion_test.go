@@ -83,9 +83,9 @@ func (k *kubelet) isEmpty(dir string) bool {
 // cgroups are those of the pods whose uid begins so.
 func (k *kubelet) cgroups(uid string) (found []string) {
 	k.t.Helper()
-	for _, class := range []string{"/kubepods", "/kubepods/burstable", "/kubepods/besteffort"} {
+	for _, class := range []string{"*kubepods*", "*kubepods*/*"} { // the driver systemd repeats the names of those above
 		for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
-			dirs, err := filepath.Glob(hierarchy + k.CgroupParent + class + "/pod" + strings.ReplaceAll(uid, "-", "_") + "*")
+			dirs, err := filepath.Glob(filepath.Join(hierarchy, k.CgroupParent, class, "*pod"+strings.ReplaceAll(uid, "-", "_")+"*"))
 			check(k.t, err)
 			found = append(found, dirs...)
 		}

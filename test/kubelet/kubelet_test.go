@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -166,7 +167,7 @@ func (k *kubelet) configure(gates harness.Object) {
 	config := harness.Object{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
 		"containerRuntimeEndpoint": "unix://" + k.Socket,
-		"cgroupRoot":               k.CgroupParent, "failCgroupV1": false,
+		"cgroupRoot":               strings.TrimSuffix(k.CgroupParent, ".slice"), "failCgroupV1": false, // the driver systemd adds it
 		"staticPodPath": k.path("manifests"), "fileCheckFrequency": "1s", "syncFrequency": syncPeriod.String(),
 		"podLogsDir": k.path("logs"), "volumePluginDir": k.path("plugins"), "resolvConf": k.path("resolv.conf"),
 		"address": "127.0.0.1", "healthzPort": 0,
@@ -190,9 +191,9 @@ func (k *kubelet) configure(gates harness.Object) {
 // removeCgroups removes the cgroups that a kubelet makes for classes of pods and
 // keeps. They have to be empty.
 func (k *kubelet) removeCgroups() {
-	hierarchies, err := filepath.Glob("/sys/fs/cgroup/*" + k.CgroupParent)
+	hierarchies, err := filepath.Glob(filepath.Join("/sys/fs/cgroup/*", k.CgroupParent))
 	check(k.t, err)
-	for _, hierarchy := range append(hierarchies, "/sys/fs/cgroup"+k.CgroupParent) {
+	for _, hierarchy := range append(hierarchies, filepath.Join("/sys/fs/cgroup", k.CgroupParent)) {
 		for _, class := range []string{"kubepods/burstable", "kubepods/besteffort", "kubepods"} {
 			if err := os.Remove(filepath.Join(hierarchy, class)); err != nil && !os.IsNotExist(err) {
 				k.t.Error(err)
