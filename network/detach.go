@@ -155,8 +155,12 @@ func (n *CNI) noteFailure(a *attachment, err error) error {
 }
 
 // isGivenUp reports whether a person has removed the attachment's entry while it waits
-// for its DEL (minicri check --fix --force ID).
+// for its DEL (minicri check --fix --force ID). One whose entry could not be written, on a
+// full disk, is not given up.
 func (n *CNI) isGivenUp(a *attachment) bool {
+	if a.unwritten {
+		return false
+	}
 	_, err := os.Lstat(n.journal.Path(a.record.ID))
 	return errors.Is(err, fs.ErrNotExist)
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/minicri/minicri/internal/step"
 )
 
@@ -157,6 +159,35 @@ func TestWhatAPersonGivesUpIsDroppedSoon(t *testing.T) {
 	n.detach(t, "stopped")
 	n.runs(t)
 	eventually(t, within, "the other is dropped", func() bool { return len(n.Pending()) == 0 && len(n.pinned(t)) == 0 })
+}
+
+// An attachment whose entry is not on disk because the disk is full was given up by nobody:
+// its DEL is tried again.
+func TestWhatCannotBeWrittenIsNotGivenUp(t *testing.T) {
+	n := newNode(t, func(o *Options) { o.Limits.RetryFirst, o.Limits.RetryMost = 10*time.Millisecond, 10*time.Millisecond })
+	n.configure(t, "10.conflist", "net", n.chain(t)...)
+	n.journalled(t, "web", nil)
+	n.attach(t, "web")
+	journal := filepath.Dir(n.journal.Path("web"))
+	must(t, unix.Mount("tmpfs", journal, "tmpfs", 0, "nr_inodes=3")) // the directory, its quarantine and the bad entry
+	t.Cleanup(func() { must(t, unix.Unmount(journal, unix.MNT_DETACH)) })
+	must(t, os.WriteFile(n.journal.Path("web"), []byte("no JSON"), 0o600))
+	n.reopen(t)
+	n.tell(t, "DEL.fail")
+	if err := n.Detach(t.Context(), "web", n.NamespacePath("web")); err == nil {
+		t.Fatal("DEL succeeds: this shows nothing")
+	}
+	if _, err := os.Lstat(n.journal.Path("web")); err == nil {
+		t.Fatal("its entry is there: this shows nothing")
+	}
+	n.runs(t)
+	tries := len(n.calls(t, "DEL"))
+	eventually(t, within, "DEL is tried again", func() bool { return len(n.calls(t, "DEL")) > tries+4 })
+	n.untell(t, "DEL.fail")
+	eventually(t, within, "it is detached", func() bool { return len(n.Pending()) == 0 })
+	if strings.Contains(n.log.String(), "given up") || len(n.addresses(t)) != 0 {
+		t.Errorf("its addresses are %q", n.addresses(t))
+	}
 }
 
 // Where ADD has not even begun there is nothing to undo, and no plugin is run for it.

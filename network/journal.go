@@ -82,6 +82,8 @@ type attachment struct {
 	// begun is set once ADD has, or may have: until then there is nothing to undo.
 	// attached is set once it has succeeded.
 	begun, attached bool
+	// unwritten is set, once and for all, where its entry could not be written.
+	unwritten bool
 	// drift is what the last CHECK found, nil if nothing.
 	drift atomic.Pointer[Drift]
 	// removed is set when the record is gone from the journal.
@@ -278,6 +280,7 @@ func (n *CNI) openUnreadable(bad state.Bad) {
 		return // it is where it was, and may be readable the next time
 	}
 	if err := n.journal.Write(bad.ID, record); err != nil {
+		a.unwritten = true
 		logger.Error("the attachment is not in the journal on disk", "err", err)
 	}
 }

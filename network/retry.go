@@ -180,7 +180,7 @@ const givenUpPeriod = 2 * time.Second
 // hurryGivenUp has the attachments dropped that were given up and wait for a DEL.
 func (n *CNI) hurryGivenUp() {
 	for _, pending := range n.Pending() {
-		if _, err := os.Lstat(n.journal.Path(pending.ID)); errors.Is(err, fs.ErrNotExist) {
+		if a := n.find(pending.ID); a != nil && n.isGivenUp(a) {
 			n.retries.at(pending.ID, time.Now())
 		}
 	}

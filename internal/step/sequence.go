@@ -14,9 +14,9 @@ import (
 // Observer receives each step that has ended; nil if nothing measures.
 type Observer func(step Name, took time.Duration, err error)
 
-// Sequence is one way through steps. After the first error of Step or
-// Join (which is how those of Async are seen) the steps that follow do nothing, so a function of Steps reads as a table
-// of contents. It is used by one goroutine.
+// Sequence is one way through steps. After the first error that Step or Join sees (that of
+// Async is seen by Join) the steps that follow do nothing, so a function of Steps reads as a
+// table of contents. It is used by one goroutine.
 type Sequence struct {
 	ctx      context.Context
 	observe  Observer

@@ -12,9 +12,9 @@
 // and gives itself the labels. For cgroups of version 2 it forks a helper into the
 // container's; those of version 1 it enters itself. There all namespaces are joined,
 // and all that is of the node is closed but the socket. Only then the process is forked that
-// a container sees (a pause, which no container sees yet, with the namespaces that are its
-// own, and it closes its mounts itself): it waits until the supervisor is its owner (supervisor/children), goes
-// on with the list and executes its program. Its parents live until then, so that its
+// a container sees: it waits until the supervisor is its owner (supervisor/children), goes
+// on with the list and executes its program. A pause, which no container sees yet, is forked
+// with the namespaces that are its own, and closes its mounts itself. Its parents live until then, so that its
 // pid is no other's, and are killed.
 //
 // A launch lasts as long as its context: whatever a container does to the process
