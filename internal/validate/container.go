@@ -4,9 +4,12 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containerd/errdefs"
+	"github.com/moby/sys/capability"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
@@ -15,59 +18,62 @@ import (
 	"github.com/minicri/minicri/oci"
 )
 
+type container struct {
+	problems
+	config   *runtimeapi.ContainerConfig
+	security *runtimeapi.LinuxContainerSecurityContext
+	pod      *runtimeapi.PodSandboxConfig
+	machine  machine.Machine
+}
+
 // Container reports what is wrong with a request for a container in a pod. What
 // depends on the image, or on files of the node that may come and go, shows
 // when the spec is made.
 func Container(config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig, m machine.Machine) error {
-	c := &container{config: config, pod: pod, machine: m}
+	c := &container{config: config, security: config.GetLinux().GetSecurityContext(), pod: pod, machine: m}
 	if config == nil {
 		c.bad("config", "is missing")
 		return c.err()
 	}
+	c.form("config.", config.ProtoReflect())
 	c.metadata()
 	if config.GetImage().GetImage() == "" {
 		c.bad("config.image", "is missing")
 	}
-	c.process()
+	for i, env := range config.GetEnvs() {
+		if env.GetKey() == "" || strings.Contains(env.GetKey(), "=") {
+			c.bad(fmt.Sprintf("config.envs[%d].key", i), "%q is not a name of a variable", env.GetKey())
+		}
+	}
 	c.logPath()
-	known(&c.problems, "config.stop_signal", runtimeapi.Signal_name, config.GetStopSignal())
-	c.mounts()
+	for i, m := range config.GetMounts() {
+		c.mount(fmt.Sprintf("config.mounts[%d].", i), m)
+	}
 	c.devices()
-	c.cdiDevices()
 	c.inForce("config.linux.resources.", config.GetLinux().GetResources(), m)
-	c.privileged()
-	c.capabilities()
 	c.namespaces()
 	c.user()
-	c.hiddenPaths()
-	if !c.security().GetPrivileged() { // whose profiles are not applied
-		c.profiles(oci.SeccompOf(c.security()), oci.ContainerAppArmor(c.security()), m)
+	for list, paths := range map[string][]string{"masked_paths": c.security.GetMaskedPaths(), "readonly_paths": c.security.GetReadonlyPaths()} {
+		for i, name := range paths {
+			c.absolute(fmt.Sprintf("%s%s[%d]", securityContext, list, i), name)
+		}
 	}
-	c.texts("labels", config.GetLabels())
-	c.texts("annotations", config.GetAnnotations())
-	c.notWindows("config.windows", config.GetWindows() != nil)
+	switch {
+	case !c.security.GetPrivileged():
+		c.capabilities()
+		c.profiles(oci.SeccompOf(c.security), oci.ContainerAppArmor(c.security), m)
+	case !pod.GetLinux().GetSecurityContext().GetPrivileged(): // which says beforehand that such a container will come
+		c.bad(securityContext+"privileged", "is set, but the pod is not privileged")
+	}
 	return c.err()
-}
-
-type container struct {
-	problems
-	config  *runtimeapi.ContainerConfig
-	pod     *runtimeapi.PodSandboxConfig
-	machine machine.Machine
-}
-
-func (c *container) security() *runtimeapi.LinuxContainerSecurityContext {
-	return c.config.GetLinux().GetSecurityContext()
 }
 
 // metadata: the name goes into log lines and the container's unique name.
 func (c *container) metadata() {
-	if c.config.GetMetadata() == nil {
-		c.bad("config.metadata", "is missing")
-		return
-	}
 	name := c.config.GetMetadata().GetName()
 	switch {
+	case c.config.GetMetadata() == nil:
+		c.bad("config.metadata", "is missing")
 	case name == "":
 		c.bad("config.metadata.name", "is empty")
 	case len(name) > longestName:
@@ -77,34 +83,14 @@ func (c *container) metadata() {
 	}
 }
 
-// process: what goes into the argument and environment lists of execve(2).
-func (c *container) process() {
-	for field, words := range map[string][]string{"command": c.config.GetCommand(), "args": c.config.GetArgs()} {
-		for i, word := range words {
-			c.text(fmt.Sprintf("config.%s[%d]", field, i), word)
-		}
-	}
-	c.text("config.working_dir", c.config.GetWorkingDir())
-	for i, env := range c.config.GetEnvs() {
-		field := fmt.Sprintf("config.envs[%d].", i)
-		c.text(field+"key", env.GetKey())
-		c.text(field+"value", string(env.GetValue()))
-		if env.GetKey() == "" || strings.Contains(env.GetKey(), "=") {
-			c.bad(field+"key", "%q is not a name of a variable", env.GetKey())
-		}
-	}
-}
-
 // logPath is relative to the pod's log_directory, and stays in it.
 func (c *container) logPath() {
 	name := c.config.GetLogPath()
 	switch {
 	case name == "":
-	case strings.ContainsRune(name, 0):
-		c.bad("config.log_path", "has a NUL character")
 	case path.IsAbs(name):
 		c.bad("config.log_path", "%q is absolute, it has to be relative to the pod's log_directory", name)
-	case slices.Contains(strings.Split(name, "/"), ".."):
+	case leadsUp(name):
 		c.bad("config.log_path", "%q has an element '..'", name)
 	case path.Clean(name) == ".":
 		c.bad("config.log_path", "%q is not a file", name)
@@ -123,9 +109,6 @@ func (c *container) devices() {
 			c.bad(field+"permissions", "%q is not made of r, w and m", permissions)
 		}
 	}
-}
-
-func (c *container) cdiDevices() {
 	for i, device := range c.config.GetCDIDevices() {
 		if _, _, _, err := parser.ParseQualifiedName(device.GetName()); err != nil {
 			c.bad(fmt.Sprintf("config.CDI_devices[%d].name", i), "%w", err)
@@ -136,33 +119,43 @@ func (c *container) cdiDevices() {
 	}
 }
 
-func (c *container) mounts() {
-	for i, m := range c.config.GetMounts() {
-		field := fmt.Sprintf("config.mounts[%d].", i)
-		c.place(field+"container_path", m.GetContainerPath())
-		c.notRoot(field+"container_path", m.GetContainerPath())
-		c.mountSource(field, m)
-		c.relabel(field+"selinux_relabel", m)
-		known(&c.problems, field+"propagation", runtimeapi.MountPropagation_name, m.GetPropagation())
-		c.recursiveReadOnly(field+"recursive_read_only", m)
-		c.mountOptions(field+"mount_options", m.GetMountOptions())
-		c.mountMappings(field, m)
+// mountOptions can only take away: those that would give, or change what other fields
+// say, are refused.
+var mountOptions = []string{"noexec", "nodev", "nosuid", "nosymfollow", "noatime", "nodiratime"}
+
+func (c *container) mount(field string, m *runtimeapi.Mount) {
+	c.destination(field+"container_path", m.GetContainerPath())
+	c.mountSource(field, m)
+	// The labels of some directories are the node's.
+	if m.GetSelinuxRelabel() && c.machine.SELinux && m.GetImage() == nil {
+		if err := machine.CheckRelabel(m.GetHostPath()); err != nil {
+			c.bad(field+"selinux_relabel", "%w", err)
+		}
 	}
+	recursive := field + "recursive_read_only"
+	switch {
+	case !m.GetRecursiveReadOnly():
+	case !m.GetReadonly():
+		c.bad(recursive, "is set without readonly")
+	case m.GetPropagation() != runtimeapi.MountPropagation_PROPAGATION_PRIVATE:
+		c.bad(recursive, "is set with the propagation %v, only PRIVATE is possible", m.GetPropagation())
+	case !c.machine.RecursiveReadOnly:
+		c.bad(recursive, "needs Linux 5.12")
+	}
+	for i, option := range m.GetMountOptions() {
+		if !slices.Contains(mountOptions, option) {
+			c.bad(fmt.Sprintf("%smount_options[%d]", field, i), "%q is not one of %q", option, mountOptions)
+		}
+	}
+	if (len(m.GetUidMappings()) == 0) != (len(m.GetGidMappings()) == 0) {
+		c.bad(field+"uidMappings", "uidMappings and gidMappings go together")
+	}
+	c.idRanges(field+"uidMappings", m.GetUidMappings())
+	c.idRanges(field+"gidMappings", m.GetGidMappings())
 }
 
-// Mount reports what is wrong with the places of a mount that does not come from
-// a request; source is empty for one that has none on the node.
-func Mount(destination, source string) error {
-	p := &problems{}
-	p.place("destination", destination)
-	p.notRoot("destination", destination)
-	if source != "" {
-		p.place("source", source)
-	}
-	return p.err()
-}
-
-func (p *problems) notRoot(field, at string) {
+func (p *problems) destination(field, at string) {
+	p.place(field, at)
 	if path.Clean(at) == "/" {
 		p.bad(field, "is the root of the container")
 	}
@@ -185,46 +178,80 @@ func (c *container) mountSource(field string, m *runtimeapi.Mount) {
 	}
 }
 
-// relabel: the labels of some directories are the node's.
-func (c *container) relabel(field string, m *runtimeapi.Mount) {
-	if !m.GetSelinuxRelabel() || !c.machine.SELinux || m.GetImage() != nil {
-		return
+// Mount reports what is wrong with the places of a mount that does not come from
+// a request; source is empty for one that has none on the node.
+func Mount(destination, source string) error {
+	p := &problems{}
+	p.text("destination", destination)
+	p.destination("destination", destination)
+	if source != "" {
+		p.text("source", source)
+		p.place("source", source)
 	}
-	if err := machine.CheckRelabel(m.GetHostPath()); err != nil {
-		c.bad(field, "%w", err)
-	}
+	return p.err()
 }
 
-func (c *container) recursiveReadOnly(field string, m *runtimeapi.Mount) {
-	switch {
-	case !m.GetRecursiveReadOnly():
-	case !m.GetReadonly():
-		c.bad(field, "is set without readonly")
-	case m.GetPropagation() != runtimeapi.MountPropagation_PROPAGATION_PRIVATE:
-		c.bad(field, "is set with the propagation %v, only PRIVATE is possible", m.GetPropagation())
-	case !c.machine.RecursiveReadOnly:
-		c.bad(field, "needs Linux 5.12")
-	}
-}
-
-// mountOptions can only take away: those that would give, or change what other
-// fields say, are refused.
-func (c *container) mountOptions(field string, options []string) {
-	possible := []string{"noexec", "nodev", "nosuid", "nosymfollow", "noatime", "nodiratime"}
-	for i, option := range options {
-		if !slices.Contains(possible, option) {
-			c.bad(fmt.Sprintf("%s[%d]", field, i), "%q is not one of %q", option, possible)
+// capabilities: what the daemon has not it cannot give; "all" means all that it has.
+func (c *container) capabilities() {
+	asked := c.security.GetCapabilities()
+	drop := oci.CapabilityNames(asked.GetDropCapabilities())
+	for list, names := range map[string][]string{
+		"drop": drop, "add": oci.CapabilityNames(asked.GetAddCapabilities()), "add_ambient": oci.CapabilityNames(asked.GetAddAmbientCapabilities()),
+	} {
+		for i, name := range names {
+			field := fmt.Sprintf("%scapabilities.%s_capabilities[%d]", securityContext, list, i)
+			switch {
+			case name == oci.AllCapabilities:
+			case !slices.ContainsFunc(capability.ListKnown(), func(known capability.Cap) bool { return "CAP_"+strings.ToUpper(known.String()) == name }):
+				c.bad(field, "%q is unknown", name)
+			case !slices.Contains(drop, name) && !slices.Contains(c.machine.Capabilities, name):
+				c.bad(field, "the runtime itself does not have %s on this machine", name)
+			}
 		}
 	}
 }
 
-// mountMappings map the ids of the mounted files (mount_setattr(2)).
-func (c *container) mountMappings(field string, m *runtimeapi.Mount) {
-	if (len(m.GetUidMappings()) == 0) != (len(m.GetGidMappings()) == 0) {
-		c.bad(field+"uidMappings", "uidMappings and gidMappings go together")
+// namespaces: a container has the user namespace of its pod, so it cannot ask for
+// another one; it need not ask.
+func (c *container) namespaces() {
+	o, own := c.security.GetNamespaceOptions(), oci.UserNamespace(c.pod)
+	const ofPod, ofContainer, ofNode, ofTarget = runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_CONTAINER, runtimeapi.NamespaceMode_NODE, runtimeapi.NamespaceMode_TARGET
+	c.mode(namespaceField+"network", o.GetNetwork(), ofPod, ofNode)
+	c.mode(namespaceField+"ipc", o.GetIpc(), ofPod, ofNode)
+	c.mode(namespaceField+"pid", o.GetPid(), ofPod, ofContainer, ofNode, ofTarget)
+	if (o.GetPid() == ofTarget) != (o.GetTargetId() != "") {
+		c.bad(namespaceField+"target_id", "%q with the pid mode %v: TARGET and a target_id go together", o.GetTargetId(), o.GetPid())
 	}
-	c.idRanges(field+"uidMappings", m.GetUidMappings())
-	c.idRanges(field+"gidMappings", m.GetGidMappings())
+	if o.GetPid() == ofNode && own != nil {
+		c.bad(namespaceField+"pid", "is NODE, which a pod with a user namespace of its own cannot have")
+	}
+	switch asked := o.GetUsernsOptions(); {
+	case asked == nil:
+	case asked.GetMode() != ofPod && asked.GetMode() != ofNode:
+		c.bad(namespaceField+"userns_options.mode", "%v is not one of POD and NODE", asked.GetMode())
+	case (asked.GetMode() != ofNode || own != nil) && !proto.Equal(asked, own):
+		c.bad(namespaceField+"userns_options", "is not that of the pod")
+	}
+}
+
+// user: a name has to be found in the image; a number would be taken even if no one has it.
+func (c *container) user() {
+	id, name, group := c.security.GetRunAsUser(), c.security.GetRunAsUsername(), c.security.GetRunAsGroup()
+	c.id(securityContext+"run_as_user", id.GetValue(), lastPosixID)
+	c.id(securityContext+"run_as_group", group.GetValue(), lastPosixID)
+	c.ids(securityContext+"supplemental_groups", c.security.GetSupplementalGroups(), lastPosixID)
+	if id != nil && name != "" {
+		c.bad(securityContext+"run_as_username", "is set, and so is run_as_user")
+	}
+	if strings.ContainsAny(name, ":\n") {
+		c.bad(securityContext+"run_as_username", "%q is not a name of a user", name)
+	}
+	if _, err := strconv.ParseInt(name, 10, 64); err == nil {
+		c.bad(securityContext+"run_as_username", "%q is a number: give it as run_as_user", name)
+	}
+	if group != nil && id == nil && name == "" {
+		c.bad(securityContext+"run_as_group", "is set without run_as_user or run_as_username")
+	}
 }
 
 // mostListed bounds what all pods together, and all containers together, may take

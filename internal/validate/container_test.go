@@ -15,7 +15,7 @@ import (
 
 const (
 	resourcesField = "config.linux.resources."
-	nsField        = securityContext + "namespace_options."
+	nsField        = namespaceField
 )
 
 type (

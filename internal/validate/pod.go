@@ -7,7 +7,6 @@ import (
 	"math"
 	"net/netip"
 	"path"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,72 +29,65 @@ type Node struct {
 	SystemdCgroup bool
 }
 
+type pod struct {
+	problems
+	config   *runtimeapi.PodSandboxConfig
+	security *runtimeapi.LinuxSandboxSecurityContext
+	node     Node
+}
+
 // Pod reports what is wrong with a request for a sandbox.
 func Pod(config *runtimeapi.PodSandboxConfig, handler string, node Node) error {
-	c := &pod{config: config, node: node}
+	c := &pod{config: config, security: config.GetLinux().GetSecurityContext(), node: node}
 	if config == nil {
 		c.bad("config", "is missing")
 		return c.err()
 	}
-	c.handler(handler)
+	if handler != "" && !slices.Contains(node.Handlers, handler) {
+		c.bad("runtime_handler", "%q is unknown, this runtime has %q", handler, node.Handlers)
+	}
+	c.form("config.", config.ProtoReflect())
 	c.metadata()
 	c.hostname()
-	c.logDirectory()
+	if dir := config.GetLogDirectory(); dir != "" {
+		c.absolute("config.log_directory", dir)
+	}
 	c.dns()
 	c.portMappings()
-	c.texts("labels", config.GetLabels())
-	c.texts("annotations", config.GetAnnotations())
 	c.bandwidth()
-	c.cgroupParent()
+	if err := checkCgroupParent(config.GetLinux().GetCgroupParent(), node.SystemdCgroup); err != nil {
+		c.bad("config.linux.cgroup_parent", "%w", err)
+	}
 	c.namespaces()
 	c.userNamespace()
 	c.user()
 	c.sysctls()
-	c.profiles(oci.SeccompOf(c.security()), c.security().GetApparmor(), node.Machine)
+	c.profiles(oci.SeccompOf(c.security), c.security.GetApparmor(), node.Machine)
 	c.resources("config.linux.overhead.", config.GetLinux().GetOverhead(), node.Machine)
 	c.resources("config.linux.resources.", config.GetLinux().GetResources(), node.Machine)
-	c.notWindows("config.windows", config.GetWindows() != nil)
 	return c.err()
 }
 
-type pod struct {
-	problems
-	config *runtimeapi.PodSandboxConfig
-	node   Node
-}
-
-func (c *pod) security() *runtimeapi.LinuxSandboxSecurityContext {
-	return c.config.GetLinux().GetSecurityContext()
-}
-
-func (c *pod) handler(handler string) {
-	if handler != "" && !slices.Contains(c.node.Handlers, handler) {
-		c.bad("runtime_handler", "%q is unknown, this runtime has %q", handler, c.node.Handlers)
-	}
-}
-
+// metadata goes into CNI_ARGS, log lines and the unique name of the sandbox.
 func (c *pod) metadata() {
 	m := c.config.GetMetadata()
 	if m == nil {
 		c.bad("config.metadata", "is missing")
 		return
 	}
-	c.name("config.metadata.name", m.GetName(), true)
-	c.name("config.metadata.namespace", m.GetNamespace(), false)
-	c.name("config.metadata.uid", m.GetUid(), false)
-}
-
-// name: these go into CNI_ARGS, log lines and the unique name of the sandbox.
-func (c *pod) name(field, name string, required bool) {
-	switch {
-	case name == "" && required:
-		c.bad(field, "is empty")
-	case len(name) > longestName:
-		c.bad(field, "has %d characters, more than %d", len(name), longestName)
-	case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == 0x7f || strings.ContainsRune("/;=", r) }):
-		c.bad(field, "%q has a space, a control character or one of / ; =", name)
-	case name == "." || strings.Contains(name, ".."):
-		c.bad(field, "%q has '..' in it", name)
+	if m.GetName() == "" {
+		c.bad("config.metadata.name", "is empty")
+	}
+	for field, name := range map[string]string{"name": m.GetName(), "namespace": m.GetNamespace(), "uid": m.GetUid()} {
+		field = "config.metadata." + field
+		switch {
+		case len(name) > longestName:
+			c.bad(field, "has %d characters, more than %d", len(name), longestName)
+		case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == 0x7f || strings.ContainsRune("/;=", r) }):
+			c.bad(field, "%q has a space, a control character or one of / ; =", name)
+		case name == "." || strings.Contains(name, ".."):
+			c.bad(field, "%q has '..' in it", name)
+		}
 	}
 }
 
@@ -116,19 +108,6 @@ func (c *pod) hostname() {
 	}
 }
 
-func (c *pod) logDirectory() {
-	dir := c.config.GetLogDirectory()
-	switch {
-	case dir == "":
-	case strings.ContainsRune(dir, 0):
-		c.bad("config.log_directory", "has a NUL character")
-	case !filepath.IsAbs(dir):
-		c.bad("config.log_directory", "%q is not an absolute path", dir)
-	case slices.Contains(strings.Split(dir, "/"), ".."):
-		c.bad("config.log_directory", "%q has an element '..'", dir)
-	}
-}
-
 // dns: each of these becomes a word in resolv.conf(5).
 func (c *pod) dns() {
 	dns := c.config.GetDnsConfig()
@@ -144,7 +123,6 @@ func (c *pod) dns() {
 func (c *pod) portMappings() {
 	for i, m := range c.config.GetPortMappings() {
 		field := fmt.Sprintf("config.port_mappings[%d].", i)
-		known(&c.problems, field+"protocol", runtimeapi.Protocol_name, m.GetProtocol())
 		if m.GetHostPort() < 0 || m.GetHostPort() > math.MaxUint16 {
 			c.bad(field+"host_port", "%d is not a port", m.GetHostPort())
 		}
@@ -157,41 +135,29 @@ func (c *pod) portMappings() {
 	}
 }
 
-func (c *pod) cgroupParent() {
-	if err := checkCgroupParent(c.config.GetLinux().GetCgroupParent(), c.node.SystemdCgroup); err != nil {
-		c.bad("config.linux.cgroup_parent", "%w", err)
-	}
-}
-
 func (c *pod) namespaces() {
-	const field = securityContext + "namespace_options."
-	o := c.security().GetNamespaceOptions()
+	o := c.security.GetNamespaceOptions()
 	const ofPod, ofContainer, ofNode = runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_CONTAINER, runtimeapi.NamespaceMode_NODE
-	c.mode(field+"network", o.GetNetwork(), ofPod, ofNode)
-	c.mode(field+"pid", o.GetPid(), ofPod, ofContainer, ofNode)
-	c.mode(field+"ipc", o.GetIpc(), ofPod, ofNode)
+	c.mode(namespaceField+"network", o.GetNetwork(), ofPod, ofNode)
+	c.mode(namespaceField+"pid", o.GetPid(), ofPod, ofContainer, ofNode)
+	c.mode(namespaceField+"ipc", o.GetIpc(), ofPod, ofNode)
 	if o.GetTargetId() != "" {
-		c.bad(field+"target_id", "is for containers, a sandbox has no target")
+		c.bad(namespaceField+"target_id", "is for containers, a sandbox has no target")
 	}
 }
 
 func (c *pod) user() {
-	const field = securityContext
-	security := c.security()
-	c.id(field+"run_as_user", security.GetRunAsUser())
-	c.id(field+"run_as_group", security.GetRunAsGroup())
-	if security.GetRunAsGroup() != nil && security.GetRunAsUser() == nil {
-		c.bad(field+"run_as_group", "is set without run_as_user")
+	c.id(securityContext+"run_as_user", c.security.GetRunAsUser().GetValue(), lastID)
+	c.id(securityContext+"run_as_group", c.security.GetRunAsGroup().GetValue(), lastID)
+	c.ids(securityContext+"supplemental_groups", c.security.GetSupplementalGroups(), lastID)
+	if c.security.GetRunAsGroup() != nil && c.security.GetRunAsUser() == nil {
+		c.bad(securityContext+"run_as_group", "is set without run_as_user")
 	}
-	for i, group := range security.GetSupplementalGroups() {
-		c.id(fmt.Sprintf("%ssupplemental_groups[%d]", field, i), &runtimeapi.Int64Value{Value: group})
-	}
-	known(&c.problems, field+"supplemental_groups_policy", runtimeapi.SupplementalGroupsPolicy_name, security.GetSupplementalGroupsPolicy())
 }
 
 func (c *pod) sysctls() {
 	sysctls := c.config.GetLinux().GetSysctls()
-	for name, value := range sysctls {
+	for name := range sysctls {
 		field := fmt.Sprintf("config.linux.sysctls[%s]", name)
 		if dotted := oci.SysctlName(name); dotted != name {
 			if _, twice := sysctls[dotted]; twice {
@@ -201,27 +167,20 @@ func (c *pod) sysctls() {
 		if err := checkSysctl(c.config, name); err != nil {
 			c.bad(field, "%w", err)
 		}
-		if strings.ContainsRune(value, 0) {
-			c.bad(field, "the value has a NUL character")
-		}
 	}
 }
 
 // checkCgroupParent reports why a cgroup parent cannot be used with the driver.
 func checkCgroupParent(parent string, systemd bool) error {
-	if slices.Contains(strings.Split(parent, "/"), "..") {
+	switch {
+	case leadsUp(parent):
 		return fmt.Errorf("%q has an element '..'", parent)
-	}
-	if err := CgroupName(parent); err != nil {
-		return err
-	}
-	if strings.Contains(parent, ":") {
+	case strings.Contains(parent, ":"):
 		return fmt.Errorf("%q has a character that a cgroup parent cannot have", parent)
-	}
-	if systemd && parent != "" && !strings.HasSuffix(path.Base(parent), ".slice") {
+	case systemd && parent != "" && !strings.HasSuffix(path.Base(parent), ".slice"):
 		return fmt.Errorf("%q is not a slice, but the cgroup driver is systemd: kubelet and runtime have to use the same driver", parent)
 	}
-	return nil
+	return CgroupName(parent)
 }
 
 // longestElement is NAME_MAX, in bytes.
@@ -233,7 +192,7 @@ func CgroupName(name string) error {
 	if strings.ContainsRune(name, 0) {
 		return fmt.Errorf("%q has a NUL character: %w", name, errdefs.ErrInvalidArgument)
 	}
-	for _, element := range strings.Split(name, "/") {
+	for element := range strings.SplitSeq(name, "/") {
 		if len(element) > longestElement {
 			return fmt.Errorf("an element of %.300q has %d bytes, more than %d: %w", name, len(element), longestElement, errdefs.ErrInvalidArgument)
 		}
@@ -250,11 +209,8 @@ const (
 func (c *pod) bandwidth() {
 	for _, name := range []string{IngressBandwidth, EgressBandwidth} {
 		value := c.config.GetAnnotations()[name]
-		if value == "" {
-			continue
-		}
 		// The bounds are the kubelet's: 1k to 1P.
-		if rate, err := BitsPerSecond(value); err != nil || rate < 1e3 || rate > 1e15 {
+		if rate, err := BitsPerSecond(value); value != "" && (err != nil || rate < 1e3 || rate > 1e15) {
 			c.bad("config.annotations["+name+"]", "%q is not a rate between 1k and 1P bits per second", value)
 		}
 	}
@@ -277,10 +233,11 @@ func BitsPerSecond(text string) (uint64, error) {
 
 // checkSysctl reports why a kernel parameter cannot be set for this pod: it
 // would be set for the whole node, or it belongs to a namespace that the pod
-// shares with the node.
+// shares with the node. An element with dots alone (here slashes, see
+// oci.SysctlName) would lead out of the directory of the namespace's parameters.
 func checkSysctl(config *runtimeapi.PodSandboxConfig, name string) error {
 	dotted := oci.SysctlName(name)
-	if strings.ContainsAny(dotted, "\x00 ") || slices.ContainsFunc(strings.Split(dotted, "."), isNoElement) {
+	if strings.ContainsAny(dotted, "\x00 ") || slices.ContainsFunc(strings.Split(dotted, "."), func(element string) bool { return strings.Trim(element, "/") == "" }) {
 		return errors.New("not a name of a kernel parameter")
 	}
 	switch kind := oci.SysctlNamespace(name); {
@@ -295,31 +252,27 @@ func checkSysctl(config *runtimeapi.PodSandboxConfig, name string) error {
 	}
 }
 
-// isNoElement: an element with dots alone (here slashes, see oci.SysctlName) would
-// lead out of the directory of the namespace's parameters.
-func isNoElement(element string) bool { return strings.Trim(element, "/") == "" }
-
 // userNamespace: the mappings go into uid_map and gid_map as they are
 // (user_namespaces(7)), and id 0 of the container must be mapped.
 func (c *pod) userNamespace() {
-	const field = securityContext + "namespace_options."
-	options := c.security().GetNamespaceOptions()
+	const field = namespaceField + "userns_options"
+	options := c.security.GetNamespaceOptions()
 	userns := options.GetUsernsOptions()
-	c.mode(field+"userns_options.mode", userns.GetMode(), runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_NODE)
+	c.mode(field+".mode", userns.GetMode(), runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_NODE)
 	if oci.UserNamespace(c.config) == nil {
 		if len(userns.GetUids())+len(userns.GetGids()) > 0 {
-			c.bad(field+"userns_options", "has mappings, but the mode is %v", userns.GetMode())
+			c.bad(field, "has mappings, but the mode is %v", userns.GetMode())
 		}
 		return
 	}
-	c.mappings(field+"userns_options.uids", userns.GetUids())
-	c.mappings(field+"userns_options.gids", userns.GetGids())
+	c.mappings(field+".uids", userns.GetUids())
+	c.mappings(field+".gids", userns.GetGids())
 	if !c.node.Machine.UserNamespaces {
-		c.bad(field+"userns_options", "this machine cannot map the owners of an image's files: see 'minicri check'")
+		c.bad(field, "this machine cannot map the owners of an image's files: see 'minicri check'")
 	}
 	for name, mode := range map[string]runtimeapi.NamespaceMode{"pid": options.GetPid(), "ipc": options.GetIpc()} {
 		if mode == runtimeapi.NamespaceMode_NODE {
-			c.bad(field+name, "is NODE, which a pod with a user namespace of its own cannot have")
+			c.bad(namespaceField+name, "is NODE, which a pod with a user namespace of its own cannot have")
 		}
 	}
 }

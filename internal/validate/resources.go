@@ -3,6 +3,7 @@ package validate
 import (
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -12,9 +13,6 @@ import (
 
 	"github.com/minicri/minicri/internal/machine"
 )
-
-// mostOOMScoreAdj bounds an oom_score_adj on both sides (proc_pid_oom_score_adj(5)).
-const mostOOMScoreAdj = 1000
 
 // Resources reports what is wrong with the resources of a request that changes
 // those of a container; field is where they are in it, with a dot at the end.
@@ -41,63 +39,47 @@ func (p *problems) inForce(field string, r *runtimeapi.LinuxContainerResources, 
 	}
 }
 
+// resources: zero asks for nothing, and -1 is no limit. The bounds of the CPU are the
+// kernel's, times in microseconds: kernel/sched/core.c has MIN_SHARES, MAX_SHARES,
+// min_cfs_quota_period, max_cfs_quota_period and max_cfs_runtime.
 func (p *problems) resources(field string, r *runtimeapi.LinuxContainerResources, m machine.Machine) {
-	p.cpu(field, r)
-	p.notBelow(field+"memory_limit_in_bytes", r.GetMemoryLimitInBytes(), -1)
-	p.notBelow(field+"memory_swap_limit_in_bytes", r.GetMemorySwapLimitInBytes(), -1)
-	if swap, memory := r.GetMemorySwapLimitInBytes(), r.GetMemoryLimitInBytes(); swap > 0 && swap < memory {
-		p.bad(field+"memory_swap_limit_in_bytes", "%d is less than the memory limit %d, which it includes", swap, memory)
+	swap, memory := r.GetMemorySwapLimitInBytes(), r.GetMemoryLimitInBytes()
+	for _, number := range []struct {
+		name               string
+		value, least, most int64
+		hasNone            bool
+	}{
+		{"cpu_period", r.GetCpuPeriod(), 1_000, 1_000_000, false},
+		{"cpu_quota", r.GetCpuQuota(), 1_000, 1<<44 - 1, true},
+		{"cpu_shares", r.GetCpuShares(), 2, 1 << 18, false},
+		{"memory_limit_in_bytes", memory, 1, math.MaxInt64, true},
+		{"memory_swap_limit_in_bytes", swap, 1, math.MaxInt64, true},
+		{"oom_score_adj", r.GetOomScoreAdj(), -1000, 1000, false}, // proc_pid_oom_score_adj(5)
+	} {
+		if number.value == 0 || number.value == -1 && number.hasNone {
+			continue
+		}
+		if number.value < number.least || number.value > number.most {
+			p.bad(field+number.name, "%d is not between %d and %d", number.value, number.least, number.most)
+		}
 	}
-	if adjust := r.GetOomScoreAdj(); adjust < -mostOOMScoreAdj || adjust > mostOOMScoreAdj {
-		p.bad(field+"oom_score_adj", "%d is not between -%d and %d", adjust, mostOOMScoreAdj, mostOOMScoreAdj)
+	if swap > 0 && swap < memory {
+		p.bad(field+"memory_swap_limit_in_bytes", "%d is less than the memory limit %d, which it includes", swap, memory)
 	}
 	p.cpuset(field+"cpuset_cpus", r.GetCpusetCpus(), m.CPUs)
 	p.cpuset(field+"cpuset_mems", r.GetCpusetMems(), m.MemoryNodes)
 	for i, limit := range r.GetHugepageLimits() {
-		p.hugepageSize(fmt.Sprintf("%shugepage_limits[%d].page_size", field, i), limit.GetPageSize(), m)
+		switch at, size := fmt.Sprintf("%shugepage_limits[%d].page_size", field, i), limit.GetPageSize(); {
+		case !hugepageSize.MatchString(size):
+			p.bad(at, "%q is not a size like 2MB or 1GB", size)
+		case len(m.HugepageSizes) > 0 && !slices.Contains(m.HugepageSizes, size):
+			p.bad(at, "this machine has no huge pages of %s, it has %q", size, m.HugepageSizes)
+		}
 	}
 	p.unified(field+"unified", r.GetUnified(), m)
 }
 
 var hugepageSize = regexp.MustCompile(`^[1-9][0-9]*[KMGT]B$`)
-
-// hugepageSize: one that the kernel has, in its form, where they are known.
-func (p *problems) hugepageSize(field, size string, m machine.Machine) {
-	switch {
-	case !hugepageSize.MatchString(size):
-		p.bad(field, "%q is not a size like 2MB or 1GB", size)
-	case len(m.HugepageSizes) > 0 && !slices.Contains(m.HugepageSizes, size):
-		p.bad(field, "this machine has no huge pages of %s, it has %q", size, m.HugepageSizes)
-	}
-}
-
-// What the kernel takes, times in microseconds: kernel/sched/core.c has
-// MIN_SHARES, MAX_SHARES, min_cfs_quota_period, max_cfs_quota_period and
-// max_cfs_runtime.
-const (
-	leastShares, mostShares = 2, 1 << 18
-	leastTime, longestTime  = 1_000, 1_000_000
-	mostQuota               = 1<<44 - 1
-)
-
-// cpu: zero asks for nothing, and a quota of -1 is none.
-func (p *problems) cpu(field string, r *runtimeapi.LinuxContainerResources) {
-	if period := r.GetCpuPeriod(); period != 0 && (period < leastTime || period > longestTime) {
-		p.bad(field+"cpu_period", "%d is not between %d and %d", period, leastTime, longestTime)
-	}
-	if quota := r.GetCpuQuota(); quota != 0 && quota != -1 && (quota < leastTime || quota > mostQuota) {
-		p.bad(field+"cpu_quota", "%d is neither -1 nor between %d and %d", quota, leastTime, mostQuota)
-	}
-	if shares := r.GetCpuShares(); shares != 0 && (shares < leastShares || shares > mostShares) {
-		p.bad(field+"cpu_shares", "%d is not between %d and %d", shares, leastShares, mostShares)
-	}
-}
-
-func (p *problems) notBelow(field string, value, least int64) {
-	if value < least {
-		p.bad(field, "%d is less than %d", value, least)
-	}
-}
 
 // cpuset: numbers and ranges with commas (cpuset(7), list format), below the
 // number that the kernel knows, where that is known.
@@ -107,14 +89,12 @@ func (p *problems) cpuset(field, set string, count uint64) {
 	}
 	for part := range strings.SplitSeq(set, ",") {
 		first, last, isRange := strings.Cut(part, "-")
-		from, err := strconv.ParseUint(first, 10, 31)
-		to := from
-		if isRange {
-			var errLast error
-			to, errLast = strconv.ParseUint(last, 10, 31)
-			err = errors.Join(err, errLast)
+		if !isRange {
+			last = first
 		}
-		if err != nil || to < from {
+		from, err := strconv.ParseUint(first, 10, 31)
+		to, errLast := strconv.ParseUint(last, 10, 31)
+		if errors.Join(err, errLast) != nil || to < from {
 			p.bad(field, "%q is not a list of numbers and ranges", set)
 			return
 		}
