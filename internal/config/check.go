@@ -1,15 +1,22 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"path"
 	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/distribution/reference"
+	"github.com/docker/go-units"
 )
 
 // Check reports everything that cannot work, each with its key: values that are
@@ -18,28 +25,17 @@ func (c *Config) Check() error { return errors.Join(c.problems()...) }
 
 func (c *Config) problems() []error {
 	var p problems
-	p.checkTags(reflect.ValueOf(c).Elem(), "")
+	eachField(reflect.ValueOf(c).Elem(), "", p.checkField)
 	p.checkPaths(c)
 	p.checkCgroup(c)
 	if _, err := c.Level(); err != nil {
 		p.add("log_level", "%v: write debug, info, warn or error", err)
 	}
-	if c.LogFormat != "text" && c.LogFormat != "json" {
-		p.add("log_format", "%q is neither text nor json", c.LogFormat)
-	}
-	p.checkDefaultNetwork(&c.DefaultNetwork)
+	p.checkSubnets(c.DefaultNetwork.Subnet)
 	p.checkStreaming(c)
-	p.checkTracing(&c.Tracing)
 	p.checkLimits(&c.Limits)
 	p.checkRuntimes(c)
-	p.checkNRI(&c.NRI)
 	return p
-}
-
-func (p *problems) checkTracing(t *Tracing) {
-	if t.Protocol != "grpc" && t.Protocol != "http" {
-		p.add("tracing.protocol", "%q is neither grpc nor http", t.Protocol)
-	}
 }
 
 // problems collects what is wrong.
@@ -47,6 +43,116 @@ type problems []error
 
 func (p *problems) add(key, format string, values ...any) {
 	*p = append(*p, fmt.Errorf(key+": "+format, values...))
+}
+
+// checkField checks one field by its tags.
+func (p *problems) checkField(key string, field reflect.Value, tag reflect.StructTag) {
+	switch value := field.Interface().(type) {
+	case Duration:
+		p.checkDuration(key, time.Duration(value), tag)
+	case int, int64:
+		p.checkNumber(key, field.Int(), tag)
+	case string:
+		p.checkText(key, value, tag.Get("need"))
+	case []string:
+		names, need := map[string]bool{}, tag.Get("need")
+		for _, text := range value {
+			p.checkText(key, text, need)
+			// Of two values of one name one would be without effect.
+			name, _, _ := strings.Cut(text, "=")
+			if names[name] && slices.Contains([]string{"ulimit", "pair", "sysctl"}, need) {
+				p.add(key, "%q is named twice", name)
+			}
+			names[name] = true
+		}
+	}
+}
+
+// checkDuration refuses less than any duration can be meant: TOML lets a number without
+// a unit through as nanoseconds.
+func (p *problems) checkDuration(key string, value time.Duration, tag reflect.StructTag) {
+	zero, zeroAllowed := tag.Lookup("zero")
+	switch {
+	case value >= time.Millisecond, value == 0 && zeroAllowed:
+	case zeroAllowed:
+		p.add(key, "%v is too short: write a duration with its unit, as in '5s', or '0s' for %s", value, zero)
+	default:
+		p.add(key, "%v is too short: write a duration with its unit, as in '5s'", value)
+	}
+}
+
+func (p *problems) checkNumber(key string, value int64, tag reflect.StructTag) {
+	if least, err := strconv.ParseInt(tag.Get("least"), 10, 64); err == nil && value < least {
+		p.add(key, "%d is less than %d", value, least)
+	}
+	if most, err := strconv.ParseInt(tag.Get("most"), 10, 64); err == nil && value > most {
+		p.add(key, "%d is more than %d", value, most)
+	}
+}
+
+// forms are the kinds of texts that a pattern describes, each with what is said of others.
+var forms = map[string]struct {
+	pattern *regexp.Regexp
+	refused string
+}{
+	"pair": {regexp.MustCompile(`^[^=]+=`), "is not a name and a value with '=' between them"},
+	// A path below /proc/sys in either form of sysctl.d(5).
+	"sysctl": {regexp.MustCompile(`^[^\s./=]+([./][^\s./=]+)+=`), "is not the name of a kernel parameter and its value: write it as in 'net.ipv4.tcp_syncookies=1'"},
+	// Those that the machine does not have are left out.
+	"capability": {regexp.MustCompile(`^(CAP_)?[A-Z_]+$`), "is no capability: write it as in 'CAP_CHOWN'"},
+	"profile":    {regexp.MustCompile(`^(runtime/default|unconfined|localhost/.+)$`), "is neither 'runtime/default', 'unconfined' nor 'localhost/' and a profile"},
+	// libcni's utils.ValidateNetworkName.
+	"network": {regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`), "is no name of a CNI network: letters, digits, '_', '.' and '-', the first one a letter or a digit"},
+	// dev_valid_name of the kernel, IFNAMSIZ with a NUL.
+	"link": {regexp.MustCompile(`^([^\s/:.][^\s/:]{0,14}|\.[^\s/:.][^\s/:]{0,13}|\.\.[^\s/:]{1,13})$`), "is no name of a network interface: 1 to 15 characters without spaces, '/' and ':'"},
+	// With the index or without, as NRI's library takes it (api.CheckPluginName).
+	"plugin": {regexp.MustCompile(`^([0-9]{2}-)?[A-Za-z0-9_.-]+$`), "is no name of a plugin: write it as in 'dranet' or '10-dranet'"},
+}
+
+// checkText checks a text by its need tag.
+func (p *problems) checkText(key, text, need string) {
+	need, optional := strings.CutSuffix(need, "?")
+	if text == "" && optional {
+		return
+	}
+	if strings.ContainsRune(text, 0) { // no system call could pass it on
+		p.add(key, "%q contains a NUL", text)
+		return
+	}
+	if form, is := forms[need]; is && !form.pattern.MatchString(text) {
+		p.add(key, "%q %s", text, form.refused)
+	}
+	if words := strings.Split(need, " or "); len(words) > 1 && !slices.Contains(words, text) {
+		p.add(key, "%q is not %s", text, need)
+	}
+	switch need {
+	case "path":
+		if !filepath.IsAbs(text) {
+			p.add(key, "%q is not an absolute path", text)
+		}
+	case "paths":
+		for _, path := range filepath.SplitList(cmp.Or(text, ":")) {
+			p.checkText(key, path, "path")
+		}
+	case "endpoint":
+		if _, port, err := net.SplitHostPort(text); err != nil {
+			p.add(key, "%v: write it as in '127.0.0.1:9440'", err)
+		} else if _, err := net.LookupPort("tcp", port); err != nil {
+			p.add(key, "%q has no valid port: write it as in '127.0.0.1:9440'", text)
+		}
+	case "ulimit":
+		if _, err := units.ParseUlimit(text); err != nil {
+			p.add(key, "%v: write it as in 'nofile=1024:524288'", err)
+		}
+	case "pattern":
+		if _, err := path.Match(text, ""); err != nil || text == "" {
+			p.add(key, "%q is not a pattern as path.Match of Go has it", text)
+		}
+	case "reference":
+		if _, err := reference.ParseDockerRef(text); err != nil {
+			p.add(key, "%q is no image reference: %v", text, err)
+		}
+	}
 }
 
 const (
@@ -58,8 +164,10 @@ const (
 )
 
 func (p *problems) checkPaths(c *Config) {
-	if len(c.Socket) > longestSocket {
-		p.add("socket", "%q is longer than the %d characters that a unix socket can have", c.Socket, longestSocket)
+	for key, socket := range map[string]string{"socket": c.Socket, "nri.socket": c.NRI.Socket} {
+		if len(socket) > longestSocket {
+			p.add(key, "%q is longer than the %d characters that a unix socket can have", socket, longestSocket)
+		}
 	}
 	if most := longestSocket - belowState; len(c.State) > most {
 		p.add("state", "%q is longer than %d characters: the sockets below it would be longer than the %d that a unix socket can have", c.State, most, longestSocket)
@@ -68,10 +176,8 @@ func (p *problems) checkPaths(c *Config) {
 		if filepath.Clean(path) == "/" {
 			p.add(key, "%q is the root directory of the machine: write a directory that is minicri's alone", path)
 		}
-	}
-	// Overlay takes the first three in its options apart, CNI's IPAM plugins and the
-	// runtimes' command lines the colon.
-	for key, path := range map[string]string{"root": c.Root, "state": c.State} {
+		// Overlay takes these in its options apart, CNI's IPAM plugins and the
+		// runtimes' command lines the colon.
 		if i := strings.IndexAny(path, `:,\`); i >= 0 {
 			p.add(key, "%q has %q in it, which mount options and lists of paths take apart: write a path without it", path, path[i])
 		}
@@ -82,57 +188,38 @@ func (p *problems) checkPaths(c *Config) {
 }
 
 func (p *problems) checkCgroup(c *Config) {
-	slice := strings.HasSuffix(c.CgroupParent, ".slice")
-	switch c.CgroupDriver {
-	case "systemd":
-		if c.CgroupParent != "" && !slice {
-			p.add("cgroup_parent", "%q is not a slice, but cgroup_driver is systemd", c.CgroupParent)
-		}
-	case "cgroupfs":
-		if c.CgroupParent != "" && !filepath.IsAbs(c.CgroupParent) {
-			p.add("cgroup_parent", "%q is not an absolute path, but cgroup_driver is cgroupfs", c.CgroupParent)
-		}
-	case "":
-		if c.CgroupParent != "" && !slice && !filepath.IsAbs(c.CgroupParent) {
-			p.add("cgroup_parent", "%q is neither an absolute path nor a slice", c.CgroupParent)
-		}
-	default:
-		p.add("cgroup_driver", "%q is neither cgroupfs nor systemd", c.CgroupDriver)
+	parent := c.CgroupParent
+	slice, path := strings.HasSuffix(parent, ".slice"), filepath.IsAbs(parent)
+	switch {
+	case parent == "":
+	case c.CgroupDriver == "systemd" && !slice:
+		p.add("cgroup_parent", "%q is not a slice, but cgroup_driver is systemd", parent)
+	case c.CgroupDriver == "cgroupfs" && !path:
+		p.add("cgroup_parent", "%q is not an absolute path, but cgroup_driver is cgroupfs", parent)
+	case !slice && !path:
+		p.add("cgroup_parent", "%q is neither an absolute path nor a slice", parent)
 	}
 }
 
-var (
-	// The names of CNI networks: libcni's utils.ValidateNetworkName.
-	networkName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`)
-	// The names of interfaces: dev_valid_name of the kernel, IFNAMSIZ with a NUL.
-	linkName = regexp.MustCompile(`^[^\s/:]{1,15}$`)
-)
-
-func (p *problems) checkDefaultNetwork(d *DefaultNetwork) {
-	const key = "default_network."
-	if !networkName.MatchString(d.Name) {
-		p.add(key+"name", "%q is no name of a CNI network: letters, digits, '_', '.' and '-', the first one a letter or a digit", d.Name)
-	}
-	if !linkName.MatchString(d.Bridge) || d.Bridge == "." || d.Bridge == ".." {
-		p.add(key+"bridge", "%q is no name of a network interface: 1 to 15 characters without spaces, '/' and ':'", d.Bridge)
-	}
-	if d.Subnet == "" {
+func (p *problems) checkSubnets(subnets string) {
+	const key = "default_network.subnet"
+	if subnets == "" {
 		return
 	}
 	families := map[bool]int{}
-	for subnet := range strings.SplitSeq(d.Subnet, ",") {
+	for subnet := range strings.SplitSeq(subnets, ",") {
 		prefix, err := netip.ParsePrefix(strings.TrimSpace(subnet))
 		if err != nil {
-			p.add(key+"subnet", "%v: write it as in '10.88.0.0/16' or '10.88.0.0/16,fd00::/64'", err)
+			p.add(key, "%v: write it as in '10.88.0.0/16' or '10.88.0.0/16,fd00::/64'", err)
 			return
 		}
 		if prefix.Addr().BitLen()-prefix.Bits() < 2 {
-			p.add(key+"subnet", "%q has no address for a pod beside the bridge's: it needs at least /%d", subnet, prefix.Addr().BitLen()-2)
+			p.add(key, "%q has no address for a pod beside the bridge's: it needs at least /%d", subnet, prefix.Addr().BitLen()-2)
 		}
 		families[prefix.Addr().Is4()]++
 	}
 	if families[true] > 1 || families[false] > 1 {
-		p.add(key+"subnet", "%q has two subnets of one address family", d.Subnet)
+		p.add(key, "%q has two subnets of one address family", subnets)
 	}
 }
 
@@ -179,27 +266,24 @@ func (p *problems) checkRuntimes(c *Config) {
 	if _, known := c.Runtimes[c.DefaultRuntime]; c.DefaultRuntime != "" && !known {
 		p.add("default_runtime", "there is no table runtimes.%s", c.DefaultRuntime)
 	}
+	types := []string{Builtin, OCI}
 	for _, name := range c.Handlers() {
-		key := "runtimes." + name
+		key, r := "runtimes."+name, c.Runtimes[name]
 		if !handlerName.MatchString(name) {
 			p.add(key, "no RuntimeClass can name this handler: lower-case letters, digits and '-', at most 63")
 		}
-		switch kind := c.Runtimes[name].Type; {
-		case kind == "":
+		switch {
+		case r.Type == "":
 			p.add(key+".type", "it is missing: write type = %q", Builtin)
-		case !slices.Contains(runtimeTypes(), kind):
-			p.add(key+".type", "this build has no type %q, only %q: pods of this handler would run without what its name promises", kind, runtimeTypes())
-		case kind != Builtin && c.Runtimes[name].Path == "":
-			p.add(key+".path", "it is missing: type %q needs the path of a program", kind)
-		case kind == Builtin && (c.Runtimes[name].Path != "" || len(c.Runtimes[name].Args) > 0):
-			p.add(key+".path", "type %q runs no program: leave out path and args, or write type = %q", kind, OCI)
+		case !slices.Contains(types, r.Type):
+			p.add(key+".type", "this build has no type %q, only %q: pods of this handler would run without what its name promises", r.Type, types)
+		case r.Type == OCI && r.Path == "":
+			p.add(key+".path", "it is missing: type %q needs the path of a program", OCI)
+		case r.Type == Builtin && (r.Path != "" || len(r.Args) > 0):
+			p.add(key+".path", "type %q runs no program: leave out path and args, or write type = %q", Builtin, OCI)
 		}
-		if c.Runtimes[name].SandboxPerContainer && c.Runtimes[name].Type != OCI {
+		if r.SandboxPerContainer && r.Type != OCI {
 			p.add(key+".sandbox_per_container", "it is for the type %q alone: leave it out", OCI)
 		}
-		p.checkTags(reflect.ValueOf(c.Runtimes[name]), key+".")
 	}
 }
-
-// runtimeTypes are the types of runtime handlers that this build has.
-func runtimeTypes() []string { return []string{Builtin, OCI} }

@@ -4,8 +4,8 @@
 // defaults, docs/configuration.md, the manual page and the checks are made of
 // them. The package owns nothing and keeps no state.
 //
-// The tags besides toml and comment: need says what a text has to be (path,
-// paths, endpoint, sysctl and others of checkText; with a question mark it may be empty), zero is
+// The tags besides toml and comment: need says what a text has to be (one of two or more
+// words, or a kind that checkText knows; with a question mark it may be empty), zero is
 // what a zero means where a zero is allowed, least is the smallest number and
 // most the largest, reload is on what takes effect without a restart.
 package config
@@ -13,7 +13,6 @@ package config
 import (
 	"maps"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"time"
 )
@@ -29,12 +28,12 @@ type Config struct {
 	CNIBin      string `toml:"cni_bin_dir" need:"paths" comment:"directories of network plugins, separated by ':'"`
 	Shim        string `toml:"shim" need:"path?" comment:"path of minicri-shim; '' is the one in the daemon's own directory"`
 	LogLevel    string `toml:"log_level" reload:"yes" comment:"debug, info, warn or error"`
-	LogFormat   string `toml:"log_format" comment:"text or json"`
+	LogFormat   string `toml:"log_format" need:"text or json" comment:"text or json"`
 	Metrics     string `toml:"metrics_address" need:"endpoint?" comment:"TCP address of Prometheus metrics (/metrics), such as 127.0.0.1:9440; '' disables them"`
 	MetricsCert string `toml:"metrics_tls_cert" need:"path?" comment:"PEM file of a certificate for metrics_address, with metrics_tls_key; '' is no TLS"`
 	MetricsKey  string `toml:"metrics_tls_key" need:"path?" comment:"PEM file of the certificate's key"`
 
-	CgroupDriver string `toml:"cgroup_driver" comment:"cgroupfs or systemd; '' is systemd where it manages a machine with cgroup v2, else cgroupfs"`
+	CgroupDriver string `toml:"cgroup_driver" need:"cgroupfs or systemd?" comment:"cgroupfs or systemd; '' is systemd where it manages a machine with cgroup v2, else cgroupfs"`
 	CgroupParent string `toml:"cgroup_parent" comment:"cgroup of pods that name none; '' is /minicri, or system.slice with the driver systemd"`
 
 	DefaultUlimits       []string `toml:"default_ulimits" need:"ulimit" comment:"limits of a container's processes, each name=soft:hard as in 'nofile=1024:524288', -1 for none; others are nofile=1024:524288, nproc and core without a limit, and the kernel's own defaults"`
@@ -98,8 +97,8 @@ func (r Runtime) Program() []string {
 // DefaultNetwork is the embedded network.
 type DefaultNetwork struct {
 	Enabled    bool   `toml:"enabled" comment:"whether it is used while cni_conf_dir has no configuration"`
-	Name       string `toml:"name" comment:"name of the network, as plugins and their files see it"`
-	Bridge     string `toml:"bridge" comment:"name of the bridge, at most 15 characters"`
+	Name       string `toml:"name" need:"network" comment:"name of the network, as plugins and their files see it"`
+	Bridge     string `toml:"bridge" need:"link" comment:"name of the bridge, at most 15 characters"`
 	Subnet     string `toml:"subnet" comment:"a subnet, or an IPv4 and an IPv6 one separated by ','; '' is the pod CIDR that the kubelet sends"`
 	Masquerade bool   `toml:"masquerade" comment:"whether what pods send out of the subnet gets the node's address; false where every other node has a route to the pods"`
 	DataDir    string `toml:"data_dir" need:"path?" comment:"where addresses are recorded; '' is the plugin's own default"`
@@ -137,15 +136,15 @@ type NRI struct {
 	ConfigDir    string   `toml:"config_dir" need:"path" comment:"directory of their configurations, INDEX-NAME.conf or NAME.conf; it need not be there"`
 	Registration Duration `toml:"registration_timeout" comment:"how long a plugin that has connected may take to register"`
 	Request      Duration `toml:"request_timeout" comment:"how long a plugin may take for an answer; then it is disconnected, unless it has asked to stay, and pods do without it"`
-	Required     []string `toml:"required_plugins" comment:"names of plugins, with their index or without, that have to be connected when a pod or a container is made"`
+	Required     []string `toml:"required_plugins" need:"plugin" comment:"names of plugins, with their index or without, that have to be connected when a pod or a container is made"`
 	Tolerate     string   `toml:"tolerate_missing_annotation" comment:"annotation of pods which says with 'true' that they do without required plugins; '' is none"`
-	Reject       []string `toml:"reject" comment:"adjustments that no plugin may make: hooks, namespaces, sysctls, seccomp"`
+	Reject       []string `toml:"reject" need:"hooks or namespaces or sysctls or seccomp" comment:"adjustments that no plugin may make: hooks, namespaces, sysctls, seccomp"`
 }
 
 // Tracing says where spans are sent.
 type Tracing struct {
 	Endpoint   string `toml:"endpoint" need:"endpoint?" comment:"TCP address of an OTLP collector, such as 127.0.0.1:4317; '' is no tracing"`
-	Protocol   string `toml:"protocol" comment:"grpc or http"`
+	Protocol   string `toml:"protocol" need:"grpc or http" comment:"grpc or http"`
 	Insecure   bool   `toml:"insecure" comment:"whether the collector is spoken to without TLS"`
 	PerMillion int    `toml:"sampling_rate_per_million" least:"0" most:"1000000" comment:"how many of a million calls are traced that come without a decision of their caller; the kubelet's decision is kept"`
 }
@@ -204,29 +203,6 @@ func (c *Config) CNIConfDirs() (paths []string) {
 
 // Handlers are the names of the runtime handlers besides "", sorted.
 func (c *Config) Handlers() []string { return slices.Sorted(maps.Keys(c.Runtimes)) }
-
-// pluginName is the name of an NRI plugin, with its index or without, as the
-// library takes it (api.CheckPluginName).
-var pluginName = regexp.MustCompile(`^([0-9]{2}-)?[A-Za-z0-9_.-]+$`)
-
-// nriAdjustments are what nri.reject can name.
-func nriAdjustments() []string { return []string{"hooks", "namespaces", "sysctls", "seccomp"} }
-
-func (p *problems) checkNRI(n *NRI) {
-	if len(n.Socket) > longestSocket {
-		p.add("nri.socket", "%q is longer than the %d characters that a unix socket can have", n.Socket, longestSocket)
-	}
-	for _, name := range n.Required {
-		if !pluginName.MatchString(name) {
-			p.add("nri.required_plugins", "%q is no name of a plugin: write it as in 'dranet' or '10-dranet'", name)
-		}
-	}
-	for _, kind := range n.Reject {
-		if !slices.Contains(nriAdjustments(), kind) {
-			p.add("nri.reject", "%q is not one of %q", kind, nriAdjustments())
-		}
-	}
-}
 
 // Default is the configuration of a machine where nothing is configured.
 func Default() *Config {

@@ -50,7 +50,7 @@ const (
 	// read /etc/passwd take half of the ids.
 	lastID, lastPosixID = math.MaxUint32 - 1, math.MaxInt32
 
-	securityContext   = "config.linux.security_context."
+	securityContext = "config.linux.security_context."
 	namespaceField  = securityContext + "namespace_options."
 )
 
