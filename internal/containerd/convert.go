@@ -68,14 +68,12 @@ func flatten(values map[string]any, prefix string, table map[string]any) {
 
 func (c *conversion) key(name string, value any, known map[string]rule) {
 	r, is := known[name]
-	secret := strings.HasPrefix(name, "cri.registry.configs.")
 	switch {
-	case secret:
+	case strings.HasPrefix(name, "cri.registry.configs."): // a secret
 		c.note("%s: credentials belong into a docker config.json that the key images.docker_config names, certificates into hosts.toml", name)
 	case strings.HasPrefix(name, "cri.registry.mirrors."):
 		c.note("%s = %v: write a HOST/hosts.toml in /etc/minicri/certs.d", name, value)
-	case !is && empty(value):
-	case !is && (strings.HasPrefix(name, "cri.") || !strings.HasPrefix(name, "plugins.") && !strings.Contains(name, ".")):
+	case !is && !empty(value) && (strings.HasPrefix(name, "cri.") || !strings.Contains(name, ".")):
 		c.note("%s = %v: minicri has no such key", name, value)
 	case !is || reflect.DeepEqual(value, r.usual) || empty(value) && r.to == "":
 	case r.to != "":
@@ -102,8 +100,7 @@ func (c *conversion) set(key string, value any) {
 	if value == nil {
 		return
 	}
-	table := c.file
-	path := strings.Split(key, ".")
+	table, path := c.file, strings.Split(key, ".")
 	for _, name := range path[:len(path)-1] {
 		if table[name] == nil {
 			table[name] = map[string]any{}
@@ -115,19 +112,16 @@ func (c *conversion) set(key string, value any) {
 
 // runtimes makes the handlers, takes their keys from the values, and returns these.
 func (c *conversion) runtimes(values map[string]any) map[string]map[string]any {
-	const prefix = "cri.containerd.runtimes."
 	handlers := map[string]map[string]any{}
-	for _, key := range slices.Sorted(maps.Keys(values)) {
-		rest, is := strings.CutPrefix(key, prefix)
-		if !is {
-			continue
+	for key, value := range values {
+		if rest, is := strings.CutPrefix(key, "cri.containerd.runtimes."); is {
+			name, rest, _ := strings.Cut(rest, ".")
+			if handlers[name] == nil {
+				handlers[name] = map[string]any{}
+			}
+			handlers[name][rest] = value
+			delete(values, key)
 		}
-		name, rest, _ := strings.Cut(rest, ".")
-		if handlers[name] == nil {
-			handlers[name] = map[string]any{}
-		}
-		handlers[name][rest] = values[key]
-		delete(values, key)
 	}
 	for _, name := range slices.Sorted(maps.Keys(handlers)) {
 		c.runtime(name, handlers[name])
@@ -183,14 +177,13 @@ func (c *conversion) settle() error {
 		}
 		first, _, _ := strings.Cut(err.Error(), "\n")
 		keys, reason, _ := strings.Cut(first, ": ")
-		settled := false
+		noted := len(c.notes)
 		for key := range strings.SplitSeq(keys, ", ") {
 			if key, value := c.take(key); value != nil {
 				c.note("%s = %v: minicri refuses %s: %s", key, value, keys, reason)
-				settled = true
 			}
 		}
-		if !settled {
+		if len(c.notes) == noted {
 			return fmt.Errorf("what it becomes is not valid: %w", err)
 		}
 	}
@@ -252,25 +245,19 @@ func (c *conversion) runtime(name string, handler map[string]any) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(handler)) {
 		value := handler[key]
+		if empty(value) {
+			continue
+		}
 		switch key {
 		case "privileged_without_host_devices", "pod_annotations", "container_annotations", "cni_conf_dir":
-			if !empty(value) {
-				c.set(table+key, value)
-			}
+			c.set(table+key, value)
 		case "base_runtime_spec":
-			if !empty(value) {
-				c.set(table+"base_spec", value)
-			}
+			c.set(table+"base_spec", value)
 		case "cgroup_writable":
-			if value == true {
-				c.set("cgroup_writable", true)
-			}
-		case "runtime_type", "options.BinaryName", "options.SystemdCgroup", "sandboxer", "sandbox_mode", "options.BinaryPath":
-		case "io_type":
+			c.set("cgroup_writable", value)
+		case "runtime_type", "options.BinaryName", "options.SystemdCgroup", "sandboxer", "sandbox_mode", "options.BinaryPath", "io_type":
 		default:
-			if !empty(value) {
-				c.note("runtime handler %s, %s = %v: minicri has no such key", name, key, value)
-			}
+			c.note("runtime handler %s, %s = %v: minicri has no such key", name, key, value)
 		}
 	}
 }
@@ -289,26 +276,14 @@ func (c *conversion) bytes() ([]byte, error) {
 	return b.Bytes(), err
 }
 
+// logLevel and driver return nil for what needs no key.
 func logLevel(value any) any {
-	switch value {
-	case "trace", "debug":
-		return "debug"
-	case "fatal", "panic", "error":
-		return "error"
-	case "warn", "warning":
-		return "warn"
-	}
-	return nil
+	return map[any]any{"trace": "debug", "debug": "debug", "fatal": "error", "panic": "error", "error": "error", "warn": "warn", "warning": "warn"}[value]
 }
 
 func not(value any) any { return value == false }
 
-func driver(value any) any {
-	if value == true {
-		return "systemd"
-	}
-	return nil
-}
+func driver(value any) any { return map[any]any{true: "systemd"}[value] }
 
 // directories is a list that containerd writes with ':' between.
 func directories(value any) any {

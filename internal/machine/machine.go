@@ -108,8 +108,7 @@ func Read(root string) (Machine, error) {
 	return m, err
 }
 
-func held(own capability.Capabilities) []string {
-	var names []string
+func held(own capability.Capabilities) (names []string) {
 	for _, c := range capability.ListKnown() {
 		if own.Get(capability.EFFECTIVE, c) && own.Get(capability.BOUNDING, c) {
 			names = append(names, "CAP_"+strings.ToUpper(c.String()))
@@ -148,14 +147,24 @@ type Feature struct {
 func Features(root string) []Feature {
 	return []Feature{
 		{"namespaces", "3.8", true, "pods cannot be isolated", probeNamespaces},
-		{"overlayfs", "3.18", true, "containers have no root file system: modprobe overlay", probeOverlay},
-		{"pidfd", "5.3", true, "the end of a process cannot be waited for", probePidfd},
+		// Asking as a mount does loads the module if it was not needed before (fsopen(2), Linux 5.2).
+		{"overlayfs", "3.18", true, "containers have no root file system: modprobe overlay", func() error { return closed(unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)) }},
+		{"pidfd", "5.3", true, "the end of a process cannot be waited for", func() error { return closed(unix.PidfdOpen(os.Getpid(), 0)) }},
 		{"programs in memory", "3.17", true, "minicri's own programs run from sealed memory: sysctl -w vm.memfd_noexec=1", probeMemory},
-		{"openat2", "5.6", true, "paths in a container's root cannot be resolved safely", probeOpenat2},
+		{"openat2", "5.6", true, "paths in a container's root cannot be resolved safely", func() error {
+			return closed(unix.Openat2(unix.AT_FDCWD, "/", &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT}))
+		}},
 		{"seccomp", "3.17", false, "pods that ask for a seccomp profile do not start", probeSeccomp},
 		{"recursive read-only mounts", "5.12", false, "mounts with recursive_read_only are refused", probeRecursiveReadOnly},
 		{"user namespaces", "5.19", false, "pods with hostUsers: false are not scheduled here", func() error { return probeUserNamespaces(root) }},
 	}
+}
+
+func closed(fd int, err error) error {
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
 }
 
 func probeNamespaces() error {
@@ -167,41 +176,12 @@ func probeNamespaces() error {
 	return nil
 }
 
-// probeOverlay asks as a mount does: that loads the module if it was not needed
-// before (fsopen(2), Linux 5.2).
-func probeOverlay() error {
-	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return err
-	}
-	return unix.Close(fd)
-}
-
-func probePidfd() error {
-	fd, err := unix.PidfdOpen(os.Getpid(), 0)
-	if err != nil {
-		return err
-	}
-	return unix.Close(fd)
-}
-
 func probeMemory() error {
-	fd, err := unix.MemfdCreate("probe", unix.MFD_CLOEXEC|unix.MFD_EXEC)
+	err := closed(unix.MemfdCreate("probe", unix.MFD_CLOEXEC|unix.MFD_EXEC))
 	if errors.Is(err, unix.EINVAL) { // before Linux 6.3 all memory can be executed
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	return unix.Close(fd)
-}
-
-func probeOpenat2() error {
-	fd, err := unix.Openat2(unix.AT_FDCWD, "/", &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
-	if err != nil {
-		return err
-	}
-	return unix.Close(fd)
+	return err
 }
 
 // probeSeccomp asks with an operation on no filter (seccomp(2)): EFAULT is the
@@ -230,11 +210,11 @@ func probeRecursiveReadOnly() error {
 // (user_namespaces(7)).
 func probeUserNamespaces(root string) error {
 	most, err := os.ReadFile("/proc/sys/user/max_user_namespaces")
+	if err == nil && strings.TrimSpace(string(most)) == "0" {
+		err = errors.New("none are allowed: sysctl -w user.max_user_namespaces=15000")
+	}
 	if err != nil {
 		return err
-	}
-	if strings.TrimSpace(string(most)) == "0" {
-		return errors.New("none are allowed: sysctl -w user.max_user_namespaces=15000")
 	}
 	return probeMappedOverlay(root)
 }
@@ -243,10 +223,7 @@ func probeUserNamespaces(root string) error {
 // 0-3, ends with the last one (/sys/devices/system/cpu/possible). It is 0 where
 // that cannot be read.
 func count(file string) uint64 {
-	list, err := os.ReadFile(file)
-	if err != nil {
-		return 0
-	}
+	list, _ := os.ReadFile(file)
 	text := strings.TrimSpace(string(list))
 	last, err := strconv.ParseUint(text[strings.LastIndexAny(text, "-,")+1:], 10, 31)
 	if err != nil {
@@ -307,20 +284,18 @@ func delegates() bool {
 }
 
 // resources are those of setrlimit(2), by the names of runtime-spec.
-func resources() map[string]int {
-	return map[string]int{
-		"RLIMIT_AS": unix.RLIMIT_AS, "RLIMIT_CORE": unix.RLIMIT_CORE, "RLIMIT_CPU": unix.RLIMIT_CPU, "RLIMIT_DATA": unix.RLIMIT_DATA,
-		"RLIMIT_FSIZE": unix.RLIMIT_FSIZE, "RLIMIT_LOCKS": unix.RLIMIT_LOCKS, "RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK,
-		"RLIMIT_MSGQUEUE": unix.RLIMIT_MSGQUEUE, "RLIMIT_NICE": unix.RLIMIT_NICE, "RLIMIT_NOFILE": unix.RLIMIT_NOFILE,
-		"RLIMIT_NPROC": unix.RLIMIT_NPROC, "RLIMIT_RSS": unix.RLIMIT_RSS, "RLIMIT_RTPRIO": unix.RLIMIT_RTPRIO,
-		"RLIMIT_RTTIME": unix.RLIMIT_RTTIME, "RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING, "RLIMIT_STACK": unix.RLIMIT_STACK,
-	}
+var resources = map[string]int{
+	"RLIMIT_AS": unix.RLIMIT_AS, "RLIMIT_CORE": unix.RLIMIT_CORE, "RLIMIT_CPU": unix.RLIMIT_CPU, "RLIMIT_DATA": unix.RLIMIT_DATA,
+	"RLIMIT_FSIZE": unix.RLIMIT_FSIZE, "RLIMIT_LOCKS": unix.RLIMIT_LOCKS, "RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK,
+	"RLIMIT_MSGQUEUE": unix.RLIMIT_MSGQUEUE, "RLIMIT_NICE": unix.RLIMIT_NICE, "RLIMIT_NOFILE": unix.RLIMIT_NOFILE,
+	"RLIMIT_NPROC": unix.RLIMIT_NPROC, "RLIMIT_RSS": unix.RLIMIT_RSS, "RLIMIT_RTPRIO": unix.RLIMIT_RTPRIO,
+	"RLIMIT_RTTIME": unix.RLIMIT_RTTIME, "RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING, "RLIMIT_STACK": unix.RLIMIT_STACK,
 }
 
 // hardLimits are those of this process.
 func hardLimits() (map[string]uint64, error) {
 	limits := make(map[string]uint64)
-	for name, resource := range resources() {
+	for name, resource := range resources {
 		var limit unix.Rlimit
 		if err := unix.Getrlimit(resource, &limit); err != nil {
 			return nil, fmt.Errorf("read our own %s: %w", name, err)

@@ -20,7 +20,10 @@ const mappedRoot = 65534
 // all file systems (mount_setattr(2), MOUNT_ATTR_IDMAP). It does so in a mount
 // namespace that ends with its thread, and writes nothing to root.
 func probeMappedOverlay(root string) error {
-	tree, err := mappedTree(existing(root))
+	for _, err := os.Stat(root); err != nil && root != filepath.Dir(root); _, err = os.Stat(root) {
+		root = filepath.Dir(root) // the nearest that is there
+	}
+	tree, err := mappedTree(root)
 	if err != nil {
 		return err
 	}
@@ -34,16 +37,6 @@ func probeMappedOverlay(root string) error {
 		}
 		return mountMappedOverlay(tree, os.TempDir())
 	})
-}
-
-// existing is the path, or the nearest directory above it that is there.
-func existing(path string) string {
-	for {
-		if _, err := os.Stat(path); err == nil || path == filepath.Dir(path) {
-			return path
-		}
-		path = filepath.Dir(path)
-	}
 }
 
 // onOwnThread does something to a thread that is not used afterwards. The

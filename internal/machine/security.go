@@ -20,9 +20,6 @@ import (
 // the runtime's default.
 const DefaultProfile = "minicri-default"
 
-// apparmorParser turns profiles into what the kernel reads, apparmor_parser(8).
-const apparmorParser = "apparmor_parser"
-
 // The profile is written out here instead of by a library: those there are
 // need text/template, which makes the linker keep every method of every type,
 // a tenth of the daemon's memory.
@@ -38,7 +35,7 @@ func appArmorSupported() bool {
 	if err != nil || !strings.HasPrefix(string(enabled), "Y") {
 		return false
 	}
-	_, err = exec.LookPath(apparmorParser)
+	_, err = exec.LookPath("apparmor_parser")
 	return err == nil
 }
 
@@ -46,7 +43,7 @@ func appArmorSupported() bool {
 // daemon loaded. Processes that it confines already follow the new one.
 func LoadDefaultProfile(ctx context.Context) error {
 	// The cache would be read from, and written to, a directory of the machine.
-	command := exec.CommandContext(ctx, apparmorParser, "--replace", "--skip-cache")
+	command := exec.CommandContext(ctx, "apparmor_parser", "--replace", "--skip-cache")
 	command.Stdin = strings.NewReader(renderProfile(ownProfile()))
 	if output, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("load the AppArmor profile %s: %v: %w: %s", DefaultProfile, command, err, output)
@@ -118,16 +115,14 @@ func (m Machine) ReleaseLevel(process string) {
 }
 
 // neverRelabelled are directories that the node itself needs with their labels.
-func neverRelabelled() []string {
-	return []string{
-		"/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/sbin",
-		"/srv", "/sys", "/tmp", "/usr", "/usr/bin", "/usr/lib", "/usr/local", "/usr/sbin", "/usr/share", "/var", "/var/lib", "/var/log", "/var/run",
-	}
+var neverRelabelled = []string{
+	"/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/sbin",
+	"/srv", "/sys", "/tmp", "/usr", "/usr/bin", "/usr/lib", "/usr/local", "/usr/sbin", "/usr/share", "/var", "/var/lib", "/var/log", "/var/run",
 }
 
 // CheckRelabel reports why a path of the node must not be relabelled.
 func CheckRelabel(path string) error {
-	if slices.Contains(neverRelabelled(), filepath.Clean(path)) {
+	if slices.Contains(neverRelabelled, filepath.Clean(path)) {
 		return fmt.Errorf("%s is needed by the node with the SELinux labels that it has", path)
 	}
 	return nil
