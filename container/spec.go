@@ -156,15 +156,11 @@ const (
 // checkArguments refuses a command and an environment that no program could be
 // executed with, before anything of them is written.
 func checkArguments(c *oci.Container) error {
-	args, env, err := oci.Arguments(c)
+	p, err := oci.Process(c)
 	if err != nil {
 		return err
 	}
-	stack, err := oci.StackLimit(c)
-	if err != nil {
-		return err
-	}
-	return checkStrings(args, env, stack, "config.command, args and envs, with those of the image")
+	return checkStrings(p.Args, p.Env, oci.SoftStack(p.Rlimits), "config.command, args and envs, with those of the image")
 }
 
 // checkExec is checkArguments for a command in a container that is there, whose

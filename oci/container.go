@@ -1,11 +1,10 @@
 // Package oci turns what the CRI asks for into what an OCI runtime reads
 // (runtime-spec, config.json).
 //
-// A spec is made by an ordered list of small rules, one list for a pod's pause
-// process (ForSandbox) and one for its containers (ForContainer). Each rule
+// The spec of a pod's pause process is made by ForSandbox, that of a container by
+// ForContainer, which follows an ordered list of small rules. Each rule
 // reads the CRI config and the paths that were made for the pod, and sets one
-// part of the spec; there is a file for each part, and golden tests hold what it
-// makes of a config. The package owns nothing, keeps no state and has no side
+// part of the spec; golden tests hold what it makes of a config. The package owns nothing, keeps no state and has no side
 // effects. What is read of the node are devices, profiles, the mount table and
 // links in the sources of mounts; what is read of the image comes with the
 // Container.
@@ -95,26 +94,9 @@ type PodFiles struct {
 // where the container lives in the node's.
 type Namespaces struct{ Net, IPC, UTS, PID, User string }
 
-type containerRule func(*Container, *specs.Spec) error
-
-func containerRules() []containerRule {
-	return []containerRule{
-		containerProcess,
-		containerEnv,
-		containerRlimits,
-		containerUser,
-		containerCapabilities,
-		containerNamespaces,
-		containerMounts,
-		containerHiddenPaths,
-		containerResources,
-		containerDevices,
-		containerCDI,
-		containerSeccomp,
-		containerAppArmor,
-		containerSELinux,
-		containerHome,
-	}
+var containerRules = []func(*Container, *specs.Spec) error{
+	containerProcess, containerEnv, containerRlimits, containerUser, containerCapabilities, containerNamespaces, containerMounts, containerHiddenPaths,
+	containerResources, containerDevices, containerCDI, containerProfiles, containerHome,
 }
 
 // ForContainer makes the spec of an application container.
@@ -123,7 +105,7 @@ func ForContainer(c *Container) (*specs.Spec, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, rule := range containerRules() {
+	for _, rule := range containerRules {
 		if err := rule(c, spec); err != nil {
 			return nil, err
 		}
@@ -153,32 +135,15 @@ func (c *Container) security() *runtimeapi.LinuxContainerSecurityContext {
 	return c.Config.GetLinux().GetSecurityContext()
 }
 
-// pauseOOMScoreAdj makes the pause process one of the last to be killed: with
-// it the whole pod would have to be made again.
-const pauseOOMScoreAdj = -998
-
-func sandboxProcess(s *Sandbox, spec *specs.Spec) error {
-	adjust := s.Machine.OOMScoreAdjNear(pauseOOMScoreAdj)
-	spec.Process.Args = []string{PauseProgram}
-	spec.Process.Cwd = "/"
-	spec.Process.NoNewPrivileges = true
-	spec.Process.Capabilities = &specs.LinuxCapabilities{}
-	spec.Process.OOMScoreAdj = &adjust
-	return nil
-}
-
-func containerProcess(c *Container, spec *specs.Spec) error {
-	args, err := arguments(c)
-	if err != nil {
-		return err
-	}
+func containerProcess(c *Container, spec *specs.Spec) (err error) {
 	adjust := c.Machine.OOMScoreAdjNear(int(c.Config.GetLinux().GetResources().GetOomScoreAdj()))
-	spec.Process.Args = args
-	spec.Process.Cwd = workingDir(c)
+	spec.Process.Args, err = arguments(c)
+	// The runtime makes the directory if it is missing.
+	spec.Process.Cwd = path.Join("/", cmp.Or(c.Config.GetWorkingDir(), c.Image.WorkingDir))
 	spec.Process.Terminal = c.Config.GetTty()
 	spec.Process.NoNewPrivileges = spec.Process.NoNewPrivileges || c.security().GetNoNewPrivs()
 	spec.Process.OOMScoreAdj = &adjust
-	return nil
+	return err
 }
 
 // arguments: command stands for the image's entrypoint and args for its cmd,
@@ -198,31 +163,22 @@ func arguments(c *Container) ([]string, error) {
 	return all, nil
 }
 
-// workingDir is the container's, the image's or the root; libcontainer makes
-// it if it is missing.
-func workingDir(c *Container) string {
-	dir := c.Config.GetWorkingDir()
-	if dir == "" {
-		dir = c.Image.WorkingDir
-	}
-	return path.Join("/", dir)
-}
-
 // defaultPath is the search path of images that set none.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// Arguments are the command line and the environment of a container's process,
+// Process has the command line, the environment and the limits of a container's process,
 // without what devices add.
-func Arguments(c *Container) (args, env []string, err error) {
-	if args, err = arguments(c); err != nil {
-		return nil, nil, err
-	}
+func Process(c *Container) (*specs.Process, error) {
 	spec, err := c.newSpec()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	err = containerEnv(c, spec)
-	return args, spec.Process.Env, err
+	for _, rule := range []func(*Container, *specs.Spec) error{containerProcess, containerEnv, containerRlimits} {
+		if err := rule(c, spec); err != nil {
+			return nil, err
+		}
+	}
+	return spec.Process, nil
 }
 
 // VariableName is the name of NAME=VALUE.
@@ -234,38 +190,33 @@ func VariableName(pair string) string {
 // containerEnv: what the runtime knows, then the node's defaults, the image and
 // the container; the later wins, at the place of the first.
 func containerEnv(c *Container, spec *specs.Spec) error {
-	env := &environment{at: make(map[string]int)}
-	env.set("PATH", defaultPath)
-	env.set("HOSTNAME", c.Hostname)
+	var env []string
+	at := make(map[string]int)
+	set := func(name, value string) {
+		i, present := at[name]
+		switch {
+		case name == "": // an image may have it, no process can use it
+		case present:
+			env[i] = name + "=" + value
+		default:
+			at[name] = len(env)
+			env = append(env, name+"="+value)
+		}
+	}
+	set("PATH", defaultPath)
+	set("HOSTNAME", c.Hostname)
 	if c.Config.GetTty() {
-		env.set("TERM", "xterm")
+		set("TERM", "xterm")
 	}
 	for _, pair := range slices.Concat(spec.Process.Env, c.Defaults.Env, c.Image.Env) {
 		name, value, _ := strings.Cut(pair, "=")
-		env.set(name, value)
+		set(name, value)
 	}
 	for _, pair := range c.Config.GetEnvs() {
-		env.set(pair.GetKey(), string(pair.GetValue()))
+		set(pair.GetKey(), string(pair.GetValue()))
 	}
-	spec.Process.Env = env.pairs
+	spec.Process.Env = env
 	return nil
-}
-
-type environment struct {
-	pairs []string
-	at    map[string]int
-}
-
-func (e *environment) set(name, value string) {
-	if name == "" {
-		return // an image may have it, no process can use it
-	}
-	if i, present := e.at[name]; present {
-		e.pairs[i] = name + "=" + value
-		return
-	}
-	e.at[name] = len(e.pairs)
-	e.pairs = append(e.pairs, name+"="+value)
 }
 
 // ForExec makes the process of a command that is run in a container: all is as
@@ -282,21 +233,10 @@ func ForExec(spec *specs.Spec, command []string, terminal bool) *specs.Process {
 	return &process
 }
 
-// sandboxUser runs pause as the user that the pod asks for. Pause has no
-// /etc/group to look into, so only the groups that are listed count, whatever
-// supplemental_groups_policy says.
-func sandboxUser(s *Sandbox, spec *specs.Spec) error {
-	security := s.security()
-	spec.Process.User.UID = uint32(security.GetRunAsUser().GetValue())
-	spec.Process.User.GID = uint32(security.GetRunAsGroup().GetValue())
-	for _, group := range security.GetSupplementalGroups() {
-		spec.Process.User.AdditionalGids = append(spec.Process.User.AdditionalGids, uint32(group))
-	}
-	return nil
-}
-
 // containerUser runs the container as the user that it, or else its image,
-// names; /etc/passwd and /etc/group of the image give its ids.
+// names; /etc/passwd and /etc/group of the image give its ids. Its supplemental groups
+// are those that the container lists, and with the policy Merge also those that the user
+// has in /etc/group of the image.
 func containerUser(c *Container, spec *specs.Spec) error {
 	wanted := userSpec(c)
 	found, err := lookUp(c, wanted)
@@ -304,13 +244,20 @@ func containerUser(c *Container, spec *specs.Spec) error {
 		return err
 	}
 	spec.Process.User.UID, spec.Process.User.GID = uint32(found.Uid), uint32(found.Gid)
-	groups, err := supplementalGroups(c, wanted)
-	if err != nil {
-		return err
-	}
 	// The primary group is one of the supplemental ones, too: else a program
 	// that drops its groups could get around a file that denies that group.
-	for _, group := range slices.Concat([]int64{int64(found.Gid)}, groups) {
+	groups := []int64{int64(found.Gid)}
+	if c.security().GetSupplementalGroupsPolicy() != runtimeapi.SupplementalGroupsPolicy_Strict {
+		name, _, _ := strings.Cut(wanted, ":")
+		member, err := lookUp(c, name)
+		if err != nil {
+			return err
+		}
+		for _, group := range member.Sgids {
+			groups = append(groups, int64(group))
+		}
+	}
+	for _, group := range append(groups, c.security().GetSupplementalGroups()...) {
 		if !slices.Contains(spec.Process.User.AdditionalGids, uint32(group)) {
 			spec.Process.User.AdditionalGids = append(spec.Process.User.AdditionalGids, uint32(group))
 		}
@@ -354,25 +301,6 @@ func userSpec(c *Container) string {
 	return wanted
 }
 
-// supplementalGroups are those that the container lists, and with the policy
-// Merge also those that the user has in /etc/group of the image.
-func supplementalGroups(c *Container, wanted string) ([]int64, error) {
-	listed := c.security().GetSupplementalGroups()
-	if c.security().GetSupplementalGroupsPolicy() == runtimeapi.SupplementalGroupsPolicy_Strict {
-		return listed, nil
-	}
-	name, _, _ := strings.Cut(wanted, ":")
-	member, err := lookUp(c, name)
-	if err != nil {
-		return nil, err
-	}
-	var groups []int64
-	for _, group := range member.Sgids {
-		groups = append(groups, int64(group))
-	}
-	return slices.Concat(groups, listed), nil
-}
-
 func lookUp(c *Container, wanted string) (*user.ExecUser, error) {
 	found, err := user.GetExecUser(wanted, nil, bytes.NewReader(c.Passwd), bytes.NewReader(c.Group))
 	if err != nil {
@@ -406,15 +334,14 @@ func ProcessUser(c *Container) (specs.User, error) {
 // HostUser returns the ids that a user of a container has on the node: in a user
 // namespace others. An id that is not mapped stays as it is.
 func HostUser(pod *runtimeapi.PodSandboxConfig, u specs.User) (uid, gid int) {
-	userns := UserNamespace(pod)
-	return hostID(userns.GetUids(), u.UID), hostID(userns.GetGids(), u.GID)
-}
-
-func hostID(mappings []*runtimeapi.IDMapping, id uint32) int {
-	for _, m := range mappings {
-		if id >= m.GetContainerId() && id-m.GetContainerId() < m.GetLength() {
-			return int(m.GetHostId() + id - m.GetContainerId())
+	onHost := func(mappings []*runtimeapi.IDMapping, id uint32) int {
+		for _, m := range mappings {
+			if id >= m.GetContainerId() && id-m.GetContainerId() < m.GetLength() {
+				return int(m.GetHostId() + id - m.GetContainerId())
+			}
 		}
+		return int(id)
 	}
-	return int(id)
+	userns := UserNamespace(pod)
+	return onHost(userns.GetUids(), u.UID), onHost(userns.GetGids(), u.GID)
 }

@@ -40,7 +40,7 @@ type containerCase struct {
 
 // goldenContainer runs a rule over the cases of testdata/NAME.json, each on a
 // spec in which nothing is set yet, and compares the part that it is to set.
-func goldenContainer(t *testing.T, name string, rule containerRule, part func(*specs.Spec) any) {
+func goldenContainer(t *testing.T, name string, rule func(*Container, *specs.Spec) error, part func(*specs.Spec) any) {
 	t.Helper()
 	goldenContainers(t, name, part, func(c *Container) (*specs.Spec, error) {
 		spec := &specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{}}, Linux: &specs.Linux{}}

@@ -28,7 +28,7 @@ func TestForContainer(t *testing.T) {
 func TestContainerRules(t *testing.T) {
 	for _, test := range []struct {
 		golden string
-		rule   containerRule
+		rule   func(*Container, *specs.Spec) error
 		part   func(*specs.Spec) any
 	}{
 		{"container_process", containerProcess, func(s *specs.Spec) any { return s.Process }},
@@ -41,7 +41,7 @@ func TestContainerRules(t *testing.T) {
 		{"container_resources", containerResources, func(s *specs.Spec) any { return s.Linux.Resources }},
 		{"container_devices", containerDevices, devicesPart},
 		{"container_cdi", containerCDI, func(s *specs.Spec) any { return s }},
-		{"container_apparmor", containerAppArmor, func(s *specs.Spec) any { return s.Process.ApparmorProfile }},
+		{"container_apparmor", containerProfiles, func(s *specs.Spec) any { return s.Process.ApparmorProfile }},
 	} {
 		t.Run(test.golden, func(t *testing.T) { goldenContainer(t, test.golden, test.rule, test.part) })
 	}
@@ -72,33 +72,6 @@ func hiddenPart(s *specs.Spec) any {
 
 func devicesPart(s *specs.Spec) any {
 	return map[string]any{"nodes": s.Linux.Devices, "rules": s.Linux.Resources.Devices, "mounts": s.Mounts}
-}
-
-func TestSandboxAppArmor(t *testing.T) {
-	golden(t, "apparmor", sandboxAppArmor, func(s *specs.Spec) any { return s.Process.ApparmorProfile })
-}
-
-func TestSandboxMounts(t *testing.T) {
-	golden(t, "mounts", sandboxMounts, func(s *specs.Spec) any { return s.Mounts })
-}
-
-func TestSandboxProcess(t *testing.T) {
-	golden(t, "process", sandboxProcess, func(s *specs.Spec) any { return s.Process })
-}
-
-func TestSandboxUser(t *testing.T) {
-	golden(t, "user", sandboxUser, func(s *specs.Spec) any { return s.Process.User })
-}
-
-func TestSandboxNamespaces(t *testing.T) {
-	golden(t, "namespaces", sandboxNamespaces, func(s *specs.Spec) any {
-		return struct {
-			Hostname    string                 `json:"hostname,omitempty"`
-			Namespaces  []specs.LinuxNamespace `json:"namespaces"`
-			UIDMappings []specs.LinuxIDMapping `json:"uidMappings,omitempty"`
-			GIDMappings []specs.LinuxIDMapping `json:"gidMappings,omitempty"`
-		}{s.Hostname, s.Linux.Namespaces, s.Linux.UIDMappings, s.Linux.GIDMappings}
-	})
 }
 
 func TestImageVolumes(t *testing.T) {
@@ -144,10 +117,6 @@ func TestUserOf(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("UserOf = %v, want %v", got, want)
 	}
-}
-
-func TestSandboxResources(t *testing.T) {
-	golden(t, "resources", sandboxResources, func(s *specs.Spec) any { return s.Linux.Resources })
 }
 
 func TestCgroupsPath(t *testing.T) {

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -25,17 +26,16 @@ func containerDevices(c *Container, spec *specs.Spec) error {
 	if spec.Linux.Resources == nil {
 		spec.Linux.Resources = &specs.LinuxResources{}
 	}
-	none := specs.LinuxDeviceCgroup{Allow: false, Access: "rwm"}
-	spec.Linux.Resources.Devices = slices.Insert(spec.Linux.Resources.Devices, 0, none)
+	rules := append([]specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}, spec.Linux.Resources.Devices...)
+	devices := c.Config.GetDevices()
 	if c.security().GetPrivileged() {
-		allowDevices(spec, specs.LinuxDeviceCgroup{Allow: true, Access: "rwm"})
-	}
-	if c.security().GetPrivileged() && !c.Defaults.PrivilegedWithoutHostDevices {
-		if err := c.addDevices(spec, &runtimeapi.Device{HostPath: "/dev", ContainerPath: "/dev"}); err != nil {
-			return fmt.Errorf("the devices of the node: %w", err)
+		rules = append(rules, specs.LinuxDeviceCgroup{Allow: true, Access: "rwm"})
+		if !c.Defaults.PrivilegedWithoutHostDevices {
+			devices = append([]*runtimeapi.Device{{HostPath: "/dev"}}, devices...)
 		}
 	}
-	for _, device := range c.Config.GetDevices() {
+	spec.Linux.Resources.Devices = rules
+	for _, device := range devices {
 		if err := c.addDevices(spec, device); err != nil {
 			return fmt.Errorf("device %s: %w", device.GetHostPath(), err)
 		}
@@ -43,37 +43,31 @@ func containerDevices(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// addDevices adds a device, or all below a directory. A rule is needed for
-// each, unless all are allowed: then no permissions are given.
+// addDevices adds a device, or all below a directory; without a path of its own it is
+// where it is on the host. A rule is needed for each, unless all are allowed: then no
+// permissions are given.
 func (c *Container) addDevices(spec *specs.Spec, device *runtimeapi.Device) error {
-	found, err := findDevices(device.GetHostPath(), devicePath(device))
+	found, err := findDevices(device.GetHostPath(), path.Clean(cmp.Or(device.GetContainerPath(), device.GetHostPath())))
 	if err != nil {
 		return err
 	}
 	for _, d := range found {
 		if c.Defaults.DeviceOwnership && device.GetHostPath() != "/dev" {
-			c.ownDevice(&d)
+			if id := c.security().GetRunAsUser(); id != nil {
+				d.UID = new(uint32(id.GetValue()))
+			}
+			if id := c.security().GetRunAsGroup(); id != nil {
+				d.GID = new(uint32(id.GetValue()))
+			}
 		}
 		c.addDevice(spec, d)
 		if device.GetPermissions() != "" && !c.security().GetPrivileged() {
-			allowDevices(spec, specs.LinuxDeviceCgroup{
+			spec.Linux.Resources.Devices = append(spec.Linux.Resources.Devices, specs.LinuxDeviceCgroup{
 				Allow: true, Type: d.Type, Major: &d.Major, Minor: &d.Minor, Access: device.GetPermissions(),
 			})
 		}
 	}
 	return nil
-}
-
-// ownDevice gives a device to the user that the container is to run as.
-func (c *Container) ownDevice(d *hostDevice) {
-	if id := c.security().GetRunAsUser(); id != nil {
-		uid := uint32(id.GetValue())
-		d.UID = &uid
-	}
-	if id := c.security().GetRunAsGroup(); id != nil {
-		gid := uint32(id.GetValue())
-		d.GID = &gid
-	}
 }
 
 // addDevice: in a user namespace no node can be made, and libcontainer binds
@@ -96,20 +90,13 @@ type hostDevice struct {
 	source string
 }
 
-// devicePath: without a path of its own a device is where it is on the host.
-func devicePath(device *runtimeapi.Device) string {
-	if device.GetContainerPath() == "" {
-		return path.Clean(device.GetHostPath())
-	}
-	return path.Clean(device.GetContainerPath())
-}
-
-func allowDevices(spec *specs.Spec, rule specs.LinuxDeviceCgroup) {
-	spec.Linux.Resources.Devices = append(spec.Linux.Resources.Devices, rule)
-}
+// notDevices are directories in /dev that are filesystems of their own, or have no
+// devices of the node; a container has its own console and terminals.
+var notDevices = []string{"pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev"}
 
 // findDevices finds what is at a path of the host, symbolic links followed: a
-// device, or a directory with devices, which keep their places in it.
+// device, or a directory with devices, which keep their places in it. The node makes and
+// removes devices while they are listed.
 func findDevices(hostPath, containerPath string) ([]hostDevice, error) {
 	source, err := filepath.EvalSymlinks(hostPath)
 	if err != nil {
@@ -117,40 +104,25 @@ func findDevices(hostPath, containerPath string) ([]hostDevice, error) {
 	}
 	var found []hostDevice
 	err = filepath.WalkDir(source, func(at string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return ignoreVanished(at, source, err)
+		below := at != source
+		switch {
+		case err != nil:
+		case entry.IsDir() && below && slices.Contains(notDevices, filepath.Base(at)):
+			return fs.SkipDir
+		case entry.IsDir(), below && (entry.Type()&fs.ModeDevice == 0 || at == "/dev/console"):
+			return nil
+		default:
+			var device specs.LinuxDevice
+			if device, err = readDevice(at, path.Join(containerPath, strings.TrimPrefix(at, source))); err == nil {
+				found = append(found, hostDevice{device, at})
+			}
 		}
-		if entry.IsDir() {
-			return skipDir(at, source)
-		}
-		if at != source && (entry.Type()&fs.ModeDevice == 0 || at == "/dev/console") {
+		if os.IsNotExist(err) && below {
 			return nil
 		}
-		device, err := readDevice(at, path.Join(containerPath, strings.TrimPrefix(at, source)))
-		if err != nil {
-			return ignoreVanished(at, source, err)
-		}
-		found = append(found, hostDevice{device, at})
-		return nil
+		return err
 	})
 	return found, err
-}
-
-// ignoreVanished: the node makes and removes devices while they are listed.
-func ignoreVanished(at, source string, err error) error {
-	if os.IsNotExist(err) && at != source {
-		return nil
-	}
-	return err
-}
-
-// skipDir: these are filesystems of their own, or no devices of the node; a
-// container has its own console and terminals.
-func skipDir(at, source string) error {
-	if at != source && slices.Contains([]string{"pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev"}, filepath.Base(at)) {
-		return fs.SkipDir
-	}
-	return nil
 }
 
 func readDevice(hostPath, containerPath string) (specs.LinuxDevice, error) {
@@ -158,13 +130,8 @@ func readDevice(hostPath, containerPath string) (specs.LinuxDevice, error) {
 	if err := unix.Lstat(hostPath, &stat); err != nil {
 		return specs.LinuxDevice{}, &fs.PathError{Op: "lstat", Path: hostPath, Err: err}
 	}
-	kind := ""
-	switch stat.Mode & unix.S_IFMT {
-	case unix.S_IFBLK:
-		kind = "b"
-	case unix.S_IFCHR:
-		kind = "c"
-	default:
+	kind := map[uint32]string{unix.S_IFBLK: "b", unix.S_IFCHR: "c"}[stat.Mode&unix.S_IFMT]
+	if kind == "" {
 		return specs.LinuxDevice{}, fmt.Errorf("%s is neither a device nor a directory", hostPath)
 	}
 	mode := os.FileMode(stat.Mode &^ unix.S_IFMT)
@@ -175,34 +142,33 @@ func readDevice(hostPath, containerPath string) (specs.LinuxDevice, error) {
 	}, nil
 }
 
-// containerCDI adds what the vendors of the asked devices say that they need:
-// nodes, mounts, variables, hooks. A device that no file describes is an error.
+// containerCDI adds what the vendors of the asked devices say that they need: nodes,
+// mounts, variables, hooks. Annotations are the older way to ask, which the kubelet uses
+// as well. A device that no file describes is an error, and may be in one that could not be read.
 func containerCDI(c *Container, spec *specs.Spec) error {
-	devices, err := cdiDevices(c)
-	if err != nil || len(devices) == 0 {
-		return err
+	_, annotated, err := cdi.ParseAnnotations(c.Config.GetAnnotations())
+	if err != nil {
+		return fmt.Errorf("CDI annotations: %w", err)
 	}
-	if c.CDI == nil {
+	var asked []string
+	for _, device := range c.Config.GetCDIDevices() {
+		asked = append(asked, device.GetName())
+	}
+	devices := Once(append(asked, annotated...))
+	switch {
+	case len(devices) == 0:
+		return nil
+	case c.CDI == nil:
 		return fmt.Errorf("CDI devices %q: this runtime has no CDI directories", devices)
 	}
 	if _, err := c.CDI.InjectDevices(spec, devices...); err != nil {
-		return errors.Join(fmt.Errorf("CDI devices %q: %w", devices, err), c.cdiErrors())
+		all := []error{fmt.Errorf("CDI devices %q: %w", devices, err)}
+		for file, errs := range c.CDI.GetErrors() {
+			all = append(all, fmt.Errorf("%s: %w", file, errors.Join(errs...)))
+		}
+		return errors.Join(all...)
 	}
 	return nil
-}
-
-// cdiDevices are those of the CRI's field and those of annotations, the older
-// way, which the kubelet sends as well.
-func cdiDevices(c *Container) ([]string, error) {
-	_, annotated, err := cdi.ParseAnnotations(c.Config.GetAnnotations())
-	if err != nil {
-		return nil, fmt.Errorf("CDI annotations: %w", err)
-	}
-	var devices []string
-	for _, device := range c.Config.GetCDIDevices() {
-		devices = append(devices, device.GetName())
-	}
-	return Once(append(devices, annotated...)), nil
 }
 
 // Once has each name at its first place only: the hooks of a device must not run twice.
@@ -213,13 +179,4 @@ func Once(names []string) (once []string) {
 		}
 	}
 	return once
-}
-
-// cdiErrors lists the files that could not be read: the device may be in one.
-func (c *Container) cdiErrors() error {
-	var all []error
-	for file, errs := range c.CDI.GetErrors() {
-		all = append(all, fmt.Errorf("%s: %w", file, errors.Join(errs...)))
-	}
-	return errors.Join(all...)
 }

@@ -38,20 +38,12 @@ type outcome struct {
 
 func (o *outcome) made() *outcome { return o }
 
-// golden runs a rule over the cases of testdata/NAME.json, each on a spec in
-// which nothing is set yet, and compares the part that the rule is to set.
-func golden(t *testing.T, name string, rule sandboxRule, part func(*specs.Spec) any) {
-	t.Helper()
-	goldenSpecs(t, name, part, func(s *Sandbox) (*specs.Spec, error) {
-		spec := &specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{}}, Linux: &specs.Linux{}}
-		return spec, rule(s, spec)
-	})
-}
-
-func goldenSpecs(t *testing.T, name string, part func(*specs.Spec) any, makeSpec func(*Sandbox) (*specs.Spec, error)) {
+// goldenSpecs makes the specs of the cases of testdata/NAME.json, and compares the part
+// that the file is about.
+func goldenSpecs(t *testing.T, name string, part func(*specs.Spec) any) {
 	t.Helper()
 	goldenFile(t, name, func(c *goldenCase) outcome {
-		spec, err := makeSpec(sandboxOf(t, *c))
+		spec, err := ForSandbox(sandboxOf(t, *c))
 		return outcomeOf(t, spec, err, part)
 	})
 }

@@ -15,17 +15,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// sandboxMounts gives pause its own /proc, which setting sysctls needs, and
-// nothing else: an empty directory over /dev keeps the runtime from making
-// unused device nodes.
-func sandboxMounts(s *Sandbox, spec *specs.Spec) error {
-	spec.Mounts = []specs.Mount{
-		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
-		{Destination: "/dev", Type: "bind", Source: s.EmptyDir, Options: []string{"bind", "ro", "nosuid", "noexec", "nodev"}},
-	}
-	return nil
-}
-
 type mount = runtimeapi.Mount
 
 // containerMounts: the kernel's filesystems, then all that is bound from the
@@ -56,12 +45,12 @@ func binds(c *Container) []*mount {
 		at[place] = len(all)
 		all = append(all, m)
 	}
+	depth := func(m *mount) int { return strings.Count(path.Clean(m.GetContainerPath()), "/") }
 	slices.SortStableFunc(all, func(a, b *mount) int { return cmp.Compare(depth(a), depth(b)) })
 	return all
 }
 
-func depth(m *mount) int { return strings.Count(path.Clean(m.GetContainerPath()), "/") }
-
+// bind mounts from the host; an image is mounted with the pod's mappings already.
 func bind(c *Container, m *mount, spec *specs.Spec) (specs.Mount, error) {
 	source, err := bindSource(c, m)
 	if err != nil {
@@ -71,22 +60,16 @@ func bind(c *Container, m *mount, spec *specs.Spec) (specs.Mount, error) {
 	if err != nil {
 		return specs.Mount{}, err
 	}
-	return specs.Mount{
+	bound := specs.Mount{
 		Destination: path.Clean(m.GetContainerPath()),
 		Type:        "bind",
 		Source:      source,
 		Options:     slices.Concat([]string{"rbind", propagation}, bindAccess(m), c.bindOptions(m)),
-		UIDMappings: linuxIDMappings(bindMappings(m.GetImage(), m.GetUidMappings())),
-		GIDMappings: linuxIDMappings(bindMappings(m.GetImage(), m.GetGidMappings())),
-	}, nil
-}
-
-// bindMappings: an image is mounted with the pod's mappings already.
-func bindMappings(image *runtimeapi.ImageSpec, mappings []*runtimeapi.IDMapping) []*runtimeapi.IDMapping {
-	if image != nil {
-		return nil
 	}
-	return mappings
+	if m.GetImage() == nil {
+		bound.UIDMappings, bound.GIDMappings = linuxIDMappings(m.GetUidMappings()), linuxIDMappings(m.GetGidMappings())
+	}
+	return bound, nil
 }
 
 // bindSource follows symbolic links on the host, as the CRI says (host_path).
@@ -145,59 +128,36 @@ func linuxIDMappings(from []*runtimeapi.IDMapping) []specs.LinuxIDMapping {
 func propagate(source string, mode runtimeapi.MountPropagation, spec *specs.Spec) (string, error) {
 	switch mode {
 	case runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER:
-		if err := wantPeers(source, "shared:", "master:"); err != nil {
-			return "", err
-		}
-		if spec.Linux.RootfsPropagation == "" {
-			spec.Linux.RootfsPropagation = "rslave"
-		}
-		return "rslave", nil
+		spec.Linux.RootfsPropagation = cmp.Or(spec.Linux.RootfsPropagation, "rslave")
+		return "rslave", wantPeers(source, "shared:", "master:")
 	case runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL:
-		if err := wantPeers(source, "shared:"); err != nil {
-			return "", err
-		}
 		spec.Linux.RootfsPropagation = "rshared"
-		return "rshared", nil
+		return "rshared", wantPeers(source, "shared:")
 	default:
 		return "rprivate", nil
 	}
 }
 
-// wantPeers: the mount that holds the path has one of the marks of a peer group
-// (proc_pid_mountinfo(5), optional fields).
+// wantPeers: the mount that holds the path, which has no symbolic links, has one of the
+// marks of a peer group (proc_pid_mountinfo(5), optional fields). It is the deepest of
+// those above the path, and of several in one place the last, which is on top.
 func wantPeers(source string, marks ...string) error {
-	holder, err := mountOf(source)
+	above, err := mountinfo.GetMounts(mountinfo.ParentsFilter(source))
 	if err != nil {
-		return err
+		return fmt.Errorf("read the mount table: %w", err)
 	}
+	slices.SortStableFunc(above, func(a, b *mountinfo.Info) int { return cmp.Compare(len(a.Mountpoint), len(b.Mountpoint)) })
+	if len(above) == 0 {
+		return fmt.Errorf("%s is on no mount that can be seen from here", source)
+	}
+	holder := above[len(above)-1]
 	for field := range strings.FieldsSeq(holder.Optional) {
-		for _, mark := range marks {
-			if strings.HasPrefix(field, mark) {
-				return nil
-			}
+		if slices.ContainsFunc(marks, func(mark string) bool { return strings.HasPrefix(field, mark) }) {
+			return nil
 		}
 	}
 	return fmt.Errorf("%s is on the mount %s, which is private and propagates nothing: run 'mount --make-rshared %s' on the node, or ask for no propagation",
 		source, holder.Mountpoint, holder.Mountpoint)
-}
-
-// mountOf is the mount that a path, without symbolic links, is on: of those
-// above it the deepest, and of several in one place the last, which is on top.
-func mountOf(source string) (*mountinfo.Info, error) {
-	above, err := mountinfo.GetMounts(mountinfo.ParentsFilter(source))
-	if err != nil {
-		return nil, fmt.Errorf("read the mount table: %w", err)
-	}
-	var deepest *mountinfo.Info
-	for _, m := range above {
-		if deepest == nil || len(m.Mountpoint) >= len(deepest.Mountpoint) {
-			deepest = m
-		}
-	}
-	if deepest == nil {
-		return nil, fmt.Errorf("%s is on no mount that can be seen from here", source)
-	}
-	return deepest, nil
 }
 
 // Volume is a volume that an image declares: a directory of the container's
@@ -265,16 +225,12 @@ func containerHiddenPaths(c *Container, spec *specs.Spec) error {
 		readonly = defaultReadonly
 	}
 	spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = masked, readonly
-	if !c.Machine.CgroupV2 && mountsHave(spec, cgroupRoot) {
+	if !c.Machine.CgroupV2 && slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == cgroupRoot && m.Type == "cgroup" }) {
 		// On version 1 it is a tmpfs with links and the hierarchies, which are
 		// read-only themselves.
 		spec.Linux.ReadonlyPaths = append(slices.Clone(readonly), cgroupRoot)
 	}
 	return nil
-}
-
-func mountsHave(spec *specs.Spec, place string) bool {
-	return slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == place && m.Type == "cgroup" })
 }
 
 // hiddenByDefault are the lists of the base spec, or those of the kubelet

@@ -2,6 +2,8 @@ package oci
 
 import (
 	"cmp"
+	"encoding/json"
+	"fmt"
 	"maps"
 	"math"
 	"path"
@@ -14,20 +16,13 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 )
 
-// pauseCPUShares is the least weight there is: pause only sleeps.
-const pauseCPUShares = 2
-
-func sandboxResources(_ *Sandbox, spec *specs.Spec) error {
-	shares := uint64(pauseCPUShares)
-	spec.Linux.Resources = &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: &shares}}
-	return nil
-}
-
 // containerResources: what the container asks for over what the base spec has.
-func containerResources(c *Container, spec *specs.Spec) error {
+func containerResources(c *Container, spec *specs.Spec) (err error) {
 	limits := Resources(c.Config.GetLinux().GetResources(), c.Machine)
 	if base := spec.Linux.Resources; base != nil {
-		limits = onBase(base, limits)
+		if limits, err = onBase(base, limits); err != nil {
+			return fmt.Errorf("resources of the base spec: %w", err)
+		}
 		DropUnsupported(limits, c.Machine)
 	}
 	if c.PidsLimit > 0 && slices.Contains(c.Machine.Controllers, "pids") {
@@ -37,42 +32,28 @@ func containerResources(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// onBase gives base with what is specified in asked in its place.
-func onBase(base, asked *specs.LinuxResources) *specs.LinuxResources {
-	if base.CPU == nil {
-		base.CPU = &specs.LinuxCPU{}
-	}
-	replace(&base.CPU.Shares, asked.CPU.Shares)
-	replace(&base.CPU.Quota, asked.CPU.Quota)
-	replace(&base.CPU.Period, asked.CPU.Period)
-	base.CPU.Cpus, base.CPU.Mems = cmp.Or(asked.CPU.Cpus, base.CPU.Cpus), cmp.Or(asked.CPU.Mems, base.CPU.Mems)
+// onBase gives base with what is specified in asked in its place, which is what JSON
+// does; of lists, it takes the later one.
+func onBase(base, asked *specs.LinuxResources) (*specs.LinuxResources, error) {
+	pages := slices.DeleteFunc(base.HugepageLimits, func(old specs.LinuxHugepageLimit) bool {
+		return slices.ContainsFunc(asked.HugepageLimits, func(l specs.LinuxHugepageLimit) bool { return l.Pagesize == old.Pagesize })
+	})
+	base.HugepageLimits = nil
 	if base.Memory == nil {
 		base.Memory = &specs.LinuxMemory{}
 	}
-	if asked.Memory != nil {
-		replace(&base.Memory.Limit, asked.Memory.Limit)
-		replace(&base.Memory.Swap, asked.Memory.Swap)
+	encoded, err := json.Marshal(asked)
+	if err == nil {
+		err = json.Unmarshal(encoded, base)
 	}
-	for _, limit := range asked.HugepageLimits {
-		base.HugepageLimits = slices.DeleteFunc(base.HugepageLimits, func(old specs.LinuxHugepageLimit) bool { return old.Pagesize == limit.Pagesize })
-		base.HugepageLimits = append(base.HugepageLimits, limit)
-	}
-	if base.Unified == nil {
-		base.Unified = asked.Unified
-	}
-	maps.Copy(base.Unified, asked.Unified)
-	return base
-}
-
-func replace[T any](in **T, by *T) {
-	if by != nil {
-		*in = by
-	}
+	base.HugepageLimits = append(pages, base.HugepageLimits...)
+	return base, err
 }
 
 // Resources are the limits of a container, at its creation or for an update:
 // what is zero in the CRI is not specified. What this machine has no
-// controller for is left out.
+// controller for is left out. The swap limit counts memory and swap together; without
+// one of its own a container with a memory limit gets no swap, as in containerd.
 func Resources(r *runtimeapi.LinuxContainerResources, m machine.Machine) *specs.LinuxResources {
 	limits := &specs.LinuxResources{
 		CPU: &specs.LinuxCPU{
@@ -82,7 +63,10 @@ func Resources(r *runtimeapi.LinuxContainerResources, m machine.Machine) *specs.
 			Cpus:   r.GetCpusetCpus(),
 			Mems:   r.GetCpusetMems(),
 		},
-		Memory:  memory(r),
+		Memory: &specs.LinuxMemory{
+			Limit: specified(r.GetMemoryLimitInBytes()),
+			Swap:  specified(cmp.Or(r.GetMemorySwapLimitInBytes(), r.GetMemoryLimitInBytes())),
+		},
 		Unified: maps.Clone(r.GetUnified()),
 	}
 	for _, limit := range r.GetHugepageLimits() {
@@ -90,16 +74,6 @@ func Resources(r *runtimeapi.LinuxContainerResources, m machine.Machine) *specs.
 	}
 	DropUnsupported(limits, m)
 	return limits
-}
-
-// memory: the swap limit counts memory and swap together. Without one of its
-// own a container with a memory limit gets no swap, as in containerd.
-func memory(r *runtimeapi.LinuxContainerResources) *specs.LinuxMemory {
-	m := &specs.LinuxMemory{Limit: specified(r.GetMemoryLimitInBytes()), Swap: specified(r.GetMemorySwapLimitInBytes())}
-	if m.Swap == nil {
-		m.Swap = specified(r.GetMemoryLimitInBytes())
-	}
-	return m
 }
 
 func specified[N int64 | uint64](value N) *N {
@@ -190,17 +164,6 @@ func containerRlimits(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// StackLimit is the soft limit of the stack of a container's processes, in
-// bytes.
-func StackLimit(c *Container) (uint64, error) {
-	spec, err := c.newSpec()
-	if err != nil {
-		return 0, err
-	}
-	err = containerRlimits(c, spec)
-	return SoftStack(spec.Process.Rlimits), err
-}
-
 // SoftStack is the limit of the stack among the limits of a process, in bytes; no
 // limit where none is set.
 func SoftStack(limits []specs.POSIXRlimit) uint64 {
@@ -212,38 +175,13 @@ func SoftStack(limits []specs.POSIXRlimit) uint64 {
 	return unlimited
 }
 
-// sandboxSysctls sets the kernel parameters of the pod's namespaces. Unless
-// the pod says otherwise, every user of it may bind low ports and send pings,
-// as in Docker and containerd; not in a user namespace of its own, where the
-// group range could not be written, nor in the node's network.
-func sandboxSysctls(s *Sandbox, spec *specs.Spec) error {
-	spec.Linux.Sysctl = make(map[string]string)
-	if s.NetNS != "" {
-		spec.Linux.Sysctl["net.ipv4.ip_unprivileged_port_start"] = "0"
-		if s.UserNS == "" {
-			spec.Linux.Sysctl["net.ipv4.ping_group_range"] = "0 2147483647"
-		}
-	}
-	for name, value := range s.Defaults.Sysctls {
-		if OwnsSysctl(s.Config, name) {
-			spec.Linux.Sysctl[SysctlName(name)] = value
-		}
-	}
-	for name, value := range s.Config.GetLinux().GetSysctls() {
-		spec.Linux.Sysctl[SysctlName(name)] = value
-	}
-	return nil
-}
-
 // SysctlName is the name with dots. A name may be written with slashes, and a
 // dot is then part of an element (sysctl.d(5)): net/ipv4/conf/eth0.1/arp.
 func SysctlName(name string) string {
-	first := strings.IndexAny(name, "./")
-	if first < 0 || name[first] == '.' {
+	if first := strings.IndexAny(name, "./"); first < 0 || name[first] == '.' {
 		return name
 	}
-	swap := strings.NewReplacer(".", "/", "/", ".")
-	return swap.Replace(name)
+	return strings.NewReplacer(".", "/", "/", ".").Replace(name)
 }
 
 // OwnsSysctl reports whether a kernel parameter belongs to a namespace that the
@@ -259,6 +197,12 @@ func OwnsSysctl(config *runtimeapi.PodSandboxConfig, name string) bool {
 	}
 }
 
+// ipcSysctls are the kernel parameters of the IPC namespace (ipc_namespaces(7)).
+var ipcSysctls = []string{
+	"kernel.msgmax", "kernel.msgmnb", "kernel.msgmni", "kernel.sem",
+	"kernel.shmall", "kernel.shmmax", "kernel.shmmni", "kernel.shm_rmid_forced",
+}
+
 // SysctlNamespace is the kind of namespace that a kernel parameter belongs to,
 // "" if it is one of the node.
 func SysctlNamespace(name string) specs.LinuxNamespaceType {
@@ -266,19 +210,9 @@ func SysctlNamespace(name string) specs.LinuxNamespaceType {
 	switch {
 	case strings.HasPrefix(dotted, "net."):
 		return specs.NetworkNamespace
-	case strings.HasPrefix(dotted, "fs.mqueue.") || isIPC(dotted):
+	case strings.HasPrefix(dotted, "fs.mqueue.") || slices.Contains(ipcSysctls, dotted):
 		return specs.IPCNamespace
 	default:
 		return ""
 	}
-}
-
-// isIPC: the kernel parameters of the IPC namespace (ipc_namespaces(7)).
-func isIPC(name string) bool {
-	switch name {
-	case "kernel.msgmax", "kernel.msgmnb", "kernel.msgmni", "kernel.sem",
-		"kernel.shmall", "kernel.shmmax", "kernel.shmmni", "kernel.shm_rmid_forced":
-		return true
-	}
-	return false
 }

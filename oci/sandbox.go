@@ -34,41 +34,71 @@ type Sandbox struct {
 // PauseProgram is the path of the pause program in the sandbox's rootfs.
 const PauseProgram = "/pause"
 
-type sandboxRule func(*Sandbox, *specs.Spec) error
-
-func sandboxRules() []sandboxRule {
-	return []sandboxRule{
-		sandboxProcess,
-		sandboxUser,
-		sandboxMounts,
-		sandboxNamespaces,
-		sandboxSysctls,
-		sandboxResources,
-		sandboxSeccomp,
-		sandboxAppArmor,
-		sandboxSELinux,
-	}
-}
-
 // ForSandbox makes the spec of a pod's pause process.
 func ForSandbox(s *Sandbox) (*specs.Spec, error) {
+	security := s.Config.GetLinux().GetSecurityContext()
+	// Pause is one of the last processes to be killed: with it the whole pod would have
+	// to be made again. It only sleeps, so it has the least weight there is.
+	adjust := s.Machine.OOMScoreAdjNear(-998)
+	shares := uint64(2)
 	spec := &specs.Spec{
-		Version:     specs.Version,
-		Root:        &specs.Root{Path: s.Rootfs, Readonly: true},
-		Process:     &specs.Process{},
-		Linux:       &specs.Linux{CgroupsPath: s.CgroupsPath},
+		Version: specs.Version,
+		Root:    &specs.Root{Path: s.Rootfs, Readonly: true},
+		Process: &specs.Process{
+			Args: []string{PauseProgram}, Cwd: "/", NoNewPrivileges: true, Capabilities: &specs.LinuxCapabilities{}, OOMScoreAdj: &adjust,
+			User:         specs.User{UID: uint32(security.GetRunAsUser().GetValue()), GID: uint32(security.GetRunAsGroup().GetValue())},
+			SelinuxLabel: s.SELinux.Process,
+		},
+		// Setting sysctls needs /proc; an empty directory over /dev keeps the runtime from
+		// making unused device nodes.
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+			{Destination: "/dev", Type: "bind", Source: s.EmptyDir, Options: []string{"bind", "ro", "nosuid", "noexec", "nodev"}},
+		},
+		Linux: &specs.Linux{
+			CgroupsPath: s.CgroupsPath, MountLabel: s.SELinux.Mount, Sysctl: s.sysctls(),
+			Resources: &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: &shares}},
+		},
 		Annotations: map[string]string{"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": s.ID},
 	}
-	for _, rule := range sandboxRules() {
-		if err := rule(s, spec); err != nil {
-			return nil, fmt.Errorf("the spec of sandbox %s: %w", s.ID, err)
-		}
+	// Pause has no /etc/group to look into, so only the groups that are listed count,
+	// whatever supplemental_groups_policy says.
+	for _, group := range security.GetSupplementalGroups() {
+		spec.Process.User.AdditionalGids = append(spec.Process.User.AdditionalGids, uint32(group))
+	}
+	s.namespaces(spec)
+	if security.GetPrivileged() {
+		return spec, nil
+	}
+	spec.Process.ApparmorProfile = appArmorProfile(security.GetApparmor(), s.Machine)
+	err := setSeccomp(SeccompOf(security), spec, func(*specs.Spec) (*specs.LinuxSeccomp, error) { return pauseDefault(), nil })
+	if err != nil {
+		return nil, fmt.Errorf("the spec of sandbox %s: %w", s.ID, err)
 	}
 	return spec, nil
 }
 
-func (s *Sandbox) security() *runtimeapi.LinuxSandboxSecurityContext {
-	return s.Config.GetLinux().GetSecurityContext()
+// sysctls are the kernel parameters of the pod's namespaces. Unless
+// the pod says otherwise, every user of it may bind low ports and send pings,
+// as in Docker and containerd; not in a user namespace of its own, where the
+// group range could not be written, nor in the node's network.
+func (s *Sandbox) sysctls() map[string]string {
+	all := make(map[string]string)
+	if s.NetNS != "" {
+		all["net.ipv4.ip_unprivileged_port_start"] = "0"
+		if s.UserNS == "" {
+			all["net.ipv4.ping_group_range"] = "0 2147483647"
+		}
+	}
+	for name, value := range s.Defaults.Sysctls {
+		if OwnsSysctl(s.Config, name) {
+			all[SysctlName(name)] = value
+		}
+	}
+	for name, value := range s.Config.GetLinux().GetSysctls() {
+		all[SysctlName(name)] = value
+	}
+	return all
 }
 
 // HostNetwork reports whether the pod lives in the network of the node.
@@ -90,34 +120,32 @@ func namespaceOptions(config *runtimeapi.PodSandboxConfig) *runtimeapi.Namespace
 	return config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 }
 
-// sandboxNamespaces makes the namespaces that live and die with pause, and
+// namespaces makes the namespaces that live and die with pause, and
 // joins those that were made before it. A pod in the node's network also lives
 // with the node's host name. With the pid mode CONTAINER each container gets a
 // pid namespace, and so does pause. The mappings of a user namespace that is
 // joined are the namespace's own: the runtime reads them there.
-func sandboxNamespaces(s *Sandbox, spec *specs.Spec) error {
-	options := namespaceOptions(s.Config)
+func (s *Sandbox) namespaces(spec *specs.Spec) {
+	options, node := namespaceOptions(s.Config), runtimeapi.NamespaceMode_NODE
 	spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.MountNamespace}}
-	add := func(kind specs.LinuxNamespaceType, path string) {
-		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: kind, Path: path})
-	}
-	if s.UserNS != "" {
-		add(specs.UserNamespace, s.UserNS)
-	}
-	if s.NetNS != "" {
-		add(specs.NetworkNamespace, s.NetNS)
+	for _, n := range []struct {
+		kind specs.LinuxNamespaceType
+		path string
+		want bool
+	}{
+		{specs.UserNamespace, s.UserNS, s.UserNS != ""},
+		{specs.NetworkNamespace, s.NetNS, s.NetNS != ""},
+		{specs.UTSNamespace, "", options.GetNetwork() != node},
+		{specs.IPCNamespace, "", options.GetIpc() != node},
+		{specs.PIDNamespace, "", options.GetPid() != node},
+	} {
+		if n.want {
+			spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: n.kind, Path: n.path})
+		}
 	}
 	if !HostNetwork(s.Config) {
-		add(specs.UTSNamespace, "")
 		spec.Hostname = s.Config.GetHostname()
 	}
-	if options.GetIpc() != runtimeapi.NamespaceMode_NODE {
-		add(specs.IPCNamespace, "")
-	}
-	if options.GetPid() != runtimeapi.NamespaceMode_NODE {
-		add(specs.PIDNamespace, "")
-	}
-	return nil
 }
 
 // containerNamespaces: a mount namespace of its own; the network, IPC, UTS and user
@@ -212,27 +240,24 @@ func (c *Container) newSpec() (*specs.Spec, error) {
 	spec.Version = specs.Version
 	spec.Root = &specs.Root{Path: c.Rootfs, Readonly: c.security().GetReadonlyRootfs()}
 	spec.Hostname, spec.Domainname = "", ""
-	spec.Process.ApparmorProfile, spec.Process.SelinuxLabel = "", ""
-	spec.Linux.Seccomp, spec.Linux.MountLabel, spec.Linux.RootfsPropagation = nil, "", ""
-	spec.Linux.CgroupsPath = c.CgroupsPath
+	spec.Process.ApparmorProfile, spec.Process.SelinuxLabel, spec.Linux.MountLabel = "", c.SELinux.Process, c.SELinux.Mount
+	spec.Linux.Seccomp, spec.Linux.RootfsPropagation, spec.Linux.CgroupsPath = nil, "", c.CgroupsPath
 	if spec.Annotations == nil {
 		spec.Annotations = make(map[string]string)
 	}
-	maps.Copy(spec.Annotations, matching(c.Pod.GetAnnotations(), c.Defaults.PodAnnotations))
-	maps.Copy(spec.Annotations, matching(c.Config.GetAnnotations(), c.Defaults.ContainerAnnotations))
+	passOn(spec.Annotations, c.Pod.GetAnnotations(), c.Defaults.PodAnnotations)
+	passOn(spec.Annotations, c.Config.GetAnnotations(), c.Defaults.ContainerAnnotations)
 	maps.Copy(spec.Annotations, containerAnnotations(c))
 	return spec, nil
 }
 
-// matching are the annotations whose names match one of the patterns.
-func matching(annotations map[string]string, patterns []string) map[string]string {
-	matched := make(map[string]string)
+// passOn copies the annotations whose names match one of the patterns.
+func passOn(to, annotations map[string]string, patterns []string) {
 	for name, value := range annotations {
 		for _, pattern := range patterns {
 			if ok, err := path.Match(pattern, name); err == nil && ok {
-				matched[name] = value
+				to[name] = value
 			}
 		}
 	}
-	return matched
 }

@@ -12,17 +12,13 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 )
 
-func TestSandboxSeccomp(t *testing.T) {
-	golden(t, "seccomp", sandboxSeccomp, func(s *specs.Spec) any { return s.Linux.Seccomp })
-}
-
 // Pause has to be able to live under the default profile, which has to be one
 // that forbids something.
 func TestDefaultSeccompProfileFitsPause(t *testing.T) {
-	spec := &specs.Spec{Linux: &specs.Linux{}}
 	asked := &runtimeapi.LinuxSandboxSecurityContext{Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}}
 	pod := &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: asked}}
-	must(t, sandboxSeccomp(&Sandbox{Config: pod}, spec))
+	spec, err := ForSandbox(&Sandbox{Config: pod})
+	must(t, err)
 	profile := spec.Linux.Seccomp
 	for _, name := range []string{"execve", "rt_sigaction", "rt_sigprocmask", "rt_sigtimedwait", "wait4", "exit", "exit_group"} {
 		if !allows(profile, name) {
@@ -80,7 +76,7 @@ func seccompOf(t *testing.T, security *runtimeapi.LinuxContainerSecurityContext)
 		Machine: machine.Machine{Capabilities: append(DefaultCapabilities(), "CAP_SYS_ADMIN")},
 	}
 	spec := &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}
-	for _, rule := range []containerRule{containerCapabilities, containerSeccomp} {
+	for _, rule := range []func(*Container, *specs.Spec) error{containerCapabilities, containerProfiles} {
 		must(t, rule(c, spec))
 	}
 	return spec

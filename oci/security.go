@@ -46,97 +46,46 @@ func DefaultCapabilities() []string {
 // AllCapabilities stands for all that there are, in a list of capabilities.
 const AllCapabilities = "ALL"
 
-// containerCapabilities: "all" means all that the daemon has, others could not
-// be given. The inheritable set holds the ambient capabilities alone, which
+// containerCapabilities: single capabilities are added to and dropped from a base, and
+// dropping all is stronger than adding all. "All" means all that the daemon has, others
+// could not be given. The inheritable set holds the ambient capabilities alone, which
 // need it: what else is in it, a file's inheritable capabilities would give to
 // users that are not root (CVE-2022-24769).
 func containerCapabilities(c *Container, spec *specs.Spec) error {
-	spec.Process.Capabilities = &specs.LinuxCapabilities{}
-	if c.security().GetPrivileged() {
-		setCapabilities(spec, c.Machine.Capabilities)
-		return nil
-	}
-	asked := c.security().GetCapabilities()
+	all := func(names []string) bool { return slices.Contains(names, AllCapabilities) }
+	asked, own := c.security().GetCapabilities(), c.Machine.Capabilities
 	ambient, drop := CapabilityNames(asked.GetAddAmbientCapabilities()), CapabilityNames(asked.GetDropCapabilities())
 	add := slices.Concat(CapabilityNames(asked.GetAddCapabilities()), ambient)
-	set := c.baseCapabilities(add, drop)
-	if slices.Contains(set, AllCapabilities) {
-		set = slices.Clone(c.Machine.Capabilities)
+	set := c.Defaults.Capabilities
+	if set == nil {
+		set = DefaultCapabilities()
 	}
-	set = slices.DeleteFunc(append(set, add...), func(name string) bool {
-		return slices.Contains(drop, name) || !slices.Contains(c.Machine.Capabilities, name)
-	})
-	setCapabilities(spec, set)
-	spec.Process.Capabilities.Ambient = onlyIn(spec.Process.Capabilities.Bounding, ambient)
-	spec.Process.Capabilities.Inheritable = spec.Process.Capabilities.Ambient
-	return nil
-}
-
-// baseCapabilities is what single capabilities are added to and dropped from:
-// dropping all is stronger than adding all.
-func (c *Container) baseCapabilities(add, drop []string) []string {
 	switch {
-	case slices.Contains(drop, AllCapabilities):
-		return nil
-	case slices.Contains(add, AllCapabilities):
-		return []string{AllCapabilities}
-	case c.Defaults.Capabilities != nil:
-		return slices.Clone(c.Defaults.Capabilities)
-	default:
-		return DefaultCapabilities()
+	case c.security().GetPrivileged():
+		set, add, drop, ambient = own, nil, nil, nil
+	case all(drop):
+		set = nil
+	case all(add) || all(set):
+		set = own
 	}
-}
-
-// onlyIn is the set of the wanted capabilities, "all" resolved, that are there.
-func onlyIn(there, wanted []string) []string {
-	return slices.DeleteFunc(slices.Clone(there), func(name string) bool {
-		return !slices.Contains(wanted, name) && !slices.Contains(wanted, AllCapabilities)
-	})
-}
-
-func setCapabilities(spec *specs.Spec, names []string) {
-	sorted := slices.Compact(slices.Sorted(slices.Values(names)))
-	spec.Process.Capabilities.Bounding = sorted
-	spec.Process.Capabilities.Effective = sorted
-	spec.Process.Capabilities.Permitted = sorted
+	set = slices.Compact(slices.Sorted(slices.Values(slices.Concat(set, add))))
+	set = slices.DeleteFunc(set, func(name string) bool { return slices.Contains(drop, name) || !slices.Contains(own, name) })
+	raised := slices.DeleteFunc(slices.Clone(set), func(name string) bool { return !slices.Contains(ambient, name) && !all(ambient) })
+	spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: set, Effective: set, Permitted: set, Ambient: raised, Inheritable: raised}
+	return nil
 }
 
 // CapabilityNames are the names as runtime-spec has them: Kubernetes writes
 // them without CAP_, and neither cares for the case of letters.
-func CapabilityNames(names []string) []string {
-	var full []string
+func CapabilityNames(names []string) (full []string) {
 	for _, name := range names {
-		full = append(full, capabilityName(name))
+		name = strings.ToUpper(name)
+		if name != AllCapabilities && !strings.HasPrefix(name, "CAP_") {
+			name = "CAP_" + name
+		}
+		full = append(full, name)
 	}
 	return full
-}
-
-func capabilityName(name string) string {
-	name = strings.ToUpper(name)
-	if name == AllCapabilities || strings.HasPrefix(name, "CAP_") {
-		return name
-	}
-	return "CAP_" + name
-}
-
-func sandboxSeccomp(s *Sandbox, spec *specs.Spec) error {
-	if s.security().GetPrivileged() {
-		return nil
-	}
-	return setSeccomp(SeccompOf(s.security()), spec, func(*specs.Spec) (*specs.LinuxSeccomp, error) { return pauseDefault(), nil })
-}
-
-// containerSeccomp: the default profile allows the system calls that belong to
-// the capabilities of the container, which are set before.
-func containerSeccomp(c *Container, spec *specs.Spec) error {
-	if c.security().GetPrivileged() {
-		return nil
-	}
-	profile := SeccompOf(c.security())
-	if profile == nil {
-		profile = parseProfile(c.Defaults.Seccomp)
-	}
-	return setSeccomp(profile, spec, seccomp.GetDefaultProfile)
 }
 
 // asksForSeccomp is the security context of a pod or of a container.
@@ -160,7 +109,10 @@ func setSeccomp(profile *runtimeapi.SecurityProfile, spec *specs.Spec, byDefault
 	switch {
 	case profile == nil || profile.GetProfileType() == runtimeapi.SecurityProfile_Unconfined:
 	case profile.GetProfileType() == runtimeapi.SecurityProfile_Localhost:
-		spec.Linux.Seccomp, err = loadSeccomp(profile.GetLocalhostRef(), spec)
+		var body []byte
+		if body, err = state.ReadFile(profile.GetLocalhostRef()); err == nil {
+			spec.Linux.Seccomp, err = seccomp.LoadProfile(string(body), spec)
+		}
 	default:
 		spec.Linux.Seccomp, err = byDefault(spec)
 	}
@@ -168,14 +120,6 @@ func setSeccomp(profile *runtimeapi.SecurityProfile, spec *specs.Spec, byDefault
 		return fmt.Errorf("seccomp: %w", err)
 	}
 	return nil
-}
-
-func loadSeccomp(path string, spec *specs.Spec) (*specs.LinuxSeccomp, error) {
-	body, err := state.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	return seccomp.LoadProfile(string(body), spec)
 }
 
 // pauseDefault is the runtime's default profile for pause. It is far narrower
@@ -203,25 +147,22 @@ func pauseDefault() *specs.LinuxSeccomp {
 	}
 }
 
-func sandboxAppArmor(s *Sandbox, spec *specs.Spec) error {
-	if s.security().GetPrivileged() {
-		return nil
-	}
-	spec.Process.ApparmorProfile = appArmorProfile(s.security().GetApparmor(), s.Machine)
-	return nil
-}
-
-// containerAppArmor: a container that names no profile gets the default one.
-func containerAppArmor(c *Container, spec *specs.Spec) error {
+// containerProfiles: a container that names no profile gets that of the configuration.
+// The default seccomp profile allows the system calls that belong to the capabilities of
+// the container, which are set before.
+func containerProfiles(c *Container, spec *specs.Spec) error {
 	if c.security().GetPrivileged() {
 		return nil
 	}
-	profile := ContainerAppArmor(c.security())
+	filter, profile := SeccompOf(c.security()), ContainerAppArmor(c.security())
+	if filter == nil {
+		filter = parseProfile(c.Defaults.Seccomp)
+	}
 	if profile == nil {
 		profile = parseProfile(cmp.Or(c.Defaults.AppArmor, "runtime/default"))
 	}
 	spec.Process.ApparmorProfile = appArmorProfile(profile, c.Machine)
-	return nil
+	return setSeccomp(filter, spec, seccomp.GetDefaultProfile)
 }
 
 // ContainerAppArmor is the profile that a container asks for; the older form
@@ -289,33 +230,15 @@ func ContainerSELinux(config *runtimeapi.ContainerConfig, pod SELinux) []string 
 	return selinuxOptions(security.GetSelinuxOptions(), security.GetPrivileged(), pod.Level())
 }
 
-func selinuxOptions(o *runtimeapi.SELinuxOption, privileged bool, level string) []string {
-	if o.GetLevel() != "" {
-		level = o.GetLevel()
-	}
+func selinuxOptions(o *runtimeapi.SELinuxOption, privileged bool, level string) (options []string) {
 	kind := o.GetType()
 	if kind == "" && privileged {
 		kind = privilegedType
 	}
-	var options []string
-	add := func(name, value string) {
-		if value != "" {
-			options = append(options, name+":"+value)
+	for _, part := range [][2]string{{"user", o.GetUser()}, {"role", o.GetRole()}, {"type", kind}, {"level", cmp.Or(o.GetLevel(), level)}} {
+		if part[1] != "" {
+			options = append(options, part[0]+":"+part[1])
 		}
 	}
-	add("user", o.GetUser())
-	add("role", o.GetRole())
-	add("type", kind)
-	add("level", level)
 	return options
-}
-
-func sandboxSELinux(s *Sandbox, spec *specs.Spec) error {
-	spec.Process.SelinuxLabel, spec.Linux.MountLabel = s.SELinux.Process, s.SELinux.Mount
-	return nil
-}
-
-func containerSELinux(c *Container, spec *specs.Spec) error {
-	spec.Process.SelinuxLabel, spec.Linux.MountLabel = c.SELinux.Process, c.SELinux.Mount
-	return nil
 }

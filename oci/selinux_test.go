@@ -65,13 +65,13 @@ func TestSELinuxLevel(t *testing.T) {
 // The labels that were made for pause and for a container are in their specs.
 func TestSELinuxOfSpecs(t *testing.T) {
 	labels := SELinux{Process: podLabel, Mount: "system_u:object_r:container_file_t:s0:c10,c20"}
-	for name, rule := range map[string]func(*specs.Spec) error{
-		"pause":     func(spec *specs.Spec) error { return sandboxSELinux(&Sandbox{SELinux: labels}, spec) },
-		"container": func(spec *specs.Spec) error { return containerSELinux(&Container{SELinux: labels}, spec) },
-	} {
-		spec := &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}
-		if err := rule(spec); err != nil || spec.Process.SelinuxLabel != labels.Process || spec.Linux.MountLabel != labels.Mount {
-			t.Errorf("%s: process %q, mounts %q, %v", name, spec.Process.SelinuxLabel, spec.Linux.MountLabel, err)
+	pause, err := ForSandbox(&Sandbox{SELinux: labels})
+	must(t, err)
+	container, err := (&Container{SELinux: labels}).newSpec()
+	must(t, err)
+	for _, spec := range []*specs.Spec{pause, container} {
+		if spec.Process.SelinuxLabel != labels.Process || spec.Linux.MountLabel != labels.Mount {
+			t.Errorf("process %q, mounts %q", spec.Process.SelinuxLabel, spec.Linux.MountLabel)
 		}
 	}
 }
