@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
+	"time"
 
 	gocni "github.com/containerd/go-cni"
+	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
@@ -41,16 +44,17 @@ func (n *CNI) Attach(ctx context.Context, id, path string) (*Result, error) {
 	if a == nil {
 		return nil, fmt.Errorf("attach %s: it is not in the journal", id)
 	}
-	held, err := n.lock(ctx, a)
+	h, err := n.hold(ctx, a)
 	if err != nil {
 		return nil, err
 	}
+	defer h.release()
 	a.begun = true
-	result, o := n.plugins.add(ctx, a.record, path)
-	defer held.release(o)
-	if o.err != nil {
-		a.record.NeverAttached = !addSucceeded(a.record) // what it answered may be no good
-		return nil, o.err
+	result, err := n.add(ctx, h, path)
+	if err != nil {
+		// What it answered may be no good.
+		n.change(a, func(r *Attachment) { r.NeverAttached = !addSucceeded(*r) })
+		return nil, err
 	}
 	a.attached = true
 	return &Result{Addresses: addresses(result), Raw: result.Raw()}, nil
@@ -95,4 +99,83 @@ func addresses(result *gocni.Result) []netip.Addr {
 		all = slices.Insert(slices.Delete(all, first, first+1), 0, primary)
 	}
 	return all
+}
+
+// Drift is what CHECK found of an attachment that is not as ADD left it: an
+// address, a link or a route is gone, say.
+type Drift struct {
+	ID      string    `json:"sandbox"`
+	Network string    `json:"network"`
+	Since   time.Time `json:"since"`
+	Error   string    `json:"error"`
+}
+
+// checkPeriodically runs CHECK over all attachments once in a period, and when
+// RequestCheck asks for it.
+func (n *CNI) checkPeriodically(ctx context.Context) {
+	for {
+		n.awaitPeriod(ctx, n.checkNow, func(l Limits) time.Duration { return l.CheckPeriod })
+		if ctx.Err() != nil {
+			return
+		}
+		for _, id := range n.ids() {
+			n.check(ctx, id)
+		}
+	}
+}
+
+// RequestCheck has all attachments checked now, in the background.
+func (n *CNI) RequestCheck() {
+	select {
+	case n.checkNow <- struct{}{}:
+	default: // one is about to begin
+	}
+}
+
+// check runs CHECK for one attachment and keeps what it found. A drift is shown
+// and never acted upon: it is for people to decide what becomes of a pod.
+func (n *CNI) check(ctx context.Context, id string) {
+	a := n.find(id)
+	if a == nil {
+		return
+	}
+	h, err := n.hold(ctx, a)
+	if err != nil {
+		return
+	}
+	defer h.release()
+	if a.removed || !a.attached || a.record.Releasing || n.isReleased(a) {
+		return
+	}
+	err = n.call(context.WithoutCancel(ctx), h, a.record, "CHECK", n.limits.Load().Check, func(ctx context.Context, cni gocni.CNI) error {
+		return cni.Check(ctx, id, n.NamespacePath(id), a.record.options()...)
+	})
+	if ctx.Err() != nil || errors.Is(err, errEnding) || errors.Is(err, libcni.ErrorCheckNotSupp) {
+		return // the last: a network before CNI 0.4.0 has no CHECK
+	}
+	logger := a.record.logger(n.options.Logger)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case err == nil && a.drift != nil:
+		a.drift = nil
+		logger.Info("the attachment is as ADD left it again")
+	case err != nil && a.drift == nil:
+		a.drift = &Drift{ID: id, Network: a.record.Network, Since: time.Now(), Error: err.Error()}
+		logger.Warn("the attachment is not as ADD left it", "err", err)
+	}
+}
+
+// Drifted are the attachments that the last CHECK found changed, by id.
+func (n *CNI) Drifted() []Drift {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	drifted := []Drift{}
+	for _, a := range n.attachments {
+		if a.drift != nil {
+			drifted = append(drifted, *a.drift)
+		}
+	}
+	slices.SortFunc(drifted, func(a, b Drift) int { return strings.Compare(a.ID, b.ID) })
+	return drifted
 }

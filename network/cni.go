@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
@@ -76,33 +78,32 @@ type CNI struct {
 	// Directory is the node's own configuration directory.
 	*Directory
 	options Options
-	// others are the further directories by path; the map is replaced, never
-	// changed. othersChanged wakes Run then.
-	others        atomic.Pointer[map[string]*Directory]
-	othersChanged chan struct{}
-	// limits and network (the embedded one) are those in force, see SetLimits and
-	// SetDefault.
-	limits  atomic.Pointer[limitsInForce]
-	network atomic.Pointer[DefaultNetwork]
-	// masquerade is the embedded network's.
-	masquerade *masquerade
-	plugins    *plugins
+	// others are the further directories by path; the map is replaced, never changed.
+	others atomic.Pointer[map[string]*Directory]
+	// limits and network (the embedded one) are those in force.
+	limits     atomic.Pointer[limitsInForce]
+	network    atomic.Pointer[DefaultNetwork]
+	masquerade masquerade
+	runner     *runner.Runner
 	journal    *state.Records[Attachment]
+	bootID     string
+	// slots are for the DELs of the background.
+	slots    *semaphore.Weighted
+	checkNow chan struct{}
 
-	// mu guards the three fields below, and nothing is run or written under it.
+	// mu guards the fields below and what attachment and linger say; no plugin runs and
+	// nothing is written under it.
 	mu          sync.Mutex
 	attachments map[string]*attachment
 	podCIDR     string
-	gates       map[string]*gate // by network
+	gates       map[string]*semaphore.Weighted // by network
+	lingering   map[*linger]bool
 
-	bootID   string
-	retries  retries
-	checkNow chan struct{}
-
-	// base is the context of what waits in the background; Close ends it, and
-	// waits for that, and for Run, which holds running.
+	// base is the context of what runs in the background, which begins with Run: begun is
+	// closed then. Close ends it, and waits for that, and for Run, which holds running.
 	base       context.Context
 	end        context.CancelFunc
+	begun      chan struct{}
 	background sync.WaitGroup
 	running    sync.Mutex
 }
@@ -113,82 +114,82 @@ type CNI struct {
 func Open(ctx context.Context, options Options) (*CNI, error) {
 	n := &CNI{
 		options:     options,
-		attachments: make(map[string]*attachment),
-		gates:       make(map[string]*gate),
-		retries:     newRetries(options.Limits),
+		masquerade:  masquerade{table: options.Mark + "masquerade", logger: options.Logger},
+		slots:       semaphore.NewWeighted(atOnce),
 		checkNow:    make(chan struct{}, 1),
-		masquerade:  newMasquerade(options.Mark, options.Logger),
-
-		othersChanged: make(chan struct{}, 1),
+		attachments: make(map[string]*attachment),
+		gates:       make(map[string]*semaphore.Weighted),
+		lingering:   make(map[*linger]bool),
+		begun:       make(chan struct{}),
 	}
-	n.Directory = n.newDirectory(options.ConfDir)
+	n.masquerade.attachments = n.masqueraded
+	n.base, n.end = context.WithCancel(context.WithoutCancel(ctx))
 	n.others.Store(&map[string]*Directory{})
 	n.SetLimits(options.Limits)
 	n.network.Store(&options.Default)
-	n.base, n.end = context.WithCancel(context.WithoutCancel(ctx))
 	var err error
 	if n.bootID, err = process.BootID(); err != nil {
 		return nil, err
 	}
-	if err := n.openRunner(); err != nil {
+	parent, err := cgroup.GroupParent(options.CgroupParent)
+	if err != nil {
+		return nil, fmt.Errorf("find a place for the plugins: %w", err)
+	}
+	if n.runner, err = runner.Open(parent, options.Mark); err != nil {
 		return nil, err
 	}
 	if err := n.loadPodCIDR(); err != nil {
 		return nil, err
 	}
-	n.SetDirectories(options.Directories)
 	// The journal first: the embedded network asks it whose its bridge is.
 	if err := n.openJournal(); err != nil {
 		return nil, err
 	}
+	n.Directory = n.follow(options.ConfDir)
+	n.SetDirectories(options.Directories)
 	n.Reload()
 	n.findLeftRuns()
-	n.background.Go(func() { n.followLingering(n.base) })
 	return n, nil
-}
-
-func (n *CNI) openRunner() error {
-	parent, err := cgroup.GroupParent(n.options.CgroupParent)
-	if err != nil {
-		return fmt.Errorf("find a place for the plugins: %w", err)
-	}
-	r, err := runner.Open(parent, n.options.Mark)
-	if err != nil {
-		return err
-	}
-	n.plugins = &plugins{
-		runner: r, binDirs: n.options.BinDirs, limits: &n.limits, gcCache: n.gcCacheDir(),
-		daemon: n.base, observe: n.options.Observe, logger: n.options.Logger, lingering: make(map[*linger]bool),
-	}
-	return nil
 }
 
 // SetDefault puts another embedded network into force, for pods that are made
 // from now on.
 func (n *CNI) SetDefault(network DefaultNetwork) {
-	if before := n.network.Swap(&network); *before == network {
-		return
+	if before := n.network.Swap(&network); *before != network {
+		n.readAgain.Store(true)
 	}
-	n.readAgain.Store(true)
 }
 
 // Run follows the configuration directory, the STATUS of the plugins and the
 // attachments that wait for their DEL or for plugins of an earlier daemon, and
-// collects garbage, until the context ends, or with Leave or Close.
+// collects garbage, until the context ends, or with Leave or Close. It is called once.
 func (n *CNI) Run(ctx context.Context) {
 	n.running.Lock()
 	defer n.running.Unlock()
+	close(n.begun)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(ctx, n.end)()
 	defer context.AfterFunc(n.base, stop)()
 	var wait sync.WaitGroup
-	for _, follow := range []func(context.Context){
-		n.watch, n.followStatus, n.followOthers, n.retryDetach, n.collectPeriodically, n.checkPeriodically, n.followMasquerade,
-	} {
+	for _, follow := range []func(context.Context){n.watch, n.collectPeriodically, n.checkPeriodically, n.followMasquerade} {
 		wait.Go(func() { follow(ctx) })
 	}
 	wait.Wait()
+}
+
+// inBackground calls do when Run has begun. It does nothing once the daemon ends.
+func (n *CNI) inBackground(do func()) {
+	if n.base.Err() != nil {
+		return
+	}
+	n.background.Go(func() {
+		select {
+		case <-n.base.Done():
+		case <-n.begun:
+			do()
+		}
+	})
 }
 
 // Leave has the plugins that run, and those that are begun from now on, continue
@@ -200,35 +201,25 @@ func (n *CNI) Leave() { n.end() }
 // is not left: its caller ends with the daemon, and undoes it.
 func (n *CNI) Close() {
 	n.end()
-	n.running.Lock() // for a STATUS that Run asks for: it is a run like any other
+	n.running.Lock()
 	defer n.running.Unlock()
 	n.background.Wait()
-	n.plugins.awaitEnding(leaveLimit)
 }
 
 func (n *CNI) journalDir() string { return filepath.Join(n.options.Root, "attachments") }
 
-// limitsInForce are limits and since when they are in force; replaced is closed when
-// others are.
+// limitsInForce are limits; replaced is closed when others are in force.
 type limitsInForce struct {
 	Limits
-	since    time.Time
 	replaced chan struct{}
 }
 
-// SetLimits puts other limits into force: for runs and retries that begin from now
-// on, and for every period at once. It is not called twice at a time.
+// SetLimits puts other limits into force: for runs that begin from now on, and for every
+// period at once. It is not called twice at a time.
 func (n *CNI) SetLimits(limits Limits) {
-	before := n.limits.Load()
-	if before != nil && before.Limits == limits {
-		return
+	if before := n.limits.Swap(&limitsInForce{limits, make(chan struct{})}); before != nil {
+		close(before.replaced)
 	}
-	n.limits.Store(&limitsInForce{limits, time.Now(), make(chan struct{})})
-	if before == nil {
-		return // Open's
-	}
-	n.retries.setPauses(limits.RetryFirst, limits.RetryMost)
-	close(before.replaced)
 }
 
 // awaitPeriod waits for the period that is in force, which may change while it waits;

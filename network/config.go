@@ -64,36 +64,38 @@ func Survey(directory string, binDirs []string) (*Configuration, []error) {
 	if len(good) == 0 {
 		return nil, problems
 	}
-	return good[0], slices.Concat(problems, missingPrograms(good[0], binDirs))
+	return good[0], slices.Concat(problems, missing(good[0], binDirs, true))
 }
 
-// missingPrograms are those of a network, with the IPAM plugins that plugins run.
-func missingPrograms(c *Configuration, directories []string) (problems []error) {
-	for _, err := range []error{missingPlugins(c, directories), missingIPAM(c, directories)} {
-		if err != nil {
-			problems = append(problems, err)
+// missing are the plugins of a network that have no program, and the IPAM plugins that
+// these run themselves, as errors that say where they were looked for.
+func missing(c *Configuration, directories []string, withIPAM bool) (problems []error) {
+	find := func(name, what string) {
+		if _, err := invoke.FindInPath(name, directories); err != nil {
+			problems = append(problems, fmt.Errorf("network %q: %s%w: install the plugin or set cni_bin_dir", c.Name, what, err))
+		}
+	}
+	for _, plugin := range chainOf(c.Bytes) {
+		find(plugin.Type, "")
+		if withIPAM && plugin.IPAM.Type != "" {
+			find(plugin.IPAM.Type, "ipam: ")
 		}
 	}
 	return problems
 }
 
-// missingIPAM: plugins look for these in the same directories.
-func missingIPAM(c *Configuration, directories []string) error {
-	var list struct {
-		Plugins []struct{ IPAM struct{ Type string } }
-	}
-	if err := json.Unmarshal(c.Bytes, &list); err != nil {
-		return fmt.Errorf("network %q: %w", c.Name, err)
-	}
-	var missing []error
-	for _, plugin := range list.Plugins {
-		if name := plugin.IPAM.Type; name != "" {
-			if _, err := invoke.FindInPath(name, directories); err != nil {
-				missing = append(missing, fmt.Errorf("network %q: ipam: %w: install the plugin or set cni_bin_dir", c.Name, err))
-			}
-		}
-	}
-	return errors.Join(missing...)
+// plugin is what this package reads of a plugin's configuration.
+type plugin struct {
+	Type string
+	IPAM struct{ Type string }
+}
+
+// chainOf are the plugins of a configuration list. It ignores a list that it cannot
+// decode: go-cni reports that.
+func chainOf(config []byte) []plugin {
+	var list struct{ Plugins []plugin }
+	_ = json.Unmarshal(config, &list)
+	return list.Plugins
 }
 
 func readFile(file string) (*Configuration, error) {
@@ -191,31 +193,4 @@ func inlinePlugins(list *libcni.NetworkConfigList) ([]byte, error) {
 	document["plugins"] = inlined
 	document["loadOnlyInlinedPlugins"] = json.RawMessage("true")
 	return json.Marshal(document)
-}
-
-// missingPlugins names the plugins of the list that have no program, as an
-// error that says where they were looked for.
-func missingPlugins(c *Configuration, directories []string) error {
-	var missing []error
-	for _, plugin := range c.Plugins {
-		if _, err := invoke.FindInPath(plugin, directories); err != nil {
-			missing = append(missing, fmt.Errorf("network %q: %w: install the plugin or set cni_bin_dir", c.Name, err))
-		}
-	}
-	return errors.Join(missing...)
-}
-
-// pluginTypes returns the plugin types of a configuration list. It ignores a list that
-// it cannot decode: go-cni reports that.
-func pluginTypes(config []byte) (names []string) {
-	var list struct {
-		Plugins []struct {
-			Type string `json:"type"`
-		} `json:"plugins"`
-	}
-	_ = json.Unmarshal(config, &list)
-	for _, plugin := range list.Plugins {
-		names = append(names, plugin.Type)
-	}
-	return names
 }

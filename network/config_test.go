@@ -2,6 +2,8 @@ package network
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -146,12 +148,18 @@ func TestConfigurationKeepsUnknownFields(t *testing.T) {
 }
 
 func TestMissingPlugins(t *testing.T) {
-	c := &Configuration{Name: "x", Plugins: []string{"bridge", "teleport", "warp"}}
-	err := missingPlugins(c, []string{realPlugins})
-	wantError(t, err, `network "x"`, "teleport", "warp", realPlugins, "cni_bin_dir")
-	c.Plugins = c.Plugins[:1]
-	if err := missingPlugins(c, []string{"/nowhere", realPlugins}); err != nil {
-		t.Error(err)
+	list := func(ipam string, types ...string) *Configuration {
+		c := &Configuration{Name: "x"}
+		for _, name := range types {
+			c.Bytes = fmt.Appendf(c.Bytes, `,{"type":%q,"ipam":{"type":%q}}`, name, ipam)
+		}
+		c.Bytes = fmt.Appendf(nil, `{"plugins":[%s]}`, c.Bytes[1:])
+		return c
+	}
+	err := errors.Join(missing(list("beam", "bridge", "teleport", "warp"), []string{realPlugins}, true)...)
+	wantError(t, err, `network "x"`, "teleport", "warp", "ipam: ", "beam", realPlugins, "cni_bin_dir")
+	if errs := missing(list("beam", "bridge"), []string{"/nowhere", realPlugins}, false); len(errs) > 0 {
+		t.Error(errs)
 	}
 }
 

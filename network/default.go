@@ -2,7 +2,6 @@ package network
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -53,7 +52,7 @@ func (d DefaultNetwork) Survey(binDirs []string) (*Configuration, []error) {
 	if err != nil {
 		return nil, []error{err}
 	}
-	return c, missingPrograms(c, binDirs)
+	return c, missing(c, binDirs, true)
 }
 
 // configuration is the network; masqueraded tells that the table does that.
@@ -104,30 +103,40 @@ func (d DefaultNetwork) ipam(subnets []netip.Prefix) map[string]any {
 	return ipam
 }
 
+// bridge is the network's, and whether something is plugged into it; nil if there is none:
+// what else has its name is the plugin's to report.
+func (d DefaultNetwork) bridge() (bridge netlink.Link, ports bool, err error) {
+	bridge, err = netlink.LinkByName(d.Bridge)
+	if _, none := errors.AsType[netlink.LinkNotFoundError](err); none || err == nil && bridge.Type() != "bridge" {
+		return nil, false, nil
+	}
+	var links []netlink.Link
+	if err == nil {
+		links, err = netlink.LinkList()
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("look at the default network's bridge %s: %w", d.Bridge, err)
+	}
+	ports = slices.ContainsFunc(links, func(link netlink.Link) bool { return link.Attrs().MasterIndex == bridge.Attrs().Index })
+	return bridge, ports, nil
+}
+
 // freeBridge removes the bridge where it has an address of another subnet than those of
 // now: the bridge plugin would refuse it. While pods are on it, it stays, and the error
 // says which: until they are gone no pod can be made.
 func (n *CNI) freeBridge(d *DefaultNetwork, subnets []netip.Prefix) error {
-	link, err := netlink.LinkByName(d.Bridge)
-	if _, none := errors.AsType[netlink.LinkNotFoundError](err); none || err == nil && link.Type() != "bridge" {
-		return nil // what else has its name is the plugin's to report
+	bridge, ports, err := d.bridge()
+	if bridge == nil || err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("look at the default network's bridge %s: %w", d.Bridge, err)
-	}
-	earlier, err := earlierAddress(link, subnets)
+	earlier, err := earlierAddress(bridge, subnets)
 	if earlier == "" || err != nil {
 		return err
 	}
-	pods := n.attachedTo(d.Name)
-	ports, err := hasPorts(link)
-	if err != nil {
-		return err
-	}
-	if len(pods) > 0 || ports {
+	if pods := n.attachedTo(d.Name); len(pods) > 0 || ports {
 		return fmt.Errorf("the default network's bridge %s has the address %s of an earlier subnet, and pods are on it: remove these, then it is made anew for %v: %s", d.Bridge, earlier, subnets, strings.Join(pods, " "))
 	}
-	if err := netlink.LinkDel(link); err != nil {
+	if err := netlink.LinkDel(bridge); err != nil {
 		return fmt.Errorf("remove the default network's bridge %s, which has the address %s of an earlier subnet: %w", d.Bridge, earlier, err)
 	}
 	n.options.Logger.Info("the default network has another subnet: its bridge is made anew", "bridge", d.Bridge, "had", earlier, "subnets", subnets)
@@ -136,10 +145,10 @@ func (n *CNI) freeBridge(d *DefaultNetwork, subnets []netip.Prefix) error {
 
 // earlierAddress is an address of the bridge that the plugin would not give it, "" if
 // there is none.
-func earlierAddress(link netlink.Link, subnets []netip.Prefix) (string, error) {
-	addresses, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+func earlierAddress(bridge netlink.Link, subnets []netip.Prefix) (string, error) {
+	addresses, err := netlink.AddrList(bridge, netlink.FAMILY_ALL)
 	if err != nil {
-		return "", fmt.Errorf("list the addresses of %s: %w", link.Attrs().Name, err)
+		return "", fmt.Errorf("list the addresses of %s: %w", bridge.Attrs().Name, err)
 	}
 	for _, address := range addresses {
 		prefix, err := netip.ParsePrefix(address.IPNet.String())
@@ -156,15 +165,6 @@ func earlierAddress(link netlink.Link, subnets []netip.Prefix) (string, error) {
 	return "", nil
 }
 
-// hasPorts reports whether something is plugged into a bridge.
-func hasPorts(bridge netlink.Link) (bool, error) {
-	links, err := netlink.LinkList()
-	if err != nil {
-		return false, fmt.Errorf("list the links: %w", err)
-	}
-	return slices.ContainsFunc(links, func(link netlink.Link) bool { return link.Attrs().MasterIndex == bridge.Attrs().Index }), nil
-}
-
 // Leftover is something of the embedded network that is there without it.
 type Leftover struct {
 	What   string
@@ -175,26 +175,16 @@ type Leftover struct {
 // another one is in its place. What exists is looked at first, and then asked for in the
 // lists of networks and attachments; nothing is left over while not all of these are
 // known. A bridge that an operator has named may be anybody's.
-func (d DefaultNetwork) Leftovers(ctx context.Context, mark string, lists func() (lists [][]byte, all bool)) (left []Leftover, err error) {
-	bridge, err := netlink.LinkByName(d.Bridge)
-	if _, none := errors.AsType[netlink.LinkNotFoundError](err); err != nil && !none {
-		return nil, fmt.Errorf("look at the default network's bridge %s: %w", d.Bridge, err)
+func (d DefaultNetwork) Leftovers(mark string, lists func() (lists [][]byte, all bool)) (left []Leftover, err error) {
+	bridge, ports, err := d.bridge()
+	if err != nil {
+		return nil, err
 	}
 	table := mark + "masquerade"
-	tables, _ := nft(ctx, "", "list", "tables", "inet") // what cannot list any has made none
-	hasTable := slices.Contains(strings.Split(tables, "\n"), "table inet "+table)
-	hasBridge := bridge != nil && bridge.Type() == "bridge" && strings.HasPrefix(d.Bridge, ownBridges)
-	if hasBridge {
-		ports, err := hasPorts(bridge)
-		if err != nil {
-			return nil, err
-		}
-		hasBridge = !ports
-	}
+	tables, _ := nft("", "list", "tables", "inet") // what cannot list any has made none
 	inUse, all := lists()
-	if !all {
-		return nil, nil
-	}
+	hasTable := all && slices.Contains(strings.Split(tables, "\n"), "table inet "+table)
+	hasBridge := all && bridge != nil && !ports && strings.HasPrefix(d.Bridge, ownBridges)
 	for _, list := range inUse {
 		hasBridge = hasBridge && !bytes.Contains(list, []byte(strconv.Quote(d.Bridge)))
 		hasTable = hasTable && len(masqueradedBy(list)) == 0
@@ -204,7 +194,7 @@ func (d DefaultNetwork) Leftovers(ctx context.Context, mark string, lists func()
 	}
 	if hasTable {
 		left = append(left, Leftover{"nftables table inet " + table, func() error {
-			_, err := nft(ctx, "", "delete", "table", "inet", table)
+			_, err := nft("", "delete", "table", "inet", table)
 			return err
 		}})
 	}

@@ -52,7 +52,7 @@ func TestDefaultNetworkFollowsThePodCIDR(t *testing.T) {
 		t.Errorf("after a restart the pod CIDR is %q", n.PodCIDR())
 	}
 	wantSubnets(t, n, "10.92.0.0/24,fd92::/64")
-	n.refreshStatus(t.Context())
+	n.refreshStatus()
 	if err := n.ready(t); err != nil {
 		t.Errorf("not ready: %v", err)
 	}

@@ -25,90 +25,83 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 	if a == nil {
 		return nil
 	}
-	held, err := n.lock(ctx, a)
-	if waiting := a.waiting.Load(); errors.Is(err, errStuck) && waiting != nil && n.detachTimeOver(*waiting) {
-		return nil
-	}
+	h, err := n.hold(ctx, a)
 	if err != nil {
+		if errors.Is(err, errStuck) && n.detachTimeOver(a) {
+			return nil
+		}
 		return err
 	}
-	var o outcome
-	defer func() { held.release(o) }()
-	if a.removed {
+	defer h.release()
+	switch {
+	case a.removed:
+		return nil
+	case a.record.Releasing && n.isGivenUp(a):
+		return n.drop(a)
+	case n.detachTimeOver(a):
 		return nil
 	}
-	if a.record.Releasing && n.isGivenUp(a) {
-		o.err = n.drop(a)
-		return o.err
-	}
-	if n.detachTimeOver(a.record) {
+	n.change(a, func(r *Attachment) { r.Stops++ }) // with the failure, if it comes to that
+	if _, err = n.delete(ctx, h, path); err == nil {
 		return nil
 	}
-	a.record.Stops++ // with the failure, if it comes to that
-	if o = n.delete(ctx, a, path); o.err == nil {
-		n.retries.done(id)
-		return nil
-	}
-	n.retries.later(id)
-	if n.detachTimeOver(a.record) {
+	n.repeat(a, false)
+	if n.detachTimeOver(a) {
 		a.record.logger(n.options.Logger).Error("the pod is deleted without CNI DEL, which is retried in the background",
-			"tries", a.record.Tries, "err", o.err)
+			"tries", a.record.Tries, "err", err)
 		return nil
 	}
-	return o.err
+	return err
 }
 
 // detachTimeOver reports whether a DEL that fails blocks its pod's deletion no
 // longer. The tries of the background do not count: they are many.
-func (n *CNI) detachTimeOver(a Attachment) bool {
-	limits := n.limits.Load()
-	return a.Tries > 0 && (a.Stops >= limits.DetachTries || time.Since(a.FirstFailure) >= limits.DetachTime)
+func (n *CNI) detachTimeOver(a *attachment) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	limits, r := n.limits.Load(), &a.record
+	return r.Tries > 0 && (r.Stops >= limits.DetachTries || time.Since(r.FirstFailure) >= limits.DetachTime)
 }
 
 // delete runs DEL and removes the attachment from the journal, or notes the
-// failure; the attachment's lock is held.
-func (n *CNI) delete(ctx context.Context, a *attachment, path string) outcome {
+// failure. An attachment whose ADD never succeeded is given up with the last of its tries.
+func (n *CNI) delete(ctx context.Context, h *held, path string) (gaveUp bool, err error) {
+	a := h.attachment
 	if !a.begun {
-		return outcome{err: n.remove(a)}
+		return false, n.remove(a)
 	}
-	o := n.plugins.del(ctx, a.record, path)
-	if o.err != nil && o.stuck == nil && a.record.NeverAttached && !errors.Is(o.err, errLeft) {
-		o = n.deleteAsOfNow(ctx, a, path, o)
+	err = n.del(ctx, h, a.record, path)
+	if err != nil && !h.kept && a.record.NeverAttached {
+		err = n.deleteAsOfNow(ctx, h, path, err)
 	}
+	limits := n.limits.Load()
 	switch {
-	case o.err == nil:
-		o.err = n.remove(a)
-	case errors.Is(o.err, errLeft):
-	case o.stuck == nil && n.undoingIsOver(a.record):
-		o.gaveUp, o.err = true, n.giveUp(ctx, a, o.err)
-	default:
-		o.err = n.noteFailure(a, o.err)
+	case err == nil:
+		return false, n.remove(a)
+	case errors.Is(err, errLeft):
+		return false, err
+	case h.kept || !a.record.NeverAttached:
+	case a.record.Tries+1 >= limits.GiveUpTries || a.record.Tries > 0 && time.Since(a.record.FirstFailure) >= limits.GiveUpTime:
+		return true, n.giveUp(ctx, a, err)
 	}
-	return o
+	return false, n.noteFailure(a, err)
 }
 
 // deleteAsOfNow is for an attachment that never was and whose DEL has failed with the
 // configuration of its ADD: what was wrong with that may have been corrected since.
-func (n *CNI) deleteAsOfNow(ctx context.Context, a *attachment, path string, before outcome) outcome {
+func (n *CNI) deleteAsOfNow(ctx context.Context, h *held, path string, before error) error {
 	for _, d := range n.directories() {
 		now, err := d.Configuration()
-		if err != nil || now.Name != a.record.Network || bytes.Equal(now.Bytes, a.record.Config) {
+		if err != nil || now.Name != h.record.Network || bytes.Equal(now.Bytes, h.record.Config) {
 			continue
 		}
-		record := a.record
+		record := h.record
 		record.Config = now.Bytes
-		if o := n.plugins.del(ctx, record, path); o.err == nil || o.stuck != nil {
-			return o
+		if err := n.del(ctx, h, record, path); err == nil || h.kept {
+			return err
 		}
 	}
 	return before
-}
-
-// undoingIsOver reports whether an attachment whose DEL has failed once more is given
-// up: only one whose ADD never succeeded is.
-func (n *CNI) undoingIsOver(a Attachment) bool {
-	limits := n.limits.Load()
-	return a.NeverAttached && (a.Tries+1 >= limits.GiveUpTries || a.Tries > 0 && time.Since(a.FirstFailure) >= limits.GiveUpTime)
 }
 
 // giveUp removes an attachment whose ADD never succeeded and whose DEL does not either:
@@ -137,13 +130,13 @@ func (n *CNI) tell(ctx context.Context, id string, row step.Row) {
 }
 
 func (n *CNI) noteFailure(a *attachment, err error) error {
-	if a.record.Tries == 0 {
-		a.record.FirstFailure = time.Now()
-	}
-	a.record.Releasing = true
-	a.record.Tries++
-	a.record.LastError = err.Error()
-	a.show()
+	n.change(a, func(r *Attachment) {
+		if r.Tries == 0 {
+			r.FirstFailure = time.Now()
+		}
+		r.Releasing, r.LastError = true, err.Error()
+		r.Tries++
+	})
 	writeErr := n.journal.Update(a.record.ID, a.record)
 	if n.isGivenUp(a) {
 		return fmt.Errorf("%w (try %d, the last: it was given up by hand)", err, a.record.Tries)
@@ -165,16 +158,35 @@ func (n *CNI) isGivenUp(a *attachment) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
+// drop forgets an attachment that a person has given up.
+func (n *CNI) drop(a *attachment) error {
+	a.record.logger(n.options.Logger).Warn("an attachment was given up by hand: what its plugins keep for this id may be left")
+	cached := os.Remove(cachePath(a.record.Network, a.record.ID))
+	if errors.Is(cached, fs.ErrNotExist) {
+		cached = nil
+	}
+	return errors.Join(cached, n.remove(a), n.options.Namespaces.Remove(a.record.ID))
+}
+
 // Release hands the attachment of id to the background: its DEL runs there,
 // with an empty CNI_NETNS once the namespace is gone, until it succeeds.
 // Release does not wait for a plugin that runs.
 func (n *CNI) Release(id string) {
-	a := n.find(id)
-	if a == nil {
-		return
+	n.mu.Lock()
+	a := n.attachments[id]
+	if a != nil {
+		a.released = true
 	}
-	a.released.Store(true)
-	n.retries.now(id)
+	n.mu.Unlock()
+	if a != nil {
+		n.repeat(a, true)
+	}
+}
+
+func (n *CNI) isReleased(a *attachment) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return a.released
 }
 
 // Attached reports whether DEL is still to run for id. Until then its namespace
@@ -186,10 +198,8 @@ func (n *CNI) Attached(id string) bool { return n.find(id) != nil }
 // what a daemon left that was killed between two writes.
 func (n *CNI) ReleaseUnknown(exists func(id string) bool) {
 	for _, id := range n.ids() {
-		if !exists(id) {
-			if a := n.find(id); a != nil {
-				a.record.logger(n.options.Logger).Info("an attachment has no sandbox: CNI DEL runs in the background")
-			}
+		if a := n.find(id); a != nil && !exists(id) {
+			a.record.logger(n.options.Logger).Info("an attachment has no sandbox: CNI DEL runs in the background")
 			n.Release(id)
 		}
 	}
@@ -208,4 +218,109 @@ func (n *CNI) NamespacePath(id string) string {
 		return n.options.Namespaces.Path(id)
 	}
 	return ""
+}
+
+// atOnce is how many DELs the background runs side by side.
+const atOnce = 16
+
+// repeat has the background run the DEL of an attachment until it is gone: at once, or
+// after the first pause. One that is repeated already keeps its own time.
+func (n *CNI) repeat(a *attachment, atOnce bool) {
+	if a.repeated.Swap(true) {
+		return
+	}
+	if atOnce {
+		a.hurry()
+	}
+	n.inBackground(func() {
+		for pauses := 0; n.base.Err() == nil && n.find(a.record.ID) == a; pauses++ {
+			if n.awaitTry(a, pauses) {
+				pauses = -1
+			}
+			n.deleteLater(a)
+		}
+	})
+}
+
+// hurry has the next DEL of the background run now, and the pauses begin anew.
+func (a *attachment) hurry() {
+	select {
+	case a.hurried <- struct{}{}:
+	default:
+	}
+}
+
+// hurryAll is for when the network is back.
+func (n *CNI) hurryAll() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, a := range n.attachments {
+		a.hurry()
+	}
+}
+
+// awaitTry waits until the next DEL of an attachment is due after so many pauses, or until
+// a person has given it up. It looks again every two seconds: the limits may be others.
+func (n *CNI) awaitTry(a *attachment, pauses int) (hurried bool) {
+	for began := time.Now(); ; {
+		limits := n.limits.Load()
+		due := began.Add(min(limits.RetryFirst<<min(pauses, 16), limits.RetryMost))
+		n.mu.Lock()
+		if end := a.record.FirstFailure.Add(limits.GiveUpTime); a.record.NeverAttached && end.After(began) && end.Before(due) {
+			due = end
+		}
+		n.mu.Unlock()
+		select {
+		case <-n.base.Done():
+			return false
+		case <-a.hurried:
+			return true
+		case <-time.After(min(time.Until(due), 2*time.Second)):
+		}
+		if !time.Now().Before(due) || n.isGivenUp(a) {
+			return false
+		}
+	}
+}
+
+// deleteLater runs the DEL of one attachment in the background, unless plugins run for it.
+func (n *CNI) deleteLater(a *attachment) {
+	if n.slots.Acquire(n.base, 1) != nil {
+		return
+	}
+	defer n.slots.Release(1)
+	if !a.lock.TryLock() {
+		return
+	}
+	h, err := n.enter(n.base, a)
+	if err != nil {
+		return
+	}
+	defer h.release()
+	logger := a.record.logger(n.options.Logger)
+	if a.removed {
+		return
+	}
+	if n.isGivenUp(a) {
+		if err := n.drop(a); err != nil {
+			logger.Error("an attachment that was given up stays", "err", err)
+		}
+		return
+	}
+	began, id := time.Now(), a.record.ID
+	// A daemon that ends leaves the run to the next one, and does not cut it.
+	gaveUp, err := n.delete(context.WithoutCancel(n.base), h, n.NamespacePath(id))
+	if !a.removed {
+		logger.Warn("CNI DEL failed again", "err", err)
+		return
+	}
+	if gaveUp {
+		return
+	}
+	// Kept for this DEL; the sandbox may be gone long since.
+	if err := n.options.Namespaces.Remove(id); err != nil {
+		logger.Error("the network namespace of a removed attachment stays", "err", err)
+	}
+	logger.Info("CNI DEL succeeded after retries")
+	n.tell(n.base, id, step.Row{Kind: "pod", Step: "cni del", Start: began, Took: time.Since(began)})
 }

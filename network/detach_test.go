@@ -184,6 +184,7 @@ func TestDaemonThatEndsLeavesDELRunning(t *testing.T) {
 	n := newNode(t, nil)
 	n.configure(t, "10.conflist", "net", n.script())
 	for _, how := range []string{"a caller's", "the background's"} {
+		n.reopen(t)
 		n.journalled(t, "web", nil)
 		n.attach(t, "web")
 		n.tell(t, "DEL.held")

@@ -3,10 +3,10 @@
 // It owns three things:
 //
 //   - the network configuration: read from a directory, which is polled, and held as
-//     immutable snapshots (config.go, watch.go, default.go), with the answer
-//     of the plugins to STATUS kept in a cache (status.go);
+//     immutable snapshots (directory.go, config.go, default.go, masquerade.go), with the
+//     answer of the plugins to STATUS kept in a cache;
 //   - every run of a plugin, through go-cni and package runner, each with a
-//     time limit after which everything in its cgroup is ended (plugin.go, run.go);
+//     time limit after which everything in its cgroup is ended (run.go, left.go);
 //   - the journal of attachments (journal.go, attach.go, detach.go, gc.go).
 //
 // An attachment is what ADD made for one sandbox. Its life is longer than
@@ -27,7 +27,7 @@
 //
 // Each attachment has a lock of its own, held while a plugin runs for it, so
 // that ADD, DEL and CHECK of one sandbox are never parallel (CNI SPEC,
-// "Lifecycle & Ordering"). CNI.mu guards the map of attachments and the pod
-// CIDR, and is never held while anything runs or is written. A new configuration is a
-// new snapshot behind an atomic pointer; readers never wait.
+// "Lifecycle & Ordering"). CNI.mu guards the map of attachments, what is in their
+// records, and the pod CIDR, and is never held while anything runs or is written. A new
+// configuration is a new snapshot behind an atomic pointer; readers never wait.
 package network

@@ -2,40 +2,92 @@ package network
 
 import (
 	"context"
+	"math"
 	"sync"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/minicri/minicri/network/runner"
 )
+
+// gcTimeout is how long a GC may hold up ADD, DEL and CHECK of its network. One
+// that takes longer hangs, and they do not wait for its end.
+const gcTimeout = 5 * time.Second
+
+// gate keeps the garbage collection of a network and its other plugin runs apart: CNI GC
+// must not overlap an ADD or DEL (CNI SPEC, "GC"). Each run takes 1 of it, GC all.
+func (n *CNI) gate(network string) *semaphore.Weighted {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.gates[network] == nil {
+		n.gates[network] = semaphore.NewWeighted(math.MaxInt64)
+	}
+	return n.gates[network]
+}
+
+// whileClosed calls f when nothing runs behind the gate; runs that are to begin then wait,
+// but no longer than gcTimeout. It reports false if the context ends first. It asks again
+// and again, because who waits for all of a semaphore holds up who wants 1.
+func whileClosed(ctx context.Context, gate *semaphore.Weighted, f func()) bool {
+	for !gate.TryAcquire(math.MaxInt64) {
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return false
+		}
+	}
+	open := sync.OnceFunc(func() { gate.Release(math.MaxInt64) })
+	defer open()
+	defer time.AfterFunc(gcTimeout, open).Stop()
+	f()
+	return true
+}
 
 // collectPeriodically runs CNI GC at the start and then once in a period.
 func (n *CNI) collectPeriodically(ctx context.Context) {
+	period := func(l Limits) time.Duration { return l.GCPeriod }
 	for ctx.Err() == nil {
 		var networks sync.WaitGroup
 		if n.limits.Load().GCPeriod > 0 {
-			for _, configuration := range n.networksInUse() {
+			for _, c := range n.networksInUse() {
 				networks.Go(func() {
-					n.gate(configuration.Name).collect(ctx, func() { n.collect(ctx, configuration) })
+					whileClosed(ctx, n.gate(c.Name), func() { n.collect(ctx, c) })
 				})
 			}
 		}
 		networks.Wait()
-		n.awaitPeriod(ctx, nil, gcPeriod)
+		n.awaitPeriod(ctx, nil, period)
 	}
 }
 
-func gcPeriod(l Limits) time.Duration { return l.GCPeriod }
-
 // collect gives the plugins of a network the list of valid attachments, so that
 // they free what belongs to none of them (CNI SPEC, "GC"). libcni honours
-// disableGC.
+// disableGC; go-cni has no GC.
 func (n *CNI) collect(ctx context.Context, c *Configuration) {
-	if n.plugins.isStuck("GC", c.Name) {
+	if n.isStuck("GC", c.Name) {
 		return
 	}
-	o := n.plugins.gc(context.WithoutCancel(ctx), c, n.valid(c.Name))
-	if o.err != nil && ctx.Err() == nil {
-		n.options.Logger.Warn("CNI GC failed", "network", c.Name, "err", o.err)
+	valid := []types.GCAttachment{}
+	for _, id := range n.attachedTo(c.Name) {
+		valid = append(valid, types.GCAttachment{ContainerID: id, IfName: eth0})
+	}
+	request := runner.Request{Verb: "GC", Network: c.Name, Limit: n.limits.Load().GC}
+	err := n.run(context.WithoutCancel(ctx), nil, request, func(ctx context.Context, run *runner.Run) error {
+		list, err := libcni.NetworkConfFromBytes(c.Bytes)
+		if err != nil {
+			return err
+		}
+		// Not the cache that libcni shares between all runtimes of a machine: GCNetworkList
+		// runs DEL for every attachment that it finds there and that is not in our list,
+		// another runtime's included. Ours are in the journal.
+		cni := libcni.NewCNIConfigWithCacheDir(n.options.BinDirs, n.journalDir()+".gc", run)
+		return cni.GCNetworkList(ctx, list, &libcni.GCArgs{ValidAttachments: valid})
+	})
+	if err != nil && ctx.Err() == nil {
+		n.options.Logger.Warn("CNI GC failed", "network", c.Name, "err", err)
 	}
 }
 
@@ -45,7 +97,7 @@ func (n *CNI) networksInUse() map[string]*Configuration {
 	networks := make(map[string]*Configuration)
 	n.mu.Lock()
 	for _, a := range n.attachments {
-		networks[a.record.Network] = &Configuration{Name: a.record.Network, Bytes: a.record.Config, Plugins: pluginTypes(a.record.Config)}
+		networks[a.record.Network] = &Configuration{Name: a.record.Network, Bytes: a.record.Config}
 	}
 	n.mu.Unlock()
 	for _, d := range n.directories() {
@@ -55,21 +107,3 @@ func (n *CNI) networksInUse() map[string]*Configuration {
 	}
 	return networks
 }
-
-func (n *CNI) valid(network string) []types.GCAttachment {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	valid := []types.GCAttachment{}
-	for id, a := range n.attachments {
-		if a.record.Network == network {
-			valid = append(valid, types.GCAttachment{ContainerID: id, IfName: eth0})
-		}
-	}
-	return valid
-}
-
-// gcCacheDir is not the directory that libcni shares between all runtimes of a
-// machine: GCNetworkList runs DEL for every attachment that it finds cached
-// for the network and that is not in our list, another runtime's included.
-// Ours are in the journal.
-func (n *CNI) gcCacheDir() string { return n.journalDir() + ".gc" }

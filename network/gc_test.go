@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sync/semaphore"
 )
 
 const often = 200 * time.Millisecond
@@ -280,4 +281,25 @@ func TestGateBesideACollectionThatHangs(t *testing.T) {
 		wantError(t, err, "wait for CNI GC")
 		close(next)
 	})
+}
+
+// gate is that of a network.
+type gate struct{ n *CNI }
+
+func newGate() gate {
+	return gate{&CNI{gates: make(map[string]*semaphore.Weighted)}}
+}
+
+func (g gate) enter(ctx context.Context) (leave func(), err error) {
+	a := newAttachment(Attachment{})
+	a.lock.TryLock()
+	h, err := g.n.enter(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	return h.release, nil
+}
+
+func (g gate) collect(ctx context.Context, f func()) bool {
+	return whileClosed(ctx, g.n.gate(""), f)
 }

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/minicri/minicri/internal/lock"
 	"github.com/minicri/minicri/internal/state"
 )
 
@@ -70,46 +72,36 @@ func (a *Attachment) logger(to *slog.Logger) *slog.Logger {
 	return to
 }
 
-// attachment is an Attachment in memory with its lock, whose holder may run
-// plugins for it and change the record. The lock is a channel, so that waiting
-// for it ends with the waiter's context.
+// attachment is an Attachment in memory. Who holds its lock may run plugins for it, and
+// changes the record, under CNI.mu: it is read under either.
 type attachment struct {
-	lock chan struct{}
-	// stuck holds a value while the lock is that of a run whose processes do not
-	// end.
-	stuck  chan struct{}
+	lock lock.Mutex
+	// stuck is set while the lock is that of a run whose processes do not end.
+	stuck  atomic.Bool
 	record Attachment
 	// begun is set once ADD has, or may have: until then there is nothing to undo.
-	// attached is set once it has succeeded.
-	begun, attached bool
+	// attached is set once it has succeeded, removed when the record is gone from the journal.
+	begun, attached, removed bool
 	// unwritten is set, once and for all, where its entry could not be written.
 	unwritten bool
-	// drift is what the last CHECK found, nil if nothing.
-	drift atomic.Pointer[Drift]
-	// removed is set when the record is gone from the journal.
-	removed bool
-	// released is set by Release, without the lock.
-	released atomic.Bool
-	// waiting is a copy of the record while the attachment has to go, for
-	// readers without the lock; nil otherwise.
-	waiting atomic.Pointer[Attachment]
+	// repeated is set while the background repeats its DEL, and hurried has it do so now.
+	repeated atomic.Bool
+	hurried  chan struct{}
+	// CNI.mu guards released, which is set by Release, and what the last CHECK found, nil
+	// if nothing.
+	released bool
+	drift    *Drift
 }
 
 func newAttachment(record Attachment) *attachment {
-	a := &attachment{lock: make(chan struct{}, 1), stuck: make(chan struct{}, 1), record: record}
-	a.show()
-	return a
+	return &attachment{lock: lock.New(), record: record, hurried: make(chan struct{}, 1)}
 }
 
-// show makes visible how the undoing of the attachment stands; it is called
-// after every change of that.
-func (a *attachment) show() {
-	if a.removed || !a.record.Releasing {
-		a.waiting.Store(nil)
-		return
-	}
-	record := a.record
-	a.waiting.Store(&record)
+// change changes the record of an attachment; its lock is held.
+func (n *CNI) change(a *attachment, do func(*Attachment)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	do(&a.record)
 }
 
 func (n *CNI) openJournal() error {
@@ -136,7 +128,7 @@ func (n *CNI) openJournal() error {
 		a.begun, a.attached = true, succeeded && !record.Releasing
 		n.attachments[id] = a
 		if record.Releasing {
-			n.retries.now(id)
+			n.repeat(a, true)
 		}
 	}
 	for _, b := range bad {
@@ -226,10 +218,10 @@ func (n *CNI) remove(a *attachment) error {
 	if err := n.journal.Remove(a.record.ID); err != nil {
 		return fmt.Errorf("remove the attachment from the journal: %w", err)
 	}
-	a.removed = true
-	a.show()
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	a.removed = true
+	a.hurry()
 	delete(n.attachments, a.record.ID)
 	return nil
 }
@@ -246,10 +238,8 @@ func (n *CNI) Pending() []Attachment {
 	var pending []Attachment
 	n.mu.Lock()
 	for _, a := range n.attachments {
-		if waiting := a.waiting.Load(); waiting != nil {
-			pending = append(pending, *waiting)
-		} else if a.released.Load() {
-			pending = append(pending, Attachment{ID: a.record.ID, Network: a.record.Network}) // these never change
+		if a.record.Releasing || a.released {
+			pending = append(pending, a.record)
 		}
 	}
 	n.mu.Unlock()
@@ -257,16 +247,13 @@ func (n *CNI) Pending() []Attachment {
 	return pending
 }
 
-// openUnreadable opens an attachment whose entry of the journal cannot be read.
-// Its pod may run; its DEL gets what libcni remembers of its ADD, or where that
-// is nothing, the configuration of now.
+// openUnreadable opens an attachment whose entry of the journal cannot be read. Its pod may
+// run; its DEL gets what libcni remembers of its ADD. Where that is nothing ADD has not
+// succeeded, and the entry stays for a person.
 func (n *CNI) openUnreadable(bad state.Bad) {
 	logger := n.options.Logger.With("sandbox", bad.ID, "file", bad.Path)
 	logger.Error("attachment quarantined: it cannot be read", "err", bad.Reason)
 	record, err := cachedAttachment(bad.ID)
-	if errors.Is(err, fs.ErrNotExist) {
-		record, err = n.guessedAttachment(bad.ID)
-	}
 	if err != nil {
 		logger.Error("CNI DEL cannot be run: no configuration of its ADD is known; its addresses may have to be freed by hand", "err", err)
 		return
@@ -285,13 +272,9 @@ func (n *CNI) openUnreadable(bad state.Bad) {
 	}
 }
 
-// cachedAttachment is what libcni's cache has of an ADD; fs.ErrNotExist if that
-// is nothing.
+// cachedAttachment is what libcni's cache has of an ADD.
 func cachedAttachment(id string) (Attachment, error) {
 	cached, err := libcni.NewCNIConfig(nil, nil).GetCachedAttachments(id)
-	if err != nil {
-		return Attachment{}, fmt.Errorf("read libcni's cache: %w", err)
-	}
 	for _, c := range cached {
 		if c.IfName != eth0 {
 			continue
@@ -307,17 +290,5 @@ func cachedAttachment(id string) (Attachment, error) {
 		}
 		return a, nil
 	}
-	return Attachment{}, fs.ErrNotExist
-}
-
-// guessedAttachment is an attachment to the network of now.
-func (n *CNI) guessedAttachment(id string) (Attachment, error) {
-	configuration, err := n.Configuration()
-	if err != nil {
-		return Attachment{}, err
-	}
-	return Attachment{
-		ID: id, Network: configuration.Name, Config: json.RawMessage(configuration.Bytes),
-		Args: map[string]string{"IgnoreUnknown": "1", "K8S_POD_INFRA_CONTAINER_ID": id}, Source: "the configuration of now",
-	}, nil
+	return Attachment{}, cmp.Or(err, fs.ErrNotExist)
 }

@@ -66,20 +66,6 @@ func sorted(call string) string {
 	return strings.Join(parts, " ")
 }
 
-// Where nothing remembers the ADD, DEL gets the configuration of now.
-func TestUnreadableAttachmentThatNothingRemembers(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	put(t, n.journal.Path("spoilt"), "")
-	n.reopen(t)
-	n.runs(t)
-	n.ReleaseUnknown(func(string) bool { return false })
-	eventually(t, within, "its DEL has run", func() bool { return n.find("spoilt") == nil })
-	if calls := n.calls(t, "DEL"); len(calls) != 1 || !strings.Contains(calls[0], "id=spoilt netns= ") {
-		t.Errorf("DEL ran as %q", calls)
-	}
-}
-
 // Pending does not wait, not even for a plugin that hangs.
 func TestPendingDoesNotWait(t *testing.T) {
 	n := newNode(t, nil)

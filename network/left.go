@@ -6,10 +6,50 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/minicri/minicri/network/runner"
 )
+
+// held is the lock of an attachment, whose holder also keeps garbage collection of its
+// network away.
+type held struct {
+	*attachment
+	leave func()
+	// kept is set when the lock outlives its holder: until the processes of a run that is
+	// stuck have gone, or for good with a run that is left to the next daemon.
+	kept bool
+}
+
+// hold takes the attachment's lock. It does not wait for a run whose processes do not end:
+// errStuck.
+func (n *CNI) hold(ctx context.Context, a *attachment) (*held, error) {
+	if a.stuck.Load() {
+		return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w: they are listed as stuckPlugins by 'crictl info'; free them of what holds them, such as a frozen cgroup or a dead disk", a.record.ID, errStuck)
+	}
+	if err := a.lock.Lock(ctx); err != nil {
+		return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w", a.record.ID, err)
+	}
+	return n.enter(ctx, a)
+}
+
+// enter waits for a collection of the network's garbage to be over; the attachment is locked.
+func (n *CNI) enter(ctx context.Context, a *attachment) (*held, error) {
+	gate := n.gate(a.record.Network)
+	if err := gate.Acquire(ctx, 1); err != nil {
+		a.lock.Unlock()
+		return nil, fmt.Errorf("wait for CNI GC to end: %w", context.Cause(ctx))
+	}
+	return &held{attachment: a, leave: sync.OnceFunc(func() { gate.Release(1) })}, nil
+}
+
+func (h *held) release() {
+	h.leave()
+	if !h.kept {
+		h.lock.Unlock()
+	}
+}
 
 // linger is a run that is over for its callers, or that an earlier daemon has begun,
 // while a process of it lives.
@@ -20,8 +60,8 @@ type linger struct {
 	deadline time.Time
 	// stuck is since when its processes do not go although they were killed.
 	stuck time.Time
-	// held is the lock of its attachment and the place in the gate, if it has them.
-	held held
+	// held is the lock of its attachment, nil if it has none.
+	held *held
 	// failed is set once its cgroup could not be removed, which is logged then.
 	failed bool
 }
@@ -39,10 +79,14 @@ type StuckRun struct {
 // Stuck are the runs of plugins that could not be ended. Each keeps the lock of
 // its attachment, and nothing else.
 func (n *CNI) Stuck() []StuckRun {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	stuck := []StuckRun{}
-	for _, l := range n.plugins.lingers(func(l *linger) bool { return !l.stuck.IsZero() }) {
-		pids, _ := l.run.Group.Processes()
-		stuck = append(stuck, StuckRun{l.run.Verb, l.run.ID, l.run.Network, l.stuck, pids})
+	for l := range n.lingering {
+		if !l.stuck.IsZero() {
+			pids, _ := l.run.Group.Processes()
+			stuck = append(stuck, StuckRun{l.run.Verb, l.run.ID, l.run.Network, l.stuck, pids})
+		}
 	}
 	slices.SortFunc(stuck, func(a, b StuckRun) int { return strings.Compare(a.ID+a.Verb, b.ID+b.Verb) })
 	return stuck
@@ -50,131 +94,90 @@ func (n *CNI) Stuck() []StuckRun {
 
 // isStuck reports whether a run of the verb is stuck that is for the network
 // and for no attachment: another one would get stuck as well.
-func (p *plugins) isStuck(verb, network string) bool {
-	return len(p.lingers(func(l *linger) bool {
-		return !l.stuck.IsZero() && l.run.Verb == verb && (l.run.Network == network || l.run.Network == "")
-	})) > 0
-}
-
-func (p *plugins) lingers(are func(*linger) bool) (found []*linger) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for l := range p.lingering {
-		if are(l) {
-			found = append(found, l)
-		}
-	}
-	return found
-}
-
-func (p *plugins) keep(l *linger) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.lingering[l] = true
-}
-
-// stick keeps a run whose processes do not end, with the lock of its attachment, if it
-// is for one; the next look finds it stuck.
-func (p *plugins) stick(run *runner.Run, h held) {
-	p.keep(&linger{run: run, deadline: time.Now().Add(-killLimit), held: h})
+func (n *CNI) isStuck(verb, network string) bool {
+	return slices.ContainsFunc(n.Stuck(), func(s StuckRun) bool {
+		return s.Verb == verb && (s.Network == network || s.Network == "")
+	})
 }
 
 // logger names the run in each line, and the pod that its attachment is of.
 func (l *linger) logger(to *slog.Logger) *slog.Logger {
 	to = to.With("verb", l.run.Verb)
-	if l.held.a != nil {
-		return l.held.a.record.logger(to)
+	if l.held != nil {
+		return l.held.record.logger(to)
 	}
 	return to.With("sandbox", l.run.ID, "network", l.run.Network)
 }
 
-// firstLook and lastLook are pauses between two looks at processes that are waited for;
-// those that nothing waits for are looked at every seldom-th time.
-const firstLook, lastLook, seldom = 10 * time.Millisecond, 200 * time.Millisecond, 25
-
-// followLingering removes runs whose last process has ended, kills those whose time is
-// over, and unlocks their attachments; one that was to be released is then.
-func (n *CNI) followLingering(ctx context.Context) {
-	for looks := 0; ctx.Err() == nil; looks++ {
-		for _, l := range n.plugins.lookAtLingering(looks%seldom == 0) {
-			a := l.held.a
-			if a == nil {
-				continue
+// followRun looks at a run until its last process has ended, removes it then, and unlocks its
+// attachment; one that was to be released is then.
+func (n *CNI) followRun(l *linger) {
+	const first, most, seldom = 10 * time.Millisecond, 200 * time.Millisecond, 5 * time.Second
+	n.mu.Lock()
+	n.lingering[l] = true
+	n.mu.Unlock()
+	n.background.Go(func() {
+		for pause := first; !n.isOver(l); pause = min(2*pause, seldom) {
+			if !l.deadline.IsZero() {
+				pause = min(pause, most) // somebody waits for its end
 			}
-			if !l.stuck.IsZero() {
-				l.logger(n.options.Logger).Info("plugins that did not end have ended")
-				<-a.stuck
-			}
-			l.held.release(outcome{})
-			if a.released.Load() {
-				n.retries.now(a.record.ID)
+			select {
+			case <-n.base.Done():
+				n.isOver(l)
+				return
+			case <-time.After(pause):
 			}
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(lastLook):
-		}
-	}
-}
-
-// lookAtLingering returns the runs that are over, of all or of those with a deadline.
-func (p *plugins) lookAtLingering(all bool) (over []*linger) {
-	for _, l := range p.lingers(func(l *linger) bool { return all || !l.deadline.IsZero() }) {
-		switch {
-		case !l.run.Running():
-			if err := l.run.End(); err != nil {
-				if !l.failed {
-					l.logger(p.logger).Warn("a run of plugins cannot be removed, which is tried again", "err", err)
-				}
-				l.failed, l.deadline = true, time.Time{} // nothing is left to kill
-				continue
-			}
-			p.mu.Lock()
-			delete(p.lingering, l)
-			p.mu.Unlock()
-			over = append(over, l)
-		case l.deadline.IsZero() || time.Now().Before(l.deadline):
-		case l.run.Kill(0) != nil && time.Since(l.deadline) > killLimit && l.stuck.IsZero():
-			l.logger(p.logger).Error("plugins were killed and do not end: their attachment stays locked")
-			p.mu.Lock()
-			l.stuck = time.Now()
-			p.mu.Unlock()
-			if l.held.a != nil {
-				l.held.a.stuck <- struct{}{}
-				l.held.leave()
-			}
-		}
-	}
-	return over
-}
-
-// awaitEnding removes the runs that have ended, and waits until its limit for
-// those that are about to: nothing lives on purpose that a DEL has started.
-func (p *plugins) awaitEnding(limit time.Duration) {
-	ending := func(l *linger) bool { return l.deadline.IsZero() && l.run.Verb != "ADD" }
-	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(firstLook) {
-		if p.lookAtLingering(true); len(p.lingers(ending)) == 0 {
+		if l.held == nil {
 			return
 		}
-	}
+		if l.held.stuck.Swap(false) {
+			l.logger(n.options.Logger).Info("plugins that did not end have ended")
+		}
+		l.held.leave()
+		l.held.lock.Unlock()
+		if n.isReleased(l.held.attachment) {
+			n.repeat(l.held.attachment, true)
+			l.held.hurry()
+		}
+	})
 }
 
-// end removes the run if nothing is left of it. Processes that a run left live on if
-// it succeeded, and are killed otherwise; errStuck says that they do not end.
-func (p *plugins) end(run *runner.Run, err error, killed bool) error {
-	if err != nil {
-		limit := killLimit
-		if killed {
-			limit = firstLook // they have had their time
+// isOver removes a run whose last process has ended, and kills one whose time is over.
+func (n *CNI) isOver(l *linger) bool {
+	if !l.run.Running() {
+		err := l.run.End()
+		if err == nil {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			delete(n.lingering, l)
+			return true
 		}
-		if err := run.Kill(limit); err != nil {
-			return fmt.Errorf("%w: %w", errStuck, err)
+		if !l.failed {
+			l.logger(n.options.Logger).Warn("a run of plugins cannot be removed, which is tried again", "err", err)
 		}
+		l.failed, l.deadline = true, time.Time{} // nothing is left to kill
 	}
-	if run.Running() || run.End() != nil { // the next look tries to remove it again
-		p.keep(&linger{run: run})
+	if l.deadline.IsZero() || time.Now().Before(l.deadline) {
+		return false
 	}
-	return nil
+	if l.run.Kill(0) != nil && l.stuck.IsZero() && time.Since(l.deadline) > killLimit {
+		n.stick(l)
+	}
+	return false
+}
+
+// stick notes that the processes of a run do not end although they were killed.
+func (n *CNI) stick(l *linger) {
+	l.logger(n.options.Logger).Error("plugins were killed and do not end: their attachment stays locked")
+	n.mu.Lock()
+	l.stuck = time.Now()
+	n.mu.Unlock()
+	if l.held != nil {
+		l.held.kept = true
+		l.held.stuck.Store(true)
+		l.held.leave()
+	}
 }
 
 // findLeftRuns finds the runs that an earlier daemon left. They may finish: one that is
@@ -183,7 +186,7 @@ func (p *plugins) end(run *runner.Run, err error, killed bool) error {
 // their attachment is locked, because an ADD must not overlap the DEL that undoes it, and
 // no GC begins; a DEL is repeated then. All verbs but ADD and DEL are ended at once.
 func (n *CNI) findLeftRuns() {
-	left, err := n.plugins.runner.Left()
+	left, err := n.runner.Left()
 	if err != nil {
 		n.options.Logger.Error("some plugin runs of an earlier daemon are left as they are", "err", err)
 	}
@@ -195,13 +198,11 @@ func (n *CNI) findLeftRuns() {
 		case a == nil || run.Verb == "ADD" && a.attached: // it was over, and its processes are to live
 		default:
 			l.deadline, run.Network = run.Deadline, a.record.Network
-			if run.Verb == "DEL" {
-				a.released.Store(true)
-			}
-			if held, err := n.tryLock(n.base, a); err == nil { // else another run of it has the lock
-				l.held = held
+			a.released = a.released || run.Verb == "DEL"
+			if a.lock.TryLock() { // else another run of it has the lock
+				l.held, _ = n.enter(n.base, a) // no collection runs yet
 			}
 		}
-		n.plugins.keep(l)
+		n.followRun(l)
 	}
 }

@@ -19,27 +19,26 @@ import (
 )
 
 // masquerade gives what pods of the default network send out of it the node's
-// address, by one rule for all pods, in an nftables table of this daemon's own. The
+// address, by one rule for each subnet, in an nftables table of this daemon's own. The
 // bridge plugin (ipMasq) makes rules for each pod, and lists those of all pods for each:
 // with a thousand pods that takes longer than all else that an ADD does.
 type masquerade struct {
 	table  string
 	logger *slog.Logger
+	// attachments returns the subnets that attachments need.
+	attachments func() []netip.Prefix
 
 	// mu guards the fields below and orders the changes of the table.
 	mu sync.Mutex
 	// network are the subnets of the default network, none while it is not in use.
 	network []netip.Prefix
 	// inForce are the subnets that the table was made for, shown is the table as it
-	// was then; known is set while they are so, and not after an nft that was cut short.
+	// was then, if it is known.
 	inForce []netip.Prefix
 	shown   string
 	known   bool
-	// refreshed is set when the table is made anew for the first time: until then it may
-	// have what an earlier daemon's attachments need, which are not known yet.
-	refreshed bool
-	failed    bool
-	// missed is how often in a row the rule could not be made, though nft is there.
+	failed  bool
+	// missed is how often in a row the rules could not be made, though nft is there.
 	missed int
 }
 
@@ -51,80 +50,57 @@ const masqueradeKey = "minicri.masquerade"
 // nftLimit is how long nft may take, and what it has started a second more.
 const nftLimit = 5 * time.Second
 
-func newMasquerade(mark string, logger *slog.Logger) *masquerade {
-	return &masquerade{table: mark + "masquerade", logger: logger}
-}
-
 // use has the table masquerade the subnets of the default network, before a pod is in
-// it, and tells whether it does. None are for any other network.
-func (m *masquerade) use(ctx context.Context, subnets []netip.Prefix) bool {
+// it, and tells whether it does, and if not whether that is worth another try. None are for
+// any other network: then what is in the table goes with the pods that need it.
+func (m *masquerade) use(subnets []netip.Prefix) (inForce, again bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.network = subnets; len(subnets) == 0 {
+		return false, false
+	}
+	err := m.put()
+	if err == nil {
+		m.missed = 0
+		return true, false
+	}
+	m.logger.Warn("masquerading is left to the bridge plugin, which makes rules for each pod: nft could not make one for all", "err", err)
 	m.network = nil
-	if len(subnets) == 0 {
-		return false // what is in the table goes with the pods that need it
-	}
-	if err := m.put(ctx, slices.Concat(m.inForce, subnets)); err != nil {
-		m.logger.Warn("masquerading is left to the bridge plugin, which makes rules for each pod: nft could not make one for all", "err", err)
-		if !errors.Is(err, exec.ErrNotFound) {
-			m.missed++
-		}
-		return false
-	}
-	m.network, m.missed = subnets, 0
-	return true
-}
-
-// tryAgain reports whether it is worth another try that the rule could not be made.
-func (m *masquerade) tryAgain() bool {
+	m.missed++
 	const mostTries = 10
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.missed > 0 && m.missed <= mostTries
+	return false, m.missed <= mostTries && !errors.Is(err, exec.ErrNotFound)
 }
 
 // refresh makes the table anew when others have changed it (nft flush ruleset), or when
 // attachments need other subnets.
-func (m *masquerade) refresh(ctx context.Context, ofAttachments func() []netip.Prefix) {
+func (m *masquerade) refresh() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	subnets := slices.Concat(m.network, ofAttachments())
-	if !m.refreshed {
-		m.refreshed, m.known = true, false
-	}
-	err := m.put(ctx, subnets)
-	if failed := err != nil; failed != m.failed && ctx.Err() == nil {
+	err := m.put()
+	if failed := err != nil; failed != m.failed {
 		m.failed = failed
 		m.logger.Warn("the rule that masquerades the default network's pods was looked at", "table", m.table, "in_force", !failed, "err", err)
 	}
 }
 
-// leave leaves in the table what attachments need: a node whose last pod is gone may
-// get another network, with the same subnet, and no daemon that would remove it.
-func (m *masquerade) leave(ctx context.Context, ofAttachments func() []netip.Prefix) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.network = nil
-	if err := m.put(ctx, ofAttachments()); err != nil {
-		m.logger.Warn("the table that masquerades the default network's pods is left as it was", "table", m.table, "err", err)
-	}
-}
-
 // put makes the table what it has to be, if it is not.
-func (m *masquerade) put(ctx context.Context, subnets []netip.Prefix) error {
-	subnets = outermost(subnets)
+func (m *masquerade) put() error {
+	subnets := slices.Concat(m.network, m.attachments())
+	slices.SortFunc(subnets, netip.Prefix.Compare)
+	subnets = slices.Compact(subnets)
+	list := func() (string, error) {
+		if len(subnets) == 0 {
+			return "", nil
+		}
+		return nft("", "list", "table", "inet", m.table)
+	}
 	if m.known && slices.Equal(subnets, m.inForce) {
-		shown, err := m.show(ctx)
-		if err == nil && shown == m.shown {
+		if shown, err := list(); err == nil && shown == m.shown {
 			return nil
 		}
 	}
-	return m.write(ctx, subnets)
-}
-
-func (m *masquerade) write(ctx context.Context, subnets []netip.Prefix) error {
 	m.known = false
-	_, err := nft(ctx, m.script(subnets), "--file", "-")
+	_, err := nft(m.script(subnets), "--file", "-")
 	if len(subnets) == 0 && errors.Is(err, exec.ErrNotFound) {
 		err = nil // where nft is not there, no daemon has made a table
 	}
@@ -132,70 +108,32 @@ func (m *masquerade) write(ctx context.Context, subnets []netip.Prefix) error {
 		return err
 	}
 	m.inForce = subnets
-	m.shown, err = m.show(ctx)
+	m.shown, err = list()
 	m.known = err == nil
 	return err
-}
-
-// show is the table as nft prints it, nothing where there has to be none.
-func (m *masquerade) show(ctx context.Context) (string, error) {
-	if len(m.inForce) == 0 {
-		return "", nil
-	}
-	return nft(ctx, "", "list", "table", "inet", m.table)
 }
 
 // script is one transaction, whatever there was. What goes to a group is not
 // masqueraded: the answers of its members would not come.
 func (m *masquerade) script(subnets []netip.Prefix) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "add table inet %s\n", m.table)
 	if len(subnets) == 0 {
-		fmt.Fprintf(&b, "delete table inet %s\n", m.table)
-		return b.String()
+		return fmt.Sprintf("add table inet %[1]s\ndelete table inet %[1]s\n", m.table)
 	}
-	fmt.Fprintf(&b, "add chain inet %s postrouting { type nat hook postrouting priority srcnat; }\n", m.table)
-	if m.refreshed {
-		fmt.Fprintf(&b, "flush chain inet %s postrouting\n", m.table)
-	}
-	for _, family := range []struct {
-		name, groups string
-		is           func(netip.Addr) bool
-	}{{"ip", "224.0.0.0/4", netip.Addr.Is4}, {"ip6", "ff00::/8", netip.Addr.Is6}} {
-		var own []string
-		for _, subnet := range subnets {
-			if family.is(subnet.Addr()) {
-				own = append(own, subnet.String())
-			}
+	var b strings.Builder
+	fmt.Fprintf(&b, "add table inet %[1]s\nadd chain inet %[1]s postrouting { type nat hook postrouting priority srcnat; }\n", m.table)
+	fmt.Fprintf(&b, "flush chain inet %s postrouting\n", m.table)
+	for _, subnet := range subnets {
+		family, groups := "ip6", "ff00::/8"
+		if subnet.Addr().Is4() {
+			family, groups = "ip", "224.0.0.0/4"
 		}
-		if len(own) > 0 {
-			all := strings.Join(own, ", ")
-			fmt.Fprintf(&b, "add rule inet %[1]s postrouting %[2]s saddr { %[3]s } %[2]s daddr != { %[3]s, %[4]s } masquerade\n",
-				m.table, family.name, all, family.groups)
-		}
+		fmt.Fprintf(&b, "add rule inet %[1]s postrouting %[2]s saddr %[3]s %[2]s daddr != { %[3]s, %[4]s } masquerade\n", m.table, family, subnet, groups)
 	}
 	return b.String()
 }
 
-// outermost are the subnets in order, each once, without those that lie within others.
-func outermost(subnets []netip.Prefix) (all []netip.Prefix) {
-	subnets = slices.Clone(subnets)
-	slices.SortFunc(subnets, func(a, b netip.Prefix) int {
-		if a.Bits() != b.Bits() {
-			return a.Bits() - b.Bits()
-		}
-		return a.Addr().Compare(b.Addr())
-	})
-	for _, subnet := range subnets {
-		if !slices.ContainsFunc(all, func(p netip.Prefix) bool { return p.Contains(subnet.Addr()) }) {
-			all = append(all, subnet)
-		}
-	}
-	return all
-}
-
-func nft(ctx context.Context, input string, arguments ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, nftLimit)
+func nft(input string, arguments ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), nftLimit)
 	defer cancel()
 	command := exec.CommandContext(ctx, "nft", arguments...)
 	command.WaitDelay = time.Second // a child of a wrapper may hold its output
@@ -208,18 +146,19 @@ func nft(ctx context.Context, input string, arguments ...string) (string, error)
 	return out.String(), nil
 }
 
-// followMasquerade keeps the table as it has to be, and leaves it as pods without a
-// daemon need it.
+// followMasquerade keeps the table as it has to be, and leaves it as pods without a daemon
+// need it: a node whose last pod is gone may get another network, with the same subnet.
 func (n *CNI) followMasquerade(ctx context.Context) {
 	changed := make(chan struct{}, 1)
 	var watching sync.WaitGroup
 	watching.Go(func() { watchRules(ctx, changed) })
 	for ctx.Err() == nil {
-		n.masquerade.refresh(ctx, n.masqueraded)
+		n.masquerade.refresh()
 		n.awaitPeriod(ctx, changed, func(l Limits) time.Duration { return l.StatusPeriod })
 	}
 	watching.Wait()
-	n.masquerade.leave(context.WithoutCancel(ctx), n.masqueraded)
+	n.masquerade.use(nil)
+	n.masquerade.refresh()
 }
 
 // watchRules tells when somebody has changed rules of nftables, a few times in a second

@@ -6,8 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"reflect"
 	"strings"
 	"time"
+
+	gocni "github.com/containerd/go-cni"
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/trace"
@@ -18,69 +24,134 @@ const (
 	// killLimit is how long processes may take to go that were killed. A caller waits
 	// for no longer; what goes later is noticed in the background.
 	killLimit = 2 * time.Second
-	// leaveLimit is the same when the daemon ends, and how long a run may continue then
-	// that is left to the next daemon.
+	// leaveLimit is how long a run may continue when the daemon ends, before it is killed
+	// or left to the next daemon.
 	leaveLimit = killLimit / 4
 )
 
 var (
 	errLeft = errors.New("the daemon shuts down: the plugins continue, and the next daemon waits for them")
-	// errEnding is for those that change nothing.
+	// errEnding is for those that change nothing, errLate for what a limit has ended.
 	errEnding = errors.New("the daemon shuts down: the plugins were killed")
+	errLate   = errors.New("the plugins were killed")
 	errStuck  = errors.New("the plugins were killed and do not end")
 	// errAnswer: go-cni, or libcni, panicked at what a plugin had answered.
 	errAnswer = errors.New("the answer is not what its CNI version says it is")
 )
 
-// outcome is what came of a run.
-type outcome struct {
-	// stuck is the run when its processes could not be ended; it is over when they go.
-	stuck *runner.Run
-	// late is set when it was killed at its limit, gaveUp when its attachment is given up.
-	late, gaveUp bool
-	err          error
+func (n *CNI) add(ctx context.Context, h *held, path string) (result *gocni.Result, err error) {
+	a := h.record
+	err = n.call(ctx, h, a, "ADD", n.limits.Load().Add, func(ctx context.Context, cni gocni.CNI) (err error) {
+		// Not Setup, which reads answers in goroutines of its own, where no code of ours could
+		// recover from them.
+		result, err = cni.SetupSerially(ctx, a.ID, path, a.options()...)
+		return err
+	})
+	return result, err
+}
+
+// del succeeds if every plugin of the chain does. go-cni takes an error for
+// success whose text has "not found" in it, or "no such file or directory"; so
+// what the plugins themselves answered counts.
+func (n *CNI) del(ctx context.Context, h *held, a Attachment, path string) error {
+	return n.call(ctx, h, a, "DEL", n.limits.Load().Del, func(ctx context.Context, cni gocni.CNI) error {
+		remove := func() error { return recovered(func() error { return cni.Remove(ctx, a.ID, path, a.options()...) }) }
+		// What ADD answered is in libcni's cache, where it reads it for DEL; an answer
+		// that cannot be decoded is left out: a DEL needs none (CNI SPEC, "DEL").
+		if err := remove(); !errors.Is(err, errAnswer) {
+			return err
+		}
+		if err := os.Remove(cachePath(a.Network, a.ID)); err != nil {
+			return err
+		}
+		return remove()
+	})
+}
+
+// call makes a run of what is called of go-cni, by an instance of its own, so that
+// go-cni's lock couples nothing to anything.
+func (n *CNI) call(ctx context.Context, h *held, a Attachment, verb string, limit time.Duration, do func(context.Context, gocni.CNI) error) error {
+	request := runner.Request{Verb: verb, ID: a.ID, Network: a.Network, Plugins: len(chainOf(a.Config)), Limit: limit}
+	return n.run(ctx, h, request, func(ctx context.Context, run *runner.Run) error {
+		cni, err := gocni.New(gocni.WithMinNetworkCount(1), gocni.WithInterfacePrefix("eth"))
+		if err == nil {
+			err = throughExec(cni, libcni.NewCNIConfig(n.options.BinDirs, run))
+		}
+		if err == nil {
+			err = cni.Load(gocni.WithConfListBytes(a.Config))
+		}
+		if err != nil {
+			return fmt.Errorf("load the configuration: %w", err)
+		}
+		return do(ctx, cni)
+	})
+}
+
+// throughExec has go-cni call plugins by a libcni with an Exec of ours. go-cni has no
+// option for that: it makes the libcni of each instance itself, with an Exec that
+// starts a plugin among the daemon's own processes (docs/workarounds.md).
+func throughExec(cni gocni.CNI, calls libcni.CNI) error {
+	field := reflect.Indirect(reflect.ValueOf(cni)).FieldByName("cniConfig")
+	if !field.IsValid() || field.Type() != reflect.TypeFor[libcni.CNI]() {
+		return errors.New("go-cni keeps its libcni elsewhere than this version of minicri knows: update minicri")
+	}
+	reflect.NewAt(field.Type(), field.Addr().UnsafePointer()).Elem().Set(reflect.ValueOf(calls))
+	return nil
 }
 
 // run begins a run, calls do, and ends the run. At the limit, or with the context,
 // everything that the run started is killed, and run returns soon after, whatever
-// became of that.
-func (p *plugins) run(ctx context.Context, request runner.Request, do func(context.Context, *runner.Run) error) (o outcome) {
-	defer func() {
-		if o.err != nil {
-			o.err = fmt.Errorf("CNI %s of network %q: %w", request.Verb, request.Network, o.err)
-		}
-	}()
-	run, err := p.runner.Begin(request)
+// became of that. A run that may go on keeps the lock of its attachment, if h is not nil.
+func (n *CNI) run(ctx context.Context, h *held, request runner.Request, do func(context.Context, *runner.Run) error) error {
+	failed := func(err error) error {
+		return fmt.Errorf("CNI %s of network %q: %w", request.Verb, request.Network, err)
+	}
+	run, err := n.runner.Begin(request)
 	if err != nil {
-		return outcome{err: err}
+		return failed(err)
 	}
-	err, killed := p.follow(ctx, run, do)
+	err, killed := n.await(ctx, run, do)
 	if errors.Is(err, errLeft) {
-		return outcome{err: err}
+		if h != nil {
+			h.kept = true
+		}
+		return failed(err)
 	}
-	o.late = killed != nil && ctx.Err() == nil
 	reports := run.Reports()
-	o.err = failure(run, reports, err, killed)
-	p.record(ctx, reports, o.err)
-	if err := p.end(run, o.err, killed != nil); err != nil {
-		o.err = errors.Join(o.err, err)
-		if o.stuck = run; run.ID == "" {
-			p.stick(run, held{})
+	err = failure(run, reports, err, killed)
+	n.record(ctx, reports, err)
+	if err != nil {
+		limit := killLimit
+		if killed != nil {
+			limit = time.Millisecond // they have had their time
+		}
+		if busy := run.Kill(limit); busy != nil {
+			l := &linger{run: run, deadline: time.Now(), held: h}
+			n.stick(l)
+			n.followRun(l)
+			return failed(fmt.Errorf("%w\n%w: %w", err, errStuck, busy))
 		}
 	}
-	return o
+	// What a run that succeeded has left lives on.
+	if run.Running() || run.End() != nil {
+		n.followRun(&linger{run: run})
+	}
+	if err != nil {
+		return failed(err)
+	}
+	return nil
 }
 
-// follow waits for do, for the end of the limit or of the context, or for the end of the
+// await waits for do, for the end of the limit or of the context, or for the end of the
 // daemon. killed is why the plugins were killed, nil if they were not.
-func (p *plugins) follow(ctx context.Context, run *runner.Run, do func(context.Context, *runner.Run) error) (err, killed error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, run.Limit, fmt.Errorf("not done after %v, the plugins were killed", run.Limit))
+func (n *CNI) await(ctx context.Context, run *runner.Run, do func(context.Context, *runner.Run) error) (err, killed error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, run.Limit, fmt.Errorf("not done after %v, %w", run.Limit, errLate))
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
 		done <- recovered(func() error { return do(context.WithoutCancel(ctx), run) })
 	}()
-	ending := p.daemon.Done()
+	ending := n.base.Done()
 	if run.Verb == "ADD" {
 		ending = nil // its caller ends with the daemon, and destroys what it was making
 	}
@@ -90,24 +161,24 @@ func (p *plugins) follow(ctx context.Context, run *runner.Run, do func(context.C
 	case <-ending:
 	case <-ctx.Done():
 	}
-	switch {
-	case run.Verb == "ADD" || p.daemon.Err() == nil: // the context may end with the daemon
-		return kill(run, done, killLimit), context.Cause(ctx)
-	case run.Verb == "STATUS" || run.Verb == "CHECK":
-		return kill(run, done, leaveLimit), errEnding
+	if run.Verb == "ADD" || n.base.Err() == nil { // the context may end with the daemon
+		return kill(run, done), context.Cause(ctx)
 	}
 	select {
 	case err := <-done:
 		return err, nil
 	case <-time.After(leaveLimit):
-		return errLeft, nil
 	}
+	if run.Verb == "STATUS" || run.Verb == "CHECK" {
+		return kill(run, done), errEnding
+	}
+	return errLeft, nil
 }
 
 // kill ends the processes of a run, and returns what go-cni makes of it.
-func kill(run *runner.Run, done <-chan error, limit time.Duration) error {
-	over := time.After(limit)
-	err := run.Kill(limit)
+func kill(run *runner.Run, done <-chan error) error {
+	over := time.After(killLimit)
+	err := run.Kill(killLimit)
 	select {
 	case err = <-done:
 	case <-over:
@@ -178,7 +249,7 @@ func newPluginError(run *runner.Run, r runner.Report, cause, killed error) *Plug
 }
 
 // record adds a row for each plugin to the timeline of what the run was for.
-func (p *plugins) record(ctx context.Context, reports []runner.Report, err error) {
+func (n *CNI) record(ctx context.Context, reports []runner.Report, err error) {
 	for _, r := range reports {
 		row := step.Row{Kind: "plugin", Step: r.Name + " " + r.Verb, Start: r.Start, Took: r.Took, Error: r.Text(), Plugin: &r.Plugin}
 		if blamed, ok := errors.AsType[*PluginError](err); ok && r.Name == blamed.Name {
@@ -186,8 +257,56 @@ func (p *plugins) record(ctx context.Context, reports []runner.Report, err error
 		}
 		step.Record(ctx, row)
 		trace.Past(ctx, row.Step, row.Start, row.Took, row.Error, "cni.plugin", r.Name, "cni.verb", r.Verb)
-		if p.observe != nil {
-			p.observe(r.Name, r.Verb, row.Took, row.Error == "")
+		if n.options.Observe != nil {
+			n.options.Observe(r.Name, r.Verb, row.Took, row.Error == "")
 		}
 	}
+}
+
+// PluginError is the failure of one plugin of a run.
+type PluginError struct {
+	Network string
+	// Plugin is what the run came to. Its Message is also what takes the place of a CNI
+	// error: that it did not answer, or answered with something else.
+	step.Plugin
+	// Advice says what to do about it, "" if there is nothing to say.
+	Advice string
+
+	cause error
+}
+
+// Error names the plugin, says what it said, and what to do about it.
+func (e *PluginError) Error() string {
+	text := "plugin " + e.Name + ": " + e.Message
+	if e.Code != 0 {
+		text += fmt.Sprintf(" (CNI error code %d)", e.Code)
+	}
+	if e.Advice != "" {
+		text += ": " + e.Advice
+	}
+	return text
+}
+
+// Unwrap returns what go-cni, or the end of the run's limit, made of it.
+func (e *PluginError) Unwrap() error { return e.cause }
+
+// The texts of IPAM plugins that have no address left: host-local, Calico,
+// Cilium, whereabouts, and the VPC plugins of clouds.
+var noAddress = []string{
+	"no ip addresses available", "no available ip", "no more free ip", "range is full", "no more ips", "could not allocate ip in range",
+	"insufficient ip", "no addresses available", "failed to assign an ip address",
+}
+
+func advice(e *PluginError) string {
+	message := strings.ToLower(e.Message)
+	for _, text := range noAddress {
+		if strings.Contains(message, text) {
+			return fmt.Sprintf("network %q has no free address: remove pods, or give it a larger range", e.Network)
+		}
+	}
+	badRange := strings.Contains(message, "invalid range") || strings.Contains(message, "invalid cidr") || strings.Contains(message, "subnet")
+	if e.Code == types.ErrInvalidNetworkConfig || badRange {
+		return fmt.Sprintf("correct the configuration of network %q", e.Network)
+	}
+	return ""
 }

@@ -207,39 +207,19 @@ func TestCloseRemovesARunThatHasEnded(t *testing.T) {
 	}
 }
 
-// Close waits for what a DEL has started, as nothing of it is to live.
-func TestWhatIsAboutToEndIsWaitedFor(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
-	n.tell(t, "DEL.helper")
-	n.detach(t, "web")
-	helper := n.helper(t)
-	go func() {
-		time.Sleep(100 * time.Millisecond) // it is waited for
-		_ = unix.Kill(helper, unix.SIGKILL)
-	}()
-	n.plugins.awaitEnding(within)
-	if left := n.runDirs(t); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
-}
-
-// Why a run that is over cannot be removed is logged once. It is removed when it can be, by
-// one of the rare looks.
+// Why a run that is over cannot be removed is logged once. It is removed when it can be.
 func TestRunThatCannotBeRemoved(t *testing.T) {
 	n := newNode(t, nil)
 	n.CNI.end()
 	n.CNI.background.Wait() // the looks are those of this test
-	run, err := n.plugins.runner.Begin(runner.Request{Verb: "ADD", ID: "web", Network: "net", Limit: within})
+	run, err := n.runner.Begin(runner.Request{Verb: "ADD", ID: "web", Network: "net", Limit: within})
 	must(t, err)
 	must(t, unix.Mount(run.Group.Dir, run.Group.Dir, "", unix.MS_BIND, ""))
 	unmount := sync.OnceFunc(func() { must(t, unix.Unmount(run.Group.Dir, unix.MNT_DETACH)) })
 	t.Cleanup(unmount)
-	n.plugins.stick(run, held{})
+	l := &linger{run: run, deadline: time.Now()}
 	for range 2 {
-		if over := n.plugins.lookAtLingering(true); len(over) > 0 {
+		if n.isOver(l) {
 			t.Error("what cannot be removed is over")
 		}
 	}
@@ -247,10 +227,8 @@ func TestRunThatCannotBeRemoved(t *testing.T) {
 		t.Errorf("it is logged %d times", logged)
 	}
 	unmount()
-	for want, all := range []bool{false, true} {
-		if over := n.plugins.lookAtLingering(all); len(over) != want {
-			t.Errorf("looking at all: %v, %d runs are over, want %d", all, len(over), want)
-		}
+	if !n.isOver(l) {
+		t.Error("it is not over")
 	}
 }
 
@@ -327,7 +305,7 @@ func TestRunIsEndedWithWhatHidesFromIt(t *testing.T) {
 func (n *node) begunEarlier(t *testing.T, verb, id string, limit time.Duration) {
 	t.Helper()
 	a := Attachment{ID: id, Network: "net", Config: []byte(conflist(t, "net", n.script()))}
-	run, err := n.plugins.runner.Begin(runner.Request{Verb: verb, ID: a.ID, Network: a.Network, Plugins: 1, Limit: limit})
+	run, err := n.runner.Begin(runner.Request{Verb: verb, ID: a.ID, Network: a.Network, Plugins: 1, Limit: limit})
 	must(t, err)
 	command := exec.Command(filepath.Join(absolute(t, testPlugins), "scripted"))
 	command.Env = []string{"PATH=" + os.Getenv("PATH"), mark(), "CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_NETNS=/x", "CNI_IFNAME=eth0", "CNI_PATH=" + absolute(t, testPlugins)}

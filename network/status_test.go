@@ -59,25 +59,6 @@ func TestReadyOfADirectoryThatIsLeft(t *testing.T) {
 	}
 }
 
-// An answer that has grown old does not count: a loop that hangs is not ready.
-func TestOldStatusDoesNotCount(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	n.reopen(t)
-	n.refreshStatus(t.Context())
-	must(t, n.ready(t))
-	limits, answer := *n.limits.Load(), *n.status.Load()
-	old := -2*limits.StatusPeriod - 3*limits.Status
-	answer.at = answer.at.Add(old)
-	n.status.Store(&answer)
-	if err := n.ready(t); err != nil {
-		t.Errorf("limits that are new make the answer old: %v", err)
-	}
-	limits.since = limits.since.Add(old)
-	n.limits.Store(&limits)
-	wantError(t, n.ready(t), "have not answered STATUS")
-}
-
 // Before CNI 1.1 there is no STATUS; that the programs are there has to do.
 func TestStatusOfOlderNetworks(t *testing.T) {
 	n := newNode(t, nil)
@@ -85,7 +66,7 @@ func TestStatusOfOlderNetworks(t *testing.T) {
 	old := marshal(t, map[string]any{"cniVersion": "1.0.0", "name": "old", "plugins": []any{n.script()}})
 	put(t, n.ConfDir+"/10.conflist", old)
 	n.reopen(t)
-	n.refreshStatus(t.Context())
+	n.refreshStatus()
 	if err := n.ready(t); err != nil {
 		t.Errorf("not ready: %v", err)
 	}
@@ -94,7 +75,7 @@ func TestStatusOfOlderNetworks(t *testing.T) {
 	}
 	put(t, n.ConfDir+"/10.conflist", strings.ReplaceAll(old, "scripted", "missing"))
 	n.reopen(t)
-	n.refreshStatus(t.Context())
+	n.refreshStatus()
 	wantError(t, n.ready(t), "missing", "install the plugin")
 }
 
@@ -119,18 +100,18 @@ func TestOneSlowStatusIsNoVerdict(t *testing.T) {
 	n := newNode(t, nil)
 	n.configure(t, "10.conflist", "net", n.script())
 	n.reopen(t)
-	n.refreshStatus(t.Context())
+	n.refreshStatus()
 	n.limitStatus(t, statusLimit)
 	n.tell(t, "STATUS.hang")
-	n.refreshStatus(t.Context())
+	n.refreshStatus()
 	if err := n.ready(t); err != nil {
 		t.Errorf("not ready after one slow answer: %v", err)
 	}
-	n.refreshStatus(t.Context())
+	n.refreshStatus()
 	wantError(t, n.ready(t), "not done after 500ms")
 	n.untell(t, "STATUS.hang")
 	n.limitStatus(t, within)
-	n.refreshStatus(t.Context())
+	n.refreshStatus()
 	if err := n.ready(t); err != nil {
 		t.Errorf("not ready: %v", err)
 	}

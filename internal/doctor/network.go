@@ -68,7 +68,7 @@ func (c *checker) leftovers(ctx context.Context) {
 	if own == nil && c.Config.DefaultNetwork.Enabled {
 		return
 	}
-	left, err := network.DefaultNetwork(c.Config.DefaultNetwork).Leftovers(ctx, c.Node.PluginMark(), c.networkLists)
+	left, err := network.DefaultNetwork(c.Config.DefaultNetwork).Leftovers(c.Node.PluginMark(), c.networkLists)
 	if err != nil {
 		c.add("leaks", Problem, err.Error(), "")
 	}
