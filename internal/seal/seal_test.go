@@ -34,7 +34,7 @@ func TestAddWhileAPageIsHeld(t *testing.T) {
 	}
 	release := time.AfterFunc(500*time.Millisecond, func() { _, _ = reader.Read(make([]byte, os.Getpagesize())) })
 	defer release.Stop()
-	if err := Add(file, unix.F_SEAL_WRITE); err != nil {
+	if err := add(file, unix.F_SEAL_WRITE); err != nil {
 		t.Error(err)
 	}
 	if _, err := file.WriteAt([]byte{1}, 0); err == nil {

@@ -3,7 +3,6 @@ package client
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -26,13 +25,13 @@ type Program struct {
 // OpenProgram reads the program into memory: its size is what that costs, once
 // for all supervisors.
 func OpenProgram(path string) (*Program, error) {
-	sealed, err := seal.Executable(Name)
+	var sealed *os.File
+	build, err := read(path, func(program io.Reader) (err error) {
+		sealed, err = seal.Program(Name, program)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("copy %s into memory: %w", path, err)
-	}
-	build, err := read(path, func(program io.Reader) error { return seal.Fill(sealed, program) })
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("copy %s into memory: %w", path, err), sealed.Close())
 	}
 	return &Program{path: "/proc/self/fd/" + strconv.Itoa(int(sealed.Fd())), sealed: sealed, build: build}, nil
 }

@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/containerd/errdefs"
@@ -34,9 +35,6 @@ func do(r starter.Request, files []*os.File) (answer starter.Answer, undo func()
 		answer, err = c.create(spec, given)
 		return answer, c.delete, err
 	case starter.Exec:
-		if err := given.fill(); err != nil {
-			return answer, nil, err
-		}
 		answer.PID, err = c.exec(given)
 		return answer, func() error { return killProcess(answer.PID) }, err
 	case starter.Start:
@@ -61,30 +59,24 @@ type container interface {
 }
 
 // streams are the standard streams of a process; those that are nil are /dev/null, which
-// for an init is the container's own. With a terminal all of them are, and its master is
-// sent over console.
+// for an init is the container's own; an exec has all three, for the node's would be its to
+// change. With a terminal all of them are nil, and its master is sent over console.
 type streams struct {
 	stdio   [3]*os.File
 	console *os.File
 }
 
-// fill gives an exec the end of a pipe that nobody has for each stream that is nil:
-// its /dev/null would be the node's, whose mode root in the container may
-// change.
-func (s *streams) fill() error {
-	if s.console != nil {
-		return nil
+// setOn sets those that are given.
+func (s *streams) setOn(stdin *io.Reader, stdout, stderr *io.Writer) {
+	if file := s.stdio[0]; file != nil {
+		*stdin = file
 	}
-	none, end, err := os.Pipe()
-	if err != nil {
-		return fmt.Errorf("make the streams of an exec: %w", err)
+	if file := s.stdio[1]; file != nil {
+		*stdout = file
 	}
-	for i, stream := range s.stdio {
-		if stream == nil {
-			s.stdio[i] = none
-		}
+	if file := s.stdio[2]; file != nil {
+		*stderr = file
 	}
-	return end.Close()
 }
 
 func streamsOf(r starter.Request, files []*os.File) (given streams, err error) {
@@ -105,15 +97,6 @@ func streamsOf(r starter.Request, files []*os.File) (given streams, err error) {
 		given.console = next()
 	}
 	return given, err
-}
-
-// processOf returns what an exec is to start.
-func processOf(r starter.Request) (*specs.Process, error) {
-	process := new(specs.Process)
-	if err := decode(r.Process, process); err != nil {
-		return nil, fmt.Errorf("the process of an exec: %w", err)
-	}
-	return process, nil
 }
 
 // killProcess ends a process that was made for nobody.

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -30,10 +28,17 @@ func (c *libContainer) create(spec *specs.Spec, given streams) (answer starter.A
 		return answer, err
 	}
 	process.Init = true
-	config, err := c.config(spec)
-	if err != nil {
+	// libcontainer takes its working directory for the bundle, of which it tells hooks.
+	if err := os.Chdir(c.Bundle); err != nil {
 		return answer, err
 	}
+	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{
+		CgroupName: c.ID, UseSystemdCgroup: c.SystemdCgroup, NoNewKeyring: !launch.CanJoinSessionKeyring(), Spec: spec,
+	})
+	if err != nil {
+		return answer, fmt.Errorf("translate the specification: %w", err)
+	}
+	takeHooks(config)
 	lib, err := libcontainer.Create(c.Root, c.ID, config)
 	if err != nil {
 		return answer, err
@@ -47,34 +52,12 @@ func (c *libContainer) create(spec *specs.Spec, given streams) (answer starter.A
 	return answer, nil
 }
 
-// config translates the specification to libcontainer's terms, without the hooks that
-// libcontainer runs at another time than the specification wants.
-func (c *libContainer) config(spec *specs.Spec) (*configs.Config, error) {
-	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{
-		CgroupName: c.ID, UseSystemdCgroup: c.SystemdCgroup, NoNewKeyring: !launch.CanJoinSessionKeyring(), Spec: spec,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("translate the specification: %w", err)
-	}
-	nameBundle(config, c.Bundle)
-	takeHooks(config)
-	return config, nil
-}
-
 // startIn starts an init or an exec, and returns its pid.
 func startIn(lib *libcontainer.Container, process *libcontainer.Process, given streams) (int, error) {
 	if err := giveStreams(lib, process, given.stdio); err != nil {
 		return 0, err
 	}
-	if file := given.stdio[0]; file != nil {
-		process.Stdin = file
-	}
-	if file := given.stdio[1]; file != nil {
-		process.Stdout = file
-	}
-	if file := given.stdio[2]; file != nil {
-		process.Stderr = file
-	}
+	given.setOn(&process.Stdin, &process.Stdout, &process.Stderr)
 	process.ConsoleSocket = given.console
 	if err := lib.Start(process); err != nil {
 		return 0, err
@@ -95,16 +78,13 @@ func giveStreams(lib *libcontainer.Container, process *libcontainer.Process, std
 		return fmt.Errorf("owner of the streams: %w", err)
 	}
 	gid, err := config.HostGID(process.GID)
+	for _, stream := range stdio {
+		if stream != nil && err == nil {
+			err = stream.Chown(uid, gid)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("owner of the streams: %w", err)
-	}
-	for _, stream := range stdio {
-		if stream == nil {
-			continue
-		}
-		if err := stream.Chown(uid, gid); err != nil {
-			return fmt.Errorf("owner of the streams: %w", err)
-		}
 	}
 	return nil
 }
@@ -128,11 +108,7 @@ func startError(process *libcontainer.Process, err error) error {
 }
 
 func (c *libContainer) exec(given streams) (int, error) {
-	spec, err := processOf(c.Request)
-	if err != nil {
-		return 0, err
-	}
-	process, err := newProcess(spec)
+	process, err := newProcess(c.Process)
 	if err != nil {
 		return 0, err
 	}
@@ -147,17 +123,26 @@ func (c *libContainer) exec(given streams) (int, error) {
 }
 
 // start runs the hooks that wait for the program.
-func (c *libContainer) start() error { return c.hooks(configs.Poststart)() }
+func (c *libContainer) start() error {
+	spec, err := runtime.ReadSpec(c.Bundle)
+	if err != nil || spec.Hooks == nil {
+		return err
+	}
+	return c.runHooks("poststart", spec.Hooks.Poststart, specs.State{Status: specs.StateRunning, Pid: c.InitPID, Annotations: spec.Annotations})
+}
 
 // delete removes a container, which was made whole or not, and then runs the hooks that
 // wait for its end. What fails there is a warning of the supervisor's, and no reason to
 // keep the container (runtime-spec, Lifecycle).
 func (c *libContainer) delete() error {
-	hooks := c.hooks(configs.Poststop)
+	spec, err := runtime.ReadSpec(c.Bundle)
 	if err := runtime.RemoveState(filepath.Join(c.Root, c.ID), c.Cgroups, c.CgroupsPath, c.SystemdCgroup); err != nil {
 		return err
 	}
-	return hooks()
+	if err != nil || spec.Hooks == nil { // never made, or without any
+		return nil
+	}
+	return c.runHooks("poststop", spec.Hooks.Poststop, specs.State{Status: specs.StateStopped, Annotations: spec.Annotations})
 }
 
 // initLogLevel silences the debug lines that init pipes to us: logrus.WarnLevel.
@@ -167,56 +152,40 @@ const initLogLevel = "3"
 // Standard streams and Init are the caller's to set; streams left nil are
 // /dev/null.
 func newProcess(p *specs.Process) (*libcontainer.Process, error) {
-	limits, err := toRlimits(p.Rlimits)
-	if err != nil {
-		return nil, err
-	}
 	affinity, err := configs.ConvertCPUAffinity(p.ExecCPUAffinity)
 	if err != nil {
 		return nil, fmt.Errorf("cpu affinity: %w", err)
 	}
 	process := &libcontainer.Process{
-		Args:             p.Args,
-		Env:              p.Env,
-		UID:              int(p.User.UID),
-		GID:              int(p.User.GID),
-		AdditionalGroups: toGroups(p.User.AdditionalGids),
-		Cwd:              p.Cwd,
-		Capabilities:     (*configs.Capabilities)(p.Capabilities),
-		AppArmorProfile:  p.ApparmorProfile,
-		Label:            p.SelinuxLabel,
-		NoNewPrivileges:  &p.NoNewPrivileges,
-		Rlimits:          limits,
-		Scheduler:        p.Scheduler,
-		IOPriority:       p.IOPriority,
-		CPUAffinity:      affinity,
-		LogLevel:         initLogLevel,
+		Args:            p.Args,
+		Env:             p.Env,
+		UID:             int(p.User.UID),
+		GID:             int(p.User.GID),
+		Cwd:             p.Cwd,
+		Capabilities:    (*configs.Capabilities)(p.Capabilities),
+		AppArmorProfile: p.ApparmorProfile,
+		Label:           p.SelinuxLabel,
+		NoNewPrivileges: &p.NoNewPrivileges,
+		Scheduler:       p.Scheduler,
+		IOPriority:      p.IOPriority,
+		CPUAffinity:     affinity,
+		LogLevel:        initLogLevel,
+	}
+	for _, gid := range p.User.AdditionalGids {
+		process.AdditionalGroups = append(process.AdditionalGroups, int(gid))
+	}
+	for _, limit := range p.Rlimits {
+		kind, ok := launch.Rlimits[limit.Type]
+		if !ok {
+			return nil, fmt.Errorf("unknown rlimit %q", limit.Type)
+		}
+		process.Rlimits = append(process.Rlimits, configs.Rlimit{Type: int(kind), Hard: limit.Hard, Soft: limit.Soft})
 	}
 	if p.ConsoleSize != nil {
 		process.ConsoleWidth = uint16(p.ConsoleSize.Width)
 		process.ConsoleHeight = uint16(p.ConsoleSize.Height)
 	}
 	return process, nil
-}
-
-func toGroups(gids []uint32) []int {
-	groups := make([]int, len(gids))
-	for i, gid := range gids {
-		groups[i] = int(gid)
-	}
-	return groups
-}
-
-func toRlimits(limits []specs.POSIXRlimit) ([]configs.Rlimit, error) {
-	var list []configs.Rlimit
-	for _, limit := range limits {
-		kind, ok := launch.Rlimits[limit.Type]
-		if !ok {
-			return nil, fmt.Errorf("unknown rlimit %q", limit.Type)
-		}
-		list = append(list, configs.Rlimit{Type: int(kind), Hard: limit.Hard, Soft: limit.Soft})
-	}
-	return list, nil
 }
 
 // hookLimit is how long a hook may take that has no limit of its own. What it leaves,
@@ -238,43 +207,18 @@ func takeHooks(config *configs.Config) {
 	}
 }
 
-// hooks returns what runs the hooks of one kind that were taken from libcontainer, all of
-// them whatever becomes of the others. They are in the bundle: the container may be gone
-// by then.
-func (c *libContainer) hooks(name configs.HookName) (run func() error) {
-	spec, err := runtime.ReadSpec(c.Bundle)
-	if err != nil || spec.Hooks == nil { // never made, or without any
-		return func() error { return nil }
-	}
-	list, status := spec.Hooks.Poststart, specs.StateRunning
-	if name == configs.Poststop {
-		list, status = spec.Hooks.Poststop, specs.StateStopped
-	}
-	state := &specs.State{Version: specs.Version, ID: c.ID, Status: status, Bundle: c.Bundle, Annotations: spec.Annotations}
-	if status == specs.StateRunning {
-		state.Pid = c.InitPID
-	}
-	return func() error {
-		var errs []error
-		for _, hook := range list {
-			command := &configs.Command{Path: hook.Path, Args: hook.Args, Env: hook.Env, Timeout: new(hookLimit)}
-			if hook.Timeout != nil {
-				command.Timeout = new(time.Duration(*hook.Timeout) * time.Second)
-			}
-			if err := command.Run(state); err != nil {
-				errs = append(errs, fmt.Errorf("%s hook %s: %w", name, hook.Path, err))
-			}
+// runHooks runs hooks that were taken from libcontainer, all of them whatever becomes of the others.
+// They are in the bundle: the container may be gone by then.
+func (c *libContainer) runHooks(name string, hooks []specs.Hook, state specs.State) (err error) {
+	state.Version, state.ID, state.Bundle = specs.Version, c.ID, c.Bundle
+	for _, hook := range hooks {
+		command := &configs.Command{Path: hook.Path, Args: hook.Args, Env: hook.Env, Timeout: new(hookLimit)}
+		if hook.Timeout != nil {
+			command.Timeout = new(time.Duration(*hook.Timeout) * time.Second)
 		}
-		return errors.Join(errs...)
+		if e := command.Run(&state); e != nil {
+			err = errors.Join(err, fmt.Errorf("%s hook %s: %w", name, hook.Path, e))
+		}
 	}
-}
-
-// bundleLabel is where libcontainer keeps the bundle that hooks get in their state.
-const bundleLabel = "bundle"
-
-// nameBundle makes the bundle of the state that hooks get the container's own:
-// libcontainer takes its working directory for it.
-func nameBundle(config *configs.Config, bundle string) {
-	config.Labels = slices.DeleteFunc(config.Labels, func(label string) bool { return strings.HasPrefix(label, bundleLabel+"=") })
-	config.Labels = append(config.Labels, bundleLabel+"="+bundle)
+	return err
 }

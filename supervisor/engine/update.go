@@ -26,8 +26,8 @@ import (
 // all processes: all or with an error none.
 func update(r starter.Request, c container) error {
 	wanted := new(specs.LinuxResources)
-	if err := decode(r.Resources, wanted); err != nil {
-		return err
+	if err := json.Unmarshal(r.Resources, wanted); err != nil {
+		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
 	paths := cgroup.Paths(r.Cgroups)
 	undo := func() error { return nil }
@@ -110,21 +110,6 @@ func setField[T any](field, wanted *T) {
 	}
 }
 
-func decode(encoded json.RawMessage, into any) error {
-	if err := json.Unmarshal(encoded, into); err != nil {
-		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
-	}
-	return nil
-}
-
-func writeJSON(path string, value any) error {
-	encoded, err := json.Marshal(value)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, encoded, 0o600)
-}
-
 // limits are the files of a container's cgroups that an update may write, by
 // path, with what they held.
 type limits map[string]string
@@ -132,7 +117,7 @@ type limits map[string]string
 // limitFiles are their names, of both versions.
 var limitFiles = [...]string{
 	"cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.weight", "cpu.max",
-	"cpuset.cpus", "cpuset.mems", "cpuset.cpus" + effective, "cpuset.mems" + effective,
+	"cpuset.cpus", "cpuset.mems", "cpuset.*" + effective,
 	"memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max", "memory.swap.max",
 	"hugetlb.*.limit_in_bytes", "hugetlb.*.max",
 }
@@ -177,7 +162,7 @@ func tryLimits(paths cgroup.Paths, r cgroups.Resources) error {
 	if err != nil {
 		return err
 	}
-	// Last, as it cannot be undone: a cpuset that has processes is not made empty again.
+	// The cpuset last, as it cannot be undone: see restore.
 	last := cgroups.Resources{SkipDevices: true, CpusetCpus: r.CpusetCpus, CpusetMems: r.CpusetMems}
 	r.CpusetCpus, r.CpusetMems = "", ""
 	if err := m.Set(&r); err != nil {
@@ -199,64 +184,55 @@ func alone(wanted *specs.LinuxResources) cgroups.Resources {
 
 // restore writes back what has changed. It goes over the files more than once:
 // a limit of memory alone and one of memory and swap bound each other.
-func (l limits) restore() error {
-	var failed []error
+func (l limits) restore() (failed error) {
 	for range 3 {
 		failed = nil
 		for path, content := range l {
-			if strings.HasSuffix(path, effective) {
-				continue
+			now, err := os.ReadFile(path)
+			if err != nil || strings.TrimSpace(string(now)) == content || strings.HasSuffix(path, effective) {
+				continue // its cgroup is gone, or it is as it was
 			}
-			err := restoreLimit(path, content)
-			if errors.Is(err, unix.ENOSPC) && content == "" { // a cpuset, see tryLimits
-				err = restoreLimit(path, l[path+effective])
+			if content == "" { // a cpuset that has processes is not made empty again
+				content = l[path+effective]
 			}
-			if err != nil {
-				failed = append(failed, fmt.Errorf("put %s back: %w", path, err))
+			if err := os.WriteFile(path, []byte(content+"\n"), 0); err != nil {
+				failed = errors.Join(failed, fmt.Errorf("put %s back: %w", path, err))
 			}
 		}
 	}
-	return errors.Join(failed...)
-}
-
-func restoreLimit(path, content string) error {
-	now, err := os.ReadFile(path)
-	if err != nil || strings.TrimSpace(string(now)) == content {
-		return nil // its cgroup is gone, or it is as it was
-	}
-	return os.WriteFile(path, []byte(content+"\n"), 0)
+	return failed
 }
 
 // setOOMScoreAdj sets it for all processes of the container; undo puts the old
 // values back.
 func setOOMScoreAdj(paths cgroup.Paths, adjust int) (undo func() error, err error) {
 	old := make(map[int]string)
-	undo = func() error {
-		var errs []error
+	undo = func() (err error) {
 		for pid, value := range old {
-			errs = append(errs, writeOOMScoreAdj(pid, value))
+			err = errors.Join(err, writeOOMScoreAdj(pid, value))
 		}
-		return errors.Join(errs...)
+		return err
 	}
 	for again := true; again; {
 		again = false
 		pids, err := paths.Processes()
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("set oom_score_adj: %w", err), undo())
-		}
 		for _, pid := range pids {
-			if _, seen := old[pid]; seen {
+			if _, seen := old[pid]; seen || err != nil {
 				continue
 			}
 			again = true // it may have started another one meanwhile
-			value, err := os.ReadFile(oomScoreAdjFile(pid))
+			var value []byte
+			value, err = os.ReadFile(oomScoreAdjFile(pid))
 			old[pid] = strings.TrimSpace(string(value))
 			if err == nil {
 				err = writeOOMScoreAdj(pid, strconv.Itoa(adjust))
 			}
-			if err != nil && !hasGone(err) {
-				return nil, errors.Join(fmt.Errorf("set oom_score_adj: %w", err), undo())
+			if hasGone(err) {
+				err = nil
 			}
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("set oom_score_adj: %w", err), undo())
 		}
 	}
 	return undo, nil

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -46,50 +47,34 @@ type attempt struct {
 	waiting string     // for what
 }
 
-// newAttempt prepares a launch. The caller closes it.
-func (l *Launcher) newAttempt(streams [3]*os.File) (*attempt, error) {
+// newAttempt opens what each first process gets. The caller calls end. A stream that is nil
+// is at its end once the attempt is.
+func (l *Launcher) newAttempt(streams [3]*os.File) (_ *attempt, err error) {
 	a := &attempt{launcher: l, waiting: "its first process"}
-	if err := a.open(streams); err != nil {
-		a.close()
+	defer func() {
+		if err != nil {
+			a.closeAll()
+		}
+	}()
+	alive, life, err := os.Pipe()
+	if err != nil {
 		return nil, err
 	}
-	return a, nil
-}
-
-// open opens what each first process gets.
-func (a *attempt) open(streams [3]*os.File) error {
-	none, end, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	a.toClose = append(a.toClose, none)
-	if err := end.Close(); err != nil {
-		return err
-	}
+	a.toClose = append(a.toClose, alive, life)
 	for _, stream := range streams {
 		if stream == nil {
-			stream = none
+			stream = alive
 		}
 		a.files = append(a.files, stream)
 	}
 	ours, theirs, err := socket.Pair()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	a.ours = ours
-	a.toClose = append(a.toClose, ours, theirs)
-	alive, life, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	a.files = append(a.files, theirs, alive)
-	a.toClose = append(a.toClose, alive, life)
-	program, err := a.launcher.program()
-	if err != nil {
-		return err
-	}
-	a.files = append(a.files, program)
-	return nil
+	a.ours, a.toClose = ours, append(a.toClose, ours, theirs)
+	program, err := l.program()
+	a.files = append(a.files, theirs, alive, program)
+	return a, err
 }
 
 // give opens a further descriptor of the first process, and returns its number.
@@ -107,12 +92,9 @@ func (a *attempt) lend(file *os.File) (number uint64) {
 	return uint64(len(a.files) - 1)
 }
 
-func (a *attempt) close() {
+func (a *attempt) closeAll() {
 	for _, c := range a.toClose {
 		_ = c.Close()
-	}
-	for _, pidfd := range a.parents {
-		_ = pidfd.Close()
 	}
 }
 
@@ -135,35 +117,47 @@ func (a *attempt) fork() (*children.Child, error) {
 }
 
 // run sends the list and follows what becomes of it: until the process is at the exec
-// barrier, or has executed its program. After an error nothing of it runs, or what does
-// ends when it can.
-func (a *attempt) run(ctx context.Context) (*Launched, error) {
+// barrier, or has executed its program.
+func (a *attempt) run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { _ = a.ours.SetDeadline(time.Unix(1, 0)) })()
-	err := a.send()
+	_, err := a.WriteTo(a.ours)
+	if err != nil {
+		err = fmt.Errorf("send the list of calls to the program launch: %w", err)
+	} else {
+		err = a.files[socketFD].Close() // its end is to be seen
+	}
 	for done := false; err == nil && !done; {
 		done, err = a.step()
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		err = a.late(ctx)
+		err = fmt.Errorf("not done in time, waiting for %s: %w", a.waiting, context.Cause(ctx))
 	}
-	if err != nil && a.made != nil {
-		err = errors.Join(err, a.giveUp())
-	}
-	a.endParents()
-	if err != nil {
-		return nil, err
-	}
-	return a.made, nil
+	return err
 }
 
-// send hands over the list. The socket has no other end here from then on, so that
-// there is an end to read when all that have it have ended.
-func (a *attempt) send() error {
-	if _, err := a.WriteTo(a.ours); err != nil {
-		return fmt.Errorf("send the list of calls to the program launch: %w", err)
+// end ends what the attempt has started but, without an error, the process that is launched,
+// which it leaves to the supervisor. What cannot end yet ends when it can.
+func (a *attempt) end(err error) {
+	_ = a.ours.Close() // what waits to be told to go on, ends
+	if made := a.made; err != nil && made != nil && made.Process != nil {
+		_ = made.Process.Signal(unix.SIGKILL) // it may have ended
+		_ = made.Process.Close()
 	}
-	return a.files[socketFD].Close()
+	for _, pidfd := range slices.Backward(a.parents) {
+		_ = unix.PidfdSendSignal(int(pidfd.Fd()), unix.SIGKILL, nil, 0)
+	}
+	// They are in the container's cgroup, which nobody could remove before. In a frozen cgroup of
+	// version 1 they end when that is thawed.
+	for deadline := time.Now().Add(time.Second); slices.ContainsFunc(a.parents, lives) && time.Now().Before(deadline); {
+		time.Sleep(50 * time.Microsecond)
+	}
+	for _, pidfd := range a.parents {
+		_ = pidfd.Close()
+	}
+	a.closeAll()
 }
+
+func lives(pidfd *os.File) bool { return !process.HasEnded(int(pidfd.Fd())) }
 
 // step waits for one thing that is said. The process has the socket, too, in reach of a
 // container that traces it: over it nothing may be said but that it has failed.
@@ -171,7 +165,7 @@ func (a *attempt) step() (done bool, err error) {
 	said := make([]byte, 8)
 	_, err = io.ReadFull(a.ours, said)
 	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
-		return true, a.ended()
+		return true, a.closed()
 	}
 	if err != nil {
 		return false, err
@@ -200,8 +194,8 @@ func (a *attempt) openHelper(pid int) error {
 	if err != nil {
 		return fmt.Errorf("the helper: %w", os.NewSyscallError("pidfd_open", err))
 	}
-	helper, parent := os.NewFile(uintptr(fd), "pidfd"), a.parents[0]
-	if err := a.isChild(pid, parent); err != nil {
+	helper := os.NewFile(uintptr(fd), "pidfd")
+	if err := a.isChild(pid); err != nil {
 		return errors.Join(err, helper.Close())
 	}
 	a.parents, a.parent = append(a.parents, helper), pid
@@ -209,9 +203,9 @@ func (a *attempt) openHelper(pid int) error {
 }
 
 // isChild is nil if a process is a child of the last parent, which does not reap it.
-func (a *attempt) isChild(pid int, parent *os.File) error {
+func (a *attempt) isChild(pid int) error {
 	stat, err := process.ReadStat(pid)
-	if hasEnded(parent) { // the pid may be another's
+	if !lives(a.parents[len(a.parents)-1]) { // the pid may be another's
 		return errKilled
 	}
 	if err == nil && stat.Parent != a.parent {
@@ -222,10 +216,7 @@ func (a *attempt) isChild(pid int, parent *os.File) error {
 
 // own makes the process a child with an owner, and lets it go on.
 func (a *attempt) own(pid int) error {
-	parent := a.parents[len(a.parents)-1]
-	child, err := a.launcher.children.Start(func() (int, error) {
-		return pid, a.isChild(pid, parent)
-	})
+	child, err := a.launcher.children.Start(func() (int, error) { return pid, a.isChild(pid) })
 	if err != nil {
 		return err
 	}
@@ -234,7 +225,7 @@ func (a *attempt) own(pid int) error {
 	if a.made.Process, err = process.Find(pid); err != nil {
 		return fmt.Errorf("the launched process: %w", err)
 	}
-	if a.made.Child.HasExited() {
+	if child.HasExited() {
 		return errKilled
 	}
 	return a.goOn()
@@ -244,16 +235,16 @@ func (a *attempt) own(pid int) error {
 func (a *attempt) goOn() error {
 	_, err := a.ours.Write([]byte{0})
 	if errors.Is(err, syscall.EPIPE) {
-		return a.ended()
+		return a.closed()
 	}
 	return err
 }
 
 var errKilled = errors.New("it was killed before it executed its program")
 
-// ended is what it means that nothing more is to be heard: the socket is closed by the
+// closed is what it means that nothing more is to be heard: the socket is closed by the
 // execution of the program, or by the end of the process.
-func (a *attempt) ended() error {
+func (a *attempt) closed() error {
 	if a.made == nil {
 		return errKilled
 	}
@@ -262,24 +253,4 @@ func (a *attempt) ended() error {
 		return nil
 	}
 	return fmt.Errorf("%w: %w", errKilled, errdefs.ErrFailedPrecondition)
-}
-
-// late is why a launch is given up when ctx has ended.
-func (a *attempt) late(ctx context.Context) error {
-	state := ""
-	if a.made != nil {
-		if stat, err := process.ReadStat(a.made.Child.PID); err == nil {
-			state = fmt.Sprintf(", whose state is %c", stat.State)
-		}
-	}
-	return fmt.Errorf("not done in time, waiting for %s%s: %w", a.waiting, state, context.Cause(ctx))
-}
-
-// giveUp ends the process. The helpers are still there: its pid is its own.
-func (a *attempt) giveUp() error {
-	if a.made.Process == nil {
-		return nil // it waits to be told to go on, and ends with the socket
-	}
-	_ = a.made.Process.Signal(unix.SIGKILL) // it may have ended
-	return a.made.Process.Close()
 }

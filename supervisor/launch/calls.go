@@ -2,6 +2,7 @@ package launch
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"syscall"
@@ -13,15 +14,14 @@ const base = 0x10000000
 
 // How a call is made (launch.c has the same).
 const (
-	keep         = 1 << iota // its result is kept
-	firstKept                // its first argument is the result that was kept
-	secondKept               // its second one is
-	mayFail                  // an error is no reason to end
-	afterSuccess             // calls are left out after its success, not after its error
-	forks                    // its child goes on with the list
-	isLast                   // and is the process that is launched
+	keep      = 1 << iota // its result is kept
+	firstKept             // its first argument is the result that was kept
+	mayFail               // an error is no reason to end
+	mayMiss               // nor is one that says that there is no such program
+	forks                 // its child goes on with the list
+	isLast                // and is the process that is launched
 
-	skipShift = 8 // how many calls are left out, from here on
+	skipShift = 8 // how many calls are left out after a success, from here on
 )
 
 // What the program says besides which call failed (launch.c has the same, but for
@@ -35,8 +35,8 @@ const (
 
 // The most that a list may have.
 const (
-	mostCalls = 4096
-	mostData  = 4 << 20
+	maxCalls = 4096
+	maxData  = 4 << 20
 )
 
 // here is AT_FDCWD as an argument.
@@ -47,7 +47,8 @@ type calls struct {
 	data  []byte
 	words []uint64
 	what  []string
-	end   string // says what is wrong if the last call is not reached
+	// missing says what is wrong if the list ends, which nothing does that is executed.
+	missing string
 }
 
 // bytes puts bytes into the list, and returns the address that they will have,
@@ -84,32 +85,18 @@ func (c *calls) texts(list []string) uint64 {
 }
 
 // add adds a call; what says what it does, for the error when it fails.
-func (c *calls) add(what string, number uintptr, args ...uint64) { c.put(what, 0, number, args) }
-
-// try is add of a call that may fail.
-func (c *calls) try(what string, number uintptr, args ...uint64) { c.put(what, mayFail, number, args) }
-
-// needs is try of a call after whose failure the next ones, as many as skip says, are
-// left out.
-func (c *calls) needs(skip int, what string, number uintptr, args ...uint64) {
-	c.put(what, mayFail|uint64(skip)<<skipShift, number, args)
-}
-
-// unless is try of a call after whose success they are.
-func (c *calls) unless(skip int, what string, number uintptr, args ...uint64) {
-	c.put(what, mayFail|afterSuccess|uint64(skip)<<skipShift, number, args)
-}
+func (c *calls) add(what string, number uintptr, args ...uint64) { c.put(what, 0, number, args...) }
 
 // keep is add of a call whose result the following ones use.
-func (c *calls) keep(what string, number uintptr, args ...uint64) { c.put(what, keep, number, args) }
+func (c *calls) keep(what string, number uintptr, args ...uint64) { c.put(what, keep, number, args...) }
 
 // use is add of a call whose first argument is the result that was kept last.
 func (c *calls) use(what string, number uintptr, args ...uint64) {
-	c.put(what, firstKept, number, append([]uint64{0}, args...))
+	c.put(what, firstKept, number, append([]uint64{0}, args...)...)
 }
 
 // put adds a call that is made as the flags say.
-func (c *calls) put(what string, flags uint64, number uintptr, args []uint64) {
+func (c *calls) put(what string, flags uint64, number uintptr, args ...uint64) {
 	var padded [6]uint64
 	copy(padded[:], args)
 	c.words = append(c.words, uint64(number))
@@ -120,7 +107,7 @@ func (c *calls) put(what string, flags uint64, number uintptr, args []uint64) {
 
 // WriteTo writes the list for the program.
 func (c *calls) WriteTo(w io.Writer) (int64, error) {
-	if len(c.what) > mostCalls || len(c.data) > mostData {
+	if len(c.what) > maxCalls || len(c.data) > maxData {
 		return 0, fmt.Errorf("arguments and environment of %d bytes, %d system calls: %w", len(c.data), len(c.what), syscall.E2BIG)
 	}
 	size := uint64(len(c.data) + 8*len(c.words))
@@ -142,7 +129,7 @@ func (c *calls) failure(which int, errno syscall.Errno) error {
 	case which >= 0 && which < len(c.what):
 		return fmt.Errorf("%s: %w", c.what[which], errno)
 	case which == len(c.what):
-		return fmt.Errorf("%s", c.end)
+		return errors.New(c.missing)
 	}
 	return fmt.Errorf("read the list of calls: %w", errno)
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path"
 	"slices"
 	"strings"
 
-	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/selinux/go-selinux"
 	"golang.org/x/sys/unix"
@@ -17,14 +17,41 @@ import (
 	"github.com/minicri/minicri/internal/process"
 )
 
+// CanExec reports whether a launch can start a process of a container; else
+// libcontainer does, in a starter. A terminal is made in the container, and where nothing
+// says HOME its /etc/passwd is read there.
+func CanExec(spec *specs.Spec, p *specs.Process) bool {
+	return len(p.Args) > 0 && !p.Terminal && p.Capabilities != nil && p.Scheduler == nil && p.IOPriority == nil && p.ExecCPUAffinity == nil &&
+		spec.Linux.Personality == nil && spec.Linux.MemoryPolicy == nil && spec.Linux.IntelRdt == nil &&
+		hasOwnMounts(spec.Linux.Namespaces) && valueOf(p.Env, "HOME") != "" && !asksAnother(spec.Linux.Seccomp)
+}
+
+// hasOwnMounts reports whether there is a mount namespace, and none of a kind that a
+// launch does not know.
+func hasOwnMounts(namespaces []specs.LinuxNamespace) (mounts bool) {
+	for _, n := range namespaces {
+		if namespaceFlags[n.Type] == 0 {
+			return false
+		}
+		mounts = mounts || n.Type == specs.MountNamespace
+	}
+	return mounts
+}
+
+// asksAnother reports whether another process decides on calls, which needs a descriptor
+// of the filter.
+func asksAnother(profile *specs.LinuxSeccomp) bool {
+	return profile != nil && (profile.DefaultAction == specs.ActNotify || profile.ListenerPath != "" ||
+		slices.ContainsFunc(profile.Syscalls, func(call specs.LinuxSyscall) bool { return call.Action == specs.ActNotify }))
+}
+
 // Exec is a further process of a container.
 type Exec struct {
 	ID      string           // of the container
 	Init    *process.Process // the container's first
 	Spec    *specs.Spec      // the container's
-	Process *specs.Process   // what to execute
-	// Streams become the user's of the process. Without a stdin it has one that is at its
-	// end; without an output it has the container's /dev/null.
+	Process *specs.Process   // what to execute: the container's own, but for its arguments
+	// Streams become the user's of the process. Without a stdin it has one that is at its end.
 	Streams [3]*os.File
 	Cgroups map[string]string // in which the process is born, by controller, "" for version 2
 }
@@ -32,30 +59,30 @@ type Exec struct {
 // Exec returns when the program is executed. After an error nothing of it runs, or what
 // does ends when it can. errdefs.ErrFailedPrecondition says that the process asks for what
 // the container does not have; where ctx has ended, its cause is in the chain.
-func (l *Launcher) Exec(ctx context.Context, e Exec) (*Launched, error) {
+func (l *Launcher) Exec(ctx context.Context, e Exec) (made *Launched, err error) {
 	a, err := l.newAttempt(e.Streams)
-	if err != nil {
-		return nil, fmt.Errorf("launch a command in container %s: %w", e.ID, err)
+	if err == nil {
+		err = a.exec(ctx, e)
+		made = a.made
+		a.end(err)
 	}
-	defer a.close()
-	made, err := a.exec(ctx, e)
 	if err != nil {
 		return nil, fmt.Errorf("launch a command in container %s: %w", e.ID, err)
 	}
 	return made, nil
 }
 
-func (a *attempt) exec(ctx context.Context, e Exec) (*Launched, error) {
+func (a *attempt) exec(ctx context.Context, e Exec) error {
 	for _, stream := range e.Streams {
 		if err := giveTo(stream, e.Process.User.UID); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if err := a.fillExec(e); err != nil {
-		return nil, err
+		return err
 	}
 	if _, err := a.fork(); err != nil {
-		return nil, err
+		return err
 	}
 	return a.run(ctx)
 }
@@ -87,13 +114,7 @@ func giveTo(stream *os.File, uid uint32) error {
 // that is the node's closed: the process that is forked then, which the container sees,
 // has nothing of it.
 func (a *attempt) fillExec(e Exec) error {
-	p := *e.Process
-	inherit(&p, e.Spec.Process)
 	filter, err := a.launcher.filters.of(e.Spec.Linux.Seccomp)
-	if err != nil {
-		return err
-	}
-	environment, err := environmentOf(&p)
 	if err != nil {
 		return err
 	}
@@ -102,39 +123,49 @@ func (a *attempt) fillExec(e Exec) error {
 		return err
 	}
 	a.add("close the program", unix.SYS_CLOSE, programFD)
-	a.setOOMScoreAdj(p.OOMScoreAdj)
-	a.confine(&p)
+	a.setOOMScoreAdj(e.Process.OOMScoreAdj)
+	a.confine(e.Process)
 	// What runs in the container must not trace this process (CVE-2016-9962).
 	a.add("refuse to be traced", unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0)
 	if err := a.enterCgroups(e.Cgroups); err != nil {
 		return err
 	}
-	a.add("join the namespaces of the container", unix.SYS_SETNS, init, allNamespaces(e.Spec.Linux.Namespaces))
+	var all uint64 // the namespaces that the container does not share with the node
+	for _, n := range e.Spec.Linux.Namespaces {
+		all |= namespaceFlags[n.Type]
+	}
+	a.add("join the namespaces of the container", unix.SYS_SETNS, init, all)
 	a.add("close what is of the node", unix.SYS_CLOSE_RANGE, programFD, ^uint64(0)>>32, 0)
 	a.forkLast(0)
 	a.add("close the socket with the exec", unix.SYS_FCNTL, socketFD, unix.F_SETFD, unix.FD_CLOEXEC)
 	a.joinKeyring(e.ID)
-	return a.become(&p, e.Streams, filter, environment)
+	return a.become(e.Process, filter)
 }
 
-// inherit gives an exec what it does not have of its own of the container.
-func inherit(p, container *specs.Process) {
-	if container == nil {
-		return
+// enterCgroups brings what goes on with the list into cgroups, by controller. The whole
+// kernel has a lock for processes that are moved (cgroup_procs_write_start of
+// kernel/cgroup/cgroup.c), for which others wait some milliseconds; on version 1 a
+// single thread that moves itself needs none of it, on version 2 a process that is born
+// in its cgroup does not.
+func (a *attempt) enterCgroups(cgroups map[string]string) error {
+	for _, controller := range slices.Sorted(maps.Keys(cgroups)) {
+		if controller != "" {
+			a.write("enter the cgroup "+cgroups[controller], cgroups[controller]+"/tasks", "0")
+		}
 	}
-	if p.Capabilities == nil {
-		p.Capabilities = container.Capabilities
+	unified, ok := cgroups[""]
+	if !ok {
+		return nil
 	}
-	if len(p.Rlimits) == 0 {
-		p.Rlimits = container.Rlimits
+	dir, err := a.give(os.OpenFile(unified, unix.O_PATH|unix.O_DIRECTORY, 0))
+	if err != nil {
+		return err
 	}
-	if p.OOMScoreAdj == nil {
-		p.OOMScoreAdj = container.OOMScoreAdj
-	}
-	if p.SelinuxLabel == "" {
-		p.SelinuxLabel = container.SelinuxLabel
-	}
-	p.User.Umask = container.User.Umask
+	// struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size,
+	// tls, set_tid, set_tid_size, cgroup.
+	args := a.numbers(unix.CLONE_INTO_CGROUP, 0, 0, 0, uint64(unix.SIGCHLD), 0, 0, 0, 0, 0, dir)
+	a.put("enter the cgroup "+unified, forks, unix.SYS_CLONE3, args, 11*8)
+	return nil
 }
 
 // confine says under which labels the program is to be executed, in the node's /proc: a
@@ -145,14 +176,9 @@ func (a *attempt) confine(p *specs.Process) {
 		a.tryWrite("label the session keyring", "/proc/self/attr/keycreate", p.SelinuxLabel)
 		a.write("set the SELinux label "+p.SelinuxLabel, "/proc/self/attr/exec", p.SelinuxLabel)
 	}
-	if p.ApparmorProfile == "" {
-		return
+	if p.ApparmorProfile != "" {
+		a.write("set the AppArmor profile "+p.ApparmorProfile, "/proc/self/attr/apparmor/exec", "exec "+p.ApparmorProfile)
 	}
-	file := "/proc/self/attr/apparmor/exec"
-	if _, err := os.Stat(file); err != nil {
-		file = "/proc/self/attr/exec" // before Linux 5.8
-	}
-	a.write("set the AppArmor profile "+p.ApparmorProfile, file, "exec "+p.ApparmorProfile)
 }
 
 // namespaceFlags are those of setns(2) and clone(2).
@@ -161,26 +187,22 @@ var namespaceFlags = map[specs.LinuxNamespaceType]uint64{
 	specs.NetworkNamespace: unix.CLONE_NEWNET, specs.PIDNamespace: unix.CLONE_NEWPID, specs.CgroupNamespace: unix.CLONE_NEWCGROUP,
 }
 
-// allNamespaces are those that a container does not share with the node.
-func allNamespaces(namespaces []specs.LinuxNamespace) (flags uint64) {
-	for _, n := range namespaces {
-		flags |= namespaceFlags[n.Type]
-	}
-	return flags
-}
-
 // become makes the process what it is to be, in the container. Without no_new_privs a
 // filter can only be loaded by who may do so, before the privileges are dropped, and has
 // to allow what drops them; else it is loaded last.
-func (a *attempt) become(p *specs.Process, streams [3]*os.File, f filter, environment []string) error {
+func (a *attempt) become(p *specs.Process, f filter) error {
 	if p.NoNewPrivileges {
 		a.add("set no_new_privs", unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1)
 	}
 	if p.User.Umask != nil {
 		a.add("set the umask", unix.SYS_UMASK, uint64(*p.User.Umask))
 	}
-	if err := a.setLimits(p.Rlimits); err != nil {
-		return err
+	for _, limit := range p.Rlimits {
+		kind, ok := Rlimits[limit.Type]
+		if !ok {
+			return fmt.Errorf("unknown limit %q", limit.Type)
+		}
+		a.add("set "+limit.Type, unix.SYS_PRLIMIT64, 0, kind, a.numbers(limit.Soft, limit.Hard))
 	}
 	a.enterDirectory(p.Cwd)
 	if !p.NoNewPrivileges {
@@ -191,19 +213,7 @@ func (a *attempt) become(p *specs.Process, streams [3]*os.File, f filter, enviro
 		return err
 	}
 	a.enterDirectoryAsUser(p.Cwd)
-	a.openNull(streams)
-	a.execute(p.Args, environment, f)
-	return nil
-}
-
-func (a *attempt) setLimits(limits []specs.POSIXRlimit) error {
-	for _, limit := range limits {
-		kind, ok := Rlimits[limit.Type]
-		if !ok {
-			return fmt.Errorf("unknown limit %q", limit.Type)
-		}
-		a.add("set "+limit.Type, unix.SYS_PRLIMIT64, 0, kind, a.numbers(limit.Soft, limit.Hard))
-	}
+	a.execute(p.Args, p.Env, f)
 	return nil
 }
 
@@ -227,8 +237,8 @@ func (a *attempt) enterDirectory(dir string) {
 		return
 	}
 	what, open := a.openDirectory(dir)
-	a.put(what, mayFail|keep, unix.SYS_OPENAT2, open)
-	a.put(what, mayFail|keep|firstKept, unix.SYS_FCHDIR, nil)
+	a.put(what, mayFail|keep, unix.SYS_OPENAT2, open...)
+	a.put(what, mayFail|keep|firstKept, unix.SYS_FCHDIR)
 }
 
 // enterDirectoryAsUser enters it, if only the user can: the server of a mount may not
@@ -239,7 +249,7 @@ func (a *attempt) enterDirectoryAsUser(dir string) {
 	}
 	what, open := a.openDirectory(dir)
 	const calls = 2
-	a.put(what, mayFail|afterSuccess|firstKept|calls<<skipShift, unix.SYS_FCNTL, []uint64{0, unix.F_GETFD})
+	a.put(what, mayFail|firstKept|calls<<skipShift, unix.SYS_FCNTL, 0, unix.F_GETFD)
 	a.keep(what, unix.SYS_OPENAT2, open...)
 	a.use(what, unix.SYS_FCHDIR)
 }
@@ -251,73 +261,24 @@ func (a *attempt) openDirectory(dir string) (what string, args []uint64) {
 	return fmt.Sprintf("chdir to cwd (%q) set in config.json failed", dir), []uint64{here, a.text(dir), how, 3 * 8}
 }
 
-// openNull opens the container's /dev/null as outputs that are not given. That of the
-// node would be the container's to change. It is opened with the rights of the program,
-// whatever the container has put there.
-func (a *attempt) openNull(streams [3]*os.File) {
-	for number := uint64(1); number <= 2; number++ {
-		if streams[number] != nil {
-			continue
-		}
-		const what = "open /dev/null"
-		a.keep(what, unix.SYS_OPENAT, here, a.text("/dev/null"), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC)
-		a.use(what, unix.SYS_DUP3, number, 0)
-	}
-}
-
-// execute looks for the program as execvp(3) does, but not in the working directory, and
-// loads the filter when it is found. Where nothing is found, the list ends.
-func (a *attempt) execute(args, environment []string, f filter) {
-	name := args[0]
-	program := fmt.Sprintf("exec: %q", name)
-	argv, envp := a.texts(args), a.texts(environment)
-	calls := 1 // for a program that is found
-	if f.program != nil {
-		calls++
-	}
-	found := func(place uint64, what string) {
-		a.loadFilter(f)
-		a.add(what, unix.SYS_EXECVE, place, argv, envp)
-	}
-	if strings.Contains(name, "/") {
-		place := a.text(name)
-		a.end = program + ": is a directory"
-		a.add(program+": stat "+name, unix.SYS_FACCESSAT, here, place, unix.F_OK)
-		a.unless(calls+1, program, unix.SYS_OPENAT, here, place, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC)
-		a.add(program, unix.SYS_FACCESSAT, here, place, unix.X_OK)
-		found(place, "exec "+name)
+// execute executes the program, which it looks for as execvp(3) does, but not in the working
+// directory. Where nothing is found, the list ends.
+func (a *attempt) execute(args, env []string, f filter) {
+	// The user's home is in another entry: see CanExec.
+	env = slices.DeleteFunc(slices.Clone(env), func(variable string) bool { return variable == "HOME=" })
+	argv, envp := a.texts(args), a.texts(env)
+	program := fmt.Sprintf("exec: %q", args[0])
+	a.loadFilter(f)
+	if strings.Contains(args[0], "/") {
+		a.add(program, unix.SYS_EXECVE, a.text(args[0]), argv, envp)
 		return
 	}
-	a.end = program + ": executable file not found in $PATH"
-	for _, dir := range strings.Split(valueOf(environment, "PATH"), ":") {
-		if !path.IsAbs(dir) {
-			continue
+	for dir := range strings.SplitSeq(valueOf(env, "PATH"), ":") {
+		if path.IsAbs(dir) {
+			a.put(program, mayMiss, unix.SYS_EXECVE, a.text(path.Join(dir, args[0])), argv, envp)
 		}
-		file := path.Join(dir, name)
-		place := a.text(file)
-		a.unless(calls+1, program, unix.SYS_OPENAT, here, place, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC)
-		a.needs(calls, program, unix.SYS_FACCESSAT, here, place, unix.X_OK)
-		found(place, "exec "+file)
 	}
-}
-
-// environmentOf has each variable once, as it was given last (prepareEnv of
-// libcontainer).
-func environmentOf(p *specs.Process) ([]string, error) {
-	var environment []string
-	seen := make(map[string]bool)
-	for _, variable := range slices.Backward(p.Env) {
-		name, value, found := strings.Cut(variable, "=")
-		if !found || name == "" || strings.IndexByte(variable, 0) >= 0 {
-			return nil, fmt.Errorf("variable %q of the environment has no name, no value, or a NUL in it: %w", name, errdefs.ErrInvalidArgument)
-		}
-		if !seen[name] && (name != "HOME" || value != "") {
-			environment = append(environment, variable)
-		}
-		seen[name] = true
-	}
-	slices.Reverse(environment)
-	return environment, nil
+	a.missing = program + ": executable file not found in $PATH"
 }
 
 // valueOf is the value of a variable, the last one of its name.

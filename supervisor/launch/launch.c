@@ -53,12 +53,12 @@ enum {
 	SOCKET = 3, LIFE = 4,
 	PROT_READ_WRITE = 3, MAP_PRIVATE_ANONYMOUS = 0x22, MAP_FIXED_NOREPLACE = 0x100000,
 	PR_SET_NAME = 15,
-	EINTR = 4, EPIPE = 32, MAX_ERRNO = 4095,
+	ENOENT = 2, EINTR = 4, EACCES = 13, ENOTDIR = 20, EPIPE = 32, MAX_ERRNO = 4095,
 	FAILED = 127,
 };
 /* as in calls.go */
 enum {
-	KEEP = 1, FIRST_KEPT = 2, SECOND_KEPT = 4, MAY_FAIL = 8, AFTER_SUCCESS = 16, FORKS = 32, IS_LAST = 64, SKIP_SHIFT = 8,
+	KEEP = 1, FIRST_KEPT = 2, MAY_FAIL = 4, MAY_MISS = 8, FORKS = 16, IS_LAST = 32, SKIP_SHIFT = 8,
 	NO_LIST = -1, HELPER = -2, PROCESS = -3,
 };
 static char *const BASE = (char *)0x10000000;
@@ -144,17 +144,16 @@ __attribute__((noreturn, used)) void start(void)
 		struct step *s = &steps[i];
 		if (s->flags & FIRST_KEPT)
 			s->args[0] = kept;
-		if (s->flags & SECOND_KEPT)
-			s->args[1] = kept;
 		result = call(s->number, s->args);
 		int failed = result < 0 && result >= -MAX_ERRNO;
-		if (failed && !(s->flags & MAY_FAIL))
+		int missed = result == -ENOENT || result == -EACCES || result == -ENOTDIR;
+		if (failed && !(s->flags & MAY_FAIL) && !(missed && s->flags & MAY_MISS))
 			fail(i, -result);
 		if (s->flags & FORKS && !failed)
 			forked(result, s->flags & IS_LAST);
 		if (s->flags & KEEP)
 			kept = result;
-		if (failed != !!(s->flags & AFTER_SUCCESS))
+		if (!failed)
 			i += s->flags >> SKIP_SHIFT;
 	}
 	fail(list.count, 0); /* the last one does not return */

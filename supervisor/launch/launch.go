@@ -5,13 +5,11 @@ import (
 	"embed"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/moby/sys/capability"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -61,13 +59,13 @@ func CanJoinSessionKeyring() bool {
 	return errno == 0
 }
 
-// joinKeyring joins the session keyring of a container, which is there if a process of
-// it is. It returns whether it does.
+// joinKeyring joins the session keyring of a container, or makes it for its first process, and
+// reports whether there are keyrings.
 func (a *attempt) joinKeyring(id string) bool {
 	if !a.launcher.keyrings() {
 		return false
 	}
-	a.keep("join a session keyring", unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, a.text("_ses."+id))
+	a.add("join a session keyring", unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, a.text("_ses."+id))
 	return true
 }
 
@@ -78,11 +76,11 @@ func (a *attempt) write(what, path, content string) {
 	a.use(what, unix.SYS_CLOSE)
 }
 
-// tryWrite is write of what may be refused, or not be there.
+// tryWrite is write of what may be refused, or not be there: it is then written nowhere.
 func (a *attempt) tryWrite(what, path, content string) {
-	a.put(what, mayFail|keep|2<<skipShift, unix.SYS_OPENAT, []uint64{here, a.text(path), unix.O_WRONLY | unix.O_CLOEXEC})
-	a.put(what, mayFail|firstKept, unix.SYS_WRITE, []uint64{0, a.bytes([]byte(content)), uint64(len(content))})
-	a.use(what, unix.SYS_CLOSE)
+	a.put(what, mayFail|keep, unix.SYS_OPENAT, here, a.text(path), unix.O_WRONLY|unix.O_CLOEXEC)
+	a.put(what, mayFail|firstKept, unix.SYS_WRITE, 0, a.bytes([]byte(content)), uint64(len(content)))
+	a.put(what, mayFail|firstKept, unix.SYS_CLOSE)
 }
 
 // setOOMScoreAdj: without CAP_SYS_RESOURCE it cannot be lower than the supervisor's,
@@ -92,28 +90,6 @@ func (a *attempt) setOOMScoreAdj(adjust *int) {
 		a.tryWrite("set oom_score_adj", "/proc/self/oom_score_adj", fmt.Sprint(*adjust))
 	}
 }
-
-// endParents ends the helper and the first process, in this order, and leaves the
-// process to the supervisor. It waits for their ends: they are in the container's
-// cgroup, which nobody could remove before.
-func (a *attempt) endParents() {
-	for i := len(a.parents) - 1; i >= 0; i-- {
-		_ = unix.PidfdSendSignal(int(a.parents[i].Fd()), unix.SIGKILL, nil, 0)
-	}
-	for deadline := time.Now().Add(parentsLimit); !a.parentsEnded() && time.Now().Before(deadline); {
-		time.Sleep(50 * time.Microsecond)
-	}
-}
-
-// parentsLimit bounds the wait for a helper that was killed: in a frozen cgroup of version 1
-// it ends when that is thawed.
-const parentsLimit = time.Second
-
-func (a *attempt) parentsEnded() bool {
-	return !slices.ContainsFunc(a.parents, func(pidfd *os.File) bool { return !hasEnded(pidfd) })
-}
-
-func hasEnded(pidfd *os.File) bool { return process.HasEnded(int(pidfd.Fd())) }
 
 // name is the name of a process that is launched until it executes its program
 // (proc_pid_comm(5)), and of the memory that its program is in. Nothing may rely on the
@@ -134,19 +110,8 @@ func openProgram() (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the program launch is not built in, run `make build`: %w", err)
 	}
-	file, err := seal.Executable(name)
-	if err != nil {
-		return nil, err
-	}
-	if err := seal.Fill(file, bytes.NewReader(elf)); err != nil {
-		return nil, errors.Join(err, file.Close())
-	}
-	return file, nil
+	return seal.Program(name, bytes.NewReader(elf))
 }
-
-// filterInstruction is the size of an instruction of a filter (struct sock_filter
-// of linux/filter.h).
-const filterInstruction = 8
 
 // filter is what seccomp(2) loads; the program is nil for none.
 type filter struct {
@@ -161,8 +126,8 @@ type filters struct {
 	compiled map[string]filter // by profile
 }
 
-// mostFilters is how many are kept.
-const mostFilters = 16
+// maxFilters is how many are kept.
+const maxFilters = 16
 
 // of returns the filter of a profile.
 func (f *filters) of(profile *specs.LinuxSeccomp) (filter, error) {
@@ -182,38 +147,26 @@ func (f *filters) of(profile *specs.LinuxSeccomp) (filter, error) {
 	if err != nil {
 		return filter{}, err
 	}
-	if f.compiled == nil || len(f.compiled) == mostFilters {
+	if f.compiled == nil || len(f.compiled) == maxFilters {
 		f.compiled = make(map[string]filter)
 	}
 	f.compiled[string(key)] = made
 	return made, nil
 }
 
-// becomeUser makes the process the user's, with the capabilities that it is to have;
-// nil: all of them.
+// becomeUser makes the process the user's, with the capabilities that it is to have.
 func (a *attempt) becomeUser(u specs.User, caps *specs.LinuxCapabilities) error {
 	last, err := capability.LastCap()
 	if err != nil {
 		return err
 	}
-	if caps != nil {
-		bounding := capSet(caps.Bounding, last)
-		for c := range last + 1 {
-			if bounding&(1<<c) == 0 {
-				a.add("drop "+c.String()+" for good", unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uint64(c))
-			}
+	bounding := capSet(caps.Bounding, last)
+	for c := range last + 1 {
+		if bounding&(1<<c) == 0 {
+			a.add("drop "+c.String()+" for good", unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uint64(c))
 		}
 	}
 	a.add("keep capabilities", unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 1)
-	a.setUser(u)
-	a.add("keep capabilities no longer", unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 0)
-	if caps != nil {
-		a.setCapabilities(caps, last)
-	}
-	return nil
-}
-
-func (a *attempt) setUser(u specs.User) {
 	var groups []byte
 	for _, group := range u.AdditionalGids {
 		groups = binary.NativeEndian.AppendUint32(groups, group)
@@ -221,13 +174,16 @@ func (a *attempt) setUser(u specs.User) {
 	a.add("set the groups", unix.SYS_SETGROUPS, uint64(len(u.AdditionalGids)), a.bytes(groups))
 	a.add("set the group", unix.SYS_SETGID, uint64(u.GID))
 	a.add("set the user", unix.SYS_SETUID, uint64(u.UID))
+	a.add("keep capabilities no longer", unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 0)
+	a.setCapabilities(caps, last)
+	return nil
 }
 
 func (a *attempt) setCapabilities(caps *specs.LinuxCapabilities, last capability.Cap) {
-	effective, permitted, inheritable := capSet(caps.Effective, last), capSet(caps.Permitted, last), capSet(caps.Inheritable, last)
+	sets := []uint64{capSet(caps.Effective, last), capSet(caps.Permitted, last), capSet(caps.Inheritable, last)}
 	var data []byte // struct __user_cap_data_struct, low halves first (capset(2))
 	for _, shift := range []int{0, 32} {
-		for _, set := range []uint64{effective, permitted, inheritable} {
+		for _, set := range sets {
 			data = binary.NativeEndian.AppendUint32(data, uint32(set>>shift))
 		}
 	}
@@ -237,7 +193,7 @@ func (a *attempt) setCapabilities(caps *specs.LinuxCapabilities, last capability
 	ambient := capSet(caps.Ambient, last)
 	for c := range last + 1 {
 		if ambient&(1<<c) != 0 {
-			a.try("raise "+c.String(), unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, uint64(c))
+			a.put("raise "+c.String(), mayFail, unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, uint64(c))
 		}
 	}
 }
@@ -258,6 +214,6 @@ func (a *attempt) loadFilter(f filter) {
 	if f.program == nil {
 		return
 	}
-	program := a.numbers(uint64(len(f.program)/filterInstruction), a.bytes(f.program))
+	program := a.numbers(uint64(len(f.program)/unix.SizeofSockFilter), a.bytes(f.program))
 	a.add("load the seccomp filter", unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, f.flags, program)
 }

@@ -9,12 +9,39 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
+	"github.com/moby/sys/userns"
 	"github.com/opencontainers/cgroups"
+	_ "github.com/opencontainers/cgroups/devices" // without it no rules of devices can be set
+	devices "github.com/opencontainers/cgroups/devices/config"
+	"github.com/opencontainers/cgroups/manager"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/namespace"
+	"github.com/minicri/minicri/supervisor/cgroup"
 )
+
+// CanPause is CanExec of a pause, as oci.ForSandbox makes them: labels, and user namespaces,
+// are left to libcontainer. (In a user namespace options of the node's mounts cannot
+// be removed (mount_namespaces(7), "Restrictions on mount namespaces"), which
+// libcontainer finds out mount by mount.)
+func CanPause(spec *specs.Spec) bool {
+	for _, m := range spec.Mounts {
+		if options, known := pauseMounts[m.Type]; !known || !slices.Equal(m.Options, options) {
+			return false
+		}
+	}
+	p := spec.Process
+	return !userns.RunningInUserNS() && hasOwnMounts(spec.Linux.Namespaces) && spec.Root.Readonly && p.NoNewPrivileges && p.Capabilities != nil &&
+		p.ApparmorProfile == "" && p.SelinuxLabel == "" && spec.Linux.MountLabel == "" && !asksAnother(spec.Linux.Seccomp)
+}
+
+// pauseMounts are the options of its mounts, by type.
+var pauseMounts = map[string][]string{
+	"proc": {"nosuid", "noexec", "nodev"},
+	"bind": {"bind", "ro", "nosuid", "noexec", "nodev"},
+}
 
 // Pause is a pod's pause to launch.
 type Pause struct {
@@ -28,71 +55,80 @@ type Pause struct {
 // the program.
 const FIFOFile = "exec.fifo"
 
-// Pause brings a pause to the exec barrier. After an error nothing is left of it: no
-// process, cgroup or fifo.
-func (l *Launcher) Pause(ctx context.Context, p Pause) (*Launched, error) {
+// Pause brings a pause to the exec barrier. After an error nothing of it runs, or what does ends
+// when it can; its cgroups, and what is in Dir, are the caller's to remove.
+func (l *Launcher) Pause(ctx context.Context, p Pause) (made *Launched, err error) {
 	a, err := l.newAttempt([3]*os.File{}) // it has none
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = a.pause(ctx, p)
+		made = a.made
+		a.end(err)
 	}
-	defer a.close()
-	m, resources, err := pauseCgroups(p)
 	if err != nil {
-		return nil, fmt.Errorf("the cgroups of a pause: %w", err)
+		return nil, fmt.Errorf("launch %s: %w", p.Spec.Process.Args[0], err)
 	}
-	made, err := a.pause(ctx, p, m, resources)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("launch %s: %w", p.Spec.Process.Args[0], err), a.undo(p, m))
-	}
-	made.Cgroups = maps.Clone(m.GetPaths())
 	return made, nil
 }
 
 // pause makes the cgroups and the process. systemd makes none without a process: it gets
 // the first one, whose children are then there too.
-func (a *attempt) pause(ctx context.Context, p Pause, m cgroups.Manager, r *cgroups.Resources) (*Launched, error) {
-	const noProcess = -1
+func (a *attempt) pause(ctx context.Context, p Pause) error {
+	m, r, err := pauseCgroups(p)
+	if err != nil {
+		return fmt.Errorf("the cgroups of a pause: %w", err)
+	}
 	var enter map[string]string
 	if !p.SystemdCgroup {
-		if err := setCgroups(m, r, noProcess); err != nil {
-			return nil, err
+		const noProcess = -1
+		if err := errors.Join(m.Apply(noProcess), m.Set(r)); err != nil {
+			return fmt.Errorf("make the cgroups: %w", err)
 		}
 		enter = m.GetPaths()
 	}
 	if err := a.fillPause(p, enter); err != nil {
-		return nil, err
+		return err
 	}
 	first, err := a.fork()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if p.SystemdCgroup {
-		if err := setCgroups(m, r, first.PID); err != nil {
-			return nil, err
+		if err := errors.Join(m.Apply(first.PID), m.Set(r)); err != nil {
+			return fmt.Errorf("make the cgroups: %w", err)
 		}
 	}
-	return a.run(ctx)
+	if err := a.run(ctx); err != nil {
+		return err
+	}
+	a.made.Cgroups = maps.Clone(m.GetPaths())
+	return nil
 }
 
-// endLimit is how long a process may take to end that was killed, before its cgroups
-// stay: one that is frozen, or in an uninterruptible sleep, ends when it can.
-const endLimit = time.Second
+// pauseCgroups are the cgroups of a pause, which are not made by that.
+func pauseCgroups(p Pause) (cgroups.Manager, *cgroups.Resources, error) {
+	c := cgroup.ConfigOf(p.Spec.Linux.CgroupsPath, p.SystemdCgroup)
+	if c == nil {
+		return nil, nil, fmt.Errorf("the cgroup %q is none of its own", p.Spec.Linux.CgroupsPath)
+	}
+	c.Resources.Devices = pauseDevices()
+	if asked := p.Spec.Linux.Resources; asked != nil && asked.CPU != nil && asked.CPU.Shares != nil {
+		c.Resources.CpuShares = *asked.CPU.Shares
+		c.Resources.CpuWeight = cgroups.ConvertCPUSharesToCgroupV2Value(*asked.CPU.Shares)
+	}
+	m, err := manager.New(c)
+	return m, c.Resources, err
+}
 
-// undo removes what a pause that failed has made.
-func (a *attempt) undo(p Pause, m cgroups.Manager) error {
-	_ = a.ours.Close() // what waits to be told to go on, ends
-	a.endParents()
-	if a.made != nil {
-		select {
-		case <-a.made.Child.Exited():
-		case <-time.After(endLimit):
-		}
+// pauseDevices are what libcontainer allows each container: to make any node, and to use
+// null, zero, full, random, urandom, tty, ptmx, terminals and tun.
+func pauseDevices() (rules []*devices.Rule) {
+	for _, kind := range []devices.Type{devices.CharDevice, devices.BlockDevice} {
+		rules = append(rules, &devices.Rule{Type: kind, Major: devices.Wildcard, Minor: devices.Wildcard, Permissions: "m", Allow: true})
 	}
-	err := m.Destroy()
-	if e := os.Remove(filepath.Join(p.Dir, FIFOFile)); !errors.Is(e, os.ErrNotExist) {
-		err = errors.Join(err, e)
+	for _, number := range [][2]int64{{1, 3}, {1, 8}, {1, 7}, {5, 0}, {1, 5}, {1, 9}, {136, devices.Wildcard}, {5, 2}, {10, 200}} {
+		rules = append(rules, &devices.Rule{Type: devices.CharDevice, Major: number[0], Minor: number[1], Permissions: "rwm", Allow: true})
 	}
-	return err
+	return rules
 }
 
 // fillPause opens what the process needs, and adds all calls up to the exec: what
@@ -124,15 +160,27 @@ func (a *attempt) fillPause(p Pause, enter map[string]string) error {
 	}
 	a.joinNetwork(spec.Linux.Namespaces)
 	a.add("join the empty mount namespace", unix.SYS_SETNS, mounts, unix.CLONE_NEWNS)
-	a.forkLast(newNamespaces(spec.Linux.Namespaces))
+	var made uint64 // new namespaces
+	for _, n := range spec.Linux.Namespaces {
+		if n.Path == "" {
+			made |= namespaceFlags[n.Type]
+		}
+	}
+	a.forkLast(made)
 	if a.joinKeyring(p.ID) {
-		a.put("set the permissions of the session keyring", secondKept, unix.SYS_KEYCTL, []uint64{unix.KEYCTL_SETPERM, 0, sessionKeyringPerm})
+		session := int64(unix.KEY_SPEC_SESSION_KEYRING)
+		a.add("set the permissions of the session keyring", unix.SYS_KEYCTL, unix.KEYCTL_SETPERM, uint64(session), sessionKeyringPerm)
 	}
 	a.mountRoot(spec, trees)
 	a.add("close the mounts", unix.SYS_CLOSE_RANGE, fifo+1, ^uint64(0)>>32, 0)
 	a.changeRoot(spec.Root.Path)
-	a.nameHost(spec.Hostname)
-	a.writeSysctls(spec.Linux.Sysctl)
+	if spec.Hostname != "" {
+		a.add("set the host name "+spec.Hostname, unix.SYS_SETHOSTNAME, a.text(spec.Hostname), uint64(len(spec.Hostname)))
+	}
+	for _, name := range slices.Sorted(maps.Keys(spec.Linux.Sysctl)) {
+		value := spec.Linux.Sysctl[name]
+		a.write("set "+name+" to "+value, "/proc/sys/"+strings.ReplaceAll(name, ".", "/"), value)
+	}
 	a.add("set no_new_privs", unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1)
 	if err := a.becomeUser(spec.Process.User, spec.Process.Capabilities); err != nil {
 		return err
@@ -158,35 +206,16 @@ func (a *attempt) joinNetwork(namespaces []specs.LinuxNamespace) {
 	}
 }
 
-// newNamespaces are those that are made, as flags of clone(2).
-func newNamespaces(namespaces []specs.LinuxNamespace) (flags uint64) {
-	for _, n := range namespaces {
-		if n.Path == "" {
-			flags |= namespaceFlags[n.Type]
-		}
-	}
-	return flags
-}
-
 // forkLast forks the process that is launched, in new namespaces, which leads a session
 // of its own.
 func (a *attempt) forkLast(namespaces uint64) {
-	a.put("fork", forks|isLast, unix.SYS_CLONE, []uint64{namespaces | uint64(unix.SIGCHLD)})
+	a.put("fork", forks|isLast, unix.SYS_CLONE, namespaces|uint64(unix.SIGCHLD))
 	a.add("lead a session", unix.SYS_SETSID)
-	a.resetAffinity()
+	const maxCPUs = 8192 // CONFIG_NR_CPUS
+	all := slices.Repeat([]byte{0xff}, maxCPUs/8)
+	// It is then what the cpuset of the cgroup allows, whatever that of the supervisor is.
+	a.put("reset the CPU affinity", mayFail, unix.SYS_SCHED_SETAFFINITY, 0, uint64(len(all)), a.bytes(all))
 	a.add("set the umask", unix.SYS_UMASK, 0o022)
-}
-
-func (a *attempt) nameHost(name string) {
-	if name != "" {
-		a.add("set the host name "+name, unix.SYS_SETHOSTNAME, a.text(name), uint64(len(name)))
-	}
-}
-
-func (a *attempt) writeSysctls(sysctls map[string]string) {
-	for _, name := range slices.Sorted(maps.Keys(sysctls)) {
-		a.write("set "+name+" to "+sysctls[name], "/proc/sys/"+strings.ReplaceAll(name, ".", "/"), sysctls[name])
-	}
 }
 
 // executePause reports that the process is at the exec barrier, and executes the
@@ -219,4 +248,117 @@ func makeFIFO(path string) (*os.File, error) {
 		return nil, err
 	}
 	return os.OpenFile(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+}
+
+// launchedRoot is where the root of a pause is mounted in the copy of the empty mount
+// namespace, until it is the root.
+const launchedRoot = "/root"
+
+// makeEmptyMounts makes a mount namespace with an empty directory and nothing else. A
+// launch copies it: a process that is cloned with a mount namespace of its own gets a
+// copy of all mounts of the node, of which each pod has some, and has to unmount them
+// again.
+func makeEmptyMounts() (made *os.File, err error) {
+	err = namespace.OnDisposableThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return os.NewSyscallError("unshare", err)
+		}
+		file, err := os.Open("/proc/thread-self/ns/mnt")
+		if err != nil {
+			return err
+		}
+		if err := mountNothingElse(); err != nil {
+			return errors.Join(err, file.Close())
+		}
+		made = file
+		return nil
+	})
+	return made, err
+}
+
+// mountNothingElse: /proc is only a directory that every node has.
+func mountNothingElse() error {
+	const over = "/proc"
+	for _, step := range []struct {
+		what string
+		do   func() error
+	}{
+		{"make the mounts private", func() error { return unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, "") }},
+		{"mount a tmpfs", func() error {
+			return unix.Mount("tmpfs", over, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0755")
+		}},
+		{"enter it", func() error { return unix.Chdir(over) }},
+		{"make a directory for roots", func() error { return unix.Mkdir("."+launchedRoot, 0o755) }},
+		{"change the root", func() error { return unix.PivotRoot(".", ".") }},
+		{"unmount all others", func() error { return unix.Unmount(".", unix.MNT_DETACH) }},
+	} {
+		if err := step.do(); err != nil {
+			return fmt.Errorf("%s: %w", step.what, err)
+		}
+	}
+	return nil
+}
+
+// giveTrees opens what is mounted: the root first, then what is bound, in the order of
+// the mounts. It returns the number of the first.
+func (a *attempt) giveTrees(spec *specs.Spec) (first uint64, err error) {
+	if first, err = a.give(openTree(spec.Root.Path, unix.AT_RECURSIVE)); err != nil {
+		return 0, err
+	}
+	for _, m := range spec.Mounts {
+		if m.Type == "proc" {
+			continue
+		}
+		if _, err := a.give(openTree(m.Source, 0)); err != nil {
+			return 0, err
+		}
+	}
+	return first, nil
+}
+
+// openTree is a copy of what is mounted at a path.
+func openTree(path string, flags uint) (*os.File, error) {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, path, flags|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return nil, &os.PathError{Op: "open_tree", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// mountRoot: nothing that is mounted here reaches the node. Everything is the
+// node's own below the root; there are no links of others to follow.
+func (a *attempt) mountRoot(spec *specs.Spec, tree uint64) {
+	attach := func(what, target string) {
+		a.add(what, unix.SYS_MOVE_MOUNT, tree, a.text(""), here, a.text(target), unix.MOVE_MOUNT_F_EMPTY_PATH)
+		tree++
+	}
+	attach("mount the root "+spec.Root.Path, launchedRoot)
+	// The tree shares what is mounted in it with the node's, where that is shared, and
+	// such a mount cannot become the root.
+	a.add("make the root's mounts slaves of the node's", unix.SYS_MOUNT, 0, a.text(launchedRoot), 0, unix.MS_SLAVE|unix.MS_REC)
+	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC // see pauseMounts
+	for _, m := range spec.Mounts {
+		target := a.text(launchedRoot + m.Destination)
+		what := "mount " + m.Source + " on " + m.Destination
+		if m.Type == "proc" {
+			a.add(what, unix.SYS_MOUNT, a.text(m.Source), target, a.text(m.Type), flags)
+			continue
+		}
+		attach(what, launchedRoot+m.Destination)
+		a.add("set the options of "+m.Destination, unix.SYS_MOUNT, 0, target, 0, flags|unix.MS_BIND|unix.MS_RDONLY|unix.MS_REMOUNT)
+	}
+}
+
+// changeRoot moves the root over that of the empty mount namespace, which nothing leads
+// to from then on: what joins the namespace is in the root, too. pivot_root(2) would look
+// at all threads of the node for those that are in the old root, and unmounting that
+// would wait for all processors.
+func (a *attempt) changeRoot(root string) {
+	slash, dot := a.text("/"), a.text(".")
+	a.add("enter the root "+root, unix.SYS_CHDIR, a.text(launchedRoot))
+	a.add("move it over the empty one", unix.SYS_MOUNT, dot, slash, 0, unix.MS_MOVE)
+	a.add("change the root", unix.SYS_CHROOT, dot)
+	a.add("enter the new root", unix.SYS_CHDIR, slash)
+	a.add("make the mounts private", unix.SYS_MOUNT, 0, slash, 0, unix.MS_PRIVATE|unix.MS_REC)
+	a.add("make the root read-only", unix.SYS_MOUNT, 0, slash, 0, unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY)
 }

@@ -1,9 +1,10 @@
 package launch
 
 import (
-	"encoding/hex"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/namespace"
@@ -118,7 +120,7 @@ func filtersOf(pid int) (filters []string, err error) {
 		return nil, err
 	}
 	for index := uintptr(0); ; index++ {
-		var buffer [4096 * filterInstruction]byte
+		var buffer [4096]bpf.RawInstruction
 		n, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SECCOMP_GET_FILTER, uintptr(pid), index, uintptr(unsafe.Pointer(&buffer)), 0, 0)
 		if errno == unix.ENOENT || errno == unix.EINVAL {
 			return filters, unix.PtraceDetach(pid)
@@ -126,6 +128,48 @@ func filtersOf(pid int) (filters []string, err error) {
 		if errno != 0 {
 			return nil, errno
 		}
-		filters = append(filters, hex.EncodeToString(buffer[:n*filterInstruction]))
+		decisions, err := decisionsOf(buffer[:n])
+		if err != nil {
+			return nil, err
+		}
+		filters = append(filters, decisions)
 	}
+}
+
+// decisionsOf are what a filter decides, on calls of some architectures with some arguments: each
+// decision with the first number that it is of.
+func decisionsOf(program []bpf.RawInstruction) (decisions string, err error) {
+	instructions, _ := bpf.Disassemble(program)
+	vm, err := bpf.NewVM(instructions)
+	if err != nil {
+		return "", err
+	}
+	for _, arch := range []uint32{unix.AUDIT_ARCH_X86_64, unix.AUDIT_ARCH_I386, unix.AUDIT_ARCH_AARCH64} {
+		for _, first := range []uint32{0, 1, 2, 3, 8, 9, 0x10000000} { // an argument, as those of filter_test.go
+			decisions += fmt.Sprintf("\n%x %x:", arch, first)
+			last := -1
+			for _, number := range slices.Concat(numbers(0), numbers(1<<30), []uint32{math.MaxUint32}) {
+				var call []byte // struct seccomp_data, which the machine takes for a packet
+				for _, word := range []uint32{number, arch, 0, 0, 0, first, 0, 1} {
+					call = binary.BigEndian.AppendUint32(call, word)
+				}
+				decision, err := vm.Run(append(call, make([]byte, 32)...))
+				if err != nil {
+					return "", err
+				}
+				if decision != last {
+					decisions += fmt.Sprintf(" %x->%x", number, decision)
+				}
+				last = decision
+			}
+		}
+	}
+	return decisions, nil
+}
+
+func numbers(from uint32) (all []uint32) {
+	for number := range uint32(600) {
+		all = append(all, from+number)
+	}
+	return all
 }

@@ -123,7 +123,7 @@ func (c *Container) launchPause(ctx context.Context, spec *specs.Spec) (*Process
 	}
 	made, err := c.runtime.Launcher.Pause(ctx, launch.Pause{ID: c.ID, Dir: c.dir(), Spec: spec, SystemdCgroup: c.runtime.SystemdCgroup})
 	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(c.dir()))
+		return nil, errors.Join(err, RemoveState(c.dir(), nil, c.CgroupsPath, c.runtime.SystemdCgroup))
 	}
 	c.Cgroups = made.Cgroups
 	return launched(made), nil
@@ -206,7 +206,7 @@ func (c *Container) Exec(ctx context.Context, process *specs.Process, init *Proc
 		return nil, fmt.Errorf("container %s is frozen, and no process can be started in it: thaw its cgroup: %w", c.ID, errdefs.ErrFailedPrecondition)
 	}
 	var group *cgroup.Exec
-	if len(c.Program) == 0 || c.ExecCgroups == "name" || c.ExecCgroups == "path" && c.Cgroups[""] != "" {
+	if len(c.Program) == 0 || c.ExecCgroups == starter.ExecCgroupByName || c.ExecCgroups == starter.ExecCgroupByPath && c.Cgroups[""] != "" {
 		group = c.execs.New()
 	}
 	p, err := c.startExec(ctx, process, init, streams, group)
@@ -232,10 +232,7 @@ func (c *Container) startExec(ctx context.Context, process *specs.Process, init 
 		}
 	}
 	request := c.request(starter.Exec)
-	var err error
-	if request.Process, err = json.Marshal(process); err != nil {
-		return nil, err
-	}
+	request.Process = process
 	if group != nil {
 		request.ExecCgroup = starter.ExecCgroup{Controller: group.Controller, Sub: group.Sub, Form: c.ExecCgroups}
 	}

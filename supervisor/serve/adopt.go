@@ -18,7 +18,6 @@ import (
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/runtime"
-	"github.com/minicri/minicri/supervisor/starter"
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
@@ -276,10 +275,6 @@ func (s *Supervisor) settleAll() {
 	}
 	var settling errgroup.Group
 	settling.SetLimit(mostSettled)
-	settling.Go(func() error {
-		starter.EndStopped(s.dir)
-		return nil
-	})
 	for _, c := range all {
 		settling.Go(c.endLeftExecs)
 	}

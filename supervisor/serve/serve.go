@@ -113,7 +113,7 @@ func (s *Supervisor) prepareRuntime(systemd bool) (err error) {
 	if s.children, err = children.New(); err != nil {
 		return err
 	}
-	starters, err := starter.New(s.dir, s.children, s.log)
+	starters, err := starter.New(s.children, s.log)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
@@ -47,8 +48,8 @@ type Request struct {
 	Streams  [3]bool `json:"streams,omitempty"`
 	Terminal bool    `json:"terminal,omitempty"`
 
-	Process    json.RawMessage `json:"process,omitempty"`     // of Exec: specs.Process
-	ExecCgroup ExecCgroup      `json:"exec_cgroup,omitempty"` // of Exec
+	Process    *specs.Process `json:"process,omitempty"`     // of Exec
+	ExecCgroup ExecCgroup     `json:"exec_cgroup,omitempty"` // of Exec
 
 	Resources   json.RawMessage `json:"resources,omitempty"` // of Update: specs.LinuxResources
 	OOMScoreAdj *int            `json:"oom_score_adj,omitempty"`
@@ -58,15 +59,21 @@ type Request struct {
 type ExecCgroup struct {
 	Controller string `json:"controller,omitempty"` // "" for version 2
 	Sub        string `json:"sub,omitempty"`
-	Form       string `json:"form,omitempty"` // how the program takes it, see Answer
+	Form       string `json:"form,omitempty"` // how the program takes it
 }
+
+// How a program takes the cgroup of an exec: runc [CONTROLLER:]PATH; crun PATH alone, below the
+// container's of version 2.
+const (
+	ExecCgroupByName = "name"
+	ExecCgroupByPath = "path"
+)
 
 // Answer is what a starter has done.
 type Answer struct {
 	PID     int               `json:"pid,omitempty"`
 	Cgroups map[string]string `json:"cgroups,omitempty"` // of Create
-	// ExecCgroups, of Create, is how the program takes the cgroup of an exec, "" if not
-	// at all.
+	// ExecCgroups, of Create, is how the program takes the cgroup of an exec; "" for not at all.
 	ExecCgroups string `json:"exec_cgroups,omitempty"`
 	Error       string `json:"error,omitempty"`
 	Kind        string `json:"kind,omitempty"` // of the error

@@ -1,17 +1,12 @@
 package starter
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
-	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -27,14 +22,8 @@ import (
 // Command is the command of minicri-shim that a starter is.
 const Command = "start"
 
-// of is the variable that says whose a starter is: the directory of its supervisor.
-const of = "MINICRI_SUPERVISOR"
-
-func arguments() []string { return []string{"minicri-shim", Command} }
-
 // Starters are the supervisor's starters.
 type Starters struct {
-	dir      string
 	children *children.Children
 	log      *slog.Logger
 
@@ -44,14 +33,13 @@ type Starters struct {
 	closed  bool
 }
 
-// New returns starters of the program that this process executes, a supervisor with the
-// directory dir.
-func New(dir string, children *children.Children, log *slog.Logger) (*Starters, error) {
+// New returns starters of the program that this process executes, a supervisor.
+func New(children *children.Children, log *slog.Logger) (*Starters, error) {
 	self, err := os.Open("/proc/self/exe")
 	if err != nil {
 		return nil, fmt.Errorf("the program of starters: %w", err)
 	}
-	return &Starters{dir: dir, children: children, log: log, program: self}, nil
+	return &Starters{children: children, log: log, program: self}, nil
 }
 
 // Use has another program start from now on, and owns it.
@@ -128,9 +116,13 @@ func (s *Starters) start() (*starter, error) {
 	defer null.Close()
 	// By the number of this process: the new one has no descriptor of the program.
 	program := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.program.Fd())
+	// A supervisor that dies while it ends a starter leaves that stopped. It is in the session of
+	// the supervisor and a group of its own, which is orphaned then, and gets SIGHUP and SIGCONT from
+	// the kernel (credentials(7), exit_notify of kernel/exit.c).
+	group := &syscall.SysProcAttr{Setpgid: true}
 	child, err := s.children.Start(func() (int, error) {
-		return syscall.ForkExec(program, arguments(), &syscall.ProcAttr{
-			Dir: "/", Env: append(os.Environ(), of+"="+s.dir), Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), theirs.Fd()}, Sys: &syscall.SysProcAttr{Setsid: true},
+		return syscall.ForkExec(program, []string{"minicri-shim", Command}, &syscall.ProcAttr{
+			Dir: "/", Env: os.Environ(), Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), theirs.Fd()}, Sys: group,
 		})
 	})
 	if err != nil {
@@ -199,34 +191,6 @@ func (p *starter) end() {
 	case <-p.child.Exited():
 	case <-time.After(endLimit):
 	}
-}
-
-// EndStopped ends the starters of a supervisor with this directory that died as it was
-// ending them, stopped and not yet killed: no other signal would ever reach them. They
-// are in the cgroup of supervisors, where no process of a container is: one of those
-// could give itself the arguments of a starter, and have who reads them wait for its
-// memory (proc_pid_cmdline(5)).
-func EndStopped(dir string) {
-	own, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return
-	}
-	processes, _ := filepath.Glob("/proc/[0-9]*") // a good pattern
-	for _, path := range processes {
-		pid, _ := strconv.Atoi(filepath.Base(path))
-		group, err := os.ReadFile(filepath.Join(path, "cgroup"))
-		if err == nil && bytes.Equal(group, own) && process.HasStopped(pid) && isStarter(path, dir) {
-			process.KillTree(pid)
-		}
-	}
-}
-
-// isStarter reports whether a process, by its directory in /proc, is a starter of the
-// supervisor of dir.
-func isStarter(path, dir string) bool {
-	line, _ := os.ReadFile(filepath.Join(path, "cmdline")) // it may have ended
-	environment, _ := os.ReadFile(filepath.Join(path, "environ"))
-	return string(line) == strings.Join(arguments(), "\x00")+"\x00" && slices.Contains(strings.Split(string(environment), "\x00"), of+"="+dir)
 }
 
 // IsChild reports whether a process is a child of this one, also one that has ended.

@@ -41,8 +41,9 @@ func (p *Pipes) open(o Options, ends *Ends) (err error) {
 	if p.outputs[api.Stderr], ends.Stderr, err = openPipe(o.Dir, o.SELinux); err != nil {
 		return err
 	}
-	if o.Stdin {
-		ends.Stdin, p.stdin, err = openPipe(o.Dir, o.SELinux)
+	ends.Stdin, p.stdin, err = openPipe(o.Dir, o.SELinux)
+	if err == nil && !o.Stdin { // it is at its end
+		err, p.stdin = p.stdin.Close(), nil
 	}
 	return err
 }

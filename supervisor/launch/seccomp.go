@@ -3,19 +3,22 @@
 package launch
 
 import (
+	"encoding/binary"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/seccomp/libseccomp-golang"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
-// compile makes of a profile what libcontainer makes of it, byte for byte: a prologue by
-// which calls that are newer than the profile fail with ENOSYS, and libseccomp's program.
+// compile makes of a profile what libcontainer makes of it: a prologue by which calls that are
+// newer than the profile fail with ENOSYS, and libseccomp's program.
 func compile(profile *specs.LinuxSeccomp) (filter, error) {
 	action, err := actionOf(profile.DefaultAction, profile.DefaultErrnoRet)
 	if err != nil {
@@ -26,7 +29,7 @@ func compile(profile *specs.LinuxSeccomp) (filter, error) {
 		return filter{}, fmt.Errorf("seccomp: %w", err)
 	}
 	defer program.Release()
-	flags, err := flagsOfFilter(profile)
+	flags, err := flagsOf(profile)
 	if err != nil {
 		return filter{}, err
 	}
@@ -34,7 +37,7 @@ func compile(profile *specs.LinuxSeccomp) (filter, error) {
 	if err != nil {
 		return filter{}, fmt.Errorf("seccomp: %w", err)
 	}
-	var archs []seccomp.ScmpArch // in this order libcontainer has them most of the time
+	archs := []seccomp.ScmpArch{native}
 	for _, name := range profile.Architectures {
 		arch, err := seccomp.GetArchFromString(strings.TrimPrefix(string(name), "SCMP_ARCH_"))
 		if err == nil {
@@ -46,9 +49,6 @@ func compile(profile *specs.LinuxSeccomp) (filter, error) {
 		if !slices.Contains(archs, arch) {
 			archs = append(archs, arch)
 		}
-	}
-	if !slices.Contains(archs, native) {
-		archs = append(archs, native)
 	}
 	if err := addRules(program, profile, action); err != nil {
 		return filter{}, err
@@ -88,9 +88,8 @@ func addRules(program *seccomp.ScmpFilter, profile *specs.LinuxSeccomp, otherwis
 	return nil
 }
 
-// addRule adds that of a call, none for one that this machine does not have. All that is
-// said of its arguments has to be so; but of what is said of one argument more than once,
-// each is enough.
+// addRule adds the rule of a call, none for a call that this machine does not have. All
+// conditions have to hold, but of several on one argument each is enough.
 func addRule(program *seccomp.ScmpFilter, name string, action seccomp.ScmpAction, args []specs.LinuxSeccompArg) error {
 	number, err := seccomp.GetSyscallFromName(name)
 	if err != nil {
@@ -100,17 +99,16 @@ func addRule(program *seccomp.ScmpFilter, name string, action seccomp.ScmpAction
 		return program.AddRule(number, action)
 	}
 	var conditions []seccomp.ScmpCondition
-	seen, again := map[uint]bool{}, false
+	seen := make(map[uint]bool)
 	for _, arg := range args {
 		condition, err := seccomp.MakeCondition(arg.Index, operators[arg.Op], arg.Value, arg.ValueTwo)
 		if err != nil {
 			return err
 		}
 		conditions = append(conditions, condition)
-		again = again || seen[arg.Index]
 		seen[arg.Index] = true
 	}
-	if !again {
+	if len(seen) == len(args) {
 		return program.AddRuleConditional(number, action, conditions)
 	}
 	for _, condition := range conditions {
@@ -135,38 +133,36 @@ var actions = map[specs.LinuxSeccompAction]seccomp.ScmpAction{
 
 func actionOf(name specs.LinuxSeccompAction, errno *uint) (seccomp.ScmpAction, error) {
 	action, ok := actions[name]
-	if !ok {
+	switch {
+	case !ok:
 		return action, fmt.Errorf("seccomp: unknown action %q", name)
-	}
-	if name != specs.ActErrno && name != specs.ActTrace {
+	case name != specs.ActErrno && name != specs.ActTrace:
 		return action, nil
-	}
-	if errno != nil {
+	case errno != nil:
 		return action.SetReturnCode(int16(*errno)), nil
 	}
 	return action.SetReturnCode(int16(unix.EPERM)), nil
 }
 
-// flagsOfFilter are those of seccomp(2): where none are given, not even an empty list, the
-// filter does not make speculation slower.
-func flagsOfFilter(profile *specs.LinuxSeccomp) (flags uint64, err error) {
+var filterFlags = map[specs.LinuxSeccompFlag]uint64{
+	specs.LinuxSeccompFlagLog: unix.SECCOMP_FILTER_FLAG_LOG, specs.LinuxSeccompFlagSpecAllow: unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW,
+	specs.LinuxSeccompFlagWaitKillableRecv: unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, "SECCOMP_FILTER_FLAG_TSYNC": 0, // there is one thread
+}
+
+// flagsOf are the flags of seccomp(2). As with libcontainer, a profile without a list of flags does
+// not make speculation slower.
+func flagsOf(profile *specs.LinuxSeccomp) (flags uint64, err error) {
 	const withSpecAllow = 4      // of libseccomp's API
 	level, _ := seccomp.GetAPI() // 0 of old ones
 	if profile.Flags == nil && level >= withSpecAllow {
 		return unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW, nil
 	}
-	for _, flag := range profile.Flags {
-		switch flag {
-		case specs.LinuxSeccompFlagLog:
-			flags |= unix.SECCOMP_FILTER_FLAG_LOG
-		case specs.LinuxSeccompFlagSpecAllow:
-			flags |= unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW
-		case specs.LinuxSeccompFlagWaitKillableRecv:
-			flags |= unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
-		case "SECCOMP_FILTER_FLAG_TSYNC": // there is one thread
-		default:
-			return 0, fmt.Errorf("seccomp: unknown flag %q", flag)
+	for _, name := range profile.Flags {
+		flag, ok := filterFlags[name]
+		if !ok {
+			return 0, fmt.Errorf("seccomp: unknown flag %q", name)
 		}
+		flags |= flag
 	}
 	return flags, nil
 }
@@ -185,4 +181,63 @@ func export(filter *seccomp.ScmpFilter) ([]byte, error) {
 		return nil, err
 	}
 	return io.ReadAll(file)
+}
+
+// auditArchs are what a filter sees of calls of an architecture. x32 is seen as x86_64,
+// with a bit set in the number of the call.
+var auditArchs = map[seccomp.ScmpArch]uint32{
+	seccomp.ArchX86: unix.AUDIT_ARCH_I386, seccomp.ArchAMD64: unix.AUDIT_ARCH_X86_64, seccomp.ArchX32: unix.AUDIT_ARCH_X86_64,
+	seccomp.ArchARM: unix.AUDIT_ARCH_ARM, seccomp.ArchARM64: unix.AUDIT_ARCH_AARCH64,
+	seccomp.ArchMIPSEL: unix.AUDIT_ARCH_MIPSEL, seccomp.ArchMIPSEL64: unix.AUDIT_ARCH_MIPSEL64, seccomp.ArchMIPSEL64N32: unix.AUDIT_ARCH_MIPSEL64N32,
+	seccomp.ArchPPC64LE: unix.AUDIT_ARCH_PPC64LE, seccomp.ArchRISCV64: unix.AUDIT_ARCH_RISCV64, seccomp.ArchLOONGARCH64: unix.AUDIT_ARCH_LOONGARCH64,
+}
+
+// prologue has calls fail with ENOSYS whose numbers are larger than any in the profile, so
+// that programs fall back to older ones, instead of with the error of what is refused. A
+// profile that allows the others, or leaves them to a tracer, needs none.
+func prologue(profile *specs.LinuxSeccomp, archs []seccomp.ScmpArch) ([]byte, error) {
+	switch profile.DefaultAction {
+	case specs.ActAllow, specs.ActLog, specs.ActTrace:
+		return nil, nil
+	}
+	const (
+		numberOffset, archOffset, wordSize = 0, 4, 4 // of struct seccomp_data
+		x32Bit                             = 1 << 30
+	)
+	var code []bpf.Instruction
+	for _, arch := range archs {
+		seen, ok := auditArchs[arch]
+		if !ok {
+			return nil, fmt.Errorf("seccomp: no number of architecture %v", arch)
+		}
+		last, limit := lastCall(profile, arch), uint32(math.MaxUint32)
+		if last == 0 {
+			continue
+		}
+		if arch == seccomp.ArchAMD64 {
+			limit = x32Bit - 1 // the others are x32's
+		}
+		code = append(code,
+			bpf.LoadAbsolute{Off: archOffset, Size: wordSize}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: seen, SkipFalse: 4},
+			bpf.LoadAbsolute{Off: numberOffset, Size: wordSize}, bpf.JumpIf{Cond: bpf.JumpGreaterThan, Val: last, SkipFalse: 2},
+			bpf.JumpIf{Cond: bpf.JumpGreaterThan, Val: limit, SkipTrue: 1}, bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)},
+		)
+	}
+	raw, err := bpf.Assemble(code)
+	if err != nil {
+		return nil, fmt.Errorf("seccomp: %w", err)
+	}
+	return binary.Append(nil, binary.NativeEndian, raw)
+}
+
+func lastCall(profile *specs.LinuxSeccomp, arch seccomp.ScmpArch) (last uint32) {
+	for _, call := range profile.Syscalls {
+		for _, name := range call.Names {
+			number, err := seccomp.GetSyscallFromNameByArch(name, arch)
+			if err == nil && number > 0 {
+				last = max(last, uint32(number))
+			}
+		}
+	}
+	return last
 }
