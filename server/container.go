@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -109,30 +110,19 @@ func containerStatus(c *container.Container) *runtimeapi.ContainerStatus {
 // compares the two to find images that no container uses, and here one image
 // serves every handler.
 func imageOf(config *runtimeapi.ContainerConfig) *runtimeapi.ImageSpec {
-	spec := config.GetImage()
-	if named := spec.GetUserSpecifiedImage(); named != "" {
-		return &runtimeapi.ImageSpec{Image: named}
-	}
-	return &runtimeapi.ImageSpec{Image: spec.GetImage()}
+	return &runtimeapi.ImageSpec{Image: cmp.Or(config.GetImage().GetUserSpecifiedImage(), config.GetImage().GetImage())}
 }
 
 func (r *Runtime) verboseContainerStatus(c *container.Container) (map[string]string, error) {
 	spec, err := r.Containers.Spec(c)
 	if err != nil {
 		spec = nil // removed in the meantime
-	}
-	if spec != nil {
+	} else {
 		spec.Process.Env = nil // it holds secrets
 	}
-	return encodeInfo(map[string]any{
-		"info": map[string]any{
-			"sandboxID":   c.SandboxID,
-			"pid":         c.Facts().Process.PID,
-			"snapshot":    c.ID,
-			"cgroupsPath": c.CgroupsPath,
-			"runtimeSpec": spec,
-		},
-	})
+	return encodeInfo(map[string]any{"info": map[string]any{
+		"sandboxID": c.SandboxID, "pid": c.Facts().Process.PID, "snapshot": c.ID, "cgroupsPath": c.CgroupsPath, "runtimeSpec": spec,
+	}})
 }
 
 // ListContainers lists the containers that match every field of the filter.

@@ -69,8 +69,6 @@ const (
 // ErrOverflow ends the subscription of a consumer that does not keep up.
 var ErrOverflow = fmt.Errorf("events were lost: the consumer is more than %d events or %d MiB behind; list everything and subscribe again: %w", maxQueuedEvents, maxQueuedBytes>>20, errdefs.ErrResourceExhausted)
 
-var errSubscriptions = fmt.Errorf("%d clients listen to events already: %w", maxSubscriptions, errdefs.ErrResourceExhausted)
-
 var errClosed = fmt.Errorf("no more events: minicri is shutting down: %w", errdefs.ErrUnavailable)
 
 // Look shows the pod that an event is about, and its containers, as they are at
@@ -111,8 +109,10 @@ func (b *Broadcaster) Publish(id string, kind runtimeapi.ContainerEventType, loo
 	if len(b.subscriptions) == 0 {
 		return
 	}
-	// Taken before the look: what is shown is at least as new as the time says.
-	event := &runtimeapi.ContainerEventResponse{ContainerId: id, ContainerEventType: kind, CreatedAt: b.now()}
+	// The time is later than that of every event before, whatever the clock does, and
+	// taken before the look: what is shown is at least as new as it says.
+	b.last = max(b.last+1, time.Now().UnixNano())
+	event := &runtimeapi.ContainerEventResponse{ContainerId: id, ContainerEventType: kind, CreatedAt: b.last}
 	event.PodSandboxStatus, event.ContainersStatuses = look()
 	event = fit(event)
 	queued := queuedEvent{event: event, size: int64(proto.Size(event))}
@@ -124,25 +124,17 @@ func (b *Broadcaster) Publish(id string, kind runtimeapi.ContainerEventType, loo
 	}
 }
 
-// Dropped counts the events that a consumer did not get because it was too slow.
-func (b *Broadcaster) Dropped() uint64 { return b.dropped.Load() }
-
-// now is later than the time of every event before, whatever the clock does;
-// mu is held.
-func (b *Broadcaster) now() int64 {
-	b.last = max(b.last+1, time.Now().UnixNano())
-	return b.last
-}
-
 // end ends a subscription after what it has queued; mu is held.
 func (b *Broadcaster) end(s *Subscription, reason error) {
-	if _, listens := b.subscriptions[s]; !listens {
-		return
+	if _, listens := b.subscriptions[s]; listens {
+		delete(b.subscriptions, s)
+		s.reason = reason
+		close(s.events)
 	}
-	delete(b.subscriptions, s)
-	s.reason = reason
-	close(s.events)
 }
+
+// Dropped counts the events that a consumer did not get because it was too slow.
+func (b *Broadcaster) Dropped() uint64 { return b.dropped.Load() }
 
 // Subscribe returns a subscription to all events from now on, which has to be
 // cancelled; errdefs.ErrResourceExhausted when there are too many.
@@ -153,7 +145,7 @@ func (b *Broadcaster) Subscribe() (*Subscription, error) {
 		return nil, errClosed
 	}
 	if len(b.subscriptions) >= maxSubscriptions {
-		return nil, errSubscriptions
+		return nil, fmt.Errorf("%d clients listen to events already: %w", maxSubscriptions, errdefs.ErrResourceExhausted)
 	}
 	s := &Subscription{broadcaster: b, events: make(chan queuedEvent, maxQueuedEvents)}
 	b.subscriptions[s] = struct{}{}

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -54,18 +53,17 @@ func (s *ImageServer) list(filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image,
 	}
 	if wanted := filter.GetImage().GetImage(); wanted != "" {
 		one, err := s.images.Get(wanted)
-		if errdefs.IsNotFound(err) {
+		switch {
+		case errdefs.IsNotFound(err):
 			return nil, nil
-		}
-		if err != nil {
+		case err != nil:
 			return nil, err
 		}
 		return []*runtimeapi.Image{criImage(one)}, nil
 	}
-	all := s.images.List()
-	images := make([]*runtimeapi.Image, len(all))
-	for i, one := range all {
-		images[i] = criImage(one)
+	var images []*runtimeapi.Image
+	for _, one := range s.images.List() {
+		images = append(images, criImage(one))
 	}
 	return images, nil
 }
@@ -85,23 +83,17 @@ func (s *ImageServer) ImageStatus(ctx context.Context, request *runtimeapi.Image
 		return nil, err
 	}
 	response := &runtimeapi.ImageStatusResponse{Image: criImage(found)}
-	if request.GetVerbose() {
-		response.Info, err = s.imageInfo(ctx, found.ID)
+	if !request.GetVerbose() {
+		return response, nil
 	}
-	return response, err
-}
-
-// imageInfo is what crictl inspecti shows below "info".
-func (s *ImageServer) imageInfo(ctx context.Context, id string) (map[string]string, error) {
-	described, err := s.images.Describe(ctx, id)
+	described, err := s.images.Describe(ctx, found.ID)
 	if err != nil {
 		return nil, err
 	}
-	info, err := json.Marshal(map[string]any{"chainID": described.ChainID, "target": described.Target, "imageSpec": described.ImageSpec})
-	if err != nil {
-		return nil, fmt.Errorf("describe image %s: %w", id, err)
-	}
-	return map[string]string{"info": string(info)}, nil
+	response.Info, err = encodeInfo(map[string]any{ // crictl inspecti shows it
+		"info": map[string]any{"chainID": described.ChainID, "target": described.Target, "imageSpec": described.ImageSpec},
+	})
+	return response, err
 }
 
 // PullImage makes an image complete and durable on this node. The answer is its
@@ -114,33 +106,22 @@ func (s *ImageServer) PullImage(ctx context.Context, request *runtimeapi.PullIma
 	if err != nil {
 		return nil, err
 	}
-	began := time.Now()
-	pulled, err := s.images.Pull(ctx, wanted, imageAuth(request.GetAuth()), nil)
-	s.notePull(request.GetSandboxConfig(), wanted, began, pulled, err)
-	if err != nil {
-		return nil, err
-	}
-	return &runtimeapi.PullImageResponse{ImageRef: pulled.ID}, nil
-}
-
-func (s *ImageServer) notePull(pod *runtimeapi.PodSandboxConfig, wanted string, began time.Time, pulled image.Image, err error) {
-	if s.pods == nil {
-		return
-	}
-	row := step.Row{Step: wanted, Start: began, Took: time.Since(began)}
+	row := step.Row{Step: wanted, Start: time.Now()}
+	a := request.GetAuth()
+	pulled, err := s.images.Pull(ctx, wanted, image.Auth{
+		Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(), ServerAddress: a.GetServerAddress(),
+		IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken(),
+	}, nil)
+	row.Took = time.Since(row.Start)
 	if err != nil {
 		row.Error = err.Error() + advice(err) // with its kind: no code goes with it
 	} else {
 		row.Note = units.BytesSize(float64(pulled.Size))
 	}
-	s.pods.NotePull(pod, row)
-}
-
-func imageAuth(a *runtimeapi.AuthConfig) image.Auth {
-	return image.Auth{
-		Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(), ServerAddress: a.GetServerAddress(),
-		IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken(),
+	if s.pods != nil {
+		s.pods.NotePull(request.GetSandboxConfig(), row)
 	}
+	return &runtimeapi.PullImageResponse{ImageRef: pulled.ID}, err
 }
 
 // RemoveImage removes an image, by whichever of its names, with all of them. One

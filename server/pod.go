@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -60,36 +61,31 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, request *runtimeapi.PodSan
 	return response, err
 }
 
+// podStatus has no addresses when the namespace that they were in is gone.
 func (r *Runtime) podStatus(sb *sandbox.Sandbox) *runtimeapi.PodSandboxStatus {
-	config := sb.Config()
+	config, network := sb.Config(), &runtimeapi.PodSandboxNetworkStatus{}
 	options := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	if options == nil {
 		options = &runtimeapi.NamespaceOption{}
+	}
+	for i, address := range r.Sandboxes.LiveAddresses(sb) {
+		if i == 0 {
+			network.Ip = address.String()
+		} else {
+			network.AdditionalIps = append(network.AdditionalIps, &runtimeapi.PodIP{Ip: address.String()})
+		}
 	}
 	return &runtimeapi.PodSandboxStatus{
 		Id:             sb.ID,
 		Metadata:       config.GetMetadata(),
 		State:          podState(sb),
 		CreatedAt:      sb.CreatedAt,
-		Network:        r.podNetwork(sb),
+		Network:        network,
 		Linux:          &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{Options: options}},
 		Labels:         config.GetLabels(),
 		Annotations:    config.GetAnnotations(),
 		RuntimeHandler: sb.RuntimeHandler,
 	}
-}
-
-// podNetwork has no addresses when the namespace that they were in is gone.
-func (r *Runtime) podNetwork(sb *sandbox.Sandbox) *runtimeapi.PodSandboxNetworkStatus {
-	status := &runtimeapi.PodSandboxNetworkStatus{}
-	for i, address := range r.Sandboxes.LiveAddresses(sb) {
-		if i == 0 {
-			status.Ip = address.String()
-			continue
-		}
-		status.AdditionalIps = append(status.AdditionalIps, &runtimeapi.PodIP{Ip: address.String()})
-	}
-	return status
 }
 
 func podState(sb *sandbox.Sandbox) runtimeapi.PodSandboxState {
@@ -190,40 +186,29 @@ const errorDomain = "minicri"
 // CNI plugin is to blame, network, plugin, caller, verb, code, message and
 // advice; DebugInfo has the end of the plugin's stderr.
 func withDetails(code codes.Code, text string, err error) error {
-	plain := status.New(code, text)
 	info := &errdetails.ErrorInfo{Domain: errorDomain, Reason: "STEP_FAILED", Metadata: make(map[string]string)}
-	var failed *step.Error
-	if errors.As(err, &failed) {
+	details := []protoadapt.MessageV1{info}
+	if failed, is := errors.AsType[*step.Error](err); is {
 		info.Metadata["step"] = string(failed.Step)
 	}
-	details := []protoadapt.MessageV1{}
-	var plugin *network.PluginError
-	if errors.As(err, &plugin) {
+	if e, is := errors.AsType[*network.PluginError](err); is {
 		info.Reason = "CNI_PLUGIN_FAILED"
-		describePlugin(info.Metadata, plugin)
-		if plugin.Stderr != "" {
-			details = append(details, &errdetails.DebugInfo{Detail: plugin.Stderr})
+		maps.Copy(info.Metadata, map[string]string{"network": e.Network, "plugin": e.Name, "verb": e.Verb, "cni_message": e.Message, "advice": e.Advice})
+		if e.Code != 0 {
+			info.Metadata["cni_code"] = strconv.FormatUint(uint64(e.Code), 10)
+		}
+		if e.Stderr != "" {
+			details = append(details, &errdetails.DebugInfo{Detail: e.Stderr})
 		}
 	}
+	maps.DeleteFunc(info.Metadata, func(_, value string) bool { return value == "" })
+	plain := status.New(code, text)
 	if len(info.Metadata) == 0 {
 		return plain.Err()
 	}
-	detailed, err := plain.WithDetails(append([]protoadapt.MessageV1{info}, details...)...)
+	detailed, err := plain.WithDetails(details...)
 	if err != nil {
 		return plain.Err()
 	}
 	return detailed.Err()
-}
-
-func describePlugin(to map[string]string, e *network.PluginError) {
-	for key, value := range map[string]string{
-		"network": e.Network, "plugin": e.Name, "verb": e.Verb, "cni_message": e.Message, "advice": e.Advice,
-	} {
-		if value != "" {
-			to[key] = value
-		}
-	}
-	if e.Code != 0 {
-		to["cni_code"] = strconv.FormatUint(uint64(e.Code), 10)
-	}
 }

@@ -18,44 +18,67 @@ import (
 	"github.com/minicri/minicri/network"
 )
 
-// The versions that the kubelet asks for: its own API version and ours.
-const (
-	kubeletAPIVersion = "0.1.0"
-	runtimeName       = "minicri"
-	runtimeAPIVersion = "v1"
-)
-
-// Version names the runtime and its version.
+// Version names the runtime and its version, between the versions of the kubelet's API
+// and of the CRI.
 func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
-	return &runtimeapi.VersionResponse{
-		Version:           kubeletAPIVersion,
-		RuntimeName:       runtimeName,
-		RuntimeVersion:    r.Info.Version,
-		RuntimeApiVersion: runtimeAPIVersion,
-	}, nil
+	return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: "minicri", RuntimeVersion: r.Info.Version, RuntimeApiVersion: "v1"}, nil
 }
+
+// Conditions of our own, which other clients ignore.
+const (
+	// handlerReady and the name of a handler: its pods can run. The default one has none.
+	handlerReady = "RuntimeHandlerReady/"
+	// containerSELinuxReady is there, and false, on a machine whose SELinux cannot confine
+	// containers.
+	containerSELinuxReady = "ContainerSELinuxReady"
+	// olderBuildsServed is there, and false, while pods are of a build that this daemon
+	// cannot serve.
+	olderBuildsServed = "OlderBuildsServed"
+)
 
 // Status reports whether pods can be run. The state of the network is the last one
 // that was seen; only a daemon that has just started waits for the first.
-func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest) (response *runtimeapi.StatusResponse, err error) {
+	status := &runtimeapi.RuntimeStatus{}
+	response = &runtimeapi.StatusResponse{Status: status, Features: &runtimeapi.RuntimeFeatures{
+		SupplementalGroupsPolicy: true, MountOptions: true, UserNamespacesHostNetwork: r.Info.Machine.UserNamespaces,
+	}}
+	condition := func(kind, reason, problem string) {
+		one := &runtimeapi.RuntimeCondition{Type: kind, Status: problem == ""}
+		if problem != "" {
+			one.Reason, one.Message = reason, problem
+		}
+		status.Conditions = append(status.Conditions, one)
+	}
+	condition(runtimeapi.RuntimeReady, "NoPause", textOf(r.Sandboxes.Ready()))
+	condition(runtimeapi.NetworkReady, "NetworkPluginNotReady", textOf(r.Networks.Ready(ctx)))
 	all := r.handlers(ctx)
-	conditions := []*runtimeapi.RuntimeCondition{r.runtimeCondition(), r.networkCondition(ctx)}
-	conditions = append(conditions, handlerConditions(all)...)
-	response := &runtimeapi.StatusResponse{
-		Status:          &runtimeapi.RuntimeStatus{Conditions: conditions},
-		RuntimeHandlers: handlerFeatures(all),
-		Features: &runtimeapi.RuntimeFeatures{
-			SupplementalGroupsPolicy: true, MountOptions: true, UserNamespacesHostNetwork: r.Info.Machine.UserNamespaces,
-		},
+	for _, h := range all {
+		if h.Name != "" {
+			condition(handlerReady+h.Name, "RuntimeHandlerNotReady", textOf(h.Err))
+		}
+		response.RuntimeHandlers = append(response.RuntimeHandlers, &runtimeapi.RuntimeHandler{Name: h.Name, Features: &runtimeapi.RuntimeHandlerFeatures{
+			RecursiveReadOnlyMounts: h.Features.RecursiveReadOnlyMounts,
+			UserNamespaces:          h.Features.UserNamespaces,
+		}})
 	}
-	response.Status.Conditions = append(response.Status.Conditions, r.selinuxConditions()...)
-	response.Status.Conditions = append(response.Status.Conditions, r.buildConditions()...)
-	if !request.GetVerbose() {
-		return response, nil
+	if problem := r.Info.Machine.SELinuxProblem; problem != "" {
+		condition(containerSELinuxReady, "NoContainerPolicy", problem)
 	}
-	var err error
-	response.Info, err = r.verboseStatus(ctx, all)
+	if problem := r.unservedBuilds(); problem != "" {
+		condition(olderBuildsServed, "UnknownBuild", problem)
+	}
+	if request.GetVerbose() {
+		response.Info, err = r.verboseStatus(ctx, all)
+	}
 	return response, err
+}
+
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return errtext.Of(err)
 }
 
 // handlers are all of them; one whose pods have a network of their own needs it.
@@ -72,61 +95,7 @@ func (r *Runtime) handlers(ctx context.Context) []handler.Status {
 	return all
 }
 
-// runtimeCondition is true once a pause could be made.
-func (r *Runtime) runtimeCondition() *runtimeapi.RuntimeCondition {
-	condition := &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
-	if err := r.Sandboxes.Ready(); err != nil {
-		condition.Status, condition.Reason, condition.Message = false, "NoPause", errtext.Of(err)
-	}
-	return condition
-}
-
-func (r *Runtime) networkCondition(ctx context.Context) *runtimeapi.RuntimeCondition {
-	condition := &runtimeapi.RuntimeCondition{Type: runtimeapi.NetworkReady, Status: true}
-	if err := r.Networks.Ready(ctx); err != nil {
-		condition.Status = false
-		condition.Reason = "NetworkPluginNotReady"
-		condition.Message = err.Error()
-	}
-	return condition
-}
-
-// handlerReady and the name of a handler are the type of a condition of our own, one
-// for each handler but the default one: its pods can run.
-const handlerReady = "RuntimeHandlerReady/"
-
-func handlerConditions(handlers []handler.Status) (conditions []*runtimeapi.RuntimeCondition) {
-	for _, h := range handlers {
-		if h.Name == "" {
-			continue
-		}
-		condition := &runtimeapi.RuntimeCondition{Type: handlerReady + h.Name, Status: h.Err == nil}
-		if h.Err != nil {
-			condition.Reason, condition.Message = "RuntimeHandlerNotReady", errtext.Of(h.Err)
-		}
-		conditions = append(conditions, condition)
-	}
-	return conditions
-}
-
-// containerSELinuxReady is a condition of our own: it is there, and false, on a
-// machine whose SELinux cannot confine containers. Clients ignore conditions
-// that they do not know.
-const containerSELinuxReady = "ContainerSELinuxReady"
-
-func (r *Runtime) selinuxConditions() []*runtimeapi.RuntimeCondition {
-	problem := r.Info.Machine.SELinuxProblem
-	if problem == "" {
-		return nil
-	}
-	return []*runtimeapi.RuntimeCondition{{Type: containerSELinuxReady, Reason: "NoContainerPolicy", Message: problem}}
-}
-
-// olderBuildsServed is a condition of our own: it is there, and false, while pods are of
-// a build that this daemon cannot serve.
-const olderBuildsServed = "OlderBuildsServed"
-
-func (r *Runtime) buildConditions() []*runtimeapi.RuntimeCondition {
+func (r *Runtime) unservedBuilds() string {
 	older, err := r.Sandboxes.OlderSupervisors()
 	var problems []string
 	if err != nil {
@@ -137,23 +106,7 @@ func (r *Runtime) buildConditions() []*runtimeapi.RuntimeCondition {
 			problems = append(problems, fmt.Sprintf("%d pods: %s", one.Pods, one.Problem))
 		}
 	}
-	if len(problems) == 0 {
-		return nil
-	}
-	return []*runtimeapi.RuntimeCondition{{Type: olderBuildsServed, Reason: "UnknownBuild", Message: strings.Join(problems, "; ")}}
-}
-
-// handlerFeatures lists "", which is the default handler, and the named ones. What
-// their features say is about containers.
-func handlerFeatures(all []handler.Status) []*runtimeapi.RuntimeHandler {
-	var list []*runtimeapi.RuntimeHandler
-	for _, h := range all {
-		list = append(list, &runtimeapi.RuntimeHandler{Name: h.Name, Features: &runtimeapi.RuntimeHandlerFeatures{
-			RecursiveReadOnlyMounts: h.Features.RecursiveReadOnlyMounts,
-			UserNamespaces:          h.Features.UserNamespaces,
-		}})
-	}
-	return list
+	return strings.Join(problems, "; ")
 }
 
 // verboseStatus shows what a person needs to see when pods do not start or do

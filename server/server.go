@@ -23,6 +23,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpcstats "google.golang.org/grpc/stats"
@@ -108,12 +110,10 @@ func New(runtime *Runtime, images *image.Store, traces grpcstats.Handler, logger
 // calls intercepts every call: its error gets a code, a panic becomes an error
 // of this call alone, and both are logged.
 type calls struct {
-	logger *slog.Logger
-	work   *work
-	// runtime knows which pod an id is of; nil where nothing does.
-	runtime *Runtime
-	// images knows the size of one that was pulled; nil where nothing does.
-	images  *image.Store
+	logger  *slog.Logger
+	work    *work
+	runtime *Runtime     // knows which pod an id is of
+	images  *image.Store // knows the size of one that was pulled
 	observe func(method, code string, took time.Duration)
 }
 
@@ -126,57 +126,49 @@ func (c calls) unary(ctx context.Context, request any, info *grpc.UnaryServerInf
 		about = c.about(request)
 		note(ctx, about)
 	}
-	defer func(began time.Time) {
-		if reason := recover(); reason != nil {
-			err = c.panicked(info.FullMethod, reason)
-		}
-		ids := c.made(response)
-		note(ctx, ids)
-		c.end(ctx, info.FullMethod, slices.Concat(about, ids), began, &err)
-	}(time.Now())
-	leave, err := c.work.enter(info.FullMethod)
-	if err != nil {
-		return nil, err
-	}
-	defer leave()
-	return handler(ctx, request)
-}
-
-func (c calls) stream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
-	defer func(began time.Time) {
-		if reason := recover(); reason != nil {
-			err = c.panicked(info.FullMethod, reason)
-		}
-		c.end(stream.Context(), info.FullMethod, nil, began, &err)
-	}(time.Now())
-	leave, err := c.work.enter(info.FullMethod)
-	if err != nil {
+	err = c.run(ctx, info.FullMethod, &about, func() (err error) {
+		response, err = handler(ctx, request)
+		made := c.made(response)
+		note(ctx, made)
+		about = append(about, made...)
 		return err
-	}
-	defer leave()
-	return handler(server, stream)
+	})
+	return response, err
 }
 
-// panicked is the error of a call that panicked.
-func (c calls) panicked(method string, reason any) error {
-	c.logger.Error("panic in a call", "method", method, "reason", reason, "stack", string(debug.Stack()))
-	return status.Error(codes.Internal, fmt.Sprintf("%s: panic: %v", method, reason))
+func (c calls) stream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	return c.run(stream.Context(), info.FullMethod, new([]any), func() error { return handler(server, stream) })
 }
 
-func (c calls) end(ctx context.Context, method string, pairs []any, began time.Time, err *error) {
-	*err = grpcError(*err)
-	if c.observe != nil {
-		c.observe(method, status.Code(*err).String(), time.Since(began))
+// run makes a call, and logs it with what it is about.
+func (c calls) run(ctx context.Context, method string, about *[]any, call func() error) (err error) {
+	began := time.Now()
+	defer func() {
+		if reason := recover(); reason != nil {
+			c.logger.Error("panic in a call", "method", method, "reason", reason, "stack", string(debug.Stack()))
+			err = status.Error(codes.Internal, fmt.Sprintf("%s: panic: %v", method, reason))
+		}
+		err = grpcError(err)
+		if c.observe != nil {
+			c.observe(method, status.Code(err).String(), time.Since(began))
+		}
+		c.log(ctx, method, *about, began, err)
+	}()
+	if slices.Contains(changing, path.Base(method)) {
+		leave, err := c.work.begin()
+		if err != nil {
+			return err
+		}
+		defer leave()
 	}
-	c.log(ctx, method, pairs, began, *err)
+	return call()
 }
 
 // work counts the calls under way that change something.
 type work struct {
-	mu    sync.Mutex
-	count int
-	// idle is closed when the last one ends; nil before drain.
-	idle chan struct{}
+	mu      sync.Mutex // guards ended, and that nothing is added after it
+	ended   bool
+	running sync.WaitGroup
 }
 
 // changing are the calls that are waited for when the daemon ends. All others
@@ -190,31 +182,14 @@ var changing = []string{
 
 var errDraining = fmt.Errorf("minicri is shutting down, ask the next daemon: %w", errdefs.ErrUnavailable)
 
-// enter counts a call in, and refuses it when the daemon is about to end.
-func (w *work) enter(method string) (leave func(), err error) {
-	if !slices.Contains(changing, path.Base(method)) {
-		return func() {}, nil
-	}
-	return w.begin()
-}
-
 func (w *work) begin() (leave func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.idle != nil {
+	if w.ended {
 		return nil, errDraining
 	}
-	w.count++
-	return w.leave, nil
-}
-
-func (w *work) leave() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.count--
-	if w.count == 0 && w.idle != nil {
-		close(w.idle)
-	}
+	w.running.Add(1)
+	return w.running.Done, nil
 }
 
 // Enter counts something in that Drain waits for and that is no call of the CRI, until
@@ -225,34 +200,132 @@ func (r *Runtime) Enter() (leave func(), err error) { return r.work.begin() }
 // errdefs.ErrUnavailable, and waits for those under way, no longer than the
 // context. The others are still answered. It is called once.
 func (r *Runtime) Drain(ctx context.Context) error {
-	w := &r.work
-	w.mu.Lock()
-	w.idle = make(chan struct{})
-	if w.count == 0 {
-		close(w.idle)
-	}
-	w.mu.Unlock()
+	r.work.mu.Lock()
+	r.work.ended = true
+	r.work.mu.Unlock()
+	idle := make(chan struct{})
+	go func() { // ends with the last call
+		r.work.running.Wait()
+		close(idle)
+	}()
 	select {
-	case <-w.idle:
+	case <-idle:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
 
-// grpcError gives an error of the domain its gRPC code. This is the only such
-// table; an error that already has a code keeps it.
-func grpcError(err error) error {
-	if err == nil {
-		return nil
+// milestones maps calls that are logged at the level info to the text of the line. The
+// kubelet probes by ExecSync: only Exec and Attach are a user's.
+var milestones = map[string]string{
+	"RunPodSandbox": "pod made", "RemovePodSandbox": "pod removed", "StartContainer": "container started",
+	"Exec": "exec", "Attach": "attach", "PullImage": "image pulled",
+}
+
+// about says which pod, container and image a request is about, as pairs of the log.
+func (c calls) about(request any) (pairs []any) {
+	add := func(key, value string) {
+		if value != "" {
+			pairs = append(pairs, key, value)
+		}
 	}
-	if _, ok := status.FromError(err); ok {
+	pod := func(config *runtimeapi.PodSandboxConfig) { // of one that is not made yet
+		add("namespace", config.GetMetadata().GetNamespace())
+		add("pod", config.GetMetadata().GetName())
+	}
+	sandbox := func(id string) {
+		if sb, err := c.runtime.Sandboxes.Find(id); err == nil {
+			pairs = append(pairs, sb.Names()...)
+		} else {
+			add("sandbox", id)
+		}
+	}
+	if r, ok := request.(interface{ GetPodSandboxId() string }); ok && r.GetPodSandboxId() != "" {
+		sandbox(r.GetPodSandboxId())
+	}
+	if r, ok := request.(interface{ GetContainerId() string }); ok && r.GetContainerId() != "" {
+		if found, err := c.runtime.Containers.Find(r.GetContainerId()); err == nil {
+			sandbox(found.SandboxID)
+			add("container", found.Config().GetMetadata().GetName())
+			add("image", found.Config().GetImage().GetImage())
+		}
+		add("id", r.GetContainerId())
+	}
+	if r, ok := request.(interface{ GetImage() *runtimeapi.ImageSpec }); ok {
+		add("image", r.GetImage().GetImage())
+		add("handler", r.GetImage().GetRuntimeHandler())
+	}
+	switch r := request.(type) {
+	case *runtimeapi.RunPodSandboxRequest:
+		pod(r.GetConfig())
+		add("handler", r.GetRuntimeHandler())
+	case *runtimeapi.CreateContainerRequest:
+		add("container", r.GetConfig().GetMetadata().GetName())
+		add("image", r.GetConfig().GetImage().GetImage())
+	case *runtimeapi.PullImageRequest:
+		pod(r.GetSandboxConfig())
+	}
+	return pairs
+}
+
+// made are the ids that an answer brings, and the size of an image.
+func (c calls) made(response any) []any {
+	switch r := response.(type) {
+	case *runtimeapi.RunPodSandboxResponse:
+		return []any{"sandbox", r.GetPodSandboxId()}
+	case *runtimeapi.CreateContainerResponse:
+		return []any{"id", r.GetContainerId()}
+	case *runtimeapi.PullImageResponse:
+		if pulled, err := c.images.Get(r.GetImageRef()); err == nil {
+			return []any{"id", r.GetImageRef(), "size", pulled.Size}
+		}
+	}
+	return nil
+}
+
+// log writes the line of a call. A failure of a call that changes something is an error
+// whatever its code, but for probes; that something is not there is what a kubelet often asks to hear.
+func (c calls) log(ctx context.Context, method string, pairs []any, began time.Time, err error) {
+	name := path.Base(method)
+	level, text := slog.LevelDebug, "call"
+	switch {
+	case err != nil && name != "ExecSync" && (slices.Contains(changing, name) || milestones[name] != ""):
+		level, text = slog.LevelError, "call failed"
+	case err != nil && status.Code(err) != codes.NotFound:
+		level, text = slog.LevelWarn, "call failed"
+	case err == nil && milestones[name] != "":
+		level, text = slog.LevelInfo, milestones[name]
+	}
+	c.logger.Log(ctx, level, text, append(append([]any{"method", name}, pairs...), "took", time.Since(began), "err", err)...)
+}
+
+// note adds the same to the span of the call.
+func note(ctx context.Context, pairs []any) {
+	span := trace.SpanFromContext(ctx)
+	if !span.IsRecording() {
+		return
+	}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		span.SetAttributes(attribute.String(pairs[i].(string), fmt.Sprint(pairs[i+1])))
+	}
+}
+
+// grpcError gives an error of the domain its gRPC code. This is the only place that
+// does; an error that already has a code keeps it.
+func grpcError(err error) error {
+	if _, ok := status.FromError(err); ok { // nil, too
 		return err
 	}
 	if name := kubeletName(err); name != "" {
 		return withDetails(codes.Unknown, name+": "+errtext.Of(err)+advice(err), err)
 	}
-	return withDetails(codeOf(err), errtext.Of(err), err)
+	for _, kind := range kinds {
+		if kind.is(err) {
+			return withDetails(kind.code, errtext.Of(err), err)
+		}
+	}
+	return withDetails(codes.Unknown, errtext.Of(err), err)
 }
 
 // kubeletName is the text by which the kubelet recognizes an error and shows it as a
@@ -278,29 +351,24 @@ func advice(err error) string {
 	return ""
 }
 
-func codeOf(err error) codes.Code {
-	for _, row := range []struct {
-		is   func(error) bool
-		code codes.Code
-	}{
-		{errdefs.IsInvalidArgument, codes.InvalidArgument},
-		{errdefs.IsDataLoss, codes.DataLoss}, // containerd's content store adds "failed precondition" to it
-		{errdefs.IsNotFound, codes.NotFound},
-		{errdefs.IsAlreadyExists, codes.AlreadyExists},
-		{errdefs.IsFailedPrecondition, codes.FailedPrecondition},
-		{errdefs.IsNotImplemented, codes.Unimplemented},
-		{errdefs.IsUnauthorized, codes.Unauthenticated},
-		{errdefs.IsPermissionDenied, codes.PermissionDenied},
-		{errdefs.IsResourceExhausted, codes.ResourceExhausted},
-		{func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }, codes.DeadlineExceeded},
-		{func(err error) bool { return errors.Is(err, context.Canceled) }, codes.Canceled},
-		{errdefs.IsUnavailable, codes.Unavailable},
-	} {
-		if row.is(err) {
-			return row.code
-		}
-	}
-	return codes.Unknown
+// kinds are the codes of the domain's kinds of errors; of an error with several the
+// first counts.
+var kinds = []struct {
+	is   func(error) bool
+	code codes.Code
+}{
+	{errdefs.IsInvalidArgument, codes.InvalidArgument},
+	{errdefs.IsDataLoss, codes.DataLoss}, // containerd's content store adds "failed precondition" to it
+	{errdefs.IsNotFound, codes.NotFound},
+	{errdefs.IsAlreadyExists, codes.AlreadyExists},
+	{errdefs.IsFailedPrecondition, codes.FailedPrecondition},
+	{errdefs.IsNotImplemented, codes.Unimplemented},
+	{errdefs.IsUnauthorized, codes.Unauthenticated},
+	{errdefs.IsPermissionDenied, codes.PermissionDenied},
+	{errdefs.IsResourceExhausted, codes.ResourceExhausted},
+	{func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }, codes.DeadlineExceeded},
+	{func(err error) bool { return errors.Is(err, context.Canceled) }, codes.Canceled},
+	{errdefs.IsUnavailable, codes.Unavailable},
 }
 
 // ListMetricDescriptors names the metrics that ListPodSandboxMetrics gives.

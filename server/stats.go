@@ -145,20 +145,16 @@ func (r *Runtime) measurablePod(sb *sandbox.Sandbox) stats.Pod {
 			pod.Containers = append(pod.Containers, measurable(c))
 		}
 	}
-	pod.Cgroups = podCgroups(sb, pod.Containers)
-	return pod
-}
-
-// podCgroups: the parent that the pod names is its own, as the kubelet makes
-// it; without one, the pod is the sum of its parts.
-func podCgroups(sb *sandbox.Sandbox, containers []stats.Container) []string {
+	// The parent that the pod names is its own, as the kubelet makes it; without one, the
+	// pod is the sum of its parts.
 	pause := cgroup.Path(sb.CgroupsPath)
-	if sb.Config().GetLinux().GetCgroupParent() != "" {
-		return []string{filepath.Dir(pause)}
+	if config.GetLinux().GetCgroupParent() != "" {
+		pod.Cgroups = []string{filepath.Dir(pause)}
+		return pod
 	}
-	cgroups := []string{pause}
-	for _, c := range containers {
-		cgroups = append(cgroups, c.Cgroup)
+	pod.Cgroups = []string{pause}
+	for _, c := range pod.Containers {
+		pod.Cgroups = append(pod.Cgroups, c.Cgroup)
 	}
-	return cgroups
+	return pod
 }
