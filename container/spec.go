@@ -85,7 +85,7 @@ func (c *creation) writeSpec(ctx context.Context) (err error) {
 // vendorDevices are the devices that vendors describe now; nil for a container that asks
 // for none. Their files are parsed for each container that does, because they may change
 // at any time.
-func (c *creation) vendorDevices() (oci.CDI, error) {
+func (c *creation) vendorDevices() (*cdi.Cache, error) {
 	_, annotated, err := cdi.ParseAnnotations(c.config.GetAnnotations())
 	if err != nil {
 		return nil, fmt.Errorf("CDI annotations: %w", err)
@@ -199,7 +199,8 @@ func what(args, list []string, i int) string {
 	if len(args) > 0 && &list[0] == &args[0] {
 		return fmt.Sprintf("argument %d of the command", i)
 	}
-	return "environment variable " + oci.VariableName(list[i])
+	name, _, _ := strings.Cut(list[i], "=")
+	return "environment variable " + name
 }
 
 // checkAbility refuses a spec with what the handler's runtime does not say that it

@@ -25,6 +25,7 @@ import (
 	"github.com/moby/sys/user"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/minicri/minicri/internal/machine"
 )
@@ -60,16 +61,10 @@ type Container struct {
 	// SELinux are the labels that were made for it (see ContainerSELinux).
 	SELinux SELinux
 	// CDI knows the devices of vendors, nil where there are none.
-	CDI     CDI
+	CDI     *cdi.Cache
 	Machine machine.Machine
 	// Defaults are those of the node.
 	Defaults Defaults
-}
-
-// CDI is what oci needs of a cdi.Cache.
-type CDI interface {
-	InjectDevices(spec *specs.Spec, devices ...string) (unknown []string, err error)
-	GetErrors() map[string][]error
 }
 
 // Image is what an image's configuration says of the containers made from it
@@ -94,41 +89,25 @@ type PodFiles struct {
 // where the container lives in the node's.
 type Namespaces struct{ Net, IPC, UTS, PID, User string }
 
-var containerRules = []func(*Container, *specs.Spec) error{
-	containerProcess, containerEnv, containerRlimits, containerUser, containerCapabilities, containerNamespaces, containerMounts, containerHiddenPaths,
-	containerResources, containerDevices, containerCDI, containerProfiles, containerHome,
-}
-
 // ForContainer makes the spec of an application container.
 func ForContainer(c *Container) (*specs.Spec, error) {
+	return c.spec(
+		containerProcess, containerEnv, containerRlimits, containerUser, containerCapabilities, containerNamespaces, containerMounts,
+		containerHiddenPaths, containerResources, containerDevices, containerCDI, containerProfiles, containerHome,
+	)
+}
+
+func (c *Container) spec(rules ...func(*Container, *specs.Spec) error) (*specs.Spec, error) {
 	spec, err := c.newSpec()
+	for _, rule := range rules {
+		if err == nil {
+			err = rule(c, spec)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
-	for _, rule := range containerRules {
-		if err := rule(c, spec); err != nil {
-			return nil, err
-		}
-	}
 	return spec, nil
-}
-
-// containerAnnotations are those by which tools know a container's spec.
-func containerAnnotations(c *Container) map[string]string {
-	pod, image := c.Pod.GetMetadata(), c.Config.GetImage()
-	annotations := map[string]string{
-		"io.kubernetes.cri.container-type":    "container",
-		"io.kubernetes.cri.sandbox-id":        c.SandboxID,
-		"io.kubernetes.cri.sandbox-name":      pod.GetName(),
-		"io.kubernetes.cri.sandbox-namespace": pod.GetNamespace(),
-		"io.kubernetes.cri.sandbox-uid":       pod.GetUid(),
-		"io.kubernetes.cri.container-name":    c.Config.GetMetadata().GetName(),
-		"io.kubernetes.cri.image-name":        cmp.Or(image.GetUserSpecifiedImage(), image.GetImage()),
-	}
-	if c.Defaults.OwnSandbox {
-		delete(annotations, "io.kubernetes.cri.container-type")
-	}
-	return annotations
 }
 
 func (c *Container) security() *runtimeapi.LinuxContainerSecurityContext {
@@ -163,28 +142,14 @@ func arguments(c *Container) ([]string, error) {
 	return all, nil
 }
 
-// defaultPath is the search path of images that set none.
-const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
 // Process has the command line, the environment and the limits of a container's process,
 // without what devices add.
 func Process(c *Container) (*specs.Process, error) {
-	spec, err := c.newSpec()
+	spec, err := c.spec(containerProcess, containerEnv, containerRlimits)
 	if err != nil {
 		return nil, err
 	}
-	for _, rule := range []func(*Container, *specs.Spec) error{containerProcess, containerEnv, containerRlimits} {
-		if err := rule(c, spec); err != nil {
-			return nil, err
-		}
-	}
 	return spec.Process, nil
-}
-
-// VariableName is the name of NAME=VALUE.
-func VariableName(pair string) string {
-	name, _, _ := strings.Cut(pair, "=")
-	return name
 }
 
 // containerEnv: what the runtime knows, then the node's defaults, the image and
@@ -203,7 +168,7 @@ func containerEnv(c *Container, spec *specs.Spec) error {
 			env = append(env, name+"="+value)
 		}
 	}
-	set("PATH", defaultPath)
+	set("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 	set("HOSTNAME", c.Hostname)
 	if c.Config.GetTty() {
 		set("TERM", "xterm")

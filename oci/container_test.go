@@ -56,7 +56,9 @@ func TestSandboxPerContainer(t *testing.T) {
 			SandboxID: "sandbox", Config: &runtimeapi.ContainerConfig{}, Pod: &runtimeapi.PodSandboxConfig{},
 			Machine: machine.Machine{RecursiveReadOnly: true}, Defaults: Defaults{OwnSandbox: own},
 		}
-		annotations := containerAnnotations(c)
+		spec, err := c.newSpec()
+		must(t, err)
+		annotations := spec.Annotations
 		if annotations[kind] != want.kind || annotations["io.kubernetes.cri.sandbox-id"] != "sandbox" {
 			t.Errorf("own sandbox %t: annotations %v", own, annotations)
 		}

@@ -74,17 +74,17 @@ func bind(c *Container, m *mount, spec *specs.Spec) (specs.Mount, error) {
 
 // bindSource follows symbolic links on the host, as the CRI says (host_path).
 func bindSource(c *Container, m *mount) (string, error) {
-	source := c.ImageMounts[m.GetContainerPath()]
+	source := m.GetHostPath()
 	switch {
-	case m.GetImage() == nil && m.GetHostPath() == "":
-		return "", errors.New("it has no source on the host")
-	case m.GetImage() == nil:
-		return filepath.EvalSymlinks(m.GetHostPath())
-	case source == "":
-		return "", fmt.Errorf("image %s is not mounted on the host", m.GetImage().GetImage())
-	default:
+	case m.GetImage() != nil:
+		if source = c.ImageMounts[m.GetContainerPath()]; source == "" {
+			return "", fmt.Errorf("image %s is not mounted on the host", m.GetImage().GetImage())
+		}
 		return source, nil
+	case source == "":
+		return "", errors.New("it has no source on the host")
 	}
+	return filepath.EvalSymlinks(source)
 }
 
 // bindAccess: images are always mounted read-only. What may be written to needs
@@ -205,16 +205,27 @@ func Relabelled(c *Container) ([]Source, error) {
 	return sources, nil
 }
 
-// containerHiddenPaths hides parts of /proc and /sys that show the node or change it.
+// containerHiddenPaths hides parts of /proc and /sys that show the node or change it:
+// the lists of the base spec, or those of the kubelet (procMount: Default).
 // The CRI does not distinguish an empty list from none, so an empty one is the default
 // one, as in containerd. The kubelet asks for no list at all where
 // procMount is Unmasked, which Kubernetes allows with a user namespace alone:
 // there two empty lists hide nothing. A privileged container sees all.
 func containerHiddenPaths(c *Container, spec *specs.Spec) error {
-	defaultMasked, defaultReadonly := hiddenByDefault(spec.Linux)
+	defaultMasked, defaultReadonly := spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths
 	spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = nil, nil
 	if c.security().GetPrivileged() {
 		return nil
+	}
+	if defaultMasked == nil {
+		defaultMasked = []string{
+			"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+			"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
+			"/sys/devices/virtual/powercap",
+		}
+	}
+	if defaultReadonly == nil {
+		defaultReadonly = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 	}
 	masked, readonly := c.security().GetMaskedPaths(), c.security().GetReadonlyPaths()
 	unmasked := c.security() != nil && len(masked)+len(readonly) == 0 && UserNamespace(c.Pod) != nil
@@ -233,23 +244,6 @@ func containerHiddenPaths(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// hiddenByDefault are the lists of the base spec, or those of the kubelet
-// (procMount: Default).
-func hiddenByDefault(base *specs.Linux) (masked, readonly []string) {
-	masked, readonly = base.MaskedPaths, base.ReadonlyPaths
-	if masked == nil {
-		masked = []string{
-			"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
-			"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
-			"/sys/devices/virtual/powercap",
-		}
-	}
-	if readonly == nil {
-		readonly = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
-	}
-	return masked, readonly
-}
-
 // kernelFilesystems are mounted in every container, as in Docker and
 // containerd; where the container mounts something itself, also above one of
 // them, that one is not mounted: a mount of the node's /dev means all of it.
@@ -262,10 +256,17 @@ func kernelFilesystems(c *Container, base []specs.Mount) []specs.Mount {
 	if c.Defaults.CgroupWritable && c.Machine.CgroupV2 {
 		cgroupAccess = "rw"
 	}
+	sysfs := specs.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}}
+	if c.bindsSysfs() {
+		sysfs.Type, sysfs.Source, sysfs.Options = "bind", "/sys", []string{"rbind", "rslave", "nosuid", "noexec", "nodev", "ro"}
+		if c.Machine.RecursiveReadOnly {
+			sysfs.Options[5] = "rro"
+		}
+	}
 	all := []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
-		c.sysfs(access),
+		sysfs,
 		{
 			Destination: "/dev/pts", Type: "devpts", Source: "devpts",
 			Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"},
@@ -277,46 +278,32 @@ func kernelFilesystems(c *Container, base []specs.Mount) []specs.Mount {
 		},
 	}
 	for _, m := range base {
-		if c.keepsOwn(m, all) {
+		if c.keepsOwn(m) {
 			continue
 		}
 		all = slices.DeleteFunc(all, func(other specs.Mount) bool { return other.Destination == m.Destination })
 		all = append(all, m)
 	}
 	return slices.DeleteFunc(all, func(m specs.Mount) bool {
-		return slices.ContainsFunc(c.Config.GetMounts(), func(own *mount) bool { return isAtOrBelow(m.Destination, own.GetContainerPath()) })
+		return slices.ContainsFunc(c.Config.GetMounts(), func(own *mount) bool {
+			dir := path.Clean(own.GetContainerPath())
+			return m.Destination == dir || strings.HasPrefix(m.Destination, strings.TrimSuffix(dir, "/")+"/")
+		})
 	})
 }
 
 // keepsOwn: a base spec that was made for most containers mounts these read-only,
 // where a privileged one writes to them, and in a way that a user namespace with the
 // network of the node cannot.
-func (c *Container) keepsOwn(m specs.Mount, own []specs.Mount) bool {
-	if m.Destination != "/sys" && m.Destination != cgroupRoot {
-		return false
-	}
-	return c.security().GetPrivileged() || slices.ContainsFunc(own, func(other specs.Mount) bool { return other.Destination == m.Destination && other.Type == "bind" })
+func (c *Container) keepsOwn(m specs.Mount) bool {
+	return m.Destination == "/sys" && (c.security().GetPrivileged() || c.bindsSysfs()) || m.Destination == cgroupRoot && c.security().GetPrivileged()
 }
 
-// sysfs can only be mounted in a user namespace that owns the network namespace
-// (sysfs(5)): with the network of the node it is the node's, read-only.
-func (c *Container) sysfs(access string) specs.Mount {
-	if UserNamespace(c.Pod) == nil || !HostNetwork(c.Pod) {
-		return specs.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}}
-	}
-	readonly := "ro"
-	if c.Machine.RecursiveReadOnly {
-		readonly = "rro"
-	}
-	return specs.Mount{Destination: "/sys", Type: "bind", Source: "/sys", Options: []string{"rbind", "rslave", "nosuid", "noexec", "nodev", readonly}}
-}
+// bindsSysfs: sysfs can only be mounted in a user namespace that owns the network
+// namespace (sysfs(5)): with the network of the node it is the node's, read-only.
+func (c *Container) bindsSysfs() bool { return UserNamespace(c.Pod) != nil && HostNetwork(c.Pod) }
 
 const cgroupRoot = "/sys/fs/cgroup"
-
-func isAtOrBelow(name, dir string) bool {
-	dir = path.Clean(dir)
-	return name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/")
-}
 
 // podFiles are what the containers of a pod share, unless the container mounts
 // its own in the same place: the kubelet does so with /etc/hosts.

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -247,7 +248,20 @@ func (c *Container) newSpec() (*specs.Spec, error) {
 	}
 	passOn(spec.Annotations, c.Pod.GetAnnotations(), c.Defaults.PodAnnotations)
 	passOn(spec.Annotations, c.Config.GetAnnotations(), c.Defaults.ContainerAnnotations)
-	maps.Copy(spec.Annotations, containerAnnotations(c))
+	// Tools know a container's spec by these.
+	pod, image := c.Pod.GetMetadata(), c.Config.GetImage()
+	maps.Copy(spec.Annotations, map[string]string{
+		"io.kubernetes.cri.container-type":    "container",
+		"io.kubernetes.cri.sandbox-id":        c.SandboxID,
+		"io.kubernetes.cri.sandbox-name":      pod.GetName(),
+		"io.kubernetes.cri.sandbox-namespace": pod.GetNamespace(),
+		"io.kubernetes.cri.sandbox-uid":       pod.GetUid(),
+		"io.kubernetes.cri.container-name":    c.Config.GetMetadata().GetName(),
+		"io.kubernetes.cri.image-name":        cmp.Or(image.GetUserSpecifiedImage(), image.GetImage()),
+	})
+	if c.Defaults.OwnSandbox {
+		delete(spec.Annotations, "io.kubernetes.cri.container-type")
+	}
 	return spec, nil
 }
 

@@ -87,7 +87,7 @@ func (s *Store) AwaitProof(limit time.Duration) {
 	case <-ctx.Done():
 	}
 	if s.options.Handlers != nil {
-		s.options.Handlers.ListAll(ctx)
+		s.options.Handlers.List(ctx)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -81,9 +82,15 @@ func textOf(err error) string {
 	return errtext.Of(err)
 }
 
+// listTimeout is how long Status waits for the programs of handlers: the kubelet asks
+// for it again and again.
+const listTimeout = 2 * time.Second
+
 // handlers are all of them; one whose pods have a network of their own needs it.
 func (r *Runtime) handlers(ctx context.Context) []handler.Status {
-	all := r.Info.Handlers.List(ctx)
+	limited, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	all := r.Info.Handlers.List(limited)
 	for i, h := range all {
 		if h.Err != nil || h.CNIConf == "" {
 			continue

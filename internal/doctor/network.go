@@ -33,7 +33,7 @@ func (c *checker) programs(ctx context.Context) {
 // handlers asks the runtime of each handler what it can do, as the daemon does; what
 // the daemon itself says of them is a condition of its status.
 func (c *checker) handlers(ctx context.Context) {
-	for _, h := range c.Handlers.ListAll(ctx) {
+	for _, h := range c.Handlers.List(ctx) {
 		switch {
 		case h.Err != nil:
 			c.add("handler", Problem, errtext.Of(h.Err), "install the runtime, or remove the handler from the configuration")

@@ -140,21 +140,10 @@ func (s *Set) Find(ctx context.Context, name string) (Status, error) {
 	return status, status.Err
 }
 
-// listTimeout is how long List waits for programs: the kubelet asks for the
-// status of the node again and again.
-const listTimeout = 2 * time.Second
-
-// List returns all handlers, "" first. One whose program has not answered in time
-// has an error that says so, and an answer the next time.
+// List returns all handlers, "" first. It waits until each program has answered, or was
+// ended at its limit, and no longer than ctx: one that has not answered by then has an
+// error that says so, and an answer the next time.
 func (s *Set) List(ctx context.Context) []Status {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
-	defer cancel()
-	return s.ListAll(ctx)
-}
-
-// ListAll is List, but waits until each program has answered, or was ended at its
-// limit: for a caller that asks once, and who would take a slow program for a bad one.
-func (s *Set) ListAll(ctx context.Context) []Status {
 	s.mu.Lock()
 	try := s.try
 	s.mu.Unlock()

@@ -43,8 +43,6 @@ type Node struct {
 	facts facts
 }
 
-func file(root string) string { return filepath.Join(root, "node.json") }
-
 // Open reads the identity of the node, and makes one if it has none. It refuses
 // a state or netns directory that is not the one that pods of this boot have
 // their files and namespaces in.
@@ -74,22 +72,21 @@ func changed(key, was, is string) error {
 	if filepath.Clean(was) == filepath.Clean(is) {
 		return nil
 	}
-	if resolved, err := filepath.EvalSymlinks(was); err == nil && resolved == filepath.Clean(is) {
-		return nil // a build that did not resolve paths has written it
-	}
 	return fmt.Errorf("%s is %s, but pods of this node have theirs in %s: start with %[1]s = %[3]q, or remove all pods first", key, is, was)
 }
 
 // Read is Open for a look at a node whose daemon may be running: it changes
 // nothing.
 func Read(root string) (*Node, error) {
-	n := &Node{path: file(root)}
+	n := &Node{path: filepath.Join(root, "node.json")}
 	data, err := state.ReadFile(n.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && hasRecords(root):
 		return nil, fmt.Errorf("read the node's identity: there are records in %s, but no %s: restore the file, or remove all pods and %[1]s", root, n.path)
 	case errors.Is(err, fs.ErrNotExist):
-		n.facts.ID = newID()
+		var id [4]byte
+		_, _ = rand.Read(id[:]) // never fails (crypto/rand)
+		n.facts.ID = hex.EncodeToString(id[:])
 		return n, nil
 	case err != nil:
 		return nil, fmt.Errorf("read the node's identity: %w", err)
@@ -98,12 +95,6 @@ func Read(root string) (*Node, error) {
 		return nil, fmt.Errorf("decode the node's identity: %s: it has no id (%w): restore the file, or remove it and all pods", n.path, err)
 	}
 	return n, nil
-}
-
-func newID() string {
-	var id [4]byte
-	_, _ = rand.Read(id[:]) // never fails (crypto/rand)
-	return hex.EncodeToString(id[:])
 }
 
 // hasRecords reports whether there is a record of any pod, container or
@@ -140,7 +131,11 @@ func (n *Node) Parents() []string {
 // Know notes the parent of a cgroup that is about to be made, given as its path
 // below a hierarchy; where things of the node are looked for follows from it.
 func (n *Node) Know(path string) error {
-	parent := topmost(path)
+	parent, below, _ := strings.Cut(strings.Trim(filepath.Clean("/"+path), "/"), "/")
+	if below == "" { // the cgroup is itself a topmost one
+		parent = ""
+	}
+	parent = "/" + parent
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if slices.Contains(n.facts.Parents, parent) {
@@ -152,15 +147,6 @@ func (n *Node) Know(path string) error {
 		return err
 	}
 	return nil
-}
-
-// topmost is the first element of a path, "/" if the cgroup is itself one.
-func topmost(path string) string {
-	elements := strings.Split(strings.Trim(filepath.Clean("/"+path), "/"), "/")
-	if len(elements) < 2 {
-		return "/"
-	}
-	return "/" + elements[0]
 }
 
 // write is called with the lock held, or by Open.
