@@ -140,7 +140,7 @@ func (r *Runtime) StreamContainers(request *runtimeapi.StreamContainersRequest, 
 func (r *Runtime) containers(filter *runtimeapi.ContainerFilter) []*runtimeapi.Container {
 	containers := []*runtimeapi.Container{}
 	for _, c := range r.Containers.List() {
-		if !matchesContainer(c, filter) {
+		if !containerMatches(c, filter) {
 			continue
 		}
 		config := c.Config()

@@ -72,28 +72,25 @@ var ErrOverflow = fmt.Errorf("events were lost: the consumer is more than %d eve
 var errClosed = fmt.Errorf("no more events: minicri is shutting down: %w", errdefs.ErrUnavailable)
 
 // Look shows the pod that an event is about, and its containers, as they are at
-// one moment.
+// one moment. It must not wait for anything, and must not publish.
 type Look func() (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus)
 
 // Broadcaster gives every event to all subscriptions. Who changes a pod or a
 // container publishes the change while it holds that object's lock, so events
 // of one object come in the order of its changes. A Broadcaster publishes one
-// event at a time, and what the event shows of the pod is looked at then: of
-// two events of a pod, the later one never shows an older pod.
+// event at a time, and looks at the pod then: of two events of a pod, the later one
+// never shows an older pod.
 //
 // Publishing never waits for a consumer. A subscription queues a limited number
 // of events and of bytes; beyond that it ends, with ErrOverflow after the events
 // that were queued, so a consumer that missed something knows it.
-//
-// mu is held while an event is made and queued. The look is called under it,
-// must not wait for anything, and must not publish.
 type Broadcaster struct {
-	mu            sync.Mutex // guards all below
+	dropped atomic.Uint64
+
+	mu            sync.Mutex // guards what follows; held while an event is made and queued
 	subscriptions map[*Subscription]struct{}
 	closed        bool
-	dropped       atomic.Uint64
-	// last is the time of the last event, in nanoseconds since 1970.
-	last int64
+	last          int64 // the time of the last event, in nanoseconds since 1970
 }
 
 // NewBroadcaster makes a broadcaster without subscriptions.
@@ -101,8 +98,8 @@ func NewBroadcaster() *Broadcaster {
 	return &Broadcaster{subscriptions: make(map[*Subscription]struct{})}
 }
 
-// Publish sends an event of the container, or sandbox, with the id. It never
-// waits for a consumer, and costs nothing if there is none.
+// Publish sends an event of the container, or sandbox, with the id. It costs nothing if
+// there is no consumer.
 func (b *Broadcaster) Publish(id string, kind runtimeapi.ContainerEventType, look Look) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -115,14 +112,17 @@ func (b *Broadcaster) Publish(id string, kind runtimeapi.ContainerEventType, loo
 	event := &runtimeapi.ContainerEventResponse{ContainerId: id, ContainerEventType: kind, CreatedAt: b.last}
 	event.PodSandboxStatus, event.ContainersStatuses = look()
 	event = fit(event)
-	queued := queuedEvent{event: event, size: int64(proto.Size(event))}
+	size := int64(proto.Size(event))
 	for s := range b.subscriptions {
-		if !s.queue(queued) {
+		if !s.queue(event, size) {
 			b.dropped.Add(1)
 			b.end(s, ErrOverflow)
 		}
 	}
 }
+
+// Dropped counts the events that a consumer did not get because it was too slow.
+func (b *Broadcaster) Dropped() uint64 { return b.dropped.Load() }
 
 // end ends a subscription after what it has queued; mu is held.
 func (b *Broadcaster) end(s *Subscription, reason error) {
@@ -133,21 +133,18 @@ func (b *Broadcaster) end(s *Subscription, reason error) {
 	}
 }
 
-// Dropped counts the events that a consumer did not get because it was too slow.
-func (b *Broadcaster) Dropped() uint64 { return b.dropped.Load() }
-
 // Subscribe returns a subscription to all events from now on, which has to be
 // cancelled; errdefs.ErrResourceExhausted when there are too many.
 func (b *Broadcaster) Subscribe() (*Subscription, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed {
+	switch {
+	case b.closed:
 		return nil, errClosed
-	}
-	if len(b.subscriptions) >= maxSubscriptions {
+	case len(b.subscriptions) >= maxSubscriptions:
 		return nil, fmt.Errorf("%d clients listen to events already: %w", maxSubscriptions, errdefs.ErrResourceExhausted)
 	}
-	s := &Subscription{broadcaster: b, events: make(chan queuedEvent, maxQueuedEvents)}
+	s := &Subscription{broadcaster: b, events: make(chan *runtimeapi.ContainerEventResponse, maxQueuedEvents)}
 	b.subscriptions[s] = struct{}{}
 	return s, nil
 }
@@ -165,28 +162,20 @@ func (b *Broadcaster) Close() {
 // Subscription is one consumer's.
 type Subscription struct {
 	broadcaster *Broadcaster
-	events      chan queuedEvent
-	// bytes are those of the events in the queue.
-	bytes atomic.Int64
-	// reason is why it has ended, set before events is closed.
-	reason error
-}
-
-// queuedEvent is an event with its size when encoded.
-type queuedEvent struct {
-	event *runtimeapi.ContainerEventResponse
-	size  int64
+	events      chan *runtimeapi.ContainerEventResponse
+	bytes       atomic.Int64 // of the events in the queue
+	reason      error        // why it has ended, set before events is closed
 }
 
 // queue reports whether there was room. A single event always has room: one that
 // is larger than the limit must not end every consumer that keeps up.
-func (s *Subscription) queue(e queuedEvent) bool {
-	if before := s.bytes.Load(); before > 0 && before+e.size > maxQueuedBytes {
+func (s *Subscription) queue(event *runtimeapi.ContainerEventResponse, size int64) bool {
+	if before := s.bytes.Load(); before > 0 && before+size > maxQueuedBytes {
 		return false
 	}
 	select {
-	case s.events <- e:
-		s.bytes.Add(e.size)
+	case s.events <- event:
+		s.bytes.Add(size)
 		return true
 	default:
 		return false
@@ -197,12 +186,12 @@ func (s *Subscription) queue(e queuedEvent) bool {
 // last one were lost, errdefs.ErrUnavailable at a shutdown, or the context's.
 func (s *Subscription) Next(ctx context.Context) (*runtimeapi.ContainerEventResponse, error) {
 	select {
-	case queued, more := <-s.events:
+	case event, more := <-s.events:
 		if !more {
 			return nil, s.reason
 		}
-		s.bytes.Add(-queued.size)
-		return queued.event, nil
+		s.bytes.Add(-int64(proto.Size(event)))
+		return event, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}

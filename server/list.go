@@ -12,36 +12,27 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// matches: a nil filter takes all, and of a filter every field has to match.
-// An id may be the start of one.
-func matches(sb *sandbox.Sandbox, filter *runtimeapi.PodSandboxFilter) bool {
-	if !strings.HasPrefix(sb.ID, filter.GetId()) {
-		return false
-	}
-	if state := filter.GetState(); state != nil && state.GetState() != podState(sb) {
-		return false
-	}
-	return hasLabels(sb.Config().GetLabels(), filter.GetLabelSelector())
-}
-
-// matchesContainer is the same for containers.
-func matchesContainer(c *container.Container, filter *runtimeapi.ContainerFilter) bool {
-	if !strings.HasPrefix(c.ID, filter.GetId()) || !strings.HasPrefix(c.SandboxID, filter.GetPodSandboxId()) {
-		return false
-	}
-	if state := filter.GetState(); state != nil && state.GetState() != c.State() {
-		return false
-	}
-	return hasLabels(c.Config().GetLabels(), filter.GetLabelSelector())
-}
-
-func hasLabels(labels, wanted map[string]string) bool {
+// matches: an id may be the start of one, and all wanted labels have to be there.
+func matches(id, wantedID string, labels, wanted map[string]string) bool {
 	for key, value := range wanted {
 		if got, has := labels[key]; !has || got != value {
 			return false
 		}
 	}
-	return true
+	return strings.HasPrefix(id, wantedID)
+}
+
+// podMatches: a nil filter takes all, and of a filter every field has to match.
+func podMatches(sb *sandbox.Sandbox, filter *runtimeapi.PodSandboxFilter) bool {
+	state := filter.GetState()
+	return matches(sb.ID, filter.GetId(), sb.Config().GetLabels(), filter.GetLabelSelector()) && (state == nil || state.GetState() == podState(sb))
+}
+
+// containerMatches is the same for containers.
+func containerMatches(c *container.Container, filter *runtimeapi.ContainerFilter) bool {
+	state := filter.GetState()
+	return matches(c.ID, filter.GetId(), c.Config().GetLabels(), filter.GetLabelSelector()) &&
+		strings.HasPrefix(c.SandboxID, filter.GetPodSandboxId()) && (state == nil || state.GetState() == c.State())
 }
 
 // pieceBytes is the size at which a message of a stream is sent: far below
@@ -76,7 +67,7 @@ const mostAnswer = 15 << 20
 // keptTexts are the labels and annotations by which the kubelet knows a pod and a
 // container for its own, and how it ends one that has no pod any more
 // (k8s.io/kubelet/pkg/types, kuberuntime/labels.go): they are never left out,
-// unless another client of the API server has written a long text there.
+// unless another client of the API server has written more than mostKept bytes there.
 var keptTexts = []string{
 	"io.kubernetes.pod.name", "io.kubernetes.pod.namespace", "io.kubernetes.pod.uid", "io.kubernetes.container.name",
 	"io.kubernetes.pod.deletionGracePeriod", "io.kubernetes.pod.terminationGracePeriod",
@@ -84,16 +75,7 @@ var keptTexts = []string{
 	"io.kubernetes.container.terminationMessagePath", "io.kubernetes.container.terminationMessagePolicy",
 }
 
-// mostKept is how long one of them may be.
 const mostKept = 1 << 10
-
-// droppable is what a text counts that may be left out, 0 for one that may not.
-func droppable(key, value string) int {
-	if len(value) <= mostKept && slices.Contains(keptTexts, key) {
-		return 0
-	}
-	return len(key) + len(value)
-}
 
 // fit leaves labels and annotations out of a message that is too long, the longest
 // first, until it fits: a list without some texts is one that the kubelet can work
@@ -121,13 +103,18 @@ func fit[M proto.Message](message M) M {
 	return message
 }
 
-// eachText calls do for each label and annotation in a message, with what it counts.
+// eachText calls do for each label and annotation in a message, with its size, which is
+// 0 for one that is kept.
 func eachText(message protoreflect.Message, do func(texts protoreflect.Map, key protoreflect.MapKey, size int)) {
 	message.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
 		switch {
 		case field.IsMap() && (field.Name() == "labels" || field.Name() == "annotations"):
 			value.Map().Range(func(key protoreflect.MapKey, text protoreflect.Value) bool {
-				do(value.Map(), key, droppable(key.String(), text.String()))
+				size := len(key.String()) + len(text.String())
+				if len(text.String()) <= mostKept && slices.Contains(keptTexts, key.String()) {
+					size = 0
+				}
+				do(value.Map(), key, size)
 				return true
 			})
 		case field.Message() == nil || field.IsMap():

@@ -135,7 +135,7 @@ func (r *Runtime) StreamPodSandboxes(request *runtimeapi.StreamPodSandboxesReque
 func (r *Runtime) pods(filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
 	pods := []*runtimeapi.PodSandbox{}
 	for _, sb := range r.Sandboxes.List() {
-		if !matches(sb, filter) {
+		if !podMatches(sb, filter) {
 			continue
 		}
 		config := sb.Config()

@@ -43,7 +43,7 @@ func (r *Runtime) containerStats(ctx context.Context, filter *runtimeapi.Contain
 	}
 	var running []stats.Container
 	for _, c := range r.Containers.List() {
-		if matchesContainer(c, same) {
+		if containerMatches(c, same) {
 			running = append(running, measurable(c))
 		}
 	}
@@ -124,7 +124,7 @@ func (r *Runtime) MeasureForMetrics() (values []metrics.Value) {
 func (r *Runtime) measurablePods(filter *runtimeapi.PodSandboxFilter) []stats.Pod {
 	var pods []stats.Pod
 	for _, sb := range r.Sandboxes.List() {
-		if sb.Ready() && matches(sb, filter) {
+		if sb.Ready() && podMatches(sb, filter) {
 			pods = append(pods, r.measurablePod(sb))
 		}
 	}

@@ -56,7 +56,7 @@ func keyOf(err error) string {
 	return key
 }
 
-// reset gives a key its default; one that a handler has is the handler's zero value.
+// reset gives a key its default; for one of a handler, all handlers.
 func (l *Loaded) reset(key string) {
 	to, from := reflect.ValueOf(l.Config).Elem(), reflect.ValueOf(Default()).Elem()
 	for name := range strings.SplitSeq(key, ".") {
@@ -64,8 +64,7 @@ func (l *Loaded) reset(key string) {
 		if i < 0 {
 			return
 		}
-		to, from = to.Field(i), from.Field(i)
-		if to.Kind() != reflect.Struct {
+		if to, from = to.Field(i), from.Field(i); to.Kind() != reflect.Struct {
 			to.Set(from)
 			return
 		}

@@ -45,13 +45,13 @@ func onOwnThread(do func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread()
-		if unix.Gettid() == os.Getpid() {
-			err := onOwnThread(do)
-			runtime.UnlockOSThread()
-			result <- err
+		if unix.Gettid() != os.Getpid() {
+			result <- do() // still locked: the thread ends with this goroutine
 			return
 		}
-		result <- do() // still locked: the thread ends with this goroutine
+		err := onOwnThread(do)
+		runtime.UnlockOSThread()
+		result <- err
 	}()
 	return <-result
 }
@@ -62,10 +62,8 @@ func mountMappedOverlay(tree int, dir string) error {
 		return fmt.Errorf("mount a tmpfs: %w", err)
 	}
 	lower, mapped, merged := filepath.Join(dir, "lower"), filepath.Join(dir, "mapped"), filepath.Join(dir, "merged")
-	for _, path := range []string{lower, mapped, merged} {
-		if err := os.Mkdir(path, 0o755); err != nil {
-			return err
-		}
+	if err := errors.Join(os.Mkdir(lower, 0o755), os.Mkdir(mapped, 0o755), os.Mkdir(merged, 0o755)); err != nil {
+		return err
 	}
 	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, mapped, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("move_mount: %w", err)
@@ -74,12 +72,9 @@ func mountMappedOverlay(tree int, dir string) error {
 	if err := unix.Mount("overlay", merged, "overlay", unix.MS_RDONLY, "lowerdir="+mapped+":"+lower); err != nil {
 		return fmt.Errorf("mount an overlay with mapped owners: %w", err)
 	}
-	info, err := os.Stat(merged)
-	if err != nil {
-		return err
-	}
-	if owner := info.Sys().(*syscall.Stat_t).Uid; owner != mappedRoot {
-		return fmt.Errorf("an overlay with mapped owners shows %d instead of %d", owner, mappedRoot)
+	var stat unix.Stat_t
+	if err := unix.Stat(merged, &stat); err != nil || stat.Uid != mappedRoot {
+		return errors.Join(fmt.Errorf("an overlay with mapped owners shows %d instead of %d", stat.Uid, mappedRoot), err)
 	}
 	return nil
 }
