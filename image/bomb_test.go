@@ -13,6 +13,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	hostile "github.com/minicri/minicri/test/hostile/registry"
@@ -97,7 +98,7 @@ func leastFree(t *testing.T, dir string) func() (bytes, inodes uint64) {
 func TestZstdWindowsAreBounded(t *testing.T) {
 	const size = 160 << 20
 	for name, packed := range map[string][]byte{"window": hostile.Zstd(hostile.Zeros(1<<20), 29), "segment": hostile.ZstdSegment(1 << 30)} {
-		plain, err := decompress(t.Context(), bytes.NewReader(packed), nil)
+		plain, err := decompress(t.Context(), bytes.NewReader(packed), semaphore.NewWeighted(maxZstd))
 		must(t, err)
 		if n, err := io.Copy(io.Discard, plain); n != 0 || err == nil || !strings.Contains(err.Error(), "window of a frame is larger than 128 MiB") {
 			t.Errorf("%s: %d bytes, %v", name, n, err)
@@ -120,7 +121,7 @@ func TestZstdWindowsAreBounded(t *testing.T) {
 			if n, err := io.Copy(io.Discard, plain); n < size || err != nil {
 				t.Errorf("%d bytes, %v", n, err)
 			}
-			usage := plain.(*zstdDecoder).command.ProcessState.SysUsage().(*syscall.Rusage)
+			usage := plain.(zstdDecoder).command.ProcessState.SysUsage().(*syscall.Rusage)
 			if usage.Maxrss > maxDecoder {
 				t.Errorf("a decoder took %d KiB", usage.Maxrss)
 			}
@@ -165,23 +166,23 @@ func TestZstdOfAnImportIsBounded(t *testing.T) {
 // error is that of the pull.
 func TestZstdDecoderThatIsEnded(t *testing.T) {
 	packed := hostile.Zstd(hostile.Zeros(64<<20), 20)
-	plain, err := decompress(t.Context(), bytes.NewReader(packed), nil)
+	plain, err := decompress(t.Context(), bytes.NewReader(packed), semaphore.NewWeighted(maxZstd))
 	must(t, err)
-	must(t, plain.(*zstdDecoder).command.Process.Signal(syscall.SIGKILL))
+	must(t, plain.(zstdDecoder).command.Process.Signal(syscall.SIGKILL))
 	if _, err := io.Copy(io.Discard, plain); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("a decoder was killed: %v", err)
 	}
-	if plain, err = decompress(t.Context(), bytes.NewReader(packed), nil); err != nil {
+	if plain, err = decompress(t.Context(), bytes.NewReader(packed), semaphore.NewWeighted(maxZstd)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := plain.Read(make([]byte, 1)); err != nil {
 		t.Error(err)
 	}
 	plain.Close()
-	if plain.(*zstdDecoder).command.ProcessState == nil {
+	if plain.(zstdDecoder).command.ProcessState == nil {
 		t.Error("the process has not ended")
 	}
-	if plain, err = decompress(t.Context(), bytes.NewReader(packed[:len(packed)/2]), nil); err != nil {
+	if plain, err = decompress(t.Context(), bytes.NewReader(packed[:len(packed)/2]), semaphore.NewWeighted(maxZstd)); err != nil {
 		t.Fatal(err)
 	}
 	defer plain.Close()

@@ -2,208 +2,328 @@ package image
 
 import (
 	"cmp"
+	"context"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
-	"sync"
-	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/metadata/boltutil"
 	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	bolt "go.etcd.io/bbolt"
 )
 
-// catalog is the index of complete images in memory, so that listing a thousand
-// of them reads no file. The database is the truth; the catalog follows it.
-type catalog struct {
-	pinned map[string]bool
-
-	mu      sync.RWMutex // guards what follows, and pinned
-	records map[string]record
-	bodies  map[digest.Digest]body // by target
-}
-
-// record is a name and what it points at.
-type record struct {
-	target  digest.Digest
-	updated time.Time
-}
-
-// body is what is kept in memory of a target's configuration: some hundred
-// bytes, however large that is.
-type body struct {
-	id    string
-	size  int64
-	user  string // at most maxUser
-	chain string
-}
-
-func newCatalog(pinned []string) *catalog {
-	c := &catalog{
-		records: map[string]record{},
-		bodies:  map[digest.Digest]body{},
-	}
-	c.pin(pinned)
-	return c
-}
-
-// pin has these references pinned, and no others.
-func (c *catalog) pin(references []string) {
-	pinned := make(map[string]bool)
-	for _, text := range references {
-		if ref, err := ParseReference(text); err == nil {
-			pinned[ref.String()] = true
-		}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.pinned = pinned
-}
-
-// put records names for a target whose body is known.
-func (c *catalog) put(target digest.Digest, b body, updated time.Time, names ...string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.bodies[target] = b
-	moved := false
-	for _, name := range names {
-		before, known := c.records[name]
-		moved = moved || known && before.target != target
-		c.records[name] = record{target: target, updated: updated}
-	}
-	if moved {
-		c.dropBodies()
-	}
-}
-
-func (c *catalog) remove(names ...string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, name := range names {
-		delete(c.records, name)
-	}
-	c.dropBodies()
-}
-
-// dropBodies forgets targets without a record. Called with mu held.
-func (c *catalog) dropBodies() {
-	used := make(map[digest.Digest]bool, len(c.bodies))
-	for _, r := range c.records {
-		used[r.target] = true
-	}
-	for target := range c.bodies {
-		if !used[target] {
-			delete(c.bodies, target)
-		}
-	}
-}
-
-// list returns all images, sorted by id.
-func (c *catalog) list() []Image {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	byID := make(map[string]int, len(c.bodies))
-	all := make([]Image, 0, len(c.bodies))
-	newest := make([]time.Time, 0, len(c.bodies))
-	for name, r := range c.records {
-		b := c.bodies[r.target]
-		at, seen := byID[b.id]
-		if !seen {
-			at = len(all)
-			byID[b.id] = at
-			all = append(all, Image{ID: b.id, Size: b.size, UserText: b.user, ChainID: b.chain})
-			newest = append(newest, time.Time{})
-		}
-		c.addName(&all[at], name)
-		if !r.updated.Before(newest[at]) {
-			newest[at], all[at].Target = r.updated, r.target
-		}
-	}
+// List returns the node's images, sorted by id, without their Spec.
+func (s *Store) List() []Image {
+	all := slices.Clone(*s.list.Load())
 	for i := range all {
-		slices.Sort(all[i].RepoTags)
-		slices.Sort(all[i].RepoDigests)
+		s.pin(&all[i])
 	}
-	slices.SortFunc(all, func(a, b Image) int { return cmp.Compare(a.ID, b.ID) })
 	return all
 }
 
-func (c *catalog) addName(image *Image, name string) {
-	image.Pinned = image.Pinned || c.pinned[name]
-	switch {
-	case strings.Contains(name, "@"):
-		image.RepoDigests = append(image.RepoDigests, name)
-	case strings.Contains(name, "/"):
-		image.RepoTags = append(image.RepoTags, name)
-	}
+func (s *Store) pin(image *Image) {
+	pinned := s.settings().pinned
+	image.Pinned = slices.ContainsFunc(image.names, func(name string) bool { return pinned[name] })
 }
 
-// find resolves a reference, an id or the beginning of an id.
-func (c *catalog) find(refOrID string) (Image, error) {
-	id, err := c.resolve(refOrID)
+// Get finds an image by reference, id or an unambiguous beginning of its id, with
+// its Spec. One that is not there is an ErrNotFound, and so is one whose files
+// cannot be read any more: pulling it again repairs it.
+func (s *Store) Get(refOrID string) (Image, error) {
+	found, data, err := s.read(context.Background(), refOrID)
 	if err != nil {
 		return Image{}, err
 	}
-	all := c.list()
-	at := slices.IndexFunc(all, func(image Image) bool { return image.ID == id })
-	if at < 0 {
-		return Image{}, notFound(refOrID)
-	}
-	return all[at], nil
-}
-
-func (c *catalog) resolve(refOrID string) (id string, err error) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if prefix, ok := isIDPrefix(refOrID); ok {
-		if id, err := c.byPrefix(prefix); id != "" || err != nil {
-			return id, err
-		}
-		if len(prefix) == idLength {
-			return "", notFound(refOrID) // no name looks so
-		}
-	}
-	ref, err := ParseReference(refOrID)
+	spec, err := parseConfiguration(data)
 	if err != nil {
-		return "", err
+		return Image{}, fmt.Errorf("image %s is damaged, pull it again: %w: %w", found.ID, err, errdefs.ErrNotFound)
 	}
-	r, ok := c.records[ref.String()]
-	if !ok {
-		return "", notFound(refOrID)
-	}
-	return c.bodies[r.target].id, nil
+	found.Spec = ocispec.Image{Platform: spec.Platform, Config: spec.Config, RootFS: spec.RootFS}
+	return found, nil
 }
 
-// byPrefix returns "" when no id begins so, and an error when several do.
-func (c *catalog) byPrefix(prefix string) (id string, err error) {
-	for _, b := range c.bodies {
-		if !strings.HasPrefix(b.id, "sha256:"+prefix) || b.id == id {
+// read finds an image and reads its configuration.
+func (s *Store) read(ctx context.Context, refOrID string) (found Image, data []byte, err error) {
+	if found, err = s.find(refOrID); err != nil {
+		return found, nil, err
+	}
+	data, err = content.ReadBlob(s.scope(ctx), s.content, ocispec.Descriptor{Digest: digest.Digest(found.ID)})
+	if err != nil {
+		return found, nil, fmt.Errorf("image %s is damaged, pull it again: %w: %w", found.ID, err, errdefs.ErrNotFound)
+	}
+	return found, data, nil
+}
+
+// Description is all that is known of an image, for people.
+type Description struct {
+	ID          string          `json:"id"`
+	RepoTags    []string        `json:"repoTags"`
+	RepoDigests []string        `json:"repoDigests"`
+	Size        int64           `json:"size"` // bytes, unpacked
+	Pinned      bool            `json:"pinned"`
+	ChainID     string          `json:"chainID"`
+	Target      digest.Digest   `json:"target"`
+	ImageSpec   json.RawMessage `json:"imageSpec"` // the configuration, as its author wrote it
+}
+
+// Describe finds an image as Get does and describes it.
+func (s *Store) Describe(ctx context.Context, refOrID string) (Description, error) {
+	found, spec, err := s.read(ctx, refOrID)
+	if err != nil {
+		return Description{}, err
+	}
+	return Description{
+		ID: found.ID, RepoTags: found.RepoTags, RepoDigests: found.RepoDigests, Size: found.Size, Pinned: found.Pinned,
+		ChainID: found.ChainID, Target: found.Target, ImageSpec: spec,
+	}, nil
+}
+
+// find resolves a reference, an id or the beginning of an id.
+func (s *Store) find(refOrID string) (Image, error) {
+	all, at := *s.list.Load(), -1
+	prefix, isID := isIDPrefix(refOrID)
+	if isID {
+		begins := func(image Image) bool { return strings.HasPrefix(image.ID, "sha256:"+prefix) }
+		at = slices.IndexFunc(all, begins)
+		if at >= 0 && slices.ContainsFunc(all[at+1:], begins) {
+			return Image{}, fmt.Errorf("image id %s is ambiguous: %w", prefix, errdefs.ErrInvalidArgument)
+		}
+	}
+	if at < 0 && (!isID || len(prefix) < idLength) { // no name is a whole id
+		ref, err := ParseReference(refOrID)
+		if err != nil {
+			return Image{}, err
+		}
+		at = slices.IndexFunc(all, func(image Image) bool { return slices.Contains(image.names, ref.String()) })
+	}
+	if at < 0 {
+		return Image{}, fmt.Errorf("image %q: %w", refOrID, errdefs.ErrNotFound)
+	}
+	found := all[at]
+	s.pin(&found)
+	return found, nil
+}
+
+// What a record's labels keep of the image, so that the start reads no file.
+const (
+	labelID    = "minicri/id"
+	labelSize  = "minicri/size"
+	labelUser  = "minicri/user"
+	labelChain = "minicri/chain"
+)
+
+// readRecords reads all records into the list. An image that is not whole is not
+// listed, so that it is pulled again, which repairs it. Called with changing held, or
+// before anybody else uses the store.
+func (s *Store) readRecords(ctx context.Context) error {
+	records, err := s.images.List(ctx)
+	if err != nil {
+		return fmt.Errorf("list images: %w", err)
+	}
+	slices.SortFunc(records, func(a, b images.Image) int { return a.UpdatedAt.Compare(b.UpdatedAt) })
+	byID := map[string]*Image{}
+	for _, r := range records {
+		image, err := s.fromRecord(ctx, r)
+		if err != nil {
+			s.log.Warn("an image is incomplete: pull it again", "image", r.Name, "error", err)
 			continue
 		}
-		if id != "" {
-			return "", fmt.Errorf("image id %s is ambiguous: %w", prefix, errdefs.ErrInvalidArgument)
+		if known := byID[image.ID]; known != nil {
+			image.names, image.RepoTags, image.RepoDigests = known.names, known.RepoTags, known.RepoDigests
 		}
-		id = b.id
+		image.names = append(image.names, r.Name)
+		switch {
+		case strings.Contains(r.Name, "@"):
+			image.RepoDigests = append(image.RepoDigests, r.Name)
+		case strings.Contains(r.Name, "/"):
+			image.RepoTags = append(image.RepoTags, r.Name)
+		}
+		byID[image.ID] = &image
 	}
-	return id, nil
+	all := make([]Image, 0, len(byID))
+	for _, image := range byID {
+		slices.Sort(image.RepoTags)
+		slices.Sort(image.RepoDigests)
+		all = append(all, *image)
+	}
+	slices.SortFunc(all, func(a, b Image) int { return cmp.Compare(a.ID, b.ID) })
+	s.list.Store(&all)
+	return nil
 }
 
-// namesOf returns the names of all records of an image.
-func (c *catalog) namesOf(id string) []string {
-	return c.namesWhere(func(_ string, r record) bool { return c.bodies[r.target].id == id })
-}
-
-func (c *catalog) namesWhere(match func(name string, r record) bool) []string {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	var names []string
-	for name, r := range c.records {
-		if match(name, r) {
-			names = append(names, name)
+// fromRecord takes an image from its record's labels and checks that what they name
+// is there.
+func (s *Store) fromRecord(ctx context.Context, r images.Image) (Image, error) {
+	image := Image{ID: r.Labels[labelID], UserText: r.Labels[labelUser], ChainID: r.Labels[labelChain], Target: r.Target.Digest, target: r.Target}
+	size, err := strconv.ParseInt(r.Labels[labelSize], 10, 64)
+	if image.ID == "" || err != nil {
+		return image, fmt.Errorf("its record says neither %s nor %s", labelID, labelSize)
+	}
+	image.Size = size
+	for _, blob := range []digest.Digest{r.Target.Digest, digest.Digest(image.ID)} {
+		if _, err := s.content.Info(ctx, blob); err != nil {
+			return image, fmt.Errorf("blob %s: %w", blob, err)
 		}
 	}
-	slices.Sort(names)
-	return names
+	if image.ChainID != "" {
+		if _, err := s.snapshots.Stat(ctx, image.ChainID); err != nil {
+			return image, fmt.Errorf("unpacked layer %s: %w", image.ChainID, err)
+		}
+	}
+	return image, nil
 }
 
-func notFound(refOrID string) error {
-	return fmt.Errorf("image %q: %w", refOrID, errdefs.ErrNotFound)
+// fromContent reads the configuration behind a target and checks that its layers
+// are unpacked.
+func (s *Store) fromContent(ctx context.Context, target ocispec.Descriptor) (Image, error) {
+	manifest, err := images.Manifest(ctx, s.content, target, nodePlatform())
+	if err != nil {
+		return Image{}, fmt.Errorf("read manifest of %s: %w", target.Digest, err)
+	}
+	spec, err := readConfiguration(ctx, s.content, manifest.Config)
+	if err != nil {
+		return Image{}, err
+	}
+	image := Image{
+		ID: manifest.Config.Digest.String(), Size: target.Size + manifest.Config.Size, UserText: cut(spec.Config.User, maxUser),
+		ChainID: identity.ChainID(spec.RootFS.DiffIDs).String(), target: target,
+	}
+	for chain := image.ChainID; chain != ""; {
+		info, err := s.snapshots.Stat(ctx, chain)
+		if err != nil {
+			return Image{}, fmt.Errorf("unpacked layer %s: %w", chain, err)
+		}
+		usage, err := s.snapshots.Usage(ctx, chain)
+		if err != nil {
+			return Image{}, fmt.Errorf("size of unpacked layer %s: %w", chain, err)
+		}
+		image.Size += usage.Size
+		chain = info.Parent
+	}
+	return image, nil
+}
+
+// change makes what f does to the records one transaction, and reads them anew.
+func (s *Store) change(ctx context.Context, f func(ctx context.Context) error) error {
+	ctx = s.scope(ctx)
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	err := s.db.Update(func(tx *bolt.Tx) error { return f(boltutil.WithTransaction(ctx, tx)) })
+	if err != nil {
+		return err
+	}
+	return s.readRecords(context.WithoutCancel(ctx))
+}
+
+// record makes images exist under their names, all of them or none: from here on they
+// are listed and kept, also over a power cut.
+func (s *Store) record(ctx context.Context, all ...Image) error {
+	return s.change(ctx, func(ctx context.Context) error {
+		for _, one := range all {
+			if err := s.writeRecords(ctx, one, one.names...); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (s *Store) writeRecords(ctx context.Context, image Image, names ...string) error {
+	labels := map[string]string{
+		labelID: image.ID, labelSize: strconv.FormatInt(image.Size, 10), labelUser: image.UserText, labelChain: image.ChainID,
+	}
+	for _, name := range names {
+		r := images.Image{Name: name, Target: image.target, Labels: maps.Clone(labels)}
+		_, err := s.images.Create(ctx, r)
+		if errdefs.IsAlreadyExists(err) {
+			_, err = s.images.Update(ctx, r, "target", "labels")
+		}
+		if err != nil {
+			return fmt.Errorf("record image %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// Tag gives an image one more name, which another image loses if it has it.
+func (s *Store) Tag(ctx context.Context, refOrID, name string) (Image, error) {
+	ref, err := ParseReference(name)
+	if err != nil {
+		return Image{}, err
+	}
+	if _, pinned := ref.(reference.Digested); pinned {
+		return Image{}, fmt.Errorf("tag %s: a name with a digest is given by a pull: %w", name, errdefs.ErrInvalidArgument)
+	}
+	err = s.change(ctx, func(ctx context.Context) error {
+		found, err := s.find(refOrID)
+		if err != nil {
+			return err
+		}
+		return s.writeRecords(ctx, found, ref.String())
+	})
+	if err != nil {
+		return Image{}, err
+	}
+	return s.Get(ref.String())
+}
+
+// Remove removes an image: given by any of its names or its id, all of its names
+// go, as the CRI has it (RemoveImage: "all tags"). Its files are collected in the
+// background; containers that run from it keep theirs. An image that is not there
+// is removed already. That the configuration pins one is a word to the kubelet's
+// collection, not to who asks for its removal: the API has it so.
+func (s *Store) Remove(ctx context.Context, refOrID string) error {
+	return s.removeNames(ctx, refOrID, func(image Image) []string { return image.names })
+}
+
+// Untag removes one name of an image, and the image with its last one. A
+// repository's digest goes with the repository's last tag for it. A name that is
+// not there is removed already.
+func (s *Store) Untag(ctx context.Context, reference string) error {
+	ref, err := ParseReference(reference)
+	if err != nil {
+		return err
+	}
+	return s.removeNames(ctx, ref.String(), func(image Image) []string {
+		same := slices.DeleteFunc(slices.Clone(image.names), func(name string) bool {
+			other, err := ParseReference(name)
+			return err != nil || other.Name() != ref.Name()
+		})
+		isTag := func(name string) bool { return !strings.Contains(name, "@") }
+		others := slices.ContainsFunc(same, func(name string) bool { return isTag(name) && name != ref.String() })
+		if others || !isTag(ref.String()) {
+			return []string{ref.String()}
+		}
+		return same
+	})
+}
+
+// removeNames removes all of the chosen names of an image, or none.
+func (s *Store) removeNames(ctx context.Context, refOrID string, choose func(Image) []string) error {
+	err := s.change(ctx, func(ctx context.Context) error {
+		found, err := s.find(refOrID)
+		if errdefs.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		for _, name := range choose(found) {
+			if err := s.images.Delete(ctx, name); err != nil && !errdefs.IsNotFound(err) {
+				return fmt.Errorf("remove image %s: %w", name, err)
+			}
+		}
+		return nil
+	})
+	s.collectSoon()
+	return err
 }

@@ -3,10 +3,14 @@ package image
 import (
 	"context"
 	"fmt"
-	"log/slog"
+	"strings"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // Collect removes what no record, lease or container holds: blobs, unfinished
@@ -15,100 +19,63 @@ import (
 // cannot wait.
 func (s *Store) Collect(ctx context.Context) error {
 	ctx = s.scope(ctx)
-	if err := s.engine.mark(ctx); err != nil {
+	if _, err := s.db.GarbageCollect(ctx); err != nil {
 		return fmt.Errorf("collect images: %w", err)
 	}
-	if err := s.engine.overlay.sweep(ctx); err != nil {
+	if err := s.overlay.sweep(ctx); err != nil {
 		return fmt.Errorf("delete layers: %w", err)
 	}
-	if !s.engine.compared.Load() {
-		return s.collectUnknown(ctx)
+	if s.compared.Load() {
+		return nil
 	}
-	return nil
-}
-
-// compareRoom is more than compareDisk writes. Where it ends for want of room, files
-// stay that no collection sees.
-const compareRoom = 64 << 10
-
-// collectUnknown removes what is on the disk but not in the database, once after
-// the start. It needs a little room on the disk: on a full one it waits for a
-// later collection, which must not fail for it.
-func (s *Store) collectUnknown(ctx context.Context) error {
-	err := s.checkFree(compareRoom, "")
-	if err == nil {
-		err = s.engine.compareDisk(ctx)
-	}
-	if err != nil {
+	if err := s.compareDisk(ctx); err != nil { // a full disk, above all
 		s.log.Warn("images are not compared with the disk yet: the next collection retries", "error", err)
 		return nil
 	}
+	s.compared.Store(true)
 	return s.Collect(ctx)
 }
 
-// collector runs a collection a while after it was asked for, so that a burst
-// of removals costs one pass.
-type collector struct {
-	delay   time.Duration
-	collect func(context.Context) error
-	log     *slog.Logger
-
-	asked chan struct{} // of one place
-	ctx   context.Context
-	end   context.CancelFunc
-	done  chan struct{}
-}
-
-func newCollector(delay time.Duration, collect func(context.Context) error, log *slog.Logger) *collector {
-	ctx, end := context.WithCancel(context.Background())
-	return &collector{
-		delay: delay, collect: collect, log: log,
-		asked: make(chan struct{}, 1), ctx: ctx, end: end, done: make(chan struct{}),
+// compareDisk makes the next collection remove what is on the disk but
+// not in the database: a predecessor was killed between the two. The library
+// compares them only after a removal, so something is made and removed.
+func (s *Store) compareDisk(ctx context.Context) error {
+	const probe = "minicri: removed at once"
+	desc := ocispec.Descriptor{Digest: digest.FromString(probe), Size: int64(len(probe))}
+	// A reference of its own each time: the library keeps one locked whose record the
+	// disk did not take, and waits for it without end.
+	reference := fmt.Sprintf("%s %d", probe, time.Now().UnixNano())
+	if err := content.WriteBlob(ctx, s.content, reference, strings.NewReader(probe), desc); err != nil {
+		return err
 	}
-}
-
-// soon asks for a pass and does not wait.
-func (c *collector) soon() {
-	select {
-	case c.asked <- struct{}{}:
-	default:
+	if err := s.content.Delete(ctx, desc.Digest); err != nil {
+		return err
 	}
-}
-
-// start also asks for the first pass, for directories that a predecessor left.
-func (c *collector) start() {
-	c.soon()
-	go c.run()
-}
-
-func (c *collector) run() {
-	defer close(c.done)
-	for c.wait() {
-		if err := c.collect(c.ctx); err != nil && c.ctx.Err() == nil {
-			c.log.Error("garbage collection of images failed: it is retried after the next removal", "error", err)
-		}
+	if _, err := s.snapshots.Prepare(ctx, probe, ""); err != nil && !errdefs.IsAlreadyExists(err) {
+		return err
 	}
+	return s.snapshots.Remove(ctx, probe)
 }
 
-// wait returns when a pass is due, and false when the store is closing.
-func (c *collector) wait() bool {
-	select {
-	case <-c.asked:
-		err := pause(c.ctx, c.delay)
+// collectSoon has a collection run a while later, one for a burst of removals.
+func (s *Store) collectSoon() {
+	if s.asked.Swap(true) || s.begin() != nil {
+		return
+	}
+	go func() {
+		defer s.work.Done()
 		select {
-		case <-c.asked: // meanwhile
-		default:
+		case <-time.After(s.config.CollectDelay):
+		case <-s.ctx.Done():
+			return
 		}
-		return err == nil
-	case <-c.ctx.Done():
-		return false
-	}
-}
-
-// stop ends a running pass and waits for it.
-func (c *collector) stop() {
-	c.end()
-	<-c.done
+		s.collecting.Lock()
+		defer s.collecting.Unlock()
+		s.asked.Store(false)
+		if err := s.Collect(s.ctx); err != nil && s.ctx.Err() == nil {
+			s.log.Error("garbage collection of images failed: it is retried after the next removal", "error", err)
+		}
+	}()
 }
 
 // lease keeps what is made under the returned context from being collected until
@@ -122,21 +89,7 @@ func (s *Store) lease(ctx context.Context) (_ context.Context, release func(), e
 		if err := s.leases.Delete(context.WithoutCancel(ctx), held); err != nil {
 			s.log.Error("a lease could not be deleted: its content stays until the next start", "lease", held.ID, "error", err)
 		}
-		s.collector.soon()
+		s.collectSoon()
 	}
 	return leases.WithLease(ctx, held.ID), release, nil
-}
-
-// dropLeases deletes all: a lease belongs to a pull, and none runs yet.
-func (s *Store) dropLeases(ctx context.Context) error {
-	left, err := s.leases.List(ctx)
-	if err != nil {
-		return fmt.Errorf("list leases: %w", err)
-	}
-	for _, l := range left {
-		if err := s.leases.Delete(ctx, l); err != nil {
-			return fmt.Errorf("drop lease %s: %w", l.ID, err)
-		}
-	}
-	return nil
 }

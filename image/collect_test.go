@@ -11,7 +11,6 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"golang.org/x/sys/unix"
 )
 
 // TestPrepareBesideCollections makes snapshots while collections run without a
@@ -57,7 +56,7 @@ func TestSnapshotWithTheNumberOfAFailedOne(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Join(failed, "fs"), 0o700))
 	deleting := waste(t, filepath.Dir(failed))
 	swept := make(chan error, 1)
-	go func() { swept <- s.engine.overlay.sweep(s.scope(t.Context())) }()
+	go func() { swept <- s.overlay.sweep(s.scope(t.Context())) }()
 	for !deleting() {
 		time.Sleep(100 * time.Microsecond)
 	}
@@ -133,44 +132,4 @@ func checkMountable(t *testing.T, s *Store, key string) {
 		}
 	}
 	report(t, s.Unmount(target))
-}
-
-// TestComparisonOnAFullDisk compares the disk with the database where there would be
-// room for some of its steps and not for the next: nothing stays of it, and with room it
-// is done.
-func TestComparisonOnAFullDisk(t *testing.T) {
-	root := inMemory(t)
-	run(t, "mount", "-o", "remount,size=1m", root)
-	s := openStoreAt(t, root)
-	failed := 0
-	for spare := 0; !s.engine.compared.Load() && spare < 100; spare++ {
-		free := fillBut(t, root, spare)
-		if err := s.Collect(t.Context()); err != nil {
-			t.Logf("%d blocks to spare: %v", spare, err)
-		}
-		if !s.engine.compared.Load() {
-			failed++
-		}
-		for _, dir := range []string{"content/ingest", "content/blobs/sha256"} {
-			if left, err := os.ReadDir(filepath.Join(s.dir, dir)); err != nil || len(left) > 0 {
-				t.Errorf("%d blocks to spare: in %s there is %v (%v)", spare, dir, left, err)
-			}
-		}
-		free()
-	}
-	if failed == 0 || !s.engine.compared.Load() {
-		t.Errorf("%d comparisons failed, and then one succeeded: %v", failed, s.engine.compared.Load())
-	}
-}
-
-// fillBut takes all blocks of a tmpfs but those to spare; free gives them back.
-func fillBut(t *testing.T, root string, spare int) (free func()) {
-	t.Helper()
-	var disk unix.Statfs_t
-	must(t, unix.Statfs(root, &disk))
-	filler := filepath.Join(root, "filler")
-	must(t, os.WriteFile(filler, make([]byte, (int64(disk.Bfree)-int64(spare))*disk.Bsize), 0o600))
-	return func() {
-		must(t, os.Remove(filler))
-	}
 }

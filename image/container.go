@@ -4,15 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/selinux/go-selinux/label"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/tree"
 )
 
 // IDMap maps Size ids from ContainerID on to HostID on.
@@ -20,19 +27,15 @@ type IDMap struct{ ContainerID, HostID, Size uint32 }
 
 // PrepareOptions says what a snapshot is for.
 type PrepareOptions struct {
-	// ReadOnly makes a snapshot without a writable layer, as for a volume that
-	// is an image.
+	// ReadOnly makes a snapshot without a writable layer, as for a volume that is an image.
 	ReadOnly bool
-	// UIDs and GIDs shift the owners of files for a user namespace, by
-	// id-mapped mounts. None: as they are.
+	// UIDs and GIDs shift the owners of files for a user namespace, by id-mapped mounts.
 	UIDs, GIDs []IDMap
 }
 
 const (
-	// labelRoot keeps a snapshot whatever becomes of its image.
-	labelRoot = "containerd.io/gc.root"
-	// labelContainer marks the snapshots that Prepare made.
-	labelContainer = "minicri/container"
+	labelRoot      = "containerd.io/gc.root" // keeps a snapshot whatever becomes of its image
+	labelContainer = "minicri/container"     // marks the snapshots that Prepare made
 )
 
 // Prepare makes the snapshot named key (a container's id, or one for an image
@@ -47,33 +50,25 @@ func (s *Store) Prepare(ctx context.Context, key, imageID string, options Prepar
 	if options.ReadOnly {
 		prepare = s.snapshots.View
 	}
-	if _, err := prepare(s.scope(ctx), key, image.ChainID, snapshots.WithLabels(options.labels())); err != nil {
+	labels := map[string]string{labelRoot: "1", labelContainer: "1"}
+	if len(options.UIDs) > 0 && len(options.GIDs) > 0 {
+		labels[snapshots.LabelSnapshotUIDMapping] = idMaps(options.UIDs)
+		labels[snapshots.LabelSnapshotGIDMapping] = idMaps(options.GIDs)
+	}
+	if _, err := prepare(s.scope(ctx), key, image.ChainID, snapshots.WithLabels(labels)); err != nil {
 		return fmt.Errorf("prepare snapshot %s of image %s: %w", key, image.ID, err)
 	}
 	return nil
 }
 
-func (o PrepareOptions) labels() map[string]string {
-	labels := map[string]string{labelRoot: "1", labelContainer: "1"}
-	if len(o.UIDs) > 0 && len(o.GIDs) > 0 {
-		labels[snapshots.LabelSnapshotUIDMapping] = idMaps(o.UIDs)
-		labels[snapshots.LabelSnapshotGIDMapping] = idMaps(o.GIDs)
-	}
-	return labels
-}
-
-// idMaps is the form that the snapshotter reads; a label has at most 4096 bytes.
+// idMaps is the form that the snapshotter reads: that of /proc/PID/uid_map, with
+// colons. A label has at most 4096 bytes.
 func idMaps(maps []IDMap) string {
 	texts := make([]string, len(maps))
 	for i, m := range maps {
-		texts[i] = m.String()
+		texts[i] = fmt.Sprintf("%d:%d:%d", m.ContainerID, m.HostID, m.Size)
 	}
 	return strings.Join(texts, ",")
-}
-
-// String is the form of /proc/PID/uid_map, with colons.
-func (m IDMap) String() string {
-	return fmt.Sprintf("%d:%d:%d", m.ContainerID, m.HostID, m.Size)
 }
 
 // Mount mounts a prepared snapshot at target, which it makes. All its files have
@@ -106,6 +101,38 @@ func (s *Store) Mount(ctx context.Context, key, target, selinux string) error {
 	return nil
 }
 
+// labelMounts gives what is mounted the SELinux label, unless it is "". Only a file
+// system can be mounted with a label of its own (mount(8), context): a single layer,
+// which the snapshotter binds, keeps the label that it has on the disk, and no
+// container may read it.
+func (s *Store) labelMounts(mounts []mount.Mount, selinux string) error {
+	if selinux == "" {
+		return nil
+	}
+	for i, m := range mounts {
+		if m.Type == "bind" && slices.Contains(m.Options, "rw") {
+			// The snapshot of an image without layers: the container's own directory.
+			if err := label.SetFileLabel(m.Source, selinux); err != nil {
+				return err
+			}
+			continue
+		}
+		if m.Type == "bind" {
+			// The overlay that shows the same has to have two layers, as none can be written to
+			// (Documentation/filesystems/overlayfs.rst); mode and owner are those of the first.
+			options := slices.DeleteFunc(slices.Clone(m.Options), func(option string) bool { return option == "rbind" || option == "bind" })
+			lower := "lowerdir=" + m.Source + ":" + filepath.Join(s.dir, emptyDir)
+			m = mount.Mount{Type: "overlay", Source: "overlay", Options: append(options, lower)}
+		}
+		m.Options = append(slices.Clone(m.Options), label.FormatMountLabel("", selinux))
+		mounts[i] = m
+	}
+	return nil
+}
+
+// emptyDir is an empty directory of the store, a layer below.
+const emptyDir = "empty"
+
 // mapsIDs reports whether a mount is one for a user namespace (mount_setattr(2),
 // MOUNT_ATTR_IDMAP).
 func mapsIDs(m mount.Mount) bool {
@@ -120,7 +147,7 @@ func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
 		return fmt.Errorf("remove snapshot %s: %w", key, err)
 	}
 	s.usage.Delete(key)
-	s.collector.soon()
+	s.collectSoon()
 	return nil
 }
 
@@ -139,8 +166,8 @@ func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 }
 
 // Unmount removes all mounts at target, and the directory; a target
-// that is not mounted or not there is unmounted already. A busy mount is
-// detached: its last user ends it.
+// that is not mounted or not there is unmounted already. Mounts are detached:
+// the last user of a busy one ends it.
 //
 // The end of an overlay writes all of the file system below it to the disk (sync_fs
 // of fs/overlayfs/super.c), for files that no process can see any more, or for those of
@@ -150,10 +177,10 @@ func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 // nothing looks at them through the overlay any more.
 func (s *Store) Unmount(target string) error {
 	last, err := unix.OpenTree(unix.AT_FDCWD, target, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
-	if err == nil {
-		defer s.closeLater(last)
-	} // else the last reference is the mount itself
-	if err := unmountAll(target); err != nil {
+	if err == nil { // else the last reference is the mount itself
+		defer s.unmounted.Go(func() error { return unix.Close(last) })
+	}
+	if err := mount.UnmountAll(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("unmount %s: %w", target, err)
 	}
 	if err := os.Remove(target); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -162,26 +189,107 @@ func (s *Store) Unmount(target string) error {
 	return nil
 }
 
-func unmountAll(target string) error {
-	for {
-		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
-		if errors.Is(err, unix.EBUSY) {
-			err = unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
-		}
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// closesAtOnce limits the threads that wait for a slow disk.
+// closesAtOnce limits the threads that wait for a slow disk. Beyond that Unmount waits.
 const closesAtOnce = 8
 
-// closeLater closes the last reference to a file system in the background, and waits only
-// where the disk is too slow for what is removed.
-func (s *Store) closeLater(last int) {
-	s.unmounted.Go(func() error { return unix.Close(last) })
+// upperdirLabel is where the overlay snapshotter says which directory holds a
+// snapshot's files.
+const upperdirLabel = "containerd.io/snapshot/overlay.upperdir"
+
+// Usage is what something takes on the disk.
+type Usage struct {
+	Bytes      uint64
+	Inodes     uint64
+	Mountpoint string    // directory on the filesystem in question
+	Time       time.Time // when it was measured
 }
+
+// ImageUsage measures manifests, configurations, downloads and unpacked layers.
+// The sizes of unpacked layers are known; no directory is walked.
+func (s *Store) ImageUsage(ctx context.Context) (Usage, error) {
+	ctx = s.scope(ctx)
+	total := Usage{Mountpoint: s.dir, Time: time.Now()}
+	err := s.content.Walk(ctx, func(info content.Info) error {
+		total.add(info.Size, 1)
+		return nil
+	})
+	if err != nil {
+		return Usage{}, fmt.Errorf("measure images: %w", err)
+	}
+	err = s.snapshots.Walk(ctx, func(ctx context.Context, info snapshots.Info) error {
+		if info.Kind != snapshots.KindCommitted {
+			return nil
+		}
+		usage, err := s.snapshots.Usage(ctx, info.Name)
+		total.add(usage.Size, usage.Inodes)
+		return err
+	})
+	if err != nil {
+		return Usage{}, fmt.Errorf("measure unpacked layers: %w", err)
+	}
+	return total, nil
+}
+
+// ContainerUsage measures the writable layers of all containers.
+func (s *Store) ContainerUsage(ctx context.Context) (Usage, error) {
+	keys, err := s.Snapshots(ctx)
+	if err != nil {
+		return Usage{}, err
+	}
+	total := Usage{Mountpoint: s.dir, Time: time.Now()}
+	for _, key := range keys {
+		usage, err := s.SnapshotUsage(ctx, key)
+		if err != nil {
+			s.log.Debug("snapshot not measured", "snapshot", key, "error", err)
+			continue
+		}
+		total.Bytes += usage.Bytes
+		total.Inodes += usage.Inodes
+		if usage.Time.Before(total.Time) {
+			total.Time = usage.Time
+		}
+	}
+	return total, nil
+}
+
+// SnapshotUsage measures the writable layer of one container by walking it, and
+// with it the volumes that its image declares: they too are the container's own
+// files, and nothing else counts them. A measurement is good for usageAge.
+func (s *Store) SnapshotUsage(ctx context.Context, key string) (Usage, error) {
+	last, _ := s.usage.Load(key)
+	if usage, ok := last.(Usage); ok && time.Since(usage.Time) < usageAge {
+		return usage, nil
+	}
+	usage := Usage{Mountpoint: s.dir, Time: time.Now()}
+	snapshot, err := s.snapshots.Stat(s.scope(ctx), key)
+	if err != nil {
+		return Usage{}, fmt.Errorf("measure snapshot %s: %w", key, err)
+	}
+	if snapshot.Kind == snapshots.KindActive {
+		if err := usage.addTree(ctx, snapshot.Labels[upperdirLabel]); err != nil {
+			return Usage{}, fmt.Errorf("measure snapshot %s: %w", key, err)
+		}
+	}
+	if s.config.VolumesDir != "" {
+		if err := usage.addTree(ctx, filepath.Join(s.config.VolumesDir, key)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return Usage{}, fmt.Errorf("measure volumes of %s: %w", key, err)
+		}
+	}
+	s.usage.Store(key, usage)
+	return usage, nil
+}
+
+func (u *Usage) addTree(ctx context.Context, path string) error {
+	measured, err := tree.Measure(ctx, path)
+	u.add(measured.Bytes, measured.Inodes)
+	return err
+}
+
+func (u *Usage) add(bytes, inodes int64) {
+	u.Bytes += uint64(max(bytes, 0))
+	u.Inodes += uint64(max(inodes, 0))
+}
+
+// usageAge is the kubelet's period of housekeeping: asking more often than that
+// for the same thing walks no directory.
+const usageAge = 10 * time.Second

@@ -1,9 +1,7 @@
 package image
 
 import (
-	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
@@ -113,29 +110,6 @@ func TestImageWithoutLayers(t *testing.T) {
 	}
 }
 
-// An overlay shows of a single layer what the bind of it does, and cannot be written
-// to. The label itself is TestSELinuxOfImageVolumes of test/container.
-func TestOverlayOfABoundLayer(t *testing.T) {
-	layer, empty, target := t.TempDir(), t.TempDir(), t.TempDir()
-	must(t, os.WriteFile(filepath.Join(layer, "file"), []byte("content"), 0o640))
-	must(t, os.Chmod(layer, 0o711))
-	bind := mount.Mount{Type: "bind", Source: layer, Options: []string{"ro", "rbind"}}
-	must(t, mount.All([]mount.Mount{overlayOf(bind, empty)}, target))
-	t.Cleanup(func() {
-		report(t, unix.Unmount(target, 0))
-	})
-	info, err := os.Stat(target)
-	if err != nil || info.Mode().Perm() != 0o711 {
-		t.Errorf("the directory is %v, %v", info, err)
-	}
-	if content, err := os.ReadFile(filepath.Join(target, "file")); err != nil || string(content) != "content" {
-		t.Errorf("%q, %v", content, err)
-	}
-	if err := os.WriteFile(filepath.Join(target, "new"), nil, 0o600); !errors.Is(err, unix.EROFS) {
-		t.Errorf("writing: %v", err)
-	}
-}
-
 // What was unmounted is mounted nowhere at once, and not in use once the store
 // is closed: the disk below can be unmounted.
 func TestCloseEndsWhatWasUnmounted(t *testing.T) {
@@ -155,11 +129,10 @@ func TestCloseEndsWhatWasUnmounted(t *testing.T) {
 		}
 		report(t, s.RemoveSnapshot(t.Context(), key))
 	}
-	s.closeLater(lingering(t))
 	var behind [2]int
 	must(t, unix.Pipe2(behind[:], unix.O_CLOEXEC|unix.O_NONBLOCK))
 	t.Cleanup(func() { _ = unix.Close(behind[0]) })
-	s.closeLater(behind[1])
+	s.unmounted.Go(func() error { time.Sleep(100 * time.Millisecond); return unix.Close(behind[1]) })
 	report(t, s.Close())
 	if n, err := unix.Read(behind[0], make([]byte, 1)); n != 0 || err != nil {
 		t.Errorf("the store is closed, and what was to be ended before is not: %d, %v", n, err)
@@ -174,27 +147,4 @@ func TestCloseEndsWhatWasUnmounted(t *testing.T) {
 			t.Fatalf("unmount the disk of a store that is closed: %v", err)
 		}
 	}
-}
-
-// lingering returns a descriptor whose close takes a second: a socket with SO_LINGER
-// (socket(7)) and more to send than the other end takes.
-func lingering(t *testing.T) int {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	t.Cleanup(func() { _ = listener.Close() })
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	must(t, err)
-	address := &unix.SockaddrInet4{Port: listener.Addr().(*net.TCPAddr).Port, Addr: [4]byte{127, 0, 0, 1}}
-	if err := errors.Join(unix.Connect(fd, address), unix.SetNonblock(fd, true),
-		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 1})); err != nil {
-		t.Fatal(err)
-	}
-	for err == nil {
-		_, err = unix.Write(fd, make([]byte, 1<<16))
-	}
-	if !errors.Is(err, unix.EAGAIN) {
-		t.Fatal(err)
-	}
-	return fd
 }

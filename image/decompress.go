@@ -3,6 +3,7 @@ package image
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,7 +32,7 @@ const (
 
 // decompress returns the plain bytes of a layer or an archive, whose form it tells by
 // the first bytes. Close ends it before its end. A zstd decoder takes one of the
-// places, if they are limited.
+// places.
 func decompress(ctx context.Context, packed io.Reader, places *semaphore.Weighted) (io.ReadCloser, error) {
 	buffered := bufio.NewReaderSize(packed, 32<<10)
 	magic, err := buffered.Peek(10)
@@ -42,9 +43,6 @@ func decompress(ctx context.Context, packed io.Reader, places *semaphore.Weighte
 	case compression.Gzip:
 		return gzip.NewReader(buffered)
 	case compression.Zstd:
-		if places == nil {
-			places = semaphore.NewWeighted(1)
-		}
 		if err := places.Acquire(ctx, 1); err != nil {
 			return nil, err
 		}
@@ -58,62 +56,54 @@ func decompress(ctx context.Context, packed io.Reader, places *semaphore.Weighte
 // the author of the stream likes, up to maxWindow. In the daemon that would be memory
 // which the kernel takes from pods; this process is the first that the kernel ends.
 type zstdDecoder struct {
+	io.Reader
 	command *exec.Cmd
-	cancel  context.CancelFunc
-	plain   io.ReadCloser
-	stderr  bytes.Buffer
 	end     func() error // waits for the process and returns why it failed
+	cancel  context.CancelFunc
 }
 
 // startZstd starts the decoder. ended is called when it has ended, or has not begun.
 func startZstd(ctx context.Context, packed io.Reader, ended func()) (io.ReadCloser, error) {
 	running, cancel := context.WithCancel(ctx)
-	d := &zstdDecoder{command: exec.CommandContext(running, "/proc/self/exe"), cancel: cancel}
-	d.command.Args, d.command.Env = []string{zstdName}, []string{"GOMAXPROCS=1"}
-	d.command.Stdin, d.command.Stderr = packed, &d.stderr
-	plain, err := d.command.StdoutPipe()
+	command, stderr := exec.CommandContext(running, "/proc/self/exe"), &bytes.Buffer{}
+	command.Args, command.Env = []string{zstdName}, []string{"GOMAXPROCS=1"}
+	command.Stdin, command.Stderr = packed, stderr
+	plain, err := command.StdoutPipe()
 	if err == nil {
-		err = d.command.Start()
+		err = command.Start()
 	}
 	if err != nil {
 		cancel()
 		ended()
 		return nil, fmt.Errorf("start the zstd decoder: %w", err)
 	}
-	d.plain = plain
-	d.end = sync.OnceValue(func() error {
+	end := sync.OnceValue(func() error {
 		defer ended()
 		defer cancel()
-		return d.failure(ctx, d.command.Wait())
-	})
-	return d, nil
-}
-
-// failure says why the process has failed, if it has.
-func (d *zstdDecoder) failure(ctx context.Context, err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case d.command.ProcessState.ExitCode() < 0:
-		return fmt.Errorf("the zstd decoder was ended (%w), by the kernel if memory ran out: %w", err, errdefs.ErrResourceExhausted)
-	}
-	return fmt.Errorf("zstd: %s", cut(strings.TrimSpace(d.stderr.String()), maxWords))
-}
-
-func (d *zstdDecoder) Read(p []byte) (int, error) {
-	n, err := d.plain.Read(p)
-	if err != nil && n == 0 {
-		if failed := d.end(); failed != nil {
-			return 0, failed
+		err := command.Wait()
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case command.ProcessState.ExitCode() < 0:
+			return fmt.Errorf("the zstd decoder was ended (%w), by the kernel if memory ran out: %w", err, errdefs.ErrResourceExhausted)
 		}
+		return fmt.Errorf("zstd: %s", cut(strings.TrimSpace(stderr.String()), maxWords))
+	})
+	return zstdDecoder{Reader: plain, command: command, end: end, cancel: cancel}, nil
+}
+
+func (d zstdDecoder) Read(p []byte) (int, error) {
+	n, err := d.Reader.Read(p)
+	if err != nil && n == 0 {
+		err = cmp.Or(d.end(), err)
 	}
 	return n, err
 }
 
 // Close ends the process if it has not come to its end.
-func (d *zstdDecoder) Close() error {
+func (d zstdDecoder) Close() error {
 	d.cancel()
 	_ = d.end() // its error was read, or nobody reads on
 	return nil

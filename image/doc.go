@@ -40,21 +40,15 @@
 //
 // The database orders its own writers. snapshotter.making is held while one
 // snapshot is made, which the database would order anyway, and while directories
-// to be deleted are listed. catalog.mu guards the index in memory and
-// is never held across disk or network. pulls.mu guards the table of running
-// pulls and is never held across a pull. keyLock orders pulls that share a blob
+// to be deleted are set aside. Store.changing is held while records change and the list
+// in memory is read anew; List and Get take no lock. locks order pulls that share a blob
 // or a layer; a pull takes blobs and layers in the order of the image, so that
 // waiting is never circular. A key whose holder downloads too slowly is passed:
 // then both do the work, and the stores take the first outcome (see pullLocks).
 //
 // # Limits
 //
-// What comes from outside is bounded before it is used: manifests (4 MiB),
-// configurations (1 MiB), layers (256), indexes within indexes (8), and of a
-// registry's answers all that is no blob (4 MiB). See vet.go and link.go.
-//
-// What a layer unpacks to is bounded by what is free, in bytes and inodes, less a
-// twentieth of the file system or 1 GiB, and the names and attributes in it by 128 MiB
-// (room.go). zstd is decoded in a process of its own, with windows of up to 128 MiB,
-// two at a time (decompress.go).
+// What comes from outside is bounded before it is used: what a registry answers in
+// vet.go and link.go, what a layer unpacks to in room.go, what a decoder holds in
+// decompress.go.
 package image

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/url"
 	"strings"
 	"syscall"
@@ -46,8 +47,8 @@ func registryError(ctx context.Context, err error) error {
 	if status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err); ok {
 		return statusError(status)
 	}
-	if bad, ok := badToken(err); ok {
-		return bad
+	if isBadToken(err) {
+		return fmt.Errorf("the registry's token service answered with something that is no token: %w", errdefs.ErrUnauthenticated)
 	}
 	if errors.Is(err, docker.ErrInvalidAuthorization) || errors.Is(err, auth.ErrNoToken) {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrUnauthenticated)
@@ -56,18 +57,13 @@ func registryError(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
 	}
 	if unreachable(err) && !errdefs.IsInvalidArgument(err) && !errdefs.IsPermissionDenied(err) {
-		return fmt.Errorf("%w: %s", ErrRegistryUnavailable, withoutQueries(err))
+		text := err.Error()
+		if request, ok := errors.AsType[*url.Error](err); ok {
+			text = strings.ReplaceAll(text, request.URL, withoutQuery(request.URL))
+		}
+		return fmt.Errorf("%w: %s", ErrRegistryUnavailable, text)
 	}
 	return err
-}
-
-// withoutQueries is an error's text less the queries of addresses in it.
-func withoutQueries(err error) string {
-	text := err.Error()
-	if request, ok := errors.AsType[*url.Error](err); ok {
-		text = strings.ReplaceAll(text, request.URL, withoutQuery(request.URL))
-	}
-	return text
 }
 
 // unreachable looks for the errors of the HTTP client and of connections. Asking
@@ -83,29 +79,26 @@ func unreachable(err error) bool {
 // query holds signatures where registries redirect to signed addresses, and
 // leaves out words that are not in the registry's error format.
 func statusError(e remoteerrors.ErrUnexpectedStatus) error {
-	kind := kindOfStatus(e.StatusCode)
+	kind, known := map[int]error{
+		http.StatusUnauthorized: errdefs.ErrUnauthenticated, http.StatusForbidden: errdefs.ErrPermissionDenied,
+		http.StatusNotFound: errdefs.ErrNotFound, http.StatusTooManyRequests: errdefs.ErrResourceExhausted,
+	}[e.StatusCode]
+	switch {
+	case e.StatusCode >= 500:
+		kind = ErrRegistryUnavailable
+	case !known:
+		kind = errdefs.ErrUnknown
+	}
 	text := fmt.Sprintf("%s %s: %s", e.RequestMethod, withoutQuery(e.RequestURL), cut(e.Status, 100))
-	if words := registryWords(e.Body); words != "" {
-		text += ": " + words
+	var registry docker.Errors
+	words := strings.Join(strings.Fields(string(e.Body)), " ")
+	if err := registry.UnmarshalJSON(e.Body); err == nil && registry.Len() > 0 {
+		words = registry.Error()
+	}
+	if words != "" {
+		text += ": " + cut(words, maxWords)
 	}
 	return fmt.Errorf("%s: %w", text, kind)
-}
-
-func kindOfStatus(code int) error {
-	switch code {
-	case 401:
-		return errdefs.ErrUnauthenticated
-	case 403:
-		return errdefs.ErrPermissionDenied
-	case 404:
-		return errdefs.ErrNotFound
-	case 429:
-		return errdefs.ErrResourceExhausted
-	}
-	if code >= 500 {
-		return ErrRegistryUnavailable
-	}
-	return errdefs.ErrUnknown
 }
 
 const (
@@ -115,14 +108,6 @@ const (
 	// of the pod. With what callers put before it, it is less than 1 KiB.
 	maxText = 900
 )
-
-func registryWords(body []byte) string {
-	var registry docker.Errors
-	if err := registry.UnmarshalJSON(body); err == nil && registry.Len() > 0 {
-		return cut(registry.Error(), maxWords)
-	}
-	return cut(strings.Join(strings.Fields(string(body)), " "), maxWords)
-}
 
 // cut shortens a text that others have written.
 func cut(text string, most int) string {
@@ -143,17 +128,14 @@ func (e pullError) Error() string {
 
 func (e pullError) Unwrap() error { return e.error }
 
-// badToken hides what a token service answered where a token was expected: the
-// registry chose the service, and it may be any address of the node's network.
-// The decoder's errors quote the answer.
-func badToken(err error) (error, bool) {
+// isBadToken reports that a token service answered something else. The registry chose
+// the service, and it may be any address of the node's network: the decoder's errors
+// quote the answer.
+func isBadToken(err error) bool {
 	_, syntax := errors.AsType[*json.SyntaxError](err)
 	_, kind := errors.AsType[*json.UnmarshalTypeError](err)
 	_, date := errors.AsType[*time.ParseError](err)
-	if !strings.Contains(err.Error(), "token response") || !(syntax || kind || date) {
-		return nil, false
-	}
-	return fmt.Errorf("the registry's token service answered with something that is no token: %w", errdefs.ErrUnauthenticated), true
+	return strings.Contains(err.Error(), "token response") && (syntax || kind || date)
 }
 
 func withoutQuery(address string) string {

@@ -143,26 +143,6 @@ func TestWrongBytesAreRefusedByNameAndForgotten(t *testing.T) {
 	pull(t, s, reference)
 }
 
-func TestBusyRegistryIsAskedAgain(t *testing.T) {
-	s, registry := openStore(t), newTestRegistry(t)
-	img, layer := bigImage(t)
-	reference := registry.push(t, "busy:1", img)
-	var asked atomic.Int32
-	registry.breakWith(onBlob(layer, func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
-		if asked.Add(1) > 1 {
-			return false
-		}
-		w.Header().Set("Retry-After", "1")
-		http.Error(w, "slow down", http.StatusTooManyRequests)
-		return true
-	}))
-	began := time.Now()
-	pull(t, s, reference)
-	if waited := time.Since(began); waited < time.Second {
-		t.Errorf("Retry-After: 1 was not honoured: %s", waited)
-	}
-}
-
 func TestFailingRegistryIsUnavailableInItsOwnWords(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	img, _ := bigImage(t)
@@ -242,7 +222,6 @@ func TestCancelledPullLeavesNothing(t *testing.T) {
 	if _, err := s.Pull(ctx, reference, Auth{}, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("error: %v", err)
 	}
-	s.pulls.work.Wait()
 	checkLeft(t, s, leftovers{})
 	registry.breakWith(nil)
 	pull(t, s, reference)

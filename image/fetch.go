@@ -2,182 +2,181 @@ package image
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"net"
 	"strconv"
+	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
-	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/minicri/minicri/internal/trace"
 )
 
-const (
-	// fetchTries is how often a blob is tried without getting any further.
-	fetchTries = 5
-	// firstRetry grows twofold with each such try.
-	firstRetry = 100 * time.Millisecond
-	// copyBuffer is what one blob is copied with, in bytes.
-	copyBuffer = 64 << 10
-)
-
-// fetcher brings blobs from a registry into the content store.
-type fetcher struct {
-	content content.Store
-	remote  remotes.Fetcher
-	report  func(Progress)
-	// pull sets the downloads of this pull apart from those of others that did
-	// not wait for it.
-	pull  string
-	meter *meter
-	// fetched counts the bytes that have come.
-	fetched *atomic.Int64
-	// checkFree refuses a blob that does not fit, before it is asked for.
-	checkFree func(needed int64, what string) error
-}
-
-// handle is the handler of images.Dispatch: it fetches one blob.
-func (f fetcher) handle(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+// get is the handler of images.Dispatch: it fetches one blob.
+func (p *pulling) get(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 	if err := checkDescriptor(desc); err != nil {
 		return nil, err
 	}
 	ctx, end := trace.Begin(ctx, "image/"+kindOf(desc), "digest", desc.Digest.String(), "size", strconv.FormatInt(desc.Size, 10))
-	err := f.blob(ctx, desc)
+	err := remotes.Fetch(ctx, p, p, desc)
+	if errdefs.IsAlreadyExists(err) {
+		err = nil
+	}
 	end(err)
+	if errdefs.IsFailedPrecondition(err) { // so the library calls bytes that are not those of the digest
+		err = fmt.Errorf("wrong bytes: %v: %w", err, errdefs.ErrDataLoss) //nolint:errorlint
+	}
 	if err != nil {
 		return nil, fmt.Errorf("fetch %s %s: %w", kindOf(desc), desc.Digest, err)
+	}
+	if images.IsLayerType(desc.MediaType) {
+		p.report(desc, StageDownload, desc.Size)
+	} else {
+		p.report(desc, StageDone, desc.Size)
 	}
 	return nil, nil
 }
 
-// blob fetches until the blob is there, continuing where a broken connection
-// ended. Each try that gets further gives it new tries.
-func (f fetcher) blob(ctx context.Context, desc ocispec.Descriptor) error {
-	ref := remotes.MakeRefKey(ctx, desc) + "-" + f.pull
-	for try := 1; ; try++ {
-		before := f.offset(ctx, ref)
-		err := f.once(ctx, ref, desc)
-		if err == nil || errdefs.IsAlreadyExists(err) {
-			f.report(Progress{Digest: desc.Digest.String(), Stage: StageDownload, Done: desc.Size, Total: desc.Size})
+// Writer implements content.Ingester.
+func (p *pulling) Writer(ctx context.Context, opts ...content.WriterOpt) (content.Writer, error) {
+	return p.store.content.Writer(ctx, append(opts, func(o *content.WriterOpts) error {
+		o.Ref += "-" + p.id
+		return nil
+	})...)
+}
+
+// Fetch implements remotes.Fetcher. The library goes on by itself where a connection
+// breaks. Where else the descriptor says that the blob can be had is not looked at: it
+// is an address of the image author's choice, and would be asked from within the
+// node's network.
+func (p *pulling) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+	if err := p.store.checkFree(desc.Size, ""); err != nil {
+		return nil, err
+	}
+	desc.URLs = nil
+	body, err := p.remote.Fetch(asBlob(ctx), desc)
+	if err != nil {
+		return nil, err
+	}
+	d := &download{ReadCloser: body, pull: p, desc: desc}
+	ctx, d.stop = context.WithCancel(ctx)
+	go d.watch(ctx)
+	return d, nil
+}
+
+// download is a blob under way.
+type download struct {
+	io.ReadCloser
+	pull  *pulling
+	desc  ocispec.Descriptor
+	at    int64
+	bytes atomic.Int64 // in this window of watch
+	stop  context.CancelFunc
+}
+
+func (d *download) Read(p []byte) (int, error) {
+	n, err := d.ReadCloser.Read(p)
+	if err != nil {
+		d.stop()
+	}
+	d.at += int64(n)
+	d.bytes.Add(int64(n))
+	d.pull.fetched.Add(int64(n))
+	d.pull.report(d.desc, StageDownload, d.at)
+	return n, err
+}
+
+func (d *download) Close() error {
+	d.stop()
+	return d.ReadCloser.Close()
+}
+
+const (
+	// waitRate is the slowest download, in bytes per second over waitWindow, that
+	// other pulls of the same blob wait for.
+	waitRate = 64 << 10
+	// waitWindow is how long a download is measured before it is called slow.
+	waitWindow = 10 * time.Second
+)
+
+// watch counts the download among the slow ones of its pull while it is below waitRate.
+func (d *download) watch(ctx context.Context) {
+	locks, slow := d.pull.locks, int32(0)
+	defer func() { locks.slow.Add(-slow) }()
+	tick := time.NewTicker(locks.window)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		was := slow
+		slow = 0
+		if float64(d.bytes.Swap(0)) < waitRate*locks.window.Seconds() {
+			slow = 1
+		}
+		locks.slow.Add(slow - was)
+	}
+}
+
+// locks are a mutex per key, so that a blob is fetched and a layer unpacked by
+// one pull while the others wait for its outcome.
+type locks struct {
+	mu   sync.Mutex // guards held
+	held map[string]*hold
+}
+
+type hold struct {
+	by   *pullLocks
+	done chan struct{} // closed when the key is released
+}
+
+// pullLocks are locks as one pull uses them: a key that a slow pull holds is
+// passed, and the work done twice. The stores take the outcome of whichever pull
+// is first.
+type pullLocks struct {
+	all    *locks
+	window time.Duration
+	slow   atomic.Int32 // downloads of this pull that are slow
+}
+
+func (l *locks) forPull(window time.Duration) *pullLocks { return &pullLocks{all: l, window: window} }
+
+// Lock returns when the key is held or passed, or with the error of ctx.
+func (l *pullLocks) Lock(ctx context.Context, key string) error {
+	for {
+		l.all.mu.Lock()
+		other := l.all.held[key]
+		if other == nil {
+			l.all.held[key] = &hold{by: l, done: make(chan struct{})}
+		}
+		l.all.mu.Unlock()
+		if other == nil || other.by != l && other.by.slow.Load() > 0 {
 			return nil
 		}
-		if errdefs.IsFailedPrecondition(err) {
-			return f.dropWrong(ctx, ref, err)
-		}
-		if f.offset(ctx, ref) > before {
-			try = 1
-		}
-		if try == fetchTries || !worthRetrying(err) {
-			return err
-		}
-		if err := pause(ctx, firstRetry<<(try-1)); err != nil {
-			return err
+		select {
+		case <-other.done:
+		case <-time.After(l.window / 10):
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 }
 
-// dropWrong forgets bytes that are not those of the digest: kept, they would
-// make every later pull fail as well.
-func (f fetcher) dropWrong(ctx context.Context, ref string, err error) error {
-	// Not %w: the content store calls it a failed precondition.
-	return errors.Join(fmt.Errorf("wrong bytes: %v: %w", err, errdefs.ErrDataLoss), f.content.Abort(ctx, ref)) //nolint:errorlint
-}
-
-func (f fetcher) offset(ctx context.Context, ref string) int64 {
-	status, err := f.content.Status(ctx, ref)
-	if err != nil {
-		return 0
-	}
-	return status.Offset
-}
-
-// once fetches what is missing of a blob and commits it under its digest, which
-// checks it. remotes.Fetch does the same with a buffer of 1 MiB for each blob:
-// most of the memory of a pull.
-func (f fetcher) once(ctx context.Context, ref string, desc ocispec.Descriptor) error {
-	w, err := content.OpenWriter(ctx, f.content, content.WithRef(ref), content.WithDescriptor(desc))
-	if err != nil {
-		return err
-	}
-	defer w.Close()
-	status, err := w.Status()
-	if err != nil {
-		return err
-	}
-	if status.Offset < desc.Size {
-		if err := f.checkFree(desc.Size-status.Offset, ""); err != nil {
-			return err
-		}
-		if err := f.copyFrom(ctx, w, desc, status.Offset); err != nil {
-			return err
-		}
-	}
-	return w.Commit(ctx, desc.Size, desc.Digest)
-}
-
-// copyFrom adds the bytes from offset on. Of bytes past the end one is enough
-// for the commit to refuse. Where else the descriptor says that the blob can be
-// had is not looked at: it is an address of the image author's choice, and would
-// be asked from within the node's network.
-func (f fetcher) copyFrom(ctx context.Context, w io.Writer, desc ocispec.Descriptor, offset int64) error {
-	add, end := f.meter.start()
-	defer end()
-	desc.URLs = nil
-	rc, err := f.remote.Fetch(asBlob(ctx), desc)
-	if err != nil {
-		return err
-	}
-	defer rc.Close()
-	if offset > 0 {
-		if _, err := rc.(io.Seeker).Seek(offset, io.SeekStart); err != nil {
-			return err
-		}
-	}
-	body := &countedReader{Reader: io.LimitReader(rc, desc.Size-offset+1), at: offset, report: func(at int64, n int) {
-		add(n)
-		f.fetched.Add(int64(n))
-		f.report(Progress{Digest: desc.Digest.String(), Stage: StageDownload, Done: at, Total: desc.Size})
-	}}
-	if _, err := io.CopyBuffer(w, body, make([]byte, copyBuffer)); err != nil {
-		return err
-	}
-	if body.at < desc.Size {
-		return fmt.Errorf("%d of %d bytes: %w", body.at, desc.Size, io.ErrUnexpectedEOF)
-	}
-	return nil
-}
-
-// worthRetrying reports whether a link or a server may recover; another answer
-// will stay the same. A stalled server has had its time.
-func worthRetrying(err error) bool {
-	if _, stalled := errors.AsType[stalledError](err); stalled {
-		return false
-	}
-	if status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err); ok {
-		return status.StatusCode >= 500 || status.StatusCode == 429
-	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return false
-	}
-	_, network := errors.AsType[*net.OpError](err)
-	return network || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+// Unlock releases the key, unless it was passed.
+func (l *pullLocks) Unlock(key string) {
+	l.all.mu.Lock()
+	defer l.all.mu.Unlock()
+	if mine := l.all.held[key]; mine != nil && mine.by == l {
+		delete(l.all.held, key)
+		close(mine.done)
 	}
 }
 

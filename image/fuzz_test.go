@@ -83,10 +83,10 @@ func FuzzDockerConfig(f *testing.F) {
 		}
 		for _, host := range []string{"docker.io", "a.b:5000"} {
 			if auth, found := config.lookup(host); found {
-				_, _ = auth.login()
+				_, _, _ = auth.login()
 			}
 		}
-		shown := credentials{registry: "docker.io", config: config, own: &ownHosts{}}
+		shown := credentials{registry: "docker.io", config: config}
 		if auth, err := shown.forHost(t.Context(), "docker.io"); auth != (Auth{}) || err != nil {
 			t.Errorf("a host that the pull does not own was shown %#v: %v", auth, err)
 		}

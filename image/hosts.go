@@ -2,6 +2,7 @@ package image
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/containerd/v2/core/remotes/docker/config"
 	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
 	"github.com/pelletier/go-toml/v2"
 	"github.com/pelletier/go-toml/v2/unstable"
 
@@ -66,56 +68,52 @@ func checkHosts(data []byte) error {
 	if err := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields().Decode(&file); err != nil {
 		return positioned(err)
 	}
-	lines := linesOf(data)
-	check := func(table []string, key string, err error) error {
+	var problems []error
+	lines, tables := linesOf(data)
+	check := func(err error, key ...string) {
 		if err == nil {
-			return nil
+			return
 		}
-		path := append(slices.Clone(table), key)
-		return fmt.Errorf("line %d: %s: %w", lines.of(path), strings.Join(path, "."), err)
+		line := 1
+		for i := range key { // of the key, or of the nearest table above it
+			line = max(line, lines[strings.Join(key[:i+1], "\x00")+"\x00"])
+		}
+		problems = append(problems, fmt.Errorf("line %d: %s: %w", line, strings.Join(key, "."), err))
 	}
-	err := errors.Join(check(nil, "server", checkServer(file.Server)), file.check(nil, check))
+	check(checkServer(file.Server), "server")
+	file.check(nil, check)
 	for name, fields := range file.Hosts {
-		table := []string{"host", name}
-		if !lines.tables[name] { // the library sees headers of tables alone
-			err = errors.Join(err, check(table[:1], name, errors.New("it has to be a table of its own, under [host.\""+name+"\"]")))
+		if !tables[name] || name == "" { // the library sees headers of tables alone
+			check(fmt.Errorf("it has to be a table of its own, under [host.%q]", cmp.Or(name, "https://ADDRESS")), "host", name)
 		}
-		if name == "" {
-			err = errors.Join(err, check(table[:1], name, errors.New("it has no address")))
-		}
-		err = errors.Join(err, check(table[:1], name, checkServer(name)), fields.check(table, check))
+		check(checkServer(name), "host", name)
+		fields.check([]string{"host", name}, check)
 	}
-	return err
+	return errors.Join(problems...)
 }
 
 // positioned puts line and key before what the decoder says.
 func positioned(err error) error {
-	var all []error
+	wrong, _ := errors.AsType[*toml.DecodeError](err)
 	if unknown, ok := errors.AsType[*toml.StrictMissingError](err); ok {
-		for i := range unknown.Errors {
-			line, _ := unknown.Errors[i].Position()
-			all = append(all, fmt.Errorf("line %d: %s: there is no such key", line, strings.Join(unknown.Errors[i].Key(), ".")))
-		}
-		return errors.Join(all...)
+		wrong, err = &unknown.Errors[0], errors.New("there is no such key")
 	}
-	if wrong, ok := errors.AsType[*toml.DecodeError](err); ok {
-		line, _ := wrong.Position()
-		return fmt.Errorf("line %d: %s: %w", line, strings.Join(wrong.Key(), "."), err)
+	if wrong == nil {
+		return err
 	}
-	return err
+	line, _ := wrong.Position()
+	return fmt.Errorf("line %d: %s: %w", line, strings.Join(wrong.Key(), "."), err)
 }
 
-func (f hostFields) check(table []string, check func(table []string, key string, err error) error) error {
-	err := errors.Join(
-		check(table, "capabilities", checkCapabilities(f.Capabilities)),
-		check(table, "ca", checkTexts(f.CA, 1)),
-		check(table, "client", checkTexts(f.Client, 2)),
-		check(table, "dial_timeout", checkTimeout(f.DialTimeout)),
-	)
+func (f hostFields) check(table []string, check func(err error, key ...string)) {
+	key := func(name ...string) []string { return append(slices.Clone(table), name...) }
+	check(checkCapabilities(f.Capabilities), key("capabilities")...)
+	check(checkTexts(f.CA, false), key("ca")...)
+	check(checkTexts(f.Client, true), key("client")...)
+	check(checkTimeout(f.DialTimeout), key("dial_timeout")...)
 	for name, value := range f.Header {
-		err = errors.Join(err, check(append(slices.Clone(table), "header"), name, checkTexts(value, 1)))
+		check(checkTexts(value, false), key("header", name)...)
 	}
-	return err
 }
 
 func checkServer(server string) error {
@@ -145,23 +143,20 @@ func checkCapabilities(all []string) error {
 	return nil
 }
 
-// checkTexts wants a text or a list of texts; of depth 2, also of pairs of texts.
-func checkTexts(value any, depth int) error {
-	all, isList := value.([]any)
+// checkTexts wants a text or a list of texts, or also of pairs of texts.
+func checkTexts(value any, pairs bool) error {
 	if _, isText := value.(string); value == nil || isText {
 		return nil
 	}
-	for _, one := range all {
-		pair, isPair := one.([]any)
-		if _, isText := one.(string); isText {
-			continue
-		}
-		if depth < 2 || !isPair || len(pair) != 2 || checkTexts(pair, 1) != nil {
-			return fmt.Errorf("%v is not of the right form", one)
-		}
-	}
+	all, isList := value.([]any)
 	if !isList {
 		return fmt.Errorf("%v is neither a text nor a list of texts", value)
+	}
+	for _, one := range all {
+		pair, isPair := one.([]any)
+		if _, isText := one.(string); !isText && (!pairs || !isPair || len(pair) != 2 || checkTexts(one, false) != nil) {
+			return fmt.Errorf("%v is not of the right form", one)
+		}
 	}
 	return nil
 }
@@ -177,45 +172,32 @@ func checkTimeout(text string) error {
 	return err
 }
 
-// hostsLines knows where the keys of a file are, and which hosts have a table.
-type hostsLines struct {
-	lines  map[string]int
-	tables map[string]bool
-}
-
-// of returns the line of a key, or of the nearest table above it.
-func (l hostsLines) of(path []string) int {
-	for ; len(path) > 0; path = path[:len(path)-1] {
-		if line, ok := l.lines[strings.Join(path, "\x00")]; ok {
-			return line
-		}
-	}
-	return 1
-}
-
-func linesOf(data []byte) hostsLines {
-	found := hostsLines{lines: map[string]int{}, tables: map[string]bool{}}
+// linesOf returns the lines of a file's keys, whose parts end in NUL, and the hosts
+// that have a table.
+func linesOf(data []byte) (lines map[string]int, tables map[string]bool) {
+	lines, tables = map[string]int{}, map[string]bool{}
 	var parser unstable.Parser
 	parser.Reset(data)
-	var table []string
+	table := ""
 	for parser.NextExpression() {
 		expression := parser.Expression()
-		path, line := []string{}, 0
+		path, line := table, 0
+		if expression.Kind == unstable.Table {
+			path = ""
+		}
 		for key := expression.Key(); key.Next(); {
-			path = append(path, string(key.Node().Data))
+			path += string(key.Node().Data) + "\x00"
 			line = parser.Shape(key.Node().Raw).Start.Line
 		}
 		if expression.Kind == unstable.Table {
 			table = path
-			if len(path) > 1 && path[0] == "host" {
-				found.tables[path[1]] = true
+			if parts := strings.Split(path, "\x00"); len(parts) > 2 && parts[0] == "host" {
+				tables[parts[1]] = true
 			}
-		} else {
-			path = append(slices.Clone(table), path...)
 		}
-		found.lines[strings.Join(path, "\x00")] = line
+		lines[path] = line
 	}
-	return found
+	return lines, tables
 }
 
 // CheckRegistries returns what is wrong with the files that say how registries are
@@ -240,45 +222,47 @@ func CheckRegistries(certsDirs []string, dockerConfig string) (problems []error)
 
 // resolver makes what one pull uses to reach the registry and its mirrors. The
 // files that say how are read now, so that a change counts at the next pull.
-func (s *Store) resolver(ctx context.Context, ref Reference, auth Auth) (remotes.Resolver, func(), error) {
+func (s *Store) resolver(ctx context.Context, ref reference.Named, auth Auth) (remotes.Resolver, error) {
 	stored, err := readDockerConfig(s.settings().DockerConfig)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	own := &ownHosts{}
-	shown := credentials{registry: ref.Host(), request: auth, config: stored, own: own}
-	if _, err := auth.login(); err != nil {
-		return nil, nil, err
+	if _, _, err := auth.login(); err != nil {
+		return nil, err
 	}
-	link := &link{timeout: s.settings().ProgressTimeout, minRate: s.settings().MinRate, own: own.has}
+	shown := &credentials{registry: reference.Domain(ref), request: auth, config: stored}
+	way := link{timeout: s.settings().ProgressTimeout, minRate: s.settings().MinRate, own: shown.isOwn}
 	hosts := config.ConfigureHosts(ctx, config.HostOptions{
-		HostDir:      s.hostDir,
-		Credentials:  func(host string) (string, string, error) { return shown.login(ctx, host) },
-		UpdateClient: link.wrap,
+		HostDir:     s.hostDir,
+		Credentials: func(host string) (string, string, error) { return shown.login(ctx, host) },
+		UpdateClient: func(client *http.Client) error {
+			if _, wrapped := client.Transport.(link); !wrapped {
+				way.base = client.Transport
+				client.Transport = way
+			}
+			return nil
+		},
 	})
 	return docker.NewResolver(docker.ResolverOptions{
 		Hosts:   authorized(ctx, hosts, shown),
 		Headers: http.Header{"User-Agent": []string{"minicri"}},
-	}), link.close, nil
+	}), nil
 }
 
 // authorized notes which hosts are the pull's own and keeps credentials with
 // them. A ready token takes the place of the token protocol.
-func authorized(ctx context.Context, hosts docker.RegistryHosts, shown credentials) docker.RegistryHosts {
+func authorized(ctx context.Context, hosts docker.RegistryHosts, shown *credentials) docker.RegistryHosts {
 	return func(name string) ([]docker.RegistryHost, error) {
 		all, err := hosts(name)
 		for i := range all {
 			host := &all[i]
-			shown.own.add(host.Host)
-			a := authorizer{host: host.Host, shown: host.Authorizer, elsewhere: docker.NewDockerAuthorizer(docker.WithAuthClient(host.Client))}
+			shown.own.Store(strings.ToLower(host.Host), true)
 			token, err := shown.token(ctx, host.Host)
 			if err != nil {
 				return nil, err
 			}
-			if token != "" {
-				a.shown = tokenAuthorizer{token}
-			}
-			host.Authorizer = a
+			elsewhere := docker.NewDockerAuthorizer(docker.WithAuthClient(host.Client))
+			host.Authorizer = authorizer{host: host.Host, token: token, shown: host.Authorizer, elsewhere: elsewhere}
 		}
 		return all, err
 	}

@@ -161,23 +161,22 @@ func TestImportOfManyTagsIsOneTransaction(t *testing.T) {
 	}
 
 	// The database refuses a name of nothing.
-	target, err := s.Import(t.Context(), bytes.NewReader(taggedArchive(t, tags[:1])))
+	_, err = s.Import(t.Context(), bytes.NewReader(taggedArchive(t, tags[:1])))
 	must(t, err)
-	_, b, err := s.targetOf(s.scope(t.Context()), target[0].ID)
+	one, err := s.find(tags[0])
 	must(t, err)
-	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: target[0].Target, Size: 1}
-	names := []string{"registry.example/first:1", ""}
-	if err := s.record(s.scope(t.Context()), recorded{target: desc, body: b, names: names}); err == nil {
+	one.names = []string{"registry.example/first:1", ""}
+	if err := s.record(t.Context(), one); err == nil {
 		t.Error("a name of nothing was recorded")
 	}
-	if _, err := s.images.Get(s.scope(t.Context()), names[0]); !errdefs.IsNotFound(err) {
+	if _, err := s.images.Get(s.scope(t.Context()), one.names[0]); !errdefs.IsNotFound(err) {
 		t.Errorf("one of the names was recorded: %v", err)
 	}
 }
 
 // transactions is the number of the database's last transaction.
 func transactions(s *Store) (id int) {
-	_ = s.engine.db.View(func(tx *bolt.Tx) error {
+	_ = s.db.View(func(tx *bolt.Tx) error {
 		id = tx.ID()
 		return nil
 	})

@@ -92,7 +92,7 @@ func TestCollectRemovesWhatTheDatabaseDoesNotKnow(t *testing.T) {
 	root := t.TempDir()
 	s := openStoreAt(t, root)
 	ctx := s.scope(t.Context())
-	if _, err := s.engine.overlay.Prepare(ctx, "minicri/1/unknown", ""); err != nil {
+	if _, err := s.overlay.Prepare(ctx, "minicri/1/unknown", ""); err != nil {
 		t.Fatal(err)
 	}
 	dir := s.dir

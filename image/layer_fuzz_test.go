@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	hostile "github.com/minicri/minicri/test/hostile/registry"
@@ -52,7 +53,7 @@ func FuzzLayer(f *testing.F) {
 				return
 			}
 			plain = &decoded.Buffer
-		} else if unpacked, err := decompress(t.Context(), plain, nil); err != nil {
+		} else if unpacked, err := decompress(t.Context(), plain, semaphore.NewWeighted(1)); err != nil {
 			return
 		} else {
 			plain = unpacked
@@ -62,7 +63,7 @@ func FuzzLayer(f *testing.F) {
 		defer os.RemoveAll(outside)
 		root := filepath.Join(outside, "one", "layer")
 		must(t, os.MkdirAll(root, 0o700))
-		a := applier{room: s.room}
+		a := applier{store: s}
 		_, _ = a.unpack(t.Context(), root, io.LimitReader(plain, 4<<20))
 		err = filepath.WalkDir(outside, func(path string, _ fs.DirEntry, err error) error {
 			if err == nil && path != outside && path != filepath.Dir(root) && path != root && !strings.HasPrefix(path, root+"/") {

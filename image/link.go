@@ -1,15 +1,16 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
-	"strconv"
 	"strings"
-	"sync"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -38,70 +39,37 @@ type link struct {
 	timeout time.Duration
 	minRate int64 // bytes per second
 	// own reports whether a host is the registry or one of its mirrors.
-	own func(host string) bool
-
-	mu    sync.Mutex // guards bases
-	bases []*http.Transport
-}
-
-// wrap puts the link under a client that the resolver made.
-func (l *link) wrap(client *http.Client) error {
-	base := client.Transport
-	if wrapped, ok := base.(roundTripper); ok {
-		base = wrapped.base
-	}
-	if t, ok := base.(*http.Transport); ok {
-		l.mu.Lock()
-		l.bases = append(l.bases, t)
-		l.mu.Unlock()
-	}
-	client.Transport = roundTripper{link: l, base: base}
-	return nil
-}
-
-// close closes kept connections.
-func (l *link) close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, t := range l.bases {
-		t.CloseIdleConnections()
-	}
-}
-
-type roundTripper struct {
-	link *link
+	own  func(host string) bool
 	base http.RoundTripper
 }
 
-func (rt roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+// RoundTrip implements http.RoundTripper.
+func (l link) RoundTrip(req *http.Request) (*http.Response, error) {
 	req, err := withoutSecrets(req)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancelCause(req.Context())
-	stalled := stalledError{method: req.Method, host: req.URL.Host, path: req.URL.Path, after: rt.link.timeout, minimum: rt.link.minRate}
-	timer := time.AfterFunc(rt.link.timeout, func() { cancel(stalled) })
-	resp, err := rt.base.RoundTrip(req.WithContext(ctx))
+	stalled := stalledError{method: req.Method, host: req.URL.Host, path: req.URL.Path, after: l.timeout, minimum: l.minRate}
+	timer := time.AfterFunc(l.timeout, func() { cancel(stalled) })
+	resp, err := l.base.RoundTrip(req.WithContext(ctx))
 	timer.Stop()
 	if err != nil {
-		err = causeOf(ctx, err)
+		err = cmp.Or(context.Cause(ctx), err)
 		cancel(nil)
 		return nil, err
-	}
-	if resp.StatusCode == http.StatusTooManyRequests {
-		waitRetryAfter(ctx, resp.Header.Get("Retry-After"), rt.link.timeout)
 	}
 	if !isBlob(req) && resp.StatusCode == http.StatusOK && resp.ContentLength > maxManifest {
 		cancel(nil)
 		return nil, errors.Join(tooLong(req), resp.Body.Close())
 	}
-	body := &watchedBody{ReadCloser: resp.Body, ctx: ctx, cancel: cancel, timer: timer, stalled: stalled}
+	body := &watchedBody{ReadCloser: resp.Body, ctx: ctx, cancel: cancel, timer: timer, stalled: stalled, left: math.MaxInt64}
 	resp.Body = body
 	switch {
-	case resp.StatusCode >= http.StatusBadRequest && !rt.link.own(req.URL.Host):
-		body.left = bounded(0, io.EOF)
+	case resp.StatusCode >= http.StatusBadRequest && !l.own(req.URL.Host):
+		body.left, body.after = 0, io.EOF // whatever it is, no error is to show it
 	case !isBlob(req):
-		body.left = bounded(maxManifest, tooLong(req))
+		body.left, body.after = maxManifest, tooLong(req)
 	}
 	return resp, nil
 }
@@ -165,35 +133,6 @@ func isBlob(req *http.Request) bool {
 	return req.Context().Value(blobKey{}) != nil && req.Header.Get("Accept") != ""
 }
 
-// causeOf puts the reason in place of the bare "context canceled".
-func causeOf(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil {
-		return cause
-	}
-	return err
-}
-
-// waitRetryAfter honours what a registry that limits requests asks for, within
-// the time that the pull may stand still. The resolver repeats the request.
-func waitRetryAfter(ctx context.Context, header string, most time.Duration) {
-	seconds, err := strconv.Atoi(header)
-	if err != nil || seconds < 1 {
-		seconds = 1
-	}
-	select {
-	case <-time.After(min(time.Duration(min(seconds, 1<<20))*time.Second, most)):
-	case <-ctx.Done():
-	}
-}
-
-// limit is how many bytes may still be read, and the error after them.
-type limit struct {
-	bytes int64
-	err   error
-}
-
-func bounded(bytes int64, err error) *limit { return &limit{bytes: bytes, err: err} }
-
 func tooLong(req *http.Request) error {
 	return fmt.Errorf("registry %s has more than %d bytes, too many for a manifest or a token (%s %s): %w",
 		req.URL.Host, maxManifest, req.Method, req.URL.Path, errdefs.ErrInvalidArgument)
@@ -207,28 +146,29 @@ type watchedBody struct {
 	cancel  context.CancelCauseFunc
 	timer   *time.Timer
 	stalled stalledError // what to fail with
-	left    *limit       // nil: none
+	left    int64        // bytes that may still be read
+	after   error        // what a read says then
 
 	waited time.Duration // in the window
 	bytes  int64         // in the window
 }
 
 func (b *watchedBody) Read(p []byte) (int, error) {
-	if b.left != nil && b.left.bytes <= 0 {
-		return 0, b.left.err
+	if b.left <= 0 {
+		return 0, b.after
 	}
 	began := time.Now()
 	b.timer.Reset(b.stalled.after)
 	n, err := b.ReadCloser.Read(p)
 	b.timer.Stop()
-	if b.left != nil {
-		b.left.bytes -= int64(n)
-	}
-	if err != nil && !errors.Is(err, io.EOF) {
-		return n, causeOf(b.ctx, err)
-	}
-	if err == nil {
+	b.left -= int64(n)
+	switch {
+	case err == nil:
 		err = b.measure(n, time.Since(began))
+	case context.Cause(b.ctx) != nil && !errors.Is(err, io.EOF):
+		err = context.Cause(b.ctx) // in place of the bare "context canceled"
+	case errors.Is(err, syscall.ECONNRESET):
+		err = io.ErrUnexpectedEOF // for which the resolver goes on with another connection
 	}
 	return n, err
 }

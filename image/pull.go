@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -11,13 +12,40 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
+	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
+// PullResult is how a pull ended.
+type PullResult struct {
+	Reference string
+	Size      int64 // of the image, 0 if there is none
+	Took      time.Duration
+	Bytes     int64 // that came from the registry
+	Err       error
+}
+
+// Stage says what is being done with a blob.
+type Stage string
+
+const (
+	StageDownload Stage = "downloading" // Done of Total bytes have come from the registry
+	StageUnpack   Stage = "unpacking"   // Done of Total compressed bytes have been unpacked
+	StageDone     Stage = "done"        // the blob is on the node; Done equals Total
+)
+
+// Progress is how far a pull has got with one blob. Reports of one blob are in order.
+type Progress struct {
+	Digest string // sha256:<hex>
+	Stage  Stage
+	Done   int64 // bytes
+	Total  int64 // bytes
+}
+
 // Pull makes the image that reference names today complete and durable on this
-// node and returns it. Equal pulls at the same time share the work; the end of
-// ctx ends this caller's waiting, and the work when no one else waits. progress
-// may be nil; it is called from several goroutines, one at a time.
+// node and returns it. Pulls at the same time fetch each blob and unpack each layer
+// once. progress may be nil; it is called from several goroutines, one at a time, and
+// not after Pull has returned.
 //
 // Errors: ErrInvalidArgument for the reference or credentials, ErrNotFound,
 // ErrUnauthenticated, ErrPermissionDenied and ErrResourceExhausted for what the
@@ -34,41 +62,73 @@ func (s *Store) PullFor(ctx context.Context, reference, platform string, auth Au
 	if err != nil {
 		return Image{}, err
 	}
-	wanted, err := platformNamed(platform)
-	if err != nil {
+	p := &pulling{store: s, ref: ref, auth: auth, locks: s.locks.forPull(s.config.waitWindow), progress: progress, last: map[string]reported{}}
+	if p.platform, err = platformNamed(platform); err != nil {
 		return Image{}, err
 	}
-	work := &pulling{store: s, ref: ref, auth: auth, platform: wanted, narrow: platform != ""}
-	key := pullKey{name: ref.String(), auth: auth, platform: platform}
-	return s.pulls.join(ctx, key, progress, func(ctx context.Context, report func(Progress)) (Image, error) {
-		work.report = report
-		began := time.Now()
-		image, err := work.run(s.scope(ctx))
-		if err != nil {
-			err = pullError{fmt.Errorf("pull %s: %w", ref, registryError(ctx, err))}
-		}
-		s.config.Observe(PullResult{Reference: ref.String(), Size: image.Size, Took: time.Since(began), Bytes: work.fetched.Load(), Err: err})
-		return image, err
-	})
+	if err := s.begin(); err != nil {
+		return Image{}, fmt.Errorf("pull %s: %w", ref, err)
+	}
+	defer s.work.Done()
+	ctx, cancel := context.WithCancelCause(s.scope(ctx))
+	defer cancel(nil)
+	defer context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })()
+	began := time.Now()
+	image, err := p.run(ctx, platform)
+	if err != nil {
+		err = pullError{fmt.Errorf("pull %s: %w", ref, registryError(ctx, err))}
+	}
+	p.mu.Lock()
+	p.progress = nil // the library may have left a fetch behind, which is about to end
+	p.mu.Unlock()
+	s.config.Observe(PullResult{Reference: ref.String(), Size: image.Size, Took: time.Since(began), Bytes: p.fetched.Load(), Err: err})
+	return image, err
 }
 
 // pulling is one pull.
 type pulling struct {
 	store    *Store
-	ref      Reference
+	ref      reference.Named
 	auth     Auth
 	platform platforms.MatchComparer
-	narrow   bool // record the platform's manifest, not the index
-	report   func(Progress)
-
+	remote   remotes.Fetcher
+	locks    *pullLocks
+	// id sets the downloads of this pull apart from those of others that did not wait for it.
+	id      string
 	fetched atomic.Int64 // bytes
+
+	mu       sync.Mutex // guards what follows; held during progress, so reports stay in order
+	progress func(Progress)
+	last     map[string]reported // by digest
 }
 
-// run does the work, in order.
-func (p *pulling) run(ctx context.Context) (Image, error) {
+// reported is the last report of a blob.
+type reported struct {
+	stage Stage
+	time  time.Time
+}
+
+// reportEvery bounds how often one stage of one blob is reported.
+const reportEvery = 100 * time.Millisecond
+
+func (p *pulling) report(desc ocispec.Descriptor, stage Stage, done int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	digest, now := desc.Digest.String(), time.Now()
+	last := p.last[digest]
+	again := last.stage == stage && (stage == StageDone || done < desc.Size && now.Sub(last.time) < reportEvery)
+	if p.progress == nil || again {
+		return
+	}
+	p.last[digest] = reported{stage: stage, time: now}
+	p.progress(Progress{Digest: digest, Stage: stage, Done: done, Total: desc.Size})
+}
+
+// run does the work, in order. platform is "" for the node's.
+func (p *pulling) run(ctx context.Context, platform string) (Image, error) {
 	s := p.store
-	if p.ref.Digest != "" {
-		if err := checkAlgorithm(p.ref.Digest); err != nil {
+	if pinned, ok := p.ref.(reference.Digested); ok {
+		if err := checkAlgorithm(pinned.Digest()); err != nil {
 			return Image{}, err
 		}
 	}
@@ -77,11 +137,10 @@ func (p *pulling) run(ctx context.Context) (Image, error) {
 		return Image{}, err
 	}
 	defer release()
-	resolver, disconnect, err := s.resolver(ctx, p.ref, p.auth)
+	resolver, err := s.resolver(ctx, p.ref, p.auth)
 	if err != nil {
 		return Image{}, err
 	}
-	defer disconnect()
 	target, err := resolve(ctx, resolver, p.ref)
 	if err != nil {
 		return Image{}, err
@@ -89,29 +148,31 @@ func (p *pulling) run(ctx context.Context) (Image, error) {
 	if err := s.verify(ctx, p.ref, target); err != nil {
 		return Image{}, err
 	}
-	if err := p.fetchAndUnpack(ctx, resolver, target); err != nil {
+	if p.remote, err = resolver.Fetcher(ctx, p.ref.String()); err != nil {
 		return Image{}, err
 	}
-	if p.narrow {
-		if target, err = s.manifestOf(ctx, target, p.platform); err != nil {
+	p.id = rand.Text()
+	way := route{platform: p.platform, wanted: platform, get: p.get, locks: p.locks, report: p.report}
+	if platform != "" {
+		if target, err = s.manifestOf(ctx, target, way); err != nil {
 			return Image{}, err
 		}
 	}
-	if err := p.reportDone(ctx, target); err != nil {
+	if err := s.unpackTree(ctx, target, way); err != nil {
 		return Image{}, err
 	}
-	body, err := s.readBody(ctx, target)
+	image, err := s.fromContent(ctx, target)
 	if err != nil {
 		return Image{}, err
 	}
-	names := []string{p.ref.String(), p.ref.pinnedTo(target.Digest).String()}
-	if err := s.record(ctx, recorded{target: target, body: body, names: names}); err != nil {
+	image.names = []string{p.ref.String(), p.ref.Name() + "@" + target.Digest.String()}
+	if err := s.record(ctx, image); err != nil {
 		return Image{}, err
 	}
-	return s.Get(body.id)
+	return s.Get(image.ID)
 }
 
-func resolve(ctx context.Context, resolver remotes.Resolver, ref Reference) (ocispec.Descriptor, error) {
+func resolve(ctx context.Context, resolver remotes.Resolver, ref reference.Named) (ocispec.Descriptor, error) {
 	_, target, err := resolver.Resolve(ctx, ref.String())
 	if err != nil {
 		return target, fmt.Errorf("resolve: %w", err)
@@ -120,45 +181,4 @@ func resolve(ctx context.Context, resolver remotes.Resolver, ref Reference) (oci
 		return target, fmt.Errorf("resolve: %s is of type %q, not an image: %w", target.Digest, cut(target.MediaType, 100), errdefs.ErrInvalidArgument)
 	}
 	return target, nil
-}
-
-func (p *pulling) fetchAndUnpack(ctx context.Context, resolver remotes.Resolver, target ocispec.Descriptor) error {
-	remote, err := resolver.Fetcher(ctx, p.ref.String())
-	if err != nil {
-		return err
-	}
-	meter := newMeter(p.store.config.waitWindow)
-	f := fetcher{
-		content: p.store.engine.content, remote: remote, report: p.report, pull: rand.Text(),
-		meter: meter, fetched: &p.fetched, checkFree: p.store.checkFree,
-	}
-	way := route{platform: p.platform, narrow: p.narrow, get: f.handle, locks: p.store.locks.forPull(meter), report: p.report}
-	return p.store.unpackTree(ctx, target, way)
-}
-
-// manifestOf follows an index to the manifest of a platform.
-func (s *Store) manifestOf(ctx context.Context, target ocispec.Descriptor, platform platforms.MatchComparer) (ocispec.Descriptor, error) {
-	for images.IsIndexType(target.MediaType) {
-		children, err := s.children(platform, true)(ctx, target)
-		if err != nil {
-			return target, err
-		}
-		if len(children) == 0 {
-			return target, fmt.Errorf("index %s has no manifest for the platform: %w", target.Digest, errdefs.ErrNotFound)
-		}
-		target = children[0]
-	}
-	return target, nil
-}
-
-// reportDone names the layers that were there before, too.
-func (p *pulling) reportDone(ctx context.Context, target ocispec.Descriptor) error {
-	manifest, err := images.Manifest(ctx, p.store.engine.content, target, p.platform)
-	if err != nil {
-		return fmt.Errorf("read manifest of %s: %w", target.Digest, err)
-	}
-	for _, blob := range append(manifest.Layers, manifest.Config) {
-		p.report(Progress{Digest: blob.Digest.String(), Stage: StageDone, Done: blob.Size, Total: blob.Size})
-	}
-	return nil
 }

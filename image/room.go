@@ -18,39 +18,25 @@ import (
 
 // checkRoom refuses an image whose layers do not fit together, before the first
 // is asked for. What they take unpacked is not known until they are there, so
-// this is the least that is needed. The fetcher looks again at each blob: other
-// pulls use the same disk.
+// this is the least that is needed: the blobs that are not there of layers above the
+// topmost unpacked one. The fetcher looks again at each blob: other pulls use the same disk.
 func (s *Store) checkRoom(ctx context.Context, layers []ocispec.Descriptor, diffIDs []digest.Digest) error {
-	missing, err := s.missing(ctx, layers, diffIDs)
-	if err != nil {
-		return err
-	}
-	var needed int64
-	for _, size := range missing {
-		needed += min(size, math.MaxInt64-needed)
-	}
-	return s.checkFree(needed, " for its layers")
-}
-
-// missing returns the sizes of the blobs that have to be fetched: those of layers
-// above the topmost unpacked one that are not there.
-func (s *Store) missing(ctx context.Context, layers []ocispec.Descriptor, diffIDs []digest.Digest) (map[digest.Digest]int64, error) {
-	chain, missing := identity.ChainIDs(slices.Clone(diffIDs)), map[digest.Digest]int64{}
+	chain, needed := identity.ChainIDs(slices.Clone(diffIDs)), int64(0)
 	for i, layer := range slices.Backward(layers) {
 		_, err := s.snapshots.Stat(ctx, chain[i].String())
 		if err == nil {
 			break
 		}
 		if errdefs.IsNotFound(err) {
-			_, err = s.engine.content.Info(ctx, layer.Digest)
+			_, err = s.content.Info(ctx, layer.Digest)
 		}
 		if errdefs.IsNotFound(err) {
-			missing[layer.Digest] = layer.Size
+			needed += min(layer.Size, math.MaxInt64-needed)
 		} else if err != nil {
-			return nil, fmt.Errorf("look for layer %s: %w", layer.Digest, err)
+			return fmt.Errorf("look for layer %s: %w", layer.Digest, err)
 		}
 	}
-	return missing, nil
+	return s.checkFree(needed, " for its layers")
 }
 
 // checkFree refuses what does not fit where blobs are kept.
@@ -112,8 +98,6 @@ type allowance struct {
 	index   int64
 }
 
-func (r *room) allow() *allowance { return &allowance{room: r} }
-
 // take is called before an entry is written.
 func (a *allowance) take(header *tar.Header) error {
 	if err := a.hold(header); err != nil {
@@ -139,8 +123,8 @@ func (a *allowance) take(header *tar.Header) error {
 	return nil
 }
 
-// write notes what is being written, in the place of what was before, and returns
-// what others are writing.
+// write notes what is being written, in the place of what was before, 0 at the end,
+// and returns what others are writing.
 func (a *allowance) write(size int64) (others int64) {
 	a.room.mu.Lock()
 	defer a.room.mu.Unlock()
@@ -149,9 +133,6 @@ func (a *allowance) write(size int64) (others int64) {
 	a.writing = size
 	return others
 }
-
-// end is called when nothing more is written.
-func (a *allowance) end() { a.write(0) }
 
 // hold counts what is held of an entry, and drops what is not used: of the records of
 // a header (pax(1)), up to 1 MiB each, those that are no extended attributes.

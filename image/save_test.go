@@ -45,7 +45,7 @@ func TestSavedImageIsImported(t *testing.T) {
 			t.Errorf("%s: %v", gone, err)
 		}
 	}
-	if l := collected(t, s); l.records != 1 || l.blobs != 2 || l.snapshots != 3 || entries(t, s.mountsDir()) != 0 {
+	if l := collected(t, s); l.records != 1 || l.blobs != 2 || l.snapshots != 3 || entries(t, filepath.Join(s.dir, "mounts")) != 0 {
 		t.Errorf("left of %s: %+v", image.ID, l)
 	}
 }
@@ -89,9 +89,9 @@ func TestKilledSaveLeavesNoMount(t *testing.T) {
 	root := t.TempDir()
 	s, err := Open(t.Context(), Config{Root: root})
 	must(t, err)
-	target := filepath.Join(s.mountsDir(), "containerd-mount1")
+	target := filepath.Join(filepath.Join(s.dir, "mounts"), "containerd-mount1")
 	must(t, errors.Join(os.Mkdir(target, 0o700), unix.Mount(t.TempDir(), target, "", unix.MS_BIND, ""), s.Close()))
-	if s = openStoreAt(t, root); entries(t, s.mountsDir()) != 0 {
+	if s = openStoreAt(t, root); entries(t, filepath.Join(s.dir, "mounts")) != 0 {
 		t.Errorf("%s is still mounted", target)
 	}
 }
@@ -151,7 +151,7 @@ func TestPullForAPlatform(t *testing.T) {
 		}
 	}
 	single := registry.push(t, "single:1", own)
-	if _, err := s.PullFor(t.Context(), single, "linux/s390x", Auth{}, nil); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "not for the platform that was asked for") {
+	if _, err := s.PullFor(t.Context(), single, "linux/s390x", Auth{}, nil); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "not for linux/s390x") {
 		t.Errorf("an image of one platform: %v", err)
 	}
 }

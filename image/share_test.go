@@ -87,7 +87,7 @@ func TestOneCancelledPullDoesNotEndOthers(t *testing.T) {
 			report(t, err)
 		})
 	}
-	for waiting(s) != 7 {
+	for len(registry.seen(func(r seenRequest) bool { return r.method == http.MethodHead })) < 7 {
 		time.Sleep(time.Millisecond)
 	}
 	cancel()
@@ -97,15 +97,6 @@ func TestOneCancelledPullDoesNotEndOthers(t *testing.T) {
 	if l := collected(t, s); l.records != 3 || l.snapshots != 6 {
 		t.Errorf("left: %+v", l)
 	}
-}
-
-func waiting(s *Store) (n int) {
-	s.pulls.mu.Lock()
-	defer s.pulls.mu.Unlock()
-	for _, job := range s.pulls.running {
-		n += job.waiting
-	}
-	return n
 }
 
 // TestPullsWithOtherCredentialsAreNotJoined: who may not see an image does not

@@ -6,16 +6,19 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
+	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/containerd/containerd/v2/plugins/snapshots/overlay"
 	"github.com/containerd/containerd/v2/plugins/snapshots/overlay/overlayutils"
 	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/minicri/minicri/internal/tree"
@@ -23,7 +26,8 @@ import (
 
 // snapshotter is containerd's for overlayfs, with a sweep of its own, which the
 // metadata database does not see: it would delete directories within each
-// collection, also within that of Open, which serving waits for.
+// collection, also within that of Open, which serving waits for, and with a
+// descriptor for each level.
 //
 // A snapshot's directory is named by a number, and the number is given again when
 // the database cannot write the record, on a full disk above all. The library
@@ -34,7 +38,7 @@ type snapshotter struct {
 	meta overlay.MetaStore
 	dir  string // of the snapshots' directories
 
-	making sync.Mutex // held while a snapshot is made, and while unrecorded ones are listed
+	making sync.Mutex // held while a snapshot is made, and while unrecorded ones are set aside
 }
 
 // LayersDir is where the layers of images are, and those of containers, below the
@@ -43,12 +47,16 @@ func LayersDir(root string) string {
 	return filepath.Join(root, "image", snapshotterKey, "snapshots")
 }
 
-// openOverlay makes removals cheap: directories are deleted by the sweep.
-func openOverlay(ctx context.Context, dir string) (*snapshotter, error) {
-	meta, err := storage.NewMetaStore(filepath.Join(dir, "metadata.db"), func(o *bolt.Options) error {
-		*o = *boltOptions()
+func openSnapshotRecords(dir string, options *bolt.Options) (*storage.MetaStore, error) {
+	return storage.NewMetaStore(filepath.Join(dir, "metadata.db"), func(o *bolt.Options) error {
+		*o = *options
 		return nil
 	})
+}
+
+// openOverlay makes removals cheap: directories are deleted by the sweep.
+func openOverlay(ctx context.Context, dir string) (*snapshotter, error) {
+	meta, err := openSnapshotRecords(dir, boltOptions())
 	if err != nil {
 		return nil, err
 	}
@@ -62,9 +70,8 @@ func openOverlay(ctx context.Context, dir string) (*snapshotter, error) {
 	}
 	s := &snapshotter{Snapshotter: library, meta: meta, dir: filepath.Join(dir, "snapshots")}
 	// The library would open the database at its first use: better an error
-	// at the start if it cannot be opened. A predecessor may have been killed
-	// between making a directory and its record.
-	if _, err := s.unrecorded(ctx); err != nil {
+	// at the start if it cannot be opened.
+	if _, err := s.setAside(ctx); err != nil {
 		return nil, errors.Join(err, library.Close())
 	}
 	return s, nil
@@ -87,7 +94,7 @@ func (s *snapshotter) View(ctx context.Context, key, parent string, opts ...snap
 // sweep deletes the directories that no record knows: those of removed
 // snapshots, and of ones that were never recorded. Snapshots are made meanwhile.
 func (s *snapshotter) sweep(ctx context.Context) error {
-	paths, err := s.unrecorded(ctx)
+	paths, err := s.setAside(ctx)
 	for _, path := range paths {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -97,9 +104,9 @@ func (s *snapshotter) sweep(ctx context.Context) error {
 	return err
 }
 
-// unrecorded returns the directories that no record knows. None of them has the
-// number of a snapshot to come: the one that might is given another name.
-func (s *snapshotter) unrecorded(ctx context.Context) (paths []string, err error) {
+// setAside returns the directories that no record knows, after it has given them
+// names that no snapshot to come can have.
+func (s *snapshotter) setAside(ctx context.Context) (paths []string, err error) {
 	s.making.Lock()
 	defer s.making.Unlock()
 	var recorded map[string]string
@@ -111,17 +118,16 @@ func (s *snapshotter) unrecorded(ctx context.Context) (paths []string, err error
 		return nil, err
 	}
 	all, err := os.ReadDir(s.dir)
-	if err != nil {
-		return nil, err
-	}
-	newest := newestOf(all)
 	for _, entry := range all {
+		const prefix = "unrecorded-"
 		name := entry.Name()
 		if _, ok := recorded[name]; ok {
 			continue
 		}
-		if name == newest {
-			if name, err = s.moveAway(name); err != nil {
+		if !strings.HasPrefix(name, prefix) {
+			name = fmt.Sprintf("%s%s-%d", prefix, name, time.Now().UnixNano())
+			if failed := os.Rename(filepath.Join(s.dir, entry.Name()), filepath.Join(s.dir, name)); failed != nil {
+				err = errors.Join(err, failed)
 				continue
 			}
 		}
@@ -130,20 +136,54 @@ func (s *snapshotter) unrecorded(ctx context.Context) (paths []string, err error
 	return paths, err
 }
 
-// newestOf returns the largest number among the names, "" if there is none. The
-// next snapshot's is not larger than that by more than one.
-func newestOf(all []os.DirEntry) (name string) {
-	var newest uint64
-	for _, entry := range all {
-		if number, err := strconv.ParseUint(entry.Name(), 10, 64); err == nil && number >= newest {
-			newest, name = number, entry.Name()
-		}
+// OpenToLook opens a store that is there, for List, Get, Describe and Snapshots alone:
+// nothing on the disk changes, and downloads that a predecessor began stay for the next
+// daemon to decide about. A store that another process changes is an ErrUnavailable.
+//
+// It makes no use of the library's stores of blobs and layers: to open these writes to
+// their directories.
+func OpenToLook(ctx context.Context, config Config) (*Store, error) {
+	config.setDefaults()
+	s, options := newStore(config), boltOptions()
+	options.ReadOnly = true
+	file, err := openDatabase(s.dir, options)
+	if err != nil {
+		return nil, fmt.Errorf("read image store %s: %w", s.dir, err)
 	}
-	return name
+	meta, err := openSnapshotRecords(filepath.Join(s.dir, snapshotterKey), options)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("read image store %s: open snapshots: %w", s.dir, err), file.Close())
+	}
+	s.assemble(file, seenBlobs{dir: filepath.Join(s.dir, "content", "blobs")}, &snapshotter{Snapshotter: seenLayers{meta: meta}, meta: meta})
+	if err := s.readRecords(s.scope(ctx)); err != nil {
+		return nil, errors.Join(fmt.Errorf("read image store %s: %w", s.dir, err), s.Close())
+	}
+	return s, nil
 }
 
-// moveAway gives a directory another name, which is no snapshot's.
-func (s *snapshotter) moveAway(name string) (moved string, err error) {
-	moved = fmt.Sprintf("unrecorded-%s-%d", name, time.Now().UnixNano())
-	return moved, os.Rename(filepath.Join(s.dir, name), filepath.Join(s.dir, moved))
+// seenBlobs are the files of a content store. What else a content.Store does, the
+// database refuses first, as it is open for reading.
+type seenBlobs struct {
+	content.Store
+	dir string
 }
+
+func (b seenBlobs) ReaderAt(_ context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
+	return local.OpenReader(filepath.Join(b.dir, desc.Digest.Algorithm().String(), desc.Digest.Encoded()))
+}
+
+// seenLayers are the records of a snapshotter.
+type seenLayers struct {
+	snapshots.Snapshotter
+	meta *storage.MetaStore
+}
+
+func (l seenLayers) Stat(ctx context.Context, key string) (info snapshots.Info, err error) {
+	err = l.meta.WithTransaction(ctx, false, func(ctx context.Context) error {
+		_, info, _, err = storage.GetInfo(ctx, key)
+		return err
+	})
+	return info, err
+}
+
+func (l seenLayers) Close() error { return l.meta.Close() }

@@ -11,147 +11,243 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/sirupsen/logrus"
+	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
+	"golang.org/x/sys/unix"
 )
 
 // Config says where a Store lives and how it pulls. Zero values are replaced by
 // the defaults named at each field.
 type Config struct {
-	// Root is the daemon's durable directory; the store uses Root/image.
-	Root string
-	// CertsDirs are searched in order for <host>/hosts.toml at each pull.
-	CertsDirs []string
-	// DockerConfig is a docker config.json with credentials for hosts that a
-	// pull brings none for. Empty: none.
-	DockerConfig string
-	// VerifierDir holds executables that must all accept an image before it is
-	// fetched. Empty: images are not verified.
-	VerifierDir string
-	// Pinned are references whose images are reported as pinned.
-	Pinned []string
-	// ProgressTimeout ends a pull whose registry sends no byte for so long.
-	// Default 1 minute.
-	ProgressTimeout time.Duration
-	// MinRate ends a pull whose registry sends fewer bytes per second, on average
-	// over ProgressTimeout. 0: no minimum.
-	MinRate int64
-	// VerifierTimeout is how long one verifier may take. Default 10 seconds.
-	VerifierTimeout time.Duration
-	// VolumesDir has a directory, named by its container, for the volumes that
-	// images declare; they are measured with the container's writable layer.
-	// Empty: none.
+	Root            string        // the daemon's durable directory; the store uses Root/image
+	CertsDirs       []string      // searched in order for <host>/hosts.toml at each pull
+	DockerConfig    string        // a docker config.json for hosts that a pull brings no credentials for; "" for none
+	VerifierDir     string        // executables that must all accept an image before it is fetched; "" for none
+	VerifierTimeout time.Duration // how long one of them may take; default 10 seconds
+	Pinned          []string      // references whose images are reported as pinned
+	ProgressTimeout time.Duration // ends a pull whose registry sends no byte for so long; default 1 minute
+	MinRate         int64         // ends a pull with fewer bytes per second, on average over ProgressTimeout; 0 for none
+	MaxDownloads    int           // how many blobs one pull fetches at once; default 3
+	KeepLayers      bool          // keeps layers as they came, after they are unpacked
+	CollectDelay    time.Duration // how long after a removal garbage is collected; default 2 seconds
+	// VolumesDir has a directory, named by its container, for the volumes that images
+	// declare; they are measured with the container's writable layer. Empty: none.
 	VolumesDir string
-	// MaxDownloads is how many blobs one pull fetches at once. Default 3.
-	MaxDownloads int
-	// KeepLayers keeps the layers of a pull or an import as they came, after they are
-	// unpacked.
-	KeepLayers bool
-	// CollectDelay is how long after a removal garbage is collected. Default 2 seconds.
-	CollectDelay time.Duration
-	// Observe is called when a pull ends. Nil: not.
-	Observe func(PullResult)
-	// Logger receives what has no caller to return it to. Default slog.Default.
-	Logger *slog.Logger
+	Observe    func(PullResult) // called when a pull ends; nil for not
+	Logger     *slog.Logger     // receives what has no caller to return it to; default slog.Default
 
-	waitWindow time.Duration // shorter in tests
+	waitWindow time.Duration   // shorter in tests
+	pinned     map[string]bool // Pinned, normalised
 }
 
-// PullResult is how a pull ended.
-type PullResult struct {
-	Reference string
-	// Size is that of the image, 0 if there is none.
-	Size  int64
-	Took  time.Duration
-	Bytes int64 // that came from the registry
-	Err   error
+func (c *Config) setDefaults() {
+	setDefault(&c.ProgressTimeout, time.Minute)
+	setDefault(&c.VerifierTimeout, 10*time.Second)
+	setDefault(&c.waitWindow, waitWindow)
+	setDefault(&c.MaxDownloads, 3)
+	setDefault(&c.CollectDelay, 2*time.Second)
+	if c.Observe == nil {
+		c.Observe = func(PullResult) {}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	c.pinned = map[string]bool{}
+	for _, text := range c.Pinned {
+		if ref, err := ParseReference(text); err == nil {
+			c.pinned[ref.String()] = true
+		}
+	}
+}
+
+func setDefault[T ~int | ~int64](field *T, value T) {
+	if *field <= 0 {
+		*field = value
+	}
 }
 
 // Store is the node's images. Its methods may be called from any goroutine.
 type Store struct {
-	config Config
-	// reloaded are the settings of pulls, see Reconfigure.
-	reloaded atomic.Pointer[Config]
-	dir      string
-	log      *slog.Logger
-	// libraryLog is log for containerd's packages.
-	libraryLog *log.Entry
+	config     Config
+	reloaded   atomic.Pointer[Config] // the settings of pulls, see Reconfigure
+	dir        string
+	log        *slog.Logger
+	libraryLog *log.Entry // log for containerd's packages
 
-	engine    *engine
+	db        *metadata.DB
+	content   content.Store // through db: leased and labelled
 	images    images.Store
 	leases    leases.Manager
-	snapshots snapshots.Snapshotter
+	snapshots snapshots.Snapshotter // through db
+	overlay   *snapshotter          // below db: keys are internal names
 
-	catalog   *catalog
-	pulls     *pulls
-	locks     *keyLock
-	usage     sync.Map // the last measurement of each container's layer, by key
-	room      *room
-	zstd      *semaphore.Weighted // places for decoders, of all pulls and imports together
-	collector *collector
-	// unmounted ends file systems that are mounted nowhere any more.
-	unmounted errgroup.Group
+	changing sync.Mutex              // held while records change and are read anew
+	list     atomic.Pointer[[]Image] // the complete images, sorted by id
+	locks    locks
+	usage    sync.Map // the last measurement of each container's layer, by key
+	room     *room
+	zstd     *semaphore.Weighted // places for decoders, of all pulls and imports together
+
+	// ctx ends with the store, and with it the pulls and collections in work.
+	ctx        context.Context
+	end        context.CancelCauseFunc
+	work       sync.WaitGroup
+	closing    sync.Mutex  // orders begin and Close
+	collecting sync.Mutex  // held by the collection in the background
+	asked      atomic.Bool // whether a collection is to begin
+	compared   atomic.Bool // whether compareDisk has run since the start
+
+	unmounted errgroup.Group // ends file systems that are mounted nowhere any more
 }
+
+// snapshotterKey names the snapshotter in the database and its directory.
+const snapshotterKey = "overlayfs"
 
 // Open opens or makes the store below config.Root. What a killed predecessor
 // left half done is forgotten now and deleted in the background. A store that another process
 // holds is an ErrUnavailable.
 func Open(ctx context.Context, config Config) (*Store, error) {
 	config.setDefaults()
-	dir := filepath.Join(config.Root, "image")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("open image store: %w", err)
+	s := newStore(config)
+	if err := s.open(ctx); err != nil {
+		return nil, fmt.Errorf("open image store %s: %w", s.dir, err)
 	}
-	if err := os.MkdirAll(filepath.Join(dir, emptyDir), 0o755); err != nil {
-		return nil, fmt.Errorf("open image store %s: %w", dir, err)
-	}
-	engine, err := openEngine(ctx, dir)
-	if err != nil {
-		return nil, fmt.Errorf("open image store %s: %w", dir, err)
-	}
-	s := newStore(config, dir, engine)
 	if err := s.recover(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("open image store %s: %w", dir, err), engine.close())
+		return nil, errors.Join(fmt.Errorf("open image store %s: %w", s.dir, err), s.Close())
 	}
 	s.warnOfRegistries()
-	s.collector.start()
+	s.collectSoon() // directories that a predecessor left
 	return s, nil
+}
+
+func newStore(config Config) *Store {
+	dir := filepath.Join(config.Root, "image")
+	s := &Store{
+		config: config, dir: dir, log: config.Logger, libraryLog: libraryLog(config.Logger),
+		locks: locks{held: map[string]*hold{}}, room: &room{dir: dir}, zstd: semaphore.NewWeighted(maxZstd),
+	}
+	s.ctx, s.end = context.WithCancelCause(context.Background())
+	s.unmounted.SetLimit(closesAtOnce)
+	s.reloaded.Store(&config)
+	return s
+}
+
+func boltOptions() *bolt.Options {
+	return &bolt.Options{
+		Timeout:        2 * time.Second, // for a store that is just being closed
+		NoFreelistSync: true,
+		FreelistType:   bolt.FreelistMapType,
+		NoStatistics:   true,
+	}
+}
+
+func openDatabase(dir string, options *bolt.Options) (*bolt.DB, error) {
+	file, err := bolt.Open(filepath.Join(dir, "meta.db"), 0o600, options)
+	if errors.Is(err, bolterrors.ErrTimeout) {
+		return nil, fmt.Errorf("held by another process, is a daemon running? %w", errdefs.ErrUnavailable)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open meta.db: %w", err)
+	}
+	return file, nil
+}
+
+func (s *Store) open(ctx context.Context) (err error) {
+	if err := errors.Join(os.MkdirAll(s.dir, 0o700), os.MkdirAll(filepath.Join(s.dir, emptyDir), 0o755)); err != nil {
+		return err
+	}
+	file, err := openDatabase(s.dir, boltOptions())
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, file.Close())
+		}
+	}()
+	blobs, err := openContent(filepath.Join(s.dir, "content"))
+	if err != nil {
+		return fmt.Errorf("open content: %w", err)
+	}
+	layers, err := openOverlay(ctx, filepath.Join(s.dir, snapshotterKey))
+	if err != nil {
+		return fmt.Errorf("open snapshots: %w", err)
+	}
+	s.assemble(file, blobs, layers)
+	if err := s.db.Init(ctx); err != nil {
+		return errors.Join(fmt.Errorf("prepare meta.db: %w", err), layers.Close())
+	}
+	return nil
+}
+
+// assemble puts containerd's stores together.
+func (s *Store) assemble(file *bolt.DB, blobs content.Store, layers *snapshotter) {
+	s.overlay, s.db = layers, metadata.NewDB(file, blobs, map[string]snapshots.Snapshotter{snapshotterKey: layers})
+	s.content, s.snapshots = s.db.ContentStore(), s.db.Snapshotter(snapshotterKey)
+	s.images, s.leases = metadata.NewImageStore(s.db), metadata.NewLeaseManager(s.db)
+}
+
+// openContent removes unfinished downloads: they belong to pulls of a
+// predecessor, and the library does not see those that it was killed at the very
+// beginning of.
+func openContent(dir string) (content.Store, error) {
+	if err := os.RemoveAll(filepath.Join(dir, "ingest")); err != nil {
+		return nil, err
+	}
+	for _, d := range []string{"ingest", "blobs/sha256"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			return nil, err
+		}
+	}
+	return local.NewStore(dir)
+}
+
+// recover drops the mounts and leases of a predecessor, whose pulls ended with it, with
+// what they held, and reads the records. The first pull therefore builds on nothing that
+// a killed one left.
+func (s *Store) recover(ctx context.Context) error {
+	ctx = s.scope(ctx)
+	err := mount.SetTempMountLocation(filepath.Join(s.dir, "mounts"))
+	if err == nil {
+		var failed []error
+		failed, err = mount.CleanupTempMounts(unix.MNT_DETACH)
+		err = errors.Join(append(failed, err)...)
+	}
+	if err != nil {
+		return fmt.Errorf("unmount what was being unpacked or saved: %w", err)
+	}
+	left, err := s.leases.List(ctx)
+	if err != nil {
+		return fmt.Errorf("list leases: %w", err)
+	}
+	for _, l := range left {
+		if err := s.leases.Delete(ctx, l); err != nil {
+			return fmt.Errorf("drop lease %s: %w", l.ID, err)
+		}
+	}
+	if _, err := s.db.GarbageCollect(ctx); err != nil {
+		return fmt.Errorf("drop unfinished pulls: %w", err)
+	}
+	return s.readRecords(ctx)
 }
 
 // warnOfRegistries says what pulls will fail for, or not use, before they do.
 func (s *Store) warnOfRegistries() {
 	for _, problem := range CheckRegistries(s.settings().CertsDirs, s.settings().DockerConfig) {
 		s.log.Warn("pulls that need this file will fail, or go without it", "error", problem)
-	}
-}
-
-func (c *Config) setDefaults() {
-	if c.ProgressTimeout <= 0 {
-		c.ProgressTimeout = time.Minute
-	}
-	if c.VerifierTimeout <= 0 {
-		c.VerifierTimeout = 10 * time.Second
-	}
-	if c.waitWindow <= 0 {
-		c.waitWindow = waitWindow
-	}
-	if c.MaxDownloads <= 0 {
-		c.MaxDownloads = 3
-	}
-	if c.CollectDelay <= 0 {
-		c.CollectDelay = 2 * time.Second
-	}
-	if c.Observe == nil {
-		c.Observe = func(PullResult) {}
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
 	}
 }
 
@@ -162,59 +258,32 @@ func (s *Store) Reconfigure(config Config) {
 	config.waitWindow, config.CollectDelay, config.Observe, config.Logger = s.config.waitWindow, s.config.CollectDelay, s.config.Observe, s.config.Logger
 	config.setDefaults()
 	s.reloaded.Store(&config)
-	s.catalog.pin(config.Pinned)
 	s.warnOfRegistries()
 }
 
 // settings are those of pulls that are in force.
 func (s *Store) settings() *Config { return s.reloaded.Load() }
 
-func newStore(config Config, dir string, engine *engine) *Store {
-	s := &Store{
-		config:     config,
-		dir:        dir,
-		log:        config.Logger,
-		libraryLog: libraryLog(config.Logger),
-		engine:     engine,
-		images:     metadata.NewImageStore(engine.db),
-		leases:     metadata.NewLeaseManager(engine.db),
-		snapshots:  engine.db.Snapshotter(snapshotterKey),
-		catalog:    newCatalog(config.Pinned),
-		pulls:      newPulls(),
-		locks:      newKeyLock(),
-		room:       &room{dir: dir},
-		zstd:       semaphore.NewWeighted(maxZstd),
+// begin counts work for which Close waits, or refuses it.
+func (s *Store) begin() error {
+	s.closing.Lock()
+	defer s.closing.Unlock()
+	if s.ctx.Err() != nil {
+		return context.Cause(s.ctx)
 	}
-	s.unmounted.SetLimit(closesAtOnce)
-	s.reloaded.Store(&config)
-	s.collector = newCollector(config.CollectDelay, s.Collect, s.log)
-	return s
-}
-
-// recover drops the leases of a predecessor, whose pulls ended with it, with what
-// they held, and reads the records. It is complete before the first pull, which
-// therefore builds on nothing that a killed one left.
-func (s *Store) recover(ctx context.Context) error {
-	ctx = s.scope(ctx)
-	if err := s.dropMounts(); err != nil {
-		return fmt.Errorf("unmount what was being unpacked or saved: %w", err)
-	}
-	if err := s.dropLeases(ctx); err != nil {
-		return err
-	}
-	if err := s.engine.mark(ctx); err != nil {
-		return fmt.Errorf("drop unfinished pulls: %w", err)
-	}
-	return s.loadCatalog(ctx)
+	s.work.Add(1)
+	return nil
 }
 
 // Close ends running pulls and the collection and closes the database. Mounts of
 // containers stay.
 func (s *Store) Close() error {
-	s.pulls.close()
-	s.collector.stop()
+	s.closing.Lock()
+	s.end(fmt.Errorf("the image store is closed: %w", errdefs.ErrUnavailable))
+	s.closing.Unlock()
+	s.work.Wait()
 	_ = s.unmounted.Wait() // to close a descriptor of ours cannot fail
-	if err := s.engine.close(); err != nil {
+	if err := errors.Join(s.overlay.Close(), s.db.Close()); err != nil {
 		return fmt.Errorf("close image store %s: %w", s.dir, err)
 	}
 	return nil
@@ -230,4 +299,15 @@ const namespace = "minicri"
 // and where the libraries log to.
 func (s *Store) scope(ctx context.Context) context.Context {
 	return log.WithLogger(namespaces.WithNamespace(ctx, namespace), s.libraryLog)
+}
+
+// libraryLog passes what containerd's packages log to logger, all of it for
+// debugging: what went wrong they also return, and what they find worth a line
+// (a mirror that did not answer, TLS tried before HTTP) comes with every pull.
+func libraryLog(logger *slog.Logger) *log.Entry {
+	library := logrus.New()
+	library.SetOutput(slog.NewLogLogger(logger.Handler(), slog.LevelDebug).Writer())
+	library.SetFormatter(&logrus.TextFormatter{DisableTimestamp: true, DisableColors: true})
+	library.SetLevel(logrus.DebugLevel)
+	return logrus.NewEntry(library)
 }

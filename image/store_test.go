@@ -107,7 +107,7 @@ func collected(t testing.TB, s *Store) leftovers {
 func checkDatabase(t testing.TB, s *Store, l leftovers) {
 	t.Helper()
 	ctx, known := s.scope(t.Context()), leftovers{}
-	err := s.engine.content.Walk(ctx, func(content.Info) error { known.blobs++; return nil })
+	err := s.content.Walk(ctx, func(content.Info) error { known.blobs++; return nil })
 	must(t, err)
 	err = s.snapshots.Walk(ctx, func(context.Context, snapshots.Info) error { known.snapshots++; return nil })
 	must(t, err)

@@ -1,11 +1,13 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/imageverifier/bindir"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -23,10 +26,8 @@ const (
 	// maxManifest bounds manifests and indexes, in bytes. Registries refuse more
 	// than 4 MiB: distribution-spec, "Pushing Manifests".
 	maxManifest = 4 << 20
-	// maxConfig bounds configurations, in bytes.
-	maxConfig = 1 << 20
-	// maxDepth is how deep indexes may be nested.
-	maxDepth = 8
+	maxConfig   = 1 << 20 // of a configuration, in bytes
+	maxDepth    = 8       // of indexes within each other
 	// maxLayers can be mounted by one mount(2): all of its options are one page
 	// of 4 KiB, of which a layer takes at most 12 bytes.
 	maxLayers = 256
@@ -39,14 +40,15 @@ const (
 // the layers are fetched. The unpacker would skip a foreign platform silently and
 // notice the rest late or not at all.
 type vetter struct {
-	content  content.Provider
-	platform platforms.MatchComparer
-	wanted   string // what platform is, in errors
-	// room refuses layers, named by their diff ids too, that the disk cannot hold.
-	room func(ctx context.Context, layers []ocispec.Descriptor, diffIDs []digest.Digest) error
+	store *Store
+	route route
 
 	indexes atomic.Int32                         // seen; one manifest of each is followed, so this is the depth
 	layers  atomic.Pointer[[]ocispec.Descriptor] // nil before a manifest was seen
+}
+
+func (s *Store) vetter(route route) images.HandlerFunc {
+	return (&vetter{store: s, route: route}).vet
 }
 
 // vet is a handler of images.Dispatch that finds no children.
@@ -67,11 +69,11 @@ func (v *vetter) vetIndex(ctx context.Context, desc ocispec.Descriptor) error {
 	if v.indexes.Add(1) > maxDepth {
 		return fmt.Errorf("indexes are nested more than %d deep: %w", maxDepth, errdefs.ErrInvalidArgument)
 	}
-	data, err := content.ReadBlob(ctx, v.content, desc)
-	if err != nil {
-		return fmt.Errorf("read index %s: %w", desc.Digest, err)
+	data, err := content.ReadBlob(ctx, v.store.content, desc)
+	if err == nil {
+		err = parseIndex(data)
 	}
-	if err := parseIndex(data); err != nil {
+	if err != nil {
 		return fmt.Errorf("index %s: %w", desc.Digest, err)
 	}
 	return nil
@@ -94,11 +96,11 @@ func parseIndex(data []byte) error {
 }
 
 func (v *vetter) vetManifest(ctx context.Context, desc ocispec.Descriptor) error {
-	data, err := content.ReadBlob(ctx, v.content, desc)
-	if err != nil {
-		return fmt.Errorf("read manifest %s: %w", desc.Digest, err)
+	var manifest ocispec.Manifest
+	data, err := content.ReadBlob(ctx, v.store.content, desc)
+	if err == nil {
+		manifest, err = parseManifest(data)
 	}
-	manifest, err := parseManifest(data)
 	if err != nil {
 		return fmt.Errorf("manifest %s: %w", desc.Digest, err)
 	}
@@ -107,72 +109,56 @@ func (v *vetter) vetManifest(ctx context.Context, desc ocispec.Descriptor) error
 }
 
 // parseManifest decodes a manifest and refuses one that is not of an image which
-// can be pulled, unpacked and mounted.
+// can be pulled, unpacked and mounted. Artifacts are stored like images (image-spec,
+// manifest.md, "Guidelines for Artifact Usage"); the configuration of most is the
+// empty object, so as images they would all be the same one.
 func parseManifest(data []byte) (manifest ocispec.Manifest, err error) {
 	var index struct{ Manifests, FSLayers any }
 	if err := errors.Join(json.Unmarshal(data, &manifest), json.Unmarshal(data, &index)); err != nil {
 		return manifest, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
 	}
-	if index.FSLayers != nil {
+	config := manifest.Config
+	switch {
+	case index.FSLayers != nil:
 		return manifest, fmt.Errorf("it is an image of Docker's schema 1, which is not supported: %w", errdefs.ErrNotImplemented)
-	}
-	if index.Manifests != nil || images.IsIndexType(manifest.MediaType) {
+	case index.Manifests != nil || images.IsIndexType(manifest.MediaType):
 		return manifest, fmt.Errorf("it is an index, of type %q, not a manifest: %w", cut(manifest.MediaType, 100), errdefs.ErrInvalidArgument)
-	}
-	if err := checkArtifact(manifest); err != nil {
-		return manifest, err
-	}
-	if err := checkDescriptor(manifest.Config); err != nil {
-		return manifest, err
-	}
-	if len(manifest.Layers) > maxLayers {
+	case !images.IsConfigType(config.MediaType) || config.Digest == ocispec.DescriptorEmptyJSON.Digest:
+		kind := cut(cmp.Or(manifest.ArtifactType, config.MediaType), 100)
+		return manifest, fmt.Errorf("it is an artifact of type %q, not an image: %w", kind, errdefs.ErrInvalidArgument)
+	case len(manifest.Layers) > maxLayers:
 		return manifest, fmt.Errorf("the image has %d layers; no more than %d can be mounted: %w", len(manifest.Layers), maxLayers, errdefs.ErrInvalidArgument)
 	}
+	if err := checkDescriptor(config); err != nil {
+		return manifest, err
+	}
 	for _, layer := range manifest.Layers {
-		if err := checkLayerType(layer.MediaType); err != nil {
-			return manifest, err
-		}
-		if err := checkDescriptor(layer); err != nil {
+		if err := errors.Join(checkLayerType(layer.MediaType), checkDescriptor(layer)); err != nil {
 			return manifest, err
 		}
 	}
 	return manifest, nil
 }
 
-// checkArtifact refuses what is stored like an image and is none (image-spec,
-// manifest.md, "Guidelines for Artifact Usage"). The configuration of most is the
-// empty object, so as images they would all be the same one.
-func checkArtifact(manifest ocispec.Manifest) error {
-	kind := manifest.ArtifactType
-	if kind == "" {
-		kind = manifest.Config.MediaType
-	}
-	if images.IsConfigType(manifest.Config.MediaType) && manifest.Config.Digest != ocispec.DescriptorEmptyJSON.Digest {
-		return nil
-	}
-	return fmt.Errorf("it is an artifact of type %q, not an image: %w", cut(kind, 100), errdefs.ErrInvalidArgument)
-}
-
 // layerTypes are those that can be unpacked.
-var layerTypes = map[string]bool{
-	ocispec.MediaTypeImageLayer:            true,
-	ocispec.MediaTypeImageLayerGzip:        true,
-	ocispec.MediaTypeImageLayerZstd:        true,
-	images.MediaTypeDockerSchema2Layer:     true,
-	images.MediaTypeDockerSchema2LayerGzip: true,
-	images.MediaTypeDockerSchema2LayerZstd: true,
+var layerTypes = []string{
+	ocispec.MediaTypeImageLayer, ocispec.MediaTypeImageLayerGzip, ocispec.MediaTypeImageLayerZstd,
+	images.MediaTypeDockerSchema2Layer, images.MediaTypeDockerSchema2LayerGzip, images.MediaTypeDockerSchema2LayerZstd,
 }
 
 func checkLayerType(kind string) error {
+	text := ""
 	switch {
-	case layerTypes[kind]:
+	case slices.Contains(layerTypes, kind):
 		return nil
 	case strings.HasSuffix(kind, "+encrypted"):
-		return fmt.Errorf("it has an encrypted layer (%q); encrypted images are not supported: %w", cut(kind, 100), errdefs.ErrNotImplemented)
+		text = "an encrypted layer (%q); encrypted images are not supported: %w"
 	case images.IsNonDistributable(kind):
-		return fmt.Errorf("it has a foreign layer (%q), which is not kept in the registry; foreign layers are not supported: %w", cut(kind, 100), errdefs.ErrNotImplemented)
+		text = "a foreign layer (%q), which is not kept in the registry; foreign layers are not supported: %w"
+	default:
+		text = "a layer of the unknown type %q: %w"
 	}
-	return fmt.Errorf("it has a layer of the unknown type %q: %w", cut(kind, 100), errdefs.ErrNotImplemented)
+	return fmt.Errorf("it has "+text, cut(kind, 100), errdefs.ErrNotImplemented)
 }
 
 // checkDescriptor looks at what a manifest says of a blob before anything is
@@ -206,12 +192,13 @@ func checkAlgorithm(d digest.Digest) error {
 }
 
 func (v *vetter) vetConfig(ctx context.Context, desc ocispec.Descriptor) error {
-	spec, err := readConfiguration(ctx, v.content, desc)
+	spec, err := readConfiguration(ctx, v.store.content, desc)
 	if err != nil {
 		return err
 	}
-	if !v.platform.Match(spec.Platform) {
-		return fmt.Errorf("the image is for %s, not for %s: %w", cut(platforms.Format(spec.Platform), 100), v.wanted, errdefs.ErrNotFound)
+	if !v.route.platform.Match(spec.Platform) {
+		wanted := cmp.Or(v.route.wanted, "this node")
+		return fmt.Errorf("the image is for %s, not for %s: %w", cut(platforms.Format(spec.Platform), 100), wanted, errdefs.ErrNotFound)
 	}
 	var layers []ocispec.Descriptor
 	if seen := v.layers.Load(); seen != nil {
@@ -223,7 +210,7 @@ func (v *vetter) vetConfig(ctx context.Context, desc ocispec.Descriptor) error {
 	if len(spec.Config.User) > maxUser {
 		return fmt.Errorf("the configuration's user has %d characters, more than %d: %w", len(spec.Config.User), maxUser, errdefs.ErrInvalidArgument)
 	}
-	return v.room(ctx, layers, spec.RootFS.DiffIDs)
+	return v.store.checkRoom(ctx, layers, spec.RootFS.DiffIDs)
 }
 
 // configuration is what is used of an image's configuration. Its history, which
@@ -263,7 +250,7 @@ func parseConfiguration(data []byte) (spec configuration, err error) {
 //
 // A directory that is configured but missing or empty is a no: someone meant
 // images to be verified.
-func (s *Store) verify(ctx context.Context, ref Reference, target ocispec.Descriptor) error {
+func (s *Store) verify(ctx context.Context, ref reference.Named, target ocispec.Descriptor) error {
 	dir := s.settings().VerifierDir
 	if dir == "" {
 		return nil
@@ -277,8 +264,7 @@ func (s *Store) verify(ctx context.Context, ref Reference, target ocispec.Descri
 	}
 	config := &bindir.Config{BinDir: dir, MaxVerifiers: -1} // all of them
 	setDuration(&config.PerVerifierTimeout, s.settings().VerifierTimeout)
-	verifier := bindir.NewImageVerifier(config)
-	judgement, err := verifier.VerifyImage(ctx, ref.String(), target)
+	judgement, err := bindir.NewImageVerifier(config).VerifyImage(ctx, ref.String(), target)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrVerification, err)
 	}

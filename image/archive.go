@@ -1,0 +1,252 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/images/archive"
+	"github.com/containerd/containerd/v2/pkg/rootfs"
+	"github.com/containerd/containerd/v2/plugins/diff/walking"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	specs "github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Import reads a tar archive as docker save or an OCI layout writes it, also
+// compressed, and returns the images in it, complete and durable: all of them, with
+// all of their names, or none. An image without a name is known by its id. Verifiers
+// are not asked: an archive is brought by the node's administrator.
+func (s *Store) Import(ctx context.Context, file io.Reader) ([]Image, error) {
+	imported, err := s.importAll(s.scope(ctx), file)
+	if err != nil {
+		return nil, fmt.Errorf("import images: %w", err)
+	}
+	return imported, nil
+}
+
+func (s *Store) importAll(ctx context.Context, file io.Reader) ([]Image, error) {
+	ctx, release, err := s.lease(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	manifests, err := s.readArchive(ctx, file)
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.unpackArchive(ctx, manifests)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.record(ctx, all...); err != nil {
+		return nil, err
+	}
+	for i, one := range all {
+		if all[i], err = s.Get(one.ID); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// readArchive stores the blobs, each under the digest of its bytes, and returns
+// what the archive's index lists.
+func (s *Store) readArchive(ctx context.Context, file io.Reader) ([]ocispec.Descriptor, error) {
+	plain, err := decompress(ctx, file, s.zstd)
+	if err != nil {
+		return nil, fmt.Errorf("read archive: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	defer plain.Close()
+	target, err := archive.ImportIndex(ctx, s.content, plain)
+	if err != nil {
+		return nil, fmt.Errorf("read archive: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	data, err := content.ReadBlob(ctx, s.content, target)
+	if err != nil {
+		return nil, fmt.Errorf("read index of the archive: %w", err)
+	}
+	var index ocispec.Index
+	if err := json.Unmarshal(data, &index); err != nil {
+		return nil, fmt.Errorf("read index of the archive: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	if len(index.Manifests) == 0 {
+		return nil, fmt.Errorf("the archive holds no image: %w", errdefs.ErrInvalidArgument)
+	}
+	return index.Manifests, nil
+}
+
+// unpackArchive unpacks each image once, of how many names it may be.
+func (s *Store) unpackArchive(ctx context.Context, manifests []ocispec.Descriptor) (all []Image, err error) {
+	for _, target := range manifests {
+		i := slices.IndexFunc(all, func(one Image) bool { return one.target.Digest == target.Digest })
+		if i < 0 {
+			if err := s.unpackTree(ctx, target, s.archived()); err != nil {
+				return nil, err
+			}
+			image, err := s.fromContent(ctx, target)
+			if err != nil {
+				return nil, err
+			}
+			i, all = len(all), append(all, image)
+		}
+		all[i].names = append(all[i].names, nameInArchive(target))
+	}
+	return all, nil
+}
+
+// archived is the way through an image whose blobs have to be there.
+func (s *Store) archived() route {
+	present := func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		if err := checkDescriptor(desc); err != nil {
+			return nil, err
+		}
+		if _, err := s.content.Info(ctx, desc.Digest); err != nil {
+			return nil, fmt.Errorf("the archive lacks %s %s: %w: %w", kindOf(desc), desc.Digest, err, errdefs.ErrInvalidArgument)
+		}
+		return nil, nil
+	}
+	unreported := func(ocispec.Descriptor, Stage, int64) {}
+	return route{platform: nodePlatform(), get: present, locks: s.locks.forPull(s.config.waitWindow), report: unreported}
+}
+
+// nameInArchive takes the full name where there is one; the annotation of the
+// OCI layout is often the tag alone, which names no image. An image without a name is
+// recorded under its digest.
+func nameInArchive(target ocispec.Descriptor) string {
+	if ref, err := ParseReference(target.Annotations[images.AnnotationImageName]); err == nil {
+		return ref.String()
+	}
+	if name := target.Annotations[ocispec.AnnotationRefName]; name != "" {
+		if ref, err := ParseReference(name); err == nil && ref.String() == name {
+			return name
+		}
+	}
+	return target.Digest.String()
+}
+
+// Save writes an image with its tags as a tar archive, an OCI layout that docker
+// load reads too. Layers that were kept (KeepLayers) are the registry's bytes. Else the
+// layers are archived anew: the same files, but digests, and so an id, of their
+// own. Of extended attributes capabilities alone are archived then, as docker save
+// does.
+func (s *Store) Save(ctx context.Context, refOrID string, w io.Writer) error {
+	if err := s.save(s.scope(ctx), refOrID, w); err != nil {
+		return fmt.Errorf("save image %s: %w", refOrID, err)
+	}
+	return nil
+}
+
+func (s *Store) save(ctx context.Context, refOrID string, w io.Writer) error {
+	image, config, err := s.read(ctx, refOrID)
+	if err != nil {
+		return err
+	}
+	ctx, release, err := s.lease(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	manifest, err := s.manifestOf(ctx, image.target, s.archived())
+	if err != nil {
+		return err
+	}
+	kept, err := s.layersKept(ctx, manifest)
+	if err != nil {
+		return err
+	}
+	if !kept {
+		layers, err := s.archiveLayers(ctx, image.ChainID)
+		if err != nil {
+			return err
+		}
+		if manifest, err = s.writeManifest(ctx, config, layers); err != nil {
+			return err
+		}
+	}
+	return archive.Export(ctx, s.content, w, archive.WithManifest(manifest, image.RepoTags...))
+}
+
+// layersKept reports whether all layers of a manifest are labelled and there: the
+// collection may take those without a label at any moment.
+func (s *Store) layersKept(ctx context.Context, manifest ocispec.Descriptor) (bool, error) {
+	info, err := s.content.Info(ctx, manifest.Digest)
+	if err != nil {
+		return false, err
+	}
+	kept := false
+	for label, layer := range info.Labels {
+		if !strings.HasPrefix(label, "containerd.io/gc.ref.content.l.") {
+			continue
+		}
+		_, err := s.content.Info(ctx, digest.Digest(layer))
+		if errdefs.IsNotFound(err) { // unpacked for another image without being kept
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		kept = true
+	}
+	return kept, nil
+}
+
+// archiveLayers archives the layers of a chain, the bottom one first. Views and
+// blobs are the lease's: should this process be killed, they go with it.
+func (s *Store) archiveLayers(ctx context.Context, chain string) (archived []ocispec.Descriptor, err error) {
+	differ := walking.NewWalkingDiff(s.content)
+	for chain != "" {
+		info, err := s.snapshots.Stat(ctx, chain)
+		if err != nil {
+			return nil, err
+		}
+		layer, err := rootfs.CreateDiff(ctx, chain, s.snapshots, differ, diff.WithMediaType(ocispec.MediaTypeImageLayer))
+		if err != nil {
+			return nil, fmt.Errorf("archive layer %s: %w", chain, err)
+		}
+		archived = append(archived, layer)
+		chain = info.Parent
+	}
+	slices.Reverse(archived)
+	return archived, nil
+}
+
+// writeManifest stores the image's configuration with the layers as they are
+// archived, and a manifest of both. What else is in the configuration stays, known to
+// this program or not.
+func (s *Store) writeManifest(ctx context.Context, config []byte, archived []ocispec.Descriptor) (desc ocispec.Descriptor, err error) {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(config, &fields); err != nil {
+		return desc, fmt.Errorf("configuration: %w", err)
+	}
+	root := ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{}}
+	for _, layer := range archived {
+		root.DiffIDs = append(root.DiffIDs, layer.Digest)
+	}
+	if fields["rootfs"], err = json.Marshal(root); err != nil {
+		return desc, err
+	}
+	manifest := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Layers: archived}
+	if manifest.Config, err = s.writeJSON(ctx, ocispec.MediaTypeImageConfig, fields); err != nil {
+		return desc, err
+	}
+	return s.writeJSON(ctx, ocispec.MediaTypeImageManifest, manifest)
+}
+
+func (s *Store) writeJSON(ctx context.Context, mediaType string, value any) (ocispec.Descriptor, error) {
+	data, err := json.Marshal(value)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	desc := ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
+	return desc, content.WriteBlob(ctx, s.content, "save-"+rand.Text(), bytes.NewReader(data), desc)
+}
