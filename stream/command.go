@@ -1,13 +1,18 @@
 package stream
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"net"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,14 +24,31 @@ import (
 
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/stream/spdy"
+	"github.com/minicri/minicri/supervisor/api"
 )
 
-// clientStreams are the client's side of a process. Those that were not asked
-// for are nil; size is nil without a terminal.
-type clientStreams struct {
-	stdin          io.Reader
-	stdout, stderr io.WriteCloser
-	size           <-chan remotecommand.TerminalSize
+// Exec checks a request to exec, and returns the URL that serves it once.
+func (s *Server) Exec(ctx context.Context, r *runtimeapi.ExecRequest) (string, error) {
+	options := remotecommand.Options{Stdin: r.GetStdin(), Stdout: r.GetStdout(), Stderr: r.GetStderr(), TTY: r.GetTty()}
+	if err := checkStreams(options); err != nil {
+		return "", err
+	}
+	if err := s.options.Containers.CheckExec(ctx, r.GetContainerId(), r.GetCmd()); err != nil {
+		return "", err
+	}
+	return s.url(request{kind: kindExec, target: r.GetContainerId(), options: options, command: r.GetCmd()})
+}
+
+// Attach checks a request to attach, and returns the URL that serves it once.
+func (s *Server) Attach(ctx context.Context, r *runtimeapi.AttachRequest) (string, error) {
+	options := remotecommand.Options{Stdin: r.GetStdin(), Stdout: r.GetStdout(), Stderr: r.GetStderr(), TTY: r.GetTty()}
+	if err := checkStreams(options); err != nil {
+		return "", err
+	}
+	if err := s.options.Containers.CheckAttach(ctx, r.GetContainerId(), r.GetTty()); err != nil {
+		return "", err
+	}
+	return s.url(request{kind: kindAttach, target: r.GetContainerId(), options: options})
 }
 
 func checkStreams(o remotecommand.Options) error {
@@ -39,48 +61,137 @@ func checkStreams(o remotecommand.Options) error {
 	return nil
 }
 
-// transport is how a client speaks in exec and attach. A client that is refused
-// has got the error when open fails.
-type transport interface {
-	open(u *upgrade) (*clientStreams, error)
-	// finish sends how the command ended, nil for success.
-	finish(err error)
-	// close ends the connection; it may be called whatever open returned.
-	close()
-}
-
-// errRefused is that of an open whose client was answered with an HTTP error.
-var errRefused = errors.New("the client was refused")
-
-// transport is the one that the client has asked for.
-func (s *session) transport(o remotecommand.Options) transport {
-	if wsstream.IsWebSocketRequest(s.request) {
-		return &commandWebSocket{session: s, options: o}
-	}
-	return &commandSPDY{session: s, options: o}
+// clientStreams are the client's side of a process. Those that were not asked
+// for are nil.
+type clientStreams struct {
+	stdin                  *inlet
+	size                   *sizes
+	stdout, stderr, status io.WriteCloser
+	json                   bool // status is a status in JSON, not a text
 }
 
 // runCommand serves exec or attach over the transport of the client.
-func (s *session) runCommand(u *upgrade, r request) {
-	t := s.transport(r.options)
-	defer t.close()
-	streams, err := t.open(u)
-	if errors.Is(err, errRefused) {
-		return
+func (s *session) runCommand(r request) {
+	run := func(streams *clientStreams) {
+		err := s.command(r, streams)
+		if !errors.As(err, new(utilexec.CodeExitError)) {
+			s.report(r.kind+" failed", err)
+		}
+		if text := encodeStatus(err, streams.json); len(text) > 0 {
+			_, _ = streams.status.Write(text) // fails if the client has left
+		}
+		_ = streams.status.Close()
 	}
-	if err != nil {
-		s.report(r.kind+" has not begun", err)
-		return
-	}
-	if r.kind == kindExec {
-		err = s.exec(r, *streams)
+	if wsstream.IsWebSocketRequest(s.request) {
+		s.commandOverWebSocket(r.options, run)
 	} else {
-		err = s.attach(r, *streams)
+		s.commandOverSPDY(r.options, run)
 	}
-	if !errors.As(err, new(utilexec.CodeExitError)) {
-		s.report(r.kind+" failed", err)
+}
+
+// commandOverSPDY has a stream for each direction, one for the sizes of a terminal,
+// and one for the status at the end.
+func (s *session) commandOverSPDY(o remotecommand.Options, run func(*clientStreams)) {
+	conn, protocol, err := s.upgradeSPDY(remotecommand.SupportedStreamingProtocols...)
+	if err != nil {
+		return // the client has its answer
 	}
-	t.finish(err)
+	// Before v3 there are no sizes.
+	resize := o.TTY && (protocol == remotecommand.StreamProtocolV4Name || protocol == remotecommand.StreamProtocolV3Name)
+	wanted := map[string]bool{
+		remotecommand.StreamTypeStdin: o.Stdin, remotecommand.StreamTypeStdout: o.Stdout, remotecommand.StreamTypeStderr: o.Stderr,
+		remotecommand.StreamTypeResize: resize, remotecommand.StreamTypeError: true,
+	}
+	maps.DeleteFunc(wanted, func(_ string, is bool) bool { return !is })
+	streams := &clientStreams{json: protocol == remotecommand.StreamProtocolV4Name}
+	complete := make(chan struct{}) // closed when the client has opened all that is wanted
+	c := spdy.NewConn(conn, func(stream *spdy.Stream) (spdy.Sink, error) {
+		kind := stream.Header.Get(remotecommand.StreamType)
+		if !wanted[kind] {
+			return nil, fmt.Errorf("stream %q was not asked for, or twice", kind)
+		}
+		if err := stream.Reply(); err != nil {
+			return nil, err
+		}
+		delete(wanted, kind)
+		if len(wanted) == 0 {
+			defer close(complete)
+		}
+		return streams.take(s, kind, stream), nil
+	})
+	defer c.Close()
+	s.serveSPDY(c)
+	select {
+	case <-complete:
+		run(streams)
+	case <-s.ctx.Done():
+	case <-time.After(s.server.options.Creation):
+		s.report("exec or attach has not begun", errors.New("the client did not open its streams in time (streaming.creation_timeout)"))
+	}
+}
+
+// take notes a stream that the client has opened, and returns the sink of what it sends.
+func (c *clientStreams) take(s *session, kind string, stream *spdy.Stream) spdy.Sink {
+	switch kind {
+	case remotecommand.StreamTypeStdin:
+		c.stdin = s.newInlet(false)
+		return c.stdin
+	case remotecommand.StreamTypeResize:
+		c.size = newSizes(s.ctx)
+		return c.size
+	case remotecommand.StreamTypeStdout:
+		c.stdout = stream
+	case remotecommand.StreamTypeStderr:
+		c.stderr = stream
+	default:
+		c.status = stream
+	}
+	return nil // the client only reads it
+}
+
+// commandOverWebSocket has a channel for each direction, one for the status, and one
+// for the sizes of a terminal.
+func (s *session) commandOverWebSocket(o remotecommand.Options, run func(*clientStreams)) {
+	sinks := make([]spdy.Sink, remotecommand.StreamResize+1)
+	// Always read: a client may send sizes without a terminal.
+	streams := &clientStreams{size: newSizes(s.ctx)}
+	sinks[remotecommand.StreamResize] = streams.size
+	if o.Stdin {
+		streams.stdin = s.newInlet(false)
+		sinks[remotecommand.StreamStdIn] = streams.stdin
+	}
+	s.serveChannels(commandProtocol, sinks, func(c *channels) {
+		streams.json = c.protocol.status
+		streams.status = channelWriter{c, remotecommand.StreamErr}
+		first := streams.status
+		if o.Stderr {
+			streams.stderr = channelWriter{c, remotecommand.StreamStdErr}
+			first = streams.stderr
+		}
+		if o.Stdout {
+			streams.stdout = channelWriter{c, remotecommand.StreamStdOut}
+			first = streams.stdout
+		}
+		// An empty message on the lowest channel that the client reads says that the
+		// session has begun.
+		if _, err := first.Write(nil); err == nil {
+			run(streams)
+		}
+	})
+}
+
+// commandProtocol is what differs in a subprotocol of exec and attach, which is
+// "" or [vN.][base64.]channel.k8s.io: those of upstream's server, v5, in which a
+// client can close its stdin, and what SPDY's clients call the same versions.
+func commandProtocol(name string) (p channelProtocol, served bool) {
+	if name == "" {
+		return p, true
+	}
+	version, served := strings.CutSuffix(name, wsstream.ChannelWebSocketProtocol)
+	version, p.base64 = strings.CutSuffix(version, "base64.")
+	p.halfClose = version == "v5."
+	p.status = version == "v4." || p.halfClose
+	return p, served && slices.Contains([]string{"", "v2.", "v3.", "v4.", "v5."}, version)
 }
 
 // encodeStatus is the last that a client gets: a status in JSON, or for older
@@ -128,40 +239,35 @@ func statusOf(err error) status {
 	}
 }
 
-// Exec checks a request to exec, and returns the URL that serves it once.
-func (s *Server) Exec(ctx context.Context, r *runtimeapi.ExecRequest) (string, error) {
-	options := remotecommand.Options{Stdin: r.GetStdin(), Stdout: r.GetStdout(), Stderr: r.GetStderr(), TTY: r.GetTty()}
-	if err := checkStreams(options); err != nil {
-		return "", err
+// command runs an exec to its end, or shows what a container writes from now on and
+// gives it input, until it has ended or the client leaves. The exit code of an exec, if
+// not 0, is an error of its own kind.
+func (s *session) command(r request, streams *clientStreams) error {
+	var process *container.Process
+	var err error
+	if r.kind == kindExec {
+		process, err = s.server.options.Containers.Exec(s.ctx, r.target, r.command, r.options.Stdin, r.options.TTY)
+	} else {
+		process, err = s.server.options.Containers.Attach(s.ctx, r.target)
 	}
-	if err := s.options.Containers.CheckExec(ctx, r.GetContainerId(), r.GetCmd()); err != nil {
-		return "", err
-	}
-	return s.url(request{kind: kindExec, target: r.GetContainerId(), options: options, command: r.GetCmd()})
-}
-
-// exec runs a command to its end. Its exit code, if not 0, is an error of its
-// own kind.
-func (s *session) exec(r request, streams clientStreams) error {
-	ctx := s.request.Context()
-	process, err := s.server.options.Containers.Exec(ctx, r.target, r.command, r.options.Stdin, r.options.TTY)
 	if err != nil {
 		return err
 	}
-	l, err := connect(ctx, process, r.options.Stdin)
+	var delivered sync.WaitGroup
+	disconnect, err := s.connect(process, streams, &delivered)
 	if err != nil {
-		process.End(ctx)
-		return err
+		if r.kind == kindExec {
+			process.End(s.ctx)
+		}
+		return fmt.Errorf("%s: streams of container %s: %w", r.kind, r.target, err)
 	}
-	defer l.close()
-	var code int32
-	ended := make(chan struct{})
-	s.work.Go(func() {
-		defer close(ended)
-		code, err = process.Wait(ctx)
-	})
-	l.run(ctx, streams, &s.work)
-	<-ended
+	defer disconnect()
+	if r.kind == kindAttach {
+		delivered.Wait()
+		return s.ctx.Err()
+	}
+	code, err := process.Wait(s.ctx)
+	delivered.Wait()
 	if err != nil {
 		return fmt.Errorf("exec %s in container %s: %w", container.CommandText(r.command), r.target, err)
 	}
@@ -171,207 +277,140 @@ func (s *session) exec(r request, streams clientStreams) error {
 	return nil
 }
 
-// Attach checks a request to attach, and returns the URL that serves it once.
-func (s *Server) Attach(ctx context.Context, r *runtimeapi.AttachRequest) (string, error) {
-	options := remotecommand.Options{Stdin: r.GetStdin(), Stdout: r.GetStdout(), Stderr: r.GetStderr(), TTY: r.GetTty()}
-	if err := checkStreams(options); err != nil {
-		return "", err
-	}
-	if err := s.options.Containers.CheckAttach(ctx, r.GetContainerId(), r.GetTty()); err != nil {
-		return "", err
-	}
-	return s.url(request{kind: kindAttach, target: r.GetContainerId(), options: options})
-}
-
-// attach shows what a container writes from now on, and gives it input, until
-// it has ended or the client leaves.
-func (s *session) attach(r request, streams clientStreams) error {
-	ctx := s.request.Context()
-	process, err := s.server.options.Containers.Attach(ctx, r.target)
-	if err != nil {
-		return err
-	}
-	l, err := connect(ctx, process, r.options.Stdin)
-	if err != nil {
-		return fmt.Errorf("attach to container %s: %w", r.target, err)
-	}
-	defer l.close()
-	l.run(ctx, streams, &s.work)
-	return ctx.Err()
-}
-
-// commandSPDY serves exec or attach over SPDY: a stream for each direction, one
-// for the sizes of a terminal, and one for the status at the end. It is a
-// transport.
-type commandSPDY struct {
-	session  *session
-	options  remotecommand.Options
-	conn     *spdy.Conn
-	protocol string
-	streams  clientStreams
-	status   *spdy.Stream
-	complete chan struct{} // closed when the client has opened all of wanted
-
-	mu     sync.Mutex
-	wanted map[string]bool // types of streams that are still to come
-}
-
-func (t *commandSPDY) open(u *upgrade) (*clientStreams, error) {
-	conn, protocol, err := t.session.upgradeSPDY(u, remotecommand.SupportedStreamingProtocols...)
-	if err != nil {
-		return nil, errRefused // the client has its answer
-	}
-	t.protocol = protocol
-	t.complete = make(chan struct{})
-	// Before v3 there are no sizes.
-	resize := t.options.TTY && (protocol == remotecommand.StreamProtocolV4Name || protocol == remotecommand.StreamProtocolV3Name)
-	t.wanted = map[string]bool{remotecommand.StreamTypeError: true}
-	for kind, wanted := range map[string]bool{
-		remotecommand.StreamTypeStdin: t.options.Stdin, remotecommand.StreamTypeStdout: t.options.Stdout,
-		remotecommand.StreamTypeStderr: t.options.Stderr, remotecommand.StreamTypeResize: resize,
-	} {
-		if wanted {
-			t.wanted[kind] = true
+// connect connects a process with the client. All outputs are read, also those that the
+// client did not ask for: a process whose output is not read stops.
+func (s *session) connect(process *container.Process, streams *clientStreams, delivered *sync.WaitGroup) (disconnect func(), err error) {
+	conns := make(map[string]*net.UnixConn)
+	disconnect = func() {
+		for _, conn := range conns {
+			_ = conn.Close()
 		}
 	}
-	t.conn = spdy.NewConn(conn, t.accept)
-	t.session.serveSPDY(t.conn)
-	return &t.streams, t.await()
+	names := slices.Clone(process.Outputs)
+	if streams.stdin != nil && process.Stdin {
+		names = append(names, api.Stdin)
+	}
+	for _, name := range names {
+		if conns[name], err = process.Stream(s.ctx, name); err != nil {
+			delete(conns, name)
+			disconnect()
+			return nil, err
+		}
+	}
+	context.AfterFunc(s.ctx, disconnect)
+	if in := conns[api.Stdin]; in != nil {
+		streams.stdin.lead(in)
+	} else if streams.stdin != nil {
+		streams.stdin.lead(nil)
+	}
+	if streams.size != nil {
+		s.work.Go(func() { streams.size.set(process) })
+	}
+	for _, name := range process.Outputs {
+		to := streams.stdout
+		if name == api.Stderr {
+			to = streams.stderr
+		}
+		delivered.Go(func() { deliver(to, conns[name]) })
+	}
+	return disconnect, nil
 }
 
-// accept is called for a stream of the client.
-func (t *commandSPDY) accept(stream *spdy.Stream) (spdy.Sink, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	kind := stream.Header.Get(remotecommand.StreamType)
-	if !t.wanted[kind] {
-		return nil, fmt.Errorf("stream %q was not asked for, or twice", kind)
+// deliver copies an output to the client, if it has asked for it.
+func deliver(to io.WriteCloser, from net.Conn) {
+	if to == nil {
+		_, _ = io.Copy(io.Discard, from)
+		return
 	}
-	if err := stream.Reply(); err != nil {
-		return nil, err
+	// What a pipe holds, and the most that the supervisor sends at once.
+	buffer := make([]byte, 64<<10)
+	if _, err := io.CopyBuffer(to, struct{ io.Reader }{from}, buffer); err != nil {
+		_ = from.Close() // the process gets SIGPIPE, as from a shell's reader
+		return
 	}
-	delete(t.wanted, kind)
-	if len(t.wanted) == 0 {
-		defer close(t.complete)
-	}
-	switch kind {
-	case remotecommand.StreamTypeStdin:
-		input := t.session.newInput()
-		t.streams.stdin = input.reader
-		return input, nil
-	case remotecommand.StreamTypeResize:
-		input := t.session.newInput()
-		t.streams.size = t.session.sizes(input.reader)
-		return input, nil
-	case remotecommand.StreamTypeStdout:
-		t.streams.stdout = stream
-	case remotecommand.StreamTypeStderr:
-		t.streams.stderr = stream
-	case remotecommand.StreamTypeError:
-		t.status = stream
-	}
-	return nil, nil // the client only reads it
+	_ = to.Close()
 }
 
-// await waits for the client to open its streams.
-func (t *commandSPDY) await() error {
-	expired := time.NewTimer(t.session.server.options.Creation)
-	defer expired.Stop()
+const (
+	// resizeEvery is how often the size of a terminal is set. The last one counts.
+	resizeEvery = 500 * time.Millisecond
+	// maxSizes is how many bytes of sizes are read before as long a break: a thousand
+	// sizes. A person who drags a window sends some ten in a second.
+	maxSizes = 64 << 10
+	// largestSize is much longer than a size in JSON.
+	largestSize = 1 << 10
+)
+
+// sizes is the sink of the sizes of a terminal, of which it has the last one. A client
+// that sends faster than anybody can is held up.
+type sizes struct {
+	ctx  context.Context
+	last chan remotecommand.TerminalSize // if it was not set yet
+	text []byte                          // may be the beginning of the next
+	read int
+}
+
+func newSizes(ctx context.Context) *sizes {
+	return &sizes{ctx: ctx, last: make(chan remotecommand.TerminalSize, 1)}
+}
+
+// Write implements spdy.Sink.
+func (s *sizes) Write(p []byte) (int, error) {
+	var size *remotecommand.TerminalSize
+	if size, s.text = lastSize(append(s.text, p...)); size != nil {
+		select {
+		case <-s.last:
+		default:
+		}
+		s.last <- *size
+	}
+	if s.read += len(p); s.read >= maxSizes {
+		s.read = 0
+		wait(s.ctx, resizeEvery)
+	}
+	return len(p), nil
+}
+
+// CloseWrite implements spdy.Sink.
+func (s *sizes) CloseWrite() {}
+
+// Abort implements spdy.Sink.
+func (s *sizes) Abort() {}
+
+// set passes sizes on, one in a while, until the session ends. One that comes too late
+// for the process is no error.
+func (s *sizes) set(process *container.Process) {
+	for {
+		select {
+		case size := <-s.last:
+			if size.Width > 0 && size.Height > 0 {
+				_ = process.Resize(s.ctx, uint32(size.Width), uint32(size.Height))
+				wait(s.ctx, resizeEvery)
+			}
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// lastSize decodes the last of the sizes, each an object of JSON, that a text ends
+// with, nil if there is none. It returns what may be the beginning of the next.
+func lastSize(text []byte) (size *remotecommand.TerminalSize, rest []byte) {
+	end := bytes.LastIndexByte(text, '}')
+	if begin := bytes.LastIndexByte(text[:end+1], '{'); begin >= 0 {
+		size = new(remotecommand.TerminalSize)
+		if json.Unmarshal(text[begin:end+1], size) != nil {
+			size = nil
+		}
+	}
+	rest = text[end+1:]
+	return size, append(text[:0], rest[max(0, len(rest)-largestSize):]...)
+}
+
+// wait returns after a time, or when the context ends.
+func wait(ctx context.Context, d time.Duration) {
 	select {
-	case <-t.complete:
-		return nil
-	case <-t.session.request.Context().Done():
-		return t.session.request.Context().Err()
-	case <-expired.C:
-		return errors.New("the client did not open its streams in time (streaming.creation_timeout)")
-	}
-}
-
-func (t *commandSPDY) finish(err error) {
-	_, _ = t.status.Write(encodeStatus(err, t.protocol == remotecommand.StreamProtocolV4Name)) // fails if the client has left
-	_ = t.status.Close()
-}
-
-func (t *commandSPDY) close() {
-	if t.conn != nil {
-		_ = t.conn.Close()
-	}
-}
-
-// remoteCommandProtocols are the subprotocols of exec and attach over a
-// WebSocket: those of upstream's server, v5, in which a client can close its
-// stdin, and what SPDY's clients call the same versions. Only v4 and v5 have a
-// status in JSON.
-func remoteCommandProtocols() map[string]channelProtocol {
-	const v4, base64 = "v4.", "base64."
-	return map[string]channelProtocol{
-		"":                                 {},
-		remotecommand.StreamProtocolV1Name: {},
-		base64 + remotecommand.StreamProtocolV1Name:         {base64: true},
-		remotecommand.StreamProtocolV2Name:                  {},
-		"v2." + base64 + remotecommand.StreamProtocolV1Name: {base64: true},
-		remotecommand.StreamProtocolV3Name:                  {},
-		"v3." + base64 + remotecommand.StreamProtocolV1Name: {base64: true},
-		remotecommand.StreamProtocolV4Name:                  {status: true},
-		v4 + base64 + remotecommand.StreamProtocolV1Name:    {status: true, base64: true},
-		remotecommand.StreamProtocolV5Name:                  {status: true, halfClose: true},
-		"v5." + base64 + remotecommand.StreamProtocolV1Name: {status: true, base64: true, halfClose: true},
-	}
-}
-
-// commandWebSocket serves exec or attach over a WebSocket: a channel for each
-// direction, one for the status, one for the sizes of a terminal. It is a
-// transport.
-type commandWebSocket struct {
-	session  *session
-	options  remotecommand.Options
-	channels *channels
-}
-
-func (t *commandWebSocket) open(u *upgrade) (*clientStreams, error) {
-	sinks := make([]sink, remotecommand.StreamResize+1)
-	streams := &clientStreams{}
-	if t.options.Stdin {
-		input := t.session.newInput()
-		sinks[remotecommand.StreamStdIn], streams.stdin = input, input.reader
-	}
-	// Always read: a client may send sizes without a terminal.
-	input := t.session.newInput()
-	sinks[remotecommand.StreamResize], streams.size = input, t.session.sizes(input.reader)
-	var err error
-	if t.channels, err = t.session.openChannels(u, remoteCommandProtocols(), sinks); err != nil {
-		return nil, errRefused // the client has its answer
-	}
-	if t.options.Stdout {
-		streams.stdout = t.channels.writer(remotecommand.StreamStdOut)
-	}
-	if t.options.Stderr {
-		streams.stderr = t.channels.writer(remotecommand.StreamStdErr)
-	}
-	_, err = t.first().Write(nil)
-	return streams, err
-}
-
-// first is the lowest channel that the client reads. An empty message on it says
-// that the session has begun.
-func (t *commandWebSocket) first() io.Writer {
-	switch {
-	case t.options.Stdout:
-		return t.channels.writer(remotecommand.StreamStdOut)
-	case t.options.Stderr:
-		return t.channels.writer(remotecommand.StreamStdErr)
-	}
-	return t.channels.writer(remotecommand.StreamErr)
-}
-
-func (t *commandWebSocket) finish(err error) {
-	if text := encodeStatus(err, t.channels.protocol.status); len(text) > 0 {
-		_, _ = t.channels.writer(remotecommand.StreamErr).Write(text) // fails if the client has left
-	}
-}
-
-func (t *commandWebSocket) close() {
-	if t.channels != nil {
-		t.channels.close()
+	case <-time.After(d):
+	case <-ctx.Done():
 	}
 }

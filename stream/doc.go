@@ -11,24 +11,25 @@
 // The CRI call checks the request and answers with a URL, whose token stands
 // for the request (server.go): random, good for one use and one minute, and
 // never logged. The HTTP request becomes a session (session.go), which lasts as
-// long as the client's connection (conn.go). All that is done for a session is
-// under its context and counted in its work, and has ended when the session
-// has: a client that vanishes leaves no process, goroutine or descriptor. The
-// context ends with the connection, with the idle time-out, and with the
-// daemon; the end of it closes the connection, so that nothing waits for a
-// client that does not read.
+// long as the client's connection. All that is done for a session is under its
+// context and has ended when the session has: a client that vanishes leaves no
+// process, goroutine or descriptor. The context ends with the connection, with the
+// idle time-out, and with the daemon; its end closes the connection, so that
+// nothing waits for a client that does not read.
 //
 // # Protocols
 //
-//	               SPDY/3.1                     WebSocket
+//	               SPDY/3.1                     WebSocket (websocket.go)
 //	exec, attach   v4, v3, v2, channel.k8s.io   v5 to v1 of channel.k8s.io and of base64.channel.k8s.io, or none
-//	               (command.go)                 (command.go)
 //	port-forward   portforward.k8s.io           SPDY/3.1+portforward.k8s.io: the same, tunnelled
-//	               (forward.go)                 v4.channel.k8s.io: a connection for each port (forward.go)
+//	                                            v4.channel.k8s.io: a connection for each port
 //
-// Before v4 a client of exec gets a failure as text, and nothing for success.
-// The API server of a cluster translates what kubectl tunnels, and speaks SPDY
-// to the node; the tunnel is for clients that come without it.
+// Each has streams, or channels, of the client. What is written to the client goes to
+// an io.WriteCloser, and what the client sends to a spdy.Sink: that of a terminal's
+// sizes (command.go), or an inlet (session.go), which leads to a process or a pod.
+// Before v4 a client of exec gets a failure as text, and nothing for success. The API
+// server of a cluster translates what kubectl tunnels, and speaks SPDY to the node;
+// the tunnel is for clients that come without it.
 //
 // # Who owns what
 //
@@ -39,23 +40,19 @@
 // # What clients cost
 //
 // A session holds its buffers, some hundred KiB, whatever its client sends and
-// however slowly it reads: input is passed on in pieces as it arrives
-// (stream/spdy, session.go), and what a pod writes is read when the client has
-// taken the piece before. At most maxForwards connections are forwarded at once.
-// A pod that takes nothing while its client sends more holds up the other
-// connections of the session for stallTime at most (forwardpod.go).
+// however slowly it reads: input is passed on in pieces as it arrives, and what a
+// pod writes is read when the client has taken the piece before. At most maxForwards
+// connections are forwarded at once. A pod that takes nothing while its client sends
+// more holds up the other connections of the session for stallTime at most.
 //
 // A connection without a token is one of maxStrangers, of which the oldest makes
-// room, and has seconds to send its request (conn.go). All sessions together
-// have half of the daemon's descriptors. When there are max_open sessions, one
-// that has been silent for a minute makes room for another.
+// room, and has seconds to send its request. All sessions together have half of the
+// daemon's descriptors. When there are max_open sessions, one that has been silent for
+// a minute makes room for another.
 //
 // # Locks
 //
 // requests.mu guards the pending requests and the open sessions, strangers.mu
-// the connections without a token, commandSPDY.mu and pairs.mu the streams that
-// a client has opened, podConn.mu the state of a connection. Nothing waits under
-// them, but for the reply to a stream under commandSPDY.mu, which only that
-// session wants. forwarder.sending is held while a piece goes from a pod to the
-// client.
+// the connections without a token; nothing waits under them. forwarder.sending is held
+// while a piece goes from a pod to the client, channels.writing while a message does.
 package stream

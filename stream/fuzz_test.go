@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/net/websocket"
+
+	"github.com/minicri/minicri/stream/spdy"
 )
 
 // discarding is a sink that notes no more than how much has come.
@@ -45,11 +47,15 @@ func FuzzWebSocket(f *testing.F) {
 			_ = client.Close()
 		}()
 		took := &discarding{}
-		c := &channels{sinks: []sink{took, nil, nil}, ready: make(chan struct{}), protocol: channelProtocol{halfClose: true, base64: base64}}
+		c := &channels{sinks: []spdy.Sink{took, nil, nil}, protocol: channelProtocol{halfClose: true, base64: base64}}
 		request := &http.Request{Method: http.MethodGet, Host: "x", URL: &url.URL{Path: "/"}, Header: http.Header{
 			"Upgrade": {"websocket"}, "Connection": {"Upgrade"}, "Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"dGhlIHNhbXBsZSBub25jZQ=="},
 		}}
-		websocket.Server{Handler: c.serve}.ServeHTTP(pipeWriter{conn: server}, request)
+		serve := func(ws *websocket.Conn) {
+			c.ws = ws
+			c.serve()
+		}
+		websocket.Server{Handler: serve}.ServeHTTP(pipeWriter{conn: server}, request)
 		if took.bytes > len(sent) {
 			t.Errorf("%d bytes from %d", took.bytes, len(sent))
 		}

@@ -11,14 +11,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/big"
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sys/unix"
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 
 	"github.com/minicri/minicri/container"
@@ -36,23 +40,10 @@ type Options struct {
 	Idle, Creation time.Duration
 	// MaxOpen bounds the requests whose client is here or still to come.
 	MaxOpen    int
-	Containers Containers
-	Pods       Pods
+	Containers *container.Store
+	Pods       *sandbox.Store
 	Netns      Netns
 	Logger     *slog.Logger
-}
-
-// Containers are those to exec in and to attach to.
-type Containers interface {
-	CheckExec(ctx context.Context, id string, command []string) error
-	Exec(ctx context.Context, id string, command []string, stdin, tty bool) (*container.Process, error)
-	CheckAttach(ctx context.Context, id string, tty bool) error
-	Attach(ctx context.Context, id string) (*container.Process, error)
-}
-
-// Pods are those to forward ports of.
-type Pods interface {
-	Find(id string) (*sandbox.Sandbox, error)
 }
 
 // Netns are the pods' network namespaces.
@@ -67,8 +58,10 @@ type Server struct {
 	address  url.URL
 	requests *requests
 	// strangers are the connections that have not shown a token yet.
-	strangers   strangers
-	descriptors descriptors
+	strangers strangers
+	// descriptors bounds those of all sessions together, so that the rest of the
+	// daemon has enough.
+	descriptors *semaphore.Weighted
 	// base ends when the server is closed, and with it all sessions.
 	base   context.Context
 	cancel context.CancelFunc
@@ -81,7 +74,7 @@ func Listen(ctx context.Context, options Options) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		options: options, requests: newRequests(options.MaxOpen), descriptors: descriptors{limit: descriptorLimit()},
+		options: options, requests: newRequests(options.MaxOpen), descriptors: semaphore.NewWeighted(descriptorLimit()),
 		address: url.URL{Scheme: "http", Host: reachable(listener.Addr())},
 	}
 	s.base, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -180,12 +173,51 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	if err := s.descriptors.take(sessionDescriptors); err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+	if !s.descriptors.TryAcquire(sessionDescriptors) {
+		http.Error(w, errNoDescriptors.Error(), http.StatusServiceUnavailable)
 		return
 	}
-	defer s.descriptors.release(sessionDescriptors)
+	defer s.descriptors.Release(sessionDescriptors)
 	s.session(w, r, asked)
+}
+
+// sessionDescriptors are those of a session: the connection and the three streams of
+// a process.
+const sessionDescriptors = 4
+
+var errNoDescriptors = fmt.Errorf("no descriptors are left for streaming sessions: %w", errdefs.ErrResourceExhausted)
+
+// descriptorLimit is half of what the daemon may have.
+func descriptorLimit() int64 {
+	var limit unix.Rlimit
+	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) // of this process it cannot fail
+	return int64(min(limit.Cur/2, 1<<16))
+}
+
+// maxStrangers bounds the connections that have not shown a token. Every process
+// of the node can make some, and each costs a descriptor and some KiB.
+const maxStrangers = 256
+
+// strangers are the connections that have not shown a token, the oldest first.
+// One too many ends the oldest: a client with a token sends its request at once.
+type strangers struct {
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+// watch follows the state of a connection. It implements http.Server.ConnState.
+func (s *strangers) watch(conn net.Conn, state http.ConnState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch state {
+	case http.StateNew:
+		if s.conns = append(s.conns, conn); len(s.conns) > maxStrangers {
+			reset(s.conns[0])
+			s.conns = slices.Delete(s.conns, 0, 1)
+		}
+	case http.StateHijacked, http.StateClosed:
+		s.conns = slices.DeleteFunc(s.conns, func(one net.Conn) bool { return one == conn })
+	}
 }
 
 // Open counts the sessions that have not ended.
@@ -226,7 +258,7 @@ type requests struct {
 	limit int // of both together
 
 	mu      sync.Mutex
-	pending map[string]*pending
+	pending map[string]pending
 	open    map[*session]struct{}
 	closed  bool
 	// handled counts the sessions that have not ended, to wait for.
@@ -235,12 +267,12 @@ type requests struct {
 
 // pending is a request that waits for its client.
 type pending struct {
-	request request
-	expires *time.Timer
+	request
+	expires time.Time
 }
 
 func newRequests(limit int) *requests {
-	return &requests{limit: limit, pending: make(map[string]*pending), open: make(map[*session]struct{})}
+	return &requests{limit: limit, pending: make(map[string]pending), open: make(map[*session]struct{})}
 }
 
 // add makes a token for a request; errdefs.ErrResourceExhausted when there are
@@ -251,11 +283,12 @@ func (r *requests) add(one request) (token string, err error) {
 	if r.closed {
 		return "", fmt.Errorf("exec, attach and port-forward are not served any more: %w", errdefs.ErrUnavailable)
 	}
+	maps.DeleteFunc(r.pending, func(_ string, p pending) bool { return time.Now().After(p.expires) })
 	if len(r.pending)+len(r.open) >= r.limit && !r.makeRoom() {
 		return "", fmt.Errorf("%d requests to exec, attach or port-forward are open, which is the limit (streaming.max_open): %w", r.limit, errdefs.ErrResourceExhausted)
 	}
 	token = rand.Text()
-	r.pending[token] = &pending{request: one, expires: time.AfterFunc(tokenLife, func() { r.expire(token) })}
+	r.pending[token] = pending{one, time.Now().Add(tokenLife)}
 	return token, nil
 }
 
@@ -276,23 +309,13 @@ func (r *requests) makeRoom() bool {
 	return true
 }
 
-func (r *requests) expire(token string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.pending, token)
-}
-
 // take uses a token up, and reports whether there is such a one.
 func (r *requests) take(token string) (one request, found bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p := r.pending[token]
-	if p == nil {
-		return request{}, false
-	}
+	p, found := r.pending[token]
 	delete(r.pending, token)
-	p.expires.Stop()
-	return p.request, true
+	return p.request, found && time.Now().Before(p.expires)
 }
 
 // begin counts a session, and reports whether sessions may still begin. The
@@ -319,10 +342,7 @@ func (r *requests) end(s *session) {
 func (r *requests) close() {
 	r.mu.Lock()
 	r.closed = true
-	for token, p := range r.pending {
-		p.expires.Stop()
-		delete(r.pending, token)
-	}
+	clear(r.pending)
 	r.mu.Unlock()
 	r.handled.Wait()
 }
@@ -335,9 +355,6 @@ type TLS struct {
 	// SelfSigned makes a certificate that lasts as long as the daemon.
 	SelfSigned bool
 }
-
-// selfSignedLife is more than a daemon runs.
-const selfSignedLife = 10 * 365 * 24 * time.Hour
 
 // Check returns why the files cannot be used.
 func (t TLS) Check() error {
@@ -373,27 +390,18 @@ func (t TLS) Config(host string) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: load}, nil
 }
 
+// selfSign makes a certificate that is valid for longer than a daemon runs.
 func selfSign(host string) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
 	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
-	if err != nil {
-		return nil, err
-	}
+	now := time.Now()
 	template := &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      pkix.Name{CommonName: "minicri"},
-		NotBefore:    time.Now().Add(-time.Hour), // clocks differ
-		NotAfter:     time.Now().Add(selfSignedLife),
-		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		IPAddresses:  []net.IP{net.ParseIP(host)},
+		SerialNumber: big.NewInt(now.UnixNano()), Subject: pkix.Name{CommonName: "minicri"}, IPAddresses: []net.IP{net.ParseIP(host)},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(10, 0, 0), // clocks differ
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return nil, err
-	}
-	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
 }

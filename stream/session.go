@@ -2,12 +2,12 @@ package stream
 
 import (
 	"bufio"
+	"bytes"
 	"context"
-	"encoding/base64"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -15,22 +15,34 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/go-logr/logr"
-	"golang.org/x/net/websocket"
-	"k8s.io/klog/v2"
+	"golang.org/x/sys/unix"
 	"k8s.io/streaming/pkg/httpstream"
 	httpspdy "k8s.io/streaming/pkg/httpstream/spdy"
 
 	"github.com/minicri/minicri/stream/spdy"
 )
 
-// session is what is done for one client, while its connection lasts.
+const (
+	// deliveryTime is how long the delivery of what a client of port-forward had
+	// sent before it left may take.
+	deliveryTime = 2 * time.Second
+	// lingerTime is how long a client may take to close its end after ours: to
+	// close at once what it still writes to would reset the connection, and lose
+	// what it has not read yet (RFC 1122, 4.2.2.13).
+	lingerTime = time.Second
+	// watchEvery is how often a session looks for a client that has left.
+	watchEvery = time.Second
+)
+
+// session serves one client, while its connection lasts. It is the response to
+// the client's request, which becomes the connection.
 type session struct {
-	server *Server
-	// request is the client's; its context ends with the client's connection,
-	// with the idle time-out, and with the daemon.
+	http.ResponseWriter
+	server  *Server
 	request *http.Request
-	// lost ends that context.
+	// ctx ends with the client's connection, with the idle time-out, and with the
+	// daemon; lost ends it.
+	ctx  context.Context
 	lost context.CancelFunc
 	// patient: what a client has sent before it left still counts.
 	patient bool
@@ -38,32 +50,28 @@ type session struct {
 	active atomic.Int64
 	// work are the goroutines of the session.
 	work sync.WaitGroup
+	conn *clientConn // nil before Hijack
 }
-
-// deliveryTime is how long the delivery of what a client had sent before it left
-// may take, where it counts.
-const deliveryTime = 2 * time.Second
 
 // session serves a request, and returns when nothing of the session is left.
 func (s *Server) session(w http.ResponseWriter, r *http.Request, asked request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	quiet := klog.NewContext(ctx, logr.FromSlogHandler(lowered{s.options.Logger.Handler()}))
-	one := &session{server: s, request: r.WithContext(quiet), lost: cancel}
+	one := &session{ResponseWriter: w, server: s, request: r, ctx: ctx, lost: cancel, patient: asked.kind == kindPortForward}
 	one.touch()
 	if !s.requests.begin(one) {
 		http.Error(w, "minicri is shutting down", http.StatusServiceUnavailable)
 		return
 	}
 	defer s.requests.end(one)
-	u := &upgrade{ResponseWriter: w, session: one}
 	if asked.kind == kindPortForward {
-		one.patient = true
-		one.forward(u, asked)
+		one.forward(asked)
 	} else {
-		one.runCommand(u, asked)
+		one.runCommand(asked)
 	}
-	u.end()
+	if one.conn != nil {
+		one.conn.end()
+	}
 	cancel()
 	one.work.Wait()
 }
@@ -76,8 +84,7 @@ func (s *session) silence() time.Duration {
 	return time.Duration(time.Now().UnixNano() - s.active.Load())
 }
 
-// gone handles the end of what the client sends. The session ends at once, or
-// when what has arrived had its time.
+// gone handles the end of what the client sends.
 func (s *session) gone() {
 	if s.patient {
 		time.AfterFunc(deliveryTime, s.lost)
@@ -89,54 +96,129 @@ func (s *session) gone() {
 // report logs how a session failed, unless its client's leaving is all there
 // is to it.
 func (s *session) report(what string, err error) {
-	if err != nil && s.request.Context().Err() == nil {
+	if err != nil && s.ctx.Err() == nil {
 		s.server.options.Logger.Warn(what, "err", err)
 	}
 }
 
-// lowered is a handler for what the libraries say of a session: a client that
-// goes away is an error to them and none to the node. What is one, the session
-// says itself.
-type lowered struct{ slog.Handler }
-
-// Enabled implements slog.Handler.
-func (l lowered) Enabled(ctx context.Context, _ slog.Level) bool {
-	return l.Handler.Enabled(ctx, slog.LevelDebug)
-}
-
-// Handle implements slog.Handler.
-func (l lowered) Handle(ctx context.Context, r slog.Record) error {
-	if !l.Handler.Enabled(ctx, slog.LevelDebug) {
-		return nil // logr asks Enabled, except for errors
+// Hijack implements http.Hijacker.
+func (s *session) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	raw, buffer, err := http.NewResponseController(s.ResponseWriter).Hijack()
+	if err != nil {
+		return nil, nil, err
 	}
-	r.Level = slog.LevelDebug
-	return l.Handler.Handle(ctx, r)
+	early, _ := buffer.Reader.Peek(buffer.Reader.Buffered()) // of what is there it cannot fail
+	s.conn = &clientConn{Conn: raw, session: s, reader: io.MultiReader(bytes.NewReader(bytes.Clone(early)), raw)}
+	// A write to a client that does not read ends with the session.
+	context.AfterFunc(s.ctx, func() { _ = raw.Close() })
+	s.work.Go(s.watch)
+	return s.conn, bufio.NewReadWriter(bufio.NewReader(s.conn), bufio.NewWriter(s.conn)), nil
 }
 
-// WithAttrs implements slog.Handler.
-func (l lowered) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return lowered{l.Handler.WithAttrs(attrs)}
+// watch ends a session that is silent, or whose client has closed its end. The
+// reader sees neither while it waits for a process that does not read its stdin.
+func (s *session) watch() {
+	raw, err := tcpOf(s.conn.Conn).SyscallConn()
+	ticker := time.NewTicker(watchEvery)
+	defer ticker.Stop()
+	for left := false; err == nil && !left; {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if s.silence() >= s.server.options.Idle {
+			s.lost()
+		}
+		err = raw.Control(func(fd uintptr) { left = ready(fd, unix.POLLRDHUP) })
+	}
+	s.gone()
 }
 
-// WithGroup implements slog.Handler.
-func (l lowered) WithGroup(name string) slog.Handler { return lowered{l.Handler.WithGroup(name)} }
+// ready reports whether one of the events of poll(2) has happened.
+func ready(fd uintptr, events int16) bool {
+	poll := []unix.PollFd{{Fd: int32(fd), Events: events}}
+	n, err := unix.Poll(poll, 0)
+	return n > 0 && err == nil
+}
+
+// tcpOf is the connection below TLS.
+func tcpOf(conn net.Conn) *net.TCPConn {
+	if secure, ok := conn.(*tls.Conn); ok {
+		conn = secure.NetConn()
+	}
+	return conn.(*net.TCPConn)
+}
+
+// reset closes a connection so that the kernel keeps nothing of it.
+func reset(conn net.Conn) {
+	tcp := tcpOf(conn)
+	_ = tcp.SetLinger(0)
+	_ = tcp.Close()
+}
+
+// clientConn is the client's connection, which tells the session what passes.
+type clientConn struct {
+	net.Conn
+	session *session
+	reader  io.Reader // begins with what came with the HTTP request
+	closed  sync.Once
+}
+
+// Read implements net.Conn.
+func (c *clientConn) Read(p []byte) (int, error) {
+	n, err := c.reader.Read(p)
+	if err != nil {
+		c.session.gone()
+	}
+	c.session.touch()
+	return n, err
+}
+
+// Write implements net.Conn.
+func (c *clientConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if err != nil {
+		c.session.lost()
+	}
+	c.session.touch()
+	return n, err
+}
+
+// Close says that nothing more is written. What has been written is still to arrive.
+func (c *clientConn) Close() error {
+	c.closed.Do(func() {
+		if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+			_ = half.CloseWrite() // fails if the client is gone
+		}
+	})
+	return nil
+}
+
+// end closes the connection when the client has closed it.
+func (c *clientConn) end() {
+	_ = c.Close()
+	_ = c.SetReadDeadline(time.Now().Add(lingerTime))
+	_, _ = io.Copy(io.Discard, c.Conn)
+	_ = c.Conn.Close()
+}
 
 // upgradeSPDY makes the HTTP connection one of SPDY, with the first of the
 // client's subprotocols that is served. A client that is refused has got its answer.
-func (s *session) upgradeSPDY(u *upgrade, protocols ...string) (net.Conn, string, error) {
+func (s *session) upgradeSPDY(protocols ...string) (net.Conn, string, error) {
 	r := s.request
 	if !httpstream.IsUpgradeRequest(r) || !strings.EqualFold(r.Header.Get(httpstream.HeaderUpgrade), httpspdy.HeaderSpdy31) {
-		http.Error(u, "upgrade to SPDY/3.1, or to a WebSocket", http.StatusBadRequest)
+		http.Error(s, "upgrade to SPDY/3.1, or to a WebSocket", http.StatusBadRequest)
 		return nil, "", fmt.Errorf("upgrade to %q is not served", r.Header.Get(httpstream.HeaderUpgrade))
 	}
-	protocol, err := httpstream.Handshake(r, u, protocols)
+	protocol, err := httpstream.Handshake(r, s, protocols)
 	if err != nil {
 		return nil, "", err
 	}
-	u.Header().Set(httpstream.HeaderConnection, httpstream.HeaderUpgrade)
-	u.Header().Set(httpstream.HeaderUpgrade, httpspdy.HeaderSpdy31)
-	u.WriteHeader(http.StatusSwitchingProtocols)
-	conn, _, err := u.Hijack()
+	s.Header().Set(httpstream.HeaderConnection, httpstream.HeaderUpgrade)
+	s.Header().Set(httpstream.HeaderUpgrade, httpspdy.HeaderSpdy31)
+	s.WriteHeader(http.StatusSwitchingProtocols)
+	conn, _, err := s.Hijack()
 	return conn, protocol, err
 }
 
@@ -152,218 +234,77 @@ func (s *session) serveSPDY(conn *spdy.Conn) <-chan struct{} {
 	return served
 }
 
-// channelProtocol is what differs between the subprotocols of a WebSocket whose
-// messages begin with the number of a channel.
-type channelProtocol struct {
-	base64    bool // messages are text: a digit, and base64
-	status    bool // the last message of exec is a status in JSON, not a text
-	halfClose bool // closeSignal and a channel's number close the channel
+// stallTime is how long a pod may take nothing while the client has more for it.
+// The transport has no flow control for each connection: until then it holds up
+// the others of its session, and then it is ended.
+const stallTime = 5 * time.Second
+
+var errStalled = errors.New("the pod has taken nothing for " + stallTime.String() +
+	" while more came for it: the connection is ended, so that it does not hold up the others of the session")
+
+// inlet is the sink of what a client sends to a process or a pod, also while the
+// connection there is being made. It holds nothing: what is not taken holds up the
+// client's connection.
+type inlet struct {
+	stalls bool // it is ended when it has taken nothing for stallTime
+	// ctx ends with the session, with the client's reset, and when the connection fails.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	// open ends, too, when the client sends no more.
+	open     context.Context
+	shut     context.CancelFunc
+	ready    chan struct{} // closed by lead
+	upstream halfConn
 }
 
-// closeSignal is the channel by which a client closes another one (v5).
-const closeSignal = 255
-
-// pieceSize is what is read at once of a message, which may have any length.
-const pieceSize = 16 << 10
-
-// channels are those of one WebSocket. The library's own messages are not used
-// for reading: it would hold each in memory before it is looked at.
-type channels struct {
-	ws       *websocket.Conn
-	protocol channelProtocol
-	// sinks take what the client sends, by channel; nil drops it.
-	sinks []sink
-	ready chan struct{} // closed when ws is there
-
-	writing sync.Mutex
-	message []byte
+// halfConn is a connection of which one direction can be closed alone.
+type halfConn interface {
+	net.Conn
+	CloseWrite() error
 }
 
-// sink takes what a client sends, as spdy.Sink does.
-type sink interface {
-	io.Writer
-	CloseWrite()
-	Abort()
+func (s *session) newInlet(stalls bool) *inlet {
+	i := &inlet{stalls: stalls, ready: make(chan struct{})}
+	i.ctx, i.cancel = context.WithCancelCause(s.ctx)
+	i.open, i.shut = context.WithCancel(i.ctx)
+	return i
 }
 
-// openChannels upgrades to a WebSocket and serves it as work of the session. A
-// client that is refused has got its answer.
-func (s *session) openChannels(u *upgrade, protocols map[string]channelProtocol, sinks []sink) (*channels, error) {
-	conn, buffer, err := u.Hijack()
-	if err != nil {
-		http.Error(u, err.Error(), http.StatusBadRequest)
-		return nil, err
+// lead lets out what comes to a connection; nil drops it.
+func (i *inlet) lead(to halfConn) {
+	i.upstream = to
+	close(i.ready)
+	if to == nil {
+		return
 	}
-	c := &channels{sinks: sinks, ready: make(chan struct{})}
-	server := websocket.Server{
-		Handshake: func(config *websocket.Config, _ *http.Request) error { return c.choose(config, protocols) },
-		Handler:   c.serve,
-	}
-	ended := make(chan struct{})
-	s.work.Go(func() {
-		defer close(ended)
-		server.ServeHTTP(hijacked{u, conn, buffer}, s.request)
+	context.AfterFunc(i.open, func() { _ = to.CloseWrite() })
+	context.AfterFunc(i.ctx, func() {
+		if errors.Is(context.Cause(i.ctx), errStalled) {
+			reset(to) // what the pod has not read goes with the connection
+		}
+		_ = to.Close()
 	})
+}
+
+// Write implements spdy.Sink.
+func (i *inlet) Write(p []byte) (int, error) {
+	if i.stalls {
+		stalled := time.AfterFunc(stallTime, func() { i.cancel(errStalled) })
+		defer stalled.Stop()
+	}
 	select {
-	case <-c.ready:
-		return c, nil
-	case <-ended:
-		return nil, errors.New("no WebSocket")
+	case <-i.ready:
+	case <-i.ctx.Done():
+		return 0, context.Cause(i.ctx)
 	}
+	if i.upstream != nil {
+		_, _ = i.upstream.Write(p) // one that takes no more may still have something to say
+	}
+	return len(p), context.Cause(i.ctx)
 }
 
-// hijacked is a response whose connection is there already.
-type hijacked struct {
-	http.ResponseWriter
-	conn   net.Conn
-	buffer *bufio.ReadWriter
-}
+// CloseWrite implements spdy.Sink.
+func (i *inlet) CloseWrite() { i.shut() }
 
-// Hijack implements http.Hijacker.
-func (h hijacked) Hijack() (net.Conn, *bufio.ReadWriter, error) { return h.conn, h.buffer, nil }
-
-// choose takes the first of the client's subprotocols that is served. A client
-// may ask for none.
-func (c *channels) choose(config *websocket.Config, protocols map[string]channelProtocol) (err error) {
-	wanted := config.Protocol
-	if len(wanted) == 0 {
-		wanted = []string{""}
-	}
-	for _, name := range wanted {
-		protocol, served := protocols[name]
-		if !served {
-			continue
-		}
-		c.protocol = protocol
-		if config.Protocol = nil; name != "" {
-			config.Protocol = []string{name}
-		}
-		return nil
-	}
-	return fmt.Errorf("none of the protocols %q is served", wanted)
-}
-
-// serve reads the connection to its end.
-func (c *channels) serve(ws *websocket.Conn) {
-	c.ws = ws
-	close(c.ready)
-	defer c.closeSinks()
-	current := sink(nil)
-	var pace spdy.Pace
-	for {
-		frame, err := ws.NewFrameReader()
-		if err != nil {
-			return // the client has left
-		}
-		pace.Took(frame.Len())
-		continued := frame.PayloadType() == websocket.ContinuationFrame
-		if frame, err = ws.HandleFrame(frame); err != nil {
-			return
-		}
-		if frame == nil {
-			continue // it was a ping or pong
-		}
-		if !continued {
-			if current, err = c.begin(frame); err != nil {
-				return
-			}
-		}
-		if current != nil {
-			c.pass(current, frame)
-		}
-		if _, err := io.Copy(io.Discard, frame); err != nil {
-			return
-		}
-	}
-}
-
-// begin reads the number of a message's channel. The sink is nil for a message
-// that is not wanted; an error ends the connection.
-func (c *channels) begin(frame io.Reader) (sink, error) {
-	var number [1]byte
-	if _, err := io.ReadFull(frame, number[:]); err != nil {
-		return nil, nil // it is empty
-	}
-	channel := int(number[0])
-	if c.protocol.halfClose && channel == closeSignal {
-		if _, err := io.ReadFull(frame, number[:]); err != nil || int(number[0]) >= len(c.sinks) {
-			return nil, fmt.Errorf("close of channel %d, which is not there", number[0])
-		}
-		if closed := c.sinks[number[0]]; closed != nil {
-			closed.CloseWrite()
-		}
-		return nil, nil
-	}
-	if c.protocol.base64 {
-		channel -= '0'
-	}
-	if channel < 0 || channel >= len(c.sinks) {
-		return nil, nil
-	}
-	return c.sinks[channel], nil
-}
-
-// pass hands a frame to a sink in pieces.
-func (c *channels) pass(to sink, frame io.Reader) {
-	if c.protocol.base64 {
-		frame = base64.NewDecoder(base64.StdEncoding, frame)
-	}
-	piece := pieces.Get().(*[pieceSize]byte)
-	defer pieces.Put(piece)
-	for {
-		n, err := frame.Read(piece[:])
-		if n > 0 {
-			if _, err := to.Write(piece[:n]); err != nil {
-				return // the rest is dropped
-			}
-		}
-		if err != nil {
-			return
-		}
-	}
-}
-
-// pieces are buffers for pass, shared so that a silent connection has none.
-var pieces = sync.Pool{New: func() any { return new([pieceSize]byte) }}
-
-func (c *channels) closeSinks() {
-	for _, one := range c.sinks {
-		if one != nil {
-			one.CloseWrite()
-		}
-	}
-}
-
-// write sends a message.
-func (c *channels) write(channel byte, p []byte) (int, error) {
-	c.writing.Lock()
-	defer c.writing.Unlock()
-	var err error
-	if c.protocol.base64 {
-		c.message = base64.StdEncoding.AppendEncode(append(c.message[:0], '0'+channel), p)
-		err = websocket.Message.Send(c.ws, string(c.message))
-	} else {
-		c.message = append(append(c.message[:0], channel), p...)
-		err = websocket.Message.Send(c.ws, c.message)
-	}
-	if err != nil {
-		return 0, err
-	}
-	return len(p), nil
-}
-
-func (c *channels) close() { _ = c.ws.Close() }
-
-// writer is a channel that the client reads.
-func (c *channels) writer(channel byte) io.WriteCloser { return channelWriter{c, channel} }
-
-type channelWriter struct {
-	channels *channels
-	channel  byte
-}
-
-// Write implements io.Writer.
-func (w channelWriter) Write(p []byte) (int, error) { return w.channels.write(w.channel, p) }
-
-// Close implements io.Closer. A server cannot close a channel alone.
-func (w channelWriter) Close() error { return nil }
+// Abort implements spdy.Sink.
+func (i *inlet) Abort() { i.cancel(nil) }

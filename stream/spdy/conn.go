@@ -2,35 +2,37 @@ package spdy
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"net/http"
+	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/moby/spdystream/spdy"
 )
 
 // The frames of SPDY/3.1 (2.6). A data frame has a stream's number where a
 // control frame has its version and type.
 const (
 	headerSize  = 8
-	version     = 3
-	controlBit  = 0x80
+	control     = 1<<31 | spdy.Version<<16
 	lengthMask  = 0xffffff
 	streamMask  = 0x7fffffff
-	flagFin     = 1
-	maxControl  = 16 << 10
 	bufferSize  = 32 << 10
 	largestData = 64 << 10 // that is sent in one frame
 
-	typeSynStream = 1
-	typeSynReply  = 2
-	typeRstStream = 3
-	typePing      = 6
-	typeGoAway    = 7
-	typeHeaders   = 8
-
-	statusCancel = 5
+	maxControl = 16 << 10
+	// maxHeaders and maxField bound what headers are when they are decompressed:
+	// streams of exec and port-forward have three, of some ten bytes.
+	maxHeaders = 16
+	maxField   = 4 << 10
 )
 
 // Sink takes what the client sends on a stream. Its methods are called by Serve,
@@ -47,11 +49,13 @@ type Sink interface {
 
 // Conn is the server's side of a connection.
 type Conn struct {
-	conn    net.Conn
-	reader  *bufio.Reader
-	headers headerReader
-	accept  func(*Stream) (Sink, error)
-	last    uint32 // number of the client's last stream
+	conn   net.Conn
+	reader *bufio.Reader
+	accept func(*Stream) (Sink, error)
+	last   uint32 // number of the client's last stream
+	// frame is a control frame, which framer parses.
+	frame  bytes.Buffer
+	framer *spdy.Framer
 
 	mu      sync.Mutex
 	streams map[uint32]*Stream // that are open; nil after Close
@@ -64,13 +68,20 @@ type Conn struct {
 // Serve, and has to call Reply before anything else is written to the stream. A
 // stream whose sink is nil is not read; an error refuses it.
 func NewConn(conn net.Conn, accept func(*Stream) (Sink, error)) *Conn {
-	return &Conn{conn: conn, reader: bufio.NewReaderSize(conn, bufferSize), accept: accept, streams: make(map[uint32]*Stream)}
+	c := &Conn{conn: conn, reader: bufio.NewReaderSize(conn, bufferSize), accept: accept, streams: make(map[uint32]*Stream)}
+	// It fails for a level of compression that zlib does not know.
+	c.framer, _ = spdy.NewFramerWithOptions(nil, &c.frame, spdy.WithMaxHeaderCount(maxHeaders), spdy.WithMaxHeaderFieldSize(maxField))
+	return c
 }
 
 // Serve reads the connection to its end, which is the client's closing it, or
 // saying that it goes away. It is an error when the client breaks the protocol.
 func (c *Conn) Serve() error {
-	defer c.closeSinks()
+	defer func() {
+		for _, stream := range c.all() {
+			stream.closeReceived()
+		}
+	}()
 	var pace Pace
 	for {
 		header, err := c.reader.Peek(headerSize)
@@ -78,19 +89,22 @@ func (c *Conn) Serve() error {
 			return nil // the client has left
 		}
 		first, second := binary.BigEndian.Uint32(header), binary.BigEndian.Uint32(header[4:])
-		_, _ = c.reader.Discard(headerSize) // is there
 		flags, length := byte(second>>24), int(second&lengthMask)
 		pace.Took(length)
-		if header[0]&controlBit == 0 {
-			if err := c.data(first&streamMask, flags, length); err != nil {
-				return nil // the client has left
+		if first>>31 == 0 {
+			_, _ = c.reader.Discard(headerSize) // is there
+			err = c.data(first, flags, length)
+		} else if first&^0xffff != control || length > maxControl {
+			return fmt.Errorf("SPDY: a control frame %#x of %d bytes: the limit is %d", first, length, maxControl)
+		} else if _, err = io.CopyN(&c.frame, c.reader, int64(headerSize+length)); err == nil {
+			if err := c.control(); errors.Is(err, errGoAway) {
+				return nil
+			} else if err != nil {
+				return fmt.Errorf("SPDY: %w", err)
 			}
-			continue
 		}
-		if err := c.control(first, flags, length); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return fmt.Errorf("SPDY: %w", err)
+		if err != nil {
+			return nil // the client has left
 		}
 	}
 }
@@ -112,73 +126,52 @@ func (c *Conn) data(id uint32, flags byte, length int) error {
 		n, _ := c.reader.Discard(len(piece))
 		length -= n
 	}
-	if stream != nil && flags&flagFin != 0 {
+	if stream != nil && flags&byte(spdy.DataFlagFin) != 0 {
 		stream.closeReceived()
 	}
 	return nil
 }
 
-// control handles a control frame; io.EOF ends the connection.
-func (c *Conn) control(first uint32, flags byte, length int) error {
-	if length > maxControl {
-		return fmt.Errorf("a control frame of %d bytes: the limit is %d", length, maxControl)
-	}
-	if got := first >> 16 & 0x7fff; got != version {
-		return fmt.Errorf("version %d, not %d", got, version)
-	}
-	payload := make([]byte, length)
-	if _, err := io.ReadFull(c.reader, payload); err != nil {
-		return io.EOF
-	}
-	kind := first & 0xffff
-	if length < leastLength(kind) {
-		return fmt.Errorf("a control frame of type %d with %d bytes", kind, length)
-	}
-	switch kind {
-	case typeSynStream:
-		return c.open(flags, payload)
-	case typeSynReply, typeHeaders:
-		_, err := c.headers.read(payload[4:]) // nothing is in them, but they are compressed with the others
+var errGoAway = errors.New("the client goes away")
+
+// control handles the control frame that was read.
+func (c *Conn) control() error {
+	frame, err := c.framer.ReadFrame()
+	c.frame.Reset()
+	if err != nil {
 		return err
-	case typeRstStream:
-		c.aborted(binary.BigEndian.Uint32(payload) & streamMask)
-	case typePing:
-		if payload[3]&1 == 1 { // of the client
-			return c.writeControl(typePing, 0, payload[:4])
+	}
+	switch frame := frame.(type) {
+	case *spdy.SynStreamFrame:
+		return c.open(frame)
+	case *spdy.RstStreamFrame:
+		c.aborted(uint32(frame.StreamId) & streamMask)
+	case *spdy.PingFrame:
+		if frame.Id&1 == 1 { // of the client
+			return c.write(control|uint32(spdy.TypePing), 0, binary.BigEndian.AppendUint32(nil, frame.Id))
 		}
-	case typeGoAway:
-		return io.EOF
+	case *spdy.GoAwayFrame:
+		return errGoAway
 	}
 	return nil // settings, windows and what else there is are not used
 }
 
-// leastLength is what a control frame has at least.
-func leastLength(kind uint32) int {
-	switch kind {
-	case typeSynStream:
-		return 10
-	case typeRstStream:
-		return 8
-	case typeSynReply, typeHeaders, typePing:
-		return 4
-	}
-	return 0
-}
-
 // open handles a new stream.
-func (c *Conn) open(flags byte, payload []byte) error {
-	id := binary.BigEndian.Uint32(payload) & streamMask
-	header, err := c.headers.read(payload[10:])
-	if err != nil {
-		return fmt.Errorf("headers of stream %d: %w", id, err)
-	}
+func (c *Conn) open(frame *spdy.SynStreamFrame) error {
+	id := uint32(frame.StreamId) & streamMask
 	if id%2 == 0 || id <= c.last {
 		return fmt.Errorf("stream %d after stream %d", id, c.last)
 	}
 	c.last = id
-	stream := &Stream{ID: id, Header: header, conn: c}
-	if !c.add(stream) {
-		return nil // the connection is being closed
+	stream := &Stream{ID: id, Header: frame.Headers, conn: c}
+	c.mu.Lock()
+	closed := c.streams == nil
+	if !closed {
+		c.streams[id] = stream
+	}
+	c.mu.Unlock()
+	if closed {
+		return nil
 	}
 	sink, err := c.accept(stream)
 	if err != nil {
@@ -186,20 +179,10 @@ func (c *Conn) open(flags byte, payload []byte) error {
 		return nil
 	}
 	stream.sink = sink
-	if flags&flagFin != 0 {
+	if frame.CFHeader.Flags&spdy.ControlFlagFin != 0 {
 		stream.closeReceived()
 	}
 	return nil
-}
-
-func (c *Conn) add(stream *Stream) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.streams == nil {
-		return false
-	}
-	c.streams[stream.ID] = stream
-	return true
 }
 
 func (c *Conn) find(id uint32) *Stream {
@@ -228,20 +211,10 @@ func (c *Conn) aborted(id uint32) {
 }
 
 // all are the open streams.
-func (c *Conn) all() (streams []*Stream) {
+func (c *Conn) all() []*Stream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, stream := range c.streams {
-		streams = append(streams, stream)
-	}
-	return streams
-}
-
-// closeSinks says to all sinks that nothing more comes.
-func (c *Conn) closeSinks() {
-	for _, stream := range c.all() {
-		stream.closeReceived()
-	}
+	return slices.Collect(maps.Values(c.streams))
 }
 
 // Close resets all streams, sends GOAWAY and closes the connection.
@@ -250,13 +223,9 @@ func (c *Conn) Close() error {
 		stream.Reset()
 	}
 	c.mu.Lock()
-	closed := c.streams == nil
 	c.streams = nil
 	c.mu.Unlock()
-	if closed {
-		return nil
-	}
-	_ = c.writeControl(typeGoAway, 0, make([]byte, 8)) // fails if the client has left
+	_ = c.write(control|uint32(spdy.TypeGoAway), 0, make([]byte, 8)) // fails if the client has left
 	return c.conn.Close()
 }
 
@@ -268,17 +237,122 @@ var frames = sync.Pool{New: func() any {
 
 // write sends a frame with one call: its parts would be packets of their own.
 func (c *Conn) write(first uint32, flags byte, payload []byte) error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
 	frame := frames.Get().(*[]byte)
 	defer frames.Put(frame)
 	b := binary.BigEndian.AppendUint32((*frame)[:0], first)
 	b = binary.BigEndian.AppendUint32(b, uint32(flags)<<24|uint32(len(payload)))
-	b = append(b, payload...)
-	c.writing.Lock()
-	defer c.writing.Unlock()
-	_, err := c.conn.Write(b)
+	_, err := c.conn.Write(append(b, payload...))
 	return err
 }
 
-func (c *Conn) writeControl(kind uint32, flags byte, payload []byte) error {
-	return c.write(controlBit<<24|version<<16|kind, flags, payload)
+// ErrFinished is that of writing to a stream that was closed or reset.
+var ErrFinished = errors.New("the stream is closed")
+
+// Stream is one that the client has opened. Its methods may be called by many
+// goroutines.
+type Stream struct {
+	// ID is its number, higher than those of the streams before.
+	ID uint32
+	// Header is what the client says of it.
+	Header http.Header
+
+	conn *Conn
+	sink Sink
+	// received: the client sends no more; of Serve alone.
+	received bool
+	// finished: nothing more is sent to the client.
+	finished atomic.Bool
+}
+
+// Reply accepts the stream. It is called by Serve's accept alone.
+func (s *Stream) Reply() error {
+	payload := binary.BigEndian.AppendUint32(nil, s.ID)
+	if !s.conn.replied {
+		// The header of zlib (RFC 1950, 2.2): deflate, 32 KiB, and the checksum of
+		// SPDY's dictionary.
+		payload = append(payload, 0x78, 0xbb, 0xe3, 0xc6, 0xa7, 0xc2)
+		s.conn.replied = true
+	}
+	// No headers, compressed: a stored block of deflate (RFC 1951, 3.2.4) with the
+	// number 0, and an empty one, at which decompressors return what they have.
+	payload = append(payload, 0, 4, 0, 0xfb, 0xff, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff)
+	return s.conn.write(control|uint32(spdy.TypeSynReply), 0, payload)
+}
+
+// Write sends data to the client.
+func (s *Stream) Write(p []byte) (n int, err error) {
+	for piece := range slices.Chunk(p, largestData) {
+		if s.finished.Load() {
+			return n, ErrFinished
+		}
+		if err := s.conn.write(s.ID, 0, piece); err != nil {
+			return n, err
+		}
+		n += len(piece)
+	}
+	return n, nil
+}
+
+// Close says that nothing more is written.
+func (s *Stream) Close() error {
+	if s.finished.Swap(true) {
+		return nil
+	}
+	return s.conn.write(s.ID, byte(spdy.DataFlagFin), nil)
+}
+
+// Reset ends the stream in both directions. What the client sends from now on is
+// dropped.
+func (s *Stream) Reset() {
+	s.conn.remove(s.ID)
+	if s.finished.Swap(true) {
+		return // the client knows that nothing more comes
+	}
+	payload := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, s.ID), uint32(spdy.Cancel))
+	_ = s.conn.write(control|uint32(spdy.TypeRstStream), 0, payload) // fails if the client has left
+}
+
+// closeReceived handles the end of what the client sends.
+func (s *Stream) closeReceived() {
+	if s.received {
+		return
+	}
+	s.received = true
+	if s.sink != nil {
+		s.sink.CloseWrite()
+	}
+}
+
+// Small frames are taken at 16 in a millisecond at most: one that has to be
+// handled costs the same with a byte as with 32 KiB, and a session that sends
+// them without end would keep a processor to itself.
+const (
+	burst      = 64
+	burstTime  = 4 * time.Millisecond
+	burstBytes = burst << 10 // frames with more are not small
+)
+
+// Pace holds back the reader of a connection whose client sends small frames
+// faster than a person types or a client asks. It is for one goroutine; the zero value is
+// ready.
+type Pace struct {
+	frames, bytes int
+	began         time.Time
+}
+
+// Took notes a frame with that many bytes, and waits if it comes too early. While
+// it waits, the processor is free; to yield would not do, as the Go scheduler then
+// looks for other clients' data only every 10 ms.
+func (p *Pace) Took(bytes int) {
+	p.frames++
+	p.bytes += bytes
+	if p.frames < burst {
+		return
+	}
+	if p.bytes < burstBytes {
+		time.Sleep(burstTime - time.Since(p.began))
+	}
+	*p = Pace{began: time.Now()}
 }

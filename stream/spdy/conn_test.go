@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/moby/spdystream"
+	"github.com/moby/spdystream/spdy"
 )
 
 // recorded is a sink that keeps what it gets.
@@ -155,19 +156,21 @@ func frame(first uint32, flags byte, payload []byte) []byte {
 	return append(b, payload...)
 }
 
-func control(kind uint32, payload []byte) []byte { return frame(1<<31|version<<16|kind, 0, payload) }
+func controlFrame(kind spdy.ControlFrameType, payload []byte) []byte {
+	return frame(control|uint32(kind), 0, payload)
+}
 
 // A frame of data of any length is handed on in pieces, and control frames are
 // not taken beyond their limit.
 func TestHostileFrames(t *testing.T) {
 	const huge = 1<<24 - 1
 	for name, hostile := range map[string][]byte{
-		"settings of 16 MiB":   control(4, make([]byte, huge)),
-		"a stream of 16 MiB":   control(typeSynStream, make([]byte, huge)),
-		"a version":            frame(1<<31|2<<16|typePing, 0, make([]byte, 4)),
-		"headers that are bad": control(typeSynStream, make([]byte, 100)),
-		"a short stream":       control(typeSynStream, []byte{0, 0}),
-		"a short ping":         control(typePing, nil),
+		"settings of 16 MiB":   controlFrame(4, make([]byte, huge)),
+		"a stream of 16 MiB":   controlFrame(spdy.TypeSynStream, make([]byte, huge)),
+		"a version":            frame(1<<31|2<<16|6, 0, make([]byte, 4)),
+		"headers that are bad": controlFrame(spdy.TypeSynStream, make([]byte, 100)),
+		"a short stream":       controlFrame(spdy.TypeSynStream, []byte{0, 0}),
+		"a short ping":         controlFrame(spdy.TypePing, nil),
 	} {
 		near, far := connected(t)
 		_, served := serving(t, far)
@@ -188,7 +191,7 @@ func TestHostileFrames(t *testing.T) {
 	opened, err := client.CreateStream(http.Header{"Streamtype": {"data"}}, nil, false)
 	must(t, err)
 	stream := <-streams
-	if _, err := near.Write(frame(opened.Identifier(), flagFin, make([]byte, huge))); err != nil {
+	if _, err := near.Write(frame(opened.Identifier(), byte(spdy.DataFlagFin), make([]byte, huge))); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := near.Write(frame(12345, 0, make([]byte, 1<<20))); err != nil { // of no stream
@@ -235,10 +238,10 @@ func (d discard) Close() error                { return nil }
 
 // Whatever comes, reading it ends, and no piece is larger than the buffer.
 func FuzzServe(f *testing.F) {
-	f.Add(control(typePing, []byte{0, 0, 0, 1}))
-	f.Add(frame(1, flagFin, []byte("hello")))
-	f.Add(control(typeSynStream, append([]byte{0, 0, 0, 1, 0, 0, 0, 0, 0, 0}, emptyHeaders(true)...)))
-	f.Add(control(typeGoAway, make([]byte, 8)))
+	f.Add(controlFrame(spdy.TypePing, []byte{0, 0, 0, 1}))
+	f.Add(frame(1, byte(spdy.DataFlagFin), []byte("hello")))
+	f.Add(controlFrame(spdy.TypeSynStream, make([]byte, 30)))
+	f.Add(controlFrame(spdy.TypeGoAway, make([]byte, 8)))
 	f.Fuzz(func(t *testing.T, input []byte) {
 		sink := newRecorded()
 		sink.ended = make(chan string, 1000)
@@ -256,5 +259,25 @@ func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Small frames wait, large ones do not.
+func TestPace(t *testing.T) {
+	const frames = 4096
+	took := func(bytes int) time.Duration {
+		var pace Pace
+		began := time.Now()
+		for range frames {
+			pace.Took(bytes)
+		}
+		return time.Since(began)
+	}
+	small, least := took(4), frames/burst*burstTime-2*burstTime
+	if small < least {
+		t.Errorf("%d small frames took %v, less than %v", frames, small, least)
+	}
+	if large := took(32 << 10); large > small/2 {
+		t.Errorf("%d large frames took %v, small ones %v", frames, large, small)
 	}
 }
