@@ -9,7 +9,6 @@ import (
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/container"
@@ -131,7 +130,9 @@ func newContainer(c *container.Container, spec *specs.Spec) *api.Container {
 		for _, variable := range process.Env {
 			message.Env = append(message.Env, strings.ToValidUTF8(variable, "\uFFFD")) // messages have no other text
 		}
-		message.Rlimits = rlimits(process.Rlimits)
+		for _, limit := range process.Rlimits {
+			message.Rlimits = append(message.Rlimits, &api.POSIXRlimit{Type: limit.Type, Hard: limit.Hard, Soft: limit.Soft})
+		}
 		message.User = &api.User{Uid: process.User.UID, Gid: process.User.GID, AdditionalGids: process.User.AdditionalGids}
 		message.Linux.OomScoreAdj = api.Int(process.OOMScoreAdj)
 		message.Linux.IoPriority = api.FromOCILinuxIOPriority(process.IOPriority)
@@ -167,13 +168,6 @@ func fillLinux(to *api.LinuxContainer, linux *specs.Linux) {
 	}
 }
 
-func rlimits(from []specs.POSIXRlimit) (to []*api.POSIXRlimit) {
-	for _, limit := range from {
-		to = append(to, &api.POSIXRlimit{Type: limit.Type, Hard: limit.Hard, Soft: limit.Soft})
-	}
-	return to
-}
-
 func seccompProfile(security *runtimeapi.LinuxContainerSecurityContext) *api.SecurityProfile {
 	profile := security.GetSeccomp()
 	if profile == nil || security.GetPrivileged() {
@@ -181,6 +175,3 @@ func seccompProfile(security *runtimeapi.LinuxContainerSecurityContext) *api.Sec
 	}
 	return &api.SecurityProfile{ProfileType: api.SecurityProfile_ProfileType(profile.GetProfileType()), LocalhostRef: profile.GetLocalhostRef()}
 }
-
-// copyOf is a message that the library does not change.
-func copyOf(c *api.Container) *api.Container { return proto.Clone(c).(*api.Container) }

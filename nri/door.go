@@ -37,27 +37,30 @@ type door struct {
 	introducing sync.Mutex
 	wait        sync.WaitGroup // for all that run for links
 
+	off context.Context // has ended when the door is shut
+	end context.CancelFunc
+
 	mu      sync.Mutex // guards what follows, and the links
-	shut    bool
 	links   map[*link]struct{}
 	current *link // the library registers or synchronizes it
 }
 
 // link is the connection of one plugin.
 type link struct {
-	plugin, library net.Conn
-	command         *exec.Cmd     // nil if it has connected by itself
-	release         func()        // of process.Hold, if we have started it
-	config          string        // what it is configured with, if we have started it
-	name            string        // INDEX-NAME, "" until it has registered
-	joined          bool          // it is synchronized, and asked from now on
-	settled         chan struct{} // closed when it has joined or has failed
-	over            chan struct{} // closed when the connection has ended
+	plugin  net.Conn
+	command *exec.Cmd     // nil if it has connected by itself
+	release func()        // of process.Hold, if we have started it
+	config  string        // what it is configured with, if we have started it
+	name    string        // INDEX-NAME, "" until it has registered
+	joined  bool          // it is synchronized, and asked from now on
+	settled chan struct{} // closed when it has joined or has failed
+	over    chan struct{} // closed when the connection has ended
 }
 
 // openDoor listens for plugins at the configured socket, if there is one.
-func (p *Plugins) openDoor(source Source) (*door, error) {
-	d := &door{plugins: p, library: filepath.Join(p.options.State, "nri.sock"), links: make(map[*link]struct{})}
+func (p *Plugins) openDoor(source Source) (d *door, err error) {
+	d = &door{plugins: p, library: filepath.Join(p.options.State, "nri.sock"), links: make(map[*link]struct{})}
+	d.off, d.end = context.WithCancel(context.Background())
 	if source.Socket == "" {
 		return d, nil
 	}
@@ -65,7 +68,6 @@ func (p *Plugins) openDoor(source Source) (*door, error) {
 	if err := os.MkdirAll(filepath.Dir(source.Socket), 0o700); err != nil {
 		return nil, err
 	}
-	var err error
 	d.listener, err = socket.ListenPrivate(source.Socket)
 	return d, err
 }
@@ -86,39 +88,33 @@ func (d *door) enter(l *link) {
 	l.settled, l.over = make(chan struct{}), make(chan struct{})
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.shut {
-		l.hangUp()
-	}
 	d.links[l] = struct{}{}
 	d.wait.Go(func() { d.serve(l) })
 }
 
-// serve carries what a plugin and the library say, until one of them ends it.
+// serve carries what a plugin and the library say, until one of them or the door ends it.
+// The library is not held up by a plugin that says nothing.
 func (d *door) serve(l *link) {
 	defer d.leave(l)
-	first, err := l.firstWords(d.plugins.settings().Registration)
-	if err == nil {
-		err = d.introduce(l, first)
-	}
-	if err != nil && !d.isShut() {
-		d.plugins.options.Logger.Warn("an NRI plugin has not registered", "plugin", l.name, "err", err)
-		return
-	}
-	<-l.over
-}
-
-// firstWords are the first bytes of the registration: the library is not held up by a
-// plugin that says nothing.
-func (l *link) firstWords(limit time.Duration) ([]byte, error) {
-	words := make([]byte, 4096)
-	if err := l.plugin.SetReadDeadline(time.Now().Add(limit)); err != nil {
-		return nil, err
-	}
-	n, err := l.plugin.Read(words)
+	stop := context.AfterFunc(d.off, func() { _ = l.plugin.Close() })
+	defer stop()
+	limit := d.plugins.settings().Registration
+	_ = l.plugin.SetReadDeadline(time.Now().Add(limit)) // fails as Read does
+	first := make([]byte, 4096)
+	n, err := l.plugin.Read(first)
+	_ = l.plugin.SetReadDeadline(time.Time{})
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = fmt.Errorf("it has said nothing within %v (nri.registration_timeout)", limit)
 	}
-	return words[:n], errors.Join(err, l.plugin.SetReadDeadline(time.Time{}))
+	if err == nil {
+		err = d.introduce(l, first[:n])
+	}
+	if err != nil && d.off.Err() == nil {
+		d.plugins.options.Logger.Warn("an NRI plugin has not registered", "plugin", l.name, "err", err)
+	}
+	if err == nil {
+		<-l.over
+	}
 }
 
 // introduce connects a plugin to the library, and returns when it has joined or has
@@ -131,15 +127,13 @@ func (d *door) introduce(l *link, first []byte) error {
 		return err
 	}
 	d.mu.Lock()
-	l.library, d.current = library, l
-	if d.shut {
-		l.hangUp()
-	}
+	d.current = l
 	d.mu.Unlock()
 	over := sync.OnceFunc(func() { close(l.over) })
 	carry := func(to, from net.Conn) {
 		_, _ = io.Copy(to, from)
-		l.hangUp()
+		_ = to.Close()
+		_ = from.Close()
 		over()
 	}
 	_, err = library.Write(first)
@@ -152,20 +146,12 @@ func (d *door) introduce(l *link, first []byte) error {
 	return err
 }
 
-// hangUp ends the connection.
-func (l *link) hangUp() {
-	_ = l.plugin.Close()
-	if l.library != nil {
-		_ = l.library.Close()
-	}
-}
-
 // leave forgets a plugin whose connection has ended, and ends one that we have started
 // with what it has started: its tree, whatever its sessions, and its process group, in
 // which those are whose parent has ended. Its first process may have ended long ago: it is
 // reaped here and not before, so its pid and its group are no other's.
 func (d *door) leave(l *link) {
-	l.hangUp()
+	_ = l.plugin.Close()
 	if l.command != nil {
 		process.KillTree(l.command.Process.Pid)
 		_ = unix.Kill(-l.command.Process.Pid, unix.SIGKILL)
@@ -184,25 +170,18 @@ func (d *door) leave(l *link) {
 // themselves.
 func (d *door) close() (external []string) {
 	d.mu.Lock()
-	d.shut = true
 	for l := range d.links {
 		if l.joined && l.command == nil {
 			external = append(external, l.name)
 		}
-		l.hangUp()
 	}
 	d.mu.Unlock()
+	d.end()
 	if d.listener != nil {
 		_ = d.listener.Close()
 	}
 	d.wait.Wait()
 	return external
-}
-
-func (d *door) isShut() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.shut
 }
 
 // connected are the names of the plugins that are asked, in their order.
@@ -261,17 +240,12 @@ func (d *door) register(r *api.RegisterPluginRequest) {
 
 // ask is between the library and a plugin that it asks.
 func (d *door) ask(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, _ *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
-	switch request.GetMethod() {
-	case "Configure":
+	if request.GetMethod() == "Configure" {
 		if err := d.configure(request); err != nil {
 			return err
 		}
-		fallthrough
-	case "Synchronize": // the library looks at its errors
-		return invoke(ctx, request, response)
-	default:
-		return answered(response, invoke(ctx, request, response))
 	}
+	return invoke(ctx, request, response)
 }
 
 // configure adds the configuration of a plugin that we have started: the library has

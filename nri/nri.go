@@ -95,8 +95,9 @@ type Plugins struct {
 	end       func() // of adaptation and door
 
 	// asking is held while plugins are asked about something, as the library does, and
-	// guards updaters: the plugins whose answers have updates.
+	// guards what they have answered: the last error, and who wants updates.
 	asking   lock.Mutex
+	failed   failure
 	updaters []string
 
 	// mu guards what follows.
@@ -146,8 +147,8 @@ func (p *Plugins) request(ctx context.Context, note func(), ask func(*adaptation
 		return nil, fmt.Errorf("NRI: wait for the plugins, which are asked about something else: %w", err)
 	}
 	defer p.asking.Unlock()
-	p.updaters = nil
-	err = named(ask(a))
+	p.updaters, p.failed = nil, failure{}
+	err = p.named(ask(a))
 	return p.updaters, err
 }
 
@@ -170,24 +171,19 @@ func SetLogger(log *slog.Logger) { nrilog.Set(logger{log}) }
 type logger struct{ log *slog.Logger }
 
 func (l logger) Debugf(_ context.Context, format string, args ...any) {
-	l.write(slog.LevelDebug, format, args)
+	l.log.Debug("NRI: " + fmt.Sprintf(format, args...))
 }
 
-func (l logger) Infof(_ context.Context, format string, args ...any) {
-	l.write(slog.LevelDebug, format, args)
+func (l logger) Infof(ctx context.Context, format string, args ...any) {
+	l.Debugf(ctx, format, args...)
 }
 
 func (l logger) Warnf(_ context.Context, format string, args ...any) {
-	l.write(slog.LevelWarn, format, args)
+	l.log.Warn("NRI: " + fmt.Sprintf(format, args...))
 }
 
-func (l logger) Errorf(_ context.Context, format string, args ...any) {
-	if slices.Contains(args, any(adaptation.ErrWasmDisabled)) {
-		return // as it was built
+func (l logger) Errorf(ctx context.Context, format string, args ...any) {
+	if !slices.Contains(args, any(adaptation.ErrWasmDisabled)) { // as it was built
+		l.Warnf(ctx, format, args...)
 	}
-	l.write(slog.LevelWarn, format, args)
-}
-
-func (l logger) write(level slog.Level, format string, args []any) {
-	l.log.Log(context.Background(), level, "NRI: "+fmt.Sprintf(format, args...))
 }

@@ -113,16 +113,18 @@ func (p *Plugins) namespaces(sb *sandbox.Sandbox) (list []*api.LinuxNamespace) {
 		return list
 	}
 	options := sb.Config().GetLinux().GetSecurityContext().GetNamespaceOptions()
-	of := func(name string) string { return path.Join("/proc", fmt.Sprint(pid), "ns", name) }
-	if options.GetIpc() != runtimeapi.NamespaceMode_NODE {
-		add("ipc", of("ipc"))
-	}
-	if options.GetPid() != runtimeapi.NamespaceMode_NODE {
-		add("pid", of("pid"))
-	}
-	add("mount", of("mnt"))
-	if options.GetNetwork() != runtimeapi.NamespaceMode_NODE {
-		add("uts", of("uts"))
+	for _, one := range []struct {
+		kind, file string
+		mode       runtimeapi.NamespaceMode
+	}{
+		{"ipc", "ipc", options.GetIpc()},
+		{"pid", "pid", options.GetPid()},
+		{"uts", "uts", options.GetNetwork()},
+		{"mount", "mnt", runtimeapi.NamespaceMode_POD},
+	} {
+		if one.mode != runtimeapi.NamespaceMode_NODE {
+			add(one.kind, path.Join("/proc", fmt.Sprint(pid), "ns", one.file))
+		}
 	}
 	return list
 }

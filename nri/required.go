@@ -16,7 +16,6 @@ import (
 	nriplugin "github.com/containerd/nri/pkg/plugin"
 	validator "github.com/containerd/nri/plugins/default-validator"
 	"github.com/containerd/ttrpc"
-	"google.golang.org/grpc/status"
 )
 
 // The kinds of adjustments that Options.Reject can name.
@@ -97,7 +96,7 @@ func isNamed(plugin, required string) bool {
 	return plugin == required || name == required
 }
 
-// validator is the library's own plugin, which is part of this program.
+// validatorName is the library's own plugin, which is part of this program.
 const validatorName = "00-default-validator"
 
 // measures takes what the library says of each request to a plugin.
@@ -109,16 +108,19 @@ func (m measures) RecordPluginLatency(plugin, request string, took time.Duration
 	}
 }
 
-// RecordPluginInvocation is the last that is said of a request.
+// RecordPluginInvocation is said of each answer. Plugins.asking is held, or the plugin
+// is just synchronized.
 func (m measures) RecordPluginInvocation(plugin, request string, err error) {
-	if plugin != validatorName {
-		m.plugins.options.Metrics.NRIRequest(plugin, request, outcome(err))
-		blame(plugin, err)
+	if plugin == validatorName {
+		return
+	}
+	m.plugins.options.Metrics.NRIRequest(plugin, request, outcome(err))
+	if err != nil {
+		m.plugins.failed = failure{plugin, err}
 	}
 }
 
-// RecordPluginAdjustments is said of an answer. Plugins.asking is held, or the plugin
-// is just synchronized.
+// RecordPluginAdjustments is said after that.
 func (m measures) RecordPluginAdjustments(plugin, _ string, _ *adaptation.ContainerAdjustment, updates, _ int) {
 	if updates > 0 {
 		m.plugins.updaters = append(m.plugins.updaters, plugin)
@@ -143,42 +145,20 @@ func outcome(err error) string {
 	}
 }
 
-// answerError is the error with which one request to a plugin ended. The library
-// passes it on as it is, or wrapped, and says meanwhile whose it is.
-type answerError struct {
+// failure is an answer of a plugin that was an error.
+type failure struct {
+	plugin string
 	err    error
-	plugin string // "" until the library has said it
 }
 
-func (e *answerError) Error() string { return e.err.Error() }
-
-func (e *answerError) Unwrap() error { return e.err }
-
-// answered is how a question to a plugin has ended.
-func answered(response *ttrpc.Response, err error) error {
-	if err == nil {
-		err = status.ErrorProto(response.GetStatus()) // what ttrpc makes of it
-	}
-	if err != nil {
-		return &answerError{err: err}
-	}
-	return nil
-}
-
-// blame notes whose error it is: the library returns it without a name.
-func blame(plugin string, err error) {
-	if answer, ok := errors.AsType[*answerError](err); ok {
-		answer.plugin = plugin
-	}
-}
-
-// named adds the plugin's name to its error.
-func named(err error) error {
+// named adds the plugin's name to its error: the library returns it without, as it is
+// or wrapped. p.asking is held.
+func (p *Plugins) named(err error) error {
 	if err == nil {
 		return nil
 	}
-	if answer, ok := errors.AsType[*answerError](err); ok && answer.plugin != "" {
-		return fmt.Errorf("NRI plugin %s: %w", answer.plugin, err)
+	if p.failed.err != nil && errors.Is(err, p.failed.err) {
+		return fmt.Errorf("NRI plugin %s: %w", p.failed.plugin, err)
 	}
 	return fmt.Errorf("NRI: %w", err)
 }

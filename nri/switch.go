@@ -102,15 +102,10 @@ func (p *Plugins) start(source Source) error {
 
 // adapt starts the library, which listens where the door leads to.
 func (p *Plugins) adapt(d *door) (*adaptation.Adaptation, error) {
-	synchronize := func(ctx context.Context, send adaptation.SyncCB) error {
-		if d.isShut() {
-			return errOff // the library disconnects it
-		}
-		return p.synchronize(ctx, d, send)
-	}
+	synchronize := func(ctx context.Context, send adaptation.SyncCB) error { return p.synchronize(ctx, d, send) }
 	update := func(ctx context.Context, updates []*api.ContainerUpdate) ([]*api.ContainerUpdate, error) {
-		if d.isShut() {
-			return updates, errOff
+		if d.off.Err() != nil {
+			return updates, errors.New("NRI has been switched off")
 		}
 		return p.updateUnsolicited(ctx, updates)
 	}
@@ -130,8 +125,6 @@ func (p *Plugins) adapt(d *door) (*adaptation.Adaptation, error) {
 	}
 	return a, nil
 }
-
-var errOff = errors.New("NRI has been switched off")
 
 // shut disconnects all plugins, and notes those that have to come back by themselves.
 func (p *Plugins) shut(d *door, a *adaptation.Adaptation) {

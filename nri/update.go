@@ -1,7 +1,6 @@
 package nri
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -95,30 +94,24 @@ func (p *Plugins) synchronize(ctx context.Context, d *door, send adaptation.Sync
 	return nil
 }
 
-// allPods are those that plugins have been asked about, the oldest first.
+// allPods are those that plugins have been asked about.
 func (p *Plugins) allPods() (pods []*api.PodSandbox) {
-	known := make(map[string]*sandbox.Sandbox)
+	p.mu.Lock()
+	known := maps.Clone(p.podsMade)
+	p.mu.Unlock()
 	for _, sb := range p.pods.List() {
 		known[sb.ID] = sb
 	}
-	p.mu.Lock()
-	for id, sb := range p.podsMade {
-		known[id] = sb
-	}
-	p.mu.Unlock()
-	for _, sb := range sortedByAge(known, func(sb *sandbox.Sandbox) int64 { return sb.CreatedAt }) {
+	for _, sb := range known {
 		pods = append(pods, p.pod(sb))
 	}
 	return pods
 }
 
-// allContainers are those that have not ended, the oldest first.
-func (p *Plugins) allContainers() (containers []*api.Container) {
-	known := make(map[string]*api.Container)
+// allContainers are those that have not ended.
+func (p *Plugins) allContainers() []*api.Container {
 	p.mu.Lock()
-	for id, c := range p.containersMade {
-		known[id] = copyOf(c)
-	}
+	known := maps.Clone(p.containersMade)
 	p.mu.Unlock()
 	for _, c := range p.containers.List() {
 		if state := c.State(); state == runtimeapi.ContainerState_CONTAINER_CREATED || state == runtimeapi.ContainerState_CONTAINER_RUNNING {
@@ -127,7 +120,7 @@ func (p *Plugins) allContainers() (containers []*api.Container) {
 			delete(known, c.ID)
 		}
 	}
-	return sortedByAge(known, func(c *api.Container) int64 { return c.GetCreatedAt() })
+	return slices.Collect(maps.Values(known))
 }
 
 // fromCRI turns resources of the CRI, where zero says nothing, into NRI's.
@@ -180,9 +173,4 @@ func (p *Plugins) toCRI(id string, r *api.LinuxResources) *runtimeapi.LinuxConta
 			"container", id)
 	}
 	return to
-}
-
-// sortedByAge are the values of a map, the oldest first.
-func sortedByAge[T any](from map[string]T, age func(T) int64) []T {
-	return slices.SortedFunc(maps.Values(from), func(a, b T) int { return cmp.Compare(age(a), age(b)) })
 }
