@@ -23,7 +23,7 @@ var mayFork = map[string]string{
 	"supervisor/launch unix.SYS_CLONE":    "a call of a launcher's list, not of the supervisor",
 	"supervisor/launch unix.SYS_CLONE3":   "the same",
 	"supervisor/launch unix.SYS_SETNS":    "the same",
-	"supervisor/launch unix.Unshare":      "a thread of the supervisor makes the empty mount namespace that pauses copy, where nobody is",
+	"supervisor/launch unix.Unshare":      "a thread of the supervisor makes the mount namespace that pauses copy, where nobody is",
 	"namespace exec.Command":              daemons,
 	"namespace exec.Cmd":                  daemons,
 	"namespace Cloneflags":                daemons,

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,9 +17,14 @@ import (
 func Main() error { return starter.Serve(do) }
 
 func do(r starter.Request, files []*os.File) (answer starter.Answer, undo func() error, err error) {
-	given, err := streamsOf(r, files)
-	if err != nil {
-		return answer, nil, err
+	var given streams
+	for i, is := range r.Streams {
+		if is && len(files) > 0 {
+			given.stdio[i], files = files[0], files[1:]
+		}
+	}
+	if r.Terminal && len(files) > 0 {
+		given.console = files[0]
 	}
 	var c container = &libContainer{Request: r}
 	if len(r.Program) > 0 {
@@ -77,26 +81,6 @@ func (s *streams) setOn(stdin *io.Reader, stdout, stderr *io.Writer) {
 	if file := s.stdio[2]; file != nil {
 		*stderr = file
 	}
-}
-
-func streamsOf(r starter.Request, files []*os.File) (given streams, err error) {
-	next := func() (file *os.File) {
-		if len(files) > 0 {
-			file, files = files[0], files[1:]
-		} else {
-			err = errors.New("a descriptor is missing")
-		}
-		return file
-	}
-	for i, is := range r.Streams {
-		if is {
-			given.stdio[i] = next()
-		}
-	}
-	if r.Terminal {
-		given.console = next()
-	}
-	return given, err
 }
 
 // killProcess ends a process that was made for nobody.

@@ -43,12 +43,17 @@ func (c *libContainer) create(spec *specs.Spec, given streams) (answer starter.A
 	if err != nil {
 		return answer, err
 	}
-	if answer.PID, err = startIn(lib, process, given); err == nil {
-		answer.Cgroups, err = cgroupsOf(lib)
+	if answer.PID, err = startIn(lib, process, given); err != nil {
+		if _, pidErr := process.Pid(); pidErr == nil { // it ran, and asks for what the container does not have: a program, a directory, memory
+			err = fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+		}
+		return answer, err
 	}
+	state, err := lib.State()
 	if err != nil {
-		return answer, startError(process, err)
+		return answer, fmt.Errorf("cgroups of container %s: %w", c.ID, err)
 	}
+	answer.Cgroups = state.CgroupPaths
 	return answer, nil
 }
 
@@ -74,10 +79,8 @@ func giveStreams(lib *libcontainer.Container, process *libcontainer.Process, std
 		return nil
 	}
 	uid, err := config.HostUID(process.UID)
-	if err != nil {
-		return fmt.Errorf("owner of the streams: %w", err)
-	}
-	gid, err := config.HostGID(process.GID)
+	gid, e := config.HostGID(process.GID)
+	err = errors.Join(err, e)
 	for _, stream := range stdio {
 		if stream != nil && err == nil {
 			err = stream.Chown(uid, gid)
@@ -87,24 +90,6 @@ func giveStreams(lib *libcontainer.Container, process *libcontainer.Process, std
 		return fmt.Errorf("owner of the streams: %w", err)
 	}
 	return nil
-}
-
-func cgroupsOf(lib *libcontainer.Container) (map[string]string, error) {
-	state, err := lib.State()
-	if err != nil {
-		return nil, fmt.Errorf("cgroups of container %s: %w", lib.ID(), err)
-	}
-	return state.CgroupPaths, nil
-}
-
-// startError is the error of a start that failed. Where the process had begun to run,
-// errdefs.ErrFailedPrecondition says that it asks for what the container does not have:
-// a program, a directory, memory.
-func startError(process *libcontainer.Process, err error) error {
-	if _, pidErr := process.Pid(); pidErr != nil {
-		return err // the machine's fault: nothing ran
-	}
-	return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 }
 
 func (c *libContainer) exec(given streams) (int, error) {
@@ -145,9 +130,6 @@ func (c *libContainer) delete() error {
 	return c.runHooks("poststop", spec.Hooks.Poststop, specs.State{Status: specs.StateStopped, Annotations: spec.Annotations})
 }
 
-// initLogLevel silences the debug lines that init pipes to us: logrus.WarnLevel.
-const initLogLevel = "3"
-
 // newProcess translates a process of a specification to libcontainer's terms.
 // Standard streams and Init are the caller's to set; streams left nil are
 // /dev/null.
@@ -169,7 +151,7 @@ func newProcess(p *specs.Process) (*libcontainer.Process, error) {
 		Scheduler:       p.Scheduler,
 		IOPriority:      p.IOPriority,
 		CPUAffinity:     affinity,
-		LogLevel:        initLogLevel,
+		LogLevel:        "3", // without the debug lines that init pipes to us: logrus.WarnLevel
 	}
 	for _, gid := range p.User.AdditionalGids {
 		process.AdditionalGroups = append(process.AdditionalGroups, int(gid))

@@ -21,6 +21,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/cgroup"
 	"github.com/minicri/minicri/supervisor/runtime"
 	"github.com/minicri/minicri/supervisor/starter"
@@ -86,7 +87,12 @@ func (c *programContainer) findCgroups(pid int) (map[string]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cgroups of container %s: %w", c.ID, err)
 	}
-	name, found := cgroupName(c.CgroupsPath), make(map[string]string)
+	found, name := make(map[string]string), ""
+	if config := cgroup.ConfigOf(c.CgroupsPath, c.SystemdCgroup); config != nil && config.Systemd {
+		name = config.ScopePrefix + "-" + config.Name + ".scope"
+	} else if config != nil {
+		name = filepath.Base(config.Path)
+	}
 	for controller, path := range own {
 		if name == "" || !slices.Contains(strings.Split(path, "/"), name) {
 			continue
@@ -106,18 +112,6 @@ func (c *programContainer) findCgroups(pid int) (map[string]string, error) {
 		return nil, fmt.Errorf("%s has put process %d of container %s into %v, not into %q", c.Program[0], pid, c.ID, own, c.CgroupsPath)
 	}
 	return found, nil
-}
-
-// cgroupName is the last part of the path that a spec's cgroupsPath asks for; of
-// systemd's form, SLICE:PREFIX:NAME, that is the scope.
-func cgroupName(cgroupsPath string) string {
-	if parts := strings.Split(cgroupsPath, ":"); len(parts) == 3 {
-		return parts[1] + "-" + parts[2] + ".scope"
-	}
-	if name := filepath.Base(cgroupsPath); name != "." && name != "/" {
-		return name
-	}
-	return ""
 }
 
 // askExecCgroups asks the program itself, by the help of its verb, how it takes the cgroup of an exec.
@@ -208,8 +202,11 @@ func (c *programContainer) makeProcess(given streams, scratch, verb string, argu
 	if err == nil {
 		pid, err = strconv.Atoi(strings.TrimSpace(string(content)))
 	}
-	if err == nil && (pid < 1 || !starter.IsChild(pid)) {
-		err = fmt.Errorf("process %d is not one that it has started", pid)
+	if err == nil {
+		var stat process.Stat
+		if stat, err = process.ReadStat(pid); err == nil && stat.Parent != os.Getpid() {
+			err = fmt.Errorf("process %d is not one that it has started", pid)
+		}
 	}
 	if err != nil {
 		return 0, fmt.Errorf("%s %s of container %s has ended without an error, but has made no process: %w", c.Program[0], verb, c.ID, err)

@@ -30,22 +30,21 @@ func update(r starter.Request, c container) error {
 		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
 	paths := cgroup.Paths(r.Cgroups)
-	undo := func() error { return nil }
-	if r.OOMScoreAdj != nil {
-		var err error
-		if undo, err = setOOMScoreAdj(paths, *r.OOMScoreAdj); err != nil {
-			return err
-		}
-	}
 	before := readLimits(paths, wanted.Unified)
-	err := tryLimits(paths, alone(wanted))
+	adjusted, err := setOOMScoreAdj(paths, r.OOMScoreAdj)
+	if err == nil {
+		err = tryLimits(paths, alone(wanted))
+	}
 	if err == nil {
 		err = c.setResources(wanted, r.OOMScoreAdj)
 	}
 	if err != nil {
-		return errors.Join(err, before.restore(), undo())
+		err = errors.Join(err, before.restore())
+		for pid, value := range adjusted {
+			err = errors.Join(err, writeOOMScoreAdj(pid, value))
+		}
 	}
-	return nil
+	return err
 }
 
 func (c *libContainer) setResources(wanted *specs.LinuxResources, oomScoreAdj *int) error {
@@ -203,50 +202,36 @@ func (l limits) restore() (failed error) {
 	return failed
 }
 
-// setOOMScoreAdj sets it for all processes of the container; undo puts the old
-// values back.
-func setOOMScoreAdj(paths cgroup.Paths, adjust int) (undo func() error, err error) {
-	old := make(map[int]string)
-	undo = func() (err error) {
-		for pid, value := range old {
-			err = errors.Join(err, writeOOMScoreAdj(pid, value))
-		}
-		return err
-	}
-	for again := true; again; {
+// setOOMScoreAdj sets it for all processes of the container, and returns what they had.
+func setOOMScoreAdj(paths cgroup.Paths, adjust *int) (old map[int]string, err error) {
+	old = make(map[int]string)
+	for again := adjust != nil; again; {
 		again = false
 		pids, err := paths.Processes()
+		if err != nil {
+			return old, fmt.Errorf("set oom_score_adj: %w", err)
+		}
 		for _, pid := range pids {
-			if _, seen := old[pid]; seen || err != nil {
+			if _, seen := old[pid]; seen {
 				continue
 			}
 			again = true // it may have started another one meanwhile
-			var value []byte
-			value, err = os.ReadFile(oomScoreAdjFile(pid))
+			value, _ := os.ReadFile(oomScoreAdjFile(pid))
 			old[pid] = strings.TrimSpace(string(value))
-			if err == nil {
-				err = writeOOMScoreAdj(pid, strconv.Itoa(adjust))
+			if err := writeOOMScoreAdj(pid, strconv.Itoa(*adjust)); err != nil {
+				return old, fmt.Errorf("set oom_score_adj: %w", err)
 			}
-			if hasGone(err) {
-				err = nil
-			}
-		}
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("set oom_score_adj: %w", err), undo())
 		}
 	}
-	return undo, nil
+	return old, nil
 }
 
 func oomScoreAdjFile(pid int) string { return fmt.Sprintf("/proc/%d/oom_score_adj", pid) }
 
 func writeOOMScoreAdj(pid int, value string) error {
 	err := os.WriteFile(oomScoreAdjFile(pid), []byte(value), 0)
-	if hasGone(err) {
-		return nil
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return nil // it has ended
 	}
 	return err
 }
-
-// hasGone reports whether a file of /proc says that its process has ended.
-func hasGone(err error) bool { return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) }

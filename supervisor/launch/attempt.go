@@ -28,11 +28,6 @@ const (
 )
 
 // attempt is one launch: its list, and what is made for it.
-//
-// The first process is made in the supervisor's own namespaces and cgroup. It forks a
-// helper into the container's cgroup (version 2) or enters that itself, and it or the
-// helper, when it has joined the namespaces, forks the process that is launched. Both
-// live until that has executed its program, so that its pid stays its own.
 type attempt struct {
 	calls
 	launcher *Launcher
@@ -83,13 +78,8 @@ func (a *attempt) give(file *os.File, err error) (number uint64, _ error) {
 		return 0, err
 	}
 	a.toClose = append(a.toClose, file)
-	return a.lend(file), nil
-}
-
-// lend is give of a file that stays open here.
-func (a *attempt) lend(file *os.File) (number uint64) {
 	a.files = append(a.files, file)
-	return uint64(len(a.files) - 1)
+	return uint64(len(a.files) - 1), nil
 }
 
 func (a *attempt) closeAll() {

@@ -2,7 +2,6 @@ package launch
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -47,12 +46,11 @@ func asksAnother(profile *specs.LinuxSeccomp) bool {
 
 // Exec is a further process of a container.
 type Exec struct {
-	ID      string           // of the container
-	Init    *process.Process // the container's first
-	Spec    *specs.Spec      // the container's
-	Process *specs.Process   // what to execute: the container's own, but for its arguments
-	// Streams become the user's of the process. Without a stdin it has one that is at its end.
-	Streams [3]*os.File
+	ID      string            // of the container
+	Init    *process.Process  // the container's first
+	Spec    *specs.Spec       // the container's
+	Process *specs.Process    // what to execute: the container's own, but for its arguments
+	Streams [3]*os.File       // nobody else's: they become the user's of the process
 	Cgroups map[string]string // in which the process is born, by controller, "" for version 2
 }
 
@@ -74,8 +72,9 @@ func (l *Launcher) Exec(ctx context.Context, e Exec) (made *Launched, err error)
 
 func (a *attempt) exec(ctx context.Context, e Exec) error {
 	for _, stream := range e.Streams {
-		if err := giveTo(stream, e.Process.User.UID); err != nil {
-			return err
+		// So that the user can open it again, by its name in /proc/self/fd.
+		if err := stream.Chown(int(e.Process.User.UID), -1); err != nil {
+			return fmt.Errorf("owner of the streams: %w", err)
 		}
 	}
 	if err := a.fillExec(e); err != nil {
@@ -85,28 +84,6 @@ func (a *attempt) exec(ctx context.Context, e Exec) error {
 		return err
 	}
 	return a.run(ctx)
-}
-
-// giveTo gives a stream to the user of the process, who can then open it by its
-// name in /proc/self/fd. /dev/null, which may be the node's, stays as it is, and so does
-// what cannot be given, as with libcontainer (fixStdioPermissions).
-func giveTo(stream *os.File, uid uint32) error {
-	if stream == nil {
-		return nil
-	}
-	var stat unix.Stat_t
-	if err := unix.Fstat(int(stream.Fd()), &stat); err != nil {
-		return fmt.Errorf("owner of the streams: %w", err)
-	}
-	null := stat.Mode&unix.S_IFMT == unix.S_IFCHR && stat.Rdev == unix.Mkdev(1, 3)
-	if stat.Uid == uid || null {
-		return nil
-	}
-	err := unix.Fchown(int(stream.Fd()), int(uid), -1)
-	if err != nil && !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EROFS) {
-		return fmt.Errorf("owner of the streams: %w", err)
-	}
-	return nil
 }
 
 // fillExec adds all calls: the same that libcontainer's init makes for an exec
@@ -204,7 +181,15 @@ func (a *attempt) become(p *specs.Process, f filter) error {
 		}
 		a.add("set "+limit.Type, unix.SYS_PRLIMIT64, 0, kind, a.numbers(limit.Soft, limit.Hard))
 	}
-	a.enterDirectory(p.Cwd)
+	// The working directory is entered before the process is the user's, who may not be able to, and
+	// after that if only the user can: the server of a mount may not know the root of this node. No
+	// link of /proc/PID is followed, which can lead out of the container (CVE-2024-21626):
+	// libcontainer's init does, and checks where it is then.
+	chdir := fmt.Sprintf("chdir to cwd (%q) set in config.json failed", p.Cwd)
+	how := a.numbers(unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0, unix.RESOLVE_NO_MAGICLINKS)
+	open := []uint64{here, a.text(p.Cwd), how, 3 * 8}
+	a.put(chdir, mayFail|keep, unix.SYS_OPENAT2, open...)
+	a.put(chdir, mayFail|keep|firstKept, unix.SYS_FCHDIR) // keeps 0, which is a descriptor that is open, or the error
 	if !p.NoNewPrivileges {
 		a.loadFilter(f)
 		f = filter{}
@@ -212,7 +197,10 @@ func (a *attempt) become(p *specs.Process, f filter) error {
 	if err := a.becomeUser(p.User, p.Capabilities); err != nil {
 		return err
 	}
-	a.enterDirectoryAsUser(p.Cwd)
+	const otherwise = 2 // calls
+	a.put(chdir, mayFail|firstKept|otherwise<<skipShift, unix.SYS_FCNTL, 0, unix.F_GETFD)
+	a.keep(chdir, unix.SYS_OPENAT2, open...)
+	a.use(chdir, unix.SYS_FCHDIR)
 	a.execute(p.Args, p.Env, f)
 	return nil
 }
@@ -224,41 +212,6 @@ var Rlimits = map[string]uint64{
 	"RLIMIT_MSGQUEUE": unix.RLIMIT_MSGQUEUE, "RLIMIT_NICE": unix.RLIMIT_NICE, "RLIMIT_NOFILE": unix.RLIMIT_NOFILE,
 	"RLIMIT_NPROC": unix.RLIMIT_NPROC, "RLIMIT_RSS": unix.RLIMIT_RSS, "RLIMIT_RTPRIO": unix.RLIMIT_RTPRIO,
 	"RLIMIT_RTTIME": unix.RLIMIT_RTTIME, "RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING, "RLIMIT_STACK": unix.RLIMIT_STACK,
-}
-
-// enterDirectory enters the working directory before the process is the user's, who may
-// not be able to. It follows no link of /proc/PID, which can lead out of the container
-// (CVE-2024-21626): libcontainer's init does, and checks where it is then.
-//
-// What is kept is 0 where that has succeeded, which is a descriptor that is open, or the
-// error.
-func (a *attempt) enterDirectory(dir string) {
-	if dir == "" {
-		return
-	}
-	what, open := a.openDirectory(dir)
-	a.put(what, mayFail|keep, unix.SYS_OPENAT2, open...)
-	a.put(what, mayFail|keep|firstKept, unix.SYS_FCHDIR)
-}
-
-// enterDirectoryAsUser enters it, if only the user can: the server of a mount may not
-// know the root of this node.
-func (a *attempt) enterDirectoryAsUser(dir string) {
-	if dir == "" {
-		return
-	}
-	what, open := a.openDirectory(dir)
-	const calls = 2
-	a.put(what, mayFail|firstKept|calls<<skipShift, unix.SYS_FCNTL, 0, unix.F_GETFD)
-	a.keep(what, unix.SYS_OPENAT2, open...)
-	a.use(what, unix.SYS_FCHDIR)
-}
-
-// openDirectory is the call that opens the working directory, whose descriptor is closed
-// with the exec.
-func (a *attempt) openDirectory(dir string) (what string, args []uint64) {
-	how := a.numbers(unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0, unix.RESOLVE_NO_MAGICLINKS)
-	return fmt.Sprintf("chdir to cwd (%q) set in config.json failed", dir), []uint64{here, a.text(dir), how, 3 * 8}
 }
 
 // execute executes the program, which it looks for as execvp(3) does, but not in the working

@@ -23,10 +23,10 @@ import (
 // Launcher launches processes.
 type Launcher struct {
 	children *children.Children
-	program  func() (*os.File, error) // made at the first use, as what follows
-	mounts   func() (*os.File, error) // the mount namespace that pauses copy
+	program  func() (*os.File, error) // at the first use, as what follows
 	keyrings func() bool
 	filters  filters
+	mounts   mounts
 }
 
 // New returns a launcher of processes that become children.
@@ -34,7 +34,6 @@ func New(children *children.Children) *Launcher {
 	return &Launcher{
 		children: children,
 		program:  sync.OnceValues(openProgram),
-		mounts:   sync.OnceValues(makeEmptyMounts),
 		keyrings: sync.OnceValue(CanJoinSessionKeyring),
 	}
 }

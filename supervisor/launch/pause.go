@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/moby/sys/userns"
 	"github.com/opencontainers/cgroups"
@@ -37,11 +38,13 @@ func CanPause(spec *specs.Spec) bool {
 		p.ApparmorProfile == "" && p.SelinuxLabel == "" && spec.Linux.MountLabel == "" && !asksAnother(spec.Linux.Seccomp)
 }
 
-// pauseMounts are the options of its mounts, by type.
+// pauseMounts are the options of its mounts, by type, and mountFlags those that both have.
 var pauseMounts = map[string][]string{
 	"proc": {"nosuid", "noexec", "nodev"},
 	"bind": {"bind", "ro", "nosuid", "noexec", "nodev"},
 }
+
+const mountFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
 // Pause is a pod's pause to launch.
 type Pause struct {
@@ -132,8 +135,7 @@ func pauseDevices() (rules []*devices.Rule) {
 }
 
 // fillPause opens what the process needs, and adds all calls up to the exec: what
-// libcontainer's init makes of such a container (standard_init_linux.go), on mounts that are
-// made beforehand.
+// libcontainer's init makes of such a container (standard_init_linux.go).
 func (a *attempt) fillPause(p Pause, enter map[string]string) error {
 	spec := p.Spec
 	filter, err := a.launcher.filters.of(spec.Linux.Seccomp)
@@ -144,22 +146,18 @@ func (a *attempt) fillPause(p Pause, enter map[string]string) error {
 	if err != nil {
 		return err
 	}
-	empty, err := a.launcher.mounts()
+	kept, err := a.launcher.mounts.get(spec)
 	if err != nil {
 		return err
 	}
-	mounts := a.lend(empty)
-	trees, err := a.giveTrees(spec)
-	if err != nil {
-		return err
-	}
+	a.files = append(a.files, kept)
 	a.add("close the program", unix.SYS_CLOSE, programFD)
 	a.setOOMScoreAdj(spec.Process.OOMScoreAdj)
 	if err := a.enterCgroups(enter); err != nil {
 		return err
 	}
 	a.joinNetwork(spec.Linux.Namespaces)
-	a.add("join the empty mount namespace", unix.SYS_SETNS, mounts, unix.CLONE_NEWNS)
+	a.add("join the mount namespace of pauses", unix.SYS_SETNS, fifo+1, unix.CLONE_NEWNS)
 	var made uint64 // new namespaces
 	for _, n := range spec.Linux.Namespaces {
 		if n.Path == "" {
@@ -171,9 +169,12 @@ func (a *attempt) fillPause(p Pause, enter map[string]string) error {
 		session := int64(unix.KEY_SPEC_SESSION_KEYRING)
 		a.add("set the permissions of the session keyring", unix.SYS_KEYCTL, unix.KEYCTL_SETPERM, uint64(session), sessionKeyringPerm)
 	}
-	a.mountRoot(spec, trees)
 	a.add("close the mounts", unix.SYS_CLOSE_RANGE, fifo+1, ^uint64(0)>>32, 0)
-	a.changeRoot(spec.Root.Path)
+	for _, m := range spec.Mounts {
+		if m.Type == "proc" {
+			a.add("mount proc on "+m.Destination, unix.SYS_MOUNT, a.text(m.Source), a.text(m.Destination), a.text(m.Type), mountFlags)
+		}
+	}
 	if spec.Hostname != "" {
 		a.add("set the host name "+spec.Hostname, unix.SYS_SETHOSTNAME, a.text(spec.Hostname), uint64(len(spec.Hostname)))
 	}
@@ -250,115 +251,65 @@ func makeFIFO(path string) (*os.File, error) {
 	return os.OpenFile(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 }
 
-// launchedRoot is where the root of a pause is mounted in the copy of the empty mount
-// namespace, until it is the root.
-const launchedRoot = "/root"
+// mounts is a mount namespace that launches copy: the root of pauses, which all share, and what is
+// bound in it. A process that is cloned with a mount namespace of its own would otherwise get a copy
+// of all mounts of the node, of which each pod has some, and have to unmount them again.
+type mounts struct {
+	mu        sync.Mutex
+	namespace *os.File
+	of        string // the root and the mounts
+	root      os.FileInfo
+}
 
-// makeEmptyMounts makes a mount namespace with an empty directory and nothing else. A
-// launch copies it: a process that is cloned with a mount namespace of its own gets a
-// copy of all mounts of the node, of which each pod has some, and has to unmount them
-// again.
-func makeEmptyMounts() (made *os.File, err error) {
-	err = namespace.OnDisposableThread(func() error {
+// get returns the namespace for a pause, for all of a node the same.
+func (m *mounts) get(spec *specs.Spec) (*os.File, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	of := fmt.Sprint(spec.Root.Path, spec.Mounts)
+	root, err := os.Stat(spec.Root.Path)
+	if err != nil || m.of == of && os.SameFile(m.root, root) {
+		return m.namespace, err
+	}
+	var made *os.File
+	err = namespace.OnDisposableThread(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return os.NewSyscallError("unshare", err)
 		}
-		file, err := os.Open("/proc/thread-self/ns/mnt")
-		if err != nil {
+		if made, err = os.Open("/proc/thread-self/ns/mnt"); err != nil {
 			return err
 		}
-		if err := mountNothingElse(); err != nil {
-			return errors.Join(err, file.Close())
-		}
-		made = file
-		return nil
+		return mountRoot(spec)
 	})
-	return made, err
-}
-
-// mountNothingElse: /proc is only a directory that every node has.
-func mountNothingElse() error {
-	const over = "/proc"
-	for _, step := range []struct {
-		what string
-		do   func() error
-	}{
-		{"make the mounts private", func() error { return unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, "") }},
-		{"mount a tmpfs", func() error {
-			return unix.Mount("tmpfs", over, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0755")
-		}},
-		{"enter it", func() error { return unix.Chdir(over) }},
-		{"make a directory for roots", func() error { return unix.Mkdir("."+launchedRoot, 0o755) }},
-		{"change the root", func() error { return unix.PivotRoot(".", ".") }},
-		{"unmount all others", func() error { return unix.Unmount(".", unix.MNT_DETACH) }},
-	} {
-		if err := step.do(); err != nil {
-			return fmt.Errorf("%s: %w", step.what, err)
-		}
-	}
-	return nil
-}
-
-// giveTrees opens what is mounted: the root first, then what is bound, in the order of
-// the mounts. It returns the number of the first.
-func (a *attempt) giveTrees(spec *specs.Spec) (first uint64, err error) {
-	if first, err = a.give(openTree(spec.Root.Path, unix.AT_RECURSIVE)); err != nil {
-		return 0, err
-	}
-	for _, m := range spec.Mounts {
-		if m.Type == "proc" {
-			continue
-		}
-		if _, err := a.give(openTree(m.Source, 0)); err != nil {
-			return 0, err
-		}
-	}
-	return first, nil
-}
-
-// openTree is a copy of what is mounted at a path.
-func openTree(path string, flags uint) (*os.File, error) {
-	fd, err := unix.OpenTree(unix.AT_FDCWD, path, flags|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
-		return nil, &os.PathError{Op: "open_tree", Path: path, Err: err}
+		_ = made.Close()
+		return nil, fmt.Errorf("make the mounts of pauses: %w", err)
 	}
-	return os.NewFile(uintptr(fd), path), nil
+	m.namespace, m.of, m.root = made, of, root // an earlier one may be in use
+	return made, nil
 }
 
-// mountRoot: nothing that is mounted here reaches the node. Everything is the
-// node's own below the root; there are no links of others to follow.
-func (a *attempt) mountRoot(spec *specs.Spec, tree uint64) {
-	attach := func(what, target string) {
-		a.add(what, unix.SYS_MOVE_MOUNT, tree, a.text(""), here, a.text(target), unix.MOVE_MOUNT_F_EMPTY_PATH)
-		tree++
-	}
-	attach("mount the root "+spec.Root.Path, launchedRoot)
-	// The tree shares what is mounted in it with the node's, where that is shared, and
-	// such a mount cannot become the root.
-	a.add("make the root's mounts slaves of the node's", unix.SYS_MOUNT, 0, a.text(launchedRoot), 0, unix.MS_SLAVE|unix.MS_REC)
-	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC // see pauseMounts
-	for _, m := range spec.Mounts {
-		target := a.text(launchedRoot + m.Destination)
-		what := "mount " + m.Source + " on " + m.Destination
-		if m.Type == "proc" {
-			a.add(what, unix.SYS_MOUNT, a.text(m.Source), target, a.text(m.Type), flags)
-			continue
+// mountRoot changes the root of this thread, and leaves no other mount.
+func mountRoot(spec *specs.Spec) (err error) {
+	do := func(what string, f func() error) {
+		if err == nil {
+			if err = f(); err != nil {
+				err = fmt.Errorf("%s: %w", what, err)
+			}
 		}
-		attach(what, launchedRoot+m.Destination)
-		a.add("set the options of "+m.Destination, unix.SYS_MOUNT, 0, target, 0, flags|unix.MS_BIND|unix.MS_RDONLY|unix.MS_REMOUNT)
 	}
-}
-
-// changeRoot moves the root over that of the empty mount namespace, which nothing leads
-// to from then on: what joins the namespace is in the root, too. pivot_root(2) would look
-// at all threads of the node for those that are in the old root, and unmounting that
-// would wait for all processors.
-func (a *attempt) changeRoot(root string) {
-	slash, dot := a.text("/"), a.text(".")
-	a.add("enter the root "+root, unix.SYS_CHDIR, a.text(launchedRoot))
-	a.add("move it over the empty one", unix.SYS_MOUNT, dot, slash, 0, unix.MS_MOVE)
-	a.add("change the root", unix.SYS_CHROOT, dot)
-	a.add("enter the new root", unix.SYS_CHDIR, slash)
-	a.add("make the mounts private", unix.SYS_MOUNT, 0, slash, 0, unix.MS_PRIVATE|unix.MS_REC)
-	a.add("make the root read-only", unix.SYS_MOUNT, 0, slash, 0, unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY)
+	bind := func(source, target string, flags uintptr) {
+		do("bind "+source, func() error { return unix.Mount(source, target, "", unix.MS_BIND, "") })
+		do("set the options of "+target, func() error { return unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|flags, "") })
+	}
+	do("make the mounts private", func() error { return unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, "") })
+	bind(spec.Root.Path, spec.Root.Path, 0)
+	for _, m := range spec.Mounts {
+		if m.Type == "bind" {
+			bind(m.Source, spec.Root.Path+m.Destination, mountFlags)
+		}
+	}
+	do("enter the root", func() error { return unix.Chdir(spec.Root.Path) })
+	do("change the root", func() error { return unix.PivotRoot(".", ".") })
+	do("unmount all others", func() error { return unix.Unmount(".", unix.MNT_DETACH) })
+	return err
 }

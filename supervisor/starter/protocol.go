@@ -105,15 +105,11 @@ func send(conn *net.UnixConn, message any, files []*os.File) error {
 	if len(content) > maxMessage {
 		return fmt.Errorf("a message of %d bytes is too long: %w", len(content), errdefs.ErrInvalidArgument)
 	}
-	var rights []byte
-	if len(files) > 0 {
-		fds := make([]int, len(files))
-		for i, file := range files {
-			fds[i] = int(file.Fd())
-		}
-		rights = unix.UnixRights(fds...)
+	var fds []int
+	for _, file := range files {
+		fds = append(fds, int(file.Fd()))
 	}
-	if _, _, err := conn.WriteMsgUnix([]byte{0}, rights, nil); err != nil {
+	if _, _, err := conn.WriteMsgUnix([]byte{0}, unix.UnixRights(fds...), nil); err != nil {
 		return err
 	}
 	_, err = conn.Write(content)

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
-
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/supervisor/children"
@@ -45,13 +43,9 @@ func New(children *children.Children, log *slog.Logger) (*Starters, error) {
 // Use has another program start from now on, and owns it.
 func (s *Starters) Use(program *os.File) {
 	s.mu.Lock()
-	old, ready := s.program, s.ready
-	s.program, s.ready = program, nil
+	s.drop()
+	s.program = program
 	s.mu.Unlock()
-	_ = old.Close()
-	if ready != nil {
-		_ = ready.conn.Close()
-	}
 	s.Prepare()
 }
 
@@ -60,6 +54,10 @@ func (s *Starters) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
+	s.drop()
+}
+
+func (s *Starters) drop() {
 	if s.ready != nil {
 		_ = s.ready.conn.Close()
 		s.ready = nil
@@ -190,15 +188,5 @@ func (p *starter) end() {
 	select {
 	case <-p.child.Exited():
 	case <-time.After(endLimit):
-	}
-}
-
-// IsChild reports whether a process is a child of this one, also one that has ended.
-func IsChild(pid int) bool {
-	for {
-		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
-		if !errors.Is(err, unix.EINTR) {
-			return err == nil
-		}
 	}
 }
