@@ -1,4 +1,4 @@
-package launch
+package launch_test
 
 import (
 	"context"
@@ -16,6 +16,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/supervisor/launch"
+	"github.com/minicri/minicri/supervisor/starter"
 )
 
 // execVariants are what clients, and the containers that they ask for, have.
@@ -114,27 +116,32 @@ func execProcess() *specs.Process {
 }
 
 // exec launches a process in the container.
-func (c *containerOf) exec(t *testing.T, ctx context.Context, p *specs.Process, change ...func(*Exec)) (*Launched, error) {
+func (c *containerOf) exec(t *testing.T, ctx context.Context, p *specs.Process, change ...func(*launch.Exec)) (*launch.Launched, error) {
 	t.Helper()
-	if !CanExec(c.spec, p) {
+	if !launch.CanExec(c.spec, p) {
 		t.Fatal("it is not launched")
 	}
-	e := Exec{ID: c.id, Init: c.init, Spec: c.spec, Process: p, Cgroups: c.cgroups(t)}
-	for i := range e.Streams {
-		reader, writer, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer reader.Close()
-		defer writer.Close()
-		if e.Streams[i] = writer; i == 0 {
-			e.Streams[i] = reader
-		}
-	}
+	e := launch.Exec{ID: c.id, Init: c.init, Spec: c.spec, Process: p, Cgroups: c.cgroups(t), Streams: streams(t)}
 	for _, change := range change {
 		change(&e)
 	}
 	return c.node.Exec(ctx, e)
+}
+
+// streams are pipes without another end.
+func streams(t *testing.T) (ends [3]*os.File) {
+	t.Helper()
+	for i := range ends {
+		reader, writer, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = errors.Join(reader.Close(), writer.Close()) })
+		if ends[i] = writer; i == 0 {
+			ends[i] = reader
+		}
+	}
+	return ends
 }
 
 // An exec that is launched cannot be told from one that libcontainer's init became.
@@ -181,8 +188,13 @@ func defaultProfile(t *testing.T, s *specs.Spec) *specs.LinuxSeccomp {
 
 func (c *containerOf) lookInit(t *testing.T, p *specs.Process) map[string]string {
 	t.Helper()
-	output := filepath.Join(t.TempDir(), "output")
-	pid, err := c.node.ask(t, request{Do: "exec", ID: c.id, Process: p, Output: output})
+	output, err := os.Create(filepath.Join(t.TempDir(), "output"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer output.Close()
+	given := streams(t)
+	pid, err := c.node.ask(starter.Request{Verb: starter.Exec, ID: c.id, Process: p, Streams: [3]bool{true, true, true}}, given[0], output, given[2])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +202,7 @@ func (c *containerOf) lookInit(t *testing.T, p *specs.Process) map[string]string
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 		gone(t, pid)
 	}()
-	return c.look(t, pid, p, output)
+	return c.look(t, pid, p, output.Name())
 }
 
 func (c *containerOf) lookExec(t *testing.T, p *specs.Process) map[string]string {
@@ -200,7 +212,7 @@ func (c *containerOf) lookExec(t *testing.T, p *specs.Process) map[string]string
 		t.Fatal(err)
 	}
 	defer output.Close()
-	l, err := c.exec(t, t.Context(), p, func(e *Exec) { e.Streams[1] = output })
+	l, err := c.exec(t, t.Context(), p, func(e *launch.Exec) { e.Streams[1] = output })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,25 +261,4 @@ func TestExecThatCannotBeLaunched(t *testing.T) {
 		}
 	}
 	nothingLeft(t, c.pid)
-}
-
-// A profile is compiled once.
-func TestFiltersAreKept(t *testing.T) {
-	var f filters
-	first, err := f.of(allowing("write"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	again, err := f.of(allowing("write"))
-	if err != nil || &first.program[0] != &again.program[0] {
-		t.Errorf("compiled again: %v", err)
-	}
-	for i := range 2 * maxFilters {
-		if _, err := f.of(allowing("write", "x"+strconv.Itoa(i))); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if len(f.compiled) > maxFilters {
-		t.Errorf("%d are kept", len(f.compiled))
-	}
 }

@@ -1,10 +1,14 @@
-package launch
+package launch_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/supervisor/launch"
 )
 
 // profiles are of all kinds. What is compared allows what libcontainer's init does.
@@ -56,6 +60,7 @@ func TestFilterIsWhatInitLoads(t *testing.T) {
 
 // What cannot be compiled is an error, and what needs another process is libcontainer's.
 func TestProfileThatCannotBeCompiled(t *testing.T) {
+	_, c := execNode(t, noFilter)
 	for name, profile := range map[string]*specs.LinuxSeccomp{
 		"an unknown action":       {DefaultAction: "SCMP_ACT_DANCE"},
 		"one of a call":           {DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{Names: []string{"read"}, Action: "SCMP_ACT_DANCE"}}},
@@ -69,12 +74,14 @@ func TestProfileThatCannotBeCompiled(t *testing.T) {
 			{Names: []string{"read"}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{{Index: 6, Op: specs.OpEqualTo}}},
 		}},
 	} {
-		if _, err := new(filters).of(profile); err == nil {
-			t.Errorf("%s: no error", name)
+		spec := *c.spec
+		spec.Linux = &specs.Linux{Namespaces: c.spec.Linux.Namespaces, Seccomp: profile}
+		if _, err := c.exec(t, t.Context(), execProcess(), func(e *launch.Exec) { e.Spec = &spec }); !strings.Contains(fmt.Sprint(err), "seccomp: ") {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
-	ask := &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{Names: []string{"mount"}, Action: specs.ActNotify}}}
-	if !asksAnother(ask) {
+	c.spec.Linux.Seccomp = &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{Names: []string{"mount"}, Action: specs.ActNotify}}}
+	if launch.CanExec(c.spec, execProcess()) {
 		t.Error("a filter that asks another process is launched")
 	}
 }

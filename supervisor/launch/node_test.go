@@ -1,11 +1,11 @@
-package launch
+package launch_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,114 +16,31 @@ import (
 	"testing"
 	"time"
 
-	_ "github.com/opencontainers/cgroups/devices"
 	"github.com/opencontainers/runc/libcontainer"
-	"github.com/opencontainers/runc/libcontainer/configs"
 	_ "github.com/opencontainers/runc/libcontainer/nsenter" // this program is libcontainer's init, too
-	"github.com/opencontainers/runc/libcontainer/specconv"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/supervisor/children"
+	"github.com/minicri/minicri/supervisor/engine"
+	"github.com/minicri/minicri/supervisor/launch"
+	"github.com/minicri/minicri/supervisor/starter"
 )
 
 func init() {
 	switch {
 	case len(os.Args) > 1 && os.Args[1] == "init":
 		libcontainer.Init()
+	case len(os.Args) > 1 && os.Args[1] == starter.Command:
+		if err := engine.Main(); err != nil {
+			fmt.Fprintln(os.Stderr, "starter:", err)
+		}
+		os.Exit(0)
 	case len(os.Args) > 1 && os.Args[1] == "filters":
 		pid, _ := strconv.Atoi(os.Args[2])
 		fmt.Println(filtersOf(pid))
 		os.Exit(0)
-	case len(os.Args) > 1 && os.Args[1] == "by-libcontainer":
-		if err := json.NewEncoder(os.Stdout).Encode(byLibcontainer()); err != nil {
-			panic(err)
-		}
-		os.Exit(0)
 	}
-}
-
-// request is what a process of this program, with libcontainer, is asked for: what it
-// starts would otherwise be reaped by ours.
-type request struct {
-	Do, Root, ID string
-	Systemd      bool
-	Spec         *specs.Spec
-	Process      *specs.Process
-	Sub          map[string]string // cgroups of an exec
-	Output       string            // of an exec
-}
-
-type answer struct {
-	PID   int
-	Error string
-}
-
-func byLibcontainer() answer {
-	var r request
-	err := json.NewDecoder(os.Stdin).Decode(&r)
-	var pid int
-	if err == nil {
-		pid, err = r.do()
-	}
-	if err != nil {
-		return answer{Error: err.Error()}
-	}
-	return answer{PID: pid}
-}
-
-func (r *request) do() (int, error) {
-	if r.Do == "create" {
-		config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{CgroupName: r.ID, UseSystemdCgroup: r.Systemd, Spec: r.Spec})
-		if err != nil {
-			return 0, err
-		}
-		lib, err := libcontainer.Create(r.Root, r.ID, config)
-		if err != nil {
-			return 0, err
-		}
-		pid, err := r.start(lib, r.Spec.Process, true)
-		if err != nil {
-			return 0, errors.Join(err, lib.Destroy())
-		}
-		return pid, lib.Exec()
-	}
-	lib, err := libcontainer.Load(r.Root, r.ID)
-	if err != nil {
-		return 0, err
-	}
-	if r.Do == "delete" {
-		return 0, lib.Destroy()
-	}
-	return r.start(lib, r.Process, false)
-}
-
-func (r *request) start(lib *libcontainer.Container, p *specs.Process, init bool) (int, error) {
-	process := &libcontainer.Process{
-		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: int(p.User.UID), GID: int(p.User.GID), Init: init, LogLevel: "3",
-		NoNewPrivileges: &p.NoNewPrivileges, SubCgroupPaths: r.Sub, AppArmorProfile: p.ApparmorProfile, Label: p.SelinuxLabel,
-	}
-	for _, gid := range p.User.AdditionalGids {
-		process.AdditionalGroups = append(process.AdditionalGroups, int(gid))
-	}
-	if c := p.Capabilities; c != nil {
-		process.Capabilities = &configs.Capabilities{Bounding: c.Bounding, Effective: c.Effective, Inheritable: c.Inheritable, Permitted: c.Permitted, Ambient: c.Ambient}
-	}
-	for _, limit := range p.Rlimits {
-		process.Rlimits = append(process.Rlimits, configs.Rlimit{Type: int(Rlimits[limit.Type]), Hard: limit.Hard, Soft: limit.Soft})
-	}
-	if r.Output != "" {
-		output, err := os.OpenFile(r.Output, os.O_WRONLY|os.O_CREATE, 0o644)
-		if err != nil {
-			return 0, err
-		}
-		defer output.Close()
-		process.Stdout = output
-	}
-	if err := lib.Start(process); err != nil {
-		return 0, err
-	}
-	return process.Pid()
 }
 
 // family are the children of this process, all tests'.
@@ -138,7 +55,8 @@ var family = sync.OnceValue(func() *children.Children {
 
 // node is where pauses of a test are made.
 type node struct {
-	*Launcher
+	*launch.Launcher
+	starters           *starter.Starters // this program is theirs, too
 	dir, rootfs, empty string
 	parent             string // of their cgroups: a directory, or a slice
 }
@@ -155,9 +73,13 @@ func newNode(t *testing.T) *node {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	shareMounts(t, dir)
 	n := &node{
-		Launcher: New(family()), dir: dir, parent: fmt.Sprintf("/minicri-launch-%d", os.Getpid()),
+		Launcher: launch.New(family()), dir: dir, parent: fmt.Sprintf("/minicri-launch-%d", os.Getpid()),
 		rootfs: filepath.Join(dir, "rootfs"), empty: filepath.Join(dir, "empty"),
 	}
+	if n.starters, err = starter.New(family(), slog.Default()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.starters.Close)
 	program, err := os.ReadFile("../../oci/pause/pause.elf")
 	if err != nil {
 		t.Fatalf("run `make build`: %v", err)
@@ -281,24 +203,19 @@ func seccompOf(t *testing.T, pid int) string {
 	return string(out)
 }
 
-// ask has libcontainer do something.
-func (n *node) ask(t *testing.T, r request) (pid int, err error) {
-	t.Helper()
-	r.Root, r.Systemd = n.dir+"/states", bySystemd()
-	encoded, err := json.Marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, _ := run(t, "/proc/self/exe", []string{"by-libcontainer"}, strings.NewReader(string(encoded)))
-	var a answer
-	if err := json.Unmarshal(out, &a); err != nil {
-		t.Fatalf("libcontainer says %q: %v", out, err)
-	}
-	if a.Error != "" {
-		return 0, errors.New(a.Error)
-	}
-	return a.PID, nil
+// ask has libcontainer do something, in a starter.
+func (n *node) ask(r starter.Request, files ...*os.File) (pid int, err error) {
+	r.Root, r.SystemdCgroup, r.Bundle, r.CgroupsPath = n.dir+"/states", bySystemd(), n.bundle(r.ID), n.cgroupOf(r.ID)
+	err = n.starters.Run(context.Background(), r, files, func(answer starter.Answer) (err error) {
+		if pid = answer.PID; pid > 0 {
+			_, err = family().Own(pid, nil)
+		}
+		return err
+	})
+	return pid, err
 }
+
+func (n *node) bundle(id string) string { return filepath.Join(n.dir, "bundles", id) }
 
 // cgroupOf is where a container is, in the form of the driver.
 func (n *node) cgroupOf(id string) string {
@@ -391,7 +308,7 @@ func gone(t *testing.T, pid int) {
 	eventually(t, "the process is gone", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
 }
 
-// nothingLeft fails the test unless our only children are those.
+// nothingLeft fails the test unless our only children are those, and a starter.
 func nothingLeft(t *testing.T, but ...int) {
 	t.Helper()
 	var left []string
@@ -399,7 +316,8 @@ func nothingLeft(t *testing.T, but ...int) {
 	for {
 		left = nil
 		for _, pid := range strings.Fields(childrenOf()) {
-			if number, _ := strconv.Atoi(pid); !slices.Contains(but, number) {
+			starts := strings.HasPrefix(read("/proc/"+pid+"/cmdline"), "minicri-shim\x00"+starter.Command) // it waits ready
+			if number, _ := strconv.Atoi(pid); !slices.Contains(but, number) && !starts {
 				left = append(left, pid+" "+strings.TrimSpace(read("/proc/"+pid+"/comm"))+" "+field(read("/proc/"+pid+"/status"), "State:"))
 			}
 		}

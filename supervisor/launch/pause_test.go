@@ -1,7 +1,8 @@
-package launch
+package launch_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/supervisor/cgroup"
+	"github.com/minicri/minicri/supervisor/launch"
+	"github.com/minicri/minicri/supervisor/starter"
 )
 
 // variants are what pods ask for of their pause.
@@ -73,14 +76,21 @@ func (n *node) lookInit(t *testing.T, id string, change func(*specs.Spec)) map[s
 // create makes a container by libcontainer, which ends with the test.
 func (n *node) create(t *testing.T, id string, spec *specs.Spec) (pid int) {
 	t.Helper()
-	pid, err := n.ask(t, request{Do: "create", ID: id, Spec: spec})
+	config, err := json.Marshal(spec)
+	err = errors.Join(err, os.MkdirAll(n.bundle(id), 0o755), os.WriteFile(n.bundle(id)+"/config.json", config, 0o644))
+	if err == nil {
+		pid, err = n.ask(starter.Request{Verb: starter.Create, ID: id})
+	}
+	if err == nil {
+		_, err = os.ReadFile(filepath.Join(n.dir, "states", id, launch.FIFOFile))
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 		gone(t, pid)
-		if _, err := n.ask(t, request{Do: "delete", ID: id}); err != nil {
+		if _, err := n.ask(starter.Request{Verb: starter.Delete, ID: id}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -91,7 +101,7 @@ func (n *node) lookPause(t *testing.T, id string, change func(*specs.Spec)) map[
 	t.Helper()
 	spec := n.spec(id)
 	change(spec)
-	if !CanPause(spec) {
+	if !launch.CanPause(spec) {
 		t.Fatal("it is not launched")
 	}
 	p, err := n.pause(t, id, spec)
@@ -109,19 +119,19 @@ func (n *node) lookPause(t *testing.T, id string, change func(*specs.Spec)) map[
 	return seenOf(t, p.Child.PID, id)
 }
 
-func (n *node) fifo(id string) string { return filepath.Join(n.dir, id, FIFOFile) }
+func (n *node) fifo(id string) string { return filepath.Join(n.dir, id, launch.FIFOFile) }
 
-func (n *node) pause(t *testing.T, id string, spec *specs.Spec) (*Launched, error) {
+func (n *node) pause(t *testing.T, id string, spec *specs.Spec) (*launch.Launched, error) {
 	t.Helper()
 	dir := filepath.Dir(n.fifo(id))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	return n.Pause(t.Context(), Pause{ID: id, Dir: dir, Spec: spec, SystemdCgroup: bySystemd()})
+	return n.Pause(t.Context(), launch.Pause{ID: id, Dir: dir, Spec: spec, SystemdCgroup: bySystemd()})
 }
 
 // end ends what was launched, and removes its cgroups.
-func (n *node) end(t *testing.T, l *Launched) {
+func (n *node) end(t *testing.T, l *launch.Launched) {
 	t.Helper()
 	if err := l.Process.Signal(unix.SIGKILL); err != nil {
 		t.Error(err)
@@ -168,7 +178,7 @@ func TestPauseThatIsGivenUp(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	_, err := n.Pause(ctx, Pause{ID: "given-up", Dir: dir, Spec: n.spec("given-up"), SystemdCgroup: bySystemd()})
+	_, err := n.Pause(ctx, launch.Pause{ID: "given-up", Dir: dir, Spec: n.spec("given-up"), SystemdCgroup: bySystemd()})
 	err = errors.Join(err, cgroup.Remove(nil, n.cgroupOf("given-up"), bySystemd()))
 	if !strings.Contains(fmt.Sprint(err), "waiting for its first process") || !strings.Contains(fmt.Sprint(err), context.Canceled.Error()) {
 		t.Errorf("%v", err)

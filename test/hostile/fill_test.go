@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -87,4 +89,65 @@ func kept(t testing.TB, directory string) (bytes int64) {
 		return err
 	}))
 	return bytes
+}
+
+// attack: containers: 30000 directories within each other in the writable layer, and 50 MB in the last
+// held: they count in the container's disk usage, and are removed with the container
+// field: containerd and CRI-O measure by paths, which end at PATH_MAX, and remove with a descriptor for each level
+func TestDeepTreeOfAContainer(t *testing.T) {
+	const depth, size = 30000, 50 << 20
+	n := harness.NewNode(t)
+	n.ImportBusybox()
+	p := newTenant(t, n, "deep")
+	id := p.run("c")
+	makeDeep(t, filepath.Join(n.State, "containers", id, "rootfs"), depth, size)
+	began := time.Now()
+	for usage := uint64(0); usage < size; {
+		if time.Since(began) > patience {
+			t.Fatalf("the container's usage is %d bytes after %v", usage, patience)
+		}
+		answer, err := n.Runtime.ContainerStats(limited(t), &runtimeapi.ContainerStatsRequest{ContainerId: id})
+		check(t, err)
+		usage = answer.GetStats().GetWritableLayer().GetUsedBytes().GetValue()
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Logf("measured after %v", time.Since(began))
+	before := layers(t, n)
+	_, err := n.Runtime.RemovePodSandbox(limited(t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
+	check(t, err)
+	for began = time.Now(); layers(t, n) >= before; time.Sleep(100 * time.Millisecond) {
+		if time.Since(began) > 10*patience {
+			t.Fatal("the layer is still there")
+		}
+	}
+	t.Logf("removed after %v", time.Since(began))
+}
+
+// makeDeep does what a program in a container would: directories within each other,
+// and a file in the last.
+func makeDeep(t testing.TB, top string, depth, size int) {
+	t.Helper()
+	const directory = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC
+	at, err := unix.Open(top, directory, 0)
+	check(t, err)
+	for range depth {
+		check(t, unix.Mkdirat(at, "d", 0o755))
+		next, err := unix.Openat(at, "d", directory, 0)
+		check(t, err)
+		check(t, unix.Close(at))
+		at = next
+	}
+	last, err := unix.Openat(at, "last", unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o644)
+	check(t, err)
+	_, err = unix.Write(last, make([]byte, size))
+	check(t, err)
+	check(t, errors.Join(unix.Close(last), unix.Close(at)))
+}
+
+// layers counts the layers that are on the disk.
+func layers(t testing.TB, n *harness.Node) int {
+	t.Helper()
+	all, err := os.ReadDir(filepath.Join(n.Root, "image", "overlayfs", "snapshots"))
+	check(t, err)
+	return len(all)
 }

@@ -1,7 +1,13 @@
 package hostile
 
 import (
+	"bytes"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -12,63 +18,6 @@ import (
 	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/hostile/registry"
 )
-
-// residentMemory is the daemon's resident memory in bytes.
-func residentMemory(t testing.TB, n *harness.Node) int64 {
-	t.Helper()
-	return int64(harness.ProcKiB(t, n.PID(), "VmRSS")) << 10
-}
-
-// attack: images: every manifest of test/hostile/registry, through the daemon: 16 MB of history, 600 layers, 3000 indexes, artifacts, digests that are paths, sizes without end
-// held: each refused by name before a layer is fetched, none as an unavailable registry; the daemon grows by less than 64 MiB and keeps nothing
-// field: containerd keeps 500 MB for the history and mounts none of 600 layers
-func TestSpoiltImagesAreRefused(t *testing.T) {
-	n := harness.NewNode(t)
-	n.ImportBusybox() // makes the directories of the image store
-	content, host := newRegistry(t, n)
-	before := residentMemory(t, n)
-	for name, word := range content.Spoilt() {
-		_, err := pull(t, n, host+"/"+name+":1", nil)
-		if err == nil || !strings.Contains(err.Error(), word) || status.Code(err) == codes.Unknown || len(status.Convert(err).Message()) > 1024 {
-			t.Errorf("%s: %v, want %q", name, err, word)
-		}
-	}
-	for _, r := range content.Requests() {
-		if strings.Contains(r.Path, "passwd") {
-			t.Errorf("a digest became a request: %s", r)
-		}
-	}
-	if grown := residentMemory(t, n) - before; grown > 64<<20 {
-		t.Errorf("the daemon has grown by %d MiB", grown>>20)
-	}
-	answer, err := n.Image.ListImages(limited(t), &runtimeapi.ListImagesRequest{})
-	check(t, err)
-	if len(answer.GetImages()) != 1 {
-		t.Errorf("images: %v", answer.GetImages())
-	}
-}
-
-// attack: images: upper layers that leave out /tmp (1777) and a home (0700), and a user who is not root
-// held: both can be written, and the home is still private
-func TestUserOfAnImageWithoutParents(t *testing.T) {
-	n := harness.NewNode(t)
-	n.ImportBusybox() // so that a program is there to be added
-	const image = "hostile.example/parents:1"
-	n.BuildImage(image, harness.Object{"Env": []string{"PATH=/bin"}, "User": "1000:1000"}, func(l *harness.Layer) {
-		n.AddBusybox(l)
-		l.Dir("home/bob", 0o700, 1000)
-	}, func(l *harness.Layer) {
-		l.File("tmp/file", 0o644, 0, "x")
-		l.File("home/bob/file", 0o644, 0, "x")
-	}, func(l *harness.Layer) {
-		l.File("tmp/other", 0o644, 0, "x")
-		l.File("home/bob/other", 0o644, 0, "x")
-	})
-	id := newTenant(t, n, "parents").run("c", func(c *runtimeapi.ContainerConfig) { c.Image.Image = image })
-	if code, output := run(t, n, id, "sh", "-c", "touch /tmp/mine /home/bob/mine && stat -c %a:%u /tmp /home/bob"); code != 0 || output != "1777:0\n700:1000\n" {
-		t.Errorf("exit code %d: %s", code, output)
-	}
-}
 
 // attack: images: RemoveImage, ImageStatus, PullImage and ListImages with a runtime handler that the node does not have; annotations of a pod
 // held: the handler is refused by name, the annotations change nothing
@@ -82,25 +31,12 @@ func TestRuntimeHandlerOfImageCalls(t *testing.T) {
 	content.Manifest("plain:1", m.MediaType, m)
 	unknown := &runtimeapi.ImageSpec{Image: host + "/plain:1", RuntimeHandler: "no-such-handler"}
 	ctx := limited(t)
-	for name, call := range map[string]func() error{
-		"pull": func() error {
-			_, err := n.Image.PullImage(ctx, &runtimeapi.PullImageRequest{Image: unknown})
-			return err
-		},
-		"status": func() error {
-			_, err := n.Image.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: unknown})
-			return err
-		},
-		"remove": func() error {
-			_, err := n.Image.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: unknown})
-			return err
-		},
-		"list": func() error {
-			_, err := n.Image.ListImages(ctx, &runtimeapi.ListImagesRequest{Filter: &runtimeapi.ImageFilter{Image: unknown}})
-			return err
-		},
-	} {
-		if err := call(); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "no-such-handler") {
+	_, pull := n.Image.PullImage(ctx, &runtimeapi.PullImageRequest{Image: unknown})
+	_, look := n.Image.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: unknown})
+	_, remove := n.Image.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: unknown})
+	_, list := n.Image.ListImages(ctx, &runtimeapi.ListImagesRequest{Filter: &runtimeapi.ImageFilter{Image: unknown}})
+	for name, err := range map[string]error{"pull": pull, "status": look, "remove": remove, "list": list} {
+		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "no-such-handler") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -114,4 +50,87 @@ func TestRuntimeHandlerOfImageCalls(t *testing.T) {
 	}
 	_, err = n.Image.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: known})
 	check(t, err)
+}
+
+// attack: images: a setuid program and a device node, in a layer and in a volume of the image, looked for by a local user of the node who knows every path
+// held: not one can be reached; the volume has no device node
+// field: CVE-2021-41103 of containerd; its volumes still hold the device nodes
+func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
+	n := harness.NewNode(t)
+	n.ImportBusybox()
+	content, host := newRegistry(t, n)
+	program, err := os.ReadFile("/bin/busybox")
+	check(t, err)
+	m := content.Image(
+		ocispec.ImageConfig{Env: []string{"PATH=/bin"}, Volumes: map[string]struct{}{"/data": {}}},
+		registry.Layer(
+			registry.Dir("bin", 0o755, 0), registry.File("bin/sleep", 0o755, string(program)), registry.File("bin/stat", 0o755, string(program)), registry.File("bin/suid", 0o4755, string(program)), registry.Device("mem", 0o666, 1, 1),
+			registry.Dir("data", 0o777, 0), registry.File("data/suid", 0o4755, string(program)), registry.Device("data/mem", 0o666, 1, 1),
+		))
+	content.Manifest("suid:1", m.MediaType, m)
+	_, err = pull(t, n, host+"/suid:1", nil)
+	check(t, err)
+	var found []string
+	for name, options := range map[string][]harness.PodOption{"suid": nil, "suid-userns": {harness.UserNamespace}} {
+		p := newTenant(t, n, name, options...)
+		id := p.run("c", func(c *runtimeapi.ContainerConfig) { c.Image.Image = host + "/suid:1" })
+		if code, output := run(t, n, id, "/bin/stat", "-c", "%u:%a", "/bin/suid", "/data"); code != 0 || output != "0:4755\n0:777\n" {
+			t.Errorf("%s: the container's own view: %d, %s", name, code, output)
+		}
+		found = append(found, filepath.Join(n.State, "containers", id, "config.json"))
+		_, err := os.Lstat(found[len(found)-1])
+		check(t, err) // else it would prove nothing
+	}
+	found = append(found, dangerous(t, n.Root, n.State)...)
+	if len(found) < 2+2*3 {
+		t.Fatalf("the attack is not in place: %q", found)
+	}
+	for _, path := range found {
+		if strings.Contains(path, "container-volumes") && strings.HasSuffix(path, "/mem") {
+			t.Errorf("a device node was copied into a volume: %s", path)
+		}
+	}
+	if reached := asNobody(t, found); reached != "" {
+		t.Errorf("a local user reaches:\n%s", reached)
+	}
+	_, err = n.Image.RemoveImage(limited(t), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: host + "/suid:1"}})
+	check(t, err)
+}
+
+// dangerous finds setuid programs and device nodes. Whiteouts (device 0:0) are
+// none.
+func dangerous(t testing.TB, roots ...string) (paths []string) {
+	t.Helper()
+	for _, root := range roots {
+		check(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			if os.IsNotExist(err) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			info, err := entry.Info()
+			if err != nil {
+				return nil //nolint:nilerr // it is gone
+			}
+			device := info.Mode()&fs.ModeDevice != 0 && info.Sys().(*syscall.Stat_t).Rdev != 0
+			if device || info.Mode()&fs.ModeSetuid != 0 {
+				paths = append(paths, path)
+			}
+			return nil
+		}))
+	}
+	return paths
+}
+
+// asNobody returns which of the paths uid 65534 reaches.
+func asNobody(t testing.TB, paths []string) string {
+	t.Helper()
+	command := exec.Command("/bin/sh", "-c", `while read -r path; do [ ! -e "$path" ] || echo "$path"; done`)
+	command.Stdin = strings.NewReader(strings.Join(paths, "\n") + "\n")
+	command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	var output bytes.Buffer
+	command.Stdout, command.Stderr = &output, &output
+	check(t, command.Run())
+	return output.String()
 }

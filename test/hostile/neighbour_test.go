@@ -126,7 +126,7 @@ func besides(t *testing.T, n *harness.Node, attack func()) {
 	during := <-watched
 	for _, name := range slices.Sorted(maps.Keys(during)) {
 		t.Logf("%s in another pod: at most %v, %v before the attack", name, during[name], usual[name])
-		if during[name] > usual[name]+delay {
+		if during[name] > 4*usual[name]+2*time.Second { // a call is slow where system calls are, in a virtual machine
 			t.Errorf("%s in another pod took %v, %v before the attack", name, during[name], usual[name])
 		}
 	}

@@ -3,7 +3,6 @@ package hostile
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -112,31 +111,6 @@ func TestStoppedExecsHoldUpNothingElse(t *testing.T) {
 				})
 			})
 		}
-	}
-}
-
-// attack: what a container can stop: by SIGSTOP: 30 execs with a time-out of a second, with the default filter of system calls, where libcontainer's or the launcher's last steps are made in the container
-// held: each exec ends, the supervisor has as many descriptors as before, and the container is removed
-func TestStoppedExecsKeepNoDescriptors(t *testing.T) {
-	n := newAttackedNode(t)
-	p := newTenant(t, n, "attacker")
-	quiet := p.run("quiet")
-	pids := supervisors(n)
-	for range 3 { // what the first one makes stays
-		_, err := p.exec(quiet, 0, "true")
-		check(t, err)
-	}
-	before := held(t, pids)
-	id := p.newStopper("stopper", unix.SIGSTOP, powerless(runtimeapi.SecurityProfile_RuntimeDefault))
-	with := held(t, pids)
-	if o := p.execs(id, 30, 1, 5, false); o.held == 0 {
-		t.Error("the attacker has stopped no exec: this shows nothing")
-	}
-	wantNothingLeft(t, n, pids, with)
-	p.end(id)
-	wantNothingLeft(t, n, pids, before)
-	if now := supervisors(n); !slices.Equal(now, pids) {
-		t.Errorf("the supervisors are %v, before %v", now, pids)
 	}
 }
 

@@ -214,45 +214,6 @@ static void forge(char **victims)
 	}
 }
 
-static void name(pid_t pid, const char *link)
-{
-	char target[SMALL];
-	ssize_t n = readlink(file(pid, link), target, sizeof target);
-	if (n > 0)
-		printf("%s %.*s\n", link, (int)n, target);
-}
-
-/* look says all that it sees of each process that comes. */
-static void look(void)
-{
-	for (;;) {
-		pid_t pid = next();
-		for (int i = 0; i < SPINS; i++) {
-			int root = open(file(pid, "root"), O_PATH | O_DIRECTORY);
-			if (root < 0)
-				continue;
-			printf("root %s\n", faccessat(root, "pause", F_OK, 0) ? "of the node" : "of the container");
-			close(root);
-			name(pid, "exe");
-			name(pid, "cwd");
-			DIR *fds = opendir(file(pid, "fd"));
-			for (struct dirent *one; fds && (one = readdir(fds));) {
-				char link[SMALL];
-				snprintf(link, sizeof link, "fd/%s", one->d_name);
-				name(pid, link);
-			}
-			if (fds)
-				closedir(fds);
-			for (const char *const *of = (const char *const[]){ "mountinfo", "net/unix", NULL }; *of; of++) {
-				ssize_t size;
-				char *rest = readall(file(pid, *of), &size);
-				for (char *line; (line = strtok_r(rest, "\n", &rest));)
-					printf("%s %s\n", *of, line);
-			}
-		}
-	}
-}
-
 /* lease holds up whoever opens the file, for as long as the kernel lets it. */
 static void lease(const char *path)
 {
@@ -274,7 +235,5 @@ int main(int count, char **args)
 		forge(args + 2);
 	if (count == 3 && strcmp(args[1], "lease") == 0)
 		lease(args[2]);
-	if (count == 2 && strcmp(args[1], "look") == 0)
-		look();
-	return count == 2 ? atoi(args[1]) : 2;
+	return 2;
 }
