@@ -17,7 +17,7 @@ import (
 // cpuNow is what the kernel's file says, in nanoseconds.
 func cpuNow(t *testing.T, h hierarchies, path string) uint64 {
 	t.Helper()
-	if !h.version2("cpuacct") {
+	if h.unified == "" {
 		return kernel(t, h.dir("cpuacct", path), "cpuacct.usage", "")
 	}
 	return kernel(t, h.dir("cpuacct", path), "cpu.stat", "usage_usec") * 1000
@@ -73,7 +73,7 @@ func TestMemory(t *testing.T) {
 	h := m.hierarchies
 	path := makeCgroup(t, h, "memory")
 	directory, limitFile, usageFile, prefix, anon := h.dir("memory", path), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_", "rss"
-	if h.version2("memory") {
+	if h.unified != "" {
 		limitFile, usageFile, prefix, anon = "memory.max", "memory.current", "", "anon"
 	}
 	if got := measure(t, m, path).GetMemory().GetAvailableBytes(); got != nil {
@@ -104,7 +104,7 @@ func TestSwapIsPresentWhereTheKernelCountsIt(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
 	path := makeCgroup(t, m.hierarchies, "swap")
 	counted := filepath.Join(m.hierarchies.dir("memory", path), "memory.memsw.usage_in_bytes")
-	if m.hierarchies.version2("memory") {
+	if m.hierarchies.unified != "" {
 		counted = filepath.Join(m.hierarchies.dir("memory", path), "memory.swap.current")
 	}
 	_, err := os.Stat(counted)
@@ -198,18 +198,18 @@ func TestVersion2Files(t *testing.T) {
 	}
 	cgroups.TestMode = true
 	defer func() { cgroups.TestMode = false }()
-	got, err := readUsage(hierarchies{unified: hierarchy}, "/", forStats)
+	got, err := (&Meter{hierarchies: hierarchies{unified: hierarchy}}).readUsage("", forStats, "/")
 	must(t, err)
-	if got.cpu.total != 1234567*time.Microsecond {
-		t.Errorf("cpu time is %v", got.cpu.total)
+	if got.CpuStats.CpuUsage.TotalUsage != 1234567000 {
+		t.Errorf("cpu time is %v", got.CpuStats.CpuUsage.TotalUsage)
 	}
 	if m := got.memory; m.usage != 200<<20 || m.limit != 256<<20 || m.workingSet() != 130<<20 || m.anon != 100<<20 || m.activeFile != 20<<20 || m.inactiveFile != 70<<20 || m.faults != 51200 || m.major != 7 {
 		t.Errorf("memory is %+v", *m)
 	}
-	if got.swap.usage != 4<<20 || got.swap.limit < unlimited || got.all.PidsStats.Current != 3 {
-		t.Errorf("swap is %+v, processes are %+v", *got.swap, got.all.PidsStats)
+	if got.swap.usage != 4<<20 || got.swap.limit < unlimited || got.PidsStats.Current != 3 {
+		t.Errorf("swap is %+v, processes are %+v", *got.swap, got.PidsStats)
 	}
-	if p := psi(got.all.CpuStats.PSI); p.GetSome().GetAvg10() != 1.5 || p.GetSome().GetTotal() != 7654321000 || p.GetFull().GetTotal() != 12000 || p.GetSome().GetAvg300() != 0.05 {
+	if p := psi(got.CpuStats.PSI); p.GetSome().GetAvg10() != 1.5 || p.GetSome().GetTotal() != 7654321000 || p.GetFull().GetTotal() != 12000 || p.GetSome().GetAvg300() != 0.05 {
 		t.Errorf("pressure is %v", p)
 	}
 }

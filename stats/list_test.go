@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -89,25 +90,26 @@ func TestHungLayerHoldsUpNobody(t *testing.T) {
 }
 
 func TestSamplesAreForgotten(t *testing.T) {
-	r := newRates()
+	m := newMeter(t, directories(t.TempDir()))
 	at := time.Now()
-	r.rate("gone", cpu{at: at})
-	r.rate("stays", cpu{at: at.Add(sampleAge)})
-	r.rate("stays", cpu{at: at.Add(2*sampleAge - time.Second), total: time.Second})
-	if len(r.samples) != 1 {
-		t.Errorf("%d samples are kept, one of them of a cgroup that was not asked for since %v", len(r.samples), sampleAge)
+	for i := range maxKept {
+		m.rate(strconv.Itoa(i), at, 0)
+	}
+	m.rate("now", at.Add(sampleAge), 0)
+	if len(m.samples) != 1 {
+		t.Errorf("%d samples are kept, all but one of cgroups that were not asked for since %v", len(m.samples), sampleAge)
 	}
 }
 
 func TestRateOfACgroupMadeAgain(t *testing.T) {
-	r := newRates()
+	m := newMeter(t, directories(t.TempDir()))
 	at := time.Now()
-	r.rate("again", cpu{at: at, total: time.Hour})
-	if rate, known := r.rate("again", cpu{at: at.Add(time.Minute), total: time.Second}); known {
-		t.Errorf("the rate over two lives of a cgroup is %d", rate)
+	m.rate("again", at, time.Hour)
+	if rate := m.rate("again", at.Add(time.Minute), time.Second); rate != nil {
+		t.Errorf("the rate over two lives of a cgroup is %v", rate)
 	}
-	if rate, known := r.rate("again", cpu{at: at.Add(2 * time.Minute), total: 31 * time.Second}); !known || rate != 5e8 {
-		t.Errorf("30 s of cpu time in a minute are a rate of %d (%v)", rate, known)
+	if rate := m.rate("again", at.Add(2*time.Minute), 31*time.Second); rate.GetValue() != 5e8 {
+		t.Errorf("30 s of cpu time in a minute are a rate of %v", rate)
 	}
 }
 

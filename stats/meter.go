@@ -1,34 +1,31 @@
 // Package stats measures pods and containers: cpu, memory, swap, processes and
-// pressure from the kernel's cgroup files, network counters by netlink, and
-// the writable layers by the image store.
+// pressure from the kernel's cgroup files (github.com/opencontainers/cgroups), network
+// counters by netlink, and the writable layers by the image store.
 //
 // It owns no container and no pod: the caller says what is to be measured, and
-// where. What it keeps is the last sample of each cgroup's cpu, from
-// which a rate follows, and the last measurement of each writable layer
-// (layer.go). Both are forgotten when they were not asked for in a while.
+// where. It keeps the last sample of each cgroup's cpu, from which a rate follows, and
+// the last measurement of each writable layer. A controller that is not there leaves its
+// part of the answer empty.
 //
-// The cgroup files are read by github.com/opencontainers/cgroups. A controller that is
-// not there, or cannot be read, leaves its part of the answer empty. On a hybrid machine
-// pressure is read from the unified hierarchy, if the container has a cgroup there.
-//
-// # Locks
-//
-// rates.mu and layers.mu guard a map each and are never held while anything is
-// read. Walking a writable layer may take long, on a dead disk without end: it is
-// done in a goroutine of its own, one for each container and a few at once; a
-// call waits no longer than layerWait for all of them together, or aloneWait for a
-// single container or pod. Close ends the waiting and the walks.
+// Meter.mu guards these two maps and is not held while anything is read. Walking a
+// writable layer may take long, on a dead disk without end: each walk has a goroutine,
+// and a call waits no longer than layerWait for all of them together, or aloneWait for a
+// single container or pod. Close ends the walks.
 package stats
 
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/opencontainers/cgroups"
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sync/singleflight"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/image"
 )
 
 // Container is what is to be measured of one container.
@@ -58,12 +55,54 @@ type Pod struct {
 	Containers []Container
 }
 
+// Layers measures the writable layer of a container, which may take as long as
+// the layer is large.
+type Layers interface {
+	SnapshotUsage(ctx context.Context, containerID string) (image.Usage, error)
+}
+
+const (
+	// layerWait is how long a list waits for layers that are being walked; then
+	// it answers with what was measured before.
+	layerWait = 50 * time.Millisecond
+	// aloneWait is how long a call about a single container or pod waits for a
+	// first measurement.
+	aloneWait = time.Second
+	// layerAge is how long a measurement is good: the kubelet's period.
+	layerAge = 10 * time.Second
+	// layersAtOnce are walked concurrently.
+	layersAtOnce = 4
+	// shortestWindow is the least time that a rate is taken over: two callers that
+	// ask in turn get no rate of the few milliseconds between them.
+	shortestWindow = time.Second
+	// maxKept is how many samples and layers are kept before those are forgotten that
+	// are older than sampleAge.
+	maxKept   = 4096
+	sampleAge = 5 * time.Minute
+)
+
 // Meter measures. Its methods may be called side by side.
 type Meter struct {
 	hierarchies hierarchies
-	rates       *rates
-	layers      *layers
+	source      Layers
 	logger      *slog.Logger
+
+	base   context.Context // ends with Close
+	cancel context.CancelFunc
+	walks  singleflight.Group
+	slots  *semaphore.Weighted // of walks
+
+	mu      sync.Mutex
+	samples map[string]sample      // by cgroup
+	layers  map[string]image.Usage // by container
+}
+
+// sample is the cpu time of a cgroup, and the rate over the window that ended then, nil
+// for the first sample.
+type sample struct {
+	at    time.Time
+	total time.Duration
+	rate  *runtimeapi.UInt64Value
 }
 
 // Open finds the cgroup hierarchies. The context is the daemon's.
@@ -72,16 +111,24 @@ func Open(ctx context.Context, source Layers, logger *slog.Logger) (*Meter, erro
 	if err != nil {
 		return nil, err
 	}
-	return &Meter{hierarchies: h, rates: newRates(), layers: newLayers(ctx, source, logger), logger: logger}, nil
+	m := &Meter{
+		hierarchies: h, source: source, logger: logger, slots: semaphore.NewWeighted(layersAtOnce),
+		samples: make(map[string]sample), layers: make(map[string]image.Usage),
+	}
+	m.base, m.cancel = context.WithCancel(ctx)
+	return m, nil
 }
 
 // Close ends the walks of writable layers, and waits for their end.
-func (m *Meter) Close() { m.layers.close() }
+func (m *Meter) Close() {
+	m.cancel()
+	_ = m.slots.Acquire(context.Background(), layersAtOnce) // it has no other error than the context's
+}
 
 // Container measures one container. One that does not run has no cgroup, and
 // no more than its attributes and its writable layer.
 func (m *Meter) Container(ctx context.Context, c Container) (*runtimeapi.ContainerStats, error) {
-	m.layers.refreshOne(ctx, []Container{c})
+	m.refresh(ctx, m.waitFor(c), c)
 	measured, err := m.container(c)
 	if errdefs.IsNotFound(err) {
 		return &runtimeapi.ContainerStats{Attributes: c.Attributes, WritableLayer: m.writableLayer(c.ID)}, nil
@@ -92,20 +139,20 @@ func (m *Meter) Container(ctx context.Context, c Container) (*runtimeapi.Contain
 // Containers measures all that have a cgroup. What has ended in the meantime,
 // or cannot be measured, is left out.
 func (m *Meter) Containers(ctx context.Context, containers []Container) []*runtimeapi.ContainerStats {
-	m.layers.refresh(ctx, containers, layerWait)
-	return m.containers(containers)
+	m.refresh(ctx, layerWait, containers...)
+	return listed(m, "container", containers, m.container, func(c Container) string { return c.ID })
 }
 
-// containers is Containers after the layers are fresh.
-func (m *Meter) containers(containers []Container) []*runtimeapi.ContainerStats {
-	list := make([]*runtimeapi.ContainerStats, 0, len(containers))
-	for _, c := range containers {
-		measured, err := m.container(c)
+// listed measures those that can be measured.
+func listed[From, To any](m *Meter, kind string, all []From, measure func(From) (To, error), id func(From) string) []To {
+	list := make([]To, 0, len(all))
+	for _, one := range all {
+		measured, err := measure(one)
 		switch {
 		case err == nil:
 			list = append(list, measured)
 		case !errdefs.IsNotFound(err):
-			m.logger.Warn("a container is left out of the stats", "container", c.ID, "err", err)
+			m.logger.Warn("a "+kind+" is left out of the stats", kind, id(one), "err", err)
 		}
 	}
 	return list
@@ -113,11 +160,10 @@ func (m *Meter) containers(containers []Container) []*runtimeapi.ContainerStats 
 
 // container reads the cgroup, errdefs.ErrNotFound if there is none.
 func (m *Meter) container(c Container) (*runtimeapi.ContainerStats, error) {
-	used, err := readUsage(m.hierarchies, c.Cgroup, forStats)
+	used, err := m.readUsage(c.ID, forStats, c.Cgroup)
 	if err != nil {
 		return nil, err
 	}
-	m.warnIncomplete(c.ID, used)
 	return &runtimeapi.ContainerStats{
 		Attributes:    c.Attributes,
 		Cpu:           m.cpuUsage(c.Cgroup, used),
@@ -128,17 +174,10 @@ func (m *Meter) container(c Container) (*runtimeapi.ContainerStats, error) {
 	}, nil
 }
 
-// warnIncomplete logs what could not be read of a container or pod.
-func (m *Meter) warnIncomplete(id string, used *usage) {
-	if err := used.incomplete; err != nil {
-		m.logger.Warn("some numbers are left out of the stats", "id", id, "err", err)
-	}
-}
-
 // Pod measures one pod. One that does not run has no cgroup, and no more than
 // its attributes.
 func (m *Meter) Pod(ctx context.Context, p Pod) (*runtimeapi.PodSandboxStats, error) {
-	m.layers.refreshOne(ctx, p.Containers)
+	m.refresh(ctx, m.waitFor(p.Containers...), p.Containers...)
 	measured, err := m.pod(p)
 	if errdefs.IsNotFound(err) {
 		return &runtimeapi.PodSandboxStats{Attributes: p.Attributes}, nil
@@ -148,18 +187,8 @@ func (m *Meter) Pod(ctx context.Context, p Pod) (*runtimeapi.PodSandboxStats, er
 
 // Pods measures all that have a cgroup, and leaves out the others.
 func (m *Meter) Pods(ctx context.Context, pods []Pod) []*runtimeapi.PodSandboxStats {
-	m.layers.refresh(ctx, containersOf(pods), layerWait)
-	list := make([]*runtimeapi.PodSandboxStats, 0, len(pods))
-	for _, p := range pods {
-		measured, err := m.pod(p)
-		switch {
-		case err == nil:
-			list = append(list, measured)
-		case !errdefs.IsNotFound(err):
-			m.logger.Warn("a pod is left out of the stats", "sandbox", p.ID, "err", err)
-		}
-	}
-	return list
+	m.refresh(ctx, layerWait, containersOf(pods)...)
+	return listed(m, "sandbox", pods, m.pod, func(p Pod) string { return p.ID })
 }
 
 func containersOf(pods []Pod) (all []Container) {
@@ -170,136 +199,126 @@ func containersOf(pods []Pod) (all []Container) {
 }
 
 func (m *Meter) pod(p Pod) (*runtimeapi.PodSandboxStats, error) {
-	used, err := readSum(m.hierarchies, p.Cgroups, forStats)
+	used, err := m.readUsage(p.ID, forStats, p.Cgroups...)
 	if err != nil {
 		return nil, err
 	}
-	m.warnIncomplete(p.ID, used)
-	return &runtimeapi.PodSandboxStats{
-		Attributes: p.Attributes,
-		Linux: &runtimeapi.LinuxPodSandboxStats{
-			Cpu:        m.cpuUsage("pod "+p.ID, used),
-			Memory:     used.memoryUsage(),
-			Network:    m.network(p),
-			Process:    used.processUsage(),
-			Containers: m.containers(p.Containers),
-			Io:         used.ioUsage(),
-		},
-	}, nil
-}
-
-// network is nil where it cannot be read: the rest of the pod's stats can.
-func (m *Meter) network(p Pod) *runtimeapi.NetworkUsage {
-	if p.Netns == "" {
-		return nil
+	linux := &runtimeapi.LinuxPodSandboxStats{
+		Cpu:        m.cpuUsage("pod "+p.ID, used),
+		Memory:     used.memoryUsage(),
+		Containers: listed(m, "container", p.Containers, m.container, func(c Container) string { return c.ID }),
+		Io:         used.ioUsage(),
 	}
-	used, err := readNetwork(p.Netns)
-	if err != nil {
-		m.logger.Warn("a pod's network is left out of the stats", "sandbox", p.ID, "err", err)
+	if count := used.PidsStats.Current; count > 0 {
+		linux.Process = &runtimeapi.ProcessUsage{Timestamp: used.at.UnixNano(), ProcessCount: value(count)}
 	}
-	return used
+	if p.Netns != "" {
+		if linux.Network, err = readNetwork(p.Netns); err != nil {
+			m.logger.Warn("a pod's network is left out of the stats", "sandbox", p.ID, "err", err)
+		}
+	}
+	return &runtimeapi.PodSandboxStats{Attributes: p.Attributes, Linux: linux}, nil
 }
 
-// shortestWindow is the least time that a rate is taken over. Who asks again
-// sooner gets the same rate: two that ask in turn must not leave each other
-// with the few milliseconds between them.
-const shortestWindow = time.Second
-
-// sampleAge is how long a sample without a request is kept. It is far above
-// the periods in which a node is asked for all its stats.
-const sampleAge = 5 * time.Minute
-
-// rates keeps one sample for each cgroup.
-type rates struct {
-	mu      sync.Mutex // guards samples and pruned
-	samples map[string]sample
-	pruned  time.Time
+// cpuUsage has a rate from the second sample on; samples are kept by the key.
+func (m *Meter) cpuUsage(key string, used *usage) *runtimeapi.CpuUsage {
+	return &runtimeapi.CpuUsage{
+		Timestamp:            used.at.UnixNano(),
+		UsageCoreNanoSeconds: value(used.CpuStats.CpuUsage.TotalUsage),
+		UsageNanoCores:       m.rate(key, used.at, time.Duration(used.CpuStats.CpuUsage.TotalUsage)),
+		Psi:                  psi(used.CpuStats.PSI),
+	}
 }
-
-// sample is the cpu time at a moment, and the rate over the window that ended
-// there, 0 and unknown if it was the first.
-type sample struct {
-	cpu
-	nanoCores uint64
-	known     bool
-}
-
-func newRates() *rates { return &rates{samples: make(map[string]sample)} }
 
 // rate is how many nanoseconds of cpu time the cgroup uses each second, since
-// the sample before; unknown if this is the first one.
-func (r *rates) rate(path string, now cpu) (nanoCores uint64, known bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.prune(now.at)
-	last, found := r.samples[path]
-	window := now.at.Sub(last.at)
+// the sample before; nil if this is the first one.
+func (m *Meter) rate(key string, at time.Time, total time.Duration) *runtimeapi.UInt64Value {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	last, found := m.samples[key]
+	window := at.Sub(last.at)
 	if found && window < shortestWindow {
-		return last.nanoCores, last.known
+		return last.rate
 	}
-	next := sample{cpu: now}
-	// A cgroup that was made again under its old name counts from zero.
-	if found && now.total >= last.total {
-		next.nanoCores, next.known = uint64(float64(now.total-last.total)/window.Seconds()), true
+	next := sample{at: at, total: total}
+	if found && total >= last.total { // a cgroup that was made again under its old name counts from zero
+		next.rate = value(uint64(float64(total-last.total) / window.Seconds()))
 	}
-	r.samples[path] = next
-	return next.nanoCores, next.known
+	m.samples[key] = next
+	if len(m.samples) > maxKept {
+		maps.DeleteFunc(m.samples, func(_ string, s sample) bool { return at.Sub(s.at) >= sampleAge })
+	}
+	return next.rate
 }
 
-// prune forgets the samples of cgroups that have gone; mu is held.
-func (r *rates) prune(now time.Time) {
-	if now.Sub(r.pruned) < sampleAge {
-		return
+// waitFor is how long a call about single containers waits for their layers.
+func (m *Meter) waitFor(containers ...Container) time.Duration {
+	for _, c := range containers {
+		if m.layer(c.ID).Time.IsZero() {
+			return aloneWait
+		}
 	}
-	r.pruned = now
-	for path, last := range r.samples {
-		if now.Sub(last.at) >= sampleAge {
-			delete(r.samples, path)
+	return layerWait
+}
+
+// refresh measures the layers whose last measurement is old, and waits for no longer
+// than the limit.
+func (m *Meter) refresh(ctx context.Context, limit time.Duration, containers ...Container) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var walks []<-chan singleflight.Result
+	for _, c := range containers {
+		if time.Since(m.layer(c.ID).Time) >= layerAge {
+			walks = append(walks, m.walks.DoChan(c.ID, func() (any, error) { return nil, m.walk(c.ID) }))
+		}
+	}
+	for _, walk := range walks {
+		select {
+		case <-walk:
+		case <-ctx.Done():
+			return
 		}
 	}
 }
 
-// readSum adds up cgroups. Those that are gone add nothing; errdefs.ErrNotFound
-// if all are. A sum of several has no pressure, which cannot be added, and no
-// limit: each part has one of its own.
-func readSum(h hierarchies, paths []string, wanted cgroups.Controller) (*usage, error) {
-	var sum *usage
-	var gone error
-	for _, path := range paths {
-		part, err := readUsage(h, path, wanted)
-		switch {
-		case errdefs.IsNotFound(err):
-			gone = err
-		case err != nil:
-			return nil, err
-		case sum == nil:
-			sum = part
-		default:
-			sum.add(part)
+func (m *Meter) walk(id string) error {
+	if err := m.slots.Acquire(m.base, 1); err != nil {
+		return err
+	}
+	defer m.slots.Release(1)
+	used, err := m.source.SnapshotUsage(m.base, id)
+	if err != nil {
+		if !errdefs.IsNotFound(err) && m.base.Err() == nil {
+			m.logger.Warn("a writable layer cannot be measured", "container", id, "err", err)
 		}
+		return err
 	}
-	if sum == nil {
-		return nil, gone
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.layers[id] = used
+	if len(m.layers) > maxKept {
+		maps.DeleteFunc(m.layers, func(_ string, u image.Usage) bool { return time.Since(u.Time) >= sampleAge })
 	}
-	return sum, nil
+	return nil
 }
 
-func (u *usage) add(other *usage) {
-	u.all.CpuStats.PSI, u.all.MemoryStats.PSI, u.all.BlkioStats.PSI = nil, nil, nil
-	u.all.PidsStats.Current += other.all.PidsStats.Current
-	if u.cpu != nil && other.cpu != nil {
-		u.cpu.total += other.cpu.total
-	}
-	if u.memory != nil && other.memory != nil {
-		u.memory.add(other.memory)
-	}
+// layer is the last measurement; its time is zero before the first has ended.
+func (m *Meter) layer(id string) image.Usage {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.layers[id]
 }
 
-func (m *memory) add(other *memory) {
-	m.limit = unlimited
-	m.usage += other.usage
-	m.inactiveFile += other.inactiveFile
-	m.anon += other.anon
-	m.faults += other.faults
-	m.major += other.major
+// writableLayer is nil before the first measurement has ended.
+func (m *Meter) writableLayer(id string) *runtimeapi.FilesystemUsage {
+	used := m.layer(id)
+	if used.Time.IsZero() {
+		return nil
+	}
+	return &runtimeapi.FilesystemUsage{
+		Timestamp:  used.Time.UnixNano(),
+		FsId:       &runtimeapi.FilesystemIdentifier{Mountpoint: used.Mountpoint},
+		UsedBytes:  value(used.Bytes),
+		InodesUsed: value(used.Inodes),
+	}
 }

@@ -68,7 +68,7 @@ func TestMetricsAreTheKernels(t *testing.T) {
 	start(t, h, path, "hold "+filepath.Join(t.TempDir(), "file"))
 	values := metricsOf(t, m, path)
 	directory, cache, most := h.dir("memory", path), "total_cache", "memory.max_usage_in_bytes"
-	if h.version2("memory") {
+	if h.unified != "" {
 		cache, most = "file", "memory.peak"
 	}
 	const slack = 4 << 20
@@ -86,12 +86,12 @@ func TestTheMemoryLimitIsTheKernels(t *testing.T) {
 	h := m.hierarchies
 	path := makeCgroup(t, h, "pages")
 	directory, file := h.dir("memory", path), "memory.limit_in_bytes"
-	if h.version2("memory") {
+	if h.unified != "" {
 		file = "memory.max"
 	}
 	const asked = 80_000_000
 	must(t, os.WriteFile(filepath.Join(directory, file), []byte(strconv.Itoa(asked)), 0))
-	to := &metrics{kinds: kindsOfMetrics()}
+	to := &metrics{}
 	to.addSpec(Container{ID: "pages", Cgroup: path, Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: asked}})
 	for _, metric := range to.list {
 		if metric.GetName() == "container_spec_memory_limit_bytes" {

@@ -3,11 +3,15 @@ package stats
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/fscommon"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -15,23 +19,22 @@ import (
 // Metrics are those of pods and their containers. What has ended in the
 // meantime, or cannot be read, is left out.
 func (m *Meter) Metrics(ctx context.Context, pods []Pod) []*runtimeapi.PodSandboxMetrics {
-	m.layers.refresh(ctx, containersOf(pods), layerWait)
-	kinds := kindsOfMetrics()
+	m.refresh(ctx, layerWait, containersOf(pods)...)
 	list := make([]*runtimeapi.PodSandboxMetrics, 0, len(pods))
 	for _, p := range pods {
-		list = append(list, m.podMetrics(p, kinds))
+		list = append(list, m.podMetrics(p))
 	}
 	return list
 }
 
-func (m *Meter) podMetrics(p Pod, kinds map[string]runtimeapi.MetricType) *runtimeapi.PodSandboxMetrics {
+func (m *Meter) podMetrics(p Pod) *runtimeapi.PodSandboxMetrics {
 	metadata := p.Attributes.GetMetadata()
-	pod := &metrics{kinds: kinds, base: []string{"", p.Cgroups[0], "", p.ID, metadata.GetNamespace(), metadata.GetName()}}
+	pod := &metrics{base: []string{"", p.Cgroups[0], "", p.ID, metadata.GetNamespace(), metadata.GetName()}}
 	m.cgroupMetrics(p, pod)
 	m.networkMetrics(p, pod)
 	answer := &runtimeapi.PodSandboxMetrics{PodSandboxId: p.ID, Metrics: pod.list}
 	for _, c := range p.Containers {
-		container := &metrics{kinds: kinds, base: []string{
+		container := &metrics{base: []string{
 			c.Attributes.GetMetadata().GetName(), c.Cgroup, c.Image, c.ID, metadata.GetNamespace(), metadata.GetName(),
 		}}
 		err := m.containerMetrics(c, container)
@@ -49,7 +52,7 @@ func (m *Meter) podMetrics(p Pod, kinds map[string]runtimeapi.MetricType) *runti
 // whose container is "". A pod without a cgroup of its own has the sum of its
 // parts, where sums have a meaning.
 func (m *Meter) cgroupMetrics(p Pod, to *metrics) {
-	used, err := readSum(m.hierarchies, p.Cgroups, forMetrics)
+	used, err := m.readUsage(p.ID, forMetrics, p.Cgroups...)
 	if errdefs.IsNotFound(err) {
 		return
 	}
@@ -64,11 +67,10 @@ func (m *Meter) cgroupMetrics(p Pod, to *metrics) {
 		to.addMemory(m.hierarchies, p.Cgroups[0], used)
 		to.addDevices(used)
 	}
-	m.warnIncomplete(p.ID, used)
 }
 
 func (m *Meter) containerMetrics(c Container, to *metrics) error {
-	used, err := readUsage(m.hierarchies, c.Cgroup, forMetrics)
+	used, err := m.readUsage(c.ID, forMetrics, c.Cgroup)
 	if err != nil {
 		return err
 	}
@@ -76,21 +78,23 @@ func (m *Meter) containerMetrics(c Container, to *metrics) error {
 	to.addPressure(used)
 	to.addCPU(used)
 	to.addMemory(m.hierarchies, c.Cgroup, used)
-	to.addHugePages(used)
+	for size, pages := range used.HugetlbStats {
+		to.add("container_hugetlb_usage_bytes", pages.Usage, size)
+		if pages.MaxUsage > 0 { // version 2 keeps none
+			to.add("container_hugetlb_max_usage_bytes", pages.MaxUsage, size)
+		}
+	}
 	to.addDevices(used)
 	to.addProcesses(m.hierarchies.dir("pids", c.Cgroup), used)
 	m.addLayer(c, to)
 	to.addSpec(c)
-	m.warnIncomplete(c.ID, used)
 	return nil
 }
 
 func seconds(d time.Duration) uint64 { return uint64(d / time.Second) }
 
 func (m *metrics) addUsage(used *usage) {
-	if used.cpu != nil {
-		m.add("container_cpu_usage_seconds_total", seconds(used.cpu.total), "total")
-	}
+	m.add("container_cpu_usage_seconds_total", seconds(time.Duration(used.CpuStats.CpuUsage.TotalUsage)), "total")
 	if memory := used.memory; memory != nil {
 		m.add("container_memory_usage_bytes", memory.usage)
 		m.add("container_memory_working_set_bytes", memory.workingSet())
@@ -103,14 +107,14 @@ func (m *metrics) addUsage(used *usage) {
 	if used.swap != nil {
 		m.add("container_memory_swap", used.swap.usage)
 	}
-	if threads := used.all.PidsStats.Current; threads > 0 {
+	if threads := used.PidsStats.Current; threads > 0 {
 		m.add("container_threads", threads)
 	}
 	m.add("container_last_seen", uint64(time.Now().Unix()))
 }
 
 func (m *metrics) addPressure(used *usage) {
-	for name, pressure := range map[string]*cgroups.PSIStats{"cpu": used.all.CpuStats.PSI, "memory": used.all.MemoryStats.PSI, "io": used.all.BlkioStats.PSI} {
+	for name, pressure := range map[string]*cgroups.PSIStats{"cpu": used.CpuStats.PSI, "memory": used.MemoryStats.PSI, "io": used.BlkioStats.PSI} {
 		if pressure == nil {
 			continue
 		}
@@ -121,8 +125,8 @@ func (m *metrics) addPressure(used *usage) {
 
 // addLayer adds what is known of the writable layer and of its file system.
 func (m *Meter) addLayer(c Container, to *metrics) {
-	used, measured := m.layers.of(c.ID)
-	if !measured {
+	used := m.layer(c.ID)
+	if used.Time.IsZero() {
 		return
 	}
 	to.add("container_fs_usage_bytes", used.Bytes, used.Mountpoint)
@@ -203,118 +207,217 @@ const (
 )
 
 // baseLabels are those of every metric, in this order.
-func baseLabels() []string { return []string{"container", "id", "image", "name", "namespace", "pod"} }
+var baseLabels = []string{"container", "id", "image", "name", "namespace", "pod"}
 
 // descriptors are all metrics. Values are whole numbers in the CRI, so seconds
 // are rounded down.
-func descriptors() []descriptor {
-	return slices.Concat(usageDescriptors(), limitDescriptors(), networkDescriptors())
-}
-
-func usageDescriptors() []descriptor {
-	device := []string{"device"}
-	return []descriptor{
-		{"container_cpu_usage_seconds_total", "Cpu time used.", counter, []string{"cpu"}},
-		{"container_cpu_user_seconds_total", "Cpu time used in user mode.", counter, nil},
-		{"container_cpu_system_seconds_total", "Cpu time used in the kernel.", counter, nil},
-		{"container_cpu_cfs_periods_total", "Periods of the cpu limit that have passed.", counter, nil},
-		{"container_cpu_cfs_throttled_periods_total", "Periods in which the cpu limit was reached.", counter, nil},
-		{"container_cpu_cfs_throttled_seconds_total", "Time that the cpu limit has held up.", counter, nil},
-		{"container_memory_usage_bytes", "Memory used, all of it.", gauge, nil},
-		{"container_memory_working_set_bytes", "Memory used, without inactive files.", gauge, nil},
-		{"container_memory_rss", "Anonymous memory.", gauge, nil},
-		{"container_memory_total_active_file_bytes", "Page cache that was used again of late.", gauge, nil},
-		{"container_memory_total_inactive_file_bytes", "Page cache that the kernel takes back first.", gauge, nil},
-		{"container_memory_swap", "Swap used.", gauge, nil},
-		{"container_memory_cache", "Page cache.", gauge, nil},
-		{"container_memory_mapped_file", "Files mapped into memory.", gauge, nil},
-		{"container_memory_kernel_usage", "Memory that the kernel uses for the container.", gauge, nil},
-		{"container_memory_max_usage_bytes", "The most memory that was ever used.", gauge, nil},
-		{"container_memory_failcnt", "How often the memory limit was reached.", counter, nil},
-		{"container_memory_failures_total", "Page faults.", counter, []string{"failure_type", "scope"}},
-		{"container_hugetlb_usage_bytes", "Memory in huge pages.", gauge, []string{"pagesize"}},
-		{"container_hugetlb_max_usage_bytes", "The most memory in huge pages that was ever used.", gauge, []string{"pagesize"}},
-		{"container_oom_events_total", "Processes killed for want of memory.", counter, nil},
-		{"container_processes", "Processes.", gauge, nil},
-		{"container_threads", "Threads.", gauge, nil},
-		{"container_threads_max", "The most threads allowed, 0 for no limit.", gauge, nil},
-		{"container_ulimits_soft", "Soft limits of the container's first process.", gauge, []string{"ulimit"}},
-		{"container_file_descriptors", "Open files.", gauge, nil},
-		{"container_sockets", "Open sockets.", gauge, nil},
-		{"container_fs_usage_bytes", "Bytes of the writable layer.", gauge, device},
-		{"container_fs_limit_bytes", "Size of the writable layer's file system.", gauge, device},
-		{"container_fs_inodes_free", "Free inodes of the writable layer's file system.", gauge, device},
-		{"container_fs_inodes_total", "Inodes of the writable layer's file system.", gauge, device},
-		{"container_blkio_device_usage_total", "Bytes read from and written to a device.", counter, []string{"device", "major", "minor", "operation"}},
-		{"container_fs_reads_bytes_total", "Bytes read from a device.", counter, device},
-		{"container_fs_reads_total", "Reads from a device.", counter, device},
-		{"container_fs_writes_bytes_total", "Bytes written to a device.", counter, device},
-		{"container_fs_writes_total", "Writes to a device.", counter, device},
-		{"container_pressure_cpu_waiting_seconds_total", "Time that some tasks waited for a cpu.", counter, nil},
-		{"container_pressure_cpu_stalled_seconds_total", "Time that all tasks waited for a cpu.", counter, nil},
-		{"container_pressure_memory_waiting_seconds_total", "Time that some tasks waited for memory.", counter, nil},
-		{"container_pressure_memory_stalled_seconds_total", "Time that all tasks waited for memory.", counter, nil},
-		{"container_pressure_io_waiting_seconds_total", "Time that some tasks waited for a device.", counter, nil},
-		{"container_pressure_io_stalled_seconds_total", "Time that all tasks waited for a device.", counter, nil},
-		{"container_last_seen", "When the container was last seen, in seconds since 1970.", gauge, nil},
-		{"container_start_time_seconds", "When the container was started, in seconds since 1970.", gauge, nil},
-	}
-}
-
-func limitDescriptors() []descriptor {
-	return []descriptor{
-		{"container_spec_cpu_period", "Period of the cpu limit, in microseconds.", gauge, nil},
-		{"container_spec_cpu_quota", "Cpu limit, in microseconds of each period.", gauge, nil},
-		{"container_spec_cpu_shares", "Share of the cpu.", gauge, nil},
-		{"container_spec_memory_limit_bytes", "Memory limit, 0 for none.", gauge, nil},
-		{"container_spec_memory_reservation_limit_bytes", "Memory that is kept for the container, 0 for none.", gauge, nil},
-		{"container_spec_memory_swap_limit_bytes", "Limit of memory and swap together, 0 for none.", gauge, nil},
-	}
-}
-
-func networkDescriptors() []descriptor {
-	network := []string{"interface"}
-	return []descriptor{
-		{"container_network_receive_bytes_total", "Bytes received.", counter, network},
-		{"container_network_receive_errors_total", "Errors while receiving.", counter, network},
-		{"container_network_receive_packets_total", "Packets received.", counter, network},
-		{"container_network_receive_packets_dropped_total", "Packets dropped while receiving.", counter, network},
-		{"container_network_transmit_bytes_total", "Bytes sent.", counter, network},
-		{"container_network_transmit_errors_total", "Errors while sending.", counter, network},
-		{"container_network_transmit_packets_total", "Packets sent.", counter, network},
-		{"container_network_transmit_packets_dropped_total", "Packets dropped while sending.", counter, network},
-	}
+var descriptors = []descriptor{
+	{"container_cpu_usage_seconds_total", "Cpu time used.", counter, []string{"cpu"}},
+	{"container_cpu_user_seconds_total", "Cpu time used in user mode.", counter, nil},
+	{"container_cpu_system_seconds_total", "Cpu time used in the kernel.", counter, nil},
+	{"container_cpu_cfs_periods_total", "Periods of the cpu limit that have passed.", counter, nil},
+	{"container_cpu_cfs_throttled_periods_total", "Periods in which the cpu limit was reached.", counter, nil},
+	{"container_cpu_cfs_throttled_seconds_total", "Time that the cpu limit has held up.", counter, nil},
+	{"container_memory_usage_bytes", "Memory used, all of it.", gauge, nil},
+	{"container_memory_working_set_bytes", "Memory used, without inactive files.", gauge, nil},
+	{"container_memory_rss", "Anonymous memory.", gauge, nil},
+	{"container_memory_total_active_file_bytes", "Page cache that was used again of late.", gauge, nil},
+	{"container_memory_total_inactive_file_bytes", "Page cache that the kernel takes back first.", gauge, nil},
+	{"container_memory_swap", "Swap used.", gauge, nil},
+	{"container_memory_cache", "Page cache.", gauge, nil},
+	{"container_memory_mapped_file", "Files mapped into memory.", gauge, nil},
+	{"container_memory_kernel_usage", "Memory that the kernel uses for the container.", gauge, nil},
+	{"container_memory_max_usage_bytes", "The most memory that was ever used.", gauge, nil},
+	{"container_memory_failcnt", "How often the memory limit was reached.", counter, nil},
+	{"container_memory_failures_total", "Page faults.", counter, []string{"failure_type", "scope"}},
+	{"container_hugetlb_usage_bytes", "Memory in huge pages.", gauge, []string{"pagesize"}},
+	{"container_hugetlb_max_usage_bytes", "The most memory in huge pages that was ever used.", gauge, []string{"pagesize"}},
+	{"container_oom_events_total", "Processes killed for want of memory.", counter, nil},
+	{"container_processes", "Processes.", gauge, nil},
+	{"container_threads", "Threads.", gauge, nil},
+	{"container_threads_max", "The most threads allowed, 0 for no limit.", gauge, nil},
+	{"container_ulimits_soft", "Soft limits of the container's first process.", gauge, []string{"ulimit"}},
+	{"container_file_descriptors", "Open files.", gauge, nil},
+	{"container_sockets", "Open sockets.", gauge, nil},
+	{"container_fs_usage_bytes", "Bytes of the writable layer.", gauge, []string{"device"}},
+	{"container_fs_limit_bytes", "Size of the writable layer's file system.", gauge, []string{"device"}},
+	{"container_fs_inodes_free", "Free inodes of the writable layer's file system.", gauge, []string{"device"}},
+	{"container_fs_inodes_total", "Inodes of the writable layer's file system.", gauge, []string{"device"}},
+	{"container_blkio_device_usage_total", "Bytes read from and written to a device.", counter, []string{"device", "major", "minor", "operation"}},
+	{"container_fs_reads_bytes_total", "Bytes read from a device.", counter, []string{"device"}},
+	{"container_fs_reads_total", "Reads from a device.", counter, []string{"device"}},
+	{"container_fs_writes_bytes_total", "Bytes written to a device.", counter, []string{"device"}},
+	{"container_fs_writes_total", "Writes to a device.", counter, []string{"device"}},
+	{"container_pressure_cpu_waiting_seconds_total", "Time that some tasks waited for a cpu.", counter, nil},
+	{"container_pressure_cpu_stalled_seconds_total", "Time that all tasks waited for a cpu.", counter, nil},
+	{"container_pressure_memory_waiting_seconds_total", "Time that some tasks waited for memory.", counter, nil},
+	{"container_pressure_memory_stalled_seconds_total", "Time that all tasks waited for memory.", counter, nil},
+	{"container_pressure_io_waiting_seconds_total", "Time that some tasks waited for a device.", counter, nil},
+	{"container_pressure_io_stalled_seconds_total", "Time that all tasks waited for a device.", counter, nil},
+	{"container_last_seen", "When the container was last seen, in seconds since 1970.", gauge, nil},
+	{"container_start_time_seconds", "When the container was started, in seconds since 1970.", gauge, nil},
+	{"container_spec_cpu_period", "Period of the cpu limit, in microseconds.", gauge, nil},
+	{"container_spec_cpu_quota", "Cpu limit, in microseconds of each period.", gauge, nil},
+	{"container_spec_cpu_shares", "Share of the cpu.", gauge, nil},
+	{"container_spec_memory_limit_bytes", "Memory limit, 0 for none.", gauge, nil},
+	{"container_spec_memory_reservation_limit_bytes", "Memory that is kept for the container, 0 for none.", gauge, nil},
+	{"container_spec_memory_swap_limit_bytes", "Limit of memory and swap together, 0 for none.", gauge, nil},
+	{"container_network_receive_bytes_total", "Bytes received.", counter, []string{"interface"}},
+	{"container_network_receive_errors_total", "Errors while receiving.", counter, []string{"interface"}},
+	{"container_network_receive_packets_total", "Packets received.", counter, []string{"interface"}},
+	{"container_network_receive_packets_dropped_total", "Packets dropped while receiving.", counter, []string{"interface"}},
+	{"container_network_transmit_bytes_total", "Bytes sent.", counter, []string{"interface"}},
+	{"container_network_transmit_errors_total", "Errors while sending.", counter, []string{"interface"}},
+	{"container_network_transmit_packets_total", "Packets sent.", counter, []string{"interface"}},
+	{"container_network_transmit_packets_dropped_total", "Packets dropped while sending.", counter, []string{"interface"}},
 }
 
 // Descriptors are all metrics that [Meter.Metrics] may give.
 func Descriptors() []*runtimeapi.MetricDescriptor {
 	var list []*runtimeapi.MetricDescriptor
-	for _, d := range descriptors() {
-		list = append(list, &runtimeapi.MetricDescriptor{Name: d.name, Help: d.help, LabelKeys: append(baseLabels(), d.labels...)})
+	for _, d := range descriptors {
+		list = append(list, &runtimeapi.MetricDescriptor{Name: d.name, Help: d.help, LabelKeys: slices.Concat(baseLabels, d.labels)})
 	}
 	return list
 }
 
 // metrics are those of one container, or of one pod.
 type metrics struct {
-	kinds map[string]runtimeapi.MetricType
-	// base are the values of baseLabels.
-	base []string
+	base []string // the values of baseLabels
 	list []*runtimeapi.Metric
 }
 
 // add adds a value measured now, with the values of its own labels.
 func (m *metrics) add(name string, v uint64, labels ...string) {
+	described := descriptors[slices.IndexFunc(descriptors, func(d descriptor) bool { return d.name == name })]
 	m.list = append(m.list, &runtimeapi.Metric{
-		Name: name, MetricType: m.kinds[name], Value: value(v), Timestamp: time.Now().UnixNano(),
-		LabelValues: append(append([]string{}, m.base...), labels...),
+		Name: name, MetricType: described.kind, Value: value(v), Timestamp: time.Now().UnixNano(), LabelValues: slices.Concat(m.base, labels),
 	})
 }
 
-func kindsOfMetrics() map[string]runtimeapi.MetricType {
-	kinds := make(map[string]runtimeapi.MetricType)
-	for _, d := range descriptors() {
-		kinds[d.name] = d.kind
+func (m *metrics) addCPU(used *usage) {
+	cpu := used.CpuStats
+	m.add("container_cpu_user_seconds_total", seconds(time.Duration(cpu.CpuUsage.UsageInUsermode)))
+	m.add("container_cpu_system_seconds_total", seconds(time.Duration(cpu.CpuUsage.UsageInKernelmode)))
+	m.add("container_cpu_cfs_periods_total", cpu.ThrottlingData.Periods)
+	m.add("container_cpu_cfs_throttled_periods_total", cpu.ThrottlingData.ThrottledPeriods)
+	m.add("container_cpu_cfs_throttled_seconds_total", seconds(time.Duration(cpu.ThrottlingData.ThrottledTime)))
+}
+
+func (m *metrics) addMemory(h hierarchies, path string, used *usage) {
+	if used.memory == nil {
+		return
 	}
-	return kinds
+	directory, stats := h.dir("memory", path), used.MemoryStats
+	// number adds what the library does not read, where the kernel has it.
+	number := func(metric string, value uint64, err error) {
+		if err == nil {
+			m.add(metric, value)
+		}
+	}
+	if most := stats.Usage.MaxUsage; most > 0 {
+		m.add("container_memory_max_usage_bytes", most)
+	}
+	if h.unified != "" {
+		m.add("container_memory_cache", stats.Stats["file"])
+		m.add("container_memory_mapped_file", stats.Stats["file_mapped"])
+		m.add("container_memory_kernel_usage", stats.Stats["kernel"])
+		for row, metric := range map[string]string{"max": "container_memory_failcnt", "oom_kill": "container_oom_events_total"} {
+			events, err := fscommon.GetValueByKey(directory, "memory.events", row)
+			number(metric, events, err)
+		}
+		reserved, err := fscommon.GetCgroupParamUint(directory, "memory.min")
+		number("container_spec_memory_reservation_limit_bytes", reserved, err)
+		return
+	}
+	m.add("container_memory_cache", stats.Stats["total_cache"])
+	m.add("container_memory_mapped_file", stats.Stats["total_mapped_file"])
+	m.add("container_memory_kernel_usage", stats.KernelUsage.Usage)
+	m.add("container_memory_failcnt", stats.Usage.Failcnt)
+	killed, err := fscommon.GetValueByKey(directory, "memory.oom_control", "oom_kill")
+	number("container_oom_events_total", killed, err)
+	reserved, err := fscommon.GetCgroupParamUint(directory, "memory.soft_limit_in_bytes")
+	if reserved >= unlimited {
+		reserved = 0
+	}
+	number("container_spec_memory_reservation_limit_bytes", reserved, err)
+}
+
+// maxCounted is the most processes whose files are counted: a look at each takes
+// some ten microseconds, and a container may have as many as its limit allows.
+const maxCounted = 1000
+
+func (m *metrics) addProcesses(directory string, used *usage) {
+	m.add("container_threads_max", used.PidsStats.Limit)
+	pids, err := cgroups.GetPids(directory)
+	if err != nil {
+		return
+	}
+	m.add("container_processes", uint64(len(pids)))
+	// None is added for no limit: a value of the CRI has no number for it.
+	var limit unix.Rlimit
+	if len(pids) > 0 && unix.Prlimit(pids[0], unix.RLIMIT_NOFILE, nil, &limit) == nil && limit.Cur != unix.RLIM_INFINITY {
+		m.add("container_ulimits_soft", limit.Cur, "max_open_files")
+	}
+	if len(pids) > maxCounted {
+		return // a part of them would be a wrong number
+	}
+	var files, sockets uint64
+	for _, pid := range pids {
+		f, s := openFiles(strconv.Itoa(pid))
+		files, sockets = files+f, sockets+s
+	}
+	m.add("container_file_descriptors", files)
+	m.add("container_sockets", sockets)
+}
+
+// openFiles counts those of a process; one that has ended has none.
+func openFiles(pid string) (files, sockets uint64) {
+	directory := "/proc/" + pid + "/fd"
+	entries, err := os.ReadDir(directory)
+	if err != nil {
+		return 0, 0
+	}
+	for _, entry := range entries {
+		files++
+		if target, err := os.Readlink(directory + "/" + entry.Name()); err == nil && strings.HasPrefix(target, "socket:") {
+			sockets++
+		}
+	}
+	return files, sockets
+}
+
+// addDevices adds what was read and written. Devices without a transfer have no
+// row.
+func (m *metrics) addDevices(used *usage) {
+	for _, kind := range []struct {
+		entries       []cgroups.BlkioStatEntry
+		reads, writes string
+		usage         bool
+	}{
+		{used.BlkioStats.IoServiceBytesRecursive, "container_fs_reads_bytes_total", "container_fs_writes_bytes_total", true},
+		{used.BlkioStats.IoServicedRecursive, "container_fs_reads_total", "container_fs_writes_total", false},
+	} {
+		for _, entry := range kind.entries {
+			metric := map[string]string{"Read": kind.reads, "Write": kind.writes}[entry.Op]
+			if metric == "" {
+				continue // a part of the two, or their sum
+			}
+			major, minor := strconv.FormatUint(entry.Major, 10), strconv.FormatUint(entry.Minor, 10)
+			name := deviceName(major + ":" + minor)
+			if kind.usage {
+				m.add("container_blkio_device_usage_total", entry.Value, name, major, minor, entry.Op)
+			}
+			m.add(metric, entry.Value, name)
+		}
+	}
+}
+
+// deviceName is "/dev/sda" for "8:0", or the number if sysfs does not know it.
+func deviceName(number string) string {
+	device, err := os.Readlink("/sys/dev/block/" + number)
+	if err != nil {
+		return number
+	}
+	return "/dev/" + strings.ReplaceAll(filepath.Base(device), "!", "/")
 }

@@ -1,0 +1,319 @@
+package stats
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/sys/mountinfo"
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/fs"
+	"github.com/opencontainers/cgroups/fs2"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// hierarchies are where those of cgroups are mounted: of the controllers on version 1, by
+// name; without any, that of version 2.
+type hierarchies struct {
+	unified string
+	v1      map[string]string
+}
+
+// What the statistics need, and the metrics.
+const (
+	forStats   = cgroups.CPU | cgroups.Memory | cgroups.Pids
+	forMetrics = forStats | cgroups.IO | cgroups.HugeTLB
+)
+
+func findHierarchies() (hierarchies, error) {
+	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
+	if err != nil {
+		return hierarchies{}, fmt.Errorf("find the cgroup hierarchies: %w", err)
+	}
+	h := hierarchies{v1: make(map[string]string)}
+	for _, m := range mounts {
+		if m.FSType == "cgroup2" && h.unified == "" {
+			h.unified = m.Mountpoint
+		}
+		for _, name := range []string{"cpu", "cpuacct", "memory", "pids", "blkio", "hugetlb"} {
+			if m.FSType == "cgroup" && h.v1[name] == "" && slices.Contains(strings.Split(m.VFSOptions, ","), name) {
+				h.v1[name] = m.Mountpoint
+			}
+		}
+	}
+	switch {
+	case len(h.v1) > 0:
+		h.unified = ""
+	case h.unified == "":
+		return h, errors.New("no cgroup hierarchy is mounted: mount cgroup2 on /sys/fs/cgroup")
+	}
+	return h, nil
+}
+
+// dir is a cgroup in the hierarchy of a controller. Cleaned as a rooted path, it never
+// leads out.
+func (h hierarchies) dir(controller, path string) string {
+	hierarchy := h.v1[controller]
+	if hierarchy == "" {
+		hierarchy = h.unified
+	}
+	return filepath.Join(hierarchy, filepath.Clean("/"+path))
+}
+
+// read measures a cgroup, errdefs.ErrNotFound if there is none. On version 2 the numbers
+// that could be read are beside another error.
+func (h hierarchies) read(path string, wanted cgroups.Controller) (all *cgroups.Stats, err error) {
+	options := &cgroups.StatsOptions{Controllers: wanted}
+	if h.unified != "" {
+		manager, err := fs2.NewManager(&cgroups.Cgroup{}, h.dir("", path))
+		if err != nil {
+			return nil, err
+		}
+		all, err = manager.Stats(options)
+		return all, h.orGone(path, err)
+	}
+	paths := make(map[string]string)
+	for name := range h.v1 {
+		paths[name] = h.dir(name, path)
+	}
+	manager, err := fs.NewManager(&cgroups.Cgroup{Resources: &cgroups.Resources{}}, paths)
+	if err != nil {
+		return nil, err
+	}
+	all, err = manager.Stats(options)
+	return all, h.orGone(path, err)
+}
+
+// orGone is errdefs.ErrNotFound if the cgroup is not there.
+func (h hierarchies) orGone(path string, err error) error {
+	for _, controller := range []string{"memory", "cpuacct"} {
+		if _, statErr := os.Stat(h.dir(controller, path)); statErr == nil {
+			return err
+		}
+	}
+	return fmt.Errorf("measure cgroup %s: %w", path, errdefs.ErrNotFound)
+}
+
+// usage is what a cgroup uses, or several. A part that is nil could not be read.
+type usage struct {
+	*cgroups.Stats
+	at     time.Time
+	memory *memory
+	swap   *swap
+}
+
+// memory is in bytes. limit is unlimited, or more, if there is none.
+type memory struct {
+	usage, limit             uint64
+	inactiveFile, activeFile uint64
+	anon, faults, major      uint64
+}
+
+// swap is in bytes; limit is of swap alone.
+type swap struct{ usage, limit uint64 }
+
+// unlimited: version 1 says "no limit" with the largest signed number, rounded
+// to pages, and no machine has half of that.
+const unlimited = 1 << 62
+
+// workingSet is what the kubelet evicts by: what cannot easily be given back.
+func (m *memory) workingSet() uint64 { return m.usage - min(m.usage, m.inactiveFile) }
+
+// readUsage adds up the cgroups of a container or pod. Those that are gone add nothing;
+// errdefs.ErrNotFound if all are. What cannot be read is missing and logged.
+func (m *Meter) readUsage(id string, wanted cgroups.Controller, paths ...string) (sum *usage, gone error) {
+	for _, path := range paths {
+		all, err := m.hierarchies.read(path, wanted)
+		switch {
+		case errdefs.IsNotFound(err):
+			gone = err
+			continue
+		case all == nil:
+			return nil, err
+		case err != nil:
+			m.logger.Warn("some numbers are left out of the stats", "id", id, "err", err)
+		}
+		part := &usage{Stats: all, at: time.Now()}
+		part.takeMemory(m.hierarchies, path)
+		if sum == nil {
+			sum = part
+		} else {
+			sum.add(part)
+		}
+	}
+	if sum == nil {
+		return nil, gone
+	}
+	return sum, nil
+}
+
+// add leaves a sum without pressure, which cannot be added, and without a limit: each
+// part has one of its own.
+func (u *usage) add(other *usage) {
+	u.CpuStats.PSI, u.MemoryStats.PSI, u.BlkioStats.PSI = nil, nil, nil
+	u.PidsStats.Current += other.PidsStats.Current
+	u.CpuStats.CpuUsage.TotalUsage += other.CpuStats.CpuUsage.TotalUsage
+	if to, from := u.memory, other.memory; to != nil && from != nil {
+		to.limit = unlimited
+		to.usage += from.usage
+		to.inactiveFile += from.inactiveFile
+		to.anon += from.anon
+		to.faults += from.faults
+		to.major += from.major
+	}
+}
+
+// takeMemory: usage and limits are of the cgroup and all below it, so on version 1 the
+// rows of memory.stat that begin with total_ belong to them.
+func (u *usage) takeMemory(h hierarchies, path string) {
+	stats := u.MemoryStats
+	row, prefix, anon := stats.Stats, "", "anon"
+	if len(row) == 0 {
+		return // the controller is not there
+	}
+	m := &memory{usage: stats.Usage.Usage, limit: stats.Usage.Limit}
+	if h.unified != "" {
+		if _, err := os.Stat(filepath.Join(h.dir("memory", path), "memory.swap.current")); err == nil { // else the kernel does not count it
+			u.swap = &swap{usage: stats.SwapOnlyUsage.Usage, limit: stats.SwapOnlyUsage.Limit}
+		}
+	} else {
+		prefix, anon = "total_", "rss"
+		m.limit = row["hierarchical_memory_limit"]
+		u.swap = &swap{usage: row["total_swap"], limit: unlimited}
+		if both, counted := row["hierarchical_memsw_limit"]; counted && both < unlimited {
+			u.swap.limit = both - min(both, m.limit)
+		}
+	}
+	m.inactiveFile, m.activeFile, m.anon = row[prefix+"inactive_file"], row[prefix+"active_file"], row[prefix+anon]
+	m.faults, m.major = row[prefix+"pgfault"], row[prefix+"pgmajfault"]
+	u.memory = m
+}
+
+// psi is what the kernel says of pressure, nil where it says nothing. It counts
+// microseconds, and the API nanoseconds.
+func psi(from *cgroups.PSIStats) *runtimeapi.PsiStats {
+	if from == nil {
+		return nil
+	}
+	data := func(d cgroups.PSIData) *runtimeapi.PsiData {
+		return &runtimeapi.PsiData{Avg10: d.Avg10, Avg60: d.Avg60, Avg300: d.Avg300, Total: d.Total * uint64(time.Microsecond)}
+	}
+	return &runtimeapi.PsiStats{Some: data(from.Some), Full: data(from.Full)}
+}
+
+func (u *usage) memoryUsage() *runtimeapi.MemoryUsage {
+	m := u.memory
+	if m == nil {
+		return nil
+	}
+	return &runtimeapi.MemoryUsage{
+		Timestamp:       u.at.UnixNano(),
+		WorkingSetBytes: value(m.workingSet()),
+		AvailableBytes:  available(m.limit, m.workingSet()),
+		UsageBytes:      value(m.usage),
+		RssBytes:        value(m.anon),
+		PageFaults:      value(m.faults),
+		MajorPageFaults: value(m.major),
+		Psi:             psi(u.MemoryStats.PSI),
+	}
+}
+
+// available is what is left of a limit, nil if there is none.
+func available(limit, used uint64) *runtimeapi.UInt64Value {
+	if limit >= unlimited {
+		return nil
+	}
+	return value(limit - min(limit, used))
+}
+
+func (u *usage) swapUsage() *runtimeapi.SwapUsage {
+	s := u.swap
+	if s == nil {
+		return nil
+	}
+	return &runtimeapi.SwapUsage{
+		Timestamp: u.at.UnixNano(), SwapAvailableBytes: available(s.limit, s.usage), SwapUsageBytes: value(s.usage),
+	}
+}
+
+func (u *usage) ioUsage() *runtimeapi.IoUsage {
+	if u.BlkioStats.PSI == nil {
+		return nil
+	}
+	return &runtimeapi.IoUsage{Timestamp: u.at.UnixNano(), Psi: psi(u.BlkioStats.PSI)}
+}
+
+const (
+	// defaultInterface is the one that the pod's addresses are on.
+	defaultInterface = "eth0"
+	// dumpTries: a dump is interrupted when an interface comes or goes.
+	dumpTries = 3
+	// netlinkTimeout ends the waiting for a kernel whose lock is held.
+	netlinkTimeout = time.Second
+)
+
+// readNetwork reads the counters of all interfaces in the namespace pinned at
+// the path. It is nil if there is none: the kubelet takes it for granted that there is a
+// default one.
+func readNetwork(path string) (*runtimeapi.NetworkUsage, error) {
+	links, err := listLinks(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the interfaces in %s: %w", path, err)
+	}
+	if len(links) == 0 {
+		return nil, nil
+	}
+	first := max(0, slices.IndexFunc(links, func(a *netlink.LinkAttrs) bool { return a.Name == defaultInterface }))
+	usage := &runtimeapi.NetworkUsage{Timestamp: time.Now().UnixNano()}
+	for i, a := range links {
+		one := &runtimeapi.NetworkInterfaceUsage{
+			Name:    a.Name,
+			RxBytes: value(a.Statistics.RxBytes), RxErrors: value(a.Statistics.RxErrors),
+			TxBytes: value(a.Statistics.TxBytes), TxErrors: value(a.Statistics.TxErrors),
+		}
+		if i == first {
+			usage.DefaultInterface = one
+			continue
+		}
+		usage.Interfaces = append(usage.Interfaces, one)
+	}
+	return usage, nil
+}
+
+// listLinks are the interfaces in a namespace that have counters, but loopback.
+func listLinks(path string) (links []*netlink.LinkAttrs, err error) {
+	namespace, err := netns.GetFromPath(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = namespace.Close() }()
+	handle, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, err
+	}
+	defer handle.Close()
+	if err := handle.SetSocketTimeout(netlinkTimeout); err != nil {
+		return nil, err
+	}
+	all, err := handle.LinkList()
+	for try := 1; errors.Is(err, netlink.ErrDumpInterrupted) && try < dumpTries; try++ {
+		all, err = handle.LinkList()
+	}
+	for _, link := range all {
+		if a := link.Attrs(); a.Flags&net.FlagLoopback == 0 && a.Statistics != nil {
+			links = append(links, a)
+		}
+	}
+	return links, err
+}
+
+func value(v uint64) *runtimeapi.UInt64Value { return &runtimeapi.UInt64Value{Value: v} }
