@@ -8,7 +8,6 @@ import (
 
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/internal/cgroup"
-	"github.com/minicri/minicri/internal/metrics"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/stats"
 )
@@ -97,27 +96,8 @@ func (r *Runtime) MeasurePods(ctx context.Context) []*runtimeapi.PodSandboxStats
 }
 
 // MeasureForMetrics measures all pods that are ready, as ListPodSandboxMetrics does.
-func (r *Runtime) MeasureForMetrics() (values []metrics.Value) {
-	descriptors := make(map[string]*runtimeapi.MetricDescriptor)
-	for _, d := range stats.Descriptors() {
-		descriptors[d.GetName()] = d
-	}
-	add := func(list []*runtimeapi.Metric) {
-		for _, m := range list {
-			d := descriptors[m.GetName()]
-			values = append(values, metrics.Value{
-				Name: m.GetName(), Help: d.GetHelp(), Labels: d.GetLabelKeys(), LabelValues: m.GetLabelValues(),
-				Counter: m.GetMetricType() == runtimeapi.MetricType_COUNTER, Value: float64(m.GetValue().GetValue()),
-			})
-		}
-	}
-	for _, pod := range r.Stats.Metrics(context.Background(), r.measurablePods(nil)) {
-		add(pod.GetMetrics())
-		for _, c := range pod.GetContainerMetrics() {
-			add(c.GetMetrics())
-		}
-	}
-	return values
+func (r *Runtime) MeasureForMetrics() []*runtimeapi.PodSandboxMetrics {
+	return r.Stats.Metrics(context.Background(), r.measurablePods(nil))
 }
 
 // measurablePods are the ready ones that the filter takes.

@@ -61,7 +61,7 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*parts, e
 	measured.Watch(metrics.Sources{
 		Version:   version,
 		Sandboxes: runtime.Sandboxes, Containers: runtime.Containers, Networks: runtime.Networks, Streams: streams.Open, Dropped: runtime.Events.Dropped,
-		Images: images, Root: c.Root, Cadvisor: runtime.MeasureForMetrics,
+		Images: images, Root: c.Root, Cadvisor: runtime.MeasureForMetrics, Descriptors: stats.Descriptors(),
 	})
 	n := &parts{kernel: k, runtime: runtime, images: images, streams: streams, metrics: measured}
 	if err := runtime.Plugins.Open(runtime.Sandboxes, runtime.Containers); err != nil {

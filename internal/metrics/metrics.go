@@ -23,6 +23,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/image"
@@ -34,52 +35,51 @@ import (
 // Metrics are the runtime's metrics. Observe and its kin may be called by many
 // goroutines, from the moment that they are made.
 type Metrics struct {
-	registry                    *prometheus.Registry
-	calls, steps, plugins, pull *prometheus.HistogramVec
-	exits                       *prometheus.CounterVec
-	reloaded, reloadedAt        prometheus.Gauge
-	cadvisor                    cadvisor
-	pulled, oomKills, lost      prometheus.Counter
+	registry *prometheus.Registry
+	sources  Sources
 
-	// named are the CNI plugins that have a label value of their own.
-	named *names
-
-	nri nri
+	calls, steps, plugins, pull, nriSeconds    *prometheus.HistogramVec
+	exits, pulled, oomKills, lost, nriRequests *prometheus.CounterVec
+	reloaded, reloadedAt, nriPlugins           *prometheus.GaugeVec
+	cniNames, nriNames                         names
 }
 
 // New makes the metrics.
 func New() *Metrics {
-	m := &Metrics{registry: prometheus.NewRegistry(), named: newNames()}
-	m.calls, m.steps = m.histogram(rpcSeconds, 0.0005, 4, 10), m.histogram(stepSeconds, 0.001, 4, 8)
-	m.plugins, m.pull = m.histogram(pluginSeconds, 0.004, 4, 8), m.histogram(pullSeconds, 0.05, 2, 16)
-	m.exits = m.counter(exits)
-	m.pulled, m.oomKills, m.lost = m.counter(pulledBytes).WithLabelValues(), m.counter(oomKills).WithLabelValues(), m.counter(lost).WithLabelValues()
-	m.reloaded, m.reloadedAt = m.gauge(reloadOK), m.gauge(reloadAt)
+	m := &Metrics{registry: prometheus.NewRegistry()}
+	m.calls, m.steps = m.histogram("minicri_rpc_seconds", 0.0005, 4, 10), m.histogram("minicri_sandbox_step_seconds", 0.001, 4, 8)
+	m.plugins, m.pull = m.histogram("minicri_cni_plugin_seconds", 0.004, 4, 8), m.histogram("minicri_image_pull_seconds", 0.05, 2, 16)
+	m.nriSeconds, m.nriRequests = m.histogram("minicri_nri_request_seconds", 0.0005, 4, 9), m.counter("minicri_nri_requests_total")
+	m.exits, m.pulled = m.counter("minicri_container_exits_total"), m.counter("minicri_image_pulled_bytes_total")
+	m.oomKills, m.lost = m.counter("minicri_container_oom_kills_total"), m.counter("minicri_supervisor_restarts_total")
+	for _, one := range []*prometheus.CounterVec{m.pulled, m.oomKills, m.lost} {
+		one.WithLabelValues() // shown as 0 from the start
+	}
+	m.reloaded, m.reloadedAt = m.gauge("minicri_config_last_reload_successful"), m.gauge("minicri_config_last_reload_success_timestamp_seconds")
+	m.nriPlugins = m.gauge("minicri_nri_plugins")
+	m.NRIPlugins(0)
 	m.ObserveReload(true) // the start
-	m.nri = newNRI(m.registry)
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
 func (m *Metrics) histogram(name string, first, factor float64, count int) *prometheus.HistogramVec {
 	f, labels := family(name)
-	made := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: f.Name, Help: f.Help, Buckets: prometheus.ExponentialBuckets(first, factor, count),
-	}, labels)
-	m.registry.MustRegister(made)
-	return made
+	buckets := prometheus.ExponentialBuckets(first, factor, count)
+	return register(m, prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: f.Help, Buckets: buckets}, labels))
 }
 
 func (m *Metrics) counter(name string) *prometheus.CounterVec {
 	f, labels := family(name)
-	made := prometheus.NewCounterVec(prometheus.CounterOpts{Name: f.Name, Help: f.Help}, labels)
-	m.registry.MustRegister(made)
-	return made
+	return register(m, prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: f.Help}, labels))
 }
 
-func (m *Metrics) gauge(name string) prometheus.Gauge {
-	f, _ := family(name)
-	made := prometheus.NewGauge(prometheus.GaugeOpts{Name: f.Name, Help: f.Help})
+func (m *Metrics) gauge(name string) *prometheus.GaugeVec {
+	f, labels := family(name)
+	return register(m, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: f.Help}, labels))
+}
+
+func register[C prometheus.Collector](m *Metrics, made C) C {
 	m.registry.MustRegister(made)
 	return made
 }
@@ -87,11 +87,11 @@ func (m *Metrics) gauge(name string) prometheus.Gauge {
 // ObserveReload notes whether a configuration was put into force.
 func (m *Metrics) ObserveReload(ok bool) {
 	if !ok {
-		m.reloaded.Set(0)
+		m.reloaded.WithLabelValues().Set(0)
 		return
 	}
-	m.reloaded.Set(1)
-	m.reloadedAt.SetToCurrentTime()
+	m.reloaded.WithLabelValues().Set(1)
+	m.reloadedAt.WithLabelValues().SetToCurrentTime()
 }
 
 // Observe notes how long a step took, and whether it failed.
@@ -107,58 +107,73 @@ func (m *Metrics) ObserveCall(method, code string, took time.Duration) {
 
 // ObservePlugin notes a run of a CNI plugin.
 func (m *Metrics) ObservePlugin(plugin, verb string, took time.Duration, ok bool) {
-	if !slices.Contains([]string{"ADD", "DEL", "CHECK", "STATUS", "GC", "VERSION"}, verb) {
-		verb = other
-	}
-	m.plugins.WithLabelValues(m.named.label(plugin), verb, outcomeOf(ok)).Observe(took.Seconds())
+	verb = known(verb, "ADD", "DEL", "CHECK", "STATUS", "GC", "VERSION")
+	m.plugins.WithLabelValues(m.cniNames.label(plugin), verb, outcomeOf(ok)).Observe(took.Seconds())
 }
 
 // other stands for what has no label value of its own.
 const other = "other"
 
-// mostPlugins bounds the label values that configurations and plugins choose.
-const mostPlugins = 64
+func known(value string, values ...string) string {
+	if !slices.Contains(values, value) {
+		return other
+	}
+	return value
+}
+
+// maxPlugins bounds the label values that configurations and plugins choose.
+const maxPlugins = 64
 
 // names are the label values of a kind that have rows. Plugins of NRI name
 // themselves: one that comes back under another name each time must not cost
 // memory forever.
 type names struct {
 	mu    sync.Mutex
-	known map[string]bool
+	known []string
 }
-
-func newNames() *names { return &names{known: make(map[string]bool)} }
 
 // label is the name, or other.
 func (n *names) label(name string) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if !n.known[name] && len(n.known) >= mostPlugins {
-		return other
+	if !slices.Contains(n.known, name) {
+		if len(n.known) >= maxPlugins {
+			return other
+		}
+		n.known = append(n.known, name)
 	}
-	n.known[name] = true
 	return name
 }
 
 // ObserveExit notes that a container has ended, with the reason of the CRI.
 func (m *Metrics) ObserveExit(reason string) {
-	if !slices.Contains([]string{"Completed", "Error", "OOMKilled", "StartError", "Unknown"}, reason) {
-		reason = other
-	}
-	m.exits.WithLabelValues(reason).Inc()
+	m.exits.WithLabelValues(known(reason, "Completed", "Error", "OOMKilled", "StartError", "Unknown")).Inc()
 	if reason == "OOMKilled" {
-		m.oomKills.Inc()
+		m.oomKills.WithLabelValues().Inc()
 	}
 }
 
 // ObserveLost notes that a supervisor has died.
-func (m *Metrics) ObserveLost() { m.lost.Inc() }
+func (m *Metrics) ObserveLost() { m.lost.WithLabelValues().Inc() }
 
 // ObservePull notes a pull that has ended.
 func (m *Metrics) ObservePull(took time.Duration, bytes int64, err error) {
 	m.pull.WithLabelValues(outcomeOf(err == nil)).Observe(took.Seconds())
-	m.pulled.Add(float64(bytes))
+	m.pulled.WithLabelValues().Add(float64(bytes))
 }
+
+// NRIRequest notes a request to an NRI plugin that has ended.
+func (m *Metrics) NRIRequest(plugin, request, outcome string) {
+	m.nriRequests.WithLabelValues(m.nriNames.label(plugin), request, outcome).Inc()
+}
+
+// NRILatency notes how long an NRI plugin took for an answer.
+func (m *Metrics) NRILatency(plugin, request string, took time.Duration) {
+	m.nriSeconds.WithLabelValues(m.nriNames.label(plugin), request).Observe(took.Seconds())
+}
+
+// NRIPlugins notes how many NRI plugins are connected.
+func (m *Metrics) NRIPlugins(count int) { m.nriPlugins.WithLabelValues().Set(float64(count)) }
 
 func outcomeOf(ok bool) string {
 	if !ok {
@@ -169,8 +184,8 @@ func outcomeOf(ok bool) string {
 
 // Watch adds what is counted at each scrape.
 func (m *Metrics) Watch(sources Sources) {
+	m.sources = sources
 	m.registry.MustRegister(&counts{sources})
-	m.cadvisor = sources.Cadvisor
 }
 
 // Handler answers a scrape.
@@ -187,7 +202,7 @@ func (m *Metrics) Serve(ctx context.Context, address string, secure *tls.Config,
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", m.Handler())
-	mux.Handle("/metrics/cadvisor", m.cadvisor.handler())
+	mux.Handle("/metrics/cadvisor", cadvisor{m.sources.Descriptors, m.sources.Cadvisor}.handler())
 	if secure != nil {
 		listener = tls.NewListener(listener, secure)
 	}
@@ -203,10 +218,8 @@ func (m *Metrics) Serve(ctx context.Context, address string, secure *tls.Config,
 
 // Family is a family of metrics, as docs/metrics.md describes it.
 type Family struct {
-	// Name begins with "minicri_".
-	Name string
-	// Kind is "counter", "gauge" or "histogram".
-	Kind string
+	Name string // begins with "minicri_"
+	Kind string // "counter", "gauge" or "histogram"
 	Help string
 	// Labels are the labels with what they may be: no set is unbounded.
 	Labels []Label
@@ -215,84 +228,52 @@ type Family struct {
 // Label is a label of a family and its values in words.
 type Label struct{ Name, Values string }
 
-// The names of the families.
-const (
-	buildInfo      = "minicri_build_info"
-	rpcSeconds     = "minicri_rpc_seconds"
-	stepSeconds    = "minicri_sandbox_step_seconds"
-	pluginSeconds  = "minicri_cni_plugin_seconds"
-	pullSeconds    = "minicri_image_pull_seconds"
-	pulledBytes    = "minicri_image_pulled_bytes_total"
-	exits          = "minicri_container_exits_total"
-	oomKills       = "minicri_container_oom_kills_total"
-	lost           = "minicri_supervisor_restarts_total"
-	dropped        = "minicri_events_dropped_total"
-	sandboxCount   = "minicri_sandboxes"
-	containerCount = "minicri_containers"
-	pending        = "minicri_attachments_pending"
-	oldestPending  = "minicri_attachments_pending_oldest_seconds"
-	drifted        = "minicri_attachments_drifted"
-	quarantined    = "minicri_records_quarantined"
-	stuck          = "minicri_plugin_runs_stuck"
-	networkReady   = "minicri_network_ready"
-	streamsOpen    = "minicri_streams_open"
-	reloadOK       = "minicri_config_last_reload_successful"
-	reloadAt       = "minicri_config_last_reload_success_timestamp_seconds"
-	imageCount     = "minicri_images"
-	diskSize       = "minicri_disk_size_bytes"
-	diskFree       = "minicri_disk_free_bytes"
-	inodesFree     = "minicri_disk_free_inodes"
-)
-
 // Families are all families that this package makes, in the order of the page;
 // those of the Go runtime and of the process (go_, process_: its memory, CPU and
 // descriptors) are client_golang's own.
 func Families() []Family {
-	outcome := Label{"outcome", "ok, error"}
+	outcome, plugin, request := Label{"outcome", "ok, error"}, Label{"plugin", "the NRI plugins"}, Label{"request", "the requests of NRI"}
 	return []Family{
-		{buildInfo, "gauge", "1, with the version of the daemon.", []Label{{"version", "the version"}, {"goversion", "the version of Go"}}},
-		{rpcSeconds, "histogram", "How long each call of the CRI took.", []Label{{"method", "the methods of the CRI: RunPodSandbox"}, {"code", "the codes of gRPC: OK"}}},
-		{stepSeconds, "histogram", "How long each step of a pod's or container's life took.", []Label{{"step", "the steps of pods and containers: pod/cni add"}, outcome}},
-		{pluginSeconds, "histogram", "How long each run of a CNI plugin took, with the IPAM plugin that it runs.", []Label{{"plugin", "the first 64 plugins that were run, and other"}, {"verb", "ADD, DEL, CHECK, STATUS, GC, VERSION, other"}, outcome}},
-		{pullSeconds, "histogram", "How long each pull of an image took. Pulls that were merged count once.", []Label{outcome}},
-		{pulledBytes, "counter", "Bytes of images that registries sent, of failed pulls too.", nil},
-		{exits, "counter", "Containers that have ended.", []Label{{"reason", "Completed, Error, OOMKilled, StartError, Unknown, other"}}},
-		{oomKills, "counter", "Containers that were killed because they, or their pod, used all of their memory.", nil},
-		{lost, "counter", "Supervisors that died and were replaced.", nil},
-		{dropped, "counter", "Events that a consumer was too slow for; its subscription ended with each.", nil},
-		{"minicri_nri_requests_total", "counter", "Requests to NRI plugins; no rows while there are none.", []Label{{"plugin", "the NRI plugins"}, {"request", "the requests of NRI"}, {"outcome", "ok, error, timeout, lost"}}},
-		{"minicri_nri_request_seconds", "histogram", "How long NRI plugins took for their answers.", []Label{{"plugin", "the NRI plugins"}, {"request", "the requests of NRI"}}},
+		{"minicri_build_info", "gauge", "1, with the version of the daemon.", []Label{{"version", "the version"}, {"goversion", "the version of Go"}}},
+		{"minicri_rpc_seconds", "histogram", "How long each call of the CRI took.", []Label{{"method", "the methods of the CRI: RunPodSandbox"}, {"code", "the codes of gRPC: OK"}}},
+		{"minicri_sandbox_step_seconds", "histogram", "How long each step of a pod's or container's life took.", []Label{{"step", "the steps of pods and containers: pod/cni add"}, outcome}},
+		{"minicri_cni_plugin_seconds", "histogram", "How long each run of a CNI plugin took, with the IPAM plugin that it runs.", []Label{{"plugin", "the first 64 plugins that were run, and other"}, {"verb", "ADD, DEL, CHECK, STATUS, GC, VERSION, other"}, outcome}},
+		{"minicri_image_pull_seconds", "histogram", "How long each pull of an image took. Pulls that were merged count once.", []Label{outcome}},
+		{"minicri_image_pulled_bytes_total", "counter", "Bytes of images that registries sent, of failed pulls too.", nil},
+		{"minicri_container_exits_total", "counter", "Containers that have ended.", []Label{{"reason", "Completed, Error, OOMKilled, StartError, Unknown, other"}}},
+		{"minicri_container_oom_kills_total", "counter", "Containers that were killed because they, or their pod, used all of their memory.", nil},
+		{"minicri_supervisor_restarts_total", "counter", "Supervisors that died and were replaced.", nil},
+		{"minicri_events_dropped_total", "counter", "Events that a consumer was too slow for; its subscription ended with each.", nil},
+		{"minicri_nri_requests_total", "counter", "Requests to NRI plugins; no rows while there are none.", []Label{plugin, request, {"outcome", "ok, error, timeout, lost"}}},
+		{"minicri_nri_request_seconds", "histogram", "How long NRI plugins took for their answers.", []Label{plugin, request}},
 		{"minicri_nri_plugins", "gauge", "NRI plugins that are connected.", nil},
-		{sandboxCount, "gauge", "Pod sandboxes.", []Label{{"state", "ready, notready, building"}}},
-		{containerCount, "gauge", "Containers.", []Label{{"state", "created, running, exited, unknown"}}},
-		{pending, "gauge", "Attachments whose CNI DEL has failed and is being repeated.", nil},
-		{oldestPending, "gauge", "How long ago the first DEL of the oldest of them failed; 0 without any.", nil},
-		{drifted, "gauge", "Attachments that CNI CHECK found changed.", nil},
-		{quarantined, "gauge", "Records of pods, containers and attachments that cannot be read.", nil},
-		{stuck, "gauge", "Runs of CNI plugins whose processes were killed and did not end.", nil},
-		{networkReady, "gauge", "Whether pods can be attached: 1, or 0.", nil},
-		{streamsOpen, "gauge", "Sessions of exec, attach and port-forward.", nil},
-		{reloadOK, "gauge", "Whether the configuration that was read last is in force: 1, or 0.", nil},
-		{reloadAt, "gauge", "When a configuration was put into force last, by a start or a reload.", nil},
-		{imageCount, "gauge", "Images on the node.", nil},
-		{diskSize, "gauge", "Size of the file system of root, which has images and writable layers.", nil},
-		{diskFree, "gauge", "What is free of it for everybody.", nil},
-		{inodesFree, "gauge", "Inodes that are free there; no value where the file system does not count them, as btrfs.", nil},
+		{"minicri_sandboxes", "gauge", "Pod sandboxes.", []Label{{"state", "ready, notready, building"}}},
+		{"minicri_containers", "gauge", "Containers.", []Label{{"state", "created, running, exited, unknown"}}},
+		{"minicri_attachments_pending", "gauge", "Attachments whose CNI DEL has failed and is being repeated.", nil},
+		{"minicri_attachments_pending_oldest_seconds", "gauge", "How long ago the first DEL of the oldest of them failed; 0 without any.", nil},
+		{"minicri_attachments_drifted", "gauge", "Attachments that CNI CHECK found changed.", nil},
+		{"minicri_records_quarantined", "gauge", "Records of pods, containers and attachments that cannot be read.", nil},
+		{"minicri_plugin_runs_stuck", "gauge", "Runs of CNI plugins whose processes were killed and did not end.", nil},
+		{"minicri_network_ready", "gauge", "Whether pods can be attached: 1, or 0.", nil},
+		{"minicri_streams_open", "gauge", "Sessions of exec, attach and port-forward.", nil},
+		{"minicri_config_last_reload_successful", "gauge", "Whether the configuration that was read last is in force: 1, or 0.", nil},
+		{"minicri_config_last_reload_success_timestamp_seconds", "gauge", "When a configuration was put into force last, by a start or a reload.", nil},
+		{"minicri_images", "gauge", "Images on the node.", nil},
+		{"minicri_disk_size_bytes", "gauge", "Size of the file system of root, which has images and writable layers.", nil},
+		{"minicri_disk_free_bytes", "gauge", "What is free of it for everybody.", nil},
+		{"minicri_disk_free_inodes", "gauge", "Inodes that are free there; no value where the file system does not count them, as btrfs.", nil},
 	}
 }
 
 // family panics for a name that Families does not have: that is a mistake in
 // the program.
 func family(name string) (f Family, labels []string) {
-	for _, f := range Families() {
-		if f.Name == name {
-			for _, label := range f.Labels {
-				labels = append(labels, label.Name)
-			}
-			return f, labels
-		}
+	all := Families()
+	f = all[slices.IndexFunc(all, func(f Family) bool { return f.Name == name })]
+	for _, label := range f.Labels {
+		labels = append(labels, label.Name)
 	}
-	panic("no metric " + name)
+	return f, labels
 }
 
 // Sources are the owners of what is counted at each scrape.
@@ -303,8 +284,9 @@ type Sources struct {
 	Containers *container.Store
 	Networks   *network.CNI
 	Images     *image.Store
-	// Cadvisor measures pods and containers.
-	Cadvisor func() []Value
+	// Cadvisor measures pods and containers; Descriptors say what it measures.
+	Cadvisor    func() []*runtimeapi.PodSandboxMetrics
+	Descriptors []*runtimeapi.MetricDescriptor
 	// Root is the durable directory.
 	Root string
 	// Streams counts the open sessions, Dropped the events that were lost.
@@ -328,117 +310,97 @@ func (c *counts) Collect(out chan<- prometheus.Metric) {
 		}
 		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(f.Name, f.Help, names, nil), kind, value, labels...)
 	}
-	c.pods(emit)
-	c.containers(emit)
-	c.attachments(emit)
-	emit(quarantined, float64(len(c.Sandboxes.Quarantined())+len(c.Containers.Quarantined())+len(c.Networks.Quarantined())))
-	emit(stuck, float64(len(c.Networks.Stuck())))
-	emit(networkReady, c.ready())
-	emit(streamsOpen, float64(c.Streams()))
-	emit(dropped, float64(c.Dropped()))
-	emit(imageCount, float64(len(c.Images.List())))
-	disk(c.Root, emit)
-	emit(buildInfo, 1, c.Version, runtime.Version())
-}
-
-// emitter puts out one value.
-type emitter func(name string, value float64, labels ...string)
-
-func disk(root string, emit emitter) {
-	var disk unix.Statfs_t
-	if unix.Statfs(root, &disk) != nil {
-		return
-	}
-	emit(diskSize, float64(disk.Blocks)*float64(disk.Bsize))
-	emit(diskFree, float64(disk.Bavail)*float64(disk.Bsize))
-	if disk.Files > 0 { // btrfs makes inodes as it needs them, and counts none
-		emit(inodesFree, float64(disk.Ffree))
-	}
-}
-
-func (c *counts) pods(emit emitter) {
-	ready, notReady := 0, 0
-	for _, sb := range c.Sandboxes.List() {
-		if sb.Ready() {
-			ready++
-		} else {
-			notReady++
-		}
-	}
-	emit(sandboxCount, float64(ready), "ready")
-	emit(sandboxCount, float64(notReady), "notready")
-	emit(sandboxCount, float64(len(c.Sandboxes.Building())), "building")
-}
-
-func (c *counts) containers(emit emitter) {
+	count := func(name string, count int, labels ...string) { emit(name, float64(count), labels...) }
+	listed := c.Sandboxes.List()
+	ready := slices.DeleteFunc(slices.Clone(listed), func(sb *sandbox.Sandbox) bool { return !sb.Ready() })
+	count("minicri_sandboxes", len(ready), "ready")
+	count("minicri_sandboxes", len(listed)-len(ready), "notready")
+	count("minicri_sandboxes", len(c.Sandboxes.Building()), "building")
 	states := map[string]int{"created": 0, "running": 0, "exited": 0, "unknown": 0}
 	for _, one := range c.Containers.List() {
 		states[strings.ToLower(strings.TrimPrefix(one.State().String(), "CONTAINER_"))]++
 	}
-	for state, count := range states {
-		emit(containerCount, float64(count), state)
+	for state, of := range states {
+		count("minicri_containers", of, state)
 	}
-}
-
-func (c *counts) attachments(emit emitter) {
-	waiting := c.Networks.Pending()
-	oldest := 0.0
-	for _, attachment := range waiting {
+	pending, oldest := c.Networks.Pending(), 0.0
+	for _, attachment := range pending {
 		if first := attachment.FirstFailure; !first.IsZero() {
 			oldest = max(oldest, time.Since(first).Seconds())
 		}
 	}
-	emit(pending, float64(len(waiting)))
-	emit(oldestPending, oldest)
-	emit(drifted, float64(len(c.Networks.Drifted())))
-}
-
-// ready is 1 if pods can be attached. A scrape does not wait for the first
-// answer of the plugins.
-func (c *counts) ready() float64 {
+	count("minicri_attachments_pending", len(pending))
+	emit("minicri_attachments_pending_oldest_seconds", oldest)
+	count("minicri_attachments_drifted", len(c.Networks.Drifted()))
+	count("minicri_records_quarantined", len(c.Sandboxes.Quarantined())+len(c.Containers.Quarantined())+len(c.Networks.Quarantined()))
+	count("minicri_plugin_runs_stuck", len(c.Networks.Stuck()))
 	now, cancel := context.WithCancel(context.Background())
-	cancel()
+	cancel() // a scrape does not wait for the first answer of the plugins
+	networkReady := 0
 	if c.Networks.Ready(now) == nil {
-		return 1
+		networkReady = 1
 	}
-	return 0
+	count("minicri_network_ready", networkReady)
+	count("minicri_streams_open", c.Streams())
+	emit("minicri_events_dropped_total", float64(c.Dropped()))
+	count("minicri_images", len(c.Images.List()))
+	disk(c.Root, emit)
+	count("minicri_build_info", 1, c.Version, runtime.Version())
 }
 
-// nri are the metrics of NRI's plugins; they have no rows while there are none.
-type nri struct {
-	requests *prometheus.CounterVec
-	latency  *prometheus.HistogramVec
-	plugins  prometheus.Gauge
-	names    *names
-}
-
-func newNRI(registry *prometheus.Registry) nri {
-	n := nri{
-		names: newNames(),
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "minicri_nri_requests_total",
-			Help: "Requests to NRI plugins, by plugin, request and outcome: ok, error, timeout or lost.",
-		}, []string{"plugin", "request", "outcome"}),
-		latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "minicri_nri_request_seconds",
-			Help:    "How long NRI plugins took for their answers, by plugin and request.",
-			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 9),
-		}, []string{"plugin", "request"}),
-		plugins: prometheus.NewGauge(prometheus.GaugeOpts{Name: "minicri_nri_plugins", Help: "NRI plugins that are connected."}),
+func disk(root string, emit func(name string, value float64, labels ...string)) {
+	var disk unix.Statfs_t
+	if unix.Statfs(root, &disk) != nil {
+		return
 	}
-	registry.MustRegister(n.requests, n.latency, n.plugins)
-	return n
+	emit("minicri_disk_size_bytes", float64(disk.Blocks)*float64(disk.Bsize))
+	emit("minicri_disk_free_bytes", float64(disk.Bavail)*float64(disk.Bsize))
+	if disk.Files > 0 { // btrfs makes inodes as it needs them, and counts none
+		emit("minicri_disk_free_inodes", float64(disk.Ffree))
+	}
 }
 
-// NRIRequest notes a request to an NRI plugin that has ended.
-func (m *Metrics) NRIRequest(plugin, request, outcome string) {
-	m.nri.requests.WithLabelValues(m.nri.names.label(plugin), request, outcome).Inc()
+// cadvisor are the metrics of pods and containers, under the names of cAdvisor: what the
+// kubelet shows at its own /metrics/cadvisor.
+type cadvisor struct {
+	described []*runtimeapi.MetricDescriptor
+	measure   func() []*runtimeapi.PodSandboxMetrics
 }
 
-// NRILatency notes how long an NRI plugin took for an answer.
-func (m *Metrics) NRILatency(plugin, request string, took time.Duration) {
-	m.nri.latency.WithLabelValues(m.nri.names.label(plugin), request).Observe(took.Seconds())
+// maxScrapes is how many scrapes of pods are answered at once: each measures all of them.
+const maxScrapes = 4
+
+// handler answers a scrape, without a value that makes no metric.
+func (c cadvisor) handler() http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(c)
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, ErrorHandling: promhttp.ContinueOnError})
 }
 
-// NRIPlugins notes how many NRI plugins are connected.
-func (m *Metrics) NRIPlugins(count int) { m.nri.plugins.Set(float64(count)) }
+// Describe implements prometheus.Collector; what is collected describes itself.
+func (cadvisor) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (c cadvisor) Collect(out chan<- prometheus.Metric) {
+	descs := make(map[string]*prometheus.Desc)
+	for _, d := range c.described {
+		descs[d.GetName()] = prometheus.NewDesc(d.GetName(), d.GetHelp(), d.GetLabelKeys(), nil)
+	}
+	for _, pod := range c.measure() {
+		all := pod.GetMetrics()
+		for _, of := range pod.GetContainerMetrics() {
+			all = append(all, of.GetMetrics()...)
+		}
+		for _, v := range all {
+			kind := prometheus.GaugeValue
+			if v.GetMetricType() == runtimeapi.MetricType_COUNTER {
+				kind = prometheus.CounterValue
+			}
+			metric, err := prometheus.NewConstMetric(descs[v.GetName()], kind, float64(v.GetValue().GetValue()), v.GetLabelValues()...)
+			if err != nil { // in a goroutine of the registry a panic would end the daemon
+				metric = prometheus.NewInvalidMetric(descs[v.GetName()], err)
+			}
+			out <- metric
+		}
+	}
+}

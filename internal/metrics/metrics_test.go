@@ -1,6 +1,48 @@
 package metrics
 
-import "testing"
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A value that makes no metric, because of what a container is called for example, ends
+// neither the daemon nor the scrape: the others are shown. Scrapes beyond the limit are
+// refused.
+func TestScrapeOfPods(t *testing.T) {
+	measuring, measured := make(chan struct{}, maxScrapes), make(chan struct{})
+	metric := func(value uint64, labels ...string) *runtimeapi.Metric {
+		return &runtimeapi.Metric{Name: "bytes", LabelValues: labels, Value: &runtimeapi.UInt64Value{Value: value}}
+	}
+	handler := cadvisor{[]*runtimeapi.MetricDescriptor{{Name: "bytes", LabelKeys: []string{"pod"}}}, func() []*runtimeapi.PodSandboxMetrics {
+		measuring <- struct{}{}
+		<-measured
+		return []*runtimeapi.PodSandboxMetrics{{Metrics: []*runtimeapi.Metric{metric(0, "not UTF-8: \xff"), metric(0, "one", "too many"), metric(7, "web")}}}
+	}}.handler()
+	scrape := func() *httptest.ResponseRecorder {
+		answer := httptest.NewRecorder()
+		handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics/cadvisor", http.NoBody))
+		return answer
+	}
+	answers := make(chan *httptest.ResponseRecorder, maxScrapes)
+	for range maxScrapes {
+		go func() { answers <- scrape() }()
+		<-measuring
+	}
+	if refused := scrape(); refused.Code != http.StatusServiceUnavailable {
+		t.Errorf("one scrape too many: %d, want %d", refused.Code, http.StatusServiceUnavailable)
+	}
+	close(measured)
+	for range maxScrapes {
+		if answer := <-answers; answer.Code != http.StatusOK || !strings.Contains(answer.Body.String(), `bytes{pod="web"} 7`) {
+			t.Errorf("%d: %s", answer.Code, answer.Body)
+		}
+	}
+}
 
 // A file system that counts no inodes, as procfs and btrfs, has no number of free ones:
 // 0 would be an alert for ever.
@@ -8,8 +50,24 @@ func TestInodesThatAreNotCounted(t *testing.T) {
 	for root, want := range map[string]bool{"/proc": false, t.TempDir(): true} {
 		seen := map[string]bool{}
 		disk(root, func(name string, _ float64, _ ...string) { seen[name] = true })
-		if seen[inodesFree] != want || !seen[diskSize] {
+		if seen["minicri_disk_free_inodes"] != want || !seen["minicri_disk_size_bytes"] {
 			t.Errorf("%s: %v", root, seen)
 		}
+	}
+}
+
+// Plugins that come under ever new names do not make ever new rows; those that
+// were there before keep theirs.
+func TestNamesOfPluginsAreBounded(t *testing.T) {
+	var all names
+	rows := make(map[string]bool)
+	for i := range 10 * maxPlugins {
+		rows[all.label(fmt.Sprint("10-plugin-", i))] = true
+	}
+	if len(rows) != maxPlugins+1 || !rows[other] {
+		t.Errorf("%d rows, want %d and %q", len(rows), maxPlugins, other)
+	}
+	if got := all.label("10-plugin-0"); got != "10-plugin-0" {
+		t.Errorf("the first plugin is %q now", got)
 	}
 }

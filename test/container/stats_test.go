@@ -142,11 +142,7 @@ func (p *pod) containerStats(id string) *runtimeapi.ContainerStats {
 // have it and refuse (psi=0). Its totals are microseconds, the API's nanoseconds.
 func (p *pod) pressure(path, of string, got *runtimeapi.PsiStats) {
 	p.t.Helper()
-	root := "/sys/fs/cgroup"
-	if !cgroup.Unified() {
-		root += "/unified" // of systemd's hybrid hierarchy
-	}
-	data, err := os.ReadFile(filepath.Join(root, path, of+".pressure"))
+	data, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", path, of+".pressure"))
 	if there := err == nil; there != (got != nil) {
 		p.t.Errorf("pressure of %s is %v, and of the kernel's there is %q, %v", of, got, data, err)
 	}
