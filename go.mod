@@ -114,7 +114,7 @@ require (
 	github.com/pkg/errors v0.9.1 // indirect
 	github.com/prometheus/client_model v0.6.3 // indirect
 	github.com/prometheus/common v0.72.0 // indirect
-	github.com/prometheus/procfs v0.22.0 // indirect
+	github.com/prometheus/procfs v0.22.0
 	github.com/sasha-s/go-deadlock v0.3.9 // indirect
 	github.com/seccomp/libseccomp-golang v0.12.0
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect

@@ -1,12 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/minicri/minicri/internal/config"
@@ -42,34 +43,32 @@ const daemonLimit = 30 * time.Second
 // collect adds every part; in place of one that cannot be collected it adds the error.
 func collect(ctx context.Context, l *config.Loaded, bundle *inspect.Bundle) {
 	c := l.Config
-	bundle.Text("version.txt", func() (string, error) { return "minicri " + version + "\n", nil })
-	bundle.JSON("config.json", func() (any, error) { return c, nil })
-	bundle.Text("config-sources.txt", func() (string, error) {
-		var b strings.Builder
-		return b.String(), showConfig(&b, l, nil)
+	bundle.Add("version.txt", func() (any, error) { return "minicri " + version + "\n", nil })
+	bundle.Add("config.json", func() (any, error) { return c, nil })
+	bundle.Add("config-sources.txt", func() (any, error) {
+		var b bytes.Buffer
+		err := showConfig(&b, l, nil)
+		return b.Bytes(), err
 	})
-	client := inspect.NewClient(inspect.DebugSocket(c.State))
-	everything := ctx
-	ctx, cancel := context.WithTimeout(ctx, daemonLimit)
+	daemon := inspect.NewClient(inspect.DebugSocket(c.State))
+	limited, cancel := context.WithTimeout(ctx, daemonLimit)
 	defer cancel()
-	bundle.JSON("timelines.json", func() (any, error) { return findTimelines(ctx, c, "") })
-	bundle.JSON("pods.json", func() (any, error) { return client.Glance(ctx) })
+	bundle.Add("timelines.json", func() (any, error) { return findTimelines(limited, c, "") })
 	for name, path := range map[string]string{"goroutines.txt": "/goroutines", "heap.pprof": "/debug/pprof/heap", "metrics.txt": "/metrics"} {
-		bundle.File(name, func() ([]byte, error) { return client.Read(ctx, path) })
+		bundle.Add(name, func() (any, error) { return daemon.Read(limited, path) })
 	}
-	addLogs(bundle, c.State)
-	bundle.JSON("check.json", func() (any, error) { return examine(everything, l, nil) })
+	bundle.Add("pods.json", func() (any, error) {
+		data, err := daemon.Read(limited, "/pods")
+		return json.RawMessage(data), err
+	})
+	logs, _ := filepath.Glob(filepath.Join(c.State, "shims", "*", client.Log)) // the pattern is fine
+	for _, path := range logs { // what supervisors have logged last
+		bundle.Add("supervisors/"+filepath.Base(filepath.Dir(path))+".log", func() (any, error) { return client.TailOfLog(path) })
+	}
+	bundle.Add("check.json", func() (any, error) { return examine(ctx, l, nil) })
 	bundle.Networks("networks", c.CNIConf)
 	for _, path := range c.CNIConfDirs() {
 		bundle.Networks("networks-of-handlers"+path, path)
 	}
-	bundle.Machine(everything)
-}
-
-// addLogs adds what supervisors have logged last.
-func addLogs(bundle *inspect.Bundle, state string) {
-	logs, _ := filepath.Glob(filepath.Join(state, "shims", "*", client.Log)) // the pattern is fine
-	for _, path := range logs {
-		bundle.File("supervisors/"+filepath.Base(filepath.Dir(path))+".log", func() ([]byte, error) { return client.TailOfLog(path) })
-	}
+	bundle.Machine(ctx)
 }

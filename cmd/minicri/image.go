@@ -145,11 +145,7 @@ func changeImage(method string, parts ...string) imageVerbFunc {
 		for i, part := range parts {
 			path += part + url.QueryEscape(arguments[i])
 		}
-		answer, err := images.Call(ctx, method, path, http.NoBody)
-		if err != nil {
-			return err
-		}
-		return answer.Body.Close()
+		return images.Do(ctx, method, path)
 	}
 }
 

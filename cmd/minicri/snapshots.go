@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 
@@ -34,7 +35,7 @@ func (d daemonSnapshots) List(ctx context.Context, _ func(id string) bool) (keys
 }
 
 func (d daemonSnapshots) Remove(ctx context.Context, key string) error {
-	return d.client.Delete(ctx, "/snapshots/orphans/"+key)
+	return d.client.Do(ctx, http.MethodDelete, "/snapshots/orphans/"+key)
 }
 
 // storedSnapshots are those of a node whose daemon does not run.

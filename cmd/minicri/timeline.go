@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -90,10 +91,10 @@ func findTimelines(ctx context.Context, c *config.Config, wanted string) ([]time
 // choose leaves the pods that the flags ask for, in their order.
 func (f timelineFlags) choose(pods []timeline.Pod, now time.Time) []timeline.Pod {
 	pods = slices.DeleteFunc(pods, func(p timeline.Pod) bool {
-		return f.failed && !p.DidFail() || f.since > 0 && now.Sub(p.LastChange()) > f.since
+		return f.failed && len(p.Problems()) == 0 || f.since > 0 && now.Sub(p.LastChange()) > f.since
 	})
 	if f.slowest > 0 {
-		timeline.Slowest(pods)
+		slices.SortStableFunc(pods, func(a, b timeline.Pod) int { return cmp.Compare(b.Took, a.Took) })
 		pods = pods[:min(len(pods), f.slowest)]
 	}
 	return pods

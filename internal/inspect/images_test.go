@@ -53,7 +53,7 @@ func TestServeWaitsForAnImport(t *testing.T) {
 	}()
 	<-entered
 	draining.Store(true)
-	if err := NewClient(socket).Delete(t.Context(), "/images/name?name=a"); err == nil || err.Error() != "draining" {
+	if err := NewClient(socket).Do(t.Context(), http.MethodDelete, "/images/name?name=a"); err == nil || err.Error() != "draining" {
 		t.Errorf("a change while the daemon drains: %v", err)
 	}
 	end()

@@ -100,7 +100,7 @@ func TestTimelinesOfFiles(t *testing.T) {
 		}
 	}
 	gone := one(t, f, "gone2")
-	if gone.State != timeline.Failed || !gone.DidFail() || len(gone.Rows) != 20 {
+	if gone.State != timeline.Failed || len(gone.Problems()) == 0 || len(gone.Rows) != 20 {
 		t.Errorf("%+v", gone)
 	}
 	all, err := f.Timelines("")
@@ -161,11 +161,11 @@ func TestBundleHasNoSecrets(t *testing.T) {
 	networks := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(networks, "10-net.conflist"), []byte(`{"name":"net","plugins":[{"type":"x","password":"S3CRET"}]}`), 0o600))
 	must(t, os.WriteFile(filepath.Join(networks, "broken"), []byte(`token: S3CRET`), 0o600))
-	bundle.JSON("config.json", func() (any, error) {
+	bundle.Add("config.json", func() (any, error) {
 		return map[string]any{"DefaultEnv": []string{"A=S3CRET"}, "Socket": "/run/x"}, nil
 	})
-	bundle.Text("log.txt", func() (string, error) { return "dial https://u:S3CRET@h/: Authorization: Bearer S3CRETS3CRET", nil })
-	bundle.JSON("gone.json", func() (any, error) { return nil, errors.New("no daemon, token=S3CRET") })
+	bundle.Add("log.txt", func() (any, error) { return "dial https://u:S3CRET@h/: Authorization: Bearer S3CRETS3CRET", nil })
+	bundle.Add("gone.json", func() (any, error) { return nil, errors.New("no daemon, token=S3CRET") })
 	bundle.Networks("networks", networks)
 	must(t, bundle.Close())
 	packed, err := gzip.NewReader(&b)

@@ -19,14 +19,12 @@ import (
 	"net/http/pprof"
 	"net/url"
 	"path/filepath"
-	"runtime"
-	"slices"
+	runtimepprof "runtime/pprof"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/minicri/minicri/image"
-	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/timeline"
 )
 
@@ -94,7 +92,7 @@ func (s *Server) routes() http.Handler {
 		answer(w, nil, s.Node.Containers.RemoveSnapshot(r.Context(), r.PathValue("key")))
 	})
 	ImageRoutes(mux, s.Images, s.Logger, s.Enter)
-	mux.HandleFunc("GET /goroutines", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(goroutines()) })
+	mux.HandleFunc("GET /goroutines", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, stacks()) })
 	mux.Handle("GET /metrics", s.Metrics)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -112,15 +110,11 @@ func answer(w http.ResponseWriter, value any, err error) {
 	_ = json.NewEncoder(w).Encode(value) // nobody reads on
 }
 
-// goroutines are the stacks of all goroutines of this process, as a panic has
-// them.
-func goroutines() []byte {
-	for size := 1 << 20; ; size *= 2 {
-		buffer := make([]byte, size)
-		if n := runtime.Stack(buffer, true); n < size {
-			return buffer[:n]
-		}
-	}
+// stacks are those of all goroutines of this process, as a panic has them.
+func stacks() string {
+	var b strings.Builder
+	_ = runtimepprof.Lookup("goroutine").WriteTo(&b, 2) // no error of a Builder
+	return b.String()
 }
 
 // Client asks a daemon.
@@ -176,20 +170,10 @@ func (c Client) JSON(ctx context.Context, path string, into any) error {
 }
 
 // Read returns what the daemon has at a path of Server.Serve.
-func (c Client) Read(ctx context.Context, path string) ([]byte, error) {
-	return c.do(ctx, http.MethodGet, path)
-}
-
-// Delete removes what the daemon has at a path of Server.Serve.
-func (c Client) Delete(ctx context.Context, path string) error {
-	_, err := c.do(ctx, http.MethodDelete, path)
-	return err
-}
-
-func (c Client) do(ctx context.Context, method, path string) (data []byte, err error) {
+func (c Client) Read(ctx context.Context, path string) (data []byte, err error) {
 	limited, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
-	answer, err := c.Call(limited, method, path, http.NoBody)
+	answer, err := c.Call(limited, http.MethodGet, path, http.NoBody)
 	if err == nil {
 		defer answer.Body.Close()
 		data, err = io.ReadAll(answer.Body)
@@ -198,6 +182,15 @@ func (c Client) do(ctx context.Context, method, path string) (data []byte, err e
 		return nil, fmt.Errorf("%w: it serves %s, and has said nothing for %s; it is stopped or wedged", ErrNoAnswer, c.socket, c.limit)
 	}
 	return data, err
+}
+
+// Do makes a call whose answer has nothing.
+func (c Client) Do(ctx context.Context, method, path string) error {
+	answer, err := c.Call(ctx, method, path, http.NoBody)
+	if err != nil {
+		return err
+	}
+	return answer.Body.Close()
 }
 
 // Call asks without a limit of time. The caller closes the answer's body.
@@ -222,74 +215,3 @@ func (c Client) Call(ctx context.Context, method, path string, body io.Reader) (
 	}
 	return answer, nil
 }
-
-// query finds the pods that are asked for: an id or its beginning, a name,
-// NAMESPACE/NAME, the same of a container, or "" for all; those that are there,
-// and those that are gone or have failed.
-func query(pods []timeline.Pod, lives *step.Lives, wanted string) ([]timeline.Pod, error) {
-	past, err := lives.List()
-	if err != nil {
-		return nil, err
-	}
-	all := slices.DeleteFunc(join(pods, past), func(p timeline.Pod) bool { return !p.Matches(wanted) })
-	for i := range all {
-		all[i].Finish()
-	}
-	timeline.Newest(all)
-	return all, nil
-}
-
-// join adds the lives to the pods: containers to theirs, the others by themselves.
-func join(pods []timeline.Pod, past []step.Life) []timeline.Pod {
-	index := make(map[string]int)
-	for i, p := range pods {
-		index[p.ID] = i
-	}
-	for _, life := range past {
-		if _, there := index[life.ID]; life.Kind == "container" || there {
-			continue
-		}
-		index[life.ID] = len(pods)
-		pods = append(pods, podOf(life))
-	}
-	done := make(map[string]bool)
-	for _, life := range past {
-		if life.Kind != "container" || done[life.ID] {
-			continue
-		}
-		done[life.ID] = true
-		i, there := index[life.Pod]
-		if !there {
-			i, index[life.Pod] = len(pods), len(pods)
-			pod := podOf(life)
-			pod.Kind, pod.ID, pod.Rows, pod.Error, pod.Attempt = "pod", life.Pod, nil, "", 0
-			pod.Name, pod.State = strings.TrimSuffix(life.Name, "/"+containerName(life)), timeline.Removed
-			pods = append(pods, pod)
-		}
-		if !slices.ContainsFunc(pods[i].Containers, func(c timeline.Container) bool { return c.ID == life.ID }) {
-			pods[i].Containers = append(pods[i].Containers, containerOf(life))
-		}
-	}
-	return pods
-}
-
-func podOf(life step.Life) timeline.Pod {
-	p := timeline.Pod{Kind: life.Kind, ID: life.ID, Name: life.Name, Attempt: life.Attempt, State: timeline.Removed, Error: life.Error, Rows: life.Rows}
-	if life.Error != "" {
-		p.State = timeline.Failed
-	}
-	if len(life.Network) > 0 {
-		p.Network = &timeline.Network{Name: networkName(life.Network), Config: life.Network}
-	}
-	return p
-}
-
-func containerOf(life step.Life) timeline.Container {
-	c := timeline.Container{ID: life.ID, Name: containerName(life), Attempt: life.Attempt, State: timeline.Removed, Error: life.Error, Rows: life.Rows}
-	if life.Error != "" {
-		c.State = timeline.Failed
-	}
-	return c
-}
-
-func containerName(life step.Life) string { return life.Name[strings.LastIndexByte(life.Name, '/')+1:] }

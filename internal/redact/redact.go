@@ -60,32 +60,11 @@ func JSON(document []byte) json.RawMessage {
 	if json.Unmarshal(document, &value) != nil {
 		value = Text(string(document))
 	}
-	clean, err := json.Marshal(Value(value))
+	clean, err := json.Marshal(each(value, Text, hides))
 	if err != nil {
 		return json.RawMessage(`"` + Hidden + `"`)
 	}
 	return clean
-}
-
-// Value is JSON for a document that is decoded already.
-func Value(value any) any {
-	switch v := value.(type) {
-	case string:
-		return Text(v)
-	case []any:
-		for i := range v {
-			v[i] = Value(v[i])
-		}
-	case map[string]any:
-		for key := range v {
-			if hides(key, v[key]) {
-				v[key] = Hidden
-				continue
-			}
-			v[key] = Value(v[key])
-		}
-	}
-	return value
 }
 
 // hides reports whether the value of a key is not to be shown. What is true or
@@ -117,19 +96,52 @@ func Printable(text string) string {
 // which a text could make rows of its own, is a space.
 func Line(text string) string { return strings.ReplaceAll(Printable(text), "\n", " ") }
 
+// Lines returns a copy of a value whose texts are as from Line: whoever wrote them, a
+// pod's author, an image, a plugin, a registry, must not write to the terminal of who
+// reads them. The value is one that JSON keeps.
+func Lines[T any](value T) (shown T) {
+	document, err := json.Marshal(value)
+	var read any
+	decoder := json.NewDecoder(bytes.NewReader(document))
+	decoder.UseNumber()
+	if err == nil && decoder.Decode(&read) == nil {
+		if document, err = json.Marshal(each(read, Line, func(string, any) bool { return false })); err == nil {
+			_ = json.Unmarshal(document, &shown) // it was such a value
+		}
+	}
+	return shown
+}
+
+// each replaces the texts in a document, and hides the values of keys.
+func each(value any, text func(string) string, hides func(key string, value any) bool) any {
+	switch v := value.(type) {
+	case string:
+		return text(v)
+	case []any:
+		for i := range v {
+			v[i] = each(v[i], text, hides)
+		}
+	case map[string]any:
+		for key, inner := range v {
+			if v[key] = Hidden; !hides(key, inner) {
+				v[key] = each(inner, text, hides)
+			}
+		}
+	}
+	return value
+}
+
 // PrintableJSON is Printable for a JSON document, which keeps its meaning: characters
 // that are not printed are escaped.
 func PrintableJSON(document []byte) []byte {
 	var b bytes.Buffer
 	for _, r := range string(document) {
-		switch {
-		case r == '\n' || r == '\t' || unicode.IsPrint(r):
+		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
 			b.WriteRune(r)
-		case r <= 0xffff:
-			fmt.Fprintf(&b, `\u%04x`, r)
-		default:
-			high, low := utf16.EncodeRune(r)
-			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+			continue
+		}
+		for _, unit := range utf16.Encode([]rune{r}) {
+			fmt.Fprintf(&b, `\u%04x`, unit)
 		}
 	}
 	return b.Bytes()

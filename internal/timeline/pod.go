@@ -1,11 +1,9 @@
-// Package timeline shows the life of a pod as a waterfall for a terminal, and in a
-// list of many. It reads nothing but what it is
-// given, which internal/inspect collects, and keeps no state. Whatever others
-// have written in it goes through package redact first.
+// Package timeline shows the life of a pod as a waterfall for a terminal, and pods as
+// tables. It reads nothing but what it is given, which internal/inspect collects, and
+// keeps no state. Whatever others have written in it goes through package redact first.
 package timeline
 
 import (
-	"cmp"
 	"encoding/json"
 	"slices"
 	"strings"
@@ -79,7 +77,13 @@ func (p *Pod) Finish() {
 		p.Containers[i].Error = redact.Text(p.Containers[i].Error)
 		clean(p.Containers[i].Rows)
 	}
-	slices.SortStableFunc(p.Containers, func(a, b Container) int { return begin(a.Rows).Compare(begin(b.Rows)) })
+	begin := func(c Container) (at time.Time) {
+		if len(c.Rows) > 0 {
+			at = c.Rows[0].Start
+		}
+		return at
+	}
+	slices.SortStableFunc(p.Containers, func(a, b Container) int { return begin(a).Compare(begin(b)) })
 	if n := p.Network; n != nil {
 		n.Config, n.Result, n.Waits = redact.JSON(n.Config), redact.JSON(n.Result), redact.Text(n.Waits)
 	}
@@ -96,12 +100,7 @@ func clean(rows []step.Row) {
 	}
 }
 
-func begin(rows []step.Row) time.Time {
-	if len(rows) == 0 {
-		return time.Time{}
-	}
-	return rows[0].Start
-}
+func end(row step.Row) time.Time { return row.Start.Add(row.Took) }
 
 // making is when the rows of a pod begin, and how long it took from then until
 // it was started, or until the first step that failed had ended; until now for
@@ -111,22 +110,19 @@ func making(rows []step.Row) (began time.Time, took time.Duration) {
 		return began, 0
 	}
 	began = rows[0].Start
-	end := began
+	if rows[0].Kind == "image" {
+		return began, rows[0].Took
+	}
 	for _, row := range rows {
 		if row.Kind == "image" || row.Kind == "plugin" {
 			continue
 		}
-		if at := row.Start.Add(row.Took); at.After(end) {
-			end = at
-		}
+		took = max(took, end(row).Sub(began))
 		if row.Step == "start" || row.Error != "" {
 			break
 		}
 	}
-	if rows[0].Kind == "image" {
-		end = began.Add(rows[0].Took)
-	}
-	return began, end.Sub(began)
+	return began, took
 }
 
 // LastChange is when the last thing happened that the timeline has.
@@ -137,14 +133,11 @@ func (p *Pod) LastChange() (last time.Time) {
 	return last
 }
 
-// DidFail reports whether the pod, one of its containers or a pull for it failed,
-// or its network could not be released.
-func (p *Pod) DidFail() bool { return len(p.Problems()) > 0 }
-
 // Matches reports whether the pod, or one of its containers, is what was asked
 // for: an id or its beginning, a name, or NAMESPACE/NAME.
 func (p *Pod) Matches(wanted string) bool {
-	if wanted == "" || strings.HasPrefix(p.ID, wanted) || p.Name == wanted || path(p.Name) == wanted {
+	_, name, _ := strings.Cut(p.Name, "/")
+	if wanted == "" || strings.HasPrefix(p.ID, wanted) || p.Name == wanted || name == wanted {
 		return true
 	}
 	return slices.ContainsFunc(p.Containers, func(c Container) bool {
@@ -152,21 +145,111 @@ func (p *Pod) Matches(wanted string) bool {
 	})
 }
 
-// path is a name without its namespace.
-func path(name string) string {
-	_, rest, ok := strings.Cut(name, "/")
-	if !ok {
-		return name
+// Problem is one thing that went wrong in a life.
+type Problem struct {
+	// Of is what it happened to: "the pod", "container web", "the pull of IMAGE".
+	Of string `json:"of"`
+	// Step is the step that failed, "" where none did.
+	Step string `json:"step,omitempty"`
+	Text string `json:"text"`
+	// Undone are the steps of teardown that followed, NotUndone those that failed.
+	Undone    []string `json:"undone,omitempty"`
+	NotUndone []string `json:"notUndone,omitempty"`
+}
+
+// Problems are what went wrong, in order of time; none in a life without.
+func (p *Pod) Problems() (all []Problem) {
+	for _, row := range p.Rows {
+		if row.Kind == "image" && row.Error != "" && p.Kind != "image" {
+			all = append(all, Problem{Of: "the pull of " + row.Step, Text: row.Error})
+		}
 	}
-	return rest
+	switch {
+	case p.Error != "" && p.Kind == "image":
+		all = append(all, Problem{Of: "the pull", Text: p.Error})
+	case p.Error != "":
+		all = append(all, failure("the "+p.Kind, p.Error, p.Rows))
+	default:
+		all = append(all, stepProblems("the pod", p.Rows)...)
+	}
+	for _, c := range p.Containers {
+		all = append(all, c.problems()...)
+	}
+	if p.Network != nil && p.Network.Waits != "" {
+		all = append(all, Problem{Of: "the network", Text: p.Network.Waits})
+	}
+	return all
 }
 
-// Newest sorts pods, those that began last first.
-func Newest(pods []Pod) {
-	slices.SortStableFunc(pods, func(a, b Pod) int { return b.Begin.Compare(a.Begin) })
+func (c *Container) problems() (all []Problem) {
+	of := "container " + c.Name
+	if c.Error != "" {
+		return []Problem{failure(of, c.Error, c.Rows)}
+	}
+	for _, row := range c.Rows {
+		code, failed := strings.CutPrefix(row.Note, "Error, ")
+		switch {
+		case row.Kind != "exit" || stopped(c.Rows, row):
+		case row.Error != "":
+			all = append(all, Problem{Of: of, Text: row.Note + ": " + row.Error})
+		case failed:
+			all = append(all, Problem{Of: of, Text: "its program ended with " + code + ": see the container's log"})
+		}
+	}
+	if len(all) == 0 {
+		all = stepProblems(of, c.Rows)
+	}
+	return all
 }
 
-// Slowest sorts pods, those that took longest first.
-func Slowest(pods []Pod) {
-	slices.SortStableFunc(pods, func(a, b Pod) int { return cmp.Compare(b.Took, a.Took) })
+// stopped reports whether a container was being stopped when it ended.
+func stopped(rows []step.Row, exit step.Row) bool {
+	return slices.ContainsFunc(rows, func(r step.Row) bool { return r.Step == "kill" && isStep(r) && !r.Start.After(end(exit)) })
+}
+
+func isStep(row step.Row) bool {
+	return !slices.Contains([]string{"plugin", "image", "exit"}, row.Kind)
+}
+
+// stepProblems are the steps that failed, each name once, the last time.
+func stepProblems(of string, rows []step.Row) (all []Problem) {
+	for i, row := range rows {
+		again := slices.ContainsFunc(rows[i+1:], func(later step.Row) bool { return later.Step == row.Step && later.Kind == row.Kind })
+		if row.Error != "" && isStep(row) && !again {
+			all = append(all, Problem{Of: of, Step: row.Step, Text: row.Error})
+		}
+	}
+	return all
+}
+
+// failure is why something could not be made, and what was undone then.
+func failure(of, text string, rows []step.Row) Problem {
+	problem := Problem{Of: of, Text: text}
+	var failed time.Time
+	for _, row := range rows {
+		switch {
+		case !isStep(row):
+		case problem.Step == "" && row.Error != "":
+			problem.Step, failed = row.Step, end(row)
+			if _, own, found := strings.Cut(text, row.Step+": "); found && own != "" {
+				problem.Text = own
+			}
+		case problem.Step == "" || row.Start.Before(failed):
+		case row.Error != "":
+			problem.NotUndone = append(problem.NotUndone, row.Step+": "+row.Error)
+		case pluginFailed(rows, row):
+			problem.NotUndone = append(problem.NotUndone, row.Step+": a plugin failed, it is retried in the background")
+		default:
+			problem.Undone = append(problem.Undone, row.Step)
+		}
+	}
+	return problem
+}
+
+// pluginFailed reports whether a plugin failed that was run for the step. A pod
+// that could not be made leaves such a DEL to the network's journal.
+func pluginFailed(rows []step.Row, of step.Row) bool {
+	return slices.ContainsFunc(rows, func(r step.Row) bool {
+		return r.Kind == "plugin" && r.Error != "" && r.Parent == of.Step && !r.Start.Before(of.Start) && !r.Start.After(end(of))
+	})
 }

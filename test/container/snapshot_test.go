@@ -2,6 +2,7 @@ package container
 
 import (
 	"log/slog"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -49,10 +50,10 @@ func TestCheckRemovesSnapshotsWithoutContainer(t *testing.T) {
 	}
 	p.Start()
 	client := inspect.NewClient(inspect.DebugSocket(p.State))
-	if err := client.Delete(t.Context(), "/snapshots/orphans/"+id); err == nil || !strings.Contains(err.Error(), "belongs to container") {
+	if err := client.Do(t.Context(), http.MethodDelete, "/snapshots/orphans/"+id); err == nil || !strings.Contains(err.Error(), "belongs to container") {
 		t.Errorf("the layer of a container: %v", err)
 	}
-	check(t, client.Delete(t.Context(), "/snapshots/orphans/"+orphan)) // gone already
+	check(t, client.Do(t.Context(), http.MethodDelete, "/snapshots/orphans/"+orphan)) // gone already
 	same(t, "the file of the container", p.exec(id, "cat /kept"), "kept")
 }
 

@@ -70,7 +70,7 @@ func TestFullRange(t *testing.T) {
 	}
 	words := []string{"failed at cni add", "bridge ADD", "no IP addresses available in range set", "CNI error code", "remove pods, or give it a larger range"}
 	documented(t, "full range", n.explained("web", words...), words...)
-	if first := n.json("first"); len(first) != 1 || first[0].State != "ready" || len(first[0].Addresses) != 1 || first[0].DidFail() {
+	if first := n.json("first"); len(first) != 1 || first[0].State != "ready" || len(first[0].Addresses) != 1 || len(first[0].Problems()) > 0 {
 		t.Errorf("the first pod: %+v", first)
 	}
 }

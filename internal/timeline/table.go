@@ -1,0 +1,356 @@
+package timeline
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/docker/go-units"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/minicri/minicri/internal/redact"
+)
+
+// Glance is a node in a few lines: its pods, and what the runtime takes.
+type Glance struct {
+	// At is when it was taken.
+	At   time.Time `json:"at"`
+	Pods []Line    `json:"pods"`
+	// Daemon and Supervisors are the memory of the runtime's processes, in bytes.
+	Daemon      uint64 `json:"daemonBytes"`
+	Supervisors uint64 `json:"supervisorBytes"`
+	// Released are attachments that wait for their DEL and have no pod any more.
+	Released int `json:"releasedAttachments"`
+	// Older are the supervisors of other builds.
+	Older []Older `json:"olderSupervisors,omitempty"`
+}
+
+// Older is a supervisor of another build, which serves the pods that were made with it.
+type Older struct {
+	Build   string `json:"build"`
+	Version string `json:"version"`
+	Pods    int    `json:"pods"`
+	Problem string `json:"problem,omitempty"`
+}
+
+// Line is one pod of a glance.
+type Line struct {
+	ID    string `json:"id"`
+	Name  string `json:"name"`
+	State string `json:"state"`
+	// Created is when the pod was made.
+	Created time.Time `json:"created,omitzero"`
+	// Stage is the step that is under way, and For how long it has been; "" if
+	// there is none.
+	Stage string        `json:"stage,omitempty"`
+	For   time.Duration `json:"for,omitempty"`
+
+	Addresses []string `json:"addresses,omitempty"`
+	// Running of the pod's Containers run.
+	Running    int `json:"running"`
+	Containers int `json:"containers"`
+	// Memory is the working set of the pod, Runtime what the runtime takes for
+	// it: its pause process, and its share of the supervisor. In bytes.
+	Memory  uint64 `json:"memoryBytes"`
+	Runtime uint64 `json:"runtimeBytes"`
+	// CPU is the time that it has run, in nanoseconds; Received and Sent are
+	// bytes of its network.
+	CPU      uint64 `json:"cpuNanoseconds"`
+	Received uint64 `json:"receivedBytes"`
+	Sent     uint64 `json:"sentBytes"`
+	// Problems are those of its attachment.
+	Problems []string `json:"problems,omitempty"`
+}
+
+// Style says how a text is marked.
+type Style struct {
+	Color bool
+	// Width is the number of columns of the terminal, 0 for no limit.
+	Width int
+	// Height is its number of lines, where no more may be written; 0 for no limit.
+	Height int
+	// Wide is for lists with all that is known.
+	Wide bool
+}
+
+const (
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+	faint  = "2"
+	bold   = "1"
+)
+
+// colors are those of the states.
+var colors = map[string]string{Ready: green, NotReady: red, Failed: red, Building: yellow}
+
+func (s Style) paint(color, text string) string {
+	if !s.Color || text == "" || color == "" {
+		return text
+	}
+	return "\x1b[" + color + "m" + text + "\x1b[0m"
+}
+
+// line is a text in the width of the terminal.
+func (s Style) line(color, text string) string {
+	return s.paint(color, shorten(oneLine(text), s.room(0)))
+}
+
+// room is what is left of a line after some columns.
+func (s Style) room(used int) int {
+	if s.Width == 0 {
+		return 1 << 20
+	}
+	return max(0, s.Width-used)
+}
+
+// cell is one of a table, with its colour.
+type cell struct{ text, color string }
+
+func cells(texts ...string) (row []cell) {
+	for _, text := range texts {
+		row = append(row, cell{text, ""})
+	}
+	return row
+}
+
+// minName is what a table leaves of names.
+const minName = 12
+
+// table lays out columns; that of names gives way to the others.
+func (s Style) table(rows [][]cell, names int) (lines []string) {
+	widths, all := make([]int, len(rows[0])), 0
+	for _, row := range rows {
+		for i, c := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(c.text))
+		}
+	}
+	for _, width := range widths {
+		all += width + 2
+	}
+	if over := all - 2 - s.room(0); over > 0 {
+		widths[names] = max(minName, widths[names]-over)
+	}
+	for _, row := range rows {
+		line, used := "", 0
+		for i, c := range row {
+			text := middle(c.text, widths[i])
+			if i < len(row)-1 {
+				text += strings.Repeat(" ", widths[i]+2-utf8.RuneCountInString(text))
+			}
+			text = shorten(text, s.room(used))
+			line, used = line+s.paint(c.color, text), used+utf8.RuneCountInString(text)
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+func header(texts ...string) []cell {
+	row := cells(texts...)
+	for i := range row {
+		row[i].color = faint
+	}
+	return row
+}
+
+// Table writes one line for each pod; with an earlier glance also the rates
+// since then. Of a style with a height the lines that fit are written.
+func (g *Glance) Table(w io.Writer, earlier *Glance, style Style) error {
+	if style.Wide && style.Height == 0 {
+		style.Width = 0
+	}
+	pods, foot := redact.Lines(g.Pods), g.foot(style)
+	before := make(map[string]*Line)
+	if earlier != nil {
+		for i := range earlier.Pods {
+			before[earlier.Pods[i].ID] = &earlier.Pods[i]
+		}
+	}
+	rates := 0
+	if earlier != nil {
+		rates = 1
+		if style.Width == 0 || style.Width > 100 { // else the network has no room
+			rates = 3
+		}
+	}
+	head := []string{"ID", "NAME", "STATE", "AGE", "CTRS", "MEMORY", "RUNTIME"}
+	if !style.Wide {
+		head = head[:6]
+	}
+	rows := [][]cell{header(append(append(head, []string{"CPU", "IN", "OUT"}[:rates]...), "ADDRESSES")...)}
+	more := 0
+	for _, l := range pods {
+		row := l.row(g.At, style.Wide)
+		if earlier != nil {
+			row = append(row, cells(l.rates(before[l.ID], g.At.Sub(earlier.At))[:rates]...)...)
+		}
+		rows = append(rows, append(row, cell{text: strings.Join(l.Addresses, ",")}))
+		more += 1 + len(l.Problems)
+	}
+	if style.Height > 0 {
+		foot = foot[:min(len(foot), max(1, style.Height/3))] // pods come first
+	}
+	lines, room := style.table(rows, 1), style.Height-1-len(foot) // the cursor has a line, too
+	body := lines[:1:1]
+	for i, l := range pods {
+		own := 1 + len(l.Problems)
+		if style.Height > 0 && more > room-len(body) && len(body)+own >= room {
+			body = append(body, style.line(faint, fmt.Sprintf("and %d more, for which the screen has no lines", len(pods)-i)))
+			break
+		}
+		body, more = append(body, lines[i+1]), more-own
+		for _, problem := range l.Problems {
+			body = append(body, "  "+style.paint(red, shorten(oneLine(problem), style.room(2))))
+		}
+	}
+	body = append(body, foot...)
+	if style.Height > 0 {
+		body = body[:min(len(body), max(1, style.Height-1))]
+	}
+	_, err := io.WriteString(w, strings.Join(body, "\n")+"\n")
+	return err
+}
+
+func (l *Line) row(now time.Time, wide bool) []cell {
+	id, state := l.ID, cell{l.State, colors[l.State]}
+	if l.Stage != "" {
+		state = cell{l.Stage + " " + short(l.For), yellow}
+	}
+	if !wide {
+		id = id[:min(12, len(id))]
+	}
+	row := append(cells(id, l.Name), state)
+	row = append(row, cells(age(l.Created, now), fmt.Sprintf("%d/%d", l.Running, l.Containers), size(l.Memory))...)
+	if wide {
+		row = append(row, cell{text: size(l.Runtime)})
+	}
+	return row
+}
+
+// rates are what the pod has used each second since an earlier glance: CPU, received,
+// sent.
+func (l *Line) rates(before *Line, since time.Duration) []string {
+	if before == nil || since <= 0 {
+		return []string{"-", "-", "-"}
+	}
+	rate := func(now, then uint64) float64 { return float64(now-min(now, then)) / since.Seconds() }
+	return []string{
+		fmt.Sprintf("%.1f%%", rate(l.CPU, before.CPU)/1e7),
+		size(uint64(rate(l.Received, before.Received))) + "/s", size(uint64(rate(l.Sent, before.Sent))) + "/s",
+	}
+}
+
+// foot are the lines below those of the pods: what is on the node, and of a wide table
+// the supervisors of other builds.
+func (g *Glance) foot(style Style) []string {
+	lines := []string{style.line(faint, fmt.Sprintf("%s; daemon %s, supervisors %s", count(len(g.Pods), "pod"), size(g.Daemon), size(g.Supervisors)))}
+	if g.Released > 0 {
+		lines = append(lines, style.line(yellow, fmt.Sprintf("pods that are gone have %s waiting for a DEL: minicri timeline --failed", count(g.Released, "attachment"))))
+	}
+	if !style.Wide {
+		return lines
+	}
+	for _, o := range redact.Lines(g.Older) {
+		lines = append(lines, style.line("", fmt.Sprintf("supervisor of build %s, version %s: %s", o.Build, o.Version, count(o.Pods, "pod"))))
+		if o.Problem != "" {
+			lines = append(lines, style.line(red, "it cannot be asked: "+o.Problem))
+		}
+	}
+	return lines
+}
+
+// List writes one line for each pod, and a second one with why it failed.
+func List(w io.Writer, pods []Pod, now time.Time, style Style) error {
+	rows := [][]cell{header("ID", "AGE", "TOOK", "STATE", "NAME")}
+	pods = redact.Lines(pods)
+	for _, p := range pods {
+		name := p.Name + attempt(p.Attempt)
+		if p.Kind != "pod" {
+			name = p.Kind + " " + name
+		}
+		rows = append(rows, append(cells(shorten(p.ID, 13), age(p.Begin, now), short(p.Took)), cell{p.State, colors[p.State]}, cell{text: name}))
+	}
+	lines := style.table(rows, 4)
+	var b strings.Builder
+	fmt.Fprintln(&b, lines[0])
+	for i, p := range pods {
+		fmt.Fprintln(&b, lines[i+1])
+		for _, problem := range p.Problems() {
+			at := problem.Of
+			if problem.Step != "" {
+				at += ", " + problem.Step
+			}
+			fmt.Fprintln(&b, "  "+style.paint(red, shorten(at+": "+oneLine(problem.Text), style.columns()-2)))
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// attempt is what follows the name of something that was made before.
+func attempt(n uint32) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (attempt %d)", n)
+}
+
+// count is a number of things: "1 pod", "2 pods".
+func count(number int, thing string) string {
+	if number != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", number, thing)
+}
+
+func size(bytes uint64) string {
+	if bytes == 0 {
+		return "-"
+	}
+	return units.CustomSize("%.3g %s", float64(bytes), 1024, []string{"B", "KiB", "MiB", "GiB", "TiB"})
+}
+
+// age is how long ago something was, "-" if that is not known.
+func age(at, now time.Time) string {
+	if at.IsZero() {
+		return "-"
+	}
+	return duration.HumanDuration(now.Sub(at))
+}
+
+// short is a duration in three digits or so.
+func short(d time.Duration) string {
+	digits := time.Duration(1)
+	for d/digits >= 1000 {
+		digits *= 10
+	}
+	return max(0, d).Round(digits).String()
+}
+
+// shorten cuts a text to a number of letters.
+func shorten(text string, most int) string {
+	letters := []rune(text)
+	if len(letters) <= most {
+		return text
+	}
+	if most < 1 {
+		return ""
+	}
+	return string(letters[:most-1]) + "…"
+}
+
+// middle cuts a text to a number of letters in its middle: names of pods differ at
+// their ends.
+func middle(text string, most int) string {
+	letters := []rune(text)
+	if len(letters) <= most || most < 3 {
+		return text
+	}
+	end := (most - 1) * 2 / 3
+	return string(letters[:most-1-end]) + "…" + string(letters[len(letters)-end:])
+}
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }

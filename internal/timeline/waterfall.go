@@ -1,0 +1,337 @@
+package timeline
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/minicri/minicri/internal/redact"
+	"github.com/minicri/minicri/internal/step"
+)
+
+const (
+	// width is that of what is written to no terminal, in columns, narrow the one below
+	// which lines are not made shorter.
+	width  = 80
+	narrow = 40
+	// indent is where the names of steps begin.
+	indent = 22
+	// deepest is how far plugins are indented below what ran them.
+	deepest = 4
+	// whole is the room for a name that is not cut.
+	whole = math.MaxInt
+	// quiet is how long nothing happens between two episodes.
+	quiet = 2 * time.Second
+)
+
+// line is one row as it is shown: where it stands in the tree and which
+// container it is of.
+type line struct {
+	step.Row
+	// container is the container's name, "" for the pod's own rows.
+	container string
+	depth     int
+	children  []*line
+}
+
+// name is what the line is called, in so many letters: of a name that is longer the
+// middle is left out, that of a container before that of its step.
+func (l *line) name(most int) string {
+	name := l.Step
+	switch l.Kind {
+	case "image":
+		name = "pull " + l.Step
+	case "exit":
+		name = "ended"
+	}
+	if l.container != "" {
+		return middle(l.container, max(8, most-len(": ")-utf8.RuneCountInString(name))) + ": " + name
+	}
+	return middle(name, most)
+}
+
+// at is when the line happened: what a container did is shown where it ended.
+func (l *line) at() time.Time {
+	if l.Kind == "exit" {
+		return end(l.Row)
+	}
+	return l.Start
+}
+
+// failed reports whether the row is one of something that went wrong. A step whose
+// plugin failed did: of a pod that is undone, the DEL is left to a retry, which is no
+// error of the step.
+func (l *line) failed() bool { return l.Error != "" || l.Kind != "plugin" && l.pluginFailed() }
+
+func (l *line) pluginFailed() bool { return slices.ContainsFunc(l.children, (*line).failed) }
+
+// episode is a part of a life in which something was always happening: the
+// making of a pod, its end.
+type episode struct {
+	begin, end time.Time
+	// roots are the steps, in order of time; their plugins are below them. lines are
+	// both, plugins after the step that ran them.
+	roots, lines []*line
+}
+
+func (e *episode) took() time.Duration { return e.end.Sub(e.begin) }
+
+// episodes are the parts of a life, in order of time.
+func (p *Pod) episodes() (all []*episode) {
+	roots := tree(p.Rows, "")
+	for _, c := range p.Containers {
+		roots = append(roots, tree(c.Rows, c.Name)...)
+	}
+	slices.SortStableFunc(roots, func(a, b *line) int { return a.at().Compare(b.at()) })
+	var e *episode
+	var add func(lines []*line)
+	add = func(lines []*line) {
+		for _, l := range lines {
+			e.lines = append(e.lines, l)
+			add(l.children)
+		}
+	}
+	for _, root := range roots {
+		if e == nil || root.at().Sub(e.end) > quiet {
+			e = &episode{begin: root.at(), end: end(root.Row)}
+			all = append(all, e)
+		}
+		e.roots = append(e.roots, root)
+		add([]*line{root})
+		if last := end(root.Row); last.After(e.end) {
+			e.end = last
+		}
+	}
+	return all
+}
+
+// tree puts the rows of plugins below what ran them: the last line before that has the
+// name and was under way then.
+func tree(rows []step.Row, container string) (roots []*line) {
+	var lines []*line
+	for _, row := range rows {
+		l := &line{Row: row, container: container}
+		var parent *line
+		for _, before := range lines {
+			could := before.Kind != "plugin" || strings.Contains(row.Parent, " ")
+			if row.Parent != "" && before.Step == row.Parent && could && !row.Start.After(end(before.Row)) {
+				parent = before
+			}
+		}
+		if lines = append(lines, l); parent == nil {
+			roots = append(roots, l)
+			continue
+		}
+		l.depth, l.container = parent.depth+1, ""
+		parent.children = append(parent.children, l)
+	}
+	return roots
+}
+
+// waits says what a step waits for, to tell the runtime from what is around it.
+var waits = map[string]string{
+	"record": "the disk of the runtime's directory", "sync": "the disk of the runtime's directory",
+	"cni add": "the network's plugins", "cni del": "the network's plugins",
+	"rootfs": "the disk of the image store", "volumes": "the disk of the image store", "remove rootfs": "the disk of the image store",
+	"kill": "the process, which had time to end", "stop containers": "the processes, which had time to end",
+	"record stopped": "the disk of the runtime's directory", "remove record": "the disk of the runtime's directory",
+	"prepare": "the kernel and the CPU: a process is started", "create": "the kernel and the CPU: a process is started",
+	"files": "the log directory and the volatile directory", "sources": "the paths that are mounted",
+}
+
+// slowest says which step of an episode took longest and what it waited for.
+func (e *episode) slowest() string {
+	var worst *line
+	for _, root := range e.roots {
+		if root.Kind != "exit" && (worst == nil || root.Took > worst.Took) {
+			worst = root
+		}
+	}
+	if worst == nil || e.took() <= 0 {
+		return ""
+	}
+	names, last := worst.name(whole), worst
+	for below := last; below != nil; {
+		children := last.children
+		if below = nil; len(children) > 0 {
+			below = slices.MaxFunc(children, func(a, b *line) int { return int(a.Took - b.Took) })
+		}
+		if below != nil && below.Took*10 >= worst.Took*6 {
+			names, last = names+" > "+below.name(whole), below
+		} else {
+			below = nil
+		}
+	}
+	text := fmt.Sprintf("%s took %s of %s", names, short(last.Took), short(e.took()))
+	switch waited := waits[worst.Step]; {
+	case worst.Kind == "image":
+		text += ": the registry, the line to it and the disk"
+	case last.Kind == "plugin":
+		text += ": the plugin " + last.Plugin.Name
+	case waited != "":
+		text += ": " + waited
+	}
+	return text
+}
+
+// columns are those that a text has.
+func (s Style) columns() int {
+	if s.Width == 0 {
+		return width
+	}
+	return max(narrow, s.Width)
+}
+
+// Text writes the life of a pod as a waterfall, as wide as the terminal.
+func (p *Pod) Text(w io.Writer, style Style) error {
+	shown := redact.Lines(*p)
+	var b strings.Builder
+	shown.head(&b, style)
+	var last time.Time
+	for _, e := range shown.episodes() {
+		when := e.begin.UTC().Format("2006-01-02 15:04:05.000 UTC")
+		if !last.IsZero() {
+			when += ", " + short(e.begin.Sub(last)) + " later"
+		}
+		fmt.Fprintf(&b, "\n%s\n", style.paint(bold, when))
+		e.text(&b, style)
+		last = e.end
+	}
+	for _, problem := range shown.Problems() {
+		head := problem.Of + " failed"
+		if problem.Step != "" {
+			head += " at " + problem.Step
+		}
+		fmt.Fprintf(&b, "\n%s\n", style.paint(red, head))
+		style.wrap(&b, "  ", problem.Text)
+		if len(problem.Undone) > 0 {
+			style.wrap(&b, "  undone: ", strings.Join(problem.Undone, ", "))
+		}
+		for _, text := range problem.NotUndone {
+			style.wrap(&b, "  NOT undone: ", text)
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (p *Pod) head(b *strings.Builder, style Style) {
+	fmt.Fprintf(b, "%s %s%s: %s", p.Kind, style.paint(bold, p.Name), attempt(p.Attempt), style.paint(colors[p.State], p.State))
+	if p.State == Failed {
+		fmt.Fprintf(b, " after %s", short(p.Took))
+	} else if p.Took > 0 {
+		fmt.Fprintf(b, ", made in %s", short(p.Took))
+	}
+	b.WriteString("\n")
+	if len(p.Addresses) > 0 {
+		fmt.Fprintf(b, "  addresses  %s\n", strings.Join(p.Addresses, ", "))
+	}
+	fmt.Fprintf(b, "  id         %s\n", p.ID)
+	for _, c := range p.Containers {
+		room := style.columns() - len("  container   : , ") - 13 - utf8.RuneCountInString(c.State)
+		name := middle(c.Name+attempt(c.Attempt), max(16, room-20))
+		text := fmt.Sprintf("  container  %s %s: %s", name, shorten(c.ID, 13), c.State)
+		if c.Image != "" {
+			text += ", " + middle(c.Image, max(8, room-utf8.RuneCountInString(name)))
+		}
+		fmt.Fprintln(b, shorten(text, style.columns()))
+	}
+}
+
+// text writes one episode: a scale, a line for each row, and what was slowest.
+func (e *episode) text(b *strings.Builder, style Style) {
+	names := 30
+	for _, l := range e.lines {
+		names = max(names, 2*min(l.depth, deepest)+2+utf8.RuneCountInString(l.name(whole)))
+	}
+	room := style.columns() - indent - 1
+	names = min(names, max(room-27, room/2))
+	bars := room - names
+	fmt.Fprintln(b, style.paint(faint, fmt.Sprintf("%9s %9s   %-*s 0%*s", "start", "took", names, "step", bars-1, short(e.took()))))
+	for _, l := range e.lines {
+		mark, color, depth := "✓", green, min(l.depth, deepest)
+		if l.failed() {
+			mark, color = "✗", red
+		}
+		name := shorten(l.name(names-2*depth-2), names-2*depth-2)
+		fmt.Fprintf(b, "%9s %9s   %s%s %-*s %s\n", short(l.at().Sub(e.begin)), short(l.Took), strings.Repeat("  ", depth), style.paint(color, mark),
+			names-2*depth-2, name, style.paint(color, e.bar(l, bars)))
+		for _, text := range l.details() {
+			style.wrap(b, strings.Repeat(" ", indent+2*depth), text)
+		}
+	}
+	if slowest := e.slowest(); slowest != "" {
+		style.wrap(b, "  slowest: ", slowest)
+	}
+}
+
+// details are what a line came to, where there is something to say.
+func (l *line) details() (texts []string) {
+	if l.Note != "" {
+		texts = append(texts, l.Note)
+	}
+	p := l.Plugin
+	if !l.failed() || p == nil {
+		if l.Error != "" && !l.pluginFailed() {
+			texts = append(texts, l.Error)
+		}
+		return texts
+	}
+	text := fmt.Sprintf("exit code %d", p.Exit)
+	switch {
+	case p.Killed:
+		text = "killed"
+	case p.Signal != 0:
+		text = fmt.Sprintf("ended by signal %d", p.Signal)
+	case p.Code != 0:
+		text += fmt.Sprintf(", CNI error code %d", p.Code)
+	}
+	if l.Error != "" {
+		text += ": " + l.Error
+	}
+	texts = append(texts, text)
+	if p.Details != "" {
+		texts = append(texts, "details: "+p.Details)
+	}
+	if p.Stderr != "" {
+		texts = append(texts, "stderr: "+p.Stderr)
+	}
+	return texts
+}
+
+// bar is the line in the waterfall, of at most so many columns.
+func (e *episode) bar(l *line, most int) string {
+	columns := func(d time.Duration) int { return int(d * time.Duration(most) / max(1, e.took())) }
+	begin := min(most-1, columns(l.at().Sub(e.begin)))
+	mark := "▏"
+	if l.Kind == "exit" {
+		mark = "●"
+	} else if length := min(columns(l.Took), most-begin); length > 0 {
+		mark = strings.Repeat("█", length)
+	}
+	return strings.Repeat(" ", begin) + mark
+}
+
+// wrap writes a text after a prefix, in lines no longer than the terminal; those that
+// follow are indented as far.
+func (s Style) wrap(b *strings.Builder, prefix, text string) {
+	room := s.columns() - utf8.RuneCountInString(prefix)
+	for letters := []rune(oneLine(text)); len(letters) > 0; prefix = strings.Repeat(" ", utf8.RuneCountInString(prefix)) {
+		cut := len(letters)
+		if cut > room {
+			cut = room
+			for space := room; space > 0; space-- {
+				if letters[space] == ' ' {
+					cut = space
+					break
+				}
+			}
+		}
+		fmt.Fprintln(b, prefix+string(letters[:cut]))
+		letters = []rune(strings.TrimLeft(string(letters[cut:]), " "))
+	}
+}
