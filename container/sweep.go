@@ -3,11 +3,8 @@ package container
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
-
-	"github.com/containerd/errdefs"
 
 	"github.com/minicri/minicri/internal/sweep"
 	"github.com/minicri/minicri/supervisor/api"
@@ -179,17 +176,6 @@ func (s *Store) SnapshotsWithoutContainer(ctx context.Context) ([]string, error)
 	return orphans, err
 }
 
-// RemoveSnapshot removes a snapshot that no container explains; of one that a
-// container has it is an ErrFailedPrecondition.
-func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
-	if id := OfSnapshot(key); s.explains(id) {
-		return fmt.Errorf("snapshot %s belongs to container %s: remove that: %w", key, id, errdefs.ErrFailedPrecondition)
-	}
-	err := s.options.Images.RemoveSnapshot(ctx, key)
-	s.noteRemoved("snapshot", key, err)
-	return err
-}
-
 // sweepSnapshots removes those that no container explains.
 func (s *Store) sweepSnapshots(ctx context.Context) {
 	keys, err := s.SnapshotsWithoutContainer(ctx)
@@ -197,6 +183,6 @@ func (s *Store) sweepSnapshots(ctx context.Context) {
 		s.options.Logger.Error("sweep", "err", err)
 	}
 	for _, key := range keys {
-		_ = s.RemoveSnapshot(ctx, key) // logged there
+		s.noteRemoved("snapshot", key, s.options.Images.RemoveSnapshot(ctx, key))
 	}
 }

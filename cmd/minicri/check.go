@@ -4,17 +4,26 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
 
+	"github.com/containerd/errdefs"
 	"go.yaml.in/yaml/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/doctor"
 	"github.com/minicri/minicri/internal/handler"
+	"github.com/minicri/minicri/internal/id"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/redact"
@@ -25,36 +34,30 @@ var errNotClean = errors.New("this node has problems, see above")
 
 // checkCommand is `minicri check`: what this node lacks, and what was left.
 func checkCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	var fix, force, asJSON, pod bool
-	l, ids, err := look(arguments, func(set *flag.FlagSet) {
-		set.BoolVar(&fix, "fix", false, "")
-		set.BoolVar(&force, "force", false, "")
-		set.BoolVar(&asJSON, "json", false, "")
-		set.BoolVar(&pod, "pod", false, "")
-	})
+	l, err := look("check", arguments)
 	if err != nil {
 		return err
 	}
-	if force && !fix {
+	fix, force, ids := l.has("fix"), l.has("force"), l.words
+	switch {
+	case force && !fix:
 		return misused("--force goes with --fix")
-	}
-	if len(ids) > 0 && !force {
+	case len(ids) > 0 && !force:
 		return misused("%q: an attachment is given up with --fix --force ID only", ids[0])
-	}
-	if fix && len(l.Broken) > 0 {
+	case fix && len(l.Broken) > 0:
 		return fmt.Errorf("--fix needs a configuration that is right, to know what is this node's: %w", errors.Join(l.Broken...))
 	}
-	findings, err := examine(ctx, l, ids)
+	findings, err := examine(ctx, l.Loaded, ids)
 	if err != nil {
 		return err
 	}
 	if fix {
 		findings = doctor.Fix(findings, force)
 	}
-	if pod {
+	if l.has("pod") {
 		findings = append(findings, tryPod(ctx, l.Config))
 	}
-	if err := printFindings(output, findings, asJSON); err != nil {
+	if err := printFindings(output, findings, l.has("json")); err != nil {
 		return err
 	}
 	if !doctor.Clean(findings) {
@@ -78,10 +81,9 @@ func examine(ctx context.Context, l *config.Loaded, giveUp []string) ([]doctor.F
 	if err != nil {
 		return nil, err
 	}
-	_, plugins := nriSource(c).Survey() // those that a daemon would not start
-	daemon, connected := askDaemon(ctx, c.Socket)
-	if connected != nil {
-		plugins = connected
+	daemon, plugins := askDaemon(ctx, c.Socket)
+	if plugins == nil {
+		_, plugins = nriSource(c).Survey() // those that a daemon would not start
 	}
 	problems := slices.Concat(l.Broken, located(l, preflight(c, m)))
 	if daemon == nil {
@@ -90,8 +92,7 @@ func examine(ctx context.Context, l *config.Loaded, giveUp []string) ([]doctor.F
 	return doctor.Run(ctx, doctor.Options{
 		Ended:  func(id string) bool { return daemon != nil && hasEnded(ctx, c.Socket, id) },
 		Config: c, Daemon: daemon, Configuration: problems, Unknown: l.Unknown, Shim: shim, Node: identity, Handlers: handler.New(handlerSpecs(c), handler.Features{}),
-		Snapshots: snapshotsOf(ctx, c), Plugins: plugins, GiveUp: giveUp,
-		Registries: image.CheckRegistries(c.Images.CertsDirs, c.Images.DockerConfig),
+		Plugins: plugins, GiveUp: giveUp, Registries: image.CheckRegistries(c.Images.CertsDirs, c.Images.DockerConfig),
 	}), nil
 }
 
@@ -100,20 +101,14 @@ func printFindings(output io.Writer, findings []doctor.Finding, asJSON bool) err
 		return writeJSON(output, findings)
 	}
 	marks := map[doctor.Grade]string{doctor.Good: "✓", doctor.Warning: "!", doctor.Problem: "✗"}
-	width := 0
+	table := tabwriter.NewWriter(output, 0, 0, 2, ' ', 0)
 	for _, f := range findings {
-		width = max(width, len(f.Subject))
-	}
-	for _, f := range findings {
-		line := fmt.Sprintf("%s %-*s  %s", marks[f.Grade], width, redact.Line(f.Subject), redact.Line(f.Message))
+		fmt.Fprintf(table, "%s %s\t%s\n", marks[f.Grade], redact.Line(f.Subject), redact.Line(f.Message))
 		if f.Advice != "" {
-			line += "\n  " + fmt.Sprintf("%-*s  → %s", width, "", redact.Line(f.Advice))
-		}
-		if _, err := fmt.Fprintln(output, line); err != nil {
-			return err
+			fmt.Fprintf(table, "  \t→ %s\n", redact.Line(f.Advice))
 		}
 	}
-	return nil
+	return table.Flush()
 }
 
 // writeJSON writes a value for people: its texts are from outside.
@@ -141,4 +136,192 @@ func writeYAML(output io.Writer, value any) error {
 	}
 	_, err = output.Write(document)
 	return err
+}
+
+// statusLimit is how long the daemon may take for its status; it asks programs for it.
+const statusLimit = 30 * time.Second
+
+// askRuntime asks the daemon that serves.
+func askRuntime(socket string, ask func(runtimeapi.RuntimeServiceClient) error) error {
+	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	return ask(runtimeapi.NewRuntimeServiceClient(connection))
+}
+
+// hasEnded asks the daemon whether a pod has ended, or is gone.
+func hasEnded(ctx context.Context, socket, id string) bool {
+	var answer *runtimeapi.PodSandboxStatusResponse
+	err := askRuntime(socket, func(runtime runtimeapi.RuntimeServiceClient) (err error) {
+		answer, err = runtime.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
+		return err
+	})
+	return status.Code(err) == codes.NotFound || err == nil && answer.GetStatus().GetState() != runtimeapi.PodSandboxState_SANDBOX_READY
+}
+
+// verboseStatus is what the daemon says of itself, nil if none serves.
+func verboseStatus(ctx context.Context, socket string) (answer *runtimeapi.StatusResponse, err error) {
+	if serves, err := daemonServes(ctx, socket); !serves {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusLimit)
+	defer cancel()
+	err = askRuntime(socket, func(runtime runtimeapi.RuntimeServiceClient) (err error) {
+		answer, err = runtime.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
+		return withoutCode(err)
+	})
+	return answer, err
+}
+
+// askDaemon returns what the daemon says of itself, nil if none serves, and what is
+// wrong with NRI plugins, nil if it does not say.
+func askDaemon(ctx context.Context, socket string) (_ *doctor.Daemon, plugins []error) {
+	answer, err := verboseStatus(ctx, socket)
+	switch {
+	case err != nil:
+		return &doctor.Daemon{Err: err}, nil
+	case answer == nil:
+		return nil, nil
+	}
+	said := &doctor.Daemon{}
+	for _, c := range answer.GetStatus().GetConditions() {
+		said.Conditions = append(said.Conditions, doctor.Condition{Type: c.GetType(), Holds: c.GetStatus(), Message: c.GetMessage()})
+	}
+	var orphans, texts items
+	said.Err = errors.Join(orphans.read(answer, "orphanSnapshots"), texts.read(answer, "nriProblems"))
+	said.Orphans = orphans.Items
+	if _, on := answer.GetInfo()["nriProblems"]; on {
+		plugins = []error{}
+	}
+	for _, text := range texts.Items {
+		plugins = append(plugins, errors.New(text))
+	}
+	return said, plugins
+}
+
+// items is a list in the info of a status.
+type items struct{ Items []string }
+
+func (i *items) read(answer *runtimeapi.StatusResponse, name string) error {
+	text, there := answer.GetInfo()[name]
+	if !there {
+		return nil
+	}
+	if err := json.Unmarshal([]byte(text), i); err != nil {
+		return fmt.Errorf("read %s of the status: %w", name, err)
+	}
+	return nil
+}
+
+// runningConfig has the keys of the daemon that serves, nil if none does.
+func runningConfig(ctx context.Context, socket string) (map[string]any, error) {
+	answer, err := verboseStatus(ctx, socket)
+	if err != nil || answer == nil {
+		return nil, err
+	}
+	return keysIn([]byte(answer.GetInfo()["config"]))
+}
+
+// keysIn are the keys of a configuration in JSON, with their tables, and their values.
+func keysIn(document []byte) (map[string]any, error) {
+	var tables map[string]any
+	if err := json.Unmarshal(document, &tables); err != nil {
+		return nil, err
+	}
+	keys := make(map[string]any)
+	addKeys(keys, "", tables)
+	return keys, nil
+}
+
+func addKeys(keys map[string]any, prefix string, table map[string]any) {
+	for name, value := range table {
+		if inner, is := value.(map[string]any); is {
+			addKeys(keys, prefix+name+".", inner)
+			continue
+		}
+		keys[prefix+name] = value
+	}
+}
+
+// withoutCode returns the message of a gRPC status, in the words of the daemon's log:
+// of its code it has what the message leaves out (package errtext).
+func withoutCode(err error) error {
+	answer, ok := status.FromError(err)
+	if !ok || err == nil {
+		return err
+	}
+	kind := map[codes.Code]error{codes.NotFound: errdefs.ErrNotFound, codes.AlreadyExists: errdefs.ErrAlreadyExists}[answer.Code()]
+	if kind != nil && !strings.Contains(answer.Message(), kind.Error()) {
+		return fmt.Errorf("%s: %w", answer.Message(), kind)
+	}
+	return errors.New(answer.Message())
+}
+
+// tryPod runs a pod as the kubelet would, and removes it.
+func tryPod(ctx context.Context, c *config.Config) doctor.Finding {
+	finding := doctor.Finding{Subject: "pod", Grade: doctor.Problem, Advice: "'minicri timeline minicri-check' shows its steps"}
+	serves, err := daemonServes(ctx, c.Socket)
+	if err != nil {
+		finding.Message, finding.Advice = "not run: "+err.Error(), ""
+		return finding
+	}
+	if !serves {
+		finding.Message, finding.Advice = "not run: no daemon serves "+c.Socket, "start it: systemctl start minicri"
+		return finding
+	}
+	began := time.Now()
+	var address string
+	err = askRuntime(c.Socket, func(runtime runtimeapi.RuntimeServiceClient) (err error) {
+		address, err = runAndRemove(ctx, c, runtime)
+		return err
+	})
+	if err != nil {
+		finding.Message = err.Error()
+		return finding
+	}
+	message := fmt.Sprintf("ran with address %s, and was removed; %v", address, time.Since(began).Round(time.Millisecond))
+	return doctor.Finding{Subject: "pod", Grade: doctor.Good, Message: message}
+}
+
+// runAndRemove returns the address of the pod.
+func runAndRemove(ctx context.Context, c *config.Config, runtime runtimeapi.RuntimeServiceClient) (address string, err error) {
+	limited, cancel := context.WithTimeout(ctx, time.Duration(c.Limits.Run))
+	defer cancel()
+	answer, err := runtime.RunPodSandbox(limited, &runtimeapi.RunPodSandboxRequest{Config: checkPod()})
+	if err != nil {
+		return "", fmt.Errorf("it cannot be run: %w", withoutCode(err))
+	}
+	pod := answer.GetPodSandboxId()
+	defer func() { // an interrupt must not leave it
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Duration(c.Limits.Destroy))
+		defer cancel()
+		_, stopErr := runtime.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod})
+		_, removeErr := runtime.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})
+		if left := errors.Join(withoutCode(stopErr), withoutCode(removeErr)); left != nil {
+			err = errors.Join(err, fmt.Errorf("it cannot be removed: %w", left))
+		}
+	}()
+	status, err := runtime.PodSandboxStatus(limited, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: pod})
+	if err != nil {
+		return "", fmt.Errorf("its status: %w", withoutCode(err))
+	}
+	if state := status.GetStatus().GetState(); state != runtimeapi.PodSandboxState_SANDBOX_READY {
+		return "", fmt.Errorf("it was run and is not ready: %v", state)
+	}
+	return status.GetStatus().GetNetwork().GetIp(), nil
+}
+
+// checkPod has namespaces of its own. Each has another uid, so that two checks do not
+// meet.
+func checkPod() *runtimeapi.PodSandboxConfig {
+	return &runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: "minicri-check", Namespace: "minicri", Uid: id.New()},
+		Hostname: "minicri-check",
+		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+			NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
+		}},
+	}
 }

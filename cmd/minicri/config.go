@@ -14,6 +14,7 @@ import (
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/containerd"
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/redact"
 )
 
@@ -115,15 +116,29 @@ func fromContainerd(file string, output io.Writer) error {
 	return err
 }
 
+// call is a command that looks at a node: its words and flags, and the configuration.
+type call struct {
+	*config.Loaded
+	words []string
+	flags *flag.FlagSet
+}
+
+func (c call) text(flag string) string { return c.flags.Lookup(flag).Value.String() }
+func (c call) has(flag string) bool    { return c.text(flag) == "true" }
+
 // look reads the configuration for a command that looks at a node: what is wrong with
 // it is said, and keeps the command from nothing.
-func look(arguments []string, more ...func(*flag.FlagSet)) (l *config.Loaded, words []string, err error) {
-	if l, words, err = config.Read(arguments, os.Stderr, more...); err != nil {
-		return nil, nil, usageError{err}
+func look(command string, arguments []string) (c call, err error) {
+	c.Loaded, c.words, err = config.Read(arguments, os.Stderr, func(set *flag.FlagSet) {
+		manual.Flags(command, set)
+		c.flags = set
+	})
+	if err != nil {
+		return c, usageError{err}
 	}
-	for _, problem := range slices.Concat(l.Unknown, l.Broken) {
+	for _, problem := range slices.Concat(c.Unknown, c.Broken) {
 		fmt.Fprintf(os.Stderr, "minicri: %s; this goes on without it\n", redact.Line(problem.Error()))
 	}
-	_, _, err = newLogger(l.Config) // libraries log little
-	return l, words, err
+	_, _, err = newLogger(c.Config) // libraries log little
+	return c, err
 }

@@ -1,13 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/minicri/minicri/internal/config"
@@ -17,17 +16,17 @@ import (
 
 // debugCommand is `minicri debug bundle FILE`: what a maintainer asks for.
 func debugCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	var force bool
-	l, words, err := look(arguments, func(set *flag.FlagSet) { set.BoolVar(&force, "force", false, "") })
+	l, err := look("debug", arguments)
 	if err != nil {
 		return err
 	}
+	words := l.words
 	if len(words) != 2 || words[0] != "bundle" {
 		return misused("usage: minicri debug bundle FILE.tar.gz")
 	}
-	err = writeFile(words[1], force, func(file io.Writer) error {
+	err = writeFile(words[1], l.has("force"), func(file io.Writer) error {
 		bundle := inspect.NewBundle(file)
-		collect(ctx, l, bundle)
+		collect(ctx, l.Loaded, bundle)
 		return bundle.Close()
 	})
 	if err != nil {
@@ -46,9 +45,11 @@ func collect(ctx context.Context, l *config.Loaded, bundle *inspect.Bundle) {
 	bundle.Add("version.txt", func() (any, error) { return "minicri " + version + "\n", nil })
 	bundle.Add("config.json", func() (any, error) { return c, nil })
 	bundle.Add("config-sources.txt", func() (any, error) {
-		var b bytes.Buffer
-		err := showConfig(&b, l, nil)
-		return b.Bytes(), err
+		var b strings.Builder
+		for _, v := range l.Values() { // their values are in config.json
+			fmt.Fprintln(&b, v.Name, v.Source)
+		}
+		return b.String(), nil
 	})
 	daemon := inspect.NewClient(inspect.DebugSocket(c.State))
 	limited, cancel := context.WithTimeout(ctx, daemonLimit)
@@ -62,7 +63,7 @@ func collect(ctx context.Context, l *config.Loaded, bundle *inspect.Bundle) {
 		return json.RawMessage(data), err
 	})
 	logs, _ := filepath.Glob(filepath.Join(c.State, "shims", "*", client.Log)) // the pattern is fine
-	for _, path := range logs { // what supervisors have logged last
+	for _, path := range logs {                                                // what supervisors have logged last
 		bundle.Add("supervisors/"+filepath.Base(filepath.Dir(path))+".log", func() (any, error) { return client.TailOfLog(path) })
 	}
 	bundle.Add("check.json", func() (any, error) { return examine(ctx, l, nil) })

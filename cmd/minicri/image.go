@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -15,13 +14,11 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/docker/go-units"
-	"golang.org/x/term"
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/minicri/minicri/image"
@@ -150,32 +147,19 @@ func changeImage(method string, parts ...string) imageVerbFunc {
 }
 
 // writeFile makes a file of what write writes, or none. With force it replaces one that
-// is there, which stays until the new one is whole; what is no file, as a device, is
-// written to.
+// is there, which stays until the new one is whole.
 func writeFile(path string, force bool, write func(io.Writer) error) error {
-	open := func() (*os.File, error) { return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) }
-	if force {
-		if before, err := os.Stat(path); err == nil && !before.Mode().IsRegular() {
-			file, err := os.OpenFile(path, os.O_WRONLY, 0)
-			if err != nil {
-				return err
-			}
-			return errors.Join(write(file), file.Close())
-		}
-		if target, err := filepath.EvalSymlinks(path); err == nil {
-			path = target // the link stays
-		}
-		open = func() (*os.File, error) { return os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") }
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target // the link stays
 	}
-	file, err := open()
-	if errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("%s is there already: name another file, or give --force", path)
+	if before, err := os.Stat(path); err == nil && (!force || !before.Mode().IsRegular()) {
+		return fmt.Errorf("%s is there already: name another file, or give --force to replace a file", path)
 	}
+	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {
 		return err
 	}
-	err = errors.Join(write(file), file.Close())
-	if err == nil && force {
+	if err = errors.Join(write(file), file.Close()); err == nil {
 		err = os.Rename(file.Name(), path)
 	}
 	if err != nil {
@@ -250,13 +234,7 @@ func humanSize(bytes int64) string { return units.BytesSize(float64(bytes)) }
 
 // imageCommand runs `minicri image` with the configuration of the daemon.
 func imageCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	options := imageOptions{Input: os.Stdin, Output: output}
-	l, words, err := look(arguments, func(set *flag.FlagSet) {
-		set.StringVar(&options.Creds, "creds", "", "")
-		set.StringVar(&options.Platform, "platform", "", "")
-		set.BoolVar(&options.JSON, "json", false, "")
-		set.BoolVar(&options.Force, "force", false, "")
-	})
+	l, err := look("image", arguments)
 	if err != nil {
 		return err
 	}
@@ -264,12 +242,14 @@ func imageCommand(ctx context.Context, arguments []string, output io.Writer) err
 	if err != nil {
 		return err
 	}
-	state, err := stateOf(ctx, l)
+	state, err := stateOf(ctx, l.Loaded)
 	if err != nil {
 		return err
 	}
-	options.Socket, options.Store = inspect.DebugSocket(state), imageConfig(l.Config, logger)
-	return runImage(ctx, words, options)
+	return runImage(ctx, l.words, imageOptions{
+		Socket: inspect.DebugSocket(state), Store: imageConfig(l.Config, logger), Input: os.Stdin, Output: output,
+		Creds: l.text("creds"), Platform: l.text("platform"), JSON: l.has("json"), Force: l.has("force"),
+	})
 }
 
 // stateOf returns the directory of the daemon whose images are meant. Who names its CRI
@@ -329,7 +309,7 @@ func pullImage(ctx context.Context, images inspect.Client, arguments []string, c
 	if err != nil {
 		return err
 	}
-	lines := newLayerLines(call.Output)
+	lines := newPullProgress(call.Output)
 	path := "/images/pull?" + url.Values{"name": arguments, "platform": {call.Platform}}.Encode()
 	pulled, err := images.Pull(ctx, path, bytes.NewReader(document), lines.show)
 	lines.end()
@@ -348,111 +328,54 @@ func inspectImage(ctx context.Context, images inspect.Client, arguments []string
 	return writeJSON(call.Output, described)
 }
 
-// layerLines shows a pull: on a terminal one line for each blob, rewritten as it
-// proceeds; elsewhere a line when a blob is done.
-type layerLines struct {
+// pullProgress shows a pull: on a terminal one line, rewritten as it proceeds; elsewhere
+// a line when a blob is done.
+type pullProgress struct {
 	output   io.Writer
 	terminal bool
-	order    []string
-	latest   map[string]image.Progress
-	shown    int        // lines on the terminal
-	height   func() int // of the terminal, 0 for no limit
+	latest   map[string]image.Progress // by digest
 	began    time.Time
-	fetched  int64 // bytes
 }
 
-func newLayerLines(output io.Writer) *layerLines {
-	height := func() int { return styleOf(output).Height }
-	return &layerLines{output: output, terminal: isTerminal(output), height: height, latest: map[string]image.Progress{}, began: time.Now()}
+func newPullProgress(output io.Writer) *pullProgress {
+	return &pullProgress{output: output, terminal: styleOf(output).Width > 0, latest: map[string]image.Progress{}, began: time.Now()}
 }
 
-func isTerminal(output io.Writer) bool {
-	file, ok := output.(*os.File)
-	return ok && term.IsTerminal(int(file.Fd()))
-}
-
-// show shows the progress of one layer. Calls do not overlap.
-func (l *layerLines) show(p image.Progress) {
-	before, known := l.latest[p.Digest]
-	if !known {
-		l.order = append(l.order, p.Digest)
-	}
+// show shows the progress of one blob. Calls do not overlap.
+func (l *pullProgress) show(p image.Progress) {
+	before := l.latest[p.Digest]
 	l.latest[p.Digest] = p
-	if p.Stage == image.StageDownload {
-		l.fetched += p.Done - before.Done
-	}
 	switch {
 	case l.terminal:
 		l.redraw()
 	case p.Stage == image.StageDone && before.Stage != image.StageDone:
-		fmt.Fprintln(l.output, line(p))
+		fmt.Fprintf(l.output, "%s  %-12s %s of %s\n", redact.Line(shortID(p.Digest)), p.Stage, humanSize(p.Done), humanSize(p.Total))
 	}
 }
 
-func (l *layerLines) redraw() {
-	if l.shown > 0 {
-		fmt.Fprintf(l.output, "\x1b[%dA", l.shown)
-	}
-	var done, total int64
-	for _, digest := range l.order {
-		p := l.latest[digest]
-		if total += p.Total; p.Stage == image.StageDownload {
-			done += p.Done
-		} else {
-			done += p.Total
-		}
-	}
-	rows := l.rows()
-	for _, p := range rows {
-		fmt.Fprintf(l.output, "\x1b[2K%s  %s\n", bar(p), line(p))
-	}
-	speed := float64(l.fetched) / max(time.Since(l.began).Seconds(), 1)
-	fmt.Fprintf(l.output, "\x1b[2K%s of %s, %s/s\n\x1b[J", humanSize(done), humanSize(total), humanSize(int64(speed)))
-	l.shown = len(rows) + 1
-}
-
-// rows are the blobs for which the screen has lines, those first that are not done: the
-// cursor goes up no further than to its first line.
-func (l *layerLines) rows() (rows []image.Progress) {
-	for _, digest := range l.order {
-		rows = append(rows, l.latest[digest])
-	}
-	if height := l.height(); height > 0 && len(rows) > height-2 {
-		slices.SortStableFunc(rows, func(a, b image.Progress) int {
-			switch done := a.Stage == image.StageDone; {
-			case done == (b.Stage == image.StageDone):
-				return 0
-			case done:
-				return 1
-			}
-			return -1
-		})
-		rows = rows[:max(0, height-2)]
-	}
-	return rows
-}
-
-// end shows what is left of blobs that need no unpacking.
-func (l *layerLines) end() {
-	if !l.terminal {
-		return
-	}
-	for digest, p := range l.latest {
-		if p.Done == p.Total {
-			p.Stage = image.StageDone
-			l.latest[digest] = p
-		}
-	}
-	l.redraw()
-}
-
-// bar is as full as the stage of a blob.
-func bar(p image.Progress) string {
+// redraw draws a bar as full as the download. Other stages have downloaded their blob.
+func (l *pullProgress) redraw() {
 	const width = 20
-	full := int(min(width, width*p.Done/max(p.Total, 1))) // a registry may send more than it said
-	return "[" + strings.Repeat("#", full) + strings.Repeat(" ", width-full) + "]"
+	var done, total int64
+	ready := 0
+	for _, p := range l.latest {
+		if p.Stage == image.StageDone {
+			ready++
+		}
+		if p.Stage != image.StageDownload {
+			p.Done = p.Total
+		}
+		done, total = done+min(p.Done, p.Total), total+p.Total // a registry may send more than it said
+	}
+	full := int(width * done / max(total, 1))
+	speed := float64(done) / max(time.Since(l.began).Seconds(), 1)
+	fmt.Fprintf(l.output, "\r\x1b[2K[%s%s] %s of %s, %s/s, %d of %d blobs done", strings.Repeat("#", full), strings.Repeat(" ", width-full),
+		humanSize(done), humanSize(total), humanSize(int64(speed)), ready, len(l.latest))
 }
 
-func line(p image.Progress) string {
-	return fmt.Sprintf("%s  %-12s %s of %s", redact.Line(shortID(p.Digest)), p.Stage, humanSize(p.Done), humanSize(p.Total))
+// end ends the line.
+func (l *pullProgress) end() {
+	if l.terminal && len(l.latest) > 0 {
+		fmt.Fprintln(l.output)
+	}
 }

@@ -7,8 +7,8 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"regexp"
 	"strings"
-	"sync"
 
 	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
@@ -40,18 +40,13 @@ func newLogger(c *config.Config) (*slog.Logger, *slog.LevelVar, error) {
 
 // newHandler writes to a file; the journal gets the priority of each line.
 func newHandler(file io.Writer, format string, options *slog.HandlerOptions, journal bool) slog.Handler {
-	to := &prioritized{to: file}
 	if journal {
-		file = to
+		file = prioritized{file}
 	}
-	var handler slog.Handler = slog.NewTextHandler(file, options)
 	if format == "json" {
-		handler = slog.NewJSONHandler(file, options)
+		return slog.NewJSONHandler(file, options)
 	}
-	if journal {
-		return priorities{handler, to}
-	}
-	return handler
+	return slog.NewTextHandler(file, options)
 }
 
 // toJournal reports whether a file leads to journald (systemd.exec(5), JOURNAL_STREAM).
@@ -85,48 +80,19 @@ func sayLast(to io.Writer, journal bool, err error) {
 	fmt.Fprintln(to, priority+"minicri:", text)
 }
 
-// priorities are those of sd-daemon(3), for journalctl -p.
-type priorities struct {
-	slog.Handler
-	to *prioritized
-}
+// prioritized adds priorities for journalctl -p (sd-daemon(3)) to lines of a handler of
+// slog, which begin with the time and the level.
+type prioritized struct{ io.Writer }
 
-// Handle implements slog.Handler.
-func (p priorities) Handle(ctx context.Context, r slog.Record) error {
-	p.to.mu.Lock()
-	defer p.to.mu.Unlock()
-	switch {
-	case r.Level >= slog.LevelError:
-		p.to.priority = "<3>"
-	case r.Level >= slog.LevelWarn:
-		p.to.priority = "<4>"
-	case r.Level >= slog.LevelInfo:
-		p.to.priority = "<6>"
-	default:
-		p.to.priority = "<7>"
+var levelOf = regexp.MustCompile(`^(?:time=\S+ level=|\{"time":"[^"]+","level":")(ERROR|WARN|INFO)`)
+
+// Write implements io.Writer.
+func (p prioritized) Write(line []byte) (int, error) {
+	priority := "<7>"
+	if found := levelOf.FindSubmatch(line); found != nil {
+		priority = map[string]string{"ERROR": "<3>", "WARN": "<4>", "INFO": "<6>"}[string(found[1])]
 	}
-	return p.Handler.Handle(ctx, r)
-}
-
-// WithAttrs implements slog.Handler.
-func (p priorities) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return priorities{p.Handler.WithAttrs(attrs), p.to}
-}
-
-// WithGroup implements slog.Handler.
-func (p priorities) WithGroup(name string) slog.Handler {
-	return priorities{p.Handler.WithGroup(name), p.to}
-}
-
-// prioritized writes the priority of the record that is being written; mu is held then.
-type prioritized struct {
-	mu       sync.Mutex
-	priority string
-	to       io.Writer
-}
-
-func (p *prioritized) Write(line []byte) (int, error) {
-	if _, err := p.to.Write(append([]byte(p.priority), line...)); err != nil {
+	if _, err := p.Writer.Write(append([]byte(priority), line...)); err != nil {
 		return 0, err
 	}
 	return len(line), nil

@@ -2,17 +2,201 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/docker/go-units"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/node"
+	"github.com/minicri/minicri/internal/socket"
+	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/nri"
 	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/stream"
 )
+
+// readDefaults reads what the configuration gives to all pods and containers.
+func readDefaults(c *config.Config, m machine.Machine) (oci.Defaults, error) {
+	d := oci.Defaults{
+		Env: c.DefaultEnv, Sysctls: make(map[string]string), DeviceOwnership: c.DeviceOwnership, CgroupWritable: c.CgroupWritable,
+		PodAnnotations: c.PodAnnotations, ContainerAnnotations: c.ContainerAnnotations,
+		Capabilities: oci.CapabilityNames(c.DefaultCapabilities), Seccomp: c.DefaultSeccomp, AppArmor: c.DefaultAppArmor,
+	}
+	if strings.HasPrefix(c.DefaultAppArmor, "localhost/") && !m.AppArmor {
+		return d, fmt.Errorf("default_apparmor: this machine has no AppArmor, or no apparmor_parser")
+	}
+	if c.CgroupWritable && !m.CgroupDelegation {
+		return d, fmt.Errorf("cgroup_writable: a container could write to cgroups that are not its own: it needs cgroup v2 mounted with nsdelegate")
+	}
+	for _, text := range c.DefaultUlimits {
+		limit, err := units.ParseUlimit(text)
+		if err != nil {
+			return d, fmt.Errorf("default_ulimits: %w", err)
+		}
+		d.Rlimits = append(d.Rlimits, specs.POSIXRlimit{Type: "RLIMIT_" + strings.ToUpper(limit.Name), Soft: uint64(limit.Soft), Hard: uint64(limit.Hard)})
+	}
+	for _, pair := range c.DefaultSysctls {
+		name, value, _ := strings.Cut(pair, "=")
+		if oci.SysctlNamespace(name) == "" {
+			return d, fmt.Errorf("default_sysctls: %s is not a parameter of a pod's namespace, it would change the node", name)
+		}
+		d.Sysctls[name] = value
+	}
+	if c.BaseSpec == "" {
+		return d, nil
+	}
+	var err error
+	if d.Base, err = readBase(c.BaseSpec); err != nil {
+		return d, fmt.Errorf("base_spec: %w", err)
+	}
+	return d, nil
+}
+
+// handlerDefaults are those of the runtime handlers, on top of the node's.
+func handlerDefaults(c *config.Config, all oci.Defaults) (map[string]oci.Defaults, error) {
+	of := make(map[string]oci.Defaults)
+	for name, runtime := range c.Runtimes {
+		d := all
+		d.PrivilegedWithoutHostDevices, d.OwnSandbox = runtime.PrivilegedWithoutHostDevices, runtime.SandboxPerContainer
+		d.PodAnnotations = slices.Concat(all.PodAnnotations, runtime.PodAnnotations)
+		d.ContainerAnnotations = slices.Concat(all.ContainerAnnotations, runtime.ContainerAnnotations)
+		if runtime.BaseSpec != "" {
+			var err error
+			if d.Base, err = readBase(runtime.BaseSpec); err != nil {
+				return nil, fmt.Errorf("runtimes.%s.base_spec: %w", name, err)
+			}
+		}
+		of[name] = d
+	}
+	if c.DefaultRuntime != "" {
+		of[""] = of[c.DefaultRuntime]
+	}
+	return of, nil
+}
+
+func readBase(path string) (*specs.Spec, error) {
+	data, err := state.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	base := &specs.Spec{}
+	if err := json.Unmarshal(data, base); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return base, nil
+}
+
+// preflight returns for which values a daemon refuses to start on this machine, apart
+// from what Config.Check finds; obstacles has what is in its way. Each error begins with
+// its key.
+func preflight(c *config.Config, m machine.Machine) (problems []error) {
+	defaults, err := readDefaults(c, m)
+	_, handlersErr := handlerDefaults(c, defaults)
+	s := c.Streaming
+	certErr := stream.TLS{Cert: s.TLSCert, Key: s.TLSKey}.Check()
+	if certErr != nil {
+		certErr = fmt.Errorf("streaming.tls_cert, streaming.tls_key: %w", certErr)
+	}
+	metricsErr := stream.TLS{Cert: c.MetricsCert, Key: c.MetricsKey}.Check()
+	if metricsErr != nil {
+		metricsErr = fmt.Errorf("metrics_tls_cert, metrics_tls_key: %w", metricsErr)
+	}
+	for _, err := range []error{checkCgroupDriver(c), err, handlersErr, certErr, metricsErr} {
+		if err != nil {
+			problems = append(problems, err)
+		}
+	}
+	return problems
+}
+
+// obstacles returns what else keeps a daemon with this configuration from starting, which
+// the start finds on its way. It makes nothing. running is what the daemon that serves
+// has in force, nil if none serves: what that has taken is no obstacle. Each error begins
+// with its key.
+func obstacles(ctx context.Context, c *config.Config, running map[string]any) (problems []error) {
+	add := func(key string, err error) {
+		if err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", key, err))
+		}
+	}
+	add("root", canMake(c.Root))
+	add("state", canMake(c.State))
+	add("netns_dir", canMake(c.NetnsDir))
+	add("socket", canMake(filepath.Dir(c.Socket)))
+	// Only root can ask the daemon what it has.
+	serves, unprivileged := running != nil, os.Geteuid() != 0
+	if err := socket.CheckFree(c.Socket); !errors.Is(err, socket.ErrInUse) {
+		add("socket", err)
+	}
+	if err := stream.CheckAddress(ctx, c.Streaming.Address); !errors.Is(err, unix.EADDRINUSE) || !serves && !unprivileged {
+		add("streaming.address", err)
+	}
+	if c.NRI.Enabled && c.NRI.Socket != "" {
+		add("nri.socket", canMake(filepath.Dir(c.NRI.Socket)))
+		own := running["nri.enabled"] == true && running["nri.socket"] == c.NRI.Socket
+		if err := nri.CheckSocket(c.NRI.Socket); err != nil && (!errors.Is(err, socket.ErrInUse) || !own && !unprivileged) {
+			problems = append(problems, err) // it begins with the key
+		}
+	}
+	return problems
+}
+
+// canMake is an error if a directory is not there and cannot be made, or if it cannot be
+// written to.
+func canMake(directory string) error {
+	above := filepath.Clean(directory)
+	info, err := os.Stat(above)
+	for errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(above); err == nil {
+			return fmt.Errorf("%s is a link that leads nowhere", above)
+		}
+		above = filepath.Dir(above)
+		info, err = os.Stat(above)
+	}
+	if err == nil && !info.IsDir() {
+		err = &fs.PathError{Op: "mkdir", Path: above, Err: unix.ENOTDIR}
+	}
+	if err == nil {
+		err = os.NewSyscallError("write to "+above, unix.Access(above, unix.W_OK|unix.X_OK))
+	}
+	if os.Geteuid() != 0 && errors.Is(err, fs.ErrPermission) {
+		return nil // the daemon is root
+	}
+	return err
+}
+
+// located adds file and line to each.
+func located(l *config.Loaded, problems []error) []error {
+	for i, problem := range problems {
+		problems[i] = l.Locate(problem)
+	}
+	return problems
+}
+
+// systemdRuns reports whether systemd manages this machine (sd_booted(3)).
+func systemdRuns() bool {
+	_, err := os.Stat("/run/systemd/system")
+	return err == nil
+}
+
+func checkCgroupDriver(c *config.Config) error {
+	if c.CgroupDriver == "systemd" && !systemdRuns() {
+		return fmt.Errorf("cgroup_driver: systemd does not run here (there is no /run/systemd/system), so no pod could be started: write 'cgroupfs', for the kubelet too")
+	}
+	return nil
+}
 
 // pluginCgroup is where the cgroups of plugin runs are made: next to those of
 // pods or, under systemd, which owns the cgroups of pods, in the daemon's own.

@@ -106,7 +106,12 @@ func help(words []string, output io.Writer) error {
 	for n := len(words); n > 0; n-- {
 		name := strings.Join(words[:n], " ")
 		if i := slices.IndexFunc(manual.Commands(), func(c manual.Command) bool { return c.Words == name }); i >= 0 {
-			describe(manual.Commands()[i], output)
+			set := flag.NewFlagSet("minicri", flag.ContinueOnError)
+			set.SetOutput(output)
+			if manual.Commands()[i].Configured {
+				config.Default().Flags(set, new(string))
+			}
+			manual.Commands()[i].Describe(set)
 			return nil
 		}
 		if group := manual.UsageOf(name); group != "" {
@@ -115,22 +120,4 @@ func help(words []string, output io.Writer) error {
 		}
 	}
 	return misused("unknown command %q: `minicri help` lists all", words[0])
-}
-
-// describe prints what a command does and its flags.
-func describe(c manual.Command, output io.Writer) {
-	set := flag.NewFlagSet("minicri", flag.ContinueOnError)
-	set.SetOutput(output)
-	if c.Configured {
-		config.Default().Flags(set, new(string))
-	}
-	for _, f := range c.Flags {
-		if f.Value == "" {
-			set.Bool(f.Name, false, f.Help)
-		} else {
-			set.String(f.Name, "", "`"+f.Value+"`: "+f.Help)
-		}
-	}
-	c.Describe(set)
-	set.Usage()
 }

@@ -45,30 +45,6 @@ func TestEveryCommandIsInTheManual(t *testing.T) {
 	}
 }
 
-// The flags of a command are those that the manual has for it, or for one of its verbs.
-func TestFlagsAreInTheManual(t *testing.T) {
-	for _, name := range []string{"check", "debug", "image", "pods", "timeline"} {
-		source, err := os.ReadFile(name + ".go")
-		must(t, err)
-		var flags, listed []string
-		for _, found := range regexp.MustCompile(`set\.\w+Var\(&[\w.]+, "([a-z-]+)"`).FindAllStringSubmatch(string(source), -1) {
-			flags = append(flags, found[1])
-		}
-		for _, c := range manual.Commands() {
-			for _, f := range c.Flags {
-				if strings.Fields(c.Words)[0] == name && !slices.Contains(listed, f.Name) {
-					listed = append(listed, f.Name)
-				}
-			}
-		}
-		slices.Sort(flags)
-		slices.Sort(listed)
-		if len(flags) == 0 || !slices.Equal(flags, listed) {
-			t.Errorf("minicri %s has the flags %q, the manual lists %q", name, flags, listed)
-		}
-	}
-}
-
 // Help of a command is about that command, however it is asked for; what means nothing
 // is an error of usage.
 func TestHelpAndUsage(t *testing.T) {

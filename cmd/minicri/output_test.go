@@ -10,14 +10,19 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/minicri/minicri/internal/doctor"
+	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/timeline"
 )
 
 // A program that reads the list of a node without pods gets a list.
 func TestNoTimelinesAreAnEmptyList(t *testing.T) {
 	var output strings.Builder
-	if err := (timelineFlags{asJSON: true}).show(&output, "", nil); err != nil || output.String() != "[]\n" {
-		t.Errorf("%q, %v; want []", output.String(), err)
+	root := t.TempDir()
+	_, err := node.Open(root, t.TempDir(), t.TempDir())
+	must(t, err)
+	must(t, timelineCommand(t.Context(), []string{"--json", "--root", root, "--state", t.TempDir()}, &output))
+	if output.String() != "[]\n" {
+		t.Errorf("%q; want []", output.String())
 	}
 }
 
@@ -96,12 +101,12 @@ func TestPodsRefuseAPhaseThatIsNone(t *testing.T) {
 
 func TestPodsAreChosen(t *testing.T) {
 	l := timeline.Line{ID: "0123abcd", Name: "shop/cart-1", State: timeline.Ready}
-	for f, want := range map[podsFlags]bool{
-		{}: true, {namespace: "shop"}: true, {namespace: "sho"}: false, {state: "ready"}: true, {state: "not ready"}: false,
-		{name: "cart"}: true, {name: "shop/ca"}: true, {name: "0123"}: true, {name: "shop/x"}: false, {name: "cart", namespace: "x"}: false,
+	for f, want := range map[[3]string]bool{ // a name, a namespace, a state
+		{}: true, {"", "shop"}: true, {"", "sho"}: false, {"", "", "ready"}: true, {"", "", "not ready"}: false,
+		{"cart"}: true, {"shop/ca"}: true, {"0123"}: true, {"shop/x"}: false, {"cart", "x"}: false,
 	} {
-		if got := f.shows(l); got != want {
-			t.Errorf("%+v: %v", f, got)
+		if got := asked(l, f[0], f[1], f[2]); got != want {
+			t.Errorf("%q: %v", f, got)
 		}
 	}
 }

@@ -52,8 +52,7 @@ type Options struct {
 	// Node is the node that is looked at.
 	Node *node.Node
 	// Handlers are the runtime handlers of the configuration.
-	Handlers  *handler.Set
-	Snapshots Snapshots
+	Handlers *handler.Set
 	// GiveUp are the ids of attachments whose undoing Fix gives up.
 	GiveUp []string
 	// Ended reports whether the daemon knows that a pod has ended, or is gone; nil if no
@@ -63,16 +62,6 @@ type Options struct {
 	Plugins []error
 	// Registries says what is wrong with the files that say how registries are reached.
 	Registries []error
-}
-
-// Snapshots are the writable layers of the node's containers, and the images that
-// are mounted in them.
-type Snapshots interface {
-	// List returns the keys of those that no container explains. explains is for a
-	// node without a daemon: it reports whether a container has a record.
-	List(ctx context.Context, explains func(id string) bool) ([]string, error)
-	// Remove removes one of them.
-	Remove(ctx context.Context, key string) error
 }
 
 // Run looks at everything, in the order in which a report shows it.
@@ -91,7 +80,6 @@ func Run(ctx context.Context, options Options) []Finding {
 	c.networks()
 	c.leaks()
 	c.leftovers(ctx)
-	c.snapshots(ctx)
 	c.sandboxes()
 	c.supervisors()
 	return c.findings

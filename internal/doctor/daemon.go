@@ -17,6 +17,8 @@ import (
 type Daemon struct {
 	// Conditions are those of its status.
 	Conditions []Condition
+	// Orphans are the keys of snapshots that no container explains.
+	Orphans []string
 	// Err says why there is none.
 	Err error
 }
@@ -44,6 +46,9 @@ func (c *checker) daemon() {
 	c.add("daemon", Good, "serves "+c.Config.Socket, "")
 	for _, condition := range c.Daemon.Conditions {
 		c.when(condition.Holds, Problem, condition.Type, "so says the daemon", cmp.Or(condition.Message, "not so, says the daemon"), adviceOn(condition.Type))
+	}
+	for _, key := range c.Daemon.Orphans {
+		c.add("leak", Problem, "snapshot "+key+" has no container", "restart the daemon, which removes it")
 	}
 }
 

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -94,18 +93,6 @@ func (c *checker) factsWithoutRecord(facts, records string) (count int) {
 		}
 	}
 	return count
-}
-
-// snapshots that cannot be listed may hold any amount of the disk: a problem.
-func (c *checker) snapshots(ctx context.Context) {
-	keys, err := c.Snapshots.List(ctx, c.hasContainer)
-	if err != nil {
-		c.add("snapshots", Problem, fmt.Sprintf("not looked at: %v", err), "try again when the daemon serves, or when no other process has the image store")
-		return
-	}
-	for _, key := range keys {
-		c.leak(fmt.Sprintf("snapshot %s has no container", key), func() error { return c.Snapshots.Remove(ctx, key) })
-	}
 }
 
 func (c *checker) leak(message string, fix func() error) {

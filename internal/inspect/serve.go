@@ -50,8 +50,6 @@ const lastRequests = 2 * time.Second
 //
 //	/timelines?pod=NAME    the lives of pods, as JSON
 //	/pods                  all pods at a glance, as JSON
-//	/snapshots/orphans     the keys of snapshots that no container explains, as JSON;
-//	                       DELETE /snapshots/orphans/KEY removes one
 //	/images...             see ImageRoutes
 //	/goroutines            the stacks of all goroutines
 //	/metrics               the metrics of Prometheus
@@ -84,13 +82,6 @@ func (s *Server) routes() http.Handler {
 		answer(w, pods, err)
 	})
 	mux.HandleFunc("GET /pods", func(w http.ResponseWriter, r *http.Request) { answer(w, s.Node.Glance(r.Context()), nil) })
-	mux.HandleFunc("GET /snapshots/orphans", func(w http.ResponseWriter, r *http.Request) {
-		keys, err := s.Node.Containers.SnapshotsWithoutContainer(r.Context())
-		answer(w, keys, err)
-	})
-	mux.HandleFunc("DELETE /snapshots/orphans/{key}", func(w http.ResponseWriter, r *http.Request) {
-		answer(w, nil, s.Node.Containers.RemoveSnapshot(r.Context(), r.PathValue("key")))
-	})
 	ImageRoutes(mux, s.Images, s.Logger, s.Enter)
 	mux.HandleFunc("GET /goroutines", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, stacks()) })
 	mux.Handle("GET /metrics", s.Metrics)

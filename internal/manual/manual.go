@@ -78,15 +78,35 @@ func Commands() []Command {
 	}
 }
 
+// Flags adds the flags of the commands whose first word is name.
+func Flags(name string, set *flag.FlagSet) {
+	for _, c := range Commands() {
+		if first, _, _ := strings.Cut(c.Words, " "); first == name {
+			c.addFlags(set)
+		}
+	}
+}
+
+func (c Command) addFlags(set *flag.FlagSet) {
+	for _, f := range c.Flags {
+		switch {
+		case set.Lookup(f.Name) != nil: // of another verb
+		case f.Value == "":
+			set.Bool(f.Name, false, f.Help)
+		default:
+			set.String(f.Name, "", "`"+f.Value+"`: "+f.Help)
+		}
+	}
+}
+
 // Line is the command as it is typed: "config check FILE".
 func (c Command) Line() string { return strings.TrimSpace(c.Words + " " + c.Argument) }
 
-// Describe lets the help of the command's flags begin with what the command does.
+// Describe prints what the command does and its flags; those of the set are the daemon's.
 func (c Command) Describe(set *flag.FlagSet) {
-	set.Usage = func() {
-		fmt.Fprintf(set.Output(), "Usage: minicri %s [flags]\n\n%s%s.\n\n", c.Line(), strings.ToUpper(c.Help[:1]), c.Help[1:])
-		set.PrintDefaults()
-	}
+	c.addFlags(set)
+	fmt.Fprintf(set.Output(), "Usage: minicri %s [flags]\n\n%s%s.\n\n", c.Line(), strings.ToUpper(c.Help[:1]), c.Help[1:])
+	set.PrintDefaults()
 }
 
 // DescribeDaemon is Describe for minicri without a command.

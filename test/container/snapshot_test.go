@@ -2,12 +2,10 @@ package container
 
 import (
 	"log/slog"
-	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/minicri/minicri/image"
-	"github.com/minicri/minicri/internal/inspect"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -27,33 +25,6 @@ func TestSnapshotsWithoutContainer(t *testing.T) {
 	if output, err := p.RunCommand("check"); err != nil || strings.Contains(output, "snapshot") {
 		t.Errorf("check: %v\n%s", err, output)
 	}
-	same(t, "the file of the container", p.exec(id, "cat /kept"), "kept")
-}
-
-// minicri check finds a layer that no container explains, and --fix removes it: from
-// the store where no daemon runs. One that runs refuses to remove the layers of
-// its containers.
-func TestCheckRemovesSnapshotsWithoutContainer(t *testing.T) {
-	p := newPod(t)
-	id := p.run("app", "echo kept > /kept; "+forever)
-	orphan := strings.Repeat("cd", 32)
-	p.Stop()
-	p.makeSnapshots(orphan)
-	if output, err := p.RunCommand("check"); err == nil || !strings.Contains(output, "snapshot "+orphan+" has no container") {
-		t.Errorf("check: %v\n%s", err, output)
-	}
-	if output, err := p.RunCommand("check", "--fix"); err != nil {
-		t.Errorf("check --fix: %v\n%s", err, output)
-	}
-	if output, err := p.RunCommand("check"); err != nil || strings.Contains(output, "snapshot") {
-		t.Errorf("check after --fix: %v\n%s", err, output)
-	}
-	p.Start()
-	client := inspect.NewClient(inspect.DebugSocket(p.State))
-	if err := client.Do(t.Context(), http.MethodDelete, "/snapshots/orphans/"+id); err == nil || !strings.Contains(err.Error(), "belongs to container") {
-		t.Errorf("the layer of a container: %v", err)
-	}
-	check(t, client.Do(t.Context(), http.MethodDelete, "/snapshots/orphans/"+orphan)) // gone already
 	same(t, "the file of the container", p.exec(id, "cat /kept"), "kept")
 }
 
