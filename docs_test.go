@@ -71,7 +71,7 @@ func TestFindingsHaveRows(t *testing.T) {
 	files, err := filepath.Glob("internal/doctor/*.go")
 	must(t, err)
 	named := regexp.MustCompile(`(?:c\.(?:add|survey|network|fileSystem)\(|c\.when\(.*?\b(?:Problem|Warning), |Subject: )"([^"]+)"`)
-	for _, file := range append(files, "cmd/minicri/daemon.go") {
+	for _, file := range append(files, "cmd/minicri/check.go") {
 		source, err := os.ReadFile(file)
 		must(t, err)
 		for _, found := range named.FindAllStringSubmatch(string(source), -1) {
