@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"reflect"
@@ -92,35 +91,6 @@ func (d *serving) reloadFiles() (whole bool, err error) {
 	}
 	d.logger.Info("configuration reloaded", "applied", applied)
 	return whole, nil
-}
-
-// lookPeriod is how often the configuration is looked at for changes.
-const lookPeriod = time.Second
-
-// followFile reloads when the configuration file, or one of its drop-ins, has
-// changed and was not written to for a period, until the context ends. It polls,
-// as the network does for its configuration.
-func (d *serving) followFile(ctx context.Context, changed chan<- struct{}) {
-	tick := time.NewTicker(lookPeriod)
-	defer tick.Stop()
-	read := d.read
-	last := read
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		now := stamp(d.arguments)
-		if now != read && now == last {
-			read = now
-			select {
-			case changed <- struct{}{}:
-			case <-ctx.Done():
-			}
-		}
-		last = now
-	}
 }
 
 // stamp changes whenever one of the configuration's files does.

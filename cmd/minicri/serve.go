@@ -31,8 +31,9 @@ import (
 // serve is the daemon: it restores what an earlier one left, serves until the
 // context ends, and leaves the pods running.
 func serve(ctx context.Context, arguments []string) (err error) {
-	signals := daemonSignals()
-	defer signal.Ignore(syscall.SIGUSR1, syscall.SIGHUP) // until the very end
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGUSR1, syscall.SIGHUP) // from the first moment on neither ends the daemon
+	defer signal.Ignore(syscall.SIGUSR1, syscall.SIGHUP)    // until the very end
 	// What is made for containers of any user must not depend on the shell that
 	// the daemon was started from.
 	syscall.Umask(0o022)
@@ -112,7 +113,10 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 	defer func() { err = errors.Join(err, node.close()) }()
 	d.node = node
 	node.runtime.Info.Config = func() any { return node.inForce.Load() }
-	seen := node.inspect(c)
+	seen := &inspect.Node{
+		Root: c.Root, State: c.State, Sandboxes: node.runtime.Sandboxes, Containers: node.runtime.Containers, Networks: node.runtime.Networks, Lives: node.lives,
+		Measure: node.runtime.MeasurePods,
+	}
 	d.start(background, &wait, signals)
 	// It ends before what it shows is closed.
 	inspecting, endInspection := context.WithCancel(background)
@@ -123,7 +127,8 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 		return err
 	}
 
-	traces, err := openTraces(background, c)
+	t := c.Tracing
+	traces, err := otlp.Open(background, otlp.Options{Endpoint: t.Endpoint, HTTP: t.Protocol == "http", Insecure: t.Insecure, PerMillion: t.PerMillion, Version: version})
 	if err != nil {
 		return err
 	}
@@ -226,17 +231,6 @@ func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Durat
 	<-finished
 }
 
-// openTraces sends spans to a collector; without one it returns nil.
-func openTraces(ctx context.Context, c *config.Config) (*otlp.Exporter, error) {
-	t := c.Tracing
-	if t.Endpoint == "" {
-		return nil, nil
-	}
-	return otlp.Open(ctx, otlp.Options{
-		Endpoint: t.Endpoint, HTTP: t.Protocol == "http", Insecure: t.Insecure, PerMillion: t.PerMillion, Version: version,
-	})
-}
-
 // lastSpans is how long the last spans may take, when the daemon ends.
 const lastSpans = time.Second
 
@@ -266,33 +260,33 @@ func notify(logger *slog.Logger, state string) {
 	}
 }
 
-// daemonSignals returns the signals that a running daemon acts on: SIGUSR1 and
-// SIGHUP. From its first moment on neither ends it.
-func daemonSignals() chan os.Signal {
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGUSR1, syscall.SIGHUP)
-	return signals
-}
+// lookPeriod is how often the configuration is looked at for changes.
+const lookPeriod = time.Second
 
-// handleSignals checks all attachments at SIGUSR1, and reloads the configuration
-// at SIGHUP and when its file has changed, until the context ends.
+// handleSignals checks all attachments at SIGUSR1, and reloads the configuration at SIGHUP
+// and when one of its files has changed and was not written to for a period, until the
+// context ends.
 func (d *serving) handleSignals(ctx context.Context, signals <-chan os.Signal) {
-	changed := make(chan struct{})
-	var wait sync.WaitGroup
-	defer wait.Wait()
-	wait.Go(func() { d.followFile(ctx, changed) })
+	tick := time.NewTicker(lookPeriod)
+	defer tick.Stop()
+	last := d.read
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-changed:
-			d.reload()
 		case received := <-signals:
 			if received == syscall.SIGUSR1 {
 				d.node.runtime.Networks.RequestCheck()
 				continue
 			}
 			d.reload()
+		case <-tick.C:
+			now := stamp(d.arguments)
+			if now != d.read && now == last {
+				d.read = now
+				d.reload()
+			}
+			last = now
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -13,7 +14,6 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/handler"
-	"github.com/minicri/minicri/internal/inspect"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/metrics"
 	"github.com/minicri/minicri/internal/node"
@@ -30,46 +30,6 @@ import (
 	"github.com/minicri/minicri/supervisor/client"
 )
 
-// wire puts the packages together.
-func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (*parts, error) {
-	k, err := findKernel(ctx, c, logger)
-	if err != nil {
-		return nil, err
-	}
-	measured, stored := metrics.New(), imageConfig(c, logger)
-	stored.Observe = func(pull image.PullResult) {
-		measured.ObservePull(pull.Took, pull.Bytes, pull.Err) // the line of the log is its caller's, who knows for which pod
-	}
-	if err := k.machine.LabelLayers(image.LayersDir(c.Root)); err != nil {
-		return nil, errors.Join(err, k.shim.Close())
-	}
-	images, err := image.Open(ctx, stored)
-	if err != nil {
-		return nil, errors.Join(err, k.shim.Close())
-	}
-	runtime, err := wireRuntime(ctx, c, k, images, measured, logger)
-	if err != nil {
-		return nil, errors.Join(err, images.Close(), k.shim.Close())
-	}
-	streams, err := stream.Listen(ctx, streamOptions(c, k, runtime, logger))
-	if err != nil {
-		runtime.Sandboxes.Close()
-		runtime.Containers.Close()
-		return nil, errors.Join(err, images.Close(), k.shim.Close())
-	}
-	runtime.Streams = streams
-	measured.Watch(metrics.Sources{
-		Version:   version,
-		Sandboxes: runtime.Sandboxes, Containers: runtime.Containers, Networks: runtime.Networks, Streams: streams.Open, Dropped: runtime.Events.Dropped,
-		Images: images, Root: c.Root, Cadvisor: runtime.MeasureForMetrics, Descriptors: stats.Descriptors(),
-	})
-	n := &parts{kernel: k, runtime: runtime, images: images, streams: streams, metrics: measured}
-	if err := runtime.Plugins.Open(runtime.Sandboxes, runtime.Containers); err != nil {
-		return nil, errors.Join(err, n.close())
-	}
-	return n, nil
-}
-
 // parts are what the daemon consists of.
 type parts struct {
 	kernel
@@ -77,36 +37,64 @@ type parts struct {
 	images  *image.Store
 	streams *stream.Server
 	metrics *metrics.Metrics
+	logger  *slog.Logger
+	closers []func() error
 }
 
-// inspect is what people may ask of the daemon.
-func (n *parts) inspect(c *config.Config) *inspect.Node {
-	return &inspect.Node{
-		Root: c.Root, State: c.State, Sandboxes: n.runtime.Sandboxes, Containers: n.runtime.Containers, Networks: n.runtime.Networks, Lives: n.lives,
-		Measure: n.runtime.MeasurePods,
+// wire puts the packages together.
+func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (_ *parts, err error) {
+	n := &parts{metrics: metrics.New(), logger: logger}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.close())
+		}
+	}()
+	if err := n.findKernel(ctx, c); err != nil {
+		return nil, err
 	}
-}
-
-// close ends what is under way; pods and images stay.
-func (n *parts) close() error {
-	err := n.streams.Close()
-	n.runtime.Networks.Close()
-	n.runtime.Sandboxes.Close()
-	n.runtime.Containers.Close()
-	n.runtime.Plugins.Close()
-	n.supervisors.Close()
-	n.runtime.Stats.Close()
-	return errors.Join(err, n.images.Close(), n.shim.Close())
-}
-
-func streamOptions(c *config.Config, k kernel, runtime *server.Runtime, logger *slog.Logger) stream.Options {
+	if err := n.machine.LabelLayers(image.LayersDir(c.Root)); err != nil {
+		return nil, err
+	}
+	stored := imageConfig(c, logger)
+	stored.Observe = func(pull image.PullResult) {
+		n.metrics.ObservePull(pull.Took, pull.Bytes, pull.Err) // the line of the log is its caller's, who knows for which pod
+	}
+	if n.images, err = image.Open(ctx, stored); err != nil {
+		return nil, err
+	}
+	n.onClose(n.images.Close)
+	if err := n.wireRuntime(ctx, c); err != nil {
+		return nil, err
+	}
 	s := c.Streaming
-	return stream.Options{
+	n.streams, err = stream.Listen(ctx, stream.Options{
 		Address: s.Address, TLS: stream.TLS{Cert: s.TLSCert, Key: s.TLSKey, SelfSigned: s.SelfSigned},
 		Idle: time.Duration(s.Idle), Creation: time.Duration(s.Creation), MaxOpen: s.MaxOpen,
-		Containers: runtime.Containers, Pods: runtime.Sandboxes, Netns: k.netns,
-		Logger: logger,
+		Containers: n.runtime.Containers, Pods: n.runtime.Sandboxes, Netns: n.netns, Logger: logger,
+	})
+	if err != nil {
+		return nil, err
 	}
+	n.onClose(n.streams.Close)
+	n.runtime.Streams = n.streams
+	n.metrics.Watch(metrics.Sources{
+		Version:   version,
+		Sandboxes: n.runtime.Sandboxes, Containers: n.runtime.Containers, Networks: n.runtime.Networks, Streams: n.streams.Open, Dropped: n.runtime.Events.Dropped,
+		Images: n.images, Root: c.Root, Cadvisor: n.runtime.MeasureForMetrics, Descriptors: stats.Descriptors(),
+	})
+	return n, n.runtime.Plugins.Open(n.runtime.Sandboxes, n.runtime.Containers)
+}
+
+func (n *parts) onClose(end func() error) { n.closers = append(n.closers, end) }
+
+func (n *parts) onEnd(end func()) { n.onClose(func() error { end(); return nil }) }
+
+// close ends what is under way, the last part first; pods and images stay.
+func (n *parts) close() (err error) {
+	for _, end := range slices.Backward(n.closers) {
+		err = errors.Join(err, end())
+	}
+	return err
 }
 
 func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
@@ -131,7 +119,6 @@ type kernel struct {
 	netns, userns   *namespace.Dir
 	systemd         bool
 	node            *node.Node
-	shim            *client.Program
 	// lives keeps the timelines of pods and containers that are gone.
 	lives       *step.Lives
 	supervisors *client.Set
@@ -139,73 +126,95 @@ type kernel struct {
 	inForce *atomic.Pointer[config.Config]
 }
 
-func wireRuntime(ctx context.Context, c *config.Config, k kernel, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) (_ *server.Runtime, err error) {
+func (n *parts) wireRuntime(ctx context.Context, c *config.Config) (err error) {
 	runtime := &server.Runtime{
-		Events: server.NewBroadcaster(), Observe: measured.ObserveCall,
-		Info: server.Info{Version: version, SystemdCgroup: k.systemd, Handlers: k.handlers, Machine: k.machine},
+		Events: server.NewBroadcaster(), Observe: n.metrics.ObserveCall,
+		Info: server.Info{Version: version, SystemdCgroup: n.systemd, Handlers: n.handlers, Machine: n.machine},
 	}
-	if runtime.Networks, err = openNetworks(ctx, c, k, measured, logger); err != nil {
-		return nil, err
+	n.runtime = runtime
+	if runtime.Networks, err = n.openNetworks(ctx, c); err != nil {
+		return err
 	}
-	if runtime.Stats, err = stats.Open(ctx, images, logger); err != nil {
-		return nil, err
+	n.onEnd(runtime.Networks.Close)
+	if runtime.Stats, err = stats.Open(ctx, n.images, n.logger); err != nil {
+		return err
 	}
-	nri.SetLogger(logger)
-	runtime.Plugins = nri.New(nriOptions(c, measured, logger))
-	if runtime.Sandboxes, err = sandbox.Open(ctx, sandboxOptions(c, k, runtime, measured, logger)); err != nil {
-		return nil, err
+	n.onEnd(runtime.Stats.Close)
+	nri.SetLogger(n.logger)
+	runtime.Plugins = nri.New(nriOptions(c, n.metrics, n.logger))
+	n.onEnd(runtime.Plugins.Close)
+	if runtime.Sandboxes, err = sandbox.Open(ctx, n.sandboxOptions(c)); err != nil {
+		return err
 	}
-	if runtime.Containers, err = container.Open(ctx, containerOptions(c, k, runtime, images, measured, logger)); err != nil {
-		runtime.Sandboxes.Close()
-		return nil, err
+	n.onEnd(runtime.Sandboxes.Close)
+	if runtime.Containers, err = container.Open(ctx, n.containerOptions(c)); err != nil {
+		return err
 	}
-	startSupervisor(ctx, c, k, logger)
+	n.onEnd(runtime.Containers.Close)
+	// This build's supervisor serves before the first pod asks for it. One that does not
+	// start now is started by that pod.
+	limited, cancel := context.WithTimeout(ctx, time.Duration(c.Limits.Kill))
+	defer cancel()
+	if _, err := n.supervisors.Ensure(limited, n.supervisors.Own()); err != nil {
+		n.logger.Error("the supervisor does not start; the first pod retries", "err", err)
+	}
 	runtime.Sandboxes.Prove()
 	runtime.Sandboxes.SetContainers(runtime.Containers)
-	return runtime, nil
+	return nil
 }
 
-func findKernel(ctx context.Context, c *config.Config, logger *slog.Logger) (k kernel, err error) {
+func (n *parts) findKernel(ctx context.Context, c *config.Config) (err error) {
+	k := &n.kernel
 	k.inForce = &atomic.Pointer[config.Config]{}
 	k.inForce.Store(c)
-	if k.machine, err = readMachine(ctx, c.Root, logger); err != nil {
-		return k, err
+	if k.machine, err = readMachine(ctx, c.Root, n.logger); err != nil {
+		return err
 	}
 	if err = errors.Join(preflight(c, k.machine)...); err != nil {
-		return k, err
+		return err
 	}
 	if k.defaults, err = readDefaults(c, k.machine); err != nil {
-		return k, err
+		return err
 	}
 	if k.handlerDefaults, err = handlerDefaults(c, k.defaults); err != nil {
-		return k, err
+		return err
 	}
-	k.handlers = openHandlers(c, k.machine, logger)
+	k.handlers = openHandlers(c, k.machine, n.logger)
 	if k.hierarchies, err = cgroup.FindHierarchies(); err != nil {
-		return k, err
+		return err
 	}
 	k.systemd = systemdCgroup(c)
 	if k.node, err = openNode(c, k.systemd); err != nil {
-		return k, err
+		return err
 	}
 	if k.netns, err = namespace.Open(c.NetnsDir, k.node.Mark()); err != nil {
-		return k, err
+		return err
 	}
 	if k.userns, err = namespace.Open(filepath.Join(c.State, "userns"), k.node.Mark()); err != nil {
-		return k, err
+		return err
 	}
 	if k.lives, err = step.OpenLives(filepath.Join(c.Root, "lives")); err != nil {
-		return k, err
+		return err
 	}
 	path, err := findShim(c.Shim)
 	if err != nil {
-		return k, err
+		return err
 	}
-	if k.shim, err = client.OpenProgram(path); err != nil {
-		return k, err
+	shim, err := client.OpenProgram(path)
+	if err != nil {
+		return err
 	}
-	k.supervisors, err = openSupervisors(c, k, logger)
-	return k, err
+	n.onClose(shim.Close)
+	// The supervisors of an earlier daemon are found.
+	k.supervisors, err = client.NewSet(client.SetOptions{
+		Dir:    filepath.Join(c.State, "shims"),
+		Start:  client.StartOptions{Binary: shim.Path(), Build: shim.Build(), Version: version, ForOthers: shim.ForOthers(), SystemdCgroup: k.systemd},
+		Answer: time.Duration(c.Limits.Kill), Logger: n.logger,
+	})
+	if err == nil {
+		n.onEnd(k.supervisors.Close)
+	}
+	return err
 }
 
 // openHandlers says at the start which handlers cannot run pods; Status does as
@@ -238,54 +247,39 @@ func handlerSpecs(c *config.Config) map[string]handler.Spec {
 	return specs
 }
 
-func sandboxOptions(c *config.Config, k kernel, runtime *server.Runtime, measured *metrics.Metrics, logger *slog.Logger) sandbox.Options {
+func (n *parts) sandboxOptions(c *config.Config) sandbox.Options {
 	return sandbox.Options{
-		Root: c.Root, State: c.State, Version: version, Node: k.node, Handlers: k.handlers,
-		Supervisors: k.supervisors, Group: k.supervisors.Own(),
-		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd),
-		Machine: k.machine, Defaults: k.defaults, ShmSize: c.ShmSize, Hierarchies: k.hierarchies, Networks: runtime.Networks, Netns: k.netns, Userns: k.userns,
-		Limits:  sandboxLimits(c),
-		Observe: measured.Observe,
-		Lives:   k.lives,
-		Events:  runtime,
-		Plugins: runtime.Plugins,
-		Logger:  logger,
+		Root: c.Root, State: c.State, Version: version, Node: n.node, Handlers: n.handlers,
+		Supervisors: n.supervisors, Group: n.supervisors.Own(), SystemdCgroup: n.systemd, CgroupParent: cgroupParent(c, n.systemd),
+		Machine: n.machine, Defaults: n.defaults, ShmSize: c.ShmSize, Hierarchies: n.hierarchies,
+		Networks: n.runtime.Networks, Netns: n.netns, Userns: n.userns, Limits: sandboxLimits(c), Observe: n.metrics.Observe,
+		Lives: n.lives, Events: n.runtime, Plugins: n.runtime.Plugins, Logger: n.logger,
 	}
 }
 
-func containerOptions(c *config.Config, k kernel, runtime *server.Runtime, images *image.Store, measured *metrics.Metrics, logger *slog.Logger) container.Options {
+func (n *parts) containerOptions(c *config.Config) container.Options {
 	return container.Options{
-		Root: c.Root, State: c.State, Version: version, Node: k.node, Supervisors: k.supervisors,
-		SystemdCgroup: k.systemd, CgroupParent: cgroupParent(c, k.systemd), PidsLimit: c.PidsLimit, CDIDirs: c.CDIDirs,
-		Machine: k.machine, Defaults: k.defaults, HandlerDefaults: k.handlerDefaults, Hierarchies: k.hierarchies, Places: places(c, k), Sandboxes: runtime.Sandboxes, Handlers: k.handlers, Images: images,
-		Limits:  containerLimits(c),
-		Observe: measured.Observe, ObserveExit: measured.ObserveExit, ObserveLost: measured.ObserveLost,
-		Lives:   k.lives,
-		Events:  runtime,
-		Plugins: runtime.Plugins,
-		Logger:  logger,
+		Root: c.Root, State: c.State, Version: version, Node: n.node, Supervisors: n.supervisors,
+		SystemdCgroup: n.systemd, CgroupParent: cgroupParent(c, n.systemd), PidsLimit: c.PidsLimit, CDIDirs: c.CDIDirs,
+		Machine: n.machine, Defaults: n.defaults, HandlerDefaults: n.handlerDefaults, Hierarchies: n.hierarchies,
+		Places: &sweep.Places{ // where pods and containers of this node leave things
+			Node: n.node, Hierarchies: n.hierarchies, Netns: n.netns, Userns: n.userns, Root: c.Root, State: c.State, Kill: time.Duration(c.Limits.Kill),
+		},
+		Sandboxes: n.runtime.Sandboxes, Handlers: n.handlers, Images: n.images, Limits: containerLimits(c),
+		Observe: n.metrics.Observe, ObserveExit: n.metrics.ObserveExit, ObserveLost: n.metrics.ObserveLost,
+		Lives: n.lives, Events: n.runtime, Plugins: n.runtime.Plugins, Logger: n.logger,
 	}
 }
 
-// places are where pods and containers of this node leave things.
-func places(c *config.Config, k kernel) *sweep.Places {
-	return &sweep.Places{
-		Node: k.node, Hierarchies: k.hierarchies, Netns: k.netns, Userns: k.userns, Root: c.Root, State: c.State, Kill: time.Duration(c.Limits.Kill),
-	}
-}
-
-func openNetworks(ctx context.Context, c *config.Config, k kernel, measured *metrics.Metrics, logger *slog.Logger) (*network.CNI, error) {
+func (n *parts) openNetworks(ctx context.Context, c *config.Config) (*network.CNI, error) {
 	return network.Open(ctx, network.Options{
-		ConfDir: c.CNIConf, Directories: c.CNIConfDirs(), BinDirs: c.BinDirs(), Root: c.Root, CgroupParent: pluginCgroup(c), Mark: k.node.PluginMark(), Namespaces: k.netns,
-		Default: network.DefaultNetwork(c.DefaultNetwork),
-		Limits:  networkLimits(c),
-		Observe: measured.ObservePlugin,
+		ConfDir: c.CNIConf, Directories: c.CNIConfDirs(), BinDirs: c.BinDirs(), Root: c.Root, CgroupParent: pluginCgroup(c), Mark: n.node.PluginMark(), Namespaces: n.netns,
+		Default: network.DefaultNetwork(c.DefaultNetwork), Limits: networkLimits(c), Observe: n.metrics.ObservePlugin, Logger: n.logger,
 		Later: func(id string, row step.Row) {
-			if err := k.lives.Append(id, row); err != nil {
-				logger.Warn("the timeline of a pod does not have what became of its attachment", "sandbox", id, "err", err)
+			if err := n.lives.Append(id, row); err != nil {
+				n.logger.Warn("the timeline of a pod does not have what became of its attachment", "sandbox", id, "err", err)
 			}
 		},
-		Logger: logger,
 	})
 }
 
@@ -303,23 +297,4 @@ func nriOptions(c *config.Config, measured *metrics.Metrics, logger *slog.Logger
 func nriSource(c *config.Config) nri.Source {
 	n := c.NRI
 	return nri.Source{Enabled: n.Enabled, Socket: n.Socket, PluginDir: n.PluginDir, ConfigDir: n.ConfigDir}
-}
-
-// openSupervisors finds the supervisors of an earlier daemon.
-func openSupervisors(c *config.Config, k kernel, logger *slog.Logger) (*client.Set, error) {
-	return client.NewSet(client.SetOptions{
-		Dir:    filepath.Join(c.State, "shims"),
-		Start:  client.StartOptions{Binary: k.shim.Path(), Build: k.shim.Build(), Version: version, ForOthers: k.shim.ForOthers(), SystemdCgroup: k.systemd},
-		Answer: time.Duration(c.Limits.Kill), Logger: logger,
-	})
-}
-
-// startSupervisor has this build's supervisor serve before the first pod asks for
-// it. One that does not start now is started by that pod.
-func startSupervisor(ctx context.Context, c *config.Config, k kernel, logger *slog.Logger) {
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(c.Limits.Kill))
-	defer cancel()
-	if _, err := k.supervisors.Ensure(ctx, k.supervisors.Own()); err != nil {
-		logger.Error("the supervisor does not start; the first pod retries", "err", err)
-	}
 }

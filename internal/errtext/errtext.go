@@ -4,55 +4,34 @@
 package errtext
 
 import (
+	"errors"
 	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
 )
 
+// kinds are those that errors are wrapped with at their ends.
+var kinds = []error{
+	errdefs.ErrInvalidArgument, errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition,
+	errdefs.ErrNotImplemented, errdefs.ErrUnauthenticated, errdefs.ErrPermissionDenied, errdefs.ErrResourceExhausted,
+	errdefs.ErrUnavailable, errdefs.ErrDataLoss,
+}
+
 // Of is the text of an error without the kinds of errdefs that it was wrapped
-// with at its end. Words of the kernel stay, although those of EINVAL and EACCES
-// are the same ("invalid argument", "permission denied").
+// with at its end. Words of the kernel stay, although those of EINVAL and EACCES are the
+// same ("invalid argument", "permission denied"): these two are taken away once.
 func Of(err error) string {
-	text, kinds := strings.TrimRight(err.Error(), " \n"), kindsIn(err)
+	text := strings.TrimRight(err.Error(), " \n")
+	left := slices.DeleteFunc(slices.Clone(kinds), func(kind error) bool { return !errors.Is(err, kind) })
 	for {
-		i := strings.LastIndex(text, ": ")
+		i := slices.IndexFunc(left, func(kind error) bool { return strings.HasSuffix(text, ": "+kind.Error()) })
 		if i < 0 {
 			return text
 		}
-		found := slices.IndexFunc(kinds, func(kind error) bool { return kind.Error() == text[i+len(": "):] })
-		if found < 0 {
-			return text
+		text = strings.TrimRight(strings.TrimSuffix(text, ": "+left[i].Error()), " \n")
+		if left[i] == errdefs.ErrInvalidArgument || left[i] == errdefs.ErrPermissionDenied {
+			left = slices.Delete(left, i, i+1)
 		}
-		kinds = slices.Delete(kinds, found, found+1)
-		text = strings.TrimRight(text[:i], " \n")
-	}
-}
-
-// kindsIn are the kinds that an error was wrapped with, one for each time.
-func kindsIn(err error) []error {
-	switch e := err.(type) {
-	case interface{ Unwrap() error }:
-		if inner := e.Unwrap(); inner != nil {
-			return kindsIn(inner)
-		}
-	case interface{ Unwrap() []error }:
-		var all []error
-		for _, inner := range e.Unwrap() {
-			all = append(all, kindsIn(inner)...)
-		}
-		return all
-	}
-	if slices.Contains(kinds(), err) {
-		return []error{err}
-	}
-	return nil
-}
-
-func kinds() []error {
-	return []error{
-		errdefs.ErrInvalidArgument, errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition,
-		errdefs.ErrNotImplemented, errdefs.ErrUnauthenticated, errdefs.ErrPermissionDenied, errdefs.ErrResourceExhausted,
-		errdefs.ErrUnavailable, errdefs.ErrDataLoss,
 	}
 }

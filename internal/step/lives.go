@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -41,13 +40,13 @@ type Life struct {
 // Lives are kept up to these numbers; a file takes at most two blocks of the
 // disk, so all of them at most 8 MiB.
 const (
-	mostLives  = 1000
-	mostFailed = 750
-	mostBytes  = 8 << 10
-	// mostLifeError is the longest error of a life, in bytes.
-	mostLifeError = 1 << 10
-	// mostNetwork is the largest configuration of a network that a life has.
-	mostNetwork = 1536
+	maxLives  = 1000
+	maxFailed = 750
+	maxBytes  = 8 << 10
+	// maxLifeError is the longest error of a life, maxNetwork its largest configuration
+	// of a network, in bytes.
+	maxLifeError = 1 << 10
+	maxNetwork   = 1536
 )
 
 // Lives keeps the last lives, one file each, those that failed longest: a file's
@@ -61,7 +60,7 @@ type Lives struct {
 // OpenLives keeps lives in a directory, which it makes. A directory that another
 // process keeps lives in may be opened for List and Get.
 func OpenLives(directory string) (*Lives, error) {
-	if err := os.MkdirAll(directory, 0o700); err != nil {
+	if err := errors.Join(os.MkdirAll(directory, 0o700), state.ClearTemporary(directory)); err != nil {
 		return nil, fmt.Errorf("make the directory for timelines: %w", err)
 	}
 	return FindLives(directory), nil
@@ -70,20 +69,6 @@ func OpenLives(directory string) (*Lives, error) {
 // FindLives is OpenLives for those that only read: the directory need not be there.
 func FindLives(directory string) *Lives { return &Lives{directory: directory} }
 
-const (
-	fine   = "ok"
-	failed = "failed"
-)
-
-func (l Life) file() string {
-	outcome := fine
-	if l.Error != "" {
-		outcome = failed
-	}
-	parts := []string{fmt.Sprintf("%019d", l.End.UnixNano()), outcome, l.Kind, l.ID}
-	return strings.Join(parts, "-") + ".json"
-}
-
 // RefusedID is the id of what was refused before it had one: the same for every
 // try, of which the last one is kept.
 func RefusedID(kind, name string) string {
@@ -91,19 +76,20 @@ func RefusedID(kind, name string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// idOf reads the id from a file's name; ok is false for a foreign file.
-func idOf(name string) (id string, ok bool) {
-	parts := strings.Split(strings.TrimSuffix(name, ".json"), "-")
+// idOf is the id in a file's name, "" for another file.
+func idOf(name string) string {
+	parts := strings.SplitN(strings.TrimSuffix(name, ".json"), "-", 4)
 	if len(parts) < 4 || !strings.HasSuffix(name, ".json") {
-		return "", false
+		return ""
 	}
-	_, err := strconv.ParseInt(parts[0], 10, 64)
-	return parts[3], err == nil
+	return parts[3]
 }
 
-// Keep writes a life down, in the place of an earlier one of the same id, and
-// removes the oldest ones beyond the limits. It is not worth an fsync. A nil Lives
-// keeps nothing.
+func didFail(name string) bool { return strings.Contains(name, "-failed-") }
+
+// Keep writes a life down, in the place of an earlier one of the same id, and removes
+// the oldest one beyond the limits that did not fail, unless most did. It is not worth an
+// fsync. A nil Lives keeps nothing.
 func (l *Lives) Keep(life Life) error {
 	if l == nil {
 		return nil
@@ -114,29 +100,40 @@ func (l *Lives) Keep(life Life) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	names, foreign, err := l.list()
+	names, err := l.list()
 	if err != nil {
 		return err
 	}
-	name := life.file()
+	outcome := "ok"
+	if life.Error != "" {
+		outcome = "failed"
+	}
+	name := fmt.Sprintf("%019d-%s-%s-%s.json", life.End.UnixNano(), outcome, life.Kind, life.ID)
 	if err := state.WriteFile(filepath.Join(l.directory, name), data, false); err != nil {
 		return fmt.Errorf("keep the timeline of %s: %w", life.ID, err)
 	}
-	gone := slices.DeleteFunc(foreign, func(name string) bool { return !state.IsTemporary(name) })
-	names = slices.DeleteFunc(names, func(other string) bool {
-		earlier := has(other, life.ID)
+	remove := func(name string) {
+		if removeErr := os.Remove(filepath.Join(l.directory, name)); !errors.Is(removeErr, fs.ErrNotExist) {
+			err = errors.Join(err, removeErr)
+		}
+	}
+	names = append(slices.DeleteFunc(names, func(other string) bool {
+		earlier := idOf(other) == life.ID
 		if earlier && other != name {
-			gone = append(gone, other)
+			remove(other)
 		}
 		return earlier
-	})
-	for names = append(names, name); len(names) > mostLives; {
-		i := oldest(names)
-		gone = append(gone, names[i])
+	}), name)
+	for len(names) > maxLives {
+		failed := 0
+		for _, name := range names {
+			if didFail(name) {
+				failed++
+			}
+		}
+		i := max(0, slices.IndexFunc(names, func(name string) bool { return didFail(name) == (failed > maxFailed) }))
+		remove(names[i])
 		names = slices.Delete(names, i, i+1)
-	}
-	for _, name := range gone {
-		err = errors.Join(err, ignoreNotExist(os.Remove(filepath.Join(l.directory, name))))
 	}
 	return err
 }
@@ -153,81 +150,44 @@ func (l *Lives) Append(id string, row Row) error {
 
 // encode leaves out rows from the middle until the life fits its file.
 func (l Life) encode() ([]byte, error) {
-	l.Error = l.Error[:min(len(l.Error), mostLifeError)]
-	if len(l.Network) > mostNetwork {
+	l.Error = l.Error[:min(len(l.Error), maxLifeError)]
+	if len(l.Network) > maxNetwork {
 		l.Network = nil
 	}
 	for {
 		data, err := json.Marshal(l)
-		if err != nil || len(data) < mostBytes || len(l.Rows) == 0 {
+		if err != nil || len(data) < maxBytes || len(l.Rows) == 0 {
 			return data, err
 		}
 		// As many as are too many when all have one size, at least one.
-		most := min(len(l.Rows)*mostBytes/len(data), len(l.Rows)-1)
+		most := min(len(l.Rows)*maxBytes/len(data), len(l.Rows)-1)
 		l.Rows = slices.Concat(l.Rows[:(most+1)/2], l.Rows[len(l.Rows)-most/2:])
 	}
 }
 
-// has reports whether a file is of that id; most are not, which is found without
-// taking their names apart.
-func has(name, id string) bool {
-	if !strings.Contains(name, id) {
-		return false
-	}
-	its, ok := idOf(name)
-	return ok && its == id
-}
-
-// oldest is which one goes first: the oldest that did not fail, unless most did.
-func oldest(names []string) int {
-	didFail := func(name string) bool {
-		_, after, _ := strings.Cut(name, "-")
-		return strings.HasPrefix(after, failed+"-")
-	}
-	count := 0
-	for _, name := range names {
-		if didFail(name) {
-			count++
-		}
-	}
-	wanted := count > mostFailed
-	return max(0, slices.IndexFunc(names, func(name string) bool { return didFail(name) == wanted }))
-}
-
-// list has the names of the files that are lives, the oldest first, and those of others.
-func (l *Lives) list() (names, foreign []string, err error) {
+// list has the names of the files that are lives, the oldest first.
+func (l *Lives) list() (names []string, err error) {
 	entries, err := os.ReadDir(l.directory)
-	if err = ignoreNotExist(err); err != nil {
-		return nil, nil, fmt.Errorf("list the timelines: %w", err)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list the timelines: %w", err)
 	}
 	for _, entry := range entries {
-		if _, ok := idOf(entry.Name()); ok {
+		if idOf(entry.Name()) != "" {
 			names = append(names, entry.Name())
-		} else {
-			foreign = append(foreign, entry.Name())
 		}
 	}
-	return names, foreign, nil
+	return names, nil
 }
 
 // List returns the lives that are kept, the newest first. A file that cannot be
 // read is left out.
-func (l *Lives) List() ([]Life, error) { return l.read(func(string) bool { return true }) }
+func (l *Lives) List() ([]Life, error) { return l.Get("") }
 
 // Get returns those whose id begins so, the newest first.
-func (l *Lives) Get(id string) ([]Life, error) {
-	return l.read(func(its string) bool { return strings.HasPrefix(its, id) })
-}
-
-func (l *Lives) read(match func(id string) bool) ([]Life, error) {
-	names, _, err := l.list()
-	if err != nil {
-		return nil, err
-	}
-	slices.Reverse(names)
-	var lives []Life
-	for _, name := range names {
-		if id, _ := idOf(name); !match(id) {
+func (l *Lives) Get(id string) (lives []Life, err error) {
+	names, err := l.list()
+	for _, name := range slices.Backward(names) {
+		if !strings.HasPrefix(idOf(name), id) {
 			continue
 		}
 		var life Life
@@ -236,12 +196,5 @@ func (l *Lives) read(match func(id string) bool) ([]Life, error) {
 			lives = append(lives, life)
 		}
 	}
-	return lives, nil
-}
-
-func ignoreNotExist(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return lives, err
 }

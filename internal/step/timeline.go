@@ -27,6 +27,8 @@ type Row struct {
 	Note string `json:"note,omitempty"`
 	// Plugin is what the run of a CNI plugin came to, nil for all other rows.
 	Plugin *Plugin `json:"plugin,omitempty"`
+
+	underWay bool
 }
 
 // Plugin is what the run of one CNI plugin came to.
@@ -57,10 +59,8 @@ const (
 
 // Timeline collects the rows of one object. It may be used by many goroutines.
 type Timeline struct {
-	mu sync.Mutex
-	// rows are in the order of their beginnings; those under way have no Took.
-	rows  []*Row
-	under []*Row
+	mu   sync.Mutex
+	rows []*Row // in the order of their beginnings
 }
 
 // NewTimeline continues after the rows of the past.
@@ -73,29 +73,21 @@ func NewTimeline(past []Row) *Timeline {
 }
 
 func (t *Timeline) begin(name Name) *Row {
-	row := &Row{Kind: name.Kind(), Step: name.Own(), Start: time.Now()}
+	row := &Row{Kind: name.Kind(), Step: name.Own(), Start: time.Now(), underWay: true}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.add(row)
-	t.under = append(t.under, row)
 	return row
 }
 
 func (t *Timeline) end(row *Row, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	row.Took = time.Since(row.Start)
-	row.Error = message(err)
-	t.under = slices.DeleteFunc(t.under, func(other *Row) bool { return other == row })
-}
-
-// message is an error as a row keeps it.
-func message(err error) string {
-	if err == nil {
-		return ""
+	row.Took, row.underWay = time.Since(row.Start), false
+	if err != nil {
+		row.Error = err.Error()
+		row.Error = row.Error[:min(len(row.Error), mostError)]
 	}
-	text := err.Error()
-	return text[:min(len(text), mostError)]
 }
 
 // add puts a row where it began; mu is held.
@@ -118,8 +110,8 @@ func (t *Timeline) Rows() []Row {
 	rows := make([]Row, 0, len(t.rows))
 	for _, row := range t.rows {
 		shown := *row
-		if slices.Contains(t.under, row) {
-			shown.Took = time.Since(row.Start)
+		if shown.underWay {
+			shown.Took, shown.underWay = time.Since(row.Start), false
 		}
 		rows = append(rows, shown)
 	}
@@ -130,12 +122,14 @@ func (t *Timeline) Rows() []Row {
 func (t *Timeline) Stage() *Row {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.under) == 0 {
-		return nil
+	for _, row := range slices.Backward(t.rows) {
+		if row.underWay {
+			shown := *row
+			shown.Took = time.Since(row.Start)
+			return &shown
+		}
 	}
-	row := *t.under[len(t.under)-1]
-	row.Took = time.Since(row.Start)
-	return &row
+	return nil
 }
 
 // parent is what a step's context says of it.
@@ -145,10 +139,6 @@ type parent struct {
 }
 
 type parentKey struct{}
-
-func withParent(ctx context.Context, timeline *Timeline, name Name) context.Context {
-	return context.WithValue(ctx, parentKey{}, parent{timeline, name.Own()})
-}
 
 // Record adds a row to the timeline of the object that ctx, the context of a
 // step, works on; its Parent is that step unless the row has one. Without such

@@ -6,6 +6,7 @@ package trace
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -22,11 +23,10 @@ const scope = "github.com/minicri/minicri"
 // Begin begins a span below that of the context; end ends it with the error of
 // what it was for. Pairs are keys and values.
 func Begin(ctx context.Context, name string, pairs ...string) (_ context.Context, end func(error)) {
-	parent := trace.SpanFromContext(ctx)
-	if !parent.IsRecording() {
+	ctx, span := start(ctx, name, pairs)
+	if span == nil {
 		return ctx, func(error) {}
 	}
-	ctx, span := parent.TracerProvider().Tracer(scope).Start(ctx, name, trace.WithAttributes(inherited(parent)...), trace.WithAttributes(attributes(pairs)...))
 	return ctx, func(err error) {
 		if err != nil {
 			span.SetStatus(codes.Error, redact.Text(err.Error()))
@@ -35,35 +35,38 @@ func Begin(ctx context.Context, name string, pairs ...string) (_ context.Context
 	}
 }
 
-// Past adds a span of something that is over, and returns the context for what
-// happened within it. failure is why it failed, "" if it did not.
-func Past(ctx context.Context, name string, start time.Time, took time.Duration, failure string, pairs ...string) context.Context {
+func start(ctx context.Context, name string, pairs []string, options ...trace.SpanStartOption) (context.Context, trace.Span) {
 	parent := trace.SpanFromContext(ctx)
 	if !parent.IsRecording() {
+		return ctx, nil
+	}
+	attributes := inherited(parent)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		attributes = append(attributes, attribute.String(pairs[i], redact.Text(pairs[i+1])))
+	}
+	return parent.TracerProvider().Tracer(scope).Start(ctx, name, append(options, trace.WithAttributes(attributes...))...)
+}
+
+// Past adds a span of something that is over, and returns the context for what
+// happened within it. failure is why it failed, "" if it did not.
+func Past(ctx context.Context, name string, began time.Time, took time.Duration, failure string, pairs ...string) context.Context {
+	ctx, span := start(ctx, name, pairs, trace.WithTimestamp(began))
+	if span == nil {
 		return ctx
 	}
-	ctx, span := parent.TracerProvider().Tracer(scope).Start(ctx, name, trace.WithTimestamp(start), trace.WithAttributes(inherited(parent)...), trace.WithAttributes(attributes(pairs)...))
 	if failure != "" {
 		span.SetStatus(codes.Error, redact.Text(failure))
 	}
-	span.End(trace.WithTimestamp(start.Add(took)))
-	// What happened within it is recorded after it: its parent is known, and
-	// counts as recording.
-	return withRecorded(ctx, parent, span)
+	span.End(trace.WithTimestamp(began.Add(took)))
+	return trace.ContextWithSpan(ctx, recorded{span})
 }
 
-// recorded is a span that has ended and whose children are still to be made.
+// recorded is a span that has ended and whose children are still to be made: it counts
+// as recording.
 type recorded struct{ trace.Span }
 
 // IsRecording is of trace.Span.
 func (recorded) IsRecording() bool { return true }
-
-func withRecorded(ctx context.Context, parent, span trace.Span) context.Context {
-	if !parent.IsRecording() {
-		return ctx
-	}
-	return trace.ContextWithSpan(ctx, recorded{span})
-}
 
 // inherited are the attributes that say which pod and container the parent is about.
 func inherited(parent trace.Span) (list []attribute.KeyValue) {
@@ -80,13 +83,6 @@ func inherited(parent trace.Span) (list []attribute.KeyValue) {
 	return list
 }
 
-func attributes(pairs []string) (list []attribute.KeyValue) {
-	for i := 0; i+1 < len(pairs); i += 2 {
-		list = append(list, attribute.String(pairs[i], redact.Text(pairs[i+1])))
-	}
-	return list
-}
-
 // Environment has TRACEPARENT and TRACESTATE for a program that is run in the
 // context's span (W3C Trace Context, as environment variables by OpenTelemetry's
 // specification); nothing without a span.
@@ -96,9 +92,9 @@ func Environment(ctx context.Context) (variables []string) {
 	}
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(ctx, carrier)
-	for _, of := range []struct{ header, variable string }{{"traceparent", "TRACEPARENT"}, {"tracestate", "TRACESTATE"}} {
-		if value := carrier.Get(of.header); value != "" {
-			variables = append(variables, of.variable+"="+value)
+	for _, header := range []string{"traceparent", "tracestate"} {
+		if value := carrier.Get(header); value != "" {
+			variables = append(variables, strings.ToUpper(header)+"="+value)
 		}
 	}
 	return variables

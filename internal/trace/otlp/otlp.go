@@ -37,25 +37,22 @@ type Options struct {
 // Exporter sends spans.
 type Exporter struct{ provider *trace.TracerProvider }
 
-// hostname is the name of the node, unless its kubelet was given another.
-func hostname() string {
-	name, err := os.Hostname()
-	if err != nil {
-		return ""
-	}
-	return name
-}
-
-// Open makes an exporter. It connects in the background.
+// Open makes an exporter, nil without an endpoint. It connects in the background. The
+// name of the node is that of the host, unless its kubelet was given another.
 func Open(ctx context.Context, o Options) (*Exporter, error) {
+	if o.Endpoint == "" {
+		return nil, nil
+	}
 	exporter, err := otlptrace.New(ctx, client(o))
 	if err != nil {
 		return nil, fmt.Errorf("send traces to %s (tracing.endpoint): %w", o.Endpoint, err)
 	}
-	sampler := trace.ParentBased(trace.TraceIDRatioBased(float64(o.PerMillion) / 1e6))
+	host, _ := os.Hostname() // then it has no name
 	return &Exporter{trace.NewTracerProvider(
-		trace.WithBatcher(exporter, trace.WithBatchTimeout(batchTime)), trace.WithSampler(sampler),
-		trace.WithResource(resource.NewSchemaless(attribute.String("service.name", "minicri"), attribute.String("service.version", o.Version), attribute.String("host.name", hostname()), attribute.String("k8s.node.name", hostname()))),
+		trace.WithBatcher(exporter, trace.WithBatchTimeout(batchTime)),
+		trace.WithSampler(trace.ParentBased(trace.TraceIDRatioBased(float64(o.PerMillion)/1e6))),
+		trace.WithResource(resource.NewSchemaless(attribute.String("service.name", "minicri"), attribute.String("service.version", o.Version),
+			attribute.String("host.name", host), attribute.String("k8s.node.name", host))),
 	)}, nil
 }
 
