@@ -30,29 +30,25 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 )
 
-// Container is what the spec of an application container is made from. Both
-// configs have passed their checks (package validate), and the sources of the
-// mounts are there.
+// Container is what the spec of an application container is made from. Both configs have passed
+// package validate, and the sources of the mounts are there.
 type Container struct {
 	ID, SandboxID string
 	Pod           *runtimeapi.PodSandboxConfig
 	Config        *runtimeapi.ContainerConfig
 	Image         Image
-	// Rootfs is where the container's root is mounted on the host.
+	// Rootfs is where its root is mounted on the host.
 	Rootfs string
-	// Passwd and Group are what /etc/passwd and /etc/group in it say, empty
-	// where there is none.
+	// Passwd and Group are /etc/passwd and /etc/group of the root, empty where there is none.
 	Passwd, Group []byte
-	// Hostname is what the container's UTS namespace has, the pod's or the
-	// node's.
+	// Hostname is the pod's or the node's.
 	Hostname   string
 	Files      PodFiles
 	Namespaces Namespaces
-	// VolumesDir is a directory of this container for the volumes of its image
-	// (see ImageVolumes).
+	// VolumesDir is for the volumes of its image (see ImageVolumes).
 	VolumesDir string
-	// ImageMounts are the host directories of mounts of images, by
-	// container_path, the image_sub_path already applied.
+	// ImageMounts are the host directories of mounts of images by container_path, with
+	// image_sub_path applied.
 	ImageMounts map[string]string
 	// CgroupsPath is where the container is accounted (see CgroupsPath).
 	CgroupsPath string
@@ -84,9 +80,8 @@ type PodFiles struct {
 	Shm string
 }
 
-// Namespaces are the paths of the namespaces that exist before the container:
-// pinned ones, or below /proc/PID/ns of pause or of the target. A path is ""
-// where the container lives in the node's.
+// Namespaces are the paths of namespaces that exist before the container, pinned or below
+// /proc/PID/ns; "" where it lives in the node's.
 type Namespaces struct{ Net, IPC, UTS, PID, User string }
 
 // ForContainer makes the spec of an application container.
@@ -152,8 +147,8 @@ func Process(c *Container) (*specs.Process, error) {
 	return spec.Process, nil
 }
 
-// containerEnv: what the runtime knows, then the node's defaults, the image and
-// the container; the later wins, at the place of the first.
+// containerEnv: what the runtime knows, the node's defaults, the image, the container; the later
+// wins, at the place of the first.
 func containerEnv(c *Container, spec *specs.Spec) error {
 	var env []string
 	at := make(map[string]int)
@@ -184,8 +179,8 @@ func containerEnv(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// ForExec makes the process of a command that is run in a container: all is as
-// with the container's own, but for what is run and its terminal.
+// ForExec makes the process of a command in a container: like its own, but for what is run and
+// its terminal.
 func ForExec(spec *specs.Spec, command []string, terminal bool) *specs.Process {
 	process := *spec.Process
 	process.Args = slices.Clone(command)
@@ -198,10 +193,9 @@ func ForExec(spec *specs.Spec, command []string, terminal bool) *specs.Process {
 	return &process
 }
 
-// containerUser runs the container as the user that it, or else its image,
-// names; /etc/passwd and /etc/group of the image give its ids. Its supplemental groups
-// are those that the container lists, and with the policy Merge also those that the user
-// has in /etc/group of the image.
+// containerUser takes the ids of the user that the container, or else its image, names from
+// /etc/passwd and /etc/group of the image. With the policy Merge the user's groups in /etc/group
+// are added to those that are listed.
 func containerUser(c *Container, spec *specs.Spec) error {
 	wanted := userSpec(c)
 	found, err := lookUp(c, wanted)
@@ -230,9 +224,8 @@ func containerUser(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// containerHome gives the container, and its commands, the home of its user in the
-// image's /etc/passwd, if nothing says HOME. Where a volume hides that file the runtime
-// looks into it.
+// containerHome sets HOME from the image's /etc/passwd if nothing else does. Where a volume
+// hides that file the runtime looks into it.
 func containerHome(c *Container, spec *specs.Spec) error {
 	hides := func(m specs.Mount) bool {
 		return slices.Contains([]string{"/", "/etc", "/etc/passwd"}, path.Clean(m.Destination))
@@ -296,8 +289,8 @@ func ProcessUser(c *Container) (specs.User, error) {
 	return spec.Process.User, err
 }
 
-// HostUser returns the ids that a user of a container has on the node: in a user
-// namespace others. An id that is not mapped stays as it is.
+// HostUser returns the ids of a container's user on the node. An id that the pod's user
+// namespace does not map stays as it is.
 func HostUser(pod *runtimeapi.PodSandboxConfig, u specs.User) (uid, gid int) {
 	onHost := func(mappings []*runtimeapi.IDMapping, id uint32) int {
 		for _, m := range mappings {

@@ -17,11 +17,9 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// containerDevices: nothing may be used but what is listed, and the usual
-// devices (null, zero, tty, ...), which libcontainer adds by itself. A
-// privileged container may use everything, and has what the node has, unless its
-// handler says otherwise; what it lists is there besides, in the place that it
-// names.
+// containerDevices allows what is listed, and the usual devices (null, zero, tty, ...), which
+// libcontainer adds by itself. A privileged container may use everything, and has what the node
+// has unless its handler says otherwise.
 func containerDevices(c *Container, spec *specs.Spec) error {
 	if spec.Linux.Resources == nil {
 		spec.Linux.Resources = &specs.LinuxResources{}
@@ -43,9 +41,8 @@ func containerDevices(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// addDevices adds a device, or all below a directory; without a path of its own it is
-// where it is on the host. A rule is needed for each, unless all are allowed: then no
-// permissions are given.
+// addDevices adds a device, or all below a directory. Each needs a rule, unless all are allowed:
+// then no permissions are given.
 func (c *Container) addDevices(spec *specs.Spec, device *runtimeapi.Device) error {
 	found, err := findDevices(device.GetHostPath(), path.Clean(cmp.Or(device.GetContainerPath(), device.GetHostPath())))
 	if err != nil {
@@ -70,9 +67,8 @@ func (c *Container) addDevices(spec *specs.Spec, device *runtimeapi.Device) erro
 	return nil
 }
 
-// addDevice: in a user namespace no node can be made, and libcontainer binds
-// the one with the same path on the host. One that is to be in another place
-// is bound here.
+// addDevice: in a user namespace no node can be made, and libcontainer binds the one with the
+// same path on the host. One for another place is bound here.
 func (c *Container) addDevice(spec *specs.Spec, d hostDevice) {
 	spec.Linux.Devices = slices.DeleteFunc(spec.Linux.Devices, func(other specs.LinuxDevice) bool { return other.Path == d.Path })
 	if UserNamespace(c.Pod) == nil || d.source == d.Path {
@@ -90,13 +86,12 @@ type hostDevice struct {
 	source string
 }
 
-// notDevices are directories in /dev that are filesystems of their own, or have no
-// devices of the node; a container has its own console and terminals.
+// notDevices are directories in /dev without devices of the node; a container has its own
+// console and terminals.
 var notDevices = []string{"pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev"}
 
-// findDevices finds what is at a path of the host, symbolic links followed: a
-// device, or a directory with devices, which keep their places in it. The node makes and
-// removes devices while they are listed.
+// findDevices finds a device, or those in a directory, which keep their places in it. The node
+// makes and removes devices while they are listed.
 func findDevices(hostPath, containerPath string) ([]hostDevice, error) {
 	source, err := filepath.EvalSymlinks(hostPath)
 	if err != nil {
@@ -142,9 +137,8 @@ func readDevice(hostPath, containerPath string) (specs.LinuxDevice, error) {
 	}, nil
 }
 
-// containerCDI adds what the vendors of the asked devices say that they need: nodes,
-// mounts, variables, hooks. Annotations are the older way to ask, which the kubelet uses
-// as well. A device that no file describes is an error, and may be in one that could not be read.
+// containerCDI adds what the vendors of the asked devices want: nodes, mounts, variables, hooks.
+// The kubelet sends annotations, the older way to ask, as well.
 func containerCDI(c *Container, spec *specs.Spec) error {
 	_, annotated, err := cdi.ParseAnnotations(c.Config.GetAnnotations())
 	if err != nil {

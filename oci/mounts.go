@@ -17,8 +17,8 @@ import (
 
 type mount = runtimeapi.Mount
 
-// containerMounts: the kernel's filesystems, then all that is bound from the
-// host, shallow before deep, so that no mount hides another.
+// containerMounts: the kernel's filesystems, then all that is bound from the host, shallow
+// before deep, so that no mount hides another.
 func containerMounts(c *Container, spec *specs.Spec) error {
 	spec.Mounts = kernelFilesystems(c, spec.Mounts)
 	for _, m := range binds(c) {
@@ -31,8 +31,7 @@ func containerMounts(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// binds are all mounts from the host. Of several in one place the last wins:
-// the container's own over the image's volumes and the pod's files.
+// binds are all mounts from the host. Of several in one place the last wins.
 func binds(c *Container) []*mount {
 	var all []*mount
 	at := make(map[string]int)
@@ -87,9 +86,8 @@ func bindSource(c *Container, m *mount) (string, error) {
 	return filepath.EvalSymlinks(source)
 }
 
-// bindAccess: images are always mounted read-only. What may be written to needs
-// no option: with one, the runtime mounts it anew with these options alone, and
-// nosuid, nodev and noexec of the source would be lost.
+// bindAccess: what may be written to needs no option. With one, the runtime would mount it anew
+// with these options alone, and nosuid, nodev and noexec of the source would be lost.
 func bindAccess(m *mount) []string {
 	switch {
 	case m.GetRecursiveReadOnly():
@@ -101,8 +99,8 @@ func bindAccess(m *mount) []string {
 	}
 }
 
-// bindOptions hold for mounts below the source, too, where the kernel can do
-// that (mount_setattr(2)): a volume may have some.
+// bindOptions hold for mounts below the source, too, where the kernel can do that
+// (mount_setattr(2)).
 func (c *Container) bindOptions(m *mount) []string {
 	if !c.Machine.RecursiveReadOnly || c.Defaults.OwnSandbox {
 		return m.GetMountOptions()
@@ -122,9 +120,8 @@ func linuxIDMappings(from []*runtimeapi.IDMapping) []specs.LinuxIDMapping {
 	return to
 }
 
-// propagate is the mount option for a propagation (mount_namespaces(7)). What
-// is to come from the host needs a source in a peer group, and a container
-// whose root receives; what is to go there needs one that sends.
+// propagate is the mount option for a propagation (mount_namespaces(7)). Receiving needs a
+// source in a peer group and a root that receives; sending needs both to send.
 func propagate(source string, mode runtimeapi.MountPropagation, spec *specs.Spec) (string, error) {
 	switch mode {
 	case runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER:
@@ -160,12 +157,11 @@ func wantPeers(source string, marks ...string) error {
 		source, holder.Mountpoint, holder.Mountpoint)
 }
 
-// Volume is a volume that an image declares: a directory of the container's
-// own at HostPath, to be filled with what the image has at ContainerPath.
+// Volume is a directory of the container's own for a volume of its image, filled with what the
+// image has at ContainerPath.
 type Volume struct{ ContainerPath, HostPath string }
 
-// ImageVolumes are the volumes of the container's image, without those that
-// the container mounts something on.
+// ImageVolumes are those of the image that the container mounts nothing on.
 func ImageVolumes(c *Container) []Volume {
 	var volumes []Volume
 	for i, declared := range slices.Sorted(slices.Values(c.Image.Volumes)) {
@@ -188,8 +184,7 @@ func volumeMounts(c *Container) []*mount {
 // Source is where a mount of a container comes from.
 type Source struct{ ContainerPath, HostPath string }
 
-// Relabelled are the sources that are to get the SELinux label of the
-// container's files.
+// Relabelled are the sources that get the SELinux label of the container's files.
 func Relabelled(c *Container) ([]Source, error) {
 	var sources []Source
 	for _, m := range binds(c) {
@@ -205,12 +200,10 @@ func Relabelled(c *Container) ([]Source, error) {
 	return sources, nil
 }
 
-// containerHiddenPaths hides parts of /proc and /sys that show the node or change it:
-// the lists of the base spec, or those of the kubelet (procMount: Default).
-// The CRI does not distinguish an empty list from none, so an empty one is the default
-// one, as in containerd. The kubelet asks for no list at all where
-// procMount is Unmasked, which Kubernetes allows with a user namespace alone:
-// there two empty lists hide nothing. A privileged container sees all.
+// containerHiddenPaths hides parts of /proc and /sys that show the node or change it: by the
+// lists of the base spec, or of the kubelet (procMount: Default). An empty list of the CRI is
+// none, as in containerd. Where procMount is Unmasked, which Kubernetes allows with a user
+// namespace alone, the kubelet sends two empty lists: then nothing is hidden.
 func containerHiddenPaths(c *Container, spec *specs.Spec) error {
 	defaultMasked, defaultReadonly := spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths
 	spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = nil, nil
@@ -244,10 +237,9 @@ func containerHiddenPaths(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// kernelFilesystems are mounted in every container, as in Docker and
-// containerd; where the container mounts something itself, also above one of
-// them, that one is not mounted: a mount of the node's /dev means all of it.
-// Mounts of the base spec take the place of these.
+// kernelFilesystems are mounted in every container, as in containerd, unless the container
+// mounts something there or above: its mount of the node's /dev means all of it. Mounts of the
+// base spec take their place.
 func kernelFilesystems(c *Container, base []specs.Mount) []specs.Mount {
 	access, cgroupAccess := "ro", "ro"
 	if c.security().GetPrivileged() {
@@ -292,9 +284,8 @@ func kernelFilesystems(c *Container, base []specs.Mount) []specs.Mount {
 	})
 }
 
-// keepsOwn: a base spec that was made for most containers mounts these read-only,
-// where a privileged one writes to them, and in a way that a user namespace with the
-// network of the node cannot.
+// keepsOwn: a base spec mounts these read-only, where a privileged container writes to them, and
+// in a way that a user namespace with the node's network cannot.
 func (c *Container) keepsOwn(m specs.Mount) bool {
 	return m.Destination == "/sys" && (c.security().GetPrivileged() || c.bindsSysfs()) || m.Destination == cgroupRoot && c.security().GetPrivileged()
 }
@@ -305,8 +296,8 @@ func (c *Container) bindsSysfs() bool { return UserNamespace(c.Pod) != nil && Ho
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// podFiles are what the containers of a pod share, unless the container mounts
-// its own in the same place: the kubelet does so with /etc/hosts.
+// podFiles are shared by the pod's containers, unless the container mounts its own there, as the
+// kubelet does with /etc/hosts.
 func podFiles(c *Container) []*mount {
 	readonly := c.security().GetReadonlyRootfs()
 	files := []*mount{

@@ -50,10 +50,10 @@ func onBase(base, asked *specs.LinuxResources) (*specs.LinuxResources, error) {
 	return base, err
 }
 
-// Resources are the limits of a container, at its creation or for an update:
-// what is zero in the CRI is not specified. What this machine has no
-// controller for is left out. The swap limit counts memory and swap together; without
-// one of its own a container with a memory limit gets no swap, as in containerd.
+// Resources are the limits of a container, at its creation or for an update, as far as this
+// machine has controllers. What is zero in the CRI is not specified. The swap limit counts
+// memory and swap together; without one a container with a memory limit gets no swap, as in
+// containerd.
 func Resources(r *runtimeapi.LinuxContainerResources, m machine.Machine) *specs.LinuxResources {
 	limits := &specs.LinuxResources{
 		CPU: &specs.LinuxCPU{
@@ -83,9 +83,8 @@ func specified[N int64 | uint64](value N) *N {
 	return &value
 }
 
-// CgroupsPath is the cgroup of a container below the pod's parent, in the
-// words of runtime-spec: a path for the driver cgroupfs, slice:prefix:name for
-// systemd, which makes the scope prefix-name.scope of it.
+// CgroupsPath is the cgroup of a container in the words of runtime-spec: a path, or
+// slice:prefix:name for systemd, which makes prefix-name.scope of it.
 func CgroupsPath(parent, prefix, id string, systemd bool) string {
 	if systemd {
 		return path.Base(parent) + ":" + strings.TrimSuffix(prefix, "-") + ":" + id
@@ -93,9 +92,8 @@ func CgroupsPath(parent, prefix, id string, systemd bool) string {
 	return path.Join("/", parent, prefix+id)
 }
 
-// DropUnsupported takes out of the limits of a container what this machine has no
-// controller for: the kubelet sends hugepage limits, for one, to every machine. The
-// parts CPU and Memory have to be there.
+// DropUnsupported takes out of limits what this machine has no controller for: the kubelet sends
+// hugepage limits to every machine. CPU and Memory have to be there.
 func DropUnsupported(r *specs.LinuxResources, m machine.Machine) {
 	has := func(controller string) bool { return slices.Contains(m.Controllers, controller) }
 	if !has("cpu") {
@@ -122,12 +120,10 @@ const (
 	unlimited = math.MaxUint64
 )
 
-// defaultRlimits are the limits of a container's processes that nothing else sets.
-// They are set one and all: what is not set would be inherited from the shell
-// that started the daemon. Descriptors are as in systemd's default, because
-// programs loop over all that they may have; processes and core files are
-// without a limit, as in the units of other runtimes, because processes are
-// limited by cgroups; the rest is as the kernel begins with (asm-generic/resource.h).
+// defaultRlimits are those that nothing else sets. All are set: what is not would be inherited
+// from the shell that started the daemon. Descriptors are as in systemd's default, because
+// programs loop over all that they may have; processes are limited by cgroups; the rest is as
+// the kernel begins with (asm-generic/resource.h).
 func defaultRlimits() []specs.POSIXRlimit {
 	return []specs.POSIXRlimit{
 		{Type: "RLIMIT_AS", Soft: unlimited, Hard: unlimited},
@@ -148,8 +144,8 @@ func defaultRlimits() []specs.POSIXRlimit {
 	}
 }
 
-// containerRlimits: the configuration's over those of the base spec over the
-// usual ones, each as near as this machine allows.
+// containerRlimits: the configuration's over the base spec's over the usual ones, as near as
+// this machine allows.
 func containerRlimits(c *Container, spec *specs.Spec) error {
 	all := defaultRlimits()
 	for _, limit := range slices.Concat(spec.Process.Rlimits, c.Defaults.Rlimits) {
@@ -164,8 +160,7 @@ func containerRlimits(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// SoftStack is the limit of the stack among the limits of a process, in bytes; no
-// limit where none is set.
+// SoftStack is the limit of the stack in bytes.
 func SoftStack(limits []specs.POSIXRlimit) uint64 {
 	for _, limit := range limits {
 		if limit.Type == "RLIMIT_STACK" {
@@ -175,8 +170,8 @@ func SoftStack(limits []specs.POSIXRlimit) uint64 {
 	return unlimited
 }
 
-// SysctlName is the name with dots. A name may be written with slashes, and a
-// dot is then part of an element (sysctl.d(5)): net/ipv4/conf/eth0.1/arp.
+// SysctlName is the name with dots. In one with slashes a dot is part of an element
+// (sysctl.d(5)): net/ipv4/conf/eth0.1/arp.
 func SysctlName(name string) string {
 	if first := strings.IndexAny(name, "./"); first < 0 || name[first] == '.' {
 		return name
@@ -184,8 +179,7 @@ func SysctlName(name string) string {
 	return strings.NewReplacer(".", "/", "/", ".").Replace(name)
 }
 
-// OwnsSysctl reports whether a kernel parameter belongs to a namespace that the
-// pod has for itself.
+// OwnsSysctl reports whether a kernel parameter belongs to a namespace of the pod's own.
 func OwnsSysctl(config *runtimeapi.PodSandboxConfig, name string) bool {
 	switch SysctlNamespace(name) {
 	case specs.NetworkNamespace:
@@ -203,8 +197,8 @@ var ipcSysctls = []string{
 	"kernel.shmall", "kernel.shmmax", "kernel.shmmni", "kernel.shm_rmid_forced",
 }
 
-// SysctlNamespace is the kind of namespace that a kernel parameter belongs to,
-// "" if it is one of the node.
+// SysctlNamespace is the kind of namespace that a kernel parameter belongs to, "" for the
+// node's.
 func SysctlNamespace(name string) specs.LinuxNamespaceType {
 	dotted := SysctlName(name)
 	switch {

@@ -79,10 +79,9 @@ func ForSandbox(s *Sandbox) (*specs.Spec, error) {
 	return spec, nil
 }
 
-// sysctls are the kernel parameters of the pod's namespaces. Unless
-// the pod says otherwise, every user of it may bind low ports and send pings,
-// as in Docker and containerd; not in a user namespace of its own, where the
-// group range could not be written, nor in the node's network.
+// sysctls are those of the pod's namespaces. Every user of the pod may bind low ports and send
+// pings, as in containerd; not in the node's network, and no pings in a user namespace, where
+// the group range could not be written.
 func (s *Sandbox) sysctls() map[string]string {
 	all := make(map[string]string)
 	if s.NetNS != "" {
@@ -121,11 +120,9 @@ func namespaceOptions(config *runtimeapi.PodSandboxConfig) *runtimeapi.Namespace
 	return config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 }
 
-// namespaces makes the namespaces that live and die with pause, and
-// joins those that were made before it. A pod in the node's network also lives
-// with the node's host name. With the pid mode CONTAINER each container gets a
-// pid namespace, and so does pause. The mappings of a user namespace that is
-// joined are the namespace's own: the runtime reads them there.
+// namespaces makes those that live and die with pause, and joins those that were made before it.
+// A pod in the node's network has the node's host name. The mappings of a user namespace that is
+// joined are the namespace's own.
 func (s *Sandbox) namespaces(spec *specs.Spec) {
 	options, node := namespaceOptions(s.Config), runtimeapi.NamespaceMode_NODE
 	spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.MountNamespace}}
@@ -149,10 +146,8 @@ func (s *Sandbox) namespaces(spec *specs.Spec) {
 	}
 }
 
-// containerNamespaces: a mount namespace of its own; the network, IPC, UTS and user
-// namespaces of the pod; the pid namespace that it asks for, which for the pod's is
-// the node's where the pod has that. On cgroup v2 a container sees its own cgroup as
-// the root, unless it is privileged.
+// containerNamespaces: a mount namespace of its own, those of the pod, and the pid namespace
+// that it asks for. On cgroup v2 it sees its own cgroup as the root, unless it is privileged.
 func containerNamespaces(c *Container, spec *specs.Spec) error {
 	spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.MountNamespace}}
 	pod, node := namespaceOptions(c.Pod), runtimeapi.NamespaceMode_NODE
@@ -185,42 +180,38 @@ func containerNamespaces(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// Defaults are what the node's configuration gives to pods and containers that
-// do not say otherwise. Its zero value gives nothing.
+// Defaults are what the node's configuration gives to pods and containers that do not say
+// otherwise.
 type Defaults struct {
-	// Rlimits are limits of a container's processes by resource; others are as
-	// in defaultRlimits.
+	// Rlimits are by resource; others are as in defaultRlimits.
 	Rlimits []specs.POSIXRlimit
 	// Capabilities are those of a container that asks for none; nil: DefaultCapabilities.
 	Capabilities []string
-	// Seccomp and AppArmor are the profiles of containers that ask for none, as the CRI
-	// has them in a text: "" is unconfined, and runtime/default.
+	// Seccomp and AppArmor are for containers that ask for none, as the CRI has them in a text;
+	// "" is unconfined, and runtime/default.
 	Seccomp, AppArmor string
 	// Env are variables, as NAME=VALUE; image and container have the last word.
 	Env []string
-	// Sysctls are kernel parameters of pods; those of namespaces that a pod
-	// shares with the node are left out.
+	// Sysctls are left out where a pod shares the namespace with the node.
 	Sysctls map[string]string
-	// DeviceOwnership gives the devices that a container asks for to its
-	// run_as_user and run_as_group.
+	// DeviceOwnership gives devices to run_as_user and run_as_group.
 	DeviceOwnership bool
 	// CgroupWritable lets a container write to its own cgroup (version 2).
 	CgroupWritable bool
-	// PrivilegedWithoutHostDevices: a privileged container may use all devices,
-	// and has those that it asks for.
+	// PrivilegedWithoutHostDevices: a privileged container has only the devices that it asks
+	// for.
 	PrivilegedWithoutHostDevices bool
-	// OwnSandbox: the runtime makes a sandbox for each container, so it is not told that
-	// it has made one for the pod; and its file system knows no mounts below others.
+	// OwnSandbox: the runtime makes a sandbox for each container: it is not told of one for the
+	// pod, and its file system knows no mounts below others.
 	OwnSandbox bool
-	// PodAnnotations and ContainerAnnotations are patterns (path.Match) of
-	// annotations that are passed on in the spec, where hooks find them.
+	// PodAnnotations and ContainerAnnotations are patterns (path.Match) of what is passed on in
+	// the spec.
 	PodAnnotations, ContainerAnnotations []string
-	// Base is what the spec of each container begins with, nil for an empty one.
+	// Base is what each container's spec begins with, nil for an empty one.
 	Base *specs.Spec
 }
 
-// newSpec is the beginning of a container's spec: the base, without what is for
-// the container and the CRI to say.
+// newSpec is the base, without what is for the container and the CRI to say.
 func (c *Container) newSpec() (*specs.Spec, error) {
 	spec := &specs.Spec{}
 	if base := c.Defaults.Base; base != nil {

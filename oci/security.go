@@ -15,8 +15,8 @@ import (
 	"github.com/minicri/minicri/internal/state"
 )
 
-// parseProfile reads the older form of a security profile: runtime/default,
-// docker/default, unconfined, or localhost/ and a path or a name.
+// parseProfile reads the older form: runtime/default, docker/default, unconfined, or localhost/
+// and a path or a name.
 func parseProfile(text string) *runtimeapi.SecurityProfile {
 	profile := &runtimeapi.SecurityProfile{}
 	ref, isLocal := strings.CutPrefix(text, "localhost/")
@@ -94,8 +94,8 @@ type asksForSeccomp interface {
 	GetSeccompProfilePath() string
 }
 
-// SeccompOf is the profile that a pod or a container asks for. The older form as a
-// string counts only where the newer one is missing (CRI, seccomp_profile_path).
+// SeccompOf is the profile asked for. The older form counts only where the newer one is missing
+// (CRI, seccomp_profile_path).
 func SeccompOf(security asksForSeccomp) *runtimeapi.SecurityProfile {
 	if profile := security.GetSeccomp(); profile != nil {
 		return profile
@@ -122,11 +122,9 @@ func setSeccomp(profile *runtimeapi.SecurityProfile, spec *specs.Spec, byDefault
 	return nil
 }
 
-// pauseDefault is the runtime's default profile for pause. It is far narrower
-// than the one for applications, because the program is known: what pause
-// itself calls, and what the runtime's init (a Go program) may call between
-// loading the filter and becoming pause. It also loads in a fraction of the
-// time: the rules of the common profile take 15 ms to compile.
+// pauseDefault is the default profile for pause: what it calls, and what the runtime's init (a
+// Go program) may call between loading the filter and becoming pause. It is narrower than the
+// common one, whose rules take 15 ms to compile.
 func pauseDefault() *specs.LinuxSeccomp {
 	eperm := uint(unix.EPERM)
 	return &specs.LinuxSeccomp{
@@ -147,9 +145,8 @@ func pauseDefault() *specs.LinuxSeccomp {
 	}
 }
 
-// containerProfiles: a container that names no profile gets that of the configuration.
-// The default seccomp profile allows the system calls that belong to the capabilities of
-// the container, which are set before.
+// containerProfiles: without a profile a container gets that of the configuration. The default
+// seccomp profile allows what belongs to its capabilities, which are set before.
 func containerProfiles(c *Container, spec *specs.Spec) error {
 	if c.security().GetPrivileged() {
 		return nil
@@ -165,8 +162,8 @@ func containerProfiles(c *Container, spec *specs.Spec) error {
 	return setSeccomp(filter, spec, seccomp.GetDefaultProfile)
 }
 
-// ContainerAppArmor is the profile that a container asks for; the older form
-// counts only where the newer one is missing (CRI, apparmor_profile).
+// ContainerAppArmor is the profile asked for; the older form counts only where the newer one is
+// missing.
 func ContainerAppArmor(security *runtimeapi.LinuxContainerSecurityContext) *runtimeapi.SecurityProfile {
 	if profile := security.GetApparmor(); profile != nil {
 		return profile
@@ -175,8 +172,8 @@ func ContainerAppArmor(security *runtimeapi.LinuxContainerSecurityContext) *runt
 	return parseProfile(security.GetApparmorProfile())
 }
 
-// appArmorProfile: the default degrades to none where the machine has no
-// AppArmor; a profile asked for by name was refused there before.
+// appArmorProfile: the default degrades to none without AppArmor; a profile asked for by name
+// was refused before.
 func appArmorProfile(profile *runtimeapi.SecurityProfile, m machine.Machine) string {
 	if profile == nil || !m.AppArmor {
 		return ""
@@ -191,9 +188,8 @@ func appArmorProfile(profile *runtimeapi.SecurityProfile, m machine.Machine) str
 	}
 }
 
-// privilegedType is the type of privileged containers: SELinux confines them no
-// more than processes of the node, and does so by its policy, not by leaving
-// them in the domain of the daemon.
+// privilegedType confines no more than the node's processes are, by the policy, not in the
+// daemon's domain.
 const privilegedType = "spc_t"
 
 // SELinux are the labels of a process and of its files, "" where the machine has
@@ -210,8 +206,8 @@ func (s SELinux) Level() string {
 	return parts[3]
 }
 
-// Shared reports whether files that get the label are for several pods: the
-// level has no categories, or the process has access to those of all pods.
+// Shared reports whether files with the label are for several pods: the level has no categories,
+// or the process has access to those of all pods.
 func (s SELinux) Shared() bool {
 	return !strings.Contains(s.Level(), ":") || strings.Contains(s.Process, ":"+privilegedType+":")
 }
@@ -222,9 +218,8 @@ func SandboxSELinux(config *runtimeapi.PodSandboxConfig) []string {
 	return selinuxOptions(security.GetSelinuxOptions(), security.GetPrivileged(), "")
 }
 
-// ContainerSELinux are the options of the label of a container: with the level
-// of its pod, unless it asks for one. So the containers of a pod can share
-// files, and those of other pods cannot read them.
+// ContainerSELinux are the options of the label of a container: with its pod's level unless it
+// asks for one, so that the pod's containers share files and others cannot read them.
 func ContainerSELinux(config *runtimeapi.ContainerConfig, pod SELinux) []string {
 	security := config.GetLinux().GetSecurityContext()
 	return selinuxOptions(security.GetSelinuxOptions(), security.GetPrivileged(), pod.Level())

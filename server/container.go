@@ -35,8 +35,7 @@ func (r *Runtime) StopContainer(ctx context.Context, request *runtimeapi.StopCon
 	return &runtimeapi.StopContainerResponse{}, r.Containers.Stop(ctx, request.GetContainerId(), seconds(request.GetTimeout()))
 }
 
-// seconds is a time-out of the CRI: none below 0, and no longer than a Duration
-// holds, which is 292 years.
+// seconds is a time-out of the CRI, none below 0, and no longer than a Duration holds.
 func seconds(n int64) time.Duration {
 	const most = int64(math.MaxInt64 / time.Second)
 	return time.Duration(min(max(0, n), most)) * time.Second
@@ -105,10 +104,8 @@ func containerStatus(c *container.Container) *runtimeapi.ContainerStatus {
 	}
 }
 
-// imageOf returns the image as the user wrote it, where the kubelet sent that.
-// Like Image.spec it has no runtime handler and no annotations: the kubelet
-// compares the two to find images that no container uses, and here one image
-// serves every handler.
+// imageOf returns the image as the user wrote it, where the kubelet sent that, without handler
+// and annotations like Image.spec: the kubelet compares the two to find unused images.
 func imageOf(config *runtimeapi.ContainerConfig) *runtimeapi.ImageSpec {
 	return &runtimeapi.ImageSpec{Image: cmp.Or(config.GetImage().GetUserSpecifiedImage(), config.GetImage().GetImage())}
 }

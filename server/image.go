@@ -151,8 +151,7 @@ func (s *ImageServer) ImageFsInfo(ctx context.Context, _ *runtimeapi.ImageFsInfo
 	}, nil
 }
 
-// imageName takes the image out of a spec. Its annotations are those of the pod
-// that the kubelet pulls for; no answer depends on them.
+// imageName takes the image out of a spec, whose annotations change no answer.
 func (s *ImageServer) imageName(spec *runtimeapi.ImageSpec) (string, error) {
 	if spec.GetImage() == "" {
 		return "", fmt.Errorf("no image is named: %w", errdefs.ErrInvalidArgument)
@@ -160,8 +159,8 @@ func (s *ImageServer) imageName(spec *runtimeapi.ImageSpec) (string, error) {
 	return spec.GetImage(), s.checkHandler(spec)
 }
 
-// checkHandler refuses a runtime handler that the node does not have. One that it
-// has chooses nothing: every handler runs the same images.
+// checkHandler refuses a runtime handler that the node does not have. Every handler runs the
+// same images.
 func (s *ImageServer) checkHandler(spec *runtimeapi.ImageSpec) error {
 	handler := spec.GetRuntimeHandler()
 	if handler == "" || slices.Contains(s.handlers(), handler) {

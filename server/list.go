@@ -35,13 +35,11 @@ func containerMatches(c *container.Container, filter *runtimeapi.ContainerFilter
 		strings.HasPrefix(c.SandboxID, filter.GetPodSandboxId()) && (state == nil || state.GetState() == c.State())
 }
 
-// pieceBytes is the size at which a message of a stream is sent: far below
-// every limit of gRPC, and large enough for some hundred pods.
+// pieceBytes is far below every limit of gRPC, and enough for some hundred pods.
 const pieceBytes = 1 << 20
 
-// sendPieces sends a list in messages that are cut by size: a pod's annotations
-// may be as large as a thousand other pods. An object that is larger than a
-// piece is sent alone.
+// sendPieces sends a list in messages that are cut by size: a pod's annotations may be as large
+// as a thousand other pods. An object larger than a piece is sent alone.
 func sendPieces[T proto.Message](list []T, send func([]T) error) error {
 	begin, size := 0, 0
 	for i, object := range list {
@@ -77,10 +75,10 @@ var keptTexts = []string{
 
 const mostKept = 1 << 10
 
-// fit leaves labels and annotations out of a message that is too long, the longest
-// first, until it fits: a list without some texts is one that the kubelet can work
-// with, whose own are kept; none is not. The message is copied then: its maps are those
-// of the pods' configurations. What is left has a limit of its own (validate.Listed).
+// fit leaves the longest labels and annotations out of a message that is too long: the kubelet
+// can work with a list without them, and not without a list. The message is copied then: its
+// maps are those of the pods' configurations. What is left has a limit of its own
+// (validate.Listed).
 func fit[M proto.Message](message M) M {
 	excess := proto.Size(message) - mostAnswer
 	if excess <= 0 {

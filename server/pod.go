@@ -152,9 +152,8 @@ func (r *Runtime) pods(filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSan
 	return pods
 }
 
-// snapshot returns the statuses of a pod and its containers at one moment,
-// without a lock: facts are replaced and never changed, so if the same ones are
-// there before and after, nothing has changed in between.
+// snapshot returns the statuses of a pod and its containers at one moment, without a lock: facts
+// are replaced and never changed, so the same ones before and after mean no change in between.
 func (r *Runtime) snapshot(sb *sandbox.Sandbox) (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus) {
 	for {
 		before := r.factsOf(sb)
@@ -181,10 +180,9 @@ func (r *Runtime) factsOf(sb *sandbox.Sandbox) []any {
 // errorDomain is the domain of our errdetails.ErrorInfo.
 const errorDomain = "minicri"
 
-// withDetails is a status error that says in fields, for programs, what its
-// message says for people: ErrorInfo has the step ("pod/cni add") and, where a
-// CNI plugin is to blame, network, plugin, caller, verb, code, message and
-// advice; DebugInfo has the end of the plugin's stderr.
+// withDetails is a status error that says in fields what its message says for people: ErrorInfo
+// has the step ("pod/cni add") and, where a CNI plugin is to blame, network, plugin, verb, code,
+// message and advice; DebugInfo has the end of its stderr.
 func withDetails(code codes.Code, text string, err error) error {
 	info := &errdetails.ErrorInfo{Domain: errorDomain, Reason: "STEP_FAILED", Metadata: make(map[string]string)}
 	details := []protoadapt.MessageV1{info}

@@ -77,14 +77,14 @@ const (
 	// largestRequest is what the kubelet accepts from a runtime, and more than it
 	// ever sends.
 	largestRequest = 16 << 20
-	// largestResponse: a list is as large as the objects in it, and refusing to
-	// send it would hide all of them. What is too large for a client fails there.
+	// largestResponse: refusing to send a list would hide all objects in it. What is too large
+	// for a client fails there.
 	largestResponse = math.MaxInt32
 )
 
-// callWorkers goroutines answer one call after the other, on stacks that have grown
-// already; growing stacks was 8 % of the daemon's time in calls of PodSandboxStatus.
-// Calls beyond them get a goroutine of their own.
+// callWorkers goroutines answer calls on stacks that have grown already: growing them was 8 % of
+// the daemon's time in calls of PodSandboxStatus. Calls beyond them get a goroutine of their
+// own.
 const callWorkers = 4
 
 // New makes a gRPC server that serves the runtime and the images.
@@ -171,8 +171,8 @@ type work struct {
 	running sync.WaitGroup
 }
 
-// changing are the calls that are waited for when the daemon ends. All others
-// only read, and are answered to the end.
+// changing are the calls that are waited for when the daemon ends. All others are answered to
+// the end.
 var changing = []string{
 	"RunPodSandbox", "StopPodSandbox", "RemovePodSandbox", "UpdatePodSandboxResources",
 	"CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "UpdateContainerResources",
@@ -192,13 +192,12 @@ func (w *work) begin() (leave func(), err error) {
 	return w.running.Done, nil
 }
 
-// Enter counts something in that Drain waits for and that is no call of the CRI, until
-// leave is called; it refuses it after Drain.
+// Enter counts something in that is no call of the CRI and that Drain waits for; it is refused
+// after Drain.
 func (r *Runtime) Enter() (leave func(), err error) { return r.work.begin() }
 
-// Drain refuses the calls that change something from now on, with
-// errdefs.ErrUnavailable, and waits for those under way, no longer than the
-// context. The others are still answered. It is called once.
+// Drain refuses calls that change something from now on, with errdefs.ErrUnavailable, and waits
+// for those under way, no longer than the context. It is called once.
 func (r *Runtime) Drain(ctx context.Context) error {
 	r.work.mu.Lock()
 	r.work.ended = true
@@ -216,8 +215,8 @@ func (r *Runtime) Drain(ctx context.Context) error {
 	}
 }
 
-// milestones maps calls that are logged at the level info to the text of the line. The
-// kubelet probes by ExecSync: only Exec and Attach are a user's.
+// milestones are the calls that are logged at the level info. The kubelet probes by ExecSync:
+// only Exec and Attach are a user's.
 var milestones = map[string]string{
 	"RunPodSandbox": "pod made", "RemovePodSandbox": "pod removed", "StartContainer": "container started",
 	"Exec": "exec", "Attach": "attach", "PullImage": "image pulled",
@@ -284,8 +283,8 @@ func (c calls) made(response any) []any {
 	return nil
 }
 
-// log writes the line of a call. A failure of a call that changes something is an error
-// whatever its code, but for probes; that something is not there is what a kubelet often asks to hear.
+// log writes the line of a call. A failure of a call that changes something is an error whatever
+// its code, but for probes; a kubelet often asks to hear NotFound.
 func (c calls) log(ctx context.Context, method string, pairs []any, began time.Time, err error) {
 	name := path.Base(method)
 	level, text := slog.LevelDebug, "call"
@@ -328,9 +327,9 @@ func grpcError(err error) error {
 	return withDetails(codes.Unknown, errtext.Of(err), err)
 }
 
-// kubeletName is the text by which the kubelet recognizes an error and shows it as a
-// pod's reason. It looks for it at the beginning of the message, and only in
-// errors of the code Unknown (pkg/kubelet/cri/remote, pkg/kubelet/images).
+// kubeletName is the text by which the kubelet recognizes an error and shows it as a pod's
+// reason: at the beginning of the message, in errors of the code Unknown
+// (pkg/kubelet/cri/remote, pkg/kubelet/images).
 func kubeletName(err error) string {
 	switch {
 	case errors.Is(err, image.ErrVerification):

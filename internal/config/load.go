@@ -23,8 +23,8 @@ import (
 // DefaultFile is read if it is there, when no other file is named.
 const DefaultFile = "/etc/minicri/config.toml"
 
-// Loaded is a configuration with what is to be said about its files. Commands that look
-// at a node work with it whatever is wrong; the daemon refuses one with Broken parts.
+// Loaded is a configuration with what is wrong with its files. The daemon refuses one with
+// Broken parts, commands that look at a node work with it.
 type Loaded struct {
 	*Config
 	// Sources say where the values are from that are not the default: "FILE:LINE", or
@@ -71,9 +71,8 @@ func (l *Loaded) reset(key string) {
 	}
 }
 
-// Read reads the configuration for the given flags; its error is that of the flags. Help
-// is written to the output. A command that has more flags than the daemon adds them with
-// more, and may take words too, before, between or after its flags.
+// Read reads the configuration for the given flags; its error is that of the flags. A command
+// adds its own flags with more, and may take words between them.
 func Read(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (_ *Loaded, words []string, err error) {
 	// Parsed twice: once to find the file, and again over its values.
 	var file string
@@ -97,8 +96,8 @@ func Read(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (_ 
 	return l, words, nil
 }
 
-// resolved is a path without symlinks, as libcontainer and mountinfo have it; what is
-// not there yet stays as it is. One that cannot be resolved is for its user to report.
+// resolved is a path without symlinks, as libcontainer and mountinfo have it. What is not there
+// yet stays; one that cannot be resolved is for its user to report.
 func resolved(path string) string {
 	if !filepath.IsAbs(path) {
 		return path
@@ -193,8 +192,8 @@ func tagOf(key string) reflect.StructTag {
 	return ""
 }
 
-// IsReloaded reports whether a change of the key, "limits.run" say, takes effect
-// without a restart of the daemon: the tag is on its table.
+// IsReloaded reports whether a change of the key ("limits.run") takes effect without a restart:
+// the tag is on its table.
 func IsReloaded(key string) bool {
 	first, _, _ := strings.Cut(key, ".")
 	return tagOf(first).Get("reload") != ""

@@ -39,11 +39,9 @@ type Spec struct {
 	// Program is the path and the global flags of a runtime; none for
 	// libcontainer.
 	Program []string
-	// CNIConf is the directory of the network configurations of its pods, "" for
-	// the node's.
+	// CNIConf is the directory of its networks, "" for the node's.
 	CNIConf string
-	// OwnSandbox: each container has a sandbox of the runtime's own, which shares no
-	// processes and no IPC with others.
+	// OwnSandbox: each container has a sandbox of the runtime's own.
 	OwnSandbox bool
 }
 
@@ -92,10 +90,9 @@ func (s *Set) Replace(specs map[string]Spec) {
 	s.specs = specs
 }
 
-// ProveBy has List say of a program that it cannot run pods unless try succeeds with it:
-// its path and its flags. try is called once at a time for each program, again when its
-// file has changed and some time after a failure, and returns within a limit of its own.
-// Find does not wait for it: what is tried there is the pod itself.
+// ProveBy has List say of a program that it cannot run pods unless try succeeds with its path
+// and flags. try is called once at a time for each program, again when its file has changed and
+// some time after a failure, and has a limit of its own. Find does not wait for it.
 func (s *Set) ProveBy(try func(program []string) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,8 +122,7 @@ const Builtin = "(builtin)"
 // handler after Replace.
 func (s *Set) Default() string { return cmp.Or(s.all()[""].Name, Builtin) }
 
-// CNIConf is the directory of the network configurations of a handler's pods, ""
-// for the node's.
+// CNIConf is the directory of the networks of a handler's pods, "" for the node's.
 func (s *Set) CNIConf(name string) string { return s.all()[name].CNIConf }
 
 // Find returns a handler that can run pods; errdefs.ErrNotFound if the
@@ -179,8 +175,8 @@ func (s *Set) status(ctx context.Context, name string, try func([]string) error)
 	return status
 }
 
-// question is one run of a program that says what it is, or shows what it does. The
-// answer counts as long as its file is the same; an error counts for errorLife.
+// question is one run of a program. The answer counts while its file is the same, an error for
+// errorLife.
 type question struct {
 	file     fs.FileInfo
 	done     chan struct{} // closed when what follows is set
@@ -192,8 +188,7 @@ type question struct {
 const (
 	// askLimit bounds a run of a runtime that only has to say what it is.
 	askLimit = 5 * time.Second
-	// errorLife is how long a program that could not be asked is not asked again:
-	// the kubelet asks for the status every few seconds.
+	// errorLife is long because the kubelet asks for the status every few seconds.
 	errorLife = 15 * time.Second
 	// mostSaid is how much of its answer is taken, in bytes.
 	mostSaid = 1 << 20
@@ -238,9 +233,8 @@ func (a *question) counts(file fs.FileInfo) bool {
 	}
 }
 
-// askFeatures runs "PROGRAM features" (runtime-spec, features.md). Runtimes
-// that do not have it yet can still run: they have to have a version then, and
-// count as those that can do nothing beyond the rest.
+// askFeatures runs "PROGRAM features" (runtime-spec, features.md). Runtimes that do not have it
+// yet need a version, and count as those that can do nothing beyond the rest.
 func askFeatures(path string) (Features, error) {
 	said, err := run(path, "features")
 	var parsed features.Features
@@ -251,9 +245,9 @@ func askFeatures(path string) (Features, error) {
 	return Features{}, err
 }
 
-// run runs a program within askLimit and returns what it says; what it has started
-// and left with its output is not waited for. It ends with us, also if we are killed:
-// by PR_SET_PDEATHSIG, for which the goroutine keeps its thread.
+// run runs a program within askLimit and returns what it says, without waiting for what it has
+// left with its output. It ends with us (PR_SET_PDEATHSIG, for which the goroutine keeps its
+// thread).
 func run(path, argument string) ([]byte, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

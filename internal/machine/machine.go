@@ -24,38 +24,31 @@ import (
 
 // Machine is what specs and checks have to know of the machine they are for.
 type Machine struct {
-	// OOMScoreAdj is the daemon's own; without CAP_SYS_RESOURCE no process can
-	// get a lower one (proc_pid_oom_score_adj(5)).
+	// OOMScoreAdj is the daemon's own; without CAP_SYS_RESOURCE no process can get a lower one
+	// (proc_pid_oom_score_adj(5)).
 	OOMScoreAdj    int
 	CanLowerOOMAdj bool
 	AppArmor       bool
 	SELinux        bool
-	// SELinuxProblem says why SELinux cannot confine containers, "" if it can or
-	// there is none.
+	// SELinuxProblem says why SELinux cannot confine containers.
 	SELinuxProblem string `json:",omitempty"`
-	// Capabilities are the daemon's own, sorted; nothing that it starts can
-	// have others.
+	// Capabilities are the daemon's own, sorted; nothing it starts can have others.
 	Capabilities []string `json:",omitempty"`
-	// Controllers of cgroups are those that are there to be set, sorted;
-	// CgroupV2 means version 2 alone, Swap that swap is accounted.
+	// Controllers are those of cgroups that are there to be set, sorted; CgroupV2 means version
+	// 2 alone, Swap that swap is accounted.
 	Controllers []string `json:",omitempty"`
 	CgroupV2    bool     `json:",omitempty"`
 	Swap        bool     `json:",omitempty"`
-	// CgroupDelegation: a cgroup namespace bounds what is done in it (cgroups(7),
-	// nsdelegate).
+	// CgroupDelegation: a cgroup namespace bounds what is done in it (nsdelegate).
 	CgroupDelegation bool `json:",omitempty"`
-	// Rlimits are the daemon's own hard limits by name ("RLIMIT_NOFILE"); nil
-	// with CAP_SYS_RESOURCE, with which processes may have higher ones.
+	// Rlimits are the daemon's hard limits by name; nil with CAP_SYS_RESOURCE.
 	Rlimits map[string]uint64 `json:",omitempty"`
-	// CPUs and MemoryNodes bound the numbers of those that the kernel can have; 0
-	// where they are not known.
+	// CPUs and MemoryNodes bound the numbers of those that the kernel can have; 0 is unknown.
 	CPUs        uint64 `json:",omitempty"`
 	MemoryNodes uint64 `json:",omitempty"`
-	// HugepageSizes are those of the kernel, sorted, in the form that the files of
-	// the controller hugetlb have ("2MB"); none where they are not known.
+	// HugepageSizes are the kernel's, sorted, as the controller hugetlb writes them ("2MB").
 	HugepageSizes []string `json:",omitempty"`
-	// RecursiveReadOnly and UserNamespaces are the features of these names (see
-	// Features).
+	// RecursiveReadOnly and UserNamespaces are as in Features.
 	RecursiveReadOnly bool `json:",omitempty"`
 	UserNamespaces    bool `json:",omitempty"`
 }
@@ -118,8 +111,7 @@ func held(own capability.Capabilities) (names []string) {
 	return names
 }
 
-// OOMScoreAdjNear is the value nearest to the wanted one that a process of
-// this machine may have.
+// OOMScoreAdjNear is the nearest value that a process of this machine may have.
 func (m Machine) OOMScoreAdjNear(wanted int) int {
 	if m.CanLowerOOMAdj {
 		return wanted
@@ -127,9 +119,8 @@ func (m Machine) OOMScoreAdjNear(wanted int) int {
 	return max(wanted, m.OOMScoreAdj)
 }
 
-// Feature is something that not every supported kernel has. Distributions add
-// features to older kernels and leave some out of newer ones, so each is asked
-// for by using it.
+// Feature is something that not every supported kernel has, asked for by using it: distributions
+// add features to older kernels and leave some out of newer ones.
 type Feature struct {
 	Name string
 	// Since is the release of Linux that brought it.
@@ -205,9 +196,8 @@ func probeRecursiveReadOnly() error {
 	return err
 }
 
-// probeUserNamespaces: pods can have their own, with the owners of files mapped
-// by mounts, also of the layers of an overlay. The limit may be 0
-// (user_namespaces(7)).
+// probeUserNamespaces: pods can have their own, with owners mapped by mounts, also of an
+// overlay's layers. The limit may be 0 (user_namespaces(7)).
 func probeUserNamespaces(root string) error {
 	most, err := os.ReadFile("/proc/sys/user/max_user_namespaces")
 	if err == nil && strings.TrimSpace(string(most)) == "0" {
@@ -219,9 +209,8 @@ func probeUserNamespaces(root string) error {
 	return probeMappedOverlay(root)
 }
 
-// count is how many CPUs or memory nodes the kernel can have: its list, such as
-// 0-3, ends with the last one (/sys/devices/system/cpu/possible). It is 0 where
-// that cannot be read.
+// count is how many CPUs or memory nodes the kernel can have: its list, such as 0-3, ends with
+// the last one. 0 is unknown.
 func count(file string) uint64 {
 	list, _ := os.ReadFile(file)
 	text := strings.TrimSpace(string(list))
@@ -232,8 +221,7 @@ func count(file string) uint64 {
 	return last + 1
 }
 
-// memoryNodes is count of the kernel's list of memory nodes. A kernel without NUMA has
-// one, and no list.
+// memoryNodes is the same for memory nodes: a kernel without NUMA has one, and no list.
 func memoryNodes(file string) uint64 {
 	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
 		return 1
@@ -305,8 +293,7 @@ func hardLimits() (map[string]uint64, error) {
 	return limits, nil
 }
 
-// RlimitNear is the hard limit nearest to the wanted one that a process of this
-// machine may have.
+// RlimitNear is the nearest hard limit that a process of this machine may have.
 func (m Machine) RlimitNear(name string, wanted uint64) uint64 {
 	if own, limited := m.Rlimits[name]; limited {
 		return min(wanted, own)

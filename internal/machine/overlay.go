@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mappedRoot is the uid on the node of root in the user namespace of the probe; any
-// but 0 does.
+// mappedRoot is the node's uid for root in the probe's user namespace.
 const mappedRoot = 65534
 
 // probeMappedOverlay mounts an overlay whose lower layer has mapped owners, as
@@ -97,8 +96,8 @@ func mappedTree(dir string) (tree int, err error) {
 	return tree, nil
 }
 
-// openUserns opens a new user namespace. The process that it is made with never
-// runs: it is stopped at its exec, being traced, and ended.
+// openUserns opens a new user namespace. Its process is traced, so it stops at its exec, and is
+// killed there.
 func openUserns() (_ *os.File, err error) {
 	runtime.LockOSThread() // the process is killed with the thread that starts it
 	defer runtime.UnlockOSThread()

@@ -16,8 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultProfile is the name of the AppArmor profile of containers that ask for
-// the runtime's default.
+// DefaultProfile is the name of the default AppArmor profile.
 const DefaultProfile = "minicri-default"
 
 // The profile is written out here instead of by a library: those there are
@@ -27,9 +26,8 @@ const DefaultProfile = "minicri-default"
 //go:embed default.profile
 var defaultProfile string
 
-// appArmorSupported reports whether profiles can be loaded and applied: the kernel has
-// AppArmor switched on, and the parser is installed. In many containers that
-// serve as nodes the first is true and the second is not.
+// appArmorSupported reports whether the kernel has AppArmor on and the parser is installed,
+// which it is not in many containers that serve as nodes.
 func appArmorSupported() bool {
 	enabled, err := os.ReadFile("/sys/module/apparmor/parameters/enabled")
 	if err != nil || !strings.HasPrefix(string(enabled), "Y") {
@@ -39,8 +37,8 @@ func appArmorSupported() bool {
 	return err == nil
 }
 
-// LoadDefaultProfile loads the default profile, or replaces the one that an earlier
-// daemon loaded. Processes that it confines already follow the new one.
+// LoadDefaultProfile loads the default profile; processes that an earlier one confines follow
+// it.
 func LoadDefaultProfile(ctx context.Context) error {
 	// The cache would be read from, and written to, a directory of the machine.
 	command := exec.CommandContext(ctx, "apparmor_parser", "--replace", "--skip-cache")
@@ -69,9 +67,8 @@ func ownProfile() string {
 	return name
 }
 
-// checkSELinuxPolicy reports why the policy of a machine with SELinux cannot
-// confine containers: it names no labels for them (selinux(8), lxc_contexts), or
-// does not know the one that it names.
+// checkSELinuxPolicy reports why the policy cannot confine containers: it names no labels for
+// them (selinux(8), lxc_contexts), or does not know the one that it names.
 func checkSELinuxPolicy() error {
 	process, mount := selinux.ContainerLabels()
 	if process == "" || mount == "" {
@@ -86,8 +83,8 @@ func checkSELinuxPolicy() error {
 	return nil
 }
 
-// NewLabels makes the labels of a process and of its files, with a level that
-// no other pod has unless an option names one. Both are "" without SELinux.
+// NewLabels makes the labels of a process and of its files, with a level that no other pod has
+// unless an option names one; "" without SELinux.
 func (m Machine) NewLabels(options []string) (process, mount string, err error) {
 	if !m.SELinux {
 		return "", "", nil
@@ -98,9 +95,7 @@ func (m Machine) NewLabels(options []string) (process, mount string, err error) 
 	return process, mount, nil
 }
 
-// ReserveLevel keeps the level of a label for the pod that has it, over a restart
-// of the daemon; ReleaseLevel gives it back. A label without one, as on a machine
-// without SELinux, is ignored.
+// ReserveLevel keeps the level of a label for its pod over a restart of the daemon.
 func (m Machine) ReserveLevel(process string) {
 	if m.SELinux {
 		selinux.ReserveLabel(process)
@@ -128,9 +123,8 @@ func CheckRelabel(path string) error {
 	return nil
 }
 
-// RelabelForAll gives a directory of the daemon's, and all below it, the label of
-// files that every container may use: without it a policy that is enforced lets no
-// container execute what is there.
+// RelabelForAll gives a directory of the daemon's, and all below it, the label of files that
+// every container may use: an enforced policy lets none execute it without.
 func (m Machine) RelabelForAll(path string) error {
 	if !m.SELinux || m.SELinuxProblem != "" {
 		return nil
@@ -140,10 +134,9 @@ func (m Machine) RelabelForAll(path string) error {
 	return m.Relabel(path, mount, true)
 }
 
-// LabelLayers makes the directory of the layers of images, and gives it the label of
-// files that every container may read and none may write. What is made in it later
-// inherits that. The label of the mounts is not enough: what a program maps is checked
-// by the label of the layer's file too.
+// LabelLayers makes the directory of the layers of images, whose label what is made in it
+// inherits: every container may read them and none may write. The label of the mounts is not
+// enough: what a program maps is checked by the layer's file too.
 func (m Machine) LabelLayers(dir string) error {
 	if !m.SELinux || m.SELinuxProblem != "" {
 		return nil
@@ -174,9 +167,8 @@ func (m Machine) LabelLayers(dir string) error {
 	return nil
 }
 
-// Relabel gives a path, and all below it, the label of a container's files, or
-// with shared that of the files of all containers. A file system without labels
-// is left as it is.
+// Relabel gives a path, and all below it, the label of a container's files, with shared that of
+// all containers'. A file system without labels stays as it is.
 func (m Machine) Relabel(path, mount string, shared bool) error {
 	if !m.SELinux || mount == "" {
 		return nil

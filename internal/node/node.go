@@ -43,9 +43,8 @@ type Node struct {
 	facts facts
 }
 
-// Open reads the identity of the node, and makes one if it has none. It refuses
-// a state or netns directory that is not the one that pods of this boot have
-// their files and namespaces in.
+// Open reads the identity of the node, or makes one. It refuses a state or netns directory in
+// which pods of this boot do not have their files and namespaces.
 func Open(root, stateDir, netnsDir string) (*Node, error) {
 	boot, err := process.BootID()
 	if err != nil {
@@ -75,8 +74,7 @@ func changed(key, was, is string) error {
 	return fmt.Errorf("%s is %s, but pods of this node have theirs in %s: start with %[1]s = %[3]q, or remove all pods first", key, is, was)
 }
 
-// Read is Open for a look at a node whose daemon may be running: it changes
-// nothing.
+// Read is Open without a change, for a node whose daemon may be running.
 func Read(root string) (*Node, error) {
 	n := &Node{path: filepath.Join(root, "node.json")}
 	data, err := state.ReadFile(n.path)
@@ -97,8 +95,7 @@ func Read(root string) (*Node, error) {
 	return n, nil
 }
 
-// hasRecords reports whether there is a record of any pod, container or
-// attachment, one in quarantine too.
+// hasRecords reports whether there is a record, or one in quarantine.
 func hasRecords(root string) bool {
 	for _, kind := range []string{"sandboxes", "containers", "attachments"} {
 		dir := filepath.Join(root, kind)
@@ -128,8 +125,8 @@ func (n *Node) Parents() []string {
 	return slices.Clone(n.facts.Parents)
 }
 
-// Know notes the parent of a cgroup that is about to be made, given as its path
-// below a hierarchy; where things of the node are looked for follows from it.
+// Know notes the parent of a cgroup that is about to be made, a path below a hierarchy: the
+// node's things are looked for there.
 func (n *Node) Know(path string) error {
 	parent, below, _ := strings.Cut(strings.Trim(filepath.Clean("/"+path), "/"), "/")
 	if below == "" { // the cgroup is itself a topmost one

@@ -178,8 +178,8 @@ func (c *container) mountSource(field string, m *runtimeapi.Mount) {
 	}
 }
 
-// Mount reports what is wrong with the places of a mount that does not come from
-// a request; source is empty for one that has none on the node.
+// Mount reports what is wrong with a mount that does not come from a request; source is "" for
+// none.
 func Mount(destination, source string) error {
 	p := &problems{}
 	p.text("destination", destination)
@@ -254,11 +254,10 @@ func (c *container) user() {
 	}
 }
 
-// mostListed bounds what all pods together, and all containers together, may take
-// in a list without their labels and annotations, which a list leaves out where it
-// would be too long. The kubelet reads a list as one message of at most 16 MiB, and
-// a list that is longer is none: it takes the node for dead. The statistics of pods
-// name those of containers too, so that each kind has less than half of it.
+// mostListed bounds what all pods, and all containers, may take in a list without labels and
+// annotations, which a list that is too long leaves out. The kubelet reads a list as one message
+// of at most 16 MiB, and takes the node for dead without one. Statistics of pods name containers
+// too, so that each kind has less than half of it.
 const mostListed = 7 << 20
 
 // Listed refuses a pod or a container, as kind says, that would make their list too
