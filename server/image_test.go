@@ -44,13 +44,13 @@ func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
 	if os.Getuid() != 0 {
 		t.Fatal("the image store makes overlays: run this test as root")
 	}
-	config := image.Config{Root: t.TempDir(), Logger: slog.New(slog.DiscardHandler)}
+	registry := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	config := image.Config{Root: t.TempDir(), Logger: slog.New(slog.DiscardHandler), Pinned: []string{strings.TrimPrefix(registry.URL, "http://") + "/life:1"}}
 	for _, f := range change {
 		f(&config)
 	}
 	store, err := image.Open(t.Context(), config)
 	must(t, err)
-	registry := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	t.Cleanup(func() {
 		registry.Close()
 		if err := store.Close(); err != nil {
@@ -141,7 +141,7 @@ func TestPullIsLogged(t *testing.T) {
 
 // cri: Image.repo_digests Image.repo_tags Image.size Image.uid Image.username ImageFilter.image ImageStatus
 // cri: ImageStatusRequest.image ImageStatusRequest.verbose ImageStatusResponse.image ImageStatusResponse.info
-// cri: ListImages ListImagesRequest.filter ListImagesResponse.images
+// cri: ListImages ListImagesRequest.filter ListImagesResponse.images Image.pinned
 func TestImageLife(t *testing.T) {
 	node := newImageNode(t)
 	reference := node.push(t, "life:1", oneFile(t, "x", v1.Config{User: "1001:5", Env: []string{"A=b"}}))
@@ -153,7 +153,7 @@ func TestImageLife(t *testing.T) {
 	got, err := node.ImageStatus(t.Context(), &runtimeapi.ImageStatusRequest{Image: named(reference), Verbose: true})
 	must(t, err)
 	i := got.GetImage()
-	if i.GetId() != id || i.GetSize() == 0 || i.GetUid().GetValue() != 1001 || i.GetUsername() != "" ||
+	if i.GetId() != id || i.GetSize() == 0 || i.GetUid().GetValue() != 1001 || !i.GetPinned() || i.GetUsername() != "" ||
 		len(i.GetRepoTags()) != 1 || len(i.GetRepoDigests()) != 1 || !strings.Contains(got.GetInfo()["info"], `"A=b"`) {
 		t.Errorf("status: %v", got)
 	}
@@ -173,30 +173,34 @@ func TestImageLife(t *testing.T) {
 	}
 }
 
-// cri: Image.id PullImageResponse.image_ref StreamImages StreamImagesResponse.images
+// cri: Image.id PullImageResponse.image_ref StreamImages StreamImagesResponse.images StreamImagesRequest.filter
 func TestStreamImagesSendsEachOnce(t *testing.T) {
 	node := newImageNode(t)
+	last := ""
 	for i := range 5 {
-		node.pull(t, node.push(t, fmt.Sprintf("stream/%d:1", i), oneFile(t, fmt.Sprint(i), v1.Config{})))
+		last = node.push(t, fmt.Sprintf("stream/%d:1", i), oneFile(t, fmt.Sprint(i), v1.Config{}))
+		node.pull(t, last)
 	}
-	stream, err := node.StreamImages(t.Context(), &runtimeapi.StreamImagesRequest{})
-	must(t, err)
-	seen := map[string]bool{}
-	for {
-		part, err := stream.Recv()
-		if err == io.EOF {
-			break
-		}
+	for filter, want := range map[string]int{"": 5, last: 1} {
+		stream, err := node.StreamImages(t.Context(), &runtimeapi.StreamImagesRequest{Filter: &runtimeapi.ImageFilter{Image: named(filter)}})
 		must(t, err)
-		for _, i := range part.GetImages() {
-			if seen[i.GetId()] {
-				t.Errorf("%s came twice", i.GetId())
+		seen := map[string]bool{}
+		for {
+			part, err := stream.Recv()
+			if err == io.EOF {
+				break
 			}
-			seen[i.GetId()] = true
+			must(t, err)
+			for _, i := range part.GetImages() {
+				if seen[i.GetId()] {
+					t.Errorf("%s came twice", i.GetId())
+				}
+				seen[i.GetId()] = true
+			}
 		}
-	}
-	if len(seen) != 5 {
-		t.Errorf("%d images, want 5", len(seen))
+		if len(seen) != want {
+			t.Errorf("%d images, want %d", len(seen), want)
+		}
 	}
 }
 

@@ -17,42 +17,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func TestListPodSandboxFilter(t *testing.T) {
-	client := dial(t, restored(t,
-		stored{id: "aa11", config: podConfig("web", map[string]string{"app": "web", "tier": "front"}), ready: true},
-		stored{id: "aa22", config: podConfig("db", map[string]string{"app": "db", "tier": ""})},
-		stored{id: "bb33", config: podConfig("bare", nil)},
-	))
-	ready := &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY}
-	notReady := &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY}
-	type filter = runtimeapi.PodSandboxFilter
-	type labels = map[string]string
-	for _, test := range []struct {
-		name   string
-		filter *filter
-		want   string
-	}{
-		{"none", nil, "bb33 aa22 aa11"},
-		{"an empty one", &filter{}, "bb33 aa22 aa11"},
-		{"an id", &filter{Id: "aa22"}, "aa22"},
-		{"the start of an id", &filter{Id: "aa"}, "aa22 aa11"},
-		{"an unknown id", &filter{Id: "aa222"}, ""},
-		{"ready", &filter{State: ready}, "aa11"},
-		{"not ready", &filter{State: notReady}, "bb33 aa22"},
-		{"a label", &filter{LabelSelector: labels{"app": "web"}}, "aa11"},
-		{"a label that is empty is one", &filter{LabelSelector: labels{"tier": ""}}, "aa22"},
-		{"all labels have to match", &filter{LabelSelector: labels{"app": "web", "tier": "back"}}, ""},
-		{"all of it has to match", &filter{Id: "aa", State: notReady, LabelSelector: labels{"app": "db"}}, "aa22"},
-		{"not all of it matches", &filter{Id: "aa", State: ready, LabelSelector: labels{"app": "db"}}, ""},
-	} {
-		response, err := client.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: test.filter})
-		must(t, err)
-		if got := ids(response.GetItems()); got != test.want {
-			t.Errorf("%s: listed %q, want %q", test.name, got, test.want)
-		}
-	}
-}
-
 func ids(pods []*runtimeapi.PodSandbox) string {
 	var ids []string
 	for _, pod := range pods {
@@ -114,33 +78,6 @@ func TestStreamPodSandboxes(t *testing.T) {
 	}
 }
 
-func TestPodSandboxStatus(t *testing.T) {
-	config := podConfig("web", map[string]string{"app": "web"})
-	config.Annotations = map[string]string{"note": "kept as it is\n"}
-	config.Metadata.Attempt = 7
-	client := dial(t, restored(t, stored{id: "aa11", config: config, ready: true}))
-	response, err := client.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: "aa11"})
-	must(t, err)
-	want := &runtimeapi.PodSandboxStatus{
-		Id: "aa11", Metadata: config.Metadata, State: runtimeapi.PodSandboxState_SANDBOX_READY, CreatedAt: 1,
-		Network: &runtimeapi.PodSandboxNetworkStatus{},
-		Linux: &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{
-			Options: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
-		}},
-		Labels: config.Labels, Annotations: config.Annotations,
-	}
-	if !proto.Equal(response.GetStatus(), want) {
-		t.Errorf("status\n got %v\nwant %v", response.GetStatus(), want)
-	}
-	if len(response.GetInfo()) != 0 {
-		t.Error("verbose without being asked")
-	}
-	verbose, err := client.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: "aa11", Verbose: true})
-	if err != nil || !strings.Contains(verbose.GetInfo()["info"], `"pid"`) {
-		t.Errorf("verbose: %v, %v", verbose.GetInfo(), err)
-	}
-}
-
 // What is unknown is not found, is stopped and is removed; what is malformed
 // is told so.
 //
@@ -178,11 +115,12 @@ func wantCode(t *testing.T, err error, code codes.Code) {
 // those that it was made with, for a pod that has ended too. What an update does not
 // give stays.
 //
-// cri: LinuxPodSandboxConfig.overhead UpdatePodSandboxResources
+// cri: LinuxPodSandboxConfig.overhead LinuxPodSandboxConfig.resources UpdatePodSandboxResources
+// cri: UpdatePodSandboxResourcesRequest.overhead
 // cri: UpdatePodSandboxResourcesRequest.pod_sandbox_id UpdatePodSandboxResourcesRequest.resources
 func TestUpdatePodSandboxResources(t *testing.T) {
 	config := podConfig("web", nil)
-	config.Linux.Overhead = &runtimeapi.LinuxContainerResources{CpuShares: 7}
+	config.Linux.Overhead, config.Linux.Resources = &runtimeapi.LinuxContainerResources{CpuShares: 7}, &runtimeapi.LinuxContainerResources{CpuShares: 66}
 	client := dial(t, restored(t,
 		stored{id: "aa11", config: config, ready: true},
 		stored{id: "bb22", config: podConfig("ended", nil)},
@@ -200,7 +138,7 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 		must(t, json.Unmarshal([]byte(response.GetInfo()["info"]), &resources.Info))
 		return resources
 	}
-	if got := shown("aa11").Info; got.Overhead.CPUShares != "7" || got.Resources.CPUShares != "" {
+	if got := shown("aa11").Info; got.Overhead.CPUShares != "7" || got.Resources.CPUShares != "66" {
 		t.Errorf("before an update: %+v", got)
 	}
 	for _, id := range []string{"aa11", "bb22"} {

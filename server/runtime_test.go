@@ -56,16 +56,6 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-func TestRuntimeConfig(t *testing.T) {
-	for driver, systemd := range map[runtimeapi.CgroupDriver]bool{runtimeapi.CgroupDriver_CGROUPFS: false, runtimeapi.CgroupDriver_SYSTEMD: true} {
-		client := dial(t, &Runtime{Info: Info{SystemdCgroup: systemd}})
-		response, err := client.RuntimeConfig(t.Context(), &runtimeapi.RuntimeConfigRequest{})
-		if err != nil || response.GetLinux().GetCgroupDriver() != driver {
-			t.Errorf("systemd %v: %v, %v", systemd, response, err)
-		}
-	}
-}
-
 // cri: NetworkConfig.pod_cidr RuntimeConfig.network_config UpdateRuntimeConfig
 // cri: UpdateRuntimeConfigRequest.runtime_config
 func TestUpdateRuntimeConfig(t *testing.T) {

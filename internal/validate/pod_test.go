@@ -98,6 +98,8 @@ func TestPodAccepts(t *testing.T) {
 }
 
 // Every malformed field is refused, by its name, and by no other.
+//
+// cri: LinuxPodSandboxConfig.security_context LinuxSandboxSecurityContext.namespace_options NamespaceOption.ipc
 func TestPodRefuses(t *testing.T) {
 	const securityField, namespaceField = "config.linux.security_context.", "config.linux.security_context.namespace_options."
 	localhost := func(ref string) *runtimeapi.SecurityProfile {

@@ -38,48 +38,6 @@ func problems(t *testing.T, n *harness.Node, flags ...string) (found []nodecheck
 	return found, err == nil
 }
 
-func TestCheckIsCleanOnANodeWithPods(t *testing.T) {
-	n := newNode(t)
-	n.RunPod(n.PodConfig("web"))
-	if found, clean := problems(t, n); !clean {
-		t.Errorf("a node with a healthy pod has problems: %v", found)
-	}
-}
-
-func TestCheckFindsAndRemovesOrphans(t *testing.T) {
-	n := newNode(t)
-	id := n.RunPod(n.PodConfig("web"))
-	mark := strings.TrimSuffix(filepath.Base(verbose(t, n, id).NetNamespace), id)
-	orphan := filepath.Join(n.Netns, mark+"0123")
-	foreign := filepath.Join(n.Netns, "not-ours")
-	for _, path := range []string{orphan, foreign} {
-		check(t, os.WriteFile(path, nil, 0o444))
-	}
-	group := n.MakeCgroup(mark + "4567")
-	files := filepath.Join(n.State, "sandboxes", "89ab")
-	check(t, os.Mkdir(files, 0o700))
-
-	found, clean := problems(t, n)
-	if clean || len(found) != 3 {
-		t.Errorf("want the 3 orphans, got %v, clean %v", found, clean)
-	}
-	if left, clean := problems(t, n, "--fix"); !clean {
-		t.Errorf("after --fix: %v", left)
-	}
-	for _, path := range []string{orphan, files, cgroupDir(group)} {
-		if _, err := os.Lstat(path); err == nil {
-			t.Errorf("%s is still there", path)
-		}
-	}
-	if _, err := os.Lstat(foreign); err != nil {
-		t.Errorf("what is not ours was removed: %v", err)
-	}
-	if !ready(t, n, id) {
-		t.Error("the pod is not ready any more")
-	}
-	check(t, os.Remove(foreign))
-}
-
 // cgroupDir is the directory of a cgroup, in one hierarchy of version 1 or in version
 // 2 alone.
 func cgroupDir(path string) string {
@@ -89,35 +47,39 @@ func cgroupDir(path string) string {
 	return filepath.Join("/sys/fs/cgroup/pids", path)
 }
 
-// What containers leave is seen too, and removed: cgroups with what runs in them,
-// mounted files, volumes; and nothing of another node.
-func TestCheckFindsAndRemovesWhatContainersLeave(t *testing.T) {
+// What pods and containers leave is seen and removed: namespaces, files, cgroups with what
+// runs in them, mounts, volumes; and nothing of another node.
+func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 	n := newNode(t)
 	id := n.RunPod(n.PodConfig("web"))
-	node := strings.TrimPrefix(strings.TrimSuffix(filepath.Base(verbose(t, n, id).NetNamespace), "-"+id), "minicri-")
-	orphan := strings.Repeat("ab", 32)
-	group := n.MakeCgroup("minicri-c-" + node + "-" + orphan)
-	foreign := n.MakeCgroup("minicri-c-00000000-" + orphan)
+	mark := strings.TrimSuffix(filepath.Base(verbose(t, n, id).NetNamespace), id)
+	node := strings.TrimSuffix(strings.TrimPrefix(mark, "minicri-"), "-")
+	name := strings.Repeat("ab", 32)
+	group, pause := n.MakeCgroup("minicri-c-"+node+"-"+name), n.MakeCgroup(mark+"4567")
+	foreign := n.MakeCgroup("minicri-c-00000000-" + name)
 	process := exec.Command("sleep", "600")
 	check(t, process.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- process.Wait() }()
 	check(t, os.WriteFile(filepath.Join(cgroupDir(group), "cgroup.procs"), []byte(strconv.Itoa(process.Process.Pid)), 0))
-	rootfs := filepath.Join(n.State, "containers", orphan, "rootfs")
-	left := []string{filepath.Join(n.State, "containers", orphan), filepath.Join(n.Root, "container-volumes", orphan)}
+	rootfs := filepath.Join(n.State, "containers", name, "rootfs")
+	left := []string{filepath.Join(n.State, "containers", name), filepath.Join(n.Root, "container-volumes", name), filepath.Join(n.State, "sandboxes", "89ab")}
 	for _, dir := range append(left, rootfs) {
 		check(t, os.MkdirAll(dir, 0o700))
 	}
 	check(t, unix.Mount("left", rootfs, "tmpfs", 0, "size=64k"))
+	orphan, notOurs := filepath.Join(n.Netns, mark+"0123"), filepath.Join(n.Netns, "not-ours")
+	for _, path := range []string{orphan, notOurs} {
+		check(t, os.WriteFile(path, nil, 0o444))
+	}
 
-	found, clean := problems(t, n)
-	if clean || len(found) != 3 {
-		t.Errorf("want the cgroup and 2 directories, got %v, clean %v", found, clean)
+	if found, clean := problems(t, n); clean || len(found) != 6 {
+		t.Errorf("want the 6 orphans, got %v, clean %v", found, clean)
 	}
 	if left, clean := problems(t, n, "--fix"); !clean {
 		t.Errorf("after --fix: %v", left)
 	}
-	for _, path := range append(left, cgroupDir(group)) {
+	for _, path := range append(left, orphan, cgroupDir(group), cgroupDir(pause)) {
 		if _, err := os.Lstat(path); err == nil {
 			t.Errorf("%s is still there", path)
 		}
@@ -130,6 +92,7 @@ func TestCheckFindsAndRemovesWhatContainersLeave(t *testing.T) {
 	if _, err := os.Lstat(cgroupDir(foreign)); err != nil && harness.CgroupDriver() != "systemd" {
 		t.Errorf("the cgroup of another node was removed: %v", err)
 	}
+	check(t, os.Remove(notOurs))
 	if found, clean := problems(t, n); !clean || !ready(t, n, id) {
 		t.Errorf("the node has problems: %v", found)
 	}
@@ -217,16 +180,6 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 		left, _ := filepath.Glob(filepath.Join(n.Netns, "*"+givenUp))
 		return len(left) == 0
 	})
-}
-
-func TestCheckNamesTheFileAndLineOfABrokenConfiguration(t *testing.T) {
-	n := newNode(t)
-	broken := filepath.Join(n.CNIConf, "99-broken.conflist")
-	check(t, os.WriteFile(broken, []byte("{\n \"name\": \"x\",\n oops\n}"), 0o644))
-	found, _ := problems(t, n)
-	if len(found) != 1 || !strings.Contains(found[0].Message, broken) || !strings.Contains(found[0].Message, "line 3") {
-		t.Errorf("want %s and line 3 named, got %v", broken, found)
-	}
 }
 
 func TestCheckSeesALostNamespace(t *testing.T) {

@@ -164,23 +164,3 @@ detach_time = "1h"
 	n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", nil))
 	eventually(t, "the directory is looked at", patience, func() bool { return strings.Contains(fmt.Sprint(harness.Info[any](t, n, "cniconfig")), "two") })
 }
-
-// A shutdown takes as long as is said now.
-func TestReloadOfShutdown(t *testing.T) {
-	n := newNode(t, harness.NoNetwork(), harness.Config("[limits]\nreload = \"20ms\"\nshutdown = \"1h\"\ncni_add = \"2m\"\n"))
-	r := newRecorder(t, n)
-	n.WriteConflist("10-test.conflist", r.bridge("one"))
-	rewrite(t, n, "shutdown = \"1h\"", "shutdown = \"200ms\"")
-	check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
-	eventually(t, "it is reloaded", patience, func() bool { return strings.Contains(n.Log(), "configuration reloaded") })
-	r.order("one", "ADD", "hang")
-	failed := make(chan error, 1)
-	go func() { _, err := run(t, n, n.PodConfig("hangs")); failed <- err }()
-	r.hung()
-	r.order("one", "ADD", "")
-	n.Stop() // which fails after a minute
-	if err := <-failed; err == nil {
-		t.Error("a pod was made by a plugin that hangs")
-	}
-	n.Start()
-}

