@@ -112,15 +112,6 @@ func TestForExec(t *testing.T) {
 	}
 }
 
-func TestUserOf(t *testing.T) {
-	spec := &specs.Spec{Process: &specs.Process{User: specs.User{UID: 1, GID: 2, AdditionalGids: []uint32{2, 5}}}}
-	got := UserOf(spec).GetLinux()
-	want := &runtimeapi.LinuxContainerUser{Uid: 1, Gid: 2, SupplementalGroups: []int64{2, 5}}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("UserOf = %v, want %v", got, want)
-	}
-}
-
 func TestCgroupsPath(t *testing.T) {
 	for _, test := range []struct {
 		parent  string
@@ -138,28 +129,6 @@ func TestCgroupsPath(t *testing.T) {
 	} {
 		if got := CgroupsPath(test.parent, "m-1f-", "abc", test.systemd); got != test.want {
 			t.Errorf("CgroupsPath(%q, systemd %v) = %q, want %q", test.parent, test.systemd, got, test.want)
-		}
-	}
-}
-
-func TestParseProfile(t *testing.T) {
-	if profile := parseProfile(""); profile != nil {
-		t.Errorf("no text gives %v", profile)
-	}
-	for _, test := range []struct {
-		text string
-		kind runtimeapi.SecurityProfile_ProfileType
-		ref  string
-	}{
-		{"runtime/default", runtimeapi.SecurityProfile_RuntimeDefault, ""},
-		{"docker/default", runtimeapi.SecurityProfile_RuntimeDefault, ""},
-		{"unconfined", runtimeapi.SecurityProfile_Unconfined, ""},
-		{"localhost//etc/p.json", runtimeapi.SecurityProfile_Localhost, "/etc/p.json"},
-		{"localhost/web", runtimeapi.SecurityProfile_Localhost, "web"},
-	} {
-		profile := parseProfile(test.text)
-		if profile.GetProfileType() != test.kind || profile.GetLocalhostRef() != test.ref {
-			t.Errorf("parseProfile(%q) = %v, want %v %q", test.text, profile, test.kind, test.ref)
 		}
 	}
 }

@@ -28,6 +28,18 @@ func TestFit(t *testing.T) {
 			t.Fatalf("pod %d: labels %v, annotations of %d bytes", i, pod.Labels, len(fmt.Sprint(pod.Annotations)))
 		}
 	}
+	much := map[string]string{"much": strings.Repeat("x", 1<<20)} // statistics and events carry the same
+	pod := &runtimeapi.PodSandboxStats{Attributes: &runtimeapi.PodSandboxAttributes{Annotations: much}, Linux: &runtimeapi.LinuxPodSandboxStats{}}
+	event := &runtimeapi.ContainerEventResponse{PodSandboxStatus: &runtimeapi.PodSandboxStatus{Annotations: much}}
+	for range 40 {
+		pod.Linux.Containers = append(pod.Linux.Containers, &runtimeapi.ContainerStats{Attributes: &runtimeapi.ContainerAttributes{Labels: much}})
+		event.ContainersStatuses = append(event.ContainersStatuses, &runtimeapi.ContainerStatus{Annotations: much})
+	}
+	for _, message := range []proto.Message{fit(event), fit(&runtimeapi.ListPodSandboxStatsResponse{Stats: []*runtimeapi.PodSandboxStats{pod}})} {
+		if size := proto.Size(message); size > mostAnswer {
+			t.Errorf("%T of %d bytes", message, size)
+		}
+	}
 	small := &runtimeapi.ListPodSandboxResponse{Items: []*runtimeapi.PodSandbox{{Annotations: configs[0]}}}
 	if fit(small).Items[0].Annotations["long"] != long {
 		t.Error("a list that fits has lost a text")
@@ -53,28 +65,6 @@ func TestFitKeepsWhatTheKubeletNeeds(t *testing.T) {
 	for i, pod := range list.Items {
 		if pod.Labels["io.kubernetes.pod.namespace"] != namespace || pod.Labels["io.kubernetes.pod.uid"] != fmt.Sprint(i) {
 			t.Fatalf("pod %d has lost what the kubelet knows it by", i)
-		}
-	}
-}
-
-// Statistics and events carry the same texts.
-func TestFitOfStatisticsAndEvents(t *testing.T) {
-	much := map[string]string{"much": strings.Repeat("x", 1<<20)}
-	pod := &runtimeapi.PodSandboxStats{Attributes: &runtimeapi.PodSandboxAttributes{Annotations: much}, Linux: &runtimeapi.LinuxPodSandboxStats{}}
-	event := &runtimeapi.ContainerEventResponse{PodSandboxStatus: &runtimeapi.PodSandboxStatus{Annotations: much}}
-	containers := &runtimeapi.ListContainersResponse{}
-	for range 40 {
-		pod.Linux.Containers = append(pod.Linux.Containers, &runtimeapi.ContainerStats{Attributes: &runtimeapi.ContainerAttributes{Labels: much}})
-		event.ContainersStatuses = append(event.ContainersStatuses, &runtimeapi.ContainerStatus{Annotations: much})
-		containers.Containers = append(containers.Containers, &runtimeapi.Container{Labels: much})
-	}
-	event = fit(event)
-	for _, message := range []proto.Message{
-		event, fit(containers), fit(&runtimeapi.ListPodSandboxStatsResponse{Stats: []*runtimeapi.PodSandboxStats{pod}}),
-		fit(&runtimeapi.ListContainerStatsResponse{Stats: []*runtimeapi.ContainerStats{{Attributes: &runtimeapi.ContainerAttributes{Labels: much}}}}),
-	} {
-		if size := proto.Size(message); size > mostAnswer {
-			t.Errorf("%T of %d bytes", message, size)
 		}
 	}
 }

@@ -61,14 +61,6 @@ func TestGRPCError(t *testing.T) {
 	}
 }
 
-// The code says the kind of an error, so its text does not say it again.
-func TestErrorTextsDoNotRepeatTheirKind(t *testing.T) {
-	err := fmt.Errorf("start container 4e5f: %w", fmt.Errorf("no such program: %w: %w", errdefs.ErrFailedPrecondition, errdefs.ErrFailedPrecondition))
-	if got := status.Convert(grpcError(err)); got.Code() != codes.FailedPrecondition || got.Message() != "start container 4e5f: no such program" {
-		t.Errorf("the error is %v: %q", got.Code(), got.Message())
-	}
-}
-
 // A panic is an error of its call alone.
 func TestAPanicIsAnErrorOfItsCall(t *testing.T) {
 	client := dial(t, &Runtime{}) // everything that needs a sandbox panics

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
@@ -44,22 +43,11 @@ func TestWhatIsWrittenIsReadBack(t *testing.T) {
 func TestEveryKeyHasAComment(t *testing.T) {
 	var text bytes.Buffer
 	must(t, Default().Write(&text))
-	for _, kind := range []reflect.Type{
-		reflect.TypeFor[Config](), reflect.TypeFor[Limits](), reflect.TypeFor[DefaultNetwork](),
-		reflect.TypeFor[Images](), reflect.TypeFor[Streaming](), reflect.TypeFor[Runtime](),
-	} {
-		for i := range kind.NumField() {
-			tag := kind.Field(i).Tag
-			if tag.Get("comment") == "" || !strings.Contains(text.String(), tag.Get("toml")) || !strings.Contains(text.String(), tag.Get("comment")) {
-				t.Errorf("%s.%s is not in the printed defaults", kind.Name(), kind.Field(i).Name)
-			}
+	for _, key := range Keys() {
+		name := key.Name[strings.LastIndex(key.Name, ".")+1:]
+		if key.Comment == "" || !key.Table && !strings.Contains(text.String(), name) || !strings.Contains(text.String(), key.Comment) {
+			t.Errorf("%s is not in the printed defaults", key.Name)
 		}
-	}
-}
-
-func TestDefaultsAreGood(t *testing.T) {
-	if err := Default().Check(); err != nil {
-		t.Error(err)
 	}
 }
 
@@ -263,7 +251,6 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// Everything that is wrong is reported at once.
 // Paths are resolved once, at the load: what is made of them later has no link in it.
 func TestLoadResolvesLinks(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "c") // state has to be short
@@ -297,29 +284,21 @@ func TestCheckReportsAll(t *testing.T) {
 // Each duration needs a unit and each number a least and a largest value: a field
 // without a rule of its own is found by its type.
 func TestEveryNumberIsChecked(t *testing.T) {
-	var visit func(table reflect.Value, prefix string, c *Config)
-	visit = func(table reflect.Value, prefix string, c *Config) {
-		for i := range table.NumField() {
-			key, field := prefix+table.Type().Field(i).Tag.Get("toml"), table.Field(i)
-			switch field.Kind() {
-			case reflect.Struct:
-				visit(field, key+".", c)
-			case reflect.Int, reflect.Int64:
-				before := field.Int()
-				field.SetInt(-5)
-				if err := c.Check(); err == nil || !strings.Contains(err.Error(), key+": -5") {
-					t.Errorf("%s = -5: %v", key, err)
-				}
-				field.SetInt(math.MaxInt64)
-				if err := c.Check(); field.Type() != reflect.TypeFor[Duration]() && (err == nil || !strings.Contains(err.Error(), key+": 9223372036854775807 is more than ")) {
-					t.Errorf("the largest %s: %v", key, err)
-				}
-				field.SetInt(before)
+	c := Default()
+	must(t, c.Check())
+	eachField(reflect.ValueOf(c).Elem(), "", func(key string, field reflect.Value, _ reflect.StructTag) {
+		if !field.CanInt() {
+			return
+		}
+		before := field.Int()
+		for value, says := range map[int64]string{-5: ": -5", math.MaxInt64: ": 9223372036854775807 is more than "} {
+			field.SetInt(value)
+			if err := c.Check(); (value < 0 || field.Type() != reflect.TypeFor[Duration]()) && (err == nil || !strings.Contains(err.Error(), key+says)) {
+				t.Errorf("%s = %d: %v", key, value, err)
 			}
 		}
-	}
-	c := Default()
-	visit(reflect.ValueOf(c).Elem(), "", c)
+		field.SetInt(before)
+	})
 }
 
 // A drop-in that is broken costs its own values alone, and what is refused is named with
@@ -353,37 +332,16 @@ func TestBrokenPartsDisableThemselvesOnly(t *testing.T) {
 	}
 }
 
-// A file is checked with its drop-ins, as the daemon reads it.
-func TestReadWithDropIns(t *testing.T) {
-	path := file(t, "log_level = 'warn'\n")
-	if l := read(t, "--config", path); l.Strict() != nil || l.LogLevel != "warn" {
-		t.Errorf("read = %v", l)
-	}
+// TOML lets a number through where a duration is meant, as nanoseconds, in a drop-in too.
+func TestADurationNeedsAUnit(t *testing.T) {
+	path := file(t, "log_level = 'warn'\n[limits]\ngc_period = 5\n")
 	must(t, os.Mkdir(path+".d", 0o700))
 	put(t, filepath.Join(path+".d", "10.toml"), "[images]\nprogress_timeout = 60\n")
-	if err := read(t, "--config", path).Strict(); err == nil || !strings.Contains(err.Error(), "images.progress_timeout: 60ns is too short") {
-		t.Errorf("a bad drop-in: %v", err)
-	}
-}
-
-// TOML lets a number through where a duration is meant, as nanoseconds.
-func TestADurationNeedsAUnit(t *testing.T) {
-	for _, key := range []string{"run", "cni_del", "gc_period", "detach_time", "check_period"} {
-		_, err := load([]string{"--config", file(t, "[limits]\n"+key+" = 5\n")}, io.Discard)
-		if err == nil || !strings.Contains(err.Error(), ":2: limits."+key+": 5ns is too short") {
-			t.Errorf("%s = 5: %v", key, err)
+	_, err := load([]string{"--config", path}, io.Discard)
+	for _, says := range []string{":3: limits.gc_period: 5ns is too short", "10.toml:2: images.progress_timeout: 60ns is too short"} {
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v does not say %s", err, says)
 		}
-	}
-}
-
-func TestLevelAndBinDirs(t *testing.T) {
-	c := Default()
-	c.LogLevel, c.CNIBin = "debug", "/a:/b"
-	if level, err := c.Level(); err != nil || level != slog.LevelDebug {
-		t.Errorf("Level = %v, %v", level, err)
-	}
-	if dirs := c.BinDirs(); len(dirs) != 2 || dirs[0] != "/a" || dirs[1] != "/b" {
-		t.Errorf("BinDirs = %q", dirs)
 	}
 }
 

@@ -236,6 +236,11 @@ func TestPodRefuses(t *testing.T) {
 		old.Machine.UserNamespaces = false
 		wantRefusal(t, Pod(goodConfig(), "", old), namespaceField+"userns_options")
 	})
+	t.Run("an AppArmor profile that is not loaded", func(t *testing.T) {
+		confined, config := goodNode(), goodConfig()
+		confined.Machine.AppArmor, security(config).Apparmor = true, localhost("web")
+		wantRefusal(t, Pod(config, "", confined), securityField+"apparmor")
+	})
 	t.Run("no slice for the systemd driver", func(t *testing.T) {
 		systemd := goodNode()
 		systemd.SystemdCgroup = true

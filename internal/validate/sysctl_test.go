@@ -9,75 +9,63 @@ import (
 
 func TestCheckSysctl(t *testing.T) {
 	const pod, node = runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_NODE
-	for _, test := range []struct {
-		name         string
-		network, ipc runtimeapi.NamespaceMode
-		// says is in the error, "" for none.
-		says string
-	}{
-		{"net.ipv4.tcp_syncookies", pod, pod, ""},
-		{"net/ipv4/conf/eth0.1/arp_filter", pod, node, ""},
-		{"kernel.shm_rmid_forced", node, pod, ""},
-		{"kernel/msgmax", pod, pod, ""},
-		{"kernel.sem", pod, pod, ""},
-		{"fs.mqueue.msg_max", pod, pod, ""},
-		{"net.ipv4.tcp_syncookies", node, pod, "network namespace"},
-		{"net/ipv4/tcp_syncookies", node, pod, "network namespace"},
-		{"kernel.shmmax", pod, node, "IPC namespace"},
-		{"fs.mqueue.msg_max", pod, node, "IPC namespace"},
-		{"kernel.panic", pod, pod, "change the node"},
-		{"vm.overcommit_memory", pod, pod, "change the node"},
-		{"fs.file-max", pod, pod, "change the node"},
-		{"kernel.shmmax.more", pod, pod, "change the node"},
-		{"netx.a", pod, pod, "change the node"},
-		{"net", pod, pod, "change the node"},
-		{"", pod, pod, "not a name"},
-		{"net.ipv4..tcp_syncookies", pod, pod, "not a name"},
-		{"net/../kernel/panic", pod, pod, "not a name"},
-		{"net.ipv4.conf/../../../kernel/panic", pod, pod, "not a name"},
-		{"net.ipv4.a b", pod, pod, "not a name"},
-		{"net.ipv4.a\x00b", pod, pod, "not a name"},
+	type modes struct{ network, ipc runtimeapi.NamespaceMode }
+	for says, names := range map[string]map[string]modes{
+		"": {
+			"net.ipv4.tcp_syncookies": {pod, pod}, "net/ipv4/conf/eth0.1/arp_filter": {pod, node}, "kernel.shm_rmid_forced": {node, pod},
+			"kernel/msgmax": {pod, pod}, "kernel.sem": {pod, pod}, "fs.mqueue.msg_max": {pod, pod},
+		},
+		"network namespace": {"net.ipv4.tcp_syncookies": {node, pod}, "net/ipv4/tcp_syncookies": {node, pod}},
+		"IPC namespace":     {"kernel.shmmax": {pod, node}, "fs.mqueue.msg_max": {pod, node}},
+		"change the node":   {"kernel.panic": {}, "vm.overcommit_memory": {}, "fs.file-max": {}, "kernel.shmmax.more": {}, "netx.a": {}, "net": {}},
+		"not a name": {
+			"": {}, "net.ipv4..tcp_syncookies": {}, "net/../kernel/panic": {}, "net.ipv4.conf/../../../kernel/panic": {}, "net.ipv4.a b": {}, "net.ipv4.a\x00b": {},
+		},
 	} {
-		config := &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-			NamespaceOptions: &runtimeapi.NamespaceOption{Network: test.network, Ipc: test.ipc},
-		}}}
-		err := checkSysctl(config, test.name)
-		switch {
-		case test.says == "" && err != nil:
-			t.Errorf("checkSysctl(network %v, ipc %v, %q): %v", test.network, test.ipc, test.name, err)
-		case test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)):
-			t.Errorf("checkSysctl(network %v, ipc %v, %q) = %v, want an error that says %q", test.network, test.ipc, test.name, err, test.says)
+		for name, m := range names {
+			config := &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+				NamespaceOptions: &runtimeapi.NamespaceOption{Network: m.network, Ipc: m.ipc},
+			}}}
+			wantText(t, name, checkSysctl(config, name), says)
+		}
+	}
+}
+
+// wantText: an error that says this, none for "".
+func wantText(t *testing.T, of string, err error, says string) {
+	t.Helper()
+	if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+		t.Errorf("%q: %v, want an error that says %q", of, err, says)
+	}
+}
+
+func TestBitsPerSecond(t *testing.T) {
+	for text, want := range map[string]uint64{
+		"0": 0, "1000": 1000, "1k": 1000, "1.5M": 1_500_000, "2G": 2_000_000_000, "1T": 1_000_000_000_000, "1P": 1_000_000_000_000_000,
+		"1Ki": 1024, "10Mi": 10 << 20, "0.5Gi": 512 << 20, "1e3": 1000,
+	} {
+		if got, err := BitsPerSecond(text); err != nil || got != want {
+			t.Errorf("BitsPerSecond(%q) = %d, %v, want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "k", "1K", "1m", "1ki", "1kk", "1i", "1 k", "-1k", "ten", "NaN", "NaNk", "Inf", "1e400", "9999999999P"} {
+		if got, err := BitsPerSecond(text); err == nil {
+			t.Errorf("BitsPerSecond(%q) = %d", text, got)
 		}
 	}
 }
 
 func TestCheckCgroupParent(t *testing.T) {
-	for _, test := range []struct {
-		parent  string
-		systemd bool
-		// says is in the error, "" for none.
-		says string
-	}{
-		{"", false, ""},
-		{"", true, ""},
-		{"/kubepods/besteffort", false, ""},
-		{"/a..b", false, ""},
-		{"/kubepods.slice/kubepods-pod1.slice", true, ""},
-		{"kubepods.slice", false, ""},
-		{"/kubepods/..", false, "'..'"},
-		{"../up", false, "'..'"},
-		{"/kubepods/../../up.slice", true, "'..'"},
-		{"/a\x00b", false, "NUL"},
-		{"/a:b", false, "a character"},
-		{"/kubepods/pod1", true, "not a slice"},
-		{"/kubepods.slice/pod1", true, "not a slice"},
+	for says, parents := range map[string]map[string]bool{ // by the driver, true for systemd
+		"":            {"": true, "/kubepods/besteffort": false, "/a..b": false, "/kubepods.slice/kubepods-pod1.slice": true, "kubepods.slice": false},
+		"'..'":        {"/kubepods/..": false, "../up": false, "/kubepods/../../up.slice": true},
+		"NUL":         {"/a\x00b": false},
+		"a character": {"/a:b": false},
+		"not a slice": {"/kubepods/pod1": true, "/kubepods.slice/pod1": true},
+		"bytes":       {"/" + strings.Repeat("a", longestElement+1): false},
 	} {
-		err := checkCgroupParent(test.parent, test.systemd)
-		switch {
-		case test.says == "" && err != nil:
-			t.Errorf("checkCgroupParent(%q, systemd %v): %v", test.parent, test.systemd, err)
-		case test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)):
-			t.Errorf("checkCgroupParent(%q, systemd %v) = %v, want an error that says %q", test.parent, test.systemd, err, test.says)
+		for parent, systemd := range parents {
+			wantText(t, parent, checkCgroupParent(parent, systemd), says)
 		}
 	}
 }

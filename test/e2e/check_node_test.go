@@ -40,7 +40,9 @@ func TestCheckIsRedWherePodsFail(t *testing.T) {
 	}
 	broken := filepath.Join(n.CNIConf, "99-broken.conflist")
 	check(t, os.WriteFile(broken, []byte("{\n \"name\": \"x\",\n oops\n}"), 0o644))
-	if found, _ := problems(t, n); !slices.ContainsFunc(found, func(f nodecheck.Finding) bool { return strings.Contains(f.Message, broken) && strings.Contains(f.Message, "line 3") }) {
+	if found, _ := problems(t, n); !slices.ContainsFunc(found, func(f nodecheck.Finding) bool {
+		return strings.Contains(f.Message, broken) && strings.Contains(f.Message, "line 3")
+	}) {
 		t.Errorf("want %s and line 3 named, got %v", broken, found)
 	}
 	n.WriteConflist("10-first.conflist", harness.Object{"type": "missing"})
