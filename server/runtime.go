@@ -119,86 +119,59 @@ func (r *Runtime) unservedBuilds() string {
 // verboseStatus shows what a person needs to see when pods do not start or do
 // not end: the configuration, the network, pods under way, and what is left.
 func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[string]string, error) {
-	type building struct {
-		ID    string `json:"id"`
-		Name  string `json:"name"`
-		Stage any    `json:"stage"`
+	problems, handlers := r.Networks.Problems(), []map[string]any{}
+	for _, h := range all {
+		described := map[string]any{"name": h.Name, "program": h.Program, "features": h.Features, "problem": ""}
+		if h.Err != nil {
+			described["problem"] = h.Err.Error()
+		}
+		if h.CNIConf != "" {
+			own := r.Networks.In(h.CNIConf)
+			problems = slices.Concat(problems, own.Problems())
+			described["cni_conf_dir"] = h.CNIConf
+			addNetwork(described, own)
+		}
+		handlers = append(handlers, described)
+	}
+	pending := []map[string]any{}
+	for _, a := range r.Networks.Pending() {
+		pending = append(pending, map[string]any{"sandbox": a.ID, "network": a.Network, "tries": a.Tries, "since": a.FirstFailure, "error": a.LastError, "source": a.Source})
+	}
+	building := []map[string]any{}
+	for _, sb := range r.Sandboxes.Building() {
+		m := sb.Config().GetMetadata()
+		one := map[string]any{"id": sb.ID, "name": m.GetNamespace() + "/" + m.GetName(), "stage": nil}
+		if stage := sb.Stage(); stage != nil {
+			one["stage"] = withUnits(*stage)[0]
+		}
+		building = append(building, one)
 	}
 	info := map[string]any{
-		"config":             r.Info.Config(),
-		"golang":             runtime.Version(),
-		"handlers":           r.describeHandlers(all), // crictl has runtimeHandlers of its own
-		"networkProblems":    r.networkProblems(all),
-		"pendingAttachments": pending(r.Networks.Pending()),
-		"driftedAttachments": r.Networks.Drifted(),
-		"stuckPlugins":       r.Networks.Stuck(),
+		"config": r.Info.Config(), "golang": runtime.Version(),
+		"handlers":        handlers, // crictl has runtimeHandlers of its own
+		"networkProblems": texts(problems), "pendingAttachments": pending, "driftedAttachments": r.Networks.Drifted(),
+		"stuckPlugins": r.Networks.Stuck(), "building": building,
 		"quarantinedRecords": slices.Concat(r.Sandboxes.Quarantined(), r.Containers.Quarantined(), r.Networks.Quarantined()),
 	}
+	addNetwork(info, r.Networks.In(""))
 	if r.Plugins.Enabled() {
 		connected := r.Plugins.Connected()
 		info["nriPlugins"], info["nriProblems"] = connected, texts(r.Plugins.Problems(connected))
 	}
-	if configuration, err := r.Networks.Configuration(); err == nil {
-		info["cniconfig"] = describeNetwork(configuration)
-	}
+	// The status is an answer without these, too.
 	if older, err := r.Sandboxes.OlderSupervisors(); err == nil {
 		info["olderSupervisors"] = older
 	}
-	// The status is an answer without them, too.
 	if keys, err := r.Containers.SnapshotsWithoutContainer(ctx); err == nil {
 		info["orphanSnapshots"] = keys
 	}
-	under := []building{}
-	for _, sb := range r.Sandboxes.Building() {
-		m := sb.Config().GetMetadata()
-		one := building{ID: sb.ID, Name: m.GetNamespace() + "/" + m.GetName()}
-		if stage := sb.Stage(); stage != nil {
-			one.Stage = withUnits(*stage)[0]
-		}
-		under = append(under, one)
-	}
-	info["building"] = under
 	return encodeInfo(info)
 }
 
-func describeNetwork(c *network.Configuration) map[string]any {
-	return map[string]any{"name": c.Name, "file": c.File, "config": json.RawMessage(c.Bytes)}
-}
-
-func (r *Runtime) networkProblems(all []handler.Status) []string {
-	problems := r.Networks.Problems()
-	for _, h := range all {
-		if h.CNIConf != "" {
-			problems = slices.Concat(problems, r.Networks.In(h.CNIConf).Problems())
-		}
+func addNetwork(to map[string]any, d *network.Directory) {
+	if c, err := d.Configuration(); err == nil {
+		to["cniconfig"] = map[string]any{"name": c.Name, "file": c.File, "config": json.RawMessage(c.Bytes)}
 	}
-	return texts(problems)
-}
-
-func (r *Runtime) describeHandlers(all []handler.Status) []map[string]any {
-	list := []map[string]any{}
-	for _, h := range all {
-		described := map[string]any{"name": h.Name, "program": h.Program, "features": h.Features, "problem": ""}
-		if h.CNIConf != "" {
-			described["cni_conf_dir"] = h.CNIConf
-			if configuration, err := r.Networks.In(h.CNIConf).Configuration(); err == nil {
-				described["cniconfig"] = describeNetwork(configuration)
-			}
-		}
-		if h.Err != nil {
-			described["problem"] = h.Err.Error()
-		}
-		list = append(list, described)
-	}
-	return list
-}
-
-func pending(attachments []network.Attachment) []map[string]any {
-	list := []map[string]any{}
-	for _, a := range attachments {
-		list = append(list, map[string]any{"sandbox": a.ID, "network": a.Network, "tries": a.Tries, "since": a.FirstFailure, "error": a.LastError, "source": a.Source})
-	}
-	return list
 }
 
 func texts(errs []error) []string {

@@ -82,11 +82,6 @@ const (
 	largestResponse = math.MaxInt32
 )
 
-// callWorkers goroutines answer calls on stacks that have grown already: growing them was 8 % of
-// the daemon's time in calls of PodSandboxStatus. Calls beyond them get a goroutine of their
-// own.
-const callWorkers = 4
-
 // New makes a gRPC server that serves the runtime and the images.
 // traces follows each call from its begin to its end; nil if there are no traces.
 func New(runtime *Runtime, images *image.Store, traces grpcstats.Handler, logger *slog.Logger) *grpc.Server {
@@ -96,7 +91,6 @@ func New(runtime *Runtime, images *image.Store, traces grpcstats.Handler, logger
 		grpc.MaxSendMsgSize(largestResponse),
 		grpc.UnaryInterceptor(calls.unary),
 		grpc.StreamInterceptor(calls.stream),
-		grpc.NumStreamWorkers(callWorkers),
 	}
 	if traces != nil {
 		options = append(options, grpc.StatsHandler(traces))

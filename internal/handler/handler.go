@@ -56,14 +56,10 @@ type Features struct {
 
 // Status is a handler as it is now.
 type Status struct {
-	Name     string   `json:"name"`
-	Program  []string `json:"program,omitempty"`
-	CNIConf  string   `json:"cni_conf_dir,omitempty"`
-	Features Features `json:"features"`
-	// OwnSandbox is as in Spec.
-	OwnSandbox bool `json:"sandbox_per_container,omitempty"`
+	Spec // with the handler's name
+	Features
 	// Err says why the handler cannot run pods.
-	Err error `json:"-"`
+	Err error
 }
 
 // Set are the handlers of this node.
@@ -156,7 +152,8 @@ func (s *Set) List(ctx context.Context) []Status {
 // status asks a handler's program, and tries it if try is not nil.
 func (s *Set) status(ctx context.Context, name string, try func([]string) error) Status {
 	spec := s.all()[name]
-	status := Status{Name: name, Program: spec.Program, CNIConf: spec.CNIConf, OwnSandbox: spec.OwnSandbox, Features: s.builtin}
+	status := Status{Spec: spec, Features: s.builtin}
+	status.Name = name
 	if len(spec.Program) == 0 {
 		return status
 	}
