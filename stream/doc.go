@@ -47,12 +47,11 @@
 //
 // A connection without a token is one of maxStrangers, of which the oldest makes
 // room, and has seconds to send its request. All sessions together have half of the
-// daemon's descriptors. When there are max_open sessions, one that has been silent for
-// a minute makes room for another.
+// daemon's descriptors.
 //
 // # Locks
 //
-// requests.mu guards the pending requests and the open sessions, strangers.mu
+// requests.mu guards the pending requests and the number of sessions, strangers.mu
 // the connections without a token; nothing waits under them. forwarder.sending is held
 // while a piece goes from a pod to the client, channels.writing while a message does.
 package stream

@@ -41,38 +41,3 @@ func TestTokenExpires(t *testing.T) {
 		}
 	})
 }
-
-// At the limit the session that has been silent longest makes room, but none
-// that has not been silent for a minute.
-func TestSilentSessionsMakeRoom(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRequests(2)
-		var lost []string
-		open := func(name string) *session {
-			s := &session{lost: func() { lost = append(lost, name) }}
-			s.touch()
-			if !r.begin(s) {
-				t.Fatal("no session may begin")
-			}
-			return s
-		}
-		oldest, newer := open("oldest"), open("newer")
-		time.Sleep(idleGrace - time.Second)
-		if _, err := r.add(request{}); !errors.Is(err, errdefs.ErrResourceExhausted) {
-			t.Errorf("a third session of two: %v", err)
-		}
-		newer.touch()
-		time.Sleep(2 * time.Second)
-		token, err := r.add(request{})
-		if err != nil || len(lost) != 1 || lost[0] != "oldest" {
-			t.Fatalf("for a third session %q made room (%v)", lost, err)
-		}
-		if _, err := r.add(request{}); !errors.Is(err, errdefs.ErrResourceExhausted) {
-			t.Errorf("a fourth session of two: %v", err)
-		}
-		r.take(token)
-		r.end(oldest)
-		r.end(newer)
-		r.close() // waits for sessions that have not ended
-	})
-}

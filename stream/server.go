@@ -224,16 +224,11 @@ func (s *strangers) watch(conn net.Conn, state http.ConnState) {
 func (s *Server) Open() int {
 	s.requests.mu.Lock()
 	defer s.requests.mu.Unlock()
-	return len(s.requests.open)
+	return s.requests.open
 }
 
-const (
-	// tokenLife is how long a client may take to come.
-	tokenLife = time.Minute
-	// idleGrace is how long a session has to be silent before it makes room for
-	// another one, when there are too many.
-	idleGrace = time.Minute
-)
+// tokenLife is how long a client may take to come.
+const tokenLife = time.Minute
 
 // The kinds of requests, which are also in their URLs.
 const (
@@ -253,16 +248,16 @@ type request struct {
 }
 
 // requests are those whose client has not come yet, by their tokens, and the
-// sessions of those whose client is here.
+// number of those whose client is here.
 type requests struct {
 	limit int // of both together
 
 	mu      sync.Mutex
 	pending map[string]pending
-	open    map[*session]struct{}
+	open    int
 	closed  bool
-	// handled counts the sessions that have not ended, to wait for.
-	handled sync.WaitGroup
+	// sessions are those that have not ended, to wait for.
+	sessions sync.WaitGroup
 }
 
 // pending is a request that waits for its client.
@@ -272,11 +267,11 @@ type pending struct {
 }
 
 func newRequests(limit int) *requests {
-	return &requests{limit: limit, pending: make(map[string]pending), open: make(map[*session]struct{})}
+	return &requests{limit: limit, pending: make(map[string]pending)}
 }
 
 // add makes a token for a request; errdefs.ErrResourceExhausted when there are
-// too many, and none of them is a session that is silent.
+// too many.
 func (r *requests) add(one request) (token string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -284,29 +279,12 @@ func (r *requests) add(one request) (token string, err error) {
 		return "", fmt.Errorf("exec, attach and port-forward are not served any more: %w", errdefs.ErrUnavailable)
 	}
 	maps.DeleteFunc(r.pending, func(_ string, p pending) bool { return time.Now().After(p.expires) })
-	if len(r.pending)+len(r.open) >= r.limit && !r.makeRoom() {
+	if len(r.pending)+r.open >= r.limit {
 		return "", fmt.Errorf("%d requests to exec, attach or port-forward are open, which is the limit (streaming.max_open): %w", r.limit, errdefs.ErrResourceExhausted)
 	}
 	token = rand.Text()
 	r.pending[token] = pending{one, time.Now().Add(tokenLife)}
 	return token, nil
-}
-
-// makeRoom ends the session that has been silent longest, if there is one whose
-// time is over; mu is held.
-func (r *requests) makeRoom() bool {
-	var oldest *session
-	for s := range r.open {
-		if s.silence() >= idleGrace && (oldest == nil || s.silence() > oldest.silence()) {
-			oldest = s
-		}
-	}
-	if oldest == nil {
-		return false
-	}
-	oldest.lost()
-	delete(r.open, oldest)
-	return true
 }
 
 // take uses a token up, and reports whether there is such a one.
@@ -320,22 +298,22 @@ func (r *requests) take(token string) (one request, found bool) {
 
 // begin counts a session, and reports whether sessions may still begin. The
 // caller calls end when it has ended.
-func (r *requests) begin(s *session) bool {
+func (r *requests) begin() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return false
 	}
-	r.open[s] = struct{}{}
-	r.handled.Add(1)
+	r.open++
+	r.sessions.Add(1)
 	return true
 }
 
-func (r *requests) end(s *session) {
+func (r *requests) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.open, s)
-	r.handled.Done()
+	r.open--
+	r.sessions.Done()
 }
 
 // close drops all that are pending, takes no more, and waits for the sessions.
@@ -344,7 +322,7 @@ func (r *requests) close() {
 	r.closed = true
 	clear(r.pending)
 	r.mu.Unlock()
-	r.handled.Wait()
+	r.sessions.Wait()
 }
 
 // TLS is how sessions are secured: not at all when it is zero.

@@ -59,11 +59,11 @@ func (s *Server) session(w http.ResponseWriter, r *http.Request, asked request) 
 	defer cancel()
 	one := &session{ResponseWriter: w, server: s, request: r, ctx: ctx, lost: cancel, patient: asked.kind == kindPortForward}
 	one.touch()
-	if !s.requests.begin(one) {
+	if !s.requests.begin() {
 		http.Error(w, "minicri is shutting down", http.StatusServiceUnavailable)
 		return
 	}
-	defer s.requests.end(one)
+	defer s.requests.end()
 	if asked.kind == kindPortForward {
 		one.forward(asked)
 	} else {
@@ -78,11 +78,6 @@ func (s *Server) session(w http.ResponseWriter, r *http.Request, asked request) 
 
 // touch notes that something has passed.
 func (s *session) touch() { s.active.Store(time.Now().UnixNano()) }
-
-// silence is how long nothing has passed.
-func (s *session) silence() time.Duration {
-	return time.Duration(time.Now().UnixNano() - s.active.Load())
-}
 
 // gone handles the end of what the client sends.
 func (s *session) gone() {
@@ -127,7 +122,7 @@ func (s *session) watch() {
 			return
 		case <-ticker.C:
 		}
-		if s.silence() >= s.server.options.Idle {
+		if silence := time.Now().UnixNano() - s.active.Load(); silence >= int64(s.server.options.Idle) {
 			s.lost()
 		}
 		err = raw.Control(func(fd uintptr) { left = ready(fd, unix.POLLRDHUP) })

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -57,8 +56,7 @@ type Conn struct {
 	frame  bytes.Buffer
 	framer *spdy.Framer
 
-	mu      sync.Mutex
-	streams map[uint32]*Stream // that are open; nil after Close
+	streams sync.Map // that are open, by number
 
 	writing sync.Mutex
 	replied bool
@@ -68,7 +66,7 @@ type Conn struct {
 // Serve, and has to call Reply before anything else is written to the stream. A
 // stream whose sink is nil is not read; an error refuses it.
 func NewConn(conn net.Conn, accept func(*Stream) (Sink, error)) *Conn {
-	c := &Conn{conn: conn, reader: bufio.NewReaderSize(conn, bufferSize), accept: accept, streams: make(map[uint32]*Stream)}
+	c := &Conn{conn: conn, reader: bufio.NewReaderSize(conn, bufferSize), accept: accept}
 	// It fails for a level of compression that zlib does not know.
 	c.framer, _ = spdy.NewFramerWithOptions(nil, &c.frame, spdy.WithMaxHeaderCount(maxHeaders), spdy.WithMaxHeaderFieldSize(maxField))
 	return c
@@ -77,11 +75,7 @@ func NewConn(conn net.Conn, accept func(*Stream) (Sink, error)) *Conn {
 // Serve reads the connection to its end, which is the client's closing it, or
 // saying that it goes away. It is an error when the client breaks the protocol.
 func (c *Conn) Serve() error {
-	defer func() {
-		for _, stream := range c.all() {
-			stream.closeReceived()
-		}
-	}()
+	defer c.each((*Stream).closeReceived)
 	var pace Pace
 	for {
 		header, err := c.reader.Peek(headerSize)
@@ -145,7 +139,13 @@ func (c *Conn) control() error {
 	case *spdy.SynStreamFrame:
 		return c.open(frame)
 	case *spdy.RstStreamFrame:
-		c.aborted(uint32(frame.StreamId) & streamMask)
+		if stream := c.find(uint32(frame.StreamId) & streamMask); stream != nil {
+			c.streams.Delete(stream.ID)
+			stream.finished.Store(true)
+			if stream.sink != nil {
+				stream.sink.Abort()
+			}
+		}
 	case *spdy.PingFrame:
 		if frame.Id&1 == 1 { // of the client
 			return c.write(control|uint32(spdy.TypePing), 0, binary.BigEndian.AppendUint32(nil, frame.Id))
@@ -164,15 +164,7 @@ func (c *Conn) open(frame *spdy.SynStreamFrame) error {
 	}
 	c.last = id
 	stream := &Stream{ID: id, Header: frame.Headers, conn: c}
-	c.mu.Lock()
-	closed := c.streams == nil
-	if !closed {
-		c.streams[id] = stream
-	}
-	c.mu.Unlock()
-	if closed {
-		return nil
-	}
+	c.streams.Store(id, stream)
 	sink, err := c.accept(stream)
 	if err != nil {
 		stream.Reset()
@@ -185,46 +177,24 @@ func (c *Conn) open(frame *spdy.SynStreamFrame) error {
 	return nil
 }
 
+// find returns nil for a stream that is not open.
 func (c *Conn) find(id uint32) *Stream {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.streams[id]
+	stream, _ := c.streams.Load(id)
+	found, _ := stream.(*Stream)
+	return found
 }
 
-func (c *Conn) remove(id uint32) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.streams, id)
-}
-
-// aborted handles the client's reset of a stream.
-func (c *Conn) aborted(id uint32) {
-	stream := c.find(id)
-	if stream == nil {
-		return
-	}
-	c.remove(id)
-	stream.finished.Store(true)
-	if stream.sink != nil {
-		stream.sink.Abort()
-	}
-}
-
-// all are the open streams.
-func (c *Conn) all() []*Stream {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Collect(maps.Values(c.streams))
+// each calls a function for all open streams.
+func (c *Conn) each(do func(*Stream)) {
+	c.streams.Range(func(_, stream any) bool {
+		do(stream.(*Stream))
+		return true
+	})
 }
 
 // Close resets all streams, sends GOAWAY and closes the connection.
 func (c *Conn) Close() error {
-	for _, stream := range c.all() {
-		stream.Reset()
-	}
-	c.mu.Lock()
-	c.streams = nil
-	c.mu.Unlock()
+	c.each((*Stream).Reset)
 	_ = c.write(control|uint32(spdy.TypeGoAway), 0, make([]byte, 8)) // fails if the client has left
 	return c.conn.Close()
 }
@@ -306,7 +276,7 @@ func (s *Stream) Close() error {
 // Reset ends the stream in both directions. What the client sends from now on is
 // dropped.
 func (s *Stream) Reset() {
-	s.conn.remove(s.ID)
+	s.conn.streams.Delete(s.ID)
 	if s.finished.Swap(true) {
 		return // the client knows that nothing more comes
 	}

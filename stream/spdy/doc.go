@@ -17,6 +17,5 @@
 //
 // # Locks
 //
-// Conn.mu guards the streams and is never held while anything is read or
-// written. Conn.writing is held while a frame is written.
+// Conn.writing is held while a frame is written.
 package spdy
