@@ -72,17 +72,6 @@ func (p *Plugins) openDoor(source Source) (d *door, err error) {
 	return d, err
 }
 
-// accept lets plugins in that connect by themselves, until the door is shut.
-func (d *door) accept() {
-	for {
-		conn, err := d.listener.Accept()
-		if err != nil {
-			return
-		}
-		d.enter(&link{plugin: conn})
-	}
-}
-
 // enter takes a plugin in, and returns at once.
 func (d *door) enter(l *link) {
 	l.settled, l.over = make(chan struct{}), make(chan struct{})
@@ -216,49 +205,37 @@ func (d *door) synchronized() (name string) {
 func (d *door) hear(ctx context.Context, unmarshal ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
 	return method(ctx, func(message any) error {
 		err := unmarshal(message)
-		if registration, ok := message.(*api.RegisterPluginRequest); ok && err == nil {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			d.register(registration)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		r, is := message.(*api.RegisterPluginRequest)
+		l := d.current
+		if !is || err != nil || l == nil || l.joined {
+			return err
 		}
-		return err
+		if l.command != nil {
+			r.PluginIdx, r.PluginName, _ = api.ParsePluginName(l.name)
+		} else {
+			l.name = cmp.Or(r.GetPluginIdx(), "??") + "-" + r.GetPluginName()
+		}
+		return nil
 	})
 }
 
-// register notes the name of the plugin that registers. d.mu is held.
-func (d *door) register(r *api.RegisterPluginRequest) {
-	l := d.current
-	if l == nil || l.joined {
-		return
-	}
-	if l.command != nil {
-		r.PluginIdx, r.PluginName, _ = api.ParsePluginName(l.name)
-		return
-	}
-	l.name = cmp.Or(r.GetPluginIdx(), "??") + "-" + r.GetPluginName()
-}
-
-// ask is between the library and a plugin that it asks.
+// ask is between the library and a plugin that it asks. The library has no configuration
+// for one that connects.
 func (d *door) ask(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, _ *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
 	if request.GetMethod() == "Configure" {
-		if err := d.configure(request); err != nil {
+		configure := &api.ConfigureRequest{}
+		if err := proto.Unmarshal(request.GetPayload(), configure); err != nil {
+			return err
+		}
+		d.mu.Lock()
+		configure.Config = d.current.config
+		d.mu.Unlock()
+		var err error
+		if request.Payload, err = proto.Marshal(configure); err != nil {
 			return err
 		}
 	}
 	return invoke(ctx, request, response)
-}
-
-// configure adds the configuration of a plugin that we have started: the library has
-// none for one that connects.
-func (d *door) configure(request *ttrpc.Request) (err error) {
-	d.mu.Lock()
-	l := d.current
-	d.mu.Unlock()
-	configure := &api.ConfigureRequest{}
-	if err := proto.Unmarshal(request.GetPayload(), configure); err != nil {
-		return err
-	}
-	configure.Config = l.config
-	request.Payload, err = proto.Marshal(configure)
-	return err
 }

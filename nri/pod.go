@@ -56,16 +56,14 @@ func (p *Plugins) StopPod(ctx context.Context, sb *sandbox.Sandbox) error {
 
 // RemovePod implements sandbox.Plugins.
 func (p *Plugins) RemovePod(ctx context.Context, sb *sandbox.Sandbox) error {
-	defer p.forgetPod(sb.ID)
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.podsMade, sb.ID)
+	}()
 	return p.notify(ctx, func(a *adaptation.Adaptation) error {
 		return a.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: p.pod(sb)})
 	})
-}
-
-func (p *Plugins) forgetPod(id string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.podsMade, id)
 }
 
 // pod is the pod as NRI sees it.

@@ -18,36 +18,27 @@ import (
 	"github.com/containerd/ttrpc"
 )
 
-// The kinds of adjustments that Options.Reject can name.
-const (
-	rejectHooks      = "hooks"
-	rejectNamespaces = "namespaces"
-	rejectSysctls    = "sysctls"
-	rejectSeccomp    = "seccomp"
-)
-
 // validation is the library's own validator, with the rules that are in force when
 // it is asked. It looks at the annotation required-plugins.noderesource.dev of pods,
 // too.
 func (p *Plugins) validation() *builtin.BuiltinPlugin {
-	return &builtin.BuiltinPlugin{Base: "default-validator", Index: "00", Handlers: builtin.BuiltinHandlers{
-		ValidateContainerAdjustment: func(ctx context.Context, request *api.ValidateContainerAdjustmentRequest) error {
-			return validator.NewDefaultValidator(rulesOf(p.settings())).ValidateContainerAdjustment(ctx, request)
-		},
-	}}
-}
-
-func rulesOf(o *Options) *validator.DefaultValidatorConfig {
-	rejected := func(kind string) bool { return slices.Contains(o.Reject, kind) }
-	return &validator.DefaultValidatorConfig{
-		Enable:                                true,
-		RejectOCIHookAdjustment:               rejected(rejectHooks),
-		RejectNamespaceAdjustment:             rejected(rejectNamespaces),
-		RejectSysctlAdjustment:                rejected(rejectSysctls),
-		RejectRuntimeDefaultSeccompAdjustment: rejected(rejectSeccomp),
-		RejectUnconfinedSeccompAdjustment:     rejected(rejectSeccomp),
-		RejectCustomSeccompAdjustment:         rejected(rejectSeccomp),
-		TolerateMissingAnnotation:             o.Tolerate,
+	validate := func(ctx context.Context, request *api.ValidateContainerAdjustmentRequest) error {
+		rules := p.settings()
+		rejected := func(kind string) bool { return slices.Contains(rules.Reject, kind) }
+		return validator.NewDefaultValidator(&validator.DefaultValidatorConfig{
+			Enable:                                true,
+			RejectOCIHookAdjustment:               rejected("hooks"),
+			RejectNamespaceAdjustment:             rejected("namespaces"),
+			RejectSysctlAdjustment:                rejected("sysctls"),
+			RejectRuntimeDefaultSeccompAdjustment: rejected("seccomp"),
+			RejectUnconfinedSeccompAdjustment:     rejected("seccomp"),
+			RejectCustomSeccompAdjustment:         rejected("seccomp"),
+			TolerateMissingAnnotation:             rules.Tolerate,
+		}).ValidateContainerAdjustment(ctx, request)
+	}
+	return &builtin.BuiltinPlugin{
+		Base: "default-validator", Index: "00",
+		Handlers: builtin.BuiltinHandlers{ValidateContainerAdjustment: validate},
 	}
 }
 
@@ -80,20 +71,19 @@ func (p *Plugins) checkRequired(pod *api.PodSandbox, container string) error {
 	return fmt.Errorf("the required NRI plugin %s is not connected (nri.required_plugins): %w", strings.Join(missing, ", "), errdefs.ErrUnavailable)
 }
 
-// missing are the required plugins that are not connected.
+// missing are the required plugins that are not connected, by their name, with the
+// index or without.
 func (p *Plugins) missing(connected []string) (missing []string) {
 	for _, required := range p.settings().Required {
-		if !slices.ContainsFunc(connected, func(plugin string) bool { return isNamed(plugin, required) }) {
+		is := func(plugin string) bool {
+			_, name, _ := strings.Cut(plugin, "-")
+			return plugin == required || name == required
+		}
+		if !slices.ContainsFunc(connected, is) {
 			missing = append(missing, required)
 		}
 	}
 	return missing
-}
-
-// isNamed: a plugin is required by its name, with its index or without.
-func isNamed(plugin, required string) bool {
-	_, name, _ := strings.Cut(plugin, "-")
-	return plugin == required || name == required
 }
 
 // validatorName is the library's own plugin, which is part of this program.
@@ -133,12 +123,13 @@ func (m measures) UpdatePluginCount(count int) {
 }
 
 func outcome(err error) string {
+	is := func(target error) bool { return errors.Is(err, target) }
 	switch {
 	case err == nil:
 		return "ok"
-	case errors.Is(err, context.DeadlineExceeded):
+	case is(context.DeadlineExceeded):
 		return "timeout"
-	case errors.Is(err, ttrpc.ErrClosed), errors.Is(err, ttrpc.ErrServerClosed), errors.Is(err, ttrpc.ErrProtocol):
+	case is(ttrpc.ErrClosed), is(ttrpc.ErrServerClosed), is(ttrpc.ErrProtocol):
 		return "lost"
 	default:
 		return "error"

@@ -94,7 +94,15 @@ func (p *Plugins) start(source Source) error {
 	p.door.Store(d)
 	p.adaptation.Store(a)
 	if d.listener != nil {
-		d.wait.Go(d.accept)
+		d.wait.Go(func() {
+			for {
+				conn, err := d.listener.Accept()
+				if err != nil {
+					return // the door is shut
+				}
+				d.enter(&link{plugin: conn})
+			}
+		})
 	}
 	p.launchAll(d, source)
 	return nil

@@ -29,8 +29,8 @@ import (
 
 // Exec checks a request to exec, and returns the URL that serves it once.
 func (s *Server) Exec(ctx context.Context, r *runtimeapi.ExecRequest) (string, error) {
-	options := remotecommand.Options{Stdin: r.GetStdin(), Stdout: r.GetStdout(), Stderr: r.GetStderr(), TTY: r.GetTty()}
-	if err := checkStreams(options); err != nil {
+	options, err := streamsOf(r)
+	if err != nil {
 		return "", err
 	}
 	if err := s.options.Containers.CheckExec(ctx, r.GetContainerId(), r.GetCmd()); err != nil {
@@ -41,8 +41,8 @@ func (s *Server) Exec(ctx context.Context, r *runtimeapi.ExecRequest) (string, e
 
 // Attach checks a request to attach, and returns the URL that serves it once.
 func (s *Server) Attach(ctx context.Context, r *runtimeapi.AttachRequest) (string, error) {
-	options := remotecommand.Options{Stdin: r.GetStdin(), Stdout: r.GetStdout(), Stderr: r.GetStderr(), TTY: r.GetTty()}
-	if err := checkStreams(options); err != nil {
+	options, err := streamsOf(r)
+	if err != nil {
 		return "", err
 	}
 	if err := s.options.Containers.CheckAttach(ctx, r.GetContainerId(), r.GetTty()); err != nil {
@@ -51,14 +51,21 @@ func (s *Server) Attach(ctx context.Context, r *runtimeapi.AttachRequest) (strin
 	return s.url(request{kind: kindAttach, target: r.GetContainerId(), options: options})
 }
 
-func checkStreams(o remotecommand.Options) error {
+// streamsOf checks the streams that a request asks for.
+func streamsOf(r interface {
+	GetStdin() bool
+	GetStdout() bool
+	GetStderr() bool
+	GetTty() bool
+},
+) (o remotecommand.Options, err error) {
+	o = remotecommand.Options{Stdin: r.GetStdin(), Stdout: r.GetStdout(), Stderr: r.GetStderr(), TTY: r.GetTty()}
 	if o.TTY && o.Stderr {
-		return fmt.Errorf("stderr: a terminal has none of its own, tty and stderr exclude each other: %w", errdefs.ErrInvalidArgument)
+		err = fmt.Errorf("stderr: a terminal has none of its own, tty and stderr exclude each other: %w", errdefs.ErrInvalidArgument)
+	} else if !o.Stdin && !o.Stdout && !o.Stderr {
+		err = fmt.Errorf("stdin, stdout, stderr: one of them has to be set: %w", errdefs.ErrInvalidArgument)
 	}
-	if !o.Stdin && !o.Stdout && !o.Stderr {
-		return fmt.Errorf("stdin, stdout, stderr: one of them has to be set: %w", errdefs.ErrInvalidArgument)
-	}
-	return nil
+	return o, err
 }
 
 // clientStreams are the client's side of a process. Those that were not asked

@@ -77,18 +77,11 @@ type forwarder struct {
 	buffer  [receiveSize]byte
 }
 
-// client is where a connection's data goes.
-type client interface {
-	io.Writer
-	// Close says that nothing more is written.
-	Close() error
-	// Reset ends both directions.
-	Reset()
-}
-
 // connect connects the client to a port of the pod, until both directions have
-// ended. An error says why there is no connection, or why it was ended.
-func (f *forwarder) connect(port int32, c client, in *inlet) error {
+// ended. Received is called when no more comes from the pod, with an error when one of
+// the two has ended the connection. What is returned says why there is none, or that
+// the pod has stalled.
+func (f *forwarder) connect(port int32, data io.Writer, in *inlet, received func(error)) error {
 	defer in.Abort()
 	server := f.session.server
 	if !server.descriptors.TryAcquire(1) {
@@ -103,12 +96,12 @@ func (f *forwarder) connect(port int32, c client, in *inlet) error {
 	}
 	defer conn.Close()
 	in.lead(conn)
-	if err := f.receive(c, conn); err != nil {
-		c.Reset() // what the pod or the client has done
-	} else {
-		_ = c.Close()
-		<-in.open.Done()
+	err = f.receive(data, conn)
+	if err != nil {
+		in.Abort() // what the pod or the client has done
 	}
+	received(err)
+	<-in.open.Done()
 	if errors.Is(context.Cause(in.ctx), errStalled) {
 		return errStalled
 	}
@@ -117,7 +110,7 @@ func (f *forwarder) connect(port int32, c client, in *inlet) error {
 
 // receive copies from the pod to the client. An error says that one of the two
 // has ended the connection.
-func (f *forwarder) receive(c client, pod *net.TCPConn) error {
+func (f *forwarder) receive(to io.Writer, pod *net.TCPConn) error {
 	raw, err := pod.SyscallConn()
 	if err != nil {
 		return err
@@ -127,7 +120,7 @@ func (f *forwarder) receive(c client, pod *net.TCPConn) error {
 		if err := raw.Read(func(fd uintptr) bool { return ready(fd, unix.POLLIN) }); err != nil {
 			return err
 		}
-		if err := f.pass(c, pod); errors.Is(err, io.EOF) {
+		if err := f.pass(to, pod); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err
@@ -136,12 +129,12 @@ func (f *forwarder) receive(c client, pod *net.TCPConn) error {
 }
 
 // pass copies one piece.
-func (f *forwarder) pass(c client, pod *net.TCPConn) error {
+func (f *forwarder) pass(to io.Writer, pod *net.TCPConn) error {
 	f.sending.Lock()
 	defer f.sending.Unlock()
 	n, err := pod.Read(f.buffer[:])
 	if n > 0 {
-		_, err = c.Write(f.buffer[:n])
+		_, err = to.Write(f.buffer[:n])
 	}
 	return err
 }
@@ -280,7 +273,13 @@ func (p *pairs) add(id string, stream *spdy.Stream) (*pair, error) {
 
 // serve makes the connection of a pair, and says why if it cannot.
 func (p *pairs) serve(one *pair, port int32) {
-	if err := p.connect(port, one.data, one.in); err != nil {
+	received := func(err error) {
+		if err != nil {
+			one.data.Reset()
+		}
+		_ = one.data.Close()
+	}
+	if err := p.connect(port, one.data, one.in, received); err != nil {
 		writeError(one.errors, err)
 	}
 	_ = one.errors.Close()
@@ -322,26 +321,11 @@ func (f *forwarder) connectChannel(port int32, in *inlet, data, errors channelWr
 			return
 		}
 	}
-	if err := f.connect(port, channelClient{data, in}, in); err != nil {
+	// A channel cannot be closed alone, so the pod's end is that of both directions.
+	if err := f.connect(port, data, in, func(error) { in.Abort() }); err != nil {
 		writeError(errors, err)
 	}
 }
-
-// channelClient is a client's end of a connection over channels. A channel
-// cannot be closed alone, so to close one direction ends both.
-type channelClient struct {
-	io.Writer
-	in *inlet
-}
-
-// Close implements client.
-func (c channelClient) Close() error {
-	c.in.Abort()
-	return nil
-}
-
-// Reset implements client.
-func (c channelClient) Reset() { c.in.Abort() }
 
 // writeError sends an error to the client, if it is still there.
 func writeError(to io.Writer, err error) { _, _ = io.WriteString(to, err.Error()) }
