@@ -30,9 +30,9 @@ func (p *Plugins) Create(ctx context.Context, pod *sandbox.Sandbox, c *container
 	}
 	noted := proto.CloneOf(request.Container) // the library changes the other one
 	var answer *adaptation.CreateContainerResponse
-	updaters, err := p.request(ctx, func() {
-		delete(p.podsMade, pod.ID) // it is listed
-		p.containersMade[noted.GetId()] = noted
+	updaters, err := p.request(ctx, func(d *door) {
+		delete(d.podsMade, pod.ID) // it is listed
+		d.containersMade[noted.GetId()] = noted
 	}, func(a *adaptation.Adaptation) (err error) {
 		answer, err = a.CreateContainer(ctx, request)
 		return err

@@ -26,10 +26,10 @@ func (p *Plugins) Created(ctx context.Context, pod *sandbox.Sandbox, c *containe
 
 // Start implements container.Plugins.
 func (p *Plugins) Start(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
-	p.forgetContainer(c.ID)
-	return p.notify(ctx, func(a *adaptation.Adaptation) error {
+	_, err := p.request(ctx, forget(c), func(a *adaptation.Adaptation) error {
 		return a.StartContainer(ctx, &adaptation.StartContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
+	return err
 }
 
 // Started implements container.Plugins.
@@ -48,9 +48,8 @@ func (p *Plugins) Updated(ctx context.Context, pod *sandbox.Sandbox, c *containe
 
 // Stop implements container.Plugins.
 func (p *Plugins) Stop(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) ([]container.Change, error) {
-	p.forgetContainer(c.ID)
 	var answer *adaptation.StopContainerResponse
-	updaters, err := p.request(ctx, nothing, func(a *adaptation.Adaptation) (err error) {
+	updaters, err := p.request(ctx, forget(c), func(a *adaptation.Adaptation) (err error) {
 		answer, err = a.StopContainer(ctx, &adaptation.StopContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 		return err
 	})
@@ -62,16 +61,15 @@ func (p *Plugins) Stop(ctx context.Context, pod *sandbox.Sandbox, c *container.C
 
 // Remove implements container.Plugins.
 func (p *Plugins) Remove(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
-	p.forgetContainer(c.ID)
-	return p.notify(ctx, func(a *adaptation.Adaptation) error {
+	_, err := p.request(ctx, forget(c), func(a *adaptation.Adaptation) error {
 		return a.RemoveContainer(ctx, &adaptation.RemoveContainerRequest{Pod: p.pod(pod), Container: p.container(c)})
 	})
+	return err
 }
 
-func (p *Plugins) forgetContainer(id string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.containersMade, id)
+// forget drops what was noted of a container that is listed, or gone.
+func forget(c *container.Container) func(*door) {
+	return func(d *door) { delete(d.containersMade, c.ID) }
 }
 
 // container is a container that was made, as NRI sees it. Its spec may be gone,

@@ -28,8 +28,8 @@
 // gives up with its context.
 //
 // A plugin that connects is synchronized while no request is made: it is sent each
-// pod and container once, in its list or by a request. Plugins.mu guards what requests
-// were about that no list has yet, and is never held while anything is asked, nor
-// door.mu. Plugins.switching is held while NRI is switched on or off; no request takes
+// pod and container once, in its list or by a request. door.mu guards what requests
+// were about that no list has yet, and is never held while anything is asked, nor is
+// Plugins.mu. Plugins.switching is held while NRI is switched on or off; no request takes
 // it.
 package nri

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/ttrpc"
 	"golang.org/x/sys/unix"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/socket"
+	"github.com/minicri/minicri/sandbox"
 )
 
 // door is where all plugins come in: each connection goes through it to the socket
@@ -28,9 +30,11 @@ import (
 // registration after another, and ends of a program that it has started the first
 // process only; the door does these things. It lasts until NRI is switched off.
 type door struct {
-	plugins  *Plugins
-	library  string       // the path of the library's socket
-	listener net.Listener // nil if no plugin may connect by itself
+	plugins *Plugins
+	library string // the path of the library's socket
+	// adaptation is the library, which makes the requests.
+	adaptation *adaptation.Adaptation
+	listener   net.Listener // nil if no plugin may connect by itself
 
 	// introducing is held while a plugin is shown to the library, until it has joined
 	// or is over: the library takes one after another, and current says which it is.
@@ -43,6 +47,14 @@ type door struct {
 	mu      sync.Mutex // guards what follows, and the links
 	links   map[*link]struct{}
 	current *link // the library registers or synchronizes it
+	// podsMade and containersMade are what plugins were asked about and no other
+	// caller may see yet, by id.
+	podsMade       map[string]*sandbox.Sandbox
+	containersMade map[string]*api.Container
+	// launched are the plugins that were started here, skipped says why others of
+	// the directory were not.
+	launched []string
+	skipped  []error
 }
 
 // link is the connection of one plugin.
@@ -59,7 +71,10 @@ type link struct {
 
 // openDoor listens for plugins at the configured socket, if there is one.
 func (p *Plugins) openDoor(source Source) (d *door, err error) {
-	d = &door{plugins: p, library: filepath.Join(p.options.State, "nri.sock"), links: make(map[*link]struct{})}
+	d = &door{
+		plugins: p, library: filepath.Join(p.options.State, "nri.sock"), links: make(map[*link]struct{}),
+		podsMade: make(map[string]*sandbox.Sandbox), containersMade: make(map[string]*api.Container),
+	}
 	d.off, d.end = context.WithCancel(context.Background())
 	if source.Socket == "" {
 		return d, nil

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/containerd/nri/pkg/adaptation"
-	"github.com/containerd/nri/pkg/api"
 	nrilog "github.com/containerd/nri/pkg/log"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -83,16 +82,14 @@ type Plugins struct {
 	containers Containers
 	// reloaded are the options with what Reconfigure has changed.
 	reloaded atomic.Pointer[Options]
-	// adaptation makes the requests, nil while NRI is off; plugins come in by door.
-	adaptation atomic.Pointer[adaptation.Adaptation]
-	door       atomic.Pointer[door]
+	// door is where plugins come in, nil while NRI is off.
+	door atomic.Pointer[door]
 
 	// switching is held while NRI is switched on or off, and guards source, where
 	// plugins come from now, and opened.
 	switching sync.Mutex
 	source    Source
 	opened    bool
-	end       func() // of adaptation and door
 
 	// asking is held while plugins are asked about something, as the library does, and
 	// guards what they have answered: the last error, and who wants updates.
@@ -100,26 +97,14 @@ type Plugins struct {
 	failed   failure
 	updaters []string
 
-	// mu guards what follows.
 	mu sync.Mutex
-	// podsMade and containersMade are what plugins were asked about and no other
-	// caller may see yet, by id.
-	podsMade       map[string]*sandbox.Sandbox
-	containersMade map[string]*api.Container
-	// launched are the plugins that were started here, skipped says why others of
-	// the directory were not.
-	launched []string
-	skipped  []error
-	// away are those that had connected by themselves when NRI was switched off.
+	// away are those that had connected by themselves when NRI was switched off; of mu.
 	away map[string]struct{}
 }
 
 // New makes the plugins; none is asked before Open.
 func New(options Options) *Plugins {
-	p := &Plugins{
-		options: options, podsMade: make(map[string]*sandbox.Sandbox),
-		containersMade: make(map[string]*api.Container), away: make(map[string]struct{}), asking: lock.New(),
-	}
+	p := &Plugins{options: options, away: make(map[string]struct{}), asking: lock.New()}
 	p.reloaded.Store(&options)
 	return p
 }
@@ -127,32 +112,30 @@ func New(options Options) *Plugins {
 // settings are the limits and rules that are in force.
 func (p *Plugins) settings() *Options { return p.reloaded.Load() }
 
-// request asks the plugins about something that is noted by note first, under p.mu: a
+// request asks the plugins about something that is noted by note first, under door.mu: a
 // plugin that is synchronized later finds it, one that was before is asked. A plugin that
 // joins waits for the requests that have begun, and others wait for it. It returns the
 // plugins whose answers have updates. While NRI is off nothing is asked.
-func (p *Plugins) request(ctx context.Context, note func(), ask func(*adaptation.Adaptation) error) (updaters []string, err error) {
-	a := p.adaptation.Load()
-	if a == nil {
+func (p *Plugins) request(ctx context.Context, note func(*door), ask func(*adaptation.Adaptation) error) (updaters []string, err error) {
+	d := p.door.Load()
+	if d == nil {
 		return nil, nil
 	}
-	block := a.BlockPluginSync()
+	block := d.adaptation.BlockPluginSync()
 	defer block.Unblock()
-	p.mu.Lock()
-	if p.adaptation.Load() == a { // or the entry would stay for good
-		note()
-	}
-	p.mu.Unlock()
+	d.mu.Lock()
+	note(d)
+	d.mu.Unlock()
 	if err := p.asking.Lock(ctx); err != nil {
 		return nil, fmt.Errorf("NRI: wait for the plugins, which are asked about something else: %w", err)
 	}
 	defer p.asking.Unlock()
 	p.updaters, p.failed = nil, failure{}
-	err = p.named(ask(a))
+	err = p.named(ask(d.adaptation))
 	return p.updaters, err
 }
 
-func nothing() {}
+func nothing(*door) {}
 
 // notify makes a request that no plugin answers with more than an error.
 func (p *Plugins) notify(ctx context.Context, ask func(*adaptation.Adaptation) error) error {
@@ -161,7 +144,7 @@ func (p *Plugins) notify(ctx context.Context, ask func(*adaptation.Adaptation) e
 }
 
 // Enabled reports whether there may be plugins now.
-func (p *Plugins) Enabled() bool { return p != nil && p.adaptation.Load() != nil }
+func (p *Plugins) Enabled() bool { return p != nil && p.door.Load() != nil }
 
 // SetLogger makes what the library logs lines of this log. That is a variable of the
 // library without a lock: it is set once, before Open.

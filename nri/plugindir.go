@@ -85,12 +85,12 @@ func (p *Plugins) launchAll(d *door, source Source) {
 	for _, problem := range problems {
 		p.options.Logger.Warn("an NRI plugin is skipped", "err", problem)
 	}
-	p.mu.Lock()
-	p.skipped, p.launched = problems, nil
+	d.mu.Lock()
+	d.skipped = problems
 	for _, l := range links {
-		p.launched = append(p.launched, l.name)
+		d.launched = append(d.launched, l.name)
 	}
-	p.mu.Unlock()
+	d.mu.Unlock()
 	for _, l := range links {
 		<-l.settled
 	}
@@ -131,21 +131,26 @@ func launch(source Source, plugin string) (*link, error) {
 // Problems are plugins that were not started, that are not connected any more, that
 // have not come back since NRI was switched off or over, and that are required.
 func (p *Plugins) Problems(connected []string) (problems []error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	problems = append(problems, p.skipped...)
-	for _, plugin := range p.launched {
-		if !slices.Contains(connected, plugin) {
-			problems = append(problems, fmt.Errorf("NRI plugin %s is not connected: it did not start, or has ended; the log says why", plugin))
+	problem := func(format, plugin string) { problems = append(problems, fmt.Errorf(format, plugin)) }
+	if d := p.door.Load(); d != nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		problems = append(problems, d.skipped...)
+		for _, plugin := range d.launched {
+			if !slices.Contains(connected, plugin) {
+				problem("NRI plugin %s is not connected: it did not start, or has ended; the log says why", plugin)
+			}
 		}
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for plugin := range p.away {
 		if !slices.Contains(connected, plugin) {
-			problems = append(problems, fmt.Errorf("NRI plugin %s was disconnected when NRI was switched off or over, and has not come back: start it again", plugin))
+			problem("NRI plugin %s was disconnected when NRI was switched off or over, and has not come back: start it again", plugin)
 		}
 	}
 	for _, required := range p.missing(connected) {
-		problems = append(problems, fmt.Errorf("the required NRI plugin %s is not connected (nri.required_plugins): pods are refused", required))
+		problem("the required NRI plugin %s is not connected (nri.required_plugins): pods are refused", required)
 	}
 	return problems
 }

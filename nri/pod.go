@@ -24,7 +24,7 @@ func (p *Plugins) RunPod(ctx context.Context, sb *sandbox.Sandbox) error {
 	if err := p.checkRequired(pod, ""); err != nil {
 		return err
 	}
-	_, err := p.request(ctx, func() { p.podsMade[sb.ID] = sb }, func(a *adaptation.Adaptation) error {
+	_, err := p.request(ctx, func(d *door) { d.podsMade[sb.ID] = sb }, func(a *adaptation.Adaptation) error {
 		return a.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: pod})
 	})
 	return err
@@ -56,14 +56,10 @@ func (p *Plugins) StopPod(ctx context.Context, sb *sandbox.Sandbox) error {
 
 // RemovePod implements sandbox.Plugins.
 func (p *Plugins) RemovePod(ctx context.Context, sb *sandbox.Sandbox) error {
-	defer func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		delete(p.podsMade, sb.ID)
-	}()
-	return p.notify(ctx, func(a *adaptation.Adaptation) error {
+	_, err := p.request(ctx, func(d *door) { delete(d.podsMade, sb.ID) }, func(a *adaptation.Adaptation) error {
 		return a.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: p.pod(sb)})
 	})
+	return err
 }
 
 // pod is the pod as NRI sees it.

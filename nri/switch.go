@@ -85,14 +85,12 @@ func (p *Plugins) start(source Source) error {
 	if err != nil {
 		return fmt.Errorf("the socket of NRI plugins (nri.socket): %w", err)
 	}
-	a, err := p.adapt(d)
-	if err != nil {
+	if d.adaptation, err = p.adapt(d); err != nil {
 		d.close()
 		return fmt.Errorf("start NRI with the socket %s: %w", source.Socket, err)
 	}
-	p.source, p.end = source, func() { p.shut(d, a) }
+	p.source = source
 	p.door.Store(d)
-	p.adaptation.Store(a)
 	if d.listener != nil {
 		d.wait.Go(func() {
 			for {
@@ -134,34 +132,24 @@ func (p *Plugins) adapt(d *door) (*adaptation.Adaptation, error) {
 	return a, nil
 }
 
-// shut disconnects all plugins, and notes those that have to come back by themselves.
-func (p *Plugins) shut(d *door, a *adaptation.Adaptation) {
+// stop switches NRI off: plugins that were started here end, others are disconnected,
+// and have to come back by themselves. What they are being asked ends as if they had
+// died. p.switching is held.
+func (p *Plugins) stop() {
+	d := p.door.Swap(nil)
+	if d == nil {
+		return
+	}
 	external := d.close()
 	// One that is being synchronized would be connected after the end.
-	block := a.BlockPluginSync()
-	defer block.Unblock()
-	a.Stop()
+	block := d.adaptation.BlockPluginSync()
+	d.adaptation.Stop()
+	block.Unblock()
+	p.source = Source{}
+	p.options.Metrics.NRIPlugins(0)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, plugin := range external {
 		p.away[plugin] = struct{}{}
 	}
-}
-
-// stop switches NRI off: plugins that were started here end, others are
-// disconnected. What they are being asked ends as if they had died. p.switching is
-// held.
-func (p *Plugins) stop() {
-	if p.adaptation.Swap(nil) == nil {
-		return
-	}
-	p.end()
-	p.door.Store(nil)
-	p.source = Source{}
-	p.options.Metrics.NRIPlugins(0)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	clear(p.podsMade)
-	clear(p.containersMade)
-	p.launched, p.skipped = nil, nil
 }

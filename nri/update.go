@@ -80,7 +80,7 @@ func (p *Plugins) updateUnsolicited(ctx context.Context, updates []*api.Containe
 func (p *Plugins) synchronize(ctx context.Context, d *door, send adaptation.SyncCB) error {
 	limits := p.settings()
 	adaptation.SetPluginRequestTimeout(max(limits.Request, limits.Registration))
-	updates, err := send(ctx, p.allPods(), p.allContainers())
+	updates, err := send(ctx, p.allPods(d), p.allContainers(d))
 	adaptation.SetPluginRequestTimeout(p.settings().Request)
 	if err != nil {
 		return err
@@ -95,10 +95,10 @@ func (p *Plugins) synchronize(ctx context.Context, d *door, send adaptation.Sync
 }
 
 // allPods are those that plugins have been asked about.
-func (p *Plugins) allPods() (pods []*api.PodSandbox) {
-	p.mu.Lock()
-	known := maps.Clone(p.podsMade)
-	p.mu.Unlock()
+func (p *Plugins) allPods(d *door) (pods []*api.PodSandbox) {
+	d.mu.Lock()
+	known := maps.Clone(d.podsMade)
+	d.mu.Unlock()
 	for _, sb := range p.pods.List() {
 		known[sb.ID] = sb
 	}
@@ -109,10 +109,10 @@ func (p *Plugins) allPods() (pods []*api.PodSandbox) {
 }
 
 // allContainers are those that have not ended.
-func (p *Plugins) allContainers() []*api.Container {
-	p.mu.Lock()
-	known := maps.Clone(p.containersMade)
-	p.mu.Unlock()
+func (p *Plugins) allContainers(d *door) []*api.Container {
+	d.mu.Lock()
+	known := maps.Clone(d.containersMade)
+	d.mu.Unlock()
 	for _, c := range p.containers.List() {
 		if state := c.State(); state == runtimeapi.ContainerState_CONTAINER_CREATED || state == runtimeapi.ContainerState_CONTAINER_RUNNING {
 			known[c.ID] = p.container(c)
