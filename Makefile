@@ -195,7 +195,7 @@ cluster-down: root bin/cluster ## Remove it, and look for what it left: CLUSTER=
 	bin/cluster --name $(CLUSTER) down
 
 # A cluster of its own, removed in any case. The tests are named cases; TESTFLAGS
-# such as '-test.run TestVolumes' for some of them.
+# such as '-test.run TestNodeReboot' for some of them.
 .PHONY: test-cluster
 test-cluster: root setup build bin/cluster ## What users ask of a cluster, on two nodes (root)
 	go test $(goflags) -c -o bin/test/cluster ./test/cluster

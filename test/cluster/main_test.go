@@ -97,10 +97,3 @@ func onNode(t testing.TB, node, script string) string {
 	t.Helper()
 	return onCluster(t, "exec", node, "sh", "-c", script)
 }
-
-// onNodeTry is onNode for what may fail.
-func onNodeTry(t testing.TB, node, script string) (string, error) {
-	t.Helper()
-	out, err := exec.CommandContext(limited(t), clusterTool, "--name", clusterName, "exec", node, "sh", "-c", script).CombinedOutput()
-	return string(out), err
-}

@@ -1,10 +1,10 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -78,7 +78,7 @@ func (s *space) checkLives(before map[string]life) {
 	}
 }
 
-// awaitNode waits until the node is Ready and makes a pod.
+// checkNodeMakesPods waits until the node is Ready and makes a pod.
 func (s *space) checkNodeMakesPods(name string) {
 	s.t.Helper()
 	s.run(name, "sleep 1000", "nodeName: "+node2+"\n")
@@ -149,12 +149,8 @@ func TestUpgradeUnderPods(t *testing.T) {
 	directory := t.TempDir()
 	for _, name := range []string{"minicri", "minicri-shim"} {
 		data, err := os.ReadFile(filepath.Join("../../bin", name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(directory, name), data, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
+		check(t, os.WriteFile(filepath.Join(directory, name), data, 0o755))
 	}
 	onCluster(t, "upgrade-runtime", directory)
 	s.checkEnds(ends)
@@ -164,34 +160,6 @@ func TestUpgradeUnderPods(t *testing.T) {
 		same(t, "exec in a pod of before", s.sh(name, "echo still"), "still\n")
 		break
 	}
-}
-
-func TestDrainAndCordon(t *testing.T) {
-	s := serialSpace(t)
-	s.apply(strings.Replace(web, "DoNotSchedule", "ScheduleAnyway", 1))
-	s.kubectl("rollout", "status", "deployment/web", "--timeout=3m")
-	t.Cleanup(func() { s.try("uncordon", node2) })
-	s.kubectl("drain", node2, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=3m")
-	eventually(t, "all are ready on the other node", func() bool {
-		pods := slices.DeleteFunc(s.pods("web"), func(pod corev1.Pod) bool { return pod.Spec.NodeName != node1 || !isReady(&pod) })
-		return len(pods) == 4
-	})
-	same(t, "sandboxes that are ready on the drained node, besides kube-proxy", s.readyPodsOn(node2), 0)
-	s.kubectl("uncordon", node2)
-	s.run("back", "sleep 1000", "nodeSelector: {kubernetes.io/hostname: node2}\n")
-	s.ready("back")
-}
-
-// readyPodsOn counts the pods of this namespace whose cgroups are on a node.
-func (s *space) readyPodsOn(node string) int {
-	s.t.Helper()
-	count := 0
-	for _, pod := range s.pods("") {
-		if pod.Spec.NodeName == node {
-			count++
-		}
-	}
-	return count
 }
 
 func TestNodeReboot(t *testing.T) {
@@ -265,13 +233,87 @@ func loadImage(t testing.TB, name string) {
 func underDiskPressure(t testing.TB) bool {
 	t.Helper()
 	node, err := read[corev1.Node]("/api/v1/nodes/" + node2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeDiskPressure {
 			return c.Status == corev1.ConditionTrue
 		}
 	}
 	return false
+}
+
+// TestNodeJoinsAndLeaves is serial for the memory that a third node needs.
+func TestNodeJoinsAndLeaves(t *testing.T) {
+	s := serialSpace(t)
+	onCluster(t, "node", "add", "node9")
+	removed := false
+	t.Cleanup(func() {
+		if !removed {
+			onCluster(t, "node", "remove", "node9")
+		}
+	})
+	s.run("far", "exec agnhost netexec --http-port=8080", "nodeName: node9\n---\nreadinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}\n")
+	s.run("near", "sleep 1000", "nodeName: node2\n")
+	s.ready("near")
+	address := s.ready("far").Status.PodIP
+	same(t, "a pod of the new node, asked from another", s.sh("near", "wget -qO- http://"+address+":8080/hostname"), "far")
+	contains(t, "the node's end", onCluster(t, "node", "remove", "node9"), "no leak")
+	removed = true
+	if _, err := read[corev1.Node]("/api/v1/nodes/node9"); !errors.Is(err, errNotFound) {
+		t.Errorf("the node after its removal: %v", err)
+	}
+}
+
+// web is a Deployment of web servers on both nodes, with a Service.
+const web = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 4
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      topologySpreadConstraints:
+      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {app: web}}}
+      containers:
+      - name: main
+        image: IMAGE
+        command: [agnhost, netexec, --http-port=8080, --udp-port=8081]
+        readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: NodePort
+  selector: {app: web}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+`
+
+func TestDeploymentOverBothNodes(t *testing.T) {
+	s := newSpace(t)
+	s.apply(web)
+	s.kubectl("rollout", "status", "deployment/web", "--timeout=3m")
+	nodes := make(map[string]int)
+	pods := s.pods("web")
+	for _, pod := range pods {
+		nodes[pod.Spec.NodeName]++
+	}
+	same(t, "nodes", fmt.Sprint(nodes), "map[node1:2 node2:2]")
+	// Each pod reaches each other one, and is seen with its own address.
+	for _, from := range pods {
+		for _, to := range pods {
+			seen := s.sh(from.Name, "wget -qO- http://"+to.Status.PodIP+":8080/clientip")
+			if from.Name != to.Name && !strings.HasPrefix(seen, from.Status.PodIP+":") {
+				t.Errorf("%s on %s is seen by %s on %s as %s", from.Status.PodIP, from.Spec.NodeName, to.Name, to.Spec.NodeName, seen)
+			}
+		}
+	}
+	s.kubectl("set", "env", "deployment/web", "VERSION=2")
+	s.kubectl("rollout", "status", "deployment/web", "--timeout=3m")
+	s.kubectl("scale", "deployment/web", "--replicas=1")
+	eventually(t, "one pod is left", func() bool { return len(s.pods("web")) == 1 })
 }

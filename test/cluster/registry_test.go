@@ -105,27 +105,19 @@ func serveRegistry() error {
 func startRegistry(t *testing.T) {
 	t.Helper()
 	data, err := os.ReadFile(nodeRoot + "/" + clusterName + "/cluster.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	var cluster struct {
 		Hub struct {
 			PID int `json:"pid"`
 		} `json:"hub"`
 	}
-	if err := json.Unmarshal(data, &cluster); err != nil {
-		t.Fatal(err)
-	}
+	check(t, json.Unmarshal(data, &cluster))
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	command := exec.Command("nsenter", "-t", fmt.Sprint(cluster.Hub.PID), "-n", "--", self)
 	command.Env = append(os.Environ(), registryRole+"=1")
 	command.Stderr = os.Stderr
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check(t, command.Start())
 	t.Cleanup(func() {
 		command.Process.Kill() // it serves until then
 		command.Wait()

@@ -178,9 +178,7 @@ func (s *space) pods(app string) []corev1.Pod {
 		query = "?labelSelector=app%3D" + app
 	}
 	list, err := read[corev1.PodList]("/api/v1/namespaces/" + s.name + "/pods" + query)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	check(s.t, err)
 	return list.Items
 }
 
@@ -242,4 +240,14 @@ func contains(t testing.TB, what, got, want string) {
 	if !strings.Contains(got, want) {
 		t.Errorf("%s: got %q, want %q in it", what, got, want)
 	}
+}
+
+// status is that of a container, empty before there is one.
+func status(pod *corev1.Pod, name string) corev1.ContainerStatus {
+	for _, c := range pod.Status.ContainerStatuses {
+		if c.Name == name {
+			return c
+		}
+	}
+	return corev1.ContainerStatus{}
 }
