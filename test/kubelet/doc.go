@@ -14,11 +14,8 @@
 //
 //	pair_test.go      localhost, init container, sidecar, volume, logs, a restricted
 //	                  container; a privileged pod on the host's network
-//	restart_test.go   crashes, out of memory, probes, exec
-//	userns_test.go    a pod in a user namespace
+//	restart_test.go   crashes, out of memory, exec
 //	summary_test.go   /stats/summary
-//	rotation_test.go  the kubelet rotates a log
-//	forward_test.go   port-forward
 //	deletion_test.go  the end of a pod, and of everything
 //	log_test.go       what the kubelet complains about
 package kubelet

@@ -15,14 +15,9 @@ import (
 // apply makes a static pod: it writes the manifest, by rename.
 func (k *kubelet) apply(name string, spec corev1.PodSpec) {
 	k.t.Helper()
-	k.applyAnnotated(name, nil, spec)
-}
-
-func (k *kubelet) applyAnnotated(name string, annotations map[string]string, spec corev1.PodSpec) {
-	k.t.Helper()
 	pod := corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", Annotations: annotations},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"},
 		Spec:       spec,
 	}
 	data, err := json.Marshal(pod)
@@ -91,10 +86,6 @@ func limit(cpu, memory string) option {
 
 func readiness(action corev1.ProbeHandler) option {
 	return func(c *corev1.Container) { c.ReadinessProbe = probe(action) }
-}
-
-func liveness(action corev1.ProbeHandler) option {
-	return func(c *corev1.Container) { c.LivenessProbe = probe(action) }
 }
 
 // probe asks every second. Time-outs are for busy machines.

@@ -47,45 +47,6 @@ func (k *kubelet) checkCrash() {
 	same(k.t, "log of the run before", k.logs("crash", "app", "previous=true"), "run 1 at "+pod.Status.PodIP+"\n")
 }
 
-// applyProbed makes a pod that the test can make ready and ill.
-func (k *kubelet) applyProbed() {
-	web := shell("web", "mkdir /www && touch /www/healthy && httpd -p 8080 -h /www"+forever, liveness(httpGet("/healthy", 8080)))
-	web.StartupProbe = probe(httpGet("/healthy", 8080))
-	web.StartupProbe.FailureThreshold = 100
-	// A new container is asked before it serves: a kubelet takes it for started.
-	web.LivenessProbe.FailureThreshold = 5
-	k.apply("probed", containers(
-		shell("app", "true"+forever, liveness(command("test", "!", "-e", "/tmp/ill"))),
-		shell("late", "true"+forever, readiness(command("test", "-e", "/tmp/ready"))),
-		web,
-	))
-}
-
-func (k *kubelet) checkProbes() {
-	eventually(k.t, "all is ready but the one that is late", func() bool {
-		pod := k.pods()["probed"]
-		return status(pod, "app").Ready && status(pod, "web").Ready && status(pod, "late").State.Running != nil
-	})
-	pod := k.pods()["probed"]
-	if isReady(pod) || restarts(pod, "app")+restarts(pod, "web") != 0 {
-		k.t.Errorf("before anything is done: %v", pod.Status)
-	}
-	k.run("probed", "late", "touch /tmp/ready")
-	k.awaitReady("probed")
-	k.run("probed", "app", "touch /tmp/ill")
-	k.run("probed", "web", "rm /www/healthy")
-	eventually(k.t, "both that are ill are restarted", func() bool {
-		pod = k.pods()["probed"]
-		return restarts(pod, "app") == 1 && restarts(pod, "web") == 1 && isReady(pod)
-	})
-	if restarts(pod, "late") != 0 {
-		k.t.Error("the one that is well was restarted")
-	}
-	if last := status(pod, "app").LastTerminationState.Terminated; last == nil || last.ExitCode != 0 {
-		k.t.Errorf("want the end at SIGTERM, got %v", last)
-	}
-}
-
 func (k *kubelet) checkExec() {
 	for name, executor := range executors {
 		stdout, stderr, err := k.exec(executor, "pair", "server", "cat; echo oops >&2; exit 5", "some input")

@@ -15,8 +15,7 @@ import (
 // Two lives of one kubelet, in the order of the steps: a start takes seconds, a
 // kubelet collects what is dead once a minute, and things take their time side
 // by side. The first has the default gates. The second has those by which a
-// kubelet leaves more to the runtime: numbers of pods, streamed lists, events; from
-// then on the node has NRI plugins.
+// kubelet leaves more to the runtime: numbers of pods, streamed lists, events.
 //
 // cri: Container.metadata ContainerStatusRequest.verbose ContainerStatusResponse.info
 // cri: ContainerStatusResponse.status ListContainersRequest.filter ListContainersResponse.containers
@@ -27,35 +26,22 @@ func TestStaticPods(t *testing.T) {
 	k.applyPair()
 	k.applyHost()
 	k.applyCrash()
-	k.applyProbed()
 	k.applyGraceful()
 	k.applyLoad()
-	k.applyUserns()
 	k.checkPair()
 	k.checkHost()
 	k.checkCrash()
-	k.checkProbes()
 	k.checkExec()
-	k.checkUserns()
 	k.checkSummary()
 
 	k.checkRestartedKubelet()
-	k.applyChatty()
-	k.startPlugins()
-	k.applyAdjusted()
 	k.apply("ending", containers(shell("app", "trap 'sleep 1; exit 0' TERM; while true; do sleep 0.1; done")))
 	k.checkGracefulDeletion()
-	k.checkAdjusted()
 	k.checkKilledDaemon()
-	k.checkAdjusted()
-	k.checkForward()
 	k.checkSummary()
 	k.checkPodSummary()
 	k.checkMetrics()
-	k.checkRotation()
 	k.checkEverythingGoes()
-	k.checkPluginsHeard()
-	k.stopPlugins()
 	k.stop()
 	k.checkLog()
 }
