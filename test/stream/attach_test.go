@@ -55,7 +55,7 @@ func (s *safe) String() string {
 
 // Two are attached; one leaves, the other one continues, and types.
 //
-// cri: Attach StopContainerRequest.container_id
+// cri: Attach AttachRequest.stdin StopContainerRequest.container_id
 func TestAttach(t *testing.T) {
 	p := newPod(t, "while read x; do echo out $x; echo err $x >&2; done; echo end", func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, false })
 	r := &runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true}
@@ -118,28 +118,6 @@ func TestAttachTerminal(t *testing.T) {
 	}
 }
 
-// A container whose stdin stays open after its first client.
-//
-// cri: AttachRequest.stdin
-func TestAttachStdinAgain(t *testing.T) {
-	p := newPod(t, "while read x; do echo got $x; done; echo end", func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
-	for name, client := range clients {
-		ctx, leave := context.WithCancel(limited(t))
-		in, typed := io.Pipe()
-		var out safe
-		ended := make(chan error, 1)
-		go func() {
-			ended <- client(t, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true})).StreamWithContext(ctx,
-				remotecommand.StreamOptions{Stdin: in, Stdout: &out, Stderr: io.Discard})
-		}()
-		fmt.Fprintln(typed, name)
-		eventually(t, name+" is heard", func() bool { return strings.Contains(out.String(), "got "+name+"\n") })
-		leave()
-		<-ended
-		typed.Close()
-	}
-}
-
 // Several clients see the same; one that does not read holds up neither them
 // nor the container, and what no one sees is in the log.
 //
@@ -173,35 +151,6 @@ func TestAttachMany(t *testing.T) {
 		<-ended
 	}
 	p.contiguous("the log", p.logged())
-}
-
-// The container does not notice that the daemon is restarted: nothing is lost,
-// and one can attach anew.
-func TestAttachAfterRestart(t *testing.T) {
-	p := newPod(t, "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.02; done", func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
-	watch := func(restart func()) {
-		ctx, leave := context.WithCancel(context.Background())
-		defer leave()
-		var out safe
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			_ = v5Client(t, p.attachURL(&runtimeapi.AttachRequest{Stdout: true, Stderr: true})).StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &out, Stderr: io.Discard})
-		}()
-		eventually(t, "lines come", func() bool { return strings.Count(out.String(), "\n") > 5 })
-		restart()
-		leave()
-		<-ended
-		text := out.String()
-		p.contiguous("a client", text[:strings.LastIndex(text, "\n")])
-	}
-	watch(p.Restart)
-	watch(func() { p.Kill(); p.Start() })
-	watch(func() {})
-	p.contiguous("the log", p.logged())
-	if first, _, _ := strings.Cut(p.logged(), "\n"); first != "line 1" {
-		t.Errorf("the log begins with %q", first)
-	}
 }
 
 // contiguous checks that lines are numbered without a gap.

@@ -23,7 +23,9 @@ import (
 
 const forever = "while true; do sleep 0.1; done"
 
-// cri: Exec
+// An output that no one asked for does not stop the process.
+//
+// cri: Exec ExecRequest.stderr
 func TestExec(t *testing.T) {
 	p := newPod(t, forever, nil)
 	for name, client := range clients {
@@ -41,20 +43,10 @@ func TestExec(t *testing.T) {
 		if err := e.StreamWithContext(limited(t), remotecommand.StreamOptions{Stdout: io.Discard}); err == nil {
 			t.Errorf("%s: a program that does not exist: no error", name)
 		}
-	}
-}
-
-// An output that no one asked for does not stop the process.
-//
-// cri: ExecRequest.stderr
-func TestExecOfOneStream(t *testing.T) {
-	p := newPod(t, forever, nil)
-	for name, client := range clients {
-		var errs bytes.Buffer
-		e := client(t, p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"sh", "-c", "seq 100000; echo err >&2"}, Stderr: true}))
-		err := e.StreamWithContext(limited(t), remotecommand.StreamOptions{Stderr: &errs})
-		if err != nil || errs.String() != "err\n" {
-			t.Errorf("%s: %v, %q", name, err, &errs)
+		errs.Reset()
+		e = client(t, p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"sh", "-c", "seq 100000; echo err >&2"}, Stderr: true}))
+		if err := e.StreamWithContext(limited(t), remotecommand.StreamOptions{Stderr: &errs}); err != nil || errs.String() != "err\n" {
+			t.Errorf("%s: stderr alone: %v, %q", name, err, &errs)
 		}
 	}
 }

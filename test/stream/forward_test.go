@@ -163,34 +163,6 @@ func (p *pod) awaitPort(port int) {
 	})
 }
 
-// Sessions that end in the middle of their connections leave nothing.
-func TestAbortedForwards(t *testing.T) {
-	p := newPod(t, forever, nil)
-	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", echo)
-	list := []forwardClient{spdyForward, tunnelForward}
-	cycle := func(i int) {
-		addresses, stop := p.forward(list[i%len(list)], 7)
-		for range 3 {
-			conn, err := net.Dial("tcp", addresses[0])
-			check(t, err)
-			defer conn.Close()
-			go func() { _, _ = conn.Write(make([]byte, unread/8)) }()
-		}
-		time.Sleep(time.Duration(rand.IntN(10)) * time.Millisecond)
-		stop()
-	}
-	for i := range 6 {
-		cycle(i)
-	}
-	time.Sleep(3 * time.Second) // what was sent has its time
-	before := p.goroutines()
-	for i := range 50 {
-		cycle(i)
-	}
-	eventually(t, "goroutines of the daemon are as many as before", func() bool { return p.goroutines() <= before })
-	p.noErrors()
-}
-
 // noErrors: clients that go away are nothing that the node's owner has to know.
 func (p *pod) noErrors() {
 	p.t.Helper()

@@ -23,8 +23,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -77,37 +75,6 @@ type stalled struct{ stop chan struct{} }
 func (s *stalled) Write(p []byte) (int, error) {
 	<-s.stop
 	return len(p), nil
-}
-
-// Requests that have ended make room for others.
-func TestMaxOpen(t *testing.T) {
-	p := newPod(t, forever, nil, harness.Config("max_open = 2\n"))
-	for range 5 {
-		check(t, spdyClient(t, p.execURL(shell("true"))).StreamWithContext(limited(t), remotecommand.StreamOptions{Stdout: io.Discard, Stderr: io.Discard}))
-		// The session is over a moment after the client knows.
-		eventually(t, "room for two", func() bool { return p.room() == nil })
-	}
-	p.execURL(shell("true"))
-	p.execURL(shell("true"))
-	if err := p.room(); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "max_open") {
-		t.Errorf("a third request: %v", err)
-	}
-}
-
-// room asks for a session of a pod, uses it up and gives the error of asking.
-func (p *pod) room() error {
-	p.t.Helper()
-	answer, err := p.Runtime.PortForward(limited(p.t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id})
-	if err != nil {
-		return err
-	}
-	response, err := http.Get(p.reach(answer.Url).String()) // no upgrade: refused
-	check(p.t, err)
-	response.Body.Close()
-	if response.StatusCode != http.StatusBadRequest {
-		p.t.Errorf("a request without upgrade: %s", response.Status)
-	}
-	return nil
 }
 
 // The user's certificate is served, and a new one after it was replaced.

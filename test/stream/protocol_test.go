@@ -69,9 +69,20 @@ func (p *pod) rawExec(protocol string, r *runtimeapi.ExecRequest, input string) 
 }
 
 // A client may speak any version of the protocol of exec, with and without
-// base64, or none. Before v4 it gets a failure as text, and nothing for success.
+// base64, or none. Before v4 it gets a failure as text, and nothing for success. One
+// whose protocols are all unknown is refused.
+//
+// cri: ContainerConfig.metadata ContainerMetadata.name ExecResponse.url StartContainerRequest.container_id
 func TestWebSocketProtocols(t *testing.T) {
 	p := newPod(t, forever, nil)
+	u := p.execURL(shell("true"))
+	config, err := websocket.NewConfig("ws://"+u.Host+u.Path, "http://localhost")
+	check(t, err)
+	config.Protocol = []string{"v9.channel.k8s.io"}
+	if conn, err := config.DialContext(limited(t)); err == nil {
+		conn.Close()
+		t.Error("v9 is served")
+	}
 	for protocol, inJSON := range webSocketProtocols {
 		request := shell("head -c 5; echo >&2 error")
 		request.Stdin = true
@@ -135,20 +146,5 @@ func TestLongWebSocketMessage(t *testing.T) {
 	}
 	if out.Len() != 10_000_007 || !strings.HasSuffix(out.String(), "the end") {
 		t.Errorf("%d bytes came back", out.Len())
-	}
-}
-
-// A client whose protocols are all unknown is refused.
-//
-// cri: ContainerConfig.metadata ContainerMetadata.name ExecResponse.url StartContainerRequest.container_id
-func TestUnknownWebSocketProtocol(t *testing.T) {
-	p := newPod(t, forever, nil)
-	u := p.execURL(shell("true"))
-	config, err := websocket.NewConfig("ws://"+u.Host+u.Path, "http://localhost")
-	check(t, err)
-	config.Protocol = []string{"v9.channel.k8s.io"}
-	if conn, err := config.DialContext(limited(t)); err == nil {
-		conn.Close()
-		t.Error("v9 is served")
 	}
 }
