@@ -94,8 +94,9 @@ func openImages(ctx context.Context, verb string, options imageOptions) (images 
 	case serves:
 		return inspect.NewClient(options.Socket), func() error { return nil }, nil
 	}
-	if err := needsStore(verb, options.Store.Root); err != nil {
-		return images, nil, err
+	// A command that looks makes no store.
+	if _, err := os.Stat(filepath.Join(options.Store.Root, "image")); err != nil && verb != "pull" && verb != "import" {
+		return images, nil, fmt.Errorf("no daemon serves, and there are no images of one: %w", err)
 	}
 	looks, open := verb == "ls" || verb == "inspect", image.Open
 	if looks {
@@ -119,19 +120,6 @@ func openImages(ctx context.Context, verb string, options imageOptions) (images 
 		// There is no background once the process ends.
 		return errors.Join(err, store.Collect(context.WithoutCancel(ctx)), store.Close())
 	}, nil
-}
-
-// needsStore is an error where nothing but a pull or an import has something to do: a
-// command that looks makes no store.
-func needsStore(verb, root string) error {
-	if verb == "pull" || verb == "import" {
-		return nil
-	}
-	dir := filepath.Join(root, "image")
-	if _, err := os.Stat(dir); err != nil {
-		return fmt.Errorf("no daemon serves, and there are no images of one: %w", err)
-	}
-	return nil
 }
 
 // changeImage makes a call whose answer has nothing; each part of the path is followed
@@ -217,12 +205,8 @@ func shownNames(i inspect.Image) []string {
 // digestOfImage is that of the manifest, by which a registry has the image; "" if it comes from
 // none.
 func digestOfImage(i inspect.Image) string {
-	for _, name := range i.Digests {
-		if _, digest, found := strings.Cut(name, "@"); found {
-			return digest
-		}
-	}
-	return ""
+	_, digest, _ := strings.Cut(strings.Join(i.Digests[:min(1, len(i.Digests))], ""), "@")
+	return digest
 }
 
 func shortID(id string) string {

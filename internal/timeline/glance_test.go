@@ -67,7 +67,7 @@ func TestTableFitsTheTerminal(t *testing.T) {
 	if lines := table(Style{Wide: true, Width: 80}); !strings.Contains(lines[1], g.Pods[0].Name) || !strings.Contains(lines[1], g.Pods[0].ID) || !strings.Contains(lines[0], "RUNTIME") {
 		t.Errorf("wide: %q", lines)
 	}
-	if lines := table(Style{Width: 80, Height: 5}); len(lines) != 4 || !strings.Contains(lines[2], "and 2 more") {
+	if lines := table(Style{Width: 80, Height: 5}); len(lines) != 4 || !strings.Contains(lines[2], "and 2 lines more") {
 		t.Errorf("on five lines: %q", lines)
 	}
 }
@@ -119,7 +119,7 @@ func TestWatchFitsTheScreen(t *testing.T) {
 			if network := strings.Contains(shown, " OUT "); network != (before != nil && style.Width > 80 && style.Height > 5) {
 				t.Errorf("%+v has rates of the network: %v", style, network)
 			}
-			if more := strings.Contains(shown, " more, for which"); style.Height == 24 && !more || style.Height == 200 && more {
+			if more := strings.Contains(shown, " lines more, for which"); style.Height == 24 && !more || style.Height == 200 && more {
 				t.Errorf("%+v says that there are more: %v\n%s", style, more, shown)
 			}
 		}

@@ -3,6 +3,7 @@ package timeline
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -162,55 +163,45 @@ func (g *Glance) Table(w io.Writer, earlier *Glance, style Style) error {
 	if style.Wide && style.Height == 0 {
 		style.Width = 0
 	}
-	pods, foot := redact.Lines(g.Pods), g.foot(style)
-	before := make(map[string]*Line)
-	if earlier != nil {
-		for i := range earlier.Pods {
-			before[earlier.Pods[i].ID] = &earlier.Pods[i]
+	head, rates := []string{"ID", "NAME", "STATE", "AGE", "CTRS", "MEMORY"}, []string{"CPU", "IN", "OUT"}
+	if style.Wide {
+		head = append(head, "RUNTIME")
+	}
+	before := make(map[string]Line)
+	if earlier == nil {
+		rates = nil
+	} else {
+		for _, l := range earlier.Pods {
+			before[l.ID] = l
+		}
+		if style.Width > 0 && style.Width <= 100 { // the network has no room
+			rates = rates[:1]
 		}
 	}
-	rates := 0
-	if earlier != nil {
-		rates = 1
-		if style.Width == 0 || style.Width > 100 { // else the network has no room
-			rates = 3
-		}
-	}
-	head := []string{"ID", "NAME", "STATE", "AGE", "CTRS", "MEMORY", "RUNTIME"}
-	if !style.Wide {
-		head = head[:6]
-	}
-	rows := [][]cell{header(append(append(head, []string{"CPU", "IN", "OUT"}[:rates]...), "ADDRESSES")...)}
-	more := 0
+	rows, pods := [][]cell{header(slices.Concat(head, rates, []string{"ADDRESSES"})...)}, redact.Lines(g.Pods)
 	for _, l := range pods {
 		row := l.row(g.At, style.Wide)
 		if earlier != nil {
-			row = append(row, cells(l.rates(before[l.ID], g.At.Sub(earlier.At))[:rates]...)...)
+			row = append(row, cells(l.rates(before[l.ID], g.At.Sub(earlier.At))[:len(rates)]...)...)
 		}
 		rows = append(rows, append(row, cell{text: strings.Join(l.Addresses, ",")}))
-		more += 1 + len(l.Problems)
 	}
-	if style.Height > 0 {
-		foot = foot[:min(len(foot), max(1, style.Height/3))] // pods come first
-	}
-	lines, room := style.table(rows, 1), style.Height-1-len(foot) // the cursor has a line, too
+	lines, foot := style.table(rows, 1), g.foot(style)
 	body := lines[:1:1]
 	for i, l := range pods {
-		own := 1 + len(l.Problems)
-		if style.Height > 0 && more > room-len(body) && len(body)+own >= room {
-			body = append(body, style.line(faint, fmt.Sprintf("and %d more, for which the screen has no lines", len(pods)-i)))
-			break
-		}
-		body, more = append(body, lines[i+1]), more-own
+		body = append(body, lines[i+1])
 		for _, problem := range l.Problems {
 			body = append(body, "  "+style.paint(red, shorten(oneLine(problem), style.room(2))))
 		}
 	}
-	body = append(body, foot...)
-	if style.Height > 0 {
-		body = body[:min(len(body), max(1, style.Height-1))]
+	if style.Height > 0 { // the cursor has a line, too; pods come before the foot
+		foot = foot[:min(len(foot), max(1, style.Height/3))]
+		if room := max(1, style.Height-1-len(foot)); len(body) > room {
+			more := fmt.Sprintf("and %d lines more, for which the screen has no room", len(body)-room+1)
+			body = append(body[:room-1], style.line(faint, more))
+		}
 	}
-	_, err := io.WriteString(w, strings.Join(body, "\n")+"\n")
+	_, err := io.WriteString(w, strings.Join(append(body, foot...), "\n")+"\n")
 	return err
 }
 
@@ -232,8 +223,8 @@ func (l *Line) row(now time.Time, wide bool) []cell {
 
 // rates are what the pod has used each second since an earlier glance: CPU, received,
 // sent.
-func (l *Line) rates(before *Line, since time.Duration) []string {
-	if before == nil || since <= 0 {
+func (l *Line) rates(before Line, since time.Duration) []string {
+	if before.ID == "" || since <= 0 {
 		return []string{"-", "-", "-"}
 	}
 	rate := func(now, then uint64) float64 { return float64(now-min(now, then)) / since.Seconds() }

@@ -234,11 +234,8 @@ func (p *Pod) head(b *strings.Builder, style Style) {
 	for _, c := range p.Containers {
 		room := style.columns() - len("  container   : , ") - 13 - utf8.RuneCountInString(c.State)
 		name := middle(c.Name+attempt(c.Attempt), max(16, room-20))
-		text := fmt.Sprintf("  container  %s %s: %s", name, shorten(c.ID, 13), c.State)
-		if c.Image != "" {
-			text += ", " + middle(c.Image, max(8, room-utf8.RuneCountInString(name)))
-		}
-		fmt.Fprintln(b, shorten(text, style.columns()))
+		image := middle(c.Image, max(8, room-utf8.RuneCountInString(name)))
+		fmt.Fprintln(b, shorten(strings.TrimSuffix(fmt.Sprintf("  container  %s %s: %s, %s", name, shorten(c.ID, 13), c.State, image), ", "), style.columns()))
 	}
 }
 
