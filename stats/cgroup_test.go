@@ -5,8 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -99,24 +97,6 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// cri: ContainerStats.swap SwapUsage.swap_available_bytes SwapUsage.swap_usage_bytes SwapUsage.timestamp
-func TestSwapIsPresentWhereTheKernelCountsIt(t *testing.T) {
-	m := newMeter(t, directories(t.TempDir()))
-	path := makeCgroup(t, m.hierarchies, "swap")
-	counted := filepath.Join(m.hierarchies.dir("memory", path), "memory.memsw.usage_in_bytes")
-	if m.hierarchies.unified != "" {
-		counted = filepath.Join(m.hierarchies.dir("memory", path), "memory.swap.current")
-	}
-	_, err := os.Stat(counted)
-	swap := measure(t, m, path).GetSwap()
-	if (err == nil) != (swap != nil) {
-		t.Fatalf("swap is %v; %s: %v", swap, counted, err)
-	}
-	if err == nil && (swap.GetTimestamp() <= 0 || swap.GetSwapUsageBytes().GetValue() != 0 || swap.GetSwapAvailableBytes() != nil) {
-		t.Errorf("swap of an empty cgroup without limits is %v", swap)
-	}
-}
-
 // cri: LinuxPodSandboxStats.containers LinuxPodSandboxStats.memory
 func TestPod(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
@@ -134,46 +114,6 @@ func TestPod(t *testing.T) {
 	if whole, part := pod.GetLinux().GetMemory().GetUsageBytes().GetValue(), container.GetMemory().GetUsageBytes().GetValue(); whole <= part {
 		t.Errorf("the pod uses %d bytes and a part of it %d", whole, part)
 	}
-}
-
-// cri: ContainerStats.io CpuUsage.psi IoUsage.psi IoUsage.timestamp MemoryUsage.psi PsiData.Avg60
-func TestPressure(t *testing.T) {
-	m := newMeter(t, directories(t.TempDir()))
-	path := makeCgroup(t, m.hierarchies, "pressure")
-	file := filepath.Join(m.hierarchies.dir("", path), "cpu.pressure")
-	_, err := os.Stat(file)
-	if m.hierarchies.unified == "" {
-		err = os.ErrNotExist
-	}
-	if err != nil {
-		if got := measure(t, m, path).GetCpu().GetPsi(); got != nil {
-			t.Errorf("there is pressure %v without %s", got, file)
-		}
-		return
-	}
-	// More that want to run than there are processors, in one cgroup.
-	for range 4 {
-		start(t, m.hierarchies, path, "burn")
-	}
-	time.Sleep(500 * time.Millisecond)
-	low := pressureTotal(t, file)
-	got := measure(t, m, path)
-	between(t, "cpu pressure", low, got.GetCpu().GetPsi().GetSome().GetTotal(), pressureTotal(t, file))
-	if low == 0 || got.GetMemory().GetPsi() == nil || got.GetIo().GetPsi() == nil || got.GetIo().GetTimestamp() <= 0 {
-		t.Errorf("pressure is %v, %v and %v", got.GetCpu().GetPsi(), got.GetMemory().GetPsi(), got.GetIo())
-	}
-}
-
-// pressureTotal is the first line's: "some avg10=.. avg60=.. avg300=.. total=N".
-func pressureTotal(t *testing.T, file string) uint64 {
-	t.Helper()
-	content, err := os.ReadFile(file)
-	must(t, err)
-	line, _, _ := strings.Cut(string(content), "\n")
-	_, total, _ := strings.Cut(line, "total=")
-	micros, err := strconv.ParseUint(total, 10, 64)
-	must(t, err)
-	return micros * 1000
 }
 
 // The files of a version 2 container as Linux 6.18 writes them, on a machine
@@ -211,12 +151,5 @@ func TestVersion2Files(t *testing.T) {
 	}
 	if p := psi(got.CpuStats.PSI); p.GetSome().GetAvg10() != 1.5 || p.GetSome().GetTotal() != 7654321000 || p.GetFull().GetTotal() != 12000 || p.GetSome().GetAvg300() != 0.05 {
 		t.Errorf("pressure is %v", p)
-	}
-}
-
-func TestWorkingSetIsNeverNegative(t *testing.T) {
-	m := memory{usage: 10, inactiveFile: 11}
-	if got := m.workingSet(); got != 0 {
-		t.Errorf("the working set is %d", got)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strconv"
 	"testing"
 	"time"
 
@@ -87,18 +86,6 @@ func TestHungLayerHoldsUpNobody(t *testing.T) {
 		t.Errorf("the fastest list took %v beside a layer that hangs; the other layer is measured: %v", fastest, measured)
 	}
 	<-source.entered
-}
-
-func TestSamplesAreForgotten(t *testing.T) {
-	m := newMeter(t, directories(t.TempDir()))
-	at := time.Now()
-	for i := range maxKept {
-		m.rate(strconv.Itoa(i), at, 0)
-	}
-	m.rate("now", at.Add(sampleAge), 0)
-	if len(m.samples) != 1 {
-		t.Errorf("%d samples are kept, all but one of cgroups that were not asked for since %v", len(m.samples), sampleAge)
-	}
 }
 
 func TestRateOfACgroupMadeAgain(t *testing.T) {

@@ -102,3 +102,15 @@ func TestTheMemoryLimitIsTheKernels(t *testing.T) {
 	}
 	t.Error("there is no limit")
 }
+
+// metricsOf are the metrics of a container by name, of which each has one row.
+func metricsOf(t *testing.T, m *Meter, path string) map[string]uint64 {
+	t.Helper()
+	to := &metrics{}
+	must(t, m.containerMetrics(Container{ID: "large", Cgroup: path}, to))
+	values := make(map[string]uint64)
+	for _, metric := range to.list {
+		values[metric.GetName()] = metric.GetValue().GetValue()
+	}
+	return values
+}
