@@ -141,24 +141,26 @@ func writeYAML(output io.Writer, value any) error {
 // statusLimit is how long the daemon may take for its status; it asks programs for it.
 const statusLimit = 30 * time.Second
 
-// askRuntime asks the daemon that serves.
-func askRuntime(socket string, ask func(runtimeapi.RuntimeServiceClient) error) error {
+// daemonAt is a client of the daemon at a socket until the context ends.
+func daemonAt(ctx context.Context, socket string) (runtimeapi.RuntimeServiceClient, error) {
 	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer connection.Close()
-	return ask(runtimeapi.NewRuntimeServiceClient(connection))
+	context.AfterFunc(ctx, func() { _ = connection.Close() })
+	return runtimeapi.NewRuntimeServiceClient(connection), nil
 }
 
 // hasEnded asks the daemon whether a pod has ended, or is gone.
 func hasEnded(ctx context.Context, socket, id string) bool {
-	var answer *runtimeapi.PodSandboxStatusResponse
-	err := askRuntime(socket, func(runtime runtimeapi.RuntimeServiceClient) (err error) {
-		answer, err = runtime.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
-		return err
-	})
+	ctx, cancel := context.WithTimeout(ctx, statusLimit)
+	defer cancel()
+	daemon, err := daemonAt(ctx, socket)
+	if err != nil {
+		return false
+	}
+	answer, err := daemon.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
 	return status.Code(err) == codes.NotFound || err == nil && answer.GetStatus().GetState() != runtimeapi.PodSandboxState_SANDBOX_READY
 }
 
@@ -169,11 +171,12 @@ func verboseStatus(ctx context.Context, socket string) (answer *runtimeapi.Statu
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusLimit)
 	defer cancel()
-	err = askRuntime(socket, func(runtime runtimeapi.RuntimeServiceClient) (err error) {
-		answer, err = runtime.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
-		return withoutCode(err)
-	})
-	return answer, err
+	daemon, err := daemonAt(ctx, socket)
+	if err != nil {
+		return nil, err
+	}
+	answer, err = daemon.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
+	return answer, withoutCode(err)
 }
 
 // askDaemon returns what the daemon says of itself, nil if none serves, and what is
@@ -273,11 +276,7 @@ func tryPod(ctx context.Context, c *config.Config) doctor.Finding {
 		return finding
 	}
 	began := time.Now()
-	var address string
-	err = askRuntime(c.Socket, func(runtime runtimeapi.RuntimeServiceClient) (err error) {
-		address, err = runAndRemove(ctx, c, runtime)
-		return err
-	})
+	address, err := runAndRemove(ctx, c)
 	if err != nil {
 		finding.Message = err.Error()
 		return finding
@@ -287,7 +286,13 @@ func tryPod(ctx context.Context, c *config.Config) doctor.Finding {
 }
 
 // runAndRemove returns the address of the pod.
-func runAndRemove(ctx context.Context, c *config.Config, runtime runtimeapi.RuntimeServiceClient) (address string, err error) {
+func runAndRemove(ctx context.Context, c *config.Config) (address string, err error) {
+	connected, disconnect := context.WithCancel(context.WithoutCancel(ctx))
+	defer disconnect()
+	runtime, err := daemonAt(connected, c.Socket)
+	if err != nil {
+		return "", err
+	}
 	limited, cancel := context.WithTimeout(ctx, time.Duration(c.Limits.Run))
 	defer cancel()
 	answer, err := runtime.RunPodSandbox(limited, &runtimeapi.RunPodSandboxRequest{Config: checkPod()})

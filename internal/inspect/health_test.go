@@ -15,7 +15,7 @@ import (
 func TestWedgedLockStopsThePing(t *testing.T) {
 	var mu sync.Mutex
 	var pings atomic.Int64
-	probes := []Probe{{"fine", func() {}}, {"pods", func() { mu.Lock(); defer mu.Unlock() }}}
+	probes := map[string]func(){"fine": func() {}, "pods": func() { mu.Lock(); defer mu.Unlock() }}
 	ctx, cancel := context.WithCancel(t.Context())
 	var log lockedBuffer
 	ended := make(chan struct{})

@@ -27,18 +27,10 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// Probe takes a lock for a moment, and returns when it has had it.
-type Probe struct {
-	Name string
-	Take func()
-}
-
-// Probes of a node: the lists of pods, containers and attachments.
-func (n *Node) Probes() []Probe {
-	return []Probe{
-		{"pods", func() { n.Sandboxes.Building() }},
-		{"containers", func() { n.Containers.List() }},
-		{"attachments", func() { n.Networks.Pending() }},
+// Probes of a node take the locks of its pods, containers and attachments for a moment.
+func (n *Node) Probes() map[string]func() {
+	return map[string]func(){
+		"pods": func() { n.Sandboxes.Building() }, "containers": func() { n.Containers.List() }, "attachments": func() { n.Networks.Pending() },
 	}
 }
 
@@ -47,15 +39,15 @@ func (n *Node) Probes() []Probe {
 // forever. A pod that hangs, a plugin or a disk does not count: they hold up no other.
 // A probe that takes longer than a period is logged with the stacks of all goroutines,
 // which a restart would take along; one that hangs keeps Watch from returning.
-func Watch(ctx context.Context, probes []Probe, period time.Duration, ping func(), logger *slog.Logger) {
+func Watch(ctx context.Context, probes map[string]func(), period time.Duration, ping func(), logger *slog.Logger) {
 	tick := time.NewTicker(period)
 	defer tick.Stop()
 	for {
-		for _, probe := range probes {
+		for name, take := range probes {
 			late := time.AfterFunc(period, func() {
-				logger.Error("the daemon is stuck: systemd's watchdog will restart it, and the pods keep running", "probe", probe.Name, "goroutines", stacks())
+				logger.Error("the daemon is stuck: systemd's watchdog will restart it, and the pods keep running", "probe", name, "goroutines", stacks())
 			})
-			probe.Take()
+			take()
 			late.Stop()
 		}
 		ping()
