@@ -4,14 +4,17 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
@@ -20,6 +23,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/hostile/registry"
 )
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
@@ -141,6 +145,7 @@ func TestSpansReachACollector(t *testing.T) {
 				t.Errorf("the plugin was told %q, want %q", data, want)
 			}
 			hookIsTold(t, n, answer.PodSandboxId)
+			blobsHaveSpans(t, n, r)
 			n.RemovePod(answer.PodSandboxId)
 			// A call without a decision of its caller is not traced.
 			r.mu.Lock()
@@ -169,5 +174,100 @@ func hookIsTold(t *testing.T, n *harness.Node, pod string) {
 	check(t, err)
 	if !strings.HasPrefix(string(told), "00-"+ours+"-") || strings.Contains(string(told), above) {
 		t.Errorf("the hook was told %q, want a span of trace %s", told, ours)
+	}
+}
+
+// blobsHaveSpans pulls an image: each blob that is fetched has a span below that of the
+// call, with digest and size.
+func blobsHaveSpans(t *testing.T, n *harness.Node, r *receiver) {
+	t.Helper()
+	content := registry.New()
+	listener := n.Listen("127.0.0.1:0")
+	server := &http.Server{Handler: content, ReadHeaderTimeout: patience}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	m := content.Image(ocispec.ImageConfig{}, registry.Layer(registry.File("a", 0o644, "x")), registry.Layer(registry.File("b", 0o644, "yy")))
+	manifest := content.Manifest("app:1", m.MediaType, m)
+	name := &runtimeapi.ImageSpec{Image: listener.Addr().String() + "/app:1"}
+	_, err := n.Image.PullImage(traced(t), &runtimeapi.PullImageRequest{Image: name})
+	check(t, err)
+	_, err = n.Image.RemoveImage(t.Context(), &runtimeapi.RemoveImageRequest{Image: name})
+	check(t, err)
+	want := []string{
+		"image/manifest " + manifest.Digest.String(), "image/configuration " + m.Config.Digest.String(),
+		"image/layer " + m.Layers[0].Digest.String(), "image/layer " + m.Layers[1].Digest.String(),
+	}
+	slices.Sort(want)
+	harness.Eventually(t, "the span of the call has come", patience, func() bool {
+		return r.of(ours)["runtime.v1.ImageService/PullImage"] != nil
+	})
+	call := r.of(ours)["runtime.v1.ImageService/PullImage"].GetSpanId()
+	if got := r.blobs(call); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("spans below the call:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// blobs are the names and digests of the spans of blobs below a span, sorted.
+// Spans of libraries may be between them.
+func (r *receiver) blobs(above []byte) (found []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	parents := make(map[string]string)
+	for _, span := range r.spans {
+		parents[string(span.GetSpanId())] = string(span.GetParentSpanId())
+	}
+	for _, span := range r.spans {
+		if !strings.HasPrefix(span.GetName(), "image/") || attribute(span, "size") == "" {
+			continue
+		}
+		parent := string(span.GetParentSpanId())
+		for parent != "" && parent != string(above) {
+			parent = parents[parent]
+		}
+		if parent != "" {
+			found = append(found, span.GetName()+" "+attribute(span, "digest"))
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+func attribute(span *tracepb.Span, key string) string {
+	for _, pair := range span.GetAttributes() {
+		if pair.GetKey() == key {
+			return pair.GetValue().GetStringValue()
+		}
+	}
+	return ""
+}
+
+// A collector that accepts connections and never answers, and one that is not there,
+// cost no call and no shutdown anything: the daemon ends in far less than the harness
+// waits for it, and pods are made as without one.
+func TestCollectorThatDoesNotAnswer(t *testing.T) {
+	for protocol, listens := range map[string]bool{"grpc": true, "http": false} {
+		t.Run(protocol, func(t *testing.T) {
+			const address = "127.0.0.1:14318"
+			n := harness.NewNode(t, harness.Config("[tracing]\nendpoint = '"+address+"'\nprotocol = '"+protocol+"'\nsampling_rate_per_million = 1000000\n"))
+			if listens {
+				go hold(t, n.Listen(address))
+			}
+			for range 5 {
+				n.RemovePod(n.RunPod(n.PodConfig("web")))
+			}
+			n.Restart()
+			n.RemovePod(n.RunPod(n.PodConfig("web")))
+		})
+	}
+}
+
+// hold accepts connections, and reads and writes nothing.
+func hold(t *testing.T, listener net.Listener) {
+	for {
+		connection, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		t.Cleanup(func() { _ = connection.Close() })
 	}
 }
