@@ -2,7 +2,6 @@ package stats
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -97,29 +96,5 @@ func TestRateOfACgroupMadeAgain(t *testing.T) {
 	}
 	if rate := m.rate("again", at.Add(2*time.Minute), 31*time.Second); rate.GetValue() != 5e8 {
 		t.Errorf("30 s of cpu time in a minute are a rate of %v", rate)
-	}
-}
-
-var errDisk = errors.New("input/output error")
-
-// failing is a layer that can be measured once.
-type failing struct{ measured map[string]bool }
-
-func (f failing) SnapshotUsage(_ context.Context, id string) (image.Usage, error) {
-	if f.measured[id] {
-		return image.Usage{}, errDisk
-	}
-	f.measured[id] = true
-	return image.Usage{Bytes: 5, Time: time.Now().Add(-layerAge)}, nil
-}
-
-func TestLastMeasurementStays(t *testing.T) {
-	m := newMeter(t, failing{make(map[string]bool)})
-	for range 2 {
-		got, err := m.Container(t.Context(), Container{ID: "one", Cgroup: "/minicri-stats-no-such-cgroup"})
-		must(t, err)
-		if got.GetWritableLayer().GetUsedBytes().GetValue() != 5 {
-			t.Errorf("the layer is %v", got.GetWritableLayer())
-		}
 	}
 }

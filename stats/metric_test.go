@@ -60,26 +60,6 @@ func TestEveryMetricIsDescribedAndMeasured(t *testing.T) {
 	}
 }
 
-// cri: Metric.name Metric.value
-func TestMetricsAreTheKernels(t *testing.T) {
-	m := newMeter(t, directories(t.TempDir()))
-	h := m.hierarchies
-	path := makeCgroup(t, h, "values")
-	start(t, h, path, "hold "+filepath.Join(t.TempDir(), "file"))
-	values := metricsOf(t, m, path)
-	directory, cache, most := h.dir("memory", path), "total_cache", "memory.max_usage_in_bytes"
-	if h.unified != "" {
-		cache, most = "file", "memory.peak"
-	}
-	const slack = 4 << 20
-	between(t, "cache", kernel(t, directory, "memory.stat", cache)-slack, values["container_memory_cache"], kernel(t, directory, "memory.stat", cache)+slack)
-	between(t, "the most memory", heldBytes+fileBytes, values["container_memory_max_usage_bytes"], kernel(t, directory, most, ""))
-	between(t, "processes", 1, values["container_processes"], 1)
-	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", kernel(t, h.dir("pids", path), "cgroup.procs", "")))
-	must(t, err)
-	between(t, "open files", uint64(len(files)), values["container_file_descriptors"], uint64(len(files)))
-}
-
 // A limit that is no multiple of a page is rounded by the kernel, and reported as rounded.
 func TestTheMemoryLimitIsTheKernels(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
@@ -101,16 +81,4 @@ func TestTheMemoryLimitIsTheKernels(t *testing.T) {
 		}
 	}
 	t.Error("there is no limit")
-}
-
-// metricsOf are the metrics of a container by name, of which each has one row.
-func metricsOf(t *testing.T, m *Meter, path string) map[string]uint64 {
-	t.Helper()
-	to := &metrics{}
-	must(t, m.containerMetrics(Container{ID: "large", Cgroup: path}, to))
-	values := make(map[string]uint64)
-	for _, metric := range to.list {
-		values[metric.GetName()] = metric.GetValue().GetValue()
-	}
-	return values
 }

@@ -59,7 +59,7 @@ func TestHelpAndUsage(t *testing.T) {
 		}
 	}
 	for _, arguments := range []string{
-		"help nothing", "nothing", "image", "image fetch", "image pull", "image ls --sockt x", "pods web db", "pods -o x", "check --force", "config", "config nothing", "debug", "--sockt x", "timeline a b", "config default more",
+		"help nothing", "nothing", "image", "image fetch", "image pull", "image ls --sockt x", "pods web db", "pods -o x", "check --force", "config", "config nothing", "debug", "--sockt x", "timeline a b", "config default more", "timeline --since -5m", "timeline --slowest -1", "pods --phase NONSENSE",
 	} {
 		err := command(t.Context(), strings.Fields(arguments), io.Discard)
 		if _, usage := errors.AsType[usageError](err); !usage || strings.Contains(err.Error(), "\n") {

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"errors"
-	"io"
 	"strings"
 	"testing"
 
@@ -45,33 +43,6 @@ func TestErrorsOfImagesSayTheirKind(t *testing.T) {
 	}
 }
 
-func TestTimelineRefusesWhatFlagsCannotMean(t *testing.T) {
-	for _, c := range []struct {
-		arguments, want string
-	}{
-		{"one two", "name one pod"},
-		{"--since -5m", "--since 10m is the last ten minutes"},
-		{"--slowest -1", "the number of pods"},
-	} {
-		err := timelineCommand(t.Context(), append(strings.Fields(c.arguments), "--root", t.TempDir(), "--state", "/tmp/none"), io.Discard)
-		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("minicri timeline %s: %v, want %q", c.arguments, err, c.want)
-		}
-	}
-}
-
-// The subjects of findings are a column, whatever their length.
-func TestFindingsAreColumns(t *testing.T) {
-	var output strings.Builder
-	findings := []doctor.Finding{{Subject: "kernel", Grade: doctor.Good, Message: "MESSAGE"}, {Subject: "recursive read-only mounts", Grade: doctor.Warning, Message: "MESSAGE", Advice: "MESSAGE"}}
-	must(t, printFindings(&output, findings, false))
-	lines := strings.Split(strings.TrimSpace(output.String()), "\n")
-	column := func(line string) int { return len([]rune(line[:strings.Index(line, "MESSAGE")])) }
-	if len(lines) != 3 || column(lines[0]) != column(lines[1]) || column(lines[2]) != column(lines[0])+2 {
-		t.Errorf("%s", output.String())
-	}
-}
-
 // An error's text makes no finding of its own.
 func TestFindingsAreOneLineEach(t *testing.T) {
 	var output strings.Builder
@@ -89,13 +60,6 @@ func TestYAML(t *testing.T) {
 	want := "- addresses:\n    - 10.0.0.1\n  containers: 0\n  cpuNanoseconds: 0\n  id: \"1\"\n  memoryBytes: 0\n  name: 'a/b: #c'\n  receivedBytes: 0\n"
 	if !strings.HasPrefix(b.String(), want) {
 		t.Errorf("%s\nwant\n%s", b.String(), want)
-	}
-}
-
-func TestPodsRefuseAPhaseThatIsNone(t *testing.T) {
-	err := podsCommand(t.Context(), []string{"--phase", "NONSENSE", "--root", t.TempDir(), "--state", "/tmp/none"}, io.Discard)
-	if _, usage := errors.AsType[usageError](err); !usage || !strings.Contains(err.Error(), "not ready") {
-		t.Errorf("--phase NONSENSE: %v", err)
 	}
 }
 

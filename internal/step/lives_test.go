@@ -107,29 +107,6 @@ func TestLivesAreBounded(t *testing.T) {
 	}
 }
 
-// A node on which everything fails keeps the last of the rest as well.
-func TestFailedLivesLeaveRoom(t *testing.T) {
-	lives := open(t, t.TempDir())
-	for i := range 1200 {
-		failure := "it failed"
-		if i%3 == 0 {
-			failure = ""
-		}
-		check(t, lives.Keep(life(i, failure)))
-	}
-	list, err := lives.List()
-	check(t, err)
-	fine := 0
-	for _, l := range list {
-		if l.Error == "" {
-			fine++
-		}
-	}
-	if len(list) != 1000 || fine < 250 {
-		t.Errorf("%d are kept, %d of them did not fail", len(list), fine)
-	}
-}
-
 func disk(t *testing.T, directory string) (bytes int64) {
 	t.Helper()
 	entries, err := os.ReadDir(directory)

@@ -139,16 +139,6 @@ func TestTimelineIsBounded(t *testing.T) {
 	}
 }
 
-func TestNamesOfAnOperation(t *testing.T) {
-	steps := []step.Step{{Name: "pod/a", Operation: "run"}, {Name: "pod/b", Operation: "run", Only: "own"}, {Name: "pod/c", Operation: "stop"}}
-	if got := step.Names(steps, "run"); !slices.Equal(got, []step.Name{"pod/a"}) {
-		t.Errorf("got %v", got)
-	}
-	if got := step.Names(steps, "run", "own"); !slices.Equal(got, []step.Name{"pod/a", "pod/b"}) {
-		t.Errorf("got %v", got)
-	}
-}
-
 // The error of a step that ran into the limit says how long that was, wherever below
 // the error comes from.
 func TestLimitIsNamed(t *testing.T) {
