@@ -88,8 +88,11 @@ func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.Linu
 		return err
 	}
 	change := proto.CloneOf(asked)
-	if change.GetMemoryLimitInBytes() != 0 {
-		change.MemorySwapLimitInBytes = next.GetMemorySwapLimitInBytes()
+	if change.GetMemoryLimitInBytes() != 0 || change.GetMemorySwapLimitInBytes() != 0 { // the kernel has one of both
+		change.MemoryLimitInBytes, change.MemorySwapLimitInBytes = next.GetMemoryLimitInBytes(), next.GetMemorySwapLimitInBytes()
+	}
+	if change.GetCpuQuota() != 0 || change.GetCpuPeriod() != 0 {
+		change.CpuQuota, change.CpuPeriod = next.GetCpuQuota(), next.GetCpuPeriod()
 	}
 	adjust := machine.OOMScoreAdjNear(int(next.GetOomScoreAdj()))
 	var newAdjust *int

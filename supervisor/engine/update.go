@@ -4,10 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -15,6 +13,7 @@ import (
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/cgroups/fs2"
 	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/specconv"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
@@ -33,7 +32,7 @@ func update(r starter.Request, c container) error {
 	before := readLimits(paths, wanted.Unified)
 	adjusted, err := setOOMScoreAdj(paths, r.OOMScoreAdj)
 	if err == nil {
-		err = tryLimits(paths, alone(wanted))
+		err = tryLimits(paths, wanted)
 	}
 	if err == nil {
 		err = c.setResources(wanted, r.OOMScoreAdj)
@@ -53,11 +52,13 @@ func (c *libContainer) setResources(wanted *specs.LinuxResources, oomScoreAdj *i
 		return fmt.Errorf("load container %s: %w", c.ID, err)
 	}
 	config := lib.Config()
-	group, resources := *config.Cgroups, *config.Cgroups.Resources
-	apply(&resources, wanted)
-	// Version 2 takes a limit below what is in use, and kills for it.
-	resources.SkipDevices, resources.MemoryCheckBeforeUpdate = true, true
-	group.Resources, config.Cgroups = &resources, &group
+	resources, err := resourcesOf(wanted)
+	if err != nil {
+		return err
+	}
+	resources.Devices = config.Cgroups.Resources.Devices
+	group := *config.Cgroups
+	group.Resources, config.Cgroups = resources, &group
 	if oomScoreAdj != nil {
 		config.OomScoreAdj = oomScoreAdj // of later execs
 	}
@@ -66,47 +67,15 @@ func (c *libContainer) setResources(wanted *specs.LinuxResources, oomScoreAdj *i
 	return err
 }
 
-// apply overwrites r with what wanted names.
-func apply(r *cgroups.Resources, wanted *specs.LinuxResources) {
-	if cpu := wanted.CPU; cpu != nil {
-		setField(&r.CpuShares, cpu.Shares)
-		setField(&r.CpuQuota, cpu.Quota)
-		setField(&r.CpuPeriod, cpu.Period)
-		if cpu.Shares != nil {
-			r.CpuWeight = cgroups.ConvertCPUSharesToCgroupV2Value(*cpu.Shares)
-		}
-		if cpu.Cpus != "" {
-			r.CpusetCpus = cpu.Cpus
-		}
-		if cpu.Mems != "" {
-			r.CpusetMems = cpu.Mems
-		}
+// resourcesOf are the resources that are named, in libcontainer's terms. Others stay as they are.
+func resourcesOf(wanted *specs.LinuxResources) (*cgroups.Resources, error) {
+	config, err := specconv.CreateCgroupConfig(&specconv.CreateOpts{Spec: &specs.Spec{Linux: &specs.Linux{Resources: wanted}}}, nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
-	if memory := wanted.Memory; memory != nil {
-		setField(&r.Memory, memory.Limit)
-		setField(&r.MemoryReservation, memory.Reservation)
-		setField(&r.MemorySwap, memory.Swap)
-	}
-	if pids := wanted.Pids; pids != nil {
-		r.PidsLimit = pids.Limit
-	}
-	r.HugetlbLimit = slices.Clone(r.HugetlbLimit)
-	for _, limit := range wanted.HugepageLimits {
-		r.HugetlbLimit = slices.DeleteFunc(r.HugetlbLimit, func(old *cgroups.HugepageLimit) bool { return old.Pagesize == limit.Pagesize })
-		r.HugetlbLimit = append(r.HugetlbLimit, &cgroups.HugepageLimit{Pagesize: limit.Pagesize, Limit: limit.Limit})
-	}
-	if len(wanted.Unified) > 0 {
-		unified := make(map[string]string)
-		maps.Copy(unified, r.Unified)
-		maps.Copy(unified, wanted.Unified)
-		r.Unified = unified
-	}
-}
-
-func setField[T any](field, wanted *T) {
-	if wanted != nil {
-		*field = *wanted
-	}
+	// Version 2 takes a limit below what is in use, and kills for it.
+	config.Resources.SkipDevices, config.Resources.MemoryCheckBeforeUpdate = true, true
+	return config.Resources, nil
 }
 
 // limits are the files of a container's cgroups that an update may write, by
@@ -150,13 +119,14 @@ func readLimits(paths cgroup.Paths, unified map[string]string) limits {
 // which keeps what the kernel refuses as properties of the unit, and writes it again
 // when it likes: no undo would hold. On version 1 it does nothing, nor for a container
 // without a cgroup of its own: fs2 would take that of this process for it.
-func tryLimits(paths cgroup.Paths, r cgroups.Resources) error {
+func tryLimits(paths cgroup.Paths, wanted *specs.LinuxResources) error {
 	if !cgroups.IsCgroup2UnifiedMode() || paths[""] == "" {
 		return nil
 	}
-	r.SkipDevices = true
-	// Version 2 takes a limit below what is in use, and kills for it.
-	r.MemoryCheckBeforeUpdate = true
+	r, err := resourcesOf(wanted)
+	if err != nil {
+		return err
+	}
 	m, err := fs2.NewManager(&cgroups.Cgroup{}, paths[""])
 	if err != nil {
 		return err
@@ -164,21 +134,10 @@ func tryLimits(paths cgroup.Paths, r cgroups.Resources) error {
 	// The cpuset last, as it cannot be undone: see restore.
 	last := cgroups.Resources{SkipDevices: true, CpusetCpus: r.CpusetCpus, CpusetMems: r.CpusetMems}
 	r.CpusetCpus, r.CpusetMems = "", ""
-	if err := m.Set(&r); err != nil {
+	if err := m.Set(r); err != nil {
 		return err
 	}
 	return m.Set(&last)
-}
-
-// alone are the resources that are named, without those in force: a limit of swap needs
-// that of memory, which it includes.
-func alone(wanted *specs.LinuxResources) cgroups.Resources {
-	var r cgroups.Resources
-	apply(&r, wanted)
-	if r.Memory == 0 {
-		r.MemorySwap = 0
-	}
-	return r
 }
 
 // restore writes back what has changed. It goes over the files more than once:

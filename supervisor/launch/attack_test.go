@@ -29,24 +29,18 @@ func TestForgedWords(t *testing.T) {
 	}
 	other := n.container(t, "other", noFilter)
 	victim := exec.Command("sleep", "1000000")
-	if err := victim.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, victim.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- victim.Wait() }()
 	defer func() { _ = victim.Process.Kill() }()
 	output, err := os.Create(filepath.Join(t.TempDir(), "output"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer output.Close()
 	p, trace := execProcess(), []string{"CAP_SYS_PTRACE"}
 	p.Args = []string{"/attacker", "forge", strconv.Itoa(victim.Process.Pid), strconv.Itoa(other.pid)}
 	p.Capabilities = &specs.LinuxCapabilities{Bounding: trace, Effective: trace, Permitted: trace}
 	attacker, err := c.exec(t, t.Context(), p, func(e *launch.Exec) { e.Streams[1] = output })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer n.end(t, attacker)
 	forged := func() int { return strings.Count(read(output.Name()), "forged") }
 	failed := 0
@@ -83,9 +77,7 @@ func TestExecInFrozenCgroup(t *testing.T) {
 	n, c := execNode(t, noFilter)
 	dir := filepath.Join(mount, fmt.Sprintf("minicri-launch-%d-frozen", os.Getpid()))
 	freeze := func(value string) error { return os.WriteFile(dir+"/cgroup.freeze", []byte(value), 0) }
-	if err := errors.Join(os.Mkdir(dir, 0o755), freeze("1")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Mkdir(dir, 0o755), freeze("1")))
 	defer eventually(t, "the cgroup can be removed", func() bool { return os.Remove(dir) == nil })
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
@@ -93,15 +85,11 @@ func TestExecInFrozenCgroup(t *testing.T) {
 	if _, err := c.exec(t, ctx, execProcess(), into); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "waiting for its helper in the cgroup of the container") {
 		t.Error(err)
 	}
-	if err := freeze("0"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, freeze("0"))
 	// A helper that had no time to say its pid ends when it can.
 	eventually(t, "nothing is left there", func() bool { return read(dir+"/cgroup.procs") == "" })
 	l, err := c.exec(t, t.Context(), execProcess(), into)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	eventually(t, "the process is alone there", func() bool {
 		return strings.TrimSpace(read(dir+"/cgroup.procs")) == strconv.Itoa(l.Child.PID)
 	})

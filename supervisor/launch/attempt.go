@@ -38,7 +38,7 @@ type attempt struct {
 	parents []*os.File // pidfds of the first process and of the helper
 	parent  int        // the pid of the last of them
 	made    *Launched  // the process; nil before its pid is known
-	barrier bool       // it waits at the exec barrier
+	barrier bool       // there is an exec barrier
 	waiting string     // for what
 }
 
@@ -167,8 +167,6 @@ func (a *attempt) step() (done bool, err error) {
 		return false, a.openHelper(value)
 	case what == pidMade && a.made == nil:
 		return false, a.own(value)
-	case what == atBarrier && a.made != nil && a.barrier:
-		return true, nil
 	}
 	err = a.failure(what, syscall.Errno(value))
 	if a.made != nil {
@@ -232,14 +230,14 @@ func (a *attempt) goOn() error {
 
 var errKilled = errors.New("it was killed before it executed its program")
 
-// closed is what it means that nothing more is to be heard: the socket is closed by the
-// execution of the program, or by the end of the process.
+// closed is what it means that nothing more is to be heard: the socket is closed at the exec
+// barrier, by the execution of the program, or by the end of the process.
 func (a *attempt) closed() error {
 	if a.made == nil {
 		return errKilled
 	}
 	stat, err := process.ReadStat(a.made.Child.PID)
-	if err == nil && !a.made.Child.HasExited() && stat.Executed {
+	if err == nil && !a.made.Child.HasExited() && (stat.Executed || a.barrier && !stat.Exiting) {
 		return nil
 	}
 	return fmt.Errorf("%w: %w", errKilled, errdefs.ErrFailedPrecondition)

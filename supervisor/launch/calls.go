@@ -24,13 +24,11 @@ const (
 	skipShift = 8 // how many calls are left out after a success, from here on
 )
 
-// What the program says besides which call failed (launch.c has the same, but for
-// atBarrier, which is in a list).
+// What the program says besides which call failed (launch.c has the same).
 const (
 	noList     = -1 // the list cannot be read
 	helperMade = -2 // the pid of a child that is not the last
 	pidMade    = -3 // the pid of the process that is launched
-	atBarrier  = -4
 )
 
 // The most that a list may have.

@@ -56,9 +56,7 @@ func execNode(t *testing.T, change func(*specs.Spec)) (*node, *containerOf) {
 		os.WriteFile(n.rootfs+"/etc/passwd", nil, 0o644),
 		os.WriteFile(n.rootfs+"/text", []byte("no program"), 0o755),
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return n, n.container(t, "exec"+strconv.Itoa(os.Getpid()), change)
 }
 
@@ -133,9 +131,7 @@ func streams(t *testing.T) (ends [3]*os.File) {
 	t.Helper()
 	for i := range ends {
 		reader, writer, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = errors.Join(reader.Close(), writer.Close()) })
 		if ends[i] = writer; i == 0 {
 			ends[i] = reader
@@ -180,24 +176,18 @@ func TestLaunchedExecIsWhatInitBecomes(t *testing.T) {
 func defaultProfile(t *testing.T, s *specs.Spec) *specs.LinuxSeccomp {
 	t.Helper()
 	profile, err := seccomp.GetDefaultProfile(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return profile
 }
 
 func (c *containerOf) lookInit(t *testing.T, p *specs.Process) map[string]string {
 	t.Helper()
 	output, err := os.Create(filepath.Join(t.TempDir(), "output"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer output.Close()
 	given := streams(t)
 	pid, err := c.node.ask(starter.Request{Verb: starter.Exec, ID: c.id, Process: p, Streams: [3]bool{true, true, true}}, given[0], output, given[2])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 		gone(t, pid)
@@ -208,14 +198,10 @@ func (c *containerOf) lookInit(t *testing.T, p *specs.Process) map[string]string
 func (c *containerOf) lookExec(t *testing.T, p *specs.Process) map[string]string {
 	t.Helper()
 	output, err := os.Create(filepath.Join(t.TempDir(), "output"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer output.Close()
 	l, err := c.exec(t, t.Context(), p, func(e *launch.Exec) { e.Streams[1] = output })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer c.node.end(t, l)
 	return c.look(t, l.Child.PID, p, output.Name())
 }
@@ -225,9 +211,7 @@ func (c *containerOf) look(t *testing.T, pid int, p *specs.Process, output strin
 	rests(t, pid, p.Args)
 	seen := seenOf(t, pid, c.id)
 	var stat syscall.Stat_t
-	if err := syscall.Stat(output, &stat); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Stat(output, &stat))
 	seen["owner of the output"] = fmt.Sprint(stat.Uid, stat.Gid)
 	return seen
 }

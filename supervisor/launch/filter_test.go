@@ -34,10 +34,8 @@ func profiles(t *testing.T, s *specs.Spec) map[string]*specs.LinuxSeccomp {
 		{Names: []string{"swapoff"}, Action: specs.ActTrace, ErrnoRet: &errno},
 	}, Flags: []specs.LinuxSeccompFlag{specs.LinuxSeccompFlagLog}}
 	return map[string]*specs.LinuxSeccomp{
-		"a list":                 allowing(initCalls...),
 		"arguments":              byArgument,
 		"what is refused":        small,
-		"a log":                  {DefaultAction: specs.ActLog},
 		"the default profile":    defaultProfile(t, s),
 		"x32 too":                {DefaultAction: specs.ActErrno, DefaultErrnoRet: &enosys, Architectures: []specs.Arch{specs.ArchX86_64, specs.ArchX32}, Syscalls: byArgument.Syscalls, Flags: []specs.LinuxSeccompFlag{}},
 		"another machine's also": {DefaultAction: specs.ActKillThread, Architectures: []specs.Arch{specs.ArchX86}, Syscalls: byArgument.Syscalls},

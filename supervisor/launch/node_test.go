@@ -67,9 +67,7 @@ func bySystemd() bool { return os.Getenv("MINICRI_CGROUP_DRIVER") == "systemd" }
 func newNode(t *testing.T) *node {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "launch-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	shareMounts(t, dir)
 	n := &node{
@@ -93,9 +91,7 @@ func newNode(t *testing.T) *node {
 	if e := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}); !errors.Is(e, unix.EPERM) {
 		err = errors.Join(err, e)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if bySystemd() {
 		n.parent = fmt.Sprintf("minicrilaunch%d.slice", os.Getpid())
 	}
@@ -107,9 +103,7 @@ func newNode(t *testing.T) *node {
 // (systemd(1)), and fails the test if something is mounted in it in the end.
 func shareMounts(t *testing.T, dir string) {
 	t.Helper()
-	if err := errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_SHARED, "")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_SHARED, "")))
 	t.Cleanup(func() {
 		for mount := range strings.Lines(read("/proc/thread-self/mountinfo")) {
 			if strings.HasPrefix(strings.Fields(mount)[4], dir+"/") {
@@ -152,41 +146,25 @@ func (n *node) removeParent(t *testing.T) {
 
 // run runs this program or another one to its end: nothing but our children may wait for
 // one.
-func run(t *testing.T, program string, args []string, stdin io.Reader) (output []byte, status int) {
+func run(t *testing.T, program string, args ...string) (output string, status int) {
 	t.Helper()
-	in, err := os.CreateTemp(t.TempDir(), "in")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer in.Close()
-	if stdin != nil {
-		_, err = io.Copy(in, stdin)
-	}
-	_, e := in.Seek(0, io.SeekStart)
-	reader, writer, err2 := os.Pipe()
-	if err := errors.Join(err, e, err2); err != nil {
-		t.Fatal(err)
-	}
+	reader, writer, err := os.Pipe()
+	must(t, err)
 	defer reader.Close()
 	child, err := family().Start(func() (int, error) {
-		return syscall.ForkExec(program, append([]string{program}, args...), &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{in.Fd(), writer.Fd(), 2}})
+		return syscall.ForkExec(program, append([]string{program}, args...), &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{reader.Fd(), writer.Fd(), 2}})
 	})
-	if err = errors.Join(err, writer.Close()); err != nil {
-		t.Fatal(err)
-	}
-	output, err = io.ReadAll(reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return output, child.Wait().ExitStatus()
+	must(t, errors.Join(err, writer.Close()))
+	said, err := io.ReadAll(reader)
+	must(t, err)
+	return string(said), child.Wait().ExitStatus()
 }
 
 func command(t *testing.T, name string, args ...string) (output string, status int) {
 	t.Helper()
 	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
 		if path := filepath.Join(dir, name); unix.Access(path, unix.X_OK) == nil {
-			out, status := run(t, path, args, nil)
-			return string(out), status
+			return run(t, path, args...)
 		}
 	}
 	t.Fatalf("no program %s", name)
@@ -196,11 +174,11 @@ func command(t *testing.T, name string, args ...string) (output string, status i
 // seccompOf has those of filtersOf, by a process of its own: ours waits for children only.
 func seccompOf(t *testing.T, pid int) string {
 	t.Helper()
-	out, status := run(t, "/proc/self/exe", []string{"filters", strconv.Itoa(pid)}, nil)
-	if status != 0 || !strings.HasSuffix(string(out), "<nil>\n") {
+	out, status := run(t, "/proc/self/exe", "filters", strconv.Itoa(pid))
+	if status != 0 || !strings.HasSuffix(out, "<nil>\n") {
 		t.Fatalf("the filters of process %d: %d: %s", pid, status, out)
 	}
-	return string(out)
+	return out
 }
 
 // ask has libcontainer do something, in a starter.
@@ -308,34 +286,26 @@ func gone(t *testing.T, pid int) {
 	eventually(t, "the process is gone", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
 }
 
-// nothingLeft fails the test unless our only children are those, and a starter.
+// nothingLeft fails the test unless our only children are those, and a starter that waits ready.
 func nothingLeft(t *testing.T, but ...int) {
 	t.Helper()
-	var left []string
-	eventually := time.Now().Add(10 * time.Second)
-	for {
-		left = nil
-		for _, pid := range strings.Fields(childrenOf()) {
-			starts := strings.HasPrefix(read("/proc/"+pid+"/cmdline"), "minicri-shim\x00"+starter.Command) // it waits ready
-			if number, _ := strconv.Atoi(pid); !slices.Contains(but, number) && !starts {
-				left = append(left, pid+" "+strings.TrimSpace(read("/proc/"+pid+"/comm"))+" "+field(read("/proc/"+pid+"/status"), "State:"))
+	eventually(t, "no child is left", func() bool {
+		tasks, _ := filepath.Glob("/proc/self/task/*/children")
+		for _, task := range tasks {
+			for _, pid := range strings.Fields(read(task)) {
+				number, _ := strconv.Atoi(pid)
+				if !slices.Contains(but, number) && !strings.HasPrefix(read("/proc/"+pid+"/cmdline"), "minicri-shim\x00"+starter.Command) {
+					return false
+				}
 			}
 		}
-		if len(left) == 0 {
-			return
-		}
-		if time.Now().After(eventually) {
-			t.Errorf("children are left: %v", left)
-			return
-		}
-		time.Sleep(time.Millisecond)
-	}
+		return true
+	})
 }
 
-func childrenOf() (pids string) {
-	tasks, _ := filepath.Glob("/proc/self/task/*/children")
-	for _, task := range tasks {
-		pids += read(task) + " "
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return pids
 }

@@ -219,16 +219,14 @@ func (a *attempt) forkLast(namespaces uint64) {
 	a.add("set the umask", unix.SYS_UMASK, 0o022)
 }
 
-// executePause reports that the process is at the exec barrier, and executes the
+// executePause closes the socket, by which the process is at the exec barrier, and executes the
 // program when that is opened. The filter is loaded as late as can be, so that it need
 // not allow what is above.
 func (a *attempt) executePause(args []string, f filter, fifo uint64) {
 	program := a.text(args[0])
 	a.add("find "+args[0], unix.SYS_FACCESSAT, here, program, unix.X_OK)
 	a.loadFilter(f)
-	barrier := int32(atBarrier)
 	a.barrier = true
-	a.add("report to the supervisor", unix.SYS_WRITE, socketFD, a.numbers(uint64(uint32(barrier))), 8)
 	a.add("close the socket", unix.SYS_CLOSE, socketFD)
 	const what = "wait at the exec barrier"
 	a.keep(what, unix.SYS_OPENAT, here, a.text(fmt.Sprintf("/proc/self/fd/%d", fifo)), unix.O_WRONLY|unix.O_CLOEXEC)

@@ -84,9 +84,7 @@ func (n *node) create(t *testing.T, id string, spec *specs.Spec) (pid int) {
 	if err == nil {
 		_, err = os.ReadFile(filepath.Join(n.dir, "states", id, launch.FIFOFile))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 		gone(t, pid)
@@ -105,9 +103,7 @@ func (n *node) lookPause(t *testing.T, id string, change func(*specs.Spec)) map[
 		t.Fatal("it is not launched")
 	}
 	p, err := n.pause(t, id, spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer n.end(t, p)
 	if strings.Contains(read(fmt.Sprintf("/proc/%d/cmdline", p.Child.PID)), "/pause") {
 		t.Error("it does not wait at the barrier")
@@ -124,9 +120,7 @@ func (n *node) fifo(id string) string { return filepath.Join(n.dir, id, launch.F
 func (n *node) pause(t *testing.T, id string, spec *specs.Spec) (*launch.Launched, error) {
 	t.Helper()
 	dir := filepath.Dir(n.fifo(id))
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(dir, 0o755))
 	return n.Pause(t.Context(), launch.Pause{ID: id, Dir: dir, Spec: spec, SystemdCgroup: bySystemd()})
 }
 
@@ -175,9 +169,7 @@ func TestPauseThatIsGivenUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	dir := filepath.Dir(n.fifo("given-up"))
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(dir, 0o755))
 	_, err := n.Pause(ctx, launch.Pause{ID: "given-up", Dir: dir, Spec: n.spec("given-up"), SystemdCgroup: bySystemd()})
 	err = errors.Join(err, cgroup.Remove(nil, n.cgroupOf("given-up"), bySystemd()))
 	if !strings.Contains(fmt.Sprint(err), "waiting for its first process") || !strings.Contains(fmt.Sprint(err), context.Canceled.Error()) {

@@ -31,8 +31,8 @@ func written(t testing.TB, n *harness.Node, container, file string) int64 {
 }
 
 // attack: containers: root in a container, also a privileged one, writes as much as it can into /etc/hosts, /etc/hostname, /etc/resolv.conf, /dev/shm, /dev and /run of the pod, and makes files there without end
-// held: the three files of /etc hold 256 KiB together and /dev/shm its 64 MiB; nothing of it is on the file system of the daemon's state, which other pods use on
-// field: containerd and CRI-O keep the three files in directories of the node, without a limit
+// held: the three files of /etc hold 256 KiB together and /dev/shm its 64 MiB; nothing of it is on the file system of the daemon's state, which other pods use on; other containers of the pod start, and their HOSTNAME is the pod's
+// field: containerd and CRI-O keep the three files in directories of the node, without a limit; there, too, HOSTNAME does not come from the file
 func TestAContainerCannotFillTheNode(t *testing.T) {
 	n := harness.NewNode(t)
 	n.ImportBusybox()
@@ -47,6 +47,9 @@ func TestAContainerCannotFillTheNode(t *testing.T) {
 			}
 			if files < 100<<10 || files > 257<<10 {
 				t.Errorf("the files of the pod hold %d bytes", files)
+			}
+			if _, output := run(t, n, p.run("next"), "/bin/sh", "-c", "echo $HOSTNAME"); output != p.pod.Hostname+"\n" {
+				t.Errorf("HOSTNAME is %q, want %q", output, p.pod.Hostname)
 			}
 			for file, most := range map[string]int64{"/dev/shm/x": 64 << 20, "/dev/x": 64 << 20} {
 				if size := written(t, n, id, file); size == 0 || size > most {

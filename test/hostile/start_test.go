@@ -14,23 +14,6 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// attack: containers: root in a container writes noise over /etc/hostname, hosts and resolv.conf of its pod until they are full
-// held: other containers of the pod start, and their HOSTNAME is the pod's
-// field: in containerd and CRI-O, too, HOSTNAME does not come from the file
-func TestSpoiltPodFilesKeepNoContainerFromStarting(t *testing.T) {
-	n := harness.NewNode(t)
-	n.ImportBusybox()
-	p := newTenant(t, n, "spoilt")
-	spoiler := p.run("spoiler")
-	for _, file := range []string{"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"} {
-		written(t, n, spoiler, file)
-	}
-	next := p.run("next")
-	if _, output := run(t, n, next, "/bin/sh", "-c", "echo $HOSTNAME"); output != p.pod.Hostname+"\n" {
-		t.Errorf("HOSTNAME is %q, want %q", output, p.pod.Hostname)
-	}
-}
-
 // attack: containers: an exec with an argument, or with arguments together, that execve does not take
 // held: refused by the size, before anything is started
 // field: containerd and CRI-O start the runtime's init, and say what that says

@@ -156,32 +156,29 @@ type holdings struct{ descriptors, threads, children int }
 
 // held is what supervisors have at the quietest of several moments: other pods come
 // and go.
-func held(t testing.TB, pids []int) holdings {
+func held(t testing.TB, pids []int) (least holdings) {
 	t.Helper()
-	least := heldNow(t, pids)
-	for range 10 {
-		time.Sleep(30 * time.Millisecond)
-		now := heldNow(t, pids)
+	for try := range 11 {
+		var now holdings
+		for _, pid := range pids {
+			open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+			check(t, err)
+			threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+			check(t, err)
+			now.descriptors, now.threads = now.descriptors+len(open), now.threads+len(threads)
+		}
+		for _, p := range processes() {
+			if slices.Contains(pids, p.parent) {
+				now.children++
+			}
+		}
+		if try == 0 {
+			least = now
+		}
 		least = holdings{min(least.descriptors, now.descriptors), min(least.threads, now.threads), min(least.children, now.children)}
+		time.Sleep(30 * time.Millisecond)
 	}
 	return least
-}
-
-func heldNow(t testing.TB, pids []int) (all holdings) {
-	t.Helper()
-	for _, pid := range pids {
-		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-		check(t, err)
-		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-		check(t, err)
-		all.descriptors, all.threads = all.descriptors+len(open), all.threads+len(threads)
-	}
-	for _, p := range processes() {
-		if slices.Contains(pids, p.parent) {
-			all.children++
-		}
-	}
-	return all
 }
 
 // process is one of /proc.

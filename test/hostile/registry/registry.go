@@ -21,7 +21,6 @@ type Registry struct {
 	blobs     map[digest.Digest][]byte
 	manifests map[string]manifest // by repository and tag or digest
 	hook      Hook
-	requests  []Request
 }
 
 type manifest struct {
@@ -31,9 +30,6 @@ type manifest struct {
 
 // Hook answers a request in the registry's place, or returns false.
 type Hook func(w http.ResponseWriter, r *http.Request) bool
-
-// Request is one that the registry has seen.
-type Request struct{ Method, Path, Authorization string }
 
 // New is a registry without content.
 func New() *Registry {
@@ -45,13 +41,6 @@ func (r *Registry) Answer(hook Hook) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.hook = hook
-}
-
-// Requests returns what was asked so far.
-func (r *Registry) Requests() []Request {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return append([]Request(nil), r.requests...)
 }
 
 // Blob stores bytes and describes them.
@@ -82,17 +71,11 @@ func (r *Registry) Manifest(name, mediaType string, content any) ocispec.Descrip
 // ServeHTTP answers what a pull asks for (distribution-spec, "Pull").
 func (r *Registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	r.mu.Lock()
-	r.requests = append(r.requests, Request{request.Method, request.URL.Path, request.Header.Get("Authorization")})
 	hook := r.hook
 	r.mu.Unlock()
 	if hook != nil && hook(w, request) {
 		return
 	}
-	r.Serve(w, request)
-}
-
-// Serve is ServeHTTP past the hook.
-func (r *Registry) Serve(w http.ResponseWriter, request *http.Request) {
 	path := strings.TrimPrefix(request.URL.Path, "/v2/")
 	if repository, reference, found := strings.Cut(path, "/manifests/"); found {
 		r.serveManifest(w, request, repository+"/"+reference)
