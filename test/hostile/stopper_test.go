@@ -3,6 +3,9 @@ package hostile
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -10,11 +13,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/spdystream"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -190,4 +195,227 @@ func TestRemovalBesideStoppedExecs(t *testing.T) {
 			probes.Wait()
 		}
 	})
+}
+
+// limit writes to a file of a container's cgroup, and reports whether the machine has
+// such a file.
+func (p *tenant) limit(id, file, value string) bool {
+	p.t.Helper()
+	hierarchies, err := cgroup.FindHierarchies()
+	check(p.t, err)
+	for _, hierarchy := range hierarchies {
+		path := filepath.Join(hierarchy, p.facts(id).CgroupsPath, file)
+		if _, err := os.Stat(path); err == nil {
+			check(p.t, os.WriteFile(path, []byte(value), 0))
+			return true
+		}
+	}
+	return false
+}
+
+// attack: what a container can stop: by its cgroup, frozen: 20 execs come
+// held: each is refused by an error that says so (where version 2 is beside version 1, and freezes: ends at its time-out); once it is thawed they run
+// field: runc and crun: the same
+func TestExecsOfAFrozenContainer(t *testing.T) {
+	for _, freezer := range []struct{ file, freeze, thaw string }{{"cgroup.freeze", "1", "0"}, {"freezer.state", "FROZEN", "THAWED"}} {
+		t.Run(freezer.file, func(t *testing.T) {
+			n := newAttackedNode(t)
+			p := newTenant(t, n, "frozen")
+			if !p.limit(p.run("trial"), freezer.file, freezer.thaw) {
+				t.Skipf("no %s for containers: the machine has cgroups of the other version", freezer.file)
+			}
+			besides(t, n, func() {
+				id := p.run("app")
+				p.limit(id, freezer.file, freezer.freeze)
+				for i := 0; i < 20 && !t.Failed(); i++ {
+					p.inTime("an exec", func() error {
+						_, err := p.exec(id, 2, "true")
+						late := freezer.file == "cgroup.freeze" && !cgroup.Unified() && status.Code(err) == codes.DeadlineExceeded
+						if err == nil || !late && !strings.Contains(err.Error(), "frozen") {
+							return fmt.Errorf("in a frozen container it says %w, which is not that it is frozen", err)
+						}
+						return nil
+					})
+				}
+				p.limit(id, freezer.file, freezer.thaw)
+				p.execs(id, 2, 30, 1, false)
+				p.limit(id, freezer.file, freezer.freeze)
+				p.end(id)
+			})
+		})
+	}
+}
+
+// attack: what a container can stop: by its cgroup, at cpu.max (1 ms of a second for 300 busy processes), memory.high or pids.max: 20 execs come
+// held: that exec, until its time-out
+func TestExecsOfAContainerThatCannotRun(t *testing.T) {
+	for name, c := range map[string]struct {
+		script  string
+		is      string      // how the command lines of its processes begin; of one that runs dd it is the shell's, of busybox
+		count   int         // of them
+		limits  [][3]string // file, limit, none; the first that there is
+		mayFail bool
+	}{
+		"cpu.max":     {"for i in $(seq 300); do { sleep 7; while :; do :; done; } & done; wait", "/bin/sh -c for i in ", 301, [][3]string{{"cpu.max", "1000 1000000", "max"}, {"cpu.cfs_quota_us", "1000", "-1"}}, false},
+		"memory.high": {"dd if=/dev/zero of=/dev/null bs=64M", "/bin/sh -c dd if=", 1, [][3]string{{"memory.high", "4194304", "max"}}, false},
+		"pids.max":    {"sleep 7771", "sleep 7771", 1, [][3]string{{"pids.max", "1", "max"}}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newAttackedNode(t)
+			p := newTenant(t, n, "limited")
+			trial := p.run("trial")
+			i := slices.IndexFunc(c.limits, func(l [3]string) bool { return p.limit(trial, l[0], l[2]) })
+			if i < 0 {
+				t.Skipf("no %s for containers: the machine has cgroup v1", name)
+			}
+			besides(t, n, func() {
+				id := p.run("app", command("/bin/sh", "-c", c.script), func(c *runtimeapi.ContainerConfig) { c.Linux.Resources.CpuPeriod = 1_000_000 })
+				harness.Eventually(t, "all of it runs", 5*patience, func() bool {
+					running, asleep := 0, false
+					for _, one := range processes() {
+						line := strings.Join(one.args, " ")
+						asleep = asleep || line == "sleep 7"
+						if strings.HasPrefix(line, c.is) {
+							running++
+						}
+					}
+					return running >= c.count && !asleep
+				})
+				p.limit(id, c.limits[i][0], c.limits[i][1])
+				p.execs(id, 20, 2, 4, c.mayFail)
+				p.limit(id, c.limits[i][0], c.limits[i][2]) // what is killed has to run to its end
+				p.end(id)
+			})
+		})
+	}
+}
+
+// attack: what a container can stop: by its memory: it is killed, with all that is in its cgroup (memory.oom.group), while execs come
+// held: itself and the execs
+func TestExecsOfAContainerThatIsKilledForItsMemory(t *testing.T) {
+	n := newAttackedNode(t)
+	p := newTenant(t, n, "eater")
+	besides(t, n, func() {
+		for i := range 10 {
+			id, err := p.create(fmt.Sprint("eater", i), command("/bin/sh", "-c", "sleep 0.3; exec tail /dev/zero"), func(c *runtimeapi.ContainerConfig) {
+				c.Linux.Resources.MemoryLimitInBytes = 16 << 20
+				if cgroup.Unified() { // as a kubelet has it there
+					c.Linux.Resources.Unified = map[string]string{"memory.oom.group": "1"}
+				}
+			})
+			check(t, err)
+			check(t, p.start(id))
+			var execs sync.WaitGroup
+			for range 4 {
+				execs.Go(func() {
+					for range 10 {
+						if _, err := p.exec(id, 20, "true"); err != nil {
+							return // it has ended
+						}
+					}
+				})
+			}
+			execs.Wait()
+			p.end(id)
+		}
+	})
+}
+
+// attack: what a container can stop: by /etc/passwd: it holds a lease on it (F_SETLEASE), which every open breaks and waits for, or makes it a fifo that nobody writes
+// held: that exec, until its time-out
+func TestExecsBesideAPasswdThatHangs(t *testing.T) {
+	for name, c := range map[string]struct {
+		container change
+		is        string
+	}{
+		"lease": {ofAttacker("lease", "/etc/passwd"), "lease 0"},
+		"fifo":  {command("/bin/sh", "-c", "rm /etc/passwd && mknod /etc/passwd p && echo made && sleep 1000000"), "made"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newAttackedNode(t)
+			p := newTenant(t, n, "passwd")
+			besides(t, n, func() {
+				id := p.run("app", c.container)
+				p.awaitLog("app", c.is)
+				pids := supervisors(n)
+				before := held(t, pids)
+				p.execs(id, 8, 2, 4, true)
+				wantNothingLeft(t, n, pids, before)
+				p.end(id)
+			})
+		})
+	}
+}
+
+// attack: what a container can stop: by what is behind its streams: terminals and pipes that nobody reads, input that it does not read, of ten execs
+// held: that exec; others' streams and logs go on
+func TestUnreadStreamsHoldUpNothingElse(t *testing.T) {
+	n := newAttackedNode(t)
+	p := newTenant(t, n, "unread")
+	besides(t, n, func() {
+		id := p.run("app")
+		streams := target{Node: n, t: t, pod: p.id, container: id}
+		for i := range 10 {
+			request := &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"cat", "/dev/zero"}, Stdin: true, Stdout: true, Tty: i%2 == 0, Stderr: i%2 == 1}
+			answer, err := n.Runtime.Exec(limited(t), request)
+			check(t, err)
+			raw := streams.upgradeRaw(answer.GetUrl(), "v4.channel.k8s.io")
+			defer raw.Close()                                 // a client holds its own session up
+			conn, err := spdystream.NewConnection(raw, false) // which is never served: nothing is read
+			check(t, err)
+			c := spdyClient{conn, raw}
+			last := map[bool]string{false: "stderr", true: "resize"}[request.Tty]
+			for _, kind := range []string{"error", "stdin", "stdout", last} {
+				c.open(t, kind, 0, 0)
+			}
+			_, err = raw.Write(append(dataFrame(3, 60<<10), make([]byte, 60<<10)...)) // of its stdin, which cat does not read
+			check(t, err)
+		}
+		harness.Eventually(t, "ten of cat wait for their reader", patience, func() bool {
+			waiting := 0
+			for _, one := range processes() {
+				if one.args[0] == "cat" && one.state == "S" {
+					waiting++
+				}
+			}
+			return waiting == 10
+		})
+		p.execs(id, 8, 10, 2, false)
+		p.end(id)
+	})
+}
+
+// attack: what a container can stop: by its name: a program that is called as one of the runtime's own, or calls itself so in /proc/self/comm, runs and exits with 7
+// held: nothing: it is started, its exit code is 7, and so is an exec's
+func TestProgramsThatAreCalledAsOurs(t *testing.T) {
+	n := harness.NewNode(t)
+	names := []string{"minicri-launch", "minicri-shim", "runc:[2:INIT]"}
+	n.BuildImage(attackerImage, harness.Object{"Env": []string{"PATH=/bin"}}, n.AddBusybox, func(l *harness.Layer) {
+		for _, name := range names {
+			l.File(name, 0o755, 0, "#!/bin/sh\nsleep 1; exit 7\n")
+		}
+	})
+	p := newTenant(t, n, "names")
+	for i, name := range names {
+		for way, words := range map[string][]string{"called": {"/" + name}, "comm": {"/bin/sh", "-c", "printf '" + name + "' >/proc/self/comm; exit 7"}} {
+			container := fmt.Sprint(way, i)
+			id, err := p.create(container, func(c *runtimeapi.ContainerConfig) { c.Image.Image, c.Command = attackerImage, words })
+			check(t, err)
+			p.inTime(name+": its start", func() error { return p.start(id) })
+			var end *runtimeapi.ContainerStatus
+			harness.Eventually(t, name+" ends", patience, func() bool {
+				answer, err := n.Runtime.ContainerStatus(limited(t), &runtimeapi.ContainerStatusRequest{ContainerId: id})
+				check(t, err)
+				end = answer.GetStatus()
+				return end.GetState() == runtimeapi.ContainerState_CONTAINER_EXITED
+			})
+			if end.GetExitCode() != 7 || end.GetReason() != "Error" || end.GetMessage() != "" {
+				t.Errorf("%s (%s): %d, %s: %s", name, way, end.GetExitCode(), end.GetReason(), end.GetMessage())
+			}
+			witness := p.run("witness-"+container, func(c *runtimeapi.ContainerConfig) { c.Image.Image = attackerImage })
+			if answer, err := p.exec(witness, 30, words...); err != nil || answer.GetExitCode() != 7 {
+				t.Errorf("an exec of %s (%s): %d, %v", name, way, answer.GetExitCode(), err)
+			}
+		}
+	}
 }
