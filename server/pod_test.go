@@ -2,78 +2,33 @@ package server
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"math"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func ids(pods []*runtimeapi.PodSandbox) string {
-	var ids []string
-	for _, pod := range pods {
-		ids = append(ids, pod.GetId())
-	}
-	return strings.Join(ids, " ")
-}
-
-// A stream has the pods of a list, in its order, in pieces that are cut by size:
-// pods with large annotations, which together no message of 16 MiB holds, are
-// listed by both.
-func TestStreamPodSandboxes(t *testing.T) {
-	const most = 16 << 20 // what a kubelet accepts
-	for _, test := range []struct{ count, annotation int }{{0, 0}, {1, 0}, {250, 0}, {100, 256 << 10}, {1, 2 * pieceBytes}} {
-		var pods []stored
-		note := strings.Repeat("x", test.annotation)
+// A stream has all of a list in its order, in pieces that are cut by size; what is larger
+// than a piece is sent alone.
+func TestSendPieces(t *testing.T) {
+	for _, test := range []struct{ count, annotation, messages int }{{0, 0, 0}, {1, 0, 1}, {250, 0, 1}, {100, 256 << 10, 34}, {3, 2 * pieceBytes, 3}} {
+		var list, sent []*runtimeapi.PodSandbox
 		for i := range test.count {
-			config := podConfig(fmt.Sprint("pod", i), map[string]string{"odd": fmt.Sprint(i % 2)})
-			config.Annotations = map[string]string{"note": note}
-			pods = append(pods, stored{id: fmt.Sprintf("%04d", i), config: config})
+			list = append(list, &runtimeapi.PodSandbox{Id: fmt.Sprint(i), Annotations: map[string]string{"note": strings.Repeat("x", test.annotation)}})
 		}
-		client := dial(t, restored(t, pods...))
-		for _, filter := range []*runtimeapi.PodSandboxFilter{nil, {LabelSelector: map[string]string{"odd": "1"}}} {
-			list, err := client.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: filter}, grpc.MaxCallRecvMsgSize(math.MaxInt32))
-			must(t, err)
-			stream, err := client.StreamPodSandboxes(t.Context(), &runtimeapi.StreamPodSandboxesRequest{Filter: filter}, grpc.MaxCallRecvMsgSize(most))
-			must(t, err)
-			var streamed []*runtimeapi.PodSandbox
-			messages := 0
-			for {
-				message, err := stream.Recv()
-				if errors.Is(err, io.EOF) {
-					break
-				}
-				must(t, err)
-				if n := len(message.GetPodSandboxes()); n == 0 || n > 1 && proto.Size(message) > 2*pieceBytes {
-					t.Errorf("a message of %d pods and %d bytes", n, proto.Size(message))
-				}
-				streamed = append(streamed, message.GetPodSandboxes()...)
-				messages++
-			}
-			whole := &runtimeapi.ListPodSandboxResponse{Items: streamed}
-			longest := grpc.MaxCallRecvMsgSize(most)
-			if fitting, err := client.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: filter}, longest); err != nil || len(fitting.GetItems()) != len(streamed) {
-				t.Errorf("as a kubelet reads it the list has %d pods, %v", len(fitting.GetItems()), err)
-			}
-			for _, pod := range streamed {
-				if len(pod.GetAnnotations()["note"]) != test.annotation {
-					t.Fatalf("the stream has %d bytes of an annotation of %d", len(pod.GetAnnotations()["note"]), test.annotation)
-				}
-			}
-			sent := proto.Size(whole)
-			whole = fit(whole) // which leaves out of the stream's what the list has not
-			same := slices.EqualFunc(whole.Items, list.GetItems(), func(a, b *runtimeapi.PodSandbox) bool { return proto.Equal(a, b) })
-			if !same || messages > 1+sent/(pieceBytes/2) {
-				t.Errorf("%d pods, filter %v: %d in %d messages, want %d", test.count, filter, len(streamed), messages, len(list.GetItems()))
-			}
+		messages := 0
+		must(t, sendPieces(list, func(piece []*runtimeapi.PodSandbox) error {
+			messages++
+			sent = append(sent, piece...)
+			return nil
+		}))
+		if !slices.Equal(sent, list) || messages != test.messages {
+			t.Errorf("%d pods with %d bytes: %d in %d messages", test.count, test.annotation, len(sent), messages)
 		}
 	}
 }
@@ -174,5 +129,16 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 			_, err := client.UpdatePodSandboxResources(t.Context(), refused.request)
 			wantCode(t, err, refused.code)
 		})
+	}
+}
+
+// cri: PodSandboxStatusResponse.containers_statuses PodSandboxStatusResponse.timestamp
+func TestStatusHasTheContainersWithTheTime(t *testing.T) {
+	client := dial(t, restored(t, stored{id: "aa11", config: podConfig("web", nil), ready: true}))
+	before := time.Now().UnixNano()
+	response, err := client.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: "aa11"})
+	must(t, err)
+	if at := response.GetTimestamp(); at < before || at > time.Now().UnixNano() || len(response.GetContainersStatuses()) != 0 {
+		t.Errorf("the status is of %d (asked at %d), with the containers %v", at, before, response.GetContainersStatuses())
 	}
 }

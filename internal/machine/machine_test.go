@@ -30,25 +30,6 @@ func TestMachineKnowsWhatTheKernelAllows(t *testing.T) {
 	}
 }
 
-func TestOOMScoreAdjNear(t *testing.T) {
-	for _, test := range []struct {
-		name         string
-		machine      Machine
-		wanted, near int
-	}{
-		{"root of a plain machine", Machine{CanLowerOOMAdj: true}, -998, -998},
-		{"root of a machine whose daemon is protected", Machine{OOMScoreAdj: -999, CanLowerOOMAdj: true}, -998, -998},
-		{"no CAP_SYS_RESOURCE", Machine{OOMScoreAdj: 0}, -998, 0},
-		{"no CAP_SYS_RESOURCE, a daemon that is itself high", Machine{OOMScoreAdj: 200}, -998, 200},
-		{"no CAP_SYS_RESOURCE, a daemon that was protected by its parent", Machine{OOMScoreAdj: -999}, -998, -998},
-		{"a higher value needs no capability", Machine{OOMScoreAdj: 0}, 1000, 1000},
-	} {
-		if near := test.machine.OOMScoreAdjNear(test.wanted); near != test.near {
-			t.Errorf("%s: %d becomes %d, want %d", test.name, test.wanted, near, test.near)
-		}
-	}
-}
-
 func TestCount(t *testing.T) {
 	for text, want := range map[string]uint64{"0\n": 1, "0-1\n": 2, "0-3,8-127\n": 128, "": 0, "all": 0} {
 		file := filepath.Join(t.TempDir(), "possible")
@@ -72,8 +53,15 @@ func TestCount(t *testing.T) {
 func TestReadControllers(t *testing.T) {
 	machine, err := Read(t.TempDir())
 	must(t, err)
+	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
+	must(t, err)
+	unified, _ := os.ReadFile(unifiedRoot + "/cgroup.controllers")
 	for _, controller := range []string{"memory", "cpu", "pids"} {
-		if want := isMounted(t, controller); slices.Contains(machine.Controllers, controller) != want {
+		_, want := own[controller]
+		if machine.CgroupV2 {
+			want = slices.Contains(strings.Fields(string(unified)), controller)
+		}
+		if slices.Contains(machine.Controllers, controller) != want {
 			t.Errorf("%s: want %v, controllers %q", controller, want, machine.Controllers)
 		}
 	}
@@ -82,38 +70,24 @@ func TestReadControllers(t *testing.T) {
 	}
 }
 
-func isMounted(t *testing.T, controller string) bool {
-	t.Helper()
-	if cgroups.IsCgroup2UnifiedMode() {
-		text, err := os.ReadFile(unifiedRoot + "/cgroup.controllers")
-		must(t, err)
-		return slices.Contains(strings.Fields(string(text)), controller)
-	}
-	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
-	must(t, err)
-	_, mounted := own[controller]
-	return mounted
-}
-
 // The capabilities are those of this process, as the kernel shows them.
 func TestMachineCapabilities(t *testing.T) {
 	machine, err := Read(t.TempDir())
 	must(t, err)
-	if !slices.IsSorted(machine.Capabilities) {
-		t.Errorf("%q is not sorted", machine.Capabilities)
-	}
 	for _, name := range machine.Capabilities {
-		if !capabilityKnown(name) {
+		if !slices.ContainsFunc(capability.ListKnown(), func(c capability.Cap) bool { return "CAP_"+strings.ToUpper(c.String()) == name }) {
 			t.Errorf("%q is no capability", name)
 		}
 	}
-	if slices.Contains(machine.Capabilities, "CAP_SYS_RESOURCE") != machine.CanLowerOOMAdj {
+	if !slices.IsSorted(machine.Capabilities) || slices.Contains(machine.Capabilities, "CAP_SYS_RESOURCE") != machine.CanLowerOOMAdj {
 		t.Errorf("%q, but CanLowerOOMAdj is %v", machine.Capabilities, machine.CanLowerOOMAdj)
 	}
-}
-
-func capabilityKnown(name string) bool {
-	return slices.ContainsFunc(capability.ListKnown(), func(c capability.Cap) bool { return "CAP_"+strings.ToUpper(c.String()) == name })
+	// A higher value needs no capability.
+	for wanted, near := range map[int]int{-998: 200, 1000: 1000} {
+		if got := (Machine{OOMScoreAdj: 200}).OOMScoreAdjNear(wanted); got != near {
+			t.Errorf("without CAP_SYS_RESOURCE %d becomes %d", wanted, got)
+		}
+	}
 }
 
 // Directories that the node needs are never relabelled, whatever their spelling,

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
@@ -170,7 +171,10 @@ func (c *counted) attributes(stats *runtimeapi.ContainerStats) {
 // cri: PodSandboxAttributes.metadata PodSandboxAttributes.labels PodSandboxAttributes.annotations
 // cri: StreamPodSandboxStatsRequest.filter ListPodSandboxStatsRequest.filter
 // cri: ListPodSandboxStatsResponse.stats ProcessUsage.timestamp ProcessUsage.process_count
-// cri: LinuxPodSandboxStats.containers PodSandboxStats.windows
+// cri: LinuxPodSandboxStats.containers PodSandboxStats.windows CpuUsage.timestamp LinuxPodSandboxStats.cpu
+// cri: LinuxPodSandboxStats.process PodSandboxStats.attributes PodSandboxStats.linux
+// cri: PodSandboxStatsRequest.pod_sandbox_id StreamPodSandboxStatsResponse.pod_sandbox_stats
+// cri: ContainerStatsRequest.container_id
 func TestPodStatsFilters(t *testing.T) {
 	c := newCounted(t)
 	for id, want := range map[string]int{"": 1, c.container: 0} {
@@ -197,9 +201,13 @@ func TestPodStatsFilters(t *testing.T) {
 	if linux.GetProcess().GetTimestamp() == 0 || linux.GetProcess().GetProcessCount().GetValue() < 2 || len(linux.GetContainers()) != 1 || linux.GetNetwork().GetDefaultInterface().GetName() != "eth0" {
 		t.Errorf("the stats are %v", linux)
 	}
-	if one.GetStats().GetWindows() != nil {
-		t.Errorf("there are stats of Windows: %v", one.GetStats())
+	if one.GetStats().GetWindows() != nil || linux.GetCpu().GetTimestamp() <= 0 {
+		t.Errorf("the stats are %v", one.GetStats())
 	}
+	_, err = c.Runtime.PodSandboxStats(c.ctx, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: c.container})
+	wantCode(t, err, codes.NotFound)
+	_, err = c.Runtime.ContainerStats(c.ctx, &runtimeapi.ContainerStatsRequest{ContainerId: c.pod})
+	wantCode(t, err, codes.NotFound)
 }
 
 // Every metric that is described is of its kind, has its labels and a time; pods
