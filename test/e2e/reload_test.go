@@ -133,8 +133,6 @@ func TestReload(t *testing.T) {
 	eventually(t, "the next good file counts", patience, func() bool {
 		return strings.Contains(fmt.Sprint(harness.Info[map[string]any](t, n, "config")["limits"]), "cni_add:3s")
 	})
-	n.Stop()
-	eventually(t, "systemd is told of the end", patience, func() bool { stopping, _ := s.count("STOPPING=1"); return stopping > 0 })
 }
 
 // Each kind of key that is reloaded has its effect: images, the default network,
@@ -228,4 +226,6 @@ func TestWatchdogOfAWedgedLock(t *testing.T) {
 	if after := verbose(t, n, id).PID; after != pause || !ready(t, n, id) {
 		t.Errorf("the pod has pause %d, it had %d", after, pause)
 	}
+	n.Stop()
+	eventually(t, "systemd is told of the end", patience, func() bool { stopping, _ := s.count("STOPPING=1"); return stopping > 0 })
 }
