@@ -9,11 +9,13 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"io"
 	"io/fs"
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -125,11 +127,14 @@ func TestEveryExportHasAComment(t *testing.T) {
 	}
 }
 
+// exported is a receiver that is, as a pointer or with type parameters too.
+var exported = regexp.MustCompile(`^\*?[A-Z]`)
+
 func uncommented(file *ast.File) (names []string) {
 	for _, declaration := range file.Decls {
 		switch d := declaration.(type) {
 		case *ast.FuncDecl:
-			if d.Name.IsExported() && d.Doc == nil && (d.Recv == nil || exportedReceiver(d.Recv)) {
+			if d.Name.IsExported() && d.Doc == nil && (d.Recv == nil || exported.MatchString(types.ExprString(d.Recv.List[0].Type))) {
 				names = append(names, d.Name.Name)
 			}
 		case *ast.GenDecl:
@@ -141,22 +146,6 @@ func uncommented(file *ast.File) (names []string) {
 		}
 	}
 	return names
-}
-
-func exportedReceiver(receiver *ast.FieldList) bool {
-	kind := receiver.List[0].Type
-	for {
-		switch k := kind.(type) {
-		case *ast.StarExpr:
-			kind = k.X
-		case *ast.IndexExpr:
-			kind = k.X
-		case *ast.Ident:
-			return k.IsExported()
-		default:
-			return false
-		}
-	}
 }
 
 // layers are the packages of the daemon from the top down. A package imports

@@ -2,82 +2,38 @@ package e2e
 
 import (
 	"fmt"
-	"net"
-	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
-	"github.com/minicri/minicri/test/hostile/registry"
 )
 
-// A new log level counts for the next line, and new directories of registries for
-// the next pull.
-func TestReloadOfLevelAndRegistries(t *testing.T) {
-	dir := t.TempDir()
-	n := newNode(t, harness.LevelOfFile(), harness.Config(fmt.Sprintf("log_level = 'info'\n[images]\ncerts_dirs = ['%s/before']\n", dir)))
-	// The name leads nowhere, unless hosts.toml leads to the registry.
-	const host = "nowhere.invalid"
-	check(t, os.MkdirAll(filepath.Join(dir, "after", host), 0o755))
-	hosts := fmt.Sprintf("server = \"http://%s\"\n", serveRegistry(t, n))
-	check(t, os.WriteFile(filepath.Join(dir, "after", host, "hosts.toml"), []byte(hosts), 0o600))
-	pull := func() error {
-		_, err := n.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: host + "/app:1"}})
-		return err
-	}
-	if err := pull(); err == nil {
-		t.Fatal("an image was pulled from nowhere")
-	}
+// A new log level counts for the next line, without a restart.
+func TestReloadOfLevel(t *testing.T) {
+	n := newNode(t, harness.LevelOfFile(), harness.Config("log_level = 'info'\n"))
 	const line = "level=DEBUG msg=call method=ListPodSandbox"
-	list(t, n, nil)
-	if strings.Contains(n.Log(), line) {
+	lines := func() int {
+		list(t, n, nil)
+		return strings.Count(n.Log(), line)
+	}
+	if lines() > 0 {
 		t.Error("a line of level debug is in the log")
 	}
 	pid := n.PID()
-	rewrite(t, n, dir+"/before", dir+"/after")
 	rewrite(t, n, "log_level = 'info'", "log_level = 'debug'")
 	check(t, syscall.Kill(pid, syscall.SIGHUP))
-	eventually(t, "the level is reloaded", patience, func() bool {
-		list(t, n, nil)
-		return strings.Contains(n.Log(), line)
-	})
-	check(t, pull())
-	_, err := n.Image.RemoveImage(limited(t), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: host + "/app:1"}})
-	check(t, err)
+	eventually(t, "the level is reloaded", patience, func() bool { return lines() > 0 })
 	if n.PID() != pid || strings.Contains(n.Log(), "need a restart") {
 		t.Error("the daemon was restarted, or wants to be")
 	}
 	rewrite(t, n, "log_level = 'debug'", "log_level = 'warn'")
 	check(t, syscall.Kill(pid, syscall.SIGHUP))
-	eventually(t, "no line of level debug comes", patience, func() bool {
-		before := strings.Count(n.Log(), line)
-		list(t, n, nil)
-		return strings.Count(n.Log(), line) == before
-	})
-}
-
-// serveRegistry serves app:1 in the node's network, and returns the address.
-func serveRegistry(t *testing.T, n *harness.Node) net.Addr {
-	t.Helper()
-	content := registry.New()
-	m := content.Image(ocispec.ImageConfig{}, registry.Layer(registry.File("a", 0o644, "x")))
-	content.Manifest("app:1", m.MediaType, m)
-	var listener net.Listener
-	n.RunInNetns(func() (err error) {
-		listener, err = net.Listen("tcp", "127.0.0.1:0")
-		return err
-	})
-	server := &http.Server{Handler: content, ReadHeaderTimeout: patience}
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(func() { _ = server.Close() })
-	return listener.Addr()
+	eventually(t, "no line of level debug comes", patience, func() bool { return strings.Count(n.Log(), line) == lines() })
 }
 
 // A runtime handler that is added runs containers; one that is removed is refused,

@@ -142,6 +142,7 @@ func TestReloadOfEachTable(t *testing.T) {
 	n := newNode(t, harness.NoNetwork(), harness.Config(fmt.Sprintf(`[limits]
 reload = "20ms"
 [images]
+certs_dirs = ['%[1]s/before']
 pinned = []
 [nri]
 enabled = true
@@ -156,6 +157,14 @@ required_plugins = []
 	check(t, err)
 	if len(images.Images) != 1 || !images.Images[0].Pinned {
 		t.Errorf("images: %v", images.Images)
+	}
+
+	// A pull asks where the directories of registries lead by now.
+	check(t, os.MkdirAll(filepath.Join(dir, "after", "nowhere.invalid"), 0o755))
+	check(t, os.WriteFile(filepath.Join(dir, "after", "nowhere.invalid", "hosts.toml"), []byte("server = 'http://127.0.0.1:1'\n"), 0o600))
+	reload(t, n, dir+"/before", dir+"/after")
+	if _, err := n.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "nowhere.invalid/app:1"}}); err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") {
+		t.Errorf("a pull by the new directories: %v", err)
 	}
 
 	// A drop-in is followed like the file itself.
