@@ -197,7 +197,19 @@ func ForExec(spec *specs.Spec, command []string, terminal bool) *specs.Process {
 // /etc/passwd and /etc/group of the image. With the policy Merge the user's groups in /etc/group
 // are added to those that are listed.
 func containerUser(c *Container, spec *specs.Spec) error {
-	wanted := userSpec(c)
+	// "user" or "user:group", names or numbers. A group of the image belongs to the image's
+	// user and goes with it.
+	security, wanted := c.security(), c.Image.User
+	switch {
+	case security.GetRunAsUser() != nil:
+		wanted = strconv.FormatInt(security.GetRunAsUser().GetValue(), 10)
+	case security.GetRunAsUsername() != "":
+		wanted = security.GetRunAsUsername()
+	}
+	name, _, _ := strings.Cut(wanted, ":")
+	if group := security.GetRunAsGroup(); group != nil {
+		wanted = name + ":" + strconv.FormatInt(group.GetValue(), 10)
+	}
 	found, err := lookUp(c, wanted)
 	if err != nil {
 		return err
@@ -206,8 +218,7 @@ func containerUser(c *Container, spec *specs.Spec) error {
 	// The primary group is one of the supplemental ones, too: else a program
 	// that drops its groups could get around a file that denies that group.
 	groups := []int64{int64(found.Gid)}
-	if c.security().GetSupplementalGroupsPolicy() != runtimeapi.SupplementalGroupsPolicy_Strict {
-		name, _, _ := strings.Cut(wanted, ":")
+	if security.GetSupplementalGroupsPolicy() != runtimeapi.SupplementalGroupsPolicy_Strict {
 		member, err := lookUp(c, name)
 		if err != nil {
 			return err
@@ -216,7 +227,7 @@ func containerUser(c *Container, spec *specs.Spec) error {
 			groups = append(groups, int64(group))
 		}
 	}
-	for _, group := range append(groups, c.security().GetSupplementalGroups()...) {
+	for _, group := range append(groups, security.GetSupplementalGroups()...) {
 		if !slices.Contains(spec.Process.User.AdditionalGids, uint32(group)) {
 			spec.Process.User.AdditionalGids = append(spec.Process.User.AdditionalGids, uint32(group))
 		}
@@ -240,23 +251,6 @@ func containerHome(c *Container, spec *specs.Spec) error {
 	}
 	spec.Process.Env = append(spec.Process.Env, "HOME="+cmp.Or(found.Home, "/"))
 	return nil
-}
-
-// userSpec is "user" or "user:group", names or numbers. A group of the image
-// belongs to the image's user and goes with it.
-func userSpec(c *Container) string {
-	security, wanted := c.security(), c.Image.User
-	switch {
-	case security.GetRunAsUser() != nil:
-		wanted = strconv.FormatInt(security.GetRunAsUser().GetValue(), 10)
-	case security.GetRunAsUsername() != "":
-		wanted = security.GetRunAsUsername()
-	}
-	if group := security.GetRunAsGroup(); group != nil {
-		name, _, _ := strings.Cut(wanted, ":")
-		wanted = name + ":" + strconv.FormatInt(group.GetValue(), 10)
-	}
-	return wanted
 }
 
 func lookUp(c *Container, wanted string) (*user.ExecUser, error) {

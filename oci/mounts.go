@@ -49,7 +49,11 @@ func binds(c *Container) []*mount {
 	return all
 }
 
-// bind mounts from the host; an image is mounted with the pod's mappings already.
+// bind mounts from the host; an image is mounted with the pod's mappings already, and
+// always read-only. What may be written to needs no option for that: with one, the runtime
+// would mount it anew with these options alone, and nosuid, nodev and noexec of the source
+// would be lost. Options hold for mounts below the source, too, where the kernel can do
+// that (mount_setattr(2)).
 func bind(c *Container, m *mount, spec *specs.Spec) (specs.Mount, error) {
 	source, err := bindSource(c, m)
 	if err != nil {
@@ -59,11 +63,19 @@ func bind(c *Container, m *mount, spec *specs.Spec) (specs.Mount, error) {
 	if err != nil {
 		return specs.Mount{}, err
 	}
-	bound := specs.Mount{
-		Destination: path.Clean(m.GetContainerPath()),
-		Type:        "bind",
-		Source:      source,
-		Options:     slices.Concat([]string{"rbind", propagation}, bindAccess(m), c.bindOptions(m)),
+	bound := specs.Mount{Destination: path.Clean(m.GetContainerPath()), Type: "bind", Source: source, Options: []string{"rbind", propagation}}
+	switch {
+	case m.GetRecursiveReadOnly():
+		bound.Options = append(bound.Options, "rro")
+	case m.GetReadonly() || m.GetImage() != nil:
+		bound.Options = append(bound.Options, "ro")
+	}
+	recursive := ""
+	if c.Machine.RecursiveReadOnly && !c.Defaults.OwnSandbox {
+		recursive = "r"
+	}
+	for _, option := range m.GetMountOptions() {
+		bound.Options = append(bound.Options, recursive+option)
 	}
 	if m.GetImage() == nil {
 		bound.UIDMappings, bound.GIDMappings = linuxIDMappings(m.GetUidMappings()), linuxIDMappings(m.GetGidMappings())
@@ -84,32 +96,6 @@ func bindSource(c *Container, m *mount) (string, error) {
 		return "", errors.New("it has no source on the host")
 	}
 	return filepath.EvalSymlinks(source)
-}
-
-// bindAccess: what may be written to needs no option. With one, the runtime would mount it anew
-// with these options alone, and nosuid, nodev and noexec of the source would be lost.
-func bindAccess(m *mount) []string {
-	switch {
-	case m.GetRecursiveReadOnly():
-		return []string{"rro"}
-	case m.GetReadonly() || m.GetImage() != nil:
-		return []string{"ro"}
-	default:
-		return nil
-	}
-}
-
-// bindOptions hold for mounts below the source, too, where the kernel can do that
-// (mount_setattr(2)).
-func (c *Container) bindOptions(m *mount) []string {
-	if !c.Machine.RecursiveReadOnly || c.Defaults.OwnSandbox {
-		return m.GetMountOptions()
-	}
-	var options []string
-	for _, option := range m.GetMountOptions() {
-		options = append(options, "r"+option)
-	}
-	return options
 }
 
 func linuxIDMappings(from []*runtimeapi.IDMapping) []specs.LinuxIDMapping {
@@ -270,7 +256,9 @@ func kernelFilesystems(c *Container, base []specs.Mount) []specs.Mount {
 		},
 	}
 	for _, m := range base {
-		if c.keepsOwn(m) {
+		// A base spec mounts these read-only, where a privileged container writes to them,
+		// and in a way that a user namespace with the node's network cannot.
+		if m.Destination == "/sys" && (c.security().GetPrivileged() || c.bindsSysfs()) || m.Destination == cgroupRoot && c.security().GetPrivileged() {
 			continue
 		}
 		all = slices.DeleteFunc(all, func(other specs.Mount) bool { return other.Destination == m.Destination })
@@ -282,12 +270,6 @@ func kernelFilesystems(c *Container, base []specs.Mount) []specs.Mount {
 			return m.Destination == dir || strings.HasPrefix(m.Destination, strings.TrimSuffix(dir, "/")+"/")
 		})
 	})
-}
-
-// keepsOwn: a base spec mounts these read-only, where a privileged container writes to them, and
-// in a way that a user namespace with the node's network cannot.
-func (c *Container) keepsOwn(m specs.Mount) bool {
-	return m.Destination == "/sys" && (c.security().GetPrivileged() || c.bindsSysfs()) || m.Destination == cgroupRoot && c.security().GetPrivileged()
 }
 
 // bindsSysfs: sysfs can only be mounted in a user namespace that owns the network

@@ -16,13 +16,27 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 )
 
-// containerResources: what the container asks for over what the base spec has.
-func containerResources(c *Container, spec *specs.Spec) (err error) {
+// containerResources: what the container asks for takes the place of what the base spec
+// has, which is what JSON does; of lists, it takes the later one.
+func containerResources(c *Container, spec *specs.Spec) error {
 	limits := Resources(c.Config.GetLinux().GetResources(), c.Machine)
 	if base := spec.Linux.Resources; base != nil {
-		if limits, err = onBase(base, limits); err != nil {
+		pages := slices.DeleteFunc(base.HugepageLimits, func(old specs.LinuxHugepageLimit) bool {
+			return slices.ContainsFunc(limits.HugepageLimits, func(l specs.LinuxHugepageLimit) bool { return l.Pagesize == old.Pagesize })
+		})
+		base.HugepageLimits = nil
+		if base.Memory == nil {
+			base.Memory = &specs.LinuxMemory{}
+		}
+		encoded, err := json.Marshal(limits)
+		if err == nil {
+			err = json.Unmarshal(encoded, base)
+		}
+		if err != nil {
 			return fmt.Errorf("resources of the base spec: %w", err)
 		}
+		base.HugepageLimits = append(pages, base.HugepageLimits...)
+		limits = base
 		DropUnsupported(limits, c.Machine)
 	}
 	if c.PidsLimit > 0 && slices.Contains(c.Machine.Controllers, "pids") {
@@ -30,24 +44,6 @@ func containerResources(c *Container, spec *specs.Spec) (err error) {
 	}
 	spec.Linux.Resources = limits
 	return nil
-}
-
-// onBase gives base with what is specified in asked in its place, which is what JSON
-// does; of lists, it takes the later one.
-func onBase(base, asked *specs.LinuxResources) (*specs.LinuxResources, error) {
-	pages := slices.DeleteFunc(base.HugepageLimits, func(old specs.LinuxHugepageLimit) bool {
-		return slices.ContainsFunc(asked.HugepageLimits, func(l specs.LinuxHugepageLimit) bool { return l.Pagesize == old.Pagesize })
-	})
-	base.HugepageLimits = nil
-	if base.Memory == nil {
-		base.Memory = &specs.LinuxMemory{}
-	}
-	encoded, err := json.Marshal(asked)
-	if err == nil {
-		err = json.Unmarshal(encoded, base)
-	}
-	base.HugepageLimits = append(pages, base.HugepageLimits...)
-	return base, err
 }
 
 // Resources are the limits of a container, at its creation or for an update, as far as this

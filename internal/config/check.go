@@ -51,7 +51,12 @@ func (p *problems) checkField(key string, field reflect.Value, tag reflect.Struc
 	case Duration:
 		p.checkDuration(key, time.Duration(value), tag)
 	case int, int64:
-		p.checkNumber(key, field.Int(), tag)
+		if least, err := strconv.ParseInt(tag.Get("least"), 10, 64); err == nil && field.Int() < least {
+			p.add(key, "%d is less than %d", value, least)
+		}
+		if most, err := strconv.ParseInt(tag.Get("most"), 10, 64); err == nil && field.Int() > most {
+			p.add(key, "%d is more than %d", value, most)
+		}
 	case string:
 		p.checkText(key, value, tag.Get("need"))
 	case []string:
@@ -78,15 +83,6 @@ func (p *problems) checkDuration(key string, value time.Duration, tag reflect.St
 		p.add(key, "%v is too short: write a duration with its unit, as in '5s', or '0s' for %s", value, zero)
 	default:
 		p.add(key, "%v is too short: write a duration with its unit, as in '5s'", value)
-	}
-}
-
-func (p *problems) checkNumber(key string, value int64, tag reflect.StructTag) {
-	if least, err := strconv.ParseInt(tag.Get("least"), 10, 64); err == nil && value < least {
-		p.add(key, "%d is less than %d", value, least)
-	}
-	if most, err := strconv.ParseInt(tag.Get("most"), 10, 64); err == nil && value > most {
-		p.add(key, "%d is more than %d", value, most)
 	}
 }
 

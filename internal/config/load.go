@@ -80,7 +80,12 @@ func Read(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (_ 
 		return nil, nil, err
 	}
 	l := &Loaded{Config: Default(), Sources: make(map[string]string)}
-	l.readAll(file)
+	name := cmp.Or(file, DefaultFile)
+	for _, path := range append([]string{name}, DropIns(name)...) {
+		if err := l.readFile(path); err != nil && (file != "" || path != name || !errors.Is(err, fs.ErrNotExist)) {
+			l.Broken = append(l.Broken, err)
+		}
+	}
 	if _, err := parse(l.Config, &file, arguments, io.Discard, l.Sources, more); err != nil {
 		return nil, nil, err
 	}
@@ -244,16 +249,6 @@ func (c *Config) MarshalJSON() ([]byte, error) {
 		return nil, err
 	}
 	return json.Marshal(tables)
-}
-
-// readAll reads the file and its drop-ins.
-func (l *Loaded) readAll(file string) {
-	name := cmp.Or(file, DefaultFile)
-	for _, path := range append([]string{name}, DropIns(name)...) {
-		if err := l.readFile(path); err != nil && (file != "" || path != name || !errors.Is(err, fs.ErrNotExist)) {
-			l.Broken = append(l.Broken, err)
-		}
-	}
 }
 
 // DropIns are the drop-ins of a file, by name.

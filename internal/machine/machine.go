@@ -96,9 +96,16 @@ func Read(root string) (Machine, error) {
 		}
 	}
 	if !m.CanLowerOOMAdj {
-		m.Rlimits, err = hardLimits()
+		m.Rlimits = make(map[string]uint64)
+		for name, resource := range resources {
+			var limit unix.Rlimit
+			if err := unix.Getrlimit(resource, &limit); err != nil {
+				return Machine{}, fmt.Errorf("read our own %s: %w", name, err)
+			}
+			m.Rlimits[name] = limit.Max
+		}
 	}
-	return m, err
+	return m, nil
 }
 
 func held(own capability.Capabilities) (names []string) {
@@ -278,19 +285,6 @@ var resources = map[string]int{
 	"RLIMIT_MSGQUEUE": unix.RLIMIT_MSGQUEUE, "RLIMIT_NICE": unix.RLIMIT_NICE, "RLIMIT_NOFILE": unix.RLIMIT_NOFILE,
 	"RLIMIT_NPROC": unix.RLIMIT_NPROC, "RLIMIT_RSS": unix.RLIMIT_RSS, "RLIMIT_RTPRIO": unix.RLIMIT_RTPRIO,
 	"RLIMIT_RTTIME": unix.RLIMIT_RTTIME, "RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING, "RLIMIT_STACK": unix.RLIMIT_STACK,
-}
-
-// hardLimits are those of this process.
-func hardLimits() (map[string]uint64, error) {
-	limits := make(map[string]uint64)
-	for name, resource := range resources {
-		var limit unix.Rlimit
-		if err := unix.Getrlimit(resource, &limit); err != nil {
-			return nil, fmt.Errorf("read our own %s: %w", name, err)
-		}
-		limits[name] = limit.Max
-	}
-	return limits, nil
 }
 
 // RlimitNear is the nearest hard limit that a process of this machine may have.

@@ -125,7 +125,19 @@ var mountOptions = []string{"noexec", "nodev", "nosuid", "nosymfollow", "noatime
 
 func (c *container) mount(field string, m *runtimeapi.Mount) {
 	c.destination(field+"container_path", m.GetContainerPath())
-	c.mountSource(field, m)
+	switch {
+	case m.GetImage() == nil:
+		// In a pod that has an image volume, the kubelet (1.36, makeMounts) sends
+		// image_sub_path for the other volumes' sub paths as well. Those are in
+		// host_path already.
+		c.absolute(field+"host_path", m.GetHostPath())
+	case m.GetImage().GetImage() == "":
+		c.bad(field+"image", "has no name")
+	case m.GetHostPath() != "":
+		c.bad(field+"host_path", "is set, and so is an image")
+	case !m.GetReadonly():
+		c.bad(field+"readonly", "is false, but an image can only be mounted read-only")
+	}
 	// The labels of some directories are the node's.
 	if m.GetSelinuxRelabel() && c.machine.SELinux && m.GetImage() == nil {
 		if err := machine.CheckRelabel(m.GetHostPath()); err != nil {
@@ -158,23 +170,6 @@ func (p *problems) destination(field, at string) {
 	p.place(field, at)
 	if path.Clean(at) == "/" {
 		p.bad(field, "is the root of the container")
-	}
-}
-
-// mountSource is a path or an image.
-func (c *container) mountSource(field string, m *runtimeapi.Mount) {
-	switch {
-	case m.GetImage() == nil:
-		// In a pod that has an image volume, the kubelet (1.36, makeMounts) sends
-		// image_sub_path for the other volumes' sub paths as well. Those are in
-		// host_path already.
-		c.absolute(field+"host_path", m.GetHostPath())
-	case m.GetImage().GetImage() == "":
-		c.bad(field+"image", "has no name")
-	case m.GetHostPath() != "":
-		c.bad(field+"host_path", "is set, and so is an image")
-	case !m.GetReadonly():
-		c.bad(field+"readonly", "is false, but an image can only be mounted read-only")
 	}
 }
 
