@@ -1,5 +1,5 @@
 // Package machine knows what this machine can do: features of its kernel, asked
-// of the kernel and not taken from its version; capabilities of the daemon,
+// of the kernel wherever that is possible; capabilities of the daemon,
 // controllers of cgroups, SELinux, and AppArmor with the default profile, which
 // the kernel keeps once it is loaded. What is read stays so until the machine is
 // booted again, so there is no state here, and no lock.
@@ -11,9 +11,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/moby/sys/capability"
 	"github.com/moby/sys/mountinfo"
@@ -203,8 +205,9 @@ func probeRecursiveReadOnly() error {
 	return err
 }
 
-// probeUserNamespaces: pods can have their own, with owners mapped by mounts, also of an
-// overlay's layers. The limit may be 0 (user_namespaces(7)).
+// probeUserNamespaces: pods can have their own, whose limit may be 0 (user_namespaces(7)).
+// The owners of an image's files are mapped by mounts (mount_setattr(2),
+// MOUNT_ATTR_IDMAP), which most file systems take, and overlays as layers since Linux 5.19.
 func probeUserNamespaces(root string) error {
 	most, err := os.ReadFile("/proc/sys/user/max_user_namespaces")
 	if err == nil && strings.TrimSpace(string(most)) == "0" {
@@ -213,7 +216,50 @@ func probeUserNamespaces(root string) error {
 	if err != nil {
 		return err
 	}
-	return probeMappedOverlay(root)
+	var kernel unix.Utsname
+	var major, minor int
+	err = unix.Uname(&kernel)
+	if _, scanErr := fmt.Sscanf(unix.ByteSliceToString(kernel.Release[:]), "%d.%d", &major, &minor); err != nil || scanErr != nil || major < 5 || major == 5 && minor < 19 {
+		return fmt.Errorf("overlays have layers with mapped owners since Linux 5.19, this is %d.%d: %w", major, minor, errors.ErrUnsupported)
+	}
+	for _, err := os.Stat(root); err != nil && root != filepath.Dir(root); _, err = os.Stat(root) {
+		root = filepath.Dir(root) // the nearest that is there
+	}
+	tree, err := unix.OpenTree(unix.AT_FDCWD, root, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("open_tree: %w", err)
+	}
+	defer unix.Close(tree)
+	userns, err := openUserns()
+	if err != nil {
+		return fmt.Errorf("make a user namespace: %w", err)
+	}
+	defer userns.Close()
+	attributes := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(userns.Fd())}
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, attributes); err != nil {
+		return fmt.Errorf("map the owners of files of %s: %w", root, err)
+	}
+	return nil
+}
+
+// openUserns opens a new user namespace. Its process is traced, so it stops at its exec, and is
+// killed there.
+func openUserns() (_ *os.File, err error) {
+	runtime.LockOSThread() // the process is killed with the thread that starts it
+	defer runtime.UnlockOSThread()
+	mapping := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 65534, Size: 1}}
+	process, err := os.StartProcess("/proc/self/exe", []string{"minicri-probe"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER, UidMappings: mapping, GidMappings: mapping, Ptrace: true, Pdeathsig: unix.SIGKILL,
+	}})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		killErr := process.Kill()
+		_, waitErr := process.Wait()
+		err = errors.Join(err, killErr, waitErr)
+	}()
+	return os.Open(fmt.Sprintf("/proc/%d/ns/user", process.Pid))
 }
 
 // count is how many CPUs or memory nodes the kernel can have: its list, such as 0-3, ends with
