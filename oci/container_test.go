@@ -43,7 +43,7 @@ func TestContainerRules(t *testing.T) {
 		{"container_cdi", containerCDI, func(s *specs.Spec) any { return s }},
 		{"container_apparmor", containerProfiles, func(s *specs.Spec) any { return s.Process.ApparmorProfile }},
 	} {
-		t.Run(test.golden, func(t *testing.T) { goldenContainer(t, test.golden, test.rule, test.part) })
+		t.Run(test.golden, func(t *testing.T) { goldenRule(t, test.golden, test.rule, test.part) })
 	}
 }
 

@@ -3,129 +3,90 @@ package oci
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/minicri/minicri/internal/machine"
 )
 
 var update = flag.Bool("update", false, "write what the rules make into testdata, instead of comparing")
 
-// goldenCase is one entry of a golden file for sandboxes: what a rule is
-// given, written by hand, and what it makes of it.
+// goldenCase is one entry of a golden file: what is given, written by hand, and what is
+// made of it, which -update fills in. $HOST stands for a directory of the test's own.
 type goldenCase struct {
 	Case string `json:"case"`
-	// Config is a PodSandboxConfig in the JSON form of protobuf.
-	Config  json.RawMessage `json:"config"`
-	NetNS   string          `json:"netns,omitempty"`
-	UserNS  string          `json:"userns,omitempty"`
-	Machine machine.Machine `json:"machine,omitzero"`
-	outcome
+	// Config is a PodSandboxConfig, for containers a ContainerConfig, in the JSON form of
+	// protobuf. Pod is the PodSandboxConfig of a container.
+	Pod    json.RawMessage `json:"pod,omitempty"`
+	Config json.RawMessage `json:"config"`
+	NetNS  string          `json:"netns,omitempty"`
+	UserNS string          `json:"userns,omitempty"`
+	// Files are made below $HOST: text, a directory if it is "/", or a link if
+	// it begins with "-> ". The rootfs is $HOST/rootfs.
+	Files       map[string]string `json:"files,omitempty"`
+	Image       Image             `json:"image,omitzero"`
+	ImageMounts map[string]string `json:"imageMounts,omitempty"`
+	Namespaces  Namespaces        `json:"namespaces,omitzero"`
+	PidsLimit   int64             `json:"pidsLimit,omitempty"`
+	Machine     machine.Machine   `json:"machine,omitzero"`
+	Spec        json.RawMessage   `json:"spec,omitempty"`
+	Error       string            `json:"error,omitempty"`
 }
 
-// outcome is the part of the spec, or the error, that a rule makes; -update
-// fills it in.
-type outcome struct {
-	Spec  json.RawMessage `json:"spec,omitempty"`
-	Error string          `json:"error,omitempty"`
-}
-
-func (o *outcome) made() *outcome { return o }
-
-// goldenSpecs makes the specs of the cases of testdata/NAME.json, and compares the part
-// that the file is about.
-func goldenSpecs(t *testing.T, name string, part func(*specs.Spec) any) {
+// golden compares the part of a spec that the cases of testdata/NAME.json are about with
+// what is written there, or writes it there.
+func golden(t *testing.T, name string, part func(*specs.Spec) any, makeSpec func(*testing.T, goldenCase, string) (*specs.Spec, error)) {
 	t.Helper()
-	goldenFile(t, name, func(c *goldenCase) outcome {
-		spec, err := ForSandbox(sandboxOf(t, *c))
-		return outcomeOf(t, spec, err, part)
-	})
-}
-
-func outcomeOf(t *testing.T, spec *specs.Spec, err error, part func(*specs.Spec) any) outcome {
-	t.Helper()
-	if err != nil {
-		return outcome{Error: err.Error()}
-	}
-	return outcome{Spec: compact(t, part(spec))}
-}
-
-// goldenFile compares what is made of each case of testdata/NAME.json with what
-// is written there, or writes it there.
-func goldenFile[C any, P interface {
-	*C
-	made() *outcome
-}](t *testing.T, name string, run func(*C) outcome) {
-	t.Helper()
-	file := filepath.Join("testdata", name+".json")
-	cases := readGolden[C, P](t, file)
+	cases := readGolden(t, name)
 	for i := range cases {
-		want, got := P(&cases[i]).made(), run(&cases[i])
+		want, host := &cases[i], t.TempDir()
+		got := *want
+		got.Spec, got.Error = nil, ""
+		if spec, err := makeSpec(t, *want, host); err != nil {
+			got.Error = strings.ReplaceAll(err.Error(), host, "$HOST")
+		} else {
+			got.Spec = bytes.ReplaceAll(compact(t, part(spec)), []byte(host), []byte("$HOST"))
+		}
 		if !*update && (got.Error != want.Error || !bytes.Equal(got.Spec, want.Spec)) {
-			t.Errorf("%s, case %d:\n got %s %s\nwant %s %s", file, i, got.Spec, got.Error, want.Spec, want.Error)
+			t.Errorf("%s, case %d:\n got %s %s\nwant %s %s", name, i, got.Spec, got.Error, want.Spec, want.Error)
 		}
 		*want = got
 	}
 	if *update {
-		writeGolden(t, file, cases)
+		data, err := json.MarshalIndent(cases, "", "  ")
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join("testdata", name+".json"), append(data, '\n'), 0o644))
 	}
 }
 
-func readGolden[C any, P interface {
-	*C
-	made() *outcome
-}](t *testing.T, file string) []C {
+func readGolden(t *testing.T, name string) (cases []goldenCase) {
 	t.Helper()
-	data, err := os.ReadFile(file)
+	data, err := os.ReadFile(filepath.Join("testdata", name+".json"))
 	must(t, err)
-	var cases []C
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&cases); err != nil {
-		t.Fatalf("%s: %v", file, err)
+	if err := decoder.Decode(&cases); err != nil || len(cases) == 0 {
+		t.Fatalf("%s: %d cases, %v", name, len(cases), err)
 	}
-	if len(cases) == 0 {
-		t.Fatalf("%s has no cases", file)
-	}
-	for i := range cases {
-		if made := P(&cases[i]).made(); len(made.Spec) > 0 {
-			made.Spec = compact(t, made.Spec)
+	for i, c := range cases {
+		if len(c.Spec) > 0 {
+			cases[i].Spec = compact(t, c.Spec)
 		}
 	}
 	return cases
-}
-
-func writeGolden(t *testing.T, file string, cases any) {
-	t.Helper()
-	data, err := json.MarshalIndent(cases, "", "  ")
-	if err == nil {
-		err = os.WriteFile(file, append(data, '\n'), 0o644)
-	}
-	must(t, err)
-}
-
-func sandboxOf(t *testing.T, c goldenCase) *Sandbox {
-	t.Helper()
-	config := &runtimeapi.PodSandboxConfig{}
-	if err := protojson.Unmarshal(c.Config, config); err != nil {
-		t.Fatalf("case %q: %v", c.Case, err)
-	}
-	return &Sandbox{
-		ID:          "4e5f",
-		Config:      config,
-		Rootfs:      "/var/lib/minicri/pause/rootfs",
-		EmptyDir:    "/var/lib/minicri/pause/empty",
-		NetNS:       c.NetNS,
-		UserNS:      c.UserNS,
-		CgroupsPath: "/kubepods/minicri-4e5f",
-		Machine:     c.Machine,
-	}
 }
 
 func compact(t *testing.T, value any) json.RawMessage {
@@ -133,4 +94,114 @@ func compact(t *testing.T, value any) json.RawMessage {
 	data, err := json.Marshal(value)
 	must(t, err)
 	return data
+}
+
+func goldenSandboxes(t *testing.T, name string, part func(*specs.Spec) any) {
+	t.Helper()
+	golden(t, name, part, func(t *testing.T, c goldenCase, _ string) (*specs.Spec, error) { return ForSandbox(sandboxOf(t, c)) })
+}
+
+func sandboxOf(t *testing.T, c goldenCase) *Sandbox {
+	t.Helper()
+	s := &Sandbox{
+		ID:          "4e5f",
+		Config:      &runtimeapi.PodSandboxConfig{},
+		Rootfs:      "/var/lib/minicri/pause/rootfs",
+		EmptyDir:    "/var/lib/minicri/pause/empty",
+		NetNS:       c.NetNS,
+		UserNS:      c.UserNS,
+		CgroupsPath: "/kubepods/minicri-4e5f",
+		Machine:     c.Machine,
+	}
+	unmarshal(t, c, "", c.Config, s.Config)
+	return s
+}
+
+func goldenContainers(t *testing.T, name string, part func(*specs.Spec) any, makeSpec func(*Container) (*specs.Spec, error)) {
+	t.Helper()
+	golden(t, name, part, func(t *testing.T, c goldenCase, host string) (*specs.Spec, error) {
+		return makeSpec(containerOf(t, c, host))
+	})
+}
+
+// goldenRule runs one rule, on a spec in which nothing is set yet.
+func goldenRule(t *testing.T, name string, rule func(*Container, *specs.Spec) error, part func(*specs.Spec) any) {
+	t.Helper()
+	goldenContainers(t, name, part, func(c *Container) (*specs.Spec, error) {
+		spec := &specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{}}, Linux: &specs.Linux{}}
+		return spec, rule(c, spec)
+	})
+}
+
+func containerOf(t *testing.T, c goldenCase, host string) *Container {
+	t.Helper()
+	makeFiles(t, c.Files, host)
+	in := func(name string) string { return filepath.Join(host, name) }
+	content := func(name string) []byte {
+		data, err := os.ReadFile(in(name))
+		if !errors.Is(err, fs.ErrNotExist) {
+			must(t, err)
+		}
+		return data
+	}
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(in("cdi")), cdi.WithAutoRefresh(false))
+	must(t, err)
+	container := &Container{
+		ID:          "c0de",
+		SandboxID:   "4e5f",
+		Pod:         &runtimeapi.PodSandboxConfig{},
+		Config:      &runtimeapi.ContainerConfig{},
+		Image:       c.Image,
+		Rootfs:      in("rootfs"),
+		Passwd:      content("rootfs/etc/passwd"),
+		Group:       content("rootfs/etc/group"),
+		Hostname:    "web-0",
+		Files:       PodFiles{Hosts: in("pod/hosts"), Hostname: in("pod/hostname"), ResolvConf: in("pod/resolv.conf"), Shm: in("pod/shm")},
+		Namespaces:  c.Namespaces,
+		VolumesDir:  in("volumes"),
+		ImageMounts: make(map[string]string),
+		CgroupsPath: "/kubepods/minicri-c0de",
+		PidsLimit:   c.PidsLimit,
+		CDI:         cache,
+		Machine:     c.Machine,
+	}
+	for place, source := range c.ImageMounts {
+		container.ImageMounts[place] = strings.ReplaceAll(source, "$HOST", host)
+	}
+	unmarshal(t, c, host, c.Pod, container.Pod)
+	unmarshal(t, c, host, c.Config, container.Config)
+	// A mount may have no source yet; the caller of the rules makes a directory.
+	for _, m := range slices.Concat(volumeMounts(container), container.Config.GetMounts()) {
+		if _, err := os.Lstat(m.GetHostPath()); m.GetHostPath() != "" && errors.Is(err, fs.ErrNotExist) {
+			must(t, os.MkdirAll(m.GetHostPath(), 0o755))
+		}
+	}
+	return container
+}
+
+func makeFiles(t *testing.T, files map[string]string, host string) {
+	t.Helper()
+	all := map[string]string{"rootfs": "/", "cdi": "/", "pod/hosts": "", "pod/hostname": "", "pod/resolv.conf": "", "pod/shm": "/"}
+	maps.Copy(all, files)
+	for name, content := range all {
+		name = filepath.Join(host, name)
+		must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		if target, isLink := strings.CutPrefix(content, "-> "); isLink {
+			must(t, os.Symlink(strings.ReplaceAll(target, "$HOST", host), name))
+		} else if content == "/" {
+			must(t, os.MkdirAll(name, 0o755))
+		} else {
+			must(t, os.WriteFile(name, []byte(content), 0o644))
+		}
+	}
+}
+
+func unmarshal(t *testing.T, c goldenCase, host string, text json.RawMessage, into proto.Message) {
+	t.Helper()
+	if len(text) == 0 {
+		return
+	}
+	if err := protojson.Unmarshal(bytes.ReplaceAll(text, []byte("$HOST"), []byte(host)), into); err != nil {
+		t.Fatalf("case %q: %v", c.Case, err)
+	}
 }

@@ -22,12 +22,12 @@ func TestForSandbox(t *testing.T) {
 			}{s.Hostname, s.Linux.Namespaces}
 		},
 	} {
-		t.Run(name, func(t *testing.T) { goldenSpecs(t, name, part) })
+		t.Run(name, func(t *testing.T) { goldenSandboxes(t, name, part) })
 	}
 }
 
 func TestTheSameInputGivesTheSameSpec(t *testing.T) {
-	for _, c := range readGolden[goldenCase](t, "testdata/sandbox.json") {
+	for _, c := range readGolden(t, "sandbox") {
 		first, firstErr := ForSandbox(sandboxOf(t, c))
 		for range 20 {
 			again, err := ForSandbox(sandboxOf(t, c))

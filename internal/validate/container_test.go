@@ -148,9 +148,6 @@ func TestContainerRefuses(t *testing.T) {
 			c.Mounts[2].UidMappings = []*runtimeapi.IDMapping{{HostId: math.MaxUint32, Length: 2}}
 		}},
 
-		{"a label that is no text", "config.labels", func(c *config) { c.Labels = map[string]string{"a": "\xff"} }},
-		{"labels beyond what a list holds", "config.labels", func(c *config) { c.Labels = map[string]string{"a": strings.Repeat("x", mostText)} }},
-		{"annotations beyond what a list holds", "config.annotations", func(c *config) { c.Annotations["a"] = strings.Repeat("x", mostText) }},
 		{"settings for Windows", "config.windows", func(c *config) { c.Windows = &runtimeapi.WindowsContainerConfig{} }},
 
 		{"device without a source", "config.devices[0].host_path", func(c *config) { c.Devices[0].HostPath = "" }},
