@@ -1,14 +1,26 @@
+// Package namespace owns the network and user namespaces of pods: it creates
+// them, keeps them alive without a process by pinning them to files, brings
+// their loopback up, dials into them and removes them.
+//
+// A namespace is found by its pod's id alone: the path of its pin follows from
+// the directory, the mark of this node and the id. The package keeps no state
+// besides those files and has no lock; the methods of Dir may be called
+// concurrently for different ids. Calls for one id are serialised by the
+// sandbox's lock.
 package namespace
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
@@ -34,7 +46,18 @@ func Open(directory, mark string) (*Dir, error) {
 	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return nil, fmt.Errorf("make the directory for namespaces: %w", err)
 	}
-	if err := makeShared(directory); err != nil {
+	err := unix.Mount("", directory, "none", unix.MS_SHARED|unix.MS_REC, "")
+	if errors.Is(err, unix.EINVAL) { // it is no mount point
+		// Private first: the bind is in the peer group of what it was made from, where each
+		// pin would be mounted a second time.
+		err = unix.Mount(directory, directory, "none", unix.MS_BIND|unix.MS_REC, "")
+		for _, propagation := range []uintptr{unix.MS_PRIVATE, unix.MS_SHARED | unix.MS_REC} {
+			if err == nil {
+				err = unix.Mount("", directory, "none", propagation, "")
+			}
+		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("make %s a shared mount: %w", directory, err)
 	}
 	return Find(directory, mark), nil
@@ -45,22 +68,6 @@ func Find(directory, mark string) *Dir {
 	return &Dir{directory: directory, mark: mark}
 }
 
-func makeShared(directory string) error {
-	err := unix.Mount("", directory, "none", unix.MS_SHARED|unix.MS_REC, "")
-	if !errors.Is(err, unix.EINVAL) { // EINVAL: not a mount point
-		return err
-	}
-	if err := unix.Mount(directory, directory, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		return err
-	}
-	// Private first: the bind is in the peer group of what it was made from, where each
-	// pin would be mounted a second time.
-	if err := unix.Mount("", directory, "none", unix.MS_PRIVATE, ""); err != nil {
-		return err
-	}
-	return unix.Mount("", directory, "none", unix.MS_SHARED|unix.MS_REC, "")
-}
-
 // Path is where the namespace of id is, or would be, pinned.
 func (n *Dir) Path(id string) string {
 	return filepath.Join(n.directory, n.mark+id)
@@ -68,7 +75,14 @@ func (n *Dir) Path(id string) string {
 
 // Create makes a network namespace and pins it.
 func (n *Dir) Create(id string) error {
-	return OnDisposableThread(func() error { return n.unshareAndPin(id) })
+	return OnDisposableThread(func() error {
+		handle, err := netns.New()
+		if err != nil {
+			return fmt.Errorf("unshare the network namespace: %w", err)
+		}
+		defer handle.Close()
+		return n.Pin(id, "/proc/thread-self/ns/net")
+	})
 }
 
 // OnDisposableThread calls do on a thread that ends afterwards, because do leaves
@@ -88,15 +102,6 @@ func OnDisposableThread(do func() error) error {
 		done <- do()
 	}()
 	return <-done
-}
-
-func (n *Dir) unshareAndPin(id string) error {
-	handle, err := netns.New()
-	if err != nil {
-		return fmt.Errorf("unshare the network namespace: %w", err)
-	}
-	defer handle.Close()
-	return n.Pin(id, "/proc/thread-self/ns/net")
 }
 
 // Pin binds the namespace file at source to the path of id.
@@ -132,14 +137,12 @@ func (n *Dir) Alive(id string) bool {
 // when the last process has left it.
 func (n *Dir) Remove(id string) error {
 	path := n.Path(id)
-	for {
-		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-			break
-		}
-		if err != nil {
-			return fmt.Errorf("unmount the namespace %s: %w", path, err)
-		}
+	var err error
+	for err == nil {
+		err = unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	}
+	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unmount the namespace %s: %w", path, err)
 	}
 	if err := state.RemoveAll(path); err != nil {
 		return fmt.Errorf("remove the namespace file: %w", err)
@@ -163,4 +166,46 @@ func (n *Dir) IDs() ([]string, error) {
 		}
 	}
 	return ids, nil
+}
+
+// Dial connects from inside the namespace of id, to an IP address and port:
+// a socket belongs to the namespace that its thread was in when it was made
+// (network_namespaces(7)), and can be used from any other.
+func (n *Dir) Dial(ctx context.Context, id, network, address string) (connection net.Conn, err error) {
+	err = OnDisposableThread(func() error {
+		handle, err := netns.GetFromPath(n.Path(id))
+		if err != nil {
+			return fmt.Errorf("open the network namespace: %w", err)
+		}
+		defer handle.Close()
+		if err := netns.Set(handle); err != nil {
+			return fmt.Errorf("enter the network namespace: %w", err)
+		}
+		connection, err = new(net.Dialer).DialContext(ctx, network, address)
+		return err
+	})
+	return connection, err
+}
+
+// LoopbackUp sets lo up in the namespace at path; the kernel then gives it
+// 127.0.0.1 and ::1.
+func LoopbackUp(path string) error {
+	namespace, err := netns.GetFromPath(path)
+	if err != nil {
+		return fmt.Errorf("open the network namespace %s: %w", path, err)
+	}
+	defer namespace.Close()
+	handle, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open a netlink socket in %s: %w", path, err)
+	}
+	defer handle.Close()
+	lo, err := handle.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find lo in %s: %w", path, err)
+	}
+	if err := handle.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("set lo up in %s: %w", path, err)
+	}
+	return nil
 }

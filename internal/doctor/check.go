@@ -68,19 +68,16 @@ type Options struct {
 func Run(ctx context.Context, options Options) []Finding {
 	c := &checker{Options: options}
 	for _, problem := range c.Configuration {
-		c.add("configuration", Problem, problem.Error(), "correct it: the daemon does not start with it; 'minicri config check' says whether it is good")
+		c.problem("configuration", problem.Error(), "correct it: the daemon does not start with it; 'minicri config check' says whether it is good")
 	}
 	for _, key := range c.Unknown {
 		c.add("configuration", Warning, key.Error(), "correct it: it is without effect")
 	}
 	c.kernel()
 	c.storage()
-	c.cgroups()
 	c.programs(ctx)
 	c.networks()
 	c.leaks()
-	c.leftovers(ctx)
-	c.sandboxes()
 	c.supervisors()
 	return c.findings
 }
@@ -123,6 +120,18 @@ func (c *checker) add(subject string, grade Grade, message, advice string) *Find
 	return &c.findings[len(c.findings)-1]
 }
 
+func (c *checker) problem(subject, message, advice string) *Finding {
+	return c.add(subject, Problem, message, advice)
+}
+
+// failed adds a problem if there is an error, and reports whether there is.
+func (c *checker) failed(subject string, err error) bool {
+	if err != nil {
+		c.problem(subject, err.Error(), "")
+	}
+	return err != nil
+}
+
 // when adds a finding that is good if the condition holds.
 func (c *checker) when(holds bool, grade Grade, subject, good, bad, advice string) {
 	if holds {
@@ -130,4 +139,21 @@ func (c *checker) when(holds bool, grade Grade, subject, good, bad, advice strin
 		return
 	}
 	c.add(subject, grade, bad, advice)
+}
+
+// Daemon is what the daemon that serves says of itself.
+type Daemon struct {
+	// Conditions are those of its status.
+	Conditions []Condition
+	// Orphans are the keys of snapshots that no container explains.
+	Orphans []string
+	// Err says why there is none.
+	Err error
+}
+
+// Condition is one of the status: the kubelet runs pods while all that it knows hold.
+type Condition struct {
+	Type    string
+	Holds   bool
+	Message string
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/minicri/minicri/container"
@@ -21,83 +22,48 @@ import (
 
 // leaks compares what carries the node's mark with the records on disk. A record
 // is written before anything is made, and removed after all is gone. One that
-// cannot be read explains its pod or container, too.
+// cannot be read explains its pod or container, too. It is asked for after the thing was
+// found: a daemon may be at work.
 func (c *checker) leaks() {
+	before := len(c.findings)
 	hierarchies, err := cgroup.FindHierarchies()
-	if err != nil {
-		c.add("leaks", Problem, err.Error(), "")
-		return
-	}
-	orphans := c.orphans(hierarchies) + c.factsWithoutRecord(c.factsDir(), c.recordDir()) + c.factsWithoutRecord(c.containerFactsDir(), c.containerDir())
-	if c.containersWithoutPod()+orphans == 0 {
-		c.add("leaks", Good, "none", "")
-	}
-	c.attachments()
-	c.quarantine()
-}
-
-// orphans returns how many there are, and one more if not all places could be
-// read. The record is asked for after the thing was found: a daemon may be at work.
-func (c *checker) orphans(hierarchies cgroup.Hierarchies) int {
+	c.failed("leaks", err)
 	places := &sweep.Places{
-		Node: c.Node, Hierarchies: hierarchies,
-		Netns:  namespace.Find(c.Config.NetnsDir, c.Node.Mark()),
-		Userns: namespace.Find(filepath.Join(c.Config.State, "userns"), c.Node.Mark()),
-		Root:   c.Config.Root, State: c.Config.State, Kill: time.Duration(c.Config.Limits.Kill),
+		Node: c.Node, Hierarchies: hierarchies, Netns: c.netns(), Userns: namespace.Find(filepath.Join(c.Config.State, "userns"), c.Node.Mark()),
+		Root: c.Config.Root, State: c.Config.State, Kill: time.Duration(c.Config.Limits.Kill),
 	}
 	orphans, err := places.Find(sweep.Owners{Pod: c.hasRecord, Container: c.hasContainer, Attached: c.hasAttachment})
 	for _, o := range orphans {
 		c.leak(fmt.Sprintf("%s %s has no %s", o.Kind, o.Path, o.Owner()), func() error { return places.Remove(o) })
 	}
 	if err != nil {
-		c.add("leaks", Problem, err.Error(), "make it readable and run minicri check again")
-		return len(orphans) + 1
+		c.problem("leaks", err.Error(), "make it readable and run minicri check again")
 	}
-	return len(orphans)
-}
-
-// containersWithoutPod are records of containers whose pod has none.
-func (c *checker) containersWithoutPod() (count int) {
-	ids, err := state.IDs(c.containerDir())
-	if err != nil {
-		c.add("leaks", Problem, err.Error(), "")
-		return 1
-	}
-	for _, id := range ids {
+	for _, id := range c.ids("leaks", c.containerDir()) {
 		record, err := state.Peek[container.Record](c.containerDir(), id)
-		if err != nil || c.hasRecord(record.SandboxID) || !c.hasContainer(id) {
-			continue // removed at the same time, or for the daemon to quarantine
-		}
-		count++
-		c.add("leak", Problem, fmt.Sprintf("container %s has no pod", id), "the daemon removes it when it starts")
-	}
-	return count
-}
-
-// factsWithoutRecord are removed before their record. Where both go while it is looked,
-// the facts are not there any more either.
-func (c *checker) factsWithoutRecord(facts, records string) (count int) {
-	ids, err := state.IDs(facts)
-	if err != nil {
-		c.add("leaks", Problem, err.Error(), "")
-		return 1
-	}
-	for _, id := range ids {
-		path := filepath.Join(facts, id+".json")
-		if hasFile(records, id) {
-			continue
-		}
-		if _, err := os.Lstat(path); err == nil {
-			count++
-			c.leak(path+" has no record", func() error { return os.Remove(path) })
+		if err == nil && !c.hasRecord(record.SandboxID) && c.hasContainer(id) { // else removed at the same time, or for the daemon to quarantine
+			c.problem("leak", fmt.Sprintf("container %s has no pod", id), "the daemon removes it when it starts")
 		}
 	}
-	return count
+	if len(c.findings) == before {
+		c.add("leaks", Good, "none", "")
+	}
+	c.attachments()
+	c.quarantine()
+	c.leftovers()
+	c.sandboxes()
 }
 
 func (c *checker) leak(message string, fix func() error) {
-	finding := c.add("leak", Problem, message, "minicri check --fix removes it")
+	finding := c.problem("leak", message, "minicri check --fix removes it")
 	finding.fix, finding.fixed = fix, "removed"
+}
+
+// ids are those of the records in a directory.
+func (c *checker) ids(subject, dir string) []string {
+	ids, err := state.IDs(dir)
+	c.failed(subject, err)
+	return ids
 }
 
 func (c *checker) hasRecord(id string) bool     { return hasFile(c.recordDir(), id) }
@@ -119,39 +85,32 @@ func (c *checker) containerDir() string      { return filepath.Join(c.Config.Roo
 func (c *checker) containerFactsDir() string { return filepath.Join(c.Config.Root, "container-facts") }
 func (c *checker) attachmentDir() string     { return filepath.Join(c.Config.Root, "attachments") }
 
+func (c *checker) netns() *namespace.Dir { return namespace.Find(c.Config.NetnsDir, c.Node.Mark()) }
+
 // attachments that no sandbox owns any more wait for their DEL to succeed.
 func (c *checker) attachments() {
 	dir := c.attachmentDir()
-	ids, err := state.IDs(dir)
-	if err != nil {
-		c.add("attachments", Problem, err.Error(), "")
-	}
-	for _, id := range ids {
+	for _, id := range c.ids("attachments", dir) {
 		attachment, err := state.Peek[network.Attachment](dir, id)
-		if errors.Is(err, os.ErrNotExist) {
-			continue // removed at the same time
-		}
-		if err != nil {
-			c.add("attachment", Problem, fmt.Sprintf("%s: %v", id, err), "")
-			continue
-		}
-		if attachment.Releasing || !c.hasRecord(id) && c.hasAttachment(id) {
-			f := c.add("attachment", Problem,
+		switch {
+		case errors.Is(err, os.ErrNotExist): // removed at the same time
+		case err != nil:
+			c.problem("attachment", fmt.Sprintf("%s: %v", id, err), "")
+		case attachment.Releasing || !c.hasRecord(id) && c.hasAttachment(id):
+			f := c.problem("attachment",
 				fmt.Sprintf("%s on network %q waits for CNI DEL, %d tries: %s", id, attachment.Network, attachment.Tries, attachment.LastError),
 				"repair the plugin, and the daemon's next DEL succeeds; or give it up with 'minicri check --fix --force "+id+"': its plugins may keep an address of it")
 			if slices.Contains(c.GiveUp, id) {
-				f.fix, f.fixed = func() error { return c.giveUp(id) }, "given up; a daemon that runs notices it with its next DEL"
+				f.fixed = "given up; a daemon that runs notices it with its next DEL"
+				f.fix = func() error {
+					if err := os.Remove(filepath.Join(dir, id+".json")); err != nil {
+						return err
+					}
+					return c.netns().Remove(id)
+				}
 			}
 		}
 	}
-}
-
-// giveUp removes the entry of an attachment that waits for its DEL, and its namespace.
-func (c *checker) giveUp(id string) error {
-	if err := os.Remove(filepath.Join(c.attachmentDir(), id+".json")); err != nil {
-		return err
-	}
-	return namespace.Find(c.Config.NetnsDir, c.Node.Mark()).Remove(id)
 }
 
 // quarantine shows the records that cannot be decoded. They are tried again: a
@@ -169,63 +128,85 @@ func (c *checker) quarantine() {
 	} {
 		files, err := state.Quarantined(kind.dir)
 		if err != nil {
-			c.add("quarantine", Problem, err.Error(), "repair the disk or the directory: until then the daemon does not start")
+			c.problem("quarantine", err.Error(), "repair the disk or the directory: until then the daemon does not start")
 		}
 		for _, file := range files {
-			finding := c.add("quarantine", Problem, file+" cannot be decoded: its object is left alone",
+			finding := c.problem("quarantine", file+" cannot be decoded: its object is left alone",
 				"repair the file, run 'minicri check --fix' and restart the daemon; or give it up with --fix --force: the next start removes what it describes")
 			finding.fix, finding.fixed = func() error { return kind.retry(file) }, "put back, restart the daemon"
 			finding.force = func() error { return state.GiveUp(file) }
 		}
-		c.unread(kind.dir)
+		for _, id := range c.ids("records", kind.dir) { // those that cannot be read stay where they are
+			if _, err := state.ReadFile(filepath.Join(kind.dir, id+".json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				c.problem("records", fmt.Sprintf("a record cannot be read, and its object is left alone: %v", err), "repair the disk or the file, and restart the daemon")
+			}
+		}
 	}
 }
 
-// unread shows the records that cannot be read, which stay where they are.
-func (c *checker) unread(dir string) {
-	ids, err := state.IDs(dir)
-	if err != nil {
-		c.add("records", Problem, err.Error(), "")
+// leftovers of the embedded network are looked for while another one is in its place. A
+// daemon that serves removes its table by itself.
+func (c *checker) leftovers() {
+	own, _ := network.Survey(c.Config.CNIConf, nil)
+	if own == nil && c.Config.DefaultNetwork.Enabled {
+		return
 	}
-	for _, id := range ids {
-		if _, err := state.ReadFile(filepath.Join(dir, id+".json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			c.add("records", Problem, fmt.Sprintf("a record cannot be read, and its object is left alone: %v", err), "repair the disk or the file, and restart the daemon")
+	left, err := network.DefaultNetwork(c.Config.DefaultNetwork).Leftovers(c.Node.PluginMark(), c.networkLists)
+	c.failed("leaks", err)
+	for _, l := range left {
+		if table := strings.HasPrefix(l.What, "nftables"); !table || c.Daemon == nil {
+			c.leak(l.What+" is the default network's, which is not in use", l.Remove)
 		}
 	}
+}
+
+// networkLists are the configuration lists of networks and of attachments, if all can
+// be read.
+func (c *checker) networkLists() (lists [][]byte, all bool) {
+	for _, path := range append(c.Config.CNIConfDirs(), c.Config.CNIConf) {
+		if configuration, _ := network.Survey(path, nil); configuration != nil {
+			lists = append(lists, configuration.Bytes)
+		}
+	}
+	ids, err := state.IDs(c.attachmentDir())
+	quarantined, quarantineErr := state.Quarantined(c.attachmentDir())
+	if err != nil || quarantineErr != nil || len(quarantined) > 0 {
+		return nil, false
+	}
+	for _, id := range ids {
+		attachment, err := state.Peek[network.Attachment](c.attachmentDir(), id)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, false
+		}
+		lists = append(lists, attachment.Config)
+	}
+	return lists, true
 }
 
 // sandboxes compares what the runtime believes of each sandbox with the kernel. A
 // daemon knows of a pod's end before it takes anything of it away, and writes it down
 // last: what looks wrong by the files is asked of it.
 func (c *checker) sandboxes() {
-	dir := c.factsDir()
-	ids, err := state.IDs(dir)
-	if err != nil {
-		c.add("sandboxes", Problem, err.Error(), "")
-	}
-	netns := namespace.Find(c.Config.NetnsDir, c.Node.Mark())
-	for _, id := range ids {
-		facts, err := state.Peek[sandbox.Facts](dir, id)
+	for _, id := range c.ids("sandboxes", c.factsDir()) {
+		facts, err := state.Peek[sandbox.Facts](c.factsDir(), id)
 		if err != nil || !facts.Ready() || !c.hasRecord(id) {
 			continue
 		}
 		pause, err := process.Open(facts.Pause)
-		lost := len(facts.Addresses) > 0 && !netns.Alive(id)
-		if (err != nil || lost) && c.Ended != nil && c.Ended(id) {
-			if err == nil {
-				_ = pause.Close()
-			}
-			continue
+		if err == nil {
+			err = pause.Close()
 		}
-		if err != nil && !errors.Is(err, process.ErrGone) {
-			c.add("sandbox", Problem, fmt.Sprintf("whether the pause process of %s runs cannot be known: %v", id, err), "look for what keeps root from /proc")
-		} else if err != nil {
-			c.add("sandbox", Problem, fmt.Sprintf("%s is recorded as Ready, but its pause process is gone: %v", id, err), "the daemon notices when it starts, and the kubelet makes the pod again")
-		} else if err := pause.Close(); err != nil {
-			c.add("sandbox", Problem, err.Error(), "")
+		lost := len(facts.Addresses) > 0 && !c.netns().Alive(id)
+		switch {
+		case (err != nil || lost) && c.Ended != nil && c.Ended(id):
+			continue
+		case errors.Is(err, process.ErrGone):
+			c.problem("sandbox", fmt.Sprintf("%s is recorded as Ready, but its pause process is gone: %v", id, err), "the daemon notices when it starts, and the kubelet makes the pod again")
+		case err != nil:
+			c.problem("sandbox", fmt.Sprintf("whether the pause process of %s runs cannot be known: %v", id, err), "look for what keeps root from /proc")
 		}
 		if lost {
-			c.add("sandbox", Problem, id+" has lost its network namespace", "stop and remove the pod")
+			c.problem("sandbox", id+" has lost its network namespace", "stop and remove the pod")
 		}
 	}
 }

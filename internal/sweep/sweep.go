@@ -13,12 +13,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/node"
+	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/namespace"
 )
 
@@ -30,10 +33,12 @@ const (
 	ContainerCgroup Kind = "container cgroup"
 	PodCgroup       Kind = "pod cgroup"
 	ContainerFiles  Kind = "container files"
+	ContainerFacts  Kind = "container facts"
 	Volumes         Kind = "container volumes"
 	Netns           Kind = "netns"
 	Userns          Kind = "userns"
 	PodFiles        Kind = "pod files"
+	PodFacts        Kind = "pod facts"
 )
 
 // Orphan is something that belongs to no pod and no container.
@@ -47,7 +52,7 @@ type Orphan struct {
 // Owner is what an orphan would belong to: "container" or "pod".
 func (o Orphan) Owner() string {
 	switch o.Kind {
-	case ContainerCgroup, ContainerFiles, Volumes:
+	case ContainerCgroup, ContainerFiles, ContainerFacts, Volumes:
 		return "container"
 	default:
 		return "pod"
@@ -75,86 +80,122 @@ type Owners struct {
 	Attached func(id string) bool
 }
 
-// place is where things of one kind are.
-type place struct {
-	kind  Kind
-	owned func(id string) bool
-	list  func() ([]Orphan, error)
-}
-
 // Find returns the orphans in the order in which Remove is to be called. Beside
 // an error they are those of the places that could be read.
-func (p *Places) Find(owners Owners) ([]Orphan, error) {
-	var orphans []Orphan
+func (p *Places) Find(owners Owners) (orphans []Orphan, err error) {
+	inNetns := func(id string) bool { return owners.Pod(id) || owners.Attached(id) }
 	var errs []error
-	for _, place := range p.places(owners) {
-		found, err := place.list()
+	for _, place := range []struct {
+		kind  Kind
+		owned func(id string) bool
+		list  func() (paths []string, err error)
+		// Around an id are, in the name of a path, these.
+		prefix, suffix string
+	}{
+		{ContainerCgroup, owners.Container, p.cgroups(p.Node.ContainerMark()), p.Node.ContainerMark(), ".scope"},
+		{PodCgroup, owners.Pod, p.cgroups(p.Node.Mark()), p.Node.Mark(), ".scope"},
+		{ContainerFiles, owners.Container, in(p.State, "containers"), "", ""},
+		{ContainerFacts, owners.Container, in(p.Root, "container-facts"), "", ".json"},
+		{Volumes, owners.Container, in(p.Root, "container-volumes"), "", ""},
+		{Netns, inNetns, pinned(p.Netns), p.Node.Mark(), ""},
+		{Userns, owners.Pod, pinned(p.Userns), p.Node.Mark(), ""},
+		{PodFiles, owners.Pod, in(p.State, "sandboxes"), "", ""},
+		{PodFacts, owners.Pod, in(p.State, "facts"), "", ".json"},
+	} {
+		paths, err := place.list()
 		if err != nil {
-			errs = append(errs, fmt.Errorf("list each %s: %w", place.kind, err))
+			errs = append(errs, fmt.Errorf("look for orphans: list each %s: %w", place.kind, err))
 		}
-		for _, o := range found {
-			if !place.owned(o.ID) {
-				orphans = append(orphans, Orphan{place.kind, o.Path, o.ID})
+		for _, path := range paths {
+			id := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), place.prefix), place.suffix)
+			// What has no mark is ours if it has the name of an id. What has gone with its owner
+			// since it was listed is no orphan.
+			ours := place.prefix != "" || len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
+			if ours && !place.owned(id) && p.exists(place.kind, path) {
+				orphans = append(orphans, Orphan{place.kind, path, id})
 			}
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return orphans, fmt.Errorf("look for orphans: %w", err)
-	}
-	return orphans, nil
+	return orphans, errors.Join(errs...)
 }
 
-func (p *Places) places(owners Owners) []place {
-	in := func(directories ...string) func() ([]Orphan, error) {
-		return func() ([]Orphan, error) { return entries(filepath.Join(directories...)) }
+func (p *Places) exists(kind Kind, path string) bool {
+	if kind == ContainerCgroup || kind == PodCgroup {
+		return p.Hierarchies.Exists(path)
 	}
-	inNetns := func(id string) bool { return owners.Pod(id) || owners.Attached(id) }
-	return []place{
-		{ContainerCgroup, owners.Container, func() ([]Orphan, error) { return p.cgroups(p.Node.ContainerMark()) }},
-		{PodCgroup, owners.Pod, func() ([]Orphan, error) { return p.cgroups(p.Node.Mark()) }},
-		{ContainerFiles, owners.Container, withID(in(p.State, "containers"))},
-		{Volumes, owners.Container, withID(in(p.Root, "container-volumes"))},
-		{Netns, inNetns, func() ([]Orphan, error) { return pinned(p.Netns) }},
-		{Userns, owners.Pod, func() ([]Orphan, error) { return pinned(p.Userns) }},
-		{PodFiles, owners.Pod, in(p.State, "sandboxes")},
+	_, err := os.Lstat(path)
+	return !errors.Is(err, os.ErrNotExist)
+}
+
+func (p *Places) cgroups(mark string) func() ([]string, error) {
+	return func() ([]string, error) { return p.Hierarchies.Find(mark, p.Node.Parents()) }
+}
+
+func pinned(namespaces *namespace.Dir) func() ([]string, error) {
+	return func() (paths []string, err error) {
+		ids, err := namespaces.IDs()
+		for _, id := range ids {
+			paths = append(paths, namespaces.Path(id))
+		}
+		return paths, err
 	}
 }
 
-func (p *Places) cgroups(mark string) (found []Orphan, err error) {
-	paths, err := p.Hierarchies.Find(mark, p.Node.Parents())
-	for _, path := range paths {
-		id := strings.TrimPrefix(filepath.Base(path), mark)
-		found = append(found, Orphan{Path: path, ID: strings.TrimSuffix(id, ".scope")})
+// in lists what is in a directory, which may not be there.
+func in(directories ...string) func() ([]string, error) {
+	return func() (paths []string, err error) {
+		directory := filepath.Join(directories...)
+		list, err := os.ReadDir(directory)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil, nil
+		}
+		for _, entry := range list {
+			paths = append(paths, filepath.Join(directory, entry.Name()))
+		}
+		return paths, err
 	}
-	return found, err
 }
 
-func pinned(namespaces *namespace.Dir) (found []Orphan, err error) {
-	ids, err := namespaces.IDs()
-	for _, id := range ids {
-		found = append(found, Orphan{Path: namespaces.Path(id), ID: id})
+// Remove removes an orphan by what the kernel and the disk show, without a
+// daemon. The snapshot below a container's files stays: it is the image store's,
+// which removes it with its daemon's next start.
+func (p *Places) Remove(o Orphan) error {
+	switch o.Kind {
+	case ContainerCgroup, PodCgroup:
+		return p.Hierarchies.Remove(o.Path, p.Kill)
+	case Netns:
+		return p.Netns.Remove(o.ID)
+	case Userns:
+		return p.Userns.Remove(o.ID)
 	}
-	return found, err
+	if err := unmountAll(o.Path); err != nil {
+		return err
+	}
+	if err := state.RemoveAll(o.Path); err != nil {
+		return fmt.Errorf("remove %s: %w", o.Kind, err)
+	}
+	return nil
 }
 
-// entries lists what is in a directory, which may not be there.
-func entries(dir string) (found []Orphan, err error) {
-	list, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
+// unmountAll unmounts what is mounted at a directory and below it, the topmost
+// mount first.
+func unmountAll(dir string) error {
+	parent, err := filepath.EvalSymlinks(filepath.Dir(dir)) // as mountinfo shows it
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
-	for _, entry := range list {
-		found = append(found, Orphan{Path: filepath.Join(dir, entry.Name()), ID: entry.Name()})
+	if err != nil {
+		return err
 	}
-	return found, nil
-}
-
-// withID keeps what is named by an id.
-func withID(list func() ([]Orphan, error)) func() ([]Orphan, error) {
-	return func() ([]Orphan, error) {
-		found, err := list()
-		return slices.DeleteFunc(found, func(o Orphan) bool {
-			return len(o.ID) != 64 || strings.Trim(o.ID, "0123456789abcdef") != ""
-		}), err
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(filepath.Join(parent, filepath.Base(dir))))
+	if err != nil {
+		return err
 	}
+	for i := len(mounts) - 1; i >= 0; i-- {
+		err := unix.Unmount(mounts[i].Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // unmounted meanwhile
+			return fmt.Errorf("unmount %s: %w", mounts[i].Mountpoint, err)
+		}
+	}
+	return nil
 }

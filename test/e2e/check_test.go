@@ -63,7 +63,7 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 	go func() { ended <- process.Wait() }()
 	check(t, os.WriteFile(filepath.Join(cgroupDir(group), "cgroup.procs"), []byte(strconv.Itoa(process.Process.Pid)), 0))
 	rootfs := filepath.Join(n.State, "containers", name, "rootfs")
-	left := []string{filepath.Join(n.State, "containers", name), filepath.Join(n.Root, "container-volumes", name), filepath.Join(n.State, "sandboxes", "89ab")}
+	left := []string{filepath.Join(n.State, "containers", name), filepath.Join(n.Root, "container-volumes", name), filepath.Join(n.State, "sandboxes", strings.Repeat("89ab", 16))}
 	for _, dir := range append(left, rootfs) {
 		check(t, os.MkdirAll(dir, 0o700))
 	}

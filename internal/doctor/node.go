@@ -1,0 +1,259 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/docker/go-units"
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/errtext"
+	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/sandbox"
+	"github.com/minicri/minicri/supervisor/client"
+)
+
+// kernel asks for its version, for what not every kernel has, and for what we may do.
+func (c *checker) kernel() {
+	var name unix.Utsname
+	_ = unix.Uname(&name) // fails for a bad address alone
+	release := unix.ByteSliceToString(name.Release[:])
+	var major, minor int
+	_, _ = fmt.Sscanf(release, "%d.%d", &major, &minor) // 0.0 when it has another form
+	c.when(major > 5 || major == 5 && minor >= 10, Problem, "kernel", "Linux "+release,
+		"Linux "+release+" is older than 5.10", "run a newer kernel: pidfds and mount calls are missing in this one")
+	for _, f := range machine.Features(c.Config.Root) {
+		grade := Warning
+		if f.Required {
+			grade = Problem
+		}
+		err := f.Probe()
+		c.when(err == nil, grade, f.Name, "there", fmt.Sprintf("not there: %v", err), fmt.Sprintf("%s; it came with Linux %s", f.Without, f.Since))
+	}
+	forwards, _ := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
+	c.when(strings.TrimSpace(string(forwards)) == "1", Warning, "forwarding", "on",
+		"off in this network namespace", "sysctl -w net.ipv4.ip_forward=1, unless the network plugin does so")
+	c.when(os.Geteuid() == 0, Problem, "user", "root", "not root", "the daemon has to be root")
+	m, err := machine.Read(c.Config.Root)
+	if c.failed("capabilities", err) {
+		return
+	}
+	if m.SELinux {
+		c.when(m.SELinuxProblem == "", Problem, "SELinux", "its policy knows containers", m.SELinuxProblem, "or boot with selinux=0")
+	}
+	c.when(m.CanLowerOOMAdj, Warning, "CAP_SYS_RESOURCE", "there",
+		fmt.Sprintf("not there: no process gets an oom_score_adj below %d", m.OOMScoreAdj), "pods run, less protected from the OOM killer")
+	c.cgroups(m)
+}
+
+func (c *checker) cgroups(m machine.Machine) {
+	hierarchies, err := cgroup.FindHierarchies()
+	if c.failed("cgroups", err) {
+		return
+	}
+	version := "v1"
+	if m.CgroupV2 {
+		version = "v2"
+	}
+	c.add("cgroups", Good, fmt.Sprintf("%s, %d hierarchies", version, len(hierarchies)), "")
+	for _, controller := range []string{"cpu", "memory", "pids", "cpuset"} {
+		if !slices.Contains(m.Controllers, controller) {
+			c.add("cgroups", Warning, "no controller "+controller, "limits of that kind are not enforced: enable it at boot")
+		}
+	}
+}
+
+// What is free below this is a problem: a pod's records, logs and layers do not fit.
+const (
+	leastBytes  = 64 << 20
+	leastInodes = 1024
+)
+
+// scarcePercent is what the kubelet evicts pods at, unless it is told otherwise.
+const scarcePercent = 5
+
+// storage looks at the file systems of the daemon's directories.
+func (c *checker) storage() {
+	c.fileSystem("root", c.Config.Root)
+	c.fileSystem("state", c.Config.State)
+}
+
+func (c *checker) fileSystem(key, path string) {
+	var found unix.Statfs_t
+	err := unix.Statfs(path, &found)
+	for errors.Is(err, fs.ErrNotExist) && path != "/" { // made by the daemon
+		path = filepath.Dir(path)
+		err = unix.Statfs(path, &found)
+	}
+	if err != nil {
+		c.problem(key, fmt.Sprintf("%s: %v", path, err), "repair the disk, or set "+key+" to another directory")
+		return
+	}
+	if name := noLayers[found.Type]; name != "" && key == "root" {
+		c.problem(key, fmt.Sprintf("%s is on %s, on which the kernel mounts no layers of containers", path, name),
+			"mount a disk or a volume there, of ext4 or xfs, or set root to a directory of one")
+	}
+	size := uint64(found.Bsize)
+	c.free(key, path, "bytes", found.Bavail*size, found.Blocks*size, leastBytes, func(n uint64) string { return units.BytesSize(float64(n)) })
+	if found.Files > 0 { // btrfs has no number of inodes
+		c.free(key, path, "inodes", found.Ffree, found.Files, leastInodes, func(n uint64) string { return fmt.Sprint(n) })
+	}
+}
+
+// noLayers are file systems that cannot have the upper directory of an overlay.
+var noLayers = map[int64]string{unix.OVERLAYFS_SUPER_MAGIC: "an overlay", unix.NFS_SUPER_MAGIC: "NFS", unix.MSDOS_SUPER_MAGIC: "FAT"}
+
+func (c *checker) free(key, path, what string, free, all, least uint64, show func(uint64) string) {
+	message := fmt.Sprintf("%s of %s %s are free in the file system of %s", show(free), show(all), what, path)
+	advice := "remove what is not needed: 'minicri image ls' lists images; the kubelet evicts pods"
+	switch {
+	case free < least:
+		c.problem(key, message+": neither a pod nor an image fits", advice)
+	case free < all/100*scarcePercent:
+		c.add(key, Warning, message, advice)
+	default:
+		c.add(key, Good, message, "")
+	}
+}
+
+// programs looks for what is executed, and for the daemon.
+func (c *checker) programs(ctx context.Context) {
+	_, err := os.Stat(c.Shim)
+	c.when(err == nil, Problem, "shim", c.Shim, fmt.Sprint(err), "run 'make install', or give --shim")
+	// As the daemon does; what it says of them itself is a condition of its status.
+	for _, h := range c.Handlers.List(ctx) {
+		switch {
+		case h.Err != nil:
+			c.problem("handler", errtext.Of(h.Err), "install the runtime, or remove the handler from the configuration")
+		case len(h.Program) > 0:
+			c.add("handler", Good, fmt.Sprintf("%s runs %v", h.Name, h.Program), "")
+		}
+	}
+	for _, problem := range c.Plugins {
+		c.problem("NRI plugin", problem.Error(), "correct, start or remove it; docs/nri.md")
+	}
+	for _, problem := range c.Registries {
+		c.add("registries", Warning, problem.Error(), "correct the file: it is read at each pull")
+	}
+	c.daemon()
+}
+
+// networks reads the configuration directories as the daemon does.
+func (c *checker) networks() {
+	found := c.survey("network", c.Config.CNIConf)
+	switch {
+	case found:
+	case c.Config.DefaultNetwork.Enabled:
+		configuration, problems := network.DefaultNetwork(c.Config.DefaultNetwork).Survey(c.Config.BinDirs())
+		c.network("network", configuration, problems)
+	default:
+		c.problem("network", "no configuration in "+c.Config.CNIConf, "install a network, or set default_network.enabled")
+	}
+	for _, path := range c.Config.CNIConfDirs() {
+		if path != c.Config.CNIConf && !c.survey("handler network", path) {
+			c.problem("handler network", "no configuration in "+path, "install a network there, or remove cni_conf_dir from the handlers that name it")
+		}
+	}
+}
+
+// survey looks at one of them, and reports whether it has a network.
+func (c *checker) survey(subject, path string) bool {
+	configuration, problems := network.Survey(path, c.Config.BinDirs())
+	return c.network(subject, configuration, problems)
+}
+
+// network shows a network, if there is one, and what is wrong with it.
+func (c *checker) network(subject string, configuration *network.Configuration, problems []error) bool {
+	for _, problem := range problems {
+		c.problem(subject, problem.Error(), "correct or remove it")
+	}
+	if configuration == nil {
+		return false
+	}
+	c.add(subject, Good, fmt.Sprintf("%q from %s, plugins %v", configuration.Name, cmp.Or(configuration.File, "default_network"), configuration.Plugins), "")
+	c.packetFilter(configuration.Plugins)
+	return true
+}
+
+// packetFilter: masquerading and host ports are done by these programs.
+func (c *checker) packetFilter(plugins []string) {
+	if !slices.Contains(plugins, "portmap") && !slices.Contains(plugins, "firewall") {
+		return
+	}
+	_, iptables := exec.LookPath("iptables")
+	_, nft := exec.LookPath("nft")
+	c.when(iptables == nil || nft == nil, Problem, "packet filter", "iptables or nft is there", "neither iptables nor nft is there", "apt-get install nftables iptables")
+}
+
+// daemon shows what the daemon says, a line for each condition.
+func (c *checker) daemon() {
+	switch {
+	case c.Daemon == nil:
+		c.add("daemon", Warning, "does not serve "+c.Config.Socket, "start it: systemctl start minicri")
+		return
+	case errors.Is(c.Daemon.Err, fs.ErrPermission):
+		c.problem("daemon", c.Daemon.Err.Error(), "")
+		return
+	case c.Daemon.Err != nil:
+		c.problem("daemon", c.Config.Socket+" takes connections, and there is no status of the daemon: "+c.Daemon.Err.Error(), "read its log: journalctl -u minicri")
+		return
+	}
+	c.add("daemon", Good, "serves "+c.Config.Socket, "")
+	for _, condition := range c.Daemon.Conditions {
+		c.when(condition.Holds, Problem, condition.Type, "so says the daemon", cmp.Or(condition.Message, "not so, says the daemon"), adviceOn(condition.Type))
+	}
+	for _, key := range c.Daemon.Orphans {
+		c.problem("leak", "snapshot "+key+" has no container", "restart the daemon, which removes it")
+	}
+}
+
+// adviceOn is what to do about a condition that does not hold.
+func adviceOn(condition string) string {
+	switch kind, _, _ := strings.Cut(condition, "/"); kind {
+	case "NetworkReady":
+		return "until then the kubelet runs no pod but those of the node's network: docs/troubleshooting.md"
+	case "RuntimeHandlerReady":
+		return "install what is missing, or remove the handler from the configuration"
+	case "OlderBuildsServed":
+		return "install the version that is named, and remove these pods before the next upgrade"
+	default:
+		return "until then pods do not run as they ask for"
+	}
+}
+
+// supervisors names those of other builds than the one that the daemon would use.
+func (c *checker) supervisors() {
+	build, err := client.BuildOf(c.Shim)
+	if err != nil {
+		return // programs has said so
+	}
+	ids, err := state.IDs(c.recordDir())
+	c.failed("supervisors", err)
+	pods := make(map[string]int)
+	for _, id := range ids {
+		if record, err := state.Peek[sandbox.Record](c.recordDir(), id); err == nil { // else unread says so
+			pods[record.Supervisor]++
+		}
+	}
+	older, err := client.Older(filepath.Join(c.Config.State, "shims"), build, pods)
+	c.failed("supervisors", err)
+	for _, one := range older {
+		message := fmt.Sprintf("build %s, version %s, has %d pods", one.Group, one.Version, one.Pods)
+		if one.Problem != "" {
+			c.problem("supervisor", message+": "+one.Problem, fmt.Sprintf("install minicri %s again, and remove these pods before the next upgrade", one.Version))
+			continue
+		}
+		c.add("supervisor", Good, message+": it ends with the last of them", "")
+	}
+}
