@@ -144,7 +144,7 @@ func (n *CNI) check(ctx context.Context, id string) {
 		return
 	}
 	defer h.release()
-	if a.removed || !a.attached || a.record.Releasing || n.isReleased(a) {
+	if a.removed || !a.attached || a.record.Releasing || a.released.Load() {
 		return
 	}
 	err = n.call(context.WithoutCancel(ctx), h, a.record, "CHECK", n.limits.Load().Check, func(ctx context.Context, cni gocni.CNI) error {

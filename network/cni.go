@@ -25,52 +25,41 @@ type Options struct {
 	// are looked for, in that order.
 	ConfDir string
 	BinDirs []string
-	// Directories are further configuration directories, see CNI.In.
-	Directories []string
 	// Root is the durable directory of this package: the journal, and the pod CIDR
 	// of the default network.
 	Root string
-	// CgroupParent is the cgroup, below each hierarchy, that those of plugin
-	// runs are made in; "" is the one of this process.
-	CgroupParent string
-	// Mark begins their names, which distinguishes them from those of other daemons.
-	Mark string
+	// CgroupParent is the cgroup, below each hierarchy, that those of plugin runs are made
+	// in; "" is the one of this process. Mark begins their names.
+	CgroupParent, Mark string
 	// Namespaces are the pinned network namespaces of the attachments.
 	Namespaces *namespace.Dir
 	// Default is the embedded network for a machine that has none.
 	Default DefaultNetwork
 	Limits  Limits
-	// Observe measures each run of a plugin that has ended; nil if nothing does.
+	// Observe measures each run of a plugin that has ended, Later is told what becomes of
+	// an attachment when its sandbox may be gone. Both may be nil.
 	Observe func(plugin, verb string, took time.Duration, ok bool)
-	// Later is told what becomes of an attachment when its sandbox may be gone; nil if
-	// nobody is.
-	Later  func(id string, row step.Row)
-	Logger *slog.Logger
+	Later   func(id string, row step.Row)
+	Logger  *slog.Logger
 }
 
-// Limits bound what waits for plugins.
+// Limits bound what waits for plugins. They are keys of the configuration, and explained
+// there.
 type Limits struct {
-	// Add, Del, Check, Status and GC are the longest that one run of the verb,
-	// over all plugins of a chain, may take.
+	// A run of a verb, over all plugins of a chain, may take so long.
 	Add, Del, Check, Status, GC time.Duration
-	// DetachTries and DetachTime end the blocking of a pod's deletion by a DEL
-	// that fails: when Detach has failed so often, or so long after the first
-	// failure.
+	// A DEL that fails blocks its pod's deletion until Detach has failed so often, or so
+	// long after the first failure.
 	DetachTries int
 	DetachTime  time.Duration
-	// GiveUpTries and GiveUpTime end the undoing of an attachment whose ADD never
-	// succeeded: its DEL has failed so often, or for so long.
+	// The undoing of an attachment whose ADD never succeeded ends when its DEL has failed so
+	// often, or for so long.
 	GiveUpTries int
 	GiveUpTime  time.Duration
-	// RetryFirst and RetryMost are the first and the longest pause between
-	// the background tries of one attachment's DEL; the pause doubles.
+	// The pause between the background tries of one attachment's DEL doubles.
 	RetryFirst, RetryMost time.Duration
-	// Reload and StatusPeriod are how often the configuration directory is
-	// looked at, and how often the plugins are asked for their STATUS.
-	Reload, StatusPeriod time.Duration
-	// GCPeriod and CheckPeriod are how often CNI GC, and CHECK of all
-	// attachments, run; 0 turns them off.
-	GCPeriod, CheckPeriod time.Duration
+	// Periods; 0 turns the last two off.
+	Reload, StatusPeriod, GCPeriod, CheckPeriod time.Duration
 }
 
 // CNI are the networks of this node.
@@ -78,8 +67,6 @@ type CNI struct {
 	// Directory is the node's own configuration directory.
 	*Directory
 	options Options
-	// others are the further directories by path; the map is replaced, never changed.
-	others atomic.Pointer[map[string]*Directory]
 	// limits and network (the embedded one) are those in force.
 	limits     atomic.Pointer[limitsInForce]
 	network    atomic.Pointer[DefaultNetwork]
@@ -98,6 +85,7 @@ type CNI struct {
 	podCIDR     string
 	gates       map[string]*semaphore.Weighted // by network
 	lingering   map[*linger]bool
+	byPath      map[string]*Directory
 
 	// base is the context of what runs in the background, which begins with Run: begun is
 	// closed then. Close ends it, and waits for that, and for Run, which holds running.
@@ -120,11 +108,11 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 		attachments: make(map[string]*attachment),
 		gates:       make(map[string]*semaphore.Weighted),
 		lingering:   make(map[*linger]bool),
+		byPath:      make(map[string]*Directory),
 		begun:       make(chan struct{}),
 	}
 	n.masquerade.attachments = n.masqueraded
 	n.base, n.end = context.WithCancel(context.WithoutCancel(ctx))
-	n.others.Store(&map[string]*Directory{})
 	n.SetLimits(options.Limits)
 	n.network.Store(&options.Default)
 	var err error
@@ -145,8 +133,7 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 	if err := n.openJournal(); err != nil {
 		return nil, err
 	}
-	n.Directory = n.follow(options.ConfDir)
-	n.SetDirectories(options.Directories)
+	n.Directory = n.In("")
 	n.Reload()
 	n.findLeftRuns()
 	return n, nil

@@ -98,32 +98,24 @@ func chainOf(config []byte) []plugin {
 	return list.Plugins
 }
 
+// readFile reads one file. It adds the line to an error about the form of the JSON.
 func readFile(file string) (*Configuration, error) {
-	list, err := readList(file)
-	if err != nil {
-		return nil, locate(file, err)
-	}
-	return newConfiguration(list, file)
-}
-
-// locate adds the line to an error about the form of a JSON file.
-func locate(file string, err error) error {
-	var syntax *json.SyntaxError
-	data, readErr := state.ReadFile(file)
-	if readErr != nil {
-		return err
-	}
-	if !errors.As(json.Unmarshal(data, &json.RawMessage{}), &syntax) {
-		return err
-	}
-	return fmt.Errorf("line %d: %w", 1+bytes.Count(data[:min(int(syntax.Offset), len(data))], []byte{'\n'}), err)
-}
-
-func readList(file string) (*libcni.NetworkConfigList, error) {
 	data, err := state.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
+	list, err := parseList(file, data)
+	var syntax *json.SyntaxError
+	if err != nil && errors.As(json.Unmarshal(data, &json.RawMessage{}), &syntax) {
+		return nil, fmt.Errorf("line %d: %w", 1+bytes.Count(data[:min(int(syntax.Offset), len(data))], []byte{'\n'}), err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return newConfiguration(list, file)
+}
+
+func parseList(file string, data []byte) (*libcni.NetworkConfigList, error) {
 	if filepath.Ext(file) != ".conflist" {
 		plugin, err := libcni.NetworkPluginConfFromBytes(data)
 		if err != nil {
@@ -132,13 +124,11 @@ func readList(file string) (*libcni.NetworkConfigList, error) {
 		return libcni.ConfListFromConf(plugin)
 	}
 	list, err := libcni.NetworkConfFromBytes(data)
+	if err == nil && !list.LoadOnlyInlinedPlugins {
+		err = onlyFiles(filepath.Join(filepath.Dir(file), list.Name))
+	}
 	if err != nil {
 		return nil, err
-	}
-	if !list.LoadOnlyInlinedPlugins {
-		if err := onlyFiles(filepath.Join(filepath.Dir(file), list.Name)); err != nil {
-			return nil, err
-		}
 	}
 	return libcni.NetworkConfFromFile(file)
 }
@@ -159,38 +149,28 @@ func onlyFiles(folder string) error {
 	return err
 }
 
+// newConfiguration writes the list as one document. A list may take plugins from
+// files next to it (CNI SPEC, loadOnlyInlinedPlugins); the journal must not
+// depend on those files.
 func newConfiguration(list *libcni.NetworkConfigList, file string) (*Configuration, error) {
 	if len(list.Plugins) == 0 {
 		return nil, errors.New("the list has no plugins")
 	}
-	bytes, err := inlinePlugins(list)
-	if err != nil {
+	raw := make(map[string]json.RawMessage)
+	if err := json.Unmarshal(list.Bytes, &raw); err != nil {
 		return nil, err
 	}
-	c := &Configuration{Name: list.Name, CNIVersion: list.CNIVersion, File: file, Bytes: bytes}
+	c := &Configuration{Name: list.Name, CNIVersion: list.CNIVersion, File: file}
+	var inlined []json.RawMessage
 	for _, plugin := range list.Plugins {
+		inlined = append(inlined, plugin.Bytes)
 		c.Plugins = append(c.Plugins, plugin.Network.Type)
 	}
-	return c, nil
-}
-
-// inlinePlugins writes the list as one document. A list may take plugins from
-// files next to it (CNI SPEC, loadOnlyInlinedPlugins); the journal must not
-// depend on those files.
-func inlinePlugins(list *libcni.NetworkConfigList) ([]byte, error) {
-	document := make(map[string]json.RawMessage)
-	if err := json.Unmarshal(list.Bytes, &document); err != nil {
-		return nil, err
-	}
-	plugins := make([]json.RawMessage, 0, len(list.Plugins))
-	for _, plugin := range list.Plugins {
-		plugins = append(plugins, plugin.Bytes)
-	}
-	inlined, err := json.Marshal(plugins)
+	plugins, err := json.Marshal(inlined)
 	if err != nil {
 		return nil, err
 	}
-	document["plugins"] = inlined
-	document["loadOnlyInlinedPlugins"] = json.RawMessage("true")
-	return json.Marshal(document)
+	raw["plugins"], raw["loadOnlyInlinedPlugins"] = plugins, json.RawMessage("true")
+	c.Bytes, err = json.Marshal(raw)
+	return c, err
 }

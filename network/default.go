@@ -2,6 +2,7 @@ package network
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,31 +16,17 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
 
+	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/state"
 )
 
 // DefaultNetwork is the embedded network for a machine that has none: a bridge
 // with host-local addresses, masquerade and host ports. It is used while the
 // configuration directory has no network; a file there takes its place.
-type DefaultNetwork struct {
-	Enabled bool
-	// Name is the network's, Bridge the bridge's interface name.
-	Name, Bridge string
-	// Subnet is one subnet or two (IPv4 and IPv6) with a comma between them;
-	// "" waits for the pod CIDR that UpdateRuntimeConfig brings.
-	Subnet string
-	// Masquerade gives what pods send out of the subnet the node's address, so
-	// that answers come back where no route leads to the pods; see masquerade.
-	Masquerade bool
-	// DataDir is where host-local keeps addresses; "" is its own default.
-	DataDir string
-}
+type DefaultNetwork config.DefaultNetwork
 
 func (d DefaultNetwork) subnets(podCIDR string) ([]netip.Prefix, error) {
-	subnets := d.Subnet
-	if subnets == "" {
-		subnets = podCIDR
-	}
+	subnets := cmp.Or(d.Subnet, podCIDR)
 	if subnets == "" {
 		return nil, errors.New("the default network has no subnet: set default_network.subnet, or let the kubelet send the pod CIDR")
 	}
@@ -57,20 +44,7 @@ func (d DefaultNetwork) Survey(binDirs []string) (*Configuration, []error) {
 
 // configuration is the network; masqueraded tells that the table does that.
 func (d DefaultNetwork) configuration(subnets []netip.Prefix, masqueraded bool) (*Configuration, error) {
-	encoded, err := json.Marshal(d.list(subnets, masqueraded))
-	if err != nil {
-		return nil, err
-	}
-	list, err := libcni.NetworkConfFromBytes(encoded)
-	if err != nil {
-		return nil, fmt.Errorf("the default network: %w", err)
-	}
-	return newConfiguration(list, "")
-}
-
-// list is the network as a CNI configuration list, its section 1.
-func (d DefaultNetwork) list(subnets []netip.Prefix, masqueraded bool) map[string]any {
-	list := map[string]any{
+	network := map[string]any{
 		"cniVersion": "1.1.0",
 		"name":       d.Name,
 		"plugins": []map[string]any{
@@ -79,9 +53,17 @@ func (d DefaultNetwork) list(subnets []netip.Prefix, masqueraded bool) map[strin
 		},
 	}
 	if masqueraded {
-		list[masqueradeKey] = subnets
+		network[masqueradeKey] = subnets
 	}
-	return list
+	encoded, err := json.Marshal(network)
+	if err != nil {
+		return nil, err
+	}
+	list, err := libcni.NetworkConfFromBytes(encoded)
+	if err != nil {
+		return nil, fmt.Errorf("the default network: %w", err)
+	}
+	return newConfiguration(list, "")
 }
 
 // ipam gives each pod an address of every subnet, and a default route for each.

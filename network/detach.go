@@ -26,10 +26,10 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 		return nil
 	}
 	h, err := n.hold(ctx, a)
+	if errors.Is(err, errStuck) && n.detachTimeOver(a) {
+		return nil
+	}
 	if err != nil {
-		if errors.Is(err, errStuck) && n.detachTimeOver(a) {
-			return nil
-		}
 		return err
 	}
 	defer h.release()
@@ -117,16 +117,11 @@ func (n *CNI) giveUp(ctx context.Context, a *attachment, reason error) error {
 	left := fmt.Sprintf("its CNI ADD never succeeded, and its DEL failed %d times: what plugins of network %q keep for this id outside of its namespace, such as an address, may be left",
 		a.record.Tries+1, a.record.Network)
 	a.record.logger(n.options.Logger).Error("an attachment is given up: "+left, "err", reason)
-	n.tell(ctx, a.record.ID, step.Row{Kind: "pod", Step: "give up attachment", Start: time.Now(), Error: left + ": " + reason.Error()})
-	return nil
-}
-
-// tell adds a row to the timeline of a sandbox, which the context has while the sandbox
-// is there.
-func (n *CNI) tell(ctx context.Context, id string, row step.Row) {
-	if !step.Record(ctx, row) && n.options.Later != nil {
-		n.options.Later(id, row)
+	row := step.Row{Kind: "pod", Step: "give up attachment", Start: time.Now(), Error: left + ": " + reason.Error()}
+	if !step.Record(ctx, row) && n.options.Later != nil { // the context has a timeline while the sandbox is there
+		n.options.Later(a.record.ID, row)
 	}
+	return nil
 }
 
 func (n *CNI) noteFailure(a *attachment, err error) error {
@@ -161,32 +156,17 @@ func (n *CNI) isGivenUp(a *attachment) bool {
 // drop forgets an attachment that a person has given up.
 func (n *CNI) drop(a *attachment) error {
 	a.record.logger(n.options.Logger).Warn("an attachment was given up by hand: what its plugins keep for this id may be left")
-	cached := os.Remove(cachePath(a.record.Network, a.record.ID))
-	if errors.Is(cached, fs.ErrNotExist) {
-		cached = nil
-	}
-	return errors.Join(cached, n.remove(a), n.options.Namespaces.Remove(a.record.ID))
+	return errors.Join(os.RemoveAll(cachePath(a.record.Network, a.record.ID)), n.remove(a), n.options.Namespaces.Remove(a.record.ID))
 }
 
 // Release hands the attachment of id to the background: its DEL runs there,
 // with an empty CNI_NETNS once the namespace is gone, until it succeeds.
 // Release does not wait for a plugin that runs.
 func (n *CNI) Release(id string) {
-	n.mu.Lock()
-	a := n.attachments[id]
-	if a != nil {
-		a.released = true
-	}
-	n.mu.Unlock()
-	if a != nil {
+	if a := n.find(id); a != nil {
+		a.released.Store(true)
 		n.repeat(a, true)
 	}
-}
-
-func (n *CNI) isReleased(a *attachment) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return a.released
 }
 
 // Attached reports whether DEL is still to run for id. Until then its namespace
@@ -322,5 +302,7 @@ func (n *CNI) deleteLater(a *attachment) {
 		logger.Error("the network namespace of a removed attachment stays", "err", err)
 	}
 	logger.Info("CNI DEL succeeded after retries")
-	n.tell(n.base, id, step.Row{Kind: "pod", Step: "cni del", Start: began, Took: time.Since(began)})
+	if n.options.Later != nil {
+		n.options.Later(id, step.Row{Kind: "pod", Step: "cni del", Start: began, Took: time.Since(began)})
+	}
 }

@@ -2,6 +2,7 @@ package network
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,9 +35,6 @@ type Directory struct {
 	// asked is closed when the plugins have answered STATUS for the first time.
 	asked   chan struct{}
 	changed chan struct{}
-	// left ends, by leave, when nothing follows the directory any more.
-	left  context.Context
-	leave context.CancelFunc
 }
 
 // snapshot is one look at the configuration directory. It is immutable.
@@ -56,62 +54,32 @@ type status struct {
 	slow bool
 }
 
-func (n *CNI) newDirectory(path string) *Directory {
-	d := &Directory{owner: n, path: path, asked: make(chan struct{}), changed: make(chan struct{}, 1)}
-	d.left, d.leave = context.WithCancel(n.base)
-	d.current.Store(&snapshot{})
-	return d
-}
-
-// follow is a directory whose plugins are asked for their STATUS.
-func (n *CNI) follow(path string) *Directory {
-	d := n.newDirectory(path)
-	n.inBackground(d.followStatus)
-	return d
-}
-
-// In is the configuration directory at a path; "" is the node's own. One that is
-// not among those of SetDirectories is read, and nothing follows it.
+// In is the configuration directory at a path, which is followed from the first time that
+// it is asked for; "" is the node's own.
 func (n *CNI) In(path string) *Directory {
-	if path == "" || path == n.path {
-		return n.Directory
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	path = cmp.Or(path, n.options.ConfDir)
+	d := n.byPath[path]
+	if d == nil {
+		d = &Directory{owner: n, path: path, asked: make(chan struct{}), changed: make(chan struct{}, 1)}
+		d.current.Store(&snapshot{})
+		n.byPath[path] = d
+		n.inBackground(d.followStatus)
 	}
-	if d := (*n.others.Load())[path]; d != nil {
-		return d
-	}
-	d := n.newDirectory(path)
-	d.leave()
 	return d
 }
 
 // directories are all of them, the node's own last.
 func (n *CNI) directories() (all []*Directory) {
-	for _, d := range *n.others.Load() {
-		all = append(all, d)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, d := range n.byPath {
+		if d != n.Directory {
+			all = append(all, d)
+		}
 	}
 	return append(all, n.Directory)
-}
-
-// SetDirectories puts other further directories in the place of those that are
-// followed; "" and the node's own are left out. What is in both stays as it is. It
-// is not called twice at a time.
-func (n *CNI) SetDirectories(paths []string) {
-	last, next := *n.others.Load(), make(map[string]*Directory)
-	for _, path := range paths {
-		switch {
-		case path == "" || path == n.path || next[path] != nil:
-		case last[path] != nil:
-			next[path] = last[path]
-		default:
-			next[path] = n.follow(path)
-		}
-	}
-	n.others.Store(&next)
-	for path, d := range last {
-		if next[path] == nil {
-			d.leave()
-		}
-	}
 }
 
 // watch looks at the configuration directories again and again. Looking costs
@@ -270,8 +238,6 @@ func (d *Directory) Ready(ctx context.Context) error {
 	if d.status.Load() == nil {
 		select {
 		case <-d.asked:
-		case <-d.left.Done():
-			return fmt.Errorf("%s is no configuration directory of the node or of a runtime handler any more", d.path)
 		case <-ctx.Done():
 			return fmt.Errorf("the network plugins have not answered STATUS yet: %w", context.Cause(ctx))
 		}
@@ -283,11 +249,11 @@ func (d *Directory) Ready(ctx context.Context) error {
 // not answer, so that a node becomes ready soon after its network does.
 func (d *Directory) followStatus() {
 	const notReadyPeriod = time.Second
-	for d.left.Err() == nil {
+	for d.owner.base.Err() == nil {
 		d.refreshStatus()
 		s := d.status.Load()
 		unsure := s != nil && (s.err != nil || s.slow)
-		d.owner.awaitPeriod(d.left, d.changed, func(l Limits) time.Duration {
+		d.owner.awaitPeriod(d.owner.base, d.changed, func(l Limits) time.Duration {
 			if unsure {
 				return min(l.StatusPeriod, notReadyPeriod)
 			}
@@ -307,7 +273,7 @@ func (d *Directory) refreshStatus() {
 	if err == nil {
 		err = n.askStatus(configuration)
 	}
-	if d.left.Err() != nil {
+	if n.base.Err() != nil {
 		return // the daemon ends, which says nothing of the network
 	}
 	last := d.status.Load()

@@ -87,9 +87,9 @@ type attachment struct {
 	// repeated is set while the background repeats its DEL, and hurried has it do so now.
 	repeated atomic.Bool
 	hurried  chan struct{}
-	// CNI.mu guards released, which is set by Release, and what the last CHECK found, nil
-	// if nothing.
-	released bool
+	// released is set by Release. drift is what the last CHECK found, nil if nothing, and
+	// guarded by CNI.mu.
+	released atomic.Bool
 	drift    *Drift
 }
 
@@ -173,23 +173,17 @@ func (n *CNI) Journal(a Attachment) error {
 // supersede removes the namespaces of earlier tries of the same pod whose ADD failed and
 // whose DEL is being repeated: however often a pod is tried, it has one.
 func (n *CNI) supersede(a Attachment) {
+	pod := func(of Attachment) string {
+		return of.Args["K8S_POD_UID"] + " " + of.Args["K8S_POD_NAMESPACE"] + "/" + of.Args["K8S_POD_NAME"]
+	}
 	for _, other := range n.Pending() {
-		if !other.NeverAttached || !samePod(other, a) {
+		if !other.NeverAttached || a.Args["K8S_POD_NAME"] == "" || pod(a) != pod(other) {
 			continue
 		}
 		if err := n.options.Namespaces.Remove(other.ID); err != nil {
 			other.logger(n.options.Logger).Error("the network namespace of an earlier try of a pod stays", "err", err)
 		}
 	}
-}
-
-func samePod(a, b Attachment) bool {
-	for _, key := range []string{"K8S_POD_UID", "K8S_POD_NAMESPACE", "K8S_POD_NAME"} {
-		if a.Args[key] != b.Args[key] {
-			return false
-		}
-	}
-	return a.Args["K8S_POD_NAME"] != ""
 }
 
 // addSucceeded reports whether ADD did: libcni remembers what it answered as soon as
@@ -238,7 +232,7 @@ func (n *CNI) Pending() []Attachment {
 	var pending []Attachment
 	n.mu.Lock()
 	for _, a := range n.attachments {
-		if a.record.Releasing || a.released {
+		if a.record.Releasing || a.released.Load() {
 			pending = append(pending, a.record)
 		}
 	}

@@ -136,7 +136,7 @@ func (n *CNI) followRun(l *linger) {
 		}
 		l.held.leave()
 		l.held.lock.Unlock()
-		if n.isReleased(l.held.attachment) {
+		if l.held.released.Load() {
 			n.repeat(l.held.attachment, true)
 			l.held.hurry()
 		}
@@ -198,7 +198,7 @@ func (n *CNI) findLeftRuns() {
 		case a == nil || run.Verb == "ADD" && a.attached: // it was over, and its processes are to live
 		default:
 			l.deadline, run.Network = run.Deadline, a.record.Network
-			a.released = a.released || run.Verb == "DEL"
+			a.released.Store(run.Verb == "DEL" || a.released.Load())
 			if a.lock.TryLock() { // else another run of it has the lock
 				l.held, _ = n.enter(n.base, a) // no collection runs yet
 			}

@@ -2,8 +2,6 @@ package network
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -31,31 +29,6 @@ func TestCloseInsideASTATUS(t *testing.T) {
 	n.Close()
 	if left := n.runDirs(t); len(left) > 0 {
 		t.Errorf("left: %v", left)
-	}
-}
-
-// No call waits for the first answer in a directory that is none of a handler's any
-// more: Status asks for the network of each while the configuration is reloaded.
-func TestReadyOfADirectoryThatIsLeft(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	content, err := os.ReadFile(filepath.Join(n.Options.ConfDir, "10.conflist"))
-	must(t, err)
-	dir := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(dir, "10.conflist"), content, 0o600))
-	n.SetDirectories([]string{dir})
-	answer := make(chan error, 1)
-	go func() { answer <- n.In(dir).Ready(t.Context()) }() // nothing asks: the node does not run
-	time.Sleep(10 * time.Millisecond)
-	n.SetDirectories(nil)
-	go func() { answer <- n.In(dir).Ready(t.Context()) }()
-	for range 2 {
-		select {
-		case err := <-answer:
-			wantError(t, err, dir+" is no configuration directory")
-		case <-time.After(within):
-			t.Fatal("a directory that is left is waited for")
-		}
 	}
 }
 

@@ -25,7 +25,6 @@ func (n *parts) apply(c *config.Config) error {
 	n.supervisors.SetAnswer(time.Duration(c.Limits.Kill))
 	n.runtime.Networks.SetLimits(networkLimits(c))
 	n.runtime.Networks.SetDefault(network.DefaultNetwork(c.DefaultNetwork))
-	n.runtime.Networks.SetDirectories(c.CNIConfDirs())
 	n.runtime.Info.Handlers.Replace(handlerSpecs(c))
 	n.images.Reconfigure(imageConfig(c, nil))
 	err := n.runtime.Plugins.Reconfigure(nriOptions(c, nil, nil))

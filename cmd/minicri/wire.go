@@ -273,7 +273,7 @@ func (n *parts) containerOptions(c *config.Config) container.Options {
 
 func (n *parts) openNetworks(ctx context.Context, c *config.Config) (*network.CNI, error) {
 	return network.Open(ctx, network.Options{
-		ConfDir: c.CNIConf, Directories: c.CNIConfDirs(), BinDirs: c.BinDirs(), Root: c.Root, CgroupParent: pluginCgroup(c), Mark: n.node.PluginMark(), Namespaces: n.netns,
+		ConfDir: c.CNIConf, BinDirs: c.BinDirs(), Root: c.Root, CgroupParent: pluginCgroup(c), Mark: n.node.PluginMark(), Namespaces: n.netns,
 		Default: network.DefaultNetwork(c.DefaultNetwork), Limits: networkLimits(c), Observe: n.metrics.ObservePlugin, Logger: n.logger,
 		Later: func(id string, row step.Row) {
 			if err := n.lives.Append(id, row); err != nil {

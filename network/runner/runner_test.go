@@ -454,10 +454,9 @@ func TestLeftRuns(t *testing.T) {
 
 // A daemon has for a run of another one what is left of its limit.
 func TestDeadline(t *testing.T) {
-	for left, want := range map[time.Duration]time.Duration{time.Minute: time.Minute, -time.Hour: 0} {
-		run := Run{Request: Request{Verb: "ADD", ID: "web-1"}}
+	for left, want := range map[time.Duration]time.Duration{time.Minute: time.Minute, -process.Monotonic(): 0} {
 		var next Run
-		if !next.parse(run.name(process.Monotonic() + left)) {
+		if !next.parse(fmt.Sprintf("ADD-web-1-%x", uint64(process.Monotonic()+left))) {
 			t.Fatal("the name cannot be read")
 		}
 		if got := time.Until(next.Deadline); got > want || got < want-30*time.Second || next.ID != "web-1" || next.Verb != "ADD" {

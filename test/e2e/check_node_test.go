@@ -46,7 +46,7 @@ func TestCheckIsRedWherePodsFail(t *testing.T) {
 		t.Errorf("want %s and line 3 named, got %v", broken, found)
 	}
 	n.WriteConflist("10-first.conflist", harness.Object{"type": "missing"})
-	eventually(t, "the daemon sees the file", patience, func() bool { is, _ := networkReady(t, n); return !is })
+	eventually(t, "the daemon sees the file", patience, func() bool { is, said := networkReady(t, n); return !is && strings.Contains(said, "missing") })
 	if found, clean := problems(t, n); clean || !finds(found, "NetworkReady", "missing") || !finds(found, "network", "missing") {
 		t.Errorf("a network that is not ready: %v", found)
 	}
