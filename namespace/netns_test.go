@@ -47,27 +47,6 @@ func TestNamespaceLife(t *testing.T) {
 	}
 }
 
-// A path that is taken is never pinned over: one of the two would be lost.
-func TestCreateTwiceIsRefused(t *testing.T) {
-	n := newNamespaces(t, "m-")
-	must(t, n.Create("a"))
-	before := inodeOf(t, n.Path("a"))
-	if err := n.Create("a"); err == nil {
-		t.Error("made twice")
-	}
-	if inodeOf(t, n.Path("a")) != before {
-		t.Error("the namespace is another one now")
-	}
-}
-
-func TestPinOfWhatIsNotThere(t *testing.T) {
-	n := newNamespaces(t, "m-")
-	if err := n.Pin("a", "/proc/self/ns/nothing"); err == nil {
-		t.Error("pinned nothing")
-	}
-	wantNoPin(t, n, "a")
-}
-
 // What people and reboots do to a pin: Remove takes whatever is there.
 func TestRemoveWhateverIsThere(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, path string){

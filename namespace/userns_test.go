@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -109,31 +108,6 @@ func TestHolderThatCannotStart(t *testing.T) {
 	var none *Holder
 	if err := none.End(); err != nil {
 		t.Error(err)
-	}
-}
-
-// The holder does not outlive the thread that started it, and so not a daemon
-// that is killed.
-func TestHolderEndsWithItsThread(t *testing.T) {
-	program := waiter(t)
-	var holder *Holder
-	err := OnDisposableThread(func() (err error) {
-		holder, err = StartHolder(program, mapped, mapped)
-		return err
-	})
-	must(t, err)
-	ended := make(chan error, 1)
-	go func() {
-		_, err := holder.command.Process.Wait()
-		ended <- err
-	}()
-	select {
-	case err := <-ended:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(within):
-		t.Errorf("the holder outlives its thread: %v", holder.command.Process.Kill())
 	}
 }
 

@@ -101,8 +101,7 @@ func addresses(result *gocni.Result) []netip.Addr {
 	return all
 }
 
-// Drift is what CHECK found of an attachment that is not as ADD left it: an
-// address, a link or a route is gone, say.
+// Drift is what CHECK found of an attachment that is not as ADD left it.
 type Drift struct {
 	ID      string    `json:"sandbox"`
 	Network string    `json:"network"`

@@ -63,12 +63,6 @@ func (n *node) stdin(t *testing.T, verb string, into any) {
 	must(t, err)
 }
 
-func TestAttachNeedsTheJournal(t *testing.T) {
-	n := newNode(t, nil)
-	_, err := n.Attach(t.Context(), "web", "/nowhere")
-	wantError(t, err, "web", "not in the journal")
-}
-
 func TestAddressesOfEth0(t *testing.T) {
 	ip := func(text string) *gocni.IPConfig { return &gocni.IPConfig{IP: net.ParseIP(text)} }
 	for _, test := range []struct {

@@ -85,14 +85,6 @@ func TestReadDirectoryDoesNotWaitForFifos(t *testing.T) {
 	}
 }
 
-func TestReadDirectoryOfNothing(t *testing.T) {
-	for _, directory := range []string{t.TempDir(), filepath.Join(t.TempDir(), "missing")} {
-		if got, problems := readFirst(directory); got != nil || len(problems) > 0 {
-			t.Errorf("%+v, %v", got, problems)
-		}
-	}
-}
-
 // A single plugin in a file becomes a list of one.
 func TestReadDirectoryTakesSinglePlugins(t *testing.T) {
 	for _, file := range []string{"10-single.conf", "10-single.json"} {

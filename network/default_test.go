@@ -67,38 +67,6 @@ func TestDefaultNetworkFollowsThePodCIDR(t *testing.T) {
 	wantSubnets(t, n, "10.92.0.0/24,fd92::/64")
 }
 
-// What was configured counts before what the kubelet sends.
-func TestDefaultNetworkWithASubnet(t *testing.T) {
-	n := newNode(t, func(o *Options) {
-		bridged(o)
-		o.Default.Subnet = "10.93.0.0/24"
-	})
-	must(t, n.SetPodCIDR("10.94.0.0/24"))
-	wantSubnets(t, n, "10.93.0.0/24")
-}
-
-func TestDefaultNetworkWithABadSubnet(t *testing.T) {
-	n := newNode(t, func(o *Options) {
-		bridged(o)
-		o.Default.Subnet = "10.93.0.0"
-	})
-	wantError(t, n.ready(t), `subnet "10.93.0.0"`)
-}
-
-// A file that was spoilt costs nothing but the value.
-func TestSpoiltPodCIDR(t *testing.T) {
-	n := newNode(t, bridged)
-	put(t, n.podCIDRFile(), "{half")
-	n.reopen(t)
-	if n.PodCIDR() != "" {
-		t.Errorf("the pod CIDR is %q", n.PodCIDR())
-	}
-	if err := n.SetPodCIDR("10.91.0.0/24"); err != nil {
-		t.Error(err)
-	}
-	wantSubnets(t, n, "10.91.0.0/24")
-}
-
 func wantSubnets(t *testing.T, n *node, subnets string) {
 	t.Helper()
 	c, err := n.Configuration()

@@ -83,45 +83,6 @@ func TestReleaseUnknown(t *testing.T) {
 	n.Release("nobody")
 }
 
-// A pod whose Stops fail neither wakes nor delays the DELs of others, and does
-// not use up their tries: each attachment has its own time.
-func TestDetachHasATimeForEachAttachment(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.RetryFirst, o.Limits.RetryMost = time.Second, 10*time.Second })
-	n.configure(t, "10.conflist", "net", n.script())
-	for _, id := range []string{"web", "other"} {
-		n.journalled(t, id, nil)
-		n.attach(t, id)
-	}
-	n.tell(t, "DEL.fail")
-	n.runs(t)
-	n.Release("other")
-	eventually(t, within, "other has failed", func() bool { return len(n.Pending()) == 1 && n.Pending()[0].Tries == 1 })
-	began := time.Now()
-	for range 4 {
-		wantError(t, n.Detach(t.Context(), "web", ""), "told to fail")
-	}
-	quick := time.Since(began) < time.Second
-	due := 1 // tries of the other, with the pauses that it has
-	for at, pause := n.Limits.RetryFirst, n.Limits.RetryFirst; at < time.Since(began); at += pause {
-		due, pause = due+1, 2*pause
-	}
-	var others int
-	for _, call := range n.calls(t, "DEL") {
-		if strings.Contains(call, "id=other ") {
-			others++
-		}
-	}
-	if others > due+1 {
-		t.Errorf("%d DELs of a pod that was not to be detached", others)
-	}
-	n.untell(t, "DEL.fail")
-	began = time.Now()
-	eventually(t, within, "both are free", func() bool { return len(n.Pending()) == 0 })
-	if took := time.Since(began); quick && took > 7*time.Second {
-		t.Errorf("the addresses are free after %v, the next tries were due in 2 s", took)
-	}
-}
-
 // The tries of the background do not count: a DEL that fails blocks its pod's
 // deletion for the time of the limits.
 func TestDetachTimeMeansWhatItSays(t *testing.T) {

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/network/runner"
@@ -62,35 +60,6 @@ func TestErrorOfAFullRange(t *testing.T) {
 	}
 	n.detach(t, "web")
 	n.detach(t, "first")
-}
-
-func TestErrorOfABadRange(t *testing.T) {
-	n := newNode(t, nil)
-	chain := n.chain(t)
-	chain[0]["ipam"].(map[string]any)["ranges"] = []any{[]any{map[string]string{"subnet": "10.97.0.0/24", "rangeStart": "10.98.0.9"}}}
-	blamed, _ := n.attachError(t, chain...)
-	wantError(t, blamed, "plugin bridge: ", "10.98.0.9", `correct the configuration of network "net"`)
-}
-
-func TestErrorOfAMissingPlugin(t *testing.T) {
-	n := newNode(t, nil)
-	blamed, rows := n.attachError(t, n.chain(t)[0], map[string]any{"type": "not-installed"})
-	wantError(t, blamed, "plugin not-installed", "failed to find the plugin not-installed in", "install it or set cni_bin_dir")
-	if row := rowOf(t, rows, "not-installed ADD"); !strings.Contains(row.Error, "failed to find") {
-		t.Errorf("row %+v", row)
-	}
-}
-
-func TestErrorOfAHungPlugin(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.Add = 2 * time.Second })
-	n.tell(t, "ADD.hang")
-	blamed, rows := n.attachError(t, n.script())
-	wantError(t, blamed, "did not answer: not done after 2s", "limits.cni_add")
-	for _, row := range rows {
-		if row.Kind == "plugin" && row.Plugin.Verb == "ADD" && (!row.Plugin.Killed || row.Took <= 0 || row.Error == "") {
-			t.Errorf("row %+v", row)
-		}
-	}
 }
 
 // What is no result is shown: nothing else says what is wrong.

@@ -3,12 +3,10 @@ package network
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -93,30 +91,6 @@ func TestGCCanBeTurnedOff(t *testing.T) {
 	}
 }
 
-// A GC that hangs holds up ADD and DEL for its patience only, and is not ended
-// for them before its own limit.
-func TestGCThatHangsBlocksNobody(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.GCPeriod, o.Limits.GC = time.Hour, 3*gcTimeout })
-	n.configure(t, "10.conflist", "net", n.script())
-	n.Reload()
-	n.journalled(t, "web", nil)
-	n.tell(t, "GC.hang")
-	n.runs(t)
-	hangs := func() int { return len(processesWith(t, mark(), "CNI_COMMAND=GC")) }
-	eventually(t, within, "GC hangs", func() bool { return hangs() >= 4 })
-	n.attach(t, "web")
-	began := time.Now()
-	n.detach(t, "web")
-	if took := time.Since(began); took >= gcTimeout {
-		t.Errorf("DEL took %v beside a GC that is known to hang", took)
-	}
-	if hangs() < 4 {
-		t.Error("GC was ended before its limit, or ADD and DEL have waited for its end")
-	}
-	eventually(t, within, "GC is ended at its limit", func() bool { return hangs() == 0 })
-	eventually(t, within, "that is logged", func() bool { return strings.Contains(n.log.String(), "not done after 15s") })
-}
-
 // A GC that takes its time is waited for: ADD does not run beside it, and it is
 // not cut short.
 func TestAddWaitsForGC(t *testing.T) {
@@ -162,84 +136,6 @@ func TestGCDoesNotRunBesideAnAdd(t *testing.T) {
 	cancel()
 	<-done
 	n.detach(t, "web")
-}
-
-// A collection that fails is logged and stops nothing.
-func TestGCThatFails(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.GCPeriod = often })
-	n.configure(t, "10.conflist", "net", n.script())
-	n.Reload()
-	n.tell(t, "GC.fail")
-	n.runs(t)
-	eventually(t, within, "it is tried again", func() bool { return len(n.calls(t, "GC")) >= 2 })
-	wantError(t, fmt.Errorf("%s", n.log), "CNI GC failed", "told to fail")
-}
-
-// However runs and collections come together, they never are together.
-func TestGate(t *testing.T) {
-	g := newGate()
-	var running, collecting, collected atomic.Int32
-	var wait sync.WaitGroup
-	for range 8 {
-		wait.Go(func() {
-			for range 500 {
-				leave, err := g.enter(t.Context())
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				running.Add(1)
-				if collecting.Load() != 0 {
-					t.Error("a collection runs beside")
-				}
-				running.Add(-1)
-				leave()
-				time.Sleep(time.Microsecond)
-			}
-		})
-	}
-	for range 2 {
-		wait.Go(func() {
-			for range 200 {
-				if g.collect(t.Context(), func() {
-					collecting.Add(1)
-					if running.Load() != 0 || collecting.Load() != 1 {
-						t.Error("a collection runs beside others")
-					}
-					collecting.Add(-1)
-				}) {
-					collected.Add(1)
-				}
-			}
-		})
-	}
-	wait.Wait()
-	if collected.Load() == 0 {
-		t.Error("nothing was ever collected: the test shows nothing")
-	}
-}
-
-// A run that gives up waiting for a collection to end does not count as running.
-func TestGateThatIsLeftWaiting(t *testing.T) {
-	g := newGate()
-	inside, end, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(over)
-		g.collect(t.Context(), func() {
-			close(inside)
-			<-end
-		})
-	}()
-	<-inside
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	_, err := g.enter(ctx)
-	wantError(t, err, "wait for CNI GC")
-	close(end)
-	<-over
-	if !g.collect(t.Context(), func() {}) {
-		t.Error("the gate is not free")
-	}
 }
 
 // What did not wait for the end of a collection that hangs keeps the next one away, and the

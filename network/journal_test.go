@@ -1,8 +1,6 @@
 package network
 
 import (
-	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -64,28 +62,6 @@ func sorted(call string) string {
 	parts := strings.FieldsFunc(call, func(r rune) bool { return r == ';' || r == ' ' || r == '=' })
 	slices.Sort(parts)
 	return strings.Join(parts, " ")
-}
-
-// Pending does not wait, not even for a plugin that hangs.
-func TestPendingDoesNotWait(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
-	n.tell(t, "DEL.hang")
-	done := make(chan error, 1)
-	reason := errors.New("the pod is not wanted any more")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	go func() { done <- n.Detach(ctx, "web", "") }()
-	eventually(t, within, "DEL hangs", func() bool { return len(n.calls(t, "DEL")) == 1 })
-	n.Pending()
-	if len(done) > 0 {
-		t.Error("Pending returned after DEL")
-	}
-	cancel(reason)
-	if err := <-done; !errors.Is(err, reason) {
-		t.Errorf("got %v, want %v", err, reason)
-	}
 }
 
 // A copy of an entry under another name, and one of another node, are put aside: their

@@ -94,16 +94,6 @@ func TestTheRuleGoesWithTheLastPod(t *testing.T) {
 	n.wantMasqueraded(t)
 }
 
-// A daemon that starts removes the table of an earlier one that nothing needs.
-func TestTheRuleOfAnEarlierDaemonGoes(t *testing.T) {
-	n := masqueraded(t, "test-br5", "10.98.1.0/24")
-	n.wantMasqueraded(t, "10.98.1.0/24")
-	n.Default.Enabled = false
-	n.reopen(t)
-	n.runs(t)
-	n.wantMasqueraded(t)
-}
-
 // nft may fail at first.
 func TestTheRuleOfAnEarlierDaemonGoesLater(t *testing.T) {
 	n := masqueraded(t, "test-br8", "10.98.4.0/24")

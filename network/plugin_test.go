@@ -154,20 +154,3 @@ func TestAHangingPluginHoldsUpNobodyElse(t *testing.T) {
 	}
 	n.detach(t, "stuck")
 }
-
-// A plugin that starts children as fast as it can, none of which hold
-// anything of it, leaves none behind.
-func TestPluginThatForksIsEnded(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.Add = 150 * time.Millisecond })
-	n.configure(t, "10.conflist", "net", n.script())
-	n.journalled(t, "web", nil)
-	n.tell(t, "ADD.fork")
-	for range 10 {
-		_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"))
-		wantError(t, err, "not done after")
-		if left := processesWith(t, "CNI_CONTAINERID=web"); len(left) > 0 {
-			t.Fatalf("left running: %d, as %q", len(left), left[0])
-		}
-	}
-	n.detach(t, "web")
-}

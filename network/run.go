@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -177,11 +178,10 @@ func (n *CNI) await(ctx context.Context, run *runner.Run, do func(context.Contex
 
 // kill ends the processes of a run, and returns what go-cni makes of it.
 func kill(run *runner.Run, done <-chan error) error {
-	over := time.After(killLimit)
 	err := run.Kill(killLimit)
 	select {
 	case err = <-done:
-	case <-over:
+	case <-time.After(killLimit):
 	}
 	return err
 }
@@ -290,23 +290,19 @@ func (e *PluginError) Error() string {
 // Unwrap returns what go-cni, or the end of the run's limit, made of it.
 func (e *PluginError) Unwrap() error { return e.cause }
 
-// The texts of IPAM plugins that have no address left: host-local, Calico,
-// Cilium, whereabouts, and the VPC plugins of clouds.
-var noAddress = []string{
-	"no ip addresses available", "no available ip", "no more free ip", "range is full", "no more ips", "could not allocate ip in range",
-	"insufficient ip", "no addresses available", "failed to assign an ip address",
-}
-
 func advice(e *PluginError) string {
 	message := strings.ToLower(e.Message)
-	for _, text := range noAddress {
-		if strings.Contains(message, text) {
-			return fmt.Sprintf("network %q has no free address: remove pods, or give it a larger range", e.Network)
-		}
+	says := func(texts ...string) bool {
+		return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(message, text) })
 	}
-	badRange := strings.Contains(message, "invalid range") || strings.Contains(message, "invalid cidr") || strings.Contains(message, "subnet")
-	if e.Code == types.ErrInvalidNetworkConfig || badRange {
+	switch {
+	// host-local, Calico, Cilium, whereabouts, and the VPC plugins of clouds.
+	case says("no ip addresses available", "no available ip", "no more free ip", "range is full", "no more ips", "could not allocate ip in range",
+		"insufficient ip", "no addresses available", "failed to assign an ip address"):
+		return fmt.Sprintf("network %q has no free address: remove pods, or give it a larger range", e.Network)
+	case e.Code == types.ErrInvalidNetworkConfig || says("invalid range", "invalid cidr", "subnet"):
 		return fmt.Sprintf("correct the configuration of network %q", e.Network)
+	default:
+		return ""
 	}
-	return ""
 }

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -117,33 +116,6 @@ func TestDELOfAChainWithAPluginThatIsMissing(t *testing.T) {
 	n.detach(t, "web")
 }
 
-// A pod that is tried again and again while its second plugin fails ADD, and
-// then says that it has nothing of it, loses no address.
-func TestRetriesOfAPodLoseNoAddress(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.chain(t)...)
-	n.tell(t, "ADD.fail")
-	put(t, filepath.Join(n.scripted, "DEL.fail"), swallowed[1])
-	for i := range 100 {
-		id := "try" + strconv.Itoa(i)
-		n.journalled(t, id, nil)
-		if _, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id)); err == nil {
-			t.Fatal("ADD succeeded")
-		}
-		wantError(t, n.Detach(t.Context(), id, n.NamespacePath(id)), "not found")
-	}
-	if held := n.addresses(t); len(held) != 0 {
-		t.Errorf("addresses %q", held)
-	}
-	if pending := n.Pending(); len(pending) != 100 {
-		t.Errorf("%d attachments are pending, want 100", len(pending))
-	}
-	n.untell(t, "DEL.fail")
-	for i := range 100 {
-		n.detach(t, "try"+strconv.Itoa(i))
-	}
-}
-
 // helper waits for the child that the plugin has left behind.
 func (n *node) helper(t *testing.T) (pid int) {
 	t.Helper()
@@ -187,79 +159,6 @@ func TestHelperOfAPluginLives(t *testing.T) {
 	}
 	must(t, unix.Kill(helper, unix.SIGKILL))
 	eventually(t, within, "the run of the helper is removed", func() bool { return len(n.runDirs(t)) == 0 })
-}
-
-// A run whose last process ended just before the daemon leaves nothing to the
-// next one.
-func TestCloseRemovesARunThatHasEnded(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	n.journalled(t, "web", nil)
-	n.tell(t, "ADD.helper")
-	n.attach(t, "web")
-	helper := n.helper(t)
-	n.detach(t, "web")
-	must(t, unix.Kill(helper, unix.SIGKILL))
-	eventually(t, within, "the helper has ended", func() bool { return !alive(helper) })
-	n.Close()
-	if left := n.runDirs(t); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
-}
-
-// Why a run that is over cannot be removed is logged once. It is removed when it can be.
-func TestRunThatCannotBeRemoved(t *testing.T) {
-	n := newNode(t, nil)
-	n.CNI.end()
-	n.CNI.background.Wait() // the looks are those of this test
-	run, err := n.runner.Begin(runner.Request{Verb: "ADD", ID: "web", Network: "net", Limit: within})
-	must(t, err)
-	must(t, unix.Mount(run.Group.Dir, run.Group.Dir, "", unix.MS_BIND, ""))
-	unmount := sync.OnceFunc(func() { must(t, unix.Unmount(run.Group.Dir, unix.MNT_DETACH)) })
-	t.Cleanup(unmount)
-	l := &linger{run: run, deadline: time.Now()}
-	for range 2 {
-		if n.isOver(l) {
-			t.Error("what cannot be removed is over")
-		}
-	}
-	if logged := strings.Count(n.log.String(), "cannot be removed"); logged != 1 {
-		t.Errorf("it is logged %d times", logged)
-	}
-	unmount()
-	if !n.isOver(l) {
-		t.Error("it is not over")
-	}
-}
-
-// What runs again and again is no reason to leave the next daemon a run.
-func TestCloseBesideStatusAndCheck(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.StatusPeriod, o.Limits.CheckPeriod = time.Millisecond, time.Millisecond })
-	n.configure(t, "10.conflist", "net", n.script())
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
-	called := 0
-	for _, moment := range []struct {
-		what string
-		is   func() bool
-	}{
-		{"a run has begun", func() bool { return len(n.runDirs(t)) > 0 }},
-		{"a CHECK has begun", func() bool { return len(n.calls(t, "CHECK")) > called }},
-		{"a STATUS has begun", func() bool { return len(n.calls(t, "STATUS")) > called }},
-		{"no run is there", func() bool { return len(n.runDirs(t)) == 0 }},
-	} {
-		n.runs(t)
-		called = len(n.calls(t, "CHECK"))
-		eventually(t, within, "CHECK runs", func() bool { return len(n.calls(t, "CHECK")) > called })
-		called = max(len(n.calls(t, "CHECK")), len(n.calls(t, "STATUS")))
-		eventually(t, within, moment.what, moment.is)
-		n.Close()
-		if left := n.runDirs(t); len(left) > 0 {
-			t.Errorf("left: %v", left)
-		}
-		n.reopen(t)
-	}
-	n.detach(t, "web")
 }
 
 // runDirs are the cgroups of runs.
@@ -341,46 +240,6 @@ func TestDELOfAnEarlierDaemonIsRepeated(t *testing.T) {
 	eventually(t, within, "the run is removed", func() bool { return len(n.runDirs(t)) == 0 })
 }
 
-// 60 runs of an earlier daemon that hang delay no start, each is ended at its
-// own limit, and waiting for them costs next to nothing.
-func TestStartBesideManyRunsThatHang(t *testing.T) {
-	const many = 60
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	n.tell(t, "ADD.hang")
-	for i := range many {
-		id := "pod" + strconv.Itoa(i)
-		n.journalled(t, id, nil)
-		n.begunEarlier(t, "ADD", id, 8*time.Second)
-	}
-	n.begunEarlier(t, "STATUS", "", within)
-	eventually(t, within, "all hang", func() bool { return len(n.calls(t, "ADD")) == many })
-	n.untell(t, "ADD.hang")
-	began := time.Now()
-	n.reopen(t)
-	if left := len(processesWith(t, mark(), "CNI_COMMAND=ADD")); left < many {
-		t.Errorf("%d processes of the runs are left after the start, which took %v", left, time.Since(began))
-	}
-	n.runs(t)
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
-	n.detach(t, "web")
-	least := 1.0
-	for round := 0; round < 5 && least > 0.5; round++ {
-		before, began := ownTime(t), time.Now()
-		time.Sleep(time.Second) // what is measured is what waiting costs
-		least = min(least, float64(ownTime(t)-before)/float64(time.Since(began)))
-		t.Logf("waiting for %d runs uses %.2f of a processor", len(n.runDirs(t)), least)
-	}
-	if least > 0.5 {
-		t.Errorf("waiting for %d runs uses %.2f of a processor", many, least)
-	}
-	eventually(t, 3*within, "all are ended", func() bool { return len(n.runDirs(t)) == 0 })
-	for i := range many {
-		n.detach(t, "pod"+strconv.Itoa(i))
-	}
-}
-
 // The limit of a run is one, however many daemons wait for its end.
 func TestDaemonsThatStartAgainDoNotMakeALimitLonger(t *testing.T) {
 	n := newNode(t, nil)
@@ -401,14 +260,6 @@ func TestDaemonsThatStartAgainDoNotMakeALimitLonger(t *testing.T) {
 	}
 	n.reopen(t)
 	n.detach(t, "web")
-}
-
-// ownTime is what this process, without its children, has used.
-func ownTime(t *testing.T) time.Duration {
-	t.Helper()
-	var usage unix.Rusage
-	must(t, unix.Getrusage(unix.RUSAGE_SELF, &usage))
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
 // The timeline of a pod has a row for each plugin of the chain.

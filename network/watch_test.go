@@ -2,7 +2,6 @@ package network
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -41,39 +40,5 @@ func TestConfigurationLooksWhenThereWasNone(t *testing.T) {
 	n.configure(t, "10.conflist", "there", n.script())
 	if c, err := n.Configuration(); err != nil || c.Name != "there" {
 		t.Errorf("got %v, %v", c, err)
-	}
-}
-
-// A snapshot is read while it is replaced, many times.
-func TestReadersNeverWaitForChanges(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	n.Reload()
-	stop := make(chan struct{})
-	defer close(stop)
-	for range 4 {
-		go func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if c, err := n.Configuration(); err != nil || c.Name != "net" {
-					t.Errorf("got %v, %v", c, err)
-					return
-				}
-			}
-		}()
-	}
-	for i := range 100 {
-		next := filepath.Join(t.TempDir(), "next")
-		put(t, next, conflist(t, "net", n.script(), map[string]any{"type": "tuning", "mtu": 1000 + i}))
-		must(t, os.Rename(next, filepath.Join(n.ConfDir, "10.conflist")))
-		n.Reload()
-		c, err := n.Configuration()
-		if err != nil || fmt.Sprint(pluginsOf(t, c)[1]["mtu"]) != fmt.Sprint(1000+i) {
-			t.Fatalf("change %d: %v, %v", i, c, err)
-		}
 	}
 }

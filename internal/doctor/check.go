@@ -38,30 +38,26 @@ type Finding struct {
 	fixed string
 }
 
-// Options say which node is looked at.
+// Options say which node is looked at, and what its programs say of it.
 type Options struct {
 	Config *config.Config
-	// Daemon is what the daemon that serves says, nil if none does.
+	Node   *node.Node
+	// Daemon is what the daemon that serves says, nil if none does; Ended asks it whether a
+	// pod has ended, or is gone.
 	Daemon *Daemon
-	// Configuration is what is wrong with it: a daemon refuses to start with that.
-	Configuration []error
-	// Unknown are its keys that this build does not have.
-	Unknown []error
+	Ended  func(id string) bool
+	// Configuration is what is wrong with it: a daemon refuses to start with that. Unknown
+	// are its keys that this build does not have.
+	Configuration, Unknown []error
+	// Plugins are the problems of NRI plugins, Registries those of the files that say how
+	// registries are reached.
+	Plugins, Registries []error
 	// Shim is the path of the minicri-shim that the daemon would use.
 	Shim string
-	// Node is the node that is looked at.
-	Node *node.Node
 	// Handlers are the runtime handlers of the configuration.
 	Handlers *handler.Set
 	// GiveUp are the ids of attachments whose undoing Fix gives up.
 	GiveUp []string
-	// Ended reports whether the daemon knows that a pod has ended, or is gone; nil if no
-	// daemon serves.
-	Ended func(id string) bool
-	// Plugins says what is wrong with NRI plugins that the daemon would start.
-	Plugins []error
-	// Registries says what is wrong with the files that say how registries are reached.
-	Registries []error
 }
 
 // Run looks at everything, in the order in which a report shows it.

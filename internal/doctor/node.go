@@ -210,25 +210,18 @@ func (c *checker) daemon() {
 		return
 	}
 	c.add("daemon", Good, "serves "+c.Config.Socket, "")
+	advice := map[string]string{
+		"NetworkReady":        "until then the kubelet runs no pod but those of the node's network: docs/troubleshooting.md",
+		"RuntimeHandlerReady": "install what is missing, or remove the handler from the configuration",
+		"OlderBuildsServed":   "install the version that is named, and remove these pods before the next upgrade",
+	}
 	for _, condition := range c.Daemon.Conditions {
-		c.when(condition.Holds, Problem, condition.Type, "so says the daemon", cmp.Or(condition.Message, "not so, says the daemon"), adviceOn(condition.Type))
+		kind, _, _ := strings.Cut(condition.Type, "/")
+		c.when(condition.Holds, Problem, condition.Type, "so says the daemon", cmp.Or(condition.Message, "not so, says the daemon"),
+			cmp.Or(advice[kind], "until then pods do not run as they ask for"))
 	}
 	for _, key := range c.Daemon.Orphans {
 		c.problem("leak", "snapshot "+key+" has no container", "restart the daemon, which removes it")
-	}
-}
-
-// adviceOn is what to do about a condition that does not hold.
-func adviceOn(condition string) string {
-	switch kind, _, _ := strings.Cut(condition, "/"); kind {
-	case "NetworkReady":
-		return "until then the kubelet runs no pod but those of the node's network: docs/troubleshooting.md"
-	case "RuntimeHandlerReady":
-		return "install what is missing, or remove the handler from the configuration"
-	case "OlderBuildsServed":
-		return "install the version that is named, and remove these pods before the next upgrade"
-	default:
-		return "until then pods do not run as they ask for"
 	}
 }
 
@@ -238,11 +231,9 @@ func (c *checker) supervisors() {
 	if err != nil {
 		return // programs has said so
 	}
-	ids, err := state.IDs(c.recordDir())
-	c.failed("supervisors", err)
 	pods := make(map[string]int)
-	for _, id := range ids {
-		if record, err := state.Peek[sandbox.Record](c.recordDir(), id); err == nil { // else unread says so
+	for _, id := range c.ids("supervisors", c.recordDir()) {
+		if record, err := state.Peek[sandbox.Record](c.recordDir(), id); err == nil { // else quarantine says so
 			pods[record.Supervisor]++
 		}
 	}

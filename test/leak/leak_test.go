@@ -118,16 +118,6 @@ func TestMount(t *testing.T) {
 		func() { must(t, unix.Unmount(dir, 0)) })
 }
 
-// A second mount on the same place hides the first and has its name.
-func TestMountOnMount(t *testing.T) {
-	dir := t.TempDir()
-	must(t, unix.Mount("leak-test", dir, "tmpfs", 0, ""))
-	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
-	expectLeak(t, Scope{Mounts: []string{dir}}, Mount, dir,
-		func() { must(t, unix.Mount("leak-test", dir, "tmpfs", 0, "")) },
-		func() { must(t, unix.Unmount(dir, 0)) })
-}
-
 func TestLink(t *testing.T) {
 	inNetns(t)
 	link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "leak0"}}
@@ -199,25 +189,6 @@ func TestCgroup(t *testing.T) {
 	}
 }
 
-func TestMissingPlacesHoldNothing(t *testing.T) {
-	missing := filepath.Join(t.TempDir(), "missing")
-	s := take(t, Scope{
-		NetnsDirs:   []string{missing},
-		Mounts:      []string{missing},
-		AddressDirs: []string{missing},
-		ResultDirs:  []string{missing},
-		Cgroups:     []string{"/minicri-missing"},
-		Executables: []string{"minicri-missing"},
-		Descriptors: []int{1 << 30},
-		StateDirs:   []string{missing},
-	})
-	for _, kind := range Kinds() {
-		if n := s.Count(kind); n != 0 {
-			t.Errorf("%d of kind %s", n, kind)
-		}
-	}
-}
-
 // What cannot be looked at must not look clean.
 func TestUnreadablePlaceIsAnError(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
@@ -248,29 +219,5 @@ func TestSettleWaits(t *testing.T) {
 	leaks, err = Settle(long, before, scope)
 	if err != nil || len(leaks) != 0 {
 		t.Errorf("want nothing left, got %v, error %v", leaks, err)
-	}
-}
-
-// What comes and goes while something else stays is no leak.
-func TestLastingLeaks(t *testing.T) {
-	dir := t.TempDir()
-	scope := Scope{StateDirs: []string{dir}}
-	before := take(t, scope)
-	writeFile(t, filepath.Join(dir, "stays"))
-	writeFile(t, filepath.Join(dir, "goes"))
-	leaks := Diff(before, take(t, scope))
-	if err := os.Remove(filepath.Join(dir, "goes")); err != nil {
-		t.Fatal(err)
-	}
-	leaks, err := lasting(t.Context(), before, leaks, scope)
-	if err != nil || len(leaks) != 1 || filepath.Base(leaks[0].Name) != "stays" {
-		t.Errorf("want the one that stays, got %v, error %v", leaks, err)
-	}
-}
-
-func TestTally(t *testing.T) {
-	tally := Tally([]Leak{{Kind: Mount, Count: 2}, {Kind: Mount, Count: 1}})
-	if tally[Mount] != 3 || len(tally) != len(Kinds()) {
-		t.Errorf("got %v", tally)
 	}
 }

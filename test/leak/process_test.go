@@ -2,12 +2,10 @@ package leak
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -46,83 +44,6 @@ func TestProcess(t *testing.T) {
 	expectLeak(t, Scope{Executables: []string{name}}, Process, name,
 		func() { cmd = start(t, path, "600") },
 		func() { end(t, cmd) })
-}
-
-// A new build replaces the executable of a process that runs on.
-func TestProcessOfDeletedExecutable(t *testing.T) {
-	path, name := program(t)
-	scope := Scope{Executables: []string{name}}
-	alias := filepath.Join(t.TempDir(), "alias") // becomes the command's name
-	must(t, os.Symlink(path, alias))
-	cmd := start(t, alias, "600")
-	defer end(t, cmd)
-	must(t, os.Remove(path))
-	if n := take(t, scope).Count(Process); n != 1 {
-		t.Errorf("want 1 process, got %d", n)
-	}
-}
-
-func TestZombie(t *testing.T) {
-	path, name := program(t)
-	var cmd *exec.Cmd
-	expectLeak(t, Scope{Executables: []string{name}}, Process, name,
-		func() {
-			cmd = start(t, path, "600")
-			must(t, cmd.Process.Kill())
-			waitForState(t, cmd.Process.Pid, "Z")
-		},
-		func() { cmd.Wait() })
-}
-
-func waitForState(t *testing.T, pid int, state string) {
-	t.Helper()
-	eventually(t, fmt.Sprintf("process %d is in state %s", pid, state), func() bool {
-		all, err := processes()
-		must(t, err)
-		return all[pid].state == state
-	})
-}
-
-// A grandchild counts, the ancestor itself does not.
-func TestDescendant(t *testing.T) {
-	shell := exec.Command("sh", "-c", `read go; sleep 600 & read end; kill $!; wait; read exit`)
-	stdin, err := shell.StdinPipe()
-	must(t, err)
-	must(t, shell.Start())
-	defer end(t, shell)
-
-	say := func() {
-		_, err := io.WriteString(stdin, "\n")
-		must(t, err)
-	}
-	scope := Scope{Ancestors: []int{shell.Process.Pid}}
-	expectLeak(t, scope, Process, "sleep",
-		func() { say(); waitForCount(t, scope, Process, "sleep") },
-		say)
-}
-
-// waitForCount waits until exactly one thing of the kind has the name: a
-// process that was forked bears its parent's name until it executes.
-func waitForCount(t *testing.T, scope Scope, kind Kind, name string) {
-	t.Helper()
-	eventually(t, fmt.Sprintf("there is a %s %s", kind, name), func() bool {
-		leaks := Diff(Snapshot{}, take(t, scope))
-		return len(leaks) == 1 && leaks[0].Kind == kind && strings.Contains(leaks[0].Name, name)
-	})
-}
-
-func TestParseStat(t *testing.T) {
-	fields := strings.Repeat("0 ", 17)
-	p, err := parseStat(7, []byte("7 (a) b (c) Z 3 "+fields+"4711 0"))
-	want := process{pid: 7, parent: 3, started: "4711", state: "Z", command: "a) b (c"}
-	if err != nil || p != want {
-		t.Errorf("got %+v, error %v", p, err)
-	}
-	for _, bad := range []string{"", "7 (a) Z 3", "7 (a) Z x " + fields + "1"} {
-		if _, err := parseStat(7, []byte(bad)); err == nil {
-			t.Errorf("no error for %q", bad)
-		}
-	}
 }
 
 func TestNamespaceOfProcess(t *testing.T) {
@@ -171,17 +92,6 @@ func onThreadThatEnds(do func()) (left chan bool) {
 		runtime.UnlockOSThread()
 	}()
 	return left
-}
-
-func TestNamespaceOfDescriptor(t *testing.T) {
-	cmd := start(t, "unshare", "--net", "sleep", "600")
-	namespace := waitForNamespace(t, cmd.Process.Pid, "net")
-	held, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid))
-	must(t, err)
-	end(t, cmd)
-	expectNamespace(t, "net", namespace, true)
-	held.Close()
-	expectNamespace(t, "net", namespace, false)
 }
 
 // waitForNamespace returns the namespace of a process that unshare makes into
