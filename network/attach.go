@@ -111,14 +111,13 @@ type Drift struct {
 
 // checkPeriodically runs CHECK over all attachments once in a period, and when
 // RequestCheck asks for it.
-func (n *CNI) checkPeriodically(ctx context.Context) {
-	for {
-		n.awaitPeriod(ctx, n.checkNow, func(l Limits) time.Duration { return l.CheckPeriod })
-		if ctx.Err() != nil {
-			return
-		}
+func (n *CNI) checkPeriodically() {
+	for n.base.Err() == nil {
+		n.awaitPeriod(n.checkNow, func(l Limits) time.Duration { return l.CheckPeriod })
 		for _, id := range n.ids() {
-			n.check(ctx, id)
+			if n.base.Err() == nil {
+				n.check(id)
+			}
 		}
 	}
 }
@@ -133,12 +132,12 @@ func (n *CNI) RequestCheck() {
 
 // check runs CHECK for one attachment and keeps what it found. A drift is shown
 // and never acted upon: it is for people to decide what becomes of a pod.
-func (n *CNI) check(ctx context.Context, id string) {
+func (n *CNI) check(id string) {
 	a := n.find(id)
 	if a == nil {
 		return
 	}
-	h, err := n.hold(ctx, a)
+	h, err := n.hold(n.base, a)
 	if err != nil {
 		return
 	}
@@ -146,10 +145,10 @@ func (n *CNI) check(ctx context.Context, id string) {
 	if a.removed || !a.attached || a.record.Releasing || a.released.Load() {
 		return
 	}
-	err = n.call(context.WithoutCancel(ctx), h, a.record, "CHECK", n.limits.Load().Check, func(ctx context.Context, cni gocni.CNI) error {
+	err = n.call(context.Background(), h, a.record, "CHECK", n.limits.Load().Check, func(ctx context.Context, cni gocni.CNI) error {
 		return cni.Check(ctx, id, n.NamespacePath(id), a.record.options()...)
 	})
-	if ctx.Err() != nil || errors.Is(err, errEnding) || errors.Is(err, libcni.ErrorCheckNotSupp) {
+	if errors.Is(err, errEnding) || errors.Is(err, libcni.ErrorCheckNotSupp) {
 		return // the last: a network before CNI 0.4.0 has no CHECK
 	}
 	logger := a.record.logger(n.options.Logger)

@@ -68,7 +68,7 @@ type CNI struct {
 	*Directory
 	options Options
 	// limits and network (the embedded one) are those in force.
-	limits     atomic.Pointer[limitsInForce]
+	limits     atomic.Pointer[Limits]
 	network    atomic.Pointer[DefaultNetwork]
 	masquerade masquerade
 	runner     *runner.Runner
@@ -88,12 +88,11 @@ type CNI struct {
 	byPath      map[string]*Directory
 
 	// base is the context of what runs in the background, which begins with Run: begun is
-	// closed then. Close ends it, and waits for that, and for Run, which holds running.
+	// closed then. Close ends it, and waits for that.
 	base       context.Context
 	end        context.CancelFunc
 	begun      chan struct{}
 	background sync.WaitGroup
-	running    sync.Mutex
 }
 
 // Open reads the journal and the configuration directory, and finds the plugin
@@ -136,6 +135,9 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 	n.Directory = n.In("")
 	n.Reload()
 	n.findLeftRuns()
+	for _, follow := range []func(){n.watch, n.collectPeriodically, n.checkPeriodically, n.followMasquerade} {
+		n.inBackground(follow)
+	}
 	return n, nil
 }
 
@@ -147,22 +149,14 @@ func (n *CNI) SetDefault(network DefaultNetwork) {
 	}
 }
 
-// Run follows the configuration directory, the STATUS of the plugins and the
+// Run follows the configuration directories, the STATUS of the plugins and the
 // attachments that wait for their DEL or for plugins of an earlier daemon, and
 // collects garbage, until the context ends, or with Leave or Close. It is called once.
 func (n *CNI) Run(ctx context.Context) {
-	n.running.Lock()
-	defer n.running.Unlock()
-	close(n.begun)
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
 	defer context.AfterFunc(ctx, n.end)()
-	defer context.AfterFunc(n.base, stop)()
-	var wait sync.WaitGroup
-	for _, follow := range []func(context.Context){n.watch, n.collectPeriodically, n.checkPeriodically, n.followMasquerade} {
-		wait.Go(func() { follow(ctx) })
-	}
-	wait.Wait()
+	close(n.begun)
+	<-n.base.Done()
+	n.background.Wait()
 }
 
 // inBackground calls do when Run has begun. It does nothing once the daemon ends.
@@ -188,44 +182,29 @@ func (n *CNI) Leave() { n.end() }
 // is not left: its caller ends with the daemon, and undoes it.
 func (n *CNI) Close() {
 	n.end()
-	n.running.Lock()
-	defer n.running.Unlock()
 	n.background.Wait()
 }
 
 func (n *CNI) journalDir() string { return filepath.Join(n.options.Root, "attachments") }
 
-// limitsInForce are limits; replaced is closed when others are in force.
-type limitsInForce struct {
-	Limits
-	replaced chan struct{}
-}
-
-// SetLimits puts other limits into force: for runs that begin from now on, and for every
-// period at once. It is not called twice at a time.
-func (n *CNI) SetLimits(limits Limits) {
-	if before := n.limits.Swap(&limitsInForce{limits, make(chan struct{})}); before != nil {
-		close(before.replaced)
-	}
-}
+// SetLimits puts other limits into force, for runs that begin from now on and for all periods.
+func (n *CNI) SetLimits(limits Limits) { n.limits.Store(&limits) }
 
 // awaitPeriod waits for the period that is in force, which may change while it waits;
-// a period of 0 does not end. It returns early at wake, and when the context ends.
-func (n *CNI) awaitPeriod(ctx context.Context, wake <-chan struct{}, period func(Limits) time.Duration) {
-	for began := time.Now(); ; {
-		limits := n.limits.Load()
-		var due <-chan time.Time
-		if p := period(limits.Limits); p > 0 {
-			due = time.After(p - time.Since(began))
+// a period of 0 does not end. It returns early at wake, and when the daemon ends.
+func (n *CNI) awaitPeriod(wake <-chan struct{}, period func(Limits) time.Duration) {
+	for began := time.Now(); n.base.Err() == nil; {
+		look := time.Second
+		if p := period(*n.limits.Load()); p > 0 {
+			if look = min(look, p-time.Since(began)); look <= 0 {
+				return
+			}
 		}
 		select {
-		case <-ctx.Done():
-			return
+		case <-n.base.Done():
 		case <-wake:
 			return
-		case <-due:
-			return
-		case <-limits.replaced:
+		case <-time.After(look):
 		}
 	}
 }

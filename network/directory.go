@@ -86,13 +86,10 @@ func (n *CNI) directories() (all []*Directory) {
 // some microseconds; in return there is one mechanism for a file renamed in, a
 // symlink switched, a directory removed and made again, and a network file
 // system, each of which needs its own care with inotify(7).
-func (n *CNI) watch(ctx context.Context) {
-	for {
-		n.awaitPeriod(ctx, nil, func(l Limits) time.Duration { return l.Reload })
-		if ctx.Err() != nil {
-			return
-		}
+func (n *CNI) watch() {
+	for n.base.Err() == nil {
 		n.Reload()
+		n.awaitPeriod(nil, func(l Limits) time.Duration { return l.Reload })
 	}
 }
 
@@ -253,7 +250,7 @@ func (d *Directory) followStatus() {
 		d.refreshStatus()
 		s := d.status.Load()
 		unsure := s != nil && (s.err != nil || s.slow)
-		d.owner.awaitPeriod(d.owner.base, d.changed, func(l Limits) time.Duration {
+		d.owner.awaitPeriod(d.changed, func(l Limits) time.Duration {
 			if unsure {
 				return min(l.StatusPeriod, notReadyPeriod)
 			}

@@ -47,26 +47,25 @@ func whileClosed(ctx context.Context, gate *semaphore.Weighted, f func()) bool {
 }
 
 // collectPeriodically runs CNI GC at the start and then once in a period.
-func (n *CNI) collectPeriodically(ctx context.Context) {
-	period := func(l Limits) time.Duration { return l.GCPeriod }
-	for ctx.Err() == nil {
+func (n *CNI) collectPeriodically() {
+	for n.base.Err() == nil {
 		var networks sync.WaitGroup
 		if n.limits.Load().GCPeriod > 0 {
 			for _, c := range n.networksInUse() {
 				networks.Go(func() {
-					whileClosed(ctx, n.gate(c.Name), func() { n.collect(ctx, c) })
+					whileClosed(n.base, n.gate(c.Name), func() { n.collect(c) })
 				})
 			}
 		}
 		networks.Wait()
-		n.awaitPeriod(ctx, nil, period)
+		n.awaitPeriod(nil, func(l Limits) time.Duration { return l.GCPeriod })
 	}
 }
 
 // collect gives the plugins of a network the list of valid attachments, so that
 // they free what belongs to none of them (CNI SPEC, "GC"). libcni honours
 // disableGC; go-cni has no GC.
-func (n *CNI) collect(ctx context.Context, c *Configuration) {
+func (n *CNI) collect(c *Configuration) {
 	if n.isStuck("GC", c.Name) {
 		return
 	}
@@ -75,7 +74,7 @@ func (n *CNI) collect(ctx context.Context, c *Configuration) {
 		valid = append(valid, types.GCAttachment{ContainerID: id, IfName: eth0})
 	}
 	request := runner.Request{Verb: "GC", Network: c.Name, Limit: n.limits.Load().GC}
-	err := n.run(context.WithoutCancel(ctx), nil, request, func(ctx context.Context, run *runner.Run) error {
+	err := n.run(context.Background(), nil, request, func(ctx context.Context, run *runner.Run) error {
 		list, err := libcni.NetworkConfFromBytes(c.Bytes)
 		if err != nil {
 			return err
@@ -86,7 +85,7 @@ func (n *CNI) collect(ctx context.Context, c *Configuration) {
 		cni := libcni.NewCNIConfigWithCacheDir(n.options.BinDirs, n.journalDir()+".gc", run)
 		return cni.GCNetworkList(ctx, list, &libcni.GCArgs{ValidAttachments: valid})
 	})
-	if err != nil && ctx.Err() == nil {
+	if err != nil && n.base.Err() == nil {
 		n.options.Logger.Warn("CNI GC failed", "network", c.Name, "err", err)
 	}
 }

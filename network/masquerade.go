@@ -148,15 +148,13 @@ func nft(input string, arguments ...string) (string, error) {
 
 // followMasquerade keeps the table as it has to be, and leaves it as pods without a daemon
 // need it: a node whose last pod is gone may get another network, with the same subnet.
-func (n *CNI) followMasquerade(ctx context.Context) {
+func (n *CNI) followMasquerade() {
 	changed := make(chan struct{}, 1)
-	var watching sync.WaitGroup
-	watching.Go(func() { watchRules(ctx, changed) })
-	for ctx.Err() == nil {
+	n.inBackground(func() { watchRules(n.base, changed) })
+	for n.base.Err() == nil {
 		n.masquerade.refresh()
-		n.awaitPeriod(ctx, changed, func(l Limits) time.Duration { return l.StatusPeriod })
+		n.awaitPeriod(changed, func(l Limits) time.Duration { return l.StatusPeriod })
 	}
-	watching.Wait()
 	n.masquerade.use(nil)
 	n.masquerade.refresh()
 }

@@ -302,7 +302,7 @@ func TestCheckOfAnOldNetworkNotesNothing(t *testing.T) {
 	put(t, filepath.Join(n.ConfDir, "10.conflist"), marshal(t, map[string]any{"cniVersion": "0.3.1", "name": "net", "plugins": n.chain(t)[:1]}))
 	n.journalled(t, "web", nil)
 	n.attach(t, "web")
-	n.check(t.Context(), "web")
+	n.check("web")
 	if drifted := n.Drifted(); len(drifted) != 0 {
 		t.Errorf("drifted: %+v", drifted)
 	}
