@@ -138,7 +138,7 @@ func (m *Meter) readUsage(id string, wanted cgroups.Controller, paths ...string)
 			gone = err
 			continue
 		case all == nil:
-			return nil, err
+			return nil, fmt.Errorf("measure cgroup %s: %w", path, err)
 		case err != nil:
 			m.logger.Warn("some numbers are left out of the stats", "id", id, "err", err)
 		}

@@ -140,19 +140,18 @@ func (m *Meter) Container(ctx context.Context, c Container) (*runtimeapi.Contain
 // or cannot be measured, is left out.
 func (m *Meter) Containers(ctx context.Context, containers []Container) []*runtimeapi.ContainerStats {
 	m.refresh(ctx, layerWait, containers...)
-	return listed(m, "container", containers, m.container, func(c Container) string { return c.ID })
+	return listed(m, containers, m.container)
 }
 
 // listed measures those that can be measured.
-func listed[From, To any](m *Meter, kind string, all []From, measure func(From) (To, error), id func(From) string) []To {
+func listed[From, To any](m *Meter, all []From, measure func(From) (To, error)) []To {
 	list := make([]To, 0, len(all))
 	for _, one := range all {
 		measured, err := measure(one)
-		switch {
-		case err == nil:
+		if err == nil {
 			list = append(list, measured)
-		case !errdefs.IsNotFound(err):
-			m.logger.Warn("a "+kind+" is left out of the stats", kind, id(one), "err", err)
+		} else if !errdefs.IsNotFound(err) {
+			m.logger.Warn("something is left out of the stats", "err", err)
 		}
 	}
 	return list
@@ -188,7 +187,7 @@ func (m *Meter) Pod(ctx context.Context, p Pod) (*runtimeapi.PodSandboxStats, er
 // Pods measures all that have a cgroup, and leaves out the others.
 func (m *Meter) Pods(ctx context.Context, pods []Pod) []*runtimeapi.PodSandboxStats {
 	m.refresh(ctx, layerWait, containersOf(pods)...)
-	return listed(m, "sandbox", pods, m.pod, func(p Pod) string { return p.ID })
+	return listed(m, pods, m.pod)
 }
 
 func containersOf(pods []Pod) (all []Container) {
@@ -206,7 +205,7 @@ func (m *Meter) pod(p Pod) (*runtimeapi.PodSandboxStats, error) {
 	linux := &runtimeapi.LinuxPodSandboxStats{
 		Cpu:        m.cpuUsage("pod "+p.ID, used),
 		Memory:     used.memoryUsage(),
-		Containers: listed(m, "container", p.Containers, m.container, func(c Container) string { return c.ID }),
+		Containers: listed(m, p.Containers, m.container),
 		Io:         used.ioUsage(),
 	}
 	if count := used.PidsStats.Current; count > 0 {

@@ -1,16 +1,22 @@
 package main
 
 import (
+	"archive/tar"
+	"compress/gzip"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/inspect"
+	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/supervisor/client"
 )
 
@@ -25,9 +31,10 @@ func debugCommand(ctx context.Context, arguments []string, output io.Writer) err
 		return misused("usage: minicri debug bundle FILE.tar.gz")
 	}
 	err = writeFile(words[1], l.has("force"), func(file io.Writer) error {
-		bundle := inspect.NewBundle(file)
-		collect(ctx, l.Loaded, bundle)
-		return bundle.Close()
+		packed := gzip.NewWriter(file)
+		b := &bundle{tar: tar.NewWriter(packed)}
+		collect(ctx, l.Loaded, b)
+		return errors.Join(b.err, b.tar.Close(), packed.Close())
 	})
 	if err != nil {
 		return fmt.Errorf("write the bundle: %w", err)
@@ -40,36 +47,109 @@ func debugCommand(ctx context.Context, arguments []string, output io.Writer) err
 const daemonLimit = 30 * time.Second
 
 // collect adds every part; in place of one that cannot be collected it adds the error.
-func collect(ctx context.Context, l *config.Loaded, bundle *inspect.Bundle) {
+func collect(ctx context.Context, l *config.Loaded, b *bundle) {
 	c := l.Config
-	bundle.Add("version.txt", func() (any, error) { return "minicri " + version + "\n", nil })
-	bundle.Add("config.json", func() (any, error) { return c, nil })
-	bundle.Add("config-sources.txt", func() (any, error) {
-		var b strings.Builder
+	b.add("version.txt", func() (any, error) { return "minicri " + version + "\n", nil })
+	b.add("config.json", func() (any, error) { return c, nil })
+	b.add("config-sources.txt", func() (any, error) {
+		var sources strings.Builder
 		for _, v := range l.Values() { // their values are in config.json
-			fmt.Fprintln(&b, v.Name, v.Source)
+			fmt.Fprintln(&sources, v.Name, v.Source)
 		}
-		return b.String(), nil
+		return sources.String(), nil
 	})
 	daemon := inspect.NewClient(inspect.DebugSocket(c.State))
 	limited, cancel := context.WithTimeout(ctx, daemonLimit)
 	defer cancel()
-	bundle.Add("timelines.json", func() (any, error) { return findTimelines(limited, c, "") })
+	b.add("timelines.json", func() (any, error) { return findTimelines(limited, c, "") })
 	for name, path := range map[string]string{"goroutines.txt": "/goroutines", "heap.pprof": "/debug/pprof/heap", "metrics.txt": "/metrics"} {
-		bundle.Add(name, func() (any, error) { return daemon.Read(limited, path) })
+		b.add(name, func() (any, error) { return daemon.Read(limited, path) })
 	}
-	bundle.Add("pods.json", func() (any, error) {
+	b.add("pods.json", func() (any, error) {
 		data, err := daemon.Read(limited, "/pods")
 		return json.RawMessage(data), err
 	})
 	logs, _ := filepath.Glob(filepath.Join(c.State, "shims", "*", client.Log)) // the pattern is fine
 	for _, path := range logs {                                                // what supervisors have logged last
-		bundle.Add("supervisors/"+filepath.Base(filepath.Dir(path))+".log", func() (any, error) { return client.TailOfLog(path) })
+		b.add("supervisors/"+filepath.Base(filepath.Dir(path))+".log", func() (any, error) { return client.TailOfLog(path) })
 	}
-	bundle.Add("check.json", func() (any, error) { return examine(ctx, l, nil) })
-	bundle.Networks("networks", c.CNIConf)
+	b.add("check.json", func() (any, error) { return examine(ctx, l, nil) })
+	b.networks("networks", c.CNIConf)
 	for _, path := range c.CNIConfDirs() {
-		bundle.Networks("networks-of-handlers"+path, path)
+		b.networks("networks-of-handlers"+path, path)
 	}
-	bundle.Machine(ctx)
+	b.machine(ctx)
+}
+
+// bundle is an archive (tar.gz) of what a maintainer asks for. Every part goes
+// through package redact, profiles excepted, which have no data of pods. A part
+// that cannot be collected is a file with the error.
+type bundle struct {
+	tar *tar.Writer
+	err error // what could not be written
+}
+
+// add adds a file: a string or bytes as a text, and any other value as JSON. Profiles
+// stay as they are.
+func (b *bundle) add(name string, get func() (any, error)) {
+	value, err := get()
+	var data []byte
+	switch v := value.(type) {
+	case string:
+		data = []byte(redact.Text(v))
+	case []byte:
+		if data = v; !strings.HasSuffix(name, ".pprof") {
+			data = []byte(redact.Text(string(v)))
+		}
+	default:
+		if data, _ = json.Marshal(v); err == nil { // which then fails, too
+			data, err = json.MarshalIndent(redact.JSON(data), "", "  ")
+		}
+	}
+	if err != nil {
+		name, data = name+".missing", []byte(redact.Text(err.Error())+"\n")
+	}
+	header := &tar.Header{Name: "minicri-debug/" + name, Mode: 0o600, Size: int64(len(data)), ModTime: time.Now()}
+	err = b.tar.WriteHeader(header)
+	if err == nil {
+		_, err = b.tar.Write(data)
+	}
+	b.err = errors.Join(b.err, err)
+}
+
+// networks adds the files of a directory of network configurations to a folder of
+// the archive.
+func (b *bundle) networks(folder, directory string) {
+	entries, err := os.ReadDir(directory)
+	if err != nil {
+		b.add(folder, func() (any, error) { return nil, err })
+	}
+	for _, entry := range entries {
+		if entry.Type().IsRegular() {
+			b.add(folder+"/"+entry.Name()+".json", func() (any, error) {
+				data, err := os.ReadFile(filepath.Join(directory, entry.Name()))
+				return redact.JSON(data), err
+			})
+		}
+	}
+}
+
+// commandLimit is how long a program that describes the machine may take.
+const commandLimit = 10 * time.Second
+
+// machine adds what the machine is and what the daemon has last logged.
+func (b *bundle) machine(ctx context.Context) {
+	for _, path := range []string{"/proc/version", "/proc/meminfo", "/proc/loadavg", "/proc/pressure/io", "/proc/pressure/cpu", "/proc/pressure/memory", "/proc/self/mountinfo", "/proc/cgroups", "/etc/os-release"} {
+		b.add("machine"+strings.ReplaceAll(path, "/", "-")+".txt", func() (any, error) { return os.ReadFile(path) })
+	}
+	for name, command := range map[string]string{
+		"journal": "journalctl -u minicri -n 5000 --no-pager", "links": "ip -d address", "routes": "ip route show table all", "kernel": "dmesg",
+	} {
+		b.add("machine-"+name+".txt", func() (any, error) {
+			ctx, cancel := context.WithTimeout(ctx, commandLimit)
+			defer cancel()
+			words := strings.Fields(command)
+			return exec.CommandContext(ctx, words[0], words[1:]...).Output()
+		})
+	}
 }

@@ -1,6 +1,12 @@
 package main
 
 import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -72,5 +78,37 @@ func TestPodsAreChosen(t *testing.T) {
 		if got := asked(l, f[0], f[1], f[2]); got != want {
 			t.Errorf("%q: %v", f, got)
 		}
+	}
+}
+
+func TestBundleHasNoSecrets(t *testing.T) {
+	var data bytes.Buffer
+	b := &bundle{tar: tar.NewWriter(&data)}
+	networks := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(networks, "10-net.conflist"), []byte(`{"name":"net","plugins":[{"type":"x","password":"S3CRET"}]}`), 0o600))
+	must(t, os.WriteFile(filepath.Join(networks, "broken"), []byte(`token: S3CRET`), 0o600))
+	b.add("config.json", func() (any, error) {
+		return map[string]any{"DefaultEnv": []string{"A=S3CRET"}, "Socket": "/run/x"}, nil
+	})
+	b.add("log.txt", func() (any, error) { return "dial https://u:S3CRET@h/: Authorization: Bearer S3CRETS3CRET", nil })
+	b.add("gone.json", func() (any, error) { return nil, errors.New("no daemon, token=S3CRET") })
+	b.networks("networks", networks)
+	must(t, errors.Join(b.err, b.tar.Close()))
+	var names []string
+	for archive := tar.NewReader(&data); ; {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		must(t, err)
+		content, err := io.ReadAll(archive)
+		must(t, err)
+		names = append(names, strings.TrimPrefix(header.Name, "minicri-debug/"))
+		if bytes.Contains(content, []byte("S3CRET")) {
+			t.Errorf("%s: %s", header.Name, content)
+		}
+	}
+	if got := strings.Join(names, " "); got != "config.json log.txt gone.json.missing networks/10-net.conflist.json networks/broken.json" {
+		t.Error(got)
 	}
 }
