@@ -82,7 +82,7 @@ func (p *Plugins) container(c *container.Container) *api.Container {
 	message := newContainer(c, spec)
 	facts := c.Facts()
 	message.Pid = uint32(facts.Process.PID)
-	message.State = stateOf(facts.State())
+	message.State = states[facts.State()]
 	message.CreatedAt, message.StartedAt, message.FinishedAt = c.CreatedAt, facts.StartedAt, facts.FinishedAt
 	message.ExitCode, message.StatusReason, message.StatusMessage = facts.ExitCode, facts.ExitReason(), facts.Message
 	if resources := fromCRI(c.Resources()); resources != nil && message.Linux.Resources != nil {
@@ -93,17 +93,11 @@ func (p *Plugins) container(c *container.Container) *api.Container {
 	return message
 }
 
-func stateOf(state runtimeapi.ContainerState) api.ContainerState {
-	switch state {
-	case runtimeapi.ContainerState_CONTAINER_CREATED:
-		return api.ContainerState_CONTAINER_CREATED
-	case runtimeapi.ContainerState_CONTAINER_RUNNING:
-		return api.ContainerState_CONTAINER_RUNNING
-	case runtimeapi.ContainerState_CONTAINER_EXITED:
-		return api.ContainerState_CONTAINER_STOPPED
-	default:
-		return api.ContainerState_CONTAINER_UNKNOWN
-	}
+// states are those of NRI; all others are unknown.
+var states = map[runtimeapi.ContainerState]api.ContainerState{
+	runtimeapi.ContainerState_CONTAINER_CREATED: api.ContainerState_CONTAINER_CREATED,
+	runtimeapi.ContainerState_CONTAINER_RUNNING: api.ContainerState_CONTAINER_RUNNING,
+	runtimeapi.ContainerState_CONTAINER_EXITED:  api.ContainerState_CONTAINER_STOPPED,
 }
 
 // newContainer is a container with the spec, before anything is known of its

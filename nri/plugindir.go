@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,7 +11,7 @@ import (
 	"syscall"
 
 	"github.com/containerd/nri/pkg/api"
-	"golang.org/x/sys/unix"
+	nrinet "github.com/containerd/nri/pkg/net"
 
 	"github.com/minicri/minicri/internal/process"
 )
@@ -56,14 +55,11 @@ func (s Source) configurationOf(file string) (string, error) {
 		if err == nil && !info.Mode().IsRegular() { // a fifo would not let go of who reads it
 			err = fmt.Errorf("%s is no regular file", path)
 		}
-		var content []byte
-		if err == nil {
-			content, err = os.ReadFile(path)
-		}
 		if err != nil {
 			return "", fmt.Errorf("its configuration: %w", err)
 		}
-		return string(content), nil
+		content, err := os.ReadFile(path)
+		return string(content), err
 	}
 	return "", nil
 }
@@ -106,18 +102,16 @@ func launch(source Source, plugin string) (*link, error) {
 	if l.config, err = source.configurationOf(plugin); err != nil {
 		return nil, err
 	}
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	pair, err := nrinet.NewSocketPair()
 	if err != nil {
 		return nil, err
 	}
-	ours, theirs := os.NewFile(uintptr(pair[0]), plugin), os.NewFile(uintptr(pair[1]), plugin)
-	defer ours.Close()
-	defer theirs.Close()
-	if l.plugin, err = net.FileConn(ours); err != nil {
+	defer pair.Close()
+	if l.plugin, err = pair.LocalConn(); err != nil {
 		return nil, err
 	}
 	l.command = exec.Command(filepath.Join(source.PluginDir, plugin))
-	l.command.ExtraFiles = []*os.File{theirs}
+	l.command.ExtraFiles = []*os.File{pair.PeerFile()}
 	l.command.Env = []string{api.PluginNameEnvVar + "=" + name, api.PluginIdxEnvVar + "=" + index, api.PluginSocketEnvVar + "=3"}
 	l.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := l.command.Start(); err != nil {

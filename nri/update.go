@@ -128,25 +128,21 @@ func fromCRI(r *runtimeapi.LinuxContainerResources) *api.LinuxResources {
 	if r == nil {
 		return nil
 	}
+	specified := func(value int64) any {
+		if value == 0 {
+			return nil
+		}
+		return value
+	}
 	to := &api.LinuxResources{
-		Cpu:     &api.LinuxCPU{Cpus: r.GetCpusetCpus(), Mems: r.GetCpusetMems()},
-		Memory:  &api.LinuxMemory{},
+		Cpu: &api.LinuxCPU{
+			Cpus: r.GetCpusetCpus(), Mems: r.GetCpusetMems(), Shares: api.UInt64(specified(r.GetCpuShares())),
+			Quota: api.Int64(specified(r.GetCpuQuota())), Period: api.UInt64(specified(r.GetCpuPeriod())),
+		},
+		Memory: &api.LinuxMemory{
+			Limit: api.Int64(specified(r.GetMemoryLimitInBytes())), Swap: api.Int64(specified(r.GetMemorySwapLimitInBytes())),
+		},
 		Unified: maps.Clone(r.GetUnified()),
-	}
-	if v := r.GetCpuShares(); v != 0 {
-		to.Cpu.Shares = api.UInt64(v)
-	}
-	if v := r.GetCpuQuota(); v != 0 {
-		to.Cpu.Quota = api.Int64(v)
-	}
-	if v := r.GetCpuPeriod(); v != 0 {
-		to.Cpu.Period = api.UInt64(v)
-	}
-	if v := r.GetMemoryLimitInBytes(); v != 0 {
-		to.Memory.Limit = api.Int64(v)
-	}
-	if v := r.GetMemorySwapLimitInBytes(); v != 0 {
-		to.Memory.Swap = api.Int64(v)
 	}
 	for _, limit := range r.GetHugepageLimits() {
 		to.HugepageLimits = append(to.HugepageLimits, &api.HugepageLimit{PageSize: limit.GetPageSize(), Limit: limit.GetLimit()})

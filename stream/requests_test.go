@@ -35,6 +35,10 @@ func TestTokenExpires(t *testing.T) {
 		if _, found := r.take(token); found {
 			t.Error("a token has to work once")
 		}
+		if _, err := r.add(request{}); !errors.Is(err, errdefs.ErrResourceExhausted) {
+			t.Errorf("a second session of one: %v", err)
+		}
+		r.end()
 		r.close()
 		if _, err := r.add(request{}); !errors.Is(err, errdefs.ErrUnavailable) {
 			t.Errorf("after the end: %v", err)

@@ -173,6 +173,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
+	defer s.requests.end()
 	if !s.descriptors.TryAcquire(sessionDescriptors) {
 		http.Error(w, errNoDescriptors.Error(), http.StatusServiceUnavailable)
 		return
@@ -287,26 +288,19 @@ func (r *requests) add(one request) (token string, err error) {
 	return token, nil
 }
 
-// take uses a token up, and reports whether there is such a one.
+// take uses a token up and counts a session, and reports whether there is such a
+// token. The caller calls end when the session has ended.
 func (r *requests) take(token string) (one request, found bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p, found := r.pending[token]
 	delete(r.pending, token)
-	return p.request, found && time.Now().Before(p.expires)
-}
-
-// begin counts a session, and reports whether sessions may still begin. The
-// caller calls end when it has ended.
-func (r *requests) begin() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return false
+	if !found || time.Now().After(p.expires) {
+		return request{}, false
 	}
 	r.open++
 	r.sessions.Add(1)
-	return true
+	return p.request, true
 }
 
 func (r *requests) end() {

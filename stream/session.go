@@ -59,11 +59,6 @@ func (s *Server) session(w http.ResponseWriter, r *http.Request, asked request) 
 	defer cancel()
 	one := &session{ResponseWriter: w, server: s, request: r, ctx: ctx, lost: cancel, patient: asked.kind == kindPortForward}
 	one.touch()
-	if !s.requests.begin() {
-		http.Error(w, "minicri is shutting down", http.StatusServiceUnavailable)
-		return
-	}
-	defer s.requests.end()
 	if asked.kind == kindPortForward {
 		one.forward(asked)
 	} else {
