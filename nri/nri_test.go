@@ -117,19 +117,6 @@ func TestErrorsAreNamed(t *testing.T) {
 	wait.Wait()
 }
 
-// NRI can be switched on while what belongs to the plugins of before still ends.
-func TestSwitchedOverAndOver(t *testing.T) {
-	p, _, _ := open(t, time.Minute)
-	on := p.options
-	off := on
-	off.Enabled = false
-	for range 20 {
-		for _, options := range []Options{off, on} {
-			must(t, p.Reconfigure(options))
-		}
-	}
-}
-
 // While one plugin hangs others wait, as long as their context lets them; then it is
 // counted and dropped, and they go on.
 func TestAPluginThatHangsIsDropped(t *testing.T) {

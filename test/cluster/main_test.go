@@ -27,10 +27,6 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(registryRole) != "" {
-		fmt.Fprintln(os.Stderr, serveRegistry())
-		os.Exit(1)
-	}
 	code, err := run(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -119,7 +119,6 @@ type seen struct {
 	Shares     uint64
 	Pods       []string
 	Containers []string
-	Image      struct{ Name string }
 }
 
 func (n *nriNode) seen() (all []seen) {
@@ -367,25 +366,6 @@ func TestNRIRefusesNonsense(t *testing.T) {
 	}
 }
 
-// The purposes that the sample plugins of NRI have, each in a plugin of its own.
-func TestNRIPurposes(t *testing.T) {
-	n := newNRINode(t, "")
-	for i, name := range []string{"devices", "ulimits", "hooks"} {
-		n.connect(fmt.Sprint(10+i), name)
-	}
-	p := runPod(t, n.Node, "web",
-		annotated("devices.nri.test/app", `{"linux": {"devices": [{"path": "/dev/mine", "type": "c", "major": "1", "minor": "3", "fileMode": {"value": 438}}]}}`),
-		annotated("ulimits.nri.test/app", `{"rlimits": [{"type": "RLIMIT_CORE", "hard": "4096", "soft": "4096"}]}`),
-		annotated("hooks.nri.test/app", `{"hooks": {"poststop": [{"path": "/bin/sh", "args": ["sh", "-c", "touch `+n.dir+`/hook"]}]}}`))
-	id := p.run("app", forever)
-	same(t, "device", p.exec(id, "echo x > /dev/mine && stat -c %t,%T /dev/mine"), "1,3")
-	same(t, "ulimit", p.exec(id, "grep 'core file' /proc/1/limits | tr -s ' ' | cut -d' ' -f5"), "4096")
-	check(t, p.remove(id))
-	if _, err := os.Stat(n.dir + "/hook"); err != nil {
-		t.Errorf("the hook did not run: %v", err)
-	}
-}
-
 // A plugin moves a network device of the node into a container.
 func TestNRINetworkDevices(t *testing.T) {
 	n := newNRINode(t, "")
@@ -536,17 +516,4 @@ func TestNRIUpdatesOfOthersFailNothing(t *testing.T) {
 			t.Errorf("%s: no warning names the plugin and the container", name)
 		}
 	}
-}
-
-// A plugin is told of the image what the user wrote, and not its id.
-func TestNRIImage(t *testing.T) {
-	n := newNRINode(t, "")
-	n.connect("10", "logger")
-	p := runPod(t, n.Node, "web")
-	image, err := n.Image.ImageStatus(limited(t), &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}})
-	check(t, err)
-	p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
-		c.Image.UserSpecifiedImage, c.Image.Image = c.Image.Image, image.Image.Id
-	})
-	same(t, "name", n.find("CreateContainer", "web", "app").Image.Name, harness.BusyboxImage)
 }

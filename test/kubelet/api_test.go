@@ -109,3 +109,13 @@ var executors = map[string]newExecutor{
 func clientConfig() *rest.Config {
 	return &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
 }
+
+func (k *kubelet) checkExec() {
+	for name, executor := range executors {
+		stdout, stderr, err := k.exec(executor, "pair", "server", "cat; echo oops >&2; exit 5", "some input")
+		if stdout != "some input" || stderr != "oops\n" || err == nil || !strings.Contains(err.Error(), "exit code 5") {
+			k.t.Errorf("%s: got %q, %q and %v", name, stdout, stderr, err)
+		}
+	}
+	same(k.t, "by ExecSync", k.run("pair", "server", "cat /www/page"), "from the sidecar\n")
+}

@@ -14,8 +14,7 @@
 //
 //	pair_test.go      localhost, init container, sidecar, volume, logs, a restricted
 //	                  container; a privileged pod on the host's network
-//	restart_test.go   crashes, out of memory, exec
 //	summary_test.go   /stats/summary
-//	deletion_test.go  the end of a pod, and of everything
+//	api_test.go       the kubelet's API, exec
 //	log_test.go       what the kubelet complains about
 package kubelet

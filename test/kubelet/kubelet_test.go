@@ -47,7 +47,7 @@ func newKubelet(t testing.TB) *kubelet {
 	n := harness.NewNode(t, harness.Config("[streaming]\naddress = '127.0.0.1:10010'"))
 	n.BuildImage(imageName, harness.Object{"Env": []string{"PATH=/bin"}}, n.AddBusybox)
 	k := &kubelet{Node: n, t: t, binary: findBinary(t), dir: filepath.Join(n.Dir, "kubelet")}
-	for _, dir := range []string{"root", "fixed", "manifests", "logs", "certificates", "plugins", "home", "out"} {
+	for _, dir := range []string{"root", "fixed", "manifests", "logs", "certificates", "plugins", "home"} {
 		check(t, os.MkdirAll(k.path(dir), 0o755))
 	}
 	check(t, os.WriteFile(k.path("resolv.conf"), []byte("nameserver 192.0.2.53\n"), 0o644))
@@ -179,9 +179,7 @@ func (k *kubelet) configure(gates harness.Object) {
 		},
 		"imageGCHighThresholdPercent": 100, "failSwapOn": false, "oomScoreAdj": 0, "makeIPTablesUtilChains": false,
 		"volumeStatsAggPeriod": "1s",
-		"crashLoopBackOff":     harness.Object{"maxContainerRestartPeriod": "1s"},
-		"containerLogMaxSize":  "100Ki", "containerLogMaxFiles": 20, "containerLogMonitorInterval": "3s",
-		"featureGates": gates,
+		"featureGates":         gates,
 	}
 	data, err := json.MarshalIndent(config, "", "  ")
 	check(k.t, err)

@@ -17,7 +17,6 @@ var harmless = []struct{ text, why string }{
 	{"container runtime status check may not have completed yet", "the kubelet has just started"},
 	{"PLEG is not healthy: pleg has yet to be successful", "the same, a moment later"},
 	{"no imagefs label for configured runtime", "cAdvisor knows other runtimes by name"},
-	{"CrashLoopBackOff", "a test's container crashes on purpose"},
 	{"Missing actuated pod level resource record", "the kubelet's own notes about a pod whose start was interrupted"},
 	{"code = Canceled desc = context canceled", "the kubelet gives up its own probe when the pod is deleted"},
 	{"code = NotFound", "the kubelet asks again for what it has just removed"},

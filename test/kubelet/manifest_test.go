@@ -71,11 +71,6 @@ func emptyDir(name string, medium corev1.StorageMedium) corev1.Volume {
 	return corev1.Volume{Name: name, VolumeSource: source}
 }
 
-func hostPath(name, path string) corev1.Volume {
-	source := corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}}
-	return corev1.Volume{Name: name, VolumeSource: source}
-}
-
 func limit(cpu, memory string) option {
 	return func(c *corev1.Container) {
 		c.Resources.Limits = corev1.ResourceList{
@@ -119,5 +114,3 @@ func status(pod *corev1.Pod, name string) corev1.ContainerStatus {
 	}
 	return corev1.ContainerStatus{}
 }
-
-func restarts(pod *corev1.Pod, name string) int32 { return status(pod, name).RestartCount }

@@ -15,15 +15,6 @@ const (
 
 func labels(pod string) map[string]string { return map[string]string{podLabel: pod + "-" + nodeName} }
 
-// sandboxes are those that the runtime has of a pod, also the dead ones.
-func (k *kubelet) sandboxes(pod string) []*runtimeapi.PodSandbox {
-	k.t.Helper()
-	filter := &runtimeapi.PodSandboxFilter{LabelSelector: labels(pod)}
-	list, err := k.Runtime.ListPodSandbox(limited(k.t), &runtimeapi.ListPodSandboxRequest{Filter: filter})
-	check(k.t, err)
-	return list.Items
-}
-
 // inRuntime is what the runtime knows of a pod's container.
 func (k *kubelet) inRuntime(pod, name string) *runtimeapi.ContainerStatus {
 	k.t.Helper()

@@ -3,6 +3,8 @@ package kubelet
 import (
 	"math/rand/v2"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -25,18 +27,14 @@ func TestStaticPods(t *testing.T) {
 	k.start(nil)
 	k.applyPair()
 	k.applyHost()
-	k.applyCrash()
-	k.applyGraceful()
 	k.applyLoad()
 	k.checkPair()
 	k.checkHost()
-	k.checkCrash()
 	k.checkExec()
 	k.checkSummary()
 
 	k.checkRestartedKubelet()
 	k.apply("ending", containers(shell("app", "trap 'sleep 1; exit 0' TERM; while true; do sleep 0.1; done")))
-	k.checkGracefulDeletion()
 	k.checkKilledDaemon()
 	k.checkSummary()
 	k.checkPodSummary()
@@ -112,4 +110,36 @@ func (k *kubelet) untouched(when string, before map[string]string) {
 		}
 		same(k.t, name+" was touched "+when, after[name], id)
 	}
+}
+
+// checkEverythingGoes ends all pods, and waits until kubelet and runtime have
+// nothing left of them.
+func (k *kubelet) checkEverythingGoes() {
+	for name := range k.pods() {
+		k.delete(name)
+	}
+	eventually(k.t, "the runtime has no pod and no container", k.empty)
+	eventually(k.t, "the kubelet has no pod's files, logs and cgroups", func() bool {
+		return k.isEmpty(filepath.Join(k.path("root"), "pods")) && k.isEmpty(k.path("logs")) && len(k.cgroups("")) == 0
+	})
+}
+
+func (k *kubelet) isEmpty(dir string) bool {
+	k.t.Helper()
+	entries, err := os.ReadDir(dir)
+	check(k.t, err)
+	return len(entries) == 0
+}
+
+// cgroups are those of the pods whose uid begins so.
+func (k *kubelet) cgroups(uid string) (found []string) {
+	k.t.Helper()
+	for _, class := range []string{"*kubepods*", "*kubepods*/*"} { // the driver systemd repeats the names of those above
+		for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+			dirs, err := filepath.Glob(filepath.Join(hierarchy, k.CgroupParent, class, "*pod"+strings.ReplaceAll(uid, "-", "_")+"*"))
+			check(k.t, err)
+			found = append(found, dirs...)
+		}
+	}
+	return found
 }

@@ -54,25 +54,6 @@ func TestUpdateKeepsWhatDidNotRun(t *testing.T) {
 	}
 }
 
-// A reason that somebody has written stays when the spec fails again, with a
-// message of its own.
-func TestUpdateKeepsReasons(t *testing.T) {
-	list := filepath.Join(t.TempDir(), "specs.txt")
-	if err := writeSpecs(list, map[string]result{"[sig-node] fails": {fail, "cannot run here: no dummy links"}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := run(writeReport(t, it("fails", "failed", "timed out")), list, true); err != nil {
-		t.Fatal(err)
-	}
-	got, err := readSpecs(list)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r := got["[sig-node] fails"]; r.reason != "cannot run here: no dummy links" {
-		t.Errorf("the reason is %q", r.reason)
-	}
-}
-
 func TestCompare(t *testing.T) {
 	list := filepath.Join(t.TempDir(), "specs.txt")
 	if err := writeSpecs(list, map[string]result{"[sig-node] a": {pass, ""}, "[sig-node] b": {fail, "why"}}); err != nil {

@@ -63,7 +63,6 @@ func TestAbortedCycles(t *testing.T) {
 	defer func() {
 		t.Logf("before: %v; after %d cycles: %v", before, total, after)
 		if t.Failed() {
-			t.Logf("descriptors of the shim: %q", files(p.shim()))
 			t.Logf("children of the shim: %q", children(t, p.shim()))
 		}
 	}()
@@ -179,18 +178,6 @@ func (h holdings) lower(other holdings) holdings {
 		min(h.goroutines, other.goroutines), min(h.daemonFiles, other.daemonFiles),
 		min(h.shimFiles, other.shimFiles), min(h.processes, other.processes),
 	}
-}
-
-// files are what the descriptors of a process stand for.
-func files(pid int) (list []string) {
-	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	for _, link := range links {
-		target, err := os.Readlink(link)
-		if err == nil {
-			list = append(list, filepath.Base(link)+" "+target)
-		}
-	}
-	return list
 }
 
 func descriptors(t testing.TB, pid int) int {

@@ -26,13 +26,7 @@ type record struct {
 	// Pods and Containers are the names of those it was synchronized with.
 	Pods       []string `json:"pods,omitempty"`
 	Containers []string `json:"containers,omitempty"`
-	Image      *image   `json:"image,omitempty"`
 	Error      string   `json:"error,omitempty"`
-}
-
-type image struct {
-	Name   string `json:"name"`
-	Digest string `json:"digest"`
 }
 
 type logger struct {
@@ -71,9 +65,6 @@ func (l *logger) note(ctx context.Context, event string, pod *api.PodSandbox, c 
 	if c != nil {
 		r.State = c.GetState().String()
 		r.Memory, r.Shares = c.GetLinux().GetResources().GetMemory().GetLimit().GetValue(), c.GetLinux().GetResources().GetCpu().GetShares().GetValue()
-	}
-	if i := c.GetImage(); i != nil {
-		r.Image = &image{Name: i.GetName(), Digest: i.GetDigest()}
 	}
 	l.write(r)
 	annotations := pod.GetAnnotations()
