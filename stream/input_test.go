@@ -7,6 +7,9 @@ import (
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 )
 
+// attack: clients: a session with a terminal sends sizes as fast as it can
+// held: of what has come the last one is set, and none of the others
+// field: containerd and CRI-O decode and set every one
 func TestLastSize(t *testing.T) {
 	for text, want := range map[string]struct {
 		size *remotecommand.TerminalSize

@@ -263,6 +263,9 @@ func must(t testing.TB, err error) {
 }
 
 // Small frames wait, large ones do not.
+//
+// attack: clients: a session sends pings and settings, which cost the most for each byte, as fast as it can
+// held: 16 frames of it are taken in a millisecond, so other sessions have their share of the processors
 func TestPace(t *testing.T) {
 	const frames = 4096
 	took := func(bytes int) time.Duration {
