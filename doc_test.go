@@ -110,21 +110,31 @@ func packageComments(t *testing.T, directory string) (comments []string) {
 	return comments
 }
 
-// What a package exports is explained where it is declared.
-func TestEveryExportHasAComment(t *testing.T) {
+// eachFile calls do for each file of the product that is not generated.
+func eachFile(t *testing.T, do func(name string, files *token.FileSet, parsed *ast.File)) {
+	t.Helper()
 	for _, p := range everyPackage(t) {
-		for _, file := range p.GoFiles {
+		for _, file := range slices.Concat(p.GoFiles, p.CgoFiles) {
 			files := token.NewFileSet()
 			parsed, err := parser.ParseFile(files, filepath.Join(p.Dir, file), nil, parser.ParseComments)
 			must(t, err)
-			if ast.IsGenerated(parsed) || parsed.Name.Name == "main" {
-				continue
-			}
-			for _, name := range uncommented(parsed) {
-				t.Errorf("%s/%s: %s has no comment", p.name(), file, name)
+			if !ast.IsGenerated(parsed) && !strings.HasSuffix(file, ".pb.go") {
+				do(p.name()+"/"+file, files, parsed)
 			}
 		}
 	}
+}
+
+// What a package exports is explained where it is declared.
+func TestEveryExportHasAComment(t *testing.T) {
+	eachFile(t, func(file string, _ *token.FileSet, parsed *ast.File) {
+		if parsed.Name.Name == "main" {
+			return
+		}
+		for _, name := range uncommented(parsed) {
+			t.Errorf("%s: %s has no comment", file, name)
+		}
+	})
 }
 
 // exported is a receiver that is, as a pointer or with type parameters too.

@@ -143,24 +143,6 @@ func TestAppArmorByNameNeedsAppArmor(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument)
 }
 
-func TestPauseEndsAtOnceOnSIGTERM(t *testing.T) {
-	n := newNode(t)
-	for _, option := range []harness.PodOption{
-		modes(modePod, modePod, modePod), modes(modePod, modeNode, modePod),
-	} {
-		id := n.RunPod(n.PodConfig("web", option))
-		pid := pausePID(t, n, id)
-		eventually(t, "pause ends", patience, func() bool {
-			// Again, because the kernel drops it until process 1 of a namespace
-			// has a handler (pid_namespaces(7)), and Run does not wait for that.
-			_ = unix.Kill(pid, unix.SIGTERM)
-			return !alive(pid)
-		})
-		eventually(t, "the pod is NotReady", patience, func() bool { return !ready(t, n, id) })
-		check(t, remove(t, n, id))
-	}
-}
-
 // A process of the pod that has the same user, and sees pause in a pid namespace that
 // they share, gets at nothing that pause has open.
 func TestPauseGivesNoDescriptorAway(t *testing.T) {
