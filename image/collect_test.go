@@ -6,43 +6,11 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
-
-// TestPrepareBesideCollections makes snapshots while collections run without a
-// pause, each with something to remove: what Prepare gave out keeps its
-// directories and its record.
-func TestPrepareBesideCollections(t *testing.T) {
-	const workers, each = 4, 30
-	s, registry := openStore(t), newTestRegistry(t)
-	image := pull(t, s, registry.push(t, "busy:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")), layerOf(t, file("b", "2")))))
-	stop, collecting, preparing := make(chan struct{}), sync.WaitGroup{}, sync.WaitGroup{}
-	collecting.Go(func() { removeAndCollect(t, s, image, stop) })
-	for worker := range workers {
-		preparing.Go(func() {
-			for i := range each {
-				report(t, s.Prepare(t.Context(), fmt.Sprintf("%d-%d", worker, i), image.ID, PrepareOptions{}))
-			}
-		})
-	}
-	preparing.Wait()
-	close(stop)
-	collecting.Wait()
-	if l := collected(t, s); l.snapshots != 2+workers*each {
-		t.Errorf("left: %+v, want two layers and %d containers", l, workers*each)
-	}
-	keys, err := s.Snapshots(t.Context())
-	if err != nil || len(keys) != workers*each {
-		t.Errorf("%d containers: %v", len(keys), err)
-	}
-	for _, key := range keys {
-		checkMountable(t, s, key)
-	}
-}
 
 // TestSnapshotWithTheNumberOfAFailedOne makes a snapshot while directories are
 // deleted, with the number that one had whose record a full disk did not take:
@@ -101,21 +69,6 @@ func waste(t *testing.T, dir string) (deleting func() bool) {
 		must(t, errors.Join(os.MkdirAll(path, 0o700), os.WriteFile(filepath.Join(path, strconv.Itoa(i)), nil, 0o600)))
 	}
 	return func() bool { return left() < directories*files }
-}
-
-// removeAndCollect makes and removes a snapshot before each collection, which
-// without a removal would look at no layers.
-func removeAndCollect(t *testing.T, s *Store, image Image, stop <-chan struct{}) {
-	for {
-		report(t, s.Prepare(t.Context(), "removed", image.ID, PrepareOptions{}))
-		report(t, s.RemoveSnapshot(t.Context(), "removed"))
-		report(t, s.Collect(t.Context()))
-		select {
-		case <-stop:
-			return
-		default:
-		}
-	}
 }
 
 // checkMountable mounts a snapshot and looks for what the image has in it.

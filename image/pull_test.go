@@ -190,9 +190,12 @@ func TestRemoveByIDRemovesAllNames(t *testing.T) {
 		"prefix": func(i Image) string { return i.ID[7:20] },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := openStore(t)
+			s := openStore(t, func(c *Config) { c.Pinned = []string{one} }) // which keeps it from nobody who asks
 			pull(t, s, one)
 			image := pull(t, s, two)
+			if !image.Pinned {
+				t.Errorf("%+v is not pinned", image)
+			}
 			if l := collected(t, s); l.snapshots != 1 || l.blobs != 2 {
 				t.Errorf("an image of one layer leaves %+v, want a manifest, a configuration and a snapshot", l)
 			}
@@ -200,29 +203,6 @@ func TestRemoveByIDRemovesAllNames(t *testing.T) {
 			checkLeft(t, s, leftovers{})
 			remove(t, s, of(image)) // again: no error
 		})
-	}
-}
-
-// What the configuration pins is removed when it is asked for, by any of its names.
-func TestPinnedImageIsRemoved(t *testing.T) {
-	registry := newTestRegistry(t)
-	reference := registry.push(t, "pinned:1", smallImage(t))
-	s := openStore(t, func(c *Config) { c.Pinned = []string{reference} })
-	for what, remove := range map[string]func(Image) error{
-		"by name": func(Image) error { return s.Remove(t.Context(), reference) },
-		"by id":   func(image Image) error { return s.Remove(t.Context(), image.ID) },
-		"untag":   func(Image) error { return s.Untag(t.Context(), reference) },
-	} {
-		image := pull(t, s, reference)
-		if !image.Pinned {
-			t.Errorf("%+v is not pinned", image)
-		}
-		if err := remove(image); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
-		if got, err := s.Get(image.ID); !errdefs.IsNotFound(err) {
-			t.Errorf("%s: there is still %+v, %v", what, got, err)
-		}
 	}
 }
 

@@ -99,27 +99,6 @@ func TestOneCancelledPullDoesNotEndOthers(t *testing.T) {
 	}
 }
 
-// TestPullsWithOtherCredentialsAreNotJoined: who may not see an image does not
-// get it because someone else, who may, is just pulling it.
-func TestPullsWithOtherCredentialsAreNotJoined(t *testing.T) {
-	s, registry := openStore(t), newTestRegistry(t)
-	reference := registry.push(t, "private:1", smallImage(t))
-	registry.breakWith(func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
-		return demandBasic(w, r) || onBlob("", slowly)(w, r, origin)
-	})
-	var work sync.WaitGroup
-	work.Go(func() {
-		_, err := s.Pull(t.Context(), reference, Auth{Username: "user", Password: "pass"}, nil)
-		report(t, err)
-	})
-	work.Go(func() {
-		if _, err := s.Pull(t.Context(), reference, Auth{Username: "user", Password: "guess"}, nil); err == nil {
-			t.Error("pulled with the wrong password")
-		}
-	})
-	work.Wait()
-}
-
 func TestProgressTellsOfEachLayer(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	references, layers := sharing(t, registry, 1)

@@ -10,15 +10,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
-	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/containerd/containerd/v2/plugins/snapshots/overlay"
 	"github.com/containerd/containerd/v2/plugins/snapshots/overlay/overlayutils"
 	"github.com/containerd/errdefs"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/minicri/minicri/internal/tree"
@@ -47,16 +44,12 @@ func LayersDir(root string) string {
 	return filepath.Join(root, "image", snapshotterKey, "snapshots")
 }
 
-func openSnapshotRecords(dir string, options *bolt.Options) (*storage.MetaStore, error) {
-	return storage.NewMetaStore(filepath.Join(dir, "metadata.db"), func(o *bolt.Options) error {
-		*o = *options
-		return nil
-	})
-}
-
 // openOverlay makes removals cheap: directories are deleted by the sweep.
 func openOverlay(ctx context.Context, dir string) (*snapshotter, error) {
-	meta, err := openSnapshotRecords(dir, boltOptions())
+	meta, err := storage.NewMetaStore(filepath.Join(dir, "metadata.db"), func(o *bolt.Options) error {
+		*o = *boltOptions()
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -135,55 +128,3 @@ func (s *snapshotter) setAside(ctx context.Context) (paths []string, err error) 
 	}
 	return paths, err
 }
-
-// OpenToLook opens a store that is there, for List, Get, Describe and Snapshots alone:
-// nothing on the disk changes, and downloads that a predecessor began stay for the next
-// daemon to decide about. A store that another process changes is an ErrUnavailable.
-//
-// It makes no use of the library's stores of blobs and layers: to open these writes to
-// their directories.
-func OpenToLook(ctx context.Context, config Config) (*Store, error) {
-	config.setDefaults()
-	s, options := newStore(config), boltOptions()
-	options.ReadOnly = true
-	file, err := openDatabase(s.dir, options)
-	if err != nil {
-		return nil, fmt.Errorf("read image store %s: %w", s.dir, err)
-	}
-	meta, err := openSnapshotRecords(filepath.Join(s.dir, snapshotterKey), options)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("read image store %s: open snapshots: %w", s.dir, err), file.Close())
-	}
-	s.assemble(file, seenBlobs{dir: filepath.Join(s.dir, "content", "blobs")}, &snapshotter{Snapshotter: seenLayers{meta: meta}, meta: meta})
-	if err := s.readRecords(s.scope(ctx)); err != nil {
-		return nil, errors.Join(fmt.Errorf("read image store %s: %w", s.dir, err), s.Close())
-	}
-	return s, nil
-}
-
-// seenBlobs are the files of a content store. What else a content.Store does, the
-// database refuses first, as it is open for reading.
-type seenBlobs struct {
-	content.Store
-	dir string
-}
-
-func (b seenBlobs) ReaderAt(_ context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
-	return local.OpenReader(filepath.Join(b.dir, desc.Digest.Algorithm().String(), desc.Digest.Encoded()))
-}
-
-// seenLayers are the records of a snapshotter.
-type seenLayers struct {
-	snapshots.Snapshotter
-	meta *storage.MetaStore
-}
-
-func (l seenLayers) Stat(ctx context.Context, key string) (info snapshots.Info, err error) {
-	err = l.meta.WithTransaction(ctx, false, func(ctx context.Context) error {
-		_, info, _, err = storage.GetInfo(ctx, key)
-		return err
-	})
-	return info, err
-}
-
-func (l seenLayers) Close() error { return l.meta.Close() }

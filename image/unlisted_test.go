@@ -79,19 +79,3 @@ func TestUnlistedDirectoriesKeepTheirAttributes(t *testing.T) {
 		}
 	}
 }
-
-// A directory whose place a later entry of the same layer takes is no parent any
-// more, and one that is listed after its files keeps what the listing says.
-func TestOrderWithinALayer(t *testing.T) {
-	s, registry := openStore(t), newTestRegistry(t)
-	image := pull(t, s, registry.push(t, "order:1", imageOf(t, v1.Config{},
-		layerOf(t, owned("late/", 0o700, 3), owned("replaced/", 0o700, 4), owned("replaced/by/", 0o700, 4)),
-		layerOf(t, file("late/file", "1"), owned("late/", 0o770, 1), file("replaced/by/file", "1"), file("replaced", "a file")))))
-	root := mountImage(t, s, image)
-	if got := attributesOf(t, filepath.Join(root, "late")); got != (ownerMode{0o770, 1, 1, "late/"}) {
-		t.Errorf("late: %+v", got)
-	}
-	if info, err := os.Lstat(filepath.Join(root, "replaced")); err != nil || !info.Mode().IsRegular() {
-		t.Errorf("replaced: %v %v", info, err)
-	}
-}

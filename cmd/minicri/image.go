@@ -98,11 +98,7 @@ func openImages(ctx context.Context, verb string, options imageOptions) (images 
 	if _, err := os.Stat(filepath.Join(options.Store.Root, "image")); err != nil && verb != "pull" && verb != "import" {
 		return images, nil, fmt.Errorf("no daemon serves, and there are no images of one: %w", err)
 	}
-	looks, open := verb == "ls" || verb == "inspect", image.Open
-	if looks {
-		open = image.OpenToLook
-	}
-	store, err := open(ctx, options.Store)
+	store, err := image.Open(ctx, options.Store)
 	if err != nil {
 		return images, nil, fmt.Errorf("no daemon serves at %s, and: %w", options.Socket, err)
 	}
@@ -114,7 +110,7 @@ func openImages(ctx context.Context, verb string, options imageOptions) (images 
 	return inspect.NewClientBy("in this process", listener.DialContext), func() error {
 		err := inspect.Stop(server, lastChange)
 		<-served // it always has an error, that it was closed
-		if looks || verb == "save" {
+		if verb == "ls" || verb == "inspect" || verb == "save" {
 			return errors.Join(err, store.Close())
 		}
 		// There is no background once the process ends.
