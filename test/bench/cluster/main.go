@@ -10,21 +10,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 	"time"
+
+	cost "github.com/minicri/minicri/test/bench/contender"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	err := run(ctx)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench-cluster:", err)
-		os.Exit(1)
-	}
-}
+func main() { cost.Main("cluster", run) }
 
 // contender is a runtime under a kubelet with feature gates.
 type contender struct{ name, runtime, gates string }
@@ -70,10 +62,7 @@ func run(ctx context.Context) error {
 // measure makes a cluster, measures, and takes it down.
 func (c contender) measure(ctx context.Context) (results map[string]float64, err error) {
 	name := "bench-" + c.name
-	tool, err := filepath.Abs("bin/cluster")
-	if err != nil {
-		return nil, err
-	}
+	tool := cost.Must(filepath.Abs("bin/cluster"))
 	cluster := func(arguments ...string) error {
 		command := exec.Command(tool, append([]string{"--name", name}, arguments...)...)
 		command.Stdout, command.Stderr = os.Stderr, os.Stderr
@@ -83,24 +72,17 @@ func (c contender) measure(ctx context.Context) (results map[string]float64, err
 	if c.gates != "" {
 		up = append(up, "--kubelet-gates", c.gates)
 	}
-	if err := cluster(up...); err != nil {
-		return nil, err
-	}
+	cost.Check(cluster(up...))
 	defer func() {
 		if down := cluster("down"); err == nil {
 			err = down
 		}
 	}()
-	a, err := newAPI(ctx, name)
-	if err != nil {
-		return nil, err
-	}
+	a := cost.Must(newAPI(ctx, name))
 	defer a.close()
 	b := &bench{api: a, results: make(map[string]float64), processes: processesOf(name)}
 	for _, measure := range []func(context.Context) error{b.single, b.together(20, rowTwenty), b.together(60, rowSixty), b.idle, b.job} {
-		if err := measure(ctx); err != nil {
-			return nil, err
-		}
+		cost.Check(measure(ctx))
 		time.Sleep(2 * time.Second) // what the last one left to do
 	}
 	return b.results, nil

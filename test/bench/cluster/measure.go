@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	cost "github.com/minicri/minicri/test/bench/contender"
 )
 
 // What is measured, in the order of the table.
@@ -54,25 +56,17 @@ func pod(name string) object {
 func (b *bench) start(ctx context.Context, prefix string, n int) ([]time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
-	watch, err := b.api.watchPods(ctx)
-	if err != nil {
-		return nil, err
-	}
+	watch := cost.Must(b.api.watchPods(ctx))
 	defer watch.close()
 	begun := make(map[string]time.Time)
 	for i := range n {
 		name := fmt.Sprintf("%s-%d", prefix, i)
 		begun[name] = time.Now()
-		if err := b.api.post(ctx, "/api/v1/namespaces/"+namespace+"/pods", pod(name)); err != nil {
-			return nil, err
-		}
+		cost.Check(b.api.post(ctx, "/api/v1/namespaces/"+namespace+"/pods", pod(name)))
 	}
 	var took []time.Duration
 	for len(begun) > 0 {
-		p, err := watch.next()
-		if err != nil {
-			return nil, err
-		}
+		p := cost.Must(watch.next())
 		if since, waited := begun[p.Metadata.Name]; waited && p.ready() {
 			took = append(took, time.Since(since))
 			delete(begun, p.Metadata.Name)
@@ -84,10 +78,7 @@ func (b *bench) start(ctx context.Context, prefix string, n int) ([]time.Duratio
 func (b *bench) single(ctx context.Context) error {
 	var took []time.Duration
 	for i := range singles {
-		one, err := b.start(ctx, fmt.Sprintf("single-%d", i), 1)
-		if err != nil {
-			return err
-		}
+		one := cost.Must(b.start(ctx, fmt.Sprintf("single-%d", i), 1))
 		took = append(took, one...)
 	}
 	slices.Sort(took)
@@ -99,9 +90,7 @@ func (b *bench) single(ctx context.Context) error {
 func (b *bench) together(n int, row string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		begun := time.Now()
-		if _, err := b.start(ctx, "many", n); err != nil {
-			return err
-		}
+		cost.Must(b.start(ctx, "many", n))
 		b.results[row] = time.Since(begun).Seconds()
 		if row == rowSixty {
 			return nil
@@ -112,19 +101,13 @@ func (b *bench) together(n int, row string) func(context.Context) error {
 
 func (b *bench) idle(ctx context.Context) error {
 	time.Sleep(10 * time.Second) // the starts have to end first
-	before, err := b.processes()
-	if err != nil {
-		return err
-	}
+	before := cost.Must(b.processes())
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-time.After(idleMinute):
 	}
-	after, err := b.processes()
-	if err != nil {
-		return err
-	}
+	after := cost.Must(b.processes())
 	b.results[rowIdle] = (after.cpu - before.cpu).Seconds()
 	b.results[rowMemory] = after.mebibytes
 	return b.api.deletePods(ctx)
@@ -132,10 +115,7 @@ func (b *bench) idle(ctx context.Context) error {
 
 func (b *bench) job(ctx context.Context) error {
 	time.Sleep(5 * time.Second)
-	before, err := b.processes()
-	if err != nil {
-		return err
-	}
+	before := cost.Must(b.processes())
 	b.results[rowBefore], b.results[rowFDFirst] = before.mebibytes, float64(before.descriptors)
 	begun := time.Now()
 	job := object{
@@ -145,18 +125,11 @@ func (b *bench) job(ctx context.Context) error {
 			"containers": []object{{"name": "main", "image": image, "command": []string{"true"}, "resources": object{"requests": object{"cpu": "1m"}}}},
 		}}},
 	}
-	if err := b.api.post(ctx, "/apis/batch/v1/namespaces/"+namespace+"/jobs", job); err != nil {
-		return err
-	}
-	if err := b.api.awaitJob(ctx, "short"); err != nil {
-		return err
-	}
+	cost.Check(b.api.post(ctx, "/apis/batch/v1/namespaces/"+namespace+"/jobs", job))
+	cost.Check(b.api.awaitJob(ctx, "short"))
 	b.results[rowJob] = time.Since(begun).Seconds()
 	time.Sleep(10 * time.Second)
-	after, err := b.processes()
-	if err != nil {
-		return err
-	}
+	after := cost.Must(b.processes())
 	b.results[rowJobMem], b.results[rowJobFD] = after.mebibytes, float64(after.descriptors)
 	return nil
 }

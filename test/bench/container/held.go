@@ -22,24 +22,17 @@ func (c *comparison) held(ctx context.Context) error {
 	var pods [2][]*contender.Pod
 	for i, n := range c.nodes {
 		pods[i] = make([]*contender.Pod, c.pods)
-		err := contender.Parallel(c.pods, func(k int) (err error) {
+		contender.Check(contender.Parallel(c.pods, func(k int) (err error) {
 			if pods[i][k], err = n.RunPod(ctx, fmt.Sprintf("held%d", k)); err == nil {
 				_, err = pods[i][k].Run(ctx, "app0", contender.App)
 			}
 			return err
-		})
-		if err != nil {
-			return err
-		}
+		}))
 	}
 	time.Sleep(settle)
-	if err := c.weigh(); err != nil {
-		return err
-	}
+	contender.Check(c.weigh())
 	for i := range c.nodes {
-		if err := c.fill(ctx, pods[i]); err != nil {
-			return err
-		}
+		contender.Check(c.fill(ctx, pods[i]))
 	}
 	return c.list(ctx, pods)
 }
@@ -56,10 +49,7 @@ func (c *comparison) weigh() error {
 	row := contender.Row{What: "memory of a pod with one container, shim and pause, MiB", MostOfOurs: 0.5}
 	numbers, ours := [2]*float64{&row.Ours, &row.Theirs}, 0.0
 	for i, n := range c.nodes {
-		o, err := n.Owners()
-		if err != nil {
-			return err
-		}
+		o := contender.Must(n.Owners())
 		shims, pauses := o.Shims.Processes, o.Pauses.Processes
 		if want := map[string]int{contender.Minicri: 1, contender.Containerd: c.pods}[n.Name]; shims < want || pauses != c.pods { // minicri may have a starter beside it
 			return fmt.Errorf("%s: %d pods have %d shims, want %d, and %d pause processes", n.Name, c.pods, shims, want, pauses)
@@ -80,23 +70,15 @@ func mib(kib int) float64 { return float64(kib) / 1024 }
 // list times lists of containers, and weighs lists of their stats.
 func (c *comparison) list(ctx context.Context, pods [2][]*contender.Pod) error {
 	var took, used [2][]time.Duration
-	if err := c.status(ctx, pods); err != nil {
-		return err
-	}
-	err := contender.Alternate(lists, func(_, i int) error {
+	contender.Check(c.status(ctx, pods))
+	contender.Check(contender.Alternate(lists, func(_, i int) error {
 		return contender.Timed(&took[i], func() error {
 			answer, err := c.nodes[i].CRI.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
 			return c.counted(i, len(answer.GetContainers()), err)
 		})
-	})
-	if err != nil {
-		return err
-	}
+	}))
 	for i := range c.nodes {
-		cpu, err := c.listStats(ctx, i)
-		if err != nil {
-			return err
-		}
+		cpu := contender.Must(c.listStats(ctx, i))
 		used[i] = append(used[i], cpu)
 	}
 	c.add(contender.Row{What: "ListContainers, p50 ms", MostOfOurs: 3}.Medians(took))
@@ -119,15 +101,10 @@ func (c *comparison) status(ctx context.Context, pods [2][]*contender.Pod) error
 
 // listStats lists stats often enough for the CPU time to be told.
 func (c *comparison) listStats(ctx context.Context, i int) (time.Duration, error) {
-	before, err := c.nodes[i].CPU()
-	if err != nil {
-		return 0, err
-	}
+	before := contender.Must(c.nodes[i].CPU())
 	for range statsLists {
 		answer, err := c.nodes[i].CRI.ListContainerStats(ctx, &runtimeapi.ListContainerStatsRequest{})
-		if err := c.counted(i, len(answer.GetStats()), err); err != nil {
-			return 0, err
-		}
+		contender.Check(c.counted(i, len(answer.GetStats()), err))
 	}
 	after, err := c.nodes[i].CPU()
 	return after - before, err

@@ -29,13 +29,9 @@ type times struct {
 
 // lives times containers one by one, in pods of their own.
 func (c *comparison) lives(ctx context.Context) error {
-	if err := c.live(ctx, warmUp, &times{}); err != nil {
-		return err
-	}
+	contender.Check(c.live(ctx, warmUp, &times{}))
 	took := &times{}
-	if err := c.live(ctx, c.rounds, took); err != nil {
-		return err
-	}
+	contender.Check(c.live(ctx, c.rounds, took))
 	first, further := 0.55, 0.5
 	if c.runtime != "" {
 		first, further = 0.7, 0.7 // both wait for the same runtime
@@ -53,21 +49,10 @@ func (c *comparison) lives(ctx context.Context) error {
 
 func (c *comparison) live(ctx context.Context, rounds int, to *times) error {
 	return contender.Alternate(rounds, func(round, i int) error {
-		pod, err := c.nodes[i].RunPod(ctx, fmt.Sprintf("life%d", round))
-		if err != nil {
-			return err
-		}
-		before, err := pod.Node.CPUWithChildren()
-		if err != nil {
-			return err
-		}
-		if err := to.measure(ctx, i, pod); err != nil {
-			return err
-		}
-		after, err := pod.Node.CPUWithChildren()
-		if err != nil {
-			return err
-		}
+		pod := contender.Must(c.nodes[i].RunPod(ctx, fmt.Sprintf("life%d", round)))
+		before := contender.Must(pod.Node.CPUWithChildren())
+		contender.Check(to.measure(ctx, i, pod))
+		after := contender.Must(pod.Node.CPUWithChildren())
 		to.cpu[i] = append(to.cpu[i], after-before)
 		return pod.Node.RemovePod(ctx, pod.ID)
 	})
@@ -77,29 +62,19 @@ func (c *comparison) live(ctx context.Context, rounds int, to *times) error {
 func (t *times) measure(ctx context.Context, node int, pod *contender.Pod) error {
 	var ids [2]string
 	for i, took := range []*[]time.Duration{&t.first[node], &t.second[node]} {
-		err := contender.Timed(took, func() (err error) {
+		contender.Check(contender.Timed(took, func() (err error) {
 			ids[i], err = pod.Run(ctx, fmt.Sprintf("app%d", i), contender.App)
 			return err
-		})
-		if err != nil {
-			return err
-		}
+		}))
 	}
 	for range execs {
-		if err := contender.Timed(&t.exec[node], func() error { return execTrue(ctx, pod.Node, ids[0]) }); err != nil {
-			return err
-		}
+		contender.Check(contender.Timed(&t.exec[node], func() error { return execTrue(ctx, pod.Node, ids[0]) }))
 	}
 	for _, id := range ids {
-		err := contender.Timed(&t.end[node], func() error {
-			if err := pod.Node.StopContainer(ctx, id); err != nil {
-				return err
-			}
+		contender.Check(contender.Timed(&t.end[node], func() error {
+			contender.Check(pod.Node.StopContainer(ctx, id))
 			return contender.Timed(&t.remove[node], func() error { return pod.Node.RemoveContainer(ctx, id) })
-		})
-		if err != nil {
-			return err
-		}
+		}))
 	}
 	return nil
 }

@@ -34,30 +34,19 @@ func (c *comparison) emptyPods(ctx context.Context) error {
 
 func (t *podTimes) measure(ctx context.Context, i int, n *contender.Node, round int) error {
 	var pod *contender.Pod
-	err := contender.Timed(&t.run[i], func() (err error) {
+	contender.Check(contender.Timed(&t.run[i], func() (err error) {
 		pod, err = n.RunPod(ctx, fmt.Sprintf("pod%d", round))
 		return err
-	})
-	if err != nil {
-		return err
-	}
-	err = contender.Timed(&t.stop[i], func() error {
+	}))
+	contender.Check(contender.Timed(&t.stop[i], func() error {
 		_, err := n.CRI.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod.ID})
 		return err
-	})
-	if err != nil {
-		return err
-	}
-	if err := n.RemovePod(ctx, pod.ID); err != nil {
-		return err
-	}
+	}))
+	contender.Check(n.RemovePod(ctx, pod.ID))
 	host := ""
-	err = contender.Timed(&t.hostRun[i], func() (err error) {
+	contender.Check(contender.Timed(&t.hostRun[i], func() (err error) {
 		host, err = n.RunHostPod(ctx, fmt.Sprintf("host%d", round))
 		return err
-	})
-	if err != nil {
-		return err
-	}
+	}))
 	return n.RemovePod(ctx, host)
 }

@@ -23,18 +23,13 @@ func (c *comparison) probes(ctx context.Context) error {
 	var ids [2]string
 	var pods [2]*contender.Pod
 	for i, n := range c.nodes {
-		pod, err := n.RunPod(ctx, "probed")
-		if err != nil {
-			return err
-		}
+		pod := contender.Must(n.RunPod(ctx, "probed"))
 		pod.Seccomp = runtimeapi.SecurityProfile_RuntimeDefault
-		if ids[i], err = pod.Run(ctx, "app", contender.App); err != nil {
-			return err
-		}
+		ids[i] = contender.Must(pod.Run(ctx, "app", contender.App))
 		pods[i] = pod
 	}
 	var took, used [2][]time.Duration
-	err := contender.Alternate(c.probeCount/probeBlock, func(_, i int) error {
+	contender.Check(contender.Alternate(c.probeCount/probeBlock, func(_, i int) error {
 		before, err := c.nodes[i].CPUWithChildren()
 		for k := 0; k < probeBlock && err == nil; k++ {
 			err = contender.Timed(&took[i], func() error { return execTrue(ctx, c.nodes[i], ids[i]) })
@@ -46,10 +41,7 @@ func (c *comparison) probes(ctx context.Context) error {
 		after, err := c.nodes[i].CPUWithChildren()
 		used[i] = append(used[i], after-before)
 		return err
-	})
-	if err != nil {
-		return err
-	}
+	}))
 	total := func(all []time.Duration) (sum float64) {
 		for _, one := range all {
 			sum += contender.Milliseconds(one)
@@ -63,9 +55,7 @@ func (c *comparison) probes(ctx context.Context) error {
 	c.add(contender.Row{What: fmt.Sprintf("%d exec probes, %s, ms of CPU", len(took[0]), with), AtMost: 0.5}.Numbers(used, total))
 	c.add(contender.Row{What: "one of them, p50 ms", AtMost: 0.5}.Medians(took))
 	for i, pod := range pods {
-		if err := c.nodes[i].RemovePod(ctx, pod.ID); err != nil {
-			return err
-		}
+		contender.Check(c.nodes[i].RemovePod(ctx, pod.ID))
 	}
 	return nil
 }

@@ -33,26 +33,14 @@ var applets = []string{"sh", "true"}
 
 // writeImages writes an archive of both images, as docker save does.
 func writeImages(path string) error {
-	app, err := appImage()
-	if err != nil {
-		return err
-	}
-	program, err := pause.Binary()
-	if err != nil {
-		return err
-	}
-	sandbox, err := imageOf(func(l *layer) { l.file("pause", 0o755, program) }, "/pause")
-	if err != nil {
-		return err
-	}
+	app := Must(appImage())
+	program := Must(pause.Binary())
+	sandbox := Must(imageOf(func(l *layer) { l.file("pause", 0o755, program) }, "/pause"))
 	images := map[string]v1.Image{}
 	images[Image], images[pauseImage] = app, sandbox
 	tags := map[name.Tag]v1.Image{}
 	for text, image := range images {
-		tag, err := name.NewTag(text)
-		if err != nil {
-			return err
-		}
+		tag := Must(name.NewTag(text))
 		tags[tag] = image
 	}
 	return tarball.MultiWriteToFile(path, tags)
@@ -63,10 +51,7 @@ func appImage() (v1.Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: run make setup", err)
 	}
-	app, err := pause.Binary() // ends at SIGTERM, which is all that is asked of it
-	if err != nil {
-		return nil, err
-	}
+	app := Must(pause.Binary())
 	return imageOf(func(l *layer) {
 		for _, dir := range []string{"bin", "dev", "etc", "proc", "sys", "tmp"} {
 			l.add(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755}, nil)
@@ -91,14 +76,8 @@ func imageOf(fill func(*layer), program string) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	img, err := mutate.AppendLayers(empty.Image, made)
-	if err != nil {
-		return nil, err
-	}
-	config, err := img.ConfigFile()
-	if err != nil {
-		return nil, err
-	}
+	img := Must(mutate.AppendLayers(empty.Image, made))
+	config := Must(img.ConfigFile())
 	config = config.DeepCopy()
 	config.OS, config.Architecture = "linux", runtime.GOARCH
 	config.Config.Entrypoint, config.Config.Env = []string{program}, []string{"PATH=/bin"}

@@ -34,16 +34,51 @@ type setting struct {
 	embedded bool
 }
 
-func run(name string, in setting, benchmark Benchmark) {
+// failure is an error that ends a benchmark, on its way to Catch.
+type failure struct{ error }
+
+// Check ends the benchmark for an error.
+func Check(err error) {
+	if err != nil {
+		panic(failure{err})
+	}
+}
+
+// Must is Check of what a call returns beside its result.
+func Must[T any](value T, err error) T {
+	Check(err)
+	return value
+}
+
+// Catch returns the error that do returns, or that has ended it.
+func Catch(do func() error) (err error) {
+	defer func() {
+		switch ended := recover().(type) {
+		case nil:
+		case failure:
+			err = ended.error
+		default:
+			panic(ended)
+		}
+	}()
+	return do()
+}
+
+// Main is the main function of a benchmark: ended early, it still cleans up.
+func Main(name string, do func(ctx context.Context) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	ctx, cancel := context.WithTimeout(ctx, limit)
-	err := compare(ctx, in, benchmark)
+	err := Catch(func() error { return do(ctx) })
 	cancel()
 	stop()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "bench-%s: %v\n", name, err)
 		os.Exit(1)
 	}
+}
+
+func run(name string, in setting, benchmark Benchmark) {
+	Main(name, func(ctx context.Context) error { return compare(ctx, in, benchmark) })
 }
 
 func compare(ctx context.Context, in setting, benchmark Benchmark) (err error) {

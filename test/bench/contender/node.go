@@ -33,9 +33,7 @@ type Node struct {
 
 func startNodes(ctx context.Context, dir string, in setting) (nodes []*Node, err error) {
 	archive := filepath.Join(dir, "images.tar")
-	if err := writeImages(archive); err != nil {
-		return nil, err
-	}
+	Check(writeImages(archive))
 	programs := BesideUs()
 	config := in.engine.minicri()
 	if in.embedded {
@@ -47,7 +45,7 @@ func startNodes(ctx context.Context, dir string, in setting) (nodes []*Node, err
 			embedded: in.embedded && runtime.Name == Minicri,
 		}
 		nodes = append(nodes, n)
-		if err := n.start(ctx, archive); err != nil {
+		if err := Catch(func() error { return n.start(ctx, archive) }); err != nil {
 			return nodes, fmt.Errorf("%s: %w", runtime.Name, err)
 		}
 	}
@@ -63,16 +61,10 @@ func closeNodes(nodes []*Node) (err error) {
 	return err
 }
 
-func (n *Node) start(ctx context.Context, archive string) (err error) {
-	if err := n.prepare(); err != nil {
-		return err
-	}
-	if n.Process, err = n.Runtime.Start(ctx, n.dir); err != nil {
-		return err
-	}
-	if n.connection, err = Connect(ctx, n.dir); err != nil {
-		return err
-	}
+func (n *Node) start(ctx context.Context, archive string) error {
+	Check(n.prepare())
+	n.Process = Must(n.Runtime.Start(ctx, n.dir))
+	n.connection = Must(Connect(ctx, n.dir))
 	n.CRI = runtimeapi.NewRuntimeServiceClient(n.connection)
 	command := n.importImages(n.dir, archive)
 	if out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput(); err != nil {
@@ -86,19 +78,13 @@ func (n *Node) start(ctx context.Context, archive string) (err error) {
 // node.
 func (n *Node) prepare() error {
 	network := filepath.Join(n.dir, networkName)
-	if err := os.MkdirAll(network, 0o755); err != nil {
-		return err
-	}
+	Check(os.MkdirAll(network, 0o755))
 	if !n.embedded {
 		conf := ConfList("bench", fmt.Sprintf("bench%d", n.number), fmt.Sprintf("10.%d.0.0/16", 200+n.number), filepath.Join(n.dir, addressesName))
-		if err := os.WriteFile(filepath.Join(network, "10-bench.conflist"), conf, 0o644); err != nil {
-			return err
-		}
+		Check(os.WriteFile(filepath.Join(network, "10-bench.conflist"), conf, 0o644))
 	}
 	for _, directory := range []string{n.logs(), filepath.Join(n.dir, stateName)} {
-		if err := os.Mkdir(directory, 0o755); err != nil {
-			return err
-		}
+		Check(os.Mkdir(directory, 0o755))
 		if err := unix.Mount("tmpfs", directory, "tmpfs", 0, "mode=0755"); err != nil {
 			return fmt.Errorf("mount a tmpfs at %s: %w", directory, err)
 		}

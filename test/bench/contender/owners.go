@@ -19,20 +19,10 @@ func (o Owners) KiB() int { return o.Daemon.KiB + o.Shims.KiB + o.Pauses.KiB }
 
 // Owners weighs what runs for the node's pods.
 func (n *Node) Owners() (o Owners, err error) {
-	if o.Daemon, err = ownerOf([]int{n.PID}); err != nil {
-		return o, err
-	}
-	shims, err := named(n.shim)
-	if err != nil {
-		return o, err
-	}
-	if o.Shims, err = ownerOf(shims); err != nil {
-		return o, err
-	}
-	all, err := named("pause")
-	if err != nil {
-		return o, err
-	}
+	o.Daemon = Must(ownerOf([]int{n.PID}))
+	shims := Must(named(n.shim))
+	o.Shims = Must(ownerOf(shims))
+	all := Must(named("pause"))
 	var pauses []int
 	for _, pid := range all {
 		cgroups, err := os.ReadFile(procFile(pid, "cgroup"))
@@ -53,10 +43,7 @@ func ownerOf(pids []int) (o Owner, err error) {
 		if err != nil {
 			return o, err
 		}
-		threads, err := os.ReadDir(procFile(pid, "task"))
-		if err != nil {
-			return o, err
-		}
+		threads := Must(os.ReadDir(procFile(pid, "task")))
 		o.Processes, o.Threads, o.KiB = o.Processes+1, o.Threads+len(threads), o.KiB+kib
 	}
 	return o, nil

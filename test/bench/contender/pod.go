@@ -48,9 +48,7 @@ func (n *Node) RunPod(ctx context.Context, name string) (*Pod, error) {
 // plugin.
 func (n *Node) RunPodIn(ctx context.Context, name string, network runtimeapi.NamespaceMode) (*Pod, error) {
 	logs := filepath.Join(n.logs(), name)
-	if err := os.MkdirAll(logs, 0o755); err != nil {
-		return nil, err
-	}
+	Check(os.MkdirAll(logs, 0o755))
 	p := &Pod{Node: n, Seccomp: runtimeapi.SecurityProfile_Unconfined, config: PodConfig(name, logs, network)}
 	p.config.Linux.CgroupParent = n.cgroupParent()
 	answer, err := n.CRI.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: p.config, RuntimeHandler: n.handler})
@@ -63,18 +61,13 @@ func (n *Node) RunPodIn(ctx context.Context, name string, network runtimeapi.Nam
 
 // RunHostPod runs a pod in the network of the node, and returns its id.
 func (n *Node) RunHostPod(ctx context.Context, name string) (string, error) {
-	p, err := n.RunPodIn(ctx, name, runtimeapi.NamespaceMode_NODE)
-	if err != nil {
-		return "", err
-	}
+	p := Must(n.RunPodIn(ctx, name, runtimeapi.NamespaceMode_NODE))
 	return p.ID, nil
 }
 
 // RemovePod stops and removes a pod with its containers.
 func (n *Node) RemovePod(ctx context.Context, id string) error {
-	if _, err := n.CRI.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
-		return err
-	}
+	Must(n.CRI.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id}))
 	_, err := n.CRI.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
 	return err
 }
@@ -114,10 +107,7 @@ func (n *Node) StartContainer(ctx context.Context, id string) error {
 
 // Run creates and starts a container.
 func (p *Pod) Run(ctx context.Context, name string, command ...string) (string, error) {
-	id, err := p.Create(ctx, name, command...)
-	if err != nil {
-		return "", err
-	}
+	id := Must(p.Create(ctx, name, command...))
 	return id, p.Node.StartContainer(ctx, id)
 }
 
@@ -156,7 +146,7 @@ func Burst(n, atOnce int, do func(int) error) error {
 		slots <- struct{}{}
 		wait.Go(func() {
 			defer func() { <-slots }()
-			errs[i] = do(i)
+			errs[i] = Catch(func() error { return do(i) })
 		})
 	}
 	wait.Wait()

@@ -66,9 +66,7 @@ func OfMinicri(programs Programs, config string) Runtime {
 
 func startMinicri(ctx context.Context, programs Programs, dir, config string) (*Process, error) {
 	path := filepath.Join(dir, "config.toml")
-	if err := os.WriteFile(path, []byte("cgroup_driver = \"cgroupfs\"\n"+config), 0o600); err != nil {
-		return nil, err
-	}
+	Check(os.WriteFile(path, []byte("cgroup_driver = \"cgroupfs\"\n"+config), 0o600))
 	in := func(name string) string { return filepath.Join(dir, name) }
 	return start(ctx, programs.Minicri, "--config", path, "--root", in("root"), "--state", in(stateName), "--socket", in(socketName),
 		"--netns-dir", in("netns"), "--cni-conf-dir", in(networkName), "--cni-bin-dir", programs.CNI, "--log-level", "error")
@@ -109,8 +107,6 @@ func OfContainerd(programs Programs, config string) Runtime {
 func startContainerd(ctx context.Context, programs Programs, dir, more string) (*Process, error) {
 	in := func(name string) string { return filepath.Join(dir, name) }
 	config := fmt.Sprintf(containerdConfig, in("root"), in(stateName), in(socketName), in(networkName), programs.CNI, pauseImage) + more
-	if err := os.WriteFile(in("config.toml"), []byte(config), 0o600); err != nil {
-		return nil, err
-	}
+	Check(os.WriteFile(in("config.toml"), []byte(config), 0o600))
 	return start(ctx, Containerd, "--config", in("config.toml"), "--log-level", "error")
 }

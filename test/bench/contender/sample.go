@@ -45,9 +45,7 @@ func Timed(to *[]time.Duration, do func() error) error {
 func Alternate(rounds int, do func(round, node int) error) error {
 	for round := range rounds {
 		for i := range 2 {
-			if err := do(round, (round+i)%2); err != nil {
-				return err
-			}
+			Check(do(round, (round+i)%2))
 		}
 	}
 	return nil

@@ -13,9 +13,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/minicri/minicri/test/bench/contender"
@@ -34,12 +32,9 @@ func main() {
 	minicri := flag.String("minicri", contender.BesideUs().Minicri, "the daemon to measure")
 	registry := flag.String("registry", "", "used by the benchmark for its child: serve a registry, address to this directory")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
-	if err := run(ctx, *registry, options{minicri: *minicri, rounds: *rounds, quick: *quick}); err != nil {
-		fmt.Fprintln(os.Stderr, "bench image:", err)
-		os.Exit(1)
-	}
+	contender.Main("image", func(ctx context.Context) error {
+		return run(ctx, *registry, options{minicri: *minicri, rounds: *rounds, quick: *quick})
+	})
 }
 
 type options struct {
@@ -63,25 +58,16 @@ func bench(ctx context.Context, o options) (err error) {
 			return fmt.Errorf("%w: run make setup build", err)
 		}
 	}
-	dir, err := os.MkdirTemp("", "mb") // short: sockets are below it
-	if err != nil {
-		return err
-	}
+	dir := contender.Must(os.MkdirTemp("", "mb"))
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	registry, err := startRegistry(ctx, filepath.Join(dir, "registry"))
-	if err != nil {
-		return err
-	}
+	registry := contender.Must(startRegistry(ctx, filepath.Join(dir, "registry")))
 	defer registry.Stop()
 	reference, shape, err := registry.pushBigImage()
 	if err != nil {
 		return err
 	}
 	fmt.Println(shape)
-	results, err := pullInTurn(ctx, dir, reference, o)
-	if err != nil {
-		return err
-	}
+	results := contender.Must(pullInTurn(ctx, dir, reference, o))
 	printPulls(results)
 	return benchStore(ctx, dir, registry, o)
 }

@@ -31,10 +31,7 @@ type cost struct {
 }
 
 func costOf(process *contender.Process) (cost, error) {
-	cpu, err := contender.CPUWithChildren(process.PID)
-	if err != nil {
-		return cost{}, err
-	}
+	cpu := contender.Must(contender.CPUWithChildren(process.PID))
 	peak, err := contender.PeakMemory(process.PID)
 	return cost{cpu: cpu, peak: peak}, err
 }
@@ -64,31 +61,20 @@ func pullInTurn(ctx context.Context, dir, reference string, o options) (map[stri
 // on a used one, ext4 looks at every inode that was freed within the last
 // minute before it gives one out, which would be most of what is measured.
 func pullOnce(ctx context.Context, c contender.Runtime, dir, reference string) (_ result, err error) {
-	remove, err := makeDisk(ctx, dir)
-	if err != nil {
-		return result{}, err
-	}
+	remove := contender.Must(makeDisk(ctx, dir))
 	defer func() { err = errors.Join(err, remove()) }()
-	process, err := c.Start(ctx, dir)
-	if err != nil {
-		return result{}, err
-	}
+	process := contender.Must(c.Start(ctx, dir))
 	defer process.Stop()
 	connection, err := contender.Connect(ctx, dir)
 	if err != nil {
 		return result{}, fmt.Errorf("%w: %s", err, process.Output)
 	}
 	defer connection.Close()
-	before, err := costOf(process)
-	if err != nil {
-		return result{}, err
-	}
+	before := contender.Must(costOf(process))
 	syscall.Sync()
 	began := time.Now()
 	request := &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: reference}}
-	if _, err := runtimeapi.NewImageServiceClient(connection).PullImage(ctx, request); err != nil {
-		return result{}, err
-	}
+	contender.Must(runtimeapi.NewImageServiceClient(connection).PullImage(ctx, request))
 	wall := time.Since(began)
 	after, err := costOf(process)
 	return result{wall: wall, cost: cost{cpu: after.cpu - before.cpu, peak: after.peak}}, err
@@ -100,15 +86,9 @@ const diskSize = 2 << 30
 // makeDisk mounts a new filesystem at dir.
 func makeDisk(ctx context.Context, dir string) (remove func() error, err error) {
 	disk := dir + ".disk"
-	if err := os.WriteFile(disk, nil, 0o600); err != nil {
-		return nil, err
-	}
-	if err := os.Truncate(disk, diskSize); err != nil {
-		return nil, err
-	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return nil, err
-	}
+	contender.Check(os.WriteFile(disk, nil, 0o600))
+	contender.Check(os.Truncate(disk, diskSize))
+	contender.Check(os.Mkdir(dir, 0o700))
 	for _, command := range [][]string{{"mkfs.ext4", "-q", disk}, {"mount", "-o", "loop", disk, dir}} {
 		if out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput(); err != nil {
 			return nil, fmt.Errorf("%v: %w: %s", command, err, out)

@@ -29,16 +29,11 @@ import (
 // serveRegistry is a child: a registry in memory. It writes its address to
 // dir/address.
 func serveRegistry(ctx context.Context, dir string) error {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
+	listener := contender.Must(net.Listen("tcp", "127.0.0.1:0"))
 	server := &http.Server{Handler: registry.New(registry.Logger(log.New(io.Discard, "", 0)))}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
-	if err := contender.WriteWhole(filepath.Join(dir, "address"), listener.Addr().String()); err != nil {
-		return err
-	}
+	contender.Check(contender.WriteWhole(filepath.Join(dir, "address"), listener.Addr().String()))
 	if err := server.Serve(listener); err != http.ErrServerClosed {
 		return err
 	}
@@ -52,13 +47,8 @@ type benchRegistry struct {
 }
 
 func startRegistry(ctx context.Context, dir string) (*benchRegistry, error) {
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return nil, err
-	}
-	c, err := contender.StartSelf(ctx, "-registry="+dir)
-	if err != nil {
-		return nil, err
-	}
+	contender.Check(os.Mkdir(dir, 0o700))
+	c := contender.Must(contender.StartSelf(ctx, "-registry="+dir))
 	address, err := contender.WaitForFile(ctx, filepath.Join(dir, "address"))
 	if err != nil {
 		c.Stop()
@@ -69,10 +59,7 @@ func startRegistry(ctx context.Context, dir string) (*benchRegistry, error) {
 
 func (r *benchRegistry) push(path string, img v1.Image) (string, error) {
 	reference := r.host + "/" + path
-	ref, err := name.ParseReference(reference, name.Insecure)
-	if err != nil {
-		return "", err
-	}
+	ref := contender.Must(name.ParseReference(reference, name.Insecure))
 	return reference, remote.Write(ref, img)
 }
 
@@ -86,22 +73,12 @@ const (
 func (r *benchRegistry) pushBigImage() (reference, shape string, err error) {
 	img, size := v1.Image(empty.Image), int64(0)
 	for i := range layers {
-		layer, err := layerOf(bigLayer(int64(i)))
-		if err != nil {
-			return "", "", err
-		}
-		n, err := layer.Size()
-		if err != nil {
-			return "", "", err
-		}
+		layer := contender.Must(layerOf(bigLayer(int64(i))))
+		n := contender.Must(layer.Size())
 		size += n
-		if img, err = mutate.AppendLayers(img, layer); err != nil {
-			return "", "", err
-		}
+		img = contender.Must(mutate.AppendLayers(img, layer))
 	}
-	if img, err = forThisNode(img, "bench"); err != nil {
-		return "", "", err
-	}
+	img = contender.Must(forThisNode(img, "bench"))
 	reference, err = r.push("bench/big:1", img)
 	shape = fmt.Sprintf("image: %d layers, %d files, %d MB compressed, %d MB unpacked",
 		layers, layers*filesPerLayer, size/1e6, layers*filesPerLayer*bytesPerFile/1_000_000)
@@ -132,10 +109,7 @@ func layerOf(plain []byte) (v1.Layer, error) {
 // forThisNode gives an image the node's platform and a name that makes its id
 // differ from others'.
 func forThisNode(img v1.Image, label string) (v1.Image, error) {
-	spec, err := img.ConfigFile()
-	if err != nil {
-		return nil, err
-	}
+	spec := contender.Must(img.ConfigFile())
 	spec = spec.DeepCopy()
 	spec.OS, spec.Architecture = "linux", runtime.GOARCH
 	spec.Config.Labels = map[string]string{"bench": label}

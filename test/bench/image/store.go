@@ -24,80 +24,50 @@ const snapshotRounds = 300
 // benchStore times what containers need of the store, and ListImages.
 func benchStore(ctx context.Context, dir string, registry *benchRegistry, o options) error {
 	node := filepath.Join(dir, "n")
-	if err := os.Mkdir(node, 0o700); err != nil {
-		return err
-	}
+	contender.Check(os.Mkdir(node, 0o700))
 	root := filepath.Join(node, "root") // as contender has it
 	count := manyImages
 	if o.quick {
 		count = 10
 	}
 	began := time.Now()
-	if err := fillStore(ctx, root, registry, count); err != nil {
-		return err
-	}
+	contender.Check(fillStore(ctx, root, registry, count))
 	fmt.Printf("%d small images pulled in %.1f s\n", count, time.Since(began).Seconds())
 	syscall.Sync()
-	if err := benchSnapshots(ctx, root); err != nil {
-		return err
-	}
+	contender.Check(benchSnapshots(ctx, root))
 	return benchList(ctx, node, o.minicri)
 }
 
 // fillStore pulls images that differ in their configuration alone.
 func fillStore(ctx context.Context, root string, registry *benchRegistry, count int) error {
-	store, err := image.Open(ctx, image.Config{Root: root})
-	if err != nil {
-		return err
-	}
+	store := contender.Must(image.Open(ctx, image.Config{Root: root}))
 	defer store.Close()
-	layer, err := layerOf(make([]byte, 1024)) // an empty tar
-	if err != nil {
-		return err
-	}
-	base, err := mutate.AppendLayers(empty.Image, layer)
-	if err != nil {
-		return err
-	}
+	layer := contender.Must(layerOf(make([]byte, 1024)))
+	base := contender.Must(mutate.AppendLayers(empty.Image, layer))
 	for i := range count {
-		if err := pullSmall(ctx, store, registry, base, i); err != nil {
-			return err
-		}
+		contender.Check(pullSmall(ctx, store, registry, base, i))
 	}
 	return nil
 }
 
 func pullSmall(ctx context.Context, store *image.Store, registry *benchRegistry, base v1.Image, i int) error {
-	img, err := forThisNode(base, fmt.Sprint(i))
-	if err != nil {
-		return err
-	}
-	reference, err := registry.push(fmt.Sprintf("bench/small%d:1", i), img)
-	if err != nil {
-		return err
-	}
-	_, err = store.Pull(ctx, reference, image.Auth{}, nil)
+	img := contender.Must(forThisNode(base, fmt.Sprint(i)))
+	reference := contender.Must(registry.push(fmt.Sprintf("bench/small%d:1", i), img))
+	_, err := store.Pull(ctx, reference, image.Auth{}, nil)
 	return err
 }
 
 func benchSnapshots(ctx context.Context, root string) error {
-	store, err := image.Open(ctx, image.Config{Root: root})
-	if err != nil {
-		return err
-	}
+	store := contender.Must(image.Open(ctx, image.Config{Root: root}))
 	defer store.Close()
 	id := store.List()[0].ID
 	var prepare, remove []time.Duration
 	for i := range snapshotRounds {
 		key := fmt.Sprintf("container%d", i)
 		began := time.Now()
-		if err := store.Prepare(ctx, key, id, image.PrepareOptions{}); err != nil {
-			return err
-		}
+		contender.Check(store.Prepare(ctx, key, id, image.PrepareOptions{}))
 		prepared := time.Now()
-		if err := store.RemoveSnapshot(ctx, key); err != nil {
-			return err
-		}
+		contender.Check(store.RemoveSnapshot(ctx, key))
 		prepare, remove = append(prepare, prepared.Sub(began)), append(remove, time.Since(prepared))
 	}
 	printTime("snapshot prepared, p50", prepare, time.Millisecond)
@@ -107,10 +77,7 @@ func benchSnapshots(ctx context.Context, root string) error {
 
 func benchList(ctx context.Context, node, minicri string) (err error) {
 	began := time.Now()
-	process, err := contender.OfMinicri(programsWith(minicri), "").Start(ctx, node)
-	if err != nil {
-		return err
-	}
+	process := contender.Must(contender.OfMinicri(programsWith(minicri), "").Start(ctx, node))
 	defer func() {
 		process.Stop()
 		err = errors.Join(err, contender.UnmountBelow(node))
@@ -125,10 +92,7 @@ func benchList(ctx context.Context, node, minicri string) (err error) {
 	var took []time.Duration
 	for range 100 {
 		began := time.Now()
-		list, err := client.ListImages(ctx, &runtimeapi.ListImagesRequest{})
-		if err != nil {
-			return err
-		}
+		list := contender.Must(client.ListImages(ctx, &runtimeapi.ListImagesRequest{}))
 		took, count = append(took, time.Since(began)), len(list.GetImages())
 	}
 	printTime(fmt.Sprintf("ListImages of %d, p50", count), took, 5*time.Millisecond)

@@ -45,15 +45,12 @@ func Start(ctx context.Context, binaries string) (*Node, error) {
 
 // StartWith is Start with a changed configuration.
 func StartWith(ctx context.Context, binaries string, change func(*config.Config)) (*Node, error) {
-	dir, err := os.MkdirTemp("", "mb") // short: sockets are below the state directory
-	if err != nil {
-		return nil, err
-	}
+	dir := contender.Must(os.MkdirTemp("", "mb"))
 	n := &Node{Dir: dir, Config: config.Default()}
-	if err := n.configure(binaries, change); err != nil {
+	if err := contender.Catch(func() error { return n.configure(binaries, change) }); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
-	if err := n.start(ctx, filepath.Join(binaries, "minicri")); err != nil {
+	if err := contender.Catch(func() error { return n.start(ctx, filepath.Join(binaries, "minicri")) }); err != nil {
 		log, _ := os.ReadFile(n.path("log"))
 		return nil, errors.Join(fmt.Errorf("%w\n%s", err, log), n.Close())
 	}
@@ -68,16 +65,9 @@ func (n *Node) configure(binaries string, change func(*config.Config)) error {
 	c.NetnsDir, c.CNIConf, c.CNIBin = n.path("netns"), n.path("net.d"), filepath.Join(binaries, "cni")
 	c.CgroupDriver, c.CgroupParent = "cgroupfs", "/"+filepath.Base(n.Dir)
 	change(c)
-	if err := os.Mkdir(c.CNIConf, 0o755); err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(c.CNIConf, "10-bench.conflist"), n.ConfList(), 0o644); err != nil {
-		return err
-	}
-	file, err := os.Create(n.path("config.toml"))
-	if err != nil {
-		return err
-	}
+	contender.Check(os.Mkdir(c.CNIConf, 0o755))
+	contender.Check(os.WriteFile(filepath.Join(c.CNIConf, "10-bench.conflist"), n.ConfList(), 0o644))
+	file := contender.Must(os.Create(n.path("config.toml")))
 	return errors.Join(c.Write(file), file.Close())
 }
 
@@ -87,22 +77,14 @@ func (n *Node) ConfList() []byte {
 }
 
 func (n *Node) start(ctx context.Context, program string) error {
-	log, err := os.Create(n.path("log"))
-	if err != nil {
-		return err
-	}
+	log := contender.Must(os.Create(n.path("log")))
 	defer log.Close()
 	n.daemon = exec.Command(program, "--config", n.path("config.toml"))
 	n.daemon.Stderr = log
 	// A signal to our group is not for the daemon: Close needs it.
 	n.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := n.daemon.Start(); err != nil {
-		return err
-	}
-	n.connection, err = grpc.NewClient("unix://"+n.Config.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return err
-	}
+	contender.Check(n.daemon.Start())
+	n.connection = contender.Must(grpc.NewClient("unix://"+n.Config.Socket, grpc.WithTransportCredentials(insecure.NewCredentials())))
 	n.Client = runtimeapi.NewRuntimeServiceClient(n.connection)
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

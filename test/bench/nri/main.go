@@ -8,10 +8,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
@@ -29,25 +27,13 @@ const calls = 3
 func main() {
 	rounds := flag.Int("rounds", 100, "rounds that are timed")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	err := run(ctx, *rounds)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench-nri:", err)
-		os.Exit(1)
-	}
+	contender.Main("nri", func(ctx context.Context) error { return run(ctx, *rounds) })
 }
 
 func run(ctx context.Context, rounds int) (err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
+	self := contender.Must(os.Executable())
 	binaries := filepath.Dir(filepath.Dir(self))
-	off, err := node.Start(ctx, binaries)
-	if err != nil {
-		return err
-	}
+	off := contender.Must(node.Start(ctx, binaries))
 	defer func() { err = errors.Join(err, off.Close()) }()
 	on, err := node.StartWith(ctx, binaries, func(c *config.Config) {
 		dir := filepath.Dir(c.Socket)
@@ -58,10 +44,7 @@ func run(ctx context.Context, rounds int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, on.Close()) }()
-	plugin, err := connect(ctx, on.Config.NRI.Socket)
-	if err != nil {
-		return err
-	}
+	plugin := contender.Must(connect(ctx, on.Config.NRI.Socket))
 	defer plugin.Stop()
 	return compare(ctx, off, on, rounds)
 }
@@ -79,13 +62,8 @@ func (idle) RemovePodSandbox(context.Context, *api.PodSandbox) error { return ni
 
 func connect(ctx context.Context, socket string) (stub.Stub, error) {
 	p := idle{make(chan struct{})}
-	s, err := stub.New(p, stub.WithSocketPath(socket), stub.WithPluginName("idle"), stub.WithPluginIdx("10"))
-	if err != nil {
-		return nil, err
-	}
-	if err := s.Start(ctx); err != nil {
-		return nil, err
-	}
+	s := contender.Must(stub.New(p, stub.WithSocketPath(socket), stub.WithPluginName("idle"), stub.WithPluginIdx("10")))
+	contender.Check(s.Start(ctx))
 	<-p.synchronized
 	return s, nil
 }
@@ -98,23 +76,14 @@ const (
 )
 
 func compare(ctx context.Context, off, on *node.Node, rounds int) error {
-	all, err := measure(ctx, off, on, rounds)
-	if err != nil {
-		return err
-	}
+	all := contender.Must(measure(ctx, off, on, rounds))
 	fmt.Printf("%d rounds of pods of the host's network, A B B A of the two daemons in each; run + stop + remove, medians:\n", rounds)
 	fmt.Printf("NRI off                %8.2f ms\n", milliseconds(median(all.all(quad.ofA))))
 	fmt.Printf("  noise                %8.3f: NRI off to itself, the outer pods of a round; half of them %s\n", median(all.all(quad.noise)), spread(all.all(quad.noise)))
 	call := median(all.all(quad.difference)) / calls
 	fmt.Printf("NRI on, an idle plugin %8.2f ms: %.2f ms for each of %d hooked calls (to reach <= %d) %s\n", milliseconds(median(all.all(quad.ofB))), milliseconds(call), calls, mostCall, reached(milliseconds(call), mostCall))
-	less, err := contender.Memory(off.PID())
-	if err != nil {
-		return err
-	}
-	more, err := contender.Memory(on.PID())
-	if err != nil {
-		return err
-	}
+	less := contender.Must(contender.Memory(off.PID()))
+	more := contender.Must(contender.Memory(on.PID()))
 	memory := mebibytes(more) - mebibytes(less)
 	fmt.Printf("memory of the daemon   %8.2f MiB off, %.2f MiB on: %+.2f MiB (to reach <= +%d) %s\n", mebibytes(less), mebibytes(more), memory, mostMemory, reached(memory, mostMemory))
 	return nil
@@ -151,10 +120,7 @@ func (qs quads) all(of func(quad) float64) (values []float64) {
 func measure(ctx context.Context, off, on *node.Node, rounds int) (all quads, err error) {
 	const warmUp = 5
 	for round := range warmUp + rounds {
-		q, err := timed(ctx, off, on, round)
-		if err != nil {
-			return nil, err
-		}
+		q := contender.Must(timed(ctx, off, on, round))
 		if round >= warmUp {
 			all = append(all, q)
 		}
@@ -168,23 +134,16 @@ func timed(ctx context.Context, a, b *node.Node, round int) (q quad, err error) 
 		took *float64
 	}{{a, &q.a1}, {b, &q.b1}, {b, &q.b2}, {a, &q.a2}} {
 		began := time.Now()
-		if err := pod(ctx, step.of, fmt.Sprintf("pod-%d", round)); err != nil {
-			return q, err
-		}
+		contender.Check(pod(ctx, step.of, fmt.Sprintf("pod-%d", round)))
 		*step.took = float64(time.Since(began))
 	}
 	return q, nil
 }
 
 func pod(ctx context.Context, n *node.Node, name string) error {
-	answer, err := n.Client.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: n.Pod(name, runtimeapi.NamespaceMode_NODE)})
-	if err != nil {
-		return err
-	}
-	if _, err := n.Client.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: answer.GetPodSandboxId()}); err != nil {
-		return err
-	}
-	_, err = n.Client.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: answer.GetPodSandboxId()})
+	answer := contender.Must(n.Client.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: n.Pod(name, runtimeapi.NamespaceMode_NODE)}))
+	contender.Must(n.Client.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: answer.GetPodSandboxId()}))
+	_, err := n.Client.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: answer.GetPodSandboxId()})
 	return err
 }
 

@@ -39,9 +39,7 @@ func (m *measurement) hold(ctx context.Context) (density, error) {
 	if err != nil {
 		return d, err
 	}
-	if err := m.weigh(ctx, ids, &d); err != nil {
-		return d, err
-	}
+	contender.Check(m.weigh(ctx, ids, &d))
 	began = time.Now()
 	err = contender.Parallel(held, func(i int) error {
 		_, err := m.node.Client.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: ids[i]})
@@ -54,19 +52,10 @@ func (m *measurement) hold(ctx context.Context) (density, error) {
 // weigh adds up all processes that are there because of the pods: everything
 // that descends from the daemon, and what runs in the pods' cgroups.
 func (m *measurement) weigh(ctx context.Context, ids []string, d *density) error {
-	var err error
-	if d.daemon, err = contender.Memory(m.node.PID()); err != nil {
-		return err
-	}
-	processes, err := descendants(m.node.PID())
-	if err != nil {
-		return err
-	}
+	d.daemon = contender.Must(contender.Memory(m.node.PID()))
+	processes := contender.Must(descendants(m.node.PID()))
 	for _, id := range ids {
-		pid, err := m.pausePID(ctx, id)
-		if err != nil {
-			return err
-		}
+		pid := contender.Must(m.pausePID(ctx, id))
 		processes[pid] = true
 	}
 	total := 0
@@ -87,36 +76,24 @@ func (m *measurement) weigh(ctx context.Context, ids []string, d *density) error
 }
 
 func (m *measurement) pausePID(ctx context.Context, id string) (int, error) {
-	response, err := m.node.Client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
-	if err != nil {
-		return 0, err
-	}
+	response := contender.Must(m.node.Client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true}))
 	var info struct{ PID int }
-	err = json.Unmarshal([]byte(response.GetInfo()["info"]), &info)
+	err := json.Unmarshal([]byte(response.GetInfo()["info"]), &info)
 	return info.PID, err
 }
 
 func descendants(of int) (map[int]bool, error) {
 	found := make(map[int]bool)
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", of))
-	if err != nil {
-		return nil, err
-	}
+	files := contender.Must(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", of)))
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		if err != nil {
 			continue // the thread has ended
 		}
 		for _, field := range strings.Fields(string(data)) {
-			pid, err := strconv.Atoi(field)
-			if err != nil {
-				return nil, err
-			}
+			pid := contender.Must(strconv.Atoi(field))
 			found[pid] = true
-			below, err := descendants(pid)
-			if err != nil {
-				return nil, err
-			}
+			below := contender.Must(descendants(pid))
 			for pid := range below {
 				found[pid] = true
 			}

@@ -8,9 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -30,43 +28,18 @@ const (
 	hostNetwork = "host-network "
 )
 
-func main() {
-	// Ended early, it still takes its cgroups along.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	err := run(ctx)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench-sandbox:", err)
-		os.Exit(1)
-	}
-}
+func main() { contender.Main("sandbox", run) }
 
 func run(ctx context.Context) (err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	n, err := node.Start(ctx, filepath.Dir(filepath.Dir(self)))
-	if err != nil {
-		return err
-	}
+	self := contender.Must(os.Executable())
+	n := contender.Must(node.Start(ctx, filepath.Dir(filepath.Dir(self))))
 	defer func() { err = errors.Join(err, n.Close()) }()
 	time.Sleep(idleTime)
-	idle, err := contender.Memory(n.PID())
-	if err != nil {
-		return err
-	}
+	idle := contender.Must(contender.Memory(n.PID()))
 	m := &measurement{node: n, floor: newFloor(n), took: make(map[string][]time.Duration), began: make(map[string][]time.Duration)}
-	if err := m.alternate(ctx); err != nil {
-		return err
-	}
-	if err := m.runs(ctx); err != nil {
-		return err
-	}
-	density, err := m.hold(ctx)
-	if err != nil {
-		return err
-	}
+	contender.Check(m.alternate(ctx))
+	contender.Check(m.runs(ctx))
+	density := contender.Must(m.hold(ctx))
 	m.report(idle, density)
 	return nil
 }
@@ -98,59 +71,36 @@ func (m *measurement) alternate(ctx context.Context) error {
 			clear(m.took)
 			clear(m.began)
 		}
-		if err := m.bare(ctx, fmt.Sprintf("floor-%d", i)); err != nil {
-			return err
-		}
-		if err := m.pod(ctx, "", m.node.Pod(fmt.Sprintf("pod-%d", i), runtimeapi.NamespaceMode_POD)); err != nil {
-			return err
-		}
-		if err := m.pod(ctx, hostNetwork, m.node.Pod(fmt.Sprintf("host-%d", i), runtimeapi.NamespaceMode_NODE)); err != nil {
-			return err
-		}
+		contender.Check(m.bare(ctx, fmt.Sprintf("floor-%d", i)))
+		contender.Check(m.pod(ctx, "", m.node.Pod(fmt.Sprintf("pod-%d", i), runtimeapi.NamespaceMode_POD)))
+		contender.Check(m.pod(ctx, hostNetwork, m.node.Pod(fmt.Sprintf("host-%d", i), runtimeapi.NamespaceMode_NODE)))
 	}
 	return nil
 }
 
 func (m *measurement) bare(ctx context.Context, id string) error {
-	if err := m.floor.namespaces.Create(id); err != nil {
-		return err
-	}
-	if err := m.time("bare ADD", func() error { return m.floor.add(ctx, id) }); err != nil {
-		return err
-	}
-	if err := m.time("bare DEL", func() error { return m.floor.del(ctx, id) }); err != nil {
-		return err
-	}
+	contender.Check(m.floor.namespaces.Create(id))
+	contender.Check(m.time("bare ADD", func() error { return m.floor.add(ctx, id) }))
+	contender.Check(m.time("bare DEL", func() error { return m.floor.del(ctx, id) }))
 	return m.floor.namespaces.Remove(id)
 }
 
 func (m *measurement) pod(ctx context.Context, kind string, config *runtimeapi.PodSandboxConfig) error {
 	var id string
-	err := m.time(kind+"Run", func() (err error) {
+	contender.Check(m.time(kind+"Run", func() (err error) {
 		id, err = m.run(ctx, config)
 		return err
-	})
-	if err != nil {
-		return err
-	}
-	if err := m.noteSteps(ctx, kind, id); err != nil {
-		return err
-	}
+	}))
+	contender.Check(m.noteSteps(ctx, kind, id))
 	for range 5 {
-		err = m.time("bare call", func() error {
+		contender.Check(m.time("bare call", func() error {
 			_, err := m.node.Client.Version(ctx, &runtimeapi.VersionRequest{})
 			return err
-		})
-		if err != nil {
-			return err
-		}
-		err = m.time(kind+"Status", func() error {
+		}))
+		contender.Check(m.time(kind+"Status", func() error {
 			_, err := m.node.Client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
 			return err
-		})
-		if err != nil {
-			return err
-		}
+		}))
 	}
 	return m.end(ctx, kind, id)
 }
@@ -161,13 +111,10 @@ func (m *measurement) run(ctx context.Context, config *runtimeapi.PodSandboxConf
 }
 
 func (m *measurement) end(ctx context.Context, kind, id string) error {
-	err := m.time(kind+"Stop", func() error {
+	contender.Check(m.time(kind+"Stop", func() error {
 		_, err := m.node.Client.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
 		return err
-	})
-	if err != nil {
-		return err
-	}
+	}))
 	return m.time(kind+"Remove", func() error {
 		_, err := m.node.Client.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
 		return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/network/runner"
+	"github.com/minicri/minicri/test/bench/contender"
 )
 
 const (
@@ -22,14 +23,8 @@ const (
 // runs measures what a run of one plugin takes alone, and through the runner
 // with all that the daemon does for a run.
 func (m *measurement) runs(ctx context.Context) error {
-	parent, err := cgroup.GroupParent(m.node.Config.CgroupParent)
-	if err != nil {
-		return err
-	}
-	r, err := runner.Open(parent, "bench-cni-")
-	if err != nil {
-		return err
-	}
+	parent := contender.Must(cgroup.GroupParent(m.node.Config.CgroupParent))
+	r := contender.Must(runner.Open(parent, "bench-cni-"))
 	program := filepath.Join(m.node.Config.CNIBin, plugin)
 	for range runTimes {
 		err := errors.Join(
@@ -44,11 +39,8 @@ func (m *measurement) runs(ctx context.Context) error {
 }
 
 func runOnce(ctx context.Context, r *runner.Runner, program string) error {
-	run, err := r.Begin(runner.Request{Verb: "VERSION", Network: "bench", Plugins: 1, Limit: time.Minute})
-	if err != nil {
-		return err
-	}
-	_, err = run.ExecPlugin(ctx, program, nil, []string{"CNI_COMMAND=VERSION"})
+	run := contender.Must(r.Begin(runner.Request{Verb: "VERSION", Network: "bench", Plugins: 1, Limit: time.Minute}))
+	_, err := run.ExecPlugin(ctx, program, nil, []string{"CNI_COMMAND=VERSION"})
 	return errors.Join(err, run.End())
 }
 

@@ -17,19 +17,14 @@ import (
 // noteSteps notes the steps of a pod that has been run, as its timeline has
 // them: when each began after the first one, and how long it took.
 func (m *measurement) noteSteps(ctx context.Context, kind, id string) error {
-	response, err := m.node.Client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
-	if err != nil {
-		return err
-	}
+	response := contender.Must(m.node.Client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true}))
 	var info struct {
 		Timeline []struct {
 			step.Row
 			Took string `json:"took"`
 		}
 	}
-	if err := json.Unmarshal([]byte(response.GetInfo()["info"]), &info); err != nil {
-		return err
-	}
+	contender.Check(json.Unmarshal([]byte(response.GetInfo()["info"]), &info))
 	if len(info.Timeline) == 0 {
 		return fmt.Errorf("pod %s has no timeline", id)
 	}

@@ -64,9 +64,7 @@ func (s *scale) run(ctx context.Context, nodes [2]*contender.Node) error {
 			if i == 1 && mark > s.theirs {
 				continue
 			}
-			if err := s.fill(ctx, n, held[i], mark); err != nil {
-				return err
-			}
+			contender.Check(s.fill(ctx, n, held[i], mark))
 			held[i] = mark
 			r := row{runtime: n.Name, pods: mark}
 			if err := r.times.measure(ctx, n, mark, s.samples); err != nil {
@@ -74,9 +72,7 @@ func (s *scale) run(ctx context.Context, nodes [2]*contender.Node) error {
 			}
 			rows = append(rows, r)
 		}
-		if err := s.rest(nodes, rows, mark); err != nil {
-			return err
-		}
+		contender.Check(s.rest(nodes, rows, mark))
 		s.rows = append(s.rows, rows...)
 		fmt.Fprintf(s.out, "%d pods: measured after %v\n", mark, time.Since(began).Round(time.Second))
 	}
@@ -88,9 +84,7 @@ func (s *scale) run(ctx context.Context, nodes [2]*contender.Node) error {
 // others.
 func (s *scale) fill(ctx context.Context, n *contender.Node, held, mark int) error {
 	if mark-held >= s.burst && n.Name == contender.Minicri {
-		if err := s.hold(ctx, n, held, held+s.burst, s.burst); err != nil {
-			return err
-		}
+		contender.Check(s.hold(ctx, n, held, held+s.burst, s.burst))
 		held += s.burst
 	}
 	return s.hold(ctx, n, held, mark, contender.InFlight)
@@ -119,24 +113,16 @@ const idleFrom = 100
 func (s *scale) rest(nodes [2]*contender.Node, rows []row, mark int) error {
 	time.Sleep(settle)
 	for i := range rows {
-		before, err := nodes[i].CPU()
-		if err != nil {
-			return err
-		}
+		before := contender.Must(nodes[i].CPU())
 		rows[i].cpu = -before
 	}
 	if mark >= idleFrom {
 		time.Sleep(s.idle)
 	}
 	for i := range rows {
-		after, err := nodes[i].CPU()
-		if err != nil {
-			return err
-		}
+		after := contender.Must(nodes[i].CPU())
 		rows[i].cpu += after
-		if rows[i].owners, err = nodes[i].Owners(); err != nil {
-			return err
-		}
+		rows[i].owners = contender.Must(nodes[i].Owners())
 	}
 	return nil
 }
@@ -153,9 +139,7 @@ func (s *scale) print() error {
 		o := r.owners
 		fmt.Fprintf(table, "%.0f\t%.1f\t%.1f\t%.1f\t%d\t%d\t\n", contender.Milliseconds(r.cpu), mib(o.Daemon), mib(o.Shims), mib(o.Pauses), o.Daemon.Threads, o.Shims.Threads)
 	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
+	contender.Check(table.Flush())
 	s.printSlopes()
 	s.printGoals()
 	return nil

@@ -23,15 +23,9 @@ func (t *times) all() [][]time.Duration {
 
 func (t *times) measure(ctx context.Context, n *contender.Node, mark, samples int) error {
 	for i := range samples {
-		if err := t.live(ctx, n, fmt.Sprintf("sample%d-%d", mark, i)); err != nil {
-			return err
-		}
-		if err := t.host(ctx, n, fmt.Sprintf("host%d-%d", mark, i)); err != nil {
-			return err
-		}
-		if err := t.list(ctx, n, mark); err != nil {
-			return err
-		}
+		contender.Check(t.live(ctx, n, fmt.Sprintf("sample%d-%d", mark, i)))
+		contender.Check(t.host(ctx, n, fmt.Sprintf("host%d-%d", mark, i)))
+		contender.Check(t.list(ctx, n, mark))
 	}
 	return nil
 }
@@ -46,26 +40,20 @@ func (t *times) live(ctx context.Context, n *contender.Node, name string) (err e
 	if err != nil {
 		return err
 	}
-	err = contender.Timed(&t.stop, func() error {
+	contender.Check(contender.Timed(&t.stop, func() error {
 		_, err := n.CRI.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod.ID})
 		return err
-	})
-	if err != nil {
-		return err
-	}
+	}))
 	return n.RemovePod(ctx, pod.ID)
 }
 
 // host is the start of a pod in the node's network, which runs no plugin.
 func (t *times) host(ctx context.Context, n *contender.Node, name string) error {
 	id := ""
-	err := contender.Timed(&t.hostRun, func() (err error) {
+	contender.Check(contender.Timed(&t.hostRun, func() (err error) {
 		id, err = n.RunHostPod(ctx, name)
 		return err
-	})
-	if err != nil {
-		return err
-	}
+	}))
 	return n.RemovePod(ctx, id)
 }
 
@@ -91,16 +79,13 @@ func (t *times) list(ctx context.Context, n *contender.Node, mark int) error {
 			return len(answer.GetStats()), err
 		}},
 	} {
-		err := contender.Timed(of.to, func() error {
+		contender.Check(contender.Timed(of.to, func() error {
 			count, err := of.list()
 			if err == nil && count != mark {
 				err = fmt.Errorf("%d are listed", count)
 			}
 			return err
-		})
-		if err != nil {
-			return err
-		}
+		}))
 	}
 	return nil
 }
