@@ -40,44 +40,60 @@ type imageOptions struct {
 }
 
 // runImage is `minicri image`: words are the verb and its arguments.
-func runImage(ctx context.Context, words []string, options imageOptions) error {
-	verb, arguments, err := imageVerb(words)
+func runImage(ctx context.Context, words []string, o imageOptions) (err error) {
+	if len(words) == 0 {
+		return misused("image: a verb is missing: `minicri help image` lists them")
+	}
+	verb, arguments := words[0], words[1:]
+	takes, known := map[string]int{"import": 1, "save": 2, "pull": 1, "ls": 0, "inspect": 1, "rm": 1, "untag": 1, "tag": 2}[verb]
+	switch {
+	case !known:
+		return misused("image: unknown verb %q: `minicri help image` lists them", verb)
+	case len(arguments) != takes:
+		return misused("image %s: wrong number of arguments: `minicri help image %s`", verb, verb)
+	}
+	images, done, err := openImages(ctx, verb, o)
+	if errors.Is(err, fs.ErrNotExist) && verb == "ls" {
+		return printImages(nil, o)
+	}
 	if err != nil {
 		return err
 	}
-	images, done, err := openImages(ctx, words[0], options)
-	if errors.Is(err, fs.ErrNotExist) && words[0] == "ls" {
-		return printImages(nil, options)
+	defer func() { err = errors.Join(err, done()) }()
+	name := ""
+	if takes > 0 {
+		name = url.QueryEscape(arguments[0])
 	}
-	if err != nil {
-		return err
+	switch verb {
+	case "import":
+		return importArchive(ctx, images, arguments[0], o)
+	case "pull":
+		return pullImage(ctx, images, arguments[0], o)
+	case "save":
+		save := func(archive io.Writer) error { return images.Save(ctx, "/images/save?name="+name, archive) }
+		if arguments[1] == "-" {
+			return save(o.Output)
+		}
+		return writeFile(arguments[1], o.Force, save)
+	case "rm":
+		return images.Do(ctx, http.MethodDelete, "/images?name="+name)
+	case "untag":
+		return images.Do(ctx, http.MethodDelete, "/images/name?name="+name)
+	case "tag":
+		return images.Do(ctx, http.MethodPost, "/images/tag?name="+name+"&as="+url.QueryEscape(arguments[1]))
+	case "inspect":
+		var described image.Description
+		if err := images.JSON(ctx, "/images/inspect?name="+name, &described); err != nil {
+			return err
+		}
+		return writeJSON(o.Output, described)
+	default:
+		var all []inspect.Image
+		if err := images.JSON(ctx, "/images", &all); err != nil {
+			return err
+		}
+		return printImages(all, o)
 	}
-	return errors.Join(verb(ctx, images, arguments, options), done())
-}
-
-type imageVerbFunc func(ctx context.Context, images inspect.Client, arguments []string, call imageOptions) error
-
-// imageVerb finds the verb and checks that it has the arguments it needs.
-func imageVerb(args []string) (imageVerbFunc, []string, error) {
-	if len(args) == 0 {
-		return nil, nil, misused("image: a verb is missing: `minicri help image` lists them")
-	}
-	verbs := map[string]struct {
-		run       imageVerbFunc
-		arguments int
-	}{
-		"import": {importArchive, 1}, "save": {saveArchive, 2}, "pull": {pullImage, 1}, "ls": {listImages, 0}, "inspect": {inspectImage, 1},
-		"rm": {changeImage(http.MethodDelete, "/images?name="), 1}, "untag": {changeImage(http.MethodDelete, "/images/name?name="), 1},
-		"tag": {changeImage(http.MethodPost, "/images/tag?name=", "&as="), 2},
-	}
-	verb, ok := verbs[args[0]]
-	if !ok {
-		return nil, nil, misused("image: unknown verb %q: `minicri help image` lists them", args[0])
-	}
-	if len(args)-1 != verb.arguments {
-		return nil, nil, misused("image %s: wrong number of arguments: `minicri help image %s`", args[0], args[0])
-	}
-	return verb.run, args[1:], nil
 }
 
 // lastChange is how long a pull or an import that was interrupted may take to end: the
@@ -118,18 +134,6 @@ func openImages(ctx context.Context, verb string, options imageOptions) (images 
 	}, nil
 }
 
-// changeImage makes a call whose answer has nothing; each part of the path is followed
-// by an argument.
-func changeImage(method string, parts ...string) imageVerbFunc {
-	return func(ctx context.Context, images inspect.Client, arguments []string, _ imageOptions) error {
-		path := ""
-		for i, part := range parts {
-			path += part + url.QueryEscape(arguments[i])
-		}
-		return images.Do(ctx, method, path)
-	}
-}
-
 // writeFile makes a file of what write writes, or none. With force it replaces one that
 // is there, which stays until the new one is whole.
 func writeFile(path string, force bool, write func(io.Writer) error) error {
@@ -163,14 +167,6 @@ func daemonServes(ctx context.Context, socket string) (bool, error) {
 		return false, nil
 	}
 	return true, connection.Close()
-}
-
-func listImages(ctx context.Context, images inspect.Client, _ []string, call imageOptions) error {
-	var all []inspect.Image
-	if err := images.JSON(ctx, "/images", &all); err != nil {
-		return err
-	}
-	return printImages(all, call)
 }
 
 func printImages(all []inspect.Image, call imageOptions) error {
@@ -248,9 +244,9 @@ func stateOf(ctx context.Context, l *config.Loaded) (string, error) {
 	return l.State, nil
 }
 
-func importArchive(ctx context.Context, images inspect.Client, arguments []string, call imageOptions) error {
+func importArchive(ctx context.Context, images inspect.Client, path string, call imageOptions) error {
 	archive := call.Input
-	if path := arguments[0]; path != "-" {
+	if path != "-" {
 		file, err := os.Open(path)
 		if err != nil {
 			return err
@@ -273,16 +269,7 @@ func importArchive(ctx context.Context, images inspect.Client, arguments []strin
 	return nil
 }
 
-func saveArchive(ctx context.Context, images inspect.Client, arguments []string, call imageOptions) error {
-	source, path := "/images/save?name="+url.QueryEscape(arguments[0]), arguments[1]
-	save := func(archive io.Writer) error { return images.Save(ctx, source, archive) }
-	if path == "-" {
-		return save(call.Output)
-	}
-	return writeFile(path, call.Force, save)
-}
-
-func pullImage(ctx context.Context, images inspect.Client, arguments []string, call imageOptions) error {
+func pullImage(ctx context.Context, images inspect.Client, name string, call imageOptions) error {
 	var auth image.Auth
 	auth.Username, auth.Password, _ = strings.Cut(call.Creds, ":")
 	document, err := json.Marshal(auth)
@@ -290,7 +277,7 @@ func pullImage(ctx context.Context, images inspect.Client, arguments []string, c
 		return err
 	}
 	lines := newPullProgress(call.Output)
-	path := "/images/pull?" + url.Values{"name": arguments, "platform": {call.Platform}}.Encode()
+	path := "/images/pull?" + url.Values{"name": {name}, "platform": {call.Platform}}.Encode()
 	pulled, err := images.Pull(ctx, path, bytes.NewReader(document), lines.show)
 	lines.end()
 	if err != nil {
@@ -298,14 +285,6 @@ func pullImage(ctx context.Context, images inspect.Client, arguments []string, c
 	}
 	fmt.Fprintln(call.Output, pulled.ID)
 	return nil
-}
-
-func inspectImage(ctx context.Context, images inspect.Client, arguments []string, call imageOptions) error {
-	var described image.Description
-	if err := images.JSON(ctx, "/images/inspect?name="+url.QueryEscape(arguments[0]), &described); err != nil {
-		return err
-	}
-	return writeJSON(call.Output, described)
 }
 
 // pullProgress shows a pull: on a terminal one line, rewritten as it proceeds; elsewhere
