@@ -50,18 +50,6 @@ func names(rows []step.Row) (names []string) {
 	return names
 }
 
-// A step does not begin when the limit is over.
-func TestStepAfterTheLimit(t *testing.T) {
-	ctx, cancel := step.Bound(t.Context(), t.Context(), time.Nanosecond)
-	defer cancel()
-	<-ctx.Done()
-	steps := step.Begin(ctx, nil, step.NewTimeline(nil))
-	steps.Step("pod/netns", func(context.Context) error { t.Error("it ran"); return nil })
-	if err := steps.Err(); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "not done within 1ns") {
-		t.Errorf("got %v", err)
-	}
-}
-
 // Bound keeps no limit of the caller, and ends with the base, by its cause.
 func TestBoundEndsWithTheBase(t *testing.T) {
 	caller, gone := context.WithCancel(t.Context())
