@@ -162,7 +162,7 @@ func (s *Server) dialPod(ctx context.Context, id string, port int32) (*net.TCPCo
 	dial := new(net.Dialer).DialContext
 	if !oci.HostNetwork(pod.Config()) {
 		dial = func(ctx context.Context, network, address string) (net.Conn, error) {
-			return s.options.Netns.Dial(ctx, pod.ID, network, address)
+			return s.options.Dial(ctx, pod.ID, network, address)
 		}
 	}
 	text := strconv.Itoa(int(port))

@@ -42,13 +42,9 @@ type Options struct {
 	MaxOpen    int
 	Containers *container.Store
 	Pods       *sandbox.Store
-	Netns      Netns
-	Logger     *slog.Logger
-}
-
-// Netns are the pods' network namespaces.
-type Netns interface {
-	Dial(ctx context.Context, id, network, address string) (net.Conn, error)
+	// Dial connects from within the network namespace of a pod.
+	Dial   func(ctx context.Context, pod, network, address string) (net.Conn, error)
+	Logger *slog.Logger
 }
 
 // Server makes sessions and serves them. It may be used by many goroutines.

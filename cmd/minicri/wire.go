@@ -70,7 +70,7 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (_ *parts,
 	n.streams, err = stream.Listen(ctx, stream.Options{
 		Address: s.Address, TLS: stream.TLS{Cert: s.TLSCert, Key: s.TLSKey, SelfSigned: s.SelfSigned},
 		Idle: time.Duration(s.Idle), Creation: time.Duration(s.Creation), MaxOpen: s.MaxOpen,
-		Containers: n.runtime.Containers, Pods: n.runtime.Sandboxes, Netns: n.netns, Logger: logger,
+		Containers: n.runtime.Containers, Pods: n.runtime.Sandboxes, Dial: n.netns.Dial, Logger: logger,
 	})
 	if err != nil {
 		return nil, err

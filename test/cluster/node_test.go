@@ -191,57 +191,6 @@ func TestNodeReboot(t *testing.T) {
 	s.checkNodeMakesPods("new")
 }
 
-// Under disk pressure the kubelet first removes the images that nothing uses, then
-// evicts pods.
-func TestEvictionByDiskPressure(t *testing.T) {
-	s := serialSpace(t)
-	loadImage(t, "kube-scheduler")
-	t.Cleanup(func() { loadImage(t, "tools") }) // nothing uses it when the pod is gone
-	s.run("victim", "head -c 20000000 /dev/zero >/file; sleep 1000", "nodeName: "+node2+"\n")
-	s.ready("victim")
-	const config = "/var/lib/kubelet/config.yaml"
-	t.Cleanup(func() {
-		onNode(t, node2, "mv "+config+".good "+config+"; kill $(cat /run/services/kubelet.pid)")
-		eventually(t, "the node has no disk pressure", func() bool { return !underDiskPressure(t) })
-	})
-	// More free space than there can be: the node is under pressure from now on.
-	onNode(t, node2, "cp "+config+" "+config+".good && sed -i 's/nodefs.available: 0%/nodefs.available: 99%/; s/evictionPressureTransitionPeriod: .*/evictionPressureTransitionPeriod: 1s/; s/imageMinimumGCAge: .*/imageMinimumGCAge: 1s/' "+config+" && kill $(cat /run/services/kubelet.pid)")
-	pod := s.ended("victim", corev1.PodFailed)
-	same(t, "reason", pod.Status.Reason, "Evicted")
-	if !underDiskPressure(t) {
-		t.Error("the node says nothing of disk pressure")
-	}
-	eventually(t, "an image that nothing used is gone", func() bool {
-		return !strings.Contains(onNode(t, node2, "minicri image ls"), "kube-scheduler")
-	})
-	left := onNode(t, node2, "minicri image ls")
-	contains(t, "images: one in use", left, "/kube-proxy")
-	contains(t, "images: one that is pinned", left, "/pause")
-}
-
-// loadImage imports one of the cluster's own images on every node.
-func loadImage(t testing.TB, name string) {
-	t.Helper()
-	directory := strings.TrimSpace(onCluster(t, "programs"))
-	archives, err := filepath.Glob(filepath.Join(directory, name+"-*.tar"))
-	if err != nil || len(archives) == 0 {
-		t.Fatalf("no archive of %s in %s: %v", name, directory, err)
-	}
-	onCluster(t, "load", archives[0])
-}
-
-func underDiskPressure(t testing.TB) bool {
-	t.Helper()
-	node, err := read[corev1.Node]("/api/v1/nodes/" + node2)
-	check(t, err)
-	for _, c := range node.Status.Conditions {
-		if c.Type == corev1.NodeDiskPressure {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
-
 // TestNodeJoinsAndLeaves is serial for the memory that a third node needs.
 func TestNodeJoinsAndLeaves(t *testing.T) {
 	s := serialSpace(t)

@@ -63,7 +63,7 @@ func TestAbortedCycles(t *testing.T) {
 	defer func() {
 		t.Logf("before: %v; after %d cycles: %v", before, total, after)
 		if t.Failed() {
-			t.Logf("children of the shim: %q", children(t, p.shim()))
+			t.Logf("children of the shim: %q", children(t, p.Supervisors()[0]))
 		}
 	}()
 	eventually(t, "all is as before", func() bool {
@@ -156,7 +156,7 @@ func (h holdings) within(other holdings) bool {
 
 func (p *pod) holdings() holdings {
 	p.t.Helper()
-	shim := p.shim()
+	shim := p.Supervisors()[0]
 	return holdings{goroutines: p.goroutines(), daemonFiles: descriptors(p.t, p.PID()), shimFiles: descriptors(p.t, shim), processes: len(children(p.t, p.PID())) + len(children(p.t, shim))}
 }
 
@@ -204,20 +204,6 @@ func children(t testing.TB, parent int) (list []string) {
 		list = append(list, fmt.Sprintf("%d %s %s started %s: %s", pid, fields[0], bytes.ReplaceAll(line, []byte{0}, []byte{' '}), fields[19], cgroups))
 	}
 	return list
-}
-
-// shim is the process of the pod's shim.
-func (p *pod) shim() int {
-	p.t.Helper()
-	for _, pid := range pids(p.t) {
-		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		arguments := strings.Split(string(line), "\x00")
-		if filepath.Base(arguments[0]) == "minicri-shim" && (strings.Contains(string(line), p.id) || strings.Contains(string(line), p.State+"/shims/")) {
-			return pid
-		}
-	}
-	p.t.Fatal("the pod has no shim")
-	return 0
 }
 
 func pids(t testing.TB) (list []int) {
