@@ -85,21 +85,6 @@ func TestReadDirectoryDoesNotWaitForFifos(t *testing.T) {
 	}
 }
 
-// A single plugin in a file becomes a list of one.
-func TestReadDirectoryTakesSinglePlugins(t *testing.T) {
-	for _, file := range []string{"10-single.conf", "10-single.json"} {
-		directory := t.TempDir()
-		put(t, filepath.Join(directory, file), `{"cniVersion": "1.0.0", "name": "single", "type": "bridge", "bridge": "b0"}`)
-		got, problems := readFirst(directory)
-		if len(problems) > 0 || got == nil || got.Name != "single" || got.CNIVersion != "1.0.0" || !slices.Equal(got.Plugins, []string{"bridge"}) {
-			t.Fatalf("%s: %+v, %v", file, got, problems)
-		}
-		if plugins := pluginsOf(t, got); len(plugins) != 1 || plugins[0]["bridge"] != "b0" {
-			t.Errorf("%s: plugins %v", file, plugins)
-		}
-	}
-}
-
 // A list may take plugins from files beside it; what is kept stands alone.
 func TestPluginsFromAFolderAreInlined(t *testing.T) {
 	directory := t.TempDir()

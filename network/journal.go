@@ -177,7 +177,7 @@ func (n *CNI) supersede(a Attachment) {
 		return of.Args["K8S_POD_UID"] + " " + of.Args["K8S_POD_NAMESPACE"] + "/" + of.Args["K8S_POD_NAME"]
 	}
 	for _, other := range n.Pending() {
-		if !other.NeverAttached || a.Args["K8S_POD_NAME"] == "" || pod(a) != pod(other) {
+		if !other.Releasing || !other.NeverAttached || a.Args["K8S_POD_NAME"] == "" || pod(a) != pod(other) {
 			continue
 		}
 		if err := n.options.Namespaces.Remove(other.ID); err != nil {

@@ -240,28 +240,6 @@ func TestDELOfAnEarlierDaemonIsRepeated(t *testing.T) {
 	eventually(t, within, "the run is removed", func() bool { return len(n.runDirs(t)) == 0 })
 }
 
-// The limit of a run is one, however many daemons wait for its end.
-func TestDaemonsThatStartAgainDoNotMakeALimitLonger(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	n.tell(t, "ADD.hang")
-	n.journalled(t, "web", nil)
-	n.begunEarlier(t, "ADD", "web", time.Second)
-	eventually(t, within, "it hangs", func() bool { return len(n.calls(t, "ADD")) == 1 })
-	n.untell(t, "ADD.hang")
-	for starts := 0; len(n.runDirs(t)) > 0; starts++ {
-		if starts == 40 {
-			t.Fatal("it hangs on over 40 starts, half a second each")
-		}
-		n.reopen(t)
-		stop := n.runs(t)
-		time.Sleep(500 * time.Millisecond) // how long this daemon lives
-		stop()
-	}
-	n.reopen(t)
-	n.detach(t, "web")
-}
-
 // The timeline of a pod has a row for each plugin of the chain.
 func TestPluginsInTheTimeline(t *testing.T) {
 	n := newNode(t, nil)

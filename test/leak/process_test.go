@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -54,44 +53,6 @@ func TestNamespaceOfProcess(t *testing.T) {
 		end(t, cmd)
 		expectNamespace(t, kind, namespace, false)
 	}
-}
-
-// The daemon is a Go program: what it leaks is held by one of its threads.
-func TestNamespaceOfThread(t *testing.T) {
-	entered, leave := make(chan string), make(chan bool)
-	left := onThreadThatEnds(func() {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			t.Error(err)
-		}
-		name, err := os.Readlink("/proc/thread-self/ns/net")
-		if err != nil {
-			t.Error(err)
-		}
-		entered <- name
-		<-leave
-	})
-	namespace := <-entered
-	expectNamespace(t, "net", namespace, true)
-	close(leave)
-	<-left
-	expectNamespace(t, "net", namespace, false)
-}
-
-// onThreadThatEnds calls do on a thread that ends with it.
-func onThreadThatEnds(do func()) (left chan bool) {
-	left = make(chan bool)
-	go func() {
-		defer close(left)
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
-		if unix.Gettid() != unix.Getpid() {
-			do()
-			return
-		}
-		// All but the main thread, which is held here so that another is taken.
-		<-onThreadThatEnds(do)
-		runtime.UnlockOSThread()
-	}()
-	return left
 }
 
 // waitForNamespace returns the namespace of a process that unshare makes into
