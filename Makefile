@@ -111,11 +111,11 @@ test-um-selinux: root setup test-deps build failpoints bin/demo ## The tests of 
 .PHONY: setup
 setup: packages bin/cni/.built ## Debian packages that are missing, and the CNI plugins
 
-# Programs that run beside minicri: a registry for the tests, containerd for
+# Programs that run beside minicri: runc for the tests, containerd for
 # the benchmarks that compare.
 .PHONY: test-deps bench-deps
 test-deps: packages
-	@hack/unpack docker-registry runc containerd
+	@hack/unpack runc containerd
 bench-deps: packages
 	@hack/unpack containerd runc
 
