@@ -166,13 +166,14 @@ var layers = [][]string{
 	{"server"},
 	{"internal/doctor", "internal/inspect", "internal/metrics", "nri"},
 	{"container", "sandbox", "image", "stream", "stats"},
+	{"internal/object"},
 	{"internal/sweep", "internal/validate"},
 	{"network", "oci", "supervisor/client"},
 	{"namespace", "network/runner"},
 	{"internal/timeline"},
 	{"internal/node", "internal/step"},
 	{"internal/trace"},
-	{"stream/spdy", "supervisor/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/containerd", "internal/errtext", "internal/handler", "internal/id", "internal/lock", "internal/manual", "internal/process", "internal/redact", "internal/seal", "internal/socket", "internal/state", "internal/trace/otlp"},
+	{"stream/spdy", "supervisor/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/containerd", "internal/errtext", "internal/handler", "internal/manual", "internal/process", "internal/redact", "internal/seal", "internal/socket", "internal/state", "internal/trace/otlp"},
 	{"internal/step/failpoint", "internal/tree", "test/leak"},
 }
 

@@ -26,7 +26,7 @@ func (c *creation) adjust(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = errors.Join(c.checkResources(), c.checkMounts(ctx, before), c.checkRlimits(), c.takeCgroup())
+	err = errors.Join(c.checkResources(), c.checkMounts(ctx, before), c.takeCgroup())
 	if err != nil {
 		return fmt.Errorf("what NRI plugins have made of the container: %w", err)
 	}
@@ -62,6 +62,11 @@ func (c *creation) checkResources() error {
 		return err
 	}
 	*score = machine.OOMScoreAdjNear(*score)
+	for _, limit := range c.spec.Process.Rlimits {
+		if limit.Soft > limit.Hard {
+			return fmt.Errorf("rlimit %s: the soft limit %d is higher than the hard one, %d: %w", limit.Type, limit.Soft, limit.Hard, errdefs.ErrInvalidArgument)
+		}
+	}
 	return nil
 }
 
@@ -105,21 +110,6 @@ func (c *creation) checkMount(ctx context.Context, m *specs.Mount) error {
 	return err
 }
 
-// checkRlimits keeps the last limit of each kind: a spec must not have two
-// (runtime-spec, process.rlimits).
-func (c *creation) checkRlimits() error {
-	var kept []specs.POSIXRlimit
-	for _, limit := range c.spec.Process.Rlimits {
-		if limit.Soft > limit.Hard {
-			return fmt.Errorf("rlimit %s: the soft limit %d is higher than the hard one, %d: %w", limit.Type, limit.Soft, limit.Hard, errdefs.ErrInvalidArgument)
-		}
-		kept = slices.DeleteFunc(kept, func(old specs.POSIXRlimit) bool { return old.Type == limit.Type })
-		kept = append(kept, limit)
-	}
-	c.spec.Process.Rlimits = kept
-	return nil
-}
-
 // takeCgroup: a container's cgroup is its own, because it is emptied and removed
 // with the container. Another one than that of the record is written there first.
 func (c *creation) takeCgroup() error {
@@ -144,5 +134,5 @@ func (c *creation) takeCgroup() error {
 	if err := c.owner.options.Node.Know(cgroup.Path(wanted)); err != nil {
 		return err
 	}
-	return c.owner.records.Write(c.ID, c.Record)
+	return c.owner.files.Records.Write(c.ID, c.Record)
 }

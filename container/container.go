@@ -2,14 +2,20 @@ package container
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	"golang.org/x/sync/semaphore"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/internal/lock"
+	"github.com/minicri/minicri/internal/object"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/supervisor/client"
 )
@@ -17,66 +23,39 @@ import (
 // Container is one application container.
 type Container struct {
 	Record
+	object.Object[Facts]
 	config *runtimeapi.ContainerConfig
 
-	// facts are replaced, never changed, under factsLock, which is held while
-	// they are written too. removed is set when they must not be written any more,
-	// unwritten when their last write failed.
-	facts     atomic.Pointer[Facts]
+	// factsLock is held while the facts are replaced and written. removed is set when
+	// they must not be written any more.
 	factsLock sync.Mutex
 	removed   bool
-	unwritten bool
 	// output is held, under factsLock, as long as it may not be in the log.
 	output *client.Output
 	// abandon ends the container's creation; nil if this daemon has not made it.
 	abandon context.CancelCauseFunc
-	// listed is set once clients may see the container.
-	listed atomic.Bool
 	// ended is closed when the container has ended.
 	ended chan struct{}
-	// lock is held by every operation that makes, starts, updates or destroys the
-	// container.
-	lock lock.Mutex
-	// listSize is what it takes in the list of all, without texts, in bytes.
-	listSize int
-
 	// reaped is how its first process has ended, if it ended as our child; nil before.
 	reaped atomic.Pointer[reaped]
-
-	// watched is set while the daemon waits for its end, because its supervisor does
-	// not know it.
-	watched atomic.Bool
-	// unserved is set when no supervisor served as the container was to be deleted
-	// from it. Only under the lock.
-	unserved bool
 
 	// announced is set once plugins know of the container, those that come later too;
 	// stopAnnounced once they were notified of its end, under stopLock, which is held
 	// while they are, and during a start.
 	announced     atomic.Bool
 	stopAnnounced bool
-	stopLock      lock.Mutex
-
-	timeline *step.Timeline
-	// failure is why the container could not be made, nil if it was.
-	failure atomic.Pointer[error]
+	stopLock      *semaphore.Weighted
 }
 
 func newContainer(record Record, config *runtimeapi.ContainerConfig) *Container {
-	c := &Container{Record: record, config: config, ended: make(chan struct{}), lock: lock.New(), stopLock: lock.New(), timeline: step.NewTimeline(nil), listSize: listSize(record, config)}
-	c.facts.Store(&Facts{})
+	c := &Container{Record: record, config: config, ended: make(chan struct{}), stopLock: semaphore.NewWeighted(1)}
+	const framing = 8 // the item's own tag and length in the list
+	size := framing + proto.Size(&runtimeapi.Container{
+		Id: record.ID, PodSandboxId: record.SandboxID, Metadata: config.GetMetadata(), Image: config.GetImage(), ImageRef: record.ImageRef,
+		ImageId: record.ImageID, State: runtimeapi.ContainerState_CONTAINER_EXITED, CreatedAt: time.Now().UnixNano(),
+	})
+	c.Init("container", object.Key{ID: record.ID, Name: nameOf(record.SandboxID, config.GetMetadata()), Created: record.CreatedAt, Size: size})
 	return c
-}
-
-// group is that of the container's supervisor.
-func (c *Container) group() string { return c.Supervisor }
-
-// acquire takes the container's lock, or gives up with the context.
-func (c *Container) acquire(ctx context.Context) (unlock func(), err error) {
-	if err := c.lock.Lock(ctx); err != nil {
-		return nil, fmt.Errorf("wait for another operation on container %s: %w", c.ID, err)
-	}
-	return c.lock.Unlock, nil
 }
 
 // forgetEnvironment drops what is on disk and was needed to make the container
@@ -91,41 +70,124 @@ func (c *Container) forgetEnvironment() {
 // not be changed.
 func (c *Container) Config() *runtimeapi.ContainerConfig { return c.config }
 
-// Facts are what is known of the container now. They must not be changed.
-func (c *Container) Facts() *Facts { return c.facts.Load() }
-
 // State is the CRI's state, now.
 func (c *Container) State() runtimeapi.ContainerState { return c.Facts().State() }
 
-// update replaces the facts; factsLock is held.
-func (c *Container) update(change func(*Facts)) *Facts {
-	next := *c.facts.Load()
-	change(&next)
-	c.facts.Store(&next)
-	return &next
+// Record is what a container was made from. It is written durably before anything
+// else of the container exists, and once more only if an NRI plugin gives the
+// container another cgroup, before that is made.
+type Record struct {
+	ID        string `json:"id"`
+	SandboxID string `json:"sandbox_id"`
+	// Supervisor is the group of its supervisor: the build that it is of.
+	Supervisor string `json:"supervisor,omitempty"`
+	// CreatedAt is in nanoseconds since 1970.
+	CreatedAt   int64  `json:"created_at"`
+	CgroupsPath string `json:"cgroups_path"`
+	// ImageID is the image's id, ImageRef what the CRI shows of it.
+	ImageID  string `json:"image_id"`
+	ImageRef string `json:"image_ref"`
+	// ImageTarget is the digest of the image's manifest or index.
+	ImageTarget string `json:"image_target,omitempty"`
+	// ImageMounts are the mounts of images, in the order of the config.
+	ImageMounts []ImageMount `json:"image_mounts,omitempty"`
+	// LogPath is absolute, and never empty.
+	LogPath string `json:"log_path"`
+	// StopSignal is the number of the signal that Stop sends.
+	StopSignal uint32 `json:"stop_signal"`
+	// Config is the CRI's ContainerConfig, as JSON.
+	Config json.RawMessage `json:"config"`
 }
 
-// holdOutput keeps what the container writes while its supervisor may die, and no
-// longer; factsLock is held.
-func (c *Container) holdOutput(dir string) {
-	switch f := c.Facts(); {
-	case f.FinishedAt != 0 || c.removed:
-		c.output.Close()
-		c.output = nil
-	case c.output == nil && f.inShim():
-		c.output = client.HoldOutput(dir, c.ID)
-	}
+// Facts are what became of a container. They outlive a reboot, for the exit.
+type Facts struct {
+	// BootID is the boot in which the process ran.
+	BootID  string        `json:"boot_id"`
+	Created bool          `json:"created,omitempty"`
+	Process process.Facts `json:"process,omitzero"`
+	// StartedAt and FinishedAt are in nanoseconds since 1970, 0 for not yet.
+	StartedAt  int64 `json:"started_at,omitempty"`
+	FinishedAt int64 `json:"finished_at,omitempty"`
+	ExitCode   int32 `json:"exit_code,omitempty"`
+	OOMKilled  bool  `json:"oom_killed,omitempty"`
+	// StartError says why the container cannot be started, which shows when it
+	// is made and is reported when it is started. No supervisor has such a container.
+	StartError string `json:"start_error,omitempty"`
+	// Message says why a container did not start, or is not known to have ended.
+	Message string `json:"message,omitempty"`
+	// Reason takes the place of the one that follows from the exit.
+	Reason string `json:"reason,omitempty"`
+	// User is the user of the first process, Resources what is in force, both
+	// as JSON of the CRI's messages.
+	User      json.RawMessage `json:"user,omitempty"`
+	Resources json.RawMessage `json:"resources,omitempty"`
+	// Timeline is on disk only; in memory the container has it.
+	Timeline []step.Row `json:"timeline,omitempty"`
+	// Unknown is set while the supervisor is gone.
+	Unknown bool `json:"-"`
 }
 
-// wakeWaiters wakes the callers that wait for the end of the container, if it has ended;
-// factsLock is held. It is called last: what they do next comes after the events.
-func (c *Container) wakeWaiters() {
-	if c.Facts().FinishedAt == 0 {
-		return
-	}
-	select {
-	case <-c.ended:
+// State is the CRI's state.
+func (f *Facts) State() runtimeapi.ContainerState {
+	switch {
+	case f.FinishedAt != 0:
+		return runtimeapi.ContainerState_CONTAINER_EXITED
+	case f.Unknown:
+		return runtimeapi.ContainerState_CONTAINER_UNKNOWN
+	case f.StartedAt != 0:
+		return runtimeapi.ContainerState_CONTAINER_RUNNING
 	default:
-		close(c.ended)
+		return runtimeapi.ContainerState_CONTAINER_CREATED
 	}
+}
+
+// inShim reports whether the container has a process, or has had one, that a
+// supervisor knows of.
+func (f *Facts) inShim() bool { return f.Created && f.StartError == "" }
+
+// The reasons of an exit, as the kubelet and its users know them.
+const (
+	reasonCompleted  = "Completed"
+	reasonError      = "Error"
+	reasonOOMKilled  = "OOMKilled"
+	reasonStartError = "StartError"
+	reasonUnknown    = "Unknown"
+)
+
+// ExitReason says in a word why the container has ended, "" if it has not.
+func (f *Facts) ExitReason() string {
+	switch {
+	case f.FinishedAt == 0:
+		return ""
+	case f.Reason != "":
+		return f.Reason
+	case f.OOMKilled:
+		return reasonOOMKilled
+	case f.ExitCode == 0:
+		return reasonCompleted
+	default:
+		return reasonError
+	}
+}
+
+func (r *Record) decodeConfig() (*runtimeapi.ContainerConfig, error) {
+	config := &runtimeapi.ContainerConfig{}
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(r.Config, config); err != nil {
+		return nil, fmt.Errorf("decode the config: %w", err)
+	}
+	if config.GetMetadata() == nil {
+		return nil, errors.New("decode the config: it has no metadata")
+	}
+	return config, nil
+}
+
+// nameOf is what makes a container unique.
+func nameOf(sandboxID string, m *runtimeapi.ContainerMetadata) string {
+	return fmt.Sprintf("%s_%d_%s", m.GetName(), m.GetAttempt(), sandboxID)
+}
+
+// decode reads a message of the CRI that the facts hold as JSON, and reports whether
+// they hold one.
+func decode(encoded json.RawMessage, into proto.Message) bool {
+	return len(encoded) > 0 && protojson.Unmarshal(encoded, into) == nil
 }

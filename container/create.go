@@ -1,6 +1,7 @@
 package container
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/errtext"
+	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/validate"
@@ -41,45 +43,47 @@ type creation struct {
 	joined []*process.Process
 	// ctx outlives the caller's.
 	ctx, caller context.Context
-	abandon     context.CancelCauseFunc
 	steps       *step.Sequence
 }
 
-// Create makes a container in a sandbox that is Ready, and returns its id. pod
-// is the sandbox's config as the caller has it, nil if it has none; one of
-// another pod is errdefs.ErrInvalidArgument. The container is destroyed when the
-// caller goes away: no client knows its id, and it would wait at the exec barrier
-// forever.
+// Create makes a container in a sandbox that is Ready, and returns its id. pod is the
+// sandbox's config as the caller has it, or nil. The container is destroyed when the
+// caller goes away: no client knows its id.
 func (s *Store) Create(caller context.Context, sandboxID string, config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig) (string, error) {
-	ctx, cancel := s.outlive(caller, s.limits.Load().Create)
+	ctx, cancel := s.outlive(caller)
 	defer cancel()
 	ctx, stop := s.repeatable(ctx)
 	defer stop()
 	ctx, abandon := context.WithCancelCause(ctx)
 	defer abandon(nil)
 	timeline := step.NewTimeline(nil)
-	c := &creation{owner: s, ctx: ctx, caller: caller, abandon: abandon, steps: step.Begin(ctx, s.options.Observe, timeline)}
+	c := &creation{owner: s, ctx: ctx, caller: caller, steps: step.Begin(ctx, s.options.Observe, timeline)}
 	c.steps.Step(stepCheck, func(context.Context) error { return c.check(sandboxID, config, pod) })
-	c.steps.Step(stepReserve, func(context.Context) error { return c.reserve(config, timeline) })
+	c.steps.Step(stepReserve, func(context.Context) error { return c.reserve(config, timeline, abandon) })
 	if c.Container == nil {
-		c.keepRefused(config, timeline)
+		if c.sandbox != nil { // refused before it had an id: its image names no program, say
+			name := nameOf(c.sandbox.ID, config.GetMetadata())
+			s.keepLife(step.RefusedID("container", name), c.sandbox.ID, config.GetMetadata(), c.steps.Err(), timeline.Rows())
+		}
 		return "", fmt.Errorf("create container in sandbox %s: %w", sandboxID, c.steps.Err())
 	}
-	defer c.lock.Unlock() // reserve locked it
+	defer c.Unlock() // reserve locked it
 	c.run()
-	c.closeJoined()
+	for _, held := range c.joined {
+		_ = held.Close() // a descriptor of ours: that cannot fail
+	}
 	if c.steps.Err() != nil {
 		return "", s.undo(c)
 	}
 	c.forgetEnvironment()
-	c.listed.Store(true)
+	c.Show()
 	s.emit(c.Container, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
 	return c.ID, nil
 }
 
 // run goes through the steps 3 to 13.
 func (c *creation) run() {
-	c.steps.Step(stepRecord, func(context.Context) error { return c.owner.records.Write(c.ID, c.Record) })
+	c.steps.Step(stepRecord, func(context.Context) error { return c.owner.files.Records.Write(c.ID, c.Record) })
 	c.steps.Step(stepRootfs, c.makeRootfs)
 	c.steps.Step(stepSources, c.makeSources)
 	c.steps.Step(stepVolumes, c.fillVolumes)
@@ -90,19 +94,27 @@ func (c *creation) run() {
 	if c.owner.hasPlugins() {
 		c.steps.Step(stepNRICreate, c.adjust)
 	}
-	c.steps.Step(stepLabels, c.relabel)
-	c.steps.Step(stepShim, c.ensureShim)
+	c.steps.Step(stepLabels, func(context.Context) error { return relabel(c.parts) })
+	c.steps.Step(stepShim, func(ctx context.Context) error {
+		if err := c.makeLogDirectory(); err != nil {
+			return err
+		}
+		_, err := c.owner.shimOf(ctx, c.Supervisor)
+		return err
+	})
 	c.steps.Step(stepCreate, c.create)
 	c.owner.announce(c.steps, c.Container, stepNRICreated, Plugins.Created)
 	c.steps.Step(stepRecheck, c.recheck)
 }
 
-// recheck fails if the sandbox was stopped at the same time, which has not
-// stopped this container, if a process that it has joined has ended, or if the caller
-// is gone and so will never know its id.
+// recheck fails if the sandbox was stopped meanwhile, if the caller is gone, which will
+// never know the id, or if a process whose namespace was joined has ended: its pid may
+// have become another's, and the namespace the node's.
 func (c *creation) recheck(context.Context) error {
-	if err := c.recheckJoined(); err != nil {
-		return err
+	for _, held := range c.joined {
+		if held.Ended() {
+			return fmt.Errorf("process %d, whose namespaces it was to join, has ended: %w", held.PID, errdefs.ErrFailedPrecondition)
+		}
 	}
 	if c.caller.Err() != nil {
 		return context.Cause(c.caller)
@@ -114,21 +126,69 @@ func (c *creation) recheck(context.Context) error {
 }
 
 func (s *Store) undo(c *creation) error {
-	ctx, cancel := s.outlive(c.ctx, s.limits.Load().Create)
+	ctx, cancel := s.outlive(c.ctx)
 	defer cancel()
-	failure := c.steps.Err()
-	c.failure.Store(&failure)
-	err := fmt.Errorf("create container %s in sandbox %s: %w", c.ID, c.SandboxID, failure)
+	c.Failure = c.steps.Err()
+	err := fmt.Errorf("create container %s in sandbox %s: %w", c.ID, c.SandboxID, c.Failure)
 	if undoErr := s.destroy(ctx, c.Container); undoErr != nil {
 		s.log(c.Container).Error("a container that failed could not be rolled back: remove it", "err", undoErr)
-		writeErr := s.write(c.Container, func(f *Facts) { f.Message = failure.Error() })
-		c.listed.Store(true) // as Created: its init may still wait
+		writeErr := s.write(c.Container, func(f *Facts) { f.Message = c.Failure.Error() })
+		c.Show() // as Created: its init may still wait
 		return errors.Join(err, undoErr, writeErr)
 	}
-	if _, goneErr := s.options.Sandboxes.Find(c.SandboxID); errdefs.IsNotFound(goneErr) {
-		return errors.Join(err, s.options.Supervisors.End(ctx, c.group())) // no other operation will
-	}
 	return err
+}
+
+// reserve gives the name to the container, and takes its lock.
+func (c *creation) reserve(config *runtimeapi.ContainerConfig, timeline *step.Timeline, abandon context.CancelCauseFunc) error {
+	record, err := c.record(config)
+	if err != nil {
+		return err
+	}
+	made := newContainer(record, config)
+	made.Rows, made.abandon = timeline, abandon
+	made.Hold() // no other goroutine has the container yet
+	created, other, err := c.owner.Reserve(made)
+	if err != nil {
+		return err
+	}
+	if other != nil {
+		return fmt.Errorf("container %s has the name %s: remove it, or ask with a higher attempt: %w", other.ID, nameOf(made.SandboxID, config.GetMetadata()), errdefs.ErrAlreadyExists)
+	}
+	// Looked at when StopPod can see the container.
+	if _, is := c.owner.stopping.Load(made.SandboxID); is {
+		c.owner.Forget(made)
+		made.Unlock()
+		return fmt.Errorf("sandbox %s is being stopped: %w", made.SandboxID, errdefs.ErrFailedPrecondition)
+	}
+	made.CreatedAt, c.Container = created, made
+	return nil
+}
+
+func (c *creation) record(config *runtimeapi.ContainerConfig) (Record, error) {
+	encoded, err := protojson.Marshal(config)
+	if err != nil {
+		return Record{}, fmt.Errorf("encode the config: %w", err)
+	}
+	o, id, pod := c.owner.options, object.NewID(), c.sandbox.Config()
+	ref := c.image.ID // what people see of the image is a digest, if it has one
+	if len(c.image.RepoDigests) > 0 {
+		ref = c.image.RepoDigests[0]
+	}
+	// Never empty: the kubelet removes whatever begins with it. A container without a log
+	// gets a path that nothing has.
+	logPath := filepath.Join(c.owner.dir(id), "no-log")
+	if pod.GetLogDirectory() != "" && config.GetLogPath() != "" {
+		logPath = filepath.Join(pod.GetLogDirectory(), config.GetLogPath())
+	}
+	parent := cmp.Or(pod.GetLinux().GetCgroupParent(), o.CgroupParent)
+	return Record{
+		ID: id, SandboxID: c.sandbox.ID, Supervisor: c.sandbox.Supervisor,
+		CgroupsPath: oci.CgroupsPath(parent, o.Node.ContainerMark(), id, o.SystemdCgroup),
+		ImageID:     c.image.ID, ImageRef: ref, ImageTarget: c.image.Target.String(), ImageMounts: c.mounted,
+		LogPath: logPath, StopSignal: stopSignal(config.GetStopSignal(), c.image.Spec.Config.StopSignal),
+		Config: encoded,
+	}, nil
 }
 
 func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig) (err error) {
@@ -161,9 +221,7 @@ func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig, p
 }
 
 // checkImageHandlers refuses an image for a runtime handler that there is not, as
-// the image service does. A handler that chooses nothing here (see imageOf in
-// package server) is no error, nor is that of the pod, which may be gone from the
-// configuration since.
+// the image service does. That of the pod may be gone from the configuration since.
 func (c *creation) checkImageHandlers(config *runtimeapi.ContainerConfig) error {
 	known := append(c.owner.options.Handlers.Names(), "", c.sandbox.RuntimeHandler)
 	check := func(field string, image *runtimeapi.ImageSpec) error {
@@ -179,9 +237,8 @@ func (c *creation) checkImageHandlers(config *runtimeapi.ContainerConfig) error 
 	return errors.Join(errs...)
 }
 
-// checkPod refuses the config of another pod. Only what identifies a pod is
-// compared: the kubelet makes the config anew for each container, with the
-// annotations and resources that the pod has by then.
+// checkPod refuses the config of another pod. Only what identifies a pod is compared: its
+// annotations and resources change.
 func checkPod(asked *runtimeapi.PodSandboxConfig, of *sandbox.Sandbox) error {
 	if asked.GetWindows() != nil {
 		return fmt.Errorf("sandbox_config.windows: is set, but this node runs Linux: %w", errdefs.ErrInvalidArgument)
@@ -191,34 +248,21 @@ func checkPod(asked *runtimeapi.PodSandboxConfig, of *sandbox.Sandbox) error {
 	}
 	got, want := asked.GetMetadata(), of.Config().GetMetadata()
 	var errs []error
-	for _, field := range []struct{ name, got, want string }{
-		{"uid", got.GetUid(), want.GetUid()},
-		{"name", got.GetName(), want.GetName()},
-		{"namespace", got.GetNamespace(), want.GetNamespace()},
+	for field, values := range map[string][2]string{
+		"uid": {got.GetUid(), want.GetUid()}, "name": {got.GetName(), want.GetName()}, "namespace": {got.GetNamespace(), want.GetNamespace()},
 	} {
-		if field.got != field.want {
-			errs = append(errs, fmt.Errorf("sandbox_config.metadata.%s: is %q, that of sandbox %s is %q", field.name, field.got, of.ID, field.want))
+		if values[0] != values[1] {
+			errs = append(errs, fmt.Errorf("sandbox_config.metadata.%s: is %q, that of sandbox %s is %q: %w", field, values[0], of.ID, values[1], errdefs.ErrInvalidArgument))
 		}
 	}
-	if len(errs) > 0 {
-		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, errors.Join(errs...))
-	}
-	return nil
-}
-
-func (c *creation) ensureShim(ctx context.Context) error {
-	if err := c.makeLogDirectory(); err != nil {
-		return err
-	}
-	_, err := c.owner.shimOf(ctx, c.group())
-	return err
+	return errors.Join(errs...)
 }
 
 // create brings init to the barrier. One that cannot run the program says so
 // here already; other runtimes say it at the start, and so does this one: the
 // container is made, and cannot be started.
 func (c *creation) create(ctx context.Context) error {
-	shim, err := c.owner.shimOf(ctx, c.group())
+	shim, err := c.owner.shimOf(ctx, c.Supervisor)
 	if err != nil {
 		return err
 	}
@@ -240,12 +284,9 @@ func (c *creation) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	user, err := protojson.Marshal(oci.UserOf(c.spec))
-	if err != nil {
-		return err
-	}
+	user, userErr := protojson.Marshal(oci.UserOf(c.spec))
 	resources, err := protojson.Marshal(inForce(c.spec.Linux.Resources, *c.spec.Process.OOMScoreAdj))
-	if err != nil {
+	if err := errors.Join(userErr, err); err != nil {
 		return err
 	}
 	return c.owner.write(c.Container, func(f *Facts) {
@@ -254,9 +295,8 @@ func (c *creation) create(ctx context.Context) error {
 	})
 }
 
-// makeLogDirectory makes the directory of the log, also one below the pod's
-// directory of logs. What is made stays in there, whatever symbolic links others
-// have made.
+// makeLogDirectory makes the directory of the log. Below the pod's directory of logs it
+// follows no symbolic link out of that.
 func (c *creation) makeLogDirectory() error {
 	if c.shimLog() == "" {
 		return os.MkdirAll(filepath.Dir(c.LogPath), 0o755)
@@ -273,9 +313,8 @@ func (c *creation) makeLogDirectory() error {
 	return root.MkdirAll(filepath.Dir(filepath.Clean(c.config.GetLogPath())), 0o755)
 }
 
-// shimLog is "" for a container that has no log. The directory of all pods' logs,
-// /var/log/pods for example, is the node's; those of the pods in it are open to
-// the process that writes logs.
+// shimLog is "" for a container that has no log. The directory of all pods' logs, such as
+// /var/log/pods, is trusted; what is below it is not.
 func (c *creation) shimLog() string {
 	directory := c.sandbox.Config().GetLogDirectory()
 	if c.config.GetLogPath() == "" || directory == "" {

@@ -29,9 +29,8 @@
 // RemoveContainer kills, and goes through: nri remove, delete, remove rootfs,
 // remove record.
 //
-// On any error the container is destroyed (destroy.go). As for sandboxes,
-// destroy is the only undo; its callers are a failed create, RemoveContainer,
-// the removal of the pod, and recovery after a crash (restore.go).
+// Destroy (destroy.go) is the only undo; its callers are a failed create,
+// RemoveContainer, the removal of the pod, and recovery after a crash (restore.go).
 //
 // # States
 //
@@ -44,23 +43,16 @@
 // started, and when it ended, as its supervisor has reported. While a supervisor is
 // gone and its successor has not reported yet, the state is Unknown.
 //
-// # Who owns what
-//
-// The supervisor (minicri-shim) owns the processes: it is their parent, holds their
-// streams, writes their log and keeps their exit on disk. This package owns the
-// record, the facts, the snapshot and its mount, and follows the events of
-// supervisors (supervisor/client).
+// The supervisor owns the processes, their streams, their log and their exit. This package
+// owns the record, the facts, the snapshot and its mount.
 //
 // # Locks
 //
-// Store.mu guards the maps and is never held while anything runs or is
-// written. Each container has a lock of its own, held by every operation that
-// makes, starts, updates or destroys it; Create takes it before the container is
-// visible.
-// The facts have another one, held while they are written only, so that what a
-// supervisor reports waits for no operation; nothing is written after their removal.
-// Stop holds neither while it waits for a container to end, so that a later Stop
-// with a shorter grace counts. Readers of a container take none: facts are replaced,
-// not changed. Events are emitted under the facts' lock, and before the callers that
-// wait for the end are woken, so they are in order.
+// Each container has a lock of its own, held by every operation that makes, starts,
+// updates or destroys it; Create takes it before the container is visible. The facts have
+// another one, held while they are written only, so that what a supervisor reports waits
+// for no operation; nothing is written after their removal. Events are emitted under it,
+// and before the callers that wait for the end are woken, so they are in order.
+// Stop holds neither while it waits for a container to end, so that a later Stop with a
+// shorter grace counts. Package object has the rest.
 package container

@@ -15,7 +15,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/internal/id"
+	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/client"
@@ -55,10 +55,9 @@ func CommandText(command []string) string {
 		return "nothing"
 	case 1:
 		return fmt.Sprintf("%q", command[0])
-	case 2:
-		return fmt.Sprintf("%q with 1 argument", command[0])
 	}
-	return fmt.Sprintf("%q with %d arguments", command[0], len(command)-1)
+	plural := map[bool]string{true: "s"}[len(command) > 2]
+	return fmt.Sprintf("%q with %d argument%s", command[0], len(command)-1, plural)
 }
 
 // forExec is what a command in a container needs. A container that was not
@@ -77,7 +76,8 @@ func (s *Store) forExec(ctx context.Context, id string, command []string, tty bo
 	}
 	process := oci.ForExec(spec, command, tty)
 	process.OOMScoreAdj = new(s.options.Machine.OOMScoreAdjNear(int(c.Resources().GetOomScoreAdj()))) // an update may have changed it
-	if err := checkExec(process); err != nil {
+	// Its environment was checked when the container was made.
+	if err := checkStrings(process.Args, nil, oci.SoftStack(process.Rlimits), "cmd"); err != nil {
 		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)
 	}
 	return c, shim, process, nil
@@ -97,7 +97,7 @@ func (s *Store) alive(ctx context.Context, id string, states ...runtimeapi.Conta
 	if state := c.State(); !slices.Contains(states, state) {
 		return nil, nil, fmt.Errorf("container %s is %s, and has to be %s: %w", c.ID, stateText(state), stateText(states...), errdefs.ErrFailedPrecondition)
 	}
-	shim, err := s.shimOf(ctx, c.group())
+	shim, err := s.shimOf(ctx, c.Supervisor)
 	return c, shim, err
 }
 
@@ -166,9 +166,9 @@ func (s *Store) Exec(ctx context.Context, containerID string, command []string, 
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{shim: shim, container: c.ID, exec: id.New(), Outputs: outputs(tty), Stdin: stdin}
+	p := &Process{shim: shim, container: c.ID, exec: object.NewID(), Outputs: outputs(tty), Stdin: stdin}
 	// To its end: a process that was started is known, and can be ended.
-	start, cancel := s.outlive(ctx, s.limits.Load().Create)
+	start, cancel := s.outlive(ctx)
 	defer cancel()
 	if err := shim.ExecStart(start, p.container, p.exec, spec, stdin); err != nil {
 		return nil, fmt.Errorf("exec %s in container %s: %w", CommandText(command), c.ID, err)

@@ -3,12 +3,13 @@ package container
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/client"
@@ -26,7 +27,7 @@ func (s *Store) Noted(event *api.Event) { s.note(event.GetContainer()) }
 
 // Missed implements client.Follower.
 func (s *Store) Missed(group string, supervisor *client.Client) {
-	ctx, cancel := s.within(s.limits.Load().Create)
+	ctx, cancel := s.within(s.limits().Create)
 	defer cancel()
 	if err := s.reconcile(ctx, group, supervisor); err != nil {
 		s.options.Logger.Error("containers of a supervisor are not up to date: its events were missed and it does not list them", "supervisor", group, "err", err)
@@ -50,39 +51,33 @@ func (s *Store) Lost(group string, lost error) {
 	s.lookUntilFound(group)
 }
 
-// lookUntilFound is lookAgain until it succeeds, or the daemon ends.
+// lookUntilFound is look until it succeeds, or the daemon ends. The containers of a build
+// that cannot be served stay what their facts say.
 func (s *Store) lookUntilFound(group string) {
-	for s.base.Err() == nil {
-		ctx, cancel := s.within(s.limits.Load().Create)
-		err := s.lookAgain(ctx, group)
+	for s.Base.Err() == nil {
+		ctx, cancel := s.within(s.limits().Create)
+		err := s.look(ctx, group)
 		cancel()
 		if err == nil {
 			return
 		}
 		if errors.Is(err, client.ErrUnknownBuild) {
-			s.leaveAlone(group, err)
+			s.options.Logger.Error("containers of another build are left alone, and are listed as they were last known", "supervisor", group, "err", err)
+			for _, c := range s.ofGroup(group) {
+				s.change(c, func(f *Facts) { f.Unknown = false })
+			}
 			return
 		}
 		s.options.Logger.Error("containers have no supervisor: its start is retried", "supervisor", group, "err", err)
 	}
 }
 
-// leaveAlone takes the containers of a build that cannot be served for what their facts
-// say.
-func (s *Store) leaveAlone(group string, why error) {
-	s.options.Logger.Error("containers of another build are left alone, and are listed as they were last known", "supervisor", group, "err", why)
-	for _, c := range s.ofGroup(group) {
-		s.change(c, func(f *Facts) { f.Unknown = false })
-	}
-}
+// lookInterval is between two attempts to reach a supervisor that does not serve.
+const lookInterval = 20 * time.Millisecond
 
-// reconnectInterval is between two attempts to reach a supervisor that does not
-// serve.
-const reconnectInterval = 20 * time.Millisecond
-
-// lookAgain finds out about the containers of a supervisor that has just been
-// found, or lost; the one that adopts them may be lost as well.
-func (s *Store) lookAgain(ctx context.Context, group string) error {
+// look finds out about the containers of a supervisor that has just been found, or lost;
+// the one that adopts them may be lost as well.
+func (s *Store) look(ctx context.Context, group string) error {
 	for {
 		supervisor, err := s.shimOf(ctx, group)
 		if err == nil {
@@ -95,16 +90,16 @@ func (s *Store) lookAgain(ctx context.Context, group string) error {
 			return err
 		}
 		select {
-		case <-time.After(reconnectInterval):
+		case <-time.After(lookInterval):
 		case <-ctx.Done():
 			return err
 		}
 	}
 }
 
-// reconcile notes what the supervisor knows of its containers. What it does not
-// know has left its exit on disk, or has never been made; what is being made
-// just now is its maker's.
+// reconcile notes what the supervisor knows of its containers, and has it delete those
+// that were removed while it did not serve. What it does not know has left its exit on
+// disk, or has never been made; what is being made just now is its maker's.
 func (s *Store) reconcile(ctx context.Context, group string, supervisor *client.Client) error {
 	made := slices.DeleteFunc(s.ofGroup(group), func(c *Container) bool { return !c.Facts().inShim() })
 	list, err := supervisor.List(ctx)
@@ -113,9 +108,12 @@ func (s *Store) reconcile(ctx context.Context, group string, supervisor *client.
 	}
 	known := make(map[string]bool)
 	for _, reported := range list {
-		known[reported.GetId()] = true
+		id := reported.GetId()
+		known[id] = true
 		s.note(reported)
-		s.deleteOrphan(ctx, group, supervisor, reported.GetId())
+		if !s.explains(id) && !s.options.Sandboxes.Explains(id) {
+			s.noteRemoved("container in supervisor "+group, id, supervisor.Delete(ctx, id, true))
+		}
 	}
 	for _, c := range made {
 		if !known[c.ID] {
@@ -125,21 +123,10 @@ func (s *Store) reconcile(ctx context.Context, group string, supervisor *client.
 	return err
 }
 
-// deleteOrphan deletes what was removed while no supervisor served, and which
-// the one that serves now has adopted.
-func (s *Store) deleteOrphan(ctx context.Context, group string, supervisor *client.Client, id string) {
-	if s.explains(id) || s.options.Sandboxes.Explains(id) {
-		return
-	}
-	s.noteRemoved("container in supervisor "+group, id, supervisor.Delete(ctx, id, true))
-}
-
 // note records what a supervisor reports of a container.
 func (s *Store) note(reported *api.Container) {
-	s.mu.RLock()
-	c := s.byID[reported.GetId()]
-	s.mu.RUnlock()
-	if c == nil {
+	c, is := s.Get(reported.GetId())
+	if !is {
 		return
 	}
 	s.change(c, func(f *Facts) {
@@ -157,8 +144,61 @@ func (s *Store) note(reported *api.Container) {
 	})
 }
 
-// unknownCode is the exit code of a container whose exit status is lost.
-const unknownCode = 255
+// noteUnlisted is for a container that its supervisor does not know: it has ended, or its
+// record could not be read. Then it is Unknown, and all that can be done is to stop it.
+func (s *Store) noteUnlisted(c *Container) error {
+	if c.Facts().FinishedAt != 0 {
+		return nil
+	}
+	exit, err := s.options.Supervisors.ExitOf(c.Supervisor, c.ID)
+	if err != nil {
+		return err
+	}
+	if exit == nil {
+		running, err := process.Open(c.Facts().Process)
+		if err == nil {
+			s.change(c, func(f *Facts) { f.Unknown = true })
+			s.log(c).Error("a container runs that its supervisor does not know: it is left alone, and can only be stopped", "pid", running.PID)
+			return running.Close()
+		}
+		if !errors.Is(err, process.ErrGone) {
+			return fmt.Errorf("whether container %s runs: %w", c.ID, err)
+		}
+	}
+	s.noteEnded(c, exit)
+	return nil
+}
+
+// killUnlisted ends a container that its supervisor does not know.
+func (s *Store) killUnlisted(c *Container) error {
+	if err := s.noteUnlisted(c); err != nil || c.Facts().FinishedAt != 0 {
+		return err
+	}
+	limit := s.limits().Kill
+	err := s.options.Hierarchies.Remove(cgroup.Path(c.CgroupsPath), limit)
+	running, openErr := process.Open(c.Facts().Process)
+	if openErr == nil { // a privileged one may have moved to a cgroup outside
+		err = errors.Join(err, running.Kill(limit), running.Close())
+	} else if !errors.Is(openErr, process.ErrGone) {
+		err = errors.Join(err, openErr)
+	}
+	if err != nil {
+		return fmt.Errorf("end what its supervisor does not know: %w", err)
+	}
+	return s.noteUnlisted(c)
+}
+
+// noteEnded ends a container that no supervisor has any more; exit is nil if none has
+// written how.
+func (s *Store) noteEnded(c *Container, exit *api.ExitRecord) {
+	s.change(c, func(f *Facts) {
+		if exit == nil {
+			exit = &api.ExitRecord{CodeKnown: f.StartError != "", StartError: f.StartError}
+		}
+		c.takeExit(f, exit.Code, exit.CodeKnown, exit.OOMKilled, exit.FinishedAt)
+		takeStartError(f, exit.StartError)
+	})
+}
 
 // takeExit notes the end of a container. A supervisor that came after it knows neither
 // the code nor when it was; the daemon does if it was the parent meanwhile.
@@ -177,45 +217,30 @@ func (c *Container) takeExit(f *Facts, code int32, known, oom bool, at int64) {
 	}
 	f.FinishedAt, f.ExitCode, f.OOMKilled, f.Unknown = at, code, oom, false
 	if !known {
-		f.ExitCode, f.Reason, f.Message = unknownCode, reasonUnknown, "the container ended while nothing that runs was its parent: its exit status is lost"
+		f.ExitCode, f.Reason, f.Message = 255, reasonUnknown, "the container ended while nothing that runs was its parent: its exit status is lost"
 	}
 }
 
-// takeStartError: the container has ended because its program could not be
-// executed.
+// takeStartError: the container has ended because its program could not be executed. The
+// code is the one that containerd gives it.
 func takeStartError(f *Facts, message string) {
 	if message == "" || f.Reason == reasonStartError {
 		return
 	}
 	f.StartedAt = f.FinishedAt
-	f.ExitCode, f.Reason, f.Message = startErrorCode, reasonStartError, message
-}
-
-// noteEnded ends a container that no supervisor has any more; exit is nil if none has
-// written how.
-func (s *Store) noteEnded(c *Container, exit *api.ExitRecord) {
-	s.change(c, func(f *Facts) {
-		if exit != nil {
-			c.takeExit(f, exit.Code, exit.CodeKnown, exit.OOMKilled, exit.FinishedAt)
-			takeStartError(f, exit.StartError)
-			return
-		}
-		c.takeExit(f, 0, f.StartError != "", false, 0)
-		takeStartError(f, f.StartError)
-	})
-}
-
-// change updates the facts from outside of an operation on the container, and
-// does not wait for one.
-func (s *Store) change(c *Container, change func(*Facts)) {
-	if err := s.write(c, change); err != nil {
-		s.log(c).Error("the facts of a container are not on disk", "err", err)
-	}
+	f.ExitCode, f.Reason, f.Message = 128, reasonStartError, message
 }
 
 // Known implements process.Orphans: the inits of containers come to the daemon when
 // their supervisor dies.
 func (s *Store) Known(facts process.Facts) bool { return s.byProcess(facts) != nil }
+
+func (s *Store) byProcess(facts process.Facts) *Container {
+	if all := s.All(func(c *Container) bool { return c.Facts().Process == facts }); len(all) > 0 {
+		return all[0]
+	}
+	return nil
+}
 
 // reaped is how a process has ended, as its parent has seen it.
 type reaped struct {
@@ -223,27 +248,22 @@ type reaped struct {
 	at   int64 // in nanoseconds since 1970
 }
 
-func reapedNow(status unix.WaitStatus) *reaped {
-	end := &reaped{code: int32(status.ExitStatus()), at: time.Now().UnixNano()}
-	if status.Signaled() {
-		end.code = 128 + int32(status.Signal())
-	}
-	return end
-}
-
 // Ended implements process.Orphans: the exit status of an init whose supervisor has
-// died is handed to the successor, which keeps exits. There may be none for a long
-// time: the daemon remembers it, too.
+// died is handed to the successor. The daemon remembers it, too, until there is one.
 func (s *Store) Ended(facts process.Facts, status unix.WaitStatus) {
 	c := s.byProcess(facts)
 	if c == nil {
 		return // removed at the same time
 	}
-	c.reaped.Store(reapedNow(status))
-	s.work.Go(func() {
-		ctx, cancel := s.within(s.limits.Load().Kill)
+	end := &reaped{code: int32(status.ExitStatus()), at: time.Now().UnixNano()}
+	if status.Signaled() {
+		end.code = 128 + int32(status.Signal())
+	}
+	c.reaped.Store(end)
+	s.Go(func() {
+		ctx, cancel := s.within(s.limits().Kill)
 		defer cancel()
-		supervisor, err := s.shimOf(ctx, c.group())
+		supervisor, err := s.shimOf(ctx, c.Supervisor)
 		if err == nil {
 			err = supervisor.NoteExit(ctx, c.ID, facts.PID, facts.StartTime, uint32(status))
 		}
@@ -251,41 +271,4 @@ func (s *Store) Ended(facts process.Facts, status unix.WaitStatus) {
 			s.log(c).Warn("the exit status of a container did not reach its supervisor", "err", err)
 		}
 	})
-}
-
-func (s *Store) byProcess(facts process.Facts) *Container {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	for _, c := range s.byID {
-		if c.Facts().Process == facts {
-			return c
-		}
-	}
-	return nil
-}
-
-// emit publishes an event of a listed container.
-func (s *Store) emit(c *Container, kind runtimeapi.ContainerEventType) {
-	if s.options.Events != nil && c.listed.Load() {
-		s.options.Events.ContainerEvent(c, kind)
-	}
-}
-
-// emitChange emits the events of a change of facts. A container may have started and
-// ended in one change, while no daemon ran; one that could not be started has only
-// ended.
-func (s *Store) emitChange(c *Container, before, after *Facts) {
-	if before.StartedAt == 0 && after.StartedAt != 0 && after.Reason != reasonStartError {
-		s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
-	}
-	if before.FinishedAt == 0 && after.FinishedAt != 0 {
-		s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
-	}
-}
-
-// listEnded lists a container that has ended before it was listed.
-func (s *Store) listEnded(c *Container) {
-	c.listed.Store(true)
-	s.emit(c, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
-	s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 }

@@ -50,33 +50,31 @@ type Change struct {
 // hasPlugins reports whether there may be plugins now.
 func (s *Store) hasPlugins() bool { return s.options.Plugins != nil && s.options.Plugins.Enabled() }
 
-// applyChanges makes the changes that plugins want for containers other than the
-// one that they were asked about. One that is not possible, as that container has ended
-// meanwhile, is logged and fails nothing. No lock of a container that others can see is
-// held.
+// applyChanges makes the changes that plugins want for containers other than the one that
+// they were asked about. One that fails is logged. The caller holds no lock of a container
+// that others can see.
 func (s *Store) applyChanges(ctx context.Context, changes []Change) {
 	for _, change := range changes {
-		if err := s.UpdateUnsolicited(ctx, change.ID, change.Resources); err != nil {
-			level := slog.LevelWarn
-			if change.Optional {
-				level = slog.LevelInfo
-			}
-			logger := s.options.Logger.With("id", change.ID)
-			if c, err := s.Find(change.ID); err == nil {
-				logger = s.log(c)
-			}
-			logger.Log(ctx, level, "a change that an NRI plugin wanted for another container was not made",
-				"plugins", change.Plugins, "err", err)
+		err := s.UpdateUnsolicited(ctx, change.ID, change.Resources)
+		if err == nil {
+			continue
 		}
+		level := slog.LevelWarn
+		if change.Optional {
+			level = slog.LevelInfo
+		}
+		s.options.Logger.Log(ctx, level, "a change that an NRI plugin wanted for another container was not made",
+			"id", change.ID, "plugins", change.Plugins, "err", err)
 	}
 }
 
-func (s *Store) askStart(ctx context.Context, c *Container) error {
+// ask asks the plugins something about a container.
+func (s *Store) ask(ctx context.Context, c *Container, question func(Plugins, context.Context, *sandbox.Sandbox, *Container) error) error {
 	pod, err := s.options.Sandboxes.Find(c.SandboxID)
 	if err != nil {
 		return err
 	}
-	return s.options.Plugins.Start(ctx, pod, c)
+	return question(s.options.Plugins, ctx, pod, c)
 }
 
 // askUpdate returns what the plugins make of resources that are asked for.
@@ -84,13 +82,11 @@ func (s *Store) askUpdate(ctx context.Context, c *Container, asked *runtimeapi.L
 	if !s.hasPlugins() {
 		return asked, nil, nil
 	}
-	pod, err := s.options.Sandboxes.Find(c.SandboxID)
-	if err != nil {
-		return nil, nil, err
-	}
-	err = s.begin(ctx, c).Do(stepNRIUpdate, func(ctx context.Context) (err error) {
-		asked, others, err = s.options.Plugins.Update(ctx, pod, c, asked)
-		return err
+	err = s.begin(ctx, c).Do(stepNRIUpdate, func(ctx context.Context) error {
+		return s.ask(ctx, c, func(p Plugins, ctx context.Context, pod *sandbox.Sandbox, c *Container) (err error) {
+			asked, others, err = p.Update(ctx, pod, c, asked)
+			return err
+		})
 	})
 	return asked, others, err
 }
@@ -101,13 +97,7 @@ func (s *Store) announce(steps *step.Sequence, c *Container, name step.Name, not
 	if !s.hasPlugins() || steps.Err() != nil {
 		return
 	}
-	err := steps.Do(name, func(ctx context.Context) error {
-		pod, err := s.options.Sandboxes.Find(c.SandboxID)
-		if err != nil {
-			return err
-		}
-		return notify(s.options.Plugins, ctx, pod, c)
-	})
+	err := steps.Do(name, func(ctx context.Context) error { return s.ask(ctx, c, notify) })
 	if err != nil {
 		s.log(c).Warn("an NRI plugin was not notified of what was done to a container", "err", err)
 	}
@@ -116,10 +106,10 @@ func (s *Store) announce(steps *step.Sequence, c *Container, name step.Name, not
 // announceStop notifies the plugins once that the container has ended, and
 // returns when they are notified, by this call or another.
 func (s *Store) announceStop(ctx context.Context, c *Container) {
-	if !c.announced.Load() || c.stopLock.Lock(ctx) != nil {
+	if !c.announced.Load() || c.stopLock.Acquire(ctx, 1) != nil {
 		return
 	}
-	defer c.stopLock.Unlock()
+	defer c.stopLock.Release(1)
 	if c.stopAnnounced {
 		return
 	}

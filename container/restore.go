@@ -9,53 +9,39 @@ import (
 	"sync"
 	"time"
 
-	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
-	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/internal/sweep"
 )
 
 // Open restores the containers of an earlier daemon from their records and from
 // what the supervisors report. No single container or supervisor makes it fail.
 // Sandboxes have to be open.
 func Open(ctx context.Context, options Options) (*Store, error) {
-	s := &Store{
-		options: options, byID: make(map[string]*Container), byName: make(map[string]*Container), byPod: make(map[string][]*Container),
-		stopping: make(map[string]bool),
-	}
+	s := &Store{Store: object.NewStore[*Container](ctx, "container"), options: options}
 	s.SetHandlerDefaults(options.HandlerDefaults)
-	s.limits.Store(&options.Limits)
-	s.base, s.cancel = context.WithCancelCause(ctx)
 	options.Supervisors.Follow(s)
-	s.waits, s.cancelWaits = context.WithCancelCause(s.base)
-	if err := s.openFiles(); err != nil {
+	var err error
+	if s.bootID, err = process.BootID(); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(os.MkdirAll(s.dir(""), 0o711), os.MkdirAll(s.volumes(""), 0o711)); err != nil {
+		return nil, err
+	}
+	s.files, err = state.OpenObjects[Record, Facts]("container", filepath.Join(options.Root, "containers"), filepath.Join(options.Root, "container-facts"), options.Version, options.Logger)
+	if err != nil {
 		return nil, err
 	}
 	if err := s.restore(); err != nil {
 		return nil, err
 	}
 	s.findShims()
-	s.work.Go(s.sweep)
+	s.Go(s.sweep)
 	return s, nil
-}
-
-func (s *Store) openFiles() (err error) {
-	if s.bootID, err = process.BootID(); err != nil {
-		return err
-	}
-	if err := errors.Join(os.MkdirAll(s.dir(""), 0o711), os.MkdirAll(s.volumes(""), 0o711)); err != nil {
-		return err
-	}
-	if s.records, err = state.Open[Record](filepath.Join(s.options.Root, "containers"), recordVersion, true); err != nil {
-		return err
-	}
-	if s.facts, err = state.Open[Facts](filepath.Join(s.options.Root, "container-facts"), factsVersion, false); err != nil {
-		return err
-	}
-	s.records.WrittenBy(s.options.Version)
-	s.facts.WrittenBy(s.options.Version)
-	s.files = state.Group(s.records, s.facts, "container", s.options.Logger)
-	return nil
 }
 
 // restore brings every record back. A container whose creation was cut off is
@@ -86,143 +72,187 @@ func (s *Store) restoreOne(record Record, facts Facts) error {
 		s.files.LeaveAlone(record.ID)
 		return nil
 	}
-	s.lastCreated = max(s.lastCreated, record.CreatedAt)
 	c := newContainer(record, config)
 	c.forgetEnvironment()
-	_, err = s.options.Sandboxes.Find(record.SandboxID)
-	if err == nil && facts.Created {
-		name := nameOf(record.SandboxID, config.GetMetadata())
-		if other := s.byName[name]; other != nil {
-			return fmt.Errorf("container %s has the same name %s", other.ID, name)
-		}
-		facts.Unknown = facts.FinishedAt == 0 && facts.inShim()
-		if facts.FinishedAt != 0 {
+	if _, err = s.options.Sandboxes.Find(record.SandboxID); err == nil && facts.Created {
+		ended := facts.FinishedAt != 0
+		if facts.Unknown = !ended && facts.inShim(); ended {
 			close(c.ended)
 		}
 		c.announced.Store(true)
-		c.stopAnnounced = facts.FinishedAt != 0
-		c.timeline, facts.Timeline = step.NewTimeline(facts.Timeline), nil
-		c.facts.Store(&facts)
-		c.listed.Store(true)
-		s.byName[name] = c
+		c.stopAnnounced = ended
+		rows := facts.Timeline
+		facts.Timeline = nil
+		c.Restore(facts, rows)
+		c.Show()
 	}
-	s.add(c)
-	return nil
+	return s.Add(c)
 }
 
-// findShims connects to the supervisors of all containers, side by side, each
-// within a limit of its own, and does not wait for one that hangs. Where none
-// serves, another one is started if anything may still run; after a reboot
-// nothing does.
+// findShims connects to the supervisors of all containers, side by side, and waits for a
+// part of the kill limit: one that hangs holds up its own containers only, which are
+// Unknown until its successor has adopted them.
 func (s *Store) findShims() {
 	groups := make(map[string]bool)
-	for _, c := range s.all(func(c *Container) bool { return c.Facts().Unknown }) {
-		groups[c.group()] = true
+	for _, c := range s.All(func(c *Container) bool { return c.Facts().Unknown }) {
+		groups[c.Supervisor] = true
 	}
 	var wait sync.WaitGroup
 	for group := range groups {
 		wait.Go(func() { s.findShim(group) })
 	}
 	found := make(chan struct{})
-	s.work.Go(func() {
+	s.Go(func() {
 		wait.Wait()
 		close(found)
 	})
 	select {
 	case <-found:
-	case <-time.After(s.limits.Load().Kill / findShare):
+	case <-time.After(s.limits().Kill / 5):
 	}
 }
 
-// findShare is the part of the kill limit that the start of the daemon waits for
-// supervisors: one that hangs holds up its own containers, whose state is
-// unknown until its successor has adopted them.
-const findShare = 5
-
+// findShim starts a supervisor if anything may still run; after a reboot nothing does.
 func (s *Store) findShim(group string) {
 	lives := false
 	for _, c := range s.ofGroup(group) {
 		if c.Facts().BootID == s.bootID {
 			lives = true
 		} else if c.Facts().inShim() {
-			exit, err := s.options.Supervisors.ExitOf(c.group(), c.ID)
+			exit, err := s.options.Supervisors.ExitOf(c.Supervisor, c.ID)
 			if err != nil {
 				s.log(c).Warn("how a container ended before the last boot is lost", "err", err)
 			}
 			s.noteEnded(c, exit)
 		}
 	}
-	if !lives {
-		return
+	if lives {
+		s.lookUntilFound(group)
 	}
-	s.lookUntilFound(group)
 }
 
-// noteUnlisted is for a container that its supervisor does not know. It has ended, or
-// its supervisor could not read what its predecessor has left of it: then it runs, its
-// state is Unknown until it ends, and all that can be done is to stop it. An error
-// says that neither is known.
-func (s *Store) noteUnlisted(c *Container) error {
-	if c.Facts().FinishedAt != 0 {
-		return nil
+// sweep is the last part of a start: it rolls back the containers that were
+// partially created, and removes the orphans of containers and of pods when the
+// sandboxes have rolled back theirs.
+func (s *Store) sweep() {
+	for _, c := range s.All(func(c *Container) bool { return !c.Listed() }) {
+		s.rollBack(c)
 	}
-	exit, err := s.options.Supervisors.ExitOf(c.group(), c.ID)
+	select {
+	case <-s.options.Sandboxes.RolledBack():
+	case <-s.Base.Done():
+		return
+	}
+	ctx, cancel := s.within(s.limits().Create)
+	defer cancel()
+	s.removeOrphans(ctx)
+	keys, err := s.SnapshotsWithoutContainer(ctx)
 	if err != nil {
-		return err
+		s.options.Logger.Error("sweep", "err", err)
 	}
-	if exit != nil {
-		s.noteEnded(c, exit)
-		return nil
+	for _, key := range keys {
+		s.noteRemoved("snapshot", key, s.options.Images.RemoveSnapshot(ctx, key))
 	}
-	running, err := process.Open(c.Facts().Process)
-	switch {
-	case errors.Is(err, process.ErrGone):
-		s.noteEnded(c, nil)
-		return nil
-	case err != nil:
-		return fmt.Errorf("whether container %s runs: %w", c.ID, err)
-	}
-	s.change(c, func(f *Facts) { f.Unknown = true })
-	if c.watched.Swap(true) {
-		return running.Close()
-	}
-	s.log(c).Error("a container runs that its supervisor does not know: it is left alone, and can only be stopped", "pid", running.PID)
-	s.work.Go(func() { s.watchUnlisted(c, running) })
-	return nil
+	s.reconcileAll(ctx)
 }
 
-// watchUnlisted notices the end of a container, unless a supervisor does.
-func (s *Store) watchUnlisted(c *Container, running *process.Process) {
-	stop := context.AfterFunc(s.base, func() { _ = running.Close() })
-	defer stop()
-	if running.Wait() != nil {
-		return
+// rollBack destroys a container whose creation was cut off. One that cannot be
+// destroyed is listed as exited, so that its removal can be retried.
+func (s *Store) rollBack(c *Container) {
+	ctx, cancel := s.within(s.limits().Create)
+	defer cancel()
+	_ = s.underLock(ctx, c, func() error { // gone: another one was faster
+		if c.Listed() {
+			return nil // it was being made just now
+		}
+		s.log(c).Info("roll back a container that was partially created")
+		if !c.Facts().Created {
+			c.Failure = errors.New("the daemon ended while the container was being made")
+		}
+		if err := s.destroy(ctx, c); err != nil {
+			s.log(c).Error("a partially created container could not be rolled back: remove it", "err", err)
+			s.change(c, func(f *Facts) { c.takeExit(f, 0, false, false, 0) })
+			c.Show()
+			s.emit(c, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
+			s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+		}
+		return nil
+	})
+}
+
+// removeOrphans removes what has no record. What a supervisor or the image store
+// holds is removed through them.
+func (s *Store) removeOrphans(ctx context.Context) {
+	owners := s.options.Sandboxes.Owners()
+	owners.Container = s.explains
+	orphans, err := s.options.Places.Find(owners)
+	if err != nil {
+		s.options.Logger.Error("not all places were searched for orphans: the next start does it again", "err", err)
 	}
-	_ = running.Close()
-	c.watched.Store(false)
-	if !c.Facts().Unknown {
-		return
-	}
-	if err := s.noteUnlisted(c); err != nil {
-		s.log(c).Error("the end of a container cannot be noted; the next look does", "err", err)
+	for _, o := range orphans {
+		if o.Kind == sweep.ContainerFiles || o.Kind == sweep.Volumes {
+			err = s.removeRootfs(ctx, o.ID, 0) // the sweep of snapshots removes those of images
+		} else {
+			err = s.options.Places.Remove(o)
+		}
+		s.noteRemoved(string(o.Kind), o.Path, err)
 	}
 }
 
-// killUnlisted ends a container that its supervisor does not know.
-func (s *Store) killUnlisted(c *Container) error {
-	if err := s.noteUnlisted(c); err != nil || c.Facts().FinishedAt != 0 {
-		return err
+// noteRemoved logs what became of an orphan.
+func (s *Store) noteRemoved(kind, name string, err error) {
+	if err != nil {
+		s.options.Logger.Error("an orphan could not be removed; the next start retries", "kind", kind, "name", name, "err", err)
+		return
 	}
-	limit := s.limits.Load().Kill
-	err := s.options.Hierarchies.Remove(cgroup.Path(c.CgroupsPath), limit)
-	running, openErr := process.Open(c.Facts().Process)
-	if openErr == nil { // a privileged one may have moved to a cgroup outside
-		err = errors.Join(err, running.Kill(limit), running.Close())
-	} else if !errors.Is(openErr, process.ErrGone) {
-		err = errors.Join(err, openErr)
+	s.options.Logger.Warn("removed an orphan: it had no record", "kind", kind, "name", name)
+}
+
+// reconcileAll has each supervisor delete the containers and pauses that have no record
+// any more, and ends those of other builds that are left with none.
+func (s *Store) reconcileAll(ctx context.Context) {
+	groups, err := s.options.Supervisors.Groups()
+	for _, group := range groups {
+		if known := s.options.Supervisors.Known(group); known != nil {
+			s.options.Logger.Error("pods of another build are left alone", "supervisor", group, "err", known)
+			continue
+		}
+		if !s.options.Supervisors.Ended(group) {
+			err = errors.Join(err, s.look(ctx, group))
+		}
+		err = errors.Join(err, s.options.Supervisors.End(ctx, group))
 	}
 	if err != nil {
-		return fmt.Errorf("end what its supervisor does not know: %w", err)
+		s.options.Logger.Warn("a supervisor may hold orphans: the next start removes them", "err", err)
 	}
-	return s.noteUnlisted(c)
+}
+
+// idLength is that of the ids that image stores' keys begin with.
+const idLength = 64
+
+// OfSnapshot is the id of the container that a snapshot is of, by its key.
+func OfSnapshot(key string) string { return key[:min(idLength, len(key))] }
+
+// SnapshotsWithoutContainer are the keys of writable layers, and of mounted images,
+// that no container explains. They are listed first, and the containers asked for
+// then: a record is written before a layer is made.
+func (s *Store) SnapshotsWithoutContainer(ctx context.Context) ([]string, error) {
+	keys, err := s.options.Images.Snapshots(ctx)
+	orphans := []string{}
+	for _, key := range keys {
+		if !s.explains(OfSnapshot(key)) {
+			orphans = append(orphans, key)
+		}
+	}
+	return orphans, err
+}
+
+// container has it is an ErrFailedPrecondition.
+func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
+	if id := OfSnapshot(key); s.explains(id) {
+		return fmt.Errorf("snapshot %s belongs to container %s: remove that: %w", key, id, errdefs.ErrFailedPrecondition)
+	}
+	err := s.options.Images.RemoveSnapshot(ctx, key)
+	s.noteRemoved("snapshot", key, err)
+	return err
 }

@@ -22,8 +22,7 @@ const longestRootfsFile = 16 << 20
 
 // readInRootfs reads a file of a container's rootfs as a process in it would
 // find it: symbolic links are followed and never lead out. One that is not
-// there is empty. What the image puts there instead of a file, a pipe or a
-// device, is refused and never opened: opening alone arms a watchdog, or
+// there is empty. A pipe or a device is never opened: that alone arms a watchdog, or
 // rewinds a tape.
 func readInRootfs(rootfs, name string) ([]byte, error) {
 	place, err := openInRootfs(rootfs, name, unix.O_PATH)
@@ -34,23 +33,15 @@ func readInRootfs(rootfs, name string) ([]byte, error) {
 		return nil, fmt.Errorf("open %s of the rootfs: %w", name, err)
 	}
 	defer place.Close()
-	info, err := place.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("read %s of the rootfs: %w", name, err)
-	}
-	if !info.Mode().IsRegular() || info.Size() > longestRootfsFile {
-		return nil, fmt.Errorf("%s of the rootfs is not a file of at most %d bytes", name, longestRootfsFile)
+	if info, err := place.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > longestRootfsFile {
+		return nil, errors.Join(fmt.Errorf("%s of the rootfs is not a file of at most %d bytes", name, longestRootfsFile), err)
 	}
 	file, err := os.Open(fdPath(place))
 	if err != nil {
 		return nil, fmt.Errorf("open %s of the rootfs: %w", name, err)
 	}
 	defer file.Close()
-	content, err := io.ReadAll(io.LimitReader(file, longestRootfsFile))
-	if err != nil {
-		return nil, fmt.Errorf("read %s of the rootfs: %w", name, err)
-	}
-	return content, nil
+	return io.ReadAll(io.LimitReader(file, longestRootfsFile))
 }
 
 // readUsers reads what the image says of its users.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -62,7 +63,12 @@ func (c *creation) fillVolumes(context.Context) error {
 		return err
 	}
 	uid, gid := oci.HostUser(c.parts.Pod, user)
-	return fillVolumes(c.parts.Rootfs, volumes, owner{uid, gid})
+	for _, v := range volumes {
+		if err := fillVolume(c.parts.Rootfs, v, owner{uid, gid}); err != nil {
+			return fmt.Errorf("fill the image's volume %s: %w", v.ContainerPath, err)
+		}
+	}
+	return nil
 }
 
 // writeSpec makes the runtime-spec and puts it where the supervisor reads it.
@@ -82,9 +88,8 @@ func (c *creation) writeSpec(ctx context.Context) (err error) {
 	return c.storeSpec(ctx)
 }
 
-// vendorDevices are the devices that vendors describe now; nil for a container that asks
-// for none. Their files are parsed for each container that does, because they may change
-// at any time.
+// vendorDevices are the devices that vendors describe now, nil for a container that asks
+// for none.
 func (c *creation) vendorDevices() (*cdi.Cache, error) {
 	_, annotated, err := cdi.ParseAnnotations(c.config.GetAnnotations())
 	if err != nil {
@@ -112,15 +117,12 @@ func (c *creation) storeSpec(ctx context.Context) error {
 
 // traceHooks gives hooks the span that they belong to, in their environment.
 func traceHooks(hooks *specs.Hooks, variables []string) {
-	if hooks == nil || len(variables) == 0 {
+	if hooks == nil {
 		return
 	}
 	for _, kind := range [][]specs.Hook{hooks.CreateRuntime, hooks.CreateContainer, hooks.StartContainer, hooks.Poststart, hooks.Poststop, hooks.Prestart} {
 		for i := range kind {
-			known := slices.ContainsFunc(kind[i].Env, func(v string) bool { return strings.HasPrefix(v, "TRACEPARENT=") })
-			if !known {
-				kind[i].Env = slices.Concat(kind[i].Env, variables)
-			}
+			kind[i].Env = slices.Concat(kind[i].Env, variables) // the first of two counts
 		}
 	}
 }
@@ -128,19 +130,12 @@ func traceHooks(hooks *specs.Hooks, variables []string) {
 // specFile is the runtime-spec in a container's directory, its bundle.
 const specFile = "config.json"
 
-// relabel gives the sources of mounts the labels of the container.
-func (c *creation) relabel(context.Context) error { return relabel(c.parts) }
-
 func imageFacts(i image.Image) oci.Image {
 	config := i.Spec.Config
-	facts := oci.Image{
+	return oci.Image{
 		Entrypoint: config.Entrypoint, Cmd: config.Cmd, Env: config.Env, WorkingDir: config.WorkingDir,
-		User: config.User,
+		User: config.User, Volumes: slices.Collect(maps.Keys(config.Volumes)),
 	}
-	for volume := range config.Volumes {
-		facts.Volumes = append(facts.Volumes, volume)
-	}
-	return facts
 }
 
 // What execve(2) takes (binfmts.h, exec.c of the kernel): each string, with its
@@ -163,30 +158,30 @@ func checkArguments(c *oci.Container) error {
 	return checkStrings(p.Args, p.Env, oci.SoftStack(p.Rlimits), "config.command, args and envs, with those of the image")
 }
 
-// checkExec is checkArguments for a command in a container that is there, whose
-// environment was checked when it was made.
-func checkExec(p *specs.Process) error {
-	return checkStrings(p.Args, nil, oci.SoftStack(p.Rlimits), "cmd")
-}
-
 // checkStrings is for a process with this limit of its stack, in bytes. all is
 // what an error calls args and env together.
 func checkStrings(args, env []string, stack uint64, all string) error {
 	limit := min(mostArguments, max(leastArguments, stack/4))
 	total := uint64(0)
-	for _, list := range [][]string{args, env} {
-		for i, word := range list {
-			if strings.ContainsRune(word, 0) {
-				return fmt.Errorf("%s: has a NUL character: %w", what(args, list, i), errdefs.ErrInvalidArgument)
-			}
-			if !utf8.ValidString(word) {
-				return fmt.Errorf("%s: is not UTF-8, and a runtime-spec, which is JSON, cannot carry it: %w", what(args, list, i), errdefs.ErrInvalidArgument)
-			}
-			if len(word) >= longestArgument {
-				return fmt.Errorf("%s: %d bytes in one string, execve(2) takes less than %d: %w", what(args, list, i), len(word), longestArgument, errdefs.ErrInvalidArgument)
-			}
-			total += uint64(len(word)) + 1 + pointer
+	for i, word := range slices.Concat(args, env) {
+		problem := ""
+		switch {
+		case strings.ContainsRune(word, 0):
+			problem = "has a NUL character"
+		case !utf8.ValidString(word):
+			problem = "is not UTF-8, and a runtime-spec, which is JSON, cannot carry it"
+		case len(word) >= longestArgument:
+			problem = fmt.Sprintf("%d bytes in one string, execve(2) takes less than %d", len(word), longestArgument)
 		}
+		if problem != "" {
+			what := fmt.Sprintf("argument %d of the command", i)
+			if i >= len(args) { // without its value, which may be a secret
+				name, _, _ := strings.Cut(word, "=")
+				what = "environment variable " + name
+			}
+			return fmt.Errorf("%s: %s: %w", what, problem, errdefs.ErrInvalidArgument)
+		}
+		total += uint64(len(word)) + 1 + pointer
 	}
 	if total > limit {
 		return fmt.Errorf("%s: %d bytes together, execve(2) takes %d: %w", all, total, limit, errdefs.ErrInvalidArgument)
@@ -194,18 +189,8 @@ func checkStrings(args, env []string, stack uint64, all string) error {
 	return nil
 }
 
-// what names a string, without its value, which may be a secret.
-func what(args, list []string, i int) string {
-	if len(args) > 0 && &list[0] == &args[0] {
-		return fmt.Sprintf("argument %d of the command", i)
-	}
-	name, _, _ := strings.Cut(list[i], "=")
-	return "environment variable " + name
-}
-
-// checkAbility refuses a spec with what the handler's runtime does not say that it
-// can do, and would pass over without a word: a mount that is writable all the same,
-// a network device that stays where it is.
+// checkAbility refuses a spec with what the handler's runtime does not say that it can do:
+// it would leave that out without a word.
 func checkAbility(spec *specs.Spec, runtime handler.Status) error {
 	refuse := func(what, field string) error {
 		return fmt.Errorf("the runtime of handler %q does not say that it can %s (%s): use a handler whose runtime can, or do without: %w",
@@ -217,12 +202,9 @@ func checkAbility(spec *specs.Spec, runtime handler.Status) error {
 			return refuse("make the mounts below "+m.Destination+" read-only", "recursive_read_only")
 		}
 	}
-	if runtime.OwnSandbox {
-		if kind := shared(spec.Linux.Namespaces); kind != "" {
-			return fmt.Errorf("handler %q makes a sandbox for each container, which shares no %s namespace with others (sandbox_per_container): %w", runtime.Name, kind, errdefs.ErrInvalidArgument)
-		}
-	}
-	switch {
+	switch kind := shared(spec.Linux.Namespaces); {
+	case runtime.OwnSandbox && kind != "":
+		return fmt.Errorf("handler %q makes a sandbox for each container, which shares no %s namespace with others (sandbox_per_container): %w", runtime.Name, kind, errdefs.ErrInvalidArgument)
 	case len(spec.Linux.NetDevices) > 0 && !can.NetDevices:
 		return refuse("move network devices", "linux.netDevices")
 	case spec.Linux.MemoryPolicy != nil && !can.MemoryPolicy:
@@ -232,20 +214,22 @@ func checkAbility(spec *specs.Spec, runtime handler.Status) error {
 	}
 }
 
-// shared is the kind of a namespace that a sandbox of the container's own would not
-// share, although the container asks for it: that of another's processes, the node's
-// processes or its IPC.
+// shared is the kind of a namespace that the container shares with others, "" if none: a
+// sandbox of its own cannot have that.
 func shared(namespaces []specs.LinuxNamespace) specs.LinuxNamespaceType {
-	find := func(kind specs.LinuxNamespaceType) int {
-		return slices.IndexFunc(namespaces, func(n specs.LinuxNamespace) bool { return n.Type == kind })
+	ownPIDs, ownIPC := false, false
+	for _, n := range namespaces {
+		ownPIDs = ownPIDs || n.Type == specs.PIDNamespace && n.Path == ""
+		ownIPC = ownIPC || n.Type == specs.IPCNamespace
 	}
-	if at := find(specs.PIDNamespace); at < 0 || namespaces[at].Path != "" {
+	switch {
+	case !ownPIDs:
 		return specs.PIDNamespace
-	}
-	if find(specs.IPCNamespace) < 0 {
+	case !ownIPC:
 		return specs.IPCNamespace
+	default:
+		return ""
 	}
-	return ""
 }
 
 // namespaces are those of the pod that a container joins: the pinned ones, and
@@ -299,21 +283,4 @@ func (c *creation) join(of process.Facts, kind string) (path string, err error) 
 	}
 	c.joined = append(c.joined, held)
 	return filepath.Join("/proc", strconv.Itoa(of.PID), "ns", kind), nil
-}
-
-// recheckJoined fails if a process whose namespace the container has joined has ended
-// meanwhile: its pid may have become that of another, and the namespace the node's.
-func (c *creation) recheckJoined() error {
-	for _, held := range c.joined {
-		if held.Ended() {
-			return fmt.Errorf("process %d, whose namespaces it was to join, has ended: %w", held.PID, errdefs.ErrFailedPrecondition)
-		}
-	}
-	return nil
-}
-
-func (c *creation) closeJoined() {
-	for _, held := range c.joined {
-		_ = held.Close() // a descriptor of ours: that cannot fail
-	}
 }

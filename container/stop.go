@@ -2,8 +2,8 @@ package container
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 
@@ -12,8 +12,137 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/errtext"
 	"github.com/minicri/minicri/supervisor/client"
 )
+
+// Start lets a created container run, once. A program that cannot be executed
+// leaves the container Exited with the reason StartError.
+func (s *Store) Start(ctx context.Context, id string) error {
+	c, err := s.Find(id)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := s.outlive(ctx)
+	defer cancel()
+	err = s.underLock(ctx, c, func() error {
+		if state := c.State(); state != runtimeapi.ContainerState_CONTAINER_CREATED {
+			return fmt.Errorf("it is %s, only a created one can be started: %w", stateText(state), errdefs.ErrFailedPrecondition)
+		}
+		steps := s.begin(ctx, c)
+		if s.hasPlugins() {
+			steps.Step(stepNRIStart, func(ctx context.Context) error { return s.ask(ctx, c, Plugins.Start) })
+		}
+		// Plugins are notified of the start before the end, however short the life.
+		if c.stopLock.Acquire(ctx, 1) != nil {
+			return fmt.Errorf("wait for plugins that are notified of its end: %w", context.Cause(ctx))
+		}
+		defer c.stopLock.Release(1)
+		steps.Step(stepStart, func(ctx context.Context) error { return s.start(ctx, c) })
+		s.announce(steps, c, stepNRIStarted, Plugins.Started)
+		return steps.Err()
+	})
+	if err != nil {
+		return fmt.Errorf("container %s: %w", c.ID, err)
+	}
+	return nil
+}
+
+func (s *Store) start(ctx context.Context, c *Container) error {
+	if reason := c.Facts().StartError; reason != "" {
+		return s.noteStartError(ctx, c, fmt.Errorf("%s: %w", reason, errdefs.ErrFailedPrecondition))
+	}
+	shim, err := s.shimOf(ctx, c.Supervisor)
+	if err != nil {
+		return err
+	}
+	before := time.Now().UnixNano() // the container may have ended when the call returns
+	if err := shim.Start(ctx, c.ID); err != nil {
+		return s.noteStartError(ctx, c, err)
+	}
+	// The supervisor's event says the same, later or earlier.
+	return s.write(c, func(f *Facts) {
+		if f.StartedAt == 0 {
+			f.StartedAt = before
+		}
+	})
+}
+
+// noteStartError ends a container whose program could not be executed. If the supervisor
+// was lost this is not known; reconcile finds out.
+func (s *Store) noteStartError(ctx context.Context, c *Container, startErr error) error {
+	if errdefs.IsUnavailable(startErr) || ctx.Err() != nil {
+		return startErr
+	}
+	s.change(c, func(f *Facts) {
+		if f.FinishedAt == 0 {
+			f.FinishedAt = time.Now().UnixNano()
+		}
+		takeStartError(f, errtext.Of(startErr))
+	})
+	return startErr
+}
+
+// write changes the facts, in memory and on disk, unless they were removed, and emits the
+// event of the change. The callers that wait for the container's end are woken last: what
+// they do next comes after the events.
+func (s *Store) write(c *Container, change func(*Facts)) (err error) {
+	c.factsLock.Lock()
+	defer c.factsLock.Unlock()
+	if c.removed {
+		return nil
+	}
+	before := c.Facts()
+	after := c.Update(change)
+	ended := before.FinishedAt == 0 && after.FinishedAt != 0
+	switch {
+	case after.FinishedAt != 0:
+		c.output.Close()
+		c.output = nil
+	case c.output == nil && after.inShim():
+		c.output = client.HoldOutput(s.options.Supervisors.Dir(c.Supervisor), c.ID)
+	}
+	if ended {
+		c.noteExit(after)
+		s.log(c).Info("container ended", "code", after.ExitCode, "reason", after.ExitReason(), "oom", after.OOMKilled)
+		if s.options.ObserveExit != nil {
+			s.options.ObserveExit(after.ExitReason())
+		}
+	}
+	if !reflect.DeepEqual(after, before) {
+		onDisk := *after
+		onDisk.Timeline = c.Timeline()
+		err = s.files.Facts.Write(c.ID, onDisk)
+	}
+	// One that could not be started has only ended. It may do both while no daemon runs.
+	if before.StartedAt == 0 && after.StartedAt != 0 && after.Reason != reasonStartError {
+		s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+	}
+	if ended {
+		s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+		close(c.ended)
+		s.Go(func() {
+			ctx, cancel := s.within(s.limits().Create)
+			defer cancel()
+			s.announceStop(ctx, c)
+		})
+	}
+	return err
+}
+
+// change is write from outside of an operation on the container: it waits for none.
+func (s *Store) change(c *Container, change func(*Facts)) {
+	if err := s.write(c, change); err != nil {
+		s.log(c).Error("the facts of a container are not on disk", "err", err)
+	}
+}
+
+// emit publishes an event of a listed container.
+func (s *Store) emit(c *Container, kind runtimeapi.ContainerEventType) {
+	if s.options.Events != nil && c.Listed() {
+		s.options.Events.ContainerEvent(c, kind)
+	}
+}
 
 // Stop sends the container's stop signal, waits for the grace, and kills all of
 // it. A container that has ended, or is unknown, is stopped. Several calls may
@@ -36,75 +165,37 @@ func (s *Store) Stop(ctx context.Context, id string, grace time.Duration) error 
 
 // stop ends the container and notifies the plugins.
 func (s *Store) stop(ctx context.Context, c *Container, grace time.Duration) error {
-	if err := s.end(ctx, c, grace); err != nil {
-		return err
+	state := c.State()
+	ended := state == runtimeapi.ContainerState_CONTAINER_EXITED
+	if !ended && grace > 0 && state != runtimeapi.ContainerState_CONTAINER_CREATED { // in a created one nothing could listen
+		if err := s.send(ctx, c, c.StopSignal, false); err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
+			return err
+		}
+		select {
+		case <-c.ended:
+			ended = true
+		case <-time.After(grace):
+		case <-ctx.Done():
+			return fmt.Errorf("it had %v to end: %w", grace, context.Cause(ctx))
+		}
+	}
+	if !ended {
+		if err := s.begin(ctx, c).Do(stepKill, func(ctx context.Context) error { return s.kill(ctx, c) }); err != nil {
+			return err
+		}
+	}
+	select { // the event of the end comes before those of what the caller does next
+	case <-c.ended:
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 	s.announceStop(ctx, c)
 	return nil
 }
 
-func (s *Store) end(ctx context.Context, c *Container, grace time.Duration) error {
-	switch c.State() {
-	case runtimeapi.ContainerState_CONTAINER_EXITED:
-		return s.awaitEmitted(ctx, c)
-	case runtimeapi.ContainerState_CONTAINER_CREATED:
-		grace = 0 // nothing runs in it that could listen
-	}
-	if grace > 0 {
-		done, err := s.stopGently(ctx, c, grace)
-		if done || err != nil {
-			return err
-		}
-	}
-	return s.begin(ctx, c).Do(stepKill, func(ctx context.Context) error { return s.kill(ctx, c) })
-}
-
-// awaitEmitted waits until the event of the end of a container is emitted: it
-// comes before those of what the caller does next.
-func (s *Store) awaitEmitted(ctx context.Context, c *Container) error {
-	select {
-	case <-c.ended:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// stopGently asks the container to end, and reports whether it did.
-func (s *Store) stopGently(ctx context.Context, c *Container, grace time.Duration) (done bool, err error) {
-	if err := s.send(ctx, c, c.StopSignal, false); err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
-		return false, err
-	}
-	select {
-	case <-c.ended:
-		return true, nil
-	case <-time.After(grace):
-		return false, nil
-	case <-ctx.Done():
-		return false, fmt.Errorf("it had %v to end: %w", grace, context.Cause(ctx))
-	}
-}
-
-// sendTries is how many supervisors may die over one signal.
-const sendTries = 3
-
-// send has the supervisor signal the container. One that dies during the call, also
-// because it hung, is replaced, and the successor is asked.
-func (s *Store) send(ctx context.Context, c *Container, signal uint32, all bool) (err error) {
-	for range sendTries {
-		shim, startErr := s.shimOf(ctx, c.group())
-		if startErr != nil {
-			return startErr
-		}
-		if err = shim.Kill(ctx, c.ID, signal, all); !errors.Is(err, client.ErrLost) {
-			return err
-		}
-		select {
-		case <-time.After(reconnectInterval):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
+// send has the supervisor signal the container.
+func (s *Store) send(ctx context.Context, c *Container, signal uint32, all bool) error {
+	_, err := s.options.Supervisors.Call(ctx, c.Supervisor, func(shim *client.Client) error { return shim.Kill(ctx, c.ID, signal, all) })
 	return err
 }
 
@@ -118,11 +209,12 @@ func (s *Store) kill(ctx context.Context, c *Container) error {
 	if err != nil && !errdefs.IsFailedPrecondition(err) {
 		return err
 	}
+	limit := s.limits().Kill
 	select {
 	case <-c.ended:
 		return nil
-	case <-time.After(s.limits.Load().Kill):
-		return fmt.Errorf("it still runs %v after SIGKILL, perhaps in uninterruptible sleep (state D): retry: %w", s.limits.Load().Kill, errdefs.ErrUnavailable)
+	case <-time.After(limit):
+		return fmt.Errorf("it still runs %v after SIGKILL, perhaps in uninterruptible sleep (state D): retry: %w", limit, errdefs.ErrUnavailable)
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -131,13 +223,10 @@ func (s *Store) kill(ctx context.Context, c *Container) error {
 // stopSignal is the signal that Stop sends: what the container asks for, or
 // else what its image does, or else SIGTERM.
 func stopSignal(asked runtimeapi.Signal, image string) uint32 {
-	if asked != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
-		if signal, known := signalNumber(strings.TrimPrefix(asked.String(), "SIGNAL_")); known {
-			return signal
+	for _, text := range []string{strings.TrimPrefix(asked.String(), "SIGNAL_"), image} {
+		if number, known := signalNumber(text); known {
+			return number
 		}
-	}
-	if signal, known := signalNumber(image); known {
-		return signal
 	}
 	return uint32(unix.SIGTERM)
 }

@@ -17,9 +17,7 @@ import (
 )
 
 // Update sets resources of a container that has not ended: all of them or none.
-// What is zero in the request stays as it is. A request that makes no sense,
-// also together with what is in force, is errdefs.ErrInvalidArgument with the
-// names of its fields.
+// What is zero in the request stays as it is.
 func (s *Store) Update(ctx context.Context, id string, asked *runtimeapi.LinuxContainerResources) error {
 	c, err := s.Find(id)
 	if err != nil {
@@ -57,12 +55,12 @@ func (s *Store) UpdateUnsolicited(ctx context.Context, id string, wanted *runtim
 
 // underLock does something to a container that is still there, under its lock.
 func (s *Store) underLock(ctx context.Context, c *Container, do func() error) error {
-	unlock, err := c.acquire(ctx)
+	unlock, err := c.Acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if !s.exists(c.ID) { // removed meanwhile
+	if !s.Exists(c.ID) { // removed meanwhile
 		return errdefs.ErrNotFound
 	}
 	return do()
@@ -83,7 +81,7 @@ func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.Linu
 	if !c.Facts().inShim() {
 		return fmt.Errorf("it cannot be started: %s: %w", c.Facts().StartError, errdefs.ErrFailedPrecondition)
 	}
-	shim, err := s.shimOf(ctx, c.group())
+	shim, err := s.shimOf(ctx, c.Supervisor)
 	if err != nil {
 		return err
 	}

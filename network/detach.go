@@ -269,7 +269,7 @@ func (n *CNI) deleteLater(a *attachment) {
 		return
 	}
 	defer n.slots.Release(1)
-	if !a.lock.TryLock() {
+	if !a.lock.TryAcquire(1) {
 		return
 	}
 	h, err := n.enter(n.base, a)

@@ -188,7 +188,7 @@ func newGate() gate {
 
 func (g gate) enter(ctx context.Context) (leave func(), err error) {
 	a := newAttachment(Attachment{})
-	a.lock.TryLock()
+	a.lock.TryAcquire(1)
 	h, err := g.n.enter(ctx, a)
 	if err != nil {
 		return nil, err

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"golang.org/x/sync/semaphore"
 
-	"github.com/minicri/minicri/internal/lock"
 	"github.com/minicri/minicri/internal/state"
 )
 
@@ -75,7 +75,7 @@ func (a *Attachment) logger(to *slog.Logger) *slog.Logger {
 // attachment is an Attachment in memory. Who holds its lock may run plugins for it, and
 // changes the record, under CNI.mu: it is read under either.
 type attachment struct {
-	lock lock.Mutex
+	lock *semaphore.Weighted
 	// stuck is set while the lock is that of a run whose processes do not end.
 	stuck  atomic.Bool
 	record Attachment
@@ -94,7 +94,7 @@ type attachment struct {
 }
 
 func newAttachment(record Attachment) *attachment {
-	return &attachment{lock: lock.New(), record: record, hurried: make(chan struct{}, 1)}
+	return &attachment{lock: semaphore.NewWeighted(1), record: record, hurried: make(chan struct{}, 1)}
 }
 
 // change changes the record of an attachment; its lock is held.
@@ -149,10 +149,6 @@ func (n *CNI) foreign(id string, record Attachment) error {
 		return nil
 	}
 }
-
-// RetryAttachment puts an attachment in quarantine back if it can be decoded; see
-// state.Retry.
-func RetryAttachment(path string) error { return state.Retry[Attachment](path, journalVersion) }
 
 // Quarantined are the files of attachments that cannot be decoded.
 func (n *CNI) Quarantined() []string { return n.journal.Quarantined() }

@@ -28,8 +28,8 @@ func (n *CNI) hold(ctx context.Context, a *attachment) (*held, error) {
 	if a.stuck.Load() {
 		return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w: they are listed as stuckPlugins by 'crictl info'; free them of what holds them, such as a frozen cgroup or a dead disk", a.record.ID, errStuck)
 	}
-	if err := a.lock.Lock(ctx); err != nil {
-		return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w", a.record.ID, err)
+	if a.lock.Acquire(ctx, 1) != nil {
+		return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w", a.record.ID, context.Cause(ctx))
 	}
 	return n.enter(ctx, a)
 }
@@ -38,7 +38,7 @@ func (n *CNI) hold(ctx context.Context, a *attachment) (*held, error) {
 func (n *CNI) enter(ctx context.Context, a *attachment) (*held, error) {
 	gate := n.gate(a.record.Network)
 	if err := gate.Acquire(ctx, 1); err != nil {
-		a.lock.Unlock()
+		a.lock.Release(1)
 		return nil, fmt.Errorf("wait for CNI GC to end: %w", context.Cause(ctx))
 	}
 	return &held{attachment: a, leave: sync.OnceFunc(func() { gate.Release(1) })}, nil
@@ -47,7 +47,7 @@ func (n *CNI) enter(ctx context.Context, a *attachment) (*held, error) {
 func (h *held) release() {
 	h.leave()
 	if !h.kept {
-		h.lock.Unlock()
+		h.lock.Release(1)
 	}
 }
 
@@ -135,7 +135,7 @@ func (n *CNI) followRun(l *linger) {
 			l.logger(n.options.Logger).Info("plugins that did not end have ended")
 		}
 		l.held.leave()
-		l.held.lock.Unlock()
+		l.held.lock.Release(1)
 		if l.held.released.Load() {
 			n.repeat(l.held.attachment, true)
 			l.held.hurry()
@@ -199,7 +199,7 @@ func (n *CNI) findLeftRuns() {
 		default:
 			l.deadline, run.Network = run.Deadline, a.record.Network
 			a.released.Store(run.Verb == "DEL" || a.released.Load())
-			if a.lock.TryLock() { // else another run of it has the lock
+			if a.lock.TryAcquire(1) { // else another run of it has the lock
 				l.held, _ = n.enter(n.base, a) // no collection runs yet
 			}
 		}

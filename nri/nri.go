@@ -16,8 +16,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/minicri/minicri/container"
-	"github.com/minicri/minicri/internal/lock"
 	"github.com/minicri/minicri/sandbox"
+	"golang.org/x/sync/semaphore"
 )
 
 // Source is where plugins come from.
@@ -93,7 +93,7 @@ type Plugins struct {
 
 	// asking is held while plugins are asked about something, as the library does, and
 	// guards what they have answered: the last error, and who wants updates.
-	asking   lock.Mutex
+	asking   *semaphore.Weighted
 	failed   failure
 	updaters []string
 
@@ -104,7 +104,7 @@ type Plugins struct {
 
 // New makes the plugins; none is asked before Open.
 func New(options Options) *Plugins {
-	p := &Plugins{options: options, away: make(map[string]struct{}), asking: lock.New()}
+	p := &Plugins{options: options, away: make(map[string]struct{}), asking: semaphore.NewWeighted(1)}
 	p.reloaded.Store(&options)
 	return p
 }
@@ -126,10 +126,10 @@ func (p *Plugins) request(ctx context.Context, note func(*door), ask func(*adapt
 	d.mu.Lock()
 	note(d)
 	d.mu.Unlock()
-	if err := p.asking.Lock(ctx); err != nil {
-		return nil, fmt.Errorf("NRI: wait for the plugins, which are asked about something else: %w", err)
+	if p.asking.Acquire(ctx, 1) != nil {
+		return nil, fmt.Errorf("NRI: wait for the plugins, which are asked about something else: %w", context.Cause(ctx))
 	}
-	defer p.asking.Unlock()
+	defer p.asking.Release(1)
 	p.updaters, p.failed = nil, failure{}
 	err = p.named(ask(d.adaptation))
 	return p.updaters, err

@@ -34,7 +34,7 @@ func FuzzCheck(f *testing.F) {
 		s := checker(t)
 		s.options.Root, s.options.State = root, state
 		s.options.SystemdCgroup = len(data)%2 == 1
-		err := validate.Pod(request.GetConfig(), request.GetRuntimeHandler(), s.node())
+		err := validate.Pod(request.GetConfig(), request.GetRuntimeHandler(), validate.Node{Machine: s.options.Machine, Handlers: s.options.Handlers.Names(), SystemdCgroup: s.options.SystemdCgroup})
 		wantEmpty(t, s.options.Root, s.options.State)
 		if err != nil {
 			if !errdefs.IsInvalidArgument(err) {
@@ -68,9 +68,9 @@ func seeds() []*runtimeapi.RunPodSandboxRequest {
 
 func wantUsable(t *testing.T, s *Store, request *runtimeapi.RunPodSandboxRequest) {
 	t.Helper()
-	sb, mine, err := s.reserve(request.GetConfig(), request.GetRuntimeHandler(), step.NewTimeline(nil))
-	if err != nil || !mine {
-		t.Fatalf("reserve: mine %v, %v", mine, err)
+	sb, _, err := s.reserve(request.GetConfig(), request.GetRuntimeHandler(), step.NewTimeline(nil))
+	if err != nil || sb == nil {
+		t.Fatalf("reserve: %v, %v", sb, err)
 	}
 	restored, err := sb.decodeConfig()
 	if err != nil || !proto.Equal(restored, request.GetConfig()) {
@@ -79,7 +79,7 @@ func wantUsable(t *testing.T, s *Store, request *runtimeapi.RunPodSandboxRequest
 	if _, err := newAttachment(sb, &network.Configuration{Name: "n", Bytes: []byte("{}")}); err != nil {
 		t.Errorf("attachment: %v", err)
 	}
-	resolvConf(request.GetConfig().GetDnsConfig())
+	_, _ = resolvConf(request.GetConfig().GetDnsConfig())
 	needsInterfaces(request.GetConfig().GetLinux().GetSysctls())
 	// A profile in a file is read when pause is prepared; fuzzing reads none.
 	if oci.SeccompOf(sb.config.GetLinux().GetSecurityContext()).GetProfileType() == runtimeapi.SecurityProfile_Localhost {

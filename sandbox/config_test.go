@@ -15,6 +15,7 @@ import (
 	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/node"
+	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/validate"
 )
@@ -69,16 +70,14 @@ func checker(t *testing.T) *Store {
 	t.Helper()
 	dir := t.TempDir()
 	identity, err := node.Open(dir, dir, dir)
-	facts, factsErr := state.Open[Facts](filepath.Join(dir, "facts"), factsVersion, false)
-	must(t, errors.Join(err, factsErr))
 	s := &Store{
+		Store:   object.NewStore[*Sandbox](t.Context(), "pod sandbox"),
 		options: Options{Group: "node", Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{UserNamespaces: true}), Machine: machine.Machine{UserNamespaces: true}, Node: identity, Logger: slog.New(slog.DiscardHandler)},
 		bootID:  "now",
-		facts:   facts,
-		byID:    make(map[string]*Sandbox),
-		byName:  make(map[string]*Sandbox),
 	}
-	s.files = state.Group(&state.Records[Record]{}, facts, "sandbox", s.options.Logger)
+	files, filesErr := state.OpenObjects[Record, Facts]("sandbox", filepath.Join(dir, "records"), filepath.Join(dir, "facts"), "", s.options.Logger)
+	must(t, errors.Join(err, filesErr))
+	s.files = files
 	return s
 }
 
@@ -89,7 +88,7 @@ func TestRunRefusesBeforeAnySideEffect(t *testing.T) {
 	if _, err := s.Run(t.Context(), &runtimeapi.PodSandboxConfig{}, ""); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("Run = %v, want InvalidArgument", err)
 	}
-	if len(s.byID)+len(s.byName) != 0 {
+	if len(all(s)) != 0 {
 		t.Error("a name has been reserved")
 	}
 	wantEmpty(t, s.options.Root, s.options.State)

@@ -17,32 +17,38 @@ import (
 // Calling it again, or concurrently, or for an unknown id, is no error. While
 // CNI DEL fails Stop returns its error, until the retries of the network's
 // limits are used up; the network namespace stays until DEL has succeeded.
-func (s *Store) Stop(ctx context.Context, id string) error {
-	sb, unlock, err := s.findLocked(ctx, id)
-	if sb == nil || err != nil {
+func (s *Store) Stop(ctx context.Context, id string) error { return s.end(ctx, id, "stop", s.stop) }
+
+// Remove stops the sandbox if it runs and removes all of it, the name last.
+// Calling it again, or for an unknown id, is no error.
+func (s *Store) Remove(ctx context.Context, id string) error {
+	return s.end(ctx, id, "remove", s.remove)
+}
+
+// end does what the name says to a sandbox under its lock, if there is one. What has begun
+// is done to its end, also when the caller is gone.
+func (s *Store) end(ctx context.Context, id, name string, do func(context.Context, *Sandbox) error) error {
+	sb, err := s.Find(id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	unlock, err := sb.Acquire(ctx)
+	if err != nil {
 		return err
 	}
 	defer unlock()
-	// A stop that has begun is done to its end, also when the caller is gone.
-	work, cancel := s.bound(ctx, s.limits.Load().Destroy)
+	if !s.Exists(sb.ID) { // another Remove was faster
+		return nil
+	}
+	work, cancel := s.bound(ctx, s.Limits().Destroy)
 	defer cancel()
-	if err := s.stop(work, sb); err != nil {
-		return fmt.Errorf("stop sandbox %s: %w", sb.ID, err)
+	if err := do(work, sb); err != nil {
+		return fmt.Errorf("%s sandbox %s: %w", name, sb.ID, err)
 	}
 	return nil
-}
-
-// findLocked returns the sandbox with the id, its lock held; nil if there is none.
-func (s *Store) findLocked(ctx context.Context, id string) (sb *Sandbox, unlock func(), err error) {
-	sb, err = s.Find(id)
-	if errdefs.IsNotFound(err) {
-		return nil, nil, nil
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	unlock, err = sb.acquire(ctx)
-	return sb, unlock, err
 }
 
 // stop is Stop under the sandbox's lock.
@@ -50,7 +56,7 @@ func (s *Store) stop(ctx context.Context, sb *Sandbox) error {
 	if !sb.Facts().StoppedAt.IsZero() {
 		return nil
 	}
-	if err := s.options.Supervisors.Known(sb.Group()); err != nil {
+	if err := s.options.Supervisors.Known(sb.Supervisor); err != nil {
 		return err
 	}
 	steps := s.begin(ctx, sb)
@@ -64,31 +70,10 @@ func (s *Store) stop(ctx context.Context, sb *Sandbox) error {
 		return err
 	}
 	// Also at the end of the limit, so that what was done is not repeated.
-	return s.begin(context.WithoutCancel(ctx), sb).Do(stepRecordStopped, func(context.Context) error { return s.recordStopped(sb) })
-}
-
-func (s *Store) recordStopped(sb *Sandbox) error {
-	sb.update(func(f *Facts) { f.BootID, f.StoppedAt = s.bootID, time.Now() })
-	return s.writeFacts(sb)
-}
-
-// Remove stops the sandbox if it runs and removes all of it, the name last.
-// Calling it again, or for an unknown id, is no error.
-func (s *Store) Remove(ctx context.Context, id string) error {
-	sb, unlock, err := s.findLocked(ctx, id)
-	if sb == nil || err != nil {
-		return err
-	}
-	defer unlock()
-	if !s.Exists(sb.ID) { // another Remove was faster
-		return nil
-	}
-	work, cancel := s.bound(ctx, s.limits.Load().Destroy)
-	defer cancel()
-	if err := s.remove(work, sb); err != nil {
-		return fmt.Errorf("remove sandbox %s: %w", sb.ID, err)
-	}
-	return nil
+	return s.begin(context.WithoutCancel(ctx), sb).Do(stepRecordStopped, func(context.Context) error {
+		sb.Update(func(f *Facts) { f.BootID, f.StoppedAt = s.bootID, time.Now() })
+		return s.writeFacts(sb)
+	})
 }
 
 // remove is Remove under the sandbox's lock.
@@ -105,24 +90,21 @@ func (s *Store) remove(ctx context.Context, sb *Sandbox) error {
 	return s.destroy(ctx, sb, keepNamespace)
 }
 
-// onFailedDetach says what is done when DEL fails.
-type onFailedDetach bool
-
+// What is done when DEL fails.
 const (
 	// keepNamespace, and fail: the caller retries, and DEL needs it.
-	keepNamespace onFailedDetach = false
-	// leaveToJournal: no caller retries; the network's journal does, and keeps
-	// the namespace.
-	leaveToJournal onFailedDetach = true
+	keepNamespace = false
+	// leaveToJournal: the network's journal retries, and keeps the namespace.
+	leaveToJournal = true
 )
 
 // destroy is the only undo. It removes every part that a sandbox may have,
 // whichever of them exist, and continues where one fails. The record is removed
 // last and only when nothing else is left, so destroy can be called again, also
 // by a later daemon. The sandbox's lock is held.
-func (s *Store) destroy(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
+func (s *Store) destroy(ctx context.Context, sb *Sandbox, leave bool) error {
 	steps := s.begin(ctx, sb)
-	tornDown := s.teardown(steps, sb, policy)
+	tornDown := s.teardown(steps, sb, leave)
 	s.announceRemoval(steps, sb)
 	err := errors.Join(
 		tornDown,
@@ -130,40 +112,29 @@ func (s *Store) destroy(ctx context.Context, sb *Sandbox, policy onFailedDetach)
 	)
 	if err == nil {
 		err = steps.Do(stepRemoveRecord, func(context.Context) error {
-			return errors.Join(s.facts.Remove(sb.ID), s.records.Remove(sb.ID))
+			return errors.Join(s.files.Facts.Remove(sb.ID), s.files.Records.Remove(sb.ID))
 		})
 	}
 	if err == nil {
-		s.forget(sb)
-		s.notifySupervisor(sb)
+		s.Forget(sb)
+		// A supervisor that began to serve meanwhile has adopted what its predecessor left.
+		err = s.deletePause(sb)
 		s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 		s.keepLife(sb)
 	}
 	return err
 }
 
-// notifySupervisor is for a supervisor that began to serve while the sandbox was
-// being destroyed, and has adopted what its predecessor left on disk. One that
-// begins from now on finds that the sandbox is gone (container.Store).
-func (s *Store) notifySupervisor(sb *Sandbox) {
-	if !sb.unserved {
-		return
-	}
-	if err := s.deletePause(sb); err != nil {
-		s.log(sb).Warn("the supervisor may still hold the pause of a removed sandbox", "err", err)
-	}
-}
-
 // teardown removes what the kernel and the network hold for the sandbox: pause,
 // attachment, namespaces. Pause gets its SIGKILL first; while it ends, and its
 // cgroups are removed, DEL runs.
-func (s *Store) teardown(steps *step.Sequence, sb *Sandbox, policy onFailedDetach) error {
+func (s *Store) teardown(steps *step.Sequence, sb *Sandbox, leave bool) error {
 	s.noteEnd(sb)
 	s.announceStop(steps, sb)
 	ended := steps.Async(stepEndPause, func(ctx context.Context) error {
-		return errors.Join(s.killPause(sb), s.removeProcesses(sb), s.options.Supervisors.End(ctx, sb.Group()))
+		return errors.Join(s.killPause(sb), s.removeProcesses(sb), s.options.Supervisors.End(ctx, sb.Supervisor))
 	})
-	detached := steps.Do(stepDel, func(ctx context.Context) error { return s.detach(ctx, sb, policy) })
+	detached := steps.Do(stepDel, func(ctx context.Context) error { return s.detach(ctx, sb, leave) })
 	err := errors.Join(ended.Wait(), detached)
 	// The network's journal needs the namespace if it still has to run DEL.
 	if detached == nil && !s.options.Networks.Attached(sb.ID) {
@@ -179,7 +150,7 @@ func (s *Store) teardown(steps *step.Sequence, sb *Sandbox, policy onFailedDetac
 // noteEnd makes the sandbox not Ready before anything of it is removed.
 func (s *Store) noteEnd(sb *Sandbox) {
 	if sb.Ready() {
-		sb.update(func(f *Facts) { f.ExitedAt = time.Now() })
+		sb.Update(func(f *Facts) { f.ExitedAt = time.Now() })
 		s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 	}
 }
@@ -189,7 +160,7 @@ func (s *Store) killPause(sb *Sandbox) error {
 	if sb.pause == nil {
 		return nil
 	}
-	err := errors.Join(sb.pause.Kill(s.limits.Load().Kill), sb.pause.Close())
+	err := errors.Join(sb.pause.Kill(s.Limits().Kill), sb.pause.Close())
 	sb.pause = nil
 	return err
 }
@@ -199,14 +170,14 @@ func (s *Store) killPause(sb *Sandbox) error {
 func (s *Store) removeProcesses(sb *Sandbox) error {
 	return errors.Join(
 		s.deletePause(sb),
-		s.options.Hierarchies.Remove(cgroup.Path(sb.CgroupsPath), s.limits.Load().Kill),
+		s.options.Hierarchies.Remove(cgroup.Path(sb.CgroupsPath), s.Limits().Kill),
 	)
 }
 
-func (s *Store) detach(ctx context.Context, sb *Sandbox, policy onFailedDetach) error {
+func (s *Store) detach(ctx context.Context, sb *Sandbox, leave bool) error {
 	networks := s.options.Networks
 	err := networks.Detach(ctx, sb.ID, networks.NamespacePath(sb.ID))
-	if err != nil && policy == leaveToJournal {
+	if err != nil && leave {
 		s.log(sb).Warn("a sandbox is removed before its attachment: CNI DEL is retried in the background", "err", err)
 		networks.Release(sb.ID)
 		return nil

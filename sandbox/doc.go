@@ -36,12 +36,10 @@
 // unmount files once more, nri remove, remove files, remove record.
 // An error of an NRI plugin is logged, and does not keep a pod from stopping.
 //
-// On any error of Run the sandbox is destroyed (destroy.go). Destroy is the only
-// undo: it tries every part, joins the errors, and leaves the record until all
-// parts are gone, so that it can be called again. Its callers are a failed Run,
-// Remove, and recovery after a crash (restore.go); Stop is its first part,
-// teardown. What has no record is removed by package sweep, which the containers
-// start when they are restored.
+// Destroy (destroy.go) is the only undo: it tries every part, joins the errors, and leaves
+// the record until all parts are gone, so that it can be called again. Its callers are a
+// failed Run, Remove, and recovery after a crash (restore.go); Stop is its first part.
+// What has no record is removed by package sweep.
 //
 // # States
 //
@@ -61,9 +59,7 @@
 //
 // # Locks
 //
-// Store.mu guards the maps and the last creation time, and is never held while
-// anything runs or is written. Each sandbox has a lock of its own, held by every
-// operation that changes it (Run, Stop, Remove, recovery), so one pod never waits
-// for another. Readers of a sandbox (Status) do not take it: its facts are
-// replaced, not changed.
+// Each sandbox has a lock of its own, held by every operation that changes it (Run,
+// Stop, Remove, recovery), so one pod never waits for another. Package object has the
+// rest.
 package sandbox

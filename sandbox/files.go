@@ -10,12 +10,12 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/selinux/go-selinux/label"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/oci"
 )
@@ -31,8 +31,10 @@ const (
 )
 
 // makeFiles makes what the containers of the pod will find at their paths.
-func (c *creation) makeFiles(ctx context.Context) error {
-	if err := c.makeLabels(); err != nil {
+func (c *creation) makeFiles(ctx context.Context) (err error) {
+	// The level of the pod's SELinux labels is its own until Stop or undo gives it back.
+	c.labels.Process, c.labels.Mount, err = c.owner.options.Machine.NewLabels(oci.SandboxSELinux(c.config))
+	if err != nil {
 		return err
 	}
 	if logs := c.config.GetLogDirectory(); logs != "" {
@@ -47,16 +49,9 @@ func (c *creation) makeFiles(ctx context.Context) error {
 	return c.makeShm(filepath.Join(dir, shmDir))
 }
 
-// makeLogDirectory waits for it no longer than ctx. On a mount whose server is
-// gone mkdir(2) may never return and cannot be ended, so it is left behind: one
-// for each path, however often a pod is asked for.
+// makeLogDirectory waits for it no longer than ctx.
 func (s *Store) makeLogDirectory(ctx context.Context, path string) error {
-	select {
-	case made := <-s.logDirs.DoChan(path, func() (any, error) { return nil, os.MkdirAll(path, 0o755) }):
-		return made.Err
-	case <-ctx.Done():
-		return fmt.Errorf("%s does not answer, it may be on a mount whose server is gone: %w: %w", path, errdefs.ErrUnavailable, context.Cause(ctx))
-	}
+	return object.Await(ctx, &s.logDirs, path, func() error { return os.MkdirAll(path, 0o755) })
 }
 
 // filesRoom is how much more than their first content the files of a pod may
@@ -68,7 +63,7 @@ func writeFiles(dir string, config *runtimeapi.PodSandboxConfig) error {
 	hostname, nameErr := hostnameOf(config)
 	hostname += "\n"
 	hosts, hostsErr := readIfThere("/etc/hosts") // the kubelet mounts its own over it
-	resolv, resolvErr := resolvConfOf(config.GetDnsConfig())
+	resolv, resolvErr := resolvConf(config.GetDnsConfig())
 	if err := errors.Join(nameErr, hostsErr, resolvErr); err != nil {
 		return err
 	}
@@ -97,15 +92,6 @@ func hostnameOf(config *runtimeapi.PodSandboxConfig) (string, error) {
 	return os.Hostname()
 }
 
-// resolvConfOf is what the CRI says, in its order; without a DNSConfig the pod
-// resolves as the node does, with an empty one it does not resolve.
-func resolvConfOf(dns *runtimeapi.DNSConfig) ([]byte, error) {
-	if dns == nil {
-		return readIfThere("/etc/resolv.conf")
-	}
-	return resolvConf(dns), nil
-}
-
 func readIfThere(path string) ([]byte, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -114,8 +100,12 @@ func readIfThere(path string) ([]byte, error) {
 	return data, err
 }
 
-// resolvConf is in the form of resolv.conf(5).
-func resolvConf(dns *runtimeapi.DNSConfig) []byte {
+// resolvConf is in the form of resolv.conf(5), and in the CRI's order. Without a DNSConfig
+// the pod resolves as the node does, with an empty one it does not resolve.
+func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
+	if dns == nil {
+		return readIfThere("/etc/resolv.conf")
+	}
 	var b bytes.Buffer
 	if len(dns.GetSearches()) > 0 {
 		fmt.Fprintln(&b, "search", strings.Join(dns.GetSearches(), " "))
@@ -126,7 +116,7 @@ func resolvConf(dns *runtimeapi.DNSConfig) []byte {
 	if len(dns.GetOptions()) > 0 {
 		fmt.Fprintln(&b, "options", strings.Join(dns.GetOptions(), " "))
 	}
-	return b.Bytes()
+	return b.Bytes(), nil
 }
 
 // makeShm mounts the /dev/shm that the containers of the pod share. In the IPC
@@ -153,29 +143,21 @@ func (c *creation) makeShm(path string) error {
 // removeFiles removes what makeFiles made. The log directory belongs to the
 // kubelet.
 func (s *Store) removeFiles(id string) error {
-	return errors.Join(s.unmountFiles(id), removeDir(s.Dir(id)))
+	if err := s.unmountFiles(id); err != nil {
+		return err
+	}
+	if err := state.RemoveAll(s.Dir(id)); err != nil {
+		return fmt.Errorf("remove the files of a sandbox: %w", err)
+	}
+	return nil
 }
 
 // unmountFiles releases the memory of what the containers shared. The label
 // of the pod is in one of the files, so its level is released with them.
 func (s *Store) unmountFiles(id string) error {
 	s.options.Machine.ReleaseLevel(s.labels(id).Process)
-	return unmountFiles(s.Dir(id))
-}
-
-func removeDir(dir string) error {
-	if err := unmountFiles(dir); err != nil {
-		return err
-	}
-	if err := state.RemoveAll(dir); err != nil {
-		return fmt.Errorf("remove the files of a sandbox: %w", err)
-	}
-	return nil
-}
-
-func unmountFiles(dir string) error {
 	var errs []error
-	for _, path := range []string{filepath.Join(dir, shmDir), dir} {
+	for _, path := range []string{filepath.Join(s.Dir(id), shmDir), s.Dir(id)} {
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			errs = append(errs, fmt.Errorf("unmount %s: %w", path, err))

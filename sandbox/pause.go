@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -16,7 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/oci/pause"
 	"github.com/minicri/minicri/supervisor/api"
@@ -42,28 +46,19 @@ func (s *Store) installPause() error {
 }
 
 // writePause writes the embedded pause program into its rootfs, unless the same one
-// is there: it may be running.
+// is there: it may be running. A process that executes a program which it cannot read is
+// not dumpable (ptrace(2), "Ptrace access mode checking"). A container of the same user, in
+// a pid namespace that they share, could otherwise trace pause and end the pod.
 func (s *Store) writePause() error {
 	program, err := pause.Binary()
-	if err != nil {
-		return err
-	}
 	for _, dir := range []string{s.pauseRoot(), s.emptyDir(), filepath.Join(s.pauseRoot(), "proc"), filepath.Join(s.pauseRoot(), "dev")} {
-		// Processes of user namespaces have to get here, too.
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("make the rootfs of pause: %w", err)
-		}
+		err = errors.Join(err, os.MkdirAll(dir, 0o755)) // processes of user namespaces have to get here, too
 	}
-	if present, err := os.ReadFile(s.pauseProgram()); err == nil && bytes.Equal(present, program) {
-		return hidePause(s.pauseProgram())
-	}
-	temporary := s.pauseProgram() + ".new"
-	err = os.WriteFile(temporary, program, 0o600)
-	if err == nil {
-		err = hidePause(temporary)
+	if present, readErr := os.ReadFile(s.pauseProgram()); err == nil && (readErr != nil || !bytes.Equal(present, program)) {
+		err = state.WriteFile(s.pauseProgram(), program, false)
 	}
 	if err == nil {
-		err = os.Rename(temporary, s.pauseProgram())
+		err = os.Chmod(s.pauseProgram(), 0o111)
 	}
 	if err != nil {
 		return fmt.Errorf("install the pause program: %w", err)
@@ -71,15 +66,8 @@ func (s *Store) writePause() error {
 	return nil
 }
 
-// hidePause makes the program of pause one that can be executed and not read. Pause
-// runs without capabilities, and a process that executes a program which it cannot
-// read is not dumpable (ptrace(2), "Ptrace access mode checking"). A container of the
-// same user could otherwise trace it, in a pid namespace that they share, and end the pod.
-func hidePause(path string) error { return os.Chmod(path, 0o111) }
-
-// needsInterfaces reports whether there are parameters of single interfaces,
-// or their defaults: they can only be written, and must only take effect, once
-// ADD has made the interfaces, so pause is prepared after it.
+// needsInterfaces reports whether there are parameters of single interfaces, or their
+// defaults, which can only be written after ADD.
 func needsInterfaces(sysctls map[string]string) bool {
 	for name := range sysctls {
 		elements := strings.SplitN(oci.SysctlName(name), ".", 4)
@@ -92,128 +80,171 @@ func needsInterfaces(sysctls map[string]string) bool {
 
 // spec is the runtime-spec of this sandbox's pause process.
 func (c *creation) spec() (*specs.Spec, error) {
-	sandbox := &oci.Sandbox{
-		ID:          c.ID,
-		Config:      c.config,
-		Rootfs:      c.owner.pauseRoot(),
-		EmptyDir:    c.owner.emptyDir(),
-		CgroupsPath: c.CgroupsPath,
-		Machine:     c.owner.options.Machine,
-		Defaults:    c.owner.options.Defaults,
-		SELinux:     c.labels,
-	}
-	if !c.hostNetwork() {
-		sandbox.NetNS = c.owner.options.Netns.Path(c.ID)
-	}
-	if oci.UserNamespace(c.config) != nil {
-		sandbox.UserNS = c.owner.options.Userns.Path(c.ID)
-	}
-	return oci.ForSandbox(sandbox)
+	o := c.owner.options
+	return oci.ForSandbox(&oci.Sandbox{
+		ID: c.ID, Config: c.config, Rootfs: c.owner.pauseRoot(), EmptyDir: c.owner.emptyDir(), CgroupsPath: c.CgroupsPath,
+		Machine: o.Machine, Defaults: o.Defaults, SELinux: c.labels, NetNS: c.owner.NetnsPath(c.Sandbox), UserNS: c.owner.UsernsPath(c.Sandbox),
+	})
 }
 
-func (s *Store) cgroupsPath(id string, config *runtimeapi.PodSandboxConfig) string {
-	parent := config.GetLinux().GetCgroupParent()
-	if parent == "" {
-		parent = s.options.CgroupParent
-	}
-	return oci.CgroupsPath(parent, s.options.Node.Mark(), id, s.options.SystemdCgroup)
-}
-
-// pauseStarter is a pause process that its supervisor has prepared: init waits
-// at the exec barrier until start, or is ended by abort.
-type pauseStarter struct {
-	owner   *Store
-	sandbox *Sandbox
-	facts   process.Facts
-	started bool
-}
-
-// preparePause has the supervisor prepare pause, by a program if one is given.
-func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec, program []string) (*pauseStarter, error) {
+// preparePause has the supervisor make pause, by a program if one is given: its init waits
+// at the exec barrier.
+func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec, program []string) (*process.Facts, error) {
 	config, err := json.Marshal(spec)
 	if err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(s.Dir(sb.ID), "config.json"), config, 0o600); err != nil {
+	if err := os.WriteFile(s.specFile(sb.ID), config, 0o600); err != nil {
 		return nil, err
 	}
-	supervisor, err := s.options.Supervisors.Ensure(ctx, sb.Group())
+	supervisor, err := s.options.Supervisors.Ensure(ctx, sb.Supervisor)
 	if err != nil {
 		return nil, err
 	}
-	request := &api.CreateRequest{Id: sb.ID, Bundle: s.Dir(sb.ID), Bare: true, Runtime: program}
-	made, err := supervisor.Create(ctx, request)
+	made, err := supervisor.Create(ctx, &api.CreateRequest{Id: sb.ID, Bundle: s.Dir(sb.ID), Bare: true, Runtime: program})
 	if err != nil {
 		return nil, errors.Join(err, s.deletePause(sb))
 	}
-	return &pauseStarter{owner: s, sandbox: sb, facts: process.Facts{PID: int(made.GetPid()), StartTime: made.GetStartTime()}}, nil
+	return &process.Facts{PID: int(made.GetPid()), StartTime: made.GetStartTime()}, nil
 }
 
-// start starts the prepared pause and returns it once it runs. It asks for the
-// supervisor again: the one that has prepared pause may have been replaced by
-// one that has adopted it.
-func (p *pauseStarter) start(ctx context.Context) (*process.Process, error) {
+// startPause starts the prepared pause and returns it once it runs.
+func (s *Store) startPause(ctx context.Context, sb *Sandbox, prepared *process.Facts) (*process.Process, error) {
 	// Opened before it is started: from here on it cannot end unseen.
-	running, err := process.Open(p.facts)
+	running, err := process.Open(*prepared)
 	if err != nil {
 		return nil, fmt.Errorf("the prepared pause process has ended: %w", err)
 	}
-	if err := p.askToStart(ctx); err != nil {
+	repeated, err := s.options.Supervisors.Call(ctx, sb.Supervisor, func(supervisor *client.Client) error { return supervisor.Start(ctx, sb.ID) })
+	if repeated && errdefs.IsFailedPrecondition(err) {
+		err = nil // the supervisor that was lost has started it
+	}
+	if err != nil {
 		return nil, errors.Join(err, running.Close())
 	}
-	p.started = true
 	return running, nil
 }
 
-// startTries is how many supervisors may die over one start.
-const startTries = 3
-
-func (p *pauseStarter) askToStart(ctx context.Context) error {
-	var lost error
-	for range startTries {
-		supervisor, err := p.owner.options.Supervisors.Ensure(ctx, p.sandbox.Group())
-		if err == nil {
-			err = supervisor.Start(ctx, p.sandbox.ID)
-		}
-		if lost != nil && errdefs.IsFailedPrecondition(err) {
-			return nil // the one that was lost has started it: it runs
-		}
-		if !errdefs.IsUnavailable(err) {
-			return err
-		}
-		lost = err
-		time.Sleep(lostInterval)
-	}
-	return lost
-}
-
-// lostInterval is what it takes to notice that a connection is gone.
-const lostInterval = 20 * time.Millisecond
-
-// abort ends what was prepared and not started. On a nil pauseStarter it does
-// nothing.
-func (p *pauseStarter) abort() error {
-	if p == nil || p.started {
-		return nil
-	}
-	return p.owner.deletePause(p.sandbox)
-}
-
-// deletePause has the supervisor kill pause and delete it. Where no supervisor
-// serves, only the cgroup is left to remove; one that has begun to serve is asked
-// when destroy is called again, a later one finds out at its start. One that hangs
-// is killed within the limit, and then none serves.
+// deletePause has the supervisor kill pause and delete it. Where none serves, only the
+// cgroup is left to remove: a supervisor that begins to serve finds out at its start.
 func (s *Store) deletePause(sb *Sandbox) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*s.limits.Load().Kill)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*s.Limits().Kill)
 	defer cancel()
-	supervisor, err := s.options.Supervisors.Connect(ctx, sb.Group())
-	if sb.unserved = errdefs.IsUnavailable(err); err == nil {
-		// One that serves and cannot delete it yet says Unavailable, too.
-		err = supervisor.Delete(ctx, sb.ID, true)
-		sb.unserved = errors.Is(err, client.ErrLost)
-	}
-	if errdefs.IsNotFound(err) || sb.unserved {
+	return s.options.Supervisors.Delete(ctx, sb.Supervisor, sb.ID)
+}
+
+// proofRetry is the delay after which a pause that could not be made is tried again.
+const proofRetry = 5 * time.Second
+
+// programTrial bounds the trial of a handler's program, which takes some 100 ms: one that
+// hangs must not run beside the pods for longer.
+const programTrial = 5 * time.Second
+
+// errUnproven is so until the first pause is made.
+var errUnproven = errors.New("it is not known yet whether pods can be made: the first pause is being started")
+
+// Prove begins to try whether a pause can be made. Call it once, when supervisors can
+// be asked.
+func (s *Store) Prove() {
+	s.unproven.Store(&errUnproven)
+	s.Go(s.prove)
+	s.options.Handlers.ProveBy(func(program []string) error {
+		if err := s.tryPause(programTrial, program); err != nil {
+			return fmt.Errorf("a container on trial could not be made: %w", err)
+		}
 		return nil
+	})
+}
+
+// prove makes a pause on the network of the node, and removes it, until that succeeds:
+// before it no pod can be made. What a daemon that is killed here leaves is an orphan,
+// which the next one sweeps.
+func (s *Store) prove() {
+	tried := sync.OnceFunc(func() { close(s.proof) })
+	defer tried()
+	for s.Base.Err() == nil {
+		err := s.tryPause(s.Limits().Run, nil)
+		if err == nil {
+			s.unproven.Store(nil)
+			return
+		}
+		err = fmt.Errorf("no pod can be made: a pause did not start, and is tried again: %w", err)
+		s.options.Logger.Error("the node is not ready", "err", err)
+		s.unproven.Store(&err)
+		tried()
+		select {
+		case <-s.Base.Done():
+		case <-time.After(proofRetry):
+		}
+	}
+}
+
+// Ready is nil if a pause could be made since the start of this daemon, or else says
+// why not.
+func (s *Store) Ready() error {
+	if err := s.unproven.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// AwaitProof waits until the first pause has been tried, and each handler's program, no
+// longer than the limit.
+func (s *Store) AwaitProof(limit time.Duration) {
+	ctx, cancel := context.WithTimeout(s.Base, limit)
+	defer cancel()
+	select {
+	case <-s.proof:
+	case <-ctx.Done():
+	}
+	if s.options.Handlers != nil {
+		s.options.Handlers.List(ctx)
+	}
+}
+
+// tryPause goes the way of a pod on the network of the node, without a record; that of a
+// program is made as a container is, with a network of its own, and not started.
+func (s *Store) tryPause(limit time.Duration, program []string) (err error) {
+	ctx, cancel := s.bound(s.Base, limit)
+	defer cancel()
+	config := &runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: "proof", Namespace: "minicri", Uid: "proof"},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+			NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
+		}},
+	}
+	record, err := s.newRecord(config, "")
+	if err != nil {
+		return err
+	}
+	c := &creation{Sandbox: newSandbox(record, config), owner: s}
+	if err := s.Add(c.Sandbox); err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, s.killPause(c.Sandbox), s.removeProcesses(c.Sandbox), s.removeFiles(c.ID))
+		s.Forget(c.Sandbox)
+	}()
+	if err := s.options.Node.Know(cgroup.Path(c.CgroupsPath)); err != nil {
+		return err
+	}
+	if err := c.makeFiles(ctx); err != nil {
+		return err
+	}
+	spec, err := c.spec()
+	if err != nil {
+		return err
+	}
+	if len(program) > 0 {
+		// Runtimes make and need /dev/null, and runsc would take the addresses of the node's
+		// own network.
+		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == "/dev" })
+		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"})
+		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace})
+	}
+	prepared, err := s.preparePause(ctx, c.Sandbox, spec, program)
+	if err == nil && len(program) == 0 {
+		c.pause, err = s.startPause(ctx, c.Sandbox, prepared)
 	}
 	return err
 }

@@ -77,7 +77,7 @@ func preparing(t *testing.T) (*Store, *creation) {
 	}
 	must(t, err)
 	t.Cleanup(func() {
-		err := errors.Join(s.removeProcesses(sb), s.options.Supervisors.End(context.Background(), sb.Group()), s.options.Hierarchies.Remove(s.options.CgroupParent, time.Minute))
+		err := errors.Join(s.removeProcesses(sb), s.options.Supervisors.End(context.Background(), sb.Supervisor), s.options.Hierarchies.Remove(s.options.CgroupParent, time.Minute))
 		if err != nil {
 			t.Error(err)
 		}
@@ -117,15 +117,12 @@ func (c *creation) wantNoPause(t *testing.T) {
 }
 
 func TestPauseIsReleased(t *testing.T) {
-	_, c := preparing(t)
+	s, c := preparing(t)
 	must(t, c.preparePause(t.Context()))
-	running, err := c.starter.start(t.Context())
+	running, err := s.startPause(t.Context(), c.Sandbox, c.prepared)
 	must(t, err)
 	defer running.Close()
 	wantPause(t, running.PID)
-	if err := c.starter.abort(); err != nil {
-		t.Errorf("abort after the release: %v", err)
-	}
 	if err := running.Kill(time.Minute); err != nil {
 		t.Error(err)
 	}
@@ -136,15 +133,15 @@ func TestPauseIsReleased(t *testing.T) {
 // comes to its barrier without libcontainer's init, which takes several times as
 // long.
 func TestPauseOfTheKubeletIsLaunched(t *testing.T) {
-	_, c := preparing(t)
+	s, c := preparing(t)
 	c.config.Linux.SecurityContext.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
 	must(t, c.preparePause(t.Context()))
-	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.starter.facts.PID))
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.prepared.PID))
 	if err != nil || string(name) != "minicri-launch\n" {
 		t.Errorf("at the barrier it is %q, %v", name, err)
 	}
 	for range 2 { // the second time there is nothing to end
-		if err := c.starter.abort(); err != nil {
+		if err := s.deletePause(c.Sandbox); err != nil {
 			t.Error(err)
 		}
 	}
@@ -156,8 +153,8 @@ func TestPauseOfTheKubeletIsLaunched(t *testing.T) {
 func TestPauseIsReleasedByASuccessor(t *testing.T) {
 	s, c := preparing(t)
 	must(t, c.preparePause(t.Context()))
-	killSupervisor(t, s.options.Supervisors.Dir(c.Group()))
-	running, err := c.starter.start(t.Context())
+	killSupervisor(t, s.options.Supervisors.Dir(c.Supervisor))
+	running, err := s.startPause(t.Context(), c.Sandbox, c.prepared)
 	must(t, err)
 	defer running.Close()
 	wantPause(t, running.PID)
@@ -181,8 +178,8 @@ func wantPause(t *testing.T, pid int) {
 func TestPauseIsAbortedAfterTheSupervisorWasKilled(t *testing.T) {
 	s, c := preparing(t)
 	must(t, c.preparePause(t.Context()))
-	killSupervisor(t, s.options.Supervisors.Dir(c.Group()))
-	if err := errors.Join(c.starter.abort(), s.removeProcesses(c.Sandbox)); err != nil {
+	killSupervisor(t, s.options.Supervisors.Dir(c.Supervisor))
+	if err := s.removeProcesses(c.Sandbox); err != nil {
 		t.Errorf("abort: %v", err)
 	}
 	c.wantNoPause(t)
@@ -210,7 +207,7 @@ func TestShimThatFails(t *testing.T) {
 	must(t, os.Remove(s.pauseProgram()))
 	err := c.preparePause(t.Context())
 	if err == nil {
-		_, err = c.starter.start(t.Context())
+		_, err = s.startPause(t.Context(), c.Sandbox, c.prepared)
 	}
 	if err == nil || !strings.Contains(err.Error(), "/pause") {
 		t.Errorf("without a pause program: %v", err)
@@ -220,7 +217,7 @@ func TestShimThatFails(t *testing.T) {
 	if err := c.preparePause(t.Context()); err == nil || !strings.Contains(err.Error(), "/nowhere/minicri-shim") {
 		t.Errorf("without a shim: %v", err)
 	}
-	if err := c.starter.abort(); err != nil {
-		t.Errorf("abort of what never was: %v", err)
+	if err := s.deletePause(c.Sandbox); err != nil {
+		t.Errorf("the end of what never was: %v", err)
 	}
 }

@@ -2,10 +2,15 @@ package sandbox
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 
+	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/internal/validate"
 )
 
 // Plugins take part in the lives of pods, as NRI plugins do (package nri). Each
@@ -33,7 +38,7 @@ func (s *Store) hasPlugins() bool { return s.options.Plugins != nil && s.options
 
 // announce asks the plugins whether the pod may run.
 func (c *creation) announce(ctx context.Context) error {
-	c.update(func(f *Facts) { f.Pause = c.starter.facts })
+	c.Update(func(f *Facts) { f.Pause = *c.prepared })
 	return c.owner.options.Plugins.RunPod(ctx, c.Sandbox)
 }
 
@@ -66,13 +71,75 @@ func (s *Store) notify(steps *step.Sequence, sb *Sandbox, name step.Name, call f
 	}
 }
 
-// askUpdate asks the plugins about an update, without the sandbox's lock: one
-// that hangs does not hold up the pod's end.
-func (s *Store) askUpdate(ctx context.Context, sb *Sandbox, overhead, resources *runtimeapi.LinuxContainerResources) error {
-	if !s.hasPlugins() {
-		return nil
+// Resources are those of a pod as a whole, in protobuf's JSON. The kubelet sets
+// them on the pod's cgroup, which is its own; they are recorded and shown.
+type Resources struct {
+	Overhead  json.RawMessage `json:"overhead,omitempty"`
+	Resources json.RawMessage `json:"resources,omitempty"`
+}
+
+// UpdateResources records the resources of a pod, which the kubelet has set on the
+// pod's cgroup. Those that are not given stay as they are recorded.
+func (s *Store) UpdateResources(ctx context.Context, id string, overhead, resources *runtimeapi.LinuxContainerResources) error {
+	sb, err := s.Find(id)
+	if err != nil {
+		return err
 	}
-	return s.begin(ctx, sb).Do(stepNRIUpdate, func(ctx context.Context) error {
-		return s.options.Plugins.UpdatePod(ctx, sb, overhead, resources)
-	})
+	machine := s.options.Machine
+	err = errors.Join(validate.Resources("overhead.", overhead, machine), validate.Resources("resources.", resources, machine))
+	if err != nil {
+		return err
+	}
+	// The plugins are asked without the sandbox's lock: one that hangs does not hold up the
+	// pod's end.
+	steps := s.begin(ctx, sb)
+	if s.hasPlugins() {
+		steps.Step(stepNRIUpdate, func(ctx context.Context) error { return s.options.Plugins.UpdatePod(ctx, sb, overhead, resources) })
+	}
+	if err = steps.Err(); err == nil {
+		err = s.recordResources(ctx, sb, overhead, resources)
+	}
+	if err != nil {
+		return fmt.Errorf("update the resources of sandbox %s: %w", sb.ID, err)
+	}
+	s.notify(s.begin(ctx, sb), sb, stepNRIUpdated, Plugins.UpdatedPod)
+	return nil
+}
+
+func (s *Store) recordResources(ctx context.Context, sb *Sandbox, overhead, resources *runtimeapi.LinuxContainerResources) error {
+	unlock, err := sb.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, err := s.Find(sb.ID); err != nil { // a Remove was faster
+		return err
+	}
+	next, err := sb.Resources()
+	if err == nil {
+		err = errors.Join(encode(&next.Overhead, overhead), encode(&next.Resources, resources))
+	}
+	if err != nil {
+		return err
+	}
+	sb.Update(func(f *Facts) { f.Updated = next })
+	return s.writeFacts(sb)
+}
+
+// Resources returns the resources of the pod: those of the last update, or those
+// that it was made with.
+func (sb *Sandbox) Resources() (*Resources, error) {
+	if updated := sb.Facts().Updated; updated != nil {
+		return new(*updated), nil
+	}
+	made, linux := &Resources{}, sb.config.GetLinux()
+	return made, errors.Join(encode(&made.Overhead, linux.GetOverhead()), encode(&made.Resources, linux.GetResources()))
+}
+
+// encode keeps what is there if nothing is given.
+func encode(to *json.RawMessage, given *runtimeapi.LinuxContainerResources) (err error) {
+	if given != nil {
+		*to, err = protojson.Marshal(given)
+	}
+	return err
 }

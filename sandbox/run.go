@@ -1,19 +1,23 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
+	"math"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/object"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/namespace"
@@ -21,42 +25,95 @@ import (
 	"github.com/minicri/minicri/oci"
 )
 
-// Run makes the sandbox of a pod and returns its id. A second call for the
-// same pod and attempt that asks for the same waits for the first and gets the same id. The context
+// Run makes the sandbox of a pod and returns its id. A second call for the same pod and
+// attempt waits for the first and gets the same id, if it asks for the same. The context
 // limits the waiting, not the work.
 func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
 	timeline := step.NewTimeline(nil)
 	steps := step.Begin(ctx, s.options.Observe, timeline)
-	var sb *Sandbox
-	var mine bool
+	var sb, other *Sandbox
 	steps.Step(stepCheck, func(ctx context.Context) error { return s.check(ctx, config, handler) })
 	steps.Step(stepReserve, func(context.Context) (err error) {
-		sb, mine, err = s.reserve(config, handler, timeline)
+		sb, other, err = s.reserve(config, handler, timeline)
 		return err
 	})
-	if err := steps.Err(); err != nil {
-		if mine { // the step failed after it
+	switch err := steps.Err(); {
+	case err != nil:
+		if sb != nil { // the step failed after it
 			sb.runErr = err
 			close(sb.built)
-			s.forget(sb)
+			s.Forget(sb)
 		}
 		s.keepRefused(config, timeline, err)
 		return "", err
+	case other == nil:
+		s.Go(func() { s.create(ctx, sb) })
+		return sb.await(ctx)
+	case other.RuntimeHandler != handler || !proto.Equal(other.config, config):
+		return "", fmt.Errorf("sandbox %s already has this name and attempt, and its config or its runtime_handler, %q, differs: remove it, or ask with a higher attempt: %w",
+			other.ID, other.RuntimeHandler, errdefs.ErrAlreadyExists)
+	default:
+		return other.await(ctx)
 	}
-	if mine {
-		s.work.Go(func() { s.create(ctx, sb) })
-	} else if err := sb.wasAskedFor(config, handler); err != nil {
-		return "", err
+}
+
+// reserve gives the name to a new sandbox, or returns the one that has it. Two sandboxes
+// never have one name, so a pod never has two namespaces.
+func (s *Store) reserve(config *runtimeapi.PodSandboxConfig, handler string, timeline *step.Timeline) (sb, other *Sandbox, err error) {
+	record, err := s.newRecord(config, handler)
+	if err != nil {
+		return nil, nil, err
 	}
-	return sb.await(ctx)
+	sb = newSandbox(record, config)
+	sb.Rows = timeline
+	sb.Hold() // for create
+	if sb.CreatedAt, other, err = s.Reserve(sb); other != nil || err != nil {
+		return nil, other, err
+	}
+	return sb, nil, nil
+}
+
+func (s *Store) newRecord(config *runtimeapi.PodSandboxConfig, handler string) (Record, error) {
+	encoded, err := protojson.Marshal(config)
+	if err != nil {
+		return Record{}, fmt.Errorf("encode the config: %w", err)
+	}
+	o, id := s.options, object.NewID()
+	parent := cmp.Or(config.GetLinux().GetCgroupParent(), o.CgroupParent)
+	record := Record{
+		ID: id, RuntimeHandler: handler, Supervisor: o.Group, Config: encoded,
+		CgroupsPath: oci.CgroupsPath(parent, o.Node.Mark(), id, o.SystemdCgroup),
+	}
+	if handler == "" {
+		record.DefaultHandler = o.Handlers.Default()
+	}
+	return record, nil
+}
+
+// await waits until the Run that makes the sandbox has ended, no longer than
+// the caller's context, and returns its outcome.
+func (sb *Sandbox) await(ctx context.Context) (string, error) {
+	select {
+	case <-sb.built:
+	case <-ctx.Done():
+		return "", fmt.Errorf("sandbox %s is still being made, ask again for the same pod to wait for it: %w", sb.ID, context.Cause(ctx))
+	}
+	if sb.runErr != nil {
+		return "", sb.runErr
+	}
+	if !sb.Ready() {
+		return "", fmt.Errorf("sandbox %s of this name and attempt is not ready: remove it, or ask with a higher attempt: %w", sb.ID, errdefs.ErrAlreadyExists)
+	}
+	return sb.ID, nil
 }
 
 // check refuses what cannot work, before anything has been made.
 func (s *Store) check(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) error {
-	if err := validate.Pod(config, handler, s.node()); err != nil {
+	o := s.options
+	if err := validate.Pod(config, handler, validate.Node{Machine: o.Machine, Handlers: o.Handlers.Names(), SystemdCgroup: o.SystemdCgroup}); err != nil {
 		return err
 	}
-	found, err := s.options.Handlers.Find(ctx, handler)
+	found, err := o.Handlers.Find(ctx, handler)
 	if err != nil {
 		return err
 	}
@@ -70,38 +127,35 @@ func (s *Store) check(ctx context.Context, config *runtimeapi.PodSandboxConfig, 
 // create is Run after the name is reserved.
 func (s *Store) create(ctx context.Context, sb *Sandbox) {
 	defer close(sb.built)
-	ctx, cancel := s.bound(ctx, s.limits.Load().Run)
+	ctx, cancel := s.bound(ctx, s.Limits().Run)
 	defer cancel()
-	if sb.runErr = sb.lock.Lock(ctx); sb.runErr != nil {
-		return
-	}
-	defer sb.lock.Unlock()
-
+	defer sb.Unlock() // reserve locked it
 	c := &creation{Sandbox: sb, owner: s, steps: s.begin(ctx, sb)}
 	c.run()
-	if c.steps.Err() == nil {
-		sb.listed.Store(true)
-		s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
-		s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
-		s.watch(sb)
+	if c.steps.Err() != nil {
+		sb.runErr = s.undo(ctx, c)
 		return
 	}
-	sb.runErr = s.undo(ctx, c)
+	sb.Show()
+	s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
+	s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+	s.watch(sb)
 }
 
 // bound is the context of work that ends with the daemon and after the limit,
 // and not with its caller.
 func (s *Store) bound(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
-	return step.Bound(ctx, s.base, limit)
+	return step.Bound(ctx, s.Base, limit)
 }
 
 // creation is one way through the steps of Run.
 type creation struct {
 	*Sandbox
-	owner   *Store
-	steps   *step.Sequence
-	starter *pauseStarter
-	labels  oci.SELinux
+	owner *Store
+	steps *step.Sequence
+	// prepared is pause at the exec barrier, from its creation to its start.
+	prepared *process.Facts
+	labels   oci.SELinux
 	// holder is the process that holds a new user namespace, nil if there is none.
 	holder *namespace.Holder
 }
@@ -115,59 +169,51 @@ func (c *creation) run() {
 	if oci.UserNamespace(c.config) != nil {
 		steps.Step(stepUserns, c.makeUserns)
 	}
-	if c.hostNetwork() {
-		steps.Step(stepPrepare, c.preparePause)
-		steps.Join(synced)
-		c.start()
-		return
+	if !c.hostNetwork() {
+		steps.Step(stepNetns, c.makeNetns)
+		steps.Step(stepLoopback, func(context.Context) error { return namespace.LoopbackUp(c.owner.options.Netns.Path(c.ID)) })
 	}
-	steps.Step(stepNetns, c.makeNetns)
-	steps.Step(stepLoopback, c.loopbackUp)
-	if needsInterfaces(c.config.GetLinux().GetSysctls()) || needsInterfaces(c.owner.options.Defaults.Sysctls) {
-		steps.Join(synced)
+	late := needsInterfaces(c.config.GetLinux().GetSysctls()) || needsInterfaces(c.owner.options.Defaults.Sysctls)
+	var prepared *step.Async
+	if c.hostNetwork() || !late {
+		prepared = steps.Async(stepPrepare, c.preparePause)
+	}
+	steps.Join(synced)
+	if !c.hostNetwork() {
 		steps.Step(stepAdd, c.attach)
 		steps.Step(stepAddresses, c.checkAddresses)
-		steps.Step(stepPrepare, c.preparePause)
-	} else {
-		prepared := steps.Async(stepPrepare, c.preparePause)
-		steps.Join(synced)
-		steps.Step(stepAdd, c.attach)
-		steps.Step(stepAddresses, c.checkAddresses)
+	}
+	if prepared != nil {
 		steps.Join(prepared)
+	} else {
+		steps.Step(stepPrepare, c.preparePause)
 	}
-	c.start()
-}
-
-// start goes through the steps that follow when pause is prepared and the
-// addresses are known.
-func (c *creation) start() {
 	// From here on plugins know of the pod, those that come later too, and are
 	// notified of its end.
-	c.announced = c.steps.Err() == nil
+	c.announced = steps.Err() == nil
 	if c.owner.hasPlugins() {
-		c.steps.Step(stepNRIRun, c.announce)
+		steps.Step(stepNRIRun, c.announce)
 	}
-	c.steps.Step(stepStart, c.startPause)
+	steps.Step(stepStart, c.startPause)
 }
 
-// undo destroys what a failed Run made. If the DEL of the attachment fails too,
-// the network's journal retries it in the background; if anything else could not
-// be removed, the sandbox is listed as NotReady, for Stop and Remove.
+// undo destroys what a failed Run made. What cannot be removed, the attachment apart, is
+// listed as NotReady, for Stop and Remove.
 func (s *Store) undo(ctx context.Context, c *creation) error {
 	// Also when the daemon ends: it waits for this.
-	ctx, cancel := step.Bound(ctx, context.Background(), s.limits.Load().Destroy)
+	ctx, cancel := step.Bound(ctx, context.Background(), s.Limits().Destroy)
 	defer cancel()
-	c.failure = c.steps.Err()
+	c.Failure = c.steps.Err()
 	if s.labels(c.ID).Process == "" { // pause was not prepared: destroy does not know the level
 		s.options.Machine.ReleaseLevel(c.labels.Process)
 	}
-	undoErr := errors.Join(c.starter.abort(), c.holder.End(), s.destroy(ctx, c.Sandbox, leaveToJournal))
-	err := fmt.Errorf("run sandbox %s: %w", c.ID, c.failure)
+	undoErr := errors.Join(c.holder.End(), s.destroy(ctx, c.Sandbox, leaveToJournal))
+	err := fmt.Errorf("run sandbox %s: %w", c.ID, c.Failure)
 	if undoErr == nil {
 		return err
 	}
 	s.log(c.Sandbox).Error("a sandbox that failed could not be rolled back: stop and remove it", "err", undoErr)
-	c.listed.Store(true)
+	c.Show()
 	return errors.Join(err, fmt.Errorf("roll back sandbox %s: %w", c.ID, undoErr))
 }
 
@@ -177,7 +223,7 @@ func (c *creation) writeRecord(context.Context) error {
 	if err := c.owner.options.Node.Know(cgroup.Path(c.CgroupsPath)); err != nil {
 		return err
 	}
-	if err := c.owner.records.Put(c.ID, c.Record); err != nil {
+	if err := c.owner.files.Records.Put(c.ID, c.Record); err != nil {
 		return err
 	}
 	return c.journal()
@@ -189,7 +235,7 @@ func (c *creation) writeRecord(context.Context) error {
 func (c *creation) syncRecord(context.Context) error {
 	synced := make(chan error, 1)
 	go func() { synced <- c.owner.options.Networks.SyncJournal(c.ID) }()
-	return errors.Join(c.owner.records.Sync(c.ID), <-synced)
+	return errors.Join(c.owner.files.Records.Sync(c.ID), <-synced)
 }
 
 func (c *creation) journal() error {
@@ -216,10 +262,6 @@ func (c *creation) makeNetns(context.Context) error {
 	return c.owner.options.Netns.Create(c.ID)
 }
 
-func (c *creation) loopbackUp(context.Context) error {
-	return namespace.LoopbackUp(c.owner.options.Netns.Path(c.ID))
-}
-
 func (c *creation) attach(ctx context.Context) error {
 	result, err := c.owner.options.Networks.Attach(ctx, c.ID, c.owner.options.Netns.Path(c.ID))
 	if err != nil {
@@ -229,7 +271,7 @@ func (c *creation) attach(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.update(func(f *Facts) { f.Addresses, f.CNIResult = result.Addresses, raw })
+	c.Update(func(f *Facts) { f.Addresses, f.CNIResult = result.Addresses, raw })
 	return nil
 }
 
@@ -251,23 +293,17 @@ func (c *creation) preparePause(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.starter, err = c.owner.preparePause(ctx, c.Sandbox, spec, nil)
+	c.prepared, err = c.owner.preparePause(ctx, c.Sandbox, spec, nil)
 	return err
 }
 
 // startPause starts pause and makes the sandbox Ready: the facts are written
 // first, so that a Ready sandbox is Ready for a daemon that comes after, too.
-func (c *creation) startPause(ctx context.Context) error {
-	pause, err := c.starter.start(ctx)
-	if err != nil {
+func (c *creation) startPause(ctx context.Context) (err error) {
+	if c.pause, err = c.owner.startPause(ctx, c.Sandbox, c.prepared); err != nil {
 		return err
 	}
-	c.pause = pause
-	c.update(func(f *Facts) {
-		f.BootID = c.owner.bootID
-		f.Pause = pause.Facts
-		f.ReadyAt = time.Now()
-	})
+	c.Update(func(f *Facts) { f.BootID, f.Pause, f.ReadyAt = c.owner.bootID, c.pause.Facts, time.Now() })
 	return c.owner.writeFacts(c.Sandbox)
 }
 
@@ -287,44 +323,78 @@ func (c *creation) makeUserns(context.Context) error {
 	return errors.Join(err, c.holder.End())
 }
 
-func idMappings(from []*runtimeapi.IDMapping) []namespace.IDMapping {
-	var to []namespace.IDMapping
+func idMappings(from []*runtimeapi.IDMapping) (to []namespace.IDMapping) {
 	for _, m := range from {
 		to = append(to, namespace.IDMapping{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Length: m.GetLength()})
 	}
 	return to
 }
 
-// makeLabels makes the SELinux labels of the pod. Its level is its own until Stop or
-// undo gives it back.
-func (c *creation) makeLabels() (err error) {
-	c.labels.Process, c.labels.Mount, err = c.owner.options.Machine.NewLabels(oci.SandboxSELinux(c.config))
-	return err
+// bandwidthBurst is as much as fits: the limit is the rate, not the burst.
+const bandwidthBurst = math.MaxUint32
+
+// newAttachment is what ADD is called with, as containerd has it: the pod's names as
+// CNI_ARGS, and what it asks for as capabilities.
+func newAttachment(sb *Sandbox, configuration *network.Configuration) (network.Attachment, error) {
+	metadata := sb.config.GetMetadata()
+	a := network.Attachment{
+		ID:      sb.ID,
+		Network: configuration.Name,
+		Config:  configuration.Bytes,
+		Args: map[string]string{
+			"IgnoreUnknown":              "1",
+			"K8S_POD_NAMESPACE":          metadata.GetNamespace(),
+			"K8S_POD_NAME":               metadata.GetName(),
+			"K8S_POD_INFRA_CONTAINER_ID": sb.ID,
+			"K8S_POD_UID":                metadata.GetUid(),
+		},
+	}
+	for name, value := range capabilities(sb) {
+		if err := a.SetCapability(name, value); err != nil {
+			return network.Attachment{}, err
+		}
+	}
+	return a, nil
 }
 
-// SELinux are the labels of the sandbox's pause process, which its containers
-// share the level of; none on a machine without SELinux.
-func (s *Store) SELinux(sb *Sandbox) oci.SELinux { return s.labels(sb.ID) }
-
-// labels are read from the spec of pause: what it was started with.
-func (s *Store) labels(id string) oci.SELinux {
-	if !s.options.Machine.SELinux {
-		return oci.SELinux{}
+func capabilities(sb *Sandbox) map[string]any {
+	values := map[string]any{"io.kubernetes.cri.pod-annotations": sb.config.GetAnnotations()}
+	if mappings := portMappings(sb); len(mappings) > 0 {
+		values["portMappings"] = mappings
 	}
-	data, err := os.ReadFile(filepath.Join(s.Dir(id), "config.json"))
-	if err != nil {
-		return oci.SELinux{} // pause was never prepared, or its files are gone
+	if limit, limited := bandwidth(sb.config.GetAnnotations()); limited {
+		values["bandwidth"] = limit
 	}
-	spec := &specs.Spec{}
-	if json.Unmarshal(data, spec) != nil || spec.Process == nil || spec.Linux == nil {
-		return oci.SELinux{}
+	if dns := sb.config.GetDnsConfig(); dns != nil {
+		values["dns"] = network.DNS{Servers: dns.GetServers(), Searches: dns.GetSearches(), Options: dns.GetOptions()}
 	}
-	return oci.SELinux{Process: spec.Process.SelinuxLabel, Mount: spec.Linux.MountLabel}
+	if parent := sb.config.GetLinux().GetCgroupParent(); parent != "" {
+		values["cgroupPath"] = parent
+	}
+	return values
 }
 
-// reserveLevels keeps the levels of the pods that an earlier daemon made.
-func (s *Store) reserveLevels() {
-	for id := range s.byID {
-		s.options.Machine.ReserveLevel(s.labels(id).Process)
+// portMappings are those with a host port; the others only inform.
+func portMappings(sb *Sandbox) (mappings []network.PortMapping) {
+	for _, m := range sb.config.GetPortMappings() {
+		if m.GetHostPort() <= 0 {
+			continue
+		}
+		mappings = append(mappings, network.PortMapping{
+			HostPort: m.GetHostPort(), ContainerPort: m.GetContainerPort(),
+			Protocol: strings.ToLower(m.GetProtocol().String()), HostIP: m.GetHostIp(),
+		})
 	}
+	return mappings
+}
+
+// bandwidth reads the annotations; the check has made sure that they can be read.
+func bandwidth(annotations map[string]string) (limit network.BandWidth, limited bool) {
+	if rate, err := validate.BitsPerSecond(annotations[validate.IngressBandwidth]); err == nil && rate > 0 {
+		limit.IngressRate, limit.IngressBurst, limited = rate, bandwidthBurst, true
+	}
+	if rate, err := validate.BitsPerSecond(annotations[validate.EgressBandwidth]); err == nil && rate > 0 {
+		limit.EgressRate, limit.EgressBurst, limited = rate, bandwidthBurst, true
+	}
+	return limit, limited
 }

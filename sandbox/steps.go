@@ -3,10 +3,12 @@ package sandbox
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/internal/step"
 )
@@ -49,63 +51,41 @@ const (
 	OwnNetwork = "own network"
 	OwnUsers   = "user namespace"
 	// WithNRI is a pod of a node with NRI.
-	WithNRI = "NRI"
+	WithNRI = object.WithNRI
 )
 
-// Steps are those of a pod's life, by operation, in their order. An undo and a
-// recovery do those of stop and remove from "end pause" on, but "record stopped".
+// Steps are those of a pod's life, by operation, in their order: "sync" is done along
+// with those from "files" to "loopback", "prepare" along with "cni add", and "end pause"
+// along with "cni del". An undo and a recovery do those of stop and remove from "end
+// pause" on, but "record stopped".
 func Steps() []step.Step {
-	return []step.Step{
-		{Name: stepCheck, Operation: "run"},
-		{Name: stepReserve, Operation: "run"},
-		{Name: stepRecord, Operation: "run"},
-		{Name: stepSync, Operation: "run"}, // along with files to loopback
-		{Name: stepFiles, Operation: "run"},
-		{Name: stepUserns, Operation: "run", Only: OwnUsers},
-		{Name: stepNetns, Operation: "run", Only: OwnNetwork},
-		{Name: stepLoopback, Operation: "run", Only: OwnNetwork},
-		{Name: stepPrepare, Operation: "run"}, // along with cni add
-		{Name: stepAdd, Operation: "run", Only: OwnNetwork},
-		{Name: stepAddresses, Operation: "run", Only: OwnNetwork},
-		{Name: stepNRIRun, Operation: "run", Only: WithNRI},
-		{Name: stepStart, Operation: "run"},
-
-		{Name: stepNRIUpdate, Operation: "update", Only: WithNRI},
-		{Name: stepNRIUpdated, Operation: "update", Only: WithNRI},
-
-		{Name: stepStopContainers, Operation: "stop"},
-		{Name: stepNRIStop, Operation: "stop", Only: WithNRI},
-		{Name: stepEndPause, Operation: "stop"}, // along with cni del
-		{Name: stepDel, Operation: "stop"},
-		{Name: stepRemoveNetns, Operation: "stop"},
-		{Name: stepRemoveUserns, Operation: "stop"},
-		{Name: stepUnmountFiles, Operation: "stop"},
-		{Name: stepRecordStopped, Operation: "stop"},
-
-		{Name: stepRemoveAll, Operation: "remove"},
-		{Name: stepNRIRemove, Operation: "remove", Only: WithNRI},
-		{Name: stepRemoveFiles, Operation: "remove"},
-		{Name: stepRemoveRecord, Operation: "remove"},
+	steps := slices.Concat(
+		object.Steps("run", stepCheck, stepReserve, stepRecord, stepSync, stepFiles, stepUserns, stepNetns, stepLoopback, stepPrepare, stepAdd, stepAddresses, stepNRIRun, stepStart),
+		object.Steps("update", stepNRIUpdate, stepNRIUpdated),
+		object.Steps("stop", stepStopContainers, stepNRIStop, stepEndPause, stepDel, stepRemoveNetns, stepRemoveUserns, stepUnmountFiles, stepRecordStopped),
+		object.Steps("remove", stepRemoveAll, stepNRIRemove, stepRemoveFiles, stepRemoveRecord),
+	)
+	for i, one := range steps {
+		switch one.Name {
+		case stepUserns:
+			steps[i].Only = OwnUsers
+		case stepNetns, stepLoopback, stepAdd, stepAddresses:
+			steps[i].Only = OwnNetwork
+		}
 	}
+	return steps
 }
 
 // begin starts a sequence of steps on a sandbox, whose lock is held.
 func (s *Store) begin(ctx context.Context, sb *Sandbox) *step.Sequence {
-	return step.Begin(ctx, s.options.Observe, sb.timeline)
+	return step.Begin(ctx, s.options.Observe, sb.Rows)
 }
-
-// Timeline is what was done to the sandbox until now, by this daemon and by
-// those before.
-func (sb *Sandbox) Timeline() []step.Row { return sb.timeline.Rows() }
-
-// Stage is the step that is under way, nil if none is.
-func (sb *Sandbox) Stage() *step.Row { return sb.timeline.Stage() }
 
 // writeFacts writes the facts down, with the timeline until now.
 func (s *Store) writeFacts(sb *Sandbox) error {
 	facts := *sb.Facts()
 	facts.Timeline = sb.Timeline()
-	return s.facts.Write(sb.ID, facts)
+	return s.files.Facts.Write(sb.ID, facts)
 }
 
 // Names say which pod a line of the log is about, as pairs. The default handler has none.
@@ -121,27 +101,30 @@ func (sb *Sandbox) Names() []any {
 // log names a sandbox in each line.
 func (s *Store) log(sb *Sandbox) *slog.Logger { return s.options.Logger.With(sb.Names()...) }
 
+// life is a pod as step.Lives keeps it when it is gone, or could not be made.
+func life(id string, m *runtimeapi.PodSandboxMetadata, err error, rows []step.Row) step.Life {
+	one := step.Life{Kind: "pod", ID: id, Name: m.GetNamespace() + "/" + m.GetName(), Attempt: m.GetAttempt(), End: time.Now(), Rows: rows}
+	if err != nil {
+		one.Error = err.Error()
+	}
+	return one
+}
+
 // keepLife writes down the timeline of a sandbox that is gone, and of one that
 // could not be made.
 func (s *Store) keepLife(sb *Sandbox) {
-	if err := s.options.Lives.Keep(sb.life()); err != nil {
-		s.log(sb).Warn("the timeline of a pod is not kept", "err", err)
+	one := life(sb.ID, sb.config.GetMetadata(), sb.Failure, sb.Timeline())
+	if sb.Failure != nil {
+		one.Network = redact.JSON(sb.network)
 	}
+	object.Keep(s.options.Lives, s.log(sb), one)
 }
 
 // keepRefused writes down the timeline of a pod that was refused before it had
 // an id.
 func (s *Store) keepRefused(config *runtimeapi.PodSandboxConfig, timeline *step.Timeline, err error) {
-	m := config.GetMetadata()
-	if m.GetName() == "" {
-		return
-	}
-	life := step.Life{
-		Kind: "pod", ID: step.RefusedID("pod", nameOf(m)), Name: m.GetNamespace() + "/" + m.GetName(), Attempt: m.GetAttempt(),
-		End: time.Now(), Error: err.Error(), Rows: timeline.Rows(),
-	}
-	if err := s.options.Lives.Keep(life); err != nil {
-		s.options.Logger.Warn("the timeline of a pod is not kept", "pod", life.Name, "err", err)
+	if m := config.GetMetadata(); m.GetName() != "" {
+		object.Keep(s.options.Lives, s.options.Logger, life(step.RefusedID("pod", nameOf(m)), m, err, timeline.Rows()))
 	}
 }
 
@@ -151,28 +134,23 @@ func (s *Store) keepRefused(config *runtimeapi.PodSandboxConfig, timeline *step.
 func (s *Store) NotePull(pod *runtimeapi.PodSandboxConfig, row step.Row) {
 	row.Kind = "image"
 	if pod.GetMetadata() != nil {
-		s.mu.RLock()
-		sb := s.byName[nameOf(pod.GetMetadata())]
-		s.mu.RUnlock()
-		if sb != nil && s.base.Err() == nil {
-			sb.timeline.Add(row)
-			s.work.Go(func() { s.keepTimeline(sb) })
+		if sb, is := s.Named(nameOf(pod.GetMetadata())); is && s.Base.Err() == nil {
+			sb.Rows.Add(row)
+			s.Go(func() { s.keepTimeline(sb) })
 			return
 		}
 	}
-	if row.Error == "" {
-		return
-	}
-	life := step.Life{Kind: "image", ID: step.RefusedID("image", row.Step), Name: row.Step, End: time.Now(), Error: row.Error, Rows: []step.Row{row}}
-	if err := s.options.Lives.Keep(life); err != nil {
-		s.options.Logger.Warn("the timeline of a pull is not kept", "image", row.Step, "err", err)
+	if row.Error != "" {
+		object.Keep(s.options.Lives, s.options.Logger, step.Life{
+			Kind: "image", ID: step.RefusedID("image", row.Step), Name: row.Step, End: time.Now(), Error: row.Error, Rows: []step.Row{row},
+		})
 	}
 }
 
 // keepTimeline writes the facts for the sake of the timeline alone: for the next
 // daemon, and for minicri timeline when none runs.
 func (s *Store) keepTimeline(sb *Sandbox) {
-	unlock, err := sb.acquire(s.base)
+	unlock, err := sb.Acquire(s.Base)
 	if err != nil {
 		return
 	}
@@ -183,14 +161,4 @@ func (s *Store) keepTimeline(sb *Sandbox) {
 	if err := s.writeFacts(sb); err != nil {
 		s.log(sb).Warn("the timeline of a pod is not on disk", "err", err)
 	}
-}
-
-// life is the sandbox as step.Lives keeps it when it is gone, or has failed.
-func (sb *Sandbox) life() step.Life {
-	m := sb.config.GetMetadata()
-	life := step.Life{Kind: "pod", ID: sb.ID, Name: m.GetNamespace() + "/" + m.GetName(), Attempt: m.GetAttempt(), End: time.Now(), Rows: sb.Timeline()}
-	if sb.failure != nil {
-		life.Error, life.Network = sb.failure.Error(), redact.JSON(sb.network)
-	}
-	return life
 }

@@ -47,7 +47,7 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 	t.Helper()
 	options := sandbox.Options{
 		Root: t.TempDir(), State: t.TempDir(),
-		Limits:   sandbox.Limits{Run: time.Minute, Destroy: time.Minute, Kill: time.Minute},
+		Limits:   sandbox.Limits{Run: time.Minute, Destroy: time.Minute, Create: time.Minute, Kill: time.Minute},
 		Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{}),
 		Logger:   slog.New(slog.DiscardHandler),
 	}
@@ -83,13 +83,11 @@ func restored(t *testing.T, pods ...stored) *Runtime {
 func containers(t *testing.T, options sandbox.Options, runtime *Runtime) *container.Store {
 	t.Helper()
 	opened, err := container.Open(t.Context(), container.Options{
-		Images: noImages{}, Supervisors: options.Supervisors,
-		Root: options.Root, State: options.State, Node: options.Node, Hierarchies: options.Hierarchies,
+		Options: options, Images: noImages{},
 		Places: &sweep.Places{
 			Node: options.Node, Hierarchies: options.Hierarchies, Netns: options.Netns, Userns: options.Userns, Root: options.Root, State: options.State, Kill: time.Minute,
 		},
-		Sandboxes: runtime.Sandboxes, Events: runtime, Logger: options.Logger,
-		Limits: container.Limits{Create: time.Minute, Kill: time.Minute},
+		Sandboxes: runtime.Sandboxes, Events: runtime,
 	})
 	must(t, err)
 	t.Cleanup(opened.Close)

@@ -23,9 +23,9 @@ import (
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/doctor"
 	"github.com/minicri/minicri/internal/handler"
-	"github.com/minicri/minicri/internal/id"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/node"
+	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/redact"
 )
 
@@ -323,7 +323,7 @@ func runAndRemove(ctx context.Context, c *config.Config) (address string, err er
 // meet.
 func checkPod() *runtimeapi.PodSandboxConfig {
 	return &runtimeapi.PodSandboxConfig{
-		Metadata: &runtimeapi.PodSandboxMetadata{Name: "minicri-check", Namespace: "minicri", Uid: id.New()},
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: "minicri-check", Namespace: "minicri", Uid: object.NewID()},
 		Hostname: "minicri-check",
 		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 			NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},

@@ -9,7 +9,6 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
-	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/network"
@@ -21,7 +20,6 @@ import (
 // are to come from; c then says what is in force instead.
 func (n *parts) apply(c *config.Config) error {
 	n.runtime.Sandboxes.SetLimits(sandboxLimits(c))
-	n.runtime.Containers.SetLimits(containerLimits(c))
 	n.supervisors.SetAnswer(time.Duration(c.Limits.Kill))
 	n.runtime.Networks.SetLimits(networkLimits(c))
 	n.runtime.Networks.SetDefault(network.DefaultNetwork(c.DefaultNetwork))
@@ -105,11 +103,8 @@ func stamp(arguments []string) string {
 }
 
 func sandboxLimits(c *config.Config) sandbox.Limits {
-	return sandbox.Limits{Run: time.Duration(c.Limits.Run), Destroy: time.Duration(c.Limits.Destroy), Kill: time.Duration(c.Limits.Kill)}
-}
-
-func containerLimits(c *config.Config) container.Limits {
-	return container.Limits{Create: time.Duration(c.Limits.Create), Kill: time.Duration(c.Limits.Kill)}
+	l := c.Limits
+	return sandbox.Limits{Run: time.Duration(l.Run), Destroy: time.Duration(l.Destroy), Create: time.Duration(l.Create), Kill: time.Duration(l.Kill)}
 }
 
 func networkLimits(c *config.Config) network.Limits {

@@ -207,7 +207,7 @@ const lastAnswers = 250 * time.Millisecond
 // daemon to the start of the next.
 func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Duration) {
 	runtime.Events.Close() // a call that listens has no end of its own
-	runtime.Containers.CancelWaits()
+	runtime.Containers.Cancel()
 	runtime.Networks.Leave() // a DEL may take longer than the shutdown
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()

@@ -259,15 +259,12 @@ func (n *parts) sandboxOptions(c *config.Config) sandbox.Options {
 
 func (n *parts) containerOptions(c *config.Config) container.Options {
 	return container.Options{
-		Root: c.Root, State: c.State, Version: version, Node: n.node, Supervisors: n.supervisors,
-		SystemdCgroup: n.systemd, CgroupParent: cgroupParent(c, n.systemd), PidsLimit: c.PidsLimit, CDIDirs: c.CDIDirs,
-		Machine: n.machine, Defaults: n.defaults, HandlerDefaults: n.handlerDefaults, Hierarchies: n.hierarchies,
+		Options: n.sandboxOptions(c), Sandboxes: n.runtime.Sandboxes, Images: n.images,
+		PidsLimit: c.PidsLimit, CDIDirs: c.CDIDirs, HandlerDefaults: n.handlerDefaults,
 		Places: &sweep.Places{ // where pods and containers of this node leave things
 			Node: n.node, Hierarchies: n.hierarchies, Netns: n.netns, Userns: n.userns, Root: c.Root, State: c.State, Kill: time.Duration(c.Limits.Kill),
 		},
-		Sandboxes: n.runtime.Sandboxes, Handlers: n.handlers, Images: n.images, Limits: containerLimits(c),
-		Observe: n.metrics.Observe, ObserveExit: n.metrics.ObserveExit, ObserveLost: n.metrics.ObserveLost,
-		Lives: n.lives, Events: n.runtime, Plugins: n.runtime.Plugins, Logger: n.logger,
+		ObserveExit: n.metrics.ObserveExit, ObserveLost: n.metrics.ObserveLost, Events: n.runtime, Plugins: n.runtime.Plugins,
 	}
 }
 

@@ -1,20 +1,21 @@
 // Package cgroup finds, empties and removes the cgroups of pods.
 //
-// It keeps no state. Launches and libcontainer make the cgroups of pods; this package
-// makes those of plugin runs. The path of each follows from the id of its pod or
-// container, so what is left of one can be found in every hierarchy without
-// asking the process. Both versions are covered: on v1 (cgroups(7)) a path stands
-// once in each mounted hierarchy, on v2 once in all.
+// Launches and libcontainer make the cgroups of pods; this package makes those of plugin
+// runs. On v1 (cgroups(7)) a path stands once in each mounted hierarchy, on v2 once in all.
 package cgroup
 
 import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -35,9 +36,7 @@ func FindHierarchies() (Hierarchies, error) {
 	var found Hierarchies
 	seen := make(map[string]bool)
 	for _, m := range mounts {
-		hierarchy := m.Major<<20 | m.Minor
-		key := fmt.Sprint(hierarchy, m.Root)
-		if !seen[key] {
+		if key := fmt.Sprint(m.Major, m.Minor, m.Root); !seen[key] {
 			seen[key] = true
 			found = append(found, m.Mountpoint)
 		}
@@ -76,8 +75,7 @@ func expandSlice(slice string) string {
 }
 
 // Processes are the processes in the cgroup and below it, in any hierarchy.
-func (h Hierarchies) Processes(path string) ([]int, error) {
-	var found []int
+func (h Hierarchies) Processes(path string) (found []int, err error) {
 	for _, hierarchy := range h {
 		pids, err := Group{Dir: filepath.Join(hierarchy, path)}.Processes()
 		if err != nil {
@@ -109,74 +107,36 @@ func (h Hierarchies) Remove(path string, limit time.Duration) error {
 	if path == "/" {
 		return fmt.Errorf("remove cgroup %q: that is the root", path)
 	}
-	if h.gone(path) { // as a rule: its supervisor has removed it
+	if !h.Exists(path) { // as a rule: its supervisor has removed it
 		return nil
 	}
-	if err := h.kill(path, limit); err != nil {
-		return err
-	}
-	if strings.HasSuffix(path, ".scope") && Unified() {
-		h.awaitSystemd(path)
-	}
-	var errs []error
-	for _, hierarchy := range h {
-		if err := cgroups.RemovePath(filepath.Join(hierarchy, path)); err != nil {
-			errs = append(errs, fmt.Errorf("remove cgroup %s: %w", path, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// awaitSystemd lets systemd see that a scope is empty: then it removes the
-// cgroup, and its unit. If the cgroup is gone when it comes to look, it takes
-// the scope for running, forever.
-func (h Hierarchies) awaitSystemd(path string) {
-	const timeout = 3 * time.Second // it may be reloading
-	for deadline := time.Now().Add(timeout); h.Exists(path) && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond)
-	}
-}
-
-// errForeign: the kernel lists processes that this pid namespace does not see as
-// 0 (pid_namespaces(7)). To signal 0 would be to signal ourselves (kill(2)), and
-// they are another node's.
-var errForeign = errors.New("it has processes of another pid namespace: not touched")
-
-func (h Hierarchies) kill(path string, limit time.Duration) error {
 	deadline := time.Now().Add(limit)
-	pids, err := h.Processes(path)
-	if err != nil || len(pids) == 0 {
-		return err
-	}
-	if pids[0] < 1 {
-		return fmt.Errorf("cgroup %s: %w", path, errForeign)
-	}
 	for _, hierarchy := range h {
 		if err := (Group{Dir: filepath.Join(hierarchy, path), V2: Unified()}).Kill(time.Until(deadline)); err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-// gone reports whether no hierarchy has the cgroup, as far as can be seen.
-func (h Hierarchies) gone(path string) bool {
-	for _, hierarchy := range h {
-		if _, err := os.Lstat(filepath.Join(hierarchy, path)); !errors.Is(err, fs.ErrNotExist) {
-			return false
+	if strings.HasSuffix(path, ".scope") && Unified() {
+		// systemd removes an empty scope and its unit, which may take long while it is
+		// reloading. If the cgroup is gone when it comes to look, it takes the scope for
+		// running, forever.
+		for end := time.Now().Add(3 * time.Second); h.Exists(path) && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
 		}
 	}
-	return true
+	var errs []error
+	for _, hierarchy := range h {
+		errs = append(errs, Group{Dir: filepath.Join(hierarchy, path)}.Remove())
+	}
+	return errors.Join(errs...)
 }
 
 // Exists reports whether any hierarchy has the cgroup.
 func (h Hierarchies) Exists(path string) bool {
-	for _, hierarchy := range h {
-		if _, err := os.Stat(filepath.Join(hierarchy, path)); err == nil {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(h, func(hierarchy string) bool {
+		_, err := os.Stat(filepath.Join(hierarchy, path))
+		return err == nil
+	})
 }
 
 // Find lists the cgroups, of any hierarchy, whose name starts with the prefix, as
@@ -212,9 +172,212 @@ func (h Hierarchies) Find(prefix string, parents []string) ([]string, error) {
 			}
 		}
 	}
-	paths := make([]string, 0, len(found))
-	for path := range found {
-		paths = append(paths, path)
+	return slices.Collect(maps.Keys(found)), nil
+}
+
+// Group is a cgroup in one hierarchy that only holds processes together: what
+// is started inside stays inside, whatever session, group or environment it
+// gives itself, so it can be listed and ended. It limits nothing.
+type Group struct {
+	// Dir is the cgroup's directory.
+	Dir string `json:"dir"`
+	// V2 reports whether the hierarchy is one of version 2.
+	V2 bool `json:"v2"`
+}
+
+// holding are the version 1 controllers whose hierarchy is used, the best
+// first. The freezer is the last: other programs move processes there to freeze them. A
+// cpuset takes no process before it has processors.
+var holding = []string{"pids", "devices", "blkio", "cpuacct", "memory", "freezer"}
+
+// GroupParent finds where the groups of this process may be made: at path
+// below a hierarchy, or in the cgroup of this process if path is "". A hierarchy of
+// version 2 comes first: a process can be born in a cgroup of it.
+func GroupParent(path string) (Group, error) {
+	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
+	if err != nil {
+		return Group{}, fmt.Errorf("find the cgroup of this process: %w", err)
 	}
-	return paths, nil
+	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
+	if err != nil {
+		return Group{}, fmt.Errorf("find the cgroup hierarchies: %w", err)
+	}
+	for _, m := range mounts {
+		if m.FSType == "cgroup2" {
+			return Group{Dir: below(m, path, own[""]), V2: true}, nil
+		}
+	}
+	for _, controller := range holding {
+		for _, m := range mounts {
+			if m.FSType == "cgroup" && slices.Contains(strings.Split(m.VFSOptions, ","), controller) {
+				return Group{Dir: below(m, path, own[controller])}, nil
+			}
+		}
+	}
+	return Group{}, errors.New("no cgroup hierarchy is mounted that holds processes: mount cgroup2 on /sys/fs/cgroup")
+}
+
+// below is the directory of a path, or of our own cgroup, in a mount that may
+// show a part of the hierarchy only, as in a container.
+func below(m *mountinfo.Info, path, own string) string {
+	if path != "" {
+		return filepath.Join(m.Mountpoint, filepath.Clean("/"+path))
+	}
+	inside, err := filepath.Rel(m.Root, own)
+	if err != nil || strings.HasPrefix(inside, "..") {
+		return m.Mountpoint
+	}
+	return filepath.Join(m.Mountpoint, inside)
+}
+
+// Child is the group of that name below this one; it is not made.
+func (g Group) Child(name string) Group { return Group{Dir: filepath.Join(g.Dir, name), V2: g.V2} }
+
+// Make makes the cgroup, and those above it that are missing.
+func (g Group) Make() error {
+	if err := os.MkdirAll(g.Dir, 0o755); err != nil {
+		return fmt.Errorf("make a cgroup: %w", err)
+	}
+	return nil
+}
+
+// Start starts a command whose process is born in the cgroup.
+func (g Group) Start(command *exec.Cmd) error {
+	if !g.V2 {
+		return g.startFromInside(command)
+	}
+	dir, err := os.Open(g.Dir)
+	if err != nil {
+		return fmt.Errorf("enter a cgroup: %w", err)
+	}
+	defer dir.Close()
+	if command.SysProcAttr == nil {
+		command.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	command.SysProcAttr.UseCgroupFD, command.SysProcAttr.CgroupFD = true, int(dir.Fd())
+	return command.Start()
+}
+
+// startFromInside is Start on version 1, where a process begins in the cgroup of
+// the thread that forks it. The thread that enters the cgroup for that ends then;
+// until it has, Processes lists this process, which Kill leaves out.
+func (g Group) startFromInside(command *exec.Cmd) error {
+	started := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		if unix.Gettid() == unix.Getpid() {
+			// The main thread never ends. While it is held here, the next goroutine
+			// gets another one.
+			started <- g.startFromInside(command)
+			runtime.UnlockOSThread()
+			return
+		}
+		if err := os.WriteFile(filepath.Join(g.Dir, "tasks"), []byte("0"), 0); err != nil {
+			started <- fmt.Errorf("enter a cgroup: %w", err)
+			return
+		}
+		started <- command.Start()
+	}()
+	return <-started
+}
+
+// Empty reports whether no process is inside, below included. A cgroup that is
+// not there is empty. On version 2 cgroup.events also counts the cgroups below and, as
+// cgroup.procs does not, leaves out what has ended and waits to be reaped.
+func (g Group) Empty() (bool, error) {
+	if !g.V2 {
+		pids, err := g.Processes()
+		return len(pids) == 0, err
+	}
+	events, err := os.ReadFile(filepath.Join(g.Dir, "cgroup.events"))
+	if err = ignoreGone(err); err != nil {
+		return false, err
+	}
+	return !strings.Contains(string(events), "populated 1"), nil
+}
+
+// Processes are those inside and below. One of a foreign pid namespace, which
+// the kernel lists as 0, is listed as 0 here too.
+func (g Group) Processes() ([]int, error) {
+	var pids []int
+	err := filepath.WalkDir(g.Dir, func(dir string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return ignoreGone(err)
+		}
+		if !entry.IsDir() {
+			return nil
+		}
+		inside, err := cgroups.GetPids(dir)
+		pids = append(pids, inside...)
+		return ignoreGone(err)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the processes of cgroup %s: %w", g.Dir, err)
+	}
+	return pids, nil
+}
+
+// Kill sends SIGKILL to everything inside until nothing is left, for no longer
+// than the limit; what does not go (a frozen process, an uninterruptible
+// sleep) is ErrBusy, with its pids.
+func (g Group) Kill(limit time.Duration) error {
+	deadline := time.Now().Add(limit)
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		empty, err := g.Empty()
+		if err != nil || empty {
+			return err
+		}
+		pids, err := g.Processes()
+		if err != nil {
+			return err
+		}
+		// The kernel lists a process that this pid namespace does not see as 0
+		// (pid_namespaces(7)), which kill(2) takes for our own process group.
+		if slices.Contains(pids, 0) {
+			return fmt.Errorf("cgroup %s: it has processes of another pid namespace: not touched", g.Dir)
+		}
+		if err := g.killOnce(pids); err != nil {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("cgroup %s, processes %v: %w", g.Dir, pids, ErrBusy)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// killOnce uses cgroup.kill (Linux 5.14), which no fork outruns, or signals
+// one process after the other, save this one, which is inside while a thread starts a
+// command.
+func (g Group) killOnce(pids []int) error {
+	if g.V2 && os.WriteFile(filepath.Join(g.Dir, "cgroup.kill"), []byte("1"), 0) == nil {
+		return nil
+	}
+	opened := make(map[int]int, len(pids))
+	for _, pid := range pids {
+		if pid == os.Getpid() {
+			continue
+		}
+		if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+			opened[pid] = fd
+			defer unix.Close(fd)
+		}
+	}
+	// Looked at again: a pid that is still inside is that of the pidfd.
+	again, err := g.Processes()
+	for _, pid := range again {
+		if fd, found := opened[pid]; found {
+			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+		}
+	}
+	return err
+}
+
+// Remove removes the cgroup and those below; all have to be empty. One that is
+// not there is no error.
+func (g Group) Remove() error {
+	if err := cgroups.RemovePath(g.Dir); err != nil {
+		return fmt.Errorf("remove cgroup %s: %w", g.Dir, err)
+	}
+	return nil
 }

@@ -120,11 +120,11 @@ func (c *checker) quarantine() {
 		dir   string
 		retry func(path string) error
 	}{
-		{c.recordDir(), sandbox.RetryRecord},
-		{c.factsDir(), sandbox.RetryFacts},
-		{c.containerDir(), container.RetryRecord},
-		{c.containerFactsDir(), container.RetryFacts},
-		{c.attachmentDir(), network.RetryAttachment},
+		{c.recordDir(), state.Retry[sandbox.Record]},
+		{c.factsDir(), state.Retry[sandbox.Facts]},
+		{c.containerDir(), state.Retry[container.Record]},
+		{c.containerFactsDir(), state.Retry[container.Facts]},
+		{c.attachmentDir(), state.Retry[network.Attachment]},
 	} {
 		files, err := state.Quarantined(kind.dir)
 		if err != nil {

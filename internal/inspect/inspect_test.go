@@ -19,7 +19,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/container"
-	"github.com/minicri/minicri/internal/id"
+	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/timeline"
@@ -59,7 +59,7 @@ func files(t testing.TB, pods int) Files {
 		rows = append(rows, step.Row{Kind: "pod", Step: fmt.Sprint("step", i), Start: time.Now(), Took: time.Millisecond})
 	}
 	for i := range pods {
-		pod, ctr := id.New(), id.New()
+		pod, ctr := object.NewID(), object.NewID()
 		metadata := &runtimeapi.PodSandboxMetadata{Name: fmt.Sprint("web", i), Namespace: "test", Uid: fmt.Sprint(i)}
 		write(t, filepath.Join(f.Root, "sandboxes"), pod, 1, sandbox.Record{ID: pod, Config: encoded(t, &runtimeapi.PodSandboxConfig{Metadata: metadata})})
 		write(t, filepath.Join(f.State, "facts"), pod, 1, sandbox.Facts{ReadyAt: time.Now(), Timeline: rows})
@@ -69,7 +69,7 @@ func files(t testing.TB, pods int) Files {
 		write(t, filepath.Join(f.Root, "container-facts"), ctr, 1, container.Facts{StartedAt: 1, Timeline: rows[:3]})
 		failed := append([]step.Row{}, rows...)
 		failed[19].Error = "no address"
-		must(t, lives.Keep(step.Life{Kind: "pod", ID: id.New(), Name: fmt.Sprint("test/gone", i), End: time.Now(), Error: "step19: no address", Rows: failed}))
+		must(t, lives.Keep(step.Life{Kind: "pod", ID: object.NewID(), Name: fmt.Sprint("test/gone", i), End: time.Now(), Error: "step19: no address", Rows: failed}))
 	}
 	return f
 }
@@ -116,8 +116,8 @@ func TestContainerOfAPodThatIsGone(t *testing.T) {
 	f := files(t, 1)
 	lives, err := step.OpenLives(filepath.Join(f.Root, "lives"))
 	must(t, err)
-	pod := id.New()
-	must(t, lives.Keep(step.Life{Kind: "container", ID: id.New(), Pod: pod, Name: "test/old/db", End: time.Now(), Error: "create: no room", Rows: []step.Row{{Kind: "container", Step: "create", Error: "no room", Start: time.Now()}}}))
+	pod := object.NewID()
+	must(t, lives.Keep(step.Life{Kind: "container", ID: object.NewID(), Pod: pod, Name: "test/old/db", End: time.Now(), Error: "create: no room", Rows: []step.Row{{Kind: "container", Step: "create", Error: "no room", Start: time.Now()}}}))
 	for _, wanted := range []string{"old", "test/old", "db", pod[:10]} {
 		if got := one(t, f, wanted); got.Name != "test/old" || got.State != timeline.Removed || len(got.Containers) != 1 || got.Containers[0].Name != "db" {
 			t.Errorf("%q: %+v", wanted, got)

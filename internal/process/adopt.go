@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -42,18 +43,10 @@ type Orphans interface {
 var held sync.Map
 
 // Hold has ReapOrphans leave a child of this process to its waiter, however late that
-// waits. A child that is dead and not reaped keeps its pid, so signals to that, to its
-// process group and to its tree reach no other process. It is called when the child has
-// been started, and release when it has been waited for.
+// waits: until then signals to its pid, its group and its tree reach no other process.
 func Hold(pid int) (release func()) {
 	held.Store(pid, nil)
 	return func() { held.Delete(pid) }
-}
-
-// reaper reaps adopted children.
-type reaper struct {
-	known Orphans
-	since map[Facts]time.Time // when the dead that are left were first seen
 }
 
 // lookAfter is how long the reaper waits after a SIGCHLD: the daemon's own children are
@@ -61,22 +54,17 @@ type reaper struct {
 const lookAfter = 20 * time.Millisecond
 
 // ReapOrphans reaps adopted children that nothing waits for, such as what a
-// plugin left behind, until the context ends: known ones within lookAfter. The
-// list of all children, each pod may have one, is read only when a child is dead.
+// plugin left behind, until the context ends: known ones within lookAfter, others that
+// nobody holds when they have been dead for reapAfter.
 func ReapOrphans(ctx context.Context, known Orphans) {
 	changed := make(chan os.Signal, 1)
 	signal.Notify(changed, unix.SIGCHLD)
 	defer signal.Stop(changed)
-	r := &reaper{known: known, since: make(map[Facts]time.Time)}
+	since := make(map[Facts]time.Time) // when the dead that are left were first seen
 	for {
 		var later <-chan time.Time
-		if pause := r.look(); pause > 0 {
-			later = time.After(pause)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(lookAfter):
+		if since = reap(known, since); len(since) > 0 {
+			later = time.After(reapAfter)
 		}
 		select {
 		case <-ctx.Done():
@@ -84,67 +72,34 @@ func ReapOrphans(ctx context.Context, known Orphans) {
 		case <-changed:
 		case <-later:
 		}
+		time.Sleep(lookAfter)
 	}
 }
 
-// look reaps, of the children that are dead, the known ones, and others that have been
-// dead for reapAfter and that nobody holds, and says when to look again; 0 if no child is dead.
-func (r *reaper) look() time.Duration {
-	if !anyDead() {
-		clear(r.since)
-		return 0
-	}
+// reap looks at the children once, and returns the dead that are left.
+func reap(known Orphans, since map[Facts]time.Time) map[Facts]time.Time {
 	left := make(map[Facts]time.Time)
-	for pid, start := range deadChildren() {
-		if _, is := held.Load(pid); is {
-			continue
-		}
-		dead := Facts{PID: pid, StartTime: start}
-		since, seen := r.since[dead]
-		if !seen {
-			since = time.Now()
-		}
-		if r.isKnown(dead) || time.Since(since) >= reapAfter {
-			r.reap(dead)
-			continue
-		}
-		left[dead] = since
-	}
-	r.since = left
-	return reapAfter
-}
-
-func (r *reaper) isKnown(dead Facts) bool { return r.known != nil && r.known.Known(dead) }
-
-func (r *reaper) reap(dead Facts) {
-	var status unix.WaitStatus
-	reaped, err := unix.Wait4(dead.PID, &status, unix.WNOHANG, nil)
-	if err == nil && reaped == dead.PID && r.isKnown(dead) {
-		r.known.Ended(dead, status)
-	}
-}
-
-// anyDead reports whether a child is dead and not reaped. It stays as it is (waitid(2),
-// WNOWAIT).
-func anyDead() bool {
-	var info unix.Siginfo
-	for {
-		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
-		if err != unix.EINTR {
-			return err == nil && info.Signo != 0 // ECHILD: no children
-		}
-	}
-}
-
-// deadChildren maps the pid of each zombie among our children to its start.
-func deadChildren() map[int]uint64 {
-	dead := make(map[int]uint64)
 	for _, pid := range Children("self") {
-		if stat, err := ReadStat(pid); err == nil && stat.State == 'Z' {
-			dead[pid] = stat.StartTime
+		stat, err := ReadStat(pid)
+		if _, is := held.Load(pid); is || err != nil || stat.State != 'Z' {
+			continue
+		}
+		dead := Facts{PID: pid, StartTime: stat.StartTime}
+		isKnown := known != nil && known.Known(dead)
+		first, seen := since[dead]
+		if !seen {
+			first = time.Now()
+		}
+		if !isKnown && time.Since(first) < reapAfter {
+			left[dead] = first
+			continue
+		}
+		var status unix.WaitStatus
+		if reaped, err := unix.Wait4(pid, &status, unix.WNOHANG, nil); err == nil && reaped == pid && isKnown {
+			known.Ended(dead, status)
 		}
 	}
-	return dead
+	return left
 }
 
 // Children lists the children of all threads of a process, a pid or "self"
@@ -160,4 +115,80 @@ func Children(of string) (pids []int) {
 		}
 	}
 	return pids
+}
+
+// KillTree kills a child of this process and all that it has started, as far as their
+// parents are still there. All are stopped before the first is killed: a parent that ends
+// takes its children out of the tree, and one that runs on starts others. The root is the
+// last, so that the tree is found again if this process dies meanwhile.
+func KillTree(root int) {
+	stopped := make(map[int]bool)
+	var pidfds []int
+	defer func() {
+		for _, pidfd := range slices.Backward(pidfds) {
+			_ = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) // it may have ended
+			_ = unix.Close(pidfd)
+		}
+	}()
+	for more := true; more; {
+		more = false
+		for _, pid := range append([]int{root}, descendants(root)...) {
+			if stopped[pid] {
+				continue
+			}
+			pidfd, err := unix.PidfdOpen(pid, 0)
+			if err != nil {
+				continue // it has ended
+			}
+			if !descends(pid, root) || unix.PidfdSendSignal(pidfd, unix.SIGSTOP, nil, 0) != nil {
+				_ = unix.Close(pidfd)
+				continue
+			}
+			stopped[pid], more = true, true
+			pidfds = append(pidfds, pidfd)
+			// In the middle of a fork(2) it stops when that is done, and its child is there
+			// only then. One that hangs in a system call does not stop.
+			for end := time.Now().Add(time.Second); !HasStopped(pid) && time.Now().Before(end); {
+				time.Sleep(100 * time.Microsecond)
+			}
+		}
+	}
+}
+
+// HasStopped reports whether no thread of a process runs.
+func HasStopped(pid int) bool {
+	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid)) // none if it has ended
+	for _, thread := range threads {
+		id, _ := strconv.Atoi(thread.Name())
+		// In an uninterruptible sleep (D) it may be in a fork.
+		if stat, err := ReadStat(id); err == nil && !strings.Contains("TtZX", string(stat.State)) {
+			return false
+		}
+	}
+	return true
+}
+
+// descendants lists what a process has started, and what those have.
+func descendants(root int) (all []int) {
+	for next := []int{root}; len(next) > 0; next = next[1:] {
+		more := Children(strconv.Itoa(next[0]))
+		all, next = append(all, more...), append(next, more...)
+	}
+	return all
+}
+
+// descends reports whether a process is root, or was started by it: its pid may have
+// been given to another one since it was listed.
+func descends(pid, root int) bool {
+	for range 64 { // a bound, since processes may change on the way up
+		if pid == root {
+			return true
+		}
+		stat, err := ReadStat(pid)
+		if err != nil || stat.Parent <= 1 {
+			return false
+		}
+		pid = stat.Parent
+	}
+	return false
 }

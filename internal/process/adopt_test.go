@@ -7,7 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strconv"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -87,54 +87,12 @@ func TestReapOrphansLeavesChildrenToTheirWaiters(t *testing.T) {
 			t.Fatalf("run %d: %v, want exit status %d", n, err, status)
 		}
 	}
-	eventually(t, "every orphan is reaped", func() bool { return len(deadChildren()) == 0 })
-}
-
-// What a SIGCHLD costs does not grow with the children that live, as all pause
-// processes of a node may be. Without and with them are measured by turns, and the
-// least of each counts: CPU time includes what a hypervisor steals.
-func TestASIGCHLDCostsTheSameWithManyChildren(t *testing.T) {
-	const children = 1000
-	reaping(t)
-	none, many := time.Hour, time.Hour
-	holds := func() bool { return many <= 3*none/2+10*time.Microsecond }
-	for round := 0; round == 0 || round < 5 && !holds(); round++ {
-		none = min(none, costOfSIGCHLD(t))
-		t.Run(strconv.Itoa(round), func(t *testing.T) {
-			for range children {
-				start(t, exec.Command("sleep", "600"))
-			}
-			many = min(many, costOfSIGCHLD(t))
+	eventually(t, "every orphan is reaped", func() bool {
+		return !slices.ContainsFunc(Children("self"), func(pid int) bool {
+			stat, err := ReadStat(pid)
+			return err == nil && stat.Dead()
 		})
-		t.Logf("CPU time of a SIGCHLD: %v with no child, %v with %d", none, many, children)
-	}
-	if !holds() {
-		t.Errorf("a SIGCHLD costs %v with %d children, and %v with none", many, children, none)
-	}
-}
-
-// costOfSIGCHLD is the least CPU time of this process for each, of several hundreds.
-func costOfSIGCHLD(t *testing.T) time.Duration {
-	t.Helper()
-	const times, signals = 5, 400
-	least := time.Hour
-	for range times {
-		before := usedCPU(t)
-		for range signals {
-			must(t, unix.Kill(os.Getpid(), unix.SIGCHLD))
-			time.Sleep(100 * time.Microsecond)
-		}
-		least = min(least, (usedCPU(t)-before)/signals)
-	}
-	return least
-}
-
-// usedCPU is the CPU time of this process, on its own behalf and in the kernel.
-func usedCPU(t *testing.T) time.Duration {
-	t.Helper()
-	var usage unix.Rusage
-	must(t, unix.Getrusage(unix.RUSAGE_SELF, &usage))
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+	})
 }
 
 func eventually(t *testing.T, what string, is func() bool) {

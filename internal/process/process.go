@@ -126,7 +126,7 @@ func (p *Process) Wait() error {
 
 // Ended reports whether the process has ended.
 func (p *Process) Ended() (is bool) {
-	err := p.Control(func(pidfd int) { is = ended(pidfd, 0) })
+	err := p.Control(func(pidfd int) { is = HasEnded(pidfd) })
 	return is || err != nil
 }
 
@@ -149,18 +149,15 @@ func ended(fd int, limit time.Duration) bool {
 // Kill sends SIGKILL and waits for the end, no longer than the limit. If the
 // process is our child, also by adoption, it is reaped.
 func (p *Process) Kill(limit time.Duration) error {
-	var killErr error
-	err := p.Control(func(pidfd int) {
-		killErr = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
-		if errors.Is(killErr, unix.ESRCH) {
-			killErr = nil
-		}
-		if killErr == nil && !ended(pidfd, limit) {
-			killErr = fmt.Errorf("process %d still runs %v after SIGKILL", p.PID, limit)
-		}
-	})
-	if err = errors.Join(err, killErr); err != nil {
+	if err := p.Signal(unix.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
+	}
+	var is bool
+	if err := p.Control(func(pidfd int) { is = ended(pidfd, limit) }); err != nil {
+		return err
+	}
+	if !is {
+		return fmt.Errorf("process %d still runs %v after SIGKILL", p.PID, limit)
 	}
 	p.Reap()
 	return nil
@@ -208,20 +205,16 @@ func ReadStat(pid int) (Stat, error) {
 	if len(fields) <= startTime {
 		return Stat{}, fmt.Errorf("process %d: unexpected form of its stat file", pid)
 	}
-	var stat Stat
-	stat.State = fields[state][0]
-	if stat.Parent, err = strconv.Atoi(string(fields[parent])); err != nil {
+	ppid, parentErr := strconv.Atoi(string(fields[parent]))
+	start, startErr := strconv.ParseUint(string(fields[startTime]), 10, 64)
+	set, flagsErr := strconv.ParseUint(string(fields[flags]), 10, 32)
+	if err := errors.Join(parentErr, startErr, flagsErr); err != nil {
 		return Stat{}, fmt.Errorf("process %d: %w", pid, err)
 	}
-	if stat.StartTime, err = strconv.ParseUint(string(fields[startTime]), 10, 64); err != nil {
-		return Stat{}, fmt.Errorf("process %d: %w", pid, err)
-	}
-	set, err := strconv.ParseUint(string(fields[flags]), 10, 32)
-	if err != nil {
-		return Stat{}, fmt.Errorf("process %d: %w", pid, err)
-	}
-	stat.Exiting, stat.Executed = set&flagExiting != 0, set&flagNotExecuted == 0
-	return stat, nil
+	return Stat{
+		State: fields[state][0], Parent: ppid, StartTime: start,
+		Exiting: set&flagExiting != 0, Executed: set&flagNotExecuted == 0,
+	}, nil
 }
 
 // Monotonic is the time since the machine was started, by a clock that nobody sets.
@@ -231,37 +224,25 @@ func Monotonic() time.Duration {
 	return time.Duration(now.Nano())
 }
 
-// BootID names the boot that the node is in. Processes, their pids and start times
-// are of one boot. That is the machine's (/proc/sys/kernel/random/boot_id); where
-// the node is a container, in a pid namespace of its own, the start of the first
-// process there goes with it: a container that is started again is a node that has
-// booted, whatever its volatile directory has kept.
+// BootID names the boot that the node is in. That is the machine's
+// (/proc/sys/kernel/random/boot_id); where the node is a container, in a pid namespace of
+// its own, the start of the first process there goes with it.
 func BootID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
+	namespace, linkErr := os.Readlink("/proc/self/ns/pid")
+	first, statErr := ReadStat(1)
+	if err := errors.Join(err, linkErr, statErr); err != nil {
 		return "", fmt.Errorf("read the boot id: %w", err)
 	}
 	id := strings.TrimSpace(string(data))
-	namespace, err := os.Readlink("/proc/self/ns/pid")
-	if err != nil {
-		return "", fmt.Errorf("read the boot id: %w", err)
+	if namespace != machineNamespace {
+		id = fmt.Sprint(id, "+", first.StartTime)
 	}
-	if namespace == machineNamespace {
-		return id, nil
-	}
-	first, err := ReadStat(1)
-	if err != nil {
-		return "", fmt.Errorf("read the boot id: %w", err)
-	}
-	return fmt.Sprint(id, separator, first.StartTime), nil
+	return id, nil
 }
 
-const (
-	// machineNamespace is the first pid namespace (PROC_PID_INIT_INO of
-	// linux/proc_ns.h).
-	machineNamespace = "pid:[4026531836]"
-	separator        = "+"
-)
+// machineNamespace is the first pid namespace (PROC_PID_INIT_INO of linux/proc_ns.h).
+const machineNamespace = "pid:[4026531836]"
 
 // mostSaid is how much Said keeps, in bytes.
 const mostSaid = 64 << 10

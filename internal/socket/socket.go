@@ -50,10 +50,8 @@ func CheckFree(path string) error {
 // private are the permissions of a socket that only root can connect to.
 const private = 0o600
 
-// ListenPrivate listens at a path that is free, for root alone from the first
-// moment on. bind(2) gives the path the mode that the socket has by then, without
-// the umask's bits; changing the umask instead would change it for what other
-// goroutines make at that moment, and for the programs that they start.
+// ListenPrivate listens at a path that is free, for root alone from the first moment on:
+// bind(2) gives the path the mode that the socket has, without the umask's bits.
 func ListenPrivate(path string) (net.Listener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		controlErr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), private) })
@@ -79,31 +77,17 @@ func (l rootOnly) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if uid, err := peer(connection); err == nil && (uid == 0 || int(uid) == os.Geteuid()) {
+		var peer *unix.Ucred
+		var peerErr error
+		raw, err := connection.(*net.UnixConn).SyscallConn()
+		if err == nil {
+			err = raw.Control(func(fd uintptr) { peer, peerErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+		}
+		if errors.Join(err, peerErr) == nil && (peer.Uid == 0 || int(peer.Uid) == os.Geteuid()) {
 			return connection, nil
 		}
 		_ = connection.Close()
 	}
-}
-
-// peer is the user id of the process that connected.
-func peer(connection net.Conn) (uid uint32, err error) {
-	unixConnection, ok := connection.(*net.UnixConn)
-	if !ok {
-		return 0, fmt.Errorf("%T is no unix connection", connection)
-	}
-	raw, err := unixConnection.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var credentials *unix.Ucred
-	controlErr := raw.Control(func(fd uintptr) {
-		credentials, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	if err := errors.Join(controlErr, err); err != nil {
-		return 0, err
-	}
-	return credentials.Uid, nil
 }
 
 // Pair returns a connection, and its other end, which is for another process.

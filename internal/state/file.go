@@ -1,12 +1,9 @@
 // Package state keeps records on disk: one small JSON file for each object,
 // in one directory for each kind of object.
 //
-// It owns the files below the directories that it is given and nothing else.
-// A write goes to a temporary file that is renamed over the old one, so a
-// reader, and a daemon that comes back after a crash, finds the old record or
-// the new one, never half of one. A durable write is also on the disk when it
-// returns (fsync of the file and of its directory), so that it survives a power
-// cut.
+// A write goes to a temporary file that is renamed over the old one, so a reader, and a
+// daemon that comes back after a crash, finds the old record or the new one. A durable
+// write survives a power cut when it has returned.
 //
 // Every file carries the version of its schema. A record that cannot be decoded
 // (truncated, garbage, or of no schema) is moved to the directory "quarantine" next
@@ -18,14 +15,13 @@
 package state
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -55,41 +51,21 @@ func ReadFile(path string) ([]byte, error) {
 // returns only when the data and the name are on the disk (fsync(2) of the
 // file and of its directory).
 func WriteFile(path string, data []byte, durable bool) error {
-	return writeFile(path, data, durable, os.Rename)
-}
-
-// writeFile writes a temporary file, and has rename put it in its place.
-func writeFile(path string, data []byte, durable bool, rename func(from, to string) error) error {
 	temporary, err := writeTemporary(path, data, durable)
 	if err != nil {
 		return err
 	}
-	if err := failpoint.Hit("rename " + filepath.Base(filepath.Dir(path))); err != nil {
-		return errors.Join(err, os.Remove(temporary))
+	err = failpoint.Hit("rename " + filepath.Base(filepath.Dir(path)))
+	if err == nil {
+		err = os.Rename(temporary, path)
 	}
-	if err := rename(temporary, path); err != nil {
+	if err != nil {
 		return errors.Join(err, os.Remove(temporary))
 	}
 	if !durable {
 		return nil
 	}
 	return syncFile(filepath.Dir(path))
-}
-
-// renameOver is rename(2) to a name that exists: fs.ErrNotExist if another process has
-// removed it. A file system that cannot exchange two names is asked beforehand.
-func renameOver(from, to string) error {
-	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_EXCHANGE)
-	if err == nil {
-		return os.Remove(from) // what was there before
-	}
-	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS) {
-		return &os.LinkError{Op: "renameat2", Old: from, New: to, Err: err}
-	}
-	if _, err := os.Lstat(to); err != nil {
-		return err
-	}
-	return os.Rename(from, to)
 }
 
 func writeTemporary(path string, data []byte, durable bool) (string, error) {
@@ -111,16 +87,13 @@ func writeTemporary(path string, data []byte, durable bool) (string, error) {
 // cut off. No other process may write there.
 func ClearTemporary(directory string) error {
 	entries, err := os.ReadDir(directory)
-	if err != nil {
-		return fmt.Errorf("look for writes that were cut off: %w", err)
-	}
 	for _, entry := range entries {
-		if !IsTemporary(entry.Name()) {
-			continue
+		if IsTemporary(entry.Name()) {
+			err = errors.Join(err, os.Remove(filepath.Join(directory, entry.Name())))
 		}
-		if err := os.Remove(filepath.Join(directory, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("clear a write that was cut off: %w", err)
-		}
+	}
+	if err != nil {
+		return fmt.Errorf("clear writes that were cut off: %w", err)
 	}
 	return nil
 }
@@ -154,10 +127,6 @@ func syncFile(path string) error {
 // quarantine is the directory, next to the records, of those that cannot be
 // decoded. What such a record describes is left alone for as long as it is there.
 const quarantine = "quarantine"
-
-// mostQuarantined is how many records of a kind stay in quarantine. The oldest
-// are removed first, and what they described is an orphan then.
-const mostQuarantined = 256
 
 // Quarantine moves the record of id into quarantine, for a reason that the reader
 // of the record found. Where it cannot be moved it stays, and the reason says so.
@@ -201,57 +170,22 @@ func Quarantined(directory string) ([]string, error) {
 // IDOf is whose record a file is.
 func IDOf(path string) string { return strings.TrimSuffix(filepath.Base(path), suffix) }
 
-// removeQuarantined removes a record from quarantine, and the directory with the
-// last one.
-func (r *Records[T]) removeQuarantined(id string) error {
-	path := filepath.Join(r.directory, quarantine, id+suffix)
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return GiveUp(path)
-}
-
-func (r *Records[T]) trimQuarantine() error {
-	paths, err := Quarantined(r.directory)
-	if err != nil || len(paths) <= mostQuarantined {
-		return err
-	}
-	changed := func(path string) int64 {
-		info, err := os.Lstat(path)
-		if err != nil {
-			return 0
-		}
-		return info.ModTime().UnixNano()
-	}
-	slices.SortFunc(paths, func(a, b string) int { return cmp.Compare(changed(a), changed(b)) })
-	var errs []error
-	for _, path := range paths[:len(paths)-mostQuarantined] {
-		errs = append(errs, os.Remove(path))
-	}
-	return errors.Join(errs...)
-}
-
-// Retry puts a record in quarantine back among the others if it can be decoded
-// as a T by now, an administrator may have repaired it; the daemon that starts next reads
-// it. It does not replace a record that is there.
-func Retry[T any](path string, version int) error {
+// Retry puts a record in quarantine back among the others if it can be decoded as a T by
+// now: an administrator may have repaired it. The daemon that starts next reads it.
+func Retry[T any](path string) error {
 	directory := filepath.Dir(filepath.Dir(path))
 	data, err := ReadFile(path)
 	if err != nil {
 		return err
 	}
-	if _, err := (&Records[T]{directory: directory, version: version}).decode(path, data); err != nil {
+	if _, err := (&Records[T]{directory: directory, version: math.MaxInt}).decode(path, data); err != nil {
 		return err
 	}
 	to := filepath.Join(directory, filepath.Base(path))
-	if _, err := os.Lstat(to); !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%s is there already", to)
-	}
-	if err := os.Rename(path, to); err != nil {
+	if err := os.Link(path, to); err != nil { // one that is there is not replaced
 		return err
 	}
-	_ = os.Remove(filepath.Dir(path)) // fails while there are others
-	return nil
+	return GiveUp(path)
 }
 
 // GiveUp removes a record in quarantine: the daemon that starts next takes what it

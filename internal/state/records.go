@@ -1,6 +1,7 @@
 package state
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -51,19 +52,20 @@ func (r *Records[T]) WrittenBy(writer string) { r.writer = writer }
 func (r *Records[T]) Path(id string) string { return filepath.Join(r.directory, id+suffix) }
 
 // Write replaces the record of id.
-func (r *Records[T]) Write(id string, record T) error {
-	return r.write(id, record, r.durable, os.Rename)
-}
+func (r *Records[T]) Write(id string, record T) error { return r.write(id, record, r.durable) }
 
 // Update replaces the record of id, if there is one: fs.ErrNotExist where another process
 // has removed it.
 func (r *Records[T]) Update(id string, record T) error {
-	return r.write(id, record, r.durable, renameOver)
+	if _, err := os.Lstat(r.Path(id)); err != nil {
+		return err
+	}
+	return r.Write(id, record)
 }
 
 // Put replaces the record of id for all that read it from now on, after a crash
 // of the daemon too; a power cut may still undo it, until Sync returns.
-func (r *Records[T]) Put(id string, record T) error { return r.write(id, record, false, os.Rename) }
+func (r *Records[T]) Put(id string, record T) error { return r.write(id, record, false) }
 
 // Sync makes what Put has written durable.
 func (r *Records[T]) Sync(id string) error {
@@ -73,12 +75,12 @@ func (r *Records[T]) Sync(id string) error {
 	return syncFile(r.directory)
 }
 
-func (r *Records[T]) write(id string, record T, durable bool, rename func(from, to string) error) error {
+func (r *Records[T]) write(id string, record T, durable bool) error {
 	data, err := json.MarshalIndent(envelope[T]{r.version, r.writer, record}, "", " ")
-	if err != nil {
-		return fmt.Errorf("encode the record of %s: %w", id, err)
+	if err == nil {
+		err = WriteFile(r.Path(id), append(data, '\n'), durable)
 	}
-	if err := writeFile(r.Path(id), append(data, '\n'), durable, rename); err != nil {
+	if err != nil {
 		return fmt.Errorf("write the record of %s: %w", id, err)
 	}
 	return nil
@@ -87,24 +89,26 @@ func (r *Records[T]) write(id string, record T, durable bool, rename func(from, 
 // Remove deletes the record of id, one in quarantine too; one that is not there
 // is no error.
 func (r *Records[T]) Remove(id string) error {
-	if err := r.removeQuarantined(id); err != nil {
-		return fmt.Errorf("remove the record of %s from quarantine: %w", id, err)
+	found := false
+	for _, path := range []string{filepath.Join(r.directory, quarantine, id+suffix), r.Path(id)} {
+		// Looked for first: on a read-only file system unlink(2) fails also for what is not there.
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := os.Remove(path); err != nil {
+			return fmt.Errorf("remove the record of %s: %w", id, err)
+		}
+		found = true
 	}
-	if _, err := os.Lstat(r.Path(id)); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err := os.Remove(r.Path(id)); err != nil {
-		return fmt.Errorf("remove the record of %s: %w", id, err)
-	}
-	if !r.durable {
+	_ = os.Remove(filepath.Join(r.directory, quarantine)) // fails while there are others
+	if !found || !r.durable {
 		return nil
 	}
 	return syncFile(r.directory)
 }
 
 // IDs lists whose records stand in a directory, without reading them; none if
-// there is no such directory. It changes nothing, so it may be called beside
-// the process that writes them.
+// there is no such directory.
 func IDs(directory string) ([]string, error) {
 	entries, err := os.ReadDir(directory)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -141,18 +145,18 @@ func (r *Records[T]) Load() (map[string]T, []Bad, error) {
 	if err := ClearTemporary(r.directory); err != nil {
 		return nil, nil, err
 	}
-	entries, err := os.ReadDir(r.directory)
+	ids, err := IDs(r.directory)
 	if err != nil {
-		return nil, nil, fmt.Errorf("list records: %w", err)
+		return nil, nil, err
 	}
 	records := make(map[string]T)
 	var bad []Bad
-	for _, entry := range entries {
-		id, isRecord := strings.CutSuffix(entry.Name(), suffix)
-		if !isRecord {
-			continue
+	for _, id := range ids {
+		var record T
+		data, err := ReadFile(r.Path(id))
+		if err == nil {
+			record, err = r.decode(r.Path(id), data)
 		}
-		record, err := r.read(id)
 		switch {
 		case errors.Is(err, ErrLaterSchema):
 			return nil, nil, err
@@ -164,16 +168,8 @@ func (r *Records[T]) Load() (map[string]T, []Bad, error) {
 			records[id] = record
 		}
 	}
-	return records, bad, r.trimQuarantine()
-}
-
-func (r *Records[T]) read(id string) (T, error) {
-	data, err := ReadFile(r.Path(id))
-	if err != nil {
-		var none T
-		return none, err
-	}
-	return r.decode(r.Path(id), data)
+	_, err = Quarantined(r.directory) // what cannot be listed may hold any record
+	return records, bad, err
 }
 
 // decode looks at the schema first: a later one may have another form.
@@ -184,12 +180,8 @@ func (r *Records[T]) decode(path string, data []byte) (T, error) {
 		return e.Record, fmt.Errorf("%w: %w", errUndecodable, err)
 	}
 	if head.Version > r.version {
-		writer := head.Writer
-		if writer == "" {
-			writer = "a version that does not give its name"
-		}
 		return e.Record, fmt.Errorf("%s has schema %d, written by %s; this program reads schemas 1 to %d: run that version again, or remove the pod with it first: %w",
-			path, head.Version, writer, r.version, ErrLaterSchema)
+			path, head.Version, cmp.Or(head.Writer, "an unnamed version"), r.version, ErrLaterSchema)
 	}
 	if head.Version < 1 {
 		return e.Record, fmt.Errorf("%w: schema version %d", errUndecodable, head.Version)
@@ -236,10 +228,19 @@ type Objects[R, F any] struct {
 	kind      string
 }
 
-// Group is a Records and a Facts as one; kind is what an object is called in
-// the log.
-func Group[R, F any](records *Records[R], facts *Records[F], kind string, logger *slog.Logger) *Objects[R, F] {
-	return &Objects[R, F]{Records: records, Facts: facts, leftAlone: make(map[string]bool), logger: logger, kind: kind}
+// OpenObjects opens the records and the facts of a kind of object, in two directories;
+// kind is what an object is called in the log, writer the version of the program.
+func OpenObjects[R, F any](kind, records, facts, writer string, logger *slog.Logger) (*Objects[R, F], error) {
+	o := &Objects[R, F]{leftAlone: make(map[string]bool), logger: logger, kind: kind}
+	var err error
+	if o.Records, err = Open[R](records, 1, true); err != nil {
+		return nil, err
+	}
+	if o.Facts, err = Open[F](facts, 1, false); err != nil {
+		return nil, err
+	}
+	o.Records.writer, o.Facts.writer = writer, writer
+	return o, nil
 }
 
 // Load reads all records and facts, as Records.Load does. A record that says it

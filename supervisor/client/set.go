@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/minicri/minicri/supervisor/api"
 )
 
@@ -153,6 +155,47 @@ func (s *Set) Ensure(ctx context.Context, name string) (*Client, error) {
 		s.follow(name, supervisor)
 	}
 	return supervisor, nil
+}
+
+// callTries is how many supervisors may die over one call.
+const callTries = 3
+
+// lostInterval is what it takes to notice that a connection is gone.
+const lostInterval = 20 * time.Millisecond
+
+// Call asks a group's supervisor for something, and the successor of one that dies over
+// it, also because it hung. It reports whether one has died, which may have done it.
+func (s *Set) Call(ctx context.Context, name string, do func(*Client) error) (repeated bool, err error) {
+	for try := range callTries {
+		if try > 0 {
+			time.Sleep(lostInterval)
+		}
+		supervisor, ensureErr := s.Ensure(ctx, name)
+		if ensureErr != nil {
+			return repeated, errors.Join(err, ensureErr)
+		}
+		if err = do(supervisor); !errors.Is(err, ErrLost) {
+			return repeated, err
+		}
+		repeated = true
+	}
+	return repeated, err
+}
+
+// Delete has a group's supervisor kill and delete a container. It is no error that none
+// serves, or that it does not know the container.
+func (s *Set) Delete(ctx context.Context, name, id string) error {
+	supervisor, err := s.Connect(ctx, name)
+	if errdefs.IsUnavailable(err) {
+		return nil
+	}
+	if err == nil {
+		err = supervisor.Delete(ctx, id, true)
+	}
+	if errdefs.IsNotFound(err) || errors.Is(err, ErrLost) {
+		return nil
+	}
+	return err
 }
 
 // follow passes on the events of a supervisor, in a goroutine that ends with it or

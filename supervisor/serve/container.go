@@ -13,10 +13,10 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/minicri/minicri/internal/lock"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/runtime"
 	"github.com/minicri/minicri/supervisor/stdio"
+	"golang.org/x/sync/semaphore"
 )
 
 // container is a container of the node. Its state follows from facts: exit
@@ -45,7 +45,7 @@ type container struct {
 	ending     sync.Mutex // guards execsEnded, and is held while execs are ended
 	execsEnded bool       // no exec of an earlier supervisor is left: see endLeftExecs
 
-	op lock.Mutex // one change at a time; may be held for long
+	op *semaphore.Weighted // one change at a time; may be held for long
 
 	mu        sync.Mutex         // guards what follows
 	io        *stdio.Streams     // see streams
@@ -64,7 +64,7 @@ type container struct {
 // newContainer returns a container that has a record, on disk or not yet.
 func (s *Supervisor) newContainer(r record) *container {
 	c := &container{
-		sup: s, record: r, runtime: s.runtime.Container(r.Facts), init: &runtime.Process{}, op: lock.New(),
+		sup: s, record: r, runtime: s.runtime.Container(r.Facts), init: &runtime.Process{}, op: semaphore.NewWeighted(1),
 		created: make(chan struct{}), ended: make(chan struct{}), exited: make(chan struct{}), ioAdopted: make(chan struct{}),
 		reported: make(chan syscall.WaitStatus, 1), execs: map[string]*exec{},
 	}
@@ -105,10 +105,10 @@ func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*c
 	c.stdinOnce, c.execsEnded = request.StdinOnce, true
 	ctx, done := c.bound(ctx)
 	defer done()
-	if err := c.op.Lock(ctx); err != nil {
-		return nil, err
+	if c.op.Acquire(ctx, 1) != nil {
+		return nil, context.Cause(ctx)
 	}
-	defer c.op.Unlock()
+	defer c.op.Release(1)
 	if err := s.reserve(c); err != nil {
 		return nil, err
 	}
@@ -205,10 +205,10 @@ func (c *container) identify() error {
 func (c *container) start(ctx context.Context) error {
 	ctx, done := c.bound(ctx)
 	defer done()
-	if err := c.op.Lock(ctx); err != nil {
-		return err
+	if c.op.Acquire(ctx, 1) != nil {
+		return context.Cause(ctx)
 	}
-	defer c.op.Unlock()
+	defer c.op.Release(1)
 	if status := c.state().Status; status != api.Status_STATUS_CREATED {
 		return fmt.Errorf("it is %v: %w", status, errdefs.ErrFailedPrecondition)
 	}
@@ -291,10 +291,10 @@ func (c *container) state() *api.Container {
 func (c *container) update(ctx context.Context, r *api.UpdateRequest) error {
 	ctx, done := c.bound(context.WithoutCancel(ctx)) // half an update is none
 	defer done()
-	if err := c.op.Lock(ctx); err != nil {
-		return err
+	if c.op.Acquire(ctx, 1) != nil {
+		return context.Cause(ctx)
 	}
-	defer c.op.Unlock()
+	defer c.op.Release(1)
 	if c.state().Exit != nil {
 		return fmt.Errorf("it has ended: %w", errdefs.ErrFailedPrecondition)
 	}

@@ -159,10 +159,10 @@ func (c *container) end() error {
 func (c *container) delete(ctx context.Context) error {
 	waiting, over := context.WithTimeoutCause(ctx, killTimeout, fmt.Errorf("another operation on it is not done within %v: %w", killTimeout, errdefs.ErrUnavailable))
 	defer over()
-	if err := c.op.Lock(waiting); err != nil { // a hook that hangs may hold it
-		return fmt.Errorf("delete container %s: %w", c.record.ID, err)
+	if c.op.Acquire(waiting, 1) != nil { // a hook that hangs may hold it
+		return fmt.Errorf("delete container %s: %w", c.record.ID, context.Cause(waiting))
 	}
-	defer c.op.Unlock()
+	defer c.op.Release(1)
 	if !c.hasEnded() {
 		return fmt.Errorf("delete container %s: it has not ended: %w", c.record.ID, errdefs.ErrFailedPrecondition)
 	}

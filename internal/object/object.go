@@ -1,0 +1,144 @@
+// Package object has what pods and containers have in common. An Object has a random
+// id, from which every path and every name in the kernel follows, a name that no other
+// one has at the same time, facts, a timeline, and a lock that every operation holds that
+// changes the object. A Store holds those of one kind.
+//
+// Store.mu guards the maps and the last creation time. It is never held while anything
+// runs or is written, so one object never waits for another. Readers of an object do not
+// take its lock: facts are replaced, not changed.
+package object
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sync/singleflight"
+
+	"github.com/minicri/minicri/internal/step"
+)
+
+// NewID makes an id.
+func NewID() string {
+	var id [32]byte
+	_, _ = rand.Read(id[:]) // never fails (crypto/rand)
+	return hex.EncodeToString(id[:])
+}
+
+// Key is what a store knows an object by.
+type Key struct {
+	ID, Name string
+	// Created is in nanoseconds since 1970.
+	Created int64
+	// Size is what the object takes in the list of all, without texts, in bytes.
+	Size int
+}
+
+// core is what a Store uses of an object.
+type core struct {
+	key    Key
+	kind   string
+	listed atomic.Bool
+}
+
+func (c *core) base() *core { return c }
+
+// Listed reports whether clients may see the object.
+func (c *core) Listed() bool { return c.listed.Load() }
+
+// Show lists the object from now on.
+func (c *core) Show() { c.listed.Store(true) }
+
+// Object is the part that pods and containers share; F are the facts. Make one with New.
+type Object[F any] struct {
+	core
+	// Rows is the timeline.
+	Rows *step.Timeline
+	// Failure is why the object could not be made; only under the lock.
+	Failure error
+
+	facts atomic.Pointer[F]
+	lock  *semaphore.Weighted
+}
+
+// Init makes an object of that kind, which is not listed.
+func (o *Object[F]) Init(kind string, key Key) {
+	o.kind, o.key = kind, key
+	o.Rows, o.lock = step.NewTimeline(nil), semaphore.NewWeighted(1)
+	o.facts.Store(new(F))
+}
+
+// Acquire takes the object's lock, or gives up with the context.
+func (o *Object[F]) Acquire(ctx context.Context) (unlock func(), err error) {
+	if o.lock.Acquire(ctx, 1) != nil {
+		return nil, fmt.Errorf("wait for another operation on %s %s: %w", o.kind, o.key.ID, context.Cause(ctx))
+	}
+	return o.Unlock, nil
+}
+
+// Hold takes the lock of an object that no other goroutine has.
+func (o *Object[F]) Hold() { o.lock.TryAcquire(1) }
+
+// Unlock releases the lock, which the caller holds.
+func (o *Object[F]) Unlock() { o.lock.Release(1) }
+
+// Facts are what is known of the object now. They must not be changed.
+func (o *Object[F]) Facts() *F { return o.facts.Load() }
+
+// Update replaces the facts by changed ones; one goroutine at a time.
+func (o *Object[F]) Update(change func(*F)) *F {
+	next := *o.facts.Load()
+	change(&next)
+	o.facts.Store(&next)
+	return &next
+}
+
+// Restore sets the facts and the timeline that an earlier daemon has left.
+func (o *Object[F]) Restore(facts F, rows []step.Row) {
+	o.facts.Store(&facts)
+	o.Rows = step.NewTimeline(rows)
+}
+
+// Timeline is what was done to the object until now, by this daemon and by those before.
+func (o *Object[F]) Timeline() []step.Row { return o.Rows.Rows() }
+
+// Keep writes down the timeline of what is gone, or could not be made.
+func Keep(lives *step.Lives, logger *slog.Logger, life step.Life) {
+	if err := lives.Keep(life); err != nil {
+		logger.Warn("the timeline of a "+life.Kind+" is not kept", "name", life.Name, "err", err)
+	}
+}
+
+// WithNRI is an object of a node with NRI (step.Step.Only).
+const WithNRI = "NRI"
+
+// Steps are those of an operation, in their order. Those whose own name begins with nri
+// are only there WithNRI.
+func Steps(operation string, names ...step.Name) (steps []step.Step) {
+	for _, name := range names {
+		one := step.Step{Name: name, Operation: operation}
+		if strings.HasPrefix(name.Own(), "nri ") {
+			one.Only = WithNRI
+		}
+		steps = append(steps, one)
+	}
+	return steps
+}
+
+// Await waits for a call on a path, no longer than ctx. On a mount whose server is gone it
+// may never return and cannot be ended, so it is left behind: one for each path.
+func Await(ctx context.Context, calls *singleflight.Group, path string, call func() error) error {
+	select {
+	case done := <-calls.DoChan(path, func() (any, error) { return nil, call() }):
+		return done.Err
+	case <-ctx.Done():
+		// The kind is that of the mount: the deadline is not the caller's.
+		return fmt.Errorf("%s on the node does not answer, it may be on a mount whose server is gone: %w: %v", path, errdefs.ErrUnavailable, context.Cause(ctx))
+	}
+}
