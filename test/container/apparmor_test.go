@@ -58,12 +58,6 @@ func TestAppArmor(t *testing.T) {
 	}
 }
 
-func TestAppArmorOfPrivileged(t *testing.T) {
-	p := newPod(t, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true })
-	id := p.run("app", forever, secure(func(s *runtimeapi.LinuxContainerSecurityContext) { s.Privileged = true }))
-	same(t, "privileged", confinement(t, p.info(id).PID), "unconfined")
-}
-
 // The profile forbids what the capabilities would allow.
 func TestAppArmorConfines(t *testing.T) {
 	p := newPod(t)
@@ -75,15 +69,6 @@ func TestAppArmorConfines(t *testing.T) {
 		s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"SYS_ADMIN"}}
 	}))
 	p.exec(free, "mount -t tmpfs x /tmp")
-}
-
-// A container is stopped by the signals that its profile lets in.
-func TestStopOfTheConfined(t *testing.T) {
-	p := newPod(t)
-	id := p.run("app", forever)
-	p.awaitLine(id, "ready")
-	check(t, p.stop(id, 10))
-	p.wantExit(id, 10, "Error")
 }
 
 const testProfile = "minicri-test-profile"

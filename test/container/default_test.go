@@ -146,31 +146,3 @@ func (p *pod) annotations(id string) map[string]string {
 	check(p.t, json.Unmarshal(data, &spec))
 	return spec.Annotations
 }
-
-// What cannot be given is refused at the start, with its key.
-func TestDefaultsThatCannotBe(t *testing.T) {
-	n := harness.NewNode(t, harness.Parallel())
-	n.Stop()
-	for key, text := range map[string]string{
-		"default_ulimits": `default_ulimits = ["files=1"]`,
-		"default_env":     `default_env = ["=x"]`,
-		"default_sysctls": `default_sysctls = ["kernel.panic=1"]`,
-		"shm_size":        `shm_size = 5`,
-		"base_spec":       `base_spec = "/nowhere/base.json"`,
-		"pod_annotations": `pod_annotations = ["["]`,
-
-		"default_capabilities": `default_capabilities = ["all of them"]`,
-		"default_seccomp":      `default_seccomp = "runtime/other"`,
-		"default_apparmor":     `default_apparmor = "localhost/"`,
-		"default_runtime":      `default_runtime = "none"`,
-		"cdi_spec_dirs":        `cdi_spec_dirs = ["cdi"]`,
-		"metrics_tls_cert":     `metrics_tls_cert = "/a"`,
-		"metrics_tls_key":      "metrics_tls_cert = '/nowhere/a'\nmetrics_tls_key = '/nowhere/b'",
-	} {
-		file := filepath.Join(t.TempDir(), "config.toml")
-		check(t, os.WriteFile(file, []byte(text+"\n"), 0o600))
-		if output, err := n.RunDaemon("--config", file); err == nil || !strings.Contains(output, key) {
-			t.Errorf("%s: %v: %s", text, err, output)
-		}
-	}
-}

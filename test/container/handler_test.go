@@ -154,28 +154,6 @@ func TestHandlerWithoutItsRuntime(t *testing.T) {
 	check(t, err)
 }
 
-// minicri check asks once, so it waits for what a runtime says, or until it is clear that
-// the runtime hangs; then nothing of it is left. Nor is it of one that the daemon asks
-// when that is killed.
-func TestNothingIsLeftOfARuntimeThatHangs(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "hangs")
-	check(t, os.WriteFile(path, []byte("#!/bin/sh\nexec sleep 86397\n"), 0o755))
-	n := newNode(t, harness.Runtime("hangs", path))
-	asked := func() bool { return len(processesWithArgument(t, "86397")) > 0 }
-	if output, err := n.RunCommand("check"); err == nil || !strings.Contains(output, "hangs --version: no answer") {
-		t.Errorf("check: %v: %s", err, output)
-	}
-	eventually(t, "the runtime is not being asked", func() bool { return !asked() })
-	eventually(t, "it is being asked", func() bool {
-		_, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{}) // asks anew at times
-		check(t, err)
-		return asked()
-	})
-	n.Kill()
-	eventually(t, "the runtime has ended with the daemon", func() bool { return !asked() })
-	n.Start()
-}
-
 // What a runtime does not say that it can do it is not asked for: it would make the
 // container without a word of what is missing.
 func TestRuntimeThatCannot(t *testing.T) {
@@ -201,87 +179,6 @@ func TestRuntimeThatCannot(t *testing.T) {
 		t.Errorf("left: %v", left)
 	}
 	same(t, "exec in another", p.exec(p.run("app", forever), "echo hi"), "hi")
-}
-
-// Files that a runtime keeps of a container under a name of its own, as runsc does with
-// its locks, are removed with the container.
-func TestRuntimeThatLeavesFiles(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "leaves")
-	script := `#!/bin/sh
-for word; do
-	[ "$before" != --root ] || root=$word
-	before=$word
-done
-case " $* " in *" create "*) : > "$root/${word}_sandbox:$word.lock" ;; esac
-exec ` + runc(t) + ` "$@"
-`
-	check(t, os.WriteFile(program, []byte(script), 0o755))
-	p := runPod(t, newNode(t, harness.Runtime("leaves", program)), "web")
-	lives, ends := p.run("lives", forever), p.run("ends", "exit 3")
-	p.wantExit(ends, 3, "Error")
-	check(t, p.remove(ends))
-	for id, want := range map[string]int{lives: 1, ends: 0} {
-		left, err := filepath.Glob(filepath.Join(supervisorDirs(t, p.Node)[0], "oci/leaves/states", id+"_*"))
-		check(t, err)
-		if len(left) != want {
-			t.Errorf("container %s has %v, want %d", id, left, want)
-		}
-	}
-}
-
-// The runtime may still be at the start of a program that has ended: it is
-// not killed with what the container has left.
-func TestProgramThatEndsBeforeItsStart(t *testing.T) {
-	p := runPod(t, newNode(t, harness.Runtime("slow", runcThat(t, "start", "sleep 0.3"))), "web")
-	p.wantExit(p.run("app", "exit 3"), 3, "Error")
-}
-
-// One that hangs is: the container would never be known to have ended.
-func TestStartOfARuntimeThatHangs(t *testing.T) {
-	paused := filepath.Join(t.TempDir(), "paused")
-	program := runcThat(t, "start", fmt.Sprintf("test ! -e %s || sleep 1000", paused))
-	p := runPod(t, newNode(t, harness.Runtime("hangs", program)), "web")
-	check(t, os.WriteFile(paused, nil, 0o644))
-	id := p.create(shell("app", "exit 3"))
-	if err := p.start(id); err != nil && !strings.Contains(err.Error(), id) {
-		t.Errorf("a start that hangs: %v", err)
-	}
-	if end := p.awaitExit(id); end.ExitCode == 0 {
-		t.Errorf("a start that hangs: %v", end)
-	}
-	check(t, p.remove(id))
-}
-
-// runcThat is runc that does more once it has done a verb.
-func runcThat(t *testing.T, verb, does string) (path string) {
-	t.Helper()
-	path = filepath.Join(t.TempDir(), "runc")
-	script := fmt.Sprintf("#!/bin/sh\n%s \"$@\"; code=$?; case \" $* \" in *\" %s \"*) %s;; esac; exit $code\n", runc(t), verb, does)
-	check(t, os.WriteFile(path, []byte(script), 0o755))
-	return path
-}
-
-// A handler has options of its own, which its pods alone have.
-func TestHandlerOptions(t *testing.T) {
-	base := filepath.Join(t.TempDir(), "base.json")
-	check(t, os.WriteFile(base, []byte(`{"process": {"env": ["OF_BASE=base"]}}`), 0o644))
-	n := newNode(t, harness.Config(fmt.Sprintf("[runtimes.strict]\ntype = 'builtin'\nprivileged_without_host_devices = true\n"+
-		"pod_annotations = ['pass.example/*']\nbase_spec = '%s'", base)))
-	privileged := func(c *runtimeapi.ContainerConfig) { c.Linux.SecurityContext.Privileged = true }
-	for handler, want := range map[string]string{"strict": "0 base", "": "1"} {
-		config := n.PodConfig("pod-"+handler, func(c *runtimeapi.PodSandboxConfig) {
-			c.Annotations = map[string]string{"pass.example/a": "b"}
-			c.Linux.SecurityContext.Privileged = true
-		})
-		answer, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
-		check(t, err)
-		p := &pod{Node: n, t: t, id: answer.PodSandboxId, config: config}
-		same(t, handler+": kmsg, base", p.output("app", "echo $(ls /dev/kmsg 2>/dev/null | wc -l) $OF_BASE", privileged), want)
-		passed := p.annotations(p.run("other", forever))["pass.example/a"]
-		if (passed == "b") != (handler == "strict") {
-			t.Errorf("handler %q: the annotation is %q", handler, passed)
-		}
-	}
 }
 
 // A handler is ready when its runtime has made a container, not when it says what it can

@@ -76,20 +76,6 @@ func TestHooks(t *testing.T) {
 	}
 }
 
-// A device that is asked for more than once is there once: its hooks run once.
-func TestDeviceAskedForTwice(t *testing.T) {
-	p := newPod(t)
-	ran := filepath.Join(t.TempDir(), "ran")
-	device := vendor(t, map[string]string{"createRuntime": "echo again >> " + ran}, 0)
-	id := p.run("app", "true", byField(device), byAnnotation(device), func(c *runtimeapi.ContainerConfig) {
-		c.CDIDevices = append(c.CDIDevices, c.CDIDevices...)
-	})
-	p.wantExit(id, 0, "Completed")
-	data, err := os.ReadFile(ran)
-	check(t, err)
-	same(t, "what the hook has written", string(data), "again\n")
-}
-
 // wantStates fails the test unless these hooks have run and no others.
 func wantStates(t *testing.T, out, id, bundle string, kinds ...string) {
 	t.Helper()

@@ -8,28 +8,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/minicri/minicri/test/harness"
 )
-
-// What a container writes to the volumes of its image counts as its writable
-// layer, by which the kubelet evicts.
-func TestVolumesOfTheImageCount(t *testing.T) {
-	const size = 8 << 20
-	n := newNode(t)
-	const image = "test.example/volume:1"
-	n.BuildImage(image, harness.Object{"Env": []string{"PATH=/bin"}, "Volumes": harness.Object{"/data": harness.Object{}}}, n.AddBusybox)
-	p := runPod(t, n, "web")
-	id := p.run("app", "head -c 8388608 /dev/zero > /data/large; echo written; "+forever, func(c *runtimeapi.ContainerConfig) { c.Image.Image = image })
-	p.awaitLine(id, "written")
-	eventually(t, "it counts", func() bool {
-		stats, err := p.Runtime.ContainerStats(limited(t), &runtimeapi.ContainerStatsRequest{ContainerId: id})
-		check(t, err)
-		all, err := p.Image.ImageFsInfo(limited(t), &runtimeapi.ImageFsInfoRequest{})
-		check(t, err)
-		return stats.Stats.WritableLayer.GetUsedBytes().GetValue() >= size && all.ContainerFilesystems[0].GetUsedBytes().GetValue() >= size
-	})
-}
 
 // An environment that no program can be executed with is refused before
 // anything is written; the largest one that is none is passed on.

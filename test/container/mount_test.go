@@ -1,7 +1,6 @@
 package container
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -105,34 +104,4 @@ func TestMaskedByDefault(t *testing.T) {
 	privileged := runPod(t, p.Node, "privileged", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true })
 	id = privileged.run("app", forever, secure(func(s *runtimeapi.LinuxContainerSecurityContext) { s.Privileged = true }))
 	same(t, "masks of a privileged container", privileged.exec(id, "grep -c ' /proc/[a-z]' /proc/self/mountinfo || true"), "0")
-}
-
-// A privileged container has the devices that it asks for beside the node's, in
-// their places, block devices too; one that is missing is an error by its name.
-func TestDevicesOfPrivileged(t *testing.T) {
-	p := newPod(t, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true })
-	privileged := secure(func(s *runtimeapi.LinuxContainerSecurityContext) { s.Privileged = true })
-	// A block device of the node without a driver: it is there, and names itself.
-	block := filepath.Join(p.Dir, "disk")
-	check(t, unix.Mknod(block, unix.S_IFBLK|0o600, int(unix.Mkdev(240, 77))))
-	id := p.run("app", forever, privileged, func(c *runtimeapi.ContainerConfig) {
-		c.Devices = []*runtimeapi.Device{
-			{HostPath: "/dev/zero", ContainerPath: "/dev/given", Permissions: "rwm"},
-			{HostPath: "/dev/null", ContainerPath: "/dev/full", Permissions: "rwm"}, // in place of the node's
-			{HostPath: block, ContainerPath: "/mnt/raw", Permissions: "rwm"},
-		}
-	})
-	same(t, "bytes", p.exec(id, "head -c 2 /dev/given | wc -c"), "2")
-	p.exec(id, "echo x > /dev/full && test -e /dev/kmsg")
-	same(t, "block device", p.exec(id, "stat -c '%F %t:%T' /mnt/raw"), fmt.Sprintf("block special file %x:%x", 240, 77))
-	// All may be used: with another number of a device that there is.
-	p.exec(id, "mknod /tmp/zero c 1 5 && head -c 2 /tmp/zero >/dev/null")
-	for _, opts := range [][]option{{privileged}, nil} {
-		_, err := p.tryCreate(shell("missing", "true", append(opts, func(c *runtimeapi.ContainerConfig) {
-			c.Devices = []*runtimeapi.Device{{HostPath: "/dev/minicri-is-missing", Permissions: "r"}}
-		})...))
-		if err == nil || !strings.Contains(err.Error(), "/dev/minicri-is-missing") {
-			t.Errorf("a device that is missing: %v", err)
-		}
-	}
 }

@@ -31,20 +31,6 @@ func wantNamespaces(t *testing.T, one, other int, shared bool, kinds ...string) 
 	}
 }
 
-func TestCrashedContainerKeepsTheAddress(t *testing.T) {
-	p := newPod(t)
-	before := p.address()
-	for i := range uint32(3) {
-		id := p.run("app", "httpd -p 80; wget -q -O /dev/null http://127.0.0.1/; kill -9 $$", attempt(i))
-		p.awaitExit(id)
-		check(t, p.remove(id))
-	}
-	last := p.run("app", forever, attempt(3))
-	if p.address() == "" || p.address() != before || p.exec(last, "hostname") != "web" {
-		t.Errorf("address %q, before %q", p.address(), before)
-	}
-}
-
 func TestNamespacesOfThePod(t *testing.T) {
 	p := newPod(t)
 	one, other := p.info(p.run("one", forever)).PID, p.info(p.run("other", forever)).PID
@@ -99,12 +85,4 @@ func TestUserNamespace(t *testing.T) {
 	if info.Mode().Perm()&0o400 == 0 {
 		t.Error("the new file cannot be read")
 	}
-}
-
-// A pod that shares the pids of the node has no pid namespace to share with its
-// containers: the mode POD is that of the node there.
-func TestPIDModeOfThePodThatHasTheNodes(t *testing.T) {
-	p := newPod(t, podPID(runtimeapi.NamespaceMode_NODE))
-	id := p.run("app", forever, pidMode(runtimeapi.NamespaceMode_POD, ""))
-	wantNamespaces(t, p.info(id).PID, os.Getpid(), true, "pid")
 }

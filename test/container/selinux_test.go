@@ -73,26 +73,6 @@ func TestSELinuxOfAPod(t *testing.T) {
 	p.awaitLine(id, "out")
 }
 
-// What a container and its execs read and write has the pod's label, whatever the level
-// of the daemon is: SELinux takes other streams away as the program is executed.
-func TestSELinuxOfStreams(t *testing.T) {
-	enforcing(t)
-	p := newPod(t)
-	label := "system_u:object_r:container_file_t:" + domain(t, p.pausePID())["level"]
-	id := p.run("app", "echo out; read line; "+forever, func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
-	terminal := p.run("terminal", "tty; "+forever, func(c *runtimeapi.ContainerConfig) { c.Tty = true })
-	p.awaitLine(id, "out")
-	p.awaitLine(terminal, "/dev/pts/0\r")
-	for name, id := range map[string]string{"app": id, "terminal": terminal} {
-		for fd := range 3 {
-			same(t, fmt.Sprintf("label of descriptor %d of %s", fd, name), fileLabel(t, fmt.Sprintf("/proc/%d/fd/%d", p.info(id).PID, fd)), label)
-		}
-	}
-	answer, err := p.tryExec(id, 0, "sh", "-c", "echo out; echo err >&2; exit 3")
-	check(t, err)
-	same(t, "exec", fmt.Sprintf("%q %q %d", answer.Stdout, answer.Stderr, answer.ExitCode), `"out\n" "err\n" 3`)
-}
-
 // An image is readable as a volume, also one of a single layer, which has no file
 // system of its own to be mounted with a label.
 //
@@ -161,21 +141,6 @@ func TestSELinuxOfPrivileged(t *testing.T) {
 	check(t, err)
 	if answer.ExitCode == 0 {
 		t.Error("a container writes into /root of the node")
-	}
-}
-
-// A level is kept over a restart of the daemon and given back at the end: as
-// many pods as there are levels would otherwise be the end.
-func TestSELinuxLevelsOverARestart(t *testing.T) {
-	enforcing(t)
-	n := newNode(t)
-	p := runPod(t, n, "web")
-	before := domain(t, p.pausePID())["level"]
-	n.Restart()
-	id := p.run("app", forever)
-	same(t, "level of a container after a restart", domain(t, p.info(id).PID)["level"], before)
-	if theirs := domain(t, runPod(t, n, "other").pausePID())["level"]; theirs == before {
-		t.Errorf("the level %q was given twice", theirs)
 	}
 }
 

@@ -102,7 +102,7 @@ func TestUnitWatchdog(t *testing.T) {
 	id := p.run("app", forever)
 	pause, pid, restarts := p.pausePID(), p.info(id).PID, property(t, unit, "NRestarts")
 
-	check(t, os.WriteFile(points, []byte("lock pods\thang\n"), 0o600))
+	check(t, os.WriteFile(points, []byte("lock pod sandbox\thang\n"), 0o600))
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	other := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: "wedges", Uid: "0816", Namespace: "test"}, LogDirectory: t.TempDir(), Linux: p.config.Linux}

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -14,12 +13,11 @@ import (
 )
 
 // A container of which nothing can be read that supervisors keep runs on, and is not
-// said to have ended: what it does is unknown until it ends, and it can be stopped and
-// removed.
+// said to have ended: it is unknown what it does, and it can be stopped and removed.
 func TestContainerThatNoSupervisorKnows(t *testing.T) {
 	p := newPod(t)
-	stopped, ends, known := p.run("stopped", forever), p.run("ends", forever), p.run("known", forever)
-	pids := map[string]int{stopped: p.info(stopped).PID, ends: p.info(ends).PID}
+	stopped, known := p.run("stopped", forever), p.run("known", forever)
+	pids := map[string]int{stopped: p.info(stopped).PID}
 	dir := supervisorDirs(t, p.Node)[0]
 	p.Kill()
 	p.killShim()
@@ -33,8 +31,6 @@ func TestContainerThatNoSupervisorKnows(t *testing.T) {
 			t.Errorf("it is %v, and its process: %v", state, unix.Kill(pid, 0))
 		}
 	}
-	check(t, unix.Kill(pids[ends], syscall.SIGKILL))
-	eventually(t, "its end is seen", func() bool { return p.status(ends).State == exited })
 	check(t, p.stop(stopped, 1))
 	if state := p.status(stopped).State; state != exited {
 		t.Errorf("stopped: it is %v", state)
@@ -47,11 +43,11 @@ func TestContainerThatNoSupervisorKnows(t *testing.T) {
 }
 
 // A container whose record or facts cannot be read runs on, and is what it was when
-// the file is back; one whose facts are gone is what its supervisor knows of it.
+// the file is back.
 func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
 	p := newPod(t)
 	files, ids, pids := map[string]string{}, map[string]string{}, map[string]int{}
-	for name, dir := range map[string]string{"record": "containers", "facts": "container-facts", "gone": "container-facts", "null": "container-facts"} {
+	for name, dir := range map[string]string{"record": "containers", "facts": "container-facts", "null": "container-facts"} {
 		ids[name] = p.run(name, forever)
 		files[name] = filepath.Join(p.Root, dir, ids[name]+".json")
 		pids[name] = p.info(ids[name]).PID
@@ -61,7 +57,6 @@ func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
 		check(t, os.Rename(files[name], files[name]+".aside"))
 		check(t, os.Mkdir(files[name], 0o700))
 	}
-	check(t, os.Remove(files["gone"]))
 	check(t, os.WriteFile(files["null"], []byte(`{"version": 1, "record": null}`), 0o600))
 	p.Start()
 	for name, pid := range pids {
@@ -69,7 +64,7 @@ func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
 			t.Errorf("%s: it was ended: %v", name, err)
 		}
 	}
-	for _, name := range []string{"facts", "gone", "null"} {
+	for _, name := range []string{"facts", "null"} {
 		eventually(t, name+" is listed", func() bool { return p.status(ids[name]).State == running })
 		same(t, name, strconv.Itoa(p.info(ids[name]).PID), strconv.Itoa(pids[name]))
 		same(t, "exec in "+name, p.exec(ids[name], "echo hi"), "hi")

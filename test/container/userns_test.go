@@ -8,7 +8,6 @@ import (
 	"syscall"
 	"testing"
 
-	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
@@ -112,24 +111,6 @@ func TestUserNamespaceInTheNetworkOfTheNode(t *testing.T) {
 	writable := p.exec(id, `awk '$5 ~ "^/sys" {top[$5] = $6} END {for (place in top) if (top[place] !~ "^ro") print place}' /proc/self/mountinfo`)
 	same(t, "what of /sys can be written to", writable, "")
 	check(t, p.remove(id))
-}
-
-// What a pod with a user namespace still cannot have is refused at once.
-func TestUserNamespacesThatCannotBe(t *testing.T) {
-	n := newNode(t)
-	for name, change := range map[string]harness.PodOption{
-		"pid": func(c *runtimeapi.PodSandboxConfig) {
-			c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_NODE
-		},
-		"ipc": func(c *runtimeapi.PodSandboxConfig) {
-			c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE
-		},
-		"mappings": func(c *runtimeapi.PodSandboxConfig) { users(many(200))(c) },
-	} {
-		config := n.PodConfig(name, users(ids(0, 300000, 65536)), change)
-		_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config})
-		wantCode(t, err, codes.InvalidArgument)
-	}
 }
 
 func owner(info os.FileInfo) (uid, gid uint32) {

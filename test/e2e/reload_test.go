@@ -215,7 +215,7 @@ func TestWatchdogOfAWedgedLock(t *testing.T) {
 	id := n.RunPod(n.PodConfig("web"))
 	pause := verbose(t, n, id).PID
 	eventually(t, "pings come", patience, func() bool { times, _ := s.count("WATCHDOG=1"); return times > 0 })
-	check(t, os.WriteFile(points, []byte("lock pods\thang\n"), 0o600))
+	check(t, os.WriteFile(points, []byte("lock pod sandbox\thang\n"), 0o600))
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go n.Runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("wedges")})

@@ -1,10 +1,8 @@
 package e2e
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -177,39 +175,4 @@ func TestWhatIsNoFileCostsNoPod(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A daemon that cannot read what the kernel says of a pause takes its pod for what it
-// was: it is Ready until pause has ended.
-func TestPauseThatCannotBeReadIsReady(t *testing.T) {
-	n := harness.NewNode(t, harness.NoNetwork()) // beside others it would keep their oracles from reading the process
-	id := n.RunPod(n.PodConfig("host", harness.HostNetwork()))
-	pid := pausePID(t, n, id)
-	n.Kill()
-	garbage, stat := filepath.Join(t.TempDir(), "garbage"), fmt.Sprintf("/proc/%d/stat", pid)
-	check(t, os.WriteFile(garbage, []byte("?"), 0o600))
-	check(t, unix.Mount(garbage, stat, "", unix.MS_BIND, ""))
-	defer func() { _ = unix.Unmount(stat, 0) }()
-	n.Start()
-	if state := podStatus(t, n, id).State; state != runtimeapi.PodSandboxState_SANDBOX_READY {
-		t.Errorf("it is %v", state)
-	}
-	check(t, unix.Unmount(stat, 0))
-	eventually(t, "pause is watched", patience, func() bool { return hasPidfd(t, n.PID(), pid) })
-	check(t, unix.Kill(pid, unix.SIGKILL))
-	eventually(t, "the end of pause is seen", patience, func() bool {
-		return podStatus(t, n, id).State == runtimeapi.PodSandboxState_SANDBOX_NOTREADY
-	})
-}
-
-// hasPidfd reports whether a process has a pidfd of another one open (proc(5),
-// /proc/pid/fdinfo).
-func hasPidfd(t *testing.T, holder, pid int) bool {
-	t.Helper()
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", holder))
-	check(t, err)
-	return slices.ContainsFunc(files, func(file string) bool {
-		info, _ := os.ReadFile(file) // it may be closed by now
-		return slices.Contains(strings.Split(string(info), "\n"), fmt.Sprintf("Pid:\t%d", pid))
-	})
 }
