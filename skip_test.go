@@ -14,7 +14,6 @@ import (
 var skips = map[string]string{
 	"namespace/userns_test.go":           "where the next pid cannot be chosen: ns_last_pid needs CAP_SYS_ADMIN and CONFIG_CHECKPOINT_RESTORE",
 	"network/runner/runner_test.go":      "where no hierarchy of cgroup v1 has the controller of pids: with version 2 it is not in a cgroup of its own",
-	"test/e2e/cni_frozen_test.go":        "where there is no freezer of cgroup v1: no other one keeps a killed process from ending",
 	"supervisor/launch/apparmor_test.go": "this machine may have no AppArmor: make test-um has",
 	"supervisor/launch/attack_test.go":   "a machine has one version of cgroups, or both",
 	"test/container/fire_test.go":        "it takes minutes: make test-supervisor",
